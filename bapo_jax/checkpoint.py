@@ -1,0 +1,98 @@
+"""Everything a run needs to continue, saved and restored as one Orbax checkpoint: complete or absent.
+
+    policy   θ, the optimizer's moments, α          (arrays, sharded as they are)
+    buffer   both parts of the replay buffer        (numpy arrays)
+    host     step, α's version, r_tot, selector state, counters (JSON)
+
+Randomness needs no saving: every draw is keyed by (seed, step, purpose).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from bapo_jax.learner.update import TrainState
+
+
+@dataclasses.dataclass
+class RunState:
+    """Where a run stands after `step` steps, the buffer and the prompt stream aside."""
+
+    learner: TrainState
+    alpha: Any  # parameters of the rollout policy: a copy, since the update donates θ's buffers
+    alpha_version: int = 0
+    step: int = 0
+    r_tot: float | None = None
+    responses_total: int = 0
+
+
+class Checkpoints:
+    """The checkpoints of a run directory, newest last."""
+
+    def __init__(self, directory: Path, keep: int):
+        # Synchronous: the next update donates θ's buffers, which on CPU an asynchronous save would still be reading.
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
+        self._manager = ocp.CheckpointManager(directory.absolute(), options=options)
+
+    def latest_step(self) -> int | None:
+        return self._manager.latest_step()
+
+    def save(self, run: RunState, buffer: dict[str, np.ndarray], selector: str) -> None:
+        """Raises RuntimeError where Orbax did not write (a step already saved)."""
+        host = {
+            'step': run.step,
+            'alpha_version': run.alpha_version,
+            'r_tot': run.r_tot,
+            'responses_total': run.responses_total,
+            'selector': selector,
+        }
+        items = ocp.args.Composite(
+            policy=ocp.args.StandardSave(_arrays(run)), buffer=ocp.args.StandardSave(buffer), host=ocp.args.JsonSave(host)
+        )
+        if not self._manager.save(run.step, args=items):
+            raise RuntimeError(f'no checkpoint was written at step {run.step}: one is there already')
+        self._manager.wait_until_finished()
+
+    def restore(self, like: RunState) -> tuple[RunState, dict[str, np.ndarray], str]:
+        """The newest checkpoint as (run, buffer arrays, selector state); `like` gives the structure and shardings."""
+        step = self._manager.latest_step()
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _arrays(like))
+        items = self._manager.restore(
+            step,
+            args=ocp.args.Composite(
+                policy=ocp.args.StandardRestore(abstract), buffer=ocp.args.StandardRestore(), host=ocp.args.JsonRestore()
+            ),
+        )
+        host = dict(items.host)
+        selector = host.pop('selector')
+        policy = items.policy
+        run = RunState(TrainState(policy['params'], policy['opt_state']), policy['alpha'], **host)
+        return run, {name: np.asarray(a) for name, a in items.buffer.items()}, selector
+
+    def restore_params(self, params_like: Any) -> tuple[Any, int]:
+        """θ alone of the newest checkpoint and its step, for evaluation. Raises FileNotFoundError where there is none."""
+        step = self._manager.latest_step()
+        if step is None:
+            raise FileNotFoundError(f'{self._manager.directory} holds no complete checkpoint')
+        restored = self._manager.restore(
+            step, args=ocp.args.Composite(policy=ocp.args.PyTreeRestore({'params': params_like}, partial_restore=True))
+        )
+        return restored.policy['params'], step
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def _arrays(run: RunState) -> dict[str, Any]:
+    return {'params': run.learner.params, 'opt_state': run.learner.opt_state, 'alpha': run.alpha}
+
+
+def copy_params(params: Any) -> Any:
+    """A copy that no donated update can delete."""
+    return jax.tree.map(jax.numpy.copy, params)

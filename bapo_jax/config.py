@@ -1,0 +1,217 @@
+"""Every knob with one comment, and the checks that refuse impossible combinations before any device work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from bapo_jax.methods import METHODS
+from bapo_jax.replay.filters import FILTERS
+from bapo_jax.replay.thresholds import DIRECTIONS
+from bapo_jax.tasks import TASKS, get_task
+
+
+def default_config() -> ConfigDict:
+    """Paper values (Table 3) where the paper gives them. `configs/` changes what a task needs, `methods.py` what a method is."""
+    c = ConfigDict()
+    c.method = 'bapo'  # the row of methods.py that was applied; set by the config file's argument
+    c.seed = 42  # of every draw: prompts, responses, filters, replay
+    c.steps = 0  # training steps; 0: as many as `epochs` give
+    c.epochs = 3  # passes over the training prompts where steps is 0
+
+    c.model = m = ConfigDict()
+    m.path = ''  # Hugging Face directory of the policy θ_0 (and of the reference policy)
+    m.dtype = 'float32'  # what matrix products run in: float32 or bfloat16; parameters are float32 always
+
+    c.task = t = ConfigDict()
+    t.name = 'countdown'  # which questions and which verifier
+    t.train = 'generated'  # 'generated', a .parquet / .jsonl / .jsonl.gz file, or a hub dataset 'owner/name'
+    t.limit = 0  # use this many training problems; 0: all (a generator needs a number)
+    t.seed = 1000  # of generated problems
+    t.template = 'tinyzero'  # how a question is put: a name of the task's TEMPLATES
+
+    c.rollout = r = ConfigDict()
+    r.sync_every = 5  # v: the rollout policy α becomes π_θ every v steps
+    r.group_size = 8  # G responses to each prompt
+    r.temperature = 1.0  # of sampling; all log-probs are of logits / temperature
+    r.top_p = 1.0  # must be 1: cutting the distribution makes the stored log-probs those of another policy
+    r.top_k = -1  # must be -1 (off), for the same reason
+    r.max_prompt_tokens = 512  # a longer prompt is refused
+    r.max_response_tokens = 2048  # a longer response is cut and has finish reason 'length'
+    r.rows = 512  # responses the in-process engine samples at once
+
+    c.replay = p = ConfigDict()
+    p.fresh_filter = 'gaussian'  # X1: none, range (drop all-right and all-wrong), gaussian(.5, .2), uniform(.6)
+    p.reevaluate_every = 5  # m: hard prompts are asked again of π_θ every m steps
+    p.max_reevaluate = 128  # at most this many of them
+    p.c1 = 1 / 8  # a group with mean reward <= c1 is hard; a re-evaluated one with c1 < mean < 1 enters X2
+    p.c2 = (4 / 8, 1 / 8)  # lower bound of X3's mean reward at r_tot = 0 and at 1; a lone number is fixed
+    p.c3 = (5 / 8, 2 / 8)  # upper bound, likewise
+    p.thresholds = 'easy_to_hard'  # direction of c2, c3 over r_tot; 'literal' is eq. 8 as printed
+    p.bad_capacity = 0  # prompts kept for re-evaluation, first in first out; 0: learner.batch_groups
+    p.high_capacity = 0  # groups kept for replay; 0: high_recent_steps × learner.batch_groups
+    p.high_recent_steps = 3  # replay reaches back this many steps
+    p.use_x2 = True  # train on improved hard prompts
+    p.use_x3 = True  # fill the batch from the buffer
+
+    c.learner = l = ConfigDict()  # noqa: E741
+    l.batch_groups = 256  # B: fresh prompts a step, and the most groups in a batch
+    l.mini_batch_groups = 64  # groups an optimizer step
+    l.partial_mini_batch = 'rebalance'  # an underfilled batch is cut into equal parts; 'keep' leaves a ragged last one
+    l.passes_per_batch = 1  # passes over a batch
+    l.learning_rate = 1e-6  # AdamW, constant
+    l.warmup_updates = 0  # optimizer steps of linear warm-up
+    l.weight_decay = 0.01  # AdamW
+    l.grad_clip = 1.0  # on the global norm
+    l.clip_low = 0.2  # trust region [1 - clip_low, 1 + clip_high] of the importance ratio
+    l.clip_high = 0.2
+    l.dual_clip = 3.0  # bound on a negative advantage's loss, in advantages; 0: none
+    l.anchor = 'behaviour'  # the ratio's denominator: behaviour (α), proximal (π at the step's start), decoupled
+    l.importance_cap = 2.0  # decoupled: the weight π_prox / α is cut at this
+    l.kl_target = 'behaviour'  # the policy held close to: behaviour (eq. 3), reference (θ_0), none
+    l.kl_coef = 0.001  # β
+    l.entropy_coef = 0.001  # weight of the entropy bonus
+    l.aggregation = 'token_mean'  # over a mini-batch: token_mean, or seq_mean_token_mean (eq. 1)
+    l.advantage = 'group_std'  # (r - mean) / (std + 1e-6); 'paper_eq2' has the population variance
+    l.row_tokens = 0  # tokens of a packed row; 0: prompt and response limits together
+    l.micro_batch_rows = 8  # rows the device sees at once; gradients are summed over micro-batches
+    l.logprob_chunk = 0  # positions of a row whose logits exist at once; divides row_tokens; 0: the whole row
+    l.remat = False  # recompute each layer in the backward pass, to save memory
+
+    c.mesh = h = ConfigDict()
+    h.data = 1  # whole copies of the policy
+    h.fsdp = -1  # ways to split parameters and rows; -1: all devices that are left
+    h.tensor = 1  # ways to split heads, MLP and vocabulary
+
+    c.checkpoint = k = ConfigDict()
+    k.every = 20  # steps between checkpoints; the last step always makes one
+    k.keep = 2  # how many are kept
+
+    c.evaluate = e = ConfigDict()
+    e.every = 0  # steps between evaluations of π_θ; 0: only before the first and after the last step
+    e.benchmarks = ('cd34', 'cd4')  # names the task knows, or files of problems
+    e.samples = 8  # responses to each question
+    e.temperature = 0.6  # of sampling
+    e.track_prompts = 0  # training prompts whose accuracy is kept at every evaluation (accuracy migration)
+
+    c.rollouts = o = ConfigDict()
+    o.every = 20  # steps between files of all prompts and responses; 0: none
+    return c
+
+
+# A run may be continued with other values of these; anything else would make it another run.
+FREE_TO_CHANGE = ('steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts')
+
+
+def resolve(config: ConfigDict) -> ConfigDict:
+    """A checked copy with every 0 that means 'derive it' filled in. Raises ValueError naming fields and remedy."""
+    c = ConfigDict(config.to_dict())
+    c.replay.bad_capacity = c.replay.bad_capacity or c.learner.batch_groups
+    c.replay.high_capacity = c.replay.high_capacity or c.replay.high_recent_steps * c.learner.batch_groups
+    c.learner.row_tokens = c.learner.row_tokens or c.rollout.max_prompt_tokens + c.rollout.max_response_tokens
+    c.learner.logprob_chunk = c.learner.logprob_chunk or c.learner.row_tokens
+    check(c)
+    return c
+
+
+def check(c: ConfigDict) -> None:
+    """Refuses impossible combinations. All problems found are in one ValueError."""
+    r, p, l, e = c.rollout, c.replay, c.learner, c.evaluate  # noqa: E741
+    problems = []
+
+    def need(condition: bool, message: str) -> None:
+        if not condition:
+            problems.append(message)
+
+    def one_of(field: str, choices) -> None:
+        need(_get(c, field) in choices, f'{field}={_get(c, field)!r} is unknown; choose one of {", ".join(map(str, choices))}')
+
+    one_of('method', METHODS)
+    one_of('model.dtype', ('float32', 'bfloat16'))
+    one_of('task.name', TASKS)
+    one_of('replay.fresh_filter', FILTERS)
+    one_of('replay.thresholds', DIRECTIONS)
+    # These mirror learner/, which imports JAX; checks come before that.
+    one_of('learner.anchor', ('behaviour', 'proximal', 'decoupled'))
+    one_of('learner.kl_target', ('behaviour', 'reference', 'none'))
+    one_of('learner.aggregation', ('token_mean', 'seq_mean_token_mean'))
+    one_of('learner.advantage', ('group_std', 'paper_eq2'))
+    one_of('learner.partial_mini_batch', ('rebalance', 'keep'))
+    if c.task.name in TASKS:
+        one_of('task.template', tuple(get_task(c.task.name).TEMPLATES))
+
+    for field in ('rollout.sync_every', 'rollout.max_prompt_tokens', 'rollout.max_response_tokens', 'rollout.rows',
+                  'replay.reevaluate_every', 'replay.max_reevaluate', 'replay.bad_capacity', 'replay.high_capacity',
+                  'replay.high_recent_steps', 'learner.batch_groups', 'learner.mini_batch_groups', 'learner.passes_per_batch',
+                  'learner.micro_batch_rows', 'learner.row_tokens', 'learner.logprob_chunk', 'checkpoint.every',
+                  'checkpoint.keep', 'evaluate.samples'):  # fmt: skip
+        need(_get(c, field) >= 1, f'{field}={_get(c, field)} must be at least 1')
+    for field in ('steps', 'epochs', 'task.limit', 'evaluate.every', 'evaluate.track_prompts', 'rollouts.every',
+                  'learner.warmup_updates', 'learner.kl_coef', 'learner.entropy_coef', 'learner.weight_decay',
+                  'learner.dual_clip'):  # fmt: skip
+        need(_get(c, field) >= 0, f'{field}={_get(c, field)} must not be negative')
+    for field in ('rollout.temperature', 'evaluate.temperature', 'learner.learning_rate', 'learner.grad_clip', 'learner.clip_low',
+                  'learner.clip_high', 'learner.importance_cap'):  # fmt: skip
+        need(_get(c, field) > 0, f'{field}={_get(c, field)} must be positive')
+
+    need(bool(c.model.path), 'model.path is empty; give a Hugging Face model directory')
+    need(r.group_size >= 2, f'rollout.group_size={r.group_size}: a group advantage needs at least 2 responses; raise it')
+    need(c.steps > 0 or c.epochs > 0, 'steps and epochs are both 0: nothing would be trained; set one')
+    need(
+        l.mini_batch_groups <= l.batch_groups,
+        f'learner.mini_batch_groups={l.mini_batch_groups} is larger than learner.batch_groups={l.batch_groups}; lower it',
+    )
+    need(
+        r.top_p == 1.0 and r.top_k == -1,
+        f'rollout.top_p={r.top_p}, rollout.top_k={r.top_k}: a cut distribution makes stored log-probs incomparable with the '
+        "trainer's; set rollout.top_p=1 and rollout.top_k=-1",
+    )
+    need(
+        l.row_tokens >= r.max_prompt_tokens + r.max_response_tokens,
+        f'learner.row_tokens={l.row_tokens} is shorter than rollout.max_prompt_tokens + rollout.max_response_tokens = '
+        f'{r.max_prompt_tokens + r.max_response_tokens}; raise it',
+    )
+    need(l.logprob_chunk < 1 or l.row_tokens % l.logprob_chunk == 0,
+         f'learner.logprob_chunk={l.logprob_chunk} must divide learner.row_tokens={l.row_tokens}')  # fmt: skip
+    need(r.rows >= r.group_size, f'rollout.rows={r.rows} is smaller than rollout.group_size={r.group_size}; raise it')
+    need(0 <= p.c1 < 1, f'replay.c1={p.c1} must be in [0, 1)')
+    c2, c3 = np.atleast_1d(p.c2), np.atleast_1d(p.c3)
+    if c2.shape not in ((1,), (2,)) or c3.shape not in ((1,), (2,)):
+        problems.append(f'replay.c2={p.c2} and replay.c3={p.c3} must each be one number or (value at r_tot = 0, value at 1)')
+    else:
+        need(
+            c2[0] <= c3[0] and c2[-1] <= c3[-1],
+            f'replay.c2={p.c2} exceeds replay.c3={p.c3} at an end: the range of replayed accuracies is empty; swap or lower c2',
+        )
+        need(0 <= min(*c2, *c3) and max(*c2, *c3) <= 1, f'replay.c2={p.c2} and replay.c3={p.c3} are mean rewards, in [0, 1]')
+    need(e.track_prompts == 0 or e.samples >= 1, 'evaluate.track_prompts needs evaluate.samples')
+    if problems:
+        raise ValueError('the config cannot run:\n  - ' + '\n  - '.join(problems))
+
+
+def differences(old: dict, new: dict) -> list[str]:
+    """Dotted names of the fields whose values differ, FREE_TO_CHANGE left out."""
+
+    def flat(tree: dict, prefix: str = '') -> dict:
+        items = {}
+        for key, value in tree.items():
+            items |= flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
+        return items
+
+    a, b = flat(old), flat(new)
+    missing = object()
+    return sorted(k for k in a.keys() | b.keys() if k.split('.')[0] not in FREE_TO_CHANGE and a.get(k, missing) != b.get(k, missing))
+
+
+def _get(config: ConfigDict, field: str):
+    for part in field.split('.'):
+        config = config[part]
+    return config
+
+
+def model_path_exists(config: ConfigDict) -> None:
+    """Raises FileNotFoundError where model.path is no directory: cheaper to say now than after the data are read."""
+    if not Path(config.model.path).is_dir():
+        raise FileNotFoundError(f'model.path={config.model.path!r} is not a directory; give a Hugging Face model directory')

@@ -1,0 +1,146 @@
+"""The noun that travels the whole way: a group is a prompt, its G responses, and all that was known when they were sampled.
+
+Prompt -> Response -> Verdict -> Group -> Batch. Plain immutable data, numpy only: nothing here knows of the loop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class Verdict(enum.IntEnum):
+    """What the verifier says of one response. An infrastructure error is never a reward of 0: its group is discarded."""
+
+    CORRECT = 0
+    WRONG = 1
+    UNPARSEABLE = 2
+    INFRA_ERROR = 3
+
+
+def reward(verdict: Verdict) -> float:
+    """The paper's binary reward (A.7): 1 if correct, else 0; nan where the verifier itself failed."""
+    return float('nan') if verdict == Verdict.INFRA_ERROR else float(verdict == Verdict.CORRECT)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """A question as the policy sees it. `id` is the dataset index, the identifier u_i of eq. 4."""
+
+    id: int
+    task: str
+    tokens: np.ndarray  # int32 [prompt tokens]
+    ground_truth: Any  # what the task's verifier needs; JSON-serialisable
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Response:
+    """Tokens as sampled, the ending token included when the policy produced one; never re-tokenised."""
+
+    tokens: np.ndarray  # int32 [response tokens], at least one
+    logp: np.ndarray  # float32 [response tokens], log-prob of each token under the behaviour policy, of logits / temperature
+    finish: str  # 'stop' (ended itself) or 'length' (cut at the token limit)
+    version: int  # the behaviour policy's version: how many steps had trained it
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """A prompt and its G responses with their rewards (eq. 4). Never split, relabelled or partly replaced."""
+
+    prompt: Prompt
+    responses: tuple[Response, ...]
+    verdicts: tuple[Verdict, ...]  # one per response
+    step: int  # the training step it was sampled at
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """float32 [G], one reward per response."""
+        return np.array([reward(v) for v in self.verdicts], np.float32)
+
+    @property
+    def size(self) -> int:
+        return len(self.responses)
+
+    @property
+    def correct(self) -> int:
+        """k, the number of correct responses."""
+        return sum(v == Verdict.CORRECT for v in self.verdicts)
+
+    @property
+    def mean_reward(self) -> float:
+        """mu = k / G."""
+        return self.correct / self.size
+
+    @property
+    def infra_error(self) -> bool:
+        return Verdict.INFRA_ERROR in self.verdicts
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """The adaptive batch X1 ∪ X2 ∪ X3: intact groups, each with the set it came from ('x1', 'x2' or 'x3')."""
+
+    groups: tuple[Group, ...]
+    sources: tuple[str, ...]  # one per group
+
+    def count(self, source: str) -> int:
+        return self.sources.count(source)
+
+
+def groups_to_arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
+    """Flattens groups into a few numpy arrays, so that a checkpoint holds them as arrays; exact.
+
+    Every array has at least one element (array stores dislike empty ones); 'count' says how many groups there are.
+    """
+    responses = [r for g in groups for r in g.responses]
+
+    def flat(arrays: Sequence[np.ndarray], dtype) -> np.ndarray:
+        return np.concatenate([*arrays, np.zeros(1, dtype)]).astype(dtype, copy=False)
+
+    truths = json.dumps([[g.prompt.task, g.prompt.ground_truth] for g in groups]).encode()
+    return {
+        'count': np.array([len(groups)], np.int64),
+        'prompt_id': flat([[g.prompt.id for g in groups]], np.int64),
+        'prompt_len': flat([[len(g.prompt.tokens) for g in groups]], np.int32),
+        'prompt_tokens': flat([g.prompt.tokens for g in groups], np.int32),
+        'task_and_truth': np.frombuffer(truths, np.uint8),
+        'step': flat([[g.step for g in groups]], np.int64),
+        'size': flat([[g.size for g in groups]], np.int32),
+        'verdict': flat([[int(v) for g in groups for v in g.verdicts]], np.int8),
+        'response_len': flat([[len(r.tokens) for r in responses]], np.int32),
+        'tokens': flat([r.tokens for r in responses], np.int32),
+        'logp': flat([r.logp for r in responses], np.float32),
+        'stopped': flat([[r.finish == 'stop' for r in responses]], np.int8),
+        'version': flat([[r.version for r in responses]], np.int64),
+    }
+
+
+def groups_from_arrays(arrays: Mapping[str, np.ndarray]) -> list[Group]:
+    """The inverse of `groups_to_arrays`."""
+    a = {name: np.asarray(value) for name, value in arrays.items()}
+    count = int(a['count'][0])
+    prompt_end, response_end = np.cumsum(a['prompt_len'][:-1]), np.cumsum(a['response_len'][:-1])
+    truths = json.loads(a['task_and_truth'].tobytes())
+    groups, first = [], 0
+    for i in range(count):
+        task, truth = truths[i]
+        prompt_tokens = a['prompt_tokens'][prompt_end[i] - a['prompt_len'][i] : prompt_end[i]]
+        rows = range(first, first + int(a['size'][i]))
+        first = rows.stop
+        responses = tuple(
+            Response(
+                tokens=a['tokens'][response_end[j] - a['response_len'][j] : response_end[j]],
+                logp=a['logp'][response_end[j] - a['response_len'][j] : response_end[j]],
+                finish='stop' if a['stopped'][j] else 'length',
+                version=int(a['version'][j]),
+            )
+            for j in rows
+        )
+        verdicts = tuple(Verdict(int(a['verdict'][j])) for j in rows)
+        groups.append(Group(Prompt(int(a['prompt_id'][i]), task, prompt_tokens, truth), responses, verdicts, int(a['step'][i])))
+    return groups

@@ -1,0 +1,1 @@
+"""How the policy improves: advantages, packing, log-probs, the loss kernel, the jitted update."""

@@ -1,0 +1,205 @@
+"""The Qwen2 decoder in Flax NNX, layers scanned.
+
+Shapes:  B rows · T tokens fed now · S key slots · D width · N query heads · K key/value heads · H head size · F MLP width
+         V vocabulary · L layers.  Parameters are float32; `config.dtype` is what the matrix products run in.
+
+Left out, because no checkpoint this project trains needs it: sliding windows, rope scaling, dropout, attention sinks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The fields of a Hugging Face `config.json` that shape the decoder."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float
+    rms_norm_eps: float
+    tie_embeddings: bool
+    dtype: str = 'float32'
+
+
+class KVCache(NamedTuple):
+    """Keys and values, one array a layer so that writing a slot copies no other layer; and the slot written next."""
+
+    k_BxKxSxH: tuple[jax.Array, ...]
+    v_BxKxSxH: tuple[jax.Array, ...]
+    next_slot: jax.Array  # int32 scalar
+
+
+def empty_cache(config: ModelConfig, batch: int, slots: int) -> KVCache:
+    """A cache of zeros for `batch` rows of `slots` tokens, in the dtype the model computes in."""
+    zeros = jnp.zeros((batch, config.num_kv_heads, slots, config.head_dim), config.dtype)
+    return KVCache((zeros,) * config.num_layers, (zeros,) * config.num_layers, jnp.int32(0))
+
+
+def rope(x_BxTxNxH: jax.Array, positions_BxT: jax.Array, theta: float) -> jax.Array:
+    """Rotary position embedding in the half-rotation layout of Hugging Face's Qwen2."""
+    half = x_BxTxNxH.shape[-1] // 2
+    frequency_h = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle_BxTx1xh = positions_BxT[:, :, None, None].astype(jnp.float32) * frequency_h[None, None, None, :]
+    cos, sin = jnp.cos(angle_BxTx1xh), jnp.sin(angle_BxTx1xh)
+    first, second = jnp.split(x_BxTxNxH.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BxTxNxH.dtype)
+
+
+def attend(q_BxTxNxH: jax.Array, k_BxKxSxH: jax.Array, v_BxKxSxH: jax.Array, mask_BxTxS: jax.Array) -> jax.Array:
+    """Grouped-query softmax attention; every query must see at least one key. Returns [B, T, N·H]."""
+    B, T, N, H = q_BxTxNxH.shape
+    K, S = k_BxKxSxH.shape[1:3]
+    # The queries that share a key head become rows of one matrix product, which XLA runs several times faster on CPU.
+    q_BxKxGTxH = (q_BxTxNxH * H**-0.5).reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4).reshape(B, K, N // K * T, H)
+    score_BxKxGTxS = jnp.einsum('bkqh,bksh->bkqs', q_BxKxGTxH, k_BxKxSxH, preferred_element_type=jnp.float32)
+    score_BxKxGxTxS = score_BxKxGTxS.reshape(B, K, N // K, T, S)
+    score_BxKxGxTxS = jnp.where(mask_BxTxS[:, None, None], score_BxKxGxTxS, jnp.finfo(jnp.float32).min)
+    weight_BxKxGTxS = jax.nn.softmax(score_BxKxGxTxS, axis=-1).astype(v_BxKxSxH.dtype).reshape(B, K, N // K * T, S)
+    out_BxKxGTxH = jnp.einsum('bkqs,bksh->bkqh', weight_BxKxGTxS, v_BxKxSxH)
+    return out_BxKxGTxH.reshape(B, K, N // K, T, H).transpose(0, 3, 1, 2, 4).reshape(B, T, N * H)
+
+
+@jax.custom_vjp
+def matmul(x_xI: jax.Array, kernel_IxO: jax.Array) -> jax.Array:
+    """x @ kernel. The backward pass is spelled out because XLA on CPU, left to itself, transposes the wide gradient of the
+    output instead of the narrow input: the gated MLP's gradient is half as fast that way."""
+    return x_xI @ kernel_IxO
+
+
+def _matmul_backward(saved, gradient_xO):
+    x_xI, kernel_IxO = saved
+    x_MxI, gradient_MxO = (a.reshape(-1, a.shape[-1]) for a in (x_xI, gradient_xO))
+    return gradient_xO @ kernel_IxO.T, x_MxI.T @ gradient_MxO
+
+
+matmul.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _matmul_backward)
+
+
+class Linear(nnx.Module):
+    """x @ kernel (+ bias) in the model's compute dtype; parameters are float32."""
+
+    def __init__(self, config: ModelConfig, inputs: int, outputs: int, *, bias: bool = False, rngs: nnx.Rngs):
+        self.kernel = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (inputs, outputs), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32)) if bias else None
+        self.dtype = config.dtype
+
+    def __call__(self, x_xI: jax.Array) -> jax.Array:
+        y_xO = matmul(x_xI.astype(self.dtype), self.kernel[...].astype(self.dtype))
+        return y_xO if self.bias is None else y_xO + self.bias[...].astype(self.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) · scale, in float32 as Hugging Face does it."""
+
+    def __init__(self, config: ModelConfig):
+        self.scale = nnx.Param(jnp.ones(config.hidden_size, jnp.float32))
+        self.eps = config.rms_norm_eps
+
+    def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
+        x = x_BxTxD.astype(jnp.float32)
+        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
+        return (x * self.scale[...]).astype(x_BxTxD.dtype)
+
+
+class Block(nnx.Module):
+    """One decoder layer: attention and gated MLP, each after a norm and added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        c, self.config = config, config
+
+        def linear(inputs: int, outputs: int, bias: bool = False) -> Linear:
+            return Linear(c, inputs, outputs, bias=bias, rngs=rngs)
+
+        self.attention_norm, self.mlp_norm = RMSNorm(c), RMSNorm(c)
+        self.q = linear(c.hidden_size, c.num_heads * c.head_dim, bias=True)
+        self.k = linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=True)
+        self.v = linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=True)
+        self.o = linear(c.num_heads * c.head_dim, c.hidden_size)
+        self.gate = linear(c.hidden_size, c.intermediate_size)
+        self.up = linear(c.hidden_size, c.intermediate_size)
+        self.down = linear(c.intermediate_size, c.hidden_size)
+
+    def __call__(self, x_BxTxD, positions_BxT, mask_BxTxS, cached=None):
+        """The layer's output [B, T, D]; with `cached` = (keys, values, next slot), also those with the T new tokens written in."""
+        c, (B, T, _) = self.config, x_BxTxD.shape
+        h_BxTxD = self.attention_norm(x_BxTxD)
+        q_BxTxNxH = rope(self.q(h_BxTxD).reshape(B, T, c.num_heads, c.head_dim), positions_BxT, c.rope_theta)
+        k_BxTxKxH = rope(self.k(h_BxTxD).reshape(B, T, c.num_kv_heads, c.head_dim), positions_BxT, c.rope_theta)
+        k_BxKxSxH = k_BxTxKxH.swapaxes(1, 2)
+        v_BxKxSxH = self.v(h_BxTxD).reshape(B, T, c.num_kv_heads, c.head_dim).swapaxes(1, 2)
+        if cached is not None:
+            old_k_BxKxSxH, old_v_BxKxSxH, slot = cached
+            k_BxKxSxH = jax.lax.dynamic_update_slice(old_k_BxKxSxH, k_BxKxSxH, (0, 0, slot, 0))
+            v_BxKxSxH = jax.lax.dynamic_update_slice(old_v_BxKxSxH, v_BxKxSxH, (0, 0, slot, 0))
+        x_BxTxD = x_BxTxD + self.o(attend(q_BxTxNxH, k_BxKxSxH, v_BxKxSxH, mask_BxTxS))
+        h_BxTxD = self.mlp_norm(x_BxTxD)
+        x_BxTxD = x_BxTxD + self.down(jax.nn.silu(self.gate(h_BxTxD)) * self.up(h_BxTxD))
+        return x_BxTxD, k_BxKxSxH, v_BxKxSxH
+
+
+class Qwen2(nnx.Module):
+    """Token ids to final hidden states; `logits` turns those into scores over the vocabulary."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        self.embedding = nnx.Embed(
+            config.vocab_size, config.hidden_size, embedding_init=nnx.initializers.normal(0.02), rngs=rngs
+        )
+
+        @nnx.split_rngs(splits=config.num_layers)
+        @nnx.vmap(in_axes=0, out_axes=0)
+        def stacked_layers(layer_rngs: nnx.Rngs) -> Block:
+            return Block(config, rngs=layer_rngs)
+
+        self.layers = stacked_layers(rngs)
+        self.norm = RMSNorm(config)
+        if not config.tie_embeddings:
+            self.head = Linear(config, config.hidden_size, config.vocab_size, rngs=rngs)
+
+    def __call__(self, tokens_BxT, positions_BxT, mask_BxTxT, *, remat: bool = False):
+        """Hidden states [B, T, D] after the final norm; `remat` recomputes each layer in the backward pass."""
+        graph, stacked = nnx.split(self.layers)
+
+        def layer_step(x_BxTxD, weights):
+            return nnx.merge(graph, weights)(x_BxTxD, positions_BxT, mask_BxTxT)[0], None
+
+        x_BxTxD, _ = jax.lax.scan(jax.checkpoint(layer_step) if remat else layer_step, self._embed(tokens_BxT), stacked)
+        return self.norm(x_BxTxD)
+
+    def decode(self, tokens_BxT, positions_BxT, mask_BxTxS, cache: KVCache):
+        """As above for T tokens that continue a cache of S slots; also returns the cache with them written in.
+
+        Layers are unrolled here: a scan would slice and copy each layer's cache once a token, which on CPU costs more than
+        the layer itself.
+        """
+        x_BxTxD, (graph, stacked), keys, values = self._embed(tokens_BxT), nnx.split(self.layers), [], []
+        for i in range(self.config.num_layers):
+            layer = nnx.merge(graph, jax.tree.map(lambda w: w[i], stacked))
+            cached = (cache.k_BxKxSxH[i], cache.v_BxKxSxH[i], cache.next_slot)
+            x_BxTxD, k_BxKxSxH, v_BxKxSxH = layer(x_BxTxD, positions_BxT, mask_BxTxS, cached)
+            keys.append(k_BxKxSxH)
+            values.append(v_BxKxSxH)
+        return self.norm(x_BxTxD), KVCache(tuple(keys), tuple(values), cache.next_slot + tokens_BxT.shape[1])
+
+    def _embed(self, tokens_BxT):
+        return self.embedding(tokens_BxT).astype(self.config.dtype)
+
+    def logits(self, hidden_xD: jax.Array) -> jax.Array:
+        """Scores [..., V] in float32."""
+        if self.config.tie_embeddings:
+            weight_DxV = self.embedding.embedding[...].T
+        else:
+            weight_DxV = self.head.kernel[...]
+        return jnp.matmul(hidden_xD, weight_DxV.astype(hidden_xD.dtype), preferred_element_type=jnp.float32)

@@ -1,0 +1,49 @@
+"""The tokenizer of a model directory, and which tokens end a response."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def load_tokenizer(path: str | Path) -> Any:
+    """The Hugging Face tokenizer in `path`. Raises ValueError where there is none that loads."""
+    from transformers import AutoTokenizer  # a second to import: only who needs it pays
+
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError) as e:
+        raise ValueError(f'model.path={str(path)!r}: no tokenizer loads from there ({e}); fetch the model directory again') from e
+
+
+def stop_tokens(path: str | Path, tokenizer: Any) -> tuple[int, ...]:
+    """The tokens that end a response: the tokenizer's own, and those generation_config.json or config.json name.
+
+    Raises ValueError where nothing ends a response.
+    """
+    ends = {tokenizer.eos_token_id} - {None}
+    for name in ('generation_config.json', 'config.json'):
+        file = Path(path) / name
+        named = json.loads(file.read_text('utf-8')).get('eos_token_id') if file.is_file() else None
+        ends |= set(named if isinstance(named, list) else [named]) - {None}
+    if not ends:
+        raise ValueError(f'model.path={str(path)!r}: neither the tokenizer nor a config names an eos token, so no response could end')
+    return tuple(sorted(ends))
+
+
+def character_tokenizer(chat_template: str | None = None) -> Any:
+    """A Qwen2 tokenizer of single bytes and a few tags, for small policies.
+
+    It has no merges: Qwen2's own pre-tokenizer splits digits apart anyway, and AutoTokenizer (so vLLM too) applies that one
+    whatever the files say. Text of any language is representable.
+    """
+    from tokenizers import AddedToken
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import Qwen2Tokenizer
+
+    vocabulary = {symbol: i for i, symbol in enumerate(sorted(ByteLevel.alphabet()))}
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], chat_template=chat_template)
+    tags = ('<think>', '</think>', '<answer>', '</answer>')
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
+    return tokenizer

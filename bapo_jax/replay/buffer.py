@@ -1,0 +1,204 @@
+"""The replay buffer: two FIFO parts, filled with fresh groups at the end of every step (Algorithm 1, lines 8-9 and 19).
+
+`bad` holds the prompts the rollout policy mostly fails at (mu <= c1), to be asked again of a newer policy (X2). `high` holds whole
+groups with both right and wrong responses (0 < k < G), to be trained on once more (X3); c2(t) and c3(t) choose among them when
+they are read, not when they are stored, since the thresholds move. A hard prompt answered now and then is in both.
+
+Each part holds a prompt at most once, and newest evidence wins: a fresh group of a prompt retires that prompt's older entries in
+both parts, also where the fresh group itself no longer belongs there. A prompt now mostly solved is thus no longer asked again,
+and its older responses are no longer trained on. Sampling an entry leaves it in place (the paper never removes one).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from bapo_jax.groups import Group, Prompt, groups_from_arrays, groups_to_arrays
+from bapo_jax.replay.thresholds import in_range
+
+
+@dataclasses.dataclass(slots=True)
+class BadEntry:
+    prompt: Prompt  # its old responses are never trained on, so they are not kept
+    mean_reward: float  # mu of the group that put it here
+    stored: int  # the step at whose end it was added
+    sampled: int = 0  # how many times it was drawn for re-evaluation
+
+    @property
+    def nbytes(self) -> int:
+        return self.prompt.tokens.nbytes
+
+
+@dataclasses.dataclass(slots=True)
+class HighEntry:
+    group: Group
+    stored: int
+    sampled: int = 0  # how many times it was part of X3
+
+    @property
+    def nbytes(self) -> int:
+        return self.group.prompt.tokens.nbytes + sum(r.tokens.nbytes + r.logp.nbytes for r in self.group.responses)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Eviction:
+    """The end of one entry's history: with `stored` and `sampled` it is the whole of it."""
+
+    part: str  # 'bad' or 'high'
+    prompt_id: int
+    stored: int
+    sampled: int
+    step: int  # the step at whose end it was evicted
+    reason: str  # 'capacity', 'age' or 'replaced' (by a newer group of the same prompt)
+
+
+class ReplayBuffer:
+    """The two parts, each a dict from prompt id to entry, oldest first. A live entry and an `Eviction` tell the entry's history."""
+
+    def __init__(self, bad_capacity: int, high_capacity: int, high_recent_steps: int, c1: float):
+        """Capacities in entries (= prompts, = groups); c1 bounds the mean reward of a bad prompt."""
+        if min(bad_capacity, high_capacity, high_recent_steps) < 1:
+            raise ValueError('replay.bad_capacity, replay.high_capacity and replay.high_recent_steps must be at least 1')
+        self.capacity = {'bad': bad_capacity, 'high': high_capacity}
+        self.high_recent_steps = high_recent_steps
+        self.c1 = c1
+        self.bad: dict[int, BadEntry] = {}
+        self.high: dict[int, HighEntry] = {}
+        self.step = -1  # the last step added
+        self.last = {'bad/added': 0, 'bad/evicted': 0, 'bad/evicted_unseen': 0, 'high/added': 0, 'high/evicted': 0}
+
+    def add(self, groups: Sequence[Group], step: int) -> list[Eviction]:
+        """Takes in the fresh groups of `step`, once, at its end; returns what had to go, in order.
+
+        A group with an infrastructure error proves nothing: it neither enters nor retires an entry. Of two groups of one prompt the
+        later counts, so (part, prompt id, stored) names one entry for ever. A step's groups all enter before the oldest entries
+        leave for capacity. Groups are kept by reference. Raises ValueError unless steps go forwards.
+        """
+        if step <= self.step:
+            raise ValueError(f'step {step} added after step {self.step}: the buffer takes each step once, in order')
+        parts = {'bad': self.bad, 'high': self.high}
+        added = {'bad': 0, 'high': 0}
+        evictions = []
+
+        def evict(part: str, prompt_id: int, reason: str) -> None:
+            entry = parts[part].pop(prompt_id)
+            evictions.append(Eviction(part, prompt_id, entry.stored, entry.sampled, step, reason))
+
+        # The next reader is step + 1, which may look back to step + 1 - high_recent_steps: what is older can go now.
+        for prompt_id in [i for i, e in self.high.items() if e.stored <= step - self.high_recent_steps]:
+            evict('high', prompt_id, 'age')
+
+        newest = {g.prompt.id: g for g in groups if not g.infra_error}
+        for prompt_id, group in newest.items():
+            for part, entries in parts.items():
+                if prompt_id in entries:
+                    evict(part, prompt_id, 'replaced')
+            if in_range(group.correct, group.size, 0, self.c1):
+                self.bad[prompt_id] = BadEntry(group.prompt, group.mean_reward, step)
+                added['bad'] += 1
+            if 0 < group.correct < group.size:
+                self.high[prompt_id] = HighEntry(group, step)
+                added['high'] += 1
+
+        for part, entries in parts.items():
+            for prompt_id in list(entries)[: max(0, len(entries) - self.capacity[part])]:
+                evict(part, prompt_id, 'capacity')
+
+        self.step = step
+        self.last = {
+            'bad/added': added['bad'],
+            'bad/evicted': sum(e.part == 'bad' for e in evictions),
+            'bad/evicted_unseen': sum(e.part == 'bad' and e.sampled == 0 for e in evictions),
+            'high/added': added['high'],
+            'high/evicted': sum(e.part == 'high' for e in evictions),
+        }
+        return evictions
+
+    def hard_prompts(self, rng: np.random.Generator, limit: int) -> list[Prompt]:
+        """Up to `limit` bad prompts to re-evaluate (line 13), uniform without replacement, oldest first; each counts as sampled."""
+        entries = sample(rng, list(self.bad.values()), limit)
+        for entry in entries:
+            entry.sampled += 1
+        return [entry.prompt for entry in entries]
+
+    def high_groups(self, step: int, low: float, high: float, exclude_ids: Collection[int]) -> list[Group]:
+        """The candidates for X3 at `step` (lines 9 and 16): low <= mu <= high, stored in the `high_recent_steps` steps before it.
+
+        Oldest first, without the prompts of `exclude_ids`. Candidates do not count as sampled: see `mark_sampled`.
+        """
+        return [
+            entry.group
+            for prompt_id, entry in self.high.items()
+            if step - self.high_recent_steps <= entry.stored < step
+            and in_range(entry.group.correct, entry.group.size, low, high)
+            and prompt_id not in exclude_ids
+        ]
+
+    def mark_sampled(self, groups: Sequence[Group]) -> None:
+        """Counts one sampling for each of these groups of the high part. Raises KeyError for a prompt it does not hold."""
+        for group in groups:
+            self.high[group.prompt.id].sampled += 1
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """The parts as they stand at `step`, and what the last `add` changed. Ages in steps; bytes are those of the token and
+        log-prob arrays. `evicted` counts every reason; `evicted_unseen` the bad prompts that left without a re-evaluation."""
+        result = {f'buffer/{name}': value for name, value in self.last.items()}
+        for part, entries in [('bad', self.bad.values()), ('high', self.high.values())]:
+            result[f'buffer/{part}/size'] = len(entries)
+            result[f'buffer/{part}/age_mean'] = float(np.mean([step - e.stored for e in entries])) if entries else 0.0
+            result[f'buffer/{part}/bytes'] = sum(e.nbytes for e in entries)
+        return result
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Everything the buffer holds, as arrays for a checkpoint; `restore` is its exact inverse. No array is empty."""
+        bad, high = list(self.bad.values()), list(self.high.values())
+        # A bad prompt travels as a group without responses, so that one function knows how a prompt becomes arrays.
+        bad_arrays = groups_to_arrays([Group(e.prompt, (), (), e.stored) for e in bad])
+        high_arrays = groups_to_arrays([e.group for e in high])
+        return {
+            'step': np.array([self.step], np.int64),
+            'last': np.array(list(self.last.values()), np.int64),
+            **{f'bad_{name}': value for name, value in bad_arrays.items()},
+            'bad_mean_reward': np.array([e.mean_reward for e in bad] + [0], np.float64),
+            'bad_stored': np.array([e.stored for e in bad] + [0], np.int64),
+            'bad_sampled': np.array([e.sampled for e in bad] + [0], np.int64),
+            **{f'high_{name}': value for name, value in high_arrays.items()},
+            'high_stored': np.array([e.stored for e in high] + [0], np.int64),
+            'high_sampled': np.array([e.sampled for e in high] + [0], np.int64),
+        }
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Puts back what `state` saved; what the buffer held before is forgotten. The groups are views into `arrays`.
+
+        Raises ValueError when the saved parts do not fit the capacities.
+        """
+
+        def part(prefix: str) -> list[Group]:
+            return groups_from_arrays({n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)})
+
+        bad, high = part('bad_'), part('high_')
+        if len(bad) > self.capacity['bad'] or len(high) > self.capacity['high']:
+            raise ValueError(
+                f'the saved buffer holds {len(bad)} bad prompts and {len(high)} groups, more than replay.bad_capacity = '
+                f'{self.capacity["bad"]} and replay.high_capacity = {self.capacity["high"]}'
+            )
+        self.step = int(arrays['step'][0])
+        self.last = dict(zip(self.last, (int(value) for value in arrays['last'])))
+        self.bad = {
+            g.prompt.id: BadEntry(g.prompt, float(mu), int(stored), int(sampled))
+            for g, mu, stored, sampled in zip(bad, arrays['bad_mean_reward'], arrays['bad_stored'], arrays['bad_sampled'])
+        }
+        self.high = {
+            g.prompt.id: HighEntry(g, int(stored), int(sampled))
+            for g, stored, sampled in zip(high, arrays['high_stored'], arrays['high_sampled'])
+        }
+
+
+def sample(rng: np.random.Generator, items: Sequence, count: int) -> list:
+    """S(items, count) of eq. 7: `count` of them, uniform without replacement, in their own order; all where there are no more."""
+    if count >= len(items):
+        return list(items)
+    return [items[i] for i in np.sort(rng.choice(len(items), count, replace=False))]

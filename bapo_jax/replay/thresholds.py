@@ -1,0 +1,47 @@
+"""Accuracy thresholds: c2(t) and c3(t) follow the policy's average performance (eq. 8), and mu is compared on the grid k/G."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+DIRECTIONS = ('easy_to_hard', 'literal')
+TOLERANCE = 1e-6  # in units of k: far above float rounding, far below the distance 1 between two levels
+
+
+def threshold(c: float | Sequence[float], r_tot: float, direction: str) -> float:
+    """A threshold of eq. 8 at average performance r_tot in [0, 1].
+
+    c is (value at r_tot = 0, value at r_tot = 1); a lone number, or a tuple of one (what ml_collections makes of a lone number
+    given for a tuple field), is a fixed threshold. `direction` settles where the paper contradicts itself: 'easy_to_hard'
+    reads the pair as it stands, so that Table 3's ends (4/8, 1/8) replay harder groups as the policy improves; 'literal' is
+    eq. 8 with Table 3 as printed, low + r_tot (high - low): the pair taken the other way round, towards easier groups.
+
+    Raises ValueError for an unknown direction and for more than two values.
+    """
+    if direction not in DIRECTIONS:
+        raise ValueError(f'replay.thresholds = {direction!r}: expected one of {DIRECTIONS}')
+    values = np.atleast_1d(np.asarray(c, np.float64))
+    if values.shape not in [(1,), (2,)]:
+        raise ValueError(f'a threshold is one number or (value at r_tot = 0, value at r_tot = 1), not {c!r}')
+    start, end = values[0], values[-1]
+    if direction == 'literal':
+        start, end = end, start
+    return float(start + r_tot * (end - start))
+
+
+def update_r_tot(r_tot: float | None, fresh_mean: float, decay: float = 0.9) -> float | None:
+    """The "global average performance" r_tot of eq. 8: an exponential average of the fresh groups' mean reward, before filtering.
+
+    r_tot is None before the first batch, whose mean it then takes. A step without a single verified group has no mean (nan) and
+    leaves r_tot as it was.
+    """
+    if np.isnan(fresh_mean):
+        return r_tot
+    return float(fresh_mean) if r_tot is None else float(decay * r_tot + (1 - decay) * fresh_mean)
+
+
+def in_range(k: int, G: int, low: float, high: float) -> bool:
+    """low <= k/G <= high (the last term of eq. 5), compared in units of k so that a bound on the grid holds its own level."""
+    return low * G - TOLERANCE <= k <= high * G + TOLERANCE

@@ -1,0 +1,60 @@
+"""A run's story in one figure: training reward, batch composition, accuracy of fresh groups.
+
+    python -m bapo_jax.report runs/x [runs/y …]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from bapo_jax.metrics import read_metrics
+
+
+def draw_run(directory: Path) -> Path:
+    """Writes DIRECTORY/run.png from its metrics.jsonl and returns the path. Raises ValueError where no step is logged."""
+    import matplotlib
+
+    matplotlib.use('Agg')
+    from matplotlib import pyplot as plt
+
+    rows = [row for row in read_metrics(directory) if row['step'] > 0]
+    if not rows:
+        raise ValueError(f'{directory}: metrics.jsonl holds no training step')
+    steps = np.array([row['step'] for row in rows])
+    figure, (reward, batch, bins) = plt.subplots(1, 3, figsize=(15, 4), constrained_layout=True)
+
+    values = np.array([row['critic/score/mean'] for row in rows])
+    reward.plot(steps, values, color='0.75', label='each step')
+    window = max(1, len(values) // 10)
+    reward.plot(steps[window - 1 :], np.convolve(values, np.ones(window) / window, 'valid'), label=f'mean of {window}')
+    reward.set(title='Training reward (fresh groups, before filtering)', xlabel='step', ylabel='mean reward')
+    reward.legend()
+
+    parts = [[row[f'bapo/{source}_groups'] for row in rows] for source in ('x1', 'x2', 'x3')]
+    batch.stackplot(steps, parts, labels=['X1 fresh', 'X2 re-evaluated', 'X3 replayed'])
+    batch.set(title='Batch composition', xlabel='step', ylabel='groups')
+    batch.legend(loc='lower right')
+
+    counts = np.array([row['accuracy_bins'] for row in rows], float)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    tenth = max(1, len(rows) // 10)
+    k = np.arange(counts.shape[1])
+    bins.bar(k - 0.2, shares[:tenth].mean(axis=0), 0.4, label=f'first {tenth} steps')
+    bins.bar(k + 0.2, shares[-tenth:].mean(axis=0), 0.4, label=f'last {tenth} steps')
+    bins.set(title='Accuracy of fresh groups', xlabel='correct responses k of G', ylabel='share of groups', xticks=k)
+    bins.legend()
+
+    path = Path(directory) / 'run.png'
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return path
+
+
+if __name__ == '__main__':
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    for name in sys.argv[1:]:
+        print(draw_run(Path(name)))

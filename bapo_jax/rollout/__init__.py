@@ -1,0 +1,1 @@
+"""Who answers. Imports nothing: the vLLM worker loads from this package where JAX may be absent."""

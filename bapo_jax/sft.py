@@ -1,0 +1,129 @@
+"""Supervised training of a small base policy on generated worked solutions.
+
+The quickstart's base, `configs/quickstart_base`, was made by
+
+    python -m bapo_jax.sft --output=configs/quickstart_base
+
+(CPU, 2 cores: about half an hour). It is meant to have headroom: right sometimes, on most problems, but far from always.
+The result is an ordinary Hugging Face directory, loaded by the same code as any checkpoint.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags
+from flax import nnx
+
+from bapo_jax.learner.logprobs import token_logprobs
+from bapo_jax.models import hf
+from bapo_jax.models.tokenizer import character_tokenizer
+from bapo_jax.tasks import countdown
+from bapo_jax.tasks.countdown_data import training_problems
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string('output', None, 'Directory to write; must not hold a model yet.', required=True)
+flags.DEFINE_integer('steps', 800, 'Optimizer steps.')
+flags.DEFINE_integer('batch', 256, 'Solutions a step.')
+flags.DEFINE_integer('problems', 60_000, 'Distinct problems; each is seen with a new random solution every time.')
+flags.DEFINE_float('learning_rate', 2e-3, 'Peak of the cosine schedule.')
+flags.DEFINE_integer('seed', 7, 'Of problems, solutions and initial weights; the RL configs draw their problems from other seeds.')
+flags.DEFINE_integer('width', 128, 'Hidden size.')
+flags.DEFINE_integer('layers', 4, 'Decoder layers.')
+
+ROW_TOKENS = 64  # prompt and solution; the few problems that need more are passed over
+
+
+def model_files(output: Path, width: int, layers: int):
+    """Writes config.json and the tokenizer; returns the tokenizer."""
+    tokenizer = character_tokenizer()
+    tokenizer.save_pretrained(output)
+    config = {
+        'architectures': ['Qwen2ForCausalLM'],
+        'model_type': 'qwen2',
+        'hidden_act': 'silu',
+        'hidden_size': width,
+        'intermediate_size': 3 * width,
+        'num_hidden_layers': layers,
+        'num_attention_heads': width // 32,
+        'num_key_value_heads': 1,
+        'max_position_embeddings': 4096,
+        'rope_theta': 10000.0,
+        'rms_norm_eps': 1e-6,
+        'tie_word_embeddings': True,
+        'torch_dtype': 'float32',
+        'vocab_size': len(tokenizer),
+        'bos_token_id': tokenizer.eos_token_id,
+        'eos_token_id': tokenizer.eos_token_id,
+    }
+    (output / 'config.json').write_text(json.dumps(config, indent=2) + '\n', 'utf-8')
+    return tokenizer
+
+
+def batches(tokenizer, problems: int, batch: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(tokens, is_target) [batch, ROW_TOKENS] for ever: prompt, a random worked solution, end; targets are the solution's tokens."""
+    truths = training_problems('generated', limit=problems, seed=seed)
+    prompts = [tokenizer.encode(countdown.prompt_text(t, 'compact', tokenizer)) for t in truths]
+    rng = np.random.default_rng(seed)
+    while True:
+        tokens, is_target = np.zeros((batch, ROW_TOKENS), np.int32), np.zeros((batch, ROW_TOKENS), bool)
+        for row in range(batch):
+            end = ROW_TOKENS + 1
+            while end > ROW_TOKENS:  # another problem: some have long solutions only
+                i = rng.integers(len(truths))
+                solution = [*tokenizer.encode(countdown.worked_solution(truths[i], rng)), tokenizer.eos_token_id]
+                start, end = len(prompts[i]), len(prompts[i]) + len(solution)
+            tokens[row, :end] = [*prompts[i], *solution]
+            is_target[row, start:end] = True
+        yield tokens, is_target
+
+
+@functools.partial(jax.jit, static_argnames=('graph', 'optimizer'), donate_argnames=('params', 'opt_state'))
+def train_step(params, opt_state, tokens_BxT, is_target_BxT, *, graph, optimizer):
+    """One AdamW step on the mean cross-entropy of the target tokens."""
+    position_BxT = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
+
+    def loss_fn(params):
+        # Rows hold one sequence each, padded at the end, where nothing is a target.
+        logp_BxT, _ = token_logprobs(
+            nnx.merge(graph, params), tokens_BxT, jnp.ones_like(tokens_BxT), position_BxT, 1.0, chunk=ROW_TOKENS, remat=False
+        )
+        return -jnp.sum(logp_BxT * is_target_BxT) / jnp.sum(is_target_BxT)
+
+    loss, gradient = jax.value_and_grad(loss_fn)(params)
+    updates, opt_state = optimizer.update(gradient, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+
+def main(_) -> None:
+    output = Path(FLAGS.output)
+    if (output / 'model.safetensors').exists():
+        raise app.UsageError(f'--output={output} already holds a model; give an empty directory')
+    output.mkdir(parents=True, exist_ok=True)
+    tokenizer = model_files(output, FLAGS.width, FLAGS.layers)
+    config = hf.read_config(output)
+    graph, _ = hf.abstract_params(config)
+    params = hf.init_params(config, FLAGS.seed)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, FLAGS.learning_rate, 50, FLAGS.steps)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01))
+    opt_state = optimizer.init(params)
+    print(f'{sum(x.size for x in jax.tree.leaves(params)):,} parameters; generating {FLAGS.problems:,} problems', flush=True)
+    stream, started = batches(tokenizer, FLAGS.problems, FLAGS.batch, FLAGS.seed), time.perf_counter()
+    for step in range(1, FLAGS.steps + 1):
+        params, opt_state, loss = train_step(params, opt_state, *next(stream), graph=graph, optimizer=optimizer)
+        if step % 25 == 0 or step == FLAGS.steps:
+            print(f'step {step}/{FLAGS.steps}  loss {float(loss):.4f}  {time.perf_counter() - started:.0f} s', flush=True)
+    hf.save_params(output, config, params, like=output)
+    print(f'wrote {output}; its score: python -m bapo_jax.evaluate --checkpoint={output} --config=configs/quickstart.py')
+
+
+if __name__ == '__main__':
+    app.run(main)

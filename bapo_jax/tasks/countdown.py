@@ -1,0 +1,237 @@
+"""Countdown: reach the target with + - * /, using each given number exactly once.
+
+A ground truth is {'numbers': [int, ...], 'target': int}. `verify` judges by the rule of TinyZero and of the BAPO release (the
+last <answer> of the last line; each number once) with the paper's binary reward, but reads a grammar where they call eval():
+`**`, `//`, decimals and all else that is not plain arithmetic are no answers, and values are exact.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from bapo_jax.groups import Verdict
+from bapo_jax.tasks.countdown_data import BENCHMARKS, MAX_DIGITS, benchmark, is_numbers, solvable, training_problems
+
+__all__ = ['BENCHMARKS', 'TEMPLATES', 'benchmark', 'prompt_text', 'training_problems', 'verify', 'worked_solution']
+
+# The prompt of TinyZero (`base`), word for word: published results depend on it.
+_TINYZERO = (
+    'A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant first thinks '
+    'about the reasoning process in the mind and then provides the user with the answer.\n'
+    'User: Using the numbers {numbers}, create an equation that equals {target}. You can use basic arithmetic operations '
+    '(+, -, *, /) and each number can only be used once. Show your work in <think> </think> tags. And return the final answer in '
+    '<answer> </answer> tags, for example <answer> (1 + 2) / 3 </answer>.\n'
+    'Assistant: Let me solve this step by step.\n'
+    '<think>'
+)
+TEMPLATES = {
+    'tinyzero': _TINYZERO,  # as it stands, for base models
+    'tinyzero_chat': _TINYZERO,  # as a user turn of the model's chat template, as verl, MoPPS and the BAPO release feed it
+    'compact': '{spaced}={target}\n',  # a dozen tokens, for the small policies of the quickstart
+}
+
+MAX_LENGTH = 1000  # characters of an answer
+MAX_DEPTH = 100  # nested parentheses and signs
+
+
+def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
+    """The question as the policy reads it. `tokenizer` is used by 'tinyzero_chat' only (its chat template)."""
+    _check_ground_truth(ground_truth)
+    if template not in TEMPLATES:
+        raise ValueError(f'task.template is {template!r}; choose one of {", ".join(TEMPLATES)}')
+    numbers = ground_truth['numbers']
+    text = TEMPLATES[template].format(numbers=numbers, spaced=' '.join(map(str, numbers)), target=ground_truth['target'])
+    if template != 'tinyzero_chat':
+        return text
+    if not getattr(tokenizer, 'chat_template', None):
+        raise ValueError("task.template is 'tinyzero_chat', but the tokenizer has no chat template; choose 'tinyzero'")
+    return tokenizer.apply_chat_template([{'role': 'user', 'content': text}], add_generation_prompt=True, tokenize=False)
+
+
+def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:
+    """The verdict on a response, and the answer found in it (None where there is none).
+
+    CORRECT: the answer uses each given number exactly once and equals the target, exactly. WRONG: it is an expression, but does
+    not. UNPARSEABLE: there is no answer tag, or what it holds is no expression. Takes time linear in the response and raises on
+    no text whatever; ValueError on a malformed ground truth.
+    """
+    _check_ground_truth(ground_truth)
+    answer = find_answer(response)
+    if answer is None:
+        return Verdict.UNPARSEABLE, None
+    try:
+        postfix = parse(answer)
+    except ValueError:
+        return Verdict.UNPARSEABLE, answer
+    # The numbers are compared before anything is computed, so only the problem's own numbers ever enter the arithmetic.
+    if sorted(token for token in postfix if isinstance(token, int)) != sorted(ground_truth['numbers']):
+        return Verdict.WRONG, answer
+    target = ground_truth['target']
+    value = evaluate(postfix)
+    return (Verdict.CORRECT if value is not None and value == Fraction(str(target)) else Verdict.WRONG), answer
+
+
+def find_answer(response: str) -> str | None:
+    """What the last <answer>...</answer> holds, after the first 'Assistant:' if there is one, in the last line only.
+
+    White space at the very end does not begin a new line. As with the regex <answer>(.*?)</answer> of the public code, a tag
+    opened inside another is part of the outer one's text; unlike it, this is linear in the text.
+    """
+    before, found, after = response.partition('Assistant:')
+    line = (after if found else before).rstrip().rpartition('\n')[2]
+    answer, position = None, 0
+    while (start := line.find('<answer>', position)) >= 0:
+        start += len('<answer>')
+        end = line.find('</answer>', start)
+        if end < 0:  # no later opening tag can be closed either
+            break
+        answer, position = line[start:end].strip(' \t'), end + len('</answer>')
+    return answer
+
+
+def parse(text: str) -> list[int | str]:
+    """An expression in postfix order: ints, '+', '-', '*', '/', and 'neg' for a minus sign. ValueError if it is none.
+
+        sum     = product (('+' | '-') product)*
+        product = factor (('*' | '/') factor)*
+        factor  = ('+' | '-') factor | '(' sum ')' | number
+
+    A number is ASCII digits without a leading zero; blanks and tabs may stand between tokens. The bounds on length, depth and
+    digits are far above what any problem needs.
+    """
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f'longer than {MAX_LENGTH} characters')
+    tokens = re.findall(r'[0-9]+|[^ \t]', text) + ['end']
+    postfix: list[int | str] = []
+    position = _parse_sum(tokens, 0, 0, postfix)
+    if tokens[position] != 'end':
+        raise ValueError(f'unexpected {tokens[position]!r}')
+    return postfix
+
+
+def _parse_sum(tokens: list[str], position: int, depth: int, postfix: list[int | str]) -> int:
+    """Each _parse function reads from `position`, appends to `postfix` and returns the position after what it read."""
+    position = _parse_product(tokens, position, depth, postfix)
+    while (operator := tokens[position]) in ('+', '-'):
+        position = _parse_product(tokens, position + 1, depth, postfix)
+        postfix.append(operator)
+    return position
+
+
+def _parse_product(tokens: list[str], position: int, depth: int, postfix: list[int | str]) -> int:
+    position = _parse_factor(tokens, position, depth, postfix)
+    while (operator := tokens[position]) in ('*', '/'):
+        position = _parse_factor(tokens, position + 1, depth, postfix)
+        postfix.append(operator)
+    return position
+
+
+def _parse_factor(tokens: list[str], position: int, depth: int, postfix: list[int | str]) -> int:
+    if depth > MAX_DEPTH:  # keeps the recursion far from Python's limit
+        raise ValueError(f'nested deeper than {MAX_DEPTH}')
+    token = tokens[position]
+    if token in ('+', '-'):
+        position = _parse_factor(tokens, position + 1, depth + 1, postfix)
+        if token == '-':
+            postfix.append('neg')
+        return position
+    if token == '(':
+        position = _parse_sum(tokens, position + 1, depth + 1, postfix)
+        if tokens[position] != ')':
+            raise ValueError(f'expected ")", found {tokens[position]!r}')
+        return position + 1
+    if re.fullmatch(rf'0|[1-9][0-9]{{0,{MAX_DIGITS - 1}}}', token):
+        postfix.append(int(token))
+        return position + 1
+    raise ValueError(f'unexpected {token!r}')
+
+
+def evaluate(postfix: Sequence[int | str]) -> Fraction | None:
+    """The exact value of what `parse` returned; None where it divides by zero."""
+    stack: list[Fraction] = []
+    for token in postfix:
+        if isinstance(token, int):
+            stack.append(Fraction(token))
+        elif token == 'neg':
+            stack.append(-stack.pop())
+        else:
+            right, left = stack.pop(), stack.pop()
+            if token == '+':
+                stack.append(left + right)
+            elif token == '-':
+                stack.append(left - right)
+            elif token == '*':
+                stack.append(left * right)
+            elif right == 0:
+                return None
+            else:
+                stack.append(left / right)
+    return stack.pop()
+
+
+def worked_solution(ground_truth: dict, rng: np.random.Generator) -> str:
+    """A correct response in the compact style, steps first: '30-24=6 6*6=36 59+36=95<answer>59+6*(30-24)</answer>'.
+
+    A random one: each step is drawn uniformly among those from which the target can still be reached. Every step gives a
+    non-negative integer, and the answer has no parentheses it can do without. ValueError where there is no such solution.
+    """
+    _check_ground_truth(ground_truth)
+    target = ground_truth['target']
+    terms = [(n, str(n), 'number') for n in ground_truth['numbers']]  # value, its expression, the expression's last operator
+    steps = []
+    while len(terms) > 1:
+        nexts = [move for move in _moves(terms) if solvable([value for value, _, _ in move[1]], target)]
+        if not nexts:
+            break
+        step, terms = nexts[rng.integers(len(nexts))]
+        steps.append(step)
+    if len(terms) > 1 or terms[0][0] != target:
+        raise ValueError(f'{ground_truth} has no solution in non-negative integers')
+    return f'{" ".join(steps)}<answer>{terms[0][1]}</answer>'
+
+
+def _moves(terms: list[tuple[int, str, str]]) -> list[tuple[str, list[tuple[int, str, str]]]]:
+    """Every way to combine two terms into one: the step as text ('30-24=6'), and the terms after it, the new one last."""
+    moves = []
+    for i in range(len(terms)):
+        for j in range(i + 1, len(terms)):
+            rest = [term for k, term in enumerate(terms) if k not in (i, j)]
+            a, b = terms[i], terms[j]
+            large, small = (a, b) if a[0] >= b[0] else (b, a)
+            choices = [(a, '+', b, a[0] + b[0]), (a, '*', b, a[0] * b[0]), (large, '-', small, large[0] - small[0])]
+            if small[0] > 0 and large[0] % small[0] == 0:
+                choices.append((large, '/', small, large[0] // small[0]))
+            for left, operator, right, value in choices:
+                term = (value, _joined(left, operator, right), operator)
+                moves.append((f'{left[0]}{operator}{right[0]}={value}', [*rest, term]))
+    return moves
+
+
+def _joined(left: tuple[int, str, str], operator: str, right: tuple[int, str, str]) -> str:
+    """`left operator right` with only the parentheses that the value needs: a+(b-c) is a+b-c, and a*(b/c) is a*b/c."""
+    wrap_left = operator in '*/' and left[2] in '+-'
+    wrap_right = right[2] in {'+': '', '-': '+-', '*': '+-', '/': '+-*/'}[operator]
+    return (f'({left[1]})' if wrap_left else left[1]) + operator + (f'({right[1]})' if wrap_right else right[1])
+
+
+def _check_ground_truth(ground_truth: object) -> None:
+    """ValueError, naming the field, unless it is {'numbers': [int, ...], 'target': number}.
+
+    A target that is no integer is a question without an integer answer, not a malformed one: it is judged like any other.
+    """
+    if not isinstance(ground_truth, dict):
+        raise ValueError(f'ground_truth must be an object with "numbers" and "target", got {str(ground_truth)[:100]}')
+    for field in ('numbers', 'target'):
+        if field not in ground_truth:
+            raise ValueError(f'ground_truth.{field} is missing')
+    numbers, target = ground_truth['numbers'], ground_truth['target']
+    if not is_numbers(numbers):
+        raise ValueError(f'ground_truth.numbers must be a non-empty list of non-negative integers, got {str(numbers)[:100]}')
+    if type(target) not in (int, float) or not math.isfinite(target) or abs(target) >= 10**MAX_DIGITS:
+        raise ValueError(f'ground_truth.target must be a number, got {str(target)[:100]}')

@@ -1,0 +1,203 @@
+"""BAPO, Algorithm 1 (arXiv 2602.20722). Every method of methods.py is this loop with other choices.
+
+    python -m bapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
+    python -m bapo_jax.train --config=configs/countdown.py:grpo --workdir=runs/x --config.learner.learning_rate=2e-6
+
+A used run directory continues where it stopped; SIGTERM or Ctrl-C stops after the step, with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from bapo_jax.checkpoint import Checkpoints, RunState, copy_params
+from bapo_jax.evaluate import benchmark_prompts, print_table, score, score_benchmarks, summary
+from bapo_jax.metrics import MetricsLog, ProgressBar, Timer, batch_metrics, fresh_metrics, write_rollouts, write_text
+from bapo_jax.replay.compose import compose, improved
+from bapo_jax.replay.filters import fresh_filter
+from bapo_jax.replay.thresholds import threshold, update_r_tot
+from bapo_jax.report import draw_run
+from bapo_jax.rollout.collect import collect
+from bapo_jax.rollout.engine import FRESH, REEVALUATION, TRACKING, Draw, Sampling
+from bapo_jax.rollout.schedule import reevaluation_due, sync_due
+from bapo_jax.setup import Setup, build
+
+# Streams of host-side randomness; a generator is keyed by (seed, step, stream), so there is no state to save.
+_FILTER, _REEVALUATE, _COMPOSE, _SHUFFLE = range(4)
+
+
+def train(s: Setup, workdir: Path) -> RunState:
+    """Trains until `steps`, continuing what `workdir` holds. Returns where the run stands."""
+    run, log, checkpoints = start_or_continue(s, workdir)
+    c, replay, engine = s.config, s.config.replay, s.engine
+    sampling = Sampling(c.rollout.temperature, c.rollout.max_response_tokens)
+    reference = s.initial_params if c.learner.kl_target == 'reference' else None
+    progress, stop_asked = ProgressBar(s.steps, run.step), stop_on_signal()
+
+    for step in range(run.step + 1, s.steps + 1):
+        timer = Timer()
+
+        def rng(stream: int, step=step) -> np.random.Generator:
+            return np.random.default_rng([c.seed, step, stream])
+
+        with timer('step'):
+            # Lines 3-5: every v steps the rollout policy α becomes π_θ.
+            if sync_due(step, c.rollout.sync_every):
+                with timer('weight_sync'):
+                    run.alpha, run.alpha_version = copy_params(run.learner.params), step - 1
+                    engine.load(run.alpha, run.alpha_version)
+
+            # Lines 6-7: G responses to each prompt from α, with its log-probs; rewards.
+            prompts = s.selector.next()
+            fresh, gen_s, reward_s = collect(engine, s.tokenizer, prompts, c.rollout.group_size, sampling, Draw(c.seed, step, FRESH))
+            timer.seconds.update({'timing_s/gen': gen_s, 'timing_s/reward': reward_s})
+            s.selector.observe(fresh)
+            run.r_tot = update_r_tot(run.r_tot, np.mean([g.mean_reward for g in fresh if not g.infra_error] or [np.nan]))
+            low, high = (threshold(x, run.r_tot or 0.0, replay.thresholds) for x in (replay.c2, replay.c3))
+
+            # Lines 12-15, eq. 6: every m steps hard prompts are asked again, of π_θ; those it now sometimes solves are X2.
+            reevaluated = []
+            if replay.use_x2 and reevaluation_due(step, replay.reevaluate_every):
+                with timer('reevaluate'):
+                    hard = s.buffer.hard_prompts(rng(_REEVALUATE), replay.max_reevaluate)
+                    engine.load(run.learner.params, step - 1)
+                    draw = Draw(c.seed, step, REEVALUATION)
+                    reevaluated = collect(engine, s.tokenizer, hard, c.rollout.group_size, sampling, draw).groups
+                    engine.load(run.alpha, run.alpha_version)
+            promoted = improved(reevaluated, replay.c1)
+
+            # Lines 11, 16-17, eq. 5-8: the adaptive batch X1 ∪ X2 ∪ X3.
+            with timer('compose'):
+                kept = fresh_filter(fresh, replay.fresh_filter, rng(_FILTER))
+                batch = compose(
+                    kept, promoted, s.buffer,
+                    size=c.learner.batch_groups, step=step, low=low, high=high, rng=rng(_COMPOSE), use_x3=replay.use_x3,
+                )  # fmt: skip
+
+            # Line 18: advantages and the clipped update.
+            run.learner, update = s.learner.update(run.learner, batch, rng(_SHUFFLE), reference)
+
+            # Lines 8-9 and 19: the fresh groups enter the buffer, after this step's draws from it.
+            s.buffer.add(fresh, step)
+            run.step = step
+            run.responses_total += sum(g.size for g in [*fresh, *reevaluated])
+
+        # Evaluate, log, save.
+        metrics = {
+            **fresh_metrics(fresh), **batch_metrics(batch, step), **update, **s.buffer.metrics(step),
+            'bapo/r_tot': run.r_tot, 'bapo/c2': low, 'bapo/c3': high,
+            'bapo/reevaluated': len(reevaluated), 'bapo/improved': len(promoted), 'bapo/lag': step - 1 - run.alpha_version,
+            'bapo/discarded/filtered': sum(not g.infra_error for g in fresh) - len(kept),
+            'bapo/discarded/infra_error': sum(g.infra_error for g in fresh),
+            'rollout/responses_total': run.responses_total,
+        }  # fmt: skip
+        stopping = stop_asked() or step == s.steps
+        if step == s.steps or c.evaluate.every and step % c.evaluate.every == 0:
+            with timer('testing'):
+                metrics |= evaluate_policy(s, run, workdir)
+        trained = sum(len(g.prompt.tokens) * g.size + sum(len(r.tokens) for r in g.responses) for g in batch.groups)
+        metrics |= {**timer.seconds, 'perf/throughput': trained / timer.seconds['timing_s/step']}
+        if c.rollouts.every and step % c.rollouts.every == 0:
+            used = {g.prompt.id for g in kept}
+            uses = [('x1' if g.prompt.id in used else 'discarded', g) for g in fresh]
+            uses += [('x2' if g in promoted else 'not_improved', g) for g in reevaluated]
+            write_rollouts(workdir / 'rollouts' / f'{step:06d}.jsonl.zst', s.tokenizer, uses)
+        log.write(step, metrics)
+        progress.update(step, metrics)
+        if stopping or step % c.checkpoint.every == 0:
+            checkpoints.save(run, s.buffer.state(), s.selector.state())
+        if stopping:
+            break
+
+    progress.stop()
+    log.close()
+    checkpoints.close()
+    if run.step == s.steps:
+        print_results(workdir, run.step)
+    else:
+        print(f'stopped after step {run.step} of {s.steps}; the same command continues')
+    return run
+
+
+def start_or_continue(s: Setup, workdir: Path) -> tuple[RunState, MetricsLog, Checkpoints]:
+    """θ_0, or the newest checkpoint; α in the engine; the log cut back to what counts; the initial policy evaluated once."""
+    checkpoints = Checkpoints(workdir / 'checkpoints', s.config.checkpoint.keep)
+    state = s.learner.init(copy_params(s.initial_params))
+    run = RunState(learner=state, alpha=copy_params(s.initial_params))
+    if checkpoints.latest_step() is not None:
+        run, buffer, selector = checkpoints.restore(run)
+        s.buffer.restore(buffer)
+        s.selector.restore(selector)
+        print(f'continuing {workdir} after step {run.step}')
+    log = MetricsLog(workdir, run.step if run.step else -1)
+    s.engine.load(run.alpha, run.alpha_version)
+    if run.step == 0:
+        c = s.config
+        print(
+            f'{len(s.training_prompts):,} prompts, {s.steps} steps of {c.learner.batch_groups} prompts × {c.rollout.group_size} '
+            f'responses; method {c.method}: v={c.rollout.sync_every}, anchor {c.learner.anchor}, '
+            f'filter {c.replay.fresh_filter}, X2 {c.replay.use_x2}, X3 {c.replay.use_x3}',
+            flush=True,
+        )
+        log.write(0, evaluate_policy(s, run, workdir))
+    return run, log, checkpoints
+
+
+def evaluate_policy(s: Setup, run: RunState, workdir: Path) -> dict[str, float]:
+    """Scores π_θ (not α) on the benchmarks and the tracked prompts, and keeps every question's count in evals/."""
+    c = s.config
+    s.engine.load(run.learner.params, run.step)
+    summaries, _ = score_benchmarks(s.engine, s.tokenizer, benchmark_prompts(c, s.tokenizer), c, run.step)
+    result = {'step': run.step, 'benchmarks': summaries}
+    if c.evaluate.track_prompts:
+        # A fixed subset of the training prompts, for the accuracy-migration figures.
+        chosen = np.random.default_rng(c.seed).permutation(len(s.training_prompts))[: c.evaluate.track_prompts]
+        tracked = [s.training_prompts[i] for i in np.sort(chosen)]
+        groups = score(s.engine, s.tokenizer, tracked, c, TRACKING, run.step)
+        result['tracked'] = {'prompt_ids': [p.id for p in tracked], **summary(groups)}
+    s.engine.load(run.alpha, run.alpha_version)
+    (workdir / 'evals').mkdir(exist_ok=True)
+    write_text(workdir / 'evals' / f'{run.step:06d}.json', json.dumps(result) + '\n')
+    return {
+        f'val-core/{name}/acc/{measure}@{x["samples"]}': x[measure] for name, x in summaries.items() for measure in ('mean', 'pass')
+    }
+
+
+def print_results(workdir: Path, step: int) -> None:
+    """Base against trained policy, and where the figure is."""
+    base, trained = (json.loads((workdir / 'evals' / f'{i:06d}.json').read_text('utf-8'))['benchmarks'] for i in (0, step))
+    print_table(f'{workdir}, {step} steps, %', {'base': base, 'trained': trained})
+    print(f'figure: {draw_run(workdir)}   metrics: {workdir / "metrics.jsonl"}')
+
+
+def stop_on_signal():
+    """Returns a function that says whether SIGTERM or SIGINT came; the step under way is finished first."""
+    asked = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda signum, frame: asked.append(signum))
+    return lambda: bool(asked)
+
+
+def main(_) -> None:
+    logging.set_verbosity(logging.WARNING)
+    workdir = Path(FLAGS.workdir)
+    try:
+        setup = build(FLAGS.config, workdir)
+    except (ValueError, FileNotFoundError) as e:
+        sys.exit(f'error: {e}')
+    train(setup, workdir)
+
+
+if __name__ == '__main__':
+    FLAGS = flags.FLAGS
+    flags.DEFINE_string('workdir', None, 'The run directory; a used one continues.', required=True)
+    config_flags.DEFINE_config_file('config', None, 'FILE or FILE:METHOD.', lock_config=True)
+    flags.mark_flag_as_required('config')
+    app.run(main)

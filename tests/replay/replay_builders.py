@@ -1,0 +1,39 @@
+"""Small groups for the replay tests, and equality of what is immutable and compared by identity elsewhere."""
+
+import functools
+
+import numpy as np
+
+from bapo_jax.groups import Group, Prompt, Response, Verdict, groups_to_arrays
+
+
+@functools.cache
+def make_group(prompt_id, k, G=8, step=0, infra=False):
+    """k of G right; tokens and log-probs are drawn from (prompt_id, step, k), so that no two groups look alike by accident."""
+    rng = np.random.default_rng([prompt_id, step, k])
+    responses = []
+    for _ in range(G):
+        length = int(rng.integers(1, 6))
+        tokens = rng.integers(0, 1000, length, dtype=np.int32)
+        finish = 'stop' if rng.random() < 0.5 else 'length'
+        responses.append(Response(tokens, rng.standard_normal(length, dtype=np.float32), finish, step))
+    verdicts = [Verdict.CORRECT] * k + [Verdict.WRONG] * (G - k)
+    if infra:
+        verdicts[-1] = Verdict.INFRA_ERROR
+    prompt = Prompt(prompt_id, 'countdown', rng.integers(0, 1000, 1 + prompt_id % 3, dtype=np.int32), {'target': prompt_id})
+    return Group(prompt, tuple(responses), tuple(verdicts), step)
+
+
+def ids(groups):
+    return [g.prompt.id for g in groups]
+
+
+def assert_same_arrays(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype, name
+        assert a[name].tobytes() == b[name].tobytes(), name
+
+
+def assert_same_groups(a, b):
+    assert_same_arrays(groups_to_arrays(a), groups_to_arrays(b))

@@ -1,0 +1,71 @@
+"""`python -m bapo_jax.grade`: one verdict a row, and a malformed row stops it with its line number."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bapo_jax.grade import grade_line
+from bapo_jax.tasks.countdown import verify
+
+ROOT = Path(__file__).resolve().parents[1]
+TRUTH = {'numbers': [44, 19, 35], 'target': 98}
+
+
+def row(response='<answer>44+19+35</answer>', ground_truth=TRUTH):
+    return json.dumps({'response': response, 'ground_truth': ground_truth}).encode()
+
+
+def run(data, *arguments):
+    command = [sys.executable, '-m', 'bapo_jax.grade', *arguments]
+    return subprocess.run(command, input=data, capture_output=True, env={**os.environ, 'PYTHONPATH': str(ROOT)}, timeout=60)
+
+
+def test_one_verdict_a_row():
+    responses = ['<answer>44+19+35</answer>', 'é <answer>44 + 19</answer>', 'nothing', '<answer>\ud800</answer>']
+    done = run(b'\n'.join(map(row, responses)), 'countdown')
+    assert done.returncode == 0
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        {'verdict': 'correct', 'reward': 1.0, 'answer': '44+19+35'},
+        {'verdict': 'wrong', 'reward': 0.0, 'answer': '44 + 19'},
+        {'verdict': 'unparseable', 'reward': 0.0, 'answer': None},
+        {'verdict': 'unparseable', 'reward': 0.0, 'answer': '\ud800'},
+    ]
+    assert done.stderr.decode().strip() == 'graded 4 rows: 1 correct, 1 wrong, 2 unparseable, 0 infra_error'
+
+
+def test_a_malformed_row_stops_it_after_the_rows_before_were_answered():
+    done = run(row() + b'\n' + row() + b'\n{"response": 5, "ground_truth": {}}\n' + row(), 'countdown')
+    assert done.returncode == 2
+    assert len(done.stdout.splitlines()) == 2
+    assert done.stderr.decode().startswith('line 3: "response" must be a string, got int\n')
+    assert b'Traceback' not in done.stderr
+
+
+def test_an_unknown_task_is_refused_with_the_choices():
+    done = run(b'', 'chess')
+    assert done.returncode == 2 and b'countdown' in done.stderr and done.stdout == b''
+
+
+@pytest.mark.parametrize(
+    ('line', 'message'),
+    [
+        (b'', 'JSON object'),
+        (b'{"response": "x"', 'JSON object'),
+        (b'[' * 100_000, 'JSON object'),
+        (b'[1]', 'expected an object with "response" and "ground_truth", got list'),
+        (b'\xff\xfe', 'UTF-8'),
+        (b'{"ground_truth": {}}', '"response" is missing'),
+        (b'{"response": "x"}', '"ground_truth" is missing'),
+        (row(response=None), '"response" must be a string, got NoneType'),
+        (row(ground_truth=None), 'ground_truth must be an object'),
+        (row(ground_truth={'numbers': [1]}), r'ground_truth\.target is missing'),
+        (row(ground_truth={'numbers': 1, 'target': 2}), r'ground_truth\.numbers must be'),
+        (row(ground_truth={'numbers': [1], 'target': 'x'}), r'ground_truth\.target must be a number'),
+    ],
+)
+def test_a_malformed_row_is_explained(line, message):
+    with pytest.raises(ValueError, match=message):
+        grade_line(line, verify)
