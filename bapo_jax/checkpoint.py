@@ -80,10 +80,11 @@ class Checkpoints:
         step = self._manager.latest_step()
         if step is None:
             raise FileNotFoundError(f'{self._manager.directory} holds no complete checkpoint')
-        restored = self._manager.restore(
-            step, args=ocp.args.Composite(policy=ocp.args.PyTreeRestore({'params': params_like}, partial_restore=True))
+        like = {'params': params_like}
+        only_params = ocp.args.PyTreeRestore(
+            like, restore_args=ocp.checkpoint_utils.construct_restore_args(like), partial_restore=True
         )
-        return restored.policy['params'], step
+        return self._manager.restore(step, args=ocp.args.Composite(policy=only_params)).policy['params'], step
 
     def close(self) -> None:
         self._manager.close()

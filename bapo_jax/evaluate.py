@@ -9,12 +9,13 @@ Of a run, π_θ of the newest checkpoint is scored (not the rollout policy α), 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 from rich.console import Console
 from rich.table import Table
@@ -86,13 +87,16 @@ def print_table(title: str, columns: dict[str, dict[str, dict]]) -> None:
 def main(_) -> None:
     from bapo_jax.setup import load_for_evaluation  # after the flags: this imports JAX
 
-    checkpoint, flag = Path(FLAGS.checkpoint), FLAGS.config
-    engine, tokenizer, config, step = load_for_evaluation(checkpoint, flag)
-    if FLAGS.benchmarks:
-        config.evaluate.benchmarks = tuple(FLAGS.benchmarks)
-    if FLAGS.samples:
-        config.evaluate.samples = FLAGS.samples
-    summaries, scored = score_benchmarks(engine, tokenizer, benchmark_prompts(config, tokenizer), config, step)
+    logging.set_verbosity(logging.WARNING)
+    checkpoint = Path(FLAGS.checkpoint)
+    try:
+        engine, tokenizer, config, step = load_for_evaluation(checkpoint, FLAGS.config)
+        config.evaluate.benchmarks = tuple(FLAGS.benchmarks or config.evaluate.benchmarks)
+        config.evaluate.samples = FLAGS.samples or config.evaluate.samples
+        benchmarks = benchmark_prompts(config, tokenizer)
+    except (ValueError, FileNotFoundError) as e:
+        sys.exit(f'error: {e}')
+    summaries, scored = score_benchmarks(engine, tokenizer, benchmarks, config, step)
     output = Path(FLAGS.output) if FLAGS.output else checkpoint / 'evaluation'
     output.mkdir(parents=True, exist_ok=True)
     for name, groups in scored.items():
@@ -103,7 +107,7 @@ def main(_) -> None:
             for j, (response, verdict, text) in enumerate(
                 zip(g.responses, g.verdicts, tokenizer.batch_decode([r.tokens for r in g.responses]), strict=True))
         )  # fmt: skip
-        write_text(output / f'{Path(name).name}.jsonl', ''.join(json.dumps(row) + '\n' for row in rows))
+        write_text(output / f'{Path(name).stem}.jsonl', ''.join(json.dumps(row) + '\n' for row in rows))
     write_text(output / 'summary.json', json.dumps({'checkpoint': str(checkpoint), 'step': step, 'benchmarks': summaries}, indent=1))
     print_table(f'{checkpoint}, after {step} steps', {'%': summaries})
     print(f'every sample: {output}/*.jsonl   summary: {output / "summary.json"}')

@@ -1,9 +1,8 @@
-"""What a run writes down: metrics.jsonl (each step once, always), TensorBoard events, rollout files; and the progress people see."""
+"""What a run writes down: metrics.jsonl (each step once, always), TensorBoard events; and the progress people see."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import time
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zstandard
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from tensorboardX import SummaryWriter
@@ -98,27 +96,15 @@ def batch_metrics(batch: Batch, step: int) -> dict[str, Any]:
     }
 
 
-def write_rollouts(path: Path, tokenizer: Any, groups: Sequence[tuple[str, Group]]) -> None:
-    """One JSON row a group: what it was used for, the question, every response with its verdict, reward and policy version."""
-    text = io.StringIO()
-    for use, g in groups:
-        row = {
-            'use': use,
-            'prompt_id': g.prompt.id,
-            'prompt': tokenizer.decode(g.prompt.tokens),
-            'ground_truth': g.prompt.ground_truth,
-            'responses': tokenizer.batch_decode([r.tokens for r in g.responses]),
-            'verdicts': [v.name.lower() for v in g.verdicts],
-            'rewards': [None if np.isnan(r) else float(r) for r in g.rewards],
-            'finish': [r.finish for r in g.responses],
-            'versions': [r.version for r in g.responses],
-            'step': g.step,
-        }
-        text.write(json.dumps(row) + '\n')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + '.partial')
-    temporary.write_bytes(zstandard.compress(text.getvalue().encode()))
-    os.replace(temporary, path)
+def discarded_metrics(fresh: Sequence[Group], kept: Sequence[Group]) -> dict[str, int]:
+    """Why drawn prompts are not in X1; with bapo/x1_groups this accounts for every one of them."""
+    broken = sum(g.infra_error for g in fresh)
+    return {'bapo/discarded/filtered': len(fresh) - broken - len(kept), 'bapo/discarded/infra_error': broken}
+
+
+def trained_tokens(batch: Batch) -> int:
+    """Prompt and response tokens of a batch, a prompt counted once for each response."""
+    return sum(len(g.prompt.tokens) + len(r.tokens) for g in batch.groups for r in g.responses)
 
 
 class ProgressBar:

@@ -58,11 +58,11 @@ def build(config: ConfigDict, workdir: Path) -> Setup:
         task.benchmark(name)
     if config.evaluate.track_prompts > len(prompts):
         raise ValueError(f'evaluate.track_prompts={config.evaluate.track_prompts} exceeds the {len(prompts)} training prompts')
+    mesh = parallel.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    graph, shapes = hf.abstract_params(model_config)
+    sharding = parallel.parameter_sharding(mesh, shapes)
     params = hf.load_params(config.model.path, model_config)
     claim(workdir, config, {'dataset': fingerprint(prompts), 'tokenizer': fingerprint_tokenizer(tokenizer)})
-
-    mesh = parallel.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-    graph, _ = hf.abstract_params(model_config)
     return Setup(
         config=config,
         tokenizer=tokenizer,
@@ -73,7 +73,7 @@ def build(config: ConfigDict, workdir: Path) -> Setup:
         buffer=ReplayBuffer(
             config.replay.bad_capacity, config.replay.high_capacity, config.replay.high_recent_steps, config.replay.c1
         ),
-        initial_params=jax.device_put(params, parallel.parameter_sharding(mesh, params)),
+        initial_params=jax.device_put(params, sharding),
         steps=config.steps or config.epochs * selector.batches_per_epoch,
     )
 

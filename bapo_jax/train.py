@@ -19,7 +19,8 @@ from ml_collections import config_flags
 
 from bapo_jax.checkpoint import Checkpoints, RunState, copy_params
 from bapo_jax.evaluate import benchmark_prompts, print_table, score, score_benchmarks, summary
-from bapo_jax.metrics import MetricsLog, ProgressBar, Timer, batch_metrics, fresh_metrics, write_rollouts, write_text
+from bapo_jax.metrics import MetricsLog, ProgressBar, Timer, batch_metrics, discarded_metrics, fresh_metrics, trained_tokens, write_text
+from bapo_jax.rollouts_log import uses, write_rollouts
 from bapo_jax.replay.compose import compose, improved
 from bapo_jax.replay.filters import fresh_filter
 from bapo_jax.replay.thresholds import threshold, update_r_tot
@@ -39,14 +40,12 @@ def train(s: Setup, workdir: Path) -> RunState:
     c, replay, engine = s.config, s.config.replay, s.engine
     sampling = Sampling(c.rollout.temperature, c.rollout.max_response_tokens)
     reference = s.initial_params if c.learner.kl_target == 'reference' else None
-    progress, stop_asked = ProgressBar(s.steps, run.step), stop_on_signal()
+    progress, stop_asked, timer = ProgressBar(s.steps, run.step), stop_on_signal(), Timer()
+
+    def rng(stream: int) -> np.random.Generator:
+        return np.random.default_rng([c.seed, step, stream])
 
     for step in range(run.step + 1, s.steps + 1):
-        timer = Timer()
-
-        def rng(stream: int, step=step) -> np.random.Generator:
-            return np.random.default_rng([c.seed, step, stream])
-
         with timer('step'):
             # Lines 3-5: every v steps the rollout policy α becomes π_θ.
             if sync_due(step, c.rollout.sync_every):
@@ -91,28 +90,24 @@ def train(s: Setup, workdir: Path) -> RunState:
 
         # Evaluate, log, save.
         metrics = {
-            **fresh_metrics(fresh), **batch_metrics(batch, step), **update, **s.buffer.metrics(step),
-            'bapo/r_tot': run.r_tot, 'bapo/c2': low, 'bapo/c3': high,
+            **fresh_metrics(fresh), **batch_metrics(batch, step), **discarded_metrics(fresh, kept), **update,
+            **s.buffer.metrics(step), 'bapo/r_tot': run.r_tot, 'bapo/c2': low, 'bapo/c3': high,
             'bapo/reevaluated': len(reevaluated), 'bapo/improved': len(promoted), 'bapo/lag': step - 1 - run.alpha_version,
-            'bapo/discarded/filtered': sum(not g.infra_error for g in fresh) - len(kept),
-            'bapo/discarded/infra_error': sum(g.infra_error for g in fresh),
             'rollout/responses_total': run.responses_total,
         }  # fmt: skip
         stopping = stop_asked() or step == s.steps
-        if step == s.steps or c.evaluate.every and step % c.evaluate.every == 0:
+        if step == s.steps or every(c.evaluate.every, step):
             with timer('testing'):
                 metrics |= evaluate_policy(s, run, workdir)
-        trained = sum(len(g.prompt.tokens) * g.size + sum(len(r.tokens) for r in g.responses) for g in batch.groups)
-        metrics |= {**timer.seconds, 'perf/throughput': trained / timer.seconds['timing_s/step']}
-        if c.rollouts.every and step % c.rollouts.every == 0:
-            used = {g.prompt.id for g in kept}
-            uses = [('x1' if g.prompt.id in used else 'discarded', g) for g in fresh]
-            uses += [('x2' if g in promoted else 'not_improved', g) for g in reevaluated]
-            write_rollouts(workdir / 'rollouts' / f'{step:06d}.jsonl.zst', s.tokenizer, uses)
+        if every(c.rollouts.every, step):
+            write_rollouts(workdir / 'rollouts' / f'{step:06d}.jsonl.zst', s.tokenizer, uses(fresh, kept, reevaluated, promoted))
+        metrics |= {**timer.seconds, 'perf/throughput': trained_tokens(batch) / timer.seconds['timing_s/step']}
         log.write(step, metrics)
         progress.update(step, metrics)
-        if stopping or step % c.checkpoint.every == 0:
-            checkpoints.save(run, s.buffer.state(), s.selector.state())
+        timer = Timer()  # a save comes after its step's row, so its seconds are in the next one
+        if stopping or every(c.checkpoint.every, step):
+            with timer('save_checkpoint'):
+                checkpoints.save(run, s.buffer.state(), s.selector.state())
         if stopping:
             break
 
@@ -177,11 +172,21 @@ def print_results(workdir: Path, step: int) -> None:
     print(f'figure: {draw_run(workdir)}   metrics: {workdir / "metrics.jsonl"}')
 
 
+def every(period: int, step: int) -> bool:
+    """Is it due? A period of 0 means never."""
+    return period > 0 and step % period == 0
+
+
 def stop_on_signal():
-    """Returns a function that says whether SIGTERM or SIGINT came; the step under way is finished first."""
+    """Returns a function that says whether SIGTERM or SIGINT came; the step under way is finished and saved first."""
     asked = []
+
+    def ask(signum, frame):
+        asked.append(signum)
+        print(f'\n{signal.Signals(signum).name}: stopping after this step, with a checkpoint', flush=True)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda signum, frame: asked.append(signum))
+        signal.signal(number, ask)
     return lambda: bool(asked)
 
 

@@ -1,0 +1,113 @@
+"""The anchor table: base, GRPO, and BAPO with each anchor × v × learning rate, on the quickstart's task and policy.
+
+    python benchmarks/anchor_table.py                     # runs what is missing, then prints the table
+    python benchmarks/anchor_table.py --print_only
+
+Each row is one run of `bapo_jax.train` (its command is in the row), one seed. Rows go to docs/anchor_table.jsonl as they end, so
+the study can be interrupted; delete a row to measure it again. docs/anchor_table.md is written from them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from bapo_jax.metrics import read_metrics
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer('steps', 100, 'Training steps of every run.')
+flags.DEFINE_list('learning_rates', ['1e-4', '3e-4'], 'AdamW, constant.')
+flags.DEFINE_bool('print_only', False, 'Run nothing.')
+
+ROOT = Path(__file__).resolve().parents[1]
+ROWS, TABLE = ROOT / 'docs' / 'anchor_table.jsonl', ROOT / 'docs' / 'anchor_table.md'
+RUNS = ROOT / 'runs' / 'anchor_table'
+
+
+def settings() -> list[dict[str, Any]]:
+    """The grid, most informative rows first, so that an interrupted study is still worth reading."""
+    rates = FLAGS.learning_rates
+    grid = [{'method': 'grpo', 'anchor': 'proximal', 'v': 1, 'learning_rate': rate} for rate in rates]
+    for v in (1, 5, 2):
+        for anchor in ('behaviour', 'proximal', 'decoupled'):
+            grid += [{'method': 'bapo', 'anchor': anchor, 'v': v, 'learning_rate': rate} for rate in rates]
+    return [{**row, 'steps': FLAGS.steps} for row in grid]
+
+
+def command(row: dict[str, Any], workdir: str) -> list[str]:
+    return [
+        'python', '-m', 'bapo_jax.train', f'--config=configs/quickstart.py:{row["method"]}', f'--workdir={workdir}',
+        f'--config.steps={row["steps"]}', f'--config.learner.anchor={row["anchor"]}', f'--config.rollout.sync_every={row["v"]}',
+        f'--config.learner.learning_rate={row["learning_rate"]}', '--config.evaluate.track_prompts=0', '--config.rollouts.every=0',
+    ]  # fmt: skip
+
+
+def measure(row: dict[str, Any]) -> dict[str, Any]:
+    """Trains one setting and returns its row: scores of base and trained policy, and the seconds its steps took."""
+    workdir = RUNS / '_'.join(str(value) for value in row.values())
+    words = command(row, str(workdir.relative_to(ROOT)))
+    shutil.rmtree(workdir, ignore_errors=True)
+    subprocess.run([sys.executable, *words[1:]], cwd=ROOT, check=True)
+    logged = read_metrics(workdir)
+    scores = {name.removeprefix('val-core/'): (logged[0][name], logged[-1][name]) for name in logged[0] if 'val-core' in name}
+    return {
+        **row,
+        'base': {name: before for name, (before, _) in scores.items()},
+        'trained': {name: after for name, (_, after) in scores.items()},
+        'responses': logged[-1]['rollout/responses_total'],
+        'seconds': round(sum(r.get('timing_s/step', 0) for r in logged)),
+        'cores': os.cpu_count(),
+        'jax': importlib.metadata.version('jax'),
+        'date': datetime.date.today().isoformat(),
+        'command': ' '.join(command(row, 'runs/x')),
+    }
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The table, best first."""
+    names = list(rows[0]['trained'])
+    base = ' | '.join(f'{100 * rows[0]["base"][n]:.1f}' for n in names)
+    lines = [
+        '# The anchor table',
+        '',
+        f'Quickstart policy and task, {rows[0]["steps"]} steps, one seed a row, percent on 200 held-out problems each '
+        '(a difference of 3 points between two rows is within noise). '
+        'Made by `python benchmarks/anchor_table.py`; the raw rows, each with its command, are in `anchor_table.jsonl`.',
+        '',
+        f'{rows[0]["cores"]} CPU cores, jax {rows[0]["jax"]}, {min(r["date"] for r in rows)} to {max(r["date"] for r in rows)}.',
+        '',
+        '| method | anchor | v | learning rate | ' + ' | '.join(n.replace('/acc/', ' ') for n in names) + ' | responses | seconds |',
+        '|---' * (6 + len(names)) + '|',
+        f'| base | | | | {base} | | |',
+    ]
+    for r in sorted(rows, key=lambda r: -r['trained'][names[0]]):
+        values = ' | '.join(f'{100 * r["trained"][n]:.1f}' for n in names)
+        lines.append(
+            f'| {r["method"]} | {r["anchor"]} | {r["v"]} | {r["learning_rate"]} | {values} | {r["responses"]} | {r["seconds"]} |'
+        )
+    return '\n'.join(lines) + '\n'
+
+
+def main(_) -> None:
+    rows = [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()] if ROWS.is_file() else []
+    for setting in settings() if not FLAGS.print_only else []:
+        if any(setting.items() <= row.items() for row in rows):
+            continue
+        rows.append(measure(setting))
+        with ROWS.open('a', encoding='utf-8') as f:
+            f.write(json.dumps(rows[-1]) + '\n')
+        TABLE.write_text(markdown(rows), 'utf-8')
+    print(markdown(rows))
+
+
+if __name__ == '__main__':
+    app.run(main)

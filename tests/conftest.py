@@ -1,0 +1,111 @@
+"""What many tests share: a tiny random Qwen2 as transformers writes it, the same as our parameters, and groups it sampled."""
+
+import os
+
+# The tests' tolerances are those of float32 on CPU. Set before JAX and transformers are imported; nothing is fetched.
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+os.environ.setdefault('HF_HUB_OFFLINE', '1')
+
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from bapo_jax.groups import Group, Prompt, Verdict
+from bapo_jax.learner.logprobs import token_logprobs
+from bapo_jax.models import hf
+from bapo_jax.models.qwen2 import ModelConfig
+from bapo_jax.rollout.engine import FRESH, Draw, Sampling
+from bapo_jax.rollout.jax_engine import JaxEngine
+
+STOP_TOKENS = tuple(range(3, 15))  # many, so that responses differ in length
+TINY = {
+    'vocab_size': 96, 'hidden_size': 32, 'intermediate_size': 48, 'num_hidden_layers': 2, 'num_attention_heads': 4,
+    'num_key_value_heads': 2, 'rope_parameters': {'rope_type': 'default', 'rope_theta': 10_000.0}, 'tie_word_embeddings': True,
+    'eos_token_id': 3,
+}  # fmt: skip
+
+
+class Policy(NamedTuple):
+    path: Path
+    config: ModelConfig
+    graph: nnx.GraphDef
+    params: Any  # numpy
+
+
+@pytest.fixture(scope='session')
+def tiny_hf(tmp_path_factory):
+    """A function of overrides of TINY: a Hugging Face directory of that model, no parameter at its initial value."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    made = {}
+
+    def make(**overrides):
+        key = repr(overrides)
+        if key in made:
+            return made[key]
+        torch.manual_seed(0)
+        model = Qwen2ForCausalLM(Qwen2Config(**{**TINY, **overrides}))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.randn_like(parameter) * (0.2 if parameter.ndim > 1 else 0.3))
+                parameter.add_(1.0 if parameter.ndim == 1 else 0.0)
+        path = tmp_path_factory.mktemp('hf') / 'model'
+        model.save_pretrained(path)
+        made[key] = path
+        return path
+
+    return make
+
+
+@pytest.fixture(scope='session')
+def make_policy(tiny_hf):
+    """A function of overrides of TINY: that model as this package reads it."""
+
+    def make(dtype='float32', **overrides):
+        path = tiny_hf(**overrides)
+        config = hf.read_config(path, dtype)
+        return Policy(path, config, hf.abstract_params(config)[0], hf.load_params(path, config))
+
+    return make
+
+
+@pytest.fixture(scope='session')
+def policy(make_policy):
+    return make_policy()
+
+
+@pytest.fixture(scope='session')
+def prompts(policy):
+    """Six prompts of different lengths; ids are no row numbers."""
+    rng = np.random.default_rng(0)
+    return [Prompt(10 + 7 * i, 'countdown', rng.integers(15, 96, 2 + i % 5, dtype=np.int32), {}) for i in range(6)]
+
+
+@pytest.fixture(scope='session')
+def groups(policy, prompts):
+    """Six groups of four responses sampled from `policy` at temperature 1, each with right and wrong ones; up to 16 tokens."""
+    engine = JaxEngine(policy.graph, STOP_TOKENS, rows=32)
+    engine.load(policy.params, 0)
+    answers = engine.generate(prompts, 4, Sampling(1.0, 10), Draw(0, 0, FRESH))
+    right = (1, 2, 3, 2, 1, 3)
+    return [
+        Group(p, r, (Verdict.CORRECT,) * k + (Verdict.WRONG,) * (4 - k), 0) for p, r, k in zip(prompts, answers, right, strict=True)
+    ]
+
+
+@pytest.fixture(scope='session')
+def score(policy):
+    """The trainer's log-probs and entropy, compiled: (params, tokens, segment, position, temperature) -> two arrays [B, T]."""
+
+    @functools.partial(jax.jit, static_argnames=('chunk', 'remat'))
+    def run(params, tokens, segment, position, temperature, *, chunk=None, remat=False):
+        model = nnx.merge(policy.graph, params)
+        return token_logprobs(model, tokens, segment, position, temperature, chunk=chunk or tokens.shape[1], remat=remat)
+
+    return run

@@ -1,0 +1,140 @@
+"""Log-probs of packed rows. Tolerances, float32: values 2e-5, gradients 1e-5 of the largest entry."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from bapo_jax.learner.logprobs import attention_mask, token_logprobs
+
+ATOL = 2e-5
+
+
+def layout(rows, T):
+    """Rows of lists of sequences -> tokens, segment, position [B, T] and, for every token, (sequence, index) or (-1, -1)."""
+    tokens, segment, position = (np.zeros((len(rows), T), np.int32) for _ in range(3))
+    for r, row in enumerate(rows):
+        start = 0
+        for s, sequence in enumerate(row, start=1):
+            at = slice(start, start + len(sequence))
+            tokens[r, at], segment[r, at], position[r, at] = sequence, s, np.arange(len(sequence))
+            start = at.stop
+    return tokens, segment, position
+
+
+@pytest.fixture(scope='module')
+def sequences():
+    rng = np.random.default_rng(3)
+    return [rng.integers(0, 96, n) for n in (9, 7, 5, 3)]
+
+
+def of_sequences(x_BxT, rows):
+    """The entries that are defined (a sequence's first token is not), in the order of the rows, as one list of arrays."""
+    parts = []
+    for r, row in enumerate(rows):
+        start = 0
+        for sequence in row:
+            parts.append(np.asarray(x_BxT[r, start + 1 : start + len(sequence)]))
+            start += len(sequence)
+    return parts
+
+
+def weights_like(rows, T):
+    """A weight for every defined token that depends on the sequence and index alone, so that losses are comparable."""
+    weight = np.zeros((len(rows), T), np.float32)
+    for r, row in enumerate(rows):
+        start = 0
+        for sequence in row:
+            n = len(sequence)
+            weight[r, start + 1 : start + n] = np.sin(np.arange(1, n) + sequence[0])
+            start += n
+    return weight
+
+
+@pytest.fixture(scope='module')
+def value_and_gradient(policy):
+    def loss(params, tokens, segment, position, weight, chunk, remat):
+        model = nnx.merge(policy.graph, params)
+        logp, entropy = token_logprobs(model, tokens, segment, position, 0.8, chunk=chunk, remat=remat)
+        return jnp.sum(weight * (logp + 0.5 * entropy))
+
+    return jax.jit(jax.value_and_grad(loss), static_argnums=(5, 6))
+
+
+def assert_same_gradient(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert jnp.abs(y).max() > 0
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 * float(jnp.abs(y).max()))
+
+
+LAYOUTS = {
+    'packed': ([[0, 3], [1, 2]], 12),
+    'packed in another order': ([[3, 0], [2, 1]], 12),
+    'all in one row': ([[2, 0, 1, 3]], 24),
+    'over-padded': ([[0], [1, 2], [], [3], []], 32),
+}
+
+
+@pytest.mark.parametrize('name', LAYOUTS)
+def test_packed_is_unpacked_is_over_padded(name, policy, sequences, score, value_and_gradient):
+    indices, T = LAYOUTS[name]
+    rows = [[sequences[i] for i in row] for row in indices]
+    alone = [[s] for s in sequences]
+    order = [i for row in indices for i in row]
+    got, want = (score(policy.params, *layout(r, t), 0.8) for r, t in ((rows, T), (alone, 9)))
+    for x, y in zip(got, want, strict=True):
+        y = of_sequences(y, alone)
+        for part, i in zip(of_sequences(x, rows), order, strict=True):
+            np.testing.assert_allclose(part, y[i], rtol=0, atol=ATOL)
+    value, gradient = value_and_gradient(policy.params, *layout(rows, T), weights_like(rows, T), T, False)
+    want_value, want_gradient = value_and_gradient(policy.params, *layout(alone, 9), weights_like(alone, 9), 9, False)
+    np.testing.assert_allclose(value, want_value, rtol=1e-5)
+    assert_same_gradient(gradient, want_gradient)
+
+
+@pytest.mark.parametrize('chunk, remat', [(1, False), (8, False), (24, True)])
+def test_chunked_or_rematerialised_is_full(chunk, remat, policy, sequences, score, value_and_gradient):
+    rows = [sequences, sequences[::-1]]
+    full, cut = (score(policy.params, *layout(rows, 24), 0.8, chunk=c, remat=r) for c, r in ((24, False), (chunk, remat)))
+    for a, b in zip(cut, full, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+    value, gradient = value_and_gradient(policy.params, *layout(rows, 24), weights_like(rows, 24), chunk, remat)
+    want_value, want_gradient = value_and_gradient(policy.params, *layout(rows, 24), weights_like(rows, 24), 24, False)
+    np.testing.assert_allclose(value, want_value, rtol=1e-5)
+    assert_same_gradient(gradient, want_gradient)
+
+
+def test_a_chunk_that_does_not_divide_the_row_is_an_error(policy, sequences):
+    model = nnx.merge(policy.graph, policy.params)
+    with pytest.raises(ValueError, match='learner.logprob_chunk=7 .*learner.row_tokens=24'):
+        token_logprobs(model, *layout([sequences], 24), 1.0, chunk=7, remat=False)
+
+
+@pytest.mark.parametrize('temperature', [1.0, 0.6])
+def test_log_prob_and_entropy_are_their_definitions(temperature, policy, sequences, score):
+    tokens, segment, position = layout([[sequences[0]]], 9)
+    logp, entropy = (np.asarray(x) for x in score(policy.params, tokens, segment, position, temperature))
+    model = nnx.merge(policy.graph, policy.params)
+    logits = model.logits(model(tokens, position, jnp.tril(jnp.ones((1, 9, 9), bool))))
+    logits = np.asarray(logits, np.float64)[0] / temperature
+    p = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    p /= p.sum(axis=-1, keepdims=True)
+    assert logp[0, 0] == entropy[0, 0] == 0
+    np.testing.assert_allclose(logp[0, 1:], np.log(p)[np.arange(8), tokens[0, 1:]], rtol=0, atol=ATOL)
+    np.testing.assert_allclose(entropy[0, 1:], -(p * np.log(p)).sum(axis=-1)[:8], rtol=0, atol=ATOL)
+
+
+def test_segments_do_not_see_each_other(policy, sequences, score):
+    """Another neighbour of the same length, before or after: not one bit changes."""
+    a, b, c = sequences[0], sequences[1], (sequences[1] + 1) % 96
+    for one, other, at in (([a, b], [a, c], slice(1, 9)), ([b, a], [c, a], slice(8, 16))):
+        x, y = (score(policy.params, *layout([row], 24), 1.0) for row in (one, other))
+        for before, after in zip(x, y, strict=True):
+            np.testing.assert_array_equal(before[0, at], after[0, at])
+    assert np.abs(x[0] - y[0]).max() > 1e-3  # the neighbour itself did change
+
+
+def test_the_mask_by_hand():
+    got = attention_mask(jnp.array([[1, 1, 2, 0]]))[0]
+    np.testing.assert_array_equal(got, np.array([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]], bool))

@@ -1,0 +1,166 @@
+"""The loss kernel against closed forms worked out by hand. Tolerance 1e-6 relative (float32) unless said otherwise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bapo_jax.learner.losses import policy_loss, truncated_weight
+
+RTOL = 1e-6
+
+
+def array(*values):
+    return jnp.array(values, jnp.float32)
+
+
+def loss_of(logp, anchor, advantage, *, weight=None, centre=None, kl_logp=None, low=0.2, high=0.2, dual_clip=None):
+    ones = jnp.ones_like(logp)
+    return policy_loss(
+        logp, anchor, ones if weight is None else weight, ones if centre is None else centre, logp if kl_logp is None else kl_logp,
+        advantage, clip_low=low, clip_high=high, dual_clip=dual_clip,
+    )  # fmt: skip
+
+
+def at_ratio(ratio, advantage, **kwargs):
+    """(loss, d loss / d logp, clipped) of one token whose ratio to the anchor is `ratio`."""
+    anchor = array(-1.3)
+    logp = anchor + jnp.log(array(ratio))
+
+    def f(logp):
+        return loss_of(logp, anchor, array(advantage), **kwargs).policy_T[0]
+
+    value, gradient = jax.value_and_grad(f)(logp)
+    return float(value), float(gradient[0]), bool(loss_of(logp, anchor, array(advantage), **kwargs).clipped_T[0])
+
+
+def test_on_policy_gradient_is_reinforces():
+    """ρ = 1 and w = 1: the gradient is -A ∇ log π, token by token."""
+    rng = np.random.default_rng(0)
+    logits, tokens = jnp.asarray(rng.standard_normal((16, 5)), jnp.float32), rng.integers(0, 5, 16)
+    advantage = jnp.asarray(rng.standard_normal(16), jnp.float32)
+
+    def logp(logits):
+        return jax.nn.log_softmax(logits)[np.arange(16), tokens]
+
+    def surrogate(x):
+        return loss_of(logp(x), jax.lax.stop_gradient(logp(logits)), advantage, dual_clip=3.0).policy_T.sum()
+
+    got = jax.grad(surrogate)(logits)
+    want = jax.grad(lambda x: -(advantage * logp(x)).sum())(logits)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(surrogate(logits), -advantage.sum(), rtol=1e-5)
+
+
+# ratio, advantage -> loss, gradient by logp, clipped; trust region [0.8, 1.3]. d ρ / d logp = ρ.
+TABLE = [
+    (1.0, 2.0, -2.0, -2.0, False),
+    (1.25, 2.0, -2.5, -2.5, False),
+    (1.5, 2.0, -2.6, 0.0, True),  # risen far enough
+    (0.5, 2.0, -1.0, -1.0, False),  # fallen though good: pulled back
+    (1.0, -2.0, 2.0, 2.0, False),
+    (0.9, -2.0, 1.8, 1.8, False),
+    (0.5, -2.0, 1.6, 0.0, True),  # fallen far enough
+    (1.5, -2.0, 3.0, 3.0, False),  # risen though bad: pushed back
+    (1.5, 0.0, 0.0, 0.0, False),
+    (0.5, 0.0, 0.0, 0.0, False),
+]
+
+
+@pytest.mark.parametrize('ratio, advantage, loss, gradient, clipped', TABLE)
+def test_clip(ratio, advantage, loss, gradient, clipped):
+    got = at_ratio(ratio, advantage, low=0.2, high=0.3)
+    np.testing.assert_allclose(got[:2], (loss, gradient), rtol=RTOL, atol=1e-7)
+    assert got[2] == clipped
+
+
+@pytest.mark.parametrize(
+    'ratio, advantage, loss, gradient',
+    [
+        (2.9, -2.0, 5.8, 5.8),  # below the bound d = 3
+        (3.5, -2.0, 6.0, 0.0),  # held there, without gradient
+        (1e6, -2.0, 6.0, 0.0),
+        (3.5, 2.0, -2.4, 0.0),  # a positive advantage is the clip's business
+        (0.5, 2.0, -1.0, -1.0),
+        (0.5, -2.0, 1.6, 0.0),
+    ],
+)
+def test_dual_clip_bounds_what_a_negative_advantage_costs(ratio, advantage, loss, gradient):
+    np.testing.assert_allclose(at_ratio(ratio, advantage, dual_clip=3.0)[:2], (loss, gradient), rtol=RTOL, atol=1e-7)
+
+
+def test_without_dual_clip_the_cost_grows_with_the_ratio():
+    np.testing.assert_allclose(at_ratio(100.0, -2.0)[:2], (200.0, 200.0), rtol=1e-5)
+
+
+@pytest.mark.parametrize('ratio, advantage, loss, gradient', [(2.5, 1.0, -2.2, 0.0), (1.9, 1.0, -1.9, -1.9), (1.5, -1.0, 1.8, 0.0)])
+def test_the_clip_centre_moves_the_trust_region(ratio, advantage, loss, gradient):
+    np.testing.assert_allclose(at_ratio(ratio, advantage, centre=array(2.0))[:2], (loss, gradient), rtol=RTOL, atol=1e-7)
+
+
+def test_the_weight_multiplies_the_clipped_term_only():
+    logp, anchor, advantage, w = array(-1.0, -2.0), array(-1.1, -1.5), array(1.0, -1.0), array(0.5, 2.0)
+    plain = loss_of(logp, anchor, advantage, kl_logp=anchor)
+    weighted = loss_of(logp, anchor, advantage, weight=w, kl_logp=anchor)
+    np.testing.assert_allclose(weighted.policy_T, w * plain.policy_T, rtol=RTOL)
+    np.testing.assert_array_equal(weighted.kl_T, plain.kl_T)
+    np.testing.assert_array_equal(weighted.ratio_T, plain.ratio_T)
+
+
+def test_ratio_and_closed_form():
+    out = loss_of(array(-1.0, -1.0), array(-1.1, -0.7), array(1.0, -3.0))
+    np.testing.assert_allclose(out.ratio_T, (np.exp(0.1), np.exp(-0.3)), rtol=RTOL)
+    np.testing.assert_allclose(out.policy_T, (-np.exp(0.1), 3 * 0.8), rtol=RTOL)
+
+
+def test_k3_is_never_negative_and_its_gradient_vanishes_at_equality():
+    target = jnp.linspace(-8.0, 0.0, 81)
+    logp = jnp.full(81, -4.0)
+
+    def k3(logp):
+        return loss_of(logp, logp, jnp.zeros(81), kl_logp=target).kl_T
+
+    gap = np.asarray(target, np.float64) + 4.0
+    np.testing.assert_allclose(k3(logp), np.minimum(np.exp(gap) - gap - 1, 10.0), rtol=1e-5, atol=1e-6)
+    assert (k3(logp) >= 0).all()
+    np.testing.assert_allclose(k3(target), 0.0, atol=1e-7)
+    np.testing.assert_allclose(jax.grad(lambda x: k3(x).sum())(target), 0.0, atol=1e-6)
+    # Elsewhere -(e^gap - 1), so descent moves logp towards the target; 0 where the value is clamped at 10.
+    held = np.exp(gap) - gap - 1 > 10.0
+    assert 0 < held.sum() < 20
+    np.testing.assert_allclose(jax.grad(lambda x: k3(x).sum())(logp), np.where(held, 0.0, 1 - np.exp(gap)), rtol=1e-5, atol=1e-5)
+
+
+def test_zero_advantage_contributes_exactly_nothing():
+    rng = np.random.default_rng(1)
+    logp, anchor = (jnp.asarray(rng.normal(-2, 2, 64), jnp.float32) for _ in range(2))
+    value, gradient = jax.value_and_grad(lambda x: loss_of(x, anchor, jnp.zeros(64), dual_clip=3.0).policy_T.sum())(logp)
+    assert value == 0
+    assert (gradient == 0).all()
+
+
+def test_absurd_log_probs_overflow_nothing():
+    logp, anchor = array(-1e4, 0.0, -1e30), array(0.0, -1e4, 0.0)
+    value, gradient = jax.value_and_grad(lambda x: sum(o.sum() for o in loss_of(x, anchor, array(1, -1, 1), kl_logp=anchor)[:2]))(logp)
+    assert np.isfinite(value)
+    assert np.isfinite(gradient).all()
+
+
+def test_the_decoupled_weight_is_cut_and_not_differentiated():
+    proximal, behaviour = jnp.log(array(0.1, 0.2, 0.4, 1.0)), jnp.log(array(0.2, 0.2, 0.2, 0.001))
+    np.testing.assert_allclose(truncated_weight(proximal, behaviour, 1.5), (0.5, 1.0, 1.5, 1.5), rtol=RTOL)
+    np.testing.assert_allclose(truncated_weight(proximal, behaviour, 3.0), (0.5, 1.0, 2.0, 3.0), rtol=RTOL)
+    for argument in (0, 1):
+        gradient = jax.grad(lambda p, b: truncated_weight(p, b, 1.5).sum(), argnums=argument)(proximal, behaviour)
+        assert (gradient == 0).all()
+
+
+def test_behaviour_and_proximal_anchor_and_decoupled_are_one_where_alpha_is_pi():
+    """GRPO is BAPO on-policy: the same arrays, bit for bit."""
+    logp, advantage = array(-1.0, -2.0, -0.3), array(1.0, -1.0, 0.5)
+    behaviour = proximal = logp
+    plain = loss_of(logp, behaviour, advantage, kl_logp=behaviour)
+    decoupled = loss_of(logp, proximal, advantage, weight=truncated_weight(proximal, behaviour, 2.0), kl_logp=behaviour)
+    for a, b in zip(plain, decoupled, strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(plain.policy_T, -advantage)

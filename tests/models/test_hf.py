@@ -1,0 +1,234 @@
+"""Hugging Face directories in and out, bit for bit; and what is said of a directory that will not do."""
+
+import json
+import shutil
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from bapo_jax.models import hf
+from bapo_jax.models.qwen2 import ModelConfig
+
+
+@pytest.fixture
+def directory(policy, tmp_path):
+    """A copy to spoil."""
+    return shutil.copytree(policy.path, tmp_path / 'model')
+
+
+def edit_config(directory, **fields):
+    file = directory / 'config.json'
+    config = json.loads(file.read_text())
+    config.update(fields)
+    file.write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
+
+
+def edit_tensors(directory, edit):
+    file = directory / 'model.safetensors'
+    tensors = load_file(file)
+    edit(tensors)
+    save_file(tensors, file)
+
+
+def shard(directory):
+    """Cuts model.safetensors in two with an index, as transformers does with large models."""
+    tensors = load_file(directory / 'model.safetensors')
+    (directory / 'model.safetensors').unlink()
+    names = sorted(tensors)
+    weight_map = {}
+    for i, part in enumerate((names[::2], names[1::2]), start=1):
+        file = f'model-0000{i}-of-00002.safetensors'
+        save_file({name: tensors[name] for name in part}, directory / file)
+        weight_map |= dict.fromkeys(part, file)
+    (directory / 'model.safetensors.index.json').write_text(json.dumps({'metadata': {}, 'weight_map': weight_map}))
+
+
+def load(directory):
+    return hf.load_params(directory, hf.read_config(directory))
+
+
+def assert_same_tensors(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype == np.float32, name
+        assert a[name].shape == b[name].shape, name
+        assert a[name].tobytes() == b[name].tobytes(), name
+
+
+@pytest.mark.parametrize('tied', [True, False])
+@pytest.mark.parametrize('sharded', [False, True])
+def test_import_and_export_are_the_identity_bit_for_bit(tied, sharded, make_policy, tmp_path):
+    policy = make_policy(tie_word_embeddings=tied)
+    source = shutil.copytree(policy.path, tmp_path / 'source')
+    tensors = load_file(source / 'model.safetensors')
+    assert ('lm_head.weight' in tensors) is not tied
+    if sharded:
+        shard(source)
+    params = load(source)
+    hf.save_params(tmp_path / 'out', policy.config, params, like=source)
+    assert_same_tensors(load_file(tmp_path / 'out' / 'model.safetensors'), tensors)
+    assert_same_tensors(hf.to_hf(policy.config, load(tmp_path / 'out')), tensors)
+
+
+def test_transformers_loads_the_export_with_equal_logits(make_policy, tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    policy = make_policy(tie_word_embeddings=False)
+    hf.save_params(tmp_path / 'out', policy.config, policy.params, like=policy.path)
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        a, b = (AutoModelForCausalLM.from_pretrained(p)(tokens).logits for p in (policy.path, tmp_path / 'out'))
+    assert torch.equal(a, b)
+
+
+def test_a_bfloat16_checkpoint_becomes_float32_of_the_same_values(directory):
+    halves = {k: v.astype(ml_dtypes.bfloat16) for k, v in load_file(directory / 'model.safetensors').items()}
+    save_file(halves, directory / 'model.safetensors')
+    config = hf.read_config(directory)
+    assert_same_tensors(hf.to_hf(config, load(directory)), {k: v.astype(np.float32) for k, v in halves.items()})
+
+
+def test_put_places_each_tensor(policy):
+    seen = []
+    params = hf.load_params(policy.path, policy.config, lambda path, array: (seen.append((path, array.shape)), -array)[1])
+    want = jax.tree_util.tree_flatten_with_path(policy.params)[0]
+    assert sorted(seen) == sorted((tuple(k.key for k in path), leaf.shape) for path, leaf in want)
+    assert all((a == -b).all() for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(policy.params), strict=True))
+
+
+def test_the_config_is_read(policy):
+    assert policy.config == ModelConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
+        rope_theta=10_000.0, rms_norm_eps=1e-6, tie_embeddings=True, dtype='float32',
+    )  # fmt: skip
+
+
+def test_the_older_place_of_rope_theta_is_read(directory):
+    edit_config(directory, rope_parameters=..., rope_theta=5e5)
+    assert hf.read_config(directory).rope_theta == 5e5
+
+
+def test_init_params_have_the_abstract_shapes_and_depend_on_the_seed(policy):
+    shapes = hf.abstract_params(policy.config)[1]
+    a, b, c = (hf.init_params(policy.config, seed) for seed in (0, 0, 1))
+    jax.tree.map(lambda x, y, s: np.testing.assert_equal((x.shape, x.tobytes()), (s.shape, y.tobytes())), a, b, shapes)
+    kernel, other = (np.asarray(p['layers']['q']['kernel']) for p in (a, c))
+    assert (kernel != other).all() and (kernel[0] != kernel[1]).all()
+    assert abs(kernel.std() - 0.02) < 0.002
+
+
+def test_missing_directory(tmp_path):
+    with pytest.raises(FileNotFoundError, match='model.path=.*nowhere.*config.json'):
+        hf.read_config(tmp_path / 'nowhere')
+
+
+def test_missing_config(directory):
+    (directory / 'config.json').unlink()
+    with pytest.raises(FileNotFoundError, match='model.path=.*config.json'):
+        hf.read_config(directory)
+
+
+def test_a_config_that_is_no_json(directory):
+    (directory / 'config.json').write_text('{"model_type": "qwen2",')
+    with pytest.raises(ValueError, match='config.json: not valid JSON'):
+        hf.read_config(directory)
+
+
+@pytest.mark.parametrize(
+    'fields, named',
+    [
+        ({'model_type': 'llama'}, "model_type='llama'"),
+        ({'model_type': ...}, 'model_type=None'),
+        ({'hidden_act': 'gelu'}, "hidden_act='gelu'"),
+        ({'use_sliding_window': True, 'sliding_window': 128}, 'use_sliding_window=True'),
+        ({'rope_scaling': {'rope_type': 'yarn', 'factor': 4.0}}, 'rope_scaling=.*yarn'),
+        # What Qwen2.5's model card tells users to add has the older key 'type'.
+        ({'rope_scaling': {'type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 32768}}, 'rope_scaling=.*yarn'),
+        ({'rope_parameters': {'rope_type': 'yarn', 'factor': 4.0, 'rope_theta': 1e4}}, 'rope_parameters=.*yarn'),
+        ({'hidden_size': ...}, "'hidden_size' is missing"),
+        ({'num_hidden_layers': ...}, "'num_hidden_layers' is missing"),
+    ],
+)
+def test_what_the_decoder_leaves_out_is_refused_by_name(fields, named, directory):
+    edit_config(directory, **fields)
+    with pytest.raises(ValueError, match=f'config.json: .*{named}'):
+        hf.read_config(directory)
+
+
+def test_missing_weights(directory):
+    (directory / 'model.safetensors').unlink()
+    with pytest.raises(FileNotFoundError, match='model.path=.*model.safetensors'):
+        load(directory)
+
+
+def test_missing_shard(directory):
+    shard(directory)
+    (directory / 'model-00002-of-00002.safetensors').unlink()
+    with pytest.raises(FileNotFoundError, match='model.path=.*model-00002-of-00002.safetensors'):
+        load(directory)
+
+
+@pytest.mark.parametrize('kept', [0, 4, 300, -1])
+def test_truncated_weights(kept, directory):
+    file = directory / 'model.safetensors'
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(ValueError, match='model.safetensors: cannot read tensor'):
+        load(directory)
+
+
+def test_missing_tensor(directory):
+    edit_tensors(directory, lambda tensors: tensors.pop('model.layers.1.self_attn.k_proj.bias'))
+    with pytest.raises(ValueError, match=r'model.safetensors: .*model\.layers\.1\.self_attn\.k_proj\.bias'):
+        load(directory)
+
+
+def test_missing_tensor_of_an_index(directory):
+    edit_tensors(directory, lambda tensors: tensors.pop('model.norm.weight'))
+    shard(directory)
+    with pytest.raises(ValueError, match=r'model.safetensors.index.json: .*model\.norm\.weight'):
+        load(directory)
+
+
+def test_an_untied_config_wants_a_head(directory):
+    edit_config(directory, tie_word_embeddings=False)
+    with pytest.raises(ValueError, match=r'model.safetensors: .*lm_head\.weight'):
+        load(directory)
+
+
+@pytest.mark.parametrize(
+    'name, spoiled',
+    [
+        ('model.norm.weight', [0]),
+        ('model.layers.{}.mlp.up_proj.weight', [0, 1]),
+        ('model.layers.{}.mlp.up_proj.weight', [1]),
+    ],
+)
+def test_wrong_shape(name, spoiled, directory):
+    names = [name.format(i) for i in spoiled]
+    edit_tensors(directory, lambda tensors: tensors.update({n: tensors[n][:-1].copy() for n in names}))
+    with pytest.raises(ValueError, match=f'{directory.name}.*{names[-1] if len(names) == 1 else name.format(0)}'):
+        load(directory)
+
+
+@pytest.mark.parametrize('sharded', [False, True])
+def test_save_refuses_a_used_directory(sharded, policy, directory):
+    """A sharded one too: its index is read before model.safetensors, so the export would never be."""
+    if sharded:
+        shard(directory)
+    before = {file.name: file.read_bytes() for file in directory.iterdir()}
+    with pytest.raises(FileExistsError, match=f'{directory.name} already holds'):
+        hf.save_params(directory, policy.config, policy.params, like=policy.path)
+    assert {file.name: file.read_bytes() for file in directory.iterdir()} == before
+
+
+def test_save_carries_config_and_tokenizer_along(policy, directory, tmp_path):
+    (directory / 'tokenizer.json').write_text('{}')
+    (directory / 'README.md').write_text('not of the model')
+    hf.save_params(tmp_path / 'out', policy.config, policy.params, like=directory)
+    assert (tmp_path / 'out' / 'config.json').read_bytes() == (directory / 'config.json').read_bytes()
+    assert (tmp_path / 'out' / 'tokenizer.json').read_text() == '{}'
+    assert not (tmp_path / 'out' / 'README.md').exists()

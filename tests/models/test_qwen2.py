@@ -1,0 +1,126 @@
+"""The decoder against Hugging Face's, and against itself. Tolerance of float32 logits (size about 1): 2e-5."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.test_util import check_grads
+
+from bapo_jax.models.qwen2 import empty_cache, matmul
+
+TOLERANCE = 2e-5
+SHAPES = {
+    'tied, one key head': {'num_key_value_heads': 1},
+    'untied, two key heads': {'num_key_value_heads': 2, 'tie_word_embeddings': False},
+    'as many key heads as query heads': {'num_key_value_heads': 4, 'rope_parameters': {'rope_type': 'default', 'rope_theta': 1e6}},
+    'heads wider than the model, other eps': {'num_key_value_heads': 2, 'head_dim': 16, 'rms_norm_eps': 1e-3},
+}
+
+
+def causal(tokens_BxT):
+    B, T = tokens_BxT.shape
+    positions = jnp.broadcast_to(jnp.arange(T), (B, T))
+    return positions, jnp.broadcast_to(jnp.tril(jnp.ones((T, T), bool)), (B, T, T))
+
+
+def forward(policy, tokens_BxT, **kwargs):
+    @jax.jit
+    def run(params, tokens):
+        model = nnx.merge(policy.graph, params)
+        return model.logits(model(tokens, *causal(tokens), **kwargs))
+
+    return run(policy.params, tokens_BxT)
+
+
+@pytest.fixture(scope='module')
+def tokens():
+    return np.random.default_rng(1).integers(0, 96, (3, 20))
+
+
+@pytest.mark.parametrize('shape', SHAPES)
+def test_logits_are_hugging_faces(shape, make_policy, tokens):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    policy = make_policy(**SHAPES[shape])
+    with torch.no_grad():
+        want = AutoModelForCausalLM.from_pretrained(policy.path)(torch.tensor(tokens)).logits.numpy()
+    assert want.std() > 0.5
+    np.testing.assert_allclose(forward(policy, tokens), want, rtol=0, atol=TOLERANCE)
+
+
+def test_decoding_with_a_cache_is_the_full_forward_pass_also_left_padded(policy, tokens):
+    """Prompts of 7, 3 and 1 tokens, left-padded to 7 slots and read at once; then the rest one token at a time."""
+    full = forward(policy, tokens)
+    lengths, L, steps = np.array([7, 3, 1]), 7, 5
+    S = L + steps
+    slot = np.arange(S)
+    padded = np.zeros((3, L), int)
+    for row, (text, n) in enumerate(zip(tokens, lengths)):
+        padded[row, L - n :] = text[:n]
+    own = slot[:L, None] == slot
+    mask = ((slot >= (L - lengths)[:, None, None]) & (slot <= slot[:L, None])) | own
+    positions = np.maximum(slot[:L] - (L - lengths)[:, None], 0)
+
+    @jax.jit
+    def decode(tokens, positions, mask, cache):
+        model = nnx.merge(policy.graph, policy.params)
+        hidden, cache = model.decode(tokens, positions, mask, cache)
+        return model.logits(hidden), cache
+
+    logits, cache = decode(padded, positions, mask, empty_cache(policy.config, 3, S))
+    for row, n in enumerate(lengths):
+        np.testing.assert_allclose(logits[row, L - n :], full[row, :n], rtol=0, atol=TOLERANCE)
+    for t in range(steps):
+        mask = ((slot >= (L - lengths)[:, None]) & (slot <= L + t))[:, None]
+        fed = tokens[np.arange(3), lengths + t]
+        logits, cache = decode(fed[:, None], (lengths + t)[:, None], mask, cache)
+        np.testing.assert_allclose(logits[:, 0], full[np.arange(3), lengths + t], rtol=0, atol=TOLERANCE)
+    assert cache.next_slot == S
+
+
+def test_a_later_token_changes_nothing_earlier(policy, tokens):
+    changed = tokens.copy()
+    changed[:, 11] = (changed[:, 11] + 1) % 96
+    a, b = forward(policy, tokens), forward(policy, changed)
+    np.testing.assert_array_equal(a[:, :11], b[:, :11])
+    assert (np.abs(a - b)[:, 11:].max(axis=-1) > 1e-3).all()
+
+
+def test_rematerialised_is_the_same_value_and_gradient(policy, tokens):
+    def loss(params, remat):
+        model = nnx.merge(policy.graph, params)
+        return jnp.mean(jnp.sin(model.logits(model(tokens, *causal(tokens), remat=remat))))
+
+    run = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+    (value, gradient), (value_remat, gradient_remat) = run(policy.params, False), run(policy.params, True)
+    np.testing.assert_allclose(value_remat, value, rtol=1e-6)
+    for a, b in zip(jax.tree.leaves(gradient_remat), jax.tree.leaves(gradient), strict=True):
+        assert jnp.abs(b).max() > 0
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * float(jnp.abs(b).max()))
+
+
+def test_bfloat16_compute_stays_close_and_parameters_stay_float32(policy, make_policy, tokens):
+    """bfloat16 keeps 8 bits: 1 % of the logits' size on average over two layers, 5 % is alarm."""
+    low = make_policy(dtype='bfloat16')
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(low.params))
+    hidden = jax.eval_shape(lambda: nnx.merge(low.graph, low.params)(tokens, *causal(tokens)))
+    assert hidden.dtype == jnp.bfloat16
+    a, b = forward(policy, tokens), forward(low, tokens)
+    assert b.dtype == jnp.float32
+    error = float(jnp.abs(a - b).mean() / a.std())
+    assert 1e-4 < error < 0.05
+
+
+@pytest.mark.parametrize('shape', [(5,), (4, 5), (2, 3, 5)])
+def test_the_spelled_out_gradient_of_matmul_is_that_of_autodiff(shape):
+    rng = np.random.default_rng(2)
+    x, w, ct = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in (shape, (5, 7), (*shape[:-1], 7)))
+    value, pullback = jax.vjp(matmul, x, w)
+    want_value, want_pullback = jax.vjp(lambda x, w: x @ w, x, w)
+    np.testing.assert_array_equal(value, want_value)
+    for a, b in zip(pullback(ct), want_pullback(ct), strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+    check_grads(matmul, (x, w), order=1, modes=['rev'], atol=1e-2, rtol=1e-2)

@@ -1,0 +1,32 @@
+"""A real run made small: the quickstart's policy and task, few prompts, few steps."""
+
+import importlib
+import json
+from pathlib import Path
+
+from bapo_jax.train import build, train
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def small_config(method: str, benchmark: Path, **changes):
+    """The quickstart with 8 prompts × 4 responses a step and 6 steps; `changes` as field__subfield=value."""
+    config = importlib.import_module('configs.quickstart').get_config(method)
+    config.model.path = str(ROOT / 'configs' / 'quickstart_base')
+    small = {
+        'steps': 6, 'task.limit': 60, 'rollout.group_size': 4, 'learner.batch_groups': 8, 'learner.mini_batch_groups': 4,
+        'learner.micro_batch_rows': 16, 'evaluate.samples': 2, 'evaluate.track_prompts': 4, 'evaluate.benchmarks': (str(benchmark),),
+        'replay.max_reevaluate': 4, 'checkpoint.every': 2, 'rollouts.every': 1,
+    }  # fmt: skip
+    config.update_from_flattened_dict(small | {name.replace('__', '.'): value for name, value in changes.items()})
+    return config
+
+
+def run(config, workdir: Path):
+    return train(build(config, workdir), workdir)
+
+
+def metrics(workdir: Path) -> list[dict]:
+    """Rows of metrics.jsonl without what may differ between two equal runs: times and speeds."""
+    rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(('timing_s/', 'perf/'))} for row in rows]

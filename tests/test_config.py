@@ -1,0 +1,109 @@
+"""The config: one place for every knob, impossible combinations refused with field and remedy, methods as overrides."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+from ml_collections import config_dict
+
+from bapo_jax.config import check, default_config, differences, resolve
+from bapo_jax.methods import METHODS, apply_method
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def a_config(**changes):
+    c = default_config()
+    c.model.path = 'somewhere'
+    c.update_from_flattened_dict({name.replace('__', '.'): value for name, value in changes.items()})
+    return c
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'rollout__group_size': 1}, r'rollout\.group_size=1.*at least 2'),
+        ({'learner__mini_batch_groups': 512}, r'learner\.mini_batch_groups=512 is larger than learner\.batch_groups=256'),
+        ({'replay__c2': (0.7, 0.1)}, r'replay\.c2=\(0\.7, 0\.1\) exceeds replay\.c3'),
+        ({'replay__c2': (0.4,), 'replay__c3': (0.3,)}, r'replay\.c2.*exceeds replay\.c3'),
+        ({'replay__c3': (0.1, 0.2, 0.3)}, r'replay\.c3.*one number or'),
+        ({'rollout__top_p': 0.95}, r'rollout\.top_p=0\.95.*incomparable'),
+        ({'rollout__top_k': 20}, r'rollout\.top_k=20.*incomparable'),
+        ({'model__path': ''}, r'model\.path is empty'),
+        ({'steps': 0, 'epochs': 0}, r'steps and epochs are both 0'),
+        ({'learner__anchor': 'old'}, r"learner\.anchor='old'.*behaviour, proximal, decoupled"),
+        ({'learner__kl_target': 'alpha'}, r'learner\.kl_target'),
+        ({'replay__fresh_filter': 'median'}, r'replay\.fresh_filter'),
+        ({'replay__thresholds': 'down'}, r'replay\.thresholds'),
+        ({'task__template': 'short'}, r'task\.template.*tinyzero'),
+        ({'task__name': 'chess'}, r'task\.name.*countdown'),
+        ({'rollout__temperature': 0.0}, r'rollout\.temperature'),
+        ({'learner__row_tokens': 100}, r'learner\.row_tokens=100 is shorter than.*2560'),
+        ({'learner__logprob_chunk': 100}, r'learner\.logprob_chunk=100 must divide learner\.row_tokens=2560'),
+        ({'checkpoint__every': 0}, r'checkpoint\.every'),
+    ],
+)
+def test_an_impossible_config_is_refused_naming_field_and_remedy(changes, message):
+    with pytest.raises(ValueError, match=message):
+        resolve(a_config(**changes))
+
+
+def test_all_problems_are_reported_at_once():
+    with pytest.raises(ValueError) as e:
+        resolve(a_config(rollout__group_size=1, rollout__top_p=0.5, learner__anchor='x'))
+    assert all(field in str(e.value) for field in ('group_size', 'top_p', 'anchor'))
+
+
+def test_resolve_derives_what_is_zero_and_leaves_its_argument_alone():
+    c = a_config()
+    r = resolve(c)
+    assert (r.replay.bad_capacity, r.replay.high_capacity, r.learner.row_tokens, r.learner.logprob_chunk) == (256, 768, 2560, 2560)
+    assert c.learner.row_tokens == 0
+
+
+@pytest.mark.parametrize('file', ['countdown', 'quickstart'])
+@pytest.mark.parametrize('method', METHODS)
+def test_every_config_file_takes_every_method_and_is_sound(file, method, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    config = importlib.import_module(f'configs.{file}').get_config(method)
+    assert config.method == method
+    check(resolve(config))
+
+
+def test_the_countdown_config_has_the_papers_values():
+    c = importlib.import_module('configs.countdown').get_config('bapo')
+    assert (c.rollout.max_prompt_tokens, c.rollout.max_response_tokens, c.rollout.temperature, c.rollout.group_size) == (512, 2048, 0.6, 8)
+    assert (c.learner.batch_groups, c.learner.mini_batch_groups, c.learner.learning_rate, c.learner.kl_coef) == (256, 64, 1e-6, 0.005)
+    assert (c.rollout.sync_every, c.replay.reevaluate_every, c.replay.max_reevaluate, c.epochs) == (5, 5, 128, 3)
+    assert (c.replay.c1, c.replay.c2, c.replay.c3, c.replay.fresh_filter) == (1 / 8, (4 / 8, 1 / 8), (5 / 8, 2 / 8), 'gaussian')
+    g = importlib.import_module('configs.countdown').get_config('grpo')
+    assert (g.rollout.sync_every, g.replay.use_x2, g.replay.use_x3, g.replay.fresh_filter) == (1, False, False, 'none')
+    assert (g.learner.anchor, g.learner.kl_target, g.learner.kl_coef, g.learner.mini_batch_groups) == ('proximal', 'reference', 0.001, 256)
+
+
+def test_an_ablation_differs_from_bapo_in_one_field():
+    def flat(method):
+        c = default_config()
+        apply_method(c, method)
+        return json.loads(c.to_json())
+
+    for ablation, field in (('bapo_no_x2', 'replay.use_x2'), ('bapo_no_x3', 'replay.use_x3')):
+        assert differences(flat('bapo'), flat(ablation)) == ['method', field]
+
+
+def test_an_unknown_method_and_an_unknown_key_are_refused():
+    with pytest.raises(ValueError, match='ppo2.*grpo_v5'):
+        apply_method(default_config(), 'ppo2')
+    c = default_config().lock()
+    with pytest.raises((AttributeError, KeyError)):
+        c.replay.c4 = 1
+    assert isinstance(c, config_dict.ConfigDict)
+
+
+def test_only_what_may_change_between_two_starts_is_free():
+    a = json.loads(resolve(a_config()).to_json())
+    b = json.loads(resolve(a_config(steps=9, checkpoint__every=1, evaluate__samples=2, rollouts__every=0)).to_json())
+    assert differences(a, b) == []
+    c = json.loads(resolve(a_config(learner__clip_low=0.1, seed=1)).to_json())
+    assert differences(a, c) == ['learner.clip_low', 'seed']

@@ -1,0 +1,48 @@
+"""The quickstart's base: what the recipe shows the policy, and that the shipped directory is what it promises."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+
+from bapo_jax import sft
+from bapo_jax.groups import Verdict
+from bapo_jax.models import hf
+from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
+from bapo_jax.tasks import countdown
+
+BASE = Path(__file__).resolve().parents[1] / 'configs' / 'quickstart_base'
+
+
+def test_every_training_solution_is_a_correct_answer_and_its_tokens_are_the_targets(tmp_path):
+    tokenizer = sft.model_files(tmp_path, 32, 1)
+    tokens, is_target = next(sft.batches(tokenizer, 40, 32, seed=1))
+    for row, target in zip(tokens, is_target, strict=True):
+        prompt, solution = row[: np.argmax(target)], row[target]
+        assert solution[-1] == tokenizer.eos_token_id
+        numbers, goal = tokenizer.decode(prompt).rstrip('\n').split('=')
+        truth = {'numbers': [int(n) for n in numbers.split()], 'target': int(goal)}
+        assert countdown.verify(tokenizer.decode(solution, skip_special_tokens=True), truth)[0] == Verdict.CORRECT
+
+
+def test_training_lowers_the_loss(tmp_path):
+    tokenizer = sft.model_files(tmp_path, 32, 1)
+    config = hf.read_config(tmp_path)
+    graph, _ = hf.abstract_params(config)
+    params, optimizer = hf.init_params(config, 0), optax.adamw(3e-3)
+    opt_state, stream, losses = optimizer.init(params), sft.batches(tokenizer, 40, 16, seed=1), []
+    for _ in range(30):
+        params, opt_state, loss = sft.train_step(params, opt_state, *next(stream), graph=graph, optimizer=optimizer)
+        losses.append(float(loss))
+    assert np.mean(losses[-5:]) < 0.7 * losses[0]
+
+
+def test_the_shipped_base_is_small_complete_and_loads_like_any_checkpoint():
+    assert sum(f.stat().st_size for f in BASE.iterdir()) < 8_000_000
+    config = hf.read_config(BASE)
+    assert config.head_dim >= 32  # what vLLM serves on CPU
+    params = hf.load_params(BASE, config)
+    assert sum(x.size for x in jax.tree.leaves(params)) < 1_000_000
+    tokenizer = load_tokenizer(BASE)
+    assert len(tokenizer) == config.vocab_size and stop_tokens(BASE, tokenizer) == (tokenizer.eos_token_id,)

@@ -1,0 +1,225 @@
+"""Promises of the whole loop, on real prompts with the real quickstart policy: the GRPO identity, exact resumption, the schedule,
+the batch's rules, and what is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+import zstandard
+from small_run import ROOT, metrics, run, small_config
+
+from bapo_jax.learner.update import Learner
+from bapo_jax.train import build
+
+
+@pytest.fixture(scope='module', autouse=True)
+def compile_once(tmp_path_factory):
+    """Every run builds the same programs; the second one reads them from here."""
+    jax.config.update('jax_compilation_cache_dir', str(tmp_path_factory.mktemp('xla')))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+    yield
+    jax.config.update('jax_compilation_cache_dir', None)
+
+
+@pytest.fixture(scope='module')
+def benchmark(tmp_path_factory):
+    path = tmp_path_factory.mktemp('benchmark') / 'few.jsonl'
+    rows = [([3, 5, 2], 30), ([44, 19, 35], 98), ([7, 2, 9], 18), ([8, 4, 6, 2], 20)]
+    path.write_text(''.join(json.dumps({'nums': n, 'target': t}) + '\n' for n, t in rows))
+    return path
+
+
+@pytest.fixture(scope='module')
+def bapo_run(tmp_path_factory, benchmark):
+    """(directory, batches) of BAPO with v = 3, m = 2: re-evaluation falls between syncs."""
+    workdir, batches, update = tmp_path_factory.mktemp('runs') / 'bapo', [], Learner.update
+
+    def watched(self, state, batch, *rest):
+        batches.append(batch)
+        return update(self, state, batch, *rest)
+
+    Learner.update = watched
+    try:
+        run(bapo_config(benchmark), workdir)
+    finally:
+        Learner.update = update
+    return workdir, batches
+
+
+def bapo_config(benchmark, **changes):
+    return small_config('bapo', benchmark, **{'rollout__sync_every': 3, 'replay__reevaluate_every': 2, 'replay__c2': (0.2,),
+                                              'replay__c3': (0.8,), **changes})  # fmt: skip
+
+
+def rollouts(workdir, step):
+    data = zstandard.decompress((workdir / 'rollouts' / f'{step:06d}.jsonl.zst').read_bytes())
+    return [json.loads(line) for line in data.decode().splitlines()]
+
+
+def test_bapo_with_its_parts_off_is_grpo_bit_for_bit(tmp_path, benchmark):
+    run(small_config('grpo', benchmark, steps=3), tmp_path / 'grpo')
+    off = {
+        'rollout__sync_every': 1, 'replay__fresh_filter': 'none', 'replay__use_x2': False, 'replay__use_x3': False,
+        'learner__anchor': 'proximal', 'learner__kl_target': 'reference',
+    }  # fmt: skip
+    run(small_config('bapo', benchmark, steps=3, **off), tmp_path / 'bapo')
+    grpo = metrics(tmp_path / 'grpo')
+    assert grpo == metrics(tmp_path / 'bapo')
+    assert max(row.get('actor/grad_norm', 0) for row in grpo) > 0  # and it did train
+
+
+@pytest.mark.parametrize('stop_after', [1, 2, 3, 5])
+def test_a_run_stopped_at_any_step_and_started_again_repeats_every_metric(tmp_path, bapo_run, benchmark, stop_after):
+    workdir, _ = bapo_run
+    run(bapo_config(benchmark, steps=stop_after), tmp_path)
+    run(bapo_config(benchmark), tmp_path)
+    rows, whole = metrics(tmp_path), metrics(workdir)
+    for row in rows[1:-1]:  # the last step of the shorter run evaluates, which the longer one does not do there
+        for name in [n for n in row if n.startswith('val-core/')]:
+            del row[name]
+    assert rows == whole
+    assert [row['step'] for row in rows] == list(range(7))
+
+
+def test_a_killed_run_loses_only_what_no_checkpoint_holds(tmp_path, bapo_run, benchmark):
+    workdir, _ = bapo_run
+    script = (
+        f'import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]\n'
+        'from pathlib import Path; from small_run import run; from test_train import bapo_config\n'
+        f'run(bapo_config(Path({str(benchmark)!r})), Path({str(tmp_path / "run")!r}))\n'
+    )
+    process = subprocess.Popen([sys.executable, '-c', script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log, deadline = tmp_path / 'run' / 'metrics.jsonl', time.monotonic() + 240
+    while not (log.is_file() and log.read_text().count('\n') >= 4):  # steps 0..3: past the checkpoint of step 2
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    run(bapo_config(benchmark), tmp_path / 'run')
+    assert metrics(tmp_path / 'run') == metrics(workdir)
+
+
+def test_sigterm_stops_after_the_step_with_a_checkpoint(tmp_path, benchmark, monkeypatch):
+    update = Learner.update
+
+    def interrupted(self, *args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return update(self, *args)
+
+    monkeypatch.setattr(Learner, 'update', interrupted)
+    assert run(bapo_config(benchmark), tmp_path).step == 1
+    assert (tmp_path / 'checkpoints' / '1').is_dir()
+
+
+def test_alpha_moves_only_at_syncs_and_hard_prompts_are_answered_by_theta(bapo_run):
+    workdir, _ = bapo_run
+    alpha = {1: 0, 2: 0, 3: 2, 4: 2, 5: 2, 6: 5}
+    reevaluated = 0
+    for step, version in alpha.items():
+        for row in rollouts(workdir, step):
+            fresh = row['use'] in ('x1', 'discarded')
+            assert set(row['versions']) == {version if fresh else step - 1}
+            reevaluated += not fresh
+    assert reevaluated > 0
+    assert [row['bapo/lag'] for row in metrics(workdir)[1:]] == [t - 1 - a for t, a in alpha.items()]
+
+
+def test_every_drawn_prompt_has_exactly_one_fresh_outcome(bapo_run):
+    workdir, _ = bapo_run
+    drawn = []
+    for row in metrics(workdir)[1:]:
+        assert row['bapo/x1_groups'] + row['bapo/discarded/filtered'] + row['bapo/discarded/infra_error'] == 8
+        fresh = [r['prompt_id'] for r in rollouts(workdir, row['step']) if r['use'] in ('x1', 'discarded')]
+        assert len(fresh) == len(set(fresh)) == 8
+        drawn += fresh
+    assert len(set(drawn)) == 48  # one epoch of 60 prompts: none twice
+
+
+def test_the_batch_keeps_its_rules_through_the_real_trainer(bapo_run):
+    workdir, batches = bapo_run
+    stored: dict[tuple[int, int], list] = {}  # what entered the buffer as a candidate for replay
+    for step, batch in enumerate(batches, start=1):
+        ids = [g.prompt.id for g in batch.groups]
+        assert len(ids) == len(set(ids)) <= 8
+        assert all(g.size == 4 for g in batch.groups)
+        for group, source in zip(batch.groups, batch.sources, strict=True):
+            if source == 'x1':
+                assert group.step == step and 0 < group.correct < 4
+            if source == 'x2':
+                assert group.step == step and 1 / 8 < group.mean_reward < 1
+                assert {r.version for r in group.responses} == {step - 1}
+            if source == 'x3':
+                assert step - 3 <= group.step <= step - 1 and 0.2 <= group.mean_reward <= 0.8
+                assert stored[group.prompt.id, group.step] == [r.tokens.tolist() for r in group.responses]
+        stored |= {
+            (g.prompt.id, step): [r.tokens.tolist() for r in g.responses]
+            for g, source in zip(batch.groups, batch.sources, strict=True) if source == 'x1'
+        }  # fmt: skip
+    assert {s for b in batches for s in b.sources} >= {'x1', 'x3'}
+    for row, batch in zip(metrics(workdir)[1:], batches, strict=True):
+        assert [row[f'bapo/{s}_groups'] for s in ('x1', 'x2', 'x3')] == [batch.count(s) for s in ('x1', 'x2', 'x3')]
+
+
+def test_rollout_files_hold_what_was_asked_answered_and_judged(bapo_run):
+    workdir, _ = bapo_run
+    for row in rollouts(workdir, 1):
+        truth = row['ground_truth']
+        assert row['prompt'] == ' '.join(map(str, truth['numbers'])) + f'={truth["target"]}\n'
+        assert len(row['responses']) == len(row['verdicts']) == len(row['rewards']) == 4
+        assert [r == 1 for r in row['rewards']] == [v == 'correct' for v in row['verdicts']]
+
+
+def test_tracked_prompts_are_the_same_ones_at_every_evaluation(bapo_run):
+    workdir, _ = bapo_run
+    first, last = (json.loads((workdir / 'evals' / f'{step:06d}.json').read_text())['tracked'] for step in (0, 6))
+    assert first['prompt_ids'] == last['prompt_ids'] and len(first['prompt_ids']) == 4
+    assert len(first['correct']) == len(last['correct']) == 4
+
+
+def test_the_run_ends_with_a_figure(bapo_run):
+    assert (bapo_run[0] / 'run.png').read_bytes()[:8] == b'\x89PNG\r\n\x1a\n'
+
+
+def test_a_run_directory_of_another_config_is_refused_with_the_fields_named(bapo_run, benchmark):
+    workdir, _ = bapo_run
+    with pytest.raises(ValueError, match=r'differ in learner\.clip_low, replay\.c1\. Give another --workdir'):
+        build(bapo_config(benchmark, learner__clip_low=0.1, replay__c1=0.25), workdir)
+    with pytest.raises(ValueError, match=r'differ in fingerprints\.dataset, task\.seed'):
+        build(bapo_config(benchmark, task__seed=5), workdir)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'model__path': 'nowhere'}, r'model\.path=.nowhere. is not a directory'),
+        ({'task__train': 'missing.parquet'}, r'missing\.parquet'),
+        ({'task__limit': 7}, r'7 training prompts do not fill learner\.batch_groups=8'),
+        ({'rollout__max_prompt_tokens': 5}, r'rollout\.max_prompt_tokens'),
+        ({'evaluate__benchmarks': ('cd5',)}, r'cd5'),
+        ({'mesh__data': 3, 'mesh__fsdp': 1}, r'mesh\.data=3'),
+    ],
+)
+def test_bad_input_is_refused_before_work_starts(tmp_path, benchmark, changes, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        build(small_config('bapo', benchmark, **changes), tmp_path / 'run')
+    assert not (tmp_path / 'run').exists()
+
+
+def test_the_command_line_says_what_is_wrong_in_one_message(tmp_path):
+    command = [sys.executable, '-m', 'bapo_jax.train', '--config=configs/quickstart.py', f'--workdir={tmp_path}/run']
+    bad = subprocess.run([*command, '--config.rollout.group_size=1'], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert bad.returncode == 1 and 'rollout.group_size=1' in bad.stderr and 'Traceback' not in bad.stderr
+    unknown = subprocess.run([*command, '--config.replay.c4=1'], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert unknown.returncode != 0 and 'c4' in unknown.stderr
+    assert not (tmp_path / 'run').exists()
+
+
+def test_losses_and_rewards_are_finite_everywhere(bapo_run):
+    for row in metrics(bapo_run[0]):
+        assert all(np.isfinite(v) for v in row.values() if isinstance(v, float))
