@@ -48,7 +48,7 @@ def make_mesh(data: int, fsdp: int, tensor: int) -> Mesh:
     Raises ValueError where the sizes do not multiply to the number of devices.
     """
     sizes, devices = [data, fsdp, tensor], jax.devices()
-    if sizes.count(-1) == 1:
+    if sizes.count(-1) == 1 and 0 not in sizes:
         sizes[sizes.index(-1)] = max(1, len(devices) // -int(np.prod(sizes)))
     if min(sizes) < 1 or int(np.prod(sizes)) != len(devices):
         raise ValueError(

@@ -59,6 +59,12 @@ def build(config: ConfigDict, workdir: Path) -> Setup:
     if config.evaluate.track_prompts > len(prompts):
         raise ValueError(f'evaluate.track_prompts={config.evaluate.track_prompts} exceeds the {len(prompts)} training prompts')
     mesh = parallel.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    splits = mesh.shape['data'] * mesh.shape['fsdp']
+    if config.learner.micro_batch_rows % splits:
+        raise ValueError(
+            f'learner.micro_batch_rows={config.learner.micro_batch_rows} is no multiple of mesh.data × mesh.fsdp = {splits}; '
+            'rows are split over both'
+        )
     graph, shapes = hf.abstract_params(model_config)
     sharding = parallel.parameter_sharding(mesh, shapes)
     params = hf.load_params(config.model.path, model_config)

@@ -31,10 +31,10 @@ from bapo_jax.tasks.countdown_data import training_problems
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string('output', None, 'Directory to write; must not hold a model yet.', required=True)
-flags.DEFINE_integer('steps', 800, 'Optimizer steps.')
-flags.DEFINE_integer('batch', 256, 'Solutions a step.')
+flags.DEFINE_integer('steps', 2800, 'Optimizer steps.')
+flags.DEFINE_integer('batch', 64, 'Solutions a step.')
 flags.DEFINE_integer('problems', 60_000, 'Distinct problems; each is seen with a new random solution every time.')
-flags.DEFINE_float('learning_rate', 2e-3, 'Peak of the cosine schedule.')
+flags.DEFINE_float('learning_rate', 1.5e-3, 'Peak of the cosine schedule.')
 flags.DEFINE_integer('seed', 7, 'Of problems, solutions and initial weights; the RL configs draw their problems from other seeds.')
 flags.DEFINE_integer('width', 128, 'Hidden size.')
 flags.DEFINE_integer('layers', 4, 'Decoder layers.')
@@ -54,7 +54,7 @@ def model_files(output: Path, width: int, layers: int):
         'intermediate_size': 3 * width,
         'num_hidden_layers': layers,
         'num_attention_heads': width // 32,
-        'num_key_value_heads': 1,
+        'num_key_value_heads': max(1, width // 64),
         'max_position_embeddings': 4096,
         'rope_theta': 10000.0,
         'rms_norm_eps': 1e-6,
@@ -119,7 +119,7 @@ def main(_) -> None:
     stream, started = batches(tokenizer, FLAGS.problems, FLAGS.batch, FLAGS.seed), time.perf_counter()
     for step in range(1, FLAGS.steps + 1):
         params, opt_state, loss = train_step(params, opt_state, *next(stream), graph=graph, optimizer=optimizer)
-        if step % 25 == 0 or step == FLAGS.steps:
+        if step % 100 == 0 or step == FLAGS.steps:
             print(f'step {step}/{FLAGS.steps}  loss {float(loss):.4f}  {time.perf_counter() - started:.0f} s', flush=True)
     hf.save_params(output, config, params, like=output)
     print(f'wrote {output}; its score: python -m bapo_jax.evaluate --checkpoint={output} --config=configs/quickstart.py')

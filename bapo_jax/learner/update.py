@@ -99,23 +99,25 @@ class Learner:
         Returns the new state (the old one's buffers are donated) and metrics, means over the mini-batches.
         Raises FloatingPointError where the gradient is not finite. A batch without groups changes nothing.
         """
-        metrics, started = [], time.perf_counter()
-        scoring_s = 0.0
-        for _ in range(self._config.passes_per_batch):
-            order = rng.permutation(len(batch.groups))
-            parts = [(jax.device_put(rows, parallel.row_sharding(self._mesh, 1)), micro_batches(rows))
-                     for rows in pack_batch(batch, order, self._config)]  # fmt: skip
-            scoring_started = time.perf_counter()
-            # The anchor is the policy before any of this step's updates, so every part is scored first.
-            anchored = [(rows, n, self._proximal(state, rows, n), self._reference(reference, rows, n)) for rows, n in parts]
-            jax.block_until_ready(anchored)
-            scoring_s += time.perf_counter() - scoring_started
-            for rows, n, proximal, reference_logp in anchored:
-                state, part_metrics = self._update(state, rows, n, proximal, reference_logp, self._temperature)
-                metrics.append(part_metrics)
+        started = time.perf_counter()
+        orders = [rng.permutation(len(batch.groups)) for _ in range(self._config.passes_per_batch)]
+        parts = [
+            (jax.device_put(rows, parallel.row_sharding(self._mesh, 1)), micro_batches(rows))
+            for order in orders
+            for rows in pack_batch(batch, order, self._config)
+        ]
+        # The anchor is the policy before any of this step's updates, so every part of every pass is scored first.
+        scoring_started = time.perf_counter()
+        scored = [(self._proximal(state, *part), self._reference(reference, *part)) for part in parts]
+        jax.block_until_ready(scored)
+        scoring_s = time.perf_counter() - scoring_started
+        metrics = []
+        for part, anchors in zip(parts, scored, strict=True):
+            state, part_metrics = self._update(state, *part, *anchors, self._temperature)
+            metrics.append(part_metrics)
         return state, {
             **_mean_metrics(jax.device_get(metrics)),
-            'actor/lr': float(self.learning_rate(self._updates_done(state))),
+            'actor/lr': float(self.learning_rate(max(0, self._updates_done(state) - 1))),
             'timing_s/old_log_prob': scoring_s,
             'timing_s/update_actor': time.perf_counter() - started - scoring_s,
         }
@@ -198,7 +200,7 @@ def _update(state: TrainState, rows: Rows, n_micro, proximal, reference, tempera
     # The trip count is a runtime value: mini-batches of many sizes share a program and pay for no empty micro-batch.
     gradient, metrics = jax.lax.fori_loop(0, n_micro, add_micro_batch, zeros)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-    metrics['actor/grad_norm'] = optax.global_norm(gradient)
+    metrics['actor/grad_norm'] = optax.tree.norm(gradient)
     return TrainState(optax.apply_updates(state.params, updates), opt_state), metrics
 
 

@@ -51,15 +51,15 @@ def read_config(path: str | Path, dtype: str = 'float32') -> ModelConfig:
         raise ValueError(f'{file}: not valid JSON ({e}); fetch the model directory again') from e
     if c.get('model_type') != 'qwen2':
         raise ValueError(f'{file}: model_type={c.get("model_type")!r} is not supported; supported: qwen2')
-    rope_parameters = c.get('rope_parameters') or {}
-    unsupported = {
-        'hidden_act': c.get('hidden_act', 'silu') != 'silu',
-        'use_sliding_window': bool(c.get('use_sliding_window')),
-        'rope_scaling': (c.get('rope_scaling') or rope_parameters).get('rope_type', 'default') != 'default',
-    }
-    if any(unsupported.values()):
-        names = ', '.join(f'{k}={c.get(k)!r}' for k, bad in unsupported.items() if bad)
-        raise ValueError(f'{file}: {names} is not supported by this Qwen2 decoder')
+    rope = c.get('rope_parameters') or c.get('rope_scaling') or {}  # transformers 5 and before
+    unsupported = [f'hidden_act={c["hidden_act"]!r}'] if c.get('hidden_act', 'silu') != 'silu' else []
+    unsupported += ['use_sliding_window=True'] if c.get('use_sliding_window') else []
+    for field in ('rope_parameters', 'rope_scaling'):
+        scaling = c.get(field) or {}
+        if scaling.get('rope_type', scaling.get('type', 'default')) != 'default':
+            unsupported.append(f'{field}={scaling!r}')
+    if unsupported:
+        raise ValueError(f'{file}: {", ".join(unsupported)} is not supported by this Qwen2 decoder')
     try:
         return ModelConfig(
             vocab_size=c['vocab_size'],
@@ -69,7 +69,7 @@ def read_config(path: str | Path, dtype: str = 'float32') -> ModelConfig:
             num_heads=c['num_attention_heads'],
             num_kv_heads=c.get('num_key_value_heads', c['num_attention_heads']),
             head_dim=c.get('head_dim') or c['hidden_size'] // c['num_attention_heads'],
-            rope_theta=float(c.get('rope_theta') or rope_parameters.get('rope_theta', 10_000.0)),
+            rope_theta=float(c.get('rope_theta') or rope.get('rope_theta', 10_000.0)),
             rms_norm_eps=float(c.get('rms_norm_eps', 1e-6)),
             tie_embeddings=bool(c.get('tie_word_embeddings', False)),
             dtype=dtype,
@@ -117,10 +117,13 @@ def load_params(path: str | Path, config: ModelConfig, put: Callable[[tuple[str,
 
     opened: dict[Path, Any] = {}
 
-    def read(name: str) -> np.ndarray:
+    def file_of(name: str) -> Path:
         if shards is not None and name not in shards:
             raise ValueError(f'{index_file}: no tensor {name!r}; the checkpoint does not fit its config.json')
-        file = single if shards is None else shards[name]
+        return single if shards is None else shards[name]
+
+    def read(name: str) -> np.ndarray:
+        file = file_of(name)
         try:
             if file not in opened:
                 opened[file] = safe_open(file, framework='numpy')
@@ -131,12 +134,13 @@ def load_params(path: str | Path, config: ModelConfig, put: Callable[[tuple[str,
     _, shapes = abstract_params(config)
     params: Params = {}
     for tree_path, names, transposed in _entries(config):
-        tensors = [read(name) for name in names]
-        tensors = [t.T if transposed else t for t in tensors]
+        want = _get(shapes, tree_path).shape[1 if tree_path[0] == 'layers' else 0 :]
+        tensors = [read(name).T if transposed else read(name) for name in names]
+        for name, tensor in zip(names, tensors, strict=True):
+            if tensor.shape != want:
+                raise ValueError(f'{file_of(name)}: {name} has shape {_hf_shape(tensor.shape, transposed)} here, config.json implies '
+                                 f'{_hf_shape(want, transposed)}; weights and config.json are of different models')  # fmt: skip
         array = np.stack(tensors) if tree_path[0] == 'layers' else tensors[0]
-        want = _get(shapes, tree_path).shape
-        if array.shape != want:
-            raise ValueError(f'{path}: {names[0]} has shape {array.shape} here, config.json implies {want}')
         array = np.ascontiguousarray(array, np.float32)
         _set(params, tree_path, put(tree_path, array) if put else array)
     return params
@@ -148,8 +152,9 @@ def save_params(path: str | Path, config: ModelConfig, params: Params, *, like: 
     Raises FileExistsError if `path` already holds weights.
     """
     path, like = Path(path), Path(like)
-    if (path / 'model.safetensors').exists():
-        raise FileExistsError(f'{path} already holds model.safetensors; give an empty output directory')
+    for name in ('model.safetensors', 'model.safetensors.index.json'):
+        if (path / name).exists():
+            raise FileExistsError(f'{path} already holds {name}; give an empty output directory')
     path.mkdir(parents=True, exist_ok=True)
     for name in ('config.json', *TOKENIZER_FILES):
         if (like / name).is_file() and like != path:
@@ -165,6 +170,10 @@ def to_hf(config: ModelConfig, params: Params) -> dict[str, np.ndarray]:
         for name, a in zip(names, array if tree_path[0] == 'layers' else [array], strict=True):
             tensors[name] = np.ascontiguousarray(a.T if transposed else a)
     return tensors
+
+
+def _hf_shape(shape: tuple[int, ...], transposed: bool) -> tuple[int, ...]:
+    return shape[::-1] if transposed else shape
 
 
 def _get(tree: Params, path: tuple[str, ...]) -> Any:

@@ -43,7 +43,8 @@ class JaxEngine:
     def _generate_chunk(self, prompts: Sequence[Prompt], at_once: int, group_size: int, sampling: Sampling, draw: Draw):
         devices = 1 if self._row_sharding is None else self._row_sharding.num_devices
         # Half-full chunks are padded rather than compiled anew; filler rows repeat the first prompt and are dropped.
-        padded = max(1 << (len(prompts) - 1).bit_length(), at_once // 4, devices)
+        padded = max(1 << (len(prompts) - 1).bit_length(), at_once // 4)
+        padded = -(-padded // devices) * devices
         filled = [*prompts, *[prompts[0]] * (padded - len(prompts))]
         longest = max(len(p.tokens) for p in filled)
         slots = -(-longest // _PROMPT_BUCKET) * _PROMPT_BUCKET

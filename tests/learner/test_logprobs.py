@@ -98,7 +98,7 @@ def test_chunked_or_rematerialised_is_full(chunk, remat, policy, sequences, scor
     rows = [sequences, sequences[::-1]]
     full, cut = (score(policy.params, *layout(rows, 24), 0.8, chunk=c, remat=r) for c, r in ((24, False), (chunk, remat)))
     for a, b in zip(cut, full, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(a, b, rtol=0, atol=ATOL)
     value, gradient = value_and_gradient(policy.params, *layout(rows, 24), weights_like(rows, 24), chunk, remat)
     want_value, want_gradient = value_and_gradient(policy.params, *layout(rows, 24), weights_like(rows, 24), 24, False)
     np.testing.assert_allclose(value, want_value, rtol=1e-5)

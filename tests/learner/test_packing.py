@@ -24,7 +24,9 @@ def make_group(prompt_id, prompt_length, lengths, right):
 
 
 some_groups = st.lists(
-    st.tuples(st.integers(1, 12), st.lists(st.integers(1, 20), min_size=4, max_size=4), st.integers(0, 4), st.sampled_from(SOURCES)),
+    st.tuples(
+        st.integers(1, 12), st.lists(st.integers(1, 20), min_size=4, max_size=4), st.integers(0, 4), st.sampled_from(SOURCES)
+    ),
     min_size=1, max_size=6,
 )  # fmt: skip
 

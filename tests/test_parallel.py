@@ -1,0 +1,136 @@
+"""Sharded = single device, on eight fake CPU devices; they need a process of their own, which runs this file as a script.
+
+Tolerance: 1e-5 of the largest value, float32.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+
+from bapo_jax.config import default_config
+from bapo_jax.groups import Batch, groups_from_arrays, groups_to_arrays
+from bapo_jax.learner.update import Learner
+from bapo_jax.models import hf
+from bapo_jax.parallel import MESH_AXES, PARAMETER_AXES, make_mesh, parameter_sharding, row_sharding
+from bapo_jax.rollout.engine import FRESH, Draw, Sampling
+from bapo_jax.rollout.jax_engine import JaxEngine
+
+ROOT = Path(__file__).resolve().parents[1]
+MESHES = ((2, 2, 2), (1, 8, 1))
+
+
+def train_and_sample(model_path, groups, sizes):
+    """Two optimizer steps on `groups` and then responses to their prompts, on that mesh: flat arrays, parameters under 'p.'."""
+    mesh = make_mesh(*sizes)
+    model_config = hf.read_config(model_path)
+    graph, _ = hf.abstract_params(model_config)
+    params = hf.load_params(model_path, model_config)
+    config = default_config().learner
+    config.update({
+        'mini_batch_groups': 3, 'row_tokens': 32, 'logprob_chunk': 16, 'micro_batch_rows': 8, 'learning_rate': 1e-4,
+        'grad_clip': 0.1, 'anchor': 'decoupled', 'kl_coef': 0.1, 'entropy_coef': 0.01,
+    })  # fmt: skip
+    learner = Learner(graph, config, 1.0, mesh)
+    state, metrics = learner.update(learner.init(params), Batch(tuple(groups), ('x1',) * len(groups)), np.random.default_rng(0))
+
+    engine = JaxEngine(graph, (3,), 32, row_sharding(mesh))
+    engine.load(jax.device_put(params, parameter_sharding(mesh, params)), 0)
+    answers = engine.generate([g.prompt for g in groups], 4, Sampling(1.0, 6), Draw(1, 0, FRESH))
+    out = {f'm.{k}': np.float64(v) for k, v in metrics.items() if not k.startswith('timing_s/')}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state.params)[0]:
+        name = '.'.join(k.key for k in path)
+        out[f'p.{name}'] = jax.device_get(leaf)
+        out[f'parts.{name}'] = np.array(leaf.sharding.shard_shape(leaf.shape))
+    out['tokens'] = np.concatenate([r.tokens for rs in answers for r in rs])
+    out['logp'] = np.concatenate([r.logp for rs in answers for r in rs])
+    return out
+
+
+def main(model_path, groups_file, output):
+    assert jax.device_count() == 8
+    groups = groups_from_arrays(dict(np.load(groups_file)))
+    for sizes in MESHES:
+        np.savez(Path(output) / f'{sizes}.npz', **train_and_sample(model_path, groups, sizes))
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])
+    sys.exit()
+
+
+@pytest.fixture(scope='module')
+def sharded(policy, groups, tmp_path_factory):
+    """Mesh sizes -> arrays from the eight-device process."""
+    directory = tmp_path_factory.mktemp('sharded')
+    np.savez(directory / 'groups.npz', **groups_to_arrays(groups))
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8'}
+    command = [sys.executable, __file__, policy.path, directory / 'groups.npz', directory]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {sizes: dict(np.load(directory / f'{sizes}.npz')) for sizes in MESHES}
+
+
+@pytest.fixture(scope='module')
+def single(policy, groups):
+    return train_and_sample(policy.path, groups, (1, 1, 1))
+
+
+@pytest.mark.parametrize('sizes', MESHES)
+def test_sharded_training_is_that_of_one_device(sizes, sharded, single, policy):
+    assert sharded[sizes].keys() == single.keys()
+    assert single['m.actor/updates'] == 2
+    for name, want in single.items():
+        if name.startswith(('m.', 'p.')):
+            np.testing.assert_allclose(sharded[sizes][name], want, rtol=0, atol=1e-5 * max(1.0, np.abs(want).max()), err_msg=name)
+    start = policy.params['layers']['q']['kernel']
+    assert np.abs(single['p.layers.q.kernel'] - start).max() > 1e-4  # ten times the tolerance
+
+
+@pytest.mark.parametrize('sizes', MESHES)
+def test_sharded_sampling_is_that_of_one_device(sizes, sharded, single):
+    np.testing.assert_array_equal(sharded[sizes]['tokens'], single['tokens'])
+    np.testing.assert_allclose(sharded[sizes]['logp'], single['logp'], rtol=0, atol=1e-5)
+
+
+def test_parameters_really_are_split(sharded):
+    shape = {sizes: {k: tuple(v) for k, v in arrays.items() if k.startswith('parts.')} for sizes, arrays in sharded.items()}
+    a, b = (shape[sizes] for sizes in MESHES)
+    assert (a['parts.layers.q.kernel'], b['parts.layers.q.kernel']) == ((2, 16, 16), (2, 4, 32))
+    assert (a['parts.layers.down.kernel'], b['parts.layers.down.kernel']) == ((2, 24, 16), (2, 48, 4))
+    assert (a['parts.embedding.embedding'], b['parts.embedding.embedding']) == ((48, 16), (96, 4))
+
+
+@pytest.mark.parametrize('tied', [True, False])
+def test_every_parameter_has_axes(tied, make_policy):
+    shapes = hf.abstract_params(make_policy(tie_word_embeddings=tied).config)[1]
+    leaves = {tuple(k.key for k in path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]}
+    assert leaves.keys() == PARAMETER_AXES.keys() - ({('head', 'kernel')} if tied else set())
+    assert all(len(PARAMETER_AXES[path]) == leaf.ndim for path, leaf in leaves.items())
+
+
+def test_a_mesh_takes_the_devices_that_are_left():
+    assert [dict(make_mesh(*sizes).shape) for sizes in ((1, 1, 1), (-1, 1, 1), (1, -1, 1), (1, 1, -1))] == [
+        dict.fromkeys(MESH_AXES, 1)
+    ] * 4
+
+
+@pytest.mark.parametrize('sizes', [(2, 1, 1), (1, 1, 8), (2, -1, 1), (-1, -1, 1), (0, 1, 1), (0, -1, 1), (-2, -1, 1)])
+def test_a_mesh_that_does_not_fit_the_devices_is_an_error_that_names_the_fields(sizes):
+    with pytest.raises(ValueError, match=f'mesh.data={sizes[0]} .*mesh.fsdp={sizes[1]} .*mesh.tensor={sizes[2]} .*1 devices'):
+        make_mesh(*sizes)
+
+
+@pytest.mark.parametrize(
+    'sizes, axis, parameter',
+    [((1, 5, 1), 'fsdp', 'embedding.embedding'), ((1, 1, 32), 'tensor', r'layers\.(down|gate|up)\.kernel')],
+)
+def test_an_axis_that_does_not_divide_is_an_error_that_names_field_and_parameter(sizes, axis, parameter, policy):
+    mesh = AbstractMesh(sizes, MESH_AXES)
+    with pytest.raises(ValueError, match=f'mesh.{axis}={max(sizes)} does not divide .*{parameter}'):
+        parameter_sharding(mesh, policy.params)
