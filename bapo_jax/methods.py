@@ -78,7 +78,7 @@ def main() -> None:
 
     table = Table('method', 'which policy answers', 'what is trained on', 'how it learns', title='Methods', show_lines=True)
     for name, row in METHODS.items():
-        choices = ('\n'.join(f'{k} = {v}' for k, v in part.items()) for part in (row.schedule, row.batch, row.learning))
+        choices = ('\n'.join(f'{k.split(".")[1]} {v}' for k, v in part.items()) for part in (row.schedule, row.batch, row.learning))
         table.add_row(f'[bold]{name}[/]\n{row.summary}', *choices)
     Console().print(table)
 
