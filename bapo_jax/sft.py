@@ -1,10 +1,11 @@
 """Supervised training of a small base policy on generated worked solutions.
 
-The quickstart's base, `configs/quickstart_base`, was made by
+The quickstart's base, `configs/quickstart_base`, was made in two stages, correct solutions first, then some that miss:
 
-    python -m bapo_jax.sft --output=configs/quickstart_base
+    python -m bapo_jax.sft --output=runs/solutions --attempts=0
+    python -m bapo_jax.sft --output=configs/quickstart_base --init=runs/solutions --steps=700 --learning_rate=1e-3 --seed=8
 
-(CPU, 2 cores: about half an hour). It is meant to have headroom: right sometimes, on most problems, but far from always.
+(2 CPU cores: 28 and 7 minutes.) It is meant to have headroom: right sometimes, on many problems, but far from always.
 The result is an ordinary Hugging Face directory, loaded by the same code as any checkpoint.
 """
 
@@ -34,8 +35,10 @@ flags.DEFINE_string('output', None, 'Directory to write; must not hold a model y
 flags.DEFINE_integer('steps', 2800, 'Optimizer steps.')
 flags.DEFINE_integer('batch', 64, 'Solutions a step.')
 flags.DEFINE_integer('problems', 60_000, 'Distinct problems; each is seen with a new random solution every time.')
+flags.DEFINE_float('attempts', 0.3, 'Share of examples that do their sums right but do not aim at the target.')
+flags.DEFINE_string('init', None, 'Continue from this model directory instead of random weights.')
 flags.DEFINE_float('learning_rate', 1.5e-3, 'Peak of the cosine schedule.')
-flags.DEFINE_integer('seed', 7, 'Of problems, solutions and initial weights; the RL configs draw their problems from other seeds.')
+flags.DEFINE_integer('seed', 7, 'Of problems, solutions and initial weights; RL configs draw their problems from other seeds.')
 flags.DEFINE_integer('width', 128, 'Hidden size.')
 flags.DEFINE_integer('layers', 4, 'Decoder layers.')
 
@@ -68,8 +71,8 @@ def model_files(output: Path, width: int, layers: int):
     return tokenizer
 
 
-def batches(tokenizer, problems: int, batch: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(tokens, is_target) [batch, ROW_TOKENS] for ever: prompt, a random worked solution, end; targets are the solution's tokens."""
+def batches(tokenizer, problems: int, batch: int, seed: int, attempts: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(tokens, is_target) [batch, ROW_TOKENS] for ever: prompt, random worked solution or attempt, end; targets follow the prompt."""
     truths = training_problems('generated', limit=problems, seed=seed)
     prompts = [tokenizer.encode(countdown.prompt_text(t, 'compact', tokenizer)) for t in truths]
     rng = np.random.default_rng(seed)
@@ -79,7 +82,8 @@ def batches(tokenizer, problems: int, batch: int, seed: int) -> Iterator[tuple[n
             end = ROW_TOKENS + 1
             while end > ROW_TOKENS:  # another problem: some have long solutions only
                 i = rng.integers(len(truths))
-                solution = [*tokenizer.encode(countdown.worked_solution(truths[i], rng)), tokenizer.eos_token_id]
+                work = countdown.worked_attempt if rng.random() < attempts else countdown.worked_solution
+                solution = [*tokenizer.encode(work(truths[i], rng)), tokenizer.eos_token_id]
                 start, end = len(prompts[i]), len(prompts[i]) + len(solution)
             tokens[row, :end] = [*prompts[i], *solution]
             is_target[row, start:end] = True
@@ -111,12 +115,12 @@ def main(_) -> None:
     tokenizer = model_files(output, FLAGS.width, FLAGS.layers)
     config = hf.read_config(output)
     graph, _ = hf.abstract_params(config)
-    params = hf.init_params(config, FLAGS.seed)
+    params = hf.load_params(FLAGS.init, config) if FLAGS.init else hf.init_params(config, FLAGS.seed)
     schedule = optax.warmup_cosine_decay_schedule(0.0, FLAGS.learning_rate, 50, FLAGS.steps)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01))
     opt_state = optimizer.init(params)
     print(f'{sum(x.size for x in jax.tree.leaves(params)):,} parameters; generating {FLAGS.problems:,} problems', flush=True)
-    stream, started = batches(tokenizer, FLAGS.problems, FLAGS.batch, FLAGS.seed), time.perf_counter()
+    stream, started = batches(tokenizer, FLAGS.problems, FLAGS.batch, FLAGS.seed, FLAGS.attempts), time.perf_counter()
     for step in range(1, FLAGS.steps + 1):
         params, opt_state, loss = train_step(params, opt_state, *next(stream), graph=graph, optimizer=optimizer)
         if step % 100 == 0 or step == FLAGS.steps:

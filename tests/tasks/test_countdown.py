@@ -400,3 +400,17 @@ def test_every_task_has_the_whole_interface():
             assert hasattr(task, part), (name, part)
     with pytest.raises(ValueError, match=r"task\.name is 'chess'.*countdown"):
         get_task('chess')
+
+
+def test_a_worked_attempt_does_its_sums_right_and_uses_every_number_once_but_often_misses():
+    rng, missed = np.random.default_rng(0), 0
+    for truth in generate(60, seed=5):
+        text = cd.worked_attempt(truth, rng)
+        steps, answer = text.removesuffix('</answer>').split('<answer>')
+        for step in steps.split(' '):
+            sum_, result = step.split('=')
+            assert cd.evaluate(cd.parse(sum_)) == int(result)
+        reached = {**truth, 'target': int(cd.evaluate(cd.parse(answer)))}
+        assert cd.verify(text, reached)[0] == Verdict.CORRECT
+        missed += cd.verify(text, truth)[0] == Verdict.WRONG
+    assert missed > 30
