@@ -27,6 +27,6 @@ def get_config(method: str = 'bapo'):
     c.evaluate.temperature = 1.0
     c.evaluate.track_prompts = 200
     apply_method(c, method)
-    if method == 'bapo':
+    if method in ('bapo', 'bapo_no_x2', 'bapo_no_x3'):
         c.rollout.sync_every, c.replay.fresh_filter = 1, 'range'
     return c
