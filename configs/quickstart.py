@@ -5,9 +5,8 @@
 
 Time and score: see README. The policy it starts from was made by `bapo_jax/sft.py`; its docstring has the command.
 
-What differs from the paper, and why: rollouts are synced every step (v = 1) and X1 is every mixed group, the better settings in a
-first trial (a policy this small moves far in five steps); the learning rate suits 0.8M parameters. `docs/anchor_table.md` is the
-place for the measured grid; until it is complete these are provisional.
+What differs from the paper: rollouts are synced every step (v = 1), X1 is every mixed group, and the learning rate suits 0.8M
+parameters. `docs/quickstart_trials.md` has the runs so far; until `benchmarks/anchor_table.py` has been run, these are provisional.
 """
 
 from bapo_jax.config import default_config
