@@ -106,7 +106,7 @@ def main(_) -> None:
         with ROWS.open('a', encoding='utf-8') as f:
             f.write(json.dumps(rows[-1]) + '\n')
         TABLE.write_text(markdown(rows), 'utf-8')
-    print(markdown(rows))
+    print(markdown(rows) if rows else f'{ROWS} holds no row yet; run without --print_only')
 
 
 if __name__ == '__main__':
