@@ -202,7 +202,8 @@ def differences(old: dict, new: dict) -> list[str]:
 
     a, b = flat(old), flat(new)
     missing = object()
-    return sorted(k for k in a.keys() | b.keys() if k.split('.')[0] not in FREE_TO_CHANGE and a.get(k, missing) != b.get(k, missing))
+    fixed = (k for k in a.keys() | b.keys() if k.split('.')[0] not in FREE_TO_CHANGE)
+    return sorted(k for k in fixed if a.get(k, missing) != b.get(k, missing))
 
 
 def _get(config: ConfigDict, field: str):

@@ -108,7 +108,8 @@ def main(_) -> None:
                 zip(g.responses, g.verdicts, tokenizer.batch_decode([r.tokens for r in g.responses]), strict=True))
         )  # fmt: skip
         write_text(output / f'{Path(name).stem}.jsonl', ''.join(json.dumps(row) + '\n' for row in rows))
-    write_text(output / 'summary.json', json.dumps({'checkpoint': str(checkpoint), 'step': step, 'benchmarks': summaries}, indent=1))
+    result = {'checkpoint': str(checkpoint), 'step': step, 'benchmarks': summaries}
+    write_text(output / 'summary.json', json.dumps(result, indent=1) + '\n')
     print_table(f'{checkpoint}, after {step} steps', {'%': summaries})
     print(f'every sample: {output}/*.jsonl   summary: {output / "summary.json"}')
 
