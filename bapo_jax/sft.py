@@ -5,7 +5,8 @@ The quickstart's base, `configs/quickstart_base`, was made in two stages, correc
     python -m bapo_jax.sft --output=runs/solutions --attempts=0
     python -m bapo_jax.sft --output=configs/quickstart_base --init=runs/solutions --steps=700 --learning_rate=1e-3 --seed=8
 
-(2 CPU cores: 28 and 7 minutes.) It is meant to have headroom: right sometimes, on many problems, but far from always.
+(2 CPU cores: 28 and 7 minutes. The first stage ran before --attempts existed, which draws one more random number an example: the
+recipe is the same, the bits are not.) It is meant to have headroom: right sometimes, on many problems, but far from always.
 The result is an ordinary Hugging Face directory, loaded by the same code as any checkpoint.
 """
 
