@@ -3,8 +3,9 @@
     python benchmarks/anchor_table.py                     # runs what is missing, then prints the table
     python benchmarks/anchor_table.py --print_only
 
-Each row is one run of `bapo_jax.train` (its command is in the row), one seed. Rows go to docs/anchor_table.jsonl as they end, so
-the study can be interrupted; delete a row to measure it again. docs/anchor_table.md is written from them.
+Each row is one run of `bapo_jax.train` (its command is in the row), one seed, pinned to one core: a policy this small gains next
+to nothing from a second, so as many runs as there are cores go side by side. Rows go to docs/anchor_table.jsonl as they end, so the
+study can be interrupted; delete a row to measure it again. docs/anchor_table.md is written from them.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import datetime
 import importlib.metadata
 import json
 import os
+import queue
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from absl import app, flags
+from host_load import cpu_name
 
 from bapo_jax.metrics import read_metrics
 
@@ -51,12 +56,19 @@ def command(row: dict[str, Any], workdir: str) -> list[str]:
     ]  # fmt: skip
 
 
-def measure(row: dict[str, Any]) -> dict[str, Any]:
-    """Trains one setting and returns its row: scores of base and trained policy, and the seconds its steps took."""
+def measure(row: dict[str, Any], cores: queue.Queue[int]) -> dict[str, Any]:
+    """Trains one setting on a free core and returns its row: scores of base and trained policy, seconds of steps and of the run."""
     workdir = RUNS / '_'.join(str(value) for value in row.values())
     words = command(row, str(workdir.relative_to(ROOT)))
     shutil.rmtree(workdir, ignore_errors=True)
-    subprocess.run([sys.executable, *words[1:]], cwd=ROOT, check=True)
+    workdir.mkdir(parents=True)
+    core, started = cores.get(), time.perf_counter()
+    try:
+        os.sched_setaffinity(0, {core})  # of this thread; the process it starts inherits it
+        with (workdir / 'output.txt').open('w') as output:
+            subprocess.run([sys.executable, *words[1:]], cwd=ROOT, check=True, stdout=output, stderr=subprocess.STDOUT)
+    finally:
+        cores.put(core)
     logged = read_metrics(workdir)
     scores = {name.removeprefix('val-core/'): (logged[0][name], logged[-1][name]) for name in logged[0] if 'val-core' in name}
     return {
@@ -64,8 +76,9 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
         'base': {name: before for name, (before, _) in scores.items()},
         'trained': {name: after for name, (_, after) in scores.items()},
         'responses': logged[-1]['rollout/responses_total'],
-        'seconds': round(sum(r.get('timing_s/step', 0) for r in logged)),
-        'cores': os.cpu_count(),
+        'step_seconds': round(sum(r.get('timing_s/step', 0) for r in logged)),
+        'wall_seconds': round(time.perf_counter() - started),
+        'cpu': cpu_name(),
         'jax': importlib.metadata.version('jax'),
         'date': datetime.date.today().isoformat(),
         'command': ' '.join(command(row, 'runs/x')),
@@ -83,29 +96,37 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         '(a difference of 3 points between two rows is within noise). '
         'Made by `python benchmarks/anchor_table.py`; the raw rows, each with its command, are in `anchor_table.jsonl`.',
         '',
-        f'{rows[0]["cores"]} CPU cores, jax {rows[0]["jax"]}, {min(r["date"] for r in rows)} to {max(r["date"] for r in rows)}.',
+        f'One core of {rows[0]["cpu"]} a run, jax {rows[0]["jax"]}, {min(r["date"] for r in rows)} to {max(r["date"] for r in rows)}; '
+        'wall seconds are of the whole run, compilation and two evaluations included.',
         '',
-        '| method | anchor | v | learning rate | ' + ' | '.join(n.replace('/acc/', ' ') for n in names) + ' | responses | seconds |',
+        '| method | anchor | v | learning rate | ' + ' | '.join(n.replace('/acc/', ' ') for n in names) + ' | responses | wall s |',
         '|---' * (6 + len(names)) + '|',
         f'| base | | | | {base} | | |',
     ]
     for r in sorted(rows, key=lambda r: -r['trained'][names[0]]):
         values = ' | '.join(f'{100 * r["trained"][n]:.1f}' for n in names)
         lines.append(
-            f'| {r["method"]} | {r["anchor"]} | {r["v"]} | {r["learning_rate"]} | {values} | {r["responses"]} | {r["seconds"]} |'
+            f'| {r["method"]} | {r["anchor"]} | {r["v"]} | {r["learning_rate"]} | {values} | {r["responses"]} | {r["wall_seconds"]} |'
         )
     return '\n'.join(lines) + '\n'
 
 
 def main(_) -> None:
     rows = [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()] if ROWS.is_file() else []
-    for setting in settings() if not FLAGS.print_only else []:
-        if any(setting.items() <= row.items() for row in rows):
-            continue
-        rows.append(measure(setting))
-        with ROWS.open('a', encoding='utf-8') as f:
-            f.write(json.dumps(rows[-1]) + '\n')
-        TABLE.write_text(markdown(rows), 'utf-8')
+    missing = [x for x in settings() if not any(x.items() <= row.items() for row in rows)] if not FLAGS.print_only else []
+    cores: queue.Queue[int] = queue.Queue()
+    for core in sorted(os.sched_getaffinity(0)):
+        cores.put(core)
+    pool = ThreadPoolExecutor(cores.qsize())
+    try:
+        for done in as_completed([pool.submit(measure, setting, cores) for setting in missing]):
+            rows.append(done.result())
+            with ROWS.open('a', encoding='utf-8') as f:
+                f.write(json.dumps(rows[-1]) + '\n')
+            TABLE.write_text(markdown(rows), 'utf-8')
+            print(f'{len(rows)} of {len(settings())} rows; the last: {json.dumps(rows[-1])}', flush=True)
+    finally:
+        pool.shutdown(cancel_futures=True)  # a run that failed ends the study once those under way are over
     print(markdown(rows) if rows else f'{ROWS} holds no row yet; run without --print_only')
 
 

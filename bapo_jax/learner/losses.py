@@ -54,3 +54,8 @@ def truncated_weight(proximal_logp_T: jax.Array, behaviour_logp_T: jax.Array, ca
     """min(π_prox / α, cap), the importance weight of decoupled PPO (truncated importance sampling); not differentiated."""
     log_weight_T = jnp.clip(proximal_logp_T - behaviour_logp_T, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
     return jax.lax.stop_gradient(jnp.minimum(jnp.exp(log_weight_T), cap))
+
+
+def total_variation(logp_T: jax.Array, behaviour_logp_T: jax.Array) -> jax.Array:
+    """(1 - π_θ/α)_+ at tokens drawn from α: in [0, 1], and its mean is an unbiased estimate of TV(π_θ, α) = ½ Σ|π_θ - α|."""
+    return 1.0 - jnp.exp(jnp.minimum(logp_T - behaviour_logp_T, 0.0))

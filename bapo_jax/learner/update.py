@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from bapo_jax import parallel
 from bapo_jax.groups import Batch
 from bapo_jax.learner.logprobs import token_logprobs
-from bapo_jax.learner.losses import policy_loss, truncated_weight
+from bapo_jax.learner.losses import policy_loss, total_variation, truncated_weight
 from bapo_jax.learner.packing import SOURCES, Rows, micro_batches, pack_batch
 
 ANCHORS = ('behaviour', 'proximal', 'decoupled')
@@ -135,7 +135,7 @@ class Learner:
 
 
 def _mean_metrics(parts: list[dict[str, np.ndarray]]) -> dict[str, float]:
-    """Means over the mini-batches; clip fractions by source over the tokens of that source. Empty without a mini-batch."""
+    """Means over the mini-batches; clip fractions and TV(π_θ, α) by source, over that source's tokens. Empty without a mini-batch."""
     if not parts:
         return {}
     bad = [i for i, part in enumerate(parts) if not np.isfinite(part['actor/grad_norm'])]
@@ -144,11 +144,11 @@ def _mean_metrics(parts: list[dict[str, np.ndarray]]) -> dict[str, float]:
             f'the gradient of mini-batch {bad[0]} is not finite; lower learner.learning_rate or learner.grad_clip, '
             'and continue from the last checkpoint'
         )
-    clipped, tokens = (sum(part.pop(name) for part in parts) for name in ('clipped_by_source', 'tokens_by_source'))
+    sums = [sum(part.pop(name) for part in parts) for name in ('clipped_by_source', 'tv_by_source', 'tokens_by_source')]
     metrics = {name: float(np.mean([part[name] for part in parts], dtype=np.float64)) for name in parts[0]}
-    for source, c, n in zip(SOURCES, clipped, tokens, strict=True):
-        if n:
-            metrics[f'actor/pg_clipfrac/{source}'] = float(c / n)
+    for source, clipped, tv, tokens in zip(SOURCES, *sums, strict=True):
+        if tokens:
+            metrics |= {f'actor/pg_clipfrac/{source}': float(clipped / tokens), f'staleness/tv/{source}': float(tv / tokens)}
     return {**metrics, 'actor/updates': len(parts)}
 
 
@@ -170,19 +170,22 @@ def _micro_loss(params, rows: Rows, proximal, reference, temperature, graph, spe
     )  # fmt: skip
     total_RxT = loss.policy_T + spec.kl_coef * loss.kl_T - spec.entropy_coef * entropy_RxT
     source_RxTxX = rows.source[..., None] == 1 + jnp.arange(len(SOURCES))
-    clipped_RxT = loss.clipped_T & response_RxT
 
     def weighted(x_RxT):
         return jnp.sum(rows.weight * x_RxT)
+
+    def by_source(x_RxT):
+        return jnp.sum(x_RxT[..., None] * source_RxTxX, axis=(0, 1), dtype=jnp.float32)
 
     return weighted(total_RxT), {
         'actor/pg_loss': weighted(loss.policy_T),
         'actor/kl_loss': weighted(loss.kl_T),
         'actor/entropy': weighted(entropy_RxT),
-        'actor/pg_clipfrac': weighted(clipped_RxT),
+        'actor/pg_clipfrac': weighted(loss.clipped_T),
         'actor/ppo_kl': weighted(anchor_RxT - logp_RxT),
-        'clipped_by_source': jnp.sum(clipped_RxT[..., None] & source_RxTxX, axis=(0, 1), dtype=jnp.float32),
-        'tokens_by_source': jnp.sum(source_RxTxX, axis=(0, 1), dtype=jnp.float32),
+        'clipped_by_source': by_source(loss.clipped_T),
+        'tv_by_source': by_source(total_variation(logp_RxT, rows.behaviour_logp)),
+        'tokens_by_source': by_source(ones_RxT),
     }
 
 

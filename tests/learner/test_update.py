@@ -129,17 +129,18 @@ def test_policy_loss_on_policy_by_hand(learner, policy, groups):
     assert 3.0 < metrics['actor/entropy'] < np.log(96)
 
 
-def test_clip_fraction_by_source_and_ratio_by_hand(learner, policy, groups):
-    """Log-probs off by log 2 either way: ρ = 2 is clipped where A > 0, ρ = 1/2 where A < 0; one group of each kind."""
+def test_clip_fraction_and_total_variation_by_source_by_hand(learner, policy, groups):
+    """Log-probs off by log 2 either way: ρ = 2 is clipped where A > 0, ρ = 1/2 where A < 0; (1 - ρ)_+ is 0 and 1/2."""
     up, down = (
         with_responses([g], lambda r, s=s: dataclasses.replace(r, logp=r.logp + np.float32(s * np.log(2))))[0]
         for g, s in zip(groups[:2], (-1, 1))
     )
     _, metrics = update(learner(BARE), policy, Batch((up, down, groups[2]), ('x1', 'x2', 'x3')))
-    for source, group, clipped in (('x1', up, Verdict.CORRECT), ('x2', down, Verdict.WRONG), ('x3', groups[2], None)):
+    for source, group, clipped, tv in (('x1', up, Verdict.CORRECT, 0), ('x2', down, Verdict.WRONG, 0.5), ('x3', groups[2], None, 0)):
         lengths = np.array([len(r.tokens) for r in group.responses])
         held = np.array([v == clipped for v in group.verdicts])
         assert metrics[f'actor/pg_clipfrac/{source}'] == pytest.approx((lengths * held).sum() / lengths.sum(), abs=1e-6)
+        assert metrics[f'staleness/tv/{source}'] == pytest.approx(tv, abs=1e-5)
 
 
 @pytest.mark.parametrize('right', [0, 4])
