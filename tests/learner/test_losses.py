@@ -185,3 +185,30 @@ def test_total_variation_is_that_of_two_distributions():
 
 def test_total_variation_of_far_policies_is_finite():
     np.testing.assert_array_equal(total_variation(array(0.0, -200.0), array(-200.0, 0.0)), [0.0, 1.0])
+
+
+def test_cispo_is_the_kernel_with_the_clipped_ratio_as_weight():
+    """CISPO: sg(min(ρ, 1 + ε)) A ∇ log π, no token's gradient held back. The anchor is the policy itself, so its own ratio is 1."""
+    behaviour, advantage = array(-1.0, -2.0, -0.5, -3.0), array(1.0, -1.0, 2.0, -0.5)
+    logp = behaviour + array(0.5, 0.5, -0.5, -0.5)
+    weight = truncated_weight(logp, behaviour, 1.2)
+    gradient = jax.grad(lambda x: loss_of(x, logp, advantage, weight=weight).policy_T.sum())(logp)
+    np.testing.assert_allclose(gradient, -np.minimum(np.exp(logp - behaviour), 1.2) * advantage, rtol=RTOL)
+
+
+def test_gspo_is_the_kernel_with_the_sequence_ratio_at_every_token():
+    """GSPO: -min(s A, clip(s) A) with s = exp(mean (log π - log α)); an anchor of log π - log s makes every token's ratio s."""
+    behaviour, logp = array(-1.0, -2.0, -0.5), array(-0.9, -2.2, -0.3)
+
+    def gspo(logp, advantage):
+        s = jnp.exp(jnp.mean(logp - behaviour))
+        return -jnp.minimum(s * advantage, jnp.clip(s, 0.97, 1.03) * advantage)
+
+    def kernel(x, advantage):
+        anchor = logp - jnp.mean(logp - behaviour)
+        return loss_of(x, anchor, jnp.full(3, advantage), low=0.03, high=0.03).policy_T.mean()
+
+    for advantage in (1.5, -1.5):  # inside for one sign, clipped for the other
+        (value, gradient), (want, want_gradient) = (jax.value_and_grad(f)(logp, advantage) for f in (kernel, gspo))
+        assert float(value) == pytest.approx(float(want), rel=RTOL)
+        np.testing.assert_allclose(gradient, want_gradient, rtol=1e-5, atol=1e-7)
