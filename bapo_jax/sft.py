@@ -32,10 +32,9 @@ from bapo_jax.tasks.countdown_data import training_problems
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string('output', None, 'Directory to write; must not hold a model yet.', required=True)
-flags.DEFINE_integer('steps', 2800, 'Optimizer steps.')
+flags.DEFINE_integer('steps', 3000, 'Optimizer steps.')
 flags.DEFINE_integer('batch', 64, 'Solutions a step.')
 flags.DEFINE_integer('problems', 60_000, 'Distinct problems; each is seen with a new random solution every time.')
-flags.DEFINE_float('attempts', 0.3, 'Share of examples that do their sums right but do not aim at the target.')
 flags.DEFINE_float('learning_rate', 5e-3, "Peak of the cosine schedule, of Muon; AdamW's is 0.3 of it.")
 flags.DEFINE_integer('seed', 7, 'Of problems, solutions and initial weights; RL configs draw their problems from other seeds.')
 flags.DEFINE_integer('width', 128, 'Hidden size.')
@@ -70,8 +69,8 @@ def model_files(output: Path, width: int, layers: int):
     return tokenizer
 
 
-def batches(tokenizer, problems: int, batch: int, seed: int, attempts: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(tokens, is_target) [batch, ROW_TOKENS] for ever: prompt, random worked solution or attempt, end; targets follow the prompt."""
+def batches(tokenizer, problems: int, batch: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(tokens, is_target) [batch, ROW_TOKENS] for ever: prompt, random worked solution, end; targets follow the prompt."""
     truths = training_problems('generated', limit=problems, seed=seed)
     prompts = [tokenizer.encode(countdown.prompt_text(t, 'compact', tokenizer)) for t in truths]
     rng = np.random.default_rng(seed)
@@ -81,8 +80,7 @@ def batches(tokenizer, problems: int, batch: int, seed: int, attempts: float) ->
             end = ROW_TOKENS + 1
             while end > ROW_TOKENS:  # another problem: some have long solutions only
                 i = rng.integers(len(truths))
-                work = countdown.worked_attempt if rng.random() < attempts else countdown.worked_solution
-                solution = [*tokenizer.encode(work(truths[i], rng)), tokenizer.eos_token_id]
+                solution = [*tokenizer.encode(countdown.worked_solution(truths[i], rng)), tokenizer.eos_token_id]
                 start, end = len(prompts[i]), len(prompts[i]) + len(solution)
             tokens[row, :end] = [*prompts[i], *solution]
             is_target[row, start:end] = True
@@ -142,7 +140,7 @@ def main(_) -> None:
     params, optimizer = hf.init_params(config, FLAGS.seed), muon(FLAGS.learning_rate, FLAGS.steps)
     opt_state = optimizer.init(params)
     print(f'{sum(x.size for x in jax.tree.leaves(params)):,} parameters; generating {FLAGS.problems:,} problems', flush=True)
-    stream, started = batches(tokenizer, FLAGS.problems, FLAGS.batch, FLAGS.seed, FLAGS.attempts), time.perf_counter()
+    stream, started = batches(tokenizer, FLAGS.problems, FLAGS.batch, FLAGS.seed), time.perf_counter()
     for step in range(1, FLAGS.steps + 1):
         params, opt_state, loss = train_step(params, opt_state, *next(stream), graph=graph, optimizer=optimizer)
         if step % 100 == 0 or step == FLAGS.steps:

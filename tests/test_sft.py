@@ -16,7 +16,7 @@ BASE = Path(__file__).resolve().parents[1] / 'configs' / 'quickstart_base'
 
 def test_every_training_solution_is_a_correct_answer_and_its_tokens_are_the_targets(tmp_path):
     tokenizer = sft.model_files(tmp_path, 32, 1)
-    tokens, is_target = next(sft.batches(tokenizer, 40, 32, seed=1, attempts=0.0))
+    tokens, is_target = next(sft.batches(tokenizer, 40, 32, seed=1))
     for row, target in zip(tokens, is_target, strict=True):
         prompt, solution = row[: np.argmax(target)], row[target]
         assert solution[-1] == tokenizer.eos_token_id
@@ -30,7 +30,7 @@ def test_training_lowers_the_loss(tmp_path):
     config = hf.read_config(tmp_path)
     graph, _ = hf.abstract_params(config)
     params, optimizer = hf.init_params(config, 0), sft.muon(2e-2, 60)
-    opt_state, stream, losses = optimizer.init(params), sft.batches(tokenizer, 40, 16, seed=1, attempts=0.3), []
+    opt_state, stream, losses = optimizer.init(params), sft.batches(tokenizer, 40, 16, seed=1), []
     for _ in range(30):
         params, opt_state, loss = sft.train_step(params, opt_state, *next(stream), graph=graph, optimizer=optimizer)
         losses.append(float(loss))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from bapo_jax.groups import Verdict
 from bapo_jax.tasks.countdown_data import BENCHMARKS, MAX_DIGITS, benchmark, is_numbers, solvable, training_problems
 
-__all__ = ['BENCHMARKS', 'TEMPLATES', 'benchmark', 'prompt_text', 'training_problems', 'verify', 'worked_attempt', 'worked_solution']
+__all__ = ['BENCHMARKS', 'TEMPLATES', 'benchmark', 'prompt_text', 'training_problems', 'verify', 'worked_solution']
 
 # The prompt of TinyZero (`base`), word for word: published results depend on it.
 _TINYZERO = (
@@ -178,35 +178,28 @@ def evaluate(postfix: Sequence[int | str]) -> Fraction | None:
 def worked_solution(ground_truth: dict, rng: np.random.Generator) -> str:
     """A correct response in the compact style, steps first: '30-24=6 6*6=36 59+36=95<answer>59+6*(30-24)</answer>'.
 
-    A random one: each step is drawn uniformly among those from which the target can still be reached. Every step gives a
-    non-negative integer, and the answer has no parentheses it can do without. ValueError where there is no such solution.
+    A random one: each step is drawn among those from which the target can still be reached, sums more often than products. Every
+    step gives a non-negative integer, and the answer has no parentheses it can do without. ValueError where there is no such
+    solution.
     """
-    target = ground_truth['target']
-    return _worked(ground_truth, rng, lambda values: solvable(values, target))
-
-
-def worked_attempt(ground_truth: dict, rng: np.random.Generator) -> str:
-    """A response of the same form that does its sums right but does not look where it goes: the answer is mostly wrong.
-
-    What a base policy sees of these keeps its first steps varied, which is what reinforcement learning then chooses from.
-    """
-    return _worked(ground_truth, rng, lambda values: max(values) < 1000)
-
-
-def _worked(ground_truth: dict, rng: np.random.Generator, acceptable: Callable[[list[int]], bool]) -> str:
-    """Steps drawn uniformly among those that leave acceptable values, then the answer."""
     _check_ground_truth(ground_truth)
+    target = ground_truth['target']
     terms = [(n, str(n), 'number') for n in ground_truth['numbers']]  # value, its expression, the expression's last operator
     steps = []
     while len(terms) > 1:
-        nexts = [move for move in _moves(terms) if acceptable([value for value, _, _ in move[1]])]
+        nexts = [move for move in _moves(terms) if solvable([value for value, _, _ in move[1]], target)]
         if not nexts:
             break
-        step, terms = nexts[rng.integers(len(nexts))]
+        weights = np.array([_STEP_WEIGHTS[after[-1][2]] for _, after in nexts])
+        step, terms = nexts[rng.choice(len(nexts), p=weights / weights.sum())]
         steps.append(step)
-    if len(terms) > 1 or not acceptable([terms[0][0]]):
+    if len(terms) > 1 or terms[0][0] != target:
         raise ValueError(f'{ground_truth} has no solution in non-negative integers')
     return f'{" ".join(steps)}<answer>{terms[0][1]}</answer>'
+
+
+# A small policy learns what to add and subtract long before it learns what to multiply, so it is shown products where needed only.
+_STEP_WEIGHTS = {'+': 1.0, '-': 1.0, '*': 0.05, '/': 0.05}
 
 
 def _moves(terms: list[tuple[int, str, str]]) -> list[tuple[str, list[tuple[int, str, str]]]]:

@@ -299,6 +299,12 @@ def test_a_worked_solution_verifies_and_its_steps_are_true(seed, sizes):
     assert available == [truth['target']]
 
 
+def test_sums_are_drawn_more_often_than_products():
+    rng = np.random.default_rng(0)
+    text = ' '.join(cd.worked_solution({'numbers': [2, 2, 5], 'target': 9}, rng).split('<')[0] for _ in range(200))
+    assert text.count('+') > 10 * text.count('*') > 0  # 2+2=4 5+4=9 or 5+2=7 7+2=9, but also 2*2=4 5+4=9
+
+
 def test_worked_solutions_are_random_reproducible_and_many():
     only = '30-24=6 6*6=36 59+36=95<answer>59+6*(30-24)</answer>'  # there is no other
     assert cd.worked_solution(HARD, np.random.default_rng(0)) == only
@@ -321,7 +327,8 @@ def test_worked_solutions_have_no_needless_parentheses():
 
 
 def test_no_worked_solution_where_there_is_none():
-    for truth in ({'numbers': [1, 1], 'target': 50}, {'numbers': [7], 'target': 8}, {'numbers': [1, 2], 'target': -1}):
+    for truth in ({'numbers': [1, 1], 'target': 50}, {'numbers': [7], 'target': 8}, {'numbers': [1, 2], 'target': -1},
+                  {'numbers': [5, 7], 'target': 7}):  # fmt: skip
         with pytest.raises(ValueError, match='no solution'):
             cd.worked_solution(truth, np.random.default_rng(0))
     assert cd.worked_solution({'numbers': [7], 'target': 7}, np.random.default_rng(0)) == '<answer>7</answer>'
@@ -400,17 +407,3 @@ def test_every_task_has_the_whole_interface():
             assert hasattr(task, part), (name, part)
     with pytest.raises(ValueError, match=r"task\.name is 'chess'.*countdown"):
         get_task('chess')
-
-
-def test_a_worked_attempt_does_its_sums_right_and_uses_every_number_once_but_often_misses():
-    rng, missed = np.random.default_rng(0), 0
-    for truth in generate(60, seed=5):
-        text = cd.worked_attempt(truth, rng)
-        steps, answer = text.removesuffix('</answer>').split('<answer>')
-        for step in steps.split(' '):
-            sum_, result = step.split('=')
-            assert cd.evaluate(cd.parse(sum_)) == int(result)
-        reached = {**truth, 'target': int(cd.evaluate(cd.parse(answer)))}
-        assert cd.verify(text, reached)[0] == Verdict.CORRECT
-        missed += cd.verify(text, truth)[0] == Verdict.WRONG
-    assert missed > 30
