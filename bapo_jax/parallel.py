@@ -6,6 +6,7 @@ Mesh axes: 'data' (whole copies), 'fsdp' (parameters and rows split), 'tensor' (
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import jax
@@ -56,6 +57,15 @@ def make_mesh(data: int, fsdp: int, tensor: int) -> Mesh:
             'one of them may be -1 for all that are left'
         )
     return Mesh(np.array(devices).reshape(sizes), MESH_AXES)
+
+
+def describe_devices() -> str:
+    """'1 NVIDIA H200', '2 cpu', …; where one CPU device stands for many cores, what would be faster."""
+    devices, cores = jax.devices(), os.cpu_count()
+    text = f'{len(devices)} {devices[0].device_kind}'
+    if devices[0].platform == 'cpu' and len(devices) == 1 and cores > 1:
+        text += ' (a small policy is faster with a device for each core: JAX_NUM_CPU_DEVICES=2 or more in the environment)'
+    return text
 
 
 def parameter_sharding(mesh: Mesh, params: Any, rules: ShardingRules = ShardingRules()) -> Any:

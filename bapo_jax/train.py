@@ -21,6 +21,7 @@ from bapo_jax.checkpoint import Checkpoints, RunState, copy_params
 from bapo_jax.evaluate import benchmark_prompts, print_table, score, score_benchmarks, summary
 from bapo_jax.metrics import MetricsLog, ProgressBar, Timer, batch_metrics, discarded_metrics, fresh_metrics, trained_tokens, write_text
 from bapo_jax.rollouts_log import uses, write_rollouts
+from bapo_jax.parallel import describe_devices
 from bapo_jax.replay.compose import compose, improved
 from bapo_jax.replay.filters import fresh_filter
 from bapo_jax.replay.thresholds import threshold, update_r_tot
@@ -138,7 +139,7 @@ def start_or_continue(s: Setup, workdir: Path) -> tuple[RunState, MetricsLog, Ch
         print(
             f'{len(s.training_prompts):,} prompts, {s.steps} steps of {c.learner.batch_groups} prompts × {c.rollout.group_size} '
             f'responses; method {c.method}: v={c.rollout.sync_every}, anchor {c.learner.anchor}, '
-            f'filter {c.replay.fresh_filter}, X2 {c.replay.use_x2}, X3 {c.replay.use_x3}',
+            f'filter {c.replay.fresh_filter}, X2 {c.replay.use_x2}, X3 {c.replay.use_x3}; on {describe_devices()}',
             flush=True,
         )
         log.write(0, evaluate_policy(s, run, workdir))

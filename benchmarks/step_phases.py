@@ -1,6 +1,6 @@
 """Where a training step's time goes, and how far the update is from what XLA's matrix product reaches on the same machine.
 
-    python benchmarks/step_phases.py
+    JAX_NUM_CPU_DEVICES=2 python benchmarks/step_phases.py
     python benchmarks/step_phases.py --config=configs/countdown.py:grpo --steps=20 --config.model.path=DIR
 
 Trains in a temporary directory without evaluations. The steps before every phase has run once are left out, since they compile; of
@@ -30,6 +30,7 @@ from ml_collections import ConfigDict, config_flags
 from rich.console import Console
 from rich.table import Table
 
+from bapo_jax import parallel
 from bapo_jax.metrics import read_metrics
 from bapo_jax.setup import build
 from bapo_jax.train import train
@@ -96,7 +97,7 @@ def print_limit(rows: Sequence[dict], c: ConfigDict, parameters: int) -> None:
     """6 · parameters · tokens counts the matrix products with weights, forward and backward, and nothing else."""
     tokens_per_s = rate_of(rows, 'update_actor', lambda row: trained_tokens(row, c))
     reached = 6 * parameters * tokens_per_s
-    limit = matmul_rate(c.model.dtype) * jax.device_count()
+    limit = matmul_rate(c.model.dtype)
     trained = [trained_tokens(row, c) for row in rows]
     print(
         f'limit: a 2048³ {c.model.dtype} product runs at {limit / 1e9:,.0f} GFLOP/s on the {jax.device_count()} device(s); '
@@ -121,16 +122,18 @@ def trained_tokens(row: dict, c: ConfigDict) -> float:
 
 
 def matmul_rate(dtype: str, size: int = 2048, calls: int = 5, trials: int = 3) -> float:
-    """FLOP/s of one device, the best of `trials`; the calls of a trial are queued, so that starting them costs nothing."""
-    x = jax.random.normal(jax.random.key(0), (size, size), dtype)
+    """FLOP/s of all devices at once, one product each; the best of `trials`, whose calls are queued, so that starting costs nothing."""
+    mesh = parallel.make_mesh(-1, 1, 1)
+    left = jax.device_put(jnp.ones((jax.device_count() * size, size), dtype), parallel.row_sharding(mesh))
+    right = jax.device_put(jnp.ones((size, size), dtype), parallel.replicated(mesh))
     product = jax.jit(jnp.matmul)
-    product(x, x).block_until_ready()
+    product(left, right).block_until_ready()
     seconds = []
     for _ in range(trials):
         started = time.perf_counter()
-        jax.block_until_ready([product(x, x) for _ in range(calls)])
+        jax.block_until_ready([product(left, right) for _ in range(calls)])
         seconds.append(time.perf_counter() - started)
-    return 2 * size**3 * calls / min(seconds)
+    return 2 * jax.device_count() * size**3 * calls / min(seconds)
 
 
 def describe_device() -> str:
