@@ -30,7 +30,7 @@ from bapo_jax.metrics import read_metrics
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer('steps', 100, 'Training steps of every run.')
-flags.DEFINE_list('learning_rates', ['1e-4', '3e-4'], 'AdamW, constant.')
+flags.DEFINE_list('learning_rates', ['5e-5', '2e-4'], 'AdamW, constant.')
 flags.DEFINE_bool('print_only', False, 'Run nothing.')
 
 ROOT = Path(__file__).resolve().parents[1]

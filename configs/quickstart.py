@@ -6,7 +6,7 @@
 Time and score: see README. The policy it starts from was made by `bapo_jax/sft.py`; its docstring has the command.
 
 What differs from the paper: rollouts are synced every step (v = 1), X1 is every mixed group, and the learning rate suits 0.8M
-parameters. `docs/quickstart_trials.md` has the runs so far; until `benchmarks/anchor_table.py` has been run, these are provisional.
+parameters. `docs/quickstart_trials.md` and `docs/anchor_table.md` have the runs that chose v, anchor and learning rate.
 """
 
 from bapo_jax.config import default_config
@@ -15,7 +15,7 @@ from bapo_jax.methods import apply_method
 
 def get_config(method: str = 'bapo'):
     c = default_config()
-    c.steps = 100
+    c.steps = 200
     c.model.path = 'configs/quickstart_base'
     c.task.limit, c.task.template = 10_000, 'compact'
     c.rollout.max_prompt_tokens, c.rollout.max_response_tokens = 16, 48
@@ -23,7 +23,7 @@ def get_config(method: str = 'bapo'):
     c.learner.batch_groups, c.learner.mini_batch_groups = 64, 16
     c.learner.row_tokens, c.learner.micro_batch_rows = 128, 16  # two or three sequences to a row
     c.mesh.data, c.mesh.fsdp = -1, 1  # too small a policy to split
-    c.learner.learning_rate = 2e-4
+    c.learner.learning_rate = 5e-5
     c.learner.entropy_coef = 0.0
     c.evaluate.temperature = 1.0
     c.evaluate.track_prompts = 200
