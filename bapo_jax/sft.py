@@ -4,8 +4,9 @@ The quickstart's base, `configs/quickstart_base`, was made by
 
     python -m bapo_jax.sft --output=configs/quickstart_base
 
-It is meant to have headroom: right sometimes, on many problems, but far from always.
-The result is an ordinary Hugging Face directory, loaded by the same code as any checkpoint.
+(29 minutes on one CPU core; docs/quickstart_trials.md has the recipes that did worse). It is meant to have headroom: right
+sometimes, on many problems, but far from always. The result is an ordinary Hugging Face directory, loaded by the same code as any
+checkpoint.
 """
 
 from __future__ import annotations
