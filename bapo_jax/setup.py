@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bapo_jax import config as config_lib
@@ -18,11 +20,15 @@ from bapo_jax.groups import Prompt
 from bapo_jax.learner.update import Learner
 from bapo_jax.metrics import write_text
 from bapo_jax.models import hf
+from bapo_jax.models.qwen2 import ModelConfig
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.prompts.selector import ShuffledEpochs
 from bapo_jax.replay.buffer import ReplayBuffer
 from bapo_jax.rollout.engine import Engine
 from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.rollout.supervise import SupervisedServer
+from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+from bapo_jax.rollout.vllm_engine import VllmEngine
 from bapo_jax.tasks import encode_prompts, get_task
 
 
@@ -75,13 +81,37 @@ def build(config: ConfigDict, workdir: Path) -> Setup:
         training_prompts=prompts,
         selector=selector,
         learner=Learner(graph, config.learner, config.rollout.temperature, mesh),
-        engine=JaxEngine(graph, ends, config.rollout.rows, parallel.row_sharding(mesh)),
+        engine=build_engine(config, model_config, graph, ends, mesh, workdir),
         buffer=ReplayBuffer(
             config.replay.bad_capacity, config.replay.high_capacity, config.replay.high_recent_steps, config.replay.c1
         ),
         initial_params=jax.device_put(params, sharding),
         steps=config.steps or config.epochs * selector.batches_per_epoch,
     )
+
+
+def build_engine(config: ConfigDict, model: ModelConfig, graph: Any, ends: tuple[int, ...], mesh: Mesh, workdir: Path) -> Engine:
+    """Who answers; with engine 'vllm' and no servers listed, one is started now, which takes a minute."""
+    r = config.rollout
+    if r.engine == 'jax':
+        return JaxEngine(graph, ends, r.rows, parallel.row_sharding(mesh))
+    servers, token = list(r.servers), os.environ.get(TOKEN_VARIABLE)
+    if not servers:
+        print('starting a vLLM server …', flush=True)
+        servers = SupervisedServer(
+            config.model.path,
+            workdir / 'server.log',
+            dtype=r.dtype,
+            max_tokens=r.max_prompt_tokens + r.max_response_tokens,
+            memory=r.server_memory,
+            deadline_s=r.deadline_s,
+        )
+        servers.start()
+        token = servers.token
+    return VllmEngine(
+        servers, workdir / 'policy', model, token=token, dtype=r.dtype, stop_tokens=ends, concurrency=r.concurrency,
+        deadline_s=r.deadline_s,
+    )  # fmt: skip
 
 
 def claim(workdir: Path, config: ConfigDict, fingerprints: dict[str, str]) -> None:

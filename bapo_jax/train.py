@@ -115,6 +115,7 @@ def train(s: Setup, workdir: Path) -> RunState:
     progress.stop()
     log.close()
     checkpoints.close()
+    engine.close()
     if run.step == s.steps:
         print_results(workdir, run.step)
     else:

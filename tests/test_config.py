@@ -42,6 +42,10 @@ def a_config(**changes):
         ({'learner__row_tokens': 100}, r'learner\.row_tokens=100 is shorter than.*2560'),
         ({'learner__logprob_chunk': 100}, r'learner\.logprob_chunk=100 must divide learner\.row_tokens=2560'),
         ({'checkpoint__every': 0}, r'checkpoint\.every'),
+        ({'rollout__engine': 'sglang'}, r"rollout\.engine='sglang'.*jax, vllm"),
+        ({'rollout__servers': ('http://127.0.0.1:8000',)}, r'rollout\.servers.*BAPO_ROLLOUT_TOKEN is not set'),
+        ({'rollout__deadline_s': 0.0}, r'rollout\.deadline_s'),
+        ({'rollout__server_memory': 1.0}, r'rollout\.server_memory=1\.0 is a fraction'),
     ],
 )
 def test_an_impossible_config_is_refused_naming_field_and_remedy(changes, message):

@@ -39,3 +39,6 @@ class Engine(Protocol):
 
     def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draw: Draw) -> list[tuple[Response, ...]]:
         """`group_size` responses to each prompt, in the order of `prompts`."""
+
+    def close(self) -> None:
+        """Lets go of processes and connections."""

@@ -40,6 +40,9 @@ class JaxEngine:
             answers += self._generate_chunk(prompts[first : first + at_once], at_once, group_size, sampling, draw)
         return answers
 
+    def close(self) -> None:
+        self._params = None
+
     def _generate_chunk(self, prompts: Sequence[Prompt], at_once: int, group_size: int, sampling: Sampling, draw: Draw):
         devices = 1 if self._row_sharding is None else self._row_sharding.num_devices
         # Half-full chunks are padded rather than compiled anew; filler rows repeat the first prompt and are dropped.

@@ -1,0 +1,84 @@
+"""Publishing a policy for the rollout servers: its tensors as an Orbax checkpoint, then the manifest that says it is complete."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import orbax.checkpoint as ocp
+
+from bapo_jax.metrics import write_text
+from bapo_jax.models import hf
+from bapo_jax.models.qwen2 import ModelConfig
+from bapo_jax.rollout.published import FORMAT, MANIFEST, WEIGHTS, crc32, published_versions
+
+DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
+
+
+def publish(directory: Path, version: int, params: Any, config: ModelConfig, dtype: str) -> Path:
+    """Writes `directory/{version:06d}` and returns it; a version that is there, complete, is left as it is.
+
+    What an interrupted publication left there is removed first. `dtype` is what the tensors are stored in. No rename marks
+    completion, so that object stores serve too.
+    """
+    path = Path(directory) / f'{version:06d}'
+    if (path / MANIFEST).is_file():
+        return path
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    tensors = {name: np.asarray(array, DTYPES[dtype]) for name, array in in_layer_order(hf.to_hf(config, params))}
+    with ocp.StandardCheckpointer() as checkpointer, ThreadPoolExecutor(1) as pool:
+        checksums = pool.submit(lambda: {name: crc32(array) for name, array in tensors.items()})
+        checkpointer.save((path / WEIGHTS).absolute(), tensors)
+        checkpointer.wait_until_finished()
+        checksums = checksums.result()
+    manifest = {
+        'format': FORMAT,
+        'version': version,
+        'model': architecture(config),
+        'tensors': {
+            name: {'shape': list(array.shape), 'dtype': dtype, 'crc32': checksums[name]} for name, array in tensors.items()
+        },
+    }
+    write_text(path / MANIFEST, json.dumps(manifest, indent=1) + '\n')
+    return path
+
+
+def remove_unneeded(directory: Path, pinned: Iterable[int]) -> None:
+    """Deletes every published version that is not pinned, manifest first, so that none is ever half there and complete."""
+    pinned = set(pinned)
+    for version, path in published_versions(directory):
+        if version not in pinned:
+            (path / MANIFEST).unlink()
+            shutil.rmtree(path)
+
+
+def in_layer_order(tensors: dict[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
+    """Embedding, layer after layer, then the rest: the order a server loads in without holding many temporaries."""
+
+    def position(name: str) -> tuple[int, int]:
+        parts = name.split('.')
+        if 'layers' in parts:
+            return 1, int(parts[parts.index('layers') + 1])
+        return (0, 0) if 'embed_tokens' in parts else (2, 0)
+
+    return sorted(tensors.items(), key=lambda item: position(item[0]))
+
+
+def architecture(config: ModelConfig) -> dict[str, Any]:
+    """The sizes by which a server tells this model from another, under their names in config.json."""
+    return {
+        'vocab_size': config.vocab_size,
+        'hidden_size': config.hidden_size,
+        'intermediate_size': config.intermediate_size,
+        'num_hidden_layers': config.num_layers,
+        'num_attention_heads': config.num_heads,
+        'num_key_value_heads': config.num_kv_heads,
+        'tie_word_embeddings': config.tie_embeddings,
+    }

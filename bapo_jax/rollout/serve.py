@@ -1,0 +1,97 @@
+"""Starts a vLLM server that the trainer can hand policies to.
+
+    BAPO_ROLLOUT_TOKEN=… python -m bapo_jax.rollout.serve --model=DIR --port=8000
+
+Every route wants the token (`Authorization: Bearer …`). Without a token in the environment one is made up and printed. The server
+listens on loopback unless told otherwise, and not on a public address without a token of yours. It runs in vLLM's own environment
+(`make vllm-env`), which has neither JAX nor this project's requirements but tensorstore.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import app, flags
+
+from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ROOT / '.venv-vllm' / 'bin' / 'python'
+
+
+def command(
+    model: str, *, port: int, host: str = '127.0.0.1', python: str | Path = PYTHON, dtype: str = 'auto', max_tokens: int = 0,
+    sequences: int = 256, memory: float = 0.0, extra: Sequence[str] = (),
+) -> list[str]:  # fmt: skip
+    """The server's command line. `max_tokens` of prompt and response together, `memory` the fraction of a GPU; 0: vLLM's choice."""
+    return [
+        str(python), '-m', 'vllm.entrypoints.openai.api_server',
+        '--model', str(Path(model).absolute()), '--served-model-name', 'policy', '--host', host, '--port', str(port), '--dtype', dtype,
+        '--max-num-seqs', str(sequences),
+        *(['--max-model-len', str(max_tokens)] if max_tokens else []),
+        *(['--gpu-memory-utilization', str(memory)] if memory else []),
+        '--worker-extension-cls', 'bapo_jax.rollout.worker.PolicyLoader',
+        '--middleware', 'bapo_jax.rollout.token_guard.TokenGuard',
+        '--enable-scale-out',  # the route that takes and gives token ids, with the policy version of each
+        '--logprobs-mode', 'processed_logprobs',  # of logits / temperature
+        '--generation-config', 'vllm',  # not the model's: its top-p and penalties would change the distribution sampled from
+        '--disable-uvicorn-access-log',
+        *extra,
+    ]  # fmt: skip
+
+
+def environment(token: str, cpu_cache_gib: int = 1) -> dict[str, str]:
+    """The server's environment variables, on top of this process's."""
+    return {
+        **os.environ,
+        TOKEN_VARIABLE: token,
+        'PYTHONPATH': os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')])),
+        'VLLM_SERVER_DEV_MODE': '1',  # the routes that pause, load and resume
+        'VLLM_CPU_KVCACHE_SPACE': os.environ.get('VLLM_CPU_KVCACHE_SPACE', str(cpu_cache_gib)),
+        'VLLM_HTTP_TIMEOUT_KEEP_ALIVE': '600',  # seconds; longer than the client keeps a connection that lies idle while it trains
+        'VLLM_NO_USAGE_STATS': '1',
+        'HF_HUB_OFFLINE': '1',
+    }
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == 'localhost'
+
+
+def main(argv: Sequence[str]) -> None:
+    token = os.environ.get(TOKEN_VARIABLE)
+    if not token and not is_loopback(FLAGS.host):
+        sys.exit(f'error: --host={FLAGS.host} is no loopback address, so anyone could call the server; set {TOKEN_VARIABLE}')
+    if not Path(FLAGS.python).is_file():
+        sys.exit(f'error: --python={FLAGS.python} does not exist; run `make vllm-env`, or name the Python of an environment with vllm')
+    if not (Path(FLAGS.model) / 'config.json').is_file():
+        sys.exit(f'error: --model={FLAGS.model} has no config.json; give a Hugging Face model directory')
+    if not token:
+        token = secrets.token_urlsafe(24)
+        print(f'export {TOKEN_VARIABLE}={token}', flush=True)
+    words = command(
+        FLAGS.model, port=FLAGS.port, host=FLAGS.host, python=FLAGS.python, dtype=FLAGS.dtype, max_tokens=FLAGS.max_tokens,
+        sequences=FLAGS.sequences, memory=FLAGS.memory, extra=argv[1:],
+    )  # fmt: skip
+    os.execve(words[0], words, environment(token))
+
+
+if __name__ == '__main__':
+    FLAGS = flags.FLAGS
+    flags.DEFINE_string('model', None, 'Hugging Face directory; the policies served must be of its architecture.', required=True)
+    flags.DEFINE_integer('port', 8000, 'To listen on.')
+    flags.DEFINE_string('host', '127.0.0.1', 'To listen on; other than loopback only with a token set.')
+    flags.DEFINE_string('python', str(PYTHON), "The interpreter of vLLM's environment.")
+    flags.DEFINE_string('dtype', 'auto', 'auto, float32 or bfloat16.')
+    flags.DEFINE_integer('max_tokens', 0, "Prompt and response together; 0: the model's limit.")
+    flags.DEFINE_integer('sequences', 256, 'Responses sampled at once.')
+    flags.DEFINE_float('memory', 0.0, "Fraction of the GPU's memory, where the trainer has the rest; 0: vLLM's choice.")
+    app.run(main)

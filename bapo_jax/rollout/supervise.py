@@ -1,0 +1,85 @@
+"""vLLM servers of the trainer's own: started, waited for, started again when they die, stopped with the run."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx2 as httpx
+
+from bapo_jax.rollout.serve import command, environment
+from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+
+
+class ServerFailed(RuntimeError):
+    """A server process ended, or was not ready in time; the message shows the end of its log."""
+
+
+class SupervisedServer:
+    """One server process on this machine. `url` stays the same over restarts; what it prints goes to `log`."""
+
+    def __init__(self, model: str, log: Path, *, dtype: str, max_tokens: int, deadline_s: float, memory: float = 0.0,
+                 python: str | Path | None = None, extra: Sequence[str] = ()):  # fmt: skip
+        self.token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
+        port = free_port()
+        self.url = f'http://127.0.0.1:{port}'
+        options = {'python': python} if python else {}
+        self._command = command(model, port=port, dtype=dtype, max_tokens=max_tokens, memory=memory, extra=extra, **options)
+        self._log, self._deadline_s, self._process = log, deadline_s, None
+        atexit.register(self.stop)
+
+    def start(self) -> None:
+        """Starts the process and returns when it answers. Raises ServerFailed."""
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open('ab') as log:
+            # A process group of its own: a Ctrl-C meant for the trainer does not kill it in the middle of a step, and stop() reaches
+            # the engine process below it.
+            self._process = subprocess.Popen(
+                self._command, env=environment(self.token), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        give_up = time.monotonic() + self._deadline_s
+        while not self._answers():
+            if self._process.poll() is not None:
+                raise ServerFailed(f'the server ended with status {self._process.returncode}; the end of {self._log}:\n{self._tail()}')
+            if time.monotonic() > give_up:
+                self.stop()
+                raise ServerFailed(f'the server was not ready in {self._deadline_s:.0f} s; the end of {self._log}:\n{self._tail()}')
+            time.sleep(0.2)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
+        """Ends the process and those below it, gently first."""
+        if self._process is None:
+            return
+        for number, wait_s in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+            try:
+                os.killpg(self._process.pid, number)
+                self._process.wait(wait_s)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+        self._process = None
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f'{self.url}/health', headers={'Authorization': f'Bearer {self.token}'}, timeout=2.0).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def _tail(self) -> str:
+        return self._log.read_text('utf-8', 'replace')[-3000:]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        return s.getsockname()[1]

@@ -1,0 +1,222 @@
+"""The client of outside vLLM servers: token ids out; token ids, log-probs and policy versions back.
+
+One engine speaks to one or more servers that all hold the same policy. A policy travels as `rollout/publish.py` writes it; a prompt
+is one request for its whole group. What comes back is checked before the trainer sees it. A server that does not answer is left out
+until the next policy, and its requests go to the others; with none left, one of our own is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+from absl import logging
+
+from bapo_jax.groups import Prompt, Response
+from bapo_jax.models.qwen2 import ModelConfig
+from bapo_jax.rollout.engine import Draw, Sampling
+from bapo_jax.rollout.publish import publish, remove_unneeded
+from bapo_jax.rollout.supervise import SupervisedServer
+
+
+class RolloutError(RuntimeError):
+    """What a server did, or did not do; the message names it."""
+
+
+class Unreachable(RolloutError):
+    """No answer, or one that says the server is broken: another server may do better."""
+
+
+class PolicyRefused(RolloutError):
+    """A server refused the published policy and goes on serving the one it had."""
+
+
+class BadResponse(RolloutError):
+    """A response that cannot be trained on: of another policy, cut short, or with impossible tokens or log-probs."""
+
+
+class VllmEngine:
+    """`servers` are base URLs, or the one server that the engine supervises; `policies` is a directory that they can read."""
+
+    def __init__(
+        self, servers: Sequence[str] | SupervisedServer, policies: Path, model: ModelConfig, *, token: str, dtype: str,
+        stop_tokens: Sequence[int], concurrency: int, deadline_s: float,
+    ):  # fmt: skip
+        self._supervised = servers if isinstance(servers, SupervisedServer) else None
+        self._urls = [servers.url] if isinstance(servers, SupervisedServer) else list(servers)
+        self._serving: set[str] = set()  # those known to hold the current policy
+        self._policies, self._model, self._dtype = Path(policies).absolute(), model, dtype
+        self._stop_tokens, self._concurrency = list(stop_tokens), concurrency
+        # A version that an interrupted run left behind may differ from this run's of the same number.
+        remove_unneeded(self._policies, ())
+        self._path: Path | None = None
+        self._version = self._previous = None
+        # A loop of its own in a thread: rollouts of later steps can be under way while the trainer's thread trains or asks.
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name='rollout', daemon=True).start()
+        self._client = httpx.AsyncClient(
+            headers={'Authorization': f'Bearer {token}'},
+            timeout=httpx.Timeout(deadline_s, connect=10.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=60.0),
+        )
+        self._free = asyncio.Semaphore(concurrency * len(self._urls))
+        self._under_way = dict.fromkeys(self._urls, 0)
+        self._revival: asyncio.Lock = asyncio.Lock()
+
+    def load(self, params: Any, version: int) -> None:
+        """Publishes `params` and makes the servers serve them; returns when all that answer do.
+
+        Raises PolicyRefused, or Unreachable where no server answers.
+        """
+        if version == self._version:
+            return
+        self._path = publish(self._policies, version, params, self._model, self._dtype)
+        self._previous, self._version = self._version, version
+        self._run(self._load_everywhere())
+        remove_unneeded(self._policies, {self._version, self._previous})
+
+    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draw: Draw) -> list[tuple[Response, ...]]:
+        """One request a prompt, to the server with the fewest under way. Raises RolloutError where that cannot be had.
+
+        `draw` is not used: a server's samples depend on what else it is computing, and a seed of each request does not change that
+        (on CPU vLLM 0.32 even dies of one, when a prompt is read in two pieces).
+        """
+        if self._version is None:
+            raise RuntimeError('the engine holds no policy yet: call load(params, version) before generate')
+        return self._run(self._generate(prompts, group_size, sampling))
+
+    def close(self) -> None:
+        self._run(self._client.aclose())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        if self._supervised:
+            self._supervised.stop()
+
+    def _run(self, work: Coroutine) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    # ---- policies
+
+    async def _load_everywhere(self) -> None:
+        self._serving.clear()
+        results = await asyncio.gather(*(self._load(url) for url in self._urls), return_exceptions=True)
+        for url, result in zip(self._urls, results, strict=True):
+            if isinstance(result, Unreachable):
+                logging.warning('%s; going on without it until the next policy', result)
+            elif isinstance(result, BaseException):
+                raise result
+        if not self._serving:
+            await self._revive(results[0])
+
+    async def _load(self, url: str) -> None:
+        """Pause, load, drop what was computed with the old weights, name the new version; resume whatever happened."""
+        await self._post(url, '/pause?mode=keep')
+        try:
+            reply = await self._post(url, '/collective_rpc', {'method': 'load_policy', 'kwargs': {'path': str(self._path)}})
+            for worker in reply['results']:
+                if 'refused' in worker:
+                    raise PolicyRefused(f'{url} refused policy {self._version}: {worker["refused"]}')
+            if not (await self._post(url, '/reset_prefix_cache'))['success']:
+                raise RolloutError(f'{url}: its prefix cache could not be reset, so answers would mix two policies')
+            await self._post(url, '/reset_mm_cache')
+            await self._post(url, '/update_weight_version', {'new_version': str(self._version)})
+        finally:
+            await self._post(url, '/resume')
+        self._serving.add(url)
+
+    async def _revive(self, reason: Unreachable) -> None:
+        """Starts our own server again, with the policy it should hold. Raises `reason` where there is none of our own."""
+        async with self._revival:
+            if self._serving:  # another request was here first
+                return
+            if self._supervised is None:
+                raise Unreachable(f'no rollout server answers; the last said: {reason}') from reason
+            try:  # it may have dropped a connection, no more
+                await self._load(self._supervised.url)
+            except Unreachable:
+                logging.warning('%s; starting the server again with policy %s', reason, self._version)
+                await asyncio.to_thread(self._supervised.restart)
+                await self._load(self._supervised.url)
+
+    async def _post(self, url: str, route: str, body: Any = None) -> Any:
+        try:
+            reply = await self._client.post(url + route, json=body)
+        except httpx.TransportError as e:
+            raise Unreachable(f'{url}{route}: no answer ({type(e).__name__}: {e})') from e
+        if reply.status_code >= 500:
+            raise Unreachable(f'{url}{route}: status {reply.status_code}: {reply.text[:500]}')
+        if reply.status_code != 200:
+            raise RolloutError(f'{url}{route}: status {reply.status_code}: {reply.text[:500]}')
+        return reply.json() if reply.content else None
+
+    # ---- responses
+
+    async def _generate(self, prompts, group_size, sampling) -> list[tuple[Response, ...]]:
+        async def one(prompt: Prompt) -> tuple[Response, ...]:
+            reason = None
+            async with self._free:
+                for attempts_left in reversed(range(2 * len(self._urls) + 1)):
+                    if not self._serving:
+                        await self._revive(reason)
+                    url = min(self._serving, key=self._under_way.__getitem__)
+                    self._under_way[url] += 1
+                    try:
+                        reply = await self._post(url, '/inference/v1/generate', self._request(prompt, group_size, sampling))
+                        return self._checked(url, reply, group_size, sampling)
+                    except Unreachable as e:
+                        if not attempts_left:
+                            raise
+                        if url in self._serving:
+                            self._serving.discard(url)
+                            logging.warning('%s; its requests are issued again', e)
+                        reason = e
+                    finally:
+                        self._under_way[url] -= 1
+
+        running = [asyncio.create_task(one(prompt)) for prompt in prompts]
+        try:
+            return await asyncio.gather(*running)
+        finally:
+            for task in running:  # after a failure the others are of no use
+                task.cancel()
+
+    def _request(self, prompt: Prompt, group_size: int, sampling: Sampling) -> dict[str, Any]:
+        return {
+            'token_ids': prompt.tokens.tolist(),
+            'sampling_params': {
+                'n': group_size,
+                'temperature': sampling.temperature,
+                'max_tokens': sampling.max_tokens,
+                'logprobs': 0,  # of the sampled token alone
+                'stop_token_ids': self._stop_tokens,
+                'detokenize': False,
+            },
+        }
+
+    def _checked(self, url: str, reply: dict[str, Any], group_size: int, sampling: Sampling) -> tuple[Response, ...]:
+        """The responses of one request. Raises BadResponse unless they are whole, plausible, and of the version asked for."""
+
+        def need(condition: bool, what: str) -> None:
+            if not condition:
+                raise BadResponse(f'{url}: a response {what}')
+
+        choices = sorted(reply['choices'], key=lambda choice: choice['index'])
+        need(len(choices) == group_size, f'group has {len(choices)} members where {group_size} were asked for')
+        responses = []
+        for choice in choices:
+            tokens = np.array(choice['token_ids'], np.int32)
+            logp = np.array([entry['logprob'] for entry in choice['logprobs']['content']], np.float32)
+            versions = sorted({span['version'] for span in choice['weight_versions'] or ()})
+            need(versions == [str(self._version)], f'is of policy {versions} where {self._version} was asked for')
+            need(1 <= len(tokens) <= sampling.max_tokens, f'has {len(tokens)} tokens where 1 to {sampling.max_tokens} were asked for')
+            need(len(logp) == len(tokens), f'has {len(tokens)} tokens and {len(logp)} log-probs')
+            need(bool((tokens >= 0).all() and (tokens < self._model.vocab_size).all()), 'has a token outside the vocabulary')
+            need(bool(np.isfinite(logp).all() and (logp <= 0).all()), 'has a log-prob that is not finite or above 0')
+            need(choice['finish_reason'] in ('stop', 'length'), f'ended with {choice["finish_reason"]!r}')
+            responses.append(Response(tokens, logp, choice['finish_reason'], self._version))
+        return tuple(responses)
+

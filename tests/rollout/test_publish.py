@@ -1,0 +1,128 @@
+"""A published policy comes back as it was, and one that is incomplete, damaged or of another model is refused by name."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from bapo_jax.models import hf
+from bapo_jax.rollout.publish import architecture, in_layer_order, publish, remove_unneeded
+from bapo_jax.rollout.published import MANIFEST, WEIGHTS, RefusedPolicy, check_model, published_versions, read_manifest, read_tensors
+
+
+@pytest.fixture(scope='module')
+def policy(make_policy):
+    return make_policy(tie_word_embeddings=False)
+
+
+@pytest.fixture(scope='module')
+def original(policy, tmp_path_factory):
+    return publish(tmp_path_factory.mktemp('policy'), 12, policy.params, policy.config, 'float32')
+
+
+@pytest.fixture
+def published(original, tmp_path):
+    return shutil.copytree(original, tmp_path / original.name)
+
+
+def read(path):
+    return read_tensors(path, read_manifest(path))
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_what_is_read_is_what_was_published(dtype, policy, tmp_path):
+    path = publish(tmp_path, 3, policy.params, policy.config, dtype)
+    assert path == tmp_path / '000003' and read_manifest(path).version == 3
+    want = hf.to_hf(policy.config, policy.params)
+    got = dict(read(path))
+    assert got.keys() == want.keys()
+    for name, array in got.items():
+        np.testing.assert_array_equal(array, want[name].astype({'float32': np.float32, 'bfloat16': ml_dtypes.bfloat16}[dtype]))
+
+
+def test_tensors_come_layer_by_layer(published, policy):
+    names = [name for name, _ in read(published)]
+    layers = [int(name.split('.')[2]) for name in names if '.layers.' in name]
+    assert layers == sorted(layers) and len(set(layers)) == policy.config.num_layers
+    assert names[0] == 'model.embed_tokens.weight' and set(names[-2:]) == {'model.norm.weight', 'lm_head.weight'}
+    assert [name for name, _ in in_layer_order(dict(reversed(read(published))))][0] == 'model.embed_tokens.weight'
+
+
+def test_equal_weights_have_equal_fingerprints_and_others_have_not(policy, published, tmp_path):
+    again = publish(tmp_path / 'again', 13, policy.params, policy.config, 'float32')
+    assert read_manifest(again).fingerprint == read_manifest(published).fingerprint
+    moved = {**policy.params, 'norm': {'scale': policy.params['norm']['scale'] * np.float32(1.0001)}}
+    other = publish(tmp_path / 'other', 13, moved, policy.config, 'float32')
+    assert read_manifest(other).fingerprint != read_manifest(published).fingerprint
+
+
+def test_without_its_manifest_a_policy_is_not_there_and_is_published_again(policy, published, tmp_path):
+    (published / MANIFEST).unlink()
+    assert list(published_versions(tmp_path)) == []
+    with pytest.raises(RefusedPolicy, match=r'manifest\.json is missing.*not complete'):
+        read(published)
+    (published / 'left over').write_text('')
+    publish(tmp_path, 12, policy.params, policy.config, 'float32')
+    assert len(read(published)) == len(hf.to_hf(policy.config, policy.params))
+    assert not (published / 'left over').exists()
+
+
+def test_a_missing_directory_is_refused(tmp_path):
+    with pytest.raises(RefusedPolicy, match='nowhere.*no policy was published there'):
+        read(tmp_path / 'nowhere')
+
+
+def edit(published, change):
+    path = published / MANIFEST
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (lambda m: m['tensors']['model.norm.weight'].update(shape=[7]), r'model\.norm\.weight is float32 \(\d+,\), the manifest says'),
+        (lambda m: m['tensors']['model.norm.weight'].update(dtype='bfloat16'), r'model\.norm\.weight is float32'),
+        (lambda m: m['tensors']['model.norm.weight'].update(crc32=1), r'checksum of model\.norm\.weight'),
+        (lambda m: m['tensors'].update({'model.extra': m['tensors']['model.norm.weight']}), r'model\.extra cannot be read'),
+        (lambda m: m.update(format=0), 'not a manifest of format'),
+        (lambda m: m.pop('version'), "lacks 'version'"),
+    ],
+)
+def test_what_does_not_fit_its_manifest_is_refused_by_name(change, message, published):
+    edit(published, change)
+    with pytest.raises(RefusedPolicy, match=message):
+        read(published)
+
+
+def test_a_manifest_that_is_no_json_is_refused(published):
+    (published / MANIFEST).write_text('{')
+    with pytest.raises(RefusedPolicy, match='cannot be read'):
+        read(published)
+
+
+def test_truncated_data_are_refused(published):
+    files = [f for f in (published / WEIGHTS).rglob('*') if f.is_file() and f.parent.name == 'd']
+    largest = max(files, key=lambda f: f.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+    with pytest.raises(RefusedPolicy, match='cannot be read|checksum'):
+        read(published)
+
+
+def test_a_policy_of_another_model_is_refused_with_what_differs(published, policy):
+    sizes = architecture(policy.config)
+    check_model(read_manifest(published), SimpleNamespace(**sizes))
+    with pytest.raises(RefusedPolicy, match=f'hidden_size {sizes["hidden_size"]} .the server has 999'):
+        check_model(read_manifest(published), SimpleNamespace(**{**sizes, 'hidden_size': 999}))
+
+
+def test_only_pinned_versions_stay(policy, tmp_path):
+    for version in (1, 2, 3):
+        publish(tmp_path, version, policy.params, policy.config, 'float32')
+    remove_unneeded(tmp_path, {1, 3})
+    assert [version for version, _ in published_versions(tmp_path)] == [1, 3]
+    assert not (tmp_path / '000002').exists()

@@ -1,0 +1,171 @@
+"""What the client does with servers that fail or answer nonsense: stand-ins that inject one fault each. Real servers: see test_serve."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from bapo_jax.rollout.engine import FRESH, Draw, Sampling
+from bapo_jax.rollout.vllm_engine import BadResponse, PolicyRefused, RolloutError, Unreachable, VllmEngine
+
+SAMPLING, DRAW = Sampling(1.0, 4), Draw(0, 1, FRESH)
+
+
+def choice(index, version='7', **changes):
+    """A sound member of a group."""
+    sound = {
+        'index': index, 'token_ids': [5, 6, 3], 'logprobs': {'content': [{'logprob': -0.5}] * 3}, 'finish_reason': 'stop',
+        'weight_versions': [{'version': version, 'start': 0, 'end': 3}],
+    }  # fmt: skip
+    return sound | changes
+
+
+class StandIn:
+    """An HTTP server that takes every control call and answers generate with `reply(number of the request)`."""
+
+    def __init__(self, reply, refuse=None):
+        stand_in, self.calls = self, []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                self.rfile.read(int(self.headers['Content-Length'] or 0))
+                stand_in.calls.append((self.path, self.headers['Authorization']))
+                if self.path == '/inference/v1/generate':
+                    status, body = reply(sum(path == self.path for path, _ in stand_in.calls))
+                elif self.path == '/collective_rpc':
+                    status, body = 200, {'results': [{'refused': refuse} if refuse else {'version': 7}]}
+                else:
+                    status, body = 200, {'success': True}
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header('Content-Length', str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_):
+                pass
+
+        self._server = ThreadingHTTPServer(('127.0.0.1', 0), Handler)
+        self.url = f'http://127.0.0.1:{self._server.server_address[1]}'
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def paths(self):
+        return [path for path, _ in self.calls]
+
+    def stop(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def connect(policy, tmp_path):
+    """A function: an engine for these stand-ins, holding policy 7."""
+    engines = []
+
+    def make(*servers, load=True):
+        engine = VllmEngine(
+            [s.url for s in servers], tmp_path / 'policy', policy.config, token='secret', dtype='float32', stop_tokens=(3,),
+            concurrency=4, deadline_s=5.0,
+        )  # fmt: skip
+        engines.append(engine)
+        if load:
+            engine.load(policy.params, 7)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def good(_):
+    return 200, {'choices': [choice(1), choice(0, token_ids=[9, 3], logprobs={'content': [{'logprob': -1.0}] * 2})]}
+
+
+def test_sound_responses_come_in_order_with_the_token_on_every_call(connect, prompts):
+    server = StandIn(good)
+    answers = connect(server).generate(prompts[:3], 2, SAMPLING, DRAW)
+    assert [len(group) for group in answers] == [2, 2, 2]
+    first, second = answers[0]
+    np.testing.assert_array_equal(first.tokens, [9, 3])
+    np.testing.assert_array_equal(second.logp, np.float32([-0.5] * 3))
+    assert (first.finish, first.version) == ('stop', 7)
+    assert {header for _, header in server.calls} == {'Bearer secret'}
+
+
+def test_a_policy_is_loaded_while_paused_and_caches_are_dropped_before_it_is_named(connect):
+    server = StandIn(good)
+    connect(server)
+    assert server.paths() == [
+        '/pause?mode=keep', '/collective_rpc', '/reset_prefix_cache', '/reset_mm_cache', '/update_weight_version', '/resume',
+    ]  # fmt: skip
+
+
+def test_a_refused_policy_is_an_error_and_the_server_resumes(connect):
+    server = StandIn(good, refuse='checksum of model.norm.weight')
+    with pytest.raises(PolicyRefused, match='refused policy 7: checksum of model.norm.weight'):
+        connect(server)
+    assert server.paths() == ['/pause?mode=keep', '/collective_rpc', '/resume']
+
+
+@pytest.mark.parametrize(
+    'spoiled, message',
+    [
+        ({'weight_versions': [{'version': '6', 'start': 0, 'end': 3}]}, r"is of policy \['6'\] where 7 was asked for"),
+        ({'weight_versions': [{'version': v, 'start': 0, 'end': 3} for v in '67']}, r"is of policy \['6', '7'\]"),
+        ({'weight_versions': None}, r'is of policy \[\]'),
+        ({'token_ids': [], 'logprobs': {'content': []}}, 'has 0 tokens where 1 to 4'),
+        ({'token_ids': [5] * 5, 'logprobs': {'content': [{'logprob': -1.0}] * 5}}, 'has 5 tokens where 1 to 4'),
+        ({'token_ids': [5, 3]}, 'has 2 tokens and 3 log-probs'),
+        ({'token_ids': [5, 1000, 3]}, 'has a token outside the vocabulary'),
+        ({'token_ids': [5, -1, 3]}, 'has a token outside the vocabulary'),
+        ({'logprobs': {'content': [{'logprob': 0.1}] * 3}}, 'has a log-prob that is not finite or above 0'),
+        ({'logprobs': {'content': [{'logprob': float('nan')}] * 3}}, 'has a log-prob that is not finite or above 0'),
+        ({'finish_reason': 'abort'}, "ended with 'abort'"),
+    ],
+)
+def test_a_response_that_cannot_be_trained_on_is_an_error_that_names_the_server(spoiled, message, connect, prompts):
+    server = StandIn(lambda _: (200, {'choices': [choice(0), choice(1, **spoiled)]}))
+    with pytest.raises(BadResponse, match=f'{server.url}: a response {message}'):
+        connect(server).generate(prompts[:1], 2, SAMPLING, DRAW)
+
+
+def test_a_group_that_is_not_whole_is_an_error(connect, prompts):
+    with pytest.raises(BadResponse, match='has 1 members where 2'):
+        connect(StandIn(lambda _: (200, {'choices': [choice(0)]}))).generate(prompts[:1], 2, SAMPLING, DRAW)
+
+
+def test_requests_of_a_broken_server_go_to_the_other_and_none_is_lost_or_doubled(connect, prompts):
+    broken, sound = StandIn(lambda _: (500, {'error': 'engine dead'})), StandIn(good)
+    answers = connect(broken, sound).generate(prompts, 2, SAMPLING, DRAW)
+    assert [len(group) for group in answers] == [2] * len(prompts)
+    assert sound.paths().count('/inference/v1/generate') == len(prompts)
+
+
+def test_a_server_that_is_gone_is_left_out_until_the_next_policy(connect, policy, prompts):
+    gone, sound = StandIn(good), StandIn(lambda _: (200, {'choices': [choice(0, '8'), choice(1, '8')]}))
+    engine = connect(gone, sound)
+    gone.stop()
+    engine.load(policy.params, 8)
+    assert len(engine.generate(prompts, 2, SAMPLING, DRAW)) == len(prompts)
+
+
+def test_with_no_server_left_the_error_says_so(connect, prompts):
+    server = StandIn(good)
+    engine = connect(server)
+    server.stop()
+    with pytest.raises(Unreachable, match='no rollout server answers'):
+        engine.generate(prompts, 2, SAMPLING, DRAW)
+
+
+def test_a_request_that_is_wrong_is_not_tried_again(connect, prompts):
+    server = StandIn(lambda _: (400, {'error': 'no such thing'}))
+    with pytest.raises(RolloutError, match='status 400.*no such thing'):
+        connect(server).generate(prompts[:1], 2, SAMPLING, DRAW)
+    assert server.paths().count('/inference/v1/generate') == 1
+
+
+def test_generate_before_load_is_an_error(connect, prompts):
+    with pytest.raises(RuntimeError, match='no policy yet'):
+        connect(StandIn(good), load=False).generate(prompts[:1], 2, SAMPLING, DRAW)
