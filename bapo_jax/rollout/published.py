@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
+import tensorstore
 
 WEIGHTS, MANIFEST = 'weights', 'manifest.json'
 FORMAT = 1
@@ -93,8 +94,6 @@ def read_tensors(directory: str | Path, manifest: Manifest) -> list[tuple[str, n
 
 
 def _read_tensor(directory: Path, tensor: Tensor) -> np.ndarray:
-    import tensorstore
-
     base = (directory / WEIGHTS).absolute()
     spec = {'driver': 'zarr', 'kvstore': {'driver': 'ocdbt', 'base': f'file://{base}', 'path': f'{tensor.name}/'}}
     try:

@@ -1,4 +1,4 @@
-"""How a rollout server is started, and that nothing of it answers without the token. The server itself is tried elsewhere."""
+"""How a rollout server is started, and that nothing of it answers without the token. No server is started here."""
 
 import asyncio
 import re

@@ -1,4 +1,7 @@
-"""What the client does with servers that fail or answer nonsense: stand-ins that inject one fault each. Real servers: see test_serve."""
+"""What the client does with servers that fail or answer nonsense: stand-ins that inject one fault each.
+
+No test here has a real server; those are still to be written.
+"""
 
 import json
 import threading
