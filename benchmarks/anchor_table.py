@@ -96,8 +96,9 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         '(a difference of 3 points between two rows is within noise). '
         'Made by `python benchmarks/anchor_table.py`; the raw rows, each with its command, are in `anchor_table.jsonl`.',
         '',
-        f'One core of {rows[0]["cpu"]} a run, jax {rows[0]["jax"]}, {min(r["date"] for r in rows)} to {max(r["date"] for r in rows)}; '
-        'wall seconds are of the whole run, compilation and two evaluations included.',
+        f'One core a run ({", ".join(sorted({r["cpu"] for r in rows}))}), jax {", ".join(sorted({r["jax"] for r in rows}))}, '
+        f'{min(r["date"] for r in rows)} to {max(r["date"] for r in rows)}; wall seconds are of the whole run, compilation and two '
+        'evaluations included.',
         '',
         '| method | anchor | v | learning rate | ' + ' | '.join(n.replace('/acc/', ' ') for n in names) + ' | responses | wall s |',
         '|---' * (6 + len(names)) + '|',

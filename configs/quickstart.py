@@ -6,7 +6,7 @@
 Time and score: see README. The policy it starts from was made by `bapo_jax/sft.py`; its docstring has the command.
 
 What differs from the paper: rollouts are synced every step (v = 1), X1 is every mixed group, and the learning rate suits 0.8M
-parameters. `docs/quickstart_trials.md` and `docs/anchor_table.md` have the runs that chose v, anchor and learning rate.
+parameters: row `bapo | behaviour | 1 | 5e-5` of `docs/anchor_table.md`. `docs/quickstart_trials.md` says why this one.
 """
 
 from bapo_jax.config import default_config
