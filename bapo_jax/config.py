@@ -43,12 +43,15 @@ def default_config() -> ConfigDict:
     r.max_prompt_tokens = 512  # a longer prompt is refused
     r.max_response_tokens = 2048  # a longer response is cut and has finish reason 'length'
     r.engine = 'jax'  # who answers: jax (in this process) or vllm (a process of its own)
+    r.overlap = False  # answer the prompts of later steps, up to the next sync, while a step trains
     r.rows = 512  # jax: responses sampled at once
     r.servers = ()  # vllm: URLs of running servers; (): one is started and supervised
     r.dtype = 'float32'  # vllm: what policies are shipped and served in: float32 or bfloat16
     r.concurrency = 64  # vllm: groups under way at a server
     r.deadline_s = 600.0  # vllm: most seconds for a request, and for a server to start
+    r.probe_tolerance = 0.0  # vllm: most |server's - trainer's| log-prob after a sync; 0: 1e-3 in float32, 0.5 in bfloat16
     r.server_memory = 0.0  # vllm: fraction of the GPU's memory for the server that is started; 0: vLLM's choice
+    r.server_args = ()  # vllm: more of vLLM's own flags for it, such as ('--tensor-parallel-size=2',)
 
     c.replay = p = ConfigDict()
     p.fresh_filter = 'gaussian'  # X1: none, range (drop all-right and all-wrong), gaussian(.5, .2), uniform(.6)
@@ -110,7 +113,11 @@ def default_config() -> ConfigDict:
 
 
 # A run may be continued with other values of these; anything else would make it another run.
-FREE_TO_CHANGE = ('steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts')
+FREE_TO_CHANGE = (
+    'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts',
+    'rollout.overlap', 'rollout.servers', 'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance',
+    'rollout.server_memory', 'rollout.server_args',
+)  # fmt: skip
 
 
 def resolve(config: ConfigDict) -> ConfigDict:
@@ -120,6 +127,8 @@ def resolve(config: ConfigDict) -> ConfigDict:
     c.replay.high_capacity = c.replay.high_capacity or c.replay.high_recent_steps * c.learner.batch_groups
     c.learner.row_tokens = c.learner.row_tokens or c.rollout.max_prompt_tokens + c.rollout.max_response_tokens
     c.learner.logprob_chunk = c.learner.logprob_chunk or c.learner.row_tokens
+    rounded = 'bfloat16' in (c.rollout.dtype, c.model.dtype)
+    c.rollout.probe_tolerance = c.rollout.probe_tolerance or (0.5 if rounded else 1e-3)
     check(c)
     return c
 
@@ -217,7 +226,7 @@ def differences(old: dict, new: dict) -> list[str]:
 
     a, b = flat(old), flat(new)
     missing = object()
-    fixed = (k for k in a.keys() | b.keys() if k.split('.')[0] not in FREE_TO_CHANGE)
+    fixed = (k for k in a.keys() | b.keys() if not any(k == free or k.startswith(f'{free}.') for free in FREE_TO_CHANGE))
     return sorted(k for k in fixed if a.get(k, missing) != b.get(k, missing))
 
 

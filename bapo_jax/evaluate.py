@@ -49,7 +49,8 @@ def benchmark_prompts(config: ConfigDict, tokenizer: Any) -> dict[str, list[Prom
 def score(engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], config: ConfigDict, purpose: int, step: int) -> list[Group]:
     """`evaluate.samples` judged responses to each prompt. The same questions get the same random keys at every step."""
     sampling = Sampling(config.evaluate.temperature, config.rollout.max_response_tokens)
-    groups = collect(engine, tokenizer, prompts, config.evaluate.samples, sampling, Draw(config.seed, 0, purpose)).groups
+    draws = [Draw(config.seed, 0, purpose)] * len(prompts)
+    groups = collect(engine, tokenizer, prompts, config.evaluate.samples, sampling, draws).groups
     return [Group(g.prompt, g.responses, g.verdicts, step) for g in groups]
 
 

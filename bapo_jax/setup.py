@@ -65,6 +65,11 @@ def build(config: ConfigDict, workdir: Path) -> Setup:
     if config.evaluate.track_prompts > len(prompts):
         raise ValueError(f'evaluate.track_prompts={config.evaluate.track_prompts} exceeds the {len(prompts)} training prompts')
     mesh = parallel.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    if config.rollout.overlap and config.rollout.engine == 'jax' and mesh.size > 1:
+        raise ValueError(
+            f'rollout.overlap with rollout.engine=jax on {mesh.size} devices: two programs that exchange data between the same devices '
+            'at once may wait for each other for ever, and would be no faster; set rollout.overlap=False, or engine=vllm'
+        )
     splits = mesh.shape['data'] * mesh.shape['fsdp']
     if config.learner.micro_batch_rows % splits:
         raise ValueError(
@@ -105,6 +110,7 @@ def build_engine(config: ConfigDict, model: ModelConfig, graph: Any, ends: tuple
             max_tokens=r.max_prompt_tokens + r.max_response_tokens,
             memory=r.server_memory,
             deadline_s=r.deadline_s,
+            extra=r.server_args,
         )
         servers.start()
         token = servers.token

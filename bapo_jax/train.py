@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from ml_collections import config_flags
 
 from bapo_jax.checkpoint import Checkpoints, RunState, copy_params
 from bapo_jax.evaluate import benchmark_prompts, print_table, score, score_benchmarks, summary
+from bapo_jax.groups import Batch, Prompt
 from bapo_jax.metrics import MetricsLog, ProgressBar, Timer, batch_metrics, discarded_metrics, fresh_metrics, trained_tokens, write_text
 from bapo_jax.rollouts_log import uses, write_rollouts
 from bapo_jax.parallel import describe_devices
@@ -26,13 +28,16 @@ from bapo_jax.replay.compose import compose, improved
 from bapo_jax.replay.filters import fresh_filter
 from bapo_jax.replay.thresholds import threshold, update_r_tot
 from bapo_jax.report import draw_run
-from bapo_jax.rollout.collect import collect
-from bapo_jax.rollout.engine import FRESH, REEVALUATION, TRACKING, Draw, Sampling
-from bapo_jax.rollout.schedule import reevaluation_due, sync_due
+from bapo_jax.rollout.ahead import Rollouts
+from bapo_jax.rollout.collect import Collected, collect
+from bapo_jax.rollout.engine import FRESH, PROBE, REEVALUATION, TRACKING, Draw, Sampling
+from bapo_jax.rollout.fidelity import check_probe, mismatch
+from bapo_jax.rollout.schedule import last_ahead, reevaluation_due, sync_due
 from bapo_jax.setup import Setup, build
 
 # Streams of host-side randomness; a generator is keyed by (seed, step, stream), so there is no state to save.
 _FILTER, _REEVALUATE, _COMPOSE, _SHUFFLE = range(4)
+_PROBE_TOKENS = 32  # of each answer that is compared after a sync
 
 
 def train(s: Setup, workdir: Path) -> RunState:
@@ -41,35 +46,42 @@ def train(s: Setup, workdir: Path) -> RunState:
     c, replay, engine = s.config, s.config.replay, s.engine
     sampling = Sampling(c.rollout.temperature, c.rollout.max_response_tokens)
     reference = s.initial_params if c.learner.kl_target == 'reference' else None
+    v, m = c.rollout.sync_every, replay.reevaluate_every if replay.use_x2 else 0
     progress, stop_asked, timer = ProgressBar(s.steps, run.step), stop_on_signal(), Timer()
 
     def rng(stream: int) -> np.random.Generator:
         return np.random.default_rng([c.seed, step, stream])
 
+    def ask(step: int, prompts: Sequence[Prompt], hard: Sequence[Prompt]) -> Collected:
+        draws = [Draw(c.seed, step, FRESH)] * len(prompts) + [Draw(c.seed, step, REEVALUATION)] * len(hard)
+        return collect(engine, s.tokenizer, [*prompts, *hard], c.rollout.group_size, sampling, draws)
+
+    rollouts = Rollouts(s.selector, ask)
+
     for step in range(run.step + 1, s.steps + 1):
         with timer('step'):
             # Lines 3-5: every v steps the rollout policy α becomes π_θ.
-            if sync_due(step, c.rollout.sync_every):
+            if sync_due(step, v):
                 with timer('weight_sync'):
                     run.alpha, run.alpha_version = copy_params(run.learner.params), step - 1
-                    engine.load(run.alpha, run.alpha_version)
+                    serve_alpha(s, run)
+
+            # Line 12: every m steps hard prompts are asked again, of π_θ; together with the fresh ones where α is π_θ.
+            hard = s.buffer.hard_prompts(rng(_REEVALUATE), replay.max_reevaluate) if reevaluation_due(step, m) else []
+            one_wave = run.alpha_version == step - 1
 
             # Lines 6-7: G responses to each prompt from α, with its log-probs; rewards.
-            prompts = s.selector.next()
-            fresh, gen_s, reward_s = collect(engine, s.tokenizer, prompts, c.rollout.group_size, sampling, Draw(c.seed, step, FRESH))
+            with timer('wait_rollouts'):
+                fresh, reevaluated, gen_s, reward_s, selector_state = rollouts.take(step, hard if one_wave else ())
             timer.seconds.update({'timing_s/gen': gen_s, 'timing_s/reward': reward_s})
-            s.selector.observe(fresh)
             run.r_tot = update_r_tot(run.r_tot, np.mean([g.mean_reward for g in fresh if not g.infra_error] or [np.nan]))
             low, high = (threshold(x, run.r_tot or 0.0, replay.thresholds) for x in (replay.c2, replay.c3))
 
-            # Lines 12-15, eq. 6: every m steps hard prompts are asked again, of π_θ; those it now sometimes solves are X2.
-            reevaluated = []
-            if replay.use_x2 and reevaluation_due(step, replay.reevaluate_every):
+            # Lines 13-15, eq. 6: hard prompts that π_θ now sometimes solves are X2.
+            if hard and not one_wave:
                 with timer('reevaluate'):
-                    hard = s.buffer.hard_prompts(rng(_REEVALUATE), replay.max_reevaluate)
                     engine.load(run.learner.params, step - 1)
-                    draw = Draw(c.seed, step, REEVALUATION)
-                    reevaluated = collect(engine, s.tokenizer, hard, c.rollout.group_size, sampling, draw).groups
+                    reevaluated = ask(step, [], hard).groups
                     engine.load(run.alpha, run.alpha_version)
             promoted = improved(reevaluated, replay.c1)
 
@@ -81,6 +93,11 @@ def train(s: Setup, workdir: Path) -> RunState:
                     size=c.learner.batch_groups, step=step, low=low, high=high, rng=rng(_COMPOSE), use_x3=replay.use_x3,
                 )  # fmt: skip
 
+            # While this step trains, those after it are answered, as long as α stays what it is.
+            if c.rollout.overlap:
+                for later in range(step + 1, last_ahead(step, s.steps, v, m, c.evaluate.every) + 1):
+                    rollouts.begin(later)
+
             # Line 18: advantages and the clipped update.
             run.learner, update = s.learner.update(run.learner, batch, rng(_SHUFFLE), reference)
 
@@ -88,6 +105,11 @@ def train(s: Setup, workdir: Path) -> RunState:
             s.buffer.add(fresh, step)
             run.step = step
             run.responses_total += sum(g.size for g in [*fresh, *reevaluated])
+
+            # A server's log-probs against the trainer's, of the same policy and tokens.
+            if c.rollout.engine == 'vllm' and kept:
+                with timer('mismatch'):
+                    update |= mismatch(*s.learner.logprobs(run.alpha, Batch(tuple(kept), ('x1',) * len(kept))))
 
         # Evaluate, log, save.
         metrics = {
@@ -108,10 +130,11 @@ def train(s: Setup, workdir: Path) -> RunState:
         timer = Timer()  # a save comes after its step's row, so its seconds are in the next one
         if stopping or every(c.checkpoint.every, step):
             with timer('save_checkpoint'):
-                checkpoints.save(run, s.buffer.state(), s.selector.state())
+                checkpoints.save(run, s.buffer.state(), selector_state)
         if stopping:
             break
 
+    rollouts.close()
     progress.stop()
     log.close()
     checkpoints.close()
@@ -134,7 +157,7 @@ def start_or_continue(s: Setup, workdir: Path) -> tuple[RunState, MetricsLog, Ch
         s.selector.restore(selector)
         print(f'continuing {workdir} after step {run.step}')
     log = MetricsLog(workdir, run.step if run.step else -1)
-    s.engine.load(run.alpha, run.alpha_version)
+    serve_alpha(s, run)
     if run.step == 0:
         c = s.config
         print(
@@ -145,6 +168,19 @@ def start_or_continue(s: Setup, workdir: Path) -> tuple[RunState, MetricsLog, Ch
         )
         log.write(0, evaluate_policy(s, run, workdir))
     return run, log, checkpoints
+
+
+def serve_alpha(s: Setup, run: RunState) -> None:
+    """Loads α into the engine; of every server, the log-probs of one prompt's answers are compared with the trainer's."""
+    c = s.config
+    s.engine.load(run.alpha, run.alpha_version)
+    if c.rollout.engine == 'vllm':
+        prompts = s.training_prompts[:1] * s.engine.servers
+        sampling = Sampling(c.rollout.temperature, min(_PROBE_TOKENS, c.rollout.max_response_tokens))
+        draws = [Draw(c.seed, run.step, PROBE)] * len(prompts)
+        groups = collect(s.engine, s.tokenizer, prompts, c.rollout.group_size, sampling, draws).groups
+        served_and_trained = s.learner.logprobs(run.alpha, Batch(tuple(groups), ('x1',) * len(groups)))
+        check_probe(*served_and_trained, c.rollout.probe_tolerance, run.alpha_version)
 
 
 def evaluate_policy(s: Setup, run: RunState, workdir: Path) -> dict[str, float]:

@@ -7,6 +7,7 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
 
 import functools
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from real_servers import base, connect, server, two_servers  # noqa: F401  (fixtures)
 
 from bapo_jax.groups import Group, Prompt, Verdict
 from bapo_jax.learner.logprobs import token_logprobs
@@ -92,7 +94,7 @@ def groups(policy, prompts):
     """Six groups of four responses sampled from `policy` at temperature 1, each with right and wrong ones; up to 16 tokens."""
     engine = JaxEngine(policy.graph, STOP_TOKENS, rows=32)
     engine.load(policy.params, 0)
-    answers = engine.generate(prompts, 4, Sampling(1.0, 10), Draw(0, 0, FRESH))
+    answers = engine.generate(prompts, 4, Sampling(1.0, 10), [Draw(0, 0, FRESH)] * len(prompts))
     right = (1, 2, 3, 2, 1, 3)
     return [
         Group(p, r, (Verdict.CORRECT,) * k + (Verdict.WRONG,) * (4 - k), 0) for p, r, k in zip(prompts, answers, right, strict=True)
@@ -109,3 +111,12 @@ def score(policy):
         return token_logprobs(model, tokens, segment, position, temperature, chunk=chunk or tokens.shape[1], remat=remat)
 
     return run
+
+
+@pytest.fixture(scope='session')
+def benchmark(tmp_path_factory):
+    """A file of four problems."""
+    path = tmp_path_factory.mktemp('benchmark') / 'few.jsonl'
+    rows = [([3, 5, 2], 30), ([44, 19, 35], 98), ([7, 2, 9], 18), ([8, 4, 6, 2], 20)]
+    path.write_text(''.join(json.dumps({'nums': n, 'target': t}) + '\n' for n, t in rows))
+    return path

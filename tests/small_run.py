@@ -4,6 +4,8 @@ import importlib
 import json
 from pathlib import Path
 
+import zstandard
+
 from bapo_jax.train import build, train
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,7 +28,13 @@ def run(config, workdir: Path):
     return train(build(config, workdir), workdir)
 
 
-def metrics(workdir: Path) -> list[dict]:
-    """Rows of metrics.jsonl without what may differ between two equal runs: times and speeds."""
+def metrics(workdir: Path, times: bool = False) -> list[dict]:
+    """Rows of metrics.jsonl; without what may differ between two equal runs, times and speeds, unless asked for."""
     rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith(('timing_s/', 'perf/'))} for row in rows]
+    return rows if times else [{k: v for k, v in row.items() if not k.startswith(('timing_s/', 'perf/'))} for row in rows]
+
+
+def rollouts(workdir: Path, step: int) -> list[dict]:
+    """Rows of a step's rollout file."""
+    data = zstandard.decompress((workdir / 'rollouts' / f'{step:06d}.jsonl.zst').read_bytes())
+    return [json.loads(line) for line in data.decode().splitlines()]

@@ -41,7 +41,7 @@ def train_and_sample(model_path, groups, sizes):
 
     engine = JaxEngine(graph, (3,), 32, row_sharding(mesh))
     engine.load(jax.device_put(params, parameter_sharding(mesh, params)), 0)
-    answers = engine.generate([g.prompt for g in groups], 4, Sampling(1.0, 6), Draw(1, 0, FRESH))
+    answers = engine.generate([g.prompt for g in groups], 4, Sampling(1.0, 6), [Draw(1, 0, FRESH)] * len(groups))
     out = {f'm.{k}': np.float64(v) for k, v in metrics.items() if not k.startswith('timing_s/')}
     for path, leaf in jax.tree_util.tree_flatten_with_path(state.params)[0]:
         name = '.'.join(k.key for k in path)

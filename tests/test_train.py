@@ -11,8 +11,7 @@ import time
 import jax
 import numpy as np
 import pytest
-import zstandard
-from small_run import ROOT, metrics, run, small_config
+from small_run import ROOT, metrics, rollouts, run, small_config
 
 from bapo_jax.learner.update import Learner
 from bapo_jax.train import build
@@ -25,14 +24,6 @@ def compile_once(tmp_path_factory):
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
     yield
     jax.config.update('jax_compilation_cache_dir', None)
-
-
-@pytest.fixture(scope='module')
-def benchmark(tmp_path_factory):
-    path = tmp_path_factory.mktemp('benchmark') / 'few.jsonl'
-    rows = [([3, 5, 2], 30), ([44, 19, 35], 98), ([7, 2, 9], 18), ([8, 4, 6, 2], 20)]
-    path.write_text(''.join(json.dumps({'nums': n, 'target': t}) + '\n' for n, t in rows))
-    return path
 
 
 @pytest.fixture(scope='module')
@@ -57,11 +48,6 @@ def bapo_config(benchmark, **changes):
                                               'replay__c3': (0.8,), **changes})  # fmt: skip
 
 
-def rollouts(workdir, step):
-    data = zstandard.decompress((workdir / 'rollouts' / f'{step:06d}.jsonl.zst').read_bytes())
-    return [json.loads(line) for line in data.decode().splitlines()]
-
-
 def test_bapo_with_its_parts_off_is_grpo_bit_for_bit(tmp_path, benchmark):
     run(small_config('grpo', benchmark, steps=3), tmp_path / 'grpo')
     off = {
@@ -72,6 +58,38 @@ def test_bapo_with_its_parts_off_is_grpo_bit_for_bit(tmp_path, benchmark):
     grpo = metrics(tmp_path / 'grpo')
     assert grpo == metrics(tmp_path / 'bapo')
     assert max(row.get('actor/grad_norm', 0) for row in grpo) > 0  # and it did train
+
+
+@pytest.fixture(scope='module')
+def one_device_runs(tmp_path_factory, benchmark):
+    """Directories of the same run without and with overlap."""
+    paths = [tmp_path_factory.mktemp('runs') / name for name in ('in_turn', 'overlapping')]
+    for path, overlap in zip(paths, (False, True), strict=True):
+        run(bapo_config(benchmark, mesh__data=1, rollout__overlap=overlap), path)
+    return paths
+
+
+def test_overlap_changes_no_metric(one_device_runs):
+    in_turn, overlapping = (metrics(path) for path in one_device_runs)
+    assert in_turn == overlapping
+    assert [row['step'] for row in in_turn] == list(range(7))
+
+
+@pytest.mark.parametrize('stop_after', [3, 4])
+def test_a_run_stopped_with_later_steps_under_way_repeats_every_metric(tmp_path, one_device_runs, benchmark, monkeypatch, stop_after):
+    update, updates = Learner.update, []
+
+    def interrupted(self, *args):
+        updates.append(1)
+        if len(updates) == stop_after:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(self, *args)
+
+    config = bapo_config(benchmark, mesh__data=1, rollout__overlap=True)
+    monkeypatch.setattr(Learner, 'update', interrupted)
+    assert run(config, tmp_path).step == stop_after
+    run(config, tmp_path)
+    assert metrics(tmp_path) == metrics(one_device_runs[0])
 
 
 @pytest.mark.parametrize('stop_after', [1, 2, 3, 5])

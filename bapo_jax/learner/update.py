@@ -122,6 +122,17 @@ class Learner:
             'timing_s/update_actor': time.perf_counter() - started - scoring_s,
         }
 
+    def logprobs(self, params: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """(behaviour log-probs, log-probs under `params`) of all response tokens of a batch, float32 [tokens] each, in one order."""
+        behaviour, scored = [], []
+        for rows in pack_batch(batch, np.arange(len(batch.groups)), self._config):
+            on_mesh = jax.device_put(rows, parallel.row_sharding(self._mesh, 1))
+            logp_MxRxT = jax.device_get(self._score(params, on_mesh, micro_batches(rows), self._temperature))
+            response_MxRxT = rows.source > 0
+            behaviour.append(rows.behaviour_logp[response_MxRxT])
+            scored.append(logp_MxRxT[response_MxRxT])
+        return np.concatenate(behaviour), np.concatenate(scored)
+
     def _proximal(self, state: TrainState, rows: Rows, n: int):
         return None if self._spec.anchor == 'behaviour' else self._score(state.params, rows, n, self._temperature)
 

@@ -17,14 +17,16 @@ class Collected(NamedTuple):
     verify_s: float
 
 
-def collect(engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draw: Draw) -> Collected:
-    """`group_size` judged responses to each prompt, from the policy the engine holds, stamped with `draw.step`."""
+def collect(
+    engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
+) -> Collected:
+    """`group_size` judged responses to each prompt, from the policy the engine holds, stamped with the step of its draw."""
     started = time.perf_counter()
-    answers = engine.generate(prompts, group_size, sampling, draw) if prompts else []
+    answers = engine.generate(prompts, group_size, sampling, draws) if prompts else []
     generated = time.perf_counter()
     texts = iter(tokenizer.batch_decode([r.tokens for responses in answers for r in responses], skip_special_tokens=True))
     groups = []
-    for prompt, responses in zip(prompts, answers, strict=True):
+    for prompt, responses, draw in zip(prompts, answers, draws, strict=True):
         verdicts = tuple(_verdict(prompt, next(texts)) for _ in responses)
         groups.append(Group(prompt, responses, verdicts, draw.step))
     return Collected(groups, generated - started, time.perf_counter() - generated)

@@ -10,7 +10,7 @@ import jax
 from bapo_jax.groups import Prompt, Response
 
 # What a draw is for; folded into the random keys, so that the same prompt at the same step is drawn independently for each.
-FRESH, REEVALUATION, EVALUATION, TRACKING = range(4)
+FRESH, REEVALUATION, EVALUATION, TRACKING, PROBE = range(5)
 
 
 class Sampling(NamedTuple):
@@ -37,8 +37,10 @@ class Engine(Protocol):
     def load(self, params: Any, version: int) -> None:
         """Answers come from `params` from now on and are stamped with `version`. The caller keeps `params` alive and unchanged."""
 
-    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draw: Draw) -> list[tuple[Response, ...]]:
-        """`group_size` responses to each prompt, in the order of `prompts`."""
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
+    ) -> list[tuple[Response, ...]]:
+        """`group_size` responses to each prompt, in the order of `prompts`; `draws` has one for each."""
 
     def close(self) -> None:
         """Lets go of processes and connections."""

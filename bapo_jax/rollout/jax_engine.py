@@ -31,24 +31,29 @@ class JaxEngine:
     def load(self, params: Any, version: int) -> None:
         self._params, self._version = params, version
 
-    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draw: Draw) -> list[tuple[Response, ...]]:
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
+    ) -> list[tuple[Response, ...]]:
         if self._params is None:
             raise RuntimeError('the engine holds no policy yet: call load(params, version) before generate')
         at_once = 1 << (max(1, self._rows // group_size).bit_length() - 1)  # the largest power of two that fits
         answers: list[tuple[Response, ...]] = []
         for first in range(0, len(prompts), at_once):
-            answers += self._generate_chunk(prompts[first : first + at_once], at_once, group_size, sampling, draw)
+            chunk = slice(first, first + at_once)
+            answers += self._generate_chunk(prompts[chunk], draws[chunk], at_once, group_size, sampling)
         return answers
 
     def close(self) -> None:
         self._params = None
 
-    def _generate_chunk(self, prompts: Sequence[Prompt], at_once: int, group_size: int, sampling: Sampling, draw: Draw):
+    def _generate_chunk(
+        self, prompts: Sequence[Prompt], draws: Sequence[Draw], at_once: int, group_size: int, sampling: Sampling
+    ) -> list[tuple[Response, ...]]:
         devices = 1 if self._row_sharding is None else self._row_sharding.num_devices
         # Half-full chunks are padded rather than compiled anew; filler rows repeat the first prompt and are dropped.
         padded = max(1 << (len(prompts) - 1).bit_length(), at_once // 4)
         padded = -(-padded // devices) * devices
-        filled = [*prompts, *[prompts[0]] * (padded - len(prompts))]
+        filled, draws = [*prompts, *[prompts[0]] * (padded - len(prompts))], [*draws, *[draws[0]] * (padded - len(prompts))]
         longest = max(len(p.tokens) for p in filled)
         slots = -(-longest // _PROMPT_BUCKET) * _PROMPT_BUCKET
         tokens_PxL = np.zeros((padded, slots), np.int32)
@@ -56,9 +61,11 @@ class JaxEngine:
             row[slots - len(prompt.tokens) :] = prompt.tokens
         lengths_P = np.array([len(p.tokens) for p in filled], np.int32)
         ids_P = np.array([p.id for p in filled], np.int32)
-        inputs = jax.device_put((tokens_PxL, lengths_P, ids_P), self._row_sharding)
+        key_of = {draw: draw.key() for draw in set(draws)}
+        keys_P = jnp.stack([key_of[draw] for draw in draws])
+        inputs = jax.device_put((tokens_PxL, lengths_P, ids_P, keys_P), self._row_sharding)
         tokens_BxT, logp_BxT, length_B, stopped_B = jax.device_get(
-            _sample(self._graph, self._params, *inputs, draw.key(), jnp.float32(sampling.temperature),
+            _sample(self._graph, self._params, *inputs, jnp.float32(sampling.temperature),
                     group_size=group_size, max_tokens=sampling.max_tokens, stop_tokens=self._stop_tokens)
         )  # fmt: skip
 
@@ -71,7 +78,7 @@ class JaxEngine:
 
 
 @functools.partial(jax.jit, static_argnames=('graph', 'group_size', 'max_tokens', 'stop_tokens'))
-def _sample(graph, params, tokens_PxL, length_P, id_P, key, temperature, *, group_size, max_tokens, stop_tokens):
+def _sample(graph, params, tokens_PxL, length_P, id_P, key_P, temperature, *, group_size, max_tokens, stop_tokens):
     """Samples `group_size` rows for each prompt; returns tokens and log-probs [B, T], lengths [B] and who stopped by itself [B]."""
     model = nnx.merge(graph, params)
     (P, L), B, S = tokens_PxL.shape, tokens_PxL.shape[0] * group_size, tokens_PxL.shape[1] + max_tokens
@@ -88,7 +95,7 @@ def _sample(graph, params, tokens_PxL, length_P, id_P, key, temperature, *, grou
     cache = KVCache(keys, values, cache.next_slot)
     length_B, prompt_start_B = jnp.repeat(length_P, group_size), jnp.repeat(L - length_P, group_size)
 
-    prompt_key_P = jax.vmap(jax.random.fold_in, (None, 0))(key, id_P)
+    prompt_key_P = jax.vmap(jax.random.fold_in)(key_P, id_P)
     row_key_B = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(prompt_key_P, jnp.arange(group_size)).reshape(B)
 
     def not_finished(state):

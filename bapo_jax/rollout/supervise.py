@@ -35,6 +35,11 @@ class SupervisedServer:
         self._log, self._deadline_s, self._process = log, deadline_s, None
         atexit.register(self.stop)
 
+    @property
+    def pid(self) -> int:
+        """Of the process, which is also the group of those below it."""
+        return self._process.pid
+
     def start(self) -> None:
         """Starts the process and returns when it answers. Raises ServerFailed."""
         self._log.parent.mkdir(parents=True, exist_ok=True)

@@ -49,6 +49,7 @@ class VllmEngine:
     ):  # fmt: skip
         self._supervised = servers if isinstance(servers, SupervisedServer) else None
         self._urls = [servers.url] if isinstance(servers, SupervisedServer) else list(servers)
+        self.servers = len(self._urls)
         self._serving: set[str] = set()  # those known to hold the current policy
         self._policies, self._model, self._dtype = Path(policies).absolute(), model, dtype
         self._stop_tokens, self._concurrency = list(stop_tokens), concurrency
@@ -80,10 +81,12 @@ class VllmEngine:
         self._run(self._load_everywhere())
         remove_unneeded(self._policies, {self._version, self._previous})
 
-    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draw: Draw) -> list[tuple[Response, ...]]:
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
+    ) -> list[tuple[Response, ...]]:
         """One request a prompt, to the server with the fewest under way. Raises RolloutError where that cannot be had.
 
-        `draw` is not used: a server's samples depend on what else it is computing, and a seed of each request does not change that
+        `draws` are not used: a server's samples depend on what else it is computing, and a seed of each request does not change that
         (on CPU vLLM 0.32 even dies of one, when a prompt is read in two pieces).
         """
         if self._version is None:

@@ -262,7 +262,7 @@ def test_a_copy_survives_the_update_that_its_original_does_not(learner, policy, 
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(alpha), policy.params)
     engine = JaxEngine(policy.graph, STOP_TOKENS, rows=32)
     engine.load(alpha, 0)
-    again = engine.generate([g.prompt for g in groups], 4, Sampling(1.0, 10), Draw(0, 0, FRESH))
+    again = engine.generate([g.prompt for g in groups], 4, Sampling(1.0, 10), [Draw(0, 0, FRESH)] * len(groups))
     for group, responses in zip(groups, again, strict=True):
         assert isinstance(group, Group)
         for r, s in zip(group.responses, responses, strict=True):

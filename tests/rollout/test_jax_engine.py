@@ -14,6 +14,10 @@ SAMPLING, DRAW = Sampling(1.0, 10), Draw(5, 2, FRESH)
 G, ROWS = 4, 32  # eight prompts a chunk
 
 
+def generate(engine, prompts, group_size, sampling, draw):
+    return engine.generate(prompts, group_size, sampling, [draw] * len(prompts))
+
+
 def make_engine(policy, rows=ROWS, stop_tokens=STOP_TOKENS, version=0):
     engine = JaxEngine(policy.graph, stop_tokens, rows)
     engine.load(policy.params, version)
@@ -22,7 +26,7 @@ def make_engine(policy, rows=ROWS, stop_tokens=STOP_TOKENS, version=0):
 
 @pytest.fixture(scope='module')
 def answers(policy, prompts):
-    return make_engine(policy).generate(prompts, G, SAMPLING, DRAW)
+    return generate(make_engine(policy), prompts, G, SAMPLING, DRAW)
 
 
 def assert_same(a, b):
@@ -43,7 +47,7 @@ def tokens_of(answers):
 @pytest.mark.parametrize('temperature', [1.0, 0.6])
 def test_log_probs_are_the_trainers(temperature, policy, prompts, score):
     """Of the same tokens, parameters and temperature, within 2e-5 (float32)."""
-    answers = make_engine(policy).generate(prompts, G, Sampling(temperature, 10), DRAW)
+    answers = generate(make_engine(policy), prompts, G, Sampling(temperature, 10), DRAW)
     tokens, segment = (np.zeros((len(prompts) * G, 16), np.int32) for _ in range(2))
     rows = [(p, r) for p, responses in zip(prompts, answers, strict=True) for r in responses]
     for i, (p, r) in enumerate(rows):
@@ -59,30 +63,30 @@ def test_log_probs_are_the_trainers(temperature, policy, prompts, score):
 def test_a_response_does_not_depend_on_the_company(policy, prompts, answers):
     engine = make_engine(policy)
     for i in (0, 4):
-        assert_same(engine.generate([prompts[i]], G, SAMPLING, DRAW), [answers[i]])
+        assert_same(generate(engine, [prompts[i]], G, SAMPLING, DRAW), [answers[i]])
     rng = np.random.default_rng(9)
     others = [Prompt(1000 + i, 'countdown', rng.integers(15, 96, 20, dtype=np.int32), {}) for i in range(2)]
-    assert_same(engine.generate([others[0], prompts[2], others[1]], G, SAMPLING, DRAW)[1:2], [answers[2]])  # more padding
+    assert_same(generate(engine, [others[0], prompts[2], others[1]], G, SAMPLING, DRAW)[1:2], [answers[2]])  # more padding
 
 
 def test_a_response_does_not_depend_on_the_order(policy, prompts, answers):
-    assert_same(make_engine(policy).generate(prompts[::-1], G, SAMPLING, DRAW), answers[::-1])
+    assert_same(generate(make_engine(policy), prompts[::-1], G, SAMPLING, DRAW), answers[::-1])
 
 
 @pytest.mark.parametrize('rows', [1, 8, 23])
 def test_a_response_does_not_depend_on_how_many_are_sampled_at_once(rows, policy, prompts, answers):
     """One, two and four prompts a chunk; the last chunk is not full."""
-    assert_same(make_engine(policy, rows=rows).generate(prompts, G, SAMPLING, DRAW), answers)
+    assert_same(generate(make_engine(policy, rows=rows), prompts, G, SAMPLING, DRAW), answers)
 
 
 def test_a_response_does_not_depend_on_the_size_of_its_group(policy, prompts, answers):
-    assert_same(make_engine(policy).generate(prompts, 2, SAMPLING, DRAW), [responses[:2] for responses in answers])
+    assert_same(generate(make_engine(policy), prompts, 2, SAMPLING, DRAW), [responses[:2] for responses in answers])
 
 
 def test_other_draws_give_other_responses(policy, prompts, answers):
     engine = make_engine(policy)
     draws = [DRAW, Draw(6, 2, FRESH), Draw(5, 3, FRESH), Draw(5, 2, REEVALUATION), Draw(5, 2, EVALUATION), Draw(2, 5, FRESH)]
-    samples = [tokens_of(engine.generate(prompts, G, SAMPLING, draw)) for draw in draws]
+    samples = [tokens_of(generate(engine, prompts, G, SAMPLING, draw)) for draw in draws]
     assert samples[0] == tokens_of(answers)
     for i in range(len(samples)):
         for j in range(i):
@@ -91,12 +95,12 @@ def test_other_draws_give_other_responses(policy, prompts, answers):
 
 def test_the_same_text_under_another_id_and_each_response_of_a_group_is_drawn_anew(policy, prompts, answers):
     twin = Prompt(999, 'countdown', prompts[0].tokens, {})
-    responses = tokens_of(make_engine(policy).generate([twin], G, SAMPLING, DRAW)) + tokens_of(answers[:1])
+    responses = tokens_of(generate(make_engine(policy), [twin], G, SAMPLING, DRAW)) + tokens_of(answers[:1])
     assert len({tuple(r) for r in responses}) == 2 * G
 
 
 def test_lengths_and_finish_reasons(policy, prompts):
-    answers = [r for responses in make_engine(policy, version=7).generate(prompts, G, SAMPLING, DRAW) for r in responses]
+    answers = [r for responses in generate(make_engine(policy, version=7), prompts, G, SAMPLING, DRAW) for r in responses]
     for r in answers:
         assert r.tokens.dtype == np.int32 and r.logp.dtype == np.float32
         assert 1 <= len(r.tokens) == len(r.logp) <= 10
@@ -110,7 +114,7 @@ def test_lengths_and_finish_reasons(policy, prompts):
 
 
 def test_a_lower_limit_cuts_the_same_responses(policy, prompts, answers):
-    cut = make_engine(policy).generate(prompts, G, Sampling(1.0, 3), DRAW)
+    cut = generate(make_engine(policy), prompts, G, Sampling(1.0, 3), DRAW)
     for whole, part in zip(tokens_of(answers), tokens_of(cut), strict=True):
         assert part == whole[:3]
     for responses, short in zip(answers, cut, strict=True):
@@ -150,30 +154,30 @@ def test_nothing_is_compiled_anew_from_step_to_step(policy, prompts):
     """Five to eight prompts of one to sixteen tokens are one shape, whatever the draw, temperature and parameters."""
     engine = make_engine(policy)
     rng = np.random.default_rng(0)
-    engine.generate(prompts, G, SAMPLING, DRAW)
+    generate(engine, prompts, G, SAMPLING, DRAW)
     before = _sample._cache_size()
     for step, count in enumerate((5, 8, 6, 7)):
         engine.load(jax.tree.map(lambda x: x * 1.01, policy.params), step)
         lengths = rng.integers(1, 17, count)
         drawn = [Prompt(i, 'countdown', rng.integers(15, 96, n, dtype=np.int32), {}) for i, n in enumerate(lengths)]
-        engine.generate(drawn, G, Sampling(0.5 + step, 10), Draw(0, step, FRESH))
+        generate(engine, drawn, G, Sampling(0.5 + step, 10), Draw(0, step, FRESH))
     assert _sample._cache_size() == before
 
 
 def test_load_replaces_the_policy(policy, prompts, answers):
     engine = make_engine(policy)
     engine.load(jax.tree.map(lambda x: 1.3 * x, policy.params), 4)
-    other = engine.generate(prompts, G, SAMPLING, DRAW)
+    other = generate(engine, prompts, G, SAMPLING, DRAW)
     assert other[0][0].version == 4
     assert tokens_of(other) != tokens_of(answers)
     engine.load(policy.params, 0)
-    assert_same(engine.generate(prompts, G, SAMPLING, DRAW), answers)
+    assert_same(generate(engine, prompts, G, SAMPLING, DRAW), answers)
 
 
 def test_no_prompts_no_answers(policy):
-    assert make_engine(policy).generate([], G, SAMPLING, DRAW) == []
+    assert generate(make_engine(policy), [], G, SAMPLING, DRAW) == []
 
 
 def test_generate_before_load_is_an_error(policy, prompts):
     with pytest.raises(RuntimeError, match='load'):
-        JaxEngine(policy.graph, STOP_TOKENS, ROWS).generate(prompts, G, SAMPLING, DRAW)
+        generate(JaxEngine(policy.graph, STOP_TOKENS, ROWS), prompts, G, SAMPLING, DRAW)

@@ -1,6 +1,9 @@
 """When α becomes π_θ and when hard prompts are asked again (Algorithm 1, lines 3 and 12)."""
 
-from bapo_jax.rollout.schedule import reevaluation_due, sync_due
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bapo_jax.rollout.schedule import last_ahead, reevaluation_due, sync_due
 
 
 def lags(every: int, steps: int) -> list[int]:
@@ -22,3 +25,24 @@ def test_with_v_1_the_rollout_policy_is_always_the_current_one():
 
 def test_reevaluation_falls_on_multiples_of_m():
     assert [t for t in range(1, 13) if reevaluation_due(t, 4)] == [4, 8, 12]
+
+
+def other_policy_times(v, m, e, last):
+    """When the engine holds another policy than the one before, as (step, phase): 0 sync, 1 own fresh prompts, 2 re-evaluation, 3 evaluation."""
+    return [
+        time for t in range(1, last + 1)
+        for time, due in (((t, 0), t % v == 0), ((t, 2), m and t % m == 0), ((t, 3), e and t % e == 0)) if due
+    ]  # fmt: skip
+
+
+@given(v=st.integers(1, 6), m=st.integers(0, 6), e=st.integers(0, 6), step=st.integers(1, 30))
+def test_a_step_is_asked_ahead_as_far_as_no_other_policy_comes_between(v, m, e, step):
+    last = 30
+    loads = other_policy_times(v, m, e, last)
+
+    def safe(t):  # asked from `step` (its re-evaluation over) to the moment it would be asked anyway
+        return not any((step, 2) < load < (t, 1) for load in loads)
+
+    ahead = last_ahead(step, last, v, m, e)
+    assert all(safe(t) for t in range(step + 1, ahead + 1))
+    assert ahead == last or not safe(ahead + 1)

@@ -13,7 +13,7 @@ import pytest
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.vllm_engine import BadResponse, PolicyRefused, RolloutError, Unreachable, VllmEngine
 
-SAMPLING, DRAW = Sampling(1.0, 4), Draw(0, 1, FRESH)
+SAMPLING, DRAWS = Sampling(1.0, 4), [Draw(0, 1, FRESH)] * 6  # one a prompt
 
 
 def choice(index, version='7', **changes):
@@ -88,7 +88,7 @@ def good(_):
 
 def test_sound_responses_come_in_order_with_the_token_on_every_call(connect, prompts):
     server = StandIn(good)
-    answers = connect(server).generate(prompts[:3], 2, SAMPLING, DRAW)
+    answers = connect(server).generate(prompts[:3], 2, SAMPLING, DRAWS)
     assert [len(group) for group in answers] == [2, 2, 2]
     first, second = answers[0]
     np.testing.assert_array_equal(first.tokens, [9, 3])
@@ -131,17 +131,17 @@ def test_a_refused_policy_is_an_error_and_the_server_resumes(connect):
 def test_a_response_that_cannot_be_trained_on_is_an_error_that_names_the_server(spoiled, message, connect, prompts):
     server = StandIn(lambda _: (200, {'choices': [choice(0), choice(1, **spoiled)]}))
     with pytest.raises(BadResponse, match=f'{server.url}: a response {message}'):
-        connect(server).generate(prompts[:1], 2, SAMPLING, DRAW)
+        connect(server).generate(prompts[:1], 2, SAMPLING, DRAWS)
 
 
 def test_a_group_that_is_not_whole_is_an_error(connect, prompts):
     with pytest.raises(BadResponse, match='has 1 members where 2'):
-        connect(StandIn(lambda _: (200, {'choices': [choice(0)]}))).generate(prompts[:1], 2, SAMPLING, DRAW)
+        connect(StandIn(lambda _: (200, {'choices': [choice(0)]}))).generate(prompts[:1], 2, SAMPLING, DRAWS)
 
 
 def test_requests_of_a_broken_server_go_to_the_other_and_none_is_lost_or_doubled(connect, prompts):
     broken, sound = StandIn(lambda _: (500, {'error': 'engine dead'})), StandIn(good)
-    answers = connect(broken, sound).generate(prompts, 2, SAMPLING, DRAW)
+    answers = connect(broken, sound).generate(prompts, 2, SAMPLING, DRAWS)
     assert [len(group) for group in answers] == [2] * len(prompts)
     assert sound.paths().count('/inference/v1/generate') == len(prompts)
 
@@ -151,7 +151,7 @@ def test_a_server_that_is_gone_is_left_out_until_the_next_policy(connect, policy
     engine = connect(gone, sound)
     gone.stop()
     engine.load(policy.params, 8)
-    assert len(engine.generate(prompts, 2, SAMPLING, DRAW)) == len(prompts)
+    assert len(engine.generate(prompts, 2, SAMPLING, DRAWS)) == len(prompts)
 
 
 def test_with_no_server_left_the_error_says_so(connect, prompts):
@@ -159,16 +159,16 @@ def test_with_no_server_left_the_error_says_so(connect, prompts):
     engine = connect(server)
     server.stop()
     with pytest.raises(Unreachable, match='no rollout server answers'):
-        engine.generate(prompts, 2, SAMPLING, DRAW)
+        engine.generate(prompts, 2, SAMPLING, DRAWS)
 
 
 def test_a_request_that_is_wrong_is_not_tried_again(connect, prompts):
     server = StandIn(lambda _: (400, {'error': 'no such thing'}))
     with pytest.raises(RolloutError, match='status 400.*no such thing'):
-        connect(server).generate(prompts[:1], 2, SAMPLING, DRAW)
+        connect(server).generate(prompts[:1], 2, SAMPLING, DRAWS)
     assert server.paths().count('/inference/v1/generate') == 1
 
 
 def test_generate_before_load_is_an_error(connect, prompts):
     with pytest.raises(RuntimeError, match='no policy yet'):
-        connect(StandIn(good), load=False).generate(prompts[:1], 2, SAMPLING, DRAW)
+        connect(StandIn(good), load=False).generate(prompts[:1], 2, SAMPLING, DRAWS)

@@ -1,0 +1,127 @@
+"""Real vLLM servers, started once a session, and the quickstart's policy that they serve."""
+
+import functools
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx2 as httpx
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from small_run import ROOT
+
+from bapo_jax.groups import Prompt
+from bapo_jax.learner.logprobs import token_logprobs
+from bapo_jax.models import hf
+from bapo_jax.models.qwen2 import ModelConfig
+from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
+from bapo_jax.rollout.supervise import SupervisedServer
+from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+from bapo_jax.rollout.vllm_engine import VllmEngine
+from bapo_jax.tasks import encode_prompts
+
+BASE = ROOT / 'configs' / 'quickstart_base'
+TOKEN = 'a token of the tests'
+
+
+class Base(NamedTuple):
+    config: ModelConfig
+    params: dict  # numpy, by nested name
+    moved: dict  # the same architecture with every tensor moved, so that a tensor left behind shows
+    prompts: list[Prompt]
+    stop_tokens: tuple[int, ...]
+
+
+@pytest.fixture(scope='session')
+def base():
+    config, tokenizer = hf.read_config(BASE, 'float32'), load_tokenizer(BASE)
+    params = hf.load_params(BASE, config)
+    rng = np.random.default_rng(0)
+    moved = jax.tree.map(lambda x: np.asarray(x * (1 + 0.1 * rng.standard_normal(x.shape)), np.float32), params)
+    problems = [{'numbers': [3, 5, 2 + i], 'target': 16 + i} for i in range(24)]
+    prompts = encode_prompts('countdown', problems, tokenizer, template='compact', max_prompt_tokens=16)
+    return Base(config, params, moved, prompts, stop_tokens(BASE, tokenizer))
+
+
+@pytest.fixture(scope='session')
+def two_servers(tmp_path_factory):
+    """Both serve the quickstart's base in float32 on this machine; 512 tokens at most."""
+    before = os.environ.get(TOKEN_VARIABLE)
+    os.environ[TOKEN_VARIABLE] = TOKEN
+    logs = tmp_path_factory.mktemp('servers')
+    options = {'dtype': 'float32', 'max_tokens': 512, 'deadline_s': 400, 'extra': ['--enforce-eager']}  # compiling takes 20 s a start
+    servers = [SupervisedServer(str(BASE), logs / f'{i}.log', **options) for i in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(SupervisedServer.start, servers))
+    yield servers
+    for server in servers:
+        server.stop()
+    os.environ.pop(TOKEN_VARIABLE)
+    if before:
+        os.environ[TOKEN_VARIABLE] = before
+
+
+@pytest.fixture(scope='session')
+def server(two_servers):
+    return two_servers[0]
+
+
+@pytest.fixture
+def connect(base, tmp_path):
+    """A function: an engine for these servers, holding the base as policy 0."""
+    engines = []
+
+    def make(*servers):
+        engine = VllmEngine(
+            [s.url for s in servers], tmp_path / f'policy{len(engines)}', base.config, token=TOKEN, dtype='float32',
+            stop_tokens=base.stop_tokens, concurrency=64, deadline_s=120.0,
+        )  # fmt: skip
+        engines.append(engine)
+        engine.load(base.params, 0)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def ask(server, prompt: Prompt, **sampling) -> list[dict]:
+    """The server's own choices for one prompt, unchecked."""
+    body = {'token_ids': prompt.tokens.tolist(), 'sampling_params': {'logprobs': 0, 'detokenize': False, 'temperature': 1.0, **sampling}}
+    headers = {'Authorization': f'Bearer {TOKEN}'}
+    reply = httpx.post(f'{server.url}/inference/v1/generate', json=body, headers=headers, timeout=120)
+    reply.raise_for_status()
+    return reply.json()['choices']
+
+
+def trainer_logp(base: Base, params, prompts, responses, temperature=1.0) -> list[np.ndarray]:
+    """The trainer's log-probs of each response's tokens after its prompt."""
+    length = -(-max(len(p.tokens) + len(r) for p, r in zip(prompts, responses, strict=True)) // 64) * 64
+    tokens, segment = (np.zeros((len(prompts), length), np.int32) for _ in range(2))
+    for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        sequence = np.concatenate([prompt.tokens, response])
+        tokens[i, : len(sequence)], segment[i, : len(sequence)] = sequence, 1
+    position = np.tile(np.arange(length, dtype=np.int32), (len(prompts), 1))
+    logp = np.asarray(_score(hf.abstract_params(base.config)[0], params, tokens, segment, position, temperature))
+    return [logp[i, len(p.tokens) : len(p.tokens) + len(r)] for i, (p, r) in enumerate(zip(prompts, responses, strict=True))]
+
+
+@functools.partial(jax.jit, static_argnames='graph')
+def _score(graph, params, tokens, segment, position, temperature):
+    chunk = tokens.shape[1]
+    return token_logprobs(nnx.merge(graph, params), tokens, segment, position, temperature, chunk=chunk, remat=False)[0]
+
+
+def memory_bytes(server: SupervisedServer) -> int:
+    """Resident memory of a server's processes."""
+    total = 0
+    for status in Path('/proc').glob('[0-9]*/status'):
+        try:
+            if os.getpgid(int(status.parent.name)) == server.pid:
+                total += next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith('VmRSS')) * 1024
+        except (ProcessLookupError, FileNotFoundError, StopIteration):  # ended while we looked
+            continue
+    return total

@@ -1,0 +1,171 @@
+"""Real vLLM servers: the trainer's log-probs, policies that change under way, what is refused, and what a death costs."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import httpx2 as httpx
+import jax
+import numpy as np
+import pytest
+from real_servers import ask, memory_bytes, trainer_logp
+
+from bapo_jax.rollout import vllm_engine
+from bapo_jax.rollout.engine import FRESH, Draw, Sampling
+from bapo_jax.rollout.publish import publish
+from bapo_jax.rollout.published import MANIFEST, WEIGHTS
+from bapo_jax.rollout.vllm_engine import PolicyRefused
+
+G = 4
+
+
+def generate(engine, prompts, temperature=1.0, max_tokens=48):
+    return engine.generate(prompts, G, Sampling(temperature, max_tokens), [Draw(0, 1, FRESH)] * len(prompts))
+
+
+def assert_log_probs_are_the_trainers(base, params, answers, prompts, temperature):
+    asked = [p for p, responses in zip(prompts, answers, strict=True) for _ in responses]
+    responses = [r for members in answers for r in members]
+    want = trainer_logp(base, params, asked, [r.tokens for r in responses], temperature)
+    for response, logp in zip(responses, want, strict=True):
+        np.testing.assert_allclose(response.logp, logp, rtol=0, atol=2e-4)
+
+
+def test_log_probs_are_the_trainers_before_and_after_ten_reloads_back_and_forth(base, server, connect):
+    engine, prompts = connect(server), base.prompts[:4]
+    for version in range(11):
+        params = (base.params, base.moved)[version % 2]
+        engine.load(params, version)
+        for temperature in (1.0, 0.6):
+            answers = generate(engine, prompts, temperature)
+            assert {r.version for members in answers for r in members} == {version}
+            assert_log_probs_are_the_trainers(base, params, answers, prompts, temperature)
+
+
+def test_a_request_in_flight_across_a_reload_says_which_policy_wrote_which_token(base, server, connect):
+    engine, prompt, choices = connect(server), base.prompts[0], []
+    long = {'n': 64, 'max_tokens': 400, 'ignore_eos': True}
+    asking = threading.Thread(target=lambda: choices.extend(ask(server, prompt, **long)))
+    asking.start()
+    time.sleep(0.5)
+    engine.load(base.moved, 1)
+    asking.join(120)
+    assert len(choices) == 64
+    responses = [np.array(c['token_ids']) for c in choices]
+    before, after = (trainer_logp(base, p, [prompt] * 64, responses) for p in (base.params, base.moved))
+    crossed = 0
+    for choice, logp_before, logp_after in zip(choices, before, after, strict=True):
+        spans = choice['weight_versions']
+        assert [s['start'] for s in spans] == [0, *[s['end'] for s in spans[:-1]]] and spans[-1]['end'] == 400
+        want = np.concatenate([{'0': logp_before, '1': logp_after}[s['version']][s['start'] : s['end']] for s in spans])
+        got = [entry['logprob'] for entry in choice['logprobs']['content']]
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-4)
+        crossed += [s['version'] for s in spans] == ['0', '1']
+    assert crossed > 0
+
+
+def test_fifty_reloads_leave_memory_where_it_was(base, server, connect):
+    engine = connect(server)
+    for version in range(1, 6):
+        engine.load((base.params, base.moved)[version % 2], version)
+        generate(engine, base.prompts)
+    before = memory_bytes(server)
+    assert before > 2**30
+    for version in range(6, 56):
+        engine.load((base.params, base.moved)[version % 2], version)
+    generate(engine, base.prompts)
+    assert memory_bytes(server) <= 1.05 * before
+
+
+def missing(path):
+    (path / MANIFEST).unlink()
+
+
+def truncated(path):
+    data = max((path / WEIGHTS).rglob('d/*'), key=lambda p: p.stat().st_size)
+    data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+
+
+def wrong_shape(path):
+    manifest = json.loads((path / MANIFEST).read_text())
+    manifest['tensors']['model.norm.weight']['shape'] = [64]
+    (path / MANIFEST).write_text(json.dumps(manifest))
+
+
+def wrong_checksum(path):
+    manifest = json.loads((path / MANIFEST).read_text())
+    manifest['tensors']['model.norm.weight']['crc32'] += 1
+    (path / MANIFEST).write_text(json.dumps(manifest))
+
+
+def other_model(path):
+    manifest = json.loads((path / MANIFEST).read_text())
+    manifest['model']['num_hidden_layers'] = 28
+    (path / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ('damage', 'message'),
+    [
+        (missing, r'manifest\.json is missing'),
+        (truncated, r'tensor .* cannot be read'),
+        (wrong_shape, r'model\.norm\.weight is \(64,\), in .* it is \(128,\)'),
+        (wrong_checksum, r'checksum of model\.norm\.weight'),
+        (other_model, r'another model: num_hidden_layers 28 \(the server has 4\)'),
+    ],
+)
+def test_a_policy_that_must_not_be_served_is_refused_and_the_old_one_stays(base, server, connect, monkeypatch, damage, message):
+    engine = connect(server)
+
+    def publish_and_damage(*args):
+        path = publish(*args)
+        damage(path)
+        return path
+
+    monkeypatch.setattr(vllm_engine, 'publish', publish_and_damage)
+    with pytest.raises(PolicyRefused, match=message):
+        engine.load(base.moved, 1)
+    [choice] = ask(server, base.prompts[0], max_tokens=16, ignore_eos=True)
+    assert choice['weight_versions'] == [{'version': '0', 'start': 0, 'end': 16}]
+    [want] = trainer_logp(base, base.params, base.prompts[:1], [np.array(choice['token_ids'])])
+    np.testing.assert_allclose([entry['logprob'] for entry in choice['logprobs']['content']], want, rtol=0, atol=2e-4)
+
+
+def test_a_policy_of_other_tensors_is_refused_by_name(base, server, connect):
+    longer = {**base.moved, 'norm': {'scale': np.ones(64, np.float32)}}
+    with pytest.raises(PolicyRefused, match=r'model\.norm\.weight is \(64,\)'):
+        connect(server).load(longer, 1)
+
+
+@pytest.mark.parametrize(
+    'route',
+    ['/collective_rpc', '/pause', '/resume', '/sleep', '/update_weight_version', '/reset_prefix_cache', '/inference/v1/generate',
+     '/v1/completions', '/v1/models', '/health', '/metrics', '/openapi.json', '/'],
+)  # fmt: skip
+def test_no_route_answers_without_the_token(server, route):
+    for headers in ({}, {'Authorization': 'Bearer another'}):
+        for method in ('GET', 'POST'):
+            assert httpx.request(method, server.url + route, headers=headers, timeout=10).status_code == 401
+
+
+def test_of_two_servers_one_killed_in_mid_generation_the_other_answers_everything(base, two_servers, connect, monkeypatch):
+    first, second = two_servers
+    engine, answered = connect(first, second), []
+    checked = vllm_engine.VllmEngine._checked
+
+    def kill_at_the_fifth(self, url, *rest):
+        answered.append(url)
+        if len(answered) == 5:
+            os.killpg(second.pid, signal.SIGKILL)
+        return checked(self, url, *rest)
+
+    monkeypatch.setattr(vllm_engine.VllmEngine, '_checked', kill_at_the_fifth)
+    prompts = [p for p in base.prompts for _ in range(4)]
+    answers = generate(engine, prompts)
+    assert [len(members) for members in answers] == [G] * len(prompts)
+    assert set(answered) == {first.url, second.url}
+    assert_log_probs_are_the_trainers(base, base.params, answers, prompts, 1.0)
+    engine.load(base.moved, 1)  # the dead one is left out
+    assert_log_probs_are_the_trainers(base, base.moved, generate(engine, prompts[:4]), prompts[:4], 1.0)

@@ -1,0 +1,102 @@
+"""The whole loop with a real vLLM process: overlap, waves, the probe, and a server that dies in the middle of a step."""
+
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+from small_run import metrics, rollouts, run, small_config
+
+from bapo_jax.rollout.fidelity import PolicyMismatch
+from bapo_jax.rollout.vllm_engine import VllmEngine
+
+STEPS = 6
+
+
+def vllm_config(benchmark, *servers, **changes):
+    """v = 3 and m = 2: re-evaluation falls between syncs, and with one."""
+    small = {
+        'rollout__engine': 'vllm', 'rollout__servers': tuple(s.url for s in servers), 'rollout__sync_every': 3,
+        'rollout__deadline_s': 400.0, 'rollout__server_args': ('--enforce-eager',), 'replay__reevaluate_every': 2,
+    }  # fmt: skip
+    return small_config('bapo', benchmark, **small | changes)
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory, benchmark, server):
+    """Directories of the same run without and with overlap."""
+    paths = [tmp_path_factory.mktemp('runs') / name for name in ('in_turn', 'overlapping')]
+    for path, overlap in zip(paths, (False, True), strict=True):
+        run(vllm_config(benchmark, server, rollout__overlap=overlap), path)
+    return paths
+
+
+def fresh(workdir):
+    """For every step, the fresh prompts in order, with the policies that answered and the number of responses."""
+    return [
+        [(r['prompt_id'], set(r['versions']), len(r['responses'])) for r in rollouts(workdir, step) if r['use'] in ('x1', 'discarded')]
+        for step in range(1, STEPS + 1)
+    ]
+
+
+def test_overlap_changes_neither_order_nor_versions_nor_counts(runs):
+    in_turn, overlapping = (fresh(workdir) for workdir in runs)
+    assert in_turn == overlapping
+    assert [members[0][1] for members in in_turn] == [{0}, {0}, {2}, {2}, {2}, {5}]
+    assert all(len(step) == 8 and {n for _, _, n in step} == {4} for step in in_turn)
+
+
+def test_hard_prompts_are_answered_by_theta_also_between_syncs(runs):
+    for workdir in runs:
+        again = {step: [r for r in rollouts(workdir, step) if r['use'] in ('x2', 'not_improved')] for step in range(1, STEPS + 1)}
+        assert all(set(r['versions']) == {step - 1} for step, rows in again.items() for r in rows)
+        assert {step for step, rows in again.items() if rows} == {2, 4, 6}
+        assert [row['bapo/reevaluated'] for row in metrics(workdir)[1:]] == [len(rows) for rows in again.values()]
+
+
+def test_where_alpha_is_theta_hard_prompts_go_out_in_the_same_wave(runs):
+    for workdir in runs:
+        separately = [row['step'] for row in metrics(workdir, times=True) if 'timing_s/reevaluate' in row]
+        assert separately == [2, 4]  # at step 6 the sync has just made α π_θ
+
+
+def test_every_batch_says_how_far_the_server_is_from_the_trainer(runs):
+    for workdir in runs:
+        for row in metrics(workdir)[1:]:
+            assert row['bapo/x1_groups'] > 0
+            assert 0 < row['mismatch/logprob_abs_mean'] < row['mismatch/logprob_abs_max'] < 2e-4
+            assert 0 <= row['mismatch/kl'] < 1e-6 and 1 - 1e-6 < row['mismatch/ess'] <= 1
+
+
+def test_a_server_that_serves_other_weights_stops_the_run_at_the_sync(tmp_path, benchmark, server, monkeypatch):
+    load = VllmEngine.load
+
+    def load_others(self, params, version):
+        load(self, jax.tree.map(lambda x: 1.01 * x, params) if version else params, version)
+
+    monkeypatch.setattr(VllmEngine, 'load', load_others)
+    with pytest.raises(PolicyMismatch, match='policy 2: .* rollout.probe_tolerance=0.001'):
+        run(vllm_config(benchmark, server, replay__use_x2=False), tmp_path / 'run')
+
+
+def test_a_server_killed_in_the_middle_of_a_step_is_started_again_and_nothing_is_lost(tmp_path, benchmark, caplog, monkeypatch):
+    checked, answered = VllmEngine._checked, []
+    before = 4 + 4 + 1 + 8  # the benchmark, the tracked prompts, the probe, step 1
+
+    def kill_in_step_2(self, *args):
+        answered.append(self)
+        if len(answered) == before + 3:
+            os.killpg(self._supervised.pid, signal.SIGKILL)
+        return checked(self, *args)
+
+    monkeypatch.setattr(VllmEngine, '_checked', kill_in_step_2)
+    workdir = tmp_path / 'run'
+    run(vllm_config(benchmark, rollout__overlap=True, rollout__concurrency=2), workdir)  # so step 2 has unsent and unanswered ones
+    steps = fresh(workdir)
+    drawn = [prompt_id for step in steps for prompt_id, _, _ in step]
+    assert len(drawn) == len(set(drawn)) == 8 * STEPS
+    assert [members[0][1] for members in steps] == [{0}, {0}, {2}, {2}, {2}, {5}]
+    assert all(n == 4 for step in steps for _, _, n in step)
+    assert 'starting the server again with policy 0' in caplog.text and 'no answer' in caplog.text
+    assert np.isfinite([row['actor/pg_loss'] for row in metrics(workdir)[1:]]).all()
