@@ -3,9 +3,10 @@
     python benchmarks/publish_load.py
 
 A random policy of 1 GiB (float32): `publish` writes it as the trainer does (Orbax, checksums, manifest), `read_tensors` reads it as a
-server does (checksums compared). safetensors writes and reads the same arrays, with no checksum. Then the quickstart's policy, as the
+server does (checksums compared). The other way: safetensors writes the same policy and reads it back, with no checksum. Both start from
+the trainer's parameters. Then the quickstart's policy, as the
 trainer hands it to a real vLLM server (`make vllm-env`): written, read, checked, loaded, caches reset. Medians of --repeats, the two
-ways in turn, all on this machine's disk and page cache.
+ways in turn, in --directory (page cache included: nothing else has been read or written in between).
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.vllm_engine import VllmEngine
 
 BASE = Path(__file__).resolve().parents[1] / 'configs' / 'quickstart_base'
-# 268 million parameters: 1 GiB in float32.
-LARGE = {'vocab_size': 32_768, 'hidden_size': 1024, 'intermediate_size': 4096, 'num_layers': 16, 'num_heads': 16, 'num_kv_heads': 4}
+# 1.0 GiB in float32.
+LARGE = {'vocab_size': 32_768, 'hidden_size': 1024, 'intermediate_size': 4096, 'num_layers': 17, 'num_heads': 16, 'num_kv_heads': 4}
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -50,19 +51,24 @@ def large_policy(directory: Path) -> Table:
     config = dataclasses.replace(hf.read_config(BASE, 'float32'), **LARGE)
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), hf.abstract_params(config)[1])
-    tensors = {name: np.ascontiguousarray(array) for name, array in hf.to_hf(config, params).items()}
-    size = sum(array.nbytes for array in tensors.values()) / 2**30
+    sizes = [array.nbytes for array in hf.to_hf(config, params).values()]
+
+    def save() -> None:
+        tensors = {name: np.ascontiguousarray(array) for name, array in hf.to_hf(config, params).items()}
+        save_file(tensors, directory / 'peer.safetensors')
+
     times = {'publish': [], 'read, checked': [], 'safetensors save': [], 'safetensors load': []}
     for i in range(FLAGS.repeats):
-        times['safetensors save'].append(seconds(lambda: save_file(tensors, directory / 'peer.safetensors')))
+        times['safetensors save'].append(seconds(save))
         times['safetensors load'].append(seconds(lambda: load_file(directory / 'peer.safetensors')))
+        (directory / 'peer.safetensors').unlink()
         times['publish'].append(seconds(lambda: publish(directory, i, params, config, 'float32')))
         path = directory / f'{i:06d}'
         times['read, checked'].append(seconds(lambda: read_tensors(path, read_manifest(path))))
         shutil.rmtree(path)
     median = {name: float(np.median(x)) for name, x in times.items()}
     ours, peer = median['publish'] + median['read, checked'], median['safetensors save'] + median['safetensors load']
-    table = Table('1 GiB of random tensors', 'seconds', title=f'{size:.2f} GiB, {len(tensors)} tensors; {where()}')
+    table = Table('1 GiB of random tensors', 'seconds', title=f'{sum(sizes) / 2**30:.2f} GiB, {len(sizes)} tensors; {where()}')
     for name, s in median.items():
         table.add_row(name, f'{s:.2f}')
     table.add_section()
@@ -98,7 +104,7 @@ def where() -> str:
 
 def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(dir=FLAGS.directory) as directory:
         Console().print(large_policy(Path(directory)))
         Console().print(quickstart_policy(Path(directory)))
 
@@ -106,4 +112,5 @@ def main(_) -> None:
 if __name__ == '__main__':
     FLAGS = flags.FLAGS
     flags.DEFINE_integer('repeats', 3, 'Measurements of each way.', lower_bound=1)
+    flags.DEFINE_string('directory', None, "Where to write; default: the system's temporary directory.")
     app.run(main)

@@ -32,11 +32,12 @@ def publish(directory: Path, version: int, params: Any, config: ModelConfig, dty
         return path
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
-    tensors = {name: np.asarray(array, DTYPES[dtype]) for name, array in in_layer_order(hf.to_hf(config, params))}
-    with ocp.StandardCheckpointer() as checkpointer, ThreadPoolExecutor(1) as pool:
+    tensors = {name: np.ascontiguousarray(array, DTYPES[dtype]) for name, array in in_layer_order(hf.to_hf(config, params))}
+    # Weights do not compress, and a policy is read whole and soon: a plain file a tensor is the fastest way there and back.
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
+    with ocp.Checkpointer(handler) as checkpointer, ThreadPoolExecutor(1) as pool:
         checksums = pool.submit(lambda: {name: crc32(array) for name, array in tensors.items()})
-        checkpointer.save((path / WEIGHTS).absolute(), tensors)
-        checkpointer.wait_until_finished()
+        checkpointer.save((path / WEIGHTS).absolute(), args=ocp.args.PyTreeSave(tensors))
         checksums = checksums.result()
     manifest = {
         'format': FORMAT,

@@ -1,6 +1,6 @@
 """A published policy, as whoever serves it reads it: a manifest, and tensors under their Hugging Face names.
 
-    policy/000123/weights/         an Orbax checkpoint (OCDBT), one array a tensor
+    policy/000123/weights/         an Orbax checkpoint, one zarr array a tensor
     policy/000123/manifest.json    written last: its presence says that the directory is complete
 
 This module loads in the server's process, where JAX may be absent: it needs numpy and tensorstore alone.
@@ -95,7 +95,7 @@ def read_tensors(directory: str | Path, manifest: Manifest) -> list[tuple[str, n
 
 def _read_tensor(directory: Path, tensor: Tensor) -> np.ndarray:
     base = (directory / WEIGHTS).absolute()
-    spec = {'driver': 'zarr', 'kvstore': {'driver': 'ocdbt', 'base': f'file://{base}', 'path': f'{tensor.name}/'}}
+    spec = {'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': f'{base}/{tensor.name}/'}}
     try:
         array = tensorstore.open(spec, open=True, read=True).result().read().result()
     except (ValueError, OSError) as e:

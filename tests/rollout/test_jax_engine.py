@@ -128,7 +128,7 @@ def test_samples_follow_softmax_of_logits_over_temperature(temperature, make_pol
     V, N = 12, 8192
     policy = make_policy(vocab_size=V)
     prompt = Prompt(3, 'countdown', np.array([5, 1, 8], np.int32), {})
-    answers = make_engine(policy, rows=N, stop_tokens=(V + 1,)).generate([prompt], N, Sampling(temperature, 2), DRAW)[0]
+    answers = generate(make_engine(policy, rows=N, stop_tokens=(V + 1,)), [prompt], N, Sampling(temperature, 2), DRAW)[0]
     pairs = np.array([r.tokens for r in answers])
 
     def probabilities(text):

@@ -106,10 +106,16 @@ def test_a_manifest_that_is_no_json_is_refused(published):
 
 
 def test_truncated_data_are_refused(published):
-    files = [f for f in (published / WEIGHTS).rglob('*') if f.is_file() and f.parent.name == 'd']
-    largest = max(files, key=lambda f: f.stat().st_size)
+    largest = max((published / WEIGHTS).rglob('*'), key=lambda f: f.stat().st_size * f.is_file())
     largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
-    with pytest.raises(RefusedPolicy, match='cannot be read|checksum'):
+    with pytest.raises(RefusedPolicy, match=f'tensor {largest.parent.name} cannot be read'):
+        read(published)
+
+
+def test_a_file_that_is_gone_is_refused(published):
+    # An array store takes a missing file for an array of zeros.
+    next((published / WEIGHTS / 'model.norm.weight').glob('[0-9]*')).unlink()
+    with pytest.raises(RefusedPolicy, match=r'checksum of model\.norm\.weight'):
         read(published)
 
 

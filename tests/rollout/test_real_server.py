@@ -84,7 +84,7 @@ def missing(path):
 
 
 def truncated(path):
-    data = max((path / WEIGHTS).rglob('d/*'), key=lambda p: p.stat().st_size)
+    data = max((path / WEIGHTS).rglob('*'), key=lambda p: p.stat().st_size * p.is_file())
     data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
 
 
