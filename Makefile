@@ -57,7 +57,7 @@ vllm-env: .venv-vllm/ready-$(VLLM)
 
 train-vllm: env vllm-env
 	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m bapo_jax.train --config=configs/quickstart.py --config.rollout.engine=vllm \
-		--workdir=runs/quickstart_vllm $(ARGS)
+		--config.rollout.server_args="('--enforce-eager',)" --workdir=runs/quickstart_vllm $(ARGS)
 
 clean-env:
 	rm -rf .venv .venv-vllm

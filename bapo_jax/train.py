@@ -106,10 +106,11 @@ def train(s: Setup, workdir: Path) -> RunState:
             run.step = step
             run.responses_total += sum(g.size for g in [*fresh, *reevaluated])
 
-            # A server's log-probs against the trainer's, of the same policy and tokens.
+            # A server's log-probs against the trainer's, of the same policy and tokens: of a mini-batch's worth of X1.
             if c.rollout.engine == 'vllm' and kept:
                 with timer('mismatch'):
-                    update |= mismatch(*s.learner.logprobs(run.alpha, Batch(tuple(kept), ('x1',) * len(kept))))
+                    some = tuple(kept[: c.learner.mini_batch_groups])
+                    update |= mismatch(*s.learner.logprobs(run.alpha, Batch(some, ('x1',) * len(some))))
 
         # Evaluate, log, save.
         metrics = {
