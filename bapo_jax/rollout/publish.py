@@ -12,11 +12,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
+from absl import logging
 
 from bapo_jax.metrics import write_text
 from bapo_jax.models import hf
 from bapo_jax.models.qwen2 import ModelConfig
 from bapo_jax.rollout.published import FORMAT, MANIFEST, WEIGHTS, crc32, published_versions
+
+# Orbax warns at every save that it finds no OCDBT files to merge; there are none where none were asked for.
+logging.get_absl_logger().addFilter(lambda record: 'Skipping merge of OCDBT' not in str(record.msg))
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
 
