@@ -21,6 +21,7 @@ from bapo_jax.groups import Prompt, Response
 from bapo_jax.models.qwen2 import ModelConfig
 from bapo_jax.rollout.engine import Draw, Sampling
 from bapo_jax.rollout.publish import publish, remove_unneeded
+from bapo_jax.rollout.published import read_manifest
 from bapo_jax.rollout.supervise import SupervisedServer
 
 
@@ -55,7 +56,7 @@ class VllmEngine:
         self._stop_tokens, self._concurrency = list(stop_tokens), concurrency
         # A version that an interrupted run left behind may differ from this run's of the same number.
         remove_unneeded(self._policies, ())
-        self._path: Path | None = None
+        self._path = self._fingerprint = None
         self._version = self._previous = None
         # A loop of its own in a thread: rollouts of later steps can be under way while the trainer's thread trains or asks.
         self._loop = asyncio.new_event_loop()
@@ -77,6 +78,7 @@ class VllmEngine:
         if version == self._version:
             return
         self._path = publish(self._policies, version, params, self._model, self._dtype)
+        self._fingerprint = read_manifest(self._path).fingerprint
         self._previous, self._version = self._version, version
         self._run(self._load_everywhere())
         remove_unneeded(self._policies, {self._version, self._previous})
@@ -123,6 +125,8 @@ class VllmEngine:
             for worker in reply['results']:
                 if 'refused' in worker:
                     raise PolicyRefused(f'{url} refused policy {self._version}: {worker["refused"]}')
+                if worker != {'version': self._version, 'fingerprint': self._fingerprint}:
+                    raise PolicyRefused(f'{url} loaded {worker}, not what is in {self._path}: it must see the same directory there')
             if not (await self._post(url, '/reset_prefix_cache'))['success']:
                 raise RolloutError(f'{url}: its prefix cache could not be reset, so answers would mix two policies')
             await self._post(url, '/reset_mm_cache')

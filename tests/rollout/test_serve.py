@@ -1,4 +1,4 @@
-"""How a rollout server is started, and that nothing of it answers without the token. No server is started here."""
+"""How a rollout server is started, and that nothing of it answers without the token. Real servers: test_real_server.py."""
 
 import asyncio
 import re

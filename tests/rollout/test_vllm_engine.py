@@ -1,6 +1,6 @@
 """What the client does with servers that fail or answer nonsense: stand-ins that inject one fault each.
 
-No test here has a real server; those are still to be written.
+Real servers: test_real_server.py.
 """
 
 import json
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
+from bapo_jax.rollout.published import read_manifest
 from bapo_jax.rollout.vllm_engine import BadResponse, PolicyRefused, RolloutError, Unreachable, VllmEngine
 
 SAMPLING, DRAWS = Sampling(1.0, 4), [Draw(0, 1, FRESH)] * 6  # one a prompt
@@ -26,19 +27,22 @@ def choice(index, version='7', **changes):
 
 
 class StandIn:
-    """An HTTP server that takes every control call and answers generate with `reply(number of the request)`."""
+    """An HTTP server that takes every control call and answers generate with `reply(number of the request)`; `loaded` overrides what it
+    says of a policy that it was told to load."""
 
-    def __init__(self, reply, refuse=None):
+    def __init__(self, reply, **loaded):
         stand_in, self.calls = self, []
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
-                self.rfile.read(int(self.headers['Content-Length'] or 0))
+                asked = self.rfile.read(int(self.headers['Content-Length'] or 0))
                 stand_in.calls.append((self.path, self.headers['Authorization']))
                 if self.path == '/inference/v1/generate':
                     status, body = reply(sum(path == self.path for path, _ in stand_in.calls))
                 elif self.path == '/collective_rpc':
-                    status, body = 200, {'results': [{'refused': refuse} if refuse else {'version': 7}]}
+                    manifest = read_manifest(json.loads(asked)['kwargs']['path'])
+                    sound = {'version': manifest.version, 'fingerprint': manifest.fingerprint}
+                    status, body = 200, {'results': [sound | loaded]}
                 else:
                     status, body = 200, {'success': True}
                 data = json.dumps(body).encode()
@@ -105,8 +109,13 @@ def test_a_policy_is_loaded_while_paused_and_caches_are_dropped_before_it_is_nam
     ]  # fmt: skip
 
 
+def test_a_server_that_reads_another_directory_under_the_same_path_is_found_out(connect):
+    with pytest.raises(PolicyRefused, match='must see the same directory'):
+        connect(StandIn(good, fingerprint='00000000'))
+
+
 def test_a_refused_policy_is_an_error_and_the_server_resumes(connect):
-    server = StandIn(good, refuse='checksum of model.norm.weight')
+    server = StandIn(good, refused='checksum of model.norm.weight')
     with pytest.raises(PolicyRefused, match='refused policy 7: checksum of model.norm.weight'):
         connect(server)
     assert server.paths() == ['/pause?mode=keep', '/collective_rpc', '/resume']
