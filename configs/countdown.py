@@ -5,8 +5,8 @@
 
 METHOD is a row of bapo_jax/methods.py: grpo, grpo_v5, bapo (default), bapo_mini, bapo_no_x2, bapo_no_x3.
 
-Hardware, time, score: not run by us yet. The values are those of the paper and of the authors' scripts; the paper reports them
-on GPUs with vLLM, which the next release brings.
+Hardware, time, score: not run by us yet. The values are those of the paper and of the authors' scripts. The paper generates with
+vLLM: add --config.rollout.engine=vllm --config.rollout.dtype=bfloat16 (docs/vllm.md).
 """
 
 from bapo_jax.config import default_config
