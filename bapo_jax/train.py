@@ -30,7 +30,7 @@ from bapo_jax.replay.thresholds import threshold, update_r_tot
 from bapo_jax.report import draw_run
 from bapo_jax.rollout.ahead import Rollouts
 from bapo_jax.rollout.collect import Collected, collect
-from bapo_jax.rollout.engine import FRESH, PROBE, REEVALUATION, TRACKING, Draw, Sampling
+from bapo_jax.rollout.engine import FRESH, PROBE, REEVALUATION, TRACKING, Draw, RolloutError, Sampling
 from bapo_jax.rollout.fidelity import check_probe, mismatch
 from bapo_jax.rollout.schedule import last_ahead, reevaluation_due, sync_due
 from bapo_jax.setup import Setup, build
@@ -234,9 +234,12 @@ def main(_) -> None:
     workdir = Path(FLAGS.workdir)
     try:
         setup = build(FLAGS.config, workdir)
-    except (ValueError, FileNotFoundError) as e:
+    except (ValueError, FileNotFoundError, RolloutError) as e:
         sys.exit(f'error: {e}')
-    train(setup, workdir)
+    try:
+        train(setup, workdir)
+    except RolloutError as e:
+        sys.exit(f'error: {e}\nThe same command continues from the last checkpoint.')
 
 
 if __name__ == '__main__':

@@ -13,6 +13,10 @@ from bapo_jax.groups import Prompt, Response
 FRESH, REEVALUATION, EVALUATION, TRACKING, PROBE = range(5)
 
 
+class RolloutError(RuntimeError):
+    """Responses that can be trained on could not be had; the message says who did what, or did not."""
+
+
 class Sampling(NamedTuple):
     """How to sample. Log-probs returned are of logits / temperature, with no truncation of the distribution."""
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from bapo_jax.rollout.engine import RolloutError
 
-class PolicyMismatch(RuntimeError):
+
+class PolicyMismatch(RolloutError):
     """The server's log-probs are not those of the policy it was given."""
 
 

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import httpx2 as httpx
 
+from bapo_jax.rollout.engine import RolloutError
 from bapo_jax.rollout.serve import command, environment
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 
 
-class ServerFailed(RuntimeError):
+class ServerFailed(RolloutError):
     """A server process ended, or was not ready in time; the message shows the end of its log."""
 
 

@@ -19,14 +19,10 @@ from absl import logging
 
 from bapo_jax.groups import Prompt, Response
 from bapo_jax.models.qwen2 import ModelConfig
-from bapo_jax.rollout.engine import Draw, Sampling
+from bapo_jax.rollout.engine import Draw, RolloutError, Sampling
 from bapo_jax.rollout.publish import publish, remove_unneeded
 from bapo_jax.rollout.published import read_manifest
 from bapo_jax.rollout.supervise import SupervisedServer
-
-
-class RolloutError(RuntimeError):
-    """What a server did, or did not do; the message names it."""
 
 
 class Unreachable(RolloutError):
