@@ -9,6 +9,7 @@ from ml_collections import config_dict
 
 from bapo_jax.config import check, default_config, differences, resolve
 from bapo_jax.methods import METHODS, apply_method
+from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -48,7 +49,8 @@ def a_config(**changes):
         ({'rollout__server_memory': 1.0}, r'rollout\.server_memory=1\.0 is a fraction'),
     ],
 )
-def test_an_impossible_config_is_refused_naming_field_and_remedy(changes, message):
+def test_an_impossible_config_is_refused_naming_field_and_remedy(changes, message, monkeypatch):
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with pytest.raises(ValueError, match=message):
         resolve(a_config(**changes))
 

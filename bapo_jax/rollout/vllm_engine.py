@@ -52,7 +52,7 @@ class VllmEngine:
         self._stop_tokens, self._concurrency = list(stop_tokens), concurrency
         # A version that an interrupted run left behind may differ from this run's of the same number.
         remove_unneeded(self._policies, ())
-        self._path = self._fingerprint = None
+        self._path: Path | None = None
         self._version = self._previous = None
         # A loop of its own in a thread: rollouts of later steps can be under way while the trainer's thread trains or asks.
         self._loop = asyncio.new_event_loop()
@@ -74,7 +74,6 @@ class VllmEngine:
         if version == self._version:
             return
         self._path = publish(self._policies, version, params, self._model, self._dtype)
-        self._fingerprint = read_manifest(self._path).fingerprint
         self._previous, self._version = self._version, version
         self._run(self._load_everywhere())
         remove_unneeded(self._policies, {self._version, self._previous})
@@ -121,7 +120,7 @@ class VllmEngine:
             for worker in reply['results']:
                 if 'refused' in worker:
                     raise PolicyRefused(f'{url} refused policy {self._version}: {worker["refused"]}')
-                if worker != {'version': self._version, 'fingerprint': self._fingerprint}:
+                if worker != {'version': self._version, 'fingerprint': read_manifest(self._path).fingerprint}:
                     raise PolicyRefused(f'{url} loaded {worker}, not what is in {self._path}: it must see the same directory there')
             if not (await self._post(url, '/reset_prefix_cache'))['success']:
                 raise RolloutError(f'{url}: its prefix cache could not be reset, so answers would mix two policies')
