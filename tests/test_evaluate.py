@@ -8,15 +8,6 @@ import numpy as np
 from small_run import ROOT, metrics, run, small_config
 from test_groups import make_group
 
-from bapo_jax.evaluate import summary
-from bapo_jax.groups import Verdict
-
-
-def test_mean_and_pass_at_n_are_what_they_say():
-    right, wrong, none = Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE
-    verdicts = [[right, right, wrong, none], [wrong] * 4, [wrong, wrong, wrong, right]]
-    s = summary([make_group(i, v, np.random.default_rng(i)) for i, v in enumerate(verdicts)])
-    assert (s['mean'], s['pass'], s['correct'], s['samples'], s['questions']) == (0.25, 2 / 3, [2, 0, 1], 4, 3)
 
 
 def evaluate(*flags: str) -> None:
