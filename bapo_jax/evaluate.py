@@ -105,6 +105,16 @@ def score_benchmarks(engine: Engine, tokenizer: Any, benchmarks: dict[str, list[
     return {name: score(engine, tokenizer, prompts, config, EVALUATION) for name, prompts in benchmarks.items()}
 
 
+def core_metrics(summaries: dict[str, dict]) -> dict[str, float | None]:
+    """What training logs: val-core/<benchmark>/acc/{mean@n,pass@n,maj@n}; no maj@n of a task whose answers are no votes."""
+    return {
+        f'val-core/{name}/acc/{measure}@{s["samples"]}': s[measure]
+        for name, s in summaries.items()
+        for measure in ('mean', 'pass', 'maj')
+        if measure in s
+    }
+
+
 def print_table(title: str, columns: dict[str, dict[str, dict]]) -> None:
     """`columns` maps a policy's name to its summaries by benchmark; one row a benchmark and measure, percent."""
     table = Table('', *columns, title=title)
@@ -131,8 +141,9 @@ def print_scores(title: str, summaries: dict[str, dict]) -> None:
         table.add_row(f'maj@{samples}', *(percent(s['maj']) for s in columns))
     table.add_row('cut at the limit', *(percent(s['truncated']) for s in columns))
     table.add_row('mean tokens', *(f'{s["length"]:.0f}' for s in columns))
-    for what in ('unparseable', 'infra_errors'):
-        table.add_row(what.replace('_', ' '), *(str(s[what]) for s in columns))
+    table.add_row('without an answer', *(percent(s['unparseable'] / (s['questions'] * samples)) for s in columns))
+    if any(s['infra_errors'] for s in columns):
+        table.add_row('not judged', *(percent(s['infra_errors'] / (s['questions'] * samples)) for s in columns))
     Console().print(table)
 
 
@@ -157,10 +168,10 @@ def settings(checkpoint: Path, step: int, config: ConfigDict, benchmarks: dict[s
     """What the samples depend on, by the names under which a user sets it."""
     c = config
     fields = {
-        'checkpoint': str(checkpoint.resolve()), 'step': step, 'config.seed': c.seed, 'config.model.path': c.model.path,
-        'config.model.dtype': c.model.dtype, 'config.task.name': c.task.name, 'config.task.template': c.task.template,
-        'config.rollout.max_response_tokens': c.rollout.max_response_tokens, 'config.evaluate.temperature': c.evaluate.temperature,
-        'engine': c.rollout.engine, 'samples': c.evaluate.samples, 'benchmarks': list(benchmarks),
+        'checkpoint': str(checkpoint.resolve()), 'step': step, 'engine': c.rollout.engine, 'samples': c.evaluate.samples,
+        'config.seed': c.seed, 'config.model.dtype': c.model.dtype, 'config.task.name': c.task.name,
+        'config.task.template': c.task.template, 'config.rollout.max_response_tokens': c.rollout.max_response_tokens,
+        'config.evaluate.temperature': c.evaluate.temperature, 'benchmarks': list(benchmarks),
         'questions': {name: fingerprint(prompts) for name, prompts in benchmarks.items()},
     }  # fmt: skip
     return fields | ({'config.rollout.rows': c.rollout.rows} if c.rollout.engine == 'jax' else {'config.rollout.dtype': c.rollout.dtype})
@@ -205,10 +216,15 @@ def done_before(file: Path, questions: int, samples: int, chunk: int) -> list[Qu
     lines = file.read_bytes().split(b'\n')[:-1]  # what follows the last newline is empty, or half a row
     if len(lines) < questions * samples:  # the last chunk may be a smaller one
         lines = lines[: len(lines) // (chunk * samples) * chunk * samples]
-    rows = [json.loads(line) for line in lines]
-    for i, row in enumerate(rows):
+    rows = []
+    for i, line in enumerate(lines):
+        try:
+            row = json.loads(line)
+        except ValueError as e:
+            raise ValueError(f'{file}, line {i + 1}: not valid JSON ({e}); remove the file') from None
         if i >= questions * samples or (row['question'], row['sample']) != divmod(i, samples):
             raise ValueError(f'{file}, line {i + 1}: question {row["question"]}, sample {row["sample"]} is out of place; remove the file')
+        rows.append(row)
     os.truncate(file, sum(len(line) + 1 for line in lines))
     return [_question(rows[i : i + samples]) for i in range(0, len(rows), samples)]
 
@@ -250,7 +266,8 @@ def evaluate(engine: Engine, tokenizer: Any, name: str, prompts: Sequence[Prompt
 
 def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit('terminated; the same command continues'))  # a server of our own ends with us
+    for number in (signal.SIGTERM, signal.SIGINT):  # an exit, so that a server of our own is stopped too
+        signal.signal(number, lambda *_: sys.exit('stopped; the same command continues'))
     checkpoint = Path(FLAGS.checkpoint)
     try:
         policy = load_for_evaluation(checkpoint, FLAGS.config, FLAGS.engine, FLAGS.servers)
@@ -277,7 +294,7 @@ def main(_) -> None:
         remove_unneeded(output / POLICIES, ())  # the copy that servers loaded
     summaries = {name: summary(q, get_task(config.task.name).VOTES) for name, q in questions.items()}
     write_text(output / 'summary.json', json.dumps({**chosen, 'benchmarks': summaries}, indent=1) + '\n')
-    print_scores(f'{checkpoint}, after {policy.step} steps, %', summaries)
+    print_scores(f'{checkpoint}, after {policy.step} steps; shares in %', summaries)
     print(f'every sample: {output}/*.jsonl   summary: {output / "summary.json"}')
 
 

@@ -19,7 +19,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from bapo_jax.checkpoint import Checkpoints, RunState, copy_params
-from bapo_jax.evaluate import benchmark_prompts, print_table, score, score_benchmarks
+from bapo_jax.evaluate import benchmark_prompts, core_metrics, print_table, score, score_benchmarks
 from bapo_jax.groups import Batch, Prompt
 from bapo_jax.metrics import MetricsLog, ProgressBar, Timer, batch_metrics, discarded_metrics, fresh_metrics, trained_tokens, write_text
 from bapo_jax.rollouts_log import uses, write_rollouts
@@ -184,7 +184,7 @@ def serve_alpha(s: Setup, run: RunState) -> None:
         check_probe(*served_and_trained, c.rollout.probe_tolerance, run.alpha_version)
 
 
-def evaluate_policy(s: Setup, run: RunState, workdir: Path) -> dict[str, float]:
+def evaluate_policy(s: Setup, run: RunState, workdir: Path) -> dict[str, float | None]:
     """Scores π_θ (not α) on the benchmarks and the tracked prompts, and keeps every question's count in evals/."""
     c = s.config
     s.engine.load(run.learner.params, run.step)
@@ -198,12 +198,7 @@ def evaluate_policy(s: Setup, run: RunState, workdir: Path) -> dict[str, float]:
     s.engine.load(run.alpha, run.alpha_version)
     (workdir / 'evals').mkdir(exist_ok=True)
     write_text(workdir / 'evals' / f'{run.step:06d}.json', json.dumps(result) + '\n')
-    return {
-        f'val-core/{name}/acc/{measure}@{x["samples"]}': x[measure]
-        for name, x in summaries.items()
-        for measure in ('mean', 'pass', 'maj')
-        if measure in x  # no maj where the task's answers are no votes
-    }
+    return core_metrics(summaries)
 
 
 def print_results(workdir: Path, step: int) -> None:
