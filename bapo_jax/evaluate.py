@@ -8,8 +8,8 @@ Of a run, π_θ of the newest checkpoint is scored (not the rollout policy α), 
 `--servers=URL,URL` choose another (without servers one is started and stopped). A policy that was published for the rollout servers
 is asked by its run's config too.
 
-An evaluation that was interrupted goes on when the same command is given again: every sample is in OUTPUT/BENCHMARK.jsonl as soon as
-its chunk of questions is judged. With the in-process engine it ends with the same files as an unbroken one, bit for bit.
+An evaluation that was interrupted goes on when the same command is given again: samples are in OUTPUT/BENCHMARK.jsonl as soon as
+their chunk of questions is judged. With the in-process engine it ends with the same files as an unbroken one, bit for bit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Generator, Sequence
@@ -35,7 +36,6 @@ from bapo_jax.groups import Prompt, Verdict
 from bapo_jax.metrics import write_text
 from bapo_jax.rollout.collect import Judged, judge
 from bapo_jax.rollout.engine import EVALUATION, Draw, Engine, Sampling
-from bapo_jax.rollout.publish import remove_unneeded
 from bapo_jax.rollout.supervise import ServerFailed
 from bapo_jax.rollout.vllm_engine import RolloutError
 from bapo_jax.scores import Question, question, summary
@@ -70,7 +70,9 @@ def chunk_size(config: ConfigDict) -> int:
     return 1 << (max(1, responses // config.evaluate.samples).bit_length() - 1)
 
 
-def ask(engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], config: ConfigDict, purpose: int) -> Generator[Judged, None, None]:
+def ask(
+    engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], config: ConfigDict, purpose: int
+) -> Generator[Judged, None, None]:
     """`evaluate.samples` judged responses to each prompt, a chunk after the other, in order.
 
     The same questions get the same random keys whichever policy answers. While a chunk is judged, the next is being answered: one
@@ -80,12 +82,13 @@ def ask(engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], config: Confi
     sampling = Sampling(c.evaluate.temperature, c.rollout.max_response_tokens)
     chunks = [prompts[i : i + size] for i in range(0, len(prompts), size)]
     draws = [Draw(c.seed, 0, purpose)] * size
-    groups = 1 if c.rollout.engine == 'jax' else c.rollout.concurrency * max(1, len(c.rollout.servers))
+    # Under way at once: of servers' chunks enough for the most groups they take, and one more while the oldest is waited for.
+    at_once = 1 if c.rollout.engine == 'jax' else c.rollout.concurrency * max(1, len(c.rollout.servers)) // size + 2
 
     def answer(chunk: Sequence[Prompt]):
         return engine.generate(chunk, c.evaluate.samples, sampling, draws[: len(chunk)])
 
-    pool = ThreadPoolExecutor(-(-groups // size) + (c.rollout.engine != 'jax'))
+    pool = ThreadPoolExecutor(at_once)
     try:
         for chunk, responses in zip(chunks, pool.map(answer, chunks), strict=True):
             yield judge(tokenizer, chunk, responses, draws[: len(chunk)])
@@ -167,14 +170,14 @@ def sample_files(output: Path, benchmarks: Sequence[str]) -> dict[str, Path]:
 def settings(checkpoint: Path, step: int, config: ConfigDict, benchmarks: dict[str, list[Prompt]]) -> dict[str, Any]:
     """What the samples depend on, by the names under which a user sets it."""
     c = config
-    fields = {
+    program = {'config.rollout.rows': c.rollout.rows} if c.rollout.engine == 'jax' else {'config.rollout.dtype': c.rollout.dtype}
+    return {
         'checkpoint': str(checkpoint.resolve()), 'step': step, 'engine': c.rollout.engine, 'samples': c.evaluate.samples,
         'config.seed': c.seed, 'config.model.dtype': c.model.dtype, 'config.task.name': c.task.name,
         'config.task.template': c.task.template, 'config.rollout.max_response_tokens': c.rollout.max_response_tokens,
         'config.evaluate.temperature': c.evaluate.temperature, 'benchmarks': list(benchmarks),
-        'questions': {name: fingerprint(prompts) for name, prompts in benchmarks.items()},
+        'questions': {name: fingerprint(prompts) for name, prompts in benchmarks.items()}, **program,
     }  # fmt: skip
-    return fields | ({'config.rollout.rows': c.rollout.rows} if c.rollout.engine == 'jax' else {'config.rollout.dtype': c.rollout.dtype})
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:
@@ -193,14 +196,15 @@ def claim(output: Path, new: dict[str, Any], files: Sequence[Path]) -> None:
     path = output / 'settings.json'
     if path.is_file():
         old = json.loads(path.read_text('utf-8'))
-        differing = [f'{k} ({old.get(k)!r} there, {new.get(k)!r} now)' for k in sorted(old.keys() | new) if old.get(k) != new.get(k)]
-        if differing:
+        names = [name for name in sorted(old.keys() | new) if old.get(name) != new.get(name)]
+        if names:
+            differing = [f'{name} ({old.get(name)!r} there, {new.get(name)!r} now)' for name in names]
             raise ValueError(f'{output} holds an evaluation with other settings; they differ in {", ".join(differing)}. '
                              'Give another --output, or the settings of that evaluation')  # fmt: skip
     else:
         foreign = [file.name for file in files if file.exists()]
         if foreign:
-            raise ValueError(f'{output} holds {", ".join(foreign)}, but no settings.json that says how it was made; give another --output')
+            raise ValueError(f'{output} holds {", ".join(foreign)}, but no settings.json of how it was made; give another --output')
         output.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(new, indent=1) + '\n')
 
@@ -208,8 +212,8 @@ def claim(output: Path, new: dict[str, Any], files: Sequence[Path]) -> None:
 def done_before(file: Path, questions: int, samples: int, chunk: int) -> list[Question]:
     """What an interrupted evaluation of so many questions left in `file`, which is cut back to whole chunks of them.
 
-    Chunks are written whole, so there is a part of one only where it was killed in the middle of a write. Raises ValueError for a row
-    that is not where it should be.
+    Chunks are written whole, so there is a part of one only where it was killed in the middle of a write. Raises ValueError for a
+    row that is not where it should be.
     """
     if not file.is_file():
         return []
@@ -223,7 +227,8 @@ def done_before(file: Path, questions: int, samples: int, chunk: int) -> list[Qu
         except ValueError as e:
             raise ValueError(f'{file}, line {i + 1}: not valid JSON ({e}); remove the file') from None
         if i >= questions * samples or (row['question'], row['sample']) != divmod(i, samples):
-            raise ValueError(f'{file}, line {i + 1}: question {row["question"]}, sample {row["sample"]} is out of place; remove the file')
+            place = f'question {row["question"]}, sample {row["sample"]}'
+            raise ValueError(f'{file}, line {i + 1}: {place} is out of place; remove the file')
         rows.append(row)
     os.truncate(file, sum(len(line) + 1 for line in lines))
     return [_question(rows[i : i + samples]) for i in range(0, len(rows), samples)]
@@ -291,7 +296,8 @@ def main(_) -> None:
         except (ValueError, FileNotFoundError, RolloutError, ServerFailed) as e:
             sys.exit(f'error: {e}')
         engine.close()
-        remove_unneeded(output / POLICIES, ())  # the copy that servers loaded
+        if (output / POLICIES).is_dir():  # the copy that servers loaded
+            shutil.rmtree(output / POLICIES)
     summaries = {name: summary(q, get_task(config.task.name).VOTES) for name, q in questions.items()}
     write_text(output / 'summary.json', json.dumps({**chosen, 'benchmarks': summaries}, indent=1) + '\n')
     print_scores(f'{checkpoint}, after {policy.step} steps; shares in %', summaries)
@@ -300,11 +306,11 @@ def main(_) -> None:
 
 if __name__ == '__main__':
     FLAGS = flags.FLAGS
-    flags.DEFINE_string('checkpoint', None, 'A run, a published policy (runs/x/policy/000123), or a Hugging Face directory.', required=True)
+    flags.DEFINE_string('checkpoint', None, 'A run, a policy (runs/x/policy/000123), or a Hugging Face directory.', required=True)
     flags.DEFINE_list('benchmarks', None, 'Names the task knows, or files of problems; default: as the config says.')
     flags.DEFINE_integer('samples', None, 'Responses to each question; default: as the config says.', lower_bound=1)
     flags.DEFINE_enum('engine', None, ['jax', 'vllm'], 'Who answers; default: as the config says.')
     flags.DEFINE_list('servers', None, 'URLs of running vLLM servers that no trainer uses; without, --engine=vllm starts one.')
-    flags.DEFINE_string('output', None, 'Where samples and scores go; default: evaluation/ beside or in the checkpoint.')
-    config_flags.DEFINE_config_file('config', None, 'Says task, template and sampling of a Hugging Face directory; a run has its own.')
+    flags.DEFINE_string('output', None, 'Directory; default: RUN/evaluation/STEP, POLICY_evaluation or HF_DIRECTORY/evaluation.')
+    config_flags.DEFINE_config_file('config', None, 'Says task, template and sampling where the checkpoint is of no run.')
     app.run(main)

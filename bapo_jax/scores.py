@@ -1,7 +1,7 @@
-"""What a policy's judged responses to a benchmark say: mean@n, pass@k, maj@n, an interval. Numpy alone; nothing is drawn or asked here.
+"""What a policy's judged responses to a benchmark say: mean@n, pass@k, maj@n, an interval. Numpy alone.
 
-Of a question with n judged responses, c of them correct. A response whose verifier failed (an infrastructure error) is no wrong one:
-it is left out of its question's n, and a question left with too few responses for a measure is left out of that measure's mean.
+A question has n judged responses, c of them correct. A response whose verifier failed (an infrastructure error) is no wrong one: it
+is left out of its question's n, and a question left with too few responses for a measure is left out of that measure's mean.
 """
 
 from __future__ import annotations
@@ -72,8 +72,10 @@ def ks(samples: int) -> list[int]:
 
 
 def pass_at_k(judged: np.ndarray, correct: np.ndarray, k: int) -> np.ndarray:
-    """1 - C(n-c, k) / C(n, k) of every question (Chen et al., arXiv 2107.03374): the chance that k of the n responses, drawn without
-    replacement, hold a correct one, an unbiased estimate of the policy's pass@k. n and c are int [questions]; nan where n < k."""
+    """1 - C(n-c, k) / C(n, k) of every question (Chen et al., arXiv 2107.03374), nan where n < k; n and c are int [questions].
+
+    The chance that k of the n responses, drawn without replacement, hold a correct one: unbiased for the policy's pass@k.
+    """
     i = np.arange(k)
     # C(n-c, k) / C(n, k) is the product of (n-c-i) / (n-i) over i < k; where fewer than k are wrong, a factor is 0.
     wrong, left = np.maximum((judged - correct)[:, None] - i, 0), np.maximum(judged[:, None] - i, 1)
@@ -83,8 +85,8 @@ def pass_at_k(judged: np.ndarray, correct: np.ndarray, k: int) -> np.ndarray:
 def majority(verdicts: Sequence[Verdict], answers: Sequence[str | None]) -> float:
     """The correctness of a question's most frequent answer; of tied ones the mean, as if the winner were drawn among them.
 
-    Equal strings are equal answers. A response without an answer, an unparseable one and one that the verifier failed on do not vote;
-    without any vote nothing is answered: 0, or nan where the verifier failed on all of them.
+    Equal strings are equal answers. A response without an answer, an unparseable one and one that the verifier failed on do not
+    vote; without any vote nothing is answered: 0, or nan where the verifier failed on all of them.
     """
     if all(v == Verdict.INFRA_ERROR for v in verdicts):
         return float('nan')

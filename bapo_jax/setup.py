@@ -31,7 +31,7 @@ from bapo_jax.replay.buffer import ReplayBuffer
 from bapo_jax.rollout.engine import Engine
 from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.rollout.publish import architecture
-from bapo_jax.rollout.published import MANIFEST, WEIGHTS, Manifest, check_model, read_manifest, read_tensors
+from bapo_jax.rollout.published import MANIFEST, WEIGHTS, check_model, read_manifest, read_tensors
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.rollout.vllm_engine import VllmEngine
@@ -171,13 +171,14 @@ class Evaluated(NamedTuple):
 def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str | None, servers: list[str] | None) -> Evaluated:
     """The policy in a run directory (θ of the newest checkpoint), a published policy's or a Hugging Face directory.
 
-    A run's own config counts, and that of the run a published policy belongs to; else `config` does. `engine` and `servers` override
-    either. The servers a run trains with are never asked: its trainer may be using them. Raises ValueError where a config is needed
-    or a policy is incomplete or of another model, FileNotFoundError where there is none.
+    A run's own config counts, and that of the run a published policy belongs to; else `config` does. `engine` and `servers`
+    override either. The servers a run trains with are never asked: its trainer may be using them. Raises ValueError where a config
+    is needed or a policy is incomplete or of another model, FileNotFoundError where there is none.
     """
     if not checkpoint.is_dir():
-        raise FileNotFoundError(f'--checkpoint={str(checkpoint)!r} is not a directory; give a run, a published policy or a Hugging Face '
-                                'directory')  # fmt: skip
+        raise FileNotFoundError(
+            f'--checkpoint={str(checkpoint)!r} is not a directory; give a run, a published policy or a Hugging Face directory'
+        )
     is_run = (checkpoint / 'checkpoints').is_dir()
     is_published = (checkpoint / MANIFEST).is_file() or (checkpoint / WEIGHTS).is_dir()
     run_config = (checkpoint.absolute().parents[1] if is_published else checkpoint) / 'config.json'
@@ -221,8 +222,8 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
         if is_run:
             params = checkpoints.restore_params(like)[0]
         else:
-            params = read_published(checkpoint, manifest, model_config) if is_published else hf.load_params(checkpoint, model_config)
-            params = jax.device_put(params, sharding)
+            read = read_published if is_published else hf.load_params
+            params = jax.device_put(read(checkpoint, model_config), sharding)
         ends = stop_tokens(config.model.path, tokenizer)
         engine = build_engine(config, model_config, graph, ends, mesh, output)
         engine.load(params, step)
@@ -231,9 +232,9 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
     return Evaluated(config, tokenizer, step, output, start)
 
 
-def read_published(directory: Path, manifest: Manifest, config: ModelConfig) -> Any:
+def read_published(directory: Path, config: ModelConfig) -> Any:
     """A published policy's parameters as `hf.load_params` gives them. Raises RefusedPolicy for a damaged one."""
     # By way of a Hugging Face directory, so that one place knows how their tensors make a parameter tree.
     with tempfile.TemporaryDirectory() as hf_directory:
-        save_file(dict(read_tensors(directory, manifest)), Path(hf_directory) / 'model.safetensors')
+        save_file(dict(read_tensors(directory, read_manifest(directory))), Path(hf_directory) / 'model.safetensors')
         return hf.load_params(hf_directory, config)

@@ -37,8 +37,8 @@ TEMPLATES = {
     'compact': '{spaced}={target}\n',  # a dozen tokens, for the small policies of the quickstart
 }
 
-# No maj@n: expressions that are right differ from one another, and their values are no vote either: the question gives the value that
-# is wanted, so that whoever sees n expressions need not count them but can take one that has it, which is pass@n.
+# No maj@n: right expressions differ from one another, and their values are no vote either: the question gives the value that is
+# wanted, so whoever sees n expressions need not count them but can take one that has it, which is pass@n.
 VOTES = False
 
 MAX_LENGTH = 1000  # characters of an answer
