@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
+from safetensors.numpy import save_file
 
 from bapo_jax import config as config_lib
 from bapo_jax import parallel
@@ -26,10 +30,14 @@ from bapo_jax.prompts.selector import ShuffledEpochs
 from bapo_jax.replay.buffer import ReplayBuffer
 from bapo_jax.rollout.engine import Engine
 from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.rollout.publish import architecture
+from bapo_jax.rollout.published import MANIFEST, WEIGHTS, check_model, read_manifest, read_tensors
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.rollout.vllm_engine import VllmEngine
 from bapo_jax.tasks import encode_prompts, get_task
+
+POLICIES = 'policy'  # in a run's or an evaluation's directory: what was published for the servers
 
 
 class Setup(NamedTuple):
@@ -115,7 +123,7 @@ def build_engine(config: ConfigDict, model: ModelConfig, graph: Any, ends: tuple
         servers.start()
         token = servers.token
     return VllmEngine(
-        servers, workdir / 'policy', model, token=token, dtype=r.dtype, stop_tokens=ends, concurrency=r.concurrency,
+        servers, workdir / POLICIES, model, token=token, dtype=r.dtype, stop_tokens=ends, concurrency=r.concurrency,
         deadline_s=r.deadline_s,
     )  # fmt: skip
 
@@ -150,31 +158,83 @@ def fingerprint_tokenizer(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
 
 
-def load_for_evaluation(checkpoint: Path, config: ConfigDict | None) -> tuple[Engine, Any, ConfigDict, int]:
-    """(engine that holds the policy, tokenizer, config, steps trained) of a run directory or a Hugging Face directory.
+class Evaluated(NamedTuple):
+    """A policy to be scored. Its weights are read, and a server is started, when `start(output directory)` gives the engine."""
 
-    Raises ValueError where a directory that is no run comes without a config, FileNotFoundError where there is no policy.
+    config: ConfigDict
+    tokenizer: Any
+    step: int  # training steps it has had
+    output: Path  # where its evaluation goes unless told otherwise
+    start: Callable[[Path], Engine]
+
+
+def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str | None, servers: list[str] | None) -> Evaluated:
+    """The policy in a run directory (θ of the newest checkpoint), a published policy's or a Hugging Face directory.
+
+    A run's own config counts, and that of the run a published policy belongs to; else `config` does. `engine` and `servers`
+    override either. The servers a run trains with are never asked: its trainer may be using them. Raises ValueError where a config
+    is needed or a policy is incomplete or of another model, FileNotFoundError where there is none.
     """
     if not checkpoint.is_dir():
-        raise FileNotFoundError(f'--checkpoint={str(checkpoint)!r} is not a directory; give a run or a Hugging Face directory')
+        raise FileNotFoundError(
+            f'--checkpoint={str(checkpoint)!r} is not a directory; give a run, a published policy or a Hugging Face directory'
+        )
     is_run = (checkpoint / 'checkpoints').is_dir()
-    if is_run:
-        config = ConfigDict(json.loads((checkpoint / 'config.json').read_text('utf-8')))
+    is_published = (checkpoint / MANIFEST).is_file() or (checkpoint / WEIGHTS).is_dir()
+    run_config = (checkpoint.absolute().parents[1] if is_published else checkpoint) / 'config.json'
+    if is_run or is_published and run_config.is_file():
+        if config is not None:
+            print(f'note: {run_config} counts, --config is not used', flush=True)
+        config = ConfigDict(json.loads(run_config.read_text('utf-8')))
+        config.rollout.servers = ()
     elif config is None:
         raise ValueError(f'{checkpoint} is no run directory, so task, template and sampling are unknown; give --config=FILE')
     else:
-        config.model.path = str(checkpoint)
+        if not is_published:
+            config.model.path = str(checkpoint)
         config = config_lib.resolve(config)
+    if servers and engine == 'jax':
+        raise ValueError('--servers are asked with --engine=vllm; leave one of the two out')
+    config.rollout.engine = 'vllm' if servers else engine or config.rollout.engine
+    config.rollout.servers = tuple(servers or config.rollout.servers)
+    if config.rollout.servers and not os.environ.get(TOKEN_VARIABLE):
+        raise ValueError(f'{TOKEN_VARIABLE} is not set; put the token that the servers were started with there')
     model_config = hf.read_config(config.model.path, config.model.dtype)
     tokenizer = load_tokenizer(config.model.path)
     graph, shapes = hf.abstract_params(model_config)
     mesh = parallel.make_mesh(1, -1, 1)
     sharding = parallel.parameter_sharding(mesh, shapes)
     if is_run:
+        checkpoints = Checkpoints(checkpoint / 'checkpoints', keep=None)
         like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, np.float32, sharding=s), shapes, sharding)
-        params, step = Checkpoints(checkpoint / 'checkpoints', keep=None).restore_params(like)
+        step = checkpoints.latest_step()
+        if step is None:
+            raise FileNotFoundError(f'{checkpoint / "checkpoints"} holds no complete checkpoint')
+        output = checkpoint / 'evaluation' / f'{step:06d}'
+    elif is_published:
+        manifest = read_manifest(checkpoint)
+        check_model(manifest, SimpleNamespace(**architecture(model_config)))
+        step, output = manifest.version, checkpoint.with_name(f'{checkpoint.name}_evaluation')
     else:
-        params, step = jax.device_put(hf.load_params(checkpoint, model_config), sharding), 0
-    engine = JaxEngine(graph, stop_tokens(config.model.path, tokenizer), config.rollout.rows, parallel.row_sharding(mesh))
-    engine.load(params, step)
-    return engine, tokenizer, config, step
+        step, output = 0, checkpoint / 'evaluation'
+
+    def start(output: Path) -> Engine:
+        if is_run:
+            params = checkpoints.restore_params(like)[0]
+        else:
+            read = read_published if is_published else hf.load_params
+            params = jax.device_put(read(checkpoint, model_config), sharding)
+        ends = stop_tokens(config.model.path, tokenizer)
+        engine = build_engine(config, model_config, graph, ends, mesh, output)
+        engine.load(params, step)
+        return engine
+
+    return Evaluated(config, tokenizer, step, output, start)
+
+
+def read_published(directory: Path, config: ModelConfig) -> Any:
+    """A published policy's parameters as `hf.load_params` gives them. Raises RefusedPolicy for a damaged one."""
+    # By way of a Hugging Face directory, so that one place knows how their tensors make a parameter tree.
+    with tempfile.TemporaryDirectory() as hf_directory:
+        save_file(dict(read_tensors(directory, read_manifest(directory))), Path(hf_directory) / 'model.safetensors')
+        return hf.load_params(hf_directory, config)

@@ -19,7 +19,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from bapo_jax.checkpoint import Checkpoints, RunState, copy_params
-from bapo_jax.evaluate import benchmark_prompts, print_table, score, score_benchmarks, summary
+from bapo_jax.evaluate import benchmark_prompts, core_metrics, print_table, score, score_benchmarks
 from bapo_jax.groups import Batch, Prompt
 from bapo_jax.metrics import MetricsLog, ProgressBar, Timer, batch_metrics, discarded_metrics, fresh_metrics, trained_tokens, write_text
 from bapo_jax.rollouts_log import uses, write_rollouts
@@ -184,24 +184,21 @@ def serve_alpha(s: Setup, run: RunState) -> None:
         check_probe(*served_and_trained, c.rollout.probe_tolerance, run.alpha_version)
 
 
-def evaluate_policy(s: Setup, run: RunState, workdir: Path) -> dict[str, float]:
+def evaluate_policy(s: Setup, run: RunState, workdir: Path) -> dict[str, float | None]:
     """Scores π_θ (not α) on the benchmarks and the tracked prompts, and keeps every question's count in evals/."""
     c = s.config
     s.engine.load(run.learner.params, run.step)
-    summaries, _ = score_benchmarks(s.engine, s.tokenizer, benchmark_prompts(c, s.tokenizer), c, run.step)
+    summaries = score_benchmarks(s.engine, s.tokenizer, benchmark_prompts(c, s.tokenizer), c)
     result = {'step': run.step, 'benchmarks': summaries}
     if c.evaluate.track_prompts:
         # A fixed subset of the training prompts, for the accuracy-migration figures.
         chosen = np.random.default_rng(c.seed).permutation(len(s.training_prompts))[: c.evaluate.track_prompts]
         tracked = [s.training_prompts[i] for i in np.sort(chosen)]
-        groups = score(s.engine, s.tokenizer, tracked, c, TRACKING, run.step)
-        result['tracked'] = {'prompt_ids': [p.id for p in tracked], **summary(groups)}
+        result['tracked'] = {'prompt_ids': [p.id for p in tracked], **score(s.engine, s.tokenizer, tracked, c, TRACKING)}
     s.engine.load(run.alpha, run.alpha_version)
     (workdir / 'evals').mkdir(exist_ok=True)
     write_text(workdir / 'evals' / f'{run.step:06d}.json', json.dumps(result) + '\n')
-    return {
-        f'val-core/{name}/acc/{measure}@{x["samples"]}': x[measure] for name, x in summaries.items() for measure in ('mean', 'pass')
-    }
+    return core_metrics(summaries)
 
 
 def print_results(workdir: Path, step: int) -> None:

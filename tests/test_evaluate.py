@@ -1,54 +1,268 @@
-"""Scores: of θ rather than α, of a run and of a Hugging Face directory, with every sample written down."""
+"""Evaluation: of θ rather than α, of runs, published policies and Hugging Face directories, and the same files however often it is
+interrupted."""
 
+import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
+import pytest
+from real_servers import BASE
 from small_run import ROOT, metrics, run, small_config
-from test_groups import make_group
 
-from bapo_jax.evaluate import summary
-from bapo_jax.groups import Verdict
-
-
-def test_mean_and_pass_at_n_are_what_they_say():
-    right, wrong, none = Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE
-    verdicts = [[right, right, wrong, none], [wrong] * 4, [wrong, wrong, wrong, right]]
-    s = summary([make_group(i, v, np.random.default_rng(i)) for i, v in enumerate(verdicts)])
-    assert (s['mean'], s['pass'], s['correct'], s['samples'], s['questions']) == (0.25, 2 / 3, [2, 0, 1], 4, 3)
+from bapo_jax.evaluate import benchmark_prompts, chunk_size, claim, core_metrics, done_before, evaluate, sample_files, score
+from bapo_jax.models import hf
+from bapo_jax.rollout.engine import EVALUATION
+from bapo_jax.rollout.publish import publish
+from bapo_jax.scores import summary
+from bapo_jax.setup import load_for_evaluation
+from bapo_jax.tasks import countdown
 
 
-def evaluate(*flags: str) -> None:
-    command = [sys.executable, '-m', 'bapo_jax.evaluate', *flags]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+def problems_file(path, count):
+    path.write_text(''.join(json.dumps({'nums': [a, 4, 2], 'target': a + 6}) + '\n' for a in range(5, 5 + count)))
+    return path
+
+
+def command(*flags):
+    return [sys.executable, '-m', 'bapo_jax.evaluate', *(str(flag) for flag in flags)]
+
+
+def evaluated(*flags):
+    """Standard output of a command that succeeds."""
+    result = subprocess.run(command(*flags), cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert result.returncode == 0, result.stderr
-    assert 'mean@2' in result.stdout
+    return result.stdout
 
 
-def test_the_command_scores_a_run_as_its_own_last_evaluation_did_and_a_base_as_step_0(tmp_path):
-    problems = tmp_path / 'problems.jsonl'
-    problems.write_text(''.join(json.dumps({'nums': [a, 4, 2], 'target': a + 6}) + '\n' for a in range(5, 25)))
+def refused(*flags):
+    """The message of a command that refuses."""
+    result = subprocess.run(command(*flags), cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 1 and 'Traceback' not in result.stderr, result.stderr
+    return result.stderr
+
+
+def scores(output):
+    return json.loads((output / 'summary.json').read_text())
+
+
+def samples(output, name='problems'):
+    return [json.loads(line) for line in (output / f'{name}.jsonl').read_text().splitlines()]
+
+
+# ---- which policy
+
+
+def test_a_run_and_its_published_policy_score_as_the_runs_own_last_evaluation_and_a_base_as_step_0(tmp_path):
+    problems = problems_file(tmp_path / 'problems.jsonl', 20)
     # v = 4 and two steps: α is still θ_0, so scoring α would repeat step 0.
     config = small_config('bapo', problems, steps=2, rollout__sync_every=4, learner__learning_rate=3e-3)
-    run(config, tmp_path / 'run')
+    workdir = tmp_path / 'run'
+    run(config, workdir)
     name = f'val-core/{problems}/acc/mean@2'
-    base, trained = metrics(tmp_path / 'run')[0][name], metrics(tmp_path / 'run')[-1][name]
+    base, trained = metrics(workdir)[0][name], metrics(workdir)[-1][name]
     assert base != trained
+    last = json.loads((workdir / 'evals' / '000002.json').read_text())['benchmarks']
 
-    evaluate(f'--checkpoint={tmp_path}/run', f'--output={tmp_path}/of_run')
-    result = json.loads((tmp_path / 'of_run' / 'summary.json').read_text())
-    assert (result['step'], result['benchmarks'][str(problems)]['mean']) == (2, trained)
-    rows = [json.loads(line) for line in (tmp_path / 'of_run' / 'problems.jsonl').read_text().splitlines()]
-    assert len(rows) == 20 * 2 and np.mean([row['verdict'] == 'correct' for row in rows]) == trained
+    out = evaluated(f'--checkpoint={workdir}')
+    of_run = scores(workdir / 'evaluation' / '000002')
+    assert (of_run['step'], of_run['benchmarks']) == (2, last)
+    assert last[str(problems)]['mean'] == trained
+    assert 'mean@2' in out and f'{100 * trained:.1f}' in out
+    rows = samples(workdir / 'evaluation' / '000002')
+    assert [(row['question'], row['sample']) for row in rows] == [(i, j) for i in range(20) for j in range(2)]
+    assert np.mean([row['verdict'] == 'correct' for row in rows]) == trained
 
-    evaluate(f'--checkpoint={config.model.path}', '--config=configs/quickstart.py', f'--benchmarks={problems}', '--samples=2',
-             f'--output={tmp_path}/of_base')  # fmt: skip
-    result = json.loads((tmp_path / 'of_base' / 'summary.json').read_text())
-    assert result['benchmarks'][str(problems)]['mean'] == base
+    engine = load_for_evaluation(workdir, None, None, None).start(tmp_path)
+    policy = publish(workdir / 'policy', 2, engine._params, hf.read_config(BASE), 'float32')
+    evaluated(f'--checkpoint={policy}', f'--output={tmp_path}/of_policy')
+    assert scores(tmp_path / 'of_policy')['benchmarks'] == last
+    assert samples(tmp_path / 'of_policy') == rows
+    (policy / 'manifest.json').unlink()
+    with pytest.raises(ValueError, match=r'manifest\.json is missing'):
+        load_for_evaluation(policy, None, None, None)
+
+    flags = ('--config=configs/quickstart.py', f'--benchmarks={problems}', '--samples=2', f'--output={tmp_path}/of_base')
+    evaluated(f'--checkpoint={BASE}', *flags)
+    assert scores(tmp_path / 'of_base')['benchmarks'][str(problems)]['mean'] == base
 
 
-def test_a_directory_that_is_no_run_needs_a_config(tmp_path):
-    command = [sys.executable, '-m', 'bapo_jax.evaluate', f'--checkpoint={tmp_path}']
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert result.returncode != 0 and '--config=FILE' in result.stderr
+def test_a_policy_published_in_bfloat16_is_read_as_what_was_published(tmp_path):
+    config, model = quickstart(BASE / 'unused'), hf.read_config(BASE)
+    params = hf.load_params(BASE, model)
+    policy = publish(tmp_path, 7, params, model, 'bfloat16')
+    config.model.path = str(BASE)
+    loaded = load_for_evaluation(policy, config, None, None)
+    assert loaded.step == 7
+    tensors, read = (dict(hf.to_hf(model, p)) for p in (params, loaded.start(tmp_path)._params))
+    for name, tensor in tensors.items():
+        np.testing.assert_allclose(read[name], tensor, rtol=2**-8)
+    assert any((read[name] != tensors[name]).any() for name in tensors)
+
+
+# ---- interruption
+
+
+def quickstart(problems, rows=16):
+    """Chunks of 8 questions × 2 samples."""
+    config = importlib.import_module('configs.quickstart').get_config()
+    config.rollout.rows, config.evaluate.samples, config.evaluate.benchmarks = rows, 2, (str(problems),)
+    config.rollout.max_response_tokens = 24
+    return config
+
+
+class Watched:
+    """An engine that writes down which questions it is asked."""
+
+    def __init__(self, engine):
+        self.engine, self.asked = engine, []
+
+    def generate(self, prompts, *args):
+        self.asked += [p.id for p in prompts]
+        return self.engine.generate(prompts, *args)
+
+
+@pytest.fixture(scope='module')
+def prepared(tmp_path_factory):
+    """(engine, tokenizer, config, name, prompts, bytes of an unbroken evaluation): 21 questions, so chunks of 8, 8 and 5."""
+    directory = tmp_path_factory.mktemp('prepared')
+    problems = problems_file(directory / 'problems.jsonl', 21)
+    policy = load_for_evaluation(BASE, quickstart(problems), None, None)
+    engine = policy.start(directory)
+    [(name, prompts)] = benchmark_prompts(policy.config, policy.tokenizer).items()
+    evaluate(engine, policy.tokenizer, name, prompts, policy.config, directory / 'whole.jsonl', [])
+    return engine, policy.tokenizer, policy.config, name, prompts, (directory / 'whole.jsonl').read_bytes()
+
+
+@pytest.mark.parametrize('lines', [0, 1, 15, 16, 17, 32, 41, 42])
+@pytest.mark.parametrize('half', [b'', b'{"benchmark": "x'])
+def test_wherever_it_was_cut_the_rest_is_asked_and_the_file_is_the_same(tmp_path, prepared, lines, half):
+    engine, tokenizer, config, name, prompts, whole = prepared
+    file = tmp_path / 'cut.jsonl'
+    file.write_bytes(b''.join(line + b'\n' for line in whole.split(b'\n')[:lines]) + half)
+    watched, size = Watched(engine), chunk_size(config)
+    assert size == 8
+    done = done_before(file, len(prompts), 2, size)
+    questions = evaluate(watched, tokenizer, name, prompts, config, file, done)
+    kept = 21 if lines == 42 else lines // 16 * 8
+    assert watched.asked == [p.id for p in prompts[kept:]]
+    assert file.read_bytes() == whole
+    assert summary(questions, votes=True) == summary(done_before(file, 21, 2, size), votes=True)
+
+
+def test_what_training_logs_is_what_the_command_writes_and_a_majority_only_where_answers_are_votes(tmp_path, prepared, monkeypatch):
+    engine, tokenizer, config, name, prompts, whole = prepared
+    (tmp_path / 'x.jsonl').write_bytes(whole)
+    questions = done_before(tmp_path / 'x.jsonl', 21, 2, 8)
+    for votes, measures in ((False, ('mean', 'pass')), (True, ('mean', 'pass', 'maj'))):
+        monkeypatch.setattr(countdown, 'VOTES', votes)
+        s = score(engine, tokenizer, prompts, config, EVALUATION)
+        assert s == summary(questions, votes)
+        assert core_metrics({'x': s}) == {f'val-core/x/acc/{m}@2': s[m] for m in measures}
+
+
+def test_a_file_with_rows_out_of_place_is_refused(tmp_path, prepared):
+    lines = prepared[-1].splitlines(keepends=True)
+    file = tmp_path / 'x.jsonl'
+    for changed, message in (
+        ([*lines[:5], *lines[6:]], r'x\.jsonl, line 6: question 3, sample 0 is out of place; remove the file'),
+        ([*lines, lines[0]], r'x\.jsonl, line 43: question 0, sample 0 is out of place'),
+        ([*lines[:2], b'{"question": 1\n', *lines[3:]], r'x\.jsonl, line 3: not valid JSON .*; remove the file'),
+    ):
+        file.write_bytes(b''.join(changed))
+        with pytest.raises(ValueError, match=message):
+            done_before(file, 21, 2, 8)
+        assert file.read_bytes() == b''.join(changed)
+
+
+def test_an_evaluation_killed_in_the_middle_ends_with_the_same_files(tmp_path):
+    problems = problems_file(tmp_path / 'problems.jsonl', 160)
+    few = problems_file(tmp_path / 'few.jsonl', 3)
+    flags = [f'--checkpoint={BASE}', '--config=configs/quickstart.py', f'--benchmarks={problems},{few}', '--samples=2',
+             '--config.rollout.rows=8']  # fmt: skip
+    quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}
+    process = subprocess.Popen(command(*flags, f'--output={tmp_path}/killed'), cwd=ROOT, **quiet)
+    file, deadline = tmp_path / 'killed' / 'problems.jsonl', time.monotonic() + 240
+    while not (file.is_file() and file.stat().st_size):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = file.read_bytes()
+    assert 0 < before.count(b'\n') < 320 and not (tmp_path / 'killed' / 'summary.json').exists()
+    with file.open('ab') as f:
+        f.write(b'{"benchm')
+
+    evaluated(*flags, f'--output={tmp_path}/killed')
+    evaluated(*flags, f'--output={tmp_path}/whole')
+    names = sorted(p.name for p in (tmp_path / 'whole').iterdir())
+    assert names == ['few.jsonl', 'problems.jsonl', 'settings.json', 'summary.json']
+    for name in names:
+        assert (tmp_path / 'killed' / name).read_bytes() == (tmp_path / 'whole' / name).read_bytes()
+    assert file.read_bytes().startswith(before)
+
+    message = refused(*flags, '--samples=4', '--config.seed=1', f'--output={tmp_path}/whole')
+    assert 'differ in config.seed (42 there, 1 now), samples (2 there, 4 now). Give another --output' in message
+    assert samples(tmp_path / 'whole') == samples(tmp_path / 'killed')
+
+
+# ---- what is refused
+
+
+def test_other_questions_and_files_of_unknown_origin_are_refused(tmp_path):
+    claim(tmp_path, {'samples': 2, 'questions': {'a': '1'}}, [])
+    with pytest.raises(ValueError, match=r"differ in questions \(\{'a': '1'\} there, \{'a': '2'\} now\)\. Give another --output"):
+        claim(tmp_path, {'samples': 2, 'questions': {'a': '2'}}, [])
+    (tmp_path / 'settings.json').unlink()
+    (tmp_path / 'a.jsonl').write_text('')
+    with pytest.raises(ValueError, match=r'holds a\.jsonl, but no settings\.json'):
+        claim(tmp_path, {'samples': 2}, [tmp_path / 'a.jsonl', tmp_path / 'b.jsonl'])
+    with pytest.raises(ValueError, match=r'x/a\.jsonl and y/a\.jsonl would share a\.jsonl'):
+        sample_files(tmp_path, ['x/a.jsonl', 'b', 'y/a.jsonl'])
+
+
+def test_bad_flags_are_refused_in_one_message(tmp_path, monkeypatch):
+    assert '--config=FILE' in refused(f'--checkpoint={tmp_path}')
+    config = quickstart(problems_file(tmp_path / 'problems.jsonl', 3))
+    monkeypatch.delenv('BAPO_ROLLOUT_TOKEN', raising=False)
+    with pytest.raises(ValueError, match='BAPO_ROLLOUT_TOKEN is not set'):
+        load_for_evaluation(BASE, config, None, ['http://127.0.0.1:9'])
+    with pytest.raises(ValueError, match='--servers are asked with --engine=vllm'):
+        load_for_evaluation(BASE, config, 'jax', ['http://127.0.0.1:9'])
+    with pytest.raises(FileNotFoundError, match='is not a directory; give a run, a published policy or a Hugging Face'):
+        load_for_evaluation(tmp_path / 'none', config, None, None)
+    (tmp_path / 'checkpoints').mkdir()
+    (tmp_path / 'config.json').write_text(json.dumps({**config.to_dict(), 'model': {'path': str(BASE), 'dtype': 'float32'}}))
+    with pytest.raises(FileNotFoundError, match='checkpoints holds no complete checkpoint'):
+        load_for_evaluation(tmp_path, None, None, None)
+
+
+# ---- through a server
+
+
+def test_a_server_gives_the_scores_of_the_same_policy_and_goes_on_where_it_was_cut(tmp_path, base, server):
+    problems = problems_file(tmp_path / 'problems.jsonl', 150)
+    policy = publish(tmp_path / 'policy', 3, base.moved, base.config, 'float32')
+    # Nearly greedy, so that both engines give the same responses but for rounding; the server was started with other weights.
+    flags = [f'--checkpoint={policy}', '--config=configs/quickstart.py', f'--config.model.path={BASE}', f'--benchmarks={problems}',
+             '--samples=4', '--config.evaluate.temperature=0.02']  # fmt: skip
+    evaluated(*flags, f'--output={tmp_path}/jax')
+    evaluated(*flags, f'--servers={server.url}', f'--output={tmp_path}/vllm')
+    assert 'engine' in refused(*flags, f'--output={tmp_path}/vllm')
+    file = tmp_path / 'vllm' / 'problems.jsonl'
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b''.join(lines[:300]))
+    (tmp_path / 'vllm' / 'summary.json').unlink()
+    evaluated(*flags, f'--servers={server.url}', f'--output={tmp_path}/vllm')
+
+    again = file.read_bytes().splitlines(keepends=True)
+    assert len(again) == len(lines) == 600 and again[:256] == lines[:256]  # a chunk is 64 questions × 4
+    ours, theirs = samples(tmp_path / 'jax'), samples(tmp_path / 'vllm')
+    assert [(r['question'], r['sample']) for r in theirs] == [(r['question'], r['sample']) for r in ours]
+    assert np.mean([a['response'] == b['response'] for a, b in zip(ours, theirs, strict=True)]) > 0.9
+    assert not (tmp_path / 'vllm' / 'policy').exists()  # what the server loaded is not left behind
+    assert policy.is_dir() and scores(tmp_path / 'vllm')['step'] == 3

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from bapo_jax.groups import Group, Prompt, Verdict
+from bapo_jax.groups import Group, Prompt, Response
 from bapo_jax.rollout.engine import Draw, Engine, Sampling
 from bapo_jax.tasks import get_task
 
@@ -17,20 +17,34 @@ class Collected(NamedTuple):
     verify_s: float
 
 
+class Judged(NamedTuple):
+    """Groups, and for each of them what the verifier took each response's answer to be (None where it found none)."""
+
+    groups: list[Group]
+    answers: list[tuple[str | None, ...]]
+
+
 def collect(
     engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
 ) -> Collected:
     """`group_size` judged responses to each prompt, from the policy the engine holds, stamped with the step of its draw."""
     started = time.perf_counter()
-    answers = engine.generate(prompts, group_size, sampling, draws) if prompts else []
+    responses = engine.generate(prompts, group_size, sampling, draws) if prompts else []
     generated = time.perf_counter()
-    texts = iter(tokenizer.batch_decode([r.tokens for responses in answers for r in responses], skip_special_tokens=True))
-    groups = []
-    for prompt, responses, draw in zip(prompts, answers, draws, strict=True):
-        verdicts = tuple(_verdict(prompt, next(texts)) for _ in responses)
-        groups.append(Group(prompt, responses, verdicts, draw.step))
+    groups = judge(tokenizer, prompts, responses, draws).groups
     return Collected(groups, generated - started, time.perf_counter() - generated)
 
 
-def _verdict(prompt: Prompt, text: str) -> Verdict:
-    return get_task(prompt.task).verify(text, prompt.ground_truth)[0]
+def judge(tokenizer: Any, prompts: Sequence[Prompt], responses: Sequence[tuple[Response, ...]], draws: Sequence[Draw]) -> Judged:
+    """The verdicts on the responses to each prompt; the prompts are of one task, which judges them all in one call."""
+    if not prompts:
+        return Judged([], [])
+    texts = tokenizer.batch_decode([r.tokens for group in responses for r in group], skip_special_tokens=True)
+    truths = [prompt.ground_truth for prompt, group in zip(prompts, responses, strict=True) for _ in group]
+    judged = iter(get_task(prompts[0].task).verify_all(texts, truths))
+    groups, answers = [], []
+    for prompt, group, draw in zip(prompts, responses, draws, strict=True):
+        verdicts, extracted = zip(*(next(judged) for _ in group), strict=True)
+        groups.append(Group(prompt, group, verdicts, draw.step))
+        answers.append(extracted)
+    return Judged(groups, answers)

@@ -8,6 +8,8 @@ A task module has
     benchmark(name) -> list[ground truth]                               the questions of a test set
     prompt_text(ground_truth, template, tokenizer) -> str               a question as the policy reads it
     verify(response, ground_truth) -> (Verdict, answer text or None)    quick, raises on no response text whatever
+    verify_all(responses, ground_truths) -> list of such pairs          many at once
+    VOTES: bool                      whether equal answer texts are agreement, so that a majority of them (maj@n) says something
 
 where a ground truth is a JSON-serialisable dict that holds the question and what its verifier needs.
 """

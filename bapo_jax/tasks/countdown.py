@@ -18,7 +18,8 @@ import numpy as np
 from bapo_jax.groups import Verdict
 from bapo_jax.tasks.countdown_data import BENCHMARKS, MAX_DIGITS, benchmark, is_numbers, solvable, training_problems
 
-__all__ = ['BENCHMARKS', 'TEMPLATES', 'benchmark', 'prompt_text', 'training_problems', 'verify', 'worked_solution']
+__all__ = ['BENCHMARKS', 'TEMPLATES', 'VOTES', 'benchmark', 'prompt_text', 'training_problems', 'verify', 'verify_all',
+           'worked_solution']  # fmt: skip
 
 # The prompt of TinyZero (`base`), word for word: published results depend on it.
 _TINYZERO = (
@@ -35,6 +36,10 @@ TEMPLATES = {
     'tinyzero_chat': _TINYZERO,  # as a user turn of the model's chat template, as verl, MoPPS and the BAPO release feed it
     'compact': '{spaced}={target}\n',  # a dozen tokens, for the small policies of the quickstart
 }
+
+# No maj@n: right expressions differ from one another, and their values are no vote either: the question gives the value that is
+# wanted, so whoever sees n expressions need not count them but can take one that has it, which is pass@n.
+VOTES = False
 
 MAX_LENGTH = 1000  # characters of an answer
 MAX_DEPTH = 100  # nested parentheses and signs
@@ -75,6 +80,11 @@ def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:
     target = ground_truth['target']
     value = evaluate(postfix)
     return (Verdict.CORRECT if value is not None and value == Fraction(str(target)) else Verdict.WRONG), answer
+
+
+def verify_all(responses: Sequence[str], ground_truths: Sequence[dict]) -> list[tuple[Verdict, str | None]]:
+    """`verify` of each response with its ground truth."""
+    return [verify(response, truth) for response, truth in zip(responses, ground_truths, strict=True)]
 
 
 def find_answer(response: str) -> str | None:
