@@ -20,7 +20,7 @@ from bapo_jax.groups import Prompt
 from bapo_jax.learner.update import Learner
 from bapo_jax.metrics import write_text
 from bapo_jax.models import hf
-from bapo_jax.models.qwen2 import ModelConfig
+from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.prompts.selector import ShuffledEpochs
 from bapo_jax.replay.buffer import ReplayBuffer

@@ -20,14 +20,14 @@ from real_servers import base, connect, server, two_servers  # noqa: F401  (fixt
 from bapo_jax.groups import Group, Prompt, Verdict
 from bapo_jax.learner.logprobs import token_logprobs
 from bapo_jax.models import hf
-from bapo_jax.models.qwen2 import ModelConfig
+from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
 
 STOP_TOKENS = tuple(range(3, 15))  # many, so that responses differ in length
 TINY = {
-    'vocab_size': 96, 'hidden_size': 32, 'intermediate_size': 48, 'num_hidden_layers': 2, 'num_attention_heads': 4,
-    'num_key_value_heads': 2, 'rope_parameters': {'rope_type': 'default', 'rope_theta': 10_000.0}, 'tie_word_embeddings': True,
+    'model_type': 'qwen2', 'vocab_size': 96, 'hidden_size': 32, 'intermediate_size': 48, 'num_hidden_layers': 2,
+    'num_attention_heads': 4, 'num_key_value_heads': 2, 'rope_parameters': {'rope_type': 'default', 'rope_theta': 10_000.0}, 'tie_word_embeddings': True,
     'eos_token_id': 3,
 }  # fmt: skip
 
@@ -43,7 +43,7 @@ class Policy(NamedTuple):
 def tiny_hf(tmp_path_factory):
     """A function of overrides of TINY: a Hugging Face directory of that model, no parameter at its initial value."""
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     made = {}
 
@@ -52,7 +52,7 @@ def tiny_hf(tmp_path_factory):
         if key in made:
             return made[key]
         torch.manual_seed(0)
-        model = Qwen2ForCausalLM(Qwen2Config(**{**TINY, **overrides}))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**TINY, **overrides}))
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(torch.randn_like(parameter) * (0.2 if parameter.ndim > 1 else 0.3))

@@ -16,7 +16,7 @@ from small_run import ROOT
 from bapo_jax.groups import Prompt
 from bapo_jax.learner.logprobs import token_logprobs
 from bapo_jax.models import hf
-from bapo_jax.models.qwen2 import ModelConfig
+from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE

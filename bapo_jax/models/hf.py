@@ -1,6 +1,6 @@
 """Hugging Face directories in and out: config.json, safetensors (one file or sharded), tokenizer files carried along.
 
-A parameter tree here is the pure state of `Qwen2`: nested dicts of float32 arrays, layers stacked on the first axis.
+A parameter tree here is the pure state of `Qwen`: nested dicts of float32 arrays, layers stacked on the first axis.
 Hugging Face keeps one [out, in] matrix per layer; the tree keeps [L, in, out].
 """
 
@@ -18,10 +18,11 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from bapo_jax.models.qwen2 import ModelConfig, Qwen2
+from bapo_jax.models.qwen import ModelConfig, Qwen
 
 Params = dict[str, Any]
 
+MODEL_TYPES = ('qwen2', 'qwen3')
 TOKENIZER_FILES = ('tokenizer.json', 'tokenizer_config.json', 'chat_template.jinja', 'vocab.json', 'merges.txt',
                    'special_tokens_map.json', 'added_tokens.json', 'generation_config.json')
 
@@ -32,15 +33,17 @@ _LAYER = (
     (('attention_norm', 'scale'), 'input_layernorm.weight', False),
     (('mlp_norm', 'scale'), 'post_attention_layernorm.weight', False),
     *(((name, 'kernel'), f'self_attn.{name}_proj.weight', True) for name in 'qkvo'),
-    *(((name, 'bias'), f'self_attn.{name}_proj.bias', False) for name in 'qkv'),
     *(((name, 'kernel'), f'mlp.{name}_proj.weight', True) for name in ('gate', 'up', 'down')),
 )
+_QKV_BIAS = tuple(((name, 'bias'), f'self_attn.{name}_proj.bias', False) for name in 'qkv')
+_QK_NORM = tuple(((f'{name}_norm', 'scale'), f'self_attn.{name}_norm.weight', False) for name in 'qk')
 
 
 def read_config(path: str | Path, dtype: str = 'float32') -> ModelConfig:
     """The decoder's shape from `path/config.json`.
 
-    Raises FileNotFoundError where the directory or file is missing, ValueError where it asks for what `Qwen2` leaves out.
+    Raises FileNotFoundError where the directory or file is missing, ValueError, naming the field, where it asks for what `Qwen`
+    leaves out.
     """
     file = Path(path) / 'config.json'
     if not file.is_file():
@@ -49,26 +52,24 @@ def read_config(path: str | Path, dtype: str = 'float32') -> ModelConfig:
         c = json.loads(file.read_text('utf-8'))
     except ValueError as e:
         raise ValueError(f'{file}: not valid JSON ({e}); fetch the model directory again') from e
-    if c.get('model_type') != 'qwen2':
-        raise ValueError(f'{file}: model_type={c.get("model_type")!r} is not supported; supported: qwen2')
-    rope = c.get('rope_parameters') or c.get('rope_scaling') or {}  # transformers 5 and before
-    unsupported = [f'hidden_act={c["hidden_act"]!r}'] if c.get('hidden_act', 'silu') != 'silu' else []
-    unsupported += ['use_sliding_window=True'] if c.get('use_sliding_window') else []
-    for field in ('rope_parameters', 'rope_scaling'):
-        scaling = c.get(field) or {}
-        if scaling.get('rope_type', scaling.get('type', 'default')) != 'default':
-            unsupported.append(f'{field}={scaling!r}')
+    if c.get('model_type') not in MODEL_TYPES:
+        raise ValueError(f'{file}: model_type={c.get("model_type")!r} is not supported; supported: {", ".join(MODEL_TYPES)}')
+    unsupported = _unsupported(c)
     if unsupported:
-        raise ValueError(f'{file}: {", ".join(unsupported)} is not supported by this Qwen2 decoder')
+        raise ValueError(f'{file}: {"; ".join(unsupported)}')
+    rope = c.get('rope_parameters') or c.get('rope_scaling') or {}  # transformers 5 and before
     try:
+        # Qwen3's head size is a field of its own; Qwen2's follows from the width where it is not given.
+        head_dim = c['head_dim'] if c['model_type'] == 'qwen3' else c.get('head_dim')
         return ModelConfig(
+            model_type=c['model_type'],
             vocab_size=c['vocab_size'],
             hidden_size=c['hidden_size'],
             intermediate_size=c['intermediate_size'],
             num_layers=c['num_hidden_layers'],
             num_heads=c['num_attention_heads'],
-            num_kv_heads=c.get('num_key_value_heads', c['num_attention_heads']),
-            head_dim=c.get('head_dim') or c['hidden_size'] // c['num_attention_heads'],
+            num_kv_heads=c.get('num_key_value_heads') or c['num_attention_heads'],
+            head_dim=head_dim or c['hidden_size'] // c['num_attention_heads'],
             rope_theta=float(c.get('rope_theta') or rope.get('rope_theta', 10_000.0)),
             rms_norm_eps=float(c.get('rms_norm_eps', 1e-6)),
             tie_embeddings=bool(c.get('tie_word_embeddings', False)),
@@ -78,22 +79,40 @@ def read_config(path: str | Path, dtype: str = 'float32') -> ModelConfig:
         raise ValueError(f'{file}: the field {e.args[0]!r} is missing') from e
 
 
+def _unsupported(c: dict[str, Any]) -> list[str]:
+    """What a config.json asks for that `Qwen` leaves out, each with the values that are supported."""
+    rope_types = {
+        field: rope.get('rope_type', rope.get('type', 'default'))
+        for field in ('rope_parameters', 'rope_scaling')
+        if (rope := c.get(field))
+    }
+    supported = (
+        ('hidden_act', c.get('hidden_act', 'silu') == 'silu', "'silu'"),
+        ('use_sliding_window', not c.get('use_sliding_window'), 'False'),
+        ('layer_types', set(c.get('layer_types') or ()) <= {'full_attention'}, "'full_attention' in every layer"),
+        ('attention_bias', c['model_type'] == 'qwen2' or not c.get('attention_bias'), 'False'),  # Qwen2 does not read it
+        *((field, rope_type == 'default', "rope_type 'default'") for field, rope_type in rope_types.items()),
+        ('quantization_config', not c.get('quantization_config'), 'weights that are not quantised'),
+    )
+    return [f'{field}={c[field]!r} is not supported; supported: {values}' for field, fine, values in supported if not fine]
+
+
 def abstract_params(config: ModelConfig) -> tuple[nnx.GraphDef, Params]:
     """The model's graph and the shapes of its parameters, nothing allocated."""
-    graph, state = nnx.split(nnx.eval_shape(lambda: Qwen2(config, rngs=nnx.Rngs(0))), nnx.Param)[:2]
+    graph, state = nnx.split(nnx.eval_shape(lambda: Qwen(config, rngs=nnx.Rngs(0))), nnx.Param)[:2]
     return graph, nnx.to_pure_dict(state)
 
 
 def init_params(config: ModelConfig, seed: int) -> Params:
     """Freshly initialised parameters (normal, 0.02)."""
-    return nnx.to_pure_dict(nnx.state(Qwen2(config, rngs=nnx.Rngs(seed)), nnx.Param))
+    return nnx.to_pure_dict(nnx.state(Qwen(config, rngs=nnx.Rngs(seed)), nnx.Param))
 
 
 def _entries(config: ModelConfig) -> Iterator[tuple[tuple[str, ...], list[str], bool]]:
     """(path in the tree, its Hugging Face names, transposed?); a name per layer under 'layers', else one."""
     for path, name, transposed in (*_TOP, *(() if config.tie_embeddings else (_HEAD,))):
         yield path, [name], transposed
-    for path, name, transposed in _LAYER:
+    for path, name, transposed in (*_LAYER, *(_QKV_BIAS if config.qkv_bias else ()), *(_QK_NORM if config.qk_norm else ())):
         yield ('layers', *path), [f'model.layers.{i}.{name}' for i in range(config.num_layers)], transposed
 
 

@@ -16,7 +16,7 @@ from absl import logging
 
 from bapo_jax.metrics import write_text
 from bapo_jax.models import hf
-from bapo_jax.models.qwen2 import ModelConfig
+from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.published import FORMAT, MANIFEST, WEIGHTS, crc32, published_versions
 
 # Orbax warns at every save that it finds no OCDBT files to merge; there are none where none were asked for.
@@ -77,13 +77,15 @@ def in_layer_order(tensors: dict[str, np.ndarray]) -> list[tuple[str, np.ndarray
 
 
 def architecture(config: ModelConfig) -> dict[str, Any]:
-    """The sizes by which a server tells this model from another, under their names in config.json."""
+    """What a server tells this model from another by, under the names in config.json."""
     return {
+        'model_type': config.model_type,
         'vocab_size': config.vocab_size,
         'hidden_size': config.hidden_size,
         'intermediate_size': config.intermediate_size,
         'num_hidden_layers': config.num_layers,
         'num_attention_heads': config.num_heads,
         'num_key_value_heads': config.num_kv_heads,
+        'head_dim': config.head_dim,
         'tie_word_embeddings': config.tie_embeddings,
     }

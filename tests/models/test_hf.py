@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from bapo_jax.models import hf
-from bapo_jax.models.qwen2 import ModelConfig
+from bapo_jax.models.qwen import ModelConfig
 
 
 @pytest.fixture
@@ -102,8 +102,8 @@ def test_put_places_each_tensor(policy):
 
 def test_the_config_is_read(policy):
     assert policy.config == ModelConfig(
-        vocab_size=96, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
-        rope_theta=10_000.0, rms_norm_eps=1e-6, tie_embeddings=True, dtype='float32',
+        model_type='qwen2', vocab_size=96, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4,
+        num_kv_heads=2, head_dim=8, rope_theta=10_000.0, rms_norm_eps=1e-6, tie_embeddings=True, dtype='float32',
     )  # fmt: skip
 
 

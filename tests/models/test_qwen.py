@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from jax.test_util import check_grads
 
-from bapo_jax.models.qwen2 import empty_cache, matmul
+from bapo_jax.models.qwen import empty_cache, matmul
 
 TOLERANCE = 2e-5
 SHAPES = {
@@ -15,7 +15,13 @@ SHAPES = {
     'untied, two key heads': {'num_key_value_heads': 2, 'tie_word_embeddings': False},
     'as many key heads as query heads': {'num_key_value_heads': 4, 'rope_parameters': {'rope_type': 'default', 'rope_theta': 1e6}},
     'heads wider than the model, other eps': {'num_key_value_heads': 2, 'head_dim': 16, 'rms_norm_eps': 1e-3},
-}
+    'Qwen3, tied, one key head': {'model_type': 'qwen3', 'head_dim': 8, 'num_key_value_heads': 1},
+    'Qwen3, untied, two key heads, wide': {'model_type': 'qwen3', 'head_dim': 16, 'tie_word_embeddings': False},
+    'Qwen3, as many key heads as query heads, narrow, other eps': {
+        'model_type': 'qwen3', 'head_dim': 4, 'num_key_value_heads': 4, 'rms_norm_eps': 1e-3,
+        'rope_parameters': {'rope_type': 'default', 'rope_theta': 1e6},
+    },
+}  # fmt: skip
 
 
 def causal(tokens_BxT):
