@@ -78,7 +78,7 @@ def build(config: ConfigDict, workdir: Path) -> Setup:
         )
     graph, shapes = hf.abstract_params(model_config)
     sharding = parallel.parameter_sharding(mesh, shapes)
-    params = hf.load_params(config.model.path, model_config)
+    params = hf.load_params(config.model.path, model_config, sharding)
     claim(workdir, config, {'dataset': fingerprint(prompts), 'tokenizer': fingerprint_tokenizer(tokenizer)})
     return Setup(
         config=config,
@@ -90,7 +90,7 @@ def build(config: ConfigDict, workdir: Path) -> Setup:
         buffer=ReplayBuffer(
             config.replay.bad_capacity, config.replay.high_capacity, config.replay.high_recent_steps, config.replay.c1
         ),
-        initial_params=jax.device_put(params, sharding),
+        initial_params=params,
         steps=config.steps or config.epochs * selector.batches_per_epoch,
     )
 
@@ -174,7 +174,7 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None) -> tuple[En
         like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, np.float32, sharding=s), shapes, sharding)
         params, step = Checkpoints(checkpoint / 'checkpoints', keep=None).restore_params(like)
     else:
-        params, step = jax.device_put(hf.load_params(checkpoint, model_config), sharding), 0
+        params, step = hf.load_params(checkpoint, model_config, sharding), 0
     engine = JaxEngine(graph, stop_tokens(config.model.path, tokenizer), config.rollout.rows, parallel.row_sharding(mesh))
     engine.load(params, step)
     return engine, tokenizer, config, step

@@ -72,7 +72,7 @@ def make_policy(tiny_hf):
     def make(dtype='float32', **overrides):
         path = tiny_hf(**overrides)
         config = hf.read_config(path, dtype)
-        return Policy(path, config, hf.abstract_params(config)[0], hf.load_params(path, config))
+        return Policy(path, config, hf.abstract_params(config)[0], jax.tree.map(np.array, hf.load_params(path, config)))
 
     return make
 

@@ -38,7 +38,7 @@ class Base(NamedTuple):
 @pytest.fixture(scope='session')
 def base():
     config, tokenizer = hf.read_config(BASE, 'float32'), load_tokenizer(BASE)
-    params = hf.load_params(BASE, config)
+    params = jax.tree.map(np.array, hf.load_params(BASE, config))
     rng = np.random.default_rng(0)
     moved = jax.tree.map(lambda x: np.asarray(x * (1 + 0.1 * rng.standard_normal(x.shape)), np.float32), params)
     problems = [{'numbers': [3, 5, 2 + i], 'target': 16 + i} for i in range(24)]

@@ -30,7 +30,7 @@ def train_and_sample(model_path, groups, sizes):
     mesh = make_mesh(*sizes)
     model_config = hf.read_config(model_path)
     graph, _ = hf.abstract_params(model_config)
-    params = hf.load_params(model_path, model_config)
+    params = jax.tree.map(np.array, hf.load_params(model_path, model_config))
     config = default_config().learner
     config.update({
         'mini_batch_groups': 3, 'row_tokens': 32, 'logprob_chunk': 16, 'micro_batch_rows': 8, 'learning_rate': 1e-4,

@@ -68,9 +68,9 @@ def test_import_and_export_are_the_identity_bit_for_bit(tied, sharded, make_poli
     if sharded:
         shard(source)
     params = load(source)
-    hf.save_params(tmp_path / 'out', policy.config, params, like=source)
+    hf.save(tmp_path / 'out', hf.to_hf(policy.config, params), like=source)
     assert_same_tensors(load_file(tmp_path / 'out' / 'model.safetensors'), tensors)
-    assert_same_tensors(hf.to_hf(policy.config, load(tmp_path / 'out')), tensors)
+    assert_same_tensors(dict(hf.to_hf(policy.config, load(tmp_path / 'out'))), tensors)
 
 
 def test_transformers_loads_the_export_with_equal_logits(make_policy, tmp_path):
@@ -78,7 +78,7 @@ def test_transformers_loads_the_export_with_equal_logits(make_policy, tmp_path):
     from transformers import AutoModelForCausalLM
 
     policy = make_policy(tie_word_embeddings=False)
-    hf.save_params(tmp_path / 'out', policy.config, policy.params, like=policy.path)
+    hf.save(tmp_path / 'out', hf.to_hf(policy.config, policy.params), like=policy.path)
     tokens = torch.arange(12)[None]
     with torch.no_grad():
         a, b = (AutoModelForCausalLM.from_pretrained(p)(tokens).logits for p in (policy.path, tmp_path / 'out'))
@@ -89,15 +89,7 @@ def test_a_bfloat16_checkpoint_becomes_float32_of_the_same_values(directory):
     halves = {k: v.astype(ml_dtypes.bfloat16) for k, v in load_file(directory / 'model.safetensors').items()}
     save_file(halves, directory / 'model.safetensors')
     config = hf.read_config(directory)
-    assert_same_tensors(hf.to_hf(config, load(directory)), {k: v.astype(np.float32) for k, v in halves.items()})
-
-
-def test_put_places_each_tensor(policy):
-    seen = []
-    params = hf.load_params(policy.path, policy.config, lambda path, array: (seen.append((path, array.shape)), -array)[1])
-    want = jax.tree_util.tree_flatten_with_path(policy.params)[0]
-    assert sorted(seen) == sorted((tuple(k.key for k in path), leaf.shape) for path, leaf in want)
-    assert all((a == -b).all() for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(policy.params), strict=True))
+    assert_same_tensors(dict(hf.to_hf(config, load(directory))), {k: v.astype(np.float32) for k, v in halves.items()})
 
 
 def test_the_config_is_read(policy):
@@ -221,14 +213,14 @@ def test_save_refuses_a_used_directory(sharded, policy, directory):
         shard(directory)
     before = {file.name: file.read_bytes() for file in directory.iterdir()}
     with pytest.raises(FileExistsError, match=f'{directory.name} already holds'):
-        hf.save_params(directory, policy.config, policy.params, like=policy.path)
+        hf.save(directory, hf.to_hf(policy.config, policy.params), like=policy.path)
     assert {file.name: file.read_bytes() for file in directory.iterdir()} == before
 
 
 def test_save_carries_config_and_tokenizer_along(policy, directory, tmp_path):
     (directory / 'tokenizer.json').write_text('{}')
     (directory / 'README.md').write_text('not of the model')
-    hf.save_params(tmp_path / 'out', policy.config, policy.params, like=directory)
+    hf.save(tmp_path / 'out', hf.to_hf(policy.config, policy.params), like=directory)
     assert (tmp_path / 'out' / 'config.json').read_bytes() == (directory / 'config.json').read_bytes()
     assert (tmp_path / 'out' / 'tokenizer.json').read_text() == '{}'
     assert not (tmp_path / 'out' / 'README.md').exists()
