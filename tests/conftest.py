@@ -30,6 +30,7 @@ TINY = {
     'num_attention_heads': 4, 'num_key_value_heads': 2, 'rope_parameters': {'rope_type': 'default', 'rope_theta': 10_000.0}, 'tie_word_embeddings': True,
     'eos_token_id': 3,
 }  # fmt: skip
+QWEN3 = {'model_type': 'qwen3', 'head_dim': 16}  # heads wider than the model, as Qwen3-4B's
 
 
 class Policy(NamedTuple):
