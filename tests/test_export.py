@@ -203,9 +203,18 @@ def test_what_cannot_be_exported_is_refused_by_name(spoil, error, message, one, 
     assert not list(tmp_path.glob('out*'))
 
 
-@pytest.mark.parametrize('source, message', [('.', 'shape'), ('policy/000007', "model_type 'qwen3' .the base has 'qwen2'")])
-def test_a_base_of_another_model_is_refused(source, message, runs, make_policy, tmp_path):
-    other = make_policy(**MODELS['Qwen2, tied'], hidden_size=16).path
+@pytest.mark.parametrize(
+    'source, fields, message',
+    [
+        ('.', {'hidden_size': 16}, r'another model: embedding\.embedding has shape \(300, 32\) there and \(300, 16\)'),
+        ('.', {'tie_word_embeddings': True}, r'another model: head\.kernel has shape \(32, 300\) there and None'),
+        ('.', {'model_type': 'qwen2'}, r'another model: layers\.k\.bias has shape None there and \(2, 32\)'),
+        ('policy/000007', {'model_type': 'qwen2'}, "model_type 'qwen3' .the base has 'qwen2'"),
+        ('policy/000007', {'head_dim': 8}, 'head_dim 16 .the base has 8'),
+    ],
+)
+def test_a_base_of_another_model_is_refused(source, fields, message, runs, make_policy, tmp_path):
+    other = make_policy(**{**MODELS['Qwen3, untied'], **fields}).path
     with pytest.raises(ValueError, match=message):
         export(runs['Qwen3, untied'][0] / source, tmp_path / 'out', base=other)
     assert not list(tmp_path.iterdir())

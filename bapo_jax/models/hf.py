@@ -150,16 +150,17 @@ def load_params(path: str | Path, config: ModelConfig, sharding: Any = None) -> 
     """
     shapes = abstract_params(config)[1]
     handles = _open_tensors(Path(path), layout(config), shapes)
+    one_device = NamedSharding(Mesh(jax.devices()[:1], 'x'), PartitionSpec())
     params: Params = {}
     for tensor in layout(config):
-        where = _get(sharding, tensor.path) if sharding else NamedSharding(Mesh(jax.devices()[:1], 'x'), PartitionSpec())
+        handle, where = handles[tensor.name], _get(sharding, tensor.path) if sharding else one_device
         if tensor.layer is None:
-            array = _place(handles[tensor.name], tensor.transposed, where)
+            array = _place(handle, tensor.transposed, where)
         else:
             shape = _get(shapes, tensor.path).shape
             stacked = jnp.zeros(shape, jnp.float32, device=where) if tensor.layer == 0 else _get(params, tensor.path)
-            layer = _place(handles[tensor.name], tensor.transposed, NamedSharding(where.mesh, PartitionSpec(*where.spec[1:])))
-            array = _set_layer(stacked, layer, tensor.layer, sharding=where)
+            of_layer = NamedSharding(where.mesh, PartitionSpec(*where.spec[1:]))
+            array = _set_layer(stacked, _place(handle, tensor.transposed, of_layer), tensor.layer, sharding=where)
         # Without this wait the host would run ahead, and hold every tensor that the devices have not taken yet.
         _set(params, tensor.path, jax.block_until_ready(array))
     return params
