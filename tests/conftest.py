@@ -106,9 +106,9 @@ def groups(policy, prompts):
 def score(policy):
     """The trainer's log-probs and entropy, compiled: (params, tokens, segment, position, temperature) -> two arrays [B, T]."""
 
-    @functools.partial(jax.jit, static_argnames=('chunk', 'remat'))
-    def run(params, tokens, segment, position, temperature, *, chunk=None, remat=False):
-        model = nnx.merge(policy.graph, params)
+    @functools.partial(jax.jit, static_argnames=('chunk', 'remat', 'graph'))
+    def run(params, tokens, segment, position, temperature, *, chunk=None, remat=False, graph=policy.graph):
+        model = nnx.merge(graph, params)
         return token_logprobs(model, tokens, segment, position, temperature, chunk=chunk or tokens.shape[1], remat=remat)
 
     return run

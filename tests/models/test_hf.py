@@ -7,6 +7,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from conftest import QWEN3
 from safetensors.numpy import load_file, save_file
 
 from bapo_jax.models import hf
@@ -58,13 +59,16 @@ def assert_same_tensors(a, b):
         assert a[name].tobytes() == b[name].tobytes(), name
 
 
+@pytest.mark.parametrize('family', [{}, QWEN3], ids=['Qwen2', 'Qwen3'])
 @pytest.mark.parametrize('tied', [True, False])
 @pytest.mark.parametrize('sharded', [False, True])
-def test_import_and_export_are_the_identity_bit_for_bit(tied, sharded, make_policy, tmp_path):
-    policy = make_policy(tie_word_embeddings=tied)
+def test_import_and_export_are_the_identity_bit_for_bit(family, tied, sharded, make_policy, tmp_path):
+    policy = make_policy(tie_word_embeddings=tied, **family)
     source = shutil.copytree(policy.path, tmp_path / 'source')
     tensors = load_file(source / 'model.safetensors')
     assert ('lm_head.weight' in tensors) is not tied
+    assert ('model.layers.1.self_attn.q_norm.weight' in tensors) is (family == QWEN3)
+    assert [t.name for t in hf.layout(policy.config)] == list(dict(hf.to_hf(policy.config, policy.params)))
     if sharded:
         shard(source)
     params = load(source)
@@ -141,6 +145,12 @@ def test_a_config_that_is_no_json(directory):
         # What Qwen2.5's model card tells users to add has the older key 'type'.
         ({'rope_scaling': {'type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 32768}}, 'rope_scaling=.*yarn'),
         ({'rope_parameters': {'rope_type': 'yarn', 'factor': 4.0, 'rope_theta': 1e4}}, 'rope_parameters=.*yarn'),
+        ({'layer_types': ['full_attention', 'sliding_attention']}, "layer_types=.*supported: 'full_attention' in every layer"),
+        ({'quantization_config': {'quant_method': 'fp8'}}, 'quantization_config=.*fp8'),
+        ({**QWEN3, 'attention_bias': True}, 'attention_bias=True is not supported; supported: False'),
+        ({**QWEN3, 'rope_scaling': {'rope_type': 'yarn', 'factor': 4.0}}, "rope_scaling=.*yarn.*supported: rope_type 'default'"),
+        ({'model_type': 'qwen3_moe'}, "model_type='qwen3_moe' is not supported; supported: qwen2, qwen3"),
+        ({'model_type': 'qwen3', 'head_dim': ...}, "'head_dim' is missing"),
         ({'hidden_size': ...}, "'hidden_size' is missing"),
         ({'num_hidden_layers': ...}, "'num_hidden_layers' is missing"),
     ],
@@ -169,6 +179,38 @@ def test_truncated_weights(kept, directory):
     file = directory / 'model.safetensors'
     file.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(ValueError, match='model.safetensors: cannot read tensor'):
+        load(directory)
+
+
+def test_weights_in_a_dtype_that_float32_does_not_hold(directory):
+    name = 'model.layers.0.mlp.up_proj.weight'
+    edit_tensors(directory, lambda tensors: tensors.update({name: tensors[name].astype(np.float64)}))
+    with pytest.raises(ValueError, match=f'model.safetensors: {name} is stored as F64; supported: F32, BF16, F16'):
+        load(directory)
+
+
+@pytest.mark.parametrize('text', ['{"weight_map": ', '{"metadata": {}}'])
+def test_an_index_that_is_none(text, directory):
+    (directory / 'model.safetensors.index.json').write_text(text)
+    with pytest.raises(ValueError, match='model.safetensors.index.json: not an index'):
+        load(directory)
+
+
+def test_a_file_that_lacks_a_tensor_its_index_promises(directory):
+    shard(directory)
+    file = directory / 'model-00002-of-00002.safetensors'
+    tensors = load_file(file)
+    save_file({name: a for name, a in tensors.items() if name != 'model.norm.weight'}, file)
+    assert 'model.norm.weight' in tensors
+    with pytest.raises(ValueError, match=f'{file.name}: cannot read tensor .model.norm.weight'):
+        load(directory)
+
+
+@pytest.mark.parametrize('model, files', [({'head_dim': 16}, QWEN3), (QWEN3, {'head_dim': 16})])
+def test_a_config_of_one_family_beside_the_weights_of_the_other(model, files, tiny_hf, tmp_path):
+    directory = shutil.copytree(tiny_hf(**files), tmp_path / 'model')
+    shutil.copy(tiny_hf(**model) / 'config.json', directory)
+    with pytest.raises(ValueError, match=r'model.safetensors: cannot read tensor .model\.layers\.0\.self_attn\.(q_proj\.bias|q_norm)'):
         load(directory)
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import QWEN3
 from flax import nnx
 from jax.test_util import check_grads
 
@@ -56,8 +57,10 @@ def test_logits_are_hugging_faces(shape, make_policy, tokens):
     np.testing.assert_allclose(forward(policy, tokens), want, rtol=0, atol=TOLERANCE)
 
 
-def test_decoding_with_a_cache_is_the_full_forward_pass_also_left_padded(policy, tokens):
+@pytest.mark.parametrize('family', [{}, QWEN3], ids=['Qwen2', 'Qwen3'])
+def test_decoding_with_a_cache_is_the_full_forward_pass_also_left_padded(family, make_policy, tokens):
     """Prompts of 7, 3 and 1 tokens, left-padded to 7 slots and read at once; then the rest one token at a time."""
+    policy = make_policy(**family)
     full = forward(policy, tokens)
     lengths, L, steps = np.array([7, 3, 1]), 7, 5
     S = L + steps

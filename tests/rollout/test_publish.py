@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
+from conftest import QWEN3
 
 from bapo_jax.models import hf
 from bapo_jax.rollout.publish import architecture, publish, remove_unneeded
@@ -123,6 +124,31 @@ def test_a_policy_of_another_model_is_refused_with_what_differs(published, polic
     check_model(read_manifest(published), SimpleNamespace(**sizes))
     with pytest.raises(RefusedPolicy, match=f'hidden_size {sizes["hidden_size"]} .the server has 999'):
         check_model(read_manifest(published), SimpleNamespace(**{**sizes, 'hidden_size': 999}))
+
+
+@pytest.mark.parametrize('fields', [{}, {'head_dim': 16}, QWEN3], ids=['Qwen2', 'Qwen2, wide heads', 'Qwen3'])
+def test_a_server_knows_its_own_model_by_its_hugging_face_config(fields, make_policy, tmp_path):
+    from transformers import AutoConfig
+
+    policy = make_policy(**fields)
+    manifest = read_manifest(publish(tmp_path, 1, policy.params, policy.config, 'float32'))
+    check_model(manifest, AutoConfig.from_pretrained(policy.path))
+
+
+@pytest.mark.parametrize(
+    'served, message',
+    [
+        ({'head_dim': 16}, "model_type 'qwen3' .the server has 'qwen2'"),
+        ({**QWEN3, 'head_dim': 32}, 'head_dim 16 .the server has 32'),
+    ],
+)
+def test_a_server_of_another_family_or_head_size_refuses(served, message, make_policy, tiny_hf, tmp_path):
+    from transformers import AutoConfig
+
+    policy = make_policy(**QWEN3)
+    manifest = read_manifest(publish(tmp_path, 1, policy.params, policy.config, 'float32'))
+    with pytest.raises(RefusedPolicy, match=message):
+        check_model(manifest, AutoConfig.from_pretrained(tiny_hf(**served)))
 
 
 def test_only_pinned_versions_stay(policy, tmp_path):
