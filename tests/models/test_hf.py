@@ -1,6 +1,7 @@
 """Hugging Face directories in and out, bit for bit; and what is said of a directory that will not do."""
 
 import json
+import math
 import shutil
 
 import jax
@@ -106,6 +107,31 @@ def test_the_config_is_read(policy):
 def test_the_older_place_of_rope_theta_is_read(directory):
     edit_config(directory, rope_parameters=..., rope_theta=5e5)
     assert hf.read_config(directory).rope_theta == 5e5
+
+
+# The decoder's fields as these models' config.json has them, and how many parameters their model cards' files hold.
+PUBLISHED = {
+    'DeepSeek-R1-Distill-Qwen-1.5B': (1_777_088_000, {
+        'model_type': 'qwen2', 'hidden_act': 'silu', 'hidden_size': 1536, 'intermediate_size': 8960, 'num_attention_heads': 12,
+        'num_hidden_layers': 28, 'num_key_value_heads': 2, 'rms_norm_eps': 1e-6, 'rope_theta': 10000, 'sliding_window': 4096,
+        'max_window_layers': 21, 'use_sliding_window': False, 'tie_word_embeddings': False, 'vocab_size': 151936,
+    }),
+    'Qwen3-8B': (8_190_735_360, {
+        'model_type': 'qwen3', 'attention_bias': False, 'head_dim': 128, 'hidden_act': 'silu', 'hidden_size': 4096,
+        'intermediate_size': 12288, 'num_attention_heads': 32, 'num_hidden_layers': 36, 'num_key_value_heads': 8,
+        'rms_norm_eps': 1e-6, 'rope_scaling': None, 'rope_theta': 1000000, 'sliding_window': None, 'max_window_layers': 36,
+        'use_sliding_window': False, 'tie_word_embeddings': False, 'vocab_size': 151936,
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('model', PUBLISHED)
+def test_the_configs_of_the_papers_models_are_read_and_give_as_many_parameters(model, tmp_path):
+    parameters, fields = PUBLISHED[model]
+    (tmp_path / 'config.json').write_text(json.dumps(fields))
+    config = hf.read_config(tmp_path)
+    assert sum(math.prod(x.shape) for x in jax.tree.leaves(hf.abstract_params(config)[1])) == parameters
+    assert (config.head_dim, config.rope_theta) == (128, fields['rope_theta'])
 
 
 def test_init_params_have_the_abstract_shapes_and_depend_on_the_seed(policy):

@@ -32,7 +32,6 @@ CONFIG = {
     'num_attention_heads': 8, 'num_key_value_heads': 2, 'head_dim': 64, 'tie_word_embeddings': True,
 }  # fmt: skip
 LARGEST = 4 * CONFIG['vocab_size'] * CONFIG['hidden_size']  # bytes of the largest tensor (the embedding) in float32
-EMBEDDING = LARGEST
 SLACK = 64 * 2**20
 
 
@@ -117,5 +116,5 @@ def test_the_host_holds_two_tensors_beyond_what_it_keeps(sizes, checkpoint):
     print(sizes, measured)
     assert measured['wrong'] == 0
     assert measured['kept'] > 380e6
-    assert measured['staging'] <= 2 * LARGEST + EMBEDDING
+    assert measured['staging'] <= 2 * LARGEST + LARGEST  # the embedding itself may be among them
     assert measured['process'] <= measured['kept'] + 2 * LARGEST + SLACK
