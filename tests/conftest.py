@@ -27,8 +27,8 @@ from bapo_jax.rollout.jax_engine import JaxEngine
 STOP_TOKENS = tuple(range(3, 15))  # many, so that responses differ in length
 TINY = {
     'model_type': 'qwen2', 'vocab_size': 96, 'hidden_size': 32, 'intermediate_size': 48, 'num_hidden_layers': 2,
-    'num_attention_heads': 4, 'num_key_value_heads': 2, 'rope_parameters': {'rope_type': 'default', 'rope_theta': 10_000.0}, 'tie_word_embeddings': True,
-    'eos_token_id': 3,
+    'num_attention_heads': 4, 'num_key_value_heads': 2, 'rope_parameters': {'rope_type': 'default', 'rope_theta': 10_000.0},
+    'tie_word_embeddings': True, 'eos_token_id': 3,
 }  # fmt: skip
 QWEN3 = {'model_type': 'qwen3', 'head_dim': 16}  # heads wider than the model, as Qwen3-4B's
 

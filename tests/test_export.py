@@ -118,8 +118,8 @@ def test_the_command_and_the_dtypes(one, tmp_path):
 
     def command(output, *flags):
         arguments = ['-m', 'bapo_jax.export', f'--checkpoint={run}', f'--base={base}', f'--output={tmp_path / output}', *flags]
-        environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
-        return subprocess.run([sys.executable, *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        where = {'env': {**os.environ, 'PYTHONPATH': str(ROOT)}, 'cwd': tmp_path}
+        return subprocess.run([sys.executable, *arguments], **where, capture_output=True, text=True, timeout=240)
 
     first, second = command('halves'), command('halves')
     assert first.returncode == 0 and 'after 7 steps, bfloat16' in first.stdout, first.stderr
