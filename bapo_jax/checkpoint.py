@@ -76,10 +76,21 @@ class Checkpoints:
         return run, {name: np.asarray(a) for name, a in items.buffer.items()}, selector
 
     def restore_params(self, params_like: Any) -> tuple[Any, int]:
-        """θ alone of the newest checkpoint and its step, for evaluation. Raises FileNotFoundError where there is none."""
+        """θ alone of the newest checkpoint and its step, as `params_like` (shapes with shardings) says, for evaluation and export.
+
+        Raises FileNotFoundError where there is no checkpoint, ValueError where its tensors are those of another model.
+        """
         step = self._manager.latest_step()
         if step is None:
             raise FileNotFoundError(f'{self._manager.directory} holds no complete checkpoint')
+        # A partial restore would leave out tensors that the model lacks, and leave those alone that the checkpoint lacks.
+        directory = self._manager.directory / str(step) / 'policy'
+        saved, wanted = _shapes(ocp.PyTreeCheckpointHandler().metadata(directory).tree['params']), _shapes(params_like)
+        for name in sorted(saved.keys() | wanted.keys()):
+            if saved.get(name) != wanted.get(name):
+                raise ValueError(
+                    f'{directory} is of another model: {name} has shape {saved.get(name)} there and {wanted.get(name)} in this one'
+                )
         like = {'params': params_like}
         only_params = ocp.args.PyTreeRestore(
             like, restore_args=ocp.checkpoint_utils.construct_restore_args(like), partial_restore=True
@@ -92,6 +103,10 @@ class Checkpoints:
 
 def _arrays(run: RunState) -> dict[str, Any]:
     return {'params': run.learner.params, 'opt_state': run.learner.opt_state, 'alpha': run.alpha}
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    return {'.'.join(key.key for key in path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
 def copy_params(params: Any) -> Any:

@@ -27,15 +27,14 @@ class ShardingRules:
     vocab: str | None = 'tensor'
 
 
-# Logical axes of every parameter, by its path in the tree of `models.qwen2.Qwen2`.
+# Logical axes of every parameter, by its path in the tree of `models.qwen.Qwen`.
 PARAMETER_AXES: dict[tuple[str, ...], tuple[str | None, ...]] = {
     ('embedding', 'embedding'): ('vocab', 'embed'),
     ('head', 'kernel'): ('embed', 'vocab'),
     ('norm', 'scale'): (None,),
-    ('layers', 'attention_norm', 'scale'): ('layers', None),
-    ('layers', 'mlp_norm', 'scale'): ('layers', None),
     **{('layers', name, 'kernel'): ('layers', 'embed', 'heads') for name in 'qkv'},
     **{('layers', name, 'bias'): ('layers', 'heads') for name in 'qkv'},
+    **{('layers', name, 'scale'): ('layers', None) for name in ('attention_norm', 'mlp_norm', 'q_norm', 'k_norm')},
     ('layers', 'o', 'kernel'): ('layers', 'heads', 'embed'),
     ('layers', 'gate', 'kernel'): ('layers', 'embed', 'mlp'),
     ('layers', 'up', 'kernel'): ('layers', 'embed', 'mlp'),

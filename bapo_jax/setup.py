@@ -24,7 +24,7 @@ from bapo_jax.groups import Prompt
 from bapo_jax.learner.update import Learner
 from bapo_jax.metrics import write_text
 from bapo_jax.models import hf
-from bapo_jax.models.qwen2 import ModelConfig
+from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.prompts.selector import ShuffledEpochs
 from bapo_jax.replay.buffer import ReplayBuffer
@@ -86,7 +86,7 @@ def build(config: ConfigDict, workdir: Path) -> Setup:
         )
     graph, shapes = hf.abstract_params(model_config)
     sharding = parallel.parameter_sharding(mesh, shapes)
-    params = hf.load_params(config.model.path, model_config)
+    params = hf.load_params(config.model.path, model_config, sharding)
     claim(workdir, config, {'dataset': fingerprint(prompts), 'tokenizer': fingerprint_tokenizer(tokenizer)})
     return Setup(
         config=config,
@@ -98,7 +98,7 @@ def build(config: ConfigDict, workdir: Path) -> Setup:
         buffer=ReplayBuffer(
             config.replay.bad_capacity, config.replay.high_capacity, config.replay.high_recent_steps, config.replay.c1
         ),
-        initial_params=jax.device_put(params, sharding),
+        initial_params=params,
         steps=config.steps or config.epochs * selector.batches_per_epoch,
     )
 
@@ -223,7 +223,7 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
             params = checkpoints.restore_params(like)[0]
         else:
             read = read_published if is_published else hf.load_params
-            params = jax.device_put(read(checkpoint, model_config), sharding)
+            params = read(checkpoint, model_config, sharding)
         ends = stop_tokens(config.model.path, tokenizer)
         engine = build_engine(config, model_config, graph, ends, mesh, output)
         engine.load(params, step)
@@ -232,9 +232,9 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
     return Evaluated(config, tokenizer, step, output, start)
 
 
-def read_published(directory: Path, config: ModelConfig) -> Any:
+def read_published(directory: Path, config: ModelConfig, sharding: Any) -> Any:
     """A published policy's parameters as `hf.load_params` gives them. Raises RefusedPolicy for a damaged one."""
     # By way of a Hugging Face directory, so that one place knows how their tensors make a parameter tree.
     with tempfile.TemporaryDirectory() as hf_directory:
         save_file(dict(read_tensors(directory, read_manifest(directory))), Path(hf_directory) / 'model.safetensors')
-        return hf.load_params(hf_directory, config)
+        return hf.load_params(hf_directory, config, sharding)

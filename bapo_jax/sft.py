@@ -146,7 +146,7 @@ def main(_) -> None:
         params, opt_state, loss = train_step(params, opt_state, *next(stream), graph=graph, optimizer=optimizer)
         if step % 100 == 0 or step == FLAGS.steps:
             print(f'step {step}/{FLAGS.steps}  loss {float(loss):.4f}  {time.perf_counter() - started:.0f} s', flush=True)
-    hf.save_params(output, config, params, like=output)
+    hf.save(output, hf.to_hf(config, params), like=output)
     print(f'wrote {output}; its score: python -m bapo_jax.evaluate --checkpoint={output} --config=configs/quickstart.py')
 
 

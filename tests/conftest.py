@@ -20,16 +20,17 @@ from real_servers import base, connect, server, two_servers  # noqa: F401  (fixt
 from bapo_jax.groups import Group, Prompt, Verdict
 from bapo_jax.learner.logprobs import token_logprobs
 from bapo_jax.models import hf
-from bapo_jax.models.qwen2 import ModelConfig
+from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
 
 STOP_TOKENS = tuple(range(3, 15))  # many, so that responses differ in length
 TINY = {
-    'vocab_size': 96, 'hidden_size': 32, 'intermediate_size': 48, 'num_hidden_layers': 2, 'num_attention_heads': 4,
-    'num_key_value_heads': 2, 'rope_parameters': {'rope_type': 'default', 'rope_theta': 10_000.0}, 'tie_word_embeddings': True,
-    'eos_token_id': 3,
+    'model_type': 'qwen2', 'vocab_size': 96, 'hidden_size': 32, 'intermediate_size': 48, 'num_hidden_layers': 2,
+    'num_attention_heads': 4, 'num_key_value_heads': 2, 'rope_parameters': {'rope_type': 'default', 'rope_theta': 10_000.0},
+    'tie_word_embeddings': True, 'eos_token_id': 3,
 }  # fmt: skip
+QWEN3 = {'model_type': 'qwen3', 'head_dim': 16}  # heads wider than the model, as Qwen3-4B's
 
 
 class Policy(NamedTuple):
@@ -43,7 +44,7 @@ class Policy(NamedTuple):
 def tiny_hf(tmp_path_factory):
     """A function of overrides of TINY: a Hugging Face directory of that model, no parameter at its initial value."""
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     made = {}
 
@@ -52,7 +53,7 @@ def tiny_hf(tmp_path_factory):
         if key in made:
             return made[key]
         torch.manual_seed(0)
-        model = Qwen2ForCausalLM(Qwen2Config(**{**TINY, **overrides}))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**TINY, **overrides}))
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(torch.randn_like(parameter) * (0.2 if parameter.ndim > 1 else 0.3))
@@ -72,7 +73,7 @@ def make_policy(tiny_hf):
     def make(dtype='float32', **overrides):
         path = tiny_hf(**overrides)
         config = hf.read_config(path, dtype)
-        return Policy(path, config, hf.abstract_params(config)[0], hf.load_params(path, config))
+        return Policy(path, config, hf.abstract_params(config)[0], jax.tree.map(np.array, hf.load_params(path, config)))
 
     return make
 
@@ -105,9 +106,9 @@ def groups(policy, prompts):
 def score(policy):
     """The trainer's log-probs and entropy, compiled: (params, tokens, segment, position, temperature) -> two arrays [B, T]."""
 
-    @functools.partial(jax.jit, static_argnames=('chunk', 'remat'))
-    def run(params, tokens, segment, position, temperature, *, chunk=None, remat=False):
-        model = nnx.merge(policy.graph, params)
+    @functools.partial(jax.jit, static_argnames=('chunk', 'remat', 'graph'))
+    def run(params, tokens, segment, position, temperature, *, chunk=None, remat=False, graph=policy.graph):
+        model = nnx.merge(graph, params)
         return token_logprobs(model, tokens, segment, position, temperature, chunk=chunk or tokens.shape[1], remat=remat)
 
     return run

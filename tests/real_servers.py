@@ -16,7 +16,7 @@ from small_run import ROOT
 from bapo_jax.groups import Prompt
 from bapo_jax.learner.logprobs import token_logprobs
 from bapo_jax.models import hf
-from bapo_jax.models.qwen2 import ModelConfig
+from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
@@ -38,7 +38,7 @@ class Base(NamedTuple):
 @pytest.fixture(scope='session')
 def base():
     config, tokenizer = hf.read_config(BASE, 'float32'), load_tokenizer(BASE)
-    params = hf.load_params(BASE, config)
+    params = jax.tree.map(np.array, hf.load_params(BASE, config))
     rng = np.random.default_rng(0)
     moved = jax.tree.map(lambda x: np.asarray(x * (1 + 0.1 * rng.standard_normal(x.shape)), np.float32), params)
     problems = [{'numbers': [3, 5, 2 + i], 'target': 16 + i} for i in range(24)]

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from conftest import QWEN3
 from jax.sharding import AbstractMesh
 
 from bapo_jax.config import default_config
@@ -22,7 +23,8 @@ from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
 
 ROOT = Path(__file__).resolve().parents[1]
-MESHES = ((2, 2, 2), (1, 8, 1))
+FAMILIES = {'Qwen2': {}, 'Qwen3': QWEN3}
+CASES = (('Qwen2', (2, 2, 2)), ('Qwen2', (1, 8, 1)), ('Qwen3', (2, 2, 2)))
 
 
 def train_and_sample(model_path, groups, sizes):
@@ -30,7 +32,7 @@ def train_and_sample(model_path, groups, sizes):
     mesh = make_mesh(*sizes)
     model_config = hf.read_config(model_path)
     graph, _ = hf.abstract_params(model_config)
-    params = hf.load_params(model_path, model_config)
+    params = jax.tree.map(np.array, hf.load_params(model_path, model_config))
     config = default_config().learner
     config.update({
         'mini_batch_groups': 3, 'row_tokens': 32, 'logprob_chunk': 16, 'micro_batch_rows': 8, 'learning_rate': 1e-4,
@@ -52,11 +54,11 @@ def train_and_sample(model_path, groups, sizes):
     return out
 
 
-def main(model_path, groups_file, output):
+def main(groups_file, output, *model_paths):
     assert jax.device_count() == 8
-    groups = groups_from_arrays(dict(np.load(groups_file)))
-    for sizes in MESHES:
-        np.savez(Path(output) / f'{sizes}.npz', **train_and_sample(model_path, groups, sizes))
+    groups, path_of = groups_from_arrays(dict(np.load(groups_file))), dict(zip(FAMILIES, model_paths, strict=True))
+    for family, sizes in CASES:
+        np.savez(Path(output) / f'{family}{sizes}.npz', **train_and_sample(path_of[family], groups, sizes))
 
 
 if __name__ == '__main__':
@@ -65,53 +67,59 @@ if __name__ == '__main__':
 
 
 @pytest.fixture(scope='module')
-def sharded(policy, groups, tmp_path_factory):
-    """Mesh sizes -> arrays from the eight-device process."""
+def sharded(tiny_hf, groups, tmp_path_factory):
+    """(family, mesh sizes) -> arrays from the eight-device process."""
     directory = tmp_path_factory.mktemp('sharded')
     np.savez(directory / 'groups.npz', **groups_to_arrays(groups))
     environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8'}
-    command = [sys.executable, __file__, policy.path, directory / 'groups.npz', directory]
+    command = [sys.executable, __file__, directory / 'groups.npz', directory, *(tiny_hf(**f) for f in FAMILIES.values())]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-4000:]
-    return {sizes: dict(np.load(directory / f'{sizes}.npz')) for sizes in MESHES}
+    return {(family, sizes): dict(np.load(directory / f'{family}{sizes}.npz')) for family, sizes in CASES}
 
 
 @pytest.fixture(scope='module')
-def single(policy, groups):
-    return train_and_sample(policy.path, groups, (1, 1, 1))
+def single(tiny_hf, groups):
+    """Family -> arrays from one device."""
+    return {family: train_and_sample(tiny_hf(**fields), groups, (1, 1, 1)) for family, fields in FAMILIES.items()}
 
 
-@pytest.mark.parametrize('sizes', MESHES)
-def test_sharded_training_is_that_of_one_device(sizes, sharded, single, policy):
-    assert sharded[sizes].keys() == single.keys()
-    assert single['m.actor/updates'] == 2
-    for name, want in single.items():
+@pytest.mark.parametrize('case', CASES)
+def test_sharded_training_is_that_of_one_device(case, sharded, single, make_policy):
+    got, one = sharded[case], single[case[0]]
+    assert got.keys() == one.keys()
+    assert one['m.actor/updates'] == 2
+    for name, want in one.items():
         if name.startswith(('m.', 'p.')):
-            np.testing.assert_allclose(sharded[sizes][name], want, rtol=0, atol=1e-5 * max(1.0, np.abs(want).max()), err_msg=name)
-    start = policy.params['layers']['q']['kernel']
-    assert np.abs(single['p.layers.q.kernel'] - start).max() > 1e-4  # ten times the tolerance
+            np.testing.assert_allclose(got[name], want, rtol=0, atol=1e-5 * max(1.0, np.abs(want).max()), err_msg=name)
+    start = make_policy(**FAMILIES[case[0]]).params['layers']['q']['kernel']
+    assert np.abs(one['p.layers.q.kernel'] - start).max() > 1e-4  # ten times the tolerance
 
 
-@pytest.mark.parametrize('sizes', MESHES)
-def test_sharded_sampling_is_that_of_one_device(sizes, sharded, single):
-    np.testing.assert_array_equal(sharded[sizes]['tokens'], single['tokens'])
-    np.testing.assert_allclose(sharded[sizes]['logp'], single['logp'], rtol=0, atol=1e-5)
+@pytest.mark.parametrize('case', CASES)
+def test_sharded_sampling_is_that_of_one_device(case, sharded, single):
+    got, one = sharded[case], single[case[0]]
+    np.testing.assert_array_equal(got['tokens'], one['tokens'])
+    np.testing.assert_allclose(got['logp'], one['logp'], rtol=0, atol=1e-5)
 
 
 def test_parameters_really_are_split(sharded):
-    shape = {sizes: {k: tuple(v) for k, v in arrays.items() if k.startswith('parts.')} for sizes, arrays in sharded.items()}
-    a, b = (shape[sizes] for sizes in MESHES)
+    a, b, c = ({k: tuple(v) for k, v in sharded[case].items() if k.startswith('parts.')} for case in CASES)
     assert (a['parts.layers.q.kernel'], b['parts.layers.q.kernel']) == ((2, 16, 16), (2, 4, 32))
     assert (a['parts.layers.down.kernel'], b['parts.layers.down.kernel']) == ((2, 24, 16), (2, 48, 4))
     assert (a['parts.embedding.embedding'], b['parts.embedding.embedding']) == ((48, 16), (96, 4))
+    assert (c['parts.layers.q.kernel'], c['parts.layers.q_norm.scale']) == ((2, 16, 32), (2, 16))
 
 
-@pytest.mark.parametrize('tied', [True, False])
-def test_every_parameter_has_axes(tied, make_policy):
-    shapes = hf.abstract_params(make_policy(tie_word_embeddings=tied).config)[1]
-    leaves = {tuple(k.key for k in path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]}
-    assert leaves.keys() == PARAMETER_AXES.keys() - ({('head', 'kernel')} if tied else set())
-    assert all(len(PARAMETER_AXES[path]) == leaf.ndim for path, leaf in leaves.items())
+def test_every_parameter_has_axes_and_every_axis_a_parameter(make_policy):
+    named = set()
+    for family in ({}, QWEN3):
+        for tied in (True, False):
+            shapes = hf.abstract_params(make_policy(tie_word_embeddings=tied, **family).config)[1]
+            leaves = {tuple(k.key for k in path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]}
+            assert all(len(PARAMETER_AXES[path]) == leaf.ndim for path, leaf in leaves.items())
+            named |= leaves.keys()
+    assert named == PARAMETER_AXES.keys()
 
 
 def test_a_mesh_takes_the_devices_that_are_left():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from bapo_jax.models.qwen2 import Qwen2
+from bapo_jax.models.qwen import Qwen
 
 
 def attention_mask(segment_BxT: jax.Array) -> jax.Array:
@@ -15,7 +15,7 @@ def attention_mask(segment_BxT: jax.Array) -> jax.Array:
     return causal_TxT[None] & (segment_BxT[:, :, None] == segment_BxT[:, None, :])
 
 
-def token_logprobs(model: Qwen2, tokens_BxT, segment_BxT, position_BxT, temperature, *, chunk: int, remat: bool):
+def token_logprobs(model: Qwen, tokens_BxT, segment_BxT, position_BxT, temperature, *, chunk: int, remat: bool):
     """(log-prob, entropy), both float32 [B, T], of each token given those before it in its segment; logits / temperature.
 
     Column 0 predicts nothing and is 0. A segment's first token is scored from its neighbour's last state: mask it out.

@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from bapo_jax.groups import Prompt, Response
-from bapo_jax.models.qwen2 import KVCache, empty_cache
+from bapo_jax.models.qwen import KVCache, empty_cache
 from bapo_jax.rollout.engine import Draw, Sampling
 
 _PROMPT_BUCKET = 16  # prompt slots are a multiple of this, prompts in a call a power of two: few shapes, so few compilations

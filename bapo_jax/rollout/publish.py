@@ -9,20 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 
 from bapo_jax.metrics import write_text
 from bapo_jax.models import hf
-from bapo_jax.models.qwen2 import ModelConfig
+from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.published import FORMAT, MANIFEST, WEIGHTS, crc32, published_versions
 
 # Orbax warns at every save that it finds no OCDBT files to merge; there are none where none were asked for.
 logging.get_absl_logger().addFilter(lambda record: 'Skipping merge of OCDBT' not in str(record.msg))
-
-DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
 
 
 def publish(directory: Path, version: int, params: Any, config: ModelConfig, dtype: str) -> Path:
@@ -36,7 +33,7 @@ def publish(directory: Path, version: int, params: Any, config: ModelConfig, dty
         return path
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
-    tensors = {name: np.ascontiguousarray(array, DTYPES[dtype]) for name, array in in_layer_order(hf.to_hf(config, params))}
+    tensors = {name: np.ascontiguousarray(array, hf.DTYPES[dtype]) for name, array in hf.to_hf(config, params)}
     # Weights do not compress, and a policy is read whole and soon: a plain file a tensor is the fastest way there and back.
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
     with ocp.Checkpointer(handler) as checkpointer, ThreadPoolExecutor(1) as pool:
@@ -64,26 +61,16 @@ def remove_unneeded(directory: Path, pinned: Iterable[int]) -> None:
             shutil.rmtree(path)
 
 
-def in_layer_order(tensors: dict[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
-    """Embedding, layer after layer, then the rest: the order a server loads in without holding many temporaries."""
-
-    def position(name: str) -> tuple[int, int]:
-        parts = name.split('.')
-        if 'layers' in parts:
-            return 1, int(parts[parts.index('layers') + 1])
-        return (0, 0) if 'embed_tokens' in parts else (2, 0)
-
-    return sorted(tensors.items(), key=lambda item: position(item[0]))
-
-
 def architecture(config: ModelConfig) -> dict[str, Any]:
-    """The sizes by which a server tells this model from another, under their names in config.json."""
+    """What a server tells this model from another by, under the names in config.json."""
     return {
+        'model_type': config.model_type,
         'vocab_size': config.vocab_size,
         'hidden_size': config.hidden_size,
         'intermediate_size': config.intermediate_size,
         'num_hidden_layers': config.num_layers,
         'num_attention_heads': config.num_heads,
         'num_key_value_heads': config.num_kv_heads,
+        'head_dim': config.head_dim,
         'tie_word_embeddings': config.tie_embeddings,
     }

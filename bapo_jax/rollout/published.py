@@ -76,12 +76,19 @@ def read_manifest(directory: str | Path) -> Manifest:
 def check_model(manifest: Manifest, config: Any) -> None:
     """Compares the architecture with a server's model, given as its Hugging Face config object. Raises RefusedPolicy."""
     differing = [
-        f'{field} {value!r} (the server has {getattr(config, field, None)!r})'
+        f'{field} {value!r} (the server has {_served(config, field)!r})'
         for field, value in manifest.model.items()
-        if getattr(config, field, None) != value
+        if _served(config, field) != value
     ]
     if differing:
         raise RefusedPolicy(f'policy {manifest.version} is of another model: {", ".join(differing)}')
+
+
+def _served(config: Any, field: str) -> Any:
+    value = getattr(config, field, None)
+    if field == 'head_dim' and value is None:  # Qwen2's need not name it
+        return config.hidden_size // config.num_attention_heads
+    return value
 
 
 def read_tensors(directory: str | Path, manifest: Manifest) -> list[tuple[str, np.ndarray]]:

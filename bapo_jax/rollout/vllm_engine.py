@@ -18,7 +18,7 @@ import numpy as np
 from absl import logging
 
 from bapo_jax.groups import Prompt, Response
-from bapo_jax.models.qwen2 import ModelConfig
+from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.engine import Draw, RolloutError, Sampling
 from bapo_jax.rollout.publish import publish, remove_unneeded
 from bapo_jax.rollout.published import read_manifest

@@ -1,16 +1,18 @@
 """Hugging Face directories in and out, bit for bit; and what is said of a directory that will not do."""
 
 import json
+import math
 import shutil
 
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from conftest import QWEN3
 from safetensors.numpy import load_file, save_file
 
 from bapo_jax.models import hf
-from bapo_jax.models.qwen2 import ModelConfig
+from bapo_jax.models.qwen import ModelConfig
 
 
 @pytest.fixture
@@ -58,19 +60,22 @@ def assert_same_tensors(a, b):
         assert a[name].tobytes() == b[name].tobytes(), name
 
 
+@pytest.mark.parametrize('family', [{}, QWEN3], ids=['Qwen2', 'Qwen3'])
 @pytest.mark.parametrize('tied', [True, False])
 @pytest.mark.parametrize('sharded', [False, True])
-def test_import_and_export_are_the_identity_bit_for_bit(tied, sharded, make_policy, tmp_path):
-    policy = make_policy(tie_word_embeddings=tied)
+def test_import_and_export_are_the_identity_bit_for_bit(family, tied, sharded, make_policy, tmp_path):
+    policy = make_policy(tie_word_embeddings=tied, **family)
     source = shutil.copytree(policy.path, tmp_path / 'source')
     tensors = load_file(source / 'model.safetensors')
     assert ('lm_head.weight' in tensors) is not tied
+    assert ('model.layers.1.self_attn.q_norm.weight' in tensors) is (family == QWEN3)
+    assert [t.name for t in hf.layout(policy.config)] == list(dict(hf.to_hf(policy.config, policy.params)))
     if sharded:
         shard(source)
     params = load(source)
-    hf.save_params(tmp_path / 'out', policy.config, params, like=source)
+    hf.save(tmp_path / 'out', hf.to_hf(policy.config, params), like=source)
     assert_same_tensors(load_file(tmp_path / 'out' / 'model.safetensors'), tensors)
-    assert_same_tensors(hf.to_hf(policy.config, load(tmp_path / 'out')), tensors)
+    assert_same_tensors(dict(hf.to_hf(policy.config, load(tmp_path / 'out'))), tensors)
 
 
 def test_transformers_loads_the_export_with_equal_logits(make_policy, tmp_path):
@@ -78,7 +83,7 @@ def test_transformers_loads_the_export_with_equal_logits(make_policy, tmp_path):
     from transformers import AutoModelForCausalLM
 
     policy = make_policy(tie_word_embeddings=False)
-    hf.save_params(tmp_path / 'out', policy.config, policy.params, like=policy.path)
+    hf.save(tmp_path / 'out', hf.to_hf(policy.config, policy.params), like=policy.path)
     tokens = torch.arange(12)[None]
     with torch.no_grad():
         a, b = (AutoModelForCausalLM.from_pretrained(p)(tokens).logits for p in (policy.path, tmp_path / 'out'))
@@ -89,27 +94,44 @@ def test_a_bfloat16_checkpoint_becomes_float32_of_the_same_values(directory):
     halves = {k: v.astype(ml_dtypes.bfloat16) for k, v in load_file(directory / 'model.safetensors').items()}
     save_file(halves, directory / 'model.safetensors')
     config = hf.read_config(directory)
-    assert_same_tensors(hf.to_hf(config, load(directory)), {k: v.astype(np.float32) for k, v in halves.items()})
-
-
-def test_put_places_each_tensor(policy):
-    seen = []
-    params = hf.load_params(policy.path, policy.config, lambda path, array: (seen.append((path, array.shape)), -array)[1])
-    want = jax.tree_util.tree_flatten_with_path(policy.params)[0]
-    assert sorted(seen) == sorted((tuple(k.key for k in path), leaf.shape) for path, leaf in want)
-    assert all((a == -b).all() for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(policy.params), strict=True))
+    assert_same_tensors(dict(hf.to_hf(config, load(directory))), {k: v.astype(np.float32) for k, v in halves.items()})
 
 
 def test_the_config_is_read(policy):
     assert policy.config == ModelConfig(
-        vocab_size=96, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
-        rope_theta=10_000.0, rms_norm_eps=1e-6, tie_embeddings=True, dtype='float32',
+        model_type='qwen2', vocab_size=96, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4,
+        num_kv_heads=2, head_dim=8, rope_theta=10_000.0, rms_norm_eps=1e-6, tie_embeddings=True, dtype='float32',
     )  # fmt: skip
 
 
 def test_the_older_place_of_rope_theta_is_read(directory):
     edit_config(directory, rope_parameters=..., rope_theta=5e5)
     assert hf.read_config(directory).rope_theta == 5e5
+
+
+# The decoder's fields as these models' config.json has them, and how many parameters their model cards' files hold.
+PUBLISHED = {
+    'DeepSeek-R1-Distill-Qwen-1.5B': (1_777_088_000, {
+        'model_type': 'qwen2', 'hidden_act': 'silu', 'hidden_size': 1536, 'intermediate_size': 8960, 'num_attention_heads': 12,
+        'num_hidden_layers': 28, 'num_key_value_heads': 2, 'rms_norm_eps': 1e-6, 'rope_theta': 10000, 'sliding_window': 4096,
+        'max_window_layers': 21, 'use_sliding_window': False, 'tie_word_embeddings': False, 'vocab_size': 151936,
+    }),
+    'Qwen3-8B': (8_190_735_360, {
+        'model_type': 'qwen3', 'attention_bias': False, 'head_dim': 128, 'hidden_act': 'silu', 'hidden_size': 4096,
+        'intermediate_size': 12288, 'num_attention_heads': 32, 'num_hidden_layers': 36, 'num_key_value_heads': 8,
+        'rms_norm_eps': 1e-6, 'rope_scaling': None, 'rope_theta': 1000000, 'sliding_window': None, 'max_window_layers': 36,
+        'use_sliding_window': False, 'tie_word_embeddings': False, 'vocab_size': 151936,
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('model', PUBLISHED)
+def test_the_configs_of_the_papers_models_are_read_and_give_as_many_parameters(model, tmp_path):
+    parameters, fields = PUBLISHED[model]
+    (tmp_path / 'config.json').write_text(json.dumps(fields))
+    config = hf.read_config(tmp_path)
+    assert sum(math.prod(x.shape) for x in jax.tree.leaves(hf.abstract_params(config)[1])) == parameters
+    assert (config.head_dim, config.rope_theta) == (128, fields['rope_theta'])
 
 
 def test_init_params_have_the_abstract_shapes_and_depend_on_the_seed(policy):
@@ -149,6 +171,12 @@ def test_a_config_that_is_no_json(directory):
         # What Qwen2.5's model card tells users to add has the older key 'type'.
         ({'rope_scaling': {'type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 32768}}, 'rope_scaling=.*yarn'),
         ({'rope_parameters': {'rope_type': 'yarn', 'factor': 4.0, 'rope_theta': 1e4}}, 'rope_parameters=.*yarn'),
+        ({'layer_types': ['full_attention', 'sliding_attention']}, "layer_types=.*supported: 'full_attention' in every layer"),
+        ({'quantization_config': {'quant_method': 'fp8'}}, 'quantization_config=.*fp8'),
+        ({**QWEN3, 'attention_bias': True}, 'attention_bias=True is not supported; supported: False'),
+        ({**QWEN3, 'rope_scaling': {'rope_type': 'yarn', 'factor': 4.0}}, "rope_scaling=.*yarn.*supported: rope_type 'default'"),
+        ({'model_type': 'qwen3_moe'}, "model_type='qwen3_moe' is not supported; supported: qwen2, qwen3"),
+        ({'model_type': 'qwen3', 'head_dim': ...}, "'head_dim' is missing"),
         ({'hidden_size': ...}, "'hidden_size' is missing"),
         ({'num_hidden_layers': ...}, "'num_hidden_layers' is missing"),
     ],
@@ -177,6 +205,38 @@ def test_truncated_weights(kept, directory):
     file = directory / 'model.safetensors'
     file.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(ValueError, match='model.safetensors: cannot read tensor'):
+        load(directory)
+
+
+def test_weights_in_a_dtype_that_float32_does_not_hold(directory):
+    name = 'model.layers.0.mlp.up_proj.weight'
+    edit_tensors(directory, lambda tensors: tensors.update({name: tensors[name].astype(np.float64)}))
+    with pytest.raises(ValueError, match=f'model.safetensors: {name} is stored as F64; supported: F32, BF16, F16'):
+        load(directory)
+
+
+@pytest.mark.parametrize('text', ['{"weight_map": ', '{"metadata": {}}'])
+def test_an_index_that_is_none(text, directory):
+    (directory / 'model.safetensors.index.json').write_text(text)
+    with pytest.raises(ValueError, match='model.safetensors.index.json: not an index'):
+        load(directory)
+
+
+def test_a_file_that_lacks_a_tensor_its_index_promises(directory):
+    shard(directory)
+    file = directory / 'model-00002-of-00002.safetensors'
+    tensors = load_file(file)
+    save_file({name: a for name, a in tensors.items() if name != 'model.norm.weight'}, file)
+    assert 'model.norm.weight' in tensors
+    with pytest.raises(ValueError, match=f'{file.name}: cannot read tensor .model.norm.weight'):
+        load(directory)
+
+
+@pytest.mark.parametrize('model, files', [({'head_dim': 16}, QWEN3), (QWEN3, {'head_dim': 16})])
+def test_a_config_of_one_family_beside_the_weights_of_the_other(model, files, tiny_hf, tmp_path):
+    directory = shutil.copytree(tiny_hf(**files), tmp_path / 'model')
+    shutil.copy(tiny_hf(**model) / 'config.json', directory)
+    with pytest.raises(ValueError, match=r'cannot read tensor .model\.layers\.0\.self_attn\.(q_proj\.bias|q_norm)'):
         load(directory)
 
 
@@ -221,14 +281,14 @@ def test_save_refuses_a_used_directory(sharded, policy, directory):
         shard(directory)
     before = {file.name: file.read_bytes() for file in directory.iterdir()}
     with pytest.raises(FileExistsError, match=f'{directory.name} already holds'):
-        hf.save_params(directory, policy.config, policy.params, like=policy.path)
+        hf.save(directory, hf.to_hf(policy.config, policy.params), like=policy.path)
     assert {file.name: file.read_bytes() for file in directory.iterdir()} == before
 
 
 def test_save_carries_config_and_tokenizer_along(policy, directory, tmp_path):
     (directory / 'tokenizer.json').write_text('{}')
     (directory / 'README.md').write_text('not of the model')
-    hf.save_params(tmp_path / 'out', policy.config, policy.params, like=directory)
+    hf.save(tmp_path / 'out', hf.to_hf(policy.config, policy.params), like=directory)
     assert (tmp_path / 'out' / 'config.json').read_bytes() == (directory / 'config.json').read_bytes()
     assert (tmp_path / 'out' / 'tokenizer.json').read_text() == '{}'
     assert not (tmp_path / 'out' / 'README.md').exists()

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 import scipy.stats
-from conftest import STOP_TOKENS
+from conftest import QWEN3, STOP_TOKENS
 
 from bapo_jax.groups import Prompt
 from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION, Draw, Sampling
@@ -44,9 +44,10 @@ def tokens_of(answers):
     return [r.tokens.tolist() for responses in answers for r in responses]
 
 
-@pytest.mark.parametrize('temperature', [1.0, 0.6])
-def test_log_probs_are_the_trainers(temperature, policy, prompts, score):
+@pytest.mark.parametrize('family, temperature', [({}, 1.0), ({}, 0.6), (QWEN3, 0.6)])
+def test_log_probs_are_the_trainers(family, temperature, make_policy, prompts, score):
     """Of the same tokens, parameters and temperature, within 2e-5 (float32)."""
+    policy = make_policy(**family)
     answers = generate(make_engine(policy), prompts, G, Sampling(temperature, 10), DRAW)
     tokens, segment = (np.zeros((len(prompts) * G, 16), np.int32) for _ in range(2))
     rows = [(p, r) for p, responses in zip(prompts, answers, strict=True) for r in responses]
@@ -54,7 +55,7 @@ def test_log_probs_are_the_trainers(temperature, policy, prompts, score):
         sequence = np.concatenate([p.tokens, r.tokens])
         tokens[i, : len(sequence)], segment[i, : len(sequence)] = sequence, 1
     position = np.tile(np.arange(16, dtype=np.int32), (len(rows), 1))
-    logp, _ = score(policy.params, tokens, segment, position, temperature)
+    logp, _ = score(policy.params, tokens, segment, position, temperature, graph=policy.graph)
     for i, (p, r) in enumerate(rows):
         n = len(p.tokens)
         np.testing.assert_allclose(r.logp, logp[i, n : n + len(r.tokens)], rtol=0, atol=2e-5)

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
+from conftest import QWEN3
 
 from bapo_jax.models import hf
-from bapo_jax.rollout.publish import architecture, in_layer_order, publish, remove_unneeded
+from bapo_jax.rollout.publish import architecture, publish, remove_unneeded
 from bapo_jax.rollout.published import MANIFEST, WEIGHTS, RefusedPolicy, check_model, published_versions, read_manifest, read_tensors
 
 
@@ -36,7 +37,7 @@ def read(path):
 def test_what_is_read_is_what_was_published(dtype, policy, tmp_path):
     path = publish(tmp_path, 3, policy.params, policy.config, dtype)
     assert path == tmp_path / '000003' and read_manifest(path).version == 3
-    want = hf.to_hf(policy.config, policy.params)
+    want = dict(hf.to_hf(policy.config, policy.params))
     got = dict(read(path))
     assert got.keys() == want.keys()
     for name, array in got.items():
@@ -48,7 +49,6 @@ def test_tensors_come_layer_by_layer(published, policy):
     layers = [int(name.split('.')[2]) for name in names if '.layers.' in name]
     assert layers == sorted(layers) and len(set(layers)) == policy.config.num_layers
     assert names[0] == 'model.embed_tokens.weight' and set(names[-2:]) == {'model.norm.weight', 'lm_head.weight'}
-    assert [name for name, _ in in_layer_order(dict(reversed(read(published))))][0] == 'model.embed_tokens.weight'
 
 
 def test_equal_weights_have_equal_fingerprints_and_others_have_not(policy, published, tmp_path):
@@ -66,7 +66,7 @@ def test_without_its_manifest_a_policy_is_not_there_and_is_published_again(polic
         read(published)
     (published / 'left over').write_text('')
     publish(tmp_path, 12, policy.params, policy.config, 'float32')
-    assert len(read(published)) == len(hf.to_hf(policy.config, policy.params))
+    assert len(read(published)) == len(hf.layout(policy.config))
     assert not (published / 'left over').exists()
 
 
@@ -124,6 +124,31 @@ def test_a_policy_of_another_model_is_refused_with_what_differs(published, polic
     check_model(read_manifest(published), SimpleNamespace(**sizes))
     with pytest.raises(RefusedPolicy, match=f'hidden_size {sizes["hidden_size"]} .the server has 999'):
         check_model(read_manifest(published), SimpleNamespace(**{**sizes, 'hidden_size': 999}))
+
+
+@pytest.mark.parametrize('fields', [{}, {'head_dim': 16}, QWEN3], ids=['Qwen2', 'Qwen2, wide heads', 'Qwen3'])
+def test_a_server_knows_its_own_model_by_its_hugging_face_config(fields, make_policy, tmp_path):
+    from transformers import AutoConfig
+
+    policy = make_policy(**fields)
+    manifest = read_manifest(publish(tmp_path, 1, policy.params, policy.config, 'float32'))
+    check_model(manifest, AutoConfig.from_pretrained(policy.path))
+
+
+@pytest.mark.parametrize(
+    'served, message',
+    [
+        ({'head_dim': 16}, "model_type 'qwen3' .the server has 'qwen2'"),
+        ({**QWEN3, 'head_dim': 32}, 'head_dim 16 .the server has 32'),
+    ],
+)
+def test_a_server_of_another_family_or_head_size_refuses(served, message, make_policy, tiny_hf, tmp_path):
+    from transformers import AutoConfig
+
+    policy = make_policy(**QWEN3)
+    manifest = read_manifest(publish(tmp_path, 1, policy.params, policy.config, 'float32'))
+    with pytest.raises(RefusedPolicy, match=message):
+        check_model(manifest, AutoConfig.from_pretrained(tiny_hf(**served)))
 
 
 def test_only_pinned_versions_stay(policy, tmp_path):

@@ -1,4 +1,7 @@
-"""The Qwen2 decoder in Flax NNX, layers scanned.
+"""The decoder of Qwen2 and Qwen3 in Flax NNX, layers scanned.
+
+They differ in the attention alone: Qwen2 adds a bias to queries, keys and values; Qwen3 has none, and normalises the queries and
+keys of each head instead.
 
 Shapes:  B rows · T tokens fed now · S key slots · D width · N query heads · K key/value heads · H head size · F MLP width
          V vocabulary · L layers.  Parameters are float32; `config.dtype` is what the matrix products run in.
@@ -20,6 +23,7 @@ from flax import nnx
 class ModelConfig:
     """The fields of a Hugging Face `config.json` that shape the decoder."""
 
+    model_type: str  # 'qwen2' or 'qwen3'
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -31,6 +35,14 @@ class ModelConfig:
     rms_norm_eps: float
     tie_embeddings: bool
     dtype: str = 'float32'
+
+    @property
+    def qkv_bias(self) -> bool:
+        return self.model_type == 'qwen2'
+
+    @property
+    def qk_norm(self) -> bool:
+        return self.model_type == 'qwen3'
 
 
 class KVCache(NamedTuple):
@@ -48,7 +60,7 @@ def empty_cache(config: ModelConfig, batch: int, slots: int) -> KVCache:
 
 
 def rope(x_BxTxNxH: jax.Array, positions_BxT: jax.Array, theta: float) -> jax.Array:
-    """Rotary position embedding in the half-rotation layout of Hugging Face's Qwen2."""
+    """Rotary position embedding in the half-rotation layout of Hugging Face's Qwen."""
     half = x_BxTxNxH.shape[-1] // 2
     frequency_h = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle_BxTx1xh = positions_BxT[:, :, None, None].astype(jnp.float32) * frequency_h[None, None, None, :]
@@ -101,16 +113,16 @@ class Linear(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) · scale, in float32 as Hugging Face does it."""
+    """x / rms(x) · scale over the last axis, in float32 as Hugging Face does it."""
 
-    def __init__(self, config: ModelConfig):
-        self.scale = nnx.Param(jnp.ones(config.hidden_size, jnp.float32))
+    def __init__(self, config: ModelConfig, size: int):
+        self.scale = nnx.Param(jnp.ones(size, jnp.float32))
         self.eps = config.rms_norm_eps
 
-    def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
-        x = x_BxTxD.astype(jnp.float32)
+    def __call__(self, x_xI: jax.Array) -> jax.Array:
+        x = x_xI.astype(jnp.float32)
         x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
-        return (x * self.scale[...]).astype(x_BxTxD.dtype)
+        return (x * self.scale[...]).astype(x_xI.dtype)
 
 
 class Block(nnx.Module):
@@ -122,10 +134,11 @@ class Block(nnx.Module):
         def linear(inputs: int, outputs: int, bias: bool = False) -> Linear:
             return Linear(c, inputs, outputs, bias=bias, rngs=rngs)
 
-        self.attention_norm, self.mlp_norm = RMSNorm(c), RMSNorm(c)
-        self.q = linear(c.hidden_size, c.num_heads * c.head_dim, bias=True)
-        self.k = linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=True)
-        self.v = linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=True)
+        self.attention_norm, self.mlp_norm = RMSNorm(c, c.hidden_size), RMSNorm(c, c.hidden_size)
+        self.q = linear(c.hidden_size, c.num_heads * c.head_dim, bias=c.qkv_bias)
+        self.k = linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
+        self.v = linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
+        self.q_norm, self.k_norm = (RMSNorm(c, c.head_dim), RMSNorm(c, c.head_dim)) if c.qk_norm else (None, None)
         self.o = linear(c.num_heads * c.head_dim, c.hidden_size)
         self.gate = linear(c.hidden_size, c.intermediate_size)
         self.up = linear(c.hidden_size, c.intermediate_size)
@@ -135,9 +148,12 @@ class Block(nnx.Module):
         """The layer's output [B, T, D]; with `cached` = (keys, values, next slot), also those with the T new tokens written in."""
         c, (B, T, _) = self.config, x_BxTxD.shape
         h_BxTxD = self.attention_norm(x_BxTxD)
-        q_BxTxNxH = rope(self.q(h_BxTxD).reshape(B, T, c.num_heads, c.head_dim), positions_BxT, c.rope_theta)
-        k_BxTxKxH = rope(self.k(h_BxTxD).reshape(B, T, c.num_kv_heads, c.head_dim), positions_BxT, c.rope_theta)
-        k_BxKxSxH = k_BxTxKxH.swapaxes(1, 2)
+        q_BxTxNxH = self.q(h_BxTxD).reshape(B, T, c.num_heads, c.head_dim)
+        k_BxTxKxH = self.k(h_BxTxD).reshape(B, T, c.num_kv_heads, c.head_dim)
+        if c.qk_norm:
+            q_BxTxNxH, k_BxTxKxH = self.q_norm(q_BxTxNxH), self.k_norm(k_BxTxKxH)
+        q_BxTxNxH = rope(q_BxTxNxH, positions_BxT, c.rope_theta)
+        k_BxKxSxH = rope(k_BxTxKxH, positions_BxT, c.rope_theta).swapaxes(1, 2)
         v_BxKxSxH = self.v(h_BxTxD).reshape(B, T, c.num_kv_heads, c.head_dim).swapaxes(1, 2)
         if cached is not None:
             old_k_BxKxSxH, old_v_BxKxSxH, slot = cached
@@ -149,7 +165,7 @@ class Block(nnx.Module):
         return x_BxTxD, k_BxKxSxH, v_BxKxSxH
 
 
-class Qwen2(nnx.Module):
+class Qwen(nnx.Module):
     """Token ids to final hidden states; `logits` turns those into scores over the vocabulary."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -164,7 +180,7 @@ class Qwen2(nnx.Module):
             return Block(config, rngs=layer_rngs)
 
         self.layers = stacked_layers(rngs)
-        self.norm = RMSNorm(config)
+        self.norm = RMSNorm(config, config.hidden_size)
         if not config.tie_embeddings:
             self.head = Linear(config, config.hidden_size, config.vocab_size, rngs=rngs)
 

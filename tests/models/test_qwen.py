@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import QWEN3
 from flax import nnx
 from jax.test_util import check_grads
 
-from bapo_jax.models.qwen2 import empty_cache, matmul
+from bapo_jax.models.qwen import empty_cache, matmul
 
 TOLERANCE = 2e-5
 SHAPES = {
@@ -15,7 +16,13 @@ SHAPES = {
     'untied, two key heads': {'num_key_value_heads': 2, 'tie_word_embeddings': False},
     'as many key heads as query heads': {'num_key_value_heads': 4, 'rope_parameters': {'rope_type': 'default', 'rope_theta': 1e6}},
     'heads wider than the model, other eps': {'num_key_value_heads': 2, 'head_dim': 16, 'rms_norm_eps': 1e-3},
-}
+    'Qwen3, tied, one key head': {'model_type': 'qwen3', 'head_dim': 8, 'num_key_value_heads': 1},
+    'Qwen3, untied, two key heads, wide': {'model_type': 'qwen3', 'head_dim': 16, 'tie_word_embeddings': False},
+    'Qwen3, as many key heads as query heads, narrow, other eps': {
+        'model_type': 'qwen3', 'head_dim': 4, 'num_key_value_heads': 4, 'rms_norm_eps': 1e-3,
+        'rope_parameters': {'rope_type': 'default', 'rope_theta': 1e6},
+    },
+}  # fmt: skip
 
 
 def causal(tokens_BxT):
@@ -50,8 +57,10 @@ def test_logits_are_hugging_faces(shape, make_policy, tokens):
     np.testing.assert_allclose(forward(policy, tokens), want, rtol=0, atol=TOLERANCE)
 
 
-def test_decoding_with_a_cache_is_the_full_forward_pass_also_left_padded(policy, tokens):
+@pytest.mark.parametrize('family', [{}, QWEN3], ids=['Qwen2', 'Qwen3'])
+def test_decoding_with_a_cache_is_the_full_forward_pass_also_left_padded(family, make_policy, tokens):
     """Prompts of 7, 3 and 1 tokens, left-padded to 7 slots and read at once; then the rest one token at a time."""
+    policy = make_policy(**family)
     full = forward(policy, tokens)
     lengths, L, steps = np.array([7, 3, 1]), 7, 5
     S = L + steps
