@@ -35,9 +35,7 @@ from rich.table import Table
 from bapo_jax.groups import Prompt, Verdict
 from bapo_jax.metrics import write_text
 from bapo_jax.rollout.collect import Judged, judge
-from bapo_jax.rollout.engine import EVALUATION, Draw, Engine, Sampling
-from bapo_jax.rollout.supervise import ServerFailed
-from bapo_jax.rollout.vllm_engine import RolloutError
+from bapo_jax.rollout.engine import EVALUATION, Draw, Engine, RolloutError, Sampling
 from bapo_jax.scores import Question, question, summary
 from bapo_jax.setup import POLICIES, load_for_evaluation
 from bapo_jax.tasks import encode_prompts, get_task
@@ -293,7 +291,7 @@ def main(_) -> None:
             engine = policy.start(output)
             for name, prompts in benchmarks.items():
                 questions[name] = evaluate(engine, tokenizer, name, prompts, config, files[name], questions[name])
-        except (ValueError, FileNotFoundError, RolloutError, ServerFailed) as e:
+        except (ValueError, FileNotFoundError, RolloutError) as e:
             sys.exit(f'error: {e}')
         engine.close()
         if (output / POLICIES).is_dir():  # the copy that servers loaded
