@@ -24,7 +24,6 @@ from bapo_jax.groups import Verdict
 MAX_LENGTH = 4000  # characters of an answer that is parsed; a longer one can only match as text
 MAX_DEPTH = 40  # nested brackets of an answer that is parsed
 MAX_DIGITS = 400  # of a plain number that is compared exactly
-UNBOXED_TAIL = 4000  # characters at the end of a response in which an unboxed answer is looked for
 ROUNDED_PLACES = 4  # decimals from which a rounded value is as good as the exact one
 
 
@@ -259,12 +258,15 @@ def _same_at_a_glance(answer: str, gold: str) -> bool | None:
     return True if elements and elements == gold_elements else None
 
 
+_AND = re.compile(r',? ?(?:\\text ?\{ ?(?:and|or) ?\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])) ?')
+
+
 def _elements(text: str) -> list[str]:
     r"""The elements, as keys in order, of a set in braces or a list without brackets; none where it is neither.
 
     Of 'f(x)=1, f(x)=2' they are the values.
     """
-    text = re.sub(r'^\\?\{(.*?)\\?\}$', r'\1', text)
+    text = _AND.sub(',', re.sub(r'^\\?\{(.*?)\\?\}$', r'\1', text))
     depth, start, elements = 0, 0, []
     for i, c in enumerate(text + ','):
         depth += (c in '({[') - (c in ')}]')
@@ -297,6 +299,7 @@ def slow_verdict(answer: str, accepted: Sequence[str], *, boxed: bool) -> tuple[
     CORRECT: the answer equals one of those accepted. WRONG: it was read, and does not. UNPARSEABLE: it cannot be read. INFRA_ERROR:
     nor can any accepted answer. With `boxed` false, `answer` is the end of a response, and what it states last is the answer.
     """
+    stated: tuple[Any, ...] = ()
     if not boxed:
         stated = _read(answer, anywhere=True)
         answer = next((x for x in stated if isinstance(x, str)), None)
@@ -304,12 +307,14 @@ def slow_verdict(answer: str, accepted: Sequence[str], *, boxed: bool) -> tuple[
             return Verdict.UNPARSEABLE, None
         if (verdict := quick_verdict(answer, accepted)) is not None:
             return verdict, answer
-        readings = () if _unfit(tidy(answer)) else stated
-    else:
-        readings = () if _unfit(tidy(answer)) else _read(answer if _PROSE.match(answer) else tidy(answer))
-    closed = not _UNEVALUATED.search(tidy(answer).rpartition('=')[2])
     golds = [_tidy_gold(gold) for gold in accepted]
-    return min(_compare(readings if closed or _UNEVALUATED.search(gold) else (), gold) for gold in golds), answer
+    tidied = tidy(answer)
+    restated = _UNEVALUATED.search(tidied.rpartition('=')[2]) and not any(map(_UNEVALUATED.search, golds))
+    if _unfit(tidied) or restated:
+        readings = ()
+    else:
+        readings = stated or _read(answer if _PROSE.match(answer) else tidied)
+    return min(_compare(readings, gold) for gold in golds), answer
 
 
 def _compare(readings: Sequence[Any], gold: str) -> Verdict:
@@ -402,9 +407,16 @@ def _is_known(value: Any) -> bool:
     return all(part.is_Number and part.is_finite and (part.is_Rational or part._prec > 1) for part in parts)
 
 
+def _answer(request: dict) -> Any:
+    try:
+        return slow_verdict(request['answer'], request['accepted'], boxed=request['boxed'])
+    except (MemoryError, RecursionError):
+        return OVERRAN
+
+
 if __name__ == '__main__':
-    from bapo_jax.tasks.verifier_pool import serve
+    from bapo_jax.tasks.verifier_pool import OVERRAN, serve
 
     logging.disable(logging.CRITICAL)  # math-verify warns of each answer it cannot read, and of the time limits it is denied
     _read('1')  # imports math-verify and sympy, and builds their tables, before the first request's time runs
-    serve(lambda request: slow_verdict(request['answer'], request['accepted'], boxed=request['boxed']))
+    serve(_answer)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-OVERRAN = 'overran'  # the outcome of a request that took longer than the deadline
+OVERRAN = 'overran'  # the outcome of a request that took longer than the deadline; what a worker may answer if memory is short
 FAILED = 'failed'  # the outcome of a request on which the worker raised or ended
 
 START_S = 120.0  # how long a worker may take to start: importing sympy on a busy machine
