@@ -2,10 +2,10 @@
 
     python -m bapo_jax.grade countdown < rows.jsonl > verdicts.jsonl
 
-A row is {"response": str, "ground_truth": ...} and gets one line {"verdict": "correct", "reward": 1.0, "answer": str or null}, in the
-same order. The ground truth is what the task's module says: an object for countdown; for math an answer, a list of accepted ones, or
-an object that also says what the prompt asked for. A malformed row stops the program with exit code 2; the rows before it have been
-answered. A summary goes to stderr.
+A row is {"response": str, "ground_truth": ...} and gets one line {"verdict": "correct", "reward": 1.0, "answer": str or null}, in
+the same order. The ground truth is what the task's module says: an object for countdown; for math an answer, a list of accepted
+ones, or an object that also says what the prompt asked for. A malformed row stops the program with exit code 2; the rows before
+it have been answered. A summary goes to stderr.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python benchmarks/verify_math.py CASES [BENCHMARKS]
 
-CASES is a file of grading cases, {"gold", "pred", "form": "answer" or "response", "convention", "expected"} a line (.jsonl.gz); prints
-how many verdicts are as expected, and the spread of times of single answers, workers running. With BENCHMARKS, a directory with
-the test sets, also verifies 2,048 boxed answers to questions of all sets, as 256 groups of 8: half of each group right (half of those
-spelled with blanks and display fractions), a quarter another question's answer, a quarter an expression of its own; plus two that
-never end.
+CASES is a file of grading cases, {"gold", "pred", "form": "answer" or "response", "convention", "expected"} a line (.jsonl.gz);
+prints how many verdicts are as expected, and the spread of times of single answers, workers running. With BENCHMARKS, a directory
+with the test sets, also verifies 2,048 boxed answers to questions of all sets, as 256 groups of 8: half of each group right (half
+of those spelled with blanks and display fractions), a quarter another question's answer, a quarter an expression of its own; plus
+two that never end.
 """
 
 import gzip
@@ -62,7 +62,9 @@ def batch() -> Table:
         verdicts = [v for v, _ in math.verify_all(responses, truths)]
         spent = time.perf_counter() - started
         cores = len(os.sched_getaffinity(0))
-        table.add_row(name, str(cores), str(min(cores, math.MAX_WORKERS)), f'{spent:.1f}', *(str(verdicts.count(v)) for v in Verdict))
+        table.add_row(
+            name, str(cores), str(min(cores, math.MAX_WORKERS)), f'{spent:.1f}', *(str(verdicts.count(v)) for v in Verdict)
+        )
     return table
 
 

@@ -19,9 +19,17 @@ from bapo_jax.groups import Verdict
 from bapo_jax.tasks.countdown_data import BENCHMARKS, MAX_DIGITS, benchmark, is_numbers, solvable, training_problems
 
 __all__ = [
-    'BENCHMARKS', 'TEMPLATES', 'asked', 'benchmark', 'check_ground_truth', 'prompt_text', 'training_problems', 'verify', 'verify_all',
+    'BENCHMARKS',
+    'TEMPLATES',
+    'asked',
+    'benchmark',
+    'check_ground_truth',
+    'prompt_text',
+    'training_problems',
+    'verify',
+    'verify_all',
     'worked_solution',
-]  # fmt: skip
+]
 
 # The prompt of TinyZero (`base`), word for word: published results depend on it.
 _TINYZERO = (

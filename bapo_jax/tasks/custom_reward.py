@@ -2,10 +2,10 @@
 
     def reward(data_source, response, ground_truth, extra): ...      # 1 for right, 0 for wrong; or {'score': 1, 'pred': 'text'}
 
-The signature is verl's: a data set's name, the text of a response, its ground truth, and a dict of whatever else is known. Rewards
-are the paper's binary ones here (A.7), since k of G, the filters and the buffers all count right answers: the function must say 1 or
-0 (or True or False). Any other number is refused rather than rounded: a fraction may mean partial credit, and only its author knows
-from where on an answer is right.
+The signature is verl's: a data set's name, the text of a response, its ground truth, and a dict of whatever else is known.
+Rewards are the paper's binary ones here (A.7), since k of G, the filters and the buffers all count right answers: the function
+must say 1 or 0 (or True or False). Any other number is refused rather than rounded: a fraction may mean partial credit, and only
+its author knows from where on an answer is right.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def judge(
     score, answer = (outcome.get('score'), outcome.get('pred')) if isinstance(outcome, dict) else (outcome, None)
     if isinstance(score, str) or score not in (0, 1):
         raise ValueError(
-            f'the reward function {_name(function)} returned {str(outcome)[:100]!r}; expected 1 (right) or 0 (wrong), or a dict with '
-            "one of them as 'score': rewards are binary here"
+            f'the reward function {_name(function)} returned {str(outcome)[:100]!r}; expected 1 (right) or 0 (wrong), or a dict '
+            "with one of them as 'score': rewards are binary here"
         )
     return (Verdict.CORRECT if score == 1 else Verdict.WRONG), answer if isinstance(answer, str) else None
 

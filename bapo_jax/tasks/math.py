@@ -14,11 +14,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from bapo_jax.groups import Verdict
-from bapo_jax.tasks.math_answers import MAX_LENGTH, after_thinking, last_box, quick_verdict
+from bapo_jax.tasks.math_answers import MAX_LENGTH, quick_verdict
 from bapo_jax.tasks.math_data import BENCHMARKS, SUFFIX, benchmark, training_problems
+from bapo_jax.tasks.math_text import after_thinking, last_box
 from bapo_jax.tasks.verifier_pool import FAILED, OVERRAN, VerifierPool
 
-__all__ = ['BENCHMARKS', 'TEMPLATES', 'asked', 'benchmark', 'check_ground_truth', 'prompt_text', 'training_problems', 'verify', 'verify_all']
+__all__ = [
+    'BENCHMARKS',
+    'TEMPLATES',
+    'asked',
+    'benchmark',
+    'check_ground_truth',
+    'prompt_text',
+    'training_problems',
+    'verify',
+    'verify_all',
+]
 
 # What each kind of model was trained to read; always through the tokenizer's own chat template.
 TEMPLATES = {
@@ -44,7 +55,9 @@ def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
         raise ValueError(f'task.template is {template!r}; choose one of {", ".join(TEMPLATES)}')
     chat_template = getattr(tokenizer, 'chat_template', None)
     if not chat_template:
-        raise ValueError(f'task.template is {template!r}, but the tokenizer has no chat template; use the tokenizer of a chat model')
+        raise ValueError(
+            f'task.template is {template!r}, but the tokenizer has no chat template; use the tokenizer of a chat model'
+        )
     if template in _SWITCH and 'enable_thinking' not in str(chat_template):
         raise ValueError(f"task.template is {template!r}, but the tokenizer's chat template has no enable_thinking; choose 'chat'")
     messages = [{'role': 'user', 'content': ground_truth['problem'] + ('' if template in _SYSTEM else SUFFIX)}]
@@ -72,8 +85,8 @@ def verify_all(responses: Sequence[str], ground_truths: Sequence[Any]) -> list[t
 
     CORRECT: the answer equals an accepted one. WRONG: it does not, or is too heavy: it could not be compared in `DEADLINE_S` seconds
     or a worker's memory. UNPARSEABLE: there is no answer where the prompt wants it (after the thinking, in a closed box), or it
-    cannot be read. INFRA_ERROR: the verifier failed, which is to say that no accepted answer can be read, or a worker died without
-    having been late. Raises on no response text whatever; ValueError on a malformed ground truth.
+    cannot be read. INFRA_ERROR: the verifier failed, which is to say that no accepted answer can be read, or a worker died
+    without having been late. Raises on no response text whatever; ValueError on a malformed ground truth.
 
     Takes microseconds for an answer that equals an accepted one as text, or is a plain number as they are. The others go to a pool
     of processes, one a core, which start (two seconds) with the first such answer. Equal answers to one question are judged once.
@@ -103,7 +116,7 @@ def verify_all(responses: Sequence[str], ground_truths: Sequence[Any]) -> list[t
 
 
 def check_ground_truth(ground_truth: object) -> None:
-    """ValueError, naming the field, unless a response can be judged by it: a dict with 'answers', a string, or a list of strings."""
+    """ValueError, naming the field, unless it is a dict with 'answers', a string, or a list of strings."""
     where, answers = 'ground_truth', ground_truth
     if isinstance(ground_truth, dict):
         if 'answers' not in ground_truth:

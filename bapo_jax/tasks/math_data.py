@@ -3,6 +3,7 @@
 A row becomes {'problem': str, 'answers': [str, ...]}. Three shapes of row are read: `problem` and `answer`, as DeepScaleR and the
 unified benchmark file have them; `question` and `answer` or `final_answer`, as some benchmarks do; and verl's, a chat in `prompt`
 and the answer in `reward_model.ground_truth`. An answer is a string, a number, or a list of those, any of which is right.
+DeepScaleR has rows whose answer is empty: they cannot be trained on, and are left out and counted.
 
 The hub's files were not at hand when this was written: which columns they have is from their public descriptions.
 """
@@ -22,6 +23,7 @@ from typing import Any
 import huggingface_hub
 import pyarrow
 import pyarrow.parquet
+from absl import logging
 
 BENCHMARKS = {
     'aime24': 'AIME 2024, 30 problems (hub: HuggingFaceH4/aime_2024)',
@@ -50,17 +52,18 @@ def training_problems(source: str, *, limit: int, seed: int) -> list[Problem]:
     """The problems trained on, in the order of the source.
 
     `source` is a file (.parquet, .jsonl, .jsonl.gz) or the name of a hub data set, 'owner/name', whose train split is downloaded.
-    Returns the first `limit`, or all where `limit` is 0 or less; `seed` is not used. The whole source is read and checked first, and
-    repeats stay. ValueError, FileNotFoundError or ConnectionError says what is wrong where and what to do.
+    Returns the first `limit`, or all where `limit` is 0 or less; `seed` is not used. The whole source is read and checked first;
+    repeats stay, and rows without an answer are left out with a warning that counts them. ValueError, FileNotFoundError or
+    ConnectionError says what is wrong where and what to do.
     """
     if str(source).endswith(FILE_ENDINGS) or Path(source).exists():
-        problems = read_problems(source)
+        problems = read_problems(source, blank_answers=True)
     elif re.fullmatch(r'[\w.-]+/[\w.-]+', source):
-        problems = [p for path in _download(source, '*train*') for p in read_problems(path)]
+        problems = [p for path in _download(source, '*train*') for p in read_problems(path, blank_answers=True)]
     else:
         raise ValueError(
-            f"task.train is {source!r}; expected a file ending in {', '.join(FILE_ENDINGS)}, or a hub data set 'owner/name' such as "
-            'agentica-org/DeepScaleR-Preview-Dataset'
+            f"task.train is {source!r}; expected a file ending in {', '.join(FILE_ENDINGS)}, or a hub data set 'owner/name' "
+            'such as agentica-org/DeepScaleR-Preview-Dataset'
         )
     return problems[:limit] if limit > 0 else problems
 
@@ -84,15 +87,18 @@ def benchmark(name: str) -> list[Problem]:
         if (file := Path(folder, UNIFIED)).exists() and (problems := read_problems(file, dataset=name)):
             return problems
         raise FileNotFoundError(
-            f'BAPO_DATA={folder}: neither {name}.jsonl, {name}.jsonl.gz or {name}.parquet nor rows of {name} in {UNIFIED}; add one of '
-            'them, give a file as the benchmark, or unset BAPO_DATA to download it'
+            f'BAPO_DATA={folder}: neither {name}.jsonl, {name}.jsonl.gz or {name}.parquet nor rows of {name} in {UNIFIED}; add one '
+            'of them, give a file as the benchmark, or unset BAPO_DATA to download it'
         )
     source, pattern = _HUB[name]
     return [p for path in _download(source, pattern) for p in read_problems(path)]
 
 
-def read_problems(path: str | Path, *, dataset: str | None = None) -> list[Problem]:
-    """All rows of a file, or those whose column `dataset` has that value (perhaps none)."""
+def read_problems(path: str | Path, *, dataset: str | None = None, blank_answers: bool = False) -> list[Problem]:
+    """All rows of a file, or those whose column `dataset` has that value (perhaps none).
+
+    A row without an answer (null or blank) is an error, or with `blank_answers` left out with a warning.
+    """
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f'{path}: no such file; check the path')
@@ -101,7 +107,13 @@ def read_problems(path: str | Path, *, dataset: str | None = None) -> list[Probl
     rows = list(_parquet_rows(path) if path.suffix == '.parquet' else _jsonl_rows(path))
     if not rows:
         raise ValueError(f'{path}: no rows; expected columns "problem" and "answer"')
-    return [_problem(row, where) for where, row in rows if dataset is None or row.get('dataset') == dataset]
+    problems = [_problem(row, where, blank_answers) for where, row in rows if dataset is None or row.get('dataset') == dataset]
+    blank = [where for (where, _), problem in zip(rows, problems) if problem is None]
+    if blank and len(blank) == len(problems):
+        raise ValueError(f'{path}: none of its {len(rows)} rows has an answer; give a file whose "answer" is filled in')
+    if blank:
+        logging.warning('%d of %d rows have no answer and are left out, the first of them %s', len(blank), len(rows), blank[0])
+    return [p for p in problems if p is not None]
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, dict]]:
@@ -150,8 +162,8 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[str, dict]]:
         yield where, row
 
 
-def _problem(row: dict, where: str) -> Problem:
-    """A row in any of the three shapes as a problem."""
+def _problem(row: dict, where: str, blank_answers: bool) -> Problem | None:
+    """A row in any of the three shapes as a problem; None where it has no answer, if that is allowed."""
     if 'reward_model' in row or ('prompt' in row and 'problem' not in row and 'question' not in row):
         problem, answer, column = _asked_in(row, where), _graded_by(row, where), 'reward_model.ground_truth'
     else:
@@ -160,6 +172,8 @@ def _problem(row: dict, where: str) -> Problem:
         answer = _column(row, (column,), where)
     if not isinstance(problem, str) or not problem.strip():
         raise ValueError(f'{where}: the problem must be a text, got {_short(problem)}; mend or drop the row')
+    if blank_answers and (answer is None or (isinstance(answer, str) and not answer.strip())):
+        return None
     answers = [_text(a) for a in (answer if isinstance(answer, list) else [answer])]
     if not answers or not all(answers):
         raise ValueError(
@@ -188,7 +202,9 @@ def _asked_in(row: dict, where: str) -> Any:
 def _graded_by(row: dict, where: str) -> Any:
     model = _column(row, ('reward_model',), where)
     if not isinstance(model, dict) or 'ground_truth' not in model:
-        raise ValueError(f'{where}: "reward_model" must be an object with "ground_truth", got {_short(model)}; mend or drop the row')
+        raise ValueError(
+            f'{where}: "reward_model" must be an object with "ground_truth", got {_short(model)}; mend or drop the row'
+        )
     return model['ground_truth']
 
 
@@ -213,10 +229,12 @@ def _download(name: str, pattern: str) -> list[Path]:
         folder = Path(huggingface_hub.snapshot_download(name, repo_type='dataset', allow_patterns=[pattern]))
     except Exception as error:  # the hub client's errors share no base class, and all of them mean the same here
         raise ConnectionError(
-            f'could not download the data set {name!r} from the Hugging Face hub ({type(error).__name__}: {_short(error)}); check its '
-            'name and the network, or download it and give its file; benchmarks are also looked for in the directory BAPO_DATA'
+            f'could not download the data set {name!r} from the Hugging Face hub ({type(error).__name__}: {_short(error)}); check '
+            'its name and the network, or download it and give its file; benchmarks are also looked for in the directory BAPO_DATA'
         ) from error
     files = sorted(p for p in folder.rglob('*') if p.name.endswith(FILE_ENDINGS) and p.relative_to(folder).match(pattern))
     if not files:
-        raise FileNotFoundError(f'the hub data set {name!r} has no file {pattern} ending in {", ".join(FILE_ENDINGS)}; give another, or a file')
+        raise FileNotFoundError(
+            f'the hub data set {name!r} has no file {pattern} ending in {", ".join(FILE_ENDINGS)}; give another, or a file'
+        )
     return files
