@@ -2,25 +2,32 @@
 
     python -m bapo_jax.grade countdown < rows.jsonl > verdicts.jsonl
 
-A row is {"response": str, "ground_truth": {...}} and gets one line {"verdict": "correct", "reward": 1.0, "answer": str or null}.
-A malformed row stops the program with exit code 2; the rows before it have been answered. A summary goes to stderr.
+A row is {"response": str, "ground_truth": ...} and gets one line {"verdict": "correct", "reward": 1.0, "answer": str or null}, in
+the same order. The ground truth is what the task's module says: an object for countdown; for math an answer, a list of accepted
+ones, or an object that also says what the prompt asked for. A malformed row stops the program with exit code 2; the rows before
+it have been answered. A summary goes to stderr.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import json
 import math
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from bapo_jax.groups import Verdict, reward
 from bapo_jax.tasks import TASKS, get_task
 
 
-def grade_line(line: bytes, verify: Callable) -> tuple[Verdict, str | None]:
-    """The verdict on one row of input and the answer found. ValueError says which field is wrong and what was expected."""
+ROWS_AT_ONCE = 512  # enough to keep the task's workers busy, few enough to see the first verdicts soon
+
+
+def read_row(line: bytes, check_ground_truth: Callable) -> tuple[str, Any]:
+    """The response and the ground truth of one row of input. ValueError says which field is wrong and what was expected."""
     try:
         row = json.loads(line.decode('utf-8'))
     except UnicodeDecodeError:
@@ -34,30 +41,36 @@ def grade_line(line: bytes, verify: Callable) -> tuple[Verdict, str | None]:
             raise ValueError(f'"{field}" is missing; expected an object with "response" and "ground_truth"')
     if not isinstance(row['response'], str):
         raise ValueError(f'"response" must be a string, got {type(row["response"]).__name__}')
-    return verify(row['response'], row['ground_truth'])
+    check_ground_truth(row['ground_truth'])
+    return row['response'], row['ground_truth']
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog='python -m bapo_jax.grade', description='Verdicts for rows on stdin, one JSON a line.')
     parser.add_argument('task', choices=TASKS)
-    verify = get_task(parser.parse_args().task).verify
+    task = get_task(parser.parse_args().task)
     counts: collections.Counter[Verdict] = collections.Counter()
-    status = 0
-    for number, line in enumerate(sys.stdin.buffer, start=1):
-        try:
-            verdict, answer = grade_line(line, verify)
-        except ValueError as error:
-            print(f'line {number}: {error}', file=sys.stderr)
-            status = 2
-            break
-        counts[verdict] += 1
-        score = reward(verdict)
-        # JSON has no nan: a row whose verifier failed has no reward
-        print(json.dumps({'verdict': verdict.name.lower(), 'reward': None if math.isnan(score) else score, 'answer': answer}))
-    sys.stdout.flush()
+    lines = enumerate(sys.stdin.buffer, start=1)
+    trouble = None
+    while trouble is None and (some := list(itertools.islice(lines, ROWS_AT_ONCE))):
+        rows = []
+        for number, line in some:
+            try:
+                rows.append(read_row(line, task.check_ground_truth))
+            except ValueError as error:
+                trouble = f'line {number}: {error}'
+                break
+        for verdict, answer in task.verify_all([response for response, _ in rows], [truth for _, truth in rows]):
+            counts[verdict] += 1
+            score = reward(verdict)
+            # JSON has no nan: a row whose verifier failed has no reward
+            print(json.dumps({'verdict': verdict.name.lower(), 'reward': None if math.isnan(score) else score, 'answer': answer}))
+        sys.stdout.flush()
+    if trouble:
+        print(trouble, file=sys.stderr)
     tally = ', '.join(f'{counts[v]} {v.name.lower()}' for v in Verdict)
     print(f'graded {counts.total()} rows: {tally}', file=sys.stderr)
-    return status
+    return 2 if trouble else 0
 
 
 if __name__ == '__main__':

@@ -97,6 +97,12 @@ def ask(server, prompt: Prompt, **sampling) -> list[dict]:
     return reply.json()['choices']
 
 
+def tokens_written(server) -> float:
+    """Response tokens a server has sampled since it started, those of requests under way included."""
+    text = httpx.get(f'{server.url}/metrics', headers={'Authorization': f'Bearer {TOKEN}'}, timeout=60).text
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith('vllm:generation_tokens_total'))
+
+
 def trainer_logp(base: Base, params, prompts, responses, temperature=1.0) -> list[np.ndarray]:
     """The trainer's log-probs of each response's tokens after its prompt."""
     length = -(-max(len(p.tokens) + len(r) for p, r in zip(prompts, responses, strict=True)) // 64) * 64

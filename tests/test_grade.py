@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from bapo_jax.grade import grade_line
-from bapo_jax.tasks.countdown import verify
+from bapo_jax.grade import ROWS_AT_ONCE, read_row
+from bapo_jax.tasks.countdown import check_ground_truth
 
 ROOT = Path(__file__).resolve().parents[1]
 TRUTH = {'numbers': [44, 19, 35], 'target': 98}
@@ -20,7 +20,13 @@ def row(response='<answer>44+19+35</answer>', ground_truth=TRUTH):
 
 def run(data, *arguments):
     command = [sys.executable, '-m', 'bapo_jax.grade', *arguments]
-    return subprocess.run(command, input=data, capture_output=True, env={**os.environ, 'PYTHONPATH': str(ROOT)}, timeout=60)
+    return subprocess.run(
+        command,
+        input=data,
+        capture_output=True,
+        env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path])},
+        timeout=60,
+    )
 
 
 def test_one_verdict_a_row():
@@ -42,6 +48,34 @@ def test_a_malformed_row_stops_it_after_the_rows_before_were_answered():
     assert len(done.stdout.splitlines()) == 2
     assert done.stderr.decode().startswith('line 3: "response" must be a string, got int\n')
     assert b'Traceback' not in done.stderr
+
+
+def test_mathematics_through_the_pool_in_order():
+    responses = [r'\boxed{1+x}', r'\boxed{x-1}', 'It is x+1, I think.', r'\boxed{^}', r'<think>\boxed{x+1}']
+    rows = [row(r, ['7', 'x+1']) for r in responses]
+    rows += [row(r'\boxed{x}', r'\frac{'), row('7', '7'), row('7', {'answers': ['7'], 'boxed': True})]
+    done = run(b'\n'.join(rows), 'math')
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        {'verdict': 'correct', 'reward': 1.0, 'answer': '1+x'},
+        {'verdict': 'wrong', 'reward': 0.0, 'answer': 'x-1'},
+        {'verdict': 'unparseable', 'reward': 0.0, 'answer': None},
+        {'verdict': 'unparseable', 'reward': 0.0, 'answer': '^'},
+        {'verdict': 'unparseable', 'reward': 0.0, 'answer': None},
+        {'verdict': 'infra_error', 'reward': None, 'answer': 'x'},
+        {'verdict': 'correct', 'reward': 1.0, 'answer': '7'},
+        {'verdict': 'unparseable', 'reward': 0.0, 'answer': None},
+    ]
+    assert done.stderr.decode().strip() == 'graded 8 rows: 2 correct, 1 wrong, 4 unparseable, 1 infra_error'
+
+
+def test_more_rows_than_are_taken_at_once_stay_in_order():
+    count = 2 * ROWS_AT_ONCE + 3
+    done = run(b'\n'.join(row(f'\\boxed{{{i}}}', str(i - i % 2)) for i in range(count)) + b'\n{}', 'math')
+    assert done.returncode == 2 and done.stderr.decode().startswith(f'line {count + 1}: "response" is missing')
+    verdicts = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [v['answer'] for v in verdicts] == [str(i) for i in range(count)]
+    assert [v['verdict'] for v in verdicts] == [('correct', 'wrong')[i % 2] for i in range(count)]
 
 
 def test_an_unknown_task_is_refused_with_the_choices():
@@ -68,4 +102,4 @@ def test_an_unknown_task_is_refused_with_the_choices():
 )
 def test_a_malformed_row_is_explained(line, message):
     with pytest.raises(ValueError, match=message):
-        grade_line(line, verify)
+        read_row(line, check_ground_truth)

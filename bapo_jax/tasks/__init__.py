@@ -7,8 +7,10 @@ A task module has
     training_problems(source, *, limit, seed) -> list[ground truth]     the questions trained on
     benchmark(name) -> list[ground truth]                               the questions of a test set
     prompt_text(ground_truth, template, tokenizer) -> str               a question as the policy reads it
-    verify(response, ground_truth) -> (Verdict, answer text or None)    quick, raises on no response text whatever
-    verify_all(responses, ground_truths) -> list of such pairs          many at once
+    asked(ground_truth, prompt text) -> ground truth                    with what that prompt demands of a response's form
+    check_ground_truth(ground_truth)                                    ValueError, naming the field, where none can be judged by it
+    verify(response, ground_truth) -> (Verdict, answer text or None)    raises on no response text whatever
+    verify_all(responses, ground_truths) -> list of those               many at once, on all cores where they take long
     VOTES: bool                      whether equal answer texts are agreement, so that a majority of them (maj@n) says something
 
 where a ground truth is a JSON-serialisable dict that holds the question and what its verifier needs.
@@ -25,7 +27,7 @@ import numpy as np
 
 from bapo_jax.groups import Prompt
 
-TASKS = ('countdown',)
+TASKS = ('countdown', 'math')
 
 
 def get_task(name: str) -> ModuleType:
@@ -53,5 +55,5 @@ def encode_prompts(
                 f'{task_name} row {row}: the prompt has {len(tokens)} tokens, rollout.max_prompt_tokens is {max_prompt_tokens}; '
                 'raise it, or drop the row'
             )
-        prompts.append(Prompt(first_id + row, task_name, tokens, ground_truth))
+        prompts.append(Prompt(first_id + row, task_name, tokens, task.asked(ground_truth, text)))
     return prompts

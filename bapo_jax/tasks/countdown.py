@@ -18,8 +18,19 @@ import numpy as np
 from bapo_jax.groups import Verdict
 from bapo_jax.tasks.countdown_data import BENCHMARKS, MAX_DIGITS, benchmark, is_numbers, solvable, training_problems
 
-__all__ = ['BENCHMARKS', 'TEMPLATES', 'VOTES', 'benchmark', 'prompt_text', 'training_problems', 'verify', 'verify_all',
-           'worked_solution']  # fmt: skip
+__all__ = [
+    'BENCHMARKS',
+    'TEMPLATES',
+    'VOTES',
+    'asked',
+    'benchmark',
+    'check_ground_truth',
+    'prompt_text',
+    'training_problems',
+    'verify',
+    'verify_all',
+    'worked_solution',
+]
 
 # The prompt of TinyZero (`base`), word for word: published results depend on it.
 _TINYZERO = (
@@ -47,7 +58,7 @@ MAX_DEPTH = 100  # nested parentheses and signs
 
 def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
     """The question as the policy reads it. `tokenizer` is used by 'tinyzero_chat' only (its chat template)."""
-    _check_ground_truth(ground_truth)
+    check_ground_truth(ground_truth)
     if template not in TEMPLATES:
         raise ValueError(f'task.template is {template!r}; choose one of {", ".join(TEMPLATES)}')
     numbers = ground_truth['numbers']
@@ -66,7 +77,7 @@ def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:
     not. UNPARSEABLE: there is no answer tag, or what it holds is no expression. Takes time linear in the response and raises on
     no text whatever; ValueError on a malformed ground truth.
     """
-    _check_ground_truth(ground_truth)
+    check_ground_truth(ground_truth)
     answer = find_answer(response)
     if answer is None:
         return Verdict.UNPARSEABLE, None
@@ -83,8 +94,13 @@ def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:
 
 
 def verify_all(responses: Sequence[str], ground_truths: Sequence[dict]) -> list[tuple[Verdict, str | None]]:
-    """`verify` of each response with its ground truth."""
-    return [verify(response, truth) for response, truth in zip(responses, ground_truths, strict=True)]
+    """`verify` of each response; thousands a second."""
+    return [verify(response, ground_truth) for response, ground_truth in zip(responses, ground_truths, strict=True)]
+
+
+def asked(ground_truth: dict, prompt: str) -> dict:
+    """The ground truth as it is: every prompt asks for the same form."""
+    return ground_truth
 
 
 def find_answer(response: str) -> str | None:
@@ -192,7 +208,7 @@ def worked_solution(ground_truth: dict, rng: np.random.Generator) -> str:
     step gives a non-negative integer, and the answer has no parentheses it can do without. ValueError where there is no such
     solution.
     """
-    _check_ground_truth(ground_truth)
+    check_ground_truth(ground_truth)
     target = ground_truth['target']
     terms = [(n, str(n), 'number') for n in ground_truth['numbers']]  # value, its expression, the expression's last operator
     steps = []
@@ -236,7 +252,7 @@ def _joined(left: tuple[int, str, str], operator: str, right: tuple[int, str, st
     return (f'({left[1]})' if wrap_left else left[1]) + operator + (f'({right[1]})' if wrap_right else right[1])
 
 
-def _check_ground_truth(ground_truth: object) -> None:
+def check_ground_truth(ground_truth: object) -> None:
     """ValueError, naming the field, unless it is {'numbers': [int, ...], 'target': number}.
 
     A target that is no integer is a question without an integer answer, not a malformed one: it is judged like any other.

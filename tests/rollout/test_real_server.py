@@ -9,7 +9,7 @@ import time
 import httpx2 as httpx
 import numpy as np
 import pytest
-from real_servers import ask, memory_bytes, trainer_logp
+from real_servers import ask, memory_bytes, tokens_written, trainer_logp
 
 from bapo_jax.rollout import vllm_engine
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
@@ -47,8 +47,10 @@ def test_a_request_in_flight_across_a_reload_says_which_policy_wrote_which_token
     engine, prompt, choices = connect(server), base.prompts[0], []
     long = {'n': 64, 'max_tokens': 400, 'ignore_eos': True}
     asking = threading.Thread(target=lambda: choices.extend(ask(server, prompt, **long)))
+    started, deadline = tokens_written(server) + 64 * 10, time.monotonic() + 100
     asking.start()
-    time.sleep(0.5)
+    while tokens_written(server) < started:  # ten tokens of each
+        assert time.monotonic() < deadline
     engine.load(base.moved, 1)
     asking.join(120)
     assert len(choices) == 64

@@ -1,0 +1,166 @@
+r"""Mathematics: a question in words, and an answer in \boxed{} that is as good as one of those accepted.
+
+A ground truth is {'problem': str, 'answers': [str, ...]}. What the prompt asks of a response, `asked` adds to it: 'boxed', an
+answer outside a box is none; 'thinking', the prompt has opened <think>, so that an answer follows </think>. To judge, a bare answer
+or a list of them will do, as in `python -m bapo_jax.grade math`: nothing is known of the prompt then, and a response without any
+box is judged by what it states last.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from bapo_jax.groups import Verdict
+from bapo_jax.tasks.math_answers import MAX_LENGTH, quick_verdict
+from bapo_jax.tasks.math_data import BENCHMARKS, SUFFIX, benchmark, training_problems
+from bapo_jax.tasks.math_text import after_thinking, last_box
+from bapo_jax.tasks.verifier_pool import FAILED, OVERRAN, VerifierPool
+
+__all__ = [
+    'BENCHMARKS',
+    'TEMPLATES',
+    'asked',
+    'benchmark',
+    'check_ground_truth',
+    'prompt_text',
+    'training_problems',
+    'verify',
+    'verify_all',
+]
+
+VOTES = True  # equal answers are agreement: maj@n
+
+# What each kind of model was trained to read; always through the tokenizer's own chat template.
+TEMPLATES = {
+    'r1': f'{{problem}}{SUFFIX}, and <think> opened, whether or not the chat template does so itself (R1 and its distillations)',
+    'qwen3': f'{{problem}}{SUFFIX}, with thinking',
+    'qwen3_no_thinking': f'{{problem}}{SUFFIX}, with an empty thinking block, as enable_thinking=False gives it',
+    'qwen2.5_math': 'system: Please reason step by step, and put your final answer within \\boxed{}.',
+    'chat': f'{{problem}}{SUFFIX}',
+}
+_SYSTEM = {'qwen2.5_math': 'Please reason step by step, and put your final answer within \\boxed{}.'}
+_SWITCH = {'qwen3': True, 'qwen3_no_thinking': False}
+
+DEADLINE_S = 4.0  # wall clock, for one answer; the slowest honest one known takes half a second
+WORKER_BYTES = 2 << 30  # address space of a worker, of which some 400 MB are sympy's
+MAX_WORKERS = 16
+TAIL = 4000  # characters at the end of a response in which an unboxed answer is looked for
+
+
+def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
+    """The question as the policy reads it. ValueError where the tokenizer's chat template cannot render `template`."""
+    check_ground_truth(ground_truth)
+    if template not in TEMPLATES:
+        raise ValueError(f'task.template is {template!r}; choose one of {", ".join(TEMPLATES)}')
+    chat_template = getattr(tokenizer, 'chat_template', None)
+    if not chat_template:
+        raise ValueError(
+            f'task.template is {template!r}, but the tokenizer has no chat template; use the tokenizer of a chat model'
+        )
+    if template in _SWITCH and 'enable_thinking' not in str(chat_template):
+        raise ValueError(f"task.template is {template!r}, but the tokenizer's chat template has no enable_thinking; choose 'chat'")
+    messages = [{'role': 'user', 'content': ground_truth['problem'] + ('' if template in _SYSTEM else SUFFIX)}]
+    if template in _SYSTEM:
+        messages.insert(0, {'role': 'system', 'content': _SYSTEM[template]})
+    switch = {'enable_thinking': _SWITCH[template]} if template in _SWITCH else {}
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **switch)
+    if template == 'r1' and not text.rstrip().endswith('<think>'):  # the tokenizers of the first weeks left it to the model
+        text += '<think>\n'
+    return text
+
+
+def asked(ground_truth: dict, prompt: str) -> dict:
+    """The ground truth of a question asked with this prompt text: with what the prompt demands of a response's form."""
+    return {**ground_truth, 'boxed': '\\boxed' in prompt, 'thinking': prompt.rstrip().endswith('<think>')}
+
+
+def verify(response: str, ground_truth: Any) -> tuple[Verdict, str | None]:
+    """`verify_all` of one response."""
+    return verify_all([response], [ground_truth])[0]
+
+
+def verify_all(responses: Sequence[str], ground_truths: Sequence[Any]) -> list[tuple[Verdict, str | None]]:
+    """For each response the verdict, and the answer found in it (None where there is none).
+
+    CORRECT: the answer equals an accepted one. WRONG: it does not, or is too heavy: it could not be compared in `DEADLINE_S` seconds
+    or a worker's memory. UNPARSEABLE: there is no answer where the prompt wants it (after the thinking, in a closed box), or it
+    cannot be read. INFRA_ERROR: the verifier failed, which is to say that no accepted answer can be read, or a worker died
+    without having been late. Raises on no response text whatever; ValueError on a malformed ground truth.
+
+    Takes microseconds for an answer that equals an accepted one as text, or is a plain number as they are. The others go to a pool
+    of processes, one a core, which start (two seconds) with the first such answer. Equal answers to one question are judged once.
+    """
+    for ground_truth in ground_truths:
+        check_ground_truth(ground_truth)
+    verdicts: list[tuple[Verdict, str | None]] = []
+    requests: dict[tuple[str, tuple[str, ...], bool], list[int]] = {}
+    for row, (response, ground_truth) in enumerate(zip(responses, ground_truths, strict=True)):
+        accepted, boxed, thinking = _terms(ground_truth)
+        text = after_thinking(response, opened=thinking)
+        answer = last_box(text, stated=not boxed) if text is not None else None
+        verdicts.append((Verdict.UNPARSEABLE, answer))
+        if answer is not None:
+            if (verdict := quick_verdict(answer, accepted)) is not None:
+                verdicts[row] = verdict, answer
+            elif sum(map(len, accepted)) > MAX_LENGTH:
+                verdicts[row] = Verdict.INFRA_ERROR, answer
+            elif len(answer) <= MAX_LENGTH:
+                requests.setdefault((answer, accepted, True), []).append(row)
+        elif text and not boxed and '\\boxed' not in text and sum(map(len, accepted)) <= MAX_LENGTH:
+            requests.setdefault((text[-TAIL:], accepted, False), []).append(row)
+    for (answer, accepted, in_box), outcome in zip(requests, _judge(list(requests)), strict=True):
+        for row in requests[answer, accepted, in_box]:
+            verdicts[row] = outcome
+    return verdicts
+
+
+def check_ground_truth(ground_truth: object) -> None:
+    """ValueError, naming the field, unless it is a dict with 'answers', a string, or a list of strings."""
+    where, answers = 'ground_truth', ground_truth
+    if isinstance(ground_truth, dict):
+        if 'answers' not in ground_truth:
+            raise ValueError('ground_truth.answers is missing')
+        where, answers = 'ground_truth.answers', ground_truth['answers']
+        for field in ('boxed', 'thinking'):
+            if not isinstance(ground_truth.get(field, False), bool):
+                raise ValueError(f'ground_truth.{field} must be true or false, got {str(ground_truth[field])[:100]}')
+    if not isinstance(answers, str) and not (isinstance(answers, list) and answers and all(isinstance(a, str) for a in answers)):
+        raise ValueError(f'{where} must be a string or a non-empty list of strings, got {str(answers)[:100]}')
+
+
+def _terms(ground_truth: Any) -> tuple[tuple[str, ...], bool, bool]:
+    """The accepted answers, whether they must be boxed, and whether the response begins inside its thinking."""
+    terms = ground_truth if isinstance(ground_truth, dict) else {'answers': ground_truth}
+    answers = terms['answers']
+    return (answers,) if isinstance(answers, str) else tuple(answers), terms.get('boxed', False), terms.get('thinking', False)
+
+
+def _judge(requests: Sequence[tuple[str, tuple[str, ...], bool]]) -> list[tuple[Verdict, str | None]]:
+    """The pool's verdicts on (answer or end of a response, accepted answers, which of the two it is)."""
+    rows = [{'answer': answer, 'accepted': accepted, 'boxed': boxed} for answer, accepted, boxed in requests]
+    outcomes = _pool().run(rows) if rows else []
+    verdicts = []
+    for (answer, accepted, boxed), outcome in zip(requests, outcomes, strict=True):
+        shown = answer if boxed else None
+        if outcome == FAILED:
+            verdicts.append((Verdict.INFRA_ERROR, shown))
+        elif outcome == OVERRAN:
+            verdicts.append((Verdict.WRONG if _is_light(accepted) else Verdict.INFRA_ERROR, shown))
+        else:
+            verdicts.append((Verdict(outcome[0]), outcome[1]))
+    return verdicts
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_light(accepted: tuple[str, ...]) -> bool:
+    """Whether the accepted answers can be compared with a harmless one in time: if not, no response is to blame."""
+    return _pool().run([{'answer': '0', 'accepted': accepted, 'boxed': True}]) != [OVERRAN]
+
+
+@functools.cache
+def _pool() -> VerifierPool:
+    workers = min(len(os.sched_getaffinity(0)), MAX_WORKERS)
+    return VerifierPool('bapo_jax.tasks.math_answers', workers=workers, deadline_s=DEADLINE_S, memory_bytes=WORKER_BYTES)

@@ -1,0 +1,240 @@
+"""Mathematics problems from files or the Hugging Face hub: DeepScaleR and its like to train on, five benchmarks to test on.
+
+A row becomes {'problem': str, 'answers': [str, ...]}. Three shapes of row are read: `problem` and `answer`, as DeepScaleR and the
+unified benchmark file have them; `question` and `answer` or `final_answer`, as some benchmarks do; and verl's, a chat in `prompt`
+and the answer in `reward_model.ground_truth`. An answer is a string, a number, or a list of those, any of which is right.
+DeepScaleR has rows whose answer is empty: they cannot be trained on, and are left out and counted.
+
+The hub's files were not at hand when this was written: which columns they have is from their public descriptions.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pyarrow
+import pyarrow.parquet
+from absl import logging
+
+BENCHMARKS = {
+    'aime24': 'AIME 2024, 30 problems (hub: HuggingFaceH4/aime_2024)',
+    'amc23': 'AMC 12 of 2022 and 2023, 83 problems (hub: AI-MO/aimo-validation-amc; the 40-problem amc23 sets are others)',
+    'math500': 'MATH-500, 500 problems (hub: HuggingFaceH4/MATH-500)',
+    'minerva': 'Minerva Math, 272 problems (hub: math-ai/minervamath)',
+    'olympiadbench': 'OlympiadBench, open-ended, English, text only: 675 problems (hub: Hothan/OlympiadBench, which has 674)',
+}
+_HUB = {  # data set, and which of its files
+    'aime24': ('HuggingFaceH4/aime_2024', '*.parquet'),
+    'amc23': ('AI-MO/aimo-validation-amc', '*.parquet'),
+    'math500': ('HuggingFaceH4/MATH-500', '*test*'),
+    'minerva': ('math-ai/minervamath', '*test*'),
+    'olympiadbench': ('Hothan/OlympiadBench', '*OE_TO_maths_en_COMP*'),
+}
+FILE_ENDINGS = ('.parquet', '.jsonl', '.jsonl.gz')
+UNIFIED = 'math_test.jsonl.gz'  # a file in $BAPO_DATA with all benchmarks' rows, told apart by the column `dataset`
+
+# What DeepScaleR, MoPPS and the BAPO release add to a problem; verl's files have it already, and it must not come twice.
+SUFFIX = " Let's think step by step and output the final answer within \\boxed{}."
+
+Problem = dict  # {'problem': str, 'answers': list[str]}
+
+
+def training_problems(source: str, *, limit: int, seed: int) -> list[Problem]:
+    """The problems trained on, in the order of the source.
+
+    `source` is a file (.parquet, .jsonl, .jsonl.gz) or the name of a hub data set, 'owner/name', whose train split is downloaded.
+    Returns the first `limit`, or all where `limit` is 0 or less; `seed` is not used. The whole source is read and checked first;
+    repeats stay, and rows without an answer are left out with a warning that counts them. ValueError, FileNotFoundError or
+    ConnectionError says what is wrong where and what to do.
+    """
+    if str(source).endswith(FILE_ENDINGS) or Path(source).exists():
+        problems = read_problems(source, blank_answers=True)
+    elif re.fullmatch(r'[\w.-]+/[\w.-]+', source):
+        problems = [p for path in _download(source, '*train*') for p in read_problems(path, blank_answers=True)]
+    else:
+        raise ValueError(
+            f"task.train is {source!r}; expected a file ending in {', '.join(FILE_ENDINGS)}, or a hub data set 'owner/name' "
+            'such as agentica-org/DeepScaleR-Preview-Dataset'
+        )
+    return problems[:limit] if limit > 0 else problems
+
+
+def benchmark(name: str) -> list[Problem]:
+    """A test set, all its rows in order: one of `BENCHMARKS`, or a file as in `training_problems`.
+
+    A name is looked for in the directory that the environment variable BAPO_DATA names, as `NAME.jsonl` or the like, then as the
+    rows with that `dataset` of `math_test.jsonl.gz`; without the variable, it is downloaded from the hub. A variable whose
+    directory lacks the benchmark is a FileNotFoundError, not a download.
+    """
+    if str(name).endswith(FILE_ENDINGS):
+        return read_problems(name)
+    if name not in BENCHMARKS:
+        known = ', '.join(BENCHMARKS)
+        raise ValueError(f'unknown math benchmark {name!r}; known: {known}, or a file ending in {", ".join(FILE_ENDINGS)}')
+    if folder := os.environ.get('BAPO_DATA'):
+        for ending in FILE_ENDINGS:
+            if (file := Path(folder, name + ending)).exists():
+                return read_problems(file)
+        if (file := Path(folder, UNIFIED)).exists() and (problems := read_problems(file, dataset=name)):
+            return problems
+        raise FileNotFoundError(
+            f'BAPO_DATA={folder}: neither {name}.jsonl, {name}.jsonl.gz or {name}.parquet nor rows of {name} in {UNIFIED}; add one '
+            'of them, give a file as the benchmark, or unset BAPO_DATA to download it'
+        )
+    source, pattern = _HUB[name]
+    return [p for path in _download(source, pattern) for p in read_problems(path)]
+
+
+def read_problems(path: str | Path, *, dataset: str | None = None, blank_answers: bool = False) -> list[Problem]:
+    """All rows of a file, or those whose column `dataset` has that value (perhaps none).
+
+    A row without an answer (null or blank) is an error, or with `blank_answers` left out with a warning.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f'{path}: no such file; check the path')
+    if not path.is_file() or not path.name.endswith(FILE_ENDINGS):
+        raise ValueError(f'{path}: expected a file ending in {", ".join(FILE_ENDINGS)}')
+    rows = list(_parquet_rows(path) if path.suffix == '.parquet' else _jsonl_rows(path))
+    if not rows:
+        raise ValueError(f'{path}: no rows; expected columns "problem" and "answer"')
+    problems = [_problem(row, where, blank_answers) for where, row in rows if dataset is None or row.get('dataset') == dataset]
+    blank = [where for (where, _), problem in zip(rows, problems) if problem is None]
+    if blank and len(blank) == len(problems):
+        raise ValueError(f'{path}: none of its {len(rows)} rows has an answer; give a file whose "answer" is filled in')
+    if blank:
+        logging.warning('%d of %d rows have no answer and are left out, the first of them %s', len(blank), len(rows), blank[0])
+    return [p for p in problems if p is not None]
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, dict]]:
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            wanted = {'problem', 'question', 'answer', 'final_answer', 'prompt', 'reward_model', 'dataset'}
+            table = file.read(columns=[c for c in file.schema_arrow.names if c in wanted])
+            columns = file.schema_arrow.names
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise ValueError(f'{path}: not a readable parquet file ({_short(error)}); fetch or write it again') from error
+    for first in range(0, table.num_rows, 1000):
+        try:
+            rows = table.slice(first, 1000).to_pylist()
+        except UnicodeDecodeError:
+            bad = next(i for i in range(first, table.num_rows) if not _decodes(table.slice(i, 1)))
+            raise ValueError(f'{path}, row {bad + 1}: not UTF-8 text; save the file as UTF-8') from None
+        # a row is said to have the columns that the file has, read or not
+        yield from ((f'{path}, row {first + i}', {**dict.fromkeys(columns), **row}) for i, row in enumerate(rows, start=1))
+
+
+def _decodes(table: pyarrow.Table) -> bool:
+    try:
+        table.to_pylist()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _jsonl_rows(path: Path) -> Iterator[tuple[str, dict]]:
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f'{path}: unreadable or cut short ({_short(error)}); fetch or write it again') from error
+    for number, line in enumerate(data.split(b'\n'), start=1):
+        if not line.strip():
+            continue
+        where = f'{path}, row {number}'
+        try:
+            row = json.loads(line.decode('utf-8'))
+        except UnicodeDecodeError:
+            raise ValueError(f'{where}: not UTF-8 text; save the file as UTF-8') from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f'{where}: not a line of JSON ({_short(error)}); mend the line, or write the file again') from None
+        if not isinstance(row, dict):
+            raise ValueError(f'{where}: expected an object with "problem" and "answer", got {_short(row)}')
+        yield where, row
+
+
+def _problem(row: dict, where: str, blank_answers: bool) -> Problem | None:
+    """A row in any of the three shapes as a problem; None where it has no answer, if that is allowed."""
+    if 'reward_model' in row or ('prompt' in row and 'problem' not in row and 'question' not in row):
+        problem, answer, column = _asked_in(row, where), _graded_by(row, where), 'reward_model.ground_truth'
+    else:
+        problem = _column(row, ('problem', 'question'), where)
+        column = 'answer' if 'answer' in row or 'final_answer' not in row else 'final_answer'
+        answer = _column(row, (column,), where)
+    if not isinstance(problem, str) or not problem.strip():
+        raise ValueError(f'{where}: the problem must be a text, got {_short(problem)}; mend or drop the row')
+    if blank_answers and (answer is None or (isinstance(answer, str) and not answer.strip())):
+        return None
+    answers = [_text(a) for a in (answer if isinstance(answer, list) else [answer])]
+    if not answers or not all(answers):
+        raise ValueError(
+            f'{where}: "{column}" must be an answer, or a list of accepted ones, each a text or a number, got {_short(answer)}; '
+            'mend or drop the row'
+        )
+    return {'problem': problem.strip(), 'answers': list(dict.fromkeys(answers))}
+
+
+def _column(row: dict, names: tuple[str, ...], where: str) -> Any:
+    for name in names:
+        if name in row:
+            return row[name]
+    raise ValueError(f'{where}: column {names[0]!r} is missing; the row has {_short(", ".join(row))}; rename or add it')
+
+
+def _asked_in(row: dict, where: str) -> Any:
+    """The question in verl's chat: what the user says last, without the instruction that the prompt template adds."""
+    prompt = _column(row, ('prompt',), where)
+    if isinstance(prompt, list):
+        said = [m.get('content') for m in prompt if isinstance(m, dict) and m.get('role') == 'user']
+        prompt = said[-1] if said else None
+    return prompt.rstrip().removesuffix(SUFFIX.strip()) if isinstance(prompt, str) else prompt
+
+
+def _graded_by(row: dict, where: str) -> Any:
+    model = _column(row, ('reward_model',), where)
+    if not isinstance(model, dict) or 'ground_truth' not in model:
+        raise ValueError(
+            f'{where}: "reward_model" must be an object with "ground_truth", got {_short(model)}; mend or drop the row'
+        )
+    return model['ground_truth']
+
+
+def _text(answer: object) -> str | None:
+    """An answer as text: 142.0 as '142'; None where it is no answer."""
+    if isinstance(answer, str):
+        return answer.strip() or None
+    if isinstance(answer, bool) or not isinstance(answer, (int, float)) or not math.isfinite(answer):
+        return None
+    return str(int(answer)) if answer == int(answer) else repr(answer)
+
+
+def _short(value: object) -> str:
+    """A value as an error message shows it: on one line, cut to 120 characters."""
+    text = ' '.join((str(value) if isinstance(value, (str, Exception)) else repr(value)).split())
+    return text if len(text) <= 120 else f'{text[:117]}...'
+
+
+def _download(name: str, pattern: str) -> list[Path]:
+    """A hub data set's files that match, downloaded or taken from the local cache, in order of their names."""
+    try:
+        folder = Path(huggingface_hub.snapshot_download(name, repo_type='dataset', allow_patterns=[pattern]))
+    except Exception as error:  # the hub client's errors share no base class, and all of them mean the same here
+        raise ConnectionError(
+            f'could not download the data set {name!r} from the Hugging Face hub ({type(error).__name__}: {_short(error)}); check '
+            'its name and the network, or download it and give its file; benchmarks are also looked for in the directory BAPO_DATA'
+        ) from error
+    files = sorted(p for p in folder.rglob('*') if p.name.endswith(FILE_ENDINGS) and p.relative_to(folder).match(pattern))
+    if not files:
+        raise FileNotFoundError(
+            f'the hub data set {name!r} has no file {pattern} ending in {", ".join(FILE_ENDINGS)}; give another, or a file'
+        )
+    return files

@@ -1,0 +1,239 @@
+r"""Mathematical answers as text: where the answer is in a response, and what of it can be told without computer algebra.
+
+Linear in the text, whatever the text. What two answers mean is `math_answers`' part.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from fractions import Fraction
+from typing import NamedTuple
+
+MAX_DIGITS = 400  # of a plain number that is compared exactly
+ROUNDED_PLACES = 4  # decimals from which a rounded value is as good as the exact one
+
+
+# ---- where the answer is ----------------------------------------------------------------------------------------------
+
+
+def after_thinking(response: str, *, opened: bool = False) -> str | None:
+    """What follows the last </think>: all of it where nothing was thought, None where the thinking has no end.
+
+    `opened`: the prompt itself ended in <think>, so the response begins inside the thinking.
+    """
+    _, closed, answer = response.rpartition('</think>')
+    return None if '<think>' in answer or (opened and not closed) else answer
+
+
+_BRACE = re.compile(
+    r'\\{1,2}(?:boxed|fbox)\s*(?P<box>\{)|\\boxed\s*(?P<bare>[0-9A-Za-z])(?![0-9A-Za-z])|\\.|[{}]'
+    r'|[Ff]inal answer is:? {0,3}\$(?P<stated>(?![^$\n]{0,200}\\boxed)[^$\n]{1,200})\$',
+    re.DOTALL,
+)
+_LIST_JOINT = re.compile(
+    r'(?:\W|\\q?quad){0,20}'
+    r'|(?!.*\b(?:is|so|thus|then|hence|therefore|answer|final|wait|no)\b)[^.!?\n]{0,30}\b(?:and|or)\b[^.!?\n]{0,30}'
+)
+
+
+def last_box(text: str, *, stated: bool = False) -> str | None:
+    r"""What the last balanced \boxed{} or \fbox{} holds, None where there is none or it is empty. Linear in the text.
+
+    Of nested boxes the innermost counts. Boxes with no more than a comma, or a few words with 'and' or 'or', between them are one
+    list. A box that is not terminated is no box, and an escaped brace is no brace. `stated`: 'final answer is $...$' is a box too.
+    """
+    closed: list[tuple[int, int, int, int]] = []  # of each box: where it begins and ends, where its content begins and ends
+    opened: list[tuple[int, int] | None] = []  # of each open brace: where its box and its content begin; None for another brace
+    for token in _BRACE.finditer(text):
+        if token['box']:
+            opened.append(token.span())
+        elif token['bare']:
+            closed.append((*token.span(), *token.span('bare')))
+        elif token['stated']:
+            if stated:
+                closed.append((*token.span(), *token.span('stated')))
+        elif token[0] == '{':
+            opened.append(None)
+        elif token[0] == '}' and opened and (box := opened.pop()):
+            closed.append((box[0], token.end(), box[1], token.start()))
+    closed.sort(reverse=True)  # the last to open first
+    contents: list[str] = []
+    after = None  # where the box that follows begins
+    for start, end, content_start, content_end in closed:
+        if after is not None and (end > after or not _LIST_JOINT.fullmatch(text, end, after)):
+            break
+        contents.insert(0, text[content_start:content_end])
+        after = start
+    return ', '.join(contents).strip() or None
+
+
+# ---- what an answer is as text ----------------------------------------------------------------------------------------
+
+_SYMBOLS = {
+    '−': '-', '–': '-', '‐': '-', '×': r'\times ', '·': r'\cdot ', '⋅': r'\cdot ', '÷': '/', '⁄': '/', 'π': r'\pi ',
+    '∞': r'\infty ', '∅': r'\emptyset ', '≤': r'\le ', '≥': r'\ge ', '≠': r'\ne ', '∪': r'\cup ', '∩': r'\cap ', '∈': r'\in ',
+    '±': r'\pm ', '°': r'^\circ ', '√': r'\sqrt ', 'ℝ': r'\mathbb{R}', '′': "'",
+}  # fmt: skip
+_SUPERSCRIPT = re.compile('[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+')
+_SUPERSCRIPTS = str.maketrans('⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻', '0123456789+-')
+_LATEX_SPACE = re.compile(r'(?<!\\)\\[,;:! ]|\\q?quad\b|~|\\displaystyle\b')
+_LETTER_COMMAND = re.compile(r'\\(?:mathrm|text|mathit|rm) ?\{ ?([a-zA-Z]) ?\}(?=[})^_+*/-]|$)')  # e and i among them
+_ESCAPED_TWICE = re.compile(r'\\\\(?=(?:text|frac|[dt]frac|left|right|sqrt|pi|cdot|times|leq?|geq?)(?![a-zA-Z]))')
+MATH_MARKS = re.compile(r'\\[\[\]()]')
+
+
+def tidy(text: str) -> str:
+    r"""The same answer in plain LaTeX: no invisible characters, no \left, \dfrac or thin space, no $ or full stop around it."""
+    if not text.isascii():
+        text = _SUPERSCRIPT.sub(lambda m: '^{' + m[0].translate(_SUPERSCRIPTS) + '}', text)
+        text = ''.join(_SYMBOLS.get(c) or _plain(c) for c in text)
+    text = _ESCAPED_TWICE.sub(r'\\', re.sub(r'\{,\}|,\\! ?', ',', text))
+    text = text.replace('\\dfrac', '\\frac').replace('\\tfrac', '\\frac')
+    text = re.sub(r'\\(?:left|right)(?=[^a-zA-Z])', '', text)
+    text = _LETTER_COMMAND.sub(r'\1', _LATEX_SPACE.sub(' ', text))
+    text = re.sub(r'(?<=\d)(?:and|or)(?=[A-Za-z(\d-])', ', ', text)  # '1orx=2'
+    text = re.sub(r'\s+', ' ', text).strip().removesuffix('.').rstrip()
+    for start, end in (('$$', '$$'), ('$', '$'), (r'\(', r'\)'), (r'\[', r'\]')):
+        inner = text[len(start) : -len(end)]
+        if (
+            text.startswith(start)
+            and text.endswith(end)
+            and len(text) > len(start) + len(end)
+            and not ('$' in inner or '\\(' in inner)
+        ):
+            text = inner.strip().removesuffix('.').rstrip()
+    return text
+
+
+def _plain(character: str) -> str:
+    """A character without its compatibility forms: full-width and other digits as ASCII, format characters as nothing."""
+    if unicodedata.category(character) == 'Cf':
+        return ''
+    digit = unicodedata.decimal(character, None)
+    return str(digit) if digit is not None else unicodedata.normalize('NFKC', character)
+
+
+_TEXT_COMMAND = re.compile(r'\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}')
+
+
+def text_key(text: str) -> str:
+    """What two answers share that are the same text: no font commands, no needless braces or blanks, words in lower case."""
+    text = _TEXT_COMMAND.sub(r'\1', text)
+    if choice := re.fullmatch(r'\(([A-Z])\)', text):
+        return choice[1]
+    text = re.sub(r'(?<=[\^_])\{(\w)\}', r'\1', text)
+    text = re.sub(r'(?<!\d) | (?!\d)', '', text)  # '3 1/2' is not '31/2'
+    return text.lower() if is_words(text) else text
+
+
+def is_words(text: str) -> bool:
+    """Whether an answer is words, such as a name, rather than a formula."""
+    plain = _TEXT_COMMAND.sub(r'\1', text)
+    return re.fullmatch(r"[A-Za-z' .,-]*", plain) is not None and re.search('[A-Za-z]{2}', plain) is not None
+
+
+class Number(NamedTuple):
+    value: Fraction
+    places: int | None  # of a decimal, how many digits it gives after the point; None for an exact value
+    unit: str  # a word after it
+
+
+_PLAIN = r'(?:(?:\d{1,3}(?:[, ]\d{3})+|\d+)(?:\.\d*)?|\.\d+)'
+_DECIMAL = re.compile(
+    rf'([+-]?) ?(?:({_PLAIN}) ?(?:[eE]|\\(?:times|cdot) ?10 ?\^ ?)|10 ?\^ ?)(\{{?)([+-]?\d{{1,3}})(?(3)\}}?)|([+-]?) ?({_PLAIN})'
+)
+DECIMAL_COMMA = re.compile(r'[+-]?\d+,(?:\d\d?|\d{4,})')
+_REPEATING = re.compile(r'([+-]?)(\d*)\.(\d*)\\overline ?\{?(\d+)\}?')
+_FRACTION = re.compile(r'([+-]?) ?(?:\\frac ?(?:\{ ?(-?\d+) ?\} ?\{ ?(-?\d+) ?\}|(\d) ?(\d))|(\d+) ?/ ?(-?\d+))')
+_UNIT = re.compile(
+    r'(?<=[\d})])'
+    r'(?: ?\\(?:text\w*|mathrm|mathbf|mbox) ?\{([A-Za-z./ ]+)\}| ?([cmk]m|kg|ft|mph|Hz)(?![a-z])| ([a-z]{3,}(?: [a-z]{3,}){0,2}))'
+    r'(?:\^ ?\{? ?\d ?\}?)?\.?$'
+)
+
+
+def without_unit(text: str) -> tuple[str, str]:
+    """A quantity without its unit, dollar sign or degree sign, and the unit where it is a word."""
+    unit = _UNIT.search(text)
+    text = text[: unit.start()] if unit else text
+    word = next(filter(None, unit.groups())).strip().removesuffix('s') if unit else ''
+    return re.sub(r'\^ ?(?:\\circ|\{ ?\\circ ?\})(?: ?[CF])?$', '', text.removeprefix('\\$').strip()).rstrip(), word
+
+
+def parse_number(text: str) -> Number | None:
+    r"""A plain number: 25, 1,000, -0.5, 1.5e3, 1.5\times 10^{3}, 3/7, \frac{3}{7}, 0.\overline{3}; perhaps with a unit."""
+    if len(text) > MAX_DIGITS:
+        return None
+    text, word = without_unit(text)
+    if match := _FRACTION.fullmatch(text):
+        sign, *groups = match.groups()
+        above, below = (int(g) for g in groups if g is not None)
+        return Number(Fraction(-above if sign == '-' else above, below), None, word) if below else None
+    if match := _REPEATING.fullmatch(text):
+        sign, whole, fixed, period = match.groups()
+        value = Fraction(int(whole + fixed or '0')) + Fraction(int(period), 10 ** len(period) - 1)
+        return Number(value / 10 ** len(fixed) * (-1 if sign == '-' else 1), None, word)
+    if not (match := _DECIMAL.fullmatch(text)):
+        return None
+    sign, mantissa, _, exponent, plain_sign, plain = match.groups()
+    digits = re.sub('[, ]', '', plain or mantissa or '1')
+    value = Fraction(digits.removesuffix('.')) * Fraction(10) ** int(exponent or 0)
+    places = max(len(digits.partition('.')[2]) - int(exponent or 0), 0) if '.' in digits else None
+    return Number(-value if '-' in (sign, plain_sign) else value, places, word)
+
+
+def same_number(a: Number, b: Number) -> bool:
+    """Equal, or one is the other's value correctly rounded to `ROUNDED_PLACES` places or more (and as many digits)."""
+    if a.unit and b.unit and a.unit != b.unit:
+        return False
+    if a.value == b.value:
+        return True
+    if b.places is not None:
+        a, b = b, a
+    if a.places is None or b.places is not None or b.value.denominator == 1:  # two decimals, or two exact values, that differ
+        return False
+    unit = Fraction(1, 10**a.places)
+    return a.places >= ROUNDED_PLACES and abs(a.value) >= unit * 10 ** (ROUNDED_PLACES - 1) and abs(a.value - b.value) <= unit / 2
+
+
+_NUMERAL = re.compile(r'(?:\\text\{|\()?([0-9A-Fa-f]+)[})]?_(?:\{ ?(?:\\text\{)?)?(\d{1,2})[} ]*')
+
+
+def parse_numeral(text: str) -> tuple[str, int] | None:
+    """The digits and the base of a numeral such as 1011_2 or (1011)_{2}."""
+    match = _NUMERAL.fullmatch(text)
+    return (match[1].upper().lstrip('0') or '0', int(match[2])) if match else None
+
+
+_AND = re.compile(r',? ?(?:\\text ?\{ ?(?:and|or) ?\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])) ?')
+
+
+def elements(text: str) -> list[str]:
+    r"""The elements, as keys in order, of a set in braces or a list without brackets; none where it is neither.
+
+    Of 'f(x)=1, f(x)=2' they are the values.
+    """
+    text = _AND.sub(',', re.sub(r'^\\?\{(.*?)\\?\}$', r'\1', text))
+    elements = split(text, ',')
+    if len(elements) < 2:
+        return []
+    if len({left for left, equals, _ in (e.partition('=') for e in elements) if re.fullmatch(r'[A-Za-z]\([a-z]\) ?', left)}) == 1:
+        elements = [e.partition('=')[2].strip() for e in elements]
+    return sorted(map(text_key, elements))
+
+
+def split(text: str, separator: str) -> list[str]:
+    """The parts of a text between the separators that stand outside all brackets."""
+    depth, start, parts = 0, 0, []
+    for i, c in enumerate(text):
+        depth += (c in '({[') - (c in ')}]')
+        if c == separator and not depth:
+            parts.append(text[start:i].strip())
+            start = i + 1
+    return [*parts, text[start:].strip()]
+
+
+def numeral_value(numeral: tuple[str, int]) -> int | None:
+    digits, base = numeral
+    return int(digits, base) if 2 <= base <= 36 and all(int(d, 36) < base for d in digits) and len(digits) <= MAX_DIGITS else None

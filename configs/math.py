@@ -1,0 +1,28 @@
+"""Mathematics, as in Table 1(a) of the paper: R1-Distill-Qwen-1.5B on DeepScaleR-Preview, B = 256, G = 8, responses of 8,192 tokens.
+
+    python -m bapo_jax.train --config=configs/math.py:METHOD --workdir=runs/math_METHOD \\
+        --config.model.path=DIR --config.task.template=r1
+
+METHOD is a row of bapo_jax/methods.py (default bapo). DIR is a Hugging Face directory: DeepSeek-R1-Distill-Qwen-1.5B (template r1) or
+Qwen3-8B (template qwen3). 40,315 problems make 157 steps an epoch, 471 in all. Generation is vLLM's: docs/vllm.md.
+
+Hardware, time, score: not run by us yet. The values are those of the paper's Table 3 and of the authors' scripts.
+"""
+
+from bapo_jax.config import default_config
+from bapo_jax.methods import apply_method
+
+
+def get_config(method: str = 'bapo'):
+    c = default_config()
+    c.task.name, c.task.train, c.task.template = 'math', 'agentica-org/DeepScaleR-Preview-Dataset', 'r1'
+    c.model.path = 'models/DeepSeek-R1-Distill-Qwen-1.5B'
+    c.model.dtype = 'bfloat16'
+    c.rollout.engine, c.rollout.dtype, c.rollout.overlap = 'vllm', 'bfloat16', True
+    c.rollout.max_prompt_tokens, c.rollout.max_response_tokens = 2048, 8192
+    c.rollout.deadline_s = 3600.0  # a group of eight long responses waits its turn
+    c.learner.remat, c.learner.logprob_chunk = True, 1024
+    c.evaluate.every, c.evaluate.temperature, c.evaluate.samples = 50, 0.6, 8
+    c.evaluate.benchmarks = ('aime24', 'amc23', 'math500', 'minerva', 'olympiadbench')
+    apply_method(c, method)
+    return c

@@ -1,0 +1,167 @@
+"""The pool answers every request in order, and survives workers that hang, die, fail or never start."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from bapo_jax.tasks import verifier_pool
+from bapo_jax.tasks.verifier_pool import FAILED, MAX_REQUEST, OVERRAN, VerifierPool
+
+WORKER = """
+import os, sys, time
+from bapo_jax.tasks.verifier_pool import serve
+
+def work(request):
+    print('this must not reach the pool')
+    if request == 'sleep': time.sleep(60)
+    if request == 'power': return 9 ** 9 ** 9 ** 9 > 0
+    if request == 'raise': raise KeyError('x')
+    if request == 'end': sys.exit(0)
+    if request == 'crash': os.abort()
+    if request == 'memory': return len(bytearray(10 << 30))
+    if request == 'pid': return os.getpid()
+    return {'got': request}
+
+if __name__ == '__main__':
+    serve(work)
+"""
+
+
+@pytest.fixture
+def pool(tmp_path, monkeypatch):
+    (tmp_path / 'work_for_this_test.py').write_text(WORKER)
+    monkeypatch.setenv('PYTHONPATH', str(tmp_path))
+    pool = VerifierPool('work_for_this_test', workers=2, deadline_s=1.0, memory_bytes=2 << 30)
+    yield pool
+    pool.close()
+
+
+def got(*requests):
+    return [{'got': r} for r in requests]
+
+
+def gone(pid, within_s):
+    """Whether a process ends in time, or has ended (a zombie has)."""
+    for _ in range(int(within_s * 10)):
+        try:
+            with open(f'/proc/{pid}/stat') as file:
+                if file.read().rpartition(')')[2].split()[0] == 'Z':
+                    return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_answers_come_in_order_and_exact(pool):
+    requests = [*range(300), 'é\ud800\n', {'a': [1.5, None]}, 'x' * (MAX_REQUEST - 3)]
+    assert pool.run(requests) == got(*requests)
+    assert pool.run([]) == []
+
+
+@pytest.mark.parametrize('hang', ['sleep', 'power'])  # `power` computes in one C call that no Python signal handler interrupts
+def test_what_hangs_costs_its_deadline_and_nothing_else(pool, hang):
+    pool.run([0])
+    started = time.monotonic()
+    assert pool.run([1, hang, 2, 3]) == [*got(1), OVERRAN, *got(2, 3)]
+    assert time.monotonic() - started < 20  # 1 s and the start of a worker; `power` alone would take for ever
+    assert pool.run([4, 5]) == got(4, 5)
+
+
+@pytest.mark.parametrize('death', ['raise', 'end', 'crash', 'memory'])
+def test_a_worker_that_ends_fails_its_request_only(pool, death):
+    assert pool.run([1, death, 2, death, 3]) == [*got(1), FAILED, *got(2), FAILED, *got(3)]
+
+
+def test_more_hanging_requests_than_workers(pool):
+    assert pool.run(['sleep', 'sleep', 'sleep', 1]) == [OVERRAN] * 3 + got(1)
+
+
+def test_workers_are_kept_and_one_that_ended_while_idle_harms_no_request(pool):
+    first = set(pool.run(['pid'] * 20))
+    assert set(pool.run(['pid'] * 20)) == first and len(first) <= 2
+    for pid in first:
+        os.kill(pid, signal.SIGKILL)
+        assert gone(pid, 10)
+    assert not set(pool.run(['pid'] * 4)) & first
+
+
+def test_closing_ends_the_workers_and_running_starts_them_again(pool):
+    pids = set(pool.run(['pid'] * 4))
+    pool.close()
+    assert all(gone(pid, 10) for pid in pids)
+    assert pool.run([1]) == got(1)
+
+
+def test_threads_take_turns(pool):
+    results = {}
+
+    def ask(k):
+        results[k] = pool.run([(k, i) for i in range(50)])
+
+    threads = [threading.Thread(target=ask, args=(k,)) for k in range(4)]
+    [t.start() for t in threads]
+    [t.join(60) for t in threads]
+    assert results == {k: got(*([k, i] for i in range(50))) for k in range(4)}
+
+
+def test_an_interrupted_run_leaves_nothing_to_the_next(pool, monkeypatch):
+    pool.run([0])
+    listen = verifier_pool._Worker.listen
+
+    def interrupted(worker):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verifier_pool._Worker, 'listen', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool.run(['lost', 'lost too'])
+    monkeypatch.setattr(verifier_pool._Worker, 'listen', listen)
+    assert pool.run([1, 2, 3]) == got(1, 2, 3)
+
+
+def test_a_request_that_a_pipe_does_not_hold_is_refused(pool):
+    with pytest.raises(ValueError, match=rf'request 1 has {MAX_REQUEST + 1} bytes'):
+        pool.run([0, 'x' * (MAX_REQUEST - 2)])
+
+
+def test_a_worker_that_does_not_start_is_an_error(capfd):
+    pool = VerifierPool('no_such_module_here', workers=1, deadline_s=1.0, memory_bytes=2 << 30)
+    with pytest.raises(RuntimeError, match='ended before it was ready'):
+        pool.run([1])
+    assert 'no_such_module_here' in capfd.readouterr().err
+
+
+def test_a_worker_that_never_gets_ready_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / 'slow_for_this_test.py').write_text('import time; time.sleep(60)')
+    monkeypatch.setenv('PYTHONPATH', str(tmp_path))
+    monkeypatch.setattr(verifier_pool, 'START_S', 0.5)
+    pool = VerifierPool('slow_for_this_test', workers=1, deadline_s=1.0, memory_bytes=2 << 30)
+    with pytest.raises(RuntimeError, match='not ready after'):
+        pool.run([1])
+    assert pool._workers == []
+
+
+@pytest.mark.parametrize('last', ['1', "'power'"])  # idle, and in the midst of what never ends
+def test_workers_do_not_outlive_a_process_that_is_killed(pool, last):
+    program = (
+        'from bapo_jax.tasks.verifier_pool import VerifierPool\n'
+        "pool = VerifierPool('work_for_this_test', workers=1, deadline_s=1.0, memory_bytes=2 << 30)\n"
+        "print(pool.run(['pid'])[0], flush=True)\n"
+        'pool.deadline_s = 60\n'  # the worker's own alarm was set by the pool's first deadline
+        f'pool.run([{last}])\n'
+        'import time; time.sleep(60)'
+    )
+    path = os.pathsep.join([verifier_pool._PACKAGE_PARENT, os.environ['PYTHONPATH'], *filter(None, sys.path)])
+    parent = subprocess.Popen([sys.executable, '-c', program], stdout=subprocess.PIPE, env={**os.environ, 'PYTHONPATH': path})
+    try:
+        pid = int(parent.stdout.readline())
+    finally:
+        time.sleep(0.5)  # into the last request
+        parent.kill()
+        parent.wait(10)
+        parent.stdout.close()
+    assert gone(pid, 30)
