@@ -85,10 +85,10 @@ def verify(response: str, ground_truth: Any) -> tuple[Verdict, str | None]:
 def verify_all(responses: Sequence[str], ground_truths: Sequence[Any]) -> list[tuple[Verdict, str | None]]:
     """For each response the verdict, and the answer found in it (None where there is none).
 
-    CORRECT: the answer equals an accepted one. WRONG: it does not, or is too heavy: it could not be compared in `DEADLINE_S` seconds
-    or a worker's memory. UNPARSEABLE: there is no answer where the prompt wants it (after the thinking, in a closed box), or it
-    cannot be read. INFRA_ERROR: the verifier failed, which is to say that no accepted answer can be read, or a worker died
-    without having been late. Raises on no response text whatever; ValueError on a malformed ground truth.
+    CORRECT: the answer equals an accepted one. WRONG: it does not, or is too heavy: it could not be compared in `DEADLINE_S`
+    seconds or a worker's memory. UNPARSEABLE: there is no answer where the prompt wants it (after the thinking, in a closed
+    box), or it cannot be read. INFRA_ERROR: the verifier failed, which is to say that no accepted answer can be read, or a
+    worker died without having been late. Raises on no response text whatever; ValueError on a malformed ground truth.
 
     Takes microseconds for an answer that equals an accepted one as text, or is a plain number as they are. The others go to a pool
     of processes, one a core, which start (two seconds) with the first such answer. Equal answers to one question are judged once.
