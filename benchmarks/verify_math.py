@@ -69,6 +69,8 @@ def batch() -> Table:
 
 
 if __name__ == '__main__':
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     if len(sys.argv) > 2:
         os.environ['BAPO_DATA'] = sys.argv[2]
         Console().print(batch())
