@@ -8,10 +8,7 @@ with non-negative integers in between (the rule of Stream-of-Search); `generate`
 from __future__ import annotations
 
 import functools
-import gzip
-import json
 import re
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -19,6 +16,8 @@ from random import Random
 import huggingface_hub
 import pyarrow
 import pyarrow.parquet
+
+from bapo_jax.tasks.jsonl import jsonl_rows, short
 
 BENCHMARKS = {
     'cd34': '200 generated problems of 3 or 4 numbers',
@@ -216,42 +215,27 @@ def _read_parquet(path: Path) -> list[Problem]:
             missing = [c for c in ('nums', 'target') if c not in columns]
             rows = file.read(columns=['nums', 'target']).to_pydict()
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise ValueError(f'{path}: not a readable parquet file ({_short(error)}); fetch or write it again') from error
+        raise ValueError(f'{path}: not a readable parquet file ({short(error)}); fetch or write it again') from error
     if missing:
-        raise ValueError(f'{path}: column {missing[0]!r} is missing; the file has {_short(", ".join(columns))}; rename or add it')
+        raise ValueError(f'{path}: column {missing[0]!r} is missing; the file has {short(", ".join(columns))}; rename or add it')
     nums, targets = rows['nums'], rows['target']
     return [_checked_row(n, t, f'{path}, row {row}') for row, (n, t) in enumerate(zip(nums, targets, strict=True), start=1)]
 
 
 def _read_jsonl(path: Path) -> list[Problem]:
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f'{path}: unreadable or cut short ({_short(error)}); fetch or write it again') from error
     problems = []
-    for line_number, line in enumerate(data.split(b'\n'), start=1):
-        if not line.strip():
-            continue
-        where = f'{path}, row {line_number}'
-        try:
-            row = json.loads(line.decode('utf-8'))
-        except UnicodeDecodeError:
-            raise ValueError(f'{where}: not UTF-8 text; save the file as UTF-8') from None
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f'{where}: not a line of JSON ({_short(error)}); mend the line, or write the file again') from None
-        if not isinstance(row, dict):
-            raise ValueError(f'{where}: expected an object with "nums" and "target", got {_short(row)}')
+    for where, row in jsonl_rows(path, '"nums" and "target"'):
         if missing := [c for c in ('nums', 'target') if c not in row]:
-            raise ValueError(f'{where}: column {missing[0]!r} is missing; the row has {_short(", ".join(row))}; rename or add it')
+            raise ValueError(f'{where}: column {missing[0]!r} is missing; the row has {short(", ".join(row))}; rename or add it')
         problems.append(_checked_row(row['nums'], row['target'], where))
     return problems
 
 
 def _checked_row(nums: object, target: object, where: str) -> Problem:
     if not is_numbers(nums):
-        raise ValueError(f'{where}: "nums" must be a list of non-negative integers, got {_short(nums)}; mend or drop the row')
+        raise ValueError(f'{where}: "nums" must be a list of non-negative integers, got {short(nums)}; mend or drop the row')
     if type(target) is not int or abs(target) >= 10**MAX_DIGITS:
-        raise ValueError(f'{where}: "target" must be an integer, got {_short(target)}; mend or drop the row')
+        raise ValueError(f'{where}: "target" must be an integer, got {short(target)}; mend or drop the row')
     return {'numbers': nums, 'target': target}
 
 
@@ -260,19 +244,13 @@ def is_numbers(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(type(n) is int and 0 <= n < 10**MAX_DIGITS for n in value)
 
 
-def _short(value: object) -> str:
-    """A value as an error message shows it: on one line, cut to 120 characters."""
-    text = ' '.join((str(value) if isinstance(value, (str, Exception)) else repr(value)).split())
-    return text if len(text) <= 120 else f'{text[:117]}...'
-
-
 def _download_train_files(name: str) -> list[Path]:
     """The parquet files of a hub data set's train split, downloaded or taken from the local cache, in order of their names."""
     try:
         folder = Path(huggingface_hub.snapshot_download(name, repo_type='dataset', allow_patterns=['*train*.parquet']))
     except Exception as error:  # the hub client's errors share no base class, and all of them mean the same here
         raise ConnectionError(
-            f'could not download the data set {name!r} from the Hugging Face hub ({type(error).__name__}: {_short(error)}); check '
+            f'could not download the data set {name!r} from the Hugging Face hub ({type(error).__name__}: {short(error)}); check '
             'its name and the network, or download its parquet file and give the file as task.train, or use task.train=generated'
         ) from error
     files = sorted(folder.rglob('*.parquet'))

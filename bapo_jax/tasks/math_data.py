@@ -10,12 +10,9 @@ The hub's files were not at hand when this was written: which columns they have 
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 import os
 import re
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,8 @@ import huggingface_hub
 import pyarrow
 import pyarrow.parquet
 from absl import logging
+
+from bapo_jax.tasks.jsonl import jsonl_rows, short
 
 BENCHMARKS = {
     'aime24': 'AIME 2024, 30 problems (hub: HuggingFaceH4/aime_2024)',
@@ -104,7 +103,7 @@ def read_problems(path: str | Path, *, dataset: str | None = None, blank_answers
         raise FileNotFoundError(f'{path}: no such file; check the path')
     if not path.is_file() or not path.name.endswith(FILE_ENDINGS):
         raise ValueError(f'{path}: expected a file ending in {", ".join(FILE_ENDINGS)}')
-    rows = list(_parquet_rows(path) if path.suffix == '.parquet' else _jsonl_rows(path))
+    rows = list(_parquet_rows(path) if path.suffix == '.parquet' else jsonl_rows(path, '"problem" and "answer"'))
     if not rows:
         raise ValueError(f'{path}: no rows; expected columns "problem" and "answer"')
     problems = [_problem(row, where, blank_answers) for where, row in rows if dataset is None or row.get('dataset') == dataset]
@@ -123,7 +122,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict]]:
             table = file.read(columns=[c for c in file.schema_arrow.names if c in wanted])
             columns = file.schema_arrow.names
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise ValueError(f'{path}: not a readable parquet file ({_short(error)}); fetch or write it again') from error
+        raise ValueError(f'{path}: not a readable parquet file ({short(error)}); fetch or write it again') from error
     for first in range(0, table.num_rows, 1000):
         try:
             rows = table.slice(first, 1000).to_pylist()
@@ -142,26 +141,6 @@ def _decodes(table: pyarrow.Table) -> bool:
     return True
 
 
-def _jsonl_rows(path: Path) -> Iterator[tuple[str, dict]]:
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f'{path}: unreadable or cut short ({_short(error)}); fetch or write it again') from error
-    for number, line in enumerate(data.split(b'\n'), start=1):
-        if not line.strip():
-            continue
-        where = f'{path}, row {number}'
-        try:
-            row = json.loads(line.decode('utf-8'))
-        except UnicodeDecodeError:
-            raise ValueError(f'{where}: not UTF-8 text; save the file as UTF-8') from None
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f'{where}: not a line of JSON ({_short(error)}); mend the line, or write the file again') from None
-        if not isinstance(row, dict):
-            raise ValueError(f'{where}: expected an object with "problem" and "answer", got {_short(row)}')
-        yield where, row
-
-
 def _problem(row: dict, where: str, blank_answers: bool) -> Problem | None:
     """A row in any of the three shapes as a problem; None where it has no answer, if that is allowed."""
     if 'reward_model' in row or ('prompt' in row and 'problem' not in row and 'question' not in row):
@@ -171,13 +150,13 @@ def _problem(row: dict, where: str, blank_answers: bool) -> Problem | None:
         column = 'answer' if 'answer' in row or 'final_answer' not in row else 'final_answer'
         answer = _column(row, (column,), where)
     if not isinstance(problem, str) or not problem.strip():
-        raise ValueError(f'{where}: the problem must be a text, got {_short(problem)}; mend or drop the row')
+        raise ValueError(f'{where}: the problem must be a text, got {short(problem)}; mend or drop the row')
     if blank_answers and (answer is None or (isinstance(answer, str) and not answer.strip())):
         return None
     answers = [_text(a) for a in (answer if isinstance(answer, list) else [answer])]
     if not answers or not all(answers):
         raise ValueError(
-            f'{where}: "{column}" must be an answer, or a list of accepted ones, each a text or a number, got {_short(answer)}; '
+            f'{where}: "{column}" must be an answer, or a list of accepted ones, each a text or a number, got {short(answer)}; '
             'mend or drop the row'
         )
     return {'problem': problem.strip(), 'answers': list(dict.fromkeys(answers))}
@@ -187,7 +166,7 @@ def _column(row: dict, names: tuple[str, ...], where: str) -> Any:
     for name in names:
         if name in row:
             return row[name]
-    raise ValueError(f'{where}: column {names[0]!r} is missing; the row has {_short(", ".join(row))}; rename or add it')
+    raise ValueError(f'{where}: column {names[0]!r} is missing; the row has {short(", ".join(row))}; rename or add it')
 
 
 def _asked_in(row: dict, where: str) -> Any:
@@ -203,7 +182,7 @@ def _graded_by(row: dict, where: str) -> Any:
     model = _column(row, ('reward_model',), where)
     if not isinstance(model, dict) or 'ground_truth' not in model:
         raise ValueError(
-            f'{where}: "reward_model" must be an object with "ground_truth", got {_short(model)}; mend or drop the row'
+            f'{where}: "reward_model" must be an object with "ground_truth", got {short(model)}; mend or drop the row'
         )
     return model['ground_truth']
 
@@ -217,19 +196,13 @@ def _text(answer: object) -> str | None:
     return str(int(answer)) if answer == int(answer) else repr(answer)
 
 
-def _short(value: object) -> str:
-    """A value as an error message shows it: on one line, cut to 120 characters."""
-    text = ' '.join((str(value) if isinstance(value, (str, Exception)) else repr(value)).split())
-    return text if len(text) <= 120 else f'{text[:117]}...'
-
-
 def _download(name: str, pattern: str) -> list[Path]:
     """A hub data set's files that match, downloaded or taken from the local cache, in order of their names."""
     try:
         folder = Path(huggingface_hub.snapshot_download(name, repo_type='dataset', allow_patterns=[pattern]))
     except Exception as error:  # the hub client's errors share no base class, and all of them mean the same here
         raise ConnectionError(
-            f'could not download the data set {name!r} from the Hugging Face hub ({type(error).__name__}: {_short(error)}); check '
+            f'could not download the data set {name!r} from the Hugging Face hub ({type(error).__name__}: {short(error)}); check '
             'its name and the network, or download it and give its file; benchmarks are also looked for in the directory BAPO_DATA'
         ) from error
     files = sorted(p for p in folder.rglob('*') if p.name.endswith(FILE_ENDINGS) and p.relative_to(folder).match(pattern))

@@ -1,0 +1,36 @@
+"""Lines of JSON from outside, read so that whatever is wrong with them names file and row."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def jsonl_rows(path: Path, wanted: str) -> Iterator[tuple[str, dict]]:
+    """(file and row, object) of each line of a .jsonl or .jsonl.gz file but blank ones. Raises ValueError, which says what was `wanted`."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f'{path}: unreadable or cut short ({short(error)}); fetch or write it again') from error
+    for number, line in enumerate(data.split(b'\n'), start=1):
+        if not line.strip():
+            continue
+        where = f'{path}, row {number}'
+        try:
+            row = json.loads(line.decode('utf-8'))
+        except UnicodeDecodeError:
+            raise ValueError(f'{where}: not UTF-8 text; save the file as UTF-8') from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f'{where}: not a line of JSON ({short(error)}); mend the line, or write the file again') from None
+        if not isinstance(row, dict):
+            raise ValueError(f'{where}: expected an object with {wanted}, got {short(row)}')
+        yield where, row
+
+
+def short(value: object) -> str:
+    """A value as an error message shows it: on one line, cut to 120 characters."""
+    text = ' '.join((str(value) if isinstance(value, (str, Exception)) else repr(value)).split())
+    return text if len(text) <= 120 else f'{text[:117]}...'
