@@ -177,8 +177,11 @@ def serve(function: Callable[[Any], Any]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     sys.setrecursionlimit(10_000)  # parsers recurse some twenty calls a bracket
-    answers.write(_READY)
-    answers.flush()
+    try:
+        answers.write(_READY)
+        answers.flush()
+    except BrokenPipeError:  # the pool ended while this worker started; nobody is left to tell
+        os._exit(0)
     os.dup2(1, 2)  # parsers grumble about every odd answer
     for line in sys.stdin.buffer:
         # the pool kills who is late; should the pool be gone, the alarm does, whose default is to end the process
