@@ -3,7 +3,7 @@
     python -m bapo_jax.train --config=configs/countdown.py:METHOD --workdir=runs/countdown_METHOD \\
         --config.model.path=DIR --config.task.train=Jiayi-Pan/Countdown-Tasks-3to4
 
-METHOD is a row of bapo_jax/methods.py: grpo, grpo_v5, bapo (default), bapo_mini, bapo_no_x2, bapo_no_x3.
+METHOD is a row of bapo_jax/methods.py: grpo, grpo_v5, bapo (default), bapo_tuned, bapo_mini, bapo_no_x2, bapo_no_x3.
 
 Hardware, time, score: not run by us yet. The values are those of the paper and of the authors' scripts. The paper generates with
 vLLM: add --config.rollout.engine=vllm --config.rollout.dtype=bfloat16 (docs/vllm.md).

@@ -13,7 +13,7 @@ from bapo_jax.config import default_config
 from bapo_jax.methods import apply_method
 
 
-def get_config(method: str = 'bapo'):
+def get_config(method: str = 'bapo_tuned'):
     c = default_config()
     c.steps = 200
     c.model.path = 'configs/quickstart_base'
@@ -29,6 +29,4 @@ def get_config(method: str = 'bapo'):
     c.evaluate.temperature = 1.0
     c.evaluate.track_prompts = 200
     apply_method(c, method)
-    if method in ('bapo', 'bapo_no_x2', 'bapo_no_x3'):
-        c.rollout.sync_every, c.replay.fresh_filter = 1, 'range'
     return c

@@ -53,7 +53,7 @@ def math_config(model, train, benchmark, **changes):
     """The quickstart's small run, on mathematics."""
     fields = {'model__path': str(model), 'task__name': 'math', 'task__train': str(train), 'task__template': 'chat',
               'rollout__max_prompt_tokens': 200, 'learner__row_tokens': 0, 'evaluate__track_prompts': 0}  # fmt: skip
-    return small_config('bapo', benchmark, **fields | changes)
+    return small_config('bapo_tuned', benchmark, **fields | changes)
 
 
 @pytest.mark.parametrize(
@@ -128,27 +128,27 @@ SPOILED = [
 def test_a_model_is_checked_before_any_problem_is_read(model, refused, monkeypatch, benchmark, spoil, message):
     spoil(model)
     monkeypatch.setattr(setup, 'encode_prompts', lambda *_, **__: pytest.fail('prompts were encoded'))
-    assert message in refused(small_config('bapo', benchmark, model__path=str(model)))
+    assert message in refused(small_config('bapo_tuned', benchmark, model__path=str(model)))
 
 
 @pytest.mark.parametrize(('spoil', 'message'), SPOILED)
 def test_evaluation_refuses_such_a_model_too(model, benchmark, spoil, message):
     spoil(model)
     with pytest.raises((ValueError, OSError)) as e:
-        setup.load_for_evaluation(model, small_config('bapo', benchmark), None, None)
+        setup.load_for_evaluation(model, small_config('bapo_tuned', benchmark), None, None)
     assert message in str(e.value)
 
 
 def test_a_run_directory_of_another_model(tmp_path, model, benchmark, monkeypatch):
-    run(small_config('bapo', benchmark, steps=1, model__path=str(model)), tmp_path / 'run')
+    run(small_config('bapo_tuned', benchmark, steps=1, model__path=str(model)), tmp_path / 'run')
     monkeypatch.setattr(hf, 'load_params', lambda *_: pytest.fail('weights were read'))
     with pytest.raises(ValueError, match=r'holds a run with other settings; they differ in model\.path\. Give another'):
-        build(small_config('bapo', benchmark, steps=1), tmp_path / 'run')
+        build(small_config('bapo_tuned', benchmark, steps=1), tmp_path / 'run')
     # and where other weights were put into the same place
     config = json.loads((model / 'config.json').read_text())
     (model / 'config.json').write_text(json.dumps({**config, 'num_hidden_layers': config['num_hidden_layers'] - 1}))
     with pytest.raises(ValueError, match=r'differ in fingerprints\.model\.num_hidden_layers\. Give another'):
-        build(small_config('bapo', benchmark, steps=1, model__path=str(model)), tmp_path / 'run')
+        build(small_config('bapo_tuned', benchmark, steps=1, model__path=str(model)), tmp_path / 'run')
 
 
 def missing(file):
@@ -165,7 +165,7 @@ def without_policy(file):
 
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # Orbax leaves futures behind
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(tmp_path, benchmark):
-    config = small_config('bapo', benchmark, steps=2, checkpoint__every=1)
+    config = small_config('bapo_tuned', benchmark, steps=2, checkpoint__every=1)
     run(config, tmp_path / 'run')
     for damage in (missing, cut, without_policy):
         workdir = shutil.copytree(tmp_path / 'run', tmp_path / damage.__name__)

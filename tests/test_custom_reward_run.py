@@ -29,7 +29,7 @@ def rewarded(tmp_path_factory, benchmark):
     (modules / 'rewards_of_this_run.py').write_text(MODULE)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(modules)
-        run(small_config('bapo', benchmark, steps=3, task__reward='rewards_of_this_run:even'), workdir)
+        run(small_config('bapo_tuned', benchmark, steps=3, task__reward='rewards_of_this_run:even'), workdir)
     return modules, workdir
 
 
@@ -77,7 +77,7 @@ def test_evaluate_goes_by_the_runs_reward_and_wants_it_before_any_work(rewarded,
 
 def test_a_run_by_another_reward_is_another_run(rewarded, benchmark):
     with pytest.raises(ValueError, match=r'differ in task\.reward\. Give another --workdir'):
-        build(small_config('bapo', benchmark, steps=3), rewarded[1])
+        build(small_config('bapo_tuned', benchmark, steps=3), rewarded[1])
 
 
 def test_a_reward_between_right_and_wrong_stops_the_run_in_one_message(rewarded, benchmark, tmp_path):

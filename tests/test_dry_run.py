@@ -156,7 +156,7 @@ def test_a_missing_tpu_compiler_is_an_error_that_names_the_extra(monkeypatch):
 
 
 def test_what_training_refuses_a_dry_run_refuses(benchmark):
-    c = small_config('bapo', benchmark, learner__micro_batch_rows=12)
+    c = small_config('bapo_tuned', benchmark, learner__micro_batch_rows=12)
     c.mesh.data, c.mesh.fsdp = 1, 8
     with pytest.raises(ValueError, match='learner.micro_batch_rows=12 is no multiple of mesh.data × mesh.fsdp = 8'):
         dry_run.dry_run(c, '8x80GB')

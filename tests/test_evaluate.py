@@ -60,7 +60,7 @@ def samples(output, name='problems'):
 def test_a_run_and_its_published_policy_score_as_the_runs_own_last_evaluation_and_a_base_as_step_0(tmp_path):
     problems = problems_file(tmp_path / 'problems.jsonl', 20)
     # v = 4 and two steps: α is still θ_0, so scoring α would repeat step 0.
-    config = small_config('bapo', problems, steps=2, rollout__sync_every=4, learner__learning_rate=3e-3)
+    config = small_config('bapo_tuned', problems, steps=2, rollout__sync_every=4, learner__learning_rate=3e-3)
     workdir = tmp_path / 'run'
     run(config, workdir)
     name = f'val-core/{problems}/acc/mean@2'

@@ -44,7 +44,7 @@ def bapo_run(tmp_path_factory, benchmark):
 
 
 def bapo_config(benchmark, **changes):
-    return small_config('bapo', benchmark, **{'rollout__sync_every': 3, 'replay__reevaluate_every': 2, 'replay__c2': (0.2,),
+    return small_config('bapo_tuned', benchmark, **{'rollout__sync_every': 3, 'replay__reevaluate_every': 2, 'replay__c2': (0.2,),
                                               'replay__c3': (0.8,), **changes})  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def test_bapo_with_its_parts_off_is_grpo_bit_for_bit(tmp_path, benchmark):
         'rollout__sync_every': 1, 'replay__fresh_filter': 'none', 'replay__use_x2': False, 'replay__use_x3': False,
         'learner__anchor': 'proximal', 'learner__kl_target': 'reference',
     }  # fmt: skip
-    run(small_config('bapo', benchmark, steps=3, **off), tmp_path / 'bapo')
+    run(small_config('bapo_tuned', benchmark, steps=3, **off), tmp_path / 'bapo')
     grpo = metrics(tmp_path / 'grpo')
     assert grpo == metrics(tmp_path / 'bapo')
     assert max(row.get('actor/grad_norm', 0) for row in grpo) > 0  # and it did train
@@ -226,7 +226,7 @@ def test_a_run_directory_of_another_config_is_refused_with_the_fields_named(bapo
 )
 def test_bad_input_is_refused_before_work_starts(tmp_path, benchmark, changes, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        build(small_config('bapo', benchmark, **changes), tmp_path / 'run')
+        build(small_config('bapo_tuned', benchmark, **changes), tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
 
 

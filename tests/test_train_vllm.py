@@ -20,7 +20,7 @@ def vllm_config(benchmark, *servers, **changes):
         'rollout__engine': 'vllm', 'rollout__servers': tuple(s.url for s in servers), 'rollout__sync_every': 3,
         'rollout__deadline_s': 400.0, 'rollout__server_args': ('--enforce-eager',), 'replay__reevaluate_every': 2,
     }  # fmt: skip
-    return small_config('bapo', benchmark, **small | changes)
+    return small_config('bapo_tuned', benchmark, **small | changes)
 
 
 @pytest.fixture(scope='module')
