@@ -6,13 +6,15 @@ The quickstart's base, `configs/quickstart_base`, was made by
 
 (29 minutes on one CPU core; docs/quickstart_trials.md has the recipes that did worse). It is meant to have headroom: right
 sometimes, on many problems, but far from always. The result is an ordinary Hugging Face directory, loaded by the same code as any
-checkpoint.
+checkpoint. A policy that could do better than it does, for docs/first_proof.md: --start from one, and show it steps that do not aim at
+the target.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +29,7 @@ from flax import nnx
 
 from bapo_jax.learner.logprobs import token_logprobs
 from bapo_jax.models import attention, hf
-from bapo_jax.models.tokenizer import character_tokenizer
+from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer
 from bapo_jax.tasks import countdown
 from bapo_jax.tasks.countdown_data import training_problems
 
@@ -40,6 +42,8 @@ flags.DEFINE_float('learning_rate', 5e-3, "Peak of the cosine schedule, of Muon;
 flags.DEFINE_integer('seed', 7, 'Of problems, solutions and initial weights; RL configs draw their problems from other seeds.')
 flags.DEFINE_integer('width', 128, 'Hidden size.')
 flags.DEFINE_integer('layers', 4, 'Decoder layers.')
+flags.DEFINE_string('start', None, 'Directory of a policy to go on from, in place of --width, --layers and random weights.')
+flags.DEFINE_float('aimless', 0.0, 'Share of solutions whose steps do not aim at the target: right arithmetic, mostly a wrong answer.')
 
 ROW_TOKENS = 64  # prompt and solution; the few problems that need more are passed over
 
@@ -70,7 +74,7 @@ def model_files(output: Path, width: int, layers: int):
     return tokenizer
 
 
-def batches(tokenizer, problems: int, batch: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def batches(tokenizer, problems: int, batch: int, seed: int, aimless: float = 0.0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(tokens, is_target) [batch, ROW_TOKENS] for ever: prompt, random worked solution, end; targets follow the prompt."""
     truths = training_problems('generated', limit=problems, seed=seed)
     prompts = [tokenizer.encode(countdown.prompt_text(t, 'compact', tokenizer)) for t in truths]
@@ -81,7 +85,8 @@ def batches(tokenizer, problems: int, batch: int, seed: int) -> Iterator[tuple[n
             end = ROW_TOKENS + 1
             while end > ROW_TOKENS:  # another problem: some have long solutions only
                 i = rng.integers(len(truths))
-                solution = [*tokenizer.encode(countdown.worked_solution(truths[i], rng)), tokenizer.eos_token_id]
+                aim = not aimless or rng.random() >= aimless
+                solution = [*tokenizer.encode(countdown.worked_solution(truths[i], rng, aim)), tokenizer.eos_token_id]
                 start, end = len(prompts[i]), len(prompts[i]) + len(solution)
             tokens[row, :end] = [*prompts[i], *solution]
             is_target[row, start:end] = True
@@ -99,7 +104,7 @@ def muon(learning_rate: float, steps: int) -> optax.GradientTransformation:
         return jax.tree.map_with_path(lambda path, _: layer_in_out if path[-1].key == 'kernel' else None, params)
 
     def schedule(peak: float) -> optax.Schedule:
-        return optax.warmup_cosine_decay_schedule(0.0, peak, 50, steps)
+        return optax.warmup_cosine_decay_schedule(0.0, peak, min(50, steps // 2), steps)
 
     return optax.chain(
         optax.clip_by_global_norm(1.0),
@@ -136,13 +141,19 @@ def main(_) -> None:
     if (output / 'model.safetensors').exists():
         raise app.UsageError(f'--output={output} already holds a model; give an empty directory')
     output.mkdir(parents=True, exist_ok=True)
-    tokenizer = model_files(output, FLAGS.width, FLAGS.layers)
+    if FLAGS.start:
+        tokenizer = load_tokenizer(FLAGS.start)
+        tokenizer.save_pretrained(output)
+        shutil.copy(Path(FLAGS.start) / 'config.json', output)
+    else:
+        tokenizer = model_files(output, FLAGS.width, FLAGS.layers)
     config = hf.read_config(output)
     graph, _ = hf.abstract_params(config)
-    params, optimizer = hf.init_params(config, FLAGS.seed), muon(FLAGS.learning_rate, FLAGS.steps)
+    params = hf.load_params(FLAGS.start, config) if FLAGS.start else hf.init_params(config, FLAGS.seed)
+    optimizer = muon(FLAGS.learning_rate, FLAGS.steps)
     opt_state = optimizer.init(params)
     print(f'{sum(x.size for x in jax.tree.leaves(params)):,} parameters; generating {FLAGS.problems:,} problems', flush=True)
-    stream, started = batches(tokenizer, FLAGS.problems, FLAGS.batch, FLAGS.seed), time.perf_counter()
+    stream, started = batches(tokenizer, FLAGS.problems, FLAGS.batch, FLAGS.seed, FLAGS.aimless), time.perf_counter()
     for step in range(1, FLAGS.steps + 1):
         params, opt_state, loss = train_step(params, opt_state, *next(stream), graph=graph, optimizer=optimizer)
         if step % 100 == 0 or step == FLAGS.steps:

@@ -5,6 +5,7 @@ An interval is of 95 %, by bootstrap over problems and seeds together: both are 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ Rows = list[dict[str, Any]]
 
 def accuracies(rows: Rows, name: str, benchmark: str) -> np.ndarray:
     """[seeds, problems] shares of right responses of one setting, seeds in order."""
-    chosen = sorted((row for row in rows if row['name'] == name), key=lambda row: row['seed'])
-    return np.array([np.array(row['final'][benchmark]['correct']) / row['final'][benchmark]['samples'] for row in chosen])
+    return np.array([np.array(row['final'][benchmark]['correct']) / row['final'][benchmark]['samples'] for row in of(rows, name)])
 
 
 def resampled_means(accuracy_SxP: np.ndarray, rng: np.random.Generator, problems_RxP: np.ndarray) -> np.ndarray:
@@ -38,19 +38,28 @@ def compare(a_SxP: np.ndarray, b_SxP: np.ndarray | None = None) -> tuple[float, 
     return float(mean), *(float(x) for x in np.quantile(means, (0.025, 0.975)))
 
 
-def at_responses(row: dict[str, Any], responses: float, key: str) -> float:
-    """A run's curve read off, linearly between its evaluations; its last value where it used fewer."""
-    return float(np.interp(responses, [p['responses'] for p in row['curve']], [p[key] for p in row['curve']]))
+def read_off(rows: Rows, name: str, axis: str, x: float) -> np.ndarray:
+    """[seeds, problems] shares of right responses on cd34 at x of 'responses' or 'seconds', linearly between a run's evaluations.
+
+    A run that used less than x counts as it ended.
+    """
+    shares = []
+    for row in of(rows, name):
+        xs = [point[axis] for point in row['curve']]
+        ys = np.array([np.array(point['cd34/correct']) / point['cd34/samples'] for point in row['curve']])
+        shares.append([np.interp(x, xs, of_problem) for of_problem in ys.T])
+    return np.array(shares)
 
 
 def of(rows: Rows, name: str) -> Rows:
-    return [row for row in rows if row['name'] == name]
+    """A setting's rows, seeds in order."""
+    return sorted((row for row in rows if row['name'] == name), key=lambda row: row['seed'])
 
 
-def best(rows: Rows, names: list[str]) -> str:
-    """The setting of these with the highest mean on cd34; each method is judged at its own best."""
-    there = [name for name in names if of(rows, name)]
-    return max(there, key=lambda name: accuracies(rows, name, 'cd34').mean())
+def best(rows: Rows, method: str, axes: Sequence[str]) -> str:
+    """The method's setting along these axes with the highest mean on cd34; each method is judged at its own best."""
+    names = sorted({row['name'] for row in rows if row['method'] == method and row['axis'] in axes})
+    return max(names, key=lambda name: accuracies(rows, name, 'cd34').mean())
 
 
 def percent(x: float) -> str:
@@ -62,28 +71,34 @@ def spread(mean: float, low: float, high: float) -> str:
 
 
 def setting_table(rows: Rows, reference: str) -> list[str]:
-    """One line a setting, by axis and then by score; differences are to `reference`."""
-    budget = min(row['curve'][-1]['responses'] for row in of(rows, 'grpo'))
-    lines = [
-        f'| axis | setting | seeds | cd34 mean@32 | less {reference} | cd34 pass@32 | cd4 mean@32 | at {budget:,} responses, cd34 mean@8 '
-        '| base-0/8 prompts solved later, % | responses | core s |',
-        '|---' * 11 + '|',
-    ]
+    """One line a setting, by axis and then by score; differences are to `reference`, at equal steps, responses and seconds."""
     names = {row['name']: row['axis'] for row in rows}
+    responses, seconds = (
+        min(np.mean([row['curve'][-1][key] for row in of(rows, name)]) for name in names) for key in ('responses', 'seconds')
+    )  # fmt: skip
+    lines = [
+        f'| axis | setting | seeds | cd34 mean@32 | less {reference} | at {responses:,.0f} responses | at {seconds:.0f} s '
+        '| cd34 pass@32 | cd4 mean@32 | base-0/8 prompts solved later, % | responses | core s |',
+        '|---' * 12 + '|',
+    ]
     for name, axis in sorted(names.items(), key=lambda item: (item[1], -accuracies(rows, item[0], 'cd34').mean())):
         mine = of(rows, name)
         cd34, cd4 = (accuracies(rows, name, b) for b in ('cd34', 'cd4'))
         solved = sum(r['tracked']['solved_later'] for r in mine) / max(1, sum(r['tracked']['unsolved_at_base'] for r in mine))
+        less = [
+            compare(cd34, accuracies(rows, reference, 'cd34')),
+            *(compare(*(read_off(rows, n, key, x) for n in (name, reference))) for key, x in (('responses', responses), ('seconds', seconds))),
+        ]
         lines.append(
-            f'| {axis} | {name} | {len(mine)} | {spread(*compare(cd34))} | {spread(*compare(cd34, accuracies(rows, reference, "cd34")))} '
-            f'| {percent(np.mean([r["final"]["cd34"]["pass"] for r in mine]))} | {percent(cd4.mean())} '
-            f'| {percent(np.mean([at_responses(r, budget, "cd34/mean") for r in mine]))} | {percent(solved)} '
-            f'| {int(np.mean([r["curve"][-1]["responses"] for r in mine])):,} | {int(np.mean([r["seconds"] for r in mine]))} |'
+            f'| {axis} | {name} | {len(mine)} | {spread(*compare(cd34))} | {" | ".join(spread(*x) for x in less)} '
+            f'| {percent(np.mean([r["final"]["cd34"]["pass"] for r in mine]))} | {percent(cd4.mean())} | {percent(solved)} '
+            f'| {int(np.mean([r["curve"][-1]["responses"] for r in mine])):,} | {int(np.mean([r["curve"][-1]["seconds"] for r in mine]))} |'
         )
     return lines
 
 
 DIAGNOSTICS = (
+    ('updates', ('actor/updates',)),
     ('groups X1 / X2 / X3', ('bapo/x1_groups', 'bapo/x2_groups', 'bapo/x3_groups')),
     ('clipped %, X1 / X2 / X3', tuple(f'actor/pg_clipfrac/x{i}' for i in (1, 2, 3))),
     ('effective sample %, X1 / X2 / X3', tuple(f'staleness/ess/x{i}' for i in (1, 2, 3))),
@@ -121,69 +136,87 @@ def lag_table(rows: Rows) -> list[str]:
 
 
 def headroom_table(rows: Rows) -> list[str]:
-    """GRPO and the centre on problems that the base finds easier and harder: trained and scored on those of so many numbers alone."""
-    lines = ['| problems of | base mean@8 | method | seeds | mean@32 | centre less GRPO |', '|---' * 6 + '|']
-    for title, suffix, benchmark in (
-        ('3 numbers', '_3_numbers', 'runs/first_proof/test_3.jsonl'), ('3 or 4', '', 'cd34'), ('4 numbers', '_4_numbers', 'runs/first_proof/test_4.jsonl'),
+    """GRPO and the centre by what the base solves; on problems of so many numbers alone, scored on such problems."""
+    lines = ['| base | problems of | base mean@8 | seeds | grpo mean@32 | centre mean@32 | centre less grpo |', '|---' * 7 + '|']
+    for base, numbers, benchmark in (
+        ('four_numbers', '4 numbers', 'runs/first_proof/test_4.jsonl'), ('weak', '3 or 4', 'cd34'), ('quickstart', '3 or 4', 'cd34'),
+        ('three_numbers', '3 numbers', 'runs/first_proof/test_3.jsonl'),
     ):  # fmt: skip
-        for name in ('grpo', 'centre'):
-            mine, other = of(rows, name + suffix), of(rows, 'grpo' + suffix)
-            if mine and other:
-                base = np.mean([r['curve'][0][f'{benchmark}/mean'] for r in mine])
-                both = [accuracies(rows, n + suffix, benchmark) for n in (name, 'grpo')]
-                less = spread(*compare(*both)) if name == 'centre' else ''
-                lines.append(f'| {title} | {percent(base)} | {name} | {len(mine)} | {spread(*compare(both[0]))} | {less} |')
+        mine = [row for row in rows if row['base'] == base]
+        if of(mine, 'grpo') and of(mine, 'centre'):
+            untrained = np.mean([row['curve'][0][f'{benchmark}/mean'] for row in mine])
+            grpo, centre = (accuracies(mine, name, benchmark) for name in ('grpo', 'centre'))
+            lines.append(
+                f'| {base} | {numbers} | {percent(untrained)} | {len(grpo)} and {len(centre)} | {spread(*compare(grpo))} '
+                f'| {spread(*compare(centre))} | {spread(*compare(centre, grpo))} |'
+            )
     return lines
 
 
-def draw(rows: Rows, names: list[str], path: Path) -> None:
-    """cd34 mean@8 and pass@8 by step and by responses; a band from the lowest to the highest seed."""
+def draw(parts: dict[str, Rows], path: Path) -> None:
+    """cd34 mean@8 by step, responses and seconds; a band from the lowest to the highest seed. A line of panels for each base."""
     import matplotlib
 
     matplotlib.use('Agg')
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4), constrained_layout=True)
-    for axis, (x, y) in zip(axes, (('step', 'cd34/mean'), ('responses', 'cd34/mean'), ('step', 'cd34/pass')), strict=True):
-        for name in names:
-            curves = np.array([[100 * p[y] for p in r['curve']] for r in of(rows, name)])
-            xs = np.mean([[p[x] for p in r['curve']] for r in of(rows, name)], axis=0)
-            axis.plot(xs, curves.mean(axis=0), label=f'{name} ({len(curves)} seeds)')
-            axis.fill_between(xs, curves.min(axis=0), curves.max(axis=0), alpha=0.2)
-        axis.set(xlabel=x, ylabel=f'{y.replace("/", " ")}@8, %')
-    axes[0].legend()
-    figure.savefig(path, dpi=110)
+    figure, lines = plt.subplots(len(parts), 3, figsize=(15, 4 * len(parts)), constrained_layout=True, squeeze=False)
+    for axes, (base, rows) in zip(lines, parts.items(), strict=True):
+        for axis, x in zip(axes, ('step', 'responses', 'seconds'), strict=True):
+            for name in ('grpo', 'centre', 'wide', 'x1_only', 'paper_lr2e-4'):
+                if of(rows, name):
+                    curves = np.array([[100 * p['cd34/mean'] for p in r['curve']] for r in of(rows, name)])
+                    xs = np.mean([[p[x] for p in r['curve']] for r in of(rows, name)], axis=0)
+                    axis.plot(xs, curves.mean(axis=0), label=f'{name} ({len(curves)} seeds)')
+                    axis.fill_between(xs, curves.min(axis=0), curves.max(axis=0), alpha=0.2)
+            axis.set(xlabel=x, ylabel='cd34 mean@8, %', title=f'{base} base')
+        axes[0].legend()
+    figure.savefig(path, dpi=90)
     plt.close(figure)
 
 
-def write_page(rows: Rows, docs: Path) -> None:
-    """docs/first_proof.md and docs/first_proof.png."""
-    grpo = best(rows, ['grpo', *(row['name'] for row in rows if row['name'].startswith('grpo_lr'))])
-    bapo = best(rows, [row['name'] for row in rows if row['method'] == 'bapo' and row['axis'] in ('learning rate', 'anchor', 'paper')])
-    shown = list(dict.fromkeys(n for n in (grpo, bapo, 'x1_only', 'no_x3', 'paper_lr5e-5') if of(rows, n)))
-    draw(rows, shown, docs / 'first_proof.png')
+def verdict(rows: Rows, bapo: str, grpo: str) -> str:
     difference = compare(accuracies(rows, bapo, 'cd34'), accuracies(rows, grpo, 'cd34'))
-    verdict = 'beyond' if difference[1] > 0 else 'within' if difference[2] > 0 else 'below GRPO, beyond'
+    where = 'beyond' if difference[1] > 0 else 'within' if difference[2] > 0 else 'below GRPO, beyond'
+    return f'Best BAPO `{bapo}`, best GRPO `{grpo}`: {spread(*difference)} on cd34 mean@32 at equal steps, {where} the interval'
+
+
+def write_page(rows: Rows, docs: Path, weak_base: str) -> None:
+    """docs/first_proof.md and docs/first_proof.png; `weak_base` is the command that makes that base."""
+    parts = {base: [row for row in rows if row['base'] == base] for base in ('weak', 'quickstart')}
+    parts = {base: mine for base, mine in parts.items() if {'grpo', 'bapo'} <= {row['method'] for row in mine}}
+    draw(parts, docs / 'first_proof.png')
     hours = sum(row['seconds'] for row in rows) / 3600
     lines = [
         '# First proof: BAPO against GRPO in miniature',
         '',
-        f'Countdown, the quickstart\'s base policy, {rows[0]["curve"][-1]["step"]} steps; {len(rows)} rows, {hours:.1f} core-hours '
+        f'Countdown, 0.8M parameters; {len(rows)} rows, {hours:.1f} core-hours '
         f'({", ".join(sorted({r["cpu"] for r in rows}))}; jax {", ".join(sorted({r["jax"] for r in rows}))}; {min(r["date"] for r in rows)} '
         f'to {max(r["date"] for r in rows)}). Made by `python benchmarks/first_proof.py`, which goes on where it stopped; raw rows, each '
         'with its commands, are in `first_proof.jsonl`. Scores are percent on 200 held-out problems a benchmark; brackets are 95 % '
-        'intervals over problems and seeds (with one seed, over problems alone). The study is not finished: `first_proof.py` says how many '
-        'rows are to go.',
+        'intervals over problems and seeds (with one seed, over problems alone). Seconds are of the steps, on one core. The study is not '
+        'finished: `first_proof.py` says how many rows are to go.',
         '',
-        f'Best BAPO so far: `{bapo}`; best GRPO: `{grpo}`. The difference on cd34 mean@32 at equal steps is {spread(*difference)}: '
-        f'{verdict} the interval.',
+        'The weak base could do better than it does: the quickstart\'s, shown solutions that mostly aim at nothing',
+        f'(`{weak_base}`).',
+        '`centre` is BAPO with v = 1, the behaviour anchor and the range filter, at a learning rate of 2e-4 from the weak base and 5e-5 from',
+        'the quickstart\'s; `wide` replays any mixed group, up to a batch of 64. The other rows differ by what their axis and name say.',
         '',
         '![curves](first_proof.png)',
         '',
-        '## Settings',
-        '',
-        *setting_table(rows, grpo),
-        '',
+    ]  # fmt: skip
+    for base, mine in parts.items():
+        grpo, bapo = (best(mine, method, ('filter', 'learning rate', 'sources', 'reuse', 'anchor', 'paper')) for method in ('grpo', 'bapo'))
+        start, end = mine[0]['curve'][0], mine[0]['curve'][-1]
+        lines += [
+            f'## From the {base} base',
+            '',
+            f'{percent(start["cd34/mean"])} % before, {end["step"]} steps. {verdict(mine, bapo, grpo)}.',
+            '',
+            *setting_table(mine, grpo),
+            '',
+        ]
+    lines += [
         '## Headroom',
         '',
         *headroom_table(rows),
@@ -192,10 +225,8 @@ def write_page(rows: Rows, docs: Path) -> None:
         '',
         'Means over steps and seeds. TV is of π_θ from the policy that answered; earlier uses are of X3 groups, as X1 or X3.',
         '',
-        *diagnostics_table(rows),
-        '',
-        'X1 by lag, the steps since the sync:',
-        '',
-        *lag_table(rows),
     ]
+    for base, mine in parts.items():
+        lines += [f'From the {base} base:', '', *diagnostics_table(mine), '']
+    lines += ['X1 by lag, the steps since the sync, from the weak base:', '', *lag_table(parts.get('weak', []))]
     (docs / 'first_proof.md').write_text('\n'.join(lines) + '\n', 'utf-8')

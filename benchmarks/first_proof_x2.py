@@ -1,6 +1,7 @@
 """X2: how much of a re-evaluated prompt's rise is progress, and how much regression to the mean?
 
-    python benchmarks/first_proof_x2.py                   # a run of 100 steps with every checkpoint kept, then the answer; 20 minutes
+    python benchmarks/first_proof_x2.py                   # from the weak base of first_proof.py, which makes it; 8 minutes on a core
+    python benchmarks/first_proof_x2.py --base=quickstart  # 20 minutes
 
 A hard prompt enters the buffer because k of G responses (k <= 1) were right, and enters X2 because k' (1 < k' < G) later were: both are
 chosen for their luck. So both policies, that of the step it entered at and that which was asked again, answer it 64 times more, and
@@ -8,7 +9,7 @@ chosen for their luck. So both policies, that of the step it entered at and that
     k'/G - k/G  =  (k'/G - p_now)  +  (p_now - p_then)  +  (p_then - k/G)
                     luck of X2        progress             bad luck that made it hard
 
-with p the share right of the fresh responses. One table, means over the groups.
+with p the share right of the fresh responses. One table, means over the groups, which also goes to docs/first_proof_x2.json.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from pathlib import Path
 import numpy as np
 import zstandard
 from absl import app, flags
+from first_proof_grid import BASES, CENTRE, Setting, commands
 from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
 from bapo_jax.checkpoint import Checkpoints
 from bapo_jax.hosts import Hosts
+from bapo_jax.metrics import write_text
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.rollout.collect import collect
 from bapo_jax.rollout.engine import TRACKING, Draw, Sampling
@@ -35,11 +38,11 @@ from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.setup import build_policy, read_inputs
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string('workdir', 'runs/first_proof_x2', 'Of the run; one that is there is used, or continued.')
+flags.DEFINE_enum('base', 'weak', sorted(BASES), 'Of first_proof_grid.py: where the run starts, and its steps and rate.')
 flags.DEFINE_integer('samples', 64, 'Fresh responses of each policy to each prompt.')
-flags.DEFINE_list('train', [], 'More flags of bapo_jax.train, such as --config.learner.learning_rate=2e-4.')
 
 ROOT = Path(__file__).resolve().parents[1]
+ANSWERS = ROOT / 'docs' / 'first_proof_x2.json'
 
 
 def asked_again(workdir: Path) -> list[dict]:
@@ -58,15 +61,13 @@ def asked_again(workdir: Path) -> list[dict]:
 
 
 def main(_) -> None:
-    workdir = ROOT / FLAGS.workdir
-    train = [
-        sys.executable, '-m', 'bapo_jax.train', '--config=configs/quickstart.py', f'--workdir={workdir}', '--config.steps=100',
-        '--config.rollouts.every=1', '--config.checkpoint.every=1', '--config.checkpoint.keep=1000', '--config.evaluate.track_prompts=0', *FLAGS.train,
-    ]  # fmt: skip
-    subprocess.run(train, cwd=ROOT, check=True)
+    workdir = ROOT / 'runs' / 'first_proof' / f'x2_of_{FLAGS.base}'
+    # With a delay, v > 1, who answered at a step would not be the policy of the step before.
+    every_policy = {'rollouts.every': 1, 'checkpoint.every': 1, 'checkpoint.keep': 1000, 'evaluate.track_prompts': 0}
+    setting = Setting(FLAGS.base, 'x2', '', 'bapo', BASES[FLAGS.base] | CENTRE['bapo'] | every_policy)
+    train = commands(setting, 1, str(workdir))[0]
+    subprocess.run([sys.executable, *train[1:]], cwd=ROOT, check=True)
     config = ConfigDict(json.loads((workdir / 'config.json').read_text('utf-8')))
-    if config.rollout.sync_every != 1:
-        raise ValueError('rollout.sync_every must be 1: with a delay, who answered at a step is not the policy of the step before')
     prompts = {p.id: p for p in read_inputs(config).prompts}
     policy, tokenizer = build_policy(config, Hosts()), load_tokenizer(config.model.path)
     engine = JaxEngine(policy.graph, stop_tokens(config.model.path, tokenizer), config.rollout.rows)
@@ -88,14 +89,19 @@ def main(_) -> None:
         answered = collect(engine, tokenizer, asked, FLAGS.samples, sampling, draws, None).groups
         right |= {(step, g.prompt.id): g.mean_reward for g in answered}
 
-    table = Table('group', 'number', 'k/G', 'p then', 'p now', "k'/G", 'luck of X2', 'progress', 'bad luck', title='Percent, means')
+    columns = ('k/G', 'p then', 'p now', "k'/G", 'luck of X2', 'progress', 'bad luck')
+    table, answer = Table('group', 'number', *columns, title=f'From the {FLAGS.base} base, %, means'), {}
     for use in ('x2', 'not_improved'):
         mine = [g for g in groups if g['use'] == use]
         k, again = (np.mean([g[key] / g['G'] for g in mine]) for key in ('k', 'again'))
         then, now = (np.mean([right[g[key] - 1, g['id']] for g in mine]) for key in ('then', 'now'))
-        numbers = (k, then, now, again, again - now, now - then, then - k)
-        table.add_row(use, str(len(mine)), *(f'{100 * x:.1f}' for x in numbers))
+        numbers = [round(100 * float(x), 1) for x in (k, then, now, again, again - now, now - then, then - k)]
+        answer[use] = {'groups': len(mine), **dict(zip(columns, numbers, strict=True))}
+        table.add_row(use, str(len(mine)), *map(str, numbers))
     Console().print(table)
+    answers = json.loads(ANSWERS.read_text('utf-8')) if ANSWERS.is_file() else {}
+    command = f'python benchmarks/first_proof_x2.py --base={FLAGS.base} --samples={FLAGS.samples}'
+    write_text(ANSWERS, json.dumps(answers | {FLAGS.base: {'command': command, **answer}}, indent=1) + '\n')
 
 
 if __name__ == '__main__':

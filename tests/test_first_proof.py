@@ -7,7 +7,7 @@ import pytest
 from small_run import ROOT
 
 sys.path.insert(0, str(ROOT / 'benchmarks'))
-from first_proof_page import at_responses, compare
+from first_proof_page import compare, read_off
 
 RNG = np.random.default_rng(0)
 
@@ -35,6 +35,8 @@ def test_a_difference_is_taken_on_the_same_problems():
     assert compare(problems + 0.05, problems) == pytest.approx((0.05, 0.05, 0.05))
 
 
-def test_a_curve_is_read_off_between_its_points():
-    row = {'curve': [{'responses': 0, 'cd34/mean': 0.2}, {'responses': 1000, 'cd34/mean': 0.3}]}
-    assert [at_responses(row, n, 'cd34/mean') for n in (0, 250, 1000, 5000)] == pytest.approx([0.2, 0.225, 0.3, 0.3])
+def test_a_curve_is_read_off_between_its_points_for_every_problem():
+    points = [{'responses': r, 'cd34/samples': 10, 'cd34/correct': k} for r, k in ((0, [2, 0]), (1000, [3, 10]))]
+    rows = [{'name': 'x', 'seed': seed, 'curve': points} for seed in (1, 2)]
+    for responses, shares in ((0, [0.2, 0]), (250, [0.225, 0.25]), (1000, [0.3, 1]), (5000, [0.3, 1])):
+        np.testing.assert_allclose(read_off(rows, 'x', 'responses', responses), [shares, shares])

@@ -1,5 +1,8 @@
 """The quickstart's base: what the recipe shows the policy, and that the shipped directory is what it promises."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -23,6 +26,30 @@ def test_every_training_solution_is_a_correct_answer_and_its_tokens_are_the_targ
         numbers, goal = tokenizer.decode(prompt).rstrip('\n').split('=')
         truth = {'numbers': [int(n) for n in numbers.split()], 'target': int(goal)}
         assert countdown.verify(tokenizer.decode(solution, skip_special_tokens=True), truth)[0] == Verdict.CORRECT
+
+
+def test_aimless_solutions_have_right_arithmetic_and_seldom_the_target(tmp_path):
+    tokenizer, right = sft.model_files(tmp_path, 32, 1), 0
+    tokens, is_target = next(sft.batches(tokenizer, 40, 64, seed=1, aimless=1.0))
+    for row, target in zip(tokens, is_target, strict=True):
+        numbers, goal = tokenizer.decode(row[: np.argmax(target)]).rstrip('\n').split('=')
+        solution = tokenizer.decode(row[target], skip_special_tokens=True)
+        steps = solution.split('<answer>')[0].split()
+        reached = int(steps[-1].split('=')[1])
+        assert all(eval(step.split('=')[0].replace('/', '//')) == int(step.split('=')[1]) for step in steps)
+        assert countdown.verify(solution, {'numbers': [int(n) for n in numbers.split()], 'target': reached})[0] == Verdict.CORRECT
+        right += reached == int(goal)
+    assert right < 16
+
+
+def test_a_policy_that_is_started_from_is_the_first_step_of_the_next(tmp_path):
+    """With a learning rate of nothing, what is written is what was read."""
+    words = ['--steps=2', '--problems=20', '--batch=2', '--aimless=0.5', '--learning_rate=0', f'--start={BASE}', f'--output={tmp_path}/next']
+    subprocess.run([sys.executable, '-m', 'bapo_jax.sft', *words], check=True, env=os.environ | {'JAX_PLATFORMS': 'cpu'})
+    config = hf.read_config(tmp_path / 'next')
+    assert config == hf.read_config(BASE) and len(load_tokenizer(tmp_path / 'next')) == config.vocab_size
+    for a, b in zip(*(jax.tree.leaves(hf.load_params(path, config)) for path in (BASE, tmp_path / 'next')), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_training_lowers_the_loss(tmp_path):

@@ -201,25 +201,25 @@ def evaluate(postfix: Sequence[int | str]) -> Fraction | None:
     return stack.pop()
 
 
-def worked_solution(ground_truth: dict, rng: np.random.Generator) -> str:
+def worked_solution(ground_truth: dict, rng: np.random.Generator, aim: bool = True) -> str:
     """A correct response in the compact style, steps first: '30-24=6 6*6=36 59+36=95<answer>59+6*(30-24)</answer>'.
 
     A random one: each step is drawn among those from which the target can still be reached, sums more often than products. Every
     step gives a non-negative integer, and the answer has no parentheses it can do without. ValueError where there is no such
-    solution.
+    solution. Without `aim` every step is drawn among all there are: right arithmetic, seldom the target.
     """
     check_ground_truth(ground_truth)
     target = ground_truth['target']
     terms = [(n, str(n), 'number') for n in ground_truth['numbers']]  # value, its expression, the expression's last operator
     steps = []
     while len(terms) > 1:
-        nexts = [move for move in _moves(terms) if solvable([value for value, _, _ in move[1]], target)]
+        nexts = [move for move in _moves(terms) if not aim or solvable([value for value, _, _ in move[1]], target)]
         if not nexts:
             break
         weights = np.array([_STEP_WEIGHTS[after[-1][2]] for _, after in nexts])
         step, terms = nexts[rng.choice(len(nexts), p=weights / weights.sum())]
         steps.append(step)
-    if len(terms) > 1 or terms[0][0] != target:
+    if len(terms) > 1 or (aim and terms[0][0] != target):
         raise ValueError(f'{ground_truth} has no solution in non-negative integers')
     return f'{" ".join(steps)}<answer>{terms[0][1]}</answer>'
 

@@ -1,0 +1,104 @@
+"""The grid of first_proof.py: which settings are measured, from which base policy, and by which commands."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+SAMPLES = 32  # to each question, after training
+# A base that solves a tenth but could solve a third: the quickstart's, shown for 200 steps solutions of which nine tenths aim at nothing.
+WEAK_BASE = 'runs/first_proof/weak_base'
+WEAK_BASE_COMMAND = (
+    f'python -m bapo_jax.sft --start=configs/quickstart_base --aimless=0.9 --steps=200 --learning_rate=1e-3 --problems=20000 '
+    f'--output={WEAK_BASE}'
+)
+
+
+class Setting(NamedTuple):
+    """A point of the grid: configs/quickstart.py:METHOD with the fields of BASES[base], and these."""
+
+    base: str
+    name: str
+    axis: str  # what it varies, for the tables
+    method: str
+    changes: dict[str, Any]  # of config fields
+
+
+def numbers_only(numbers: int) -> dict[str, Any]:
+    """Problems of so many numbers alone, in training and in a third benchmark; the rest of the study has those of three and of four."""
+    benchmarks = ('cd34', 'cd4', problems_file(numbers, 'test'))
+    return {'task.train': problems_file(numbers, 'train'), 'evaluate.benchmarks': repr(benchmarks)}
+
+
+def problems_file(numbers: int, part: str) -> str:
+    return f'runs/first_proof/{part}_{numbers}.jsonl'
+
+
+# Policies and problems with more and less headroom. Most axes are varied on the first, where a step is worth half a point.
+RATE = 'learner.learning_rate'
+BASES: dict[str, dict[str, Any]] = {
+    'weak': {'model.path': WEAK_BASE, 'steps': 30, 'evaluate.every': 10, RATE: '2e-4'},
+    'quickstart': {'steps': 100, 'evaluate.every': 20, RATE: '5e-5'},
+    'three_numbers': {'steps': 100, 'evaluate.every': 20, RATE: '5e-5', **numbers_only(3)},
+    'four_numbers': {'steps': 100, 'evaluate.every': 20, RATE: '5e-5', **numbers_only(4)},
+}
+V, ANCHOR, X2, X3 = 'rollout.sync_every', 'learner.anchor', 'replay.use_x2', 'replay.use_x3'
+CENTRE = {'grpo': {}, 'bapo': {V: 1, ANCHOR: 'behaviour', 'replay.fresh_filter': 'range'}}
+WIDE = {'replay.c2': (1 / 8,), 'replay.c3': (7 / 8,)}  # any mixed group is replayed
+
+
+def settings() -> list[Setting]:
+    """The grid, most informative first. The centre is BAPO with v = 1, the behaviour anchor and the range filter."""
+    grid = []
+
+    def add(base: str, name: str, axis: str, changes: dict[str, Any], method: str = 'bapo') -> None:
+        grid.append(Setting(base, name, axis, method, BASES[base] | CENTRE[method] | changes))
+
+    for base in ('weak', 'quickstart'):
+        add(base, 'grpo', 'learning rate', {}, 'grpo')
+        add(base, 'centre', 'learning rate', {})
+        add(base, 'no_x3', 'sources', {X3: False})
+        add(base, 'no_x2', 'sources', {X2: False})
+        add(base, 'x1_only', 'sources', {X2: False, X3: False})
+    add('weak', 'wide', 'reuse', WIDE)
+    add('weak', 'wide_no_x2', 'reuse', WIDE | {X2: False})
+    for base, rates in (('weak', ('1e-4', '4e-4', '5e-5')), ('quickstart', ('2e-4', '2e-5'))):
+        for r in rates:
+            add(base, f'grpo_lr{r}', 'learning rate', {RATE: r}, 'grpo')
+            add(base, f'centre_lr{r}', 'learning rate', {RATE: r})
+    for r in ('1e-4', '4e-4'):
+        add('weak', f'wide_lr{r}', 'reuse', WIDE | {RATE: r})
+    add('weak', 'four_updates', 'updates', {'learner.mini_batch_groups': 11})  # as many as GRPO's, of the 40 groups there are
+    for r in ('2e-4', '8e-4'):
+        # As the authors' script for this task has it.
+        add('weak', f'grpo_one_update_lr{r}', 'updates', {'learner.mini_batch_groups': 64, RATE: r}, 'grpo')
+    for base in ('three_numbers', 'four_numbers'):
+        add(base, 'grpo', 'headroom', {}, 'grpo')
+        add(base, 'centre', 'headroom', {})
+    add('weak', 'grpo_pool1000', 'pool', {'task.limit': 1000}, 'grpo')
+    add('weak', 'pool1000', 'pool', {'task.limit': 1000})
+    # The paper's reading, at each rate; then anchor × v × rate, of which it differs by the filter.
+    for r in ('2e-4', '5e-5', '4e-4'):
+        add('weak', f'paper_lr{r}', 'paper', {V: 5, 'replay.fresh_filter': 'gaussian', RATE: r})
+    for v in (5, 2, 1):
+        for anchor in ('behaviour', 'proximal', 'decoupled'):
+            for r in ('2e-4', '5e-5', '4e-4'):
+                if (v, anchor) != (1, 'behaviour'):  # those are the centre's
+                    add('weak', f'v{v}_{anchor}_lr{r}', 'anchor', {V: v, ANCHOR: anchor, RATE: r})
+    add('weak', 'literal', 'thresholds', {'replay.thresholds': 'literal'})
+    add('weak', 'half', 'thresholds', {'replay.c2': (0.5,), 'replay.c3': (0.5,)})
+    add('weak', 'untrained', 'reuse', {'replay.fresh_filter': 'gaussian', 'replay.x3_untrained': True})
+    add('weak', 'gaussian', 'filter', {'replay.fresh_filter': 'gaussian'})
+    add('weak', 'uniform', 'filter', {'replay.fresh_filter': 'uniform'})
+    add('weak', 'unfiltered', 'filter', {'replay.fresh_filter': 'none'})
+    add('weak', 'kl_reference', 'KL target', {'learner.kl_target': 'reference'})
+    add('weak', 'kl_none', 'KL target', {'learner.kl_target': 'none'})
+    add('weak', 'sequence_mean', 'aggregation', {'learner.aggregation': 'seq_mean_token_mean'})
+    return grid
+
+
+def commands(setting: Setting, seed: int, workdir: str) -> list[list[str]]:
+    """Training, and the evaluation of what it made. The questions are the same for all seeds, the samples are not."""
+    changes = {'seed': seed, 'rollouts.every': 0, 'checkpoint.every': 100} | setting.changes
+    flags_ = [f'--config.{field}={value}' for field, value in changes.items()]
+    train = ['python', '-m', 'bapo_jax.train', f'--config=configs/quickstart.py:{setting.method}', f'--workdir={workdir}', *flags_]
+    return [train, ['python', '-m', 'bapo_jax.evaluate', f'--checkpoint={workdir}', f'--samples={SAMPLES}']]
