@@ -1,12 +1,14 @@
 """docs/first_proof.md and its figure, from the rows of first_proof.py.
 
-An interval is of 95 %, by bootstrap over problems and seeds together: both are drawn anew, the problems being the same for all settings.
+An interval is of 95 %, by bootstrap over problems and seeds together: both are drawn anew. Settings are compared problem by problem and
+seed by seed, since a seed stands for the same order of prompts in all of them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +18,25 @@ RESAMPLES = 4_000
 Rows = list[dict[str, Any]]
 
 
-def accuracies(rows: Rows, name: str, benchmark: str) -> np.ndarray:
+def accuracies(rows: Rows, name: str, benchmark: str = 'cd34') -> np.ndarray:
     """[seeds, problems] shares of right responses of one setting, seeds in order."""
     return np.array([np.array(row['final'][benchmark]['correct']) / row['final'][benchmark]['samples'] for row in of(rows, name)])
 
 
-def resampled_means(accuracy_SxP: np.ndarray, rng: np.random.Generator, problems_RxP: np.ndarray) -> np.ndarray:
-    """[RESAMPLES] means over seeds drawn anew and the problems drawn for all settings alike."""
-    seeds = len(accuracy_SxP)
-    weights_RxS = rng.multinomial(seeds, np.full(seeds, 1 / seeds), len(problems_RxP)) / seeds
-    return np.einsum('rs,sp,rp->r', weights_RxS, accuracy_SxP, problems_RxP, optimize=True)
-
-
-def compare(a_SxP: np.ndarray, b_SxP: np.ndarray | None = None) -> tuple[float, float, float]:
-    """(mean, low, high) of a's accuracy, or of a's minus b's."""
-    rng = np.random.default_rng(0)
-    P = a_SxP.shape[1]
+def spread_of(accuracy_SxP: np.ndarray) -> tuple[float, float, float]:
+    """(mean, low, high) of an accuracy, or of a difference of two."""
+    (S, P), rng = accuracy_SxP.shape, np.random.default_rng(0)
+    seeds_RxS = rng.multinomial(S, np.full(S, 1 / S), RESAMPLES) / S
     problems_RxP = rng.multinomial(P, np.full(P, 1 / P), RESAMPLES) / P
-    means, mean = resampled_means(a_SxP, rng, problems_RxP), a_SxP.mean()
-    if b_SxP is not None:
-        means, mean = means - resampled_means(b_SxP, rng, problems_RxP), mean - b_SxP.mean()
-    return float(mean), *(float(x) for x in np.quantile(means, (0.025, 0.975)))
+    means = np.einsum('rs,sp,rp->r', seeds_RxS, accuracy_SxP, problems_RxP, optimize=True)
+    return float(accuracy_SxP.mean()), *(float(x) for x in np.quantile(means, (0.025, 0.975)))
+
+
+def less(rows: Rows, name: str, reference: str, shares: Callable[[Rows, str], np.ndarray]) -> tuple[float, float, float]:
+    """(mean, low, high) of how much more of `shares(rows, name)`, [seeds, problems], is right than of the reference's."""
+    seeds = {row['seed'] for row in of(rows, name)} & {row['seed'] for row in of(rows, reference)}
+    common = [row for row in rows if row['seed'] in seeds]
+    return spread_of(shares(common, name) - shares(common, reference))
 
 
 def read_off(rows: Rows, name: str, axis: str, x: float) -> np.ndarray:
@@ -87,12 +87,12 @@ def setting_table(rows: Rows, reference: str) -> list[str]:
         mine = of(rows, name)
         cd34, cd4 = (accuracies(rows, name, b) for b in ('cd34', 'cd4'))
         solved = sum(r['tracked']['solved_later'] for r in mine) / max(1, sum(r['tracked']['unsolved_at_base'] for r in mine))
-        less = [
-            compare(cd34, accuracies(rows, reference, 'cd34')),
-            *(compare(*(read_off(rows, n, key, x) for n in (name, reference))) for key, x in (('responses', responses), ('seconds', seconds))),
+        differences = [
+            less(rows, name, reference, shares)
+            for shares in (accuracies, partial(read_off, axis='responses', x=responses), partial(read_off, axis='seconds', x=seconds))
         ]
         lines.append(
-            f'| {axis} | {name} | {len(mine)} | {spread(*compare(cd34))} | {" | ".join(spread(*x) for x in less)} '
+            f'| {axis} | {name} | {len(mine)} | {spread(*spread_of(cd34))} | {" | ".join(spread(*x) for x in differences)} '
             f'| {percent(np.mean([r["final"]["cd34"]["pass"] for r in mine]))} | {percent(cd4.mean())} | {percent(solved)} '
             f'| {int(np.mean([r["curve"][-1]["responses"] for r in mine])):,} | {int(np.mean([r["curve"][-1]["seconds"] for r in mine]))} |'
         )
@@ -147,10 +147,11 @@ def headroom_table(rows: Rows) -> list[str]:
         mine = [row for row in rows if row['base'] == base]
         if of(mine, 'grpo') and of(mine, 'centre'):
             untrained = np.mean([row['curve'][0][f'{benchmark}/mean'] for row in mine])
-            grpo, centre = (accuracies(mine, name, benchmark) for name in ('grpo', 'centre'))
+            shares = partial(accuracies, benchmark=benchmark)
+            grpo, centre = (shares(mine, name) for name in ('grpo', 'centre'))
             lines.append(
-                f'| {base} | {numbers} | {percent(untrained)} | {len(grpo)} and {len(centre)} | {spread(*compare(grpo))} '
-                f'| {spread(*compare(centre))} | {spread(*compare(centre, grpo))} |'
+                f'| {base} | {numbers} | {percent(untrained)} | {len(grpo)} and {len(centre)} | {spread(*spread_of(grpo))} '
+                f'| {spread(*spread_of(centre))} | {spread(*less(mine, "centre", "grpo", shares))} |'
             )
     return lines
 
@@ -188,7 +189,7 @@ def draw(parts: dict[str, Rows], path: Path) -> None:
 
 
 def verdict(rows: Rows, bapo: str, grpo: str) -> str:
-    difference = compare(accuracies(rows, bapo, 'cd34'), accuracies(rows, grpo, 'cd34'))
+    difference = less(rows, bapo, grpo, accuracies)
     where = 'beyond' if difference[1] > 0 else 'within' if difference[2] > 0 else 'below GRPO, beyond'
     return f'Best BAPO `{bapo}`, best GRPO `{grpo}`: {spread(*difference)} on cd34 mean@32 at equal steps, {where} the interval'
 

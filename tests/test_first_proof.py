@@ -7,7 +7,7 @@ import pytest
 from small_run import ROOT
 
 sys.path.insert(0, str(ROOT / 'benchmarks'))
-from first_proof_page import compare, read_off
+from first_proof_page import accuracies, less, read_off, spread_of
 
 RNG = np.random.default_rng(0)
 
@@ -15,7 +15,7 @@ RNG = np.random.default_rng(0)
 def test_seeds_that_agree_leave_the_spread_of_the_problems():
     """Of P problems with accuracies a, the mean's standard error is std(a) / √P; 1.96 of them either way."""
     problems = RNG.random(200)
-    mean, low, high = compare(np.tile(problems, (3, 1)))
+    mean, low, high = spread_of(np.tile(problems, (3, 1)))
     error = 1.96 * problems.std() / np.sqrt(200)
     assert mean == pytest.approx(problems.mean())
     assert (low, high) == pytest.approx((mean - error, mean + error), abs=0.005)
@@ -23,16 +23,21 @@ def test_seeds_that_agree_leave_the_spread_of_the_problems():
 
 def test_problems_that_agree_leave_the_spread_of_the_seeds():
     seeds = np.array([0.2, 0.3, 0.4, 0.5, 0.6])
-    mean, low, high = compare(np.tile(seeds[:, None], (1, 200)))
+    mean, low, high = spread_of(np.tile(seeds[:, None], (1, 200)))
     error = 1.96 * seeds.std() / np.sqrt(5)
     assert mean == pytest.approx(0.4)
     assert (low, high) == pytest.approx((mean - error, mean + error), abs=0.01)
 
 
-def test_a_difference_is_taken_on_the_same_problems():
-    """However unlike the problems are, two settings that differ by 0.05 on every one differ by 0.05."""
-    problems = np.tile(RNG.random(200) * 0.9, (3, 1))
-    assert compare(problems + 0.05, problems) == pytest.approx((0.05, 0.05, 0.05))
+def test_a_difference_is_taken_on_the_same_problems_and_seeds():
+    """However unlike problems and seeds are, two settings that differ by 5 of 100 on every one differ by 0.05; seed 3 has no partner."""
+    right = RNG.integers(0, 90, (3, 200))
+    rows = [
+        {'name': name, 'seed': seed, 'final': {'cd34': {'correct': list(right[seed - 1] + more), 'samples': 100}}}
+        for name, more, seeds in (('a', 5, (2, 1)), ('b', 0, (1, 2, 3)))
+        for seed in seeds
+    ]
+    assert less(rows, 'a', 'b', accuracies) == pytest.approx((0.05, 0.05, 0.05))
 
 
 def test_a_curve_is_read_off_between_its_points_for_every_problem():
