@@ -60,14 +60,17 @@ def settings() -> list[Setting]:
         add(base, 'no_x2', 'sources', {X2: False})
         add(base, 'x1_only', 'sources', {X2: False, X3: False})
     add('weak', 'wide', 'reuse', WIDE)
+    add('quickstart', 'wide', 'reuse', WIDE)
     add('weak', 'wide_no_x2', 'reuse', WIDE | {X2: False})
-    for base, rates in (('weak', ('1e-4', '4e-4', '5e-5')), ('quickstart', ('2e-4', '2e-5'))):
+    for base, rates in (('weak', ('3e-4', '1e-4', '4e-4', '5e-5')), ('quickstart', ('2e-4', '2e-5'))):
         for r in rates:
             add(base, f'grpo_lr{r}', 'learning rate', {RATE: r}, 'grpo')
             add(base, f'centre_lr{r}', 'learning rate', {RATE: r})
-    for r in ('1e-4', '4e-4'):
+    for r in ('3e-4', '1e-4', '4e-4'):
         add('weak', f'wide_lr{r}', 'reuse', WIDE | {RATE: r})
-    add('weak', 'four_updates', 'updates', {'learner.mini_batch_groups': 11})  # as many as GRPO's, of the 40 groups there are
+    # As many updates a step as GRPO's four, of the 40 groups or the 29 of X1 that there are.
+    add('weak', 'four_updates', 'updates', {'learner.mini_batch_groups': 11})
+    add('weak', 'x1_only_four_updates', 'updates', {'learner.mini_batch_groups': 7, X2: False, X3: False})
     for r in ('2e-4', '8e-4'):
         # As the authors' script for this task has it.
         add('weak', f'grpo_one_update_lr{r}', 'updates', {'learner.mini_batch_groups': 64, RATE: r}, 'grpo')
