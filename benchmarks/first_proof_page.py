@@ -40,7 +40,7 @@ def less(rows: Rows, name: str, reference: str, shares: Callable[[Rows, str], np
 
 
 def read_off(rows: Rows, name: str, axis: str, x: float) -> np.ndarray:
-    """[seeds, problems] shares of right responses on cd34 at x of 'responses' or 'seconds', linearly between a run's evaluations.
+    """[seeds, problems] shares of right responses on cd34 at x of 'step', 'responses' or 'seconds', linearly between a run's evaluations.
 
     A run that used less than x counts as it ended.
     """
@@ -96,6 +96,17 @@ def setting_table(rows: Rows, reference: str) -> list[str]:
             f'| {percent(np.mean([r["final"]["cd34"]["pass"] for r in mine]))} | {percent(cd4.mean())} | {percent(solved)} '
             f'| {int(np.mean([r["curve"][-1]["responses"] for r in mine])):,} | {int(np.mean([r["curve"][-1]["seconds"] for r in mine]))} |'
         )
+    return lines
+
+
+def curve_table(rows: Rows, reference: str) -> list[str]:
+    """The settings with three seeds and more, less `reference` on cd34 mean@8, at every evaluation along the way."""
+    steps = [point['step'] for point in rows[0]['curve'] if point['step']]
+    lines = [f'| less {reference}, mean@8 | ' + ' | '.join(f'step {step}' for step in steps) + ' |', '|---' * (1 + len(steps)) + '|']
+    for name in dict.fromkeys(row['name'] for row in rows):
+        if name != reference and len(of(rows, name)) >= 3:
+            differences = (less(rows, name, reference, partial(read_off, axis='step', x=step)) for step in steps)
+            lines.append(f'| {name} | ' + ' | '.join(spread(*d) for d in differences) + ' |')
     return lines
 
 
@@ -227,6 +238,8 @@ def write_page(rows: Rows, docs: Path, weak_base: str) -> None:
             f'{percent(start["cd34/mean"])} % before, {end["step"]} steps. {verdict(mine, bapo, grpo)}.',
             '',
             *setting_table(mine, grpo),
+            '',
+            *curve_table(mine, grpo),
             '',
         ]
     lines += [
