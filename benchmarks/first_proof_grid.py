@@ -71,7 +71,7 @@ def settings() -> list[Setting]:
     # As many updates a step as GRPO's four, of the 40 groups or the 29 of X1 that there are.
     add('weak', 'four_updates', 'updates', {'learner.mini_batch_groups': 11})
     add('weak', 'x1_only_four_updates', 'updates', {'learner.mini_batch_groups': 7, X2: False, X3: False})
-    for r in ('2e-4', '8e-4'):
+    for r in ('2e-4', '4e-4', '8e-4'):
         # As the authors' script for this task has it.
         add('weak', f'grpo_one_update_lr{r}', 'updates', {'learner.mini_batch_groups': 64, RATE: r}, 'grpo')
     for base in ('three_numbers', 'four_numbers'):
