@@ -1,7 +1,7 @@
 """X2: how much of a re-evaluated prompt's rise is progress, and how much regression to the mean?
 
-    python benchmarks/first_proof_x2.py                   # from the weak base of first_proof.py, which makes it; 8 minutes on a core
-    python benchmarks/first_proof_x2.py --base=quickstart  # 20 minutes
+    python benchmarks/first_proof_x2.py                   # from the weak base of first_proof.py, which makes it; 3 minutes on a core
+    python benchmarks/first_proof_x2.py --base=quickstart
 
 A hard prompt enters the buffer because k of G responses (k <= 1) were right, and enters X2 because k' (1 < k' < G) later were: both are
 chosen for their luck. So both policies, that of the step it entered at and that which was asked again, answer it 64 times more, and
