@@ -229,7 +229,7 @@ def answer(rows: Rows) -> list[str]:
         f'- X2 is {groups("centre", "x2"):.1f} groups a step beside {groups("centre", "x1"):.0f} of X1, for a tenth more responses: '
         f'{versus("centre", "no_x2")} against the same without it. Most prompts it finds improved were never hard, but unlucky (last table).',
         f'- GRPO with one update a step, as in the authors\' script for this task, is another matter: {versus("grpo_one_update_lr2e-4", "grpo")} '
-        f'against GRPO with four, and four times the rate breaks it. Against that baseline BAPO wins at equal steps and responses: '
+        f'against GRPO with four; twice the rate makes it {versus("grpo_one_update_lr4e-4", "grpo")}, four times breaks it. Against that baseline BAPO wins at equal steps and responses: '
         f'{versus("centre", "grpo_one_update_lr2e-4")}.',
         f'- BAPO bears a higher rate. At 3e-4: {versus("centre_lr3e-4", "grpo_lr3e-4")} against GRPO; at 4e-4: '
         f'{versus("centre_lr4e-4", "grpo_lr4e-4")}.',
