@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2 as httpx
 import numpy as np
@@ -44,27 +45,34 @@ def test_log_probs_are_the_trainers_before_and_after_ten_reloads_back_and_forth(
 
 
 def test_a_request_in_flight_across_a_reload_says_which_policy_wrote_which_token(base, server, connect):
-    engine, prompt, choices = connect(server), base.prompts[0], []
-    long = {'n': 64, 'max_tokens': 400, 'ignore_eos': True}
-    asking = threading.Thread(target=lambda: choices.extend(ask(server, prompt, **long)))
-    started, deadline = tokens_written(server) + 64 * 10, time.monotonic() + 100
-    asking.start()
-    while tokens_written(server) < started:  # ten tokens of each
-        assert time.monotonic() < deadline
-    engine.load(base.moved, 1)
-    asking.join(120)
-    assert len(choices) == 64
+    engine, prompt, loaded = connect(server), base.prompts[0], threading.Event()
+
+    def ask_until_loaded(max_tokens):
+        choices = []
+        while not loaded.is_set():
+            choices += ask(server, prompt, n=8, max_tokens=max_tokens, ignore_eos=True)
+        return choices
+
+    with ThreadPoolExecutor(2) as pool:
+        asking = [pool.submit(ask_until_loaded, max_tokens) for max_tokens in (400, 280)]  # their ends seldom coincide
+        try:
+            for version in range(1, 6):  # on a busy machine a policy may come just when nothing is in flight, but not five times
+                started, deadline = tokens_written(server) + 2 * 8 * 10, time.monotonic() + 100
+                while tokens_written(server) < started:  # ten tokens of each
+                    assert time.monotonic() < deadline
+                engine.load((base.params, base.moved)[version % 2], version)
+        finally:
+            loaded.set()
+    choices = [choice for answered in asking for choice in answered.result()]
     responses = [np.array(c['token_ids']) for c in choices]
-    before, after = (trainer_logp(base, p, [prompt] * 64, responses) for p in (base.params, base.moved))
-    crossed = 0
-    for choice, logp_before, logp_after in zip(choices, before, after, strict=True):
+    by_policy = [trainer_logp(base, p, [prompt] * len(choices), responses) for p in (base.params, base.moved)]
+    for choice, response, *logp in zip(choices, responses, *by_policy, strict=True):
         spans = choice['weight_versions']
-        assert [s['start'] for s in spans] == [0, *[s['end'] for s in spans[:-1]]] and spans[-1]['end'] == 400
-        want = np.concatenate([{'0': logp_before, '1': logp_after}[s['version']][s['start'] : s['end']] for s in spans])
+        assert [s['start'] for s in spans] == [0, *[s['end'] for s in spans[:-1]]] and spans[-1]['end'] == len(response)
+        want = np.concatenate([logp[int(s['version']) % 2][s['start'] : s['end']] for s in spans])
         got = [entry['logprob'] for entry in choice['logprobs']['content']]
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-4)
-        crossed += [s['version'] for s in spans] == ['0', '1']
-    assert crossed > 0
+    assert max(len(choice['weight_versions']) for choice in choices) > 1
 
 
 def test_fifty_reloads_leave_memory_where_it_was(base, server, connect):
