@@ -37,6 +37,7 @@ def problems_file(numbers: int, part: str) -> str:
 RATE = 'learner.learning_rate'
 BASES: dict[str, dict[str, Any]] = {
     'weak': {'model.path': WEAK_BASE, 'steps': 30, 'evaluate.every': 10, RATE: '2e-4'},
+    'weak_four': {'model.path': WEAK_BASE, 'steps': 60, 'evaluate.every': 20, RATE: '1e-4', **numbers_only(4)},
     'quickstart': {'steps': 100, 'evaluate.every': 20, RATE: '5e-5'},
     'three_numbers': {'steps': 100, 'evaluate.every': 20, RATE: '5e-5', **numbers_only(3)},
     'four_numbers': {'steps': 100, 'evaluate.every': 20, RATE: '5e-5', **numbers_only(4)},
@@ -62,6 +63,14 @@ def settings() -> list[Setting]:
     add('weak', 'wide', 'reuse', WIDE)
     add('quickstart', 'wide', 'reuse', WIDE)
     add('weak', 'wide_no_x2', 'reuse', WIDE | {X2: False})
+    # Few mixed groups are fresh here, 18 of 64.
+    add('weak_four', 'grpo', 'learning rate', {}, 'grpo')
+    add('weak_four', 'wide', 'reuse', WIDE)
+    add('weak_four', 'no_x3', 'sources', {X3: False})
+    add('weak_four', 'wide_no_x2', 'reuse', WIDE | {X2: False})
+    for r in ('2e-4', '5e-5', '4e-4'):
+        add('weak_four', f'grpo_lr{r}', 'learning rate', {RATE: r}, 'grpo')
+        add('weak_four', f'wide_lr{r}', 'reuse', WIDE | {RATE: r})
     for base, rates in (('weak', ('3e-4', '1e-4', '4e-4', '5e-5')), ('quickstart', ('2e-4', '2e-5'))):
         for r in rates:
             add(base, f'grpo_lr{r}', 'learning rate', {RATE: r}, 'grpo')
@@ -74,6 +83,8 @@ def settings() -> list[Setting]:
     for r in ('2e-4', '4e-4', '8e-4'):
         # As the authors' script for this task has it.
         add('weak', f'grpo_one_update_lr{r}', 'updates', {'learner.mini_batch_groups': 64, RATE: r}, 'grpo')
+    # GRPO without the passes of its anchor and reference policy, as BAPO is; at v = 1 the anchors are the same policy.
+    add('weak', 'grpo_same_passes', 'KL target', {ANCHOR: 'behaviour', 'learner.kl_target': 'behaviour'}, 'grpo')
     for base in ('three_numbers', 'four_numbers'):
         add(base, 'grpo', 'headroom', {}, 'grpo')
         add(base, 'centre', 'headroom', {})

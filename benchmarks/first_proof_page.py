@@ -52,6 +52,12 @@ def read_off(rows: Rows, name: str, axis: str, x: float) -> np.ndarray:
     return np.array(shares)
 
 
+def less_at_equal(rows: Rows, name: str, reference: str, axis: str) -> tuple[float, float, float]:
+    """`less` where the one of the two that used less of 'responses' or 'seconds' ended."""
+    x = min(np.mean([row['curve'][-1][axis] for row in of(rows, n)]) for n in (name, reference))
+    return less(rows, name, reference, partial(read_off, axis=axis, x=x))
+
+
 def of(rows: Rows, name: str) -> Rows:
     """A setting's rows, seeds in order."""
     return sorted((row for row in rows if row['name'] == name), key=lambda row: row['seed'])
@@ -75,11 +81,8 @@ def spread(mean: float, low: float, high: float) -> str:
 def setting_table(rows: Rows, reference: str) -> list[str]:
     """One line a setting, by axis and then by score; differences are to `reference`, at equal steps, responses and seconds."""
     names = {row['name']: row['axis'] for row in rows}
-    responses, seconds = (
-        min(np.mean([row['curve'][-1][key] for row in of(rows, name)]) for name in names) for key in ('responses', 'seconds')
-    )  # fmt: skip
     lines = [
-        f'| axis | setting | seeds | cd34 mean@32 | less {reference} | at {responses:,.0f} responses | at {seconds:.0f} s '
+        f'| axis | setting | seeds | cd34 mean@32 | less {reference}: equal steps | equal responses | equal seconds '
         '| cd34 pass@32 | cd4 mean@32 | base-0/8 prompts solved later, % | responses | core s |',
         '|---' * 12 + '|',
     ]
@@ -87,10 +90,8 @@ def setting_table(rows: Rows, reference: str) -> list[str]:
         mine = of(rows, name)
         cd34, cd4 = (accuracies(rows, name, b) for b in ('cd34', 'cd4'))
         solved = sum(r['tracked']['solved_later'] for r in mine) / max(1, sum(r['tracked']['unsolved_at_base'] for r in mine))
-        differences = [
-            less(rows, name, reference, shares)
-            for shares in (accuracies, partial(read_off, axis='responses', x=responses), partial(read_off, axis='seconds', x=seconds))
-        ]
+        differences = [less(rows, name, reference, accuracies)]
+        differences += [less_at_equal(rows, name, reference, axis) for axis in ('responses', 'seconds')]
         lines.append(
             f'| {axis} | {name} | {len(mine)} | {spread(*spread_of(cd34))} | {" | ".join(spread(*x) for x in differences)} '
             f'| {percent(np.mean([r["final"]["cd34"]["pass"] for r in mine]))} | {percent(cd4.mean())} | {percent(solved)} '
@@ -149,21 +150,22 @@ def lag_table(rows: Rows) -> list[str]:
 
 
 def headroom_table(rows: Rows) -> list[str]:
-    """GRPO and the centre by what the base solves; on problems of so many numbers alone, scored on such problems."""
-    lines = ['| base | problems of | base mean@8 | seeds | grpo mean@32 | centre mean@32 | centre less grpo |', '|---' * 7 + '|']
+    """GRPO and BAPO by what the base solves; on problems of so many numbers alone, scored on such problems."""
+    lines = ['| base | problems of | base mean@8 | grpo mean@32 | seeds | centre less grpo | seeds | wide less grpo | seeds |', '|---' * 9 + '|']
     for base, numbers, benchmark in (
-        ('four_numbers', '4 numbers', 'runs/first_proof/test_4.jsonl'), ('weak', '3 or 4', 'cd34'), ('quickstart', '3 or 4', 'cd34'),
+        ('weak_four', '4 numbers', 'runs/first_proof/test_4.jsonl'), ('four_numbers', '4 numbers', 'runs/first_proof/test_4.jsonl'),
+        ('weak', '3 or 4', 'cd34'), ('quickstart', '3 or 4', 'cd34'),
         ('three_numbers', '3 numbers', 'runs/first_proof/test_3.jsonl'),
     ):  # fmt: skip
         mine = [row for row in rows if row['base'] == base]
-        if of(mine, 'grpo') and of(mine, 'centre'):
+        if of(mine, 'grpo'):
             untrained = np.mean([row['curve'][0][f'{benchmark}/mean'] for row in mine])
             shares = partial(accuracies, benchmark=benchmark)
-            grpo, centre = (shares(mine, name) for name in ('grpo', 'centre'))
-            lines.append(
-                f'| {base} | {numbers} | {percent(untrained)} | {len(grpo)} and {len(centre)} | {spread(*spread_of(grpo))} '
-                f'| {spread(*spread_of(centre))} | {spread(*less(mine, "centre", "grpo", shares))} |'
-            )
+            cells = [base, numbers, percent(untrained), spread(*spread_of(shares(mine, 'grpo'))), len(of(mine, 'grpo'))]
+            for name in ('centre', 'wide'):
+                n = len(of(mine, name))
+                cells += [spread(*less(mine, name, 'grpo', shares)) if n else '-', n]
+            lines.append('| ' + ' | '.join(map(str, cells)) + ' |')
     return lines
 
 
@@ -242,7 +244,7 @@ def answer(rows: Rows) -> list[str]:
 
 def write_page(rows: Rows, docs: Path, weak_base: str) -> None:
     """docs/first_proof.md and docs/first_proof.png; `weak_base` is the command that makes that base."""
-    parts = {base: [row for row in rows if row['base'] == base] for base in ('weak', 'quickstart')}
+    parts = {base: [row for row in rows if row['base'] == base] for base in ('weak', 'weak_four', 'quickstart')}
     parts = {base: mine for base, mine in parts.items() if {'grpo', 'bapo'} <= {row['method'] for row in mine}}
     draw(parts, docs / 'first_proof.png')
     hours = sum(row['seconds'] for row in rows) / 3600
