@@ -42,12 +42,13 @@ def less(rows: Rows, name: str, reference: str, shares: Callable[[Rows, str], np
 def read_off(rows: Rows, name: str, axis: str, x: float) -> np.ndarray:
     """[seeds, problems] shares of right responses on cd34 at x of 'step', 'responses' or 'seconds', linearly between a run's evaluations.
 
-    A run that used less than x counts as it ended.
+    The last of these is that with 32 samples. A run that used less than x counts as it ended.
     """
     shares = []
     for row in of(rows, name):
         xs = [point[axis] for point in row['curve']]
         ys = np.array([np.array(point['cd34/correct']) / point['cd34/samples'] for point in row['curve']])
+        ys[-1] = np.array(row['final']['cd34']['correct']) / row['final']['cd34']['samples']
         shares.append([np.interp(x, xs, of_problem) for of_problem in ys.T])
     return np.array(shares)
 
@@ -101,9 +102,9 @@ def setting_table(rows: Rows, reference: str) -> list[str]:
 
 
 def curve_table(rows: Rows, reference: str) -> list[str]:
-    """The settings with three seeds and more, less `reference` on cd34 mean@8, at every evaluation along the way."""
+    """The settings with three seeds and more, less `reference` on cd34, at every evaluation along the way and at the end."""
     steps = [point['step'] for point in rows[0]['curve'] if point['step']]
-    lines = [f'| less {reference}, mean@8 | ' + ' | '.join(f'step {step}' for step in steps) + ' |', '|---' * (1 + len(steps)) + '|']
+    lines = [f'| less {reference} | ' + ' | '.join(f'step {step}' for step in steps) + ' |', '|---' * (1 + len(steps)) + '|']
     for name in dict.fromkeys(row['name'] for row in rows):
         if name != reference and len(of(rows, name)) >= 3:
             differences = (less(rows, name, reference, partial(read_off, axis='step', x=step)) for step in steps)
@@ -115,6 +116,7 @@ DIAGNOSTICS = (
     ('updates', ('actor/updates',)),
     ('groups X1 / X2 / X3', ('bapo/x1_groups', 'bapo/x2_groups', 'bapo/x3_groups')),
     ('clipped %, X1 / X2 / X3', tuple(f'actor/pg_clipfrac/x{i}' for i in (1, 2, 3))),
+    ('mean ratio, X1 / X2 / X3', tuple(f'staleness/ratio/x{i}' for i in (1, 2, 3))),
     ('effective sample %, X1 / X2 / X3', tuple(f'staleness/ess/x{i}' for i in (1, 2, 3))),
     ('TV from who answered %, X1 / X2 / X3', tuple(f'staleness/tv/x{i}' for i in (1, 2, 3))),
     ('gradient norm', ('actor/grad_norm',)),
@@ -138,14 +140,15 @@ def diagnostics_table(rows: Rows) -> list[str]:
 
 def lag_table(rows: Rows) -> list[str]:
     """X1 by steps since the sync, of the settings with a delay."""
-    lines = ['| setting | lag | clipped % | TV % | effective sample % |', '|---' * 5 + '|']
+    lines = ['| setting | lag | clipped % | TV % | effective sample % | mean ratio |', '|---' * 6 + '|']
     for name in dict.fromkeys(row['name'] for row in rows):
         for lag in range(5):
-            keys = [f'{k}/x1/lag{lag}' for k in ('actor/pg_clipfrac', 'staleness/tv', 'staleness/ess')]
+            keys = [f'{k}/x1/lag{lag}' for k in ('actor/pg_clipfrac', 'staleness/tv', 'staleness/ess', 'staleness/ratio')]
             values = [[r['diagnostics'][key] for r in of(rows, name) if key in r['diagnostics']] for key in keys]
             if lag == 0 and not any(f'staleness/tv/x1/lag1' in r['diagnostics'] for r in of(rows, name)) or not values[1]:
                 continue
-            lines.append(f'| {name} | {lag} | ' + ' | '.join(f'{100 * np.mean(v):.3g}' for v in values) + ' |')
+            *percents, ratio = (np.mean(v) for v in values)
+            lines.append(f'| {name} | {lag} | ' + ' | '.join(f'{100 * p:.3g}' for p in percents) + f' | {ratio:.4f} |')
     return lines
 
 
@@ -268,7 +271,7 @@ def write_page(rows: Rows, docs: Path, weak_base: str) -> None:
         *answer(rows),
     ]  # fmt: skip
     for base, mine in parts.items():
-        grpo, bapo = (best(mine, method, ('filter', 'learning rate', 'sources', 'reuse', 'anchor', 'paper')) for method in ('grpo', 'bapo'))
+        grpo, bapo = (best(mine, method, ('filter', 'learning rate', 'sources', 'reuse', 'updates', 'anchor', 'paper')) for method in ('grpo', 'bapo'))
         start, end = mine[0]['curve'][0], mine[0]['curve'][-1]
         lines += [
             f'## From the {base} base',

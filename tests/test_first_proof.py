@@ -41,7 +41,8 @@ def test_a_difference_is_taken_on_the_same_problems_and_seeds():
 
 
 def test_a_curve_is_read_off_between_its_points_for_every_problem():
-    points = [{'responses': r, 'cd34/samples': 10, 'cd34/correct': k} for r, k in ((0, [2, 0]), (1000, [3, 10]))]
-    rows = [{'name': 'x', 'seed': seed, 'curve': points} for seed in (1, 2)]
+    points = [{'responses': r, 'cd34/samples': 10, 'cd34/correct': k} for r, k in ((0, [2, 0]), (1000, [0, 0]))]
+    final = {'cd34': {'samples': 100, 'correct': [30, 100]}}  # of the same policy as the last point, with more samples
+    rows = [{'name': 'x', 'seed': seed, 'curve': points, 'final': final} for seed in (1, 2)]
     for responses, shares in ((0, [0.2, 0]), (250, [0.225, 0.25]), (1000, [0.3, 1]), (5000, [0.3, 1])):
         np.testing.assert_allclose(read_off(rows, 'x', 'responses', responses), [shares, shares])
