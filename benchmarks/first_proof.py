@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 from cores import on_each_core
-from first_proof_grid import WEAK_BASE, WEAK_BASE_COMMAND, Setting, commands, problems_file, settings
+from first_proof_grid import HELD_OUT, WEAK_BASE, WEAK_BASE_COMMAND, Setting, commands, problems_file, settings
 from first_proof_page import write_page
 from host_load import cpu_name
 
@@ -79,7 +79,7 @@ def measure(item: tuple[Setting, int]) -> dict[str, Any]:
         for words in commands(setting, seed, str(workdir.relative_to(ROOT))):
             subprocess.run([sys.executable, *words[1:]], cwd=ROOT, env=environment, check=True, stdout=output, stderr=output)
     row = {
-        **setting._asdict(), 'seed': seed, **story(workdir, setting.changes['steps']),
+        **setting._asdict(), 'seed': seed, **story(workdir, setting),
         'cpu': cpu_name(), 'jax': importlib.metadata.version('jax'), 'date': datetime.date.today().isoformat(),
         'commands': [WEAK_BASE_COMMAND] * (setting.base == 'weak') + [shlex.join(words) for words in commands(setting, seed, 'runs/x')],
     }  # fmt: skip
@@ -87,9 +87,9 @@ def measure(item: tuple[Setting, int]) -> dict[str, Any]:
     return row
 
 
-def story(workdir: Path, steps: int) -> dict[str, Any]:
+def story(workdir: Path, setting: Setting) -> dict[str, Any]:
     """What a row keeps of a run: final scores with every question's count, the curve, tracked prompts, diagnostics."""
-    summary = json.loads((workdir / 'evaluation' / f'{steps:06d}' / 'summary.json').read_text('utf-8'))['benchmarks']
+    summary = json.loads((workdir / 'evaluation' / f'{setting.changes["steps"]:06d}' / 'summary.json').read_text('utf-8'))['benchmarks']
     logged = read_metrics(workdir)
     evals = [json.loads(path.read_text('utf-8')) for path in sorted((workdir / 'evals').glob('*.json'))]
     seconds = np.cumsum([row.get('timing_s/step', 0) for row in logged])
@@ -100,7 +100,7 @@ def story(workdir: Path, steps: int) -> dict[str, Any]:
         'curve': [
             {'step': e['step'], **spent[e['step']],
              **{f'{name}/{key}': s[key] for name, s in e['benchmarks'].items() for key in ('mean', 'pass')},
-             'cd34/samples': e['benchmarks']['cd34']['samples'], 'cd34/correct': e['benchmarks']['cd34']['correct']}
+             **{f'{name}/{key}': e['benchmarks'][name][key] for name in {'cd34', *HELD_OUT[setting.base]} for key in ('samples', 'correct')}}
             for e in evals
         ],
         'tracked': {'unsolved_at_base': int((base == 0).sum()), 'solved_later': int(((base == 0) & (trained > 0)).sum()),

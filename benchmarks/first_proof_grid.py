@@ -42,6 +42,11 @@ BASES: dict[str, dict[str, Any]] = {
     'three_numbers': {'steps': 100, 'evaluate.every': 20, RATE: '5e-5', **numbers_only(3)},
     'four_numbers': {'steps': 100, 'evaluate.every': 20, RATE: '5e-5', **numbers_only(4)},
 }
+# Held-out problems of the kind a base's runs train on, 200 a benchmark.
+HELD_OUT = {
+    'weak': ('cd34',), 'weak_four': ('cd4', problems_file(4, 'test')), 'quickstart': ('cd34',),
+    'three_numbers': (problems_file(3, 'test'),), 'four_numbers': ('cd4', problems_file(4, 'test')),
+}  # fmt: skip
 V, ANCHOR, X2, X3 = 'rollout.sync_every', 'learner.anchor', 'replay.use_x2', 'replay.use_x3'
 CENTRE = {'grpo': {}, 'bapo': {V: 1, ANCHOR: 'behaviour', 'replay.fresh_filter': 'range'}}
 WIDE = {'replay.c2': (1 / 8,), 'replay.c3': (7 / 8,)}  # any mixed group is replayed

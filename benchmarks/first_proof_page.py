@@ -13,14 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from first_proof_grid import HELD_OUT
 
 RESAMPLES = 4_000
 Rows = list[dict[str, Any]]
 
 
-def accuracies(rows: Rows, name: str, benchmark: str = 'cd34') -> np.ndarray:
-    """[seeds, problems] shares of right responses of one setting, seeds in order."""
-    return np.array([np.array(row['final'][benchmark]['correct']) / row['final'][benchmark]['samples'] for row in of(rows, name)])
+def accuracies(rows: Rows, name: str, benchmarks: Sequence[str] = ('cd34',)) -> np.ndarray:
+    """[seeds, problems] shares of right responses of one setting after training, seeds in order."""
+    return np.array([of_final(row, benchmarks) for row in of(rows, name)])
+
+
+def of_final(row: dict[str, Any], benchmarks: Sequence[str]) -> np.ndarray:
+    return np.concatenate([np.array(row['final'][b]['correct']) / row['final'][b]['samples'] for b in benchmarks])
 
 
 def spread_of(accuracy_SxP: np.ndarray) -> tuple[float, float, float]:
@@ -39,24 +44,26 @@ def less(rows: Rows, name: str, reference: str, shares: Callable[[Rows, str], np
     return spread_of(shares(common, name) - shares(common, reference))
 
 
-def read_off(rows: Rows, name: str, axis: str, x: float) -> np.ndarray:
-    """[seeds, problems] shares of right responses on cd34 at x of 'step', 'responses' or 'seconds', linearly between a run's evaluations.
+def read_off(rows: Rows, name: str, axis: str, x: float, benchmarks: Sequence[str] = ('cd34',)) -> np.ndarray:
+    """[seeds, problems] shares of right responses at x of 'step', 'responses' or 'seconds', linearly between a run's evaluations.
 
     The last of these is that with 32 samples. A run that used less than x counts as it ended.
     """
     shares = []
     for row in of(rows, name):
         xs = [point[axis] for point in row['curve']]
-        ys = np.array([np.array(point['cd34/correct']) / point['cd34/samples'] for point in row['curve']])
-        ys[-1] = np.array(row['final']['cd34']['correct']) / row['final']['cd34']['samples']
+        ys = np.array([
+            np.concatenate([np.array(point[f'{b}/correct']) / point[f'{b}/samples'] for b in benchmarks]) for point in row['curve']
+        ])  # fmt: skip
+        ys[-1] = of_final(row, benchmarks)
         shares.append([np.interp(x, xs, of_problem) for of_problem in ys.T])
     return np.array(shares)
 
 
-def less_at_equal(rows: Rows, name: str, reference: str, axis: str) -> tuple[float, float, float]:
+def less_at_equal(rows: Rows, name: str, reference: str, axis: str, benchmarks: Sequence[str] = ('cd34',)) -> tuple[float, float, float]:
     """`less` where the one of the two that used less of 'responses' or 'seconds' ended."""
     x = min(np.mean([row['curve'][-1][axis] for row in of(rows, n)]) for n in (name, reference))
-    return less(rows, name, reference, partial(read_off, axis=axis, x=x))
+    return less(rows, name, reference, partial(read_off, axis=axis, x=x, benchmarks=benchmarks))
 
 
 def of(rows: Rows, name: str) -> Rows:
@@ -65,10 +72,19 @@ def of(rows: Rows, name: str) -> Rows:
 
 
 def best(rows: Rows, method: str, axes: Sequence[str]) -> str:
-    """The method's setting along these axes with the highest mean on cd34, of those with the most seeds: one seed may be lucky."""
+    """The method's setting along these axes with the highest mean, of those with the most seeds: one seed may be lucky."""
     names = sorted({row['name'] for row in rows if row['method'] == method and row['axis'] in axes})
     seeds = min(3, max(len(of(rows, name)) for name in names))
-    return max((name for name in names if len(of(rows, name)) >= seeds), key=lambda name: accuracies(rows, name, 'cd34').mean())
+    return max((name for name in names if len(of(rows, name)) >= seeds), key=lambda name: accuracies(rows, name, held_out(rows)).mean())
+
+
+def held_out(rows: Rows) -> tuple[str, ...]:
+    """Benchmarks of the kind of problems that these rows, of one base, train on."""
+    return HELD_OUT[rows[0]['base']]
+
+
+def short(benchmark: str) -> str:
+    return Path(benchmark).stem
 
 
 def percent(x: float) -> str:
@@ -82,32 +98,33 @@ def spread(mean: float, low: float, high: float) -> str:
 def setting_table(rows: Rows, reference: str) -> list[str]:
     """One line a setting, by axis and then by score; differences are to `reference`, at equal steps, responses and seconds."""
     names = {row['name']: row['axis'] for row in rows}
-    lines = [
-        f'| axis | setting | seeds | cd34 mean@32 | less {reference}: equal steps | equal responses | equal seconds '
-        '| cd34 pass@32 | cd4 mean@32 | base-0/8 prompts solved later, % | responses | core s |',
-        '|---' * 12 + '|',
-    ]
-    for name, axis in sorted(names.items(), key=lambda item: (item[1], -accuracies(rows, item[0], 'cd34').mean())):
+    kinds = dict.fromkeys([('cd34',), held_out(rows)])  # one, or CD-34 and those of the kind trained on
+    titles = ['axis', 'setting', 'seeds']
+    for kind in kinds:
+        titles += [f'{" + ".join(map(short, kind))} mean@32', f'less {reference}: equal steps', 'equal responses', 'equal seconds']
+    titles += ['cd34 pass@32', 'cd4 mean@32', 'base-0/8 prompts solved later, %', 'responses', 'core s']
+    lines = ['| ' + ' | '.join(titles) + ' |', '|---' * len(titles) + '|']
+    for name, axis in sorted(names.items(), key=lambda item: (item[1], -accuracies(rows, item[0], held_out(rows)).mean())):
         mine = of(rows, name)
-        cd34, cd4 = (accuracies(rows, name, b) for b in ('cd34', 'cd4'))
         solved = sum(r['tracked']['solved_later'] for r in mine) / max(1, sum(r['tracked']['unsolved_at_base'] for r in mine))
-        differences = [less(rows, name, reference, accuracies)]
-        differences += [less_at_equal(rows, name, reference, axis) for axis in ('responses', 'seconds')]
-        lines.append(
-            f'| {axis} | {name} | {len(mine)} | {spread(*spread_of(cd34))} | {" | ".join(spread(*x) for x in differences)} '
-            f'| {percent(np.mean([r["final"]["cd34"]["pass"] for r in mine]))} | {percent(cd4.mean())} | {percent(solved)} '
-            f'| {int(np.mean([r["curve"][-1]["responses"] for r in mine])):,} | {int(np.mean([r["curve"][-1]["seconds"] for r in mine]))} |'
-        )
+        cells = [axis, name, len(mine)]
+        for kind in kinds:
+            shares = partial(accuracies, benchmarks=kind)
+            cells += [spread(*spread_of(shares(rows, name))), spread(*less(rows, name, reference, shares))]
+            cells += [spread(*less_at_equal(rows, name, reference, of_what, kind)) for of_what in ('responses', 'seconds')]
+        cells += [percent(np.mean([r['final']['cd34']['pass'] for r in mine])), percent(accuracies(rows, name, ('cd4',)).mean()), percent(solved)]
+        cells += [f'{np.mean([r["curve"][-1][spent] for r in mine]):,.0f}' for spent in ('responses', 'seconds')]
+        lines.append('| ' + ' | '.join(map(str, cells)) + ' |')
     return lines
 
 
 def curve_table(rows: Rows, reference: str) -> list[str]:
-    """The settings with three seeds and more, less `reference` on cd34, at every evaluation along the way and at the end."""
+    """The settings with three seeds and more, less `reference`, at every evaluation along the way and at the end."""
     steps = [point['step'] for point in rows[0]['curve'] if point['step']]
-    lines = [f'| less {reference} | ' + ' | '.join(f'step {step}' for step in steps) + ' |', '|---' * (1 + len(steps)) + '|']
+    lines = [f'| less {reference}, {" + ".join(map(short, held_out(rows)))} | ' + ' | '.join(f'step {step}' for step in steps) + ' |', '|---' * (1 + len(steps)) + '|']
     for name in dict.fromkeys(row['name'] for row in rows):
         if name != reference and len(of(rows, name)) >= 3:
-            differences = (less(rows, name, reference, partial(read_off, axis='step', x=step)) for step in steps)
+            differences = (less(rows, name, reference, partial(read_off, axis='step', x=step, benchmarks=held_out(rows))) for step in steps)
             lines.append(f'| {name} | ' + ' | '.join(spread(*d) for d in differences) + ' |')
     return lines
 
@@ -153,17 +170,15 @@ def lag_table(rows: Rows) -> list[str]:
 
 
 def headroom_table(rows: Rows) -> list[str]:
-    """GRPO and BAPO by what the base solves; on problems of so many numbers alone, scored on such problems."""
+    """GRPO and BAPO by what the base solves, scored on problems of the kind trained on."""
     lines = ['| base | problems of | base mean@8 | grpo mean@32 | seeds | centre less grpo | seeds | wide less grpo | seeds |', '|---' * 9 + '|']
-    for base, numbers, benchmark in (
-        ('weak_four', '4 numbers', 'runs/first_proof/test_4.jsonl'), ('four_numbers', '4 numbers', 'runs/first_proof/test_4.jsonl'),
-        ('weak', '3 or 4', 'cd34'), ('quickstart', '3 or 4', 'cd34'),
-        ('three_numbers', '3 numbers', 'runs/first_proof/test_3.jsonl'),
+    for base, numbers in (
+        ('weak_four', '4 numbers'), ('four_numbers', '4 numbers'), ('weak', '3 or 4'), ('quickstart', '3 or 4'), ('three_numbers', '3 numbers')
     ):  # fmt: skip
         mine = [row for row in rows if row['base'] == base]
         if of(mine, 'grpo'):
-            untrained = np.mean([row['curve'][0][f'{benchmark}/mean'] for row in mine])
-            shares = partial(accuracies, benchmark=benchmark)
+            untrained = np.mean([row['curve'][0][f'{b}/mean'] for row in mine for b in HELD_OUT[base]])
+            shares = partial(accuracies, benchmarks=HELD_OUT[base])
             cells = [base, numbers, percent(untrained), spread(*spread_of(shares(mine, 'grpo'))), len(of(mine, 'grpo'))]
             for name in ('centre', 'wide'):
                 n = len(of(mine, name))
@@ -205,9 +220,15 @@ def draw(parts: dict[str, Rows], path: Path) -> None:
 
 
 def verdict(rows: Rows, bapo: str, grpo: str) -> str:
-    difference = less(rows, bapo, grpo, accuracies)
-    where = 'beyond' if difference[1] > 0 else 'within' if difference[2] > 0 else 'below GRPO, beyond'
-    return f'Best BAPO `{bapo}`, best GRPO `{grpo}`: {spread(*difference)} on cd34 mean@32 at equal steps, {where} the interval'
+    """How the best of both compare at equal steps and at equal responses, on problems of the kind trained on."""
+    kind, found = held_out(rows), []
+    for what, (mean, low, high) in (
+        ('steps', less(rows, bapo, grpo, partial(accuracies, benchmarks=kind))),
+        ('responses', less_at_equal(rows, bapo, grpo, 'responses', kind)),
+    ):
+        where = 'beyond' if low > 0 else 'within' if high > 0 else 'below GRPO, beyond'
+        found.append(f'{spread(mean, low, high)} at equal {what}, {where} the interval')
+    return f'Best BAPO `{bapo}`, best GRPO `{grpo}`, on {" + ".join(map(short, kind))} mean@32: {"; ".join(found)}'
 
 
 def answer(rows: Rows) -> list[str]:
