@@ -140,6 +140,8 @@ def main(_) -> None:
     output = Path(FLAGS.output)
     if (output / 'model.safetensors').exists():
         raise app.UsageError(f'--output={output} already holds a model; give an empty directory')
+    if FLAGS.start:
+        hf.read_config(FLAGS.start)  # before anything is written: raises where it holds no model
     output.mkdir(parents=True, exist_ok=True)
     if FLAGS.start:
         tokenizer = load_tokenizer(FLAGS.start)

@@ -232,36 +232,56 @@ def verdict(rows: Rows, bapo: str, grpo: str) -> str:
 
 
 def answer(rows: Rows) -> list[str]:
-    """The straight answer, from the weak base, with the rows' own numbers."""
-    mine = [row for row in rows if row['base'] == 'weak']
+    """The straight answer, with the rows' own numbers."""
 
-    def versus(name: str, other: str) -> str:
-        return spread(*less(mine, name, other, accuracies)) if of(mine, name) and of(mine, other) else 'not measured yet'
+    def versus(name: str, other: str = 'grpo', base: str = 'weak', at_equal: str = 'steps', kind: Sequence[str] | None = None) -> str:
+        mine = [row for row in rows if row['base'] == base]
+        if not of(mine, name) or not of(mine, other):
+            return 'not measured yet'
+        kind = kind or held_out(mine)
+        shares = partial(accuracies, benchmarks=kind)
+        return spread(*(less(mine, name, other, shares) if at_equal == 'steps' else less_at_equal(mine, name, other, at_equal, kind)))
 
-    def groups(name: str, source: str) -> float:
-        return float(np.mean([row['diagnostics'][f'bapo/{source}_groups'] for row in of(mine, name)]))
+    def groups(name: str, source: str, base: str = 'weak') -> float:
+        return float(np.mean([row['diagnostics'][f'bapo/{source}'] for row in rows if (row['base'], row['name']) == (base, name)]))
 
+    four = partial(versus, base='weak_four')
     return [
         '## The answer so far',
         '',
-        'At equal steps and at equal responses BAPO and GRPO, each at its own best rate, are within a point of each other, from every base (two',
-        'of the four with one seed; rates, and the rows below that are not `sources` or `wide`, with one seed). At equal seconds BAPO is ahead: of',
-        "GRPO's 3.8 s a step (weak base, seed 1) 0.8 are passes for its anchor and reference policy, which BAPO with KL to the behaviour policy",
-        "does without, and 1.1 are the update's share of groups that `centre` (2.0 s) does not train on; `wide` (2.7 s) saves little but the passes.",
-        'From the weak base, cd34 mean@32:',
+        f'**BAPO beats GRPO where few fresh groups are mixed, and X3 does it.** Trained on problems of 4 numbers, where '
+        f'{groups("wide", "x1_groups", "weak_four"):.0f} of 64 fresh groups have both right and wrong responses, `wide` is ahead on 400 held-out '
+        f'problems of that kind by {four("wide")} at equal steps, {four("wide", at_equal="responses")} at equal responses and '
+        f'{four("wide", at_equal="seconds")} at equal seconds. Without X3 it falls behind GRPO: {four("no_x3")}. Without X2 it does not: '
+        f'{four("wide", "wide_no_x2")} is what X2 adds at equal steps, {four("wide", "wide_no_x2", at_equal="responses")} at equal responses, since it '
+        f'asks for a tenth more. On CD-34 the runs differ by {four("wide", kind=("cd34",))} (without X2 {four("wide_no_x2", kind=("cd34",))}): 45 % of its '
+        f'problems have 3 numbers, which these runs never train on and of which one seed forgot a part.',
         '',
-        f'- GRPO loses nothing to its zero-variance groups but time: AdamW\'s step is the same however many zeros a gradient is averaged with. '
-        f'`x1_only`, which drops them, makes two updates a step where GRPO makes four: {versus("x1_only", "grpo")} against GRPO; with four as well, '
-        f'{versus("x1_only_four_updates", "grpo")}.',
-        f'- So what X3 brings is mostly updates. `centre` against `x1_only`: {versus("centre", "x1_only")}; `wide`, with as many updates as GRPO: '
-        f'{versus("wide", "grpo")} against GRPO. A replayed group was trained on before, as X1.',
-        f'- X2 is {groups("centre", "x2"):.1f} groups a step beside {groups("centre", "x1"):.0f} of X1, for a tenth more responses: '
-        f'{versus("centre", "no_x2")} against the same without it. Most prompts it finds improved were never hard, but unlucky (last table).',
-        f'- GRPO with one update a step, as in the authors\' script for this task, is another matter: {versus("grpo_one_update_lr2e-4", "grpo")} '
-        f'against GRPO with four; twice the rate makes it {versus("grpo_one_update_lr4e-4", "grpo")}, four times breaks it. Against that baseline BAPO wins at equal steps and responses: '
-        f'{versus("centre", "grpo_one_update_lr2e-4")}.',
-        f'- BAPO bears a higher rate. At 3e-4: {versus("centre_lr3e-4", "grpo_lr3e-4")} against GRPO; at 4e-4: '
+        f'**Where half the groups are mixed, the two draw at equal steps and responses**: {versus("wide")} and '
+        f'{versus("wide", at_equal="responses")} on CD-34 from the weak base, {versus("wide", base="quickstart")} at equal steps from the quickstart\'s; '
+        f'`wide` leads half-way (tables "less grpo"). At equal seconds BAPO leads, by {versus("wide", at_equal="seconds")} from the weak base: GRPO pays for '
+        "passes of its anchor and its reference policy (0.8 of 3.8 s a step), which BAPO with KL to the behaviour policy does without.",
+        '',
+        'Why, from the weak base unless it says otherwise:',
+        '',
+        f'- **Zero-variance groups cost GRPO time, not learning**: AdamW\'s step is the same however many zeros a gradient is averaged with. '
+        f'Dropping them leaves two updates a step where GRPO makes four: `x1_only` {versus("x1_only")}; with four as well '
+        f'{versus("x1_only_four_updates")}, and on 4 numbers {four("x1_only_four_updates")}. What dropping them can save is noise, by putting '
+        f'something in their place: that is X3.',
+        f'- **X3 is more updates, and more mixed groups to each.** `centre` against `x1_only`: {versus("centre", "x1_only")}. GRPO with twice its updates: '
+        f'{versus("grpo_eight_updates")}, on 4 numbers {four("grpo_eight_updates")}.',
+        f'- **X2 asks the wrong prompts.** A hard prompt asked again gives a group to train on {100 * groups("centre", "improved") / groups("centre", "reevaluated"):.0f} % '
+        f'of the time, a fresh one {100 * groups("centre", "x1_groups") / 64:.0f} %; on 4 numbers '
+        f'{100 * groups("wide", "improved", "weak_four") / groups("wide", "reevaluated", "weak_four"):.0f} and '
+        f'{100 * groups("wide", "x1_groups", "weak_four") / 64:.0f} %. And most that seem to have improved were never hard, but unlucky (last table).',
+        f'- **The baseline matters more than any of this.** GRPO with one update a step, as in the authors\' script for this task, is '
+        f'{versus("grpo_one_update_lr2e-4")} to GRPO with four; twice the rate makes it {versus("grpo_one_update_lr4e-4")}, four times breaks it. Against '
+        f'that baseline BAPO wins at equal steps and responses: {versus("centre", "grpo_one_update_lr2e-4")}.',
+        f'- **BAPO bears a higher rate.** At 3e-4: {versus("centre_lr3e-4", "grpo_lr3e-4")} against GRPO; at 4e-4: '
         f'{versus("centre_lr4e-4", "grpo_lr4e-4")}.',
+        '',
+        'For X2 to pay, a hard prompt asked again would have to give a mixed group more often than a fresh prompt does: a pool that is mostly',
+        'solved, or a policy that improves much within m steps. Neither is so here.',
         '',
     ]
 

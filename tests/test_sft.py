@@ -56,6 +56,14 @@ def test_a_policy_that_is_started_from_is_the_first_step_of_the_next(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_start_that_holds_no_policy_leaves_nothing_behind(tmp_path):
+    words = [f'--start={tmp_path}/typo', f'--output={tmp_path}/next']
+    environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
+    failed = subprocess.run([sys.executable, '-m', 'bapo_jax.sft', *words], capture_output=True, text=True, env=environment)
+    assert failed.returncode != 0 and 'typo' in failed.stderr.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
 def test_training_lowers_the_loss(tmp_path):
     tokenizer = sft.model_files(tmp_path, 32, 1)
     config = hf.read_config(tmp_path)
