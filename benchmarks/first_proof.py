@@ -56,7 +56,7 @@ def write_problems() -> None:
 
 
 def rows_wanted() -> list[tuple[Setting, int]]:
-    """(setting, seed): five seeds of the core from the weak base and on its problems of 4 numbers, one of everything, five of the quickstart's core, then the rest."""
+    """(setting, seed): five seeds of the core from the weak base, one of everything, five of the quickstart's core, then the rest."""
     grid = [s for s in settings() if not FLAGS.only or s.name in FLAGS.only]
     core = [s for s in grid if s.axis == 'sources' or s.name in ('grpo', 'centre', 'wide', 'wide_no_x2')]
     weak, weak_four, quickstart = (
@@ -81,7 +81,7 @@ def measure(item: tuple[Setting, int]) -> dict[str, Any]:
     row = {
         **setting._asdict(), 'seed': seed, **story(workdir, setting),
         'cpu': cpu_name(), 'jax': importlib.metadata.version('jax'), 'date': datetime.date.today().isoformat(),
-        'commands': [WEAK_BASE_COMMAND] * (setting.base == 'weak') + [shlex.join(words) for words in commands(setting, seed, 'runs/x')],
+        'commands': [WEAK_BASE_COMMAND] * (setting.changes.get('model.path') == WEAK_BASE) + [shlex.join(words) for words in commands(setting, seed, 'runs/x')],
     }  # fmt: skip
     shutil.rmtree(workdir / 'checkpoints')
     return row
@@ -100,7 +100,8 @@ def story(workdir: Path, setting: Setting) -> dict[str, Any]:
         'curve': [
             {'step': e['step'], **spent[e['step']],
              **{f'{name}/{key}': s[key] for name, s in e['benchmarks'].items() for key in ('mean', 'pass')},
-             **{f'{name}/{key}': e['benchmarks'][name][key] for name in {'cd34', *HELD_OUT[setting.base]} for key in ('samples', 'correct')}}
+             **{f'{name}/{key}': e['benchmarks'][name][key] for name in dict.fromkeys(['cd34', *HELD_OUT[setting.base]])
+                for key in ('samples', 'correct')}}
             for e in evals
         ],
         'tracked': {'unsolved_at_base': int((base == 0).sum()), 'solved_later': int(((base == 0) & (trained > 0)).sum()),

@@ -121,13 +121,16 @@ def setting_table(rows: Rows, reference: str) -> list[str]:
 def curve_table(rows: Rows, reference: str) -> list[str]:
     """The settings with three seeds and more, less `reference`, at every evaluation along the way and at the end."""
     steps = [point['step'] for point in rows[0]['curve'] if point['step']]
-    lines = [f'| less {reference}, {" + ".join(map(short, held_out(rows)))} | ' + ' | '.join(f'step {step}' for step in steps) + ' |', '|---' * (1 + len(steps)) + '|']
+    titles = [f'less {reference}, {" + ".join(map(short, held_out(rows)))}', *(f'step {step}' for step in steps)]
+    lines = ['| ' + ' | '.join(titles) + ' |', '|---' * len(titles) + '|']
     for name in dict.fromkeys(row['name'] for row in rows):
         if name != reference and len(of(rows, name)) >= 3:
             differences = (less(rows, name, reference, partial(read_off, axis='step', x=step, benchmarks=held_out(rows))) for step in steps)
             lines.append(f'| {name} | ' + ' | '.join(spread(*d) for d in differences) + ' |')
     return lines
 
+
+AXES_OF_METHODS = ('filter', 'learning rate', 'sources', 'reuse', 'updates', 'anchor', 'paper')  # along which each is at its own best
 
 DIAGNOSTICS = (
     ('updates', ('actor/updates',)),
@@ -314,7 +317,7 @@ def write_page(rows: Rows, docs: Path, weak_base: str) -> None:
         *answer(rows),
     ]  # fmt: skip
     for base, mine in parts.items():
-        grpo, bapo = (best(mine, method, ('filter', 'learning rate', 'sources', 'reuse', 'updates', 'anchor', 'paper')) for method in ('grpo', 'bapo'))
+        grpo, bapo = (best(mine, method, AXES_OF_METHODS) for method in ('grpo', 'bapo'))
         start, end = mine[0]['curve'][0], mine[0]['curve'][-1]
         lines += [
             f'## From the {base} base',
