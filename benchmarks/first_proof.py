@@ -59,11 +59,11 @@ def rows_wanted() -> list[tuple[Setting, int]]:
     """(setting, seed): five seeds of the core from the weak base, one of everything, five of the quickstart's core, then the rest."""
     grid = [s for s in settings() if not FLAGS.only or s.name in FLAGS.only]
     core = [s for s in grid if s.axis == 'sources' or s.name in ('grpo', 'centre', 'wide', 'wide_no_x2')]
-    weak, weak_four, quickstart = (
-        [(s, seed) for seed in (*SEEDS, *MORE_SEEDS) for s in core if s.base == base] for base in ('weak', 'weak_four', 'quickstart')
+    weak, weak_four, weak_g4, quickstart = (
+        [(s, seed) for seed in (*SEEDS, *MORE_SEEDS) for s in core if s.base == base] for base in ('weak', 'weak_four', 'weak_g4', 'quickstart')
     )
     wanted = []
-    for item in [*weak, *weak_four, *((s, 1) for s in grid), *quickstart, *((s, seed) for seed in SEEDS for s in grid)]:
+    for item in [*weak, *weak_four, *weak_g4, *((s, 1) for s in grid), *quickstart, *((s, seed) for seed in SEEDS for s in grid)]:
         if item not in wanted:
             wanted.append(item)
     return wanted

@@ -33,18 +33,21 @@ def problems_file(numbers: int, part: str) -> str:
     return f'runs/first_proof/{part}_{numbers}.jsonl'
 
 
+# As many responses a step as 64 groups of 8: fewer of these groups are mixed.
+GROUPS_OF_FOUR = {'rollout.group_size': 4, 'learner.batch_groups': 128, 'learner.mini_batch_groups': 32, 'replay.max_reevaluate': 64}
 # Policies and problems with more and less headroom. Most axes are varied on the first, where a step is worth half a point.
 RATE = 'learner.learning_rate'
 BASES: dict[str, dict[str, Any]] = {
     'weak': {'model.path': WEAK_BASE, 'steps': 30, 'evaluate.every': 10, RATE: '2e-4'},
     'weak_four': {'model.path': WEAK_BASE, 'steps': 60, 'evaluate.every': 20, RATE: '1e-4', **numbers_only(4)},
+    'weak_g4': {'model.path': WEAK_BASE, 'steps': 30, 'evaluate.every': 10, RATE: '2e-4', **GROUPS_OF_FOUR},
     'quickstart': {'steps': 100, 'evaluate.every': 20, RATE: '5e-5'},
     'three_numbers': {'steps': 100, 'evaluate.every': 20, RATE: '5e-5', **numbers_only(3)},
     'four_numbers': {'steps': 100, 'evaluate.every': 20, RATE: '5e-5', **numbers_only(4)},
 }
 # Held-out problems of the kind a base's runs train on, 200 a benchmark.
 HELD_OUT = {
-    'weak': ('cd34',), 'weak_four': ('cd4', problems_file(4, 'test')), 'quickstart': ('cd34',),
+    'weak': ('cd34',), 'weak_g4': ('cd34',), 'weak_four': ('cd4', problems_file(4, 'test')), 'quickstart': ('cd34',),
     'three_numbers': (problems_file(3, 'test'),), 'four_numbers': ('cd4', problems_file(4, 'test')),
 }  # fmt: skip
 V, ANCHOR, X2, X3 = 'rollout.sync_every', 'learner.anchor', 'replay.use_x2', 'replay.use_x3'
@@ -69,11 +72,11 @@ def settings() -> list[Setting]:
     add('quickstart', 'wide', 'reuse', WIDE)
     add('weak', 'wide_no_x2', 'reuse', WIDE | {X2: False})
     add('quickstart', 'wide_no_x2', 'reuse', WIDE | {X2: False})
-    # Few mixed groups are fresh here, 19 of 64.
-    add('weak_four', 'grpo', 'learning rate', {}, 'grpo')
-    add('weak_four', 'wide', 'reuse', WIDE)
-    add('weak_four', 'no_x3', 'sources', {X3: False})
-    add('weak_four', 'wide_no_x2', 'reuse', WIDE | {X2: False})
+    for base in ('weak_four', 'weak_g4'):  # few fresh groups are mixed here
+        add(base, 'grpo', 'learning rate', {}, 'grpo')
+        add(base, 'wide', 'reuse', WIDE)
+        add(base, 'no_x3', 'sources', {X3: False})
+        add(base, 'wide_no_x2', 'reuse', WIDE | {X2: False})
     for r in ('2e-4', '5e-5', '4e-4'):
         add('weak_four', f'grpo_lr{r}', 'learning rate', {RATE: r}, 'grpo')
         add('weak_four', f'wide_lr{r}', 'reuse', WIDE | {RATE: r})
@@ -96,6 +99,7 @@ def settings() -> list[Setting]:
     for base in ('three_numbers', 'four_numbers'):
         add(base, 'grpo', 'headroom', {}, 'grpo')
         add(base, 'centre', 'headroom', {})
+        add(base, 'wide', 'headroom', WIDE)
     add('weak', 'grpo_pool1000', 'pool', {'task.limit': 1000}, 'grpo')
     add('weak', 'pool1000', 'pool', {'task.limit': 1000})
     # The paper's reading, at each rate; then anchor × v × rate, of which it differs by the filter.
@@ -108,7 +112,11 @@ def settings() -> list[Setting]:
                     add('weak', f'v{v}_{anchor}_lr{r}', 'anchor', {V: v, ANCHOR: anchor, RATE: r})
     add('weak', 'literal', 'thresholds', {'replay.thresholds': 'literal'})
     add('weak', 'half', 'thresholds', {'replay.c2': (0.5,), 'replay.c3': (0.5,)})
-    add('weak', 'untrained', 'reuse', {'replay.fresh_filter': 'gaussian', 'replay.x3_untrained': True})
+    # How old a replayed group may be, in steps (3 elsewhere); and one that was not trained on before: what the Gaussian filter left out.
+    add('weak', 'wide_recent_1', 'reuse', WIDE | {'replay.high_recent_steps': 1})
+    add('weak', 'wide_recent_10', 'reuse', WIDE | {'replay.high_recent_steps': 10})
+    add('weak', 'wide_gaussian', 'reuse', WIDE | {'replay.fresh_filter': 'gaussian'})
+    add('weak', 'wide_gaussian_untrained', 'reuse', WIDE | {'replay.fresh_filter': 'gaussian', 'replay.x3_untrained': True})
     add('weak', 'gaussian', 'filter', {'replay.fresh_filter': 'gaussian'})
     add('weak', 'uniform', 'filter', {'replay.fresh_filter': 'uniform'})
     add('weak', 'unfiltered', 'filter', {'replay.fresh_filter': 'none'})

@@ -7,7 +7,7 @@ import pytest
 from small_run import ROOT
 
 sys.path.insert(0, str(ROOT / 'benchmarks'))
-from first_proof_page import accuracies, less, read_off, spread_of
+from first_proof_rows import accuracies, less, read_off, spread_of
 
 RNG = np.random.default_rng(0)
 

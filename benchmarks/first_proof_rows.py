@@ -1,0 +1,89 @@
+"""What the rows of first_proof.py say: scores, curves read off anywhere, and differences of settings, with their intervals.
+
+An interval is of 95 %, by bootstrap over problems and seeds together: both are drawn anew. Settings are compared problem by problem and
+seed by seed, since a seed stands for the same order of prompts in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from first_proof_grid import HELD_OUT
+
+RESAMPLES = 4_000
+Rows = list[dict[str, Any]]
+
+
+def accuracies(rows: Rows, name: str, benchmarks: Sequence[str] = ('cd34',)) -> np.ndarray:
+    """[seeds, problems] shares of right responses of one setting after training, seeds in order."""
+    return np.array([of_final(row, benchmarks) for row in of(rows, name)])
+
+
+def of_final(row: dict[str, Any], benchmarks: Sequence[str]) -> np.ndarray:
+    return np.concatenate([np.array(row['final'][b]['correct']) / row['final'][b]['samples'] for b in benchmarks])
+
+
+def spread_of(accuracy_SxP: np.ndarray) -> tuple[float, float, float]:
+    """(mean, low, high) of an accuracy, or of a difference of two."""
+    (S, P), rng = accuracy_SxP.shape, np.random.default_rng(0)
+    seeds_RxS = rng.multinomial(S, np.full(S, 1 / S), RESAMPLES) / S
+    problems_RxP = rng.multinomial(P, np.full(P, 1 / P), RESAMPLES) / P
+    means = np.einsum('rs,sp,rp->r', seeds_RxS, accuracy_SxP, problems_RxP, optimize=True)
+    return float(accuracy_SxP.mean()), *(float(x) for x in np.quantile(means, (0.025, 0.975)))
+
+
+def less(rows: Rows, name: str, reference: str, shares: Callable[[Rows, str], np.ndarray]) -> tuple[float, float, float]:
+    """(mean, low, high) of how much more of `shares(rows, name)`, [seeds, problems], is right than of the reference's."""
+    seeds = {row['seed'] for row in of(rows, name)} & {row['seed'] for row in of(rows, reference)}
+    common = [row for row in rows if row['seed'] in seeds]
+    return spread_of(shares(common, name) - shares(common, reference))
+
+
+def read_off(rows: Rows, name: str, axis: str, x: float, benchmarks: Sequence[str] = ('cd34',)) -> np.ndarray:
+    """[seeds, problems] shares of right responses at x of 'step', 'responses' or 'seconds', linearly between a run's evaluations.
+
+    The last of these is that with 32 samples. A run that used less than x counts as it ended.
+    """
+    shares = []
+    for row in of(rows, name):
+        xs = [point[axis] for point in row['curve']]
+        ys = np.array([
+            np.concatenate([np.array(point[f'{b}/correct']) / point[f'{b}/samples'] for b in benchmarks]) for point in row['curve']
+        ])  # fmt: skip
+        ys[-1] = of_final(row, benchmarks)
+        shares.append([np.interp(x, xs, of_problem) for of_problem in ys.T])
+    return np.array(shares)
+
+
+def less_at_equal(rows: Rows, name: str, reference: str, axis: str, benchmarks: Sequence[str] = ('cd34',)) -> tuple[float, float, float]:
+    """`less` where the one of the two that used less of 'responses' or 'seconds' ended."""
+    x = min(np.mean([row['curve'][-1][axis] for row in of(rows, n)]) for n in (name, reference))
+    return less(rows, name, reference, partial(read_off, axis=axis, x=x, benchmarks=benchmarks))
+
+
+def of(rows: Rows, name: str) -> Rows:
+    """A setting's rows, seeds in order."""
+    return sorted((row for row in rows if row['name'] == name), key=lambda row: row['seed'])
+
+
+def best(rows: Rows, method: str, axes: Sequence[str]) -> str:
+    """The method's setting along these axes with the highest mean, of those with the most seeds: one seed may be lucky."""
+    names = sorted({row['name'] for row in rows if row['method'] == method and row['axis'] in axes})
+    seeds = min(3, max(len(of(rows, name)) for name in names))
+    return max((name for name in names if len(of(rows, name)) >= seeds), key=lambda name: accuracies(rows, name, held_out(rows)).mean())
+
+
+def held_out(rows: Rows) -> tuple[str, ...]:
+    """Benchmarks of the kind of problems that these rows, of one base, train on."""
+    return HELD_OUT[rows[0]['base']]
+
+
+def percent(x: float) -> str:
+    return f'{100 * x:.1f}'
+
+
+def spread(mean: float, low: float, high: float) -> str:
+    return f'{100 * mean:.1f} ({100 * low:.1f} to {100 * high:.1f})'
