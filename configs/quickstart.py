@@ -5,8 +5,8 @@
 
 Time and score: see README. The policy it starts from was made by `bapo_jax/sft.py`; its docstring has the command.
 
-What differs from the paper: rollouts are synced every step (v = 1), X1 is every mixed group, and the learning rate suits 0.8M
-parameters: row `bapo | behaviour | 1 | 5e-5` of `docs/anchor_table.md`. `docs/quickstart_trials.md` says why this one.
+What differs from the paper: rollouts are synced every step (v = 1), X1 and X3 take every mixed group, there is no X2, and the learning
+rate suits 0.8M parameters: row `wide_no_x2`, from the quickstart base, of `docs/first_proof.md`.
 """
 
 from bapo_jax.config import default_config

@@ -1,5 +1,6 @@
-"""The study's intervals: over problems and seeds, and of differences on the same problems."""
+"""The study's intervals: over problems and seeds, and of differences on the same problems; and that the default is a row of it."""
 
+import json
 import sys
 
 import numpy as np
@@ -7,7 +8,12 @@ import pytest
 from small_run import ROOT
 
 sys.path.insert(0, str(ROOT / 'benchmarks'))
+from first_proof_grid import settings
 from first_proof_rows import accuracies, less, read_off, spread_of
+
+from bapo_jax.config import differences
+from bapo_jax.replay.thresholds import in_range
+from configs import quickstart
 
 RNG = np.random.default_rng(0)
 
@@ -46,3 +52,14 @@ def test_a_curve_is_read_off_between_its_points_for_every_problem():
     rows = [{'name': 'x', 'seed': seed, 'curve': points, 'final': final} for seed in (1, 2)]
     for responses, shares in ((0, [0.2, 0]), (250, [0.225, 0.25]), (1000, [0.3, 1]), (5000, [0.3, 1])):
         np.testing.assert_allclose(read_off(rows, 'x', 'responses', responses), [shares, shares])
+
+
+def test_the_quickstart_trains_as_a_row_of_the_study_did():
+    """In every field but those that X2 alone reads and the bounds of X3, which leave the same groups."""
+    tuned, row = quickstart.get_config('bapo_tuned'), quickstart.get_config('bapo')
+    (setting,) = (s for s in settings() if (s.base, s.name) == ('quickstart', 'wide_no_x2'))
+    row.update_from_flattened_dict({k: float(v) if isinstance(v, str) and v[0].isdigit() else v for k, v in setting.changes.items()})
+    apart = set(differences(json.loads(tuned.to_json()), json.loads(row.to_json())))
+    assert apart == {'method', 'replay.c2', 'replay.c3'}
+    for k in range(1, 8):
+        assert in_range(k, 8, *tuned.replay.c2, *tuned.replay.c3) and in_range(k, 8, *row.replay.c2, *row.replay.c3)

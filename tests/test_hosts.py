@@ -48,7 +48,7 @@ def arguments(workdir: Path, server: RecordedServer, benchmark: Path, *changes: 
         '--config.rollout.engine=vllm', f"--config.rollout.servers=('{server.url}',)", '--config.rollout.probe_tolerance=100.0',
         '--config.rollout.sync_every=2', '--config.rollout.group_size=4', '--config.learner.batch_groups=8',
         '--config.learner.mini_batch_groups=4', '--config.learner.micro_batch_rows=4', '--config.learner.learning_rate=2e-3',
-        '--config.mesh.data=1', '--config.mesh.fsdp=2', '--config.replay.reevaluate_every=3',
+        '--config.mesh.data=1', '--config.mesh.fsdp=2', '--config.replay.use_x2=True', '--config.replay.reevaluate_every=3',
         f"--config.evaluate.benchmarks=('{benchmark}',)", '--config.evaluate.samples=2', '--config.evaluate.every=1',
         '--config.evaluate.track_prompts=4',
         '--config.checkpoint.every=2', *changes,

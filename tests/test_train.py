@@ -44,8 +44,10 @@ def bapo_run(tmp_path_factory, benchmark):
 
 
 def bapo_config(benchmark, **changes):
-    return small_config('bapo_tuned', benchmark, **{'rollout__sync_every': 3, 'replay__reevaluate_every': 2, 'replay__c2': (0.2,),
-                                              'replay__c3': (0.8,), **changes})  # fmt: skip
+    parts = {
+        'rollout__sync_every': 3, 'replay__use_x2': True, 'replay__reevaluate_every': 2, 'replay__c2': (0.2,), 'replay__c3': (0.8,),
+    }  # fmt: skip
+    return small_config('bapo_tuned', benchmark, **parts | changes)
 
 
 def test_bapo_with_its_parts_off_is_grpo_bit_for_bit(tmp_path, benchmark):
@@ -54,7 +56,7 @@ def test_bapo_with_its_parts_off_is_grpo_bit_for_bit(tmp_path, benchmark):
         'rollout__sync_every': 1, 'replay__fresh_filter': 'none', 'replay__use_x2': False, 'replay__use_x3': False,
         'learner__anchor': 'proximal', 'learner__kl_target': 'reference',
     }  # fmt: skip
-    run(small_config('bapo_tuned', benchmark, steps=3, **off), tmp_path / 'bapo')
+    run(small_config('bapo', benchmark, steps=3, **off), tmp_path / 'bapo')
     grpo = metrics(tmp_path / 'grpo')
     assert grpo == metrics(tmp_path / 'bapo')
     assert max(row.get('actor/grad_norm', 0) for row in grpo) > 0  # and it did train

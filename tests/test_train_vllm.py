@@ -18,7 +18,7 @@ def vllm_config(benchmark, *servers, **changes):
     """v = 3 and m = 2: re-evaluation falls between syncs, and with one."""
     small = {
         'rollout__engine': 'vllm', 'rollout__servers': tuple(s.url for s in servers), 'rollout__sync_every': 3,
-        'rollout__deadline_s': 400.0, 'rollout__server_args': ('--enforce-eager',), 'replay__reevaluate_every': 2,
+        'rollout__deadline_s': 400.0, 'rollout__server_args': ('--enforce-eager',), 'replay__use_x2': True, 'replay__reevaluate_every': 2,
     }  # fmt: skip
     return small_config('bapo_tuned', benchmark, **small | changes)
 
