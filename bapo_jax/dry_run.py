@@ -22,7 +22,6 @@ import time
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 

@@ -44,7 +44,7 @@ _BAPO = Method(
     learning={'learner.anchor': 'behaviour', 'learner.kl_target': 'behaviour'},
 )
 
-# BAPO as this project measured it at 0.8M parameters; beside each choice its row of docs/first_proof.md, and the rows it is better than.
+# BAPO as measured at 0.8M parameters: beside each choice its row of docs/first_proof.md, and those it was chosen over.
 _TUNED = _BAPO._replace(
     summary='the settings that docs/first_proof.md supports: no delay, every mixed group trained on and replayed, none asked again',
     schedule={'rollout.sync_every': 1},  # centre; v2_behaviour_lr2e-4, v5_behaviour_lr2e-4

@@ -1,12 +1,12 @@
 """First proof: BAPO against GRPO in miniature. One axis at a time around a centre, several seeds, each method at its own best.
 
-    python benchmarks/first_proof.py                      # runs what is missing, most informative rows first, and writes the page
+    python benchmarks/first_proof.py                      # runs what is missing, most informative first, and writes the page
     python benchmarks/first_proof.py --hours=2            # starts no row after that; the same command goes on
     python benchmarks/first_proof.py --only=grpo,centre   # these settings alone
     python benchmarks/first_proof.py --print_only
 
-A row is one setting and seed: a run of bapo_jax.train and an evaluation with 32 samples, both on one core; its two commands are in it. Rows
-go to docs/first_proof.jsonl as they end; delete one to measure it again. docs/first_proof.md is written from them by first_proof_page.py.
+A row is one setting and seed: a run of bapo_jax.train and an evaluation with 32 samples, both on one core; its commands are in it.
+Rows go to docs/first_proof.jsonl as they end; delete one to measure it again. first_proof_page.py makes docs/first_proof.md of them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SEEDS, MORE_SEEDS = (1, 2, 3), (4, 5)  # the second for GRPO, BAPO and its ablat
 
 
 def write_problems() -> None:
-    """10,000 training and 200 test problems of so many numbers each: the base solves about 45 % of those of three, 8 % of those of four."""
+    """10,000 training and 200 test problems of three numbers each, of which the base solves about 45 %, and of four: 8 %."""
     for numbers in (3, 4):
         test = generate(200, seed=77, sizes=(numbers,))
         known = frozenset(map(problem_key, [*test, *test_problems('cd34'), *test_problems('cd4')]))
@@ -56,11 +56,12 @@ def write_problems() -> None:
 
 
 def rows_wanted() -> list[tuple[Setting, int]]:
-    """(setting, seed): five seeds of the core from the weak base, one of everything, five of the quickstart's core, then the rest."""
+    """(setting, seed): five seeds of the weak base's core, one of everything, five of the quickstart's core, then the rest."""
     grid = [s for s in settings() if not FLAGS.only or s.name in FLAGS.only]
     core = [s for s in grid if s.axis == 'sources' or s.name in ('grpo', 'centre', 'wide', 'wide_no_x2')]
     weak, weak_four, weak_g4, quickstart = (
-        [(s, seed) for seed in (*SEEDS, *MORE_SEEDS) for s in core if s.base == base] for base in ('weak', 'weak_four', 'weak_g4', 'quickstart')
+        [(s, seed) for seed in (*SEEDS, *MORE_SEEDS) for s in core if s.base == base]
+        for base in ('weak', 'weak_four', 'weak_g4', 'quickstart')
     )
     wanted = []
     for item in [*weak, *weak_four, *weak_g4, *((s, 1) for s in grid), *quickstart, *((s, seed) for seed in SEEDS for s in grid)]:
@@ -78,10 +79,11 @@ def measure(item: tuple[Setting, int]) -> dict[str, Any]:
     with (workdir / 'output.txt').open('a') as output:
         for words in commands(setting, seed, str(workdir.relative_to(ROOT))):
             subprocess.run([sys.executable, *words[1:]], cwd=ROOT, env=environment, check=True, stdout=output, stderr=output)
+    base = [WEAK_BASE_COMMAND] if setting.changes.get('model.path') == WEAK_BASE else []
     row = {
         **setting._asdict(), 'seed': seed, **story(workdir, setting),
         'cpu': cpu_name(), 'jax': importlib.metadata.version('jax'), 'date': datetime.date.today().isoformat(),
-        'commands': [WEAK_BASE_COMMAND] * (setting.changes.get('model.path') == WEAK_BASE) + [shlex.join(words) for words in commands(setting, seed, 'runs/x')],
+        'commands': [*base, *map(shlex.join, commands(setting, seed, 'runs/x'))],
     }  # fmt: skip
     shutil.rmtree(workdir / 'checkpoints')
     return row
@@ -89,11 +91,16 @@ def measure(item: tuple[Setting, int]) -> dict[str, Any]:
 
 def story(workdir: Path, setting: Setting) -> dict[str, Any]:
     """What a row keeps of a run: final scores with every question's count, the curve, tracked prompts, diagnostics."""
-    summary = json.loads((workdir / 'evaluation' / f'{setting.changes["steps"]:06d}' / 'summary.json').read_text('utf-8'))['benchmarks']
+    parts = ('step', 'testing', 'save_checkpoint')
+    summary = json.loads((workdir / 'evaluation' / f'{setting.changes["steps"]:06d}' / 'summary.json').read_text('utf-8'))[
+        'benchmarks'
+    ]
     logged = read_metrics(workdir)
     evals = [json.loads(path.read_text('utf-8')) for path in sorted((workdir / 'evals').glob('*.json'))]
     seconds = np.cumsum([row.get('timing_s/step', 0) for row in logged])
-    spent = {row['step']: {'responses': row.get('rollout/responses_total', 0), 'seconds': round(s)} for row, s in zip(logged, seconds)}
+    spent = {
+        row['step']: {'responses': row.get('rollout/responses_total', 0), 'seconds': round(s)} for row, s in zip(logged, seconds)
+    }
     base, trained = (np.array(evals[i]['tracked']['correct']) for i in (0, -1))
     return {
         'final': {name: {key: s[key] for key in ('mean', 'interval', 'pass', 'samples', 'correct')} for name, s in summary.items()},
@@ -107,15 +114,16 @@ def story(workdir: Path, setting: Setting) -> dict[str, Any]:
         'tracked': {'unsolved_at_base': int((base == 0).sum()), 'solved_later': int(((base == 0) & (trained > 0)).sum()),
                     'solved_at_base': int((base > 0).sum()), 'unsolved_later': int(((base > 0) & (trained == 0)).sum())},
         # Compilation and evaluations along the way are in it; start-up and the last evaluation, with 32 samples, are not.
-        'seconds': round(sum(row.get(f'timing_s/{phase}', 0) for row in logged for phase in ('step', 'testing', 'save_checkpoint'))),
+        'seconds': round(sum(row.get(f'timing_s/{part}', 0) for row in logged for part in parts)),
         'diagnostics': diagnostics(logged),
     }  # fmt: skip
 
 
 def diagnostics(logged: list[dict[str, Any]]) -> dict[str, Any]:
     """Means over the steps; what compares π_θ with the policy that answered, also by lag (steps since the sync)."""
-    always = ('actor/grad_norm', 'actor/entropy', 'actor/updates', 'bapo/batch_groups', 'bapo/x1_groups', 'bapo/x2_groups', 'bapo/x3_groups',
-              'bapo/reevaluated', 'bapo/improved', 'bapo/x3/age', 'bapo/x3/mean_reward', 'bapo/x3/uses')  # fmt: skip
+    always = ('actor/grad_norm', 'actor/entropy', 'actor/updates', 'bapo/batch_groups', 'bapo/x1_groups', 'bapo/x2_groups',
+              'bapo/x3_groups', 'bapo/reevaluated', 'bapo/improved', 'bapo/x3/age', 'bapo/x3/mean_reward',
+              'bapo/x3/uses')  # fmt: skip
     compared = tuple(name for row in logged for name in row if name.startswith(('actor/pg_clipfrac/', 'staleness/')))
     means: dict[str, list[float]] = defaultdict(list)
     for row in logged:
@@ -134,7 +142,9 @@ def main(_) -> None:
     RUNS.mkdir(parents=True, exist_ok=True)
     write_problems()
     if missing and not (ROOT / WEAK_BASE / 'model.safetensors').is_file():
-        subprocess.run([sys.executable, *WEAK_BASE_COMMAND.split()[1:]], cwd=ROOT, check=True, env=os.environ | {'JAX_PLATFORMS': 'cpu'})
+        subprocess.run(
+            [sys.executable, *WEAK_BASE_COMMAND.split()[1:]], cwd=ROOT, check=True, env=os.environ | {'JAX_PLATFORMS': 'cpu'}
+        )
     last_start = time.monotonic() + 3600 * FLAGS.hours
 
     def work(item: tuple[Setting, int]) -> dict[str, Any] | None:

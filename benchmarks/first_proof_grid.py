@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 SAMPLES = 32  # to each question, after training
-# A base that solves a tenth but could solve a third: the quickstart's, shown for 200 steps solutions of which nine tenths aim at nothing.
+# A base that solves a tenth but could solve a third: the quickstart's, shown for 200 steps solutions most of which aim at nothing.
 WEAK_BASE = 'runs/first_proof/weak_base'
 WEAK_BASE_COMMAND = (
-    f'python -m bapo_jax.sft --start=configs/quickstart_base --aimless=0.9 --steps=200 --learning_rate=1e-3 --problems=20000 '
+    'python -m bapo_jax.sft --start=configs/quickstart_base --aimless=0.9 --steps=200 --learning_rate=1e-3 --problems=20000 '
     f'--output={WEAK_BASE}'
 )
 
@@ -24,7 +24,7 @@ class Setting(NamedTuple):
 
 
 def numbers_only(numbers: int) -> dict[str, Any]:
-    """Problems of so many numbers alone, in training and in a third benchmark; the rest of the study has those of three and of four."""
+    """Problems of so many numbers alone, in training and in a third benchmark; elsewhere those of three and of four are mixed."""
     benchmarks = ('cd34', 'cd4', problems_file(numbers, 'test'))
     return {'task.train': problems_file(numbers, 'train'), 'evaluate.benchmarks': repr(benchmarks)}
 
@@ -34,7 +34,12 @@ def problems_file(numbers: int, part: str) -> str:
 
 
 # As many responses a step as 64 groups of 8: fewer of these groups are mixed.
-GROUPS_OF_FOUR = {'rollout.group_size': 4, 'learner.batch_groups': 128, 'learner.mini_batch_groups': 32, 'replay.max_reevaluate': 64}
+GROUPS_OF_FOUR = {
+    'rollout.group_size': 4,
+    'learner.batch_groups': 128,
+    'learner.mini_batch_groups': 32,
+    'replay.max_reevaluate': 64,
+}
 # Policies and problems with more and less headroom. Most axes are varied on the first, where a step is worth half a point.
 RATE = 'learner.learning_rate'
 BASES: dict[str, dict[str, Any]] = {
@@ -112,7 +117,7 @@ def settings() -> list[Setting]:
                     add('weak', f'v{v}_{anchor}_lr{r}', 'anchor', {V: v, ANCHOR: anchor, RATE: r})
     add('weak', 'literal', 'thresholds', {'replay.thresholds': 'literal'})
     add('weak', 'half', 'thresholds', {'replay.c2': (0.5,), 'replay.c3': (0.5,)})
-    # How old a replayed group may be, in steps (3 elsewhere); and one that was not trained on before: what the Gaussian filter left out.
+    # How old a replayed group may be, in steps (3 elsewhere); groups not trained on before: what the Gaussian filter left out.
     add('weak', 'wide_recent_1', 'reuse', WIDE | {'replay.high_recent_steps': 1})
     add('weak', 'wide_recent_10', 'reuse', WIDE | {'replay.high_recent_steps': 10})
     add('weak', 'wide_gaussian', 'reuse', WIDE | {'replay.fresh_filter': 'gaussian'})

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from first_proof_answer import answer
-from first_proof_rows import Rows, accuracies, best, held_out, less, less_at_equal, of, percent, read_off, spread, spread_of
+from first_proof_rows import Rows, accuracies, best, held_out, less, of, percent, spent, spread, spread_of
 
 
 def short(benchmark: str) -> str:
@@ -31,11 +29,14 @@ def setting_table(rows: Rows, reference: str) -> list[str]:
         solved = sum(r['tracked']['solved_later'] for r in mine) / max(1, sum(r['tracked']['unsolved_at_base'] for r in mine))
         cells = [axis, name, len(mine)]
         for kind in kinds:
-            shares = partial(accuracies, benchmarks=kind)
-            cells += [spread(*spread_of(shares(rows, name))), spread(*less(rows, name, reference, shares))]
-            cells += [spread(*less_at_equal(rows, name, reference, of_what, kind)) for of_what in ('responses', 'seconds')]
-        cells += [percent(np.mean([r['final']['cd34']['pass'] for r in mine])), percent(accuracies(rows, name, ('cd4',)).mean()), percent(solved)]
-        cells += [f'{np.mean([r["curve"][-1][spent] for r in mine]):,.0f}' for spent in ('responses', 'seconds')]
+            cells.append(spread(*spread_of(accuracies(rows, name, kind))))
+            cells += [spread(*less(rows, name, reference, at, kind)) for at in ('steps', 'responses', 'seconds')]
+        cells += [
+            percent(np.mean([r['final']['cd34']['pass'] for r in mine])),
+            percent(accuracies(rows, name, ('cd4',)).mean()),
+            percent(solved),
+        ]
+        cells += [f'{spent(rows, name, what):,.0f}' for what in ('responses', 'seconds')]
         lines.append('| ' + ' | '.join(map(str, cells)) + ' |')
     return lines
 
@@ -47,12 +48,19 @@ def curve_table(rows: Rows, reference: str) -> list[str]:
     lines = ['| ' + ' | '.join(titles) + ' |', '|---' * len(titles) + '|']
     for name in dict.fromkeys(row['name'] for row in rows):
         if name != reference and len(of(rows, name)) >= 3:
-            differences = (less(rows, name, reference, partial(read_off, axis='step', x=step, benchmarks=held_out(rows))) for step in steps)
-            lines.append(f'| {name} | ' + ' | '.join(spread(*d) for d in differences) + ' |')
+            lines.append(f'| {name} | ' + ' | '.join(spread(*less(rows, name, reference, step)) for step in steps) + ' |')
     return lines
 
 
-AXES_OF_METHODS = ('filter', 'learning rate', 'sources', 'reuse', 'updates', 'anchor', 'paper')  # along which each is at its own best
+AXES_OF_METHODS = (
+    'filter',
+    'learning rate',
+    'sources',
+    'reuse',
+    'updates',
+    'anchor',
+    'paper',
+)  # along which each is at its own best
 
 DIAGNOSTICS = (
     ('updates', ('actor/updates',)),
@@ -87,7 +95,7 @@ def lag_table(rows: Rows) -> list[str]:
         for lag in range(5):
             keys = [f'{k}/x1/lag{lag}' for k in ('actor/pg_clipfrac', 'staleness/tv', 'staleness/ess', 'staleness/ratio')]
             values = [[r['diagnostics'][key] for r in of(rows, name) if key in r['diagnostics']] for key in keys]
-            if lag == 0 and not any(f'staleness/tv/x1/lag1' in r['diagnostics'] for r in of(rows, name)) or not values[1]:
+            if lag == 0 and not any('staleness/tv/x1/lag1' in r['diagnostics'] for r in of(rows, name)) or not values[1]:
                 continue
             *percents, ratio = (np.mean(v) for v in values)
             lines.append(f'| {name} | {lag} | ' + ' | '.join(f'{100 * p:.3g}' for p in percents) + f' | {ratio:.4f} |')
@@ -96,11 +104,12 @@ def lag_table(rows: Rows) -> list[str]:
 
 def x2_table(answers: dict[str, Any]) -> list[str]:
     """What first_proof_x2.py found, by base."""
-    lines = ['| base | re-evaluated groups | number | k/G | p then | p now | k\'/G | luck of X2 | progress | bad luck |', '|---' * 10 + '|']
-    for base, answer in answers.items():
+    columns = ('k/G', 'p then', 'p now', "k'/G", 'luck of X2', 'progress', 'bad luck')
+    lines = ['| base | re-evaluated groups | number | ' + ' | '.join(columns) + ' |', '|---' * (3 + len(columns)) + '|']
+    for base, found in answers.items():
         for use, title in (('x2', 'X2'), ('not_improved', 'not improved')):
-            numbers = ' | '.join(str(answer[use][c]) for c in ('k/G', 'p then', 'p now', "k'/G", 'luck of X2', 'progress', 'bad luck'))
-            lines.append(f'| {base} | {title} | {answer[use]["groups"]} | {numbers} |')
+            numbers = ' | '.join(str(found[use][column]) for column in columns)
+            lines.append(f'| {base} | {title} | {found[use]["groups"]} | {numbers} |')
     return lines
 
 
@@ -130,10 +139,8 @@ def draw(parts: dict[str, Rows], path: Path) -> None:
 def verdict(rows: Rows, bapo: str, grpo: str) -> str:
     """How the best of both compare at equal steps and at equal responses, on problems of the kind trained on."""
     kind, found = held_out(rows), []
-    for what, (mean, low, high) in (
-        ('steps', less(rows, bapo, grpo, partial(accuracies, benchmarks=kind))),
-        ('responses', less_at_equal(rows, bapo, grpo, 'responses', kind)),
-    ):
+    for what in ('steps', 'responses'):
+        mean, low, high = less(rows, bapo, grpo, what)
         where = 'beyond' if low > 0 else 'within' if high > 0 else 'below GRPO, beyond'
         found.append(f'{spread(mean, low, high)} at equal {what}, {where} the interval')
     return f'Best BAPO `{bapo}`, best GRPO `{grpo}`, on {" + ".join(map(short, kind))} mean@32: {"; ".join(found)}'
@@ -143,59 +150,73 @@ def write_page(rows: Rows, docs: Path, weak_base: str) -> None:
     """docs/first_proof.md and docs/first_proof.png; `weak_base` is the command that makes that base."""
     parts = {base: [row for row in rows if row['base'] == base] for base in ('weak', 'weak_g4', 'weak_four', 'quickstart')}
     parts = {base: mine for base, mine in parts.items() if {'grpo', 'bapo'} <= {row['method'] for row in mine}}
-    draw(parts, docs / 'first_proof.png')
-    hours = sum(row['seconds'] for row in rows) / 3600
-    lines = [
-        '# First proof: BAPO against GRPO in miniature',
-        '',
-        f'Countdown, 0.8M parameters; {len(rows)} rows, {hours:.1f} core-hours '
-        f'({", ".join(sorted({r["cpu"] for r in rows}))}; jax {", ".join(sorted({r["jax"] for r in rows}))}; {min(r["date"] for r in rows)} '
-        f'to {max(r["date"] for r in rows)}). Made by `python benchmarks/first_proof.py`, which goes on where it stopped; raw rows, each '
-        'with its commands, are in `first_proof.jsonl`. Scores are percent on 200 held-out problems a benchmark; brackets are 95 % '
-        'intervals over problems and seeds (with one seed, over problems alone). Seconds are of the steps, on one core. The study is not '
-        'finished: `first_proof.py` says how many rows are to go.',
-        '',
-        'The weak base could do better than it does: the quickstart\'s, shown solutions that mostly aim at nothing',
-        f'(`{weak_base}`).',
-        '`weak_four` is the same policy, trained on problems of 4 numbers alone; `weak_g4` has 128 groups of 4 a step in place of 64 of 8.',
-        '`centre` is BAPO with v = 1, the behaviour anchor and the range filter, at a learning rate of 2e-4 from the weak base, 1e-4 on 4',
-        'numbers and 5e-5 from the quickstart\'s; `wide` replays any mixed group, up to a batch of 64. The other rows differ by what their axis and name say.',
-        '',
-        '![curves](first_proof.png)',
-        '',
-        *answer(rows),
-    ]  # fmt: skip
-    for base, mine in parts.items():
-        grpo, bapo = (best(mine, method, AXES_OF_METHODS) for method in ('grpo', 'bapo'))
-        start, end = mine[0]['curve'][0], mine[0]['curve'][-1]
-        lines += [
-            f'## From the {base} base',
-            '',
-            f'{percent(start["cd34/mean"])} % before, {end["step"]} steps. {verdict(mine, bapo, grpo)}.',
-            '',
-            *setting_table(mine, grpo),
-            '',
-            *curve_table(mine, grpo),
-            '',
-        ]
-    lines += [
-        '## Diagnostics',
-        '',
-        'Means over steps and seeds. TV is of π_θ from the policy that answered; earlier uses are of X3 groups, as X1 or X3.',
-        '',
-    ]
-    for base, mine in parts.items():
-        lines += [f'From the {base} base:', '', *diagnostics_table(mine), '']
-    lines += ['X1 by lag, the steps since the sync, from the weak base:', '', *lag_table(parts.get('weak', []))]
+    if parts:
+        draw(parts, docs / 'first_proof.png')
+    sections = [head(rows, weak_base), answer(rows)]
+    sections += [base_section(base, mine) for base, mine in parts.items()]
+    sections.append(diagnostics_section(parts))
     if (docs / 'first_proof_x2.json').is_file():
-        lines += [
-            '',
-            '## X2: progress or regression to the mean?',
-            '',
-            'A hard prompt had k of G responses right when it was fresh and k\' when it was asked again. Both policies answered it 64 times',
-            'more, p of them right: k\'/G - k/G = (k\'/G - p now) + (p now - p then) + (p then - k/G). Percent; `python',
-            'benchmarks/first_proof_x2.py`.',
-            '',
-            *x2_table(json.loads((docs / 'first_proof_x2.json').read_text('utf-8'))),
-        ]
-    (docs / 'first_proof.md').write_text('\n'.join(lines) + '\n', 'utf-8')
+        sections.append(x2_section(json.loads((docs / 'first_proof_x2.json').read_text('utf-8'))))
+    (docs / 'first_proof.md').write_text('\n'.join(sections), 'utf-8')
+
+
+def head(rows: Rows, weak_base: str) -> str:
+    hours = sum(row['seconds'] for row in rows) / 3600
+    cpus, versions = (', '.join(sorted({row[what] for row in rows})) for what in ('cpu', 'jax'))
+    days = [row['date'] for row in rows]
+    return f"""# First proof: BAPO against GRPO in miniature
+
+Countdown, 0.8M parameters; {len(rows)} rows, {hours:.1f} core-hours ({cpus}; jax {versions}; {min(days)} to {max(days)}). Made by
+`python benchmarks/first_proof.py`, which goes on where it stopped; raw rows, each with its commands, are in `first_proof.jsonl`.
+Scores are percent on 200 held-out problems a benchmark; brackets are 95 % intervals over problems and seeds (with one seed, over problems
+alone). Seconds are of the steps, on one core. The study is not finished: `first_proof.py` says how many rows are to go.
+
+- The weak base could do better than it does: the quickstart's, shown solutions that mostly aim at nothing
+  (`{weak_base}`).
+  `weak_four` is the same policy, trained on problems of 4 numbers alone; `weak_g4` has 128 groups of 4 a step in place of 64 of 8.
+- `centre` is BAPO with v = 1, the behaviour anchor and the range filter, at a learning rate of 2e-4 from the weak base, 1e-4 on 4
+  numbers and 5e-5 from the quickstart's; `wide` replays any mixed group, up to a batch of 64. The other rows differ by what their
+  axis and name say.
+
+![curves](first_proof.png)
+"""
+
+
+def base_section(base: str, rows: Rows) -> str:
+    grpo, bapo = (best(rows, method, AXES_OF_METHODS) for method in ('grpo', 'bapo'))
+    start, end = rows[0]['curve'][0], rows[0]['curve'][-1]
+    return f"""## From the {base} base
+
+{percent(start['cd34/mean'])} % before, {end['step']} steps. {verdict(rows, bapo, grpo)}.
+
+{lines_of(setting_table(rows, grpo))}
+
+{lines_of(curve_table(rows, grpo))}
+"""
+
+
+def diagnostics_section(parts: dict[str, Rows]) -> str:
+    tables = '\n'.join(f'From the {base} base:\n\n{lines_of(diagnostics_table(mine))}\n' for base, mine in parts.items())
+    return f"""## Diagnostics
+
+Means over steps and seeds. TV is of π_θ from the policy that answered; earlier uses are of X3 groups, as X1 or X3.
+
+{tables}
+X1 by lag, the steps since the sync, from the weak base:
+
+{lines_of(lag_table(parts.get('weak', [])))}
+"""
+
+
+def x2_section(answers: dict[str, Any]) -> str:
+    return f"""## X2: progress or regression to the mean?
+
+A hard prompt had k of G responses right when it was fresh and k' when it was asked again. Both policies answered it 64 times more, p
+of them right: k'/G - k/G = (k'/G - p now) + (p now - p then) + (p then - k/G). Percent; `python benchmarks/first_proof_x2.py`.
+
+{lines_of(x2_table(answers))}
+"""
+
+
+def lines_of(table: list[str]) -> str:
+    return '\n'.join(table)

@@ -1,13 +1,12 @@
 """What the rows of first_proof.py say: scores, curves read off anywhere, and differences of settings, with their intervals.
 
-An interval is of 95 %, by bootstrap over problems and seeds together: both are drawn anew. Settings are compared problem by problem and
-seed by seed, since a seed stands for the same order of prompts in all of them.
+An interval is of 95 %, by bootstrap over problems and seeds together: both are drawn anew. Settings are compared problem by problem
+and seed by seed, since a seed stands for the same order of prompts in all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ RESAMPLES = 4_000
 Rows = list[dict[str, Any]]
 
 
-def accuracies(rows: Rows, name: str, benchmarks: Sequence[str] = ('cd34',)) -> np.ndarray:
+def accuracies(rows: Rows, name: str, benchmarks: Sequence[str]) -> np.ndarray:
     """[seeds, problems] shares of right responses of one setting after training, seeds in order."""
     return np.array([of_final(row, benchmarks) for row in of(rows, name)])
 
@@ -35,14 +34,32 @@ def spread_of(accuracy_SxP: np.ndarray) -> tuple[float, float, float]:
     return float(accuracy_SxP.mean()), *(float(x) for x in np.quantile(means, (0.025, 0.975)))
 
 
-def less(rows: Rows, name: str, reference: str, shares: Callable[[Rows, str], np.ndarray]) -> tuple[float, float, float]:
-    """(mean, low, high) of how much more of `shares(rows, name)`, [seeds, problems], is right than of the reference's."""
+def less(rows: Rows, name: str, reference: str, at: str | int = 'steps', kind: Sequence[str] = ()) -> tuple[float, float, float]:
+    """(mean, low, high) of how much more of `name` is right than of `reference`, seed by seed; over the bases in `rows` together.
+
+    at    equal 'steps', 'responses' or 'seconds', the last two where the thriftier of a base's two settings ended; or a step.
+    kind  benchmarks; without, those of the kind of problems trained on.
+    """
+    parts = [[row for row in rows if row['base'] == base] for base in dict.fromkeys(row['base'] for row in rows)]
+    return spread_of(np.concatenate([difference(part, name, reference, at, kind or held_out(part)) for part in parts]))
+
+
+def difference(rows: Rows, name: str, reference: str, at: str | int, kind: Sequence[str]) -> np.ndarray:
+    """[seeds, problems] of `less`, for the rows of one base; seeds that both settings have."""
     seeds = {row['seed'] for row in of(rows, name)} & {row['seed'] for row in of(rows, reference)}
-    common = [row for row in rows if row['seed'] in seeds]
-    return spread_of(shares(common, name) - shares(common, reference))
+    rows = [row for row in rows if row['seed'] in seeds]
+    if at == 'steps':
+        return accuracies(rows, name, kind) - accuracies(rows, reference, kind)
+    axis, x = ('step', at) if isinstance(at, int) else (at, min(spent(rows, n, at) for n in (name, reference)))
+    return read_off(rows, name, axis, x, kind) - read_off(rows, reference, axis, x, kind)
 
 
-def read_off(rows: Rows, name: str, axis: str, x: float, benchmarks: Sequence[str] = ('cd34',)) -> np.ndarray:
+def spent(rows: Rows, name: str, what: str) -> float:
+    """'responses' or 'seconds' of a setting's runs, the mean over seeds."""
+    return float(np.mean([row['curve'][-1][what] for row in of(rows, name)]))
+
+
+def read_off(rows: Rows, name: str, axis: str, x: float, benchmarks: Sequence[str]) -> np.ndarray:
     """[seeds, problems] shares of right responses at x of 'step', 'responses' or 'seconds', linearly between a run's evaluations.
 
     The last of these is that with 32 samples. A run that used less than x counts as it ended.
@@ -58,12 +75,6 @@ def read_off(rows: Rows, name: str, axis: str, x: float, benchmarks: Sequence[st
     return np.array(shares)
 
 
-def less_at_equal(rows: Rows, name: str, reference: str, axis: str, benchmarks: Sequence[str] = ('cd34',)) -> tuple[float, float, float]:
-    """`less` where the one of the two that used less of 'responses' or 'seconds' ended."""
-    x = min(np.mean([row['curve'][-1][axis] for row in of(rows, n)]) for n in (name, reference))
-    return less(rows, name, reference, partial(read_off, axis=axis, x=x, benchmarks=benchmarks))
-
-
 def of(rows: Rows, name: str) -> Rows:
     """A setting's rows, seeds in order."""
     return sorted((row for row in rows if row['name'] == name), key=lambda row: row['seed'])
@@ -73,7 +84,9 @@ def best(rows: Rows, method: str, axes: Sequence[str]) -> str:
     """The method's setting along these axes with the highest mean, of those with the most seeds: one seed may be lucky."""
     names = sorted({row['name'] for row in rows if row['method'] == method and row['axis'] in axes})
     seeds = min(3, max(len(of(rows, name)) for name in names))
-    return max((name for name in names if len(of(rows, name)) >= seeds), key=lambda name: accuracies(rows, name, held_out(rows)).mean())
+    return max(
+        (name for name in names if len(of(rows, name)) >= seeds), key=lambda name: accuracies(rows, name, held_out(rows)).mean()
+    )
 
 
 def held_out(rows: Rows) -> tuple[str, ...]:

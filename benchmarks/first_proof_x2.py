@@ -1,10 +1,10 @@
 """X2: how much of a re-evaluated prompt's rise is progress, and how much regression to the mean?
 
-    python benchmarks/first_proof_x2.py                   # from the weak base of first_proof.py, which makes it; 3 minutes on a core
+    python benchmarks/first_proof_x2.py                   # from the weak base of first_proof.py, which makes it; 3 minutes
     python benchmarks/first_proof_x2.py --base=quickstart
 
-A hard prompt enters the buffer because k of G responses (k <= 1) were right, and enters X2 because k' (1 < k' < G) later were: both are
-chosen for their luck. So both policies, that of the step it entered at and that which was asked again, answer it 64 times more, and
+A hard prompt enters the buffer because k of G responses (k <= 1) were right, and enters X2 because k' (1 < k' < G) later were: both
+are chosen for their luck. So both policies, that of the step it entered at and the one asked again, answer it 64 times more, and
 
     k'/G - k/G  =  (k'/G - p_now)  +  (p_now - p_then)  +  (p_then - k/G)
                     luck of X2        progress             bad luck that made it hard
@@ -54,8 +54,8 @@ def asked_again(workdir: Path) -> list[dict]:
         for row in rows:
             if row['use'] in ('x2', 'not_improved'):
                 then, k = last_fresh[row['prompt_id']]
-                found.append({'id': row['prompt_id'], 'now': row['step'], 'again': sum(row['rewards']), 'then': then, 'k': k, 'use': row['use'],
-                              'G': len(row['rewards'])})  # fmt: skip
+                found.append({'id': row['prompt_id'], 'use': row['use'], 'then': then, 'k': k, 'now': row['step'],
+                              'again': sum(row['rewards']), 'G': len(row['rewards'])})  # fmt: skip
         last_fresh |= {r['prompt_id']: (r['step'], sum(r['rewards'])) for r in rows if r['use'] in ('x1', 'discarded')}
     return found
 
@@ -81,7 +81,11 @@ def main(_) -> None:
         wanted[g['then'] - 1].add(g['id'])
     right: dict[tuple[int, int], float] = {}
     for step in sorted(wanted):
-        params = policy.read_initial() if step == 0 else checkpoints.restore(step, policy.learner.shapes(policy.shapes))[0].learner.params
+        params = (
+            policy.read_initial()
+            if step == 0
+            else checkpoints.restore(step, policy.learner.shapes(policy.shapes))[0].learner.params
+        )
         engine.load(params, step)
         asked = [prompts[i] for i in sorted(wanted[step])]
         draws = [Draw(config.seed, step, TRACKING)] * len(asked)

@@ -9,7 +9,8 @@ from small_run import ROOT
 
 sys.path.insert(0, str(ROOT / 'benchmarks'))
 from first_proof_grid import settings
-from first_proof_rows import accuracies, less, read_off, spread_of
+from first_proof_page import write_page
+from first_proof_rows import less, read_off, spread_of
 
 from bapo_jax.config import differences
 from bapo_jax.replay.thresholds import in_range
@@ -36,14 +37,14 @@ def test_problems_that_agree_leave_the_spread_of_the_seeds():
 
 
 def test_a_difference_is_taken_on_the_same_problems_and_seeds():
-    """However unlike problems and seeds are, two settings that differ by 5 of 100 on every one differ by 0.05; seed 3 has no partner."""
+    """However unlike problems and seeds are, what differs by 5 of 100 on every one differs by 0.05; seed 3 has no partner."""
     right = RNG.integers(0, 90, (3, 200))
     rows = [
-        {'name': name, 'seed': seed, 'final': {'cd34': {'correct': list(right[seed - 1] + more), 'samples': 100}}}
+        {'base': 'weak', 'name': name, 'seed': seed, 'final': {'cd34': {'correct': list(right[seed - 1] + more), 'samples': 100}}}
         for name, more, seeds in (('a', 5, (2, 1)), ('b', 0, (1, 2, 3)))
         for seed in seeds
     ]
-    assert less(rows, 'a', 'b', accuracies) == pytest.approx((0.05, 0.05, 0.05))
+    assert less(rows, 'a', 'b') == pytest.approx((0.05, 0.05, 0.05))
 
 
 def test_a_curve_is_read_off_between_its_points_for_every_problem():
@@ -51,15 +52,26 @@ def test_a_curve_is_read_off_between_its_points_for_every_problem():
     final = {'cd34': {'samples': 100, 'correct': [30, 100]}}  # of the same policy as the last point, with more samples
     rows = [{'name': 'x', 'seed': seed, 'curve': points, 'final': final} for seed in (1, 2)]
     for responses, shares in ((0, [0.2, 0]), (250, [0.225, 0.25]), (1000, [0.3, 1]), (5000, [0.3, 1])):
-        np.testing.assert_allclose(read_off(rows, 'x', 'responses', responses), [shares, shares])
+        np.testing.assert_allclose(read_off(rows, 'x', 'responses', responses, ['cd34']), [shares, shares])
 
 
 def test_the_quickstart_trains_as_a_row_of_the_study_did():
     """In every field but those that X2 alone reads and the bounds of X3, which leave the same groups."""
     tuned, row = quickstart.get_config('bapo_tuned'), quickstart.get_config('bapo')
     (setting,) = (s for s in settings() if (s.base, s.name) == ('quickstart', 'wide_no_x2'))
-    row.update_from_flattened_dict({k: float(v) if isinstance(v, str) and v[0].isdigit() else v for k, v in setting.changes.items()})
+    row.update_from_flattened_dict(
+        {k: float(v) if isinstance(v, str) and v[0].isdigit() else v for k, v in setting.changes.items()}
+    )
     apart = set(differences(json.loads(tuned.to_json()), json.loads(row.to_json())))
     assert apart == {'method', 'replay.c2', 'replay.c3'}
     for k in range(1, 8):
         assert in_range(k, 8, *tuned.replay.c2, *tuned.replay.c3) and in_range(k, 8, *row.replay.c2, *row.replay.c3)
+
+
+@pytest.mark.parametrize('so_far', [1, 2])
+def test_the_page_is_written_after_every_row(tmp_path, so_far):
+    rows = [json.loads(line) for line in (ROOT / 'docs' / 'first_proof.jsonl').read_text('utf-8').splitlines()[:so_far]]
+    write_page(rows, tmp_path, 'the command')
+    page = (tmp_path / 'first_proof.md').read_text('utf-8')
+    assert f'{so_far} rows' in page and 'Too few rows yet' in page
+    assert ('## From the quickstart base' in page) == (so_far > 1)  # one of GRPO and one of BAPO

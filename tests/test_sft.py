@@ -48,8 +48,9 @@ def test_aimless_solutions_have_right_arithmetic_and_seldom_the_target(tmp_path)
 
 def test_a_policy_that_is_started_from_is_the_first_step_of_the_next(tmp_path):
     """With a learning rate of nothing, what is written is what was read."""
-    words = ['--steps=2', '--problems=20', '--batch=2', '--aimless=0.5', '--learning_rate=0', f'--start={BASE}', f'--output={tmp_path}/next']
-    subprocess.run([sys.executable, '-m', 'bapo_jax.sft', *words], check=True, env=os.environ | {'JAX_PLATFORMS': 'cpu'})
+    words = ['--steps=2', '--problems=20', '--batch=2', '--aimless=0.5', '--learning_rate=0']
+    paths = [f'--start={BASE}', f'--output={tmp_path}/next']
+    subprocess.run([sys.executable, '-m', 'bapo_jax.sft', *words, *paths], check=True, env=os.environ | {'JAX_PLATFORMS': 'cpu'})
     config = hf.read_config(tmp_path / 'next')
     assert config == hf.read_config(BASE) and len(load_tokenizer(tmp_path / 'next')) == config.vocab_size
     for a, b in zip(*(jax.tree.leaves(hf.load_params(path, config)) for path in (BASE, tmp_path / 'next')), strict=True):
