@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from first_proof_answer import answer
+from first_proof_decision import decision
 from first_proof_rows import Rows, accuracies, best, held_out, less, of, percent, spent, spread, spread_of
 
 
@@ -22,7 +23,7 @@ def setting_table(rows: Rows, reference: str) -> list[str]:
     titles = ['axis', 'setting', 'seeds']
     for kind in kinds:
         titles += [f'{" + ".join(map(short, kind))} mean@32', f'less {reference}: equal steps', 'equal responses', 'equal seconds']
-    titles += ['cd34 pass@32', 'cd4 mean@32', 'base-0/8 prompts solved later, %', 'responses', 'core s']
+    titles += ['cd34 pass@32', 'cd4 mean@32', 'cd4 pass@32', 'base-0/8 prompts solved later, %', 'responses', 'core s']
     lines = ['| ' + ' | '.join(titles) + ' |', '|---' * len(titles) + '|']
     for name, axis in sorted(names.items(), key=lambda item: (item[1], -accuracies(rows, item[0], held_out(rows)).mean())):
         mine = of(rows, name)
@@ -31,12 +32,9 @@ def setting_table(rows: Rows, reference: str) -> list[str]:
         for kind in kinds:
             cells.append(spread(*spread_of(accuracies(rows, name, kind))))
             cells += [spread(*less(rows, name, reference, at, kind)) for at in ('steps', 'responses', 'seconds')]
-        cells += [
-            percent(np.mean([r['final']['cd34']['pass'] for r in mine])),
-            percent(accuracies(rows, name, ('cd4',)).mean()),
-            percent(solved),
-        ]
-        cells += [f'{spent(rows, name, what):,.0f}' for what in ('responses', 'seconds')]
+        cd34, cd4 = (accuracies(rows, name, (benchmark,)) for benchmark in ('cd34', 'cd4'))
+        cells += [spread(*spread_of(share)) for share in (cd34 > 0, cd4, cd4 > 0)]
+        cells += [percent(solved), *(f'{spent(rows, name, what):,.0f}' for what in ('responses', 'seconds'))]
         lines.append('| ' + ' | '.join(map(str, cells)) + ' |')
     return lines
 
@@ -52,15 +50,8 @@ def curve_table(rows: Rows, reference: str) -> list[str]:
     return lines
 
 
-AXES_OF_METHODS = (
-    'filter',
-    'learning rate',
-    'sources',
-    'reuse',
-    'updates',
-    'anchor',
-    'paper',
-)  # along which each is at its own best
+# Along which each method is at its own best.
+AXES_OF_METHODS = ('filter', 'learning rate', 'sources', 'reuse', 'updates', 'anchor', 'paper')
 
 DIAGNOSTICS = (
     ('updates', ('actor/updates',)),
@@ -152,7 +143,7 @@ def write_page(rows: Rows, docs: Path, weak_base: str) -> None:
     parts = {base: mine for base, mine in parts.items() if {'grpo', 'bapo'} <= {row['method'] for row in mine}}
     if parts:
         draw(parts, docs / 'first_proof.png')
-    sections = [head(rows, weak_base), answer(rows)]
+    sections = [head(rows, weak_base), answer(rows), decision(rows)]
     sections += [base_section(base, mine) for base, mine in parts.items()]
     sections.append(diagnostics_section(parts))
     if (docs / 'first_proof_x2.json').is_file():
