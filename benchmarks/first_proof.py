@@ -3,10 +3,11 @@
     python benchmarks/first_proof.py                      # runs what is missing, most informative first, and writes the page
     python benchmarks/first_proof.py --hours=2            # starts no row after that; the same command goes on
     python benchmarks/first_proof.py --only=grpo,centre   # these settings alone
-    python benchmarks/first_proof.py --print_only
+    python benchmarks/first_proof.py --print_only         # the page of the rows there are, while others run or after an interruption
 
 A row is one setting and seed: a run of bapo_jax.train and an evaluation with 32 samples, both on one core; its commands are in it.
-Rows go to docs/first_proof.jsonl as they end; delete one to measure it again. first_proof_page.py makes docs/first_proof.md of them.
+Rows go to docs/first_proof.jsonl as they end; delete one to measure it again. first_proof_page.py makes docs/first_proof.md of
+them.
 """
 
 from __future__ import annotations
@@ -157,9 +158,8 @@ def main(_) -> None:
         with ROWS.open('a', encoding='utf-8') as f:
             f.write(json.dumps(row) + '\n')
         scores = '   '.join(f'{name} {100 * s["mean"]:.1f} / {100 * s["pass"]:.1f}' for name, s in row['final'].items())
-        write_page(rows, ROWS.parent, WEAK_BASE_COMMAND)
         print(f'{len(rows)} rows   {row["base"]} {row["name"]}, seed {row["seed"]}: {scores}   {row["seconds"]} s', flush=True)
-    if rows and FLAGS.print_only:
+    if rows:  # not after every row: it would take a core from the runs
         write_page(rows, ROWS.parent, WEAK_BASE_COMMAND)
 
 

@@ -115,7 +115,7 @@ def draw(parts: dict[str, Rows], path: Path) -> None:
     for axes, (base, rows) in zip(lines, parts.items(), strict=True):
         kind = held_out(rows)
         for axis, x in zip(axes, ('step', 'responses', 'seconds'), strict=True):
-            for color, name in enumerate(('grpo', 'centre', 'wide', 'no_x3', 'x1_only', 'paper_lr2e-4')):
+            for color, name in enumerate(('grpo', 'wide', 'wide_no_x2', 'no_x3', 'x1_only', 'paper_lr2e-4')):
                 if of(rows, name):
                     curves = np.array([[100 * np.mean([p[f'{b}/mean'] for b in kind]) for p in r['curve']] for r in of(rows, name)])
                     xs = np.mean([[p[x] for p in r['curve']] for r in of(rows, name)], axis=0)

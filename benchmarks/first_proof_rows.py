@@ -6,6 +6,7 @@ and seed by seed, since a seed stands for the same order of prompts in all of th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,11 +28,15 @@ def of_final(row: dict[str, Any], benchmarks: Sequence[str]) -> np.ndarray:
 
 def spread_of(accuracy_SxP: np.ndarray) -> tuple[float, float, float]:
     """(mean, low, high) of an accuracy, or of a difference of two."""
-    (S, P), rng = accuracy_SxP.shape, np.random.default_rng(0)
-    seeds_RxS = rng.multinomial(S, np.full(S, 1 / S), RESAMPLES) / S
-    problems_RxP = rng.multinomial(P, np.full(P, 1 / P), RESAMPLES) / P
+    seeds_RxS, problems_RxP = (resamples(n) for n in accuracy_SxP.shape)
     means = np.einsum('rs,sp,rp->r', seeds_RxS, accuracy_SxP, problems_RxP, optimize=True)
     return float(accuracy_SxP.mean()), *(float(x) for x in np.quantile(means, (0.025, 0.975)))
+
+
+@functools.cache
+def resamples(n: int) -> np.ndarray:
+    """[R, n] shares of each of n things among n drawn from them with replacement."""
+    return np.random.default_rng(n).multinomial(n, np.full(n, 1 / n), RESAMPLES) / n
 
 
 def less(rows: Rows, name: str, reference: str, at: str | int = 'steps', kind: Sequence[str] = ()) -> tuple[float, float, float]:

@@ -69,7 +69,7 @@ def test_the_quickstart_trains_as_a_row_of_the_study_did():
 
 
 @pytest.mark.parametrize('so_far', [1, 2])
-def test_the_page_is_written_after_every_row(tmp_path, so_far):
+def test_a_page_can_be_made_of_the_first_rows(tmp_path, so_far):
     rows = [json.loads(line) for line in (ROOT / 'docs' / 'first_proof.jsonl').read_text('utf-8').splitlines()[:so_far]]
     write_page(rows, tmp_path, 'the command')
     page = (tmp_path / 'first_proof.md').read_text('utf-8')
