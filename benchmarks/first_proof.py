@@ -6,8 +6,7 @@
     python benchmarks/first_proof.py --print_only         # the page of the rows there are, while others run or after an interruption
 
 A row is one setting and seed: a run of bapo_jax.train and an evaluation with 32 samples, both on one core; its commands are in it.
-Rows go to docs/first_proof.jsonl as they end; delete one to measure it again. first_proof_page.py makes docs/first_proof.md of
-them.
+Rows go to docs/first_proof.jsonl as they end (delete one to measure it again), and first_proof_page.py makes a page of them.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def write_problems() -> None:
 
 
 def rows_wanted() -> list[tuple[Setting, int]]:
-    """(setting, seed): five seeds of the weak base's core, one of everything, five of the quickstart's core, then the rest."""
+    """(setting, seed): five seeds of the weak bases' cores, one of everything, five of the quickstart's core, the rest."""
     grid = [s for s in settings() if not FLAGS.only or s.name in FLAGS.only]
     core = [s for s in grid if s.axis == 'sources' or s.name in ('grpo', 'centre', 'wide', 'wide_no_x2')]
     weak, weak_four, weak_g4, quickstart = (
