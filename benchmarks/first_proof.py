@@ -3,7 +3,7 @@
     python benchmarks/first_proof.py                      # runs what is missing, most informative first, and writes the page
     python benchmarks/first_proof.py --hours=2            # starts no row after that; the same command goes on
     python benchmarks/first_proof.py --only=grpo,centre   # these settings alone
-    python benchmarks/first_proof.py --print_only         # the page of the rows there are, while others run or after an interruption
+    python benchmarks/first_proof.py --print_only         # the page of the rows there are: while others run, or after a stop
 
 A row is one setting and seed: a run of bapo_jax.train and an evaluation with 32 samples, both on one core; its commands are in it.
 Rows go to docs/first_proof.jsonl as they end (delete one to measure it again), and first_proof_page.py makes a page of them.
