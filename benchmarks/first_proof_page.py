@@ -160,7 +160,8 @@ def head(rows: Rows, weak_base: str) -> str:
 Countdown, 0.8M parameters; {len(rows)} rows, {hours:.1f} core-hours ({cpus}; jax {versions}; {min(days)} to {max(days)}). Made by
 `python benchmarks/first_proof.py`, which goes on where it stopped; raw rows, each with its commands, are in `first_proof.jsonl`.
 Scores are percent on 200 held-out problems a benchmark; brackets are 95 % intervals over problems and seeds (with one seed, over problems
-alone). Seconds are of the steps, on one core. The study is not finished: `first_proof.py` says how many rows are to go.
+alone). Seconds are of the steps, on one core; they differ by up to {unsteady(rows):.1f} times between seeds of a setting, so that equal
+seconds are rough. The study is not finished: `first_proof.py` says how many rows are to go.
 
 - The weak base could do better than it does: the quickstart's, shown solutions that mostly aim at nothing
   (`{weak_base}`).
@@ -171,6 +172,14 @@ alone). Seconds are of the steps, on one core. The study is not finished: `first
 
 ![curves](first_proof.png)
 """
+
+
+def unsteady(rows: Rows) -> float:
+    """The most that seeds of one setting differ in seconds, as a ratio: the machines were shared."""
+    seconds: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        seconds.setdefault((row['base'], row['name']), []).append(row['seconds'])
+    return max(max(of_setting) / min(of_setting) for of_setting in seconds.values())
 
 
 def base_section(base: str, rows: Rows) -> str:
