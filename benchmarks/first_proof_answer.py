@@ -99,7 +99,7 @@ def answer(rows: Rows) -> str:
 
     grpo, same_passes = (spent(of_base['weak'], name, 'seconds') / 30 for name in ('grpo', 'grpo_same_passes'))
     table = '\n'.join(answer_table(rows))
-    return f"""## The answer so far
+    return f"""## The answer
 
 {table}
 
@@ -111,11 +111,11 @@ Without X3 BAPO is behind GRPO: {together('no_x3', 'grpo')}. None of the three i
 seeds tell apart a point and a half.
 
 **X3 helps the more, the fewer fresh groups are mixed**: it adds {four('wide', 'no_x3')} where
-{100 * mixed(of_base['weak_four']):.0f} % are, {quickstart('wide', 'no_x3')} where {100 * mixed(of_base['quickstart']):.0f} % are. With problems of 4 numbers alone BAPO leads
-on 400 held-out problems of that kind by {four('wide', 'grpo')} at equal steps and {four('wide', 'grpo', 'responses')} at equal
+{100 * mixed(of_base['weak_four']):.0f} % are, {quickstart('wide', 'no_x3')} where
+{100 * mixed(of_base['quickstart']):.0f} % are. With problems of 4 numbers alone BAPO leads on 400 held-out problems of that kind by {four('wide', 'grpo')} at equal steps and {four('wide', 'grpo', 'responses')} at equal
 responses; by {later('wide', 'grpo')} and {later('wide', 'grpo', 'responses')} on seeds 2 to 5 alone, since the setting was chosen
-by looking at seed 1. (On CD-34 these runs differ by {four('wide', 'grpo', kind=('cd34',))}: 45 % of its problems have 3 numbers, which
-they never train on and of which one seed forgot a part.) Groups of 4, fewer of which are mixed, were run because of that, with five
+by looking at seed 1. (On CD-34 these runs differ by {four('wide', 'grpo', kind=('cd34',))}: 45 % of its problems have 3 numbers,
+which they never train on and of which one seed forgot a part.) Groups of 4, fewer of which are mixed, were run because of that, with five
 seeds and the rate fixed beforehand: {g4('wide', 'grpo')} and {g4('wide', 'grpo', 'responses')}, X3 adds {g4('wide', 'no_x3')}.
 
 **At equal seconds BAPO leads everywhere**, from the weak base by {weak('wide', 'grpo', 'seconds')}: of its {grpo:.1f} s a step GRPO

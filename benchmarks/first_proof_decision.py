@@ -37,11 +37,12 @@ CHOICES = (
 
 def decision(rows: Rows) -> str:
     """The section: what each default was chosen over, then anchors and delays, each at its best rate."""
-    choices, anchors = ('\n'.join(table) for table in (choice_table(rows), anchor_table([r for r in rows if r['base'] == 'weak'])))
+    weak = [row for row in rows if row['base'] == 'weak']
+    choices, anchors = ('\n'.join(table) for table in (choice_table(rows), anchor_table(weak)))
     return f"""## The decision: `bapo_tuned`, and the quickstart, which uses it
 
-A choice, a row that has it, and one that differs in it; what the first gains. Where the interval holds 0, the cheaper or the paper's
-was chosen.
+A choice, a row that has it, and one that differs in it; what the first gains. Where the interval holds 0, the cheaper or the
+paper's was chosen.
 
 {choices}
 

@@ -159,9 +159,9 @@ def head(rows: Rows, weak_base: str) -> str:
 
 Countdown, 0.8M parameters; {len(rows)} rows, {hours:.1f} core-hours ({cpus}; jax {versions}; {min(days)} to {max(days)}). Made by
 `python benchmarks/first_proof.py`, which goes on where it stopped; raw rows, each with its commands, are in `first_proof.jsonl`.
-Scores are percent on 200 held-out problems a benchmark; brackets are 95 % intervals over problems and seeds (with one seed, over problems
-alone). Seconds are of the steps, on one core; they differ by up to {unsteady(rows):.1f} times between seeds of a setting, so that equal
-seconds are rough. The study is not finished: `first_proof.py` says how many rows are to go.
+Scores are percent on 200 held-out problems a benchmark; brackets are 95 % intervals over problems and seeds (with one seed, over
+problems alone). Seconds are of the steps, on one core, as a setting's fastest seed took them: the machines were shared, and another
+seed took up to {unsteady(rows):.1f} times as long. With few seeds they are rough.
 
 - The weak base could do better than it does: the quickstart's, shown solutions that mostly aim at nothing
   (`{weak_base}`).
@@ -211,8 +211,8 @@ X1 by lag, the steps since the sync, from the weak base:
 def x2_section(answers: dict[str, Any]) -> str:
     return f"""## X2: progress or regression to the mean?
 
-A hard prompt had k of G responses right when it was fresh and k' when it was asked again. Both policies answered it 64 times more, p
-of them right: k'/G - k/G = (k'/G - p now) + (p now - p then) + (p then - k/G). Percent; `python benchmarks/first_proof_x2.py`.
+A hard prompt had k of G responses right when it was fresh and k' when it was asked again. Both policies answered it 64 times more,
+p of them right: k'/G - k/G = (k'/G - p now) + (p now - p then) + (p then - k/G). Percent; `python benchmarks/first_proof_x2.py`.
 
 {lines_of(x2_table(answers))}
 """

@@ -60,18 +60,21 @@ def difference(rows: Rows, name: str, reference: str, at: str | int, kind: Seque
 
 
 def spent(rows: Rows, name: str, what: str) -> float:
-    """'responses' or 'seconds' of a setting's runs, the mean over seeds."""
-    return float(np.mean([row['curve'][-1][what] for row in of(rows, name)]))
+    """'responses' of a setting's runs, the mean over seeds; 'seconds' of the fastest: other work on a machine only adds to them."""
+    return float({'responses': np.mean, 'seconds': np.min}[what]([row['curve'][-1][what] for row in of(rows, name)]))
 
 
 def read_off(rows: Rows, name: str, axis: str, x: float, benchmarks: Sequence[str]) -> np.ndarray:
     """[seeds, problems] shares of right responses at x of 'step', 'responses' or 'seconds', linearly between a run's evaluations.
 
-    The last of these is that with 32 samples. A run that used less than x counts as it ended.
+    The last of these is that with 32 samples. A run that used less than x counts as it ended. Every run is taken to be as fast as the
+    setting's fastest.
     """
     shares = []
     for row in of(rows, name):
-        xs = [point[axis] for point in row['curve']]
+        xs = np.array([point[axis] for point in row['curve']], float)
+        if axis == 'seconds':
+            xs *= spent(rows, name, axis) / xs[-1]
         ys = np.array([
             np.concatenate([np.array(point[f'{b}/correct']) / point[f'{b}/samples'] for b in benchmarks]) for point in row['curve']
         ])  # fmt: skip

@@ -55,6 +55,18 @@ def test_a_curve_is_read_off_between_its_points_for_every_problem():
         np.testing.assert_allclose(read_off(rows, 'x', 'responses', responses, ['cd34']), [shares, shares])
 
 
+def test_a_slow_machine_changes_nothing_at_equal_seconds():
+    """a takes 20 s for the steps that take b 10, wherever it was not held up: at equal seconds it has done half of them."""
+    rows = [
+        {
+            'base': 'weak', 'name': name, 'seed': seed, 'final': {'cd34': {'samples': 100, 'correct': [80]}},
+            'curve': [{'seconds': s, 'cd34/samples': 10, 'cd34/correct': [k]} for s, k in ((0, 0), (seconds, 8))],
+        }
+        for name, seed, seconds in (('a', 1, 20), ('a', 2, 50), ('b', 1, 33), ('b', 2, 10))
+    ]  # fmt: skip
+    assert less(rows, 'a', 'b', 'seconds') == pytest.approx((-0.4, -0.4, -0.4))
+
+
 def test_the_quickstart_trains_as_a_row_of_the_study_did():
     """In every field but those that X2 alone reads and the bounds of X3, which leave the same groups."""
     tuned, row = quickstart.get_config('bapo_tuned'), quickstart.get_config('bapo')
