@@ -94,6 +94,7 @@ def answer(rows: Rows) -> str:
     needed = {(base, name) for base in (*TOGETHER, 'weak_four') for name in ('grpo', 'wide')} | {('weak', 'grpo_same_passes')}
     if needed - {(row['base'], row['name']) for row in rows}:
         return '## The answer\n\nToo few rows yet.\n'
+
     def lag(name: str, steps: int) -> str:
         return f'{100 * mean_of(of_base["weak"], name, f"actor/pg_clipfrac/x1/lag{steps}"):.1f}'
 
@@ -112,11 +113,13 @@ seeds tell apart a point and a half.
 
 **X3 helps the more, the fewer fresh groups are mixed**: it adds {four('wide', 'no_x3')} where
 {100 * mixed(of_base['weak_four']):.0f} % are, {quickstart('wide', 'no_x3')} where
-{100 * mixed(of_base['quickstart']):.0f} % are. With problems of 4 numbers alone BAPO leads on 400 held-out problems of that kind by {four('wide', 'grpo')} at equal steps and {four('wide', 'grpo', 'responses')} at equal
-responses; by {later('wide', 'grpo')} and {later('wide', 'grpo', 'responses')} on seeds 2 to 5 alone, since the setting was chosen
-by looking at seed 1. (On CD-34 these runs differ by {four('wide', 'grpo', kind=('cd34',))}: 45 % of its problems have 3 numbers,
-which they never train on and of which one seed forgot a part.) Groups of 4, fewer of which are mixed, were run because of that, with five
-seeds and the rate fixed beforehand: {g4('wide', 'grpo')} and {g4('wide', 'grpo', 'responses')}, X3 adds {g4('wide', 'no_x3')}.
+{100 * mixed(of_base['quickstart']):.0f} % are. With problems of 4 numbers alone BAPO leads on 400 held-out problems of that kind
+by {four('wide', 'grpo')} at equal steps and {four('wide', 'grpo', 'responses')} at equal responses;
+by {later('wide', 'grpo')} and {later('wide', 'grpo', 'responses')} on seeds 2 to 5 alone, since the setting was chosen
+by looking at seed 1. (On CD-34 these runs differ by {four('wide', 'grpo', kind=('cd34',))}: 45 % of its problems have
+3 numbers, which they never train on and of which one seed forgot a part.) Groups of 4, fewer of which are mixed, were run because
+of that, with five seeds and the rate fixed beforehand: {g4('wide', 'grpo')} and {g4('wide', 'grpo', 'responses')}, X3 adds
+{g4('wide', 'no_x3')}.
 
 **At equal seconds BAPO leads everywhere**, from the weak base by {weak('wide', 'grpo', 'seconds')}: of its {grpo:.1f} s a step GRPO
 spends {grpo - same_passes:.1f} on passes of its anchor and its reference policy, which BAPO with KL to the behaviour policy does
@@ -130,16 +133,16 @@ Why, from the weak base unless it says otherwise (seeds are in the tables):
   Dropping them leaves two updates a step where GRPO makes four: `x1_only` {weak('x1_only', 'grpo')}; with four as well
   {weak('x1_only_four_updates', 'grpo')}, and on 4 numbers {four('x1_only_four_updates', 'grpo')}. What dropping them can save is
   noise, by putting something in their place: that is X3.
-- **X3 is more updates, and more mixed groups to each.** `centre` against `x1_only`: {weak('centre', 'x1_only')}. GRPO with twice its
-  updates: {weak('grpo_eight_updates', 'grpo')}, on 4 numbers {four('grpo_eight_updates', 'grpo')}.
+- **X3 is more updates, and more mixed groups to each.** `centre` against `x1_only`: {weak('centre', 'x1_only')}. GRPO with
+  twice its updates: {weak('grpo_eight_updates', 'grpo')}, on 4 numbers {four('grpo_eight_updates', 'grpo')}.
 - **What X3 replays matters less than that it replays.** Groups that X1 was trained on do no worse than those it was not:
   {weak('wide_gaussian', 'wide_gaussian_untrained')}, the Gaussian filter leaving enough of both; groups up to 10 steps old no worse
   than up to 3: {weak('wide_recent_10', 'wide')}, and 1 alone {weak('wide_recent_1', 'wide')}. Of levels, 1/4 does as 1/2:
   {weak('literal', 'centre')}. (Easy to hard is `half` here: below a third right, 4 of 8 alone lies between its bounds.)
-- **A delay costs what it makes stale.** v = 5 with the behaviour anchor: {weak('v5_behaviour_lr2e-4', 'centre')}. Its trust region is
-  around the policy that answered, and all updates since share it: of X1's tokens {lag('v5_behaviour_lr2e-4', 0)} % are clipped at
-  lag 0, {lag('v5_behaviour_lr2e-4', 4)} % at lag 4. The decoupled anchor, around the step's own policy and corrected for the ratio to
-  the older, clips {lag('v5_decoupled_lr2e-4', 4)} % there and loses less: {weak('v5_decoupled_lr2e-4', 'centre')}. Uncorrected
+- **A delay costs what it makes stale.** v = 5 with the behaviour anchor: {weak('v5_behaviour_lr2e-4', 'centre')}. Its trust
+  region is around the policy that answered, and all updates since share it: of X1's tokens {lag('v5_behaviour_lr2e-4', 0)} % are
+  clipped at lag 0, {lag('v5_behaviour_lr2e-4', 4)} % at lag 4. The decoupled anchor, around the step's own policy and corrected for the
+  ratio to the older, clips {lag('v5_decoupled_lr2e-4', 4)} % there and loses less: {weak('v5_decoupled_lr2e-4', 'centre')}. Uncorrected
   (proximal) loses most, {weak('v5_proximal_lr2e-4', 'centre')}, and at twice the rate all it had.
 - **X2 asks the wrong prompts.** A hard prompt asked again gives a group to train on {100 * improved(of_base['weak']):.0f} % of the
   time, a fresh one {100 * mixed(of_base['weak']):.0f} %. And most that seem to have improved were never hard, but unlucky (last

@@ -67,8 +67,8 @@ def spent(rows: Rows, name: str, what: str) -> float:
 def read_off(rows: Rows, name: str, axis: str, x: float, benchmarks: Sequence[str]) -> np.ndarray:
     """[seeds, problems] shares of right responses at x of 'step', 'responses' or 'seconds', linearly between a run's evaluations.
 
-    The last of these is that with 32 samples. A run that used less than x counts as it ended. Every run is taken to be as fast as the
-    setting's fastest.
+    The last of these is that with 32 samples. A run that used less than x counts as it ended. Every run is taken to be as fast as
+    the setting's fastest.
     """
     shares = []
     for row in of(rows, name):
