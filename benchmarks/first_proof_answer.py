@@ -88,7 +88,9 @@ def answer_table(rows: Rows) -> list[str]:
 def answer(rows: Rows) -> str:
     """The section that says what was found and why."""
     of_base = {base: [row for row in rows if row['base'] == base] for base in TRAINED_ON}
-    weak, four, g4, quickstart = (partial(less_as_text, of_base[base]) for base in ('weak', 'weak_four', 'weak_g4', 'quickstart'))
+    weak, four, g4, quickstart, three = (
+        partial(less_as_text, of_base[base]) for base in ('weak', 'weak_four', 'weak_g4', 'quickstart', 'three_numbers')
+    )
     together = partial(less_as_text, [row for row in rows if row['base'] in TOGETHER])
     later = partial(less_as_text, [row for row in of_base['weak_four'] if row['seed'] > 1])
     needed = {(base, name) for base in (*TOGETHER, 'weak_four') for name in ('grpo', 'wide')} | {('weak', 'grpo_same_passes')}
@@ -109,7 +111,8 @@ problems of 3 or 4 numbers are scored on held-out CD-34; taken together, after t
 {together('wide', 'grpo')} at equal steps, and without X2 by {together('wide_no_x2', 'grpo')} at equal steps and equal
 responses. X2 asks for a tenth more responses, and with it the lead at equal responses is {together('wide', 'grpo', 'responses')}.
 Without X3 BAPO is behind GRPO: {together('no_x3', 'grpo')}. None of the three is beyond its interval alone: 200 problems and five
-seeds tell apart a point and a half.
+seeds tell apart a point and a half. On problems of 3 numbers alone, three seeds, it leads by {three('wide', 'grpo')} at equal
+steps and {three('wide', 'grpo', 'responses')} at equal responses.
 
 **X3 helps the more, the fewer fresh groups are mixed**: it adds {four('wide', 'no_x3')} where
 {100 * mixed(of_base['weak_four']):.0f} % are, {quickstart('wide', 'no_x3')} where
