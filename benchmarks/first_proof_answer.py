@@ -151,7 +151,7 @@ Why, from the weak base unless it says otherwise (seeds are in the tables):
   region is around the policy that answered, and all updates since share it: of X1's tokens
   {lag('v5_behaviour_lr2e-4', 0)} % are clipped at lag 0, {lag('v5_behaviour_lr2e-4', 4)} % at lag 4. The decoupled anchor,
   around the step's own policy and corrected for the ratio to the older, clips {lag('v5_decoupled_lr2e-4', 4)} % there and loses
-  less: {weak('v5_decoupled_lr2e-4', 'centre')}. Uncorrected (proximal) loses most,
+  as much: {weak('v5_decoupled_lr2e-4', 'centre')}. Uncorrected (proximal) loses most,
   {weak('v5_proximal_lr2e-4', 'centre')}, and at twice the rate all it had.
 - **X2 asks the wrong prompts.** A hard prompt asked again gives a group to train on {100 * improved(of_base['weak']):.0f} % of the
   time, a fresh one {100 * mixed(of_base['weak']):.0f} %. And most that seem to have improved were never hard, but unlucky (last
