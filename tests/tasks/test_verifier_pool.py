@@ -35,7 +35,8 @@ if __name__ == '__main__':
 def pool(tmp_path, monkeypatch):
     (tmp_path / 'work_for_this_test.py').write_text(WORKER)
     monkeypatch.setenv('PYTHONPATH', str(tmp_path))
-    pool = VerifierPool('work_for_this_test', workers=2, deadline_s=1.0, memory_bytes=2 << 30)
+    # far beyond what a busy machine stalls; the tests of what hangs shorten it
+    pool = VerifierPool('work_for_this_test', workers=2, deadline_s=60.0, memory_bytes=2 << 30)
     yield pool
     pool.close()
 
@@ -45,12 +46,16 @@ def got(*requests):
 
 
 def gone(pid, within_s):
-    """Whether a process ends in time, or has ended (a zombie has)."""
+    """Whether a process ends in time, or has ended: nothing is left of it, or a zombie without threads.
+
+    The main thread of a process that is killed may be a zombie while others, numpy's for one, still hold its pipes open.
+    """
     for _ in range(int(within_s * 10)):
         try:
             with open(f'/proc/{pid}/stat') as file:
-                if file.read().rpartition(')')[2].split()[0] == 'Z':
-                    return True
+                state = file.read().rpartition(')')[2].split()[0]
+            if state == 'Z' and len(os.listdir(f'/proc/{pid}/task')) == 1:
+                return True
         except (FileNotFoundError, ProcessLookupError):
             return True
         time.sleep(0.1)
@@ -65,10 +70,11 @@ def test_answers_come_in_order_and_exact(pool):
 
 @pytest.mark.parametrize('hang', ['sleep', 'power'])  # `power` computes in one C call that no Python signal handler interrupts
 def test_what_hangs_costs_its_deadline_and_nothing_else(pool, hang):
+    pool.deadline_s = 3.0
     pool.run([0])
     started = time.monotonic()
     assert pool.run([1, hang, 2, 3]) == [*got(1), OVERRAN, *got(2, 3)]
-    assert time.monotonic() - started < 20  # 1 s and the start of a worker; `power` alone would take for ever
+    assert time.monotonic() - started < 30  # 3 s and the start of a worker; `power` alone would take for ever
     assert pool.run([4, 5]) == got(4, 5)
 
 
@@ -78,17 +84,18 @@ def test_a_worker_that_ends_fails_its_request_only(pool, death):
 
 
 def test_more_hanging_requests_than_workers(pool):
+    pool.deadline_s = 3.0
     assert pool.run(['sleep', 'sleep', 'sleep', 1]) == [OVERRAN] * 3 + got(1)
 
 
 def test_workers_are_kept_and_one_that_ended_while_idle_harms_no_request(pool):
-    first = set(pool.run(['pid'] * 20))
-    assert set(pool.run(['pid'] * 20)) == first and len(first) <= 2
-    for pid in first:
-        os.kill(pid, signal.SIGKILL)
-        assert gone(pid, 10)
-    again = pool.run(['pid'] * 4)
-    assert all(isinstance(pid, int) and pid not in first for pid in again)
+    pool._limit = 1  # a second worker may be ready only after the first has answered everything
+    (first,) = set(pool.run(['pid'] * 20))
+    assert set(pool.run(['pid'] * 20)) == {first}
+    os.kill(first, signal.SIGKILL)
+    assert gone(first, 10)
+    (again,) = set(pool.run(['pid'] * 4))
+    assert again not in (first, OVERRAN, FAILED)
 
 
 def test_closing_ends_the_workers_and_running_starts_them_again(pool):
@@ -152,7 +159,7 @@ def test_a_worker_that_never_gets_ready_is_an_error(tmp_path, monkeypatch):
 def test_workers_do_not_outlive_a_process_that_is_killed(pool, last):
     program = (
         'from bapo_jax.tasks.verifier_pool import VerifierPool\n'
-        "pool = VerifierPool('work_for_this_test', workers=1, deadline_s=1.0, memory_bytes=2 << 30)\n"
+        "pool = VerifierPool('work_for_this_test', workers=1, deadline_s=5.0, memory_bytes=2 << 30)\n"
         "print(pool.run(['pid'])[0], flush=True)\n"
         'pool.deadline_s = 60\n'  # the worker's own alarm was set by the pool's first deadline
         f'pool.run([{last}])\n'
