@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from first_proof_answer import answer
 from first_proof_decision import decision
-from first_proof_rows import Rows, accuracies, best, held_out, less, of, percent, spent, spread, spread_of
+from first_proof_rows import Rows, accuracies, best, evaluated_at, held_out, less, of, percent, spent, spread, spread_of
 
 
 def short(benchmark: str) -> str:
@@ -115,10 +115,10 @@ def draw(parts: dict[str, Rows], path: Path) -> None:
     for axes, (base, rows) in zip(lines, parts.items(), strict=True):
         kind = held_out(rows)
         for axis, x in zip(axes, ('step', 'responses', 'seconds'), strict=True):
-            for color, name in enumerate(('grpo', 'wide', 'wide_no_x2', 'no_x3', 'x1_only', 'paper_lr2e-4')):
+            for color, name in enumerate(('grpo', 'wide', 'wide_no_x2', 'no_x3', 'x1_only', 'paper_lr4e-4')):
                 if of(rows, name):
                     curves = np.array([[100 * np.mean([p[f'{b}/mean'] for b in kind]) for p in r['curve']] for r in of(rows, name)])
-                    xs = np.mean([[p[x] for p in r['curve']] for r in of(rows, name)], axis=0)
+                    xs = evaluated_at(rows, name, x).mean(axis=0)
                     axis.plot(xs, curves.mean(axis=0), color=f'C{color}', label=f'{name} ({len(curves)} seeds)')
                     axis.fill_between(xs, curves.min(axis=0), curves.max(axis=0), color=f'C{color}', alpha=0.15)
             axis.set(xlabel=x, ylabel=f'{" + ".join(map(short, kind))} mean@8, %', title=f'{base} base')
@@ -161,8 +161,7 @@ Countdown, 0.8M parameters; {len(rows)} rows, {hours:.1f} core-hours ({cpus}; ja
 `python benchmarks/first_proof.py`, which goes on where it stopped; raw rows, each with its commands, are in `first_proof.jsonl`.
 Scores are percent on 200 held-out problems a benchmark; brackets are 95 % intervals over problems and seeds (with one seed, over
 problems alone). Seconds are of the steps, on one core, as a setting's fastest seed took them: the machines were shared, and another
-seed took up to {unsteady(rows):.1f} times as long. With few seeds they are rough. The study is not finished:
-`first_proof.py` says how many rows are to go.
+seed took up to {unsteady(rows):.1f} times as long. With few seeds they are rough.
 
 - The weak base could do better than it does: the quickstart's, shown solutions that mostly aim at nothing
   (`{weak_base}`).

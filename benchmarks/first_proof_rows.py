@@ -64,17 +64,19 @@ def spent(rows: Rows, name: str, what: str) -> float:
     return float({'responses': np.mean, 'seconds': np.min}[what]([row['curve'][-1][what] for row in of(rows, name)]))
 
 
+def evaluated_at(rows: Rows, name: str, axis: str) -> np.ndarray:
+    """[seeds, evaluations] 'step', 'responses' or 'seconds'. Every run is taken to be as fast as the setting's fastest."""
+    xs = np.array([[point[axis] for point in row['curve']] for row in of(rows, name)], float)
+    return xs * (spent(rows, name, axis) / xs[:, -1:]) if axis == 'seconds' else xs
+
+
 def read_off(rows: Rows, name: str, axis: str, x: float, benchmarks: Sequence[str]) -> np.ndarray:
     """[seeds, problems] shares of right responses at x of 'step', 'responses' or 'seconds', linearly between a run's evaluations.
 
-    The last of these is that with 32 samples. A run that used less than x counts as it ended. Every run is taken to be as fast as
-    the setting's fastest.
+    The last of these is that with 32 samples. A run that used less than x counts as it ended.
     """
     shares = []
-    for row in of(rows, name):
-        xs = np.array([point[axis] for point in row['curve']], float)
-        if axis == 'seconds':
-            xs *= spent(rows, name, axis) / xs[-1]
+    for row, xs in zip(of(rows, name), evaluated_at(rows, name, axis), strict=True):
         ys = np.array([
             np.concatenate([np.array(point[f'{b}/correct']) / point[f'{b}/samples'] for b in benchmarks]) for point in row['curve']
         ])  # fmt: skip
