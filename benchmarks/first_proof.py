@@ -41,7 +41,7 @@ flags.DEFINE_bool('print_only', False, 'Run nothing.')
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS, RUNS = ROOT / 'docs' / 'first_proof.jsonl', ROOT / 'runs' / 'first_proof'
-SEEDS, MORE_SEEDS = (1, 2, 3), (4, 5)  # the second for GRPO, BAPO and its ablations
+SEEDS, MORE_SEEDS = (1, 2, 3), (4, 5)  # the second for GRPO, BAPO, its ablations and what led with three
 
 
 def write_problems() -> None:
@@ -58,7 +58,7 @@ def write_problems() -> None:
 def rows_wanted() -> list[tuple[Setting, int]]:
     """(setting, seed): five seeds of the weak bases' cores, one of everything, five of the quickstart's core, the rest."""
     grid = [s for s in settings() if not FLAGS.only or s.name in FLAGS.only]
-    core = [s for s in grid if s.axis == 'sources' or s.name in ('grpo', 'centre', 'wide', 'wide_no_x2')]
+    core = [s for s in grid if s.axis == 'sources' or s.name in ('grpo', 'centre', 'wide', 'wide_no_x2', 'wide_recent_1')]
     weak, weak_four, weak_g4, quickstart = (
         [(s, seed) for seed in (*SEEDS, *MORE_SEEDS) for s in core if s.base == base]
         for base in ('weak', 'weak_four', 'weak_g4', 'quickstart')

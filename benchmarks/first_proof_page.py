@@ -159,9 +159,9 @@ def head(rows: Rows, weak_base: str) -> str:
 
 Countdown, 0.8M parameters; {len(rows)} rows, {hours:.1f} core-hours ({cpus}; jax {versions}; {min(days)} to {max(days)}). Made by
 `python benchmarks/first_proof.py`, which goes on where it stopped; raw rows, each with its commands, are in `first_proof.jsonl`.
-Scores are percent on 200 held-out problems a benchmark; brackets are 95 % intervals over problems and seeds (with one seed, over
-problems alone). Seconds are of the steps, on one core, as a setting's fastest seed took them: the machines were shared, and another
-seed took up to {unsteady(rows):.1f} times as long. With few seeds they are rough.
+Scores are percent on 200 held-out problems a benchmark; brackets are 95 % intervals over problems and seeds, rough where there are
+three seeds. Seconds are of the steps, on one core, as a setting's fastest seed took them: the machines were shared, and another
+seed took up to {unsteady(rows):.1f} times as long.
 
 - The weak base could do better than it does: the quickstart's, shown solutions that mostly aim at nothing
   (`{weak_base}`).

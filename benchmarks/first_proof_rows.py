@@ -91,11 +91,11 @@ def of(rows: Rows, name: str) -> Rows:
 
 
 def best(rows: Rows, method: str, axes: Sequence[str]) -> str:
-    """The method's setting along these axes with the highest mean, of those with the most seeds: one seed may be lucky."""
+    """The method's setting along these axes with the highest mean, of those with the most seeds: fewer may be lucky."""
     names = sorted({row['name'] for row in rows if row['method'] == method and row['axis'] in axes})
-    seeds = min(3, max(len(of(rows, name)) for name in names))
+    seeds = max(len(of(rows, name)) for name in names)
     return max(
-        (name for name in names if len(of(rows, name)) >= seeds), key=lambda name: accuracies(rows, name, held_out(rows)).mean()
+        (name for name in names if len(of(rows, name)) == seeds), key=lambda name: accuracies(rows, name, held_out(rows)).mean()
     )
 
 
