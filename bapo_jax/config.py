@@ -16,7 +16,10 @@ from bapo_jax.tasks import TASKS, custom_reward, get_task
 
 
 def default_config() -> ConfigDict:
-    """Paper values (Table 3) where the paper gives them. `configs/` changes what a task needs, `methods.py` what a method is."""
+    """Paper values (Table 3) where the paper gives them. `configs/` changes what a task needs, `methods.py` what a method is.
+
+    In brackets the row of docs/first_proof.md that has a value, and those it was measured against.
+    """
     c = ConfigDict()
     c.method = 'bapo'  # the row of methods.py that was applied; set by the config file's argument
     c.seed = 42  # of every draw: prompts, responses, filters, replay
@@ -62,13 +65,13 @@ def default_config() -> ConfigDict:
     p.c1 = 1 / 8  # a group with mean reward <= c1 is hard; a re-evaluated one with c1 < mean < 1 enters X2
     p.c2 = (4 / 8, 1 / 8)  # lower bound of X3's mean reward at r_tot = 0 and at 1; a lone number is fixed
     p.c3 = (5 / 8, 2 / 8)  # upper bound, likewise
-    p.thresholds = 'easy_to_hard'  # direction of c2, c3 over r_tot; 'literal' is eq. 8 as printed
+    p.thresholds = 'easy_to_hard'  # direction of c2, c3 over r_tot; 'literal' is eq. 8 as printed [centre; literal, half]
     p.bad_capacity = 0  # prompts kept for re-evaluation, first in first out; 0: learner.batch_groups
     p.high_capacity = 0  # groups kept for replay; 0: high_recent_steps × learner.batch_groups
-    p.high_recent_steps = 3  # replay reaches back this many steps
+    p.high_recent_steps = 3  # replay reaches back this many steps [wide; wide_recent_1, wide_recent_10]
     p.use_x2 = True  # train on improved hard prompts
     p.use_x3 = True  # fill the batch from the buffer
-    p.x3_untrained = False  # but with nothing that was trained on before, as X1 or X3
+    p.x3_untrained = False  # but with nothing that was X1 or X3 before [wide_gaussian; wide_gaussian_untrained]
 
     c.learner = l = ConfigDict()  # noqa: E741
     l.batch_groups = 256  # B: fresh prompts a step, and the most groups in a batch
@@ -87,7 +90,7 @@ def default_config() -> ConfigDict:
     l.kl_target = 'behaviour'  # the policy held close to: behaviour (eq. 3), reference (θ_0), none
     l.kl_coef = 0.001  # β
     l.entropy_coef = 0.001  # weight of the entropy bonus
-    l.aggregation = 'token_mean'  # over a mini-batch: token_mean, or seq_mean_token_mean (eq. 1)
+    l.aggregation = 'token_mean'  # over a mini-batch: token_mean, or seq_mean_token_mean (eq. 1) [centre; sequence_mean]
     l.advantage = 'group_std'  # (r - mean) / (std + 1e-6); 'paper_eq2' has the population variance
     l.row_tokens = 0  # tokens of a packed row; 0: prompt and response limits together
     l.micro_batch_rows = 8  # rows the device sees at once; gradients are summed over micro-batches

@@ -49,7 +49,7 @@ _TUNED = _BAPO._replace(
     summary='the settings that docs/first_proof.md supports: no delay, every mixed group trained on and replayed, none asked again',
     schedule={'rollout.sync_every': 1},  # centre; v2_behaviour_lr2e-4, v5_behaviour_lr2e-4
     batch={
-        'replay.fresh_filter': 'range',  # centre; gaussian, unfiltered
+        'replay.fresh_filter': 'range',  # centre; gaussian, uniform, unfiltered
         'replay.use_x2': False,  # wide_no_x2; wide scores alike and takes a tenth more responses
         'replay.use_x3': True,  # wide; no_x3
         'replay.c2': (0.0,),  # wide, of all mixed groups; centre

@@ -34,7 +34,7 @@ def arm(overlap: bool, server: SupervisedServer, core: int, workdir: Path) -> li
     """Trains on one core; the metrics of the steps that count."""
     v = FLAGS.sync_every
     words = [
-        sys.executable, '-m', 'bapo_jax.train', '--config=configs/quickstart.py', '--config.replay.use_x2=False', f'--workdir={workdir}',
+        sys.executable, '-m', 'bapo_jax.train', '--config=configs/quickstart.py', f'--workdir={workdir}',
         '--config.rollout.engine=vllm', f'--config.rollout.servers=({server.url!r},)', f'--config.rollout.overlap={overlap}',
         f'--config.rollout.sync_every={v}', f'--config.steps={v * (2 + FLAGS.cycles)}', '--config.evaluate.benchmarks=()',
         '--config.evaluate.track_prompts=0', '--config.rollouts.every=0', '--config.checkpoint.every=1000',
