@@ -1,15 +1,15 @@
-"""What a run would take, without running it: `--dry_run` of bapo_jax.train.
+"""What a run needs, measured without running it: `--dry_run` of bapo_jax.train.
 
     python -m bapo_jax.train --dry_run --config=configs/math.py                        # the devices present
     python -m bapo_jax.train --dry_run --config=configs/math.py --topology=v5e:2x4     # a TPU slice, with its real compiler
     python -m bapo_jax.train --dry_run --config=configs/math.py --topology=8x80GB      # eight GPUs of that memory
 
-The config is resolved, data and tokenizer are read, the mesh is made, and the sharded optimizer step is compiled from shapes alone.
-Nothing is allocated, written or started; of model.path only config.json and the tokenizer are needed. For a TPU slice the compiler
-is libtpu's, which needs no TPU, and memory is what it plans. Without a GPU there is no such compiler for one: its memory is the state,
-exactly, and the activation model of `gpu_memory`, and nothing is compiled.
+A dry run resolves the config, reads data and tokenizer, makes the mesh, and compiles the sharded optimizer step from shapes. It
+allocates, writes and starts nothing; of model.path it needs only config.json and the tokenizer. libtpu compiles for a TPU slice and
+needs no TPU; memory is that compiler's plan. Without a GPU nothing can be compiled for one: memory is then the exact state, and the
+activation model of `gpu_memory`.
 
-GB are 10^9 bytes, as on the cards' labels. Memory is that of the trainer alone: a vLLM server on the same devices comes on top.
+GB are 10^9 bytes, as on the cards' labels. Memory is the trainer's; a vLLM server on the same devices needs more.
 """
 
 from __future__ import annotations
@@ -22,37 +22,38 @@ import time
 from typing import Any, NamedTuple
 
 import jax
+from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from bapo_jax import parallel
 from bapo_jax.learner.update import Learner
 from bapo_jax.models import hf
-from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.qwen import ModelConfig, parameters_of
 from bapo_jax.setup import check_mesh, read_inputs
 
 GB = 10**9
 GPUS = re.compile(r'(\d+)x(\d+)GB')
-# HBM of a device that programs may use, GiB, by JAX's device_kind: what the compiler says a far too large program exceeds.
+# Usable HBM of a device, GiB, by JAX's device_kind: the limit in the compiler's error for a far too large program.
 TPU_GIB = {'TPU v4': 15.25, 'TPU v5 lite': 15.75, 'TPU v5': 95.74, 'TPU v6 lite': 31.25}
 
 
 class Target(NamedTuple):
-    """What would train."""
+    """The devices that would train."""
 
-    name: str  # for people: '8 TPU v5 lite'
+    name: str  # shown to the user: '8 TPU v5 lite'
     platform: str  # 'cpu', 'gpu', 'tpu'
-    mesh: Mesh | AbstractMesh  # abstract where there is no compiler for it
-    device_bytes: int | None  # memory of a device; None: unknown
+    mesh: Mesh | AbstractMesh  # abstract where no compiler for the devices exists
+    device_bytes: int | None  # of memory a device; None: unknown
 
 
 class Result(NamedTuple):
     target: Target
     kernel: str
     parameters: int
-    memory: dict[str, int]  # bytes a device, by what for
+    memory: dict[str, int]  # bytes a device, by use
     compile_s: float | None  # None: nothing was compiled
-    refused: str  # the compiler's words where it could not fit the step; else ''
+    refused: str  # the compiler's message where the step does not fit; else ''
 
     @property
     def total(self) -> int:
@@ -67,7 +68,7 @@ class Result(NamedTuple):
 
 
 def dry_run(config: ConfigDict, topology: str) -> Result:
-    """Prints what a run would take. Raises ValueError or FileNotFoundError, naming the field, where it could not run."""
+    """Prints what a run needs. Raises ValueError or FileNotFoundError, naming the field, where the run could not start."""
     read = read_inputs(config, weights=False)
     c = read.config
     result = measure(c, read.model, topology)
@@ -81,7 +82,7 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
     sizes = ' × '.join(f'{axis} {n}' for axis, n in mesh.shape.items())
     print(f'mesh       {sizes} on {result.target.name}; attention {result.kernel}')
     if result.compile_s is None:
-        print('compile    nothing: there is no compiler for that without the device; activations are the model of docs/memory.md')
+        print('compile    nothing: only a GPU can compile for a GPU; activations are estimated as in docs/memory.md')
     else:
         print(f'compile    {result.compile_s:.1f} s')
     print('memory of a device, GB')
@@ -94,16 +95,17 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
 
 
 def verdict(result: Result) -> str:
+    """One line: whether the run fits, and why not."""
     size = result.target.device_bytes
     if result.refused:
         return f'does NOT fit: {result.refused}'
     if result.fits is None:
-        return f'whether that fits is unknown: {result.target.name} state no memory'
+        return f'whether the run fits is unknown: {result.target.name} report no memory size'
     return f'{"fits" if result.fits else "does NOT fit"}: {result.total / GB:.1f} of {size / GB:.1f} GB'
 
 
 def measure(config: ConfigDict, model: ModelConfig, topology: str) -> Result:
-    """`config` is resolved. Errors as `dry_run`."""
+    """Measures a resolved config. Raises as `dry_run` does."""
     target = find_target(topology, config.mesh)
     kernel = check_mesh(config, model, target.mesh, target.platform)
     graph, shapes = hf.abstract_params(model)
@@ -136,31 +138,32 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str) -> Result:
 
 
 def gpu_memory(model: ModelConfig, learner: Any, mesh: dict[str, int], params: int) -> dict[str, int]:
-    """Bytes on one GPU while an optimizer step runs, `params` being a float32 copy of its part of the parameters.
+    """Bytes on one GPU during an optimizer step; `params` is the size of a float32 copy of its part of the parameters.
 
-    With r rows of T tokens a device, b bytes a number in compute, D, F, N, K, H, V, L as in models/qwen.py and n = mesh.tensor:
+    Symbols: r rows of T tokens a device; b bytes a number in compute; D, F, N, K, H, V, L as in models/qwen.py; n = mesh.tensor.
 
         state         3 params                                    θ and two moments, exact
         gradients     2 params                                    their sum, and the micro-batch's own
-        residuals     L r T D b                                   with remat: the stream between layers; else `layer` for each
-        layer         2 r T b (4 D + (4 N + 4 K) H / n + 3 F / n)  what one layer keeps for its gradient, and the gradient of that
-        logits        3 · 4 r chunk V / n                         logits, probabilities, gradient, float32
-        weights       (4 + b) V D / n + [2 b W + b V D / n]       the head's gradient and its copy in b; [where fsdp > 1:
-                                                                  two layers' gathered weights W, and the embedding's]
+        residuals     L r T D b                                   the stream between layers; without remat, L times half of `layer`
+        layer         2 r T b (4 D + (4 N + 4 K) H / n + 3 F / n)  one layer's saved activations, and their gradients
+        logits        3 · 4 r chunk V / n                         logits, probabilities and gradient in float32
+        weights       (4 + b) V D / n + [2 b W / n + b V D / n]   the head's gradient, and its copy in b; [where fsdp > 1:
+                                                                  two layers' gathered matrices W, and the embedding's]
 
-    `layer` and `logits` are needed at different times, so the larger counts. A twentieth of all activations is added for
-    fragmentation.
+    V D and W come from the parameter table (`matrix_sizes`). `layer` and `logits` are live at different times, so the larger one
+    counts. Fragmentation adds a twentieth of all activations.
     """
     b = hf.DTYPES[model.dtype].itemsize
     n, (D, F, V, L) = mesh['tensor'], (model.hidden_size, model.intermediate_size, model.vocab_size, model.num_layers)
+    embedding, head, layer = matrix_sizes(model)
     heads, key_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     tokens = learner.micro_batch_rows // (mesh['data'] * mesh['fsdp']) * learner.row_tokens
     kept_by_a_layer = tokens * b * (4 * D + (4 * heads + 4 * key_heads) // n + 3 * F // n)
     residuals = L * (tokens * D * b if learner.remat else kept_by_a_layer)
     logits = 3 * 4 * tokens // learner.row_tokens * learner.logprob_chunk * V // n
-    weights = (4 + b) * V * D // n
+    weights = (4 + b) * head // n
     if mesh['fsdp'] > 1:
-        weights += 2 * b * (2 * D * (heads + key_heads) + 3 * D * F) // n + b * V * D // n
+        weights += 2 * b * layer // n + b * embedding // n
     activations = {
         'residual stream': residuals,
         "one layer's recomputation" if 2 * kept_by_a_layer > logits else 'a chunk of logits': max(2 * kept_by_a_layer, logits),
@@ -174,17 +177,25 @@ def gpu_memory(model: ModelConfig, learner: Any, mesh: dict[str, int], params: i
     }
 
 
+def matrix_sizes(model: ModelConfig) -> tuple[int, int, int]:
+    """Numbers in the embedding, in the head (where tied, the embedding again), and in the matrices of one layer."""
+    shapes, table = flatten_dict(hf.abstract_params(model)[1]), parameters_of(model)
+    over_vocabulary = [shapes[p.path].size for p in table if 'vocab' in p.axes]
+    stacked = sum(shapes[p.path].size for p in table if p.per_layer and len(p.axes) == 3)  # biases and scales are small
+    return over_vocabulary[0], over_vocabulary[-1], stacked // model.num_layers
+
+
 def _beside_arguments(step: Any, platform: str) -> int:
-    """Bytes the compiled step needs beside its arguments, whose buffers its results take over."""
+    """Bytes that the compiled step needs beside its arguments; its results reuse the arguments' buffers."""
     if platform == 'tpu':
-        # The most that lives at once, which is what the compiler holds against the chip's memory. Its sum of temporaries may be
-        # larger: steps compile whose arguments and temporaries together exceed the chip (docs/memory.md).
+        # The compiler compares peak memory with the chip's. The sum of temporaries can be larger: steps compile whose arguments
+        # and temporaries together exceed the chip (docs/memory.md).
         return step.peak_memory_in_bytes - step.argument_size_in_bytes
     return step.temp_size_in_bytes + step.output_size_in_bytes - step.alias_size_in_bytes + step.generated_code_size_in_bytes
 
 
 def find_target(topology: str, mesh: ConfigDict) -> Target:
-    """`topology`: '' for the devices present, '8x80GB' for GPUs, or a TPU slice as 'v5e:2x4'. Raises ValueError."""
+    """`topology` is '' for the devices present, '8x80GB' for GPUs, or a TPU slice such as 'v5e:2x4'. Raises ValueError."""
     gpus = GPUS.fullmatch(topology)
     if gpus:
         count, gigabytes = map(int, gpus.groups())
@@ -203,19 +214,19 @@ def find_target(topology: str, mesh: ConfigDict) -> Target:
 
 
 def tpu_devices(topology: str) -> list[jax.Device]:
-    """Of a TPU slice that is not here. Raises ValueError where its compiler is missing or does not know the slice."""
+    """The devices of an absent TPU slice. Raises ValueError where the TPU compiler is missing or does not know the slice."""
     if not re.fullmatch(r'[a-z0-9]+:\d+(x\d+)+', topology):
         raise ValueError(
             f"--topology={topology!r}: give a TPU slice such as 'v5e:2x4', GPUs such as '8x80GB', or nothing for the devices here"
         )
     if importlib.util.find_spec('libtpu') is None:
         raise ValueError(
-            f"--topology={topology!r}: the TPU compiler is not there; `make tpu-compiler` and set PYTHONPATH=.tpu-compiler, or "
+            f"--topology={topology!r}: the TPU compiler is missing; run `make tpu-compiler` and set PYTHONPATH=.tpu-compiler, or "
             "pip install 'bapo_jax[tpu-compiler]'. No TPU is needed"
         )
-    from jax.experimental import topologies  # only here: what it imports is for compilers that are not for this machine
+    from jax.experimental import topologies  # imported here, since only a dry run for an absent slice needs it
 
-    # No chip is touched: nobody on the network need say where in a slice this is, and other processes may compile too.
+    # libtpu touches no chip here: it need not ask the network for its place in a slice, and other processes may compile too.
     os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'TPU_WORKER_HOSTNAMES': 'localhost', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
     try:
         return list(topologies.get_topology_desc(platform='tpu', topology_name=topology).devices)

@@ -21,8 +21,8 @@ from absl import app, flags, logging
 from bapo_jax import parallel
 from bapo_jax.checkpoint import Checkpoints
 from bapo_jax.models import hf
+from bapo_jax.models.hf import architecture
 from bapo_jax.models.qwen import ModelConfig
-from bapo_jax.rollout.publish import architecture
 from bapo_jax.rollout.published import MANIFEST, read_manifest, read_tensors
 
 

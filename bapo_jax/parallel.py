@@ -1,4 +1,4 @@
-"""The mesh and the sharding rules: which dimension of which parameter lives on which mesh axis.
+"""The mesh, the sharding rules (which mesh axis splits which dimension of a parameter), and placing arrays on the mesh.
 
 Mesh axes: 'data' (whole copies), 'fsdp' (parameters and rows split), 'tensor' (heads, MLP and vocabulary split).
 """
@@ -6,20 +6,24 @@ Mesh axes: 'data' (whole copies), 'fsdp' (parameters and rows split), 'tensor' (
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bapo_jax.models.parameters import PARAMETERS
 
 MESH_AXES = ('data', 'fsdp', 'tensor')
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardingRules:
-    """Logical axis -> mesh axis (None: not split)."""
+    """Logical axis of the parameter table -> mesh axis (None: not split)."""
 
     layers: str | None = None
     embed: str | None = 'fsdp'
@@ -28,29 +32,20 @@ class ShardingRules:
     vocab: str | None = 'tensor'
 
 
-# Logical axes of every parameter, by its path in the tree of `models.qwen.Qwen`.
-PARAMETER_AXES: dict[tuple[str, ...], tuple[str | None, ...]] = {
-    ('embedding', 'embedding'): ('vocab', 'embed'),
-    ('head', 'kernel'): ('embed', 'vocab'),
-    ('norm', 'scale'): (None,),
-    **{('layers', name, 'kernel'): ('layers', 'embed', 'heads') for name in 'qkv'},
-    **{('layers', name, 'bias'): ('layers', 'heads') for name in 'qkv'},
-    **{('layers', name, 'scale'): ('layers', None) for name in ('attention_norm', 'mlp_norm', 'q_norm', 'k_norm')},
-    ('layers', 'o', 'kernel'): ('layers', 'heads', 'embed'),
-    ('layers', 'gate', 'kernel'): ('layers', 'embed', 'mlp'),
-    ('layers', 'up', 'kernel'): ('layers', 'embed', 'mlp'),
-    ('layers', 'down', 'kernel'): ('layers', 'mlp', 'embed'),
-}
+_AXES = {parameter.path: parameter.axes for parameter in PARAMETERS}
 
 
 def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh of data × fsdp × tensor devices, by default those present, a host's side by side; sizes and errors as `mesh_sizes`."""
+    """A mesh of data × fsdp × tensor devices, by default those present; a host's devices are neighbours.
+
+    Sizes and errors as `mesh_sizes`.
+    """
     devices = sorted(jax.devices() if devices is None else devices, key=lambda device: (device.process_index, device.id))
     return Mesh(np.array(devices).reshape(mesh_sizes(data, fsdp, tensor, len(devices))), MESH_AXES)
 
 
 def mesh_sizes(data: int, fsdp: int, tensor: int, devices: int) -> tuple[int, int, int]:
-    """The mesh's sizes on so many devices; one of them may be -1, meaning all that are left.
+    """The mesh's sizes on that many devices; one size may be -1, for all devices that are left.
 
     Raises ValueError where the sizes do not multiply to the number of devices.
     """
@@ -60,13 +55,13 @@ def mesh_sizes(data: int, fsdp: int, tensor: int, devices: int) -> tuple[int, in
     if min(sizes) < 1 or int(np.prod(sizes)) != devices:
         raise ValueError(
             f'mesh.data={data} × mesh.fsdp={fsdp} × mesh.tensor={tensor} must multiply to the {devices} devices present; '
-            'one of them may be -1 for all that are left'
+            'one of them may be -1, for all devices that are left'
         )
     return tuple(sizes)
 
 
 def describe_devices() -> str:
-    """'1 NVIDIA H200', '2 cpu', …; where one CPU device stands for many cores, what would be faster."""
+    """'1 NVIDIA H200', '2 cpu', …; adds a hint where one CPU device stands for many cores."""
     devices, cores = jax.devices(), os.cpu_count()
     text = f'{len(devices)} {devices[0].device_kind}'
     if devices[0].platform == 'cpu' and len(devices) == 1 and cores > 1:
@@ -75,15 +70,21 @@ def describe_devices() -> str:
 
 
 def parameter_sharding(mesh: Mesh, params: Any, rules: ShardingRules = ShardingRules()) -> Any:
-    """A NamedSharding for every leaf of `params` (arrays or shapes).
+    """A NamedSharding for every leaf of `params` (arrays or shapes), by the parameter table's axes.
 
-    Raises ValueError, naming the parameter, where a mesh axis does not divide the dimension it splits.
+    Raises ValueError, naming the parameter, where two of its dimensions share a mesh axis, or a mesh axis does not divide the
+    dimension it splits.
     """
 
     def one(path, leaf):
         names = tuple(key.key for key in path)
-        axes = tuple(getattr(rules, axis) if axis else None for axis in PARAMETER_AXES[names])
-        for size, axis in zip(leaf.shape, axes, strict=True):
+        axes = tuple(getattr(rules, axis) if axis else None for axis in _AXES[names])
+        for i, (size, axis) in enumerate(zip(leaf.shape, axes, strict=True)):
+            if axis and axis in axes[:i]:
+                raise ValueError(
+                    f'the sharding rules split two dimensions of {".".join(names)} {leaf.shape}, {_AXES[names]}, over mesh.{axis}; '
+                    'give each a mesh axis of its own'
+                )
             if axis and size % mesh.shape[axis]:
                 raise ValueError(
                     f'mesh.{axis}={mesh.shape[axis]} does not divide {size}, a dimension of {".".join(names)} {leaf.shape}; '
@@ -95,9 +96,37 @@ def parameter_sharding(mesh: Mesh, params: Any, rules: ShardingRules = ShardingR
 
 
 def row_sharding(mesh: Mesh, leading_axes: int = 0) -> NamedSharding:
-    """Rows over 'data' and 'fsdp', after `leading_axes` axes that are not split."""
+    """Splits rows over 'data' and 'fsdp'; the `leading_axes` axes before the rows are not split."""
     return NamedSharding(mesh, PartitionSpec(*[None] * leading_axes, ('data', 'fsdp')))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
+
+
+def spread(arrays: Any, sharding: NamedSharding) -> Any:
+    """Places a tree of host 0's numpy arrays on the mesh of all hosts, each device holding its part.
+
+    Other hosts contribute zeros of the same shapes to a sum; the result is host 0's arrays.
+    """
+    if jax.process_count() == 1:
+        return jax.device_put(arrays, sharding)
+    # The mesh's devices are in order of their hosts.
+    by_host = NamedSharding(Mesh(sharding.mesh.devices.reshape(jax.process_count(), -1), ('host', 'local')), PartitionSpec('host'))
+
+    def one(x: np.ndarray) -> jax.Array:
+        return _sum_over_hosts(jax.make_array_from_process_local_data(by_host, x[None]), sharding=sharding)
+
+    return jax.tree.map(one, arrays)
+
+
+@functools.partial(jax.jit, static_argnames='sharding')
+def _sum_over_hosts(x: jax.Array, *, sharding: NamedSharding) -> jax.Array:
+    return jax.lax.with_sharding_constraint(x.sum(axis=0, dtype=x.dtype), sharding)
+
+
+def fetch(array: jax.Array | np.ndarray) -> np.ndarray:
+    """Returns the whole array on every host. An array spread over hosts needs a call from each of them."""
+    if isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated):
+        return multihost_utils.process_allgather(array, tiled=True)
+    return np.asarray(array)

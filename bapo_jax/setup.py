@@ -26,13 +26,13 @@ from bapo_jax.hosts import Hosts
 from bapo_jax.learner.update import Learner
 from bapo_jax.metrics import write_text
 from bapo_jax.models import attention, hf
+from bapo_jax.models.hf import architecture
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.prompts.selector import ShuffledEpochs
 from bapo_jax.replay.buffer import ReplayBuffer
 from bapo_jax.rollout.engine import Engine
 from bapo_jax.rollout.jax_engine import JaxEngine
-from bapo_jax.rollout.publish import architecture
 from bapo_jax.rollout.published import MANIFEST, WEIGHTS, check_model, read_manifest, read_tensors
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE

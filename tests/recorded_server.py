@@ -35,7 +35,7 @@ class RecordedServer(HttpStub):
             manifest = read_manifest(body['kwargs']['path'])
             self.loaded[manifest.version] = dict(read_tensors(body['kwargs']['path'], manifest))
             self._version = manifest.version
-            return {'results': [{'version': manifest.version, 'fingerprint': manifest.fingerprint}]}
+            return {'results': [{'version': manifest.version, 'checksum': manifest.checksum}]}
         if path == '/inference/v1/generate':
             return {'choices': self._choices(tuple(body['token_ids']), body['sampling_params'])}
         return {'success': True}

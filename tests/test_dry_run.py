@@ -17,7 +17,7 @@ from small_run import ROOT, small_config
 
 from bapo_jax import dry_run
 from bapo_jax.config import default_config, resolve
-from bapo_jax.dry_run import Result, Target, gpu_memory, measure
+from bapo_jax.dry_run import Result, Target, gpu_memory, matrix_sizes, measure
 from bapo_jax.learner.packing import Rows, micro_batches, pack
 from bapo_jax.learner.update import Learner
 from bapo_jax.models import hf
@@ -59,6 +59,14 @@ def test_the_gpu_model_by_hand():
     many_words = dataclasses.replace(MODEL, vocab_size=30_000)
     wide = gpu_memory(many_words, config(4).learner, {'data': 1, 'fsdp': 2, 'tensor': 2}, 1_000_000)
     assert wide['a chunk of logits'] == 3 * 4 * 4 * 128 * 15_000 > 2 * kept
+
+
+def test_a_tied_head_is_the_embedding_and_only_matrices_count():
+    layer = 2 * 128 * (512 + 256) + 3 * 128 * 384
+    qwen3 = dataclasses.replace(MODEL, model_type='qwen3', tie_embeddings=True)
+    assert matrix_sizes(MODEL) == matrix_sizes(qwen3) == (1000 * 128, 1000 * 128, layer)
+    biases_and_scales = 3 * (512 + 2 * 256 + 2 * 128) + 128
+    assert parameters(MODEL) == 2 * 1000 * 128 + 3 * layer + biases_and_scales
 
 
 def test_state_on_gpus_is_exact_and_split():

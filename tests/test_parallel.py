@@ -18,7 +18,7 @@ from bapo_jax.config import default_config
 from bapo_jax.groups import Batch, groups_from_arrays, groups_to_arrays
 from bapo_jax.learner.update import Learner
 from bapo_jax.models import hf
-from bapo_jax.parallel import MESH_AXES, PARAMETER_AXES, make_mesh, parameter_sharding, row_sharding
+from bapo_jax.parallel import MESH_AXES, ShardingRules, fetch, make_mesh, parameter_sharding, row_sharding, spread
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
 
@@ -111,17 +111,6 @@ def test_parameters_really_are_split(sharded):
     assert (c['parts.layers.q.kernel'], c['parts.layers.q_norm.scale']) == ((2, 16, 32), (2, 16))
 
 
-def test_every_parameter_has_axes_and_every_axis_a_parameter(make_policy):
-    named = set()
-    for family in ({}, QWEN3):
-        for tied in (True, False):
-            shapes = hf.abstract_params(make_policy(tie_word_embeddings=tied, **family).config)[1]
-            leaves = {tuple(k.key for k in path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]}
-            assert all(len(PARAMETER_AXES[path]) == leaf.ndim for path, leaf in leaves.items())
-            named |= leaves.keys()
-    assert named == PARAMETER_AXES.keys()
-
-
 def test_a_mesh_takes_the_devices_that_are_left():
     assert [dict(make_mesh(*sizes).shape) for sizes in ((1, 1, 1), (-1, 1, 1), (1, -1, 1), (1, 1, -1))] == [
         dict.fromkeys(MESH_AXES, 1)
@@ -142,3 +131,21 @@ def test_an_axis_that_does_not_divide_is_an_error_that_names_field_and_parameter
     mesh = AbstractMesh(sizes, MESH_AXES)
     with pytest.raises(ValueError, match=f'mesh.{axis}={max(sizes)} does not divide .*{parameter}'):
         parameter_sharding(mesh, policy.params)
+
+
+def test_rules_that_split_two_dimensions_over_one_axis_are_an_error_that_names_the_parameter(policy):
+    mesh = AbstractMesh((1, 1, 2), MESH_AXES)
+    with pytest.raises(ValueError, match=r'two dimensions of embedding\.embedding .*over mesh\.tensor; give each a mesh axis'):
+        parameter_sharding(mesh, policy.params, ShardingRules(embed='tensor'))
+    with pytest.raises(ValueError, match=r'two dimensions of layers\.\S+ .*over mesh\.data'):
+        parameter_sharding(mesh, policy.params, ShardingRules(layers='data', heads='data', mlp='data'))
+
+
+def test_what_is_spread_over_the_mesh_is_fetched_as_it_was():
+    """One host; many hosts: test_hosts.py."""
+    mesh, rows = make_mesh(1, 1, 1), {'a': np.arange(6, dtype=np.int32).reshape(1, 3, 2), 'b': np.ones((2, 2), np.float32)}
+    placed = spread(rows, row_sharding(mesh, 1))
+    for name, array in rows.items():
+        assert placed[name].sharding == row_sharding(mesh, 1)
+        np.testing.assert_array_equal(fetch(placed[name]), array)
+        np.testing.assert_array_equal(fetch(array), array)

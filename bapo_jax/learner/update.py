@@ -19,11 +19,12 @@ from jax.sharding import Mesh
 
 from bapo_jax import parallel
 from bapo_jax.groups import Batch
-from bapo_jax.hosts import Hosts, fetch, spread
+from bapo_jax.hosts import Hosts
 from bapo_jax.learner.logprobs import token_logprobs
 from bapo_jax.learner.losses import policy_loss, total_variation, truncated_weight
 from bapo_jax.learner.packing import SOURCES, Rows, blank_rows, micro_batches, pack_batch
 from bapo_jax.models.attention import Attention, packed
+from bapo_jax.parallel import fetch, spread
 
 ANCHORS = ('behaviour', 'proximal', 'decoupled')
 KL_TARGETS = ('behaviour', 'reference', 'none')

@@ -1,15 +1,14 @@
-"""Packed attention: causal, grouped-query, and blind to the neighbours that share a row. One signature, a kernel for each platform.
+"""Packed attention: causal, grouped-query, and masked between the segments of a row. One signature, one kernel a platform.
 
 A kernel is a function (q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT) -> [B, T, N·H] of
 
-    softmax_s(q_t · k_s / √H) v_s     over the keys s <= t with segment_s = segment_t,
+    softmax_s(q_t · k_s / √H) v_s     over the keys s <= t with segment_s = segment_t.
 
-and no kernel forms [T, T] scores for a long row, forward or backward. Padding is a segment like any other (0): its outputs are
-finite and mean nothing.
+No kernel forms [T, T] scores for a long row, forward or backward. Padding is segment 0; its outputs are finite and meaningless.
 
     xla      any device: query blocks, each recomputed in the backward pass
     splash   TPU: Pallas splash attention
-    triton   GPU: Pallas flash attention. Not cuDNN's, for JAX's public dot_product_attention takes no segment ids.
+    triton   GPU: Pallas flash attention. cuDNN's is no choice: JAX's public dot_product_attention takes no segment ids.
 
 Shapes:  B rows · T tokens in a row · S keys seen · Q queries of a block · M blocks
          N query heads · K key/value heads · G = N/K · H head size
@@ -29,16 +28,16 @@ Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 
 _AUTO = {'cpu': 'xla', 'gpu': 'triton', 'tpu': 'splash'}
 _PLATFORM = {kernel: platform for platform, kernel in _AUTO.items() if kernel != 'xla'}
-_ROW_MULTIPLE = {'splash': 128, 'triton': 16}  # the smallest tile of tokens a kernel has
+_ROW_MULTIPLE = {'splash': 128, 'triton': 16}  # the smallest tile of tokens of each kernel
 _HEAD_MULTIPLE = {'splash': 32, 'triton': 16}
-_XLA_BLOCK = 512  # queries whose scores exist at once
+_XLA_BLOCK = 512  # the most queries whose scores exist at once
 
 
 def choose(name: str, platform: str, model: Any, *, row_tokens: int, tensor: int) -> str:
     """The kernel that `name` means on `platform` ('cpu', 'gpu', 'tpu') for that ModelConfig, heads split `tensor` ways.
 
-    Raises ValueError, naming the field, the reason and the remedy, where the kernel cannot run there or takes no such shapes:
-    another is never put in its place.
+    Raises ValueError, naming the field, the reason and the remedy, where the kernel cannot run there or refuses the shapes. No
+    other kernel replaces it.
     """
     kernel = _AUTO[platform] if name == 'auto' else name
     if kernel == 'xla':
@@ -66,7 +65,7 @@ def packed(kernel: str, mesh: Mesh) -> Attention:
 
 
 def over_mesh(kernel: Attention, mesh: Mesh) -> Attention:
-    """Each device runs `kernel` on its own rows and heads; XLA would gather them all, since it cannot look into the kernel."""
+    """Runs `kernel` on each device's own rows and heads. XLA cannot look into a kernel, and would gather them all."""
     rows = ('data', 'fsdp')
     q_spec, kv_spec, out_spec = (
         PartitionSpec(*axes) for axes in ((rows, None, 'tensor', None), (rows, 'tensor', None, None), (rows, None, 'tensor'))
@@ -76,10 +75,10 @@ def over_mesh(kernel: Attention, mesh: Mesh) -> Attention:
 
 
 def masked(q_BxTxNxH: jax.Array, k_BxKxSxH: jax.Array, v_BxKxSxH: jax.Array, mask_BxTxS: jax.Array) -> jax.Array:
-    """Grouped-query softmax attention; every query must see at least one key. Returns [B, T, N·H]."""
+    """Grouped-query softmax attention, [B, T, N·H]. Every query must see at least one key."""
     B, T, N, H = q_BxTxNxH.shape
     K, S = k_BxKxSxH.shape[1:3]
-    # The queries that share a key head become rows of one matrix product, which XLA runs several times faster on CPU.
+    # Queries that share a key head become rows of one matrix product, which is several times faster on CPU.
     q_BxKxGTxH = (q_BxTxNxH * H**-0.5).reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4).reshape(B, K, N // K * T, H)
     score_BxKxGTxS = jnp.einsum('bkqh,bksh->bkqs', q_BxKxGTxH, k_BxKxSxH, preferred_element_type=jnp.float32)
     score_BxKxGxTxS = score_BxKxGTxS.reshape(B, K, N // K, T, S)
@@ -90,7 +89,7 @@ def masked(q_BxTxNxH: jax.Array, k_BxKxSxH: jax.Array, v_BxKxSxH: jax.Array, mas
 
 
 def segment_mask(segment_BxT: jax.Array) -> jax.Array:
-    """bool [B, T, T]: a token sees itself and earlier tokens of its own segment, and nothing of its neighbours in the row."""
+    """bool [B, T, T]: a token sees itself and the earlier tokens of its own segment."""
     T = segment_BxT.shape[1]
     return jnp.tril(jnp.ones((T, T), bool)) & (segment_BxT[:, :, None] == segment_BxT[:, None, :])
 
@@ -99,8 +98,8 @@ def xla(q_BxTxNxH: jax.Array, k_BxKxTxH: jax.Array, v_BxKxTxH: jax.Array, segmen
     T = q_BxTxNxH.shape[1]
     if T <= _XLA_BLOCK:
         return masked(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_mask(segment_BxT))
-    # Of four spans of query blocks each sees the keys up to its own end: 5/8 of all pairs, where 1/2 are needed. The last block may be
-    # shorter. Single blocks without a loop would come to 1/2, but XLA then has the scores of several at once.
+    # Each of four spans of query blocks sees the keys up to its own end: 5/8 of all pairs, where 1/2 are needed. The last block may
+    # be shorter. Single blocks without a loop would need 1/2, but XLA then holds the scores of several at once.
     whole = T // _XLA_BLOCK
     ends = sorted({_XLA_BLOCK * (whole * i // 4) for i in range(5)} | {T})
     arrays = (q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT)
@@ -108,7 +107,7 @@ def xla(q_BxTxNxH: jax.Array, k_BxKxTxH: jax.Array, v_BxKxTxH: jax.Array, segmen
 
 
 def _span(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, first: int, last: int, block: int):
-    """Attention of the queries `first` to `last`, a block at a time, each recomputed in the backward pass: scores of one at once."""
+    """Attention of the queries `first` to `last`, block by block; the backward pass recomputes each block."""
     k_BxKxSxH, v_BxKxSxH, segment_BxS = k_BxKxTxH[:, :, :last], v_BxKxTxH[:, :, :last], segment_BxT[:, :last]
 
     @jax.checkpoint
@@ -128,7 +127,7 @@ def _span(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, first: int, last: int, b
 
 def splash(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, interpret: bool = False):
     """`interpret` runs the kernel's program on any device, for tests."""
-    # Imported here: on a machine without an accelerator these are seconds of start-up.
+    # Imported here, since the import takes seconds and only a TPU needs it.
     from jax.experimental.pallas.ops.tpu import splash_attention
 
     B, T, N, H = q_BxTxNxH.shape
@@ -153,7 +152,7 @@ def triton(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, interpret: bool = Fa
     B, T, N, H = q_BxTxNxH.shape
     forward, backward = largest_divisor(T, (128, 64, 32, 16)), largest_divisor(T, (32, 16))
     sizes = gpu.BlockSizes(forward, forward, backward, backward, backward, backward)
-    # This kernel knows no groups: each key head is repeated for the query heads that share it.
+    # This kernel has no grouped queries, so each key head is repeated for the query heads that share it.
     k_BxTxNxH, v_BxTxNxH = (jnp.repeat(x.swapaxes(1, 2), N // x.shape[1], axis=2) for x in (k_BxKxTxH, v_BxKxTxH))
     out_BxTxNxH = gpu.mha(
         q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, segment_BxT, sm_scale=H**-0.5, causal=True, block_sizes=sizes, interpret=interpret
@@ -166,4 +165,4 @@ def largest_divisor(T: int, sizes: tuple[int, ...]) -> int:
     for size in sizes:
         if T % size == 0:
             return size
-    raise ValueError(f'a row of {T} tokens is no multiple of {sizes[-1]}; choose() says so before')
+    raise ValueError(f'a row of {T} tokens is no multiple of {sizes[-1]}; call choose() first, which checks this')

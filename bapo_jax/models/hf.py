@@ -1,12 +1,13 @@
-"""Hugging Face directories in and out: config.json, safetensors (one file or sharded), tokenizer files carried along.
+"""Reads and writes Hugging Face directories: config.json, safetensors (one file or sharded) and tokenizer files.
 
-A parameter tree here is the pure state of `Qwen`: nested dicts of float32 arrays, layers stacked on the first axis.
-Hugging Face keeps one [out, in] matrix per layer; the tree keeps [L, in, out].
+A parameter tree is the pure state of `Qwen`: nested dicts of float32 arrays, layers stacked on the first axis. Hugging Face keeps
+one [out, in] matrix per layer; the tree keeps [L, in, out]. parameters.py says which tensor is which parameter.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import shutil
 from collections.abc import Iterable, Iterator
@@ -22,8 +23,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from bapo_jax.hosts import fetch
-from bapo_jax.models.qwen import ModelConfig, Qwen
+from bapo_jax.models.qwen import ModelConfig, Qwen, parameters_of
+from bapo_jax.parallel import fetch
 
 Params = dict[str, Any]
 
@@ -31,35 +32,25 @@ MODEL_TYPES = ('qwen2', 'qwen3')
 TOKENIZER_FILES = ('tokenizer.json', 'tokenizer_config.json', 'chat_template.jinja', 'vocab.json', 'merges.txt',
                    'special_tokens_map.json', 'added_tokens.json', 'generation_config.json')
 
-DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}  # what weights are written in
-SHARD_BYTES = 5 * 10**9  # of a file of weights, as transformers cuts them
-_READABLE = ('F32', 'BF16', 'F16')  # safetensors' names of what weights are read from; float32 holds their values exactly
-
-# (path in the tree below 'layers', Hugging Face name below 'model.layers.N', transposed?)
-_LAYER = (
-    (('attention_norm', 'scale'), 'input_layernorm.weight', False),
-    *(((name, 'kernel'), f'self_attn.{name}_proj.weight', True) for name in 'qkvo'),
-    (('mlp_norm', 'scale'), 'post_attention_layernorm.weight', False),
-    *(((name, 'kernel'), f'mlp.{name}_proj.weight', True) for name in ('gate', 'up', 'down')),
-)
-_QKV_BIAS = tuple(((name, 'bias'), f'self_attn.{name}_proj.bias', False) for name in 'qkv')
-_QK_NORM = tuple(((f'{name}_norm', 'scale'), f'self_attn.{name}_norm.weight', False) for name in 'qk')
+DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}  # of written weights
+SHARD_BYTES = 5 * 10**9  # the largest file of weights, as in transformers
+_READABLE = ('F32', 'BF16', 'F16')  # dtypes of read weights, as safetensors names them; float32 holds their values exactly
 
 
 class Tensor(NamedTuple):
-    """One tensor of a checkpoint, and where it lives in the parameter tree."""
+    """One tensor of a checkpoint, and its place in the parameter tree."""
 
     name: str  # Hugging Face's
     path: tuple[str, ...]
-    layer: int | None  # its place on the first axis of what is at `path`; None where that exists once
+    layer: int | None  # index on the first axis of the parameter at `path`; None where the parameter is not per layer
     transposed: bool
 
 
 def read_config(path: str | Path, dtype: str = 'float32') -> ModelConfig:
-    """The decoder's shape from `path/config.json`.
+    """Reads the decoder's shape from `path/config.json`.
 
-    Raises FileNotFoundError where the directory or file is missing, ValueError, naming the field, where it asks for what `Qwen`
-    leaves out.
+    Raises FileNotFoundError where the directory or the file is missing. Raises ValueError, naming the field, where the file asks
+    for something that `Qwen` leaves out.
     """
     file = Path(path) / 'config.json'
     if not file.is_file():
@@ -75,7 +66,7 @@ def read_config(path: str | Path, dtype: str = 'float32') -> ModelConfig:
         raise ValueError(f'{file}: {"; ".join(unsupported)}')
     rope = c.get('rope_parameters') or c.get('rope_scaling') or {}  # transformers 5 and before
     try:
-        # Qwen3's head size is a field of its own; Qwen2's follows from the width where it is not given.
+        # Qwen3 must state its head size; Qwen2's default is width / heads.
         head_dim = c['head_dim'] if c['model_type'] == 'qwen3' else c.get('head_dim')
         return ModelConfig(
             model_type=c['model_type'],
@@ -96,7 +87,7 @@ def read_config(path: str | Path, dtype: str = 'float32') -> ModelConfig:
 
 
 def _unsupported(c: dict[str, Any]) -> list[str]:
-    """What a config.json asks for that `Qwen` leaves out, each with the values that are supported."""
+    """One message for each field of a config.json that asks for something `Qwen` leaves out."""
     rope_types = {
         field: rope.get('rope_type', rope.get('type', 'default'))
         for field in ('rope_parameters', 'rope_scaling')
@@ -113,8 +104,23 @@ def _unsupported(c: dict[str, Any]) -> list[str]:
     return [f'{field}={c[field]!r} is not supported; supported: {values}' for field, fine, values in supported if not fine]
 
 
+def architecture(config: ModelConfig) -> dict[str, Any]:
+    """The fields, named as in config.json, that tell this model from another."""
+    return {
+        'model_type': config.model_type,
+        'vocab_size': config.vocab_size,
+        'hidden_size': config.hidden_size,
+        'intermediate_size': config.intermediate_size,
+        'num_hidden_layers': config.num_layers,
+        'num_attention_heads': config.num_heads,
+        'num_key_value_heads': config.num_kv_heads,
+        'head_dim': config.head_dim,
+        'tie_word_embeddings': config.tie_embeddings,
+    }
+
+
 def abstract_params(config: ModelConfig) -> tuple[nnx.GraphDef, Params]:
-    """The model's graph and the shapes of its parameters, nothing allocated."""
+    """The model's graph and the shapes of its parameters; allocates nothing."""
     graph, state = nnx.split(nnx.eval_shape(lambda: Qwen(config, rngs=nnx.Rngs(0))), nnx.Param)[:2]
     return graph, nnx.to_pure_dict(state)
 
@@ -125,22 +131,17 @@ def init_params(config: ModelConfig, seed: int) -> Params:
 
 
 def layout(config: ModelConfig) -> list[Tensor]:
-    """Every tensor of the model: embedding, layer after layer, norm, head."""
-    kinds = (*_LAYER, *(_QKV_BIAS if config.qkv_bias else ()), *(_QK_NORM if config.qk_norm else ()))
-    return [
-        Tensor('model.embed_tokens.weight', ('embedding', 'embedding'), None, False),
-        *(
-            Tensor(f'model.layers.{i}.{name}', ('layers', *path), i, transposed)
-            for i in range(config.num_layers)
-            for path, name, transposed in kinds
-        ),
-        Tensor('model.norm.weight', ('norm', 'scale'), None, False),
-        *([] if config.tie_embeddings else [Tensor('lm_head.weight', ('head', 'kernel'), None, True)]),
-    ]
+    """Every tensor of the model, in the parameter table's order: embedding, layer after layer, norm, head."""
+    tensors = []
+    for per_layer, group in itertools.groupby(parameters_of(config), key=lambda parameter: parameter.per_layer):
+        group = list(group)
+        for layer in range(config.num_layers) if per_layer else (None,):
+            tensors += [Tensor(p.name.format(layer), p.path, layer, p.transposed) for p in group]
+    return tensors
 
 
 def check_weights(path: str | Path, config: ModelConfig) -> None:
-    """Raises what `load_params` would, and reads no weights: for before the work that comes first."""
+    """Raises as `load_params` does, without reading weights; a run calls it before slower work."""
     _open_tensors(Path(path), layout(config), abstract_params(config)[1])
 
 
@@ -148,11 +149,11 @@ def load_params(path: str | Path, config: ModelConfig, sharding: Any = None) -> 
     """Reads the weights of a Hugging Face directory onto the devices as float32, tensor by tensor.
 
     `sharding` is a tree of NamedShardings, as `parallel.parameter_sharding` gives; without it everything goes to the first device.
-    Each device's part of a tensor is read from the file by itself, and layers are put into their stacked array on the devices, so
-    beside those the host holds at most one tensor in float32 and one part of it as the file has it.
+    Each device's part of a tensor is read on its own, and layers are stacked on the devices. So the host holds at most one tensor
+    in float32, and one part of it in the file's dtype.
 
-    Raises FileNotFoundError for missing files, ValueError for a truncated file, a missing tensor, a wrong shape or dtype: all
-    before anything is allocated.
+    Raises FileNotFoundError for missing files, and ValueError for a truncated file, a missing tensor, or a wrong shape or dtype.
+    Every error is raised before anything is allocated.
     """
     shapes = abstract_params(config)[1]
     handles = _open_tensors(Path(path), layout(config), shapes)
@@ -167,14 +168,14 @@ def load_params(path: str | Path, config: ModelConfig, sharding: Any = None) -> 
             stacked = jnp.zeros(shape, jnp.float32, device=where) if tensor.layer == 0 else _get(params, tensor.path)
             of_layer = NamedSharding(where.mesh, PartitionSpec(*where.spec[1:]))
             array = _set_layer(stacked, _place(handle, tensor.transposed, of_layer), tensor.layer, sharding=where)
-        # Without this wait the host would run ahead, and hold every tensor that the devices have not taken yet.
+        # Without this wait the host runs ahead, and holds every tensor that no device has taken yet.
         _set(params, tensor.path, jax.block_until_ready(array))
     return params
 
 
 def _place(handle: Any, transposed: bool, sharding: NamedSharding) -> jax.Array:
-    """One tensor as float32, in the tree's orientation, each device's part read by itself."""
-    parts: dict[tuple, np.ndarray] = {}  # devices that hold the same part share one copy of it
+    """One tensor as float32 in the tree's orientation; each device's part is read on its own."""
+    parts: dict[tuple, np.ndarray] = {}  # devices with the same part share one copy
 
     def part(index: tuple[slice, ...]) -> np.ndarray:
         key = tuple((s.start, s.stop) for s in index)
@@ -194,7 +195,7 @@ def _set_layer(stacked: jax.Array, layer: jax.Array, i: int, *, sharding: NamedS
 
 
 def _open_tensors(path: Path, tensors: list[Tensor], shapes: Params) -> dict[str, Any]:
-    """A handle to read slices of each tensor from; presence, shape and dtype are checked, and nothing is read."""
+    """Returns a handle for each tensor, from which slices can be read. Checks presence, shape and dtype; reads no weights."""
     index_file, single = path / 'model.safetensors.index.json', path / 'model.safetensors'
     if index_file.is_file():
         file_of = _read_index(index_file)
@@ -232,7 +233,7 @@ def _open_tensors(path: Path, tensors: list[Tensor], shapes: Params) -> dict[str
 
 
 def _read_index(index_file: Path) -> dict[str, Path]:
-    """Tensor name -> file, of a sharded checkpoint whose files are all there."""
+    """Tensor name -> file, of a sharded checkpoint. Raises as `load_params` does where a file is missing."""
     try:
         weight_map = json.loads(index_file.read_text('utf-8'))['weight_map']
     except (ValueError, KeyError) as e:
@@ -245,7 +246,7 @@ def _read_index(index_file: Path) -> dict[str, Path]:
 
 
 def to_hf(config: ModelConfig, params: Params) -> Iterator[tuple[str, np.ndarray]]:
-    """(Hugging Face name, array [out, in]) of every tensor, in the order of `layout`; one at a time comes to the host."""
+    """Yields (Hugging Face name, array [out, in]) in the order of `layout`; the host holds one tensor at a time."""
     for tensor in layout(config):
         array = _get(params, tensor.path)
         array = np.asarray(fetch(array if tensor.layer is None else array[tensor.layer]), np.float32)
@@ -256,10 +257,11 @@ def save(
     path: str | Path, tensors: Iterable[tuple[str, np.ndarray]], *, like: str | Path, dtype: str = 'float32',
     shard_bytes: int = SHARD_BYTES,
 ) -> None:  # fmt: skip
-    """Writes a Hugging Face directory that transformers and vLLM load: `tensors`, as `to_hf` yields them, the rest as in `like`.
+    """Writes a Hugging Face directory that transformers and vLLM load.
 
-    The weights become files of at most `shard_bytes` (a tensor larger than that has a file to itself) and get their final names
-    when all are written; `dtype` also goes into config.json. Raises FileExistsError if `path` already holds weights.
+    `tensors` are as `to_hf` yields them; config and tokenizer files are copied from `like`. Weights go into files of at most
+    `shard_bytes`, a larger tensor into a file of its own. Files get their final names when all are written. config.json states
+    `dtype`. Raises FileExistsError if `path` already holds weights.
     """
     path, like = Path(path), Path(like)
     for name in ('model.safetensors', 'model.safetensors.index.json'):
@@ -292,7 +294,7 @@ def save(
 
 
 def _shards(tensors: Iterable[tuple[str, np.ndarray]], dtype: np.dtype, limit: int) -> Iterator[dict[str, np.ndarray]]:
-    """What goes into each file. A dict is emptied when the next is asked for, so that only one shard is in memory."""
+    """Yields one dict of tensors a file. It empties a dict before the next one, so that only one shard is in memory."""
     shard: dict[str, np.ndarray] = {}
     size = 0
     for name, array in tensors:
@@ -307,7 +309,7 @@ def _shards(tensors: Iterable[tuple[str, np.ndarray]], dtype: np.dtype, limit: i
 
 
 def stored_dtype(path: str | Path) -> str | None:
-    """What config.json says the weights are stored in, if it does: 'bfloat16', 'float32', …"""
+    """The dtype that config.json states for the weights: 'bfloat16', 'float32', …; None where it states none."""
     config = json.loads((Path(path) / 'config.json').read_text('utf-8'))
     return config.get('dtype') or config.get('torch_dtype')  # transformers 5 and before
 

@@ -1,12 +1,12 @@
 """The decoder of Qwen2 and Qwen3 in Flax NNX, layers scanned.
 
-They differ in the attention alone: Qwen2 adds a bias to queries, keys and values; Qwen3 has none, and normalises the queries and
-keys of each head instead.
+The two differ only in the attention: Qwen2 adds a bias to queries, keys and values; Qwen3 has no bias and normalises each head's
+queries and keys.
 
 Shapes:  B rows · T tokens fed now · S key slots · D width · N query heads · K key/value heads · H head size · F MLP width
-         V vocabulary · L layers.  Parameters are float32; `config.dtype` is what the matrix products run in.
+         V vocabulary · L layers.  Parameters (listed in parameters.py) are float32; matrix products run in `config.dtype`.
 
-Left out, because no checkpoint this project trains needs it: sliding windows, rope scaling, dropout, attention sinks.
+Left out, because no checkpoint that this project trains needs them: sliding windows, rope scaling, dropout, attention sinks.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bapo_jax.models.attention import masked
+from bapo_jax.models.parameters import PARAMETERS, Parameter
 
-
-# (q_BxTxNxH, k_BxKxSxH, v_BxKxSxH) -> [B, T, N·H]; who sees whom is inside it.
+# (q_BxTxNxH, k_BxKxSxH, v_BxKxSxH) -> [B, T, N·H]; the function itself masks.
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
@@ -41,7 +41,7 @@ class ModelConfig:
     rope_theta: float
     rms_norm_eps: float
     tie_embeddings: bool
-    dtype: str = 'float32'
+    dtype: str = 'float32'  # of the matrix products
 
     @property
     def qkv_bias(self) -> bool:
@@ -51,9 +51,18 @@ class ModelConfig:
     def qk_norm(self) -> bool:
         return self.model_type == 'qwen3'
 
+    @property
+    def untied_head(self) -> bool:
+        return not self.tie_embeddings
+
+
+def parameters_of(config: ModelConfig) -> tuple[Parameter, ...]:
+    """The rows of the parameter table that this model has, in the table's order."""
+    return tuple(p for p in PARAMETERS if not p.needs or getattr(config, p.needs))
+
 
 class KVCache(NamedTuple):
-    """Keys and values, one array a layer so that writing a slot copies no other layer; and the slot written next."""
+    """Keys and values, and the slot written next. Each layer has its own array, so writing a slot copies no other layer."""
 
     k_BxKxSxH: tuple[jax.Array, ...]
     v_BxKxSxH: tuple[jax.Array, ...]
@@ -61,7 +70,7 @@ class KVCache(NamedTuple):
 
 
 def empty_cache(config: ModelConfig, batch: int, slots: int) -> KVCache:
-    """A cache of zeros for `batch` rows of `slots` tokens, in the dtype the model computes in."""
+    """A cache of zeros for `batch` rows of `slots` tokens, in the model's compute dtype."""
     zeros = jnp.zeros((batch, config.num_kv_heads, slots, config.head_dim), config.dtype)
     return KVCache((zeros,) * config.num_layers, (zeros,) * config.num_layers, jnp.int32(0))
 
@@ -78,8 +87,11 @@ def rope(x_BxTxNxH: jax.Array, positions_BxT: jax.Array, theta: float) -> jax.Ar
 
 @jax.custom_vjp
 def matmul(x_xI: jax.Array, kernel_IxO: jax.Array) -> jax.Array:
-    """x @ kernel. The backward pass is spelled out because XLA on CPU, left to itself, transposes the wide gradient of the
-    output instead of the narrow input: the gated MLP's gradient is half as fast that way."""
+    """x @ kernel, with an explicit backward pass.
+
+    XLA on CPU would transpose the output's wide gradient instead of the narrow input, which halves the speed of the gated MLP's
+    gradient.
+    """
     return x_xI @ kernel_IxO
 
 
@@ -106,7 +118,7 @@ class Linear(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) · scale over the last axis, in float32 as Hugging Face does it."""
+    """x / rms(x) · scale over the last axis, computed in float32 as Hugging Face does."""
 
     def __init__(self, config: ModelConfig, size: int):
         self.scale = nnx.Param(jnp.ones(size, jnp.float32))
@@ -119,7 +131,7 @@ class RMSNorm(nnx.Module):
 
 
 class Block(nnx.Module):
-    """One decoder layer: attention and gated MLP, each after a norm and added to the residual stream."""
+    """One decoder layer: attention, then gated MLP. Each reads the normalised residual stream and adds to it."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         c, self.config = config, config
@@ -138,7 +150,10 @@ class Block(nnx.Module):
         self.down = linear(c.intermediate_size, c.hidden_size)
 
     def __call__(self, x_BxTxD, positions_BxT, attend: Attend, cached=None):
-        """The layer's output [B, T, D]; with `cached` = (keys, values, next slot), also those with the T new tokens written in."""
+        """Returns (output [B, T, D], keys, values).
+
+        Those are of the T tokens alone or, with `cached` = (keys, values, next slot), the cached ones with the T tokens written in.
+        """
         c, (B, T, _) = self.config, x_BxTxD.shape
         h_BxTxD = self.attention_norm(x_BxTxD)
         q_BxTxNxH = self.q(h_BxTxD).reshape(B, T, c.num_heads, c.head_dim)
@@ -159,7 +174,7 @@ class Block(nnx.Module):
 
 
 class Qwen(nnx.Module):
-    """Token ids to final hidden states; `logits` turns those into scores over the vocabulary."""
+    """Maps token ids to final hidden states; `logits` maps those to scores over the vocabulary."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config = config
@@ -174,11 +189,11 @@ class Qwen(nnx.Module):
 
         self.layers = stacked_layers(rngs)
         self.norm = RMSNorm(config, config.hidden_size)
-        if not config.tie_embeddings:
+        if config.untied_head:
             self.head = Linear(config, config.hidden_size, config.vocab_size, rngs=rngs)
 
     def __call__(self, tokens_BxT, positions_BxT, attend: Attend, *, remat: bool = False):
-        """Hidden states [B, T, D] after the final norm; `remat` recomputes each layer in the backward pass."""
+        """Returns hidden states [B, T, D] after the final norm; `remat` recomputes each layer in the backward pass."""
         graph, stacked = nnx.split(self.layers)
 
         def layer_step(x_BxTxD, weights):
@@ -188,11 +203,10 @@ class Qwen(nnx.Module):
         return self.norm(x_BxTxD)
 
     def decode(self, tokens_BxT, positions_BxT, mask_BxTxS, cache: KVCache):
-        """As above for T tokens that continue a cache of S slots, of which `mask_BxTxS` says what they see; also returns the cache
-        with them written in.
+        """Returns the hidden states [B, T, D] of T tokens that continue a cache of S slots, and the cache with those tokens.
 
-        Layers are unrolled here: a scan would slice and copy each layer's cache once a token, which on CPU costs more than
-        the layer itself.
+        `mask_BxTxS` says which slots each token sees. Layers are unrolled: a scan would copy each layer's cache once a token,
+        which on CPU costs more than the layer itself.
         """
         def attend(q_BxTxNxH, k_BxKxSxH, v_BxKxSxH):
             return masked(q_BxTxNxH, k_BxKxSxH, v_BxKxSxH, mask_BxTxS)
@@ -211,8 +225,5 @@ class Qwen(nnx.Module):
 
     def logits(self, hidden_xD: jax.Array) -> jax.Array:
         """Scores [..., V] in float32."""
-        if self.config.tie_embeddings:
-            weight_DxV = self.embedding.embedding[...].T
-        else:
-            weight_DxV = self.head.kernel[...]
+        weight_DxV = self.head.kernel[...] if self.config.untied_head else self.embedding.embedding[...].T
         return jnp.matmul(hidden_xD, weight_DxV.astype(hidden_xD.dtype), preferred_element_type=jnp.float32)

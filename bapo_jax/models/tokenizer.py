@@ -1,4 +1,4 @@
-"""The tokenizer of a model directory, and which tokens end a response."""
+"""The tokenizer of a model directory, and the tokens that end a response."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """The Hugging Face tokenizer in `path`. Raises ValueError where there is none that loads."""
-    from transformers import AutoTokenizer  # a second to import: only who needs it pays
+    """The Hugging Face tokenizer in `path`. Raises ValueError where none loads."""
+    from transformers import AutoTokenizer  # takes a second to import
 
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=True)
@@ -18,9 +18,9 @@ def load_tokenizer(path: str | Path) -> Any:
 
 
 def stop_tokens(path: str | Path, tokenizer: Any) -> tuple[int, ...]:
-    """The tokens that end a response: the tokenizer's own, and those generation_config.json or config.json name.
+    """The tokens that end a response: the tokenizer's own, and those that generation_config.json or config.json names.
 
-    Raises ValueError where nothing ends a response.
+    Raises ValueError where there are none.
     """
     ends = {tokenizer.eos_token_id} - {None}
     for name in ('generation_config.json', 'config.json'):
@@ -33,10 +33,10 @@ def stop_tokens(path: str | Path, tokenizer: Any) -> tuple[int, ...]:
 
 
 def character_tokenizer(chat_template: str | None = None) -> Any:
-    """A Qwen2 tokenizer of single bytes and a few tags, for small policies.
+    """A Qwen2 tokenizer of single bytes and a few tags, for small policies. It represents text of any language.
 
-    It has no merges: Qwen2's own pre-tokenizer splits digits apart anyway, and AutoTokenizer (so vLLM too) applies that one
-    whatever the files say. Text of any language is representable.
+    It has no merges. Qwen2's pre-tokenizer splits digits apart, and AutoTokenizer (so vLLM too) applies that one whatever the files
+    say.
     """
     from tokenizers import AddedToken
     from tokenizers.pre_tokenizers import ByteLevel

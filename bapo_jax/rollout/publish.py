@@ -1,4 +1,4 @@
-"""Publishing a policy for the rollout servers: its tensors as an Orbax checkpoint, then the manifest that says it is complete."""
+"""Publishes a policy for the rollout servers: first its tensors as an Orbax checkpoint, then the manifest that marks completion."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.published import FORMAT, MANIFEST, WEIGHTS, crc32, published_versions
 
-# Orbax warns at every save that it finds no OCDBT files to merge; there are none where none were asked for.
+# At every save Orbax warns that it finds no OCDBT files to merge; this format has none.
 logging.get_absl_logger().addFilter(lambda record: 'Skipping merge of OCDBT' not in str(record.msg))
 
 
 def publish(directory: Path, version: int, params: Any, config: ModelConfig, dtype: str, hosts: Hosts = Hosts()) -> Path:
-    """Writes `directory/{version:06d}` and returns it; a version that is there, complete, is left as it is.
+    """Writes `directory/{version:06d}` in `dtype` and returns it; leaves a complete version as it is.
 
-    What an interrupted publication left there is removed first. `dtype` is what the tensors are stored in. No rename marks
-    completion, so that object stores serve too. Host 0 writes; where parameters are spread over `hosts`, the others help gather them.
+    Leftovers of an interrupted publication are removed first. The manifest marks completion, so no rename is needed and object
+    stores work. Host 0 writes; where parameters are spread over `hosts`, the others help gather them.
     """
     path = Path(directory) / f'{version:06d}'
     if (path / MANIFEST).is_file():
@@ -36,7 +36,7 @@ def publish(directory: Path, version: int, params: Any, config: ModelConfig, dty
     path.mkdir(parents=True)
     hosts.tell('publish', version=version)
     tensors = {name: np.ascontiguousarray(array, hf.DTYPES[dtype]) for name, array in hf.to_hf(config, params)}
-    # Weights do not compress, and a policy is read whole and soon: a plain file a tensor is the fastest way there and back.
+    # One plain file a tensor is the fastest: weights do not compress, and a policy is read whole, soon after.
     alone = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0}, barrier_sync_key_prefix='publish')
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False, multiprocessing_options=alone)
     with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer, ThreadPoolExecutor(1) as pool:
@@ -46,7 +46,7 @@ def publish(directory: Path, version: int, params: Any, config: ModelConfig, dty
     manifest = {
         'format': FORMAT,
         'version': version,
-        'model': architecture(config),
+        'model': hf.architecture(config),
         'tensors': {
             name: {'shape': list(array.shape), 'dtype': dtype, 'crc32': checksums[name]} for name, array in tensors.items()
         },
@@ -56,24 +56,9 @@ def publish(directory: Path, version: int, params: Any, config: ModelConfig, dty
 
 
 def remove_unneeded(directory: Path, pinned: Iterable[int]) -> None:
-    """Deletes every published version that is not pinned, manifest first, so that none is ever half there and complete."""
+    """Deletes every published version that is not pinned. The manifest goes first, so no partial version looks complete."""
     pinned = set(pinned)
     for version, path in published_versions(directory):
         if version not in pinned:
             (path / MANIFEST).unlink()
             shutil.rmtree(path)
-
-
-def architecture(config: ModelConfig) -> dict[str, Any]:
-    """What a server tells this model from another by, under the names in config.json."""
-    return {
-        'model_type': config.model_type,
-        'vocab_size': config.vocab_size,
-        'hidden_size': config.hidden_size,
-        'intermediate_size': config.intermediate_size,
-        'num_hidden_layers': config.num_layers,
-        'num_attention_heads': config.num_heads,
-        'num_key_value_heads': config.num_kv_heads,
-        'head_dim': config.head_dim,
-        'tie_word_embeddings': config.tie_embeddings,
-    }

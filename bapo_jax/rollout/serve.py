@@ -1,10 +1,10 @@
-"""Starts a vLLM server that the trainer can hand policies to.
+"""Starts a vLLM server that loads the trainer's policies.
 
     BAPO_ROLLOUT_TOKEN=… python -m bapo_jax.rollout.serve --model=DIR --port=8000
 
-Every route wants the token (`Authorization: Bearer …`). Without a token in the environment one is made up and printed. The server
-listens on loopback unless told otherwise, and not on a public address without a token of yours. It runs in vLLM's own environment
-(`make vllm-env`), which has neither JAX nor this project's requirements but tensorstore.
+Every route demands the token (`Authorization: Bearer …`). Without one in the environment, a token is generated and printed. The
+server listens on loopback by default, and on another address only with a token of yours. It runs in vLLM's own environment
+(`make vllm-env`), which has no JAX and of this project's requirements only tensorstore.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ def command(
     model: str, *, port: int, host: str = '127.0.0.1', python: str | Path = PYTHON, dtype: str = 'auto', max_tokens: int = 0,
     sequences: int = 256, memory: float = 0.0, extra: Sequence[str] = (),
 ) -> list[str]:  # fmt: skip
-    """The server's command line. `max_tokens` of prompt and response together, `memory` the fraction of a GPU; 0: vLLM's choice."""
+    """The server's command line.
+
+    `max_tokens` limits prompt and response together; `memory` is a fraction of the GPU's. 0 leaves either to vLLM.
+    """
     return [
         str(python), '-m', 'vllm.entrypoints.openai.api_server',
         '--model', str(Path(model).absolute()), '--served-model-name', 'policy', '--host', host, '--port', str(port), '--dtype', dtype,
@@ -37,23 +40,23 @@ def command(
         *(['--gpu-memory-utilization', str(memory)] if memory else []),
         '--worker-extension-cls', 'bapo_jax.rollout.worker.PolicyLoader',
         '--middleware', 'bapo_jax.rollout.token_guard.TokenGuard',
-        '--enable-scale-out',  # the route that takes and gives token ids, with the policy version of each
+        '--enable-scale-out',  # the route with token ids in and out, and each token's policy version
         '--logprobs-mode', 'processed_logprobs',  # of logits / temperature
-        '--generation-config', 'vllm',  # not the model's: its top-p and penalties would change the distribution sampled from
+        '--generation-config', 'vllm',  # the model's own has top-p and penalties, which change the distribution sampled from
         '--disable-uvicorn-access-log',
         *extra,
     ]  # fmt: skip
 
 
 def environment(token: str, cpu_cache_gib: int = 1) -> dict[str, str]:
-    """The server's environment variables, on top of this process's."""
+    """This process's environment variables and the server's own."""
     return {
         **os.environ,
         TOKEN_VARIABLE: token,
         'PYTHONPATH': os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')])),
         'VLLM_SERVER_DEV_MODE': '1',  # the routes that pause, load and resume
         'VLLM_CPU_KVCACHE_SPACE': os.environ.get('VLLM_CPU_KVCACHE_SPACE', str(cpu_cache_gib)),
-        'VLLM_HTTP_TIMEOUT_KEEP_ALIVE': '600',  # seconds; longer than the client keeps a connection that lies idle while it trains
+        'VLLM_HTTP_TIMEOUT_KEEP_ALIVE': '600',  # seconds; longer than the client keeps an idle connection
         'VLLM_NO_USAGE_STATS': '1',
         'HF_HUB_OFFLINE': '1',
     }
@@ -87,11 +90,11 @@ def main(argv: Sequence[str]) -> None:
 if __name__ == '__main__':
     FLAGS = flags.FLAGS
     flags.DEFINE_string('model', None, 'Hugging Face directory; the policies served must be of its architecture.', required=True)
-    flags.DEFINE_integer('port', 8000, 'To listen on.')
-    flags.DEFINE_string('host', '127.0.0.1', 'To listen on; other than loopback only with a token set.')
+    flags.DEFINE_integer('port', 8000, 'Port to listen on.')
+    flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on; an address other than loopback needs a token.')
     flags.DEFINE_string('python', str(PYTHON), "The interpreter of vLLM's environment.")
     flags.DEFINE_string('dtype', 'auto', 'auto, float32 or bfloat16.')
-    flags.DEFINE_integer('max_tokens', 0, "Prompt and response together; 0: the model's limit.")
+    flags.DEFINE_integer('max_tokens', 0, "Limit of prompt and response together; 0: the model's limit.")
     flags.DEFINE_integer('sequences', 256, 'Responses sampled at once.')
     flags.DEFINE_float('memory', 0.0, "Fraction of the GPU's memory, where the trainer has the rest; 0: vLLM's choice.")
     app.run(main)

@@ -1,4 +1,4 @@
-"""vLLM servers of the trainer's own: started, waited for, started again when they die, stopped with the run."""
+"""A vLLM server that the trainer itself starts, restarts when it dies, and stops with the run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 
 
 class ServerFailed(RolloutError):
-    """A server process ended, or was not ready in time; the message shows the end of its log."""
+    """The server process ended, or was not ready in time. The message shows the end of its log."""
 
 
 class SupervisedServer:
-    """One server process on this machine. `url` stays the same over restarts; what it prints goes to `log`."""
+    """One server process on this machine. Its `url` outlives restarts; its output goes to `log`."""
 
     def __init__(self, model: str, log: Path, *, dtype: str, max_tokens: int, deadline_s: float, memory: float = 0.0,
                  python: str | Path | None = None, extra: Sequence[str] = ()):  # fmt: skip
@@ -38,15 +38,14 @@ class SupervisedServer:
 
     @property
     def pid(self) -> int:
-        """Of the process, which is also the group of those below it."""
+        """The process id, which is also the id of the process group."""
         return self._process.pid
 
     def start(self) -> None:
-        """Starts the process and returns when it answers. Raises ServerFailed."""
+        """Starts the process, and returns when it answers. Raises ServerFailed."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open('ab') as log:
-            # A process group of its own: a Ctrl-C meant for the trainer does not kill it in the middle of a step, and stop() reaches
-            # the engine process below it.
+            # In a process group of its own, the server survives a Ctrl-C during a step, and stop() ends the engine process too.
             self._process = subprocess.Popen(
                 self._command, env=environment(self.token), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -64,7 +63,7 @@ class SupervisedServer:
         self.start()
 
     def stop(self) -> None:
-        """Ends the process and those below it, gently first."""
+        """Ends the process group: SIGTERM first, then SIGKILL."""
         if self._process is None:
             return
         for number, wait_s in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):

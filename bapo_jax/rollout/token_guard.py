@@ -1,6 +1,6 @@
-"""A token on every route of a rollout server; vLLM's own key guards only some of them, and none that control the policy.
+"""Demands a token on every route of a rollout server. vLLM's own key guards only some routes, and none that control the policy.
 
-ASGI middleware, loaded in the server's process (`--middleware`).
+This is ASGI middleware, loaded in the server's process (`--middleware`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ TOKEN_VARIABLE = 'BAPO_ROLLOUT_TOKEN'
 
 
 class TokenGuard:
-    """Answers 401 to whatever comes without `Authorization: Bearer TOKEN`. Raises RuntimeError where the variable is not set."""
+    """Answers 401 to every request without `Authorization: Bearer TOKEN`. Raises RuntimeError where the variable is not set."""
 
     def __init__(self, app: Any):
         token = os.environ.get(TOKEN_VARIABLE)
@@ -27,7 +27,7 @@ class TokenGuard:
                 await send({'type': 'websocket.close', 'code': 1008})
                 return
             await send({'type': 'http.response.start', 'status': 401, 'headers': [(b'content-type', b'text/plain')]})
-            await send({'type': 'http.response.body', 'body': b'this server wants the token it was started with\n'})
+            await send({'type': 'http.response.body', 'body': b'this server demands the token that it was started with\n'})
             return
         await self._app(scope, receive, send)
 

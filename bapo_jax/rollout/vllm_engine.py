@@ -1,8 +1,8 @@
-"""The client of outside vLLM servers: token ids out; token ids, log-probs and policy versions back.
+"""The client of vLLM servers: it sends token ids, and receives token ids, log-probs and policy versions.
 
-One engine speaks to one or more servers that all hold the same policy. A policy travels as `rollout/publish.py` writes it; a prompt
-is one request for its whole group. What comes back is checked before the trainer sees it. A server that does not answer is left out
-until the next policy, and its requests go to the others; with none left, one of our own is started again.
+All servers of an engine hold the same policy, which travels as `rollout/publish.py` writes it. Each prompt is one request for its
+whole group. The engine checks every response before the trainer sees it. Requests of a server that does not answer go to the others
+until the next policy. With none left, a supervised server is restarted.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from bapo_jax.rollout.supervise import SupervisedServer
 
 
 class Unreachable(RolloutError):
-    """No answer, or one that says the server is broken: another server may do better."""
+    """A server gave no answer or reported that it is broken. Another server may answer."""
 
 
 class PolicyRefused(RolloutError):
-    """A server refused the published policy and goes on serving the one it had."""
+    """A server refused the published policy, and still serves the one before."""
 
 
 class BadResponse(RolloutError):
-    """A response that cannot be trained on: of another policy, cut short, or with impossible tokens or log-probs."""
+    """A response is not trainable: of another policy, incomplete, or with impossible tokens or log-probs."""
 
 
 class VllmEngine:
-    """`servers` are base URLs, or the one server that the engine supervises; `policies` is a directory that they can read."""
+    """`servers` are base URLs, or the one server that the engine supervises. All of them read the directory `policies`."""
 
     def __init__(
         self, servers: Sequence[str] | SupervisedServer, policies: Path, model: ModelConfig, *, token: str, dtype: str,
@@ -48,14 +48,14 @@ class VllmEngine:
         self._supervised = servers if isinstance(servers, SupervisedServer) else None
         self._urls = [servers.url] if isinstance(servers, SupervisedServer) else list(servers)
         self.servers = len(self._urls)
-        self._serving: set[str] = set()  # those known to hold the current policy
+        self._serving: set[str] = set()  # URLs of servers known to hold the current policy
         self._policies, self._model, self._dtype, self._hosts = Path(policies).absolute(), model, dtype, hosts
         self._stop_tokens, self._concurrency = list(stop_tokens), concurrency
-        # A version that an interrupted run left behind may differ from this run's of the same number.
+        # A version that an interrupted run left may differ from this run's version of the same number.
         remove_unneeded(self._policies, ())
         self._path: Path | None = None
         self._version = self._previous = None
-        # A loop of its own in a thread: rollouts of later steps can be under way while the trainer's thread trains or asks.
+        # The event loop has a thread of its own, so rollouts of later steps run while the trainer's thread trains.
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name='rollout', daemon=True).start()
         self._client = httpx.AsyncClient(
@@ -68,7 +68,7 @@ class VllmEngine:
         self._revival: asyncio.Lock = asyncio.Lock()
 
     def load(self, params: Any, version: int) -> None:
-        """Publishes `params` and makes the servers serve them; returns when all that answer do.
+        """Publishes `params` and loads them into the servers; returns when every server that answers has them.
 
         Raises PolicyRefused, or Unreachable where no server answers.
         """
@@ -82,10 +82,10 @@ class VllmEngine:
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
     ) -> list[tuple[Response, ...]]:
-        """One request a prompt, to the server with the fewest under way. Raises RolloutError where that cannot be had.
+        """Sends one request a prompt, to the server with the fewest under way. Raises RolloutError where none succeeds.
 
-        `draws` are not used: a server's samples depend on what else it is computing, and a seed of each request does not change that
-        (on CPU vLLM 0.32 even dies of one, when a prompt is read in two pieces).
+        `draws` are not used: a server's samples depend on its other requests, even with a seed in each request. On CPU such a seed
+        also kills vLLM 0.32 when a prompt is read in two pieces.
         """
         if self._version is None:
             raise RuntimeError('the engine holds no policy yet: call load(params, version) before generate')
@@ -114,17 +114,17 @@ class VllmEngine:
             await self._revive(results[0])
 
     async def _load(self, url: str) -> None:
-        """Pause, load, drop what was computed with the old weights, name the new version; resume whatever happened."""
+        """Pauses the server, loads the policy, resets its caches and names the version. Resumes it even after an error."""
         await self._post(url, '/pause?mode=keep')
         try:
             reply = await self._post(url, '/collective_rpc', {'method': 'load_policy', 'kwargs': {'path': str(self._path)}})
             for worker in reply['results']:
                 if 'refused' in worker:
                     raise PolicyRefused(f'{url} refused policy {self._version}: {worker["refused"]}')
-                if worker != {'version': self._version, 'fingerprint': read_manifest(self._path).fingerprint}:
+                if worker != {'version': self._version, 'checksum': read_manifest(self._path).checksum}:
                     raise PolicyRefused(f'{url} loaded {worker}, not what is in {self._path}: it must see the same directory there')
             if not (await self._post(url, '/reset_prefix_cache'))['success']:
-                raise RolloutError(f'{url}: its prefix cache could not be reset, so answers would mix two policies')
+                raise RolloutError(f'{url}: its prefix cache could not be reset, so responses would mix two policies')
             await self._post(url, '/reset_mm_cache')
             await self._post(url, '/update_weight_version', {'new_version': str(self._version)})
         finally:
@@ -132,13 +132,13 @@ class VllmEngine:
         self._serving.add(url)
 
     async def _revive(self, reason: Unreachable) -> None:
-        """Starts our own server again, with the policy it should hold. Raises `reason` where there is none of our own."""
+        """Restarts the supervised server and loads the current policy. Raises Unreachable where no server is supervised."""
         async with self._revival:
-            if self._serving:  # another request was here first
+            if self._serving:  # another request has revived it
                 return
             if self._supervised is None:
                 raise Unreachable(f'no rollout server answers; the last said: {reason}') from reason
-            try:  # it may have dropped a connection, no more
+            try:  # it may only have dropped a connection
                 await self._load(self._supervised.url)
             except Unreachable:
                 logging.warning('%s; starting the server again with policy %s', reason, self._version)
@@ -175,7 +175,7 @@ class VllmEngine:
                             raise
                         if url in self._serving:
                             self._serving.discard(url)
-                            logging.warning('%s; its requests are issued again', e)
+                            logging.warning('%s; its requests are sent again', e)
                         reason = e
                     finally:
                         self._under_way[url] -= 1
@@ -184,7 +184,7 @@ class VllmEngine:
         try:
             return await asyncio.gather(*running)
         finally:
-            for task in running:  # after a failure the others are of no use
+            for task in running:  # after one failure the others are useless
                 task.cancel()
 
     def _request(self, prompt: Prompt, group_size: int, sampling: Sampling) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class VllmEngine:
         }
 
     def _checked(self, url: str, reply: dict[str, Any], group_size: int, sampling: Sampling) -> tuple[Response, ...]:
-        """The responses of one request. Raises BadResponse unless they are whole, plausible, and of the version asked for."""
+        """The responses of one request. Raises BadResponse unless they are complete, plausible and of the requested version."""
 
         def need(condition: bool, what: str) -> None:
             if not condition:

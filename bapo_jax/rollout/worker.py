@@ -1,6 +1,6 @@
-"""The server's side of a policy hand-over: a worker extension, loaded by vLLM in its worker process (`--worker-extension-cls`).
+"""The server's side of a policy hand-over: an extension that vLLM loads in its worker process (`--worker-extension-cls`).
 
-vLLM turns an exception in a worker into the end of the engine, so a policy that must not be served is refused in the reply.
+An exception in a worker ends vLLM's engine, so the reply states a refusal.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from bapo_jax.models.parameters import HEAD
 from bapo_jax.rollout.published import Manifest, RefusedPolicy, check_model, read_manifest, read_tensors
 
 
 class PolicyLoader:
-    """Methods that vLLM adds to its worker class, to be called over /collective_rpc."""
+    """vLLM adds these methods to its worker class; the trainer calls them over /collective_rpc."""
 
     def load_policy(self, path: str) -> dict[str, Any]:
-        """Serves the policy published at `path` from now on; {'version', 'fingerprint'}, or {'refused': why} with nothing changed.
+        """Loads the policy published at `path`; returns {'version', 'checksum'}, or {'refused': reason} with nothing changed.
 
-        Everything is read and checked before the first weight is touched, since half a load cannot be undone.
+        Everything is read and checked before the first weight changes, since a partial load cannot be undone.
         """
         try:
             manifest = read_manifest(path)
@@ -33,19 +34,14 @@ class PolicyLoader:
         self.reload_weights(weights_iterator=((name, as_torch(array)) for name, array in tensors))
         if manifest.model['tie_word_embeddings']:
             tie_head(self.get_model())
-        self.policy_loaded = {'version': manifest.version, 'fingerprint': manifest.fingerprint}
-        return self.policy_loaded
-
-    def policy_info(self) -> dict[str, Any]:
-        """Version and fingerprint of the policy served; empty before the first `load_policy`."""
-        return getattr(self, 'policy_loaded', {})
+        return {'version': manifest.version, 'checksum': manifest.checksum}
 
 
 def check_tensors(manifest: Manifest, model: str) -> None:
-    """Names and shapes against the checkpoint that the server was started with. Raises RefusedPolicy."""
+    """Compares names and shapes with the checkpoint that the server was started with. Raises RefusedPolicy."""
     expected = checkpoint_shapes(Path(model))
     if manifest.model.get('tie_word_embeddings'):
-        expected.pop('lm_head.weight', None)  # some checkpoints repeat the embedding there
+        expected.pop(HEAD.name, None)  # some checkpoints repeat the embedding there
     offered = {t.name: t.shape for t in manifest.tensors}
     if expected.keys() != offered.keys():
         missing, unknown = sorted(expected.keys() - offered.keys()), sorted(offered.keys() - expected.keys())
@@ -56,7 +52,7 @@ def check_tensors(manifest: Manifest, model: str) -> None:
 
 
 def checkpoint_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor in the safetensors files of a directory, from their headers alone."""
+    """The shape of every tensor in a directory's safetensors files, from their headers."""
     shapes = {}
     for path in sorted(directory.glob('*.safetensors')):
         with path.open('rb') as f:
@@ -68,7 +64,7 @@ def checkpoint_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 def tie_head(model: torch.nn.Module) -> None:
     """Gives the LM head the embedding's new weights.
 
-    vLLM (0.32) reloads layer by layer and finds no tensor for a tied head; on CPU that keeps a packed copy of the old embedding.
+    vLLM (0.32) reloads layer by layer and finds no tensor for a tied head. On CPU it keeps a packed copy of the old embedding.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
@@ -80,7 +76,7 @@ def tie_head(model: torch.nn.Module) -> None:
 
 
 def as_torch(array: np.ndarray) -> torch.Tensor:
-    """The same bytes; torch knows no numpy bfloat16."""
+    """The same bytes as a tensor; torch cannot convert numpy's bfloat16."""
     if array.dtype.name == 'bfloat16':
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)

@@ -36,7 +36,7 @@ class StandIn(HttpStub):
                 return reply(self.paths().count(path))
             if path == '/collective_rpc':
                 manifest = read_manifest(body['kwargs']['path'])
-                return 200, {'results': [{'version': manifest.version, 'fingerprint': manifest.fingerprint, **loaded}]}
+                return 200, {'results': [{'version': manifest.version, 'checksum': manifest.checksum, **loaded}]}
             return 200, {'success': True}
 
         super().__init__(answer)
@@ -90,7 +90,7 @@ def test_a_policy_is_loaded_while_paused_and_caches_are_dropped_before_it_is_nam
 
 def test_a_server_that_reads_another_directory_under_the_same_path_is_found_out(connect):
     with pytest.raises(PolicyRefused, match='must see the same directory'):
-        connect(StandIn(good, fingerprint='00000000'))
+        connect(StandIn(good, checksum='00000000'))
 
 
 def test_a_refused_policy_is_an_error_and_the_server_resumes(connect):

@@ -1,0 +1,39 @@
+"""The parameter table describes every parameter of every model, and nothing else."""
+
+import dataclasses
+
+import jax
+import pytest
+from conftest import QWEN3
+
+from bapo_jax.models import hf
+from bapo_jax.models.parameters import HEAD, PARAMETERS
+from bapo_jax.models.qwen import parameters_of
+from bapo_jax.parallel import ShardingRules
+
+MODELS = [{'tie_word_embeddings': tied, **family} for family in ({}, QWEN3) for tied in (True, False)]
+
+
+@pytest.mark.parametrize('fields', MODELS)
+def test_a_model_has_exactly_the_parameters_of_its_rows(fields, make_policy):
+    config = make_policy(**fields).config
+    leaves = jax.tree_util.tree_flatten_with_path(hf.abstract_params(config)[1])[0]
+    shapes = {tuple(key.key for key in path): leaf.shape for path, leaf in leaves}
+    rows = {p.path: p for p in parameters_of(config)}
+    assert shapes.keys() == rows.keys()
+    for path, shape in shapes.items():
+        assert len(shape) == len(rows[path].axes), path
+        assert rows[path].per_layer == (path[0] == 'layers'), path
+        assert not rows[path].per_layer or shape[0] == config.num_layers, path
+    assert (HEAD in rows.values()) is not fields['tie_word_embeddings']
+
+
+def test_every_row_is_of_some_model_and_names_a_parameter_of_its_own(make_policy):
+    assert {p for fields in MODELS for p in parameters_of(make_policy(**fields).config)} == set(PARAMETERS)
+    assert len({p.path for p in PARAMETERS}) == len({p.name for p in PARAMETERS}) == len(PARAMETERS)
+    assert all(('{}' in p.name) == p.per_layer for p in PARAMETERS)
+
+
+def test_every_logical_axis_has_a_rule_and_every_rule_an_axis():
+    rules = {field.name for field in dataclasses.fields(ShardingRules)}
+    assert {axis for p in PARAMETERS for axis in p.axes if axis} == rules

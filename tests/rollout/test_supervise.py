@@ -1,0 +1,80 @@
+"""A server's process from start to stop; a small HTTP server stands in for vLLM. Real servers: test_real_server.py."""
+
+import os
+import sys
+
+import httpx2 as httpx
+import pytest
+
+from bapo_jax.rollout.supervise import ServerFailed, SupervisedServer, free_port
+
+# Takes the place of vLLM's interpreter, so it is given vLLM's command line. It answers /health to whoever has the token.
+SERVES = f"""#!{sys.executable}
+import os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        sound = self.headers['Authorization'] == 'Bearer ' + os.environ['BAPO_ROLLOUT_TOKEN']
+        self.send_response(200 if sound and self.path == '/health' else 401)
+        self.end_headers()
+
+HTTPServer(('127.0.0.1', int(sys.argv[sys.argv.index('--port') + 1])), Handler).serve_forever()
+"""
+DIES = '#!/bin/sh\necho no memory left\nexit 3\n'
+HANGS = '#!/bin/sh\necho loading\nexec sleep 60\n'
+
+
+@pytest.fixture
+def make(tmp_path):
+    """A function: a supervised server whose interpreter is that script."""
+    made = []
+
+    def server(script, deadline_s=30.0):
+        python = tmp_path / 'python'
+        python.write_text(script)
+        python.chmod(0o755)
+        made.append(SupervisedServer(
+            'model', tmp_path / 'logs' / 'server.log', dtype='float32', max_tokens=64, deadline_s=deadline_s, python=python
+        ))  # fmt: skip
+        return made[-1]
+
+    yield server
+    for one in made:
+        one.stop()
+
+
+def running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_server_starts_restarts_under_its_url_and_stops(make):
+    server = make(SERVES)
+    server.start()
+    first, url = server.pid, server.url
+    assert os.getpgid(first) == first != os.getpgid(0)
+    assert httpx.get(f'{url}/health', headers={'Authorization': f'Bearer {server.token}'}).status_code == 200
+    server.restart()
+    assert server.url == url and not running(first) and running(server.pid)
+    last = server.pid
+    server.stop()
+    assert not running(last)
+    server.stop()  # again: nothing happens
+
+
+def test_a_server_that_ends_is_an_error_with_the_end_of_its_log(make):
+    with pytest.raises(ServerFailed, match=r'ended with status 3; the end of .*server\.log:\nno memory left'):
+        make(DIES).start()
+
+
+def test_a_server_that_is_not_ready_in_time_is_stopped_and_an_error(make):
+    with pytest.raises(ServerFailed, match=r'was not ready in 1 s; the end of .*server\.log:\nloading'):
+        make(HANGS, deadline_s=1.0).start()
+
+
+def test_a_free_port_is_one():
+    assert 1024 <= free_port() < 65536

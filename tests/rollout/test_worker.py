@@ -1,0 +1,93 @@
+"""The worker's side of a policy hand-over, with a stand-in for vLLM's worker class. Real servers: test_real_server.py."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from transformers import AutoConfig
+
+from bapo_jax.models import hf
+from bapo_jax.models.parameters import HEAD
+from bapo_jax.rollout.publish import publish
+from bapo_jax.rollout.published import MANIFEST, RefusedPolicy, read_manifest
+from bapo_jax.rollout.worker import PolicyLoader, as_torch, check_tensors, checkpoint_shapes
+
+
+class Worker(PolicyLoader):
+    """Holds what vLLM's worker has of a model, and the weights that it was given."""
+
+    def __init__(self, directory):
+        self.model_config = SimpleNamespace(hf_config=AutoConfig.from_pretrained(directory), model=str(directory))
+        self.weights = {}
+
+    def reload_weights(self, weights_iterator):
+        self.weights = dict(weights_iterator)
+
+
+@pytest.fixture(scope='module')
+def policy(make_policy):
+    return make_policy(tie_word_embeddings=False)
+
+
+@pytest.fixture
+def published(policy, tmp_path):
+    return publish(tmp_path, 12, policy.params, policy.config, 'bfloat16')
+
+
+def test_a_sound_policy_is_loaded_and_named(policy, published):
+    worker = Worker(policy.path)
+    assert worker.load_policy(str(published)) == {'version': 12, 'checksum': read_manifest(published).checksum}
+    want = dict(hf.to_hf(policy.config, policy.params))
+    assert list(worker.weights) == list(want)
+    for name, array in want.items():
+        assert torch.equal(worker.weights[name], torch.from_numpy(array).to(torch.bfloat16)), name
+
+
+def test_a_refused_policy_is_a_reply_and_changes_nothing(policy, published):
+    worker = Worker(policy.path)
+    manifest = json.loads((published / MANIFEST).read_text())
+    manifest['tensors']['model.norm.weight']['crc32'] += 1
+    (published / MANIFEST).write_text(json.dumps(manifest))
+    assert 'checksum of model.norm.weight' in worker.load_policy(str(published))['refused']
+    (published / MANIFEST).unlink()
+    assert 'manifest.json is missing' in worker.load_policy(str(published))['refused']
+    assert worker.weights == {}
+
+
+def test_a_servers_checkpoint_with_other_tensors_or_shapes_is_refused_by_name(policy, published, tmp_path):
+    manifest, directory = read_manifest(published), shutil.copytree(policy.path, tmp_path / 'model')
+    check_tensors(manifest, str(directory))
+    tensors = load_file(directory / 'model.safetensors')
+    save_file({**tensors, 'model.norm.weight': np.ones(7, np.float32)}, directory / 'model.safetensors')
+    with pytest.raises(RefusedPolicy, match=r'model\.norm\.weight is \(32,\), in .* it is \(7,\)'):
+        check_tensors(manifest, str(directory))
+    save_file({name: a for name, a in tensors.items() if name != 'model.norm.weight'}, directory / 'model.safetensors')
+    with pytest.raises(RefusedPolicy, match=r"unknown \['model\.norm\.weight'\]"):
+        check_tensors(manifest, str(directory))
+
+
+def test_a_tied_policy_fits_a_checkpoint_that_repeats_the_embedding_as_its_head(make_policy, tmp_path):
+    policy = make_policy()
+    manifest = read_manifest(publish(tmp_path, 1, policy.params, policy.config, 'float32'))
+    tensors = load_file(policy.path / 'model.safetensors')
+    save_file({**tensors, HEAD.name: tensors['model.embed_tokens.weight']}, tmp_path / 'model.safetensors')
+    check_tensors(manifest, str(tmp_path))
+
+
+def test_shapes_are_read_from_every_file(tmp_path):
+    save_file({'a': np.ones((2, 3), np.float32)}, tmp_path / '1.safetensors', metadata={'format': 'pt'})
+    save_file({'b': np.ones(4, np.float32)}, tmp_path / '2.safetensors')
+    assert checkpoint_shapes(tmp_path) == {'a': (2, 3), 'b': (4,)}
+
+
+@pytest.mark.parametrize('dtype, of_torch', [(np.float32, torch.float32), (ml_dtypes.bfloat16, torch.bfloat16)])
+def test_torch_gets_the_same_numbers(dtype, of_torch):
+    array = np.array([[1.5, -2.0], [0.25, 3e38]], dtype)
+    tensor = as_torch(array)
+    assert tensor.dtype == of_torch
+    np.testing.assert_array_equal(tensor.float().numpy(), array.astype(np.float32))
