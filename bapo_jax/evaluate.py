@@ -4,71 +4,80 @@
     python -m bapo_jax.evaluate --checkpoint=runs/x/policy/000123
     python -m bapo_jax.evaluate --checkpoint=HF_DIRECTORY --config=configs/quickstart.py
 
-Of a run, π_θ of the newest checkpoint is scored (not the rollout policy α), by the run's own config and engine; `--engine=vllm` and
-`--servers=URL,URL` choose another (without servers one is started and stopped). A policy that was published for the rollout servers
-is asked by its run's config too.
+Of a run, π_θ of the newest checkpoint is scored (not the rollout policy α), with the run's own config and engine. The same config
+counts for a policy that the run published. `--engine=vllm` chooses another engine: `--servers=URL,URL` names running servers;
+without them one is started and stopped.
 
-An evaluation that was interrupted goes on when the same command is given again: samples are in OUTPUT/BENCHMARK.jsonl as soon as
-their chunk of questions is judged. With the in-process engine it ends with the same files as an unbroken one, bit for bit.
+The same command continues an interrupted evaluation: each chunk of questions is appended to OUTPUT/BENCHMARK.jsonl once it is judged.
+With the in-process engine the files equal those of an uninterrupted evaluation, bit for bit.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from bapo_jax.groups import Prompt, Verdict
+from bapo_jax import config as config_lib
+from bapo_jax import parallel
+from bapo_jax.groups import Prompt
 from bapo_jax.metrics import write_text
+from bapo_jax.models import hf
+from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
+from bapo_jax.policies import HUGGING_FACE, RUN, StoredPolicy, find_policy
 from bapo_jax.rollout.collect import Judged, judge
 from bapo_jax.rollout.engine import EVALUATION, Draw, Engine, RolloutError, Sampling
+from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+from bapo_jax.run.evaluation import done_before, open_evaluation, sample_files, sample_rows, settings
+from bapo_jax.run.tables import print_scores
 from bapo_jax.scores import Question, question, summary
-from bapo_jax.setup import POLICIES, benchmark_prompts, load_for_evaluation
+from bapo_jax.setup import POLICIES, benchmark_prompts, build_engine
 from bapo_jax.tasks import custom_reward, get_task
 
 _SERVER_CHUNK = 256  # responses; enough chunks are under way at once to keep the servers busy
 
 
 def chunk_size(config: ConfigDict) -> int:
-    """Questions asked and written down together. For the in-process engine what it samples at once: more would be lost when
-    interrupted, and the same chunks are the same programs, so the same samples to the last bit."""
+    """Questions answered and written together: for the in-process engine, as many as it samples at once.
+
+    Larger chunks would lose more at an interruption. Equal chunks are equal programs, hence equal samples to the last bit.
+    """
     responses = config.rollout.rows if config.rollout.engine == 'jax' else _SERVER_CHUNK
     return 1 << (max(1, responses // config.evaluate.samples).bit_length() - 1)
 
 
 def votes(config: ConfigDict) -> bool:
-    """Whether maj@n is given: where the task's own verifier extracts answers that can be voted on. What a user's reward function
-    names, if it names anything, need not be such answers."""
+    """Whether maj@n is reported: where the task's own verifier extracts answers that can be voted on.
+
+    A user's reward function may name no answer, or one that is no vote.
+    """
     return get_task(config.task.name).VOTES and not config.task.reward
 
 
-def ask(
+def answer_and_judge(
     engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], config: ConfigDict, purpose: int
 ) -> Generator[Judged, None, None]:
-    """`evaluate.samples` judged responses to each prompt, a chunk after the other, in order.
+    """`evaluate.samples` judged responses to each prompt, one chunk of prompts after the other, in order.
 
-    The same questions get the same random keys whichever policy answers. While a chunk is judged, the next is being answered: one
-    by the in-process engine, as many as the servers take by them. Close it when leaving early, or the rest is asked all the same.
+    Equal questions get equal random keys, whichever policy answers. While a chunk is judged the next is generated: one chunk by the
+    in-process engine, as many as the servers take otherwise. Close the generator when you leave early, or the rest is generated too.
     """
     c, size, reward = config, chunk_size(config), custom_reward.resolve(config.task.reward)
     sampling = Sampling(c.evaluate.temperature, c.rollout.max_response_tokens)
     chunks = [prompts[i : i + size] for i in range(0, len(prompts), size)]
     draws = [Draw(c.seed, 0, purpose)] * size
-    # Under way at once: of servers' chunks enough for the most groups they take, and one more while the oldest is waited for.
+    # Servers get enough chunks for the most groups they take, and one more while the oldest is waited for.
     at_once = 1 if c.rollout.engine == 'jax' else c.rollout.concurrency * max(1, len(c.rollout.servers)) // size + 2
 
     def answer(chunk: Sequence[Prompt]):
@@ -83,19 +92,19 @@ def ask(
 
 
 def score(engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], config: ConfigDict, purpose: int) -> dict[str, Any]:
-    """The summary (scores.py) of the policy the engine holds on these prompts."""
-    with closing(ask(engine, tokenizer, prompts, config, purpose)) as chunks:
+    """The summary (scores.py) of the policy in the engine on these prompts."""
+    with closing(answer_and_judge(engine, tokenizer, prompts, config, purpose)) as chunks:
         questions = [question(g, answers) for chunk in chunks for g, answers in zip(chunk.groups, chunk.answers, strict=True)]
     return summary(questions, votes(config))
 
 
 def score_benchmarks(engine: Engine, tokenizer: Any, benchmarks: dict[str, list[Prompt]], config: ConfigDict) -> dict[str, dict]:
-    """The summary of every benchmark, by name, of the policy the engine holds."""
+    """The summary of every benchmark, by name, of the policy in the engine."""
     return {name: score(engine, tokenizer, prompts, config, EVALUATION) for name, prompts in benchmarks.items()}
 
 
 def core_metrics(summaries: dict[str, dict]) -> dict[str, float | None]:
-    """What training logs: val-core/<benchmark>/acc/{mean@n,pass@n,maj@n}; no maj@n of a task whose answers are no votes."""
+    """What training logs: val-core/<benchmark>/acc/{mean@n,pass@n,maj@n}, the last where answers are votes."""
     return {
         f'val-core/{name}/acc/{measure}@{s["samples"]}': s[measure]
         for name, s in summaries.items()
@@ -104,150 +113,14 @@ def core_metrics(summaries: dict[str, dict]) -> dict[str, float | None]:
     }
 
 
-def print_table(title: str, columns: dict[str, dict[str, dict]]) -> None:
-    """`columns` maps a policy's name to its summaries by benchmark; one row a benchmark and measure, percent."""
-    table = Table('', *columns, title=title)
-    first = next(iter(columns.values()))
-    for name, s in first.items():
-        for measure in ('mean', 'pass', 'maj'):
-            if measure in s:
-                cells = [percent(summaries[name][measure]) for summaries in columns.values()]
-                table.add_row(f'{name}  {measure}@{s["samples"]}, {s["questions"]} problems', *cells)
-    Console().print(table)
-
-
-def print_scores(title: str, summaries: dict[str, dict]) -> None:
-    """One column a benchmark, one row a measure; shares in percent."""
-    table = Table('', *(Path(name).stem for name in summaries), title=title)
-    columns = list(summaries.values())
-    samples = columns[0]['samples']
-    table.add_row('problems', *(str(s['questions']) for s in columns))
-    table.add_row(f'mean@{samples}', *(percent(s['mean']) for s in columns))
-    table.add_row('95 % interval', *('-'.join(map(percent, s['interval'] or (None, None))) for s in columns))
-    for k in columns[0]['pass_at_k']:
-        table.add_row(f'pass@{k}', *(percent(s['pass_at_k'][k]) for s in columns))
-    if 'maj' in columns[0]:
-        table.add_row(f'maj@{samples}', *(percent(s['maj']) for s in columns))
-    table.add_row('cut at the limit', *(percent(s['truncated']) for s in columns))
-    table.add_row('mean tokens', *(f'{s["length"]:.0f}' for s in columns))
-    table.add_row('without an answer', *(percent(s['unparseable'] / (s['questions'] * samples)) for s in columns))
-    if any(s['infra_errors'] for s in columns):
-        table.add_row('not judged', *(percent(s['infra_errors'] / (s['questions'] * samples)) for s in columns))
-    Console().print(table)
-
-
-def percent(share: float | None) -> str:
-    return '?' if share is None else f'{100 * share:.1f}'
-
-
-# ---- the files of one evaluation, and how it goes on
-
-
-def sample_files(output: Path, benchmarks: Sequence[str]) -> dict[str, Path]:
-    """Where each benchmark's samples go. Raises ValueError where two would share a file."""
-    files = {name: output / f'{Path(name).stem}.jsonl' for name in benchmarks}
-    for name, file in files.items():
-        same = [other for other in files if files[other] == file]
-        if len(same) > 1:
-            raise ValueError(f'--benchmarks: {" and ".join(same)} would share {file.name}; rename one, or evaluate them one by one')
-    return files
-
-
-def settings(checkpoint: Path, step: int, config: ConfigDict, benchmarks: dict[str, list[Prompt]]) -> dict[str, Any]:
-    """What the samples depend on, by the names under which a user sets it."""
-    c = config
-    program = {'config.rollout.rows': c.rollout.rows} if c.rollout.engine == 'jax' else {'config.rollout.dtype': c.rollout.dtype}
-    return {
-        'checkpoint': str(checkpoint.resolve()), 'step': step, 'engine': c.rollout.engine, 'samples': c.evaluate.samples,
-        'config.seed': c.seed, 'config.model.dtype': c.model.dtype, 'config.task.name': c.task.name,
-        'config.task.reward': c.task.reward, 'config.task.template': c.task.template,
-        'config.rollout.max_response_tokens': c.rollout.max_response_tokens,
-        'config.evaluate.temperature': c.evaluate.temperature, 'benchmarks': list(benchmarks),
-        'questions': {name: fingerprint(prompts) for name, prompts in benchmarks.items()}, **program,
-    }  # fmt: skip
-
-
-def fingerprint(prompts: Sequence[Prompt]) -> str:
-    """Of a benchmark's prompts and ground truths, in order."""
-    digest = hashlib.sha256()
-    for prompt in prompts:
-        digest.update(json.dumps([prompt.tokens.tolist(), prompt.ground_truth]).encode())
-    return digest.hexdigest()[:16]
-
-
-def claim(output: Path, new: dict[str, Any], files: Sequence[Path]) -> None:
-    """Writes settings.json into a new output directory; of a used one, checks that this is the same evaluation.
-
-    Raises ValueError, naming what differs, for a directory of another evaluation.
-    """
-    path = output / 'settings.json'
-    if path.is_file():
-        old = json.loads(path.read_text('utf-8'))
-        names = [name for name in sorted(old.keys() | new) if old.get(name) != new.get(name)]
-        if names:
-            differing = [f'{name} ({old.get(name)!r} there, {new.get(name)!r} now)' for name in names]
-            raise ValueError(f'{output} holds an evaluation with other settings; they differ in {", ".join(differing)}. '
-                             'Give another --output, or the settings of that evaluation')  # fmt: skip
-    else:
-        foreign = [file.name for file in files if file.exists()]
-        if foreign:
-            raise ValueError(f'{output} holds {", ".join(foreign)}, but no settings.json of how it was made; give another --output')
-        output.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(new, indent=1) + '\n')
-
-
-def done_before(file: Path, questions: int, samples: int, chunk: int) -> list[Question]:
-    """What an interrupted evaluation of so many questions left in `file`, which is cut back to whole chunks of them.
-
-    Chunks are written whole, so there is a part of one only where it was killed in the middle of a write. Raises ValueError for a
-    row that is not where it should be.
-    """
-    if not file.is_file():
-        return []
-    lines = file.read_bytes().split(b'\n')[:-1]  # what follows the last newline is empty, or half a row
-    if len(lines) < questions * samples:  # the last chunk may be a smaller one
-        lines = lines[: len(lines) // (chunk * samples) * chunk * samples]
-    rows = []
-    for i, line in enumerate(lines):
-        try:
-            row = json.loads(line)
-        except ValueError as e:
-            raise ValueError(f'{file}, line {i + 1}: not valid JSON ({e}); remove the file') from None
-        if i >= questions * samples or (row['question'], row['sample']) != divmod(i, samples):
-            place = f'question {row["question"]}, sample {row["sample"]}'
-            raise ValueError(f'{file}, line {i + 1}: {place} is out of place; remove the file')
-        rows.append(row)
-    os.truncate(file, sum(len(line) + 1 for line in lines))
-    return [_question(rows[i : i + samples]) for i in range(0, len(rows), samples)]
-
-
-def _question(rows: Sequence[dict[str, Any]]) -> Question:
-    return Question(
-        tuple(Verdict[row['verdict'].upper()] for row in rows),
-        tuple(row['answer'] for row in rows),
-        tuple(row['tokens'] for row in rows),
-        tuple(row['finish'] == 'length' for row in rows),
-    )
-
-
-def sample_rows(benchmark: str, first: int, judged: Judged, tokenizer: Any) -> list[dict[str, Any]]:
-    """A JSON row for each sample of a chunk whose first question is number `first`."""
-    rows = []
-    for i, (g, answers) in enumerate(zip(judged.groups, judged.answers, strict=True), start=first):
-        texts = tokenizer.batch_decode([r.tokens for r in g.responses])
-        for j, (response, verdict, answer, text) in enumerate(zip(g.responses, g.verdicts, answers, texts, strict=True)):
-            rows.append({
-                'benchmark': benchmark, 'question': i, 'sample': j, 'ground_truth': g.prompt.ground_truth, 'response': text,
-                'verdict': verdict.name.lower(), 'answer': answer, 'finish': response.finish, 'tokens': len(response.tokens),
-            })  # fmt: skip
-    return rows
-
-
 def evaluate(engine: Engine, tokenizer: Any, name: str, prompts: Sequence[Prompt], config: ConfigDict, file: Path,
              done: list[Question]) -> list[Question]:  # fmt: skip
-    """Asks the prompts after those `done`, appends every chunk's samples to `file` once it is judged; all questions, in order."""
+    """Answers the prompts after those `done`, and appends each chunk's samples to `file` once it is judged.
+
+    Returns all questions, those `done` included, in order.
+    """
     questions, missing, size = list(done), prompts[len(done) :], chunk_size(config)
-    with closing(ask(engine, tokenizer, missing, config, EVALUATION)) as chunks, file.open('ab') as f:
+    with closing(answer_and_judge(engine, tokenizer, missing, config, EVALUATION)) as chunks, file.open('ab') as f:
         for judged in track(chunks, description=Path(name).stem, total=-(-len(missing) // size)):
             rows = sample_rows(name, len(questions), judged, tokenizer)
             f.write(''.join(json.dumps(row) + '\n' for row in rows).encode())
@@ -256,9 +129,70 @@ def evaluate(engine: Engine, tokenizer: Any, name: str, prompts: Sequence[Prompt
     return questions
 
 
+class Loaded(NamedTuple):
+    """A policy ready to be scored. `start(output directory)` reads its weights, starts a server if needed, and gives the engine."""
+
+    config: ConfigDict
+    tokenizer: Any
+    step: int  # training steps the policy has had
+    output: Path  # where its evaluation goes by default
+    start: Callable[[Path], Engine]
+
+
+def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str | None, servers: list[str] | None) -> Loaded:
+    """The policy in `checkpoint` (policies.py), with the config, tokenizer and engine that score it.
+
+    The run's own config counts, of a run and of a policy that it published; for any other policy `config` does. `engine` and
+    `servers` override either. The servers of a run's config are never used: its trainer may be using them.
+
+    Raises ValueError where a config is needed or the policy is incomplete or of another model, FileNotFoundError where there is none.
+    """
+    policy = find_policy(checkpoint)
+    if policy.run_config is not None:
+        if config is not None:
+            print("note: the run's own config.json counts, --config is not used", flush=True)
+        config = ConfigDict(policy.run_config)
+        config.rollout.servers = ()
+    elif config is None:
+        raise ValueError(
+            f'{checkpoint} belongs to no run with a config.json, so task, template and sampling are unknown; give --config=FILE'
+        )
+    else:
+        if policy.kind == HUGGING_FACE:
+            config.model.path = str(checkpoint)
+        config = config_lib.resolve(config)
+    if servers and engine == 'jax':
+        raise ValueError('--servers are asked with --engine=vllm; leave one of the two out')
+    config.rollout.engine = 'vllm' if servers else engine or config.rollout.engine
+    config.rollout.servers = tuple(servers or config.rollout.servers)
+    if config.rollout.servers and not os.environ.get(TOKEN_VARIABLE):
+        raise ValueError(f'{TOKEN_VARIABLE} is not set; put the token that the servers were started with there')
+    custom_reward.resolve(config.task.reward)  # now rather than when the first responses are there
+    model = hf.read_config(config.model.path, config.model.dtype)
+    tokenizer = load_tokenizer(config.model.path)
+    policy.check(model)
+    mesh = parallel.make_mesh(1, -1, 1)
+
+    def start(output: Path) -> Engine:
+        params = policy.params(model, mesh)
+        ends = stop_tokens(config.model.path, tokenizer)
+        engine = build_engine(config, model, hf.abstract_params(model)[0], ends, mesh, output)
+        engine.load(params, policy.step)
+        return engine
+
+    return Loaded(config, tokenizer, policy.step, default_output(checkpoint, policy), start)
+
+
+def default_output(checkpoint: Path, policy: StoredPolicy) -> Path:
+    """RUN/evaluation/STEP, HF_DIRECTORY/evaluation, or beside a published policy, which the run may remove."""
+    if policy.kind == RUN:
+        return checkpoint / 'evaluation' / f'{policy.step:06d}'
+    return checkpoint / 'evaluation' if policy.kind == HUGGING_FACE else checkpoint.with_name(f'{checkpoint.name}_evaluation')
+
+
 def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
-    for number in (signal.SIGTERM, signal.SIGINT):  # an exit, so that a server of our own is stopped too
+    for number in (signal.SIGTERM, signal.SIGINT):  # exit normally, so that a server of our own is stopped too
         signal.signal(number, lambda *_: sys.exit('stopped; the same command continues'))
     checkpoint = Path(FLAGS.checkpoint)
     try:
@@ -270,7 +204,7 @@ def main(_) -> None:
         output = Path(FLAGS.output) if FLAGS.output else policy.output
         files = sample_files(output, config.evaluate.benchmarks)
         chosen = settings(checkpoint, policy.step, config, benchmarks)
-        claim(output, chosen, list(files.values()))
+        open_evaluation(output, chosen, list(files.values()))
         size = chunk_size(config)
         questions = {name: done_before(files[name], len(p), config.evaluate.samples, size) for name, p in benchmarks.items()}
     except (ValueError, OSError) as e:

@@ -22,7 +22,7 @@ from ml_collections import config_flags
 
 from bapo_jax.checkpoint import Checkpoints, DamagedCheckpoint, RunState
 from bapo_jax.dry_run import dry_run
-from bapo_jax.evaluate import core_metrics, print_table, score, score_benchmarks
+from bapo_jax.evaluate import core_metrics, score, score_benchmarks
 from bapo_jax.follow import follow
 from bapo_jax.groups import Batch, Prompt
 from bapo_jax.hosts import HostError, Hosts, join
@@ -40,6 +40,7 @@ from bapo_jax.rollout.collect import Collected, collect
 from bapo_jax.rollout.engine import FRESH, PROBE, REEVALUATION, TRACKING, Draw, RolloutError, Sampling
 from bapo_jax.rollout.fidelity import check_probe, mismatch
 from bapo_jax.rollout.schedule import last_ahead, reevaluation_due, sync_due
+from bapo_jax.run.tables import print_table
 from bapo_jax.setup import Setup, begin, build
 from bapo_jax.tasks.custom_reward import BadReward
 

@@ -13,6 +13,7 @@ from small_run import ROOT, run, small_config
 
 from bapo_jax import setup
 from bapo_jax.checkpoint import DamagedCheckpoint
+from bapo_jax.evaluate import load_for_evaluation
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.train import build
@@ -135,7 +136,7 @@ def test_a_model_is_checked_before_any_problem_is_read(model, refused, monkeypat
 def test_evaluation_refuses_such_a_model_too(model, benchmark, spoil, message):
     spoil(model)
     with pytest.raises((ValueError, OSError)) as e:
-        setup.load_for_evaluation(model, small_config('bapo_tuned', benchmark), None, None)
+        load_for_evaluation(model, small_config('bapo_tuned', benchmark), None, None)
     assert message in str(e.value)
 
 

@@ -4,6 +4,7 @@ interrupted."""
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,12 +15,13 @@ import pytest
 from real_servers import BASE
 from small_run import ROOT, metrics, run, small_config
 
-from bapo_jax.evaluate import chunk_size, claim, core_metrics, done_before, evaluate, sample_files, score
+from bapo_jax.evaluate import chunk_size, core_metrics, evaluate, load_for_evaluation, score
 from bapo_jax.models import hf
 from bapo_jax.rollout.engine import EVALUATION
 from bapo_jax.rollout.publish import publish
+from bapo_jax.run.evaluation import done_before, open_evaluation, sample_files
 from bapo_jax.scores import summary
-from bapo_jax.setup import benchmark_prompts, load_for_evaluation
+from bapo_jax.setup import benchmark_prompts
 from bapo_jax.tasks import countdown
 
 
@@ -102,6 +104,17 @@ def test_a_policy_published_in_bfloat16_is_read_as_what_was_published(tmp_path):
     for name, tensor in tensors.items():
         np.testing.assert_allclose(read[name], tensor, rtol=2**-8)
     assert any((read[name] != tensors[name]).any() for name in tensors)
+
+
+def test_a_published_policy_of_another_model_is_refused_before_weights_are_read(tmp_path):
+    config, model = quickstart(BASE / 'unused'), hf.read_config(BASE)
+    policy = publish(tmp_path, 7, hf.load_params(BASE, model), model, 'float32')
+    other = shutil.copytree(BASE, tmp_path / 'other')
+    fields = json.loads((other / 'config.json').read_text())
+    (other / 'config.json').write_text(json.dumps({**fields, 'num_hidden_layers': 2}))
+    config.model.path = str(other)
+    with pytest.raises(ValueError, match=r'000007 is of another model than its base: num_hidden_layers 4 \(the base has 2\)'):
+        load_for_evaluation(policy, config, None, None)
 
 
 # ---- interruption
@@ -214,13 +227,13 @@ def test_an_evaluation_killed_in_the_middle_ends_with_the_same_files(tmp_path):
 
 
 def test_other_questions_and_files_of_unknown_origin_are_refused(tmp_path):
-    claim(tmp_path, {'samples': 2, 'questions': {'a': '1'}}, [])
+    open_evaluation(tmp_path, {'samples': 2, 'questions': {'a': '1'}}, [])
     with pytest.raises(ValueError, match=r"differ in questions \(\{'a': '1'\} there, \{'a': '2'\} now\)\. Give another --output"):
-        claim(tmp_path, {'samples': 2, 'questions': {'a': '2'}}, [])
+        open_evaluation(tmp_path, {'samples': 2, 'questions': {'a': '2'}}, [])
     (tmp_path / 'settings.json').unlink()
     (tmp_path / 'a.jsonl').write_text('')
     with pytest.raises(ValueError, match=r'holds a\.jsonl, but no settings\.json'):
-        claim(tmp_path, {'samples': 2}, [tmp_path / 'a.jsonl', tmp_path / 'b.jsonl'])
+        open_evaluation(tmp_path, {'samples': 2}, [tmp_path / 'a.jsonl', tmp_path / 'b.jsonl'])
     with pytest.raises(ValueError, match=r'x/a\.jsonl and y/a\.jsonl would share a\.jsonl'):
         sample_files(tmp_path, ['x/a.jsonl', 'b', 'y/a.jsonl'])
 

@@ -134,6 +134,21 @@ def test_the_command_and_the_dtypes(one, tmp_path):
         np.testing.assert_array_equal(model.model.layers[1].self_attn.q_proj.weight.detach().float().numpy(), want)
 
 
+def test_a_hugging_face_directory_is_stored_otherwise(one, make_policy, tmp_path):
+    """In other files and another dtype; all files of the base come along."""
+    run, _ = one
+    base = Path(json.loads((run / 'config.json').read_text())['model']['path'])
+    assert export(base, tmp_path / 'same') == (0, 'float32')
+    assert export(base, tmp_path / 'halves', dtype='bfloat16', shard_bytes=50_000) == (0, 'bfloat16')
+    assert len(list((tmp_path / 'halves').glob('*.safetensors'))) == 2
+    policy = make_policy(**MODELS['Qwen3, untied'])
+    read = (hf.load_params(tmp_path / name, policy.config) for name in ('same', 'halves'))
+    for same, halves, want in zip(*map(jax.tree.leaves, (*read, policy.params)), strict=True):
+        np.testing.assert_array_equal(same, want)
+        np.testing.assert_array_equal(halves, want.astype(ml_dtypes.bfloat16).astype(np.float32))
+    assert load_tokenizer(tmp_path / 'halves').chat_template == 'a template'
+
+
 def test_a_used_output_is_refused_and_left_alone(one, tmp_path):
     (tmp_path / 'notes.txt').write_text('mine')
     for output in (tmp_path, tmp_path / 'notes.txt'):
@@ -190,8 +205,9 @@ def without_tensor(run, tmp_path):
 @pytest.mark.parametrize(
     'spoil, error, message',
     [
-        (lambda run, tmp: {'checkpoint': tmp / 'nowhere'}, FileNotFoundError, '--checkpoint=.*nowhere.* is neither a run'),
-        (without_manifest, FileNotFoundError, '--checkpoint=.*copy.*nor a complete published policy'),
+        (lambda run, tmp: {'checkpoint': tmp / 'nowhere'}, FileNotFoundError, '--checkpoint=.*nowhere.* is not a directory'),
+        (lambda run, tmp: {'checkpoint': tmp}, FileNotFoundError, 'no config.json there'),
+        (without_manifest, ValueError, 'copy/manifest.json is missing: .*not complete'),
         (lambda run, tmp: {'checkpoint': policy_copy(run, tmp)}, FileNotFoundError, 'config.json is missing.*--base'),
         (lambda run, tmp: {'checkpoint': run, 'base': tmp / 'nowhere'}, FileNotFoundError, 'nowhere.*no config.json'),
         (lambda run, tmp: {'checkpoint': run, 'dtype': 'float16'}, ValueError, "'float16'.*--dtype.*bfloat16"),

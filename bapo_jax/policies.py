@@ -1,0 +1,140 @@
+"""Any policy that lies somewhere: a run's newest checkpoint, a published policy, or a Hugging Face directory.
+
+`find_policy` says which of them a directory is. Evaluation reads the policy onto devices, export reads it tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from safetensors.numpy import save_file
+
+from bapo_jax import parallel
+from bapo_jax.checkpoint import Checkpoints
+from bapo_jax.models import hf
+from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.hf import architecture
+from bapo_jax.rollout.published import MANIFEST, WEIGHTS, read_manifest, read_tensors
+
+RUN, PUBLISHED, HUGGING_FACE = 'run', 'published policy', 'Hugging Face directory'
+
+
+class StoredPolicy(NamedTuple):
+    """A policy in files. No weights are read before `params` or `tensors` is called.
+
+    The three functions take the model that `base`, or another directory in its place, describes. They raise ValueError where the
+    policy is of another model or damaged, and FileNotFoundError where a file is missing.
+    """
+
+    kind: str  # RUN, PUBLISHED or HUGGING_FACE
+    step: int  # training steps it has had
+    run_config: dict[str, Any] | None  # config.json of the run that trained it; None where there is none
+    base: Path | None  # directory of its config.json and tokenizer; None where no run names it
+    check: Callable[[ModelConfig], None]  # what can be told of names and shapes alone
+    params: Callable[[ModelConfig, Mesh], hf.Params]  # float32, placed on the mesh by the sharding rules
+    tensors: Callable[[ModelConfig], Iterable[tuple[str, np.ndarray]]]  # (Hugging Face name, array [out, in]), as `hf.to_hf`
+
+
+def find_policy(path: Path) -> StoredPolicy:
+    """The policy in a directory.
+
+    Raises FileNotFoundError where there is no directory or a run has no checkpoint, RefusedPolicy (a ValueError) where a published
+    policy has no readable manifest.
+    """
+    if not path.is_dir():
+        raise FileNotFoundError(
+            f'--checkpoint={str(path)!r} is not a directory; give a run, a published policy or a Hugging Face directory'
+        )
+    if (path / 'checkpoints').is_dir():
+        return _of_run(path)
+    if (path / MANIFEST).is_file() or (path / WEIGHTS).is_dir():
+        return _published(path)
+    return _of_hugging_face(path)
+
+
+def _of_run(run: Path) -> StoredPolicy:
+    """π_θ of the newest checkpoint, not the rollout policy α."""
+    checkpoints = Checkpoints(run / 'checkpoints', keep=None)
+    step = checkpoints.latest_step()
+    if step is None:
+        raise FileNotFoundError(f'{run / "checkpoints"} holds no complete checkpoint')
+
+    def params(model: ModelConfig, mesh: Mesh) -> hf.Params:
+        _, shapes = hf.abstract_params(model)
+        sharding = parallel.parameter_sharding(mesh, shapes)
+        like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, np.float32, sharding=s), shapes, sharding)
+        return checkpoints.restore_params(like)[0]
+
+    def tensors(model: ModelConfig) -> Iterable[tuple[str, np.ndarray]]:
+        return hf.to_hf(model, params(model, _all_devices()))
+
+    def check(model: ModelConfig) -> None:
+        """Nothing: `restore_params` compares names and shapes before it reads."""
+
+    config = _run_config(run)
+    return StoredPolicy(RUN, step, config, _base(config), check, params, tensors)
+
+
+def _published(directory: Path) -> StoredPolicy:
+    """A policy that a run published for its rollout servers, at RUN/policy/STEP."""
+    manifest = read_manifest(directory)
+
+    def check(model: ModelConfig) -> None:
+        of_base = architecture(model)
+        differing = [f'{k} {v!r} (the base has {of_base.get(k)!r})' for k, v in manifest.model.items() if of_base.get(k) != v]
+        if differing:
+            raise ValueError(f'{directory} is of another model than its base: {", ".join(differing)}')
+        absent = [t.name for t in hf.layout(model) if t.name not in {m.name for m in manifest.tensors}]
+        if absent:
+            raise ValueError(f'{directory / MANIFEST} has no tensor {absent[0]}; publish the policy again')
+
+    def tensors(model: ModelConfig) -> Iterable[tuple[str, np.ndarray]]:
+        check(model)
+        return read_tensors(directory, manifest)
+
+    def params(model: ModelConfig, mesh: Mesh) -> hf.Params:
+        # By way of a Hugging Face directory, so that one place knows how such tensors make a parameter tree.
+        with tempfile.TemporaryDirectory() as hf_directory:
+            save_file(dict(tensors(model)), Path(hf_directory) / 'model.safetensors')
+            return _load(Path(hf_directory), model, mesh)
+
+    config = _run_config(directory.absolute().parent.parent)
+    return StoredPolicy(PUBLISHED, manifest.version, config, _base(config), check, params, tensors)
+
+
+def _of_hugging_face(directory: Path) -> StoredPolicy:
+    def check(model: ModelConfig) -> None:
+        hf.check_weights(directory, model)
+
+    def params(model: ModelConfig, mesh: Mesh) -> hf.Params:
+        return _load(directory, model, mesh)
+
+    def tensors(model: ModelConfig) -> Iterable[tuple[str, np.ndarray]]:
+        return hf.to_hf(model, params(model, _all_devices()))
+
+    return StoredPolicy(HUGGING_FACE, 0, None, directory, check, params, tensors)
+
+
+def _run_config(run: Path) -> dict[str, Any] | None:
+    file = run / 'config.json'
+    return json.loads(file.read_text('utf-8')) if file.is_file() else None
+
+
+def _base(run_config: dict[str, Any] | None) -> Path | None:
+    """The model that a run started from."""
+    return Path(run_config['model']['path']) if run_config else None
+
+
+def _load(directory: Path, model: ModelConfig, mesh: Mesh) -> hf.Params:
+    return hf.load_params(directory, model, parallel.parameter_sharding(mesh, hf.abstract_params(model)[1]))
+
+
+def _all_devices() -> Mesh:
+    return parallel.make_mesh(1, -1, 1)

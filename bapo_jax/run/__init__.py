@@ -1,0 +1,1 @@
+"""A run's directory: what is written there, and its readers."""

@@ -1,0 +1,125 @@
+"""The directory of one evaluation, and how an interrupted one goes on.
+
+    settings.json       what the samples depend on
+    BENCHMARK.jsonl     every sample, one JSON row each, written a chunk of questions at a time
+    summary.json        the settings and every benchmark's measures (scores.py)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from bapo_jax.groups import Prompt, Verdict
+from bapo_jax.metrics import write_text
+from bapo_jax.rollout.collect import Judged
+from bapo_jax.scores import Question
+
+
+def sample_files(output: Path, benchmarks: Sequence[str]) -> dict[str, Path]:
+    """Where each benchmark's samples go. Raises ValueError where two would share a file."""
+    files = {name: output / f'{Path(name).stem}.jsonl' for name in benchmarks}
+    for name, file in files.items():
+        same = [other for other in files if files[other] == file]
+        if len(same) > 1:
+            raise ValueError(f'--benchmarks: {" and ".join(same)} would share {file.name}; rename one, or evaluate them one by one')
+    return files
+
+
+def settings(checkpoint: Path, step: int, config: ConfigDict, benchmarks: dict[str, list[Prompt]]) -> dict[str, Any]:
+    """What the samples depend on, by the names under which a user sets it."""
+    c = config
+    program = {'config.rollout.rows': c.rollout.rows} if c.rollout.engine == 'jax' else {'config.rollout.dtype': c.rollout.dtype}
+    return {
+        'checkpoint': str(checkpoint.resolve()), 'step': step, 'engine': c.rollout.engine, 'samples': c.evaluate.samples,
+        'config.seed': c.seed, 'config.model.dtype': c.model.dtype, 'config.task.name': c.task.name,
+        'config.task.reward': c.task.reward, 'config.task.template': c.task.template,
+        'config.rollout.max_response_tokens': c.rollout.max_response_tokens,
+        'config.evaluate.temperature': c.evaluate.temperature, 'benchmarks': list(benchmarks),
+        'questions': {name: fingerprint_questions(prompts) for name, prompts in benchmarks.items()}, **program,
+    }  # fmt: skip
+
+
+def fingerprint_questions(prompts: Sequence[Prompt]) -> str:
+    """A hash of a benchmark's prompts and ground truths, in order."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(json.dumps([prompt.tokens.tolist(), prompt.ground_truth]).encode())
+    return digest.hexdigest()[:16]
+
+
+def open_evaluation(output: Path, new: dict[str, Any], files: Sequence[Path]) -> None:
+    """Writes settings.json into a new output directory; checks that a used one holds the same evaluation.
+
+    Raises ValueError, naming what differs, where the directory holds another evaluation. Raises it too where one of the sample
+    `files` is there without settings.json.
+    """
+    path = output / 'settings.json'
+    if path.is_file():
+        old = json.loads(path.read_text('utf-8'))
+        names = [name for name in sorted(old.keys() | new) if old.get(name) != new.get(name)]
+        if names:
+            differing = [f'{name} ({old.get(name)!r} there, {new.get(name)!r} now)' for name in names]
+            raise ValueError(f'{output} holds an evaluation with other settings; they differ in {", ".join(differing)}. '
+                             'Give another --output, or the settings of that evaluation')  # fmt: skip
+    else:
+        foreign = [file.name for file in files if file.exists()]
+        if foreign:
+            raise ValueError(f'{output} holds {", ".join(foreign)}, but no settings.json of how it was made; give another --output')
+        output.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(new, indent=1) + '\n')
+
+
+def done_before(file: Path, questions: int, samples: int, chunk: int) -> list[Question]:
+    """The questions that an interrupted evaluation answered, after `file` is cut back to whole chunks.
+
+    `questions` is the benchmark's number of questions, `samples` the responses to each, `chunk` the questions written at once.
+    A chunk is written in one piece, so only a kill during a write leaves part of one. Raises ValueError for a row that is not
+    valid JSON or out of place; the file is left as it was.
+    """
+    if not file.is_file():
+        return []
+    lines = file.read_bytes().split(b'\n')[:-1]  # what follows the last newline is empty, or half a row
+    if len(lines) < questions * samples:  # the last chunk may be a smaller one
+        lines = lines[: len(lines) // (chunk * samples) * chunk * samples]
+    rows = []
+    for i, line in enumerate(lines):
+        try:
+            row = json.loads(line)
+        except ValueError as e:
+            raise ValueError(f'{file}, line {i + 1}: not valid JSON ({e}); remove the file') from None
+        if i >= questions * samples or (row['question'], row['sample']) != divmod(i, samples):
+            place = f'question {row["question"]}, sample {row["sample"]}'
+            raise ValueError(f'{file}, line {i + 1}: {place} is out of place; remove the file')
+        rows.append(row)
+    os.truncate(file, sum(len(line) + 1 for line in lines))
+    return [_question(rows[i : i + samples]) for i in range(0, len(rows), samples)]
+
+
+def _question(rows: Sequence[dict[str, Any]]) -> Question:
+    """The inverse of `sample_rows` for one question."""
+    return Question(
+        tuple(Verdict[row['verdict'].upper()] for row in rows),
+        tuple(row['answer'] for row in rows),
+        tuple(row['tokens'] for row in rows),
+        tuple(row['finish'] == 'length' for row in rows),
+    )
+
+
+def sample_rows(benchmark: str, first: int, judged: Judged, tokenizer: Any) -> list[dict[str, Any]]:
+    """A JSON row for each sample of a chunk whose first question is number `first`."""
+    rows = []
+    for i, (g, answers) in enumerate(zip(judged.groups, judged.answers, strict=True), start=first):
+        texts = tokenizer.batch_decode([r.tokens for r in g.responses])
+        for j, (response, verdict, answer, text) in enumerate(zip(g.responses, g.verdicts, answers, texts, strict=True)):
+            rows.append({
+                'benchmark': benchmark, 'question': i, 'sample': j, 'ground_truth': g.prompt.ground_truth, 'response': text,
+                'verdict': verdict.name.lower(), 'answer': answer, 'finish': response.finish, 'tokens': len(response.tokens),
+            })  # fmt: skip
+    return rows

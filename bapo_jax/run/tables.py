@@ -1,0 +1,47 @@
+"""Scores as tables on the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+
+def print_table(title: str, columns: dict[str, dict[str, dict]]) -> None:
+    """Compares policies: one column a policy, one row a benchmark and measure, in percent.
+
+    `columns` maps a policy's name to its summaries (scores.py) by benchmark.
+    """
+    table = Table('', *columns, title=title)
+    first = next(iter(columns.values()))
+    for name, s in first.items():
+        for measure in ('mean', 'pass', 'maj'):
+            if measure in s:
+                cells = [percent(summaries[name][measure]) for summaries in columns.values()]
+                table.add_row(f'{name}  {measure}@{s["samples"]}, {s["questions"]} problems', *cells)
+    Console().print(table)
+
+
+def print_scores(title: str, summaries: dict[str, dict]) -> None:
+    """Every measure of one policy: one column a benchmark, one row a measure; shares in percent."""
+    table = Table('', *(Path(name).stem for name in summaries), title=title)
+    columns = list(summaries.values())
+    samples = columns[0]['samples']
+    table.add_row('problems', *(str(s['questions']) for s in columns))
+    table.add_row(f'mean@{samples}', *(percent(s['mean']) for s in columns))
+    table.add_row('95 % interval', *('-'.join(map(percent, s['interval'] or (None, None))) for s in columns))
+    for k in columns[0]['pass_at_k']:
+        table.add_row(f'pass@{k}', *(percent(s['pass_at_k'][k]) for s in columns))
+    if 'maj' in columns[0]:
+        table.add_row(f'maj@{samples}', *(percent(s['maj']) for s in columns))
+    table.add_row('cut at the limit', *(percent(s['truncated']) for s in columns))
+    table.add_row('mean tokens', *(f'{s["length"]:.0f}' for s in columns))
+    table.add_row('without an answer', *(percent(s['unparseable'] / (s['questions'] * samples)) for s in columns))
+    if any(s['infra_errors'] for s in columns):
+        table.add_row('not judged', *(percent(s['infra_errors'] / (s['questions'] * samples)) for s in columns))
+    Console().print(table)
+
+
+def percent(share: float | None) -> str:
+    return '?' if share is None else f'{100 * share:.1f}'
