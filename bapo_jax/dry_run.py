@@ -27,10 +27,10 @@ from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from bapo_jax import parallel
-from bapo_jax.learner.update import Learner
+from bapo_jax.learner.learner import Learner, choose_kernel
 from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig, parameters_of
-from bapo_jax.setup import check_mesh, read_inputs
+from bapo_jax.inputs import read_inputs
 
 GB = 10**9
 GPUS = re.compile(r'(\d+)x(\d+)GB')
@@ -107,8 +107,8 @@ def verdict(result: Result) -> str:
 def measure(config: ConfigDict, model: ModelConfig, topology: str) -> Result:
     """Measures a resolved config. Raises as `dry_run` does."""
     target = find_target(topology, config.mesh)
-    kernel = check_mesh(config, model, target.mesh, target.platform)
-    graph, shapes = hf.abstract_params(model)
+    kernel = choose_kernel(config, model, target.mesh, target.platform)
+    _, shapes = hf.abstract_params(model)
     sharding = parallel.parameter_sharding(target.mesh, shapes)
     a_copy = sum(4 * math.prod(s.shard_shape(x.shape)) for x, s in zip(*map(jax.tree.leaves, (shapes, sharding)), strict=True))
     memory = {'α, the rollout policy': a_copy}
@@ -119,11 +119,11 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str) -> Result:
         memory |= gpu_memory(model, config.learner, dict(target.mesh.shape), a_copy)
     else:
         started = time.perf_counter()
-        learner = Learner(graph, config.learner, config.rollout.temperature, target.mesh, kernel)
+        learner = Learner(config, model, target.mesh, kernel)
         sequences = config.learner.mini_batch_groups * config.rollout.group_size
         micro_batches = -(-sequences // config.learner.micro_batch_rows)
         try:
-            step = learner.compile_update(shapes, 1 << (micro_batches - 1).bit_length()).memory_analysis()
+            step = learner.compile_update(1 << (micro_batches - 1).bit_length()).memory_analysis()
         except jax.errors.JaxRuntimeError as e:
             if 'RESOURCE_EXHAUSTED' not in str(e):
                 raise

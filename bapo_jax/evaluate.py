@@ -32,7 +32,8 @@ from rich.progress import track
 from bapo_jax import config as config_lib
 from bapo_jax import parallel
 from bapo_jax.groups import Prompt
-from bapo_jax.metrics import write_text
+from bapo_jax.files import write_text
+from bapo_jax.inputs import benchmark_prompts
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.policies import HUGGING_FACE, RUN, StoredPolicy, find_policy
@@ -42,7 +43,7 @@ from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.run.evaluation import done_before, open_evaluation, sample_files, sample_rows, settings
 from bapo_jax.run.tables import print_scores
 from bapo_jax.scores import Question, question, summary
-from bapo_jax.setup import POLICIES, benchmark_prompts, build_engine
+from bapo_jax.rollout.engines import POLICIES, start_engine
 from bapo_jax.tasks import custom_reward, get_task
 
 _SERVER_CHUNK = 256  # responses; enough chunks are under way at once to keep the servers busy
@@ -176,7 +177,7 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
     def start(output: Path) -> Engine:
         params = policy.params(model, mesh)
         ends = stop_tokens(config.model.path, tokenizer)
-        engine = build_engine(config, model, hf.abstract_params(model)[0], ends, mesh, output)
+        engine = start_engine(config, model, hf.abstract_params(model)[0], ends, mesh, output)
         engine.load(params, policy.step)
         return engine
 

@@ -12,19 +12,20 @@ from ml_collections import ConfigDict
 
 from bapo_jax import config as config_lib
 from bapo_jax.hosts import Hosts
+from bapo_jax.learner.learner import build_learner
 from bapo_jax.learner.packing import blank_rows
 from bapo_jax.models import hf
-from bapo_jax.setup import begin, build_policy
+from bapo_jax.run.checkpoint import begin_run
 
 
 def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
     """Works until host 0 says stop. Raises HostError where it falls silent, or where a host cannot do the same work."""
-    problem, policy = '', None
+    problem, learner = '', None
     try:
         config = config_lib.resolve(config)
         config_lib.model_path_exists(config)
-        policy = build_policy(config, hosts)
-        hf.check_weights(config.model.path, policy.config)
+        learner = build_learner(config, hosts)
+        hf.check_weights(config.model.path, learner.model)
     except (ValueError, FileNotFoundError) as e:
         problem = str(e)
     for number in (signal.SIGTERM, signal.SIGINT):  # schedulers signal every host: the first finishes its step, saves, says stop
@@ -33,20 +34,21 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
         match plan['do']:
             case 'begin':
                 hosts.agree(problem or differences(plan['config'], config))
-                run, _, reference, checkpoints = begin(policy, config, workdir)
+                state, _, checkpoints = begin_run(learner, workdir / 'checkpoints', config.checkpoint.keep)
             case 'sync':
-                run.sync()
+                state.sync()
+            case 'score':
+                blank = [blank_rows(shape).sequences for shape in plan['shapes']]
+                learner.score_packed(state.params_of(plan['role']), blank, plan['counts'])
             case 'update':
-                blank = [blank_rows(shape) for shape in plan['shapes']]
-                run.learner, _ = policy.learner.update_packed(run.learner, blank, plan['counts'], reference)
-                run.step += 1
-            case 'logprobs':
-                policy.learner.logprobs_packed(run.alpha, [blank_rows(shape) for shape in plan['shapes']], plan['counts'])
+                blank = [blank_rows(shape, learner.objective.roles) for shape in plan['shapes']]
+                state.theta, _ = learner.update_packed(state.theta, blank, plan['counts'])
+                state.step += 1
             case 'publish':
-                params = run.learner.params if plan['version'] == run.step else run.alpha
-                collections.deque(hf.to_hf(policy.config, params), maxlen=0)
+                params = state.theta.params if plan['version'] == state.step else state.alpha
+                collections.deque(hf.to_hf(learner.model, params), maxlen=0)
             case 'save':
-                checkpoints.save(run)
+                checkpoints.save(state)
     print(f'host {jax.process_index()}: host 0 has ended', flush=True)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,9 +24,21 @@ class Verdict(enum.IntEnum):
     INFRA_ERROR = 3
 
 
-def reward(verdict: Verdict) -> float:
-    """The paper's binary reward (A.7): 1 if correct, else 0; nan where the verifier itself failed."""
-    return float('nan') if verdict == Verdict.INFRA_ERROR else float(verdict == Verdict.CORRECT)
+class Author(enum.IntEnum):
+    """Who wrote a response's tokens."""
+
+    POLICY = 0  # the behaviour policy sampled all of them
+    TRACE = 1  # another model or a solver did
+    PREFIX = 2  # another began, and the behaviour policy continued
+
+
+# Who put a group into a batch: the fresh groups (X1), the re-evaluated ones (X2), the buffer (X3), another row's replay.
+X1, X2, X3, REPLAY = ORIGINS = ('x1', 'x2', 'x3', 'replay')
+
+
+def binary_rewards(verdicts: Sequence[Verdict]) -> np.ndarray:
+    """float32 [G], the paper's reward (A.7): 1 for a correct response, else 0; nan where the verifier itself failed."""
+    return np.array([math.nan if v == Verdict.INFRA_ERROR else float(v == Verdict.CORRECT) for v in verdicts], np.float32)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -46,21 +59,27 @@ class Response:
     logp: np.ndarray  # float32 [response tokens], log-prob of each token under the behaviour policy, of logits / temperature
     finish: str  # 'stop' (ended itself) or 'length' (cut at the token limit)
     version: int  # the behaviour policy's version: how many steps had trained it
+    author: Author = Author.POLICY
+    loss_mask: np.ndarray | None = None  # bool [response tokens], True on the policy's own tokens; None: all are
+
+    @property
+    def trained_on(self) -> np.ndarray:
+        """bool [response tokens]: the tokens that the loss is taken over."""
+        return np.ones(len(self.tokens), bool) if self.loss_mask is None else self.loss_mask
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """A prompt and its G responses with their rewards (eq. 4). Never split, relabelled or partly replaced."""
+    """A prompt and its G responses with their verdicts and rewards (eq. 4). Never split, relabelled or partly replaced.
+
+    Verdicts count: k, filters, X2, X3, thresholds and accuracy go by correct responses. Rewards train: advantages go by them alone.
+    """
 
     prompt: Prompt
     responses: tuple[Response, ...]
     verdicts: tuple[Verdict, ...]  # one per response
+    rewards: np.ndarray  # float32 [G], one per response; nan on an infrastructure error
     step: int  # the training step it was sampled at
-
-    @property
-    def rewards(self) -> np.ndarray:
-        """float32 [G], one reward per response."""
-        return np.array([reward(v) for v in self.verdicts], np.float32)
 
     @property
     def size(self) -> int:
@@ -72,7 +91,7 @@ class Group:
         return sum(v == Verdict.CORRECT for v in self.verdicts)
 
     @property
-    def mean_reward(self) -> float:
+    def accuracy(self) -> float:
         """mu = k / G."""
         return self.correct / self.size
 
@@ -83,13 +102,26 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """The adaptive batch X1 ∪ X2 ∪ X3: intact groups, each with the set it came from ('x1', 'x2' or 'x3')."""
+    """What a step trains on: intact groups, each with its origin, and for every response its normalisation group."""
 
     groups: tuple[Group, ...]
-    sources: tuple[str, ...]  # one per group
+    origins: tuple[str, ...]  # one per group, of ORIGINS
+    normalisation: tuple[np.ndarray, ...]  # one per group, int32 [G]: responses of one number share mean and std of rewards
 
-    def count(self, source: str) -> int:
-        return self.sources.count(source)
+    def count(self, origin: str) -> int:
+        return self.origins.count(origin)
+
+    def of_origin(self, origin: str) -> list[Group]:
+        return [g for g, o in zip(self.groups, self.origins, strict=True) if o == origin]
+
+    def take(self, indices: Sequence[int]) -> Batch:
+        """The batch of these groups, in this order."""
+        return Batch(*(tuple(part[i] for i in indices) for part in (self.groups, self.origins, self.normalisation)))
+
+
+def make_batch(groups: Sequence[Group], origins: Sequence[str]) -> Batch:
+    """A batch in which every group is normalised by itself."""
+    return Batch(tuple(groups), tuple(origins), tuple(np.full(g.size, i, np.int32) for i, g in enumerate(groups)))
 
 
 def groups_to_arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
@@ -112,11 +144,14 @@ def groups_to_arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
         'step': flat([[g.step for g in groups]], np.int64),
         'size': flat([[g.size for g in groups]], np.int32),
         'verdict': flat([[int(v) for g in groups for v in g.verdicts]], np.int8),
+        'reward': flat([g.rewards for g in groups], np.float32),
         'response_len': flat([[len(r.tokens) for r in responses]], np.int32),
         'tokens': flat([r.tokens for r in responses], np.int32),
         'logp': flat([r.logp for r in responses], np.float32),
         'stopped': flat([[r.finish == 'stop' for r in responses]], np.int8),
         'version': flat([[r.version for r in responses]], np.int64),
+        'author': flat([[int(r.author) for r in responses]], np.int8),
+        'loss_mask': flat([r.trained_on for r in responses], np.int8),
     }
 
 
@@ -138,9 +173,16 @@ def groups_from_arrays(arrays: Mapping[str, np.ndarray]) -> list[Group]:
                 logp=a['logp'][response_end[j] - a['response_len'][j] : response_end[j]],
                 finish='stop' if a['stopped'][j] else 'length',
                 version=int(a['version'][j]),
+                author=Author(int(a['author'][j])),
+                loss_mask=_none_if_all(a['loss_mask'][response_end[j] - a['response_len'][j] : response_end[j]]),
             )
             for j in rows
         )
         verdicts = tuple(Verdict(int(a['verdict'][j])) for j in rows)
-        groups.append(Group(Prompt(int(a['prompt_id'][i]), task, prompt_tokens, truth), responses, verdicts, int(a['step'][i])))
+        prompt = Prompt(int(a['prompt_id'][i]), task, prompt_tokens, truth)
+        groups.append(Group(prompt, responses, verdicts, a['reward'][rows.start : rows.stop], int(a['step'][i])))
     return groups
+
+
+def _none_if_all(mask: np.ndarray) -> np.ndarray | None:
+    return None if mask.all() else mask.astype(bool)

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
 from bapo_jax import parallel
-from bapo_jax.checkpoint import Checkpoints
+from bapo_jax.run.checkpoint import Checkpoints
 from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.models.hf import architecture

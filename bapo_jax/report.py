@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bapo_jax.metrics import read_metrics
+from bapo_jax.run.log import read_metrics
 
 
 def draw_run(directory: Path) -> Path:

@@ -10,207 +10,175 @@ trained: dry_run.py says what a run would take, and whether it fits.
 from __future__ import annotations
 
 import json
-import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import app, flags, logging
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
-from bapo_jax.checkpoint import Checkpoints, DamagedCheckpoint, RunState
 from bapo_jax.dry_run import dry_run
 from bapo_jax.evaluate import core_metrics, score, score_benchmarks
+from bapo_jax.files import write_text
 from bapo_jax.follow import follow
 from bapo_jax.groups import Batch, Prompt
 from bapo_jax.hosts import HostError, Hosts, join
-from bapo_jax.metrics import (
-    MetricsLog, ProgressBar, Timer, batch_metrics, discarded_metrics, fresh_metrics, replayed_metrics, trained_tokens, write_text,
-)  # fmt: skip
-from bapo_jax.rollouts_log import uses, write_rollouts
+from bapo_jax.inputs import read_inputs
+from bapo_jax.learner.learner import Learner, build_learner
+from bapo_jax.models.hf import architecture
 from bapo_jax.parallel import describe_devices
-from bapo_jax.replay.compose import compose, improved
-from bapo_jax.replay.filters import fresh_filter
-from bapo_jax.replay.thresholds import threshold, update_r_tot
+from bapo_jax.replay.bapo import Bapo
 from bapo_jax.report import draw_run
-from bapo_jax.rollout.ahead import Rollouts
-from bapo_jax.rollout.collect import Collected, collect
-from bapo_jax.rollout.engine import FRESH, PROBE, REEVALUATION, TRACKING, Draw, RolloutError, Sampling
-from bapo_jax.rollout.fidelity import check_probe, mismatch
-from bapo_jax.rollout.schedule import last_ahead, reevaluation_due, sync_due
+from bapo_jax.rollout.engine import TRACKING, RolloutError
+from bapo_jax.rollout.engines import start_engine
+from bapo_jax.rollout.rollouts import Rollouts
+from bapo_jax.rollout.schedule import Schedule, schedule_of
+from bapo_jax.run.checkpoint import ROLLOUT, DamagedCheckpoint, RunState, begin_run
+from bapo_jax.run.directory import claim, fingerprint, fingerprint_tokenizer
+from bapo_jax.run.measures import batch_metrics, discarded_metrics, fresh_metrics
+from bapo_jax.run.run import Run
 from bapo_jax.run.tables import print_table
-from bapo_jax.setup import Setup, begin, build
+from bapo_jax.tasks import custom_reward
 from bapo_jax.tasks.custom_reward import BadReward
 
-# Streams of host-side randomness; a generator is keyed by (seed, step, stream), so there is no state to save.
-_FILTER, _REEVALUATE, _COMPOSE, _SHUFFLE = range(4)
-_PROBE_TOKENS = 32  # of each answer that is compared after a sync
+
+class Setup(NamedTuple):
+    """What the loop works with; `build` makes it from a config."""
+
+    config: ConfigDict  # resolved
+    tokenizer: Any
+    training_prompts: list[Prompt]
+    benchmarks: dict[str, list[Prompt]]
+    schedule: Schedule
+    replay: Bapo
+    rollouts: Rollouts
+    learner: Learner
+    hosts: Hosts
+
+
+def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts()) -> Setup:
+    """Checks the config, reads data, checks the model's files and claims the run directory, in that order; devices come last.
+
+    Raises ValueError or FileNotFoundError, naming the field and the remedy, before anything is written.
+    """
+    read = read_inputs(config)
+    c = read.config
+    learner, reward = build_learner(c, hosts), custom_reward.resolve(c.task.reward)
+    fingerprints = {
+        'dataset': fingerprint(read.prompts), 'tokenizer': fingerprint_tokenizer(read.tokenizer), 'model': architecture(read.model),
+    }  # fmt: skip
+    claim(workdir, c, fingerprints)
+    engine = start_engine(c, read.model, learner.graph, read.stop_tokens, learner.mesh, workdir, hosts)
+    schedule = schedule_of(c, read.steps)
+    return Setup(
+        config=c,
+        tokenizer=read.tokenizer,
+        training_prompts=read.prompts,
+        benchmarks=read.benchmarks,
+        schedule=schedule,
+        replay=Bapo(c.replay, c.learner.batch_groups, schedule.reevaluation_due),
+        rollouts=Rollouts(engine, read.tokenizer, read.selector, schedule, c, reward, probe=read.prompts[0]),
+        learner=learner,
+        hosts=hosts,
+    )
 
 
 def train(s: Setup, workdir: Path) -> RunState:
-    """Trains until `steps`, continuing what `workdir` holds. Returns where the run stands."""
-    run, reference, log, checkpoints = start_or_continue(s, workdir)
-    c, replay, engine = s.config, s.config.replay, s.engine
-    sampling = Sampling(c.rollout.temperature, c.rollout.max_response_tokens)
-    v, m = c.rollout.sync_every, replay.reevaluate_every if replay.use_x2 else 0
-    progress, stop_asked, timer = ProgressBar(s.steps, run.step), stop_on_signal(), Timer()
+    """Trains until `schedule.steps`, continuing what `workdir` holds. Returns where the run stands."""
+    schedule, replay, rollouts, learner = s.schedule, s.replay, s.rollouts, s.learner
+    run = start_or_continue(s, workdir)
+    state = run.state
 
-    def rng(stream: int) -> np.random.Generator:
-        return np.random.default_rng([c.seed, step, stream])
+    def alpha_logprobs(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        return learner.logprobs(ROLLOUT, state.alpha, batch)
 
-    def ask(step: int, prompts: Sequence[Prompt], hard: Sequence[Prompt]) -> Collected:
-        draws = [Draw(c.seed, step, FRESH)] * len(prompts) + [Draw(c.seed, step, REEVALUATION)] * len(hard)
-        return collect(engine, s.tokenizer, [*prompts, *hard], c.rollout.group_size, sampling, draws, s.reward)
+    rollouts.serve(state, alpha_logprobs)
+    if state.step == 0:
+        run.log.write(0, evaluate_policy(s, state, workdir))
 
-    rollouts = Rollouts(s.selector, ask)
-
-    for step in range(run.step + 1, s.steps + 1):
-        with timer('step'):
+    for step in run.steps_left():
+        with run.step(step) as now:
             # Lines 3-5: every v steps the rollout policy α becomes π_θ.
-            if sync_due(step, v):
-                with timer('weight_sync'):
-                    s.hosts.tell('sync')
+            if schedule.sync_due(step):
+                with now.timer('weight_sync'):
                     run.sync()
-                    serve_alpha(s, run)
+                    rollouts.serve(state, alpha_logprobs)
 
-            # Line 12: every m steps hard prompts are asked again, of π_θ; together with the fresh ones where α is π_θ.
-            hard = s.buffer.hard_prompts(rng(_REEVALUATE), replay.max_reevaluate) if reevaluation_due(step, m) else []
-            one_wave = run.alpha_version == step - 1
+            # Lines 12-13: every m steps π_θ re-evaluates hard prompts.
+            hard = replay.hard_prompts(step, now.rng)
 
-            # Lines 6-7: G responses to each prompt from α, with its log-probs; rewards.
-            with timer('wait_rollouts'):
-                fresh, reevaluated, gen_s, reward_s, selector_state = rollouts.take(step, hard if one_wave else ())
-            timer.seconds.update({'timing_s/gen': gen_s, 'timing_s/reward': reward_s})
-            run.r_tot = update_r_tot(run.r_tot, np.mean([g.mean_reward for g in fresh if not g.infra_error] or [np.nan]))
-            low, high = (threshold(x, run.r_tot or 0.0, replay.thresholds) for x in (replay.c2, replay.c3))
+            # Lines 6-7 and 13: G responses to each prompt, with the log-probs of the policy that answered; rewards.
+            with now.timer('wait_rollouts'):
+                fresh, reevaluated = rollouts.take(step, hard, state)
 
-            # Lines 13-15, eq. 6: hard prompts that π_θ now sometimes solves are X2.
-            if hard and not one_wave:
-                with timer('reevaluate'):
-                    engine.load(run.learner.params, step - 1)
-                    reevaluated = ask(step, [], hard).groups
-                    engine.load(run.alpha, run.alpha_version)
-            promoted = improved(reevaluated, replay.c1)
+            # Lines 11 and 14-17, eq. 5-8: the adaptive batch X1 ∪ X2 ∪ X3.
+            with now.timer('compose'):
+                batch = replay.compose(step, fresh, reevaluated, now.rng)
 
-            # Lines 11, 16-17, eq. 5-8: the adaptive batch X1 ∪ X2 ∪ X3.
-            with timer('compose'):
-                kept = fresh_filter(fresh, replay.fresh_filter, rng(_FILTER))
-                batch = compose(
-                    kept, promoted, s.buffer,
-                    size=c.learner.batch_groups, step=step, low=low, high=high, rng=rng(_COMPOSE), use_x3=replay.use_x3,
-                    x3_untrained=replay.x3_untrained,
-                )  # fmt: skip
-                replayed = replayed_metrics(batch, s.buffer, step)
-
-            # While this step trains, those after it are answered, as long as α stays what it is.
-            if c.rollout.overlap:
-                for later in range(step + 1, last_ahead(step, s.steps, v, m, c.evaluate.every) + 1):
-                    rollouts.begin(later)
+            # While this step trains, α answers the prompts of later ones.
+            rollouts.begin_ahead(step)
 
             # Line 18: advantages and the clipped update.
-            run.learner, update = s.learner.update(run.learner, batch, rng(_SHUFFLE), reference)
+            state.theta, learned = learner.update(state.theta, batch, now.rng('shuffle'), state.frozen)
 
             # Lines 8-9 and 19: the fresh groups enter the buffer, after this step's draws from it.
-            s.buffer.add(fresh, step, x1={g.prompt.id for g in kept})
-            run.step = step
-            run.responses_total += sum(g.size for g in [*fresh, *reevaluated])
+            replay.add(step, fresh, batch)
 
-            # A server's log-probs against the trainer's, of the same policy and tokens: of a mini-batch's worth of X1.
-            if c.rollout.engine == 'vllm' and kept:
-                with timer('mismatch'):
-                    some = tuple(kept[: c.learner.mini_batch_groups])
-                    update |= mismatch(*s.learner.logprobs(run.alpha, Batch(some, ('x1',) * len(some))))
-
-        # Evaluate, log, save.
-        metrics = {
-            **fresh_metrics(fresh), **batch_metrics(batch, step), **replayed, **discarded_metrics(fresh, kept), **update,
-            **s.buffer.metrics(step), 'bapo/r_tot': run.r_tot, 'bapo/c2': low, 'bapo/c3': high,
-            'bapo/reevaluated': len(reevaluated), 'bapo/improved': len(promoted), 'bapo/lag': step - 1 - run.alpha_version,
-            'rollout/responses_total': run.responses_total,
-        }  # fmt: skip
-        stopping = stop_asked() or step == s.steps
-        if step == s.steps or every(c.evaluate.every, step):
-            with timer('testing'):
-                metrics |= evaluate_policy(s, run, workdir)
-        if every(c.rollouts.every, step):
-            write_rollouts(workdir / 'rollouts' / f'{step:06d}.jsonl.zst', s.tokenizer, uses(fresh, kept, reevaluated, promoted))
-        metrics |= {**timer.seconds, 'perf/throughput': trained_tokens(batch) / timer.seconds['timing_s/step']}
-        log.write(step, metrics)
-        progress.update(step, metrics)
-        timer = Timer()  # a save comes after its step's row, so its seconds are in the next one
-        if stopping or every(c.checkpoint.every, step):
-            with timer('save_checkpoint'):
-                s.hosts.tell('save')
-                checkpoints.save(run, s.buffer.state(), selector_state)
-        if stopping:
+            state.count(step, [*fresh, *reevaluated])
+            now.record(fresh_metrics(fresh), batch_metrics(batch, step), discarded_metrics(fresh, batch), learned)
+            now.record(rollouts.metrics(batch, alpha_logprobs), replay.metrics(step), state.metrics())
+        if run.due(now, batch, fresh, reevaluated):
             break
 
+    run.close()
     rollouts.close()
-    progress.stop()
-    log.close()
-    checkpoints.close()
-    engine.close()
-    if run.step == s.steps:
-        print_results(workdir, run.step)
+    if state.step == schedule.steps:
+        print_results(workdir, state.step)
     else:
-        print(f'stopped after step {run.step} of {s.steps}; the same command continues')
-    return run
+        print(f'stopped after step {state.step} of {schedule.steps}; the same command continues')
+    return state
 
 
-def start_or_continue(s: Setup, workdir: Path) -> tuple[RunState, Any, MetricsLog, Checkpoints]:
-    """θ_0, or the newest checkpoint; α in the engine; the log cut back to what counts; the initial policy evaluated once."""
-    s.hosts.tell('begin', config=s.config.to_dict())
+def start_or_continue(s: Setup, workdir: Path) -> Run:
+    """The run at θ_0, or at its newest checkpoint with replay and prompt stream put back."""
+    c, learner = s.config, s.learner
+    s.hosts.tell('begin', config=c.to_dict())
     s.hosts.agree('')
-    run, of_host, reference, checkpoints = begin(s.policy, s.config, workdir)
+    state, of_host, checkpoints = begin_run(learner, workdir / 'checkpoints', c.checkpoint.keep)
     if of_host:
-        buffer, selector = of_host
-        s.buffer.restore(buffer)
-        s.selector.restore(selector)
-        print(f'continuing {workdir} after step {run.step}')
-    log = MetricsLog(workdir, run.step if run.step else -1)
-    serve_alpha(s, run)
-    if run.step == 0:
-        c = s.config
+        replayed, selector = of_host
+        s.replay.restore(replayed)
+        s.rollouts.restore(selector)
+        print(f'continuing {workdir} after step {state.step}')
+    else:
         print(
-            f'{len(s.training_prompts):,} prompts, {s.steps} steps of {c.learner.batch_groups} prompts × {c.rollout.group_size} '
-            f'responses; method {c.method}: v={c.rollout.sync_every}, anchor {c.learner.anchor}, '
+            f'{len(s.training_prompts):,} prompts, {s.schedule.steps} steps of {c.learner.batch_groups} prompts × '
+            f'{c.rollout.group_size} responses; method {c.method}: v={c.rollout.sync_every}, anchor {c.learner.anchor}, '
             f'filter {c.replay.fresh_filter}, X2 {c.replay.use_x2}, X3 {c.replay.use_x3}; on {describe_devices()}, '
-            f'attention {s.learner.kernel}',
+            f'attention {learner.kernel}',
             flush=True,
         )
-        log.write(0, evaluate_policy(s, run, workdir))
-    return run, reference, log, checkpoints
+    return Run(
+        c, workdir, s.schedule.steps, state, checkpoints, s.hosts, s.tokenizer,
+        evaluate=lambda: evaluate_policy(s, state, workdir),
+        to_save=lambda: (s.replay.state(), s.rollouts.state()),
+    )  # fmt: skip
 
 
-def serve_alpha(s: Setup, run: RunState) -> None:
-    """Loads α into the engine; of every server, the log-probs of one prompt's answers are compared with the trainer's."""
-    c = s.config
-    s.engine.load(run.alpha, run.alpha_version)
-    if c.rollout.engine == 'vllm':
-        prompts = s.training_prompts[:1] * s.engine.servers
-        sampling = Sampling(c.rollout.temperature, min(_PROBE_TOKENS, c.rollout.max_response_tokens))
-        draws = [Draw(c.seed, run.step, PROBE)] * len(prompts)
-        groups = collect(s.engine, s.tokenizer, prompts, c.rollout.group_size, sampling, draws, s.reward).groups
-        served_and_trained = s.learner.logprobs(run.alpha, Batch(tuple(groups), ('x1',) * len(groups)))
-        check_probe(*served_and_trained, c.rollout.probe_tolerance, run.alpha_version)
-
-
-def evaluate_policy(s: Setup, run: RunState, workdir: Path) -> dict[str, float | None]:
+def evaluate_policy(s: Setup, state: RunState, workdir: Path) -> dict[str, float | None]:
     """Scores π_θ (not α) on the benchmarks and the tracked prompts, and keeps every question's count in evals/."""
     c = s.config
-    s.engine.load(run.learner.params, run.step)
-    summaries = score_benchmarks(s.engine, s.tokenizer, s.benchmarks, c)
-    result = {'step': run.step, 'benchmarks': summaries}
-    if c.evaluate.track_prompts:
-        # A fixed subset of the training prompts, for the accuracy-migration figures.
-        chosen = np.random.default_rng(c.seed).permutation(len(s.training_prompts))[: c.evaluate.track_prompts]
-        tracked = [s.training_prompts[i] for i in np.sort(chosen)]
-        result['tracked'] = {'prompt_ids': [p.id for p in tracked], **score(s.engine, s.tokenizer, tracked, c, TRACKING)}
-    s.engine.load(run.alpha, run.alpha_version)
+    with s.rollouts.held_by_theta(state) as engine:
+        summaries = score_benchmarks(engine, s.tokenizer, s.benchmarks, c)
+        result = {'step': state.step, 'benchmarks': summaries}
+        if c.evaluate.track_prompts:
+            # A fixed subset of the training prompts, for the accuracy-migration figures.
+            chosen = np.random.default_rng(c.seed).permutation(len(s.training_prompts))[: c.evaluate.track_prompts]
+            tracked = [s.training_prompts[i] for i in np.sort(chosen)]
+            result['tracked'] = {'prompt_ids': [p.id for p in tracked], **score(engine, s.tokenizer, tracked, c, TRACKING)}
     (workdir / 'evals').mkdir(exist_ok=True)
-    write_text(workdir / 'evals' / f'{run.step:06d}.json', json.dumps(result) + '\n')
+    write_text(workdir / 'evals' / f'{state.step:06d}.json', json.dumps(result) + '\n')
     return core_metrics(summaries)
 
 
@@ -219,24 +187,6 @@ def print_results(workdir: Path, step: int) -> None:
     base, trained = (json.loads((workdir / 'evals' / f'{i:06d}.json').read_text('utf-8'))['benchmarks'] for i in (0, step))
     print_table(f'{workdir}, {step} steps, %', {'base': base, 'trained': trained})
     print(f'figure: {draw_run(workdir)}   metrics: {workdir / "metrics.jsonl"}')
-
-
-def every(period: int, step: int) -> bool:
-    """Is it due? A period of 0 means never."""
-    return period > 0 and step % period == 0
-
-
-def stop_on_signal():
-    """Returns a function that says whether SIGTERM or SIGINT came; the step under way is finished and saved first."""
-    asked = []
-
-    def ask(signum, frame):
-        asked.append(signum)
-        print(f'\n{signal.Signals(signum).name}: stopping after this step, with a checkpoint', flush=True)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, ask)
-    return lambda: bool(asked)
 
 
 def main(_) -> None:

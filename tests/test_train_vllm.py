@@ -49,7 +49,7 @@ def test_overlap_changes_neither_order_nor_versions_nor_counts(runs):
 
 def test_hard_prompts_are_answered_by_theta_also_between_syncs(runs):
     for workdir in runs:
-        again = {step: [r for r in rollouts(workdir, step) if r['use'] in ('x2', 'not_improved')] for step in range(1, STEPS + 1)}
+        again = {step: [r for r in rollouts(workdir, step) if r['use'] in ('x2', 'left_out')] for step in range(1, STEPS + 1)}
         assert all(set(r['versions']) == {step - 1} for step, rows in again.items() for r in rows)
         assert {step for step, rows in again.items() if rows} == {2, 4, 6}
         assert [row['bapo/reevaluated'] for row in metrics(workdir)[1:]] == [len(rows) for rows in again.values()]

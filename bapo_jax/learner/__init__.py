@@ -1,1 +1,1 @@
-"""How the policy improves: advantages, packing, log-probs, the loss kernel, the jitted update."""
+"""How the policy improves: score, credit, packing, log-probs, objective, the jitted update."""

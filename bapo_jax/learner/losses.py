@@ -1,8 +1,10 @@
-"""The one loss kernel: per-token arrays in, per-token arrays out. No model, no config object, no reduction.
+"""Surrogates, KL estimators and ratio levels: per-token arrays in, per-token arrays out. No model, no config object, no reduction.
 
-Every clipped policy-gradient method here is this kernel with other arrays (algorithms of `bapo_jax/methods.py`):
-the anchor is the ratio's denominator, the importance weight multiplies the clipped term, the clip centre is where the trust
-region sits, the KL log-prob is what the policy is held close to. Arrays share one shape, here written T.
+    surrogate(tokens, clip) -> (loss_RxT, held_RxT)     a loss to be minimised; held: the clip holds back this token's gradient
+    estimator(logp, target logp) -> kl_RxT              an estimate of the divergence from the target policy
+    level(log ratio, response) -> log ratio             of which the importance ratio is taken
+
+Shapes:  R rows · T tokens in a row.  `learner/objective.py` puts a row's choices of these together.
 """
 
 from __future__ import annotations
@@ -15,47 +17,63 @@ import jax.numpy as jnp
 _LOG_RATIO_LIMIT = 20.0  # exp(20) is far beyond any trust region; what lies past it is only an overflow
 
 
-class TokenLoss(NamedTuple):
-    policy_T: jax.Array  # clipped surrogate, to be minimised
-    kl_T: jax.Array  # k3 estimate of the divergence from the KL target, >= 0
-    ratio_T: jax.Array  # pi_theta / anchor
-    clipped_T: jax.Array  # bool: the clip holds back this token's gradient
+class Tokens(NamedTuple):
+    """What a surrogate sees of each token; 0 except on response tokens."""
+
+    logp_RxT: jax.Array  # log π_θ, differentiated
+    ratio_RxT: jax.Array  # ρ, the importance ratio π_θ / anchor at the row's level, differentiated
+    advantage_RxT: jax.Array  # A
+    centre_RxT: jax.Array  # c, where the trust region sits
 
 
-def policy_loss(
-    logp_T: jax.Array,
-    anchor_logp_T: jax.Array,
-    weight_T: jax.Array,
-    clip_centre_T: jax.Array,
-    kl_logp_T: jax.Array,
-    advantage_T: jax.Array,
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None,
-) -> TokenLoss:
-    """- w · min(ρ A, clip(ρ, c - ε_low, c + ε_high) A), and the k3 divergence. BAPO eq. 1 and 3; GRPO; decoupled PPO.
+class Clip(NamedTuple):
+    """The trust region [c - low, c + high] of the importance ratio; `dual` bounds a negative advantage's loss, None: not at all."""
 
-    With `dual_clip` = d, a negative advantage never costs more than -d·A however large ρ grows (Ye et al. 2020; d = 3 in
-    the authors' runs). k3 = e^Δ - Δ - 1 with Δ = kl_logp - logp, clamped to 10 as in verl.
+    low: float
+    high: float
+    dual: float | None
+
+
+def clipped(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
+    """-min(ρ A, clip(ρ, c - ε_low, c + ε_high) A): PPO's clipped surrogate, BAPO eq. 1 and 3, GRPO.
+
+    With `clip.dual` = d, a negative advantage never costs more than -d·A however large ρ grows (Ye et al. 2020; d = 3 in
+    the authors' runs).
     """
-    ratio_T = jnp.exp(jnp.clip(logp_T - anchor_logp_T, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT))
-    inside_T = jnp.clip(ratio_T, clip_centre_T - clip_low, clip_centre_T + clip_high)
-    loss_T = -jnp.minimum(ratio_T * advantage_T, inside_T * advantage_T)
-    clipped_T = ratio_T * advantage_T > inside_T * advantage_T
-    if dual_clip is not None:
-        loss_T = jnp.where(advantage_T < 0, jnp.minimum(loss_T, -dual_clip * advantage_T), loss_T)
-    gap_T = jnp.clip(kl_logp_T - logp_T, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
-    kl_T = jnp.clip(jnp.exp(gap_T) - gap_T - 1.0, -10.0, 10.0)
-    return TokenLoss(weight_T * loss_T, kl_T, ratio_T, clipped_T)
+    ratio_RxT, advantage_RxT = tokens.ratio_RxT, tokens.advantage_RxT
+    inside_RxT = jnp.clip(ratio_RxT, tokens.centre_RxT - clip.low, tokens.centre_RxT + clip.high)
+    loss_RxT = -jnp.minimum(ratio_RxT * advantage_RxT, inside_RxT * advantage_RxT)
+    held_RxT = ratio_RxT * advantage_RxT > inside_RxT * advantage_RxT
+    if clip.dual is not None:
+        loss_RxT = jnp.where(advantage_RxT < 0, jnp.minimum(loss_RxT, -clip.dual * advantage_RxT), loss_RxT)
+    return loss_RxT, held_RxT
 
 
-def truncated_weight(proximal_logp_T: jax.Array, behaviour_logp_T: jax.Array, cap: float) -> jax.Array:
+def importance_ratio(log_ratio_RxT: jax.Array) -> jax.Array:
+    """exp of the log ratio, cut where it would overflow."""
+    return jnp.exp(jnp.clip(log_ratio_RxT, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT))
+
+
+def token_level(log_ratio_RxT: jax.Array, response_RxT: jax.Array) -> jax.Array:
+    """Every token has a ratio of its own."""
+    return log_ratio_RxT
+
+
+def truncated_weight(proximal_logp_RxT: jax.Array, behaviour_logp_RxT: jax.Array, cap: float) -> jax.Array:
     """min(π_prox / α, cap), the importance weight of decoupled PPO (truncated importance sampling); not differentiated."""
-    log_weight_T = jnp.clip(proximal_logp_T - behaviour_logp_T, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
-    return jax.lax.stop_gradient(jnp.minimum(jnp.exp(log_weight_T), cap))
+    return jax.lax.stop_gradient(jnp.minimum(importance_ratio(proximal_logp_RxT - behaviour_logp_RxT), cap))
 
 
-def total_variation(logp_T: jax.Array, behaviour_logp_T: jax.Array) -> jax.Array:
+def k3(logp_RxT: jax.Array, target_logp_RxT: jax.Array) -> jax.Array:
+    """Schulman's k3 = e^Δ - Δ - 1 >= 0 with Δ = log π_target - log π_θ, clamped to 10 as in verl."""
+    gap_RxT = jnp.clip(target_logp_RxT - logp_RxT, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+    return jnp.clip(jnp.exp(gap_RxT) - gap_RxT - 1.0, -10.0, 10.0)
+
+
+def total_variation(logp_RxT: jax.Array, behaviour_logp_RxT: jax.Array) -> jax.Array:
     """(1 - π_θ/α)_+ at tokens drawn from α: in [0, 1], and its mean is an unbiased estimate of TV(π_θ, α) = ½ Σ|π_θ - α|."""
-    return 1.0 - jnp.exp(jnp.minimum(logp_T - behaviour_logp_T, 0.0))
+    return 1.0 - jnp.exp(jnp.minimum(logp_RxT - behaviour_logp_RxT, 0.0))
+
+
+SURROGATES = {'clip': clipped}
+RATIO_LEVELS = {'token': token_level}

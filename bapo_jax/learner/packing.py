@@ -1,33 +1,96 @@
-"""From a batch of groups to fixed-shape rows: mini-batches of equal size, sequences packed with segment ids by Grain.
+"""From mini-batches to fixed-shape rows: Grain packs sequences end to end, and per-token arrays are laid out as they were packed.
 
-Host side, numpy. A row holds several prompt+response sequences end to end; every array below is [micro-batches, rows, tokens].
+Host side, numpy. A sequence is a prompt and one response. Every packed array is [micro-batches M, rows R, tokens T].
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import grain
 import numpy as np
 
-from bapo_jax.groups import Batch, Group
-from bapo_jax.learner.advantages import group_advantage
+from bapo_jax.groups import ORIGINS, Batch
 
-AGGREGATIONS = ('token_mean', 'seq_mean_token_mean')
-SOURCES = ('x1', 'x2', 'x3')
+ByGroup = list[list[np.ndarray]]  # of each group, of each response: one number for each of its tokens
+
+
+class Sequences(NamedTuple):
+    """What a policy scores, [M, R, T]."""
+
+    tokens: np.ndarray  # int32
+    segment: np.ndarray  # int32, 0 is padding, then 1, 2, … along the row: who attends to whom
+    position: np.ndarray  # int32, from 0 at each segment's start
+    response: np.ndarray  # int32, 1, 2, … along the row on the tokens that are trained on, 0 elsewhere
 
 
 class Rows(NamedTuple):
-    """Packed sequences [M, R, T]. Entries of the last four are 0 except on response tokens."""
+    """What the objective is taken over, [M, R, T]; all but the sequences are 0 where `response` is."""
 
-    tokens: np.ndarray  # int32
-    segment: np.ndarray  # int32, 0 is padding, then 1, 2, … along the row
-    position: np.ndarray  # int32, from 0 at each segment's start
-    behaviour_logp: np.ndarray  # float32, as sampled
+    sequences: Sequences
+    origin: np.ndarray  # int8, 1 + index into ORIGINS
+    behaviour: np.ndarray  # float32, log-prob under the behaviour policy, as sampled
     advantage: np.ndarray  # float32
-    weight: np.ndarray  # float32, sums to 1 over a mini-batch: the loss is Σ weight · token loss
-    source: np.ndarray  # int8, 1 + index into SOURCES
+    weight: np.ndarray  # float32: the loss is Σ weight · token loss
+    roles: Mapping[str, np.ndarray]  # float32, by role: the log-prob under that policy
+
+
+class Layout(NamedTuple):
+    """Where the sequences of a mini-batch lie, [M, R, T]."""
+
+    segment: np.ndarray  # as in Sequences
+    position: np.ndarray
+    token: np.ndarray  # int32, which of all tokens of the sequences, end to end, lies there; 0 on padding
+
+    def place(self, per_sequence: Sequence[np.ndarray]) -> np.ndarray:
+        """One number a token of every sequence, packed; 0 on padding."""
+        values = np.concatenate(per_sequence)
+        return np.where(self.segment > 0, values[self.token], values.dtype.type(0))
+
+    def pick(self, packed: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
+        """The inverse of `place`, given the sequences' lengths."""
+        values = np.empty(sum(lengths), packed.dtype)
+        there = self.segment > 0
+        values[self.token[there]] = packed[there]
+        return np.split(values, np.cumsum(lengths)[:-1])
+
+    @property
+    def filled(self) -> int:
+        """How many leading micro-batches hold any token; the rest is padding of the shape."""
+        return int((self.segment[:, :, 0] > 0).any(axis=1).sum())
+
+
+class Part(NamedTuple):
+    """A mini-batch: some groups of a batch, and where their sequences lie."""
+
+    indices: np.ndarray  # of its groups in the batch, in the order of the sequences
+    batch: Batch  # of these groups alone
+    layout: Layout
+
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence."""
+        return [len(g.prompt.tokens) + len(r.tokens) for g in self.batch.groups for r in g.responses]
+
+    def sequences(self) -> Sequences:
+        groups, place = self.batch.groups, self.layout.place
+        tokens = place([part for g in groups for r in g.responses for part in (g.prompt.tokens, r.tokens)])
+        trained_on = self.on_responses([[r.trained_on for r in g.responses] for g in groups], bool)
+        return Sequences(tokens, self.layout.segment, self.layout.position, np.where(trained_on, self.layout.segment, 0))
+
+    def on_responses(self, values: ByGroup, dtype: Any) -> np.ndarray:
+        """[M, R, T] from one number for each response token; 0 on prompts and padding."""
+        parts = []
+        for g, of_group in zip(self.batch.groups, values, strict=True):
+            blank = np.zeros(len(g.prompt.tokens), dtype)
+            for of_response in of_group:
+                parts += [blank, np.asarray(of_response, dtype)]
+        return self.layout.place(parts)
+
+    def of_responses(self, packed: np.ndarray) -> ByGroup:
+        """The inverse of `on_responses`."""
+        sequences = iter(self.layout.pick(packed, self.lengths()))
+        return [[next(sequences)[len(g.prompt.tokens) :] for _ in g.responses] for g in self.batch.groups]
 
 
 def mini_batches(groups: int, mini_batch_groups: int, partial: str) -> list[np.ndarray]:
@@ -47,89 +110,67 @@ def mini_batches(groups: int, mini_batch_groups: int, partial: str) -> list[np.n
     raise ValueError(f"learner.partial_mini_batch={partial!r} is unknown; choose 'rebalance' or 'keep'")
 
 
-def token_weights(lengths_N: np.ndarray, aggregation: str) -> np.ndarray:
-    """The weight of one token of each of N responses [N], summing to 1 over all their tokens.
+def cut(batch: Batch, order: np.ndarray, config: Any) -> list[Part]:
+    """The mini-batches of one pass over a batch, its groups taken in `order`; `config` is the learner's part of the config."""
+    parts = []
+    for indices in mini_batches(len(batch.groups), config.mini_batch_groups, config.partial_mini_batch):
+        of_part = batch.take(order[indices])
+        lengths = [len(g.prompt.tokens) + len(r.tokens) for g in of_part.groups for r in g.responses]
+        layout = lay_out(lengths, row_tokens=config.row_tokens, rows=config.micro_batch_rows)
+        parts.append(Part(order[indices], of_part, layout))
+    return parts
 
-    'token_mean': every token counts alike. 'seq_mean_token_mean': every response counts alike (eq. 1).
-    """
-    if aggregation == 'token_mean':
-        return np.full(len(lengths_N), 1.0 / lengths_N.sum(), np.float32)
-    if aggregation == 'seq_mean_token_mean':
-        return (1.0 / (len(lengths_N) * lengths_N)).astype(np.float32)
-    raise ValueError(f'learner.aggregation={aggregation!r} is unknown; choose one of {AGGREGATIONS}')
 
-
-def pack(groups: Sequence[Group], sources: Sequence[str], *, row_tokens: int, rows: int, aggregation: str, advantage: str) -> Rows:
-    """One mini-batch as packed rows; the number of micro-batches is rounded up to a power of two with empty rows.
+def lay_out(lengths: Sequence[int], *, row_tokens: int, rows: int) -> Layout:
+    """Packs sequences of these lengths; the number of micro-batches is rounded up to a power of two with empty rows.
 
     Raises ValueError for a sequence longer than `row_tokens`.
     """
-    sequences = _sequences(groups, sources, aggregation, advantage)
-    longest = max(len(s['tokens']) for s in sequences)
-    if longest > row_tokens:
-        raise ValueError(f'a sequence of {longest} tokens does not fit learner.row_tokens={row_tokens}; raise it')
+    if max(lengths) > row_tokens:
+        raise ValueError(f'a sequence of {max(lengths)} tokens does not fit learner.row_tokens={row_tokens}; raise it')
+    ends = np.cumsum(lengths)
+    sequences = [{'token': np.arange(end - n, end, dtype=np.int32)} for n, end in zip(lengths, ends, strict=True)]
     # Longest first wastes least; every row stays open, so that no row is closed half empty.
-    sequences.sort(key=lambda s: -len(s['tokens']))
-    features = {name: row_tokens for name in sequences[0]}
+    sequences.sort(key=lambda s: -len(s['token']))
     packed = grain.experimental.FirstFitPackIterDataset(
         grain.MapDataset.source(sequences).to_iter_dataset(grain.ReadOptions(num_threads=0)),
-        length_struct=features,
+        length_struct={'token': row_tokens},
         num_packing_bins=len(sequences),
         shuffle_bins=False,
-        meta_features=[name for name in features if name != 'tokens'],
     )
-    filled = [row for row in packed if row['tokens_segment_ids'][0]]
+    filled = [row for row in packed if row['token_segment_ids'][0]]
     micro_batches = -(-len(filled) // rows)
-    stacked = blank_rows((1 << (micro_batches - 1).bit_length(), rows, row_tokens))
-    names = {'segment': 'tokens_segment_ids', 'position': 'tokens_positions'}  # Grain's
-    for name, array in stacked._asdict().items():
+    layout = Layout(*(np.zeros((1 << (micro_batches - 1).bit_length(), rows, row_tokens), np.int32) for _ in Layout._fields))
+    for array, name in zip(layout, ('token_segment_ids', 'token_positions', 'token'), strict=True):  # Grain's names
         flat = array.reshape(-1, row_tokens)
         for i, row in enumerate(filled):
-            flat[i] = row[names.get(name, name)]
-    return stacked
+            flat[i] = row[name]
+    return layout
 
 
-def blank_rows(shape: tuple[int, int, int]) -> Rows:
+def pack(part: Part, advantage: Sequence[np.ndarray], weight: np.ndarray, roles: Mapping[str, ByGroup]) -> Rows:
+    """The rows of a mini-batch from one advantage a response [G] by group, one token weight a sequence [N], and scores by role."""
+    groups, weights = part.batch.groups, iter(weight)
+
+    def every_token(of_response: Any) -> ByGroup:
+        """`of_response(group index, response index)` on every token of that response that is trained on."""
+        return [[np.where(r.trained_on, of_response(i, j), 0) for j, r in enumerate(g.responses)] for i, g in enumerate(groups)]
+
+    return Rows(
+        sequences=part.sequences(),
+        origin=part.on_responses(every_token(lambda i, _: 1 + ORIGINS.index(part.batch.origins[i])), np.int8),
+        behaviour=part.on_responses([[np.where(r.trained_on, r.logp, 0) for r in g.responses] for g in groups], np.float32),
+        advantage=part.on_responses(every_token(lambda i, j: advantage[i][j]), np.float32),
+        weight=part.on_responses(every_token(lambda i, j: next(weights)), np.float32),
+        roles={role: part.on_responses(scores, np.float32) for role, scores in roles.items()},
+    )
+
+
+def blank_rows(shape: tuple[int, int, int], roles: Sequence[str] = ()) -> Rows:
     """Rows [M, R, T] without a token."""
-    dtypes = (np.int32, np.int32, np.int32, np.float32, np.float32, np.float32, np.int8)
-    return Rows(*(np.zeros(shape, dtype) for dtype in dtypes))
 
+    def zeros(*dtypes: Any) -> list[np.ndarray]:
+        return [np.zeros(shape, dtype) for dtype in dtypes]
 
-def micro_batches(rows: Rows) -> int:
-    """How many leading micro-batches hold any token; the rest is padding of the shape."""
-    return int((rows.segment[:, :, 0] > 0).any(axis=1).sum())
-
-
-def pack_batch(batch: Batch, order: np.ndarray, config) -> list[Rows]:
-    """The mini-batches of a step as packed rows, groups taken in `order`; `config` is the learner's part of the config."""
-    parts = mini_batches(len(batch.groups), config.mini_batch_groups, config.partial_mini_batch)
-    return [
-        pack(
-            [batch.groups[i] for i in order[part]],
-            [batch.sources[i] for i in order[part]],
-            row_tokens=config.row_tokens,
-            rows=config.micro_batch_rows,
-            aggregation=config.aggregation,
-            advantage=config.advantage,
-        )
-        for part in parts
-    ]
-
-
-def _sequences(groups: Sequence[Group], sources: Sequence[str], aggregation: str, advantage: str) -> list[dict[str, np.ndarray]]:
-    """One dict of equally long arrays for each response: prompt tokens first, all but the tokens 0 there."""
-    advantages = [group_advantage(g.rewards[None], advantage)[0] for g in groups]
-    weights = iter(token_weights(np.array([len(r.tokens) for g in groups for r in g.responses]), aggregation))
-    sequences = []
-    for group, source, group_advantages in zip(groups, sources, advantages, strict=True):
-        blank = np.zeros(len(group.prompt.tokens), np.float32)
-        for response, a in zip(group.responses, group_advantages, strict=True):
-            n = len(response.tokens)
-            sequences.append({
-                'tokens': np.concatenate([group.prompt.tokens, response.tokens]),
-                'behaviour_logp': np.concatenate([blank, response.logp]),
-                'advantage': np.concatenate([blank, np.full(n, a, np.float32)]),
-                'weight': np.concatenate([blank, np.full(n, next(weights), np.float32)]),
-                'source': np.concatenate([blank.astype(np.int8), np.full(n, 1 + SOURCES.index(source), np.int8)]),
-            })  # fmt: skip
-    return sequences
+    sequences = Sequences(*zeros(*[np.int32] * 4))
+    return Rows(sequences, *zeros(np.int8, *[np.float32] * 3), {role: zeros(np.float32)[0] for role in roles})

@@ -7,21 +7,25 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import grain
+from ml_collections import ConfigDict
 
 from bapo_jax.groups import Group, Prompt
 
 
 class PromptSelector(Protocol):
+    """Which questions now."""
+
     def next(self) -> list[Prompt]:
         """The prompts of the next step, all different."""
 
     def observe(self, groups: Sequence[Group]) -> None:
-        """What the rollout policy made of them: for selectors that learn what is worth asking."""
+        """Takes note of what the rollout policy made of them: for selectors that learn what is worth asking."""
 
     def state(self) -> str:
         """Everything `restore` needs, as JSON."""
 
-    def restore(self, state: str) -> None: ...
+    def restore(self, state: str) -> None:
+        """Puts back what `state` saved."""
 
 
 class ShuffledEpochs:
@@ -36,7 +40,6 @@ class ShuffledEpochs:
                 f'{len(prompts)} training prompts do not fill learner.batch_groups={batch}; lower it or raise task.limit'
             )
         self._prompts = prompts
-        self.batches_per_epoch = len(prompts) // batch
         indices = grain.MapDataset.range(len(prompts)).shuffle(seed=seed).batch(batch, drop_remainder=True).repeat()
         self._stream = iter(indices.to_iter_dataset(grain.ReadOptions(num_threads=0)))
 
@@ -52,3 +55,8 @@ class ShuffledEpochs:
     def restore(self, state: str) -> None:
         position: dict[str, Any] = json.loads(state)
         self._stream.set_state(position)
+
+
+def make_selector(config: ConfigDict, prompts: Sequence[Prompt]) -> PromptSelector:
+    """The selector of the config's row. Raises ValueError where there are too few prompts."""
+    return ShuffledEpochs(prompts, config.learner.batch_groups, config.seed)

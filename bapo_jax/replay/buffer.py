@@ -23,7 +23,7 @@ from bapo_jax.replay.thresholds import in_range
 @dataclasses.dataclass(slots=True)
 class BadEntry:
     prompt: Prompt  # its old responses are never trained on, so they are not kept
-    mean_reward: float  # mu of the group that put it here
+    accuracy: float  # mu of the group that put it here
     stored: int  # the step at whose end it was added
     sampled: int = 0  # how many times it was drawn for re-evaluation
 
@@ -98,7 +98,7 @@ class ReplayBuffer:
                 if prompt_id in entries:
                     evict(part, prompt_id, 'replaced')
             if in_range(group.correct, group.size, 0, self.c1):
-                self.bad[prompt_id] = BadEntry(group.prompt, group.mean_reward, step)
+                self.bad[prompt_id] = BadEntry(group.prompt, group.accuracy, step)
                 added['bad'] += 1
             if 0 < group.correct < group.size:
                 self.high[prompt_id] = HighEntry(group, step, prompt_id in x1)
@@ -164,13 +164,13 @@ class ReplayBuffer:
         """Everything the buffer holds, as arrays for a checkpoint; `restore` is its exact inverse. No array is empty."""
         bad, high = list(self.bad.values()), list(self.high.values())
         # A bad prompt travels as a group without responses, so that one function knows how a prompt becomes arrays.
-        bad_arrays = groups_to_arrays([Group(e.prompt, (), (), e.stored) for e in bad])
+        bad_arrays = groups_to_arrays([Group(e.prompt, (), (), np.zeros(0, np.float32), e.stored) for e in bad])
         high_arrays = groups_to_arrays([e.group for e in high])
         return {
             'step': np.array([self.step], np.int64),
             'last': np.array(list(self.last.values()), np.int64),
             **{f'bad_{name}': value for name, value in bad_arrays.items()},
-            'bad_mean_reward': np.array([e.mean_reward for e in bad] + [0], np.float64),
+            'bad_accuracy': np.array([e.accuracy for e in bad] + [0], np.float64),
             'bad_stored': np.array([e.stored for e in bad] + [0], np.int64),
             'bad_sampled': np.array([e.sampled for e in bad] + [0], np.int64),
             **{f'high_{name}': value for name, value in high_arrays.items()},
@@ -198,7 +198,7 @@ class ReplayBuffer:
         self.last = dict(zip(self.last, (int(value) for value in arrays['last'])))
         self.bad = {
             g.prompt.id: BadEntry(g.prompt, float(mu), int(stored), int(sampled))
-            for g, mu, stored, sampled in zip(bad, arrays['bad_mean_reward'], arrays['bad_stored'], arrays['bad_sampled'])
+            for g, mu, stored, sampled in zip(bad, arrays['bad_accuracy'], arrays['bad_stored'], arrays['bad_sampled'])
         }
         self.high = {
             g.prompt.id: HighEntry(g, int(stored), bool(was_x1), int(sampled))

@@ -1,4 +1,4 @@
-"""Lines 6-7 of Algorithm 1: responses from whoever answers, judged, as groups."""
+"""Lines 6-7 of Algorithm 1: the engine's responses, judged, as groups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from bapo_jax.groups import Group, Prompt, Response
+import numpy as np
+
+from bapo_jax.groups import Group, Prompt, Response, binary_rewards
 from bapo_jax.rollout.engine import Draw, Engine, Sampling
 from bapo_jax.tasks import custom_reward, get_task
 
@@ -28,7 +30,7 @@ def collect(
     engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw],
     reward: Callable | None,
 ) -> Collected:  # fmt: skip
-    """`group_size` judged responses to each prompt, from the policy the engine holds, stamped with the step of its draw."""
+    """Samples and judges `group_size` responses to each prompt, from the policy the engine holds; groups have the step of their draw."""
     started = time.perf_counter()
     responses = engine.generate(prompts, group_size, sampling, draws) if prompts else []
     generated = time.perf_counter()
@@ -40,21 +42,27 @@ def judge(
     tokenizer: Any, prompts: Sequence[Prompt], responses: Sequence[tuple[Response, ...]], draws: Sequence[Draw],
     reward: Callable | None,
 ) -> Judged:  # fmt: skip
-    """The verdicts on the responses to each prompt, by the user's `reward` (tasks/custom_reward.py) or, where that is None, by the
-    task; the prompts are of one task, which judges them all in one call."""
+    """Judges the responses to each prompt, all of one task.
+
+    The user's `reward` (tasks/custom_reward.py) gives verdict and reward; where it is None the task's verifier gives the verdict, and
+    the reward is the paper's binary one.
+    """
     if not prompts:
         return Judged([], [])
     task, asked = prompts[0].task, [(p, r) for p, group in zip(prompts, responses, strict=True) for r in group]
     texts = tokenizer.batch_decode([r.tokens for _, r in asked], skip_special_tokens=True)
     if reward is None:
-        judged = iter(get_task(task).verify_all(texts, [p.ground_truth for p, _ in asked]))
+        verdicts, extracted = zip(*get_task(task).verify_all(texts, [p.ground_truth for p, _ in asked]), strict=True)
+        rewards = binary_rewards(verdicts)
     else:
         extras = [{'prompt_id': p.id, 'tokens': len(r.tokens), 'finish': r.finish} for p, r in asked]
         rows = zip(texts, asked, extras, strict=True)
-        judged = iter([custom_reward.judge(reward, task, text, p.ground_truth, extra) for text, (p, _), extra in rows])
-    groups, answers = [], []
+        judged = [custom_reward.judge(reward, task, text, p.ground_truth, extra) for text, (p, _), extra in rows]
+        verdicts, rewards, extracted = zip(*judged, strict=True)
+        rewards = np.array(rewards, np.float32)
+    groups, answers, first = [], [], 0
     for prompt, group, draw in zip(prompts, responses, draws, strict=True):
-        verdicts, extracted = zip(*(next(judged) for _ in group), strict=True)
-        groups.append(Group(prompt, group, verdicts, draw.step))
-        answers.append(extracted)
+        rows = slice(first, first := first + len(group))
+        groups.append(Group(prompt, group, tuple(verdicts[rows]), rewards[rows], draw.step))
+        answers.append(tuple(extracted[rows]))
     return Judged(groups, answers)

@@ -14,7 +14,7 @@ FRESH, REEVALUATION, EVALUATION, TRACKING, PROBE = range(5)
 
 
 class RolloutError(RuntimeError):
-    """Responses that can be trained on could not be had; the message says who did what, or did not."""
+    """The engine returned no trainable responses; the message names the server and the failure."""
 
 
 class Sampling(NamedTuple):
@@ -36,15 +36,20 @@ class Draw(NamedTuple):
 
 
 class Engine(Protocol):
-    """One engine holds one policy at a time."""
+    """One engine holds one policy at a time, and calls to it come one after the other."""
+
+    servers: int  # how many other programs answer, whose log-probs the trainer checks against its own; 0: this process answers
 
     def load(self, params: Any, version: int) -> None:
-        """Answers come from `params` from now on and are stamped with `version`. The caller keeps `params` alive and unchanged."""
+        """Answers with `params` from now on, and stamps responses with `version`; nothing to do where it holds that version.
+
+        The caller keeps `params` alive and unchanged, and takes what was begun before another policy is loaded. Raises RolloutError.
+        """
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
     ) -> list[tuple[Response, ...]]:
-        """`group_size` responses to each prompt, in the order of `prompts`; `draws` has one for each."""
+        """`group_size` responses to each prompt, in the order of `prompts`; `draws` has one for each. Raises RolloutError."""
 
     def close(self) -> None:
         """Lets go of processes and connections."""

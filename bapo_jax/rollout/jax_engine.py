@@ -24,6 +24,8 @@ _PROMPT_BUCKET = 16  # prompt slots are a multiple of this, prompts in a call a 
 class JaxEngine:
     """`graph` is the model's nnx graph; `stop_tokens` end a response; at most `rows` responses are sampled at once."""
 
+    servers = 0
+
     def __init__(self, graph: nnx.GraphDef, stop_tokens: tuple[int, ...], rows: int, row_sharding: jax.sharding.Sharding | None = None):
         self._graph, self._stop_tokens, self._rows, self._row_sharding = graph, stop_tokens, rows, row_sharding
         self._params, self._version = None, None

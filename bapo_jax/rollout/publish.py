@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from bapo_jax.hosts import Hosts
-from bapo_jax.metrics import write_text
+from bapo_jax.files import write_text
 from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.published import FORMAT, MANIFEST, WEIGHTS, crc32, published_versions

@@ -1,1 +1,1 @@
-"""A run's directory: what is written there, and its readers."""
+"""A run directory: what is written there, and its readers."""

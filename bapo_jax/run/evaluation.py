@@ -17,7 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from bapo_jax.groups import Prompt, Verdict
-from bapo_jax.metrics import write_text
+from bapo_jax.files import write_text
 from bapo_jax.rollout.collect import Judged
 from bapo_jax.scores import Question
 

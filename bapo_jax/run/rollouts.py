@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,23 +10,23 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from bapo_jax.groups import Group
+from bapo_jax.files import write_bytes
+from bapo_jax.groups import Batch, Group
 
 
-def uses(fresh: Sequence[Group], kept: Sequence[Group], reevaluated: Sequence[Group], promoted: Sequence[Group]):
-    """(use, group) of everything a step sampled; a use is 'x1', 'discarded', 'x2' or 'not_improved'."""
-    trained_on = {id(g) for g in [*kept, *promoted]}
+def uses(fresh: Sequence[Group], reevaluated: Sequence[Group], batch: Batch) -> list[tuple[str, Group]]:
+    """(use, group) of everything a step sampled: its origin in the batch, or else 'discarded' (fresh) or 'left_out'."""
+    origin = {id(g): o for g, o in zip(batch.groups, batch.origins, strict=True)}
     return [
-        *(('x1' if id(g) in trained_on else 'discarded', g) for g in fresh),
-        *(('x2' if id(g) in trained_on else 'not_improved', g) for g in reevaluated),
+        *((origin.get(id(g), 'discarded'), g) for g in fresh),
+        *((origin.get(id(g), 'left_out'), g) for g in reevaluated),
     ]
 
 
 def write_rollouts(path: Path, tokenizer: Any, groups: Sequence[tuple[str, Group]]) -> None:
-    """One JSON row a group: what it was used for, the question, every response with its verdict, reward and policy version."""
-    text = io.StringIO()
-    for use, g in groups:
-        row = {
+    """Writes one JSON row a group: its use, the question, every response with its verdict, reward and policy version."""
+    rows = [
+        {
             'use': use,
             'prompt_id': g.prompt.id,
             'prompt': tokenizer.decode(g.prompt.tokens),
@@ -40,8 +38,7 @@ def write_rollouts(path: Path, tokenizer: Any, groups: Sequence[tuple[str, Group
             'versions': [r.version for r in g.responses],
             'step': g.step,
         }
-        text.write(json.dumps(row) + '\n')
+        for use, g in groups
+    ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + '.partial')
-    temporary.write_bytes(zstandard.compress(text.getvalue().encode()))
-    os.replace(temporary, path)
+    write_bytes(path, zstandard.compress(''.join(json.dumps(row) + '\n' for row in rows).encode()))

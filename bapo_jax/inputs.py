@@ -1,0 +1,67 @@
+"""What a config names, read and checked, cheapest first: the model's shape, tokenizer, benchmarks, training prompts. No weights, no devices."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from bapo_jax import config as config_lib
+from bapo_jax.groups import Prompt
+from bapo_jax.models import hf
+from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
+from bapo_jax.prompts.selector import PromptSelector, make_selector
+from bapo_jax.tasks import encode_prompts, get_task, leave_out_long, refuse_long
+
+# One id range a benchmark, so that no two questions share random keys; training prompts count from 0.
+_FIRST_ID = 1 << 24
+
+
+class Inputs(NamedTuple):
+    """What a config names, all but weights and devices."""
+
+    config: ConfigDict  # resolved
+    model: ModelConfig
+    tokenizer: Any
+    stop_tokens: tuple[int, ...]
+    prompts: list[Prompt]  # trained on
+    benchmarks: dict[str, list[Prompt]]
+    selector: PromptSelector
+    steps: int
+
+
+def read_inputs(config: ConfigDict, weights: bool = True) -> Inputs:
+    """Checks the config and, with `weights`, the weights' files; reads data and tokenizer.
+
+    Raises ValueError or FileNotFoundError, naming the field and the remedy.
+    """
+    config = config_lib.resolve(config)
+    config_lib.model_path_exists(config)
+    model = hf.read_config(config.model.path, config.model.dtype)
+    if weights:
+        hf.check_weights(config.model.path, model)
+    tokenizer = load_tokenizer(config.model.path)
+    ends = stop_tokens(config.model.path, tokenizer)
+    benchmarks = benchmark_prompts(config, tokenizer)
+    truths = get_task(config.task.name).training_problems(config.task.train, limit=config.task.limit, seed=config.task.seed)
+    prompts = encode_prompts(config.task.name, truths, tokenizer, template=config.task.template)
+    prompts = leave_out_long(prompts, config.rollout.max_prompt_tokens)
+    selector = make_selector(config, prompts)
+    if config.evaluate.track_prompts > len(prompts):
+        raise ValueError(f'evaluate.track_prompts={config.evaluate.track_prompts} exceeds the {len(prompts)} training prompts')
+    steps = config.steps or config.epochs * (len(prompts) // config.learner.batch_groups)
+    return Inputs(config, model, tokenizer, ends, prompts, benchmarks, selector, steps)
+
+
+def benchmark_prompts(config: ConfigDict, tokenizer: Any) -> dict[str, list[Prompt]]:
+    """The questions of every benchmark in config.evaluate.benchmarks.
+
+    Raises ValueError for an unknown name, a bad file or a prompt that is too long, FileNotFoundError where there is none.
+    """
+    task, prompts = get_task(config.task.name), {}
+    for i, name in enumerate(config.evaluate.benchmarks):
+        first_id = _FIRST_ID * (1 + i)
+        asked = encode_prompts(config.task.name, task.benchmark(name), tokenizer, template=config.task.template, first_id=first_id)
+        prompts[name] = refuse_long(asked, config.rollout.max_prompt_tokens, name)
+    return prompts

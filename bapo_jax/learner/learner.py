@@ -1,0 +1,200 @@
+"""The learner: what is compiled, and the order of work on a batch: score, credit, pack, one optimizer step per mini-batch."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import AbstractMesh, Mesh
+from ml_collections import ConfigDict
+
+from bapo_jax import parallel
+from bapo_jax.groups import Batch
+from bapo_jax.hosts import Hosts
+from bapo_jax.learner import credit
+from bapo_jax.learner.objective import PROXIMAL, numbers_of, objective_of
+from bapo_jax.learner.packing import ByGroup, Part, Rows, Sequences, blank_rows, cut, pack
+from bapo_jax.learner.score import score
+from bapo_jax.learner.update import Program, TrainState, mean_metrics, update
+from bapo_jax.models import attention, hf
+from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.parallel import fetch, spread
+
+
+class Learner:
+    """Holds what is compiled; every array it trains is in the TrainState that is passed through.
+
+    Every host has one, and does the device work of each step at the same time as the others (hosts.py).
+    """
+
+    def __init__(self, config: ConfigDict, model: ModelConfig, mesh: Mesh, kernel: str, hosts: Hosts = Hosts()):
+        """`config` is resolved; `kernel` is the attention's, as `choose_kernel` gives it. Allocates nothing."""
+        c = config.learner
+        self.model, self.mesh, self.kernel = model, mesh, kernel
+        self._config, self._hosts, self._response_limit = c, hosts, config.rollout.max_response_tokens
+        self._model_path = config.model.path
+        self.graph, shapes = hf.abstract_params(model)
+        self._sharding = parallel.parameter_sharding(mesh, shapes)
+        self.parameters = _with_sharding(shapes, self._sharding)  # shapes, and where each lives
+        self.objective, self._numbers = objective_of(c), numbers_of(c, config.rollout.temperature)
+        self.learning_rate = optax.linear_schedule(0.0, c.learning_rate, c.warmup_updates) if c.warmup_updates else (
+            optax.constant_schedule(c.learning_rate)
+        )  # fmt: skip
+        self._optimizer = optax.chain(
+            optax.clip_by_global_norm(c.grad_clip), optax.adamw(self.learning_rate, weight_decay=c.weight_decay)
+        )
+        packed_attention = attention.packed(kernel, mesh)
+        program = Program(self.graph, self.objective, self._optimizer, mesh, packed_attention, c.logprob_chunk, c.remat)
+        self._update = jax.jit(functools.partial(update, program=program), donate_argnames='state')
+        self._score = jax.jit(functools.partial(score, graph=self.graph, attention=packed_attention, chunk=c.logprob_chunk))
+
+    # ---- state
+
+    def read_initial(self) -> Any:
+        """θ_0 from model.path, on the mesh."""
+        return hf.load_params(self._model_path, self.model, self._sharding)
+
+    def shapes(self) -> TrainState:
+        """The state's shapes and where each array lives, the moments as the parameters are."""
+        moments = jax.eval_shape(self._optimizer.init, self.parameters)
+        moments_sharding = optax.tree.map_params(
+            self._optimizer, lambda _, s: s, moments, self._sharding,
+            transform_non_params=lambda _: parallel.replicated(self.mesh),
+        )  # fmt: skip
+        return TrainState(self.parameters, _with_sharding(moments, moments_sharding))
+
+    def init(self, params: Any) -> TrainState:
+        """θ_0 on the mesh, and zero moments."""
+        sharding = jax.tree.map(lambda x: x.sharding, self.shapes())
+        params = jax.device_put(params, sharding.params)
+        return TrainState(params, jax.jit(self._optimizer.init, out_shardings=sharding.opt_state)(params))
+
+    # ---- the work on a batch
+
+    def update(
+        self, state: TrainState, batch: Batch, rng: np.random.Generator, policies: Mapping[str, Any] | None = None
+    ) -> tuple[TrainState, dict[str, float]]:
+        """Passes of optimizer steps over the batch's mini-batches, in an order drawn from `rng`.
+
+        `policies` are the parameters of the roles that the objective reads, but for the proximal policy, which is `state`'s.
+        Returns the new state (the old one's buffers are donated) and metrics, means over the mini-batches.
+        Raises FloatingPointError where the gradient is not finite. A batch without groups changes nothing.
+        """
+        seconds, started = {}, time.perf_counter()
+
+        def lap(phase: str) -> None:
+            nonlocal started
+            seconds[f'timing_s/{phase}'], started = time.perf_counter() - started, time.perf_counter()
+
+        orders = [rng.permutation(len(batch.groups)) for _ in range(self._config.passes_per_batch)]
+        passes = [cut(batch, order, self._config) for order in orders]
+        lap('pack')
+        # The proximal policy is the one before any of this step's updates, so everything is scored first, and once.
+        policies = {**(policies or {}), PROXIMAL: state.params}
+        scores = {role: self.score(role, policies.get(role), passes[0]) for role in self.objective.roles}
+        lap('old_log_prob')
+        advantage = credit.advantages(batch, self._config.advantage)
+        packed = [self._pack(part, advantage, scores) for parts in passes for part in parts]
+        counts = [part.layout.filled for parts in passes for part in parts]
+        shapes = [rows.origin.shape for rows in packed]
+        seconds['timing_s/pack'] += time.perf_counter() - started
+        self._hosts.tell('update', shapes=shapes, counts=counts)
+        started = time.perf_counter()
+        state, metrics = self.update_packed(state, packed, counts)
+        lap('update_actor')
+        return state, {**metrics, **seconds}
+
+    def update_packed(self, state: TrainState, packed: Sequence[Rows], counts: Sequence[int]):
+        """One optimizer step per mini-batch; `counts[i]` non-empty micro-batches in `packed[i]`. All hosts do this part of `update`."""
+        sharding, metrics = parallel.row_sharding(self.mesh, 1), []
+        for rows, n in zip(packed, counts, strict=True):
+            state, part_metrics = self._update(state, spread(rows, sharding), n, self._numbers)
+            metrics.append(part_metrics)
+        learning_rate = float(self.learning_rate(max(0, self._updates_done(state) - 1)))
+        return state, {**mean_metrics(jax.device_get(metrics)), 'actor/lr': learning_rate}
+
+    def score(self, role: str, params: Any, parts: Sequence[Part]) -> ByGroup:
+        """Log-probs of every response token under `params`, by group of the batch that `parts` were cut from.
+
+        `role` is the name under which the other hosts know these parameters. Raises ValueError where there are none.
+        """
+        if params is None:
+            raise ValueError(f'the objective reads the role {role!r}, and no such policy was given')
+        sequences, counts = [part.sequences() for part in parts], [part.layout.filled for part in parts]
+        self._hosts.tell('score', role=role, shapes=[s.tokens.shape for s in sequences], counts=counts)
+        scored = self.score_packed(params, sequences, counts)
+        by_group: dict[int, list[np.ndarray]] = {}
+        for part, packed in zip(parts, scored, strict=True):
+            by_group |= dict(zip(part.indices.tolist(), part.of_responses(packed), strict=True))
+        return [by_group[i] for i in range(len(by_group))]
+
+    def score_packed(self, params: Any, sequences: Sequence[Sequences], counts: Sequence[int]) -> list[np.ndarray]:
+        """[M, R, T] for each of `sequences`, 0 but on response tokens. All hosts do this part of `score`."""
+        sharding, temperature = parallel.row_sharding(self.mesh, 1), self._numbers['temperature']
+        scored = [self._score(params, spread(s, sharding), n, temperature) for s, n in zip(sequences, counts, strict=True)]
+        return [fetch(logp) for logp in scored]
+
+    def logprobs(self, role: str, params: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """(behaviour log-probs, log-probs under `params`) of all response tokens of a batch, float32 [tokens] each, in one order."""
+        scored = self.score(role, params, cut(batch, np.arange(len(batch.groups)), self._config))
+        behaviour = [r.logp for g in batch.groups for r in g.responses]
+        return np.concatenate(behaviour), np.concatenate([logp for of_group in scored for logp in of_group])
+
+    def compile_update(self, micro_batches: int) -> jax.stages.Compiled:
+        """The optimizer step on a mini-batch of up to `micro_batches`, compiled from shapes: nothing is allocated."""
+        shape = (micro_batches, self._config.micro_batch_rows, self._config.row_tokens)
+        sharding = parallel.row_sharding(self.mesh, 1)
+        rows = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding), blank_rows((0, 0, 0), self.objective.roles)
+        )
+        return self._update.lower(self.shapes(), rows, micro_batches, self._numbers).compile()
+
+    def _pack(self, part: Part, advantage: Sequence[np.ndarray], scores: Mapping[str, ByGroup]) -> Rows:
+        lengths = [int(r.trained_on.sum()) for g in part.batch.groups for r in g.responses]
+        weight = credit.token_weights(lengths, self._config.aggregation, self._response_limit)
+        of_part = {role: [by_group[i] for i in part.indices] for role, by_group in scores.items()}
+        return pack(part, [advantage[i] for i in part.indices], weight, of_part)
+
+    def _updates_done(self, state: TrainState) -> int:
+        return int(optax.tree.get(state.opt_state, 'count', filtering=lambda path, _: 'ScaleByAdamState' in str(path)))
+
+
+def build_learner(config: ConfigDict, hosts: Hosts = Hosts()) -> Learner:
+    """What every host needs to do its part of the device work; nothing is allocated. `config` is resolved.
+
+    Raises ValueError or FileNotFoundError, naming the field and the remedy, where it cannot run on the devices here.
+    """
+    model = hf.read_config(config.model.path, config.model.dtype)
+    mesh = parallel.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    if config.rollout.engine == 'jax' and jax.process_count() > 1:
+        raise ValueError('rollout.engine=jax answers from the devices of one process; with several hosts set rollout.engine=vllm')
+    kernel = choose_kernel(config, model, mesh, mesh.devices.flat[0].platform)
+    return Learner(config, model, mesh, kernel, hosts)
+
+
+def choose_kernel(config: ConfigDict, model: ModelConfig, mesh: Mesh | AbstractMesh, platform: str) -> str:
+    """The attention kernel for that mesh of 'cpu', 'gpu' or 'tpu' devices. Raises ValueError where the config cannot run on it."""
+    if config.rollout.overlap and config.rollout.engine == 'jax' and mesh.size > 1:
+        raise ValueError(
+            f'rollout.overlap with rollout.engine=jax on {mesh.size} devices: two programs that exchange data between the same devices '
+            'at once may wait for each other for ever, and would be no faster; set rollout.overlap=False, or engine=vllm'
+        )
+    splits = mesh.shape['data'] * mesh.shape['fsdp']
+    if config.learner.micro_batch_rows % splits:
+        raise ValueError(
+            f'learner.micro_batch_rows={config.learner.micro_batch_rows} is no multiple of mesh.data × mesh.fsdp = {splits}; '
+            'rows are split over both'
+        )
+    return attention.choose(
+        config.model.attention, platform, model, row_tokens=config.learner.row_tokens, tensor=mesh.shape['tensor']
+    )
+
+
+def _with_sharding(shapes: Any, sharding: Any) -> Any:
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, sharding)

@@ -1,0 +1,120 @@
+"""The objective of a row: which ratio, which surrogate, which trust region, held close to whom; and its value on packed rows.
+
+Shapes:  R rows · T tokens in a row · O origins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bapo_jax.groups import ORIGINS
+from bapo_jax.learner.losses import (
+    RATIO_LEVELS, SURROGATES, Clip, Tokens, importance_ratio, k3, total_variation, truncated_weight,
+)  # fmt: skip
+from bapo_jax.learner.packing import Rows
+
+# Roles: policies whose log-probs a row's objective reads. The behaviour policy's are stored with the response; the others are scored.
+BEHAVIOUR, PROXIMAL, REFERENCE = 'behaviour', 'proximal', 'reference'
+
+
+class KL(NamedTuple):
+    """A penalty coefficient · estimator(π_θ, the role's policy); `coefficient` names one of the objective's numbers."""
+
+    role: str
+    estimator: Callable[[jax.Array, jax.Array], jax.Array]
+    coefficient: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """What the compiled step is specialised to. Numbers that may vary by step are traced: see `numbers`."""
+
+    ratio_level: str  # a name of RATIO_LEVELS
+    surrogate: str  # a name of SURROGATES
+    clip: Clip
+    anchor: str  # the role in the ratio's denominator: behaviour or proximal
+    importance_cap: float | None  # the surrogate is multiplied by min(π_prox / α, cap); None: it is not
+    kl: tuple[KL, ...]
+    entropy: bool  # is there an entropy bonus
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The policies that score a batch before its updates, in a fixed order."""
+        read = {self.anchor, *(term.role for term in self.kl), *([PROXIMAL] if self.importance_cap else [])}
+        return tuple(sorted(read - {BEHAVIOUR}))
+
+
+def objective_of(learner: Any) -> Objective:
+    """From the learner's part of a config."""
+    decoupled = learner.anchor == 'decoupled'
+    return Objective(
+        ratio_level='token',
+        surrogate='clip',
+        clip=Clip(learner.clip_low, learner.clip_high, learner.dual_clip or None),
+        anchor=PROXIMAL if decoupled else learner.anchor,
+        importance_cap=learner.importance_cap if decoupled else None,
+        kl=() if learner.kl_target == 'none' else (KL(learner.kl_target, k3, 'kl_coef'),),
+        entropy=learner.entropy_coef != 0,
+    )
+
+
+def numbers_of(learner: Any, temperature: float) -> dict[str, np.float32]:
+    """The scalars that the compiled step is given at every call."""
+    return {
+        'temperature': np.float32(temperature),
+        'kl_coef': np.float32(learner.kl_coef),
+        'entropy_coef': np.float32(learner.entropy_coef),
+    }
+
+
+def evaluate_objective(
+    objective: Objective, rows: Rows, logp_RxT: jax.Array, entropy_RxT: jax.Array, numbers: Mapping[str, jax.Array]
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Σ weight · (importance weight · surrogate + Σ β KL - entropy bonus) over rows, and sums for the metrics.
+
+    `logp_RxT` and `entropy_RxT` are those of π_θ; what they hold where no response token is does not count.
+    """
+    response_RxT = rows.sequences.response > 0
+    logp_RxT = jnp.where(response_RxT, logp_RxT, 0.0)
+    roles = {BEHAVIOUR: rows.behaviour, **rows.roles}
+    anchor_RxT = roles[objective.anchor]
+    log_ratio_RxT = RATIO_LEVELS[objective.ratio_level](logp_RxT - anchor_RxT, rows.sequences.response)
+    tokens = Tokens(logp_RxT, importance_ratio(log_ratio_RxT), rows.advantage, jnp.ones_like(logp_RxT))
+    policy_RxT, held_RxT = SURROGATES[objective.surrogate](tokens, objective.clip)
+    if objective.importance_cap is not None:
+        policy_RxT = truncated_weight(roles[PROXIMAL], rows.behaviour, objective.importance_cap) * policy_RxT
+    total_RxT, kl_RxT = policy_RxT, jnp.zeros_like(logp_RxT)
+    for term in objective.kl:
+        term_RxT = term.estimator(logp_RxT, roles[term.role])
+        total_RxT, kl_RxT = total_RxT + numbers[term.coefficient] * term_RxT, kl_RxT + term_RxT
+    if objective.entropy:
+        total_RxT = total_RxT - numbers['entropy_coef'] * entropy_RxT
+
+    # Of the ratio to the policy that answered, whatever the anchor is.
+    behaviour_ratio_RxT = jnp.exp(jnp.where(response_RxT, logp_RxT - rows.behaviour, 0.0))
+    origin_RxTxO = rows.origin[..., None] == (1 + jnp.arange(len(ORIGINS), dtype=rows.origin.dtype))[None, None]
+
+    def weighted(x_RxT):
+        return jnp.sum(rows.weight * x_RxT)
+
+    def by_origin(x_RxT):
+        return jnp.sum(x_RxT[..., None] * origin_RxTxO, axis=(0, 1), dtype=jnp.float32)
+
+    return weighted(total_RxT), {
+        'actor/pg_loss': weighted(policy_RxT),
+        'actor/kl_loss': weighted(kl_RxT),
+        'actor/entropy': weighted(entropy_RxT),
+        'actor/pg_clipfrac': weighted(held_RxT),
+        'actor/ppo_kl': weighted(anchor_RxT - logp_RxT),
+        'clipped_by_origin': by_origin(held_RxT),
+        'tv_by_origin': by_origin(total_variation(logp_RxT, rows.behaviour)),
+        'ratio_by_origin': by_origin(behaviour_ratio_RxT),
+        'squared_ratio_by_origin': by_origin(behaviour_ratio_RxT**2),
+        'tokens_by_origin': by_origin(jnp.ones_like(logp_RxT)),
+    }

@@ -1,0 +1,145 @@
+"""Who answers, and when: fresh prompts by α, hard prompts by π_θ, evaluations by π_θ, and later steps' prompts ahead of time.
+
+One engine holds one policy. Fresh and hard prompts go out as one wave where α is π_θ; otherwise the engine switches to π_θ and back.
+Between two syncs α stays what it is, so later steps' prompts can be answered while a step trains. With T seconds to train and G
+to generate, a step then costs max(T + G/v, G + T/v) on average instead of T + G: the first generation after a sync has nothing to
+hide behind. The prompts, their order and what the selector knows are the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from bapo_jax.groups import X1, Batch, Group, Prompt, make_batch
+from bapo_jax.prompts.selector import PromptSelector
+from bapo_jax.rollout.collect import Collected, collect
+from bapo_jax.rollout.engine import FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
+from bapo_jax.rollout.fidelity import check_probe, mismatch
+from bapo_jax.rollout.schedule import Schedule
+
+_PROBE_TOKENS = 32  # of each answer that is compared after a sync
+
+
+class Policies(Protocol):
+    """The policies of a run: θ after `step` steps, and α."""
+
+    step: int
+    theta: Any  # its `params` are π_θ's
+    alpha: Any
+    alpha_version: int
+
+
+# Log-probs (as sampled, under α) of all response tokens of a batch, float32 [tokens] each, in one order.
+LogProbs = Callable[[Batch], tuple[np.ndarray, np.ndarray]]
+
+
+class Answered(NamedTuple):
+    """A step's fresh groups, the hard prompts' groups that went out with them, and where the prompt stream then stood."""
+
+    fresh: list[Group]
+    reevaluated: list[Group]
+    generate_s: float
+    verify_s: float
+    selector: str  # state after these groups were observed: a run that stops after this step continues from here
+
+
+class Rollouts:
+    """Answers one step after the other, in a thread of its own."""
+
+    def __init__(
+        self, engine: Engine, tokenizer: Any, selector: PromptSelector, schedule: Schedule, config: ConfigDict,
+        reward: Callable | None, probe: Prompt,
+    ):  # fmt: skip
+        """`config` is resolved; `reward` is the user's function in the verifier's place, or None; `probe` is asked after every sync."""
+        self._engine, self._probe = engine, probe
+        self._tokenizer, self._selector, self._schedule, self._config, self._reward = tokenizer, selector, schedule, config, reward
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix='rollouts')
+        self._begun: dict[int, Future[Answered]] = {}
+        self._selector_state = selector.state()
+        self._seconds: dict[str, float] = {}  # of the last step taken, by phase
+
+    def serve(self, policies: Policies, logprobs: LogProbs) -> None:
+        """Loads α; compares every server's log-probs of one prompt's answers with the trainer's. Raises PolicyMismatch."""
+        c = self._config
+        self._engine.load(policies.alpha, policies.alpha_version)
+        if self._engine.servers:
+            prompts = [self._probe] * self._engine.servers
+            sampling = Sampling(c.rollout.temperature, min(_PROBE_TOKENS, c.rollout.max_response_tokens))
+            draws = [Draw(c.seed, policies.step, PROBE)] * len(prompts)
+            groups = collect(self._engine, self._tokenizer, prompts, c.rollout.group_size, sampling, draws, self._reward).groups
+            batch = make_batch(groups, [X1] * len(groups))
+            check_probe(*logprobs(batch), c.rollout.probe_tolerance, policies.alpha_version)
+
+    def begin_ahead(self, step: int) -> None:
+        """Begins the steps after `step` that α is to answer, while `step` trains."""
+        if self._config.rollout.overlap:
+            for later in range(step + 1, self._schedule.last_ahead(step) + 1):
+                self._begin(later)
+
+    def take(self, step: int, hard: Sequence[Prompt], policies: Policies) -> tuple[list[Group], list[Group]]:
+        """The fresh groups of `step`, answered by α, and those of its hard prompts, answered by π_θ. Raises what the engine raised."""
+        one_wave = policies.alpha_version == step - 1  # α is π_θ
+        self._begin(step, hard if one_wave else ())
+        fresh, reevaluated, generate_s, verify_s, self._selector_state = self._begun.pop(step).result()
+        self._seconds = {'timing_s/gen': generate_s, 'timing_s/reward': verify_s}
+        if hard and not one_wave:
+            with self.held_by_theta(policies):
+                reevaluated, generate_s, verify_s = self._ask(step, [], hard)
+            self._seconds['timing_s/reevaluate'] = generate_s + verify_s
+        return fresh, reevaluated
+
+    @contextmanager
+    def held_by_theta(self, policies: Policies) -> Iterator[Engine]:
+        """The engine answers with π_θ inside, and with α again after; take whatever was begun before."""
+        self._engine.load(policies.theta.params, policies.step)
+        yield self._engine
+        self._engine.load(policies.alpha, policies.alpha_version)
+
+    def metrics(self, batch: Batch, logprobs: LogProbs) -> dict[str, float]:
+        """Seconds of the last step taken; the servers' log-probs against the trainer's, on a mini-batch's worth of its X1."""
+        some = batch.of_origin(X1)[: self._config.learner.mini_batch_groups]
+        if not (self._engine.servers and some):
+            return self._seconds
+        started = time.perf_counter()
+        compared = mismatch(*logprobs(make_batch(some, [X1] * len(some))))
+        return {**self._seconds, **compared, 'timing_s/mismatch': time.perf_counter() - started}
+
+    def state(self) -> str:
+        """The selector's state at the last step taken, for a checkpoint."""
+        return self._selector_state
+
+    def restore(self, state: str) -> None:
+        """Puts the selector back to where `state` said it was."""
+        self._selector.restore(state)
+        self._selector_state = state
+
+    def close(self) -> None:
+        """Drops what nobody will take; what is under way ends first, by the engine's deadline at the latest."""
+        self._thread.shutdown(cancel_futures=True)
+        self._engine.close()
+
+    def _begin(self, step: int, hard: Sequence[Prompt] = ()) -> None:
+        if step not in self._begun:
+            self._begun[step] = self._thread.submit(self._answer, step, hard)
+        elif hard:
+            raise RuntimeError(f'step {step} was begun without its hard prompts')
+
+    def _answer(self, step: int, hard: Sequence[Prompt]) -> Answered:
+        prompts = self._selector.next()
+        groups, generate_s, verify_s = self._ask(step, prompts, hard)
+        fresh, reevaluated = groups[: len(prompts)], groups[len(prompts) :]
+        self._selector.observe(fresh)
+        return Answered(fresh, reevaluated, generate_s, verify_s, self._selector.state())
+
+    def _ask(self, step: int, prompts: Sequence[Prompt], hard: Sequence[Prompt]) -> Collected:
+        c = self._config
+        draws = [Draw(c.seed, step, FRESH)] * len(prompts) + [Draw(c.seed, step, REEVALUATION)] * len(hard)
+        sampling = Sampling(c.rollout.temperature, c.rollout.max_response_tokens)
+        return collect(self._engine, self._tokenizer, [*prompts, *hard], c.rollout.group_size, sampling, draws, self._reward)

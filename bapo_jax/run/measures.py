@@ -1,0 +1,81 @@
+"""Every metric of a training step: its name, unit and meaning, and how it is counted. verl's names where verl has the quantity.
+
+Of the fresh groups, before filtering
+    critic/score/mean                        mean accuracy k/G; nan without a judged group
+    critic/rewards/mean                      mean reward; differs from the accuracy where rewards are shaped or fractions
+    accuracy_bins                            how many groups had k = 0..G correct responses
+    response_length/{mean,max}               tokens; clip_ratio: share of responses cut at the limit
+    reward/{unparseable,infra_error}         responses without an answer that reads, and those that the verifier failed on
+Of the batch
+    bapo/{x1,x2,x3,replay}_groups            groups by origin (replay only where a row has such); bapo/batch_groups: all of them
+    bapo/discarded/{filtered,infra_error}    fresh groups that are not in X1, by reason
+    bapo/reevaluated, bapo/improved          hard prompts re-evaluated, and how many of them gave a group of X2
+    bapo/{c2,c3}, bapo/r_tot                 thresholds of X3, and the performance they follow
+    bapo/x3/{age,mean_reward,uses}           means over X3: age in steps, accuracy, how often it was trained on before
+    staleness/{mean,max}                     steps between the policy that answered and π_θ
+    bapo/lag                                 steps between α and π_θ
+Of the buffer, after the step: see replay/buffer.py
+    buffer/{bad,high}/{size,added,evicted,age_mean,bytes}, buffer/bad/evicted_unseen
+Of the update, means over its mini-batches
+    actor/{pg_loss,kl_loss,entropy,pg_clipfrac,ppo_kl,grad_norm}   nats a token; pg_clipfrac: share of tokens held back by the clip
+    actor/lr, actor/updates                  learning rate of the last optimizer step; optimizer steps
+    actor/pg_clipfrac/ORIGIN, staleness/{tv,ratio,ess}/ORIGIN      by origin, of π_θ against the policy that answered
+Of a server against the trainer: mismatch/{logprob_abs_mean,logprob_abs_max,kl,ess}, see rollout/fidelity.py
+Counters since the run began
+    rollout/responses_total                  responses generated, re-evaluation included
+Seconds: timing_s/{step,weight_sync,wait_rollouts,gen,reward,reevaluate,compose,pack,old_log_prob,update_actor,mismatch,testing,save_checkpoint}
+    perf/throughput                          tokens trained on a second of the step
+Scores: val-core/BENCHMARK/acc/{mean@n,pass@n,maj@n}, where the step evaluates; see scores.py
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bapo_jax.groups import REPLAY, X1, X2, X3, Batch, Group, Verdict
+
+
+def fresh_metrics(groups: Sequence[Group]) -> dict[str, Any]:
+    """Of a step's fresh groups before filtering: score, lengths, verdicts, accuracy bins."""
+    verdicts = Counter(v for g in groups for v in g.verdicts)
+    judged = [g for g in groups if not g.infra_error]
+    lengths = np.array([len(r.tokens) for g in groups for r in g.responses])
+    bins = np.bincount([g.correct for g in judged], minlength=groups[0].size + 1)
+    return {
+        'critic/score/mean': float(np.mean([g.accuracy for g in judged])) if judged else float('nan'),
+        'critic/rewards/mean': float(np.mean([g.rewards for g in judged], dtype=np.float64)) if judged else float('nan'),
+        'accuracy_bins': bins.tolist(),
+        'response_length/mean': float(lengths.mean()),
+        'response_length/max': int(lengths.max()),
+        'response_length/clip_ratio': float(np.mean([r.finish == 'length' for g in groups for r in g.responses])),
+        'reward/unparseable': verdicts[Verdict.UNPARSEABLE],
+        'reward/infra_error': verdicts[Verdict.INFRA_ERROR],
+    }
+
+
+def batch_metrics(batch: Batch, step: int) -> dict[str, Any]:
+    """Composition of the training batch, and how many steps older than π_θ the policies that answered are."""
+    ages = np.array([step - 1 - r.version for g in batch.groups for r in g.responses])
+    replayed = {f'bapo/{REPLAY}_groups': batch.count(REPLAY)} if REPLAY in batch.origins else {}
+    return {
+        **{f'bapo/{origin}_groups': batch.count(origin) for origin in (X1, X2, X3)},
+        **replayed,
+        'bapo/batch_groups': len(batch.groups),
+        'staleness/mean': float(ages.mean()) if len(ages) else 0.0,
+        'staleness/max': int(ages.max()) if len(ages) else 0,
+    }
+
+
+def discarded_metrics(fresh: Sequence[Group], batch: Batch) -> dict[str, int]:
+    """Why fresh groups are not in X1; with bapo/x1_groups this accounts for every one of them."""
+    broken = sum(g.infra_error for g in fresh)
+    return {'bapo/discarded/filtered': len(fresh) - broken - batch.count(X1), 'bapo/discarded/infra_error': broken}
+
+
+def trained_tokens(batch: Batch) -> int:
+    """Prompt and response tokens of a batch, a prompt counted once for each response."""
+    return sum(len(g.prompt.tokens) + len(r.tokens) for g in batch.groups for r in g.responses)
