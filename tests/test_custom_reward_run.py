@@ -17,8 +17,11 @@ def even(data_source, response, ground_truth, extra):
         raise RuntimeError('cannot judge this one')
     return {'score': len(response) % 2 == 0, 'pred': response[:3]}
 
-def half(data_source, response, ground_truth, extra):
-    return 0.5
+def text(data_source, response, ground_truth, extra):
+    return '1'
+
+def undefined(data_source, response, ground_truth, extra):
+    return float('nan')
 """
 
 
@@ -80,11 +83,11 @@ def test_a_run_by_another_reward_is_another_run(rewarded, benchmark):
         build(small_config('bapo_tuned', benchmark, steps=3), rewarded[1])
 
 
-def test_a_reward_between_right_and_wrong_stops_the_run_in_one_message(rewarded, benchmark, tmp_path):
-    flags = ['--config=configs/quickstart.py', f'--workdir={tmp_path}/run', '--config.task.reward=rewards_of_this_run:half',
+@pytest.mark.parametrize('function, returned', [('text', '1'), ('undefined', 'nan')])
+def test_what_is_no_reward_stops_the_run_in_one_message(rewarded, benchmark, tmp_path, function, returned):
+    flags = ['--config=configs/quickstart.py', f'--workdir={tmp_path}/run', f'--config.task.reward=rewards_of_this_run:{function}',
              f"--config.evaluate.benchmarks=('{benchmark}',)", '--config.evaluate.samples=2', '--config.task.limit=64',
              '--config.evaluate.track_prompts=0']  # fmt: skip
     result = command('bapo_jax.train', *flags, path=rewarded[0])
     assert result.returncode == 1 and 'Traceback' not in result.stderr, result.stderr
-    assert "rewards_of_this_run:half (task.reward) returned '0.5'; expected 1 (right) or 0 (wrong)" in result.stderr
-    assert 'from which score on an answer is right' in result.stderr
+    assert f"rewards_of_this_run:{function} (task.reward) returned '{returned}'; expected a finite number" in result.stderr

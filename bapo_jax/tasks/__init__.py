@@ -1,4 +1,4 @@
-"""What is asked and how an answer is judged: one module per task, all with the same functions.
+"""The questions and how an answer is judged: one module per task, all with the same functions.
 
 A task module has
 
@@ -7,13 +7,13 @@ A task module has
     training_problems(source, *, limit, seed) -> list[ground truth]     the questions trained on
     benchmark(name) -> list[ground truth]                               the questions of a test set
     prompt_text(ground_truth, template, tokenizer) -> str               a question as the policy reads it
-    asked(ground_truth, prompt text) -> ground truth                    with what that prompt demands of a response's form
-    check_ground_truth(ground_truth)                                    ValueError, naming the field, where none can be judged by it
-    verify(response, ground_truth) -> (Verdict, answer text or None)    raises on no response text whatever
-    verify_all(responses, ground_truths) -> list of those               many at once, on all cores where they take long
-    VOTES: bool                      whether equal answer texts are agreement, so that a majority of them (maj@n) says something
+    with_demands(ground_truth, text) -> ground truth                    adds what that prompt text demands of a response's form
+    check_ground_truth(ground_truth)                                    ValueError, naming the field, if it cannot judge an answer
+    verify(response, ground_truth) -> (Verdict, answer text or None)    judges any response text without raising
+    verify_all(responses, ground_truths) -> list of those               judges many at once, on all cores where they take long
+    VOTES: bool                      whether equal answer texts agree, so that their majority (maj@n) is meaningful
 
-where a ground truth is a JSON-serialisable dict that holds the question and what its verifier needs.
+A ground truth is a JSON-serialisable dict with the question and what its verifier needs.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ def encode_prompts(
 ) -> list[Prompt]:
     """Renders and tokenises every question. Prompt i has id `first_id + i` and int32 tokens [prompt tokens].
 
-    No special tokens are added: a template that wants them writes them. No prompt is cut: the end of a question is where it asks.
-    What is too long is left out (training) or refused (a benchmark) by one of the two functions below.
+    No special tokens are added: a template that wants them writes them. No prompt is cut, since the question is at its end: one that
+    is too long is left out of training (`leave_out_long`) or refused in a benchmark (`refuse_long`).
     """
     task = get_task(task_name)
     prompts = []
     for row, ground_truth in enumerate(ground_truths):
         text = task.prompt_text(ground_truth, template, tokenizer)
         tokens = np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
-        prompts.append(Prompt(first_id + row, task_name, tokens, task.asked(ground_truth, text)))
+        prompts.append(Prompt(first_id + row, task_name, tokens, task.with_demands(ground_truth, text)))
     return prompts
 
 
 def leave_out_long(prompts: Sequence[Prompt], most: int) -> list[Prompt]:
-    """The prompts of at most `most` tokens, in order and with their ids; a warning counts the others.
+    """The prompts of at most `most` tokens, in order and with their ids. A warning counts the others.
 
-    Raises ValueError where none is left.
+    Raises ValueError where no prompt is left.
     """
     kept, lengths = [p for p in prompts if len(p.tokens) <= most], [len(p.tokens) for p in prompts]
     if prompts and not kept:
@@ -75,7 +75,7 @@ def leave_out_long(prompts: Sequence[Prompt], most: int) -> list[Prompt]:
 
 
 def refuse_long(prompts: Sequence[Prompt], most: int, benchmark: str) -> list[Prompt]:
-    """The prompts as they are: a score is of all of a benchmark's problems. Raises ValueError where one exceeds `most` tokens."""
+    """All prompts, since a benchmark is scored whole. Raises ValueError where one exceeds `most` tokens."""
     for number, prompt in enumerate(prompts, start=1):
         if len(prompt.tokens) > most:
             raise ValueError(

@@ -1,8 +1,8 @@
 """Countdown: reach the target with + - * /, using each given number exactly once.
 
-A ground truth is {'numbers': [int, ...], 'target': int}. `verify` judges by the rule of TinyZero and of the BAPO release (the
-last <answer> of the last line; each number once) with the paper's binary reward, but reads a grammar where they call eval():
-`**`, `//`, decimals and all else that is not plain arithmetic are no answers, and values are exact.
+A ground truth is {'numbers': [int, ...], 'target': int}. `verify` judges by the rule of TinyZero and of the BAPO release: the last
+<answer> of the last line, each number once, the paper's binary reward. They call eval(); `verify` parses a grammar with exact
+values. `**`, `//`, decimals and anything else beyond plain arithmetic are no answers.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = [
     'BENCHMARKS',
     'TEMPLATES',
     'VOTES',
-    'asked',
     'benchmark',
     'check_ground_truth',
     'prompt_text',
     'training_problems',
     'verify',
     'verify_all',
+    'with_demands',
     'worked_solution',
 ]
 
@@ -43,13 +43,13 @@ _TINYZERO = (
     '<think>'
 )
 TEMPLATES = {
-    'tinyzero': _TINYZERO,  # as it stands, for base models
-    'tinyzero_chat': _TINYZERO,  # as a user turn of the model's chat template, as verl, MoPPS and the BAPO release feed it
+    'tinyzero': _TINYZERO,  # unchanged, for base models
+    'tinyzero_chat': _TINYZERO,  # as a user turn of the model's chat template, as in verl, MoPPS and the BAPO release
     'compact': '{spaced}={target}\n',  # a dozen tokens, for the small policies of the quickstart
 }
 
-# No maj@n: right expressions differ from one another, and their values are no vote either: the question gives the value that is
-# wanted, so whoever sees n expressions need not count them but can take one that has it, which is pass@n.
+# No maj@n. Correct expressions differ from one another, and their values are no vote either: the question states the wanted value,
+# so one of n expressions can be picked without counting, which is pass@n.
 VOTES = False
 
 MAX_LENGTH = 1000  # characters of an answer
@@ -73,9 +73,9 @@ def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
 def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:
     """The verdict on a response, and the answer found in it (None where there is none).
 
-    CORRECT: the answer uses each given number exactly once and equals the target, exactly. WRONG: it is an expression, but does
-    not. UNPARSEABLE: there is no answer tag, or what it holds is no expression. Takes time linear in the response and raises on
-    no text whatever; ValueError on a malformed ground truth.
+    CORRECT: the answer uses each given number exactly once and equals the target exactly. WRONG: it is any other expression.
+    UNPARSEABLE: there is no answer tag, or it holds no expression. Takes time linear in the response. No response text makes it
+    raise; a malformed ground truth raises ValueError.
     """
     check_ground_truth(ground_truth)
     answer = find_answer(response)
@@ -85,7 +85,7 @@ def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:
         postfix = parse(answer)
     except ValueError:
         return Verdict.UNPARSEABLE, answer
-    # The numbers are compared before anything is computed, so only the problem's own numbers ever enter the arithmetic.
+    # Numbers are compared first, so only the problem's own numbers enter the arithmetic.
     if sorted(token for token in postfix if isinstance(token, int)) != sorted(ground_truth['numbers']):
         return Verdict.WRONG, answer
     target = ground_truth['target']
@@ -94,20 +94,20 @@ def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:
 
 
 def verify_all(responses: Sequence[str], ground_truths: Sequence[dict]) -> list[tuple[Verdict, str | None]]:
-    """`verify` of each response; thousands a second."""
+    """`verify` of each response; thousands per second."""
     return [verify(response, ground_truth) for response, ground_truth in zip(responses, ground_truths, strict=True)]
 
 
-def asked(ground_truth: dict, prompt: str) -> dict:
-    """The ground truth as it is: every prompt asks for the same form."""
+def with_demands(ground_truth: dict, text: str) -> dict:
+    """The ground truth unchanged: every prompt demands the same form."""
     return ground_truth
 
 
 def find_answer(response: str) -> str | None:
-    """What the last <answer>...</answer> holds, after the first 'Assistant:' if there is one, in the last line only.
+    """The text of the last <answer>...</answer>, in the last line only, after the first 'Assistant:' if there is one.
 
-    White space at the very end does not begin a new line. As with the regex <answer>(.*?)</answer> of the public code, a tag
-    opened inside another is part of the outer one's text; unlike it, this is linear in the text.
+    White space at the very end does not begin a new line. A tag opened inside another is part of the outer one's text, as with the
+    regex <answer>(.*?)</answer> of the public code. Unlike that regex, this is linear in the text.
     """
     before, found, after = response.partition('Assistant:')
     line = (after if found else before).rstrip().rpartition('\n')[2]
@@ -122,14 +122,14 @@ def find_answer(response: str) -> str | None:
 
 
 def parse(text: str) -> list[int | str]:
-    """An expression in postfix order: ints, '+', '-', '*', '/', and 'neg' for a minus sign. ValueError if it is none.
+    """An expression in postfix order: ints, '+', '-', '*', '/', and 'neg' for a minus sign. Raises ValueError if it is none.
 
         sum     = product (('+' | '-') product)*
         product = factor (('*' | '/') factor)*
         factor  = ('+' | '-') factor | '(' sum ')' | number
 
-    A number is ASCII digits without a leading zero; blanks and tabs may stand between tokens. The bounds on length, depth and
-    digits are far above what any problem needs.
+    A number is ASCII digits without a leading zero. Blanks and tabs may stand between tokens. The bounds on length, depth and digits
+    are far above what any problem needs.
     """
     if len(text) > MAX_LENGTH:
         raise ValueError(f'longer than {MAX_LENGTH} characters')
@@ -142,7 +142,7 @@ def parse(text: str) -> list[int | str]:
 
 
 def _parse_sum(tokens: list[str], position: int, depth: int, postfix: list[int | str]) -> int:
-    """Each _parse function reads from `position`, appends to `postfix` and returns the position after what it read."""
+    """Each _parse function reads from `position`, appends to `postfix` and returns the position after its last token."""
     position = _parse_product(tokens, position, depth, postfix)
     while (operator := tokens[position]) in ('+', '-'):
         position = _parse_product(tokens, position + 1, depth, postfix)
@@ -204,9 +204,9 @@ def evaluate(postfix: Sequence[int | str]) -> Fraction | None:
 def worked_solution(ground_truth: dict, rng: np.random.Generator, aim: bool = True) -> str:
     """A correct response in the compact style, steps first: '30-24=6 6*6=36 59+36=95<answer>59+6*(30-24)</answer>'.
 
-    A random one: each step is drawn among those from which the target can still be reached, sums more often than products. Every
-    step gives a non-negative integer, and the answer has no parentheses it can do without. ValueError where there is no such
-    solution. Without `aim` every step is drawn among all there are: right arithmetic, seldom the target.
+    Each step is drawn at random among those from which the target can still be reached, sums more often than products. Every step
+    gives a non-negative integer, and the answer has no needless parentheses. Raises ValueError where there is no such solution.
+    Without `aim` each step is drawn among all possible ones: correct arithmetic that seldom reaches the target.
     """
     check_ground_truth(ground_truth)
     target = ground_truth['target']
@@ -224,12 +224,12 @@ def worked_solution(ground_truth: dict, rng: np.random.Generator, aim: bool = Tr
     return f'{" ".join(steps)}<answer>{terms[0][1]}</answer>'
 
 
-# A small policy learns what to add and subtract long before it learns what to multiply, so it is shown products where needed only.
+# A small policy learns sums long before products, so it is shown products only where they are needed.
 _STEP_WEIGHTS = {'+': 1.0, '-': 1.0, '*': 0.05, '/': 0.05}
 
 
 def _moves(terms: list[tuple[int, str, str]]) -> list[tuple[str, list[tuple[int, str, str]]]]:
-    """Every way to combine two terms into one: the step as text ('30-24=6'), and the terms after it, the new one last."""
+    """Every way to combine two terms into one, as (text of the step, such as '30-24=6'; the terms after it, the new one last)."""
     moves = []
     for i in range(len(terms)):
         for j in range(i + 1, len(terms)):
@@ -246,16 +246,16 @@ def _moves(terms: list[tuple[int, str, str]]) -> list[tuple[str, list[tuple[int,
 
 
 def _joined(left: tuple[int, str, str], operator: str, right: tuple[int, str, str]) -> str:
-    """`left operator right` with only the parentheses that the value needs: a+(b-c) is a+b-c, and a*(b/c) is a*b/c."""
+    """`left operator right` without needless parentheses: a+(b-c) becomes a+b-c, and a*(b/c) becomes a*b/c."""
     wrap_left = operator in '*/' and left[2] in '+-'
     wrap_right = right[2] in {'+': '', '-': '+-', '*': '+-', '/': '+-*/'}[operator]
     return (f'({left[1]})' if wrap_left else left[1]) + operator + (f'({right[1]})' if wrap_right else right[1])
 
 
 def check_ground_truth(ground_truth: object) -> None:
-    """ValueError, naming the field, unless it is {'numbers': [int, ...], 'target': number}.
+    """Raises ValueError, naming the field, unless it is {'numbers': [int, ...], 'target': number}.
 
-    A target that is no integer is a question without an integer answer, not a malformed one: it is judged like any other.
+    A target need not be an integer: such a question is judged like any other.
     """
     if not isinstance(ground_truth, dict):
         raise ValueError(f'ground_truth must be an object with "numbers" and "target", got {str(ground_truth)[:100]}')

@@ -1,14 +1,17 @@
-"""Rewards by a function of the user's, task.reward='module:function', found and checked before a run starts.
+"""Rewards by a user's function, task.reward='module:function', found and checked before a run starts.
 
-    def reward(data_source, response, ground_truth, extra): ...      # 1 for right, 0 for wrong; or {'score': 1, 'pred': 'text'}
+    def reward(data_source, response, ground_truth, extra): ...
 
-The signature is verl's: the task's name; the text of a response, special tokens such as the end's left out; its ground truth as
-the task's module has it (a dict); and {'prompt_id', 'tokens': how many, 'finish': 'stop' or 'length'}. It runs in the trainer's
-process, one response after the other.
+The signature is verl's. `data_source` is the task's name, `response` the text without special tokens, `ground_truth` what the
+task's module makes of the row (a dict). `extra` is {'prompt_id', 'tokens': how many, 'finish': 'stop' or 'length'}. The function
+runs in the trainer's process, one response after the other.
 
-Rewards are the paper's binary ones here (A.7), since k of G, the filters and the buffers all count right answers: the function
-must say 1 or 0 (or True or False). Any other number stops the run rather than being rounded: a fraction may mean partial credit,
-and only its author knows from where on an answer is right. Write `score >= 0.5`, or wherever that is.
+It returns the reward, a finite number, or {'score': reward, 'correct': True or False, 'pred': text}, the last two optional. The
+verdict is CORRECT where 'correct' is true, or, without 'correct', where the reward equals 1; otherwise WRONG. A plain 0.5 is thus
+partial credit for a wrong answer. The two numbers serve different ends:
+
+    k, the correct answers of G    drives filters, X2, X3, thresholds and accuracy
+    the reward, a float            drives advantages
 """
 
 from __future__ import annotations
@@ -19,17 +22,21 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from bapo_jax.groups import Verdict
 
 _log = logging.getLogger(__name__)
 
+_LARGEST = float(np.finfo(np.float32).max)  # groups keep rewards in float32
+
 
 class BadReward(ValueError):
-    """A reward function returned what is no reward."""
+    """A reward function returned something that is no reward."""
 
 
 def resolve(name: str) -> Callable | None:
-    """The function called 'module:function', None for ''. ValueError where it is not to be found or takes other arguments."""
+    """The function called 'module:function', None for ''. Raises ValueError where it is missing or takes other arguments."""
     if not name:
         return None
     module_name, colon, function_name = name.partition(':')
@@ -47,7 +54,7 @@ def resolve(name: str) -> Callable | None:
         raise ValueError(f'task.reward={name!r}: {module_name} has no function {function_name}')
     try:
         signature = inspect.signature(function)
-    except ValueError:  # of a compiled function, which may not say what it takes
+    except ValueError:  # a compiled function may have no signature to read
         return function
     try:
         signature.bind('data_source', 'response', 'ground_truth', {})
@@ -61,24 +68,38 @@ def resolve(name: str) -> Callable | None:
 
 def judge(
     function: Callable, data_source: str, response: str, ground_truth: Any, extra: dict[str, Any]
-) -> tuple[Verdict, str | None]:
-    """The verdict of a reward function on one response, and the answer it names (under 'pred', in a dict).
+) -> tuple[Verdict, float, str | None]:
+    """The verdict, the reward and the answer (the text under 'pred', if any) of a reward function on one response.
 
-    1 is CORRECT, 0 is WRONG. A function that raises is an INFRA_ERROR, logged with its traceback: its group is discarded, since a
-    response is not wrong for that. BadReward where it returns anything else, which a run cannot go on with.
+    Where the function raises, the verdict is INFRA_ERROR, the reward nan, and the traceback is logged: the failure is not the
+    response's. Raises BadReward where the function returns anything but a reward; a run cannot go on with that.
     """
     try:
         outcome = function(data_source, response, ground_truth, extra)
     except Exception:  # whatever it is, it is the function's failure and not the response's
         _log.exception('the reward function %s failed on a response of %d characters', _name(function), len(response))
-        return Verdict.INFRA_ERROR, None
-    score, answer = (outcome.get('score'), outcome.get('pred')) if isinstance(outcome, dict) else (outcome, None)
-    if isinstance(score, str) or score not in (0, 1):
+        return Verdict.INFRA_ERROR, float('nan'), None
+    fields = outcome if isinstance(outcome, dict) else {'score': outcome}
+    reward = _finite(fields.get('score'))
+    correct = fields.get('correct', reward == 1)
+    if reward is None or not isinstance(correct, (bool, np.bool_)):
         raise BadReward(
-            f'the reward function {_name(function)} (task.reward) returned {str(outcome)[:100]!r}; expected 1 (right) or 0 '
-            "(wrong), or a dict with one of them as 'score': rewards are binary here, so let it say from which score on an answer is right"
+            f'the reward function {_name(function)} (task.reward) returned {str(outcome)[:100]!r}; expected a finite number, or a '
+            "dict with one as 'score' and, where it judges itself, 'correct': True or False; without it a score of 1 is correct"
         )
-    return (Verdict.CORRECT if score == 1 else Verdict.WRONG), answer if isinstance(answer, str) else None
+    answer = fields.get('pred')
+    return (Verdict.CORRECT if correct else Verdict.WRONG), reward, answer if isinstance(answer, str) else None
+
+
+def _finite(score: Any) -> float | None:
+    """A number of any type as a float; None where it is no number, not finite, or too large for float32."""
+    if isinstance(score, (str, bytes)):  # float('1') would read them
+        return None
+    try:
+        number = float(score)
+    except Exception:  # a user's type can fail in any way when it is converted
+        return None
+    return number if abs(number) <= _LARGEST else None  # false for nan
 
 
 def _name(function: Callable) -> str:

@@ -1,4 +1,4 @@
-"""Lines of JSON from outside, read so that whatever is wrong with them names file and row."""
+"""Reads lines of JSON from outside. Every error names file and row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pathlib import Path
 
 
 def jsonl_rows(path: Path, wanted: str) -> Iterator[tuple[str, dict]]:
-    """(file and row, object) of each line of a .jsonl or .jsonl.gz file but blank ones. Raises ValueError, which says what was `wanted`."""
+    """Yields (file and row, object) for each line of a .jsonl or .jsonl.gz file; blank lines are skipped.
+
+    Raises ValueError, which says what columns were `wanted`.
+    """
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:

@@ -1,9 +1,12 @@
-r"""Mathematics: a question in words, and an answer in \boxed{} that is as good as one of those accepted.
+r"""Mathematics: a question in words, and an answer in \boxed{} that equals an accepted one.
 
-A ground truth is {'problem': str, 'answers': [str, ...]}. What the prompt asks of a response, `asked` adds to it: 'boxed', an
-answer outside a box is none; 'thinking', the prompt has opened <think>, so that an answer follows </think>. To judge, a bare answer
-or a list of them will do, as in `python -m bapo_jax.grade math`: nothing is known of the prompt then, and a response without any
-box is judged by what it states last.
+A ground truth is {'problem': str, 'answers': [str, ...]}. `with_demands` adds what the prompt demands of a response:
+
+    boxed       an answer outside a box does not count
+    thinking    the prompt has opened <think>, so the answer follows </think>
+
+`verify` also takes a bare answer or a list of them, as in `python -m bapo_jax.grade math`. The prompt is unknown then, and a response
+without a box is judged by the answer that it states last.
 """
 
 from __future__ import annotations
@@ -22,18 +25,18 @@ from bapo_jax.tasks.verifier_pool import FAILED, OVERRAN, VerifierPool
 __all__ = [
     'BENCHMARKS',
     'TEMPLATES',
-    'asked',
     'benchmark',
     'check_ground_truth',
     'prompt_text',
     'training_problems',
     'verify',
     'verify_all',
+    'with_demands',
 ]
 
-VOTES = True  # equal answers are agreement: maj@n
+VOTES = True  # equal answers agree, so maj@n is meaningful
 
-# What each kind of model was trained to read; always through the tokenizer's own chat template.
+# The form that each kind of model was trained on, always through the tokenizer's own chat template.
 TEMPLATES = {
     'r1': f'{{problem}}{SUFFIX}, and <think> opened, whether or not the chat template does so itself (R1 and its distillations)',
     'qwen3': f'{{problem}}{SUFFIX}, with thinking',
@@ -44,14 +47,14 @@ TEMPLATES = {
 _SYSTEM = {'qwen2.5_math': 'Please reason step by step, and put your final answer within \\boxed{}.'}
 _SWITCH = {'qwen3': True, 'qwen3_no_thinking': False}
 
-DEADLINE_S = 4.0  # wall clock, for one answer; the slowest honest one known takes half a second
+DEADLINE_S = 4.0  # wall clock for one answer; the slowest honest one known takes half a second
 WORKER_BYTES = 2 << 30  # address space of a worker, of which some 400 MB are sympy's
 MAX_WORKERS = 16
-TAIL = 4000  # characters at the end of a response in which an unboxed answer is looked for
+TAIL = 4000  # characters at the end of a response that are searched for an unboxed answer
 
 
 def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
-    """The question as the policy reads it. ValueError where the tokenizer's chat template cannot render `template`."""
+    """The question as the policy reads it. Raises ValueError where the tokenizer's chat template cannot render `template`."""
     check_ground_truth(ground_truth)
     if template not in TEMPLATES:
         raise ValueError(f'task.template is {template!r}; choose one of {", ".join(TEMPLATES)}')
@@ -67,14 +70,14 @@ def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
         messages.insert(0, {'role': 'system', 'content': _SYSTEM[template]})
     switch = {'enable_thinking': _SWITCH[template]} if template in _SWITCH else {}
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **switch)
-    if template == 'r1' and not text.rstrip().endswith('<think>'):  # the tokenizers of the first weeks left it to the model
+    if template == 'r1' and not text.rstrip().endswith('<think>'):  # the first R1 tokenizers left it to the model
         text += '<think>\n'
     return text
 
 
-def asked(ground_truth: dict, prompt: str) -> dict:
-    """The ground truth of a question asked with this prompt text: with what the prompt demands of a response's form."""
-    return {**ground_truth, 'boxed': '\\boxed' in prompt, 'thinking': prompt.rstrip().endswith('<think>')}
+def with_demands(ground_truth: dict, text: str) -> dict:
+    """The ground truth with what the prompt `text` demands of a response's form: 'boxed' and 'thinking'."""
+    return {**ground_truth, 'boxed': '\\boxed' in text, 'thinking': text.rstrip().endswith('<think>')}
 
 
 def verify(response: str, ground_truth: Any) -> tuple[Verdict, str | None]:
@@ -85,13 +88,15 @@ def verify(response: str, ground_truth: Any) -> tuple[Verdict, str | None]:
 def verify_all(responses: Sequence[str], ground_truths: Sequence[Any]) -> list[tuple[Verdict, str | None]]:
     """For each response the verdict, and the answer found in it (None where there is none).
 
-    CORRECT: the answer equals an accepted one. WRONG: it does not, or is too heavy: it could not be compared in `DEADLINE_S`
-    seconds or a worker's memory. UNPARSEABLE: there is no answer where the prompt wants it (after the thinking, in a closed
-    box), or it cannot be read. INFRA_ERROR: the verifier failed, which is to say that no accepted answer can be read, or a
-    worker died without having been late. Raises on no response text whatever; ValueError on a malformed ground truth.
+    CORRECT       the answer equals an accepted one
+    WRONG         it does not, or the comparison exceeded `DEADLINE_S` seconds or a worker's memory
+    UNPARSEABLE   there is no answer where the prompt wants it (after the thinking, in a closed box), or it cannot be read
+    INFRA_ERROR   the verifier failed: no accepted answer can be read, or a worker died without being late
 
-    Takes microseconds for an answer that equals an accepted one as text, or is a plain number as they are. The others go to a pool
-    of processes, one a core, which start (two seconds) with the first such answer. Equal answers to one question are judged once.
+    No response text makes it raise; a malformed ground truth raises ValueError.
+
+    An answer takes microseconds where it equals an accepted one as text, or both are plain numbers. The others go to a pool of
+    processes, one a core; the first such answer starts it, in two seconds. Equal answers to one question are judged once.
     """
     for ground_truth in ground_truths:
         check_ground_truth(ground_truth)
@@ -118,7 +123,7 @@ def verify_all(responses: Sequence[str], ground_truths: Sequence[Any]) -> list[t
 
 
 def check_ground_truth(ground_truth: object) -> None:
-    """ValueError, naming the field, unless it is a dict with 'answers', a string, or a list of strings."""
+    """Raises ValueError, naming the field, unless it is a dict with 'answers', a string, or a list of strings."""
     where, answers = 'ground_truth', ground_truth
     if isinstance(ground_truth, dict):
         if 'answers' not in ground_truth:
@@ -139,7 +144,7 @@ def _terms(ground_truth: Any) -> tuple[tuple[str, ...], bool, bool]:
 
 
 def _judge(requests: Sequence[tuple[str, tuple[str, ...], bool]]) -> list[tuple[Verdict, str | None]]:
-    """The pool's verdicts on (answer or end of a response, accepted answers, which of the two it is)."""
+    """The pool's verdicts on requests (text, accepted answers, whether the text is an answer or the end of a response)."""
     rows = [{'answer': answer, 'accepted': accepted, 'boxed': boxed} for answer, accepted, boxed in requests]
     outcomes = _pool().run(rows) if rows else []
     verdicts = []
@@ -156,7 +161,7 @@ def _judge(requests: Sequence[tuple[str, tuple[str, ...], bool]]) -> list[tuple[
 
 @functools.lru_cache(maxsize=1024)
 def _is_light(accepted: tuple[str, ...]) -> bool:
-    """Whether the accepted answers can be compared with a harmless one in time: if not, no response is to blame."""
+    """Whether the accepted answers can be compared with a harmless one in time. If not, no response is to blame."""
     return _pool().run([{'answer': '0', 'accepted': accepted, 'boxed': True}]) != [OVERRAN]
 
 
