@@ -1,12 +1,12 @@
 """First proof: BAPO against GRPO in miniature. One axis at a time around a centre, several seeds, each method at its own best.
 
-    python benchmarks/first_proof.py                      # runs what is missing, most informative first, and writes the page
-    python benchmarks/first_proof.py --hours=2            # starts no row after that; the same command goes on
-    python benchmarks/first_proof.py --only=grpo,centre   # these settings alone
-    python benchmarks/first_proof.py --print_only         # the page of the rows there are: while others run, or after a stop
+    python -m studies.first_proof.runner                      # runs what is missing, most informative first, and writes the page
+    python -m studies.first_proof.runner --hours=2            # starts no row after two hours; run it again to go on
+    python -m studies.first_proof.runner --only=grpo,centre   # these settings alone
+    python -m studies.first_proof.runner --print_only         # the page of the rows there are: while others run, or after a stop
 
-A row is one setting and seed: a run of bapo_jax.train and an evaluation with 32 samples, both on one core; its commands are in it.
-Rows go to docs/first_proof.jsonl as they end (delete one to measure it again), and first_proof_page.py makes a page of them.
+Run from the root of the repository. A row is one setting and seed: a run of bapo_jax.train and an evaluation with 32 samples, both on
+one core; the row holds its commands. Rows go to rows.jsonl as they end (delete one to measure it again); page.py makes the page.
 """
 
 from __future__ import annotations
@@ -26,26 +26,27 @@ from typing import Any
 
 import numpy as np
 from absl import app, flags
-from cores import on_each_core
-from first_proof_grid import HELD_OUT, WEAK_BASE, WEAK_BASE_COMMAND, Setting, commands, problems_file, settings
-from first_proof_page import write_page
-from host_load import cpu_name
 
 from bapo_jax.metrics import read_metrics, write_text
 from bapo_jax.tasks.countdown_data import generate, problem_key, test_problems
+from benchmarks.cores import on_each_core
+from benchmarks.host_load import cpu_name
+from studies.first_proof.grid import HELD_OUT, WEAK_BASE, WEAK_BASE_COMMAND, Setting, commands, problems_file, settings
+from studies.first_proof.page import write_page
 
 FLAGS = flags.FLAGS
-flags.DEFINE_float('hours', 24.0, 'Start no row after so many.')
+flags.DEFINE_float('hours', 24.0, 'Start no row after this many hours.')
 flags.DEFINE_list('only', [], 'Names of settings; default: all.')
 flags.DEFINE_bool('print_only', False, 'Run nothing.')
 
-ROOT = Path(__file__).resolve().parents[1]
-ROWS, RUNS = ROOT / 'docs' / 'first_proof.jsonl', ROOT / 'runs' / 'first_proof'
-SEEDS, MORE_SEEDS = (1, 2, 3), (4, 5)  # the second for GRPO, BAPO, its ablations and what led with three
+STUDY = Path(__file__).resolve().parent
+ROOT = STUDY.parents[1]
+ROWS, RUNS = STUDY / 'rows.jsonl', ROOT / 'runs' / 'first_proof'
+SEEDS, MORE_SEEDS = (1, 2, 3), (4, 5)  # the second: for GRPO, BAPO, its ablations, and what led with three
 
 
 def write_problems() -> None:
-    """10,000 training and 200 test problems of three numbers each, of which the base solves about 45 %, and of four: 8 %."""
+    """10,000 training and 200 test problems of three numbers, of which the base solves about 45 %, and as many of four (8 %)."""
     for numbers in (3, 4):
         test = generate(200, seed=77, sizes=(numbers,))
         known = frozenset(map(problem_key, [*test, *test_problems('cd34'), *test_problems('cd4')]))
@@ -56,7 +57,7 @@ def write_problems() -> None:
 
 
 def rows_wanted() -> list[tuple[Setting, int]]:
-    """(setting, seed): five seeds of the weak bases' cores, one of everything, five of the quickstart's core, the rest."""
+    """(setting, seed) in order: five seeds of the weak bases' cores, one of everything, five of the quickstart's core, the rest."""
     grid = [s for s in settings() if not FLAGS.only or s.name in FLAGS.only]
     core = [s for s in grid if s.axis == 'sources' or s.name in ('grpo', 'centre', 'wide', 'wide_no_x2', 'wide_recent_1')]
     weak, weak_four, weak_g4, quickstart = (
@@ -71,10 +72,11 @@ def rows_wanted() -> list[tuple[Setting, int]]:
 
 
 def measure(item: tuple[Setting, int]) -> dict[str, Any]:
+    """Trains and evaluates one setting with one seed; returns its row."""
     setting, seed = item
     workdir = RUNS / f'{setting.base}_{setting.name}_{seed}'
-    workdir.mkdir(parents=True, exist_ok=True)  # what an interrupted study left there is continued
-    # Many runs share few programs.
+    workdir.mkdir(parents=True, exist_ok=True)  # a run that was interrupted is continued
+    # Many runs share a few compiled programs.
     environment = os.environ | {'JAX_COMPILATION_CACHE_DIR': str(RUNS / 'cache'), 'JAX_PLATFORMS': 'cpu'}
     with (workdir / 'output.txt').open('a') as output:
         for words in commands(setting, seed, str(workdir.relative_to(ROOT))):
@@ -90,7 +92,7 @@ def measure(item: tuple[Setting, int]) -> dict[str, Any]:
 
 
 def story(workdir: Path, setting: Setting) -> dict[str, Any]:
-    """What a row keeps of a run: final scores with every question's count, the curve, tracked prompts, diagnostics."""
+    """What a row keeps of a run: final scores with a count for every question, the curve, tracked prompts, diagnostics."""
     parts = ('step', 'testing', 'save_checkpoint')
     summary = json.loads((workdir / 'evaluation' / f'{setting.changes["steps"]:06d}' / 'summary.json').read_text('utf-8'))[
         'benchmarks'
@@ -113,14 +115,14 @@ def story(workdir: Path, setting: Setting) -> dict[str, Any]:
         ],
         'tracked': {'unsolved_at_base': int((base == 0).sum()), 'solved_later': int(((base == 0) & (trained > 0)).sum()),
                     'solved_at_base': int((base > 0).sum()), 'unsolved_later': int(((base > 0) & (trained == 0)).sum())},
-        # Compilation and evaluations along the way are in it; start-up and the last evaluation, with 32 samples, are not.
+        # Includes compilation and the evaluations along the way; excludes start-up and the last evaluation, with 32 samples.
         'seconds': round(sum(row.get(f'timing_s/{part}', 0) for row in logged for part in parts)),
         'diagnostics': diagnostics(logged),
     }  # fmt: skip
 
 
 def diagnostics(logged: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means over the steps; what compares π_θ with the policy that answered, also by lag (steps since the sync)."""
+    """Means over the steps. What compares π_θ with the behaviour policy also stands by lag, the steps since the sync."""
     always = ('actor/grad_norm', 'actor/entropy', 'actor/updates', 'bapo/batch_groups', 'bapo/x1_groups', 'bapo/x2_groups',
               'bapo/x3_groups', 'bapo/reevaluated', 'bapo/improved', 'bapo/x3/age', 'bapo/x3/mean_reward',
               'bapo/x3/uses')  # fmt: skip
@@ -158,8 +160,8 @@ def main(_) -> None:
             f.write(json.dumps(row) + '\n')
         scores = '   '.join(f'{name} {100 * s["mean"]:.1f} / {100 * s["pass"]:.1f}' for name, s in row['final'].items())
         print(f'{len(rows)} rows   {row["base"]} {row["name"]}, seed {row["seed"]}: {scores}   {row["seconds"]} s', flush=True)
-    if rows:  # not after every row: it would take a core from the runs
-        write_page(rows, ROWS.parent, WEAK_BASE_COMMAND)
+    if rows:  # once, at the end: after every row it would take a core from the runs
+        write_page(rows, STUDY, WEAK_BASE_COMMAND)
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
-"""What the rows of first_proof.py say: scores, curves read off anywhere, and differences of settings, with their intervals.
+"""What rows.jsonl says: scores, curves at any point, and differences of settings, each with its interval; and how they are written.
 
-An interval is of 95 %, by bootstrap over problems and seeds together: both are drawn anew. Settings are compared problem by problem
-and seed by seed, since a seed stands for the same order of prompts in all of them.
+An interval is of 95 %, by bootstrap over problems and seeds together. Settings are compared problem by problem and seed by seed: a
+seed gives every setting the same order of prompts.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from first_proof_grid import HELD_OUT
+from studies.first_proof.grid import HELD_OUT
 
 RESAMPLES = 4_000
 Rows = list[dict[str, Any]]
 
 
 def accuracies(rows: Rows, name: str, benchmarks: Sequence[str]) -> np.ndarray:
-    """[seeds, problems] shares of right responses of one setting after training, seeds in order."""
+    """[seeds, problems] shares of right responses of one setting after training, in the order of the seeds."""
     return np.array([of_final(row, benchmarks) for row in of(rows, name)])
 
 
@@ -35,22 +35,22 @@ def spread_of(accuracy_SxP: np.ndarray) -> tuple[float, float, float]:
 
 @functools.cache
 def resamples(n: int) -> np.ndarray:
-    """[R, n] shares of each of n things among n drawn from them with replacement."""
+    """[R, n] shares of each of n items among n draws from them with replacement."""
     return np.random.default_rng(n).multinomial(n, np.full(n, 1 / n), RESAMPLES) / n
 
 
 def less(rows: Rows, name: str, reference: str, at: str | int = 'steps', kind: Sequence[str] = ()) -> tuple[float, float, float]:
-    """(mean, low, high) of how much more of `name` is right than of `reference`, seed by seed; over the bases in `rows` together.
+    """(mean, low, high) of the accuracy of `name` minus that of `reference`, seed by seed, over the bases in `rows` together.
 
-    at    equal 'steps', 'responses' or 'seconds', the last two where the thriftier of a base's two settings ended; or a step.
-    kind  benchmarks; without, those of the kind of problems trained on.
+    at    equal 'steps', 'responses' or 'seconds', or a step. The last two are read where the thriftier of the two settings ended.
+    kind  benchmarks; (): those of the kind of problems that a base trains on.
     """
     parts = [[row for row in rows if row['base'] == base] for base in dict.fromkeys(row['base'] for row in rows)]
     return spread_of(np.concatenate([difference(part, name, reference, at, kind or held_out(part)) for part in parts]))
 
 
 def difference(rows: Rows, name: str, reference: str, at: str | int, kind: Sequence[str]) -> np.ndarray:
-    """[seeds, problems] of `less`, for the rows of one base; seeds that both settings have."""
+    """[seeds, problems] what `less` averages, for the rows of one base and the seeds that both settings have."""
     seeds = {row['seed'] for row in of(rows, name)} & {row['seed'] for row in of(rows, reference)}
     rows = [row for row in rows if row['seed'] in seeds]
     if at == 'steps':
@@ -60,20 +60,20 @@ def difference(rows: Rows, name: str, reference: str, at: str | int, kind: Seque
 
 
 def spent(rows: Rows, name: str, what: str) -> float:
-    """'responses' of a setting's runs, the mean over seeds; 'seconds' of the fastest: other work on a machine only adds to them."""
+    """'responses': a setting's mean over seeds. 'seconds': its fastest seed's, since other work on a machine only adds to them."""
     return float({'responses': np.mean, 'seconds': np.min}[what]([row['curve'][-1][what] for row in of(rows, name)]))
 
 
 def evaluated_at(rows: Rows, name: str, axis: str) -> np.ndarray:
-    """[seeds, evaluations] 'step', 'responses' or 'seconds'. Every run is taken to be as fast as the setting's fastest."""
+    """[seeds, evaluations] 'step', 'responses' or 'seconds' of each evaluation; seconds are scaled to the fastest seed's."""
     xs = np.array([[point[axis] for point in row['curve']] for row in of(rows, name)], float)
     return xs * (spent(rows, name, axis) / xs[:, -1:]) if axis == 'seconds' else xs
 
 
 def read_off(rows: Rows, name: str, axis: str, x: float, benchmarks: Sequence[str]) -> np.ndarray:
-    """[seeds, problems] shares of right responses at x of 'step', 'responses' or 'seconds', linearly between a run's evaluations.
+    """[seeds, problems] shares of right responses at x of 'step', 'responses' or 'seconds', interpolated between evaluations.
 
-    The last of these is that with 32 samples. A run that used less than x counts as it ended.
+    The last evaluation is the one with 32 samples. A run that ended before x counts as it ended.
     """
     shares = []
     for row, xs in zip(of(rows, name), evaluated_at(rows, name, axis), strict=True):
@@ -86,12 +86,12 @@ def read_off(rows: Rows, name: str, axis: str, x: float, benchmarks: Sequence[st
 
 
 def of(rows: Rows, name: str) -> Rows:
-    """A setting's rows, seeds in order."""
+    """The rows of a setting, in the order of their seeds."""
     return sorted((row for row in rows if row['name'] == name), key=lambda row: row['seed'])
 
 
 def best(rows: Rows, method: str, axes: Sequence[str]) -> str:
-    """The method's setting along these axes with the highest mean, of those with the most seeds: fewer may be lucky."""
+    """The method's setting along these axes with the highest mean. Only those with the most seeds count: fewer may be lucky."""
     names = sorted({row['name'] for row in rows if row['method'] == method and row['axis'] in axes})
     seeds = max(len(of(rows, name)) for name in names)
     return max(
@@ -104,9 +104,21 @@ def held_out(rows: Rows) -> tuple[str, ...]:
     return HELD_OUT[rows[0]['base']]
 
 
+def less_as_text(rows: Rows, name: str, other: str, at: str = 'steps', kind: Sequence[str] = ()) -> str:
+    """`less` as points with its interval, or '-' where a base in `rows` lacks one of the settings."""
+    have = {(row['base'], row['name']) for row in rows}
+    complete = bool(rows) and all((row['base'], setting) in have for row in rows for setting in (name, other))
+    return spread(*less(rows, name, other, at, kind)) if complete else '-'
+
+
 def percent(x: float) -> str:
     return f'{100 * x:.1f}'
 
 
 def spread(mean: float, low: float, high: float) -> str:
-    return f'{100 * mean:.1f} ({100 * low:.1f} to {100 * high:.1f})'
+    return f'{percent(mean)} ({percent(low)} to {percent(high)})'
+
+
+def markdown_table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    first, *rest = ('| ' + ' | '.join(cells) + ' |' for cells in (titles, *lines))
+    return '\n'.join([first, '|---' * len(titles) + '|', *rest])

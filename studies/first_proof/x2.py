@@ -1,15 +1,15 @@
 """X2: how much of a re-evaluated prompt's rise is progress, and how much regression to the mean?
 
-    python benchmarks/first_proof_x2.py                   # from the weak base of first_proof.py, which makes it; 3 minutes
-    python benchmarks/first_proof_x2.py --base=quickstart
+    python -m studies.first_proof.x2                      # from the weak base, which runner.py makes; 3 minutes
+    python -m studies.first_proof.x2 --base=quickstart
 
-A hard prompt enters the buffer because k of G responses (k <= 1) were right, and enters X2 because k' (1 < k' < G) later were: both
-are chosen for their luck. So both policies, that of the step it entered at and the one asked again, answer it 64 times more, and
+A hard prompt enters the buffer because k <= 1 of its G responses were right. It enters X2 because 1 < k' < G later were. Both
+counts are selected for their luck. So the policies of the two steps each answer it 64 times more:
 
     k'/G - k/G  =  (k'/G - p_now)  +  (p_now - p_then)  +  (p_then - k/G)
                     luck of X2        progress             bad luck that made it hard
 
-with p the share right of the fresh responses. One table, means over the groups, which also goes to docs/first_proof_x2.json.
+with p the share of these fresh responses that is right. Prints one table of means over the groups and writes it to x2.json.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pathlib import Path
 import numpy as np
 import zstandard
 from absl import app, flags
-from first_proof_grid import BASES, CENTRE, Setting, commands
 from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
@@ -36,17 +35,19 @@ from bapo_jax.rollout.collect import collect
 from bapo_jax.rollout.engine import TRACKING, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.setup import build_policy, read_inputs
+from studies.first_proof.grid import BASES, CENTRE, Setting, commands
 
 FLAGS = flags.FLAGS
-flags.DEFINE_enum('base', 'weak', sorted(BASES), 'Of first_proof_grid.py: where the run starts, and its steps and rate.')
+flags.DEFINE_enum('base', 'weak', sorted(BASES), 'A base of grid.py: where the run starts, and its steps and learning rate.')
 flags.DEFINE_integer('samples', 64, 'Fresh responses of each policy to each prompt.')
 
-ROOT = Path(__file__).resolve().parents[1]
-ANSWERS = ROOT / 'docs' / 'first_proof_x2.json'
+STUDY = Path(__file__).resolve().parent
+ROOT = STUDY.parents[1]
+ANSWERS = STUDY / 'x2.json'
 
 
-def asked_again(workdir: Path) -> list[dict]:
-    """Every re-evaluated group: its prompt, the step it was asked again at and k', the step it was last fresh at and k."""
+def reevaluated(workdir: Path) -> list[dict]:
+    """Every re-evaluated group: its prompt, the step of the re-evaluation and k', the step at which it was last fresh and k."""
     last_fresh: dict[int, tuple[int, int]] = {}
     found = []
     for path in sorted((workdir / 'rollouts').glob('*.jsonl.zst')):
@@ -62,7 +63,7 @@ def asked_again(workdir: Path) -> list[dict]:
 
 def main(_) -> None:
     workdir = ROOT / 'runs' / 'first_proof' / f'x2_of_{FLAGS.base}'
-    # With a delay, v > 1, who answered at a step would not be the policy of the step before.
+    # v = 1 in the centre: the policy that answers at step t is the one after step t - 1. A delay would break this.
     every_policy = {'rollouts.every': 1, 'checkpoint.every': 1, 'checkpoint.keep': 1000, 'evaluate.track_prompts': 0}
     setting = Setting(FLAGS.base, 'x2', '', 'bapo', BASES[FLAGS.base] | CENTRE['bapo'] | every_policy)
     train = commands(setting, 1, str(workdir))[0]
@@ -72,9 +73,9 @@ def main(_) -> None:
     policy, tokenizer = build_policy(config, Hosts()), load_tokenizer(config.model.path)
     engine = JaxEngine(policy.graph, stop_tokens(config.model.path, tokenizer), config.rollout.rows)
     checkpoints = Checkpoints(workdir / 'checkpoints', keep=None)
-    groups = asked_again(workdir)
+    groups = reevaluated(workdir)
 
-    # What has to be asked of whom: the policy after step t - 1 answered again at t; α of step s answered when it was fresh.
+    # Which prompts each policy answers: the one after step t - 1 re-evaluated at t, and likewise for the fresh group.
     wanted: dict[int, set[int]] = defaultdict(set)
     for g in groups:
         wanted[g['now'] - 1].add(g['id'])
@@ -104,7 +105,7 @@ def main(_) -> None:
         table.add_row(use, str(len(mine)), *map(str, numbers))
     Console().print(table)
     answers = json.loads(ANSWERS.read_text('utf-8')) if ANSWERS.is_file() else {}
-    command = f'python benchmarks/first_proof_x2.py --base={FLAGS.base} --samples={FLAGS.samples}'
+    command = f'python -m studies.first_proof.x2 --base={FLAGS.base} --samples={FLAGS.samples}'
     write_text(ANSWERS, json.dumps(answers | {FLAGS.base: {'command': command, **answer}}, indent=1) + '\n')
 
 

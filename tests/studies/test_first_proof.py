@@ -1,26 +1,27 @@
-"""The study's intervals: over problems and seeds, and of differences on the same problems; and that the default is a row of it."""
+"""The study's intervals, over problems and seeds and of differences; its page and argument; and that the default is a row of it."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 from small_run import ROOT
 
-sys.path.insert(0, str(ROOT / 'benchmarks'))
-from first_proof_grid import settings
-from first_proof_page import write_page
-from first_proof_rows import less, read_off, spread_of
-
 from bapo_jax.config import differences
 from bapo_jax.replay.thresholds import in_range
 from configs import quickstart
+from studies.first_proof import argument
+from studies.first_proof.answer import TOGETHER, answer_facts
+from studies.first_proof.decision import decision_facts
+from studies.first_proof.grid import settings
+from studies.first_proof.page import head_facts, write_page
+from studies.first_proof.rows import less, read_off, spread_of
 
+STUDY = ROOT / 'studies' / 'first_proof'
 RNG = np.random.default_rng(0)
 
 
 def test_seeds_that_agree_leave_the_spread_of_the_problems():
-    """Of P problems with accuracies a, the mean's standard error is std(a) / √P; 1.96 of them either way."""
+    """Of P problems with accuracies a, the mean has standard error std(a) / √P; the interval is 1.96 of them either way."""
     problems = RNG.random(200)
     mean, low, high = spread_of(np.tile(problems, (3, 1)))
     error = 1.96 * problems.std() / np.sqrt(200)
@@ -37,7 +38,7 @@ def test_problems_that_agree_leave_the_spread_of_the_seeds():
 
 
 def test_a_difference_is_taken_on_the_same_problems_and_seeds():
-    """However unlike problems and seeds are, what differs by 5 of 100 on every one differs by 0.05; seed 3 has no partner."""
+    """Two settings that differ by 5 of 100 on every problem differ by 0.05, however unlike the problems are; seed 3 has no partner."""
     right = RNG.integers(0, 90, (3, 200))
     rows = [
         {'base': 'weak', 'name': name, 'seed': seed, 'final': {'cd34': {'correct': list(right[seed - 1] + more), 'samples': 100}}}
@@ -56,7 +57,7 @@ def test_a_curve_is_read_off_between_its_points_for_every_problem():
 
 
 def test_a_slow_machine_changes_nothing_at_equal_seconds():
-    """a takes 20 s for the steps that take b 10, wherever it was not held up: at equal seconds it has done half of them."""
+    """Undisturbed, a takes 20 s for the steps that take b 10: at equal seconds it has done half of them."""
     rows = [
         {
             'base': 'weak', 'name': name, 'seed': seed, 'final': {'cd34': {'samples': 100, 'correct': [80]}},
@@ -68,7 +69,7 @@ def test_a_slow_machine_changes_nothing_at_equal_seconds():
 
 
 def test_the_quickstart_trains_as_a_row_of_the_study_did():
-    """In every field but those that X2 alone reads and the bounds of X3, which leave the same groups."""
+    """Every field is the same, but those that X2 alone reads and the bounds of X3, which admit the same groups."""
     tuned, row = quickstart.get_config('bapo_tuned'), quickstart.get_config('bapo')
     (setting,) = (s for s in settings() if (s.base, s.name) == ('quickstart', 'wide_no_x2'))
     row.update_from_flattened_dict(
@@ -80,10 +81,43 @@ def test_the_quickstart_trains_as_a_row_of_the_study_did():
         assert in_range(k, 8, *tuned.replay.c2, *tuned.replay.c3) and in_range(k, 8, *row.replay.c2, *row.replay.c3)
 
 
+@pytest.fixture(scope='module')
+def rows():
+    return [json.loads(line) for line in (STUDY / 'rows.jsonl').read_text('utf-8').splitlines()]
+
+
 @pytest.mark.parametrize('so_far', [1, 2])
-def test_a_page_can_be_made_of_the_first_rows(tmp_path, so_far):
-    rows = [json.loads(line) for line in (ROOT / 'docs' / 'first_proof.jsonl').read_text('utf-8').splitlines()[:so_far]]
-    write_page(rows, tmp_path, 'the command')
-    page = (tmp_path / 'first_proof.md').read_text('utf-8')
+def test_a_page_can_be_made_of_the_first_rows(tmp_path, rows, so_far):
+    write_page(rows[:so_far], tmp_path, 'the command')
+    page = (tmp_path / 'page.md').read_text('utf-8')
     assert f'{so_far} rows' in page and 'Too few rows yet' in page
     assert ('## From the quickstart base' in page) == (so_far > 1)  # one of GRPO and one of BAPO
+
+
+def test_the_argument_is_filled_from_the_rows_and_stands_on_the_page(rows):
+    """Every number of the prose has a row behind it, and the page is that of the argument as it now reads."""
+    head, answer, decision, *_ = argument.sections()
+    facts = head_facts(rows, 'the command') | answer_facts(rows) | decision_facts(rows)
+    page = (STUDY / 'page.md').read_text('utf-8')
+    for section in (head, answer, decision):
+        filled = argument.fill(section, argument.row_sets(rows), facts)
+        assert '{' not in filled
+        for line in section.splitlines():
+            if '{' not in line:
+                assert line in page.splitlines()
+
+
+def test_what_the_argument_compares_is_in_the_grid():
+    grid = {(s.base, s.name) for s in settings()}
+    sets = {'together': TOGETHER, 'weak_four_later': ('weak_four',), 'weak_and_quickstart': ('weak', 'quickstart')}
+    braces = [brace for section in argument.sections() for brace in argument.PLACEHOLDER.findall(section)]
+    compared = [found for brace in braces if (found := argument.COMPARISON.fullmatch(brace))]
+    assert len(compared) == sum(' less ' in brace for brace in braces) > 30
+    for found in compared:
+        for base in sets.get(found['of'], (found['of'],)):
+            assert {(base, found['name']), (base, found['other'])} <= grid
+
+
+def test_a_number_that_nothing_computes_is_named():
+    with pytest.raises(KeyError, match='core_minutes'):
+        argument.fill('{core_minutes} of work', {}, {'core_hours': '19.3'})

@@ -1,11 +1,11 @@
-"""The grid of first_proof.py: which settings are measured, from which base policy, and by which commands."""
+"""The grid: which settings are measured, from which base policy, and by which commands."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-SAMPLES = 32  # to each question, after training
-# A base that solves a tenth but could solve a third: the quickstart's, shown for 200 steps solutions most of which aim at nothing.
+SAMPLES = 32  # responses to each question, after training
+# A base that solves a tenth but could solve a third: the quickstart's, after 200 steps on solutions that mostly aim at nothing.
 WEAK_BASE = 'runs/first_proof/weak_base'
 WEAK_BASE_COMMAND = (
     'python -m bapo_jax.sft --start=configs/quickstart_base --aimless=0.9 --steps=200 --learning_rate=1e-3 --problems=20000 '
@@ -14,7 +14,7 @@ WEAK_BASE_COMMAND = (
 
 
 class Setting(NamedTuple):
-    """A point of the grid: configs/quickstart.py:METHOD with the fields of BASES[base], and these."""
+    """A point of the grid: configs/quickstart.py:METHOD with these fields changed, those of BASES[base] among them."""
 
     base: str
     name: str
@@ -24,7 +24,7 @@ class Setting(NamedTuple):
 
 
 def numbers_only(numbers: int) -> dict[str, Any]:
-    """Problems of so many numbers alone, in training and in a third benchmark; elsewhere those of three and of four are mixed."""
+    """Fields for problems with `numbers` numbers alone, in training and in a third benchmark. Other bases mix three and four."""
     benchmarks = ('cd34', 'cd4', problems_file(numbers, 'test'))
     return {'task.train': problems_file(numbers, 'train'), 'evaluate.benchmarks': repr(benchmarks)}
 
@@ -33,14 +33,14 @@ def problems_file(numbers: int, part: str) -> str:
     return f'runs/first_proof/{part}_{numbers}.jsonl'
 
 
-# As many responses a step as 64 groups of 8: fewer of these groups are mixed.
+# As many responses a step as 64 groups of 8, but fewer of the groups are mixed.
 GROUPS_OF_FOUR = {
     'rollout.group_size': 4,
     'learner.batch_groups': 128,
     'learner.mini_batch_groups': 32,
     'replay.max_reevaluate': 64,
 }
-# Policies and problems with more and less headroom. Most axes are varied on the first, where a step is worth half a point.
+# Policies and problems with more and less headroom. Most axes are varied on the first, where a step gains half a point.
 RATE = 'learner.learning_rate'
 BASES: dict[str, dict[str, Any]] = {
     'weak': {'model.path': WEAK_BASE, 'steps': 30, 'evaluate.every': 10, RATE: '2e-4'},
@@ -50,7 +50,7 @@ BASES: dict[str, dict[str, Any]] = {
     'three_numbers': {'steps': 100, 'evaluate.every': 20, RATE: '5e-5', **numbers_only(3)},
     'four_numbers': {'steps': 100, 'evaluate.every': 20, RATE: '5e-5', **numbers_only(4)},
 }
-# Held-out problems of the kind a base's runs train on, 200 a benchmark.
+# Held-out problems of the kind that a base trains on, 200 a benchmark.
 HELD_OUT = {
     'weak': ('cd34',), 'weak_g4': ('cd34',), 'weak_four': ('cd4', problems_file(4, 'test')), 'quickstart': ('cd34',),
     'three_numbers': (problems_file(3, 'test'),), 'four_numbers': ('cd4', problems_file(4, 'test')),
@@ -77,7 +77,7 @@ def settings() -> list[Setting]:
     add('quickstart', 'wide', 'reuse', WIDE)
     add('weak', 'wide_no_x2', 'reuse', WIDE | {X2: False})
     add('quickstart', 'wide_no_x2', 'reuse', WIDE | {X2: False})
-    for base in ('weak_four', 'weak_g4'):  # few fresh groups are mixed here
+    for base in ('weak_four', 'weak_g4'):  # few of their fresh groups are mixed
         add(base, 'grpo', 'learning rate', {}, 'grpo')
         add(base, 'wide', 'reuse', WIDE)
         add(base, 'no_x3', 'sources', {X3: False})
@@ -91,15 +91,15 @@ def settings() -> list[Setting]:
             add(base, f'centre_lr{r}', 'learning rate', {RATE: r})
     for r in ('3e-4', '1e-4', '4e-4'):
         add('weak', f'wide_lr{r}', 'reuse', WIDE | {RATE: r})
-    # As many updates a step as GRPO's four, of the 40 groups or the 29 (19) of X1 that there are; and GRPO with more.
+    # GRPO's four updates a step, from the centre's 40 groups or from X1's 29 (19 on four numbers); and GRPO with eight.
     add('weak', 'four_updates', 'updates', {'learner.mini_batch_groups': 11})
     for base, groups in (('weak', 7), ('weak_four', 5)):
         add(base, 'x1_only_four_updates', 'updates', {'learner.mini_batch_groups': groups, X2: False, X3: False})
         add(base, 'grpo_eight_updates', 'updates', {'learner.mini_batch_groups': 8}, 'grpo')
     for r in ('2e-4', '4e-4', '8e-4'):
-        # As the authors' script for this task has it.
+        # One update a step, as in the authors' script for this task.
         add('weak', f'grpo_one_update_lr{r}', 'updates', {'learner.mini_batch_groups': 64, RATE: r}, 'grpo')
-    # GRPO without the passes of its anchor and reference policy, as BAPO is; at v = 1 the anchors are the same policy.
+    # GRPO without the passes of its anchor and reference policy, which BAPO lacks. At v = 1 both anchors are the same policy.
     add('weak', 'grpo_same_passes', 'KL target', {ANCHOR: 'behaviour', 'learner.kl_target': 'behaviour'}, 'grpo')
     for base in ('three_numbers', 'four_numbers'):
         add(base, 'grpo', 'headroom', {}, 'grpo')
@@ -107,17 +107,17 @@ def settings() -> list[Setting]:
         add(base, 'wide', 'headroom', WIDE)
     add('weak', 'grpo_pool1000', 'pool', {'task.limit': 1000}, 'grpo')
     add('weak', 'pool1000', 'pool', {'task.limit': 1000})
-    # The paper's reading, at each rate; then anchor × v × rate, of which it differs by the filter.
+    # The paper's reading, at each rate; then anchor × v × rate, from which it differs by the filter.
     for r in ('2e-4', '5e-5', '4e-4'):
         add('weak', f'paper_lr{r}', 'paper', {V: 5, 'replay.fresh_filter': 'gaussian', RATE: r})
     for v in (5, 2, 1):
         for anchor in ('behaviour', 'proximal', 'decoupled'):
             for r in ('2e-4', '5e-5', '4e-4'):
-                if (v, anchor) != (1, 'behaviour'):  # those are the centre's
+                if (v, anchor) != (1, 'behaviour'):  # the centre and its rates are these
                     add('weak', f'v{v}_{anchor}_lr{r}', 'anchor', {V: v, ANCHOR: anchor, RATE: r})
     add('weak', 'literal', 'thresholds', {'replay.thresholds': 'literal'})
     add('weak', 'half', 'thresholds', {'replay.c2': (0.5,), 'replay.c3': (0.5,)})
-    # How old a replayed group may be, in steps (3 elsewhere); groups not trained on before: what the Gaussian filter left out.
+    # How old a replayed group may be, in steps (3 elsewhere). Groups never trained on: what the Gaussian filter left out.
     add('weak', 'wide_recent_1', 'reuse', WIDE | {'replay.high_recent_steps': 1})
     add('weak', 'wide_recent_10', 'reuse', WIDE | {'replay.high_recent_steps': 10})
     add('weak', 'wide_gaussian', 'reuse', WIDE | {'replay.fresh_filter': 'gaussian'})
@@ -132,7 +132,7 @@ def settings() -> list[Setting]:
 
 
 def commands(setting: Setting, seed: int, workdir: str) -> list[list[str]]:
-    """Training, and the evaluation of what it made. The questions are the same for all seeds, the samples are not."""
+    """The training command and the evaluation of its result. All seeds have the same questions; their samples differ."""
     changes = {'seed': seed, 'rollouts.every': 0, 'checkpoint.every': 100} | setting.changes
     flags_ = [f'--config.{field}={value}' for field, value in changes.items()]
     train = ['python', '-m', 'bapo_jax.train', f'--config=configs/quickstart.py:{setting.method}', f'--workdir={workdir}', *flags_]
