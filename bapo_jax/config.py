@@ -18,7 +18,7 @@ from bapo_jax.tasks import TASKS, custom_reward, get_task
 def default_config() -> ConfigDict:
     """Paper values (Table 3) where the paper gives them. `configs/` changes what a task needs, `methods.py` what a method is.
 
-    In brackets the row of docs/first_proof.md that has a value, and those it was measured against.
+    In brackets the row of studies/first_proof/page.md that has a value, and those it was measured against.
     """
     c = ConfigDict()
     c.method = 'bapo'  # the row of methods.py that was applied; set by the config file's argument

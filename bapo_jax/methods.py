@@ -44,9 +44,9 @@ _BAPO = Method(
     learning={'learner.anchor': 'behaviour', 'learner.kl_target': 'behaviour'},
 )
 
-# BAPO as measured at 0.8M parameters: beside each choice its row of docs/first_proof.md, and those it was chosen over.
+# BAPO as measured at 0.8M parameters: beside each choice its row of studies/first_proof, and those it was chosen over.
 _TUNED = _BAPO._replace(
-    summary='the settings that docs/first_proof.md supports: no delay, every mixed group trained on and replayed, none asked again',
+    summary='the settings that studies/first_proof supports: no delay, every mixed group trained on and replayed, none asked again',
     schedule={'rollout.sync_every': 1},  # centre; v2_behaviour_lr2e-4, v5_behaviour_lr2e-4
     batch={
         'replay.fresh_filter': 'range',  # centre; gaussian, uniform, unfiltered

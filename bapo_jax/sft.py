@@ -6,7 +6,7 @@ The quickstart's base, `configs/quickstart_base`, was made by
 
 (29 minutes on one CPU core; docs/quickstart_trials.md has the recipes that did worse). It is meant to have headroom: right
 sometimes, on many problems, but far from always. The result is an ordinary Hugging Face directory, loaded by the same code as any
-checkpoint. A policy that could do better than it does, for docs/first_proof.md: --start from one, and show it steps that do not aim at
+checkpoint. A policy that could do better than it does, for studies/first_proof: --start from one, and show it steps that do not aim at
 the target.
 """
 

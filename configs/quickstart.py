@@ -6,7 +6,7 @@
 Time and score: see README. The policy it starts from was made by `bapo_jax/sft.py`; its docstring has the command.
 
 What differs from the paper: rollouts are synced every step (v = 1), X1 and X3 take every mixed group, there is no X2, and the learning
-rate suits 0.8M parameters: row `wide_no_x2`, from the quickstart base, of `docs/first_proof.md`.
+rate suits 0.8M parameters: row `wide_no_x2`, from the quickstart base, of `studies/first_proof/page.md`.
 """
 
 from bapo_jax.config import default_config

@@ -1,6 +1,7 @@
 """The study's intervals, over problems and seeds and of differences; its page and argument; and that the default is a row of it."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -121,3 +122,10 @@ def test_what_the_argument_compares_is_in_the_grid():
 def test_a_number_that_nothing_computes_is_named():
     with pytest.raises(KeyError, match='core_minutes'):
         argument.fill('{core_minutes} of work', {}, {'core_hours': '19.3'})
+
+
+def test_every_interval_in_the_readme_is_on_the_page():
+    number = r'-?\d+\.\d'
+    interval = re.compile(rf'{number} \({number} to {number}\)')
+    shown = interval.findall((STUDY / 'README.md').read_text('utf-8'))
+    assert len(shown) > 10 and set(shown) <= set(interval.findall((STUDY / 'page.md').read_text('utf-8')))
