@@ -8,37 +8,20 @@ os.environ.setdefault('HF_HUB_OFFLINE', '1')
 
 import functools
 import json
-from pathlib import Path
-from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
 from flax import nnx
 from real_servers import base, connect, server, two_servers  # noqa: F401  (fixtures)
+from tiny import STOP_TOKENS, TINY, Policy
 
 from bapo_jax.groups import Group, Prompt, Verdict
 from bapo_jax.learner.logprobs import token_logprobs
 from bapo_jax.models import hf
 from bapo_jax.models.attention import xla
-from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
-
-STOP_TOKENS = tuple(range(3, 15))  # many, so that responses differ in length
-TINY = {
-    'model_type': 'qwen2', 'vocab_size': 96, 'hidden_size': 32, 'intermediate_size': 48, 'num_hidden_layers': 2,
-    'num_attention_heads': 4, 'num_key_value_heads': 2, 'rope_parameters': {'rope_type': 'default', 'rope_theta': 10_000.0},
-    'tie_word_embeddings': True, 'eos_token_id': 3,
-}  # fmt: skip
-QWEN3 = {'model_type': 'qwen3', 'head_dim': 16}  # heads wider than the model, as Qwen3-4B's
-
-
-class Policy(NamedTuple):
-    path: Path
-    config: ModelConfig
-    graph: nnx.GraphDef
-    params: Any  # numpy
 
 
 @pytest.fixture(scope='session')

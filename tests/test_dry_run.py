@@ -188,7 +188,7 @@ def test_a_tpu_slice_with_its_own_compiler():
         'except ValueError as e:\n'
         "    print('refused:', str(e)[:22])\n"
     )
-    path = {'PYTHONPATH': f'{TPU_COMPILER}:{ROOT}'}
+    path = {'PYTHONPATH': f'{TPU_COMPILER}:{ROOT}:{ROOT}/tests/helpers'}
     done = subprocess.run(
         [sys.executable, '-c', script], cwd=Path(__file__).parent, env=os.environ | path, capture_output=True, text=True, timeout=600
     )

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import QWEN3
 from flax import nnx
 from safetensors import safe_open
+from tiny import QWEN3
 
 from bapo_jax.checkpoint import Checkpoints, RunState
 from bapo_jax.export import export

@@ -4,20 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from group_builders import judged_group
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo_jax.groups import Group, Prompt, Response, Verdict, groups_from_arrays, groups_to_arrays, reward
-
-
-def make_group(prompt_id: int, verdicts: list[Verdict], rng: np.random.Generator, step: int = 3) -> Group:
-    responses = []
-    for _ in verdicts:
-        n = int(rng.integers(1, 9))
-        logp = -rng.random(n, np.float32)
-        responses.append(Response(rng.integers(0, 99, n).astype(np.int32), logp, str(rng.choice(['stop', 'length'])), int(rng.integers(9))))
-    prompt = Prompt(prompt_id, 'countdown', rng.integers(0, 99, 5).astype(np.int32), {'numbers': [1, 2], 'target': prompt_id})
-    return Group(prompt, tuple(responses), tuple(verdicts), step)
+from bapo_jax.groups import Verdict, groups_from_arrays, groups_to_arrays, reward
 
 
 def test_rewards_are_the_papers_binary_ones_and_an_infrastructure_error_is_not_a_zero():
@@ -26,14 +17,14 @@ def test_rewards_are_the_papers_binary_ones_and_an_infrastructure_error_is_not_a
 
 
 def test_a_group_counts_its_correct_responses():
-    group = make_group(1, [Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE, Verdict.CORRECT], np.random.default_rng(0))
+    group = judged_group(1, [Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE, Verdict.CORRECT], np.random.default_rng(0))
     assert (group.correct, group.size, group.mean_reward, group.infra_error) == (2, 4, 0.5, False)
     assert group.rewards.tolist() == [1, 0, 0, 1]
-    assert make_group(1, [Verdict.CORRECT, Verdict.INFRA_ERROR], np.random.default_rng(0)).infra_error
+    assert judged_group(1, [Verdict.CORRECT, Verdict.INFRA_ERROR], np.random.default_rng(0)).infra_error
 
 
 def test_a_group_cannot_be_relabelled():
-    group = make_group(1, [Verdict.WRONG] * 2, np.random.default_rng(0))
+    group = judged_group(1, [Verdict.WRONG] * 2, np.random.default_rng(0))
     with pytest.raises(dataclasses.FrozenInstanceError):
         group.verdicts = (Verdict.CORRECT,) * 2
 
@@ -42,7 +33,7 @@ def test_a_group_cannot_be_relabelled():
 @given(st.lists(st.lists(st.sampled_from(list(Verdict)), min_size=0, max_size=4), max_size=5), st.integers(0, 2**32 - 1))
 def test_arrays_and_back_is_the_identity(verdicts, seed):
     rng = np.random.default_rng(seed)
-    groups = [make_group(i * 7, v, rng, step=i) for i, v in enumerate(verdicts)]
+    groups = [judged_group(i * 7, v, rng, step=i) for i, v in enumerate(verdicts)]
     arrays = groups_to_arrays(groups)
     assert all(a.size for a in arrays.values())  # array stores dislike empty arrays
     back = groups_from_arrays(arrays)

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from test_groups import make_group
+from group_builders import judged_group
 
 from bapo_jax.groups import Batch, Verdict
 from bapo_jax.metrics import MetricsLog, Timer, batch_metrics, discarded_metrics, fresh_metrics, read_metrics, trained_tokens
@@ -15,7 +15,7 @@ RIGHT, WRONG, NONE, BROKEN = Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE
 
 def groups():
     rng = np.random.default_rng(0)
-    return [make_group(i, v, rng) for i, v in enumerate([[RIGHT, WRONG], [NONE, NONE], [RIGHT, RIGHT], [RIGHT, BROKEN]])]
+    return [judged_group(i, v, rng) for i, v in enumerate([[RIGHT, WRONG], [NONE, NONE], [RIGHT, RIGHT], [RIGHT, BROKEN]])]
 
 
 def test_rows_after_the_checkpoint_go_and_a_half_written_row_goes(tmp_path):

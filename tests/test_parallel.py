@@ -11,8 +11,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from conftest import QWEN3
 from jax.sharding import AbstractMesh
+from tiny import QWEN3
 
 from bapo_jax.config import default_config
 from bapo_jax.groups import Batch, groups_from_arrays, groups_to_arrays
@@ -71,7 +71,7 @@ def sharded(tiny_hf, groups, tmp_path_factory):
     """(family, mesh sizes) -> arrays from the eight-device process."""
     directory = tmp_path_factory.mktemp('sharded')
     np.savez(directory / 'groups.npz', **groups_to_arrays(groups))
-    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8'}
+    environment = {**os.environ, 'PYTHONPATH': f'{ROOT}:{ROOT}/tests/helpers', 'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8'}
     command = [sys.executable, __file__, directory / 'groups.npz', directory, *(tiny_hf(**f) for f in FAMILIES.values())]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-4000:]

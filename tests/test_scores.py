@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 import pytest
+from group_builders import judged_group
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_groups import make_group
 
 from bapo_jax.groups import Verdict
 from bapo_jax.scores import Question, bootstrap_interval, ks, majority, pass_at_k, question, summary
@@ -115,7 +115,7 @@ def test_a_response_that_could_not_be_judged_is_no_wrong_one():
 
 
 def test_a_question_is_read_off_its_group():
-    group = make_group(1, [RIGHT, WRONG, NONE], np.random.default_rng(0))
+    group = judged_group(1, [RIGHT, WRONG, NONE], np.random.default_rng(0))
     x = question(group, ['1', '2', None])
     assert (x.verdicts, x.answers) == ((RIGHT, WRONG, NONE), ('1', '2', None))
     assert x.lengths == tuple(len(r.tokens) for r in group.responses)

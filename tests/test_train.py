@@ -110,7 +110,7 @@ def test_a_run_stopped_at_any_step_and_started_again_repeats_every_metric(tmp_pa
 def test_a_killed_run_loses_only_what_no_checkpoint_holds(tmp_path, bapo_run, benchmark):
     workdir, _ = bapo_run
     script = (
-        f'import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]\n'
+        f'import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}, {str(ROOT / "tests" / "helpers")!r}]\n'
         'from pathlib import Path; from small_run import run; from test_train import bapo_config\n'
         f'run(bapo_config(Path({str(benchmark)!r})), Path({str(tmp_path / "run")!r}))\n'
     )

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from conftest import STOP_TOKENS
+from tiny import STOP_TOKENS
 
 from bapo_jax.checkpoint import copy_params
 from bapo_jax.config import default_config

@@ -8,8 +8,8 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import QWEN3
 from safetensors.numpy import load_file, save_file
+from tiny import QWEN3
 
 from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig

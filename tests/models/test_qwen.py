@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import QWEN3
 from flax import nnx
 from jax.test_util import check_grads
+from tiny import QWEN3
 
 from bapo_jax.models.attention import xla
 from bapo_jax.models.qwen import empty_cache, matmul

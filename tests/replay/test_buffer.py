@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from replay_builders import assert_same_arrays, assert_same_groups, ids, make_group
+from group_builders import assert_same_arrays, assert_same_groups, ids, make_group
 
 from bapo_jax.replay.buffer import Eviction, ReplayBuffer, sample
 from bapo_jax.replay.compose import compose

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from replay_builders import ids, make_group
+from group_builders import ids, make_group
 
 from bapo_jax.replay.buffer import ReplayBuffer
 from bapo_jax.replay.compose import compose, improved

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from replay_builders import ids, make_group
+from group_builders import ids, make_group
 
 from bapo_jax.replay.filters import FILTERS, KEEP_PROBABILITY, fresh_filter
 

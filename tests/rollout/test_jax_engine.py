@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 import scipy.stats
-from conftest import QWEN3, STOP_TOKENS
+from tiny import QWEN3, STOP_TOKENS
 
 from bapo_jax.groups import Prompt
 from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION, Draw, Sampling

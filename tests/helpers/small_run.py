@@ -8,7 +8,7 @@ import zstandard
 
 from bapo_jax.train import build, train
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def small_config(method: str, benchmark: Path, **changes):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / 'configs' / 'quickstart_base'
 SCRIPTS = ('one_machine', 'slurm', 'kubernetes', 'tpu_pod')
 STUBS = ('srun', 'scontrol', 'gcloud', 'kubectl', 'curl', 'python')
@@ -43,7 +43,7 @@ def start(script: str, tmp_path: Path, *train_args: str, hosts: int = 2, servers
     records.mkdir(exist_ok=True)
     for name in STUBS:
         path = stubs / name
-        path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "{ROOT}/tests/launch_stub.py" {name} "$@"\n')
+        path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "{ROOT}/tests/helpers/launch_stub.py" {name} "$@"\n')
         path.chmod(0o755)
     needed = {
         'PATH': f'{stubs}:{os.environ["PATH"]}', 'PYTHON': str(stubs / 'python'), 'MODEL': str(BASE), 'SERVER_DEADLINE': '20',

@@ -1,4 +1,4 @@
-"""Small groups for the replay tests, and equality of what is immutable and compared by identity elsewhere."""
+"""Small groups with drawn tokens and log-probs, and equality of groups by value; `==` compares them by identity."""
 
 import functools
 
@@ -21,6 +21,17 @@ def make_group(prompt_id, k, G=8, step=0, infra=False):
     if infra:
         verdicts[-1] = Verdict.INFRA_ERROR
     prompt = Prompt(prompt_id, 'countdown', rng.integers(0, 1000, 1 + prompt_id % 3, dtype=np.int32), {'target': prompt_id})
+    return Group(prompt, tuple(responses), tuple(verdicts), step)
+
+
+def judged_group(prompt_id: int, verdicts: list[Verdict], rng: np.random.Generator, step: int = 3) -> Group:
+    """A group with these verdicts; tokens, log-probs, finish reasons and versions are drawn from `rng`."""
+    responses = []
+    for _ in verdicts:
+        n = int(rng.integers(1, 9))
+        logp = -rng.random(n, np.float32)
+        responses.append(Response(rng.integers(0, 99, n).astype(np.int32), logp, str(rng.choice(['stop', 'length'])), int(rng.integers(9))))
+    prompt = Prompt(prompt_id, 'countdown', rng.integers(0, 99, 5).astype(np.int32), {'numbers': [1, 2], 'target': prompt_id})
     return Group(prompt, tuple(responses), tuple(verdicts), step)
 
 
