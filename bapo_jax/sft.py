@@ -129,10 +129,11 @@ def train_step(params, opt_state, tokens_BxT, is_target_BxT, *, graph, optimizer
             nnx.merge(graph, params), tokens_BxT, jnp.ones_like(tokens_BxT), position_BxT, 1.0,
             attention=attention.xla, chunk=ROW_TOKENS, remat=False,
         )  # fmt: skip
-        return -jnp.sum(logp_BxT * is_target_BxT) / jnp.sum(is_target_BxT)
+        return -jnp.sum(logp_BxT * is_target_BxT.astype(logp_BxT.dtype)) / jnp.sum(is_target_BxT).astype(logp_BxT.dtype)
 
     loss, gradient = jax.value_and_grad(loss_fn)(params)
-    updates, opt_state = optimizer.update(gradient, opt_state, params)
+    with jax.numpy_dtype_promotion('standard'):  # optax raises a float to the int32 number of updates
+        updates, opt_state = optimizer.update(gradient, opt_state, params)
     return optax.apply_updates(params, updates), opt_state, loss
 
 

@@ -91,7 +91,7 @@ def masked(q_BxTxNxH: jax.Array, k_BxKxSxH: jax.Array, v_BxKxSxH: jax.Array, mas
 def segment_mask(segment_BxT: jax.Array) -> jax.Array:
     """bool [B, T, T]: a token sees itself and the earlier tokens of its own segment."""
     T = segment_BxT.shape[1]
-    return jnp.tril(jnp.ones((T, T), bool)) & (segment_BxT[:, :, None] == segment_BxT[:, None, :])
+    return jnp.tril(jnp.ones((T, T), bool))[None] & (segment_BxT[:, :, None] == segment_BxT[:, None, :])
 
 
 def xla(q_BxTxNxH: jax.Array, k_BxKxTxH: jax.Array, v_BxKxTxH: jax.Array, segment_BxT: jax.Array) -> jax.Array:
@@ -113,8 +113,8 @@ def _span(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, first: int, last: int, b
     @jax.checkpoint
     def one_block(_, queries):
         q_BxQxNxH, segment_BxQ, at_Q = queries
-        causal_QxS = at_Q[:, None] >= jnp.arange(last)
-        mask_BxQxS = causal_QxS & (segment_BxQ[:, :, None] == segment_BxS[:, None, :])
+        causal_QxS = at_Q[:, None] >= jnp.arange(last)[None]
+        mask_BxQxS = causal_QxS[None] & (segment_BxQ[:, :, None] == segment_BxS[:, None, :])
         return None, masked(q_BxQxNxH, k_BxKxSxH, v_BxKxSxH, mask_BxQxS)
 
     def blocks_first(x_BxT):

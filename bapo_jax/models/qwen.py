@@ -114,7 +114,9 @@ class Linear(nnx.Module):
 
     def __call__(self, x_xI: jax.Array) -> jax.Array:
         y_xO = matmul(x_xI.astype(self.dtype), self.kernel[...].astype(self.dtype))
-        return y_xO if self.bias is None else y_xO + self.bias[...].astype(self.dtype)
+        if self.bias is None:
+            return y_xO
+        return y_xO + jax.lax.broadcast_to_rank(self.bias[...].astype(self.dtype), y_xO.ndim)
 
 
 class RMSNorm(nnx.Module):
@@ -127,7 +129,7 @@ class RMSNorm(nnx.Module):
     def __call__(self, x_xI: jax.Array) -> jax.Array:
         x = x_xI.astype(jnp.float32)
         x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
-        return (x * self.scale[...]).astype(x_xI.dtype)
+        return (x * jax.lax.broadcast_to_rank(self.scale[...], x.ndim)).astype(x_xI.dtype)
 
 
 class Block(nnx.Module):

@@ -86,11 +86,12 @@ def _sample(graph, params, tokens_PxL, length_P, id_P, key_P, temperature, *, gr
     (P, L), B, S = tokens_PxL.shape, tokens_PxL.shape[0] * group_size, tokens_PxL.shape[1] + max_tokens
 
     # Each prompt is read once; its cache is then shared out to its G rows.
-    slot_S = jnp.arange(S)
-    real_PxS = (slot_S >= L - length_P[:, None]) & (slot_S < L)
+    slot_1xS = jnp.arange(S)[None]
+    real_PxS = (slot_1xS >= L - length_P[:, None]) & (slot_1xS < L)
     # A padding query has nothing to see; it looks at its own slot so that the softmax stays finite.
-    mask_PxLxS = (real_PxS[:, None, :] & (slot_S <= slot_S[:L, None])) | (slot_S == slot_S[:L, None])
-    positions_PxL = jnp.maximum(slot_S[:L] - (L - length_P[:, None]), 0)
+    key_1x1xS, query_1xLx1 = slot_1xS[:, None, :], slot_1xS[:, :L, None]
+    mask_PxLxS = (real_PxS[:, None, :] & (key_1x1xS <= query_1xLx1)) | (key_1x1xS == query_1xLx1)
+    positions_PxL = jnp.maximum(slot_1xS[:, :L] - (L - length_P[:, None]), 0)
     hidden_PxLxD, cache = model.decode(tokens_PxL, positions_PxL, mask_PxLxS, empty_cache(model.config, P, S))
     logits_BxV = jnp.repeat(model.logits(hidden_PxLxD[:, -1]), group_size, axis=0)
     keys, values = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), cache[:2])
@@ -115,9 +116,9 @@ def _sample(graph, params, tokens_PxL, length_P, id_P, key_P, temperature, *, gr
         logp_B = jnp.take_along_axis(logp_BxV, token_B[:, None], axis=1)[:, 0]
         tokens_BxT = tokens_BxT.at[:, t].set(token_B)
         logp_BxT = logp_BxT.at[:, t].set(logp_B)
-        count_B = count_B + ~done_B
+        count_B = count_B + (~done_B).astype(jnp.int32)
         done_B = done_B | jnp.isin(token_B, jnp.array(stop_tokens))
-        mask_BxS = (slot_S >= prompt_start_B[:, None]) & (slot_S <= L + t)
+        mask_BxS = (slot_1xS >= prompt_start_B[:, None]) & (slot_1xS <= L + t)
         hidden_Bx1xD, cache = model.decode(token_B[:, None], (length_B + t)[:, None], mask_BxS[:, None], cache)
         return t + 1, tokens_BxT, logp_BxT, model.logits(hidden_Bx1xD[:, 0]), cache, done_B, count_B
 

@@ -37,7 +37,7 @@ def dense(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT):
     B, T, N, H = q_BxTxNxH.shape
     k_BxNxTxH, v_BxNxTxH = (jnp.repeat(x.astype(jnp.float32), N // x.shape[1], axis=1) for x in (k_BxKxTxH, v_BxKxTxH))
     score_BxNxTxS = jnp.einsum('btnh,bnsh->bnts', q_BxTxNxH.astype(jnp.float32), k_BxNxTxH) / np.sqrt(H)
-    seen_BxTxS = np.tril(np.ones((T, T), bool)) & (segment_BxT[:, :, None] == segment_BxT[:, None, :])
+    seen_BxTxS = np.tril(np.ones((T, T), bool))[None] & (segment_BxT[:, :, None] == segment_BxT[:, None, :])
     weight_BxNxTxS = jax.nn.softmax(jnp.where(seen_BxTxS[:, None], score_BxNxTxS, -jnp.inf), axis=-1)
     return jnp.einsum('bnts,bnsh->btnh', weight_BxNxTxS, v_BxNxTxH).reshape(B, T, N * H)
 
