@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 import pytest
-from conftest import QWEN3
+from tiny import QWEN3
 
 from bapo_jax.models import hf
 from bapo_jax.models.parameters import HEAD, PARAMETERS

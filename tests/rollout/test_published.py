@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import QWEN3
+from tiny import QWEN3
 
 from bapo_jax.models import hf
 from bapo_jax.rollout.publish import publish
