@@ -1,9 +1,11 @@
-"""Every knob with one comment, and the checks that refuse impossible combinations before any device work."""
+"""Every knob with one comment, and beside each section the checks that refuse what cannot run, before any device work."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -14,32 +16,65 @@ from bapo_jax.replay.thresholds import DIRECTIONS
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.tasks import TASKS, custom_reward, get_task
 
+Need = Callable[[bool, str], None]  # need(condition, message): notes the message as a problem where the condition is false
+
 
 def default_config() -> ConfigDict:
     """Paper values (Table 3) where the paper gives them. `configs/` changes what a task needs, `methods.py` what a method is.
 
-    In brackets the row of studies/first_proof/page.md that has a value, and those it was measured against.
+    In brackets the row of studies/first_proof that has a value, and those it was measured against.
     """
     c = ConfigDict()
     c.method = 'bapo'  # the row of methods.py that was applied; set by the config file's argument
     c.seed = 42  # of every draw: prompts, responses, filters, replay
     c.steps = 0  # training steps; 0: as many as `epochs` give
     c.epochs = 3  # passes over the training prompts where steps is 0
+    for name, (section, _) in SECTIONS.items():
+        c[name] = section()
+    return c
 
-    c.model = m = ConfigDict()
+
+def model_section() -> ConfigDict:
+    """The policy."""
+    m = ConfigDict()
     m.path = ''  # Hugging Face directory of the policy θ_0 (and of the reference policy)
     m.attention = 'auto'  # the packed kernel: xla, splash (TPU), triton (GPU); auto: the platform's own
     m.dtype = 'float32'  # what matrix products run in: float32 or bfloat16; parameters are float32 always
+    return m
 
-    c.task = t = ConfigDict()
+
+def check_model(c: ConfigDict, need: Need) -> None:
+    need(bool(c.model.path), 'model.path is empty; give a Hugging Face model directory')
+    one_of(need, c, 'model.dtype', ('float32', 'bfloat16'))
+    one_of(need, c, 'model.attention', ('auto', 'xla', 'splash', 'triton'))
+
+
+def task_section() -> ConfigDict:
+    """What is asked and how answers are judged."""
+    t = ConfigDict()
     t.name = 'countdown'  # which questions and which verifier
     t.train = 'generated'  # 'generated', a .parquet / .jsonl / .jsonl.gz file, or a hub dataset 'owner/name'
     t.limit = 0  # use this many training problems; 0: all (a generator needs a number)
     t.seed = 1000  # of generated problems
     t.reward = ''  # 'module:function' of yours that says 1 (right) or 0 (wrong); '': the task's verifier judges
     t.template = 'tinyzero'  # how a question is put: a name of the task's TEMPLATES
+    return t
 
-    c.rollout = r = ConfigDict()
+
+def check_task(c: ConfigDict, need: Need) -> None:
+    one_of(need, c, 'task.name', TASKS)
+    not_negative(need, c, 'task.limit')
+    if c.task.name in TASKS:
+        one_of(need, c, 'task.template', tuple(get_task(c.task.name).TEMPLATES))
+    try:
+        custom_reward.resolve(c.task.reward)
+    except ValueError as error:
+        need(False, str(error))
+
+
+def rollout_section() -> ConfigDict:
+    """Who answers, and when."""
+    r = ConfigDict()
     r.sync_every = 5  # v: the rollout policy α becomes π_θ every v steps
     r.group_size = 8  # G responses to each prompt
     r.temperature = 1.0  # of sampling; all log-probs are of logits / temperature
@@ -57,8 +92,35 @@ def default_config() -> ConfigDict:
     r.probe_tolerance = 0.0  # vllm: most |server's - trainer's| log-prob after a sync; 0: 1e-3 in float32, 0.5 in bfloat16
     r.server_memory = 0.0  # vllm: fraction of the GPU's memory for the server that is started; 0: vLLM's choice
     r.server_args = ()  # vllm: more of vLLM's own flags for it, such as ('--tensor-parallel-size=2',)
+    return r
 
-    c.replay = p = ConfigDict()
+
+def check_rollout(c: ConfigDict, need: Need) -> None:
+    r = c.rollout
+    one_of(need, c, 'rollout.engine', ('jax', 'vllm'))
+    one_of(need, c, 'rollout.dtype', ('float32', 'bfloat16'))
+    at_least_one(
+        need, c, 'rollout.sync_every', 'rollout.max_prompt_tokens', 'rollout.max_response_tokens', 'rollout.rows',
+        'rollout.concurrency',
+    )  # fmt: skip
+    positive(need, c, 'rollout.temperature', 'rollout.deadline_s')
+    need(r.group_size >= 2, f'rollout.group_size={r.group_size}: a group advantage needs at least 2 responses; raise it')
+    need(
+        r.top_p == 1.0 and r.top_k == -1,
+        f'rollout.top_p={r.top_p}, rollout.top_k={r.top_k}: a cut distribution makes stored log-probs incomparable with the '
+        "trainer's; set rollout.top_p=1 and rollout.top_k=-1",
+    )
+    need(
+        not r.servers or bool(os.environ.get(TOKEN_VARIABLE)),
+        f'rollout.servers={r.servers}, but {TOKEN_VARIABLE} is not set; put the token that the servers were started with there',
+    )
+    need(0 <= r.server_memory < 1, f'rollout.server_memory={r.server_memory} is a fraction of the GPU, in [0, 1)')
+    need(r.rows >= r.group_size, f'rollout.rows={r.rows} is smaller than rollout.group_size={r.group_size}; raise it')
+
+
+def replay_section() -> ConfigDict:
+    """What is trained on."""
+    p = ConfigDict()
     p.fresh_filter = 'gaussian'  # X1: none, range (drop all-right and all-wrong), gaussian(.5, .2), uniform(.6)
     p.reevaluate_every = 5  # m: hard prompts are asked again of π_θ every m steps
     p.max_reevaluate = 128  # at most this many of them
@@ -72,8 +134,32 @@ def default_config() -> ConfigDict:
     p.use_x2 = True  # train on improved hard prompts
     p.use_x3 = True  # fill the batch from the buffer
     p.x3_untrained = False  # but with nothing that was X1 or X3 before [wide_gaussian; wide_gaussian_untrained]
+    return p
 
-    c.learner = l = ConfigDict()  # noqa: E741
+
+def check_replay(c: ConfigDict, need: Need) -> None:
+    p = c.replay
+    one_of(need, c, 'replay.fresh_filter', FILTERS)
+    one_of(need, c, 'replay.thresholds', DIRECTIONS)
+    at_least_one(
+        need, c, 'replay.reevaluate_every', 'replay.max_reevaluate', 'replay.bad_capacity', 'replay.high_capacity',
+        'replay.high_recent_steps',
+    )  # fmt: skip
+    need(0 <= p.c1 < 1, f'replay.c1={p.c1} must be in [0, 1)')
+    c2, c3 = np.atleast_1d(p.c2), np.atleast_1d(p.c3)
+    if c2.shape not in ((1,), (2,)) or c3.shape not in ((1,), (2,)):
+        need(False, f'replay.c2={p.c2} and replay.c3={p.c3} must each be one number or (value at r_tot = 0, value at 1)')
+        return
+    need(
+        c2[0] <= c3[0] and c2[-1] <= c3[-1],
+        f'replay.c2={p.c2} exceeds replay.c3={p.c3} at an end: the range of replayed accuracies is empty; swap or lower c2',
+    )
+    need(0 <= min(*c2, *c3) and max(*c2, *c3) <= 1, f'replay.c2={p.c2} and replay.c3={p.c3} are accuracies, in [0, 1]')
+
+
+def learner_section() -> ConfigDict:
+    """How the policy improves."""
+    l = ConfigDict()  # noqa: E741
     l.batch_groups = 256  # B: fresh prompts a step, and the most groups in a batch
     l.mini_batch_groups = 64  # groups an optimizer step
     l.partial_mini_batch = 'rebalance'  # an underfilled batch is cut into equal parts; 'keep' leaves a ragged last one
@@ -87,6 +173,8 @@ def default_config() -> ConfigDict:
     l.dual_clip = 3.0  # bound on a negative advantage's loss, in advantages; 0: none
     l.anchor = 'behaviour'  # the ratio's denominator: behaviour (α), proximal (π at the step's start), decoupled
     l.importance_cap = 2.0  # decoupled: the weight π_prox / α is cut at this
+    l.ratio_level = 'token'  # of which the importance ratio is taken
+    l.surrogate = 'clip'  # the policy-gradient loss: clip (PPO)
     l.kl_target = 'behaviour'  # the policy held close to: behaviour (eq. 3), reference (θ_0), none
     l.kl_coef = 0.001  # β
     l.entropy_coef = 0.001  # weight of the entropy bonus
@@ -96,27 +184,107 @@ def default_config() -> ConfigDict:
     l.micro_batch_rows = 8  # rows the device sees at once; gradients are summed over micro-batches
     l.logprob_chunk = 0  # positions of a row whose logits exist at once; divides row_tokens; 0: the whole row
     l.remat = False  # recompute each layer in the backward pass, to save memory
+    return l
 
-    c.mesh = h = ConfigDict()
+
+def check_learner(c: ConfigDict, need: Need) -> None:
+    r, l = c.rollout, c.learner  # noqa: E741
+    # Names of learner/, which imports JAX; checks come before that.
+    one_of(need, c, 'learner.anchor', ('behaviour', 'proximal', 'decoupled'))
+    one_of(need, c, 'learner.kl_target', ('behaviour', 'reference', 'none'))
+    one_of(need, c, 'learner.ratio_level', ('token',))
+    one_of(need, c, 'learner.surrogate', ('clip',))
+    one_of(need, c, 'learner.aggregation', ('token_mean', 'seq_mean_token_mean'))
+    one_of(need, c, 'learner.advantage', ('group_std', 'paper_eq2'))
+    one_of(need, c, 'learner.partial_mini_batch', ('rebalance', 'keep'))
+    at_least_one(
+        need, c, 'learner.batch_groups', 'learner.mini_batch_groups', 'learner.passes_per_batch', 'learner.micro_batch_rows',
+        'learner.row_tokens', 'learner.logprob_chunk',
+    )  # fmt: skip
+    not_negative(
+        need, c, 'learner.warmup_updates', 'learner.kl_coef', 'learner.entropy_coef', 'learner.weight_decay', 'learner.dual_clip'
+    )
+    positive(
+        need, c, 'learner.learning_rate', 'learner.grad_clip', 'learner.clip_low', 'learner.clip_high', 'learner.importance_cap'
+    )
+    need(
+        l.mini_batch_groups <= l.batch_groups,
+        f'learner.mini_batch_groups={l.mini_batch_groups} is larger than learner.batch_groups={l.batch_groups}; lower it',
+    )
+    need(
+        l.row_tokens >= r.max_prompt_tokens + r.max_response_tokens,
+        f'learner.row_tokens={l.row_tokens} is shorter than rollout.max_prompt_tokens + rollout.max_response_tokens = '
+        f'{r.max_prompt_tokens + r.max_response_tokens}; raise it',
+    )
+    need(l.logprob_chunk < 1 or l.row_tokens % l.logprob_chunk == 0,
+         f'learner.logprob_chunk={l.logprob_chunk} must divide learner.row_tokens={l.row_tokens}')  # fmt: skip
+
+
+def mesh_section() -> ConfigDict:
+    """How devices share the work."""
+    h = ConfigDict()
     h.data = 1  # whole copies of the policy
     h.fsdp = -1  # ways to split parameters and rows; -1: all devices that are left
     h.tensor = 1  # ways to split heads, MLP and vocabulary
     h.deadline_s = 7200.0  # many hosts: most seconds they wait for each other; longer than a step's generation takes
+    return h
 
-    c.checkpoint = k = ConfigDict()
+
+def check_mesh(c: ConfigDict, need: Need) -> None:
+    positive(need, c, 'mesh.deadline_s')
+
+
+def checkpoint_section() -> ConfigDict:
+    """What a run continues from."""
+    k = ConfigDict()
     k.every = 20  # steps between checkpoints; the last step always makes one
     k.keep = 2  # how many are kept
+    return k
 
-    c.evaluate = e = ConfigDict()
+
+def check_checkpoint(c: ConfigDict, need: Need) -> None:
+    at_least_one(need, c, 'checkpoint.every', 'checkpoint.keep')
+
+
+def evaluate_section() -> ConfigDict:
+    """How π_θ is scored."""
+    e = ConfigDict()
     e.every = 0  # steps between evaluations of π_θ; 0: only before the first and after the last step
     e.benchmarks = ('cd34', 'cd4')  # names the task knows, or files of problems
     e.samples = 8  # responses to each question
     e.temperature = 0.6  # of sampling
     e.track_prompts = 0  # training prompts whose accuracy is kept at every evaluation (accuracy migration)
+    return e
 
-    c.rollouts = o = ConfigDict()
+
+def check_evaluate(c: ConfigDict, need: Need) -> None:
+    at_least_one(need, c, 'evaluate.samples')
+    not_negative(need, c, 'evaluate.every', 'evaluate.track_prompts')
+    positive(need, c, 'evaluate.temperature')
+
+
+def rollouts_section() -> ConfigDict:
+    """What is kept of prompts and responses."""
+    o = ConfigDict()
     o.every = 20  # steps between files of all prompts and responses; 0: none
-    return c
+    return o
+
+
+def check_rollouts(c: ConfigDict, need: Need) -> None:
+    not_negative(need, c, 'rollouts.every')
+
+
+SECTIONS = {
+    'model': (model_section, check_model),
+    'task': (task_section, check_task),
+    'rollout': (rollout_section, check_rollout),
+    'replay': (replay_section, check_replay),
+    'learner': (learner_section, check_learner),
+    'mesh': (mesh_section, check_mesh),
+    'checkpoint': (checkpoint_section, check_checkpoint),
+    'evaluate': (evaluate_section, check_evaluate),
+    'rollouts': (rollouts_section, check_rollouts),
+}
 
 
 # A run may be continued with other values of these; anything else would make it another run.
@@ -142,89 +310,38 @@ def resolve(config: ConfigDict) -> ConfigDict:
 
 def check(c: ConfigDict) -> None:
     """Refuses impossible combinations. All problems found are in one ValueError."""
-    r, p, l, e = c.rollout, c.replay, c.learner, c.evaluate  # noqa: E741
     problems = []
 
     def need(condition: bool, message: str) -> None:
         if not condition:
             problems.append(message)
 
-    def one_of(field: str, choices) -> None:
-        need(_get(c, field) in choices, f'{field}={_get(c, field)!r} is unknown; choose one of {", ".join(map(str, choices))}')
-
-    one_of('method', METHODS)
-    one_of('model.dtype', ('float32', 'bfloat16'))
-    one_of('model.attention', ('auto', 'xla', 'splash', 'triton'))
-    one_of('task.name', TASKS)
-    one_of('rollout.engine', ('jax', 'vllm'))
-    one_of('rollout.dtype', ('float32', 'bfloat16'))
-    one_of('replay.fresh_filter', FILTERS)
-    one_of('replay.thresholds', DIRECTIONS)
-    # These mirror learner/, which imports JAX; checks come before that.
-    one_of('learner.anchor', ('behaviour', 'proximal', 'decoupled'))
-    one_of('learner.kl_target', ('behaviour', 'reference', 'none'))
-    one_of('learner.aggregation', ('token_mean', 'seq_mean_token_mean'))
-    one_of('learner.advantage', ('group_std', 'paper_eq2'))
-    one_of('learner.partial_mini_batch', ('rebalance', 'keep'))
-    if c.task.name in TASKS:
-        one_of('task.template', tuple(get_task(c.task.name).TEMPLATES))
-    try:
-        custom_reward.resolve(c.task.reward)
-    except ValueError as error:
-        problems.append(str(error))
-
-    for field in ('rollout.sync_every', 'rollout.max_prompt_tokens', 'rollout.max_response_tokens', 'rollout.rows',
-                  'replay.reevaluate_every', 'replay.max_reevaluate', 'replay.bad_capacity', 'replay.high_capacity',
-                  'replay.high_recent_steps', 'learner.batch_groups', 'learner.mini_batch_groups', 'learner.passes_per_batch',
-                  'learner.micro_batch_rows', 'learner.row_tokens', 'learner.logprob_chunk', 'checkpoint.every', 'rollout.concurrency',
-                  'checkpoint.keep', 'evaluate.samples'):  # fmt: skip
-        need(_get(c, field) >= 1, f'{field}={_get(c, field)} must be at least 1')
-    for field in ('steps', 'epochs', 'task.limit', 'evaluate.every', 'evaluate.track_prompts', 'rollouts.every',
-                  'learner.warmup_updates', 'learner.kl_coef', 'learner.entropy_coef', 'learner.weight_decay',
-                  'learner.dual_clip'):  # fmt: skip
-        need(_get(c, field) >= 0, f'{field}={_get(c, field)} must not be negative')
-    for field in ('rollout.temperature', 'rollout.deadline_s', 'mesh.deadline_s', 'evaluate.temperature', 'learner.learning_rate',
-                  'learner.grad_clip', 'learner.clip_low', 'learner.clip_high', 'learner.importance_cap'):  # fmt: skip
-        need(_get(c, field) > 0, f'{field}={_get(c, field)} must be positive')
-
-    need(bool(c.model.path), 'model.path is empty; give a Hugging Face model directory')
-    need(r.group_size >= 2, f'rollout.group_size={r.group_size}: a group advantage needs at least 2 responses; raise it')
+    one_of(need, c, 'method', METHODS)
+    not_negative(need, c, 'steps', 'epochs')
     need(c.steps > 0 or c.epochs > 0, 'steps and epochs are both 0: nothing would be trained; set one')
-    need(
-        l.mini_batch_groups <= l.batch_groups,
-        f'learner.mini_batch_groups={l.mini_batch_groups} is larger than learner.batch_groups={l.batch_groups}; lower it',
-    )
-    need(
-        r.top_p == 1.0 and r.top_k == -1,
-        f'rollout.top_p={r.top_p}, rollout.top_k={r.top_k}: a cut distribution makes stored log-probs incomparable with the '
-        "trainer's; set rollout.top_p=1 and rollout.top_k=-1",
-    )
-    need(
-        l.row_tokens >= r.max_prompt_tokens + r.max_response_tokens,
-        f'learner.row_tokens={l.row_tokens} is shorter than rollout.max_prompt_tokens + rollout.max_response_tokens = '
-        f'{r.max_prompt_tokens + r.max_response_tokens}; raise it',
-    )
-    need(l.logprob_chunk < 1 or l.row_tokens % l.logprob_chunk == 0,
-         f'learner.logprob_chunk={l.logprob_chunk} must divide learner.row_tokens={l.row_tokens}')  # fmt: skip
-    need(
-        not r.servers or bool(os.environ.get(TOKEN_VARIABLE)),
-        f'rollout.servers={r.servers}, but {TOKEN_VARIABLE} is not set; put the token that the servers were started with there',
-    )
-    need(0 <= r.server_memory < 1, f'rollout.server_memory={r.server_memory} is a fraction of the GPU, in [0, 1)')
-    need(r.rows >= r.group_size, f'rollout.rows={r.rows} is smaller than rollout.group_size={r.group_size}; raise it')
-    need(0 <= p.c1 < 1, f'replay.c1={p.c1} must be in [0, 1)')
-    c2, c3 = np.atleast_1d(p.c2), np.atleast_1d(p.c3)
-    if c2.shape not in ((1,), (2,)) or c3.shape not in ((1,), (2,)):
-        problems.append(f'replay.c2={p.c2} and replay.c3={p.c3} must each be one number or (value at r_tot = 0, value at 1)')
-    else:
-        need(
-            c2[0] <= c3[0] and c2[-1] <= c3[-1],
-            f'replay.c2={p.c2} exceeds replay.c3={p.c3} at an end: the range of replayed accuracies is empty; swap or lower c2',
-        )
-        need(0 <= min(*c2, *c3) and max(*c2, *c3) <= 1, f'replay.c2={p.c2} and replay.c3={p.c3} are mean rewards, in [0, 1]')
-    need(e.track_prompts == 0 or e.samples >= 1, 'evaluate.track_prompts needs evaluate.samples')
+    for _, check_section in SECTIONS.values():
+        check_section(c, need)
     if problems:
         raise ValueError('the config cannot run:\n  - ' + '\n  - '.join(problems))
+
+
+def one_of(need: Need, c: ConfigDict, field: str, choices) -> None:
+    need(value(c, field) in choices, f'{field}={value(c, field)!r} is unknown; choose one of {", ".join(map(str, choices))}')
+
+
+def at_least_one(need: Need, c: ConfigDict, *fields: str) -> None:
+    for field in fields:
+        need(value(c, field) >= 1, f'{field}={value(c, field)} must be at least 1')
+
+
+def not_negative(need: Need, c: ConfigDict, *fields: str) -> None:
+    for field in fields:
+        need(value(c, field) >= 0, f'{field}={value(c, field)} must not be negative')
+
+
+def positive(need: Need, c: ConfigDict, *fields: str) -> None:
+    for field in fields:
+        need(value(c, field) > 0, f'{field}={value(c, field)} must be positive')
 
 
 def differences(old: dict, new: dict) -> list[str]:
@@ -242,7 +359,8 @@ def differences(old: dict, new: dict) -> list[str]:
     return sorted(k for k in fixed if a.get(k, missing) != b.get(k, missing))
 
 
-def _get(config: ConfigDict, field: str):
+def value(config: ConfigDict, field: str) -> Any:
+    """The value of a dotted field."""
     for part in field.split('.'):
         config = config[part]
     return config

@@ -54,8 +54,8 @@ def objective_of(learner: Any) -> Objective:
     """From the learner's part of a config."""
     decoupled = learner.anchor == 'decoupled'
     return Objective(
-        ratio_level='token',
-        surrogate='clip',
+        ratio_level=learner.ratio_level,
+        surrogate=learner.surrogate,
         clip=Clip(learner.clip_low, learner.clip_high, learner.dual_clip or None),
         anchor=PROXIMAL if decoupled else learner.anchor,
         importance_cap=learner.importance_cap if decoupled else None,
