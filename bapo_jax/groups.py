@@ -32,6 +32,9 @@ class Author(enum.IntEnum):
     PREFIX = 2  # another began, and the behaviour policy continued
 
 
+# Of each group, of each response: an array with one number for each of its tokens.
+ByGroup = list[list[np.ndarray]]
+
 # Who put a group into a batch: the fresh groups (X1), the re-evaluated ones (X2), the buffer (X3), another row's replay.
 X1, X2, X3, REPLAY = ORIGINS = ('x1', 'x2', 'x3', 'replay')
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bapo_jax.groups import Batch
+from bapo_jax.groups import Batch, ByGroup
 
 
 def group_std(rewards: np.ndarray) -> np.ndarray:
@@ -39,7 +39,7 @@ ADVANTAGES = {'group_std': group_std, 'paper_eq2': paper_eq2}
 AGGREGATIONS = {'token_mean': token_mean, 'seq_mean_token_mean': seq_mean_token_mean}
 
 
-def advantages(batch: Batch, kind: str) -> list[np.ndarray]:
+def group_advantages(batch: Batch, kind: str) -> list[np.ndarray]:
     """One advantage per response, float32 [G] for each group; a normalisation group of equal rewards gets exactly 0."""
     rewards = np.concatenate([np.zeros(0), *(g.rewards for g in batch.groups)]).astype(np.float64)
     number = np.concatenate([np.zeros(0, np.int32), *batch.normalisation])
@@ -50,6 +50,15 @@ def advantages(batch: Batch, kind: str) -> list[np.ndarray]:
         if np.ptp(rewards[of_group]) > 0:
             result[of_group] = ADVANTAGES[kind](rewards[of_group])
     return np.split(result, np.cumsum([g.size for g in batch.groups]))[:-1]
+
+
+def advantages(batch: Batch, kind: str) -> ByGroup:
+    """The advantage of every response token, float32; all tokens of a response share one."""
+    of_responses = group_advantages(batch, kind)
+    return [
+        [np.full(len(r.tokens), a, np.float32) for r, a in zip(g.responses, of_group, strict=True)]
+        for g, of_group in zip(batch.groups, of_responses, strict=True)
+    ]
 
 
 def token_weights(lengths: Sequence[int], aggregation: str, limit: int) -> np.ndarray:

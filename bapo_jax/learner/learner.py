@@ -15,11 +15,11 @@ from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from bapo_jax import parallel
-from bapo_jax.groups import Batch
+from bapo_jax.groups import Batch, ByGroup
 from bapo_jax.hosts import Hosts
 from bapo_jax.learner import credit
 from bapo_jax.learner.objective import PROXIMAL, numbers_of, objective_of
-from bapo_jax.learner.packing import ByGroup, Part, Rows, Sequences, blank_rows, cut, pack
+from bapo_jax.learner.packing import Part, Rows, Sequences, blank_rows, cut, pack
 from bapo_jax.learner.score import score
 from bapo_jax.learner.update import Program, TrainState, mean_metrics, update
 from bapo_jax.models import attention, hf
@@ -155,7 +155,7 @@ class Learner:
         )
         return self._update.lower(self.shapes(), rows, micro_batches, self._numbers).compile()
 
-    def _pack(self, part: Part, advantage: Sequence[np.ndarray], scores: Mapping[str, ByGroup]) -> Rows:
+    def _pack(self, part: Part, advantage: ByGroup, scores: Mapping[str, ByGroup]) -> Rows:
         lengths = [int(r.trained_on.sum()) for g in part.batch.groups for r in g.responses]
         weight = credit.token_weights(lengths, self._config.aggregation, self._response_limit)
         of_part = {role: [by_group[i] for i in part.indices] for role, by_group in scores.items()}

@@ -5,15 +5,13 @@ Host side, numpy. A sequence is a prompt and one response. Every packed array is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import grain
 import numpy as np
 
-from bapo_jax.groups import ORIGINS, Batch
-
-ByGroup = list[list[np.ndarray]]  # of each group, of each response: one number for each of its tokens
+from bapo_jax.groups import ORIGINS, Batch, ByGroup
 
 
 class Sequences(NamedTuple):
@@ -148,20 +146,21 @@ def lay_out(lengths: Sequence[int], *, row_tokens: int, rows: int) -> Layout:
     return layout
 
 
-def pack(part: Part, advantage: Sequence[np.ndarray], weight: np.ndarray, roles: Mapping[str, ByGroup]) -> Rows:
-    """The rows of a mini-batch from one advantage a response [G] by group, one token weight a sequence [N], and scores by role."""
+def pack(part: Part, advantage: ByGroup, weight: Sequence[float], roles: Mapping[str, ByGroup]) -> Rows:
+    """The rows of a mini-batch from the advantage of every response token, one token weight a sequence [N], and scores by role."""
     groups, weights = part.batch.groups, iter(weight)
 
-    def every_token(of_response: Any) -> ByGroup:
-        """`of_response(group index, response index)` on every token of that response that is trained on."""
-        return [[np.where(r.trained_on, of_response(i, j), 0) for j, r in enumerate(g.responses)] for i, g in enumerate(groups)]
+    def on_trained(of_response: Callable[[int, int], Any], dtype: Any) -> np.ndarray:
+        """`of_response(group index, response index)` on the tokens of that response that are trained on."""
+        values = [[np.where(r.trained_on, of_response(i, j), 0) for j, r in enumerate(g.responses)] for i, g in enumerate(groups)]
+        return part.on_responses(values, dtype)
 
     return Rows(
         sequences=part.sequences(),
-        origin=part.on_responses(every_token(lambda i, _: 1 + ORIGINS.index(part.batch.origins[i])), np.int8),
-        behaviour=part.on_responses([[np.where(r.trained_on, r.logp, 0) for r in g.responses] for g in groups], np.float32),
-        advantage=part.on_responses(every_token(lambda i, j: advantage[i][j]), np.float32),
-        weight=part.on_responses(every_token(lambda i, j: next(weights)), np.float32),
+        origin=on_trained(lambda i, j: 1 + ORIGINS.index(part.batch.origins[i]), np.int8),
+        behaviour=on_trained(lambda i, j: groups[i].responses[j].logp, np.float32),
+        advantage=on_trained(lambda i, j: advantage[i][j], np.float32),
+        weight=on_trained(lambda i, j: next(weights), np.float32),
         roles={role: part.on_responses(scores, np.float32) for role, scores in roles.items()},
     )
 
