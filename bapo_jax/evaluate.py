@@ -8,8 +8,8 @@ Of a run, π_θ of the newest checkpoint is scored (not the rollout policy α), 
 counts for a policy that the run published. `--engine=vllm` chooses another engine: `--servers=URL,URL` names running servers;
 without them one is started and stopped.
 
-The same command continues an interrupted evaluation: each chunk of questions is appended to OUTPUT/BENCHMARK.jsonl once it is judged.
-With the in-process engine the files equal those of an uninterrupted evaluation, bit for bit.
+The same command continues an interrupted evaluation. Each chunk of questions is appended to OUTPUT/BENCHMARK.jsonl once it is
+judged. With the in-process engine the files equal those of an uninterrupted evaluation, bit for bit.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def answer_and_judge(
     """`evaluate.samples` judged responses to each prompt, one chunk of prompts after the other, in order.
 
     Equal questions get equal random keys, whichever policy answers. While a chunk is judged the next is generated: one chunk by the
-    in-process engine, as many as the servers take otherwise. Close the generator when you leave early, or the rest is generated too.
+    in-process engine, as many as the servers take otherwise. Close the generator when leaving early, or the rest is generated too.
     """
     c, size, reward = config, chunk_size(config), custom_reward.resolve(config.task.reward)
     sampling = Sampling(c.evaluate.temperature, c.rollout.max_response_tokens)
@@ -146,7 +146,8 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
     The run's own config counts, of a run and of a policy that it published; for any other policy `config` does. `engine` and
     `servers` override either. The servers of a run's config are never used: its trainer may be using them.
 
-    Raises ValueError where a config is needed or the policy is incomplete or of another model, FileNotFoundError where there is none.
+    Raises ValueError where a config is needed or the policy is incomplete or of another model, FileNotFoundError where there is no
+    policy.
     """
     policy = find_policy(checkpoint)
     if policy.run_config is not None:

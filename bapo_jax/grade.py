@@ -1,11 +1,11 @@
-"""Verdicts for rows on stdin.
+"""Judges rows from stdin.
 
     python -m bapo_jax.grade countdown < rows.jsonl > verdicts.jsonl
 
 A row is {"response": str, "ground_truth": ...} and gets one line {"verdict": "correct", "reward": 1.0, "answer": str or null}, in
-the same order. The ground truth is what the task's module says: an object for countdown; for math an answer, a list of accepted
-ones, or an object that also says what the prompt asked for. A malformed row stops the program with exit code 2; the rows before
-it have been answered. A summary goes to stderr.
+the same order. The task's module defines the ground truth: an object for countdown; for math an answer, a list of accepted ones,
+or an object that also says what the prompt demands. A malformed row stops the program with exit code 2, after the rows before it
+are judged. A summary goes to stderr.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from bapo_jax.groups import Verdict, reward
+from bapo_jax.groups import Verdict, binary_rewards
 from bapo_jax.tasks import TASKS, get_task
-
 
 ROWS_AT_ONCE = 512  # enough to keep the task's workers busy, few enough to see the first verdicts soon
 
 
 def read_row(line: bytes, check_ground_truth: Callable) -> tuple[str, Any]:
-    """The response and the ground truth of one row of input. ValueError says which field is wrong and what was expected."""
+    """The response and the ground truth of one row. Raises ValueError, which names the field and what was expected."""
     try:
         row = json.loads(line.decode('utf-8'))
     except UnicodeDecodeError:
@@ -62,8 +61,8 @@ def main() -> int:
                 break
         for verdict, answer in task.verify_all([response for response, _ in rows], [truth for _, truth in rows]):
             counts[verdict] += 1
-            score = reward(verdict)
-            # JSON has no nan: a row whose verifier failed has no reward
+            score = float(binary_rewards([verdict])[0])
+            # JSON has no nan: where the verifier failed, the reward is null
             print(json.dumps({'verdict': verdict.name.lower(), 'reward': None if math.isnan(score) else score, 'answer': answer}))
         sys.stdout.flush()
     if trouble:

@@ -1,4 +1,4 @@
-"""A run's story in one figure: training reward, batch composition, accuracy of fresh groups.
+"""Draws a run as one figure: training reward, batch composition, accuracy of fresh groups.
 
     python -m bapo_jax.report runs/x [runs/y …]
 """

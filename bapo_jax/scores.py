@@ -1,7 +1,7 @@
-"""What a policy's judged responses to a benchmark say: mean@n, pass@k, maj@n, an interval. Numpy alone.
+"""A policy's measures on a benchmark, from its judged responses: mean@n, pass@k, maj@n, an interval. Numpy alone.
 
-A question has n judged responses, c of them correct. A response whose verifier failed (an infrastructure error) is no wrong one: it
-is left out of its question's n, and a question left with too few responses for a measure is left out of that measure's mean.
+A question has n judged responses, c of them correct. A response whose verifier failed (an infrastructure error) is not wrong: it is
+left out of its question's n. A question with too few responses for a measure is left out of that measure's mean.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 
 from bapo_jax.groups import Group, Verdict
 
-_RESAMPLES, _SEED = 10_000, 0  # of the bootstrap; fixed, so that the same samples give the same interval
+_RESAMPLES, _SEED = 10_000, 0  # of the bootstrap; fixed, so that equal samples give equal intervals
 
 
 class Question(NamedTuple):
-    """One question's responses as far as scores need them; every field has one entry a response."""
+    """What scores need of one question's responses; every field has one entry a response."""
 
     verdicts: tuple[Verdict, ...]
     answers: tuple[str | None, ...]  # what the verifier extracted
@@ -27,13 +27,13 @@ class Question(NamedTuple):
 
 
 def question(group: Group, answers: Sequence[str | None]) -> Question:
-    """A judged group with the answers its verifier extracted."""
+    """The question of a judged group, with the answers that its verifier extracted."""
     lengths = tuple(len(r.tokens) for r in group.responses)
     return Question(group.verdicts, tuple(answers), lengths, tuple(r.finish == 'length' for r in group.responses))
 
 
 def summary(questions: Sequence[Question], votes: bool) -> dict[str, Any]:
-    """A benchmark's measures, ready for JSON; `questions` have equally many responses, `samples` of them.
+    """A benchmark's measures, ready for JSON. All questions have equally many responses, `samples` of them.
 
     mean        mean over questions of c/n; `interval` is its 95 % interval by bootstrap over questions
     pass_at_k   {k: pass@k} for the powers of two up to `samples`, and `samples` itself; `pass` is the last of them
@@ -41,7 +41,7 @@ def summary(questions: Sequence[Question], votes: bool) -> dict[str, Any]:
     truncated   share of responses cut at the token limit; `length` their mean number of tokens
     correct     every question's c
 
-    A measure that no question has enough judged responses for is None. ValueError where there are no questions.
+    A measure is None where no question has enough judged responses. Raises ValueError where there are no questions.
     """
     if not questions:
         raise ValueError('a benchmark without questions has no score')
@@ -74,19 +74,19 @@ def ks(samples: int) -> list[int]:
 def pass_at_k(judged: np.ndarray, correct: np.ndarray, k: int) -> np.ndarray:
     """1 - C(n-c, k) / C(n, k) of every question (Chen et al., arXiv 2107.03374), nan where n < k; n and c are int [questions].
 
-    The chance that k of the n responses, drawn without replacement, hold a correct one: unbiased for the policy's pass@k.
+    It is the chance that k of the n responses, drawn without replacement, include a correct one: unbiased for the policy's pass@k.
     """
     i = np.arange(k)
-    # C(n-c, k) / C(n, k) is the product of (n-c-i) / (n-i) over i < k; where fewer than k are wrong, a factor is 0.
+    # C(n-c, k) / C(n, k) is the product of (n-c-i) / (n-i) over i < k. Where fewer than k are wrong, a factor is 0.
     wrong, left = np.maximum((judged - correct)[:, None] - i, 0), np.maximum(judged[:, None] - i, 1)
     return np.where(judged >= k, 1 - np.prod(wrong / left, axis=1), np.nan)
 
 
 def majority(verdicts: Sequence[Verdict], answers: Sequence[str | None]) -> float:
-    """The correctness of a question's most frequent answer; of tied ones the mean, as if the winner were drawn among them.
+    """The correctness of a question's most frequent answer; the mean over tied answers, as if the winner were drawn among them.
 
-    Equal strings are equal answers. A response without an answer, an unparseable one and one that the verifier failed on do not
-    vote; without any vote nothing is answered: 0, or nan where the verifier failed on all of them.
+    Equal strings are equal answers. A response does not vote if it has no answer, is unparseable, or its verifier failed. Without
+    any vote the result is 0, or nan where the verifier failed on all responses.
     """
     if all(v == Verdict.INFRA_ERROR for v in verdicts):
         return float('nan')
@@ -101,7 +101,7 @@ def majority(verdicts: Sequence[Verdict], answers: Sequence[str | None]) -> floa
 def bootstrap_interval(values: np.ndarray, level: float = 0.95) -> tuple[float, float]:
     """The interval of the mean of `values` [questions] by resampling them with replacement: the percentile bootstrap.
 
-    It says how the mean would vary over other questions of the kind; samples of the same questions vary less.
+    It covers how the mean varies over other questions of the kind. Samples of the same questions vary less.
     """
     drawn = np.random.default_rng(_SEED).integers(len(values), size=(_RESAMPLES, len(values)), dtype=np.int32)
     low, high = np.quantile(values[drawn].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
@@ -109,6 +109,6 @@ def bootstrap_interval(values: np.ndarray, level: float = 0.95) -> tuple[float, 
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """Of those that are numbers; JSON has no nan, so None where there are none."""
+    """The mean of the values that are not nan; None where there are none, since JSON has no nan."""
     kept = np.asarray(values)[~np.isnan(values)]
     return float(kept.mean()) if len(kept) else None

@@ -4,10 +4,10 @@ The quickstart's base, `configs/quickstart_base`, was made by
 
     python -m bapo_jax.sft --output=configs/quickstart_base
 
-(29 minutes on one CPU core; docs/quickstart_trials.md has the recipes that did worse). It is meant to have headroom: right
-sometimes, on many problems, but far from always. The result is an ordinary Hugging Face directory, loaded by the same code as any
-checkpoint. A policy that could do better than it does, for studies/first_proof: --start from one, and show it steps that do not aim at
-the target.
+in 29 minutes on one CPU core (docs/quickstart_trials.md has the recipes that did worse). It is meant to have headroom: it solves
+many problems sometimes, but far from always. The result is an ordinary Hugging Face directory, loaded like any other checkpoint.
+
+--start with --aimless weakens a policy: it is shown steps that do not aim at the target. studies/first_proof uses such a base.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from bapo_jax.tasks import countdown
 from bapo_jax.tasks.countdown_data import training_problems
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string('output', None, 'Directory to write; must not hold a model yet.', required=True)
+flags.DEFINE_string('output', None, 'Directory to write; must hold no model.', required=True)
 flags.DEFINE_integer('steps', 3000, 'Optimizer steps.')
 flags.DEFINE_integer('batch', 64, 'Solutions a step.')
 flags.DEFINE_integer('problems', 60_000, 'Distinct problems; each is seen with a new random solution every time.')
 flags.DEFINE_float('learning_rate', 5e-3, "Peak of the cosine schedule, of Muon; AdamW's is 0.3 of it.")
-flags.DEFINE_integer('seed', 7, 'Of problems, solutions and initial weights; RL configs draw their problems from other seeds.')
+flags.DEFINE_integer('seed', 7, 'Of problems, solutions and initial weights; RL configs draw their problems with other seeds.')
 flags.DEFINE_integer('width', 128, 'Hidden size.')
 flags.DEFINE_integer('layers', 4, 'Decoder layers.')
-flags.DEFINE_string('start', None, 'Directory of a policy to go on from, in place of --width, --layers and random weights.')
-flags.DEFINE_float('aimless', 0.0, 'Share of solutions whose steps do not aim at the target: right arithmetic, mostly a wrong answer.')
+flags.DEFINE_string('start', None, 'Directory of a policy to continue from, instead of --width, --layers and random weights.')
+flags.DEFINE_float('aimless', 0.0, 'Share of solutions whose steps do not aim at the target: right steps, mostly wrong answers.')
 
-ROW_TOKENS = 64  # prompt and solution; the few problems that need more are passed over
+ROW_TOKENS = 64  # prompt and solution; the few problems that need more are skipped
 
 
 def model_files(output: Path, width: int, layers: int):
-    """Writes config.json and the tokenizer; returns the tokenizer."""
+    """Writes config.json and the tokenizer. Returns the tokenizer."""
     tokenizer = character_tokenizer()
     tokenizer.save_pretrained(output)
     config = {
@@ -75,7 +75,10 @@ def model_files(output: Path, width: int, layers: int):
 
 
 def batches(tokenizer, problems: int, batch: int, seed: int, aimless: float = 0.0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(tokens, is_target) [batch, ROW_TOKENS] for ever: prompt, random worked solution, end; targets follow the prompt."""
+    """Yields (tokens, is_target) [batch, ROW_TOKENS] without end: prompt, random worked solution, end token.
+
+    The targets are the tokens after the prompt.
+    """
     truths = training_problems('generated', limit=problems, seed=seed)
     prompts = [tokenizer.encode(countdown.prompt_text(t, 'compact', tokenizer)) for t in truths]
     rng = np.random.default_rng(seed)
@@ -83,7 +86,7 @@ def batches(tokenizer, problems: int, batch: int, seed: int, aimless: float = 0.
         tokens, is_target = np.zeros((batch, ROW_TOKENS), np.int32), np.zeros((batch, ROW_TOKENS), bool)
         for row in range(batch):
             end = ROW_TOKENS + 1
-            while end > ROW_TOKENS:  # another problem: some have long solutions only
+            while end > ROW_TOKENS:  # draw another problem: some have long solutions only
                 i = rng.integers(len(truths))
                 aim = not aimless or rng.random() >= aimless
                 solution = [*tokenizer.encode(countdown.worked_solution(truths[i], rng, aim)), tokenizer.eos_token_id]
@@ -96,7 +99,7 @@ def batches(tokenizer, problems: int, batch: int, seed: int, aimless: float = 0.
 def muon(learning_rate: float, steps: int) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024) on the layers' matrices, AdamW on the rest: embedding, norms, biases.
 
-    At this size it needs half the steps of AdamW for the same loss (docs/quickstart_trials.md).
+    At this size it reaches the loss of AdamW in half the steps (docs/quickstart_trials.md).
     """
 
     def stacked_matrices(params):
@@ -124,7 +127,7 @@ def train_step(params, opt_state, tokens_BxT, is_target_BxT, *, graph, optimizer
     position_BxT = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
 
     def loss_fn(params):
-        # Rows hold one sequence each, padded at the end, where nothing is a target.
+        # Each row holds one sequence; no target lies in the padding at its end.
         logp_BxT, _ = token_logprobs(
             nnx.merge(graph, params), tokens_BxT, jnp.ones_like(tokens_BxT), position_BxT, 1.0,
             attention=attention.xla, chunk=ROW_TOKENS, remat=False,
@@ -142,7 +145,7 @@ def main(_) -> None:
     if (output / 'model.safetensors').exists():
         raise app.UsageError(f'--output={output} already holds a model; give an empty directory')
     if FLAGS.start:
-        hf.read_config(FLAGS.start)  # before anything is written: raises where it holds no model
+        hf.read_config(FLAGS.start)  # raises where it holds no model, before anything is written
     output.mkdir(parents=True, exist_ok=True)
     if FLAGS.start:
         tokenizer = load_tokenizer(FLAGS.start)

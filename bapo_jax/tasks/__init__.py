@@ -43,8 +43,8 @@ def encode_prompts(
 ) -> list[Prompt]:
     """Renders and tokenises every question. Prompt i has id `first_id + i` and int32 tokens [prompt tokens].
 
-    No special tokens are added: a template that wants them writes them. No prompt is cut, since the question is at its end: one that
-    is too long is left out of training (`leave_out_long`) or refused in a benchmark (`refuse_long`).
+    No special tokens are added: a template that wants them writes them. No prompt is cut, since the question is at its end. One
+    that is too long is left out of training (`leave_out_long`) or refused in a benchmark (`refuse_long`).
     """
     task = get_task(task_name)
     prompts = []

@@ -128,8 +128,8 @@ def parse(text: str) -> list[int | str]:
         product = factor (('*' | '/') factor)*
         factor  = ('+' | '-') factor | '(' sum ')' | number
 
-    A number is ASCII digits without a leading zero. Blanks and tabs may stand between tokens. The bounds on length, depth and digits
-    are far above what any problem needs.
+    A number is ASCII digits without a leading zero. Blanks and tabs may stand between tokens. The bounds on length, depth and
+    digits are far above what any problem needs.
     """
     if len(text) > MAX_LENGTH:
         raise ValueError(f'longer than {MAX_LENGTH} characters')

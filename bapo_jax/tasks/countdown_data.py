@@ -163,9 +163,9 @@ def training_problems(source: str, *, limit: int, seed: int) -> list[Problem]:
         'generated'     `limit` problems of 3 or 4 numbers, drawn with `seed`
         a file          .parquet, .jsonl or .jsonl.gz with columns `nums` (list of int) and `target` (int)
         'owner/name'    a hub data set with such parquet files in its train split; needs the network, or an earlier download
-    Problems of 'cd34' and 'cd4' are dropped, whatever the order of their numbers. Then the first `limit` are kept; all of them where
-    `limit` is 0 or less, or the source is shorter. Repeats in a file stay. The whole source is read and checked first. Raises
-    ValueError, FileNotFoundError or ConnectionError, which name the fault, its place and the remedy.
+    Problems of 'cd34' and 'cd4' are dropped, whatever the order of their numbers. Then the first `limit` are kept; all of them
+    where `limit` is 0 or less, or the source is shorter. Repeats in a file stay. The whole source is read and checked first.
+    Raises ValueError, FileNotFoundError or ConnectionError, which name the fault, its place and the remedy.
     """
     if source == 'generated':
         if limit <= 0:

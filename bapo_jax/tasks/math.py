@@ -5,8 +5,8 @@ A ground truth is {'problem': str, 'answers': [str, ...]}. `with_demands` adds w
     boxed       an answer outside a box does not count
     thinking    the prompt has opened <think>, so the answer follows </think>
 
-`verify` also takes a bare answer or a list of them, as in `python -m bapo_jax.grade math`. The prompt is unknown then, and a response
-without a box is judged by the answer that it states last.
+`verify` also takes a bare answer or a list of them, as in `python -m bapo_jax.grade math`. The prompt is unknown then, and a
+response without a box is judged by the answer that it states last.
 """
 
 from __future__ import annotations

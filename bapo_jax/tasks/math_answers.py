@@ -1,12 +1,16 @@
-r"""One answer against the accepted ones: where it is in a response, and when two answers are the same.
+r"""Compares one answer with the accepted ones.
 
-Equality is math-verify's, with what it gets wrong decided before it is asked: the same text is equal, plain numbers are compared
-exactly and numerals by their base; code and hedged answers ('2 (or perhaps 3)') are no answers; expressions are compared by their
-values at a few points, which is quicker than simplifying. Two conventions on which graders differ are ours: a decimal of four
-places or more is accepted where the exact value rounds to it (2.6667 for 8/3), and a relation may stand for its interval.
+Equality is math-verify's. What it gets wrong is decided before it is called:
 
-Nothing here keeps time or bounds memory: some answers (power towers, iterated factorials) never end, which is `verifier_pool`'s to
-stop. Everything up to `quick_verdict` takes linear time, and sympy is imported by what only the worker calls.
+    equal texts are equal; plain numbers are compared exactly, numerals by their base
+    code and hedged answers ('2 (or perhaps 3)') are no answers
+    expressions are compared by their values at a few points, which is faster than simplifying
+
+Two conventions on which graders differ are ours. A decimal of four places or more is accepted where the exact value rounds to it
+(2.6667 for 8/3). A relation may stand for its interval.
+
+Nothing here keeps time or bounds memory, and some answers (power towers, iterated factorials) never end: `verifier_pool` stops
+them. `quick_verdict` takes linear time. Only functions that the worker calls import sympy.
 """
 
 from __future__ import annotations
@@ -27,18 +31,19 @@ MAX_LENGTH = 4000  # characters of an answer that is parsed; a longer one can on
 MAX_DEPTH = 40  # nested brackets of an answer that is parsed
 
 
-# An answer with one of these is prose, code or a hedge, of which math-verify reads a part, or a tower that no one means.
+# An answer with one of these is prose, code or a hedge, of which math-verify would read a part, or an unintended power tower.
 _NO_ANSWER = re.compile(
     r'__|\blambda\b|\bimport\b|\b(?:if|else|perhaps|maybe|possibly|probably|either|unless|otherwise|alternatively|guess)\b'
     r'|\((?: |\\text ?\{)*(?:or|and|not)\b|\b(?:exec|eval|open)\('
     r'|\d ?(?:\^|\*\*) ?\{?\d+ ?(?:\^|\*\*) ?\{?\d+ ?(?:\^|\*\*)|!\)*!\)*!',
     re.IGNORECASE,
 )
-_UNEVALUATED = re.compile(r'\\(?:sum|prod|i*int|oint|lim)(?![a-zA-Z])')  # restates the question, where it is not the answer's form
+# These restate the question, unless an accepted answer has them too.
+_UNEVALUATED = re.compile(r'\\(?:sum|prod|i*int|oint|lim)(?![a-zA-Z])')
 
 
 def _unfit(text: str) -> bool:
-    """Whether a text is not to be parsed: prose, code or hedged, too long, or nested too deep."""
+    """Whether a text must not be parsed: prose, code or a hedge, too long, or nested too deep."""
     if len(text) > MAX_LENGTH or _NO_ANSWER.search(text) or not text.isprintable():
         return True
     depth = 0
@@ -50,7 +55,10 @@ def _unfit(text: str) -> bool:
 
 
 def quick_verdict(answer: str, accepted: Sequence[str]) -> Verdict | None:
-    """The verdict where text and plain numbers decide it, None where it takes `slow_verdict`. Linear time; raises on no text."""
+    """The verdict where text and plain numbers decide it, else None: then `slow_verdict` must.
+
+    Takes linear time; no text makes it raise.
+    """
     answer = tidy(answer)
     undecided = False
     for gold in map(_tidy_gold, accepted):
@@ -83,7 +91,7 @@ def _same_at_a_glance(answer: str, gold: str) -> bool | None:
     return True if parts and parts == elements(gold) else None
 
 
-@functools.lru_cache(maxsize=4096)  # one question's answers are asked for once a response
+@functools.lru_cache(maxsize=4096)  # one question's accepted answers are needed once a response
 def _tidy_gold(gold: str) -> str:
     return tidy(last_box(gold) or re.sub(r'\\{1,2}boxed\s*\{', '', gold))
 
@@ -92,10 +100,10 @@ def _tidy_gold(gold: str) -> str:
 
 
 def slow_verdict(answer: str, accepted: Sequence[str], *, boxed: bool) -> tuple[Verdict, str | None]:
-    """The verdict by math-verify, and the answer it was given for. May take for ever, and all memory.
+    """math-verify's verdict, and the answer that it judged. May never end, and may exhaust memory.
 
-    CORRECT: the answer equals one of those accepted. WRONG: it was read, and does not. UNPARSEABLE: it cannot be read. INFRA_ERROR:
-    nor can any accepted answer. With `boxed` false, `answer` is the end of a response, and what it states last is the answer.
+    CORRECT: the answer equals an accepted one. WRONG: it was read and equals none. UNPARSEABLE: it cannot be read. INFRA_ERROR: no
+    accepted answer can be read either. With `boxed` false, `answer` is the end of a response: what it states last is judged.
     """
     stated: tuple[Any, ...] = ()
     if not boxed:
@@ -146,7 +154,7 @@ _FORMULA = re.compile(r'\$[^$]+\$|\\\(|\\\[')
 def _read(text: str, *, anywhere: bool = False) -> tuple[Any, ...]:
     """math-verify's reading of a text: nothing, a string, or an expression and its string.
 
-    `anywhere`: the text is prose, and the answer it states last is looked for. So it is where a box holds prose.
+    With `anywhere` the text is prose, and the last answer stated in it is read. Prose in a box is read likewise.
     """
     from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
@@ -155,7 +163,7 @@ def _read(text: str, *, anywhere: bool = False) -> tuple[Any, ...]:
     rules = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed='all')
     latex = LatexExtractionConfig(boxed_match_priority=0, normalization_config=rules)
     if anywhere or (_PROSE.match(text) and not is_words(text)):
-        # among formulas, a bare number is an answer only where it is announced as one
+        # among formulas, a bare number is an answer only if it is announced as one
         number = ExprExtractionConfig(try_extract_without_anchor=anywhere or not _FORMULA.search(text))
         return tuple(parse(text, [latex, number], parsing_timeout=None))
     text = without_unit(MATH_MARKS.sub('', text.replace('\\$', '').replace('$', '')).strip())[0]
@@ -164,15 +172,15 @@ def _read(text: str, *, anywhere: bool = False) -> tuple[Any, ...]:
 
 
 def _same_values(gold: Any, answer: Any) -> bool | None:
-    """Whether two expressions have the same value at a few points; None if that cannot tell. Unknowns of one name get one number.
+    """Whether two expressions have equal values at a few points; None if that cannot tell. Unknowns of one name get one number.
 
-    A point where both are real decides; where there is none such, the positive ones do (complex branches differ by sign of root).
+    Points where both values are real decide. Without any, positive points do: complex branches differ by the sign of a root.
     """
     import sympy
 
     if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)) or gold.is_Symbol or answer.is_Symbol:
         return None
-    # steps may agree at every point looked at; the rest has no value, costs too much, or is rounded by math-verify's own rule
+    # step functions may agree at every point tried; the others have no value, cost too much, or round by math-verify's own rule
     unsuited = (
         sympy.Abs, sympy.floor, sympy.ceiling, sympy.Mod, sympy.Piecewise, sympy.Max, sympy.Min, sympy.sign, sympy.Heaviside,
         sympy.DiracDelta, sympy.UnevaluatedExpr, sympy.core.function.AppliedUndef, sympy.Derivative, sympy.Integral,
@@ -180,7 +188,7 @@ def _same_values(gold: Any, answer: Any) -> bool | None:
     )  # fmt: skip
     if gold.has(*unsuited) or answer.has(*unsuited):
         return None
-    rounded = gold.has(sympy.Float) or answer.has(sympy.Float)  # then only a difference is left to math-verify's rounding
+    rounded = gold.has(sympy.Float) or answer.has(sympy.Float)  # then math-verify's rounding decides a difference
     if rounded:
         gold, answer = (e.replace(lambda x: x.is_Float, lambda x: sympy.Rational(str(x))) for e in (gold, answer))
     if gold - answer == 0:
@@ -208,7 +216,7 @@ def _same_values(gold: Any, answer: Any) -> bool | None:
 
 
 def _is_known(value: Any) -> bool:
-    """Whether a numerical value came out, and not lost all its digits in a difference."""
+    """Whether a numerical value came out that cancellation left some digits."""
     parts = value.as_real_imag()
     return all(part.is_Number and part.is_finite and (part.is_Rational or part._prec > 1) for part in parts)
 
@@ -223,6 +231,6 @@ def _answer(request: dict) -> Any:
 if __name__ == '__main__':
     from bapo_jax.tasks.verifier_pool import OVERRAN, serve
 
-    logging.disable(logging.CRITICAL)  # math-verify warns of each answer it cannot read, and of the time limits it is denied
-    _read('1')  # imports math-verify and sympy, and builds their tables, before the first request's time runs
+    logging.disable(logging.CRITICAL)  # math-verify warns of every answer it cannot read, and of the time limits we switch off
+    _read('1')  # imports math-verify and sympy and builds their tables before the first deadline starts
     serve(_answer)

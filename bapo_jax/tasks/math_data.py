@@ -1,11 +1,15 @@
 """Mathematics problems from files or the Hugging Face hub: DeepScaleR and its like to train on, five benchmarks to test on.
 
-A row becomes {'problem': str, 'answers': [str, ...]}. Three shapes of row are read: `problem` and `answer`, as DeepScaleR and the
-unified benchmark file have them; `question` and `answer` or `final_answer`, as some benchmarks do; and verl's, a chat in `prompt`
-and the answer in `reward_model.ground_truth`. An answer is a string, a number, or a list of those, any of which is right.
-DeepScaleR has rows whose answer is empty: they cannot be trained on, and are left out and counted.
+A row becomes {'problem': str, 'answers': [str, ...]}. Three shapes of row are read:
 
-The hub's files were not at hand when this was written: which columns they have is from their public descriptions.
+    `problem`, `answer`                          DeepScaleR and the unified benchmark file
+    `question`, `answer` or `final_answer`       some benchmarks
+    `prompt`, `reward_model.ground_truth`        verl: the first is a chat, the second the answer
+
+An answer is a string, a number, or a list of those, any of which is correct. DeepScaleR has rows whose answer is empty: they are
+left out of training and counted.
+
+The hub's files were not available when this was written. Their columns are taken from their public descriptions.
 """
 
 from __future__ import annotations
@@ -39,9 +43,9 @@ _HUB = {  # data set, and which of its files
     'olympiadbench': ('Hothan/OlympiadBench', '*OE_TO_maths_en_COMP*'),
 }
 FILE_ENDINGS = ('.parquet', '.jsonl', '.jsonl.gz')
-UNIFIED = 'math_test.jsonl.gz'  # a file in $BAPO_DATA with all benchmarks' rows, told apart by the column `dataset`
+UNIFIED = 'math_test.jsonl.gz'  # a file in $BAPO_DATA with the rows of all benchmarks; the column `dataset` names each
 
-# What DeepScaleR, MoPPS and the BAPO release add to a problem; verl's files have it already, and it must not come twice.
+# What DeepScaleR, MoPPS and the BAPO release add to a problem. verl's files contain it already, and it must not come twice.
 SUFFIX = " Let's think step by step and output the final answer within \\boxed{}."
 
 Problem = dict  # {'problem': str, 'answers': list[str]}
@@ -51,9 +55,9 @@ def training_problems(source: str, *, limit: int, seed: int) -> list[Problem]:
     """The problems trained on, in the order of the source.
 
     `source` is a file (.parquet, .jsonl, .jsonl.gz) or the name of a hub data set, 'owner/name', whose train split is downloaded.
-    Returns the first `limit`, or all where `limit` is 0 or less; `seed` is not used. The whole source is read and checked first;
-    repeats stay, and rows without an answer are left out with a warning that counts them. ValueError, FileNotFoundError or
-    ConnectionError says what is wrong where and what to do.
+    Returns the first `limit`, or all where `limit` is 0 or less; `seed` is not used. The whole source is read and checked first.
+    Repeats stay. Rows without an answer are left out, and a warning counts them. Raises ValueError, FileNotFoundError or
+    ConnectionError, which name the fault, its place and the remedy.
     """
     if str(source).endswith(FILE_ENDINGS) or Path(source).exists():
         problems = read_problems(source, blank_answers=True)
@@ -70,9 +74,9 @@ def training_problems(source: str, *, limit: int, seed: int) -> list[Problem]:
 def benchmark(name: str) -> list[Problem]:
     """A test set, all its rows in order: one of `BENCHMARKS`, or a file as in `training_problems`.
 
-    A name is looked for in the directory that the environment variable BAPO_DATA names, as `NAME.jsonl` or the like, then as the
-    rows with that `dataset` of `math_test.jsonl.gz`; without the variable, it is downloaded from the hub. A variable whose
-    directory lacks the benchmark is a FileNotFoundError, not a download.
+    Where the environment variable BAPO_DATA names a directory, the benchmark is `NAME.jsonl` or the like there, or the rows of
+    `math_test.jsonl.gz` with that `dataset`. Raises FileNotFoundError where the directory has neither. Without the variable, the
+    benchmark is downloaded from the hub.
     """
     if str(name).endswith(FILE_ENDINGS):
         return read_problems(name)
@@ -94,9 +98,9 @@ def benchmark(name: str) -> list[Problem]:
 
 
 def read_problems(path: str | Path, *, dataset: str | None = None, blank_answers: bool = False) -> list[Problem]:
-    """All rows of a file, or those whose column `dataset` has that value (perhaps none).
+    """All rows of a file, or only those with the given `dataset` in that column (perhaps none).
 
-    A row without an answer (null or blank) is an error, or with `blank_answers` left out with a warning.
+    A row without an answer (null or blank) raises ValueError; with `blank_answers` it is left out with a warning.
     """
     path = Path(path)
     if not path.exists():
@@ -129,7 +133,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict]]:
         except UnicodeDecodeError:
             bad = next(i for i in range(first, table.num_rows) if not _decodes(table.slice(i, 1)))
             raise ValueError(f'{path}, row {bad + 1}: not UTF-8 text; save the file as UTF-8') from None
-        # a row is said to have the columns that the file has, read or not
+        # errors name the columns of the file, whether they are read or not
         yield from ((f'{path}, row {first + i}', {**dict.fromkeys(columns), **row}) for i, row in enumerate(rows, start=1))
 
 
@@ -142,9 +146,9 @@ def _decodes(table: pyarrow.Table) -> bool:
 
 
 def _problem(row: dict, where: str, blank_answers: bool) -> Problem | None:
-    """A row in any of the three shapes as a problem; None where it has no answer, if that is allowed."""
+    """The problem of a row in any of the three shapes; None where it has no answer and `blank_answers` allows that."""
     if 'reward_model' in row or ('prompt' in row and 'problem' not in row and 'question' not in row):
-        problem, answer, column = _asked_in(row, where), _graded_by(row, where), 'reward_model.ground_truth'
+        problem, answer, column = _verl_question(row, where), _verl_answer(row, where), 'reward_model.ground_truth'
     else:
         problem = _column(row, ('problem', 'question'), where)
         column = 'answer' if 'answer' in row or 'final_answer' not in row else 'final_answer'
@@ -169,8 +173,8 @@ def _column(row: dict, names: tuple[str, ...], where: str) -> Any:
     raise ValueError(f'{where}: column {names[0]!r} is missing; the row has {short(", ".join(row))}; rename or add it')
 
 
-def _asked_in(row: dict, where: str) -> Any:
-    """The question in verl's chat: what the user says last, without the instruction that the prompt template adds."""
+def _verl_question(row: dict, where: str) -> Any:
+    """The user's last message in verl's chat, without the instruction that the prompt template adds."""
     prompt = _column(row, ('prompt',), where)
     if isinstance(prompt, list):
         said = [m.get('content') for m in prompt if isinstance(m, dict) and m.get('role') == 'user']
@@ -178,7 +182,7 @@ def _asked_in(row: dict, where: str) -> Any:
     return prompt.rstrip().removesuffix(SUFFIX.strip()) if isinstance(prompt, str) else prompt
 
 
-def _graded_by(row: dict, where: str) -> Any:
+def _verl_answer(row: dict, where: str) -> Any:
     model = _column(row, ('reward_model',), where)
     if not isinstance(model, dict) or 'ground_truth' not in model:
         raise ValueError(
@@ -188,7 +192,7 @@ def _graded_by(row: dict, where: str) -> Any:
 
 
 def _text(answer: object) -> str | None:
-    """An answer as text: 142.0 as '142'; None where it is no answer."""
+    """An answer as text, 142.0 as '142'; None where it is no answer."""
     if isinstance(answer, str):
         return answer.strip() or None
     if isinstance(answer, bool) or not isinstance(answer, (int, float)) or not math.isfinite(answer):
@@ -200,7 +204,7 @@ def _download(name: str, pattern: str) -> list[Path]:
     """A hub data set's files that match, downloaded or taken from the local cache, in order of their names."""
     try:
         folder = Path(huggingface_hub.snapshot_download(name, repo_type='dataset', allow_patterns=[pattern]))
-    except Exception as error:  # the hub client's errors share no base class, and all of them mean the same here
+    except Exception as error:  # the hub client's errors share no base class and mean the same here
         raise ConnectionError(
             f'could not download the data set {name!r} from the Hugging Face hub ({type(error).__name__}: {short(error)}); check '
             'its name and the network, or download it and give its file; benchmarks are also looked for in the directory BAPO_DATA'

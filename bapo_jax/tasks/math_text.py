@@ -1,6 +1,6 @@
-r"""Mathematical answers as text: where the answer is in a response, and what of it can be told without computer algebra.
+r"""Mathematical answers as text: where a response states its answer, and what can be compared without computer algebra.
 
-Linear in the text, whatever the text. What two answers mean is `math_answers`' part.
+Everything takes time linear in the text. `math_answers` compares what two answers mean.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from fractions import Fraction
 from typing import NamedTuple
 
 MAX_DIGITS = 400  # of a plain number that is compared exactly
-ROUNDED_PLACES = 4  # decimals from which a rounded value is as good as the exact one
+ROUNDED_PLACES = 4  # a value rounded to this many decimals or more counts as the exact one
 
 
 # ---- where the answer is ----------------------------------------------------------------------------------------------
 
 
 def after_thinking(response: str, *, opened: bool = False) -> str | None:
-    """What follows the last </think>: all of it where nothing was thought, None where the thinking has no end.
+    """The text after the last </think>: all of it where there is no thinking, None where the thinking does not end.
 
-    `opened`: the prompt itself ended in <think>, so the response begins inside the thinking.
+    `opened` says that the prompt ended in <think>, so the response begins inside the thinking.
     """
     _, closed, answer = response.rpartition('</think>')
     return None if '<think>' in answer or (opened and not closed) else answer
@@ -38,10 +38,10 @@ _LIST_JOINT = re.compile(
 
 
 def last_box(text: str, *, stated: bool = False) -> str | None:
-    r"""What the last balanced \boxed{} or \fbox{} holds, None where there is none or it is empty. Linear in the text.
+    r"""The content of the last balanced \boxed{} or \fbox{}, None where there is none or it is empty. Linear in the text.
 
-    Of nested boxes the innermost counts. Boxes with no more than a comma, or a few words with 'and' or 'or', between them are one
-    list. A box that is not terminated is no box, and an escaped brace is no brace. `stated`: 'final answer is $...$' is a box too.
+    Of nested boxes the innermost counts. Boxes that only a comma, or a few words with 'and' or 'or', separates form one list. An
+    unterminated box is no box, and an escaped brace is no brace. With `stated`, 'final answer is $...$' is a box too.
     """
     closed: list[tuple[int, int, int, int]] = []  # of each box: where it begins and ends, where its content begins and ends
     opened: list[tuple[int, int] | None] = []  # of each open brace: where its box and its content begin; None for another brace
@@ -84,7 +84,7 @@ MATH_MARKS = re.compile(r'\\[\[\]()]')
 
 
 def tidy(text: str) -> str:
-    r"""The same answer in plain LaTeX: no invisible characters, no \left, \dfrac or thin space, no $ or full stop around it."""
+    r"""The answer in plain LaTeX: without invisible characters, \left, \dfrac, thin spaces, and any $ or full stop around it."""
     if not text.isascii():
         text = _SUPERSCRIPT.sub(lambda m: '^{' + m[0].translate(_SUPERSCRIPTS) + '}', text)
         text = ''.join(_SYMBOLS.get(c) or _plain(c) for c in text)
@@ -107,7 +107,7 @@ def tidy(text: str) -> str:
 
 
 def _plain(character: str) -> str:
-    """A character without its compatibility forms: full-width and other digits as ASCII, format characters as nothing."""
+    """A character in its plain form: full-width and other digits become ASCII, format characters vanish."""
     if unicodedata.category(character) == 'Cf':
         return ''
     digit = unicodedata.decimal(character, None)
@@ -118,7 +118,7 @@ _TEXT_COMMAND = re.compile(r'\\(?:text|textbf|textit|textrm|textnormal|mathrm|ma
 
 
 def text_key(text: str) -> str:
-    """What two answers share that are the same text: no font commands, no needless braces or blanks, words in lower case."""
+    """Equal for answers of equal text: without font commands, needless braces and blanks; words in lower case."""
     text = _TEXT_COMMAND.sub(r'\1', text)
     if choice := re.fullmatch(r'\(([A-Z])\)', text):
         return choice[1]
@@ -135,8 +135,8 @@ def is_words(text: str) -> bool:
 
 class Number(NamedTuple):
     value: Fraction
-    places: int | None  # of a decimal, how many digits it gives after the point; None for an exact value
-    unit: str  # a word after it
+    places: int | None  # digits after a decimal's point; None for an exact value
+    unit: str  # the word after the number, or ''
 
 
 _PLAIN = r'(?:(?:\d{1,3}(?:[, ]\d{3})+|\d+)(?:\.\d*)?|\.\d+)'
@@ -184,7 +184,7 @@ def parse_number(text: str) -> Number | None:
 
 
 def same_number(a: Number, b: Number) -> bool:
-    """Equal, or one is the other's value correctly rounded to `ROUNDED_PLACES` places or more (and as many digits)."""
+    """Whether two numbers are equal, or one is the other rounded correctly to `ROUNDED_PLACES` places or more (and digits)."""
     if a.unit and b.unit and a.unit != b.unit:
         return False
     if a.value == b.value:
@@ -210,9 +210,9 @@ _AND = re.compile(r',? ?(?:\\text ?\{ ?(?:and|or) ?\}|(?<![A-Za-z\\])(?:and|or)(
 
 
 def elements(text: str) -> list[str]:
-    r"""The elements, as keys in order, of a set in braces or a list without brackets; none where it is neither.
+    r"""The sorted keys of the elements of a set in braces, or of a list without brackets; [] for any other text.
 
-    Of 'f(x)=1, f(x)=2' they are the values.
+    The elements of 'f(x)=1, f(x)=2' are the values.
     """
     text = _AND.sub(',', re.sub(r'^\\?\{(.*?)\\?\}$', r'\1', text))
     elements = split(text, ',')
@@ -224,7 +224,7 @@ def elements(text: str) -> list[str]:
 
 
 def split(text: str, separator: str) -> list[str]:
-    """The parts of a text between the separators that stand outside all brackets."""
+    """The parts of a text between separators outside all brackets."""
     depth, start, parts = 0, 0, []
     for i, c in enumerate(text):
         depth += (c in '({[') - (c in ')}]')

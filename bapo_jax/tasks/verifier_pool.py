@@ -1,8 +1,10 @@
-"""Worker processes that can be killed: for work on text from outside, which may hang, eat memory or crash.
+"""Worker processes that can be killed: they work on text from outside, which may hang, exhaust memory or crash.
 
-A worker is a fresh interpreter running a module that calls `serve`. Threads would not do: a power tower computes inside one call
-that nothing interrupts, and math-verify keeps time with signals. Nor would a fork, since the trainer holds threads and devices, or
-multiprocessing's spawn, which imports the trainer's main module again in every worker.
+A worker is a fresh interpreter running a module that calls `serve`. The alternatives fail:
+
+    threads                    nothing interrupts the one call that computes a power tower, and math-verify keeps time with signals
+    fork                       the trainer holds threads and devices
+    multiprocessing's spawn    every worker would import the trainer's main module again
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-OVERRAN = 'overran'  # the outcome of a request that took longer than the deadline; what a worker may answer if memory is short
-FAILED = 'failed'  # the outcome of a request on which the worker raised or ended
+OVERRAN = 'overran'  # the outcome of a request that exceeded the deadline; a worker may also answer it where memory is short
+FAILED = 'failed'  # the outcome of a request during which the worker raised or ended
 
 START_S = 120.0  # how long a worker may take to start: importing sympy on a busy machine
-MAX_REQUEST = 65_536  # bytes: what a pipe holds, so that writing to an idle worker never waits
+MAX_REQUEST = 65_536  # bytes: the size of a pipe, so that writing to an idle worker never waits
 
 _READY = b'ready\n'
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
@@ -34,8 +36,8 @@ _PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 class VerifierPool:
     """Up to `workers` processes running `python -m module`, each judging one request at a time for at most `deadline_s` seconds.
 
-    The deadline is wall-clock time; `memory_bytes` bounds the address space of a worker. Workers start when there is something to
-    judge and stay until `close`, or until this process ends, however it ends. Threads may share a pool: they take turns.
+    The deadline is wall-clock time. `memory_bytes` bounds the address space of a worker. Workers start with the first requests and
+    stay until `close`, or until this process ends, however it ends. Threads may share a pool: they take turns.
     """
 
     def __init__(self, module: str, *, workers: int, deadline_s: float, memory_bytes: int):
@@ -46,7 +48,7 @@ class VerifierPool:
         self._lock = threading.Lock()
 
     def run(self, requests: Sequence[Any]) -> list[Any]:
-        """The outcome of each request: what the worker's function returned, as JSON gives it back; or `OVERRAN`, or `FAILED`.
+        """The outcome of each request: the result of the worker's function, by way of JSON; or `OVERRAN`, or `FAILED`.
 
         A worker that overruns or ends is killed and replaced. Raises RuntimeError where workers do not start, and ValueError on a
         request of more than `MAX_REQUEST` bytes of JSON.
@@ -57,11 +59,11 @@ class VerifierPool:
         with self._lock:
             try:
                 return self._run(lines)
-            finally:  # what an interruption leaves busy would answer the next run's request with this one's outcome
+            finally:  # a worker that an interruption leaves busy would answer the next run with this run's outcome
                 self._drop([w for w in self._workers if w.job is not None])
 
     def close(self) -> None:
-        """Ends the workers. A later `run` starts new ones."""
+        """Ends the workers; a later `run` starts new ones."""
         with self._lock:
             self._drop(list(self._workers))
 
@@ -78,7 +80,7 @@ class VerifierPool:
             for worker in _with_news(self._workers):
                 if worker.ended and not worker.ready:
                     self._drop([worker])
-                    raise RuntimeError('a verifier worker ended before it was ready; what it said is on standard error')
+                    raise RuntimeError('a verifier worker ended before it was ready; its messages are on standard error')
                 if worker.outcome is not None:
                     job, outcome = worker.take()
                     outcomes[job] = outcome
@@ -99,7 +101,7 @@ class VerifierPool:
 
 
 class _Worker:
-    """One process: starting, then idle or busy with the request number `job`, to be done at the time `until`."""
+    """One process: starting, then idle, or busy with request number `job` until the time `until` at the latest."""
 
     def __init__(self, command: Sequence[str]):
         path = os.pathsep.join(filter(None, (_PACKAGE_PARENT, os.environ.get('PYTHONPATH'))))
@@ -130,7 +132,7 @@ class _Worker:
             self.ended = True
 
     def listen(self) -> None:
-        """Reads what is there to read; call it when there is something."""
+        """Reads the available output; call it when there is some."""
         data = os.read(self.output, MAX_REQUEST)
         self.ended = not data
         self._read += data
@@ -155,7 +157,7 @@ class _Worker:
 
 
 def _with_news(workers: Sequence[_Worker]) -> list[_Worker]:
-    """Waits until a worker says something or ends, or is late; returns those that said something or ended."""
+    """Waits until a worker writes, ends or is late. Returns those that wrote or ended."""
     with selectors.DefaultSelector() as selector:
         for worker in workers:
             selector.register(worker.output, selectors.EVENT_READ, worker)
@@ -167,10 +169,10 @@ def _with_news(workers: Sequence[_Worker]) -> list[_Worker]:
 
 
 def serve(function: Callable[[Any], Any]) -> None:
-    """A worker's life: JSON requests from stdin, one a line, each answered with a line of JSON: what `function` makes of it.
+    """Runs a worker: answers each line of JSON from stdin with `function`'s result as a line of JSON.
 
-    The command line gives the deadline in seconds and the address space in bytes. What `function` raises ends the worker. What it
-    prints is lost, since the answers have stdout to themselves.
+    The command line gives the deadline in seconds and the address space in bytes. An exception in `function` ends the worker. Its
+    prints are lost, since stdout carries the answers alone.
     """
     deadline_s, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
     answers = os.fdopen(os.dup(1), 'wb')
@@ -180,11 +182,11 @@ def serve(function: Callable[[Any], Any]) -> None:
     try:
         answers.write(_READY)
         answers.flush()
-    except BrokenPipeError:  # the pool ended while this worker started; nobody is left to tell
+    except BrokenPipeError:  # the pool ended while this worker started
         os._exit(0)
-    os.dup2(1, 2)  # parsers grumble about every odd answer
+    os.dup2(1, 2)  # parsers print warnings about every odd answer
     for line in sys.stdin.buffer:
-        # the pool kills who is late; should the pool be gone, the alarm does, whose default is to end the process
+        # the pool kills a late worker; should the pool be gone, the alarm does, since its default is to end the process
         signal.alarm(int(deadline_s) + 5)
         outcome = function(json.loads(line))
         signal.alarm(0)
