@@ -56,7 +56,7 @@ def task_section() -> ConfigDict:
     t.train = 'generated'  # 'generated', a .parquet / .jsonl / .jsonl.gz file, or a hub dataset 'owner/name'
     t.limit = 0  # use this many training problems; 0: all (a generator needs a number)
     t.seed = 1000  # of generated problems
-    t.reward = ''  # 'module:function' of yours that says 1 (right) or 0 (wrong); '': the task's verifier judges
+    t.reward = ''  # 'module:function' of yours that gives a reward and says what is correct; '': the task's verifier judges
     t.template = 'tinyzero'  # how a question is put: a name of the task's TEMPLATES
     return t
 

@@ -1,36 +1,59 @@
 """Every method is four choices: which prompts, which policy answers, what is trained on, how it learns.
 
-One row each, as overrides of the config's fields; a new method is a new row, not a new trainer.
-`python -m bapo_jax.methods` prints the table. Rows that configs select with `--config=FILE:METHOD`.
+One row each, as overrides of the config's fields; a new method is a new row, not a new trainer (docs/adding_a_method.md).
+Configs select a row with `--config=FILE:METHOD`.
+
+    python -m bapo_jax.methods               # the table, and what each row changes in GRPO
+    python -m bapo_jax.methods --markdown    # docs/methods.md
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+Fields = dict[str, Any]  # dotted config field -> value
+
 
 class Method(NamedTuple):
-    """Overrides of config fields, by choice. Prompt selection is shuffled epochs in every row so far, so it sets nothing."""
+    """Overrides of config fields, by choice."""
 
     summary: str
-    schedule: dict[str, Any]
-    batch: dict[str, Any]
-    learning: dict[str, Any]
+    source: str
+    prompts: Fields = {}  # which questions now
+    schedule: Fields = {}  # which policy answers
+    batch: Fields = {}  # what is trained on
+    learning: Fields = {}  # how it learns
+    of_task: dict[str, Fields] = {}  # name of a file in configs/ -> what the method's authors set otherwise for that task
+
+    @property
+    def fields(self) -> Fields:
+        """All overrides but those of a task."""
+        return {**self.prompts, **self.schedule, **self.batch, **self.learning}
+
+    def but(self, summary: str, source: str, *, of_task: dict[str, Fields] | None = None, **choices: Fields) -> Method:
+        """This row with some fields of some choices set otherwise."""
+        changed = {choice: {**getattr(self, choice), **fields} for choice, fields in choices.items()}
+        return self._replace(summary=summary, source=source, of_task=self.of_task if of_task is None else of_task, **changed)
 
 
 # GRPO as the paper's baseline runs it (verl): ratio against the policy at the step's start, KL to the initial policy.
 _GRPO = Method(
     summary='GRPO: every fresh group, once',
+    source='DeepSeekMath, arXiv 2402.03300',
     schedule={'rollout.sync_every': 1},
     batch={'replay.fresh_filter': 'none', 'replay.use_x2': False, 'replay.use_x3': False},
     learning={'learner.anchor': 'proximal', 'learner.kl_target': 'reference'},
+    # The authors' script: one optimizer step on all 256 groups, and a weaker KL.
+    of_task={'countdown': {'learner.kl_coef': 0.001, 'learner.mini_batch_groups': 256}},
 )
 
 # Algorithm 1 with Table 3; the ambiguities are settled as docs/method.md says.
 _BAPO = Method(
     summary='BAPO, the paper: delayed rollouts, filtered fresh groups (X1), re-evaluated hard prompts (X2), replay (X3)',
+    source='arXiv 2602.20722, Algorithm 1 and Table 3',
     schedule={'rollout.sync_every': 5, 'replay.reevaluate_every': 5},
     batch={
         'replay.fresh_filter': 'gaussian',
@@ -45,8 +68,9 @@ _BAPO = Method(
 )
 
 # BAPO as measured at 0.8M parameters: beside each choice its row of studies/first_proof, and those it was chosen over.
-_TUNED = _BAPO._replace(
-    summary='the settings that studies/first_proof supports: no delay, every mixed group trained on and replayed, none asked again',
+_TUNED = _BAPO.but(
+    'BAPO as studies/first_proof supports it: no delay, every mixed group trained on and replayed, none re-evaluated',
+    'studies/first_proof',
     schedule={'rollout.sync_every': 1},  # centre; v2_behaviour_lr2e-4, v5_behaviour_lr2e-4
     batch={
         'replay.fresh_filter': 'range',  # centre; gaussian, uniform, unfiltered
@@ -63,43 +87,81 @@ _TUNED = _BAPO._replace(
 
 METHODS: dict[str, Method] = {
     'grpo': _GRPO,
-    'grpo_v5': _GRPO._replace(
-        summary='off-policy GRPO: rollouts from a policy up to v steps old (Mroueh et al. 2025)',
+    'grpo_v5': _GRPO.but(
+        'off-policy GRPO: rollouts from a policy up to v steps old',
+        'Mroueh et al., arXiv 2505.22257',
         schedule={'rollout.sync_every': 5},
-        learning={**_GRPO.learning, 'learner.anchor': 'behaviour'},
+        learning={'learner.anchor': 'behaviour'},
     ),
     'bapo': _BAPO,
     'bapo_tuned': _TUNED,
-    'bapo_mini': _BAPO._replace(
-        summary='the parameter-free Mini-test of section 5.2: all-wrong prompts re-evaluated, half-right groups replayed',
+    'bapo_mini': _BAPO.but(
+        'the parameter-free Mini-test: all-wrong prompts re-evaluated, half-right groups replayed',
+        'arXiv 2602.20722, section 5.2',
         schedule={'rollout.sync_every': 2, 'replay.reevaluate_every': 2},
-        batch={**_BAPO.batch, 'replay.fresh_filter': 'range', 'replay.c1': 0.0, 'replay.c2': (0.5,), 'replay.c3': (0.5,)},
-        learning={'learner.anchor': 'behaviour', 'learner.kl_target': 'none', 'learner.clip_high': 0.28, 'learner.dual_clip': 10.0},
+        batch={'replay.fresh_filter': 'range', 'replay.c1': 0.0, 'replay.c2': (0.5,), 'replay.c3': (0.5,)},
+        learning={'learner.kl_target': 'none', 'learner.clip_high': 0.28, 'learner.dual_clip': 10.0},
     ),
-    'bapo_no_x2': _BAPO._replace(summary='BAPO without re-evaluation', batch={**_BAPO.batch, 'replay.use_x2': False}),
-    'bapo_no_x3': _BAPO._replace(summary='BAPO without replay', batch={**_BAPO.batch, 'replay.use_x3': False}),
+    'bapo_no_x2': _BAPO.but('BAPO without re-evaluation', 'arXiv 2602.20722, Figure 6', batch={'replay.use_x2': False}),
+    'bapo_no_x3': _BAPO.but('BAPO without replay', 'arXiv 2602.20722, Figure 6', batch={'replay.use_x3': False}),
 }
 
 
-def apply_method(config: ConfigDict, name: str) -> None:
-    """Writes a row's choices into the config. Raises ValueError for an unknown name."""
+def apply_method(config: ConfigDict, name: str, task: str = '') -> None:
+    """Writes a row's choices into the config, those for `task` (a name of configs/) too. Raises ValueError for an unknown name."""
     if name not in METHODS:
         raise ValueError(f'method {name!r} is unknown; choose one of {", ".join(METHODS)}')
     row = METHODS[name]
-    config.update_from_flattened_dict({**row.schedule, **row.batch, **row.learning})
+    config.update_from_flattened_dict({**row.fields, **row.of_task.get(task, {})})
     config.method = name
 
 
-def main() -> None:
+def differs_from_grpo(name: str, defaults: Fields) -> Fields:
+    """The fields in which a row differs from GRPO; `defaults` are the config's flattened values before any row."""
+    row, grpo = ({**defaults, **METHODS[n].fields} for n in (name, 'grpo'))
+    return {field: row[field] for field in row if row[field] != grpo.get(field)}
+
+
+def _short(fields: Fields) -> list[str]:
+    return [f'{field.split(".")[1]} {value}' for field, value in fields.items()]
+
+
+def _defaults() -> Fields:
+    from bapo_jax.config import default_config  # which imports this module for the names of its rows
+
+    return {
+        f'{section}.{field}': value
+        for section, fields in default_config().to_dict().items() if isinstance(fields, dict)
+        for field, value in fields.items()
+    }  # fmt: skip
+
+
+def main(argv: list[str]) -> None:
+    """Prints the table."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table('method', 'which policy answers', 'what is trained on', 'how it learns', title='Methods', show_lines=True)
+    defaults = _defaults()
+    if '--markdown' in argv:
+        print(markdown(defaults), end='')
+        return
+    table = Table('method', 'which prompts', 'which policy answers', 'what is trained on', 'how it learns', 'other than GRPO',
+                  title='Methods', show_lines=True)  # fmt: skip
     for name, row in METHODS.items():
-        choices = ('\n'.join(f'{k.split(".")[1]} {v}' for k, v in part.items()) for part in (row.schedule, row.batch, row.learning))
-        table.add_row(f'[bold]{name}[/]\n{row.summary}', *choices)
+        choices = ('\n'.join(_short(part)) for part in (row.prompts, row.schedule, row.batch, row.learning))
+        differing = '\n'.join(_short(differs_from_grpo(name, defaults))) or '-'
+        table.add_row(f'[bold]{name}[/]\n{row.summary}\n[dim]{row.source}[/]', *choices, differing)
     Console().print(table)
 
 
+def markdown(defaults: Fields) -> str:
+    """docs/methods.md but for what `make rows` measured."""
+    lines = ['| method | what it is | other than GRPO | source |', '|---|---|---|---|']
+    for name, row in METHODS.items():
+        differing = ', '.join(f'`{field}={value}`' for field, value in differs_from_grpo(name, defaults).items()) or '-'
+        lines.append(f'| `{name}` | {row.summary} | {differing} | {row.source} |')
+    return '\n'.join(lines) + '\n'
+
+
 if __name__ == '__main__':
-    main()
+    main(sys.argv[1:])

@@ -3,7 +3,7 @@
     python -m bapo_jax.train --config=configs/countdown.py:METHOD --workdir=runs/countdown_METHOD \\
         --config.model.path=DIR --config.task.train=Jiayi-Pan/Countdown-Tasks-3to4
 
-METHOD is a row of bapo_jax/methods.py: grpo, grpo_v5, bapo (default), bapo_tuned, bapo_mini, bapo_no_x2, bapo_no_x3.
+METHOD is a row of bapo_jax/methods.py, by default bapo (`python -m bapo_jax.methods` prints them).
 
 Hardware, time, score: not run by us yet. The values are those of the paper and of the authors' scripts. The paper generates with
 vLLM: add --config.rollout.engine=vllm --config.rollout.dtype=bfloat16 (docs/vllm.md).
@@ -24,7 +24,5 @@ def get_config(method: str = 'bapo'):
     c.learner.kl_coef = 0.005
     c.learner.remat, c.learner.logprob_chunk = True, 256
     c.evaluate.every, c.evaluate.temperature, c.evaluate.samples = 5, 0.6, 8
-    apply_method(c, method)
-    if method.startswith('grpo'):  # the authors' GRPO script: one optimizer step on all 256 groups, and a weaker KL
-        c.learner.kl_coef, c.learner.mini_batch_groups = 0.001, 256
+    apply_method(c, method, 'countdown')
     return c

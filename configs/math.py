@@ -32,5 +32,5 @@ def get_config(method: str = 'bapo'):
     c.learner.remat, c.learner.logprob_chunk = True, 1024
     c.evaluate.every, c.evaluate.temperature, c.evaluate.samples = 50, 0.6, 8
     c.evaluate.benchmarks = ('aime24', 'amc23', 'math500', 'minerva', 'olympiadbench')
-    apply_method(c, method)
+    apply_method(c, method, 'math')
     return c

@@ -28,5 +28,5 @@ def get_config(method: str = 'bapo_tuned'):
     c.learner.entropy_coef = 0.0
     c.evaluate.temperature = 1.0
     c.evaluate.track_prompts = 200
-    apply_method(c, method)
+    apply_method(c, method, 'quickstart')
     return c
