@@ -11,8 +11,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bapo_jax.methods import METHODS
+from bapo_jax.replay.bapo import RULES
 from bapo_jax.replay.filters import FILTERS
-from bapo_jax.replay.thresholds import DIRECTIONS
+from bapo_jax.replay.thresholds import DIRECTIONS, R_TOT
+from bapo_jax.rollout.schedule import PHASES
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.tasks import TASKS, custom_reward, get_task
 
@@ -57,6 +59,7 @@ def task_section() -> ConfigDict:
     t.limit = 0  # use this many training problems; 0: all (a generator needs a number)
     t.seed = 1000  # of generated problems
     t.reward = ''  # 'module:function' of yours that gives a reward and says what is correct; '': the task's verifier judges
+    t.overlong_share = 0.0  # the reward falls by up to 1 over this last share of the token limit (DAPO); 0: it does not
     t.template = 'tinyzero'  # how a question is put: a name of the task's TEMPLATES
     return t
 
@@ -64,6 +67,7 @@ def task_section() -> ConfigDict:
 def check_task(c: ConfigDict, need: Need) -> None:
     one_of(need, c, 'task.name', TASKS)
     not_negative(need, c, 'task.limit')
+    need(0 <= c.task.overlong_share < 1, f'task.overlong_share={c.task.overlong_share} is a share of the limit, in [0, 1)')
     if c.task.name in TASKS:
         one_of(need, c, 'task.template', tuple(get_task(c.task.name).TEMPLATES))
     try:
@@ -76,6 +80,11 @@ def rollout_section() -> ConfigDict:
     """Who answers, and when."""
     r = ConfigDict()
     r.sync_every = 5  # v: the rollout policy α becomes π_θ every v steps
+    r.sync_phase = 'paper'  # at steps t with t mod v = 0 (paper), or (t - 1) mod v = 0 (the authors' code)
+    r.reevaluation_syncs = False  # a re-evaluation leaves π_θ as the new α, as in the authors' code
+    r.mixture = 0.0  # p: the share of prompts that a recent rollout policy answers, not the newest (ReMix)
+    r.mixture_policies = 2  # N: how many of the last rollout policies those are drawn from
+    r.refill_batches = 1  # at most so many batches of prompts a step, until B groups pass the filter (DAPO); 1: no refill
     r.group_size = 8  # G responses to each prompt
     r.temperature = 1.0  # of sampling; all log-probs are of logits / temperature
     r.top_p = 1.0  # must be 1: cutting the distribution makes the stored log-probs those of another policy
@@ -99,11 +108,27 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
     r = c.rollout
     one_of(need, c, 'rollout.engine', ('jax', 'vllm'))
     one_of(need, c, 'rollout.dtype', ('float32', 'bfloat16'))
+    one_of(need, c, 'rollout.sync_phase', PHASES)
     at_least_one(
-        need, c, 'rollout.sync_every', 'rollout.max_prompt_tokens', 'rollout.max_response_tokens', 'rollout.rows',
+        need, c, 'rollout.sync_every', 'rollout.mixture_policies', 'rollout.refill_batches', 'rollout.max_prompt_tokens', 'rollout.max_response_tokens', 'rollout.rows',
         'rollout.concurrency',
     )  # fmt: skip
     positive(need, c, 'rollout.temperature', 'rollout.deadline_s')
+    need(0 <= r.mixture < 1, f'rollout.mixture={r.mixture} is a share of prompts, in [0, 1)')
+    need(
+        not (r.overlap and (r.mixture or r.refill_batches > 1)),
+        f'rollout.overlap with rollout.mixture={r.mixture} and rollout.refill_batches={r.refill_batches}: how many prompts a step takes, or '
+        'which policies answer, is known at that step alone; set rollout.overlap=False',
+    )
+    need(
+        not (r.mixture and r.sync_every > 1),
+        f'rollout.mixture={r.mixture} draws from the last rollout policies, which sync_every={r.sync_every} makes far older; set '
+        'rollout.sync_every=1',
+    )
+    need(
+        r.refill_batches == 1 or c.replay.fresh_filter == 'range',
+        f'rollout.refill_batches={r.refill_batches} refills with mixed groups, but replay.fresh_filter={c.replay.fresh_filter!r}; set it to range',
+    )
     need(r.group_size >= 2, f'rollout.group_size={r.group_size}: a group advantage needs at least 2 responses; raise it')
     need(
         r.top_p == 1.0 and r.top_k == -1,
@@ -121,16 +146,20 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
 def replay_section() -> ConfigDict:
     """What is trained on."""
     p = ConfigDict()
+    p.kind = 'bapo'  # who builds the batch: bapo (Algorithm 1; GRPO with its parts off)
     p.fresh_filter = 'gaussian'  # X1: none, range (drop all-right and all-wrong), gaussian(.5, .2), uniform(.6)
     p.reevaluate_every = 5  # m: hard prompts are asked again of π_θ every m steps
     p.max_reevaluate = 128  # at most this many of them
     p.c1 = 1 / 8  # a group with mean reward <= c1 is hard; a re-evaluated one with c1 < mean < 1 enters X2
+    p.improved_rule = 'threshold'  # X2: c1 < mean < 1 (threshold), or better than before, 1 included (strict_increase)
     p.c2 = (4 / 8, 1 / 8)  # lower bound of X3's mean reward at r_tot = 0 and at 1; a lone number is fixed
     p.c3 = (5 / 8, 2 / 8)  # upper bound, likewise
     p.thresholds = 'easy_to_hard'  # direction of c2, c3 over r_tot; 'literal' is eq. 8 as printed [centre; literal, half]
+    p.r_tot = 'ema'  # the performance c2, c3 follow: ema of the fresh groups' accuracy, or the mean over the buffer
     p.bad_capacity = 0  # prompts kept for re-evaluation, first in first out; 0: learner.batch_groups
     p.high_capacity = 0  # groups kept for replay; 0: high_recent_steps × learner.batch_groups
     p.high_recent_steps = 3  # replay reaches back this many steps [wide; wide_recent_1, wide_recent_10]
+    p.shared_pool = False  # one pool of bad_capacity prompts for both parts, as in the authors' code
     p.use_x2 = True  # train on improved hard prompts
     p.use_x3 = True  # fill the batch from the buffer
     p.x3_untrained = False  # but with nothing that was X1 or X3 before [wide_gaussian; wide_gaussian_untrained]
@@ -139,7 +168,10 @@ def replay_section() -> ConfigDict:
 
 def check_replay(c: ConfigDict, need: Need) -> None:
     p = c.replay
+    one_of(need, c, 'replay.kind', ('bapo',))
     one_of(need, c, 'replay.fresh_filter', FILTERS)
+    one_of(need, c, 'replay.improved_rule', RULES)
+    one_of(need, c, 'replay.r_tot', R_TOT)
     one_of(need, c, 'replay.thresholds', DIRECTIONS)
     at_least_one(
         need, c, 'replay.reevaluate_every', 'replay.max_reevaluate', 'replay.bad_capacity', 'replay.high_capacity',
@@ -163,6 +195,7 @@ def learner_section() -> ConfigDict:
     l.batch_groups = 256  # B: fresh prompts a step, and the most groups in a batch
     l.mini_batch_groups = 64  # groups an optimizer step
     l.partial_mini_batch = 'rebalance'  # an underfilled batch is cut into equal parts; 'keep' leaves a ragged last one
+    l.shuffle = True  # mini-batches are cut from a random order of groups; False: from X1, X2, X3 as they stand
     l.passes_per_batch = 1  # passes over a batch
     l.learning_rate = 1e-6  # AdamW, constant
     l.warmup_updates = 0  # optimizer steps of linear warm-up
@@ -170,13 +203,15 @@ def learner_section() -> ConfigDict:
     l.grad_clip = 1.0  # on the global norm
     l.clip_low = 0.2  # trust region [1 - clip_low, 1 + clip_high] of the importance ratio
     l.clip_high = 0.2
+    l.clip_centre = 'one'  # the trust region sits around 1, or around π_prox / α (proximal: GePPO, ReMix)
     l.dual_clip = 3.0  # bound on a negative advantage's loss, in advantages; 0: none
     l.anchor = 'behaviour'  # the ratio's denominator: behaviour (α), proximal (π at the step's start), decoupled
     l.importance_cap = 2.0  # decoupled: the weight π_prox / α is cut at this
     l.ratio_level = 'token'  # of which the importance ratio is taken
     l.surrogate = 'clip'  # the policy-gradient loss: clip (PPO)
-    l.kl_target = 'behaviour'  # the policy held close to: behaviour (eq. 3), reference (θ_0), none
+    l.kl_target = 'behaviour'  # held close to: behaviour (eq. 3), proximal, reference (θ_0), convex (reference and previous policy), none
     l.kl_coef = 0.001  # β
+    l.switch_step = 0  # T: after it the reference is π_T, and rollouts, passes and KL are GRPO's (ReMix); 0: never
     l.entropy_coef = 0.001  # weight of the entropy bonus
     l.aggregation = 'token_mean'  # over a mini-batch: token_mean, or seq_mean_token_mean (eq. 1) [centre; sequence_mean]
     l.advantage = 'group_std'  # (r - mean) / (std + 1e-6); 'paper_eq2' has the population variance
@@ -191,7 +226,8 @@ def check_learner(c: ConfigDict, need: Need) -> None:
     r, l = c.rollout, c.learner  # noqa: E741
     # Names of learner/, which imports JAX; checks come before that.
     one_of(need, c, 'learner.anchor', ('behaviour', 'proximal', 'decoupled'))
-    one_of(need, c, 'learner.kl_target', ('behaviour', 'reference', 'none'))
+    one_of(need, c, 'learner.kl_target', ('behaviour', 'proximal', 'reference', 'convex', 'none'))
+    one_of(need, c, 'learner.clip_centre', ('one', 'proximal'))
     one_of(need, c, 'learner.ratio_level', ('token',))
     one_of(need, c, 'learner.surrogate', ('clip',))
     one_of(need, c, 'learner.aggregation', ('token_mean', 'seq_mean_token_mean'))
@@ -202,8 +238,9 @@ def check_learner(c: ConfigDict, need: Need) -> None:
         'learner.row_tokens', 'learner.logprob_chunk',
     )  # fmt: skip
     not_negative(
-        need, c, 'learner.warmup_updates', 'learner.kl_coef', 'learner.entropy_coef', 'learner.weight_decay', 'learner.dual_clip'
-    )
+        need, c, 'learner.switch_step', 'learner.warmup_updates', 'learner.kl_coef', 'learner.entropy_coef', 'learner.weight_decay',
+        'learner.dual_clip',
+    )  # fmt: skip
     positive(
         need, c, 'learner.learning_rate', 'learner.grad_clip', 'learner.clip_low', 'learner.clip_high', 'learner.importance_cap'
     )

@@ -34,16 +34,16 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
         match plan['do']:
             case 'begin':
                 hosts.agree(problem or differences(plan['config'], config))
-                state, _, checkpoints = begin_run(learner, workdir / 'checkpoints', config.checkpoint.keep)
+                state, _, checkpoints = begin_run(learner, config, workdir / 'checkpoints')
             case 'sync':
                 state.sync()
             case 'score':
                 blank = [blank_rows(shape).sequences for shape in plan['shapes']]
-                learner.score_packed(state.params_of(plan['role']), blank, plan['counts'])
+                learner.score_packed(state.policies()[plan['role']], blank, plan['counts'])
             case 'update':
                 blank = [blank_rows(shape, learner.objective.roles) for shape in plan['shapes']]
-                state.theta, _ = learner.update_packed(state.theta, blank, plan['counts'])
-                state.step += 1
+                state.theta, _ = learner.update_packed(state.theta, blank, plan['counts'], plan['step'])
+                state.trained()
             case 'publish':
                 params = state.theta.params if plan['version'] == state.step else state.alpha
                 collections.deque(hf.to_hf(learner.model, params), maxlen=0)

@@ -111,6 +111,9 @@ def train(s: Setup, workdir: Path) -> RunState:
             # Lines 6-7 and 13: G responses to each prompt, with the log-probs of the policy that answered; rewards.
             with now.timer('wait_rollouts'):
                 fresh, reevaluated = rollouts.take(step, hard, state)
+            if hard and schedule.reevaluation_syncs:
+                run.sync()
+                rollouts.serve(state, alpha_logprobs)
 
             # Lines 11 and 14-17, eq. 5-8: the adaptive batch X1 ∪ X2 ∪ X3.
             with now.timer('compose'):
@@ -120,14 +123,15 @@ def train(s: Setup, workdir: Path) -> RunState:
             rollouts.begin_ahead(step)
 
             # Line 18: advantages and the clipped update.
-            state.theta, learned = learner.update(state.theta, batch, now.rng('shuffle'), state.frozen)
+            state.theta, learned = learner.update(state.theta, batch, now.rng('shuffle'), state.policies(), step)
+            state.trained()
 
             # Lines 8-9 and 19: the fresh groups enter the buffer, after this step's draws from it.
             replay.add(step, fresh, batch)
 
-            state.count(step, [*fresh, *reevaluated])
+            state.count(fresh, reevaluated, batch)
             now.record(fresh_metrics(fresh), batch_metrics(batch, step), discarded_metrics(fresh, batch), learned)
-            now.record(rollouts.metrics(batch, alpha_logprobs), replay.metrics(step), state.metrics())
+            now.record(rollouts.metrics(batch, state, alpha_logprobs), replay.metrics(step), state.metrics())
         if run.due(now, batch, fresh, reevaluated):
             break
 
@@ -145,7 +149,7 @@ def start_or_continue(s: Setup, workdir: Path) -> Run:
     c, learner = s.config, s.learner
     s.hosts.tell('begin', config=c.to_dict())
     s.hosts.agree('')
-    state, of_host, checkpoints = begin_run(learner, workdir / 'checkpoints', c.checkpoint.keep)
+    state, of_host, checkpoints = begin_run(learner, c, workdir / 'checkpoints')
     if of_host:
         replayed, selector = of_host
         s.replay.restore(replayed)

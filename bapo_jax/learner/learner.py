@@ -18,7 +18,7 @@ from bapo_jax import parallel
 from bapo_jax.groups import Batch, ByGroup
 from bapo_jax.hosts import Hosts
 from bapo_jax.learner import credit
-from bapo_jax.learner.objective import PROXIMAL, numbers_of, objective_of
+from bapo_jax.learner.objective import PROXIMAL, numbers_of, objective_of, switched
 from bapo_jax.learner.packing import Part, Rows, Sequences, blank_rows, cut, pack
 from bapo_jax.learner.score import score
 from bapo_jax.learner.update import Program, TrainState, mean_metrics, update
@@ -42,7 +42,7 @@ class Learner:
         self.graph, shapes = hf.abstract_params(model)
         self._sharding = parallel.parameter_sharding(mesh, shapes)
         self.parameters = _with_sharding(shapes, self._sharding)  # shapes, and where each lives
-        self.objective, self._numbers = objective_of(c), numbers_of(c, config.rollout.temperature)
+        self.objective, self._temperature = objective_of(c), np.float32(config.rollout.temperature)
         self.learning_rate = optax.linear_schedule(0.0, c.learning_rate, c.warmup_updates) if c.warmup_updates else (
             optax.constant_schedule(c.learning_rate)
         )  # fmt: skip
@@ -78,7 +78,7 @@ class Learner:
     # ---- the work on a batch
 
     def update(
-        self, state: TrainState, batch: Batch, rng: np.random.Generator, policies: Mapping[str, Any] | None = None
+        self, state: TrainState, batch: Batch, rng: np.random.Generator, policies: Mapping[str, Any] | None = None, step: int = 1
     ) -> tuple[TrainState, dict[str, float]]:
         """Passes of optimizer steps over the batch's mini-batches, in an order drawn from `rng`.
 
@@ -92,29 +92,33 @@ class Learner:
             nonlocal started
             seconds[f'timing_s/{phase}'], started = time.perf_counter() - started, time.perf_counter()
 
-        orders = [rng.permutation(len(batch.groups)) for _ in range(self._config.passes_per_batch)]
-        passes = [cut(batch, order, self._config) for order in orders]
+        c, groups = self._config, len(batch.groups)
+        orders = [
+            rng.permutation(groups) if c.shuffle else np.arange(groups)
+            for _ in range(1 if switched(c, step) else c.passes_per_batch)
+        ]  # fmt: skip
+        passes = [cut(batch, order, c) for order in orders]
         lap('pack')
         # The proximal policy is the one before any of this step's updates, so everything is scored first, and once.
         policies = {**(policies or {}), PROXIMAL: state.params}
-        scores = {role: self.score(role, policies.get(role), passes[0]) for role in self.objective.roles}
+        scores = {role: self.score(role, policies.get(role), passes[0]) for role in self._scored(step)}
         lap('old_log_prob')
         advantage = credit.advantages(batch, self._config.advantage)
         packed = [self._pack(part, advantage, scores) for parts in passes for part in parts]
         counts = [part.layout.filled for parts in passes for part in parts]
         shapes = [rows.origin.shape for rows in packed]
         seconds['timing_s/pack'] += time.perf_counter() - started
-        self._hosts.tell('update', shapes=shapes, counts=counts)
+        self._hosts.tell('update', shapes=shapes, counts=counts, step=step)
         started = time.perf_counter()
-        state, metrics = self.update_packed(state, packed, counts)
+        state, metrics = self.update_packed(state, packed, counts, step)
         lap('update_actor')
         return state, {**metrics, **seconds}
 
-    def update_packed(self, state: TrainState, packed: Sequence[Rows], counts: Sequence[int]):
+    def update_packed(self, state: TrainState, packed: Sequence[Rows], counts: Sequence[int], step: int):
         """One optimizer step per mini-batch; `counts[i]` non-empty micro-batches in `packed[i]`. All hosts do this part of `update`."""
-        sharding, metrics = parallel.row_sharding(self.mesh, 1), []
+        sharding, metrics, numbers = parallel.row_sharding(self.mesh, 1), [], numbers_of(self._config, self._temperature, step)
         for rows, n in zip(packed, counts, strict=True):
-            state, part_metrics = self._update(state, spread(rows, sharding), n, self._numbers)
+            state, part_metrics = self._update(state, spread(rows, sharding), n, numbers)
             metrics.append(part_metrics)
         learning_rate = float(self.learning_rate(max(0, self._updates_done(state) - 1)))
         return state, {**mean_metrics(jax.device_get(metrics)), 'actor/lr': learning_rate}
@@ -136,8 +140,8 @@ class Learner:
 
     def score_packed(self, params: Any, sequences: Sequence[Sequences], counts: Sequence[int]) -> list[np.ndarray]:
         """[M, R, T] for each of `sequences`, 0 but on response tokens. All hosts do this part of `score`."""
-        sharding, temperature = parallel.row_sharding(self.mesh, 1), self._numbers['temperature']
-        scored = [self._score(params, spread(s, sharding), n, temperature) for s, n in zip(sequences, counts, strict=True)]
+        sharding = parallel.row_sharding(self.mesh, 1)
+        scored = [self._score(params, spread(s, sharding), n, self._temperature) for s, n in zip(sequences, counts, strict=True)]
         return [fetch(logp) for logp in scored]
 
     def logprobs(self, role: str, params: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
@@ -153,12 +157,19 @@ class Learner:
         rows = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding), blank_rows((0, 0, 0), self.objective.roles)
         )
-        return self._update.lower(self.shapes(), rows, micro_batches, self._numbers).compile()
+        return self._update.lower(self.shapes(), rows, micro_batches, numbers_of(self._config, self._temperature, 1)).compile()
+
+    def _scored(self, step: int) -> list[str]:
+        """The roles that score a batch at `step`: not those whose only use is a KL term of coefficient 0."""
+        numbers = numbers_of(self._config, self._temperature, step)
+        idle = {term.role for term in self.objective.kl if not numbers[term.coefficient]}
+        return [role for role in self.objective.roles if role not in idle - self.objective.ratio_roles]
 
     def _pack(self, part: Part, advantage: ByGroup, scores: Mapping[str, ByGroup]) -> Rows:
         lengths = [int(r.trained_on.sum()) for g in part.batch.groups for r in g.responses]
         weight = credit.token_weights(lengths, self._config.aggregation, self._response_limit)
-        of_part = {role: [by_group[i] for i in part.indices] for role, by_group in scores.items()}
+        nothing = [[np.zeros(len(r.tokens), np.float32) for r in g.responses] for g in part.batch.groups]
+        of_part = {role: [scores[role][i] for i in part.indices] if role in scores else nothing for role in self.objective.roles}
         return pack(part, [advantage[i] for i in part.indices], weight, of_part)
 
     def _updates_done(self, state: TrainState) -> int:

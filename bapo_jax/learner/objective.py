@@ -6,6 +6,7 @@ Shapes:  R rows · T tokens in a row · O origins.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from bapo_jax.learner.losses import (
 from bapo_jax.learner.packing import Rows
 
 # Roles: policies whose log-probs a row's objective reads. The behaviour policy's are stored with the response; the others are scored.
-BEHAVIOUR, PROXIMAL, REFERENCE = 'behaviour', 'proximal', 'reference'
+BEHAVIOUR, PROXIMAL, REFERENCE, PREVIOUS = 'behaviour', 'proximal', 'reference', 'previous'
 
 
 class KL(NamedTuple):
@@ -39,38 +40,62 @@ class Objective:
     surrogate: str  # a name of SURROGATES
     clip: Clip
     anchor: str  # the role in the ratio's denominator: behaviour or proximal
+    clip_centre: str | None  # the role over the behaviour policy is the centre of the trust region; None: 1 is
     importance_cap: float | None  # the surrogate is multiplied by min(π_prox / α, cap); None: it is not
     kl: tuple[KL, ...]
     entropy: bool  # is there an entropy bonus
 
     @property
+    def ratio_roles(self) -> set[str]:
+        """The policies that the ratio, its trust region and its weight are made of."""
+        return {self.anchor, self.clip_centre or BEHAVIOUR, PROXIMAL if self.importance_cap else BEHAVIOUR} - {BEHAVIOUR}
+
+    @property
     def roles(self) -> tuple[str, ...]:
         """The policies that score a batch before its updates, in a fixed order."""
-        read = {self.anchor, *(term.role for term in self.kl), *([PROXIMAL] if self.importance_cap else [])}
-        return tuple(sorted(read - {BEHAVIOUR}))
+        return tuple(sorted(self.ratio_roles | {term.role for term in self.kl} - {BEHAVIOUR}))
 
 
 def objective_of(learner: Any) -> Objective:
     """From the learner's part of a config."""
     decoupled = learner.anchor == 'decoupled'
+    kl = {
+        'none': (),
+        'convex': (KL(REFERENCE, k3, 'kl_reference'), KL(PREVIOUS, k3, 'kl_previous')),
+    }.get(learner.kl_target, (KL(learner.kl_target, k3, 'kl_coef'),))
     return Objective(
         ratio_level=learner.ratio_level,
         surrogate=learner.surrogate,
         clip=Clip(learner.clip_low, learner.clip_high, learner.dual_clip or None),
         anchor=PROXIMAL if decoupled else learner.anchor,
+        clip_centre=PROXIMAL if learner.clip_centre == 'proximal' else None,
         importance_cap=learner.importance_cap if decoupled else None,
-        kl=() if learner.kl_target == 'none' else (KL(learner.kl_target, k3, 'kl_coef'),),
+        kl=kl,
         entropy=learner.entropy_coef != 0,
     )
 
 
-def numbers_of(learner: Any, temperature: float) -> dict[str, np.float32]:
+def numbers_of(learner: Any, temperature: float, step: int) -> dict[str, np.float32]:
     """The scalars that the compiled step is given at every call."""
-    return {
-        'temperature': np.float32(temperature),
-        'kl_coef': np.float32(learner.kl_coef),
-        'entropy_coef': np.float32(learner.entropy_coef),
+    share = 1.0 if switched(learner, step) else convex_share(step)
+    numbers = {
+        'temperature': temperature,
+        'kl_coef': learner.kl_coef,
+        'kl_reference': share * learner.kl_coef,
+        'kl_previous': (1 - share) * learner.kl_coef,
+        'entropy_coef': learner.entropy_coef,
     }
+    return {name: np.float32(value) for name, value in numbers.items()}
+
+
+def switched(learner: Any, step: int) -> bool:
+    """Whether `step` comes after the row's switch to GRPO (ReMix's policy reincarnation)."""
+    return 0 < learner.switch_step < step
+
+
+def convex_share(step: int) -> float:
+    """ReMix's λ(t) = max(1 - 0.1 ⌈max(t - 50, 0) / 10⌉, 0.5), the reference policy's share of the KL penalty (arXiv 2507.06892)."""
+    return max(1 - 0.1 * math.ceil(max(step - 50, 0) / 10), 0.5)
 
 
 def evaluate_objective(
@@ -85,7 +110,10 @@ def evaluate_objective(
     roles = {BEHAVIOUR: rows.behaviour, **rows.roles}
     anchor_RxT = roles[objective.anchor]
     log_ratio_RxT = RATIO_LEVELS[objective.ratio_level](logp_RxT - anchor_RxT, rows.sequences.response)
-    tokens = Tokens(logp_RxT, importance_ratio(log_ratio_RxT), rows.advantage, jnp.ones_like(logp_RxT))
+    centre_RxT = jnp.ones_like(logp_RxT)
+    if objective.clip_centre is not None:
+        centre_RxT = importance_ratio(roles[objective.clip_centre] - rows.behaviour)
+    tokens = Tokens(logp_RxT, importance_ratio(log_ratio_RxT), rows.advantage, centre_RxT)
     policy_RxT, held_RxT = SURROGATES[objective.surrogate](tokens, objective.clip)
     if objective.importance_cap is not None:
         policy_RxT = truncated_weight(roles[PROXIMAL], rows.behaviour, objective.importance_cap) * policy_RxT

@@ -12,6 +12,7 @@ from bapo_jax.replay.buffer import ReplayBuffer, sample
 from bapo_jax.replay.filters import fresh_filter
 from bapo_jax.replay.thresholds import in_range, threshold, update_r_tot
 
+RULES = ('threshold', 'strict_increase')
 Rng = Callable[[str], np.random.Generator]  # a step's generator for a purpose of replay.PURPOSES
 
 
@@ -21,7 +22,9 @@ class Bapo:
     def __init__(self, config: Any, batch_groups: int, reevaluation_due: Callable[[int], bool]):
         """`config` is the replay's part of a resolved config; `batch_groups` is B; `reevaluation_due(step)` is line 12."""
         self._config, self._batch_groups, self._reevaluation_due = config, batch_groups, reevaluation_due
-        self.buffer = ReplayBuffer(config.bad_capacity, config.high_capacity, config.high_recent_steps, config.c1)
+        self.buffer = ReplayBuffer(
+            config.bad_capacity, config.high_capacity, config.high_recent_steps, config.c1, shared=config.shared_pool
+        )
         self.r_tot: float | None = None
         self._composed: dict[str, Any] = {}  # metrics of the last batch
 
@@ -35,11 +38,15 @@ class Bapo:
         """Lines 11 and 14-17, eq. 5-8: the adaptive batch."""
         c = self._config
         # Line 11: X1.
-        kept = fresh_filter(fresh, c.fresh_filter, rng('filter'))
+        kept = fresh_filter(fresh, c.fresh_filter, rng('filter'))[: self._batch_groups]  # more only where a step was refilled
         # Lines 14-15, eq. 6: X2, the hard prompts that π_θ now solves sometimes.
-        better = improved(reevaluated, c.c1)
+        before = {g.prompt.id: self.buffer.bad[g.prompt.id].accuracy for g in reevaluated}
+        better = improved(reevaluated, c.c1) if c.improved_rule == 'threshold' else increased(reevaluated, before)
         # Eq. 8: thresholds that follow performance.
-        self.r_tot = update_r_tot(self.r_tot, np.mean([g.accuracy for g in fresh if not g.infra_error] or [np.nan]))
+        if c.r_tot == 'buffer':
+            self.r_tot = self.buffer.mean_accuracy()
+        else:
+            self.r_tot = update_r_tot(self.r_tot, np.mean([g.accuracy for g in fresh if not g.infra_error] or [np.nan]))
         low, high = (threshold(x, self.r_tot or 0.0, c.thresholds) for x in (c.c2, c.c3))
         # Lines 16-17, eq. 5 and 7: X3, and the batch.
         batch = fill(
@@ -75,6 +82,11 @@ class Bapo:
 def improved(groups: Sequence[Group], c1: float) -> list[Group]:
     """X2 of eq. 6: the re-evaluated groups with c1 < mu' < 1. One with an infrastructure error has no mu' and is left out."""
     return [g for g in groups if not g.infra_error and g.correct < g.size and not in_range(g.correct, g.size, 0, c1)]
+
+
+def increased(groups: Sequence[Group], before: Mapping[int, float]) -> list[Group]:
+    """X2 of the authors' code: the re-evaluated groups with mu' > mu of before, all-correct ones included."""
+    return [g for g in groups if not g.infra_error and g.accuracy > before[g.prompt.id]]
 
 
 def fill(

@@ -59,13 +59,17 @@ class Eviction:
 class ReplayBuffer:
     """The two parts, each a dict from prompt id to entry, oldest first. A live entry and an `Eviction` tell the entry's history."""
 
-    def __init__(self, bad_capacity: int, high_capacity: int, high_recent_steps: int, c1: float):
-        """Capacities in entries (= prompts, = groups); c1 bounds the mean reward of a bad prompt."""
+    def __init__(self, bad_capacity: int, high_capacity: int, high_recent_steps: int, c1: float, shared: bool = False):
+        """Capacities in entries (= prompts, = groups); c1 bounds the accuracy of a hard prompt.
+
+        `shared`: one pool of `bad_capacity` prompts for both parts, first in first out, as in the authors' code.
+        """
         if min(bad_capacity, high_capacity, high_recent_steps) < 1:
             raise ValueError('replay.bad_capacity, replay.high_capacity and replay.high_recent_steps must be at least 1')
         self.capacity = {'bad': bad_capacity, 'high': high_capacity}
         self.high_recent_steps = high_recent_steps
         self.c1 = c1
+        self.shared = shared
         self.bad: dict[int, BadEntry] = {}
         self.high: dict[int, HighEntry] = {}
         self.step = -1  # the last step added
@@ -107,6 +111,12 @@ class ReplayBuffer:
         for part, entries in parts.items():
             for prompt_id in list(entries)[: max(0, len(entries) - self.capacity[part])]:
                 evict(part, prompt_id, 'capacity')
+        if self.shared:
+            # A prompt's entries are as old as each other: a newer group of it would have replaced both.
+            age = {i: entry.stored for entries in parts.values() for i, entry in entries.items()}
+            for prompt_id in sorted(age, key=age.__getitem__)[: max(0, len(age) - self.capacity['bad'])]:
+                for part in [name for name, entries in parts.items() if prompt_id in entries]:
+                    evict(part, prompt_id, 'capacity')
 
         self.step = step
         self.last = {
@@ -149,6 +159,11 @@ class ReplayBuffer:
         """Counts one sampling for each of these groups of the high part. Raises KeyError for a prompt it does not hold."""
         for group in groups:
             self.high[group.prompt.id].sampled += 1
+
+    def mean_accuracy(self) -> float | None:
+        """Mean accuracy of the prompts held, each counted once; None where there is none."""
+        accuracy = {i: entry.accuracy for i, entry in self.bad.items()} | {i: e.group.accuracy for i, e in self.high.items()}
+        return float(np.mean(list(accuracy.values()))) if accuracy else None
 
     def metrics(self, step: int) -> dict[str, float]:
         """The parts as they stand at `step`, and what the last `add` changed. Ages in steps; bytes are those of the token and

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 DIRECTIONS = ('easy_to_hard', 'literal')
+R_TOT = ('ema', 'buffer')
 TOLERANCE = 1e-6  # in units of k: far above float rounding, far below the distance 1 between two levels
 
 

@@ -23,6 +23,7 @@ from bapo_jax.rollout.collect import Collected, collect
 from bapo_jax.rollout.engine import FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
 from bapo_jax.rollout.fidelity import check_probe, mismatch
 from bapo_jax.rollout.schedule import Schedule
+from bapo_jax.tasks.shaping import punish_overlong
 
 _PROBE_TOKENS = 32  # of each answer that is compared after a sync
 
@@ -34,6 +35,7 @@ class Policies(Protocol):
     theta: Any  # its `params` are π_θ's
     alpha: Any
     alpha_version: int
+    recent: list[tuple[int, Any]]  # (version, parameters) of rollout policies before α, newest first
 
 
 # Log-probs (as sampled, under α) of all response tokens of a batch, float32 [tokens] each, in one order.
@@ -86,7 +88,7 @@ class Rollouts:
     def take(self, step: int, hard: Sequence[Prompt], policies: Policies) -> tuple[list[Group], list[Group]]:
         """The fresh groups of `step`, answered by α, and those of its hard prompts, answered by π_θ. Raises what the engine raised."""
         one_wave = policies.alpha_version == step - 1  # α is π_θ
-        self._begin(step, hard if one_wave else ())
+        self._begin(step, hard if one_wave else (), policies)
         fresh, reevaluated, generate_s, verify_s, self._selector_state = self._begun.pop(step).result()
         self._seconds = {'timing_s/gen': generate_s, 'timing_s/reward': verify_s}
         if hard and not one_wave:
@@ -102,9 +104,10 @@ class Rollouts:
         yield self._engine
         self._engine.load(policies.alpha, policies.alpha_version)
 
-    def metrics(self, batch: Batch, logprobs: LogProbs) -> dict[str, float]:
-        """Seconds of the last step taken; the servers' log-probs against the trainer's, on a mini-batch's worth of its X1."""
-        some = batch.of_origin(X1)[: self._config.learner.mini_batch_groups]
+    def metrics(self, batch: Batch, policies: Policies, logprobs: LogProbs) -> dict[str, float]:
+        """Seconds of the last step taken; the servers' log-probs against the trainer's, on a mini-batch's worth of α's groups in X1."""
+        of_alpha = [g for g in batch.of_origin(X1) if g.responses[0].version == policies.alpha_version]
+        some = of_alpha[: self._config.learner.mini_batch_groups]
         if not (self._engine.servers and some):
             return self._seconds
         started = time.perf_counter()
@@ -125,21 +128,48 @@ class Rollouts:
         self._thread.shutdown(cancel_futures=True)
         self._engine.close()
 
-    def _begin(self, step: int, hard: Sequence[Prompt] = ()) -> None:
+    def _begin(self, step: int, hard: Sequence[Prompt] = (), policies: Policies | None = None) -> None:
         if step not in self._begun:
-            self._begun[step] = self._thread.submit(self._answer, step, hard)
+            self._begun[step] = self._thread.submit(self._answer, step, hard, policies)
         elif hard:
             raise RuntimeError(f'step {step} was begun without its hard prompts')
 
-    def _answer(self, step: int, hard: Sequence[Prompt]) -> Answered:
-        prompts = self._selector.next()
-        groups, generate_s, verify_s = self._ask(step, prompts, hard)
-        fresh, reevaluated = groups[: len(prompts)], groups[len(prompts) :]
-        self._selector.observe(fresh)
-        return Answered(fresh, reevaluated, generate_s, verify_s, self._selector.state())
+    def _answer(self, step: int, hard: Sequence[Prompt], policies: Policies | None) -> Answered:
+        """A step's fresh groups and, with the first of them, its hard prompts; refilled until B groups are mixed, within bounds."""
+        c, fresh, reevaluated, seconds = self._config, [], [], np.zeros(2)
+        for _ in range(c.rollout.refill_batches):
+            drawn = {g.prompt.id for g in fresh}
+            prompts = [p for p in self._selector.next() if p.id not in drawn]
+            if c.rollout.mixture:
+                groups, *spent = self._ask_mixture(step, prompts, policies)
+            else:
+                groups, *spent = self._ask(step, prompts, () if fresh else hard)
+            self._selector.observe(groups[: len(prompts)])
+            fresh, reevaluated, seconds = fresh + groups[: len(prompts)], reevaluated + groups[len(prompts) :], seconds + spent
+            if sum(0 < g.correct < g.size and not g.infra_error for g in fresh) >= c.learner.batch_groups:
+                break
+        return Answered(fresh, reevaluated, *seconds.tolist(), self._selector.state())
+
+    def _ask_mixture(self, step: int, prompts: Sequence[Prompt], policies: Policies) -> Collected:
+        """The prompts shared out among α and the rollout policies before it (ReMix), one policy after the other."""
+        ages = np.minimum(self._schedule.ages(step, len(prompts)), len(policies.recent))
+        answered, seconds = {}, np.zeros(2)
+        for age, (version, params) in enumerate([(policies.alpha_version, policies.alpha), *policies.recent]):
+            of_age = np.flatnonzero(ages == age)
+            if len(of_age):
+                self._engine.load(params, version)
+                groups, *spent = self._ask(step, [prompts[i] for i in of_age], [])
+                answered |= dict(zip(of_age.tolist(), groups, strict=True))
+                seconds += spent
+        self._engine.load(policies.alpha, policies.alpha_version)
+        return Collected([answered[i] for i in range(len(prompts))], *seconds.tolist())
 
     def _ask(self, step: int, prompts: Sequence[Prompt], hard: Sequence[Prompt]) -> Collected:
         c = self._config
         draws = [Draw(c.seed, step, FRESH)] * len(prompts) + [Draw(c.seed, step, REEVALUATION)] * len(hard)
         sampling = Sampling(c.rollout.temperature, c.rollout.max_response_tokens)
-        return collect(self._engine, self._tokenizer, [*prompts, *hard], c.rollout.group_size, sampling, draws, self._reward)
+        asked = collect(self._engine, self._tokenizer, [*prompts, *hard], c.rollout.group_size, sampling, draws, self._reward)
+        if c.task.overlong_share:
+            shaped = [punish_overlong(g, c.rollout.max_response_tokens, c.task.overlong_share) for g in asked.groups]
+            asked = asked._replace(groups=shaped)
+        return asked

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 from ml_collections import ConfigDict
+
+PHASES = ('paper', 'code')
+_MIXTURE = 100  # the stream of the draws of who answers, beside replay.PURPOSES and an engine's draws
 
 
 class Schedule(NamedTuple):
@@ -14,10 +18,30 @@ class Schedule(NamedTuple):
     sync_every: int  # v
     reevaluate_every: int  # m
     evaluate_every: int
+    sync_phase: str = 'paper'
+    mixture: float = 0.0  # p, until `switch_step`
+    mixture_policies: int = 0  # N
+    switch_step: int = 0
+    reevaluation_syncs: bool = False  # a re-evaluation leaves π_θ as α
+    seed: int = 0  # of the mixture's draws
 
     def sync_due(self, step: int) -> bool:
-        """Algorithm 1, line 3: t mod v = 0, before generating; α starts as π_θ0. The lag cycles through 0..v-1 (v=1: always 0)."""
-        return step % self.sync_every == 0
+        """Algorithm 1, line 3: t mod v = 0, before generating; α starts as π_θ0. The lag cycles through 0..v-1 (v=1: always 0).
+
+        The phase 'code' is that of the authors' code: (t - 1) mod v = 0.
+        """
+        return (step - (self.sync_phase == 'code')) % self.sync_every == 0
+
+    def ages(self, step: int, prompts: int) -> np.ndarray:
+        """Who answers each of a step's prompts, int [prompts]: 0 is α, i the rollout policy of i syncs before (ReMix: i ~ 1..N).
+
+        A policy that does not exist yet is α. Keyed by (seed, step), so a resumed run draws the same.
+        """
+        if not self.mixture or self.switch_step and step > self.switch_step:
+            return np.zeros(prompts, int)
+        rng = np.random.default_rng([self.seed, step, _MIXTURE])
+        older = rng.random(prompts) < self.mixture
+        return np.where(older, rng.integers(1, self.mixture_policies + 1, prompts), 0)
 
     def reevaluation_due(self, step: int) -> bool:
         """Algorithm 1, line 12: t mod m = 0."""
@@ -45,4 +69,8 @@ def is_due(period: int, step: int) -> bool:
 def schedule_of(config: ConfigDict, steps: int) -> Schedule:
     """The schedule of a resolved config for a run of so many steps."""
     reevaluate_every = config.replay.reevaluate_every if config.replay.use_x2 else 0
-    return Schedule(steps, config.rollout.sync_every, reevaluate_every, config.evaluate.every)
+    r = config.rollout
+    return Schedule(
+        steps, r.sync_every, reevaluate_every, config.evaluate.every, r.sync_phase, r.mixture, r.mixture_policies if r.mixture else 0,
+        config.learner.switch_step, r.reevaluation_syncs, config.seed,
+    )  # fmt: skip

@@ -17,11 +17,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from ml_collections import ConfigDict
 
-from bapo_jax.groups import Group
+from bapo_jax.groups import REPLAY, X3, Batch, Group
 from bapo_jax.learner.learner import Learner
-from bapo_jax.learner.objective import PROXIMAL, REFERENCE
+from bapo_jax.learner.objective import PREVIOUS, PROXIMAL, REFERENCE
 from bapo_jax.learner.update import TrainState
+
+
+# Responses since the run began: generated (re-evaluation included), fresh ones not trained on, re-evaluated, trained on once more.
+TOTALS = ('responses', 'discarded', 'reevaluated', 'reused')
 
 
 @dataclasses.dataclass
@@ -32,25 +37,43 @@ class RunState:
     alpha: Any  # parameters of the rollout policy: a copy, since the update donates θ's buffers
     alpha_version: int = 0  # the step after which θ became α
     step: int = 0
-    responses_total: int = 0  # generated so far, re-evaluation included
-    frozen: dict[str, Any] = dataclasses.field(default_factory=dict)  # role -> parameters that no update changes; not saved
+    totals: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(TOTALS, 0))
+    reference: Any = None  # where the row reads that role: θ_0, or θ_T after the row's switch at T
+    recent: list[tuple[int, Any]] = dataclasses.field(default_factory=list)  # (version, parameters) of α before, newest first
+    keep_recent: int = 0  # how many of those are kept
+    switch_step: int = 0  # T; 0: there is none
 
     def sync(self) -> None:
         """α becomes π_θ."""
+        self.recent = [(self.alpha_version, self.alpha), *self.recent][: self.keep_recent]
         self.alpha, self.alpha_version = copy_params(self.theta.params), self.step
 
-    def count(self, step: int, sampled: Sequence[Group]) -> None:
-        """Notes that `step` is trained on, and the groups that were sampled for it."""
-        self.step = step
-        self.responses_total += sum(g.size for g in sampled)
+    def trained(self) -> None:
+        """One more step is trained on."""
+        self.step += 1
+        if self.step == self.switch_step and self.reference is not None:
+            self.reference = copy_params(self.theta.params)
+
+    def count(self, fresh: Sequence[Group], reevaluated: Sequence[Group], batch: Batch) -> None:
+        """Adds a step's responses to the counters."""
+        used = {id(g) for g in batch.groups}
+        for name, groups in {
+            'responses': [*fresh, *reevaluated],
+            'discarded': [g for g in fresh if id(g) not in used],
+            'reevaluated': reevaluated,
+            'reused': [g for g, origin in zip(batch.groups, batch.origins, strict=True) if origin in (X3, REPLAY)],
+        }.items():
+            self.totals[name] += sum(g.size for g in groups)
 
     def metrics(self) -> dict[str, int]:
         """The counters, and how many steps older than the policy that the last step trained α is."""
-        return {'bapo/lag': self.step - 1 - self.alpha_version, 'rollout/responses_total': self.responses_total}
+        totals = {f'rollout/{name}_total': total for name, total in self.totals.items()}
+        return {'bapo/lag': self.step - 1 - self.alpha_version, **totals}
 
-    def params_of(self, role: str) -> Any:
-        """The parameters that every host knows under the name `role`."""
-        return {ROLLOUT: self.alpha, PROXIMAL: self.theta.params, **self.frozen}[role]
+    def policies(self) -> dict[str, Any]:
+        """The parameters that every host knows by role; a role that the run does not have is None."""
+        previous = self.recent[0][1] if self.recent else self.alpha
+        return {ROLLOUT: self.alpha, PROXIMAL: self.theta.params, REFERENCE: self.reference, PREVIOUS: previous}
 
 
 ROLLOUT = 'rollout'  # the role of α, where its log-probs are compared with the servers'
@@ -79,7 +102,8 @@ class Checkpoints:
         host = {
             'step': run.step,
             'alpha_version': run.alpha_version,
-            'responses_total': run.responses_total,
+            'totals': run.totals,
+            'recent': [version for version, _ in run.recent],
             'selector': selector,
         }
         items = ocp.args.Composite(
@@ -89,19 +113,27 @@ class Checkpoints:
             raise RuntimeError(f'no checkpoint was written at step {run.step}: one is there already')
         self._manager.wait_until_finished()
 
-    def restore(self, step: int, like: TrainState) -> tuple[RunState, dict[str, np.ndarray], str]:
+    def restore(self, step: int, like: TrainState, switch_step: int = 0) -> tuple[RunState, dict[str, np.ndarray], str]:
         """The checkpoint of `step` as (run, replay's arrays, selector state); `like` has the policy's shapes and shardings.
+
+        `switch_step` is the row's: a checkpoint after it holds its own reference policy.
 
         Raises DamagedCheckpoint where parts of it are missing or cut short.
         """
-        shapes = ocp.args.StandardRestore(_arrays(RunState(like, alpha=like.params)))
+        host = dict(self._read(step, ocp.args.Composite(host=ocp.args.JsonRestore())).host)
+        selector, versions = host.pop('selector'), host.pop('recent')
+        own_reference = like.params if 0 < switch_step <= step else None
+        shapes = RunState(like, alpha=like.params, recent=[(v, like.params) for v in versions], step=step, switch_step=switch_step,
+                          reference=own_reference)  # fmt: skip
         items = self._read(
-            step, ocp.args.Composite(policy=shapes, replay=ocp.args.StandardRestore(), host=ocp.args.JsonRestore())
+            step, ocp.args.Composite(policy=ocp.args.StandardRestore(_arrays(shapes)), replay=ocp.args.StandardRestore())
         )
-        host = dict(items.host)
-        selector = host.pop('selector')
         policy = items.policy
-        run = RunState(TrainState(policy['params'], policy['opt_state']), policy['alpha'], **host)
+        recent = [(v, policy['recent'][str(i)]) for i, v in enumerate(versions)]
+        run = RunState(
+            TrainState(policy['params'], policy['opt_state']), policy['alpha'], recent=recent, reference=policy.get('reference'),
+            switch_step=switch_step, **host,
+        )  # fmt: skip
         return run, {name: np.asarray(a) for name, a in items.replay.items()}, selector
 
     def restore_params(self, params_like: Any) -> tuple[Any, int]:
@@ -144,7 +176,13 @@ class Checkpoints:
 
 
 def _arrays(run: RunState) -> dict[str, Any]:
-    return {'params': run.theta.params, 'opt_state': run.theta.opt_state, 'alpha': run.alpha}
+    """What only the run knows: θ_0 as the reference is read from its files again."""
+    tree = {'params': run.theta.params, 'opt_state': run.theta.opt_state, 'alpha': run.alpha}
+    if run.recent:
+        tree['recent'] = {str(i): params for i, (_, params) in enumerate(run.recent)}
+    if run.reference is not None and 0 < run.switch_step <= run.step:
+        tree['reference'] = run.reference
+    return tree
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
@@ -160,21 +198,22 @@ class Beginning(NamedTuple):
     """Where a run begins."""
 
     state: RunState
-    of_host: tuple[dict[str, np.ndarray], str] | None  # of a run that continues: the replay's arrays and the selector's state
+    of_host: Sequence[Any] | None  # of a run that continues: the replay's arrays and the selector's state
     checkpoints: Checkpoints
 
 
-def begin_run(learner: Learner, directory: Path, keep: int) -> Beginning:
-    """Starts at θ_0, or continues from the newest checkpoint in `directory`; every host calls it at once."""
-    checkpoints = Checkpoints(directory, keep)
-    step, frozen = checkpoints.latest_step(), {}
+def begin_run(learner: Learner, config: ConfigDict, directory: Path) -> Beginning:
+    """Starts at θ_0, or continues from the newest checkpoint in `directory`; every host calls it at once. `config` is resolved."""
+    checkpoints = Checkpoints(directory, config.checkpoint.keep)
+    step, switch_step = checkpoints.latest_step(), config.learner.switch_step
     wants_reference = REFERENCE in learner.objective.roles
     initial = learner.read_initial() if step is None or wants_reference else None
-    if wants_reference:
-        frozen[REFERENCE] = initial
     if step is None:
         # θ is donated at the first update, so it is a copy; α never is.
-        return Beginning(RunState(learner.init(copy_params(initial)), alpha=initial, frozen=frozen), None, checkpoints)
-    state, *of_host = checkpoints.restore(step, learner.shapes())
-    state.frozen = frozen
-    return Beginning(state, tuple(of_host), checkpoints)
+        state, of_host = RunState(learner.init(copy_params(initial)), alpha=initial, switch_step=switch_step), None
+    else:
+        state, *of_host = checkpoints.restore(step, learner.shapes(), switch_step if wants_reference else 0)
+    if wants_reference and state.reference is None:
+        state.reference = initial
+    state.keep_recent = config.rollout.mixture_policies if config.rollout.mixture else 0
+    return Beginning(state, of_host, checkpoints)
