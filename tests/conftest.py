@@ -16,10 +16,11 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from group_builders import graded, right
 from real_servers import base, connect, server, two_servers  # noqa: F401  (fixtures)
 from tiny import STOP_TOKENS, TINY, Policy
 
-from bapo_jax.groups import Group, Prompt, Verdict
+from bapo_jax.groups import Prompt
 from bapo_jax.learner.logprobs import token_logprobs
 from bapo_jax.models import hf
 from bapo_jax.models.attention import xla
@@ -83,10 +84,7 @@ def groups(policy, prompts):
     engine = JaxEngine(policy.graph, STOP_TOKENS, rows=32)
     engine.load(policy.params, 0)
     answers = engine.generate(prompts, 4, Sampling(1.0, 10), [Draw(0, 0, FRESH)] * len(prompts))
-    right = (1, 2, 3, 2, 1, 3)
-    return [
-        Group(p, r, (Verdict.CORRECT,) * k + (Verdict.WRONG,) * (4 - k), 0) for p, r, k in zip(prompts, answers, right, strict=True)
-    ]
+    return [graded(p, r, right(k, 4)) for p, r, k in zip(prompts, answers, (1, 2, 3, 2, 1, 3), strict=True)]
 
 
 @pytest.fixture(scope='session')

@@ -1,39 +1,59 @@
-"""Groups: what they say of themselves, and that arrays and back is the identity."""
+"""Groups: what they say of themselves, that arrays and back is the identity, and what a batch adds to its groups."""
 
 import dataclasses
 
 import numpy as np
 import pytest
-from group_builders import judged_group
+from group_builders import graded, judged_group, make_group
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo_jax.groups import Verdict, groups_from_arrays, groups_to_arrays, reward
+from bapo_jax.groups import ORIGINS, Author, Batch, Verdict, binary_rewards, groups_from_arrays, groups_to_arrays, make_batch
 
 
 def test_rewards_are_the_papers_binary_ones_and_an_infrastructure_error_is_not_a_zero():
-    assert [reward(v) for v in (Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE)] == [1.0, 0.0, 0.0]
-    assert np.isnan(reward(Verdict.INFRA_ERROR))
+    rewards = binary_rewards(list(Verdict))
+    assert rewards.dtype == np.float32
+    assert rewards[:3].tolist() == [1.0, 0.0, 0.0]
+    assert list(Verdict)[:3] == [Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE]
+    assert np.isnan(rewards[Verdict.INFRA_ERROR])
 
 
 def test_a_group_counts_its_correct_responses():
     group = judged_group(1, [Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE, Verdict.CORRECT], np.random.default_rng(0))
-    assert (group.correct, group.size, group.mean_reward, group.infra_error) == (2, 4, 0.5, False)
+    assert (group.correct, group.size, group.accuracy, group.infra_error) == (2, 4, 0.5, False)
     assert group.rewards.tolist() == [1, 0, 0, 1]
     assert judged_group(1, [Verdict.CORRECT, Verdict.INFRA_ERROR], np.random.default_rng(0)).infra_error
+
+
+def test_k_counts_correct_responses_whatever_their_rewards():
+    plain = make_group(1, 2, G=4)
+    shaped = graded(plain.prompt, plain.responses, plain.verdicts, rewards=[0.25, 0.5, 1.0, 0.75])
+    assert (shaped.correct, shaped.accuracy) == (plain.correct, plain.accuracy) == (2, 0.5)
+    assert shaped.rewards.tolist() == [0.25, 0.5, 1.0, 0.75]
 
 
 def test_a_group_cannot_be_relabelled():
     group = judged_group(1, [Verdict.WRONG] * 2, np.random.default_rng(0))
     with pytest.raises(dataclasses.FrozenInstanceError):
         group.verdicts = (Verdict.CORRECT,) * 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        group.rewards = np.ones(2, np.float32)
+
+
+def test_a_response_is_trained_on_where_its_mask_says_so_and_everywhere_without_one():
+    response = make_group(1, 2).responses[0]
+    n = len(response.tokens)
+    assert response.trained_on.tolist() == [True] * n
+    mask = np.arange(n) > 0
+    assert dataclasses.replace(response, loss_mask=mask).trained_on.tolist() == mask.tolist()
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(st.sampled_from(list(Verdict)), min_size=0, max_size=4), max_size=5), st.integers(0, 2**32 - 1))
 def test_arrays_and_back_is_the_identity(verdicts, seed):
     rng = np.random.default_rng(seed)
-    groups = [judged_group(i * 7, v, rng, step=i) for i, v in enumerate(verdicts)]
+    groups = [mixed(judged_group(i * 7, v, rng, step=i), rng) for i, v in enumerate(verdicts)]
     arrays = groups_to_arrays(groups)
     assert all(a.size for a in arrays.values())  # array stores dislike empty arrays
     back = groups_from_arrays(arrays)
@@ -41,8 +61,48 @@ def test_arrays_and_back_is_the_identity(verdicts, seed):
     for a, b in zip(groups, back, strict=True):
         assert (a.prompt.id, a.prompt.task, a.prompt.ground_truth) == (b.prompt.id, b.prompt.task, b.prompt.ground_truth)
         assert (a.verdicts, a.step) == (b.verdicts, b.step)
+        assert a.rewards.tobytes() == b.rewards.tobytes() and b.rewards.dtype == np.float32
         assert np.array_equal(a.prompt.tokens, b.prompt.tokens)
         for x, y in zip(a.responses, b.responses, strict=True):
-            assert (x.finish, x.version) == (y.finish, y.version)
+            assert (x.finish, x.version, x.author) == (y.finish, y.version, y.author)
             assert np.array_equal(x.tokens, y.tokens) and x.logp.tobytes() == y.logp.tobytes()
             assert (y.tokens.dtype, y.logp.dtype) == (np.int32, np.float32)
+            assert np.array_equal(x.trained_on, y.trained_on) and y.trained_on.dtype == bool
+            assert (y.loss_mask is None) == x.trained_on.all()
+
+
+def mixed(group, rng):
+    """The group with other authors, loss masks on some responses, and rewards that are fractions."""
+    responses = [
+        dataclasses.replace(
+            r, author=Author(int(rng.integers(len(Author)))), loss_mask=[None, rng.random(len(r.tokens)) < 0.5][int(rng.integers(2))]
+        )
+        for r in group.responses
+    ]
+    rewards = np.where(np.isnan(group.rewards), np.nan, rng.standard_normal(group.size))
+    return graded(group.prompt, responses, group.verdicts, group.step, rewards)
+
+
+def test_a_batch_normalises_every_group_by_itself_unless_told_otherwise():
+    groups = [make_group(i, 1, G=size) for i, size in enumerate((2, 4, 3))]
+    batch = make_batch(groups, ['x1', 'x3', 'x1'])
+    assert [n.tolist() for n in batch.normalisation] == [[0] * 2, [1] * 4, [2] * 3]
+    assert all(n.dtype == np.int32 for n in batch.normalisation)
+    assert (batch.groups, batch.origins) == (tuple(groups), ('x1', 'x3', 'x1'))
+
+
+def test_a_batch_counts_and_gives_its_groups_by_origin():
+    groups = [make_group(i, 1) for i in range(4)]
+    batch = make_batch(groups, ['x1', 'x3', 'x1', 'replay'])
+    assert [batch.count(o) for o in ORIGINS] == [2, 0, 1, 1]
+    assert [[groups.index(g) for g in batch.of_origin(o)] for o in ORIGINS] == [[0, 2], [], [1], [3]]
+
+
+def test_take_keeps_each_groups_origin_and_normalisation_group():
+    groups = [make_group(i, 1, G=2) for i in range(3)]
+    batch = Batch(tuple(groups), ('x1', 'x2', 'x3'), tuple(np.array(n, np.int32) for n in ([0, 0], [5, 6], [0, 0])))
+    taken = batch.take(np.array([2, 1]))
+    assert taken.groups == (groups[2], groups[1])
+    assert taken.origins == ('x3', 'x2')
+    assert [n.tolist() for n in taken.normalisation] == [[0, 0], [5, 6]]  # the numbers stay: 0 is still that of the group left out
+    assert batch.take([]).groups == ()

@@ -1,10 +1,21 @@
-"""Small groups with drawn tokens and log-probs, and equality of groups by value; `==` compares them by identity."""
+"""Groups: from verdicts, with drawn tokens and log-probs; and their equality by value, since `==` compares them by identity."""
 
 import functools
 
 import numpy as np
 
-from bapo_jax.groups import Group, Prompt, Response, Verdict, groups_to_arrays
+from bapo_jax.groups import Group, Prompt, Response, Verdict, binary_rewards, groups_to_arrays
+
+
+def graded(prompt, responses, verdicts, step=0, rewards=None):
+    """The group of these verdicts; its rewards are the paper's binary ones unless others are given."""
+    rewards = binary_rewards(verdicts) if rewards is None else np.array(rewards, np.float32)
+    return Group(prompt, tuple(responses), tuple(verdicts), rewards, step)
+
+
+def right(k, G):
+    """Verdicts of G responses, the first k correct."""
+    return (Verdict.CORRECT,) * k + (Verdict.WRONG,) * (G - k)
 
 
 @functools.cache
@@ -17,11 +28,11 @@ def make_group(prompt_id, k, G=8, step=0, infra=False):
         tokens = rng.integers(0, 1000, length, dtype=np.int32)
         finish = 'stop' if rng.random() < 0.5 else 'length'
         responses.append(Response(tokens, rng.standard_normal(length, dtype=np.float32), finish, step))
-    verdicts = [Verdict.CORRECT] * k + [Verdict.WRONG] * (G - k)
+    verdicts = list(right(k, G))
     if infra:
         verdicts[-1] = Verdict.INFRA_ERROR
     prompt = Prompt(prompt_id, 'countdown', rng.integers(0, 1000, 1 + prompt_id % 3, dtype=np.int32), {'target': prompt_id})
-    return Group(prompt, tuple(responses), tuple(verdicts), step)
+    return graded(prompt, responses, verdicts, step)
 
 
 def judged_group(prompt_id: int, verdicts: list[Verdict], rng: np.random.Generator, step: int = 3) -> Group:
@@ -32,7 +43,7 @@ def judged_group(prompt_id: int, verdicts: list[Verdict], rng: np.random.Generat
         logp = -rng.random(n, np.float32)
         responses.append(Response(rng.integers(0, 99, n).astype(np.int32), logp, str(rng.choice(['stop', 'length'])), int(rng.integers(9))))
     prompt = Prompt(prompt_id, 'countdown', rng.integers(0, 99, 5).astype(np.int32), {'numbers': [1, 2], 'target': prompt_id})
-    return Group(prompt, tuple(responses), tuple(verdicts), step)
+    return graded(prompt, responses, verdicts, step)
 
 
 def ids(groups):
