@@ -1,41 +1,40 @@
-"""The loss kernel against closed forms worked out by hand. Tolerance 1e-6 relative (float32) unless said otherwise."""
+"""Surrogates and KL estimators against closed forms worked out by hand. Tolerance 1e-6 relative (float32) unless said otherwise."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bapo_jax.learner.losses import policy_loss, total_variation, truncated_weight
+from bapo_jax.learner.losses import Clip, Tokens, clipped, importance_ratio, k3, token_level, total_variation, truncated_weight
 
 RTOL = 1e-6
 
 
 def array(*values):
-    return jnp.array(values, jnp.float32)
+    return jnp.array([values], jnp.float32)  # one row
 
 
-def loss_of(logp, anchor, advantage, *, weight=None, centre=None, kl_logp=None, low=0.2, high=0.2, dual_clip=None):
-    ones = jnp.ones_like(logp)
-    return policy_loss(
-        logp, anchor, ones if weight is None else weight, ones if centre is None else centre, logp if kl_logp is None else kl_logp,
-        advantage, clip_low=low, clip_high=high, dual_clip=dual_clip,
-    )  # fmt: skip
+def loss_of(logp, anchor, advantage, *, centre=None, low=0.2, high=0.2, dual=None):
+    """(loss, held) of each token, with the ratio π/anchor of each."""
+    ratio = importance_ratio(token_level(logp - anchor, jnp.ones_like(logp)))
+    return clipped(Tokens(logp, ratio, advantage, jnp.ones_like(logp) if centre is None else centre), Clip(low, high, dual))
 
 
 def at_ratio(ratio, advantage, **kwargs):
-    """(loss, d loss / d logp, clipped) of one token whose ratio to the anchor is `ratio`."""
+    """(loss, d loss / d logp, held) of one token whose ratio to the anchor is `ratio`."""
     anchor = array(-1.3)
     logp = anchor + jnp.log(array(ratio))
 
     def f(logp):
-        return loss_of(logp, anchor, array(advantage), **kwargs).policy_T[0]
+        loss, held = loss_of(logp, anchor, array(advantage), **kwargs)
+        return loss[0, 0], held
 
-    value, gradient = jax.value_and_grad(f)(logp)
-    return float(value), float(gradient[0]), bool(loss_of(logp, anchor, array(advantage), **kwargs).clipped_T[0])
+    (value, held), gradient = jax.value_and_grad(f, has_aux=True)(logp)
+    return float(value), float(gradient[0, 0]), bool(held[0, 0])
 
 
 def test_on_policy_gradient_is_reinforces():
-    """ρ = 1 and w = 1: the gradient is -A ∇ log π, token by token."""
+    """ρ = 1: the gradient is -A ∇ log π, token by token."""
     rng = np.random.default_rng(0)
     logits, tokens = jnp.asarray(rng.standard_normal((16, 5)), jnp.float32), rng.integers(0, 5, 16)
     advantage = jnp.asarray(rng.standard_normal(16), jnp.float32)
@@ -44,7 +43,7 @@ def test_on_policy_gradient_is_reinforces():
         return jax.nn.log_softmax(logits)[np.arange(16), tokens]
 
     def surrogate(x):
-        return loss_of(logp(x), jax.lax.stop_gradient(logp(logits)), advantage, dual_clip=3.0).policy_T.sum()
+        return loss_of(logp(x), jax.lax.stop_gradient(logp(logits)), advantage, dual=3.0)[0].sum()
 
     got = jax.grad(surrogate)(logits)
     want = jax.grad(lambda x: -(advantage * logp(x)).sum())(logits)
@@ -52,7 +51,7 @@ def test_on_policy_gradient_is_reinforces():
     np.testing.assert_allclose(surrogate(logits), -advantage.sum(), rtol=1e-5)
 
 
-# ratio, advantage -> loss, gradient by logp, clipped; trust region [0.8, 1.3]. d ρ / d logp = ρ.
+# ratio, advantage -> loss, gradient by logp, held; trust region [0.8, 1.3]. d ρ / d logp = ρ.
 TABLE = [
     (1.0, 2.0, -2.0, -2.0, False),
     (1.25, 2.0, -2.5, -2.5, False),
@@ -67,11 +66,11 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize('ratio, advantage, loss, gradient, clipped', TABLE)
-def test_clip(ratio, advantage, loss, gradient, clipped):
+@pytest.mark.parametrize('ratio, advantage, loss, gradient, held', TABLE)
+def test_clip(ratio, advantage, loss, gradient, held):
     got = at_ratio(ratio, advantage, low=0.2, high=0.3)
     np.testing.assert_allclose(got[:2], (loss, gradient), rtol=RTOL, atol=1e-7)
-    assert got[2] == clipped
+    assert got[2] == held
 
 
 @pytest.mark.parametrize(
@@ -86,7 +85,7 @@ def test_clip(ratio, advantage, loss, gradient, clipped):
     ],
 )
 def test_dual_clip_bounds_what_a_negative_advantage_costs(ratio, advantage, loss, gradient):
-    np.testing.assert_allclose(at_ratio(ratio, advantage, dual_clip=3.0)[:2], (loss, gradient), rtol=RTOL, atol=1e-7)
+    np.testing.assert_allclose(at_ratio(ratio, advantage, dual=3.0)[:2], (loss, gradient), rtol=RTOL, atol=1e-7)
 
 
 def test_without_dual_clip_the_cost_grows_with_the_ratio():
@@ -98,43 +97,32 @@ def test_the_clip_centre_moves_the_trust_region(ratio, advantage, loss, gradient
     np.testing.assert_allclose(at_ratio(ratio, advantage, centre=array(2.0))[:2], (loss, gradient), rtol=RTOL, atol=1e-7)
 
 
-def test_the_weight_multiplies_the_clipped_term_only():
-    logp, anchor, advantage, w = array(-1.0, -2.0), array(-1.1, -1.5), array(1.0, -1.0), array(0.5, 2.0)
-    plain = loss_of(logp, anchor, advantage, kl_logp=anchor)
-    weighted = loss_of(logp, anchor, advantage, weight=w, kl_logp=anchor)
-    np.testing.assert_allclose(weighted.policy_T, w * plain.policy_T, rtol=RTOL)
-    np.testing.assert_array_equal(weighted.kl_T, plain.kl_T)
-    np.testing.assert_array_equal(weighted.ratio_T, plain.ratio_T)
-
-
 def test_ratio_and_closed_form():
-    out = loss_of(array(-1.0, -1.0), array(-1.1, -0.7), array(1.0, -3.0))
-    np.testing.assert_allclose(out.ratio_T, (np.exp(0.1), np.exp(-0.3)), rtol=RTOL)
-    np.testing.assert_allclose(out.policy_T, (-np.exp(0.1), 3 * 0.8), rtol=RTOL)
+    logp, anchor = array(-1.0, -1.0), array(-1.1, -0.7)
+    np.testing.assert_allclose(importance_ratio(logp - anchor), [(np.exp(0.1), np.exp(-0.3))], rtol=RTOL)
+    loss, _ = loss_of(logp, anchor, array(1.0, -3.0))
+    np.testing.assert_allclose(loss, [(-np.exp(0.1), 3 * 0.8)], rtol=RTOL)
 
 
 def test_k3_is_never_negative_and_its_gradient_vanishes_at_equality():
     target = jnp.linspace(-8.0, 0.0, 81)
     logp = jnp.full(81, -4.0)
 
-    def k3(logp):
-        return loss_of(logp, logp, jnp.zeros(81), kl_logp=target).kl_T
-
     gap = np.asarray(target, np.float64) + 4.0
-    np.testing.assert_allclose(k3(logp), np.minimum(np.exp(gap) - gap - 1, 10.0), rtol=1e-5, atol=1e-6)
-    assert (k3(logp) >= 0).all()
-    np.testing.assert_allclose(k3(target), 0.0, atol=1e-7)
-    np.testing.assert_allclose(jax.grad(lambda x: k3(x).sum())(target), 0.0, atol=1e-6)
+    np.testing.assert_allclose(k3(logp, target), np.minimum(np.exp(gap) - gap - 1, 10.0), rtol=1e-5, atol=1e-6)
+    assert (k3(logp, target) >= 0).all()
+    np.testing.assert_allclose(k3(target, target), 0.0, atol=1e-7)
+    np.testing.assert_allclose(jax.grad(lambda x: k3(x, target).sum())(target), 0.0, atol=1e-6)
     # Elsewhere -(e^gap - 1), so descent moves logp towards the target; 0 where the value is clamped at 10.
     held = np.exp(gap) - gap - 1 > 10.0
     assert 0 < held.sum() < 20
-    np.testing.assert_allclose(jax.grad(lambda x: k3(x).sum())(logp), np.where(held, 0.0, 1 - np.exp(gap)), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(jax.grad(lambda x: k3(x, target).sum())(logp), np.where(held, 0.0, 1 - np.exp(gap)), rtol=1e-5, atol=1e-5)
 
 
 def test_zero_advantage_contributes_exactly_nothing():
     rng = np.random.default_rng(1)
     logp, anchor = (jnp.asarray(rng.normal(-2, 2, 64), jnp.float32) for _ in range(2))
-    value, gradient = jax.value_and_grad(lambda x: loss_of(x, anchor, jnp.zeros(64), dual_clip=3.0).policy_T.sum())(logp)
+    value, gradient = jax.value_and_grad(lambda x: loss_of(x, anchor, jnp.zeros(64), dual=3.0)[0].sum())(logp)
     assert value == 0
     assert (gradient == 0).all()
 
@@ -143,8 +131,7 @@ def test_absurd_log_probs_overflow_nothing():
     logp, anchor = array(-1e4, 0.0, -1e30), array(0.0, -1e4, 0.0)
 
     def total(logp):
-        out = loss_of(logp, anchor, array(1, -1, 1), kl_logp=anchor)
-        return out.policy_T.sum() + out.kl_T.sum()
+        return loss_of(logp, anchor, array(1, -1, 1))[0].sum() + k3(logp, anchor).sum()
 
     value, gradient = jax.value_and_grad(total)(logp)
     assert np.isfinite(value)
@@ -153,22 +140,22 @@ def test_absurd_log_probs_overflow_nothing():
 
 def test_the_decoupled_weight_is_cut_and_not_differentiated():
     proximal, behaviour = jnp.log(array(0.1, 0.2, 0.4, 1.0)), jnp.log(array(0.2, 0.2, 0.2, 0.001))
-    np.testing.assert_allclose(truncated_weight(proximal, behaviour, 1.5), (0.5, 1.0, 1.5, 1.5), rtol=RTOL)
-    np.testing.assert_allclose(truncated_weight(proximal, behaviour, 3.0), (0.5, 1.0, 2.0, 3.0), rtol=RTOL)
+    np.testing.assert_allclose(truncated_weight(proximal, behaviour, 1.5), [(0.5, 1.0, 1.5, 1.5)], rtol=RTOL)
+    np.testing.assert_allclose(truncated_weight(proximal, behaviour, 3.0), [(0.5, 1.0, 2.0, 3.0)], rtol=RTOL)
     for argument in (0, 1):
         gradient = jax.grad(lambda p, b: truncated_weight(p, b, 1.5).sum(), argnums=argument)(proximal, behaviour)
         assert (gradient == 0).all()
 
 
 def test_behaviour_and_proximal_anchor_and_decoupled_are_one_where_alpha_is_pi():
-    """GRPO is BAPO on-policy: the same arrays, bit for bit."""
+    """GRPO is BAPO on-policy: the same arrays, bit for bit. Their objectives: test_objective.py."""
     logp, advantage = array(-1.0, -2.0, -0.3), array(1.0, -1.0, 0.5)
     behaviour = proximal = logp
-    plain = loss_of(logp, behaviour, advantage, kl_logp=behaviour)
-    decoupled = loss_of(logp, proximal, advantage, weight=truncated_weight(proximal, behaviour, 2.0), kl_logp=behaviour)
-    for a, b in zip(plain, decoupled, strict=True):
-        np.testing.assert_array_equal(a, b)
-    np.testing.assert_array_equal(plain.policy_T, -advantage)
+    loss, held = loss_of(logp, behaviour, advantage)
+    decoupled, held_there = loss_of(logp, proximal, advantage)
+    np.testing.assert_array_equal(loss, truncated_weight(proximal, behaviour, 2.0) * decoupled)
+    np.testing.assert_array_equal(held, held_there)
+    np.testing.assert_array_equal(loss, -advantage)
 
 
 def test_total_variation_is_that_of_two_distributions():
@@ -184,7 +171,7 @@ def test_total_variation_is_that_of_two_distributions():
 
 
 def test_total_variation_of_far_policies_is_finite():
-    np.testing.assert_array_equal(total_variation(array(0.0, -200.0), array(-200.0, 0.0)), [0.0, 1.0])
+    np.testing.assert_array_equal(total_variation(array(0.0, -200.0), array(-200.0, 0.0)), [[0.0, 1.0]])
 
 
 def test_cispo_is_the_kernel_with_the_clipped_ratio_as_weight():
@@ -192,7 +179,7 @@ def test_cispo_is_the_kernel_with_the_clipped_ratio_as_weight():
     behaviour, advantage = array(-1.0, -2.0, -0.5, -3.0), array(1.0, -1.0, 2.0, -0.5)
     logp = behaviour + array(0.5, 0.5, -0.5, -0.5)
     weight = truncated_weight(logp, behaviour, 1.2)
-    gradient = jax.grad(lambda x: loss_of(x, logp, advantage, weight=weight).policy_T.sum())(logp)
+    gradient = jax.grad(lambda x: (weight * loss_of(x, logp, advantage)[0]).sum())(logp)
     np.testing.assert_allclose(gradient, -np.minimum(np.exp(logp - behaviour), 1.2) * advantage, rtol=RTOL)
 
 
@@ -206,7 +193,7 @@ def test_gspo_is_the_kernel_with_the_sequence_ratio_at_every_token():
 
     def kernel(x, advantage):
         anchor = logp - jnp.mean(logp - behaviour)
-        return loss_of(x, anchor, jnp.full(3, advantage), low=0.03, high=0.03).policy_T.mean()
+        return loss_of(x, anchor, jnp.full((1, 3), advantage), low=0.03, high=0.03)[0].mean()
 
     for advantage in (1.5, -1.5):  # inside for one sign, clipped for the other
         (value, gradient), (want, want_gradient) = (jax.value_and_grad(f)(logp, advantage) for f in (kernel, gspo))

@@ -1,31 +1,55 @@
 """Mini-batches and packed rows: everything exactly once, in the right place."""
 
 import dataclasses
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
+from group_builders import graded, right as first_right
 from hypothesis import given, settings, strategies as st
 
-from bapo_jax.groups import Batch, Group, Prompt, Response, Verdict
-from bapo_jax.learner.advantages import group_advantage
-from bapo_jax.learner.packing import AGGREGATIONS, SOURCES, mini_batches, micro_batches, pack, pack_batch, token_weights
+from bapo_jax.groups import ORIGINS, Prompt, Response, make_batch
+from bapo_jax.learner.credit import AGGREGATIONS, advantages, token_weights
+from bapo_jax.learner.packing import blank_rows, cut, lay_out, mini_batches, pack
 
 
-def make_group(prompt_id, prompt_length, lengths, right):
-    """Every token is another number above 0, so that none can be mistaken for another or for padding."""
+def make_group(prompt_id, prompt_length, lengths, right, masked=None):
+    """Every token is another number above 0, so that none can be mistaken for another or for padding.
+
+    `masked` draws loss masks that leave at least one token in: of every second response, the others have none.
+    """
     start = 1 + 10_000 * prompt_id
     prompt = Prompt(prompt_id, 'countdown', np.arange(start, start + prompt_length, dtype=np.int32), {})
     responses = []
     for j, n in enumerate(lengths):
         tokens = start + 100 * (j + 1) + np.arange(n, dtype=np.int32)
-        responses.append(Response(tokens, -tokens.astype(np.float32) / 7, 'stop', 0))
-    verdicts = [Verdict.CORRECT if j < right else Verdict.WRONG for j in range(len(lengths))]
-    return Group(prompt, tuple(responses), tuple(verdicts), 0)
+        mask = None
+        if masked is not None and j % 2:
+            mask = masked.random(n) < 0.5
+            mask[masked.integers(n)] = True
+        responses.append(Response(tokens, -tokens.astype(np.float32) / 7, 'stop', 0, loss_mask=mask))
+    return graded(prompt, responses, first_right(right, len(lengths)))
+
+
+def one_part(groups, origins, *, row_tokens, rows):
+    """All groups as one mini-batch, in their order."""
+    config = SimpleNamespace(
+        mini_batch_groups=len(groups), partial_mini_batch='keep', row_tokens=row_tokens, micro_batch_rows=rows
+    )
+    [part] = cut(make_batch(groups, origins), np.arange(len(groups)), config)
+    return part
+
+
+def packed(part, kind='group_std', aggregation='token_mean', roles=None):
+    """The part's rows with the advantages and token weights that the learner gives it, over the tokens that are trained on."""
+    trained = [int(r.trained_on.sum()) for g in part.batch.groups for r in g.responses]
+    return pack(part, advantages(part.batch, kind), token_weights(trained, aggregation, 100), roles or {})
 
 
 some_groups = st.lists(
     st.tuples(
-        st.integers(1, 12), st.lists(st.integers(1, 20), min_size=4, max_size=4), st.integers(0, 4), st.sampled_from(SOURCES)
+        st.integers(1, 12), st.lists(st.integers(1, 20), min_size=4, max_size=4), st.integers(0, 4), st.sampled_from(ORIGINS)
     ),
     min_size=1, max_size=6,
 )  # fmt: skip
@@ -64,54 +88,47 @@ def test_mini_batches_of_sixteen(groups, partial, sizes):
 
 
 def test_unknown_choices_are_errors_that_name_the_field():
+    """Those of aggregation and advantage: test_config.py."""
     with pytest.raises(ValueError, match="learner.partial_mini_batch='drop'.*rebalance"):
         mini_batches(3, 2, 'drop')
-    with pytest.raises(ValueError, match="learner.aggregation='sum'.*token_mean"):
-        token_weights(np.array([1, 2]), 'sum')
-
-
-@given(st.lists(st.integers(1, 3000), min_size=1, max_size=64), st.sampled_from(AGGREGATIONS))
-def test_the_weights_of_all_tokens_sum_to_one(lengths, aggregation):
-    lengths = np.array(lengths)
-    weights = token_weights(lengths, aggregation)
-    assert weights.shape == lengths.shape and weights.dtype == np.float32
-    assert (weights.astype(np.float64) * lengths).sum() == pytest.approx(1, abs=1e-6)
-
-
-def test_token_weights_by_hand():
-    np.testing.assert_allclose(token_weights(np.array([1, 3]), 'token_mean'), [1 / 4, 1 / 4], rtol=1e-6)
-    np.testing.assert_allclose(token_weights(np.array([1, 3]), 'seq_mean_token_mean'), [1 / 2, 1 / 6], rtol=1e-6)
 
 
 @settings(deadline=None, max_examples=40)
-@given(some_groups, st.integers(32, 70), st.integers(1, 3), st.sampled_from(AGGREGATIONS))
-def test_packed_rows_hold_every_sequence_once_and_nothing_else(described, row_tokens, rows, aggregation):
-    groups = [make_group(i, *d[:3]) for i, d in enumerate(described)]
-    sources = [d[3] for d in described]
-    packed = pack(groups, sources, row_tokens=row_tokens, rows=rows, aggregation=aggregation, advantage='group_std')
+@given(some_groups, st.integers(32, 70), st.integers(1, 3), st.sampled_from(sorted(AGGREGATIONS)), st.none() | st.integers(0, 99))
+def test_packed_rows_hold_every_sequence_once_and_nothing_else(described, row_tokens, rows, aggregation, mask_seed):
+    masked = None if mask_seed is None else np.random.default_rng(mask_seed)
+    groups = [make_group(i, *d[:3], masked) for i, d in enumerate(described)]
+    origins = [d[3] for d in described]
+    part = one_part(groups, origins, row_tokens=row_tokens, rows=rows)
+    scores = [[np.float32(r.logp * 2) for r in g.responses] for g in groups]
+    result = packed(part, aggregation=aggregation, roles={'reference': scores})
 
     wanted = {}
-    lengths = np.array([len(r.tokens) for g in groups for r in g.responses])
-    weights = iter(token_weights(lengths, aggregation))
-    for group, source in zip(groups, sources, strict=True):
-        for response, advantage in zip(group.responses, group_advantage(group.rewards[None], 'group_std')[0], strict=True):
-            blank, n = [0] * len(group.prompt.tokens), len(response.tokens)
+    lengths = [int(r.trained_on.sum()) for g in groups for r in g.responses]
+    weights = iter(token_weights(lengths, aggregation, 100))
+    for group, origin, advantage in zip(groups, origins, advantages(part.batch, 'group_std'), strict=True):
+        for response, a in zip(group.responses, advantage, strict=True):
+            blank, on = [0] * len(group.prompt.tokens), response.trained_on
             tokens = (*group.prompt.tokens.tolist(), *response.tokens.tolist())
             wanted[tokens] = {
                 'position': np.arange(len(tokens)),
-                'behaviour_logp': np.float32([*blank, *response.logp]),
-                'advantage': np.float32([*blank, *[advantage] * n]),
-                'weight': np.float32([*blank, *[next(weights)] * n]),
-                'source': np.int8([*blank, *[1 + SOURCES.index(source)] * n]),
+                'behaviour': np.float32([*blank, *(response.logp * on)]),
+                'advantage': np.float32([*blank, *(a * on)]),
+                'weight': np.float32([*blank, *(next(weights) * on)]),
+                'origin': np.int8([*blank, *((1 + ORIGINS.index(origin)) * on)]),
+                'reference': np.float32([*blank, *(2 * response.logp)]),
+                'trained_on': np.array([*blank, *on], bool),
             }  # fmt: skip
 
-    M, R, T = packed.tokens.shape
+    fields = {**result.sequences._asdict(), **result._asdict(), **result.roles}
+    del fields['sequences'], fields['roles']
+    M, R, T = result.sequences.tokens.shape
     assert (R, T) == (rows, row_tokens)
     assert M & (M - 1) == 0
-    assert all(array.shape == (M, R, T) for array in packed)
+    assert all(array.shape == (M, R, T) for array in fields.values())
     seen = []
     for m, r in np.ndindex(M, R):
-        row = {name: array[m, r] for name, array in packed._asdict().items()}
+        row = {name: array[m, r] for name, array in fields.items()}
         count = row['segment'].max()
         ends = 0
         for segment in range(1, count + 1):
@@ -120,59 +137,113 @@ def test_packed_rows_hold_every_sequence_once_and_nothing_else(described, row_to
             ends += len(at)
             tokens = tuple(row['tokens'][at].tolist())
             seen.append(tokens)
-            for name, values in wanted[tokens].items():
+            want = dict(wanted[tokens])
+            np.testing.assert_array_equal(row['response'][at], segment * want.pop('trained_on'))
+            for name, values in want.items():
                 np.testing.assert_array_equal(row[name][at], values, err_msg=name)
         for name, values in row.items():
             assert (values[ends:] == 0).all(), name
     assert sorted(seen) == sorted(wanted)
-    filled = (packed.segment > 0).any(axis=(1, 2))
-    assert micro_batches(packed) == filled.sum() and filled[: filled.sum()].all()
+    filled = (result.sequences.segment > 0).any(axis=(1, 2))
+    assert part.layout.filled == filled.sum() and filled[: filled.sum()].all()
     assert M < 2 * filled.sum()
-    assert packed.weight.sum(dtype=np.float64) == pytest.approx(1, abs=1e-5)
+    assert result.weight.sum(dtype=np.float64) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_token_that_is_not_trained_on_is_read_and_nothing_else():
+    """Masked: tokens 1 and 2 of the second response. They stay in the sequence; response, weight, advantage, behaviour are 0."""
+    [group] = [make_group(0, 2, [3, 4], 1)]
+    mask = np.array([True, False, False, True])
+    responses = (group.responses[0], dataclasses.replace(group.responses[1], loss_mask=mask))
+    part = one_part([dataclasses.replace(group, responses=responses)], ['x2'], row_tokens=6, rows=1)
+    result = packed(part)
+    m = int(np.flatnonzero(result.sequences.tokens[:, 0, 2] == responses[1].tokens[0])[0])
+    row = {name: array[m, 0].tolist() for name, array in {**result.sequences._asdict(), **result._asdict()}.items()
+           if name not in ('sequences', 'roles')}  # fmt: skip
+    assert row['tokens'] == [*group.prompt.tokens.tolist(), *responses[1].tokens.tolist()]
+    assert row['segment'] == [1] * 6 and row['position'] == list(range(6))
+    assert row['response'] == [0, 0, 1, 0, 0, 1]
+    assert row['origin'] == [0, 0, 2, 0, 0, 2]
+    for name in ('weight', 'advantage', 'behaviour'):
+        assert [x != 0 for x in row[name]] == [False, False, True, False, False, True], name
+    assert row['weight'][2] == pytest.approx(1 / 5)  # 3 tokens of the first response, 2 of this one
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=12), st.integers(20, 40), st.integers(1, 3), st.integers(0, 99))
+@settings(deadline=None, max_examples=40)
+def test_pick_is_the_inverse_of_place(lengths, row_tokens, rows, seed):
+    layout, rng = lay_out(lengths, row_tokens=row_tokens, rows=rows), np.random.default_rng(seed)
+    for dtype in (np.float32, np.int8, bool):
+        values = [rng.integers(0, 2 if dtype is bool else 100, n).astype(dtype) for n in lengths]
+        placed = layout.place(values)
+        assert placed.dtype == dtype and placed.shape == layout.segment.shape
+        assert not placed[layout.segment == 0].any()
+        back = layout.pick(placed, lengths)
+        assert [x.dtype for x in back] == [np.dtype(dtype)] * len(lengths)
+        for x, y in zip(back, values, strict=True):
+            np.testing.assert_array_equal(x, y)
+    anywhere = rng.standard_normal(layout.segment.shape)
+    again = layout.place(layout.pick(anywhere, lengths))
+    np.testing.assert_array_equal(again, np.where(layout.segment > 0, anywhere, 0))  # what lies on padding does not come along
+
+
+@given(some_groups, st.integers(0, 99))
+@settings(deadline=None, max_examples=20)
+def test_scores_come_back_by_group_and_response(described, seed):
+    groups, rng = [make_group(i, *d[:3]) for i, d in enumerate(described)], np.random.default_rng(seed)
+    part = one_part(groups, ['x1'] * len(groups), row_tokens=40, rows=2)
+    values = [[rng.standard_normal(len(r.tokens), dtype=np.float32) for r in g.responses] for g in groups]
+    back = part.of_responses(part.on_responses(values, np.float32))
+    assert [len(of_group) for of_group in back] == [4] * len(groups)
+    jax.tree.map(np.testing.assert_array_equal, back, values)
 
 
 def test_short_sequences_share_a_row():
-    groups = [make_group(0, 2, [2, 2, 4, 6], 1)]  # sequences of 4, 4, 6 and 8 tokens: 22 in rows of 12
-    packed = pack(groups, ['x1'], row_tokens=12, rows=2, aggregation='token_mean', advantage='group_std')
-    assert packed.segment.shape == (1, 2, 12)
-    assert packed.segment.max() == 2
+    layout = lay_out([4, 4, 6, 8], row_tokens=12, rows=2)  # 22 tokens in rows of 12
+    assert layout.segment.shape == (1, 2, 12)
+    assert layout.segment.max() == 2
 
 
 def test_a_sequence_that_does_not_fit_is_an_error_that_names_the_field():
-    groups = [make_group(0, 5, [3, 3, 3, 8], 1)]
-    pack(groups, ['x1'], row_tokens=13, rows=1, aggregation='token_mean', advantage='group_std')
+    lengths = [8, 8, 8, 13]
+    lay_out(lengths, row_tokens=13, rows=1)
     with pytest.raises(ValueError, match='13 tokens.*learner.row_tokens=12'):
-        pack(groups, ['x1'], row_tokens=12, rows=1, aggregation='token_mean', advantage='group_std')
+        lay_out(lengths, row_tokens=12, rows=1)
 
 
-def test_a_batch_is_packed_in_the_order_given_with_sources_of_its_own():
+def test_a_batch_is_cut_in_the_order_given_with_origins_of_its_own():
     groups = [make_group(i, 3, [1, 2, 3, 4], 2) for i in range(5)]
-    batch = Batch(tuple(groups), ('x1', 'x2', 'x3', 'x1', 'x2'))
+    batch = make_batch(groups, ('x1', 'x2', 'x3', 'x1', 'x2'))
+    config = SimpleNamespace(mini_batch_groups=2, partial_mini_batch='keep', row_tokens=16, micro_batch_rows=2)
 
-    @dataclasses.dataclass
-    class Config:
-        mini_batch_groups: int = 2
-        partial_mini_batch: str = 'keep'
-        row_tokens: int = 16
-        micro_batch_rows: int = 2
-        aggregation: str = 'token_mean'
-        advantage: str = 'group_std'
-
-    parts = pack_batch(batch, np.array([4, 0, 2, 3, 1]), Config())
+    parts = cut(batch, np.array([4, 0, 2, 3, 1]), config)
     found = []
     for part in parts:
-        assert part.weight.sum(dtype=np.float64) == pytest.approx(1, abs=1e-6)
-        ids = (part.tokens - 1) // 10_000
-        of = {int(i): SOURCES[s - 1] for i, s in zip(ids[part.source > 0], part.source[part.source > 0])}
-        assert all(batch.sources[i] == source for i, source in of.items())
+        rows = packed(part)
+        assert rows.weight.sum(dtype=np.float64) == pytest.approx(1, abs=1e-6)
+        ids = (rows.sequences.tokens - 1) // 10_000
+        of = {int(i): ORIGINS[o - 1] for i, o in zip(ids[rows.origin > 0], rows.origin[rows.origin > 0])}
+        assert all(batch.origins[i] == origin for i, origin in of.items())
+        assert set(of) == set(part.indices.tolist())
         found.append(set(of))
     assert found == [{4, 0}, {2, 3}, {1}]
+    assert [part.indices.tolist() for part in parts] == [[4, 0], [2, 3], [1]]
 
 
 @pytest.mark.parametrize('aggregation', AGGREGATIONS)
 def test_a_group_without_variance_has_advantage_exactly_zero(aggregation):
     groups = [make_group(0, 2, [3, 4, 5, 6], 4), make_group(1, 2, [3, 4, 5, 6], 0), make_group(2, 2, [3, 4, 5, 6], 1)]
-    packed = pack(groups, ['x1'] * 3, row_tokens=16, rows=2, aggregation=aggregation, advantage='paper_eq2')
-    varied = (packed.tokens - 1) // 10_000 == 2
-    assert (packed.advantage[~varied] == 0).all()
-    assert (packed.advantage[varied & (packed.source > 0)] != 0).all()
+    rows = packed(one_part(groups, ['x1'] * 3, row_tokens=16, rows=2), 'paper_eq2', aggregation)
+    varied = (rows.sequences.tokens - 1) // 10_000 == 2
+    assert (rows.advantage[~varied] == 0).all()
+    assert (rows.advantage[varied & (rows.origin > 0)] != 0).all()
+
+
+def test_blank_rows_have_the_shapes_and_dtypes_of_packed_ones():
+    """Other hosts give them in place of what host 0 packs."""
+    part = one_part([make_group(0, 2, [3, 4], 1)], ['x1'], row_tokens=16, rows=2)
+    rows = packed(part, roles={'proximal': [[np.zeros(n, np.float32) for n in (3, 4)]]})
+    blank = blank_rows(rows.origin.shape, ['proximal'])
+    assert jax.tree.structure(blank) == jax.tree.structure(rows)
+    for a, b in zip(jax.tree.leaves(blank), jax.tree.leaves(rows), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype) and not a.any()

@@ -1,0 +1,122 @@
+"""Advantages and token weights against numbers worked out by hand."""
+
+import numpy as np
+import pytest
+from group_builders import graded, make_group
+from hypothesis import given, strategies as st
+
+from bapo_jax.groups import Batch, make_batch
+from bapo_jax.learner.credit import ADVANTAGES, AGGREGATIONS, advantages, token_weights
+
+
+def groups_of(*rewards):
+    """A group for each list of rewards."""
+    groups = [make_group(i, 0, G=len(r)) for i, r in enumerate(rewards)]
+    return [graded(g.prompt, g.responses, g.verdicts, rewards=r) for g, r in zip(groups, rewards, strict=True)]
+
+
+def of(kind, *rewards):
+    """The advantages of groups with these rewards, each normalised by itself."""
+    groups = groups_of(*rewards)
+    return advantages(make_batch(groups, ['x1'] * len(groups)), kind)
+
+
+ONE_RIGHT = [1.0] + [0.0] * 7
+
+
+@pytest.mark.parametrize(
+    'kind, right, wrong',
+    [
+        ('group_std', 2.47487, -0.35355),  # (1 - 1/8) / (sqrt(1/8) + 1e-6), and -1/8 over the same
+        ('paper_eq2', 2.64574, -0.37796),  # (1 - 1/8) / sqrt(7/64 + 1e-6)
+    ],
+)
+def test_one_of_eight_right(kind, right, wrong):
+    [advantage] = of(kind, ONE_RIGHT)
+    assert advantage.dtype == np.float32
+    np.testing.assert_allclose(advantage, [right] + [wrong] * 7, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize('kind', ADVANTAGES)
+@pytest.mark.parametrize('reward', [0.0, 1.0, 0.1, 1 / 3, 1e6 + 0.1])
+def test_equal_rewards_give_exactly_zero(kind, reward):
+    for G in (2, 3, 7, 8):
+        for advantage in of(kind, [reward] * G, [reward] * G):
+            assert advantage.shape == (G,) and (advantage == 0).all()
+
+
+@pytest.mark.parametrize('kind', ADVANTAGES)
+@given(k=st.integers(1, 15), G=st.just(16), shuffle=st.permutations(range(16)))
+def test_mean_is_zero_sign_follows_the_reward_and_order_does_not_matter(kind, k, G, shuffle):
+    rewards = (np.arange(G) < k).astype(np.float32)[list(shuffle)]
+    [advantage] = of(kind, rewards)
+    assert abs(advantage.mean()) < 1e-6
+    assert ((advantage > 0) == (rewards == 1)).all()
+    # Each value is that of its reward alone.
+    assert len({float(a) for a in advantage}) == 2
+    [unshuffled] = of(kind, (np.arange(G) < k).astype(np.float32))
+    np.testing.assert_array_equal(advantage, unshuffled[list(shuffle)])
+
+
+@pytest.mark.parametrize('kind', ADVANTAGES)
+def test_groups_do_not_see_each_other(kind):
+    rewards = [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    together = of(kind, *rewards)
+    np.testing.assert_array_equal(together, [of(kind, r)[0] for r in rewards])
+    np.testing.assert_allclose(together[0], -together[1][::-1], rtol=1e-6)
+    assert (together[2] == 0).all()
+
+
+@pytest.mark.parametrize('kind', ADVANTAGES)
+def test_groups_that_share_a_number_are_normalised_together(kind):
+    """A group of four and a group of two with one number are one of six; the third group keeps to itself."""
+    a, b, c = groups_of([1, 0, 0, 0], [0.5, 2], [1, 0, 0])
+    numbers = tuple(np.full(n, i, np.int32) for n, i in ((4, 7), (2, 7), (3, 0)))
+    shared = advantages(Batch((a, b, c), ('x1', 'replay', 'x1'), numbers), kind)
+    [joined] = of(kind, [1, 0, 0, 0, 0.5, 2])
+    np.testing.assert_array_equal(np.concatenate(shared[:2]), joined)
+    np.testing.assert_array_equal(shared[2], of(kind, [1, 0, 0])[0])
+    assert [len(x) for x in shared] == [4, 2, 3]
+    assert np.abs(shared[0] - of(kind, [1, 0, 0, 0])[0]).max() > 0.1  # alone it would have others
+
+
+@pytest.mark.parametrize('kind', ADVANTAGES)
+def test_a_group_may_be_split_into_normalisation_groups(kind):
+    [group] = groups_of([1, 0, 3, 1])
+    [split] = advantages(Batch((group,), ('x1',), (np.array([0, 0, 1, 1], np.int32),)), kind)
+    np.testing.assert_array_equal(split, np.concatenate(of(kind, [1, 0], [3, 1])))
+
+
+def test_a_group_of_equal_rewards_has_an_advantage_where_it_shares_a_number_with_others():
+    a, b = groups_of([1, 1], [0, 0])
+    numbers = (np.zeros(2, np.int32), np.zeros(2, np.int32))
+    together = advantages(Batch((a, b), ('x1', 'x1'), numbers), 'group_std')
+    assert (together[0] > 0.5).all() and (together[1] < -0.5).all()
+
+
+def test_fractions_of_a_reward_change_advantages_and_not_k():
+    plain = make_group(0, 2, G=4)
+    shaped = graded(plain.prompt, plain.responses, plain.verdicts, rewards=[1.0, 1.0, 0.5, 0.0])
+    binary, fractions = advantages(make_batch([plain, shaped], ['x1', 'x1']), 'group_std')
+    assert plain.correct == shaped.correct == 2
+    assert binary[2] == binary[3] < 0
+    # mean 5/8; squared deviations 9/64, 9/64, 1/64, 25/64 sum to 11/16, over ddof 1: 11/48
+    std = np.sqrt(11 / 48) + 1e-6
+    np.testing.assert_allclose(fractions, np.array([3 / 8, 3 / 8, -1 / 8, -5 / 8]) / std, rtol=1e-6)
+
+
+def test_a_batch_without_groups_has_no_advantages():
+    assert of('group_std') == []
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=64), st.sampled_from(sorted(AGGREGATIONS)))
+def test_the_weights_of_all_tokens_sum_to_one(lengths, aggregation):
+    lengths = np.array(lengths)
+    weights = token_weights(lengths, aggregation, 3000)
+    assert weights.shape == lengths.shape and weights.dtype == np.float32
+    assert (weights.astype(np.float64) * lengths).sum() == pytest.approx(1, abs=1e-6)
+
+
+def test_token_weights_by_hand():
+    np.testing.assert_allclose(token_weights([1, 3], 'token_mean', 8), [1 / 4, 1 / 4], rtol=1e-6)
+    np.testing.assert_allclose(token_weights([1, 3], 'seq_mean_token_mean', 8), [1 / 2, 1 / 6], rtol=1e-6)
