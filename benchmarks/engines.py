@@ -22,7 +22,7 @@ from host_load import cpu_name
 from rich.console import Console
 from rich.table import Table
 
-from bapo_jax.metrics import read_metrics
+from bapo_jax.run.log import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / 'runs' / 'engines'

@@ -20,17 +20,20 @@ import sys
 import time
 from importlib.metadata import version
 
+import jax
 import numpy as np
 from absl import app, flags
+from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
 from bapo_jax.config import default_config
-from bapo_jax.groups import Group, Prompt, Response, Verdict
-from bapo_jax.learner.packing import pack_batch
+from bapo_jax.groups import X1, X2, X3, Batch, Group, Prompt, Response, Verdict, binary_rewards
+from bapo_jax.learner.credit import advantages, token_weights
+from bapo_jax.learner.packing import Rows, cut, pack
 from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer
+from bapo_jax.replay.bapo import fill
 from bapo_jax.replay.buffer import ReplayBuffer
-from bapo_jax.replay.compose import compose
 from bapo_jax.replay.filters import fresh_filter
 
 GROUP_SIZE = 8
@@ -65,18 +68,19 @@ def main(_) -> None:
         buffered = sum(e.nbytes for e in buffer.high.values())  # when the batch is composed
         kept = timed('filter', fresh_filter, fresh, replay.fresh_filter, rng)
         batch = timed(
-            'compose', compose, kept, [], buffer,
+            'compose', fill, kept, [], buffer,
             size=FLAGS.groups, step=step, low=1 / GROUP_SIZE, high=1 - 1 / GROUP_SIZE, rng=rng, use_x3=True,
         )  # fmt: skip
         timed('buffer', buffer.add, fresh, step)
     mini_batches = timed('pack', pack_batch, batch, rng.permutation(len(batch.groups)), config.learner)
-    packed = sum(array.nbytes for rows in mini_batches for array in rows)
-    used = sum(np.count_nonzero(rows.segment) for rows in mini_batches) / sum(rows.segment.size for rows in mini_batches)
+    packed = sum(array.nbytes for array in jax.tree.leaves(mini_batches))
+    segments = [rows.sequences.segment for rows in mini_batches]
+    used = sum(np.count_nonzero(segment) for segment in segments) / sum(segment.size for segment in segments)
     del mini_batches  # by the time the next step's responses are decoded, they are gone
     timed('decode', tokenizer.batch_decode, [r.tokens for g in fresh for r in g.responses], skip_special_tokens=True)
 
     data = sum(g.prompt.tokens.nbytes + sum(r.tokens.nbytes + r.logp.nbytes for r in g.responses) for g in fresh)
-    counts = '/'.join(str(batch.count(source)) for source in ('x1', 'x2', 'x3'))
+    counts = '/'.join(str(batch.count(origin)) for origin in (X1, X2, X3))
     without_decoding = sum(seconds[part] for part in ('filter', 'compose', 'buffer', 'pack'))
     table = Table('part', 'seconds', 'peak GiB so far', 'what', title=f'Host side of step {STEPS}, {describe_host()}')
     for part, what in {
@@ -96,6 +100,16 @@ def main(_) -> None:
     )
 
 
+def pack_batch(batch: Batch, order: np.ndarray, learner: ConfigDict) -> list[Rows]:
+    """The rows of one pass, as `Learner.update` makes them where no policy scores the batch."""
+    advantage, packed = advantages(batch, learner.advantage), []
+    for part in cut(batch, order, learner):
+        lengths = [len(r.tokens) for g in part.batch.groups for r in g.responses]
+        weight = token_weights(lengths, learner.aggregation, RESPONSE_TOKENS)
+        packed.append(pack(part, [advantage[i] for i in part.indices], weight, {}))
+    return packed
+
+
 def random_groups(rng: np.random.Generator, count: int, shortest: int, step: int, vocabulary: int) -> list[Group]:
     """Fresh groups of prompts that no other step has, every number of correct responses equally likely."""
 
@@ -109,7 +123,7 @@ def random_groups(rng: np.random.Generator, count: int, shortest: int, step: int
         prompt = Prompt(prompt_id, 'countdown', rng.integers(0, vocabulary, length, np.int32), {})
         correct = int(rng.integers(GROUP_SIZE + 1))
         verdicts = (Verdict.CORRECT,) * correct + (Verdict.WRONG,) * (GROUP_SIZE - correct)
-        return Group(prompt, tuple(response() for _ in range(GROUP_SIZE)), verdicts, step)
+        return Group(prompt, tuple(response() for _ in range(GROUP_SIZE)), verdicts, binary_rewards(verdicts), step)
 
     return [group(step * count + i) for i in range(count)]
 

@@ -23,9 +23,9 @@ from host_load import cpu_name
 from rich.console import Console
 from rich.table import Table
 
-from bapo_jax.metrics import read_metrics
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+from bapo_jax.run.log import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -31,9 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bapo_jax import parallel
-from bapo_jax.metrics import read_metrics
-from bapo_jax.setup import build
-from bapo_jax.train import train
+from bapo_jax.run.log import read_metrics
+from bapo_jax.train import build, train
 
 # In the order of the loop; a phase that is not due has no time in its row.
 PHASES = ('weight_sync', 'gen', 'reward', 'reevaluate', 'compose', 'pack', 'old_log_prob', 'update_actor')
@@ -58,7 +57,7 @@ def main(_) -> None:
     if not rows:
         sys.exit(f'stopped before the {warm_up} steps that compile were over: nothing to report')
     Console().print(phase_table(rows, setup.config))
-    print_limit(rows, setup.config, sum(x.size for x in jax.tree.leaves(setup.policy.shapes)))
+    print_limit(rows, setup.config, sum(x.size for x in jax.tree.leaves(setup.learner.parameters)))
 
 
 def phase_table(rows: Sequence[dict], c: ConfigDict) -> Table:

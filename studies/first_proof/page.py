@@ -167,7 +167,7 @@ def x2_table(answers: dict[str, Any]) -> str:
     lines = [
         [base, title, str(found[use]['groups']), *(str(found[use][column]) for column in columns)]
         for base, found in answers.items()
-        for use, title in (('x2', 'X2'), ('not_improved', 'not improved'))
+        for use, title in (('x2', 'X2'), ('left_out', 'not improved'))
     ]
     return markdown_table(['base', 're-evaluated groups', 'number', *columns], lines)
 

@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
-from bapo_jax.metrics import read_metrics, write_text
+from bapo_jax.files import write_text
+from bapo_jax.run.log import read_metrics
 from bapo_jax.tasks.countdown_data import generate, problem_key, test_problems
 from benchmarks.cores import on_each_core
 from benchmarks.host_load import cpu_name

@@ -27,14 +27,13 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from bapo_jax.checkpoint import Checkpoints
-from bapo_jax.hosts import Hosts
-from bapo_jax.metrics import write_text
-from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
+from bapo_jax.files import write_text
+from bapo_jax.inputs import read_inputs
+from bapo_jax.learner.learner import build_learner
 from bapo_jax.rollout.collect import collect
 from bapo_jax.rollout.engine import TRACKING, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
-from bapo_jax.setup import build_policy, read_inputs
+from bapo_jax.run.checkpoint import Checkpoints
 from studies.first_proof.grid import BASES, CENTRE, Setting, commands
 
 FLAGS = flags.FLAGS
@@ -53,7 +52,7 @@ def reevaluated(workdir: Path) -> list[dict]:
     for path in sorted((workdir / 'rollouts').glob('*.jsonl.zst')):
         rows = [json.loads(line) for line in zstandard.decompress(path.read_bytes()).decode().splitlines()]
         for row in rows:
-            if row['use'] in ('x2', 'not_improved'):
+            if row['use'] in ('x2', 'left_out'):
                 then, k = last_fresh[row['prompt_id']]
                 found.append({'id': row['prompt_id'], 'use': row['use'], 'then': then, 'k': k, 'now': row['step'],
                               'again': sum(row['rewards']), 'G': len(row['rewards'])})  # fmt: skip
@@ -69,9 +68,9 @@ def main(_) -> None:
     train = commands(setting, 1, str(workdir))[0]
     subprocess.run([sys.executable, *train[1:]], cwd=ROOT, check=True)
     config = ConfigDict(json.loads((workdir / 'config.json').read_text('utf-8')))
-    prompts = {p.id: p for p in read_inputs(config).prompts}
-    policy, tokenizer = build_policy(config, Hosts()), load_tokenizer(config.model.path)
-    engine = JaxEngine(policy.graph, stop_tokens(config.model.path, tokenizer), config.rollout.rows)
+    read, learner = read_inputs(config), build_learner(config)
+    prompts = {p.id: p for p in read.prompts}
+    engine = JaxEngine(learner.graph, read.stop_tokens, config.rollout.rows)
     checkpoints = Checkpoints(workdir / 'checkpoints', keep=None)
     groups = reevaluated(workdir)
 
@@ -82,21 +81,17 @@ def main(_) -> None:
         wanted[g['then'] - 1].add(g['id'])
     right: dict[tuple[int, int], float] = {}
     for step in sorted(wanted):
-        params = (
-            policy.read_initial()
-            if step == 0
-            else checkpoints.restore(step, policy.learner.shapes(policy.shapes))[0].learner.params
-        )
+        params = learner.read_initial() if step == 0 else checkpoints.restore(step, learner.shapes())[0].theta.params
         engine.load(params, step)
         asked = [prompts[i] for i in sorted(wanted[step])]
         draws = [Draw(config.seed, step, TRACKING)] * len(asked)
         sampling = Sampling(config.rollout.temperature, config.rollout.max_response_tokens)
-        answered = collect(engine, tokenizer, asked, FLAGS.samples, sampling, draws, None).groups
-        right |= {(step, g.prompt.id): g.mean_reward for g in answered}
+        answered = collect(engine, read.tokenizer, asked, FLAGS.samples, sampling, draws, None).groups
+        right |= {(step, g.prompt.id): g.accuracy for g in answered}
 
     columns = ('k/G', 'p then', 'p now', "k'/G", 'luck of X2', 'progress', 'bad luck')
     table, answer = Table('group', 'number', *columns, title=f'From the {FLAGS.base} base, %, means'), {}
-    for use in ('x2', 'not_improved'):
+    for use in ('x2', 'left_out'):
         mine = [g for g in groups if g['use'] == use]
         k, again = (np.mean([g[key] / g['G'] for g in mine]) for key in ('k', 'again'))
         then, now = (np.mean([right[g[key] - 1, g['id']] for g in mine]) for key in ('then', 'now'))
