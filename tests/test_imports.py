@@ -1,12 +1,51 @@
-"""Who may import whom: what keeps the trainer free of torch and vLLM, and the server's side free of JAX."""
+"""Who may import whom: the rooms of the package, what loads where JAX is absent, and who imports torch.
+
+Imports inside functions count like the others: a late import hides an arrow and does not remove it.
+"""
 
 import ast
+import graphlib
 import sys
 from pathlib import Path
 
 import bapo_jax
 
 PACKAGE = Path(bapo_jax.__file__).parent
+
+# The house, lowest floor first: the rooms of a floor, which may import each other, and what they may import beside. A room is a folder
+# of the package or a module at its top.
+HOUSE = (
+    ('groups', ''),
+    ('files', ''),
+    ('hosts', ''),
+    ('methods', ''),
+    ('models parallel', ''),  # one table of parameters: models reads it, parallel shards by it
+    ('scores', 'groups'),
+    ('tasks', 'groups'),
+    ('prompts', 'groups'),
+    ('replay', 'groups'),
+    ('learner', 'groups hosts models parallel'),
+    ('rollout', 'groups files hosts models parallel tasks prompts'),
+    ('config', 'methods tasks replay rollout'),
+    ('run', 'groups files hosts scores replay learner rollout config'),
+    ('inputs', 'groups models tasks prompts config'),
+    ('policies', 'models parallel rollout run'),
+)
+COMMANDS = 'train evaluate export follow dry_run report grade sft'  # the top floor, which may import everything
+
+
+def module_name(path: Path) -> str:
+    """rollout/engine.py -> 'bapo_jax.rollout.engine', rollout/__init__.py -> 'bapo_jax.rollout'."""
+    parts = ('bapo_jax', *path.relative_to(PACKAGE).with_suffix('').parts)
+    return '.'.join(parts[:-1] if parts[-1] == '__init__' else parts)
+
+
+MODULES = {module_name(path): path for path in PACKAGE.rglob('*.py')}
+
+
+def room(module: str) -> str:
+    """'bapo_jax.rollout.engine' -> 'rollout'; 'bapo_jax' -> ''."""
+    return module.partition('.')[2].split('.')[0]
 
 
 def imported(path: Path) -> set[str]:
@@ -16,12 +55,49 @@ def imported(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
-            names.add(node.module)
+            names |= {node.module, *({f'{node.module}.{alias.name}' for alias in node.names} & MODULES.keys())}
     return names
+
+
+def of_package(path: Path) -> set[str]:
+    """Those of them that are modules of the package."""
+    return imported(path) & MODULES.keys() - {'bapo_jax'}
 
 
 def top(names: set[str]) -> set[str]:
     return {name.split('.')[0] for name in names}
+
+
+def test_a_floor_stands_on_lower_floors():
+    below: list[str] = []
+    for rooms, stands_on in HOUSE:
+        assert set(stands_on.split()) <= set(below)
+        below += rooms.split()
+    assert sorted([*below, *COMMANDS.split()]) == sorted({room(module) for module in MODULES} - {''})  # each room has one place
+
+
+def test_no_arrow_leads_up():
+    may_import = {room: {*rooms.split(), *stands_on.split()} for rooms, stands_on in HOUSE for room in rooms.split()}
+    upward = [
+        f'{module} imports {other}'
+        for module, path in MODULES.items()
+        for other in of_package(path)
+        if room(module) not in COMMANDS.split() and room(other) not in may_import.get(room(module), set())
+    ]
+    assert upward == []
+
+
+def test_imports_form_no_circle():
+    """Raises CycleError with the circle's modules."""
+    graphlib.TopologicalSorter({module: of_package(path) for module, path in MODULES.items()}).prepare()
+
+
+def test_credit_and_losses_are_arrays_in_arrays_out():
+    """No config object, no model; of the package, credit imports groups alone and losses nothing."""
+    credit, losses = (PACKAGE / 'learner' / file for file in ('credit.py', 'losses.py'))
+    assert top(imported(credit)) - set(sys.stdlib_module_names) == {'numpy', 'bapo_jax'}
+    assert of_package(credit) == {'bapo_jax.groups'}
+    assert top(imported(losses)) - set(sys.stdlib_module_names) == {'jax'}
 
 
 def test_one_file_alone_imports_vllm_and_torch():
