@@ -12,8 +12,8 @@ import bapo_jax
 
 PACKAGE = Path(bapo_jax.__file__).parent
 
-# The house, lowest floor first: the rooms of a floor, which may import each other, and what they may import beside. A room is a folder
-# of the package or a module at its top.
+# The house, lowest floor first: the rooms of a floor, which may import each other, and the rooms that they may import beside.
+# A room is a folder of the package or a module at its top.
 HOUSE = (
     ('groups', ''),
     ('files', ''),
