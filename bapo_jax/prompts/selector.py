@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-import grain
 from ml_collections import ConfigDict
 
 from bapo_jax.groups import Group, Prompt
+from bapo_jax.prompts.epochs import ShuffledEpochs
+from bapo_jax.prompts.mopps import Mopps
 
 
 class PromptSelector(Protocol):
@@ -21,6 +21,9 @@ class PromptSelector(Protocol):
     def observe(self, groups: Sequence[Group]) -> None:
         """Takes note of what the rollout policy made of them: for selectors that learn what is worth asking."""
 
+    def metrics(self) -> dict[str, float]:
+        """Of the last `next` and of what was observed, for the log."""
+
     def state(self) -> str:
         """Everything `restore` needs, as JSON."""
 
@@ -28,35 +31,11 @@ class PromptSelector(Protocol):
         """Puts back what `state` saved."""
 
 
-class ShuffledEpochs:
-    """Every prompt once an epoch, in a new order each; the remainder that fills no batch waits for the next epoch.
-
-    Raises ValueError where there are fewer prompts than one batch takes.
-    """
-
-    def __init__(self, prompts: Sequence[Prompt], batch: int, seed: int):
-        if len(prompts) < batch:
-            raise ValueError(
-                f'{len(prompts)} training prompts do not fill learner.batch_groups={batch}; lower it or raise task.limit'
-            )
-        self._prompts = prompts
-        indices = grain.MapDataset.range(len(prompts)).shuffle(seed=seed).batch(batch, drop_remainder=True).repeat()
-        self._stream = iter(indices.to_iter_dataset(grain.ReadOptions(num_threads=0)))
-
-    def next(self) -> list[Prompt]:
-        return [self._prompts[i] for i in next(self._stream)]
-
-    def observe(self, groups: Sequence[Group]) -> None:
-        """The order does not depend on results."""
-
-    def state(self) -> str:
-        return json.dumps(self._stream.get_state())
-
-    def restore(self, state: str) -> None:
-        position: dict[str, Any] = json.loads(state)
-        self._stream.set_state(position)
-
-
 def make_selector(config: ConfigDict, prompts: Sequence[Prompt]) -> PromptSelector:
-    """The selector of the config's row. Raises ValueError where there are too few prompts."""
-    return ShuffledEpochs(prompts, config.learner.batch_groups, config.seed)
+    """The selector of the config's row. Raises ValueError for an unknown one, and where there are too few prompts."""
+    p, batch, seed = config.prompts, config.learner.batch_groups, config.seed
+    if p.selector == 'shuffled':
+        return ShuffledEpochs(prompts, batch, seed)
+    if p.selector == 'mopps':
+        return Mopps(prompts, batch, seed, candidates=p.candidates, target=p.target, decay=p.decay)
+    raise ValueError(f'prompts.selector={p.selector!r} is unknown; choose one of shuffled, mopps')
