@@ -1,4 +1,4 @@
-# make train and make test each set up what they need. Wants Python 3.11 or 3.12 with venv; everything goes into .venv.
+# make train, make quick and make test each set up what they need. Wants Python 3.11 or 3.12 with venv; everything goes into .venv.
 #   PYTHON=/path/to/python3.12   another interpreter (then `make clean-env` first)
 #   JAX=cuda or JAX=tpu          the accelerator's JAX
 #   ARGS='--config.steps=20'     more flags for train, or for pytest
@@ -23,6 +23,10 @@ train: env
 
 test: .venv/ready-test vllm-env tpu-compiler
 	.venv/bin/python -m pytest $(ARGS)
+
+# Without the tests that start servers or processes, or train whole runs.
+quick: .venv/ready-test
+	.venv/bin/python -m pytest -m 'not slow' $(ARGS)
 
 .venv/ready-$(JAX): $(wildcard locks/*.txt)
 	@test -n '$(PYTHON)' || { echo 'No Python 3.11 or 3.12 with venv found; install one or give PYTHON=/path/to/it' >&2; exit 1; }
@@ -72,4 +76,4 @@ train-vllm: env vllm-env
 clean-env:
 	rm -rf .venv .venv-vllm .tpu-compiler
 
-.PHONY: help env train test vllm-env tpu-compiler train-vllm clean-env
+.PHONY: help env train test quick vllm-env tpu-compiler train-vllm clean-env

@@ -140,6 +140,7 @@ def test_evaluation_refuses_such_a_model_too(model, benchmark, spoil, message):
     assert message in str(e.value)
 
 
+@pytest.mark.slow
 def test_a_run_directory_of_another_model(tmp_path, model, benchmark, monkeypatch):
     run(small_config('bapo_tuned', benchmark, steps=1, model__path=str(model)), tmp_path / 'run')
     monkeypatch.setattr(hf, 'load_params', lambda *_: pytest.fail('weights were read'))
@@ -164,6 +165,7 @@ def without_policy(file):
     shutil.rmtree(file.parents[2])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # Orbax leaves futures behind
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(tmp_path, benchmark):
     config = small_config('bapo_tuned', benchmark, steps=2, checkpoint__every=1)
@@ -187,6 +189,7 @@ def command(module, *flags, **environment):
     return done.stderr
 
 
+@pytest.mark.slow
 def test_both_commands_say_it_in_one_message_and_make_no_directory(tmp_path, model):
     train, few = file(tmp_path / 'train.jsonl', GOOD * 300), file(tmp_path / 'few.jsonl', GOOD + '{"problem": "p"}\n')
     config = ['--config=configs/math.py', f'--config.model.path={model}', '--config.task.template=chat']

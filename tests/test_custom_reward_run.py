@@ -10,6 +10,7 @@ from small_run import ROOT, metrics, rollouts, run, small_config
 
 from bapo_jax.train import build
 
+pytestmark = pytest.mark.slow
 MODULE = """
 def even(data_source, response, ground_truth, extra):
     assert data_source == 'countdown' and set(ground_truth) == {'numbers', 'target'} and extra['finish'] in ('stop', 'length')

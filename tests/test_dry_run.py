@@ -104,6 +104,7 @@ def test_fits_is_a_comparison():
         assert re.search(says, dry_run.verdict(result))
 
 
+@pytest.mark.slow
 def test_the_compiled_step_is_the_step_that_trains(policy, groups):
     c = config(1, mini_batch_groups=3, row_tokens=32, logprob_chunk=16, anchor='decoupled').learner
     learner = Learner(policy.graph, c, 1.0, make_mesh(1, 1, 1), 'xla')
@@ -126,6 +127,7 @@ def command(*flags):
     return subprocess.run([*train, '--dry_run', *flags], cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_the_command_needs_no_weights_and_leaves_nothing(tmp_path):
     model = tmp_path / 'model'
     shutil.copytree(ROOT / 'configs' / 'quickstart_base', model)
@@ -140,6 +142,7 @@ def test_the_command_needs_no_weights_and_leaves_nothing(tmp_path):
     assert (sorted(tmp_path.rglob('*')), sorted(p for p in ROOT.glob('*'))) == before
 
 
+@pytest.mark.slow
 def test_the_command_fails_where_the_run_does_not_fit():
     done = command('--topology=8x0GB')
     assert done.returncode == 1 and 'does NOT fit: ' in done.stdout and not done.stderr.strip()
@@ -174,6 +177,7 @@ def test_what_training_refuses_a_dry_run_refuses(benchmark):
         measure(c, MODEL, '8x80GB')
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (TPU_COMPILER / 'libtpu').is_dir(), reason='the TPU compiler is not there: make tpu-compiler')
 def test_a_tpu_slice_with_its_own_compiler():
     """In a process of its own: libtpu stays loaded."""

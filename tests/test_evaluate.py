@@ -59,6 +59,7 @@ def samples(output, name='problems'):
 # ---- which policy
 
 
+@pytest.mark.slow
 def test_a_run_and_its_published_policy_score_as_the_runs_own_last_evaluation_and_a_base_as_step_0(tmp_path):
     problems = problems_file(tmp_path / 'problems.jsonl', 20)
     # v = 4 and two steps: α is still θ_0, so scoring α would repeat step 0.
@@ -192,6 +193,7 @@ def test_a_file_with_rows_out_of_place_is_refused(tmp_path, prepared):
         assert file.read_bytes() == b''.join(changed)
 
 
+@pytest.mark.slow
 def test_an_evaluation_killed_in_the_middle_ends_with_the_same_files(tmp_path):
     problems = problems_file(tmp_path / 'problems.jsonl', 160)
     few = problems_file(tmp_path / 'few.jsonl', 3)
@@ -238,6 +240,7 @@ def test_other_questions_and_files_of_unknown_origin_are_refused(tmp_path):
         sample_files(tmp_path, ['x/a.jsonl', 'b', 'y/a.jsonl'])
 
 
+@pytest.mark.slow
 def test_bad_flags_are_refused_in_one_message(tmp_path, monkeypatch):
     assert '--config=FILE' in refused(f'--checkpoint={tmp_path}')
     config = quickstart(problems_file(tmp_path / 'problems.jsonl', 3))
@@ -257,6 +260,7 @@ def test_bad_flags_are_refused_in_one_message(tmp_path, monkeypatch):
 # ---- through a server
 
 
+@pytest.mark.slow
 def test_a_server_gives_the_scores_of_the_same_policy_and_goes_on_where_it_was_cut(tmp_path, base, server):
     problems = problems_file(tmp_path / 'problems.jsonl', 150)
     policy = publish(tmp_path / 'policy', 3, base.moved, base.config, 'float32')

@@ -108,6 +108,7 @@ def test_files_hold_no_more_than_asked_and_the_index_names_everything_once(limit
         }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_command_and_the_dtypes(one, tmp_path):
     """By default the weights are stored as the base's config.json says, and the export's config.json says what they are."""
     import torch

@@ -29,6 +29,7 @@ def run(data, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_one_verdict_a_row():
     responses = ['<answer>44+19+35</answer>', 'é <answer>44 + 19</answer>', 'nothing', '<answer>\ud800</answer>']
     done = run(b'\n'.join(map(row, responses)), 'countdown')
@@ -42,6 +43,7 @@ def test_one_verdict_a_row():
     assert done.stderr.decode().strip() == 'graded 4 rows: 1 correct, 1 wrong, 2 unparseable, 0 infra_error'
 
 
+@pytest.mark.slow
 def test_a_malformed_row_stops_it_after_the_rows_before_were_answered():
     done = run(row() + b'\n' + row() + b'\n{"response": 5, "ground_truth": {}}\n' + row(), 'countdown')
     assert done.returncode == 2
@@ -50,6 +52,7 @@ def test_a_malformed_row_stops_it_after_the_rows_before_were_answered():
     assert b'Traceback' not in done.stderr
 
 
+@pytest.mark.slow
 def test_mathematics_through_the_pool_in_order():
     responses = [r'\boxed{1+x}', r'\boxed{x-1}', 'It is x+1, I think.', r'\boxed{^}', r'<think>\boxed{x+1}']
     rows = [row(r, ['7', 'x+1']) for r in responses]
@@ -69,6 +72,7 @@ def test_mathematics_through_the_pool_in_order():
     assert done.stderr.decode().strip() == 'graded 8 rows: 2 correct, 1 wrong, 4 unparseable, 1 infra_error'
 
 
+@pytest.mark.slow
 def test_more_rows_than_are_taken_at_once_stay_in_order():
     count = 2 * ROWS_AT_ONCE + 3
     done = run(b'\n'.join(row(f'\\boxed{{{i}}}', str(i - i % 2)) for i in range(count)) + b'\n{}', 'math')
@@ -78,6 +82,7 @@ def test_more_rows_than_are_taken_at_once_stay_in_order():
     assert [v['verdict'] for v in verdicts] == [('correct', 'wrong')[i % 2] for i in range(count)]
 
 
+@pytest.mark.slow
 def test_an_unknown_task_is_refused_with_the_choices():
     done = run(b'', 'chess')
     assert done.returncode == 2 and b'countdown' in done.stderr and done.stdout == b''

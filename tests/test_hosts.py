@@ -20,6 +20,7 @@ from small_run import ROOT, metrics
 from bapo_jax.metrics import read_metrics
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 
+pytestmark = pytest.mark.slow
 TOKEN = 'a token of the tests'
 MINUTES = 60.0
 TRAIN = [sys.executable, '-m', 'bapo_jax.train']

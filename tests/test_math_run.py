@@ -27,7 +27,7 @@ from bapo_jax.tasks import encode_prompts, get_task
 from bapo_jax.tasks.math_data import BENCHMARKS, training_problems
 
 SHARED = Path(__file__).resolve().parents[2] / 'shared' / 'data'
-pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason='the shared data directory is absent')
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not SHARED.is_dir(), reason='the shared data directory is absent')]
 
 # Untied like Qwen3-8B, and heads wider than the model.
 MODEL = {

@@ -84,6 +84,7 @@ def single(tiny_hf, groups):
     return {family: train_and_sample(tiny_hf(**fields), groups, (1, 1, 1)) for family, fields in FAMILIES.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', CASES)
 def test_sharded_training_is_that_of_one_device(case, sharded, single, make_policy):
     got, one = sharded[case], single[case[0]]
@@ -96,6 +97,7 @@ def test_sharded_training_is_that_of_one_device(case, sharded, single, make_poli
     assert np.abs(one['p.layers.q.kernel'] - start).max() > 1e-4  # ten times the tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', CASES)
 def test_sharded_sampling_is_that_of_one_device(case, sharded, single):
     got, one = sharded[case], single[case[0]]
@@ -103,6 +105,7 @@ def test_sharded_sampling_is_that_of_one_device(case, sharded, single):
     np.testing.assert_allclose(got['logp'], one['logp'], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_parameters_really_are_split(sharded):
     a, b, c = ({k: tuple(v) for k, v in sharded[case].items() if k.startswith('parts.')} for case in CASES)
     assert (a['parts.layers.q.kernel'], b['parts.layers.q.kernel']) == ((2, 16, 16), (2, 4, 32))

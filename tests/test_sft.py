@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 
 from bapo_jax import sft
 from bapo_jax.groups import Verdict
@@ -46,6 +47,7 @@ def test_aimless_solutions_have_right_arithmetic_and_seldom_the_target(tmp_path)
     assert right < 16
 
 
+@pytest.mark.slow
 def test_a_policy_that_is_started_from_is_the_first_step_of_the_next(tmp_path):
     """With a learning rate of nothing, what is written is what was read."""
     words = ['--steps=2', '--problems=20', '--batch=2', '--aimless=0.5', '--learning_rate=0']
@@ -57,6 +59,7 @@ def test_a_policy_that_is_started_from_is_the_first_step_of_the_next(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_start_that_holds_no_policy_leaves_nothing_behind(tmp_path):
     words = [f'--start={tmp_path}/typo', f'--output={tmp_path}/next']
     environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
@@ -65,6 +68,7 @@ def test_a_start_that_holds_no_policy_leaves_nothing_behind(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss(tmp_path):
     tokenizer = sft.model_files(tmp_path, 32, 1)
     config = hf.read_config(tmp_path)

@@ -71,12 +71,14 @@ def one_device_runs(tmp_path_factory, benchmark):
     return paths
 
 
+@pytest.mark.slow
 def test_overlap_changes_no_metric(one_device_runs):
     in_turn, overlapping = (metrics(path) for path in one_device_runs)
     assert in_turn == overlapping
     assert [row['step'] for row in in_turn] == list(range(7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('stop_after', [3, 4])
 def test_a_run_stopped_with_later_steps_under_way_repeats_every_metric(tmp_path, one_device_runs, benchmark, monkeypatch, stop_after):
     update, updates = Learner.update, []
@@ -94,6 +96,7 @@ def test_a_run_stopped_with_later_steps_under_way_repeats_every_metric(tmp_path,
     assert metrics(tmp_path) == metrics(one_device_runs[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('stop_after', [1, 2, 3, 5])
 def test_a_run_stopped_at_any_step_and_started_again_repeats_every_metric(tmp_path, bapo_run, benchmark, stop_after):
     workdir, _ = bapo_run
@@ -107,6 +110,7 @@ def test_a_run_stopped_at_any_step_and_started_again_repeats_every_metric(tmp_pa
     assert [row['step'] for row in rows] == list(range(7))
 
 
+@pytest.mark.slow
 def test_a_killed_run_loses_only_what_no_checkpoint_holds(tmp_path, bapo_run, benchmark):
     workdir, _ = bapo_run
     script = (
@@ -125,6 +129,7 @@ def test_a_killed_run_loses_only_what_no_checkpoint_holds(tmp_path, bapo_run, be
     assert metrics(tmp_path / 'run') == metrics(workdir)
 
 
+@pytest.mark.slow
 def test_sigterm_stops_after_the_step_with_a_checkpoint(tmp_path, benchmark, monkeypatch):
     update = Learner.update
 
@@ -137,6 +142,7 @@ def test_sigterm_stops_after_the_step_with_a_checkpoint(tmp_path, benchmark, mon
     assert (tmp_path / 'checkpoints' / '1').is_dir()
 
 
+@pytest.mark.slow
 def test_alpha_moves_only_at_syncs_and_hard_prompts_are_answered_by_theta(bapo_run):
     workdir, _ = bapo_run
     alpha = {1: 0, 2: 0, 3: 2, 4: 2, 5: 2, 6: 5}
@@ -150,6 +156,7 @@ def test_alpha_moves_only_at_syncs_and_hard_prompts_are_answered_by_theta(bapo_r
     assert [row['bapo/lag'] for row in metrics(workdir)[1:]] == [t - 1 - a for t, a in alpha.items()]
 
 
+@pytest.mark.slow
 def test_every_drawn_prompt_has_exactly_one_fresh_outcome(bapo_run):
     workdir, _ = bapo_run
     drawn = []
@@ -161,6 +168,7 @@ def test_every_drawn_prompt_has_exactly_one_fresh_outcome(bapo_run):
     assert len(set(drawn)) == 48  # one epoch of 60 prompts: none twice
 
 
+@pytest.mark.slow
 def test_the_batch_keeps_its_rules_through_the_real_trainer(bapo_run):
     workdir, batches = bapo_run
     stored: dict[tuple[int, int], list] = {}  # what entered the buffer as a candidate for replay
@@ -186,6 +194,7 @@ def test_the_batch_keeps_its_rules_through_the_real_trainer(bapo_run):
         assert [row[f'bapo/{s}_groups'] for s in ('x1', 'x2', 'x3')] == [batch.count(s) for s in ('x1', 'x2', 'x3')]
 
 
+@pytest.mark.slow
 def test_rollout_files_hold_what_was_asked_answered_and_judged(bapo_run):
     workdir, _ = bapo_run
     for row in rollouts(workdir, 1):
@@ -195,6 +204,7 @@ def test_rollout_files_hold_what_was_asked_answered_and_judged(bapo_run):
         assert [r == 1 for r in row['rewards']] == [v == 'correct' for v in row['verdicts']]
 
 
+@pytest.mark.slow
 def test_tracked_prompts_are_the_same_ones_at_every_evaluation(bapo_run):
     workdir, _ = bapo_run
     first, last = (json.loads((workdir / 'evals' / f'{step:06d}.json').read_text())['tracked'] for step in (0, 6))
@@ -202,10 +212,12 @@ def test_tracked_prompts_are_the_same_ones_at_every_evaluation(bapo_run):
     assert len(first['correct']) == len(last['correct']) == 4
 
 
+@pytest.mark.slow
 def test_the_run_ends_with_a_figure(bapo_run):
     assert (bapo_run[0] / 'run.png').read_bytes()[:8] == b'\x89PNG\r\n\x1a\n'
 
 
+@pytest.mark.slow
 def test_a_run_directory_of_another_config_is_refused_with_the_fields_named(bapo_run, benchmark):
     workdir, _ = bapo_run
     with pytest.raises(ValueError, match=r'differ in learner\.clip_low, replay\.c1\. Give another --workdir'):
@@ -232,6 +244,7 @@ def test_bad_input_is_refused_before_work_starts(tmp_path, benchmark, changes, m
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.slow
 def test_the_command_line_says_what_is_wrong_in_one_message(tmp_path):
     command = [sys.executable, '-m', 'bapo_jax.train', '--config=configs/quickstart.py', f'--workdir={tmp_path}/run']
     bad = subprocess.run([*command, '--config.rollout.group_size=1'], cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -241,6 +254,7 @@ def test_the_command_line_says_what_is_wrong_in_one_message(tmp_path):
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.slow
 def test_losses_and_rewards_are_finite_everywhere(bapo_run):
     for row in metrics(bapo_run[0]):
         assert all(np.isfinite(v) for v in row.values() if isinstance(v, float))

@@ -11,6 +11,7 @@ from small_run import metrics, rollouts, run, small_config
 from bapo_jax.rollout.fidelity import PolicyMismatch
 from bapo_jax.rollout.vllm_engine import VllmEngine
 
+pytestmark = pytest.mark.slow
 STEPS = 6
 
 

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from launched import BASE, COORDINATOR_PORT, ROOT, SCRIPTS, flag, launch, plain_args, recorded, start, trainer_commands
 
+pytestmark = pytest.mark.slow
 TOKEN = 'BAPO_ROLLOUT_TOKEN'
 MANY_HOSTS = ('slurm', 'kubernetes', 'tpu_pod')
 STARTING = ('one_machine', 'slurm', 'tpu_pod')  # those that start processes and wait for them

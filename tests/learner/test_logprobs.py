@@ -94,6 +94,7 @@ def test_packed_is_unpacked_is_over_padded(name, policy, sequences, score, value
     assert_same_gradient(gradient, want_gradient)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('chunk, remat', [(1, False), (8, False), (24, True)])
 def test_chunked_or_rematerialised_is_full(chunk, remat, policy, sequences, score, value_and_gradient):
     rows = [sequences, sequences[::-1]]

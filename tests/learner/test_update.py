@@ -100,6 +100,7 @@ def assert_same_metrics(a, b):
         assert a[name] == pytest.approx(b[name], rel=1e-5, abs=1e-5), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('cut', [{'micro_batch_rows': 16}, {'row_tokens': 64, 'logprob_chunk': 64, 'micro_batch_rows': 3}])
 def test_micro_batches_and_packing_change_nothing(cut, learner, policy, stale):
     """Many micro-batches of two rows = one of sixteen = another row length; token mean over responses of unequal length."""
@@ -170,6 +171,7 @@ def test_groups_without_variance_add_nothing_to_the_numerator(learner, policy, s
     assert_close(gradient(state), jax.tree.map(lambda x: share * x, gradient(alone_state)), 1e-5)
 
 
+@pytest.mark.slow
 def test_behaviour_and_proximal_anchor_agree_where_alpha_is_the_policy(learner, policy, groups):
     """Two optimizer steps: for the second, the anchor is still the policy before the first."""
     a, b = (update(learner(BARE, anchor=anchor), policy, batch_of(groups)) for anchor in ('proximal', 'behaviour'))
@@ -181,6 +183,7 @@ def test_behaviour_and_proximal_anchor_agree_where_alpha_is_the_policy(learner, 
     assert a[1]['actor/ppo_kl'] == pytest.approx(b[1]['actor/ppo_kl'], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_proximal_anchor_is_the_policy_at_the_steps_start_in_every_pass(learner, policy, groups):
     """One mini-batch, two passes: in the second the policy has moved away from the anchor."""
     _, metrics = update(learner(BARE, anchor='proximal', passes_per_batch=2), policy, batch_of(groups[:3]))
@@ -198,6 +201,7 @@ def test_decoupled_is_proximal_times_the_weight_cut_at_the_cap(factor, weight, l
     assert_close(gradient(state), jax.tree.map(lambda x: weight * x, gradient(want_state)), 2e-5)
 
 
+@pytest.mark.slow
 def test_the_reference_kl_uses_the_reference(learner, policy, groups):
     """Nothing to learn but closeness: no gradient at the reference itself, and the divergence from another one falls."""
     pull = learner(BARE, kl_target='reference', kl_coef=1.0)
@@ -219,6 +223,7 @@ def test_the_reference_kl_needs_a_reference(learner, policy, groups):
         update(learner(BARE, kl_target='reference', kl_coef=1.0), policy, batch_of(groups[:3]), reference=None)
 
 
+@pytest.mark.slow
 def test_the_entropy_coefficient_raises_the_entropy(learner, policy, groups):
     flat = learner(BARE, entropy_coef=0.1)
     batch = batch_of(with_right(groups[:3], 0))

@@ -141,6 +141,7 @@ def test_packed_is_unpacked(kernel):
         np.testing.assert_allclose(got[:, :n], packed[:, half], rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_on_eight_devices():
     environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8'}
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=500)

@@ -25,6 +25,7 @@ from safetensors.numpy import save_file
 from bapo_jax.models import hf
 from bapo_jax.parallel import make_mesh, parameter_sharding
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 MESHES = ((2, 2, 2), (1, 8, 1))
 CONFIG = {

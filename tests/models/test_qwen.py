@@ -98,6 +98,7 @@ def test_a_later_token_changes_nothing_earlier(policy, tokens):
     assert (np.abs(a - b)[:, 11:].max(axis=-1) > 1e-3).all()
 
 
+@pytest.mark.slow
 def test_rematerialised_is_the_same_value_and_gradient(policy, tokens):
     def loss(params, remat):
         model = nnx.merge(policy.graph, params)

@@ -18,6 +18,7 @@ from bapo_jax.rollout.publish import publish
 from bapo_jax.rollout.published import MANIFEST, WEIGHTS
 from bapo_jax.rollout.vllm_engine import PolicyRefused
 
+pytestmark = pytest.mark.slow
 G = 4
 
 

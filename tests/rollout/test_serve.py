@@ -29,6 +29,7 @@ def run_serve(*flags, monkeypatch):
     return subprocess.run(words, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'flags, message',
     [

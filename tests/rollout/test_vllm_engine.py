@@ -11,6 +11,7 @@ from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.published import read_manifest
 from bapo_jax.rollout.vllm_engine import BadResponse, PolicyRefused, RolloutError, Unreachable, VllmEngine
 
+pytestmark = pytest.mark.slow
 SAMPLING, DRAWS = Sampling(1.0, 4), [Draw(0, 1, FRESH)] * 6  # one a prompt
 
 

@@ -84,6 +84,7 @@ def test_a_template_that_cannot_be_rendered_is_refused():
             task.prompt_text(TRUTH, template, Tokenizer(False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('response', 'judged'),
     [
@@ -111,6 +112,7 @@ def test_what_the_qwen3_tokenizer_makes_of_a_response_keeps_the_thinking_apart(q
 # ---- verdicts ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('response', 'truth', 'verdict', 'answer'),
     [
@@ -141,6 +143,7 @@ def test_verdicts(response, truth, verdict, answer):
     assert task.verify(response, truth) == (verdict, answer)
 
 
+@pytest.mark.slow
 def test_many_at_once_are_judged_as_one_by_one_and_in_order():
     responses = [f'\\boxed{{{a}}}' for a in ('x+1', '5', '1+x', 'x-1', '^', 'x+1')] + ['so 1 + x', '1 + x']
     truths = [['7', 'x+1'], '5', 'x+1', 'x+1', '5', 'x+2', {'answers': '1+x', 'boxed': True}, '5']
@@ -156,6 +159,7 @@ def test_many_at_once_are_judged_as_one_by_one_and_in_order():
 HEAVY = [r'2^{3^{100000000}}-1', r'\sin(2^{3^{100000000}})', r'(((99999!)!)-1)!', r'\binom{10^{9}}{10^{8}}-1']
 
 
+@pytest.mark.slow
 def test_a_heavy_answer_costs_its_deadline_is_wrong_and_harms_no_other(monkeypatch):
     pool = task._pool()
     monkeypatch.setattr(pool, 'deadline_s', 2.0)
@@ -165,6 +169,7 @@ def test_a_heavy_answer_costs_its_deadline_is_wrong_and_harms_no_other(monkeypat
     assert [v for v, _ in verdicts] == [WRONG] * len(HEAVY) + [CORRECT] * 2
 
 
+@pytest.mark.slow
 def test_a_heavy_gold_is_no_responses_fault(monkeypatch):
     monkeypatch.setattr(task._pool(), 'deadline_s', 2.0)
     assert task.verify(r'\boxed{x+1}', r'2^{3^{100000000}}-1') == (INFRA_ERROR, 'x+1')
@@ -217,6 +222,7 @@ def judged():
 BEYOND_ONE_RULE = {'mv-128', 'mv-182', 'mv-245', 'mv-255'}
 
 
+@pytest.mark.slow
 def test_agrees_with_all_cases_on_which_conventions_do_not_differ(judged):
     plain = [(c, verdict) for c, (verdict, _) in judged if c['convention'] is None]
     differ = {c['id'] for c, verdict in plain if (verdict == CORRECT) != c['expected']}
@@ -224,6 +230,7 @@ def test_agrees_with_all_cases_on_which_conventions_do_not_differ(judged):
     assert differ == BEYOND_ONE_RULE  # 99.06 %
 
 
+@pytest.mark.slow
 def test_nothing_adversarial_is_correct(judged):
     hostile = [(c['id'], verdict) for c, (verdict, _) in judged if {'adversarial', 'hedging', 'malformed'} & set(c['categories'])]
     expected = {c['id']: c['expected'] for c, _ in judged}
@@ -231,11 +238,13 @@ def test_nothing_adversarial_is_correct(judged):
     assert [(name, verdict) for name, verdict in hostile if verdict == CORRECT and not expected[name]] == []
 
 
+@pytest.mark.slow
 def test_only_a_gold_that_cannot_be_read_is_an_infrastructure_error(judged):
     golds = {c['gold'] for c, (verdict, _) in judged if verdict == INFRA_ERROR}
     assert golds == {'', r'-5,1]\cup[3,9]', r'\begin{cases} a+b=0.5\\ a-b=1.732\end{cases}', r'\frac{3\sqrt{}{3}}{2}'}
 
 
+@pytest.mark.slow
 @needs_shared
 def test_every_benchmark_answer_is_correct_by_itself(monkeypatch):
     monkeypatch.setenv('BAPO_DATA', str(SHARED))
@@ -246,6 +255,7 @@ def test_every_benchmark_answer_is_correct_by_itself(monkeypatch):
     assert [row for row, (verdict, _) in zip(rows, verdicts, strict=True) if verdict != CORRECT] == []
 
 
+@pytest.mark.slow
 @needs_shared
 def test_benchmark_answers_differ_from_another_and_nearly_all_can_be_read(monkeypatch):
     monkeypatch.setenv('BAPO_DATA', str(SHARED))

@@ -11,6 +11,7 @@ import pytest
 from bapo_jax.tasks import verifier_pool
 from bapo_jax.tasks.verifier_pool import FAILED, MAX_REQUEST, OVERRAN, VerifierPool
 
+pytestmark = pytest.mark.slow
 WORKER = """
 import os, sys, time
 from bapo_jax.tasks.verifier_pool import serve
