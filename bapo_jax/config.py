@@ -76,6 +76,24 @@ def check_task(c: ConfigDict, need: Need) -> None:
         need(False, str(error))
 
 
+def prompts_section() -> ConfigDict:
+    """Which questions now."""
+    q = ConfigDict()
+    q.selector = 'shuffled'  # shuffled epochs, or mopps: those whose predicted success rate is nearest a target
+    q.candidates = 16  # mopps: batches' worth of prompts to choose one batch from
+    q.target = 0.5  # mopps: the success rate that is wanted
+    q.decay = 1.0  # mopps: λ, what old evidence keeps of its weight at each new one
+    return q
+
+
+def check_prompts(c: ConfigDict, need: Need) -> None:
+    q = c.prompts
+    one_of(need, c, 'prompts.selector', ('shuffled', 'mopps'))
+    at_least_one(need, c, 'prompts.candidates')
+    need(0 < q.target < 1, f'prompts.target={q.target} is a success rate, in (0, 1)')
+    need(0 <= q.decay <= 1, f'prompts.decay={q.decay} must be in [0, 1]')
+
+
 def rollout_section() -> ConfigDict:
     """Who answers, and when."""
     r = ConfigDict()
@@ -314,6 +332,7 @@ def check_rollouts(c: ConfigDict, need: Need) -> None:
 SECTIONS = {
     'model': (model_section, check_model),
     'task': (task_section, check_task),
+    'prompts': (prompts_section, check_prompts),
     'rollout': (rollout_section, check_rollout),
     'replay': (replay_section, check_replay),
     'learner': (learner_section, check_learner),

@@ -93,8 +93,48 @@ METHODS: dict[str, Method] = {
         schedule={'rollout.sync_every': 5},
         learning={'learner.anchor': 'behaviour'},
     ),
+    'dapo': _GRPO.but(
+        'DAPO: refills until B groups are mixed, within bounds; clip-higher; soft overlong punishment; no KL, no entropy bonus',
+        'arXiv 2503.14476; at most 4 batches a step as in arXiv 2602.20722, Figure 9',
+        schedule={'rollout.refill_batches': 4},
+        batch={'replay.fresh_filter': 'range', 'task.overlong_share': 0.5},
+        learning={
+            'learner.kl_target': 'none', 'learner.entropy_coef': 0.0, 'learner.clip_high': 0.28, 'learner.dual_clip': 10.0,
+        },
+        of_task={},
+    ),
+    'mopps': _GRPO.but(
+        'MoPPS: of 16 batches of candidates, the prompts whose Thompson-sampled success rate is nearest a half',
+        'arXiv 2507.04632 and its scripts',
+        prompts={'prompts.selector': 'mopps', 'prompts.candidates': 16, 'prompts.target': 0.5, 'prompts.decay': 1.0},
+        learning={'learner.kl_target': 'none', 'learner.clip_high': 0.28, 'learner.dual_clip': 10.0},
+        of_task={'countdown': {'prompts.candidates': 8, 'prompts.decay': 0.5}},
+    ),
+    'remix': _GRPO.but(
+        'ReMix: recent policies answer 0.4 of the prompts, two passes a batch, KL to base and previous policy; GRPO after step 50',
+        'arXiv 2507.06892',
+        schedule={'rollout.mixture': 0.4, 'rollout.mixture_policies': 2},
+        learning={
+            'learner.anchor': 'behaviour', 'learner.clip_centre': 'proximal', 'learner.kl_target': 'convex',
+            'learner.passes_per_batch': 2, 'learner.switch_step': 50,
+        },
+        of_task={},
+    ),
     'bapo': _BAPO,
     'bapo_tuned': _TUNED,
+    'bapo_official': _BAPO.but(
+        "BAPO as the authors' released code runs it, on intact groups",
+        'waunx/BAPO_ICLR at 426b5098; docs/departures.md',
+        schedule={'rollout.sync_phase': 'code', 'rollout.reevaluation_syncs': True},
+        batch={
+            'replay.fresh_filter': 'range', 'replay.improved_rule': 'strict_increase', 'replay.shared_pool': True,
+            'replay.r_tot': 'buffer', 'replay.c2': (1 / 8,), 'replay.c3': (3 / 8,),
+        },
+        learning={
+            'learner.anchor': 'decoupled', 'learner.importance_cap': 3.0, 'learner.kl_target': 'proximal', 'learner.shuffle': False,
+            'learner.partial_mini_batch': 'keep',
+        },
+    ),
     'bapo_mini': _BAPO.but(
         'the parameter-free Mini-test: all-wrong prompts re-evaluated, half-right groups replayed',
         'arXiv 2602.20722, section 5.2',

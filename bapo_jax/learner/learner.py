@@ -160,9 +160,9 @@ class Learner:
         return self._update.lower(self.shapes(), rows, micro_batches, numbers_of(self._config, self._temperature, 1)).compile()
 
     def _scored(self, step: int) -> list[str]:
-        """The roles that score a batch at `step`: not those whose only use is a KL term of coefficient 0."""
+        """The roles that score a batch at `step`: not those whose only use is a KL term of share 0."""
         numbers = numbers_of(self._config, self._temperature, step)
-        idle = {term.role for term in self.objective.kl if not numbers[term.coefficient]}
+        idle = {term.role for term in self.objective.kl if term.share and not numbers[term.share]}
         return [role for role in self.objective.roles if role not in idle - self.objective.ratio_roles]
 
     def _pack(self, part: Part, advantage: ByGroup, scores: Mapping[str, ByGroup]) -> Rows:

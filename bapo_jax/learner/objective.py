@@ -25,11 +25,11 @@ BEHAVIOUR, PROXIMAL, REFERENCE, PREVIOUS = 'behaviour', 'proximal', 'reference',
 
 
 class KL(NamedTuple):
-    """A penalty coefficient · estimator(π_θ, the role's policy); `coefficient` names one of the objective's numbers."""
+    """A penalty β · share · estimator(π_θ, the role's policy)."""
 
     role: str
     estimator: Callable[[jax.Array, jax.Array], jax.Array]
-    coefficient: str
+    share: str | None = None  # names one of the objective's numbers; None: 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +61,8 @@ def objective_of(learner: Any) -> Objective:
     decoupled = learner.anchor == 'decoupled'
     kl = {
         'none': (),
-        'convex': (KL(REFERENCE, k3, 'kl_reference'), KL(PREVIOUS, k3, 'kl_previous')),
-    }.get(learner.kl_target, (KL(learner.kl_target, k3, 'kl_coef'),))
+        'convex': (KL(REFERENCE, k3, 'reference_share'), KL(PREVIOUS, k3, 'previous_share')),
+    }.get(learner.kl_target, (KL(learner.kl_target, k3),))
     return Objective(
         ratio_level=learner.ratio_level,
         surrogate=learner.surrogate,
@@ -81,8 +81,8 @@ def numbers_of(learner: Any, temperature: float, step: int) -> dict[str, np.floa
     numbers = {
         'temperature': temperature,
         'kl_coef': learner.kl_coef,
-        'kl_reference': share * learner.kl_coef,
-        'kl_previous': (1 - share) * learner.kl_coef,
+        'reference_share': share,
+        'previous_share': 1 - share,
         'entropy_coef': learner.entropy_coef,
     }
     return {name: np.float32(value) for name, value in numbers.items()}
@@ -101,7 +101,7 @@ def convex_share(step: int) -> float:
 def evaluate_objective(
     objective: Objective, rows: Rows, logp_RxT: jax.Array, entropy_RxT: jax.Array, numbers: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Σ weight · (importance weight · surrogate + Σ β KL - entropy bonus) over rows, and sums for the metrics.
+    """Σ weight · (importance weight · surrogate + β Σ share · KL - entropy bonus) over rows, and sums for the metrics.
 
     `logp_RxT` and `entropy_RxT` are those of π_θ; what they hold where no response token is does not count.
     """
@@ -117,10 +117,11 @@ def evaluate_objective(
     policy_RxT, held_RxT = SURROGATES[objective.surrogate](tokens, objective.clip)
     if objective.importance_cap is not None:
         policy_RxT = truncated_weight(roles[PROXIMAL], rows.behaviour, objective.importance_cap) * policy_RxT
-    total_RxT, kl_RxT = policy_RxT, jnp.zeros_like(logp_RxT)
+    kl_RxT = jnp.zeros_like(logp_RxT)
     for term in objective.kl:
         term_RxT = term.estimator(logp_RxT, roles[term.role])
-        total_RxT, kl_RxT = total_RxT + numbers[term.coefficient] * term_RxT, kl_RxT + term_RxT
+        kl_RxT = kl_RxT + (term_RxT if term.share is None else numbers[term.share] * term_RxT)
+    total_RxT = policy_RxT + numbers['kl_coef'] * kl_RxT if objective.kl else policy_RxT
     if objective.entropy:
         total_RxT = total_RxT - numbers['entropy_coef'] * entropy_RxT
 

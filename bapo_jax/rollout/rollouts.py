@@ -49,6 +49,7 @@ class Answered(NamedTuple):
     reevaluated: list[Group]
     generate_s: float
     verify_s: float
+    measures: dict[str, float]  # of the selector
     selector: str  # state after these groups were observed: a run that stops after this step continues from here
 
 
@@ -65,7 +66,7 @@ class Rollouts:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix='rollouts')
         self._begun: dict[int, Future[Answered]] = {}
         self._selector_state = selector.state()
-        self._seconds: dict[str, float] = {}  # of the last step taken, by phase
+        self._taken: dict[str, float] = {}  # metrics of the last step taken
 
     def serve(self, policies: Policies, logprobs: LogProbs) -> None:
         """Loads α; compares every server's log-probs of one prompt's answers with the trainer's. Raises PolicyMismatch."""
@@ -89,12 +90,12 @@ class Rollouts:
         """The fresh groups of `step`, answered by α, and those of its hard prompts, answered by π_θ. Raises what the engine raised."""
         one_wave = policies.alpha_version == step - 1  # α is π_θ
         self._begin(step, hard if one_wave else (), policies)
-        fresh, reevaluated, generate_s, verify_s, self._selector_state = self._begun.pop(step).result()
-        self._seconds = {'timing_s/gen': generate_s, 'timing_s/reward': verify_s}
+        fresh, reevaluated, generate_s, verify_s, measures, self._selector_state = self._begun.pop(step).result()
+        self._taken = {**measures, 'timing_s/gen': generate_s, 'timing_s/reward': verify_s}
         if hard and not one_wave:
             with self.held_by_theta(policies):
                 reevaluated, generate_s, verify_s = self._ask(step, [], hard)
-            self._seconds['timing_s/reevaluate'] = generate_s + verify_s
+            self._taken['timing_s/reevaluate'] = generate_s + verify_s
         return fresh, reevaluated
 
     @contextmanager
@@ -105,14 +106,14 @@ class Rollouts:
         self._engine.load(policies.alpha, policies.alpha_version)
 
     def metrics(self, batch: Batch, policies: Policies, logprobs: LogProbs) -> dict[str, float]:
-        """Seconds of the last step taken; the servers' log-probs against the trainer's, on a mini-batch's worth of α's groups in X1."""
+        """Of the last step taken: its seconds, and what the selector says of it; the servers' log-probs against the trainer's, on a mini-batch's worth of α's groups in X1."""
         of_alpha = [g for g in batch.of_origin(X1) if g.responses[0].version == policies.alpha_version]
         some = of_alpha[: self._config.learner.mini_batch_groups]
         if not (self._engine.servers and some):
-            return self._seconds
+            return self._taken
         started = time.perf_counter()
         compared = mismatch(*logprobs(make_batch(some, [X1] * len(some))))
-        return {**self._seconds, **compared, 'timing_s/mismatch': time.perf_counter() - started}
+        return {**self._taken, **compared, 'timing_s/mismatch': time.perf_counter() - started}
 
     def state(self) -> str:
         """The selector's state at the last step taken, for a checkpoint."""
@@ -148,7 +149,7 @@ class Rollouts:
             fresh, reevaluated, seconds = fresh + groups[: len(prompts)], reevaluated + groups[len(prompts) :], seconds + spent
             if sum(0 < g.correct < g.size and not g.infra_error for g in fresh) >= c.learner.batch_groups:
                 break
-        return Answered(fresh, reevaluated, *seconds.tolist(), self._selector.state())
+        return Answered(fresh, reevaluated, *seconds.tolist(), self._selector.metrics(), self._selector.state())
 
     def _ask_mixture(self, step: int, prompts: Sequence[Prompt], policies: Policies) -> Collected:
         """The prompts shared out among α and the rollout policies before it (ReMix), one policy after the other."""
