@@ -191,6 +191,7 @@ def test_the_proximal_anchor_is_the_policy_at_the_steps_start_in_every_pass(lear
     assert abs(metrics['actor/ppo_kl']) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('factor, weight', [(1.0, 1.0), (1.5, 1.5), (0.25, 0.25), (4.0, 2.0)])
 def test_decoupled_is_proximal_times_the_weight_cut_at_the_cap(factor, weight, learner, policy, groups):
     """π_prox / α = `factor` on every token; the cap is 2."""

@@ -97,12 +97,14 @@ def test_a_kernel_is_the_dense_formula(kernel, heads):
     assert_same(value_and_gradients(KERNELS[kernel], *arrays), value_and_gradients(dense, *arrays))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kernel, T', [('xla', 31), ('xla', 120), ('xla', 256), ('splash', 384), ('triton', 48), ('triton', 80)])
 def test_rows_of_any_length_a_kernel_takes(kernel, T):
     arrays = inputs([[(1, 20), (2, T - 25), (0, 5)]])
     assert_same(value_and_gradients(KERNELS[kernel], *arrays), value_and_gradients(dense, *arrays))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kernel', KERNELS)
 def test_bfloat16_and_the_head_size_of_the_real_models(kernel):
     arrays = inputs([ROWS['several and padding']], 6, 2, 128, jnp.bfloat16)
