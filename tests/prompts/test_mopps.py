@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from bapo_jax.groups import Group, Prompt, Response, Verdict, binary_rewards
 from bapo_jax.prompts import mopps
 from bapo_jax.prompts.mopps import Mopps
+from bapo_jax.replay import PURPOSES
 
 PROMPTS = [Prompt(100 + i, 'countdown', np.array([i], np.int32), None) for i in range(23)]
 RESPONSE = Response(np.array([1], np.int32), np.array([-1.0], np.float32), 'stop', 0)
@@ -157,10 +158,16 @@ def test_the_choice_depends_on_the_seed_and_the_results_alone():
     assert run(make(decay=0.5, seed=8), range(9)) != first
 
 
-def test_each_draw_has_numbers_of_its_own():
-    """The pool is drawn whole and nothing is observed, so only the sampled rates differ."""
-    selector = make(batch=3, candidates=16)
-    assert len({tuple(ids(selector.next())) for _ in range(10)}) == 10
+def test_each_draw_has_a_generator_of_its_own_which_no_step_has(monkeypatch):
+    keys, default_rng = [], np.random.default_rng
+    monkeypatch.setattr(np.random, 'default_rng', lambda key: keys.append(key) or default_rng(key))
+    selector, again = make(), make()
+    run(selector, range(5))
+    again.restore(selector.state())
+    run(again, range(5))
+    of_steps = [[7, step, purpose] for step in range(12) for purpose in range(len(PURPOSES))]
+    numbers = {default_rng(key).random() for key in keys + of_steps}
+    assert len(keys) == 10 and len(numbers) == len(keys) + len(of_steps)
 
 
 @pytest.mark.parametrize('consumed', [0, 1, 2, 5, 9])

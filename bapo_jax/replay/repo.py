@@ -1,0 +1,158 @@
+"""RePO's batch (arXiv 2506.09340): every fresh group, and beside it a group of the same prompt's own earlier responses.
+
+The objective is J_on + J_off: fresh groups (origin X1) are the on-policy term, retrieved ones (origin REPLAY) the off-policy term.
+Token weights cover the whole mini-batch, so the sequence mean divides both terms by all its responses, as in the authors' code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from bapo_jax.groups import REPLAY, X1, Batch, Group, Prompt, groups_from_arrays, groups_to_arrays, make_batch
+
+Rng = Callable[[str], np.random.Generator]  # a step's generator for a purpose of replay.PURPOSES
+
+
+def all_of_them(rewards: Sequence[float], count: int) -> list[int]:
+    """Full-scope: everything, whatever `count` is."""
+    return list(range(len(rewards)))
+
+
+def recent(rewards: Sequence[float], count: int) -> list[int]:
+    """Recency-based: the newest."""
+    return list(range(len(rewards)))[-count:]
+
+
+def highest_reward(rewards: Sequence[float], count: int) -> list[int]:
+    """Reward-oriented: the highest rewards; of equal ones the oldest, as in the authors' code."""
+    return sorted(sorted(range(len(rewards)), key=lambda i: -rewards[i])[:count])
+
+
+def highest_variance(rewards: Sequence[float], count: int) -> list[int]:
+    """Variance-driven: the subset of largest population variance of rewards, then of largest sum; of equal rewards the oldest.
+
+    Exact. Variance is strictly convex in each reward, so no chosen reward lies strictly between two that are left out.
+    The best subset is thus the p lowest and the count - p highest for some p: only count + 1 subsets are compared.
+    """
+    exact = sorted(Fraction(float(r)) for r in rewards)
+
+    def variance_and_sum(subset: list[Fraction]) -> tuple[Fraction, Fraction]:
+        """count² × the population variance, and the sum."""
+        total = sum(subset)
+        return count * sum(x * x for x in subset) - total * total, total
+
+    ends = [exact[:lowest] + exact[len(exact) - count + lowest :] for lowest in range(count + 1)]
+    left = Counter(max(ends, key=variance_and_sum))
+    chosen = []
+    for i, reward in enumerate(rewards):
+        if left[Fraction(float(reward))]:
+            left[Fraction(float(reward))] -= 1
+            chosen.append(i)
+    return chosen
+
+
+# Which of a prompt's responses are replayed: (rewards, oldest first; how many) -> their places, oldest first.
+RETRIEVE = {'all': all_of_them, 'recent': recent, 'reward': highest_reward, 'variance': highest_variance}
+
+
+class Repo:
+    """What RePO remembers: of every prompt asked so far, its last `per_prompt` responses, first in first out.
+
+    The number of prompts is not bounded, as in the authors' code: host memory and checkpoints grow until every prompt was asked.
+    """
+
+    def __init__(self, config: Any, batch_groups: int):
+        """`config` is the replay's part of a resolved config; `batch_groups` is B, the most fresh groups of a step.
+
+        B does not bound a batch, which holds up to 2·B groups. With retrieve='all' each replayed one has `per_prompt` responses.
+        """
+        self._config, self._batch_groups = config, batch_groups
+        # One group a prompt, oldest response first; its step is that of the newest response.
+        self._history: dict[int, Group] = {}
+
+    def hard_prompts(self, step: int, rng: Rng) -> list[Prompt]:
+        """None: nothing is re-evaluated."""
+        return []
+
+    def compose(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group], rng: Rng) -> Batch:
+        """The judged fresh groups, then for each of their prompts with a full history a group of retrieved responses.
+
+        A fresh group with an infrastructure error is left out, and nothing is replayed beside it. Retrieval sees the history before
+        this step. Raises ValueError for more fresh groups than B.
+        """
+        x1 = [g for g in fresh if not g.infra_error]
+        if len(x1) > self._batch_groups:
+            raise ValueError(f'{len(x1)} fresh groups of step {step} exceed learner.batch_groups = {self._batch_groups}')
+        full = [i for i, g in enumerate(x1) if self._full(g.prompt.id)]
+        replayed = [self._retrieved(x1[i]) for i in full]
+        batch = make_batch([*x1, *replayed], [X1] * len(x1) + [REPLAY] * len(replayed))
+        if self._config.retrieve_normalisation == 'mixed':
+            shared = (np.full(g.size, i, np.int32) for i, g in zip(full, replayed, strict=True))
+            batch = dataclasses.replace(batch, normalisation=(*batch.normalisation[: len(x1)], *shared))
+        return batch
+
+    def add(self, step: int, fresh: Sequence[Group], batch: Batch) -> None:
+        """The fresh responses enter their prompts' histories, the oldest leave. One infrastructure error keeps its group out."""
+        for g in fresh:
+            if not g.infra_error:
+                old = self._history.get(g.prompt.id)
+                kept = g if old is None else joined(old, g)
+                self._history[g.prompt.id] = taken(kept, recent(kept.rewards, self._config.per_prompt))
+
+    def metrics(self, step: int) -> dict[str, int]:
+        """Prompts and responses remembered, and the bytes of their token and log-prob arrays."""
+        prompts = [g.prompt for g in self._history.values()]
+        responses = [r for g in self._history.values() for r in g.responses]
+        return {
+            'buffer/repo/prompts': len(prompts),
+            'buffer/repo/responses': len(responses),
+            'buffer/repo/bytes': sum(p.tokens.nbytes for p in prompts) + sum(r.tokens.nbytes + r.logp.nbytes for r in responses),
+        }
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Everything `restore` needs, as arrays for a checkpoint."""
+        return groups_to_arrays(list(self._history.values()))
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Puts back what `state` saved, exactly. Raises ValueError where a history is longer than replay.per_prompt."""
+        history = {g.prompt.id: g for g in groups_from_arrays(arrays)}
+        longest = max((g.size for g in history.values()), default=0)
+        if longest > self._config.per_prompt:
+            raise ValueError(
+                f'a saved history holds {longest} responses, more than replay.per_prompt = {self._config.per_prompt}; '
+                'set that field to what the run was begun with'
+            )
+        self._history = history
+
+    def _full(self, prompt_id: int) -> bool:
+        return prompt_id in self._history and self._history[prompt_id].size == self._config.per_prompt
+
+    def _retrieved(self, fresh: Group) -> Group:
+        """A new group of earlier responses to the prompt, with their own versions, log-probs, verdicts and rewards.
+
+        Its step is that of the newest response remembered, the last one at which its history grew.
+        """
+        history = self._history[fresh.prompt.id]
+        count = min(self._config.retrieve_count or fresh.size, history.size)
+        return taken(history, RETRIEVE[self._config.retrieve](history.rewards, count))
+
+
+def joined(old: Group, new: Group) -> Group:
+    """The responses of both groups of one prompt, the old ones first; the step is the new one's."""
+    return Group(
+        new.prompt, old.responses + new.responses, old.verdicts + new.verdicts, np.concatenate([old.rewards, new.rewards]), new.step
+    )
+
+
+def taken(group: Group, places: Sequence[int]) -> Group:
+    """A group of the responses at these places, with their verdicts and rewards."""
+    return Group(
+        group.prompt, tuple(group.responses[i] for i in places), tuple(group.verdicts[i] for i in places),
+        group.rewards[np.asarray(places)], group.step,
+    )  # fmt: skip
