@@ -13,6 +13,8 @@ from ml_collections import ConfigDict
 from bapo_jax.methods import METHODS
 from bapo_jax.replay.bapo import RULES
 from bapo_jax.replay.filters import FILTERS
+from bapo_jax.replay.kinds import KINDS
+from bapo_jax.replay.repo import RETRIEVE
 from bapo_jax.replay.thresholds import DIRECTIONS, R_TOT
 from bapo_jax.rollout.schedule import PHASES
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
@@ -128,8 +130,8 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
     one_of(need, c, 'rollout.dtype', ('float32', 'bfloat16'))
     one_of(need, c, 'rollout.sync_phase', PHASES)
     at_least_one(
-        need, c, 'rollout.sync_every', 'rollout.mixture_policies', 'rollout.refill_batches', 'rollout.max_prompt_tokens', 'rollout.max_response_tokens', 'rollout.rows',
-        'rollout.concurrency',
+        need, c, 'rollout.sync_every', 'rollout.mixture_policies', 'rollout.refill_batches', 'rollout.max_prompt_tokens',
+        'rollout.max_response_tokens', 'rollout.rows', 'rollout.concurrency',
     )  # fmt: skip
     positive(need, c, 'rollout.temperature', 'rollout.deadline_s')
     need(0 <= r.mixture < 1, f'rollout.mixture={r.mixture} is a share of prompts, in [0, 1)')
@@ -164,7 +166,7 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
 def replay_section() -> ConfigDict:
     """What is trained on."""
     p = ConfigDict()
-    p.kind = 'bapo'  # who builds the batch: bapo (Algorithm 1; GRPO with its parts off)
+    p.kind = 'bapo'  # who builds the batch: bapo (Algorithm 1; GRPO with its parts off), repo (a prompt's own earlier responses)
     p.fresh_filter = 'gaussian'  # X1: none, range (drop all-right and all-wrong), gaussian(.5, .2), uniform(.6)
     p.reevaluate_every = 5  # m: hard prompts are asked again of π_θ every m steps
     p.max_reevaluate = 128  # at most this many of them
@@ -180,20 +182,32 @@ def replay_section() -> ConfigDict:
     p.shared_pool = False  # one pool of bad_capacity prompts for both parts, as in the authors' code
     p.use_x2 = True  # train on improved hard prompts
     p.use_x3 = True  # fill the batch from the buffer
+    p.retrieve = 'recent'  # repo: which of a prompt's earlier responses: all, recent, reward (highest), variance (of rewards)
+    p.retrieve_count = 0  # repo: how many of them; 0: G
+    p.retrieve_normalisation = 'split'  # repo: fresh and earlier responses have baselines of their own, or one (mixed)
+    p.per_prompt = 0  # repo: responses kept of a prompt, replayed once so many are there; 0: 2 G
     p.x3_untrained = False  # but with nothing that was X1 or X3 before [wide_gaussian; wide_gaussian_untrained]
     return p
 
 
 def check_replay(c: ConfigDict, need: Need) -> None:
     p = c.replay
-    one_of(need, c, 'replay.kind', ('bapo',))
+    one_of(need, c, 'replay.kind', KINDS)
+    one_of(need, c, 'replay.retrieve', RETRIEVE)
+    one_of(need, c, 'replay.retrieve_normalisation', ('split', 'mixed'))
+    not_negative(need, c, 'replay.retrieve_count')
+    need(
+        p.kind != 'repo' or (p.fresh_filter == 'none' and not p.use_x2 and not p.use_x3),
+        f'replay.kind=repo trains on every fresh group and its own replay; set replay.fresh_filter=none (it is {p.fresh_filter!r}), '
+        'replay.use_x2=False and replay.use_x3=False',
+    )
     one_of(need, c, 'replay.fresh_filter', FILTERS)
     one_of(need, c, 'replay.improved_rule', RULES)
     one_of(need, c, 'replay.r_tot', R_TOT)
     one_of(need, c, 'replay.thresholds', DIRECTIONS)
     at_least_one(
         need, c, 'replay.reevaluate_every', 'replay.max_reevaluate', 'replay.bad_capacity', 'replay.high_capacity',
-        'replay.high_recent_steps',
+        'replay.high_recent_steps', 'replay.per_prompt',
     )  # fmt: skip
     need(0 <= p.c1 < 1, f'replay.c1={p.c1} must be in [0, 1)')
     c2, c3 = np.atleast_1d(p.c2), np.atleast_1d(p.c3)
@@ -275,6 +289,17 @@ def check_learner(c: ConfigDict, need: Need) -> None:
          f'learner.logprob_chunk={l.logprob_chunk} must divide learner.row_tokens={l.row_tokens}')  # fmt: skip
 
 
+def theory_section() -> ConfigDict:
+    """What is watched of the paper's theory."""
+    w = ConfigDict()
+    w.every = 0  # steps between the monitors of the paper's bound, which score the batch twice more; 0: never
+    return w
+
+
+def check_theory(c: ConfigDict, need: Need) -> None:
+    not_negative(need, c, 'theory.every')
+
+
 def mesh_section() -> ConfigDict:
     """How devices share the work."""
     h = ConfigDict()
@@ -336,6 +361,7 @@ SECTIONS = {
     'rollout': (rollout_section, check_rollout),
     'replay': (replay_section, check_replay),
     'learner': (learner_section, check_learner),
+    'theory': (theory_section, check_theory),
     'mesh': (mesh_section, check_mesh),
     'checkpoint': (checkpoint_section, check_checkpoint),
     'evaluate': (evaluate_section, check_evaluate),
@@ -345,7 +371,7 @@ SECTIONS = {
 
 # A run may be continued with other values of these; anything else would make it another run.
 FREE_TO_CHANGE = (
-    'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'model.attention',
+    'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'model.attention',
     'rollout.overlap', 'rollout.servers', 'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance',
     'rollout.server_memory', 'rollout.server_args', 'mesh.deadline_s',
 )  # fmt: skip
@@ -356,6 +382,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
     c = ConfigDict(config.to_dict())
     c.replay.bad_capacity = c.replay.bad_capacity or c.learner.batch_groups
     c.replay.high_capacity = c.replay.high_capacity or c.replay.high_recent_steps * c.learner.batch_groups
+    c.replay.per_prompt = c.replay.per_prompt or 2 * c.rollout.group_size
     c.learner.row_tokens = c.learner.row_tokens or c.rollout.max_prompt_tokens + c.rollout.max_response_tokens
     c.learner.logprob_chunk = c.learner.logprob_chunk or c.learner.row_tokens
     rounded = 'bfloat16' in (c.rollout.dtype, c.model.dtype)

@@ -110,6 +110,14 @@ METHODS: dict[str, Method] = {
         learning={'learner.kl_target': 'none', 'learner.clip_high': 0.28, 'learner.dual_clip': 10.0},
         of_task={'countdown': {'prompts.candidates': 8, 'prompts.decay': 0.5}},
     ),
+    'repo': _GRPO.but(
+        'RePO: beside each fresh group the newest of its prompt\'s earlier responses, normalised by themselves; also '
+        'replay.retrieve=all, reward, variance',
+        'arXiv 2506.09340 and its code',
+        batch={'replay.kind': 'repo', 'replay.retrieve': 'recent', 'replay.retrieve_normalisation': 'split'},
+        learning={'learner.anchor': 'behaviour', 'learner.kl_target': 'none', 'learner.aggregation': 'seq_mean_token_mean'},
+        of_task={},
+    ),
     'remix': _GRPO.but(
         'ReMix: recent policies answer 0.4 of the prompts, two passes a batch, KL to base and previous policy; GRPO after step 50',
         'arXiv 2507.06892',

@@ -29,6 +29,8 @@ from bapo_jax.learner.learner import Learner, build_learner
 from bapo_jax.models.hf import architecture
 from bapo_jax.parallel import describe_devices
 from bapo_jax.replay.bapo import Bapo
+from bapo_jax.replay.kinds import make_replay
+from bapo_jax.replay.repo import Repo
 from bapo_jax.report import draw_run
 from bapo_jax.rollout.engine import TRACKING, RolloutError
 from bapo_jax.rollout.engines import start_engine
@@ -39,6 +41,7 @@ from bapo_jax.run.directory import claim, fingerprint, fingerprint_tokenizer
 from bapo_jax.run.measures import batch_metrics, discarded_metrics, fresh_metrics
 from bapo_jax.run.run import Run
 from bapo_jax.run.tables import print_table
+from bapo_jax.run.theory import monitored
 from bapo_jax.tasks import custom_reward
 from bapo_jax.tasks.custom_reward import BadReward
 
@@ -51,7 +54,7 @@ class Setup(NamedTuple):
     training_prompts: list[Prompt]
     benchmarks: dict[str, list[Prompt]]
     schedule: Schedule
-    replay: Bapo
+    replay: Bapo | Repo
     rollouts: Rollouts
     learner: Learner
     hosts: Hosts
@@ -77,7 +80,7 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts()) -> Setup:
         training_prompts=read.prompts,
         benchmarks=read.benchmarks,
         schedule=schedule,
-        replay=Bapo(c.replay, c.learner.batch_groups, schedule.reevaluation_due),
+        replay=make_replay(c.replay, c.learner.batch_groups, schedule.reevaluation_due),
         rollouts=Rollouts(engine, read.tokenizer, read.selector, schedule, c, reward, probe=read.prompts[0]),
         learner=learner,
         hosts=hosts,
@@ -123,8 +126,9 @@ def train(s: Setup, workdir: Path) -> RunState:
             rollouts.begin_ahead(step)
 
             # Line 18: advantages and the clipped update.
-            state.theta, learned = learner.update(state.theta, batch, now.rng('shuffle'), state.policies(), step)
-            state.trained()
+            with monitored(s.config, learner, state, batch, replay.metrics(step), now):
+                state.theta, learned = learner.update(state.theta, batch, now.rng('shuffle'), state.policies(), step)
+                state.trained()
 
             # Lines 8-9 and 19: the fresh groups enter the buffer, after this step's draws from it.
             replay.add(step, fresh, batch)

@@ -144,9 +144,13 @@ class Learner:
         scored = [self._score(params, spread(s, sharding), n, self._temperature) for s, n in zip(sequences, counts, strict=True)]
         return [fetch(logp) for logp in scored]
 
+    def score_batch(self, role: str, params: Any, batch: Batch) -> ByGroup:
+        """`score` of a batch in its own order."""
+        return self.score(role, params, cut(batch, np.arange(len(batch.groups)), self._config))
+
     def logprobs(self, role: str, params: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """(behaviour log-probs, log-probs under `params`) of all response tokens of a batch, float32 [tokens] each, in one order."""
-        scored = self.score(role, params, cut(batch, np.arange(len(batch.groups)), self._config))
+        scored = self.score_batch(role, params, batch)
         behaviour = [r.logp for g in batch.groups for r in g.responses]
         return np.concatenate(behaviour), np.concatenate([logp for of_group in scored for logp in of_group])
 

@@ -115,6 +115,7 @@ def evaluate_objective(
         centre_RxT = importance_ratio(roles[objective.clip_centre] - rows.behaviour)
     tokens = Tokens(logp_RxT, importance_ratio(log_ratio_RxT), rows.advantage, centre_RxT)
     policy_RxT, held_RxT = SURROGATES[objective.surrogate](tokens, objective.clip)
+    held_RxT = held_RxT.astype(jnp.float32)
     if objective.importance_cap is not None:
         policy_RxT = truncated_weight(roles[PROXIMAL], rows.behaviour, objective.importance_cap) * policy_RxT
     kl_RxT = jnp.zeros_like(logp_RxT)
@@ -127,13 +128,14 @@ def evaluate_objective(
 
     # Of the ratio to the policy that answered, whatever the anchor is.
     behaviour_ratio_RxT = jnp.exp(jnp.where(response_RxT, logp_RxT - rows.behaviour, 0.0))
-    origin_RxTxO = rows.origin[..., None] == (1 + jnp.arange(len(ORIGINS), dtype=rows.origin.dtype))[None, None]
+    origin_O = 1 + jnp.arange(len(ORIGINS), dtype=rows.origin.dtype)
+    origin_RxTxO = (rows.origin[..., None] == origin_O[None, None]).astype(jnp.float32)
 
     def weighted(x_RxT):
         return jnp.sum(rows.weight * x_RxT)
 
     def by_origin(x_RxT):
-        return jnp.sum(x_RxT[..., None] * origin_RxTxO, axis=(0, 1), dtype=jnp.float32)
+        return jnp.sum(x_RxT[..., None] * origin_RxTxO, axis=(0, 1))
 
     return weighted(total_RxT), {
         'actor/pg_loss': weighted(policy_RxT),

@@ -65,7 +65,8 @@ def update(state: TrainState, rows: Rows, n_micro, numbers: dict[str, jax.Array]
     zeros = (jax.tree.map(jnp.zeros_like, state.params), jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sum_shapes))
     # The trip count is a runtime value: mini-batches of many sizes share a program and pay for no empty micro-batch.
     gradient, metrics = jax.lax.fori_loop(0, n_micro, add_micro_batch, zeros)
-    updates, opt_state = program.optimizer.update(gradient, state.opt_state, state.params)
+    with jax.numpy_dtype_promotion('standard'):  # optax raises a float to the int32 number of updates
+        updates, opt_state = program.optimizer.update(gradient, state.opt_state, state.params)
     metrics['actor/grad_norm'] = optax.tree.norm(gradient)
     return TrainState(optax.apply_updates(state.params, updates), opt_state), metrics
 

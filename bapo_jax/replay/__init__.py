@@ -1,4 +1,4 @@
-"""What is remembered and what is trained on. Every row that builds its batch otherwise is a file with these functions:
+"""What is remembered and what is trained on. A row that builds its batch otherwise has a file, whose class has these functions:
 
     hard_prompts(step, rng) -> prompts                      those that π_θ is to answer at this step; [] for none
     compose(step, fresh, reevaluated, rng) -> Batch         what is trained on

@@ -14,16 +14,19 @@ Of the batch
     bapo/x3/{age,mean_reward,uses}           means over X3: age in steps, accuracy, how often it was trained on before
     staleness/{mean,max}                     steps between the policy that answered and π_θ
     bapo/lag                                 steps between α and π_θ
+Of the selector: prompts/{posterior_mean,seen,candidates}, see prompts/mopps.py
 Of the buffer, after the step: see replay/buffer.py
-    buffer/{bad,high}/{size,added,evicted,age_mean,bytes}, buffer/bad/evicted_unseen
+    buffer/{bad,high}/{size,added,evicted,age_mean,bytes}, buffer/bad/evicted_unseen; of RePO: buffer/repo/{prompts,responses,bytes}
 Of the update, means over its mini-batches
     actor/{pg_loss,kl_loss,entropy,pg_clipfrac,ppo_kl,grad_norm}   nats a token; pg_clipfrac: share of tokens held back by the clip
     actor/lr, actor/updates                  learning rate of the last optimizer step; optimizer steps
     actor/pg_clipfrac/ORIGIN, staleness/{tv,ratio,ess}/ORIGIN      by origin, of π_θ against the policy that answered
+Of the paper's theory, every theory.every steps: theory/…, see learner/monitors.py
 Of a server against the trainer: mismatch/{logprob_abs_mean,logprob_abs_max,kl,ess}, see rollout/fidelity.py
 Counters since the run began
-    rollout/responses_total                  responses generated, re-evaluation included
-Seconds: timing_s/{step,weight_sync,wait_rollouts,gen,reward,reevaluate,compose,pack,old_log_prob,update_actor,mismatch,testing,save_checkpoint}
+    rollout/responses_total                  responses generated, re-evaluation and refills included: the cost of Table 1 and Figure 9
+    rollout/{discarded,reevaluated,reused}_total   fresh responses not trained on; responses of re-evaluation; responses trained on again
+Seconds: timing_s/{step,weight_sync,wait_rollouts,gen,reward,reevaluate,compose,pack,old_log_prob,update_actor,mismatch,theory,testing,save_checkpoint}
     perf/throughput                          tokens trained on a second of the step
 Scores: val-core/BENCHMARK/acc/{mean@n,pass@n,maj@n}, where the step evaluates; see scores.py
 """
