@@ -1,0 +1,253 @@
+"""Each row's objective, value and gradient, against a statement of its own: numpy in float64, from the formula and not from the code.
+
+A statement takes one mini-batch: `groups` of (rewards [G], responses), a response being its arrays of one number a token. The gradient
+is the statement's central difference. Tolerances: 1e-5 of the value, 1e-4 of the largest entry of the gradient.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from bapo_jax.config import default_config, resolve
+from bapo_jax.groups import Group, Prompt, Response, Verdict, make_batch
+from bapo_jax.learner import credit
+from bapo_jax.learner.objective import evaluate_objective, numbers_of, objective_of
+from bapo_jax.learner.packing import cut, pack
+from bapo_jax.methods import METHODS, apply_method
+
+LIMIT = 12  # most tokens of a response
+BETA, ENTROPY = 0.3, 0.2  # large enough to show
+
+
+@dataclasses.dataclass
+class Tokens:
+    """One response: log-probs under the policies, and the policy's entropy at each token."""
+
+    logp: np.ndarray
+    behaviour: np.ndarray
+    proximal: np.ndarray
+    reference: np.ndarray
+    previous: np.ndarray
+    entropy: np.ndarray
+
+
+def mini_batch(seed):
+    """Four groups of four responses, of 1 to 12 tokens; ratios on both sides of every trust region; 1, 2, 3 and 2 right."""
+    rng = np.random.default_rng(seed)
+
+    def response():
+        n = int(rng.integers(1, LIMIT + 1))
+        behaviour = -rng.exponential(1.0, n)
+        near = [behaviour + rng.normal(0, scale, n) for scale in (0.3, 0.15, 0.3, 0.2)]
+        return Tokens(near[0], behaviour, *near[1:], rng.random(n))
+
+    return [(np.array([1.0] * k + [0.0] * (4 - k)), [response() for _ in range(4)]) for k in (1, 2, 3, 2)]
+
+
+def config_of(row, **changes) -> ConfigDict:
+    c = default_config()
+    c.model.path = 'somewhere'
+    apply_method(c, row)
+    fields = {
+        'rollout.max_prompt_tokens': 4, 'rollout.max_response_tokens': LIMIT, 'learner.mini_batch_groups': 4, 'learner.batch_groups': 4,
+        'learner.row_tokens': 40, 'learner.logprob_chunk': 40, 'learner.kl_coef': BETA, 'learner.entropy_coef': ENTROPY,
+    }  # fmt: skip
+    c.update_from_flattened_dict(fields | changes)
+    return resolve(c)
+
+
+def ours(config, groups, step=1):
+    """The trainer's own credit, packing and objective: the loss, and its gradient by group and response."""
+    made = []
+    for i, (rewards, responses) in enumerate(groups):
+        verdicts = tuple(Verdict.CORRECT if r == 1 else Verdict.WRONG for r in rewards)
+        stored = tuple(Response(np.arange(len(t.logp), dtype=np.int32), np.float32(t.behaviour), 'stop', 0) for t in responses)
+        made.append(Group(Prompt(i, 'countdown', np.arange(3, dtype=np.int32), {}), stored, verdicts, np.float32(rewards), 0))
+    batch = make_batch(made, ['x1'] * len(made))
+    [part] = cut(batch, np.arange(len(made)), config.learner)
+    objective = objective_of(config.learner)
+    weight = credit.token_weights([len(t.logp) for _, g in groups for t in g], config.learner.aggregation, LIMIT)
+    roles = {role: [[getattr(t, role) for t in g] for _, g in groups] for role in objective.roles}
+    rows = pack(part, credit.advantages(batch, config.learner.advantage), weight, roles)
+    numbers = numbers_of(config.learner, 1.0, step)
+
+    def loss(logp):
+        entropy = jnp.asarray(part.on_responses([[t.entropy for t in g] for _, g in groups], np.float32))
+        value = 0.0
+        for m in range(part.layout.filled):
+            value += evaluate_objective(objective, jax.tree.map(lambda x: x[m], rows), logp[m], entropy[m], numbers)[0]
+        return value
+
+    logp = part.on_responses([[t.logp for t in g] for _, g in groups], np.float32)
+    value, gradient = jax.value_and_grad(loss)(jnp.asarray(logp))
+    return float(value), part.of_responses(np.asarray(gradient))
+
+
+def k3(t, target):
+    gap = getattr(t, target) - t.logp
+    return np.exp(gap) - gap - 1
+
+
+def clipped(ratio, advantage, low=0.2, high=0.2, dual=3.0, centre=1.0):
+    loss = -np.minimum(ratio * advantage, np.clip(ratio, centre - low, centre + high) * advantage)
+    return np.minimum(loss, -dual * advantage) if advantage < 0 else loss
+
+
+def z(rewards):
+    return (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
+
+
+def token_mean(groups, advantage, token_loss):
+    """Σ over all tokens of the mini-batch / how many there are; `token_loss(response, A)` has one number a token."""
+    losses = [token_loss(t, a) for rewards, g in groups for t, a in zip(g, advantage(rewards))]
+    return sum(x.sum() for x in losses) / sum(len(x) for x in losses)
+
+
+def sequence_mean(groups, advantage, token_loss):
+    return np.mean([token_loss(t, a).mean() for rewards, g in groups for t, a in zip(g, advantage(rewards))])
+
+
+def grpo(groups):
+    return token_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.proximal), a) + BETA * k3(t, 'reference') - ENTROPY * t.entropy)
+
+
+def grpo_v5(groups):
+    return token_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.behaviour), a) + BETA * k3(t, 'reference') - ENTROPY * t.entropy)
+
+
+def bapo(groups):
+    return token_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.behaviour), a) + BETA * k3(t, 'behaviour') - ENTROPY * t.entropy)
+
+
+def bapo_mini(groups):
+    return token_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.behaviour), a, high=0.28, dual=10) - ENTROPY * t.entropy)
+
+
+def bapo_official(groups):
+    """Decoupled: min(π_prox / α, 3) × the clipped ratio to π_prox, held close to π_prox."""
+
+    def loss(t, a):
+        weight = np.minimum(np.exp(t.proximal - t.behaviour), 3.0)
+        return weight * clipped(np.exp(t.logp - t.proximal), a) + BETA * k3(t, 'proximal') - ENTROPY * t.entropy
+
+    return token_mean(groups, z, loss)
+
+
+def dapo(groups):
+    return token_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.proximal), a, high=0.28, dual=10))
+
+
+def mopps(groups):
+    return token_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.proximal), a, high=0.28, dual=10) - ENTROPY * t.entropy)
+
+
+def repo(groups):
+    """J_on + λ J_off with λ = 1: fresh and stored responses alike, each to the policy that sampled it."""
+    return sequence_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.behaviour), a) - ENTROPY * t.entropy)
+
+
+def remix(groups):
+    """Step 1: λ = 1, so the KL is to the base alone. The trust region sits around π_k / π_{k-i}."""
+
+    def loss(t, a):
+        centre = np.exp(t.proximal - t.behaviour)
+        return clipped(np.exp(t.logp - t.behaviour), a, centre=centre) + BETA * k3(t, 'reference') - ENTROPY * t.entropy
+
+    return token_mean(groups, z, loss)
+
+
+STATEMENTS = {
+    'grpo': grpo, 'grpo_v5': grpo_v5, 'dapo': dapo, 'mopps': mopps, 'repo': repo, 'remix': remix, 'bapo': bapo, 'bapo_tuned': bapo,
+    'bapo_official': bapo_official, 'bapo_mini': bapo_mini, 'bapo_no_x2': bapo, 'bapo_no_x3': bapo,
+}  # fmt: skip
+# What a row sets to 0 itself, the statement leaves out: here it is set as the row has it.
+OWN = {'dapo': {'learner.entropy_coef': 0.0}}
+
+
+def difference(statement, groups, h=1e-5):
+    """The statement's gradient by group and response."""
+    result = []
+    for _, responses in groups:
+        of_group = []
+        for t in responses:
+            gradient = np.zeros(len(t.logp))
+            for k in range(len(t.logp)):
+                at = t.logp[k]
+                t.logp[k] = at + h
+                above = statement(groups)
+                t.logp[k] = at - h
+                gradient[k] = (above - statement(groups)) / (2 * h)
+                t.logp[k] = at
+            of_group.append(gradient)
+        result.append(of_group)
+    return result
+
+
+def assert_same(config, groups, statement, step=1):
+    value, gradient = ours(config, groups, step)
+    assert value == pytest.approx(statement(groups), rel=1e-5, abs=1e-6)
+    want = np.concatenate([x for g in difference(statement, groups) for x in g])
+    np.testing.assert_allclose(np.concatenate([x for g in gradient for x in g]), want, rtol=0, atol=1e-4 * np.abs(want).max())
+
+
+def test_every_row_has_a_statement():
+    assert STATEMENTS.keys() == METHODS.keys()
+
+
+@pytest.mark.parametrize('row', STATEMENTS)
+def test_a_rows_objective_is_its_formula(row):
+    assert_same(config_of(row, **OWN.get(row, {})), mini_batch(0), STATEMENTS[row])
+
+
+def test_the_paper_eq2_advantage_and_the_mean_of_responses_are_eq_1():
+    def eq2(rewards):
+        return (rewards - rewards.mean()) / np.sqrt(rewards.var() + 1e-6)
+
+    def statement(groups):
+        return sequence_mean(groups, eq2, lambda t, a: clipped(np.exp(t.logp - t.behaviour), a) + BETA * k3(t, 'behaviour'))
+
+    changes = {'learner.advantage': 'paper_eq2', 'learner.aggregation': 'seq_mean_token_mean', 'learner.entropy_coef': 0.0}
+    assert_same(config_of('bapo', **changes), mini_batch(1), statement)
+
+
+@pytest.mark.parametrize(('step', 'share'), [(50, 1.0), (51, 0.9), (60, 0.9), (75, 0.7), (100, 0.5), (1000, 0.5)])
+def test_remix_moves_its_kl_from_the_base_to_the_previous_policy(step, share):
+    """λ(t) = max(1 - 0.1 ⌈(t - 50)+ / 10⌉, 0.5)."""
+
+    def statement(groups):
+        def loss(t, a):
+            kl = share * k3(t, 'reference') + (1 - share) * k3(t, 'previous')
+            return clipped(np.exp(t.logp - t.behaviour), a, centre=np.exp(t.proximal - t.behaviour)) + BETA * kl - ENTROPY * t.entropy
+
+        return token_mean(groups, z, loss)
+
+    assert_same(config_of('remix', **{'learner.switch_step': 0}), mini_batch(2), statement, step)
+
+
+def test_remix_is_held_close_to_its_new_base_alone_after_the_switch():
+    assert_same(config_of('remix', **{'learner.switch_step': 60}), mini_batch(2), remix, step=61)
+
+
+@pytest.mark.parametrize(
+    ('row', 'off'),
+    [
+        ('grpo_v5', {'learner.anchor': 'proximal'}),
+        ('dapo', {'learner.clip_high': 0.2, 'learner.dual_clip': 3.0, 'learner.kl_target': 'reference'}),
+        ('mopps', {'learner.clip_high': 0.2, 'learner.dual_clip': 3.0, 'learner.kl_target': 'reference'}),
+        ('repo', {'learner.anchor': 'proximal', 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),
+        ('remix', {'learner.anchor': 'proximal', 'learner.clip_centre': 'one', 'learner.kl_target': 'reference'}),
+        ('bapo', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
+        ('bapo_official', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
+    ],
+)
+def test_a_row_with_its_switches_off_is_grpo(row, off):
+    groups = mini_batch(3)
+    (value, gradient), (want, want_gradient) = ours(config_of(row, **off), groups), ours(config_of('grpo'), groups)
+    assert value == want
+    for of_group, want_of_group in zip(gradient, want_gradient, strict=True):
+        for a, b in zip(of_group, want_of_group, strict=True):
+            np.testing.assert_array_equal(a, b)
