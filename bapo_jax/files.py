@@ -11,6 +11,15 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def replace_part(path: Path, name: str, text: str) -> None:
+    """Puts `text` between the lines <!-- name --> and <!-- /name --> of a page. Raises ValueError where it has no such part."""
+    before, found, rest = path.read_text('utf-8').partition(f'<!-- {name} -->\n')
+    _, ended, after = rest.partition(f'<!-- /{name} -->')
+    if not (found and ended):
+        raise ValueError(f'{path} has no part {name!r}; put <!-- {name} --> and <!-- /{name} --> on lines of their own')
+    write_text(path, f'{before}{found}{text}{ended}{after}')
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Writes `data`; a reader sees the old file or the new one, never a part."""
     temporary = path.with_name(path.name + '.partial')

@@ -4,16 +4,18 @@ One row each, as overrides of the config's fields; a new method is a new row, no
 Configs select a row with `--config=FILE:METHOD`.
 
     python -m bapo_jax.methods               # the table, and what each row changes in GRPO
-    python -m bapo_jax.methods --markdown    # docs/methods.md
+    python -m bapo_jax.methods --write       # the same into docs/methods.md
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+PAGE = Path(__file__).resolve().parents[1] / 'docs' / 'methods.md'
 Fields = dict[str, Any]  # dotted config field -> value
 
 
@@ -190,8 +192,10 @@ def main(argv: list[str]) -> None:
     from rich.table import Table
 
     defaults = _defaults()
-    if '--markdown' in argv:
-        print(markdown(defaults), end='')
+    if '--write' in argv:
+        from bapo_jax.files import replace_part
+
+        replace_part(PAGE, 'rows', markdown(defaults))
         return
     table = Table('method', 'which prompts', 'which policy answers', 'what is trained on', 'how it learns', 'other than GRPO',
                   title='Methods', show_lines=True)  # fmt: skip
@@ -203,7 +207,7 @@ def main(argv: list[str]) -> None:
 
 
 def markdown(defaults: Fields) -> str:
-    """docs/methods.md but for what `make rows` measured."""
+    """The table as it stands in docs/methods.md."""
     lines = ['| method | what it is | other than GRPO | source |', '|---|---|---|---|']
     for name, row in METHODS.items():
         differing = ', '.join(f'`{field}={value}`' for field, value in differs_from_grpo(name, defaults).items()) or '-'

@@ -116,3 +116,9 @@ def test_only_what_may_change_between_two_starts_is_free():
     assert differences(a, b) == []
     c = json.loads(resolve(a_config(learner__clip_low=0.1, seed=1, task__reward='math:hypot')).to_json())
     assert differences(a, c) == ['learner.clip_low', 'seed', 'task.reward']
+
+
+def test_the_page_of_methods_is_the_table():
+    from bapo_jax.methods import PAGE, _defaults, markdown
+
+    assert markdown(_defaults()) in PAGE.read_text('utf-8')
