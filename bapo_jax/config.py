@@ -262,8 +262,8 @@ def check_learner(c: ConfigDict, need: Need) -> None:
     one_of(need, c, 'learner.clip_centre', ('one', 'proximal'))
     one_of(need, c, 'learner.ratio_level', ('token',))
     one_of(need, c, 'learner.surrogate', ('clip',))
-    one_of(need, c, 'learner.aggregation', ('token_mean', 'seq_mean_token_mean'))
-    one_of(need, c, 'learner.advantage', ('group_std', 'paper_eq2'))
+    one_of(need, c, 'learner.aggregation', ('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum'))
+    one_of(need, c, 'learner.advantage', ('group_std', 'paper_eq2', 'centred'))
     one_of(need, c, 'learner.partial_mini_batch', ('rebalance', 'keep'))
     at_least_one(
         need, c, 'learner.batch_groups', 'learner.mini_batch_groups', 'learner.passes_per_batch', 'learner.micro_batch_rows',

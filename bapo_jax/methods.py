@@ -95,6 +95,12 @@ METHODS: dict[str, Method] = {
         schedule={'rollout.sync_every': 5},
         learning={'learner.anchor': 'behaviour'},
     ),
+    'dr_grpo': _GRPO.but(
+        'Dr.GRPO: rewards centred, not scaled; tokens summed over the length limit; no KL',
+        'arXiv 2503.20783',
+        learning={'learner.advantage': 'centred', 'learner.aggregation': 'seq_mean_token_sum', 'learner.kl_target': 'none'},
+        of_task={},
+    ),
     'dapo': _GRPO.but(
         'DAPO: refills until B groups are mixed, within bounds; clip-higher; soft overlong punishment; no KL, no entropy bonus',
         'arXiv 2503.14476; at most 4 batches a step as in arXiv 2602.20722, Figure 9',

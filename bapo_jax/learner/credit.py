@@ -25,6 +25,11 @@ def paper_eq2(rewards: np.ndarray) -> np.ndarray:
     return (rewards - rewards.mean()) / np.sqrt(rewards.var() + 1e-6)
 
 
+def centred(rewards: np.ndarray) -> np.ndarray:
+    """r - mean, not divided by the standard deviation (Dr.GRPO)."""
+    return rewards - rewards.mean()
+
+
 def token_mean(lengths: np.ndarray, limit: int) -> np.ndarray:
     """Every token of the mini-batch counts alike; the weights of all tokens sum to 1."""
     return np.full(len(lengths), 1.0 / lengths.sum())
@@ -35,8 +40,13 @@ def seq_mean_token_mean(lengths: np.ndarray, limit: int) -> np.ndarray:
     return 1.0 / (len(lengths) * lengths)
 
 
-ADVANTAGES = {'group_std': group_std, 'paper_eq2': paper_eq2}
-AGGREGATIONS = {'token_mean': token_mean, 'seq_mean_token_mean': seq_mean_token_mean}
+def seq_mean_token_sum(lengths: np.ndarray, limit: int) -> np.ndarray:
+    """Every token counts alike whatever its response's length: a sum over `limit`, and a mean over responses (Dr.GRPO)."""
+    return np.full(len(lengths), 1.0 / (len(lengths) * limit))
+
+
+ADVANTAGES = {'group_std': group_std, 'paper_eq2': paper_eq2, 'centred': centred}
+AGGREGATIONS = {'token_mean': token_mean, 'seq_mean_token_mean': seq_mean_token_mean, 'seq_mean_token_sum': seq_mean_token_sum}
 
 
 def group_advantages(batch: Batch, kind: str) -> list[np.ndarray]:

@@ -160,8 +160,18 @@ def remix(groups):
     return token_mean(groups, z, loss)
 
 
+def dr_grpo(groups):
+    """(1/N) Σ_i (1/L_max) Σ_t of the clipped surrogate of r - mean."""
+    losses = [
+        (clipped(np.exp(t.logp - t.proximal), a) - ENTROPY * t.entropy).sum() / LIMIT
+        for rewards, g in groups
+        for t, a in zip(g, rewards - rewards.mean())
+    ]
+    return np.mean(losses)
+
+
 STATEMENTS = {
-    'grpo': grpo, 'grpo_v5': grpo_v5, 'dapo': dapo, 'mopps': mopps, 'repo': repo, 'remix': remix, 'bapo': bapo, 'bapo_tuned': bapo,
+    'dr_grpo': dr_grpo, 'grpo': grpo, 'grpo_v5': grpo_v5, 'dapo': dapo, 'mopps': mopps, 'repo': repo, 'remix': remix, 'bapo': bapo, 'bapo_tuned': bapo,
     'bapo_official': bapo_official, 'bapo_mini': bapo_mini, 'bapo_no_x2': bapo, 'bapo_no_x3': bapo,
 }  # fmt: skip
 # What a row sets to 0 itself, the statement leaves out: here it is set as the row has it.
@@ -238,6 +248,7 @@ def test_remix_is_held_close_to_its_new_base_alone_after_the_switch():
         ('grpo_v5', {'learner.anchor': 'proximal'}),
         ('dapo', {'learner.clip_high': 0.2, 'learner.dual_clip': 3.0, 'learner.kl_target': 'reference'}),
         ('mopps', {'learner.clip_high': 0.2, 'learner.dual_clip': 3.0, 'learner.kl_target': 'reference'}),
+        ('dr_grpo', {'learner.advantage': 'group_std', 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),
         ('repo', {'learner.anchor': 'proximal', 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),
         ('remix', {'learner.anchor': 'proximal', 'learner.clip_centre': 'one', 'learner.kl_target': 'reference'}),
         ('bapo', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
