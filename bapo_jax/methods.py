@@ -172,24 +172,14 @@ def apply_method(config: ConfigDict, name: str, task: str = '') -> None:
     config.method = name
 
 
-def differs_from_grpo(name: str, defaults: Fields) -> Fields:
-    """The fields in which a row differs from GRPO; `defaults` are the config's flattened values before any row."""
-    row, grpo = ({**defaults, **METHODS[n].fields} for n in (name, 'grpo'))
-    return {field: row[field] for field in row if row[field] != grpo.get(field)}
+def differs_from_grpo(name: str) -> Fields:
+    """What a row sets otherwise than GRPO's does, or what GRPO's leaves as the config has it."""
+    grpo = METHODS['grpo'].fields
+    return {field: value for field, value in METHODS[name].fields.items() if grpo.get(field) != value}
 
 
 def _short(fields: Fields) -> list[str]:
     return [f'{field.split(".")[1]} {value}' for field, value in fields.items()]
-
-
-def _defaults() -> Fields:
-    from bapo_jax.config import default_config  # which imports this module for the names of its rows
-
-    return {
-        f'{section}.{field}': value
-        for section, fields in default_config().to_dict().items() if isinstance(fields, dict)
-        for field, value in fields.items()
-    }  # fmt: skip
 
 
 def main(argv: list[str]) -> None:
@@ -197,26 +187,25 @@ def main(argv: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    defaults = _defaults()
     if '--write' in argv:
         from bapo_jax.files import replace_part
 
-        replace_part(PAGE, 'rows', markdown(defaults))
+        replace_part(PAGE, 'rows', markdown())
         return
     table = Table('method', 'which prompts', 'which policy answers', 'what is trained on', 'how it learns', 'other than GRPO',
                   title='Methods', show_lines=True)  # fmt: skip
     for name, row in METHODS.items():
         choices = ('\n'.join(_short(part)) for part in (row.prompts, row.schedule, row.batch, row.learning))
-        differing = '\n'.join(_short(differs_from_grpo(name, defaults))) or '-'
+        differing = '\n'.join(_short(differs_from_grpo(name))) or '-'
         table.add_row(f'[bold]{name}[/]\n{row.summary}\n[dim]{row.source}[/]', *choices, differing)
     Console().print(table)
 
 
-def markdown(defaults: Fields) -> str:
+def markdown() -> str:
     """The table as it stands in docs/methods.md."""
     lines = ['| method | what it is | other than GRPO | source |', '|---|---|---|---|']
     for name, row in METHODS.items():
-        differing = ', '.join(f'`{field}={value}`' for field, value in differs_from_grpo(name, defaults).items()) or '-'
+        differing = ', '.join(f'`{field}={value}`' for field, value in differs_from_grpo(name).items()) or '-'
         lines.append(f'| `{name}` | {row.summary} | {differing} | {row.source} |')
     return '\n'.join(lines) + '\n'
 

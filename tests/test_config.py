@@ -8,7 +8,7 @@ import pytest
 from ml_collections import config_dict
 
 from bapo_jax.config import check, default_config, differences, resolve
-from bapo_jax.methods import METHODS, apply_method
+from bapo_jax.methods import METHODS, PAGE, apply_method, markdown
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -119,6 +119,4 @@ def test_only_what_may_change_between_two_starts_is_free():
 
 
 def test_the_page_of_methods_is_the_table():
-    from bapo_jax.methods import PAGE, _defaults, markdown
-
-    assert markdown(_defaults()) in PAGE.read_text('utf-8')
+    assert markdown() in PAGE.read_text('utf-8')
