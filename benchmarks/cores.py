@@ -1,4 +1,4 @@
-"""Many one-core jobs on a machine of several: a policy this small gains next to nothing from a second core."""
+"""Runs many one-core jobs on a machine of several cores. A policy this small gains next to nothing from a second core."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 def on_each_core(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-    """Yields `work(item)` as they end, as many at once as there are cores; what a work starts as a process has its core alone.
+    """Yields `work(item)` as each ends, with as many under way as there are cores. A process that `work` starts has one core alone.
 
-    After a work that fails the rest is given up; its error is raised when what is under way has ended and been yielded.
+    After a failure no further item is begun. Its error is raised once the items under way have ended and been yielded.
     """
     cores: queue.Queue[int] = queue.Queue()
     for core in sorted(os.sched_getaffinity(0)):
@@ -38,7 +38,7 @@ def on_each_core(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[A
                     other.cancel()
             else:
                 yield done.result()
-    finally:  # also where whoever takes the results fails
+    finally:  # also where the caller stops taking results
         pool.shutdown(cancel_futures=True)
     if error:
         raise error

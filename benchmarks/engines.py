@@ -2,7 +2,7 @@
 
     python benchmarks/engines.py            # 25 minutes on 2 cores
 
-The two draw different samples of the same policy, so runs agree within the noise between seeds and not more. Prints cd34 mean@8 and
+The two draw different samples of the same policy, so their runs agree only within the noise between seeds. Prints cd34 mean@8 and
 pass@8 of every run, and the training reward of the last 20 steps.
 """
 

@@ -3,7 +3,7 @@
     pip install 'bapo_jax[tpu-compiler]'
     python benchmarks/fits.py          # all rows, about 15 minutes on two cores; or name one: python benchmarks/fits.py v5e:2x4
 
-Neither weights nor accelerators: each model's config.json is written from the numbers below, GPUs go by the model of
+Needs neither weights nor accelerators. Each model's config.json is written from the numbers below. GPUs go by the memory model of
 bapo_jax/dry_run.py, TPU slices by their own compiler.
 """
 

@@ -4,10 +4,10 @@
     python benchmarks/host_load.py --tokenizer=HF_DIRECTORY --shortest=1
 
 Prints one table: seconds and memory of filtering, composing, buffering, packing and decoding in the fourth step, when the buffer
-holds three, beside the targets (DESIGN: composed, buffered and packed in under 5 s and 3 GiB; with decoding 10 s).
+holds three steps. The targets stand beside them: composed, buffered and packed in under 5 s and 3 GiB; with decoding 10 s.
 
-Tokens, log-probs and the number of correct responses are drawn at random. Groups of every accuracy but 0 and 1 may be replayed, so
-that the batch is full, which the paper's narrower range does not reach. --shortest=1 draws response lengths from 1 to 8,192.
+Tokens, log-probs and the number of correct responses are drawn at random. Groups of every accuracy but 0 and 1 may be replayed.
+That fills the batch, which the paper's narrower range does not. --shortest=1 draws response lengths from 1 to 8,192.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main(_) -> None:
     config.learner.update({'batch_groups': FLAGS.groups, 'mini_batch_groups': min(64, FLAGS.groups), 'micro_batch_rows': 8})
     config.learner.row_tokens = PROMPT_TOKENS[1] + RESPONSE_TOKENS
     tokenizer = load_tokenizer(FLAGS.tokenizer) if FLAGS.tokenizer else character_tokenizer()
-    tokenizer.batch_decode([np.zeros(1, np.int32)])  # what it sets up at its first use is not of a step
+    tokenizer.batch_decode([np.zeros(1, np.int32)])  # its first use sets it up, which belongs to no step
     replay = config.replay
     buffer = ReplayBuffer(FLAGS.groups, replay.high_recent_steps * FLAGS.groups, replay.high_recent_steps, replay.c1)
 

@@ -2,9 +2,9 @@
 
     python benchmarks/overlap.py
 
-Server and trainer have one core each, in both arms. With T seconds a step for everything but generation and G for generation, both
-from the arm in turn, a step with overlap cannot cost less than max(T + G/v, G + T/v) on average: the first generation after a sync
-has nothing to hide behind. The first two cycles of v steps, which compile, are left out.
+Server and trainer have one core each, in both arms. In the arm in turn, a step takes G seconds for generation and T for all else. A
+step with overlap costs at least max(T + G/v, G + T/v) on average: the first generation after a sync has nothing to hide behind. The
+first two cycles of v steps compile and are left out.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def mean(rows: list[dict], *phases: str) -> float:
 def main(_) -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
-        sys.exit('error: this wants two cores, one for the server and one for the trainer')
+        sys.exit('error: needs two cores, one for the server and one for the trainer')
     with tempfile.TemporaryDirectory() as directory:
         os.environ['VLLM_CPU_OMP_THREADS_BIND'] = str(cores[1])
         os.sched_setaffinity(0, {cores[1]})  # the server inherits it

@@ -2,11 +2,15 @@
 
     python benchmarks/publish_load.py
 
-A random policy of 1 GiB (float32): `publish` writes it as the trainer does (Orbax, checksums, manifest), `read_tensors` reads it as a
-server does (checksums compared). The other way: safetensors writes the same policy and reads it back, with no checksum. Both start from
-the trainer's parameters. Then the quickstart's policy, as the
-trainer hands it to a real vLLM server (`make vllm-env`): written, read, checked, loaded, caches reset. Medians of --repeats, the two
-ways in turn, in --directory (page cache included: nothing else has been read or written in between).
+First a random policy of 1 GiB (float32). `publish` writes it as the trainer does (Orbax, checksums, manifest), and `read_tensors`
+reads it as a server does (checksums compared). The other way, safetensors writes the same policy and reads it back without
+checksums. Both start from the trainer's parameters.
+
+Then the quickstart's policy, as the trainer hands it to a real vLLM server (`make vllm-env`): written, read, checked, loaded,
+caches reset.
+
+Prints medians of --repeats, the two ways in turn, in --directory. They include the page cache: nothing else is read or written
+between.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     JAX_NUM_CPU_DEVICES=2 python benchmarks/step_phases.py
     python benchmarks/step_phases.py --config=configs/countdown.py:grpo --steps=20 --config.model.path=DIR
 
-Trains in a temporary directory without evaluations. The steps before every phase has run once are left out, since they compile; of
-the --steps after them it prints one table (phase, seconds, share of the step, tokens a second), and below it the rate of a 2048³
-matrix product in the policy's dtype and the fraction of it that the update reaches. All else goes to stderr. A phase's largest
-time far above its median means that a step met a new shape and compiled again.
+Trains in a temporary directory without evaluations. Steps count once every phase has run, since the ones before compile. Of the
+--steps after them it prints one table: phase, seconds, share of the step, tokens a second. Below it stand the rate of a 2048³
+matrix product in the policy's dtype and the fraction of it that the update reaches. All else goes to stderr. A phase's largest time
+far above its median means that a step met a new shape and compiled again.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def trained_tokens(row: dict, c: ConfigDict) -> float:
 
 
 def matmul_rate(dtype: str, size: int = 2048, calls: int = 5, trials: int = 3) -> float:
-    """FLOP/s of all devices at once, one product each; the best of `trials`, whose calls are queued, so that starting costs nothing."""
+    """FLOP/s of all devices together, one product each: the best of `trials`. Calls are queued, so starting them costs nothing."""
     mesh = parallel.make_mesh(-1, 1, 1)
     left = jax.device_put(jnp.ones((jax.device_count() * size, size), dtype), parallel.row_sharding(mesh))
     right = jax.device_put(jnp.ones((size, size), dtype), parallel.replicated(mesh))

@@ -2,11 +2,12 @@
 
     python benchmarks/verify_math.py CASES [BENCHMARKS]
 
-CASES is a file of grading cases, {"gold", "pred", "form": "answer" or "response", "convention", "expected"} a line (.jsonl.gz);
-prints how many verdicts are as expected, and the spread of times of single answers, workers running. With BENCHMARKS, a directory
-with the test sets, also verifies 2,048 boxed answers to questions of all sets, as 256 groups of 8: half of each group right (half
-of those spelled with blanks and display fractions), a quarter another question's answer, a quarter an expression of its own; plus
-two that never end.
+CASES is a file of grading cases (.jsonl.gz), a line each: {"gold", "pred", "form": "answer" or "response", "convention",
+"expected"}. Prints how many verdicts are as expected, and the spread of times of single answers, workers running.
+
+BENCHMARKS is a directory with the test sets. With it, also verifies 2,048 boxed answers to questions of all sets, as 256 groups of
+8. Half of each group is right, and half of those are spelled with blanks and display fractions. A quarter is another question's
+answer, a quarter an expression of its own. Two answers never end.
 """
 
 import gzip
@@ -16,10 +17,11 @@ import sys
 import time
 
 import numpy as np
-from bapo_jax.groups import Verdict
-from bapo_jax.tasks import math
 from rich.console import Console
 from rich.table import Table
+
+from bapo_jax.groups import Verdict
+from bapo_jax.tasks import math
 
 
 def single_answers(path: str) -> Table:

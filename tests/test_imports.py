@@ -102,7 +102,8 @@ def test_credit_and_losses_are_arrays_in_arrays_out():
 
 def test_one_file_alone_imports_vllm_and_torch():
     for foreign in ('vllm', 'torch'):
-        assert [p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob('*.py') if foreign in top(imported(p))] == ['rollout/worker.py']
+        importers = [p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob('*.py') if foreign in top(imported(p))]
+        assert importers == ['rollout/worker.py']
 
 
 def test_what_loads_in_the_servers_process_needs_neither_jax_nor_the_trainer():

@@ -37,8 +37,8 @@ def improved(rows: Rows, name: str = 'wide') -> float:
 def answer_table(rows: Rows) -> str:
     """One line for every base, those with the fewest mixed groups first, and one for those of TOGETHER."""
     titles = [
-        'from', 'problems of', 'scored on', 'before', 'GRPO', 'fresh groups mixed, %', 're-evaluated hard ones that are, %', 'seeds',
-        '`wide` less GRPO: equal steps', 'equal responses', 'equal seconds', '`wide_no_x2` less GRPO: equal steps and responses',
+        'from', 'problems of', 'scored on', 'before', 'GRPO', 'fresh groups mixed, %', 're-evaluated hard ones that are, %',
+        'seeds', '`wide` less GRPO: equal steps', 'equal responses', 'equal seconds', '`wide_no_x2` less GRPO: equal steps and responses',
         'X3 adds', 'X2 adds: equal steps', 'equal responses',
     ]  # fmt: skip
 

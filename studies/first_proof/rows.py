@@ -1,6 +1,6 @@
-"""What rows.jsonl says: scores, curves at any point, and differences of settings, each with its interval; and how they are written.
+"""What rows.jsonl says: scores, curves at any point, differences of settings, each with its interval; and how they are written.
 
-An interval is of 95 %, by bootstrap over problems and seeds together. Settings are compared problem by problem and seed by seed: a
+Intervals are of 95 %, by bootstrap over problems and seeds together. Settings are compared problem by problem and seed by seed: a
 seed gives every setting the same order of prompts.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
 from studies.first_proof.grid import HELD_OUT
 
 RESAMPLES = 4_000
