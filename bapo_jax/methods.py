@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from bapo_jax.files import replace_part
+
 PAGE = Path(__file__).resolve().parents[1] / 'docs' / 'methods.md'
 Fields = dict[str, Any]  # dotted config field -> value
 
@@ -188,8 +190,6 @@ def main(argv: list[str]) -> None:
     from rich.table import Table
 
     if '--write' in argv:
-        from bapo_jax.files import replace_part
-
         replace_part(PAGE, 'rows', markdown())
         return
     table = Table('method', 'which prompts', 'which policy answers', 'what is trained on', 'how it learns', 'other than GRPO',

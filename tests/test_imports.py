@@ -18,7 +18,7 @@ HOUSE = (
     ('groups', ''),
     ('files', ''),
     ('hosts', ''),
-    ('methods', ''),
+    ('methods', 'files'),
     ('models parallel', ''),  # one table of parameters: models reads it, parallel shards by it
     ('scores', 'groups'),
     ('tasks', 'groups'),
