@@ -260,7 +260,7 @@ def check_learner(c: ConfigDict, need: Need) -> None:
     one_of(need, c, 'learner.anchor', ('behaviour', 'proximal', 'decoupled'))
     one_of(need, c, 'learner.kl_target', ('behaviour', 'proximal', 'reference', 'convex', 'none'))
     one_of(need, c, 'learner.clip_centre', ('one', 'proximal'))
-    one_of(need, c, 'learner.ratio_level', ('token',))
+    one_of(need, c, 'learner.ratio_level', ('token', 'sequence'))
     one_of(need, c, 'learner.surrogate', ('clip',))
     one_of(need, c, 'learner.aggregation', ('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum'))
     one_of(need, c, 'learner.advantage', ('group_std', 'paper_eq2', 'centred'))

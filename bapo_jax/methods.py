@@ -103,6 +103,15 @@ METHODS: dict[str, Method] = {
         learning={'learner.advantage': 'centred', 'learner.aggregation': 'seq_mean_token_sum', 'learner.kl_target': 'none'},
         of_task={},
     ),
+    'gspo': _GRPO.but(
+        "GSPO: the ratio of a whole response, the geometric mean of its tokens'; a narrow trust region; no KL",
+        'arXiv 2507.18071',
+        learning={
+            'learner.ratio_level': 'sequence', 'learner.clip_low': 3e-4, 'learner.clip_high': 4e-4, 'learner.dual_clip': 0.0,
+            'learner.aggregation': 'seq_mean_token_mean', 'learner.kl_target': 'none',
+        },
+        of_task={},
+    ),
     'dapo': _GRPO.but(
         'DAPO: refills until B groups are mixed, within bounds; clip-higher; soft overlong punishment; no KL, no entropy bonus',
         'arXiv 2503.14476; at most 4 batches a step as in arXiv 2602.20722, Figure 9',

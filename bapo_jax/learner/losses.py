@@ -59,6 +59,18 @@ def token_level(log_ratio_RxT: jax.Array, response_RxT: jax.Array) -> jax.Array:
     return log_ratio_RxT
 
 
+def sequence_level(log_ratio_RxT: jax.Array, response_RxT: jax.Array) -> jax.Array:
+    """Every token of a response has the mean of its tokens' log ratios, so ρ is their geometric mean (GSPO)."""
+
+    def of_row(log_ratio_T, response_T):
+        segments = response_T.shape[0] + 1  # more than a row has responses; number 0 is what belongs to none
+        total = jax.ops.segment_sum(log_ratio_T, response_T, segments)
+        count = jax.ops.segment_sum(jnp.ones_like(log_ratio_T), response_T, segments)
+        return (total / jnp.maximum(count, 1.0))[response_T]
+
+    return jax.vmap(of_row)(log_ratio_RxT, response_RxT)
+
+
 def truncated_weight(proximal_logp_RxT: jax.Array, behaviour_logp_RxT: jax.Array, cap: float) -> jax.Array:
     """min(π_prox / α, cap), the importance weight of decoupled PPO (truncated importance sampling); not differentiated."""
     return jax.lax.stop_gradient(jnp.minimum(importance_ratio(proximal_logp_RxT - behaviour_logp_RxT), cap))
@@ -76,4 +88,4 @@ def total_variation(logp_RxT: jax.Array, behaviour_logp_RxT: jax.Array) -> jax.A
 
 
 SURROGATES = {'clip': clipped}
-RATIO_LEVELS = {'token': token_level}
+RATIO_LEVELS = {'token': token_level, 'sequence': sequence_level}

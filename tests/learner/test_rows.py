@@ -170,8 +170,18 @@ def dr_grpo(groups):
     return np.mean(losses)
 
 
+def gspo(groups):
+    """mean_i min(s_i A_i, clip(s_i) A_i) with s_i = (π_θ(y_i) / π_prox(y_i))^(1/|y_i|)."""
+    losses = []
+    for rewards, g in groups:
+        for t, a in zip(g, z(rewards)):
+            s = np.exp((t.logp.sum() - t.proximal.sum()) / len(t.logp))
+            losses.append(-min(s * a, np.clip(s, 1 - 3e-4, 1 + 4e-4) * a) - ENTROPY * t.entropy.mean())
+    return np.mean(losses)
+
+
 STATEMENTS = {
-    'dr_grpo': dr_grpo, 'grpo': grpo, 'grpo_v5': grpo_v5, 'dapo': dapo, 'mopps': mopps, 'repo': repo, 'remix': remix, 'bapo': bapo, 'bapo_tuned': bapo,
+    'dr_grpo': dr_grpo, 'gspo': gspo, 'grpo': grpo, 'grpo_v5': grpo_v5, 'dapo': dapo, 'mopps': mopps, 'repo': repo, 'remix': remix, 'bapo': bapo, 'bapo_tuned': bapo,
     'bapo_official': bapo_official, 'bapo_mini': bapo_mini, 'bapo_no_x2': bapo, 'bapo_no_x3': bapo,
 }  # fmt: skip
 # What a row sets to 0 itself, the statement leaves out: here it is set as the row has it.
@@ -249,6 +259,13 @@ def test_remix_is_held_close_to_its_new_base_alone_after_the_switch():
         ('dapo', {'learner.clip_high': 0.2, 'learner.dual_clip': 3.0, 'learner.kl_target': 'reference'}),
         ('mopps', {'learner.clip_high': 0.2, 'learner.dual_clip': 3.0, 'learner.kl_target': 'reference'}),
         ('dr_grpo', {'learner.advantage': 'group_std', 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),
+        (
+            'gspo',
+            {
+                'learner.ratio_level': 'token', 'learner.clip_low': 0.2, 'learner.clip_high': 0.2, 'learner.dual_clip': 3.0,
+                'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference',
+            },
+        ),
         ('repo', {'learner.anchor': 'proximal', 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),
         ('remix', {'learner.anchor': 'proximal', 'learner.clip_centre': 'one', 'learner.kl_target': 'reference'}),
         ('bapo', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
