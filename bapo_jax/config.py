@@ -240,7 +240,7 @@ def learner_section() -> ConfigDict:
     l.anchor = 'behaviour'  # the ratio's denominator: behaviour (α), proximal (π at the step's start), decoupled
     l.importance_cap = 2.0  # decoupled: the weight π_prox / α is cut at this
     l.ratio_level = 'token'  # of which the importance ratio is taken
-    l.surrogate = 'clip'  # the policy-gradient loss: clip (PPO)
+    l.surrogate = 'clip'  # the policy-gradient loss: clip (PPO), cispo
     l.kl_target = 'behaviour'  # held close to: behaviour (eq. 3), proximal, reference (θ_0), convex (reference and previous policy), none
     l.kl_coef = 0.001  # β
     l.switch_step = 0  # T: after it the reference is π_T, and rollouts, passes and KL are GRPO's (ReMix); 0: never
@@ -261,7 +261,7 @@ def check_learner(c: ConfigDict, need: Need) -> None:
     one_of(need, c, 'learner.kl_target', ('behaviour', 'proximal', 'reference', 'convex', 'none'))
     one_of(need, c, 'learner.clip_centre', ('one', 'proximal'))
     one_of(need, c, 'learner.ratio_level', ('token', 'sequence'))
-    one_of(need, c, 'learner.surrogate', ('clip',))
+    one_of(need, c, 'learner.surrogate', ('clip', 'cispo'))
     one_of(need, c, 'learner.aggregation', ('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum'))
     one_of(need, c, 'learner.advantage', ('group_std', 'paper_eq2', 'centred'))
     one_of(need, c, 'learner.partial_mini_batch', ('rebalance', 'keep'))

@@ -112,6 +112,15 @@ METHODS: dict[str, Method] = {
         },
         of_task={},
     ),
+    'cispo': _GRPO.but(
+        "CISPO: the clip bounds a token's weight from above and holds back no gradient; no KL",
+        'MiniMax-M1, arXiv 2506.13585; bounds as in verl',
+        learning={
+            'learner.surrogate': 'cispo', 'learner.clip_low': 10.0, 'learner.clip_high': 0.2, 'learner.dual_clip': 0.0,
+            'learner.kl_target': 'none',
+        },
+        of_task={},
+    ),
     'dapo': _GRPO.but(
         'DAPO: refills until B groups are mixed, within bounds; clip-higher; soft overlong punishment; no KL, no entropy bonus',
         'arXiv 2503.14476; at most 4 batches a step as in arXiv 2602.20722, Figure 9',

@@ -49,6 +49,16 @@ def clipped(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
     return loss_RxT, held_RxT
 
 
+def cispo(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
+    """-sg(clip(ρ, c - ε_low, c + ε_high)) A log π_θ: the clip bounds a token's weight and holds back no gradient (CISPO).
+
+    What is held here is the weight of a token.
+    """
+    inside_RxT = jnp.clip(tokens.ratio_RxT, tokens.centre_RxT - clip.low, tokens.centre_RxT + clip.high)
+    loss_RxT = -jax.lax.stop_gradient(inside_RxT) * tokens.advantage_RxT * tokens.logp_RxT
+    return loss_RxT, inside_RxT != tokens.ratio_RxT
+
+
 def importance_ratio(log_ratio_RxT: jax.Array) -> jax.Array:
     """exp of the log ratio, cut where it would overflow."""
     return jnp.exp(jnp.clip(log_ratio_RxT, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT))
@@ -87,5 +97,5 @@ def total_variation(logp_RxT: jax.Array, behaviour_logp_RxT: jax.Array) -> jax.A
     return 1.0 - jnp.exp(jnp.minimum(logp_RxT - behaviour_logp_RxT, 0.0))
 
 
-SURROGATES = {'clip': clipped}
+SURROGATES = {'clip': clipped, 'cispo': cispo}
 RATIO_LEVELS = {'token': token_level, 'sequence': sequence_level}
