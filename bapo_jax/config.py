@@ -263,7 +263,7 @@ def check_learner(c: ConfigDict, need: Need) -> None:
     one_of(need, c, 'learner.ratio_level', ('token', 'sequence'))
     one_of(need, c, 'learner.surrogate', ('clip', 'cispo'))
     one_of(need, c, 'learner.aggregation', ('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum'))
-    one_of(need, c, 'learner.advantage', ('group_std', 'paper_eq2', 'centred'))
+    one_of(need, c, 'learner.advantage', ('group_std', 'paper_eq2', 'centred', 'over_mean'))
     one_of(need, c, 'learner.partial_mini_batch', ('rebalance', 'keep'))
     at_least_one(
         need, c, 'learner.batch_groups', 'learner.mini_batch_groups', 'learner.passes_per_batch', 'learner.micro_batch_rows',

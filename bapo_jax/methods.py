@@ -121,6 +121,12 @@ METHODS: dict[str, Method] = {
         },
         of_task={},
     ),
+    'maxrl': _GRPO.but(
+        'MaxRL: rewards centred and divided by their mean, the gradient of log pass rate; no KL',
+        "arXiv 2602.02710 and its authors' code",
+        learning={'learner.advantage': 'over_mean', 'learner.kl_target': 'none'},
+        of_task={},
+    ),
     'dapo': _GRPO.but(
         'DAPO: refills until B groups are mixed, within bounds; clip-higher; soft overlong punishment; no KL, no entropy bonus',
         'arXiv 2503.14476; at most 4 batches a step as in arXiv 2602.20722, Figure 9',

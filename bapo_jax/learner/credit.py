@@ -30,6 +30,11 @@ def centred(rewards: np.ndarray) -> np.ndarray:
     return rewards - rewards.mean()
 
 
+def over_mean(rewards: np.ndarray) -> np.ndarray:
+    """(r - mean) / (mean + 1e-6): a prompt's weight is 1 / its pass rate (MaxRL). For rewards of 0 and 1."""
+    return (rewards - rewards.mean()) / (rewards.mean() + 1e-6)
+
+
 def token_mean(lengths: np.ndarray, limit: int) -> np.ndarray:
     """Every token of the mini-batch counts alike; the weights of all tokens sum to 1."""
     return np.full(len(lengths), 1.0 / lengths.sum())
@@ -45,7 +50,7 @@ def seq_mean_token_sum(lengths: np.ndarray, limit: int) -> np.ndarray:
     return np.full(len(lengths), 1.0 / (len(lengths) * limit))
 
 
-ADVANTAGES = {'group_std': group_std, 'paper_eq2': paper_eq2, 'centred': centred}
+ADVANTAGES = {'group_std': group_std, 'paper_eq2': paper_eq2, 'centred': centred, 'over_mean': over_mean}
 AGGREGATIONS = {'token_mean': token_mean, 'seq_mean_token_mean': seq_mean_token_mean, 'seq_mean_token_sum': seq_mean_token_sum}
 
 

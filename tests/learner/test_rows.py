@@ -188,8 +188,15 @@ def cispo(groups, at=None):
     return token_mean(groups, z, lambda t, a: -next(weights) * a * t.logp - ENTROPY * t.entropy)
 
 
+def maxrl(groups):
+    def over_mean(rewards):
+        return (rewards - rewards.mean()) / (rewards.mean() + 1e-6)
+
+    return token_mean(groups, over_mean, lambda t, a: clipped(np.exp(t.logp - t.proximal), a) - ENTROPY * t.entropy)
+
+
 STATEMENTS = {
-    'dr_grpo': dr_grpo, 'gspo': gspo, 'cispo': cispo, 'grpo': grpo, 'grpo_v5': grpo_v5, 'dapo': dapo, 'mopps': mopps, 'repo': repo, 'remix': remix, 'bapo': bapo, 'bapo_tuned': bapo,
+    'dr_grpo': dr_grpo, 'gspo': gspo, 'cispo': cispo, 'maxrl': maxrl, 'grpo': grpo, 'grpo_v5': grpo_v5, 'dapo': dapo, 'mopps': mopps, 'repo': repo, 'remix': remix, 'bapo': bapo, 'bapo_tuned': bapo,
     'bapo_official': bapo_official, 'bapo_mini': bapo_mini, 'bapo_no_x2': bapo, 'bapo_no_x3': bapo,
 }  # fmt: skip
 # What a row sets to 0 itself, the statement leaves out: here it is set as the row has it.
@@ -232,6 +239,13 @@ def test_a_rows_objective_is_its_formula(row):
     if row == 'cispo':
         statement = functools.partial(cispo, at=mini_batch(0))
     assert_same(config_of(row, **OWN.get(row, {})), groups, statement)
+
+
+def test_maxrl_averages_over_the_right_responses():
+    """K of N right: Σ A ∇log π = N (1/K) Σ_right ∇log π - Σ ∇log π: the mean over right ones, less a baseline of all."""
+    for k in (1, 2, 3):
+        rewards = np.array([1.0] * k + [0.0] * (4 - k))
+        np.testing.assert_allclose(credit.over_mean(rewards), 4 * rewards / k - 1, rtol=1e-5)
 
 
 def test_the_paper_eq2_advantage_and_the_mean_of_responses_are_eq_1():
@@ -284,6 +298,7 @@ def test_remix_is_held_close_to_its_new_base_alone_after_the_switch():
                 'learner.kl_target': 'reference',
             },
         ),
+        ('maxrl', {'learner.advantage': 'group_std', 'learner.kl_target': 'reference'}),
         ('repo', {'learner.anchor': 'proximal', 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),
         ('remix', {'learner.anchor': 'proximal', 'learner.clip_centre': 'one', 'learner.kl_target': 'reference'}),
         ('bapo', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
