@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from group_builders import graded, right
+from learners import make_learner, make_stale
 from real_servers import base, connect, server, two_servers  # noqa: F401  (fixtures)
 from tiny import STOP_TOKENS, TINY, Policy
 
@@ -85,6 +86,18 @@ def groups(policy, prompts):
     engine.load(policy.params, 0)
     answers = engine.generate(prompts, 4, Sampling(1.0, 10), [Draw(0, 0, FRESH)] * len(prompts))
     return [graded(p, r, right(k, 4)) for p, r, k in zip(prompts, answers, (1, 2, 3, 2, 1, 3), strict=True)]
+
+
+@pytest.fixture(scope='session')
+def stale(groups):
+    """The groups as if an older policy had sampled them."""
+    return make_stale(groups)
+
+
+@pytest.fixture(scope='session')
+def learner(policy):
+    """A function of a config and changes to it: that Learner of `policy`, compiled once."""
+    return functools.partial(make_learner, policy)
 
 
 @pytest.fixture(scope='session')

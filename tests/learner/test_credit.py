@@ -6,7 +6,7 @@ from group_builders import graded, make_group
 from hypothesis import given, strategies as st
 
 from bapo_jax.groups import Batch, make_batch
-from bapo_jax.learner.credit import ADVANTAGES, AGGREGATIONS, advantages, token_weights
+from bapo_jax.learner.credit import ADVANTAGES, AGGREGATIONS, advantages, group_advantages, token_weights
 
 
 def groups_of(*rewards):
@@ -18,7 +18,7 @@ def groups_of(*rewards):
 def of(kind, *rewards):
     """The advantages of groups with these rewards, each normalised by itself."""
     groups = groups_of(*rewards)
-    return advantages(make_batch(groups, ['x1'] * len(groups)), kind)
+    return group_advantages(make_batch(groups, ['x1'] * len(groups)), kind)
 
 
 ONE_RIGHT = [1.0] + [0.0] * 7
@@ -72,7 +72,7 @@ def test_groups_that_share_a_number_are_normalised_together(kind):
     """A group of four and a group of two with one number are one of six; the third group keeps to itself."""
     a, b, c = groups_of([1, 0, 0, 0], [0.5, 2], [1, 0, 0])
     numbers = tuple(np.full(n, i, np.int32) for n, i in ((4, 7), (2, 7), (3, 0)))
-    shared = advantages(Batch((a, b, c), ('x1', 'replay', 'x1'), numbers), kind)
+    shared = group_advantages(Batch((a, b, c), ('x1', 'replay', 'x1'), numbers), kind)
     [joined] = of(kind, [1, 0, 0, 0, 0.5, 2])
     np.testing.assert_array_equal(np.concatenate(shared[:2]), joined)
     np.testing.assert_array_equal(shared[2], of(kind, [1, 0, 0])[0])
@@ -83,21 +83,21 @@ def test_groups_that_share_a_number_are_normalised_together(kind):
 @pytest.mark.parametrize('kind', ADVANTAGES)
 def test_a_group_may_be_split_into_normalisation_groups(kind):
     [group] = groups_of([1, 0, 3, 1])
-    [split] = advantages(Batch((group,), ('x1',), (np.array([0, 0, 1, 1], np.int32),)), kind)
+    [split] = group_advantages(Batch((group,), ('x1',), (np.array([0, 0, 1, 1], np.int32),)), kind)
     np.testing.assert_array_equal(split, np.concatenate(of(kind, [1, 0], [3, 1])))
 
 
 def test_a_group_of_equal_rewards_has_an_advantage_where_it_shares_a_number_with_others():
     a, b = groups_of([1, 1], [0, 0])
     numbers = (np.zeros(2, np.int32), np.zeros(2, np.int32))
-    together = advantages(Batch((a, b), ('x1', 'x1'), numbers), 'group_std')
+    together = group_advantages(Batch((a, b), ('x1', 'x1'), numbers), 'group_std')
     assert (together[0] > 0.5).all() and (together[1] < -0.5).all()
 
 
 def test_fractions_of_a_reward_change_advantages_and_not_k():
     plain = make_group(0, 2, G=4)
     shaped = graded(plain.prompt, plain.responses, plain.verdicts, rewards=[1.0, 1.0, 0.5, 0.0])
-    binary, fractions = advantages(make_batch([plain, shaped], ['x1', 'x1']), 'group_std')
+    binary, fractions = group_advantages(make_batch([plain, shaped], ['x1', 'x1']), 'group_std')
     assert plain.correct == shaped.correct == 2
     assert binary[2] == binary[3] < 0
     # mean 5/8; squared deviations 9/64, 9/64, 1/64, 25/64 sum to 11/16, over ddof 1: 11/48
@@ -105,8 +105,16 @@ def test_fractions_of_a_reward_change_advantages_and_not_k():
     np.testing.assert_allclose(fractions, np.array([3 / 8, 3 / 8, -1 / 8, -5 / 8]) / std, rtol=1e-6)
 
 
+def test_all_tokens_of_a_response_share_its_advantage():
+    groups = groups_of([1, 0, 0.5], [0, 1])
+    batch = make_batch(groups, ['x1', 'x1'])
+    for group, of_responses, of_tokens in zip(groups, group_advantages(batch, 'group_std'), advantages(batch, 'group_std'), strict=True):
+        for response, a, each in zip(group.responses, of_responses, of_tokens, strict=True):
+            assert each.dtype == np.float32 and each.tolist() == [float(a)] * len(response.tokens)
+
+
 def test_a_batch_without_groups_has_no_advantages():
-    assert of('group_std') == []
+    assert of('group_std') == [] == advantages(make_batch([], []), 'group_std')
 
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=64), st.sampled_from(sorted(AGGREGATIONS)))

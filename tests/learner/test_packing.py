@@ -107,7 +107,7 @@ def test_packed_rows_hold_every_sequence_once_and_nothing_else(described, row_to
     lengths = [int(r.trained_on.sum()) for g in groups for r in g.responses]
     weights = iter(token_weights(lengths, aggregation, 100))
     for group, origin, advantage in zip(groups, origins, advantages(part.batch, 'group_std'), strict=True):
-        for response, a in zip(group.responses, advantage, strict=True):
+        for response, a in zip(group.responses, advantage, strict=True):  # a: one number a token
             blank, on = [0] * len(group.prompt.tokens), response.trained_on
             tokens = (*group.prompt.tokens.tolist(), *response.tokens.tolist())
             wanted[tokens] = {

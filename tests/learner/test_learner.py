@@ -1,0 +1,182 @@
+"""The learner: the order of work on a batch, which policies it scores, and what it refuses."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+from group_builders import graded
+from learners import (
+    BARE, FULL, assert_same_update, batch_of, gradient, largest, learner_config, make_learner, updated, with_responses, with_right,
+)  # fmt: skip
+from tiny import STOP_TOKENS
+
+from bapo_jax.groups import Batch, Group, make_batch
+from bapo_jax.learner.credit import group_advantages
+from bapo_jax.learner.learner import Learner
+from bapo_jax.learner.packing import cut
+from bapo_jax.rollout.engine import FRESH, Draw, Sampling
+from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.run.checkpoint import copy_params
+
+
+def test_the_order_of_groups_in_a_mini_batch_changes_nothing(learner, policy, stale):
+    batch = batch_of(stale)
+    backwards = batch.take(range(len(batch.groups))[::-1])
+    assert_same_update(
+        updated(learner(FULL), policy, backwards, seed=1), updated(learner(FULL), policy, batch, seed=0), policy
+    )
+
+
+@pytest.mark.slow
+def test_the_proximal_anchor_is_the_policy_at_the_steps_start_in_every_pass(learner, policy, groups):
+    """One mini-batch, two passes: in the second the policy has moved away from the anchor."""
+    _, metrics = updated(learner(BARE, anchor='proximal', passes_per_batch=2), policy, batch_of(groups[:3]))
+    assert metrics['actor/updates'] == 2
+    assert abs(metrics['actor/ppo_kl']) > 1e-4
+
+
+@pytest.mark.slow
+def test_the_reference_kl_uses_the_reference(learner, policy, groups):
+    """Nothing to learn but closeness: no gradient at the reference itself, and the divergence from another one falls."""
+    pull = learner(BARE, kl_target='reference', kl_coef=1.0)
+    batch = batch_of(with_right(groups[:3], 0))
+    _, at_home = updated(pull, policy, batch, policies={'reference': policy.params})
+    assert at_home['actor/kl_loss'] == pytest.approx(0, abs=1e-6)
+    assert at_home['actor/grad_norm'] < 1e-4
+    other = jax.tree.map(lambda x: 1.1 * x, policy.params)
+    state, away = updated(pull, policy, batch, policies={'reference': other})
+    assert away['actor/kl_loss'] > 1e-2
+    assert away['actor/grad_norm'] > 1e-2
+    for _ in range(5):
+        state, later = pull.update(state, batch, np.random.default_rng(0), {'reference': other})
+    assert later['actor/kl_loss'] < 0.99 * away['actor/kl_loss']
+
+
+def test_the_reference_kl_needs_a_reference(learner, policy, groups):
+    with pytest.raises(ValueError, match="the role 'reference', and no such policy was given"):
+        updated(learner(BARE, kl_target='reference', kl_coef=1.0), policy, batch_of(groups[:3]))
+
+
+def test_a_batch_without_groups_changes_nothing(learner, policy):
+    state, metrics = updated(learner(BARE), policy, make_batch([], []))
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), policy.params)
+    assert optax.tree.get(state.opt_state, 'mu') is not None and largest(gradient(state)) == 0
+    assert not [name for name in metrics if name in ('actor/pg_loss', 'actor/grad_norm')]
+
+
+def test_a_copy_survives_the_update_that_its_original_does_not(learner, policy, groups):
+    state = learner(BARE).init(copy_params(policy.params))
+    alpha = copy_params(state.params)
+    donated = jax.tree.leaves(state.params)
+    state, _ = learner(BARE).update(state, batch_of(groups[:3]), np.random.default_rng(0))
+    assert all(x.is_deleted() for x in donated)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(alpha), policy.params)
+    engine = JaxEngine(policy.graph, STOP_TOKENS, rows=32)
+    engine.load(alpha, 0)
+    again = engine.generate([g.prompt for g in groups], 4, Sampling(1.0, 10), [Draw(0, 0, FRESH)] * len(groups))
+    for group, responses in zip(groups, again, strict=True):
+        assert isinstance(group, Group)
+        for r, s in zip(group.responses, responses, strict=True):
+            np.testing.assert_array_equal(r.tokens, s.tokens)
+
+
+def test_warm_up_and_the_learning_rate_reported(policy, groups):
+    learner = make_learner(policy, BARE, learning_rate=1e-3, warmup_updates=4)
+    rate = learner.learning_rate
+    np.testing.assert_allclose([rate(i) for i in (0, 2, 4, 100)], [0, 5e-4, 1e-3, 1e-3], rtol=1e-6)
+    _, metrics = updated(learner, policy, batch_of(groups))
+    assert metrics['actor/updates'] == 2 and metrics['actor/lr'] == pytest.approx(2.5e-4)  # that of the second, the last
+
+
+def test_logprobs_are_those_of_the_policy_that_answered_in_the_order_of_the_batch(learner, policy, groups):
+    served, trained = learner(BARE).logprobs('rollout', policy.params, batch_of(groups))
+    np.testing.assert_array_equal(served, np.concatenate([r.logp for g in groups for r in g.responses]))
+    assert trained.dtype == served.dtype == np.float32
+    np.testing.assert_allclose(trained, served, rtol=0, atol=2e-5)  # they were sampled at temperature 1 from the same weights
+    assert np.ptp(served) > 1
+
+
+def test_scores_are_by_group_whatever_the_mini_batches(learner, policy, stale):
+    batch, order = batch_of(stale), np.array([3, 0, 5, 1, 4, 2])
+    config = learner_config(**BARE).learner
+    scored = [learner(BARE).score('proximal', policy.params, cut(batch, o, config)) for o in (np.arange(6), order)]
+    for group, a, b in zip(stale, *scored, strict=True):
+        assert [len(x) for x in a] == [len(r.tokens) for r in group.responses]
+        for x, y in zip(a, b, strict=True):
+            np.testing.assert_allclose(x, y, rtol=0, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_every_policy_that_the_objective_reads_scores_the_batch_once_before_the_first_update(policy, groups, monkeypatch):
+    events = []
+    scoring, updating = Learner.score, Learner.update_packed
+    monkeypatch.setattr(Learner, 'score', lambda self, role, *rest: events.append(role) or scoring(self, role, *rest))
+    monkeypatch.setattr(Learner, 'update_packed', lambda self, *rest: events.append('updates') or updating(self, *rest))
+    learner = make_learner(policy, BARE, anchor='decoupled', kl_target='reference', kl_coef=0.1, passes_per_batch=2)
+    updated(learner, policy, batch_of(groups), policies={'reference': policy.params})
+    assert events == ['proximal', 'reference', 'updates']
+    events.clear()
+    updated(make_learner(policy, BARE), policy, batch_of(groups))
+    assert events == ['updates']  # the behaviour policy's log-probs are stored with the responses
+
+
+def masked(groups):
+    """(groups of whose responses every second token is not the policy's own, the same with other log-probs there)"""
+
+    def mask(r):
+        return dataclasses.replace(r, loss_mask=np.arange(len(r.tokens)) % 2 == 0)
+
+    def noise(r):
+        return dataclasses.replace(r, logp=np.where(r.loss_mask, r.logp, np.float32(-50)))
+
+    plain = with_responses(groups, mask)
+    return plain, with_responses(plain, noise)
+
+
+@pytest.mark.parametrize('changes', [{}, {'anchor': 'decoupled', 'kl_target': 'behaviour', 'kl_coef': 0.1}])
+def test_tokens_that_are_not_the_policys_own_teach_nothing(changes, learner, policy, stale):
+    """Their log-probs do not matter, and the token mean counts the others alone."""
+    plain, noisy = masked(stale[:3])
+    (state, metrics), (want_state, want) = (updated(learner(BARE, **changes), policy, batch_of(gs)) for gs in (noisy, plain))
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), jax.device_get(want_state.params))
+    assert {n: v for n, v in metrics.items() if 'timing' not in n} == {n: v for n, v in want.items() if 'timing' not in n}
+    everything = updated(learner(BARE, **changes), policy, batch_of(stale[:3]))[1]
+    assert abs(metrics['actor/pg_loss'] - everything['actor/pg_loss']) > 1e-4
+
+
+def test_masked_tokens_count_neither_in_the_loss_nor_in_its_denominator(learner, policy, groups):
+    """ρ = 1: the token mean is -Σ n_i A_i / Σ n_i over the n_i tokens of response i that are trained on."""
+    plain, _ = masked(groups[:3])
+    _, metrics = updated(learner(BARE), policy, batch_of(plain))
+    lengths = np.array([[r.trained_on.sum() for r in g.responses] for g in plain])
+    advantage = np.stack(group_advantages(batch_of(plain), 'group_std'))
+    assert (lengths < [[len(r.tokens) for r in g.responses] for g in plain]).any()
+    assert metrics['actor/pg_loss'] == pytest.approx(-(lengths * advantage).sum() / lengths.sum(), abs=2e-5)
+    assert 3.0 < metrics['actor/entropy'] < np.log(96)
+
+
+def test_rewards_and_normalisation_groups_reach_the_update(learner, policy, groups):
+    """ρ = 1, so the loss is the token mean of -A: of fractions, and of two groups that are normalised together."""
+    shaped = [graded(g.prompt, g.responses, g.verdicts, rewards=[1, 0.5, 0.25, 0]) for g in groups[:3]]
+    together = Batch(tuple(groups[:3]), ('x1',) * 3, tuple(np.full(4, i, np.int32) for i in (9, 9, 2)))
+    lengths = np.array([[len(r.tokens) for r in g.responses] for g in groups[:3]])
+    losses = []
+    for batch in (batch_of(shaped), together, batch_of(groups[:3])):
+        _, metrics = updated(learner(BARE), policy, batch)
+        want = -(lengths * np.stack(group_advantages(batch, 'group_std'))).sum() / lengths.sum()
+        assert metrics['actor/pg_loss'] == pytest.approx(want, abs=2e-5)
+        losses.append(want)
+    assert np.abs(np.diff(losses)).min() > 1e-3
+
+
+def test_the_shapes_are_those_of_the_state_that_is_trained(learner, policy):
+    state, shapes = learner(BARE).init(copy_params(policy.params)), learner(BARE).shapes()
+    assert jax.tree.structure(state) == jax.tree.structure(shapes)
+    for array, shape in zip(jax.tree.leaves(state), jax.tree.leaves(shapes), strict=True):
+        assert (array.shape, array.dtype, array.sharding) == (shape.shape, shape.dtype, shape.sharding)
+
+
+def test_theta_0_is_read_from_the_models_files(learner, policy):
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(learner(BARE).read_initial()), policy.params)
