@@ -8,6 +8,8 @@ import pytest
 from ml_collections import config_dict
 
 from bapo_jax.config import check, default_config, differences, resolve
+from bapo_jax.learner.credit import ADVANTAGES, AGGREGATIONS
+from bapo_jax.learner.losses import RATIO_LEVELS, SURROGATES
 from bapo_jax.methods import METHODS, PAGE, apply_method, markdown
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 
@@ -36,6 +38,8 @@ def a_config(**changes):
         ({'steps': 0, 'epochs': 0}, r'steps and epochs are both 0'),
         ({'learner__anchor': 'old'}, r"learner\.anchor='old'.*behaviour, proximal, decoupled"),
         ({'learner__kl_target': 'alpha'}, r'learner\.kl_target'),
+        ({'learner__advantage': 'median'}, r"learner\.advantage='median'.*group_std"),
+        ({'learner__aggregation': 'sum'}, r"learner\.aggregation='sum'.*token_mean"),
         ({'replay__fresh_filter': 'median'}, r'replay\.fresh_filter'),
         ({'replay__thresholds': 'down'}, r'replay\.thresholds'),
         ({'task__template': 'short'}, r'task\.template.*tinyzero'),
@@ -56,6 +60,22 @@ def test_an_impossible_config_is_refused_naming_field_and_remedy(changes, messag
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with pytest.raises(ValueError, match=message):
         resolve(a_config(**changes))
+
+
+@pytest.mark.parametrize(
+    'field, table',
+    [
+        ('learner.advantage', ADVANTAGES),
+        ('learner.aggregation', AGGREGATIONS),
+        ('learner.surrogate', SURROGATES),
+        ('learner.ratio_level', RATIO_LEVELS),
+    ],
+)
+def test_the_choices_of_a_field_are_the_names_of_its_functions(field, table):
+    """config.py repeats them: it checks before JAX is imported."""
+    with pytest.raises(ValueError) as error:
+        resolve(a_config(**{field.replace('.', '__'): 'no_such_name'}))
+    assert f"{field}='no_such_name' is unknown; choose one of {', '.join(table)}" in str(error.value).splitlines()[1]
 
 
 def test_all_problems_are_reported_at_once():

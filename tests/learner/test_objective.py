@@ -1,0 +1,210 @@
+"""A row's objective on packed arrays, against its closed form in numpy. Tolerance 1e-5 relative (float32) unless said otherwise."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from learners import learner_config
+
+from bapo_jax.groups import ORIGINS
+from bapo_jax.learner.losses import Clip, k3
+from bapo_jax.learner.objective import KL, Objective, evaluate_objective, numbers_of, objective_of
+from bapo_jax.learner.packing import Rows, Sequences
+
+PLAIN = Objective('token', 'clip', Clip(0.2, 0.3, 3.0), 'behaviour', None, None, (), False)
+NUMBERS = {'temperature': np.float32(1), 'kl_coef': np.float32(0.3), 'entropy_coef': np.float32(0.05)}
+R, T = 2, 8
+
+
+@pytest.fixture
+def rows():
+    """Two rows: three responses, one token in the middle of the first not trained on, prompts and padding around them."""
+    rng = np.random.default_rng(0)
+    response = np.array([[0, 1, 1, 0, 1, 0, 2, 2], [0, 0, 1, 1, 1, 1, 0, 0]], np.int32)
+    on = response > 0
+    origin = np.array([[1] * 5 + [3] * 3, [4] * 8], np.int8) * on
+
+    def draw(scale):
+        return np.where(on, rng.normal(0, scale, (R, T)), 0).astype(np.float32)
+
+    behaviour = draw(1) - 2 * on.astype(np.float32)
+    roles = {'proximal': behaviour + draw(0.3), 'reference': behaviour + draw(0.5), 'previous': behaviour + draw(0.4)}
+    zeros = np.zeros((R, T), np.int32)
+    sequences = Sequences(zeros, zeros, zeros, response)
+    return Rows(sequences, origin, behaviour, draw(1), np.abs(draw(0.2)), roles)
+
+
+@pytest.fixture
+def logp(rows):
+    """Of π_θ, with numbers that are nobody's where no response token is."""
+    on = rows.sequences.response > 0
+    moved = rows.behaviour + np.random.default_rng(1).normal(0, 0.3, (R, T)).astype(np.float32)
+    return np.where(on, moved, np.float32(-777))
+
+
+@pytest.fixture
+def entropy(rows):
+    return np.where(rows.sequences.response > 0, np.random.default_rng(2).uniform(0, 3, (R, T)), 55).astype(np.float32)
+
+
+def evaluate(objective, rows, logp, entropy, numbers=NUMBERS):
+    return evaluate_objective(objective, jax.tree.map(jnp.asarray, rows), jnp.asarray(logp), jnp.asarray(entropy), numbers)
+
+
+def by_hand(rows, logp, entropy, anchor='behaviour', kl=None, cap=None, entropy_coef=0.0):
+    """The value, in float64 and over response tokens alone."""
+    on = rows.sequences.response > 0
+    roles = {'behaviour': rows.behaviour, **rows.roles}
+    x = {name: a.astype(np.float64)[on] for name, a in {**roles, 'logp': logp, 'A': rows.advantage, 'w': rows.weight}.items()}
+    ratio = np.exp(x['logp'] - x[anchor])
+    loss = -np.minimum(ratio * x['A'], np.clip(ratio, 0.8, 1.3) * x['A'])
+    loss = np.where(x['A'] < 0, np.minimum(loss, -3 * x['A']), loss)
+    if cap:
+        loss = loss * np.minimum(np.exp(x['proximal'] - x['behaviour']), cap)
+    penalty = 0.0
+    if kl:
+        gap = x[kl] - x['logp']
+        penalty = 0.3 * (np.exp(gap) - gap - 1)
+    return (x['w'] * (loss + penalty - entropy_coef * entropy[on])).sum()
+
+
+@pytest.mark.parametrize('anchor', ['behaviour', 'proximal'])
+@pytest.mark.parametrize('kl', [None, 'behaviour', 'reference'])
+@pytest.mark.parametrize('cap', [None, 1.1])
+@pytest.mark.parametrize('has_entropy', [False, True])
+def test_the_value_is_the_closed_form(anchor, kl, cap, has_entropy, rows, logp, entropy):
+    terms = () if kl is None else (KL(kl, k3, 'kl_coef'),)
+    objective = dataclasses.replace(PLAIN, anchor=anchor, kl=terms, importance_cap=cap, entropy=has_entropy)
+    value, _ = evaluate(objective, rows, logp, entropy)
+    assert float(value) == pytest.approx(by_hand(rows, logp, entropy, anchor, kl, cap, 0.05 * has_entropy), rel=1e-5, abs=1e-6)
+
+
+def test_the_importance_weight_multiplies_the_surrogate_only(rows, logp, entropy):
+    plain = dataclasses.replace(PLAIN, anchor='proximal', kl=(KL('behaviour', k3, 'kl_coef'),))
+    _, want = evaluate(plain, rows, logp, entropy)
+    _, got = evaluate(dataclasses.replace(plain, importance_cap=2.0), rows, logp, entropy)
+    assert got.keys() == want.keys()
+    changed = {name for name in want if not np.array_equal(got[name], want[name])}
+    assert changed == {'actor/pg_loss'}
+    # A weight that is the same for all tokens is a factor.
+    same = rows._replace(roles={**rows.roles, 'proximal': rows.behaviour + np.float32(np.log(1.5))})
+    _, one = evaluate(plain, same, logp, entropy)
+    _, half_more = evaluate(dataclasses.replace(plain, importance_cap=2.0), same, logp, entropy)
+    assert float(half_more['actor/pg_loss']) == pytest.approx(1.5 * float(one['actor/pg_loss']), rel=1e-5)
+
+
+def test_what_lies_where_no_response_token_is_counts_in_nothing(rows, logp, entropy):
+    """Neither in the value, nor in a metric, nor in the gradient."""
+    objective = dataclasses.replace(PLAIN, anchor='proximal', kl=(KL('reference', k3, 'kl_coef'),), entropy=True, importance_cap=2.0)
+    off = rows.sequences.response == 0
+    want = evaluate(objective, rows, logp, entropy)
+    for there in (0.0, -1e4, 1e4):
+        got = evaluate(objective, rows, np.where(off, np.float32(there), logp), np.where(off, np.float32(9), entropy))
+        jax.tree.map(np.testing.assert_array_equal, got, want)
+    gradient = jax.grad(lambda x, h: evaluate(objective, rows, x, h)[0], argnums=(0, 1))(jnp.asarray(logp), jnp.asarray(entropy))
+    for g in gradient:
+        assert (np.asarray(g)[off] == 0).all() and (np.asarray(g)[~off] != 0).any()
+
+
+def test_behaviour_and_proximal_anchor_and_decoupled_are_one_where_alpha_is_pi(rows, entropy):
+    """GRPO is BAPO on-policy: value, metrics and gradient, bit for bit."""
+    logp = rows.behaviour
+    same = rows._replace(roles={'proximal': rows.behaviour})
+    results = []
+    for anchor, cap in (('behaviour', None), ('proximal', None), ('proximal', 2.0)):
+        objective = dataclasses.replace(PLAIN, anchor=anchor, importance_cap=cap, kl=(KL('behaviour', k3, 'kl_coef'),))
+        results.append(jax.value_and_grad(lambda x, o=objective: evaluate(o, same, x, entropy), has_aux=True)(jnp.asarray(logp)))
+    for other in results[1:]:
+        jax.tree.map(np.testing.assert_array_equal, other, results[0])
+    (value, metrics), _ = results[0]
+    assert float(value) == pytest.approx(-float((rows.weight * rows.advantage).sum()), rel=1e-6)
+    assert metrics['actor/kl_loss'] == metrics['actor/pg_clipfrac'] == metrics['actor/ppo_kl'] == 0
+
+
+def test_penalties_towards_several_policies_add_up_each_with_its_own_coefficient(rows, logp, entropy):
+    def value(*terms, **numbers):
+        numbers = {**NUMBERS, **{name: np.float32(x) for name, x in numbers.items()}}
+        return float(evaluate(dataclasses.replace(PLAIN, kl=terms), rows, logp, entropy, numbers)[0])
+
+    a, b = KL('reference', k3, 'one'), KL('previous', k3, 'other')
+    none, first, second = value(), value(a, one=0.3), value(b, other=0.7)
+    assert min(first - none, second - none) > 1e-3
+    assert value(a, b, one=0.3, other=0.7) - none == pytest.approx(first - none + second - none, rel=1e-4)
+    assert value(a, b, one=0, other=0.7) == pytest.approx(second, rel=1e-6)
+
+
+def test_a_clip_centre_is_the_roles_ratio_to_the_behaviour_policy(rows, entropy):
+    """π_θ = π_prox, 2 times α: held with the centre at 1, not with the centre at 2."""
+    on = rows.sequences.response > 0
+    moved = np.where(on, rows.behaviour + np.float32(np.log(2)), 0).astype(np.float32)
+    good = rows._replace(advantage=on.astype(np.float32), roles={'proximal': moved})
+    held, free = (
+        evaluate(dataclasses.replace(PLAIN, clip_centre=centre), good, moved, entropy)[1] for centre in (None, 'proximal')
+    )
+    assert float(held['actor/pg_clipfrac']) == pytest.approx(rows.weight.sum(), rel=1e-5) and free['actor/pg_clipfrac'] == 0
+    assert float(held['actor/pg_loss']) == pytest.approx(-1.3 * rows.weight.sum(), rel=1e-5)
+    assert float(free['actor/pg_loss']) == pytest.approx(-2 * rows.weight.sum(), rel=1e-5)
+
+
+def test_sums_by_origin_are_over_an_origins_response_tokens(rows, logp, entropy):
+    """Of the ratio to the policy that answered, whatever the anchor is."""
+    _, metrics = evaluate(dataclasses.replace(PLAIN, anchor='proximal'), rows, logp, entropy)
+    x = logp.astype(np.float64) - rows.behaviour
+    held = np.exp(logp - rows.roles['proximal'])
+    clipped = (held * rows.advantage > np.clip(held, 0.8, 1.3) * rows.advantage) & (rows.sequences.response > 0)
+    for i in range(len(ORIGINS)):
+        of = rows.origin == 1 + i
+        for name, values in {
+            'tokens': np.ones_like(x), 'ratio': np.exp(x), 'squared_ratio': np.exp(2 * x), 'tv': np.maximum(1 - np.exp(x), 0),
+            'clipped': clipped.astype(float),
+        }.items():  # fmt: skip
+            np.testing.assert_allclose(metrics[f'{name}_by_origin'][i], values[of].sum(), rtol=1e-5, err_msg=f'{name} {i}')
+    assert metrics['tokens_by_origin'].tolist() == [3, 0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    'changes, roles',
+    [
+        ({'anchor': 'behaviour', 'kl_target': 'behaviour'}, ()),
+        ({'anchor': 'behaviour', 'kl_target': 'none'}, ()),
+        ({'anchor': 'proximal', 'kl_target': 'behaviour'}, ('proximal',)),
+        ({'anchor': 'decoupled', 'kl_target': 'none'}, ('proximal',)),
+        ({'anchor': 'behaviour', 'kl_target': 'reference'}, ('reference',)),
+        ({'anchor': 'proximal', 'kl_target': 'reference'}, ('proximal', 'reference')),
+        ({'anchor': 'behaviour', 'kl_target': 'none', 'clip_centre': 'proximal'}, ('proximal',)),
+        ({'anchor': 'behaviour', 'kl_target': 'convex'}, ('previous', 'reference')),
+    ],
+)
+def test_the_roles_that_are_scored_are_those_that_the_objective_reads(changes, roles):
+    assert objective_of(learner_config(**changes).learner).roles == roles
+
+
+def test_an_objective_is_made_of_the_config_and_names_a_compiled_program():
+    """Equal configs give equal objectives with one hash: a compiled step is found again."""
+    c = learner_config(anchor='decoupled', importance_cap=1.5, clip_low=0.1, clip_high=0.4, dual_clip=0.0, entropy_coef=0.0).learner
+    objective = objective_of(c)
+    assert (objective.anchor, objective.importance_cap, objective.entropy) == ('proximal', 1.5, False)
+    assert objective.clip == Clip(0.1, 0.4, None)
+    assert objective.kl == (KL('behaviour', k3, 'kl_coef'),)
+    again = objective_of(c)
+    assert objective == again and hash(objective) == hash(again)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        objective.anchor = 'behaviour'
+
+
+def test_numbers_are_traced_so_another_value_compiles_nothing(rows, logp, entropy):
+    traced = []
+
+    @jax.jit
+    def value(rows, logp, numbers):
+        traced.append(1)
+        return evaluate_objective(dataclasses.replace(PLAIN, kl=(KL('behaviour', k3, 'kl_coef'),)), rows, logp, jnp.asarray(entropy), numbers)[0]
+
+    values = set()
+    for coefficient in (0.0, 0.1, 0.2):
+        numbers = numbers_of(learner_config(kl_coef=coefficient).learner, 1.0, 1)
+        assert all(x.dtype == np.float32 for x in numbers.values())
+        values.add(float(value(rows, logp, numbers)))
+    assert len(values) == 3 and len(traced) == 1
