@@ -5,7 +5,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from group_builders import assert_same_arrays, assert_same_groups, ids, make_group
 
 from bapo_jax.replay.buffer import Eviction, ReplayBuffer, sample
-from bapo_jax.replay.compose import compose
+from bapo_jax.replay.bapo import fill
 
 C1 = 1 / 8
 
@@ -23,7 +23,7 @@ def test_what_enters_which_part():
     assert buffer.add([make_group(k, k) for k in range(9)] + [make_group(9, 0, infra=True), make_group(10, 4, infra=True)], 1) == []
     assert list(buffer.bad) == [0, 1]
     assert list(buffer.high) == [1, 2, 3, 4, 5, 6, 7]
-    assert [e.mean_reward for e in buffer.bad.values()] == [0, 1 / 8]
+    assert [e.accuracy for e in buffer.bad.values()] == [0, 1 / 8]
 
 
 def test_bad_is_the_grid_level_whatever_the_rounding_of_c1():
@@ -304,9 +304,9 @@ class BufferMachine(RuleBasedStateMachine):
         fresh, better = [make_group(i, 3, step=self.step) for i in x1], [make_group(i, 2, step=self.step) for i in x2]
         low, high = bounds
         arguments = dict(size=size, step=self.step, low=low / 8, high=high / 8, use_x3=True)
-        batch = compose(fresh, better, self.buffer, rng=np.random.default_rng(seed), **arguments)
-        other = compose(fresh, better, self.twin, rng=np.random.default_rng(seed), **arguments)
-        assert batch.sources == other.sources
+        batch = fill(fresh, better, self.buffer, rng=np.random.default_rng(seed), **arguments)
+        other = fill(fresh, better, self.twin, rng=np.random.default_rng(seed), **arguments)
+        assert batch.origins == other.origins
         assert_same_groups(batch.groups, other.groups)
 
         assert len(batch.groups) <= size
@@ -317,8 +317,8 @@ class BufferMachine(RuleBasedStateMachine):
             for i, (stored, _, g) in self.open['high'].items()
             if self.step - recent <= stored <= self.step - 1 and low <= g.correct <= high and i not in ids(batch.groups[: len(x1)])
         }
-        x3 = [g for g, source in zip(batch.groups, batch.sources) if source == 'x3']
-        x2_ids = {g.prompt.id for g, source in zip(batch.groups, batch.sources) if source == 'x2'}
+        x3 = batch.of_origin('x3')
+        x2_ids = set(ids(batch.of_origin('x2')))
         assert len(x3) == min(len(possible - x2_ids), size - len(x1) - len(x2_ids))
         for g in x3:
             assert g.prompt.id in possible
