@@ -1,15 +1,16 @@
-"""When α becomes π_θ and when hard prompts are asked again (Algorithm 1, lines 3 and 12)."""
+"""When α becomes π_θ, when hard prompts are re-evaluated (Algorithm 1, lines 3 and 12), and how far ahead α may answer."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo_jax.rollout.schedule import last_ahead, reevaluation_due, sync_due
+from bapo_jax.config import default_config, resolve
+from bapo_jax.rollout.schedule import Schedule, is_due, schedule_of
 
 
 def lags(every: int, steps: int) -> list[int]:
-    version, result = 0, []
+    schedule, version, result = Schedule(steps, every, 0, 0), 0, []
     for step in range(1, steps + 1):
-        if sync_due(step, every):
+        if schedule.sync_due(step):
             version = step - 1
         result.append(step - 1 - version)
     return result
@@ -24,7 +25,21 @@ def test_with_v_1_the_rollout_policy_is_always_the_current_one():
 
 
 def test_reevaluation_falls_on_multiples_of_m():
-    assert [t for t in range(1, 13) if reevaluation_due(t, 4)] == [4, 8, 12]
+    assert [t for t in range(1, 13) if Schedule(12, 5, 4, 0).reevaluation_due(t)] == [4, 8, 12]
+
+
+def test_a_period_of_0_means_never():
+    assert not any(is_due(0, t) or Schedule(12, 5, 0, 0).reevaluation_due(t) for t in range(13))
+
+
+def test_the_schedule_of_a_row_re_evaluates_only_where_x2_is_trained_on():
+    c = default_config()
+    c.model.path = 'unused'
+    c.rollout.sync_every, c.replay.reevaluate_every, c.evaluate.every = 3, 2, 7
+    for use_x2, m in ((True, 2), (False, 0)):
+        c.replay.use_x2 = use_x2
+        schedule = schedule_of(resolve(c), 40)
+        assert (schedule.steps, schedule.sync_every, schedule.reevaluate_every, schedule.evaluate_every) == (40, 3, m, 7)
 
 
 def other_policy_times(v, m, e, last):
@@ -43,6 +58,6 @@ def test_a_step_is_asked_ahead_as_far_as_no_other_policy_comes_between(v, m, e, 
     def safe(t):  # asked from `step` (its re-evaluation over) to the moment it would be asked anyway
         return not any((step, 2) < load < (t, 1) for load in loads)
 
-    ahead = last_ahead(step, last, v, m, e)
+    ahead = Schedule(last, v, m, e).last_ahead(step)
     assert all(safe(t) for t in range(step + 1, ahead + 1))
     assert ahead == last or not safe(ahead + 1)
