@@ -1,0 +1,185 @@
+"""Where a run stands: what a checkpoint gives back is what it was given, bit for bit; what is damaged or another's is refused."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from group_builders import assert_same_arrays, make_group
+from learners import BARE, batch_of, learner_config, make_learner
+
+from bapo_jax.groups import make_batch
+from bapo_jax.run.checkpoint import ROLLOUT, Checkpoints, DamagedCheckpoint, RunState, begin_run, copy_params
+
+REPLAY = {'r_tot': np.array([np.nan]), 'high_tokens': np.arange(7, dtype=np.int32), 'bad_stored': np.array([3, 0], np.int64)}
+
+
+def same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
+
+
+def times(params, factor):
+    return jax.tree.map(lambda x: jnp.asarray(x * np.float32(factor)), params)
+
+
+@pytest.fixture(scope='module')
+def config():
+    return learner_config(**BARE)
+
+
+@pytest.fixture(scope='module')
+def trained(policy, groups):
+    """A state whose moments are not 0."""
+    learner = make_learner(policy, BARE)
+    return learner.update(learner.init(copy_params(policy.params)), batch_of(groups[:3]), np.random.default_rng(0))[0]
+
+
+@pytest.fixture(scope='module')
+def saved(trained, policy, tmp_path_factory):
+    """(directory with a checkpoint of step 7, the state it holds)."""
+    directory = tmp_path_factory.mktemp('saved') / 'checkpoints'
+    state = RunState(trained, times(policy.params, 0.9), alpha_version=5, step=7)
+    state.totals['responses'] = 123
+    checkpoints = Checkpoints(directory, keep=2)
+    checkpoints.save(state, REPLAY, '{"position": 9}')
+    checkpoints.close()
+    return directory, state
+
+
+# ---- the state of a run
+
+
+def test_a_sync_makes_alpha_a_copy_of_theta_that_survives_it(policy):
+    state = RunState(make_learner(policy, BARE).init(copy_params(policy.params)), times(policy.params, 2), step=4)
+    state.sync()
+    assert state.alpha_version == 4
+    for x in jax.tree.leaves(state.theta.params):
+        x.delete()  # as the next update does, which donates them
+    same(state.alpha, policy.params)
+    assert state.policies()[ROLLOUT] is state.alpha
+
+
+def test_the_policies_before_alpha_are_kept_as_many_as_asked_newest_first(policy):
+    state = RunState(make_learner(policy, BARE).init(copy_params(policy.params)), 'α0', keep_recent=2)
+    versions = []
+    for step in (1, 2, 3):
+        state.step = step
+        state.sync()
+        versions.append([version for version, _ in state.recent])
+    assert versions == [[0], [1, 0], [2, 1]]
+    without = RunState(state.theta, 'α0')
+    without.sync()
+    assert without.recent == []
+
+
+def test_the_counters_are_of_responses_and_count_each_group_once():
+    fresh, again = [make_group(i, 4, G=4) for i in range(3)], [make_group(10 + i, 2, G=4) for i in range(2)]
+    replayed = [make_group(20, 3, G=4), make_group(21, 3, G=4)]
+    state = RunState(None, None, alpha_version=2)
+    state.trained()
+    state.count(fresh, again, make_batch([fresh[0], again[0], *replayed], ['x1', 'x2', 'x3', 'replay']))
+    assert state.totals == {'responses': 20, 'discarded': 8, 'reevaluated': 8, 'reused': 8}
+    state.trained()
+    state.trained()
+    state.trained()
+    state.count(fresh, [], make_batch(fresh, ['x1'] * 3))
+    assert state.metrics() == {
+        'bapo/lag': 1, 'rollout/responses_total': 32, 'rollout/discarded_total': 8, 'rollout/reevaluated_total': 8,
+        'rollout/reused_total': 8,
+    }  # fmt: skip
+
+
+# ---- what is saved
+
+
+def test_what_comes_back_is_what_was_saved_bit_for_bit(saved, policy):
+    directory, state = saved
+    checkpoints = Checkpoints(directory, keep=2)
+    assert checkpoints.latest_step() == 7
+    back, replay, selector = checkpoints.restore(7, make_learner(policy, BARE).shapes())
+    same(back.theta, state.theta)
+    same(back.alpha, state.alpha)
+    assert (back.step, back.alpha_version, back.totals, selector) == (7, 5, state.totals, '{"position": 9}')
+    assert_same_arrays(replay, REPLAY)
+    checkpoints.close()
+
+
+def test_theta_alone_comes_back_for_evaluation_and_export(saved, policy):
+    directory, state = saved
+    checkpoints = Checkpoints(directory, keep=2)
+    params, step = checkpoints.restore_params(make_learner(policy, BARE).parameters)
+    assert step == 7
+    same(params, state.theta.params)
+    assert any((np.asarray(a) != np.asarray(b)).any() for a, b in zip(*map(jax.tree.leaves, (params, state.alpha)), strict=True))
+    checkpoints.close()
+
+
+def test_a_checkpoint_of_another_model_is_refused_naming_the_tensor(saved, make_policy):
+    checkpoints = Checkpoints(saved[0], keep=2)
+    with pytest.raises(ValueError, match=r'is of another model: embedding\.embedding has shape \(96, 32\) there and \(112, 32\)'):
+        checkpoints.restore_params(make_learner(make_policy(vocab_size=112), BARE).parameters)
+    checkpoints.close()
+
+
+def test_where_there_is_no_checkpoint_none_is_found(tmp_path, policy):
+    checkpoints = Checkpoints(tmp_path / 'checkpoints', keep=1)
+    assert checkpoints.latest_step() is None
+    with pytest.raises(FileNotFoundError, match='holds no complete checkpoint'):
+        checkpoints.restore_params(make_learner(policy, BARE).parameters)
+    checkpoints.close()
+
+
+def test_a_step_is_saved_once_and_as_many_are_kept_as_asked(trained, policy, tmp_path):
+    checkpoints, state = Checkpoints(tmp_path / 'checkpoints', keep=2), RunState(trained, trained.params)
+    for step in (1, 2, 3):
+        state.step = step
+        checkpoints.save(state, REPLAY, '')
+    with pytest.raises(RuntimeError, match='no checkpoint was written at step 3'):
+        checkpoints.save(state, REPLAY, '')
+    assert sorted(p.name for p in (tmp_path / 'checkpoints').iterdir() if p.name.isdigit()) == ['2', '3']
+    checkpoints.close()
+
+
+@pytest.mark.parametrize('part', ['policy', 'replay'])
+def test_a_checkpoint_that_lacks_files_is_damaged_and_says_what_to_do(part, saved, policy, tmp_path):
+    directory = shutil.copytree(saved[0], tmp_path / 'checkpoints')
+    for file in (directory / '7' / part).rglob('*'):
+        if file.is_file() and not file.name.startswith('_'):
+            file.unlink()
+    checkpoints = Checkpoints(directory, keep=2)
+    with pytest.raises(DamagedCheckpoint, match=r'checkpoints/7 cannot be read .*move that directory away'):
+        checkpoints.restore(7, make_learner(policy, BARE).shapes())
+    checkpoints.close()
+
+
+# ---- where a run begins
+
+
+def test_a_new_run_begins_at_theta_0_with_an_alpha_of_its_own(policy, config, tmp_path):
+    state, of_host, checkpoints = begin_run(make_learner(policy, BARE), config, tmp_path / 'checkpoints')
+    assert of_host is None and (state.step, state.alpha_version, state.reference) == (0, 0, None)
+    same(state.theta.params, policy.params)
+    for x in jax.tree.leaves(state.theta.params):
+        x.delete()
+    same(state.alpha, policy.params)
+    checkpoints.close()
+
+
+def test_a_used_directory_goes_on_at_its_newest_checkpoint(saved, policy, config):
+    directory, want = saved
+    state, (replay, selector), checkpoints = begin_run(make_learner(policy, BARE), config, directory)
+    assert (state.step, state.alpha_version, state.totals, selector) == (7, 5, want.totals, '{"position": 9}')
+    same(state.theta, want.theta)
+    same(state.alpha, want.alpha)
+    assert_same_arrays(replay, REPLAY)
+    checkpoints.close()
+
+
+def test_the_reference_is_theta_0_of_the_models_files_also_in_a_run_that_goes_on(saved, policy, config, tmp_path):
+    learner = make_learner(policy, BARE, kl_target='reference', kl_coef=0.1)
+    for directory in (saved[0], tmp_path / 'checkpoints'):
+        state, _, checkpoints = begin_run(learner, config, directory)
+        same(state.reference, policy.params)
+        assert state.policies()['reference'] is state.reference
+        checkpoints.close()
