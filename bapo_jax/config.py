@@ -246,7 +246,7 @@ def learner_section() -> ConfigDict:
     l.switch_step = 0  # T: after it the reference is π_T, and rollouts, passes and KL are GRPO's (ReMix); 0: never
     l.entropy_coef = 0.001  # weight of the entropy bonus
     l.aggregation = 'token_mean'  # over a mini-batch: token_mean, or seq_mean_token_mean (eq. 1) [centre; sequence_mean]
-    l.advantage = 'group_std'  # (r - mean) / (std + 1e-6); 'paper_eq2' has the population variance
+    l.advantage = 'group_std'  # (r - mean) / (std + 1e-6); 'paper_eq2' has the population variance; 'gae': from a critic (PPO)
     l.row_tokens = 0  # tokens of a packed row; 0: prompt and response limits together
     l.micro_batch_rows = 8  # rows the device sees at once; gradients are summed over micro-batches
     l.logprob_chunk = 0  # positions of a row whose logits exist at once; divides row_tokens; 0: the whole row
@@ -263,7 +263,7 @@ def check_learner(c: ConfigDict, need: Need) -> None:
     one_of(need, c, 'learner.ratio_level', ('token', 'sequence'))
     one_of(need, c, 'learner.surrogate', ('clip', 'cispo'))
     one_of(need, c, 'learner.aggregation', ('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum'))
-    one_of(need, c, 'learner.advantage', ('group_std', 'paper_eq2', 'centred', 'over_mean'))
+    one_of(need, c, 'learner.advantage', ('group_std', 'paper_eq2', 'centred', 'over_mean', 'gae'))
     one_of(need, c, 'learner.partial_mini_batch', ('rebalance', 'keep'))
     at_least_one(
         need, c, 'learner.batch_groups', 'learner.mini_batch_groups', 'learner.passes_per_batch', 'learner.micro_batch_rows',
@@ -298,6 +298,25 @@ def theory_section() -> ConfigDict:
 
 def check_theory(c: ConfigDict, need: Need) -> None:
     not_negative(need, c, 'theory.every')
+
+
+def critic_section() -> ConfigDict:
+    """The critic of rows with learner.advantage='gae': the policy's decoder with a value head, trained beside it."""
+    v = ConfigDict()
+    v.learning_rate = 1e-5  # AdamW, constant; weight decay and clip of the gradient are the learner's
+    v.value_clip = 0.5  # a value's loss gains nothing by moving farther than this from the value before the step
+    v.gamma = 1.0  # γ, the discount a token
+    v.gae_lambda = 1.0  # λ of the advantage estimate; 1: reward - value where γ is 1 too
+    v.warmup_steps = 0  # first steps in which the critic alone is trained
+    return v
+
+
+def check_critic(c: ConfigDict, need: Need) -> None:
+    v = c.critic
+    positive(need, c, 'critic.learning_rate', 'critic.value_clip')
+    not_negative(need, c, 'critic.warmup_steps')
+    need(0 < v.gamma <= 1, f'critic.gamma={v.gamma} is a discount, in (0, 1]')
+    need(0 <= v.gae_lambda <= 1, f'critic.gae_lambda={v.gae_lambda} must be in [0, 1]')
 
 
 def mesh_section() -> ConfigDict:
@@ -362,6 +381,7 @@ SECTIONS = {
     'replay': (replay_section, check_replay),
     'learner': (learner_section, check_learner),
     'theory': (theory_section, check_theory),
+    'critic': (critic_section, check_critic),
     'mesh': (mesh_section, check_mesh),
     'checkpoint': (checkpoint_section, check_checkpoint),
     'evaluate': (evaluate_section, check_evaluate),

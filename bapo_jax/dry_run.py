@@ -14,6 +14,7 @@ GB are 10^9 bytes, as on the cards' labels. Memory is the trainer's; a vLLM serv
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import math
 import os
@@ -108,12 +109,13 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str) -> Result:
     """Measures a resolved config. Raises as `dry_run` does."""
     target = find_target(topology, config.mesh)
     kernel = choose_kernel(config, model, target.mesh, target.platform)
-    _, shapes = hf.abstract_params(model)
-    sharding = parallel.parameter_sharding(target.mesh, shapes)
-    a_copy = sum(4 * math.prod(s.shard_shape(x.shape)) for x, s in zip(*map(jax.tree.leaves, (shapes, sharding)), strict=True))
+    a_copy = _bytes_of_a_copy(model, target.mesh)
     memory = {'α, the rollout policy': a_copy}
     if config.learner.kl_target == 'reference':
         memory['θ_0, the reference policy'] = a_copy
+    if config.learner.advantage == 'gae':
+        # Its gradients and activations take the place of the policy's, which are larger: those of the policy's step are counted below.
+        memory['the critic and its moments'] = 3 * _bytes_of_a_copy(dataclasses.replace(model, value_head=True), target.mesh)
     compile_s, refused = None, ''
     if isinstance(target.mesh, AbstractMesh):
         memory |= gpu_memory(model, config.learner, dict(target.mesh.shape), a_copy)
@@ -133,7 +135,7 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str) -> Result:
             memory['θ, the moments and the mini-batch'] = step.argument_size_in_bytes
             memory['gradients and activations'] = _beside_arguments(step, target.platform)
         compile_s = time.perf_counter() - started
-    parameters = sum(x.size for x in jax.tree.leaves(shapes))
+    parameters = sum(x.size for x in jax.tree.leaves(hf.abstract_params(model)[1]))
     return Result(target, kernel, parameters, memory, compile_s, refused)
 
 
@@ -183,6 +185,13 @@ def matrix_sizes(model: ModelConfig) -> tuple[int, int, int]:
     over_vocabulary = [shapes[p.path].size for p in table if 'vocab' in p.axes]
     stacked = sum(shapes[p.path].size for p in table if p.per_layer and len(p.axes) == 3)  # biases and scales are small
     return over_vocabulary[0], over_vocabulary[-1], stacked // model.num_layers
+
+
+def _bytes_of_a_copy(model: ModelConfig, mesh: Mesh | AbstractMesh) -> int:
+    """Bytes a device of one float32 copy of the parameters."""
+    _, shapes = hf.abstract_params(model)
+    sharding = parallel.parameter_sharding(mesh, shapes)
+    return sum(4 * math.prod(s.shard_shape(x.shape)) for x, s in zip(*map(jax.tree.leaves, (shapes, sharding)), strict=True))
 
 
 def _beside_arguments(step: Any, platform: str) -> int:

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from bapo_jax import config as config_lib
 from bapo_jax.hosts import Hosts
+from bapo_jax.learner.critic import blank_targets
 from bapo_jax.learner.learner import build_learner
 from bapo_jax.learner.packing import blank_rows
 from bapo_jax.models import hf
@@ -39,10 +40,14 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
                 state.sync()
             case 'score':
                 blank = [blank_rows(shape).sequences for shape in plan['shapes']]
-                learner.score_packed(state.policies()[plan['role']], blank, plan['counts'])
+                learner.score_packed(plan['role'], state.policies()[plan['role']], blank, plan['counts'])
             case 'update':
-                blank = [blank_rows(shape, learner.objective.roles) for shape in plan['shapes']]
-                state.theta, _ = learner.update_packed(state.theta, blank, plan['counts'], plan['step'])
+                if learner.trains_policy(plan['step']):
+                    blank = [blank_rows(shape, learner.objective.roles) for shape in plan['shapes']]
+                    state.theta, _ = learner.update_packed(state.theta, blank, plan['counts'], plan['step'])
+                if learner.critic:
+                    blank = [blank_targets(shape) for shape in plan['shapes']]
+                    state.theta, _ = learner.update_critic_packed(state.theta, blank, plan['counts'])
                 state.trained()
             case 'publish':
                 params = state.theta.params if plan['version'] == state.step else state.alpha

@@ -162,6 +162,20 @@ METHODS: dict[str, Method] = {
         },
         of_task={},
     ),
+    'ppo': _GRPO.but(
+        'PPO: a critic gives every token a value, and advantages are estimated from those (GAE)',
+        "arXiv 1707.06347; verl's PPO",
+        learning={'learner.kl_target': 'none', 'learner.advantage': 'gae'},
+    ),
+    'ba_ppo': _BAPO.but(
+        'BA-PPO: PPO on the adaptive batch; values of replayed groups are those of the current critic',
+        'arXiv 2602.20722, section A.9',
+        batch={
+            'replay.fresh_filter': 'range', 'replay.c2': (4 / 8,), 'replay.c3': (5 / 8,), 'replay.bad_capacity': 64,
+            'replay.high_capacity': 64,
+        },
+        learning={'learner.advantage': 'gae'},
+    ),
     'bapo': _BAPO,
     'bapo_tuned': _TUNED,
     'bapo_official': _BAPO.but(

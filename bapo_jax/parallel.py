@@ -95,6 +95,11 @@ def parameter_sharding(mesh: Mesh, params: Any, rules: ShardingRules = ShardingR
     return jax.tree_util.tree_map_with_path(one, params)
 
 
+def with_sharding(shapes: Any, sharding: Any) -> Any:
+    """The shapes, each with where it lives."""
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, sharding)
+
+
 def row_sharding(mesh: Mesh, leading_axes: int = 0) -> NamedSharding:
     """Splits rows over 'data' and 'fsdp'; the `leading_axes` axes before the rows are not split."""
     return NamedSharding(mesh, PartitionSpec(*[None] * leading_axes, ('data', 'fsdp')))

@@ -1,6 +1,7 @@
 """Credit: from a batch's rewards to an advantage and a weight for every response token. Numpy; arrays in, arrays out.
 
     advantage(rewards [n]) -> [n]              of the responses of one normalisation group
+    gae(rewards [N], values) -> advantages     of every token of N responses, from a critic's values
     aggregation(lengths [N], limit) -> [N]     the weight of one token of each of a mini-batch's N responses
 
 Token weights carry the reduction, so the jitted step only sums: Σ weight · token loss.
@@ -74,6 +75,67 @@ def advantages(batch: Batch, kind: str) -> ByGroup:
         [np.full(len(r.tokens), a, np.float32) for r, a in zip(g.responses, of_group, strict=True)]
         for g, of_group in zip(batch.groups, of_responses, strict=True)
     ]
+
+
+def gae(rewards: np.ndarray, values: Sequence[np.ndarray], gamma: float, gae_lambda: float) -> list[np.ndarray]:
+    """Generalised advantage estimation (arXiv 1506.02438) of N responses, float64: from N rewards and each response's V(s_t).
+
+    A_t = δ_t + γλ A_{t+1} with δ_t = γ V(s_{t+1}) - V(s_t), and at the last token δ = reward - V. With γ = λ = 1: A_t = reward - V(s_t).
+    """
+    lengths = [len(v) for v in values]
+    longest = max(lengths, default=0)
+    # Every response ends in the last column but one, so one sweep over time serves all; the last is the state after the end.
+    value, advantage = np.zeros((2, len(lengths), longest + 1))
+    for row, of_response, n in zip(value, values, lengths, strict=True):
+        row[longest - n : longest] = of_response
+    delta = gamma * value[:, 1:] - value[:, :-1]
+    if longest:
+        delta[:, -1] += rewards
+    for t in reversed(range(longest)):
+        advantage[:, t] = delta[:, t] + gamma * gae_lambda * advantage[:, t + 1]
+    return [row[longest - n : longest] for row, n in zip(advantage, lengths, strict=True)]
+
+
+def value_advantages(batch: Batch, values: ByGroup, gamma: float, gae_lambda: float) -> tuple[ByGroup, ByGroup]:
+    """(advantages by `gae`, returns A + V) of every response token, float32; 0 on tokens that are not trained on.
+
+    Time passes on trained tokens alone, so another author's tokens within a response are part of the state and no steps of their own.
+    """
+    trained = [r.trained_on for g in batch.groups for r in g.responses]
+    value = [np.asarray(v, np.float64)[t] for v, t in zip((v for of_group in values for v in of_group), trained, strict=True)]
+    rewards = np.concatenate([np.zeros(0), *(g.rewards for g in batch.groups)])
+    advantage = gae(rewards, value, gamma, gae_lambda)
+    returns = [a + v for a, v in zip(advantage, value, strict=True)]
+
+    def by_group(of_trained: list[np.ndarray]) -> ByGroup:
+        everywhere = iter(zip(of_trained, trained, strict=True))
+        return [[_scatter(*next(everywhere)) for _ in g.responses] for g in batch.groups]
+
+    return by_group(advantage), by_group(returns)
+
+
+def whitened(advantage: ByGroup, trained: ByGroup) -> ByGroup:
+    """(A - mean) / (std + 1e-8) over the trained tokens of the whole batch, float32; 0 on the others."""
+    of_trained = on_trained(advantage, trained)
+    if not len(of_trained):
+        return advantage
+    mean, std = of_trained.mean(), of_trained.std()
+    return [
+        [np.where(t, (a - mean) / (std + 1e-8), 0).astype(np.float32) for a, t in zip(*of_group, strict=True)]
+        for of_group in zip(advantage, trained, strict=True)
+    ]
+
+
+def on_trained(values: ByGroup, trained: ByGroup) -> np.ndarray:
+    """float64 [tokens], the values of all trained tokens; `trained` is True on those."""
+    flat, where = ([x for of_group in by_group for x in of_group] for by_group in (values, trained))
+    return np.concatenate([np.zeros(0), *flat])[np.concatenate([np.zeros(0, bool), *where])]
+
+
+def _scatter(of_trained: np.ndarray, trained: np.ndarray) -> np.ndarray:
+    result = np.zeros(len(trained), np.float32)
+    result[trained] = of_trained
+    return result
 
 
 def token_weights(lengths: Sequence[int], aggregation: str, limit: int) -> np.ndarray:

@@ -18,10 +18,11 @@ from bapo_jax import parallel
 from bapo_jax.groups import Batch, ByGroup
 from bapo_jax.hosts import Hosts
 from bapo_jax.learner import credit
+from bapo_jax.learner.critic import CRITIC, Critic, Targets, pack_targets, value_metrics
 from bapo_jax.learner.objective import PROXIMAL, numbers_of, objective_of, switched
 from bapo_jax.learner.packing import Part, Rows, Sequences, blank_rows, cut, pack
 from bapo_jax.learner.score import score
-from bapo_jax.learner.update import Program, TrainState, mean_metrics, update
+from bapo_jax.learner.update import Program, TrainState, clipped_adamw, initial_state, mean_metrics, state_shapes, update
 from bapo_jax.models import attention, hf
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.parallel import fetch, spread
@@ -41,18 +42,18 @@ class Learner:
         self._model_path = config.model.path
         self.graph, shapes = hf.abstract_params(model)
         self._sharding = parallel.parameter_sharding(mesh, shapes)
-        self.parameters = _with_sharding(shapes, self._sharding)  # shapes, and where each lives
+        self.parameters = parallel.with_sharding(shapes, self._sharding)  # shapes, and where each lives
         self.objective, self._temperature = objective_of(c), np.float32(config.rollout.temperature)
         self.learning_rate = optax.linear_schedule(0.0, c.learning_rate, c.warmup_updates) if c.warmup_updates else (
             optax.constant_schedule(c.learning_rate)
         )  # fmt: skip
-        self._optimizer = optax.chain(
-            optax.clip_by_global_norm(c.grad_clip), optax.adamw(self.learning_rate, weight_decay=c.weight_decay)
-        )
+        self._optimizer = clipped_adamw(self.learning_rate, c)
         packed_attention = attention.packed(kernel, mesh)
         program = Program(self.graph, self.objective, self._optimizer, mesh, packed_attention, c.logprob_chunk, c.remat)
         self._update = jax.jit(functools.partial(update, program=program), donate_argnames='state')
         self._score = jax.jit(functools.partial(score, graph=self.graph, attention=packed_attention, chunk=c.logprob_chunk))
+        self.critic = Critic(config, model, mesh, packed_attention) if c.advantage == 'gae' else None
+        self._gae = (config.critic.gamma, config.critic.gae_lambda)
 
     # ---- state
 
@@ -62,25 +63,22 @@ class Learner:
 
     def shapes(self) -> TrainState:
         """The state's shapes and where each array lives, the moments as the parameters are."""
-        moments = jax.eval_shape(self._optimizer.init, self.parameters)
-        moments_sharding = optax.tree.map_params(
-            self._optimizer, lambda _, s: s, moments, self._sharding,
-            transform_non_params=lambda _: parallel.replicated(self.mesh),
-        )  # fmt: skip
-        return TrainState(self.parameters, _with_sharding(moments, moments_sharding))
+        return self._policy_shapes()._replace(critic=self.critic.shapes() if self.critic else None)
 
     def init(self, params: Any) -> TrainState:
-        """θ_0 on the mesh, and zero moments."""
-        sharding = jax.tree.map(lambda x: x.sharding, self.shapes())
-        params = jax.device_put(params, sharding.params)
-        return TrainState(params, jax.jit(self._optimizer.init, out_shardings=sharding.opt_state)(params))
+        """θ_0 on the mesh, and zero moments; the critic, where the row has one, from model.path."""
+        state = initial_state(self._optimizer, params, self._policy_shapes())
+        return state._replace(critic=self.critic.init() if self.critic else None)
+
+    def _policy_shapes(self) -> TrainState:
+        return state_shapes(self._optimizer, self.parameters, self.mesh)
 
     # ---- the work on a batch
 
     def update(
         self, state: TrainState, batch: Batch, rng: np.random.Generator, policies: Mapping[str, Any] | None = None, step: int = 1
     ) -> tuple[TrainState, dict[str, float]]:
-        """Passes of optimizer steps over the batch's mini-batches, in an order drawn from `rng`.
+        """Passes of optimizer steps over the batch's mini-batches, in an order drawn from `rng`; then the critic's, over the same.
 
         `policies` are the parameters of the roles that the objective reads, but for the proximal policy, which is `state`'s.
         Returns the new state (the old one's buffers are donated) and metrics, means over the mini-batches.
@@ -103,28 +101,52 @@ class Learner:
         policies = {**(policies or {}), PROXIMAL: state.params}
         scores = {role: self.score(role, policies.get(role), passes[0]) for role in self._scored(step)}
         lap('old_log_prob')
-        advantage = credit.advantages(batch, self._config.advantage)
-        packed = [self._pack(part, advantage, scores) for parts in passes for part in parts]
-        counts = [part.layout.filled for parts in passes for part in parts]
-        shapes = [rows.origin.shape for rows in packed]
+        parts, metrics = [part for parts in passes for part in parts], {}
+        if self.critic:
+            values = self.score(CRITIC, state.critic.params, passes[0])
+            lap('values')
+            trained = [[r.trained_on for r in g.responses] for g in batch.groups]
+            advantage, returns = credit.value_advantages(batch, values, *self._gae)
+            advantage, metrics = credit.whitened(advantage, trained), value_metrics(values, returns, trained)
+            targets = [pack_targets(part, values, returns) for part in parts]
+        else:
+            advantage = credit.advantages(batch, c.advantage)
+        packed = [self._pack(part, advantage, scores) for part in parts] if self.trains_policy(step) else []
+        counts, shapes = [part.layout.filled for part in parts], [part.layout.segment.shape for part in parts]
         seconds['timing_s/pack'] += time.perf_counter() - started
         self._hosts.tell('update', shapes=shapes, counts=counts, step=step)
         started = time.perf_counter()
-        state, metrics = self.update_packed(state, packed, counts, step)
-        lap('update_actor')
+        if self.trains_policy(step):
+            state, of_policy = self.update_packed(state, packed, counts, step)
+            metrics |= of_policy
+            lap('update_actor')
+        if self.critic:
+            state, of_critic = self.update_critic_packed(state, targets, counts)
+            metrics |= of_critic
+            lap('update_critic')
         return state, {**metrics, **seconds}
+
+    def trains_policy(self, step: int) -> bool:
+        """False while the critic warms up alone."""
+        return not (self.critic and step <= self.critic.warmup_steps)
 
     def update_packed(self, state: TrainState, packed: Sequence[Rows], counts: Sequence[int], step: int):
         """One optimizer step per mini-batch; `counts[i]` non-empty micro-batches in `packed[i]`. All hosts do this part of `update`."""
         sharding, metrics, numbers = parallel.row_sharding(self.mesh, 1), [], numbers_of(self._config, self._temperature, step)
+        critic, state = state.critic, state._replace(critic=None)  # the step donates what it is given
         for rows, n in zip(packed, counts, strict=True):
             state, part_metrics = self._update(state, spread(rows, sharding), n, numbers)
             metrics.append(part_metrics)
         learning_rate = float(self.learning_rate(max(0, self._updates_done(state) - 1)))
-        return state, {**mean_metrics(jax.device_get(metrics)), 'actor/lr': learning_rate}
+        return state._replace(critic=critic), {**mean_metrics(jax.device_get(metrics)), 'actor/lr': learning_rate}
+
+    def update_critic_packed(self, state: TrainState, targets: Sequence[Targets], counts: Sequence[int]):
+        """The critic's optimizer steps, `counts[i]` non-empty micro-batches in `targets[i]`. All hosts do this part of `update`."""
+        critic, metrics = self.critic.update_packed(state.critic, targets, counts)
+        return state._replace(critic=critic), metrics
 
     def score(self, role: str, params: Any, parts: Sequence[Part]) -> ByGroup:
-        """Log-probs of every response token under `params`, by group of the batch that `parts` were cut from.
+        """Log-probs (the critic's: values) of every response token under `params`, by group of the batch that `parts` were cut from.
 
         `role` is the name under which the other hosts know these parameters. Raises ValueError where there are none.
         """
@@ -132,17 +154,18 @@ class Learner:
             raise ValueError(f'the objective reads the role {role!r}, and no such policy was given')
         sequences, counts = [part.sequences() for part in parts], [part.layout.filled for part in parts]
         self._hosts.tell('score', role=role, shapes=[s.tokens.shape for s in sequences], counts=counts)
-        scored = self.score_packed(params, sequences, counts)
+        scored = self.score_packed(role, params, sequences, counts)
         by_group: dict[int, list[np.ndarray]] = {}
         for part, packed in zip(parts, scored, strict=True):
             by_group |= dict(zip(part.indices.tolist(), part.of_responses(packed), strict=True))
         return [by_group[i] for i in range(len(by_group))]
 
-    def score_packed(self, params: Any, sequences: Sequence[Sequences], counts: Sequence[int]) -> list[np.ndarray]:
+    def score_packed(self, role: str, params: Any, sequences: Sequence[Sequences], counts: Sequence[int]) -> list[np.ndarray]:
         """[M, R, T] for each of `sequences`, 0 but on response tokens. All hosts do this part of `score`."""
         sharding = parallel.row_sharding(self.mesh, 1)
-        scored = [self._score(params, spread(s, sharding), n, self._temperature) for s, n in zip(sequences, counts, strict=True)]
-        return [fetch(logp) for logp in scored]
+        of_batch = self.critic.score if role == CRITIC else functools.partial(self._score, temperature=self._temperature)
+        scored = [of_batch(params, spread(s, sharding), n) for s, n in zip(sequences, counts, strict=True)]
+        return [fetch(scores) for scores in scored]
 
     def score_batch(self, role: str, params: Any, batch: Batch) -> ByGroup:
         """`score` of a batch in its own order."""
@@ -161,10 +184,12 @@ class Learner:
         rows = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding), blank_rows((0, 0, 0), self.objective.roles)
         )
-        return self._update.lower(self.shapes(), rows, micro_batches, numbers_of(self._config, self._temperature, 1)).compile()
+        return self._update.lower(self._policy_shapes(), rows, micro_batches, numbers_of(self._config, self._temperature, 1)).compile()
 
     def _scored(self, step: int) -> list[str]:
-        """The roles that score a batch at `step`: not those whose only use is a KL term of share 0."""
+        """The policies that score a batch at `step`: not those whose only use is a KL term of share 0."""
+        if not self.trains_policy(step):
+            return []
         numbers = numbers_of(self._config, self._temperature, step)
         idle = {term.role for term in self.objective.kl if term.share and not numbers[term.share]}
         return [role for role in self.objective.roles if role not in idle - self.objective.ratio_roles]
@@ -209,7 +234,3 @@ def choose_kernel(config: ConfigDict, model: ModelConfig, mesh: Mesh | AbstractM
     return attention.choose(
         config.model.attention, platform, model, row_tokens=config.learner.row_tokens, tensor=mesh.shape['tensor']
     )
-
-
-def _with_sharding(shapes: Any, sharding: Any) -> Any:
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, sharding)

@@ -21,10 +21,7 @@ def token_logprobs(
     if T % chunk:
         raise ValueError(f'learner.logprob_chunk={chunk} does not divide learner.row_tokens={T}')
 
-    def attend(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH):
-        return attention(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT)
-
-    hidden_BxTxD = model(tokens_BxT, position_BxT, attend, remat=remat)
+    hidden_BxTxD = hidden_states(model, tokens_BxT, segment_BxT, position_BxT, attention=attention, remat=remat)
     # Hidden state t predicts token t + 1; the last state of a row predicts nothing, so its target is a filler.
     target_BxT = jnp.concatenate([tokens_BxT[:, 1:], jnp.zeros((B, 1), tokens_BxT.dtype)], axis=1)
 
@@ -43,8 +40,18 @@ def token_logprobs(
 
     _, scored = jax.lax.scan(one_chunk, None, (chunks_first(hidden_BxTxD), chunks_first(target_BxT)))
     logp_BxT, entropy_BxT = (x.swapaxes(0, 1).reshape(B, T) for x in scored)
-    return _shift_right(logp_BxT), _shift_right(entropy_BxT)
+    return shift_right(logp_BxT), shift_right(entropy_BxT)
 
 
-def _shift_right(x_BxT: jax.Array) -> jax.Array:
+def hidden_states(model: Qwen, tokens_BxT, segment_BxT, position_BxT, *, attention: Attention, remat: bool) -> jax.Array:
+    """[B, T, D]; state t has seen the tokens of its segment up to t."""
+
+    def attend(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH):
+        return attention(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT)
+
+    return model(tokens_BxT, position_BxT, attend, remat=remat)
+
+
+def shift_right(x_BxT: jax.Array) -> jax.Array:
+    """What state t says of token t + 1 comes to stand at t + 1; column 0 is 0."""
     return jnp.concatenate([jnp.zeros_like(x_BxT[:, :1]), x_BxT[:, :-1]], axis=1)

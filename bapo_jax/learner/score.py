@@ -5,6 +5,8 @@ Shapes:  M micro-batches (the last ones may be empty) · R rows · T tokens in a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -19,12 +21,20 @@ def score(
 ) -> jax.Array:  # fmt: skip
     """Log-probs [M, R, T] of the response tokens under `params`, 0 elsewhere; of the first `n_micro` micro-batches."""
 
-    def score_micro_batch(i, logp_MxRxT):
-        micro = jax.tree.map(lambda x: x[i], sequences)
-        logp_RxT, _ = token_logprobs(
+    def logprobs(micro: Sequences) -> jax.Array:
+        return token_logprobs(
             nnx.merge(graph, params), micro.tokens, micro.segment, micro.position, temperature,
             attention=attention, chunk=chunk, remat=False,
-        )  # fmt: skip
-        return logp_MxRxT.at[i].set(jnp.where(micro.response > 0, logp_RxT, 0.0))
+        )[0]  # fmt: skip
+
+    return on_response_tokens(logprobs, sequences, n_micro)
+
+
+def on_response_tokens(of_micro_batch: Callable[[Sequences], jax.Array], sequences: Sequences, n_micro) -> jax.Array:
+    """[M, R, T]: `of_micro_batch` [R, T] of the first `n_micro` micro-batches, 0 but on response tokens."""
+
+    def score_micro_batch(i, scores_MxRxT):
+        micro = jax.tree.map(lambda x: x[i], sequences)
+        return scores_MxRxT.at[i].set(jnp.where(micro.response > 0, of_micro_batch(micro), 0.0))
 
     return jax.lax.fori_loop(0, n_micro, score_micro_batch, jnp.zeros(sequences.tokens.shape, jnp.float32))

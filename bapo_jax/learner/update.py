@@ -1,10 +1,13 @@
 """The jitted update: one optimizer step on one mini-batch, its gradient summed over micro-batches. Line 18 of Algorithm 1.
 
+What the policy's step and the critic's share is here: the sum over micro-batches, the optimizer, and the state of the two.
+
 Shapes:  M micro-batches (a power of two, the last ones may be empty) · R rows · T tokens in a row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,10 +28,11 @@ _BY_ORIGIN = ('clipped_by_origin', 'tv_by_origin', 'ratio_by_origin', 'squared_r
 
 
 class TrainState(NamedTuple):
-    """A policy's (or critic's) float32 master copy and its optimizer's moments."""
+    """What a step trains: a policy's (or critic's) float32 master copy and its optimizer's moments."""
 
     params: Any
     opt_state: Any
+    critic: TrainState | None = None  # beside a policy whose advantages come from values
 
 
 class Program(NamedTuple):
@@ -54,21 +58,53 @@ def update(state: TrainState, rows: Rows, n_micro, numbers: dict[str, jax.Array]
         )  # fmt: skip
         return evaluate_objective(program.objective, micro, logp_RxT, entropy_RxT, numbers)
 
+    gradient, metrics = accumulate(loss, state.params, rows, n_micro, program.mesh)
+    metrics['actor/grad_norm'] = optax.tree.norm(gradient)
+    return stepped(state, gradient, program.optimizer), metrics
+
+
+def accumulate(loss: Callable[[Any, Any], tuple[jax.Array, Any]], params: Any, rows: Any, n_micro, mesh: Mesh) -> tuple[Any, Any]:
+    """(gradient, sums): those of `loss(params, micro-batch) -> (scalar, sums)`, summed over the first `n_micro` micro-batches."""
+
     def add_micro_batch(i, carry):
         micro = jax.tree.map(lambda x: x[i], rows)
-        (_, sums), gradient = jax.value_and_grad(loss, has_aux=True)(state.params, micro)
+        (_, sums), gradient = jax.value_and_grad(loss, has_aux=True)(params, micro)
         # Split as the parameters are; left to itself, XLA may keep a whole sum of gradients on every device.
-        gradient = jax.lax.with_sharding_constraint(gradient, parallel.parameter_sharding(program.mesh, gradient))
+        gradient = jax.lax.with_sharding_constraint(gradient, parallel.parameter_sharding(mesh, gradient))
         return jax.tree.map(jnp.add, carry, (gradient, sums))
 
-    _, sum_shapes = jax.eval_shape(lambda: loss(state.params, jax.tree.map(lambda x: x[0], rows)))
-    zeros = (jax.tree.map(jnp.zeros_like, state.params), jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sum_shapes))
+    _, sum_shapes = jax.eval_shape(lambda: loss(params, jax.tree.map(lambda x: x[0], rows)))
+    zeros = (jax.tree.map(jnp.zeros_like, params), jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sum_shapes))
     # The trip count is a runtime value: mini-batches of many sizes share a program and pay for no empty micro-batch.
-    gradient, metrics = jax.lax.fori_loop(0, n_micro, add_micro_batch, zeros)
+    return jax.lax.fori_loop(0, n_micro, add_micro_batch, zeros)
+
+
+def stepped(state: TrainState, gradient: Any, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state after one optimizer step."""
     with jax.numpy_dtype_promotion('standard'):  # optax raises a float to the int32 number of updates
-        updates, opt_state = program.optimizer.update(gradient, state.opt_state, state.params)
-    metrics['actor/grad_norm'] = optax.tree.norm(gradient)
-    return TrainState(optax.apply_updates(state.params, updates), opt_state), metrics
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+    return TrainState(optax.apply_updates(state.params, updates), opt_state)
+
+
+def clipped_adamw(learning_rate: optax.ScalarOrSchedule, learner: Any) -> optax.GradientTransformation:
+    """AdamW on gradients clipped by their global norm; `learner` is the learner's part of a config."""
+    return optax.chain(optax.clip_by_global_norm(learner.grad_clip), optax.adamw(learning_rate, weight_decay=learner.weight_decay))
+
+
+def state_shapes(optimizer: optax.GradientTransformation, parameters: Any, mesh: Mesh) -> TrainState:
+    """The shapes of a state and where each array lives, the moments as the `parameters` (shapes with shardings) are."""
+    moments = jax.eval_shape(optimizer.init, parameters)
+    sharding = optax.tree.map_params(
+        optimizer, lambda _, p: p.sharding, moments, parameters, transform_non_params=lambda _: parallel.replicated(mesh)
+    )
+    return TrainState(parameters, parallel.with_sharding(moments, sharding))
+
+
+def initial_state(optimizer: optax.GradientTransformation, params: Any, shapes: TrainState) -> TrainState:
+    """`params` on the mesh, and zero moments, as `shapes` of `state_shapes` say."""
+    sharding = jax.tree.map(lambda x: x.sharding, shapes)
+    params = jax.device_put(params, sharding.params)
+    return TrainState(params, jax.jit(optimizer.init, out_shardings=sharding.opt_state)(params))
 
 
 def mean_metrics(parts: list[dict[str, np.ndarray]]) -> dict[str, float]:
@@ -79,12 +115,7 @@ def mean_metrics(parts: list[dict[str, np.ndarray]]) -> dict[str, float]:
     """
     if not parts:
         return {}
-    bad = [i for i, part in enumerate(parts) if not np.isfinite(part['actor/grad_norm'])]
-    if bad:
-        raise FloatingPointError(
-            f'the gradient of mini-batch {bad[0]} is not finite; lower learner.learning_rate or learner.grad_clip, '
-            'and continue from the last checkpoint'
-        )
+    check_finite([part['actor/grad_norm'] for part in parts], 'the gradient', 'learner.learning_rate')
     sums = [sum(part.pop(name) for part in parts) for name in _BY_ORIGIN]
     metrics = {name: float(np.mean([part[name] for part in parts], dtype=np.float64)) for name in parts[0]}
     for origin, clipped, tv, ratio, squared_ratio, tokens in zip(ORIGINS, *sums, strict=True):
@@ -96,3 +127,13 @@ def mean_metrics(parts: list[dict[str, np.ndarray]]) -> dict[str, float]:
                 f'staleness/ess/{origin}': float(ratio**2 / (tokens * squared_ratio)),
             }
     return {**metrics, 'actor/updates': len(parts)}
+
+
+def check_finite(norms: Sequence[np.ndarray], gradient: str, learning_rate: str) -> None:
+    """Raises FloatingPointError where a mini-batch's gradient norm is not finite; the names are for the message."""
+    bad = [i for i, norm in enumerate(norms) if not np.isfinite(norm)]
+    if bad:
+        raise FloatingPointError(
+            f'{gradient} of mini-batch {bad[0]} is not finite; lower {learning_rate} or learner.grad_clip, '
+            'and continue from the last checkpoint'
+        )

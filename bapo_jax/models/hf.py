@@ -131,9 +131,10 @@ def init_params(config: ModelConfig, seed: int) -> Params:
 
 
 def layout(config: ModelConfig) -> list[Tensor]:
-    """Every tensor of the model, in the parameter table's order: embedding, layer after layer, norm, head."""
+    """Every tensor of the model in a checkpoint, in the parameter table's order: embedding, layer after layer, norm, head."""
     tensors = []
-    for per_layer, group in itertools.groupby(parameters_of(config), key=lambda parameter: parameter.per_layer):
+    in_files = (p for p in parameters_of(config) if p.name)
+    for per_layer, group in itertools.groupby(in_files, key=lambda parameter: parameter.per_layer):
         group = list(group)
         for layer in range(config.num_layers) if per_layer else (None,):
             tensors += [Tensor(p.name.format(layer), p.path, layer, p.transposed) for p in group]
@@ -150,7 +151,7 @@ def load_params(path: str | Path, config: ModelConfig, sharding: Any = None) -> 
 
     `sharding` is a tree of NamedShardings, as `parallel.parameter_sharding` gives; without it everything goes to the first device.
     Each device's part of a tensor is read on its own, and layers are stacked on the devices. So the host holds at most one tensor
-    in float32, and one part of it in the file's dtype.
+    in float32, and one part of it in the file's dtype. A parameter that no file has, a critic's value head, is 0.
 
     Raises FileNotFoundError for missing files, and ValueError for a truncated file, a missing tensor, or a wrong shape or dtype.
     Every error is raised before anything is allocated.
@@ -170,6 +171,10 @@ def load_params(path: str | Path, config: ModelConfig, sharding: Any = None) -> 
             array = _set_layer(stacked, _place(handle, tensor.transposed, of_layer), tensor.layer, sharding=where)
         # Without this wait the host runs ahead, and holds every tensor that no device has taken yet.
         _set(params, tensor.path, jax.block_until_ready(array))
+    for parameter in parameters_of(config):
+        if not parameter.name:
+            where = _get(sharding, parameter.path) if sharding else one_device
+            _set(params, parameter.path, jnp.zeros(_get(shapes, parameter.path).shape, jnp.float32, device=where))
     return params
 
 

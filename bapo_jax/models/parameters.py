@@ -16,7 +16,7 @@ class Parameter(NamedTuple):
     """One parameter of the tree; where it exists in every layer, the layers are stacked on its first axis."""
 
     path: tuple[str, ...]  # in the tree of parameters
-    name: str  # Hugging Face's; '{}' stands for the layer's number
+    name: str  # Hugging Face's; '{}' stands for the layer's number; '': in no file, so it begins at 0 and is never written
     axes: tuple[str | None, ...]  # logical axis of each dimension (a field of parallel.ShardingRules); None: never split
     transposed: bool = False  # Hugging Face stores [out, in] where the tree has [in, out]
     needs: str = ''  # property of ModelConfig that a model with this parameter has; '': every model has the parameter
@@ -49,4 +49,6 @@ PARAMETERS = (
     Parameter(('layers', 'k_norm', 'scale'), _ATTENTION + 'k_norm.weight', ('layers', None), needs='qk_norm'),
     Parameter(('norm', 'scale'), 'model.norm.weight', (None,)),
     HEAD,
+    # A critic's, in place of the head. No policy has one, so no exported or published policy knows of it.
+    Parameter(('value', 'kernel'), '', ('embed', None), needs='value_head'),
 )

@@ -42,6 +42,7 @@ class ModelConfig:
     rms_norm_eps: float
     tie_embeddings: bool
     dtype: str = 'float32'  # of the matrix products
+    value_head: bool = False  # a critic: states have values, and tokens no logits
 
     @property
     def qkv_bias(self) -> bool:
@@ -53,7 +54,7 @@ class ModelConfig:
 
     @property
     def untied_head(self) -> bool:
-        return not self.tie_embeddings
+        return not (self.tie_embeddings or self.value_head)
 
 
 def parameters_of(config: ModelConfig) -> tuple[Parameter, ...]:
@@ -107,8 +108,10 @@ matmul.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _matmul_backward)
 class Linear(nnx.Module):
     """x @ kernel (+ bias) in the model's compute dtype; parameters are float32."""
 
-    def __init__(self, config: ModelConfig, inputs: int, outputs: int, *, bias: bool = False, rngs: nnx.Rngs):
-        self.kernel = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (inputs, outputs), jnp.float32))
+    def __init__(
+        self, config: ModelConfig, inputs: int, outputs: int, *, bias: bool = False, std: float = 0.02, rngs: nnx.Rngs
+    ):
+        self.kernel = nnx.Param(nnx.initializers.normal(std)(rngs.params(), (inputs, outputs), jnp.float32))
         self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32)) if bias else None
         self.dtype = config.dtype
 
@@ -176,7 +179,7 @@ class Block(nnx.Module):
 
 
 class Qwen(nnx.Module):
-    """Maps token ids to final hidden states; `logits` maps those to scores over the vocabulary."""
+    """Maps token ids to final hidden states; `logits` maps those to scores over the vocabulary, a critic's `values` to values."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config = config
@@ -193,6 +196,8 @@ class Qwen(nnx.Module):
         self.norm = RMSNorm(config, config.hidden_size)
         if config.untied_head:
             self.head = Linear(config, config.hidden_size, config.vocab_size, rngs=rngs)
+        if config.value_head:
+            self.value = Linear(config, config.hidden_size, 1, std=0.0, rngs=rngs)
 
     def __call__(self, tokens_BxT, positions_BxT, attend: Attend, *, remat: bool = False):
         """Returns hidden states [B, T, D] after the final norm; `remat` recomputes each layer in the backward pass."""
@@ -229,3 +234,7 @@ class Qwen(nnx.Module):
         """Scores [..., V] in float32."""
         weight_DxV = self.head.kernel[...] if self.config.untied_head else self.embedding.embedding[...].T
         return jnp.matmul(hidden_xD, weight_DxV.astype(hidden_xD.dtype), preferred_element_type=jnp.float32)
+
+    def values(self, hidden_xD: jax.Array) -> jax.Array:
+        """The value [...] of each state in float32; of a model with a value head alone."""
+        return jnp.matmul(hidden_xD.astype(jnp.float32), self.value.kernel[...])[..., 0]

@@ -1,6 +1,6 @@
 """Where a run stands, and the Orbax checkpoints it continues from: each complete or absent.
 
-    policy   θ, the optimizer's moments, α               (arrays, sharded as they are)
+    policy   θ, α, the critic if any, optimizers' moments (arrays, sharded as they are)
     replay   what the row remembers: both buffers, r_tot (numpy arrays)
     host     step, α's version, counters, selector state (JSON)
 
@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
 from bapo_jax.groups import REPLAY, X3, Batch, Group
+from bapo_jax.learner.critic import CRITIC
 from bapo_jax.learner.learner import Learner
 from bapo_jax.learner.objective import PREVIOUS, PROXIMAL, REFERENCE
 from bapo_jax.learner.update import TrainState
@@ -33,7 +34,7 @@ TOTALS = ('responses', 'discarded', 'reevaluated', 'reused')
 class RunState:
     """Where a run stands after `step` steps, the row's replay and the prompt stream aside."""
 
-    theta: TrainState  # θ
+    theta: TrainState  # θ, and the critic where the row has one
     alpha: Any  # parameters of the rollout policy: a copy, since the update donates θ's buffers
     alpha_version: int = 0  # the step after which θ became α
     step: int = 0
@@ -73,7 +74,8 @@ class RunState:
     def policies(self) -> dict[str, Any]:
         """The parameters that every host knows by role; a role that the run does not have is None."""
         previous = self.recent[0][1] if self.recent else self.alpha
-        return {ROLLOUT: self.alpha, PROXIMAL: self.theta.params, REFERENCE: self.reference, PREVIOUS: previous}
+        critic = self.theta.critic.params if self.theta.critic else None
+        return {ROLLOUT: self.alpha, PROXIMAL: self.theta.params, REFERENCE: self.reference, PREVIOUS: previous, CRITIC: critic}
 
 
 ROLLOUT = 'rollout'  # the role of α, where its log-probs are compared with the servers'
@@ -130,8 +132,9 @@ class Checkpoints:
         )
         policy = items.policy
         recent = [(v, policy['recent'][str(i)]) for i, v in enumerate(versions)]
+        critic = TrainState(**policy['critic']) if like.critic else None
         run = RunState(
-            TrainState(policy['params'], policy['opt_state']), policy['alpha'], recent=recent, reference=policy.get('reference'),
+            TrainState(policy['params'], policy['opt_state'], critic), policy['alpha'], recent=recent, reference=policy.get('reference'),
             switch_step=switch_step, **host,
         )  # fmt: skip
         return run, {name: np.asarray(a) for name, a in items.replay.items()}, selector
@@ -178,6 +181,8 @@ class Checkpoints:
 def _arrays(run: RunState) -> dict[str, Any]:
     """What only the run knows: θ_0 as the reference is read from its files again."""
     tree = {'params': run.theta.params, 'opt_state': run.theta.opt_state, 'alpha': run.alpha}
+    if run.theta.critic:
+        tree['critic'] = {'params': run.theta.critic.params, 'opt_state': run.theta.critic.opt_state}
     if run.recent:
         tree['recent'] = {str(i): params for i, (_, params) in enumerate(run.recent)}
     if run.reference is not None and 0 < run.switch_step <= run.step:

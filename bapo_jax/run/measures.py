@@ -21,12 +21,17 @@ Of the update, means over its mini-batches
     actor/{pg_loss,kl_loss,entropy,pg_clipfrac,ppo_kl,grad_norm}   nats a token; pg_clipfrac: share of tokens held back by the clip
     actor/lr, actor/updates                  learning rate of the last optimizer step; optimizer steps
     actor/pg_clipfrac/ORIGIN, staleness/{tv,ratio,ess}/ORIGIN      by origin, of π_θ against the policy that answered
+Of the critic, where the row has one, in rewards
+    critic/{value_loss,grad_norm}            means over the mini-batches of its update
+    critic/value_mean                        mean value of the batch's trained tokens, before the update
+    critic/explained_variance                1 - Var(R - V) / Var(R) over those tokens, R the return; absent where R does not vary
 Of the paper's theory, every theory.every steps: theory/…, see learner/monitors.py
 Of a server against the trainer: mismatch/{logprob_abs_mean,logprob_abs_max,kl,ess}, see rollout/fidelity.py
 Counters since the run began
     rollout/responses_total                  responses generated, re-evaluation and refills included: the cost of Table 1 and Figure 9
     rollout/{discarded,reevaluated,reused}_total   fresh responses not trained on; responses of re-evaluation; responses trained on again
-Seconds: timing_s/{step,weight_sync,wait_rollouts,gen,reward,reevaluate,compose,pack,old_log_prob,update_actor,mismatch,theory,testing,save_checkpoint}
+Seconds: timing_s/{step,weight_sync,wait_rollouts,gen,reward,reevaluate,compose,pack,old_log_prob,values,update_actor,update_critic,
+    mismatch,theory,testing,save_checkpoint}
     perf/throughput                          tokens trained on a second of the step
 Scores: val-core/BENCHMARK/acc/{mean@n,pass@n,maj@n}, where the step evaluates; see scores.py
 """
