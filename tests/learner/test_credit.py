@@ -1,12 +1,16 @@
 """Advantages and token weights against numbers worked out by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from group_builders import graded, make_group
 from hypothesis import given, strategies as st
 
 from bapo_jax.groups import Batch, make_batch
-from bapo_jax.learner.credit import ADVANTAGES, AGGREGATIONS, advantages, group_advantages, token_weights
+from bapo_jax.learner.credit import (
+    ADVANTAGES, AGGREGATIONS, advantages, gae, group_advantages, token_weights, value_advantages, whitened,
+)  # fmt: skip
 
 
 def groups_of(*rewards):
@@ -128,3 +132,84 @@ def test_the_weights_of_all_tokens_sum_to_one(lengths, aggregation):
 def test_token_weights_by_hand():
     np.testing.assert_allclose(token_weights([1, 3], 'token_mean', 8), [1 / 4, 1 / 4], rtol=1e-6)
     np.testing.assert_allclose(token_weights([1, 3], 'seq_mean_token_mean', 8), [1 / 2, 1 / 6], rtol=1e-6)
+
+
+# ---- advantages from values
+
+rates = st.sampled_from([0.0, 0.5, 0.95, 1.0])
+numbers = st.floats(-2, 2, width=32)
+
+
+@given(st.lists(st.tuples(numbers, st.lists(numbers, max_size=9)), max_size=6), rates, rates)
+def test_gae_is_the_sum_of_discounted_errors(responses, gamma, gae_lambda):
+    """A_t = Σ_l (γλ)^l δ_{t+l}, each response by itself, from the definition and not from the recursion."""
+    got = gae(np.array([r for r, _ in responses]), [np.array(v) for _, v in responses], gamma, gae_lambda)
+    for (reward, values), advantage in zip(responses, got, strict=True):
+        n = len(values)
+        error = [(gamma * values[t + 1] if t + 1 < n else reward) - values[t] for t in range(n)]
+        want = [sum((gamma * gae_lambda) ** (u - t) * error[u] for u in range(t, n)) for t in range(n)]
+        np.testing.assert_allclose(advantage, want, rtol=0, atol=1e-9)
+
+
+@given(numbers, st.lists(numbers, min_size=1, max_size=9))
+def test_without_discount_an_advantage_is_the_reward_less_the_value(reward, values):
+    [advantage] = gae(np.array([reward]), [np.array(values)], 1.0, 1.0)
+    np.testing.assert_allclose(advantage, reward - np.array(values), rtol=0, atol=1e-9)
+
+
+def valued(rewards, lengths, masks=None):
+    """A batch of one group a list of rewards, its responses of these lengths, and values drawn for every token."""
+    rng, groups = np.random.default_rng(0), groups_of(*rewards)
+    for i, (group, of_group) in enumerate(zip(groups, lengths, strict=True)):
+        responses = [
+            dataclasses.replace(r, tokens=np.zeros(n, np.int32), logp=np.zeros(n, np.float32))
+            for r, n in zip(group.responses, of_group, strict=True)
+        ]
+        if masks:
+            responses = [dataclasses.replace(r, loss_mask=m) for r, m in zip(responses, masks[i], strict=True)]
+        groups[i] = dataclasses.replace(group, responses=tuple(responses))
+    values = [[rng.normal(size=n).astype(np.float32) for n in of_group] for of_group in lengths]
+    return make_batch(groups, ['x1'] * len(groups)), values
+
+
+def test_returns_are_advantages_and_values_and_without_discount_the_reward():
+    batch, values = valued([[1, 0], [0.5, 2]], [[3, 1], [2, 5]])
+    advantage, returns = value_advantages(batch, values, 1.0, 1.0)
+    for g, a, v, of_group in zip(batch.groups, advantage, values, returns, strict=True):
+        for reward, x, y, r in zip(g.rewards, a, v, of_group, strict=True):
+            assert x.dtype == r.dtype == np.float32
+            np.testing.assert_allclose(x, reward - y, rtol=0, atol=1e-6)
+            np.testing.assert_allclose(r, reward, rtol=0, atol=1e-6)
+    advantage, returns = value_advantages(batch, values, 0.9, 0.8)
+    np.testing.assert_allclose(returns[1][1], advantage[1][1] + values[1][1], rtol=0, atol=1e-6)
+    assert np.ptp(returns[1][1]) > 0.01
+
+
+def test_time_passes_on_trained_tokens_alone():
+    """With a loss mask, the trained tokens get what they would if the response were those alone; the reward comes with their last."""
+    mask = np.array([False, True, True, False, True, False])
+    batch, values = valued([[1, 0]], [[6, 4]], masks=[(mask, None)])
+    alone, _ = valued([[1, 0]], [[3, 4]])
+    of_mask, of_alone = (
+        value_advantages(b, v, 0.9, 0.8) for b, v in ((batch, values), (alone, [[values[0][0][mask], values[0][1]]]))
+    )
+    for got, want in zip(of_mask, of_alone, strict=True):
+        np.testing.assert_array_equal(got[0][0][mask], want[0][0])
+        np.testing.assert_array_equal(got[0][1], want[0][1])
+        assert (got[0][0][~mask] == 0).all()
+
+
+def test_whitening_is_over_the_trained_tokens_of_the_batch():
+    advantage = [[np.array([1, 3], np.float32)], [np.array([8, 100], np.float32)]]
+    trained = [[np.array([True, True])], [np.array([True, False])]]
+    # mean 4, variance (9 + 1 + 16) / 3
+    std = np.sqrt(26 / 3)
+    got = whitened(advantage, trained)
+    assert got[1][0].dtype == np.float32
+    np.testing.assert_allclose(got[0][0], [-3 / std, -1 / std], rtol=1e-6)
+    np.testing.assert_allclose(got[1][0], [4 / std, 0], rtol=1e-6)
+
+
+def test_a_batch_without_groups_has_no_values_either():
+    advantage, returns = value_advantages(make_batch([], []), [], 1.0, 1.0)
+    assert whitened(advantage, []) == returns == []

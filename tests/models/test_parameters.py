@@ -28,8 +28,19 @@ def test_a_model_has_exactly_the_parameters_of_its_rows(fields, make_policy):
     assert (HEAD in rows.values()) is not fields['tie_word_embeddings']
 
 
+def test_a_critic_has_a_value_head_in_place_of_the_head(make_policy):
+    for fields in MODELS:
+        policy = make_policy(**fields).config
+        critic = dataclasses.replace(policy, value_head=True)
+        shapes = {tuple(k.key for k in path) for path, _ in jax.tree_util.tree_flatten_with_path(hf.abstract_params(critic)[1])[0]}
+        rows = set(parameters_of(critic))
+        assert shapes == {p.path for p in rows}
+        assert rows == set(parameters_of(policy)) - {HEAD} | {p for p in PARAMETERS if p.needs == 'value_head'}
+
+
 def test_every_row_is_of_some_model_and_names_a_parameter_of_its_own(make_policy):
-    assert {p for fields in MODELS for p in parameters_of(make_policy(**fields).config)} == set(PARAMETERS)
+    models = [dataclasses.replace(make_policy(**fields).config, value_head=critic) for fields in MODELS for critic in (False, True)]
+    assert {p for model in models for p in parameters_of(model)} == set(PARAMETERS)
     assert len({p.path for p in PARAMETERS}) == len({p.name for p in PARAMETERS}) == len(PARAMETERS)
     assert all(('{}' in p.name) == p.per_layer for p in PARAMETERS)
 
