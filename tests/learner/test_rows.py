@@ -26,7 +26,7 @@ BETA, ENTROPY = 0.3, 0.2  # large enough to show
 
 @dataclasses.dataclass
 class Tokens:
-    """One response: log-probs under the policies, and the policy's entropy at each token."""
+    """One response: log-probs under the policies, the policy's entropy and the critic's value at each token."""
 
     logp: np.ndarray
     behaviour: np.ndarray
@@ -34,6 +34,7 @@ class Tokens:
     reference: np.ndarray
     previous: np.ndarray
     entropy: np.ndarray
+    value: np.ndarray
 
 
 def mini_batch(seed):
@@ -44,7 +45,7 @@ def mini_batch(seed):
         n = int(rng.integers(1, LIMIT + 1))
         behaviour = -rng.exponential(1.0, n)
         near = [behaviour + rng.normal(0, scale, n) for scale in (0.3, 0.15, 0.3, 0.2)]
-        return Tokens(near[0], behaviour, *near[1:], rng.random(n))
+        return Tokens(near[0], behaviour, *near[1:], rng.random(n), rng.normal(0.5, 0.3, n))
 
     return [(np.array([1.0] * k + [0.0] * (4 - k)), [response() for _ in range(4)]) for k in (1, 2, 3, 2)]
 
@@ -73,7 +74,13 @@ def ours(config, groups, step=1):
     objective = objective_of(config.learner)
     weight = credit.token_weights([len(t.logp) for _, g in groups for t in g], config.learner.aggregation, LIMIT)
     roles = {role: [[getattr(t, role) for t in g] for _, g in groups] for role in objective.roles}
-    rows = pack(part, credit.advantages(batch, config.learner.advantage), weight, roles)
+    if config.learner.advantage == 'gae':
+        values, trained = [[t.value for t in g] for _, g in groups], [[r.trained_on for r in g.responses] for g in made]
+        estimate, _ = credit.value_advantages(batch, values, config.critic.gamma, config.critic.gae_lambda)
+        advantage = credit.whitened(estimate, trained)
+    else:
+        advantage = credit.advantages(batch, config.learner.advantage)
+    rows = pack(part, advantage, weight, roles)
     numbers = numbers_of(config.learner, 1.0, step)
 
     def loss(logp):
@@ -195,8 +202,24 @@ def maxrl(groups):
     return token_mean(groups, over_mean, lambda t, a: clipped(np.exp(t.logp - t.proximal), a) - ENTROPY * t.entropy)
 
 
+def ppo(groups, anchor='proximal', beta=0.0):
+    """γ = λ = 1: A_t = r - V(s_t), whitened over the batch's tokens; the mean over tokens of the clipped surrogate."""
+    advantage = [r - t.value for rewards, g in groups for r, t in zip(rewards, g)]
+    every = np.concatenate(advantage)
+    losses = []
+    for t, a in zip((t for _, g in groups for t in g), advantage):
+        ratio = np.exp(t.logp - getattr(t, anchor))
+        surrogate = [clipped(x, y) for x, y in zip(ratio, (a - every.mean()) / (every.std() + 1e-8))]
+        losses.append(np.array(surrogate) + beta * k3(t, 'behaviour') - ENTROPY * t.entropy)
+    return np.concatenate(losses).mean()
+
+
+def ba_ppo(groups):
+    return ppo(groups, anchor='behaviour', beta=BETA)
+
+
 STATEMENTS = {
-    'dr_grpo': dr_grpo, 'gspo': gspo, 'cispo': cispo, 'maxrl': maxrl, 'grpo': grpo, 'grpo_v5': grpo_v5, 'dapo': dapo, 'mopps': mopps, 'repo': repo, 'remix': remix, 'bapo': bapo, 'bapo_tuned': bapo,
+    'dr_grpo': dr_grpo, 'gspo': gspo, 'cispo': cispo, 'maxrl': maxrl, 'ppo': ppo, 'ba_ppo': ba_ppo, 'grpo': grpo, 'grpo_v5': grpo_v5, 'dapo': dapo, 'mopps': mopps, 'repo': repo, 'remix': remix, 'bapo': bapo, 'bapo_tuned': bapo,
     'bapo_official': bapo_official, 'bapo_mini': bapo_mini, 'bapo_no_x2': bapo, 'bapo_no_x3': bapo,
 }  # fmt: skip
 # What a row sets to 0 itself, the statement leaves out: here it is set as the row has it.
