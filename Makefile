@@ -28,6 +28,10 @@ test: .venv/ready-test vllm-env tpu-compiler
 quick: .venv/ready-test
 	.venv/bin/python -m pytest -m 'not slow' $(ARGS)
 
+# Every row of the methods table for 20 steps with a resume; its table goes into docs/methods.md.
+rows: env
+	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m benchmarks.rows $(ARGS)
+
 .venv/ready-$(JAX): $(wildcard locks/*.txt)
 	@test -n '$(PYTHON)' || { echo 'No Python 3.11 or 3.12 with venv found; install one or give PYTHON=/path/to/it' >&2; exit 1; }
 	$(PYTHON) -m venv --clear .venv
@@ -76,4 +80,4 @@ train-vllm: env vllm-env
 clean-env:
 	rm -rf .venv .venv-vllm .tpu-compiler
 
-.PHONY: help env train test quick vllm-env tpu-compiler train-vllm clean-env
+.PHONY: help env train test rows quick vllm-env tpu-compiler train-vllm clean-env

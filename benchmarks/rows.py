@@ -1,0 +1,136 @@
+"""Every row of the methods table for 20 steps with a resume, on prompts that come back, so that every part of the row acts.
+
+    python -m benchmarks.rows                    # or `make rows`; writes the table into docs/methods.md
+    python -m benchmarks.rows --only=repo,dapo   # these rows, printed alone
+
+A policy of 0.8M parameters and 32 problems: what is shown is that the parts act, and what they cost, not which method is better.
+Each row is stopped after half its steps and continued, and its counters are asserted: RePO replays, MoPPS chooses, DAPO refills,
+ReMix mixes and then stops mixing, BAPO's parts fill its batch.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import importlib.metadata
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import app, flags
+from rich.console import Console
+from rich.table import Table
+
+from bapo_jax.files import replace_part
+from bapo_jax.methods import METHODS, PAGE
+from bapo_jax.run.log import read_metrics
+from bapo_jax.train import build, train
+from benchmarks.host_load import cpu_name
+
+STEPS, RUNS = 20, Path('runs') / 'rows'
+SMALL = {
+    'task.limit': 32, 'learner.batch_groups': 16, 'learner.mini_batch_groups': 8, 'replay.max_reevaluate': 8, 'rollouts.every': 0,
+    'evaluate.benchmarks': (), 'evaluate.track_prompts': 0, 'checkpoint.keep': 1, 'checkpoint.every': 100, 'learner.row_tokens': 64,
+}  # fmt: skip
+OF_ROW = {
+    'mopps': {'prompts.candidates': 2, 'prompts.decay': 0.5},
+    'remix': {'learner.switch_step': 12},
+    # Of 16 fresh groups a few are hard, and with a delay of 5 there are four chances to re-evaluate them.
+    'bapo_official': {'rollout.sync_every': 3, 'replay.reevaluate_every': 2},
+}
+Rows = list[dict[str, Any]]
+
+
+def total(rows: Rows, name: str) -> float:
+    return sum(row.get(name, 0) for row in rows)
+
+
+def x1(rows: Rows) -> bool:
+    return total(rows, 'bapo/x1_groups') > 0
+
+
+def x2(rows: Rows) -> bool:
+    return rows[-1]['rollout/reevaluated_total'] > 0 and total(rows, 'bapo/x2_groups') > 0
+
+
+def x3(rows: Rows) -> bool:
+    return total(rows, 'bapo/x3_groups') > 0
+
+
+def delayed(rows: Rows) -> bool:
+    return max(row['bapo/lag'] for row in rows) > 0
+
+
+# The parts of each row that must have acted, by what a reader calls them.
+PARTS: dict[str, dict[str, Callable[[Rows], bool]]] = {
+    'grpo_v5': {'delays': delayed},
+    'dapo': {
+        'refills': lambda rows: rows[-1]['rollout/responses_total'] > STEPS * 16 * 8,
+        'punishes long responses': lambda rows: any(row['critic/rewards/mean'] < row['critic/score/mean'] for row in rows),
+    },
+    'mopps': {
+        'chooses': lambda rows: rows[-1]['prompts/candidates'] == 32 and abs(rows[-1]['prompts/posterior_mean'] - 0.5) > 1e-3,
+    },
+    'repo': {'replays': lambda rows: total(rows, 'bapo/replay_groups') > 0},
+    'remix': {
+        'mixes': lambda rows: max(row['staleness/max'] for row in rows[:12]) == 2,
+        'switches': lambda rows: max(row['staleness/max'] for row in rows[12:]) == 0 and rows[-1]['actor/updates'] == 2,
+    },
+    'ppo': {'explains variance': lambda rows: rows[-1].get('critic/explained_variance') is not None},
+    'ba_ppo': {'X1': x1, 'X3': x3, 'explains variance': lambda rows: rows[-1].get('critic/explained_variance') is not None},
+    'bapo': {'delays': delayed, 'X1': x1, 'X2': x2, 'X3': x3},
+    'bapo_tuned': {'X1': x1, 'X3': x3},
+    'bapo_official': {'delays': delayed, 'X1': x1, 'X2': x2, 'X3': x3},
+    'bapo_mini': {'X1': x1, 'X2': x2, 'X3': x3},
+    'bapo_no_x2': {'X1': x1, 'X3': x3},
+    'bapo_no_x3': {'X1': x1, 'X2': x2},
+}
+
+
+def run_row(method: str) -> Rows:
+    """The metrics of the row's steps; it is stopped after half of them and continued."""
+    workdir = RUNS / method
+    shutil.rmtree(workdir, ignore_errors=True)
+    for steps in (STEPS // 2, STEPS):
+        config = importlib.import_module('configs.quickstart').get_config(method)
+        config.update_from_flattened_dict({**SMALL, **OF_ROW.get(method, {}), 'steps': steps})
+        train(build(config, workdir), workdir)
+    return read_metrics(workdir)[1:]
+
+
+def main(_) -> None:
+    names = FLAGS.only or list(METHODS)
+    jax.config.update('jax_compilation_cache_dir', str(RUNS.absolute() / 'cache'))
+    header = ('row', 'reward, first and last 5 steps', 'generated', 'discarded', 're-evaluated', 'reused', 'updates', 's/step', 'acted')
+    lines = []
+    for name in names:
+        rows = run_row(name)
+        failed = [part for part, acted in PARTS.get(name, {}).items() if not acted(rows)]
+        if failed:
+            sys.exit(f'{name}: did not act: {", ".join(failed)}; {RUNS / name}/metrics.jsonl')
+        reward = [float(np.mean([row['critic/score/mean'] for row in part])) for part in (rows[:5], rows[-5:])]
+        seconds = float(np.median([row['timing_s/step'] for row in rows]))
+        counts = [rows[-1][f'rollout/{what}_total'] for what in ('responses', 'discarded', 'reevaluated', 'reused')]
+        lines.append((
+            f'`{name}`', f'{reward[0]:.3f} → {reward[1]:.3f}', *(f'{n:,}' for n in counts), f'{total(rows, "actor/updates"):.0f}',
+            f'{seconds:.2f}', ', '.join(PARTS.get(name, {})) or '-',
+        ))  # fmt: skip
+    table = Table(*header, title=f'{STEPS} steps of 16 prompts × 8 responses, 32 problems')
+    for line in lines:
+        table.add_row(*line)
+    Console().print(table)
+    if not FLAGS.only:
+        where = f'{cpu_name()}, {os.cpu_count()} cores, jax {importlib.metadata.version("jax")}, {datetime.date.today()}'
+        text = ''.join(f'| {" | ".join(line)} |\n' for line in (header, ['---'] * len(header), *lines))
+        replace_part(PAGE, 'measured', f'{text}\n(`make rows`; {where})\n')
+
+
+if __name__ == '__main__':
+    FLAGS = flags.FLAGS
+    flags.DEFINE_list('only', [], 'Rows; default: all, and the table goes into docs/methods.md.')
+    app.run(main)

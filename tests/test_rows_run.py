@@ -1,0 +1,113 @@
+"""Every row of the methods table through the real trainer: two small steps, and one of them again from a checkpoint, bit for bit."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from small_run import metrics, run, small_config
+
+from bapo_jax.methods import METHODS
+from bapo_jax.run.log import read_metrics
+from bapo_jax.train import build
+
+pytestmark = pytest.mark.slow
+
+# What lets a row's parts act within two steps.
+SMALL = {
+    'mopps': {'prompts__candidates': 3},
+    'remix': {'learner__switch_step': 1},
+    'repo': {'task__limit': 8, 'replay__per_prompt': 4},
+    **{row: {'replay__reevaluate_every': 2, 'rollout__sync_every': 2} for row in METHODS if row.startswith('ba')},
+}
+
+
+@pytest.fixture(scope='module', autouse=True)
+def compile_once(tmp_path_factory):
+    """Rows share the programs that sample and score."""
+    jax.config.update('jax_compilation_cache_dir', str(tmp_path_factory.mktemp('xla')))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
+    yield
+    jax.config.update('jax_compilation_cache_dir', None)
+
+
+def row_config(method, benchmark):
+    config = small_config(method, benchmark, steps=2, checkpoint__every=1, checkpoint__keep=3, theory__every=2, **SMALL.get(method, {}))
+    config.evaluate.benchmarks, config.evaluate.track_prompts, config.rollouts.every = (), 0, 0
+    return config
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_a_row_trains_and_its_second_step_repeats_from_a_checkpoint(method, benchmark, tmp_path):
+    whole, again = tmp_path / 'whole', tmp_path / 'again'
+    first = run(row_config(method, benchmark), whole)
+    rows = metrics(whole)
+    assert [row['step'] for row in rows] == [0, 1, 2] and max(row.get('actor/grad_norm', 0) for row in rows) > 0
+    assert all(np.isfinite(v) for row in rows for v in row.values() if isinstance(v, float))
+    shutil.copytree(whole, again)
+    shutil.rmtree(again / 'checkpoints' / '2')
+    second = run(row_config(method, benchmark), again)
+    assert metrics(again) == rows
+    for name in ('theta', 'alpha', 'reference', 'recent'):
+        jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, (getattr(first, name), getattr(second, name))))
+
+
+def test_refilling_counts_every_response_and_trains_on_whole_batches(benchmark, tmp_path):
+    """DAPO: batches of prompts are drawn until 8 groups are mixed, 4 at the most; the surplus and the rejected are discarded."""
+    config = row_config('dapo', benchmark)
+    config.steps = 4
+    run(config, tmp_path / 'dapo')
+    rows = read_metrics(tmp_path / 'dapo')[1:]
+    generated = np.diff([0, *(row['rollout/responses_total'] for row in rows)]) // 4
+    assert set(generated) <= {8, 16, 24, 32} and generated.max() > 8
+    for row, groups in zip(rows, generated, strict=True):
+        assert row['bapo/x1_groups'] == 8 or groups == 32
+        assert row['bapo/x1_groups'] + row['bapo/discarded/filtered'] + row['bapo/discarded/infra_error'] == groups
+        assert sum(row['accuracy_bins']) == groups
+    assert rows[-1]['rollout/discarded_total'] == sum(row['bapo/discarded/filtered'] for row in rows) * 4
+    assert any(row['critic/rewards/mean'] < row['critic/score/mean'] for row in rows)  # overlong responses are punished
+
+
+def test_a_mixture_is_answered_by_policies_of_the_last_syncs_and_then_by_none(benchmark, tmp_path):
+    """ReMix: up to two versions behind, two passes a batch; after the switch, GRPO."""
+    config = row_config('remix', benchmark)
+    config.steps, config.learner.switch_step, config.rollout.mixture = 5, 4, 0.6
+    state = run(config, tmp_path / 'remix')
+    rows = read_metrics(tmp_path / 'remix')[1:]
+    assert [row['staleness/max'] for row in rows[:2]] == [0, 1] and 1 <= rows[2]['staleness/max'] <= 2
+    assert [row['actor/updates'] for row in rows] == [4, 4, 4, 4, 2]
+    assert rows[4]['staleness/max'] == 0
+    assert [version for version, _ in state.recent] == [3, 2] and state.alpha_version == 4
+    jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, (state.reference, state.alpha)))  # θ after step 4
+
+
+def test_the_released_codes_re_evaluation_moves_alpha(benchmark, tmp_path):
+    """Phase (t - 1) mod v; after step 2's re-evaluation α is π_θ of that step's start, though no sync was due."""
+    config = row_config('bapo_official', benchmark)
+    config.steps, config.rollout.sync_every, config.replay.reevaluate_every = 4, 3, 2
+    run(config, tmp_path / 'official')
+    rows = read_metrics(tmp_path / 'official')[1:]
+    assert [row['bapo/lag'] for row in rows] == [0, 0, 1, 0]  # synced at 1 and 4; re-evaluated at 2
+    assert rows[1]['bapo/reevaluated'] > 0
+
+
+@pytest.mark.parametrize(
+    ('method', 'changes', 'message'),
+    [
+        ('dapo', {'rollout__overlap': True, 'mesh__data': 1}, r'rollout\.overlap with rollout\.mixture=0\.0 and rollout\.refill_batches=4'),
+        ('dapo', {'replay__fresh_filter': 'none'}, r'rollout\.refill_batches=4 refills with mixed groups.*range'),
+        ('remix', {'rollout__sync_every': 5}, r'rollout\.mixture=0\.4.*rollout\.sync_every=1'),
+        ('repo', {'replay__use_x3': True}, r'replay\.kind=repo.*replay\.use_x3=False'),
+        ('repo', {'replay__retrieve': 'oldest'}, r"replay\.retrieve='oldest' is unknown; choose one of all, recent, reward, variance"),
+        ('mopps', {'prompts__target': 1.0}, r'prompts\.target=1\.0'),
+        ('mopps', {'task__limit': 7}, r'7 training prompts do not fill learner\.batch_groups=8'),
+        ('bapo', {'replay__improved_rule': 'better'}, r'replay\.improved_rule'),
+        ('bapo', {'rollout__sync_phase': 'late'}, r'rollout\.sync_phase'),
+        ('ppo', {'critic__gae_lambda': 1.5}, r'critic\.gae_lambda=1\.5'),
+        ('dapo', {'task__overlong_share': 1.0}, r'task\.overlong_share=1\.0'),
+    ],
+)
+def test_impossible_settings_of_a_row_are_refused(tmp_path, benchmark, method, changes, message):
+    with pytest.raises(ValueError, match=message):
+        build(small_config(method, benchmark, **changes), tmp_path / 'run')
+    assert not (tmp_path / 'run').exists()
