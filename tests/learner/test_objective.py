@@ -75,14 +75,14 @@ def by_hand(rows, logp, entropy, anchor='behaviour', kl=None, cap=None, entropy_
 @pytest.mark.parametrize('cap', [None, 1.1])
 @pytest.mark.parametrize('has_entropy', [False, True])
 def test_the_value_is_the_closed_form(anchor, kl, cap, has_entropy, rows, logp, entropy):
-    terms = () if kl is None else (KL(kl, k3, 'kl_coef'),)
+    terms = () if kl is None else (KL(kl, k3),)
     objective = dataclasses.replace(PLAIN, anchor=anchor, kl=terms, importance_cap=cap, entropy=has_entropy)
     value, _ = evaluate(objective, rows, logp, entropy)
     assert float(value) == pytest.approx(by_hand(rows, logp, entropy, anchor, kl, cap, 0.05 * has_entropy), rel=1e-5, abs=1e-6)
 
 
 def test_the_importance_weight_multiplies_the_surrogate_only(rows, logp, entropy):
-    plain = dataclasses.replace(PLAIN, anchor='proximal', kl=(KL('behaviour', k3, 'kl_coef'),))
+    plain = dataclasses.replace(PLAIN, anchor='proximal', kl=(KL('behaviour', k3),))
     _, want = evaluate(plain, rows, logp, entropy)
     _, got = evaluate(dataclasses.replace(plain, importance_cap=2.0), rows, logp, entropy)
     assert got.keys() == want.keys()
@@ -97,7 +97,7 @@ def test_the_importance_weight_multiplies_the_surrogate_only(rows, logp, entropy
 
 def test_what_lies_where_no_response_token_is_counts_in_nothing(rows, logp, entropy):
     """Neither in the value, nor in a metric, nor in the gradient."""
-    objective = dataclasses.replace(PLAIN, anchor='proximal', kl=(KL('reference', k3, 'kl_coef'),), entropy=True, importance_cap=2.0)
+    objective = dataclasses.replace(PLAIN, anchor='proximal', kl=(KL('reference', k3),), entropy=True, importance_cap=2.0)
     off = rows.sequences.response == 0
     want = evaluate(objective, rows, logp, entropy)
     for there in (0.0, -1e4, 1e4):
@@ -114,7 +114,7 @@ def test_behaviour_and_proximal_anchor_and_decoupled_are_one_where_alpha_is_pi(r
     same = rows._replace(roles={'proximal': rows.behaviour})
     results = []
     for anchor, cap in (('behaviour', None), ('proximal', None), ('proximal', 2.0)):
-        objective = dataclasses.replace(PLAIN, anchor=anchor, importance_cap=cap, kl=(KL('behaviour', k3, 'kl_coef'),))
+        objective = dataclasses.replace(PLAIN, anchor=anchor, importance_cap=cap, kl=(KL('behaviour', k3),))
         results.append(jax.value_and_grad(lambda x, o=objective: evaluate(o, same, x, entropy), has_aux=True)(jnp.asarray(logp)))
     for other in results[1:]:
         jax.tree.map(np.testing.assert_array_equal, other, results[0])
@@ -123,16 +123,20 @@ def test_behaviour_and_proximal_anchor_and_decoupled_are_one_where_alpha_is_pi(r
     assert metrics['actor/kl_loss'] == metrics['actor/pg_clipfrac'] == metrics['actor/ppo_kl'] == 0
 
 
-def test_penalties_towards_several_policies_add_up_each_with_its_own_coefficient(rows, logp, entropy):
-    def value(*terms, **numbers):
-        numbers = {**NUMBERS, **{name: np.float32(x) for name, x in numbers.items()}}
-        return float(evaluate(dataclasses.replace(PLAIN, kl=terms), rows, logp, entropy, numbers)[0])
+def test_penalties_towards_several_policies_add_up_each_with_its_own_share(rows, logp, entropy):
+    """β (λ k3(π_ref) + (1 - λ) k3(π_prev)); what is logged is the sum without β."""
+    def penalty(*terms, **shares):
+        numbers = {**NUMBERS, **{name: np.float32(x) for name, x in shares.items()}}
+        plain = evaluate(PLAIN, rows, logp, entropy, numbers)[0]
+        value, metrics = evaluate(dataclasses.replace(PLAIN, kl=terms), rows, logp, entropy, numbers)
+        assert float(value - plain) == pytest.approx(0.3 * float(metrics['actor/kl_loss']), rel=1e-4, abs=1e-6)
+        return float(metrics['actor/kl_loss'])
 
     a, b = KL('reference', k3, 'one'), KL('previous', k3, 'other')
-    none, first, second = value(), value(a, one=0.3), value(b, other=0.7)
-    assert min(first - none, second - none) > 1e-3
-    assert value(a, b, one=0.3, other=0.7) - none == pytest.approx(first - none + second - none, rel=1e-4)
-    assert value(a, b, one=0, other=0.7) == pytest.approx(second, rel=1e-6)
+    first, second = penalty(KL('reference', k3)), penalty(KL('previous', k3))
+    assert min(first, second) > 1e-3
+    assert penalty(a, b, one=0.7, other=0.3) == pytest.approx(0.7 * first + 0.3 * second, rel=1e-5)
+    assert penalty(a, b, one=0, other=1) == pytest.approx(second, rel=1e-6)
 
 
 def test_a_clip_centre_is_the_roles_ratio_to_the_behaviour_policy(rows, entropy):
@@ -187,7 +191,7 @@ def test_an_objective_is_made_of_the_config_and_names_a_compiled_program():
     objective = objective_of(c)
     assert (objective.anchor, objective.importance_cap, objective.entropy) == ('proximal', 1.5, False)
     assert objective.clip == Clip(0.1, 0.4, None)
-    assert objective.kl == (KL('behaviour', k3, 'kl_coef'),)
+    assert objective.kl == (KL('behaviour', k3),)
     again = objective_of(c)
     assert objective == again and hash(objective) == hash(again)
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -200,7 +204,7 @@ def test_numbers_are_traced_so_another_value_compiles_nothing(rows, logp, entrop
     @jax.jit
     def value(rows, logp, numbers):
         traced.append(1)
-        return evaluate_objective(dataclasses.replace(PLAIN, kl=(KL('behaviour', k3, 'kl_coef'),)), rows, logp, jnp.asarray(entropy), numbers)[0]
+        return evaluate_objective(dataclasses.replace(PLAIN, kl=(KL('behaviour', k3),)), rows, logp, jnp.asarray(entropy), numbers)[0]
 
     values = set()
     for coefficient in (0.0, 0.1, 0.2):

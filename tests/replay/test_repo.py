@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from ml_collections import ConfigDict
 
 from bapo_jax.groups import REPLAY, X1, Author, Group, Prompt, Response, Verdict, groups_to_arrays
-from bapo_jax.learner.credit import ADVANTAGES, advantages, token_weights
+from bapo_jax.learner.credit import ADVANTAGES, group_advantages, token_weights
 from bapo_jax.replay.repo import RETRIEVE, Repo
 
 
@@ -201,7 +201,7 @@ def test_split_normalises_each_group_and_mixed_both_of_a_prompt(normalisation, r
     assert {n.dtype for n in batch.normalisation} == {np.dtype(np.int32)}
     together = [[0], [1], [2], [3], [4], [5]] if normalisation == 'split' else [[0], [1, 4], [2], [3, 5]]
     for kind, function in ADVANTAGES.items():
-        found = advantages(batch, kind)
+        found = group_advantages(batch, kind)
         for members in together:
             rewards = np.concatenate([batch.groups[i].rewards for i in members]).astype(np.float64)
             expected = function(rewards) if np.ptp(rewards) else np.zeros_like(rewards)

@@ -42,6 +42,9 @@ class Counting:
     def observe(self, groups):
         self.events.append([g.prompt.id for g in groups])
 
+    def metrics(self):
+        return {'prompts/batches': self.events.count('next')}
+
     def state(self):
         return str(self.events)
 
@@ -168,8 +171,9 @@ def test_hard_prompts_are_answered_by_theta_and_the_engine_then_holds_alpha_agai
         ('ask', [(2, FRESH), (3, FRESH)]), ('load', 'θ', 2), ('ask', [(77, REEVALUATION)]), ('load', 'α', 0)
     ]  # fmt: skip
     assert r.state() == str(['next', [2, 3]])
-    seconds = r.metrics(make_batch([], []), Trained(2), None)
-    assert (seconds['timing_s/gen'], seconds['timing_s/reward'], seconds['timing_s/reevaluate']) == (0.5, 0.25, 0.75)
+    row = r.metrics(make_batch([], []), Trained(2), None)
+    assert row['prompts/batches'] == 1
+    assert (row['timing_s/gen'], row['timing_s/reward'], row['timing_s/reevaluate']) == (0.5, 0.25, 0.75)
 
 
 def test_hard_prompts_cannot_join_a_step_that_was_begun(rollouts):
