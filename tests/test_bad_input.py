@@ -11,11 +11,11 @@ from real_servers import BASE
 from safetensors.numpy import load_file, save_file
 from small_run import ROOT, run, small_config
 
-from bapo_jax import setup
-from bapo_jax.checkpoint import DamagedCheckpoint
+from bapo_jax import inputs
 from bapo_jax.evaluate import load_for_evaluation
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import character_tokenizer
+from bapo_jax.run.checkpoint import DamagedCheckpoint
 from bapo_jax.train import build
 
 GOOD = '{"problem": "What is 1+1?", "answer": "2"}\n'
@@ -128,7 +128,7 @@ SPOILED = [
 @pytest.mark.parametrize(('spoil', 'message'), SPOILED)
 def test_a_model_is_checked_before_any_problem_is_read(model, refused, monkeypatch, benchmark, spoil, message):
     spoil(model)
-    monkeypatch.setattr(setup, 'encode_prompts', lambda *_, **__: pytest.fail('prompts were encoded'))
+    monkeypatch.setattr(inputs, 'encode_prompts', lambda *_, **__: pytest.fail('prompts were encoded'))
     assert message in refused(small_config('bapo_tuned', benchmark, model__path=str(model)))
 
 

@@ -13,16 +13,17 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from learners import batch_of
 from small_run import ROOT, small_config
 
 from bapo_jax import dry_run
 from bapo_jax.config import default_config, resolve
 from bapo_jax.dry_run import Result, Target, gpu_memory, matrix_sizes, measure
-from bapo_jax.learner.packing import Rows, micro_batches, pack
-from bapo_jax.learner.update import Learner
+from bapo_jax.learner.learner import Learner
 from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.parallel import make_mesh
+from bapo_jax.run.checkpoint import copy_params
 
 TPU_COMPILER = ROOT / '.tpu-compiler'
 MODEL = ModelConfig('qwen2', 1000, 128, 384, 3, 4, 2, 128, 1e4, 1e-6, False, 'bfloat16')
@@ -105,17 +106,18 @@ def test_fits_is_a_comparison():
 
 
 @pytest.mark.slow
-def test_the_compiled_step_is_the_step_that_trains(policy, groups):
-    c = config(1, mini_batch_groups=3, row_tokens=32, logprob_chunk=16, anchor='decoupled').learner
-    learner = Learner(policy.graph, c, 1.0, make_mesh(1, 1, 1), 'xla')
-    rows = pack(
-        groups, ['x1'] * len(groups), row_tokens=32, rows=c.micro_batch_rows, aggregation=c.aggregation, advantage=c.advantage
-    )
-    assert isinstance(rows, Rows)
-    compiled = learner.compile_update(jax.eval_shape(lambda: policy.params), rows.tokens.shape[0])
-    arguments = (rows, micro_batches(rows), rows.behaviour_logp, None, learner._temperature)
-    want, _ = learner._update(learner.init(policy.params), *arguments)
-    got, _ = compiled(learner.init(policy.params), *arguments)
+def test_the_compiled_step_is_the_step_that_trains(policy, groups, monkeypatch):
+    c = config(1, mini_batch_groups=6, row_tokens=32, logprob_chunk=16, anchor='decoupled')
+    learner = Learner(c, policy.config, make_mesh(1, 1, 1), 'xla')
+    arguments, step = [], learner._update
+    monkeypatch.setattr(learner, '_update', lambda state, *rest: arguments.append(rest) or step(state, *rest))
+    learner.update(learner.init(copy_params(policy.params)), batch_of(groups), np.random.default_rng(0))
+    monkeypatch.undo()
+    [(rows, n_micro, numbers)] = arguments
+    compiled = learner.compile_update(rows.origin.shape[0])
+    want = step(learner.init(copy_params(policy.params)), rows, n_micro, numbers)
+    got = compiled(learner.init(copy_params(policy.params)), rows, n_micro, numbers)
+    assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_array_equal(a, b)
     memory = measure(config(1, micro_batch_rows=16, row_tokens=32, logprob_chunk=32), policy.config, '').memory

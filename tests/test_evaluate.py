@@ -16,12 +16,12 @@ from real_servers import BASE
 from small_run import ROOT, metrics, run, small_config
 
 from bapo_jax.evaluate import chunk_size, core_metrics, evaluate, load_for_evaluation, score
+from bapo_jax.inputs import benchmark_prompts
 from bapo_jax.models import hf
 from bapo_jax.rollout.engine import EVALUATION
 from bapo_jax.rollout.publish import publish
 from bapo_jax.run.evaluation import done_before, open_evaluation, sample_files
 from bapo_jax.scores import summary
-from bapo_jax.setup import benchmark_prompts
 from bapo_jax.tasks import countdown
 
 

@@ -17,7 +17,6 @@ from flax import nnx
 from safetensors import safe_open
 from tiny import QWEN3
 
-from bapo_jax.checkpoint import Checkpoints, RunState
 from bapo_jax.export import export
 from bapo_jax.learner.update import TrainState
 from bapo_jax.models import hf
@@ -25,6 +24,7 @@ from bapo_jax.models.attention import xla
 from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer
 from bapo_jax.rollout.publish import publish
 from bapo_jax.rollout.published import MANIFEST, WEIGHTS
+from bapo_jax.run.checkpoint import Checkpoints, RunState
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = {'Qwen2, tied': {'vocab_size': 300}, 'Qwen3, untied': {'vocab_size': 300, 'tie_word_embeddings': False, **QWEN3}}

@@ -17,8 +17,8 @@ from launched import trainer_commands
 from recorded_server import RecordedServer
 from small_run import ROOT, metrics
 
-from bapo_jax.metrics import read_metrics
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+from bapo_jax.run.log import read_metrics
 
 pytestmark = pytest.mark.slow
 TOKEN = 'a token of the tests'

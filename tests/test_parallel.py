@@ -15,8 +15,8 @@ from jax.sharding import AbstractMesh
 from tiny import QWEN3
 
 from bapo_jax.config import default_config
-from bapo_jax.groups import Batch, groups_from_arrays, groups_to_arrays
-from bapo_jax.learner.update import Learner
+from bapo_jax.groups import groups_from_arrays, groups_to_arrays, make_batch
+from bapo_jax.learner.learner import Learner
 from bapo_jax.models import hf
 from bapo_jax.parallel import MESH_AXES, ShardingRules, fetch, make_mesh, parameter_sharding, row_sharding, spread
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
@@ -33,13 +33,13 @@ def train_and_sample(model_path, groups, sizes):
     model_config = hf.read_config(model_path)
     graph, _ = hf.abstract_params(model_config)
     params = jax.tree.map(np.array, hf.load_params(model_path, model_config))
-    config = default_config().learner
-    config.update({
+    config = default_config()
+    config.learner.update({
         'mini_batch_groups': 3, 'row_tokens': 32, 'logprob_chunk': 16, 'micro_batch_rows': 8, 'learning_rate': 1e-4,
         'grad_clip': 0.1, 'anchor': 'decoupled', 'kl_coef': 0.1, 'entropy_coef': 0.01,
     })  # fmt: skip
-    learner = Learner(graph, config, 1.0, mesh, 'xla')
-    state, metrics = learner.update(learner.init(params), Batch(tuple(groups), ('x1',) * len(groups)), np.random.default_rng(0))
+    learner = Learner(config, model_config, mesh, 'xla')
+    state, metrics = learner.update(learner.init(params), make_batch(groups, ['x1'] * len(groups)), np.random.default_rng(0))
 
     engine = JaxEngine(graph, (3,), 32, row_sharding(mesh))
     engine.load(jax.device_put(params, parameter_sharding(mesh, params)), 0)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from small_run import ROOT, metrics, rollouts, run, small_config
 
-from bapo_jax.learner.update import Learner
+from bapo_jax.learner.learner import Learner
 from bapo_jax.train import build
 
 
@@ -176,22 +176,22 @@ def test_the_batch_keeps_its_rules_through_the_real_trainer(bapo_run):
         ids = [g.prompt.id for g in batch.groups]
         assert len(ids) == len(set(ids)) <= 8
         assert all(g.size == 4 for g in batch.groups)
-        for group, source in zip(batch.groups, batch.sources, strict=True):
-            if source == 'x1':
+        for group, origin in zip(batch.groups, batch.origins, strict=True):
+            if origin == 'x1':
                 assert group.step == step and 0 < group.correct < 4
-            if source == 'x2':
-                assert group.step == step and 1 / 8 < group.mean_reward < 1
+            if origin == 'x2':
+                assert group.step == step and 1 / 8 < group.accuracy < 1
                 assert {r.version for r in group.responses} == {step - 1}
-            if source == 'x3':
-                assert step - 3 <= group.step <= step - 1 and 0.2 <= group.mean_reward <= 0.8
+            if origin == 'x3':
+                assert step - 3 <= group.step <= step - 1 and 0.2 <= group.accuracy <= 0.8
                 assert stored[group.prompt.id, group.step] == [r.tokens.tolist() for r in group.responses]
         stored |= {
             (g.prompt.id, step): [r.tokens.tolist() for r in g.responses]
-            for g, source in zip(batch.groups, batch.sources, strict=True) if source == 'x1'
+            for g, origin in zip(batch.groups, batch.origins, strict=True) if origin == 'x1'
         }  # fmt: skip
-    assert {s for b in batches for s in b.sources} >= {'x1', 'x3'}
+    assert {o for b in batches for o in b.origins} >= {'x1', 'x3'}
     for row, batch in zip(metrics(workdir)[1:], batches, strict=True):
-        assert [row[f'bapo/{s}_groups'] for s in ('x1', 'x2', 'x3')] == [batch.count(s) for s in ('x1', 'x2', 'x3')]
+        assert [row[f'bapo/{o}_groups'] for o in ('x1', 'x2', 'x3')] == [batch.count(o) for o in ('x1', 'x2', 'x3')]
 
 
 @pytest.mark.slow

@@ -141,6 +141,7 @@ def test_a_step_is_saved_once_and_as_many_are_kept_as_asked(trained, policy, tmp
     checkpoints.close()
 
 
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # Orbax leaves futures behind
 @pytest.mark.parametrize('part', ['policy', 'replay'])
 def test_a_checkpoint_that_lacks_files_is_damaged_and_says_what_to_do(part, saved, policy, tmp_path):
     directory = shutil.copytree(saved[0], tmp_path / 'checkpoints')
