@@ -73,7 +73,7 @@ def check_task(c: ConfigDict, need: Need) -> None:
     if c.task.name in TASKS:
         one_of(need, c, 'task.template', tuple(get_task(c.task.name).TEMPLATES))
     try:
-        custom_reward.resolve(c.task.reward)
+        custom_reward.find_reward(c.task.reward)
     except ValueError as error:
         need(False, str(error))
 

@@ -74,7 +74,7 @@ def answer_and_judge(
     Equal questions get equal random keys, whichever policy answers. While a chunk is judged the next is generated: one chunk by the
     in-process engine, as many as the servers take otherwise. Close the generator when leaving early, or the rest is generated too.
     """
-    c, size, reward = config, chunk_size(config), custom_reward.resolve(config.task.reward)
+    c, size, reward = config, chunk_size(config), custom_reward.find_reward(config.task.reward)
     sampling = Sampling(c.evaluate.temperature, c.rollout.max_response_tokens)
     chunks = [prompts[i : i + size] for i in range(0, len(prompts), size)]
     draws = [Draw(c.seed, 0, purpose)] * size
@@ -169,7 +169,7 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
     config.rollout.servers = tuple(servers or config.rollout.servers)
     if config.rollout.servers and not os.environ.get(TOKEN_VARIABLE):
         raise ValueError(f'{TOKEN_VARIABLE} is not set; put the token that the servers were started with there')
-    custom_reward.resolve(config.task.reward)  # now rather than when the first responses are there
+    custom_reward.find_reward(config.task.reward)  # now rather than when the first responses are there
     model = hf.read_config(config.model.path, config.model.dtype)
     tokenizer = load_tokenizer(config.model.path)
     policy.check(model)

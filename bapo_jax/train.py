@@ -67,7 +67,7 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts()) -> Setup:
     """
     read = read_inputs(config)
     c = read.config
-    learner, reward = build_learner(c, hosts), custom_reward.resolve(c.task.reward)
+    learner, reward = build_learner(c, hosts), custom_reward.find_reward(c.task.reward)
     fingerprints = {
         'dataset': fingerprint(read.prompts), 'tokenizer': fingerprint_tokenizer(read.tokenizer), 'model': architecture(read.model),
     }  # fmt: skip

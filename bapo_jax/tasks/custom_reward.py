@@ -35,7 +35,7 @@ class BadReward(ValueError):
     """A reward function returned something that is no reward."""
 
 
-def resolve(name: str) -> Callable | None:
+def find_reward(name: str) -> Callable | None:
     """The function called 'module:function', None for ''. Raises ValueError where it is missing or takes other arguments."""
     if not name:
         return None

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from bapo_jax.groups import Verdict
-from bapo_jax.tasks.custom_reward import BadReward, judge, resolve
+from bapo_jax.tasks.custom_reward import BadReward, find_reward, judge
 
 MODULE = """
 def exact(data_source, response, ground_truth, extra):
@@ -34,11 +34,11 @@ def modules(tmp_path, monkeypatch):
 
 
 def test_a_function_is_found_and_gets_all_four_arguments(modules):
-    exact = resolve('rewards_for_this_test:exact')
+    exact = find_reward('rewards_for_this_test:exact')
     assert judge(exact, 'aime', '5', '5', {}) == (Verdict.CORRECT, 1.0, None)
     assert judge(exact, 'aime', '6', '5', {}) == (Verdict.WRONG, 0.0, None)
-    assert judge(resolve('rewards_for_this_test:anything'), 'aime', 'r', ['g'], {'step': 3}) == (Verdict.CORRECT, 1.0, None)
-    assert judge(resolve('rewards_for_this_test:verl'), 'aime', 'r', 'g', {}) == (Verdict.CORRECT, 1.0, 'r')
+    assert judge(find_reward('rewards_for_this_test:anything'), 'aime', 'r', ['g'], {'step': 3}) == (Verdict.CORRECT, 1.0, None)
+    assert judge(find_reward('rewards_for_this_test:verl'), 'aime', 'r', 'g', {}) == (Verdict.CORRECT, 1.0, 'r')
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_function_is_found_and_gets_all_four_arguments(modules):
 )
 def test_what_is_no_reward_function_is_refused_at_once(modules, name, message):
     with pytest.raises(ValueError, match=message):
-        resolve(name)
+        find_reward(name)
 
 
 def judged(outcome):
