@@ -57,7 +57,7 @@ def judge(
     else:
         extras = [{'prompt_id': p.id, 'tokens': len(r.tokens), 'finish': r.finish} for p, r in asked]
         rows = zip(texts, asked, extras, strict=True)
-        judged = [custom_reward.judge(reward, task, text, p.ground_truth, extra) for text, (p, _), extra in rows]
+        judged = [custom_reward.judge_one(reward, task, text, p.ground_truth, extra) for text, (p, _), extra in rows]
         verdicts, rewards, extracted = zip(*judged, strict=True)
         rewards = np.array(rewards, np.float32)
     groups, answers, first = [], [], 0

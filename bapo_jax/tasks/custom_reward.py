@@ -66,7 +66,7 @@ def find_reward(name: str) -> Callable | None:
     return function
 
 
-def judge(
+def judge_one(
     function: Callable, data_source: str, response: str, ground_truth: Any, extra: dict[str, Any]
 ) -> tuple[Verdict, float, str | None]:
     """The verdict, the reward and the answer (the text under 'pred', if any) of a reward function on one response.

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from bapo_jax.groups import Verdict
-from bapo_jax.tasks.custom_reward import BadReward, find_reward, judge
+from bapo_jax.tasks.custom_reward import BadReward, find_reward, judge_one
 
 MODULE = """
 def exact(data_source, response, ground_truth, extra):
@@ -35,10 +35,10 @@ def modules(tmp_path, monkeypatch):
 
 def test_a_function_is_found_and_gets_all_four_arguments(modules):
     exact = find_reward('rewards_for_this_test:exact')
-    assert judge(exact, 'aime', '5', '5', {}) == (Verdict.CORRECT, 1.0, None)
-    assert judge(exact, 'aime', '6', '5', {}) == (Verdict.WRONG, 0.0, None)
-    assert judge(find_reward('rewards_for_this_test:anything'), 'aime', 'r', ['g'], {'step': 3}) == (Verdict.CORRECT, 1.0, None)
-    assert judge(find_reward('rewards_for_this_test:verl'), 'aime', 'r', 'g', {}) == (Verdict.CORRECT, 1.0, 'r')
+    assert judge_one(exact, 'aime', '5', '5', {}) == (Verdict.CORRECT, 1.0, None)
+    assert judge_one(exact, 'aime', '6', '5', {}) == (Verdict.WRONG, 0.0, None)
+    assert judge_one(find_reward('rewards_for_this_test:anything'), 'aime', 'r', ['g'], {'step': 3}) == (Verdict.CORRECT, 1.0, None)
+    assert judge_one(find_reward('rewards_for_this_test:verl'), 'aime', 'r', 'g', {}) == (Verdict.CORRECT, 1.0, 'r')
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_what_is_no_reward_function_is_refused_at_once(modules, name, message):
 
 
 def judged(outcome):
-    return judge(lambda *_: outcome, 'd', 'r', 'g', {})
+    return judge_one(lambda *_: outcome, 'd', 'r', 'g', {})
 
 
 @pytest.mark.parametrize('score', [1, 1.0, True, np.float32(1), np.array(1.0), {'score': 1.0}])
@@ -101,7 +101,7 @@ def test_what_is_no_finite_number_is_refused_by_name(outcome):
         return outcome
 
     with pytest.raises(BadReward, match='strange .task.reward. returned .*expected a finite number, or a dict'):
-        judge(strange, 'd', 'r', 'g', {})
+        judge_one(strange, 'd', 'r', 'g', {})
 
 
 def test_an_exception_is_an_infrastructure_error_without_a_reward_and_is_logged(caplog):
@@ -109,6 +109,6 @@ def test_an_exception_is_an_infrastructure_error_without_a_reward_and_is_logged(
         raise KeyError('no such field')
 
     with caplog.at_level(logging.ERROR):
-        verdict, reward, answer = judge(fails, 'd', 'response', 'g', {})
+        verdict, reward, answer = judge_one(fails, 'd', 'response', 'g', {})
     assert verdict == Verdict.INFRA_ERROR and math.isnan(reward) and answer is None
     assert 'fails failed on a response of 8 characters' in caplog.text and 'no such field' in caplog.text
