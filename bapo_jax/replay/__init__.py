@@ -1,11 +1,13 @@
-"""What is remembered and what is trained on. A row that builds its batch otherwise has a file, whose class has these functions:
+"""What is remembered and what is trained on. A row that builds its batch otherwise has a file here.
 
-    hard_prompts(step, rng) -> prompts                      those that π_θ is to answer at this step; [] for none
-    compose(step, fresh, reevaluated, rng) -> Batch         what is trained on
-    add(step, fresh, batch)                                 remembers the step, after it was trained on
+Its class has these functions:
+
+    hard_prompts(step, rng) -> prompts                      those that π_θ re-evaluates at this step; [] for none
+    compose(step, fresh, reevaluated, rng) -> Batch         the batch that the step trains on
+    add(step, fresh, batch)                                 remembers the step, after its update
     metrics(step), state(), restore(arrays)                 for the log and the checkpoint
 
-`rng(purpose)` is the step's own numpy generator for one of PURPOSES, so nothing random has to be saved.
+`rng(purpose)` is the step's own numpy generator for one of PURPOSES, so no random state is saved.
 """
 
-PURPOSES = ('filter', 'reevaluate', 'compose', 'shuffle')  # the place of each is part of its generator's seed: append only
+PURPOSES = ('filter', 'reevaluate', 'compose', 'shuffle')  # a purpose's place is part of its generator's seed: append only

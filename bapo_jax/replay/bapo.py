@@ -1,4 +1,4 @@
-"""BAPO's batch: X1 ∪ X2 ∪ X3 of fresh groups, re-evaluated hard prompts and the buffer. Lines 8-9, 11-17 and 19 of Algorithm 1."""
+"""BAPO's batch X1 ∪ X2 ∪ X3: fresh, re-evaluated and replayed groups. Lines 8-9, 11-17 and 19 of Algorithm 1."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Rng = Callable[[str], np.random.Generator]  # a step's generator for a purpose o
 
 
 class Bapo:
-    """What BAPO remembers: the buffer, and the average performance r_tot. GRPO is the row that filters, asks and replays nothing."""
+    """What BAPO remembers: the buffer and the average performance r_tot. GRPO is the row that filters and replays nothing."""
 
     def __init__(self, config: Any, batch_groups: int, reevaluation_due: Callable[[int], bool]):
-        """`config` is the replay's part of a resolved config; `batch_groups` is B; `reevaluation_due(step)` is line 12."""
+        """`config` is `replay` of a resolved config; `batch_groups` is B; `reevaluation_due(step)` is the condition of line 12."""
         self._config, self._batch_groups, self._reevaluation_due = config, batch_groups, reevaluation_due
         self.buffer = ReplayBuffer(
             config.bad_capacity, config.high_capacity, config.high_recent_steps, config.c1, shared=config.shared_pool
@@ -29,7 +29,7 @@ class Bapo:
         self._composed: dict[str, Any] = {}  # metrics of the last batch
 
     def hard_prompts(self, step: int, rng: Rng) -> list[Prompt]:
-        """Lines 12-13: the hard prompts that π_θ is to answer, every m steps."""
+        """Lines 12-13: the hard prompts that π_θ re-evaluates, every m steps."""
         if not self._reevaluation_due(step):
             return []
         return self.buffer.hard_prompts(rng('reevaluate'), self._config.max_reevaluate)
@@ -38,8 +38,8 @@ class Bapo:
         """Lines 11 and 14-17, eq. 5-8: the adaptive batch."""
         c = self._config
         # Line 11: X1.
-        kept = fresh_filter(fresh, c.fresh_filter, rng('filter'))[: self._batch_groups]  # more only where a step was refilled
-        # Lines 14-15, eq. 6: X2, the hard prompts that π_θ now solves sometimes.
+        kept = fresh_filter(fresh, c.fresh_filter, rng('filter'))[: self._batch_groups]  # a step with refills may have more than B
+        # Lines 14-15, eq. 6: X2, the hard prompts that π_θ now sometimes solves.
         before = {g.prompt.id: self.buffer.bad[g.prompt.id].accuracy for g in reevaluated}
         better = improved(reevaluated, c.c1) if c.improved_rule == 'threshold' else increased(reevaluated, before)
         # Eq. 8: thresholds that follow performance.
@@ -61,31 +61,31 @@ class Bapo:
         return batch
 
     def add(self, step: int, fresh: Sequence[Group], batch: Batch) -> None:
-        """Lines 8-9 and 19: the fresh groups enter the buffer, after this step's draws from it."""
+        """Lines 8-9 and 19: adds the fresh groups to the buffer, after this step's draws from it."""
         self.buffer.add(fresh, step, x1={g.prompt.id for g in batch.of_origin(X1)})
 
     def metrics(self, step: int) -> dict[str, Any]:
-        """Of the last batch, and of the buffer as it stands at `step`."""
+        """Metrics of the last batch, and of the buffer as it stands at `step`."""
         return {**self._composed, **self.buffer.metrics(step)}
 
     def state(self) -> dict[str, np.ndarray]:
-        """Everything `restore` needs, as arrays for a checkpoint."""
+        """Returns everything that `restore` needs, as arrays for a checkpoint."""
         return {**self.buffer.state(), 'r_tot': np.array([np.nan if self.r_tot is None else self.r_tot])}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Puts back what `state` saved. Raises ValueError where it does not fit the capacities."""
+        """Puts back what `state` saved. Raises ValueError where the saved buffer exceeds the capacities."""
         self.buffer.restore({name: a for name, a in arrays.items() if name != 'r_tot'})
         r_tot = float(arrays['r_tot'][0])
         self.r_tot = None if np.isnan(r_tot) else r_tot
 
 
 def improved(groups: Sequence[Group], c1: float) -> list[Group]:
-    """X2 of eq. 6: the re-evaluated groups with c1 < mu' < 1. One with an infrastructure error has no mu' and is left out."""
+    """X2 of eq. 6: the re-evaluated groups with c1 < mu' < 1. A group with an infrastructure error has no mu' and is left out."""
     return [g for g in groups if not g.infra_error and g.correct < g.size and not in_range(g.correct, g.size, 0, c1)]
 
 
 def increased(groups: Sequence[Group], before: Mapping[int, float]) -> list[Group]:
-    """X2 of the authors' code: the re-evaluated groups with mu' > mu of before, all-correct ones included."""
+    """X2 of the authors' code: the re-evaluated groups with mu' > mu, all-correct ones included. `before` maps prompt ids to mu."""
     return [g for g in groups if not g.infra_error and g.accuracy > before[g.prompt.id]]
 
 
@@ -102,20 +102,21 @@ def fill(
     use_x3: bool,
     x3_untrained: bool = False,
 ) -> Batch:
-    """The batch of `step`: at most `size` (= B) intact groups of distinct prompts, in the order X1, X2, X3.
+    """Builds the batch of `step`: at most `size` (= B) intact groups of distinct prompts, in the order X1, X2, X3.
 
-    fresh     X1, the filtered fresh groups; all of them are in the batch.
-    improved  X2 (`improved`); a prompt of X1 is left out, and a random subset fills what X1 leaves free when there are too many.
-    buffer    X3 is a uniform sample of its candidates low = c2(t) <= mu <= c3(t) = high, of other prompts, up to `size` (eq. 7);
-              those taken count as sampled. Not read where use_x3 is False; x3_untrained leaves out what was trained on before.
-    rng       the draws of this step; the caller derives it from (seed, step).
+    fresh     X1, the filtered fresh groups. The batch holds all of them.
+    improved  X2 (`improved`), without the prompts of X1. A random subset where X1 leaves too few places.
+    buffer    X3 is a uniform sample of its groups with low = c2(t) <= mu <= c3(t) = high, of other prompts, up to `size` (eq. 7).
+              Groups taken count as sampled. Not read where use_x3 is False.
+    rng       the draws of this step. The caller derives it from (seed, step).
+    x3_untrained   leaves groups that were trained on before out of X3.
 
     The batch may be smaller than `size`, or empty. Groups with an infrastructure error are left out of X1 and X2; the buffer
-    holds none. Raises ValueError where X1 exceeds `size` or a prompt occurs twice in X1 or in X2.
+    holds none. Raises ValueError where X1 exceeds `size`, or where a prompt occurs twice in X1 or in X2.
     """
     x1 = [g for g in fresh if not g.infra_error]
     if len(x1) > size:
-        raise ValueError(f'{len(x1)} fresh groups do not fit learner.batch_groups = {size}')
+        raise ValueError(f'{len(x1)} fresh groups of step {step} exceed learner.batch_groups = {size}')
     taken = {g.prompt.id for g in x1}
     x2 = sample(rng, [g for g in improved if not g.infra_error and g.prompt.id not in taken], size - len(x1))
     taken |= {g.prompt.id for g in x2}
@@ -129,12 +130,12 @@ def fill(
 
 
 def replayed_metrics(batch: Batch, buffer: ReplayBuffer, step: int) -> dict[str, float]:
-    """Means over X3 as the batch was composed: age in steps, accuracy, and how often it was trained on before."""
+    """Means over X3 as the batch was composed: age in steps, accuracy, and earlier uses in training."""
     x3 = batch.of_origin(X3)
     if not x3:
         return {}
     return {
         'bapo/x3/age': float(np.mean([step - g.step for g in x3])),
         'bapo/x3/mean_reward': float(np.mean([g.accuracy for g in x3])),
-        'bapo/x3/uses': float(np.mean([buffer.uses(g) - 1 for g in x3])),  # this one is counted already
+        'bapo/x3/uses': float(np.mean([buffer.uses(g) - 1 for g in x3])),  # the use in this batch is counted already
     }

@@ -1,12 +1,12 @@
 """The replay buffer: two FIFO parts, filled with fresh groups at the end of every step (Algorithm 1, lines 8-9 and 19).
 
-`bad` holds the prompts the rollout policy mostly fails at (mu <= c1), to be asked again of a newer policy (X2). `high` holds whole
-groups with both right and wrong responses (0 < k < G), to be trained on once more (X3); c2(t) and c3(t) choose among them when
-they are read, not when they are stored, since the thresholds move. A hard prompt answered now and then is in both.
+`bad` (the paper's B_bad) holds the hard prompts: the rollout policy's accuracy on them was mu <= c1. A newer policy re-evaluates
+them (X2). `high` (B_high) holds whole groups with both correct and wrong responses (0 < k < G), to be replayed (X3). The thresholds
+c2(t) and c3(t) move, so they choose among the groups when X3 is drawn. A hard prompt with a correct response is in both parts.
 
-Each part holds a prompt at most once, and newest evidence wins: a fresh group of a prompt retires that prompt's older entries in
-both parts, also where the fresh group itself no longer belongs there. A prompt now mostly solved is thus no longer asked again,
-and its older responses are no longer trained on. Sampling an entry leaves it in place (the paper never removes one).
+Each part holds a prompt at most once, and the newest evidence wins. A fresh group retires its prompt's older entries in both parts,
+even where it enters neither. A prompt that is now mostly solved is thus no longer re-evaluated, and its older responses are no
+longer trained on. Sampling an entry leaves it in place (the paper never removes one).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BadEntry:
 class HighEntry:
     group: Group
     stored: int
-    was_x1: bool = False  # it was trained on in the step it was sampled in
+    was_x1: bool = False  # trained on in the step that sampled it
     sampled: int = 0  # how many times it was part of X3
 
     @property
@@ -46,7 +46,7 @@ class HighEntry:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Eviction:
-    """The end of one entry's history: with `stored` and `sampled` it is the whole of it."""
+    """An entry that left the buffer, with its whole history."""
 
     part: str  # 'bad' or 'high'
     prompt_id: int
@@ -57,12 +57,12 @@ class Eviction:
 
 
 class ReplayBuffer:
-    """The two parts, each a dict from prompt id to entry, oldest first. A live entry and an `Eviction` tell the entry's history."""
+    """The two parts, each a dict from prompt id to entry, oldest first. Every history is a live entry or an `Eviction`."""
 
     def __init__(self, bad_capacity: int, high_capacity: int, high_recent_steps: int, c1: float, shared: bool = False):
-        """Capacities in entries (= prompts, = groups); c1 bounds the accuracy of a hard prompt.
+        """Capacities are in entries: prompts in `bad`, groups in `high`. c1 bounds the accuracy of a hard prompt.
 
-        `shared`: one pool of `bad_capacity` prompts for both parts, first in first out, as in the authors' code.
+        With `shared`, both parts share one pool of `bad_capacity` prompts, first in first out, as in the authors' code.
         """
         if min(bad_capacity, high_capacity, high_recent_steps) < 1:
             raise ValueError('replay.bad_capacity, replay.high_capacity and replay.high_recent_steps must be at least 1')
@@ -76,11 +76,11 @@ class ReplayBuffer:
         self.last = {'bad/added': 0, 'bad/evicted': 0, 'bad/evicted_unseen': 0, 'high/added': 0, 'high/evicted': 0}
 
     def add(self, groups: Sequence[Group], step: int, x1: Collection[int] = ()) -> list[Eviction]:
-        """Takes in the fresh groups of `step`, once, at its end; returns what had to go, in order. `x1` are the ids of its X1.
+        """Adds the fresh groups of `step`, once, at its end. Returns the evictions, in order. `x1` holds the prompt ids of its X1.
 
-        A group with an infrastructure error proves nothing: it neither enters nor retires an entry. Of two groups of one prompt the
-        later counts, so (part, prompt id, stored) names one entry for ever. A step's groups all enter before the oldest entries
-        leave for capacity. Groups are kept by reference. Raises ValueError unless steps go forwards.
+        A group with an infrastructure error is ignored: it neither enters nor retires an entry. Of two groups of one prompt the
+        later counts, so (part, prompt id, stored) identifies an entry. All groups of a step enter before the oldest entries are
+        evicted for capacity. Groups are kept by reference. Raises ValueError where `step` is not after the last step added.
         """
         if step <= self.step:
             raise ValueError(f'step {step} added after step {self.step}: the buffer takes each step once, in order')
@@ -92,7 +92,7 @@ class ReplayBuffer:
             entry = parts[part].pop(prompt_id)
             evictions.append(Eviction(part, prompt_id, entry.stored, entry.sampled, step, reason))
 
-        # The next reader is step + 1, which may look back to step + 1 - high_recent_steps: what is older can go now.
+        # The next reader is step + 1. It looks back to step + 1 - high_recent_steps at most, so older entries can go now.
         for prompt_id in [i for i, e in self.high.items() if e.stored <= step - self.high_recent_steps]:
             evict('high', prompt_id, 'age')
 
@@ -112,7 +112,7 @@ class ReplayBuffer:
             for prompt_id in list(entries)[: max(0, len(entries) - self.capacity[part])]:
                 evict(part, prompt_id, 'capacity')
         if self.shared:
-            # A prompt's entries are as old as each other: a newer group of it would have replaced both.
+            # Both entries of a prompt have the same age: a newer group of it would have replaced both.
             age = {i: entry.stored for entries in parts.values() for i, entry in entries.items()}
             for prompt_id in sorted(age, key=age.__getitem__)[: max(0, len(age) - self.capacity['bad'])]:
                 for part in [name for name, entries in parts.items() if prompt_id in entries]:
@@ -129,17 +129,17 @@ class ReplayBuffer:
         return evictions
 
     def hard_prompts(self, rng: np.random.Generator, limit: int) -> list[Prompt]:
-        """Up to `limit` bad prompts to re-evaluate (line 13), uniform without replacement, oldest first; each counts as sampled."""
+        """Up to `limit` hard prompts to re-evaluate (line 13), uniform without replacement, oldest first; all count as sampled."""
         entries = sample(rng, list(self.bad.values()), limit)
         for entry in entries:
             entry.sampled += 1
         return [entry.prompt for entry in entries]
 
     def high_groups(self, step: int, low: float, high: float, exclude_ids: Collection[int], untrained: bool = False) -> list[Group]:
-        """The candidates for X3 at `step` (lines 9 and 16): low <= mu <= high, stored in the `high_recent_steps` steps before it.
+        """The candidates for X3 at `step` (lines 9 and 16): low <= mu <= high, of the `high_recent_steps` steps before it.
 
-        Oldest first, without the prompts of `exclude_ids` and, where `untrained`, without what was trained on as X1 or X3 before.
-        Candidates do not count as sampled: see `mark_sampled`.
+        Oldest first, without the prompts of `exclude_ids`. `untrained` leaves out groups trained on before, as X1 or X3.
+        Does not count the candidates as sampled: see `mark_sampled`.
         """
         return [
             entry.group
@@ -151,23 +151,26 @@ class ReplayBuffer:
         ]
 
     def uses(self, group: Group) -> int:
-        """How many times a group of the high part has been trained on. Raises KeyError for a prompt it does not hold."""
+        """How many times a group of the high part was trained on. Raises KeyError for a prompt that the part does not hold."""
         entry = self.high[group.prompt.id]
         return entry.was_x1 + entry.sampled
 
     def mark_sampled(self, groups: Sequence[Group]) -> None:
-        """Counts one sampling for each of these groups of the high part. Raises KeyError for a prompt it does not hold."""
+        """Counts one sampling of each of these groups of the high part. Raises KeyError for a prompt it does not hold."""
         for group in groups:
             self.high[group.prompt.id].sampled += 1
 
     def mean_accuracy(self) -> float | None:
-        """Mean accuracy of the prompts held, each counted once; None where there is none."""
+        """Mean accuracy of the prompts held, each counted once; None for an empty buffer."""
         accuracy = {i: entry.accuracy for i, entry in self.bad.items()} | {i: e.group.accuracy for i, e in self.high.items()}
         return float(np.mean(list(accuracy.values()))) if accuracy else None
 
     def metrics(self, step: int) -> dict[str, float]:
-        """The parts as they stand at `step`, and what the last `add` changed. Ages in steps; bytes are those of the token and
-        log-prob arrays. `evicted` counts every reason; `evicted_unseen` the bad prompts that left without a re-evaluation."""
+        """Size, mean age in steps and bytes of each part at `step`, and what the last `add` changed.
+
+        Bytes are those of the token and log-prob arrays. `evicted` counts every reason. `evicted_unseen` counts the hard prompts
+        that were evicted without a re-evaluation.
+        """
         result = {f'buffer/{name}': value for name, value in self.last.items()}
         for part, entries in [('bad', self.bad.values()), ('high', self.high.values())]:
             result[f'buffer/{part}/size'] = len(entries)
@@ -176,9 +179,9 @@ class ReplayBuffer:
         return result
 
     def state(self) -> dict[str, np.ndarray]:
-        """Everything the buffer holds, as arrays for a checkpoint; `restore` is its exact inverse. No array is empty."""
+        """Returns everything the buffer holds, as arrays for a checkpoint. `restore` is the exact inverse. No array is empty."""
         bad, high = list(self.bad.values()), list(self.high.values())
-        # A bad prompt travels as a group without responses, so that one function knows how a prompt becomes arrays.
+        # A hard prompt is saved as a group without responses, so that one function turns prompts into arrays.
         bad_arrays = groups_to_arrays([Group(e.prompt, (), (), np.zeros(0, np.float32), e.stored) for e in bad])
         high_arrays = groups_to_arrays([e.group for e in high])
         return {
@@ -195,9 +198,9 @@ class ReplayBuffer:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Puts back what `state` saved; what the buffer held before is forgotten. The groups are views into `arrays`.
+        """Puts back what `state` saved, in place of what the buffer held. The groups are views into `arrays`.
 
-        Raises ValueError when the saved parts do not fit the capacities.
+        Raises ValueError where the saved parts exceed the capacities.
         """
 
         def part(prefix: str) -> list[Group]:
@@ -206,8 +209,9 @@ class ReplayBuffer:
         bad, high = part('bad_'), part('high_')
         if len(bad) > self.capacity['bad'] or len(high) > self.capacity['high']:
             raise ValueError(
-                f'the saved buffer holds {len(bad)} bad prompts and {len(high)} groups, more than replay.bad_capacity = '
-                f'{self.capacity["bad"]} and replay.high_capacity = {self.capacity["high"]}'
+                f'the saved buffer holds {len(bad)} hard prompts and {len(high)} groups, more than replay.bad_capacity = '
+                f'{self.capacity["bad"]} and replay.high_capacity = {self.capacity["high"]}; '
+                'set these fields to what the run started with'
             )
         self.step = int(arrays['step'][0])
         self.last = dict(zip(self.last, (int(value) for value in arrays['last'])))
@@ -222,7 +226,7 @@ class ReplayBuffer:
 
 
 def sample(rng: np.random.Generator, items: Sequence, count: int) -> list:
-    """S(items, count) of eq. 7: `count` of them, uniform without replacement, in their own order; all where there are no more."""
+    """S(items, count) of eq. 7: a uniform sample without replacement, in the order of `items`; all of them if there are no more."""
     if count >= len(items):
         return list(items)
     return [items[i] for i in np.sort(rng.choice(len(items), count, replace=False))]

@@ -1,4 +1,4 @@
-"""Online filters: which of a step's fresh groups become X1 (A.3 of the paper). They act on whole groups, never on responses."""
+"""Online filters: which of a step's fresh groups become X1 (A.3 of the paper). They keep or drop whole groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from bapo_jax.groups import Group
 
 # The probability of keeping a group with k of G responses correct. The paper's Gaussian N(mu | 0.5, 0.2^2) is read as this
-# probability, 1 at its centre; all-right and all-wrong groups are not special to it (A.3), nor to the uniform filter.
+# probability, scaled to 1 at its centre. It and the uniform filter may keep all-correct and all-wrong groups too (A.3).
 KEEP_PROBABILITY = {
     'none': lambda k, G: 1.0,
     'range': lambda k, G: float(1 <= k <= G - 1),
@@ -21,10 +21,10 @@ FILTERS = tuple(KEEP_PROBABILITY)
 
 
 def fresh_filter(groups: Sequence[Group], kind: str, rng: np.random.Generator) -> list[Group]:
-    """X1 of eq. 5: the fresh groups the filter keeps, whole and in order. The result may be empty.
+    """X1 of eq. 5: the fresh groups that the filter keeps, whole and in order. The result may be empty.
 
-    A group with an infrastructure error has no mean reward; no filter keeps it. Each group takes one draw from rng whatever its
-    reward, so what happens to one group never depends on another. Raises ValueError for an unknown kind.
+    A group with an infrastructure error has no accuracy, and every filter drops it. Each group takes one draw from rng whatever its
+    accuracy, so no group's fate depends on another group. Raises ValueError for an unknown kind.
     """
     if kind not in FILTERS:
         raise ValueError(f'replay.fresh_filter = {kind!r}: expected one of {FILTERS}')

@@ -1,4 +1,4 @@
-"""Which file of this room builds a row's batch."""
+"""Which file of replay/ builds a row's batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KINDS = ('bapo', 'repo')
 
 
 def make_replay(config: Any, batch_groups: int, reevaluation_due: Any) -> Bapo | Repo:
-    """The replay that `config.kind` names; `config` is the replay's part of a resolved config, the others are as in bapo.py."""
+    """The replay that `config.kind` names. `config` is `replay` of a resolved config; bapo.py explains the others."""
     if config.kind == 'repo':
         return Repo(config, batch_groups)
     return Bapo(config, batch_groups, reevaluation_due)

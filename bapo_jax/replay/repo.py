@@ -1,7 +1,8 @@
-"""RePO's batch (arXiv 2506.09340): every fresh group, and beside it a group of the same prompt's own earlier responses.
+"""RePO's batch (arXiv 2506.09340): every fresh group, and with it a group of earlier responses to the same prompt.
 
-The objective is J_on + J_off: fresh groups (origin X1) are the on-policy term, retrieved ones (origin REPLAY) the off-policy term.
-Token weights cover the whole mini-batch, so the sequence mean divides both terms by all its responses, as in the authors' code.
+The objective is J_on + J_off. Fresh groups (origin X1) make the on-policy term, retrieved ones (origin REPLAY) the off-policy term.
+Token weights cover the whole mini-batch. So the sequence mean divides both terms by the number of all responses, as in the
+authors' code.
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ Rng = Callable[[str], np.random.Generator]  # a step's generator for a purpose o
 
 
 def all_of_them(rewards: Sequence[float], count: int) -> list[int]:
-    """Full-scope: everything, whatever `count` is."""
+    """Full-scope: every response, whatever `count` is."""
     return list(range(len(rewards)))
 
 
 def recent(rewards: Sequence[float], count: int) -> list[int]:
-    """Recency-based: the newest."""
+    """Recency-based: the newest `count`."""
     return list(range(len(rewards)))[-count:]
 
 
 def highest_reward(rewards: Sequence[float], count: int) -> list[int]:
-    """Reward-oriented: the highest rewards; of equal ones the oldest, as in the authors' code."""
+    """Reward-oriented: the `count` highest rewards; among equal ones the oldest, as in the authors' code."""
     return sorted(sorted(range(len(rewards)), key=lambda i: -rewards[i])[:count])
 
 
 def highest_variance(rewards: Sequence[float], count: int) -> list[int]:
-    """Variance-driven: the subset of largest population variance of rewards, then of largest sum; of equal rewards the oldest.
+    """Variance-driven: the subset of largest population variance of rewards, then of largest sum; among equal rewards the oldest.
 
     Exact. Variance is strictly convex in each reward, so no chosen reward lies strictly between two that are left out.
-    The best subset is thus the p lowest and the count - p highest for some p: only count + 1 subsets are compared.
+    The best subset is thus the p lowest and the count - p highest for some p. Only count + 1 subsets are compared.
     """
     exact = sorted(Fraction(float(r)) for r in rewards)
 
     def variance_and_sum(subset: list[Fraction]) -> tuple[Fraction, Fraction]:
-        """count² × the population variance, and the sum."""
+        """Returns count² × the population variance, and the sum."""
         total = sum(subset)
         return count * sum(x * x for x in subset) - total * total, total
 
@@ -57,34 +58,34 @@ def highest_variance(rewards: Sequence[float], count: int) -> list[int]:
     return chosen
 
 
-# Which of a prompt's responses are replayed: (rewards, oldest first; how many) -> their places, oldest first.
+# Which of a prompt's responses are replayed: (rewards, oldest first; count) -> their places, oldest first.
 RETRIEVE = {'all': all_of_them, 'recent': recent, 'reward': highest_reward, 'variance': highest_variance}
 
 
 class Repo:
-    """What RePO remembers: of every prompt asked so far, its last `per_prompt` responses, first in first out.
+    """What RePO remembers: the last `per_prompt` responses to every prompt drawn so far, first in first out.
 
-    The number of prompts is not bounded, as in the authors' code: host memory and checkpoints grow until every prompt was asked.
+    The number of prompts is not bounded, as in the authors' code. Host memory and checkpoints grow until every prompt was drawn.
     """
 
     def __init__(self, config: Any, batch_groups: int):
-        """`config` is the replay's part of a resolved config; `batch_groups` is B, the most fresh groups of a step.
+        """`config` is `replay` of a resolved config; `batch_groups` is B, the most fresh groups of a step.
 
-        B does not bound a batch, which holds up to 2·B groups. With retrieve='all' each replayed one has `per_prompt` responses.
+        A batch holds up to 2·B groups. With retrieve='all' each replayed group has `per_prompt` responses.
         """
         self._config, self._batch_groups = config, batch_groups
-        # One group a prompt, oldest response first; its step is that of the newest response.
+        # One group for each prompt, oldest response first. Its step is that of the newest response.
         self._history: dict[int, Group] = {}
 
     def hard_prompts(self, step: int, rng: Rng) -> list[Prompt]:
-        """None: nothing is re-evaluated."""
+        """[]: RePO re-evaluates nothing."""
         return []
 
     def compose(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group], rng: Rng) -> Batch:
-        """The judged fresh groups, then for each of their prompts with a full history a group of retrieved responses.
+        """The fresh groups, then a group of retrieved responses for each of their prompts whose history is full.
 
-        A fresh group with an infrastructure error is left out, and nothing is replayed beside it. Retrieval sees the history before
-        this step. Raises ValueError for more fresh groups than B.
+        A fresh group with an infrastructure error is left out, and nothing is replayed for its prompt. Retrieval reads the history
+        from before this step. Raises ValueError for more fresh groups than B.
         """
         x1 = [g for g in fresh if not g.infra_error]
         if len(x1) > self._batch_groups:
@@ -98,7 +99,7 @@ class Repo:
         return batch
 
     def add(self, step: int, fresh: Sequence[Group], batch: Batch) -> None:
-        """The fresh responses enter their prompts' histories, the oldest leave. One infrastructure error keeps its group out."""
+        """Adds the fresh responses to their histories and drops the oldest. An infrastructure error keeps its group out."""
         for g in fresh:
             if not g.infra_error:
                 old = self._history.get(g.prompt.id)
@@ -106,7 +107,7 @@ class Repo:
                 self._history[g.prompt.id] = taken(kept, recent(kept.rewards, self._config.per_prompt))
 
     def metrics(self, step: int) -> dict[str, int]:
-        """Prompts and responses remembered, and the bytes of their token and log-prob arrays."""
+        """Counts the prompts and responses remembered, and the bytes of their token and log-prob arrays."""
         prompts = [g.prompt for g in self._history.values()]
         responses = [r for g in self._history.values() for r in g.responses]
         return {
@@ -116,7 +117,7 @@ class Repo:
         }
 
     def state(self) -> dict[str, np.ndarray]:
-        """Everything `restore` needs, as arrays for a checkpoint."""
+        """Returns everything that `restore` needs, as arrays for a checkpoint."""
         return groups_to_arrays(list(self._history.values()))
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -126,7 +127,7 @@ class Repo:
         if longest > self._config.per_prompt:
             raise ValueError(
                 f'a saved history holds {longest} responses, more than replay.per_prompt = {self._config.per_prompt}; '
-                'set that field to what the run was begun with'
+                'set that field to what the run started with'
             )
         self._history = history
 
@@ -136,7 +137,7 @@ class Repo:
     def _retrieved(self, fresh: Group) -> Group:
         """A new group of earlier responses to the prompt, with their own versions, log-probs, verdicts and rewards.
 
-        Its step is that of the newest response remembered, the last one at which its history grew.
+        Its step is the one at which the history last grew.
         """
         history = self._history[fresh.prompt.id]
         count = min(self._config.retrieve_count or fresh.size, history.size)
@@ -144,14 +145,14 @@ class Repo:
 
 
 def joined(old: Group, new: Group) -> Group:
-    """The responses of both groups of one prompt, the old ones first; the step is the new one's."""
+    """Joins two groups of one prompt, the old responses first. The step is the new group's."""
     return Group(
         new.prompt, old.responses + new.responses, old.verdicts + new.verdicts, np.concatenate([old.rewards, new.rewards]), new.step
     )
 
 
 def taken(group: Group, places: Sequence[int]) -> Group:
-    """A group of the responses at these places, with their verdicts and rewards."""
+    """A group of the responses at `places`, with their verdicts and rewards."""
     return Group(
         group.prompt, tuple(group.responses[i] for i in places), tuple(group.verdicts[i] for i in places),
         group.rewards[np.asarray(places)], group.step,

@@ -14,10 +14,12 @@ TOLERANCE = 1e-6  # in units of k: far above float rounding, far below the dista
 def threshold(c: float | Sequence[float], r_tot: float, direction: str) -> float:
     """A threshold of eq. 8 at average performance r_tot in [0, 1].
 
-    c is (value at r_tot = 0, value at r_tot = 1); a lone number, or a tuple of one (what ml_collections makes of a lone number
-    given for a tuple field), is a fixed threshold. `direction` settles where the paper contradicts itself: 'easy_to_hard'
-    reads the pair as it stands, so that Table 3's ends (4/8, 1/8) replay harder groups as the policy improves; 'literal' is
-    eq. 8 with Table 3 as printed, low + r_tot (high - low): the pair taken the other way round, towards easier groups.
+    c is (value at r_tot = 0, value at r_tot = 1). A lone number is a fixed threshold. So is a tuple of one, as
+    ml_collections makes of a lone number given for a tuple field.
+
+    `direction` settles a contradiction in the paper. 'easy_to_hard' reads the pair as it stands: Table 3's ends (4/8, 1/8) replay
+    harder groups as the policy improves. 'literal' is eq. 8 with Table 3 as printed, low + r_tot (high - low). It
+    reverses the pair, towards easier groups.
 
     Raises ValueError for an unknown direction and for more than two values.
     """
@@ -33,10 +35,11 @@ def threshold(c: float | Sequence[float], r_tot: float, direction: str) -> float
 
 
 def update_r_tot(r_tot: float | None, fresh_mean: float, decay: float = 0.9) -> float | None:
-    """The "global average performance" r_tot of eq. 8: an exponential average of the fresh groups' mean reward, before filtering.
+    """The "global average performance" r_tot of eq. 8: an exponential average of the fresh groups' mean accuracy, before
+    filtering.
 
-    r_tot is None before the first batch, whose mean it then takes. A step without a single verified group has no mean (nan) and
-    leaves r_tot as it was.
+    r_tot is None before the first batch, and then that batch's mean. A step without a verified group has no mean (nan) and leaves
+    r_tot as it was.
     """
     if np.isnan(fresh_mean):
         return r_tot
@@ -44,5 +47,5 @@ def update_r_tot(r_tot: float | None, fresh_mean: float, decay: float = 0.9) -> 
 
 
 def in_range(k: int, G: int, low: float, high: float) -> bool:
-    """low <= k/G <= high (the last term of eq. 5), compared in units of k so that a bound on the grid holds its own level."""
+    """Returns whether low <= k/G <= high (the last term of eq. 5). In units of k, so a bound on the grid includes its level."""
     return low * G - TOLERANCE <= k <= high * G + TOLERANCE
