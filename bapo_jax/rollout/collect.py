@@ -1,4 +1,4 @@
-"""Lines 6-7 of Algorithm 1: the engine's responses, judged, as groups."""
+"""Lines 6-7 of Algorithm 1: samples responses, judges them, and makes groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Collected(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """Groups, and for each of them what the verifier took each response's answer to be (None where it found none)."""
+    """Groups, and for each of them the answers that the verifier extracted, one a response (None where it found none)."""
 
     groups: list[Group]
     answers: list[tuple[str | None, ...]]
@@ -30,7 +30,7 @@ def collect(
     engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw],
     reward: Callable | None,
 ) -> Collected:  # fmt: skip
-    """Samples and judges `group_size` responses to each prompt, from the policy the engine holds; groups have the step of their draw."""
+    """Samples `group_size` responses to each prompt from the engine's policy and judges them. A group's step is its draw's."""
     started = time.perf_counter()
     responses = engine.generate(prompts, group_size, sampling, draws) if prompts else []
     generated = time.perf_counter()
@@ -42,21 +42,21 @@ def judge(
     tokenizer: Any, prompts: Sequence[Prompt], responses: Sequence[tuple[Response, ...]], draws: Sequence[Draw],
     reward: Callable | None,
 ) -> Judged:  # fmt: skip
-    """Judges the responses to each prompt, all of one task.
+    """Judges the responses to each prompt. All prompts are of one task.
 
-    The user's `reward` (tasks/custom_reward.py) gives verdict and reward; where it is None the task's verifier gives the verdict, and
-    the reward is the paper's binary one.
+    The user's `reward` (tasks/custom_reward.py) gives verdict and reward. Where it is None, the task's verifier gives the verdict,
+    and the reward is the paper's binary one.
     """
     if not prompts:
         return Judged([], [])
-    task, asked = prompts[0].task, [(p, r) for p, group in zip(prompts, responses, strict=True) for r in group]
-    texts = tokenizer.batch_decode([r.tokens for _, r in asked], skip_special_tokens=True)
+    task, pairs = prompts[0].task, [(p, r) for p, group in zip(prompts, responses, strict=True) for r in group]
+    texts = tokenizer.batch_decode([r.tokens for _, r in pairs], skip_special_tokens=True)
     if reward is None:
-        verdicts, extracted = zip(*get_task(task).verify_all(texts, [p.ground_truth for p, _ in asked]), strict=True)
+        verdicts, extracted = zip(*get_task(task).verify_all(texts, [p.ground_truth for p, _ in pairs]), strict=True)
         rewards = binary_rewards(verdicts)
     else:
-        extras = [{'prompt_id': p.id, 'tokens': len(r.tokens), 'finish': r.finish} for p, r in asked]
-        rows = zip(texts, asked, extras, strict=True)
+        extras = [{'prompt_id': p.id, 'tokens': len(r.tokens), 'finish': r.finish} for p, r in pairs]
+        rows = zip(texts, pairs, extras, strict=True)
         judged = [custom_reward.judge_one(reward, task, text, p.ground_truth, extra) for text, (p, _), extra in rows]
         verdicts, rewards, extracted = zip(*judged, strict=True)
         rewards = np.array(rewards, np.float32)

@@ -1,4 +1,4 @@
-"""What the loop asks of whoever generates: hold one policy, answer prompts with it, token ids in and out."""
+"""The interface of an engine. It holds one policy and answers prompts with it; tokens go in and come out as ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 
 from bapo_jax.groups import Prompt, Response
 
-# What a draw is for; folded into the random keys, so that the same prompt at the same step is drawn independently for each.
+# The purpose of a draw. It enters the random keys, so one prompt at one step is drawn independently for each purpose.
 FRESH, REEVALUATION, EVALUATION, TRACKING, PROBE = range(5)
 
 
@@ -18,14 +18,14 @@ class RolloutError(RuntimeError):
 
 
 class Sampling(NamedTuple):
-    """How to sample. Log-probs returned are of logits / temperature, with no truncation of the distribution."""
+    """How to sample. The log-probs returned are of logits / temperature, over the whole vocabulary."""
 
     temperature: float
     max_tokens: int
 
 
 class Draw(NamedTuple):
-    """Names one use of randomness: response j of prompt p depends on (seed, step, purpose, p.id, j) and on nothing else."""
+    """Names one use of randomness. The random numbers of response j to prompt p depend on (seed, step, purpose, p.id, j) alone."""
 
     seed: int
     step: int
@@ -36,14 +36,14 @@ class Draw(NamedTuple):
 
 
 class Engine(Protocol):
-    """One engine holds one policy at a time, and calls to it come one after the other."""
+    """An engine holds one policy at a time. Its methods are called one after the other, never at once."""
 
-    servers: int  # how many other programs answer, whose log-probs the trainer checks against its own; 0: this process answers
+    servers: int  # how many servers answer; the trainer checks their log-probs against its own. 0: this process answers
 
     def load(self, params: Any, version: int) -> None:
-        """Answers with `params` from now on, and stamps responses with `version`; nothing to do where it holds that version.
+        """Answers with `params` from now on, and stamps responses with `version`. Does nothing where it holds that version already.
 
-        The caller keeps `params` alive and unchanged, and takes what was begun before another policy is loaded. Raises RolloutError.
+        The caller keeps `params` alive and unchanged, and loads no other policy during `generate`. Raises RolloutError.
         """
 
     def generate(
@@ -52,4 +52,4 @@ class Engine(Protocol):
         """`group_size` responses to each prompt, in the order of `prompts`; `draws` has one for each. Raises RolloutError."""
 
     def close(self) -> None:
-        """Lets go of processes and connections."""
+        """Ends its processes and closes its connections."""

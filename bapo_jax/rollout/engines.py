@@ -1,4 +1,4 @@
-"""Which engine answers, from a config: the in-process one, or a client of vLLM servers."""
+"""Starts the engine that a config names: the in-process one, or a client of vLLM servers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.rollout.vllm_engine import VllmEngine
 
-POLICIES = 'policy'  # in a run's or an evaluation's directory: what was published for the servers
+POLICIES = 'policy'  # the folder of published policies, in the directory of a run or an evaluation
 
 
 def start_engine(
     config: ConfigDict, model: ModelConfig, graph: Any, ends: tuple[int, ...], mesh: Mesh, workdir: Path, hosts: Hosts = Hosts()
 ) -> Engine:
-    """The engine that `config` names; with engine 'vllm' and no servers listed, starts one, which takes a minute."""
+    """The engine that `config` names. With engine 'vllm' and no servers listed, starts a server, which takes a minute."""
     r = config.rollout
     if r.engine == 'jax':
         return JaxEngine(graph, ends, r.rows, parallel.row_sharding(mesh))

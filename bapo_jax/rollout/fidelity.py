@@ -1,7 +1,7 @@
-"""Does the server compute the policy that the trainer has? Log-probs of the server's own samples, as it gave them and as the trainer does.
+"""Compares the server's policy with the trainer's, by the log-probs that each gives to the server's samples.
 
-Two programs, two orders of summation, perhaps two precisions: small differences are noise that the importance ratio
-π_θ / α carries (with learner.anchor=decoupled they are cut at learner.importance_cap). Large ones are a wrong policy.
+The two programs differ in their order of summation and perhaps in precision. Small differences are noise that the importance ratio
+π_θ / α carries; learner.anchor=decoupled cuts them at learner.importance_cap. Large differences mean a wrong policy.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ class PolicyMismatch(RolloutError):
 
 
 def mismatch(served: np.ndarray, trained: np.ndarray) -> dict[str, float]:
-    """Of log-probs [tokens] of tokens drawn from the server's policy s, with the trainer's t of the same tokens.
+    """Compares log-probs [tokens] of tokens that the server sampled: its own, s, with the trainer's, t.
 
     mismatch/logprob_abs_mean, _max   of |s - t|
-    mismatch/kl    KL(s ‖ t), estimated by E_s[r - 1 - log r], r = exp(t - s): never negative (Schulman's k3)
-    mismatch/ess   effective sample size (Σ r)² / (n Σ r²) of the tokens as samples of the trainer's policy: 1 where the two agree
+    mismatch/kl    KL(server ‖ trainer), estimated by the mean of r - 1 - log r, r = exp(t - s); never negative (Schulman's k3)
+    mismatch/ess   effective sample size (Σ r)² / (n Σ r²) of the tokens as samples of the trainer's policy; 1 where the two agree
     """
     log_ratio = trained.astype(np.float64) - served
     ratio = np.exp(log_ratio)
@@ -33,10 +33,11 @@ def mismatch(served: np.ndarray, trained: np.ndarray) -> dict[str, float]:
 
 
 def check_probe(served: np.ndarray, trained: np.ndarray, tolerance: float, version: int) -> None:
-    """Raises PolicyMismatch where a log-prob of the probe differs by more than `tolerance`, or is not a number."""
+    """Raises PolicyMismatch where a log-prob of the probe differs by more than `tolerance`, or is not a number (nan)."""
     worst = float(np.abs(served - trained).max())
     if not worst <= tolerance:
         raise PolicyMismatch(
-            f'policy {version}: a log-prob of the server is {worst:.2g} from the trainer\'s, where rollout.probe_tolerance={tolerance:g}; '
-            'the server serves other weights, another dtype (rollout.dtype) or a cut distribution'
+            f"policy {version}: a log-prob of the server differs by {worst:.2g} from the trainer's, where "
+            f'rollout.probe_tolerance={tolerance:g}; the server has other weights, another dtype (rollout.dtype) or a truncated '
+            'distribution'
         )

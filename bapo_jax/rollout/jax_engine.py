@@ -1,6 +1,6 @@
 """The in-process engine: batched sampling with a key/value cache in one jitted loop. No server, no second copy of the model.
 
-Shapes:  P prompts · L prompt slots (left-padded) · G responses a prompt · B = P·G rows · T most tokens of a response · V vocabulary.
+Shapes:  P prompts · L prompt slots (left-padded) · G responses a prompt · B = P·G rows · T most response tokens · V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bapo_jax.groups import Prompt, Response
 from bapo_jax.models.qwen import KVCache, empty_cache
 from bapo_jax.rollout.engine import Draw, Sampling
 
-_PROMPT_BUCKET = 16  # prompt slots are a multiple of this, prompts in a call a power of two: few shapes, so few compilations
+_PROMPT_BUCKET = 16  # prompt slots are padded to a multiple of this: few shapes, so few compilations
 
 
 class JaxEngine:
@@ -26,7 +26,9 @@ class JaxEngine:
 
     servers = 0
 
-    def __init__(self, graph: nnx.GraphDef, stop_tokens: tuple[int, ...], rows: int, row_sharding: jax.sharding.Sharding | None = None):
+    def __init__(
+        self, graph: nnx.GraphDef, stop_tokens: tuple[int, ...], rows: int, row_sharding: jax.sharding.Sharding | None = None
+    ):
         self._graph, self._stop_tokens, self._rows, self._row_sharding = graph, stop_tokens, rows, row_sharding
         self._params, self._version = None, None
 
@@ -52,7 +54,7 @@ class JaxEngine:
         self, prompts: Sequence[Prompt], draws: Sequence[Draw], at_once: int, group_size: int, sampling: Sampling
     ) -> list[tuple[Response, ...]]:
         devices = 1 if self._row_sharding is None else self._row_sharding.num_devices
-        # Half-full chunks are padded rather than compiled anew; filler rows repeat the first prompt and are dropped.
+        # A chunk is padded to a power of two of prompts, for few shapes. Filler rows repeat the first prompt and are dropped.
         padded = max(1 << (len(prompts) - 1).bit_length(), at_once // 4)
         padded = -(-padded // devices) * devices
         filled, draws = [*prompts, *[prompts[0]] * (padded - len(prompts))], [*draws, *[draws[0]] * (padded - len(prompts))]
@@ -81,14 +83,14 @@ class JaxEngine:
 
 @functools.partial(jax.jit, static_argnames=('graph', 'group_size', 'max_tokens', 'stop_tokens'))
 def _sample(graph, params, tokens_PxL, length_P, id_P, key_P, temperature, *, group_size, max_tokens, stop_tokens):
-    """Samples `group_size` rows for each prompt; returns tokens and log-probs [B, T], lengths [B] and who stopped by itself [B]."""
+    """Samples `group_size` rows for each prompt. Returns tokens, log-probs [B, T], lengths and whether a stop token came [B]."""
     model = nnx.merge(graph, params)
     (P, L), B, S = tokens_PxL.shape, tokens_PxL.shape[0] * group_size, tokens_PxL.shape[1] + max_tokens
 
-    # Each prompt is read once; its cache is then shared out to its G rows.
+    # Each prompt is prefilled once; its cache is then repeated for its G rows.
     slot_1xS = jnp.arange(S)[None]
     real_PxS = (slot_1xS >= L - length_P[:, None]) & (slot_1xS < L)
-    # A padding query has nothing to see; it looks at its own slot so that the softmax stays finite.
+    # A padding query attends to its own slot alone, so that the softmax stays finite.
     key_1x1xS, query_1xLx1 = slot_1xS[:, None, :], slot_1xS[:, :L, None]
     mask_PxLxS = (real_PxS[:, None, :] & (key_1x1xS <= query_1xLx1)) | (key_1x1xS == query_1xLx1)
     positions_PxL = jnp.maximum(slot_1xS[:, :L] - (L - length_P[:, None]), 0)
@@ -109,7 +111,7 @@ def _sample(graph, params, tokens_PxL, length_P, id_P, key_P, temperature, *, gr
         t, tokens_BxT, logp_BxT, logits_BxV, cache, done_B, count_B = state
         logits_BxV = logits_BxV / temperature
         logp_BxV = jax.nn.log_softmax(logits_BxV)
-        # One uniform a row, looked up in the cumulative distribution: a Gumbel for every word costs four times as much on CPU.
+        # One uniform number a row, looked up in the cumulative distribution: on CPU, Gumbel noise costs four times as much.
         cumulative_BxV = jnp.cumsum(jnp.exp(logp_BxV), axis=-1)
         uniform_B = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, t)))(row_key_B)
         token_B = jnp.sum(cumulative_BxV <= (uniform_B * cumulative_BxV[:, -1])[:, None], axis=-1, dtype=jnp.int32)

@@ -1,9 +1,9 @@
-"""Who answers, and when: fresh prompts by α, hard prompts by π_θ, evaluations by π_θ, and later steps' prompts ahead of time.
+"""Which policy answers, and when: α answers fresh prompts, π_θ hard prompts and evaluations. α may answer later steps ahead.
 
-One engine holds one policy. Fresh and hard prompts go out as one wave where α is π_θ; otherwise the engine switches to π_θ and back.
-Between two syncs α stays what it is, so later steps' prompts can be answered while a step trains. With T seconds to train and G
-to generate, a step then costs max(T + G/v, G + T/v) on average instead of T + G: the first generation after a sync has nothing to
-hide behind. The prompts, their order and what the selector knows are the same.
+One engine holds one policy. Where α is π_θ, fresh and hard prompts go out as one wave. Otherwise the engine switches to π_θ and
+back. α does not change between two syncs, so it can answer later steps' prompts while a step trains. With T seconds to train and
+G to generate, a step then costs max(T + G/v, G + T/v) on average instead of T + G. The first generation after a sync overlaps with
+no training. The prompts, their order and what the selector knows stay the same.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ from bapo_jax.rollout.fidelity import check_probe, mismatch
 from bapo_jax.rollout.schedule import Schedule
 from bapo_jax.tasks.shaping import punish_overlong
 
-_PROBE_TOKENS = 32  # of each answer that is compared after a sync
+_PROBE_TOKENS = 32  # most tokens of each answer to the probe
 
 
 class Policies(Protocol):
     """The policies of a run: θ after `step` steps, and α."""
 
     step: int
-    theta: Any  # its `params` are π_θ's
+    theta: Any  # its `params` are those of π_θ
     alpha: Any
     alpha_version: int
     recent: list[tuple[int, Any]]  # (version, parameters) of rollout policies before α, newest first
 
 
-# Log-probs (as sampled, under α) of all response tokens of a batch, float32 [tokens] each, in one order.
+# Returns (log-probs as sampled, log-probs under α) of all response tokens of a batch, float32 [tokens] each, in one order.
 LogProbs = Callable[[Batch], tuple[np.ndarray, np.ndarray]]
 
 
 class Answered(NamedTuple):
-    """A step's fresh groups, the hard prompts' groups that went out with them, and where the prompt stream then stood."""
+    """A step's fresh groups, the hard prompts' groups of the same wave, and the selector's state after them."""
 
     fresh: list[Group]
     reevaluated: list[Group]
     generate_s: float
     verify_s: float
-    measures: dict[str, float]  # of the selector
-    selector: str  # state after these groups were observed: a run that stops after this step continues from here
+    measures: dict[str, float]  # the selector's metrics
+    selector: str  # its state after it observed these groups: a run stopped after this step continues from there
 
 
 class Rollouts:
-    """Answers one step after the other, in a thread of its own."""
+    """Generates the groups of one step after the other, in a thread of its own."""
 
     def __init__(
         self, engine: Engine, tokenizer: Any, selector: PromptSelector, schedule: Schedule, config: ConfigDict,
         reward: Callable | None, probe: Prompt,
     ):  # fmt: skip
-        """`config` is resolved; `reward` is the user's function in the verifier's place, or None; `probe` is asked after every sync."""
+        """`config` is resolved; `reward` replaces the verifier, or is None; `probe` is the prompt answered after every sync."""
         self._engine, self._probe = engine, probe
         self._tokenizer, self._selector, self._schedule, self._config, self._reward = tokenizer, selector, schedule, config, reward
         self._thread = ThreadPoolExecutor(1, thread_name_prefix='rollouts')
@@ -69,7 +69,7 @@ class Rollouts:
         self._taken: dict[str, float] = {}  # metrics of the last step taken
 
     def serve(self, policies: Policies, logprobs: LogProbs) -> None:
-        """Loads α; compares every server's log-probs of one prompt's answers with the trainer's. Raises PolicyMismatch."""
+        """Loads α, and compares each server's log-probs of its answers to the probe with the trainer's. Raises PolicyMismatch."""
         c = self._config
         self._engine.load(policies.alpha, policies.alpha_version)
         if self._engine.servers:
@@ -81,13 +81,13 @@ class Rollouts:
             check_probe(*logprobs(batch), c.rollout.probe_tolerance, policies.alpha_version)
 
     def begin_ahead(self, step: int) -> None:
-        """Begins the steps after `step` that α is to answer, while `step` trains."""
+        """Begins the later steps whose fresh prompts α can answer while `step` trains."""
         if self._config.rollout.overlap:
             for later in range(step + 1, self._schedule.last_ahead(step) + 1):
                 self._begin(later)
 
     def take(self, step: int, hard: Sequence[Prompt], policies: Policies) -> tuple[list[Group], list[Group]]:
-        """The fresh groups of `step`, answered by α, and those of its hard prompts, answered by π_θ. Raises what the engine raised."""
+        """The fresh groups of `step`, sampled from α, and those of its hard prompts, from π_θ. Raises what the engine raised."""
         one_wave = policies.alpha_version == step - 1  # α is π_θ
         self._begin(step, hard if one_wave else (), policies)
         fresh, reevaluated, generate_s, verify_s, measures, self._selector_state = self._begun.pop(step).result()
@@ -100,13 +100,16 @@ class Rollouts:
 
     @contextmanager
     def held_by_theta(self, policies: Policies) -> Iterator[Engine]:
-        """The engine answers with π_θ inside, and with α again after; take whatever was begun before."""
+        """The engine holds π_θ inside, and α again after. Steps that were begun must have been taken."""
         self._engine.load(policies.theta.params, policies.step)
         yield self._engine
         self._engine.load(policies.alpha, policies.alpha_version)
 
     def metrics(self, batch: Batch, policies: Policies, logprobs: LogProbs) -> dict[str, float]:
-        """Of the last step taken: its seconds, and what the selector says of it; the servers' log-probs against the trainer's, on a mini-batch's worth of α's groups in X1."""
+        """Metrics of the last step taken: its seconds, the selector's metrics, and the servers' log-probs against the trainer's.
+
+        At most learner.mini_batch_groups of α's groups in X1 are compared.
+        """
         of_alpha = [g for g in batch.of_origin(X1) if g.responses[0].version == policies.alpha_version]
         some = of_alpha[: self._config.learner.mini_batch_groups]
         if not (self._engine.servers and some):
@@ -116,16 +119,16 @@ class Rollouts:
         return {**self._taken, **compared, 'timing_s/mismatch': time.perf_counter() - started}
 
     def state(self) -> str:
-        """The selector's state at the last step taken, for a checkpoint."""
+        """The selector's state after the last step taken, for a checkpoint."""
         return self._selector_state
 
     def restore(self, state: str) -> None:
-        """Puts the selector back to where `state` said it was."""
+        """Puts the selector back into `state`."""
         self._selector.restore(state)
         self._selector_state = state
 
     def close(self) -> None:
-        """Drops what nobody will take; what is under way ends first, by the engine's deadline at the latest."""
+        """Drops the steps that wait their turn. The one under way ends first, by the engine's deadline at the latest."""
         self._thread.shutdown(cancel_futures=True)
         self._engine.close()
 
@@ -136,7 +139,10 @@ class Rollouts:
             raise RuntimeError(f'step {step} was begun without its hard prompts')
 
     def _answer(self, step: int, hard: Sequence[Prompt], policies: Policies | None) -> Answered:
-        """A step's fresh groups and, with the first of them, its hard prompts; refilled until B groups are mixed, within bounds."""
+        """Samples a step's fresh groups; its hard prompts join the first wave.
+
+        Further waves follow until B groups are mixed, up to rollout.refill_batches waves.
+        """
         c, fresh, reevaluated, seconds = self._config, [], [], np.zeros(2)
         for _ in range(c.rollout.refill_batches):
             drawn = {g.prompt.id for g in fresh}
@@ -152,7 +158,7 @@ class Rollouts:
         return Answered(fresh, reevaluated, *seconds.tolist(), self._selector.metrics(), self._selector.state())
 
     def _ask_mixture(self, step: int, prompts: Sequence[Prompt], policies: Policies) -> Collected:
-        """The prompts shared out among α and the rollout policies before it (ReMix), one policy after the other."""
+        """Shares the prompts out among α and the rollout policies before it (ReMix). The policies answer one after the other."""
         ages = np.minimum(self._schedule.ages(step, len(prompts)), len(policies.recent))
         answered, seconds = {}, np.zeros(2)
         for age, (version, params) in enumerate([(policies.alpha_version, policies.alpha), *policies.recent]):
@@ -169,8 +175,8 @@ class Rollouts:
         c = self._config
         draws = [Draw(c.seed, step, FRESH)] * len(prompts) + [Draw(c.seed, step, REEVALUATION)] * len(hard)
         sampling = Sampling(c.rollout.temperature, c.rollout.max_response_tokens)
-        asked = collect(self._engine, self._tokenizer, [*prompts, *hard], c.rollout.group_size, sampling, draws, self._reward)
+        collected = collect(self._engine, self._tokenizer, [*prompts, *hard], c.rollout.group_size, sampling, draws, self._reward)
         if c.task.overlong_share:
-            shaped = [punish_overlong(g, c.rollout.max_response_tokens, c.task.overlong_share) for g in asked.groups]
-            asked = asked._replace(groups=shaped)
-        return asked
+            shaped = [punish_overlong(g, c.rollout.max_response_tokens, c.task.overlong_share) for g in collected.groups]
+            collected = collected._replace(groups=shaped)
+        return collected
