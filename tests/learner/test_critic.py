@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from learners import with_right
 
 from bapo_jax.config import default_config
 from bapo_jax.groups import make_batch
@@ -23,6 +24,8 @@ from bapo_jax.models import hf
 from bapo_jax.models.attention import xla
 from bapo_jax.parallel import make_mesh
 from bapo_jax.run.checkpoint import copy_params
+
+pytestmark = pytest.mark.slow  # most tests compile a policy's step and a critic's
 
 PPO = {
     'advantage': 'gae', 'anchor': 'behaviour', 'kl_target': 'none', 'entropy_coef': 0.0, 'weight_decay': 0.0, 'mini_batch_groups': 6,
@@ -226,13 +229,14 @@ def test_micro_batches_and_packing_change_nothing(cut_, learner, policy, groups,
 
 
 def test_the_interval_is_around_the_value_before_the_first_of_the_updates(policy, groups, head):
-    """Two mini-batches on one critic whose clip is tiny: in the second it has moved out of every interval and learns little."""
+    """Two mini-batches, every return 1, values from 0: after the first all values are nearer 1, and a tiny clip holds the second."""
+    batch = batch_of(with_right(groups, 4))
     free, held = (
-        updated(make_learner(policy, {'value_clip': clip, 'learning_rate': 3e-2}, mini_batch_groups=3), policy, batch_of(groups))[1]
+        updated(make_learner(policy, {'value_clip': clip, 'learning_rate': 1e-3}, mini_batch_groups=3), policy, batch)[1]
         for clip in (10.0, 1e-6)
     )
     assert held['critic/value_mean'] == free['critic/value_mean'] == 0
-    assert held['critic/grad_norm'] < free['critic/grad_norm']
+    assert 0 < held['critic/grad_norm'] < 0.6 * free['critic/grad_norm']
 
 
 def test_it_learns_on_recorded_rollouts(learner, policy, groups):
