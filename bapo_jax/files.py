@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Writes files atomically: a file is there whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def replace_part(path: Path, name: str, text: str) -> None:
-    """Puts `text` between the lines <!-- name --> and <!-- /name --> of a page. Raises ValueError where it has no such part."""
+    """Puts `text` between the lines <!-- name --> and <!-- /name --> of a page. Raises ValueError for a page without that part."""
     before, found, rest = path.read_text('utf-8').partition(f'<!-- {name} -->\n')
     _, ended, after = rest.partition(f'<!-- /{name} -->')
     if not (found and ended):

@@ -1,4 +1,4 @@
-"""What the hosts other than the first do: the device work of every step, as host 0 announces it (hosts.py)."""
+"""The loop of every host but host 0: it does the device work of each step, as host 0 announces it (hosts.py)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bapo_jax.run.checkpoint import begin_run
 
 
 def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
-    """Works until host 0 says stop. Raises HostError where it falls silent, or where a host cannot do the same work."""
+    """Works until host 0 says stop. Raises HostError where host 0 falls silent, or where a host cannot do the same work."""
     problem, learner = '', None
     try:
         config = config_lib.resolve(config)
@@ -29,7 +29,7 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
         hf.check_weights(config.model.path, learner.model)
     except (ValueError, FileNotFoundError) as e:
         problem = str(e)
-    for number in (signal.SIGTERM, signal.SIGINT):  # schedulers signal every host: the first finishes its step, saves, says stop
+    for number in (signal.SIGTERM, signal.SIGINT):  # schedulers signal every host; host 0 finishes its step, saves, says stop
         signal.signal(number, lambda *_: print(f'host {jax.process_index()}: waiting for host 0 to stop', flush=True))
     while (plan := hosts.hear())['do'] != 'stop':
         match plan['do']:
@@ -58,7 +58,7 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
 
 
 def differences(of_host_0: dict, config: ConfigDict) -> str:
-    """What to say where another host's settings are not those of host 0; '' where they are."""
-    here = json.loads(json.dumps(config.to_dict()))  # tuples as the lists they were sent as
+    """The problem to report where this host's settings differ from those of host 0; '' where they are equal."""
+    here = json.loads(json.dumps(config.to_dict()))  # JSON turns tuples into lists
     names = config_lib.differences(of_host_0, here)
     return f'other settings than host 0; they differ in {", ".join(names)}' if names else ''

@@ -1,10 +1,10 @@
-"""The meeting of hosts, one process each. Host 0 runs the loop of train.py; the others follow its announcements (follow.py).
+"""How hosts, one process each, work together. Host 0 runs the loop of train.py; the others follow its announcements (follow.py).
 
 Host 0 owns prompts, verification, the buffer and the rollout servers. Before work that all devices share, it announces a small plan
-through JAX's coordination service. All hosts then meet at a barrier of that service, which has a deadline. So no host waits inside
-a collective for one that does not come.
+through JAX's coordination service. All hosts then meet at a barrier of that service, which has a deadline. So no host waits in a
+collective for a host that does not come.
 
-A run of one process announces nothing and waits for nobody.
+A run of one process announces nothing and waits for no host.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import threading
 from typing import Any
 
 import jax
-from jax._src import distributed  # the only way to the coordination service that JAX keeps; Orbax uses it too
+from jax._src import distributed  # the only access to JAX's coordination service; Orbax uses it too
 
-_STOP_S = 30  # most seconds that host 0 waits for the others to hear that it ends
+_STOP_S = 30  # most seconds that host 0 waits for the others to hear of its end
 _SHUTDOWN_S = 60  # most seconds that each host waits for the others to end
 
 
@@ -31,7 +31,7 @@ def join(coordinator: str, hosts: int, host: int, timeout_s: int) -> None:
     """Makes this process host number `host` of `hosts`. Call it before any device is used.
 
     `coordinator` is host 0's 'address:port'. Where a host is missing after `timeout_s` seconds, the process ends with status 1 and
-    a message; JAX alone would abort with a stack trace.
+    a message. JAX alone would abort with a stack trace.
     """
     if not 0 <= host < hosts:
         sys.exit(f'error: --host={host} must be from 0 to --hosts={hosts} minus 1')
@@ -40,9 +40,9 @@ def join(coordinator: str, hosts: int, host: int, timeout_s: int) -> None:
 
     def give_up() -> None:
         print(
-            f'error: host {host} waited {timeout_s} s at {coordinator}, and not all {hosts} hosts came. Was every one of them '
-            f'started, with --hosts={hosts}, a --host of its own from 0 to {hosts - 1} and the same --coordinator, which must be an '
-            'address of host 0 that the others reach? --join_timeout gives slow ones longer',
+            f'error: host {host} waited {timeout_s} s at {coordinator}, and not all {hosts} hosts came. Start each with '
+            f'--hosts={hosts}, a --host of its own from 0 to {hosts - 1} and the same --coordinator, an address of host 0 that the '
+            'others reach. A longer --join_timeout waits for slow hosts',
             file=sys.stderr, flush=True,
         )  # fmt: skip
         os._exit(1)
@@ -60,24 +60,24 @@ def join(coordinator: str, hosts: int, host: int, timeout_s: int) -> None:
 
 
 class Hosts:
-    """Meets all hosts whenever host 0 has work for their devices; with one host it does nothing."""
+    """Gathers all hosts whenever host 0 has work for their devices. With one host it does nothing."""
 
     def __init__(self, deadline_s: float = 0.0):
-        """`deadline_s` is the longest wait for the other hosts, in seconds; make it longer than a step's generation."""
+        """`deadline_s` is the longest wait for the other hosts, in seconds. It must exceed the time of a step's generation."""
         self._deadline_ms, self._meetings = int(1000 * deadline_s), 0
 
     def __enter__(self) -> Hosts:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        """Tells the other hosts to stop, unless the error says that they are lost."""
+        """Tells the other hosts to stop, unless a HostError ended host 0: then they are lost."""
         if kind is None or not issubclass(kind, HostError):
             self._deadline_ms = min(self._deadline_ms, 1000 * _STOP_S)
             with contextlib.suppress(HostError):  # the same error may have ended another host
                 self.tell('stop')
 
     def tell(self, do: str, **what: Any) -> None:
-        """Announces work to the other hosts, and returns when all are ready to begin it. Raises HostError."""
+        """Announces work to the other hosts, and returns when all are ready for it. Raises HostError."""
         if jax.process_count() == 1:
             return
         client = distributed.global_state.client
@@ -87,7 +87,7 @@ class Hosts:
         self._meetings += 1
 
     def hear(self) -> dict[str, Any]:
-        """Returns host 0's next announcement when all are ready to begin it. Raises HostError."""
+        """Returns host 0's next announcement when all hosts are ready for it. Raises HostError."""
         client = distributed.global_state.client
         try:
             plan = json.loads(client.blocking_key_value_get(self._name(), self._deadline_ms))
@@ -101,7 +101,7 @@ class Hosts:
         return plan
 
     def agree(self, problem: str) -> None:
-        """Every host states its problem, '' for none. Raises HostError on all hosts where one has a problem."""
+        """Exchanges the hosts' problems, '' for none. Raises HostError on every host where any host has a problem."""
         if jax.process_count() == 1:
             return
         client = distributed.global_state.client
@@ -120,6 +120,6 @@ class Hosts:
             distributed.global_state.client.wait_at_barrier(self._name(), self._deadline_ms)
         except jax.errors.JaxRuntimeError as e:
             raise HostError(
-                f'host {jax.process_index()} waited {self._deadline_ms // 1000} s (mesh.deadline_s) for all hosts to meet {purpose}: '
-                f'{str(e).splitlines()[0]}'
+                f'host {jax.process_index()} waited {self._deadline_ms // 1000} s (mesh.deadline_s) for all hosts to meet '
+                f'{purpose}: {str(e).splitlines()[0]}'
             ) from e

@@ -1,4 +1,7 @@
-"""What a config names, read and checked, cheapest first: the model's shape, tokenizer, benchmarks, training prompts. No weights, no devices."""
+"""Reads and checks what a config names, cheapest first: model shape, tokenizer, benchmarks, training prompts.
+
+Reads no weights and touches no device.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.prompts.selector import PromptSelector, make_selector
 from bapo_jax.tasks import encode_prompts, get_task, leave_out_long, refuse_long
 
-# One id range a benchmark, so that no two questions share random keys; training prompts count from 0.
+# Each benchmark has an id range of its own, so that no two questions share random keys. Training prompts count from 0.
 _FIRST_ID = 1 << 24
 
 
 class Inputs(NamedTuple):
-    """What a config names, all but weights and devices."""
+    """What a config names, without weights and devices."""
 
     config: ConfigDict  # resolved
     model: ModelConfig
@@ -32,9 +35,9 @@ class Inputs(NamedTuple):
 
 
 def read_inputs(config: ConfigDict, weights: bool = True) -> Inputs:
-    """Checks the config and, with `weights`, the weights' files; reads data and tokenizer.
+    """Checks the config and, with `weights`, the weights' files. Reads data and tokenizer.
 
-    Raises ValueError or FileNotFoundError, naming the field and the remedy.
+    Raises ValueError or FileNotFoundError. The message names the field and the remedy.
     """
     config = config_lib.resolve(config)
     config_lib.model_path_exists(config)
@@ -57,11 +60,13 @@ def read_inputs(config: ConfigDict, weights: bool = True) -> Inputs:
 def benchmark_prompts(config: ConfigDict, tokenizer: Any) -> dict[str, list[Prompt]]:
     """The questions of every benchmark in config.evaluate.benchmarks.
 
-    Raises ValueError for an unknown name, a bad file or a prompt that is too long, FileNotFoundError where there is none.
+    Raises ValueError for an unknown name, a bad file or a prompt that is too long. Raises FileNotFoundError for a missing file.
     """
     task, prompts = get_task(config.task.name), {}
     for i, name in enumerate(config.evaluate.benchmarks):
         first_id = _FIRST_ID * (1 + i)
-        asked = encode_prompts(config.task.name, task.benchmark(name), tokenizer, template=config.task.template, first_id=first_id)
-        prompts[name] = refuse_long(asked, config.rollout.max_prompt_tokens, name)
+        encoded = encode_prompts(
+            config.task.name, task.benchmark(name), tokenizer, template=config.task.template, first_id=first_id
+        )
+        prompts[name] = refuse_long(encoded, config.rollout.max_prompt_tokens, name)
     return prompts

@@ -1,4 +1,4 @@
-"""A run directory as a whole: which run it belongs to."""
+"""Which run a directory belongs to: its config, and the fingerprints of its data, tokenizer and model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from bapo_jax.groups import Prompt
 
 
 def claim(workdir: Path, config: ConfigDict, fingerprints: dict[str, Any]) -> None:
-    """Writes config.json into a new run directory; checks that a used one holds the same run.
+    """Writes config.json into a new run directory, or checks that a used directory holds the same run.
 
-    Raises ValueError, naming what differs, for a run directory of another config, dataset, tokenizer or model.
+    Raises ValueError for a run of another config, dataset, tokenizer or model. The message names what differs.
     """
     path, new = Path(workdir) / 'config.json', {**config.to_dict(), 'fingerprints': fingerprints}
-    new = json.loads(json.dumps(new))  # tuples as the lists that a file gives back
+    new = json.loads(json.dumps(new))  # JSON turns tuples into lists
     if path.is_file():
         differing = config_lib.differences(json.loads(path.read_text('utf-8')), new)
         if differing:
@@ -34,7 +34,7 @@ def claim(workdir: Path, config: ConfigDict, fingerprints: dict[str, Any]) -> No
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:
-    """Of the training prompts' tokens, in order."""
+    """A hash of the training prompts' tokens, in order."""
     digest = hashlib.sha256()
     for prompt in prompts:
         digest.update(len(prompt.tokens).to_bytes(4, 'little') + prompt.tokens.tobytes())
@@ -42,5 +42,5 @@ def fingerprint(prompts: Sequence[Prompt]) -> str:
 
 
 def fingerprint_tokenizer(tokenizer: Any) -> str:
-    """Of the tokenizer's vocabulary."""
+    """A hash of the tokenizer's vocabulary."""
     return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]

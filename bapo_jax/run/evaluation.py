@@ -1,7 +1,7 @@
-"""The directory of one evaluation, and how an interrupted one goes on.
+"""The directory of one evaluation, and how an interrupted evaluation continues.
 
     settings.json       what the samples depend on
-    BENCHMARK.jsonl     every sample, one JSON row each, written a chunk of questions at a time
+    BENCHMARK.jsonl     one JSON row for each sample, written a chunk of questions at a time
     summary.json        the settings and every benchmark's measures (scores.py)
 """
 
@@ -23,7 +23,7 @@ from bapo_jax.scores import Question
 
 
 def sample_files(output: Path, benchmarks: Sequence[str]) -> dict[str, Path]:
-    """Where each benchmark's samples go. Raises ValueError where two would share a file."""
+    """The file of each benchmark's samples. Raises ValueError where two benchmarks would share a file."""
     files = {name: output / f'{Path(name).stem}.jsonl' for name in benchmarks}
     for name, file in files.items():
         same = [other for other in files if files[other] == file]
@@ -33,7 +33,7 @@ def sample_files(output: Path, benchmarks: Sequence[str]) -> dict[str, Path]:
 
 
 def settings(checkpoint: Path, step: int, config: ConfigDict, benchmarks: dict[str, list[Prompt]]) -> dict[str, Any]:
-    """What the samples depend on, by the names under which a user sets it."""
+    """What the samples depend on, by the names of flags and config fields."""
     c = config
     program = {'config.rollout.rows': c.rollout.rows} if c.rollout.engine == 'jax' else {'config.rollout.dtype': c.rollout.dtype}
     return {
@@ -55,10 +55,10 @@ def fingerprint_questions(prompts: Sequence[Prompt]) -> str:
 
 
 def open_evaluation(output: Path, new: dict[str, Any], files: Sequence[Path]) -> None:
-    """Writes settings.json into a new output directory; checks that a used one holds the same evaluation.
+    """Writes settings.json into a new output directory, or checks that a used directory holds the same evaluation.
 
-    Raises ValueError, naming what differs, where the directory holds another evaluation. Raises it too where one of the sample
-    `files` is there without settings.json.
+    Raises ValueError where the directory holds another evaluation; the message names what differs. Raises it too where a sample
+    file exists without settings.json.
     """
     path = output / 'settings.json'
     if path.is_file():
@@ -77,15 +77,15 @@ def open_evaluation(output: Path, new: dict[str, Any], files: Sequence[Path]) ->
 
 
 def done_before(file: Path, questions: int, samples: int, chunk: int) -> list[Question]:
-    """The questions that an interrupted evaluation answered, after `file` is cut back to whole chunks.
+    """Cuts `file` back to whole chunks, and returns the questions that an interrupted evaluation has answered there.
 
     `questions` is the benchmark's number of questions, `samples` the responses to each, `chunk` the questions written at once.
-    A chunk is written in one piece, so only a kill during a write leaves part of one. Raises ValueError for a row that is not
-    valid JSON or out of place; the file is left as it was.
+    A chunk is written in one piece, so only a kill during a write leaves part of one. Raises ValueError for a row that is no
+    valid JSON or is out of place, and then leaves the file unchanged.
     """
     if not file.is_file():
         return []
-    lines = file.read_bytes().split(b'\n')[:-1]  # what follows the last newline is empty, or half a row
+    lines = file.read_bytes().split(b'\n')[:-1]  # the text after the last newline is empty or half a row
     if len(lines) < questions * samples:  # the last chunk may be a smaller one
         lines = lines[: len(lines) // (chunk * samples) * chunk * samples]
     rows = []
@@ -113,7 +113,7 @@ def _question(rows: Sequence[dict[str, Any]]) -> Question:
 
 
 def sample_rows(benchmark: str, first: int, judged: Judged, tokenizer: Any) -> list[dict[str, Any]]:
-    """A JSON row for each sample of a chunk whose first question is number `first`."""
+    """Makes a JSON row for each sample of a chunk. `first` is the number of its first question."""
     rows = []
     for i, (g, answers) in enumerate(zip(judged.groups, judged.answers, strict=True), start=first):
         texts = tokenizer.batch_decode([r.tokens for r in g.responses])

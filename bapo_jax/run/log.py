@@ -1,4 +1,4 @@
-"""Where a step's metrics go: metrics.jsonl (each step once, always), TensorBoard events, and the progress people see."""
+"""Writes a step's metrics: to metrics.jsonl (each step exactly once), to TensorBoard events, and to the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bapo_jax.files import write_text
 
 
 class MetricsLog:
-    """metrics.jsonl and TensorBoard. `continue_after` is the last step that counts: later rows are of work that was lost."""
+    """Writes metrics.jsonl and TensorBoard events. Rows after step `continue_after` are dropped: their work was lost."""
 
     def __init__(self, directory: Path, continue_after: int):
         self._path = directory / 'metrics.jsonl'
@@ -35,16 +35,16 @@ class MetricsLog:
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics.jsonl; a last line cut short by a crash is left out."""
+    """The rows of a run's metrics.jsonl. Leaves out a last line that a crash cut short."""
     path = Path(directory) / 'metrics.jsonl'
     if not path.is_file():
         return []
     lines = path.read_text('utf-8').split('\n')
-    return [json.loads(line) for line in lines[:-1]]  # what follows the last newline is empty, or half a row
+    return [json.loads(line) for line in lines[:-1]]  # the text after the last newline is empty or half a row
 
 
 class ProgressBar:
-    """Reward, batch composition and time left while a run works: a live bar on a terminal, a line every ten steps elsewhere."""
+    """Shows the fresh groups' score, batch composition and time left: a bar on a terminal, else a line every ten steps."""
 
     def __init__(self, steps: int, done: int):
         self._console, self._steps, self._started, self._first = Console(), steps, time.perf_counter(), done

@@ -1,18 +1,18 @@
-"""Every metric of a training step: its name, unit and meaning, and how it is counted. verl's names where verl has the quantity.
+"""Every metric of a training step: its name, unit, meaning and computation. A quantity that verl has too keeps verl's name.
 
 Of the fresh groups, before filtering
     critic/score/mean                        mean accuracy k/G; nan without a judged group
-    critic/rewards/mean                      mean reward; differs from the accuracy where rewards are shaped or fractions
-    accuracy_bins                            how many groups had k = 0..G correct responses
+    critic/rewards/mean                      mean reward; not the accuracy where rewards are shaped or fractions
+    accuracy_bins                            number of groups with k = 0..G correct responses
     response_length/{mean,max}               tokens; clip_ratio: share of responses cut at the limit
-    reward/{unparseable,infra_error}         responses without an answer that reads, and those that the verifier failed on
+    reward/{unparseable,infra_error}         responses without a readable answer, and those on which the verifier failed
 Of the batch
-    bapo/{x1,x2,x3,replay}_groups            groups by origin (replay only where a row has such); bapo/batch_groups: all of them
+    bapo/{x1,x2,x3,replay}_groups            groups by origin (replay only in rows that have it); bapo/batch_groups: all groups
     bapo/discarded/{filtered,infra_error}    fresh groups that are not in X1, by reason
-    bapo/reevaluated, bapo/improved          hard prompts re-evaluated, and how many of them gave a group of X2
+    bapo/reevaluated, bapo/improved          hard prompts re-evaluated, and those of them that gave a group of X2
     bapo/{c2,c3}, bapo/r_tot                 thresholds of X3, and the performance they follow
-    bapo/x3/{age,mean_reward,uses}           means over X3: age in steps, accuracy, how often it was trained on before
-    staleness/{mean,max}                     steps between the policy that answered and π_θ
+    bapo/x3/{age,mean_reward,uses}           means over X3: age in steps, accuracy (mean_reward), earlier uses in training
+    staleness/{mean,max}                     steps between the behaviour policy and π_θ
     bapo/lag                                 steps between α and π_θ
 Of the selector: prompts/{posterior_mean,seen,candidates}, see prompts/mopps.py
 Of the buffer, after the step: see replay/buffer.py
@@ -20,7 +20,7 @@ Of the buffer, after the step: see replay/buffer.py
 Of the update, means over its mini-batches
     actor/{pg_loss,kl_loss,entropy,pg_clipfrac,ppo_kl,grad_norm}   nats a token; pg_clipfrac: share of tokens held back by the clip
     actor/lr, actor/updates                  learning rate of the last optimizer step; optimizer steps
-    actor/pg_clipfrac/ORIGIN, staleness/{tv,ratio,ess}/ORIGIN      by origin, of π_θ against the policy that answered
+    actor/pg_clipfrac/ORIGIN, staleness/{tv,ratio,ess}/ORIGIN      by origin, of π_θ against the behaviour policy
 Of the critic, where the row has one, in rewards
     critic/{value_loss,grad_norm}            means over the mini-batches of its update
     critic/value_mean                        mean value of the batch's trained tokens, before the update
@@ -28,11 +28,12 @@ Of the critic, where the row has one, in rewards
 Of the paper's theory, every theory.every steps: theory/…, see learner/monitors.py
 Of a server against the trainer: mismatch/{logprob_abs_mean,logprob_abs_max,kl,ess}, see rollout/fidelity.py
 Counters since the run began
-    rollout/responses_total                  responses generated, re-evaluation and refills included: the cost of Table 1 and Figure 9
-    rollout/{discarded,reevaluated,reused}_total   fresh responses not trained on; responses of re-evaluation; responses trained on again
+    rollout/responses_total                  responses generated, re-evaluation and refills included: the cost in Table 1, Figure 9
+    rollout/discarded_total                  fresh responses not trained on
+    rollout/{reevaluated,reused}_total       responses of re-evaluation; replayed responses
 Seconds: timing_s/{step,weight_sync,wait_rollouts,gen,reward,reevaluate,compose,pack,old_log_prob,values,update_actor,update_critic,
     mismatch,theory,testing,save_checkpoint}
-    perf/throughput                          tokens trained on a second of the step
+    perf/throughput                          trained tokens per second of the step
 Scores: val-core/BENCHMARK/acc/{mean@n,pass@n,maj@n}, where the step evaluates; see scores.py
 """
 
@@ -48,7 +49,7 @@ from bapo_jax.groups import REPLAY, X1, X2, X3, Batch, Group, Verdict
 
 
 def fresh_metrics(groups: Sequence[Group]) -> dict[str, Any]:
-    """Of a step's fresh groups before filtering: score, lengths, verdicts, accuracy bins."""
+    """Metrics of a step's fresh groups before filtering: score, lengths, verdicts, accuracy bins."""
     verdicts = Counter(v for g in groups for v in g.verdicts)
     judged = [g for g in groups if not g.infra_error]
     lengths = np.array([len(r.tokens) for g in groups for r in g.responses])
@@ -66,7 +67,7 @@ def fresh_metrics(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def batch_metrics(batch: Batch, step: int) -> dict[str, Any]:
-    """Composition of the training batch, and how many steps older than π_θ the policies that answered are."""
+    """The composition of the training batch, and its staleness: by how many steps each behaviour policy lags π_θ."""
     ages = np.array([step - 1 - r.version for g in batch.groups for r in g.responses])
     replayed = {f'bapo/{REPLAY}_groups': batch.count(REPLAY)} if REPLAY in batch.origins else {}
     return {
@@ -79,11 +80,11 @@ def batch_metrics(batch: Batch, step: int) -> dict[str, Any]:
 
 
 def discarded_metrics(fresh: Sequence[Group], batch: Batch) -> dict[str, int]:
-    """Why fresh groups are not in X1; with bapo/x1_groups this accounts for every one of them."""
+    """Why fresh groups are not in X1. Together with bapo/x1_groups the counts cover all fresh groups."""
     broken = sum(g.infra_error for g in fresh)
     return {'bapo/discarded/filtered': len(fresh) - broken - batch.count(X1), 'bapo/discarded/infra_error': broken}
 
 
 def trained_tokens(batch: Batch) -> int:
-    """Prompt and response tokens of a batch, a prompt counted once for each response."""
+    """The number of prompt and response tokens in a batch, a prompt counted once for each response."""
     return sum(len(g.prompt.tokens) + len(r.tokens) for g in batch.groups for r in g.responses)

@@ -1,4 +1,7 @@
-"""rollouts/{step}.jsonl.zst: what was asked, answered and judged, for people to read (`zstdcat FILE | head -1 | python -m json.tool`)."""
+"""rollouts/{step}.jsonl.zst: a step's prompts, responses and verdicts, for people to read.
+
+    zstdcat FILE | head -1 | python -m json.tool
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from bapo_jax.groups import Batch, Group
 
 
 def uses(fresh: Sequence[Group], reevaluated: Sequence[Group], batch: Batch) -> list[tuple[str, Group]]:
-    """(use, group) of everything a step sampled: its origin in the batch, or else 'discarded' (fresh) or 'left_out'."""
+    """(use, group) of every group a step sampled. The use is its origin in the batch, else 'discarded' (fresh) or 'left_out'."""
     origin = {id(g): o for g, o in zip(batch.groups, batch.origins, strict=True)}
     return [
         *((origin.get(id(g), 'discarded'), g) for g in fresh),
@@ -24,7 +27,7 @@ def uses(fresh: Sequence[Group], reevaluated: Sequence[Group], batch: Batch) -> 
 
 
 def write_rollouts(path: Path, tokenizer: Any, groups: Sequence[tuple[str, Group]]) -> None:
-    """Writes one JSON row a group: its use, the question, every response with its verdict, reward and policy version."""
+    """Writes one JSON row a group: its use, its prompt, and every response with verdict, reward and policy version."""
     rows = [
         {
             'use': use,

@@ -1,4 +1,4 @@
-"""A run under way: its steps, what each writes down, and what is due after each: evaluate, log, save, stop."""
+"""A run under way: its steps, what each step records, and what is due after it: evaluate, log, save, stop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Step:
     """One step: its random numbers, its seconds by phase, its row of metrics."""
 
     def __init__(self, seed: int, number: int, seconds: Counter[str]):
-        """`seconds` are those that were spent between the step before and this one."""
+        """`seconds` holds the time spent since the step before, by phase; the step adds its own."""
         self.number, self._seed, self.seconds, self.metrics = number, seed, seconds, {}
 
     def rng(self, purpose: str) -> np.random.Generator:
@@ -48,17 +48,18 @@ class Step:
 
 
 class Run:
-    """Where a run stands, and its directory's writers. SIGTERM and SIGINT end it after the step under way, with a checkpoint."""
+    """The state of a run, and its directory's writers. SIGTERM and SIGINT end it after the step under way, with a checkpoint."""
 
     def __init__(
-        self, config: ConfigDict, workdir: Path, steps: int, state: RunState, checkpoints: Checkpoints, hosts: Hosts, tokenizer: Any, *,
+        self, config: ConfigDict, workdir: Path, steps: int, state: RunState, checkpoints: Checkpoints, hosts: Hosts,
+        tokenizer: Any, *,
         evaluate: Callable[[], dict[str, Any]], to_save: Callable[[], tuple[dict[str, np.ndarray], str]],
     ):  # fmt: skip
-        """`evaluate` scores π_θ; `to_save` gives the replay's arrays and the selector's state."""
+        """`evaluate` scores π_θ; `to_save` returns the replay's arrays and the selector's state."""
         self.state, self.log = state, MetricsLog(workdir, state.step if state.step else -1)
         self._config, self._workdir, self._steps, self._checkpoints, self._hosts = config, workdir, steps, checkpoints, hosts
         self._tokenizer, self._evaluate, self._to_save = tokenizer, evaluate, to_save
-        self._progress, self._stop_asked = ProgressBar(steps, state.step), stop_on_signal()
+        self._progress, self._signalled = ProgressBar(steps, state.step), stop_on_signal()
         self._seconds: Counter[str] = Counter()
 
     def steps_left(self) -> range:
@@ -66,7 +67,7 @@ class Run:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[Step]:
-        """The step whose seconds are counted inside."""
+        """The step `number`; counts the seconds inside."""
         now = Step(self._config.seed, number, self._seconds)
         with now.timer('step'):
             yield now
@@ -77,9 +78,9 @@ class Run:
         self.state.sync()
 
     def due(self, now: Step, batch: Batch, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> bool:
-        """Evaluates, writes the step down and saves, each by its period. Returns whether the run is to stop."""
+        """Evaluates, logs the step and saves, each by its period. Returns whether the run is to stop."""
         c, step = self._config, now.number
-        stopping = self._stop_asked() or step == self._steps
+        stopping = self._signalled() or step == self._steps
         if step == self._steps or is_due(c.evaluate.every, step):
             with now.timer('testing'):
                 now.record(self._evaluate())
@@ -89,7 +90,7 @@ class Run:
         now.record(now.seconds, {'perf/throughput': trained_tokens(batch) / now.seconds['timing_s/step']})
         self.log.write(step, now.metrics)
         self._progress.update(step, now.metrics)
-        self._seconds = Counter()  # a save comes after its step's row, so its seconds are in the next one
+        self._seconds = Counter()  # a save comes after its step's row, so the next row has its seconds
         if stopping or is_due(c.checkpoint.every, step):
             with Step(c.seed, step, self._seconds).timer('save_checkpoint'):
                 self._hosts.tell('save')
@@ -97,20 +98,20 @@ class Run:
         return stopping
 
     def close(self) -> None:
-        """Ends what writes and what is shown."""
+        """Closes the writers and the progress bar."""
         self._progress.stop()
         self.log.close()
         self._checkpoints.close()
 
 
 def stop_on_signal() -> Callable[[], bool]:
-    """Returns a function that says whether SIGTERM or SIGINT came; the step under way is finished and saved first."""
-    asked = []
+    """Returns a function that says whether SIGTERM or SIGINT came. The run first finishes and saves the step under way."""
+    received = []
 
     def remember(signum, frame):
-        asked.append(signum)
+        received.append(signum)
         print(f'\n{signal.Signals(signum).name}: stopping after this step, with a checkpoint', flush=True)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, remember)
-    return lambda: bool(asked)
+    return lambda: bool(received)

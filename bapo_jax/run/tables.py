@@ -1,4 +1,4 @@
-"""Scores as tables on the terminal."""
+"""Prints scores as tables on the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.table import Table
 
 
 def print_table(title: str, columns: dict[str, dict[str, dict]]) -> None:
-    """Compares policies: one column a policy, one row a benchmark and measure, in percent.
+    """Compares policies, in percent: one column a policy, one row a benchmark and measure.
 
     `columns` maps a policy's name to its summaries (scores.py) by benchmark.
     """
@@ -24,7 +24,7 @@ def print_table(title: str, columns: dict[str, dict[str, dict]]) -> None:
 
 
 def print_scores(title: str, summaries: dict[str, dict]) -> None:
-    """Every measure of one policy: one column a benchmark, one row a measure; shares in percent."""
+    """Prints every measure of one policy: one column a benchmark, one row a measure. Shares are in percent."""
     table = Table('', *(Path(name).stem for name in summaries), title=title)
     columns = list(summaries.values())
     samples = columns[0]['samples']

@@ -1,4 +1,4 @@
-"""The theory monitors of a step (learner/monitors.py): the batch is scored before and after its update. Logged, never a gate."""
+"""The theory monitors of a step (learner/monitors.py): the batch is scored before and after its update. They are only logged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bapo_jax.run.run import Step
 def monitored(
     config: ConfigDict, learner: Learner, state: RunState, batch: Batch, thresholds: dict[str, float], now: Step
 ) -> Iterator[None]:  # fmt: skip
-    """Every `theory.every` steps, records the monitors of the update inside. `thresholds` hold the step's bapo/c2 and bapo/c3."""
+    """Records the monitors of the update inside, every `theory.every` steps. `thresholds` holds the step's bapo/c2 and bapo/c3."""
     if not (is_due(config.theory.every, now.number) and batch.groups):
         yield
         return
