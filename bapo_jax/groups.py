@@ -1,6 +1,7 @@
-"""The noun that travels the whole way: a group is a prompt, its G responses, and all that was known when they were sampled.
+"""The data that the loop passes on: Prompt -> Response -> Verdict -> Group -> Batch.
 
-Prompt -> Response -> Verdict -> Group -> Batch. Plain immutable data, numpy only: nothing here knows of the loop.
+A group is a prompt, its G responses, and all that was known when they were sampled. The data are plain, immutable and numpy only.
+Nothing here knows of the loop.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 
 class Verdict(enum.IntEnum):
-    """What the verifier says of one response. An infrastructure error is never a reward of 0: its group is discarded."""
+    """The verifier's result for one response. An infrastructure error is never a reward of 0: its group is discarded."""
 
     CORRECT = 0
     WRONG = 1
@@ -25,17 +26,21 @@ class Verdict(enum.IntEnum):
 
 
 class Author(enum.IntEnum):
-    """Who wrote a response's tokens."""
+    """Who wrote a response's tokens. It marks text of others for methods that train with it, such as LUFFY's traces.
+
+    The engines sample POLICY responses only. A method that brings in other text makes groups whose responses say so; checkpoints
+    and buffers keep the author. `Response.loss_mask`, not the author, decides which tokens are trained on.
+    """
 
     POLICY = 0  # the behaviour policy sampled all of them
-    TRACE = 1  # another model or a solver did
-    PREFIX = 2  # another began, and the behaviour policy continued
+    TRACE = 1  # another model or a solver wrote all of them
+    PREFIX = 2  # another wrote the first ones, and the behaviour policy continued
 
 
-# Of each group, of each response: an array with one number for each of its tokens.
+# For each group and each of its responses, an array with one number for each token.
 ByGroup = list[list[np.ndarray]]
 
-# Who put a group into a batch: the fresh groups (X1), the re-evaluated ones (X2), the buffer (X3), another row's replay.
+# A group's origin in a batch: fresh groups (X1), re-evaluated ones (X2), BAPO's buffer (X3), another row's replay.
 X1, X2, X3, REPLAY = ORIGINS = ('x1', 'x2', 'x3', 'replay')
 
 
@@ -63,11 +68,15 @@ class Response:
     finish: str  # 'stop' (ended itself) or 'length' (cut at the token limit)
     version: int  # the behaviour policy's version: how many steps had trained it
     author: Author = Author.POLICY
-    loss_mask: np.ndarray | None = None  # bool [response tokens], True on the policy's own tokens; None: all are
+    loss_mask: np.ndarray | None = None  # bool [response tokens]; None: all True. See `trained_on`
 
     @property
     def trained_on(self) -> np.ndarray:
-        """bool [response tokens]: the tokens that the loss is taken over."""
+        """bool [response tokens]: True on the tokens that the loss covers, False on tokens that are only context.
+
+        `loss_mask` is for responses that are not all the policy's own, such as the continuation of a given prefix. The model reads
+        masked tokens, but they have no advantage and no token weight.
+        """
         return np.ones(len(self.tokens), bool) if self.loss_mask is None else self.loss_mask
 
 
@@ -75,7 +84,7 @@ class Response:
 class Group:
     """A prompt and its G responses with their verdicts and rewards (eq. 4). Never split, relabelled or partly replaced.
 
-    Verdicts count: k, filters, X2, X3, thresholds and accuracy go by correct responses. Rewards train: advantages go by them alone.
+    The verdicts give k, which drives filters, X2, X3, thresholds and accuracy. The rewards alone drive advantages.
     """
 
     prompt: Prompt
@@ -109,7 +118,7 @@ class Batch:
 
     groups: tuple[Group, ...]
     origins: tuple[str, ...]  # one per group, of ORIGINS
-    normalisation: tuple[np.ndarray, ...]  # one per group, int32 [G]: responses of one number share mean and std of rewards
+    normalisation: tuple[np.ndarray, ...]  # one per group, int32 [G]: responses with one number share mean and std of rewards
 
     def count(self, origin: str) -> int:
         return self.origins.count(origin)
@@ -128,9 +137,9 @@ def make_batch(groups: Sequence[Group], origins: Sequence[str]) -> Batch:
 
 
 def groups_to_arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
-    """Flattens groups into a few numpy arrays, so that a checkpoint holds them as arrays; exact.
+    """Flattens groups into a few numpy arrays for a checkpoint. Exact.
 
-    Every array has at least one element (array stores dislike empty ones); 'count' says how many groups there are.
+    Every array has at least one element, since array stores dislike empty ones. 'count' is the number of groups.
     """
     responses = [r for g in groups for r in g.responses]
 
