@@ -6,7 +6,7 @@
 METHOD is a row of bapo_jax/methods.py, by default bapo (`python -m bapo_jax.methods` prints them).
 
 Hardware, time, score: not run by us yet. The values are those of the paper and of the authors' scripts. The paper generates with
-vLLM: add --config.rollout.engine=vllm --config.rollout.dtype=bfloat16 (docs/vllm.md).
+vLLM. For that, add --config.rollout.engine=vllm --config.rollout.dtype=bfloat16 (docs/vllm.md).
 """
 
 from bapo_jax.config import default_config

@@ -1,17 +1,17 @@
-"""Mathematics, as in Table 1(a) of the paper: R1-Distill-Qwen-1.5B on DeepScaleR-Preview, B = 256, G = 8, responses of 8,192 tokens.
+"""Mathematics, as in Table 1(a) of the paper: R1-Distill-Qwen-1.5B, DeepScaleR-Preview, B = 256, G = 8, 8,192 response tokens.
 
     python -m bapo_jax.train --config=configs/math.py:METHOD --workdir=runs/math_METHOD \\
         --config.model.path=DIR --config.task.template=r1
 
-METHOD is a row of bapo_jax/methods.py (default bapo). DIR is a Hugging Face directory: DeepSeek-R1-Distill-Qwen-1.5B (template r1) or
-Qwen3-8B (template qwen3). 40,315 problems make 157 steps an epoch, 471 in all; the few with more than 2,048 prompt tokens are left
-out. Generation is vLLM's: docs/vllm.md.
+METHOD is a row of bapo_jax/methods.py (default bapo). DIR is a Hugging Face directory: DeepSeek-R1-Distill-Qwen-1.5B (template r1)
+or Qwen3-8B (template qwen3). 40,315 problems make 157 steps an epoch, 471 in all. The few problems with more than 2,048 prompt
+tokens are left out. vLLM generates: docs/vllm.md.
 
 The trainer fits one 80 GB card for 1.5B and eight for 8B: docs/memory.md, and `--dry_run`.
 
 Evaluation: the paper averages 32 samples in Table 1 (`python -m bapo_jax.evaluate … --samples=32`) and 8 in its curves
-(evaluate.samples), and says nothing of how they are drawn. Here T = 0.6 with the whole distribution, as in the authors' scripts for
-this task. The published numbers of DeepScaleR and R1-Distill are with top-p 0.95 and 32,768 tokens: not to be compared with these.
+(evaluate.samples). It does not say how they are drawn. Here T = 0.6 with the whole distribution, as in the authors' scripts for
+this task. The published numbers of DeepScaleR and R1-Distill use top-p 0.95 and 32,768 tokens, and do not compare with these.
 
 Hardware, time, score: not run at this size by us yet; tests/test_math_run.py runs this file with a small random Qwen3. The values
 are those of the paper's Table 3 and of the authors' scripts.
@@ -28,7 +28,7 @@ def get_config(method: str = 'bapo'):
     c.model.dtype = 'bfloat16'
     c.rollout.engine, c.rollout.dtype, c.rollout.overlap = 'vllm', 'bfloat16', True
     c.rollout.max_prompt_tokens, c.rollout.max_response_tokens = 2048, 8192
-    c.rollout.deadline_s = 3600.0  # a group of eight long responses waits its turn
+    c.rollout.deadline_s = 3600.0  # a group of eight long responses may wait in the server's queue
     c.learner.remat, c.learner.logprob_chunk = True, 1024
     c.evaluate.every, c.evaluate.temperature, c.evaluate.samples = 50, 0.6, 8
     c.evaluate.benchmarks = ('aime24', 'amc23', 'math500', 'minerva', 'olympiadbench')

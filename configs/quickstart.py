@@ -3,10 +3,10 @@
     python -m bapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart      # or `make train`
     python -m bapo_jax.train --config=configs/quickstart.py:grpo --workdir=runs/quickstart_grpo
 
-Time and score: see README. The policy it starts from was made by `bapo_jax/sft.py`; its docstring has the command.
+Time and score: see README. `bapo_jax/sft.py` made the policy it starts from; the docstring there has the command.
 
-What differs from the paper: rollouts are synced every step (v = 1), X1 and X3 take every mixed group, there is no X2, and the learning
-rate suits 0.8M parameters: row `wide_no_x2`, from the quickstart base, of `studies/first_proof/page.md`.
+Four things differ from the paper. α becomes π_θ at every step (v = 1). X1 and X3 take every mixed group. There is no X2. The
+learning rate suits 0.8M parameters. This is row `wide_no_x2`, from the quickstart base, of `studies/first_proof/page.md`.
 """
 
 from bapo_jax.config import default_config
