@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import app, flags, logging
 from rich.console import Console
 from rich.table import Table
 
@@ -104,6 +104,7 @@ def run_row(method: str) -> Rows:
 
 
 def main(_) -> None:
+    logging.set_verbosity(logging.WARNING)
     names = FLAGS.only or list(METHODS)
     jax.config.update('jax_compilation_cache_dir', str(RUNS.absolute() / 'cache'))
     header = ('row', 'reward, first and last 5 steps', 'generated', 'discarded', 're-evaluated', 'reused', 'updates', 's/step', 'acted')
