@@ -18,6 +18,10 @@ def even(data_source, response, ground_truth, extra):
         raise RuntimeError('cannot judge this one')
     return {'score': len(response) % 2 == 0, 'pred': response[:3]}
 
+def shaped(data_source, response, ground_truth, extra):
+    share = round(len(response) / 32, 3)  # of a response's 24 tokens and more: never 1
+    return {'score': share, 'correct': len(response) % 2 == 0} if len(response) % 3 else share / 2
+
 def text(data_source, response, ground_truth, extra):
     return '1'
 
@@ -35,6 +39,18 @@ def rewarded(tmp_path_factory, benchmark):
         patch.syspath_prepend(modules)
         run(small_config('bapo_tuned', benchmark, steps=3, task__reward='rewards_of_this_run:even'), workdir)
     return modules, workdir
+
+
+@pytest.fixture(scope='module')
+def fractional(rewarded, tmp_path_factory, benchmark):
+    """The directory of a run of 3 steps by the function `shaped`, whose rewards are fractions."""
+    workdir = tmp_path_factory.mktemp('runs') / 'shaped'
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(rewarded[0])
+        config = small_config('bapo_tuned', benchmark, steps=3, task__reward='rewards_of_this_run:shaped', replay__use_x2=True,
+                              replay__reevaluate_every=2)  # fmt: skip
+        run(config, workdir)
+    return workdir
 
 
 def command(module, *flags, path=''):
@@ -59,6 +75,30 @@ def test_every_response_is_judged_by_the_function_and_what_it_fails_on_is_discar
         assert metrics(rewarded[1])[step]['bapo/discarded/infra_error'] == broken
     assert seen == {0.0, 1.0, None}
     assert max(row.get('actor/grad_norm', 0) for row in metrics(rewarded[1])) > 0  # and it did train
+
+
+def test_rewards_that_are_fractions_train_and_k_counts_correct_responses_alone(fractional):
+    """A response of 3n characters earns partial credit and is wrong. Filter, score and bins go by k, advantages by rewards."""
+    uneven = 0
+    for row in metrics(fractional)[1:]:
+        fresh = [r for r in rollouts(fractional, row['step']) if r['use'] in ('x1', 'discarded')]
+        counts = []
+        for r in rollouts(fractional, row['step']):
+            lengths = [len(text.removesuffix('<|endoftext|>')) for text in r['responses']]
+            right = [bool(n % 3) and n % 2 == 0 for n in lengths]
+            assert r['verdicts'] == ['correct' if x else 'wrong' for x in right]
+            want = [round(n / 32, 3) if n % 3 else round(n / 32, 3) / 2 for n in lengths]
+            assert r['rewards'] == pytest.approx(want, abs=1e-6)
+            if r in fresh:
+                counts.append(sum(right))
+                assert (r['use'] == 'x1') == (0 < sum(right) < 4)
+                uneven += sum(right) in (0, 4) and len(set(r['rewards'])) > 1
+        assert row['accuracy_bins'] == [counts.count(k) for k in range(5)]
+        assert row['critic/score/mean'] == pytest.approx(sum(counts) / 32)
+        assert row['critic/rewards/mean'] == pytest.approx(sum(x for r in fresh for x in r['rewards']) / 32, rel=1e-5)
+        assert abs(row['critic/rewards/mean'] - row['critic/score/mean']) > 1e-3
+    assert uneven  # their rewards differ, and still they are all right or all wrong: left out
+    assert max(row.get('actor/grad_norm', 0) for row in metrics(fractional)) > 0  # and it did train
 
 
 def test_evaluate_goes_by_the_runs_reward_and_wants_it_before_any_work(rewarded, benchmark, tmp_path):
