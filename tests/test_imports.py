@@ -31,7 +31,7 @@ HOUSE = (
     ('inputs', 'groups models tasks prompts config'),
     ('policies', 'models parallel rollout run'),
 )
-COMMANDS = 'train evaluate export follow dry_run report grade sft'  # the top floor, which may import everything
+COMMANDS = 'train evaluate export follow dry_run report grade sft departures'  # the top floor, which may import everything
 
 
 def module_name(path: Path) -> str:
