@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from bapo_jax.fields import Need, at_least_one, not_negative, one_of, positive
 from bapo_jax.methods import METHODS
 from bapo_jax.replay.bapo import RULES
 from bapo_jax.replay.filters import FILTERS
@@ -19,9 +17,6 @@ from bapo_jax.replay.thresholds import DIRECTIONS, R_TOT
 from bapo_jax.rollout.schedule import PHASES
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.tasks import TASKS, custom_reward, get_task
-
-Need = Callable[[bool, str], None]  # need(condition, message): notes the message as a problem where the condition is false
-
 
 def default_config() -> ConfigDict:
     """Paper values (Table 3) where the paper gives them. `configs/` changes what a task needs, `methods.py` what a method is.
@@ -135,30 +130,20 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
     )  # fmt: skip
     positive(need, c, 'rollout.temperature', 'rollout.deadline_s')
     need(0 <= r.mixture < 1, f'rollout.mixture={r.mixture} is a share of prompts, in [0, 1)')
-    need(
-        not (r.overlap and (r.mixture or r.refill_batches > 1)),
-        f'rollout.overlap with rollout.mixture={r.mixture} and rollout.refill_batches={r.refill_batches}: how many prompts a step takes, or '
-        'which policies answer, is known at that step alone; set rollout.overlap=False',
-    )
-    need(
-        not (r.mixture and r.sync_every > 1),
-        f'rollout.mixture={r.mixture} draws from the last rollout policies, which sync_every={r.sync_every} makes far older; set '
-        'rollout.sync_every=1',
-    )
-    need(
-        r.refill_batches == 1 or c.replay.fresh_filter == 'range',
-        f'rollout.refill_batches={r.refill_batches} refills with mixed groups, but replay.fresh_filter={c.replay.fresh_filter!r}; set it to range',
-    )
+    need(not (r.overlap and (r.mixture or r.refill_batches > 1)),
+         f'rollout.overlap with rollout.mixture={r.mixture} and rollout.refill_batches={r.refill_batches}: how many prompts a step takes, or '
+         'which policies answer, is known at that step alone; set rollout.overlap=False')  # fmt: skip
+    need(not (r.mixture and r.sync_every > 1),
+         f'rollout.mixture={r.mixture} draws from the last rollout policies, which sync_every={r.sync_every} makes far older; set '
+         'rollout.sync_every=1')  # fmt: skip
+    need(r.refill_batches == 1 or c.replay.fresh_filter == 'range',
+         f'rollout.refill_batches={r.refill_batches} refills with mixed groups, but replay.fresh_filter={c.replay.fresh_filter!r}; set it to range')  # fmt: skip
     need(r.group_size >= 2, f'rollout.group_size={r.group_size}: a group advantage needs at least 2 responses; raise it')
-    need(
-        r.top_p == 1.0 and r.top_k == -1,
-        f'rollout.top_p={r.top_p}, rollout.top_k={r.top_k}: a cut distribution makes stored log-probs incomparable with the '
-        "trainer's; set rollout.top_p=1 and rollout.top_k=-1",
-    )
-    need(
-        not r.servers or bool(os.environ.get(TOKEN_VARIABLE)),
-        f'rollout.servers={r.servers}, but {TOKEN_VARIABLE} is not set; put the token that the servers were started with there',
-    )
+    need(r.top_p == 1.0 and r.top_k == -1,
+         f'rollout.top_p={r.top_p}, rollout.top_k={r.top_k}: a cut distribution makes stored log-probs incomparable with the '
+         "trainer's; set rollout.top_p=1 and rollout.top_k=-1")  # fmt: skip
+    need(not r.servers or bool(os.environ.get(TOKEN_VARIABLE)),
+         f'rollout.servers={r.servers}, but {TOKEN_VARIABLE} is not set; put the token that the servers were started with there')  # fmt: skip
     need(0 <= r.server_memory < 1, f'rollout.server_memory={r.server_memory} is a fraction of the GPU, in [0, 1)')
     need(r.rows >= r.group_size, f'rollout.rows={r.rows} is smaller than rollout.group_size={r.group_size}; raise it')
 
@@ -196,11 +181,9 @@ def check_replay(c: ConfigDict, need: Need) -> None:
     one_of(need, c, 'replay.retrieve', RETRIEVE)
     one_of(need, c, 'replay.retrieve_normalisation', ('split', 'mixed'))
     not_negative(need, c, 'replay.retrieve_count')
-    need(
-        p.kind != 'repo' or (p.fresh_filter == 'none' and not p.use_x2 and not p.use_x3),
-        f'replay.kind=repo trains on every fresh group and its own replay; set replay.fresh_filter=none (it is {p.fresh_filter!r}), '
-        'replay.use_x2=False and replay.use_x3=False',
-    )
+    need(p.kind != 'repo' or (p.fresh_filter == 'none' and not p.use_x2 and not p.use_x3),
+         f'replay.kind=repo trains on every fresh group and its own replay; set replay.fresh_filter=none (it is {p.fresh_filter!r}), '
+         'replay.use_x2=False and replay.use_x3=False')  # fmt: skip
     one_of(need, c, 'replay.fresh_filter', FILTERS)
     one_of(need, c, 'replay.improved_rule', RULES)
     one_of(need, c, 'replay.r_tot', R_TOT)
@@ -214,10 +197,8 @@ def check_replay(c: ConfigDict, need: Need) -> None:
     if c2.shape not in ((1,), (2,)) or c3.shape not in ((1,), (2,)):
         need(False, f'replay.c2={p.c2} and replay.c3={p.c3} must each be one number or (value at r_tot = 0, value at 1)')
         return
-    need(
-        c2[0] <= c3[0] and c2[-1] <= c3[-1],
-        f'replay.c2={p.c2} exceeds replay.c3={p.c3} at an end: the range of replayed accuracies is empty; swap or lower c2',
-    )
+    need(c2[0] <= c3[0] and c2[-1] <= c3[-1],
+         f'replay.c2={p.c2} exceeds replay.c3={p.c3} at an end: the range of replayed accuracies is empty; swap or lower c2')  # fmt: skip
     need(0 <= min(*c2, *c3) and max(*c2, *c3) <= 1, f'replay.c2={p.c2} and replay.c3={p.c3} are accuracies, in [0, 1]')
 
 
@@ -276,15 +257,11 @@ def check_learner(c: ConfigDict, need: Need) -> None:
     positive(
         need, c, 'learner.learning_rate', 'learner.grad_clip', 'learner.clip_low', 'learner.clip_high', 'learner.importance_cap'
     )
-    need(
-        l.mini_batch_groups <= l.batch_groups,
-        f'learner.mini_batch_groups={l.mini_batch_groups} is larger than learner.batch_groups={l.batch_groups}; lower it',
-    )
-    need(
-        l.row_tokens >= r.max_prompt_tokens + r.max_response_tokens,
-        f'learner.row_tokens={l.row_tokens} is shorter than rollout.max_prompt_tokens + rollout.max_response_tokens = '
-        f'{r.max_prompt_tokens + r.max_response_tokens}; raise it',
-    )
+    need(l.mini_batch_groups <= l.batch_groups,
+         f'learner.mini_batch_groups={l.mini_batch_groups} is larger than learner.batch_groups={l.batch_groups}; lower it')  # fmt: skip
+    need(l.row_tokens >= r.max_prompt_tokens + r.max_response_tokens,
+         f'learner.row_tokens={l.row_tokens} is shorter than rollout.max_prompt_tokens + rollout.max_response_tokens = '
+         f'{r.max_prompt_tokens + r.max_response_tokens}; raise it')  # fmt: skip
     need(l.logprob_chunk < 1 or l.row_tokens % l.logprob_chunk == 0,
          f'learner.logprob_chunk={l.logprob_chunk} must divide learner.row_tokens={l.row_tokens}')  # fmt: skip
 
@@ -389,14 +366,6 @@ SECTIONS = {
 }
 
 
-# A run may be continued with other values of these; anything else would make it another run.
-FREE_TO_CHANGE = (
-    'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'model.attention',
-    'rollout.overlap', 'rollout.servers', 'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance',
-    'rollout.server_memory', 'rollout.server_args', 'mesh.deadline_s',
-)  # fmt: skip
-
-
 def resolve(config: ConfigDict) -> ConfigDict:
     """A checked copy with every 0 that means 'derive it' filled in. Raises ValueError naming fields and remedy."""
     c = ConfigDict(config.to_dict())
@@ -426,50 +395,3 @@ def check(c: ConfigDict) -> None:
         check_section(c, need)
     if problems:
         raise ValueError('the config cannot run:\n  - ' + '\n  - '.join(problems))
-
-
-def one_of(need: Need, c: ConfigDict, field: str, choices) -> None:
-    need(value(c, field) in choices, f'{field}={value(c, field)!r} is unknown; choose one of {", ".join(map(str, choices))}')
-
-
-def at_least_one(need: Need, c: ConfigDict, *fields: str) -> None:
-    for field in fields:
-        need(value(c, field) >= 1, f'{field}={value(c, field)} must be at least 1')
-
-
-def not_negative(need: Need, c: ConfigDict, *fields: str) -> None:
-    for field in fields:
-        need(value(c, field) >= 0, f'{field}={value(c, field)} must not be negative')
-
-
-def positive(need: Need, c: ConfigDict, *fields: str) -> None:
-    for field in fields:
-        need(value(c, field) > 0, f'{field}={value(c, field)} must be positive')
-
-
-def differences(old: dict, new: dict) -> list[str]:
-    """Dotted names of the fields whose values differ, FREE_TO_CHANGE left out."""
-
-    def flat(tree: dict, prefix: str = '') -> dict:
-        items = {}
-        for key, value in tree.items():
-            items |= flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
-        return items
-
-    a, b = flat(old), flat(new)
-    missing = object()
-    fixed = (k for k in a.keys() | b.keys() if not any(k == free or k.startswith(f'{free}.') for free in FREE_TO_CHANGE))
-    return sorted(k for k in fixed if a.get(k, missing) != b.get(k, missing))
-
-
-def value(config: ConfigDict, field: str) -> Any:
-    """The value of a dotted field."""
-    for part in field.split('.'):
-        config = config[part]
-    return config
-
-
-def model_path_exists(config: ConfigDict) -> None:
-    """Raises FileNotFoundError where model.path is no directory: cheaper to say now than after the data are read."""
-    if not Path(config.model.path).is_dir():
-        raise FileNotFoundError(f'model.path={config.model.path!r} is not a directory; give a Hugging Face model directory')

@@ -12,11 +12,13 @@ from ml_collections import ConfigDict
 
 from bapo_jax import config as config_lib
 from bapo_jax.hosts import Hosts
+from bapo_jax.inputs import model_path_exists
 from bapo_jax.learner.critic import blank_targets
 from bapo_jax.learner.learner import build_learner
 from bapo_jax.learner.packing import blank_rows
 from bapo_jax.models import hf
 from bapo_jax.run.checkpoint import begin_run
+from bapo_jax.run.directory import differences
 
 
 def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
@@ -24,7 +26,7 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
     problem, learner = '', None
     try:
         config = config_lib.resolve(config)
-        config_lib.model_path_exists(config)
+        model_path_exists(config)
         learner = build_learner(config, hosts)
         hf.check_weights(config.model.path, learner.model)
     except (ValueError, FileNotFoundError) as e:
@@ -34,7 +36,7 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
     while (plan := hosts.hear())['do'] != 'stop':
         match plan['do']:
             case 'begin':
-                hosts.agree(problem or differences(plan['config'], config))
+                hosts.agree(problem or other_settings(plan['config'], config))
                 state, _, checkpoints = begin_run(learner, config, workdir / 'checkpoints')
             case 'sync':
                 state.sync()
@@ -57,8 +59,8 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
     print(f'host {jax.process_index()}: host 0 has ended', flush=True)
 
 
-def differences(of_host_0: dict, config: ConfigDict) -> str:
+def other_settings(of_host_0: dict, config: ConfigDict) -> str:
     """The problem to report where this host's settings differ from those of host 0; '' where they are equal."""
     here = json.loads(json.dumps(config.to_dict()))  # JSON turns tuples into lists
-    names = config_lib.differences(of_host_0, here)
+    names = differences(of_host_0, here)
     return f'other settings than host 0; they differ in {", ".join(names)}' if names else ''

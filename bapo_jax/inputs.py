@@ -5,6 +5,7 @@ Reads no weights and touches no device.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -40,7 +41,7 @@ def read_inputs(config: ConfigDict, weights: bool = True) -> Inputs:
     Raises ValueError or FileNotFoundError. The message names the field and the remedy.
     """
     config = config_lib.resolve(config)
-    config_lib.model_path_exists(config)
+    model_path_exists(config)
     model = hf.read_config(config.model.path, config.model.dtype)
     if weights:
         hf.check_weights(config.model.path, model)
@@ -70,3 +71,9 @@ def benchmark_prompts(config: ConfigDict, tokenizer: Any) -> dict[str, list[Prom
         )
         prompts[name] = refuse_long(encoded, config.rollout.max_prompt_tokens, name)
     return prompts
+
+
+def model_path_exists(config: ConfigDict) -> None:
+    """Raises FileNotFoundError where model.path is no directory: cheaper to say now than after the data are read."""
+    if not Path(config.model.path).is_dir():
+        raise FileNotFoundError(f'model.path={config.model.path!r} is not a directory; give a Hugging Face model directory')

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from ml_collections import config_dict
 
-from bapo_jax.config import check, default_config, differences, resolve
+from bapo_jax.config import check, default_config, resolve
 from bapo_jax.learner.credit import ADVANTAGES, AGGREGATIONS
 from bapo_jax.learner.losses import RATIO_LEVELS, SURROGATES
 from bapo_jax.methods import METHODS, PAGE, apply_method, markdown
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+from bapo_jax.run.directory import differences
 
 ROOT = Path(__file__).resolve().parents[1]
 

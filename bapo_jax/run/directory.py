@@ -10,9 +10,16 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bapo_jax import config as config_lib
 from bapo_jax.files import write_text
 from bapo_jax.groups import Prompt
+
+
+# A run may be continued with other values of these; anything else would make it another run.
+FREE_TO_CHANGE = (
+    'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'model.attention',
+    'rollout.overlap', 'rollout.servers', 'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance',
+    'rollout.server_memory', 'rollout.server_args', 'mesh.deadline_s',
+)  # fmt: skip
 
 
 def claim(workdir: Path, config: ConfigDict, fingerprints: dict[str, Any]) -> None:
@@ -23,7 +30,7 @@ def claim(workdir: Path, config: ConfigDict, fingerprints: dict[str, Any]) -> No
     path, new = Path(workdir) / 'config.json', {**config.to_dict(), 'fingerprints': fingerprints}
     new = json.loads(json.dumps(new))  # JSON turns tuples into lists
     if path.is_file():
-        differing = config_lib.differences(json.loads(path.read_text('utf-8')), new)
+        differing = differences(json.loads(path.read_text('utf-8')), new)
         if differing:
             raise ValueError(
                 f'{workdir} holds a run with other settings; they differ in {", ".join(differing)}. '
@@ -44,3 +51,18 @@ def fingerprint(prompts: Sequence[Prompt]) -> str:
 def fingerprint_tokenizer(tokenizer: Any) -> str:
     """A hash of the tokenizer's vocabulary."""
     return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
+
+
+def differences(old: dict, new: dict) -> list[str]:
+    """Dotted names of the fields whose values differ, FREE_TO_CHANGE left out."""
+
+    def flat(tree: dict, prefix: str = '') -> dict:
+        items = {}
+        for key, value in tree.items():
+            items |= flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
+        return items
+
+    a, b = flat(old), flat(new)
+    missing = object()
+    fixed = (k for k in a.keys() | b.keys() if not any(k == free or k.startswith(f'{free}.') for free in FREE_TO_CHANGE))
+    return sorted(k for k in fixed if a.get(k, missing) != b.get(k, missing))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from small_run import ROOT
 
-from bapo_jax.config import differences
+from bapo_jax.run.directory import differences
 from bapo_jax.replay.thresholds import in_range
 from configs import quickstart
 from studies.first_proof import argument

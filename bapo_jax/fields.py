@@ -1,0 +1,40 @@
+"""Checks of a config's fields, by their dotted names; each notes what is wrong and goes on, so that all problems are reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import Any
+
+from ml_collections import ConfigDict
+
+Need = Callable[[bool, str], None]  # need(condition, message): notes the message as a problem where the condition is false
+
+
+def one_of(need: Need, c: ConfigDict, field: str, choices: Container) -> None:
+    """The field has one of these values."""
+    need(value(c, field) in choices, f'{field}={value(c, field)!r} is unknown; choose one of {", ".join(map(str, choices))}')
+
+
+def at_least_one(need: Need, c: ConfigDict, *fields: str) -> None:
+    """Each field is 1 or more."""
+    for field in fields:
+        need(value(c, field) >= 1, f'{field}={value(c, field)} must be at least 1')
+
+
+def not_negative(need: Need, c: ConfigDict, *fields: str) -> None:
+    """Each field is 0 or more."""
+    for field in fields:
+        need(value(c, field) >= 0, f'{field}={value(c, field)} must not be negative')
+
+
+def positive(need: Need, c: ConfigDict, *fields: str) -> None:
+    """Each field is more than 0."""
+    for field in fields:
+        need(value(c, field) > 0, f'{field}={value(c, field)} must be positive')
+
+
+def value(config: ConfigDict, field: str) -> Any:
+    """The value of a dotted field."""
+    for part in field.split('.'):
+        config = config[part]
+    return config
