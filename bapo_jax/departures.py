@@ -97,7 +97,7 @@ DEPARTURES = (
     ),
     Departure(
         'how many hard prompts', 'at most 128', 'a random subset, cut to a multiple of the GPUs; an error on the way gives no X2',
-        'uniform without replacement, any number; an error stops the run',
+        'uniform without replacement, any number; an engine error stops the run',
         '`replay.max_reevaluate=128`; not offered: newest or oldest first', '#23 q15',
     ),
     # ---- the buffer and X3
@@ -241,7 +241,7 @@ DEPARTURES = (
         'sizes of data sets', 'Countdown 10,000 in the text, 49,000 in Table 4; Geometry3K 2,101 or 2,100; OlympiadBench 674',
         'its own files',
         'Countdown as the text; OlympiadBench as in the file read (675 or 674); the run prints how many prompts it loaded; no '
-        'Geometry3K', '`task.limit=0`', '#31',
+        'Geometry3K', '`task.limit=10000` in configs/countdown.py', '#31',
     ),
     Departure(
         'the DAPO baseline', 'refills, at most 4 batches (Figure 9)',
@@ -292,7 +292,7 @@ ROWS = (
         'repo', "a prompt's fresh and earlier responses share an optimizer step; λ_off; random retrieval; std + 1e-4; no dual clip",
         'J_on and J_off share mini-batches of at most mini_batch_groups groups in random order: 2 B groups make twice the '
         'optimizer steps, and the two groups of a prompt may part. λ_off is 1. Of equal rewards the oldest are taken. No random '
-        'retrieval; std + 1e-6; dual clip 3. Prompts are remembered without bound',
+        'retrieval; std + 1e-6; dual clip 3. Prompts are remembered without bound, as there',
     ),
     RowDeparture(
         'remix', 'PPO or GRPO; a mixture of trajectories; reward with a format part; no code to compare with',
