@@ -234,8 +234,9 @@ DEPARTURES = (
         '`theory.every=0` (steps between measurements; 0: never)', '#29',
     ),
     Departure(
-        'BA-PPO (A.9)', 'PPO with a critic, buffer 64; groups still needed for μ', 'the trainer keeps its critic', 'none',
-        'not offered: it needs a second jitted step (adding_a_method.md)', '#30',
+        'BA-PPO (A.9)', 'PPO with a critic, buffer 64; groups still needed for μ', 'the trainer keeps its critic',
+        'row ba_ppo: both parts of the buffer hold 64, and values of replayed groups are those of the current critic',
+        '`learner.advantage=gae` with `replay.bad_capacity=64` `replay.high_capacity=64`', '#30',
     ),
     Departure(
         'sizes of data sets', 'Countdown 10,000 in the text, 49,000 in Table 4; Geometry3K 2,101 or 2,100; OlympiadBench 674',
@@ -283,6 +284,14 @@ ROWS = (
         'B prompts a batch, at most 4, then the step trains on what there is; half of the limit is penalised, as 4,096 of 8,192 '
         "in the script of BAPO's authors; rewards 0 and 1 less the penalty; groups mixed by verdict. The surplus beyond B is "
         'discarded',
+    ),
+    RowDeparture(
+        'ppo', "verl's: KL in the reward as an option, an adaptive controller of it, λ of 0.95 in places; critic and policy warm up apart",
+        'no KL; γ = λ = 1; one optimizer step of the critic for each of the policy, on the same mini-batches; values are read from '
+        'a copy of the policy with a head of 0; the reward is that of the last trained token',
+    ),
+    RowDeparture(
+        'ba_ppo', 'initial values of BAPO (A.9); its code is not released', 'thresholds fixed at their start values 4/8 and 5/8; X1 by range',
     ),
     RowDeparture(
         'mopps', 'may start from offline successes; may draw from an interval of rates; mini-batches of 128 for mathematics',

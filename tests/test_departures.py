@@ -3,8 +3,9 @@
 import ast
 import re
 
-from bapo_jax.config import check, default_config, value
+from bapo_jax.config import check, default_config
 from bapo_jax.departures import DEPARTURES, PAGE, ROWS, markdown, rows_markdown
+from bapo_jax.fields import value
 from bapo_jax.methods import METHODS
 
 OURS = {'bapo', 'bapo_tuned', 'bapo_no_x2', 'bapo_no_x3'}  # the paper's own, which the first table covers, and a study's
