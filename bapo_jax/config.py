@@ -131,13 +131,14 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
     positive(need, c, 'rollout.temperature', 'rollout.deadline_s')
     need(0 <= r.mixture < 1, f'rollout.mixture={r.mixture} is a share of prompts, in [0, 1)')
     need(not (r.overlap and (r.mixture or r.refill_batches > 1)),
-         f'rollout.overlap with rollout.mixture={r.mixture} and rollout.refill_batches={r.refill_batches}: how many prompts a step takes, or '
-         'which policies answer, is known at that step alone; set rollout.overlap=False')  # fmt: skip
+         f'rollout.overlap with rollout.mixture={r.mixture} and rollout.refill_batches={r.refill_batches}: how many prompts a step '
+         'takes, or which policies answer, is known at that step alone; set rollout.overlap=False')  # fmt: skip
     need(not (r.mixture and r.sync_every > 1),
          f'rollout.mixture={r.mixture} draws from the last rollout policies, which sync_every={r.sync_every} makes far older; set '
          'rollout.sync_every=1')  # fmt: skip
     need(r.refill_batches == 1 or c.replay.fresh_filter == 'range',
-         f'rollout.refill_batches={r.refill_batches} refills with mixed groups, but replay.fresh_filter={c.replay.fresh_filter!r}; set it to range')  # fmt: skip
+         f'rollout.refill_batches={r.refill_batches} refills with mixed groups, but replay.fresh_filter='
+         f'{c.replay.fresh_filter!r}; set it to range')  # fmt: skip
     need(r.group_size >= 2, f'rollout.group_size={r.group_size}: a group advantage needs at least 2 responses; raise it')
     need(r.top_p == 1.0 and r.top_k == -1,
          f'rollout.top_p={r.top_p}, rollout.top_k={r.top_k}: a cut distribution makes stored log-probs incomparable with the '
@@ -153,11 +154,11 @@ def replay_section() -> ConfigDict:
     p = ConfigDict()
     p.kind = 'bapo'  # who builds the batch: bapo (Algorithm 1; GRPO with its parts off), repo (a prompt's own earlier responses)
     p.fresh_filter = 'gaussian'  # X1: none, range (drop all-right and all-wrong), gaussian(.5, .2), uniform(.6)
-    p.reevaluate_every = 5  # m: hard prompts are asked again of π_θ every m steps
+    p.reevaluate_every = 5  # m: π_θ re-evaluates hard prompts every m steps
     p.max_reevaluate = 128  # at most this many of them
-    p.c1 = 1 / 8  # a group with mean reward <= c1 is hard; a re-evaluated one with c1 < mean < 1 enters X2
-    p.improved_rule = 'threshold'  # X2: c1 < mean < 1 (threshold), or better than before, 1 included (strict_increase)
-    p.c2 = (4 / 8, 1 / 8)  # lower bound of X3's mean reward at r_tot = 0 and at 1; a lone number is fixed
+    p.c1 = 1 / 8  # a group with accuracy <= c1 is hard; a re-evaluated one with c1 < accuracy < 1 enters X2
+    p.improved_rule = 'threshold'  # X2: c1 < accuracy < 1 (threshold), or better than before, 1 included (strict_increase)
+    p.c2 = (4 / 8, 1 / 8)  # lower bound of X3's accuracy at r_tot = 0 and at 1; a lone number is fixed
     p.c3 = (5 / 8, 2 / 8)  # upper bound, likewise
     p.thresholds = 'easy_to_hard'  # direction of c2, c3 over r_tot; 'literal' is eq. 8 as printed [centre; literal, half]
     p.r_tot = 'ema'  # the performance c2, c3 follow: ema of the fresh groups' accuracy, or the mean over the buffer
@@ -222,7 +223,7 @@ def learner_section() -> ConfigDict:
     l.importance_cap = 2.0  # decoupled: the weight π_prox / α is cut at this
     l.ratio_level = 'token'  # of which the importance ratio is taken
     l.surrogate = 'clip'  # the policy-gradient loss: clip (PPO), cispo
-    l.kl_target = 'behaviour'  # held close to: behaviour (eq. 3), proximal, reference (θ_0), convex (reference and previous policy), none
+    l.kl_target = 'behaviour'  # held close to: behaviour (eq. 3), proximal, reference (θ_0), convex (reference, previous), none
     l.kl_coef = 0.001  # β
     l.switch_step = 0  # T: after it the reference is π_T, and rollouts, passes and KL are GRPO's (ReMix); 0: never
     l.entropy_coef = 0.001  # weight of the entropy bonus

@@ -114,7 +114,7 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str) -> Result:
     if config.learner.kl_target == 'reference':
         memory['θ_0, the reference policy'] = a_copy
     if config.learner.advantage == 'gae':
-        # Its gradients and activations take the place of the policy's, which are larger: those of the policy's step are counted below.
+        # Its gradients and activations take the place of the policy's, which are larger and are counted below.
         memory['the critic and its moments'] = 3 * _bytes_of_a_copy(dataclasses.replace(model, value_head=True), target.mesh)
     compile_s, refused = None, ''
     if isinstance(target.mesh, AbstractMesh):

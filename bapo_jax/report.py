@@ -30,7 +30,7 @@ def draw_run(directory: Path) -> Path:
     reward.plot(steps, values, color='0.75', label='each step')
     window = max(1, len(values) // 10)
     reward.plot(steps[window - 1 :], np.convolve(values, np.ones(window) / window, 'valid'), label=f'mean of {window}')
-    reward.set(title='Training reward (fresh groups, before filtering)', xlabel='step', ylabel='mean reward')
+    reward.set(title='Training reward (fresh groups, before filtering)', xlabel='step', ylabel='accuracy')
     reward.legend()
 
     parts = [[row[f'bapo/{source}_groups'] for row in rows] for source in ('x1', 'x2', 'x3')]

@@ -3,8 +3,8 @@
     python -m bapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
     python -m bapo_jax.train --config=configs/countdown.py:grpo --workdir=runs/x --config.learner.learning_rate=2e-6
 
-A used run directory continues where it stopped; SIGTERM or Ctrl-C stops after the step, with a checkpoint. With --dry_run nothing is
-trained: dry_run.py says what a run would take, and whether it fits.
+A used run directory continues where it stopped. SIGTERM or Ctrl-C stops after the step, with a checkpoint. With --dry_run nothing
+is trained: dry_run.py says what a run would take, and whether it fits.
 """
 
 from __future__ import annotations
@@ -235,7 +235,9 @@ if __name__ == '__main__':
     config_flags.DEFINE_config_file('config', None, 'FILE or FILE:METHOD.', lock_config=True)
     flags.DEFINE_string('coordinator', None, 'Many hosts: ADDRESS:PORT of host 0, the port free there.')
     flags.DEFINE_integer('hosts', 1, 'Many hosts: how many processes train together, one a host.', lower_bound=1)
-    flags.DEFINE_integer('host', 0, 'Many hosts: which of them this is; 0 runs the loop and speaks to the rollout servers.', lower_bound=0)
+    flags.DEFINE_integer(
+        'host', 0, 'Many hosts: which of them this is; 0 runs the loop and speaks to the rollout servers.', lower_bound=0
+    )
     flags.DEFINE_integer('join_timeout', 300, 'Many hosts: most seconds until all of them have come.', lower_bound=1)
     flags.mark_flag_as_required('config')
     app.run(main)

@@ -103,13 +103,15 @@ def test_every_config_file_takes_every_method_and_is_sound(file, method, monkeyp
 
 def test_the_countdown_config_has_the_papers_values():
     c = importlib.import_module('configs.countdown').get_config('bapo')
-    assert (c.rollout.max_prompt_tokens, c.rollout.max_response_tokens, c.rollout.temperature, c.rollout.group_size) == (512, 2048, 0.6, 8)
-    assert (c.learner.batch_groups, c.learner.mini_batch_groups, c.learner.learning_rate, c.learner.kl_coef) == (256, 64, 1e-6, 0.005)
+    r, l = c.rollout, c.learner
+    assert (r.max_prompt_tokens, r.max_response_tokens, r.temperature, r.group_size) == (512, 2048, 0.6, 8)
+    assert (l.batch_groups, l.mini_batch_groups, l.learning_rate, l.kl_coef) == (256, 64, 1e-6, 0.005)
     assert (c.rollout.sync_every, c.replay.reevaluate_every, c.replay.max_reevaluate, c.epochs) == (5, 5, 128, 3)
     assert (c.replay.c1, c.replay.c2, c.replay.c3, c.replay.fresh_filter) == (1 / 8, (4 / 8, 1 / 8), (5 / 8, 2 / 8), 'gaussian')
     g = importlib.import_module('configs.countdown').get_config('grpo')
     assert (g.rollout.sync_every, g.replay.use_x2, g.replay.use_x3, g.replay.fresh_filter) == (1, False, False, 'none')
-    assert (g.learner.anchor, g.learner.kl_target, g.learner.kl_coef, g.learner.mini_batch_groups) == ('proximal', 'reference', 0.001, 256)
+    l = g.learner
+    assert (l.anchor, l.kl_target, l.kl_coef, l.mini_batch_groups) == ('proximal', 'reference', 0.001, 256)
 
 
 def test_an_ablation_differs_from_bapo_in_one_field():

@@ -196,7 +196,8 @@ def test_a_tpu_slice_with_its_own_compiler():
     )
     path = {'PYTHONPATH': f'{TPU_COMPILER}:{ROOT}:{ROOT}/tests/helpers'}
     done = subprocess.run(
-        [sys.executable, '-c', script], cwd=Path(__file__).parent, env=os.environ | path, capture_output=True, text=True, timeout=600
-    )
+        [sys.executable, '-c', script], cwd=Path(__file__).parent, env=os.environ | path, capture_output=True, text=True,
+        timeout=600,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines() == ['8 TPU v5 lite splash True True True', 'False', "refused: --topology='v5e:99x99'"]

@@ -75,7 +75,9 @@ def mixed(group, rng):
     """The group with other authors, loss masks on some responses, and rewards that are fractions."""
     responses = [
         dataclasses.replace(
-            r, author=Author(int(rng.integers(len(Author)))), loss_mask=[None, rng.random(len(r.tokens)) < 0.5][int(rng.integers(2))]
+            r,
+            author=Author(int(rng.integers(len(Author)))),
+            loss_mask=[None, rng.random(len(r.tokens)) < 0.5][int(rng.integers(2))],
         )
         for r in group.responses
     ]

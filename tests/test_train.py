@@ -80,7 +80,9 @@ def test_overlap_changes_no_metric(one_device_runs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('stop_after', [3, 4])
-def test_a_run_stopped_with_later_steps_under_way_repeats_every_metric(tmp_path, one_device_runs, benchmark, monkeypatch, stop_after):
+def test_a_run_stopped_with_later_steps_under_way_repeats_every_metric(
+    tmp_path, one_device_runs, benchmark, monkeypatch, stop_after
+):
     update, updates = Learner.update, []
 
     def interrupted(self, *args):

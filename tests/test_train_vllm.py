@@ -19,7 +19,8 @@ def vllm_config(benchmark, *servers, **changes):
     """v = 3 and m = 2: re-evaluation falls between syncs, and with one."""
     small = {
         'rollout__engine': 'vllm', 'rollout__servers': tuple(s.url for s in servers), 'rollout__sync_every': 3,
-        'rollout__deadline_s': 400.0, 'rollout__server_args': ('--enforce-eager',), 'replay__use_x2': True, 'replay__reevaluate_every': 2,
+        'rollout__deadline_s': 400.0, 'rollout__server_args': ('--enforce-eager',),
+        'replay__use_x2': True, 'replay__reevaluate_every': 2,
     }  # fmt: skip
     return small_config('bapo_tuned', benchmark, **small | changes)
 
@@ -36,7 +37,11 @@ def runs(tmp_path_factory, benchmark, server):
 def fresh(workdir):
     """For every step, the fresh prompts in order, with the policies that answered and the number of responses."""
     return [
-        [(r['prompt_id'], set(r['versions']), len(r['responses'])) for r in rollouts(workdir, step) if r['use'] in ('x1', 'discarded')]
+        [
+            (r['prompt_id'], set(r['versions']), len(r['responses']))
+            for r in rollouts(workdir, step)
+            if r['use'] in ('x1', 'discarded')
+        ]
         for step in range(1, STEPS + 1)
     ]
 

@@ -80,7 +80,8 @@ def advantages(batch: Batch, kind: str) -> ByGroup:
 def gae(rewards: np.ndarray, values: Sequence[np.ndarray], gamma: float, gae_lambda: float) -> list[np.ndarray]:
     """Generalised advantage estimation (arXiv 1506.02438) of N responses, float64: from N rewards and each response's V(s_t).
 
-    A_t = δ_t + γλ A_{t+1} with δ_t = γ V(s_{t+1}) - V(s_t), and at the last token δ = reward - V. With γ = λ = 1: A_t = reward - V(s_t).
+    A_t = δ_t + γλ A_{t+1} with δ_t = γ V(s_{t+1}) - V(s_t), and at the last token δ = reward - V.
+    With γ = λ = 1: A_t = reward - V(s_t).
     """
     lengths = [len(v) for v in values]
     longest = max(lengths, default=0)
@@ -99,7 +100,7 @@ def gae(rewards: np.ndarray, values: Sequence[np.ndarray], gamma: float, gae_lam
 def value_advantages(batch: Batch, values: ByGroup, gamma: float, gae_lambda: float) -> tuple[ByGroup, ByGroup]:
     """(advantages by `gae`, returns A + V) of every response token, float32; 0 on tokens that are not trained on.
 
-    Time passes on trained tokens alone, so another author's tokens within a response are part of the state and no steps of their own.
+    Time passes on trained tokens alone. Another author's tokens within a response are part of the state, and no steps of their own.
     """
     trained = [r.trained_on for g in batch.groups for r in g.responses]
     value = [np.asarray(v, np.float64)[t] for v, t in zip((v for of_group in values for v in of_group), trained, strict=True)]

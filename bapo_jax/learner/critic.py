@@ -147,7 +147,8 @@ def pack_targets(part: Part, values: ByGroup, returns: ByGroup) -> Targets:
 
 def blank_targets(shape: tuple[int, int, int]) -> Targets:
     """Targets [M, R, T] without a token."""
-    return Targets(Sequences(*(np.zeros(shape, np.int32) for _ in Sequences._fields)), *(np.zeros(shape, np.float32) for _ in range(3)))
+    blank = Sequences(*(np.zeros(shape, np.int32) for _ in Sequences._fields))
+    return Targets(blank, *(np.zeros(shape, np.float32) for _ in range(3)))
 
 
 def value_metrics(values: ByGroup, returns: ByGroup, trained: ByGroup) -> dict[str, float]:

@@ -131,7 +131,7 @@ class Learner:
         return not (self.critic and step <= self.critic.warmup_steps)
 
     def update_packed(self, state: TrainState, packed: Sequence[Rows], counts: Sequence[int], step: int):
-        """One optimizer step per mini-batch; `counts[i]` non-empty micro-batches in `packed[i]`. All hosts do this part of `update`."""
+        """One optimizer step per mini-batch; `packed[i]` has `counts[i]` non-empty micro-batches. All hosts do this part."""
         sharding, metrics, numbers = parallel.row_sharding(self.mesh, 1), [], numbers_of(self._config, self._temperature, step)
         critic, state = state.critic, state._replace(critic=None)  # the step donates what it is given
         for rows, n in zip(packed, counts, strict=True):
@@ -146,7 +146,7 @@ class Learner:
         return state._replace(critic=critic), metrics
 
     def score(self, role: str, params: Any, parts: Sequence[Part]) -> ByGroup:
-        """Log-probs (the critic's: values) of every response token under `params`, by group of the batch that `parts` were cut from.
+        """Log-probs (the critic's: values) of every response token under `params`, by group of the batch that `parts` come from.
 
         `role` is the name under which the other hosts know these parameters. Raises ValueError where there are none.
         """
@@ -172,7 +172,7 @@ class Learner:
         return self.score(role, params, cut(batch, np.arange(len(batch.groups)), self._config))
 
     def logprobs(self, role: str, params: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """(behaviour log-probs, log-probs under `params`) of all response tokens of a batch, float32 [tokens] each, in one order."""
+        """(behaviour log-probs, log-probs under `params`) of all response tokens of a batch, float32 [tokens] each, in order."""
         scored = self.score_batch(role, params, batch)
         behaviour = [r.logp for g in batch.groups for r in g.responses]
         return np.concatenate(behaviour), np.concatenate([logp for of_group in scored for logp in of_group])
@@ -184,7 +184,8 @@ class Learner:
         rows = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding), blank_rows((0, 0, 0), self.objective.roles)
         )
-        return self._update.lower(self._policy_shapes(), rows, micro_batches, numbers_of(self._config, self._temperature, 1)).compile()
+        numbers = numbers_of(self._config, self._temperature, 1)
+        return self._update.lower(self._policy_shapes(), rows, micro_batches, numbers).compile()
 
     def _scored(self, step: int) -> list[str]:
         """The policies that score a batch at `step`: not those whose only use is a KL term of share 0."""
@@ -222,8 +223,8 @@ def choose_kernel(config: ConfigDict, model: ModelConfig, mesh: Mesh | AbstractM
     """The attention kernel for that mesh of 'cpu', 'gpu' or 'tpu' devices. Raises ValueError where the config cannot run on it."""
     if config.rollout.overlap and config.rollout.engine == 'jax' and mesh.size > 1:
         raise ValueError(
-            f'rollout.overlap with rollout.engine=jax on {mesh.size} devices: two programs that exchange data between the same devices '
-            'at once may wait for each other for ever, and would be no faster; set rollout.overlap=False, or engine=vllm'
+            f'rollout.overlap with rollout.engine=jax on {mesh.size} devices: two programs that exchange data between the same '
+            'devices at once may wait for each other for ever, and would be no faster; set rollout.overlap=False, or engine=vllm'
         )
     splits = mesh.shape['data'] * mesh.shape['fsdp']
     if config.learner.micro_batch_rows % splits:

@@ -20,7 +20,7 @@ from bapo_jax.learner.losses import (
 )  # fmt: skip
 from bapo_jax.learner.packing import Rows
 
-# Roles: policies whose log-probs a row's objective reads. The behaviour policy's are stored with the response; the others are scored.
+# Roles: policies whose log-probs a row's objective reads. A response stores the behaviour policy's; the others are scored.
 BEHAVIOUR, PROXIMAL, REFERENCE, PREVIOUS = 'behaviour', 'proximal', 'reference', 'previous'
 
 

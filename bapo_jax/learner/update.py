@@ -110,8 +110,8 @@ def initial_state(optimizer: optax.GradientTransformation, params: Any, shapes: 
 def mean_metrics(parts: list[dict[str, np.ndarray]]) -> dict[str, float]:
     """Means over the mini-batches; what compares π_θ with the policy that answered is a mean over an origin's tokens.
 
-    With ρ the ratio of the two: clipped share, TV, mean of ρ, and effective sample size (Σρ)² / (n Σρ²). Empty without a mini-batch.
-    Raises FloatingPointError where a gradient is not finite.
+    With ρ the ratio of the two: clipped share, TV, mean of ρ, and effective sample size (Σρ)² / (n Σρ²).
+    Empty without a mini-batch. Raises FloatingPointError where a gradient is not finite.
     """
     if not parts:
         return {}

@@ -28,7 +28,9 @@ def stop_tokens(path: str | Path, tokenizer: Any) -> tuple[int, ...]:
         named = json.loads(file.read_text('utf-8')).get('eos_token_id') if file.is_file() else None
         ends |= set(named if isinstance(named, list) else [named]) - {None}
     if not ends:
-        raise ValueError(f'model.path={str(path)!r}: neither the tokenizer nor a config names an eos token, so no response could end')
+        raise ValueError(
+            f'model.path={str(path)!r}: neither the tokenizer nor a config names an eos token, so no response could end'
+        )
     return tuple(sorted(ends))
 
 

@@ -34,7 +34,8 @@ def command(
     """
     return [
         str(python), '-m', 'vllm.entrypoints.openai.api_server',
-        '--model', str(Path(model).absolute()), '--served-model-name', 'policy', '--host', host, '--port', str(port), '--dtype', dtype,
+        '--model', str(Path(model).absolute()), '--served-model-name', 'policy',
+        '--host', host, '--port', str(port), '--dtype', dtype,
         '--max-num-seqs', str(sequences),
         *(['--max-model-len', str(max_tokens)] if max_tokens else []),
         *(['--gpu-memory-utilization', str(memory)] if memory else []),
@@ -74,7 +75,7 @@ def main(argv: Sequence[str]) -> None:
     if not token and not is_loopback(FLAGS.host):
         sys.exit(f'error: --host={FLAGS.host} is no loopback address, so anyone could call the server; set {TOKEN_VARIABLE}')
     if not Path(FLAGS.python).is_file():
-        sys.exit(f'error: --python={FLAGS.python} does not exist; run `make vllm-env`, or name the Python of an environment with vllm')
+        sys.exit(f'error: --python={FLAGS.python} does not exist; run `make vllm-env`, or name a Python that has vllm')
     if not (Path(FLAGS.model) / 'config.json').is_file():
         sys.exit(f'error: --model={FLAGS.model} has no config.json; give a Hugging Face model directory')
     if not token:

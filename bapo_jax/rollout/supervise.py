@@ -52,7 +52,8 @@ class SupervisedServer:
         give_up = time.monotonic() + self._deadline_s
         while not self._answers():
             if self._process.poll() is not None:
-                raise ServerFailed(f'the server ended with status {self._process.returncode}; the end of {self._log}:\n{self._tail()}')
+                status = self._process.returncode
+                raise ServerFailed(f'the server ended with status {status}; the end of {self._log}:\n{self._tail()}')
             if time.monotonic() > give_up:
                 self.stop()
                 raise ServerFailed(f'the server was not ready in {self._deadline_s:.0f} s; the end of {self._log}:\n{self._tail()}')
@@ -76,7 +77,8 @@ class SupervisedServer:
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(f'{self.url}/health', headers={'Authorization': f'Bearer {self.token}'}, timeout=2.0).status_code == 200
+            headers = {'Authorization': f'Bearer {self.token}'}
+            return httpx.get(f'{self.url}/health', headers=headers, timeout=2.0).status_code == 200
         except httpx.TransportError:
             return False
 

@@ -215,7 +215,8 @@ class VllmEngine:
             logp = np.array([entry['logprob'] for entry in choice['logprobs']['content']], np.float32)
             versions = sorted({span['version'] for span in choice['weight_versions'] or ()})
             need(versions == [str(self._version)], f'is of policy {versions} where {self._version} was asked for')
-            need(1 <= len(tokens) <= sampling.max_tokens, f'has {len(tokens)} tokens where 1 to {sampling.max_tokens} were asked for')
+            most = sampling.max_tokens
+            need(1 <= len(tokens) <= most, f'has {len(tokens)} tokens where 1 to {most} were asked for')
             need(len(logp) == len(tokens), f'has {len(tokens)} tokens and {len(logp)} log-probs')
             need(bool((tokens >= 0).all() and (tokens < self._model.vocab_size).all()), 'has a token outside the vocabulary')
             need(bool(np.isfinite(logp).all() and (logp <= 0).all()), 'has a log-prob that is not finite or above 0')

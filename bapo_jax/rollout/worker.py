@@ -45,7 +45,9 @@ def check_tensors(manifest: Manifest, model: str) -> None:
     offered = {t.name: t.shape for t in manifest.tensors}
     if expected.keys() != offered.keys():
         missing, unknown = sorted(expected.keys() - offered.keys()), sorted(offered.keys() - expected.keys())
-        raise RefusedPolicy(f'policy {manifest.version} has other tensors than {model}: missing {missing[:3]}, unknown {unknown[:3]}')
+        raise RefusedPolicy(
+            f'policy {manifest.version} has other tensors than {model}: missing {missing[:3]}, unknown {unknown[:3]}'
+        )
     for name, shape in offered.items():
         if shape != expected[name]:
             raise RefusedPolicy(f'policy {manifest.version}: {name} is {shape}, in {model} it is {expected[name]}')

@@ -100,7 +100,10 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, run: RunState, replay: dict[str, np.ndarray] = NOT_WRITTEN, selector: str = '') -> None:
-        """Every host saves its part of the policy, host 0 the rest. RuntimeError where Orbax did not write (a step already saved)."""
+        """Every host saves its part of the policy, host 0 the rest.
+
+        Raises RuntimeError where Orbax did not write (a step already saved).
+        """
         host = {
             'step': run.step,
             'alpha_version': run.alpha_version,
@@ -134,8 +137,8 @@ class Checkpoints:
         recent = [(v, policy['recent'][str(i)]) for i, v in enumerate(versions)]
         critic = TrainState(**policy['critic']) if like.critic else None
         run = RunState(
-            TrainState(policy['params'], policy['opt_state'], critic), policy['alpha'], recent=recent, reference=policy.get('reference'),
-            switch_step=switch_step, **host,
+            TrainState(policy['params'], policy['opt_state'], critic), policy['alpha'], recent=recent,
+            reference=policy.get('reference'), switch_step=switch_step, **host,
         )  # fmt: skip
         return run, {name: np.asarray(a) for name, a in items.replay.items()}, selector
 

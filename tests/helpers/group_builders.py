@@ -41,7 +41,8 @@ def judged_group(prompt_id: int, verdicts: list[Verdict], rng: np.random.Generat
     for _ in verdicts:
         n = int(rng.integers(1, 9))
         logp = -rng.random(n, np.float32)
-        responses.append(Response(rng.integers(0, 99, n).astype(np.int32), logp, str(rng.choice(['stop', 'length'])), int(rng.integers(9))))
+        tokens, finish = rng.integers(0, 99, n).astype(np.int32), str(rng.choice(['stop', 'length']))
+        responses.append(Response(tokens, logp, finish, int(rng.integers(9))))
     prompt = Prompt(prompt_id, 'countdown', rng.integers(0, 99, 5).astype(np.int32), {'numbers': [1, 2], 'target': prompt_id})
     return graded(prompt, responses, verdicts, step)
 

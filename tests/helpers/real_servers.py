@@ -53,7 +53,8 @@ def two_servers(tmp_path_factory):
     before = os.environ.get(TOKEN_VARIABLE)
     os.environ[TOKEN_VARIABLE] = TOKEN
     logs = tmp_path_factory.mktemp('servers')
-    options = {'dtype': 'float32', 'max_tokens': 512, 'deadline_s': 400, 'extra': ['--enforce-eager']}  # compiling takes 20 s a start
+    # Compiling takes 20 s a start.
+    options = {'dtype': 'float32', 'max_tokens': 512, 'deadline_s': 400, 'extra': ['--enforce-eager']}
     servers = [SupervisedServer(str(BASE), logs / f'{i}.log', **options) for i in range(2)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(SupervisedServer.start, servers))
@@ -91,7 +92,8 @@ def connect(base, tmp_path):
 
 def ask(server, prompt: Prompt, **sampling) -> list[dict]:
     """The server's own choices for one prompt, unchecked."""
-    body = {'token_ids': prompt.tokens.tolist(), 'sampling_params': {'logprobs': 0, 'detokenize': False, 'temperature': 1.0, **sampling}}
+    parameters = {'logprobs': 0, 'detokenize': False, 'temperature': 1.0, **sampling}
+    body = {'token_ids': prompt.tokens.tolist(), 'sampling_params': parameters}
     headers = {'Authorization': f'Bearer {TOKEN}'}
     reply = httpx.post(f'{server.url}/inference/v1/generate', json=body, headers=headers, timeout=120)
     reply.raise_for_status()

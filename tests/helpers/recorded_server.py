@@ -46,7 +46,8 @@ class RecordedServer(HttpStub):
             if key not in self._recorded:
                 prompt = Prompt(sum(tokens), 'countdown', np.array(tokens, np.int32), {})
                 draw = Draw(0, self._version, FRESH)
-                self._recorded[key] = self._engine.generate([prompt], sampling['n'], Sampling(1.0, sampling['max_tokens']), [draw])[0]
+                settings = Sampling(1.0, sampling['max_tokens'])
+                self._recorded[key] = self._engine.generate([prompt], sampling['n'], settings, [draw])[0]
         return [
             {
                 'index': i, 'token_ids': r.tokens.tolist(), 'logprobs': {'content': [{'logprob': float(x)} for x in r.logp]},

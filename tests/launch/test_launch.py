@@ -142,7 +142,8 @@ def test_trainer_commands_can_be_started_here(script, tmp_path):
 
 MISSING = [
     ('one_machine', 'MODEL'), ('one_machine', 'SERVER_GPUS'), ('one_machine', 'TRAINER_GPUS'), ('slurm', 'MODEL'),
-    ('slurm', 'SLURM_JOB_NODELIST'), ('kubernetes', 'NAME'), ('kubernetes', 'IMAGE'), ('kubernetes', 'CLAIM'), ('kubernetes', 'MODEL'),
+    ('slurm', 'SLURM_JOB_NODELIST'),
+    ('kubernetes', 'NAME'), ('kubernetes', 'IMAGE'), ('kubernetes', 'CLAIM'), ('kubernetes', 'MODEL'),
     ('tpu_pod', 'TPU'), ('tpu_pod', 'ZONE'), ('tpu_pod', 'SERVERS'), ('tpu_pod', 'REPO'), ('tpu_pod', 'MODEL'),
 ]  # fmt: skip
 

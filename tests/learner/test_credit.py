@@ -113,7 +113,8 @@ def test_fractions_of_a_reward_change_advantages_and_not_k():
 def test_all_tokens_of_a_response_share_its_advantage():
     groups = groups_of([1, 0, 0.5], [0, 1])
     batch = make_batch(groups, ['x1', 'x1'])
-    for group, of_responses, of_tokens in zip(groups, group_advantages(batch, 'group_std'), advantages(batch, 'group_std'), strict=True):
+    by_response, by_token = group_advantages(batch, 'group_std'), advantages(batch, 'group_std')
+    for group, of_responses, of_tokens in zip(groups, by_response, by_token, strict=True):
         for response, a, each in zip(group.responses, of_responses, of_tokens, strict=True):
             assert each.dtype == np.float32 and each.tolist() == [float(a)] * len(response.tokens)
 
@@ -189,7 +190,7 @@ def test_returns_are_advantages_and_values_and_without_discount_the_reward():
 
 
 def test_time_passes_on_trained_tokens_alone():
-    """With a loss mask, the trained tokens get what they would if the response were those alone; the reward comes with their last."""
+    """With a loss mask, the trained tokens get what they would if the response were those alone; the last has the reward."""
     mask = np.array([False, True, True, False, True, False])
     batch, values = valued([[1, 0]], [[6, 4]], masks=[(mask, None)])
     alone, _ = valued([[1, 0]], [[3, 4]])

@@ -116,7 +116,8 @@ def test_k3_is_never_negative_and_its_gradient_vanishes_at_equality():
     # Elsewhere -(e^gap - 1), so descent moves logp towards the target; 0 where the value is clamped at 10.
     held = np.exp(gap) - gap - 1 > 10.0
     assert 0 < held.sum() < 20
-    np.testing.assert_allclose(jax.grad(lambda x: k3(x, target).sum())(logp), np.where(held, 0.0, 1 - np.exp(gap)), rtol=1e-5, atol=1e-5)
+    gradient = jax.grad(lambda x: k3(x, target).sum())(logp)
+    np.testing.assert_allclose(gradient, np.where(held, 0.0, 1 - np.exp(gap)), rtol=1e-5, atol=1e-5)
 
 
 def test_zero_advantage_contributes_exactly_nothing():

@@ -204,7 +204,8 @@ def test_numbers_are_traced_so_another_value_compiles_nothing(rows, logp, entrop
     @jax.jit
     def value(rows, logp, numbers):
         traced.append(1)
-        return evaluate_objective(dataclasses.replace(PLAIN, kl=(KL('behaviour', k3),)), rows, logp, jnp.asarray(entropy), numbers)[0]
+        objective = dataclasses.replace(PLAIN, kl=(KL('behaviour', k3),))
+        return evaluate_objective(objective, rows, logp, jnp.asarray(entropy), numbers)[0]
 
     values = set()
     for coefficient in (0.0, 0.1, 0.2):

@@ -1,7 +1,7 @@
-"""Each row's objective, value and gradient, against a statement of its own: numpy in float64, from the formula and not from the code.
+"""Each row's objective, value and gradient, against a statement of its own: numpy in float64, from the formula, not the code.
 
-A statement takes one mini-batch: `groups` of (rewards [G], responses), a response being its arrays of one number a token. The gradient
-is the statement's central difference. Tolerances: 1e-5 of the value, 1e-4 of the largest entry of the gradient.
+A statement takes one mini-batch: `groups` of (rewards [G], responses), a response being its arrays of one number a token. The
+gradient is the statement's central difference. Tolerances: 1e-5 of the value, 1e-4 of the largest entry of the gradient.
 """
 
 import dataclasses
@@ -55,8 +55,9 @@ def config_of(row, **changes) -> ConfigDict:
     c.model.path = 'somewhere'
     apply_method(c, row)
     fields = {
-        'rollout.max_prompt_tokens': 4, 'rollout.max_response_tokens': LIMIT, 'learner.mini_batch_groups': 4, 'learner.batch_groups': 4,
-        'learner.row_tokens': 40, 'learner.logprob_chunk': 40, 'learner.kl_coef': BETA, 'learner.entropy_coef': ENTROPY,
+        'rollout.max_prompt_tokens': 4, 'rollout.max_response_tokens': LIMIT, 'learner.mini_batch_groups': 4,
+        'learner.batch_groups': 4, 'learner.row_tokens': 40, 'learner.logprob_chunk': 40,
+        'learner.kl_coef': BETA, 'learner.entropy_coef': ENTROPY,
     }  # fmt: skip
     c.update_from_flattened_dict(fields | changes)
     return resolve(c)
@@ -120,15 +121,24 @@ def sequence_mean(groups, advantage, token_loss):
 
 
 def grpo(groups):
-    return token_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.proximal), a) + BETA * k3(t, 'reference') - ENTROPY * t.entropy)
+    def loss(t, a):
+        return clipped(np.exp(t.logp - t.proximal), a) + BETA * k3(t, 'reference') - ENTROPY * t.entropy
+
+    return token_mean(groups, z, loss)
 
 
 def grpo_v5(groups):
-    return token_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.behaviour), a) + BETA * k3(t, 'reference') - ENTROPY * t.entropy)
+    def loss(t, a):
+        return clipped(np.exp(t.logp - t.behaviour), a) + BETA * k3(t, 'reference') - ENTROPY * t.entropy
+
+    return token_mean(groups, z, loss)
 
 
 def bapo(groups):
-    return token_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.behaviour), a) + BETA * k3(t, 'behaviour') - ENTROPY * t.entropy)
+    def loss(t, a):
+        return clipped(np.exp(t.logp - t.behaviour), a) + BETA * k3(t, 'behaviour') - ENTROPY * t.entropy
+
+    return token_mean(groups, z, loss)
 
 
 def bapo_mini(groups):
@@ -219,7 +229,8 @@ def ba_ppo(groups):
 
 
 STATEMENTS = {
-    'dr_grpo': dr_grpo, 'gspo': gspo, 'cispo': cispo, 'maxrl': maxrl, 'ppo': ppo, 'ba_ppo': ba_ppo, 'grpo': grpo, 'grpo_v5': grpo_v5, 'dapo': dapo, 'mopps': mopps, 'repo': repo, 'remix': remix, 'bapo': bapo, 'bapo_tuned': bapo,
+    'dr_grpo': dr_grpo, 'gspo': gspo, 'cispo': cispo, 'maxrl': maxrl, 'ppo': ppo, 'ba_ppo': ba_ppo, 'grpo': grpo,
+    'grpo_v5': grpo_v5, 'dapo': dapo, 'mopps': mopps, 'repo': repo, 'remix': remix, 'bapo': bapo, 'bapo_tuned': bapo,
     'bapo_official': bapo_official, 'bapo_mini': bapo_mini, 'bapo_no_x2': bapo, 'bapo_no_x3': bapo,
 }  # fmt: skip
 # What a row sets to 0 itself, the statement leaves out: here it is set as the row has it.
@@ -289,7 +300,8 @@ def test_remix_moves_its_kl_from_the_base_to_the_previous_policy(step, share):
     def statement(groups):
         def loss(t, a):
             kl = share * k3(t, 'reference') + (1 - share) * k3(t, 'previous')
-            return clipped(np.exp(t.logp - t.behaviour), a, centre=np.exp(t.proximal - t.behaviour)) + BETA * kl - ENTROPY * t.entropy
+            surrogate = clipped(np.exp(t.logp - t.behaviour), a, centre=np.exp(t.proximal - t.behaviour))
+            return surrogate + BETA * kl - ENTROPY * t.entropy
 
         return token_mean(groups, z, loss)
 

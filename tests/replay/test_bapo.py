@@ -271,8 +271,10 @@ def test_k_and_not_the_reward_decides():
     plain, fractions = make_bapo(fresh_filter='range', c2=(0.0,), c3=(0.5,)), make_bapo(fresh_filter='range', c2=(0.0,), c3=(0.5,))
     for step in (1, 2, 3):
         fresh, again = [(step * 10 + k, k) for k in (0, 1, 4, 8)], [(10, 3), (11, 0)] if step == 2 else []
-        hard, batch = step_of(plain, step, [make_group(i, k, step=step) for i, k in fresh], [make_group(i, k, step=step) for i, k in again])
-        others_hard, other = step_of(fractions, step, [shaped(i, k, step) for i, k in fresh], [shaped(i, k, step) for i, k in again])
+        of_plain = ([make_group(i, k, step=step) for i, k in part] for part in (fresh, again))
+        of_fractions = ([shaped(i, k, step) for i, k in part] for part in (fresh, again))
+        hard, batch = step_of(plain, step, *of_plain)
+        others_hard, other = step_of(fractions, step, *of_fractions)
         assert ids_of(hard) == ids_of(others_hard)
         assert (ids(batch.groups), batch.origins) == (ids(other.groups), other.origins)
         assert plain.metrics(step) == fractions.metrics(step)

@@ -55,7 +55,7 @@ def edit(published, change):
 @pytest.mark.parametrize(
     'change, message',
     [
-        (lambda m: m['tensors']['model.norm.weight'].update(shape=[7]), r'model\.norm\.weight is float32 \(\d+,\), the manifest says'),
+        (lambda m: m['tensors']['model.norm.weight'].update(shape=[7]), r'norm\.weight is float32 \(\d+,\), the manifest says'),
         (lambda m: m['tensors']['model.norm.weight'].update(dtype='bfloat16'), r'model\.norm\.weight is float32'),
         (lambda m: m['tensors']['model.norm.weight'].update(crc32=1), r'checksum of model\.norm\.weight'),
         (lambda m: m['tensors'].update({'model.extra': m['tensors']['model.norm.weight']}), r'model\.extra cannot be read'),

@@ -1,4 +1,4 @@
-"""Who answers, and when: the order of questions, what the selector knows, which policy the engine holds, where a stopped run goes on."""
+"""Which policy answers, and when: the order of prompts, what the selector knows, which policy the engine holds, and resumption."""
 
 import ast
 import dataclasses

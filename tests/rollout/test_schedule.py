@@ -43,7 +43,7 @@ def test_the_schedule_of_a_row_re_evaluates_only_where_x2_is_trained_on():
 
 
 def other_policy_times(v, m, e, last):
-    """When the engine holds another policy than the one before, as (step, phase): 0 sync, 1 own fresh prompts, 2 re-evaluation, 3 evaluation."""
+    """When the engine changes its policy, as (step, phase): 0 sync, 1 own fresh prompts, 2 re-evaluation, 3 evaluation."""
     return [
         time for t in range(1, last + 1)
         for time, due in (((t, 0), t % v == 0), ((t, 2), m and t % m == 0), ((t, 3), e and t % e == 0)) if due

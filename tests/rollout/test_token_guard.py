@@ -23,7 +23,9 @@ def ask(route, headers, monkeypatch):
     return asyncio.run(request())
 
 
-@pytest.mark.parametrize('route', ['/health', '/v1/completions', '/inference/v1/generate', '/collective_rpc', '/pause?mode=keep', '/resume'])
+@pytest.mark.parametrize(
+    'route', ['/health', '/v1/completions', '/inference/v1/generate', '/collective_rpc', '/pause?mode=keep', '/resume']
+)
 @pytest.mark.parametrize('sent', [None, 'Bearer other', 'Bearer ', 'secret', 'Bearer secret2'])
 def test_no_route_answers_without_the_token(route, sent, monkeypatch):
     reply = ask(route, {'Authorization': sent} if sent else {}, monkeypatch)

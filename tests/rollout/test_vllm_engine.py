@@ -25,8 +25,10 @@ def choice(index, version='7', **changes):
 
 
 class StandIn(HttpStub):
-    """An HTTP server that takes every control call and answers generate with `reply(number of the request)`; `loaded` overrides what it
-    says of a policy that it was told to load."""
+    """An HTTP server that takes every control call and answers generate with `reply(number of the request)`.
+
+    `loaded` overrides what it says of a policy that it was told to load.
+    """
 
     def __init__(self, reply, **loaded):
         self.calls = []

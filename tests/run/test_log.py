@@ -35,7 +35,8 @@ def test_tensorboard_events_are_written(tmp_path):
 def test_elsewhere_than_on_a_terminal_every_tenth_step_and_the_last_have_a_line(steps, shown, capsys):
     bar = ProgressBar(steps, 0)
     for step in range(1, steps + 1):
-        bar.update(step, {'critic/score/mean': 0.5, 'bapo/x1_groups': 5, 'bapo/x2_groups': 1, 'bapo/x3_groups': 2, 'timing_s/step': 1.5})
+        groups = {'bapo/x1_groups': 5, 'bapo/x2_groups': 1, 'bapo/x3_groups': 2}
+        bar.update(step, {'critic/score/mean': 0.5, **groups, 'timing_s/step': 1.5})
     bar.stop()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == [f'{step}/{steps}' for step in shown]

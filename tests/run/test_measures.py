@@ -29,7 +29,8 @@ def test_fresh_metrics_by_hand():
 
 def test_the_score_counts_correct_responses_and_the_reward_is_what_trains():
     g = groups()
-    shaped = [graded(x.prompt, x.responses, x.verdicts, x.step, r) for x, r in zip(g, ([1, 0.5], [0.25, 0.25], [2, 1], [1, np.nan]))]
+    rewards = ([1, 0.5], [0.25, 0.25], [2, 1], [1, np.nan])
+    shaped = [graded(x.prompt, x.responses, x.verdicts, x.step, r) for x, r in zip(g, rewards)]
     plain, fractions = fresh_metrics(g), fresh_metrics(shaped)
     assert plain['critic/rewards/mean'] == plain['critic/score/mean'] == fractions['critic/score/mean'] == 0.5
     assert fractions['critic/rewards/mean'] == pytest.approx(5 / 6)  # of the three judged groups

@@ -39,7 +39,7 @@ def test_problems_that_agree_leave_the_spread_of_the_seeds():
 
 
 def test_a_difference_is_taken_on_the_same_problems_and_seeds():
-    """Two settings that differ by 5 of 100 on every problem differ by 0.05, however unlike the problems are; seed 3 has no partner."""
+    """Two settings that differ by 5 of 100 on every problem differ by 0.05, however the problems vary; seed 3 has no partner."""
     right = RNG.integers(0, 90, (3, 200))
     rows = [
         {'base': 'weak', 'name': name, 'seed': seed, 'final': {'cd34': {'correct': list(right[seed - 1] + more), 'samples': 100}}}
