@@ -91,7 +91,7 @@ def increased(groups: Sequence[Group], before: Mapping[int, float]) -> list[Grou
 
 def fill(
     fresh: Sequence[Group],
-    improved: Sequence[Group],
+    better: Sequence[Group],
     buffer: ReplayBuffer,
     *,
     size: int,
@@ -105,7 +105,7 @@ def fill(
     """Builds the batch of `step`: at most `size` (= B) intact groups of distinct prompts, in the order X1, X2, X3.
 
     fresh     X1, the filtered fresh groups. The batch holds all of them.
-    improved  X2 (`improved`), without the prompts of X1. A random subset where X1 leaves too few places.
+    better    X2 (`improved` or `increased`), without the prompts of X1. A random subset where X1 leaves too few places.
     buffer    X3 is a uniform sample of its groups with low = c2(t) <= mu <= c3(t) = high, of other prompts, up to `size` (eq. 7).
               Groups taken count as sampled. Not read where use_x3 is False.
     rng       the draws of this step. The caller derives it from (seed, step).
@@ -118,7 +118,7 @@ def fill(
     if len(x1) > size:
         raise ValueError(f'{len(x1)} fresh groups of step {step} exceed learner.batch_groups = {size}')
     taken = {g.prompt.id for g in x1}
-    x2 = sample(rng, [g for g in improved if not g.infra_error and g.prompt.id not in taken], size - len(x1))
+    x2 = sample(rng, [g for g in better if not g.infra_error and g.prompt.id not in taken], size - len(x1))
     taken |= {g.prompt.id for g in x2}
     if len(taken) < len(x1) + len(x2):
         raise ValueError(f'a prompt occurs twice among the {len(x1)} fresh or the {len(x2)} re-evaluated groups of step {step}')
