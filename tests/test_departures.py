@@ -48,7 +48,8 @@ def test_row_bapo_official_sets_what_is_called_the_codes():
 
 def test_a_departure_has_a_switch_or_a_reason():
     for departure in DEPARTURES:
-        assert settings(departure.switch) or departure.switch == 'always on' or departure.switch.startswith('not offered: '), departure
+        reason = departure.switch == 'always on' or departure.switch.startswith('not offered: ')
+        assert settings(departure.switch) or reason, departure
 
 
 def test_every_ambiguity_and_every_quirk_is_covered():

@@ -26,7 +26,7 @@ def ppo_run(tmp_path_factory, benchmark):
 
 
 def test_a_run_stopped_and_started_again_repeats_every_metric_the_critics_too(tmp_path, ppo_run, benchmark):
-    """Of the third step, the value depends on the critic's parameters after the second, and those on its moments after the first."""
+    """The third step's values depend on the critic's parameters after the second, and those on its moments after the first."""
     run(small_config('ppo', benchmark, steps=1), tmp_path)
     run(small_config('ppo', benchmark, steps=3), tmp_path)
     rows, whole = metrics(tmp_path), metrics(ppo_run)
@@ -46,7 +46,10 @@ def test_evaluation_and_export_see_the_policy_alone(ppo_run):
 
 def test_ba_ppo_trains_on_the_adaptive_batch_after_a_warm_up(tmp_path, benchmark):
     """Re-evaluated and replayed groups are valued as the fresh ones are."""
-    changes = {'critic__warmup_steps': 1, 'rollout__sync_every': 2, 'replay__reevaluate_every': 2, 'replay__c2': (0.2,), 'replay__c3': (0.8,)}
+    changes = {
+        'critic__warmup_steps': 1, 'rollout__sync_every': 2, 'replay__reevaluate_every': 2,
+        'replay__c2': (0.2,), 'replay__c3': (0.8,),
+    }  # fmt: skip
     run(small_config('ba_ppo', benchmark, steps=3, **changes), tmp_path)
     rows = metrics(tmp_path)[1:]
     assert not [name for name in rows[0] if name.startswith('actor/')]

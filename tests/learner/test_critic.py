@@ -29,8 +29,8 @@ from bapo_jax.run.checkpoint import copy_params
 pytestmark = pytest.mark.slow  # most tests compile a policy's step and a critic's
 
 PPO = {
-    'advantage': 'gae', 'anchor': 'behaviour', 'kl_target': 'none', 'entropy_coef': 0.0, 'weight_decay': 0.0, 'mini_batch_groups': 6,
-    'row_tokens': 32, 'logprob_chunk': 16, 'micro_batch_rows': 2, 'learning_rate': 1e-4, 'grad_clip': 1e3,
+    'advantage': 'gae', 'anchor': 'behaviour', 'kl_target': 'none', 'entropy_coef': 0.0, 'weight_decay': 0.0,
+    'mini_batch_groups': 6, 'row_tokens': 32, 'logprob_chunk': 16, 'micro_batch_rows': 2, 'learning_rate': 1e-4, 'grad_clip': 1e3,
 }  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def hidden(graph, params, tokens, position):
 
 
 def states_before_tokens(policy, sequence):
-    """Hidden states [T, D] of a critic that starts from the policy; row t is the state before token t of the sequence, from 1 on."""
+    """Hidden states [T, D] of a critic that starts from the policy; row t is the state before token t, from 1 on."""
     position = np.arange(32, dtype=np.int32)[None]
     tokens = np.zeros_like(position)
     tokens[0, : len(sequence)] = sequence
