@@ -144,7 +144,7 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
          f'rollout.top_p={r.top_p}, rollout.top_k={r.top_k}: a cut distribution makes stored log-probs incomparable with the '
          "trainer's; set rollout.top_p=1 and rollout.top_k=-1")  # fmt: skip
     need(not r.servers or bool(os.environ.get(TOKEN_VARIABLE)),
-         f'rollout.servers={r.servers}, but {TOKEN_VARIABLE} is not set; put the token that the servers were started with there')  # fmt: skip
+         f"rollout.servers={r.servers}, but {TOKEN_VARIABLE} is not set; put the servers' token there")  # fmt: skip
     need(0 <= r.server_memory < 1, f'rollout.server_memory={r.server_memory} is a fraction of the GPU, in [0, 1)')
     need(r.rows >= r.group_size, f'rollout.rows={r.rows} is smaller than rollout.group_size={r.group_size}; raise it')
 
@@ -183,7 +183,7 @@ def check_replay(c: ConfigDict, need: Need) -> None:
     one_of(need, c, 'replay.retrieve_normalisation', ('split', 'mixed'))
     not_negative(need, c, 'replay.retrieve_count')
     need(p.kind != 'repo' or (p.fresh_filter == 'none' and not p.use_x2 and not p.use_x3),
-         f'replay.kind=repo trains on every fresh group and its own replay; set replay.fresh_filter=none (it is {p.fresh_filter!r}), '
+         f'replay.kind=repo trains on every fresh group and its own replay; set replay.fresh_filter=none (not {p.fresh_filter!r}), '
          'replay.use_x2=False and replay.use_x3=False')  # fmt: skip
     one_of(need, c, 'replay.fresh_filter', FILTERS)
     one_of(need, c, 'replay.improved_rule', RULES)
@@ -199,7 +199,7 @@ def check_replay(c: ConfigDict, need: Need) -> None:
         need(False, f'replay.c2={p.c2} and replay.c3={p.c3} must each be one number or (value at r_tot = 0, value at 1)')
         return
     need(c2[0] <= c3[0] and c2[-1] <= c3[-1],
-         f'replay.c2={p.c2} exceeds replay.c3={p.c3} at an end: the range of replayed accuracies is empty; swap or lower c2')  # fmt: skip
+         f'replay.c2={p.c2} exceeds replay.c3={p.c3} at an end, so no accuracy is replayed; swap or lower c2')  # fmt: skip
     need(0 <= min(*c2, *c3) and max(*c2, *c3) <= 1, f'replay.c2={p.c2} and replay.c3={p.c3} are accuracies, in [0, 1]')
 
 
@@ -259,7 +259,7 @@ def check_learner(c: ConfigDict, need: Need) -> None:
         need, c, 'learner.learning_rate', 'learner.grad_clip', 'learner.clip_low', 'learner.clip_high', 'learner.importance_cap'
     )
     need(l.mini_batch_groups <= l.batch_groups,
-         f'learner.mini_batch_groups={l.mini_batch_groups} is larger than learner.batch_groups={l.batch_groups}; lower it')  # fmt: skip
+         f'learner.mini_batch_groups={l.mini_batch_groups} exceeds learner.batch_groups={l.batch_groups}; lower it')  # fmt: skip
     need(l.row_tokens >= r.max_prompt_tokens + r.max_response_tokens,
          f'learner.row_tokens={l.row_tokens} is shorter than rollout.max_prompt_tokens + rollout.max_response_tokens = '
          f'{r.max_prompt_tokens + r.max_response_tokens}; raise it')  # fmt: skip

@@ -28,7 +28,7 @@ def a_config(**changes):
     ('changes', 'message'),
     [
         ({'rollout__group_size': 1}, r'rollout\.group_size=1.*at least 2'),
-        ({'learner__mini_batch_groups': 512}, r'learner\.mini_batch_groups=512 is larger than learner\.batch_groups=256'),
+        ({'learner__mini_batch_groups': 512}, r'learner\.mini_batch_groups=512 exceeds learner\.batch_groups=256'),
         ({'replay__c2': (0.7, 0.1)}, r'replay\.c2=\(0\.7, 0\.1\) exceeds replay\.c3'),
         ({'replay__c2': (0.4,), 'replay__c3': (0.3,)}, r'replay\.c2.*exceeds replay\.c3'),
         ({'replay__c3': (0.1, 0.2, 0.3)}, r'replay\.c3.*one number or'),
