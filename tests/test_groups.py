@@ -102,9 +102,9 @@ def test_a_batch_counts_and_gives_its_groups_by_origin():
 
 def test_take_keeps_each_groups_origin_and_normalisation_group():
     groups = [make_group(i, 1, G=2) for i in range(3)]
-    batch = Batch(tuple(groups), ('x1', 'x2', 'x3'), tuple(np.array(n, np.int32) for n in ([0, 0], [5, 6], [0, 0])))
+    batch = Batch(tuple(groups), ('x1', 'x2', 'x3'), tuple(np.array(n, np.int32) for n in ([0, 0], [5, 6], [7, 0])))
     taken = batch.take(np.array([2, 1]))
     assert taken.groups == (groups[2], groups[1])
     assert taken.origins == ('x3', 'x2')
-    assert [n.tolist() for n in taken.normalisation] == [[0, 0], [5, 6]]  # the numbers stay: 0 is still that of the group left out
+    assert [n.tolist() for n in taken.normalisation] == [[7, 0], [5, 6]]  # the numbers stay: 0 is still that of the group left out
     assert batch.take([]).groups == ()

@@ -100,7 +100,7 @@ def test_what_lies_where_no_response_token_is_counts_in_nothing(rows, logp, entr
     objective = dataclasses.replace(PLAIN, anchor='proximal', kl=(KL('reference', k3),), entropy=True, importance_cap=2.0)
     off = rows.sequences.response == 0
     want = evaluate(objective, rows, logp, entropy)
-    for there in (0.0, -1e4, 1e4):
+    for there in (0.0, -1e4, -np.inf, np.nan):
         got = evaluate(objective, rows, np.where(off, np.float32(there), logp), np.where(off, np.float32(9), entropy))
         jax.tree.map(np.testing.assert_array_equal, got, want)
     gradient = jax.grad(lambda x, h: evaluate(objective, rows, x, h)[0], argnums=(0, 1))(jnp.asarray(logp), jnp.asarray(entropy))
