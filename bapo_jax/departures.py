@@ -286,12 +286,14 @@ ROWS = (
         'discarded',
     ),
     RowDeparture(
-        'ppo', "verl's: KL in the reward as an option, an adaptive controller of it, λ of 0.95 in places; critic and policy warm up apart",
+        'ppo',
+        "verl's: KL in the reward as an option, with an adaptive controller; λ of 0.95 in places; critic and policy warm up apart",
         'no KL; γ = λ = 1; one optimizer step of the critic for each of the policy, on the same mini-batches; values are read from '
         'a copy of the policy with a head of 0; the reward is that of the last trained token',
     ),
     RowDeparture(
-        'ba_ppo', 'initial values of BAPO (A.9); its code is not released', 'thresholds fixed at their start values 4/8 and 5/8; X1 by range',
+        'ba_ppo', 'initial values of BAPO (A.9); its code is not released',
+        'thresholds fixed at their start values 4/8 and 5/8; X1 by range',
     ),
     RowDeparture(
         'mopps', 'may start from offline successes; may draw from an interval of rates; mini-batches of 128 for mathematics',

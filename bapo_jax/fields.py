@@ -1,4 +1,4 @@
-"""Checks of a config's fields, by their dotted names; each notes what is wrong and goes on, so that all problems are reported at once."""
+"""Checks of a config's fields by their dotted names. Each notes what is wrong and goes on, so all problems are reported at once."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from bapo_jax.learner.critic import blank_targets
 from bapo_jax.learner.learner import build_learner
 from bapo_jax.learner.packing import blank_rows
 from bapo_jax.models import hf
-from bapo_jax.run.checkpoint import begin_run
+from bapo_jax.run.checkpoint import open_run
 from bapo_jax.run.directory import differences
 
 
@@ -35,9 +35,9 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
         signal.signal(number, lambda *_: print(f'host {jax.process_index()}: waiting for host 0 to stop', flush=True))
     while (plan := hosts.hear())['do'] != 'stop':
         match plan['do']:
-            case 'begin':
+            case 'open':
                 hosts.agree(problem or other_settings(plan['config'], config))
-                state, _, checkpoints = begin_run(learner, config, workdir / 'checkpoints')
+                state, _, checkpoints = open_run(learner, config, workdir / 'checkpoints')
             case 'sync':
                 state.sync()
             case 'score':

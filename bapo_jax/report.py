@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bapo_jax.groups import X1, X2, X3
 from bapo_jax.run.log import read_metrics
 
 
@@ -33,7 +34,7 @@ def draw_run(directory: Path) -> Path:
     reward.set(title='Training reward (fresh groups, before filtering)', xlabel='step', ylabel='accuracy')
     reward.legend()
 
-    parts = [[row[f'bapo/{source}_groups'] for row in rows] for source in ('x1', 'x2', 'x3')]
+    parts = [[row[f'bapo/{source}_groups'] for row in rows] for source in (X1, X2, X3)]
     batch.stackplot(steps, parts, labels=['X1 fresh', 'X2 re-evaluated', 'X3 replayed'])
     batch.set(title='Batch composition', xlabel='step', ylabel='groups')
     batch.legend(loc='lower right')

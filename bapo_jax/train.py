@@ -36,8 +36,8 @@ from bapo_jax.rollout.engine import TRACKING, RolloutError
 from bapo_jax.rollout.engines import start_engine
 from bapo_jax.rollout.rollouts import Rollouts
 from bapo_jax.rollout.schedule import Schedule, schedule_of
-from bapo_jax.run.checkpoint import ROLLOUT, DamagedCheckpoint, RunState, begin_run
-from bapo_jax.run.directory import claim, fingerprint, fingerprint_tokenizer
+from bapo_jax.run.checkpoint import ROLLOUT, DamagedCheckpoint, RunState, open_run
+from bapo_jax.run.directory import claim, fingerprint_prompts, fingerprint_tokenizer
 from bapo_jax.run.measures import batch_metrics, discarded_metrics, fresh_metrics
 from bapo_jax.run.run import Run
 from bapo_jax.run.tables import print_table
@@ -69,7 +69,7 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts()) -> Setup:
     c = read.config
     learner, reward = build_learner(c, hosts), custom_reward.find_reward(c.task.reward)
     fingerprints = {
-        'dataset': fingerprint(read.prompts), 'tokenizer': fingerprint_tokenizer(read.tokenizer), 'model': architecture(read.model),
+        'dataset': fingerprint_prompts(read.prompts), 'tokenizer': fingerprint_tokenizer(read.tokenizer), 'model': architecture(read.model),
     }  # fmt: skip
     claim(workdir, c, fingerprints)
     engine = start_engine(c, read.model, learner.graph, read.stop_tokens, learner.mesh, workdir, hosts)
@@ -151,9 +151,9 @@ def train(s: Setup, workdir: Path) -> RunState:
 def start_or_continue(s: Setup, workdir: Path) -> Run:
     """The run at θ_0, or at its newest checkpoint with replay and prompt stream put back."""
     c, learner = s.config, s.learner
-    s.hosts.tell('begin', config=c.to_dict())
+    s.hosts.tell('open', config=c.to_dict())
     s.hosts.agree('')
-    state, of_host, checkpoints = begin_run(learner, c, workdir / 'checkpoints')
+    state, of_host, checkpoints = open_run(learner, c, workdir / 'checkpoints')
     if of_host:
         replayed, selector = of_host
         s.replay.restore(replayed)

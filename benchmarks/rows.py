@@ -107,7 +107,9 @@ def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
     names = FLAGS.only or list(METHODS)
     jax.config.update('jax_compilation_cache_dir', str(RUNS.absolute() / 'cache'))
-    header = ('row', 'reward, first and last 5 steps', 'generated', 'discarded', 're-evaluated', 'reused', 'updates', 's/step', 'acted')
+    header = (
+        'row', 'reward, first and last 5 steps', 'generated', 'discarded', 're-evaluated', 'reused', 'updates', 's/step', 'acted',
+    )  # fmt: skip
     lines = []
     for name in names:
         rows = run_row(name)

@@ -202,7 +202,7 @@ def copy_params(params: Any) -> Any:
     return jax.tree.map(jax.numpy.copy, params)
 
 
-class Beginning(NamedTuple):
+class OpenedRun(NamedTuple):
     """Where a run begins."""
 
     state: RunState
@@ -210,7 +210,7 @@ class Beginning(NamedTuple):
     checkpoints: Checkpoints
 
 
-def begin_run(learner: Learner, config: ConfigDict, directory: Path) -> Beginning:
+def open_run(learner: Learner, config: ConfigDict, directory: Path) -> OpenedRun:
     """Starts at θ_0, or continues from the newest checkpoint in `directory`; every host calls it at once. `config` is resolved."""
     checkpoints = Checkpoints(directory, config.checkpoint.keep)
     step, switch_step = checkpoints.latest_step(), config.learner.switch_step
@@ -224,4 +224,4 @@ def begin_run(learner: Learner, config: ConfigDict, directory: Path) -> Beginnin
     if wants_reference and state.reference is None:
         state.reference = initial
     state.keep_recent = config.rollout.mixture_policies if config.rollout.mixture else 0
-    return Beginning(state, of_host, checkpoints)
+    return OpenedRun(state, of_host, checkpoints)

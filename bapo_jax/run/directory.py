@@ -40,7 +40,7 @@ def claim(workdir: Path, config: ConfigDict, fingerprints: dict[str, Any]) -> No
     write_text(path, json.dumps(new, indent=1) + '\n')
 
 
-def fingerprint(prompts: Sequence[Prompt]) -> str:
+def fingerprint_prompts(prompts: Sequence[Prompt]) -> str:
     """A hash of the training prompts' tokens, in order."""
     digest = hashlib.sha256()
     for prompt in prompts:

@@ -10,7 +10,7 @@ from group_builders import assert_same_arrays, make_group
 from learners import BARE, batch_of, learner_config, make_learner
 
 from bapo_jax.groups import make_batch
-from bapo_jax.run.checkpoint import ROLLOUT, Checkpoints, DamagedCheckpoint, RunState, begin_run, copy_params
+from bapo_jax.run.checkpoint import ROLLOUT, Checkpoints, DamagedCheckpoint, RunState, open_run, copy_params
 
 REPLAY = {'r_tot': np.array([np.nan]), 'high_tokens': np.arange(7, dtype=np.int32), 'bad_stored': np.array([3, 0], np.int64)}
 
@@ -158,7 +158,7 @@ def test_a_checkpoint_that_lacks_files_is_damaged_and_says_what_to_do(part, save
 
 
 def test_a_new_run_begins_at_theta_0_with_an_alpha_of_its_own(policy, config, tmp_path):
-    state, of_host, checkpoints = begin_run(make_learner(policy, BARE), config, tmp_path / 'checkpoints')
+    state, of_host, checkpoints = open_run(make_learner(policy, BARE), config, tmp_path / 'checkpoints')
     assert of_host is None and (state.step, state.alpha_version, state.reference) == (0, 0, None)
     same(state.theta.params, policy.params)
     for x in jax.tree.leaves(state.theta.params):
@@ -169,7 +169,7 @@ def test_a_new_run_begins_at_theta_0_with_an_alpha_of_its_own(policy, config, tm
 
 def test_a_used_directory_goes_on_at_its_newest_checkpoint(saved, policy, config):
     directory, want = saved
-    state, (replay, selector), checkpoints = begin_run(make_learner(policy, BARE), config, directory)
+    state, (replay, selector), checkpoints = open_run(make_learner(policy, BARE), config, directory)
     assert (state.step, state.alpha_version, state.totals, selector) == (7, 5, want.totals, '{"position": 9}')
     same(state.theta, want.theta)
     same(state.alpha, want.alpha)
@@ -180,7 +180,7 @@ def test_a_used_directory_goes_on_at_its_newest_checkpoint(saved, policy, config
 def test_the_reference_is_theta_0_of_the_models_files_also_in_a_run_that_goes_on(saved, policy, config, tmp_path):
     learner = make_learner(policy, BARE, kl_target='reference', kl_coef=0.1)
     for directory in (saved[0], tmp_path / 'checkpoints'):
-        state, _, checkpoints = begin_run(learner, config, directory)
+        state, _, checkpoints = open_run(learner, config, directory)
         same(state.reference, policy.params)
         assert state.policies()['reference'] is state.reference
         checkpoints.close()
