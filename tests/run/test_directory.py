@@ -8,7 +8,7 @@ import pytest
 from bapo_jax.config import default_config
 from bapo_jax.groups import Prompt
 from bapo_jax.models.tokenizer import character_tokenizer
-from bapo_jax.run.directory import claim, fingerprint, fingerprint_tokenizer
+from bapo_jax.run.directory import claim, fingerprint_prompts, fingerprint_tokenizer
 
 PRINTS = {'dataset': 'd', 'tokenizer': 't', 'model': {'layers': 2}}
 
@@ -52,9 +52,9 @@ def test_a_fingerprint_is_of_tokens_and_their_order():
     def prompts(*rows):
         return [Prompt(i, 'countdown', np.array(row, np.int32), {}) for i, row in enumerate(rows)]
 
-    same = fingerprint(prompts([1, 2], [3]))
-    assert same == fingerprint(prompts([1, 2], [3]))
-    assert len({same, *(fingerprint(prompts(*rows)) for rows in ([[3], [1, 2]], [[1], [2, 3]], [[1, 2]], [[1, 2], [4]]))}) == 5
+    same = fingerprint_prompts(prompts([1, 2], [3]))
+    assert same == fingerprint_prompts(prompts([1, 2], [3]))
+    assert len({same, *(fingerprint_prompts(prompts(*rows)) for rows in ([[3], [1, 2]], [[1], [2, 3]], [[1, 2]], [[1, 2], [4]]))}) == 5
 
 
 def test_a_tokenizers_fingerprint_is_of_its_vocabulary():
