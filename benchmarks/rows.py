@@ -108,7 +108,7 @@ def main(_) -> None:
     names = FLAGS.only or list(METHODS)
     jax.config.update('jax_compilation_cache_dir', str(RUNS.absolute() / 'cache'))
     header = (
-        'row', 'reward, first and last 5 steps', 'generated', 'discarded', 're-evaluated', 'reused', 'updates', 's/step', 'acted',
+        'row', 'reward, first and last 5 steps', 'generated', 'discarded', 're-evaluated', 'reused', 'updates', 'acted',
     )  # fmt: skip
     lines = []
     for name in names:
@@ -117,11 +117,10 @@ def main(_) -> None:
         if failed:
             sys.exit(f'{name}: did not act: {", ".join(failed)}; {RUNS / name}/metrics.jsonl')
         reward = [float(np.mean([row['critic/score/mean'] for row in part])) for part in (rows[:5], rows[-5:])]
-        seconds = float(np.median([row['timing_s/step'] for row in rows]))
         counts = [rows[-1][f'rollout/{what}_total'] for what in ('responses', 'discarded', 'reevaluated', 'reused')]
         lines.append((
             f'`{name}`', f'{reward[0]:.3f} → {reward[1]:.3f}', *(f'{n:,}' for n in counts), f'{total(rows, "actor/updates"):.0f}',
-            f'{seconds:.2f}', ', '.join(PARTS.get(name, {})) or '-',
+            ', '.join(PARTS.get(name, {})) or '-',
         ))  # fmt: skip
     table = Table(*header, title=f'{STEPS} steps of 16 prompts × 8 responses, 32 problems')
     for line in lines:
