@@ -54,7 +54,8 @@ def test_a_fingerprint_is_of_tokens_and_their_order():
 
     same = fingerprint_prompts(prompts([1, 2], [3]))
     assert same == fingerprint_prompts(prompts([1, 2], [3]))
-    assert len({same, *(fingerprint_prompts(prompts(*rows)) for rows in ([[3], [1, 2]], [[1], [2, 3]], [[1, 2]], [[1, 2], [4]]))}) == 5
+    others = ([[3], [1, 2]], [[1], [2, 3]], [[1, 2]], [[1, 2], [4]])
+    assert len({same, *(fingerprint_prompts(prompts(*rows)) for rows in others)}) == 5
 
 
 def test_a_tokenizers_fingerprint_is_of_its_vocabulary():

@@ -79,7 +79,10 @@ def begin(tmp_path, monkeypatch):
             noted.evaluations.append(state.step)
             return {'val-core/x/acc/mean@2': 0.5}
 
-        run = Run(c, tmp_path, steps, state, noted.checkpoints, hosts, None, evaluate=evaluated, to_save=lambda: ('replay', 'selector'))
+        def saved():
+            return 'replay', 'selector'
+
+        run = Run(c, tmp_path, steps, state, noted.checkpoints, hosts, None, evaluate=evaluated, to_save=saved)
         return run, noted
 
     yield make

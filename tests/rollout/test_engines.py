@@ -1,0 +1,61 @@
+"""Which engine a config names. Real servers: test_real_server.py."""
+
+import pytest
+
+from bapo_jax.config import default_config, resolve
+from bapo_jax.parallel import make_mesh
+from bapo_jax.rollout import engines
+from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+
+
+def config(policy, **fields):
+    c = default_config()
+    c.model.path = str(policy.path)
+    c.rollout.update(fields)
+    return resolve(c)
+
+
+def start(c, policy, workdir):
+    return engines.start_engine(c, policy.config, policy.graph, (3,), make_mesh(1, 1, 1), workdir)
+
+
+def test_the_in_process_engine_starts_nothing_and_has_no_servers(policy, tmp_path):
+    engine = start(config(policy), policy, tmp_path)
+    assert isinstance(engine, JaxEngine) and engine.servers == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_listed_servers_are_asked_with_the_token_of_the_environment(policy, tmp_path, monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, 'a token')
+    monkeypatch.setattr(engines, 'SupervisedServer', lambda *_, **__: pytest.fail('a server was started'))
+    made = []
+    monkeypatch.setattr(engines, 'VllmEngine', lambda *args, **fields: made.append((args, fields)) or 'engine')
+    urls = ('http://127.0.0.1:9', 'http://127.0.0.1:10')
+    assert start(config(policy, engine='vllm', servers=urls, concurrency=3), policy, tmp_path) == 'engine'
+    [((servers, directory, model), fields)] = made
+    assert (servers, directory, model) == (list(urls), tmp_path / 'policy', policy.config)
+    assert (fields['token'], fields['concurrency'], fields['stop_tokens']) == ('a token', 3, (3,))
+
+
+def test_without_servers_one_is_started_and_its_token_used(policy, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    started, made = [], []
+
+    class Started:
+        token = 'its own'
+
+        def __init__(self, model, log, **fields):
+            started.append((model, log, fields))
+
+        def start(self):
+            started.append('started')
+
+    monkeypatch.setattr(engines, 'SupervisedServer', Started)
+    monkeypatch.setattr(engines, 'VllmEngine', lambda servers, *_, token, **__: made.append((type(servers), token)) or 'engine')
+    c = config(policy, engine='vllm', max_prompt_tokens=20, max_response_tokens=30, server_args=('--enforce-eager',))
+    assert start(c, policy, tmp_path) == 'engine'
+    (model, log, fields), last = started
+    assert (model, log, last) == (str(policy.path), tmp_path / 'server.log', 'started')
+    assert fields['max_tokens'] == 50 and fields['extra'] == ('--enforce-eager',)
+    assert made == [(Started, 'its own')] and 'starting a vLLM server' in capsys.readouterr().out

@@ -1,0 +1,120 @@
+"""The directory of one evaluation: settings, sample files, and how an interrupted one goes on. Whole evaluations: test_evaluate.py."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from group_builders import graded, make_group
+
+from bapo_jax.config import default_config
+from bapo_jax.groups import Verdict
+from bapo_jax.rollout.collect import Judged
+from bapo_jax.run.evaluation import done_before, fingerprint_questions, open_evaluation, sample_files, sample_rows, settings
+
+RIGHT, WRONG, NONE = Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE
+
+
+class Spelling:
+    """A tokenizer whose texts are the token numbers."""
+
+    def batch_decode(self, rows):
+        return [' '.join(map(str, tokens)) for tokens in rows]
+
+
+def judged(questions, first=0):
+    """Two responses to each question, with verdicts and answers that differ from question to question."""
+    groups, answers = [], []
+    for i in range(first, first + questions):
+        g = make_group(i, 0, G=2)
+        groups.append(graded(g.prompt, g.responses, [(RIGHT, WRONG), (NONE, RIGHT), (WRONG, WRONG)][i % 3]))
+        answers.append((str(i), None))
+    return Judged(groups, answers)
+
+
+def written(questions):
+    """Every sample of so many questions, as `evaluate` writes them."""
+    return [json.dumps(row) + '\n' for row in sample_rows('x', 0, judged(questions), Spelling())]
+
+
+def test_rows_say_where_they_belong_what_was_judged_and_how_long_it_was():
+    of_second_chunk = sample_rows('x', 4, judged(2, first=4), Spelling())
+    places = [(row['benchmark'], row['question'], row['sample']) for row in of_second_chunk]
+    assert places == [('x', 4, 0), ('x', 4, 1), ('x', 5, 0), ('x', 5, 1)]
+    group = judged(1, first=4).groups[0]
+    assert of_second_chunk[0] == {
+        'benchmark': 'x', 'question': 4, 'sample': 0, 'ground_truth': {'target': 4}, 'verdict': 'unparseable', 'answer': '4',
+        'response': ' '.join(map(str, group.responses[0].tokens)), 'finish': group.responses[0].finish,
+        'tokens': len(group.responses[0].tokens),
+    }  # fmt: skip
+
+
+def test_what_is_read_back_is_what_was_judged(tmp_path):
+    (tmp_path / 'x.jsonl').write_text(''.join(written(6)))
+    questions = done_before(tmp_path / 'x.jsonl', 6, 2, 2)
+    want = judged(6)
+    assert [q.verdicts for q in questions] == [g.verdicts for g in want.groups]
+    assert [q.answers for q in questions] == want.answers
+    assert [(q.lengths, q.truncated) for q in questions] == [
+        (tuple(len(r.tokens) for r in g.responses), tuple(r.finish == 'length' for r in g.responses)) for g in want.groups
+    ]
+
+
+@pytest.mark.parametrize('lines, kept', [(0, 0), (3, 0), (4, 4), (7, 4), (8, 8), (9, 8), (10, 10)])
+def test_an_interrupted_file_is_cut_back_to_whole_chunks(lines, kept, tmp_path):
+    """Five questions, two samples each, in chunks of two questions: the last chunk is one question."""
+    rows, file = written(5), tmp_path / 'x.jsonl'
+    file.write_text(''.join(rows[:lines]) + '{"bench')
+    assert len(done_before(file, 5, 2, 2)) == kept // 2
+    assert file.read_text() == ''.join(rows[:kept])
+    assert done_before(tmp_path / 'absent.jsonl', 5, 2, 2) == []
+
+
+def test_rows_out_of_place_are_refused_and_left_as_they_are(tmp_path):
+    rows, file = written(4), tmp_path / 'x.jsonl'
+    for changed, message in (
+        ([*rows[:3], *rows[4:]], r'x\.jsonl, line 4: question 2, sample 0 is out of place; remove the file'),
+        ([*rows, rows[0]], r'x\.jsonl, line 9: question 0, sample 0 is out of place'),
+        ([*rows[:2], '{"question": 1\n', *rows[3:]], r'x\.jsonl, line 3: not valid JSON .*; remove the file'),
+    ):
+        file.write_text(''.join(changed))
+        with pytest.raises(ValueError, match=message):
+            done_before(file, 4, 2, 2)
+        assert file.read_text() == ''.join(changed)
+
+
+def test_the_same_evaluation_may_open_its_directory_again_and_another_is_named(tmp_path):
+    c = default_config()
+    prompts = {'cd3': [make_group(i, 0).prompt for i in range(3)]}
+    new = settings(tmp_path, 7, c, prompts)
+    for _ in range(2):
+        open_evaluation(tmp_path / 'out', new, [])
+    c.seed, c.evaluate.samples = 5, c.evaluate.samples + 1
+    with pytest.raises(ValueError, match=r'differ in config\.seed \(42 there, 5 now\), samples \(8 there, 9 now\)\. Give another'):
+        open_evaluation(tmp_path / 'out', settings(tmp_path, 7, c, prompts), [])
+    assert json.loads((tmp_path / 'out' / 'settings.json').read_text()) == new
+
+
+def test_settings_name_what_the_engine_depends_on(tmp_path):
+    c = default_config()
+    in_process = settings(tmp_path, 7, c, {})
+    c.rollout.engine = 'vllm'
+    served = settings(tmp_path, 7, c, {})
+    assert 'config.rollout.rows' in in_process and 'config.rollout.dtype' not in in_process
+    assert 'config.rollout.dtype' in served and 'config.rollout.rows' not in served
+
+
+def test_questions_have_a_fingerprint_of_tokens_and_ground_truths_in_order():
+    prompts = [make_group(i, 0).prompt for i in range(3)]
+    other = dataclasses.replace(prompts[0], ground_truth={'target': 99})
+    longer = dataclasses.replace(prompts[0], tokens=np.append(prompts[0].tokens, 1).astype(np.int32))
+    variants = [prompts, prompts[::-1], prompts[:2], [other, *prompts[1:]], [longer, *prompts[1:]]]
+    assert len({fingerprint_questions(v) for v in variants}) == 5
+    assert fingerprint_questions(prompts) == fingerprint_questions(list(prompts))
+
+
+def test_each_benchmark_has_a_file_of_its_own(tmp_path):
+    files = sample_files(tmp_path, ['cd3', 'data/few.jsonl'])
+    assert files == {'cd3': tmp_path / 'cd3.jsonl', 'data/few.jsonl': tmp_path / 'few.jsonl'}
+    with pytest.raises(ValueError, match=r'x/a\.jsonl and y/a\.jsonl would share a\.jsonl'):
+        sample_files(tmp_path, ['x/a.jsonl', 'b', 'y/a.jsonl'])

@@ -1,0 +1,52 @@
+"""What a config names, read and checked: model, tokenizer, benchmarks, training prompts."""
+
+import json
+
+import pytest
+from small_run import small_config
+
+from bapo_jax.inputs import benchmark_prompts, read_inputs
+
+
+def test_a_small_config_is_read_whole(benchmark):
+    read = read_inputs(small_config('bapo_tuned', benchmark))
+    assert read.config.replay.bad_capacity == 8  # resolved
+    assert len(read.prompts) == 60 and [p.id for p in read.prompts] == list(range(60))
+    assert list(read.benchmarks) == [str(benchmark)] and len(read.benchmarks[str(benchmark)]) == 4
+    assert read.model.num_layers == 4 and read.steps == 6
+    assert [p.id for p in read.selector.next()] != [p.id for p in read.selector.next()]
+    assert all(isinstance(end, int) for end in read.stop_tokens) and read.stop_tokens
+
+
+def test_no_steps_means_whole_epochs_of_full_batches(benchmark):
+    config = small_config('bapo_tuned', benchmark, steps=0, epochs=2)
+    assert read_inputs(config).steps == 2 * (60 // 8)
+
+
+def test_no_two_questions_share_an_id_and_so_random_keys(benchmark, tmp_path):
+    other = tmp_path / 'other.jsonl'
+    other.write_text(json.dumps({'nums': [3, 5, 2], 'target': 30}) + '\n')
+    config = small_config('bapo_tuned', benchmark, evaluate__benchmarks=(str(benchmark), str(other)))
+    read = read_inputs(config)
+    ids = [p.id for prompts in (read.prompts, *read.benchmarks.values()) for p in prompts]
+    assert len(set(ids)) == len(ids) == 60 + 4 + 1
+    # A benchmark's ids are by its place, so its samples do not depend on the training prompts.
+    for name, again in benchmark_prompts(read.config, read.tokenizer).items():
+        assert [p.id for p in again] == [p.id for p in read.benchmarks[name]]
+
+
+def test_weights_are_not_needed_where_none_are_asked_for(benchmark, tmp_path):
+    base = tmp_path / 'base'
+    base.mkdir()
+    config = small_config('bapo_tuned', benchmark)
+    for name in ('config.json', 'tokenizer.json', 'tokenizer_config.json'):
+        (base / name).write_bytes((type(tmp_path)(config.model.path) / name).read_bytes())
+    config.model.path = str(base)
+    assert read_inputs(config, weights=False).model.num_layers == 4
+    with pytest.raises((ValueError, FileNotFoundError), match='safetensors'):
+        read_inputs(config)
+
+
+def test_more_tracked_prompts_than_there_are_is_refused(benchmark):
+    with pytest.raises(ValueError, match=r'evaluate\.track_prompts=61 exceeds the 60 training prompts'):
+        read_inputs(small_config('bapo_tuned', benchmark, evaluate__track_prompts=61))
