@@ -166,6 +166,7 @@ METHODS: dict[str, Method] = {
         'PPO: a critic gives every token a value, and advantages are estimated from those (GAE)',
         "arXiv 1707.06347; verl's PPO",
         learning={'learner.kl_target': 'none', 'learner.advantage': 'gae'},
+        of_task={**_GRPO.of_task, 'quickstart': {'learner.learning_rate': 1e-4, 'critic.learning_rate': 5e-4}},
     ),
     'ba_ppo': _BAPO.but(
         'BA-PPO: PPO on the adaptive batch; values of replayed groups are those of the current critic',
@@ -175,6 +176,7 @@ METHODS: dict[str, Method] = {
             'replay.high_capacity': 64,
         },
         learning={'learner.advantage': 'gae'},
+        of_task={'quickstart': {'critic.learning_rate': 5e-4}},
     ),
     'bapo': _BAPO,
     'bapo_tuned': _TUNED,

@@ -80,6 +80,10 @@ def test_state_on_gpus_is_exact_and_split():
     assert split.memory['α, the rollout policy'] == parameters(MODEL) - small + 4 * small
     assert 'θ_0, the reference policy' not in whole.memory
     assert measure(config(1, kl_target='reference'), MODEL, '1x80GB').memory['θ_0, the reference policy'] == 4 * parameters(MODEL)
+    # A critic has a value head in place of the untied head of 1,000 × 128.
+    critic = measure(config(1, advantage='gae'), MODEL, '1x80GB').memory['the critic and its moments']
+    assert critic == 12 * (parameters(MODEL) - 1000 * 128 + 128)
+    assert 'the critic and its moments' not in whole.memory
     assert (whole.kernel, whole.compile_s) == ('triton', None)
 
 
