@@ -92,7 +92,7 @@ def head(policy):
 @functools.partial(jax.jit, static_argnames='graph')
 def hidden(graph, params, tokens, position):
     """[1, T, D]; what follows the sequence does not matter to it."""
-    return hidden_states(nnx.merge(graph, params), tokens, np.ones_like(position), position, attention=xla, remat=False)
+    return hidden_states(nnx.merge(graph, params), tokens, jax.numpy.ones_like(position), position, attention=xla, remat=False)
 
 
 def states_before_tokens(policy, sequence):
