@@ -15,41 +15,17 @@ import numpy as np
 import pytest
 from flax import nnx
 from safetensors import safe_open
+from stored_runs import make_run
 from tiny import QWEN3
 
 from bapo_jax.export import export
-from bapo_jax.learner.update import TrainState
 from bapo_jax.models import hf
 from bapo_jax.models.attention import xla
-from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer
-from bapo_jax.rollout.publish import publish
+from bapo_jax.models.tokenizer import load_tokenizer
 from bapo_jax.rollout.published import MANIFEST, WEIGHTS
-from bapo_jax.run.checkpoint import Checkpoints, RunState
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = {'Qwen2, tied': {'vocab_size': 300}, 'Qwen3, untied': {'vocab_size': 300, 'tie_word_embeddings': False, **QWEN3}}
-
-
-def moved(params, seed):
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: (x * (1 + 0.1 * rng.standard_normal(x.shape))).astype(np.float32), params)
-
-
-def make_run(policy, directory: Path):
-    """A run directory with two checkpoints whose θ and α differ, and θ published as version 7; returns it and its newest θ."""
-    base, run = shutil.copytree(policy.path, directory / 'base'), directory / 'run'
-    character_tokenizer('a template').save_pretrained(base)
-    run.mkdir()
-    (run / 'config.json').write_text(json.dumps({'model': {'path': str(base)}}))
-    checkpoints = Checkpoints(run / 'checkpoints', keep=None)
-    for step in (4, 7):
-        theta = moved(policy.params, step)
-        learner = TrainState(jax.tree.map(jnp.array, theta), {'count': jnp.zeros(())})
-        alpha = jax.tree.map(jnp.array, moved(policy.params, 100 + step))
-        checkpoints.save(RunState(learner, alpha, step=step), {'empty': np.zeros(1)}, 'selector')
-    checkpoints.close()
-    publish(run / 'policy', 7, theta, policy.config, 'float32')
-    return run, theta
 
 
 @pytest.fixture(scope='module')

@@ -1,11 +1,58 @@
-"""What a config names, read and checked: model, tokenizer, benchmarks, training prompts."""
-
-import json
+"""What a config names: read without weights and devices, and refused with field or file."""
 
 import pytest
 from small_run import small_config
 
-from bapo_jax.inputs import benchmark_prompts, read_inputs
+from bapo_jax.inputs import read_inputs
+from bapo_jax.models import hf
+import json
+from bapo_jax.inputs import benchmark_prompts
+
+
+@pytest.fixture(autouse=True)
+def no_weights_are_read(monkeypatch):
+    monkeypatch.setattr(hf, 'load_params', lambda *_: pytest.fail('weights were read'))
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'model__path': 'nowhere'}, r'model\.path=.nowhere. is not a directory'),
+        ({'task__train': 'missing.parquet'}, r'missing\.parquet'),
+        ({'task__limit': 7}, r'7 training prompts do not fill learner\.batch_groups=8'),
+        ({'rollout__max_prompt_tokens': 5}, r'rollout\.max_prompt_tokens'),
+        ({'evaluate__benchmarks': ('cd5',)}, r'cd5'),
+        ({'evaluate__track_prompts': 61}, r'evaluate\.track_prompts=61 exceeds the 60 training prompts'),
+    ],
+)
+def test_bad_input_is_refused(benchmark, changes, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        read_inputs(small_config('bapo_tuned', benchmark, **changes))
+
+
+def test_steps_are_those_of_the_config_or_whole_batches_of_its_epochs(benchmark):
+    assert read_inputs(small_config('bapo_tuned', benchmark)).steps == 6
+    assert read_inputs(small_config('bapo_tuned', benchmark, steps=0, epochs=3)).steps == 3 * (60 // 8)
+
+
+def test_training_prompts_count_from_0_and_no_benchmark_shares_their_ids(benchmark, tmp_path):
+    (tmp_path / 'other.jsonl').write_bytes(benchmark.read_bytes())
+    names = (str(benchmark), str(tmp_path / 'other.jsonl'))
+    read = read_inputs(small_config('bapo_tuned', benchmark, evaluate__benchmarks=names))
+    assert [p.id for p in read.prompts] == list(range(60))
+    assert {name: [p.id for p in prompts] for name, prompts in read.benchmarks.items()} == {
+        name: [(1 + i << 24) + j for j in range(4)] for i, name in enumerate(names)
+    }
+
+
+def test_weights_are_checked_unless_they_are_not_wanted(benchmark, monkeypatch):
+    checked = []
+    monkeypatch.setattr(hf, 'check_weights', lambda path, model: checked.append(path))
+    config = small_config('bapo_tuned', benchmark)
+    read_inputs(config, weights=False)
+    assert checked == []
+    read_inputs(config)
+    assert checked == [config.model.path]
 
 
 def test_a_small_config_is_read_whole(benchmark):

@@ -1,18 +1,87 @@
-"""The directory of one evaluation: settings, sample files, and how an interrupted one goes on. Whole evaluations: test_evaluate.py."""
+"""The directory of one evaluation: what belongs into it, and what an interrupted one has done before."""
 
-import dataclasses
 import json
 
 import numpy as np
 import pytest
-from group_builders import graded, make_group
+from group_builders import judged_group
 
 from bapo_jax.config import default_config
-from bapo_jax.groups import Verdict
+from bapo_jax.groups import Prompt, Verdict
+from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.rollout.collect import Judged
-from bapo_jax.run.evaluation import done_before, fingerprint_questions, open_evaluation, sample_files, sample_rows, settings
+from bapo_jax.run.evaluation import done_before, open_evaluation, sample_files, sample_rows, settings
+from bapo_jax.scores import question
+import dataclasses
+from group_builders import graded, make_group
+from bapo_jax.run.evaluation import fingerprint_questions
 
-RIGHT, WRONG, NONE = Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE
+
+def sample_lines(questions, samples=2):
+    """Lines of the rows of so many questions, as a file of samples holds them."""
+    row = {'verdict': 'correct', 'answer': '7', 'tokens': 3, 'finish': 'stop'}
+    return [json.dumps({'question': q, 'sample': j, **row}).encode() + b'\n' for q in range(questions) for j in range(samples)]
+
+
+def test_a_file_with_rows_out_of_place_is_refused(tmp_path):
+    lines = sample_lines(21)
+    file = tmp_path / 'x.jsonl'
+    for changed, message in (
+        ([*lines[:5], *lines[6:]], r'x\.jsonl, line 6: question 3, sample 0 is out of place; remove the file'),
+        ([*lines, lines[0]], r'x\.jsonl, line 43: question 0, sample 0 is out of place'),
+        ([*lines[:2], b'{"question": 1\n', *lines[3:]], r'x\.jsonl, line 3: not valid JSON .*; remove the file'),
+    ):
+        file.write_bytes(b''.join(changed))
+        with pytest.raises(ValueError, match=message):
+            done_before(file, 21, 2, 8)
+        assert file.read_bytes() == b''.join(changed)
+
+
+def test_other_questions_and_files_of_unknown_origin_are_refused(tmp_path):
+    open_evaluation(tmp_path, {'samples': 2, 'questions': {'a': '1'}}, [])
+    with pytest.raises(ValueError, match=r"differ in questions \(\{'a': '1'\} there, \{'a': '2'\} now\)\. Give another --output"):
+        open_evaluation(tmp_path, {'samples': 2, 'questions': {'a': '2'}}, [])
+    (tmp_path / 'settings.json').unlink()
+    (tmp_path / 'a.jsonl').write_text('')
+    with pytest.raises(ValueError, match=r'holds a\.jsonl, but no settings\.json'):
+        open_evaluation(tmp_path, {'samples': 2}, [tmp_path / 'a.jsonl', tmp_path / 'b.jsonl'])
+    with pytest.raises(ValueError, match=r'x/a\.jsonl and y/a\.jsonl would share a\.jsonl'):
+        sample_files(tmp_path, ['x/a.jsonl', 'b', 'y/a.jsonl'])
+
+
+def test_what_is_left_of_a_chunk_is_cut_off(tmp_path):
+    """Of 5 questions × 2 samples in chunks of 2 questions, 7 rows hold one whole chunk; all rows are the last, smaller one too."""
+    file, lines = tmp_path / 'x.jsonl', sample_lines(5)
+    assert done_before(file, 5, 2, 2) == []
+    for count, kept in ((7, 4), (9, 8), (10, 10)):
+        file.write_bytes(b''.join(lines[:count]) + b'{"ques')
+        assert len(done_before(file, 5, 2, 2)) == kept // 2
+        assert file.read_bytes() == b''.join(lines[:kept])
+
+
+def test_rows_give_back_the_questions_they_were_made_of(tmp_path):
+    tokenizer, rng = character_tokenizer(), np.random.default_rng(0)
+    groups = [judged_group(i, verdicts, rng) for i, verdicts in enumerate([list(Verdict), list(Verdict)[::-1]])]
+    answers = [('1', None, '2', None), (None, '3', None, '4')]
+    rows = sample_rows('cd', 0, Judged(groups, answers), tokenizer)
+    assert [(row['question'], row['sample']) for row in rows] == [(i, j) for i in range(2) for j in range(4)]
+    assert {row['benchmark'] for row in rows} == {'cd'}
+    assert rows[5]['response'] == tokenizer.decode(groups[1].responses[1].tokens)
+    file = tmp_path / 'cd.jsonl'
+    file.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    assert done_before(file, 2, 4, 1) == [question(g, a) for g, a in zip(groups, answers, strict=True)]
+
+
+def test_the_settings_tell_two_evaluations_of_other_questions_or_another_seed_apart(tmp_path):
+    def of(seed=0, tokens=(1, 2), target=3):
+        config = default_config()
+        config.seed = seed
+        prompts = [Prompt(0, 'countdown', np.array(tokens, np.int32), {'target': target})]
+        return settings(tmp_path, 7, config, {'cd': prompts})
+
+    assert of() == of()
+    for changed, name in ((of(seed=1), 'config.seed'), (of(tokens=(1, 3)), 'questions'), (of(target=4), 'questions')):
+        assert [n for n in of() if of()[n] != changed[n]] == [name]
 
 
 class Spelling:

@@ -1,4 +1,4 @@
-"""Scores as people see them."""
+"""Scores on the terminal: shares in percent, '?' for what is unknown, and a row only for what was measured."""
 
 import pytest
 
@@ -6,7 +6,49 @@ from bapo_jax.groups import Verdict
 from bapo_jax.run.tables import percent, print_scores, print_table
 from bapo_jax.scores import Question, summary
 
-RIGHT, WRONG, NONE = Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE
+
+def summary_of(*verdicts, votes=False):
+    """The summary of one question."""
+    n = len(verdicts)
+    return summary([Question(verdicts, ('7',) * n, (10,) * n, (False,) * n)], votes)
+
+
+@pytest.fixture
+def printed(monkeypatch, capsys):
+    """A function that calls `show` and gives the rows it prints, as cells."""
+    monkeypatch.setenv('COLUMNS', '200')
+
+    def rows(show, *args):
+        show(*args)
+        lines = [line.replace('┃', '│') for line in capsys.readouterr().out.splitlines()]
+        cells = [[cell.strip() for cell in line.strip('│').split('│')] for line in lines if '│' in line]
+        return {name: others for name, *others in cells}
+
+    return rows
+
+
+def test_a_share_is_printed_in_percent():
+    assert [percent(share) for share in (0.0, 0.12345, 1.0, None)] == ['0.0', '12.3', '100.0', '?']
+
+
+def test_policies_stand_side_by_side_with_their_benchmarks_measures(printed):
+    half, none = summary_of(Verdict.CORRECT, Verdict.WRONG), summary_of(Verdict.WRONG, Verdict.WRONG)
+    table = printed(print_table, 'a title', {'base': {'cd4': none}, 'trained': {'cd4': half}})
+    assert table[''] == ['base', 'trained']
+    assert table['cd4  mean@2, 1 problems'] == ['0.0', '50.0']
+    assert table['cd4  pass@2, 1 problems'] == ['0.0', '100.0']
+    assert not any('maj@' in name for name in table)
+
+
+def test_one_policy_has_a_row_for_every_measure_and_no_row_for_what_was_not_measured(printed):
+    half = summary_of(Verdict.CORRECT, Verdict.WRONG)
+    table = printed(print_scores, 'a title', {'data/cd4.jsonl': half})
+    assert table[''] == ['cd4']
+    assert (table['problems'], table['mean@2'], table['pass@1'], table['pass@2']) == (['1'], ['50.0'], ['50.0'], ['100.0'])
+    assert (table['mean tokens'], table['without an answer'], table['cut at the limit']) == (['10'], ['0.0'], ['0.0'])
+    assert not {'maj@2', 'not judged'} & table.keys()
+    voted = printed(print_scores, 'a title', {'aime': summary_of(Verdict.CORRECT, Verdict.INFRA_ERROR, votes=True)})
+    assert (voted['maj@2'], voted['not judged']) == (['100.0'], ['50.0'])
 
 
 @pytest.fixture

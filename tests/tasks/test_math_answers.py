@@ -1,4 +1,4 @@
-r"""Where an answer is, when two are the same, and what must never pass for one."""
+"""When two answers are the same, and what must never pass for one."""
 
 import time
 from fractions import Fraction
@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 from bapo_jax.groups import Verdict
 from bapo_jax.tasks.math_answers import quick_verdict, slow_verdict
-from bapo_jax.tasks.math_text import after_thinking, last_box, parse_number, tidy
+from bapo_jax.tasks.math_text import last_box, parse_number, tidy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,83 +19,7 @@ def judge(answer, *accepted):
     return slow_verdict(answer, accepted, boxed=True)[0] if verdict is None else verdict
 
 
-# ---- where the answer is ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ('response', 'opened', 'rest'),
-    [
-        ('a', False, 'a'),
-        ('<think>a</think>b', False, 'b'),
-        ('a</think>b', False, 'b'),
-        ('a</think>b', True, 'b'),
-        ('a', True, None),  # cut off while thinking
-        ('<think>a', False, None),
-        ('<think>a</think>b<think>c', False, None),
-        ('<think>a</think>b</think>c', False, 'c'),
-        ('', False, ''),
-        ('', True, None),
-    ],
-)
-def test_the_answer_follows_the_thinking(response, opened, rest):
-    assert after_thinking(response, opened=opened) == rest
-
-
-@pytest.mark.parametrize(
-    ('text', 'content'),
-    [
-        ('', None),
-        (r'\boxed{5}', '5'),
-        (r'\boxed {5}', '5'),
-        (r'\fbox{5}', '5'),
-        (r'\\boxed{5}', '5'),
-        (r'\boxed{ 5 }', '5'),
-        (r'\boxed{}', None),
-        (r'\boxed5', '5'),
-        (r'\boxed 5.', '5'),
-        (r'\boxed{\frac{1}{2}}', r'\frac{1}{2}'),
-        (r'\boxed{\{1, 2\}}', r'\{1, 2\}'),
-        (r'\boxed{\left\{1\right.}', r'\left\{1\right.'),
-        (r'\boxed{1', None),
-        (r'\boxed{{1}', None),
-        (r'\boxed{1\}', None),
-        (r'\boxed{\frac{1}{2}', None),
-        (r'\boxed{2} ... \boxed{1', '2'),
-        (r'first \boxed{2}. Then \boxed{3}.', '3'),
-        (r'\boxed{2}. Wait, it is \boxed{3}.', '3'),
-        (r'\boxed{x = \boxed{3}}', '3'),
-        (r'\boxed{-2} \quad \text{and} \quad \boxed{1}.', '-2, 1'),
-        (r'\boxed{2}, \boxed{3}', '2, 3'),
-        (r'\boxed{2} or \boxed{3}', '2, 3'),
-        (r'$a=\boxed{2}$ and so the answer is $\boxed{5}$', '5'),
-        (r'} stray \boxed{2}', '2'),
-        (r'{ stray \boxed{2}', '2'),
-        ('5', None),
-        (r'\boxed', None),
-        ('boxed{5}', None),
-    ],
-)
-def test_the_last_closed_box_counts(text, content):
-    assert last_box(text) == content
-
-
-def test_a_final_answer_in_minervas_format_is_a_box_where_asked_for():
-    text = r'\boxed{255}, so in all: Final Answer: The final answer is $10,455$. I hope it is correct.'
-    assert (last_box(text), last_box(text, stated=True)) == ('255', '10,455')
-    text = r'The final answer is $\boxed{7}$. I hope it is correct.'
-    assert (last_box(text), last_box(text, stated=True)) == ('7', '7')
-
-
-balanced = st.recursive(
-    st.text(alphabet='ab1+ ', max_size=5),
-    lambda inner: st.lists(st.one_of(inner, inner.map('{{{}}}'.format)), max_size=4).map(''.join),
-)
-
-
-@given(balanced, balanced, st.text(alphabet='ab }', max_size=10))
-def test_any_balanced_content_comes_out_whole(before, content, after):
-    assert last_box(f'{before}.\\boxed{{{content}}}.{after}') == (content.strip() or None)
-    assert last_box(f'{before}.\\boxed{{{{{content}}}.') is None
+# ---- hostile text -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,128 @@
+"""Where a response states its answer, and what an answer is as text."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bapo_jax.tasks.math_text import Number, after_thinking, elements, last_box, parse_number, parse_numeral, same_number, split
+
+# ---- where the answer is ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ('response', 'opened', 'rest'),
+    [
+        ('a', False, 'a'),
+        ('<think>a</think>b', False, 'b'),
+        ('a</think>b', False, 'b'),
+        ('a</think>b', True, 'b'),
+        ('a', True, None),  # cut off while thinking
+        ('<think>a', False, None),
+        ('<think>a</think>b<think>c', False, None),
+        ('<think>a</think>b</think>c', False, 'c'),
+        ('', False, ''),
+        ('', True, None),
+    ],
+)
+def test_the_answer_follows_the_thinking(response, opened, rest):
+    assert after_thinking(response, opened=opened) == rest
+
+
+@pytest.mark.parametrize(
+    ('text', 'content'),
+    [
+        ('', None),
+        (r'\boxed{5}', '5'),
+        (r'\boxed {5}', '5'),
+        (r'\fbox{5}', '5'),
+        (r'\\boxed{5}', '5'),
+        (r'\boxed{ 5 }', '5'),
+        (r'\boxed{}', None),
+        (r'\boxed5', '5'),
+        (r'\boxed 5.', '5'),
+        (r'\boxed{\frac{1}{2}}', r'\frac{1}{2}'),
+        (r'\boxed{\{1, 2\}}', r'\{1, 2\}'),
+        (r'\boxed{\left\{1\right.}', r'\left\{1\right.'),
+        (r'\boxed{1', None),
+        (r'\boxed{{1}', None),
+        (r'\boxed{1\}', None),
+        (r'\boxed{\frac{1}{2}', None),
+        (r'\boxed{2} ... \boxed{1', '2'),
+        (r'first \boxed{2}. Then \boxed{3}.', '3'),
+        (r'\boxed{2}. Wait, it is \boxed{3}.', '3'),
+        (r'\boxed{x = \boxed{3}}', '3'),
+        (r'\boxed{-2} \quad \text{and} \quad \boxed{1}.', '-2, 1'),
+        (r'\boxed{2}, \boxed{3}', '2, 3'),
+        (r'\boxed{2} or \boxed{3}', '2, 3'),
+        (r'$a=\boxed{2}$ and so the answer is $\boxed{5}$', '5'),
+        (r'} stray \boxed{2}', '2'),
+        (r'{ stray \boxed{2}', '2'),
+        ('5', None),
+        (r'\boxed', None),
+        ('boxed{5}', None),
+    ],
+)
+def test_the_last_closed_box_counts(text, content):
+    assert last_box(text) == content
+
+
+def test_a_final_answer_in_minervas_format_is_a_box_where_asked_for():
+    text = r'\boxed{255}, so in all: Final Answer: The final answer is $10,455$. I hope it is correct.'
+    assert (last_box(text), last_box(text, stated=True)) == ('255', '10,455')
+    text = r'The final answer is $\boxed{7}$. I hope it is correct.'
+    assert (last_box(text), last_box(text, stated=True)) == ('7', '7')
+
+
+balanced = st.recursive(
+    st.text(alphabet='ab1+ ', max_size=5),
+    lambda inner: st.lists(st.one_of(inner, inner.map('{{{}}}'.format)), max_size=4).map(''.join),
+)
+
+
+@given(balanced, balanced, st.text(alphabet='ab }', max_size=10))
+def test_any_balanced_content_comes_out_whole(before, content, after):
+    assert last_box(f'{before}.\\boxed{{{content}}}.{after}') == (content.strip() or None)
+    assert last_box(f'{before}.\\boxed{{{{{content}}}.') is None
+
+
+# ---- what an answer is as text ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ('text', 'number'),
+    [
+        ('7', Number(Fraction(7), None, '')),
+        ('2.50', Number(Fraction(5, 2), 2, '')),  # the decimals written down count
+        ('1.5e3', Number(Fraction(1500), 0, '')),
+        ('-3/6', Number(Fraction(-1, 2), None, '')),
+        (r'5\text{ cm}', Number(Fraction(5), None, 'cm')),
+        ('3 apples', Number(Fraction(3), None, 'apple')),
+        ('1/0', None),
+        ('x', None),
+        ('9' * 401, None),
+    ],
+)
+def test_a_plain_number_has_a_value_places_and_a_unit(text, number):
+    assert parse_number(text) == number
+
+
+def test_a_decimal_of_four_places_or_more_may_be_rounded_and_units_must_agree():
+    third = Number(Fraction(1, 3), None, '')
+    assert same_number(parse_number('0.3333'), third) and same_number(third, parse_number('0.3333'))
+    assert not same_number(parse_number('0.333'), third) and not same_number(parse_number('0.3334'), third)
+    meters, feet, bare = map(parse_number, ('5 meters', '5 feet', '5'))
+    assert same_number(meters, bare) and not same_number(meters, feet)
+
+
+def test_a_list_is_split_outside_brackets_and_its_elements_have_no_order():
+    assert split('(1,2), 3', ',') == ['(1,2)', '3']
+    assert elements('3, 1 and 2') == elements(r'\{1, 2, 3\}') == ['1', '2', '3']
+    assert elements('f(x)=2, f(x)=1') == ['1', '2']
+    assert elements('7') == []
+
+
+def test_a_numeral_has_a_base():
+    assert parse_numeral('(01011)_{2}') == ('1011', 2)
+    assert parse_numeral('1011') is None

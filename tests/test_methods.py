@@ -1,0 +1,59 @@
+"""The table of methods: every row is sound in every config, an ablation changes one field, and the page is the table."""
+
+import importlib
+import json
+
+import pytest
+from small_run import ROOT
+
+from bapo_jax.config import check, default_config, resolve
+from bapo_jax.methods import METHODS, PAGE, apply_method, differs_from_grpo, markdown
+from bapo_jax.run.directory import differences
+
+
+@pytest.mark.parametrize('file', ['countdown', 'quickstart'])
+@pytest.mark.parametrize('method', METHODS)
+def test_every_config_file_takes_every_method_and_is_sound(file, method, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    config = importlib.import_module(f'configs.{file}').get_config(method)
+    assert config.method == method
+    check(resolve(config))
+
+
+def test_an_ablation_differs_from_bapo_in_one_field():
+    def flat(method):
+        c = default_config()
+        apply_method(c, method)
+        return json.loads(c.to_json())
+
+    for ablation, field in (('bapo_no_x2', 'replay.use_x2'), ('bapo_no_x3', 'replay.use_x3')):
+        assert differences(flat('bapo'), flat(ablation)) == ['method', field]
+
+
+def test_the_page_of_methods_is_the_table():
+    assert markdown() in PAGE.read_text('utf-8')
+
+
+def test_an_unknown_method_is_refused():
+    with pytest.raises(ValueError, match='ppo2.*grpo_v5'):
+        apply_method(default_config(), 'ppo2')
+
+
+def test_a_row_derived_from_another_changes_the_named_fields_alone():
+    row = METHODS['grpo'].but('a summary', 'a source', batch={'replay.use_x3': True}, prompts={'prompts.selector': 'mopps'})
+    assert row.fields == {**METHODS['grpo'].fields, 'replay.use_x3': True, 'prompts.selector': 'mopps'}
+    assert (row.summary, row.source, row.of_task) == ('a summary', 'a source', METHODS['grpo'].of_task)
+    assert METHODS['grpo'].but('', '', of_task={}).of_task == {}
+
+
+def test_what_the_authors_set_for_a_task_counts_for_that_task_alone():
+    elsewhere, countdown = default_config(), default_config()
+    apply_method(elsewhere, 'mopps')
+    apply_method(countdown, 'mopps', 'countdown')
+    assert (elsewhere.prompts.candidates, countdown.prompts.candidates) == (16, 8)
+
+
+def test_the_page_says_what_a_row_changes_in_grpo():
+    assert differs_from_grpo('grpo') == {}
+    assert differs_from_grpo('grpo_v5') == {'rollout.sync_every': 5, 'learner.anchor': 'behaviour'}
+    assert '| `rollout.sync_every=5`, `learner.anchor=behaviour` |' in markdown()
