@@ -1,0 +1,46 @@
+"""Lines of JSON from outside: each row with its place, and what is wrong named with file and row."""
+
+import gzip
+
+import pytest
+
+from bapo_jax.tasks.jsonl import jsonl_rows, short
+
+
+@pytest.mark.parametrize('name', ['a.jsonl', 'a.jsonl.gz'])
+def test_rows_come_with_their_place_and_blank_lines_count_but_are_no_rows(tmp_path, name):
+    file, data = tmp_path / name, '{"a": 1}\n\n  \n{"a": "é"}'.encode()
+    file.write_bytes(gzip.compress(data) if name.endswith('.gz') else data)
+    assert list(jsonl_rows(file, 'a')) == [(f'{file}, row 1', {'a': 1}), (f'{file}, row 4', {'a': 'é'})]
+
+
+@pytest.mark.parametrize(
+    ('line', 'message'),
+    [
+        (b'{"a": ', r'a\.jsonl, row 2: not a line of JSON .*mend the line'),
+        (b'[' * 100_000, r'a\.jsonl, row 2: not a line of JSON'),
+        (b'{"a": "\xe9"}', r'a\.jsonl, row 2: not UTF-8 text; save the file as UTF-8'),
+        (b'[1]', r'a\.jsonl, row 2: expected an object with numbers and target, got \[1\]'),
+    ],
+)
+def test_a_bad_line_is_refused_by_file_and_row_after_the_rows_before(tmp_path, line, message):
+    file = tmp_path / 'a.jsonl'
+    file.write_bytes(b'{"a": 1}\n' + line + b'\n')
+    rows = jsonl_rows(file, 'numbers and target')
+    assert next(rows)[1] == {'a': 1}
+    with pytest.raises(ValueError, match=message):
+        next(rows)
+
+
+def test_a_file_that_is_cut_short_or_missing_is_refused_by_name(tmp_path):
+    file = tmp_path / 'a.jsonl.gz'
+    file.write_bytes(gzip.compress(b'{"a": 1}\n' * 100)[:-9])
+    for path in (file, tmp_path / 'none.jsonl'):
+        with pytest.raises(ValueError, match=rf'{path.name}: unreadable or cut short .*; fetch or write it again'):
+            list(jsonl_rows(path, 'a'))
+
+
+def test_a_value_in_a_message_is_one_short_line():
+    assert short('a\n  b') == 'a b'
+    assert short([1, '2']) == "[1, '2']"
+    assert short('x' * 121) == 'x' * 117 + '...' and short('x' * 120) == 'x' * 120

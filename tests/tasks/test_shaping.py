@@ -1,0 +1,36 @@
+"""DAPO's soft overlong punishment by hand; verdicts and k do not change."""
+
+import numpy as np
+import pytest
+from group_builders import graded
+
+from bapo_jax.groups import Prompt, Response, Verdict
+from bapo_jax.tasks.shaping import overlong_penalty, punish_overlong
+
+LENGTHS, PENALTIES = (1, 75, 80, 95, 100), (0, 0, -0.2, -0.8, -1)  # of a limit of 100 tokens, the last quarter punished
+
+
+def group_of(verdicts):
+    """A group of responses of LENGTHS."""
+    responses = [Response(np.zeros(n, np.int32), np.zeros(n, np.float32), 'stop', 0) for n in LENGTHS]
+    return graded(Prompt(5, 'countdown', np.array([1], np.int32), {}), responses, verdicts, step=3)
+
+
+@pytest.mark.parametrize(('length', 'penalty'), list(zip(LENGTHS, PENALTIES, strict=True)))
+def test_the_penalty_falls_from_0_at_the_knee_to_minus_1_at_the_limit(length, penalty):
+    assert overlong_penalty(np.array([length]), limit=100, share=0.25) == pytest.approx([penalty], abs=1e-12)
+
+
+def test_the_penalty_is_added_to_the_rewards_and_nothing_else_changes():
+    group = group_of([Verdict.CORRECT, Verdict.WRONG, Verdict.CORRECT, Verdict.UNPARSEABLE, Verdict.CORRECT])
+    punished = punish_overlong(group, 100, 0.25)
+    np.testing.assert_allclose(punished.rewards, [1, 0, 0.8, -0.8, 0], atol=1e-7)
+    assert punished.rewards.dtype == np.float32
+    np.testing.assert_array_equal(group.rewards, [1, 0, 1, 0, 1])  # the group given stays as it was
+    assert (punished.verdicts, punished.correct, punished.accuracy) == (group.verdicts, 3, group.accuracy)
+    assert (punished.prompt, punished.responses, punished.step) == (group.prompt, group.responses, 3)
+
+
+def test_a_reward_that_nobody_gave_stays_nan():
+    group = group_of([Verdict.CORRECT] * 3 + [Verdict.INFRA_ERROR] * 2)
+    np.testing.assert_allclose(punish_overlong(group, 100, 0.25).rewards, [1, 1, 0.8, np.nan, np.nan], atol=1e-7)

@@ -1,0 +1,28 @@
+"""What a host that follows reports where it cannot do host 0's work."""
+
+import json
+
+from bapo_jax.config import default_config, resolve
+from bapo_jax.follow import other_settings
+
+
+def a_config(**changes):
+    config = default_config()
+    config.model.path = 'somewhere'
+    config.update_from_flattened_dict({name.replace('__', '.'): value for name, value in changes.items()})
+    return resolve(config)
+
+
+def of_host_0(**changes):
+    """The settings as host 0 sends them."""
+    return json.loads(json.dumps(a_config(**changes).to_dict()))
+
+
+def test_equal_settings_are_no_problem_and_tuples_are_equal_to_the_lists_that_were_sent():
+    assert isinstance(a_config().replay.c2, tuple) and isinstance(of_host_0()['replay']['c2'], list)
+    assert other_settings(of_host_0(), a_config()) == ''
+
+
+def test_differing_settings_are_named():
+    problem = other_settings(of_host_0(seed=1, replay__c2=(0.1,)), a_config(learner__clip_low=0.1))
+    assert problem == 'other settings than host 0; they differ in learner.clip_low, replay.c2, seed'
