@@ -11,9 +11,6 @@ from bapo_jax.models import hf
 from bapo_jax.parallel import make_mesh
 from bapo_jax.policies import HUGGING_FACE, PUBLISHED, RUN, find_policy
 from bapo_jax.rollout.publish import publish
-import jax.numpy as jnp
-from learners import BARE, make_learner
-from bapo_jax.run.checkpoint import Checkpoints, RunState, copy_params
 
 
 @pytest.fixture(scope='module')
@@ -61,22 +58,6 @@ def test_what_is_no_policy_is_refused(tmp_path):
     (tmp_path / 'checkpoints').mkdir()
     with pytest.raises(FileNotFoundError, match='checkpoints holds no complete checkpoint'):
         find_policy(tmp_path)
-
-
-@pytest.mark.parametrize('kind, step, of_run', [(RUN, 4, True), (PUBLISHED, 3, True), (HUGGING_FACE, 0, False)])
-def test_each_kind_is_found_and_read_as_theta(kind, step, of_run, stored, policy):
-    directories, theta = stored
-    found = find_policy(directories[kind])
-    assert (found.kind, found.step, found.base) == (kind, step, policy.path)
-    assert (found.run_config is not None) == of_run
-    found.check(policy.config)
-    want = theta if of_run else policy.params
-    params = found.params(policy.config, make_mesh(1, 1, 1))
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), want)
-    tensors, expected = dict(found.tensors(policy.config)), dict(hf.to_hf(policy.config, want))
-    assert tensors.keys() == expected.keys()
-    for name, tensor in expected.items():
-        np.testing.assert_array_equal(tensors[name], tensor, err_msg=name)
 
 
 def test_where_nothing_lies_it_says_what_could(tmp_path):

@@ -16,6 +16,8 @@ import dataclasses
 from group_builders import graded, make_group
 from bapo_jax.run.evaluation import fingerprint_questions
 
+RIGHT, WRONG, NONE = Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE
+
 
 def sample_lines(questions, samples=2):
     """Lines of the rows of so many questions, as a file of samples holds them."""

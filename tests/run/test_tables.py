@@ -6,6 +6,8 @@ from bapo_jax.groups import Verdict
 from bapo_jax.run.tables import percent, print_scores, print_table
 from bapo_jax.scores import Question, summary
 
+RIGHT, WRONG, NONE = Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE
+
 
 def summary_of(*verdicts, votes=False):
     """The summary of one question."""
