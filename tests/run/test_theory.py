@@ -1,0 +1,75 @@
+"""The monitors are recorded at steps that are due, and change nothing of the step."""
+
+import types
+from collections import Counter
+
+import pytest
+from group_builders import make_group
+
+from bapo_jax.config import default_config
+from bapo_jax.groups import make_batch
+from bapo_jax.learner.monitors import monitor
+from bapo_jax.learner.objective import PROXIMAL
+from bapo_jax.run.run import Step
+from bapo_jax.run.theory import monitored
+
+BATCH = make_batch([make_group(1, 3), make_group(2, 4)], ['x1', 'x3'])
+
+
+class Scoring:
+    """A learner that notes whom it scores; the log-probs under policy p are those of the behaviour policy plus p."""
+
+    def __init__(self):
+        self.scored = []
+
+    def score_batch(self, role, params, batch):
+        self.scored.append((role, params))
+        return [[r.logp + r.logp.dtype.type(params) for r in g.responses] for g in batch.groups]
+
+
+@pytest.fixture
+def step_of():
+    """A function of a step's number, its batch and thresholds: (the step, its learner), after an update from policy 0 to -0.1."""
+
+    def make(number, batch=BATCH, thresholds={}, every=3):
+        config, learner, now = default_config(), Scoring(), Step(0, number, Counter())
+        config.theory.every = every
+        state = types.SimpleNamespace(theta=types.SimpleNamespace(params=0.0))
+        with monitored(config, learner, state, batch, thresholds, now):
+            now.record({'actor/loss': 1.0})
+            state.theta = types.SimpleNamespace(params=-0.1)
+        assert state.theta.params == -0.1
+        return now, learner
+
+    return make
+
+
+def test_a_step_that_is_due_is_scored_before_and_after_its_update_and_records_the_monitors(step_of):
+    now, learner = step_of(6, thresholds={'bapo/c2': 0.25, 'bapo/c3': 0.5})
+    assert learner.scored == [(PROXIMAL, 0.0), (PROXIMAL, -0.1)]
+    before, after = (Scoring().score_batch(PROXIMAL, params, BATCH) for params in (0.0, -0.1))
+    want = monitor(BATCH, before, after, c1=1 / 8, low=0.25, high=0.5)
+    assert now.metrics == {'actor/loss': 1.0, **want}
+    assert all(name.startswith('theory/') for name in want) and want['theory/tv_sequence_after/x1'] > 0
+    assert now.seconds['timing_s/theory'] > 0
+
+
+def test_without_thresholds_every_accuracy_may_be_replayed(step_of):
+    assert step_of(3)[0].metrics == step_of(3, thresholds={'bapo/c2': 0.0, 'bapo/c3': 1.0})[0].metrics
+
+
+@pytest.mark.parametrize('of_step', [{'number': 5}, {'number': 6, 'every': 0}, {'number': 6, 'batch': make_batch([], [])}])
+def test_a_step_that_is_not_due_or_trains_on_nothing_is_left_alone(step_of, of_step):
+    now, learner = step_of(**of_step)
+    assert learner.scored == []
+    assert (now.metrics, now.seconds) == ({'actor/loss': 1.0}, Counter())
+
+
+def test_an_update_that_fails_is_not_hidden_and_records_nothing():
+    config, now = default_config(), Step(0, 6, Counter())
+    config.theory.every = 3
+    state = types.SimpleNamespace(theta=types.SimpleNamespace(params=0.0))
+    with pytest.raises(RuntimeError, match='out of memory'):
+        with monitored(config, Scoring(), state, BATCH, {}, now):
+            raise RuntimeError('out of memory')
+    assert now.metrics == {}
