@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from learners import with_right
+from learners import assert_close, batch_of, gradient, largest
 
 from bapo_jax.config import default_config
 from bapo_jax.groups import make_batch
@@ -53,10 +53,6 @@ def learner(policy):
 @pytest.fixture(scope='module')
 def alone(policy):
     return make_learner(policy, ALONE)
-
-
-def batch_of(groups):
-    return make_batch(groups, ['x1'] * len(groups))
 
 
 def masked(groups):
@@ -117,18 +113,6 @@ def by_response(policy, groups, head):
 
 def flat(by_group):
     return np.concatenate([x for of_group in by_group for x in of_group])
-
-
-def gradient(state):
-    return jax.device_get(optax.tree.get(state.opt_state, 'mu'))
-
-
-def largest(tree):
-    return max(float(np.abs(x).max()) for x in jax.tree.leaves(tree))
-
-
-def assert_close(a, b, tolerance):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * largest(b)), a, b)
 
 
 # ---- values
