@@ -1,64 +1,12 @@
-"""The engine that a config names."""
+"""Which engine a config names. Real servers: test_real_server.py."""
 
 import pytest
 
-from bapo_jax.config import default_config
+from bapo_jax.config import default_config, resolve
 from bapo_jax.parallel import make_mesh
-from bapo_jax.rollout import engines as module
-from bapo_jax.rollout.engines import start_engine
+from bapo_jax.rollout import engines
 from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
-from bapo_jax.config import resolve
-from bapo_jax.rollout import engines
-
-
-@pytest.fixture
-def start(tmp_path):
-    """A function of changes to config.rollout: the engine that is started."""
-
-    def engine_of(**changes):
-        config = default_config()
-        config.rollout.update(changes)
-        return start_engine(config, None, None, (3,), make_mesh(1, 1, 1), tmp_path)
-
-    return engine_of
-
-
-class Noted:
-    """Stands for a class: notes what it is made of."""
-
-    token = 'the token of a server of our own'
-
-    def __init__(self, *args, **options):
-        self.args, self.options, self.started = args, options, False
-
-    def start(self):
-        self.started = True
-
-
-@pytest.fixture
-def vllm(monkeypatch):
-    monkeypatch.setattr(module, 'VllmEngine', Noted)
-    monkeypatch.setattr(module, 'SupervisedServer', Noted)
-    monkeypatch.setenv(TOKEN_VARIABLE, 'the token of the environment')
-
-
-def test_jax_is_the_engine_in_this_process(start):
-    engine = start(engine='jax')
-    assert isinstance(engine, JaxEngine) and engine.servers == 0
-
-
-def test_vllm_asks_the_servers_that_are_listed_with_the_token_of_the_environment(start, vllm):
-    engine = start(engine='vllm', servers=('http://a', 'http://b'))
-    assert engine.args[0] == ['http://a', 'http://b'] and engine.options['token'] == 'the token of the environment'
-
-
-def test_vllm_without_a_listed_server_starts_one_and_asks_it_with_its_own_token(start, vllm, tmp_path):
-    engine = start(engine='vllm', max_prompt_tokens=100, max_response_tokens=20)
-    server, policies, *_ = engine.args
-    assert server.started and server.options['max_tokens'] == 120
-    assert policies == tmp_path / 'policy'
-    assert engine.options['token'] == Noted.token
 
 
 def config(policy, **fields):
@@ -66,6 +14,10 @@ def config(policy, **fields):
     c.model.path = str(policy.path)
     c.rollout.update(fields)
     return resolve(c)
+
+
+def start(c, policy, workdir):
+    return engines.start_engine(c, policy.config, policy.graph, (3,), make_mesh(1, 1, 1), workdir)
 
 
 def test_the_in_process_engine_starts_nothing_and_has_no_servers(policy, tmp_path):
