@@ -136,6 +136,7 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
     need(not (r.mixture and r.sync_every > 1),
          f'rollout.mixture={r.mixture} draws from the last rollout policies, which sync_every={r.sync_every} makes far older; set '
          'rollout.sync_every=1')  # fmt: skip
+    need(not (r.mixture and c.replay.use_x2), f'rollout.mixture={r.mixture} re-evaluates nothing; set replay.use_x2=False')
     need(r.refill_batches == 1 or c.replay.fresh_filter == 'range',
          f'rollout.refill_batches={r.refill_batches} refills with mixed groups, but replay.fresh_filter='
          f'{c.replay.fresh_filter!r}; set it to range')  # fmt: skip

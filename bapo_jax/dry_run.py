@@ -29,6 +29,7 @@ from ml_collections import ConfigDict
 
 from bapo_jax import parallel
 from bapo_jax.learner.learner import Learner, choose_kernel
+from bapo_jax.learner.objective import REFERENCE, objective_of
 from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig, parameters_of
 from bapo_jax.inputs import read_inputs
@@ -111,8 +112,10 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str) -> Result:
     kernel = choose_kernel(config, model, target.mesh, target.platform)
     a_copy = _bytes_of_a_copy(model, target.mesh)
     memory = {'α, the rollout policy': a_copy}
-    if config.learner.kl_target == 'reference':
+    if REFERENCE in objective_of(config.learner).roles:
         memory['θ_0, the reference policy'] = a_copy
+    if config.rollout.mixture:
+        memory['rollout policies before α'] = config.rollout.mixture_policies * a_copy
     if config.learner.advantage == 'gae':
         # Its gradients and activations take the place of the policy's, which are larger and are counted below.
         memory['the critic and its moments'] = 3 * _bytes_of_a_copy(dataclasses.replace(model, value_head=True), target.mesh)

@@ -80,6 +80,10 @@ def test_state_on_gpus_is_exact_and_split():
     assert split.memory['α, the rollout policy'] == parameters(MODEL) - small + 4 * small
     assert 'θ_0, the reference policy' not in whole.memory
     assert measure(config(1, kl_target='reference'), MODEL, '1x80GB').memory['θ_0, the reference policy'] == 4 * parameters(MODEL)
+    mixed = config(1, kl_target='convex')
+    mixed.rollout.mixture = 0.4
+    mixed = measure(mixed, MODEL, '1x80GB').memory
+    assert mixed['θ_0, the reference policy'] == 4 * parameters(MODEL) and mixed['rollout policies before α'] == 8 * parameters(MODEL)
     # A critic has a value head in place of the untied head of 1,000 × 128.
     critic = measure(config(1, advantage='gae'), MODEL, '1x80GB').memory['the critic and its moments']
     assert critic == 12 * (parameters(MODEL) - 1000 * 128 + 128)

@@ -113,6 +113,7 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
         ('dapo', {'rollout__overlap': True, 'mesh__data': 1}, r'rollout\.overlap with .*=0\.0 and rollout\.refill_batches=4'),
         ('dapo', {'replay__fresh_filter': 'none'}, r'rollout\.refill_batches=4 refills with mixed groups.*range'),
         ('remix', {'rollout__sync_every': 5}, r'rollout\.mixture=0\.4.*rollout\.sync_every=1'),
+        ('remix', {'replay__use_x2': True}, r'rollout\.mixture=0\.4 re-evaluates nothing; set replay\.use_x2=False'),
         ('repo', {'replay__use_x3': True}, r'replay\.kind=repo.*replay\.use_x3=False'),
         ('repo', {'replay__retrieve': 'oldest'}, r"replay\.retrieve='oldest' is unknown; choose .* all, recent, reward, variance"),
         ('mopps', {'prompts__target': 1.0}, r'prompts\.target=1\.0'),
