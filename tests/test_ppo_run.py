@@ -8,6 +8,8 @@ from small_run import metrics, run, small_config
 from bapo_jax.models import hf
 from bapo_jax.policies import find_policy
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 @pytest.fixture(scope='module', autouse=True)
 def compile_once(tmp_path_factory):
