@@ -15,7 +15,7 @@ from bapo_jax.hosts import Hosts
 from bapo_jax.inputs import model_path_exists
 from bapo_jax.learner.critic import blank_targets
 from bapo_jax.learner.learner import build_learner
-from bapo_jax.learner.packing import blank_rows
+from bapo_jax.learner.packed import blank_rows
 from bapo_jax.models import hf
 from bapo_jax.run.checkpoint import open_run
 from bapo_jax.run.directory import differences

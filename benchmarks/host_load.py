@@ -30,7 +30,8 @@ from rich.table import Table
 from bapo_jax.config import default_config
 from bapo_jax.groups import X1, X2, X3, Batch, Group, Prompt, Response, Verdict, binary_rewards
 from bapo_jax.learner.credit import advantages, token_weights
-from bapo_jax.learner.packing import Rows, cut, pack
+from bapo_jax.learner.packed import Rows
+from bapo_jax.learner.packing import cut, pack
 from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer
 from bapo_jax.replay.bapo import fill
 from bapo_jax.replay.buffer import ReplayBuffer

@@ -24,7 +24,8 @@ from bapo_jax import parallel
 from bapo_jax.groups import ByGroup
 from bapo_jax.learner import credit
 from bapo_jax.learner.logprobs import hidden_states, shift_right
-from bapo_jax.learner.packing import Part, Sequences
+from bapo_jax.learner.packed import Sequences
+from bapo_jax.learner.packing import Part
 from bapo_jax.learner.score import on_response_tokens
 from bapo_jax.learner.update import (
     TrainState, accumulate, check_finite, clipped_adamw, initial_state, state_shapes, stepped,

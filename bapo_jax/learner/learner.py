@@ -19,7 +19,8 @@ from bapo_jax.hosts import Hosts
 from bapo_jax.learner import credit
 from bapo_jax.learner.critic import CRITIC, Critic, Targets, pack_targets, value_metrics
 from bapo_jax.learner.objective import PROXIMAL, numbers_of, objective_of, switched
-from bapo_jax.learner.packing import Part, Rows, Sequences, blank_rows, cut, pack
+from bapo_jax.learner.packed import Rows, Sequences, blank_rows
+from bapo_jax.learner.packing import Part, cut, pack
 from bapo_jax.learner.score import score
 from bapo_jax.learner.update import Program, TrainState, clipped_adamw, initial_state, mean_metrics, state_shapes, update
 from bapo_jax.models import attention, hf

@@ -18,7 +18,7 @@ from bapo_jax.groups import ORIGINS
 from bapo_jax.learner.losses import (
     RATIO_LEVELS, SURROGATES, Clip, Tokens, importance_ratio, k3, total_variation, truncated_weight,
 )  # fmt: skip
-from bapo_jax.learner.packing import Rows
+from bapo_jax.learner.packed import Rows
 
 # Roles: policies whose log-probs a row's objective reads. A response stores the behaviour policy's; the others are scored.
 BEHAVIOUR, PROXIMAL, REFERENCE, PREVIOUS = 'behaviour', 'proximal', 'reference', 'previous'

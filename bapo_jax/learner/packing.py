@@ -12,26 +12,7 @@ import grain
 import numpy as np
 
 from bapo_jax.groups import ORIGINS, Batch, ByGroup
-
-
-class Sequences(NamedTuple):
-    """What a policy scores, [M, R, T]."""
-
-    tokens: np.ndarray  # int32
-    segment: np.ndarray  # int32, 0 is padding, then 1, 2, … along the row: who attends to whom
-    position: np.ndarray  # int32, from 0 at each segment's start
-    response: np.ndarray  # int32, 1, 2, … along the row on the tokens that are trained on, 0 elsewhere
-
-
-class Rows(NamedTuple):
-    """What the objective is taken over, [M, R, T]; all but the sequences are 0 where `response` is."""
-
-    sequences: Sequences
-    origin: np.ndarray  # int8, 1 + index into ORIGINS
-    behaviour: np.ndarray  # float32, log-prob under the behaviour policy, as sampled
-    advantage: np.ndarray  # float32
-    weight: np.ndarray  # float32: the loss is Σ weight · token loss
-    roles: Mapping[str, np.ndarray]  # float32, by role: the log-prob under that policy
+from bapo_jax.learner.packed import Rows, Sequences
 
 
 class Layout(NamedTuple):
@@ -163,13 +144,3 @@ def pack(part: Part, advantage: ByGroup, weight: Sequence[float], roles: Mapping
         weight=on_trained(lambda i, j: next(weights), np.float32),
         roles={role: part.on_responses(scores, np.float32) for role, scores in roles.items()},
     )
-
-
-def blank_rows(shape: tuple[int, int, int], roles: Sequence[str] = ()) -> Rows:
-    """Rows [M, R, T] without a token."""
-
-    def zeros(*dtypes: Any) -> list[np.ndarray]:
-        return [np.zeros(shape, dtype) for dtype in dtypes]
-
-    sequences = Sequences(*zeros(*[np.int32] * 4))
-    return Rows(sequences, *zeros(np.int8, *[np.float32] * 3), {role: zeros(np.float32)[0] for role in roles})

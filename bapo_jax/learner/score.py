@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bapo_jax.learner.logprobs import token_logprobs
-from bapo_jax.learner.packing import Sequences
+from bapo_jax.learner.packed import Sequences
 from bapo_jax.models.attention import Attention
 
 

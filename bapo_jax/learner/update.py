@@ -21,7 +21,7 @@ from bapo_jax import parallel
 from bapo_jax.groups import ORIGINS
 from bapo_jax.learner.logprobs import token_logprobs
 from bapo_jax.learner.objective import Objective, evaluate_objective
-from bapo_jax.learner.packing import Rows
+from bapo_jax.learner.packed import Rows
 from bapo_jax.models.attention import Attention
 
 _BY_ORIGIN = ('clipped_by_origin', 'tv_by_origin', 'ratio_by_origin', 'squared_ratio_by_origin', 'tokens_by_origin')

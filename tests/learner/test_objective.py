@@ -11,7 +11,7 @@ from learners import learner_config
 from bapo_jax.groups import ORIGINS
 from bapo_jax.learner.losses import Clip, k3
 from bapo_jax.learner.objective import KL, Objective, evaluate_objective, numbers_of, objective_of
-from bapo_jax.learner.packing import Rows, Sequences
+from bapo_jax.learner.packed import Rows, Sequences
 
 PLAIN = Objective('token', 'clip', Clip(0.2, 0.3, 3.0), 'behaviour', None, None, (), False)
 NUMBERS = {'temperature': np.float32(1), 'kl_coef': np.float32(0.3), 'entropy_coef': np.float32(0.05)}

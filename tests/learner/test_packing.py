@@ -11,7 +11,8 @@ from hypothesis import given, settings, strategies as st
 
 from bapo_jax.groups import ORIGINS, Prompt, Response, make_batch
 from bapo_jax.learner.credit import AGGREGATIONS, advantages, token_weights
-from bapo_jax.learner.packing import blank_rows, cut, lay_out, mini_batches, pack
+from bapo_jax.learner.packed import blank_rows
+from bapo_jax.learner.packing import cut, lay_out, mini_batches, pack
 
 
 def make_group(prompt_id, prompt_length, lengths, right, masked=None):
