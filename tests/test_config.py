@@ -69,7 +69,7 @@ def test_an_impossible_config_is_refused_naming_field_and_remedy(changes, messag
     ],
 )
 def test_the_choices_of_a_field_are_the_names_of_its_functions(field, table):
-    """config.py repeats them: it checks before JAX is imported."""
+    """config_method.py repeats them: it checks before JAX is imported."""
     with pytest.raises(ValueError) as error:
         resolve(a_config(**{field.replace('.', '__'): 'no_such_name'}))
     assert f"{field}='no_such_name' is unknown; choose one of {', '.join(table)}" in str(error.value).splitlines()[1]

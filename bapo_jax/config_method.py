@@ -1,0 +1,213 @@
+"""What a method is made of: the sections rollout, replay, learner and critic of a config, each with its checks."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from bapo_jax.fields import Need, at_least_one, not_negative, one_of, positive
+from bapo_jax.replay.bapo import RULES
+from bapo_jax.replay.filters import FILTERS
+from bapo_jax.replay.kinds import KINDS
+from bapo_jax.replay.repo import RETRIEVE
+from bapo_jax.replay.thresholds import DIRECTIONS, R_TOT
+from bapo_jax.rollout.schedule import PHASES
+from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+
+
+def rollout_section() -> ConfigDict:
+    """Who answers, and when."""
+    r = ConfigDict()
+    r.sync_every = 5  # v: the rollout policy α becomes π_θ every v steps
+    r.sync_phase = 'paper'  # at steps t with t mod v = 0 (paper), or (t - 1) mod v = 0 (the authors' code)
+    r.reevaluation_syncs = False  # a re-evaluation leaves π_θ as the new α, as in the authors' code
+    r.mixture = 0.0  # p: the share of prompts that a recent rollout policy answers, not the newest (ReMix)
+    r.mixture_policies = 2  # N: how many of the last rollout policies those are drawn from
+    r.refill_batches = 1  # at most so many batches of prompts a step, until B groups pass the filter (DAPO); 1: no refill
+    r.group_size = 8  # G responses to each prompt
+    r.temperature = 1.0  # of sampling; all log-probs are of logits / temperature
+    r.top_p = 1.0  # must be 1: cutting the distribution makes the stored log-probs those of another policy
+    r.top_k = -1  # must be -1 (off), for the same reason
+    r.max_prompt_tokens = 512  # a longer training prompt is left out, a longer one of a benchmark refused
+    r.max_response_tokens = 2048  # a longer response is cut and has finish reason 'length'
+    r.engine = 'jax'  # who answers: jax (in this process) or vllm (a process of its own)
+    r.overlap = False  # answer the prompts of later steps, up to the next sync, while a step trains
+    r.rows = 512  # jax: responses sampled at once
+    r.servers = ()  # vllm: URLs of running servers; (): one is started and supervised
+    r.dtype = 'float32'  # vllm: what policies are shipped and served in: float32 or bfloat16
+    r.concurrency = 64  # vllm: groups under way at a server
+    r.deadline_s = 600.0  # vllm: most seconds for a request, and for a server to start
+    r.probe_tolerance = 0.0  # vllm: most |server's - trainer's| log-prob after a sync; 0: 1e-3 in float32, 0.5 in bfloat16
+    r.server_memory = 0.0  # vllm: fraction of the GPU's memory for the server that is started; 0: vLLM's choice
+    r.server_args = ()  # vllm: more of vLLM's own flags for it, such as ('--tensor-parallel-size=2',)
+    return r
+
+
+def check_rollout(c: ConfigDict, need: Need) -> None:
+    r = c.rollout
+    one_of(need, c, 'rollout.engine', ('jax', 'vllm'))
+    one_of(need, c, 'rollout.dtype', ('float32', 'bfloat16'))
+    one_of(need, c, 'rollout.sync_phase', PHASES)
+    at_least_one(
+        need, c, 'rollout.sync_every', 'rollout.mixture_policies', 'rollout.refill_batches', 'rollout.max_prompt_tokens',
+        'rollout.max_response_tokens', 'rollout.rows', 'rollout.concurrency',
+    )  # fmt: skip
+    positive(need, c, 'rollout.temperature', 'rollout.deadline_s')
+    need(0 <= r.mixture < 1, f'rollout.mixture={r.mixture} is a share of prompts, in [0, 1)')
+    need(not (r.overlap and (r.mixture or r.refill_batches > 1)),
+         f'rollout.overlap with rollout.mixture={r.mixture} and rollout.refill_batches={r.refill_batches}: how many prompts a step '
+         'takes, or which policies answer, is known at that step alone; set rollout.overlap=False')  # fmt: skip
+    need(not (r.mixture and r.sync_every > 1),
+         f'rollout.mixture={r.mixture} draws from the last rollout policies, which sync_every={r.sync_every} makes far older; set '
+         'rollout.sync_every=1')  # fmt: skip
+    need(not (r.mixture and c.replay.use_x2), f'rollout.mixture={r.mixture} re-evaluates nothing; set replay.use_x2=False')
+    need(r.refill_batches == 1 or c.replay.fresh_filter == 'range',
+         f'rollout.refill_batches={r.refill_batches} refills with mixed groups, but replay.fresh_filter='
+         f'{c.replay.fresh_filter!r}; set it to range')  # fmt: skip
+    need(r.group_size >= 2, f'rollout.group_size={r.group_size}: a group advantage needs at least 2 responses; raise it')
+    need(r.top_p == 1.0 and r.top_k == -1,
+         f'rollout.top_p={r.top_p}, rollout.top_k={r.top_k}: a cut distribution makes stored log-probs incomparable with the '
+         "trainer's; set rollout.top_p=1 and rollout.top_k=-1")  # fmt: skip
+    need(not r.servers or bool(os.environ.get(TOKEN_VARIABLE)),
+         f"rollout.servers={r.servers}, but {TOKEN_VARIABLE} is not set; put the servers' token there")  # fmt: skip
+    need(0 <= r.server_memory < 1, f'rollout.server_memory={r.server_memory} is a fraction of the GPU, in [0, 1)')
+    need(r.rows >= r.group_size, f'rollout.rows={r.rows} is smaller than rollout.group_size={r.group_size}; raise it')
+
+
+def replay_section() -> ConfigDict:
+    """What is trained on."""
+    p = ConfigDict()
+    p.kind = 'bapo'  # who builds the batch: bapo (Algorithm 1; GRPO with its parts off), repo (a prompt's own earlier responses)
+    p.fresh_filter = 'gaussian'  # X1: none, range (drop all-right and all-wrong), gaussian(.5, .2), uniform(.6)
+    p.reevaluate_every = 5  # m: π_θ re-evaluates hard prompts every m steps
+    p.max_reevaluate = 128  # at most this many of them
+    p.c1 = 1 / 8  # a group with accuracy <= c1 is hard; a re-evaluated one with c1 < accuracy < 1 enters X2
+    p.improved_rule = 'threshold'  # X2: c1 < accuracy < 1 (threshold), or better than before, 1 included (strict_increase)
+    p.c2 = (4 / 8, 1 / 8)  # lower bound of X3's accuracy at r_tot = 0 and at 1; a lone number is fixed
+    p.c3 = (5 / 8, 2 / 8)  # upper bound, likewise
+    p.thresholds = 'easy_to_hard'  # direction of c2, c3 over r_tot; 'literal' is eq. 8 as printed [centre; literal, half]
+    p.r_tot = 'ema'  # the performance c2, c3 follow: ema of the fresh groups' accuracy, or the mean over the buffer
+    p.bad_capacity = 0  # prompts kept for re-evaluation, first in first out; 0: learner.batch_groups
+    p.high_capacity = 0  # groups kept for replay; 0: high_recent_steps × learner.batch_groups
+    p.high_recent_steps = 3  # replay reaches back this many steps [wide; wide_recent_1, wide_recent_10]
+    p.shared_pool = False  # one pool of bad_capacity prompts for both parts, as in the authors' code
+    p.use_x2 = True  # train on improved hard prompts
+    p.use_x3 = True  # fill the batch from the buffer
+    p.retrieve = 'recent'  # repo: which of a prompt's earlier responses: all, recent, reward (highest), variance (of rewards)
+    p.retrieve_count = 0  # repo: how many of them; 0: G
+    p.retrieve_normalisation = 'split'  # repo: fresh and earlier responses have baselines of their own, or one (mixed)
+    p.per_prompt = 0  # repo: responses kept of a prompt, replayed once so many are there; 0: 2 G
+    p.x3_untrained = False  # but with nothing that was X1 or X3 before [wide_gaussian; wide_gaussian_untrained]
+    return p
+
+
+def check_replay(c: ConfigDict, need: Need) -> None:
+    p = c.replay
+    one_of(need, c, 'replay.kind', KINDS)
+    one_of(need, c, 'replay.retrieve', RETRIEVE)
+    one_of(need, c, 'replay.retrieve_normalisation', ('split', 'mixed'))
+    not_negative(need, c, 'replay.retrieve_count')
+    need(p.kind != 'repo' or (p.fresh_filter == 'none' and not p.use_x2 and not p.use_x3),
+         f'replay.kind=repo trains on every fresh group and its own replay; set replay.fresh_filter=none (not {p.fresh_filter!r}), '
+         'replay.use_x2=False and replay.use_x3=False')  # fmt: skip
+    one_of(need, c, 'replay.fresh_filter', FILTERS)
+    one_of(need, c, 'replay.improved_rule', RULES)
+    one_of(need, c, 'replay.r_tot', R_TOT)
+    one_of(need, c, 'replay.thresholds', DIRECTIONS)
+    at_least_one(
+        need, c, 'replay.reevaluate_every', 'replay.max_reevaluate', 'replay.bad_capacity', 'replay.high_capacity',
+        'replay.high_recent_steps', 'replay.per_prompt',
+    )  # fmt: skip
+    need(0 <= p.c1 < 1, f'replay.c1={p.c1} must be in [0, 1)')
+    c2, c3 = np.atleast_1d(p.c2), np.atleast_1d(p.c3)
+    if c2.shape not in ((1,), (2,)) or c3.shape not in ((1,), (2,)):
+        need(False, f'replay.c2={p.c2} and replay.c3={p.c3} must each be one number or (value at r_tot = 0, value at 1)')
+        return
+    need(c2[0] <= c3[0] and c2[-1] <= c3[-1],
+         f'replay.c2={p.c2} exceeds replay.c3={p.c3} at an end, so no accuracy is replayed; swap or lower c2')  # fmt: skip
+    need(0 <= min(*c2, *c3) and max(*c2, *c3) <= 1, f'replay.c2={p.c2} and replay.c3={p.c3} are accuracies, in [0, 1]')
+
+
+def learner_section() -> ConfigDict:
+    """How the policy improves."""
+    l = ConfigDict()  # noqa: E741
+    l.batch_groups = 256  # B: fresh prompts a step, and the most groups in a batch
+    l.mini_batch_groups = 64  # groups an optimizer step
+    l.partial_mini_batch = 'rebalance'  # an underfilled batch is cut into equal parts; 'keep' leaves a ragged last one
+    l.shuffle = True  # mini-batches are cut from a random order of groups; False: from X1, X2, X3 as they stand
+    l.passes_per_batch = 1  # passes over a batch
+    l.learning_rate = 1e-6  # AdamW, constant
+    l.warmup_updates = 0  # optimizer steps of linear warm-up
+    l.weight_decay = 0.01  # AdamW
+    l.grad_clip = 1.0  # on the global norm
+    l.clip_low = 0.2  # trust region [1 - clip_low, 1 + clip_high] of the importance ratio
+    l.clip_high = 0.2
+    l.clip_centre = 'one'  # the trust region sits around 1, or around π_prox / α (proximal: GePPO, ReMix)
+    l.dual_clip = 3.0  # bound on a negative advantage's loss, in advantages; 0: none
+    l.anchor = 'behaviour'  # the ratio's denominator: behaviour (α), proximal (π at the step's start), decoupled
+    l.importance_cap = 2.0  # decoupled: the weight π_prox / α is cut at this
+    l.ratio_level = 'token'  # of which the importance ratio is taken
+    l.surrogate = 'clip'  # the policy-gradient loss: clip (PPO), cispo
+    l.kl_target = 'behaviour'  # held close to: behaviour (eq. 3), proximal, reference (θ_0), convex (reference, previous), none
+    l.kl_coef = 0.001  # β
+    l.switch_step = 0  # T: after it the reference is π_T, and rollouts, passes and KL are GRPO's (ReMix); 0: never
+    l.entropy_coef = 0.001  # weight of the entropy bonus
+    l.aggregation = 'token_mean'  # over a mini-batch: token_mean, or seq_mean_token_mean (eq. 1) [centre; sequence_mean]
+    l.advantage = 'group_std'  # (r - mean) / (std + 1e-6); 'paper_eq2' has the population variance; 'gae': from a critic (PPO)
+    l.row_tokens = 0  # tokens of a packed row; 0: prompt and response limits together
+    l.micro_batch_rows = 8  # rows the device sees at once; gradients are summed over micro-batches
+    l.logprob_chunk = 0  # positions of a row whose logits exist at once; divides row_tokens; 0: the whole row
+    l.remat = False  # recompute each layer in the backward pass, to save memory
+    return l
+
+
+def check_learner(c: ConfigDict, need: Need) -> None:
+    r, l = c.rollout, c.learner  # noqa: E741
+    # Names of learner/, which imports JAX; checks come before that.
+    one_of(need, c, 'learner.anchor', ('behaviour', 'proximal', 'decoupled'))
+    one_of(need, c, 'learner.kl_target', ('behaviour', 'proximal', 'reference', 'convex', 'none'))
+    one_of(need, c, 'learner.clip_centre', ('one', 'proximal'))
+    one_of(need, c, 'learner.ratio_level', ('token', 'sequence'))
+    one_of(need, c, 'learner.surrogate', ('clip', 'cispo'))
+    one_of(need, c, 'learner.aggregation', ('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum'))
+    one_of(need, c, 'learner.advantage', ('group_std', 'paper_eq2', 'centred', 'over_mean', 'gae'))
+    one_of(need, c, 'learner.partial_mini_batch', ('rebalance', 'keep'))
+    at_least_one(
+        need, c, 'learner.batch_groups', 'learner.mini_batch_groups', 'learner.passes_per_batch', 'learner.micro_batch_rows',
+        'learner.row_tokens', 'learner.logprob_chunk',
+    )  # fmt: skip
+    not_negative(
+        need, c, 'learner.switch_step', 'learner.warmup_updates', 'learner.kl_coef', 'learner.entropy_coef', 'learner.weight_decay',
+        'learner.dual_clip',
+    )  # fmt: skip
+    positive(
+        need, c, 'learner.learning_rate', 'learner.grad_clip', 'learner.clip_low', 'learner.clip_high', 'learner.importance_cap'
+    )
+    need(l.mini_batch_groups <= l.batch_groups,
+         f'learner.mini_batch_groups={l.mini_batch_groups} exceeds learner.batch_groups={l.batch_groups}; lower it')  # fmt: skip
+    need(l.row_tokens >= r.max_prompt_tokens + r.max_response_tokens,
+         f'learner.row_tokens={l.row_tokens} is shorter than rollout.max_prompt_tokens + rollout.max_response_tokens = '
+         f'{r.max_prompt_tokens + r.max_response_tokens}; raise it')  # fmt: skip
+    need(l.logprob_chunk < 1 or l.row_tokens % l.logprob_chunk == 0,
+         f'learner.logprob_chunk={l.logprob_chunk} must divide learner.row_tokens={l.row_tokens}')  # fmt: skip
+
+
+def critic_section() -> ConfigDict:
+    """The critic of rows with learner.advantage='gae': the policy's decoder with a value head, trained beside it."""
+    v = ConfigDict()
+    v.learning_rate = 1e-5  # AdamW, constant; weight decay and clip of the gradient are the learner's
+    v.value_clip = 0.5  # a value's loss gains nothing by moving farther than this from the value before the step
+    v.gamma = 1.0  # γ, the discount a token
+    v.gae_lambda = 1.0  # λ of the advantage estimate; 1: reward - value where γ is 1 too
+    v.warmup_steps = 0  # first steps in which the critic alone is trained
+    return v
+
+
+def check_critic(c: ConfigDict, need: Need) -> None:
+    v = c.critic
+    positive(need, c, 'critic.learning_rate', 'critic.value_clip')
+    not_negative(need, c, 'critic.warmup_steps')
+    need(0 < v.gamma <= 1, f'critic.gamma={v.gamma} is a discount, in (0, 1]')
+    need(0 <= v.gae_lambda <= 1, f'critic.gae_lambda={v.gae_lambda} must be in [0, 1]')
