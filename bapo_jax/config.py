@@ -176,7 +176,6 @@ def resolve(config: ConfigDict) -> ConfigDict:
     c.replay.high_capacity = c.replay.high_capacity or c.replay.high_recent_steps * c.learner.batch_groups
     c.replay.per_prompt = c.replay.per_prompt or 2 * c.rollout.group_size
     c.learner.row_tokens = c.learner.row_tokens or c.rollout.max_prompt_tokens + c.rollout.max_response_tokens
-    c.learner.logprob_chunk = c.learner.logprob_chunk or c.learner.row_tokens
     rounded = 'bfloat16' in (c.rollout.dtype, c.model.dtype)
     c.rollout.probe_tolerance = c.rollout.probe_tolerance or (0.5 if rounded else 1e-3)
     check(c)

@@ -158,8 +158,7 @@ def learner_section() -> ConfigDict:
     l.advantage = 'group_std'  # (r - mean) / (std + 1e-6); 'paper_eq2' has the population variance; 'gae': from a critic (PPO)
     l.row_tokens = 0  # tokens of a packed row; 0: prompt and response limits together
     l.micro_batch_rows = 8  # rows the device sees at once; gradients are summed over micro-batches
-    l.logprob_chunk = 0  # positions of a row whose logits exist at once; divides row_tokens; 0: the whole row
-    l.remat = False  # recompute each layer in the backward pass, to save memory
+    l.remat = 'none'  # what the backward pass recomputes: none, attention_and_mlp_inputs, full; offload: kept in host memory
     return l
 
 
@@ -174,9 +173,10 @@ def check_learner(c: ConfigDict, need: Need) -> None:
     one_of(need, c, 'learner.aggregation', ('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum'))
     one_of(need, c, 'learner.advantage', ('group_std', 'paper_eq2', 'centred', 'over_mean', 'gae'))
     one_of(need, c, 'learner.partial_mini_batch', ('rebalance', 'keep'))
+    one_of(need, c, 'learner.remat', ('none', 'attention_and_mlp_inputs', 'offload', 'full'))
     at_least_one(
         need, c, 'learner.batch_groups', 'learner.mini_batch_groups', 'learner.passes_per_batch', 'learner.micro_batch_rows',
-        'learner.row_tokens', 'learner.logprob_chunk',
+        'learner.row_tokens',
     )  # fmt: skip
     not_negative(
         need, c, 'learner.switch_step', 'learner.warmup_updates', 'learner.kl_coef', 'learner.entropy_coef', 'learner.weight_decay',
@@ -190,8 +190,6 @@ def check_learner(c: ConfigDict, need: Need) -> None:
     need(l.row_tokens >= r.max_prompt_tokens + r.max_response_tokens,
          f'learner.row_tokens={l.row_tokens} is shorter than rollout.max_prompt_tokens + rollout.max_response_tokens = '
          f'{r.max_prompt_tokens + r.max_response_tokens}; raise it')  # fmt: skip
-    need(l.logprob_chunk < 1 or l.row_tokens % l.logprob_chunk == 0,
-         f'learner.logprob_chunk={l.logprob_chunk} must divide learner.row_tokens={l.row_tokens}')  # fmt: skip
 
 
 def critic_section() -> ConfigDict:

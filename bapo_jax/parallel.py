@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -95,18 +95,34 @@ def parameter_sharding(mesh: Mesh, params: Any, rules: ShardingRules = ShardingR
     return jax.tree_util.tree_map_with_path(one, params)
 
 
+def parameter_specs(mesh: Mesh, params: Any) -> Any:
+    """The PartitionSpec of every leaf of `params`; raises as `parameter_sharding` does."""
+    return jax.tree.map(lambda sharding: sharding.spec, parameter_sharding(mesh, params))
+
+
 def with_sharding(shapes: Any, sharding: Any) -> Any:
     """The shapes, each with where it lives."""
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, sharding)
 
 
+ROWS = ('data', 'fsdp')  # the mesh axes that split rows
+
+
 def row_sharding(mesh: Mesh, leading_axes: int = 0) -> NamedSharding:
     """Splits rows over 'data' and 'fsdp'; the `leading_axes` axes before the rows are not split."""
-    return NamedSharding(mesh, PartitionSpec(*[None] * leading_axes, ('data', 'fsdp')))
+    return NamedSharding(mesh, PartitionSpec(*[None] * leading_axes, ROWS))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
+
+
+def per_device(function: Callable, mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable:
+    """`function` of each device's own parts of its arguments, split by `in_specs`; what it gives are parts, split by `out_specs`.
+
+    A part that is not split over an axis must be equal on that axis's devices.
+    """
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def spread(arrays: Any, sharding: NamedSharding) -> Any:

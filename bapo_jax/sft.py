@@ -28,7 +28,8 @@ from absl import app, flags
 from flax import nnx
 
 from bapo_jax.learner.logprobs import token_logprobs
-from bapo_jax.models import attention, hf
+from bapo_jax.learner.packed import Sequences
+from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer
 from bapo_jax.tasks import countdown
 from bapo_jax.tasks.countdown_data import training_problems
@@ -128,11 +129,9 @@ def train_step(params, opt_state, tokens_BxT, is_target_BxT, *, graph, optimizer
 
     def loss_fn(params):
         # Each row holds one sequence; no target lies in the padding at its end.
-        logp_BxT, _ = token_logprobs(
-            nnx.merge(graph, params), tokens_BxT, jnp.ones_like(tokens_BxT), position_BxT, 1.0,
-            attention=attention.xla, chunk=ROW_TOKENS, remat=False,
-        )  # fmt: skip
-        return -jnp.sum(logp_BxT * is_target_BxT.astype(logp_BxT.dtype)) / jnp.sum(is_target_BxT).astype(logp_BxT.dtype)
+        sequences = Sequences(tokens_BxT, jnp.ones_like(tokens_BxT), position_BxT, response=is_target_BxT.astype(jnp.int32))
+        logp_BxT, _ = token_logprobs(nnx.merge(graph, params), sequences, jnp.float32(1.0))
+        return -jnp.sum(logp_BxT) / jnp.sum(is_target_BxT).astype(logp_BxT.dtype)
 
     loss, gradient = jax.value_and_grad(loss_fn)(params)
     with jax.numpy_dtype_promotion('standard'):  # optax raises a float to the int32 number of updates

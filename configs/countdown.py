@@ -22,7 +22,7 @@ def get_config(method: str = 'bapo'):
     c.rollout.max_prompt_tokens, c.rollout.max_response_tokens = 512, 2048
     c.learner.entropy_coef = 0.0
     c.learner.kl_coef = 0.005
-    c.learner.remat, c.learner.logprob_chunk = True, 256
+    c.learner.remat = 'full'
     c.evaluate.every, c.evaluate.temperature, c.evaluate.samples = 5, 0.6, 8
     apply_method(c, method, 'countdown')
     return c

@@ -29,7 +29,7 @@ def get_config(method: str = 'bapo'):
     c.rollout.engine, c.rollout.dtype, c.rollout.overlap = 'vllm', 'bfloat16', True
     c.rollout.max_prompt_tokens, c.rollout.max_response_tokens = 2048, 8192
     c.rollout.deadline_s = 3600.0  # a group of eight long responses may wait in the server's queue
-    c.learner.remat, c.learner.logprob_chunk = True, 1024
+    c.learner.remat = 'full'
     c.evaluate.every, c.evaluate.temperature, c.evaluate.samples = 50, 0.6, 8
     c.evaluate.benchmarks = ('aime24', 'amc23', 'math500', 'minerva', 'olympiadbench')
     apply_method(c, method, 'math')

@@ -13,6 +13,7 @@ import functools
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -22,9 +23,9 @@ from real_servers import base, connect, server, two_servers  # noqa: F401  (fixt
 from tiny import STOP_TOKENS, TINY, Policy
 
 from bapo_jax.groups import Prompt
-from bapo_jax.learner.logprobs import token_logprobs
+from bapo_jax.learner.logprobs import Compute, token_logprobs
+from bapo_jax.learner.packed import Sequences
 from bapo_jax.models import hf
-from bapo_jax.models.attention import xla
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
 
@@ -102,14 +103,15 @@ def learner(policy):
 
 @pytest.fixture(scope='session')
 def score(policy):
-    """The trainer's log-probs and entropy, compiled: (params, tokens, segment, position, temperature) -> two arrays [B, T]."""
+    """The trainer's log-probs and entropy, compiled: (params, tokens, segment, position, temperature) -> two arrays [B, T].
 
-    @functools.partial(jax.jit, static_argnames=('chunk', 'remat', 'graph'))
-    def run(params, tokens, segment, position, temperature, *, chunk=None, remat=False, graph=policy.graph):
-        model = nnx.merge(graph, params)
-        return token_logprobs(
-            model, tokens, segment, position, temperature, attention=xla, chunk=chunk or tokens.shape[1], remat=remat
-        )
+    Every token counts as a response's, but for the first of a segment.
+    """
+
+    @functools.partial(jax.jit, static_argnames=('compute', 'graph'))
+    def run(params, tokens, segment, position, temperature, *, compute=Compute(), graph=policy.graph):
+        sequences = Sequences(tokens, segment, position, response=jnp.where(position > 0, segment, 0))
+        return token_logprobs(nnx.merge(graph, params), sequences, temperature, compute)
 
     return run
 

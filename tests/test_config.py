@@ -45,7 +45,7 @@ def a_config(**changes):
         ({'task__reward': 'math:hypot3'}, r"task\.reward='math:hypot3': math has no function hypot3"),
         ({'rollout__temperature': 0.0}, r'rollout\.temperature'),
         ({'learner__row_tokens': 100}, r'learner\.row_tokens=100 is shorter than.*2560'),
-        ({'learner__logprob_chunk': 100}, r'learner\.logprob_chunk=100 must divide learner\.row_tokens=2560'),
+        ({'learner__remat': 'True'}, r'learner\.remat.*attention_and_mlp_inputs'),
         ({'checkpoint__every': 0}, r'checkpoint\.every'),
         ({'rollout__engine': 'sglang'}, r"rollout\.engine='sglang'.*jax, vllm"),
         ({'rollout__servers': ('http://127.0.0.1:8000',)}, r'rollout\.servers.*BAPO_ROLLOUT_TOKEN is not set'),
@@ -84,7 +84,7 @@ def test_all_problems_are_reported_at_once():
 def test_resolve_derives_what_is_zero_and_leaves_its_argument_alone():
     c = a_config()
     r = resolve(c)
-    assert (r.replay.bad_capacity, r.replay.high_capacity, r.learner.row_tokens, r.learner.logprob_chunk) == (256, 768, 2560, 2560)
+    assert (r.replay.bad_capacity, r.replay.high_capacity, r.learner.row_tokens) == (256, 768, 2560)
     assert c.learner.row_tokens == 0
 
 

@@ -33,7 +33,7 @@ def config(topology_devices=1, **learner):
     c = default_config()
     c.model.path, c.model.dtype = 'unused', 'bfloat16'
     c.mesh.fsdp = topology_devices
-    c.learner.update({'row_tokens': 512, 'logprob_chunk': 128, 'micro_batch_rows': 8, 'remat': True, **learner})
+    c.learner.update({'row_tokens': 512, 'micro_batch_rows': 8, 'remat': 'full', **learner})
     return c
 
 
@@ -55,7 +55,7 @@ def test_the_gpu_model_by_hand():
         'weights gathered or cast': weights,
         'fragmentation': (3 * tokens * 128 * 2 + 2 * kept + weights) // 20,
     }
-    without = gpu_memory(MODEL, config(4, remat=False).learner, {'data': 1, 'fsdp': 4, 'tensor': 1}, 1_000_000)
+    without = gpu_memory(MODEL, config(4, remat='none').learner, {'data': 1, 'fsdp': 4, 'tensor': 1}, 1_000_000)
     assert without['residual stream'] == 3 * kept
     many_words = dataclasses.replace(MODEL, vocab_size=30_000)
     wide = gpu_memory(many_words, config(4).learner, {'data': 1, 'fsdp': 2, 'tensor': 2}, 1_000_000)
@@ -115,7 +115,7 @@ def test_fits_is_a_comparison():
 
 @pytest.mark.slow
 def test_the_compiled_step_is_the_step_that_trains(policy, groups, monkeypatch):
-    c = config(1, mini_batch_groups=6, row_tokens=32, logprob_chunk=16, anchor='decoupled')
+    c = config(1, mini_batch_groups=6, row_tokens=32, anchor='decoupled')
     learner = Learner(c, policy.config, make_mesh(1, 1, 1), 'xla')
     arguments, step = [], learner._update
     monkeypatch.setattr(learner, '_update', lambda state, *rest: arguments.append(rest) or step(state, *rest))
@@ -128,7 +128,7 @@ def test_the_compiled_step_is_the_step_that_trains(policy, groups, monkeypatch):
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_array_equal(a, b)
-    memory = measure(config(1, micro_batch_rows=16, row_tokens=32, logprob_chunk=32), policy.config, '').memory
+    memory = measure(config(1, micro_batch_rows=16, row_tokens=32), policy.config, '').memory
     assert memory['θ, the moments and the mini-batch'] > 12 * parameters(policy.config)
 
 

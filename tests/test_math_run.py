@@ -50,7 +50,7 @@ SMALL = {
     'rollout.group_size': 4, 'rollout.sync_every': 2, 'rollout.max_prompt_tokens': PROMPT_TOKENS,
     'rollout.max_response_tokens': RESPONSE_TOKENS, 'rollout.server_args': "('--enforce-eager',)", 'replay.reevaluate_every': 3,
     'replay.c1': 1 / 4,  # of four responses one, as 1/8 is of eight
-    'learner.batch_groups': 8, 'learner.mini_batch_groups': 4, 'learner.row_tokens': 1024, 'learner.logprob_chunk': 128,
+    'learner.batch_groups': 8, 'learner.mini_batch_groups': 4, 'learner.row_tokens': 1024, 
     'learner.micro_batch_rows': 1, 'learner.learning_rate': 1e-3, 'evaluate.samples': 2, 'rollouts.every': 1,
 }  # fmt: skip
 
@@ -188,7 +188,7 @@ def test_torch_reads_the_export_with_our_logits(exported, model):
 
 def test_the_verifier_judges_the_export(exported, data, tmp_path):
     flags = ['--config=configs/math.py', '--config.task.template=qwen3', f'--config.rollout.max_prompt_tokens={PROMPT_TOKENS}',
-             f'--config.rollout.max_response_tokens={RESPONSE_TOKENS}', '--config.learner.logprob_chunk=0', '--samples=2',
+             f'--config.rollout.max_response_tokens={RESPONSE_TOKENS}', '--samples=2',
              '--engine=jax']  # fmt: skip
     done = command('bapo_jax.evaluate', f'--checkpoint={exported}', f'--output={tmp_path}', *flags, BAPO_DATA=str(data))
     assert done.returncode == 0, done.stderr

@@ -35,7 +35,7 @@ def train_and_sample(model_path, groups, sizes):
     params = jax.tree.map(np.array, hf.load_params(model_path, model_config))
     config = default_config()
     config.learner.update({
-        'mini_batch_groups': 3, 'row_tokens': 32, 'logprob_chunk': 16, 'micro_batch_rows': 8, 'learning_rate': 1e-4,
+        'mini_batch_groups': 3, 'row_tokens': 32, 'micro_batch_rows': 8, 'learning_rate': 1e-4,
         'grad_clip': 0.1, 'anchor': 'decoupled', 'kl_coef': 0.1, 'entropy_coef': 0.01,
     })  # fmt: skip
     learner = Learner(config, model_config, mesh, 'xla')

@@ -23,15 +23,14 @@ from ml_collections import ConfigDict
 from bapo_jax import parallel
 from bapo_jax.groups import ByGroup
 from bapo_jax.learner import credit
-from bapo_jax.learner.logprobs import hidden_states, shift_right
+from bapo_jax.learner.logprobs import Compute, hidden_states, shift_right
 from bapo_jax.learner.packed import Sequences
 from bapo_jax.learner.packing import Part
-from bapo_jax.learner.score import on_response_tokens
+from bapo_jax.learner.score import over_micro_batches
 from bapo_jax.learner.update import (
     TrainState, accumulate, check_finite, clipped_adamw, initial_state, state_shapes, stepped,
 )  # fmt: skip
 from bapo_jax.models import hf
-from bapo_jax.models.attention import Attention
 from bapo_jax.models.qwen import ModelConfig, Qwen
 from bapo_jax.parallel import spread
 
@@ -53,24 +52,23 @@ class Program(NamedTuple):
     graph: nnx.GraphDef
     optimizer: optax.GradientTransformation
     mesh: Mesh
-    attention: Attention
+    compute: Compute
     value_clip: float
-    remat: bool
 
 
-def token_values(model: Qwen, tokens_BxT, segment_BxT, position_BxT, *, attention: Attention, remat: bool) -> jax.Array:
-    """V, float32 [B, T], of the state before each token; column 0 is 0, and a segment's first token is its neighbour's: mask it."""
-    return shift_right(model.values(hidden_states(model, tokens_BxT, segment_BxT, position_BxT, attention=attention, remat=remat)))
+def token_values(model: Qwen, sequences: Sequences, compute: Compute = Compute()) -> jax.Array:
+    """V, float32 [B, T], of the state before each response token, 0 elsewhere; `sequences` is one micro-batch [B, T]."""
+    value_BxT = shift_right(model.values(hidden_states(model, sequences, compute), compute.split))
+    return jnp.where(sequences.response > 0, value_BxT, 0.0)
 
 
-def score_values(params, sequences: Sequences, n_micro, *, graph: nnx.GraphDef, attention: Attention) -> jax.Array:
+def score_values(params, sequences: Sequences, n_micro, *, graph: nnx.GraphDef, mesh: Mesh, compute: Compute) -> jax.Array:
     """V [M, R, T] before each response token under `params`, 0 elsewhere; of the first `n_micro` micro-batches."""
 
-    def values(micro: Sequences) -> jax.Array:
-        model = nnx.merge(graph, params)
-        return token_values(model, micro.tokens, micro.segment, micro.position, attention=attention, remat=False)
+    def values(params, micro: Sequences, _) -> jax.Array:
+        return token_values(nnx.merge(graph, params), micro, compute)
 
-    return on_response_tokens(values, sequences, n_micro)
+    return over_micro_batches(values, params, sequences, n_micro, (), mesh)
 
 
 def value_loss(value_RxT: jax.Array, old_RxT: jax.Array, target_RxT: jax.Array, clip: float) -> jax.Array:
@@ -82,17 +80,13 @@ def value_loss(value_RxT: jax.Array, old_RxT: jax.Array, target_RxT: jax.Array, 
 def update_critic(state: TrainState, targets: Targets, n_micro, *, program: Program) -> tuple[TrainState, dict[str, jax.Array]]:
     """One clipped AdamW step on a mini-batch, its gradient summed over `n_micro` micro-batches. The new state, and metrics."""
 
-    def loss(params, micro: Targets):
+    def loss(params, micro: Targets, _):
         """The value loss over one micro-batch [R, T]."""
-        value_RxT = token_values(
-            nnx.merge(program.graph, params), micro.sequences.tokens, micro.sequences.segment, micro.sequences.position,
-            attention=program.attention, remat=program.remat,
-        )  # fmt: skip
-        value_RxT = jnp.where(micro.sequences.response > 0, value_RxT, 0.0)
+        value_RxT = token_values(nnx.merge(program.graph, params), micro.sequences, program.compute)
         total = jnp.sum(micro.weight * value_loss(value_RxT, micro.value, micro.target, program.value_clip))
         return total, {'critic/value_loss': total}
 
-    gradient, metrics = accumulate(loss, state.params, targets, n_micro, program.mesh)
+    gradient, metrics = accumulate(loss, state.params, targets, n_micro, (), program.mesh)
     metrics['critic/grad_norm'] = optax.tree.norm(gradient)
     return stepped(state, gradient, program.optimizer), metrics
 
@@ -100,7 +94,7 @@ def update_critic(state: TrainState, targets: Targets, n_micro, *, program: Prog
 class Critic:
     """Holds what is compiled for the critic; what it trains is in the TrainState that is passed through."""
 
-    def __init__(self, config: ConfigDict, policy: ModelConfig, mesh: Mesh, attention: Attention):
+    def __init__(self, config: ConfigDict, policy: ModelConfig, mesh: Mesh, compute: Compute):
         """`config` is resolved; `policy` is the model that the critic has the decoder of. Allocates nothing."""
         self.warmup_steps = config.critic.warmup_steps
         self._model, self._mesh, self._model_path = dataclasses.replace(policy, value_head=True), mesh, config.model.path
@@ -108,9 +102,9 @@ class Critic:
         self._sharding = parallel.parameter_sharding(mesh, shapes)
         self._parameters = parallel.with_sharding(shapes, self._sharding)
         self._optimizer = clipped_adamw(config.critic.learning_rate, config.learner)
-        program = Program(graph, self._optimizer, mesh, attention, config.critic.value_clip, config.learner.remat)
+        program = Program(graph, self._optimizer, mesh, compute, config.critic.value_clip)
         self._update = jax.jit(functools.partial(update_critic, program=program), donate_argnames='state')
-        self.score = jax.jit(functools.partial(score_values, graph=graph, attention=attention))
+        self.score = jax.jit(functools.partial(score_values, graph=graph, mesh=mesh, compute=compute))
 
     def shapes(self) -> TrainState:
         """The state's shapes and where each array lives."""

@@ -18,6 +18,7 @@ from bapo_jax.groups import Batch, ByGroup
 from bapo_jax.hosts import Hosts
 from bapo_jax.learner import credit
 from bapo_jax.learner.critic import CRITIC, Critic, Targets, pack_targets, value_metrics
+from bapo_jax.learner.logprobs import Compute
 from bapo_jax.learner.objective import PROXIMAL, numbers_of, objective_of, switched
 from bapo_jax.learner.packed import Rows, Sequences, blank_rows
 from bapo_jax.learner.packing import Part, cut, pack
@@ -25,6 +26,7 @@ from bapo_jax.learner.score import score
 from bapo_jax.learner.update import Program, TrainState, clipped_adamw, initial_state, mean_metrics, state_shapes, update
 from bapo_jax.models import attention, hf
 from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.split import Split
 from bapo_jax.parallel import fetch, spread
 
 
@@ -48,11 +50,11 @@ class Learner:
             optax.constant_schedule(c.learning_rate)
         )  # fmt: skip
         self._optimizer = clipped_adamw(self.learning_rate, c)
-        packed_attention = attention.packed(kernel, mesh)
-        program = Program(self.graph, self.objective, self._optimizer, mesh, packed_attention, c.logprob_chunk, c.remat)
+        compute = Compute(attention.packed(kernel), c.remat, Split(mesh.shape['fsdp'], mesh.shape['tensor']))
+        program = Program(self.graph, self.objective, self._optimizer, mesh, compute)
         self._update = jax.jit(functools.partial(update, program=program), donate_argnames='state')
-        self._score = jax.jit(functools.partial(score, graph=self.graph, attention=packed_attention, chunk=c.logprob_chunk))
-        self.critic = Critic(config, model, mesh, packed_attention) if c.advantage == 'gae' else None
+        self._score = jax.jit(functools.partial(score, graph=self.graph, mesh=mesh, compute=compute))
+        self.critic = Critic(config, model, mesh, compute) if c.advantage == 'gae' else None
         self._gae = (config.critic.gamma, config.critic.gae_lambda)
 
     # ---- state

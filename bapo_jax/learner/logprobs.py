@@ -1,55 +1,57 @@
-"""Log-probs and entropy of given tokens under the policy, in chunks, so that [tokens, vocabulary] logits never exist whole."""
+"""Log-probs and entropy of the response tokens under the policy, one micro-batch at a time."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from bapo_jax.models.attention import Attention
+from bapo_jax.learner.head import Tile, head
+from bapo_jax.learner.packed import Sequences
+from bapo_jax.models.attention import Attention, xla
 from bapo_jax.models.qwen import Qwen
+from bapo_jax.models.split import Split
+
+
+class Compute(NamedTuple):
+    """How a model is computed: none of it changes what is computed, but for rounding."""
+
+    attention: Attention = xla
+    remat: str = 'none'  # a key of models.qwen.REMAT
+    split: Split = Split()
+    tile: Tile = Tile()
 
 
 def token_logprobs(
-    model: Qwen, tokens_BxT, segment_BxT, position_BxT, temperature, *, attention: Attention, chunk: int, remat: bool
-):
-    """(log-prob, entropy), both float32 [B, T], of each token given those before it in its segment; logits / temperature.
+    model: Qwen, sequences: Sequences, temperature, compute: Compute = Compute(), *, entropy_gradient: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """(log-prob, entropy), both float32 [B, T], of each response token given those before it; logits / temperature; 0 elsewhere.
 
-    Column 0 predicts nothing and is 0. A segment's first token is scored from its neighbour's last state: mask it out.
-    Raises ValueError where `chunk` does not divide T.
+    `sequences` is one micro-batch, [B, T]. Without `entropy_gradient` the entropy is a constant to the gradient.
     """
-    B, T = tokens_BxT.shape
-    if T % chunk:
-        raise ValueError(f'learner.logprob_chunk={chunk} does not divide learner.row_tokens={T}')
-
-    hidden_BxTxD = hidden_states(model, tokens_BxT, segment_BxT, position_BxT, attention=attention, remat=remat)
-    # Hidden state t predicts token t + 1; the last state of a row predicts nothing, so its target is a filler.
-    target_BxT = jnp.concatenate([tokens_BxT[:, 1:], jnp.zeros((B, 1), tokens_BxT.dtype)], axis=1)
-
-    @jax.checkpoint
-    def one_chunk(_, inputs):
-        hidden_BxCxD, target_BxC = inputs
-        logits_BxCxV = model.logits(hidden_BxCxD) / temperature
-        normaliser_BxC = jax.nn.logsumexp(logits_BxCxV, axis=-1)
-        logp_BxC = jnp.take_along_axis(logits_BxCxV, target_BxC[..., None], axis=-1)[..., 0] - normaliser_BxC
-        probability_BxCxV = jnp.exp(logits_BxCxV - normaliser_BxC[..., None])
-        entropy_BxC = normaliser_BxC - jnp.sum(probability_BxCxV * logits_BxCxV, axis=-1)
-        return None, (logp_BxC, entropy_BxC)
-
-    def chunks_first(x):
-        return x.reshape(B, T // chunk, chunk, *x.shape[2:]).swapaxes(0, 1)
-
-    _, scored = jax.lax.scan(one_chunk, None, (chunks_first(hidden_BxTxD), chunks_first(target_BxT)))
-    logp_BxT, entropy_BxT = (x.swapaxes(0, 1).reshape(B, T) for x in scored)
-    return shift_right(logp_BxT), shift_right(entropy_BxT)
+    B, T = sequences.tokens.shape
+    hidden_BxTxD = hidden_states(model, sequences, compute)
+    # Response tokens first, filled up to whole tiles: prompts and padding need no logits.
+    tokens = min(compute.tile.tokens, B * T)
+    N = -(-B * T // tokens) * tokens
+    is_response_M = sequences.response.reshape(-1) > 0
+    at_N = jnp.nonzero(is_response_M, size=N, fill_value=B * T)[0]
+    state_N = jnp.clip(at_N - 1, 0, B * T - 1)  # state t predicts token t + 1, and no row begins with a response
+    logp_N, entropy_N = head(
+        hidden_BxTxD.reshape(B * T, -1)[state_N], model.head_VxD, sequences.tokens.reshape(-1)[jnp.minimum(at_N, B * T - 1)],
+        jnp.sum(is_response_M), temperature, compute.split, entropy_gradient, Tile(tokens, compute.tile.words),
+    )  # fmt: skip
+    return tuple(jnp.zeros(B * T, jnp.float32).at[at_N].set(x_N, mode='drop').reshape(B, T) for x_N in (logp_N, entropy_N))
 
 
-def hidden_states(model: Qwen, tokens_BxT, segment_BxT, position_BxT, *, attention: Attention, remat: bool) -> jax.Array:
+def hidden_states(model: Qwen, sequences: Sequences, compute: Compute = Compute()) -> jax.Array:
     """[B, T, D]; state t has seen the tokens of its segment up to t."""
 
     def attend(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH):
-        return attention(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT)
+        return compute.attention(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, sequences.segment)
 
-    return model(tokens_BxT, position_BxT, attend, remat=remat)
+    return model(sequences.tokens, sequences.position, attend, remat=compute.remat, split=compute.split)
 
 
 def shift_right(x_BxT: jax.Array) -> jax.Array:

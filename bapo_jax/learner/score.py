@@ -6,35 +6,42 @@ Shapes:  M micro-batches (the last ones may be empty) · R rows · T tokens in a
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
 
-from bapo_jax.learner.logprobs import token_logprobs
+from bapo_jax import parallel
+from bapo_jax.learner.logprobs import Compute, token_logprobs
 from bapo_jax.learner.packed import Sequences
-from bapo_jax.models.attention import Attention
 
 
-def score(
-    params, sequences: Sequences, n_micro, temperature, *, graph: nnx.GraphDef, attention: Attention, chunk: int
-) -> jax.Array:  # fmt: skip
+def score(params, sequences: Sequences, n_micro, temperature, *, graph: nnx.GraphDef, mesh: Mesh, compute: Compute) -> jax.Array:
     """Log-probs [M, R, T] of the response tokens under `params`, 0 elsewhere; of the first `n_micro` micro-batches."""
 
-    def logprobs(micro: Sequences) -> jax.Array:
-        return token_logprobs(
-            nnx.merge(graph, params), micro.tokens, micro.segment, micro.position, temperature,
-            attention=attention, chunk=chunk, remat=False,
-        )[0]  # fmt: skip
+    def logprobs(params, micro: Sequences, temperature) -> jax.Array:
+        return token_logprobs(nnx.merge(graph, params), micro, temperature, compute)[0]
 
-    return on_response_tokens(logprobs, sequences, n_micro)
+    return over_micro_batches(logprobs, params, sequences, n_micro, temperature, mesh)
 
 
-def on_response_tokens(of_micro_batch: Callable[[Sequences], jax.Array], sequences: Sequences, n_micro) -> jax.Array:
-    """[M, R, T]: `of_micro_batch` [R, T] of the first `n_micro` micro-batches, 0 but on response tokens."""
+def over_micro_batches(
+    of_micro_batch: Callable[..., jax.Array], params: Any, sequences: Sequences, n_micro, numbers: Any, mesh: Mesh
+) -> jax.Array:
+    """[M, R, T]: `of_micro_batch(params, micro-batch, numbers)` [R, T] of the first `n_micro` micro-batches, 0 beyond.
 
-    def score_micro_batch(i, scores_MxRxT):
-        micro = jax.tree.map(lambda x: x[i], sequences)
-        return scores_MxRxT.at[i].set(jnp.where(micro.response > 0, of_micro_batch(micro), 0.0))
+    Each device works on its own rows and its own part of the parameters.
+    """
 
-    return jax.lax.fori_loop(0, n_micro, score_micro_batch, jnp.zeros(sequences.tokens.shape, jnp.float32))
+    def on_device(params, sequences, n_micro, numbers):
+        def score_micro_batch(i, scores_MxRxT):
+            micro = jax.tree.map(lambda x: x[i], sequences)
+            return scores_MxRxT.at[i].set(of_micro_batch(params, micro, numbers))
+
+        return jax.lax.fori_loop(0, n_micro, score_micro_batch, jnp.zeros(sequences.tokens.shape, jnp.float32))
+
+    specs, rows = parallel.parameter_specs(mesh, params), PartitionSpec(None, parallel.ROWS)
+    of_all = parallel.per_device(on_device, mesh, (specs, rows, PartitionSpec(), PartitionSpec()), rows)
+    return of_all(params, sequences, n_micro, numbers)

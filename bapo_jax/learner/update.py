@@ -15,14 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from bapo_jax import parallel
 from bapo_jax.groups import ORIGINS
-from bapo_jax.learner.logprobs import token_logprobs
+from bapo_jax.learner.logprobs import Compute, token_logprobs
 from bapo_jax.learner.objective import Objective, evaluate_objective
 from bapo_jax.learner.packed import Rows
-from bapo_jax.models.attention import Attention
 
 _BY_ORIGIN = ('clipped_by_origin', 'tv_by_origin', 'ratio_by_origin', 'squared_ratio_by_origin', 'tokens_by_origin')
 
@@ -42,41 +41,48 @@ class Program(NamedTuple):
     objective: Objective
     optimizer: optax.GradientTransformation
     mesh: Mesh
-    attention: Attention
-    chunk: int
-    remat: bool
+    compute: Compute
 
 
 def update(state: TrainState, rows: Rows, n_micro, numbers: dict[str, jax.Array], *, program: Program):
     """Gradients of the first `n_micro` micro-batches, summed; then one clipped AdamW step. The new state, and sums for metrics."""
 
-    def loss(params, micro: Rows):
+    def loss(params, micro: Rows, numbers):
         """The objective over one micro-batch [R, T]."""
         logp_RxT, entropy_RxT = token_logprobs(
-            nnx.merge(program.graph, params), micro.sequences.tokens, micro.sequences.segment, micro.sequences.position,
-            numbers['temperature'], attention=program.attention, chunk=program.chunk, remat=program.remat,
+            nnx.merge(program.graph, params), micro.sequences, numbers['temperature'], program.compute,
+            entropy_gradient=program.objective.entropy,
         )  # fmt: skip
         return evaluate_objective(program.objective, micro, logp_RxT, entropy_RxT, numbers)
 
-    gradient, metrics = accumulate(loss, state.params, rows, n_micro, program.mesh)
+    gradient, metrics = accumulate(loss, state.params, rows, n_micro, numbers, program.mesh)
     metrics['actor/grad_norm'] = optax.tree.norm(gradient)
     return stepped(state, gradient, program.optimizer), metrics
 
 
-def accumulate(loss: Callable[[Any, Any], tuple[jax.Array, Any]], params: Any, rows: Any, n_micro, mesh: Mesh) -> tuple[Any, Any]:
-    """(gradient, sums): those of `loss(params, micro-batch) -> (scalar, sums)`, summed over the first `n_micro` micro-batches."""
+def accumulate(loss: Callable, params: Any, rows: Any, n_micro, numbers: Any, mesh: Mesh) -> tuple[Any, Any]:
+    """(gradient, sums): those of `loss(params, micro-batch, numbers) -> (scalar, sums)`, over the first `n_micro` micro-batches.
 
-    def add_micro_batch(i, carry):
-        micro = jax.tree.map(lambda x: x[i], rows)
-        (_, sums), gradient = jax.value_and_grad(loss, has_aux=True)(params, micro)
-        # Split as the parameters are; left to itself, XLA may keep a whole sum of gradients on every device.
-        gradient = jax.lax.with_sharding_constraint(gradient, parallel.parameter_sharding(mesh, gradient))
-        return jax.tree.map(jnp.add, carry, (gradient, sums))
+    Each device works on its own rows and its own part of the parameters; the model gathers what it needs (models/split.py) and
+    sums over 'fsdp' the gradient of what it gathered, once a micro-batch. All else is summed over the mesh once, at the end.
+    """
+    specs = parallel.parameter_specs(mesh, params)
 
-    _, sum_shapes = jax.eval_shape(lambda: loss(params, jax.tree.map(lambda x: x[0], rows)))
-    zeros = (jax.tree.map(jnp.zeros_like, params), jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sum_shapes))
-    # The trip count is a runtime value: mini-batches of many sizes share a program and pay for no empty micro-batch.
-    return jax.lax.fori_loop(0, n_micro, add_micro_batch, zeros)
+    def on_device(params, rows, n_micro, numbers):
+        def add_micro_batch(i, carry):
+            micro = jax.tree.map(lambda x: x[i], rows)
+            (_, sums), gradient = jax.value_and_grad(loss, has_aux=True)(params, micro, numbers)
+            return jax.tree.map(jnp.add, carry, (gradient, sums))
+
+        _, sum_shapes = jax.eval_shape(loss, params, jax.tree.map(lambda x: x[0], rows), numbers)
+        zeros = (jax.tree.map(jnp.zeros_like, params), jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sum_shapes))
+        # The trip count is a runtime value: mini-batches of all sizes share a program and pay for no empty micro-batch.
+        gradient, sums = jax.lax.fori_loop(0, n_micro, add_micro_batch, zeros)
+        gradient = jax.tree.map(lambda g, spec: jax.lax.psum(g, 'data' if 'fsdp' in spec else parallel.ROWS), gradient, specs)
+        return gradient, jax.lax.psum(sums, parallel.ROWS)
+
+    in_specs = (specs, PartitionSpec(None, parallel.ROWS), PartitionSpec(), PartitionSpec())
+    return parallel.per_device(on_device, mesh, in_specs, (specs, PartitionSpec()))(params, rows, n_micro, numbers)
 
 
 def stepped(state: TrainState, gradient: Any, optimizer: optax.GradientTransformation) -> TrainState:

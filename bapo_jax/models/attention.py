@@ -21,9 +21,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.ad_checkpoint import checkpoint_name
 
 KERNELS = ('auto', 'xla', 'splash', 'triton')
+ATTENTION = 'attention'  # under this name a kernel's result, and what its backward pass needs, may be kept (qwen.REMAT)
 Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 
 _AUTO = {'cpu': 'xla', 'gpu': 'triton', 'tpu': 'splash'}
@@ -40,10 +41,8 @@ def choose(name: str, platform: str, model: Any, *, row_tokens: int, tensor: int
     other kernel replaces it.
     """
     kernel = _AUTO[platform] if name == 'auto' else name
-    if kernel == 'xla':
-        return kernel
-    problem, rows, heads = '', _ROW_MULTIPLE[kernel], _HEAD_MULTIPLE[kernel]
-    if platform != _PLATFORM[kernel]:
+    problem, rows, heads = '', _ROW_MULTIPLE.get(kernel, 1), _HEAD_MULTIPLE.get(kernel, 1)
+    if kernel != 'xla' and platform != _PLATFORM[kernel]:
         problem = f'runs on {_PLATFORM[kernel].upper()} alone, and the devices are {platform.upper()}; set model.attention=auto'
     elif row_tokens % rows:
         problem = f'wants learner.row_tokens={row_tokens} to be a multiple of {rows}; raise it, or set model.attention=xla'
@@ -52,26 +51,16 @@ def choose(name: str, platform: str, model: Any, *, row_tokens: int, tensor: int
     elif model.num_heads % tensor or model.num_kv_heads % tensor:
         problem = (
             f'wants whole heads on a device, and mesh.tensor={tensor} does not divide {model.num_heads} query and '
-            f'{model.num_kv_heads} key heads; lower mesh.tensor, or set model.attention=xla'
+            f'{model.num_kv_heads} key heads; lower mesh.tensor'
         )
     if problem:
         raise ValueError(f'model.attention={name!r}: the kernel {kernel} {problem}')
     return kernel
 
 
-def packed(kernel: str, mesh: Mesh) -> Attention:
-    """The kernel that `choose` named, on `mesh`: rows over 'data' and 'fsdp', heads over 'tensor'."""
-    return {'xla': xla, 'splash': over_mesh(splash, mesh), 'triton': over_mesh(triton, mesh)}[kernel]
-
-
-def over_mesh(kernel: Attention, mesh: Mesh) -> Attention:
-    """Runs `kernel` on each device's own rows and heads. XLA cannot look into a kernel, and would gather them all."""
-    rows = ('data', 'fsdp')
-    q_spec, kv_spec, out_spec = (
-        PartitionSpec(*axes) for axes in ((rows, None, 'tensor', None), (rows, 'tensor', None, None), (rows, None, 'tensor'))
-    )
-    specs = (q_spec, kv_spec, kv_spec, PartitionSpec(rows, None))
-    return jax.shard_map(kernel, mesh=mesh, in_specs=specs, out_specs=out_spec, check_vma=False)
+def packed(kernel: str) -> Attention:
+    """The kernel that `choose` named; it is given one device's own rows and heads."""
+    return {'xla': xla, 'splash': splash, 'triton': triton}[kernel]
 
 
 def masked(q_BxTxNxH: jax.Array, k_BxKxSxH: jax.Array, v_BxKxSxH: jax.Array, mask_BxTxS: jax.Array) -> jax.Array:
@@ -97,13 +86,14 @@ def segment_mask(segment_BxT: jax.Array) -> jax.Array:
 def xla(q_BxTxNxH: jax.Array, k_BxKxTxH: jax.Array, v_BxKxTxH: jax.Array, segment_BxT: jax.Array) -> jax.Array:
     T = q_BxTxNxH.shape[1]
     if T <= _XLA_BLOCK:
-        return masked(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_mask(segment_BxT))
+        return checkpoint_name(masked(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_mask(segment_BxT)), ATTENTION)
     # Each of four spans of query blocks sees the keys up to its own end: 5/8 of all pairs, where 1/2 are needed. The last block may
     # be shorter. Single blocks without a loop would need 1/2, but XLA then holds the scores of several at once.
     whole = T // _XLA_BLOCK
     ends = sorted({_XLA_BLOCK * (whole * i // 4) for i in range(5)} | {T})
     arrays = (q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT)
-    return jnp.concatenate([_span(*arrays, *span, min(_XLA_BLOCK, span[1] - span[0])) for span in zip(ends, ends[1:])], axis=1)
+    spans = [_span(*arrays, *span, min(_XLA_BLOCK, span[1] - span[0])) for span in zip(ends, ends[1:])]
+    return checkpoint_name(jnp.concatenate(spans, axis=1), ATTENTION)
 
 
 def _span(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, first: int, last: int, block: int):
@@ -136,7 +126,9 @@ def splash(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, interpret: bool = Fa
         block_q=tile, block_kv=tile, block_q_dkv=tile, block_kv_dkv=tile, block_q_dq=tile, block_kv_dq=tile
     )
     causal = splash_attention.MultiHeadMask([splash_attention.CausalMask((T, T))] * N)
-    kernel = splash_attention.make_splash_mha_single_device(causal, block_sizes=sizes, interpret=interpret)
+    kernel = splash_attention.make_splash_mha_single_device(
+        causal, block_sizes=sizes, residual_checkpoint_name=ATTENTION, interpret=interpret
+    )
 
     def one_row(q_NxTxH, k_KxTxH, v_KxTxH, segment_T):
         return kernel(q_NxTxH, k_KxTxH, v_KxTxH, segment_ids=splash_attention.SegmentIds(segment_T, segment_T))

@@ -18,12 +18,27 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
-from bapo_jax.models.attention import masked
+from bapo_jax.models.attention import ATTENTION, masked
 from bapo_jax.models.parameters import PARAMETERS, Parameter
+from bapo_jax.models.split import Split, matmul
 
 # (q_BxTxNxH, k_BxKxSxH, v_BxKxSxH) -> [B, T, N·H]; the function itself masks.
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+MLP_INPUT = 'mlp_input'  # the residual stream between attention and MLP
+
+# What is kept of each layer for the backward pass, which computes the rest again; the layer's input is always kept.
+REMAT = {
+    'none': jax.checkpoint_policies.everything_saveable,
+    'attention_and_mlp_inputs': jax.checkpoint_policies.save_only_these_names(ATTENTION, MLP_INPUT),
+    'offload': jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[], names_which_can_be_offloaded=[ATTENTION, MLP_INPUT],
+        offload_src='device', offload_dst='pinned_host',
+    ),
+    'full': jax.checkpoint_policies.nothing_saveable,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,47 +91,40 @@ def empty_cache(config: ModelConfig, batch: int, slots: int) -> KVCache:
     return KVCache((zeros,) * config.num_layers, (zeros,) * config.num_layers, jnp.int32(0))
 
 
-def rope(x_BxTxNxH: jax.Array, positions_BxT: jax.Array, theta: float) -> jax.Array:
-    """Rotary position embedding in the half-rotation layout of Hugging Face's Qwen."""
-    half = x_BxTxNxH.shape[-1] // 2
-    frequency_h = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+class Rope(NamedTuple):
+    """The rotary tables of some tokens, float32 [B, T, 1, H / 2]; one for all layers."""
+
+    cos: jax.Array
+    sin: jax.Array
+
+
+def rope_tables(positions_BxT: jax.Array, config: ModelConfig) -> Rope:
+    half = config.head_dim // 2
+    frequency_h = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle_BxTx1xh = positions_BxT[:, :, None, None].astype(jnp.float32) * frequency_h[None, None, None, :]
-    cos, sin = jnp.cos(angle_BxTx1xh), jnp.sin(angle_BxTx1xh)
+    return Rope(jnp.cos(angle_BxTx1xh), jnp.sin(angle_BxTx1xh))
+
+
+def rotate(x_BxTxNxH: jax.Array, rope: Rope) -> jax.Array:
+    """Rotary position embedding in the half-rotation layout of Hugging Face's Qwen."""
+    cos, sin = rope
     first, second = jnp.split(x_BxTxNxH.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BxTxNxH.dtype)
-
-
-@jax.custom_vjp
-def matmul(x_xI: jax.Array, kernel_IxO: jax.Array) -> jax.Array:
-    """x @ kernel, with an explicit backward pass.
-
-    XLA on CPU would transpose the output's wide gradient instead of the narrow input, which halves the speed of the gated MLP's
-    gradient.
-    """
-    return x_xI @ kernel_IxO
-
-
-def _matmul_backward(saved, gradient_xO):
-    x_xI, kernel_IxO = saved
-    x_MxI, gradient_MxO = (a.reshape(-1, a.shape[-1]) for a in (x_xI, gradient_xO))
-    return gradient_xO @ kernel_IxO.T, x_MxI.T @ gradient_MxO
-
-
-matmul.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _matmul_backward)
 
 
 class Linear(nnx.Module):
     """x @ kernel (+ bias) in the model's compute dtype; parameters are float32."""
 
     def __init__(
-        self, config: ModelConfig, inputs: int, outputs: int, *, bias: bool = False, std: float = 0.02, rngs: nnx.Rngs
+        self, config: ModelConfig, inputs: int, outputs: int, *, bias: bool = False, std: float = 0.02, width: int = 0, rngs: nnx.Rngs
     ):
+        """`width` is the axis of the kernel that has the model's width: the one that 'fsdp' splits."""
         self.kernel = nnx.Param(nnx.initializers.normal(std)(rngs.params(), (inputs, outputs), jnp.float32))
         self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32)) if bias else None
-        self.dtype = config.dtype
+        self.dtype, self.width = config.dtype, width
 
-    def __call__(self, x_xI: jax.Array) -> jax.Array:
-        y_xO = matmul(x_xI.astype(self.dtype), self.kernel[...].astype(self.dtype))
+    def __call__(self, x_xI: jax.Array, split: Split = Split()) -> jax.Array:
+        y_xO = matmul(x_xI.astype(self.dtype), self.kernel[...], split, self.width)
         if self.bias is None:
             return y_xO
         return y_xO + jax.lax.broadcast_to_rank(self.bias[...].astype(self.dtype), y_xO.ndim)
@@ -129,10 +137,11 @@ class RMSNorm(nnx.Module):
         self.scale = nnx.Param(jnp.ones(size, jnp.float32))
         self.eps = config.rms_norm_eps
 
-    def __call__(self, x_xI: jax.Array) -> jax.Array:
+    def __call__(self, x_xI: jax.Array, split: Split = Split()) -> jax.Array:
+        """`split` where `x` is what a device has of work that 'tensor' shares."""
         x = x_xI.astype(jnp.float32)
         x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
-        return (x * jax.lax.broadcast_to_rank(self.scale[...], x.ndim)).astype(x_xI.dtype)
+        return (x * jax.lax.broadcast_to_rank(split.enter(self.scale[...]), x.ndim)).astype(x_xI.dtype)
 
 
 class Block(nnx.Module):
@@ -141,40 +150,42 @@ class Block(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         c, self.config = config, config
 
-        def linear(inputs: int, outputs: int, bias: bool = False) -> Linear:
-            return Linear(c, inputs, outputs, bias=bias, rngs=rngs)
+        def linear(inputs: int, outputs: int, bias: bool = False, width: int = 0) -> Linear:
+            return Linear(c, inputs, outputs, bias=bias, width=width, rngs=rngs)
 
         self.attention_norm, self.mlp_norm = RMSNorm(c, c.hidden_size), RMSNorm(c, c.hidden_size)
         self.q = linear(c.hidden_size, c.num_heads * c.head_dim, bias=c.qkv_bias)
         self.k = linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
         self.v = linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
         self.q_norm, self.k_norm = (RMSNorm(c, c.head_dim), RMSNorm(c, c.head_dim)) if c.qk_norm else (None, None)
-        self.o = linear(c.num_heads * c.head_dim, c.hidden_size)
+        self.o = linear(c.num_heads * c.head_dim, c.hidden_size, width=1)
         self.gate = linear(c.hidden_size, c.intermediate_size)
         self.up = linear(c.hidden_size, c.intermediate_size)
-        self.down = linear(c.intermediate_size, c.hidden_size)
+        self.down = linear(c.intermediate_size, c.hidden_size, width=1)
 
-    def __call__(self, x_BxTxD, positions_BxT, attend: Attend, cached=None):
+    def __call__(self, x_BxTxD, rope: Rope, attend: Attend, cached=None, split: Split = Split()):
         """Returns (output [B, T, D], keys, values).
 
         Those are of the T tokens alone or, with `cached` = (keys, values, next slot), the cached ones with the T tokens written in.
+        Where `split` says so, weights are this device's heads and part of the MLP.
         """
         c, (B, T, _) = self.config, x_BxTxD.shape
-        h_BxTxD = self.attention_norm(x_BxTxD)
-        q_BxTxNxH = self.q(h_BxTxD).reshape(B, T, c.num_heads, c.head_dim)
-        k_BxTxKxH = self.k(h_BxTxD).reshape(B, T, c.num_kv_heads, c.head_dim)
+        h_BxTxD = split.enter(self.attention_norm(x_BxTxD))
+        q_BxTxNxH = self.q(h_BxTxD, split).reshape(B, T, -1, c.head_dim)
+        k_BxTxKxH = self.k(h_BxTxD, split).reshape(B, T, -1, c.head_dim)
         if c.qk_norm:
-            q_BxTxNxH, k_BxTxKxH = self.q_norm(q_BxTxNxH), self.k_norm(k_BxTxKxH)
-        q_BxTxNxH = rope(q_BxTxNxH, positions_BxT, c.rope_theta)
-        k_BxKxSxH = rope(k_BxTxKxH, positions_BxT, c.rope_theta).swapaxes(1, 2)
-        v_BxKxSxH = self.v(h_BxTxD).reshape(B, T, c.num_kv_heads, c.head_dim).swapaxes(1, 2)
+            q_BxTxNxH, k_BxTxKxH = self.q_norm(q_BxTxNxH, split), self.k_norm(k_BxTxKxH, split)
+        q_BxTxNxH = rotate(q_BxTxNxH, rope)
+        k_BxKxSxH = rotate(k_BxTxKxH, rope).swapaxes(1, 2)
+        v_BxKxSxH = self.v(h_BxTxD, split).reshape(B, T, -1, c.head_dim).swapaxes(1, 2)
         if cached is not None:
             old_k_BxKxSxH, old_v_BxKxSxH, slot = cached
             k_BxKxSxH = jax.lax.dynamic_update_slice(old_k_BxKxSxH, k_BxKxSxH, (0, 0, slot, 0))
             v_BxKxSxH = jax.lax.dynamic_update_slice(old_v_BxKxSxH, v_BxKxSxH, (0, 0, slot, 0))
-        x_BxTxD = x_BxTxD + self.o(attend(q_BxTxNxH, k_BxKxSxH, v_BxKxSxH))
-        h_BxTxD = self.mlp_norm(x_BxTxD)
-        x_BxTxD = x_BxTxD + self.down(jax.nn.silu(self.gate(h_BxTxD)) * self.up(h_BxTxD))
+        x_BxTxD = x_BxTxD + split.leave(self.o(attend(q_BxTxNxH, k_BxKxSxH, v_BxKxSxH), split))
+        x_BxTxD = checkpoint_name(x_BxTxD, MLP_INPUT)
+        h_BxTxD = split.enter(self.mlp_norm(x_BxTxD))
+        x_BxTxD = x_BxTxD + split.leave(self.down(jax.nn.silu(self.gate(h_BxTxD, split)) * self.up(h_BxTxD, split), split))
         return x_BxTxD, k_BxKxSxH, v_BxKxSxH
 
 
@@ -199,14 +210,16 @@ class Qwen(nnx.Module):
         if config.value_head:
             self.value = Linear(config, config.hidden_size, 1, std=0.0, rngs=rngs)
 
-    def __call__(self, tokens_BxT, positions_BxT, attend: Attend, *, remat: bool = False):
-        """Returns hidden states [B, T, D] after the final norm; `remat` recomputes each layer in the backward pass."""
-        graph, stacked = nnx.split(self.layers)
+    def __call__(self, tokens_BxT, positions_BxT, attend: Attend, *, remat: str = 'none', split: Split = Split()):
+        """Returns hidden states [B, T, D] after the final norm; `remat` is a key of REMAT, what the backward pass recomputes."""
+        c, (graph, stacked), rope = self.config, nnx.split(self.layers), rope_tables(positions_BxT, self.config)
 
         def layer_step(x_BxTxD, weights):
-            return nnx.merge(graph, weights)(x_BxTxD, positions_BxT, attend)[0], None
+            return nnx.merge(graph, weights)(x_BxTxD, rope, attend, split=split)[0], None
 
-        x_BxTxD, _ = jax.lax.scan(jax.checkpoint(layer_step) if remat else layer_step, self._embed(tokens_BxT), stacked)
+        # Inside a scan XLA cannot merge what is recomputed with the forward pass, so nothing need be done against it.
+        step = layer_step if remat == 'none' else jax.checkpoint(layer_step, policy=REMAT[remat], prevent_cse=False)
+        x_BxTxD, _ = jax.lax.scan(step, split.look_up(self.embedding.embedding[...], tokens_BxT, c.dtype), stacked)
         return self.norm(x_BxTxD)
 
     def decode(self, tokens_BxT, positions_BxT, mask_BxTxS, cache: KVCache):
@@ -218,23 +231,25 @@ class Qwen(nnx.Module):
         def attend(q_BxTxNxH, k_BxKxSxH, v_BxKxSxH):
             return masked(q_BxTxNxH, k_BxKxSxH, v_BxKxSxH, mask_BxTxS)
 
-        x_BxTxD, (graph, stacked), keys, values = self._embed(tokens_BxT), nnx.split(self.layers), [], []
+        x_BxTxD = Split().look_up(self.embedding.embedding[...], tokens_BxT, self.config.dtype)
+        rope, (graph, stacked), keys, values = rope_tables(positions_BxT, self.config), nnx.split(self.layers), [], []
         for i in range(self.config.num_layers):
             layer = nnx.merge(graph, jax.tree.map(lambda w: w[i], stacked))
             cached = (cache.k_BxKxSxH[i], cache.v_BxKxSxH[i], cache.next_slot)
-            x_BxTxD, k_BxKxSxH, v_BxKxSxH = layer(x_BxTxD, positions_BxT, attend, cached)
+            x_BxTxD, k_BxKxSxH, v_BxKxSxH = layer(x_BxTxD, rope, attend, cached)
             keys.append(k_BxKxSxH)
             values.append(v_BxKxSxH)
         return self.norm(x_BxTxD), KVCache(tuple(keys), tuple(values), cache.next_slot + tokens_BxT.shape[1])
 
-    def _embed(self, tokens_BxT):
-        return self.embedding(tokens_BxT).astype(self.config.dtype)
+    @property
+    def head_VxD(self) -> jax.Array:
+        """The weights of the scores over the vocabulary: of a split model, this device's part."""
+        return self.head.kernel[...].T if self.config.untied_head else self.embedding.embedding[...]
 
     def logits(self, hidden_xD: jax.Array) -> jax.Array:
-        """Scores [..., V] in float32."""
-        weight_DxV = self.head.kernel[...] if self.config.untied_head else self.embedding.embedding[...].T
-        return jnp.matmul(hidden_xD, weight_DxV.astype(hidden_xD.dtype), preferred_element_type=jnp.float32)
+        """Scores [..., V] in float32, of a whole model; learner/head.py has log-probs without them."""
+        return jnp.matmul(hidden_xD, self.head_VxD.T.astype(hidden_xD.dtype), preferred_element_type=jnp.float32)
 
-    def values(self, hidden_xD: jax.Array) -> jax.Array:
+    def values(self, hidden_xD: jax.Array, split: Split = Split()) -> jax.Array:
         """The value [...] of each state in float32; of a model with a value head alone."""
-        return jnp.matmul(hidden_xD.astype(jnp.float32), self.value.kernel[...])[..., 0]
+        return jnp.matmul(hidden_xD.astype(jnp.float32), split.gather(self.value.kernel[...], 0, 'float32'))[..., 0]

@@ -16,7 +16,7 @@ from bapo_jax.parallel import make_mesh
 from bapo_jax.run.checkpoint import copy_params
 
 FULL = {
-    'mini_batch_groups': 6, 'row_tokens': 32, 'logprob_chunk': 16, 'micro_batch_rows': 2, 'learning_rate': 1e-4, 'grad_clip': 1e3,
+    'mini_batch_groups': 6, 'row_tokens': 32, 'micro_batch_rows': 2, 'learning_rate': 1e-4, 'grad_clip': 1e3,
     'kl_coef': 0.1, 'entropy_coef': 0.01,
 }  # fmt: skip
 # The policy-gradient term alone.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import httpx2 as httpx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -15,8 +16,8 @@ from small_run import ROOT
 
 from bapo_jax.groups import Prompt
 from bapo_jax.learner.logprobs import token_logprobs
+from bapo_jax.learner.packed import Sequences
 from bapo_jax.models import hf
-from bapo_jax.models.attention import xla
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.rollout.supervise import SupervisedServer
@@ -120,9 +121,8 @@ def trainer_logp(base: Base, params, prompts, responses, temperature=1.0) -> lis
 
 @functools.partial(jax.jit, static_argnames='graph')
 def _score(graph, params, tokens, segment, position, temperature):
-    chunk = tokens.shape[1]
-    model = nnx.merge(graph, params)
-    return token_logprobs(model, tokens, segment, position, temperature, attention=xla, chunk=chunk, remat=False)[0]
+    sequences = Sequences(tokens, segment, position, response=jnp.where(position > 0, segment, 0))
+    return token_logprobs(nnx.merge(graph, params), sequences, temperature)[0]
 
 
 def memory_bytes(server: SupervisedServer) -> int:

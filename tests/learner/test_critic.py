@@ -19,10 +19,10 @@ from bapo_jax.groups import make_batch
 from bapo_jax.learner import credit
 from bapo_jax.learner.critic import CRITIC, pack_targets, token_values, value_loss, value_metrics
 from bapo_jax.learner.learner import Learner
-from bapo_jax.learner.logprobs import hidden_states
+from bapo_jax.learner.logprobs import Compute, hidden_states
+from bapo_jax.learner.packed import Sequences
 from bapo_jax.learner.packing import cut
 from bapo_jax.models import hf
-from bapo_jax.models.attention import xla
 from bapo_jax.parallel import make_mesh
 from bapo_jax.run.checkpoint import copy_params
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow  # most tests compile a policy's step and a critic
 
 PPO = {
     'advantage': 'gae', 'anchor': 'behaviour', 'kl_target': 'none', 'entropy_coef': 0.0, 'weight_decay': 0.0,
-    'mini_batch_groups': 6, 'row_tokens': 32, 'logprob_chunk': 16, 'micro_batch_rows': 2, 'learning_rate': 1e-4, 'grad_clip': 1e3,
+    'mini_batch_groups': 6, 'row_tokens': 32, 'micro_batch_rows': 2, 'learning_rate': 1e-4, 'grad_clip': 1e3,
 }  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def head(policy):
 @functools.partial(jax.jit, static_argnames='graph')
 def hidden(graph, params, tokens, position):
     """[1, T, D]; what follows the sequence does not matter to it."""
-    return hidden_states(nnx.merge(graph, params), tokens, jax.numpy.ones_like(position), position, attention=xla, remat=False)
+    return hidden_states(nnx.merge(graph, params), Sequences(tokens, *[jax.numpy.ones_like(position)] * 3)._replace(position=position))
 
 
 def states_before_tokens(policy, sequence):
@@ -147,7 +147,7 @@ def test_a_value_knows_nothing_of_its_own_token_and_those_after(policy, head):
     tokens = np.arange(20, 32, dtype=np.int32)[None]
     changed = np.where(np.arange(12) < 7, tokens, tokens + 1)
     position, segment = np.arange(12, dtype=np.int32)[None], np.ones((1, 12), np.int32)
-    a, b = (np.asarray(token_values(critic, t, segment, position, attention=xla, remat=False))[0] for t in (tokens, changed))
+    a, b = (np.asarray(token_values(critic, Sequences(t, segment, position, position)))[0] for t in (tokens, changed))
     assert a.dtype == np.float32 and a[0] == 0
     np.testing.assert_allclose(a[:8], b[:8], rtol=0, atol=1e-6)
     assert abs(a[8] - b[8]) > 1e-4
@@ -159,7 +159,8 @@ def test_values_stay_float32_where_products_run_in_bfloat16(make_policy, head):
         hf.abstract_params(dataclasses.replace(policy.config, value_head=True))[0], {**policy.params, 'value': {'kernel': head}}
     )
     tokens = np.arange(20, 32, dtype=np.int32)[None]
-    value = token_values(critic, tokens, np.ones_like(tokens), np.arange(12, dtype=np.int32)[None], attention=xla, remat=True)
+    position = np.arange(12, dtype=np.int32)[None]
+    value = token_values(critic, Sequences(tokens, np.ones_like(tokens), position, position), Compute(remat='full'))
     assert value.dtype == np.float32
     exact = value[0, 1:] * 2.0**8  # bfloat16 has 8 bits: such values would be multiples of small powers of two
     assert len(np.unique(np.asarray(value))) == 12 and (np.asarray(exact) != np.round(np.asarray(exact))).any()
@@ -216,7 +217,7 @@ def test_the_steps_loss_and_gradient_by_hand(alone, policy, groups, head):
     assert metrics['critic/grad_norm'] == pytest.approx(10 * float(optax.tree.norm(gradient(state.critic))), rel=1e-4)
 
 
-@pytest.mark.parametrize('cut_', [{'micro_batch_rows': 16}, {'row_tokens': 64, 'logprob_chunk': 64, 'micro_batch_rows': 3}])
+@pytest.mark.parametrize('cut_', [{'micro_batch_rows': 16}, {'row_tokens': 64, 'micro_batch_rows': 3}])
 def test_micro_batches_and_packing_change_nothing(cut_, alone, policy, groups, head):
     batch = batch_of(masked(groups))
     (a, of_a), (b, of_b) = (updated(x, policy, batch, head=head) for x in (make_learner(policy, ALONE, **cut_), alone))

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from bapo_jax.learner.logprobs import token_logprobs
+from bapo_jax.learner.head import Tile
+from bapo_jax.learner.logprobs import Compute, token_logprobs
+from bapo_jax.learner.packed import Sequences
 from bapo_jax.models.attention import xla
 
 ATOL = 2e-5
@@ -55,12 +57,13 @@ def weights_like(rows, T):
 
 @pytest.fixture(scope='module')
 def value_and_gradient(policy):
-    def loss(params, tokens, segment, position, weight, chunk, remat):
+    def loss(params, tokens, segment, position, weight, compute):
+        sequences = Sequences(tokens, segment, position, response=jnp.where(position > 0, segment, 0))
         model = nnx.merge(policy.graph, params)
-        logp, entropy = token_logprobs(model, tokens, segment, position, 0.8, attention=xla, chunk=chunk, remat=remat)
+        logp, entropy = token_logprobs(model, sequences, 0.8, compute, entropy_gradient=True)
         return jnp.sum(weight * (logp + 0.5 * entropy))
 
-    return jax.jit(jax.value_and_grad(loss), static_argnums=(5, 6))
+    return jax.jit(jax.value_and_grad(loss), static_argnums=5)
 
 
 def assert_same_gradient(a, b):
@@ -88,29 +91,24 @@ def test_packed_is_unpacked_is_over_padded(name, policy, sequences, score, value
         y = of_sequences(y, alone)
         for part, i in zip(of_sequences(x, rows), order, strict=True):
             np.testing.assert_allclose(part, y[i], rtol=0, atol=ATOL)
-    value, gradient = value_and_gradient(policy.params, *layout(rows, T), weights_like(rows, T), T, False)
-    want_value, want_gradient = value_and_gradient(policy.params, *layout(alone, 9), weights_like(alone, 9), 9, False)
+    value, gradient = value_and_gradient(policy.params, *layout(rows, T), weights_like(rows, T), Compute())
+    want_value, want_gradient = value_and_gradient(policy.params, *layout(alone, 9), weights_like(alone, 9), Compute())
     np.testing.assert_allclose(value, want_value, rtol=1e-5)
     assert_same_gradient(gradient, want_gradient)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('chunk, remat', [(1, False), (8, False), (24, True)])
-def test_chunked_or_rematerialised_is_full(chunk, remat, policy, sequences, score, value_and_gradient):
-    rows = [sequences, sequences[::-1]]
-    full, cut = (score(policy.params, *layout(rows, 24), 0.8, chunk=c, remat=r) for c, r in ((24, False), (chunk, remat)))
+@pytest.mark.parametrize('tile, remat', [((1, 96), 'none'), ((7, 96), 'none'), ((48, 1000), 'full'), ((16, 25), 'none')])
+def test_in_tiles_or_rematerialised_is_full(tile, remat, policy, sequences, score, value_and_gradient):
+    """Tiles of tokens and of words, the last of each not full."""
+    rows, compute = [sequences, sequences[::-1]], Compute(remat=remat, tile=Tile(*tile))
+    full, cut = (score(policy.params, *layout(rows, 24), 0.8, compute=c) for c in (Compute(), compute))
     for a, b in zip(cut, full, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=ATOL)
-    value, gradient = value_and_gradient(policy.params, *layout(rows, 24), weights_like(rows, 24), chunk, remat)
-    want_value, want_gradient = value_and_gradient(policy.params, *layout(rows, 24), weights_like(rows, 24), 24, False)
+    value, gradient = value_and_gradient(policy.params, *layout(rows, 24), weights_like(rows, 24), compute)
+    want_value, want_gradient = value_and_gradient(policy.params, *layout(rows, 24), weights_like(rows, 24), Compute())
     np.testing.assert_allclose(value, want_value, rtol=1e-5)
     assert_same_gradient(gradient, want_gradient)
-
-
-def test_a_chunk_that_does_not_divide_the_row_is_an_error(policy, sequences):
-    model = nnx.merge(policy.graph, policy.params)
-    with pytest.raises(ValueError, match='learner.logprob_chunk=7 .*learner.row_tokens=24'):
-        token_logprobs(model, *layout([sequences], 24), 1.0, attention=xla, chunk=7, remat=False)
 
 
 @pytest.mark.parametrize('temperature', [1.0, 0.6])

@@ -56,7 +56,7 @@ def config_of(row, **changes) -> ConfigDict:
     apply_method(c, row)
     fields = {
         'rollout.max_prompt_tokens': 4, 'rollout.max_response_tokens': LIMIT, 'learner.mini_batch_groups': 4,
-        'learner.batch_groups': 4, 'learner.row_tokens': 40, 'learner.logprob_chunk': 40,
+        'learner.batch_groups': 4, 'learner.row_tokens': 40, 
         'learner.kl_coef': BETA, 'learner.entropy_coef': ENTROPY,
     }  # fmt: skip
     c.update_from_flattened_dict(fields | changes)

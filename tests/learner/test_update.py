@@ -18,7 +18,7 @@ from bapo_jax.learner.credit import group_std
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('cut', [{'micro_batch_rows': 16}, {'row_tokens': 64, 'logprob_chunk': 64, 'micro_batch_rows': 3}])
+@pytest.mark.parametrize('cut', [{'micro_batch_rows': 16}, {'row_tokens': 64, 'micro_batch_rows': 3}])
 def test_micro_batches_and_packing_change_nothing(cut, learner, policy, stale):
     """Many micro-batches of two rows = one of sixteen = another row length; token mean over responses of unequal length."""
     assert len({len(r.tokens) for g in stale for r in g.responses}) > 4

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from bapo_jax.models import attention
-from bapo_jax.parallel import make_mesh
+from bapo_jax.parallel import ROWS as SPLIT_ROWS
+from bapo_jax.parallel import make_mesh, per_device
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = 1e-5
@@ -67,14 +68,11 @@ def on_eight_devices():
     assert jax.device_count() == 8
     arrays = inputs([*ROWS.values()] * 2)
     want = value_and_gradients(dense, *arrays)
-    rows = ('data', 'fsdp')
-    specs = ((rows, None, 'tensor'), (rows, 'tensor'), (rows, 'tensor'), (rows,))
+    q, kv, segment, out = (PartitionSpec(*s) for s in ((SPLIT_ROWS, None, 'tensor'), (SPLIT_ROWS, 'tensor'), (SPLIT_ROWS,), (SPLIT_ROWS, None, 'tensor')))
     for sizes in ((2, 2, 2), (2, 4, 1)):
-        mesh = make_mesh(*sizes)
-        placed = [jax.device_put(x, NamedSharding(mesh, PartitionSpec(*s))) for x, s in zip(arrays, specs, strict=True)]
         for kernel in KERNELS.values():
-            assert_same(value_and_gradients(attention.over_mesh(kernel, mesh), *placed), want)
-        assert_same(value_and_gradients(attention.packed('xla', mesh), *placed), want)
+            on_each = per_device(kernel, make_mesh(*sizes), (q, kv, kv, segment), out)
+            assert_same(value_and_gradients(on_each, *arrays), want)
 
 
 if __name__ == '__main__':

@@ -9,7 +9,8 @@ from jax.test_util import check_grads
 from tiny import QWEN3
 
 from bapo_jax.models.attention import xla
-from bapo_jax.models.qwen import empty_cache, matmul
+from bapo_jax.models.qwen import REMAT, empty_cache
+from bapo_jax.models.split import Split, matmul
 
 TOLERANCE = 2e-5
 SHAPES = {
@@ -99,13 +100,14 @@ def test_a_later_token_changes_nothing_earlier(policy, tokens):
 
 
 @pytest.mark.slow
-def test_rematerialised_is_the_same_value_and_gradient(policy, tokens):
+@pytest.mark.parametrize('remat', sorted(REMAT.keys() - {'none'}))
+def test_rematerialised_is_the_same_value_and_gradient(remat, policy, tokens):
     def loss(params, remat):
         model = nnx.merge(policy.graph, params)
         return jnp.mean(jnp.sin(model.logits(model(tokens, *causal(tokens), remat=remat))))
 
     run = jax.jit(jax.value_and_grad(loss), static_argnums=1)
-    (value, gradient), (value_remat, gradient_remat) = run(policy.params, False), run(policy.params, True)
+    (value, gradient), (value_remat, gradient_remat) = run(policy.params, 'none'), run(policy.params, remat)
     np.testing.assert_allclose(value_remat, value, rtol=1e-6)
     for a, b in zip(jax.tree.leaves(gradient_remat), jax.tree.leaves(gradient), strict=True):
         assert jnp.abs(b).max() > 0
@@ -128,10 +130,13 @@ def test_bfloat16_compute_stays_close_and_parameters_stay_float32(policy, make_p
 def test_the_spelled_out_gradient_of_matmul_is_that_of_autodiff(shape):
     rng = np.random.default_rng(2)
     x, w, ct = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in (shape, (5, 7), (*shape[:-1], 7)))
-    value, pullback = jax.vjp(matmul, x, w)
+    def product(x, w):
+        return matmul(x, w, Split(), 0)
+
+    value, pullback = jax.vjp(product, x, w)
     want_value, want_pullback = jax.vjp(lambda x, w: x @ w, x, w)
     np.testing.assert_array_equal(value, want_value)
     for a, b in zip(pullback(ct), want_pullback(ct), strict=True):
         assert a.shape == b.shape
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
-    check_grads(matmul, (x, w), order=1, modes=['rev'], atol=1e-2, rtol=1e-2)
+    check_grads(product, (x, w), order=1, modes=['rev'], atol=1e-2, rtol=1e-2)

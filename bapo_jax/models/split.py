@@ -1,0 +1,96 @@
+"""What a device does of a model that is split over a mesh: inside a program in which every array is the device's own part.
+
+Rows are split over 'data' and 'fsdp'. 'fsdp' also splits every matrix along the model's width, and a layer's weights are gathered
+where they are used; 'tensor' splits heads, MLP and vocabulary, and a layer's output is summed. Each function states its own
+transpose: gradients of weights are summed in float32 as they are scattered, and nothing crosses the mesh twice.
+
+Shapes:  B rows · T tokens · D width · V vocabulary · I, O inputs and outputs of a matrix; a device's part of a table is
+         [V / tensor, D / fsdp], of a matrix its part along 'fsdp'.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Split(NamedTuple):
+    """Over how many devices the model is split; `Split()` is a whole model, also outside of any mesh."""
+
+    fsdp: int = 1
+    tensor: int = 1
+
+    def gather(self, part: jax.Array, axis: int) -> jax.Array:
+        """The whole of `part`, of which 'fsdp' splits `axis`; not differentiated."""
+        return part if self.fsdp == 1 else jax.lax.all_gather(part, 'fsdp', axis=axis, tiled=True)
+
+    def scatter(self, whole: jax.Array, axis: int) -> jax.Array:
+        """The transpose of `gather`: this device's part of the sum over 'fsdp'."""
+        return whole if self.fsdp == 1 else jax.lax.psum_scatter(whole, 'fsdp', scatter_dimension=axis, tiled=True)
+
+    def enter(self, x: jax.Array) -> jax.Array:
+        """`x`, equal on all devices of 'tensor', enters work that they share: its gradient is the sum of theirs."""
+        return x if self.tensor == 1 else _enter(x)
+
+    def leave(self, part: jax.Array) -> jax.Array:
+        """The sum over 'tensor' of what each device made of its share."""
+        return part if self.tensor == 1 else _leave(part)
+
+    def look_up(self, table_VxD: jax.Array, tokens_BxT: jax.Array, dtype: str) -> jax.Array:
+        """The tokens' rows [B, T, D] of a table that is split both ways. Activations cross the mesh; the table does not."""
+        if self.fsdp > 1:
+            tokens_BxT = jax.lax.all_gather(tokens_BxT, 'fsdp', axis=0, tiled=True)
+        if self.tensor == 1:
+            x_BxTxD = jnp.take(table_VxD, tokens_BxT, axis=0).astype(dtype)
+        else:
+            tokens_BxT = tokens_BxT - jax.lax.axis_index('tensor') * table_VxD.shape[0]
+            here_BxT = (tokens_BxT >= 0) & (tokens_BxT < table_VxD.shape[0])
+            x_BxTxD = jnp.take(table_VxD, jnp.where(here_BxT, tokens_BxT, 0), axis=0).astype(dtype)
+            x_BxTxD = self.leave(jnp.where(here_BxT[..., None], x_BxTxD, jnp.zeros((), dtype)))
+        if self.fsdp > 1:  # this device's columns of all rows become all columns of its own rows
+            x_BxTxD = jax.lax.all_to_all(x_BxTxD, 'fsdp', split_axis=0, concat_axis=2, tiled=True)
+        return x_BxTxD
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def matmul(x_xI: jax.Array, kernel_IxO: jax.Array, split: Split, axis: int) -> jax.Array:
+    """x @ kernel in the dtype of `x`, the kernel gathered along `axis`, with an explicit backward pass.
+
+    The kernel is gathered again there, so no whole weight is kept; its gradient is float32. XLA on CPU would transpose the output's
+    wide gradient instead of the narrow input, which halves the speed of the gated MLP's gradient.
+    """
+    return x_xI @ split.gather(kernel_IxO.astype(x_xI.dtype), axis)
+
+
+def _matmul_forward(x_xI, kernel_IxO, split, axis):
+    return matmul(x_xI, kernel_IxO, split, axis), (x_xI, kernel_IxO)
+
+
+def _matmul_backward(split, axis, saved, gradient_xO):
+    x_xI, kernel_IxO = saved
+    x_MxI, gradient_MxO = (a.reshape(-1, a.shape[-1]) for a in (x_xI, gradient_xO))
+    of_kernel_IxO = jnp.matmul(x_MxI.T, gradient_MxO, preferred_element_type=kernel_IxO.dtype)
+    whole_IxO = split.gather(kernel_IxO.astype(gradient_xO.dtype), axis)
+    return gradient_xO @ whole_IxO.T, split.scatter(of_kernel_IxO, axis)
+
+
+matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+@jax.custom_vjp
+def _enter(x):
+    return x
+
+
+_enter.defvjp(lambda x: (x, None), lambda _, gradient: (jax.lax.psum(gradient, 'tensor'),))
+
+
+@jax.custom_vjp
+def _leave(part):
+    return jax.lax.psum(part, 'tensor')
+
+
+_leave.defvjp(lambda part: (_leave(part), None), lambda _, gradient: (gradient,))
