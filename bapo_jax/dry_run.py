@@ -125,10 +125,8 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str) -> Result:
     else:
         started = time.perf_counter()
         learner = Learner(config, model, target.mesh, kernel)
-        sequences = config.learner.mini_batch_groups * config.rollout.group_size
-        micro_batches = -(-sequences // config.learner.micro_batch_rows)
         try:
-            step = learner.compile_update(1 << (micro_batches - 1).bit_length()).memory_analysis()
+            step = learner.compile_update().memory_analysis()
         except jax.errors.JaxRuntimeError as e:
             if 'RESOURCE_EXHAUSTED' not in str(e):
                 raise

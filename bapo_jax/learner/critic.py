@@ -2,7 +2,7 @@
 
 The state of a response token is the prompt and the response before it: V(s_t) is read where that token's log-prob is.
 
-Shapes:  M micro-batches (a power of two, the last ones may be empty) · R rows · T tokens in a row.
+Shapes:  M micro-batches (the last ones may be empty) · R rows · T tokens in a row.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from bapo_jax.learner.critic import CRITIC, Critic, Targets, pack_targets, value
 from bapo_jax.learner.logprobs import Compute
 from bapo_jax.learner.objective import PROXIMAL, numbers_of, objective_of, switched
 from bapo_jax.learner.packed import Rows, Sequences, blank_rows
-from bapo_jax.learner.packing import Part, cut, pack
+from bapo_jax.learner.packing import Part, capacity, cut, pack
 from bapo_jax.learner.score import score
 from bapo_jax.learner.update import Program, TrainState, clipped_adamw, initial_state, mean_metrics, state_shapes, update
 from bapo_jax.models import attention, hf
@@ -41,6 +41,7 @@ class Learner:
         c = config.learner
         self.model, self.mesh, self.kernel = model, mesh, kernel
         self._config, self._hosts, self._response_limit = c, hosts, config.rollout.max_response_tokens
+        self._micro_batches = capacity(c, config.rollout.group_size)
         self._model_path = config.model.path
         self.graph, shapes = hf.abstract_params(model)
         self._sharding = parallel.parameter_sharding(mesh, shapes)
@@ -97,7 +98,7 @@ class Learner:
             rng.permutation(groups) if c.shuffle else np.arange(groups)
             for _ in range(1 if switched(c, step) else c.passes_per_batch)
         ]  # fmt: skip
-        passes = [cut(batch, order, c) for order in orders]
+        passes = [cut(batch, order, c, self._micro_batches) for order in orders]
         lap('pack')
         # The proximal policy is the one before any of this step's updates, so everything is scored first, and once.
         policies = {**(policies or {}), PROXIMAL: state.params}
@@ -171,7 +172,7 @@ class Learner:
 
     def score_batch(self, role: str, params: Any, batch: Batch) -> ByGroup:
         """`score` of a batch in its own order."""
-        return self.score(role, params, cut(batch, np.arange(len(batch.groups)), self._config))
+        return self.score(role, params, cut(batch, np.arange(len(batch.groups)), self._config, self._micro_batches))
 
     def logprobs(self, role: str, params: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """(behaviour log-probs, log-probs under `params`) of all response tokens of a batch, float32 [tokens] each, in order."""
@@ -179,15 +180,15 @@ class Learner:
         behaviour = [r.logp for g in batch.groups for r in g.responses]
         return np.concatenate(behaviour), np.concatenate([logp for of_group in scored for logp in of_group])
 
-    def compile_update(self, micro_batches: int) -> jax.stages.Compiled:
-        """The optimizer step on a mini-batch of up to `micro_batches`, compiled from shapes: nothing is allocated."""
-        shape = (micro_batches, self._config.micro_batch_rows, self._config.row_tokens)
+    def compile_update(self) -> jax.stages.Compiled:
+        """The optimizer step, compiled from shapes: nothing is allocated."""
+        shape = (self._micro_batches, self._config.micro_batch_rows, self._config.row_tokens)
         sharding = parallel.row_sharding(self.mesh, 1)
         rows = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding), blank_rows((0, 0, 0), self.objective.roles)
         )
         numbers = numbers_of(self._config, self._temperature, 1)
-        return self._update.lower(self._policy_shapes(), rows, micro_batches, numbers).compile()
+        return self._update.lower(self._policy_shapes(), rows, self._micro_batches, numbers).compile()
 
     def _scored(self, step: int) -> list[str]:
         """The policies that score a batch at `step`: not those whose only use is a KL term of share 0."""

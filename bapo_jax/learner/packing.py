@@ -21,23 +21,21 @@ class Layout(NamedTuple):
     segment: np.ndarray  # as in Sequences
     position: np.ndarray
     token: np.ndarray  # int32, which of all tokens of the sequences, end to end, lies there; 0 on padding
+    filled: int  # how many leading micro-batches hold any token; the rest is padding of the shape
 
     def place(self, per_sequence: Sequence[np.ndarray]) -> np.ndarray:
         """One number a token of every sequence, packed; 0 on padding."""
-        values = np.concatenate(per_sequence)
-        return np.where(self.segment > 0, values[self.token], values.dtype.type(0))
+        values, n = np.concatenate(per_sequence), self.filled
+        packed = np.zeros(self.segment.shape, values.dtype)  # what is never written takes no memory
+        packed[:n] = np.where(self.segment[:n] > 0, values[self.token[:n]], values.dtype.type(0))
+        return packed
 
     def pick(self, packed: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
         """The inverse of `place`, given the sequences' lengths."""
-        values = np.empty(sum(lengths), packed.dtype)
-        there = self.segment > 0
-        values[self.token[there]] = packed[there]
+        values, n = np.empty(sum(lengths), packed.dtype), self.filled
+        there = self.segment[:n] > 0
+        values[self.token[:n][there]] = packed[:n][there]
         return np.split(values, np.cumsum(lengths)[:-1])
-
-    @property
-    def filled(self) -> int:
-        """How many leading micro-batches hold any token; the rest is padding of the shape."""
-        return int((self.segment[:, :, 0] > 0).any(axis=1).sum())
 
 
 class Part(NamedTuple):
@@ -89,19 +87,31 @@ def mini_batches(groups: int, mini_batch_groups: int, partial: str) -> list[np.n
     raise ValueError(f"learner.partial_mini_batch={partial!r} is unknown; choose 'rebalance' or 'keep'")
 
 
-def cut(batch: Batch, order: np.ndarray, config: Any) -> list[Part]:
-    """The mini-batches of one pass over a batch, its groups taken in `order`; `config` is the learner's part of the config."""
+def capacity(config: Any, group_size: int) -> int:
+    """Micro-batches that hold any mini-batch of groups of that size, were each sequence alone in its row.
+
+    Rebalanced mini-batches have up to 3/2 as many groups as asked for. `config` is the learner's part of the config.
+    """
+    groups = config.mini_batch_groups if config.partial_mini_batch == 'keep' else (3 * config.mini_batch_groups + 1) // 2
+    return -(-min(groups, config.batch_groups) * group_size // config.micro_batch_rows)
+
+
+def cut(batch: Batch, order: np.ndarray, config: Any, micro_batches: int = 1) -> list[Part]:
+    """The mini-batches of one pass over a batch, its groups taken in `order`; `config` is the learner's part of the config.
+
+    Each has a multiple of `micro_batches` of them.
+    """
     parts = []
     for indices in mini_batches(len(batch.groups), config.mini_batch_groups, config.partial_mini_batch):
         of_part = batch.take(order[indices])
         lengths = [len(g.prompt.tokens) + len(r.tokens) for g in of_part.groups for r in g.responses]
-        layout = lay_out(lengths, row_tokens=config.row_tokens, rows=config.micro_batch_rows)
+        layout = lay_out(lengths, row_tokens=config.row_tokens, rows=config.micro_batch_rows, multiple=micro_batches)
         parts.append(Part(order[indices], of_part, layout))
     return parts
 
 
-def lay_out(lengths: Sequence[int], *, row_tokens: int, rows: int) -> Layout:
-    """Packs sequences of these lengths; the number of micro-batches is rounded up to a power of two with empty rows.
+def lay_out(lengths: Sequence[int], *, row_tokens: int, rows: int, multiple: int = 1) -> Layout:
+    """Packs sequences of these lengths; the number of micro-batches is rounded up to a multiple with empty ones.
 
     Raises ValueError for a sequence longer than `row_tokens`.
     """
@@ -119,12 +129,14 @@ def lay_out(lengths: Sequence[int], *, row_tokens: int, rows: int) -> Layout:
     )
     filled = [row for row in packed if row['token_segment_ids'][0]]
     micro_batches = -(-len(filled) // rows)
-    layout = Layout(*(np.zeros((1 << (micro_batches - 1).bit_length(), rows, row_tokens), np.int32) for _ in Layout._fields))
-    for array, name in zip(layout, ('token_segment_ids', 'token_positions', 'token'), strict=True):  # Grain's names
-        flat = array.reshape(-1, row_tokens)
+    shape = (-(-micro_batches // multiple) * multiple, rows, row_tokens)
+    arrays = []
+    for name in ('token_segment_ids', 'token_positions', 'token'):  # Grain's names
+        arrays.append(np.zeros(shape, np.int32))
+        flat = arrays[-1].reshape(-1, row_tokens)
         for i, row in enumerate(filled):
             flat[i] = row[name]
-    return layout
+    return Layout(*arrays, micro_batches)
 
 
 def pack(part: Part, advantage: ByGroup, weight: Sequence[float], roles: Mapping[str, ByGroup]) -> Rows:

@@ -2,7 +2,7 @@
 
 What the policy's step and the critic's share is here: the sum over micro-batches, the optimizer, and the state of the two.
 
-Shapes:  M micro-batches (a power of two, the last ones may be empty) · R rows · T tokens in a row.
+Shapes:  M micro-batches (the last ones may be empty) · R rows · T tokens in a row.
 """
 
 from __future__ import annotations
