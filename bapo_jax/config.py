@@ -8,7 +8,8 @@ from __future__ import annotations
 from ml_collections import ConfigDict
 
 from bapo_jax.config_method import (
-    check_critic, check_learner, check_replay, check_rollout, critic_section, learner_section, replay_section, rollout_section,
+    check_critic, check_learner, check_replay, check_rollout, critic_section, full_batch_updates, learner_section,
+    replay_section, rollout_section,
 )  # fmt: skip
 from bapo_jax.fields import Need, at_least_one, not_negative, one_of, positive
 from bapo_jax.methods import METHODS
@@ -176,6 +177,8 @@ def resolve(config: ConfigDict) -> ConfigDict:
     c.replay.high_capacity = c.replay.high_capacity or c.replay.high_recent_steps * c.learner.batch_groups
     c.replay.per_prompt = c.replay.per_prompt or 2 * c.rollout.group_size
     c.learner.row_tokens = c.learner.row_tokens or c.rollout.max_prompt_tokens + c.rollout.max_response_tokens
+    if c.learner.schedule != 'constant':  # the steps of a constant rate are free to change
+        c.learner.decay_updates = c.learner.decay_updates or max(0, full_batch_updates(c) - c.learner.warmup_updates)
     rounded = 'bfloat16' in (c.rollout.dtype, c.model.dtype)
     c.rollout.probe_tolerance = c.rollout.probe_tolerance or (0.5 if rounded else 1e-3)
     check(c)

@@ -138,8 +138,15 @@ def learner_section() -> ConfigDict:
     l.partial_mini_batch = 'rebalance'  # an underfilled batch is cut into equal parts; 'keep' leaves a ragged last one
     l.shuffle = True  # mini-batches are cut from a random order of groups; False: from X1, X2, X3 as they stand
     l.passes_per_batch = 1  # passes over a batch
-    l.learning_rate = 1e-6  # AdamW, constant
+    l.learning_rate = 1e-6  # AdamW; the peak, where a schedule changes it
     l.warmup_updates = 0  # optimizer steps of linear warm-up
+    l.schedule = 'constant'  # of the rate after warm-up: constant, cosine or linear
+    l.decay_updates = 0  # optimizer steps of cosine and linear; 0: with warm-up, those of `steps` full batches (full_batch_updates)
+    l.final_share = 0.1  # of learning_rate, from the end of cosine and linear on
+    l.adam_b1 = 0.9  # AdamW: what a moment keeps of itself at an optimizer step; the first
+    l.adam_b2 = 0.999  # the second
+    l.adam_eps = 1e-8  # AdamW: added to the root of the second moment
+    l.first_moment_dtype = 'float32'  # or bfloat16; the second stays float32: bfloat16 would round away what 1 - adam_b2 adds to it
     l.weight_decay = 0.01  # AdamW
     l.grad_clip = 1.0  # on the global norm
     l.clip_low = 0.2  # trust region [1 - clip_low, 1 + clip_high] of the importance ratio
@@ -162,6 +169,15 @@ def learner_section() -> ConfigDict:
     return l
 
 
+def full_batch_updates(c: ConfigDict) -> int:
+    """steps × ⌈batch_groups / mini_batch_groups⌉ × passes_per_batch: the optimizer steps of a run, or more than it has.
+
+    A partly filled batch has fewer, and so has a row after its switch_step. 0 where only the data tell the steps (`epochs`).
+    """
+    a_pass = -(-c.learner.batch_groups // max(1, c.learner.mini_batch_groups))  # check_learner refuses less than 1
+    return c.steps * a_pass * c.learner.passes_per_batch
+
+
 def check_learner(c: ConfigDict, need: Need) -> None:
     r, l = c.rollout, c.learner  # noqa: E741
     # Names of learner/, which imports JAX; checks come before that.
@@ -174,17 +190,26 @@ def check_learner(c: ConfigDict, need: Need) -> None:
     one_of(need, c, 'learner.advantage', ('group_std', 'paper_eq2', 'centred', 'over_mean', 'gae'))
     one_of(need, c, 'learner.partial_mini_batch', ('rebalance', 'keep'))
     one_of(need, c, 'learner.remat', ('none', 'attention_and_mlp_inputs', 'offload', 'full'))
+    one_of(need, c, 'learner.schedule', ('constant', 'cosine', 'linear'))
+    one_of(need, c, 'learner.first_moment_dtype', ('float32', 'bfloat16'))
     at_least_one(
         need, c, 'learner.batch_groups', 'learner.mini_batch_groups', 'learner.passes_per_batch', 'learner.micro_batch_rows',
         'learner.row_tokens',
     )  # fmt: skip
     not_negative(
         need, c, 'learner.switch_step', 'learner.warmup_updates', 'learner.kl_coef', 'learner.entropy_coef', 'learner.weight_decay',
-        'learner.dual_clip',
+        'learner.dual_clip', 'learner.decay_updates',
     )  # fmt: skip
     positive(
-        need, c, 'learner.learning_rate', 'learner.grad_clip', 'learner.clip_low', 'learner.clip_high', 'learner.importance_cap'
-    )
+        need, c, 'learner.learning_rate', 'learner.grad_clip', 'learner.clip_low', 'learner.clip_high', 'learner.importance_cap',
+        'learner.adam_eps',
+    )  # fmt: skip
+    for name in ('adam_b1', 'adam_b2'):
+        need(0 <= l[name] < 1, f'learner.{name}={l[name]} is a decay, in [0, 1)')
+    need(0 <= l.final_share <= 1, f'learner.final_share={l.final_share} is a share of learner.learning_rate, in [0, 1]')
+    need(l.schedule == 'constant' or l.decay_updates > 0,
+         f'learner.schedule={l.schedule} has no end: steps={c.steps} leaves no optimizer step after learner.warmup_updates='
+         f'{l.warmup_updates}; set learner.decay_updates, or steps where `epochs` gives them')  # fmt: skip
     need(l.mini_batch_groups <= l.batch_groups,
          f'learner.mini_batch_groups={l.mini_batch_groups} exceeds learner.batch_groups={l.batch_groups}; lower it')  # fmt: skip
     need(l.row_tokens >= r.max_prompt_tokens + r.max_response_tokens,
@@ -195,7 +220,7 @@ def check_learner(c: ConfigDict, need: Need) -> None:
 def critic_section() -> ConfigDict:
     """The critic of rows with learner.advantage='gae': the policy's decoder with a value head, trained beside it."""
     v = ConfigDict()
-    v.learning_rate = 1e-5  # AdamW, constant; weight decay and clip of the gradient are the learner's
+    v.learning_rate = 1e-5  # AdamW, constant; the rest of AdamW and the clip of the gradient are the learner's
     v.value_clip = 0.5  # a value's loss gains nothing by moving farther than this from the value before the step
     v.gamma = 1.0  # γ, the discount a token
     v.gae_lambda = 1.0  # λ of the advantage estimate; 1: reward - value where γ is 1 too

@@ -118,7 +118,8 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str) -> Result:
         memory['rollout policies before α'] = config.rollout.mixture_policies * a_copy
     if config.learner.advantage == 'gae':
         # Its gradients and activations take the place of the policy's, which are larger and are counted below.
-        memory['the critic and its moments'] = 3 * _bytes_of_a_copy(dataclasses.replace(model, value_head=True), target.mesh)
+        critic = dataclasses.replace(model, value_head=True)
+        memory['the critic and its moments'] = state_bytes(_bytes_of_a_copy(critic, target.mesh), config.learner)
     compile_s, refused = None, ''
     if isinstance(target.mesh, AbstractMesh):
         memory |= gpu_memory(model, config.learner, dict(target.mesh.shape), a_copy)
@@ -131,7 +132,7 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str) -> Result:
             if 'RESOURCE_EXHAUSTED' not in str(e):
                 raise
             refused = re.sub(r'\s+', ' ', str(e))[:300]
-            memory['θ and the moments'] = 3 * a_copy
+            memory['θ and the moments'] = state_bytes(a_copy, config.learner)
         else:
             memory['θ, the moments and the mini-batch'] = step.argument_size_in_bytes
             memory['gradients and activations'] = _beside_arguments(step, target.platform)
@@ -145,7 +146,7 @@ def gpu_memory(model: ModelConfig, learner: Any, mesh: dict[str, int], params: i
 
     Symbols: r rows of T tokens a device; b bytes a number in compute; D, F, N, K, H, V, L as in models/qwen.py; n = mesh.tensor.
 
-        state         3 params                                    θ and two moments, exact
+        state         (8 + m) / 4 params                          θ and two moments, the first in m bytes a number, exact
         gradients     2 params                                    their sum, and the micro-batch's own
         residuals     L r T D b                                   the stream between layers; without remat, L times half of `layer`
         layer         2 r T b (4 D + (4 N + 4 K) H / n + 3 F / n)  one layer's saved activations, and their gradients
@@ -173,11 +174,16 @@ def gpu_memory(model: ModelConfig, learner: Any, mesh: dict[str, int], params: i
         'weights gathered or cast': weights,
     }
     return {
-        'θ and the moments': 3 * params,
+        'θ and the moments': state_bytes(params, learner),
         'gradients': 2 * params,
         **activations,
         'fragmentation': sum(activations.values()) // 20,
     }
+
+
+def state_bytes(params: int, learner: Any) -> int:
+    """Bytes of parameters and their two moments; `params` is the size of a float32 copy of the parameters."""
+    return (8 + hf.DTYPES[learner.first_moment_dtype].itemsize) * params // 4
 
 
 def matrix_sizes(model: ModelConfig) -> tuple[int, int, int]:

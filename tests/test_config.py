@@ -35,6 +35,13 @@ def a_config(**changes):
         ({'steps': 0, 'epochs': 0}, r'steps and epochs are both 0'),
         ({'learner__anchor': 'old'}, r"learner\.anchor='old'.*behaviour, proximal, decoupled"),
         ({'learner__kl_target': 'alpha'}, r'learner\.kl_target'),
+        ({'learner__schedule': 'step'}, r"learner\.schedule='step'.*constant, cosine, linear"),
+        ({'learner__schedule': 'cosine'}, r'learner\.schedule=cosine has no end: steps=0.*set learner\.decay_updates'),
+        ({'learner__schedule': 'linear', 'steps': 2, 'learner__warmup_updates': 8}, r'steps=2.*learner\.warmup_updates=8'),
+        ({'learner__final_share': 1.5}, r'learner\.final_share=1\.5'),
+        ({'learner__adam_b2': 1.0}, r'learner\.adam_b2=1\.0'),
+        ({'learner__adam_eps': 0.0}, r'learner\.adam_eps=0\.0'),
+        ({'learner__first_moment_dtype': 'float16'}, r"learner\.first_moment_dtype='float16'.*float32, bfloat16"),
         ({'learner__advantage': 'median'}, r"learner\.advantage='median'.*group_std"),
         ({'learner__aggregation': 'sum'}, r"learner\.aggregation='sum'.*token_mean"),
         ({'replay__fresh_filter': 'median'}, r'replay\.fresh_filter'),
@@ -88,6 +95,16 @@ def test_resolve_derives_what_is_zero_and_leaves_its_argument_alone():
     assert c.learner.row_tokens == 0
 
 
+def test_a_decay_without_a_length_ends_with_the_last_of_full_batches():
+    """10 steps of ⌈250 / 64⌉ = 4 mini-batches, twice: 80 optimizer steps, warm-up among them."""
+    of_run = {'steps': 10, 'learner__batch_groups': 250, 'learner__passes_per_batch': 2, 'learner__warmup_updates': 5}
+    lengths = [
+        resolve(a_config(**of_run, learner__schedule=schedule, learner__decay_updates=given)).learner.decay_updates
+        for schedule, given in (('cosine', 0), ('linear', 0), ('linear', 7), ('constant', 0))
+    ]
+    assert lengths == [75, 75, 7, 0]
+
+
 def test_the_countdown_config_has_the_papers_values():
     c = importlib.import_module('configs.countdown').get_config('bapo')
     r, l = c.rollout, c.learner
@@ -114,3 +131,6 @@ def test_only_what_may_change_between_two_starts_is_free():
     assert differences(a, b) == []
     c = json.loads(resolve(a_config(learner__clip_low=0.1, seed=1, task__reward='math:hypot')).to_json())
     assert differences(a, c) == ['learner.clip_low', 'seed', 'task.reward']
+    d = {'steps': 9, 'learner__schedule': 'linear', 'learner__adam_b2': 0.99, 'learner__first_moment_dtype': 'bfloat16'}
+    changed = ['learner.adam_b2', 'learner.decay_updates', 'learner.first_moment_dtype', 'learner.schedule']
+    assert differences(a, json.loads(resolve(a_config(**d)).to_json())) == changed

@@ -55,6 +55,8 @@ def test_the_gpu_model_by_hand():
         'weights gathered or cast': weights,
         'fragmentation': (3 * tokens * 128 * 2 + 2 * kept + weights) // 20,
     }
+    rounded = gpu_memory(MODEL, config(4, first_moment_dtype='bfloat16').learner, {'data': 1, 'fsdp': 4, 'tensor': 1}, 1_000_000)
+    assert rounded == memory | {'θ and the moments': 2_500_000}
     without = gpu_memory(MODEL, config(4, remat='none').learner, {'data': 1, 'fsdp': 4, 'tensor': 1}, 1_000_000)
     assert without['residual stream'] == 3 * kept
     many_words = dataclasses.replace(MODEL, vocab_size=30_000)
@@ -87,6 +89,8 @@ def test_state_on_gpus_is_exact_and_split():
     # A critic has a value head in place of the untied head of 1,000 × 128.
     critic = measure(config(1, advantage='gae'), MODEL, '1x80GB').memory['the critic and its moments']
     assert critic == 12 * (parameters(MODEL) - 1000 * 128 + 128)
+    rounded = measure(config(1, advantage='gae', first_moment_dtype='bfloat16'), MODEL, '1x80GB').memory
+    assert rounded['the critic and its moments'] == critic * 10 / 12 and rounded['θ and the moments'] == 10 * parameters(MODEL)
     assert 'the critic and its moments' not in whole.memory
     assert (whole.kernel, whole.compile_s) == ('triton', None)
 

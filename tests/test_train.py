@@ -44,8 +44,11 @@ def bapo_run(tmp_path_factory, benchmark):
 
 
 def bapo_config(benchmark, **changes):
+    """The learning rate rises and falls and a moment is rounded, so that continuing has to find its place in both."""
     parts = {
         'rollout__sync_every': 3, 'replay__use_x2': True, 'replay__reevaluate_every': 2, 'replay__c2': (0.2,), 'replay__c3': (0.8,),
+        'learner__schedule': 'cosine', 'learner__warmup_updates': 2, 'learner__decay_updates': 8, 'learner__final_share': 0.2,
+        'learner__first_moment_dtype': 'bfloat16',
     }  # fmt: skip
     return small_config('bapo_tuned', benchmark, **parts | changes)
 
@@ -204,6 +207,17 @@ def test_rollout_files_hold_what_was_asked_answered_and_judged(bapo_run):
         assert row['prompt'] == ' '.join(map(str, truth['numbers'])) + f'={truth["target"]}\n'
         assert len(row['responses']) == len(row['verdicts']) == len(row['rewards']) == 4
         assert [r == 1 for r in row['rewards']] == [v == 'correct' for v in row['verdicts']]
+
+
+@pytest.mark.slow
+def test_the_learning_rate_follows_the_optimizer_steps_of_the_run(bapo_run):
+    done = 0
+    for row in metrics(bapo_run[0])[1:]:
+        done += row.get('actor/updates', 0)
+        u = min(max(done - 1 - 2, 0), 8)  # optimizer steps between the end of warm-up and the last one
+        share = max(done - 1, 0) / 2 if done < 3 else 0.2 + 0.8 * (1 + np.cos(np.pi * u / 8)) / 2
+        assert row['actor/lr'] == pytest.approx(5e-5 * share, rel=1e-5)
+    assert done > 2 + 4  # well into the decay
 
 
 @pytest.mark.slow

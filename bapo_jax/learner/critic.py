@@ -24,12 +24,11 @@ from bapo_jax import parallel
 from bapo_jax.groups import ByGroup
 from bapo_jax.learner import credit
 from bapo_jax.learner.logprobs import Compute, hidden_states, shift_right
+from bapo_jax.learner.optimizer import clipped_adamw
 from bapo_jax.learner.packed import Sequences
 from bapo_jax.learner.packing import Part
 from bapo_jax.learner.score import over_micro_batches
-from bapo_jax.learner.update import (
-    TrainState, accumulate, check_finite, clipped_adamw, initial_state, state_shapes, stepped,
-)  # fmt: skip
+from bapo_jax.learner.update import TrainState, accumulate, check_finite, initial_state, state_shapes, stepped
 from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig, Qwen
 from bapo_jax.parallel import spread

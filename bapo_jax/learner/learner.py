@@ -20,10 +20,11 @@ from bapo_jax.learner import credit
 from bapo_jax.learner.critic import CRITIC, Critic, Targets, pack_targets, value_metrics
 from bapo_jax.learner.logprobs import Compute
 from bapo_jax.learner.objective import PROXIMAL, numbers_of, objective_of, switched
+from bapo_jax.learner.optimizer import clipped_adamw, learning_rate_of
 from bapo_jax.learner.packed import Rows, Sequences, blank_rows
 from bapo_jax.learner.packing import Part, capacity, cut, pack
 from bapo_jax.learner.score import score
-from bapo_jax.learner.update import Program, TrainState, clipped_adamw, initial_state, mean_metrics, state_shapes, update
+from bapo_jax.learner.update import Program, TrainState, initial_state, mean_metrics, state_shapes, update
 from bapo_jax.models import attention, hf
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.models.split import Split
@@ -47,9 +48,7 @@ class Learner:
         self._sharding = parallel.parameter_sharding(mesh, shapes)
         self.parameters = parallel.with_sharding(shapes, self._sharding)  # shapes, and where each lives
         self.objective, self._temperature = objective_of(c), np.float32(config.rollout.temperature)
-        self.learning_rate = optax.linear_schedule(0.0, c.learning_rate, c.warmup_updates) if c.warmup_updates else (
-            optax.constant_schedule(c.learning_rate)
-        )  # fmt: skip
+        self.learning_rate = learning_rate_of(c)
         self._optimizer = clipped_adamw(self.learning_rate, c)
         compute = Compute(attention.packed(kernel), c.remat, Split(mesh.shape['fsdp'], mesh.shape['tensor']))
         program = Program(self.graph, self.objective, self._optimizer, mesh, compute)

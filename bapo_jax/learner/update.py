@@ -92,11 +92,6 @@ def stepped(state: TrainState, gradient: Any, optimizer: optax.GradientTransform
     return TrainState(optax.apply_updates(state.params, updates), opt_state)
 
 
-def clipped_adamw(learning_rate: optax.ScalarOrSchedule, learner: Any) -> optax.GradientTransformation:
-    """AdamW on gradients clipped by their global norm; `learner` is the learner's part of a config."""
-    return optax.chain(optax.clip_by_global_norm(learner.grad_clip), optax.adamw(learning_rate, weight_decay=learner.weight_decay))
-
-
 def state_shapes(optimizer: optax.GradientTransformation, parameters: Any, mesh: Mesh) -> TrainState:
     """The shapes of a state and where each array lives, the moments as the `parameters` (shapes with shardings) are."""
     moments = jax.eval_shape(optimizer.init, parameters)

@@ -82,12 +82,10 @@ def test_a_copy_survives_the_update_that_its_original_does_not(learner, policy, 
             np.testing.assert_array_equal(r.tokens, s.tokens)
 
 
-def test_warm_up_and_the_learning_rate_reported(policy, groups):
-    learner = make_learner(policy, BARE, learning_rate=1e-3, warmup_updates=4)
-    rate = learner.learning_rate
-    np.testing.assert_allclose([rate(i) for i in (0, 2, 4, 100)], [0, 5e-4, 1e-3, 1e-3], rtol=1e-6)
+def test_the_learning_rate_reported_is_that_of_the_last_optimizer_step(policy, groups):
+    learner = make_learner(policy, BARE, learning_rate=1e-3, schedule='linear', decay_updates=4, final_share=0.5)
     _, metrics = updated(learner, policy, batch_of(groups))
-    assert metrics['actor/updates'] == 2 and metrics['actor/lr'] == pytest.approx(2.5e-4)  # that of the second, the last
+    assert metrics['actor/updates'] == 2 and metrics['actor/lr'] == pytest.approx(1e-3 * (1 - 0.5 / 4))
 
 
 def test_logprobs_are_those_of_the_policy_that_answered_in_the_order_of_the_batch(learner, policy, groups):
