@@ -37,7 +37,7 @@ from bapo_jax.inputs import read_inputs
 GB = 10**9
 GPUS = re.compile(r'(\d+)x(\d+)GB')
 # Usable HBM of a device, GiB, by JAX's device_kind: the limit in the compiler's error for a far too large program.
-TPU_GIB = {'TPU v4': 15.25, 'TPU v5 lite': 15.75, 'TPU v5': 95.74, 'TPU v6 lite': 31.25}
+TPU_GIB = {'TPU v4': 30.75, 'TPU v5 lite': 15.75, 'TPU v5': 95.74, 'TPU v6 lite': 31.25}
 
 
 class Target(NamedTuple):
@@ -244,7 +244,9 @@ def tpu_devices(topology: str) -> list[jax.Device]:
 
     # libtpu touches no chip here: it need not ask the network for its place in a slice, and other processes may compile too.
     os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'TPU_WORKER_HOSTNAMES': 'localhost', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
+    # As libtpu describes it, a v4 chip is two devices; a chip that is there is one.
+    chip = {'chip_config_name': 'megacore'} if topology.startswith('v4:') else {}
     try:
-        return list(topologies.get_topology_desc(platform='tpu', topology_name=topology).devices)
+        return list(topologies.get_topology_desc(platform='tpu', topology_name=topology, **chip).devices)
     except (jax.errors.JaxRuntimeError, RuntimeError) as e:
         raise ValueError(f'--topology={topology!r}: {e}') from e

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bapo_jax.models.parameters import PARAMETERS
@@ -36,12 +37,34 @@ _AXES = {parameter.path: parameter.axes for parameter in PARAMETERS}
 
 
 def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh of data × fsdp × tensor devices, by default those present; a host's devices are neighbours.
+    """A mesh of data × fsdp × tensor devices, by default those present, laid out by their interconnect: by JAX's mesh_utils.
+
+    On a TPU slice each axis follows the slice's own. Several slices (TPU slices, GPU hosts) are crossed by the outermost axes that
+    can be: 'data' where the sizes allow, so that 'fsdp' and 'tensor' stay within one. A host's devices need not be neighbours.
 
     Sizes and errors as `mesh_sizes`.
     """
     devices = sorted(jax.devices() if devices is None else devices, key=lambda device: (device.process_index, device.id))
-    return Mesh(np.array(devices).reshape(mesh_sizes(data, fsdp, tensor, len(devices))), MESH_AXES)
+    sizes, slices = mesh_sizes(data, fsdp, tensor, len(devices)), len({getattr(device, 'slice_index', 0) for device in devices})
+    if slices == 1:
+        laid_out = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    else:
+        across = sizes_across(sizes, slices)
+        within = tuple(size // n for size, n in zip(sizes, across, strict=True))
+        laid_out = mesh_utils.create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
+    return Mesh(laid_out, MESH_AXES)
+
+
+def sizes_across(sizes: Sequence[int], slices: int) -> tuple[int, ...]:
+    """Of each mesh axis, how many slices it crosses: as many as can be the first axis, then the next. They multiply to `slices`.
+
+    The product of `sizes` is a multiple of `slices`.
+    """
+    across = []
+    for size in sizes:
+        across.append(math.gcd(size, slices))
+        slices //= across[-1]
+    return tuple(across)
 
 
 def mesh_sizes(data: int, fsdp: int, tensor: int, devices: int) -> tuple[int, int, int]:
@@ -128,21 +151,26 @@ def per_device(function: Callable, mesh: Mesh, in_specs: Any, out_specs: Any) ->
 def spread(arrays: Any, sharding: NamedSharding) -> Any:
     """Places a tree of host 0's numpy arrays on the mesh of all hosts, each device holding its part.
 
-    Other hosts contribute zeros of the same shapes to a sum; the result is host 0's arrays.
+    Every device contributes an array to a sum: one device of host 0 the array itself, all others zeros.
     """
     if jax.process_count() == 1:
         return jax.device_put(arrays, sharding)
-    # The mesh's devices are in order of their hosts.
-    by_host = NamedSharding(Mesh(sharding.mesh.devices.reshape(jax.process_count(), -1), ('host', 'local')), PartitionSpec('host'))
+    mesh = sharding.mesh
+    one_each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))  # in whatever order the hosts' devices are
+    first = next(i for i, device in enumerate(mesh.devices.flat) if device.process_index == 0)
 
     def one(x: np.ndarray) -> jax.Array:
-        return _sum_over_hosts(jax.make_array_from_process_local_data(by_host, x[None]), sharding=sharding)
+        zeros = np.zeros_like(x)
+        parts = jax.make_array_from_callback(
+            (mesh.size, *x.shape), one_each, lambda index: (x if index[0].start == first else zeros)[None]
+        )
+        return _sum_over_devices(parts, sharding=sharding)
 
     return jax.tree.map(one, arrays)
 
 
 @functools.partial(jax.jit, static_argnames='sharding')
-def _sum_over_hosts(x: jax.Array, *, sharding: NamedSharding) -> jax.Array:
+def _sum_over_devices(x: jax.Array, *, sharding: NamedSharding) -> jax.Array:
     return jax.lax.with_sharding_constraint(x.sum(axis=0, dtype=x.dtype), sharding)
 
 

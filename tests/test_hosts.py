@@ -109,6 +109,32 @@ def test_hosts_that_a_script_launches_train_as_one_process_does(script, one, ser
     assert_same_numbers(metrics(workdir), one[0][:3])
 
 
+SPREAD = """
+import sys
+import jax, numpy as np
+from jax.sharding import Mesh
+from bapo_jax import hosts, parallel
+
+host = int(sys.argv[1])
+hosts.join(sys.argv[2], 2, host, 60)
+devices = np.array(sorted(jax.devices(), key=lambda device: (device.process_index, device.id)))
+mesh = Mesh(devices[[2, 0, 3, 1]].reshape(1, 4, 1), parallel.MESH_AXES)
+arrays = {'floats': np.arange(48, dtype=np.float32).reshape(2, 8, 3) - 20, 'integers': np.arange(16, dtype=np.int32).reshape(2, 8)}
+given = arrays if host == 0 else jax.tree.map(np.zeros_like, arrays)
+placed = parallel.spread(given, parallel.row_sharding(mesh, 1))
+for name, array in arrays.items():
+    assert placed[name].sharding.device_set == set(devices) and placed[name].sharding.shard_shape(array.shape)[1] == 2
+    np.testing.assert_array_equal(parallel.fetch(placed[name]), array)
+"""
+
+
+def test_what_host_0_spreads_arrives_though_the_mesh_mixes_the_hosts_devices():
+    """As a TPU slice's mesh does, which follows the slice and not the hosts."""
+    where = f'127.0.0.1:{free_port()}'
+    for status, output in finish(*(start([sys.executable, '-c', SPREAD, str(host), where], devices=2) for host in (0, 1))):
+        assert status == 0, output
+
+
 def test_two_hosts_train_as_one_does_also_when_stopped_and_continued(one, server, benchmark, tmp_path):
     rows_of_one, shipped_by_one = one
     server.loaded = {}

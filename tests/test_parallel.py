@@ -18,7 +18,7 @@ from bapo_jax.config import default_config
 from bapo_jax.groups import groups_from_arrays, groups_to_arrays, make_batch
 from bapo_jax.learner.learner import Learner
 from bapo_jax.models import hf
-from bapo_jax.parallel import MESH_AXES, ShardingRules, fetch, make_mesh, parameter_sharding, row_sharding, spread
+from bapo_jax.parallel import MESH_AXES, ShardingRules, fetch, make_mesh, parameter_sharding, row_sharding, sizes_across, spread
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
 
@@ -142,6 +142,49 @@ def test_rules_that_split_two_dimensions_over_one_axis_are_an_error_that_names_t
         parameter_sharding(mesh, policy.params, ShardingRules(embed='tensor'))
     with pytest.raises(ValueError, match=r'two dimensions of layers\.\S+ .*over mesh\.data'):
         parameter_sharding(mesh, policy.params, ShardingRules(layers='data', heads='data', mlp='data'))
+
+
+@pytest.mark.parametrize(
+    'sizes, slices, across',
+    [((4, 8, 2), 2, (2, 1, 1)), ((2, 8, 1), 4, (2, 2, 1)), ((1, 8, 2), 4, (1, 4, 1)), ((6, 2, 2), 4, (2, 2, 1))],
+)
+def test_slices_are_crossed_by_the_outermost_axes_that_can(sizes, slices, across):
+    assert sizes_across(sizes, slices) == across
+
+
+ON_SLICES = """
+import numpy as np
+from jax.experimental import topologies
+from bapo_jax.dry_run import tpu_devices
+from bapo_jax.parallel import make_mesh
+
+
+def links(devices):  # most links of the slice between neighbours on an axis
+    pairs = [np.stack([np.moveaxis(devices, axis, 0)[:-1].ravel(), np.moveaxis(devices, axis, 0)[1:].ravel()]) for axis in range(3)]
+    return [max((int(np.abs(np.subtract(a.coords, b.coords)).sum()) for a, b in p.T), default=0) for p in pairs]
+
+
+devices = tpu_devices('v5e:4x8')
+by_host = sorted(devices, key=lambda device: (device.process_index, device.id))
+for sizes in ((1, 8, 4), (4, 8, 1)):
+    print(links(np.array(by_host).reshape(sizes)), links(make_mesh(*sizes, devices[::-1]).devices))
+for topology in ('v4:2x2x4', 'v5p:2x4x4'):  # a chip is one device; and 8 is no product of 2, 4 and 4, so axes of the slice are cut
+    print(make_mesh(1, -1, 8, tpu_devices(topology)).devices.shape)
+two = make_mesh(2, 4, 4, topologies.get_topology_desc(platform='tpu', topology_name='v5e:4x4', num_slices=2).devices)
+print([sorted({device.slice_index for device in copy.flat}) for copy in two.devices], links(two.devices)[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / '.tpu-compiler' / 'libtpu').is_dir(), reason='the TPU compiler is not there: make tpu-compiler')
+def test_neighbours_in_the_mesh_are_neighbours_in_the_slice():
+    """As libtpu describes slices that are absent; in a process of its own, since libtpu stays loaded."""
+    environment = {**os.environ, 'PYTHONPATH': f'{ROOT}/.tpu-compiler:{ROOT}'}
+    done = subprocess.run([sys.executable, '-c', ON_SLICES], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines() == [
+        '[0, 4, 2] [0, 1, 1]', '[2, 2, 0] [1, 1, 0]', '(1, 2, 8)', '(1, 4, 8)', '[[0], [1]] [1, 1]',
+    ]  # fmt: skip
 
 
 def test_what_is_spread_over_the_mesh_is_fetched_as_it_was():
