@@ -163,7 +163,8 @@ def learner_section() -> ConfigDict:
     l.entropy_coef = 0.001  # weight of the entropy bonus
     l.aggregation = 'token_mean'  # over a mini-batch: token_mean, or seq_mean_token_mean (eq. 1) [centre; sequence_mean]
     l.advantage = 'group_std'  # (r - mean) / (std + 1e-6); 'paper_eq2' has the population variance; 'gae': from a critic (PPO)
-    l.row_tokens = 0  # tokens of a packed row; 0: prompt and response limits together
+    l.row_tokens = 0  # tokens of a packed row; 0: prompt and response limits together, or with slots one for each response
+    l.slot_tokens = 0  # a row is one prompt, computed once, and slots of so many tokens for its responses; 0: sequences end to end
     l.micro_batch_rows = 8  # rows the device sees at once; gradients are summed over micro-batches
     l.remat = 'none'  # what the backward pass recomputes: none, attention_and_mlp_inputs, full; offload: kept in host memory
     return l
@@ -198,7 +199,7 @@ def check_learner(c: ConfigDict, need: Need) -> None:
     )  # fmt: skip
     not_negative(
         need, c, 'learner.switch_step', 'learner.warmup_updates', 'learner.kl_coef', 'learner.entropy_coef', 'learner.weight_decay',
-        'learner.dual_clip', 'learner.decay_updates',
+        'learner.dual_clip', 'learner.decay_updates', 'learner.slot_tokens',
     )  # fmt: skip
     positive(
         need, c, 'learner.learning_rate', 'learner.grad_clip', 'learner.clip_low', 'learner.clip_high', 'learner.importance_cap',
@@ -210,6 +211,11 @@ def check_learner(c: ConfigDict, need: Need) -> None:
     need(l.schedule == 'constant' or l.decay_updates > 0,
          f'learner.schedule={l.schedule} has no end: steps={c.steps} leaves no optimizer step after learner.warmup_updates='
          f'{l.warmup_updates}; set learner.decay_updates, or steps where `epochs` gives them')  # fmt: skip
+    need(l.slot_tokens == 0 or l.slot_tokens >= r.max_response_tokens,
+         f'learner.slot_tokens={l.slot_tokens} is shorter than rollout.max_response_tokens={r.max_response_tokens}; raise it')  # fmt: skip
+    need(l.slot_tokens < 1 or (l.row_tokens - r.max_prompt_tokens) % l.slot_tokens == 0,
+         f'learner.row_tokens={l.row_tokens} is not rollout.max_prompt_tokens={r.max_prompt_tokens} and whole slots of '
+         f'learner.slot_tokens={l.slot_tokens}; set it to {r.max_prompt_tokens} + a multiple, or to 0')  # fmt: skip
     need(l.mini_batch_groups <= l.batch_groups,
          f'learner.mini_batch_groups={l.mini_batch_groups} exceeds learner.batch_groups={l.batch_groups}; lower it')  # fmt: skip
     need(l.row_tokens >= r.max_prompt_tokens + r.max_response_tokens,

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from bapo_jax import parallel
 from bapo_jax.groups import ByGroup
 from bapo_jax.learner import credit
-from bapo_jax.learner.logprobs import Compute, hidden_states, shift_right
+from bapo_jax.learner.logprobs import Compute, hidden_states, state_before
 from bapo_jax.learner.optimizer import clipped_adamw
 from bapo_jax.learner.packed import Sequences
 from bapo_jax.learner.packing import Part
@@ -57,8 +57,8 @@ class Program(NamedTuple):
 
 def token_values(model: Qwen, sequences: Sequences, compute: Compute = Compute()) -> jax.Array:
     """V, float32 [B, T], of the state before each response token, 0 elsewhere; `sequences` is one micro-batch [B, T]."""
-    value_BxT = shift_right(model.values(hidden_states(model, sequences, compute), compute.split))
-    return jnp.where(sequences.response > 0, value_BxT, 0.0)
+    value_BxT = model.values(hidden_states(model, sequences, compute), compute.split)
+    return jnp.where(sequences.response > 0, value_BxT.reshape(-1)[state_before(sequences, compute)], 0.0)
 
 
 def score_values(params, sequences: Sequences, n_micro, *, graph: nnx.GraphDef, mesh: Mesh, compute: Compute) -> jax.Array:

@@ -42,7 +42,8 @@ class Learner:
         c = config.learner
         self.model, self.mesh, self.kernel = model, mesh, kernel
         self._config, self._hosts, self._response_limit = c, hosts, config.rollout.max_response_tokens
-        self._micro_batches = capacity(c, config.rollout.group_size)
+        self._shared = config.rollout.max_prompt_tokens if c.slot_tokens else 0
+        self._micro_batches = capacity(c, config.rollout.group_size, self._shared)
         self._model_path = config.model.path
         self.graph, shapes = hf.abstract_params(model)
         self._sharding = parallel.parameter_sharding(mesh, shapes)
@@ -50,7 +51,10 @@ class Learner:
         self.objective, self._temperature = objective_of(c), np.float32(config.rollout.temperature)
         self.learning_rate = learning_rate_of(c)
         self._optimizer = clipped_adamw(self.learning_rate, c)
-        compute = Compute(attention.packed(kernel), c.remat, Split(mesh.shape['fsdp'], mesh.shape['tensor']))
+        compute = Compute(
+            attention.packed(kernel, self._shared, c.slot_tokens), c.remat, Split(mesh.shape['fsdp'], mesh.shape['tensor']),
+            shared=self._shared,
+        )  # fmt: skip
         program = Program(self.graph, self.objective, self._optimizer, mesh, compute)
         self._update = jax.jit(functools.partial(update, program=program), donate_argnames='state')
         self._score = jax.jit(functools.partial(score, graph=self.graph, mesh=mesh, compute=compute))
@@ -97,7 +101,7 @@ class Learner:
             rng.permutation(groups) if c.shuffle else np.arange(groups)
             for _ in range(1 if switched(c, step) else c.passes_per_batch)
         ]  # fmt: skip
-        passes = [cut(batch, order, c, self._micro_batches) for order in orders]
+        passes = [cut(batch, order, c, self._micro_batches, self._shared) for order in orders]
         lap('pack')
         # The proximal policy is the one before any of this step's updates, so everything is scored first, and once.
         policies = {**(policies or {}), PROXIMAL: state.params}
@@ -171,7 +175,7 @@ class Learner:
 
     def score_batch(self, role: str, params: Any, batch: Batch) -> ByGroup:
         """`score` of a batch in its own order."""
-        return self.score(role, params, cut(batch, np.arange(len(batch.groups)), self._config, self._micro_batches))
+        return self.score(role, params, cut(batch, np.arange(len(batch.groups)), self._config, self._micro_batches, self._shared))
 
     def logprobs(self, role: str, params: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """(behaviour log-probs, log-probs under `params`) of all response tokens of a batch, float32 [tokens] each, in order."""
@@ -235,5 +239,6 @@ def choose_kernel(config: ConfigDict, model: ModelConfig, mesh: Mesh | AbstractM
             'rows are split over both'
         )
     return attention.choose(
-        config.model.attention, platform, model, row_tokens=config.learner.row_tokens, tensor=mesh.shape['tensor']
+        config.model.attention, platform, model, row_tokens=config.learner.row_tokens, tensor=mesh.shape['tensor'],
+        slot_tokens=config.learner.slot_tokens,
     )

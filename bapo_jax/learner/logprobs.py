@@ -21,6 +21,7 @@ class Compute(NamedTuple):
     remat: str = 'none'  # a key of models.qwen.REMAT
     split: Split = Split()
     tile: Tile = Tile()
+    shared: int = 0  # a row's first tokens are a prompt that slots of responses share; 0: each sequence has its own
 
 
 def token_logprobs(
@@ -37,10 +38,10 @@ def token_logprobs(
     N = -(-B * T // tokens) * tokens
     is_response_M = sequences.response.reshape(-1) > 0
     at_N = jnp.nonzero(is_response_M, size=N, fill_value=B * T)[0]
-    state_N = jnp.clip(at_N - 1, 0, B * T - 1)  # state t predicts token t + 1, and no row begins with a response
+    state_N, token_N = (x.reshape(-1)[jnp.minimum(at_N, B * T - 1)] for x in (state_before(sequences, compute), sequences.tokens))
     logp_N, entropy_N = head(
-        hidden_BxTxD.reshape(B * T, -1)[state_N], model.head_VxD, sequences.tokens.reshape(-1)[jnp.minimum(at_N, B * T - 1)],
-        jnp.sum(is_response_M), temperature, compute.split, entropy_gradient, Tile(tokens, compute.tile.words),
+        hidden_BxTxD.reshape(B * T, -1)[state_N], model.head_VxD, token_N, jnp.sum(is_response_M), temperature, compute.split,
+        entropy_gradient, Tile(tokens, compute.tile.words),
     )  # fmt: skip
     return tuple(jnp.zeros(B * T, jnp.float32).at[at_N].set(x_N, mode='drop').reshape(B, T) for x_N in (logp_N, entropy_N))
 
@@ -54,6 +55,12 @@ def hidden_states(model: Qwen, sequences: Sequences, compute: Compute = Compute(
     return model(sequences.tokens, sequences.position, attend, remat=compute.remat, split=compute.split)
 
 
-def shift_right(x_BxT: jax.Array) -> jax.Array:
-    """What state t says of token t + 1 comes to stand at t + 1; column 0 is 0."""
-    return jnp.concatenate([jnp.zeros_like(x_BxT[:, :1]), x_BxT[:, :-1]], axis=1)
+def state_before(sequences: Sequences, compute: Compute) -> jax.Array:
+    """int32 [B, T]: which of the B · T states is the one before each response token."""
+    B, T = sequences.tokens.shape
+    at_BxT = jnp.arange(B * T, dtype=jnp.int32).reshape(B, T)
+    if not compute.shared:
+        return jnp.maximum(at_BxT - 1, 0)
+    prompt_B = jnp.sum(sequences.segment[:, : compute.shared] > 0, axis=1)
+    first_BxT = sequences.position == prompt_B[:, None]  # a response's first token follows the prompt, wherever its slot is
+    return jnp.where(first_BxT, at_BxT[:, :1] + prompt_B[:, None] - 1, at_BxT - 1)

@@ -32,7 +32,7 @@ class Layout(NamedTuple):
 
     def pick(self, packed: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
         """The inverse of `place`, given the sequences' lengths."""
-        values, n = np.empty(sum(lengths), packed.dtype), self.filled
+        values, n = np.zeros(sum(lengths), packed.dtype), self.filled  # 0 on prompts that lie nowhere: they are shared
         there = self.segment[:n] > 0
         values[self.token[:n][there]] = packed[:n][there]
         return np.split(values, np.cumsum(lengths)[:-1])
@@ -87,31 +87,44 @@ def mini_batches(groups: int, mini_batch_groups: int, partial: str) -> list[np.n
     raise ValueError(f"learner.partial_mini_batch={partial!r} is unknown; choose 'rebalance' or 'keep'")
 
 
-def capacity(config: Any, group_size: int) -> int:
-    """Micro-batches that hold any mini-batch of groups of that size, were each sequence alone in its row.
+def capacity(config: Any, group_size: int, shared: int) -> int:
+    """Micro-batches that hold any mini-batch of groups of that size, were each response alone in its row or slot.
 
-    Rebalanced mini-batches have up to 3/2 as many groups as asked for. `config` is the learner's part of the config.
+    Rebalanced mini-batches have up to 3/2 as many groups as asked for. `config` and `shared` are as in `cut`.
     """
     groups = config.mini_batch_groups if config.partial_mini_batch == 'keep' else (3 * config.mini_batch_groups + 1) // 2
-    return -(-min(groups, config.batch_groups) * group_size // config.micro_batch_rows)
+    rows = -(-group_size * config.slot_tokens // (config.row_tokens - shared)) if shared else group_size
+    return -(-min(groups, config.batch_groups) * rows // config.micro_batch_rows)
 
 
-def cut(batch: Batch, order: np.ndarray, config: Any, micro_batches: int = 1) -> list[Part]:
+def cut(batch: Batch, order: np.ndarray, config: Any, micro_batches: int = 1, shared: int = 0) -> list[Part]:
     """The mini-batches of one pass over a batch, its groups taken in `order`; `config` is the learner's part of the config.
 
-    Each has a multiple of `micro_batches` of them.
+    Each has a multiple of `micro_batches` of them. With `shared` > 0, a row begins with a prompt of up to so many tokens.
     """
     parts = []
     for indices in mini_batches(len(batch.groups), config.mini_batch_groups, config.partial_mini_batch):
         of_part = batch.take(order[indices])
-        lengths = [len(g.prompt.tokens) + len(r.tokens) for g in of_part.groups for r in g.responses]
-        layout = lay_out(lengths, row_tokens=config.row_tokens, rows=config.micro_batch_rows, multiple=micro_batches)
+        if shared:
+            lengths = [(len(g.prompt.tokens), [len(r.tokens) for r in g.responses]) for g in of_part.groups]
+            rows = rows_of_slots(lengths, shared=shared, slot=config.slot_tokens, row_tokens=config.row_tokens)
+        else:
+            rows = rows_end_to_end([len(g.prompt.tokens) + len(r.tokens) for g in of_part.groups for r in g.responses], config.row_tokens)
+        layout = lay_out(rows, row_tokens=config.row_tokens, rows=config.micro_batch_rows, multiple=micro_batches)
         parts.append(Part(order[indices], of_part, layout))
     return parts
 
 
-def lay_out(lengths: Sequence[int], *, row_tokens: int, rows: int, multiple: int = 1) -> Layout:
-    """Packs sequences of these lengths; the number of micro-batches is rounded up to a multiple with empty ones.
+class Row(NamedTuple):
+    """One row of a layout; arrays as in Layout, of as many tokens as it holds."""
+
+    segment: np.ndarray
+    position: np.ndarray
+    token: np.ndarray
+
+
+def rows_end_to_end(lengths: Sequence[int], row_tokens: int) -> list[Row]:
+    """Packs sequences of these lengths, each with a prompt of its own.
 
     Raises ValueError for a sequence longer than `row_tokens`.
     """
@@ -127,15 +140,69 @@ def lay_out(lengths: Sequence[int], *, row_tokens: int, rows: int, multiple: int
         num_packing_bins=len(sequences),
         shuffle_bins=False,
     )
-    filled = [row for row in packed if row['token_segment_ids'][0]]
-    micro_batches = -(-len(filled) // rows)
+    names = ('token_segment_ids', 'token_positions', 'token')  # Grain's
+    return [Row(*(row[name] for name in names)) for row in packed if row['token_segment_ids'][0]]
+
+
+def rows_of_slots(groups: Sequence[tuple[int, Sequence[int]]], *, shared: int, slot: int, row_tokens: int) -> list[Row]:
+    """Packs groups of (prompt's length, responses' lengths): a row has one prompt, and whole slots of its responses behind it.
+
+    A prompt whose responses fill more slots than a row has begins several rows. Raises ValueError for a prompt longer than `shared`
+    or a response longer than `slot`.
+    """
+    rows, end = [], 0
+    for prompt, responses in groups:
+        for what, n, field, room in (('prompt', prompt, 'rollout.max_prompt_tokens', shared),
+                                     ('response', max(responses), 'learner.slot_tokens', slot)):  # fmt: skip
+            if n > room:
+                raise ValueError(f'a {what} of {n} tokens does not fit {field}={room}; raise it')
+        ends = end + np.cumsum([prompt + n for n in responses])
+        slots, in_a_row = first_fit(responses, slot), (row_tokens - shared) // slot
+        for first in range(0, len(slots), in_a_row):
+            row, number = Row(*np.zeros((3, row_tokens), np.int32)), 1
+            of_row = slots[first : first + in_a_row]
+            own = ends[of_row[0][0]] - responses[of_row[0][0]]  # where that response begins, its prompt before it
+            _write(row, 0, np.arange(own - prompt, own), 0, number)
+            for i, of_slot in enumerate(of_row):
+                at = shared + i * slot
+                for j in of_slot:
+                    number += 1
+                    _write(row, at, np.arange(ends[j] - responses[j], ends[j]), prompt, number)
+                    at += responses[j]
+            rows.append(row)
+        end = ends[-1]
+    return rows
+
+
+def _write(row: Row, at: int, token: np.ndarray, position: int, segment: int) -> None:
+    """Writes tokens into a row from `at` on, the first of them at that position of its sequence."""
+    there = slice(at, at + len(token))
+    row.token[there], row.segment[there], row.position[there] = token, segment, position + np.arange(len(token))
+
+
+def first_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
+    """Indices of `lengths` in bins of that size, longest first, each in the first bin with room."""
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for j in sorted(range(len(lengths)), key=lambda j: -lengths[j]):
+        b = next((b for b, left in enumerate(room) if left >= lengths[j]), len(bins))
+        if b == len(bins):
+            bins.append([])
+            room.append(size)
+        bins[b].append(j)
+        room[b] -= lengths[j]
+    return bins
+
+
+def lay_out(packed: Sequence[Row], *, row_tokens: int, rows: int, multiple: int = 1) -> Layout:
+    """Cuts rows into micro-batches of `rows`; their number is rounded up to a multiple with empty ones."""
+    micro_batches = -(-len(packed) // rows)
     shape = (-(-micro_batches // multiple) * multiple, rows, row_tokens)
-    arrays = []
-    for name in ('token_segment_ids', 'token_positions', 'token'):  # Grain's names
-        arrays.append(np.zeros(shape, np.int32))
-        flat = arrays[-1].reshape(-1, row_tokens)
-        for i, row in enumerate(filled):
-            flat[i] = row[name]
+    arrays = [np.zeros(shape, np.int32) for _ in Row._fields]
+    for array, of_rows in zip(arrays, zip(*packed, strict=True), strict=True):
+        flat = array.reshape(-1, row_tokens)
+        for i, row in enumerate(of_rows):
+            flat[i] = row
     return Layout(*arrays, micro_batches)
 
 

@@ -16,6 +16,7 @@ Shapes:  B rows · T tokens in a row · S keys seen · Q queries of a block · M
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +35,7 @@ _HEAD_MULTIPLE = {'splash': 32, 'triton': 16}
 _XLA_BLOCK = 512  # the most queries whose scores exist at once
 
 
-def choose(name: str, platform: str, model: Any, *, row_tokens: int, tensor: int) -> str:
+def choose(name: str, platform: str, model: Any, *, row_tokens: int, tensor: int, slot_tokens: int = 0) -> str:
     """The kernel that `name` means on `platform` ('cpu', 'gpu', 'tpu') for that ModelConfig, heads split `tensor` ways.
 
     Raises ValueError, naming the field, the reason and the remedy, where the kernel cannot run there or refuses the shapes. No
@@ -44,6 +45,8 @@ def choose(name: str, platform: str, model: Any, *, row_tokens: int, tensor: int
     problem, rows, heads = '', _ROW_MULTIPLE.get(kernel, 1), _HEAD_MULTIPLE.get(kernel, 1)
     if kernel != 'xla' and platform != _PLATFORM[kernel]:
         problem = f'runs on {_PLATFORM[kernel].upper()} alone, and the devices are {platform.upper()}; set model.attention=auto'
+    elif kernel != 'xla' and slot_tokens:
+        problem = f'has no rows of a prompt and slots (learner.slot_tokens={slot_tokens}); set it to 0, or set model.attention=xla'
     elif row_tokens % rows:
         problem = f'wants learner.row_tokens={row_tokens} to be a multiple of {rows}; raise it, or set model.attention=xla'
     elif model.head_dim % heads:
@@ -58,8 +61,13 @@ def choose(name: str, platform: str, model: Any, *, row_tokens: int, tensor: int
     return kernel
 
 
-def packed(kernel: str) -> Attention:
-    """The kernel that `choose` named; it is given one device's own rows and heads."""
+def packed(kernel: str, shared: int = 0, slot: int = 0) -> Attention:
+    """The kernel that `choose` named; it is given one device's own rows and heads.
+
+    With `slot` tokens in a slot, rows begin with a prompt of up to `shared` tokens that slots share.
+    """
+    if slot:
+        return functools.partial(slotted, shared=shared, slot=slot)
     return {'xla': xla, 'splash': splash, 'triton': triton}[kernel]
 
 
@@ -77,35 +85,62 @@ def masked(q_BxTxNxH: jax.Array, k_BxKxSxH: jax.Array, v_BxKxSxH: jax.Array, mas
     return out_BxKxGTxH.reshape(B, K, N // K, T, H).transpose(0, 3, 1, 2, 4).reshape(B, T, N * H)
 
 
-def segment_mask(segment_BxT: jax.Array) -> jax.Array:
-    """bool [B, T, T]: a token sees itself and the earlier tokens of its own segment."""
-    T = segment_BxT.shape[1]
-    return jnp.tril(jnp.ones((T, T), bool))[None] & (segment_BxT[:, :, None] == segment_BxT[:, None, :])
-
-
 def xla(q_BxTxNxH: jax.Array, k_BxKxTxH: jax.Array, v_BxKxTxH: jax.Array, segment_BxT: jax.Array) -> jax.Array:
+    return checkpoint_name(_in_blocks(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, segment_BxT), ATTENTION)
+
+
+def slotted(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, shared: int, slot: int) -> jax.Array:
+    """`xla` for rows of one prompt, in the first `shared` tokens, and slots of its responses: a token sees the prompt and its own."""
+    B, T, N, H = q_BxTxNxH.shape
+    K, slots = k_BxKxTxH.shape[1], (T - shared) // slot
+    of_prompt = _in_blocks(q_BxTxNxH[:, :shared], k_BxKxTxH[:, :, :shared], v_BxKxTxH[:, :, :shared], *[segment_BxT[:, :shared]] * 2)
+
+    def behind_the_prompt(x_BxKxTxH):
+        """[B · slots, K, shared + slot, H]: each slot's keys, the prompt's before them."""
+        prompt = jnp.broadcast_to(x_BxKxTxH[:, None, :, :shared], (B, slots, K, shared, H))
+        own = x_BxKxTxH[:, :, shared:].reshape(B, K, slots, slot, H).swapaxes(1, 2)
+        return jnp.concatenate([prompt, own], axis=3).reshape(B * slots, K, shared + slot, H)
+
+    segment_q = segment_BxT[:, shared:].reshape(B * slots, slot)
+    segment_k = jnp.concatenate([jnp.repeat(segment_BxT[:, :shared], slots, axis=0), segment_q], axis=1)
+    q = q_BxTxNxH[:, shared:].reshape(B * slots, slot, N, H)
+    of_slots = _in_blocks(q, behind_the_prompt(k_BxKxTxH), behind_the_prompt(v_BxKxTxH), segment_q, segment_k)
+    return checkpoint_name(jnp.concatenate([of_prompt, of_slots.reshape(B, T - shared, N * H)], axis=1), ATTENTION)
+
+
+def _in_blocks(q_BxTxNxH, k_BxKxSxH, v_BxKxSxH, segment_BxT, segment_BxS):
+    """Causal attention among T tokens, which also see S - T keys before them, those that are no padding (segment 0)."""
     T = q_BxTxNxH.shape[1]
+    arrays = (q_BxTxNxH, k_BxKxSxH, v_BxKxSxH, segment_BxT, segment_BxS)
     if T <= _XLA_BLOCK:
-        return checkpoint_name(masked(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_mask(segment_BxT)), ATTENTION)
+        return masked(q_BxTxNxH, k_BxKxSxH, v_BxKxSxH, _mask(jnp.arange(T), segment_BxT, segment_BxS, segment_BxS.shape[1] - T))
     # Each of four spans of query blocks sees the keys up to its own end: 5/8 of all pairs, where 1/2 are needed. The last block may
     # be shorter. Single blocks without a loop would need 1/2, but XLA then holds the scores of several at once.
     whole = T // _XLA_BLOCK
     ends = sorted({_XLA_BLOCK * (whole * i // 4) for i in range(5)} | {T})
-    arrays = (q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT)
-    spans = [_span(*arrays, *span, min(_XLA_BLOCK, span[1] - span[0])) for span in zip(ends, ends[1:])]
-    return checkpoint_name(jnp.concatenate(spans, axis=1), ATTENTION)
+    return jnp.concatenate([_span(*arrays, *span, min(_XLA_BLOCK, span[1] - span[0])) for span in zip(ends, ends[1:])], axis=1)
 
 
-def _span(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, first: int, last: int, block: int):
+def _mask(at_Q: jax.Array, segment_BxQ: jax.Array, segment_BxS: jax.Array, before: int) -> jax.Array:
+    """bool [B, Q, S]: queries that stand at `at_Q` see the earlier keys of their segment, and of the `before` first all but padding."""
+    S = segment_BxS.shape[1]
+    causal_QxS = at_Q[:, None] + before >= jnp.arange(S)[None]
+    own_BxQxS = causal_QxS[None] & (segment_BxQ[:, :, None] == segment_BxS[:, None, :])
+    if not before:
+        return own_BxQxS
+    is_before_S = jnp.arange(S) < before
+    return jnp.where(is_before_S[None, None], (segment_BxS > 0)[:, None], own_BxQxS)
+
+
+def _span(q_BxTxNxH, k_BxKxSxH, v_BxKxSxH, segment_BxT, segment_BxS, first: int, last: int, block: int):
     """Attention of the queries `first` to `last`, block by block; the backward pass recomputes each block."""
-    k_BxKxSxH, v_BxKxSxH, segment_BxS = k_BxKxTxH[:, :, :last], v_BxKxTxH[:, :, :last], segment_BxT[:, :last]
+    before = k_BxKxSxH.shape[2] - q_BxTxNxH.shape[1]
+    k_BxKxSxH, v_BxKxSxH, segment_BxS = k_BxKxSxH[:, :, : before + last], v_BxKxSxH[:, :, : before + last], segment_BxS[:, : before + last]
 
     @jax.checkpoint
     def one_block(_, queries):
         q_BxQxNxH, segment_BxQ, at_Q = queries
-        causal_QxS = at_Q[:, None] >= jnp.arange(last)[None]
-        mask_BxQxS = causal_QxS[None] & (segment_BxQ[:, :, None] == segment_BxS[:, None, :])
-        return None, masked(q_BxQxNxH, k_BxKxSxH, v_BxKxSxH, mask_BxQxS)
+        return None, masked(q_BxQxNxH, k_BxKxSxH, v_BxKxSxH, _mask(at_Q, segment_BxQ, segment_BxS, before))
 
     def blocks_first(x_BxT):
         return x_BxT[:, first:last].reshape(x_BxT.shape[0], -1, block, *x_BxT.shape[2:]).swapaxes(0, 1)

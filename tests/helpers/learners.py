@@ -40,8 +40,10 @@ def make_learner(policy, base, **changes):
 
 @functools.cache
 def _learner(model, path, fields):
-    config = learner_config(**dict(fields))
-    config.model.path = path
+    fields = dict(fields)
+    prompt_tokens = fields.pop('max_prompt_tokens', 6)
+    config = learner_config(**fields)
+    config.model.path, config.rollout.max_prompt_tokens = path, prompt_tokens
     return Learner(config, model, make_mesh(1, 1, 1), 'xla')
 
 

@@ -18,6 +18,16 @@ from bapo_jax.learner.credit import group_std
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    'cut', [{'row_tokens': 46, 'slot_tokens': 10}, {'row_tokens': 38, 'slot_tokens': 16, 'micro_batch_rows': 3, 'anchor': 'proximal'}]
+)
+def test_a_prompt_computed_once_is_the_prompt_computed_for_every_response(cut, learner, policy, stale):
+    """A slot for each response; or two slots to a row, in which responses lie end to end, some prompts in two rows. Policy is scored too."""
+    plain = {'anchor': cut.get('anchor', 'behaviour')}
+    assert_same_update(updated(learner(FULL, **cut), policy, batch_of(stale)), updated(learner(FULL, **plain), policy, batch_of(stale)), policy)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('cut', [{'micro_batch_rows': 16}, {'row_tokens': 64, 'micro_batch_rows': 3}])
 def test_micro_batches_and_packing_change_nothing(cut, learner, policy, stale):
     """Many micro-batches of two rows = one of sixteen = another row length; token mean over responses of unequal length."""

@@ -152,7 +152,7 @@ def test_short_rows_are_one_block(monkeypatch):
     monkeypatch.setattr(attention, '_XLA_BLOCK', 512)
     q, k, v, segment = inputs(ROWS.values())
     np.testing.assert_array_equal(
-        attention.xla(q, k, v, segment), attention.masked(q, k, v, attention.segment_mask(segment))
+        attention.xla(q, k, v, segment), attention.masked(q, k, v, attention._mask(np.arange(256), segment, segment, 0))
     )
     assert 'checkpoint' not in str(jax.make_jaxpr(attention.xla)(q, k, v, segment))
 
@@ -231,3 +231,39 @@ def test_a_mesh_of_another_platform_is_no_fallback():
     q, k, v, segment = inputs([ROWS['one']])
     with pytest.raises(ValueError, match='interpret mode'):
         attention.packed('splash', make_mesh(1, 1, 1))(q, k, v, segment)
+
+
+@pytest.mark.parametrize('blocks', [30, 512])
+def test_a_row_of_slots_is_every_response_alone_behind_the_prompt(blocks, monkeypatch):
+    """Value and gradient; the prompt's gradient is the sum over its responses. Prompts of 11 of 16 tokens and of 16; two or one to a slot."""
+    monkeypatch.setattr(attention, '_XLA_BLOCK', blocks)
+    shared, slot, prompts, responses = 16, 40, (11, 16), (((1, 9), (2, 31)), ((3, 25),))
+    rows = [[(1, prompt), (0, shared - prompt)] for prompt in prompts]
+    for row in rows:
+        for of_slot in responses:
+            row += [(2 + number, n) for number, n in of_slot] + [(0, slot - sum(n for _, n in of_slot))]
+    q, k, v, segment = inputs(rows)
+    kernel = functools.partial(attention.slotted, shared=shared, slot=slot)
+
+    def alone(q, k, v, segment):
+        """The same outputs, each response with its prompt in a row of the dense formula; 0 on padding."""
+        out = jnp.zeros((2, q.shape[1], q.shape[2] * q.shape[3]))
+        for b, prompt in enumerate(prompts):
+            for number in (3, 4, 5):
+                own = np.flatnonzero(np.asarray(segment)[b] == number)
+                at = np.concatenate([np.arange(prompt), own])
+                of_row = dense(q[b : b + 1, at], k[b : b + 1, :, at], v[b : b + 1, :, at], jnp.ones((1, len(at)), jnp.int32))
+                out = out.at[b, own].set(of_row[0, prompt:])
+            at = np.arange(prompt)
+            of_row = dense(q[b : b + 1, at], k[b : b + 1, :, at], v[b : b + 1, :, at], jnp.ones((1, prompt), jnp.int32))
+            out = out.at[b, at].set(of_row[0])
+        return out
+
+    def of_tokens(q, k, v):
+        return jnp.where((segment > 0)[..., None], kernel(q, k, v, segment), 0.0)
+
+    def pulled(function, *qkv):
+        out, pullback = jax.vjp(function, *qkv)
+        return out, *pullback(jnp.sin(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape))
+
+    assert_same(pulled(of_tokens, q, k, v), pulled(lambda *qkv: alone(*qkv, segment), q, k, v))
