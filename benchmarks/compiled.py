@@ -200,8 +200,8 @@ def print_moved(step: Step) -> None:
 def print_table(config: ConfigDict, keep: str) -> None:
     """A line for each of SETTINGS; the units are GB, TFLOP and seconds, a micro-batch but where the header says otherwise."""
     header = (
-        'model', 'slice', 'rows a chip', 'peak GB', 'moved GB', 'gathered', 'reduced', 'permuted', 'moved GB a mini-batch', 'HBM GB',
-        'TFLOP', 'model TFLOP', 's', 'waiting for chips s', 'attention s', 's a mini-batch', 'utilisation',
+        'model', 'slice', 'rows a chip', 'peak GB', 'moved GB', 'gathered', 'reduced', 'permuted', 'moved GB a mini-batch',
+        'HBM GB', 'TFLOP', 'model TFLOP', 's', 'waiting for chips s', 'attention s', 's a mini-batch', 'utilisation',
     )  # fmt: skip
     print(f'| {" | ".join(header)} |\n|{"---|" * len(header)}')
     for name, topology, rows in SETTINGS:

@@ -2,14 +2,14 @@
 
 Seconds are a model, and no measurement. Each computation is walked in the order that the compiler scheduled:
 
-    fusion, copy, …         the compiler's own estimated_cycles, which the text holds, at the clock of `Chip`; without one, its traffic
+    fusion, copy, …         the compiler's estimated_cycles, which the text holds, at the clock of `Chip`; without them, its traffic
     attention kernel        its arithmetic at the peak, or at a head's part of a wider matrix unit; a lower bound
     collective              bytes received / (links of the chip with fewest neighbours in its group), each link at its full rate
     collective-permute      bytes × the most messages that cross one link, routed along one dimension after the other
     asynchronous copy       its traffic at the HBM's full rate
 
-What is synchronous stops everything else. What is asynchronous runs beside it until the instruction that awaits it, one transfer after
-another; only the rest of its time counts. Latency, and contention between the compute's traffic and copies, are left out.
+What is synchronous stops everything else. What is asynchronous runs beside it, one transfer after another; the instruction that
+awaits it costs the rest of its time. Latency is left out, and contention of copies with the other instructions' traffic.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Chip(NamedTuple):
     """Of one JAX device. Sources: cloud.google.com/tpu/docs/{v5e,v5p,v6e}, tables "key specifications", read 2026-11-23.
 
     Those pages give the interconnect of a chip as the sum of its links in both directions: 400, 1200 and 800 GB/s over 4, 6 and 4
-    links. The clock is the peak over the arithmetic of a cycle, at which the compiler's estimates of large products stay below the
-    peak: an 8192³ product takes it 88, 90 and 70 % of that.
+    links. The clock is the peak over the arithmetic of a cycle. By it, the compiler expects 88, 90 and 70 % of the peak of an 8192³
+    product.
     """
 
     flops: float  # bfloat16, a second
@@ -68,15 +68,15 @@ Places = tuple[tuple[int, ...], ...]  # coordinates in the slice of each positio
 
 # ---- attention kernels
 
-# Matrix products that each of Splash attention's kernels does for a pair of tiles, by a part of its name: scores and output; scores, dV,
-# dP and dK; scores, dP and dQ. The names of its tile sizes end so.
+# By the start of its name, the matrix products that each of Splash attention's kernels does for a pair of tiles, and what the names
+# of its tile sizes end in. The products: scores and output; scores, dV, dP and dK; scores, dP and dQ.
 _PRODUCTS = {'splash_mha_fwd': (2, ''), 'splash_mha_dkv': (4, '_dkv'), 'splash_mha_dq': (3, '_dq')}
 
 
 def kernel_flops(computation: Computation, i: Instruction) -> int:
     """Arithmetic of a kernel on full tiles up to the diagonal; 0 of what is no custom kernel.
 
-    products × 2 × rows × heads × head size × Σ over tiles of queries of (tile × keys up to the end of the tile that holds its last).
+    products × 2 × rows × heads × head size × Σ over tiles of queries (tile × keys up to the end of the tile that its last sees).
     Segments shorten none of it. Raises ValueError for a kernel without a formula.
     """
     if not _is_kernel(i):

@@ -27,8 +27,8 @@ TPU_COMPILER = ROOT / '.tpu-compiler'
 LINE = ((0,), (1,), (2,), (3,))  # four chips in a row
 SQUARE = ((0, 0), (1, 0), (0, 1), (1, 1))
 
-# As the TPU compiler writes it, shortened: a loop over micro-batches, in it a loop that it unrolled by two, an all-gather over three
-# fusions, a reduce-scatter, a kernel with its metadata over several lines; a sum after the loop.
+# As the TPU compiler writes it, shortened: a loop over micro-batches and a sum after it. In the loop: one that it unrolled by two,
+# an all-gather over three fusions, a reduce-scatter, and a kernel with its metadata over several lines.
 TEXT = """\
 HloModule step, is_scheduled=true, num_partitions=4
 
@@ -50,7 +50,8 @@ channel_id=1, source_target_pairs={{0,1},{1,2},{2,3},{3,0}}
 backend_config={"window_config":{"estimated_cycles":"100"}}
   %permuted = bf16[8,4]{1,0:T(8,128)(2,1)} collective-permute-done(%permute)
   %raised = u32[]{:T(128)} add(%counter, %two)
-  ROOT %next = (u32[]{:T(128)}, bf16[8,4]{1,0:T(8,128)(2,1)}, bf16[16,8]{1,0:T(8,128)(2,1)}) tuple(%raised, %permuted, /*index=2*/%rows)
+  ROOT %next = (u32[]{:T(128)}, bf16[8,4]{1,0:T(8,128)(2,1)}, bf16[16,8]{1,0:T(8,128)(2,1)}) tuple(%raised, %permuted, \
+/*index=2*/%rows)
 }
 
 %permuted_condition (state.1: (u32[], bf16[8,4], bf16[16,8])) -> pred[] {
@@ -253,11 +254,11 @@ def test_arithmetic_by_hand():
 @pytest.mark.parametrize(
     'left, right, output, attributes, count',
     [
-        ('bf16[6,2,5]', 'bf16[2,5,7]', 'bf16[6,7,1]', 'window={size=2}, dim_labels=b0f_0io->bf0', 2 * 6 * 7 * 2 * 5),
+        ('bf16[6,2,5]', 'bf16[2,5,7]', 'bf16[6,7,1]', 'window={size=2}, dim_labels=b0f_0io->bf0', 840),
         # One row against two of the kernel, with padding: each output element has one factor that exists.
-        ('bf16[6,7,1]', 'bf16[7,2,5]', 'bf16[6,2,5]', 'window={size=2 pad=1_1 rhs_reversal=1}, dim_labels=bf0_i0o->b0f', 2 * 6 * 2 * 5 * 7),
+        ('bf16[6,7,1]', 'bf16[7,2,5]', 'bf16[6,2,5]', 'window={size=2 pad=1_1 rhs_reversal=1}, dim_labels=bf0_i0o->b0f', 840),
         # Eight products of their own, written as strides and holes: no element of one meets another's.
-        ('f32[8,6,5]', 'f32[8,5,7]', 'f32[8,6,7]', 'window={size=8 stride=7 lhs_dilate=8}, dim_labels=0bf_0io->0bf', 2 * 8 * 6 * 5 * 7),
+        ('f32[8,6,5]', 'f32[8,5,7]', 'f32[8,6,7]', 'window={size=8 stride=7 lhs_dilate=8}, dim_labels=0bf_0io->0bf', 8 * 420),
     ],
 )  # fmt: skip
 def test_a_convolution_counts_what_exists(left, right, output, attributes, count):
@@ -289,6 +290,14 @@ def test_seconds_by_hand():
     assert spent['other'] == pytest.approx(0.5 + 3 * 12 / 1000)  # the sums, and the counter at the memory's rate
     outside = seconds(PROGRAM, 'main', CHIP, LINE)
     assert outside.total() == outside[WAITING] == pytest.approx(128 / 10)
+
+
+def test_transfers_queue():
+    """Two copies of 400 bytes at 1,000 a second: who awaits the second awaits both."""
+    copy = '= (f32[100]{0:S(1)}, f32[100]{0}, u32[]{:S(2)}) copy-start(%a)'
+    text = f'%a = f32[100]{{0}} parameter(0)\n  %b {copy}\n  %c {copy}\n  ROOT %d = f32[100]{{0:S(1)}} copy-done(%c)'
+    program = parse(f'HloModule m\n\nENTRY %main (a: f32[100]) -> f32[100] {{\n  {text}\n}}\n')
+    assert seconds(program, 'main', CHIP, LINE).total() == pytest.approx(0.8)
 
 
 def test_links():
