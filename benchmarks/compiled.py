@@ -30,7 +30,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,16 +89,22 @@ class Step(NamedTuple):
 
 
 def main(argv: list[str]) -> None:
-    installed = ', '.join(f'{name} {version(name)}' for name in ('jax', 'libtpu'))
+    try:
+        installed = ', '.join(f'{name} {version(name)}' for name in ('jax', 'libtpu'))
+    except PackageNotFoundError:
+        sys.exit('the TPU compiler is missing; run `make tpu-compiler` and set PYTHONPATH=.:.tpu-compiler. No TPU is needed')
     print(f'{datetime.date.today()}, {installed}; rows of 2,048 + 8,192 tokens\n')
     config = FLAGS.config
     config.mesh.data, config.mesh.fsdp, config.mesh.tensor = FLAGS.data, FLAGS.fsdp, FLAGS.tensor
-    if FLAGS.all:
-        print_table(config, FLAGS.hlo)
-    elif len(argv) != 3 or argv[1] not in MODELS or argv[2].split(':')[0] not in CHIPS:
+    if not FLAGS.all and (len(argv) != 3 or argv[1] not in MODELS or argv[2].split(':')[0] not in CHIPS):
         sys.exit(f'give a model ({", ".join(MODELS)}) and a slice of {", ".join(CHIPS)}, as in: compiled.py 8B v5p:2x2x2; or --all')
-    else:
-        print_step(step_of(argv[1], argv[2], config, FLAGS.rows, FLAGS.hlo))
+    try:
+        if FLAGS.all:
+            print_table(config, FLAGS.hlo)
+        else:
+            print_step(step_of(argv[1], argv[2], config, FLAGS.rows, FLAGS.hlo))
+    except ValueError as e:
+        sys.exit(f'error: {e}')
 
 
 def step_of(name: str, topology: str, config: ConfigDict, rows: int | None, keep: str) -> Step:
@@ -221,7 +227,7 @@ def print_table(config: ConfigDict, keep: str) -> None:
             step.micro_batch['attention'],
             step.mini_batch.total(),
         )
-        cells = (name, topology, str(step.rows), *(f'{n:,.0f}' if n >= 100 else f'{n:.3g}' for n in numbers))
+        cells = (name, topology, str(step.rows), *(f'{n:,.0f}' if n >= 100 else f'{n:.2f}' for n in numbers))
         print(f'| {" | ".join(cells)} | {step.utilisation:.1%} |', flush=True)
 
 
