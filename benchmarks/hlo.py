@@ -84,8 +84,6 @@ class Work(NamedTuple):
 _HEADER = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$')
 _INSTRUCTION = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = (.*)$', re.DOTALL)
 _NUMBERS = r'(\[[\d,]+\])(T\([\d,]+\))?'  # see _numbers
-
-
 _KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
 
 
@@ -187,11 +185,11 @@ def visits(program: Program, name: str = '', times: int = 1, in_loop: bool = Fal
             for part in ('body', 'condition'):
                 yield from visits(program, attribute(i, part), times * (trips or 1), in_loop or trips is None, fused)
         else:
-            for called in _called(i):
-                yield from visits(program, called, times, in_loop, fused or i.opcode == 'fusion')
+            for name in called(i):
+                yield from visits(program, name, times, in_loop, fused or i.opcode == 'fusion')
 
 
-def _called(i: Instruction) -> list[str]:
+def called(i: Instruction) -> list[str]:
     """Computations that an instruction runs once; not those that it applies to each element."""
     if i.opcode in ('fusion', 'async-start'):
         return [attribute(i, 'calls')]

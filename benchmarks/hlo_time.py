@@ -27,6 +27,7 @@ from benchmarks.hlo import (
     Work,
     arrays,
     attribute,
+    called,
     continues,
     groups_of,
     kind_of,
@@ -107,7 +108,7 @@ def _queries(computation: Computation, i: Instruction) -> tuple[int, ...]:
 
 _MOVES_NOTHING = {
     'parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'call', 'conditional', 'after-all', 'partition-id',
-    'replica-id', 'opt-barrier', 'add-dependency',
+    'replica-id', 'opt-barrier', 'add-dependency', 'async-start', 'async-update',
 }  # fmt: skip
 _BUFFERS_ALONE = re.compile(r'"(AllocateBuffer|ConcatBitcast|AsyncCollectiveStart|AsyncCollectiveDone)"')
 _SLICES = ('dynamic-slice', 'slice', 'gather')
@@ -201,7 +202,10 @@ def _written(program: Program, body: Computation, name: str) -> int:
 
 
 def seconds(program: Program, name: str, chip: Chip, places: Places) -> Counter[str]:
-    """Modelled seconds of one run of a computation, by what takes them. A loop with a runtime trip count is left out."""
+    """Modelled seconds of one run of a computation, by what takes them.
+
+    A loop with a runtime trip count is left out; every branch of a conditional counts.
+    """
     computation, spent = program.computations[name], Counter()
     free: dict[object, float] = {}  # when the HBM, the links, or a permutation's links have done all that was asked of them
     ready: dict[str, float] = {}  # when asynchronous work is done, by its instruction's name or its channel
@@ -215,15 +219,16 @@ def seconds(program: Program, name: str, chip: Chip, places: Places) -> Counter[
         spent[what] += max(0.0, until - spent.total())
 
     for i in computation.values():
-        body_name = attribute(i, 'calls') if i.opcode == 'fusion' else ''
+        body_name = attribute(i, 'calls') if i.opcode in ('fusion', 'async-start') else ''
         body = program.computations.get(body_name, {})
         if i.opcode == 'while':
             trips = trip_count(program, computation, i)
             if trips:
                 of_body = seconds(program, attribute(i, 'body'), chip, places)
                 spent.update({what: trips * time for what, time in of_body.items()})
-        elif i.opcode == 'call':
-            spent.update(seconds(program, attribute(i, 'to_apply'), chip, places))
+        elif i.opcode in ('call', 'conditional'):
+            for branch in called(i):
+                spent.update(seconds(program, branch, chip, places))
         elif i.opcode in ('copy-start', 'slice-start'):
             ready[i.name] = enqueue('hbm', instruction_traffic(program, computation, i) / chip.hbm)
         elif i.opcode.endswith('-done'):
