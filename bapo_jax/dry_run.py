@@ -28,6 +28,7 @@ from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from bapo_jax import parallel
+from bapo_jax.learner.head import Tile
 from bapo_jax.learner.learner import Learner, choose_kernel
 from bapo_jax.learner.objective import REFERENCE, objective_of
 from bapo_jax.models import hf
@@ -111,11 +112,12 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str) -> Result:
     target = find_target(topology, config.mesh)
     kernel = choose_kernel(config, model, target.mesh, target.platform)
     a_copy = _bytes_of_a_copy(model, target.mesh)
-    memory = {'α, the rollout policy': a_copy}
+    frozen = 0 if config.mesh.frozen_on_host else _bytes_of_a_copy(model, target.mesh, model.dtype)
+    memory = {'α, the rollout policy': frozen}
     if REFERENCE in objective_of(config.learner).roles:
-        memory['θ_0, the reference policy'] = a_copy
+        memory['θ_0, the reference policy'] = frozen
     if config.rollout.mixture:
-        memory['rollout policies before α'] = config.rollout.mixture_policies * a_copy
+        memory['rollout policies before α'] = config.rollout.mixture_policies * frozen
     if config.learner.advantage == 'gae':
         # Its gradients and activations take the place of the policy's, which are larger and are counted below.
         critic = dataclasses.replace(model, value_head=True)
@@ -148,29 +150,32 @@ def gpu_memory(model: ModelConfig, learner: Any, mesh: dict[str, int], params: i
 
         state         (8 + m) / 4 params                          θ and two moments, the first in m bytes a number, exact
         gradients     2 params                                    their sum, and the micro-batch's own
-        residuals     L r T D b                                   the stream between layers; without remat, L times half of `layer`
+        residuals     L r T D b                                   the stream between layers (remat: full, offload); attention and
+                                                                  MLP inputs beside it: 2 D + N H / n in place of D; none: L / 2 `layer`
         layer         2 r T b (4 D + (4 N + 4 K) H / n + 3 F / n)  one layer's saved activations, and their gradients
-        logits        3 · 4 r chunk V / n                         logits, probabilities and gradient in float32
-        weights       (4 + b) V D / n + [2 b W / n + b V D / n]   the head's gradient, and its copy in b; [where fsdp > 1:
-                                                                  two layers' gathered matrices W, and the embedding's]
+        logits        3 · 4 C U                                   logits, probabilities and gradient of a tile in float32: at most
+                                                                  2,048 tokens and 16,384 words (learner/head.py)
+        weights       (4 + b) U D + [(2 b + 4) W / n]             a block of the head, and its gradient; [where fsdp > 1: two
+                                                                  layers' gathered matrices W, and the gradient of one]
 
-    V D and W come from the parameter table (`matrix_sizes`). `layer` and `logits` are live at different times, so the larger one
+    C = min(r T, 2,048), U = min(V / n, 16,384). W comes from the parameter table (`matrix_sizes`). `layer` and `logits` are live at different times, so the larger one
     counts. Fragmentation adds a twentieth of all activations.
     """
     b = hf.DTYPES[model.dtype].itemsize
     n, (D, F, V, L) = mesh['tensor'], (model.hidden_size, model.intermediate_size, model.vocab_size, model.num_layers)
-    embedding, head, layer = matrix_sizes(model)
+    layer = matrix_sizes(model)[2]
     heads, key_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     tokens = learner.micro_batch_rows // (mesh['data'] * mesh['fsdp']) * learner.row_tokens
     kept_by_a_layer = tokens * b * (4 * D + (4 * heads + 4 * key_heads) // n + 3 * F // n)
-    residuals = L * (tokens * D * b if learner.remat else kept_by_a_layer)
-    logits = 3 * 4 * tokens // learner.row_tokens * learner.logprob_chunk * V // n
-    weights = (4 + b) * head // n
+    kept = {'none': kept_by_a_layer, 'attention_and_mlp_inputs': tokens * b * (2 * D + heads // n)}
+    residuals = L * kept.get(learner.remat, tokens * D * b)
+    logits = 3 * 4 * min(tokens, Tile().tokens) * min(V // n, Tile().words)
+    weights = (4 + b) * D * min(V // n, Tile().words)
     if mesh['fsdp'] > 1:
-        weights += 2 * b * layer // n + b * embedding // n
+        weights += (2 * b + 4) * layer // n
     activations = {
         'residual stream': residuals,
-        "one layer's recomputation" if 2 * kept_by_a_layer > logits else 'a chunk of logits': max(2 * kept_by_a_layer, logits),
+        "one layer's recomputation" if 2 * kept_by_a_layer > logits else 'a tile of logits': max(2 * kept_by_a_layer, logits),
         'weights gathered or cast': weights,
     }
     return {
@@ -194,11 +199,14 @@ def matrix_sizes(model: ModelConfig) -> tuple[int, int, int]:
     return over_vocabulary[0], over_vocabulary[-1], stacked // model.num_layers
 
 
-def _bytes_of_a_copy(model: ModelConfig, mesh: Mesh | AbstractMesh) -> int:
-    """Bytes a device of one float32 copy of the parameters."""
+def _bytes_of_a_copy(model: ModelConfig, mesh: Mesh | AbstractMesh, dtype: str = 'float32') -> int:
+    """Bytes a device of one copy of the parameters; the scales of norms are float32 always."""
     _, shapes = hf.abstract_params(model)
-    sharding = parallel.parameter_sharding(mesh, shapes)
-    return sum(4 * math.prod(s.shard_shape(x.shape)) for x, s in zip(*map(jax.tree.leaves, (shapes, sharding)), strict=True))
+    shapes, sharding = flatten_dict(shapes), flatten_dict(parallel.parameter_sharding(mesh, shapes))
+    return sum(
+        math.prod(sharding[path].shard_shape(x.shape)) * (4 if path[-1] == 'scale' else hf.DTYPES[dtype].itemsize)
+        for path, x in shapes.items()
+    )
 
 
 def _beside_arguments(step: Any, platform: str) -> int:

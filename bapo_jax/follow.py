@@ -52,7 +52,7 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
                     state.theta, _ = learner.update_critic_packed(state.theta, blank, plan['counts'])
                 state.trained()
             case 'publish':
-                params = state.theta.params if plan['version'] == state.step else state.alpha
+                params = state.alpha if plan['version'] == state.alpha_version else state.theta.params
                 collections.deque(hf.to_hf(learner.model, params), maxlen=0)
             case 'save':
                 checkpoints.save(state)

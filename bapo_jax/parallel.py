@@ -123,6 +123,11 @@ def parameter_specs(mesh: Mesh, params: Any) -> Any:
     return jax.tree.map(lambda sharding: sharding.spec, parameter_sharding(mesh, params))
 
 
+def on_device(arrays: Any) -> Any:
+    """The arrays in the devices' own memory; those that are there already are not copied."""
+    return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind('device')) if isinstance(x, jax.Array) else x, arrays)
+
+
 def with_sharding(shapes: Any, sharding: Any) -> Any:
     """The shapes, each with where it lives."""
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, sharding)

@@ -2,12 +2,13 @@
 
     make tpu-compiler
     PYTHONPATH=.:.tpu-compiler python benchmarks/compiled.py 8B v5p:2x2x2            # or 1.5B; one row a chip
-    PYTHONPATH=.:.tpu-compiler python benchmarks/compiled.py 8B v5p:2x2x2 --rows=16 --config.learner.logprob_chunk=512
+    PYTHONPATH=.:.tpu-compiler python benchmarks/compiled.py 8B v5p:2x2x2 --rows=16 --config.learner.remat=attention_and_mlp_inputs
     PYTHONPATH=.:.tpu-compiler python benchmarks/compiled.py --all                   # the table of docs/performance.md
 
 Rows have 2,048 + 8,192 tokens (configs/math.py). Needs no weights and no TPU; a program compiles in 1 to 4 minutes on two cores.
 --hlo=DIR keeps the programs' text. All figures are of one chip. "A micro-batch" is one trip of the loop over micro-batches, "a
-mini-batch" what runs outside it, once an optimizer step. Inner loops are multiplied by their trip counts (benchmarks/hlo.py).
+mini-batch" what runs outside it, once an optimizer step. Inner loops are multiplied by their trip counts (benchmarks/hlo.py); the LM
+head's loop over tiles of tokens as if all tokens of a row were responses'.
 
     moved         bytes that a chip receives from others. Of an operand of s bytes among n chips: all-gather (n - 1) s, all-reduce
                   2 (n - 1) / n s, reduce-scatter and all-to-all (n - 1) / n s, collective-permute s
@@ -43,6 +44,7 @@ from ml_collections import ConfigDict, config_flags
 
 from bapo_jax import config as config_lib
 from bapo_jax.dry_run import GB, find_target, matrix_sizes
+from bapo_jax.learner.head import Tile
 from bapo_jax.learner.learner import Learner, choose_kernel
 from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig
@@ -60,7 +62,6 @@ SETTINGS = (
     ('8B', 'v5p:2x2x2', 16),
     ('8B', 'v6e:2x4', 8),
 )
-MICRO_BATCHES = 8  # room for that many; their number changes no cost
 
 
 class Step(NamedTuple):
@@ -116,7 +117,7 @@ def step_of(name: str, topology: str, config: ConfigDict, rows: int | None, keep
     config.learner.micro_batch_rows = rows or target.mesh.shape['data'] * target.mesh.shape['fsdp']
     config, model = config_lib.resolve(config), model_of(name, config.model.dtype)
     learner = Learner(config, model, target.mesh, choose_kernel(config, model, target.mesh, target.platform))
-    compiled = learner.compile_update(MICRO_BATCHES)
+    compiled = learner.compile_update()
     jax.clear_caches()
     text = compiled.as_text()
     if keep:
@@ -129,14 +130,15 @@ def step_of(name: str, topology: str, config: ConfigDict, rows: int | None, keep
 
 def read(text: str, compiled: jax.stages.Compiled, mesh: Mesh, chip: Chip, config: ConfigDict, model: ModelConfig) -> Step:
     """What the text of a compiled step says."""
-    program, memory = parse(text), compiled.memory_analysis()
+    learner, memory = config.learner, compiled.memory_analysis()
+    rows = learner.micro_batch_rows // (mesh.shape['data'] * mesh.shape['fsdp'])
+    program = parse(text)._replace(inner_trips=-(-rows * learner.row_tokens // Tile().tokens))
     places = tuple(tuple(device.coords) for device in mesh.devices.flat)
     loop_body = next(visit.computation for visit in visits(program) if visit.in_loop)
-    learner = config.learner
     return Step(
         chip=chip,
         mesh=dict(mesh.shape),
-        rows=learner.micro_batch_rows // (mesh.shape['data'] * mesh.shape['fsdp']),
+        rows=rows,
         peak_bytes=memory.peak_memory_in_bytes,
         argument_bytes=memory.argument_size_in_bytes,
         moved=collectives(program),

@@ -37,37 +37,37 @@ MODELS = {
         'tie_word_embeddings': False,
     },
 }  # fmt: skip
-# model, devices, (data, fsdp, tensor), micro_batch_rows, logprob_chunk, remat. Some do not fit, to show where the edge is.
+# model, devices, (data, fsdp, tensor), micro_batch_rows, remat. Some do not fit, to show where the edge is.
 SETTINGS = (
-    ('1.5B', '1x80GB', (1, 1, 1), 8, 1024, True),
-    ('1.5B', '1x80GB', (1, 1, 1), 16, 512, True),
-    ('1.5B', '1x80GB', (1, 1, 1), 1, 1024, False),
-    ('1.5B', '8x80GB', (1, 8, 1), 64, 1024, True),
-    ('8B', '1x80GB', (1, 1, 1), 1, 256, True),
-    ('8B', '4x80GB', (1, 4, 1), 4, 1024, True),
-    ('8B', '8x80GB', (1, 8, 1), 32, 1024, True),
-    ('8B', '8x80GB', (1, 4, 2), 16, 1024, True),
-    ('1.5B', 'v5e:2x2', (1, 4, 1), 4, 1024, True),
-    ('1.5B', 'v5e:2x4', (1, 8, 1), 8, 1024, True),
-    ('8B', 'v5e:4x4', (1, 16, 1), 16, 1024, True),
-    ('8B', 'v5e:4x4', (1, 16, 1), 16, 256, True),
-    ('8B', 'v5e:4x8', (1, 32, 1), 32, 1024, True),
-    ('8B', 'v6e:2x4', (1, 8, 1), 8, 1024, True),
-    ('8B', 'v5p:2x2x2', (1, 8, 1), 16, 1024, True),
+    ('1.5B', '1x80GB', (1, 1, 1), 8, 'full'),
+    ('1.5B', '1x80GB', (1, 1, 1), 16, 'full'),
+    ('1.5B', '1x80GB', (1, 1, 1), 1, 'none'),
+    ('1.5B', '8x80GB', (1, 8, 1), 64, 'full'),
+    ('8B', '1x80GB', (1, 1, 1), 1, 'full'),
+    ('8B', '4x80GB', (1, 4, 1), 4, 'full'),
+    ('8B', '8x80GB', (1, 8, 1), 32, 'full'),
+    ('8B', '8x80GB', (1, 4, 2), 16, 'full'),
+    ('1.5B', 'v5e:2x2', (1, 4, 1), 4, 'full'),
+    ('1.5B', 'v5e:2x4', (1, 8, 1), 8, 'full'),
+    ('8B', 'v5e:4x4', (1, 16, 1), 16, 'full'),
+    ('8B', 'v5e:4x4', (1, 16, 1), 16, 'full'),
+    ('8B', 'v5e:4x8', (1, 32, 1), 32, 'full'),
+    ('8B', 'v6e:2x4', (1, 8, 1), 8, 'full'),
+    ('8B', 'v5p:2x2x2', (1, 8, 1), 16, 'full'),
 )
 
 
 def main(wanted: str = '') -> None:
     installed = ', '.join(f'{name} {version(name)}' for name in ('jax', 'libtpu'))
     print(f'{datetime.date.today()}, {installed}, {os.cpu_count()} cores ({platform.machine()}); rows of 2,048 + 8,192 tokens\n')
-    print('| model | devices | data × fsdp × tensor | micro_batch_rows | logprob_chunk | remat | GB a device | of | fits | compile s |')
-    print('|' + '---|' * 10)
-    for name, devices, mesh, rows, chunk, remat in SETTINGS:
+    print('| model | devices | data × fsdp × tensor | micro_batch_rows | remat | GB a device | of | fits | compile s |')
+    print('|' + '---|' * 9)
+    for name, devices, mesh, rows, remat in SETTINGS:
         if wanted not in devices:
             continue
         c = get_config()
         c.mesh.data, c.mesh.fsdp, c.mesh.tensor = mesh
-        c.learner.micro_batch_rows, c.learner.logprob_chunk, c.learner.remat = rows, chunk, remat
+        c.learner.micro_batch_rows, c.learner.remat = rows, remat
         with tempfile.TemporaryDirectory() as directory:
             (Path(directory) / 'config.json').write_text(json.dumps(MODELS[name]))
             result = measure(config_lib.resolve(c), hf.read_config(directory, c.model.dtype), devices)
@@ -75,7 +75,7 @@ def main(wanted: str = '') -> None:
         size = result.target.device_bytes
         used = f'over: {result.refused}' if result.refused else f'{result.total / GB:.1f}'
         cells = (
-            name, devices, ' × '.join(map(str, mesh)), rows, chunk, remat, used, f'{size / GB:.1f}', 'yes' if result.fits else 'no',
+            name, devices, ' × '.join(map(str, mesh)), rows, remat, used, f'{size / GB:.1f}', 'yes' if result.fits else 'no',
             'model' if result.compile_s is None else f'{result.compile_s:.0f}',
         )  # fmt: skip
         print(f'| {" | ".join(map(str, cells))} |', flush=True)

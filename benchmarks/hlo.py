@@ -39,6 +39,7 @@ class Program(NamedTuple):
     computations: dict[str, Computation]
     entry: str
     devices: int
+    inner_trips: int = 0  # of a loop that is inside the micro-batch loop and has a runtime trip count too; 0: there is none
 
 
 class Array(NamedTuple):
@@ -172,7 +173,7 @@ def root(computation: Computation) -> Instruction:
 def visits(program: Program, name: str = '', times: int = 1, in_loop: bool = False, fused: bool = False) -> Iterator[Visit]:
     """Every computation at every place that runs it, from the entry down; of a conditional all branches.
 
-    Raises ValueError where a loop inside the loop with a runtime trip count has one itself.
+    Raises ValueError where a loop inside the loop with a runtime trip count has one itself, and the program's inner_trips is 0.
     """
     name = name or program.entry
     yield Visit(name, times, in_loop, fused)
@@ -180,10 +181,13 @@ def visits(program: Program, name: str = '', times: int = 1, in_loop: bool = Fal
     for i in computation.values():
         if i.opcode == 'while':
             trips = trip_count(program, computation, i)
-            if trips is None and in_loop:
+            inner = in_loop and trips is None
+            if inner and not program.inner_trips:
                 raise ValueError(f'the trip count of %{i.name}, inside a loop with a runtime trip count, is not in the text')
             for part in ('body', 'condition'):
-                yield from visits(program, attribute(i, part), times * (trips or 1), in_loop or trips is None, fused)
+                yield from visits(
+                    program, attribute(i, part), times * (program.inner_trips if inner else trips or 1), in_loop or trips is None, fused
+                )
         else:
             for name in called(i):
                 yield from visits(program, name, times, in_loop, fused or i.opcode == 'fusion')

@@ -204,7 +204,8 @@ def _written(program: Program, body: Computation, name: str) -> int:
 def seconds(program: Program, name: str, chip: Chip, places: Places) -> Counter[str]:
     """Modelled seconds of one run of a computation, by what takes them.
 
-    A loop with a runtime trip count is left out; every branch of a conditional counts.
+    The micro-batch loop is left out of the entry; loops in it with a runtime trip count run `inner_trips` times. Every branch of a
+    conditional counts.
     """
     computation, spent = program.computations[name], Counter()
     free: dict[object, float] = {}  # when the HBM, the links, or a permutation's links have done all that was asked of them
@@ -223,6 +224,8 @@ def seconds(program: Program, name: str, chip: Chip, places: Places) -> Counter[
         body = program.computations.get(body_name, {})
         if i.opcode == 'while':
             trips = trip_count(program, computation, i)
+            if trips is None and name != program.entry:
+                trips = program.inner_trips
             if trips:
                 of_body = seconds(program, attribute(i, 'body'), chip, places)
                 spent.update({what: trips * time for what, time in of_body.items()})

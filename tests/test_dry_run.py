@@ -46,7 +46,7 @@ def test_the_gpu_model_by_hand():
     memory = gpu_memory(MODEL, config(4).learner, {'data': 1, 'fsdp': 4, 'tensor': 1}, 1_000_000)
     tokens = 1024
     kept = tokens * 2 * (4 * 128 + 4 * 512 + 4 * 256 + 3 * 384)
-    weights = 1000 * 128 * (4 + 2 + 2) + 2 * 2 * (2 * 128 * (512 + 256) + 3 * 128 * 384)
+    weights = 1000 * 128 * (4 + 2) + (2 * 2 + 4) * (2 * 128 * (512 + 256) + 3 * 128 * 384)  # the vocabulary is one block
     assert memory == {
         'θ and the moments': 3_000_000,
         'gradients': 2_000_000,
@@ -59,9 +59,11 @@ def test_the_gpu_model_by_hand():
     assert rounded == memory | {'θ and the moments': 2_500_000}
     without = gpu_memory(MODEL, config(4, remat='none').learner, {'data': 1, 'fsdp': 4, 'tensor': 1}, 1_000_000)
     assert without['residual stream'] == 3 * kept
+    some = gpu_memory(MODEL, config(4, remat='attention_and_mlp_inputs').learner, {'data': 1, 'fsdp': 4, 'tensor': 1}, 1_000_000)
+    assert some['residual stream'] == 3 * tokens * 2 * (2 * 128 + 512)
     many_words = dataclasses.replace(MODEL, vocab_size=30_000)
     wide = gpu_memory(many_words, config(4).learner, {'data': 1, 'fsdp': 2, 'tensor': 2}, 1_000_000)
-    assert wide['a chunk of logits'] == 3 * 4 * 4 * 128 * 15_000 > 2 * kept
+    assert wide['a tile of logits'] == 3 * 4 * 2048 * 15_000 > 2 * kept
 
 
 def test_a_tied_head_is_the_embedding_and_only_matrices_count():
@@ -74,18 +76,23 @@ def test_a_tied_head_is_the_embedding_and_only_matrices_count():
 
 def test_state_on_gpus_is_exact_and_split():
     whole, split = (measure(config(n), MODEL, f'{n}x80GB') for n in (1, 4))
+    scales = MODEL.num_layers * 2 * 128 + 128  # of norms, which stay float32 in a copy that computes in bfloat16
+    frozen = 2 * parameters(MODEL) + 2 * scales
     assert whole.parameters == parameters(MODEL)
     assert whole.memory['θ and the moments'] == 12 * parameters(MODEL)
-    assert whole.memory['α, the rollout policy'] == 4 * parameters(MODEL)
+    assert whole.memory['α, the rollout policy'] == frozen
     # Biases and scales are on every device, everything else a quarter.
     small = MODEL.num_layers * (512 + 2 * 256 + 2 * 128) + 128
-    assert split.memory['α, the rollout policy'] == parameters(MODEL) - small + 4 * small
+    assert split.memory['α, the rollout policy'] == (parameters(MODEL) - small) // 2 + 2 * small + 2 * scales
+    on_host = config(1)
+    on_host.mesh.frozen_on_host = True
+    assert measure(on_host, MODEL, '1x80GB').memory['α, the rollout policy'] == 0
     assert 'θ_0, the reference policy' not in whole.memory
-    assert measure(config(1, kl_target='reference'), MODEL, '1x80GB').memory['θ_0, the reference policy'] == 4 * parameters(MODEL)
+    assert measure(config(1, kl_target='reference'), MODEL, '1x80GB').memory['θ_0, the reference policy'] == frozen
     mixed = config(1, kl_target='convex')
     mixed.rollout.mixture = 0.4
     mixed = measure(mixed, MODEL, '1x80GB').memory
-    assert mixed['θ_0, the reference policy'] == 4 * parameters(MODEL) and mixed['rollout policies before α'] == 8 * parameters(MODEL)
+    assert mixed['θ_0, the reference policy'] == frozen and mixed['rollout policies before α'] == 2 * frozen
     # A critic has a value head in place of the untied head of 1,000 × 128.
     critic = measure(config(1, advantage='gae'), MODEL, '1x80GB').memory['the critic and its moments']
     assert critic == 12 * (parameters(MODEL) - 1000 * 128 + 128)

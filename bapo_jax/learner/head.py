@@ -25,9 +25,9 @@ from bapo_jax.models.split import Split
 
 
 class Tile(NamedTuple):
-    """The most logits that exist at once: 256 MiB in float32."""
+    """The most logits that exist at once: 128 MiB in float32."""
 
-    tokens: int = 4096
+    tokens: int = 2048
     words: int = 16384
 
 

@@ -170,6 +170,7 @@ class Learner:
         """[M, R, T] for each of `sequences`, 0 but on response tokens. All hosts do this part of `score`."""
         sharding = parallel.row_sharding(self.mesh, 1)
         of_batch = self.critic.score if role == CRITIC else functools.partial(self._score, temperature=self._temperature)
+        params = parallel.on_device(params)
         scored = [of_batch(params, spread(s, sharding), n) for s, n in zip(sequences, counts, strict=True)]
         return [fetch(scores) for scores in scored]
 

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from bapo_jax.models.qwen import ModelConfig, Qwen, parameters_of
-from bapo_jax.parallel import fetch
+from bapo_jax.parallel import fetch, on_device
 
 Params = dict[str, Any]
 
@@ -252,6 +252,7 @@ def _read_index(index_file: Path) -> dict[str, Path]:
 
 def to_hf(config: ModelConfig, params: Params) -> Iterator[tuple[str, np.ndarray]]:
     """Yields (Hugging Face name, array [out, in]) in the order of `layout`; the host holds one tensor at a time."""
+    params = on_device(params)
     for tensor in layout(config):
         array = _get(params, tensor.path)
         array = np.asarray(fetch(array if tensor.layer is None else array[tensor.layer]), np.float32)

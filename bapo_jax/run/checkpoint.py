@@ -10,11 +10,13 @@ Randomness needs no saving: every draw is keyed by (seed, step, purpose).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
@@ -26,6 +28,28 @@ from bapo_jax.learner.objective import PREVIOUS, PROXIMAL, REFERENCE
 from bapo_jax.learner.update import TrainState
 
 
+def copy_params(params: Any) -> Any:
+    """A copy that no donated update can delete."""
+    return jax.tree.map(jax.numpy.copy, params)
+
+
+def frozen_copy(params: Any, *, dtype: str, on_host: bool) -> Any:
+    """A copy for computing and never for training, in host memory if asked: matrices and biases in `dtype`, as the model rounds them.
+
+    The scales of norms stay float32, since the model does not round those. `params` may be shapes with shardings.
+    """
+
+    def one(path, x):
+        wanted = x.dtype if path[-1].key == 'scale' else jnp.dtype(dtype)
+        sharding = x.sharding.with_memory_kind('pinned_host') if on_host else x.sharding
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(x.shape, wanted, sharding=sharding)
+        copy = jnp.copy(x) if x.dtype == wanted else x.astype(wanted)
+        return jax.device_put(copy, sharding) if on_host else copy
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
 # Responses since the run began: generated (re-evaluation included), fresh ones not trained on, re-evaluated, trained on once more.
 TOTALS = ('responses', 'discarded', 'reevaluated', 'reused')
 
@@ -35,7 +59,7 @@ class RunState:
     """Where a run stands after `step` steps, the row's replay and the prompt stream aside."""
 
     theta: TrainState  # θ, and the critic where the row has one
-    alpha: Any  # parameters of the rollout policy: a copy, since the update donates θ's buffers
+    alpha: Any  # parameters of the rollout policy: a frozen copy, since the update donates θ's buffers
     alpha_version: int = 0  # the step after which θ became α
     step: int = 0
     totals: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(TOTALS, 0))
@@ -43,17 +67,18 @@ class RunState:
     recent: list[tuple[int, Any]] = dataclasses.field(default_factory=list)  # (version, parameters) of α before, newest first
     keep_recent: int = 0  # how many of those are kept
     switch_step: int = 0  # T; 0: there is none
+    frozen: Callable[[Any], Any] = copy_params  # the copy of a policy that is not trained on: α, the reference, α before
 
     def sync(self) -> None:
         """α becomes π_θ."""
         self.recent = [(self.alpha_version, self.alpha), *self.recent][: self.keep_recent]
-        self.alpha, self.alpha_version = copy_params(self.theta.params), self.step
+        self.alpha, self.alpha_version = self.frozen(self.theta.params), self.step
 
     def trained(self) -> None:
         """One more step is trained on."""
         self.step += 1
         if self.step == self.switch_step and self.reference is not None:
-            self.reference = copy_params(self.theta.params)
+            self.reference = self.frozen(self.theta.params)
 
     def count(self, fresh: Sequence[Group], reevaluated: Sequence[Group], batch: Batch) -> None:
         """Adds a step's responses to the counters."""
@@ -118,18 +143,20 @@ class Checkpoints:
             raise RuntimeError(f'no checkpoint was written at step {run.step}: one is there already')
         self._manager.wait_until_finished()
 
-    def restore(self, step: int, like: TrainState, switch_step: int = 0) -> tuple[RunState, dict[str, np.ndarray], str]:
+    def restore(
+        self, step: int, like: TrainState, switch_step: int = 0, frozen: Callable[[Any], Any] = lambda params: params
+    ) -> tuple[RunState, dict[str, np.ndarray], str]:
         """The checkpoint of `step` as (run, replay's arrays, selector state); `like` has the policy's shapes and shardings.
 
-        `switch_step` is the row's: a checkpoint after it holds its own reference policy.
+        `switch_step` is the row's: a checkpoint after it holds its own reference policy. `frozen` gives the shapes of such policies.
 
         Raises DamagedCheckpoint where parts of it are missing or cut short.
         """
         host = dict(self._read(step, ocp.args.Composite(host=ocp.args.JsonRestore())).host)
         selector, versions = host.pop('selector'), host.pop('recent')
-        own_reference = like.params if 0 < switch_step <= step else None
-        shapes = RunState(like, alpha=like.params, recent=[(v, like.params) for v in versions], step=step, switch_step=switch_step,
-                          reference=own_reference)  # fmt: skip
+        copy = frozen(like.params)
+        shapes = RunState(like, alpha=copy, recent=[(v, copy) for v in versions], step=step, switch_step=switch_step,
+                          reference=copy if 0 < switch_step <= step else None)  # fmt: skip
         items = self._read(
             step, ocp.args.Composite(policy=ocp.args.StandardRestore(_arrays(shapes)), replay=ocp.args.StandardRestore())
         )
@@ -197,11 +224,6 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     return {'.'.join(key.key for key in path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
-def copy_params(params: Any) -> Any:
-    """A copy that no donated update can delete."""
-    return jax.tree.map(jax.numpy.copy, params)
-
-
 class OpenedRun(NamedTuple):
     """Where a run begins."""
 
@@ -216,12 +238,13 @@ def open_run(learner: Learner, config: ConfigDict, directory: Path) -> OpenedRun
     step, switch_step = checkpoints.latest_step(), config.learner.switch_step
     wants_reference = REFERENCE in learner.objective.roles
     initial = learner.read_initial() if step is None or wants_reference else None
+    frozen = functools.partial(frozen_copy, dtype=config.model.dtype, on_host=config.mesh.frozen_on_host)
     if step is None:
-        # θ is donated at the first update, so it is a copy; α never is.
-        state, of_host = RunState(learner.init(copy_params(initial)), alpha=initial, switch_step=switch_step), None
+        state, of_host = RunState(learner.init(initial), alpha=frozen(initial), switch_step=switch_step), None
     else:
-        state, *of_host = checkpoints.restore(step, learner.shapes(), switch_step if wants_reference else 0)
+        state, *of_host = checkpoints.restore(step, learner.shapes(), switch_step if wants_reference else 0, frozen)
+    state.frozen = frozen
     if wants_reference and state.reference is None:
-        state.reference = initial
+        state.reference = state.alpha if step is None else frozen(initial)
     state.keep_recent = config.rollout.mixture_policies if config.rollout.mixture else 0
     return OpenedRun(state, of_host, checkpoints)
