@@ -8,7 +8,7 @@ No kernel forms [T, T] scores for a long row, forward or backward. Padding is se
 
     xla      any device: query blocks, each recomputed in the backward pass
     splash   TPU: Pallas splash attention
-    triton   GPU: Pallas flash attention. cuDNN's is no choice: JAX's public dot_product_attention takes no segment ids.
+    triton   GPU: our own flash attention, gpu_attention.py. cuDNN's is no choice: JAX's public call takes no segment ids.
 
 Shapes:  B rows · T tokens in a row · S keys seen · Q queries of a block · M blocks
          N query heads · K key/value heads · G = N/K · H head size
@@ -30,8 +30,8 @@ Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 
 _AUTO = {'cpu': 'xla', 'gpu': 'triton', 'tpu': 'splash'}
 _PLATFORM = {kernel: platform for platform, kernel in _AUTO.items() if kernel != 'xla'}
-_ROW_MULTIPLE = {'splash': 128, 'triton': 16}  # the smallest tile of tokens of each kernel
-_HEAD_MULTIPLE = {'splash': 32, 'triton': 16}
+_ROW_MULTIPLE = {'splash': 128, 'triton': 1}  # the smallest tile of tokens of each kernel; ours pads to whole ones
+_HEAD_MULTIPLE = {'splash': 32, 'triton': 1}
 _XLA_BLOCK = 512  # the most queries whose scores exist at once
 
 
@@ -174,17 +174,10 @@ def splash(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, interpret: bool = Fa
 
 def triton(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, interpret: bool = False):
     """`interpret` runs the kernel's program on any device, for tests."""
-    from jax.experimental.pallas.ops.gpu import attention as gpu
+    # Imported here, since the import takes seconds and only a GPU needs it.
+    from bapo_jax.models import gpu_attention
 
-    B, T, N, H = q_BxTxNxH.shape
-    forward, backward = largest_divisor(T, (128, 64, 32, 16)), largest_divisor(T, (32, 16))
-    sizes = gpu.BlockSizes(forward, forward, backward, backward, backward, backward)
-    # This kernel has no grouped queries, so each key head is repeated for the query heads that share it.
-    k_BxTxNxH, v_BxTxNxH = (jnp.repeat(x.swapaxes(1, 2), N // x.shape[1], axis=2) for x in (k_BxKxTxH, v_BxKxTxH))
-    out_BxTxNxH = gpu.mha(
-        q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, segment_BxT, sm_scale=H**-0.5, causal=True, block_sizes=sizes, interpret=interpret
-    )
-    return out_BxTxNxH.reshape(B, T, N * H)
+    return gpu_attention.attention(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, interpret=interpret)
 
 
 def largest_divisor(T: int, sizes: tuple[int, ...]) -> int:
