@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from bapo_jax.models.qwen import ModelConfig, Qwen, parameters_of
+from bapo_jax.models.qwen import ModelConfig, Qwen, abstract_params, parameters_of
 from bapo_jax.parallel import fetch, on_device
 
 Params = dict[str, Any]
@@ -117,12 +117,6 @@ def architecture(config: ModelConfig) -> dict[str, Any]:
         'head_dim': config.head_dim,
         'tie_word_embeddings': config.tie_embeddings,
     }
-
-
-def abstract_params(config: ModelConfig) -> tuple[nnx.GraphDef, Params]:
-    """The model's graph and the shapes of its parameters; allocates nothing."""
-    graph, state = nnx.split(nnx.eval_shape(lambda: Qwen(config, rngs=nnx.Rngs(0))), nnx.Param)[:2]
-    return graph, nnx.to_pure_dict(state)
 
 
 def init_params(config: ModelConfig, seed: int) -> Params:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -258,4 +258,10 @@ class Qwen(nnx.Module):
 
     def values(self, hidden_xD: jax.Array, split: Split = Split()) -> jax.Array:
         """The value [...] of each state in float32; of a model with a value head alone."""
-        return jnp.matmul(hidden_xD.astype(jnp.float32), split.gather(self.value.kernel[...], 0, 'float32'))[..., 0]
+        return jnp.matmul(hidden_xD.astype(jnp.float32), split.gather(self.value.kernel[...], 0))[..., 0]
+
+
+def abstract_params(config: ModelConfig) -> tuple[nnx.GraphDef, dict[str, Any]]:
+    """The model's graph and the shapes of its parameters; allocates nothing."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: Qwen(config, rngs=nnx.Rngs(0))), nnx.Param)[:2]
+    return graph, nnx.to_pure_dict(state)
