@@ -97,7 +97,8 @@ def test_state_on_gpus_is_exact_and_split():
     critic = measure(config(1, advantage='gae'), MODEL, '1x80GB').memory['the critic and its moments']
     assert critic == 12 * (parameters(MODEL) - 1000 * 128 + 128)
     rounded = measure(config(1, advantage='gae', first_moment_dtype='bfloat16'), MODEL, '1x80GB').memory
-    assert rounded['the critic and its moments'] == critic * 10 / 12 and rounded['θ and the moments'] == 10 * parameters(MODEL)
+    assert rounded['the critic and its moments'] == critic * 10 / 12
+    assert rounded['θ and the moments'] == 10 * parameters(MODEL)
     assert 'the critic and its moments' not in whole.memory
     assert (whole.kernel, whole.compile_s) == ('triton', None)
 

@@ -1,4 +1,4 @@
-"""The optimizer: its learning rates by hand, AdamW from its formula, and that the defaults are the plain clipped AdamW, bit for bit."""
+"""The optimizer: its learning rates by hand, AdamW from its formula, and the defaults are plain clipped AdamW, bit for bit."""
 
 import math
 
