@@ -220,12 +220,7 @@ class Qwen(nnx.Module):
         # Inside a scan XLA cannot merge what is recomputed with the forward pass, so nothing need be done against it.
         step = layer_step if remat == 'none' else jax.checkpoint(layer_step, policy=REMAT[remat], prevent_cse=False)
         x_BxTxD = split.look_up(self.embedding.embedding[...], tokens_BxT, c.dtype)
-        import os
-        if os.environ.get('UNROLL'):
-            for i in range(c.num_layers):
-                x_BxTxD, _ = step(x_BxTxD, jax.tree.map(lambda w: w[i], stacked))
-        else:
-            x_BxTxD, _ = jax.lax.scan(step, x_BxTxD, stacked)
+        x_BxTxD, _ = jax.lax.scan(step, x_BxTxD, stacked)
         return self.norm(x_BxTxD)
 
     def decode(self, tokens_BxT, positions_BxT, mask_BxTxS, cache: KVCache):

@@ -72,9 +72,14 @@ def _matmul_forward(x_xI, kernel_IxO, split, axis):
 def _matmul_backward(split, axis, saved, gradient_xO):
     x_xI, kernel_IxO = saved
     x_MxI, gradient_MxO = (a.reshape(-1, a.shape[-1]) for a in (x_xI, gradient_xO))
-    of_kernel_IxO = jnp.matmul(x_MxI.T, gradient_MxO, preferred_element_type=kernel_IxO.dtype)
-    whole_IxO = split.gather(kernel_IxO.astype(gradient_xO.dtype), axis)
-    return gradient_xO @ whole_IxO.T, split.scatter(of_kernel_IxO, axis)
+    of_x_xI = gradient_xO @ split.gather(kernel_IxO.astype(gradient_xO.dtype), axis).T
+    product = functools.partial(jnp.matmul, preferred_element_type=kernel_IxO.dtype)
+    if split.fsdp == 1:
+        return of_x_xI, product(x_MxI.T, gradient_MxO)
+    # The TPU compiler makes a reduce-scatter of a scattered last axis, and an all-reduce of another.
+    if axis == 0:
+        return of_x_xI, split.scatter(product(gradient_MxO.T, x_MxI), 1).T
+    return of_x_xI, split.scatter(product(x_MxI.T, gradient_MxO), 1)
 
 
 matmul.defvjp(_matmul_forward, _matmul_backward)
