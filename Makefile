@@ -32,6 +32,11 @@ quick: .venv/ready-test
 rows: env
 	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m benchmarks.rows $(ARGS)
 
+# What one CUDA card gives, in three parts of under 8 minutes and the quickstart. Wants jax[cuda13], flax and optax in the python3 on
+# the PATH and nothing else; ARGS=--table prints what has been run.
+gpu-report:
+	python3 benchmarks/gpu_report.py $(ARGS)
+
 .venv/ready-$(JAX): $(wildcard locks/*.txt)
 	@test -n '$(PYTHON)' || { echo 'No Python 3.11 or 3.12 with venv found; install one or give PYTHON=/path/to/it' >&2; exit 1; }
 	$(PYTHON) -m venv --clear .venv
@@ -80,4 +85,4 @@ train-vllm: env vllm-env
 clean-env:
 	rm -rf .venv .venv-vllm .tpu-compiler
 
-.PHONY: help env train test rows quick vllm-env tpu-compiler train-vllm clean-env
+.PHONY: help env train test rows quick gpu-report vllm-env tpu-compiler train-vllm clean-env
