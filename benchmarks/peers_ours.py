@@ -1,0 +1,119 @@
+"""This project's rows of peers.py: `Learner.update` on groups of the workload's data, and an iteration with the in-process engine.
+
+    JAX_NUM_CPU_DEVICES=2 python benchmarks/peers_ours.py update DIR 'a sequence a row, 16 rows' 5
+    JAX_NUM_CPU_DEVICES=2 python benchmarks/peers_ours.py iteration DIR 'a sequence a row, 16 rows' 5
+
+DIR is a workload's, written by peers_torch.py. Prints one line of JSON: seconds of 5 updates or iterations.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import peers_data
+from ml_collections import ConfigDict
+from peers_data import CLIP, GRAD_CLIP, LEARNING_RATE, SEED, WEIGHT_DECAY, Data, Workload, report, timed
+from step_phases import matmul_rate
+
+from bapo_jax.config import default_config, resolve
+from bapo_jax.groups import X1, Group, Prompt, Response, Verdict, make_batch
+from bapo_jax.learner.learner import build_learner
+from bapo_jax.methods import Fields
+from bapo_jax.parallel import row_sharding
+from bapo_jax.rollout.engine import FRESH, Draw, Sampling
+from bapo_jax.rollout.jax_engine import JaxEngine
+
+
+def whole(w: Workload) -> int:
+    """Tokens of the longest sequence."""
+    return w.prompt_tokens + w.response_tokens
+
+
+# The rows of the table: fields of the config that depend on the workload.
+SETTINGS: dict[str, Callable[[Workload], Fields]] = {
+    'a sequence a row, 16 rows': lambda w: {'learner.row_tokens': whole(w), 'learner.micro_batch_rows': 16},
+    'a sequence a row, 64 rows': lambda w: {'learner.row_tokens': whole(w), 'learner.micro_batch_rows': 64},
+    'two sequences a row, 16 rows': lambda w: {'learner.row_tokens': 2 * whole(w), 'learner.micro_batch_rows': 16},
+}
+# What they share: GRPO as the other frameworks compute it here, on a device for each of two cores.
+SHARED = {
+    'seed': SEED, 'rollout.sync_every': 1, 'mesh.data': 2, 'mesh.fsdp': 1, 'learner.shuffle': False,
+    'learner.learning_rate': LEARNING_RATE, 'learner.weight_decay': WEIGHT_DECAY, 'learner.grad_clip': GRAD_CLIP,
+    'learner.clip_low': CLIP, 'learner.clip_high': CLIP, 'learner.dual_clip': 0.0, 'learner.anchor': 'behaviour',
+    'learner.kl_target': 'none', 'learner.entropy_coef': 0.0, 'learner.aggregation': 'token_mean',
+    'learner.advantage': 'group_std',
+}  # fmt: skip
+
+
+def make_config(directory: Path, w: Workload, setting: str) -> ConfigDict:
+    config = default_config()
+    config.update_from_flattened_dict({
+        **SHARED, 'model.path': str(directory / 'model'), 'rollout.max_prompt_tokens': w.prompt_tokens,
+        'rollout.max_response_tokens': w.response_tokens, 'rollout.group_size': w.group_size, 'learner.batch_groups': w.prompts,
+        'learner.mini_batch_groups': w.prompts // w.optimizer_steps, **SETTINGS[setting](w),
+    })  # fmt: skip
+    return resolve(config)
+
+
+def responses_of(data: Data) -> list[tuple[Response, ...]]:
+    """The responses to each prompt, as an engine would return them."""
+
+    def one(i: int, j: int) -> Response:
+        n = data.lengths[i, j]
+        return Response(data.responses[i, j, :n].copy(), data.behaviour[i, j, :n].copy(), 'length', version=0)
+
+    return [tuple(one(i, j) for j in range(data.lengths.shape[1])) for i in range(len(data.prompts))]
+
+
+def groups_of(prompts: list[Prompt], answers: list[tuple[Response, ...]], rewards: np.ndarray) -> list[Group]:
+    verdicts = {1.0: Verdict.CORRECT, 0.0: Verdict.WRONG}
+    return [
+        Group(prompt, answer, tuple(verdicts[float(r)] for r in of_group), of_group, step=0)
+        for prompt, answer, of_group in zip(prompts, answers, rewards, strict=True)
+    ]
+
+
+def measure(what: str, directory: Path, setting: str, repeats: int) -> dict[str, Any]:
+    """The first update's loss and gradient norm; seconds of `repeats` more, and of an iteration's generation."""
+    w, data = peers_data.load(directory)
+    c = make_config(directory, w, setting)
+    learner = build_learner(c)
+    engine = JaxEngine(learner.graph, (w.vocabulary,), c.rollout.rows, row_sharding(learner.mesh))  # an end that is never sampled
+    prompts = [Prompt(i, 'countdown', tokens, {}) for i, tokens in enumerate(data.prompts)]
+    answers, rng = responses_of(data), np.random.default_rng(SEED)
+    state = learner.init(learner.read_initial())
+
+    def update(answers: list[tuple[Response, ...]]) -> dict[str, float]:
+        nonlocal state
+        groups = groups_of(prompts, answers, data.rewards)
+        state, metrics = learner.update(state, make_batch(groups, [X1] * len(groups)), rng)
+        jax.block_until_ready(state)
+        return metrics
+
+    def generate(step: int) -> list[tuple[Response, ...]]:
+        engine.load(state.params, step)
+        return engine.generate(prompts, w.group_size, Sampling(1.0, w.response_tokens), [Draw(SEED, step, FRESH)] * len(prompts))
+
+    first_s, metrics = timed(lambda: update(answers))
+    update(answers)  # compiles again where the state came back laid out otherwise
+    seconds, generation = [], []
+    if what == 'iteration':
+        generate(0)
+    for step in range(1, repeats + 1):
+        if what == 'iteration':
+            generate_s, answers = timed(lambda: generate(step))
+            generation.append(generate_s)
+        seconds.append(timed(lambda: update(answers))[0] + sum(generation[-1:]))
+    return {
+        'loss': metrics['actor/pg_loss'], 'grad_norm': metrics['actor/grad_norm'], 'seconds': seconds, 'generation': generation,
+        'first_s': first_s, 'matrix_flops': matmul_rate(c.model.dtype), 'versions': peers_data.versions('jax'),
+    }  # fmt: skip
+
+
+if __name__ == '__main__':
+    report(**measure(sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])))

@@ -1,0 +1,135 @@
+"""The update of peers.py in plain PyTorch: Hugging Face's Qwen2, the GRPO loss, AdamW. A worker of peers.py, and its data's maker.
+
+    python benchmarks/peers_torch.py prepare W DIR             # writes the workload's policy and data
+    python benchmarks/peers_torch.py update DIR SETTING 5      # seconds of 5 updates, one line of JSON
+
+It is written to be fast. No mask is built: rows are padded on the right and attention is causal, so response tokens see no padding.
+The head is applied to response positions alone. Micro-batches are cut from sequences in order of length where that wins.
+
+Shapes:  B sequences of a micro-batch · T tokens of the longest of them · N response tokens · D width.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import peers_data
+import torch
+import torch.nn.functional as F
+from peers_data import CLIP, GRAD_CLIP, LEARNING_RATE, SEED, WEIGHT_DECAY, WORKLOADS, Data, Workload, rate_of_product, report
+from transformers import AutoConfig, AutoModelForCausalLM
+
+THREADS = 2
+
+
+class Setting(NamedTuple):
+    compiled: bool
+    sequences: int  # of a micro-batch
+    sort: bool = True  # cut micro-batches from sequences in order of length
+
+
+SETTINGS = {
+    f'{"compiled" if compiled else "eager"}-{n}{"" if sort else "-unsorted"}': Setting(compiled, n, sort)
+    for compiled in (False, True) for n in (4, 8, 16, 32, 64, 128) for sort in (True, False)
+}  # fmt: skip
+
+
+class Micro(NamedTuple):
+    """Sequences of a micro-batch, and per-token arrays of their response tokens, end to end."""
+
+    tokens_BxT: torch.Tensor
+    state_N: torch.Tensor  # int64, index into [B, T] of the state that predicts the token
+    target_N: torch.Tensor  # int64
+    behaviour_N: torch.Tensor
+    advantage_N: torch.Tensor
+
+
+def prepare(w: Workload, directory: Path) -> None:
+    """Writes a random policy, its tokenizer, and the data with log-probs near the policy's own."""
+    torch.manual_seed(SEED)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**w.hf_config())).eval()
+    directory.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(directory / 'model')
+    peers_data.write_tokenizer(directory / 'model', w.vocabulary)
+    data = peers_data.draw(w)
+    with torch.no_grad():
+        for of_prompt, responses, behaviour in zip(data.prompts, data.responses, data.behaviour, strict=True):
+            prompts = np.broadcast_to(of_prompt, (w.group_size, w.prompt_tokens))
+            tokens_GxT = torch.from_numpy(np.concatenate([prompts, responses], axis=1)).long()
+            logp_GxLxV = model(tokens_GxT).logits[:, w.prompt_tokens - 1 : -1].log_softmax(-1)
+            behaviour += logp_GxLxV.gather(-1, tokens_GxT[:, w.prompt_tokens :, None])[..., 0].numpy()
+    peers_data.save(directory, w, data)
+
+
+def update(model: Any, optimizer: Any, loss_of: Any, w: Workload, data: Data, setting: Setting) -> tuple[float, float]:
+    """Optimizer steps over all mini-batches; means of the loss and of the gradient's norm."""
+    losses, norms = [], []
+    for groups in np.split(np.arange(w.prompts), w.optimizer_steps):
+        optimizer.zero_grad(set_to_none=True)
+        tokens = float(data.lengths[groups].sum())
+        for micro in micro_batches(w, Data(*(x[groups] for x in data)), setting):
+            loss = loss_of(model, micro, 1 / tokens)
+            loss.backward()
+            losses.append(loss.detach())
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), GRAD_CLIP))
+        optimizer.step()
+    return float(torch.stack(losses).sum()) / w.optimizer_steps, float(torch.stack(norms).mean())
+
+
+def micro_batches(w: Workload, data: Data, setting: Setting) -> list[Micro]:
+    """The mini-batch's sequences, cut and padded to the longest of their micro-batch. A sequence's last token is not fed."""
+    std = data.rewards.std(axis=1, ddof=1, keepdims=True)
+    advantage_S = ((data.rewards - data.rewards.mean(axis=1, keepdims=True)) / (std + 1e-6)).reshape(-1)
+    responses_SxL, behaviour_SxL, length_S = (x.reshape(-1, *x.shape[2:]) for x in (data.responses, data.behaviour, data.lengths))
+    order = np.argsort(-length_S, kind='stable') if setting.sort else np.arange(len(length_S))
+    micros = []
+    for rows in np.split(order, range(setting.sequences, len(order), setting.sequences)):
+        longest, length = length_S[rows].max(), length_S[rows]
+        tokens = np.concatenate([data.prompts[rows // w.group_size], responses_SxL[rows, : longest - 1]], axis=1)
+        row, position = np.nonzero(np.arange(longest) < length[:, None])
+        arrays = (
+            tokens.astype(np.int64), row * tokens.shape[1] + w.prompt_tokens - 1 + position,
+            responses_SxL[rows][row, position].astype(np.int64), behaviour_SxL[rows][row, position], advantage_S[rows][row],
+        )  # fmt: skip
+        micros.append(Micro(*map(torch.from_numpy, arrays)))
+    return micros
+
+
+def micro_loss(model: Any, micro: Micro, weight: float) -> torch.Tensor:
+    """Σ weight · max(-ρ A, -clip(ρ) A) over response tokens, ρ the ratio to the behaviour policy."""
+    hidden_BxTxD = model.model(input_ids=micro.tokens_BxT, use_cache=False).last_hidden_state
+    hidden_NxD = hidden_BxTxD.flatten(0, 1).index_select(0, micro.state_N)
+    logp_N = -F.cross_entropy(model.lm_head(hidden_NxD), micro.target_N, reduction='none')
+    ratio_N = torch.exp(logp_N - micro.behaviour_N)
+    clipped_N = ratio_N.clamp(1 - CLIP, 1 + CLIP)
+    return weight * torch.maximum(-ratio_N * micro.advantage_N, -clipped_N * micro.advantage_N).sum()
+
+
+def measure(directory: Path, name: str, updates: int) -> None:
+    """Reports the first update's loss and gradient norm, and the seconds of `updates` more."""
+    setting, (w, data) = SETTINGS[name], peers_data.load(directory)
+    torch.set_num_threads(THREADS)
+    model = AutoModelForCausalLM.from_pretrained(directory / 'model', dtype=torch.float32, attn_implementation='sdpa')
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
+    loss_of = torch.compile(micro_loss, dynamic=w.ragged) if setting.compiled else micro_loss
+
+    def one() -> tuple[float, float]:
+        return update(model, optimizer, loss_of, w, data, setting)
+
+    first_s, (loss, norm) = peers_data.timed(one)
+    seconds = [peers_data.timed(one)[0] for _ in range(updates)]
+    a, b = torch.randn(2, peers_data.MATRIX, peers_data.MATRIX)
+    report(
+        loss=loss, grad_norm=norm, seconds=seconds, first_s=first_s, matrix_flops=rate_of_product(lambda: a @ b),
+        versions=peers_data.versions('torch', 'transformers'),
+    )  # fmt: skip
+
+
+if __name__ == '__main__':
+    if sys.argv[1] == 'prepare':
+        prepare(WORKLOADS[sys.argv[2]], Path(sys.argv[3]))
+    else:
+        measure(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
