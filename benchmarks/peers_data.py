@@ -1,6 +1,6 @@
 """The workloads of peers.py: sizes, data and useful work. NumPy alone, since every framework's environment imports it.
 
-A workload's directory holds `workload.json`, `model/` (a Hugging Face directory) and `data.npz`; peers_torch.py writes it.
+A workload's directory holds `workload.json`, `model/` and `tokenizer/` (as Hugging Face writes them) and `data.npz`; peers_torch.py writes it.
 
 Shapes:  P prompts · G responses a prompt · L most response tokens.
 """
@@ -64,12 +64,13 @@ class Data(NamedTuple):
     prompts: np.ndarray  # int32 [P, prompt tokens]
     responses: np.ndarray  # int32 [P, G, L]; what stands behind a response's end does not count
     lengths: np.ndarray  # int32 [P, G]
-    behaviour: np.ndarray  # float32 [P, G, L], log-probs under the policy that answered
+    initial: np.ndarray  # float32 [P, G, L], log-probs under the initial policy
+    behaviour: np.ndarray  # float32 [P, G, L], log-probs under a policy near it: the one that answered
     rewards: np.ndarray  # float32 [P, G], 0 or 1, both in every group
 
 
 def draw(w: Workload) -> Data:
-    """Data from the seed; `behaviour` is noise, to be added to the log-probs of the initial policy."""
+    """Data from the seed. Log-probs are still to come: `initial` is 0, and `behaviour` what it differs from it by."""
     rng = np.random.default_rng(SEED)
     shape = (w.prompts, w.group_size)
     prompts = rng.integers(0, w.vocabulary, (w.prompts, w.prompt_tokens), dtype=np.int32)
@@ -79,7 +80,7 @@ def draw(w: Workload) -> Data:
     noise = rng.normal(0, 0.3, responses.shape).astype(np.float32)
     correct = rng.integers(1, w.group_size, w.prompts)
     rewards = (np.arange(w.group_size) < correct[:, None]).astype(np.float32)
-    return Data(prompts, responses, lengths, noise, rng.permuted(rewards, axis=1))
+    return Data(prompts, responses, lengths, np.zeros_like(noise), noise, rng.permuted(rewards, axis=1))
 
 
 def save(directory: Path, w: Workload, data: Data) -> None:
@@ -132,6 +133,7 @@ def write_tokenizer(directory: Path, vocabulary: int) -> None:
     special = {'id': vocabulary, 'content': '<end>', 'special': True}
     special |= dict.fromkeys(('single_word', 'lstrip', 'rstrip', 'normalized'), False)
     tokenizer = {'version': '1.0', 'added_tokens': [special], 'pre_tokenizer': {'type': 'WhitespaceSplit'}, 'model': model}
+    directory.mkdir(exist_ok=True)
     (directory / 'tokenizer.json').write_text(json.dumps(tokenizer))
     names = {'eos_token': '<end>', 'pad_token': '<end>', 'tokenizer_class': 'PreTrainedTokenizerFast'}
     (directory / 'tokenizer_config.json').write_text(json.dumps(names))

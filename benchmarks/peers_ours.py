@@ -1,7 +1,7 @@
 """This project's rows of peers.py: `Learner.update` on groups of the workload's data, and an iteration with the in-process engine.
 
-    JAX_NUM_CPU_DEVICES=2 python benchmarks/peers_ours.py update DIR 'a sequence a row, 16 rows' 5
-    JAX_NUM_CPU_DEVICES=2 python benchmarks/peers_ours.py iteration DIR 'a sequence a row, 16 rows' 5
+    python benchmarks/peers_ours.py update DIR 'a sequence a row, 16 rows' 5
+    python benchmarks/peers_ours.py iteration DIR 'a sequence a row, 16 rows' 5
 
 DIR is a workload's, written by peers_torch.py. Prints one line of JSON: seconds of 5 updates or iterations.
 """
@@ -9,7 +9,7 @@ DIR is a workload's, written by peers_torch.py. Prints one line of JSON: seconds
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,14 @@ from step_phases import matmul_rate
 from bapo_jax.config import default_config, resolve
 from bapo_jax.groups import X1, Group, Prompt, Response, Verdict, make_batch
 from bapo_jax.learner.learner import build_learner
+from bapo_jax.learner.update import TrainState
 from bapo_jax.methods import Fields
 from bapo_jax.parallel import row_sharding
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
+
+DEVICES = 2  # one for each core
+WARM_UP = 2  # updates or iterations that do not count
 
 
 def whole(w: Workload) -> int:
@@ -40,9 +44,9 @@ SETTINGS: dict[str, Callable[[Workload], Fields]] = {
     'a sequence a row, 64 rows': lambda w: {'learner.row_tokens': whole(w), 'learner.micro_batch_rows': 64},
     'two sequences a row, 16 rows': lambda w: {'learner.row_tokens': 2 * whole(w), 'learner.micro_batch_rows': 16},
 }
-# What they share: GRPO as the other frameworks compute it here, on a device for each of two cores.
+# What they share: GRPO as the other frameworks compute it here.
 SHARED = {
-    'seed': SEED, 'rollout.sync_every': 1, 'mesh.data': 2, 'mesh.fsdp': 1, 'learner.shuffle': False,
+    'seed': SEED, 'rollout.sync_every': 1, 'mesh.data': DEVICES, 'mesh.fsdp': 1, 'learner.shuffle': False,
     'learner.learning_rate': LEARNING_RATE, 'learner.weight_decay': WEIGHT_DECAY, 'learner.grad_clip': GRAD_CLIP,
     'learner.clip_low': CLIP, 'learner.clip_high': CLIP, 'learner.dual_clip': 0.0, 'learner.anchor': 'behaviour',
     'learner.kl_target': 'none', 'learner.entropy_coef': 0.0, 'learner.aggregation': 'token_mean',
@@ -60,58 +64,60 @@ def make_config(directory: Path, w: Workload, setting: str) -> ConfigDict:
     return resolve(config)
 
 
-def responses_of(data: Data) -> list[tuple[Response, ...]]:
-    """The responses to each prompt, as an engine would return them."""
+def responses_of(data: Data, logp: np.ndarray) -> list[tuple[Response, ...]]:
+    """The responses to each prompt, as an engine whose policy gives them these log-probs [P, G, L] would return them."""
 
     def one(i: int, j: int) -> Response:
         n = data.lengths[i, j]
-        return Response(data.responses[i, j, :n].copy(), data.behaviour[i, j, :n].copy(), 'length', version=0)
+        return Response(data.responses[i, j, :n].copy(), logp[i, j, :n].copy(), 'length', version=0)
 
     return [tuple(one(i, j) for j in range(data.lengths.shape[1])) for i in range(len(data.prompts))]
 
 
-def groups_of(prompts: list[Prompt], answers: list[tuple[Response, ...]], rewards: np.ndarray) -> list[Group]:
+def groups_of(prompts: Sequence[Prompt], answers: Sequence[tuple[Response, ...]], rewards: np.ndarray) -> list[Group]:
+    """A group for each of `answers`, the first prompts' where there are fewer."""
     verdicts = {1.0: Verdict.CORRECT, 0.0: Verdict.WRONG}
     return [
         Group(prompt, answer, tuple(verdicts[float(r)] for r in of_group), of_group, step=0)
-        for prompt, answer, of_group in zip(prompts, answers, rewards, strict=True)
+        for prompt, answer, of_group in zip(prompts, answers, rewards, strict=False)
     ]
 
 
-def measure(what: str, directory: Path, setting: str, repeats: int) -> dict[str, Any]:
-    """The first update's loss and gradient norm; seconds of `repeats` more, and of an iteration's generation."""
+def measure(what: str, directory: Path, name: str, repeats: int) -> dict[str, Any]:
+    """Seconds of `repeats` updates or iterations, and of each iteration's generation; and what is compared with the others."""
+    jax.config.update('jax_num_cpu_devices', DEVICES)
     w, data = peers_data.load(directory)
-    c = make_config(directory, w, setting)
+    c = make_config(directory, w, name)
     learner = build_learner(c)
     engine = JaxEngine(learner.graph, (w.vocabulary,), c.rollout.rows, row_sharding(learner.mesh))  # an end that is never sampled
     prompts = [Prompt(i, 'countdown', tokens, {}) for i, tokens in enumerate(data.prompts)]
-    answers, rng = responses_of(data), np.random.default_rng(SEED)
-    state = learner.init(learner.read_initial())
 
-    def update(answers: list[tuple[Response, ...]]) -> dict[str, float]:
-        nonlocal state
+    def update(state: TrainState, answers: Sequence[tuple[Response, ...]]) -> tuple[TrainState, dict[str, float]]:
         groups = groups_of(prompts, answers, data.rewards)
-        state, metrics = learner.update(state, make_batch(groups, [X1] * len(groups)), rng)
-        jax.block_until_ready(state)
-        return metrics
+        state, metrics = learner.update(state, make_batch(groups, [X1] * len(groups)), np.random.default_rng(SEED))
+        return jax.block_until_ready(state), metrics
 
-    def generate(step: int) -> list[tuple[Response, ...]]:
+    def iteration(state: TrainState, step: int) -> tuple[float, TrainState]:
         engine.load(state.params, step)
-        return engine.generate(prompts, w.group_size, Sampling(1.0, w.response_tokens), [Draw(SEED, step, FRESH)] * len(prompts))
+        draws = [Draw(SEED, step, FRESH)] * len(prompts)
+        generate_s, answers = timed(lambda: engine.generate(prompts, w.group_size, Sampling(1.0, w.response_tokens), draws))
+        return generate_s, update(state, answers)[0]
 
-    first_s, metrics = timed(lambda: update(answers))
-    update(answers)  # compiles again where the state came back laid out otherwise
+    on_policy = update(learner.init(learner.read_initial()), responses_of(data, data.initial)[: w.prompts // w.optimizer_steps])[1]
+    given = responses_of(data, data.behaviour)
+    state, metrics = update(learner.init(learner.read_initial()), given)
     seconds, generation = [], []
-    if what == 'iteration':
-        generate(0)
-    for step in range(1, repeats + 1):
+    for step in range(WARM_UP + repeats):
         if what == 'iteration':
-            generate_s, answers = timed(lambda: generate(step))
+            seconds_of_step, (generate_s, state) = timed(lambda: iteration(state, step))
             generation.append(generate_s)
-        seconds.append(timed(lambda: update(answers))[0] + sum(generation[-1:]))
+        else:
+            seconds_of_step, (state, _) = timed(lambda: update(state, given))
+        seconds.append(seconds_of_step)
     return {
-        'loss': metrics['actor/pg_loss'], 'grad_norm': metrics['actor/grad_norm'], 'seconds': seconds, 'generation': generation,
-        'first_s': first_s, 'matrix_flops': matmul_rate(c.model.dtype), 'versions': peers_data.versions('jax'),
+        'loss': metrics['actor/pg_loss'], 'grad_norm': metrics['actor/grad_norm'], 'on_policy_norm': on_policy['actor/grad_norm'],
+        'seconds': seconds[WARM_UP:], 'generation': generation[WARM_UP:], 'matrix_flops': matmul_rate(c.model.dtype),
+        'versions': peers_data.versions('jax', 'flax'),
     }  # fmt: skip
 
 

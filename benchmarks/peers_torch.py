@@ -53,15 +53,26 @@ def prepare(w: Workload, directory: Path) -> None:
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**w.hf_config())).eval()
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory / 'model')
-    peers_data.write_tokenizer(directory / 'model', w.vocabulary)
+    peers_data.write_tokenizer(directory / 'tokenizer', w.vocabulary)
     data = peers_data.draw(w)
     with torch.no_grad():
-        for of_prompt, responses, behaviour in zip(data.prompts, data.responses, data.behaviour, strict=True):
+        for i, of_prompt in enumerate(data.prompts):
             prompts = np.broadcast_to(of_prompt, (w.group_size, w.prompt_tokens))
-            tokens_GxT = torch.from_numpy(np.concatenate([prompts, responses], axis=1)).long()
+            tokens_GxT = torch.from_numpy(np.concatenate([prompts, data.responses[i]], axis=1)).long()
             logp_GxLxV = model(tokens_GxT).logits[:, w.prompt_tokens - 1 : -1].log_softmax(-1)
-            behaviour += logp_GxLxV.gather(-1, tokens_GxT[:, w.prompt_tokens :, None])[..., 0].numpy()
+            data.initial[i] = logp_GxLxV.gather(-1, tokens_GxT[:, w.prompt_tokens :, None])[..., 0].numpy()
+    data = data._replace(behaviour=data.initial + data.behaviour)
     peers_data.save(directory, w, data)
+
+
+def gradient(model: Any, loss_of: Any, w: Workload, data: Data, groups: np.ndarray, setting: Setting) -> torch.Tensor:
+    """The loss of a mini-batch; its gradient is left in the parameters."""
+    of_part, losses = Data(*(x[groups] for x in data)), []
+    for micro in micro_batches(w, of_part, setting):
+        loss = loss_of(model, micro, 1 / float(of_part.lengths.sum()))
+        loss.backward()
+        losses.append(loss.detach())
+    return torch.stack(losses).sum()
 
 
 def update(model: Any, optimizer: Any, loss_of: Any, w: Workload, data: Data, setting: Setting) -> tuple[float, float]:
@@ -69,14 +80,10 @@ def update(model: Any, optimizer: Any, loss_of: Any, w: Workload, data: Data, se
     losses, norms = [], []
     for groups in np.split(np.arange(w.prompts), w.optimizer_steps):
         optimizer.zero_grad(set_to_none=True)
-        tokens = float(data.lengths[groups].sum())
-        for micro in micro_batches(w, Data(*(x[groups] for x in data)), setting):
-            loss = loss_of(model, micro, 1 / tokens)
-            loss.backward()
-            losses.append(loss.detach())
+        losses.append(gradient(model, loss_of, w, data, groups, setting))
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), GRAD_CLIP))
         optimizer.step()
-    return float(torch.stack(losses).sum()) / w.optimizer_steps, float(torch.stack(norms).mean())
+    return float(torch.stack(losses).mean()), float(torch.stack(norms).mean())
 
 
 def micro_batches(w: Workload, data: Data, setting: Setting) -> list[Micro]:
@@ -116,14 +123,14 @@ def measure(directory: Path, name: str, updates: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
     loss_of = torch.compile(micro_loss, dynamic=w.ragged) if setting.compiled else micro_loss
 
-    def one() -> tuple[float, float]:
-        return update(model, optimizer, loss_of, w, data, setting)
-
-    first_s, (loss, norm) = peers_data.timed(one)
-    seconds = [peers_data.timed(one)[0] for _ in range(updates)]
+    first = np.arange(w.prompts // w.optimizer_steps)
+    gradient(model, loss_of, w, data._replace(behaviour=data.initial), first, setting)
+    on_policy_norm = float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]))
+    loss, norm = update(model, optimizer, loss_of, w, data, setting)
+    seconds = [peers_data.timed(lambda: update(model, optimizer, loss_of, w, data, setting))[0] for _ in range(updates)]
     a, b = torch.randn(2, peers_data.MATRIX, peers_data.MATRIX)
     report(
-        loss=loss, grad_norm=norm, seconds=seconds, first_s=first_s, matrix_flops=rate_of_product(lambda: a @ b),
+        loss=loss, grad_norm=norm, on_policy_norm=on_policy_norm, seconds=seconds, matrix_flops=rate_of_product(lambda: a @ b),
         versions=peers_data.versions('torch', 'transformers'),
     )  # fmt: skip
 
