@@ -38,8 +38,8 @@ KERNELS = ('triton', 'cudnn packed', 'tokamax', 'cudnn', 'pallas mha', 'xla')
 TILES = ('triton wide', 'triton narrow', 'triton deep')
 SHAPES = tuple((tokens, heads) for tokens in (8192, 10_240) for heads in ('12/2', '16/8'))
 STEPS = {  # a training step: about 65,000 tokens a micro-batch
-    'qwen2.5-1.5b': {'--tokens': 8192, '--rows': 8, '--micro_batches': 2, '--chunk': 1024, '--remat': 'layer'},
-    'qwen3-0.6b': {'--tokens': 16_384, '--rows': 4, '--micro_batches': 2, '--chunk': 1024, '--remat': 'layer'},
+    'qwen2.5-1.5b': {'--tokens': 8192, '--rows': 8, '--micro_batches': 2, '--remat': 'full'},
+    'qwen3-0.6b': {'--tokens': 16_384, '--rows': 4, '--micro_batches': 2, '--remat': 'full'},
 }
 CAPTION = (
     'Useful work counts neither padding nor masked pairs nor what is recomputed. The matrix rate is that of a bf16 product of '
@@ -67,7 +67,7 @@ def parts(rehearse: bool) -> dict[str, list[Job]]:
     jobs = {'attention': kernels(*(('triton', 'xla') if rehearse else KERNELS))}
     for model, base in STEPS.items():
         if rehearse:
-            model_flags = {'--model': 'tiny', **base, '--tokens': 64, '--rows': 2, '--chunk': 64}
+            model_flags = {'--model': 'tiny', **base, '--tokens': 64, '--rows': 2}
         else:
             model_flags = {'--model': model, **base}
         jobs[model] = [
@@ -86,9 +86,10 @@ def ablation(base: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {
         'as it is': {},
         'attention=xla': {'--attention': 'xla'},
+        'attention and MLP inputs kept': {'--remat': 'attention_and_mlp_inputs'},
         'recompute nothing, 1 row': {'--remat': 'none', '--rows': 1, '--micro_batches': rows},
         f'{2 * rows} rows': {'--rows': 2 * rows, '--micro_batches': 1},
-        'logits of 4,096 positions': {'--chunk': 4096},
+        'tiles of 4,096 tokens in the head': {'--head_tokens': 4096},
     }
 
 

@@ -28,9 +28,12 @@ from flax import nnx
 from bapo_jax import parallel
 from bapo_jax.learner.objective import numbers_of, objective_of
 from bapo_jax.learner.packed import Rows, blank_rows
-from bapo_jax.learner.update import Program, clipped_adamw, initial_state, state_shapes, update
+from bapo_jax.learner.head import Tile
+from bapo_jax.learner.logprobs import Compute
+from bapo_jax.learner.optimizer import clipped_adamw
+from bapo_jax.learner.update import Program, initial_state, state_shapes, update
 from bapo_jax.models import attention
-from bapo_jax.models.qwen import ModelConfig, Qwen, abstract_params
+from bapo_jax.models.qwen import REMAT, ModelConfig, Qwen, abstract_params
 from benchmarks.timing import device, matrix_rate, require_gpu
 
 _QWEN2, _QWEN3 = functools.partial(ModelConfig, 'qwen2'), functools.partial(ModelConfig, 'qwen3')
@@ -43,6 +46,7 @@ MODELS = {  # vocabulary, width, MLP width, layers, query heads, key heads, head
 LEARNER = SimpleNamespace(
     anchor='behaviour', clip_centre='one', importance_cap=2.0, ratio_level='token', surrogate='clip', clip_low=0.2, clip_high=0.2,
     dual_clip=3.0, kl_target='behaviour', kl_coef=0.001, entropy_coef=0.001, switch_step=0, grad_clip=1.0, weight_decay=0.01,
+    adam_b1=0.9, adam_b2=0.999, adam_eps=1e-8, first_moment_dtype='float32',
 )  # fmt: skip
 
 
@@ -53,8 +57,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument('--rows', type=int, default=4, help='in a micro-batch')
     parser.add_argument('--micro_batches', type=int, default=2, help='in an optimizer step')
     parser.add_argument('--attention', choices=attention.KERNELS, default='auto')
-    parser.add_argument('--remat', choices=('none', 'layer'), default='layer', help='what the backward pass recomputes')
-    parser.add_argument('--chunk', type=int, default=1024, help='positions of a row whose logits exist at once')
+    parser.add_argument('--remat', choices=REMAT, default='full', help='what the backward pass recomputes')
+    parser.add_argument('--head_tokens', type=int, default=Tile().tokens, help='of a tile of logits')
     parser.add_argument('--steps', type=int, default=5)
     parser.add_argument('--any-device', action='store_true', help='run on a CPU too')
     asked = parser.parse_args(arguments)
@@ -105,9 +109,8 @@ def compiled_step(asked: argparse.Namespace, model: ModelConfig, rows: Rows):
     kernel = attention.choose(asked.attention, mesh.devices.flat[0].platform, model, row_tokens=asked.tokens, tensor=1)
     graph, shapes = abstract_params(model)
     optimizer, objective = clipped_adamw(1e-6, LEARNER), objective_of(LEARNER)
-    program = Program(
-        graph, objective, optimizer, mesh, attention.packed(kernel, mesh), min(asked.chunk, asked.tokens), asked.remat == 'layer'
-    )
+    compute = Compute(attention.packed(kernel), asked.remat, tile=Tile(asked.head_tokens))
+    program = Program(graph, objective, optimizer, mesh, compute)
     shapes = parallel.with_sharding(shapes, parallel.parameter_sharding(mesh, shapes))
     numbers, count = numbers_of(LEARNER, 1.0, 1), np.int32(asked.micro_batches)
     rows = parallel.spread(rows, parallel.row_sharding(mesh, 1))

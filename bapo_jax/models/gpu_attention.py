@@ -28,7 +28,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-SAVED = 'attention'  # the name of what the backward pass keeps of the forward one, for rematerialisation policies
+from bapo_jax.models.attention import ATTENTION
 
 
 class Tile(NamedTuple):
@@ -268,7 +268,7 @@ def _flash(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, id_BxT, static: _Static):
 
 def _flash_forward(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, id_BxT, static: _Static):
     out_BxTxNxH, lse_BxNxT = (
-        checkpoint_name(x, SAVED) for x in _forward(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, id_BxT, static)
+        checkpoint_name(x, ATTENTION) for x in _forward(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, id_BxT, static)
     )
     return out_BxTxNxH, (q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, id_BxT, out_BxTxNxH, lse_BxNxT)
 

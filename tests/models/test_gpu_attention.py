@@ -177,7 +177,7 @@ def test_the_cost_is_the_segments_squares():
 def test_what_the_backward_pass_keeps_has_a_name(capsys):
     """So a policy that saves it runs the forward kernel once: the output and the log-sums, and no more of the forward pass."""
     q, k, v, segment, _ = inputs(segments(ROWS[0]), 4, 2)
-    policy = jax.checkpoint_policies.save_only_these_names(gpu_attention.SAVED)
+    policy = jax.checkpoint_policies.save_only_these_names(attention.ATTENTION)
 
     @functools.partial(jax.checkpoint, policy=policy)
     def layer(q, k, v):
