@@ -166,7 +166,7 @@ def learner_section() -> ConfigDict:
     l.row_tokens = 0  # tokens of a packed row; 0: prompt and response limits together, or with slots one for each response
     l.slot_tokens = 0  # a row is one prompt, computed once, and slots of so many tokens for its responses; 0: sequences end to end
     l.micro_batch_rows = 8  # rows the device sees at once; gradients are summed over micro-batches
-    l.remat = 'none'  # what the backward pass recomputes: none, attention_and_mlp_inputs, full; offload: kept in host memory
+    l.remat = 'none'  # what the backward pass computes again of a layer: none … full, the keys of REMAT in models/qwen.py
     return l
 
 
@@ -190,7 +190,7 @@ def check_learner(c: ConfigDict, need: Need) -> None:
     one_of(need, c, 'learner.aggregation', ('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum'))
     one_of(need, c, 'learner.advantage', ('group_std', 'paper_eq2', 'centred', 'over_mean', 'gae'))
     one_of(need, c, 'learner.partial_mini_batch', ('rebalance', 'keep'))
-    one_of(need, c, 'learner.remat', ('none', 'attention_and_mlp_inputs', 'offload', 'full'))
+    one_of(need, c, 'learner.remat', ('none', 'matrix_products', 'attention_and_mlp_inputs', 'offload', 'full'))
     one_of(need, c, 'learner.schedule', ('constant', 'cosine', 'linear'))
     one_of(need, c, 'learner.first_moment_dtype', ('float32', 'bfloat16'))
     at_least_one(

@@ -150,8 +150,9 @@ def gpu_memory(model: ModelConfig, learner: Any, mesh: dict[str, int], params: i
 
         state         (8 + m) / 4 params                          θ and two moments, the first in m bytes a number, exact
         gradients     2 params                                    their sum, and the micro-batch's own
-        residuals     L r T D b                                   the stream between layers (remat: full, offload); attention and
-                                                                  MLP inputs beside it: 2 D + N H / n in place of D; none: L / 2 `layer`
+        residuals     L r T D b                                   the stream between layers (remat: full, offload); in place of D,
+                                                                  attention_and_mlp_inputs: 2 D + N H / n, matrix_products:
+                                                                  2 D + (2 N H + 2 K H + 2 F) / n; none: L / 2 `layer`
         layer         2 r T b (4 D + (4 N + 4 K) H / n + 3 F / n)  one layer's saved activations, and their gradients
         logits        3 · 4 C U                                   logits, probabilities and gradient of a tile in float32: at most
                                                                   2,048 tokens and 16,384 words (learner/head.py)
@@ -167,7 +168,11 @@ def gpu_memory(model: ModelConfig, learner: Any, mesh: dict[str, int], params: i
     heads, key_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     tokens = learner.micro_batch_rows // (mesh['data'] * mesh['fsdp']) * learner.row_tokens
     kept_by_a_layer = tokens * b * (4 * D + (4 * heads + 4 * key_heads) // n + 3 * F // n)
-    kept = {'none': kept_by_a_layer, 'attention_and_mlp_inputs': tokens * b * (2 * D + heads // n)}
+    kept = {
+        'none': kept_by_a_layer,
+        'matrix_products': tokens * b * (2 * D + (2 * heads + 2 * key_heads + 2 * F) // n),
+        'attention_and_mlp_inputs': tokens * b * (2 * D + heads // n),
+    }
     residuals = L * kept.get(learner.remat, tokens * D * b)
     logits = 3 * 4 * min(tokens, Tile().tokens) * min(V // n, Tile().words)
     weights = (4 + b) * D * min(V // n, Tile().words)

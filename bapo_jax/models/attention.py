@@ -121,6 +121,11 @@ def _in_blocks(q_BxTxNxH, k_BxKxSxH, v_BxKxSxH, segment_BxT, segment_BxS):
     return jnp.concatenate([_span(*arrays, *span, min(_XLA_BLOCK, span[1] - span[0])) for span in zip(ends, ends[1:])], axis=1)
 
 
+def segment_mask(segment_BxT: jax.Array) -> jax.Array:
+    """bool [B, T, T]: a token sees itself and the earlier tokens of its own segment."""
+    return _mask(jnp.arange(segment_BxT.shape[1]), segment_BxT, segment_BxT, 0)
+
+
 def _mask(at_Q: jax.Array, segment_BxQ: jax.Array, segment_BxS: jax.Array, before: int) -> jax.Array:
     """bool [B, Q, S]: queries that stand at `at_Q` see the earlier keys of their segment, and of the `before` first all but padding."""
     S = segment_BxS.shape[1]

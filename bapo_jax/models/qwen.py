@@ -27,11 +27,12 @@ from bapo_jax.models.split import Split, matmul
 # (q_BxTxNxH, k_BxKxSxH, v_BxKxSxH) -> [B, T, N·H]; the function itself masks.
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
-MLP_INPUT = 'mlp_input'  # the residual stream between attention and MLP
+MLP_INPUT, PRODUCT = 'mlp_input', 'product'  # the residual stream between attention and MLP; x @ kernel
 
 # What is kept of each layer for the backward pass, which computes the rest again; the layer's input is always kept.
 REMAT = {
     'none': jax.checkpoint_policies.everything_saveable,
+    'matrix_products': jax.checkpoint_policies.save_only_these_names(ATTENTION, MLP_INPUT, PRODUCT),
     'attention_and_mlp_inputs': jax.checkpoint_policies.save_only_these_names(ATTENTION, MLP_INPUT),
     'offload': jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[], names_which_can_be_offloaded=[ATTENTION, MLP_INPUT],
@@ -124,7 +125,7 @@ class Linear(nnx.Module):
         self.dtype, self.width = config.dtype, width
 
     def __call__(self, x_xI: jax.Array, split: Split = Split()) -> jax.Array:
-        y_xO = matmul(x_xI.astype(self.dtype), self.kernel[...], split, self.width)
+        y_xO = checkpoint_name(matmul(x_xI.astype(self.dtype), self.kernel[...], split, self.width), PRODUCT)
         if self.bias is None:
             return y_xO
         return y_xO + jax.lax.broadcast_to_rank(self.bias[...].astype(self.dtype), y_xO.ndim)

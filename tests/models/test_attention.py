@@ -156,7 +156,7 @@ def test_short_rows_are_one_block(monkeypatch):
     monkeypatch.setattr(attention, '_XLA_BLOCK', 512)
     q, k, v, segment = inputs(ROWS.values())
     np.testing.assert_array_equal(
-        attention.xla(q, k, v, segment), attention.masked(q, k, v, attention._mask(np.arange(256), segment, segment, 0))
+        attention.xla(q, k, v, segment), attention.masked(q, k, v, attention.segment_mask(segment))
     )
     assert 'checkpoint' not in str(jax.make_jaxpr(attention.xla)(q, k, v, segment))
 

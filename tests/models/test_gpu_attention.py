@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from bapo_jax.models import gpu_attention
+from bapo_jax.models.attention import ATTENTION
 from bapo_jax.models.gpu_attention import Tile, Tiles, key_bounds, query_bounds, tiles_of
 
 TOLERANCE = 1e-5
@@ -177,7 +178,7 @@ def test_the_cost_is_the_segments_squares():
 def test_what_the_backward_pass_keeps_has_a_name(capsys):
     """So a policy that saves it runs the forward kernel once: the output and the log-sums, and no more of the forward pass."""
     q, k, v, segment, _ = inputs(segments(ROWS[0]), 4, 2)
-    policy = jax.checkpoint_policies.save_only_these_names(attention.ATTENTION)
+    policy = jax.checkpoint_policies.save_only_these_names(ATTENTION)
 
     @functools.partial(jax.checkpoint, policy=policy)
     def layer(q, k, v):

@@ -1,0 +1,114 @@
+"""What the compiled step moves between devices, counted in its program on eight fake CPU devices, which need a process of their own.
+
+Float32, since XLA on CPU moves bfloat16 as float32.
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from bapo_jax.config import default_config
+from bapo_jax.learner import learner as learner_module
+from bapo_jax.learner.head import Tile
+from bapo_jax.learner.learner import Learner
+from bapo_jax.models import hf
+from bapo_jax.models.parameters import PARAMETERS
+from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.parallel import make_mesh
+from benchmarks.hlo import axes_of, collectives, parse
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ModelConfig('qwen3', 96, 32, 64, 3, 4, 2, 8, 1e4, 1e-6, False)
+ROWS, TOKENS = 8, 64
+CASES = {  # mesh sizes, remat, tile of the head
+    'data and fsdp': ((2, 4, 1), 'full', (2048, 16384)),
+    'many tiles': ((2, 4, 1), 'full', (16, 24)),
+    'nothing recomputed': ((2, 4, 1), 'none', (2048, 16384)),
+    'tensor': ((1, 4, 2), 'full', (2048, 16384)),
+}
+
+
+def moved(sizes, remat, tile) -> list:
+    """[kind, dtype, axes, in the loop over micro-batches, bytes a device receives]; equal ones summed."""
+    config = default_config()
+    config.learner.update({'row_tokens': TOKENS, 'micro_batch_rows': ROWS, 'mini_batch_groups': 4, 'remat': remat})
+    learner_module.Compute.__new__.__defaults__ = (*learner_module.Compute.__new__.__defaults__[:-2], Tile(*tile), 0)
+    mesh = make_mesh(*sizes)
+    text = Learner(config, MODEL, mesh, 'xla').compile_update().as_text()
+    sums = {}
+    for c in collectives(parse(text)._replace(inner_trips=1)):
+        key = (c.kind, c.dtype, axes_of(c.groups, dict(mesh.shape)), c.in_loop)
+        sums[key] = sums.get(key, 0) + c.bytes * c.executions
+    return [[*key, total] for key, total in sums.items()]
+
+
+if __name__ == '__main__':
+    assert jax.device_count() == 8
+    print(json.dumps({name: moved(*case) for name, case in CASES.items()}))
+    sys.exit()
+
+
+@pytest.fixture(scope='module')
+def counted():
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8'}
+    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {name: {tuple(row[:4]): row[4] for row in rows} for name, rows in json.loads(done.stdout.splitlines()[-1]).items()}
+
+
+def split_bytes(tensor=1, embedding=False) -> int:
+    """Of the float32 matrices that 'fsdp' splits and a device computes with; the embedding's rows are looked up where they are."""
+    shapes = flatten_dict(hf.abstract_params(MODEL)[1])
+    of_table = {p.path: p.axes for p in PARAMETERS if p.path in shapes and 'embed' in p.axes}
+    return sum(4 * math.prod(shapes[path].shape) // tensor for path in of_table if embedding or path[0] != 'embedding')
+
+
+def of(counts, kind, dtype='f32', axes=None, in_loop=True) -> int:
+    return sum(n for key, n in counts.items() if key[:2] == (kind, dtype) and key[3] == in_loop and axes in (None, key[2]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', CASES)
+def test_weights_are_gathered_twice_a_micro_batch_and_their_gradient_is_scattered_once(name, counted):
+    _, fsdp, tensor = CASES[name][0]
+    whole = split_bytes(tensor)
+    # Less than twice where XLA gathers the head before the loop, once for all micro-batches.
+    assert whole * (fsdp - 1) // fsdp < of(counted[name], 'all-gather') <= 2 * whole * (fsdp - 1) // fsdp
+    assert of(counted[name], 'reduce-scatter') == whole * (fsdp - 1) // fsdp
+    assert of(counted[name], 'collective-permute') == 0
+    if tensor == 1:
+        assert of(counted[name], 'all-reduce') == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', CASES)
+def test_no_rows_are_gathered(name, counted):
+    """What moves of the activations is the embedding of a device's own rows, there and back; tokens are gathered to look them up."""
+    data, fsdp, tensor = CASES[name][0]
+    own = ROWS // (data * fsdp) * TOKENS
+    assert of(counted[name], 'all-to-all') == 2 * 4 * own * MODEL.hidden_size * (fsdp - 1) // fsdp
+    assert of(counted[name], 'all-gather', 's32') == 4 * own * (fsdp - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', CASES)
+def test_over_data_gradients_are_reduced_once_a_mini_batch_and_in_float32(name, counted):
+    (data, fsdp, _), counts = CASES[name][0], counted[name]
+    assert not any('data' in axes for _, _, axes, in_loop in counts if in_loop)
+    assert {dtype for kind, dtype, _, _ in counts if 'reduce' in kind} <= {'f32'}
+    if data > 1:
+        parts = split_bytes(embedding=True) // fsdp
+        assert of(counts, 'all-reduce', axes='data', in_loop=False) == 2 * parts * (data - 1) // data
+
+
+@pytest.mark.slow
+def test_nothing_grows_with_the_tiles_of_the_head(counted):
+    assert counted['many tiles'] == counted['data and fsdp']
