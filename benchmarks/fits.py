@@ -1,7 +1,7 @@
 """Which settings fit which devices, for the paper's 8,192-token responses: the table of docs/memory.md.
 
-    pip install 'bapo_jax[tpu-compiler]'
-    python benchmarks/fits.py          # all rows, about 15 minutes on two cores; or name one: python benchmarks/fits.py v5e:2x4
+    make tpu-compiler
+    PYTHONPATH=.:.tpu-compiler python benchmarks/fits.py      # all rows, about 15 minutes on two cores; or name one: … fits.py v5e:2x4
 
 Needs neither weights nor accelerators. Each model's config.json is written from the numbers below. GPUs go by the memory model of
 bapo_jax/dry_run.py, TPU slices by their own compiler.
@@ -49,7 +49,6 @@ SETTINGS = (
     ('8B', '8x80GB', (1, 4, 2), 16, 'full'),
     ('1.5B', 'v5e:2x2', (1, 4, 1), 4, 'full'),
     ('1.5B', 'v5e:2x4', (1, 8, 1), 8, 'full'),
-    ('8B', 'v5e:4x4', (1, 16, 1), 16, 'full'),
     ('8B', 'v5e:4x4', (1, 16, 1), 16, 'full'),
     ('8B', 'v5e:4x8', (1, 32, 1), 32, 'full'),
     ('8B', 'v6e:2x4', (1, 8, 1), 8, 'full'),
