@@ -106,7 +106,7 @@ def mesh_section() -> ConfigDict:
     h.data = 1  # whole copies of the policy
     h.fsdp = -1  # ways to split parameters and rows; -1: all devices that are left
     h.tensor = 1  # ways to split heads, MLP and vocabulary
-    h.frozen_on_host = False  # vllm: α, θ_0 and earlier policies lie in host memory, and visit the devices to score or to be published
+    h.frozen_on_host = False  # vllm: α, θ_0 and earlier policies lie in host memory; they visit the devices to score, or be published
     h.deadline_s = 7200.0  # many hosts: most seconds they wait for each other; longer than a step's generation takes
     return h
 
@@ -114,7 +114,7 @@ def mesh_section() -> ConfigDict:
 def check_mesh(c: ConfigDict, need: Need) -> None:
     positive(need, c, 'mesh.deadline_s')
     need(not (c.mesh.frozen_on_host and c.rollout.engine == 'jax'),
-         'mesh.frozen_on_host: the in-process engine answers with α on the devices; set it to False, or rollout.engine=vllm')  # fmt: skip
+         'mesh.frozen_on_host: the in-process engine needs α on the devices; set it to False, or rollout.engine=vllm')  # fmt: skip
 
 
 def checkpoint_section() -> ConfigDict:

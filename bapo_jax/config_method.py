@@ -212,7 +212,7 @@ def check_learner(c: ConfigDict, need: Need) -> None:
          f'learner.schedule={l.schedule} has no end: steps={c.steps} leaves no optimizer step after learner.warmup_updates='
          f'{l.warmup_updates}; set learner.decay_updates, or steps where `epochs` gives them')  # fmt: skip
     need(l.slot_tokens == 0 or l.slot_tokens >= r.max_response_tokens,
-         f'learner.slot_tokens={l.slot_tokens} is shorter than rollout.max_response_tokens={r.max_response_tokens}; raise it')  # fmt: skip
+         f'learner.slot_tokens={l.slot_tokens} is shorter than rollout.max_response_tokens={r.max_response_tokens}; raise it')
     need(l.slot_tokens < 1 or (l.row_tokens - r.max_prompt_tokens) % l.slot_tokens == 0,
          f'learner.row_tokens={l.row_tokens} is not rollout.max_prompt_tokens={r.max_prompt_tokens} and whole slots of '
          f'learner.slot_tokens={l.slot_tokens}; set it to {r.max_prompt_tokens} + a multiple, or to 0')  # fmt: skip

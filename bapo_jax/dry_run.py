@@ -159,8 +159,8 @@ def gpu_memory(model: ModelConfig, learner: Any, mesh: dict[str, int], params: i
         weights       (4 + b) U D + [(2 b + 4) W / n]             a block of the head, and its gradient; [where fsdp > 1: two
                                                                   layers' gathered matrices W, and the gradient of one]
 
-    C = min(r T, 2,048), U = min(V / n, 16,384). W comes from the parameter table (`matrix_sizes`). `layer` and `logits` are live at different times, so the larger one
-    counts. Fragmentation adds a twentieth of all activations.
+    C = min(r T, 2,048), U = min(V / n, 16,384). W comes from the parameter table (`matrix_sizes`). `layer` and `logits` are live at
+    different times, so the larger one counts. Fragmentation adds a twentieth of all activations.
     """
     b = hf.DTYPES[model.dtype].itemsize
     n, (D, F, V, L) = mesh['tensor'], (model.hidden_size, model.intermediate_size, model.vocab_size, model.num_layers)

@@ -10,6 +10,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -125,12 +126,25 @@ def parameter_specs(mesh: Mesh, params: Any) -> Any:
 
 def on_device(arrays: Any) -> Any:
     """The arrays in the devices' own memory; those that are there already are not copied."""
-    return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind('device')) if isinstance(x, jax.Array) else x, arrays)
+
+    def one(x):
+        return jax.device_put(x, x.sharding.with_memory_kind('device')) if isinstance(x, jax.Array) else x
+
+    return jax.tree.map(one, arrays)
 
 
 def with_sharding(shapes: Any, sharding: Any) -> Any:
     """The shapes, each with where it lives."""
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, sharding)
+
+
+def keep_programs() -> None:
+    """Keeps compiled programs between processes in ~/.cache/bapo_jax, or in JAX_COMPILATION_CACHE_DIR.
+
+    On accelerators alone, where a step compiles for minutes: XLA warns of every program that it reads again on a CPU.
+    """
+    if jax.default_backend() != 'cpu' and not jax.config.jax_compilation_cache_dir:
+        jax.config.update('jax_compilation_cache_dir', str(Path.home() / '.cache' / 'bapo_jax'))
 
 
 ROWS = ('data', 'fsdp')  # the mesh axes that split rows

@@ -7,8 +7,8 @@
 
 Rows have 2,048 + 8,192 tokens (configs/math.py). Needs no weights and no TPU; a program compiles in 1 to 4 minutes on two cores.
 --hlo=DIR keeps the programs' text. All figures are of one chip. "A micro-batch" is one trip of the loop over micro-batches, "a
-mini-batch" what runs outside it, once an optimizer step. Inner loops are multiplied by their trip counts (benchmarks/hlo.py); the LM
-head's loop over tiles of tokens as if all tokens of a row were responses'.
+mini-batch" what runs outside it, once an optimizer step. Inner loops are multiplied by their trip counts (benchmarks/hlo.py), the
+LM head's loop over tiles of tokens as if all tokens of a row were responses'.
 
     moved         bytes that a chip receives from others. Of an operand of s bytes among n chips: all-gather (n - 1) s, all-reduce
                   2 (n - 1) / n s, reduce-scatter and all-to-all (n - 1) / n s, collective-permute s

@@ -185,9 +185,8 @@ def visits(program: Program, name: str = '', times: int = 1, in_loop: bool = Fal
             if inner and not program.inner_trips:
                 raise ValueError(f'the trip count of %{i.name}, inside a loop with a runtime trip count, is not in the text')
             for part in ('body', 'condition'):
-                yield from visits(
-                    program, attribute(i, part), times * (program.inner_trips if inner else trips or 1), in_loop or trips is None, fused
-                )
+                trips_of_body = program.inner_trips if inner else trips or 1
+                yield from visits(program, attribute(i, part), times * trips_of_body, in_loop or trips is None, fused)
         else:
             for name in called(i):
                 yield from visits(program, name, times, in_loop, fused or i.opcode == 'fusion')

@@ -18,7 +18,9 @@ from bapo_jax.config import default_config
 from bapo_jax.groups import groups_from_arrays, groups_to_arrays, make_batch
 from bapo_jax.learner.learner import Learner
 from bapo_jax.models import hf
-from bapo_jax.parallel import MESH_AXES, ShardingRules, fetch, make_mesh, parameter_sharding, row_sharding, sizes_across, spread
+from bapo_jax.parallel import (
+    MESH_AXES, ShardingRules, fetch, keep_programs, make_mesh, parameter_sharding, row_sharding, sizes_across, spread,
+)  # fmt: skip
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
 
@@ -195,3 +197,15 @@ def test_what_is_spread_over_the_mesh_is_fetched_as_it_was():
         assert placed[name].sharding == row_sharding(mesh, 1)
         np.testing.assert_array_equal(fetch(placed[name]), array)
         np.testing.assert_array_equal(fetch(array), array)
+
+
+@pytest.mark.parametrize('backend, directory, kept', [('gpu', None, True), ('gpu', '/already/named', False), ('cpu', None, False)])
+def test_programs_are_kept_on_accelerators_where_nothing_else_was_said(backend, directory, kept, monkeypatch):
+    before = jax.config.jax_compilation_cache_dir
+    monkeypatch.setattr(jax, 'default_backend', lambda: backend)
+    jax.config.update('jax_compilation_cache_dir', directory)
+    try:
+        keep_programs()
+        assert jax.config.jax_compilation_cache_dir == (str(Path.home() / '.cache' / 'bapo_jax') if kept else directory)
+    finally:
+        jax.config.update('jax_compilation_cache_dir', before)

@@ -28,19 +28,21 @@ def compile_once(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def bapo_run(tmp_path_factory, benchmark):
-    """(directory, batches) of BAPO with v = 3, m = 2: re-evaluation falls between syncs."""
-    workdir, batches, update = tmp_path_factory.mktemp('runs') / 'bapo', [], Learner.update
+    """(directory, batches, steps compiled so far at each) of BAPO with v = 3, m = 2: re-evaluation falls between syncs."""
+    workdir, batches, compiled, update = tmp_path_factory.mktemp('runs') / 'bapo', [], [], Learner.update
 
     def watched(self, state, batch, *rest):
         batches.append(batch)
-        return update(self, state, batch, *rest)
+        learned = update(self, state, batch, *rest)
+        compiled.append(self._update._cache_size())
+        return learned
 
     Learner.update = watched
     try:
         run(bapo_config(benchmark), workdir)
     finally:
         Learner.update = update
-    return workdir, batches
+    return workdir, batches, compiled
 
 
 def bapo_config(benchmark, **changes):
@@ -51,6 +53,13 @@ def bapo_config(benchmark, **changes):
         'learner__first_moment_dtype': 'bfloat16',
     }  # fmt: skip
     return small_config('bapo_tuned', benchmark, **parts | changes)
+
+
+def test_a_run_compiles_one_optimizer_step(bapo_run):
+    """Whatever the number of groups in its batches."""
+    _, batches, compiled = bapo_run
+    assert len({len(batch.groups) for batch in batches if batch.groups}) > 2
+    assert compiled[-1] == 1
 
 
 def test_bapo_with_its_parts_off_is_grpo_bit_for_bit(tmp_path, benchmark):
@@ -104,7 +113,7 @@ def test_a_run_stopped_with_later_steps_under_way_repeats_every_metric(
 @pytest.mark.slow
 @pytest.mark.parametrize('stop_after', [1, 2, 3, 5])
 def test_a_run_stopped_at_any_step_and_started_again_repeats_every_metric(tmp_path, bapo_run, benchmark, stop_after):
-    workdir, _ = bapo_run
+    workdir, _, _ = bapo_run
     run(bapo_config(benchmark, steps=stop_after), tmp_path)
     run(bapo_config(benchmark), tmp_path)
     rows, whole = metrics(tmp_path), metrics(workdir)
@@ -117,7 +126,7 @@ def test_a_run_stopped_at_any_step_and_started_again_repeats_every_metric(tmp_pa
 
 @pytest.mark.slow
 def test_a_killed_run_loses_only_what_no_checkpoint_holds(tmp_path, bapo_run, benchmark):
-    workdir, _ = bapo_run
+    workdir, _, _ = bapo_run
     script = (
         f'import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}, {str(ROOT / "tests" / "helpers")!r}]\n'
         'from pathlib import Path; from small_run import run; from test_train import bapo_config\n'
@@ -149,7 +158,7 @@ def test_sigterm_stops_after_the_step_with_a_checkpoint(tmp_path, benchmark, mon
 
 @pytest.mark.slow
 def test_alpha_moves_only_at_syncs_and_hard_prompts_are_answered_by_theta(bapo_run):
-    workdir, _ = bapo_run
+    workdir, _, _ = bapo_run
     alpha = {1: 0, 2: 0, 3: 2, 4: 2, 5: 2, 6: 5}
     reevaluated = 0
     for step, version in alpha.items():
@@ -163,7 +172,7 @@ def test_alpha_moves_only_at_syncs_and_hard_prompts_are_answered_by_theta(bapo_r
 
 @pytest.mark.slow
 def test_every_drawn_prompt_has_exactly_one_fresh_outcome(bapo_run):
-    workdir, _ = bapo_run
+    workdir, _, _ = bapo_run
     drawn = []
     for row in metrics(workdir)[1:]:
         assert row['bapo/x1_groups'] + row['bapo/discarded/filtered'] + row['bapo/discarded/infra_error'] == 8
@@ -175,7 +184,7 @@ def test_every_drawn_prompt_has_exactly_one_fresh_outcome(bapo_run):
 
 @pytest.mark.slow
 def test_the_batch_keeps_its_rules_through_the_real_trainer(bapo_run):
-    workdir, batches = bapo_run
+    workdir, batches, _ = bapo_run
     stored: dict[tuple[int, int], list] = {}  # what entered the buffer as a candidate for replay
     for step, batch in enumerate(batches, start=1):
         ids = [g.prompt.id for g in batch.groups]
@@ -201,7 +210,7 @@ def test_the_batch_keeps_its_rules_through_the_real_trainer(bapo_run):
 
 @pytest.mark.slow
 def test_rollout_files_hold_what_was_asked_answered_and_judged(bapo_run):
-    workdir, _ = bapo_run
+    workdir, _, _ = bapo_run
     for row in rollouts(workdir, 1):
         truth = row['ground_truth']
         assert row['prompt'] == ' '.join(map(str, truth['numbers'])) + f'={truth["target"]}\n'
@@ -222,7 +231,7 @@ def test_the_learning_rate_follows_the_optimizer_steps_of_the_run(bapo_run):
 
 @pytest.mark.slow
 def test_tracked_prompts_are_the_same_ones_at_every_evaluation(bapo_run):
-    workdir, _ = bapo_run
+    workdir, _, _ = bapo_run
     first, last = (json.loads((workdir / 'evals' / f'{step:06d}.json').read_text())['tracked'] for step in (0, 6))
     assert first['prompt_ids'] == last['prompt_ids'] and len(first['prompt_ids']) == 4
     assert len(first['correct']) == len(last['correct']) == 4
@@ -235,7 +244,7 @@ def test_the_run_ends_with_a_figure(bapo_run):
 
 @pytest.mark.slow
 def test_a_run_directory_of_another_config_is_refused_with_the_fields_named(bapo_run, benchmark):
-    workdir, _ = bapo_run
+    workdir, _, _ = bapo_run
     with pytest.raises(ValueError, match=r'differ in learner\.clip_low, replay\.c1\. Give another --workdir'):
         build(bapo_config(benchmark, learner__clip_low=0.1, replay__c1=0.25), workdir)
     with pytest.raises(ValueError, match=r'differ in fingerprints\.dataset, task\.seed'):

@@ -5,11 +5,12 @@ With l = h W / τ over the vocabulary, y the token and p = softmax(l):
     log-prob  l_y - log Σ exp(l)                gradient by l_j:  1[j = y] - p_j
     entropy   log Σ exp(l) - Σ p l              gradient by l_j:  -p_j (log p_j + entropy)
 
-The forward pass carries Σ exp(l) and Σ exp(l) l of each token from block to block of the vocabulary. The backward pass computes each
-tile of logits again; their gradient has the states' dtype, that of W is summed in float32. A block of W crosses the mesh once in each
-pass, and its gradient once, however many tokens there are.
+The forward pass carries Σ exp(l) and Σ exp(l) l of each token from block to block of the vocabulary. The backward pass computes
+each tile of logits again; their gradient has the states' dtype, that of W is summed in float32. A block of W crosses the mesh once
+in each pass, and its gradient once, however many tokens there are.
 
-Shapes:  N tokens, a multiple of the C tokens of a tile · D width · V vocabulary (of a split model, a device's part) · W words of a block
+Shapes:  N tokens, a multiple of the C tokens of a tile · D width · V vocabulary (of a split model, a device's part)
+         W words of a block
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ class Sequences(NamedTuple):
 
     tokens: np.ndarray  # int32
     segment: np.ndarray  # int32, 0 is padding, then 1, 2, … along the row: who attends to whom
-    position: np.ndarray  # int32, from 0 at each segment's start
+    position: np.ndarray  # int32, from 0 at its sequence's start; a response behind a shared prompt goes on where that ends
     response: np.ndarray  # int32, 1, 2, … along the row on the tokens that are trained on, 0 elsewhere
 
 

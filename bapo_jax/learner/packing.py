@@ -1,6 +1,7 @@
-"""From mini-batches to fixed-shape rows: Grain packs sequences end to end, and per-token arrays are laid out as they were packed.
+"""From mini-batches to fixed-shape rows, in which per-token arrays are laid out.
 
-Host side, numpy. A sequence is a prompt and one response. Every packed array is [micro-batches M, rows R, tokens T].
+A sequence is a prompt and one response. Grain packs sequences end to end; or a row has a prompt once, in its first tokens, and slots
+behind it in which responses lie end to end. Host side, numpy. Every packed array is [micro-batches M, rows R, tokens T].
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ def cut(batch: Batch, order: np.ndarray, config: Any, micro_batches: int = 1, sh
             lengths = [(len(g.prompt.tokens), [len(r.tokens) for r in g.responses]) for g in of_part.groups]
             rows = rows_of_slots(lengths, shared=shared, slot=config.slot_tokens, row_tokens=config.row_tokens)
         else:
-            rows = rows_end_to_end([len(g.prompt.tokens) + len(r.tokens) for g in of_part.groups for r in g.responses], config.row_tokens)
+            lengths = [len(g.prompt.tokens) + len(r.tokens) for g in of_part.groups for r in g.responses]
+            rows = rows_end_to_end(lengths, config.row_tokens)
         layout = lay_out(rows, row_tokens=config.row_tokens, rows=config.micro_batch_rows, multiple=micro_batches)
         parts.append(Part(order[indices], of_part, layout))
     return parts

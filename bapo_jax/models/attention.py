@@ -90,10 +90,11 @@ def xla(q_BxTxNxH: jax.Array, k_BxKxTxH: jax.Array, v_BxKxTxH: jax.Array, segmen
 
 
 def slotted(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, shared: int, slot: int) -> jax.Array:
-    """`xla` for rows of one prompt, in the first `shared` tokens, and slots of its responses: a token sees the prompt and its own."""
+    """`xla` for rows of a prompt, in the first `shared` tokens, and slots of its responses: a token sees the prompt and its own."""
     B, T, N, H = q_BxTxNxH.shape
     K, slots = k_BxKxTxH.shape[1], (T - shared) // slot
-    of_prompt = _in_blocks(q_BxTxNxH[:, :shared], k_BxKxTxH[:, :, :shared], v_BxKxTxH[:, :, :shared], *[segment_BxT[:, :shared]] * 2)
+    segment_p = segment_BxT[:, :shared]
+    of_prompt = _in_blocks(q_BxTxNxH[:, :shared], k_BxKxTxH[:, :, :shared], v_BxKxTxH[:, :, :shared], segment_p, segment_p)
 
     def behind_the_prompt(x_BxKxTxH):
         """[B · slots, K, shared + slot, H]: each slot's keys, the prompt's before them."""
@@ -102,7 +103,7 @@ def slotted(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, shared: int, slot: 
         return jnp.concatenate([prompt, own], axis=3).reshape(B * slots, K, shared + slot, H)
 
     segment_q = segment_BxT[:, shared:].reshape(B * slots, slot)
-    segment_k = jnp.concatenate([jnp.repeat(segment_BxT[:, :shared], slots, axis=0), segment_q], axis=1)
+    segment_k = jnp.concatenate([jnp.repeat(segment_p, slots, axis=0), segment_q], axis=1)
     q = q_BxTxNxH[:, shared:].reshape(B * slots, slot, N, H)
     of_slots = _in_blocks(q, behind_the_prompt(k_BxKxTxH), behind_the_prompt(v_BxKxTxH), segment_q, segment_k)
     return checkpoint_name(jnp.concatenate([of_prompt, of_slots.reshape(B, T - shared, N * H)], axis=1), ATTENTION)
@@ -127,7 +128,7 @@ def segment_mask(segment_BxT: jax.Array) -> jax.Array:
 
 
 def _mask(at_Q: jax.Array, segment_BxQ: jax.Array, segment_BxS: jax.Array, before: int) -> jax.Array:
-    """bool [B, Q, S]: queries that stand at `at_Q` see the earlier keys of their segment, and of the `before` first all but padding."""
+    """bool [B, Q, S]: queries at `at_Q` see the earlier keys of their segment, and of the `before` first all but padding."""
     S = segment_BxS.shape[1]
     causal_QxS = at_Q[:, None] + before >= jnp.arange(S)[None]
     own_BxQxS = causal_QxS[None] & (segment_BxQ[:, :, None] == segment_BxS[:, None, :])
@@ -140,7 +141,8 @@ def _mask(at_Q: jax.Array, segment_BxQ: jax.Array, segment_BxS: jax.Array, befor
 def _span(q_BxTxNxH, k_BxKxSxH, v_BxKxSxH, segment_BxT, segment_BxS, first: int, last: int, block: int):
     """Attention of the queries `first` to `last`, block by block; the backward pass recomputes each block."""
     before = k_BxKxSxH.shape[2] - q_BxTxNxH.shape[1]
-    k_BxKxSxH, v_BxKxSxH, segment_BxS = k_BxKxSxH[:, :, : before + last], v_BxKxSxH[:, :, : before + last], segment_BxS[:, : before + last]
+    k_BxKxSxH, v_BxKxSxH = k_BxKxSxH[:, :, : before + last], v_BxKxSxH[:, :, : before + last]
+    segment_BxS = segment_BxS[:, : before + last]
 
     @jax.checkpoint
     def one_block(_, queries):

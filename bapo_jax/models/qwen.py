@@ -117,8 +117,9 @@ class Linear(nnx.Module):
     """x @ kernel (+ bias) in the model's compute dtype; parameters are float32."""
 
     def __init__(
-        self, config: ModelConfig, inputs: int, outputs: int, *, bias: bool = False, std: float = 0.02, width: int = 0, rngs: nnx.Rngs
-    ):
+        self, config: ModelConfig, inputs: int, outputs: int, *, bias: bool = False, std: float = 0.02, width: int = 0,
+        rngs: nnx.Rngs,
+    ):  # fmt: skip
         """`width` is the axis of the kernel that has the model's width: the one that 'fsdp' splits."""
         self.kernel = nnx.Param(nnx.initializers.normal(std)(rngs.params(), (inputs, outputs), jnp.float32))
         self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32)) if bias else None

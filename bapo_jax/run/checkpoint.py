@@ -34,7 +34,7 @@ def copy_params(params: Any) -> Any:
 
 
 def frozen_copy(params: Any, *, dtype: str, on_host: bool) -> Any:
-    """A copy for computing and never for training, in host memory if asked: matrices and biases in `dtype`, as the model rounds them.
+    """A copy for computing, never for training; in host memory if asked. Matrices and biases have `dtype`, as the model rounds them.
 
     The scales of norms stay float32, since the model does not round those. `params` may be shapes with shardings.
     """
@@ -148,7 +148,7 @@ class Checkpoints:
     ) -> tuple[RunState, dict[str, np.ndarray], str]:
         """The checkpoint of `step` as (run, replay's arrays, selector state); `like` has the policy's shapes and shardings.
 
-        `switch_step` is the row's: a checkpoint after it holds its own reference policy. `frozen` gives the shapes of such policies.
+        `switch_step` is the row's: a checkpoint after it holds its own reference policy. `frozen` gives such policies' shapes.
 
         Raises DamagedCheckpoint where parts of it are missing or cut short.
         """

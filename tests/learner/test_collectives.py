@@ -3,6 +3,7 @@
 Float32, since XLA on CPU moves bfloat16 as float32.
 """
 
+import functools
 import json
 import math
 import os
@@ -15,13 +16,17 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
+from bapo_jax import parallel
 from bapo_jax.config import default_config
-from bapo_jax.learner import learner as learner_module
 from bapo_jax.learner.head import Tile
-from bapo_jax.learner.learner import Learner
-from bapo_jax.models import hf
+from bapo_jax.learner.logprobs import Compute
+from bapo_jax.learner.objective import numbers_of, objective_of
+from bapo_jax.learner.optimizer import clipped_adamw
+from bapo_jax.learner.packed import blank_rows
+from bapo_jax.learner.update import Program, state_shapes, update
 from bapo_jax.models.parameters import PARAMETERS
-from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.qwen import ModelConfig, abstract_params
+from bapo_jax.models.split import Split
 from bapo_jax.parallel import make_mesh
 from benchmarks.hlo import axes_of, collectives, parse
 
@@ -38,11 +43,17 @@ CASES = {  # mesh sizes, remat, tile of the head
 
 def moved(sizes, remat, tile) -> list:
     """[kind, dtype, axes, in the loop over micro-batches, bytes a device receives]; equal ones summed."""
-    config = default_config()
-    config.learner.update({'row_tokens': TOKENS, 'micro_batch_rows': ROWS, 'mini_batch_groups': 4, 'remat': remat})
-    learner_module.Compute.__new__.__defaults__ = (*learner_module.Compute.__new__.__defaults__[:-2], Tile(*tile), 0)
-    mesh = make_mesh(*sizes)
-    text = Learner(config, MODEL, mesh, 'xla').compile_update().as_text()
+    learner, mesh, (graph, shapes) = default_config().learner, make_mesh(*sizes), abstract_params(MODEL)
+    compute = Compute(remat=remat, split=Split(mesh.shape['fsdp'], mesh.shape['tensor']), tile=Tile(*tile))
+    optimizer, objective = clipped_adamw(1e-4, learner), objective_of(learner)
+    program = Program(graph, objective, optimizer, mesh, compute)
+    state = state_shapes(optimizer, parallel.with_sharding(shapes, parallel.parameter_sharding(mesh, shapes)), mesh)
+    rows = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=parallel.row_sharding(mesh, 1)),
+        blank_rows((2, ROWS, TOKENS), objective.roles),
+    )
+    step = jax.jit(functools.partial(update, program=program), donate_argnums=0)
+    text = step.lower(state, rows, 2, numbers_of(learner, np.float32(1.0), 1)).compile().as_text()
     sums = {}
     for c in collectives(parse(text)._replace(inner_trips=1)):
         key = (c.kind, c.dtype, axes_of(c.groups, dict(mesh.shape)), c.in_loop)
@@ -66,7 +77,7 @@ def counted():
 
 def split_bytes(tensor=1, embedding=False) -> int:
     """Of the float32 matrices that 'fsdp' splits and a device computes with; the embedding's rows are looked up where they are."""
-    shapes = flatten_dict(hf.abstract_params(MODEL)[1])
+    shapes = flatten_dict(abstract_params(MODEL)[1])
     of_table = {p.path: p.axes for p in PARAMETERS if p.path in shapes and 'embed' in p.axes}
     return sum(4 * math.prod(shapes[path].shape) // tensor for path in of_table if embedding or path[0] != 'embedding')
 
@@ -91,7 +102,7 @@ def test_weights_are_gathered_twice_a_micro_batch_and_their_gradient_is_scattere
 @pytest.mark.slow
 @pytest.mark.parametrize('name', CASES)
 def test_no_rows_are_gathered(name, counted):
-    """What moves of the activations is the embedding of a device's own rows, there and back; tokens are gathered to look them up."""
+    """Of the activations, the embedding of a device's own rows moves, there and back; tokens are gathered to look them up."""
     data, fsdp, tensor = CASES[name][0]
     own = ROWS // (data * fsdp) * TOKENS
     assert of(counted[name], 'all-to-all') == 2 * 4 * own * MODEL.hidden_size * (fsdp - 1) // fsdp
