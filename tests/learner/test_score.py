@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from learners import batch_of, learner_config, with_responses
 
+from bapo_jax.learner.logprobs import Compute
 from bapo_jax.learner.packing import cut
 from bapo_jax.learner.score import score as score_rows
-from bapo_jax.models.attention import xla
+from bapo_jax.parallel import make_mesh
 
 
 @pytest.fixture(scope='module')
@@ -24,7 +25,7 @@ def parts(groups):
 @pytest.fixture(scope='module')
 def scored(policy):
     """A function of sequences, the number of micro-batches and the temperature: log-probs [M, R, T]."""
-    run = jax.jit(functools.partial(score_rows, graph=policy.graph, attention=xla, chunk=16))
+    run = jax.jit(functools.partial(score_rows, graph=policy.graph, mesh=make_mesh(1, 1, 1), compute=Compute()))
     return lambda sequences, n, temperature=1.0: np.asarray(run(policy.params, sequences, n, np.float32(temperature)))
 
 

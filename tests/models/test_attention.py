@@ -202,13 +202,13 @@ def test_the_mask_by_hand():
 QWEN_1_5B = SimpleNamespace(num_heads=12, num_kv_heads=2, head_dim=128)
 
 
-def choose(name, platform, model=QWEN_1_5B, row_tokens=10_240, tensor=1):
-    return attention.choose(name, platform, model, row_tokens=row_tokens, tensor=tensor)
+def choose(name, platform, model=QWEN_1_5B, row_tokens=10_240, tensor=1, slot_tokens=0):
+    return attention.choose(name, platform, model, row_tokens=row_tokens, tensor=tensor, slot_tokens=slot_tokens)
 
 
 def test_auto_is_the_platforms_own():
     assert [choose('auto', p) for p in ('cpu', 'gpu', 'tpu')] == ['xla', 'triton', 'splash']
-    assert [choose('xla', p, tensor=4) for p in ('cpu', 'gpu', 'tpu')] == ['xla'] * 3
+    assert [choose('xla', p, tensor=2) for p in ('cpu', 'gpu', 'tpu')] == ['xla'] * 3
 
 
 @pytest.mark.parametrize(
@@ -218,6 +218,8 @@ def test_auto_is_the_platforms_own():
         ({'name': 'triton', 'platform': 'tpu'}, 'triton runs on GPU alone, and the devices are TPU; set model.attention=auto'),
         ({'name': 'auto', 'platform': 'tpu', 'row_tokens': 1000}, 'learner.row_tokens=1000 .*multiple of 128; raise it'),
         ({'name': 'auto', 'platform': 'gpu', 'tensor': 4}, 'mesh.tensor=4 does not divide 12 query and 2 key heads; lower'),
+        ({'name': 'xla', 'platform': 'cpu', 'tensor': 4}, 'mesh.tensor=4 does not divide 12 query and 2 key heads; lower'),
+        ({'name': 'auto', 'platform': 'tpu', 'slot_tokens': 128}, 'learner.slot_tokens=128.*set it to 0, or set model.attention=xla'),
         (
             {'name': 'splash', 'platform': 'tpu', 'model': SimpleNamespace(num_heads=4, num_kv_heads=2, head_dim=80)},
             'head size 80 .*set model.attention=xla',
