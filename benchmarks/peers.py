@@ -53,9 +53,9 @@ class Row(NamedTuple):
 def rows_of(w: Workload, envs: bool) -> list[Row]:
     """The first row of each mode is what the others are compared with."""
     sizes = (16, 32, 64) if w.hidden < 512 else (8, 16, 32)
-    torch = [f'{how}-{n}' for how in ('compiled', 'eager') for n in sizes]
+    torch = [f'{processes} {how}, {n}' for how in ('compiled', 'eager') for processes in (2, 1) for n in sizes[:2]]
     if w.ragged:
-        torch += [f'{name}-unsorted' for name in torch]
+        torch = [f'{setting} sorted' for setting in torch] + torch[:2]
     rows = [Row('PyTorch', 'torch', 'update', tuple(torch))]
     rows += [Row(f'bapo_jax, {name}', 'ours', 'update', (name,)) for name in SETTINGS]
     if envs and not w.ragged:
@@ -119,7 +119,8 @@ def compare(w: Workload) -> None:
         print(f'\n{w.name}, {mode}: {flops[mode] / 1e9:,.0f} GFLOP of useful work\n')
         print_table({row: results[row] for row in rows if row.mode == mode}, settings, flops[mode])
     loads = f'load average {load:.1f} before and {os.getloadavg()[0]:.1f} after, {CORES} of which are this'
-    print(f'\n{CORES} cores of {os.cpu_count()}, {cpu_name()}, Python {platform.python_version()}, {datetime.date.today()}; {loads}')
+    machine = f'{CORES} cores of {os.cpu_count()}, {cpu_name()}, Python {platform.python_version()}'
+    print(f'\n{machine}, {datetime.date.today()}; {loads}')
 
 
 def print_table(results: dict[Row, list[dict[str, Any]]], settings: dict[Row, str], flops: float) -> None:

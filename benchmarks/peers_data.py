@@ -1,6 +1,7 @@
 """The workloads of peers.py: sizes, data and useful work. NumPy alone, since every framework's environment imports it.
 
-A workload's directory holds `workload.json`, `model/` and `tokenizer/` (as Hugging Face writes them) and `data.npz`; peers_torch.py writes it.
+A workload's directory, which peers_torch.py writes, holds `workload.json`, `data.npz`, and `model/` and `tokenizer/` as Hugging Face
+writes them.
 
 Shapes:  P prompts · G responses a prompt · L most response tokens.
 """

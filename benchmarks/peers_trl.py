@@ -64,8 +64,8 @@ def main(directory: Path, name: str, iterations: int) -> None:
     with tempfile.TemporaryDirectory() as output:
         config = GRPOConfig(
             output_dir=output, use_cpu=True, bf16=False, seed=SEED, report_to='none', save_strategy='no', logging_first_step=True,
-            logging_steps=10**6, disable_tqdm=True, max_steps=(WARM_UP + iterations) * w.optimizer_steps + 1, learning_rate=LEARNING_RATE,
-            lr_scheduler_type='constant', weight_decay=WEIGHT_DECAY, max_grad_norm=GRAD_CLIP, optim='adamw_torch_fused',
+            logging_steps=10**6, disable_tqdm=True, max_steps=(WARM_UP + iterations) * w.optimizer_steps + 1,
+            learning_rate=LEARNING_RATE, lr_scheduler_type='constant', weight_decay=WEIGHT_DECAY, max_grad_norm=GRAD_CLIP, optim='adamw_torch_fused',
             per_device_train_batch_size=setting.sequences, gradient_accumulation_steps=accumulated,
             steps_per_generation=accumulated * w.optimizer_steps, gradient_checkpointing=False, shuffle_dataset=False,
             num_generations=w.group_size, max_completion_length=w.response_tokens, temperature=1.0, beta=0.0, epsilon=CLIP,
