@@ -184,7 +184,9 @@ def triton(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, interpret: bool = Fa
     # Imported here, since the import takes seconds and only a GPU needs it.
     from bapo_jax.models import gpu_attention
 
-    return gpu_attention.attention(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, interpret=interpret)
+    return gpu_attention.attention(
+        q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, residual_name=ATTENTION, interpret=interpret
+    )
 
 
 def largest_divisor(T: int, sizes: tuple[int, ...]) -> int:

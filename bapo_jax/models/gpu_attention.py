@@ -28,8 +28,6 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from bapo_jax.models.attention import ATTENTION
-
 
 class Tile(NamedTuple):
     """What one program of a kernel holds; tokens are powers of two."""
@@ -63,14 +61,18 @@ class _Static(NamedTuple):
 
     scale: float  # 1 / √H of the head's true size
     tiles: Tiles
+    residual_name: str
     interpret: bool
 
 
-def attention(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, tiles: Tiles | None = None, interpret: bool = False):
+def attention(
+    q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, tiles: Tiles | None = None, residual_name: str = '', interpret: bool = False
+):
     """[B, T, N·H]: softmax_s(q_t · k_s / √H) v_s over s <= t with segment_s = segment_t, in the inputs' dtype.
 
     A segment's tokens stand together in a row. Segment 0 is padding: each of its tokens sees itself alone. Rows and heads of any
-    size run; they are padded to whole tiles. `interpret` runs the kernels' programs on any device, for tests.
+    size run; they are padded to whole tiles. What the backward pass keeps of the forward one, the result and the log-sums, has the name
+    `residual_name` for rematerialisation policies. `interpret` runs the kernels' programs on any device, for tests.
     """
     B, T, N, H = q_BxTxNxH.shape
     tiles = tiles or tiles_of(H * q_BxTxNxH.dtype.itemsize)
@@ -87,7 +89,7 @@ def attention(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, tiles: Tiles | No
     # A padding token gets a number of its own, so no other token sees it, and no block is read for it.
     id_BxT = whole(segment_BxT, 1)
     id_BxT = jnp.where(id_BxT == 0, -1 - jnp.arange(T + more_tokens, dtype=id_BxT.dtype)[None], id_BxT)
-    static = _Static(H**-0.5, tiles, interpret)
+    static = _Static(H**-0.5, tiles, residual_name, interpret)
     out_BxTxNxH = _flash(whole(q_BxTxNxH, 1), whole(k_BxKxTxH, 2), whole(v_BxKxTxH, 2), id_BxT, static)
     return out_BxTxNxH[:, :T, :, :H].reshape(B, T, N * H)
 
@@ -268,7 +270,7 @@ def _flash(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, id_BxT, static: _Static):
 
 def _flash_forward(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, id_BxT, static: _Static):
     out_BxTxNxH, lse_BxNxT = (
-        checkpoint_name(x, ATTENTION) for x in _forward(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, id_BxT, static)
+        checkpoint_name(x, static.residual_name) for x in _forward(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, id_BxT, static)
     )
     return out_BxTxNxH, (q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, id_BxT, out_BxTxNxH, lse_BxNxT)
 
