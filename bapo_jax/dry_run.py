@@ -76,10 +76,11 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
     c = read.config
     result = measure(c, read.model, topology)
     mesh, sequences = result.target.mesh, c.learner.batch_groups * c.rollout.group_size
+    longest = c.rollout.max_prompt_tokens + c.rollout.max_response_tokens
     print(f'model      {read.model.model_type}, {read.model.num_layers} layers, {result.parameters:,} parameters')
     print(f'data       {len(read.prompts):,} prompts, {read.steps} steps')
     print(
-        f'step       up to {sequences:,} sequences = {sequences * c.learner.row_tokens:,} tokens, '
+        f'step       up to {sequences:,} sequences = {sequences * longest:,} tokens, '
         f'{c.learner.micro_batch_rows} rows of {c.learner.row_tokens:,} tokens at once'
     )
     sizes = ' × '.join(f'{axis} {n}' for axis, n in mesh.shape.items())
@@ -94,6 +95,9 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
     if not result.refused:
         print(f'  {result.total / GB:7.2f}  in all')
     print(verdict(result))
+    more = _bytes_of_a_copy(read.model, mesh) * (3 * mesh.shape['fsdp'] - 2)  # three whole copies in place of two parts
+    if mesh.shape['fsdp'] > 1 and not c.mesh.gather_once and result.fits and result.total + more <= result.target.device_bytes:
+        print(f'mesh.gather_once=True should fit too, with {more / GB:.1f} GB more: the mesh is crossed once a mini-batch')
     return result
 
 
@@ -124,7 +128,7 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str) -> Result:
         memory['the critic and its moments'] = state_bytes(_bytes_of_a_copy(critic, target.mesh), config.learner)
     compile_s, refused = None, ''
     if isinstance(target.mesh, AbstractMesh):
-        memory |= gpu_memory(model, config.learner, dict(target.mesh.shape), a_copy)
+        memory |= gpu_memory(model, config.learner, dict(target.mesh.shape), a_copy, config.mesh.gather_once)
     else:
         started = time.perf_counter()
         learner = Learner(config, model, target.mesh, kernel)
@@ -143,13 +147,14 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str) -> Result:
     return Result(target, kernel, parameters, memory, compile_s, refused)
 
 
-def gpu_memory(model: ModelConfig, learner: Any, mesh: dict[str, int], params: int) -> dict[str, int]:
+def gpu_memory(model: ModelConfig, learner: Any, mesh: dict[str, int], params: int, gather_once: bool = False) -> dict[str, int]:
     """Bytes on one GPU during an optimizer step; `params` is the size of a float32 copy of its part of the parameters.
 
     Symbols: r rows of T tokens a device; b bytes a number in compute; D, F, N, K, H, V, L as in models/qwen.py; n = mesh.tensor.
 
         state         (8 + m) / 4 params                          θ and two moments, the first in m bytes a number, exact
         gradients     2 params                                    their sum, and the micro-batch's own
+        gathered once 3 params · mesh.fsdp                        in their place, with mesh.gather_once: whole, and the weights too
         residuals     L r T D b                                   the stream between layers (remat: full, offload); in place of D,
                                                                   attention_and_mlp_inputs: 2 D + N H / n, matrix_products:
                                                                   2 D + (2 N H + 2 K H + 2 F) / n; none: L / 2 `layer`
@@ -176,7 +181,7 @@ def gpu_memory(model: ModelConfig, learner: Any, mesh: dict[str, int], params: i
     residuals = L * kept.get(learner.remat, tokens * D * b)
     logits = 3 * 4 * min(tokens, Tile().tokens) * min(V // n, Tile().words)
     weights = (4 + b) * D * min(V // n, Tile().words)
-    if mesh['fsdp'] > 1:
+    if mesh['fsdp'] > 1 and not gather_once:
         weights += (2 * b + 4) * layer // n
     activations = {
         'residual stream': residuals,
@@ -185,7 +190,7 @@ def gpu_memory(model: ModelConfig, learner: Any, mesh: dict[str, int], params: i
     }
     return {
         'θ and the moments': state_bytes(params, learner),
-        'gradients': 2 * params,
+        **({'gradients and weights, whole': 3 * params * mesh['fsdp']} if gather_once else {'gradients': 2 * params}),
         **activations,
         'fragmentation': sum(activations.values()) // 20,
     }

@@ -41,7 +41,6 @@ def whole(w: Workload) -> int:
 # The rows of the table: fields of the config that depend on the workload.
 SETTINGS: dict[str, Callable[[Workload], Fields]] = {
     'a sequence a row, 16 rows': lambda w: {'learner.row_tokens': whole(w), 'learner.micro_batch_rows': 16},
-    'a sequence a row, 64 rows': lambda w: {'learner.row_tokens': whole(w), 'learner.micro_batch_rows': 64},
     'each prompt once, 4 rows': lambda w: {
         'learner.slot_tokens': w.response_tokens, 'learner.row_tokens': w.prompt_tokens + w.group_size * w.response_tokens,
         'learner.micro_batch_rows': 4,

@@ -30,6 +30,15 @@ from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
 
 
+@pytest.fixture(scope='module')
+def compile_once(tmp_path_factory):
+    """For modules whose runs build the same programs: the second run reads them from a directory."""
+    jax.config.update('jax_compilation_cache_dir', str(tmp_path_factory.mktemp('xla')))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
+    yield
+    jax.config.update('jax_compilation_cache_dir', None)
+
+
 @pytest.fixture(scope='session')
 def tiny_hf(tmp_path_factory):
     """A function of overrides of TINY: a Hugging Face directory of that model, no parameter at its initial value."""

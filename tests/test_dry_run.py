@@ -59,6 +59,9 @@ def test_the_gpu_model_by_hand():
     assert rounded == memory | {'θ and the moments': 2_500_000}
     without = gpu_memory(MODEL, config(4, remat='none').learner, {'data': 1, 'fsdp': 4, 'tensor': 1}, 1_000_000)
     assert without['residual stream'] == 3 * kept
+    once = gpu_memory(MODEL, config(4).learner, {'data': 1, 'fsdp': 4, 'tensor': 1}, 1_000_000, gather_once=True)
+    assert once['gradients and weights, whole'] == 12_000_000 and 'gradients' not in once
+    assert once['weights gathered or cast'] == 1000 * 128 * (4 + 2)
     some = gpu_memory(MODEL, config(4, remat='attention_and_mlp_inputs').learner, {'data': 1, 'fsdp': 4, 'tensor': 1}, 1_000_000)
     assert some['residual stream'] == 3 * tokens * 2 * (2 * 128 + 512)
     many_words = dataclasses.replace(MODEL, vocab_size=30_000)
@@ -155,18 +158,19 @@ def test_the_command_needs_no_weights_and_leaves_nothing(tmp_path):
     shutil.copytree(ROOT / 'configs' / 'quickstart_base', model)
     (model / 'model.safetensors').unlink()
     before = sorted(tmp_path.rglob('*')), sorted(p for p in ROOT.glob('*'))
-    for topology, says in (('', '1 cpu; attention xla'), ('8x80GB', '8 GPUs of 80 GB; attention xla')):
-        done = command(f'--config.model.path={model}', f'--topology={topology}', '--config.rollout.engine=vllm')
+    split = ('--config.mesh.data=1', '--config.mesh.fsdp=8', '--config.learner.micro_batch_rows=8')
+    for topology, mesh, says in (('', (), '1 cpu; attention xla'), ('8x80GB', split, '8 GPUs of 80 GB; attention xla')):
+        done = command(f'--config.model.path={model}', f'--topology={topology}', '--config.rollout.engine=vllm', *mesh)
         assert done.returncode == 0, done.stderr
         assert '822,016 parameters' in done.stdout and says in done.stdout and '\nfits: ' in done.stdout
-        assert '300 prompts, 200 steps' in done.stdout and '= 65,536 tokens, 16 rows of 128 tokens at once' in done.stdout
-        assert ('compile    nothing' in done.stdout) == (topology != '')
+        assert '300 prompts, 200 steps' in done.stdout and '= 32,768 tokens, ' in done.stdout and ' rows of 208 tokens at once' in done.stdout
+        assert ('compile    nothing' in done.stdout) == ('mesh.gather_once=True should fit too' in done.stdout) == (topology != '')
     assert (sorted(tmp_path.rglob('*')), sorted(p for p in ROOT.glob('*'))) == before
 
 
 @pytest.mark.slow
 def test_the_command_fails_where_the_run_does_not_fit():
-    done = command('--topology=8x0GB')
+    done = command('--topology=4x0GB')
     assert done.returncode == 1 and 'does NOT fit: ' in done.stdout and not done.stderr.strip()
 
 

@@ -8,16 +8,7 @@ from small_run import metrics, run, small_config
 from bapo_jax.models import hf
 from bapo_jax.policies import find_policy
 
-pytestmark = pytest.mark.slow  # whole runs
-
-
-@pytest.fixture(scope='module', autouse=True)
-def compile_once(tmp_path_factory):
-    """Every run builds the same programs; the second one reads them from here."""
-    jax.config.update('jax_compilation_cache_dir', str(tmp_path_factory.mktemp('xla')))
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
-    yield
-    jax.config.update('jax_compilation_cache_dir', None)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compile_once')]  # whole runs
 
 
 @pytest.fixture(scope='module')

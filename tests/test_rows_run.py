@@ -13,7 +13,7 @@ from bapo_jax.run.log import read_metrics
 from bapo_jax.sft import model_files
 from bapo_jax.train import build
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compile_once')]
 
 # What lets a row's parts act within two steps.
 SMALL = {
@@ -22,15 +22,6 @@ SMALL = {
     'repo': {'task__limit': 8, 'replay__per_prompt': 4},
     **{row: {'replay__reevaluate_every': 2, 'rollout__sync_every': 2} for row in METHODS if row.startswith('ba')},
 }
-
-
-@pytest.fixture(scope='module', autouse=True)
-def compile_once(tmp_path_factory):
-    """Rows share the programs that sample and score."""
-    jax.config.update('jax_compilation_cache_dir', str(tmp_path_factory.mktemp('xla')))
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
-    yield
-    jax.config.update('jax_compilation_cache_dir', None)
 
 
 @pytest.fixture(scope='module')
@@ -45,7 +36,7 @@ def tiny_base(tmp_path_factory):
 
 def row_config(method, base):
     changes = {
-        'model__path': str(base), 'task__reward': 'parity:odd', 'rollout__max_response_tokens': 8, 'learner__row_tokens': 24,
+        'model__path': str(base), 'task__reward': 'parity:odd', 'rollout__max_response_tokens': 8, 'learner__slot_tokens': 0, 'learner__row_tokens': 24,
         'steps': 2, 'checkpoint__every': 1, 'checkpoint__keep': 3, 'theory__every': 2,
     }  # fmt: skip
     config = small_config(method, base, **changes, **SMALL.get(method, {}))

@@ -67,7 +67,7 @@ def score_values(params, sequences: Sequences, n_micro, *, graph: nnx.GraphDef, 
     def values(params, micro: Sequences, _) -> jax.Array:
         return token_values(nnx.merge(graph, params), micro, compute)
 
-    return over_micro_batches(values, params, sequences, n_micro, (), mesh)
+    return over_micro_batches(values, params, sequences, n_micro, (), mesh, compute.split)
 
 
 def value_loss(value_RxT: jax.Array, old_RxT: jax.Array, target_RxT: jax.Array, clip: float) -> jax.Array:
@@ -85,7 +85,7 @@ def update_critic(state: TrainState, targets: Targets, n_micro, *, program: Prog
         total = jnp.sum(micro.weight * value_loss(value_RxT, micro.value, micro.target, program.value_clip))
         return total, {'critic/value_loss': total}
 
-    gradient, metrics = accumulate(loss, state.params, targets, n_micro, (), program.mesh)
+    gradient, metrics = accumulate(loss, state.params, targets, n_micro, (), program.mesh, program.compute.split)
     metrics['critic/grad_norm'] = optax.tree.norm(gradient)
     return stepped(state, gradient, program.optimizer), metrics
 

@@ -51,10 +51,8 @@ class Learner:
         self.objective, self._temperature = objective_of(c), np.float32(config.rollout.temperature)
         self.learning_rate = learning_rate_of(c)
         self._optimizer = clipped_adamw(self.learning_rate, c)
-        compute = Compute(
-            attention.packed(kernel, self._shared, c.slot_tokens), c.remat, Split(mesh.shape['fsdp'], mesh.shape['tensor']),
-            shared=self._shared,
-        )  # fmt: skip
+        split = Split(1 if config.mesh.gather_once else mesh.shape['fsdp'], mesh.shape['tensor'])
+        compute = Compute(attention.packed(kernel, self._shared, c.slot_tokens), c.remat, split, shared=self._shared)
         program = Program(self.graph, self.objective, self._optimizer, mesh, compute)
         self._update = jax.jit(functools.partial(update, program=program), donate_argnames='state')
         self._score = jax.jit(functools.partial(score, graph=self.graph, mesh=mesh, compute=compute))

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from bapo_jax import parallel
 from bapo_jax.learner.logprobs import Compute, token_logprobs
 from bapo_jax.learner.packed import Sequences
+from bapo_jax.models.split import Split, gathered
 
 
 def score(params, sequences: Sequences, n_micro, temperature, *, graph: nnx.GraphDef, mesh: Mesh, compute: Compute) -> jax.Array:
@@ -24,18 +25,20 @@ def score(params, sequences: Sequences, n_micro, temperature, *, graph: nnx.Grap
     def logprobs(params, micro: Sequences, temperature) -> jax.Array:
         return token_logprobs(nnx.merge(graph, params), micro, temperature, compute)[0]
 
-    return over_micro_batches(logprobs, params, sequences, n_micro, temperature, mesh)
+    return over_micro_batches(logprobs, params, sequences, n_micro, temperature, mesh, compute.split)
 
 
 def over_micro_batches(
-    of_micro_batch: Callable[..., jax.Array], params: Any, sequences: Sequences, n_micro, numbers: Any, mesh: Mesh
+    of_micro_batch: Callable[..., jax.Array], params: Any, sequences: Sequences, n_micro, numbers: Any, mesh: Mesh, split: Split
 ) -> jax.Array:
     """[M, R, T]: `of_micro_batch(params, micro-batch, numbers)` [R, T] of the first `n_micro` micro-batches, 0 beyond.
 
-    Each device works on its own rows and its own part of the parameters.
+    Each device works on its own rows and its own part of the parameters, or on all, gathered once: as `accumulate`.
     """
 
     def on_device(params, sequences, n_micro, numbers):
+        params = gathered(params, specs, split, mesh.shape['fsdp'])
+
         def score_micro_batch(i, scores_MxRxT):
             micro = jax.tree.map(lambda x: x[i], sequences)
             return scores_MxRxT.at[i].set(of_micro_batch(params, micro, numbers))

@@ -7,6 +7,7 @@ Shapes:  M micro-batches (the last ones may be empty) · R rows · T tokens in a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from bapo_jax.groups import ORIGINS
 from bapo_jax.learner.logprobs import Compute, token_logprobs
 from bapo_jax.learner.objective import Objective, evaluate_objective
 from bapo_jax.learner.packed import Rows
+from bapo_jax.models.split import Split, gathered
 
 _BY_ORIGIN = ('clipped_by_origin', 'tv_by_origin', 'ratio_by_origin', 'squared_ratio_by_origin', 'tokens_by_origin')
 
@@ -55,20 +57,24 @@ def update(state: TrainState, rows: Rows, n_micro, numbers: dict[str, jax.Array]
         )  # fmt: skip
         return evaluate_objective(program.objective, micro, logp_RxT, entropy_RxT, numbers)
 
-    gradient, metrics = accumulate(loss, state.params, rows, n_micro, numbers, program.mesh)
+    gradient, metrics = accumulate(loss, state.params, rows, n_micro, numbers, program.mesh, program.compute.split)
     metrics['actor/grad_norm'] = optax.tree.norm(gradient)
     return stepped(state, gradient, program.optimizer), metrics
 
 
-def accumulate(loss: Callable, params: Any, rows: Any, n_micro, numbers: Any, mesh: Mesh) -> tuple[Any, Any]:
+def accumulate(loss: Callable, params: Any, rows: Any, n_micro, numbers: Any, mesh: Mesh, split: Split) -> tuple[Any, Any]:
     """(gradient, sums): those of `loss(params, micro-batch, numbers) -> (scalar, sums)`, over the first `n_micro` micro-batches.
 
     Each device works on its own rows and its own part of the parameters; the model gathers what it needs (models/split.py) and
-    sums over 'fsdp' the gradient of what it gathered, once a micro-batch. All else is summed over the mesh once, at the end.
+    sums over 'fsdp' the gradient of what it gathered, once a micro-batch; or all is gathered before the first one and summed after
+    the last, where `split` asks for it. All else is summed over the mesh once, at the end.
     """
     specs = parallel.parameter_specs(mesh, params)
+    whole = functools.partial(gathered, specs=specs, split=split, fsdp=mesh.shape['fsdp'])
 
     def on_device(params, rows, n_micro, numbers):
+        params, scatter = jax.vjp(whole, params)
+
         def add_micro_batch(i, carry):
             micro = jax.tree.map(lambda x: x[i], rows)
             (_, sums), gradient = jax.value_and_grad(loss, has_aux=True)(params, micro, numbers)
@@ -78,6 +84,7 @@ def accumulate(loss: Callable, params: Any, rows: Any, n_micro, numbers: Any, me
         zeros = (jax.tree.map(jnp.zeros_like, params), jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sum_shapes))
         # The trip count is a runtime value: mini-batches of all sizes share a program and pay for no empty micro-batch.
         gradient, sums = jax.lax.fori_loop(0, n_micro, add_micro_batch, zeros)
+        [gradient] = scatter(gradient)
         gradient = jax.tree.map(lambda g, spec: jax.lax.psum(g, 'data' if 'fsdp' in spec else parallel.ROWS), gradient, specs)
         return gradient, jax.lax.psum(sums, parallel.ROWS)
 

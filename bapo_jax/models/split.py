@@ -11,7 +11,7 @@ Shapes:  B rows · T tokens · D width · V vocabulary · I, O inputs and output
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +53,18 @@ class Split(NamedTuple):
         if self.fsdp > 1:  # this device's columns of all rows become all columns of its own rows
             x_BxTxD = jax.lax.all_to_all(x_BxTxD, 'fsdp', split_axis=0, concat_axis=2, tiled=True)
         return x_BxTxD
+
+
+def gathered(params: Any, specs: Any, split: Split, fsdp: int) -> Any:
+    """What a model computes with under `split`: its parts as they are or, without 'fsdp' on a mesh that has, whole parameters.
+
+    Its transpose scatters their gradient.
+    """
+
+    def one(part, spec):
+        return jax.lax.all_gather(part, 'fsdp', axis=spec.index('fsdp'), tiled=True) if 'fsdp' in spec else part
+
+    return params if split.fsdp == fsdp else jax.tree.map(one, params, specs)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

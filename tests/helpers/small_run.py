@@ -17,7 +17,7 @@ def small_config(method: str, benchmark: Path, **changes):
     config.model.path = str(ROOT / 'configs' / 'quickstart_base')
     small = {
         'steps': 6, 'task.limit': 60, 'rollout.group_size': 4, 'learner.batch_groups': 8, 'learner.mini_batch_groups': 4,
-        'learner.micro_batch_rows': 16, 'evaluate.samples': 2, 'evaluate.track_prompts': 4,
+        'learner.row_tokens': 16 + 2 * 48, 'evaluate.samples': 2, 'evaluate.track_prompts': 4,
         'evaluate.benchmarks': (str(benchmark),), 'replay.max_reevaluate': 4, 'checkpoint.every': 2, 'rollouts.every': 1,
     }  # fmt: skip
     config.update_from_flattened_dict(small | {name.replace('__', '.'): value for name, value in changes.items()})

@@ -39,12 +39,13 @@ CASES = {  # mesh sizes, remat, tile of the head
     'nothing recomputed': ((2, 4, 1), 'none', (2048, 16384)),
     'tensor': ((1, 4, 2), 'full', (2048, 16384)),
 }
+GATHERED_ONCE = 'gathered once'  # mesh.gather_once
 
 
-def moved(sizes, remat, tile) -> list:
+def moved(sizes, remat, tile, gather_once=False) -> list:
     """[kind, dtype, axes, in the loop over micro-batches, bytes a device receives]; equal ones summed."""
     learner, mesh, (graph, shapes) = default_config().learner, make_mesh(*sizes), abstract_params(MODEL)
-    compute = Compute(remat=remat, split=Split(mesh.shape['fsdp'], mesh.shape['tensor']), tile=Tile(*tile))
+    compute = Compute(remat=remat, split=Split(1 if gather_once else mesh.shape['fsdp'], mesh.shape['tensor']), tile=Tile(*tile))
     optimizer, objective = clipped_adamw(1e-4, learner), objective_of(learner)
     program = Program(graph, objective, optimizer, mesh, compute)
     state = state_shapes(optimizer, parallel.with_sharding(shapes, parallel.parameter_sharding(mesh, shapes)), mesh)
@@ -63,7 +64,7 @@ def moved(sizes, remat, tile) -> list:
 
 if __name__ == '__main__':
     assert jax.device_count() == 8
-    print(json.dumps({name: moved(*case) for name, case in CASES.items()}))
+    print(json.dumps({name: moved(*case) for name, case in CASES.items()} | {GATHERED_ONCE: moved(*CASES['data and fsdp'], True)}))
     sys.exit()
 
 
@@ -123,3 +124,14 @@ def test_over_data_gradients_are_reduced_once_a_mini_batch_and_in_float32(name, 
 @pytest.mark.slow
 def test_nothing_grows_with_the_tiles_of_the_head(counted):
     assert counted['many tiles'] == counted['data and fsdp']
+
+
+@pytest.mark.slow
+def test_gathered_once_nothing_crosses_the_mesh_in_a_micro_batch(counted):
+    """The whole of every parameter that 'fsdp' splits is gathered, and its gradient scattered, once a mini-batch."""
+    (data, fsdp, _), counts = CASES['data and fsdp'][0], counted[GATHERED_ONCE]
+    assert not any(in_loop for _, _, _, in_loop in counts)
+    whole = split_bytes(embedding=True)
+    assert of(counts, 'all-gather', axes='fsdp', in_loop=False) == whole * (fsdp - 1) // fsdp
+    assert of(counts, 'reduce-scatter', axes='fsdp', in_loop=False) == whole * (fsdp - 1) // fsdp
+    assert of(counts, 'all-reduce', axes='data', in_loop=False) == 2 * whole // fsdp * (data - 1) // data
