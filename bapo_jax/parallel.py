@@ -138,6 +138,22 @@ def with_sharding(shapes: Any, sharding: Any) -> Any:
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, sharding)
 
 
+# What XLA is asked for beyond its defaults, by platform. TPU: a layer's weights are gathered while the product before them runs; without
+# it the chips wait twice as long for each other (docs/performance.md).
+COMPILER_OPTIONS: dict[str, dict[str, bool]] = {
+    'tpu': {
+        'xla_enable_async_all_gather': True,
+        'xla_tpu_enable_async_collective_fusion': True,
+        'xla_tpu_enable_async_collective_fusion_fuse_all_gather': True,
+    },
+}
+
+
+def compiled_for(mesh: Mesh, function: Callable, **options: Any) -> Callable:
+    """`jax.jit` for the devices of `mesh`; `options` are jit's."""
+    return jax.jit(function, compiler_options=COMPILER_OPTIONS.get(mesh.devices.flat[0].platform), **options)
+
+
 def keep_programs() -> None:
     """Keeps compiled programs between processes in ~/.cache/bapo_jax, or in JAX_COMPILATION_CACHE_DIR.
 

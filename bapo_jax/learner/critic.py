@@ -31,7 +31,7 @@ from bapo_jax.learner.score import over_micro_batches
 from bapo_jax.learner.update import TrainState, accumulate, check_finite, initial_state, state_shapes, stepped
 from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig, Qwen
-from bapo_jax.parallel import spread
+from bapo_jax.parallel import compiled_for, spread
 
 CRITIC = 'critic'  # the role under which its values are scored
 
@@ -102,8 +102,8 @@ class Critic:
         self._parameters = parallel.with_sharding(shapes, self._sharding)
         self._optimizer = clipped_adamw(config.critic.learning_rate, config.learner)
         program = Program(graph, self._optimizer, mesh, compute, config.critic.value_clip)
-        self._update = jax.jit(functools.partial(update_critic, program=program), donate_argnames='state')
-        self.score = jax.jit(functools.partial(score_values, graph=graph, mesh=mesh, compute=compute))
+        self._update = compiled_for(mesh, functools.partial(update_critic, program=program), donate_argnames='state')
+        self.score = compiled_for(mesh, functools.partial(score_values, graph=graph, mesh=mesh, compute=compute))
 
     def shapes(self) -> TrainState:
         """The state's shapes and where each array lives."""

@@ -28,7 +28,7 @@ from bapo_jax.learner.update import Program, TrainState, initial_state, mean_met
 from bapo_jax.models import attention, hf
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.models.split import Split
-from bapo_jax.parallel import fetch, spread
+from bapo_jax.parallel import compiled_for, fetch, spread
 
 
 class Learner:
@@ -54,8 +54,8 @@ class Learner:
         split = Split(1 if config.mesh.gather_once else mesh.shape['fsdp'], mesh.shape['tensor'])
         compute = Compute(attention.packed(kernel, self._shared, c.slot_tokens), c.remat, split, shared=self._shared)
         program = Program(self.graph, self.objective, self._optimizer, mesh, compute)
-        self._update = jax.jit(functools.partial(update, program=program), donate_argnames='state')
-        self._score = jax.jit(functools.partial(score, graph=self.graph, mesh=mesh, compute=compute))
+        self._update = compiled_for(mesh, functools.partial(update, program=program), donate_argnames='state')
+        self._score = compiled_for(mesh, functools.partial(score, graph=self.graph, mesh=mesh, compute=compute))
         self.critic = Critic(config, model, mesh, compute) if c.advantage == 'gae' else None
         self._gae = (config.critic.gamma, config.critic.gae_lambda)
 

@@ -93,7 +93,7 @@ def empty_cache(config: ModelConfig, batch: int, slots: int) -> KVCache:
 
 
 class Rope(NamedTuple):
-    """The rotary tables of some tokens, float32 [B, T, 1, H / 2]; one for all layers."""
+    """The rotary tables of some tokens, float32 [B, 1, T, H / 2]; one for all layers."""
 
     cos: jax.Array
     sin: jax.Array
@@ -102,15 +102,15 @@ class Rope(NamedTuple):
 def rope_tables(positions_BxT: jax.Array, config: ModelConfig) -> Rope:
     half = config.head_dim // 2
     frequency_h = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle_BxTx1xh = positions_BxT[:, :, None, None].astype(jnp.float32) * frequency_h[None, None, None, :]
-    return Rope(jnp.cos(angle_BxTx1xh), jnp.sin(angle_BxTx1xh))
+    angle_Bx1xTxh = positions_BxT[:, None, :, None].astype(jnp.float32) * frequency_h[None, None, None, :]
+    return Rope(jnp.cos(angle_Bx1xTxh), jnp.sin(angle_Bx1xTxh))
 
 
-def rotate(x_BxTxNxH: jax.Array, rope: Rope) -> jax.Array:
+def rotate(x_BxNxTxH: jax.Array, rope: Rope) -> jax.Array:
     """Rotary position embedding in the half-rotation layout of Hugging Face's Qwen."""
     cos, sin = rope
-    first, second = jnp.split(x_BxTxNxH.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BxTxNxH.dtype)
+    first, second = (half.astype(jnp.float32) for half in jnp.split(x_BxNxTxH, 2, axis=-1))
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BxNxTxH.dtype)
 
 
 @jax.custom_vjp
@@ -189,12 +189,12 @@ class Block(nnx.Module):
         """
         c, (B, T, _) = self.config, x_BxTxD.shape
         h_BxTxD = split.enter(self.attention_norm(x_BxTxD))
-        q_BxTxNxH = self.q(h_BxTxD, split).reshape(B, T, -1, c.head_dim)
-        k_BxTxKxH = self.k(h_BxTxD, split).reshape(B, T, -1, c.head_dim)
+        # Heads before tokens from here on: on a TPU, rotating in the kernel's own layout saves copies in float32.
+        q_BxNxTxH = self.q(h_BxTxD, split).reshape(B, T, -1, c.head_dim).swapaxes(1, 2)
+        k_BxKxSxH = self.k(h_BxTxD, split).reshape(B, T, -1, c.head_dim).swapaxes(1, 2)
         if c.qk_norm:
-            q_BxTxNxH, k_BxTxKxH = self.q_norm(q_BxTxNxH, split), self.k_norm(k_BxTxKxH, split)
-        q_BxTxNxH = rotate(q_BxTxNxH, rope)
-        k_BxKxSxH = rotate(k_BxTxKxH, rope).swapaxes(1, 2)
+            q_BxNxTxH, k_BxKxSxH = self.q_norm(q_BxNxTxH, split), self.k_norm(k_BxKxSxH, split)
+        q_BxTxNxH, k_BxKxSxH = rotate(q_BxNxTxH, rope).swapaxes(1, 2), rotate(k_BxKxSxH, rope)
         v_BxKxSxH = self.v(h_BxTxD, split).reshape(B, T, -1, c.head_dim).swapaxes(1, 2)
         if cached is not None:
             old_k_BxKxSxH, old_v_BxKxSxH, slot = cached
