@@ -24,6 +24,7 @@ from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.parallel import make_mesh
 from bapo_jax.run.checkpoint import copy_params
+from benchmarks.hlo import collectives, parse
 
 TPU_COMPILER = ROOT / '.tpu-compiler'
 MODEL = ModelConfig('qwen2', 1000, 128, 384, 3, 4, 2, 128, 1e4, 1e-6, False, 'bfloat16')
@@ -206,13 +207,17 @@ def test_what_training_refuses_a_dry_run_refuses(benchmark):
 @pytest.mark.slow
 @pytest.mark.skipif(not (TPU_COMPILER / 'libtpu').is_dir(), reason='the TPU compiler is not there: make tpu-compiler')
 def test_a_tpu_slice_with_its_own_compiler():
-    """In a process of its own: libtpu stays loaded."""
+    """In a process of its own: libtpu stays loaded. Most of the weights are gathered while the chip computes."""
     script = (
         'from test_dry_run import *\n'
         "r = measure(config(8), MODEL, 'v5e:2x4')\n"
         "state = r.memory['θ, the moments and the mini-batch']\n"
         'print(r.target.name, r.kernel, r.fits, state > 12 * r.parameters / 8, r.compile_s > 0)\n'
         "print(measure(config(8, micro_batch_rows=2**16), MODEL, 'v5e:2x4').fits)\n"
+        "mesh = dry_run.find_target('v5p:2x2x1', config(4).mesh).mesh\n"
+        "moved = collectives(parse(Learner(config(4), MODEL, mesh, 'splash').compile_update().as_text()))\n"
+        "weights = [c for c in moved if (c.kind, c.dtype) == ('all-gather', 'bf16')]\n"
+        'print(2 * sum(c.bytes * c.executions * c.asynchronous for c in weights) > sum(c.bytes * c.executions for c in weights))\n'
         'try:\n'
         "    measure(config(8), MODEL, 'v5e:99x99')\n"
         'except ValueError as e:\n'
@@ -224,4 +229,4 @@ def test_a_tpu_slice_with_its_own_compiler():
         timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines() == ['8 TPU v5 lite splash True True True', 'False', "refused: --topology='v5e:99x99'"]
+    assert done.stdout.splitlines() == ['8 TPU v5 lite splash True True True', 'False', 'True', "refused: --topology='v5e:99x99'"]
