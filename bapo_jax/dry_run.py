@@ -264,6 +264,8 @@ def tpu_devices(topology: str) -> list[jax.Device]:
     os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'TPU_WORKER_HOSTNAMES': 'localhost', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
     # As libtpu describes it, a v4 chip is two devices; a chip that is there is one.
     chip = {'chip_config_name': 'megacore'} if topology.startswith('v4:') else {}
+    if set(topology.split(':')[1].split('x')) == {'1'}:
+        chip['chips_per_host_bounds'] = (1, 1, 1)  # it takes hosts of four chips for granted
     try:
         return list(topologies.get_topology_desc(platform='tpu', topology_name=topology, **chip).devices)
     except (jax.errors.JaxRuntimeError, RuntimeError) as e:

@@ -49,7 +49,7 @@ AXES: dict[str, dict[int, Workload]] = {
     'vocabulary': {n: dataclasses.replace(ONE, response_tokens=256, vocabulary=n) for n in (32_768, 65_536, 98_304, 151_936)},
     'groups': {n: dataclasses.replace(W, prompts=n, optimizer_steps=n // 8) for n in (8, 16, 32, 64)},
 }
-CHIPS = {1: 'v6e:1x1', 4: 'v6e:2x2', 8: 'v6e:2x4', 16: 'v6e:4x4', 32: 'v6e:4x8'}
+CHIPS = {1: 'v5p:1x1x1', 4: 'v5p:2x2x1', 8: 'v5p:2x2x2', 16: 'v5p:2x2x4', 32: 'v5p:2x4x4'}
 ROWS = 2 * DEVICES  # of a micro-batch, each a sequence
 
 

@@ -213,7 +213,7 @@ def test_a_tpu_slice_with_its_own_compiler():
         "r = measure(config(8), MODEL, 'v5e:2x4')\n"
         "state = r.memory['θ, the moments and the mini-batch']\n"
         'print(r.target.name, r.kernel, r.fits, state > 12 * r.parameters / 8, r.compile_s > 0)\n'
-        "print(measure(config(8, micro_batch_rows=2**16), MODEL, 'v5e:2x4').fits)\n"
+        "print(measure(config(8, micro_batch_rows=2**16), MODEL, 'v5e:2x4').fits, len(dry_run.tpu_devices('v6e:1x1')))\n"
         "mesh = dry_run.find_target('v5p:2x2x1', config(4).mesh).mesh\n"
         "moved = collectives(parse(Learner(config(4), MODEL, mesh, 'splash').compile_update().as_text()))\n"
         "weights = [c for c in moved if (c.kind, c.dtype) == ('all-gather', 'bf16')]\n"
@@ -229,4 +229,4 @@ def test_a_tpu_slice_with_its_own_compiler():
         timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines() == ['8 TPU v5 lite splash True True True', 'False', 'True', "refused: --topology='v5e:99x99'"]
+    assert done.stdout.splitlines() == ['8 TPU v5 lite splash True True True', 'False 1', 'True', "refused: --topology='v5e:99x99'"]
