@@ -68,7 +68,8 @@ def on_cores(workloads: dict[int, Workload]):
     """Yields a dict for each point of an axis: seconds of an update, with and without attention, and temporary bytes."""
     jax.config.update('jax_num_cpu_devices', DEVICES)
     for at, w in workloads.items():
-        seconds, temporary = measure(w)
+        seconds, learner = measure(w)
+        temporary = learner.compile_update().memory_analysis().temp_size_in_bytes
         with mock.patch.object(attention, 'packed', lambda *_: pass_on):
             without, _ = measure(w)
         print(f'{at}: {seconds:.3g} s, {without:.3g} s without attention', file=sys.stderr, flush=True)
@@ -82,8 +83,8 @@ def pass_on(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT):
     return (q_BxTxNxH + jax.numpy.repeat(rest_BxTxKxH, N // rest_BxTxKxH.shape[2], axis=2)).reshape(B, T, N * H)
 
 
-def measure(w: Workload) -> tuple[float, int]:
-    """(median seconds of an update after one that does not count, bytes of the compiled step's temporaries on a device)."""
+def measure(w: Workload) -> tuple[float, Learner]:
+    """Median seconds of an update, after one that does not count, and who did it."""
     config, data = make_config(w), draw(w)
     model = ModelConfig(
         'qwen2', w.vocabulary, w.hidden, w.mlp, w.layers, w.heads, w.kv_heads, w.head_dim, 1e4, 1e-6, tie_embeddings=True
@@ -98,8 +99,7 @@ def measure(w: Workload) -> tuple[float, int]:
     for _ in range(1 + FLAGS.repeats):
         seconds_of_update, (state, _) = timed(lambda: jax.block_until_ready(learner.update(state, batch, np.random.default_rng(0))))
         seconds.append(seconds_of_update)
-    temporary = learner.compile_update().memory_analysis().temp_size_in_bytes
-    return float(np.median(seconds[1:])), temporary
+    return float(np.median(seconds[1:])), learner
 
 
 def make_config(w: Workload) -> ConfigDict:
@@ -160,7 +160,7 @@ def print_table(axis: str, points: list[dict[str, Any]]) -> None:
 
 
 def plot(points: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """One panel an axis, both scales logarithmic; the dotted line is linear growth (on chips: as many rows as chips, so level)."""
+    """One panel an axis. On chips, where rows grow with them, level is ideal; elsewhere scales are logarithmic, the dotted line linear."""
     import matplotlib
 
     matplotlib.use('Agg')
@@ -174,9 +174,13 @@ def plot(points: dict[str, list[dict[str, Any]]], path: Path) -> None:
             panel.plot(at, [p['without attention s'] for p in of_axis], 's-', label='without attention')
         linear = [seconds[0] * (1 if axis == 'chips' else n / at[0]) for n in at]
         panel.plot(at, linear, 'k:', label='linear' if axis != 'chips' else 'as one chip')
-        panel.set(xscale='log', yscale='log', xlabel=axis, xticks=at, xticklabels=[f'{n:,}' for n in at])
+        panel.set(xscale='log', xlabel=axis, xticks=at, xticklabels=[f'{n:,}' for n in at])
+        if axis == 'chips':
+            panel.set(ylim=(0, 2 * max(seconds)))
+        else:
+            panel.set(yscale='log', yticks=seconds, yticklabels=[f'{s:.2g}' for s in seconds])
         panel.minorticks_off()
-        panel.legend(fontsize=8)
+        panel.legend(fontsize=8, loc='upper left')
     panels[0][0].set_ylabel('seconds')
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

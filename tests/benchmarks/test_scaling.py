@@ -1,0 +1,27 @@
+"""The growth of an update's cost, as benchmarks/scaling.py tells it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+def test_more_groups_are_more_optimizer_steps_of_one_size(tmp_path):
+    """One axis, one update a point: its table, its points and its figure; the compiled step is the same at each."""
+    out, figure = tmp_path / 'points.json', tmp_path / 'figure.svg'
+    command = [sys.executable, 'benchmarks/scaling.py', '--axes=groups', '--repeats=1', f'--out={out}', f'--plot={figure}']
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {'PYTHONPATH': str(ROOT)}, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    points = json.loads(out.read_text())['groups']
+    assert [p['at'] for p in points] == [8, 16, 32, 64]
+    assert len({p['temporary GB'] for p in points}) == 1
+    assert all(p['s'] > 0 and p['without attention s'] > 0 for p in points)
+    header, _, *rows = [line for line in done.stdout.splitlines() if line.startswith('|')]
+    assert header == '| groups | s | exponent | without attention s | exponent | temporary GB |' and len(rows) == 4
+    assert figure.read_text().rstrip().endswith('</svg>')
