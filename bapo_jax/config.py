@@ -106,8 +106,8 @@ def mesh_section() -> ConfigDict:
     h.data = 1  # whole copies of the policy
     h.fsdp = -1  # ways to split parameters and rows; -1: all devices that are left
     h.tensor = 1  # ways to split heads, MLP and vocabulary
-    h.gather_once = False  # weights cross the mesh once a mini-batch, not twice a micro-batch: 12 bytes more a parameter
-    h.frozen_on_host = False  # vllm: α, θ_0 and earlier policies lie in host memory; they visit the devices to score, or be published
+    h.gather_once = False  # weights cross the mesh once a mini-batch, not twice a micro-batch; costs memory (docs/memory.md)
+    h.frozen_on_host = False  # vllm: α, θ_0 and earlier policies lie in host memory; they visit the devices to score or be published
     h.deadline_s = 7200.0  # many hosts: most seconds they wait for each other; longer than a step's generation takes
     return h
 

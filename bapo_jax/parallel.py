@@ -138,8 +138,8 @@ def with_sharding(shapes: Any, sharding: Any) -> Any:
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, sharding)
 
 
-# What XLA is asked for beyond its defaults, by platform. TPU: a layer's weights are gathered while the product before them runs; without
-# it the chips wait twice as long for each other (docs/performance.md).
+# What XLA is asked for beyond its defaults, by platform. TPU: weights are gathered while the product before them runs; without it v5p
+# chips wait twice as long for each other (docs/performance.md).
 COMPILER_OPTIONS: dict[str, dict[str, bool]] = {
     'tpu': {
         'xla_enable_async_all_gather': True,

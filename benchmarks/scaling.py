@@ -1,10 +1,10 @@
 """How the cost of an update grows, one axis at a time: a table and a plot.
 
-    python benchmarks/scaling.py                                               # on two cores: response length, vocabulary, groups
-    PYTHONPATH=.:.tpu-compiler python benchmarks/scaling.py --axes=chips       # the compiled program on 1 to 32 chips, modelled
-    python benchmarks/scaling.py --axes= --plot=docs/scaling.svg               # draws what --out holds
+    python benchmarks/scaling.py                                            # two cores: response length, vocabulary, groups
+    PYTHONPATH=.:.tpu-compiler python benchmarks/scaling.py --axes=chips    # the compiled program on 1 to 32 chips, modelled
+    python benchmarks/scaling.py --axes= --plot=docs/scaling.svg            # draws what --out holds
 
-A point on cores is `Learner.update` on GRPO groups of peers_data.py, host work included: 4 layers of width 128, and what `AXES` says.
+A point on cores is `Learner.update` on GRPO groups of peers_data.py, host work included: 4 layers of width 128, else as in `AXES`.
 "without attention" is the same update with a kernel that passes the queries on. A point on chips is benchmarks/compiled.py's model of
 the 1.5B step: a row of 10,240 tokens a chip, so that as many chips do as many times the work; seconds of a micro-batch.
 
@@ -43,7 +43,7 @@ from bapo_jax.models.qwen import ModelConfig, Qwen
 from bapo_jax.parallel import make_mesh
 
 ONE = dataclasses.replace(W, prompts=1, optimizer_steps=1)
-# axis: its points, each the workload at that point. A mini-batch has 8 groups at most, so that more groups are more optimizer steps.
+# axis: its points, each a workload. A mini-batch has 8 groups at most, so that more groups are more optimizer steps.
 AXES: dict[str, dict[int, Workload]] = {
     'response tokens': {n: dataclasses.replace(ONE, response_tokens=n) for n in (512, 1024, 2048, 4096, 8192)},
     'vocabulary': {n: dataclasses.replace(ONE, response_tokens=256, vocabulary=n) for n in (32_768, 65_536, 98_304, 151_936)},
@@ -105,7 +105,8 @@ def measure(w: Workload) -> tuple[float, Learner]:
 def make_config(w: Workload) -> ConfigDict:
     config = config_lib.default_config()
     config.update_from_flattened_dict({
-        **SHARED, 'model.path': 'shapes alone', 'rollout.max_prompt_tokens': w.prompt_tokens, 'rollout.max_response_tokens': w.response_tokens,
+        **SHARED, 'model.path': 'shapes alone', 'rollout.max_prompt_tokens': w.prompt_tokens,
+        'rollout.max_response_tokens': w.response_tokens,
         'rollout.group_size': w.group_size, 'learner.batch_groups': w.prompts,
         'learner.mini_batch_groups': w.prompts // w.optimizer_steps,
         'learner.row_tokens': w.prompt_tokens + w.response_tokens, 'learner.micro_batch_rows': ROWS,
@@ -156,11 +157,12 @@ def print_table(axis: str, points: list[dict[str, Any]]) -> None:
             if name in grows:
                 cells.append('' if powers[name][i] is None else f'{powers[name][i]:.2f}')
         print(f'| {" | ".join(cells)} |')
-    print(f'\n{", ".join(f"{name} {points[-1][name]}" for name in ("cpu", "jax", "date", "load") if name in points[-1])}', flush=True)
+    told = ', '.join(f'{name} {points[-1][name]}' for name in ('cpu', 'jax', 'date', 'load') if name in points[-1])
+    print(f'\n{told}', flush=True)
 
 
 def plot(points: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """One panel an axis. On chips, where rows grow with them, level is ideal; elsewhere scales are logarithmic, the dotted line linear."""
+    """One panel an axis. On chips, where rows grow with them, level is ideal; elsewhere scales are logarithmic."""
     import matplotlib
 
     matplotlib.use('Agg')

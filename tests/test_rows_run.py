@@ -36,7 +36,8 @@ def tiny_base(tmp_path_factory):
 
 def row_config(method, base):
     changes = {
-        'model__path': str(base), 'task__reward': 'parity:odd', 'rollout__max_response_tokens': 8, 'learner__slot_tokens': 0, 'learner__row_tokens': 24,
+        'model__path': str(base), 'task__reward': 'parity:odd', 'rollout__max_response_tokens': 8,
+        'learner__slot_tokens': 0, 'learner__row_tokens': 24,
         'steps': 2, 'checkpoint__every': 1, 'checkpoint__keep': 3, 'theory__every': 2,
     }  # fmt: skip
     config = small_config(method, base, **changes, **SMALL.get(method, {}))

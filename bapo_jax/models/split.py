@@ -58,7 +58,7 @@ class Split(NamedTuple):
 def gathered(params: Any, specs: Any, split: Split, fsdp: int) -> Any:
     """What a model computes with under `split`: its parts as they are or, without 'fsdp' on a mesh that has, whole parameters.
 
-    Its transpose scatters their gradient.
+    `fsdp` is the mesh's size of that axis. The transpose scatters the gradient.
     """
 
     def one(part, spec):

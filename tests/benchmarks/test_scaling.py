@@ -16,7 +16,8 @@ def test_more_groups_are_more_optimizer_steps_of_one_size(tmp_path):
     """One axis, one update a point: its table, its points and its figure; the compiled step is the same at each."""
     out, figure = tmp_path / 'points.json', tmp_path / 'figure.svg'
     command = [sys.executable, 'benchmarks/scaling.py', '--axes=groups', '--repeats=1', f'--out={out}', f'--plot={figure}']
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {'PYTHONPATH': str(ROOT)}, capture_output=True, text=True, timeout=300)
+    environment = os.environ | {'PYTHONPATH': str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     points = json.loads(out.read_text())['groups']
     assert [p['at'] for p in points] == [8, 16, 32, 64]
