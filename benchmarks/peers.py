@@ -52,7 +52,7 @@ class Row(NamedTuple):
 
 def rows_of(w: Workload, envs: bool) -> list[Row]:
     """The first row of each mode is what the others are compared with."""
-    sizes = (16, 32) if w.hidden < 512 else (16, 8)
+    sizes = (16, 32) if w.hidden < 512 else (16, 8)  # sequences of a micro-batch; --nosearch takes the first
     torch = [f'{processes} {how}, {n}' for how in ('compiled', 'eager') for processes in (2, 1) for n in sizes]
     if w.ragged:
         torch = [f'{setting} sorted' for setting in torch[:4]] + torch[:2]

@@ -90,8 +90,7 @@ def measure(w: Workload) -> tuple[float, Learner]:
         'qwen2', w.vocabulary, w.hidden, w.mlp, w.layers, w.heads, w.kv_heads, w.head_dim, 1e4, 1e-6, tie_embeddings=True
     )
     learner = Learner(config, model, make_mesh(DEVICES, 1, 1), 'xla')
-    with jax.default_device(jax.devices()[0]):
-        params = nnx.to_pure_dict(nnx.state(Qwen(model, rngs=nnx.Rngs(0)), nnx.Param))
+    params = nnx.to_pure_dict(nnx.state(Qwen(model, rngs=nnx.Rngs(0)), nnx.Param))
     state = learner.init(jax.device_put(params, jax.tree.map(lambda x: x.sharding, learner.parameters)))
     prompts = [Prompt(i, 'countdown', tokens, {}) for i, tokens in enumerate(data.prompts)]
     groups = groups_of(prompts, responses_of(data, data.behaviour - np.float32(math.log(w.vocabulary))), data.rewards)
