@@ -25,7 +25,6 @@ from bapo_jax.groups import X1, Group, Prompt, Response, Verdict, make_batch
 from bapo_jax.learner.learner import build_learner
 from bapo_jax.learner.update import TrainState
 from bapo_jax.methods import Fields
-from bapo_jax.parallel import row_sharding
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
 
@@ -92,7 +91,9 @@ def measure(what: str, directory: Path, name: str, repeats: int) -> dict[str, An
     w, data = peers_data.load(directory)
     c = make_config(directory, w, name)
     learner = build_learner(c)
-    engine = JaxEngine(learner.graph, (w.vocabulary,), c.rollout.rows, row_sharding(learner.mesh))  # an end that is never sampled
+    engine = JaxEngine(  # with an end that is never sampled
+        learner.graph, learner.model, (w.vocabulary,), c.rollout.rows, w.prompt_tokens, learner.mesh
+    )
     prompts = [Prompt(i, 'countdown', tokens, {}) for i, tokens in enumerate(data.prompts)]
 
     def update(state: TrainState, answers: Sequence[tuple[Response, ...]]) -> tuple[TrainState, dict[str, float]]:

@@ -29,7 +29,7 @@ HOUSE = (
     ('fields', ''),
     ('config_method', 'fields replay rollout'),
     ('config', 'fields methods tasks config_method'),
-    ('run', 'groups files hosts scores replay learner rollout config'),
+    ('run', 'groups files hosts scores models replay learner rollout config'),
     ('inputs', 'groups models tasks prompts config'),
     ('policies', 'models parallel rollout run'),
 )

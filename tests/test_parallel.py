@@ -19,7 +19,7 @@ from bapo_jax.groups import groups_from_arrays, groups_to_arrays, make_batch
 from bapo_jax.learner.learner import Learner
 from bapo_jax.models import hf
 from bapo_jax.parallel import (
-    MESH_AXES, ShardingRules, fetch, keep_programs, make_mesh, parameter_sharding, row_sharding, sizes_across, spread,
+    MESH_AXES, ShardingRules, fetch, keep_programs, make_mesh, parameter_sharding, sizes_across, spread,
 )  # fmt: skip
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
@@ -45,7 +45,7 @@ def train_and_sample(model_path, groups, sizes, gather_once=False):
     learner = Learner(config, model_config, mesh, 'xla')
     state, metrics = learner.update(learner.init(params), make_batch(groups, ['x1'] * len(groups)), np.random.default_rng(0))
 
-    engine = JaxEngine(graph, (3,), 32, row_sharding(mesh))
+    engine = JaxEngine(graph, model_config, (3,), 32, 16, mesh)
     engine.load(jax.device_put(params, parameter_sharding(mesh, params)), 0)
     answers = engine.generate([g.prompt for g in groups], 4, Sampling(1.0, 6), [Draw(1, 0, FRESH)] * len(groups))
     out = {f'm.{k}': np.float64(v) for k, v in metrics.items() if not k.startswith('timing_s/')}

@@ -9,7 +9,8 @@ lack it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 
 class Parameter(NamedTuple):
@@ -52,3 +53,8 @@ PARAMETERS = (
     # A critic's, in place of the head. No policy has one, so no exported or published policy knows of it.
     Parameter(('value', 'kernel'), '', ('embed', None), needs='value_head'),
 )
+
+
+def is_rounded(path: Sequence[Any]) -> bool:
+    """Whether the model computes with the parameter at `path` (JAX's keys) in its own dtype; the scales of norms stay float32."""
+    return path[-1].key != 'scale'

@@ -3,7 +3,7 @@
 The two differ only in the attention: Qwen2 adds a bias to queries, keys and values; Qwen3 has no bias and normalises each head's
 queries and keys.
 
-Shapes:  B rows · T tokens fed now · S key slots · D width · N query heads · K key/value heads · H head size · F MLP width
+Shapes:  B rows · T tokens · D width · N query heads · K key/value heads · H head size · F MLP width
          V vocabulary · L layers.  Parameters (listed in parameters.py) are float32; matrix products run in `config.dtype`.
 
 Left out, because no checkpoint that this project trains needs them: sliding windows, rope scaling, dropout, attention sinks.
@@ -12,7 +12,7 @@ Left out, because no checkpoint that this project trains needs them: sliding win
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,11 +20,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from bapo_jax.models.attention import ATTENTION, masked
+from bapo_jax.models.attention import ATTENTION
 from bapo_jax.models.parameters import PARAMETERS, Parameter
 from bapo_jax.models.split import Split, matmul
 
-# (q_BxTxNxH, k_BxKxSxH, v_BxKxSxH) -> [B, T, N·H]; the function itself masks.
+# (q_BxTxNxH, k_BxKxTxH, v_BxKxTxH) -> [B, T, N·H]; the function itself masks.
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 MLP_INPUT, PRODUCT = 'mlp_input', 'product'  # the residual stream between attention and MLP; x @ kernel
@@ -76,20 +76,6 @@ class ModelConfig:
 def parameters_of(config: ModelConfig) -> tuple[Parameter, ...]:
     """The rows of the parameter table that this model has, in the table's order."""
     return tuple(p for p in PARAMETERS if not p.needs or getattr(config, p.needs))
-
-
-class KVCache(NamedTuple):
-    """Keys and values, and the slot written next. Each layer has its own array, so writing a slot copies no other layer."""
-
-    k_BxKxSxH: tuple[jax.Array, ...]
-    v_BxKxSxH: tuple[jax.Array, ...]
-    next_slot: jax.Array  # int32 scalar
-
-
-def empty_cache(config: ModelConfig, batch: int, slots: int) -> KVCache:
-    """A cache of zeros for `batch` rows of `slots` tokens, in the model's compute dtype."""
-    zeros = jnp.zeros((batch, config.num_kv_heads, slots, config.head_dim), config.dtype)
-    return KVCache((zeros,) * config.num_layers, (zeros,) * config.num_layers, jnp.int32(0))
 
 
 class Rope(NamedTuple):
@@ -181,30 +167,21 @@ class Block(nnx.Module):
         self.up = linear(c.hidden_size, c.intermediate_size)
         self.down = linear(c.intermediate_size, c.hidden_size, width=1)
 
-    def __call__(self, x_BxTxD, rope: Rope, attend: Attend, cached=None, split: Split = Split()):
-        """Returns (output [B, T, D], keys, values).
-
-        Those are of the T tokens alone or, with `cached` = (keys, values, next slot), the cached ones with the T tokens written in.
-        Where `split` says so, weights are this device's heads and part of the MLP.
-        """
+    def __call__(self, x_BxTxD, rope: Rope, attend: Attend, split: Split = Split()):
+        """Returns the residual stream [B, T, D]. Where `split` says so, weights are this device's heads and part of the MLP."""
         c, (B, T, _) = self.config, x_BxTxD.shape
         h_BxTxD = split.enter(self.attention_norm(x_BxTxD))
         # Heads before tokens from here on: on a TPU, rotating in the kernel's own layout saves copies in float32.
         q_BxNxTxH = self.q(h_BxTxD, split).reshape(B, T, -1, c.head_dim).swapaxes(1, 2)
-        k_BxKxSxH = self.k(h_BxTxD, split).reshape(B, T, -1, c.head_dim).swapaxes(1, 2)
+        k_BxKxTxH = self.k(h_BxTxD, split).reshape(B, T, -1, c.head_dim).swapaxes(1, 2)
         if c.qk_norm:
-            q_BxNxTxH, k_BxKxSxH = self.q_norm(q_BxNxTxH, split), self.k_norm(k_BxKxSxH, split)
-        q_BxTxNxH, k_BxKxSxH = rotate(q_BxNxTxH, rope).swapaxes(1, 2), rotate(k_BxKxSxH, rope)
-        v_BxKxSxH = self.v(h_BxTxD, split).reshape(B, T, -1, c.head_dim).swapaxes(1, 2)
-        if cached is not None:
-            old_k_BxKxSxH, old_v_BxKxSxH, slot = cached
-            k_BxKxSxH = jax.lax.dynamic_update_slice(old_k_BxKxSxH, k_BxKxSxH, (0, 0, slot, 0))
-            v_BxKxSxH = jax.lax.dynamic_update_slice(old_v_BxKxSxH, v_BxKxSxH, (0, 0, slot, 0))
-        x_BxTxD = x_BxTxD + split.leave(self.o(attend(q_BxTxNxH, k_BxKxSxH, v_BxKxSxH), split))
+            q_BxNxTxH, k_BxKxTxH = self.q_norm(q_BxNxTxH, split), self.k_norm(k_BxKxTxH, split)
+        q_BxTxNxH, k_BxKxTxH = rotate(q_BxNxTxH, rope).swapaxes(1, 2), rotate(k_BxKxTxH, rope)
+        v_BxKxTxH = self.v(h_BxTxD, split).reshape(B, T, -1, c.head_dim).swapaxes(1, 2)
+        x_BxTxD = x_BxTxD + split.leave(self.o(attend(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH), split))
         x_BxTxD = checkpoint_name(x_BxTxD, MLP_INPUT)
         h_BxTxD = split.enter(self.mlp_norm(x_BxTxD))
-        x_BxTxD = x_BxTxD + split.leave(self.down(swiglu(self.gate(h_BxTxD, split), self.up(h_BxTxD, split)), split))
-        return x_BxTxD, k_BxKxSxH, v_BxKxSxH
+        return x_BxTxD + split.leave(self.down(swiglu(self.gate(h_BxTxD, split), self.up(h_BxTxD, split)), split))
 
 
 class Qwen(nnx.Module):
@@ -233,7 +210,7 @@ class Qwen(nnx.Module):
         c, (graph, stacked), rope = self.config, nnx.split(self.layers), rope_tables(positions_BxT, self.config)
 
         def layer_step(x_BxTxD, weights):
-            return nnx.merge(graph, weights)(x_BxTxD, rope, attend, split=split)[0], None
+            return nnx.merge(graph, weights)(x_BxTxD, rope, attend, split), None
 
         # Inside a scan XLA cannot merge what is recomputed with the forward pass, so nothing need be done against it.
         step = layer_step if remat == 'none' else jax.checkpoint(layer_step, policy=REMAT[remat], prevent_cse=False)
@@ -241,24 +218,13 @@ class Qwen(nnx.Module):
         x_BxTxD, _ = jax.lax.scan(step, x_BxTxD, stacked)
         return self.norm(x_BxTxD)
 
-    def decode(self, tokens_BxT, positions_BxT, mask_BxTxS, cache: KVCache):
-        """Returns the hidden states [B, T, D] of T tokens that continue a cache of S slots, and the cache with those tokens.
-
-        `mask_BxTxS` says which slots each token sees. Layers are unrolled: a scan would copy each layer's cache once a token,
-        which on CPU costs more than the layer itself.
-        """
-        def attend(q_BxTxNxH, k_BxKxSxH, v_BxKxSxH):
-            return masked(q_BxTxNxH, k_BxKxSxH, v_BxKxSxH, mask_BxTxS)
-
+    def unrolled(self, layers: Sequence[Any], tokens_BxT, positions_BxT, attend_in: Callable[[int], Attend]):
+        """Returns hidden states [B, T, D] as above, of layers that are not stacked; `attend_in(i)` is the attention of layer i."""
         x_BxTxD = Split().look_up(self.embedding.embedding[...], tokens_BxT, self.config.dtype)
-        rope, (graph, stacked), keys, values = rope_tables(positions_BxT, self.config), nnx.split(self.layers), [], []
-        for i in range(self.config.num_layers):
-            layer = nnx.merge(graph, jax.tree.map(lambda w: w[i], stacked))
-            cached = (cache.k_BxKxSxH[i], cache.v_BxKxSxH[i], cache.next_slot)
-            x_BxTxD, k_BxKxSxH, v_BxKxSxH = layer(x_BxTxD, rope, attend, cached)
-            keys.append(k_BxKxSxH)
-            values.append(v_BxKxSxH)
-        return self.norm(x_BxTxD), KVCache(tuple(keys), tuple(values), cache.next_slot + tokens_BxT.shape[1])
+        graph, rope = nnx.split(self.layers)[0], rope_tables(positions_BxT, self.config)
+        for i, weights in enumerate(layers):
+            x_BxTxD = nnx.merge(graph, weights)(x_BxTxD, rope, attend_in(i))
+        return self.norm(x_BxTxD)
 
     @property
     def head_VxD(self) -> jax.Array:

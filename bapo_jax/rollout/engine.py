@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 import jax
 
@@ -20,8 +22,9 @@ class RolloutError(RuntimeError):
 class Sampling(NamedTuple):
     """How to sample. The log-probs returned are of logits / temperature, over the whole vocabulary."""
 
-    temperature: float
+    temperature: float  # 0: the likeliest token always
     max_tokens: int
+    top_p: float = 1.0  # of the likeliest tokens that make up this share; below 1 in evaluations alone
 
 
 class Draw(NamedTuple):
@@ -35,21 +38,43 @@ class Draw(NamedTuple):
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), self.step), self.purpose)
 
 
-class Engine(Protocol):
+class Engine(abc.ABC):
     """An engine holds one policy at a time. Its methods are called one after the other, never at once."""
 
     servers: int  # how many servers answer; the trainer checks their log-probs against its own. 0: this process answers
 
+    @abc.abstractmethod
     def load(self, params: Any, version: int) -> None:
         """Answers with `params` from now on, and stamps responses with `version`. Does nothing where it holds that version already.
 
-        The caller keeps `params` alive and unchanged, and loads no other policy during `generate`. Raises RolloutError.
+        The caller keeps `params` alive and unchanged, and loads no other policy before all that was asked is answered. Raises
+        RolloutError.
         """
+
+    @abc.abstractmethod
+    def ask(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
+    ) -> list[Future[tuple[Response, ...]]]:
+        """A future for each prompt's `group_size` responses, in the order of `prompts`; `draws` has one for each.
+
+        What was asked earlier is answered first. A future may end with a RolloutError.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends its processes and closes its connections. What is not answered yet is not answered any more."""
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
     ) -> list[tuple[Response, ...]]:
-        """`group_size` responses to each prompt, in the order of `prompts`; `draws` has one for each. Raises RolloutError."""
+        """Asks and waits for all answers. Raises RolloutError; the prompts not answered by then are given up."""
+        return gathered(self.ask(prompts, group_size, sampling, draws))
 
-    def close(self) -> None:
-        """Ends its processes and closes its connections."""
+
+def gathered(futures: Sequence[Future]) -> list[Any]:
+    """The results of all futures, in order. Where one ends with an error, cancels the others and raises it."""
+    try:
+        return [future.result() for future in futures]
+    finally:
+        for future in futures:  # after one failure the others are useless; those that are done do not mind
+            future.cancel()

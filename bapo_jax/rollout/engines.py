@@ -9,7 +9,6 @@ from typing import Any
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from bapo_jax import parallel
 from bapo_jax.hosts import Hosts
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.engine import Engine
@@ -27,7 +26,7 @@ def start_engine(
     """The engine that `config` names. With engine 'vllm' and no servers listed, starts a server, which takes a minute."""
     r = config.rollout
     if r.engine == 'jax':
-        return JaxEngine(graph, ends, r.rows, parallel.row_sharding(mesh))
+        return JaxEngine(graph, model, ends, r.rows, r.max_prompt_tokens, mesh)
     servers, token = list(r.servers), os.environ.get(TOKEN_VARIABLE)
     if not servers:
         print('starting a vLLM server …', flush=True)

@@ -1,132 +1,185 @@
-"""The in-process engine: batched sampling with a key/value cache in one jitted loop. No server, no second copy of the model.
+"""The in-process engine: each device samples in slots, which are freed and filled again. No server, no second process.
 
-Shapes:  P prompts · L prompt slots (left-padded) · G responses a prompt · B = P·G rows · T most response tokens · V vocabulary.
+What is asked waits in line. A thread reads the prompts that have waited longest, and the devices give their responses slots as these
+become free. A group is handed out when its last response has ended. So a long response holds up no slot but its own.
 """
 
 from __future__ import annotations
 
-import functools
+import collections
+import dataclasses
+import itertools
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from bapo_jax.groups import Prompt, Response
-from bapo_jax.models.qwen import KVCache, empty_cache
-from bapo_jax.rollout.engine import Draw, Sampling
+from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.rollout.engine import Draw, Engine, Sampling
+from bapo_jax.rollout.slots import Places, lay_out, nothing_yet, read, sample, split_rows
 
-_PROMPT_BUCKET = 16  # prompt slots are padded to a multiple of this: few shapes, so few compilations
+_SHORTEST = 128  # prompts are padded to a power of two from here on: few shapes, so few programs
+_LINE = 2  # a device reads so many times more prompts at once than fill its slots
 
 
-class JaxEngine:
-    """`graph` is the model's nnx graph; `stop_tokens` end a response; at most `rows` responses are sampled at once."""
+Held = dict[int, tuple['_Group', int]]  # the places of a device that are taken: whose response, and which of the group's
+
+
+class JaxEngine(Engine):
+    """`graph` is the model's nnx graph; `stop_tokens` end a response; all devices of `mesh` together sample up to `rows` at once.
+
+    No prompt is longer than `prompt_tokens`. Weights and slots take memory only while something is asked.
+    """
 
     servers = 0
 
     def __init__(
-        self, graph: nnx.GraphDef, stop_tokens: tuple[int, ...], rows: int, row_sharding: jax.sharding.Sharding | None = None
-    ):
-        self._graph, self._stop_tokens, self._rows, self._row_sharding = graph, stop_tokens, rows, row_sharding
-        self._params, self._version = None, None
+        self, graph: nnx.GraphDef, model: ModelConfig, stop_tokens: tuple[int, ...], rows: int, prompt_tokens: int,
+        mesh: Mesh | None = None,
+    ):  # fmt: skip
+        self._graph, self._model, self._stop_tokens, self._prompt_tokens = graph, model, stop_tokens, prompt_tokens
+        self._mesh = mesh or Mesh(jax.devices()[:1], 'rows')
+        self._slots = max(1, rows // self._mesh.size)  # of a device
+        self._params, self._weights, self._version = None, None, None
+        self._waiting: collections.deque[_Group] = collections.deque()
+        self._lock = threading.Lock()  # of `_waiting` and `_weights`
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix='sampler')
+        self.sampled = self.room = 0  # tokens so far, and how many the slots had room for meanwhile
 
     def load(self, params: Any, version: int) -> None:
         self._params, self._version = params, version
 
-    def generate(
+    def ask(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
-    ) -> list[tuple[Response, ...]]:
+    ) -> list[Future[tuple[Response, ...]]]:
         if self._params is None:
             raise RuntimeError('the engine holds no policy yet: call load(params, version) before generate')
-        at_once = 1 << (max(1, self._rows // group_size).bit_length() - 1)  # the largest power of two that fits
-        answers: list[tuple[Response, ...]] = []
-        for first in range(0, len(prompts), at_once):
-            chunk = slice(first, first + at_once)
-            answers += self._generate_chunk(prompts[chunk], draws[chunk], at_once, group_size, sampling)
-        return answers
+        key_of = {draw: np.asarray(jax.random.key_data(draw.key())) for draw in set(draws)}
+        asked = [
+            _Group(prompt, key_of[draw], group_size, sampling, self._version) for prompt, draw in zip(prompts, draws, strict=True)
+        ]
+        with self._lock:
+            # Devices exchange parts of weights here. The learner's programs exchange too, so one thread must order both.
+            if self._weights is None:
+                self._weights = lay_out(self._params, model=self._model, mesh=self._mesh)
+            self._waiting.extend(asked)
+        self._thread.submit(self._answer_all)
+        return [group.future for group in asked]
 
     def close(self) -> None:
+        with self._lock:
+            for group in self._waiting:
+                group.future.cancel()
+            self._waiting.clear()
+        self._thread.shutdown()
         self._params = None
 
-    def _generate_chunk(
-        self, prompts: Sequence[Prompt], draws: Sequence[Draw], at_once: int, group_size: int, sampling: Sampling
-    ) -> list[tuple[Response, ...]]:
-        devices = 1 if self._row_sharding is None else self._row_sharding.num_devices
-        # A chunk is padded to a power of two of prompts, for few shapes. Filler rows repeat the first prompt and are dropped.
-        padded = max(1 << (len(prompts) - 1).bit_length(), at_once // 4)
-        padded = -(-padded // devices) * devices
-        filled, draws = [*prompts, *[prompts[0]] * (padded - len(prompts))], [*draws, *[draws[0]] * (padded - len(prompts))]
-        longest = max(len(p.tokens) for p in filled)
-        slots = -(-longest // _PROMPT_BUCKET) * _PROMPT_BUCKET
-        tokens_PxL = np.zeros((padded, slots), np.int32)
-        for row, prompt in zip(tokens_PxL, filled, strict=True):
-            row[slots - len(prompt.tokens) :] = prompt.tokens
-        lengths_P = np.array([len(p.tokens) for p in filled], np.int32)
-        ids_P = np.array([p.id for p in filled], np.int32)
-        key_of = {draw: draw.key() for draw in set(draws)}
-        keys_P = jnp.stack([key_of[draw] for draw in draws])
-        inputs = jax.device_put((tokens_PxL, lengths_P, ids_P, keys_P), self._row_sharding)
-        tokens_BxT, logp_BxT, length_B, stopped_B = jax.device_get(
-            _sample(self._graph, self._params, *inputs, jnp.float32(sampling.temperature),
-                    group_size=group_size, max_tokens=sampling.max_tokens, stop_tokens=self._stop_tokens)
+    def _answer_all(self) -> None:
+        """Answers all that wait. Then the weights are let go."""
+        while self._waiting:
+            held: list[Held] = [{} for _ in range(self._mesh.size)]
+            try:
+                self._answer(self._waiting[0].size, self._waiting[0].sampling, held)
+            except Exception as e:  # those who wait for an answer get the error in its place
+                with self._lock:
+                    lost = {group for of_device in held for group, _ in of_device.values()} | set(self._waiting)
+                    self._waiting.clear()
+                for group in lost:
+                    if not group.future.cancelled():
+                        group.future.set_exception(e)
+        with self._lock:
+            if not self._waiting:
+                self._weights = None
+
+    def _answer(self, size: int, sampling: Sampling, held: list[Held]) -> None:
+        """Answers the first in line, and those behind them that ask for as many responses, sampled alike."""
+        at_once = max(1, _LINE * self._slots // size)  # prompts that a device reads at once
+        settings = {'graph': self._graph, 'mesh': self._mesh}
+        rows, places = nothing_yet(
+            model=self._model, mesh=self._mesh, rows=self._slots, places=self._slots + at_once * size,
+            prompt_tokens=self._prompt_tokens, response_tokens=sampling.max_tokens,
         )  # fmt: skip
+        while True:
+            new = self._take(held, at_once, size, sampling)
+            if any(new):
+                line = read(self._weights, *self._inputs(new, held, at_once, size), **settings, slots=self._prompt_tokens)
+            elif any(held):
+                line = line._replace(place_PxG=jnp.full_like(line.place_PxG, -1))
+            else:
+                return
+            # Slots must not stand empty while more wait. At the end, half of the rest at a time, so that groups come out early.
+            few = [self._slots if self._next_is(size, sampling) else min(self._slots, len(of_device)) // 2 for of_device in held]
+            rows, places, steps = sample(
+                self._weights, rows, places, line, jax.device_put(np.array(few, np.int32), split_rows(self._mesh)),
+                jnp.float32(sampling.temperature), jnp.float32(sampling.top_p), **settings,
+                stop_tokens=self._stop_tokens, nucleus=sampling.top_p < 1,
+            )  # fmt: skip
+            self.room += int(np.max(steps)) * self._slots * self._mesh.size
+            self._hand_out(places, held)
 
-        def response(row: int) -> Response:
-            n = length_B[row]
-            finish = 'stop' if stopped_B[row] else 'length'
-            return Response(tokens_BxT[row, :n].copy(), logp_BxT[row, :n].copy(), finish, self._version)
+    def _next_is(self, size: int, sampling: Sampling) -> bool:
+        """Whether the first in line asks for this."""
+        return bool(self._waiting) and (self._waiting[0].size, self._waiting[0].sampling) == (size, sampling)
 
-        return [tuple(response(i * group_size + j) for j in range(group_size)) for i in range(len(prompts))]
+    def _take(self, held: list[Held], at_once: int, size: int, sampling: Sampling) -> list[list[_Group]]:
+        """The next groups of each device, up to `at_once`; those that wait go to the device that has least to do."""
+        new: list[list[_Group]] = [[] for _ in held]
+        with self._lock:
+            while self._next_is(size, sampling):
+                device = min(range(len(held)), key=lambda i: len(held[i]) + size * len(new[i]))
+                if len(new[device]) == at_once:
+                    break
+                group = self._waiting.popleft()
+                if group.future.set_running_or_notify_cancel():
+                    new[device].append(group)
+        return new
+
+    def _inputs(self, new: list[list[_Group]], held: list[Held], at_once: int, size: int) -> tuple[jax.Array, ...]:
+        """What `read` is given: as many prompts for each device, fillers behind its own. Each response gets a place."""
+        count = self._mesh.size * at_once
+        longest = max(len(group.prompt.tokens) for of_device in new for group in of_device)
+        padded = min(self._prompt_tokens, max(_SHORTEST, 1 << (longest - 1).bit_length()))
+        tokens, lengths, ids = np.zeros((count, padded), np.int32), np.ones(count, np.int32), np.zeros(count, np.int32)
+        keys, places = np.zeros((count, 2), np.uint32), np.full((count, size), -1, np.int32)
+        for device, groups in enumerate(new):
+            free = itertools.filterfalse(held[device].__contains__, itertools.count())
+            for row, group in enumerate(groups, start=device * at_once):
+                n = len(group.prompt.tokens)
+                tokens[row, :n], lengths[row], ids[row], keys[row] = group.prompt.tokens, n, group.prompt.id, group.key
+                places[row] = list(itertools.islice(free, size))
+                held[device] |= {place: (group, j) for j, place in enumerate(places[row].tolist())}
+        return jax.device_put((tokens, lengths, ids, keys, places), split_rows(self._mesh))
+
+    def _hand_out(self, places: Places, held: list[Held]) -> None:
+        """Takes responses that have ended from their places. A group whose last one has ended is answered."""
+        tokens, logp, count, stopped = (np.asarray(x).reshape(len(held), -1, *x.shape[1:]) for x in places)
+        for device, of_device in enumerate(held):
+            for place in [place for place in of_device if count[device, place]]:
+                (group, j), n = of_device.pop(place), count[device, place]
+                finish = 'stop' if stopped[device, place] else 'length'
+                group.responses[j] = Response(
+                    tokens[device, place, :n].copy(), logp[device, place, :n].copy(), finish, group.version
+                )
+                self.sampled += int(n)
+                if len(group.responses) == group.size:
+                    group.future.set_result(tuple(group.responses[i] for i in range(group.size)))
 
 
-@functools.partial(jax.jit, static_argnames=('graph', 'group_size', 'max_tokens', 'stop_tokens'))
-def _sample(graph, params, tokens_PxL, length_P, id_P, key_P, temperature, *, group_size, max_tokens, stop_tokens):
-    """Samples `group_size` rows for each prompt. Returns tokens, log-probs [B, T], lengths and whether a stop token came [B]."""
-    model = nnx.merge(graph, params)
-    (P, L), B, S = tokens_PxL.shape, tokens_PxL.shape[0] * group_size, tokens_PxL.shape[1] + max_tokens
+@dataclasses.dataclass(eq=False)
+class _Group:
+    """A group that is wanted, and its responses so far, by their number."""
 
-    # Each prompt is prefilled once; its cache is then repeated for its G rows.
-    slot_1xS = jnp.arange(S)[None]
-    real_PxS = (slot_1xS >= L - length_P[:, None]) & (slot_1xS < L)
-    # A padding query attends to its own slot alone, so that the softmax stays finite.
-    key_1x1xS, query_1xLx1 = slot_1xS[:, None, :], slot_1xS[:, :L, None]
-    mask_PxLxS = (real_PxS[:, None, :] & (key_1x1xS <= query_1xLx1)) | (key_1x1xS == query_1xLx1)
-    positions_PxL = jnp.maximum(slot_1xS[:, :L] - (L - length_P[:, None]), 0)
-    hidden_PxLxD, cache = model.decode(tokens_PxL, positions_PxL, mask_PxLxS, empty_cache(model.config, P, S))
-    logits_BxV = jnp.repeat(model.logits(hidden_PxLxD[:, -1]), group_size, axis=0)
-    keys, values = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), cache[:2])
-    cache = KVCache(keys, values, cache.next_slot)
-    length_B, prompt_start_B = jnp.repeat(length_P, group_size), jnp.repeat(L - length_P, group_size)
-
-    prompt_key_P = jax.vmap(jax.random.fold_in)(key_P, id_P)
-    row_key_B = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(prompt_key_P, jnp.arange(group_size)).reshape(B)
-
-    def not_finished(state):
-        t, _, _, _, _, done_B, _ = state
-        return (t < max_tokens) & ~done_B.all()
-
-    def next_token(state):
-        t, tokens_BxT, logp_BxT, logits_BxV, cache, done_B, count_B = state
-        logits_BxV = logits_BxV / temperature
-        logp_BxV = jax.nn.log_softmax(logits_BxV)
-        # One uniform number a row, looked up in the cumulative distribution: on CPU, Gumbel noise costs four times as much.
-        cumulative_BxV = jnp.cumsum(jnp.exp(logp_BxV), axis=-1)
-        uniform_B = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, t)))(row_key_B)
-        token_B = jnp.sum(cumulative_BxV <= (uniform_B * cumulative_BxV[:, -1])[:, None], axis=-1, dtype=jnp.int32)
-        logp_B = jnp.take_along_axis(logp_BxV, token_B[:, None], axis=1)[:, 0]
-        tokens_BxT = tokens_BxT.at[:, t].set(token_B)
-        logp_BxT = logp_BxT.at[:, t].set(logp_B)
-        count_B = count_B + (~done_B).astype(jnp.int32)
-        done_B = done_B | jnp.isin(token_B, jnp.array(stop_tokens))
-        mask_BxS = (slot_1xS >= prompt_start_B[:, None]) & (slot_1xS <= L + t)
-        hidden_Bx1xD, cache = model.decode(token_B[:, None], (length_B + t)[:, None], mask_BxS[:, None], cache)
-        return t + 1, tokens_BxT, logp_BxT, model.logits(hidden_Bx1xD[:, 0]), cache, done_B, count_B
-
-    start = (
-        jnp.int32(0), jnp.zeros((B, max_tokens), jnp.int32), jnp.zeros((B, max_tokens), jnp.float32), logits_BxV, cache,
-        jnp.zeros(B, bool), jnp.zeros(B, jnp.int32),
-    )  # fmt: skip
-    _, tokens_BxT, logp_BxT, _, _, done_B, count_B = jax.lax.while_loop(not_finished, next_token, start)
-    return tokens_BxT, logp_BxT, count_B, done_B
+    prompt: Prompt
+    key: np.ndarray  # random key data, uint32 [2]
+    size: int
+    sampling: Sampling
+    version: int
+    responses: dict[int, Response] = dataclasses.field(default_factory=dict)
+    future: Future[tuple[Response, ...]] = dataclasses.field(default_factory=Future)

@@ -26,6 +26,7 @@ from bapo_jax.learner.critic import CRITIC
 from bapo_jax.learner.learner import Learner
 from bapo_jax.learner.objective import PREVIOUS, PROXIMAL, REFERENCE
 from bapo_jax.learner.update import TrainState
+from bapo_jax.models.parameters import is_rounded
 
 
 def copy_params(params: Any) -> Any:
@@ -40,7 +41,7 @@ def frozen_copy(params: Any, *, dtype: str, on_host: bool) -> Any:
     """
 
     def one(path, x):
-        wanted = x.dtype if path[-1].key == 'scale' else jnp.dtype(dtype)
+        wanted = jnp.dtype(dtype) if is_rounded(path) else x.dtype
         sharding = x.sharding.with_memory_kind('pinned_host') if on_host else x.sharding
         if isinstance(x, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(x.shape, wanted, sharding=sharding)

@@ -70,7 +70,7 @@ def main(_) -> None:
     config = ConfigDict(json.loads((workdir / 'config.json').read_text('utf-8')))
     read, learner = read_inputs(config), build_learner(config)
     prompts = {p.id: p for p in read.prompts}
-    engine = JaxEngine(learner.graph, read.stop_tokens, config.rollout.rows)
+    engine = JaxEngine(learner.graph, read.model, read.stop_tokens, config.rollout.rows, config.rollout.max_prompt_tokens)
     checkpoints = Checkpoints(workdir / 'checkpoints', keep=None)
     groups = reevaluated(workdir)
 

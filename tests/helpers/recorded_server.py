@@ -25,7 +25,9 @@ class RecordedServer(HttpStub):
 
     def __init__(self):
         config = hf.read_config(BASE)
-        self._engine = JaxEngine(hf.abstract_params(config)[0], stop_tokens(BASE, load_tokenizer(BASE)), rows=16)
+        self._engine = JaxEngine(
+            hf.abstract_params(config)[0], config, stop_tokens(BASE, load_tokenizer(BASE)), rows=16, prompt_tokens=32
+        )
         self._engine.load(hf.load_params(BASE, config), 0)
         self._recorded, self._lock, self._version, self.loaded = {}, threading.Lock(), None, {}
         super().__init__(lambda path, _, body: (200, self._answer(path, body)))

@@ -73,7 +73,7 @@ def test_a_copy_survives_the_update_that_its_original_does_not(learner, policy, 
     state, _ = learner(BARE).update(state, batch_of(groups[:3]), np.random.default_rng(0))
     assert all(x.is_deleted() for x in donated)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(alpha), policy.params)
-    engine = JaxEngine(policy.graph, STOP_TOKENS, rows=32)
+    engine = JaxEngine(policy.graph, policy.config, STOP_TOKENS, rows=32, prompt_tokens=16)
     engine.load(alpha, 0)
     again = engine.generate([g.prompt for g in groups], 4, Sampling(1.0, 10), [Draw(0, 0, FRESH)] * len(groups))
     for group, responses in zip(groups, again, strict=True):

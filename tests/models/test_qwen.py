@@ -9,7 +9,7 @@ from jax.test_util import check_grads
 from tiny import QWEN3
 
 from bapo_jax.models.attention import xla
-from bapo_jax.models.qwen import REMAT, empty_cache, swiglu
+from bapo_jax.models.qwen import REMAT, swiglu
 from bapo_jax.models.split import Split, matmul
 
 TOLERANCE = 2e-5
@@ -57,38 +57,6 @@ def test_logits_are_hugging_faces(shape, make_policy, tokens):
         want = AutoModelForCausalLM.from_pretrained(policy.path)(torch.tensor(tokens)).logits.numpy()
     assert want.std() > 0.5
     np.testing.assert_allclose(forward(policy, tokens), want, rtol=0, atol=TOLERANCE)
-
-
-@pytest.mark.parametrize('family', [{}, QWEN3], ids=['Qwen2', 'Qwen3'])
-def test_decoding_with_a_cache_is_the_full_forward_pass_also_left_padded(family, make_policy, tokens):
-    """Prompts of 7, 3 and 1 tokens, left-padded to 7 slots and read at once; then the rest one token at a time."""
-    policy = make_policy(**family)
-    full = forward(policy, tokens)
-    lengths, L, steps = np.array([7, 3, 1]), 7, 5
-    S = L + steps
-    slot = np.arange(S)
-    padded = np.zeros((3, L), int)
-    for row, (text, n) in enumerate(zip(tokens, lengths)):
-        padded[row, L - n :] = text[:n]
-    own = slot[:L, None] == slot
-    mask = ((slot >= (L - lengths)[:, None, None]) & (slot <= slot[:L, None])) | own
-    positions = np.maximum(slot[:L] - (L - lengths)[:, None], 0)
-
-    @jax.jit
-    def decode(tokens, positions, mask, cache):
-        model = nnx.merge(policy.graph, policy.params)
-        hidden, cache = model.decode(tokens, positions, mask, cache)
-        return model.logits(hidden), cache
-
-    logits, cache = decode(padded, positions, mask, empty_cache(policy.config, 3, S))
-    for row, n in enumerate(lengths):
-        np.testing.assert_allclose(logits[row, L - n :], full[row, :n], rtol=0, atol=TOLERANCE)
-    for t in range(steps):
-        mask = ((slot >= (L - lengths)[:, None]) & (slot <= L + t))[:, None]
-        fed = tokens[np.arange(3), lengths + t]
-        logits, cache = decode(fed[:, None], (lengths + t)[:, None], mask, cache)
-        np.testing.assert_allclose(logits[:, 0], full[np.arange(3), lengths + t], rtol=0, atol=TOLERANCE)
-    assert cache.next_slot == S
 
 
 def test_a_later_token_changes_nothing_earlier(policy, tokens):

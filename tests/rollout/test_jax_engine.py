@@ -8,10 +8,11 @@ from tiny import QWEN3, STOP_TOKENS
 
 from bapo_jax.groups import Prompt
 from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION, Draw, Sampling
-from bapo_jax.rollout.jax_engine import JaxEngine, _sample
+from bapo_jax.rollout import jax_engine, slots
+from bapo_jax.rollout.jax_engine import JaxEngine
 
 SAMPLING, DRAW = Sampling(1.0, 10), Draw(5, 2, FRESH)
-G, ROWS = 4, 32  # eight prompts a chunk
+G, ROWS, LONGEST = 4, 32, 24
 
 
 def generate(engine, prompts, group_size, sampling, draw):
@@ -19,7 +20,7 @@ def generate(engine, prompts, group_size, sampling, draw):
 
 
 def make_engine(policy, rows=ROWS, stop_tokens=STOP_TOKENS, version=0):
-    engine = JaxEngine(policy.graph, stop_tokens, rows)
+    engine = JaxEngine(policy.graph, policy.config, stop_tokens, rows, LONGEST)
     engine.load(policy.params, version)
     return engine
 
@@ -29,14 +30,14 @@ def answers(policy, prompts):
     return generate(make_engine(policy), prompts, G, SAMPLING, DRAW)
 
 
-def assert_same(a, b):
-    """The same tokens; log-probs within 1e-5, since a row's sums may be ordered otherwise in another shape."""
+def assert_same(a, b, tolerance=0.0):
+    """The same tokens and log-probs. Bit for bit, unless `tolerance` says otherwise."""
     assert len(a) == len(b)
     for x, y in zip(a, b, strict=True):
         assert len(x) == len(y)
         for r, s in zip(x, y, strict=True):
             np.testing.assert_array_equal(r.tokens, s.tokens)
-            np.testing.assert_allclose(r.logp, s.logp, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(r.logp, s.logp, rtol=0, atol=tolerance)
             assert (r.finish, r.version) == (s.finish, s.version)
 
 
@@ -44,21 +45,26 @@ def tokens_of(answers):
     return [r.tokens.tolist() for responses in answers for r in responses]
 
 
-@pytest.mark.parametrize('family, temperature', [({}, 1.0), ({}, 0.6), (QWEN3, 0.6)])
-def test_log_probs_are_the_trainers(family, temperature, make_policy, prompts, score):
+def assert_log_probs_are_the_trainers(answers, prompts, score, policy, temperature=1.0):
     """Of the same tokens, parameters and temperature, within 2e-5 (float32)."""
-    policy = make_policy(**family)
-    answers = generate(make_engine(policy), prompts, G, Sampling(temperature, 10), DRAW)
-    tokens, segment = (np.zeros((len(prompts) * G, 16), np.int32) for _ in range(2))
     rows = [(p, r) for p, responses in zip(prompts, answers, strict=True) for r in responses]
+    width = max(len(p.tokens) + len(r.tokens) for p, r in rows)
+    tokens, segment = (np.zeros((len(rows), width), np.int32) for _ in range(2))
     for i, (p, r) in enumerate(rows):
         sequence = np.concatenate([p.tokens, r.tokens])
         tokens[i, : len(sequence)], segment[i, : len(sequence)] = sequence, 1
-    position = np.tile(np.arange(16, dtype=np.int32), (len(rows), 1))
+    position = np.tile(np.arange(width, dtype=np.int32), (len(rows), 1))
     logp, _ = score(policy.params, tokens, segment, position, temperature, graph=policy.graph)
     for i, (p, r) in enumerate(rows):
         n = len(p.tokens)
         np.testing.assert_allclose(r.logp, logp[i, n : n + len(r.tokens)], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize('family, temperature', [({}, 1.0), ({}, 0.6), (QWEN3, 0.6)])
+def test_log_probs_are_the_trainers(family, temperature, make_policy, prompts, score):
+    policy = make_policy(**family)
+    answers = generate(make_engine(policy), prompts, G, Sampling(temperature, 10), DRAW)
+    assert_log_probs_are_the_trainers(answers, prompts, score, policy, temperature)
 
 
 def test_a_response_does_not_depend_on_the_company(policy, prompts, answers):
@@ -75,9 +81,9 @@ def test_a_response_does_not_depend_on_the_order(policy, prompts, answers):
 
 
 @pytest.mark.parametrize('rows', [1, 8, 23])
-def test_a_response_does_not_depend_on_how_many_are_sampled_at_once(rows, policy, prompts, answers):
-    """One, two and four prompts a chunk; the last chunk is not full."""
-    assert_same(generate(make_engine(policy, rows=rows), prompts, G, SAMPLING, DRAW), answers)
+def test_a_response_does_not_depend_on_the_number_of_slots(rows, policy, prompts, answers):
+    """Of another shape, a row's sums may be ordered otherwise."""
+    assert_same(generate(make_engine(policy, rows=rows), prompts, G, SAMPLING, DRAW), answers, tolerance=1e-5)
 
 
 def test_a_response_does_not_depend_on_the_size_of_its_group(policy, prompts, answers):
@@ -152,17 +158,117 @@ def test_samples_follow_softmax_of_logits_over_temperature(temperature, make_pol
 
 
 def test_nothing_is_compiled_anew_from_step_to_step(policy, prompts):
-    """Five to eight prompts of one to sixteen tokens are one shape, whatever the draw, temperature and parameters."""
+    """Prompts of one to 24 tokens, few or many, are one shape, whatever the draw, temperature and parameters."""
     engine = make_engine(policy)
     rng = np.random.default_rng(0)
     generate(engine, prompts, G, SAMPLING, DRAW)
-    before = _sample._cache_size()
-    for step, count in enumerate((5, 8, 6, 7)):
+    programs = (slots.lay_out, slots.nothing_yet, slots.read, slots.sample)
+    before = [program._cache_size() for program in programs]
+    for step, count in enumerate((5, 1, 30, 7)):
         engine.load(jax.tree.map(lambda x: x * 1.01, policy.params), step)
-        lengths = rng.integers(1, 17, count)
+        lengths = rng.integers(1, LONGEST + 1, count)
         drawn = [Prompt(i, 'countdown', rng.integers(15, 96, n, dtype=np.int32), {}) for i, n in enumerate(lengths)]
         generate(engine, drawn, G, Sampling(0.5 + step, 10), Draw(0, step, FRESH))
-    assert _sample._cache_size() == before
+    assert [program._cache_size() for program in programs] == before
+
+
+def test_prompts_of_any_length_are_few_programs(make_policy):
+    """Lengths up to 512 are three shapes: 128, 256 and 512."""
+    policy, rng = make_policy(), np.random.default_rng(0)
+    engine = JaxEngine(policy.graph, policy.config, STOP_TOKENS, rows=2, prompt_tokens=512)
+    engine.load(policy.params, 0)
+    before = slots.read._cache_size(), slots.sample._cache_size()
+    for i, length in enumerate((1, 40, 128, 129, 300, 500, 512)):
+        prompt = Prompt(i, 'countdown', rng.integers(15, 96, length, dtype=np.int32), {})
+        generate(engine, [prompt], 2, Sampling(1.0, 2), DRAW)
+    assert (slots.read._cache_size() - before[0], slots.sample._cache_size() - before[1]) == (3, 1)
+
+
+def test_long_prompts_and_caches_of_several_blocks_give_the_trainers_log_probs(policy, score):
+    """Keys of up to 620 tokens are summed in three blocks, and the company changes no bit."""
+    rng = np.random.default_rng(1)
+    drawn = [Prompt(i, 'countdown', rng.integers(15, 96, n, dtype=np.int32), {}) for i, n in enumerate((600, 250, 3))]
+    engine = JaxEngine(policy.graph, policy.config, (97,), rows=4, prompt_tokens=640)
+    engine.load(policy.params, 0)
+    answers = generate(engine, drawn, 2, Sampling(1.0, 20), DRAW)
+    assert_log_probs_are_the_trainers(answers, drawn, score, policy)
+    assert_same(generate(engine, drawn[2:], 2, Sampling(1.0, 20), DRAW), answers[2:])
+
+
+def test_slots_that_are_free_are_filled_again(policy):
+    """Of 160 responses of 1 to 80 tokens in 8 slots, nobody waits for the longest: over 80 % of the slots' room is used."""
+    rng = np.random.default_rng(2)
+    drawn = [Prompt(i, 'countdown', rng.integers(15, 96, 5, dtype=np.int32), {}) for i in range(40)]
+    engine = make_engine(policy, rows=8, stop_tokens=tuple(range(20, 26)))
+    answers = generate(engine, drawn, G, Sampling(1.0, 80), DRAW)
+    lengths = [len(r.tokens) for responses in answers for r in responses]
+    assert max(lengths) > 2 * np.mean(lengths)  # in one wave after the other, less than half would be
+    assert engine.sampled == sum(lengths) and engine.sampled > 0.8 * engine.room
+
+
+def test_what_was_asked_first_is_answered_first_in_several_calls_as_in_one(policy, prompts):
+    engine, order = make_engine(policy, rows=4), []
+    draws = [[Draw(5, step, FRESH)] * len(prompts) for step in (2, 3, 4)]
+    asked = [engine.ask(prompts, G, SAMPLING, of_step) for of_step in draws]
+    for step, futures in enumerate(asked):
+        for future in futures:
+            future.add_done_callback(lambda _, step=step: order.append(step))
+    together = [[future.result(60) for future in futures] for futures in asked]
+    assert order.index(2) > order.index(1) > order.index(0) and order[-1] == 2
+    for of_step, answered in zip(draws, together, strict=True):
+        assert_same(engine.generate(prompts, G, SAMPLING, of_step), answered)
+
+
+def test_greedy_takes_the_likeliest_token_always(policy, prompts, score):
+    """As a temperature near 0 does; log-probs are of the distribution at temperature 1."""
+    answers = generate(make_engine(policy), prompts, G, Sampling(0.0, 10), DRAW)
+    assert tokens_of(answers) == tokens_of(generate(make_engine(policy), prompts, G, Sampling(1e-4, 10), Draw(9, 9, FRESH)))
+    for responses in answers:
+        assert len({tuple(r.tokens.tolist()) for r in responses}) == 1
+    assert_log_probs_are_the_trainers(answers, prompts, score, policy)
+
+
+def test_top_p_draws_from_the_likeliest_tokens_that_make_up_this_share(make_policy):
+    """Of 12 tokens, those that make up 0.7, in proportion to their probabilities: chi-square at the 0.1 % level."""
+    V, N = 12, 4096
+    policy = make_policy(vocab_size=V)
+    prompt = Prompt(3, 'countdown', np.array([5, 1, 8], np.int32), {})
+    engine = make_engine(policy, rows=N, stop_tokens=(V + 1,))
+    whole, cut = (generate(engine, [prompt], N, Sampling(1.0, 1, top_p), DRAW)[0] for top_p in (1.0, 0.7))
+    p = np.zeros(V)
+    for r in whole:
+        p[r.tokens[0]] = np.exp(r.logp[0])  # log-probs are of the whole distribution
+    falling = np.argsort(-p)
+    kept = falling[: np.searchsorted(np.cumsum(p[falling]), 0.7) + 1]
+    assert 2 <= len(kept) < V
+    seen = np.bincount([r.tokens[0] for r in cut], minlength=V)
+    assert set(np.flatnonzero(seen)) == set(kept)
+    assert scipy.stats.chisquare(seen[kept], N * p[kept] / p[kept].sum()).pvalue > 1e-3
+    for r in cut[:50]:
+        np.testing.assert_allclose(np.exp(r.logp[0]), p[r.tokens[0]], rtol=1e-5)
+
+
+def test_nothing_is_kept_on_the_devices_once_all_is_answered(policy, prompts):
+    engine = make_engine(policy)
+    generate(engine, prompts, G, SAMPLING, DRAW)
+    engine.close()
+    before = sum(x.nbytes for x in jax.live_arrays())
+    engine = make_engine(policy)
+    generate(engine, prompts, G, SAMPLING, DRAW)
+    engine._thread.shutdown()  # which ends behind the last answer
+    assert sum(x.nbytes for x in jax.live_arrays()) == before
+
+
+def test_an_error_while_sampling_reaches_everyone_who_waits(policy, prompts, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError('out of memory')
+
+    engine = make_engine(policy)
+    with monkeypatch.context() as patch:
+        patch.setattr(jax_engine, 'sample', fails)
+        futures = engine.ask(prompts, G, SAMPLING, [DRAW] * len(prompts))
+        assert [str(future.exception(60)) for future in futures] == ['out of memory'] * len(prompts)
+    assert len(generate(engine, prompts, G, SAMPLING, DRAW)) == len(prompts)
 
 
 def test_load_replaces_the_policy(policy, prompts, answers):
@@ -181,4 +287,4 @@ def test_no_prompts_no_answers(policy):
 
 def test_generate_before_load_is_an_error(policy, prompts):
     with pytest.raises(RuntimeError, match='load'):
-        generate(JaxEngine(policy.graph, STOP_TOKENS, ROWS), prompts, G, SAMPLING, DRAW)
+        generate(JaxEngine(policy.graph, policy.config, STOP_TOKENS, ROWS, LONGEST), prompts, G, SAMPLING, DRAW)

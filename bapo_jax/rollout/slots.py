@@ -1,0 +1,213 @@
+"""The programs of the in-process engine: rows of a batch are slots, which take a response, sample it, and take the next in line.
+
+Every device has slots of its own and samples them alone: it waits for no other, and nothing crosses the mesh.
+
+Shapes:  B slots of a device · P prompts in line · L prompt tokens (right-padded) · G responses a prompt · C places for responses
+         T most response tokens · R slots filled at once · D width · V vocabulary · K, S, H as in models/decoding.py.
+         Arrays of the whole mesh have the devices' parts one after the other on their first axis.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bapo_jax.models.decoding import KVCache, Weights, cache_slots, decode, empty_cache, logits, prefill, unstacked
+from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.parallel import per_device, replicated
+
+
+class Line(NamedTuple):
+    """Prompts that were read, and whose responses wait for a slot: those of the first prompt first."""
+
+    cache_P: KVCache  # of their tokens
+    hidden_PxD: jax.Array  # of their last tokens
+    length_P: jax.Array
+    key_Px2: jax.Array  # random key data
+    place_PxG: jax.Array  # where each response goes; -1: it is not wanted
+
+
+class Rows(NamedTuple):
+    """The slots. One without a response has place -1."""
+
+    cache: KVCache
+    hidden_BxD: jax.Array  # of the newest token, which the next one is sampled from
+    prompt_B: jax.Array  # the prompt's tokens
+    count_B: jax.Array  # tokens sampled
+    place_B: jax.Array  # of the response
+    key_Bx2: jax.Array
+
+
+class Places(NamedTuple):
+    """Responses, of which there may be more than slots."""
+
+    tokens_CxT: jax.Array
+    logp_CxT: jax.Array  # under the policy at the sampling temperature
+    count_C: jax.Array  # of tokens, once it has ended; until then 0
+    stopped_C: jax.Array  # ended by a stop token, not by the limit
+
+
+def split_rows(mesh: Mesh) -> NamedSharding:
+    """The first axis is split over every axis of the mesh."""
+    return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+
+
+@functools.partial(jax.jit, static_argnames=('model', 'mesh'))
+def lay_out(params: Any, *, model: ModelConfig, mesh: Mesh) -> Weights:
+    """Whole weights on every device, gathered where they are split."""
+    return jax.lax.with_sharding_constraint(unstacked(params, model), replicated(mesh))
+
+
+@functools.partial(jax.jit, static_argnames=('model', 'mesh', 'rows', 'places', 'prompt_tokens', 'response_tokens'))
+def nothing_yet(
+    *, model: ModelConfig, mesh: Mesh, rows: int, places: int, prompt_tokens: int, response_tokens: int
+) -> tuple[Rows, Places]:
+    """Slots and places of each device, without responses."""
+
+    def of_device() -> tuple[Rows, Places]:
+        B, C, T = rows, places, response_tokens
+        return Rows(
+            empty_cache(model, B, cache_slots(prompt_tokens + T)), jnp.zeros((B, model.hidden_size), model.dtype),
+            jnp.zeros(B, jnp.int32), jnp.zeros(B, jnp.int32), jnp.full(B, -1, jnp.int32), jnp.zeros((B, 2), jnp.uint32),
+        ), Places(
+            jnp.zeros((C, T), jnp.int32), jnp.zeros((C, T), jnp.float32), jnp.zeros(C, jnp.int32), jnp.zeros(C, bool)
+        )  # fmt: skip
+
+    return per_device(of_device, mesh, (), split_rows(mesh).spec)()
+
+
+@functools.partial(jax.jit, static_argnames=('graph', 'mesh', 'slots'))
+def read(weights: Weights, tokens_PxL, length_P, id_P, key_Px2, place_PxG, *, graph: nnx.GraphDef, mesh: Mesh, slots: int) -> Line:
+    """Reads prompts. The random numbers of a prompt's responses depend on its key and its id.
+
+    `slots` is the room for a prompt's tokens in the result, whatever the prompts' length here.
+    """
+
+    def of_device(weights, tokens_PxL, length_P, id_P, key_Px2, place_PxG):
+        hidden_PxD, cache = prefill(graph, weights, tokens_PxL, length_P)
+        behind = ((0, 0), (0, 0), (0, slots - tokens_PxL.shape[1]), (0, 0))
+        key_P = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(key_Px2), id_P)
+        cache = jax.tree.map(lambda x: jnp.pad(x, behind), cache)
+        return Line(cache, hidden_PxD, length_P, jax.random.key_data(key_P), place_PxG)
+
+    rows = split_rows(mesh).spec
+    return per_device(of_device, mesh, (PartitionSpec(), *[rows] * 5), rows)(
+        weights, tokens_PxL, length_P, id_P, key_Px2, place_PxG
+    )
+
+
+@functools.partial(jax.jit, static_argnames=('graph', 'mesh', 'stop_tokens', 'nucleus'), donate_argnames=('rows', 'places'))
+def sample(
+    weights: Weights, rows: Rows, places: Places, line: Line, few_1, temperature, top_p, *, graph: nnx.GraphDef, mesh: Mesh,
+    stop_tokens: tuple[int, ...], nucleus: bool,
+) -> tuple[Rows, Places, jax.Array]:  # fmt: skip
+    """Samples until nobody is left in line and at most `few` responses, an integer a device, are under way.
+
+    Returns each device's steps too. With `nucleus`, draws from the likeliest tokens that make up `top_p`. Temperature 0 takes the
+    likeliest token, and gives its log-prob at temperature 1. Log-probs are of the whole distribution always.
+    """
+
+    def of_device(weights, rows, places, line, few_1, temperature, top_p):
+        wanted, C = jnp.sum(line.place_PxG >= 0), len(places.count_C)  # C: no place, so nothing is written
+        begin_PxG = jnp.where(line.place_PxG >= 0, line.place_PxG, C)
+        places = places._replace(count_C=places.count_C.at[begin_PxG].set(0, mode='drop'))
+
+        def go_on(state):
+            rows, _, begun, _ = state
+            return (begun < wanted) | (jnp.sum(rows.place_B >= 0) > few_1[0])
+
+        def refill_and_sample(state):
+            rows, places, begun, steps = state
+            rows, begun = refill(rows, line, begun, wanted)
+
+            def all_in_use(state):
+                rows, _, _ = state
+                free = jnp.sum(rows.place_B < 0)
+                return jnp.where(begun < wanted, free == 0, len(rows.place_B) - free > few_1[0])
+
+            def one_step(state):
+                rows, places, steps = state
+                return *next_token(rows, places), steps + 1
+
+            rows, places, steps = jax.lax.while_loop(all_in_use, one_step, (*one_step((rows, places, steps)),))
+            return rows, places, begun, steps
+
+        def next_token(rows, places):
+            key_B = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(rows.key_Bx2), rows.count_B)
+            logits_BxV = logits(graph, weights, rows.hidden_BxD) / jnp.where(temperature > 0, temperature, 1)
+            token_B, logp_B = choose(logits_BxV, key_B, temperature == 0, top_p if nucleus else None)
+            in_use_B, position_B, count_B = rows.place_B >= 0, rows.prompt_B + rows.count_B, rows.count_B + 1
+            stopped_B = jnp.isin(token_B, jnp.array(stop_tokens))
+            done_B = stopped_B | (count_B == places.tokens_CxT.shape[1])
+            place_B = jnp.where(in_use_B, rows.place_B, C)
+            ended_B = jnp.where(done_B, place_B, C)
+            places = Places(
+                places.tokens_CxT.at[place_B, rows.count_B].set(token_B, mode='drop'),
+                places.logp_CxT.at[place_B, rows.count_B].set(logp_B, mode='drop'),
+                places.count_C.at[ended_B].set(count_B, mode='drop'),
+                places.stopped_C.at[ended_B].set(stopped_B, mode='drop'),
+            )
+            used = jnp.max(jnp.where(in_use_B, position_B + 1, 0))
+            hidden_BxD, cache = decode(graph, weights, token_B, position_B, rows.cache, used)
+            rows = rows._replace(
+                cache=cache, hidden_BxD=hidden_BxD, count_B=jnp.where(in_use_B, count_B, 0),
+                place_B=jnp.where(done_B, -1, rows.place_B),
+            )  # fmt: skip
+            return rows, places
+
+        rows, places, _, steps = jax.lax.while_loop(go_on, refill_and_sample, (rows, places, jnp.int32(0), jnp.int32(0)))
+        return rows, places, steps[None]
+
+    split, whole = split_rows(mesh).spec, PartitionSpec()
+    return per_device(of_device, mesh, (whole, *[split] * 4, whole, whole), split)(
+        weights, rows, places, line, few_1, temperature, top_p
+    )
+
+
+def refill(rows: Rows, line: Line, begun: jax.Array, wanted: jax.Array) -> tuple[Rows, jax.Array]:
+    """Gives free slots to responses in line, of which `begun` have had theirs; returns how many have now.
+
+    The random numbers of response j depend on the prompt's and on j.
+    """
+    B, (P, G) = len(rows.place_B), line.place_PxG.shape
+    R = min(B, max(4, B // 8))  # at most so many at once
+    [slot_R] = jnp.nonzero(rows.place_B < 0, size=R, fill_value=B)
+    number_R = begun + jnp.arange(R)
+    takes_R = (slot_R < B) & (number_R < wanted)
+    slot_R, (prompt_R, j_R) = jnp.where(takes_R, slot_R, B), jnp.divmod(jnp.minimum(number_R, P * G - 1), G)
+
+    def set_(old_B, new_R):
+        return old_B.at[slot_R].set(new_R, mode='drop')
+
+    def copy(of_rows_BxKxSxH, of_line_PxKxLxH):
+        return of_rows_BxKxSxH.at[slot_R, :, : of_line_PxKxLxH.shape[2]].set(of_line_PxKxLxH[prompt_R], mode='drop')
+
+    key_R = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(line.key_Px2[prompt_R]), j_R)
+    rows = Rows(
+        jax.tree.map(copy, rows.cache, line.cache_P), set_(rows.hidden_BxD, line.hidden_PxD[prompt_R]),
+        set_(rows.prompt_B, line.length_P[prompt_R]), set_(rows.count_B, jnp.zeros(R, jnp.int32)),
+        set_(rows.place_B, line.place_PxG[prompt_R, j_R]), set_(rows.key_Bx2, jax.random.key_data(key_R)),
+    )  # fmt: skip
+    return rows, begun + jnp.sum(takes_R)
+
+
+def choose(logits_BxV: jax.Array, key_B: jax.Array, greedy: jax.Array, top_p: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """A token of each row and its log-prob; `greedy` is a traced bool, `top_p` a traced share or None for the whole distribution."""
+    logp_BxV = jax.nn.log_softmax(logits_BxV)
+    p_BxV = jnp.exp(logp_BxV)
+    if top_p is not None:
+        falling_BxV = -jnp.sort(-p_BxV, axis=-1)
+        kept_BxV = jnp.cumsum(falling_BxV, axis=-1) - falling_BxV < top_p  # what is before a token makes up less than top_p
+        least_Bx1 = jnp.min(jnp.where(kept_BxV, falling_BxV, jnp.inf), axis=-1, keepdims=True)
+        p_BxV = jnp.where(p_BxV >= least_Bx1, p_BxV, 0)
+    # One uniform number a row, looked up in the cumulative distribution: on CPU, Gumbel noise costs four times as much.
+    cumulative_BxV = jnp.cumsum(p_BxV, axis=-1)
+    uniform_B = jax.vmap(jax.random.uniform)(key_B)
+    drawn_B = jnp.sum(cumulative_BxV <= (uniform_B * cumulative_BxV[:, -1])[:, None], axis=-1, dtype=jnp.int32)
+    token_B = jnp.where(greedy, jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32), drawn_B)
+    return token_B, jnp.take_along_axis(logp_BxV, token_B[:, None], axis=1)[:, 0]
