@@ -19,7 +19,8 @@ from bapo_jax.groups import groups_from_arrays, groups_to_arrays, make_batch
 from bapo_jax.learner.learner import Learner
 from bapo_jax.models import hf
 from bapo_jax.parallel import (
-    MESH_AXES, ShardingRules, fetch, keep_programs, make_mesh, parameter_sharding, sizes_across, spread,
+    MESH_AXES, ShardingRules, fetch, keep_programs, make_mesh, parameter_sharding, row_sharding, sizes_across,
+    spread,
 )  # fmt: skip
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
