@@ -17,6 +17,8 @@ class ShuffledEpochs:
     Raises ValueError where there are fewer prompts than one batch takes.
     """
 
+    learns = False
+
     def __init__(self, prompts: Sequence[Prompt], batch: int, seed: int):
         if len(prompts) < batch:
             raise ValueError(

@@ -28,6 +28,8 @@ class Mopps:
     Random numbers are keyed by (seed, number of the draw), so only the number is saved.
     """
 
+    learns = True
+
     def __init__(self, prompts: Sequence[Prompt], batch: int, seed: int, *, candidates: int, target: float, decay: float):
         """`batch` is B; `candidates` times B prompts are drawn, or every prompt where there are fewer; `decay` is λ in [0, 1].
 

@@ -15,6 +15,8 @@ from bapo_jax.prompts.mopps import Mopps
 class PromptSelector(Protocol):
     """Which questions now."""
 
+    learns: bool  # whether what it observes changes what it asks next
+
     def next(self) -> list[Prompt]:
         """The prompts of the next step, all different."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ from bapo_jax.tasks import custom_reward, get_task
 
 
 class Collected(NamedTuple):
+    """Groups, and the seconds of waiting for responses and of judging them; the two add up to all the time it took."""
+
     groups: list[Group]
     generate_s: float
     verify_s: float
@@ -31,11 +34,31 @@ def collect(
     reward: Callable | None,
 ) -> Collected:  # fmt: skip
     """Samples `group_size` responses to each prompt from the engine's policy and judges them. A group's step is its draw's."""
-    started = time.perf_counter()
-    responses = engine.generate(prompts, group_size, sampling, draws) if prompts else []
-    generated = time.perf_counter()
-    groups = judge(tokenizer, prompts, responses, draws, reward).groups
-    return Collected(groups, generated - started, time.perf_counter() - generated)
+    return judge_as_they_come(engine.ask(prompts, group_size, sampling, draws), tokenizer, prompts, draws, reward)
+
+
+def judge_as_they_come(
+    answers: Sequence[Future[tuple[Response, ...]]], tokenizer: Any, prompts: Sequence[Prompt], draws: Sequence[Draw],
+    reward: Callable | None,
+) -> Collected:  # fmt: skip
+    """Judges each prompt's responses once they are there, while others are still to come; the groups are in the prompts' order.
+
+    Where one ends with an error, cancels the others and raises it.
+    """
+    started, verify_s, groups = time.perf_counter(), 0.0, {}
+    to_come = {answer: i for i, answer in enumerate(answers)}
+    try:
+        while to_come:
+            here = sorted(to_come.pop(answer) for answer in wait(to_come, return_when=FIRST_COMPLETED).done)
+            judging = time.perf_counter()
+            responses = [answers[i].result() for i in here]
+            judged = judge(tokenizer, [prompts[i] for i in here], responses, [draws[i] for i in here], reward)
+            groups |= dict(zip(here, judged.groups, strict=True))
+            verify_s += time.perf_counter() - judging
+    finally:
+        for answer in to_come:
+            answer.cancel()
+    return Collected([groups[i] for i in range(len(answers))], time.perf_counter() - started - verify_s, verify_s)
 
 
 def judge(

@@ -22,11 +22,12 @@ from jax.sharding import Mesh
 
 from bapo_jax.groups import Prompt, Response
 from bapo_jax.models.qwen import ModelConfig
-from bapo_jax.rollout.engine import Draw, Engine, Sampling
+from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
 from bapo_jax.rollout.slots import Places, lay_out, nothing_yet, read, sample, split_rows
 
 _SHORTEST = 128  # prompts are padded to a power of two from here on: few shapes, so few programs
 _LINE = 2  # a device reads so many times more prompts at once than fill its slots
+_STEPS = 256  # most tokens of a slot between two looks at what has ended
 
 
 Held = dict[int, tuple['_Group', int]]  # the places of a device that are taken: whose response, and which of the group's
@@ -51,6 +52,7 @@ class JaxEngine(Engine):
         self._waiting: collections.deque[_Group] = collections.deque()
         self._lock = threading.Lock()  # of `_waiting` and `_weights`
         self._thread = ThreadPoolExecutor(1, thread_name_prefix='sampler')
+        self._closed = False
         self.sampled = self.room = 0  # tokens so far, and how many the slots had room for meanwhile
 
     def load(self, params: Any, version: int) -> None:
@@ -74,6 +76,7 @@ class JaxEngine(Engine):
         return [group.future for group in asked]
 
     def close(self) -> None:
+        self._closed = True
         with self._lock:
             for group in self._waiting:
                 group.future.cancel()
@@ -106,23 +109,29 @@ class JaxEngine(Engine):
             model=self._model, mesh=self._mesh, rows=self._slots, places=self._slots + at_once * size,
             prompt_tokens=self._prompt_tokens, response_tokens=sampling.max_tokens,
         )  # fmt: skip
-        while True:
-            new = self._take(held, at_once, size, sampling)
-            if any(new):
-                line = read(self._weights, *self._inputs(new, held, at_once, size), **settings, slots=self._prompt_tokens)
-            elif any(held):
-                line = line._replace(place_PxG=jnp.full_like(line.place_PxG, -1))
-            else:
-                return
-            # Slots must not stand empty while more wait. At the end, half of the rest at a time, so that groups come out early.
-            few = [self._slots if self._next_is(size, sampling) else min(self._slots, len(of_device)) // 2 for of_device in held]
-            rows, places, steps = sample(
-                self._weights, rows, places, line, jax.device_put(np.array(few, np.int32), split_rows(self._mesh)),
+        line, begun, wanted = None, np.zeros(len(held), np.int32), np.zeros(len(held), np.int32)
+        while not self._closed:
+            if (begun == wanted).all():
+                new = self._take(held, at_once, size, sampling)
+                if not any(new) and not any(held):
+                    return
+                begun, wanted = np.zeros_like(begun), np.array([size * len(groups) for groups in new], np.int32)
+                if any(new):
+                    line = read(self._weights, *self._inputs(new, held, at_once, size), **settings, slots=self._prompt_tokens)
+                else:
+                    line = line._replace(place_PxG=jnp.full_like(line.place_PxG, -1))
+            # No slot stands empty while more wait. At the end half of the rest is waited for, so that groups come out early.
+            more = self._next_is(size, sampling)
+            few = np.array([self._slots if more else min(self._slots, len(of_device)) // 2 for of_device in held], np.int32)
+            rows, places, begun, steps = sample(
+                self._weights, rows, places, line, *jax.device_put((begun, few), split_rows(self._mesh)), jnp.int32(_STEPS),
                 jnp.float32(sampling.temperature), jnp.float32(sampling.top_p), **settings,
                 stop_tokens=self._stop_tokens, nucleus=sampling.top_p < 1,
             )  # fmt: skip
-            self.room += int(np.max(steps)) * self._slots * self._mesh.size
+            begun, steps = np.asarray(begun), np.asarray(steps)
+            self.room += int(steps.max()) * self._slots * self._mesh.size
             self._hand_out(places, held)
+        raise RolloutError('the engine was closed before it had answered')
 
     def _next_is(self, size: int, sampling: Sampling) -> bool:
         """Whether the first in line asks for this."""

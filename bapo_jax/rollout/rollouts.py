@@ -1,9 +1,10 @@
 """Which policy answers, and when: α answers fresh prompts, π_θ hard prompts and evaluations. α may answer later steps ahead.
 
 One engine holds one policy. Where α is π_θ, fresh and hard prompts go out as one wave. Otherwise the engine switches to π_θ and
-back. α does not change between two syncs, so it can answer later steps' prompts while a step trains. With T seconds to train and
-G to generate, a step then costs max(T + G/v, G + T/v) on average instead of T + G. The first generation after a sync overlaps with
-no training. The prompts, their order and what the selector knows stay the same.
+back. α does not change between two syncs, so all steps up to the next sync can be asked at once, the earlier first: while one trains
+the next are answered, and no step waits for the last response of the one before. With T seconds to train and G to generate, a step
+then costs max(T + G/v, G + T/v) on average instead of T + G. The first generation after a sync overlaps with no training. The prompts,
+their order and what the selector knows stay the same.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from ml_collections import ConfigDict
 
-from bapo_jax.groups import X1, Batch, Group, Prompt, make_batch
+from bapo_jax.groups import X1, Batch, Group, Prompt, Response, make_batch
 from bapo_jax.prompts.selector import PromptSelector
-from bapo_jax.rollout.collect import Collected, collect
+from bapo_jax.rollout.collect import Collected, collect, judge_as_they_come
 from bapo_jax.rollout.engine import FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
 from bapo_jax.rollout.fidelity import check_probe, mismatch
 from bapo_jax.rollout.schedule import Schedule
@@ -42,6 +43,16 @@ class Policies(Protocol):
 LogProbs = Callable[[Batch], tuple[np.ndarray, np.ndarray]]
 
 
+class Asked(NamedTuple):
+    """A wave of prompts that the engine was asked, hard ones behind the fresh ones, and the selector's state after it named these."""
+
+    fresh: list[Prompt]
+    hard: list[Prompt]
+    draws: list[Draw]
+    answers: list[Future[tuple[Response, ...]]]
+    selector: str
+
+
 class Answered(NamedTuple):
     """A step's fresh groups, the hard prompts' groups of the same wave, and the selector's state after them."""
 
@@ -54,7 +65,7 @@ class Answered(NamedTuple):
 
 
 class Rollouts:
-    """Generates the groups of one step after the other, in a thread of its own."""
+    """Generates the groups of one step after the other, and judges them in a thread of its own."""
 
     def __init__(
         self, engine: Engine, tokenizer: Any, selector: PromptSelector, schedule: Schedule, config: ConfigDict,
@@ -63,6 +74,8 @@ class Rollouts:
         """`config` is resolved; `reward` replaces the verifier, or is None; `probe` is the prompt answered after every sync."""
         self._engine, self._probe = engine, probe
         self._tokenizer, self._selector, self._schedule, self._config, self._reward = tokenizer, selector, schedule, config, reward
+        # Which prompts a step takes may depend on the results of the step before, or of its own first wave.
+        self._in_turn = selector.learns or config.rollout.refill_batches > 1 or config.rollout.mixture > 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix='rollouts')
         self._begun: dict[int, Future[Answered]] = {}
         self._selector_state = selector.state()
@@ -90,11 +103,13 @@ class Rollouts:
         """The fresh groups of `step`, sampled from α, and those of its hard prompts, from π_θ. Raises what the engine raised."""
         one_wave = policies.alpha_version == step - 1  # α is π_θ
         self._begin(step, hard if one_wave else (), policies)
+        if not hard or one_wave and not self._schedule.reevaluation_syncs:  # else the engine is to hold another policy before them
+            self.begin_ahead(step)
         fresh, reevaluated, generate_s, verify_s, measures, self._selector_state = self._begun.pop(step).result()
         self._taken = {**measures, 'timing_s/gen': generate_s, 'timing_s/reward': verify_s}
         if hard and not one_wave:
             with self.held_by_theta(policies):
-                reevaluated, generate_s, verify_s = self._ask(step, [], hard)
+                reevaluated, generate_s, verify_s = self._judged(self._ask(step, [], hard))
             self._taken['timing_s/reevaluate'] = generate_s + verify_s
         return fresh, reevaluated
 
@@ -128,18 +143,26 @@ class Rollouts:
         self._selector_state = state
 
     def close(self) -> None:
-        """Drops the steps that wait their turn. The one under way ends first, by the engine's deadline at the latest."""
+        """Drops the steps that wait to be judged. The one under way ends first, by the engine's deadline at the latest."""
         self._thread.shutdown(cancel_futures=True)
         self._engine.close()
 
     def _begin(self, step: int, hard: Sequence[Prompt] = (), policies: Policies | None = None) -> None:
-        if step not in self._begun:
-            self._begun[step] = self._thread.submit(self._answer, step, hard, policies)
-        elif hard:
-            raise RuntimeError(f'step {step} was begun without its hard prompts')
+        if step in self._begun:
+            if hard:
+                raise RuntimeError(f'step {step} was begun without its hard prompts')
+        elif self._in_turn:
+            self._begun[step] = self._thread.submit(self._answer_in_turn, step, hard, policies)
+        else:
+            self._begun[step] = self._thread.submit(self._answer, self._ask(step, self._selector.next(), hard))
 
-    def _answer(self, step: int, hard: Sequence[Prompt], policies: Policies | None) -> Answered:
-        """Samples a step's fresh groups; its hard prompts join the first wave.
+    def _answer(self, asked: Asked) -> Answered:
+        groups, generate_s, verify_s = self._judged(asked)
+        fresh, reevaluated = groups[: len(asked.fresh)], groups[len(asked.fresh) :]
+        return Answered(fresh, reevaluated, generate_s, verify_s, self._selector.metrics(), asked.selector)
+
+    def _answer_in_turn(self, step: int, hard: Sequence[Prompt], policies: Policies | None) -> Answered:
+        """Asks once the step before is judged; hard prompts join the first wave.
 
         Further waves follow until B groups are mixed, up to rollout.refill_batches waves.
         """
@@ -150,7 +173,7 @@ class Rollouts:
             if c.rollout.mixture:
                 groups, *spent = self._ask_mixture(step, prompts, policies)
             else:
-                groups, *spent = self._ask(step, prompts, () if fresh else hard)
+                groups, *spent = self._judged(self._ask(step, prompts, () if fresh else hard))
             self._selector.observe(groups[: len(prompts)])
             fresh, reevaluated, seconds = fresh + groups[: len(prompts)], reevaluated + groups[len(prompts) :], seconds + spent
             if sum(0 < g.correct < g.size and not g.infra_error for g in fresh) >= c.learner.batch_groups:
@@ -165,17 +188,22 @@ class Rollouts:
             of_age = np.flatnonzero(ages == age)
             if len(of_age):
                 self._engine.load(params, version)
-                groups, *spent = self._ask(step, [prompts[i] for i in of_age], [])
+                groups, *spent = self._judged(self._ask(step, [prompts[i] for i in of_age], []))
                 answered |= dict(zip(of_age.tolist(), groups, strict=True))
                 seconds += spent
         self._engine.load(policies.alpha, policies.alpha_version)
         return Collected([answered[i] for i in range(len(prompts))], *seconds.tolist())
 
-    def _ask(self, step: int, prompts: Sequence[Prompt], hard: Sequence[Prompt]) -> Collected:
+    def _ask(self, step: int, fresh: Sequence[Prompt], hard: Sequence[Prompt]) -> Asked:
         c = self._config
-        draws = [Draw(c.seed, step, FRESH)] * len(prompts) + [Draw(c.seed, step, REEVALUATION)] * len(hard)
+        draws = [Draw(c.seed, step, FRESH)] * len(fresh) + [Draw(c.seed, step, REEVALUATION)] * len(hard)
         sampling = Sampling(c.rollout.temperature, c.rollout.max_response_tokens)
-        collected = collect(self._engine, self._tokenizer, [*prompts, *hard], c.rollout.group_size, sampling, draws, self._reward)
+        answers = self._engine.ask([*fresh, *hard], c.rollout.group_size, sampling, draws)
+        return Asked(list(fresh), list(hard), draws, answers, self._selector.state())
+
+    def _judged(self, asked: Asked) -> Collected:
+        c, prompts = self._config, asked.fresh + asked.hard
+        collected = judge_as_they_come(asked.answers, self._tokenizer, prompts, asked.draws, self._reward)
         if c.task.overlong_share:
             shaped = [punish_overlong(g, c.rollout.max_response_tokens, c.task.overlong_share) for g in collected.groups]
             collected = collected._replace(groups=shaped)

@@ -103,38 +103,37 @@ def read(weights: Weights, tokens_PxL, length_P, id_P, key_Px2, place_PxG, *, gr
 
 @functools.partial(jax.jit, static_argnames=('graph', 'mesh', 'stop_tokens', 'nucleus'), donate_argnames=('rows', 'places'))
 def sample(
-    weights: Weights, rows: Rows, places: Places, line: Line, few_1, temperature, top_p, *, graph: nnx.GraphDef, mesh: Mesh,
-    stop_tokens: tuple[int, ...], nucleus: bool,
-) -> tuple[Rows, Places, jax.Array]:  # fmt: skip
-    """Samples until nobody is left in line and at most `few` responses, an integer a device, are under way.
+    weights: Weights, rows: Rows, places: Places, line: Line, begun_1, few_1, most, temperature, top_p, *, graph: nnx.GraphDef,
+    mesh: Mesh, stop_tokens: tuple[int, ...], nucleus: bool,
+) -> tuple[Rows, Places, jax.Array, jax.Array]:  # fmt: skip
+    """Samples until nobody is left in line and at most `few` responses are under way, or for `most` tokens of each slot.
 
-    Returns each device's steps too. With `nucleus`, draws from the likeliest tokens that make up `top_p`. Temperature 0 takes the
-    likeliest token, and gives its log-prob at temperature 1. Log-probs are of the whole distribution always.
+    `begun` and `few` are an integer a device; `begun` is how many in line have left it. Returns that and the steps made, for each
+    device. With `nucleus`, draws from the likeliest tokens that make up `top_p`. Temperature 0 takes the likeliest token, and gives
+    its log-prob at temperature 1. Log-probs are of the whole distribution always.
     """
 
-    def of_device(weights, rows, places, line, few_1, temperature, top_p):
-        wanted, C = jnp.sum(line.place_PxG >= 0), len(places.count_C)  # C: no place, so nothing is written
-        begin_PxG = jnp.where(line.place_PxG >= 0, line.place_PxG, C)
-        places = places._replace(count_C=places.count_C.at[begin_PxG].set(0, mode='drop'))
+    def of_device(weights, rows, places, line, begun_1, few_1, most, temperature, top_p):
+        wanted, C = jnp.sum(line.place_PxG >= 0), len(places.count_C)  # C is no place, so nothing is written there
 
         def go_on(state):
-            rows, _, begun, _ = state
-            return (begun < wanted) | (jnp.sum(rows.place_B >= 0) > few_1[0])
+            rows, _, begun, steps = state
+            return (steps < most) & ((begun < wanted) | (jnp.sum(rows.place_B >= 0) > few_1[0]))
 
         def refill_and_sample(state):
             rows, places, begun, steps = state
-            rows, begun = refill(rows, line, begun, wanted)
+            rows, places, begun = refill(rows, places, line, begun, wanted)
 
-            def all_in_use(state):
-                rows, _, _ = state
+            def nobody_moves_up(state):
+                rows, _, steps = state
                 free = jnp.sum(rows.place_B < 0)
-                return jnp.where(begun < wanted, free == 0, len(rows.place_B) - free > few_1[0])
+                return (steps < most) & jnp.where(begun < wanted, free == 0, len(rows.place_B) - free > few_1[0])
 
             def one_step(state):
                 rows, places, steps = state
                 return *next_token(rows, places), steps + 1
 
-            rows, places, steps = jax.lax.while_loop(all_in_use, one_step, (*one_step((rows, places, steps)),))
+            rows, places, steps = jax.lax.while_loop(nobody_moves_up, one_step, one_step((rows, places, steps)))
             return rows, places, begun, steps
 
         def next_token(rows, places):
@@ -160,16 +159,16 @@ def sample(
             )  # fmt: skip
             return rows, places
 
-        rows, places, _, steps = jax.lax.while_loop(go_on, refill_and_sample, (rows, places, jnp.int32(0), jnp.int32(0)))
-        return rows, places, steps[None]
+        rows, places, begun, steps = jax.lax.while_loop(go_on, refill_and_sample, (rows, places, begun_1[0], jnp.int32(0)))
+        return rows, places, begun[None], steps[None]
 
     split, whole = split_rows(mesh).spec, PartitionSpec()
-    return per_device(of_device, mesh, (whole, *[split] * 4, whole, whole), split)(
-        weights, rows, places, line, few_1, temperature, top_p
+    return per_device(of_device, mesh, (whole, *[split] * 5, *[whole] * 3), split)(
+        weights, rows, places, line, begun_1, few_1, most, temperature, top_p
     )
 
 
-def refill(rows: Rows, line: Line, begun: jax.Array, wanted: jax.Array) -> tuple[Rows, jax.Array]:
+def refill(rows: Rows, places: Places, line: Line, begun: jax.Array, wanted: jax.Array) -> tuple[Rows, Places, jax.Array]:
     """Gives free slots to responses in line, of which `begun` have had theirs; returns how many have now.
 
     The random numbers of response j depend on the prompt's and on j.
@@ -188,12 +187,14 @@ def refill(rows: Rows, line: Line, begun: jax.Array, wanted: jax.Array) -> tuple
         return of_rows_BxKxSxH.at[slot_R, :, : of_line_PxKxLxH.shape[2]].set(of_line_PxKxLxH[prompt_R], mode='drop')
 
     key_R = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(line.key_Px2[prompt_R]), j_R)
+    place_R = line.place_PxG[prompt_R, j_R]
+    places = places._replace(count_C=places.count_C.at[jnp.where(takes_R, place_R, len(places.count_C))].set(0, mode='drop'))
     rows = Rows(
         jax.tree.map(copy, rows.cache, line.cache_P), set_(rows.hidden_BxD, line.hidden_PxD[prompt_R]),
         set_(rows.prompt_B, line.length_P[prompt_R]), set_(rows.count_B, jnp.zeros(R, jnp.int32)),
-        set_(rows.place_B, line.place_PxG[prompt_R, j_R]), set_(rows.key_Bx2, jax.random.key_data(key_R)),
+        set_(rows.place_B, place_R), set_(rows.key_Bx2, jax.random.key_data(key_R)),
     )  # fmt: skip
-    return rows, begun + jnp.sum(takes_R)
+    return rows, places, begun + jnp.sum(takes_R)
 
 
 def choose(logits_BxV: jax.Array, key_B: jax.Array, greedy: jax.Array, top_p: jax.Array | None) -> tuple[jax.Array, jax.Array]:

@@ -1,11 +1,15 @@
 """The engine's responses, judged, as groups. An engine that answers what it is told stands for the policy."""
 
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from real_servers import BASE
 
 from bapo_jax.groups import Prompt, Response, Verdict
 from bapo_jax.models.tokenizer import load_tokenizer
+from bapo_jax.rollout import collect as module
 from bapo_jax.rollout.collect import collect, judge
 from bapo_jax.rollout.engine import FRESH, REEVALUATION, Draw, Sampling
 
@@ -56,18 +60,41 @@ def test_a_reward_of_ones_own_gives_verdicts_and_rewards_apart(tokenizer, respon
 
 
 class Told:
-    def __init__(self, responses):
-        self.responses, self.asked = responses, []
+    """An engine whose answers come when they are given."""
 
-    def generate(self, *asked):
+    def __init__(self):
+        self.asked, self.answers = [], [Future() for _ in PROMPTS]
+
+    def ask(self, *asked):
         self.asked.append(asked)
-        return self.responses
+        return self.answers[: len(asked[0])]
 
 
-def test_the_engine_is_asked_once_and_not_at_all_without_prompts(tokenizer, responses):
-    engine, sampling = Told(responses), Sampling(0.6, 32)
+def test_the_engine_is_asked_once_and_answers_of_any_order_are_in_the_prompts_order(tokenizer, responses):
+    engine, sampling = Told(), Sampling(0.6, 32)
+    for i in (1, 0):
+        engine.answers[i].set_result(responses[i])
     collected = collect(engine, tokenizer, PROMPTS, 2, sampling, DRAWS, None)
     assert engine.asked == [(PROMPTS, 2, sampling, DRAWS)]
-    assert [g.correct for g in collected.groups] == [1, 1]
+    assert [g.prompt.id for g in collected.groups] == [5, 9] and [g.correct for g in collected.groups] == [1, 1]
     assert collected.generate_s >= 0 and collected.verify_s > 0
-    assert collect(engine, tokenizer, [], 2, sampling, [], None).groups == [] and len(engine.asked) == 1
+    assert collect(engine, tokenizer, [], 2, sampling, [], None).groups == []
+
+
+def test_a_group_is_judged_while_others_are_still_to_come(tokenizer, responses, monkeypatch):
+    engine, judged = Told(), threading.Event()
+    monkeypatch.setattr(module, 'judge', lambda *args: judged.set() or judge(*args))
+    engine.answers[1].set_result(responses[1])
+    with ThreadPoolExecutor(1) as pool:
+        collected = pool.submit(collect, engine, tokenizer, PROMPTS, 2, Sampling(0.6, 32), DRAWS, None)
+        assert judged.wait(10) and not collected.done()
+        engine.answers[0].set_result(responses[0])
+        assert [g.prompt.id for g in collected.result(10).groups] == [5, 9]
+
+
+def test_after_an_error_the_others_are_not_waited_for(tokenizer):
+    engine = Told()
+    engine.answers[1].set_exception(OSError('the engine is gone'))
+    with pytest.raises(OSError, match='the engine is gone'):
+        collect(engine, tokenizer, PROMPTS, 2, Sampling(0.6, 32), DRAWS, None)
+    assert engine.answers[0].cancelled()

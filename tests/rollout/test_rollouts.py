@@ -3,6 +3,8 @@
 import ast
 import dataclasses
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -31,8 +33,8 @@ HARD = [prompt(77)]
 class Counting:
     """A selector that counts up, and whose state is what it was asked and told."""
 
-    def __init__(self):
-        self.events = []
+    def __init__(self, learns):
+        self.events, self.learns = [], learns
 
     def next(self):
         self.events.append('next')
@@ -53,12 +55,16 @@ class Counting:
 
 
 class Noting:
-    """An engine that answers nothing and notes which policy it is given."""
+    """An engine that notes which policy it is given and what it is asked; `answer(draws)` gives the answer to each prompt."""
 
     servers = 0
 
-    def __init__(self):
-        self.events = []
+    def __init__(self, answer):
+        self.events, self._answer, self._thread = [], answer, ThreadPoolExecutor(1)
+
+    def ask(self, prompts, group_size, sampling, draws):
+        self.events.append(('ask', [(p.id, d.purpose) for p, d in zip(prompts, draws, strict=True)]))
+        return [self._thread.submit(self._answer, draw) for draw in draws]
 
     def load(self, params, version):
         self.events.append(('load', params, version))
@@ -81,26 +87,25 @@ class Trained:
         return type('Theta', (), {'params': 'θ'})
 
 
-def judged(engine, prompts, draws):
-    return Collected([graded(p, (RESPONSE,), (Verdict.WRONG,), d.step) for p, d in zip(prompts, draws, strict=True)], 0.5, 0.25)
+def judged(answers, tokenizer, prompts, draws, reward):
+    groups = [graded(p, a.result(10), (Verdict.WRONG,), d.step) for p, a, d in zip(prompts, answers, draws, strict=True)]
+    return Collected(groups, 0.5, 0.25)
 
 
 @pytest.fixture
 def rollouts(monkeypatch):
-    """A function that makes Rollouts; `ask(engine, prompts, draws)` stands for sampling and judging, and is noted by the engine."""
+    """A function that makes Rollouts, whose engine answers with `answer(draw)`; every response is judged wrong."""
     made = []
+    monkeypatch.setattr(module, 'judge_as_they_come', judged)
+    monkeypatch.setattr(module, 'collect', lambda engine, tokenizer, prompts, *rest: judged(
+        engine.ask(prompts, *rest[:3]), tokenizer, prompts, *rest[2:]))  # fmt: skip
 
-    def make(ask=judged, overlap=False, sync_every=100, servers=0):
-        def collect(engine, tokenizer, prompts, group_size, sampling, draws, reward):
-            engine.events.append(('ask', [(p.id, d.purpose) for p, d in zip(prompts, draws, strict=True)]))
-            return ask(engine, prompts, draws)
-
-        monkeypatch.setattr(module, 'collect', collect)
+    def make(answer=lambda _: (RESPONSE,), overlap=False, sync_every=100, servers=0, learns=False, **schedule):
         config = default_config()
         config.model.path, config.rollout.overlap = 'unused', overlap
-        engine, schedule = Noting(), Schedule(STEPS, sync_every, 0, 0)
+        engine, schedule = Noting(answer), Schedule(STEPS, sync_every, 0, 0, **schedule)
         engine.servers = servers
-        made.append((Rollouts(engine, None, Counting(), schedule, resolve(config), None, probe=prompt(9)), engine))
+        made.append((Rollouts(engine, None, Counting(learns), schedule, resolve(config), None, probe=prompt(9)), engine))
         return made[-1]
 
     yield make
@@ -122,27 +127,38 @@ def test_steps_begun_early_give_what_steps_taken_one_by_one_give(rollouts):
         assert late.state() == early.state()
 
 
-def test_the_selector_observes_a_step_before_it_is_asked_for_the_next(rollouts):
-    r, _ = rollouts(overlap=True)
+def test_a_selector_that_learns_observes_a_step_before_it_is_asked_for_the_next(rollouts):
+    r, _ = rollouts(overlap=True, learns=True)
     r.begin_ahead(0)
     r.take(1, [], Trained(0))
     r.take(2, [], Trained(1))
     assert r.state() == str(['next', [2, 3], 'next', [4, 5]])  # that of step 2, whatever of step 3 is done
 
 
-def test_a_step_is_answered_while_the_one_before_is_in_use(rollouts):
-    asked = threading.Event()
+def test_all_steps_up_to_the_sync_are_asked_while_the_first_is_still_answered(rollouts):
+    """The earlier first; the selector's state is that of the step taken."""
+    release = threading.Event()
+    r, engine = rollouts(lambda _: release.wait(10) and (RESPONSE,), overlap=True)
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(r.take, 1, [], Trained(0))
+        deadline = time.monotonic() + 10
+        while len(engine.events) < STEPS and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [[number for number, _ in asked] for _, asked in engine.events] == [[2, 3], [4, 5], [6, 7]]
+        assert not taken.done()
+        release.set()
+        assert ids(taken.result(10)[0]) == [2, 3]
+    assert r.state() == str(['next'])
 
-    def ask(engine, prompts, draws):
-        if draws[0].step == 2:
-            asked.set()
-        return judged(engine, prompts, draws)
 
-    r, _ = rollouts(ask, overlap=True)
-    r.take(1, [], Trained(0))
-    assert not asked.is_set()
-    r.begin_ahead(1)
-    assert asked.wait(10)  # nobody has taken it
+@pytest.mark.parametrize('hard, alpha_version, settings', [([], 0, {'learns': True}), (HARD, -1, {}), (HARD, 0, {'reevaluation_syncs': True})])
+def test_later_steps_are_not_asked_before_the_engine_may_hold_another_policy(hard, alpha_version, settings, rollouts):
+    """Nor before a selector that learns has seen the step: π_θ answers the hard prompts, or becomes α with them."""
+    release = threading.Event()
+    r, engine = rollouts(lambda _: release.wait(10) and (RESPONSE,), overlap=True, **settings)
+    threading.Timer(0.2, lambda: (engine.events.append('answered'), release.set())).start()
+    r.take(1, hard, Trained(0, alpha_version=alpha_version))
+    assert [event for event in engine.events[: engine.events.index('answered')] if event[0] == 'ask'] == engine.events[:1]
 
 
 def test_nothing_is_begun_ahead_without_overlap_or_past_a_sync(rollouts):
@@ -150,7 +166,6 @@ def test_nothing_is_begun_ahead_without_overlap_or_past_a_sync(rollouts):
         r, engine = rollouts(**settings)
         r.take(1, [], Trained(0))
         r.begin_ahead(1)
-        r._thread.submit(lambda: None).result()  # whatever had been begun would be over
         assert len(engine.events) == 1
 
 
@@ -158,8 +173,11 @@ def test_hard_prompts_go_out_with_the_fresh_ones_where_alpha_is_theta_and_are_no
     r, engine = rollouts()
     fresh, reevaluated = r.take(1, HARD, Trained(0, alpha_version=0))
     assert ids(fresh) == [2, 3] and ids(reevaluated) == [77]
-    assert r.state() == str(['next', [2, 3]])
     assert engine.events == [('ask', [(2, FRESH), (3, FRESH), (77, REEVALUATION)])]
+    r, engine = rollouts(learns=True)
+    fresh, reevaluated = r.take(1, HARD, Trained(0, alpha_version=0))
+    assert ids(fresh) == [2, 3] and ids(reevaluated) == [77]
+    assert r.state() == str(['next', [2, 3]])
     assert 'timing_s/reevaluate' not in r.metrics(make_batch([], []), Trained(0), None)
 
 
@@ -170,7 +188,6 @@ def test_hard_prompts_are_answered_by_theta_and_the_engine_then_holds_alpha_agai
     assert engine.events == [
         ('ask', [(2, FRESH), (3, FRESH)]), ('load', 'θ', 2), ('ask', [(77, REEVALUATION)]), ('load', 'α', 0)
     ]  # fmt: skip
-    assert r.state() == str(['next', [2, 3]])
     row = r.metrics(make_batch([], []), Trained(2), None)
     assert row['prompts/batches'] == 1
     assert (row['timing_s/gen'], row['timing_s/reward'], row['timing_s/reevaluate']) == (0.5, 0.25, 0.75)
@@ -192,29 +209,26 @@ def test_an_evaluation_is_answered_by_theta_and_the_engine_then_holds_alpha_agai
 
 
 def test_what_the_engine_raises_reaches_whoever_takes_the_step(rollouts):
-    def ask(engine, prompts, draws):
+    def gone(draw):
         raise OSError('the engine is gone')
 
-    r, _ = rollouts(ask, overlap=True)
+    r, _ = rollouts(gone, overlap=True)
     r.begin_ahead(0)
     with pytest.raises(OSError, match='the engine is gone'):
         r.take(1, [], Trained(0))
 
 
-def test_close_drops_steps_that_have_not_begun(rollouts):
-    release, steps = threading.Event(), []
-
-    def ask(engine, prompts, draws):
-        steps.append(draws[0].step)
-        assert release.wait(10)
-        return judged(engine, prompts, draws)
-
-    r, engine = rollouts(ask, overlap=True)
+@pytest.mark.parametrize('learns', [False, True])
+def test_close_waits_for_one_step_at_most(learns, rollouts):
+    """The steps behind it are not judged and, of a selector that learns, not even asked."""
+    release = threading.Event()
+    r, engine = rollouts(lambda _: release.wait(10) and (RESPONSE,), overlap=True, learns=learns)
     r.begin_ahead(0)
+    waiting = [r._begun[step] for step in (2, 3)]
     threading.Timer(0.1, release.set).start()
     r.close()
-    assert steps == [1]
-    assert engine.events[-1] == 'closed'
+    assert all(step.cancelled() for step in waiting)
+    assert len(engine.events) == (2 if learns else 4) and engine.events[-1] == 'closed'
 
 
 def test_a_restored_stream_goes_on_after_the_last_step_taken(rollouts):
