@@ -135,7 +135,7 @@ def train(s: Setup, workdir: Path) -> RunState:
 
             state.count(fresh, reevaluated, batch)
             now.record(fresh_metrics(fresh), batch_metrics(batch, step), discarded_metrics(fresh, batch), learned)
-            now.record(rollouts.metrics(batch, state, alpha_logprobs), replay.metrics(step), state.metrics())
+            now.record(rollouts.metrics(), replay.metrics(step), state.metrics())
         if run.due(now, batch, fresh, reevaluated):
             break
 

@@ -73,7 +73,7 @@ def main(_) -> None:
         'seconds a step', 'in turn', 'overlapped',
         title=f'v = {v}, {len(turn)} steps of 64 × 8 responses, a core each; {cpu_name()}, jax {version("jax")}, {datetime.date.today()}',
     )  # fmt: skip
-    for phase in ('gen', 'reward', 'wait_rollouts', 'weight_sync', 'update_actor', 'mismatch', 'step'):
+    for phase in ('gen', 'reward', 'wait_rollouts', 'weight_sync', 'update_actor', 'step'):
         table.add_row(phase, f'{mean(turn, phase):.2f}', f'{mean(lapped, phase):.2f}')
     Console().print(table)
     step = mean(lapped, 'step')

@@ -67,9 +67,11 @@ def test_where_alpha_is_theta_hard_prompts_go_out_in_the_same_wave(runs):
         assert separately == [2, 4]  # at step 6 the sync has just made α π_θ
 
 
-def test_every_batch_says_how_far_the_server_is_from_the_trainer(runs):
+def test_where_alpha_is_theta_a_step_says_how_far_the_server_is_from_the_trainer(runs):
     for workdir in runs:
-        for row in metrics(workdir)[1:]:
+        rows = metrics(workdir)[1:]
+        assert [row['step'] for row in rows if 'mismatch/kl' in row] == [row['step'] for row in rows if not row['bapo/lag']] != []
+        for row in [row for row in rows if not row['bapo/lag']]:
             assert row['bapo/x1_groups'] > 0
             assert 0 < row['mismatch/logprob_abs_mean'] < row['mismatch/logprob_abs_max'] < 2e-4
             assert 0 <= row['mismatch/kl'] < 1e-6 and 1 - 1e-6 < row['mismatch/ess'] <= 1

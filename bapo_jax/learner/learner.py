@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from bapo_jax import parallel
-from bapo_jax.groups import Batch, ByGroup
+from bapo_jax.groups import X1, Batch, ByGroup
 from bapo_jax.hosts import Hosts
 from bapo_jax.learner import credit
 from bapo_jax.learner.critic import CRITIC, Critic, Targets, pack_targets, value_metrics
@@ -122,6 +122,8 @@ class Learner:
         started = time.perf_counter()
         if self.trains_policy(step):
             state, of_policy = self.update_packed(state, packed, counts, step)
+            if any(g.responses[0].version < step - 1 for part in parts[:1] for g in part.batch.of_origin(X1)):  # α is older than π_θ
+                of_policy = {name: x for name, x in of_policy.items() if not name.startswith('mismatch/')}
             metrics |= of_policy
             lap('update_actor')
         if self.critic:

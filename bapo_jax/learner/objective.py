@@ -101,7 +101,7 @@ def convex_share(step: int) -> float:
 def evaluate_objective(
     objective: Objective, rows: Rows, logp_RxT: jax.Array, entropy_RxT: jax.Array, numbers: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Σ weight · (importance weight · surrogate + β Σ share · KL - entropy bonus) over rows, and sums for the metrics.
+    """Σ weight · (importance weight · surrogate + β Σ share · KL - entropy bonus) over rows, and sums for the metrics; of a name that ends in _max, the largest.
 
     `logp_RxT` and `entropy_RxT` are those of π_θ; what they hold where no response token is does not count.
     """
@@ -127,7 +127,8 @@ def evaluate_objective(
         total_RxT = total_RxT - numbers['entropy_coef'] * entropy_RxT
 
     # Of the ratio to the policy that answered, whatever the anchor is.
-    behaviour_ratio_RxT = jnp.exp(jnp.where(response_RxT, logp_RxT - rows.behaviour, 0.0))
+    gap_RxT = jnp.where(response_RxT, logp_RxT - rows.behaviour, 0.0)
+    behaviour_ratio_RxT = jnp.exp(gap_RxT)
     origin_O = 1 + jnp.arange(len(ORIGINS), dtype=rows.origin.dtype)
     origin_RxTxO = (rows.origin[..., None] == origin_O[None, None]).astype(jnp.float32)
 
@@ -148,4 +149,7 @@ def evaluate_objective(
         'ratio_by_origin': by_origin(behaviour_ratio_RxT),
         'squared_ratio_by_origin': by_origin(behaviour_ratio_RxT**2),
         'tokens_by_origin': by_origin(jnp.ones_like(logp_RxT)),
+        'gap_by_origin': by_origin(jnp.abs(gap_RxT)),
+        'k3_by_origin': by_origin(jnp.maximum(jnp.expm1(gap_RxT) - gap_RxT, 0.0)),  # of KL(α ‖ π_θ); exact for small gaps too
+        'gap_by_origin_max': jnp.max(jnp.abs(gap_RxT)[..., None] * origin_RxTxO, axis=(0, 1)),
     }

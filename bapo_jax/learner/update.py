@@ -19,13 +19,14 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from bapo_jax import parallel
-from bapo_jax.groups import ORIGINS
+from bapo_jax.groups import ORIGINS, X1
 from bapo_jax.learner.logprobs import Compute, token_logprobs
 from bapo_jax.learner.objective import Objective, evaluate_objective
 from bapo_jax.learner.packed import Rows
 from bapo_jax.models.split import Split, gathered
 
 _BY_ORIGIN = ('clipped_by_origin', 'tv_by_origin', 'ratio_by_origin', 'squared_ratio_by_origin', 'tokens_by_origin')
+_OF_MISMATCH = ('gap_by_origin', 'k3_by_origin', 'gap_by_origin_max')
 
 
 class TrainState(NamedTuple):
@@ -65,6 +66,8 @@ def update(state: TrainState, rows: Rows, n_micro, numbers: dict[str, jax.Array]
 def accumulate(loss: Callable, params: Any, rows: Any, n_micro, numbers: Any, mesh: Mesh, split: Split) -> tuple[Any, Any]:
     """(gradient, sums): those of `loss(params, micro-batch, numbers) -> (scalar, sums)`, over the first `n_micro` micro-batches.
 
+    Of a sum whose name ends in _max, not negative, the largest is taken.
+
     Each device works on its own rows and its own part of the parameters; the model gathers what it needs (models/split.py) and
     sums over 'fsdp' the gradient of what it gathered, once a micro-batch; or all is gathered before the first one and summed after
     the last, where `split` asks for it. All else is summed over the mesh once, at the end.
@@ -78,7 +81,7 @@ def accumulate(loss: Callable, params: Any, rows: Any, n_micro, numbers: Any, me
         def add_micro_batch(i, carry):
             micro = jax.tree.map(lambda x: x[i], rows)
             (_, sums), gradient = jax.value_and_grad(loss, has_aux=True)(params, micro, numbers)
-            return jax.tree.map(jnp.add, carry, (gradient, sums))
+            return jax.tree.map(jnp.add, carry[0], gradient), joined(carry[1], sums)
 
         _, sum_shapes = jax.eval_shape(loss, params, jax.tree.map(lambda x: x[0], rows), numbers)
         zeros = (jax.tree.map(jnp.zeros_like, params), jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sum_shapes))
@@ -86,10 +89,16 @@ def accumulate(loss: Callable, params: Any, rows: Any, n_micro, numbers: Any, me
         gradient, sums = jax.lax.fori_loop(0, n_micro, add_micro_batch, zeros)
         [gradient] = scatter(gradient)
         gradient = jax.tree.map(lambda g, spec: jax.lax.psum(g, 'data' if 'fsdp' in spec else parallel.ROWS), gradient, specs)
-        return gradient, jax.lax.psum(sums, parallel.ROWS)
+        largest = {name: jax.lax.pmax(x, parallel.ROWS) for name, x in sums.items() if name.endswith('_max')}
+        return gradient, jax.lax.psum(sums, parallel.ROWS) | largest
 
     in_specs = (specs, PartitionSpec(None, parallel.ROWS), PartitionSpec(), PartitionSpec())
     return parallel.per_device(on_device, mesh, in_specs, (specs, PartitionSpec()))(params, rows, n_micro, numbers)
+
+
+def joined(a: dict[str, jax.Array], b: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Sums of both, by name; of a name that ends in _max, the larger."""
+    return {name: (jnp.maximum if name.endswith('_max') else jnp.add)(a[name], b[name]) for name in a}
 
 
 def stepped(state: TrainState, gradient: Any, optimizer: optax.GradientTransformation) -> TrainState:
@@ -118,12 +127,16 @@ def initial_state(optimizer: optax.GradientTransformation, params: Any, shapes: 
 def mean_metrics(parts: list[dict[str, np.ndarray]]) -> dict[str, float]:
     """Means over the mini-batches; what compares π_θ with the policy that answered is a mean over an origin's tokens.
 
-    With ρ the ratio of the two: clipped share, TV, mean of ρ, and effective sample size (Σρ)² / (n Σρ²).
-    Empty without a mini-batch. Raises FloatingPointError where a gradient is not finite.
+    With ρ the ratio of the two: clipped share, TV, mean of ρ, and effective sample size (Σρ)² / (n Σρ²). `mismatch` says what else
+    is there. Empty without a mini-batch. Raises FloatingPointError where a gradient is not finite.
     """
     if not parts:
         return {}
     check_finite([part['actor/grad_norm'] for part in parts], 'the gradient', 'learner.learning_rate')
+    compared = mismatch(parts[0])
+    for part in parts:
+        for name in _OF_MISMATCH:
+            del part[name]
     sums = [sum(part.pop(name) for part in parts) for name in _BY_ORIGIN]
     metrics = {name: float(np.mean([part[name] for part in parts], dtype=np.float64)) for name in parts[0]}
     for origin, clipped, tv, ratio, squared_ratio, tokens in zip(ORIGINS, *sums, strict=True):
@@ -134,7 +147,29 @@ def mean_metrics(parts: list[dict[str, np.ndarray]]) -> dict[str, float]:
                 f'staleness/ratio/{origin}': float(ratio / tokens),
                 f'staleness/ess/{origin}': float(ratio**2 / (tokens * squared_ratio)),
             }
-    return {**metrics, 'actor/updates': len(parts)}
+    return {**metrics, **compared, 'actor/updates': len(parts)}
+
+
+def mismatch(first: dict[str, np.ndarray]) -> dict[str, float]:
+    """How far the policy that answered X1 is from π_θ before its first step, from the sums of the first mini-batch.
+
+    Where α is π_θ, this is how far two programs of one policy are apart: the engine's and the trainer's. With s the engine's log-prob
+    of a token, t the trainer's and r = exp(t - s):
+
+    mismatch/logprob_abs_mean, _max   of |s - t|
+    mismatch/kl    KL(engine ‖ trainer), estimated by the mean of r - 1 - log r; never negative (Schulman's k3)
+    mismatch/ess   effective sample size (Σ r)² / (n Σ r²) of the tokens as samples of the trainer's policy; 1 where the two agree
+    """
+    x1 = {name: float(sums[ORIGINS.index(X1)]) for name, sums in first.items() if 'by_origin' in name}
+    tokens = x1['tokens_by_origin']
+    if not tokens:
+        return {}
+    return {
+        'mismatch/logprob_abs_mean': x1['gap_by_origin'] / tokens,
+        'mismatch/logprob_abs_max': x1['gap_by_origin_max'],
+        'mismatch/kl': x1['k3_by_origin'] / tokens,
+        'mismatch/ess': min(1.0, x1['ratio_by_origin'] ** 2 / (tokens * x1['squared_ratio_by_origin'])),
+    }
 
 
 def check_finite(norms: Sequence[np.ndarray], gradient: str, learning_rate: str) -> None:

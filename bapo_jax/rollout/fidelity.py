@@ -1,7 +1,8 @@
-"""Compares the server's policy with the trainer's, by the log-probs that each gives to the server's samples.
+"""Compares the server's policy with the trainer's after a sync, by the log-probs that each gives to the server's samples.
 
 The two programs differ in their order of summation and perhaps in precision. Small differences are noise that the importance ratio
-π_θ / α carries; learner.anchor=decoupled cuts them at learner.importance_cap. Large differences mean a wrong policy.
+π_θ / α carries; learner.anchor=decoupled cuts them at learner.importance_cap. Large differences mean a wrong policy. During training
+the first mini-batch says how large they are (learner/update.py, `mismatch`).
 """
 
 from __future__ import annotations
@@ -13,23 +14,6 @@ from bapo_jax.rollout.engine import RolloutError
 
 class PolicyMismatch(RolloutError):
     """The server's log-probs are not those of the policy it was given."""
-
-
-def mismatch(served: np.ndarray, trained: np.ndarray) -> dict[str, float]:
-    """Compares log-probs [tokens] of tokens that the server sampled: its own, s, with the trainer's, t.
-
-    mismatch/logprob_abs_mean, _max   of |s - t|
-    mismatch/kl    KL(server ‖ trainer), estimated by the mean of r - 1 - log r, r = exp(t - s); never negative (Schulman's k3)
-    mismatch/ess   effective sample size (Σ r)² / (n Σ r²) of the tokens as samples of the trainer's policy; 1 where the two agree
-    """
-    log_ratio = trained.astype(np.float64) - served
-    ratio = np.exp(log_ratio)
-    return {
-        'mismatch/logprob_abs_mean': float(np.abs(log_ratio).mean()),
-        'mismatch/logprob_abs_max': float(np.abs(log_ratio).max()),
-        'mismatch/kl': float((ratio - 1 - log_ratio).mean()),
-        'mismatch/ess': float(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())),
-    }
 
 
 def check_probe(served: np.ndarray, trained: np.ndarray, tolerance: float, version: int) -> None:

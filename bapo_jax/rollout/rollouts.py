@@ -9,7 +9,6 @@ their order and what the selector knows stay the same.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from bapo_jax.groups import X1, Batch, Group, Prompt, Response, make_batch
 from bapo_jax.prompts.selector import PromptSelector
 from bapo_jax.rollout.collect import Collected, collect, judge_as_they_come
 from bapo_jax.rollout.engine import FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
-from bapo_jax.rollout.fidelity import check_probe, mismatch
+from bapo_jax.rollout.fidelity import check_probe
 from bapo_jax.rollout.schedule import Schedule
 from bapo_jax.tasks.shaping import punish_overlong
 
@@ -120,18 +119,9 @@ class Rollouts:
         yield self._engine
         self._engine.load(policies.alpha, policies.alpha_version)
 
-    def metrics(self, batch: Batch, policies: Policies, logprobs: LogProbs) -> dict[str, float]:
-        """Metrics of the last step taken: its seconds, the selector's metrics, and the servers' log-probs against the trainer's.
-
-        At most learner.mini_batch_groups of α's groups in X1 are compared.
-        """
-        of_alpha = [g for g in batch.of_origin(X1) if g.responses[0].version == policies.alpha_version]
-        some = of_alpha[: self._config.learner.mini_batch_groups]
-        if not (self._engine.servers and some):
-            return self._taken
-        started = time.perf_counter()
-        compared = mismatch(*logprobs(make_batch(some, [X1] * len(some))))
-        return {**self._taken, **compared, 'timing_s/mismatch': time.perf_counter() - started}
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the last step taken: its seconds, and the selector's."""
+        return self._taken
 
     def state(self) -> str:
         """The selector's state after the last step taken, for a checkpoint."""

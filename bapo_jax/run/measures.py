@@ -26,13 +26,13 @@ Of the critic, where the row has one, in rewards
     critic/value_mean                        mean value of the batch's trained tokens, before the update
     critic/explained_variance                1 - Var(R - V) / Var(R) over those tokens, R the return; absent where R does not vary
 Of the paper's theory, every theory.every steps: theory/…, see learner/monitors.py
-Of a server against the trainer: mismatch/{logprob_abs_mean,logprob_abs_max,kl,ess}, see rollout/fidelity.py
+Of the engine against the trainer, at steps where α is π_θ: mismatch/{logprob_abs_mean,logprob_abs_max,kl,ess}, see learner/update.py
 Counters since the run began
     rollout/responses_total                  responses generated, re-evaluation and refills included: the cost in Table 1, Figure 9
     rollout/discarded_total                  fresh responses not trained on
     rollout/{reevaluated,reused}_total       responses of re-evaluation; replayed responses
 Seconds: timing_s/{step,weight_sync,wait_rollouts,gen,reward,reevaluate,compose,pack,old_log_prob,values,update_actor,update_critic,
-    mismatch,theory,testing,save_checkpoint}
+    theory,testing,save_checkpoint}
     perf/throughput                          trained tokens per second of the step
 Scores: val-core/BENCHMARK/acc/{mean@n,pass@n,maj@n}, where the step evaluates; see scores.py
 """

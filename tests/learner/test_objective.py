@@ -162,9 +162,10 @@ def test_sums_by_origin_are_over_an_origins_response_tokens(rows, logp, entropy)
         of = rows.origin == 1 + i
         for name, values in {
             'tokens': np.ones_like(x), 'ratio': np.exp(x), 'squared_ratio': np.exp(2 * x), 'tv': np.maximum(1 - np.exp(x), 0),
-            'clipped': clipped.astype(float),
+            'clipped': clipped.astype(float), 'gap': np.abs(x), 'k3': np.exp(x) - 1 - x,
         }.items():  # fmt: skip
             np.testing.assert_allclose(metrics[f'{name}_by_origin'][i], values[of].sum(), rtol=1e-5, err_msg=f'{name} {i}')
+        assert metrics['gap_by_origin_max'][i] == pytest.approx(np.abs(x[of]).max(initial=0), rel=1e-6)
     assert metrics['tokens_by_origin'].tolist() == [3, 0, 2, 4]
 
 

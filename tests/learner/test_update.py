@@ -15,6 +15,7 @@ from learners import (
 
 from bapo_jax.groups import Verdict, make_batch
 from bapo_jax.learner.credit import group_std
+from bapo_jax.learner.update import mismatch
 
 
 @pytest.mark.slow
@@ -71,6 +72,40 @@ def test_clip_fraction_total_variation_and_ratio_by_origin_by_hand(learner, poli
         held = np.array([v == clipped for v in group.verdicts])
         assert metrics[f'actor/pg_clipfrac/{origin}'] == pytest.approx((lengths * held).sum() / lengths.sum(), abs=1e-6)
         assert metrics[f'staleness/tv/{origin}'] == pytest.approx(tv, abs=1e-5)
+
+
+def test_kl_and_effective_sample_size_of_the_mismatch_are_those_of_two_explicit_distributions():
+    engine, trainer = np.array([0.5, 0.25, 0.25]), np.array([0.25, 0.5, 0.25])
+    # Tokens in exactly the proportions that the engine draws them in: sample means are then expectations.
+    gap = np.log(trainer / engine)[np.repeat([0, 1, 2], [2, 1, 1])]
+    first = {
+        'tokens_by_origin': 4, 'gap_by_origin': np.abs(gap).sum(), 'gap_by_origin_max': np.abs(gap).max(),
+        'k3_by_origin': (np.exp(gap) - 1 - gap).sum(), 'ratio_by_origin': np.exp(gap).sum(),
+        'squared_ratio_by_origin': np.exp(2 * gap).sum(),
+    }  # fmt: skip
+    m = mismatch({name: np.array([x, 9, 9, 9]) for name, x in first.items()})
+    assert m['mismatch/kl'] == pytest.approx(np.sum(engine * np.log(engine / trainer)), rel=1e-12)
+    assert m['mismatch/ess'] == pytest.approx(1 / np.sum(engine * (trainer / engine) ** 2), rel=1e-12)
+    assert m['mismatch/logprob_abs_mean'] == pytest.approx(0.75 * np.log(2), rel=1e-12)
+    assert m['mismatch/logprob_abs_max'] == pytest.approx(np.log(2), rel=1e-12)
+    assert mismatch({name: np.zeros(4) for name in first}) == {}
+
+
+def test_the_mismatch_is_that_of_x1_in_the_first_mini_batch_where_the_policy_itself_answered(learner, policy, groups):
+    """Log-probs off by log 2: r = 2. Groups of X2 and of later mini-batches do not count, nor does a step after a sync."""
+    first = np.random.default_rng(0).permutation(len(groups))[:3]  # the groups of the first mini-batch
+    off = with_responses(groups, lambda r: dataclasses.replace(r, logp=r.logp - np.float32(np.log(2))))
+    of = [off[i] if i == first[0] else g for i, g in enumerate(groups)]
+    batch = make_batch(of, ['x2' if i in first[1:] else 'x1' for i in range(len(of))])
+    _, metrics = updated(learner(BARE), policy, batch)
+    assert metrics['actor/updates'] == 2
+    assert metrics['mismatch/logprob_abs_mean'] == pytest.approx(np.log(2), abs=1e-4)
+    assert metrics['mismatch/logprob_abs_max'] == pytest.approx(np.log(2), abs=1e-4)
+    assert metrics['mismatch/kl'] == pytest.approx(1 - np.log(2), abs=1e-4)
+    assert metrics['mismatch/ess'] == pytest.approx(1, abs=1e-4)
+    a_learner = learner(BARE)
+    _, later = a_learner.update(a_learner.init(policy.params), batch, np.random.default_rng(0), step=2)
+    assert not any(name.startswith('mismatch') for name in later)
 
 
 @pytest.mark.parametrize('right', [0, 4])

@@ -11,7 +11,7 @@ import pytest
 from group_builders import graded
 
 from bapo_jax.config import default_config, resolve
-from bapo_jax.groups import Prompt, Response, Verdict, make_batch
+from bapo_jax.groups import Prompt, Response, Verdict
 from bapo_jax.rollout import rollouts as module
 from bapo_jax.rollout.collect import Collected
 from bapo_jax.rollout.engine import FRESH, PROBE, REEVALUATION
@@ -178,7 +178,7 @@ def test_hard_prompts_go_out_with_the_fresh_ones_where_alpha_is_theta_and_are_no
     fresh, reevaluated = r.take(1, HARD, Trained(0, alpha_version=0))
     assert ids(fresh) == [2, 3] and ids(reevaluated) == [77]
     assert r.state() == str(['next', [2, 3]])
-    assert 'timing_s/reevaluate' not in r.metrics(make_batch([], []), Trained(0), None)
+    assert 'timing_s/reevaluate' not in r.metrics()
 
 
 def test_hard_prompts_are_answered_by_theta_and_the_engine_then_holds_alpha_again(rollouts):
@@ -188,7 +188,7 @@ def test_hard_prompts_are_answered_by_theta_and_the_engine_then_holds_alpha_agai
     assert engine.events == [
         ('ask', [(2, FRESH), (3, FRESH)]), ('load', 'θ', 2), ('ask', [(77, REEVALUATION)]), ('load', 'α', 0)
     ]  # fmt: skip
-    row = r.metrics(make_batch([], []), Trained(2), None)
+    row = r.metrics()
     assert row['prompts/batches'] == 1
     assert (row['timing_s/gen'], row['timing_s/reward'], row['timing_s/reevaluate']) == (0.5, 0.25, 0.75)
 
@@ -265,11 +265,3 @@ def test_an_engine_in_this_process_gets_alpha_and_no_probe(rollouts):
     r, engine = rollouts()
     r.serve(Trained(4, alpha_version=4), None)
     assert engine.events == [('load', 'α', 4)]
-
-
-def test_the_mismatch_is_that_of_the_fresh_groups_alpha_answered(rollouts):
-    r, _ = rollouts(servers=1)
-    fresh, _ = r.take(1, [], Trained(0))
-    assert r.metrics(make_batch(fresh, ['x1', 'x3']), Trained(0), served(0.25))['mismatch/logprob_abs_max'] == 0.25
-    for batch in (make_batch(fresh, ['x2', 'x3']), make_batch([], [])):
-        assert not any(name.startswith('mismatch') for name in r.metrics(batch, Trained(0), served(0.25)))
