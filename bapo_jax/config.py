@@ -136,15 +136,21 @@ def evaluate_section() -> ConfigDict:
     e.every = 0  # steps between evaluations of π_θ; 0: only before the first and after the last step
     e.benchmarks = ('cd34', 'cd4')  # names the task knows, or files of problems
     e.samples = 8  # responses to each question
-    e.temperature = 0.6  # of sampling
+    e.temperature = 0.6  # of sampling; 0: the likeliest token always (greedy)
+    e.top_p = 1.0  # draws from the likeliest tokens that make up this share
+    e.max_prompt_tokens = 0  # a longer question is refused; 0: rollout.max_prompt_tokens
+    e.max_response_tokens = 0  # a longer response is cut; 0: rollout.max_response_tokens
     e.track_prompts = 0  # training prompts whose accuracy is kept at every evaluation (accuracy migration)
     return e
 
 
 def check_evaluate(c: ConfigDict, need: Need) -> None:
     at_least_one(need, c, 'evaluate.samples')
-    not_negative(need, c, 'evaluate.every', 'evaluate.track_prompts')
-    positive(need, c, 'evaluate.temperature')
+    not_negative(
+        need, c, 'evaluate.every', 'evaluate.track_prompts', 'evaluate.temperature', 'evaluate.max_prompt_tokens',
+        'evaluate.max_response_tokens',
+    )  # fmt: skip
+    need(0 < c.evaluate.top_p <= 1, f'evaluate.top_p={c.evaluate.top_p} is a share, above 0 and up to 1')
 
 
 def rollouts_section() -> ConfigDict:
@@ -177,6 +183,8 @@ SECTIONS = {
 def resolve(config: ConfigDict) -> ConfigDict:
     """A checked copy with every 0 that means 'derive it' filled in. Raises ValueError naming fields and remedy."""
     c = ConfigDict(config.to_dict())
+    c.evaluate.max_prompt_tokens = c.evaluate.max_prompt_tokens or c.rollout.max_prompt_tokens
+    c.evaluate.max_response_tokens = c.evaluate.max_response_tokens or c.rollout.max_response_tokens
     c.replay.bad_capacity = c.replay.bad_capacity or c.learner.batch_groups
     c.replay.high_capacity = c.replay.high_capacity or c.replay.high_recent_steps * c.learner.batch_groups
     c.replay.per_prompt = c.replay.per_prompt or 2 * c.rollout.group_size

@@ -8,6 +8,9 @@ Of a run, π_θ of the newest checkpoint is scored (not the rollout policy α), 
 counts for a policy that the run published. `--engine=vllm` chooses another engine: `--servers=URL,URL` names running servers;
 without them one is started and stopped.
 
+How much and how is sampled are the config's fields `evaluate`, and flags: DeepScaleR's protocol is `--samples=16 --temperature=0.6
+--top_p=0.95 --max_response_tokens=32768`, greedy decoding `--samples=1 --temperature=0`.
+
 The same command continues an interrupted evaluation. Each chunk of questions is appended to OUTPUT/BENCHMARK.jsonl once it is
 judged. With the in-process engine the files equal those of an uninterrupted evaluation, bit for bit.
 """
@@ -20,7 +23,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,16 +48,12 @@ from bapo_jax.scores import Question, question, summary
 from bapo_jax.rollout.engines import POLICIES, start_engine
 from bapo_jax.tasks import custom_reward, get_task
 
-_SERVER_CHUNK = 256  # responses; enough chunks are under way at once to keep the servers busy
+_CHUNK = 256  # responses judged and written together; an interruption loses no more, beside those under way
 
 
 def chunk_size(config: ConfigDict) -> int:
-    """Questions answered and written together: for the in-process engine, as many as it samples at once.
-
-    Larger chunks would lose more at an interruption. Equal chunks are equal programs, hence equal samples to the last bit.
-    """
-    responses = config.rollout.rows if config.rollout.engine == 'jax' else _SERVER_CHUNK
-    return 1 << (max(1, responses // config.evaluate.samples).bit_length() - 1)
+    """Questions that are judged and written together."""
+    return max(1, _CHUNK // config.evaluate.samples)
 
 
 def votes(config: ConfigDict) -> bool:
@@ -71,25 +69,19 @@ def answer_and_judge(
 ) -> Generator[Judged, None, None]:
     """`evaluate.samples` judged responses to each prompt, one chunk of prompts after the other, in order.
 
-    Equal questions get equal random keys, whichever policy answers. While a chunk is judged the next is generated: one chunk by the
-    in-process engine, as many as the servers take otherwise. Close the generator when leaving early, or the rest is generated too.
+    All prompts are asked at once: while a chunk is judged, later ones are answered. Equal questions get equal random keys, whichever
+    policy answers. Close the generator when leaving early, or the rest is answered too.
     """
-    c, size, reward = config, chunk_size(config), custom_reward.find_reward(config.task.reward)
-    sampling = Sampling(c.evaluate.temperature, c.rollout.max_response_tokens)
-    chunks = [prompts[i : i + size] for i in range(0, len(prompts), size)]
-    draws = [Draw(c.seed, 0, purpose)] * size
-    # Servers get enough chunks for the most groups they take, and one more while the oldest is waited for.
-    at_once = 1 if c.rollout.engine == 'jax' else c.rollout.concurrency * max(1, len(c.rollout.servers)) // size + 2
-
-    def answer(chunk: Sequence[Prompt]):
-        return engine.generate(chunk, c.evaluate.samples, sampling, draws[: len(chunk)])
-
-    pool = ThreadPoolExecutor(at_once)
+    e, size, reward = config.evaluate, chunk_size(config), custom_reward.find_reward(config.task.reward)
+    draws = [Draw(config.seed, 0, purpose)] * len(prompts)
+    answers = engine.ask(prompts, e.samples, Sampling(e.temperature, e.max_response_tokens, e.top_p), draws)
     try:
-        for chunk, responses in zip(chunks, pool.map(answer, chunks), strict=True):
-            yield judge(tokenizer, chunk, responses, draws[: len(chunk)], reward)
+        for first in range(0, len(prompts), size):
+            chunk = slice(first, first + size)
+            yield judge(tokenizer, prompts[chunk], [answer.result() for answer in answers[chunk]], draws[chunk], reward)
     finally:
-        pool.shutdown(cancel_futures=True)
+        for answer in answers:
+            answer.cancel()
 
 
 def score(engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], config: ConfigDict, purpose: int) -> dict[str, Any]:
@@ -201,7 +193,9 @@ def main(_) -> None:
         policy = load_for_evaluation(checkpoint, FLAGS.config, FLAGS.engine, FLAGS.servers)
         config, tokenizer = policy.config, policy.tokenizer
         config.evaluate.benchmarks = tuple(FLAGS.benchmarks or config.evaluate.benchmarks)
-        config.evaluate.samples = FLAGS.samples or config.evaluate.samples
+        for name in ('samples', 'temperature', 'top_p', 'max_prompt_tokens', 'max_response_tokens'):
+            if FLAGS[name].value is not None:
+                config.evaluate[name] = FLAGS[name].value
         benchmarks = benchmark_prompts(config, tokenizer)
         output = Path(FLAGS.output) if FLAGS.output else policy.output
         files = sample_files(output, config.evaluate.benchmarks)
@@ -232,6 +226,10 @@ if __name__ == '__main__':
     flags.DEFINE_string('checkpoint', None, 'A run, a policy (runs/x/policy/000123), or a Hugging Face directory.', required=True)
     flags.DEFINE_list('benchmarks', None, 'Names the task knows, or files of problems; default: as the config says.')
     flags.DEFINE_integer('samples', None, 'Responses to each question; default: as the config says.', lower_bound=1)
+    flags.DEFINE_float('temperature', None, 'Of sampling; 0: the likeliest token always. Default: as the config says.', lower_bound=0.0)
+    flags.DEFINE_float('top_p', None, 'Share that the tokens drawn from make up; default: as the config says.', 0.0, 1.0)
+    flags.DEFINE_integer('max_response_tokens', None, 'Tokens of a response; default: as the config says.', lower_bound=1)
+    flags.DEFINE_integer('max_prompt_tokens', None, 'Tokens of a question; default: as the config says.', lower_bound=1)
     flags.DEFINE_enum('engine', None, ['jax', 'vllm'], 'Who answers; default: as the config says.')
     flags.DEFINE_list('servers', None, 'URLs of running vLLM servers that no trainer uses; without, --engine=vllm starts one.')
     flags.DEFINE_string('output', None, 'Directory; default: RUN/evaluation/STEP, POLICY_evaluation or HF_DIRECTORY/evaluation.')

@@ -69,7 +69,7 @@ def benchmark_prompts(config: ConfigDict, tokenizer: Any) -> dict[str, list[Prom
         encoded = encode_prompts(
             config.task.name, task.benchmark(name), tokenizer, template=config.task.template, first_id=first_id
         )
-        prompts[name] = refuse_long(encoded, config.rollout.max_prompt_tokens, name)
+        prompts[name] = refuse_long(encoded, config.evaluate.max_prompt_tokens, name)
     return prompts
 
 

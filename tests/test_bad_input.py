@@ -77,7 +77,7 @@ def test_training_problems(tmp_path, model, refused, train, message):
     [
         (GOOD + '{"problem": "p", "answer": ""}\n', 'few.jsonl, row 2: "answer" must be an answer'),
         (NOT_UTF8, 'few.jsonl, row 2: not UTF-8 text'),
-        (GOOD + LONG, 'few.jsonl, problem 2 of 2: the prompt has 370 tokens, rollout.max_prompt_tokens is 200; raise it'),
+        (GOOD + LONG, 'few.jsonl, problem 2 of 2: the prompt has 370 tokens, evaluate.max_prompt_tokens is 200; raise it'),
         (None, 'few.jsonl: no such file'),
     ],
 )

@@ -15,6 +15,7 @@ import pytest
 from real_servers import BASE
 from small_run import ROOT, metrics, run, small_config
 
+from bapo_jax import evaluate as module
 from bapo_jax.evaluate import chunk_size, core_metrics, evaluate, load_for_evaluation, score
 from bapo_jax.inputs import benchmark_prompts
 from bapo_jax.models import hf
@@ -111,10 +112,9 @@ def test_a_published_policy_of_another_model_is_refused_before_weights_are_read(
 
 
 def quickstart(problems, rows=16):
-    """Chunks of 8 questions × 2 samples."""
     config = importlib.import_module('configs.quickstart').get_config()
     config.rollout.rows, config.evaluate.samples, config.evaluate.benchmarks = rows, 2, (str(problems),)
-    config.rollout.max_response_tokens = 24
+    config.evaluate.max_response_tokens = 24
     return config
 
 
@@ -124,9 +124,17 @@ class Watched:
     def __init__(self, engine):
         self.engine, self.asked = engine, []
 
-    def generate(self, prompts, *args):
+    def ask(self, prompts, *args):
         self.asked += [p.id for p in prompts]
-        return self.engine.generate(prompts, *args)
+        return self.engine.ask(prompts, *args)
+
+
+@pytest.fixture(autouse=True, scope='module')
+def small_chunks():
+    """Of 8 questions × 2 samples."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, '_CHUNK', 16)
+        yield
 
 
 @pytest.fixture(scope='module')

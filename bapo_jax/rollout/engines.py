@@ -24,9 +24,9 @@ def start_engine(
     config: ConfigDict, model: ModelConfig, graph: Any, ends: tuple[int, ...], mesh: Mesh, workdir: Path, hosts: Hosts = Hosts()
 ) -> Engine:
     """The engine that `config` names. With engine 'vllm' and no servers listed, starts a server, which takes a minute."""
-    r = config.rollout
+    r, e = config.rollout, config.evaluate
     if r.engine == 'jax':
-        return JaxEngine(graph, model, ends, r.rows, r.max_prompt_tokens, mesh)
+        return JaxEngine(graph, model, ends, r.rows, max(r.max_prompt_tokens, e.max_prompt_tokens), mesh)
     servers, token = list(r.servers), os.environ.get(TOKEN_VARIABLE)
     if not servers:
         print('starting a vLLM server …', flush=True)
@@ -34,7 +34,7 @@ def start_engine(
             config.model.path,
             workdir / 'server.log',
             dtype=r.dtype,
-            max_tokens=r.max_prompt_tokens + r.max_response_tokens,
+            max_tokens=max(r.max_prompt_tokens + r.max_response_tokens, e.max_prompt_tokens + e.max_response_tokens),
             memory=r.server_memory,
             deadline_s=r.deadline_s,
             extra=r.server_args,

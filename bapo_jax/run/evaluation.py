@@ -40,8 +40,8 @@ def settings(checkpoint: Path, step: int, config: ConfigDict, benchmarks: dict[s
         'checkpoint': str(checkpoint.resolve()), 'step': step, 'engine': c.rollout.engine, 'samples': c.evaluate.samples,
         'config.seed': c.seed, 'config.model.dtype': c.model.dtype, 'config.task.name': c.task.name,
         'config.task.reward': c.task.reward, 'config.task.template': c.task.template,
-        'config.rollout.max_response_tokens': c.rollout.max_response_tokens,
-        'config.evaluate.temperature': c.evaluate.temperature, 'benchmarks': list(benchmarks),
+        'config.evaluate.max_response_tokens': c.evaluate.max_response_tokens, 'config.evaluate.temperature': c.evaluate.temperature,
+        'config.evaluate.top_p': c.evaluate.top_p, 'benchmarks': list(benchmarks),
         'questions': {name: fingerprint_questions(prompts) for name, prompts in benchmarks.items()}, **program,
     }  # fmt: skip
 

@@ -80,6 +80,6 @@ def refuse_long(prompts: Sequence[Prompt], most: int, benchmark: str) -> list[Pr
         if len(prompt.tokens) > most:
             raise ValueError(
                 f'{benchmark}, problem {number} of {len(prompts)}: the prompt has {len(prompt.tokens)} tokens, '
-                f'rollout.max_prompt_tokens is {most}; raise it (a benchmark is scored whole)'
+                f'evaluate.max_prompt_tokens is {most}; raise it (a benchmark is scored whole)'
             )
     return list(prompts)
