@@ -118,16 +118,17 @@ class Checkpoints:
     """The checkpoints of a run directory, newest last."""
 
     def __init__(self, directory: Path, keep: int):
-        # Synchronous: the next update donates θ's buffers, which on CPU an asynchronous save would still be reading.
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(directory.absolute(), options=options)
 
     def latest_step(self) -> int | None:
         return self._manager.latest_step()
 
-    def save(self, run: RunState, replay: dict[str, np.ndarray] = NOT_WRITTEN, selector: str = '') -> None:
-        """Every host saves its part of the policy, host 0 the rest.
+    def save(self, run: RunState, replay: dict[str, np.ndarray] = NOT_WRITTEN, selector: str = '') -> int:
+        """Every host saves its part of the policy, host 0 the rest. Returns the bytes of all arrays.
 
+        Returns once the arrays are copied to the host, and writes them while training goes on; the next save, or `close`, waits for
+        that, and raises what went wrong. On a CPU nothing is copied: there JAX reuses no donated buffer that is still being read.
         Raises RuntimeError where Orbax did not write (a step already saved).
         """
         host = {
@@ -137,12 +138,13 @@ class Checkpoints:
             'recent': [version for version, _ in run.recent],
             'selector': selector,
         }
+        arrays = _arrays(run)
         items = ocp.args.Composite(
-            policy=ocp.args.StandardSave(_arrays(run)), replay=ocp.args.StandardSave(replay), host=ocp.args.JsonSave(host)
+            policy=ocp.args.StandardSave(arrays), replay=ocp.args.StandardSave(replay), host=ocp.args.JsonSave(host)
         )
         if not self._manager.save(run.step, args=items):
             raise RuntimeError(f'no checkpoint was written at step {run.step}: one is there already')
-        self._manager.wait_until_finished()
+        return sum(x.nbytes for x in jax.tree.leaves((arrays, replay)))
 
     def restore(
         self, step: int, like: TrainState, switch_step: int = 0, frozen: Callable[[Any], Any] = lambda params: params
@@ -206,6 +208,8 @@ class Checkpoints:
             ) from e
 
     def close(self) -> None:
+        """Waits until all is written. Raises what went wrong meanwhile."""
+        self._manager.wait_until_finished()
         self._manager.close()
 
 

@@ -60,7 +60,7 @@ class Run:
         self._config, self._workdir, self._steps, self._checkpoints, self._hosts = config, workdir, steps, checkpoints, hosts
         self._tokenizer, self._evaluate, self._to_save = tokenizer, evaluate, to_save
         self._progress, self._signalled = ProgressBar(steps, state.step), stop_on_signal()
-        self._seconds: Counter[str] = Counter()
+        self._of_save: Counter[str] = Counter()  # what the last checkpoint cost: it comes after its step's row, so the next row has it
 
     def steps_left(self) -> range:
         return range(self.state.step + 1, self._steps + 1)
@@ -68,7 +68,7 @@ class Run:
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[Step]:
         """The step `number`; counts the seconds inside."""
-        now = Step(self._config.seed, number, self._seconds)
+        now = Step(self._config.seed, number, self._of_save)
         with now.timer('step'):
             yield now
 
@@ -90,11 +90,11 @@ class Run:
         now.record(now.seconds, {'perf/throughput': trained_tokens(batch) / now.seconds['timing_s/step']})
         self.log.write(step, now.metrics)
         self._progress.update(step, now.metrics)
-        self._seconds = Counter()  # a save comes after its step's row, so the next row has its seconds
+        self._of_save = Counter()
         if stopping or is_due(c.checkpoint.every, step):
-            with Step(c.seed, step, self._seconds).timer('save_checkpoint'):
+            with Step(c.seed, step, self._of_save).timer('save_checkpoint'):
                 self._hosts.tell('save')
-                self._checkpoints.save(self.state, *self._to_save())
+                self._of_save['perf/checkpoint_bytes'] = self._checkpoints.save(self.state, *self._to_save())
         return stopping
 
     def close(self) -> None:

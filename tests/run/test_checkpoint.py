@@ -122,6 +122,25 @@ def test_a_checkpoint_of_another_model_is_refused_naming_the_tensor(saved, make_
     checkpoints.close()
 
 
+def test_a_checkpoint_holds_the_moment_of_the_save_though_training_goes_on_while_it_is_written(tmp_path, policy):
+    """The next updates reuse θ's buffers, and the buffer's arrays change in place."""
+    a_learner = make_learner(policy, BARE)
+    state = RunState(a_learner.init(jax.tree.map(jnp.array, policy.params)), alpha=policy.params, step=1)
+    replay, overwrite = {'bad/ids': np.arange(1000)}, jax.jit(lambda x: jax.tree.map(lambda y: y * 0 - 7, x), donate_argnums=0)
+    checkpoints = Checkpoints(tmp_path / 'checkpoints', keep=2)
+    assert checkpoints.save(state, replay, '') > replay['bad/ids'].nbytes
+    replay['bad/ids'][:] = -1
+    theta = state.theta.params
+    for _ in range(20):
+        theta = overwrite(theta)
+    checkpoints.close()
+    checkpoints = Checkpoints(tmp_path / 'checkpoints', keep=2)
+    back, of_replay, _ = checkpoints.restore(1, a_learner.shapes())
+    checkpoints.close()
+    jax.tree.map(np.testing.assert_array_equal, back.theta.params, policy.params)
+    np.testing.assert_array_equal(of_replay['bad/ids'], np.arange(1000))
+
+
 def test_where_there_is_no_checkpoint_none_is_found(tmp_path, policy):
     checkpoints = Checkpoints(tmp_path / 'checkpoints', keep=1)
     assert checkpoints.latest_step() is None
@@ -137,8 +156,8 @@ def test_a_step_is_saved_once_and_as_many_are_kept_as_asked(trained, policy, tmp
         checkpoints.save(state, REPLAY, '')
     with pytest.raises(RuntimeError, match='no checkpoint was written at step 3'):
         checkpoints.save(state, REPLAY, '')
-    assert sorted(p.name for p in (tmp_path / 'checkpoints').iterdir() if p.name.isdigit()) == ['2', '3']
     checkpoints.close()
+    assert sorted(p.name for p in (tmp_path / 'checkpoints').iterdir() if p.name.isdigit()) == ['2', '3']
 
 
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # Orbax leaves futures behind
