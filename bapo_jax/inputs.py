@@ -51,6 +51,8 @@ def read_inputs(config: ConfigDict, weights: bool = True) -> Inputs:
     truths = get_task(config.task.name).training_problems(config.task.train, limit=config.task.limit, seed=config.task.seed)
     prompts = encode_prompts(config.task.name, truths, tokenizer, template=config.task.template)
     prompts = leave_out_long(prompts, config.rollout.max_prompt_tokens)
+    if len(truths) > _FIRST_ID:
+        raise ValueError(f'{len(truths):,} training problems; ids of benchmarks begin at {_FIRST_ID:,}: lower task.limit to that')
     selector = make_selector(config, prompts)
     if config.evaluate.track_prompts > len(prompts):
         raise ValueError(f'evaluate.track_prompts={config.evaluate.track_prompts} exceeds the {len(prompts)} training prompts')

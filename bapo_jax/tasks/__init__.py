@@ -18,8 +18,12 @@ A ground truth is a JSON-serialisable dict with the question and what its verifi
 
 from __future__ import annotations
 
+import functools
 import importlib
+import multiprocessing
+import os
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +33,8 @@ from absl import logging
 from bapo_jax.groups import Prompt
 
 TASKS = ('countdown', 'math')
+_CHUNK = 25_000  # questions that a process renders in a few seconds, which is what its start costs
+_WORKERS = 16  # each takes some 400 MB
 
 
 def get_task(name: str) -> ModuleType:
@@ -44,15 +50,29 @@ def encode_prompts(
     """Renders and tokenises every question. Prompt i has id `first_id + i` and int32 tokens [prompt tokens].
 
     No special tokens are added: a template that wants them writes them. No prompt is cut, since the question is at its end. One
-    that is too long is left out of training (`leave_out_long`) or refused in a benchmark (`refuse_long`).
+    that is too long is left out of training (`leave_out_long`) or refused in a benchmark (`refuse_long`). Many questions are shared
+    out among processes.
     """
+    encode = functools.partial(_encode, task_name, tokenizer, template)
+    if len(ground_truths) <= _CHUNK:
+        encoded = encode(ground_truths)
+    else:
+        chunks = [ground_truths[i : i + _CHUNK] for i in range(0, len(ground_truths), _CHUNK)]
+        workers = min(len(chunks), os.cpu_count() or 1, _WORKERS)
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context('spawn')) as pool:
+            encoded = [question for chunk in pool.map(encode, chunks) for question in chunk]
+    return [Prompt(first_id + row, task_name, *question) for row, question in enumerate(encoded)]
+
+
+def _encode(task_name: str, tokenizer: Any, template: str, ground_truths: Sequence[Any]) -> list[tuple[np.ndarray, Any]]:
+    """Each question's tokens, int32, and its ground truth with what the prompt demands of a response."""
     task = get_task(task_name)
-    prompts = []
-    for row, ground_truth in enumerate(ground_truths):
-        text = task.prompt_text(ground_truth, template, tokenizer)
-        tokens = np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
-        prompts.append(Prompt(first_id + row, task_name, tokens, task.with_demands(ground_truth, text)))
-    return prompts
+    texts = [task.prompt_text(ground_truth, template, tokenizer) for ground_truth in ground_truths]
+    rows = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)['input_ids'] if texts else []
+    return [
+        (np.asarray(tokens, np.int32), task.with_demands(ground_truth, text))
+        for tokens, ground_truth, text in zip(rows, ground_truths, texts, strict=True)
+    ]
 
 
 def leave_out_long(prompts: Sequence[Prompt], most: int) -> list[Prompt]:

@@ -1,5 +1,6 @@
 """The verifier agrees with every known case and cannot be fooled, crashed or slowed; prompts and worked solutions are right."""
 
+import functools
 import gzip
 import json
 import logging
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bapo_jax.groups import Verdict
+from bapo_jax import tasks
 from bapo_jax.tasks import TASKS, encode_prompts, get_task, leave_out_long, refuse_long
 from bapo_jax.tasks import countdown as cd
 from bapo_jax.tasks.countdown_data import generate
@@ -343,9 +345,9 @@ class CharacterTokenizer:
 
     chat_template = '[{}]'
 
-    def encode(self, text, add_special_tokens):
+    def __call__(self, texts, add_special_tokens, return_attention_mask):
         assert add_special_tokens is False
-        return [ord(c) for c in text]
+        return {'input_ids': [[ord(c) for c in text] for text in texts]}
 
     def apply_chat_template(self, messages, add_generation_prompt, tokenize):
         assert add_generation_prompt is True and tokenize is False
@@ -381,6 +383,17 @@ def test_encode_prompts():
     assert prompts[1].tokens.dtype == np.int32 and prompts[1].tokens.shape == (14,)
 
 
+@pytest.mark.slow
+def test_many_questions_are_shared_out_among_processes_and_stay_in_order(monkeypatch):
+    problems = cd.training_problems('generated', limit=25, seed=3)
+    encode = functools.partial(encode_prompts, 'countdown', problems, CharacterTokenizer(), template='compact', first_id=7)
+    alone = encode()
+    monkeypatch.setattr(tasks, '_CHUNK', 10)
+    for one, shared in zip(alone, encode(), strict=True):
+        assert (one.id, one.task, one.ground_truth) == (shared.id, shared.task, shared.ground_truth)
+        np.testing.assert_array_equal(one.tokens, shared.tokens)
+
+
 def test_training_leaves_long_prompts_out_and_counts_them_and_the_others_keep_their_ids(caplog):
     short, long = {'numbers': [3, 5], 'target': 8}, {'numbers': [30, 59, 24, 60], 'target': 95}
     prompts = encode_prompts('countdown', [long, short, HARD, short, TRUTH], CharacterTokenizer(), template='compact')
@@ -398,7 +411,7 @@ def test_training_leaves_long_prompts_out_and_counts_them_and_the_others_keep_th
 def test_a_benchmark_with_a_prompt_that_is_too_long_is_refused_not_cut():
     prompts = encode_prompts('countdown', [TRUTH, HARD], CharacterTokenizer(), template='compact', first_id=7)
     assert refuse_long(prompts, 14, 'cd34') == prompts
-    with pytest.raises(ValueError, match=r'cd34, problem 2 of 2: the prompt has 14 tokens, rollout\.max_prompt_tokens is 13'):
+    with pytest.raises(ValueError, match=r'cd34, problem 2 of 2: the prompt has 14 tokens, evaluate\.max_prompt_tokens is 13'):
         refuse_long(prompts, 13, 'cd34')
 
 
