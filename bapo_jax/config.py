@@ -36,12 +36,15 @@ def model_section() -> ConfigDict:
     m = ConfigDict()
     m.path = ''  # Hugging Face directory of the policy θ_0 (and of the reference policy)
     m.attention = 'auto'  # the packed kernel: xla, splash (TPU), triton (GPU); auto: the platform's own
+    m.max_positions = 0  # tokens of the longest sequence, in place of config.json's max_position_embeddings; 0: as stated there
+    m.rope_theta = 0.0  # in place of config.json's; 0: as stated there
     m.dtype = 'float32'  # what matrix products run in: float32 or bfloat16; parameters are float32 always
     return m
 
 
 def check_model(c: ConfigDict, need: Need) -> None:
     need(bool(c.model.path), 'model.path is empty; give a Hugging Face model directory')
+    not_negative(need, c, 'model.max_positions', 'model.rope_theta')
     one_of(need, c, 'model.dtype', ('float32', 'bfloat16'))
     one_of(need, c, 'model.attention', ('auto', 'xla', 'splash', 'triton'))
 

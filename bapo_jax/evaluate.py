@@ -162,7 +162,7 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
     if config.rollout.servers and not os.environ.get(TOKEN_VARIABLE):
         raise ValueError(f'{TOKEN_VARIABLE} is not set; put the token that the servers were started with there')
     custom_reward.find_reward(config.task.reward)  # now rather than when the first responses are there
-    model = hf.read_config(config.model.path, config.model.dtype)
+    model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
     tokenizer = load_tokenizer(config.model.path)
     policy.check(model)
     mesh = parallel.make_mesh(1, -1, 1)

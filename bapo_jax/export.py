@@ -35,7 +35,8 @@ def export(
         raise FileExistsError(f'--output={str(output)!r} is there and not empty; give a new directory')
     policy = find_policy(checkpoint)
     base = base or _base_of(checkpoint, policy)
-    model = hf.read_config(base)
+    stated = hf.overrides(policy.run_config['model']) if policy.run_config else {}
+    model = hf.read_config(base, stated=stated)
     dtype = dtype or hf.stored_dtype(base)
     if dtype not in hf.DTYPES:
         raise ValueError(f'{base / "config.json"} says dtype {dtype!r}; give --dtype, one of {", ".join(hf.DTYPES)}')
@@ -43,7 +44,7 @@ def export(
     partial = output.with_name(f'{output.name}.partial')
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        hf.save(partial, policy.tensors(model), like=base, dtype=dtype, shard_bytes=shard_bytes)
+        hf.save(partial, policy.tensors(model), like=base, dtype=dtype, shard_bytes=shard_bytes, stated=stated)
         partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

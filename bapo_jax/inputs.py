@@ -42,7 +42,8 @@ def read_inputs(config: ConfigDict, weights: bool = True) -> Inputs:
     """
     config = config_lib.resolve(config)
     model_path_exists(config)
-    model = hf.read_config(config.model.path, config.model.dtype)
+    model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
+    positions_suffice(config, model)
     if weights:
         hf.check_weights(config.model.path, model)
     tokenizer = load_tokenizer(config.model.path)
@@ -73,6 +74,18 @@ def benchmark_prompts(config: ConfigDict, tokenizer: Any) -> dict[str, list[Prom
         )
         prompts[name] = refuse_long(encoded, config.evaluate.max_prompt_tokens, name)
     return prompts
+
+
+def positions_suffice(config: ConfigDict, model: ModelConfig) -> None:
+    """Raises ValueError where sequences may become longer than the model was made for."""
+    for section in ('rollout', 'evaluate'):
+        prompt, response = config[section].max_prompt_tokens, config[section].max_response_tokens
+        if 0 < model.max_positions < prompt + response:
+            raise ValueError(
+                f'{section}.max_prompt_tokens={prompt} + {section}.max_response_tokens={response} = {prompt + response} tokens; '
+                f'max_position_embeddings of {config.model.path}/config.json is {model.max_positions}. Lower them, or state what the '
+                'model is to be taken for: for Qwen2.5-Math people use model.max_positions=16384 with model.rope_theta=40000'
+            )
 
 
 def model_path_exists(config: ConfigDict) -> None:

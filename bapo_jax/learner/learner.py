@@ -219,7 +219,7 @@ def build_learner(config: ConfigDict, hosts: Hosts = Hosts()) -> Learner:
     Raises ValueError or FileNotFoundError, naming the field and the remedy, where it cannot run on the devices here.
     """
     parallel.keep_programs()
-    model = hf.read_config(config.model.path, config.model.dtype)
+    model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
     mesh = parallel.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     if config.rollout.engine == 'jax' and jax.process_count() > 1:
         raise ValueError('rollout.engine=jax answers from the devices of one process; with several hosts set rollout.engine=vllm')

@@ -10,8 +10,9 @@ import functools
 import itertools
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -46,8 +47,22 @@ class Tensor(NamedTuple):
     transposed: bool
 
 
-def read_config(path: str | Path, dtype: str = 'float32') -> ModelConfig:
-    """Reads the decoder's shape from `path/config.json`.
+def overrides(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run's config (its section `model`) states in place of fields of the model's config.json, named as there.
+
+    Qwen2.5-Math was made for 4,096 positions. People train it on more with rope_theta 40,000 and 16,384 positions.
+    """
+    stated: dict[str, Any] = {}
+    if model.get('max_positions'):
+        stated['max_position_embeddings'] = model['max_positions']
+    if model.get('rope_theta'):
+        # By the names of transformers 4 and 5.
+        stated |= {'rope_theta': model['rope_theta'], 'rope_parameters': {'rope_type': 'default', 'rope_theta': model['rope_theta']}}
+    return stated
+
+
+def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, Any] = MappingProxyType({})) -> ModelConfig:
+    """Reads the decoder's shape from `path/config.json`; what is `stated` (`overrides`) counts in its place.
 
     Raises FileNotFoundError where the directory or the file is missing. Raises ValueError, naming the field, where the file asks
     for something that `Qwen` leaves out.
@@ -59,6 +74,7 @@ def read_config(path: str | Path, dtype: str = 'float32') -> ModelConfig:
         c = json.loads(file.read_text('utf-8'))
     except ValueError as e:
         raise ValueError(f'{file}: not valid JSON ({e}); fetch the model directory again') from e
+    c |= stated
     if c.get('model_type') not in MODEL_TYPES:
         raise ValueError(f'{file}: model_type={c.get("model_type")!r} is not supported; supported: {", ".join(MODEL_TYPES)}')
     unsupported = _unsupported(c)
@@ -80,6 +96,7 @@ def read_config(path: str | Path, dtype: str = 'float32') -> ModelConfig:
             rope_theta=float(c.get('rope_theta') or rope.get('rope_theta', 10_000.0)),
             rms_norm_eps=float(c.get('rms_norm_eps', 1e-6)),
             tie_embeddings=bool(c.get('tie_word_embeddings', False)),
+            max_positions=c.get('max_position_embeddings') or 0,
             dtype=dtype,
         )
     except KeyError as e:
@@ -255,13 +272,13 @@ def to_hf(config: ModelConfig, params: Params) -> Iterator[tuple[str, np.ndarray
 
 def save(
     path: str | Path, tensors: Iterable[tuple[str, np.ndarray]], *, like: str | Path, dtype: str = 'float32',
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: int = SHARD_BYTES, stated: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:  # fmt: skip
     """Writes a Hugging Face directory that transformers and vLLM load.
 
     `tensors` are as `to_hf` yields them; config and tokenizer files are copied from `like`. Weights go into files of at most
     `shard_bytes`, a larger tensor into a file of its own. Files get their final names when all are written. config.json states
-    `dtype`. Raises FileExistsError if `path` already holds weights.
+    `dtype`, and what is `stated` (`overrides`). Raises FileExistsError if `path` already holds weights.
     """
     path, like = Path(path), Path(like)
     for name in ('model.safetensors', 'model.safetensors.index.json'):
@@ -271,8 +288,8 @@ def save(
     for name in ('config.json', *TOKENIZER_FILES):
         if (like / name).is_file() and like != path:
             shutil.copy(like / name, path / name)
-    if stored_dtype(path) != dtype:
-        config = json.loads((path / 'config.json').read_text('utf-8'))
+    if stated or stored_dtype(path) != dtype:
+        config = json.loads((path / 'config.json').read_text('utf-8')) | stated
         config['dtype' if 'dtype' in config else 'torch_dtype'] = dtype
         (path / 'config.json').write_text(json.dumps(config, indent=2) + '\n', 'utf-8')
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bapo_jax.hosts import Hosts
+from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.engine import Engine
 from bapo_jax.rollout.jax_engine import JaxEngine
@@ -29,6 +31,7 @@ def start_engine(
         return JaxEngine(graph, model, ends, r.rows, max(r.max_prompt_tokens, e.max_prompt_tokens), mesh)
     servers, token = list(r.servers), os.environ.get(TOKEN_VARIABLE)
     if not servers:
+        stated = ['--hf-overrides', json.dumps(changes)] if (changes := hf.overrides(config.model)) else []
         print('starting a vLLM server …', flush=True)
         servers = SupervisedServer(
             config.model.path,
@@ -37,7 +40,7 @@ def start_engine(
             max_tokens=max(r.max_prompt_tokens + r.max_response_tokens, e.max_prompt_tokens + e.max_response_tokens),
             memory=r.server_memory,
             deadline_s=r.deadline_s,
-            extra=r.server_args,
+            extra=(*stated, *r.server_args),
         )
         servers.start()
         token = servers.token

@@ -1,5 +1,6 @@
 """Hugging Face directories in and out, bit for bit; and what is said of a directory that will not do."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -100,13 +101,28 @@ def test_a_bfloat16_checkpoint_becomes_float32_of_the_same_values(directory):
 def test_the_config_is_read(policy):
     assert policy.config == ModelConfig(
         model_type='qwen2', vocab_size=96, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4,
-        num_kv_heads=2, head_dim=8, rope_theta=10_000.0, rms_norm_eps=1e-6, tie_embeddings=True, dtype='float32',
+        num_kv_heads=2, head_dim=8, rope_theta=10_000.0, rms_norm_eps=1e-6, tie_embeddings=True, max_positions=32768, dtype='float32',
     )  # fmt: skip
 
 
 def test_the_older_place_of_rope_theta_is_read(directory):
     edit_config(directory, rope_parameters=..., rope_theta=5e5)
     assert hf.read_config(directory).rope_theta == 5e5
+
+
+def test_what_is_stated_counts_in_place_of_config_json_and_is_written_by_both_names_transformers_has(directory, policy, tmp_path):
+    assert hf.overrides({'max_positions': 0, 'rope_theta': 0.0}) == hf.overrides({}) == {}
+    stated = hf.overrides({'max_positions': 16384, 'rope_theta': 40_000.0})
+    for change in ({}, {'rope_parameters': ..., 'rope_theta': 1e4}):
+        edit_config(directory, **change)
+        config = hf.read_config(directory, stated=stated)
+        assert config == dataclasses.replace(policy.config, rope_theta=40_000.0, max_positions=16384)
+    hf.save(tmp_path / 'out', hf.to_hf(policy.config, policy.params), like=policy.path, stated=stated)
+    assert hf.read_config(tmp_path / 'out') == config
+    from transformers import AutoConfig
+
+    read = AutoConfig.from_pretrained(tmp_path / 'out')
+    assert (read.rope_parameters['rope_theta'], read.max_position_embeddings) == (40_000.0, 16384)
 
 
 # The decoder's fields as these models' config.json has them, and how many parameters their model cards' files hold.

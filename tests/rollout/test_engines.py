@@ -59,3 +59,8 @@ def test_without_servers_one_is_started_and_its_token_used(policy, tmp_path, mon
     assert (model, log, last) == (str(policy.path), tmp_path / 'server.log', 'started')
     assert fields['max_tokens'] == 50 and fields['extra'] == ('--enforce-eager',)
     assert made == [(Started, 'its own')] and 'starting a vLLM server' in capsys.readouterr().out
+
+    c.model.max_positions, c.evaluate.max_response_tokens = 64, 44
+    start(c, policy, tmp_path)
+    fields = started[-2][2]
+    assert fields['max_tokens'] == 64 and fields['extra'] == ('--hf-overrides', '{"max_position_embeddings": 64}', '--enforce-eager')
