@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from typing import Any, NamedTuple
 
 import jax
 
@@ -35,21 +37,41 @@ class Draw(NamedTuple):
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), self.step), self.purpose)
 
 
-class Engine(Protocol):
-    """An engine holds one policy at a time. Its methods are called one after the other, never at once."""
+class Engine(abc.ABC):
+    """An engine holds one policy at a time. `load` must not be called while futures of `ask` are pending."""
 
     servers: int  # how many servers answer; the trainer checks their log-probs against its own. 0: this process answers
 
+    @abc.abstractmethod
     def load(self, params: Any, version: int) -> None:
         """Answers with `params` from now on, and stamps responses with `version`. Does nothing where it holds that version already.
 
-        The caller keeps `params` alive and unchanged, and loads no other policy during `generate`. Raises RolloutError.
+        The caller keeps `params` alive and unchanged until the next `load`. Raises RolloutError.
+        """
+
+    @abc.abstractmethod
+    def ask(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
+    ) -> list[Future[tuple[Response, ...]]]:
+        """A future for each prompt's group of `group_size` responses, in order; `draws` has one for each prompt. Returns at once.
+
+        Prompts that were asked earlier, in this call or another, are answered first. A group that fails leaves the others alone:
+        its future raises RolloutError. Every future ends by the engine's own deadlines. Cancelling one gives its group up.
         """
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
     ) -> list[tuple[Response, ...]]:
-        """`group_size` responses to each prompt, in the order of `prompts`; `draws` has one for each. Raises RolloutError."""
+        """The groups of `ask`. Where one fails, cancels the others and raises its error."""
+        groups = self.ask(prompts, group_size, sampling, draws)
+        try:
+            for group in wait(groups, return_when=FIRST_EXCEPTION).done:
+                group.result()
+            return [group.result() for group in groups]
+        finally:
+            for group in groups:
+                group.cancel()  # no effect on those that are done
 
+    @abc.abstractmethod
     def close(self) -> None:
-        """Ends its processes and closes its connections."""
+        """Gives up what is pending, ends the engine's processes and closes its connections."""
