@@ -4,8 +4,9 @@ vLLM 0.32 answers POST /inference/v1/generate in JSON alone: an object a token, 
 Base64 arrays exist there for prompts' log-probs and for routed experts. /v1/completions is terser, but names no policy versions.
 The gRPC server is another program, without the routes that load a policy.
 
-So a step of 2,048 responses of 8,192 tokens is 2.4 GB of JSON. msgspec reads it in 2.5 s: it makes objects of the named fields
-alone, and gc=False keeps these out of the garbage collector's sight. Parsers that make a dict a token take ten times as long.
+So a step of 2,048 responses of 8,192 tokens is 2.4 GB of JSON. msgspec reads it in 3 s: it makes objects of the named fields
+alone, and gc=False keeps these out of the garbage collector's sight. Parsers that make dicts (json, orjson) take ten times as long,
+and pyarrow's takes 8 s.
 """
 
 from __future__ import annotations

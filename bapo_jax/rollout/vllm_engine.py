@@ -1,7 +1,7 @@
 """The client of vLLM servers: it sends token ids, and receives token ids, log-probs and policy versions.
 
 All servers of an engine hold the same policy, which travels as `rollout/publish.py` writes it. Each prompt is one request for its
-whole group. Every response is checked before the trainer sees it (`rollout/replies.py`); a group that is no good is asked for again.
+whole group. Every response is checked before the trainer sees it (`rollout/replies.py`). A group that fails is asked for again.
 Requests of a server that does not answer go to the others until the next policy. With none left, a supervised server is restarted.
 """
 
@@ -61,7 +61,8 @@ class VllmEngine(Engine):
         self._thread = threading.Thread(target=self._loop.run_forever, name='rollout', daemon=True)
         self._thread.start()
         self._session = self._run(_open_session(token, deadline_s))
-        # Reading a full reply takes 10 ms, under the interpreter's lock. A second thread would not make it faster.
+        # Reading a full reply takes 10 ms under the interpreter's lock, so more threads would gain nothing. On the loop itself it
+        # would take as long in all, but the loop would stall three times as long where many replies come at once.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix='replies')
         self.asked_again = 0  # groups that were asked for once more, because of a BadResponse
         self._free = asyncio.Semaphore(concurrency * len(self._urls))

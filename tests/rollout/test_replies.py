@@ -101,7 +101,7 @@ def without(field):
     [
         (b'', 'truncated'),
         (b'<html>no</html>', 'JSON is malformed'),
-        (b'{"choices":[{"index":0,"finish_reason":"\xff', ''),
+        (b'{"choices":[{"index":0,"finish_reason":"\xff"}]}', "can't decode byte 0xff"),
         ([], 'Expected `object`, got `array`'),
         ({'error': 'none'}, 'missing required field `choices`'),
         *(({'choices': [choice(0), without(field)]}, rf'missing required field `{field}` - at `\$.choices') for field in choice(0)),
