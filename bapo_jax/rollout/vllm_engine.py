@@ -8,6 +8,7 @@ Requests of a server that does not answer go to the others until the next policy
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import threading
 from collections.abc import Coroutine, Sequence
@@ -68,6 +69,7 @@ class VllmEngine(Engine):
         self._free = asyncio.Semaphore(concurrency * len(self._urls))
         self._under_way = dict.fromkeys(self._urls, 0)
         self._revival = asyncio.Lock()
+        atexit.register(self.close)  # a run that fails may leave it open
 
     def load(self, params: Any, version: int) -> None:
         """Publishes `params` and loads them into the servers; returns when every server that answers has them.
@@ -98,6 +100,7 @@ class VllmEngine(Engine):
     def close(self) -> None:
         if self._loop.is_closed():
             return
+        atexit.unregister(self.close)
         self._run(self._give_up())
         self._reader.shutdown()
         self._loop.call_soon_threadsafe(self._loop.stop)
