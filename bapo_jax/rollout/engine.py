@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, NamedTuple
 
 import jax
@@ -39,7 +39,7 @@ class Draw(NamedTuple):
 
 
 class Engine(abc.ABC):
-    """An engine holds one policy at a time. Its methods are called one after the other, never at once."""
+    """An engine holds one policy at a time. `load` must not be called while futures of `ask` are pending."""
 
     servers: int  # how many servers answer; the trainer checks their log-probs against its own. 0: this process answers
 
@@ -47,34 +47,32 @@ class Engine(abc.ABC):
     def load(self, params: Any, version: int) -> None:
         """Answers with `params` from now on, and stamps responses with `version`. Does nothing where it holds that version already.
 
-        The caller keeps `params` alive and unchanged, and loads no other policy before all that was asked is answered. Raises
-        RolloutError.
+        The caller keeps `params` alive and unchanged until the next `load`. Raises RolloutError.
         """
 
     @abc.abstractmethod
     def ask(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
     ) -> list[Future[tuple[Response, ...]]]:
-        """A future for each prompt's `group_size` responses, in the order of `prompts`; `draws` has one for each.
+        """A future for each prompt's group of `group_size` responses, in order; `draws` has one for each prompt. Returns at once.
 
-        What was asked earlier is answered first. A future may end with a RolloutError.
+        Prompts that were asked earlier, in this call or another, are answered first. A group that fails leaves the others alone:
+        its future raises RolloutError. Every future ends by the engine's own deadlines. Cancelling one gives its group up.
         """
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Ends its processes and closes its connections. What is not answered yet is not answered any more."""
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
     ) -> list[tuple[Response, ...]]:
-        """Asks and waits for all answers. Raises RolloutError; the prompts not answered by then are given up."""
-        return gathered(self.ask(prompts, group_size, sampling, draws))
+        """The groups of `ask`. Where one fails, cancels the others and raises its error."""
+        groups = self.ask(prompts, group_size, sampling, draws)
+        try:
+            for group in wait(groups, return_when=FIRST_EXCEPTION).done:
+                group.result()
+            return [group.result() for group in groups]
+        finally:
+            for group in groups:
+                group.cancel()  # no effect on those that are done
 
-
-def gathered(futures: Sequence[Future]) -> list[Any]:
-    """The results of all futures, in order. Where one ends with an error, cancels the others and raises it."""
-    try:
-        return [future.result() for future in futures]
-    finally:
-        for future in futures:  # after one failure the others are useless; those that are done do not mind
-            future.cancel()
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Gives up what is pending, ends the engine's processes and closes its connections."""

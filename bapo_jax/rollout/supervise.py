@@ -9,10 +9,9 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-
-import httpx2 as httpx
 
 from bapo_jax.rollout.engine import RolloutError
 from bapo_jax.rollout.serve import command, environment
@@ -76,10 +75,11 @@ class SupervisedServer:
         self._process = None
 
     def _answers(self) -> bool:
+        health = urllib.request.Request(f'{self.url}/health', headers={'Authorization': f'Bearer {self.token}'})
         try:
-            headers = {'Authorization': f'Bearer {self.token}'}
-            return httpx.get(f'{self.url}/health', headers=headers, timeout=2.0).status_code == 200
-        except httpx.TransportError:
+            with urllib.request.urlopen(health, timeout=2.0) as reply:
+                return reply.status == 200
+        except OSError:  # no answer, or one of another status
             return False
 
     def _tail(self) -> str:

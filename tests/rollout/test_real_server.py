@@ -10,13 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2 as httpx
 import numpy as np
 import pytest
-from real_servers import ask, memory_bytes, tokens_written, trainer_logp
+from real_servers import TOKEN, ask, memory_bytes, tokens_written, trainer_logp
 
 from bapo_jax.rollout import vllm_engine
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.publish import publish
 from bapo_jax.rollout.published import MANIFEST, WEIGHTS
+from bapo_jax.rollout.replies import ROUTE, request
 from bapo_jax.rollout.vllm_engine import PolicyRefused
+from benchmarks.replaying_server import Sampled, encode, reply
 
 pytestmark = pytest.mark.slow
 G = 4
@@ -43,6 +45,21 @@ def test_log_probs_are_the_trainers_before_and_after_ten_reloads_back_and_forth(
             answers = generate(engine, prompts, temperature)
             assert {r.version for members in answers for r in members} == {version}
             assert_log_probs_are_the_trainers(base, params, answers, prompts, temperature)
+
+
+def test_a_reply_is_byte_for_byte_what_the_benchmarks_replay(base, server, connect):
+    connect(server)  # which loads policy 0
+    body = request(base.prompts[0], G, Sampling(1.0, 48), list(base.stop_tokens))
+    said = httpx.post(server.url + ROUTE, json=body, headers={'Authorization': f'Bearer {TOKEN}'}, timeout=120).content
+    read = json.loads(said)
+    group = []
+    for choice in read['choices']:
+        logp, rank = (np.array([entry[key] for entry in choice['logprobs']['content']]) for key in ('logprob', 'rank'))
+        group.append(Sampled(np.array(choice['token_ids']), logp, rank, choice['finish_reason']))
+    ours = reply(group, '0', len(base.prompts[0].tokens))
+    for choice, theirs in zip(ours['choices'], read['choices'], strict=True):
+        choice['stop_reason'] = theirs['stop_reason']  # a token of stop_token_ids, which the replayed ones never have
+    assert encode({**ours, 'request_id': read['request_id'], 'created': read['created']}) == said
 
 
 def test_a_request_in_flight_across_a_reload_says_which_policy_wrote_which_token(base, server, connect):
@@ -163,15 +180,15 @@ def test_no_route_answers_without_the_token(server, route):
 def test_of_two_servers_one_killed_in_mid_generation_the_other_answers_everything(base, two_servers, connect, monkeypatch):
     first, second = two_servers
     engine, answered = connect(first, second), []
-    checked = vllm_engine.VllmEngine._checked
+    read_group = vllm_engine.read_group
 
-    def kill_at_its_second(self, url, *rest):
+    def kill_at_its_second(body, asked, url):
         answered.append(url)
         if url == second.url and answered.count(url) == 2:
             os.killpg(second.pid, signal.SIGKILL)
-        return checked(self, url, *rest)
+        return read_group(body, asked, url)
 
-    monkeypatch.setattr(vllm_engine.VllmEngine, '_checked', kill_at_its_second)
+    monkeypatch.setattr(vllm_engine, 'read_group', kill_at_its_second)
     prompts = [p for p in base.prompts for _ in range(4)]
     answers = generate(engine, prompts)
     assert [len(members) for members in answers] == [G] * len(prompts)

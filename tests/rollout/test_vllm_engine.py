@@ -3,13 +3,16 @@
 Real servers: test_real_server.py.
 """
 
+import threading
+
 import numpy as np
 import pytest
 from http_stub import HttpStub
 
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.published import read_manifest
-from bapo_jax.rollout.vllm_engine import BadResponse, PolicyRefused, RolloutError, Unreachable, VllmEngine
+from bapo_jax.rollout.replies import BadResponse
+from bapo_jax.rollout.vllm_engine import PolicyRefused, RolloutError, Unreachable, VllmEngine
 
 pytestmark = pytest.mark.slow
 SAMPLING, DRAWS = Sampling(1.0, 4), [Draw(0, 1, FRESH)] * 6  # one a prompt
@@ -27,16 +30,17 @@ def choice(index, version='7', **changes):
 class StandIn(HttpStub):
     """An HTTP server that takes every control call and answers generate with `reply(number of the request)`.
 
-    `loaded` overrides what it says of a policy that it was told to load.
+    `asked` has the prompts that it was sent. `loaded` overrides what it says of a policy that it was told to load.
     """
 
     def __init__(self, reply, **loaded):
-        self.calls = []
+        self.calls, self.asked = [], []
 
         def answer(path, headers, body):
             self.calls.append((path, headers['Authorization']))
             if path == '/inference/v1/generate':
-                return reply(self.paths().count(path))
+                self.asked.append(body['token_ids'])
+                return reply(len(self.asked))
             if path == '/collective_rpc':
                 manifest = read_manifest(body['kwargs']['path'])
                 return 200, {'results': [{'version': manifest.version, 'checksum': manifest.checksum, **loaded}]}
@@ -53,10 +57,10 @@ def connect(policy, tmp_path):
     """A function: an engine for these stand-ins, holding policy 7."""
     engines = []
 
-    def make(*servers, load=True):
+    def make(*servers, load=True, **options):
         engine = VllmEngine(
             [s.url for s in servers], tmp_path / 'policy', policy.config, token='secret', dtype='float32', stop_tokens=(3,),
-            concurrency=4, deadline_s=5.0,
+            **{'concurrency': 4, 'deadline_s': 5.0, **options},
         )  # fmt: skip
         engines.append(engine)
         if load:
@@ -103,31 +107,63 @@ def test_a_refused_policy_is_an_error_and_the_server_resumes(connect):
     assert server.paths() == ['/pause?mode=keep', '/collective_rpc', '/resume']
 
 
-@pytest.mark.parametrize(
-    'spoiled, message',
-    [
-        ({'weight_versions': [{'version': '6', 'start': 0, 'end': 3}]}, r"is of policy \['6'\] where 7 was asked for"),
-        ({'weight_versions': [{'version': v, 'start': 0, 'end': 3} for v in '67']}, r"is of policy \['6', '7'\]"),
-        ({'weight_versions': None}, r'is of policy \[\]'),
-        ({'token_ids': [], 'logprobs': {'content': []}}, 'has 0 tokens where 1 to 4'),
-        ({'token_ids': [5] * 5, 'logprobs': {'content': [{'logprob': -1.0}] * 5}}, 'has 5 tokens where 1 to 4'),
-        ({'token_ids': [5, 3]}, 'has 2 tokens and 3 log-probs'),
-        ({'token_ids': [5, 1000, 3]}, 'has a token outside the vocabulary'),
-        ({'token_ids': [5, -1, 3]}, 'has a token outside the vocabulary'),
-        ({'logprobs': {'content': [{'logprob': 0.1}] * 3}}, 'has a log-prob that is not finite or above 0'),
-        ({'logprobs': {'content': [{'logprob': float('nan')}] * 3}}, 'has a log-prob that is not finite or above 0'),
-        ({'finish_reason': 'abort'}, "ended with 'abort'"),
-    ],
-)
-def test_a_response_that_cannot_be_trained_on_is_an_error_that_names_the_server(spoiled, message, connect, prompts):
-    server = StandIn(lambda _: (200, {'choices': [choice(0), choice(1, **spoiled)]}))
-    with pytest.raises(BadResponse, match=f'{server.url}: a response {message}'):
-        connect(server).generate(prompts[:1], 2, SAMPLING, DRAWS)
+OF_ANOTHER_POLICY = 200, {'choices': [choice(0), choice(1, '6')]}
 
 
-def test_a_group_that_is_not_whole_is_an_error(connect, prompts):
-    with pytest.raises(BadResponse, match='has 1 members where 2'):
-        connect(StandIn(lambda _: (200, {'choices': [choice(0)]}))).generate(prompts[:1], 2, SAMPLING, DRAWS)
+@pytest.mark.parametrize('spoiled', [OF_ANOTHER_POLICY, (200, b'{"choices": [')], ids=['of another policy', 'cut off'])
+def test_a_group_that_is_no_good_is_asked_for_again_alone(spoiled, connect, prompts):
+    server = StandIn(lambda number: spoiled if number == 2 else good(number))
+    engine = connect(server, concurrency=1)
+    answers = engine.generate(prompts[:3], 2, SAMPLING, DRAWS)
+    assert [len(group) for group in answers] == [2, 2, 2]
+    assert server.asked == [prompts[i].tokens.tolist() for i in (0, 1, 1, 2)]
+    assert engine.asked_again == 1
+
+
+def test_a_group_that_stays_no_good_is_an_error_that_names_the_server_and_leaves_the_others_alone(connect, prompts):
+    server = StandIn(lambda number: OF_ANOTHER_POLICY if server.asked[-1] == prompts[0].tokens.tolist() else good(number))
+    engine = connect(server, concurrency=1)
+    first, *others = engine.ask(prompts[:4], 2, SAMPLING, DRAWS)
+    with pytest.raises(BadResponse, match=rf"{server.url}: a response is of policy \['6'\] where 7 was asked for"):
+        first.result()
+    assert [len(other.result()) for other in others] == [2, 2, 2]
+    assert server.asked == [prompts[i].tokens.tolist() for i in (0, 0, 0, 1, 2, 3)]
+    assert engine.asked_again == 2
+
+
+def test_what_was_asked_first_goes_out_first(connect, prompts):
+    server = StandIn(good)
+    engine = connect(server, concurrency=1)
+    steps = [engine.ask(prompts[i : i + 2], 2, SAMPLING, DRAWS) for i in (0, 2, 4)]
+    for group in [group for step in steps for group in step]:
+        group.result()
+    assert server.asked == [prompt.tokens.tolist() for prompt in prompts[:6]]
+
+
+@pytest.fixture
+def silent():
+    """A stand-in that answers no prompt before the test ends."""
+    ended = threading.Event()
+
+    def wait(number):
+        ended.wait(60)
+        return good(number)
+
+    yield StandIn(wait)
+    ended.set()
+
+
+def test_a_request_has_its_deadline(silent, connect, prompts):
+    with pytest.raises(Unreachable, match=r'no answer in 0\.5 s \(rollout\.deadline_s\)'):
+        connect(silent, deadline_s=0.5).generate(prompts[:1], 2, SAMPLING, DRAWS)
+
+
+def test_close_gives_up_what_is_pending(silent, connect, prompts):
+    engine = connect(silent)
+    groups = engine.ask(prompts[:6], 2, SAMPLING, DRAWS)  # more than go out at once
+    engine.close()
+    assert all(group.cancelled() for group in groups)
+    engine.close()  # again: nothing happens
 
 
 def test_requests_of_a_broken_server_go_to_the_other_and_none_is_lost_or_doubled(connect, prompts):

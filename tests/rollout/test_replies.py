@@ -1,0 +1,128 @@
+"""The wire format: what a server states comes out exactly, and what cannot be trained on is refused by name."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bapo_jax.groups import Prompt
+from bapo_jax.rollout.engine import Sampling
+from bapo_jax.rollout.replies import Asked, BadResponse, read_group, request
+from benchmarks.replaying_server import Sampled, encode, random_group, reply
+
+SERVER = 'http://there:8000'
+VOCABULARY = 1000
+
+
+def read(said, group_size=2, max_tokens=4):
+    body = said if isinstance(said, bytes) else json.dumps(said).encode()
+    return read_group(body, Asked(group_size, max_tokens, 7, VOCABULARY), SERVER)
+
+
+def test_a_request_asks_for_the_group_of_one_prompt_without_a_seed():
+    prompt = Prompt(3, 'countdown', np.array([5, 6], np.int32), {})
+    assert request(prompt, 8, Sampling(0.6, 128), [2, 3]) == {
+        'token_ids': [5, 6],
+        'sampling_params': {
+            'n': 8, 'temperature': 0.6, 'max_tokens': 128, 'logprobs': 0, 'stop_token_ids': [2, 3], 'detokenize': False,
+        },
+    }  # fmt: skip
+
+
+# Above -9999, which stands for nan and -inf.
+LOGPROBS = st.floats(min_value=-9998, max_value=0, width=32)
+
+
+@st.composite
+def sampled(draw):
+    pairs = draw(st.lists(st.tuples(st.integers(0, VOCABULARY - 1), LOGPROBS), min_size=1, max_size=40))
+    tokens, logp = zip(*pairs, strict=True)
+    finish = draw(st.sampled_from(['stop', 'length']))
+    return Sampled(np.array(tokens, np.int32), np.array(logp, np.float32), np.ones(len(pairs), np.int32), finish)
+
+
+@given(st.lists(sampled(), min_size=1, max_size=5), st.randoms())
+def test_what_a_server_states_comes_out_exactly(group, random):
+    """Bit for bit, whatever the order in which the responses stand."""
+    said = reply(group, '7')
+    random.shuffle(said['choices'])
+    responses = read_group(encode(said), Asked(len(group), 40, 7, VOCABULARY), SERVER)
+    for response, stated in zip(responses, group, strict=True):
+        assert (response.tokens.dtype, response.logp.dtype) == (np.int32, np.float32)
+        np.testing.assert_array_equal(response.tokens, stated.tokens)
+        np.testing.assert_array_equal(response.logp.view(np.int32), stated.logp.view(np.int32))
+        assert (response.finish, response.version) == (stated.finish, 7)
+
+
+def choice(index, **changes):
+    """A sound member of a group."""
+    sound = {
+        'index': index, 'token_ids': [5, 6, 3], 'logprobs': {'content': [{'logprob': -0.5}] * 3}, 'finish_reason': 'stop',
+        'weight_versions': [{'version': '7', 'start': 0, 'end': 3}],
+    }  # fmt: skip
+    return sound | changes
+
+
+@pytest.mark.parametrize(
+    'spoiled, message',
+    [
+        ({'weight_versions': [{'version': '6', 'start': 0, 'end': 3}]}, r"is of policy \['6'\] where 7 was asked for"),
+        ({'weight_versions': [{'version': v, 'start': 0, 'end': 3} for v in '67']}, r"is of policy \['6', '7'\]"),
+        ({'weight_versions': None}, r'is of policy \[\]'),
+        ({'token_ids': [], 'logprobs': {'content': []}}, 'has 0 tokens where 1 to 4'),
+        ({'token_ids': [5] * 5, 'logprobs': {'content': [{'logprob': -1.0}] * 5}}, 'has 5 tokens where 1 to 4'),
+        ({'token_ids': [5, 3]}, 'has 2 tokens and 3 log-probs'),
+        ({'token_ids': [5, 1000, 3]}, 'has a token outside the vocabulary'),
+        ({'token_ids': [5, -1, 3]}, 'has a token outside the vocabulary'),
+        ({'logprobs': {'content': [{'logprob': 0.1}] * 3}}, 'has a log-prob that is not finite or above 0'),
+        # What vLLM writes in place of nan and -inf.
+        ({'logprobs': {'content': [{'logprob': -9999.0}] * 3}}, 'has a log-prob that is not finite or above 0'),
+        ({'finish_reason': 'abort'}, "ended with 'abort'"),
+    ],
+)
+def test_a_response_that_cannot_be_trained_on_is_refused(spoiled, message):
+    with pytest.raises(BadResponse, match=f'{SERVER}: a response {message}'):
+        read({'choices': [choice(0), choice(1, **spoiled)]})
+
+
+def test_a_group_that_is_not_whole_is_refused():
+    with pytest.raises(BadResponse, match=f'{SERVER}: a response group has 1 members where 2'):
+        read({'choices': [choice(0)]})
+
+
+def without(field):
+    return {name: value for name, value in choice(1).items() if name != field}
+
+
+@pytest.mark.parametrize(
+    'said, message',
+    [
+        (b'', 'truncated'),
+        (b'<html>no</html>', 'JSON is malformed'),
+        (b'{"choices":[{"index":0,"finish_reason":"\xff"}]}', "can't decode byte 0xff"),
+        ([], 'Expected `object`, got `array`'),
+        ({'error': 'none'}, 'missing required field `choices`'),
+        *(({'choices': [choice(0), without(field)]}, rf'missing required field `{field}` - at `\$.choices') for field in choice(0)),
+        ({'choices': [choice(0, logprobs=None)]}, r'Expected `object`, got `null` - at `\$.choices'),
+        ({'choices': [choice(0, logprobs={'content': [{}]})]}, 'missing required field `logprob`'),
+        ({'choices': [choice(0, logprobs={'content': [{'logprob': float('nan')}] * 3})]}, 'JSON is malformed'),
+        ({'choices': [choice(0, token_ids=[5, 2**31, 3])]}, 'Expected `int` <= 2147483647'),
+    ],
+)
+def test_a_malformed_reply_is_refused(said, message):
+    with pytest.raises(BadResponse, match=f'{SERVER}: a reply cannot be read: .*{message}'):
+        read(said)
+
+
+SOUND = encode(reply(random_group(0, 2, 3, VOCABULARY), '7'))
+
+
+@given(st.integers(0, len(SOUND)), st.integers(0, 40), st.binary(max_size=6))
+def test_a_damaged_reply_is_read_or_refused_but_nothing_else(at, cut, inserted):
+    try:
+        responses = read(SOUND[:at] + inserted + SOUND[at + cut :])
+    except BadResponse:
+        return
+    assert [len(r.tokens) for r in responses] and all(len(r.tokens) == len(r.logp) for r in responses)
