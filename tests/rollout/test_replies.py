@@ -23,10 +23,10 @@ def read(said, group_size=2, max_tokens=4):
 
 def test_a_request_asks_for_the_group_of_one_prompt_without_a_seed():
     prompt = Prompt(3, 'countdown', np.array([5, 6], np.int32), {})
-    assert request(prompt, 8, Sampling(0.6, 128), [2, 3]) == {
+    assert request(prompt, 8, Sampling(0.6, 128, 0.95), [2, 3]) == {
         'token_ids': [5, 6],
         'sampling_params': {
-            'n': 8, 'temperature': 0.6, 'max_tokens': 128, 'logprobs': 0, 'stop_token_ids': [2, 3], 'detokenize': False,
+            'n': 8, 'temperature': 0.6, 'top_p': 0.95, 'max_tokens': 128, 'logprobs': 0, 'stop_token_ids': [2, 3], 'detokenize': False,
         },
     }  # fmt: skip
 
