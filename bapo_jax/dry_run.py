@@ -34,6 +34,7 @@ from bapo_jax.learner.objective import REFERENCE, objective_of
 from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig, parameters_of
 from bapo_jax.inputs import read_inputs
+from bapo_jax.rollout.jax_engine import memory_of
 
 GB = 10**9
 GPUS = re.compile(r'(\d+)x(\d+)GB')
@@ -126,7 +127,7 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str) -> Result:
         # Its gradients and activations take the place of the policy's, which are larger and are counted below.
         critic = dataclasses.replace(model, value_head=True)
         memory['the critic and its moments'] = state_bytes(_bytes_of_a_copy(critic, target.mesh), config.learner)
-    compile_s, refused = None, ''
+    compile_s, refused, kept = None, '', set(memory)
     if isinstance(target.mesh, AbstractMesh):
         memory |= gpu_memory(model, config.learner, dict(target.mesh.shape), a_copy, config.mesh.gather_once)
     else:
@@ -144,6 +145,15 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str) -> Result:
             memory['gradients and activations'] = _beside_arguments(step, target.platform)
         compile_s = time.perf_counter() - started
     parameters = sum(x.size for x in jax.tree.leaves(hf.abstract_params(model)[1]))
+    if config.rollout.engine == 'jax':
+        r = config.rollout
+        engine = memory_of(
+            model, 4 * parameters, slots=max(1, r.rows // target.mesh.size), group_size=r.group_size,
+            prompt_tokens=r.max_prompt_tokens, response_tokens=r.max_response_tokens,
+        )  # fmt: skip
+        of_update = sum(n for what, n in memory.items() if what not in kept and not what.startswith('θ'))
+        what = 'the in-process engine' if r.overlap else 'the in-process engine, beyond what the update needs before and after it'
+        memory[what] = engine if r.overlap else max(0, engine - of_update)
     return Result(target, kernel, parameters, memory, compile_s, refused)
 
 

@@ -22,6 +22,7 @@ from bapo_jax.dry_run import Result, Target, gpu_memory, matrix_sizes, measure
 from bapo_jax.learner.learner import Learner
 from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.rollout.jax_engine import memory_of
 from bapo_jax.parallel import make_mesh
 from bapo_jax.run.checkpoint import copy_params
 from benchmarks.hlo import collectives, parse
@@ -105,6 +106,21 @@ def test_state_on_gpus_is_exact_and_split():
     assert rounded['θ and the moments'] == 10 * parameters(MODEL)
     assert 'the critic and its moments' not in whole.memory
     assert (whole.kernel, whole.compile_s) == ('triton', None)
+
+
+def test_the_in_process_engine_takes_what_the_update_leaves_unless_both_work_at_once():
+    c = config(1)
+    c.rollout.engine, c.rollout.rows = 'jax', 100_000
+    alone = measure(c, MODEL, '1x80GB')
+    c.rollout.overlap = True
+    both = measure(c, MODEL, '1x80GB')
+    of_update = sum(n for what, n in both.memory.items() if what[0] not in 'θα' and 'engine' not in what)
+    engine = both.memory['the in-process engine']
+    assert both.total - alone.total == of_update > 0
+    assert engine == memory_of(
+        MODEL, 4 * parameters(MODEL), slots=100_000, group_size=c.rollout.group_size, prompt_tokens=c.rollout.max_prompt_tokens,
+        response_tokens=c.rollout.max_response_tokens,
+    )  # fmt: skip
 
 
 def test_the_papers_settings_fit_one_card():

@@ -57,9 +57,9 @@ class ModelConfig:
     rope_theta: float
     rms_norm_eps: float
     tie_embeddings: bool
-    max_positions: int = 0  # tokens of the longest sequence that the model was made for; 0: not stated
     dtype: str = 'float32'  # of the matrix products
     value_head: bool = False  # a critic: states have values, and tokens no logits
+    max_positions: int = 0  # tokens of the longest sequence that the model was made for; 0: not stated
 
     @property
     def qkv_bias(self) -> bool:

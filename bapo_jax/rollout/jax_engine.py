@@ -21,6 +21,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from bapo_jax.groups import Prompt, Response
+from bapo_jax.models.decoding import cache_slots
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
 from bapo_jax.rollout.slots import Places, lay_out, nothing_yet, read, sample, split_rows
@@ -179,6 +180,20 @@ class JaxEngine(Engine):
                 self.sampled += int(n)
                 if len(group.responses) == group.size:
                     group.future.set_result(tuple(group.responses[i] for i in range(group.size)))
+
+
+def memory_of(model: ModelConfig, parameters: int, *, slots: int, group_size: int, prompt_tokens: int, response_tokens: int) -> int:
+    """Bytes that sampling takes on a device of `slots`; `parameters` is the size of a whole float32 copy of them.
+
+    Whole weights in the compute dtype, keys and values of the slots and of the prompts in line, responses, and the larger of a
+    layer's activations while prompts are read and of the scores over the vocabulary.
+    """
+    b, line = jnp.dtype(model.dtype).itemsize, max(1, _LINE * slots // group_size)  # prompts
+    of_a_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * b
+    kept = slots * cache_slots(prompt_tokens + response_tokens) + line * prompt_tokens
+    responses = 8 * (slots + line * group_size) * response_tokens
+    wide = 4 * model.hidden_size + 3 * model.intermediate_size + 2 * model.num_heads * model.head_dim
+    return parameters * b // 4 + kept * of_a_token + responses + max(line * prompt_tokens * wide * b, 4 * 4 * slots * model.vocab_size)
 
 
 @dataclasses.dataclass(eq=False)

@@ -1,15 +1,19 @@
 """The in-process engine: what it samples, what it says about it, and what a response depends on."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from jax.sharding import Mesh
 from tiny import QWEN3, STOP_TOKENS
 
 from bapo_jax.groups import Prompt
+from bapo_jax.models import hf
+from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION, Draw, Sampling
 from bapo_jax.rollout import jax_engine, slots
-from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.rollout.jax_engine import JaxEngine, memory_of
 
 SAMPLING, DRAW = Sampling(1.0, 10), Draw(5, 2, FRESH)
 G, ROWS, LONGEST = 4, 32, 24
@@ -246,6 +250,39 @@ def test_top_p_draws_from_the_likeliest_tokens_that_make_up_this_share(make_poli
     assert scipy.stats.chisquare(seen[kept], N * p[kept] / p[kept].sum()).pvalue > 1e-3
     for r in cut[:50]:
         np.testing.assert_allclose(np.exp(r.logp[0]), p[r.tokens[0]], rtol=1e-5)
+
+
+@pytest.mark.parametrize('vocabulary', [1024, 40_000])
+def test_the_memory_that_a_dry_run_counts_is_what_the_programs_need(vocabulary):
+    """At least that, and at most a fifth more; in float32, since a CPU computes bfloat16 by way of wider copies."""
+    model = ModelConfig('qwen2', vocabulary, 256, 768, 2, 8, 2, 32, 1e4, 1e-6, True)
+    graph, shapes = hf.abstract_params(model)
+    mesh, B, G, L, T = Mesh(jax.devices()[:1], 'rows'), 32, 8, 128, 384
+    P = 2 * B // G
+
+    def array(dtype, *shape):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    weights = jax.eval_shape(lambda params: slots.lay_out(params, model=model, mesh=mesh), shapes)
+    state = jax.eval_shape(
+        lambda: slots.nothing_yet(model=model, mesh=mesh, rows=B, places=B + P * G, prompt_tokens=L, response_tokens=T)
+    )
+    asked = [array(jnp.int32, P, L), array(jnp.int32, P), array(jnp.int32, P), array(jnp.uint32, P, 2), array(jnp.int32, P, G)]
+    read = slots.read.lower(weights, *asked, graph=graph, mesh=mesh, slots=L)
+    one, number, share = array(jnp.int32, 1), array(jnp.int32), array(jnp.float32)
+    sample = slots.sample.lower(
+        weights, *state, read.out_info, one, one, number, share, share, graph=graph, mesh=mesh, stop_tokens=(3,), nucleus=False
+    )
+
+    def needed(program):
+        m = program.compile().memory_analysis()
+        return m.argument_size_in_bytes + m.temp_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
+
+    needs = max(needed(sample), needed(read) + sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)))
+    counted = memory_of(
+        model, 4 * sum(x.size for x in jax.tree.leaves(shapes)), slots=B, group_size=G, prompt_tokens=L, response_tokens=T
+    )
+    assert needs <= counted <= 1.2 * needs
 
 
 def test_nothing_is_kept_on_the_devices_once_all_is_answered(policy, prompts):
