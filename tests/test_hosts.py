@@ -138,10 +138,12 @@ def test_what_host_0_spreads_arrives_though_the_mesh_mixes_the_hosts_devices():
 
 
 PUBLISH = """
+import re
 import sys
 from pathlib import Path
 from bapo_jax import hosts, parallel
 from bapo_jax.models import hf
+from bapo_jax.models.parameters import PARAMETERS
 from bapo_jax.rollout.publish import path_of, publish, write_weights
 
 host, base, directory = int(sys.argv[1]), *map(Path, sys.argv[3:])
@@ -150,6 +152,10 @@ config, together = hf.read_config(base), hosts.Hosts(60.0)
 for version, sizes in enumerate(((2, 2, 1), (1, 2, 2))):
     mesh = parallel.make_mesh(*sizes)
     params = hf.load_params(base, config, parallel.parameter_sharding(mesh, hf.abstract_params(config)[1]))
+    matrices = tuple(p for p in PARAMETERS if p.per_layer and p.transposed)
+    shardings = tuple(hf._sharding_in_files(p, hf._get(params, p.path)) for p in matrices)
+    program = hf._as_in_files.lower(params, 0, parameters=matrices, dtype='bfloat16', shardings=shardings).compile().as_text()
+    assert 'transpose' in program and not re.search('all-gather|all-to-all|all-reduce|permute', program)
     if host == 0:
         publish(directory, version, params, config, 'bfloat16', together)
     else:
@@ -159,6 +165,7 @@ for version, sizes in enumerate(((2, 2, 1), (1, 2, 2))):
 
 
 def test_a_policy_that_two_hosts_publish_in_parts_is_the_one_that_a_process_publishes_alone(policy, tmp_path):
+    """And nothing crosses the mesh for it."""
     where = f'127.0.0.1:{free_port()}'
     command = [sys.executable, '-c', PUBLISH]
     two = (start([*command, str(host), where, str(policy.path), str(tmp_path)], devices=2) for host in (0, 1))

@@ -24,7 +24,7 @@ import numpy as np
 WEIGHTS, MANIFEST = 'weights', 'manifest.json'
 FORMAT = 2
 THREADS = 4  # for checksums: reading and crc32 both release the interpreter's lock
-_BLOCK = 4 * 2**20  # bytes that a check has in memory at once, for each thread
+_BLOCK = 2**20  # bytes that a check has in memory at once, for each thread
 
 
 class RefusedPolicy(ValueError):

@@ -30,6 +30,10 @@ class Unreachable(RolloutError):
     """A server gave no answer or reported that it is broken. Another server may answer."""
 
 
+class LoadFailed(Unreachable):
+    """A server failed while it loaded a policy. It serves none, and must start again."""
+
+
 class PolicyRefused(RolloutError):
     """A server refused the published policy, and still serves the one before."""
 
@@ -128,13 +132,13 @@ class VllmEngine:
         self._serving.add(url)
 
     async def _call_workers(self, url: str, method: str) -> None:
-        """Calls a method of worker.py's PolicyLoader with the policy's path. Raises PolicyRefused, or Unreachable after a failed load."""
+        """Calls a method of worker.py's PolicyLoader with the policy's path. Raises PolicyRefused or LoadFailed."""
         reply = await self._post(url, '/collective_rpc', {'method': method, 'kwargs': {'path': str(self._path)}})
         for worker in reply['results']:
             if 'refused' in worker:
                 raise PolicyRefused(f'{url} refused policy {self._version}: {worker["refused"]}')
             if 'broken' in worker:
-                raise Unreachable(f'{url} failed while it loaded policy {self._version}, and must start again: {worker["broken"]}')
+                raise LoadFailed(f'{url} failed while it loaded policy {self._version}, and must start again: {worker["broken"]}')
             if worker != {'version': self._version, 'checksum': read_manifest(self._path).checksum}:
                 raise PolicyRefused(f'{url} read {worker}, not what is in {self._path}: it must see the same directory there')
 
@@ -145,7 +149,10 @@ class VllmEngine:
                 return
             if self._supervised is None:
                 raise Unreachable(f'no rollout server answers; the last said: {reason}') from reason
-            try:  # it may only have dropped a connection
+            try:
+                if isinstance(reason, LoadFailed):
+                    raise reason
+                # It may only have dropped a connection.
                 await self._load(self._supervised.url)
             except Unreachable:
                 logging.warning('%s; starting the server again with policy %s', reason, self._version)
