@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import json
 import signal
 from pathlib import Path
@@ -17,6 +16,8 @@ from bapo_jax.learner.critic import blank_targets
 from bapo_jax.learner.learner import build_learner
 from bapo_jax.learner.packed import blank_rows
 from bapo_jax.models import hf
+from bapo_jax.rollout.engines import POLICIES
+from bapo_jax.rollout.publish import path_of, write_weights
 from bapo_jax.run.checkpoint import open_run
 from bapo_jax.run.directory import differences
 
@@ -52,8 +53,9 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
                     state.theta, _ = learner.update_critic_packed(state.theta, blank, plan['counts'])
                 state.trained()
             case 'publish':
-                params = state.alpha if plan['version'] == state.alpha_version else state.theta.params
-                collections.deque(hf.to_hf(learner.model, params), maxlen=0)
+                held = {state.step: state.theta.params, **dict(state.recent), state.alpha_version: state.alpha}
+                path = path_of(workdir / POLICIES, plan['version'])
+                write_weights(path, held[plan['version']], learner.model, config.rollout.dtype, hosts)
             case 'save':
                 checkpoints.save(state)
     print(f'host {jax.process_index()}: host 0 has ended', flush=True)

@@ -21,7 +21,7 @@ from bapo_jax.run.checkpoint import Checkpoints
 from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.models.hf import architecture
-from bapo_jax.rollout.published import MANIFEST, WEIGHTS, read_manifest, read_tensors
+from bapo_jax.rollout.published import MANIFEST, WEIGHTS, check_weights, read_manifest, read_tensors
 
 RUN, PUBLISHED, HUGGING_FACE = 'run', 'published policy', 'Hugging Face directory'
 
@@ -97,6 +97,7 @@ def _published(directory: Path) -> StoredPolicy:
 
     def tensors(model: ModelConfig) -> Iterable[tuple[str, np.ndarray]]:
         check(model)
+        check_weights(directory, manifest)
         return read_tensors(directory, manifest)
 
     def params(model: ModelConfig, mesh: Mesh) -> hf.Params:

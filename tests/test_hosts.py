@@ -17,6 +17,8 @@ from launched import trainer_commands
 from recorded_server import RecordedServer
 from small_run import ROOT, metrics
 
+from bapo_jax.rollout.publish import path_of, publish
+from bapo_jax.rollout.published import check_weights, read_manifest, read_tensors
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.run.log import read_metrics
 
@@ -133,6 +135,55 @@ def test_what_host_0_spreads_arrives_though_the_mesh_mixes_the_hosts_devices():
     where = f'127.0.0.1:{free_port()}'
     for status, output in finish(*(start([sys.executable, '-c', SPREAD, str(host), where], devices=2) for host in (0, 1))):
         assert status == 0, output
+
+
+PUBLISH = """
+import re
+import sys
+from pathlib import Path
+from bapo_jax import hosts, parallel
+from bapo_jax.models import hf
+from bapo_jax.models.parameters import PARAMETERS
+from bapo_jax.rollout.publish import path_of, publish, write_weights
+
+host, base, directory = int(sys.argv[1]), *map(Path, sys.argv[3:])
+hosts.join(sys.argv[2], 2, host, 60)
+config, together = hf.read_config(base), hosts.Hosts(60.0)
+for version, sizes in enumerate(((2, 2, 1), (1, 2, 2))):
+    mesh = parallel.make_mesh(*sizes)
+    params = hf.load_params(base, config, parallel.parameter_sharding(mesh, hf.abstract_params(config)[1]))
+    matrices = tuple(p for p in PARAMETERS if p.per_layer and p.transposed)
+    shardings = tuple(hf._sharding_in_files(p, hf._get(params, p.path)) for p in matrices)
+    program = hf._as_in_files.lower(params, 0, parameters=matrices, dtype='bfloat16', shardings=shardings).compile().as_text()
+    assert 'transpose' in program and not re.search('all-gather|all-to-all|all-reduce|permute', program)
+    if host == 0:
+        publish(directory, version, params, config, 'bfloat16', together)
+    else:
+        assert together.hear() == {'do': 'publish', 'version': version}
+        assert not write_weights(path_of(directory, version), params, config, 'bfloat16', together)['model.norm.weight']['crc32']
+"""
+
+
+def test_a_policy_that_two_hosts_publish_in_parts_is_the_one_that_a_process_publishes_alone(policy, tmp_path):
+    """And nothing crosses the mesh for it."""
+    where = f'127.0.0.1:{free_port()}'
+    command = [sys.executable, '-c', PUBLISH]
+    two = (start([*command, str(host), where, str(policy.path), str(tmp_path)], devices=2) for host in (0, 1))
+    for status, output in finish(*two):
+        assert status == 0, output
+    alone = publish(tmp_path, 2, policy.params, policy.config, 'bfloat16')
+    want = {tensor.name: tensor for tensor in read_manifest(alone).tensors}
+    for version in (0, 1):
+        path = path_of(tmp_path, version)
+        manifest = read_manifest(path)
+        check_weights(path, manifest)
+        assert [t.name for t in manifest.tensors] == list(want)
+        for tensor in manifest.tensors:
+            assert (tensor.shape, tensor.dtype) == (want[tensor.name].shape, want[tensor.name].dtype)
+            # Every device writes a part of every matrix, those that hold the same rows ('data' of version 0) included.
+            assert len(tensor.crc32) == 4 or len(tensor.shape) == 1
+        for (name, array), (_, of_one) in zip(read_tensors(path, manifest), read_tensors(alone, read_manifest(alone)), strict=True):
+            assert array.tobytes() == of_one.tobytes(), f'{version} {name}'
 
 
 def test_two_hosts_train_as_one_does_also_when_stopped_and_continued(one, server, benchmark, tmp_path):

@@ -115,7 +115,7 @@ def test_what_loads_in_the_servers_process_needs_neither_jax_nor_the_trainer():
         needed |= top(names) - set(sys.stdlib_module_names) - {'bapo_jax'}
         ours = {name.removeprefix('bapo_jax.').replace('.', '/') + '.py' for name in names if name.startswith('bapo_jax.')}
         waiting += [name for name in ours if name not in waiting]
-    assert needed == {'numpy', 'ml_dtypes', 'tensorstore', 'torch', 'vllm'}
+    assert needed == {'numpy', 'ml_dtypes', 'torch', 'vllm'}
 
 
 def test_the_buffer_is_numpy_alone():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from bapo_jax.models.parameters import Parameter
 from bapo_jax.models.qwen import ModelConfig, Qwen, abstract_params, parameters_of
 from bapo_jax.parallel import fetch, on_device
 
@@ -262,12 +264,55 @@ def _read_index(index_file: Path) -> dict[str, Path]:
 
 
 def to_hf(config: ModelConfig, params: Params) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields (Hugging Face name, array [out, in]) in the order of `layout`; the host holds one tensor at a time."""
-    params = on_device(params)
-    for tensor in layout(config):
-        array = _get(params, tensor.path)
-        array = np.asarray(fetch(array if tensor.layer is None else array[tensor.layer]), np.float32)
-        yield tensor.name, np.ascontiguousarray(array.T if tensor.transposed else array)
+    """Yields (Hugging Face name, float32 array [out, in]) in the order of `layout`; the host holds one tensor at a time."""
+    for name, array in as_in_files(config, params, 'float32'):
+        yield name, fetch(array)
+
+
+def as_in_files(config: ModelConfig, params: Params, dtype: str) -> Iterator[tuple[str, jax.Array]]:
+    """Yields (Hugging Face name, array [out, in] in `dtype`) in the order of `layout`, transposed and cast on the devices.
+
+    An array is split as its parameter is, so nothing is gathered; devices that hold the same rows of a matrix share them out. All
+    layers go through one compiled program, a layer at a time. Parameters in host memory go to the devices first.
+    """
+    params = on_device(jax.tree.map(jnp.asarray, params))
+    in_files = (p for p in parameters_of(config) if p.name)
+    for per_layer, group in itertools.groupby(in_files, key=lambda parameter: parameter.per_layer):
+        group = tuple(group)
+        shardings = tuple(_sharding_in_files(p, _get(params, p.path)) for p in group)
+        for layer in range(config.num_layers) if per_layer else (0,):
+            arrays = _as_in_files(params, layer, parameters=group, dtype=dtype, shardings=shardings)
+            yield from zip((p.name.format(layer) for p in group), arrays, strict=True)
+
+
+def _sharding_in_files(parameter: Parameter, array: jax.Array) -> NamedSharding | None:
+    """How a tensor of `parameter` is split; None without a mesh."""
+    if not isinstance(array.sharding, NamedSharding):
+        return None
+    mesh, first = array.sharding.mesh, int(parameter.per_layer)
+    shape, axes = array.shape[first:], [*array.sharding.spec, *[None] * array.ndim][first : array.ndim]
+    if parameter.transposed:
+        shape, axes = shape[::-1], axes[::-1]
+    copies = [axis for axis in mesh.axis_names if axis not in axes]
+    rows = tuple(filter(None, (axes[0], *copies)))  # the rows of a device's part, cut among the devices that hold the same part
+    if len(shape) == 2 and shape[0] % math.prod(mesh.shape[axis] for axis in rows) == 0:
+        axes[0] = rows
+    return NamedSharding(mesh, PartitionSpec(*axes))
+
+
+@functools.partial(jax.jit, static_argnames=('parameters', 'dtype', 'shardings'))
+def _as_in_files(
+    params: Params, layer: jax.Array, *, parameters: tuple[Parameter, ...], dtype: str, shardings: tuple[NamedSharding | None, ...]
+) -> list[jax.Array]:
+    """The tensors of `parameters` as in files; `layer` counts where they are per layer."""
+    arrays = []
+    for parameter, sharding in zip(parameters, shardings, strict=True):
+        array = _get(params, parameter.path)
+        if parameter.per_layer:
+            array = jax.lax.dynamic_index_in_dim(array, layer, keepdims=False)
+        array = (array.T if parameter.transposed else array).astype(dtype)
+        arrays.append(jax.lax.with_sharding_constraint(array, sharding) if sharding else array)
+    return arrays
 
 
 def save(

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
@@ -17,48 +18,87 @@ from bapo_jax.hosts import Hosts
 from bapo_jax.files import write_text
 from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig
-from bapo_jax.rollout.published import FORMAT, MANIFEST, WEIGHTS, crc32, published_versions
+from bapo_jax.rollout.published import FORMAT, MANIFEST, THREADS, WEIGHTS, crc32
 
 # At every save Orbax warns that it finds no OCDBT files to merge; this format has none.
 logging.get_absl_logger().addFilter(lambda record: 'Skipping merge of OCDBT' not in str(record.msg))
 
+# A device writes the part that it holds, as one file; what several hold, one of them writes.
+_ARRAYS = ocp.type_handlers.create_type_handler_registry(
+    (jax.Array, ocp.type_handlers.ArrayHandler(use_replica_parallel=False))
+)  # fmt: skip
+
+
+def path_of(directory: Path, version: int) -> Path:
+    """Where `publish` puts that version."""
+    return Path(directory) / f'{version:06d}'
+
 
 def publish(directory: Path, version: int, params: Any, config: ModelConfig, dtype: str, hosts: Hosts = Hosts()) -> Path:
-    """Writes `directory/{version:06d}` in `dtype` and returns it; leaves a complete version as it is.
+    """Writes `directory/{version:06d}` in `dtype` and returns it. Leaves a complete version as it is: no file of it is touched.
+
+    A version names one policy, the one after that many training steps. So a complete one is unchanged, whoever holds its parameters:
+    θ, or the copy that became α.
 
     Leftovers of an interrupted publication are removed first. The manifest marks completion, so no rename is needed and object
-    stores work. Host 0 writes; where parameters are spread over `hosts`, the others help gather them.
+    stores work. Host 0 calls this. The other hosts of `hosts` hear of it and call `write_weights`, since every host writes its part.
+    Raises HostError.
     """
-    path = Path(directory) / f'{version:06d}'
+    path = path_of(directory, version)
     if (path / MANIFEST).is_file():
         return path
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     hosts.tell('publish', version=version)
-    tensors = {name: np.ascontiguousarray(array, hf.DTYPES[dtype]) for name, array in hf.to_hf(config, params)}
-    # One plain file a tensor is the fastest: weights do not compress, and a policy is read whole, soon after.
-    alone = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0}, barrier_sync_key_prefix='publish')
-    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False, multiprocessing_options=alone)
-    with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer, ThreadPoolExecutor(1) as pool:
-        checksums = pool.submit(lambda: {name: crc32(array) for name, array in tensors.items()})
-        checkpointer.save((path / WEIGHTS).absolute(), args=ocp.args.PyTreeSave(tensors))
-        checksums = checksums.result()
-    manifest = {
-        'format': FORMAT,
-        'version': version,
-        'model': hf.architecture(config),
-        'tensors': {
-            name: {'shape': list(array.shape), 'dtype': dtype, 'crc32': checksums[name]} for name, array in tensors.items()
-        },
-    }
+    tensors = write_weights(path, params, config, dtype, hosts)
+    manifest = {'format': FORMAT, 'version': version, 'model': hf.architecture(config), 'tensors': tensors}
     write_text(path / MANIFEST, json.dumps(manifest, indent=1) + '\n')
     return path
 
 
+def write_weights(path: Path, params: Any, config: ModelConfig, dtype: str, hosts: Hosts) -> dict[str, dict[str, Any]]:
+    """Writes this host's part of the tensors to `path`/weights, and returns what the manifest says of each; every host calls it.
+
+    The devices hold a copy in `dtype` meanwhile, the host its own part of it. Only host 0 gets every part's checksum. Raises
+    HostError.
+    """
+    tensors = dict(hf.as_in_files(config, params, dtype))
+    # Named processes meet at barriers of the coordination service, which have a deadline; without names they meet in a collective.
+    everyone = ocp.options.MultiprocessingOptions(
+        primary_host=0, active_processes=set(range(jax.process_count())), barrier_sync_key_prefix='publish'
+    )
+    # One plain file a part is the fastest: weights do not compress, and a policy is read whole, soon after.
+    handler = ocp.PyTreeCheckpointHandler(
+        use_ocdbt=False, use_compression=False, type_handler_registry=_ARRAYS, multiprocessing_options=everyone
+    )
+    with ocp.Checkpointer(handler, multiprocessing_options=everyone) as checkpointer, ThreadPoolExecutor(THREADS) as pool:
+        checksums = pool.map(_checksums, tensors.values())  # while files are written
+        checkpointer.save((path / WEIGHTS).absolute(), args=ocp.args.PyTreeSave(tensors))
+        checksums = dict(zip(tensors, checksums, strict=True))
+    of_parts: dict[str, dict[str, int]] = {name: {} for name in tensors}
+    for of_host in hosts.collect(json.dumps(checksums)):
+        for name, crcs in json.loads(of_host).items():
+            of_parts[name] |= crcs
+    return {
+        name: {'shape': array.shape, 'dtype': dtype, 'part': array.sharding.shard_shape(array.shape), 'crc32': of_parts[name]}
+        for name, array in tensors.items()
+    }
+
+
+def _checksums(array: jax.Array) -> dict[str, int]:
+    """The CRC-32 of each part of an array that this host writes, by the name of its file."""
+    parts = {}
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0:
+            place = ((s.start or 0) // size for s, size in zip(shard.index, shard.data.shape, strict=True))
+            parts['.'.join(map(str, place))] = crc32(np.asarray(shard.data))
+    return parts
+
+
 def remove_unneeded(directory: Path, pinned: Iterable[int]) -> None:
-    """Deletes every published version that is not pinned. The manifest goes first, so no partial version looks complete."""
+    """Deletes every version that is not pinned, complete or not. The manifest goes first, so no partial version looks complete."""
     pinned = set(pinned)
-    for version, path in published_versions(directory):
-        if version not in pinned:
-            (path / MANIFEST).unlink()
+    for path in Path(directory).glob('[0-9]*'):
+        if int(path.name) not in pinned:
+            (path / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(path)

@@ -1,14 +1,17 @@
 """Reads a published policy: a manifest, and tensors under their Hugging Face names.
 
-    policy/000123/weights/         an Orbax checkpoint, one zarr array a tensor
+    policy/000123/weights/         an Orbax checkpoint: for each tensor a folder, with a file for each part of it
     policy/000123/manifest.json    written last: it marks the directory as complete
 
-This module loads in the server's process, where JAX may be absent. It needs only numpy, ml_dtypes and tensorstore.
+A tensor's parts are blocks of one shape, as the trainer's devices held them; the file of part (i, j) is `TENSOR/i.j`, its bytes in C
+order (an uncompressed zarr array). This module loads in the server's process, where JAX may be absent. It needs only numpy and
+ml_dtypes.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +20,11 @@ from typing import Any, NamedTuple
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
-import tensorstore
 
 WEIGHTS, MANIFEST = 'weights', 'manifest.json'
-FORMAT = 1
-_THREADS = 4  # tensorstore reads and crc32 both release the interpreter's lock
+FORMAT = 2
+THREADS = 4  # for checksums: reading and crc32 both release the interpreter's lock
+_BLOCK = 2**20  # bytes that a check has in memory at once, for each thread
 
 
 class RefusedPolicy(ValueError):
@@ -34,7 +37,16 @@ class PublishedTensor(NamedTuple):
     name: str  # Hugging Face's
     shape: tuple[int, ...]
     dtype: str  # numpy's name, 'float32' or 'bfloat16'
-    crc32: int  # of its bytes in C order
+    part: tuple[int, ...]  # the shape of one part; equal to `shape` where the tensor is one file
+    crc32: dict[str, int]  # of each part's bytes in C order, by the name of its file
+
+    @property
+    def part_bytes(self) -> int:
+        return math.prod(self.part) * np.dtype(self.dtype).itemsize
+
+    def place(self, part: str) -> tuple[slice, ...]:
+        """Where in the tensor a part lies; `part` names its file."""
+        return tuple(slice(int(i) * n, (int(i) + 1) * n) for i, n in zip(part.split('.'), self.part, strict=True))
 
 
 class Manifest(NamedTuple):
@@ -46,7 +58,7 @@ class Manifest(NamedTuple):
 
     @property
     def checksum(self) -> str:
-        """CRC-32 of all tensors' names and checksums, in hexadecimal; equal for equal weights."""
+        """CRC-32 of all tensors' names and checksums, in hexadecimal; equal for equal weights in equal parts."""
         return f'{zlib.crc32(json.dumps([(t.name, t.crc32) for t in self.tensors]).encode()):08x}'
 
 
@@ -67,10 +79,28 @@ def read_manifest(directory: str | Path) -> Manifest:
     if not isinstance(fields, dict) or fields.get('format') != FORMAT:
         raise RefusedPolicy(f'{path} is not a manifest of format {FORMAT}; trainer and server must be of one version of bapo_jax')
     try:
-        tensors = tuple(PublishedTensor(name, tuple(t['shape']), t['dtype'], t['crc32']) for name, t in fields['tensors'].items())
-        return Manifest(fields['version'], fields['model'], tensors)
+        tensors = tuple(
+            PublishedTensor(name, tuple(t['shape']), t['dtype'], tuple(t['part']), dict(sorted(t['crc32'].items())))
+            for name, t in fields['tensors'].items()
+        )
+        manifest = Manifest(fields['version'], fields['model'], tensors)
     except (KeyError, TypeError) as e:
         raise RefusedPolicy(f'{path} lacks {e}; publish the policy again') from e
+    for tensor in tensors:
+        if sorted(tensor.crc32) != sorted(_parts(tensor)):
+            raise RefusedPolicy(
+                f'{path}: {tensor.name} is {tensor.shape}, which the parts {", ".join(tensor.crc32)} of {tensor.part} do not make up; '
+                'publish the policy again'
+            )
+    return manifest
+
+
+def _parts(tensor: PublishedTensor) -> list[str]:
+    """The names of the parts that make up a tensor; none where parts of that shape do not make it up."""
+    if len(tensor.part) != len(tensor.shape) or any(n < 1 or size % n for size, n in zip(tensor.shape, tensor.part)):
+        return []
+    counts = [size // n for size, n in zip(tensor.shape, tensor.part, strict=True)]
+    return ['.'.join(map(str, place)) for place in np.ndindex(*counts)]
 
 
 def check_model(manifest: Manifest, config: Any) -> None:
@@ -91,29 +121,62 @@ def _served(config: Any, field: str) -> Any:
     return value
 
 
-def read_tensors(directory: str | Path, manifest: Manifest) -> list[tuple[str, np.ndarray]]:
-    """Returns (name, array) of every tensor in the manifest's order.
+def check_weights(directory: str | Path, manifest: Manifest, worker: int = 0, workers: int = 1) -> None:
+    """Compares every byte with the manifest's checksums, a few MiB in memory at a time. Raises RefusedPolicy.
 
-    All tensors are read and checked before the first is returned, so that no partial policy is served. Raises RefusedPolicy.
+    `workers` share the parts out: each checks its own.
     """
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(lambda tensor: (tensor.name, _read_tensor(Path(directory), tensor)), manifest.tensors))
+    parts = [(tensor, part) for tensor in manifest.tensors for part in tensor.crc32]
+    mine = sorted(parts, key=lambda part: part[0].part_bytes, reverse=True)[worker::workers]
+    with ThreadPoolExecutor(THREADS) as pool:
+        for _ in pool.map(lambda part: _check_part(directory, *part), mine):
+            pass
 
 
-def _read_tensor(directory: Path, tensor: PublishedTensor) -> np.ndarray:
-    base = (directory / WEIGHTS).absolute()
-    spec = {'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': f'{base}/{tensor.name}/'}}
+def _check_part(directory: str | Path, tensor: PublishedTensor, part: str) -> None:
+    file = _file(directory, tensor, part)
+    crc, size, block = 0, 0, memoryview(bytearray(min(_BLOCK, tensor.part_bytes + 1)))
     try:
-        array = tensorstore.open(spec, open=True, read=True).result().read().result()
-    except (ValueError, OSError) as e:
-        raise RefusedPolicy(f'{base}: tensor {tensor.name} cannot be read ({" ".join(str(e).split())[:300]})') from e
-    if array.shape != tensor.shape or array.dtype.name != tensor.dtype:
+        with file.open('rb', buffering=0) as f:
+            while n := f.readinto(block):
+                crc, size = zlib.crc32(block[:n], crc), size + n
+    except OSError as e:
+        raise RefusedPolicy(f'{file} cannot be read ({e.strerror}): tensor {tensor.name} is not whole') from e
+    if size != tensor.part_bytes:
         raise RefusedPolicy(
-            f'{base}: {tensor.name} is {array.dtype.name} {array.shape}, the manifest says {tensor.dtype} {tensor.shape}'
+            f'{file} has {size} bytes; the manifest says {tensor.part_bytes}, for {tensor.part} of {tensor.name} in {tensor.dtype}'
         )
-    if crc32(array) != tensor.crc32:
-        raise RefusedPolicy(f'{base}: the checksum of {tensor.name} is not the one in the manifest; the file is damaged')
-    return array
+    if crc != tensor.crc32[part]:
+        raise RefusedPolicy(f'{file}: the checksum of {tensor.name} is not the one in the manifest; the file is damaged')
+
+
+def read_tensors(directory: str | Path, manifest: Manifest) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields (name, array) of every tensor in the manifest's order; call `check_weights` first.
+
+    A tensor of one part is its file, mapped into memory: bytes are read when they are used, and those that nobody uses are not.
+    Writing to the array changes the file in no case. Raises RefusedPolicy where a file has gone or has another size.
+    """
+    for tensor in manifest.tensors:
+        if tensor.part == tensor.shape:
+            [part] = tensor.crc32
+            yield tensor.name, _map(directory, tensor, part)
+        else:
+            array = np.empty(tensor.shape, tensor.dtype)
+            for part in tensor.crc32:
+                array[tensor.place(part)] = _map(directory, tensor, part)
+            yield tensor.name, array
+
+
+def _map(directory: str | Path, tensor: PublishedTensor, part: str) -> np.ndarray:
+    file = _file(directory, tensor, part)
+    try:
+        return np.memmap(file, tensor.dtype, 'c', shape=tensor.part)
+    except (OSError, ValueError) as e:
+        raise RefusedPolicy(f'{file} cannot be read ({e}); it was there when it was checked') from e
+
+
+def _file(directory: str | Path, tensor: PublishedTensor, part: str) -> Path:
+    return Path(directory).absolute() / WEIGHTS / tensor.name / part
 
 
 def published_versions(directory: str | Path) -> Iterator[tuple[int, Path]]:

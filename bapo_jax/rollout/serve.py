@@ -4,7 +4,7 @@
 
 Every route demands the token (`Authorization: Bearer …`). Without one in the environment, a token is generated and printed. The
 server listens on loopback by default, and on another address only with a token of yours. It runs in vLLM's own environment
-(`make vllm-env`), which has no JAX and of this project's requirements only tensorstore.
+(`make vllm-env`), which has no JAX and of this project's requirements only numpy and ml_dtypes.
 """
 
 from __future__ import annotations

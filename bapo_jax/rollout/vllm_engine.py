@@ -36,6 +36,10 @@ class Unreachable(RolloutError):
     """A server gave no answer or reported that it is broken. Another server may answer."""
 
 
+class LoadFailed(Unreachable):
+    """A server failed while it loaded a policy. It serves none, and must start again."""
+
+
 class PolicyRefused(RolloutError):
     """A server refused the published policy, and still serves the one before."""
 
@@ -126,15 +130,11 @@ class VllmEngine(Engine):
             await self._revive(results[0])
 
     async def _load(self, url: str) -> None:
-        """Pauses the server, loads the policy, resets its caches and names the version. Resumes it even after an error."""
+        """Has the server check the policy. Then pauses it, loads, resets its caches and names the version; resumes in any case."""
+        await self._call_workers(url, 'check_policy')
         await self._post(url, '/pause?mode=keep')
         try:
-            reply = await self._post(url, '/collective_rpc', {'method': 'load_policy', 'kwargs': {'path': str(self._path)}})
-            for worker in reply['results']:
-                if 'refused' in worker:
-                    raise PolicyRefused(f'{url} refused policy {self._version}: {worker["refused"]}')
-                if worker != {'version': self._version, 'checksum': read_manifest(self._path).checksum}:
-                    raise PolicyRefused(f'{url} loaded {worker}, not what is in {self._path}: it must see the same directory there')
+            await self._call_workers(url, 'load_policy')
             if not (await self._post(url, '/reset_prefix_cache'))['success']:
                 raise RolloutError(f'{url}: its prefix cache could not be reset, so responses would mix two policies')
             await self._post(url, '/reset_mm_cache')
@@ -143,6 +143,17 @@ class VllmEngine(Engine):
             await self._post(url, '/resume')
         self._serving.add(url)
 
+    async def _call_workers(self, url: str, method: str) -> None:
+        """Calls a method of worker.py's PolicyLoader with the policy's path. Raises PolicyRefused or LoadFailed."""
+        reply = await self._post(url, '/collective_rpc', {'method': method, 'kwargs': {'path': str(self._path)}})
+        for worker in reply['results']:
+            if 'refused' in worker:
+                raise PolicyRefused(f'{url} refused policy {self._version}: {worker["refused"]}')
+            if 'broken' in worker:
+                raise LoadFailed(f'{url} failed while it loaded policy {self._version}, and must start again: {worker["broken"]}')
+            if worker != {'version': self._version, 'checksum': read_manifest(self._path).checksum}:
+                raise PolicyRefused(f'{url} read {worker}, not what is in {self._path}: it must see the same directory there')
+
     async def _revive(self, reason: Unreachable) -> None:
         """Restarts the supervised server and loads the current policy. Raises Unreachable where no server is supervised."""
         async with self._revival:
@@ -150,7 +161,10 @@ class VllmEngine(Engine):
                 return
             if self._supervised is None:
                 raise Unreachable(f'no rollout server answers; the last said: {reason}') from reason
-            try:  # it may only have dropped a connection
+            try:
+                if isinstance(reason, LoadFailed):
+                    raise reason
+                # It may only have dropped a connection.
                 await self._load(self._supervised.url)
             except Unreachable:
                 logging.warning('%s; starting the server again with policy %s', reason, self._version)

@@ -1,11 +1,10 @@
-"""The server's side of a policy hand-over: an extension that vLLM loads in its worker process (`--worker-extension-cls`).
-
-An exception in a worker ends vLLM's engine, so the reply states a refusal.
-"""
+"""The server's side of a policy hand-over: an extension that vLLM loads in its worker processes (`--worker-extension-cls`)."""
 
 from __future__ import annotations
 
+import ctypes
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +12,54 @@ import numpy as np
 import torch
 
 from bapo_jax.models.parameters import HEAD
-from bapo_jax.rollout.published import Manifest, RefusedPolicy, check_model, read_manifest, read_tensors
+from bapo_jax.rollout.published import Manifest, RefusedPolicy, check_model, check_weights, read_manifest, read_tensors
 
 
 class PolicyLoader:
-    """vLLM adds these methods to its worker class; the trainer calls them over /collective_rpc."""
+    """vLLM adds these methods to its worker class; the trainer calls them over /collective_rpc, in this order.
 
-    def load_policy(self, path: str) -> dict[str, Any]:
-        """Loads the policy published at `path`; returns {'version', 'checksum'}, or {'refused': reason} with nothing changed.
+    A server has one worker a device. All of them check, and only if none refuses does the trainer have them load.
+    """
 
-        Everything is read and checked before the first weight changes, since a partial load cannot be undone.
+    def check_policy(self, path: str) -> dict[str, Any]:
+        """Returns {'version', 'checksum'} of the policy published at `path`, or {'refused': reason}; changes nothing.
+
+        Every worker compares the manifest with the model. The files are shared out: each worker reads its own part of them.
         """
         try:
             manifest = read_manifest(path)
             check_model(manifest, self.model_config.hf_config)
             check_tensors(manifest, self.model_config.model)
-            tensors = read_tensors(path, manifest)
+            check_weights(path, manifest, self.rank, self.parallel_config.world_size)
         except RefusedPolicy as e:
             return {'refused': str(e)}
-        self.reload_weights(weights_iterator=((name, as_torch(array)) for name, array in tensors))
-        if manifest.model['tie_word_embeddings']:
-            tie_head(self.get_model())
         return {'version': manifest.version, 'checksum': manifest.checksum}
+
+    def load_policy(self, path: str) -> dict[str, Any]:
+        """Loads the policy that was checked, tensor by tensor; returns {'version', 'checksum'}, or {'broken': reason}.
+
+        A partial load cannot be undone. So a worker that fails gives up its model, and the server ends rather than sample from a mix.
+        """
+        try:
+            manifest = read_manifest(path)
+            self.reload_weights(weights_iterator=streamed(path, manifest))
+            if manifest.model['tie_word_embeddings']:
+                tie_head(self.get_model())
+        except Exception as e:  # whatever it is: some weights may be new and others not
+            self.model_runner = None  # the next token asked of this worker ends vLLM's engine
+            return {'broken': f'{type(e).__name__}: {e}'}
+        return {'version': manifest.version, 'checksum': manifest.checksum}
+
+
+def streamed(path: str, manifest: Manifest) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields (name, tensor), one in memory at a time.
+
+    vLLM frees copies of every layer that it loads. glibc keeps such memory, a fifth of a policy in the end, unless told to return it.
+    """
+    libc = ctypes.CDLL(None)
+    for name, array in read_tensors(path, manifest):
+        yield name, as_torch(array)
+        libc.malloc_trim(0)
 
 
 def check_tensors(manifest: Manifest, model: str) -> None:

@@ -15,13 +15,13 @@ from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
-from bapo_jax.rollout.published import read_manifest, read_tensors
+from bapo_jax.rollout.published import check_weights, read_manifest, read_tensors
 
 BASE = ROOT / 'configs' / 'quickstart_base'
 
 
 class RecordedServer(HttpStub):
-    """`loaded` keeps the checksummed tensors of every policy it was told to load, by version."""
+    """`loaded` keeps the checked tensors of every policy it was told to load, by version."""
 
     def __init__(self):
         config = hf.read_config(BASE)
@@ -35,8 +35,12 @@ class RecordedServer(HttpStub):
     def _answer(self, path, body):
         if path == '/collective_rpc':
             manifest = read_manifest(body['kwargs']['path'])
-            self.loaded[manifest.version] = dict(read_tensors(body['kwargs']['path'], manifest))
-            self._version = manifest.version
+            if body['method'] == 'check_policy':
+                check_weights(body['kwargs']['path'], manifest)
+            else:
+                read = read_tensors(body['kwargs']['path'], manifest)
+                self.loaded[manifest.version] = {name: np.array(array) for name, array in read}
+                self._version = manifest.version
             return {'results': [{'version': manifest.version, 'checksum': manifest.checksum}]}
         if path == '/inference/v1/generate':
             return {'choices': self._choices(tuple(body['token_ids']), body['sampling_params'])}

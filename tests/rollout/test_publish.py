@@ -1,12 +1,17 @@
-"""A published policy comes back as it was; an incomplete one is published again; only pinned versions stay."""
+"""A published policy comes back as it was; an incomplete one is published again, a complete one is not; only pinned versions stay."""
 
 import ml_dtypes
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+from http_stub import HttpStub
 
 from bapo_jax.models import hf
 from bapo_jax.rollout.publish import publish, remove_unneeded
-from bapo_jax.rollout.published import MANIFEST, RefusedPolicy, published_versions, read_manifest, read_tensors
+from bapo_jax.rollout.published import (
+    MANIFEST, WEIGHTS, RefusedPolicy, check_weights, published_versions, read_manifest, read_tensors,
+)  # fmt: skip
+from bapo_jax.rollout.vllm_engine import VllmEngine
 
 
 @pytest.fixture(scope='module')
@@ -20,7 +25,9 @@ def published(policy, tmp_path):
 
 
 def read(path):
-    return read_tensors(path, read_manifest(path))
+    manifest = read_manifest(path)
+    check_weights(path, manifest)
+    return list(read_tensors(path, manifest))
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
@@ -32,6 +39,15 @@ def test_what_is_read_is_what_was_published(dtype, policy, tmp_path):
     assert got.keys() == want.keys()
     for name, array in got.items():
         np.testing.assert_array_equal(array, want[name].astype({'float32': np.float32, 'bfloat16': ml_dtypes.bfloat16}[dtype]))
+
+
+def test_orbax_reads_the_tensors(published, policy):
+    want = dict(hf.to_hf(policy.config, policy.params))
+    as_numpy = dict.fromkeys(want, ocp.RestoreArgs(restore_type=np.ndarray))
+    got = ocp.PyTreeCheckpointer().restore(published / WEIGHTS, restore_args=as_numpy)
+    assert got.keys() == want.keys()
+    for name, array in got.items():
+        np.testing.assert_array_equal(array, want[name])
 
 
 def test_tensors_come_layer_by_layer(published, policy):
@@ -50,6 +66,45 @@ def test_without_its_manifest_a_policy_is_not_there_and_is_published_again(polic
     publish(tmp_path, 12, policy.params, policy.config, 'float32')
     assert len(read(published)) == len(hf.layout(policy.config))
     assert not (published / 'left over').exists()
+
+
+def files(directory):
+    """What tells that a file was written again."""
+    return {file: (file.stat().st_mtime_ns, file.stat().st_ino) for file in directory.rglob('*')}
+
+
+def test_a_version_that_is_complete_is_not_written_again(policy, published, tmp_path):
+    before = files(tmp_path)
+    assert publish(tmp_path, 12, policy.params, policy.config, 'float32') == published
+    assert files(tmp_path) == before
+
+
+def test_an_evaluation_between_two_syncs_writes_each_policy_once(policy, tmp_path):
+    """The engine goes α → θ → α, and to the same θ again where hard prompts follow the evaluation."""
+
+    def answer(path, headers, body):
+        if path != '/collective_rpc':
+            return 200, {'success': True}
+        manifest = read_manifest(body['kwargs']['path'])
+        return 200, {'results': [{'version': manifest.version, 'checksum': manifest.checksum}]}
+
+    server = HttpStub(answer)
+    engine = VllmEngine(
+        [server.url], tmp_path, policy.config, token='a token', dtype='float32', stop_tokens=(3,), concurrency=1, deadline_s=20.0
+    )
+    written = []
+    for version in (4, 6, 4, 6, 4):
+        engine.load(policy.params, version)
+        written.append(files(tmp_path))
+    engine.close()
+    server.stop()
+    assert written[0].items() <= written[1].items() and written[1] == written[2] == written[3] == written[4]
+
+
+def test_leftovers_of_an_interrupted_run_go(policy, published, tmp_path):
+    (published / MANIFEST).unlink()
+    remove_unneeded(tmp_path, ())
+    assert not published.exists()
 
 
 def test_only_pinned_versions_stay(policy, tmp_path):

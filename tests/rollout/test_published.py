@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ from tiny import QWEN3
 
 from bapo_jax.models import hf
 from bapo_jax.rollout.publish import publish
-from bapo_jax.rollout.published import MANIFEST, WEIGHTS, RefusedPolicy, check_model, read_manifest, read_tensors
+from bapo_jax.rollout.published import MANIFEST, WEIGHTS, RefusedPolicy, check_model, check_weights, read_manifest, read_tensors
 
 
 @pytest.fixture(scope='module')
@@ -29,7 +30,9 @@ def published(original, tmp_path):
 
 
 def read(path):
-    return read_tensors(path, read_manifest(path))
+    manifest = read_manifest(path)
+    check_weights(path, manifest)
+    return dict(read_tensors(path, manifest))
 
 
 def test_equal_weights_have_equal_checksums_and_others_have_not(policy, published, tmp_path):
@@ -55,10 +58,12 @@ def edit(published, change):
 @pytest.mark.parametrize(
     'change, message',
     [
-        (lambda m: m['tensors']['model.norm.weight'].update(shape=[7]), r'norm\.weight is float32 \(\d+,\), the manifest says'),
-        (lambda m: m['tensors']['model.norm.weight'].update(dtype='bfloat16'), r'model\.norm\.weight is float32'),
-        (lambda m: m['tensors']['model.norm.weight'].update(crc32=1), r'checksum of model\.norm\.weight'),
-        (lambda m: m['tensors'].update({'model.extra': m['tensors']['model.norm.weight']}), r'model\.extra cannot be read'),
+        (lambda m: m['tensors']['model.norm.weight'].update(shape=[7]), r'norm\.weight is \(7,\), which the parts 0 of \(32,\) do not'),
+        (lambda m: m['tensors']['model.norm.weight']['crc32'].update({'1': 5}), r'which the parts 0, 1 of \(32,\) do not make up'),
+        (lambda m: m['tensors']['model.norm.weight'].update(shape=[7], part=[7]), r'0 has 128 bytes; the manifest says 28'),
+        (lambda m: m['tensors']['model.norm.weight'].update(dtype='bfloat16'), r'128 bytes; the manifest says 64, .* in bfloat16'),
+        (lambda m: m['tensors']['model.norm.weight']['crc32'].update({'0': 1}), r'norm\.weight/0: the checksum of model\.norm\.weight'),
+        (lambda m: m['tensors'].update({'model.extra': m['tensors']['model.norm.weight']}), r'model\.extra/0 cannot be read'),
         (lambda m: m.update(format=0), 'not a manifest of format'),
         (lambda m: m.pop('version'), "lacks 'version'"),
     ],
@@ -75,18 +80,98 @@ def test_a_manifest_that_is_no_json_is_refused(published):
         read(published)
 
 
+def a_file(published):
+    """The largest: of more than one block."""
+    return max((published / WEIGHTS).rglob('*'), key=lambda f: f.stat().st_size * f.is_file())
+
+
 def test_truncated_data_are_refused(published):
-    largest = max((published / WEIGHTS).rglob('*'), key=lambda f: f.stat().st_size * f.is_file())
-    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
-    with pytest.raises(RefusedPolicy, match=f'tensor {largest.parent.name} cannot be read'):
+    file = a_file(published)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(RefusedPolicy, match=f'{file} has {file.stat().st_size} bytes; the manifest says'):
         read(published)
+
+
+def test_data_with_more_at_their_end_are_refused(published):
+    file = a_file(published)
+    file.write_bytes(file.read_bytes() + b'more')
+    with pytest.raises(RefusedPolicy, match=f'{file} has {file.stat().st_size} bytes; the manifest says'):
+        read(published)
+
+
+def test_a_flipped_bit_is_found_wherever_it_is(published, monkeypatch):
+    monkeypatch.setattr('bapo_jax.rollout.published._BLOCK', 1000)  # many blocks a file, the last not full
+    sound, file = a_file(published).read_bytes(), a_file(published)
+    read(published)
+    for byte in (0, 999, 1000, len(sound) - 1):
+        file.write_bytes(sound[:byte] + bytes([sound[byte] ^ 4]) + sound[byte + 1 :])
+        with pytest.raises(RefusedPolicy, match=f'{file}: the checksum of {file.parent.name}'):
+            read(published)
 
 
 def test_a_file_that_is_gone_is_refused(published):
-    # An array store takes a missing file for an array of zeros.
-    next((published / WEIGHTS / 'model.norm.weight').glob('[0-9]*')).unlink()
-    with pytest.raises(RefusedPolicy, match=r'checksum of model\.norm\.weight'):
+    (published / WEIGHTS / 'model.norm.weight' / '0').unlink()
+    with pytest.raises(RefusedPolicy, match=r'model\.norm\.weight/0 cannot be read \(No such file'):
         read(published)
+
+
+def test_a_file_that_goes_after_the_check_is_named(published):
+    manifest = read_manifest(published)
+    check_weights(published, manifest)
+    (published / WEIGHTS / 'model.norm.weight' / '0').unlink()
+    with pytest.raises(RefusedPolicy, match=r'model\.norm\.weight/0 cannot be read .* it was there when it was checked'):
+        list(read_tensors(published, manifest))
+
+
+def cut(published, name, part):
+    """Rewrites a tensor in parts of that shape, as devices that split it write it."""
+    manifest = json.loads((published / MANIFEST).read_text())
+    whole = read(published)[name]
+    (published / WEIGHTS / name / '0.0').unlink()
+    checksums = {}
+    for i, j in np.ndindex(whole.shape[0] // part[0], whole.shape[1] // part[1]):
+        block = whole[i * part[0] : (i + 1) * part[0], j * part[1] : (j + 1) * part[1]].tobytes()
+        (published / WEIGHTS / name / f'{i}.{j}').write_bytes(block)
+        checksums[f'{i}.{j}'] = zlib.crc32(block)
+    manifest['tensors'][name].update(part=part, crc32=checksums)
+    (published / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize('part', [(48, 16), (4, 32), (96, 2)], ids=['blocks', 'rows', 'columns'])
+def test_a_tensor_in_parts_is_the_whole_one_and_each_part_is_checked(part, published):
+    name = 'model.embed_tokens.weight'
+    before = {tensor: np.array(array) for tensor, array in read(published).items()}
+    cut(published, name, part)
+    after = read(published)
+    assert list(after) == list(before)
+    for tensor, array in after.items():
+        np.testing.assert_array_equal(array, before[tensor], err_msg=tensor)
+    last = max((published / WEIGHTS / name).glob('[0-9]*'), key=lambda file: [int(i) for i in file.name.split('.')])
+    last.write_bytes(bytes(last.stat().st_size))
+    with pytest.raises(RefusedPolicy, match=f'{last}: the checksum'):
+        read(published)
+
+
+@pytest.mark.parametrize('workers', [1, 3])
+def test_workers_share_the_files_out_and_one_of_them_finds_a_fault(workers, published):
+    manifest = read_manifest(published)
+    for tensor in manifest.tensors:
+        for part in tensor.crc32:
+            file = published / WEIGHTS / tensor.name / part
+            sound, refused = file.read_bytes(), []
+            file.write_bytes(bytes(len(sound)))
+            for worker in range(workers):
+                try:
+                    check_weights(published, manifest, worker, workers)
+                except RefusedPolicy as e:
+                    refused.append(str(e))
+            file.write_bytes(sound)
+            assert len(refused) == 1 and f'the checksum of {tensor.name}' in refused[0]
+
+
+def test_what_is_written_to_a_tensor_stays_out_of_its_file(published):
+    read(published)['model.norm.weight'][:] = 0
+    assert read(published)['model.norm.weight'].any()
 
 
 def test_a_policy_of_another_model_is_refused_with_what_differs(published, policy):

@@ -117,13 +117,13 @@ def truncated(path):
 
 def wrong_shape(path):
     manifest = json.loads((path / MANIFEST).read_text())
-    manifest['tensors']['model.norm.weight']['shape'] = [64]
+    manifest['tensors']['model.norm.weight'].update(shape=[64], part=[64])
     (path / MANIFEST).write_text(json.dumps(manifest))
 
 
 def wrong_checksum(path):
     manifest = json.loads((path / MANIFEST).read_text())
-    manifest['tensors']['model.norm.weight']['crc32'] += 1
+    manifest['tensors']['model.norm.weight']['crc32']['0'] += 1
     (path / MANIFEST).write_text(json.dumps(manifest))
 
 
@@ -137,7 +137,7 @@ def other_model(path):
     ('damage', 'message'),
     [
         (missing, r'manifest\.json is missing'),
-        (truncated, r'tensor .* cannot be read'),
+        (truncated, r'bytes; the manifest says'),
         (wrong_shape, r'model\.norm\.weight is \(64,\), in .* it is \(128,\)'),
         (wrong_checksum, r'checksum of model\.norm\.weight'),
         (other_model, r'another model: num_hidden_layers 28 \(the server has 4\)'),

@@ -91,7 +91,8 @@ def test_a_policy_is_loaded_while_paused_and_caches_are_dropped_before_it_is_nam
     server = StandIn(good)
     connect(server)
     assert server.paths() == [
-        '/pause?mode=keep', '/collective_rpc', '/reset_prefix_cache', '/reset_mm_cache', '/update_weight_version', '/resume',
+        '/collective_rpc', '/pause?mode=keep', '/collective_rpc', '/reset_prefix_cache', '/reset_mm_cache', '/update_weight_version',
+        '/resume',
     ]  # fmt: skip
 
 
@@ -100,11 +101,19 @@ def test_a_server_that_reads_another_directory_under_the_same_path_is_found_out(
         connect(StandIn(good, checksum='00000000'))
 
 
-def test_a_refused_policy_is_an_error_and_the_server_resumes(connect):
+def test_a_refused_policy_is_an_error_and_the_server_is_not_paused(connect):
     server = StandIn(good, refused='checksum of model.norm.weight')
     with pytest.raises(PolicyRefused, match='refused policy 7: checksum of model.norm.weight'):
         connect(server)
-    assert server.paths() == ['/pause?mode=keep', '/collective_rpc', '/resume']
+    assert server.paths() == ['/collective_rpc']
+
+
+def test_a_server_that_fails_while_it_loads_is_left_out_and_the_last_ones_reason_is_told(connect, prompts):
+    sound, broken = StandIn(good), StandIn(good, broken='RefusedPolicy: model.norm.weight/0 cannot be read')
+    assert len(connect(sound, broken).generate(prompts, 2, SAMPLING, DRAWS)) == len(prompts)
+    assert '/inference/v1/generate' not in broken.paths()
+    with pytest.raises(Unreachable, match='no rollout server answers.*failed while it loaded policy 7, and must start again: .*norm.weight/0 cannot be read'):
+        connect(broken)
 
 
 OF_ANOTHER_POLICY = 200, {'choices': [choice(0), choice(1, '6')]}

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import weakref
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -14,19 +15,20 @@ from transformers import AutoConfig
 from bapo_jax.models import hf
 from bapo_jax.models.parameters import HEAD
 from bapo_jax.rollout.publish import publish
-from bapo_jax.rollout.published import MANIFEST, RefusedPolicy, read_manifest
+from bapo_jax.rollout.published import MANIFEST, WEIGHTS, RefusedPolicy, read_manifest, read_tensors
 from bapo_jax.rollout.worker import PolicyLoader, as_torch, check_tensors, checkpoint_shapes
 
 
 class Worker(PolicyLoader):
     """Holds what vLLM's worker has of a model, and the weights that it was given."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, rank=0, of=1):
         self.model_config = SimpleNamespace(hf_config=AutoConfig.from_pretrained(directory), model=str(directory))
+        self.rank, self.parallel_config, self.model_runner = rank, SimpleNamespace(world_size=of), 'a model'
         self.weights = {}
 
     def reload_weights(self, weights_iterator):
-        self.weights = dict(weights_iterator)
+        self.weights = {name: tensor.clone() for name, tensor in weights_iterator}
 
 
 @pytest.fixture(scope='module')
@@ -39,24 +41,56 @@ def published(policy, tmp_path):
     return publish(tmp_path, 12, policy.params, policy.config, 'bfloat16')
 
 
-def test_a_sound_policy_is_loaded_and_named(policy, published):
+def test_a_sound_policy_is_checked_loaded_and_named(policy, published):
     worker = Worker(policy.path)
-    assert worker.load_policy(str(published)) == {'version': 12, 'checksum': read_manifest(published).checksum}
+    sound = {'version': 12, 'checksum': read_manifest(published).checksum}
+    assert worker.check_policy(str(published)) == sound and worker.weights == {}
+    assert worker.load_policy(str(published)) == sound
     want = dict(hf.to_hf(policy.config, policy.params))
     assert list(worker.weights) == list(want)
     for name, array in want.items():
-        assert torch.equal(worker.weights[name], torch.from_numpy(array).to(torch.bfloat16)), name
+        assert torch.equal(worker.weights[name], torch.tensor(array).to(torch.bfloat16)), name
+
+
+def test_a_load_holds_one_tensor_at_a_time(policy, published, monkeypatch):
+    seen, alive = [], []
+
+    def watched(path, manifest):
+        for name, array in read_tensors(path, manifest):
+            alive.append(sum(reference() is not None for reference in seen))
+            seen.append(weakref.ref(array))
+            yield name, array
+
+    monkeypatch.setattr('bapo_jax.rollout.worker.read_tensors', watched)
+    worker = Worker(policy.path)
+    worker.load_policy(str(published))
+    assert max(alive) <= 1 and len(alive) == len(worker.weights) > 1
 
 
 def test_a_refused_policy_is_a_reply_and_changes_nothing(policy, published):
     worker = Worker(policy.path)
     manifest = json.loads((published / MANIFEST).read_text())
-    manifest['tensors']['model.norm.weight']['crc32'] += 1
+    manifest['tensors']['model.norm.weight']['crc32']['0'] += 1
     (published / MANIFEST).write_text(json.dumps(manifest))
-    assert 'checksum of model.norm.weight' in worker.load_policy(str(published))['refused']
+    assert 'checksum of model.norm.weight' in worker.check_policy(str(published))['refused']
     (published / MANIFEST).unlink()
-    assert 'manifest.json is missing' in worker.load_policy(str(published))['refused']
-    assert worker.weights == {}
+    assert 'manifest.json is missing' in worker.check_policy(str(published))['refused']
+    assert worker.weights == {} and worker.model_runner == 'a model'
+
+
+def test_of_a_servers_workers_one_finds_the_fault(policy, published):
+    (published / WEIGHTS / 'model.norm.weight' / '0').unlink()
+    replies = [Worker(policy.path, rank, 2).check_policy(str(published)) for rank in range(2)]
+    [refused] = [reply['refused'] for reply in replies if 'refused' in reply]
+    assert 'model.norm.weight/0 cannot be read' in refused
+
+
+def test_a_load_that_fails_half_way_is_reported_and_leaves_no_model_to_serve(policy, published):
+    worker = Worker(policy.path)
+    assert 'refused' not in worker.check_policy(str(published))
+    (published / WEIGHTS / 'model.norm.weight' / '0').unlink()
+    assert 'RefusedPolicy: ' in (reason := worker.load_policy(str(published))['broken'])
+    assert 'model.norm.weight/0 cannot be read' in reason and worker.model_runner is None
 
 
 def test_a_servers_checkpoint_with_other_tensors_or_shapes_is_refused_by_name(policy, published, tmp_path):
