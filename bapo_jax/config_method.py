@@ -35,7 +35,8 @@ def rollout_section() -> ConfigDict:
     r.engine = 'jax'  # who answers: jax (in this process) or vllm (a process of its own)
     r.overlap = False  # answer the prompts of later steps, up to the next sync, while a step trains
     r.rows = 512  # jax: responses sampled at once
-    r.servers = ()  # vllm: URLs of running servers; (): one is started and supervised
+    r.servers = ()  # vllm: URLs of running servers; (): they are started and supervised, one for each of `gpus`
+    r.gpus = ()  # vllm: CUDA's numbers of GPUs that JAX leaves free, such as (1, 2); (): one server, as on a CPU
     r.dtype = 'float32'  # vllm: what policies are shipped and served in: float32 or bfloat16
     r.concurrency = 64  # vllm: groups under way at a server
     r.deadline_s = 600.0  # vllm: most seconds for a request, and for a server to start
@@ -70,6 +71,8 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
     need(r.top_p == 1.0 and r.top_k == -1,
          f'rollout.top_p={r.top_p}, rollout.top_k={r.top_k}: a cut distribution makes stored log-probs incomparable with the '
          "trainer's; set rollout.top_p=1 and rollout.top_k=-1")  # fmt: skip
+    need(not (r.servers and r.gpus), f'rollout.gpus={r.gpus} is for servers that are started, and rollout.servers={r.servers}; drop one')
+    need(len(set(r.gpus)) == len(r.gpus), f'rollout.gpus={r.gpus} names a GPU twice; each server has one of its own')
     need(not r.servers or bool(os.environ.get(TOKEN_VARIABLE)),
          f"rollout.servers={r.servers}, but {TOKEN_VARIABLE} is not set; put the servers' token there")  # fmt: skip
     need(0 <= r.server_memory < 1, f'rollout.server_memory={r.server_memory} is a fraction of the GPU, in [0, 1)')

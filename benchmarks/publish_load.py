@@ -119,7 +119,7 @@ def in_bfloat16(directory: Path) -> Table:
 def connect(server: SupervisedServer, directory: Path, config: ModelConfig, dtype: str, ends: tuple[int, ...]) -> VllmEngine:
     server.start()
     return VllmEngine(
-        server, directory / 'policy', config, token=server.token, dtype=dtype, stop_tokens=ends, concurrency=1, deadline_s=300
+        [server], directory / 'policy', config, token=server.token, dtype=dtype, stop_tokens=ends, concurrency=1, deadline_s=300
     )
 
 

@@ -95,7 +95,8 @@ def test_a_server_killed_in_the_middle_of_a_step_is_started_again_and_nothing_is
     def kill_in_step_2(self, *args):
         answered.append(self)
         if len(answered) == before + 3:
-            os.killpg(self._supervised.pid, signal.SIGKILL)
+            [server] = self._supervised.values()
+            os.killpg(server.pid, signal.SIGKILL)
         return checked(self, *args)
 
     monkeypatch.setattr(VllmEngine, '_checked', kill_in_step_2)

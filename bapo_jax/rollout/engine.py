@@ -64,15 +64,19 @@ class Engine(abc.ABC):
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
     ) -> list[tuple[Response, ...]]:
         """The groups of `ask`. Where one fails, cancels the others and raises its error."""
-        groups = self.ask(prompts, group_size, sampling, draws)
-        try:
-            for group in wait(groups, return_when=FIRST_EXCEPTION).done:
-                group.result()
-            return [group.result() for group in groups]
-        finally:
-            for group in groups:
-                group.cancel()  # no effect on those that are done
+        return gathered(self.ask(prompts, group_size, sampling, draws))
 
     @abc.abstractmethod
     def close(self) -> None:
         """Gives up what is pending, ends the engine's processes and closes its connections."""
+
+
+def gathered(futures: Sequence[Future]) -> list[Any]:
+    """The results of all futures, in order. Where one fails, cancels the others and raises its error."""
+    try:
+        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+            future.result()
+        return [future.result() for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()  # no effect on those that are done

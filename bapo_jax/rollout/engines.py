@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bapo_jax.hosts import Hosts
 from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig
-from bapo_jax.rollout.engine import Engine
+from bapo_jax.rollout.engine import Engine, gathered
 from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
@@ -25,26 +29,55 @@ POLICIES = 'policy'  # the folder of published policies, in the directory of a r
 def start_engine(
     config: ConfigDict, model: ModelConfig, graph: Any, ends: tuple[int, ...], mesh: Mesh, workdir: Path, hosts: Hosts = Hosts()
 ) -> Engine:
-    """The engine that `config` names. With engine 'vllm' and no servers listed, starts a server, which takes a minute."""
+    """The engine that `config` names. With engine 'vllm' and no servers listed, starts some, which takes a minute."""
     r, e = config.rollout, config.evaluate
     if r.engine == 'jax':
         return JaxEngine(graph, model, ends, r.rows, max(r.max_prompt_tokens, e.max_prompt_tokens), mesh)
     servers, token = list(r.servers), os.environ.get(TOKEN_VARIABLE)
     if not servers:
-        stated = ['--hf-overrides', json.dumps(changes)] if (changes := hf.overrides(config.model)) else []
-        print('starting a vLLM server …', flush=True)
-        servers = SupervisedServer(
-            config.model.path,
-            workdir / 'server.log',
-            dtype=r.dtype,
-            max_tokens=max(r.max_prompt_tokens + r.max_response_tokens, e.max_prompt_tokens + e.max_response_tokens),
-            memory=r.server_memory,
-            deadline_s=r.deadline_s,
-            extra=(*stated, *r.server_args),
-        )
-        servers.start()
-        token = servers.token
+        servers = start_servers(config, workdir)
+        token = servers[0].token
     return VllmEngine(
         servers, workdir / POLICIES, model, token=token, dtype=r.dtype, stop_tokens=ends, concurrency=r.concurrency,
         deadline_s=r.deadline_s, hosts=hosts,
     )  # fmt: skip
+
+
+def start_servers(config: ConfigDict, workdir: Path) -> list[SupervisedServer]:
+    """A server for each of rollout.gpus, or one; all start at once. Raises ServerFailed, and ValueError where JAX has their GPU."""
+    r, e, token = config.rollout, config.evaluate, secrets.token_urlsafe(24)
+    check_gpus(r.gpus, r.server_memory)
+    stated = ['--hf-overrides', json.dumps(changes)] if (changes := hf.overrides(config.model)) else []
+    servers = [
+        SupervisedServer(
+            config.model.path,
+            workdir / ('server.log' if gpu is None else f'server{gpu}.log'),
+            dtype=r.dtype,
+            max_tokens=max(r.max_prompt_tokens + r.max_response_tokens, e.max_prompt_tokens + e.max_response_tokens),
+            memory=r.server_memory,
+            gpu=gpu,
+            token=os.environ.get(TOKEN_VARIABLE) or token,
+            deadline_s=r.deadline_s,
+            extra=(*stated, *r.server_args),
+        )
+        for gpu in r.gpus or (None,)
+    ]
+    print(f'starting {"a vLLM server" if len(servers) == 1 else f"{len(servers)} vLLM servers"} …', flush=True)
+    with ThreadPoolExecutor(len(servers)) as pool:
+        gathered([pool.submit(server.start) for server in servers])
+    return servers
+
+
+def check_gpus(gpus: Sequence[int], memory: float) -> None:
+    """Raises ValueError where a server would start on a GPU that JAX has taken, and no share of its `memory` is set aside."""
+    if jax.default_backend() != 'gpu' or memory:
+        return
+    visible = os.environ.get('CUDA_VISIBLE_DEVICES')
+    numbers = [device.local_hardware_id for device in jax.local_devices()]
+    taken = [visible.split(',')[number] for number in numbers] if visible else [str(number) for number in numbers]
+    if not gpus or {str(gpu) for gpu in gpus} & set(taken):
+        raise ValueError(
+            f'rollout.gpus={tuple(gpus)}, and JAX has taken GPU {", ".join(taken)} of this machine with a fixed pool of memory. Start the '
+            'trainer with CUDA_VISIBLE_DEVICES naming its own GPUs and name others in rollout.gpus; or list servers in '
+            'rollout.servers; or share a GPU by rollout.server_memory (docs/vllm.md)'
+        )

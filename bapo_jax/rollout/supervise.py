@@ -26,8 +26,10 @@ class SupervisedServer:
     """One server process on this machine. Its `url` outlives restarts; its output goes to `log`."""
 
     def __init__(self, model: str, log: Path, *, dtype: str, max_tokens: int, deadline_s: float, memory: float = 0.0,
-                 python: str | Path | None = None, extra: Sequence[str] = ()):  # fmt: skip
-        self.token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
+                 gpu: int | None = None, token: str = '', python: str | Path | None = None, extra: Sequence[str] = ()):  # fmt: skip
+        """`gpu` is CUDA's number of the one that it sees. By default its `token` is the environment's, or a new one."""
+        self.token = token or os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
+        self._gpu = {} if gpu is None else {'CUDA_VISIBLE_DEVICES': str(gpu)}
         port = free_port()
         self.url = f'http://127.0.0.1:{port}'
         options = {'python': python} if python else {}
@@ -46,7 +48,7 @@ class SupervisedServer:
         with self._log.open('ab') as log:
             # In a process group of its own, the server survives a Ctrl-C during a step, and stop() ends the engine process too.
             self._process = subprocess.Popen(
-                self._command, env=environment(self.token), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                self._command, env={**environment(self.token), **self._gpu}, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
         give_up = time.monotonic() + self._deadline_s
         while not self._answers():

@@ -45,14 +45,14 @@ class PolicyRefused(RolloutError):
 
 
 class VllmEngine(Engine):
-    """`servers` are base URLs, or the one server that the engine supervises. All of them read the directory `policies`."""
+    """`servers` are base URLs, or servers that the engine supervises. All of them read the directory `policies`."""
 
     def __init__(
-        self, servers: Sequence[str] | SupervisedServer, policies: Path, model: ModelConfig, *, token: str, dtype: str,
+        self, servers: Sequence[str | SupervisedServer], policies: Path, model: ModelConfig, *, token: str, dtype: str,
         stop_tokens: Sequence[int], concurrency: int, deadline_s: float, hosts: Hosts = Hosts(),
     ):  # fmt: skip
-        self._supervised = servers if isinstance(servers, SupervisedServer) else None
-        self._urls = [servers.url] if isinstance(servers, SupervisedServer) else list(servers)
+        self._supervised = {server.url: server for server in servers if isinstance(server, SupervisedServer)}
+        self._urls = [server.url if isinstance(server, SupervisedServer) else server for server in servers]
         self.servers = len(self._urls)
         self._serving: set[str] = set()  # URLs of servers known to hold the current policy
         self._policies, self._model, self._dtype, self._hosts = Path(policies).absolute(), model, dtype, hosts
@@ -110,8 +110,8 @@ class VllmEngine(Engine):
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
         self._loop.close()
-        if self._supervised:
-            self._supervised.stop()
+        for server in self._supervised.values():
+            server.stop()
 
     def _run(self, work: Coroutine) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -122,7 +122,9 @@ class VllmEngine(Engine):
         self._serving.clear()
         results = await asyncio.gather(*(self._load(url) for url in self._urls), return_exceptions=True)
         for url, result in zip(self._urls, results, strict=True):
-            if isinstance(result, Unreachable):
+            if isinstance(result, Unreachable) and url in self._supervised:
+                await self._restart(url, result)
+            elif isinstance(result, Unreachable):
                 logging.warning('%s; going on without it until the next policy', result)
             elif isinstance(result, BaseException):
                 raise result
@@ -155,21 +157,24 @@ class VllmEngine(Engine):
                 raise PolicyRefused(f'{url} read {worker}, not what is in {self._path}: it must see the same directory there')
 
     async def _revive(self, reason: Unreachable) -> None:
-        """Restarts the supervised server and loads the current policy. Raises Unreachable where no server is supervised."""
+        """Brings the supervised servers back once none answers. Raises Unreachable where none is supervised."""
         async with self._revival:
-            if self._serving:  # another request has revived it
+            if self._serving:  # another request has revived them
                 return
-            if self._supervised is None:
+            if not self._supervised:
                 raise Unreachable(f'no rollout server answers; the last said: {reason}') from reason
-            try:
-                if isinstance(reason, LoadFailed):
-                    raise reason
-                # It may only have dropped a connection.
-                await self._load(self._supervised.url)
-            except Unreachable:
-                logging.warning('%s; starting the server again with policy %s', reason, self._version)
-                await asyncio.to_thread(self._supervised.restart)
-                await self._load(self._supervised.url)
+            await asyncio.gather(*(self._restart(url, reason) for url in self._supervised))
+
+    async def _restart(self, url: str, reason: Unreachable) -> None:
+        """Loads the current policy into a supervised server; starts it again before, unless it had only dropped a connection."""
+        try:
+            if isinstance(reason, LoadFailed):
+                raise reason
+            await self._load(url)
+        except Unreachable:
+            logging.warning('%s; starting the server again with policy %s', reason, self._version)
+            await asyncio.to_thread(self._supervised[url].restart)
+            await self._load(url)
 
     async def _post(self, url: str, route: str, body: Any = None) -> Any:
         reply = await self._send(url, route, body)

@@ -17,7 +17,7 @@ from bapo_jax.groups import Prompt
 # A run may be continued with other values of these; anything else would make it another run.
 FREE_TO_CHANGE = (
     'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'model.attention',
-    'rollout.overlap', 'rollout.servers', 'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance',
+    'rollout.overlap', 'rollout.servers', 'rollout.gpus', 'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance',
     'rollout.server_memory', 'rollout.server_args', 'mesh.deadline_s', 'mesh.frozen_on_host',
 )  # fmt: skip
 

@@ -30,12 +30,12 @@ def make(tmp_path):
     """A function: a supervised server whose interpreter is that script."""
     made = []
 
-    def server(script, deadline_s=30.0):
+    def server(script, deadline_s=30.0, **fields):
         python = tmp_path / 'python'
         python.write_text(script)
         python.chmod(0o755)
         made.append(SupervisedServer(
-            'model', tmp_path / 'logs' / 'server.log', dtype='float32', max_tokens=64, deadline_s=deadline_s, python=python
+            'model', tmp_path / 'logs' / 'server.log', dtype='float32', max_tokens=64, deadline_s=deadline_s, python=python, **fields
         ))  # fmt: skip
         return made[-1]
 
@@ -64,6 +64,13 @@ def test_a_server_starts_restarts_under_its_url_and_stops(make):
     server.stop()
     assert not running(last)
     server.stop()  # again: nothing happens
+
+
+def test_a_server_sees_the_gpu_that_is_its_own(make, tmp_path):
+    server = make(f'#!/bin/sh\necho $CUDA_VISIBLE_DEVICES > {tmp_path}/seen\nexit 3\n', gpu=5)
+    with pytest.raises(ServerFailed):
+        server.start()
+    assert (tmp_path / 'seen').read_text() == '5\n'
 
 
 def test_a_server_that_ends_is_an_error_with_the_end_of_its_log(make):
