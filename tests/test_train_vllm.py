@@ -89,17 +89,18 @@ def test_a_server_that_serves_other_weights_stops_the_run_at_the_sync(tmp_path, 
 
 
 def test_a_server_killed_in_the_middle_of_a_step_is_started_again_and_nothing_is_lost(tmp_path, benchmark, caplog, monkeypatch):
-    checked, answered = VllmEngine._checked, []
+    answer, answered = VllmEngine._answer, []
     before = 4 + 4 + 1 + 8  # the benchmark, the tracked prompts, the probe, step 1
 
-    def kill_in_step_2(self, *args):
-        answered.append(self)
+    async def kill_in_step_2(self, *args):
+        group = await answer(self, *args)
+        answered.append(group)
         if len(answered) == before + 3:
             [server] = self._supervised.values()
             os.killpg(server.pid, signal.SIGKILL)
-        return checked(self, *args)
+        return group
 
-    monkeypatch.setattr(VllmEngine, '_checked', kill_in_step_2)
+    monkeypatch.setattr(VllmEngine, '_answer', kill_in_step_2)
     workdir = tmp_path / 'run'
     run(vllm_config(benchmark, rollout__overlap=True, rollout__concurrency=2), workdir)  # so step 2 has unsent and unanswered ones
     steps = fresh(workdir)

@@ -67,7 +67,7 @@ class VllmEngine(Engine):
         self._thread.start()
         self._session = self._run(_open_session(token, deadline_s))
         # Reading a full reply takes 10 ms under the interpreter's lock, so more threads would gain nothing. On the loop itself it
-        # would take as long in all, but the loop would stall three times as long where many replies come at once.
+        # would take as long in all, but the loop would stall twice as long where many replies come at once.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix='replies')
         self.asked_again = 0  # groups that were asked for once more, because of a BadResponse
         self._free = asyncio.Semaphore(concurrency * len(self._urls))

@@ -11,7 +11,8 @@ from http_stub import HttpStub
 
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.published import read_manifest
-from bapo_jax.rollout.replies import BadResponse
+from bapo_jax.rollout.replies import ROUTE, BadResponse
+from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.vllm_engine import PolicyRefused, RolloutError, Unreachable, VllmEngine
 
 pytestmark = pytest.mark.slow
@@ -59,7 +60,7 @@ def connect(policy, tmp_path):
 
     def make(*servers, load=True, **options):
         engine = VllmEngine(
-            [s.url for s in servers], tmp_path / 'policy', policy.config, token='secret', dtype='float32', stop_tokens=(3,),
+            [s if isinstance(s, SupervisedServer) else s.url for s in servers], tmp_path / 'policy', policy.config, token='secret', dtype='float32', stop_tokens=(3,),
             **{'concurrency': 4, 'deadline_s': 5.0, **options},
         )  # fmt: skip
         engines.append(engine)
@@ -188,6 +189,49 @@ def test_a_server_that_is_gone_is_left_out_until_the_next_policy(connect, policy
     gone.stop()
     engine.load(policy.params, 8)
     assert len(engine.generate(prompts, 2, SAMPLING, DRAWS)) == len(prompts)
+
+
+class Supervised(SupervisedServer):
+    """A stand-in that the engine may start again: until then it fails at everything once it has `ended`."""
+
+    def __init__(self):
+        self.ended, self.starts, self.asked = False, 0, 0
+
+        def answer(path, headers, body):
+            if self.ended:
+                return 500, {'error': 'engine dead'}
+            if path == ROUTE:
+                self.asked += 1
+                return good(None)
+            if path == '/collective_rpc':
+                manifest = read_manifest(body['kwargs']['path'])
+                return 200, {'results': [{'version': manifest.version, 'checksum': manifest.checksum}]}
+            return 200, {'success': True}
+
+        self.url = HttpStub(answer).url
+
+    def restart(self):
+        self.ended, self.starts = False, self.starts + 1
+
+    def stop(self):
+        self.ended = True
+
+
+def test_of_several_supervised_servers_each_is_started_again_when_it_is_needed(connect, policy, prompts):
+    """One that ends leaves its requests to the other until the next policy, or until the other has ended too."""
+    first, second = Supervised(), Supervised()
+    engine = connect(first, second)
+    first.ended = True
+    assert len(engine.generate(prompts, 2, SAMPLING, DRAWS)) == len(prompts)
+    assert (first.starts, second.starts, second.asked) == (0, 0, len(prompts))
+    engine.load(policy.params, 8)
+    assert (first.starts, second.starts) == (1, 0)
+    engine.load(policy.params, 7)
+    first.ended = second.ended = True
+    assert len(engine.generate(prompts, 2, SAMPLING, DRAWS)) == len(prompts)
+    assert (first.starts, second.starts) == (2, 1)
+    engine.close()
+    assert first.ended and second.ended
 
 
 def test_with_no_server_left_the_error_says_so(connect, prompts):
