@@ -20,6 +20,7 @@ def get_config(method: str = 'bapo_tuned'):
     c.model.attention = 'xla'  # rows and heads are too small for the accelerators' kernels to help
     c.task.limit, c.task.template = 10_000, 'compact'
     c.rollout.max_prompt_tokens, c.rollout.max_response_tokens = 16, 48
+    c.rollout.rows = 64  # few fit the caches of a core
     c.replay.max_reevaluate = 32
     c.learner.batch_groups, c.learner.mini_batch_groups = 64, 16
     # A row is a prompt and four slots, each with one to three of its responses: a third less time than rows of whole sequences.

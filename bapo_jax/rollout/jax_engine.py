@@ -27,7 +27,7 @@ from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
 from bapo_jax.rollout.slots import Places, lay_out, nothing_yet, read, sample, split_rows
 
 _SHORTEST = 128  # prompts are padded to a power of two from here on: few shapes, so few programs
-_LINE = 2  # a device reads so many times more prompts at once than fill its slots
+_LINE = 4  # a device reads so many times more prompts at once than fill its slots
 _STEPS = 256  # most tokens of a slot between two looks at what has ended
 
 
