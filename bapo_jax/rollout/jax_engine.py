@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -27,7 +27,8 @@ from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
 from bapo_jax.rollout.slots import Places, lay_out, nothing_yet, read, sample, split_rows
 
 _SHORTEST = 128  # prompts are padded to a power of two from here on: few shapes, so few programs
-_LINE = 4  # a device reads so many times more prompts at once than fill its slots
+_LINE = 4  # so many times more prompts wait in a device's line than fill its slots
+_READ = 8  # prompts that a device reads at once
 _STEPS = 256  # most tokens of a slot between two looks at what has ended
 
 
@@ -104,28 +105,27 @@ class JaxEngine(Engine):
 
     def _answer(self, size: int, sampling: Sampling, held: list[Held]) -> None:
         """Answers the first in line, and those behind them that ask for as many responses, sampled alike."""
-        at_once = max(1, _LINE * self._slots // size)  # prompts that a device reads at once
+        places_in_line = max(1, _LINE * self._slots // size)  # of a device, for prompts
         settings = {'graph': self._graph, 'mesh': self._mesh}
-        rows, places = nothing_yet(
-            model=self._model, mesh=self._mesh, rows=self._slots, places=self._slots + at_once * size,
-            prompt_tokens=self._prompt_tokens, response_tokens=sampling.max_tokens,
+        rows, places, line = nothing_yet(
+            model=self._model, mesh=self._mesh, rows=self._slots, places=self._slots + places_in_line * size,
+            line=places_in_line, prompt_tokens=self._prompt_tokens, response_tokens=sampling.max_tokens,
         )  # fmt: skip
-        line, begun, wanted = None, np.zeros(len(held), np.int32), np.zeros(len(held), np.int32)
+        begun = wanted = np.zeros(len(held), np.int32)
         while not self._closed:
             if (begun == wanted).all():
-                new = self._take(held, at_once, size, sampling)
+                new = self._take(held, places_in_line, size, sampling)
                 if not any(new) and not any(held):
                     return
                 begun, wanted = np.zeros_like(begun), np.array([size * len(groups) for groups in new], np.int32)
-                if any(new):
-                    line = read(self._weights, *self._inputs(new, held, at_once, size), **settings, slots=self._prompt_tokens)
-                else:
-                    line = line._replace(place_PxG=jnp.full_like(line.place_PxG, -1))
+                for prompts in self._inputs(new, places_in_line):
+                    line = read(self._weights, line, *prompts, **settings)
+                to = self._give_places(new, held, places_in_line, size)
             # No slot stands empty while more wait. At the end half of the rest is waited for, so that groups come out early.
             more = self._next_is(size, sampling)
             few = np.array([self._slots if more else min(self._slots, len(of_device)) // 2 for of_device in held], np.int32)
             rows, places, begun, steps = sample(
-                self._weights, rows, places, line, *jax.device_put((begun, few), split_rows(self._mesh)), jnp.int32(_STEPS),
+                self._weights, rows, places, line, to, *jax.device_put((begun, few), split_rows(self._mesh)), jnp.int32(_STEPS),
                 jnp.float32(sampling.temperature), jnp.float32(sampling.top_p), **settings,
                 stop_tokens=self._stop_tokens, nucleus=sampling.top_p < 1,
             )  # fmt: skip
@@ -138,34 +138,52 @@ class JaxEngine(Engine):
         """Whether the first in line asks for this."""
         return bool(self._waiting) and (self._waiting[0].size, self._waiting[0].sampling) == (size, sampling)
 
-    def _take(self, held: list[Held], at_once: int, size: int, sampling: Sampling) -> list[list[_Group]]:
-        """The next groups of each device, up to `at_once`; those that wait go to the device that has least to do."""
+    def _take(self, held: list[Held], most: int, size: int, sampling: Sampling) -> list[list[_Group]]:
+        """The next groups of each device, up to `most`; those that wait go to the device that has least to do."""
         new: list[list[_Group]] = [[] for _ in held]
         with self._lock:
             while self._next_is(size, sampling):
                 device = min(range(len(held)), key=lambda i: len(held[i]) + size * len(new[i]))
-                if len(new[device]) == at_once:
+                if len(new[device]) == most:
                     break
                 group = self._waiting.popleft()
                 if group.future.set_running_or_notify_cancel():
                     new[device].append(group)
         return new
 
-    def _inputs(self, new: list[list[_Group]], held: list[Held], at_once: int, size: int) -> tuple[jax.Array, ...]:
-        """What `read` is given: as many prompts for each device, fillers behind its own. Each response gets a place."""
-        count = self._mesh.size * at_once
-        longest = max(len(group.prompt.tokens) for of_device in new for group in of_device)
-        padded = min(self._prompt_tokens, max(_SHORTEST, 1 << (longest - 1).bit_length()))
-        tokens, lengths, ids = np.zeros((count, padded), np.int32), np.ones(count, np.int32), np.zeros(count, np.int32)
-        keys, places = np.zeros((count, 2), np.uint32), np.full((count, size), -1, np.int32)
+    def _inputs(self, new: list[list[_Group]], places_in_line: int) -> Iterator[tuple[jax.Array, ...]]:
+        """What `read` is given, call by call: prompts of one padded length, so that none is computed otherwise for its company."""
+        waiting: dict[int, list[list[tuple[int, _Group]]]] = collections.defaultdict(lambda: [[] for _ in new])
         for device, groups in enumerate(new):
-            free = itertools.filterfalse(held[device].__contains__, itertools.count())
-            for row, group in enumerate(groups, start=device * at_once):
+            for at, group in enumerate(groups):
+                padded = min(self._prompt_tokens, max(_SHORTEST, 1 << (len(group.prompt.tokens) - 1).bit_length()))
+                waiting[padded][device].append((at, group))
+        at_once = min(_READ, places_in_line)
+        for padded, of_devices in waiting.items():
+            for first in range(0, max(map(len, of_devices)), at_once):
+                yield self._prompts([groups[first : first + at_once] for groups in of_devices], at_once, padded, places_in_line)
+
+    def _prompts(self, of_devices, at_once: int, padded: int, nowhere: int) -> tuple[jax.Array, ...]:
+        """Arrays of as many prompts for each device; fillers go nowhere."""
+        count = len(of_devices) * at_once
+        tokens, lengths, ids = np.zeros((count, padded), np.int32), np.ones(count, np.int32), np.zeros(count, np.int32)
+        keys, places = np.zeros((count, 2), np.uint32), np.full(count, nowhere, np.int32)
+        for device, groups in enumerate(of_devices):
+            for row, (at, group) in enumerate(groups, start=device * at_once):
                 n = len(group.prompt.tokens)
-                tokens[row, :n], lengths[row], ids[row], keys[row] = group.prompt.tokens, n, group.prompt.id, group.key
-                places[row] = list(itertools.islice(free, size))
-                held[device] |= {place: (group, j) for j, place in enumerate(places[row].tolist())}
-        return jax.device_put((tokens, lengths, ids, keys, places), split_rows(self._mesh))
+                tokens[row, :n], lengths[row] = group.prompt.tokens, n
+                places[row], ids[row], keys[row] = at, group.prompt.id, group.key
+        return jax.device_put((places, tokens, lengths, ids, keys), split_rows(self._mesh))
+
+    def _give_places(self, new: list[list[_Group]], held: list[Held], places_in_line: int, size: int) -> jax.Array:
+        """A free place for each response to the prompts in line, [devices · places in line, size]; -1 behind the last prompt."""
+        places = np.full((len(new), places_in_line, size), -1, np.int32)
+        for groups, of_device, places_PxG in zip(new, held, places, strict=True):
+            free = itertools.filterfalse(set(of_device).__contains__, itertools.count())
+            for group, places_G in zip(groups, places_PxG, strict=False):
+                places_G[:] = list(itertools.islice(free, size))
+                of_device |= {place: (group, j) for j, place in enumerate(places_G.tolist())}
+        return jax.device_put(places.reshape(-1, size), split_rows(self._mesh))
 
     def _hand_out(self, places: Places, held: list[Held]) -> None:
         """Takes responses that have ended from their places. A group whose last one has ended is answered."""
@@ -193,7 +211,7 @@ def memory_of(model: ModelConfig, parameters: int, *, slots: int, group_size: in
     kept = slots * cache_slots(prompt_tokens + response_tokens) + line * prompt_tokens
     responses = 8 * (slots + line * group_size) * response_tokens
     wide = 4 * model.hidden_size + 3 * model.intermediate_size + 2 * model.num_heads * model.head_dim
-    return parameters * b // 4 + kept * of_a_token + responses + max(line * prompt_tokens * wide * b, 4 * 4 * slots * model.vocab_size)
+    return parameters * b // 4 + kept * of_a_token + responses + max(min(_READ, line) * prompt_tokens * wide * b, 4 * 4 * slots * model.vocab_size)
 
 
 @dataclasses.dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 Every device has slots of its own and samples them alone: it waits for no other, and nothing crosses the mesh.
 
-Shapes:  B slots of a device · P prompts in line · L prompt tokens (right-padded) · G responses a prompt · C places for responses
+Shapes:  B slots of a device · P prompts in line · Q prompts read at once · L prompt tokens (right-padded) · G responses a prompt · C places for responses
          T most response tokens · R slots filled at once · D width · V vocabulary · K, S, H as in models/decoding.py.
          Arrays of the whole mesh have the devices' parts one after the other on their first axis.
 """
@@ -29,7 +29,6 @@ class Line(NamedTuple):
     hidden_PxD: jax.Array  # of their last tokens
     length_P: jax.Array
     key_Px2: jax.Array  # random key data
-    place_PxG: jax.Array  # where each response goes; -1: it is not wanted
 
 
 class Rows(NamedTuple):
@@ -63,58 +62,64 @@ def lay_out(params: Any, *, model: ModelConfig, mesh: Mesh) -> Weights:
     return jax.lax.with_sharding_constraint(unstacked(params, model), replicated(mesh))
 
 
-@functools.partial(jax.jit, static_argnames=('model', 'mesh', 'rows', 'places', 'prompt_tokens', 'response_tokens'))
+@functools.partial(jax.jit, static_argnames=('model', 'mesh', 'rows', 'places', 'line', 'prompt_tokens', 'response_tokens'))
 def nothing_yet(
-    *, model: ModelConfig, mesh: Mesh, rows: int, places: int, prompt_tokens: int, response_tokens: int
-) -> tuple[Rows, Places]:
-    """Slots and places of each device, without responses."""
+    *, model: ModelConfig, mesh: Mesh, rows: int, places: int, line: int, prompt_tokens: int, response_tokens: int
+) -> tuple[Rows, Places, Line]:
+    """Slots and places of each device, without responses, and a line of `line` prompts that are still to be read."""
 
-    def of_device() -> tuple[Rows, Places]:
-        B, C, T = rows, places, response_tokens
+    def of_device() -> tuple[Rows, Places, Line]:
+        B, C, T, P = rows, places, response_tokens, line
         return Rows(
             empty_cache(model, B, cache_slots(prompt_tokens + T)), jnp.zeros((B, model.hidden_size), model.dtype),
             jnp.zeros(B, jnp.int32), jnp.zeros(B, jnp.int32), jnp.full(B, -1, jnp.int32), jnp.zeros((B, 2), jnp.uint32),
         ), Places(
             jnp.zeros((C, T), jnp.int32), jnp.zeros((C, T), jnp.float32), jnp.zeros(C, jnp.int32), jnp.zeros(C, bool)
+        ), Line(
+            empty_cache(model, P, prompt_tokens), jnp.zeros((P, model.hidden_size), model.dtype), jnp.zeros(P, jnp.int32),
+            jnp.zeros((P, 2), jnp.uint32),
         )  # fmt: skip
 
     return per_device(of_device, mesh, (), split_rows(mesh).spec)()
 
 
-@functools.partial(jax.jit, static_argnames=('graph', 'mesh', 'slots'))
-def read(weights: Weights, tokens_PxL, length_P, id_P, key_Px2, place_PxG, *, graph: nnx.GraphDef, mesh: Mesh, slots: int) -> Line:
-    """Reads prompts. The random numbers of a prompt's responses depend on its key and its id.
+@functools.partial(jax.jit, static_argnames=('graph', 'mesh'), donate_argnames='line')
+def read(weights: Weights, line: Line, at_Q, tokens_QxL, length_Q, id_Q, key_Qx2, *, graph: nnx.GraphDef, mesh: Mesh) -> Line:
+    """Reads Q prompts of each device to their places `at` in line; a place that does not exist is none.
 
-    `slots` is the room for a prompt's tokens in the result, whatever the prompts' length here.
+    The random numbers of a prompt's responses depend on its key and its id.
     """
 
-    def of_device(weights, tokens_PxL, length_P, id_P, key_Px2, place_PxG):
-        hidden_PxD, cache = prefill(graph, weights, tokens_PxL, length_P)
-        behind = ((0, 0), (0, 0), (0, slots - tokens_PxL.shape[1]), (0, 0))
-        key_P = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(key_Px2), id_P)
-        cache = jax.tree.map(lambda x: jnp.pad(x, behind), cache)
-        return Line(cache, hidden_PxD, length_P, jax.random.key_data(key_P), place_PxG)
+    def of_device(weights, line, at_Q, tokens_QxL, length_Q, id_Q, key_Qx2):
+        hidden_QxD, cache = prefill(graph, weights, tokens_QxL, length_Q)
+        key_Q = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(key_Qx2), id_Q)
+        L = tokens_QxL.shape[1]
+        return Line(
+            jax.tree.map(lambda old, new: old.at[at_Q, :, :L].set(new, mode='drop'), line.cache_P, cache),
+            line.hidden_PxD.at[at_Q].set(hidden_QxD, mode='drop'), line.length_P.at[at_Q].set(length_Q, mode='drop'),
+            line.key_Px2.at[at_Q].set(jax.random.key_data(key_Q), mode='drop'),
+        )  # fmt: skip
 
     rows = split_rows(mesh).spec
-    return per_device(of_device, mesh, (PartitionSpec(), *[rows] * 5), rows)(
-        weights, tokens_PxL, length_P, id_P, key_Px2, place_PxG
+    return per_device(of_device, mesh, (PartitionSpec(), *[rows] * 6), rows)(
+        weights, line, at_Q, tokens_QxL, length_Q, id_Q, key_Qx2
     )
 
 
 @functools.partial(jax.jit, static_argnames=('graph', 'mesh', 'stop_tokens', 'nucleus'), donate_argnames=('rows', 'places'))
 def sample(
-    weights: Weights, rows: Rows, places: Places, line: Line, begun_1, few_1, most, temperature, top_p, *, graph: nnx.GraphDef,
-    mesh: Mesh, stop_tokens: tuple[int, ...], nucleus: bool,
+    weights: Weights, rows: Rows, places: Places, line: Line, place_PxG, begun_1, few_1, most, temperature, top_p, *,
+    graph: nnx.GraphDef, mesh: Mesh, stop_tokens: tuple[int, ...], nucleus: bool,
 ) -> tuple[Rows, Places, jax.Array, jax.Array]:  # fmt: skip
     """Samples until nobody is left in line and at most `few` responses are under way, or for `most` tokens of each slot.
 
-    `begun` and `few` are an integer a device; `begun` is how many in line have left it. Returns that and the steps made, for each
+    `place` says where the responses to the prompts in line go; -1: none is wanted. Prompts without responses come last. `begun` and `few` are an integer a device; `begun` is how many in line have left it. Returns that and the steps made, for each
     device. With `nucleus`, draws from the likeliest tokens that make up `top_p`. Temperature 0 takes the likeliest token, and gives
     its log-prob at temperature 1. Log-probs are of the whole distribution always.
     """
 
-    def of_device(weights, rows, places, line, begun_1, few_1, most, temperature, top_p):
-        wanted, C = jnp.sum(line.place_PxG >= 0), len(places.count_C)  # C is no place, so nothing is written there
+    def of_device(weights, rows, places, line, place_PxG, begun_1, few_1, most, temperature, top_p):
+        wanted, C = jnp.sum(place_PxG >= 0), len(places.count_C)  # C is no place, so nothing is written there
 
         def go_on(state):
             rows, _, begun, steps = state
@@ -122,7 +127,7 @@ def sample(
 
         def refill_and_sample(state):
             rows, places, begun, steps = state
-            rows, places, begun = refill(rows, places, line, begun, wanted)
+            rows, places, begun = refill(rows, places, line, place_PxG, begun, wanted)
 
             def nobody_moves_up(state):
                 rows, _, steps = state
@@ -163,17 +168,19 @@ def sample(
         return rows, places, begun[None], steps[None]
 
     split, whole = split_rows(mesh).spec, PartitionSpec()
-    return per_device(of_device, mesh, (whole, *[split] * 5, *[whole] * 3), split)(
-        weights, rows, places, line, begun_1, few_1, most, temperature, top_p
+    return per_device(of_device, mesh, (whole, *[split] * 6, *[whole] * 3), split)(
+        weights, rows, places, line, place_PxG, begun_1, few_1, most, temperature, top_p
     )
 
 
-def refill(rows: Rows, places: Places, line: Line, begun: jax.Array, wanted: jax.Array) -> tuple[Rows, Places, jax.Array]:
+def refill(
+    rows: Rows, places: Places, line: Line, place_PxG: jax.Array, begun: jax.Array, wanted: jax.Array
+) -> tuple[Rows, Places, jax.Array]:
     """Gives free slots to responses in line, of which `begun` have had theirs; returns how many have now.
 
     The random numbers of response j depend on the prompt's and on j.
     """
-    B, (P, G) = len(rows.place_B), line.place_PxG.shape
+    B, (P, G) = len(rows.place_B), place_PxG.shape
     R = min(B, max(4, B // 8))  # at most so many at once
     [slot_R] = jnp.nonzero(rows.place_B < 0, size=R, fill_value=B)
     number_R = begun + jnp.arange(R)
@@ -187,7 +194,7 @@ def refill(rows: Rows, places: Places, line: Line, begun: jax.Array, wanted: jax
         return of_rows_BxKxSxH.at[slot_R, :, : of_line_PxKxLxH.shape[2]].set(of_line_PxKxLxH[prompt_R], mode='drop')
 
     key_R = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(line.key_Px2[prompt_R]), j_R)
-    place_R = line.place_PxG[prompt_R, j_R]
+    place_R = place_PxG[prompt_R, j_R]
     places = places._replace(count_C=places.count_C.at[jnp.where(takes_R, place_R, len(places.count_C))].set(0, mode='drop'))
     rows = Rows(
         jax.tree.map(copy, rows.cache, line.cache_P), set_(rows.hidden_BxD, line.hidden_PxD[prompt_R]),
