@@ -1,0 +1,120 @@
+"""Tokens a second of the in-process engine beside a vLLM server, on the quickstart's own prompts and lengths; and its programs.
+
+    python benchmarks/engine_rate.py                                    # both, one after the other, each on two cores
+    python benchmarks/engine_rate.py --problems=FILE --tokenizer=DIR    # programs compiled over 200 steps of these problems' lengths
+
+The quickstart's policy answers 64 prompts × 8 responses a step. FILE is JSONL with a field `problem`, maybe gzipped; only the
+problems' lengths in tokens count, since a small random policy answers them, with up to 8 tokens.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import importlib
+import json
+import os
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+import numpy as np
+from absl import app, flags
+from host_load import cpu_name
+from rich.console import Console
+from rich.table import Table
+
+from bapo_jax.groups import Prompt
+from bapo_jax.inputs import Inputs, read_inputs
+from bapo_jax.models import hf
+from bapo_jax.models.tokenizer import load_tokenizer
+from bapo_jax.parallel import make_mesh
+from bapo_jax.rollout import slots
+from bapo_jax.rollout.engine import FRESH, Draw, Engine, Sampling
+from bapo_jax.rollout.engines import start_engine
+from bapo_jax.rollout.jax_engine import JaxEngine
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAMS = (slots.lay_out, slots.nothing_yet, slots.read, slots.sample)
+CORES = 2
+
+
+def rates(engine: Engine, read: Inputs) -> tuple[list[float], list[int]]:
+    """Tokens a second of each step but the first two, and the lengths of their responses."""
+    c, found, lengths = read.config, [], []
+    for step in range(2 + FLAGS.steps):
+        prompts = read.prompts[step * 64 : (step + 1) * 64]
+        started = time.perf_counter()
+        answers = engine.generate(prompts, 8, Sampling(1.0, c.rollout.max_response_tokens), [Draw(0, step, FRESH)] * 64)
+        seconds = time.perf_counter() - started
+        of_step = [len(r.tokens) for group in answers for r in group]
+        if step >= 2:
+            found.append(sum(of_step) / seconds)
+            lengths += of_step
+    return found, lengths
+
+
+def beside_vllm(directory: Path) -> Table:
+    config = importlib.import_module('configs.quickstart').get_config()
+    read = read_inputs(config)
+    params = hf.load_params(config.model.path, read.model)
+    table = Table('engine', 'tokens/s (median)', 'least', 'most', 'slots in use')
+    for name in ('jax', 'vllm'):
+        c = read.config.copy_and_resolve_references()
+        c.rollout.engine, c.rollout.server_args = name, ('--enforce-eager',)
+        mesh = make_mesh(-1, 1, 1)
+        engine = start_engine(c, read.model, hf.abstract_params(read.model)[0], read.stop_tokens, mesh, directory)
+        engine.load(jax.device_put(params, slots.replicated(mesh)), 0)
+        found, lengths = rates(engine, read)
+        in_use = f'{100 * engine.sampled / engine.room:.0f} %' if name == 'jax' else ''
+        table.add_row(name, f'{np.median(found):,.0f}', f'{min(found):,.0f}', f'{max(found):,.0f}', in_use)
+        engine.close()
+    table.title = (
+        f'64 × 8 responses of {min(lengths)} to {max(lengths)} tokens, {np.mean(lengths):.0f} on average; {CORES} cores, {cpu_name()}, '
+        f'jax {version("jax")}, {datetime.date.today()}'
+    )
+    return table
+
+
+def programs(problems: Path, tokenizer: Path) -> str:
+    """How many programs 200 steps of 16 of these problems compile."""
+    with (gzip.open if problems.suffix == '.gz' else open)(problems, 'rt', encoding='utf-8') as lines:
+        texts = [json.loads(line)['problem'] for line in lines]
+    lengths = [len(tokens) for tokens in load_tokenizer(tokenizer)(texts)['input_ids']]
+    lengths = np.array([n for n in lengths if n <= 2048])
+    base = ROOT / 'configs' / 'quickstart_base'
+    model = hf.read_config(base)
+    engine = JaxEngine(hf.abstract_params(model)[0], model, (256,), rows=32, prompt_tokens=2048)
+    params, rng = hf.init_params(model, 0), np.random.default_rng(0)
+    before = sum(program._cache_size() for program in PROGRAMS)
+    for step in range(200):
+        engine.load(params, step)
+        chosen = rng.choice(lengths, 16)
+        prompts = [Prompt(i, 'math', rng.integers(0, 200, n, dtype=np.int32), {}) for i, n in enumerate(chosen)]
+        engine.generate(prompts, 4, Sampling(1.0, 8), [Draw(0, step, FRESH)] * 16)
+    engine.close()
+    count = sum(program._cache_size() for program in PROGRAMS) - before
+    return f'{count} programs over 200 steps of {len(lengths):,} prompts of {lengths.min()} to {lengths.max()} tokens (target 8)'
+
+
+def main(_) -> None:
+    if FLAGS.problems:
+        print(programs(Path(FLAGS.problems), Path(FLAGS.tokenizer)))
+        return
+    os.chdir(ROOT)
+    cores = sorted(os.sched_getaffinity(0))[:CORES]
+    os.sched_setaffinity(0, cores)
+    os.environ['VLLM_CPU_OMP_THREADS_BIND'] = f'{cores[0]}-{cores[-1]}'
+    jax.config.update('jax_num_cpu_devices', len(cores))
+    with tempfile.TemporaryDirectory() as directory:
+        Console(width=132).print(beside_vllm(Path(directory)))
+
+
+if __name__ == '__main__':
+    FLAGS = flags.FLAGS
+    flags.DEFINE_integer('steps', 10, 'Steps that count.', lower_bound=1)
+    flags.DEFINE_string('problems', None, 'JSONL of problems, whose lengths prompts have.')
+    flags.DEFINE_string('tokenizer', None, 'Hugging Face directory of the tokenizer that counts their tokens.')
+    app.run(main)
