@@ -34,7 +34,7 @@ def rollout_section() -> ConfigDict:
     r.max_response_tokens = 2048  # a longer response is cut and has finish reason 'length'
     r.engine = 'jax'  # who answers: jax (in this process) or vllm (a process of its own)
     r.overlap = False  # answer the prompts of later steps, up to the next sync, while a step trains
-    r.rows = 512  # jax: responses sampled at once
+    r.rows = 256  # jax: slots of all devices together, each for one response at a time
     r.servers = ()  # vllm: URLs of running servers; (): they are started and supervised, one for each of `gpus`
     r.gpus = ()  # vllm: CUDA's numbers of GPUs that JAX leaves free, such as (1, 2); (): one server, as on a CPU
     r.dtype = 'float32'  # vllm: what policies are shipped and served in: float32 or bfloat16
@@ -76,7 +76,6 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
     need(not r.servers or bool(os.environ.get(TOKEN_VARIABLE)),
          f"rollout.servers={r.servers}, but {TOKEN_VARIABLE} is not set; put the servers' token there")  # fmt: skip
     need(0 <= r.server_memory < 1, f'rollout.server_memory={r.server_memory} is a fraction of the GPU, in [0, 1)')
-    need(r.rows >= r.group_size, f'rollout.rows={r.rows} is smaller than rollout.group_size={r.group_size}; raise it')
 
 
 def replay_section() -> ConfigDict:
