@@ -31,7 +31,6 @@ _LINE = 4  # so many times more prompts wait in a device's line than fill its sl
 _READ = 8  # prompts that a device reads at once
 _STEPS = 256  # most tokens of a slot between two looks at what has ended
 
-
 Held = dict[int, tuple['_Group', int]]  # the places of a device that are taken: whose response, and which of the group's
 
 
@@ -58,7 +57,8 @@ class JaxEngine(Engine):
         self.sampled = self.room = 0  # tokens so far, and how many the slots had room for meanwhile
 
     def load(self, params: Any, version: int) -> None:
-        self._params, self._version = params, version
+        with self._lock:  # all that was asked is answered, but the thread may not have let the weights go yet
+            self._params, self._version, self._weights = params, version, None
 
     def ask(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
@@ -97,7 +97,7 @@ class JaxEngine(Engine):
                     lost = {group for of_device in held for group, _ in of_device.values()} | set(self._waiting)
                     self._waiting.clear()
                 for group in lost:
-                    if not group.future.cancelled():
+                    if group.future.running() or group.future.set_running_or_notify_cancel():
                         group.future.set_exception(e)
         with self._lock:
             if not self._waiting:
@@ -118,9 +118,9 @@ class JaxEngine(Engine):
                 if not any(new) and not any(held):
                     return
                 begun, wanted = np.zeros_like(begun), np.array([size * len(groups) for groups in new], np.int32)
+                to = self._give_places(new, held, places_in_line, size)
                 for prompts in self._inputs(new, places_in_line):
                     line = read(self._weights, line, *prompts, **settings)
-                to = self._give_places(new, held, places_in_line, size)
             # No slot stands empty while more wait. At the end half of the rest is waited for, so that groups come out early.
             more = self._next_is(size, sampling)
             few = np.array([self._slots if more else min(self._slots, len(of_device)) // 2 for of_device in held], np.int32)

@@ -11,7 +11,7 @@ from tiny import QWEN3, STOP_TOKENS
 from bapo_jax.groups import Prompt
 from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig
-from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION, Draw, Sampling
+from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION, Draw, RolloutError, Sampling
 from bapo_jax.rollout import jax_engine, slots
 from bapo_jax.rollout.jax_engine import JaxEngine, memory_of
 
@@ -301,10 +301,11 @@ def test_an_error_while_sampling_reaches_everyone_who_waits(policy, prompts, mon
         raise RuntimeError('out of memory')
 
     engine = make_engine(policy)
-    with monkeypatch.context() as patch:
-        patch.setattr(jax_engine, 'sample', fails)
-        futures = engine.ask(prompts, G, SAMPLING, [DRAW] * len(prompts))
-        assert [str(future.exception(60)) for future in futures] == ['out of memory'] * len(prompts)
+    for program in ('read', 'sample'):
+        with monkeypatch.context() as patch:
+            patch.setattr(jax_engine, program, fails)
+            futures = engine.ask(prompts, G, SAMPLING, [DRAW] * len(prompts))
+            assert [str(future.exception(60)) for future in futures] == ['out of memory'] * len(prompts)
     assert len(generate(engine, prompts, G, SAMPLING, DRAW)) == len(prompts)
 
 
@@ -316,6 +317,22 @@ def test_load_replaces_the_policy(policy, prompts, answers):
     assert tokens_of(other) != tokens_of(answers)
     engine.load(policy.params, 0)
     assert_same(generate(engine, prompts, G, SAMPLING, DRAW), answers)
+
+
+def test_a_policy_loaded_right_after_the_last_answer_gives_the_next(policy, prompts, answers):
+    engine, other = make_engine(policy), jax.tree.map(lambda x: 1.3 * x, policy.params)
+    for version in range(10):
+        engine.load((policy.params, other)[version % 2], version)
+        given = generate(engine, prompts, G, SAMPLING, DRAW)
+        assert (tokens_of(given) == tokens_of(answers)) == (version % 2 == 0) and given[0][0].version == version
+
+
+def test_what_is_not_answered_when_the_engine_closes_is_an_error_or_cancelled(policy, prompts):
+    engine = make_engine(policy, rows=4, stop_tokens=(97,))
+    futures = engine.ask(prompts, G, Sampling(1.0, 500), [DRAW] * len(prompts))
+    engine.close()
+    assert all(future.cancelled() or isinstance(future.exception(0), RolloutError) or future.result(0) for future in futures)
+    assert any(future.cancelled() or future.exception(0) for future in futures)
 
 
 def test_no_prompts_no_answers(policy):
