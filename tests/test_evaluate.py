@@ -165,6 +165,17 @@ def test_wherever_it_was_cut_the_rest_is_asked_and_the_file_is_the_same(tmp_path
     assert summary(questions, votes=True) == summary(done_before(file, 21, 2, size), votes=True)
 
 
+def test_greedy_decoding_and_a_limit_of_its_own(tmp_path, prepared):
+    engine, tokenizer, config, name, prompts, _ = prepared
+    greedy = config.copy_and_resolve_references()
+    greedy.evaluate.temperature, greedy.evaluate.max_response_tokens = 0.0, 9
+    evaluate(engine, tokenizer, name, prompts, greedy, tmp_path / 'x.jsonl', [])
+    rows = [json.loads(line) for line in (tmp_path / 'x.jsonl').read_text().splitlines()]
+    assert max(row['tokens'] for row in rows) == 9
+    for one, other in zip(rows[::2], rows[1::2], strict=True):
+        assert (one['question'], one['response']) == (other['question'], other['response'])
+
+
 def test_what_training_logs_is_what_the_command_writes_and_a_majority_only_where_answers_are_votes(tmp_path, prepared, monkeypatch):
     engine, tokenizer, config, name, prompts, whole = prepared
     (tmp_path / 'x.jsonl').write_bytes(whole)
