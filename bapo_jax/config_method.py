@@ -71,7 +71,8 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
     need(r.top_p == 1.0 and r.top_k == -1,
          f'rollout.top_p={r.top_p}, rollout.top_k={r.top_k}: a cut distribution makes stored log-probs incomparable with the '
          "trainer's; set rollout.top_p=1 and rollout.top_k=-1")  # fmt: skip
-    need(not (r.servers and r.gpus), f'rollout.gpus={r.gpus} is for servers that are started, and rollout.servers={r.servers}; drop one')
+    need(not (r.servers and r.gpus),
+         f'rollout.gpus={r.gpus} is for servers that are started, but rollout.servers={r.servers}; drop one')  # fmt: skip
     need(len(set(r.gpus)) == len(r.gpus), f'rollout.gpus={r.gpus} names a GPU twice; each server has one of its own')
     need(not r.servers or bool(os.environ.get(TOKEN_VARIABLE)),
          f"rollout.servers={r.servers}, but {TOKEN_VARIABLE} is not set; put the servers' token there")  # fmt: skip

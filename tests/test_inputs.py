@@ -29,7 +29,8 @@ def test_a_model_may_be_taken_for_more_positions_than_it_was_made_for(benchmark)
         ({'task__limit': 7}, r'7 training prompts do not fill learner\.batch_groups=8'),
         ({'rollout__max_prompt_tokens': 5}, r'rollout\.max_prompt_tokens'),
         ({'evaluate__benchmarks': ('cd5',)}, r'cd5'),
-        ({'rollout__max_response_tokens': 5000, 'learner__slot_tokens': 0, 'learner__row_tokens': 0}, r'rollout\.max_prompt_tokens=16 \+ rollout\.max_response_tokens=5000 = 5016 tokens; '
+        ({'rollout__max_response_tokens': 5000, 'learner__slot_tokens': 0, 'learner__row_tokens': 0},
+         r'rollout\.max_prompt_tokens=16 \+ rollout\.max_response_tokens=5000 = 5016 tokens; '
          r'max_position_embeddings of .*config\.json is 4096\. .*model\.max_positions=16384'),
         ({'evaluate__max_response_tokens': 4081}, r'evaluate\.max_response_tokens=4081 = 4097 tokens'),
         ({'evaluate__track_prompts': 61}, r'evaluate\.track_prompts=61 exceeds the 60 training prompts'),

@@ -101,7 +101,9 @@ def convex_share(step: int) -> float:
 def evaluate_objective(
     objective: Objective, rows: Rows, logp_RxT: jax.Array, entropy_RxT: jax.Array, numbers: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Σ weight · (importance weight · surrogate + β Σ share · KL - entropy bonus) over rows, and sums for the metrics; of a name that ends in _max, the largest.
+    """Σ weight · (importance weight · surrogate + β Σ share · KL - entropy bonus) over rows, and sums for the metrics.
+
+    Of a metric whose name ends in _max it is the largest.
 
     `logp_RxT` and `entropy_RxT` are those of π_θ; what they hold where no response token is does not count.
     """

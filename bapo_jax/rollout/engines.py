@@ -77,7 +77,7 @@ def check_gpus(gpus: Sequence[int], memory: float) -> None:
     taken = [visible.split(',')[number] for number in numbers] if visible else [str(number) for number in numbers]
     if not gpus or {str(gpu) for gpu in gpus} & set(taken):
         raise ValueError(
-            f'rollout.gpus={tuple(gpus)}, and JAX has taken GPU {", ".join(taken)} of this machine with a fixed pool of memory. Start the '
-            'trainer with CUDA_VISIBLE_DEVICES naming its own GPUs and name others in rollout.gpus; or list servers in '
+            f'rollout.gpus={tuple(gpus)}, and JAX has taken GPU {", ".join(taken)} of this machine with a fixed pool of memory. '
+            'Start the trainer with CUDA_VISIBLE_DEVICES naming its own GPUs and name others in rollout.gpus; or list servers in '
             'rollout.servers; or share a GPU by rollout.server_memory (docs/vllm.md)'
         )

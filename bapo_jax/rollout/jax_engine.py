@@ -211,7 +211,8 @@ def memory_of(model: ModelConfig, parameters: int, *, slots: int, group_size: in
     kept = slots * cache_slots(prompt_tokens + response_tokens) + line * prompt_tokens
     responses = 8 * (slots + line * group_size) * response_tokens
     wide = 4 * model.hidden_size + 3 * model.intermediate_size + 2 * model.num_heads * model.head_dim
-    return parameters * b // 4 + kept * of_a_token + responses + max(min(_READ, line) * prompt_tokens * wide * b, 4 * 4 * slots * model.vocab_size)
+    at_work = max(min(_READ, line) * prompt_tokens * wide * b, 4 * 4 * slots * model.vocab_size)
+    return parameters * b // 4 + kept * of_a_token + responses + at_work
 
 
 @dataclasses.dataclass(eq=False)

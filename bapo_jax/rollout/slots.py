@@ -2,8 +2,8 @@
 
 Every device has slots of its own and samples them alone: it waits for no other, and nothing crosses the mesh.
 
-Shapes:  B slots of a device · P prompts in line · Q prompts read at once · L prompt tokens (right-padded) · G responses a prompt · C places for responses
-         T most response tokens · R slots filled at once · D width · V vocabulary · K, S, H as in models/decoding.py.
+Shapes:  B slots of a device · P prompts in line · Q prompts read at once · L prompt tokens (right-padded) · G responses a prompt
+         C places for responses · T most response tokens · R slots filled at once · D width · V vocabulary · K, S, H as in models/decoding.py.
          Arrays of the whole mesh have the devices' parts one after the other on their first axis.
 """
 
@@ -113,56 +113,45 @@ def sample(
 ) -> tuple[Rows, Places, jax.Array, jax.Array]:  # fmt: skip
     """Samples until nobody is left in line and at most `few` responses are under way, or for `most` tokens of each slot.
 
-    `place` says where the responses to the prompts in line go; -1: none is wanted. Prompts without responses come last. `begun` and `few` are an integer a device; `begun` is how many in line have left it. Returns that and the steps made, for each
-    device. With `nucleus`, draws from the likeliest tokens that make up `top_p`. Temperature 0 takes the likeliest token, and gives
-    its log-prob at temperature 1. Log-probs are of the whole distribution always.
+    `place` says where the responses to the prompts in line go, -1 that none is wanted; prompts without responses come last. `begun`,
+    how many in line have left it, and `few` are an integer a device. Returns `begun` and the steps made, too.
+
+    With `nucleus`, draws from the likeliest tokens that make up `top_p`. Temperature 0 takes the likeliest token, and gives its
+    log-prob at temperature 1. Log-probs are of the whole distribution always.
     """
 
     def of_device(weights, rows, places, line, place_PxG, begun_1, few_1, most, temperature, top_p):
-        wanted, C = jnp.sum(place_PxG >= 0), len(places.count_C)  # C is no place, so nothing is written there
+        wanted = jnp.sum(place_PxG >= 0)
 
-        def go_on(state):
-            rows, _, begun, steps = state
-            return (steps < most) & ((begun < wanted) | (jnp.sum(rows.place_B >= 0) > few_1[0]))
+        def one_step(state):
+            rows, places, steps = state
+            key_B = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(rows.key_Bx2), rows.count_B)
+            logits_BxV = logits(graph, weights, rows.hidden_BxD) / jnp.where(temperature > 0, temperature, 1)
+            token_B, logp_B = choose(logits_BxV, key_B, temperature == 0, top_p if nucleus else None)
+            position_B = rows.prompt_B + rows.count_B
+            used = jnp.max(jnp.where(rows.place_B >= 0, position_B + 1, 0))
+            hidden_BxD, cache = decode(graph, weights, token_B, position_B, rows.cache, used)
+            rows, places = written(rows, places, token_B, logp_B, jnp.isin(token_B, jnp.array(stop_tokens)))
+            return rows._replace(cache=cache, hidden_BxD=hidden_BxD), places, steps + 1
+
+        def free_slots(rows):
+            return jnp.sum(rows.place_B < 0)
+
+        def nobody_moves_up(begun, state):
+            rows, _, steps = state
+            many = len(rows.place_B) - free_slots(rows) > few_1[0]
+            return (steps < most) & jnp.where(begun < wanted, free_slots(rows) == 0, many)
 
         def refill_and_sample(state):
             rows, places, begun, steps = state
             rows, places, begun = refill(rows, places, line, place_PxG, begun, wanted)
-
-            def nobody_moves_up(state):
-                rows, _, steps = state
-                free = jnp.sum(rows.place_B < 0)
-                return (steps < most) & jnp.where(begun < wanted, free == 0, len(rows.place_B) - free > few_1[0])
-
-            def one_step(state):
-                rows, places, steps = state
-                return *next_token(rows, places), steps + 1
-
-            rows, places, steps = jax.lax.while_loop(nobody_moves_up, one_step, one_step((rows, places, steps)))
+            stay = functools.partial(nobody_moves_up, begun)
+            rows, places, steps = jax.lax.while_loop(stay, one_step, one_step((rows, places, steps)))
             return rows, places, begun, steps
 
-        def next_token(rows, places):
-            key_B = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(rows.key_Bx2), rows.count_B)
-            logits_BxV = logits(graph, weights, rows.hidden_BxD) / jnp.where(temperature > 0, temperature, 1)
-            token_B, logp_B = choose(logits_BxV, key_B, temperature == 0, top_p if nucleus else None)
-            in_use_B, position_B, count_B = rows.place_B >= 0, rows.prompt_B + rows.count_B, rows.count_B + 1
-            stopped_B = jnp.isin(token_B, jnp.array(stop_tokens))
-            done_B = stopped_B | (count_B == places.tokens_CxT.shape[1])
-            place_B = jnp.where(in_use_B, rows.place_B, C)
-            ended_B = jnp.where(done_B, place_B, C)
-            places = Places(
-                places.tokens_CxT.at[place_B, rows.count_B].set(token_B, mode='drop'),
-                places.logp_CxT.at[place_B, rows.count_B].set(logp_B, mode='drop'),
-                places.count_C.at[ended_B].set(count_B, mode='drop'),
-                places.stopped_C.at[ended_B].set(stopped_B, mode='drop'),
-            )
-            used = jnp.max(jnp.where(in_use_B, position_B + 1, 0))
-            hidden_BxD, cache = decode(graph, weights, token_B, position_B, rows.cache, used)
-            rows = rows._replace(
-                cache=cache, hidden_BxD=hidden_BxD, count_B=jnp.where(in_use_B, count_B, 0),
-                place_B=jnp.where(done_B, -1, rows.place_B),
-            )  # fmt: skip
-            return rows, places
+        def go_on(state):
+            rows, _, begun, steps = state
+            return (steps < most) & ((begun < wanted) | (len(rows.place_B) - free_slots(rows) > few_1[0]))
 
         rows, places, begun, steps = jax.lax.while_loop(go_on, refill_and_sample, (rows, places, begun_1[0], jnp.int32(0)))
         return rows, places, begun[None], steps[None]
@@ -171,6 +160,22 @@ def sample(
     return per_device(of_device, mesh, (whole, *[split] * 6, *[whole] * 3), split)(
         weights, rows, places, line, place_PxG, begun_1, few_1, most, temperature, top_p
     )
+
+
+def written(rows: Rows, places: Places, token_B, logp_B, stopped_B) -> tuple[Rows, Places]:
+    """Writes a token of each response to its place; a slot whose response has ended is free."""
+    C, T = places.tokens_CxT.shape
+    in_use_B, count_B = rows.place_B >= 0, rows.count_B + 1
+    done_B = stopped_B | (count_B == T)
+    place_B = jnp.where(in_use_B, rows.place_B, C)  # C is no place, so nothing is written there
+    ended_B = jnp.where(done_B, place_B, C)
+    places = Places(
+        places.tokens_CxT.at[place_B, rows.count_B].set(token_B, mode='drop'),
+        places.logp_CxT.at[place_B, rows.count_B].set(logp_B, mode='drop'),
+        places.count_C.at[ended_B].set(count_B, mode='drop'),
+        places.stopped_C.at[ended_B].set(stopped_B, mode='drop'),
+    )
+    return rows._replace(count_B=jnp.where(in_use_B, count_B, 0), place_B=jnp.where(done_B, -1, rows.place_B)), places
 
 
 def refill(

@@ -34,7 +34,7 @@ Counters since the run began
 Seconds: timing_s/{step,weight_sync,wait_rollouts,gen,reward,reevaluate,compose,pack,old_log_prob,values,update_actor,update_critic,
     theory,testing,save_checkpoint}
     perf/throughput                          trained tokens per second of the step
-    perf/checkpoint_bytes                    of the checkpoint after the step before; training waited for it as long as save_checkpoint says
+    perf/checkpoint_bytes                    of the checkpoint after the step before, which training waited save_checkpoint for
 Scores: val-core/BENCHMARK/acc/{mean@n,pass@n,maj@n}, where the step evaluates; see scores.py
 """
 

@@ -60,7 +60,7 @@ class Run:
         self._config, self._workdir, self._steps, self._checkpoints, self._hosts = config, workdir, steps, checkpoints, hosts
         self._tokenizer, self._evaluate, self._to_save = tokenizer, evaluate, to_save
         self._progress, self._signalled = ProgressBar(steps, state.step), stop_on_signal()
-        self._of_save: Counter[str] = Counter()  # what the last checkpoint cost: it comes after its step's row, so the next row has it
+        self._of_save: Counter[str] = Counter()  # what the last checkpoint cost: the next step's row has it
 
     def steps_left(self) -> range:
         return range(self.state.step + 1, self._steps + 1)

@@ -151,7 +151,9 @@ def test_all_steps_up_to_the_sync_are_asked_while_the_first_is_still_answered(ro
     assert r.state() == str(['next'])
 
 
-@pytest.mark.parametrize('hard, alpha_version, settings', [([], 0, {'learns': True}), (HARD, -1, {}), (HARD, 0, {'reevaluation_syncs': True})])
+@pytest.mark.parametrize(
+    'hard, alpha_version, settings', [([], 0, {'learns': True}), (HARD, -1, {}), (HARD, 0, {'reevaluation_syncs': True})]
+)
 def test_later_steps_are_not_asked_before_the_engine_may_hold_another_policy(hard, alpha_version, settings, rollouts):
     """Nor before a selector that learns has seen the step: π_θ answers the hard prompts, or becomes α with them."""
     release = threading.Event()

@@ -60,7 +60,8 @@ def connect(policy, tmp_path):
 
     def make(*servers, load=True, **options):
         engine = VllmEngine(
-            [s if isinstance(s, SupervisedServer) else s.url for s in servers], tmp_path / 'policy', policy.config, token='secret', dtype='float32', stop_tokens=(3,),
+            [s if isinstance(s, SupervisedServer) else s.url for s in servers], tmp_path / 'policy', policy.config, token='secret',
+            dtype='float32', stop_tokens=(3,),
             **{'concurrency': 4, 'deadline_s': 5.0, **options},
         )  # fmt: skip
         engines.append(engine)
