@@ -35,7 +35,7 @@ from bapo_jax import config as config_lib
 from bapo_jax import parallel
 from bapo_jax.groups import Prompt
 from bapo_jax.files import write_text
-from bapo_jax.inputs import benchmark_prompts
+from bapo_jax.inputs import benchmark_prompts, positions_suffice
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.policies import HUGGING_FACE, RUN, StoredPolicy, find_policy
@@ -196,6 +196,7 @@ def main(_) -> None:
         for name in ('samples', 'temperature', 'top_p', 'max_prompt_tokens', 'max_response_tokens'):
             if FLAGS[name].value is not None:
                 config.evaluate[name] = FLAGS[name].value
+        positions_suffice(config, hf.read_config(config.model.path, stated=hf.overrides(config.model)))
         benchmarks = benchmark_prompts(config, tokenizer)
         output = Path(FLAGS.output) if FLAGS.output else policy.output
         files = sample_files(output, config.evaluate.benchmarks)

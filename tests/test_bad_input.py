@@ -192,7 +192,8 @@ def command(module, *flags, **environment):
 @pytest.mark.slow
 def test_both_commands_say_it_in_one_message_and_make_no_directory(tmp_path, model):
     train, few = file(tmp_path / 'train.jsonl', GOOD * 300), file(tmp_path / 'few.jsonl', GOOD + '{"problem": "p"}\n')
-    config = ['--config=configs/math.py', f'--config.model.path={model}', '--config.task.template=chat']
+    config = ['--config=configs/math.py', f'--config.model.path={model}', '--config.model.max_positions=16384',
+              '--config.task.template=chat']  # fmt: skip
     training = [*config, f'--workdir={tmp_path}/run', f'--config.task.train={train}']
     assert f"error: {few}, row 2: column 'answer' is missing" in command(
         'bapo_jax.train', *training, f"--config.evaluate.benchmarks=('{few}',)"

@@ -225,6 +225,8 @@ def test_an_evaluation_killed_in_the_middle_ends_with_the_same_files(tmp_path):
 @pytest.mark.slow
 def test_bad_flags_are_refused_in_one_message(tmp_path, monkeypatch):
     assert '--config=FILE' in refused(f'--checkpoint={tmp_path}')
+    too_long = refused(f'--checkpoint={BASE}', '--config=configs/quickstart.py', '--max_response_tokens=5000')
+    assert 'evaluate.max_response_tokens=5000 = 5016 tokens; max_position_embeddings of' in too_long
     config = quickstart(problems_file(tmp_path / 'problems.jsonl', 3))
     monkeypatch.delenv('BAPO_ROLLOUT_TOKEN', raising=False)
     with pytest.raises(ValueError, match='BAPO_ROLLOUT_TOKEN is not set'):
