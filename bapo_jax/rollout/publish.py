@@ -62,7 +62,6 @@ def write_weights(path: Path, params: Any, config: ModelConfig, dtype: str, host
     The devices hold a copy in `dtype` meanwhile, the host its own part of it. Only host 0 gets every part's checksum. Raises
     HostError.
     """
-    tensors = dict(hf.as_in_files(config, params, dtype))
     # Named processes meet at barriers of the coordination service, which have a deadline; without names they meet in a collective.
     everyone = ocp.options.MultiprocessingOptions(
         primary_host=0, active_processes=set(range(jax.process_count())), barrier_sync_key_prefix='publish'
@@ -71,12 +70,14 @@ def write_weights(path: Path, params: Any, config: ModelConfig, dtype: str, host
     handler = ocp.PyTreeCheckpointHandler(
         use_ocdbt=False, use_compression=False, type_handler_registry=_ARRAYS, multiprocessing_options=everyone
     )
+    tensors, checksums = {}, {}
     with ocp.Checkpointer(handler, multiprocessing_options=everyone) as checkpointer, ThreadPoolExecutor(THREADS) as pool:
-        checksums = pool.map(_checksums, tensors.values())  # while files are written
+        for name, array in hf.as_in_files(config, params, dtype):
+            tensors[name] = array
+            checksums[name] = pool.submit(_checksums, array)  # while later layers are cast, and files written
         checkpointer.save((path / WEIGHTS).absolute(), args=ocp.args.PyTreeSave(tensors))
-        checksums = dict(zip(tensors, checksums, strict=True))
     of_parts: dict[str, dict[str, int]] = {name: {} for name in tensors}
-    for of_host in hosts.collect(json.dumps(checksums)):
+    for of_host in hosts.collect(json.dumps({name: future.result() for name, future in checksums.items()})):
         for name, crcs in json.loads(of_host).items():
             of_parts[name] |= crcs
     return {

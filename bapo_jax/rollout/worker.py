@@ -15,6 +15,9 @@ from bapo_jax.models.parameters import HEAD
 from bapo_jax.rollout.published import Manifest, RefusedPolicy, check_model, check_weights, read_manifest, read_tensors
 
 
+_RETURN_AFTER = 64 * 2**20  # bytes loaded until freed memory is returned; returning it after every tensor took half as long again
+
+
 class PolicyLoader:
     """vLLM adds these methods to its worker class; the trainer calls them over /collective_rpc, in this order.
 
@@ -56,10 +59,13 @@ def streamed(path: str, manifest: Manifest) -> Iterator[tuple[str, torch.Tensor]
 
     vLLM frees copies of every layer that it loads. glibc keeps such memory, a fifth of a policy in the end, unless told to return it.
     """
-    libc = ctypes.CDLL(None)
+    libc, loaded = ctypes.CDLL(None), 0
     for name, array in read_tensors(path, manifest):
         yield name, as_torch(array)
-        libc.malloc_trim(0)
+        loaded += array.nbytes
+        if loaded >= _RETURN_AFTER:
+            libc.malloc_trim(0)
+            loaded = 0
 
 
 def check_tensors(manifest: Manifest, model: str) -> None:
