@@ -37,11 +37,11 @@ def path_of(directory: Path, version: int) -> Path:
 def publish(directory: Path, version: int, params: Any, config: ModelConfig, dtype: str, hosts: Hosts = Hosts()) -> Path:
     """Writes `directory/{version:06d}` in `dtype` and returns it. Leaves a complete version as it is: no file of it is touched.
 
-    A version names one policy, the one after that many training steps. So a complete one is unchanged, whoever holds its parameters:
-    θ, or the copy that became α.
+    A version names one policy, the one after that many training steps. So a complete version is unchanged, also where θ was written
+    and the parameters are now those of its copy, α.
 
     Leftovers of an interrupted publication are removed first. The manifest marks completion, so no rename is needed and object
-    stores work. Host 0 calls this. The other hosts of `hosts` hear of it and call `write_weights`, since every host writes its part.
+    stores work. Host 0 calls this. The other hosts of `hosts` hear of it and call `write_weights`: every host writes its part.
     Raises HostError.
     """
     path = path_of(directory, version)
