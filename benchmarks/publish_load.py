@@ -1,14 +1,15 @@
 """What it costs to hand a policy over: seconds against safetensors, seconds of a real server, memory of its workers.
 
     python benchmarks/publish_load.py
-    VLLM_CPU_OMP_THREADS_BIND='0|1' python benchmarks/publish_load.py --directory=/dev/shm --workers=1,2     # a core for each worker
+    VLLM_CPU_OMP_THREADS_BIND='0|1' python benchmarks/publish_load.py --directory=/dev/shm --workers=1,2    # a core each
 
 First a random policy of 1 GiB in float32. `publish` writes it from the trainer's parameters on the device as the trainer does
 (transposed, Orbax, checksums, manifest). The reading side checks every byte and maps the tensors, as a server's worker does. The
 other way, safetensors saves the same tensors, transposed by the same program, and loads them without a check. Then the same
 publication of 1 GiB in bfloat16, and what that makes for 8 billion parameters.
 
-Then the quickstart's policy, as the trainer hands it to a real vLLM server (`make vllm-env`): written, checked, loaded, caches reset.
+Then the quickstart's policy, as the trainer hands it to a real vLLM server (`make vllm-env`): written, checked, loaded, caches
+reset.
 
 Last the memory of a real server's workers while they load another policy of 1 GiB in bfloat16, for each number of workers
 (--tensor-parallel-size). A worker's peak counts the file pages that it has mapped. Its shard stands for what the model takes.
@@ -152,7 +153,7 @@ def worker_memory(directory: Path) -> Table:
     hf.save(model, hf.to_hf(config, params), like=model, dtype='bfloat16')
     ends = stop_tokens(BASE, load_tokenizer(BASE))
     table = Table(
-        'workers', 'load', 'worker', 'seconds', 'shard, MiB', 'before, MiB', 'peak above, MiB', 'shard and peak / shard (target 1.2)',
+        'workers', 'load', 'worker', 'seconds', 'shard, MiB', 'before, MiB', 'peak above, MiB', '1 + peak / shard (target 1.2)',
         title=f'loading {size / GIB:.2f} GiB in bfloat16 into a real vLLM server',
     )  # fmt: skip
     for workers in map(int, FLAGS.workers):

@@ -37,11 +37,11 @@ def path_of(directory: Path, version: int) -> Path:
 def publish(directory: Path, version: int, params: Any, config: ModelConfig, dtype: str, hosts: Hosts = Hosts()) -> Path:
     """Writes `directory/{version:06d}` in `dtype` and returns it. Leaves a complete version as it is: no file of it is touched.
 
-    A version names one policy, the one after that many training steps. So a complete one is unchanged, whoever holds its parameters:
-    θ, or the copy that became α.
+    A version names one policy, the one after that many training steps. So a complete version is unchanged, also where θ was written
+    and the parameters are now those of its copy, α.
 
     Leftovers of an interrupted publication are removed first. The manifest marks completion, so no rename is needed and object
-    stores work. Host 0 calls this. The other hosts of `hosts` hear of it and call `write_weights`, since every host writes its part.
+    stores work. Host 0 calls this. The other hosts of `hosts` hear of it and call `write_weights`: every host writes its part.
     Raises HostError.
     """
     path = path_of(directory, version)
@@ -62,7 +62,6 @@ def write_weights(path: Path, params: Any, config: ModelConfig, dtype: str, host
     The devices hold a copy in `dtype` meanwhile, the host its own part of it. Only host 0 gets every part's checksum. Raises
     HostError.
     """
-    tensors = dict(hf.as_in_files(config, params, dtype))
     # Named processes meet at barriers of the coordination service, which have a deadline; without names they meet in a collective.
     everyone = ocp.options.MultiprocessingOptions(
         primary_host=0, active_processes=set(range(jax.process_count())), barrier_sync_key_prefix='publish'
@@ -71,12 +70,14 @@ def write_weights(path: Path, params: Any, config: ModelConfig, dtype: str, host
     handler = ocp.PyTreeCheckpointHandler(
         use_ocdbt=False, use_compression=False, type_handler_registry=_ARRAYS, multiprocessing_options=everyone
     )
+    tensors, checksums = {}, {}
     with ocp.Checkpointer(handler, multiprocessing_options=everyone) as checkpointer, ThreadPoolExecutor(THREADS) as pool:
-        checksums = pool.map(_checksums, tensors.values())  # while files are written
+        for name, array in hf.as_in_files(config, params, dtype):
+            tensors[name] = array
+            checksums[name] = pool.submit(_checksums, array)  # while later layers are cast, and files written
         checkpointer.save((path / WEIGHTS).absolute(), args=ocp.args.PyTreeSave(tensors))
-        checksums = dict(zip(tensors, checksums, strict=True))
     of_parts: dict[str, dict[str, int]] = {name: {} for name in tensors}
-    for of_host in hosts.collect(json.dumps(checksums)):
+    for of_host in hosts.collect(json.dumps({name: future.result() for name, future in checksums.items()})):
         for name, crcs in json.loads(of_host).items():
             of_parts[name] |= crcs
     return {

@@ -3,8 +3,8 @@
     policy/000123/weights/         an Orbax checkpoint: for each tensor a folder, with a file for each part of it
     policy/000123/manifest.json    written last: it marks the directory as complete
 
-A tensor's parts are blocks of one shape, as the trainer's devices held them; the file of part (i, j) is `TENSOR/i.j`, its bytes in C
-order (an uncompressed zarr array). This module loads in the server's process, where JAX may be absent. It needs only numpy and
+A tensor's parts are blocks of one shape, as the trainer's devices held them. The file of part (i, j) is `TENSOR/i.j`: its bytes in
+C order (an uncompressed zarr array). This module loads in the server's process, where JAX may be absent. It needs only numpy and
 ml_dtypes.
 """
 
@@ -89,8 +89,8 @@ def read_manifest(directory: str | Path) -> Manifest:
     for tensor in tensors:
         if sorted(tensor.crc32) != sorted(_parts(tensor)):
             raise RefusedPolicy(
-                f'{path}: {tensor.name} is {tensor.shape}, which the parts {", ".join(tensor.crc32)} of {tensor.part} do not make up; '
-                'publish the policy again'
+                f'{path}: {tensor.name} is {tensor.shape}, which the parts {", ".join(tensor.crc32)} of {tensor.part} do not make '
+                'up; publish the policy again'
             )
     return manifest
 

@@ -14,6 +14,8 @@ import torch
 from bapo_jax.models.parameters import HEAD
 from bapo_jax.rollout.published import Manifest, RefusedPolicy, check_model, check_weights, read_manifest, read_tensors
 
+_RETURN_AFTER = 64 * 2**20  # bytes loaded until freed memory is returned; returning it after every tensor took half as long again
+
 
 class PolicyLoader:
     """vLLM adds these methods to its worker class; the trainer calls them over /collective_rpc, in this order.
@@ -38,7 +40,7 @@ class PolicyLoader:
     def load_policy(self, path: str) -> dict[str, Any]:
         """Loads the policy that was checked, tensor by tensor; returns {'version', 'checksum'}, or {'broken': reason}.
 
-        A partial load cannot be undone. So a worker that fails gives up its model, and the server ends rather than sample from a mix.
+        A partial load cannot be undone. So a worker that fails gives up its model, and the server ends before it samples from it.
         """
         try:
             manifest = read_manifest(path)
@@ -54,12 +56,15 @@ class PolicyLoader:
 def streamed(path: str, manifest: Manifest) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields (name, tensor), one in memory at a time.
 
-    vLLM frees copies of every layer that it loads. glibc keeps such memory, a fifth of a policy in the end, unless told to return it.
+    vLLM frees copies of every layer that it loads. glibc keeps that memory, in the end a fifth of a policy, unless it is told.
     """
-    libc = ctypes.CDLL(None)
+    libc, loaded = ctypes.CDLL(None), 0
     for name, array in read_tensors(path, manifest):
         yield name, as_torch(array)
-        libc.malloc_trim(0)
+        loaded += array.nbytes
+        if loaded >= _RETURN_AFTER:
+            libc.malloc_trim(0)
+            loaded = 0
 
 
 def check_tensors(manifest: Manifest, model: str) -> None:

@@ -1,4 +1,4 @@
-"""A published policy comes back as it was; an incomplete one is published again, a complete one is not; only pinned versions stay."""
+"""A published policy comes back as it was. An incomplete one is written again, a complete one is not. Only pinned versions stay."""
 
 import ml_dtypes
 import numpy as np

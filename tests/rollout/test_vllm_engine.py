@@ -93,8 +93,8 @@ def test_a_policy_is_loaded_while_paused_and_caches_are_dropped_before_it_is_nam
     server = StandIn(good)
     connect(server)
     assert server.paths() == [
-        '/collective_rpc', '/pause?mode=keep', '/collective_rpc', '/reset_prefix_cache', '/reset_mm_cache', '/update_weight_version',
-        '/resume',
+        '/collective_rpc', '/pause?mode=keep', '/collective_rpc', '/reset_prefix_cache', '/reset_mm_cache',
+        '/update_weight_version', '/resume',
     ]  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def test_a_server_that_fails_while_it_loads_is_left_out_and_the_last_ones_reason
     sound, broken = StandIn(good), StandIn(good, broken='RefusedPolicy: model.norm.weight/0 cannot be read')
     assert len(connect(sound, broken).generate(prompts, 2, SAMPLING, DRAWS)) == len(prompts)
     assert '/inference/v1/generate' not in broken.paths()
-    with pytest.raises(Unreachable, match='no rollout server answers.*failed while it loaded policy 7, and must start again: .*norm.weight/0 cannot be read'):
+    with pytest.raises(Unreachable, match='no rollout server answers.*failed while it loaded policy 7.*norm.weight/0 cannot'):
         connect(broken)
 
 
