@@ -14,6 +14,7 @@ import gzip
 import importlib
 import json
 import os
+import sys
 import tempfile
 import time
 from importlib.metadata import version
@@ -57,6 +58,7 @@ def rates(engine: Engine, read: Inputs) -> tuple[list[float], list[int]]:
 
 
 def beside_vllm(directory: Path) -> Table:
+    sys.path.append(str(ROOT))
     config = importlib.import_module('configs.quickstart').get_config()
     read = read_inputs(config)
     params = hf.load_params(config.model.path, read.model)

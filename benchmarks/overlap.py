@@ -64,8 +64,9 @@ def server(policy: Path, core: int) -> Iterator[SupervisedServer]:
     os.environ['VLLM_CPU_OMP_THREADS_BIND'] = str(core)
     os.sched_setaffinity(0, {core})  # the server inherits it
     one = SupervisedServer(
-        str(policy), policy.parent / 'server.log', dtype='float32', max_tokens=16 + LONGEST, deadline_s=600, extra=['--enforce-eager']
-    )
+        str(policy), policy.parent / 'server.log', dtype='float32', max_tokens=16 + LONGEST, deadline_s=600,
+        extra=['--enforce-eager', '--max-num-seqs=64'],  # a core is busy with as many; more would hold up the earlier step
+    )  # fmt: skip
     try:
         one.start()
         os.sched_setaffinity(0, cores)

@@ -48,7 +48,7 @@ SETTINGS: dict[str, Callable[[Workload], Fields]] = {
 }
 # What they share: GRPO as the other frameworks compute it here.
 SHARED = {
-    'seed': SEED, 'rollout.sync_every': 1, 'mesh.data': DEVICES, 'mesh.fsdp': 1, 'learner.shuffle': False,
+    'seed': SEED, 'rollout.sync_every': 1, 'rollout.rows': 64, 'mesh.data': DEVICES, 'mesh.fsdp': 1, 'learner.shuffle': False,
     'learner.learning_rate': LEARNING_RATE, 'learner.weight_decay': WEIGHT_DECAY, 'learner.grad_clip': GRAD_CLIP,
     'learner.clip_low': CLIP, 'learner.clip_high': CLIP, 'learner.dual_clip': 0.0, 'learner.anchor': 'behaviour',
     'learner.kl_target': 'none', 'learner.entropy_coef': 0.0, 'learner.aggregation': 'token_mean',
