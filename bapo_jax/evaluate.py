@@ -228,7 +228,7 @@ if __name__ == '__main__':
     flags.DEFINE_list('benchmarks', None, 'Names the task knows, or files of problems; default: as the config says.')
     flags.DEFINE_integer('samples', None, 'Responses to each question; default: as the config says.', lower_bound=1)
     flags.DEFINE_float('temperature', None, 'Of sampling; 0: the likeliest token. Default: as the config says.', lower_bound=0.0)
-    flags.DEFINE_float('top_p', None, 'Share that the tokens drawn from make up; default: as the config says.', 0.0, 1.0)
+    flags.DEFINE_float('top_p', None, 'Share that the tokens drawn from make up; default: as the config says.', 1e-6, 1.0)
     flags.DEFINE_integer('max_response_tokens', None, 'Tokens of a response; default: as the config says.', lower_bound=1)
     flags.DEFINE_integer('max_prompt_tokens', None, 'Tokens of a question; default: as the config says.', lower_bound=1)
     flags.DEFINE_enum('engine', None, ['jax', 'vllm'], 'Who answers; default: as the config says.')

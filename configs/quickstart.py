@@ -25,6 +25,7 @@ def get_config(method: str = 'bapo_tuned'):
     c.learner.batch_groups, c.learner.mini_batch_groups = 64, 16
     # A row is a prompt and four slots, each with one to three of its responses: a third less time than rows of whole sequences.
     c.learner.slot_tokens, c.learner.row_tokens, c.learner.micro_batch_rows = 48, 16 + 4 * 48, 4
+    c.learner.remat = 'matrix_products'  # on a CPU, computing norms and softmax again costs less than keeping them
     c.mesh.data, c.mesh.fsdp = -1, 1  # too small a policy to split
     c.learner.learning_rate = 5e-5
     c.learner.entropy_coef = 0.0
