@@ -1,9 +1,9 @@
-"""Where the patches of images lie when the vision tower reads them, and which positions their tokens have in the decoder: numpy alone.
+"""Where the patches of images lie in the vision tower, and which positions their tokens have in the decoder: numpy alone.
 
-Hugging Face's image processor cuts an image into a grid of patches and lists them block by block: the m × m patches that become one
-feature stand together. The tower's blocks attend within square windows of such blocks. So patches are laid out in windows of a fixed
-number of slots, and an image's last windows are filled up. Images follow each other in rows of windows, and none crosses a row's end:
-attention within images costs the square of a row, not of all that is read.
+Hugging Face's image processor cuts an image into a grid of patches and lists them block by block: the m × m patches of one feature
+stand together. Most of the tower's layers attend within square windows of such blocks. So patches are laid out in windows of a fixed
+number of slots, and windows at an image's edge are filled up. Images follow each other in rows of windows, and none crosses a row's
+end: attention within images costs the square of a row, not of all that is read.
 
 Sizes of rows and numbers of rows are rounded up to powers of two and three quarters of them, so few programs are compiled. A run
 that states `row_windows` and `rows` compiles one.
@@ -80,7 +80,8 @@ def lay_out_images(grids: Sequence[Grid], config: VisionConfig, row_windows: int
     windows = [-(-h // side) * -(-w // side) for _, h, w in grids]
     row_windows = row_windows or rounded_up(max(windows, default=1))
     if max(windows, default=0) > row_windows:
-        raise ValueError(f'an image of {max(windows)} windows does not fit into a row of {row_windows}; give row_windows={max(windows)}')
+        largest = max(windows)
+        raise ValueError(f'an image of {largest} windows does not fit into a row of {row_windows}; give row_windows={largest}')
     firsts, end = [], 0  # windows, counted over all rows
     for n in windows:
         if end % row_windows + n > row_windows:

@@ -5,7 +5,8 @@ queries and keys. Qwen2.5-VL's decoder is Qwen2's with three positions a token. 
 take the place of image tokens' embeddings.
 
 Shapes:  B rows · T tokens · D width · N query heads · K key/value heads · H head size · F MLP width
-         V vocabulary · L layers · I features of images.  Parameters (listed in parameters.py) are float32; matrix products run in `config.dtype`.
+         V vocabulary · L layers · I features of images.
+         Parameters (listed in parameters.py) are float32; matrix products run in `config.dtype`.
 
 Left out, because no checkpoint that this project trains needs them: sliding windows, rope scaling, dropout, attention sinks.
 """
@@ -30,6 +31,7 @@ from bapo_jax.models.vision import VisionTower
 
 # (q_BxTxNxH, k_BxKxTxH, v_BxKxTxH) -> [B, T, N·H]; the function itself masks.
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:

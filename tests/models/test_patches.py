@@ -6,8 +6,8 @@ import pytest
 from bapo_jax.models.patches import VisionConfig, features_at, in_slots, lay_out_images, rope_positions, rounded_up
 
 CONFIG = VisionConfig(
-    depth=1, hidden_size=32, intermediate_size=20, num_heads=2, in_channels=3, out_hidden_size=32, patch_size=4, spatial_merge_size=2,
-    temporal_patch_size=2, window_size=16, fullatt_block_indexes=(), image_token=5,
+    depth=1, hidden_size=32, intermediate_size=20, num_heads=2, in_channels=3, out_hidden_size=32, patch_size=4,
+    spatial_merge_size=2, temporal_patch_size=2, window_size=16, fullatt_block_indexes=(), image_token=5,
 )  # fmt: skip
 GRIDS = [(1, 4, 4), (1, 6, 10), (1, 2, 2), (1, 12, 6)]  # one window, edges on both sides, less than a window, an edge on one
 
@@ -42,8 +42,8 @@ def test_the_patches_of_a_feature_are_neighbours_and_features_are_in_the_order_o
 
 
 def test_no_image_crosses_the_end_of_a_row():
-    layout = lay_out_images(GRIDS, CONFIG, row_windows=8)
-    assert layout.order_RxP.shape == (2, 8 * 16)
+    layout = lay_out_images(GRIDS, CONFIG, row_windows=9)
+    assert layout.order_RxP.shape == (2, 9 * 16)
     assert [set(row[row > 0].tolist()) for row in layout.image_RxP] == [{1, 2, 3}, {4}]
 
 

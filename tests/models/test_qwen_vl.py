@@ -14,13 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AbstractMesh, PartitionSpec
 from tiny import Policy
 
+from bapo_jax import parallel
+from bapo_jax.dry_run import matrix_sizes
 from bapo_jax.models import decoding, hf
 from bapo_jax.models.attention import masked, xla
 from bapo_jax.models.parameters import VISION_PARAMETERS
 from bapo_jax.models.patches import features_at, in_slots, lay_out_images, rope_positions
 from bapo_jax.models.qwen import REMAT, ImageFeatures, parameters_of
+from bapo_jax.models.split import Split
 from bapo_jax.models.vision import attend_within
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -222,7 +226,7 @@ def test_positions_are_hugging_faces(grids, make):
 
 @pytest.mark.parametrize('shape', SHAPES)
 def test_gradients_are_hugging_faces(shape, make):
-    """Of the mean of sin(logits) over the tokens of one prompt, every parameter's: 1e-4 of its largest."""
+    """Of the mean of sin(logits) over the tokens of one prompt, every parameter's: 1e-5 of its largest."""
     policy, model = make(shape), torch_model(make(shape).path)
     rows = Rows(policy.config)
     place = rows.places[2]
@@ -240,9 +244,7 @@ def test_gradients_are_hugging_faces(shape, make):
     assert len(ours) == len(theirs)
     for name, of_ours in ours.items():
         inside = name.replace('model.', 'model.language_model.').replace('visual.', 'model.visual.')
-        largest = np.abs(theirs[inside]).max()
-        # A key's bias moves all scores of a query alike, so its gradient is 0: compared with its rows' sizes instead.
-        np.testing.assert_allclose(of_ours, theirs[inside], rtol=0, atol=1e-4 * largest + 1e-7, err_msg=name)
+        np.testing.assert_allclose(of_ours, theirs[inside], rtol=0, atol=1e-5 * np.abs(theirs[inside]).max(), err_msg=name)
 
 
 @pytest.mark.slow
@@ -271,7 +273,7 @@ def test_a_window_does_not_see_others_and_an_image_no_other(make):
     for full, seen in (((), window), ((1,), image)):
         vision = dataclasses.replace(policy.config.vision, fullatt_block_indexes=full)
         graph = hf.abstract_params(dataclasses.replace(policy.config, vision=vision))[0]
-        a, b = (features_of(policy._replace(graph=graph), grids, p) for p in (pixels, changed))
+        a, b = (features_of(policy._replace(graph=graph), grids, p, row_windows=6) for p in (pixels, changed))
         np.testing.assert_array_equal((a != b).any(axis=1), seen)
         assert np.abs(a - b)[seen].max(axis=1).min() > 1e-4
 
@@ -428,18 +430,18 @@ QWEN = {
     'rope_scaling': {'type': 'mrope', 'mrope_section': [16, 24, 24]}, 'max_position_embeddings': 128000, 'use_sliding_window': False,
 }  # fmt: skip
 TOWER = {
-    'depth': 32, 'hidden_act': 'silu', 'hidden_size': 1280, 'intermediate_size': 3420, 'num_heads': 16, 'in_chans': 3, 'patch_size': 14,
-    'spatial_merge_size': 2, 'spatial_patch_size': 14, 'window_size': 112, 'fullatt_block_indexes': [7, 15, 23, 31],
-    'tokens_per_second': 2, 'temporal_patch_size': 2,
+    'depth': 32, 'hidden_act': 'silu', 'hidden_size': 1280, 'intermediate_size': 3420, 'num_heads': 16, 'in_chans': 3,
+    'patch_size': 14, 'spatial_merge_size': 2, 'spatial_patch_size': 14, 'window_size': 112, 'tokens_per_second': 2,
+    'temporal_patch_size': 2, 'fullatt_block_indexes': [7, 15, 23, 31],
 }  # fmt: skip
 PUBLISHED = {
     'Qwen2.5-VL-3B-Instruct': (3_754_622_976, {
-        'hidden_size': 2048, 'intermediate_size': 11008, 'num_hidden_layers': 36, 'num_attention_heads': 16, 'num_key_value_heads': 2,
-        'vocab_size': 151936, 'tie_word_embeddings': True,
+        'hidden_size': 2048, 'intermediate_size': 11008, 'num_hidden_layers': 36, 'num_attention_heads': 16,
+        'num_key_value_heads': 2, 'vocab_size': 151936, 'tie_word_embeddings': True,
     }),
     'Qwen2.5-VL-7B-Instruct': (8_292_166_656, {
-        'hidden_size': 3584, 'intermediate_size': 18944, 'num_hidden_layers': 28, 'num_attention_heads': 28, 'num_key_value_heads': 4,
-        'vocab_size': 152064, 'tie_word_embeddings': False,
+        'hidden_size': 3584, 'intermediate_size': 18944, 'num_hidden_layers': 28, 'num_attention_heads': 28,
+        'num_key_value_heads': 4, 'vocab_size': 152064, 'tie_word_embeddings': False,
     }),
 }  # fmt: skip
 
@@ -456,6 +458,10 @@ def test_the_published_configs_are_read_and_give_as_many_parameters(model, tmp_p
     shapes = hf.abstract_params(config)[1]
     assert sum(x.size for x in jax.tree.leaves(shapes)) == parameters
     assert (config.head_dim, config.mrope_section, config.vision.window_slots, config.vision.head_dim) == (128, (16, 24, 24), 64, 80)
+    mesh = AbstractMesh((1, 16, 1), parallel.MESH_AXES)
+    sharding = parallel.parameter_sharding(mesh, shapes)['vision']['blocks']['gate']['kernel']
+    assert sharding.shard_shape(shapes['vision']['blocks']['gate']['kernel'].shape) == (32, 80, 3420)
+    assert matrix_sizes(config) == matrix_sizes(dataclasses.replace(config, vision=None))
     with torch.device('meta'):
         theirs = Qwen2_5_VLForConditionalGeneration(AutoConfig.from_pretrained(tmp_path))
     assert sum(p.numel() for p in theirs.parameters()) == parameters
@@ -473,11 +479,6 @@ np.savez({out!r}, **sharded({path!r}))
 
 def sharded(path):
     """The gradients of the prompts' features, on four devices: each reads one image list, parameters are split over 'fsdp'."""
-    from jax.sharding import PartitionSpec as P
-
-    from bapo_jax import parallel
-    from bapo_jax.models.split import Split
-
     config, mesh = hf.read_config(path), parallel.make_mesh(1, 2, 2)
     graph, shapes = hf.abstract_params(config)
     params = hf.load_params(path, config, parallel.parameter_sharding(mesh, shapes))
@@ -495,8 +496,8 @@ def sharded(path):
         whole = jax.tree.map(lambda g, s: g if 'fsdp' in s else jax.lax.psum(g, 'fsdp'), gradient, specs)
         return jax.lax.psum(value, 'fsdp'), whole
 
-    rows = P('fsdp')
-    run = jax.jit(parallel.per_device(of_device, mesh, (specs, rows, rows, rows), (P(), specs)))
+    rows = PartitionSpec('fsdp')
+    run = jax.jit(parallel.per_device(of_device, mesh, (specs, rows, rows, rows), (PartitionSpec(), specs)))
     value, gradient = run(params, slots, position, image)
     return {'value': np.asarray(value)} | {name: array for name, array in hf.to_hf(config, gradient) if name.startswith('visual.')}
 
