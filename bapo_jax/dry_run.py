@@ -212,10 +212,10 @@ def state_bytes(params: int, learner: Any) -> int:
 
 
 def matrix_sizes(model: ModelConfig) -> tuple[int, int, int]:
-    """Numbers in the embedding, in the head (where tied, the embedding again), and in the matrices of one layer."""
+    """Numbers in the embedding, in the head (where tied, the embedding again), and in the matrices of one decoder layer."""
     shapes, table = flatten_dict(hf.abstract_params(model)[1]), parameters_of(model)
     over_vocabulary = [shapes[p.path].size for p in table if 'vocab' in p.axes]
-    stacked = sum(shapes[p.path].size for p in table if p.per_layer and len(p.axes) == 3)  # biases and scales are small
+    stacked = sum(shapes[p.path].size for p in table if p.path[0] == 'layers' and len(p.axes) == 3)  # biases and scales are small
     return over_vocabulary[0], over_vocabulary[-1], stacked // model.num_layers
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bapo_jax.models.parameters import PARAMETERS
+from bapo_jax.models.parameters import PARAMETERS, VISION_PARAMETERS
 
 MESH_AXES = ('data', 'fsdp', 'tensor')
 
@@ -34,7 +34,7 @@ class ShardingRules:
     vocab: str | None = 'tensor'
 
 
-_AXES = {parameter.path: parameter.axes for parameter in PARAMETERS}
+_AXES = {parameter.path: parameter.axes for parameter in PARAMETERS + VISION_PARAMETERS}
 
 
 def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None) -> Mesh:

@@ -18,7 +18,7 @@ from flax import nnx
 
 from bapo_jax.models.attention import masked, xla
 from bapo_jax.models.parameters import is_rounded
-from bapo_jax.models.qwen import ModelConfig, Qwen
+from bapo_jax.models.qwen import ImageFeatures, ModelConfig, Qwen
 
 _BLOCK = 256  # key slots that one sum of attention takes; shorter caches are one block
 
@@ -27,7 +27,7 @@ class Weights(NamedTuple):
     """A policy laid out for generation: a tree a layer, since slicing stacked layers for every token costs more than the products."""
 
     layers: tuple[Any, ...]
-    rest: dict[str, Any]  # embedding, last norm, head
+    rest: dict[str, Any]  # embedding, last norm, head, vision tower
 
 
 class KVCache(NamedTuple):
@@ -54,10 +54,14 @@ def empty_cache(config: ModelConfig, rows: int, slots: int) -> KVCache:
     return KVCache(zeros(), zeros())
 
 
-def prefill(graph: nnx.GraphDef, weights: Weights, tokens_PxL: jax.Array, length_P: jax.Array) -> tuple[jax.Array, KVCache]:
+def prefill(
+    graph: nnx.GraphDef, weights: Weights, tokens_PxL: jax.Array, length_P: jax.Array, positions: jax.Array | None = None,
+    images: ImageFeatures | None = None,
+) -> tuple[jax.Array, KVCache]:  # fmt: skip
     """Reads prompts of `length_P` tokens; returns the hidden state [P, D] of each one's last token, and the keys and values of all.
 
-    What stands behind a prompt's end is read too, and nothing that counts sees it.
+    What stands behind a prompt's end is read too, and nothing that counts sees it. Prompts with images state their `positions`
+    [3, P, L]; others count from 0.
     """
     P, L = tokens_PxL.shape
     one_segment_PxL, keys, values = jnp.ones((P, L), jnp.int32), [], []
@@ -67,19 +71,20 @@ def prefill(graph: nnx.GraphDef, weights: Weights, tokens_PxL: jax.Array, length
         values.append(v_PxKxLxH)
         return xla(q_PxLxNxH, k_PxKxLxH, v_PxKxLxH, one_segment_PxL)
 
-    positions_PxL = jnp.broadcast_to(jnp.arange(L), (P, L))
-    hidden_PxLxD = _forward(graph, weights, tokens_PxL, positions_PxL, lambda _: attend)
+    positions = jnp.broadcast_to(jnp.arange(L), (P, L)) if positions is None else positions
+    hidden_PxLxD = _forward(graph, weights, tokens_PxL, positions, lambda _: attend, images)
     last_PxD = jnp.take_along_axis(hidden_PxLxD, (length_P - 1)[:, None, None], axis=1)[:, 0]
     return last_PxD, KVCache(tuple(keys), tuple(values))
 
 
 def decode(
-    graph: nnx.GraphDef, weights: Weights, token_B: jax.Array, position_B: jax.Array, cache: KVCache, used: jax.Array
-) -> tuple[jax.Array, KVCache]:
+    graph: nnx.GraphDef, weights: Weights, token_B: jax.Array, position_B: jax.Array, cache: KVCache, used: jax.Array,
+    shift_B: jax.Array | None = None,
+) -> tuple[jax.Array, KVCache]:  # fmt: skip
     """Reads one more token of every row; returns its hidden state [B, D] and the cache with it.
 
     `position_B` counts the row's tokens before it. `used` is the most slots that a row which counts has filled, this one included:
-    more slots are not read.
+    more slots are not read. Behind images a row's rotary positions are not its counts: `shift_B` is added to these.
     """
     B, S = len(token_B), cache.k_BxKxSxH[0].shape[2]
     keys, values, rows_B = list(cache.k_BxKxSxH), list(cache.v_BxKxSxH), jnp.arange(B)
@@ -92,7 +97,8 @@ def decode(
 
         return attend
 
-    hidden_Bx1xD = _forward(graph, weights, token_B[:, None], position_B[:, None], attend_in)
+    rotary_B = position_B if shift_B is None else position_B + shift_B
+    hidden_Bx1xD = _forward(graph, weights, token_B[:, None], rotary_B[:, None], attend_in)
     return hidden_Bx1xD[:, 0], KVCache(tuple(keys), tuple(values))
 
 
@@ -135,8 +141,8 @@ def logits(graph: nnx.GraphDef, weights: Weights, hidden_xD: jax.Array) -> jax.A
     return _model(graph, weights).logits(hidden_xD)
 
 
-def _forward(graph: nnx.GraphDef, weights: Weights, tokens_BxT, positions_BxT, attend_in) -> jax.Array:
-    return _model(graph, weights).unrolled(weights.layers, tokens_BxT, positions_BxT, attend_in)
+def _forward(graph: nnx.GraphDef, weights: Weights, tokens_BxT, positions, attend_in, images=None) -> jax.Array:
+    return _model(graph, weights).unrolled(weights.layers, tokens_BxT, positions, attend_in, images)
 
 
 def _model(graph: nnx.GraphDef, weights: Weights) -> Qwen:

@@ -1,4 +1,4 @@
-"""Reads and writes Hugging Face directories: config.json, safetensors (one file or sharded) and tokenizer files.
+"""Reads and writes Hugging Face directories: safetensors (one file or sharded), config.json (configs.py) and tokenizer files.
 
 A parameter tree is the pure state of `Qwen`: nested dicts of float32 arrays, layers stacked on the first axis. Hugging Face keeps
 one [out, in] matrix per layer; the tree keeps [L, in, out]. parameters.py says which tensor is which parameter.
@@ -25,15 +25,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from bapo_jax.models.configs import architecture, overrides, read_config, stored_dtype, with_stated  # noqa: F401
 from bapo_jax.models.parameters import Parameter
 from bapo_jax.models.qwen import ModelConfig, Qwen, abstract_params, parameters_of
 from bapo_jax.parallel import fetch, on_device
 
 Params = dict[str, Any]
 
-MODEL_TYPES = ('qwen2', 'qwen3')
-TOKENIZER_FILES = ('tokenizer.json', 'tokenizer_config.json', 'chat_template.jinja', 'vocab.json', 'merges.txt',
-                   'special_tokens_map.json', 'added_tokens.json', 'generation_config.json')
+TOKENIZER_FILES = ('tokenizer.json', 'tokenizer_config.json', 'chat_template.jinja', 'chat_template.json', 'vocab.json',
+                   'merges.txt', 'special_tokens_map.json', 'added_tokens.json', 'generation_config.json',
+                   'preprocessor_config.json', 'video_preprocessor_config.json', 'processor_config.json')
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}  # of written weights
 SHARD_BYTES = 5 * 10**9  # the largest file of weights, as in transformers
@@ -49,109 +50,25 @@ class Tensor(NamedTuple):
     transposed: bool
 
 
-def overrides(model: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run's config (its section `model`) states in place of fields of the model's config.json, named as there.
-
-    Qwen2.5-Math was made for 4,096 positions. People train it on more with rope_theta 40,000 and 16,384 positions.
-    """
-    stated: dict[str, Any] = {}
-    if model.get('max_positions'):
-        stated['max_position_embeddings'] = model['max_positions']
-    if model.get('rope_theta'):
-        # By the names of transformers 4 and 5.
-        stated |= {'rope_theta': model['rope_theta'], 'rope_parameters': {'rope_type': 'default', 'rope_theta': model['rope_theta']}}
-    return stated
-
-
-def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, Any] = MappingProxyType({})) -> ModelConfig:
-    """Reads the decoder's shape from `path/config.json`; what is `stated` (`overrides`) counts in its place.
-
-    Raises FileNotFoundError where the directory or the file is missing. Raises ValueError, naming the field, where the file asks
-    for something that `Qwen` leaves out.
-    """
-    file = Path(path) / 'config.json'
-    if not file.is_file():
-        raise FileNotFoundError(f'model.path={str(path)!r}: no config.json there; give a Hugging Face model directory')
-    try:
-        c = json.loads(file.read_text('utf-8'))
-    except ValueError as e:
-        raise ValueError(f'{file}: not valid JSON ({e}); fetch the model directory again') from e
-    c |= stated
-    if c.get('model_type') not in MODEL_TYPES:
-        raise ValueError(f'{file}: model_type={c.get("model_type")!r} is not supported; supported: {", ".join(MODEL_TYPES)}')
-    unsupported = _unsupported(c)
-    if unsupported:
-        raise ValueError(f'{file}: {"; ".join(unsupported)}')
-    rope = c.get('rope_parameters') or c.get('rope_scaling') or {}  # transformers 5 and before
-    try:
-        # Qwen3 must state its head size; Qwen2's default is width / heads.
-        head_dim = c['head_dim'] if c['model_type'] == 'qwen3' else c.get('head_dim')
-        return ModelConfig(
-            model_type=c['model_type'],
-            vocab_size=c['vocab_size'],
-            hidden_size=c['hidden_size'],
-            intermediate_size=c['intermediate_size'],
-            num_layers=c['num_hidden_layers'],
-            num_heads=c['num_attention_heads'],
-            num_kv_heads=c.get('num_key_value_heads') or c['num_attention_heads'],
-            head_dim=head_dim or c['hidden_size'] // c['num_attention_heads'],
-            rope_theta=float(c.get('rope_theta') or rope.get('rope_theta', 10_000.0)),
-            rms_norm_eps=float(c.get('rms_norm_eps', 1e-6)),
-            tie_embeddings=bool(c.get('tie_word_embeddings', False)),
-            max_positions=c.get('max_position_embeddings') or 0,
-            dtype=dtype,
-        )
-    except KeyError as e:
-        raise ValueError(f'{file}: the field {e.args[0]!r} is missing') from e
-
-
-def _unsupported(c: dict[str, Any]) -> list[str]:
-    """One message for each field of a config.json that asks for something `Qwen` leaves out."""
-    rope_types = {
-        field: rope.get('rope_type', rope.get('type', 'default'))
-        for field in ('rope_parameters', 'rope_scaling')
-        if (rope := c.get(field))
-    }
-    supported = (
-        ('hidden_act', c.get('hidden_act', 'silu') == 'silu', "'silu'"),
-        ('use_sliding_window', not c.get('use_sliding_window'), 'False'),
-        ('layer_types', set(c.get('layer_types') or ()) <= {'full_attention'}, "'full_attention' in every layer"),
-        ('attention_bias', c['model_type'] == 'qwen2' or not c.get('attention_bias'), 'False'),  # Qwen2 does not read it
-        *((field, rope_type == 'default', "rope_type 'default'") for field, rope_type in rope_types.items()),
-        ('quantization_config', not c.get('quantization_config'), 'weights that are not quantised'),
-    )
-    return [f'{field}={c[field]!r} is not supported; supported: {values}' for field, fine, values in supported if not fine]
-
-
-def architecture(config: ModelConfig) -> dict[str, Any]:
-    """The fields, named as in config.json, that tell this model from another."""
-    return {
-        'model_type': config.model_type,
-        'vocab_size': config.vocab_size,
-        'hidden_size': config.hidden_size,
-        'intermediate_size': config.intermediate_size,
-        'num_hidden_layers': config.num_layers,
-        'num_attention_heads': config.num_heads,
-        'num_key_value_heads': config.num_kv_heads,
-        'head_dim': config.head_dim,
-        'tie_word_embeddings': config.tie_embeddings,
-    }
-
-
 def init_params(config: ModelConfig, seed: int) -> Params:
     """Freshly initialised parameters (normal, 0.02)."""
     return nnx.to_pure_dict(nnx.state(Qwen(config, rngs=nnx.Rngs(seed)), nnx.Param))
 
 
 def layout(config: ModelConfig) -> list[Tensor]:
-    """Every tensor of the model in a checkpoint, in the parameter table's order: embedding, layer after layer, norm, head."""
+    """Every tensor of the model in a checkpoint, in the parameter table's order: embedding, layer after layer, norm, head, vision."""
     tensors = []
     in_files = (p for p in parameters_of(config) if p.name)
     for per_layer, group in itertools.groupby(in_files, key=lambda parameter: parameter.per_layer):
         group = list(group)
-        for layer in range(config.num_layers) if per_layer else (None,):
+        for layer in range(_stacked(group[0], config)) if per_layer else (None,):
             tensors += [Tensor(p.name.format(layer), p.path, layer, p.transposed) for p in group]
     return tensors
+
+
+def _stacked(parameter: Parameter, config: ModelConfig) -> int:
+    """How many layers, or blocks of the vision tower, are stacked in a parameter."""
+    return config.vision.depth if parameter.needs == 'vision' else config.num_layers
 
 
 def check_weights(path: str | Path, config: ModelConfig) -> None:
@@ -280,7 +197,7 @@ def as_in_files(config: ModelConfig, params: Params, dtype: str) -> Iterator[tup
     for per_layer, group in itertools.groupby(in_files, key=lambda parameter: parameter.per_layer):
         group = tuple(group)
         shardings = tuple(_sharding_in_files(p, _get(params, p.path)) for p in group)
-        for layer in range(config.num_layers) if per_layer else (0,):
+        for layer in range(_stacked(group[0], config)) if per_layer else (0,):
             arrays = _as_in_files(params, layer, parameters=group, dtype=dtype, shardings=shardings)
             yield from zip((p.name.format(layer) for p in group), arrays, strict=True)
 
@@ -334,7 +251,7 @@ def save(
         if (like / name).is_file() and like != path:
             shutil.copy(like / name, path / name)
     if stated or stored_dtype(path) != dtype:
-        config = json.loads((path / 'config.json').read_text('utf-8')) | stated
+        config = with_stated(json.loads((path / 'config.json').read_text('utf-8')), stated)
         config['dtype' if 'dtype' in config else 'torch_dtype'] = dtype
         (path / 'config.json').write_text(json.dumps(config, indent=2) + '\n', 'utf-8')
 
@@ -368,12 +285,6 @@ def _shards(tensors: Iterable[tuple[str, np.ndarray]], dtype: np.dtype, limit: i
         shard[name] = array
         size += array.nbytes
     yield shard
-
-
-def stored_dtype(path: str | Path) -> str | None:
-    """The dtype that config.json states for the weights: 'bfloat16', 'float32', …; None where it states none."""
-    config = json.loads((Path(path) / 'config.json').read_text('utf-8'))
-    return config.get('dtype') or config.get('torch_dtype')  # transformers 5 and before
 
 
 def _get(tree: Params, path: tuple[str, ...]) -> Any:

@@ -1,10 +1,12 @@
-"""The decoder of Qwen2 and Qwen3 in Flax NNX, layers scanned.
+"""The decoder of Qwen2, Qwen3 and Qwen2.5-VL in Flax NNX, layers scanned.
 
-The two differ only in the attention: Qwen2 adds a bias to queries, keys and values; Qwen3 has no bias and normalises each head's
-queries and keys.
+They differ only in the attention: Qwen2 adds a bias to queries, keys and values; Qwen3 has no bias and normalises each head's
+queries and keys. Qwen2.5-VL's decoder is Qwen2's with three positions a token. Its vision tower (vision.py) makes the features that
+take the place of image tokens' embeddings.
 
 Shapes:  B rows · T tokens · D width · N query heads · K key/value heads · H head size · F MLP width
-         V vocabulary · L layers.  Parameters (listed in parameters.py) are float32; matrix products run in `config.dtype`.
+         V vocabulary · L layers · I features of images.
+         Parameters (listed in parameters.py) are float32; matrix products run in `config.dtype`.
 
 Left out, because no checkpoint that this project trains needs them: sliding windows, rope scaling, dropout, attention sinks.
 """
@@ -17,36 +19,25 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from bapo_jax.models.attention import ATTENTION
-from bapo_jax.models.parameters import PARAMETERS, Parameter
-from bapo_jax.models.split import Split, matmul
+from bapo_jax.models.layers import MLP_INPUT, REMAT, Linear, RMSNorm, Rope, rotate, swiglu
+from bapo_jax.models.parameters import PARAMETERS, VISION_PARAMETERS, Parameter
+from bapo_jax.models.patches import VisionConfig
+from bapo_jax.models.split import Split
+from bapo_jax.models.vision import VisionTower
 
 # (q_BxTxNxH, k_BxKxTxH, v_BxKxTxH) -> [B, T, N·H]; the function itself masks.
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-
-MLP_INPUT, PRODUCT = 'mlp_input', 'product'  # the residual stream between attention and MLP; x @ kernel
-
-# What is kept of each layer for the backward pass, which computes the rest again; the layer's input is always kept.
-REMAT = {
-    'none': jax.checkpoint_policies.everything_saveable,
-    'matrix_products': jax.checkpoint_policies.save_only_these_names(ATTENTION, MLP_INPUT, PRODUCT),
-    'attention_and_mlp_inputs': jax.checkpoint_policies.save_only_these_names(ATTENTION, MLP_INPUT),
-    'offload': jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[], names_which_can_be_offloaded=[ATTENTION, MLP_INPUT],
-        offload_src='device', offload_dst='pinned_host',
-    ),
-    'full': jax.checkpoint_policies.nothing_saveable,
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """The fields of a Hugging Face `config.json` that shape the decoder."""
 
-    model_type: str  # 'qwen2' or 'qwen3'
+    model_type: str  # 'qwen2', 'qwen3' or 'qwen2_5_vl'
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -60,10 +51,12 @@ class ModelConfig:
     dtype: str = 'float32'  # of the matrix products
     value_head: bool = False  # a critic: states have values, and tokens no logits
     max_positions: int = 0  # tokens of the longest sequence that the model was made for; 0: not stated
+    mrope_section: tuple[int, ...] = ()  # how many rotary frequencies turn by each of a token's three positions; (): one position
+    vision: VisionConfig | None = None
 
     @property
     def qkv_bias(self) -> bool:
-        return self.model_type == 'qwen2'
+        return self.model_type in ('qwen2', 'qwen2_5_vl')
 
     @property
     def qk_norm(self) -> bool:
@@ -76,77 +69,27 @@ class ModelConfig:
 
 def parameters_of(config: ModelConfig) -> tuple[Parameter, ...]:
     """The rows of the parameter table that this model has, in the table's order."""
-    return tuple(p for p in PARAMETERS if not p.needs or getattr(config, p.needs))
+    return tuple(p for p in PARAMETERS + VISION_PARAMETERS if not p.needs or getattr(config, p.needs))
 
 
-class Rope(NamedTuple):
-    """The rotary tables of some tokens, float32 [B, 1, T, H / 2]; one for all layers."""
+class ImageFeatures(NamedTuple):
+    """What the vision tower made of the images of some rows, and the tokens whose embeddings it replaces."""
 
-    cos: jax.Array
-    sin: jax.Array
+    values_IxD: jax.Array
+    at_BxT: jax.Array  # int32: which feature stands at a token; -1: the token's own embedding
 
 
-def rope_tables(positions_BxT: jax.Array, config: ModelConfig) -> Rope:
+def rope_tables(positions: jax.Array, config: ModelConfig) -> Rope:
+    """`positions` are [B, T] or, of a model with `mrope_section`, [3, B, T]; text has three equal ones."""
     half = config.head_dim // 2
     frequency_h = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle_Bx1xTxh = positions_BxT[:, None, :, None].astype(jnp.float32) * frequency_h[None, None, None, :]
+    if positions.ndim == 2:
+        position_Bx1xTxh = positions[:, None, :, None]
+    else:
+        which_h = np.repeat(np.arange(len(config.mrope_section)) % 3, config.mrope_section)
+        position_Bx1xTxh = jnp.moveaxis(positions[which_h], 0, -1)[:, None]
+    angle_Bx1xTxh = position_Bx1xTxh.astype(jnp.float32) * frequency_h[None, None, None, :]
     return Rope(jnp.cos(angle_Bx1xTxh), jnp.sin(angle_Bx1xTxh))
-
-
-def rotate(x_BxNxTxH: jax.Array, rope: Rope) -> jax.Array:
-    """Rotary position embedding in the half-rotation layout of Hugging Face's Qwen."""
-    cos, sin = rope
-    first, second = (half.astype(jnp.float32) for half in jnp.split(x_BxNxTxH, 2, axis=-1))
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BxNxTxH.dtype)
-
-
-@jax.custom_vjp
-def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
-    """silu(gate) · up. The backward pass keeps its two inputs alone: a CPU computes the rest faster than it reads it."""
-    return jax.nn.silu(gate) * up
-
-
-def _swiglu_backward(saved, gradient):
-    gate, up = saved
-    sigmoid = jax.nn.sigmoid(gate)
-    silu = gate * sigmoid
-    return gradient * up * (sigmoid + silu * (1 - sigmoid)), gradient * silu
-
-
-swiglu.defvjp(lambda gate, up: (swiglu(gate, up), (gate, up)), _swiglu_backward)
-
-
-class Linear(nnx.Module):
-    """x @ kernel (+ bias) in the model's compute dtype; parameters are float32."""
-
-    def __init__(
-        self, config: ModelConfig, inputs: int, outputs: int, *, bias: bool = False, std: float = 0.02, width: int = 0,
-        rngs: nnx.Rngs,
-    ):  # fmt: skip
-        """`width` is the axis of the kernel that has the model's width: the one that 'fsdp' splits."""
-        self.kernel = nnx.Param(nnx.initializers.normal(std)(rngs.params(), (inputs, outputs), jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32)) if bias else None
-        self.dtype, self.width = config.dtype, width
-
-    def __call__(self, x_xI: jax.Array, split: Split = Split()) -> jax.Array:
-        y_xO = checkpoint_name(matmul(x_xI.astype(self.dtype), self.kernel[...], split, self.width), PRODUCT)
-        if self.bias is None:
-            return y_xO
-        return y_xO + jax.lax.broadcast_to_rank(self.bias[...].astype(self.dtype), y_xO.ndim)
-
-
-class RMSNorm(nnx.Module):
-    """x / rms(x) · scale over the last axis, computed in float32 as Hugging Face does."""
-
-    def __init__(self, config: ModelConfig, size: int):
-        self.scale = nnx.Param(jnp.ones(size, jnp.float32))
-        self.eps = config.rms_norm_eps
-
-    def __call__(self, x_xI: jax.Array, split: Split = Split()) -> jax.Array:
-        """`split` where `x` is what a device has of work that 'tensor' shares."""
-        x = x_xI.astype(jnp.float32)
-        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
-        return (x * jax.lax.broadcast_to_rank(split.enter(self.scale[...]), x.ndim)).astype(x_xI.dtype)
 
 
 class Block(nnx.Module):
@@ -156,13 +99,14 @@ class Block(nnx.Module):
         c, self.config = config, config
 
         def linear(inputs: int, outputs: int, bias: bool = False, width: int = 0) -> Linear:
-            return Linear(c, inputs, outputs, bias=bias, width=width, rngs=rngs)
+            return Linear(c.dtype, inputs, outputs, bias=bias, width=width, rngs=rngs)
 
-        self.attention_norm, self.mlp_norm = RMSNorm(c, c.hidden_size), RMSNorm(c, c.hidden_size)
+        self.attention_norm, self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps), RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.q = linear(c.hidden_size, c.num_heads * c.head_dim, bias=c.qkv_bias)
         self.k = linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
         self.v = linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
-        self.q_norm, self.k_norm = (RMSNorm(c, c.head_dim), RMSNorm(c, c.head_dim)) if c.qk_norm else (None, None)
+        self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else None
+        self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else None
         self.o = linear(c.num_heads * c.head_dim, c.hidden_size, width=1)
         self.gate = linear(c.hidden_size, c.intermediate_size)
         self.up = linear(c.hidden_size, c.intermediate_size)
@@ -200,32 +144,49 @@ class Qwen(nnx.Module):
             return Block(config, rngs=layer_rngs)
 
         self.layers = stacked_layers(rngs)
-        self.norm = RMSNorm(config, config.hidden_size)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         if config.untied_head:
-            self.head = Linear(config, config.hidden_size, config.vocab_size, rngs=rngs)
+            self.head = Linear(config.dtype, config.hidden_size, config.vocab_size, rngs=rngs)
         if config.value_head:
-            self.value = Linear(config, config.hidden_size, 1, std=0.0, rngs=rngs)
+            self.value = Linear(config.dtype, config.hidden_size, 1, std=0.0, rngs=rngs)
+        if config.vision:
+            self.vision = VisionTower(config.vision, config.dtype, rngs=rngs)
 
-    def __call__(self, tokens_BxT, positions_BxT, attend: Attend, *, remat: str = 'none', split: Split = Split()):
-        """Returns hidden states [B, T, D] after the final norm; `remat` is a key of REMAT, what the backward pass recomputes."""
-        c, (graph, stacked), rope = self.config, nnx.split(self.layers), rope_tables(positions_BxT, self.config)
+    def __call__(
+        self, tokens_BxT, positions, attend: Attend, images: ImageFeatures | None = None, *, remat: str = 'none',
+        split: Split = Split(),
+    ):  # fmt: skip
+        """Returns hidden states [B, T, D] after the final norm; `remat` is a key of REMAT, what the backward pass recomputes.
+
+        `positions` are as for `rope_tables`. Of a split model, `images` has all columns of its features.
+        """
+        (graph, stacked), rope = nnx.split(self.layers), rope_tables(positions, self.config)
 
         def layer_step(x_BxTxD, weights):
             return nnx.merge(graph, weights)(x_BxTxD, rope, attend, split), None
 
         # Inside a scan XLA cannot merge what is recomputed with the forward pass, so nothing need be done against it.
         step = layer_step if remat == 'none' else jax.checkpoint(layer_step, policy=REMAT[remat], prevent_cse=False)
-        x_BxTxD = split.look_up(self.embedding.embedding[...], tokens_BxT, c.dtype)
+        x_BxTxD = self._embed(tokens_BxT, images, split)
         x_BxTxD, _ = jax.lax.scan(step, x_BxTxD, stacked)
         return self.norm(x_BxTxD)
 
-    def unrolled(self, layers: Sequence[Any], tokens_BxT, positions_BxT, attend_in: Callable[[int], Attend]):
+    def unrolled(
+        self, layers: Sequence[Any], tokens_BxT, positions, attend_in: Callable[[int], Attend], images: ImageFeatures | None = None
+    ):
         """Returns hidden states [B, T, D] as above, of layers that are not stacked; `attend_in(i)` is the attention of layer i."""
-        x_BxTxD = Split().look_up(self.embedding.embedding[...], tokens_BxT, self.config.dtype)
-        graph, rope = nnx.split(self.layers)[0], rope_tables(positions_BxT, self.config)
+        x_BxTxD = self._embed(tokens_BxT, images, Split())
+        graph, rope = nnx.split(self.layers)[0], rope_tables(positions, self.config)
         for i, weights in enumerate(layers):
             x_BxTxD = nnx.merge(graph, weights)(x_BxTxD, rope, attend_in(i))
         return self.norm(x_BxTxD)
+
+    def _embed(self, tokens_BxT, images: ImageFeatures | None, split: Split):
+        x_BxTxD = split.look_up(self.embedding.embedding[...], tokens_BxT, self.config.dtype)
+        if images is None:
+            return x_BxTxD
+        feature_BxTxD = jnp.take(images.values_IxD, jnp.maximum(images.at_BxT, 0), axis=0).astype(x_BxTxD.dtype)
+        return jnp.where((images.at_BxT >= 0)[..., None], feature_BxTxD, x_BxTxD)
 
     @property
     def head_VxD(self) -> jax.Array:

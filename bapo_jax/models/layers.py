@@ -1,0 +1,89 @@
+"""What the decoder and the vision tower are made of: matrix products, norms, rotation, the gated unit, rematerialisation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from bapo_jax.models.attention import ATTENTION
+from bapo_jax.models.split import Split, matmul
+
+MLP_INPUT, PRODUCT = 'mlp_input', 'product'  # the residual stream between attention and MLP; x @ kernel
+
+# What is kept of each layer for the backward pass, which computes the rest again; the layer's input is always kept.
+REMAT = {
+    'none': jax.checkpoint_policies.everything_saveable,
+    'matrix_products': jax.checkpoint_policies.save_only_these_names(ATTENTION, MLP_INPUT, PRODUCT),
+    'attention_and_mlp_inputs': jax.checkpoint_policies.save_only_these_names(ATTENTION, MLP_INPUT),
+    'offload': jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[], names_which_can_be_offloaded=[ATTENTION, MLP_INPUT],
+        offload_src='device', offload_dst='pinned_host',
+    ),
+    'full': jax.checkpoint_policies.nothing_saveable,
+}  # fmt: skip
+
+
+class Rope(NamedTuple):
+    """The rotary tables of some tokens, float32 [B, 1, T, H / 2]; one for all layers."""
+
+    cos: jax.Array
+    sin: jax.Array
+
+
+def rotate(x_BxNxTxH: jax.Array, rope: Rope) -> jax.Array:
+    """Rotary position embedding in the half-rotation layout of Hugging Face's Qwen."""
+    cos, sin = rope
+    first, second = (half.astype(jnp.float32) for half in jnp.split(x_BxNxTxH, 2, axis=-1))
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BxNxTxH.dtype)
+
+
+@jax.custom_vjp
+def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """silu(gate) · up. The backward pass keeps its two inputs alone: a CPU computes the rest faster than it reads it."""
+    return jax.nn.silu(gate) * up
+
+
+def _swiglu_backward(saved, gradient):
+    gate, up = saved
+    sigmoid = jax.nn.sigmoid(gate)
+    silu = gate * sigmoid
+    return gradient * up * (sigmoid + silu * (1 - sigmoid)), gradient * silu
+
+
+swiglu.defvjp(lambda gate, up: (swiglu(gate, up), (gate, up)), _swiglu_backward)
+
+
+class Linear(nnx.Module):
+    """x @ kernel (+ bias) in the compute dtype `dtype`; parameters are float32."""
+
+    def __init__(
+        self, dtype: str, inputs: int, outputs: int, *, bias: bool = False, std: float = 0.02, width: int = 0, rngs: nnx.Rngs,
+    ):  # fmt: skip
+        """`width` is the axis of the kernel that has the model's width: the one that 'fsdp' splits."""
+        self.kernel = nnx.Param(nnx.initializers.normal(std)(rngs.params(), (inputs, outputs), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32)) if bias else None
+        self.dtype, self.width = dtype, width
+
+    def __call__(self, x_xI: jax.Array, split: Split = Split()) -> jax.Array:
+        y_xO = checkpoint_name(matmul(x_xI.astype(self.dtype), self.kernel[...], split, self.width), PRODUCT)
+        if self.bias is None:
+            return y_xO
+        return y_xO + jax.lax.broadcast_to_rank(self.bias[...].astype(self.dtype), y_xO.ndim)
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) · scale over the last axis, computed in float32 as Hugging Face does."""
+
+    def __init__(self, size: int, eps: float):
+        self.scale = nnx.Param(jnp.ones(size, jnp.float32))
+        self.eps = eps
+
+    def __call__(self, x_xI: jax.Array, split: Split = Split()) -> jax.Array:
+        """`split` where `x` is what a device has of work that 'tensor' shares."""
+        x = x_xI.astype(jnp.float32)
+        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
+        return (x * jax.lax.broadcast_to_rank(split.enter(self.scale[...]), x.ndim)).astype(x_xI.dtype)
