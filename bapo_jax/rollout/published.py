@@ -10,6 +10,7 @@ ml_dtypes.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import zlib
@@ -115,7 +116,8 @@ def check_model(manifest: Manifest, config: Any) -> None:
 
 
 def _served(config: Any, field: str) -> Any:
-    value = getattr(config, field, None)
+    """The field of a config object; a name with dots is that of a part's field."""
+    value = functools.reduce(lambda part, name: getattr(part, name, None), field.split('.'), config)
     if field == 'head_dim' and value is None:  # optional in Qwen2's config
         return config.hidden_size // config.num_attention_heads
     return value

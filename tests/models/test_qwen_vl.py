@@ -20,7 +20,7 @@ from bapo_jax.models import decoding, hf
 from bapo_jax.models.attention import masked, xla
 from bapo_jax.models.parameters import VISION_PARAMETERS
 from bapo_jax.models.patches import features_at, in_slots, lay_out_images, rope_positions
-from bapo_jax.models.qwen import REMAT, ImageFeatures, parameters_of
+from bapo_jax.models.qwen import ImageFeatures, parameters_of
 from bapo_jax.models.split import Split
 from bapo_jax.models.vision import attend_within
 
@@ -141,7 +141,7 @@ def test_positions_are_hugging_faces(grids, make_vl):
     assert following == len(tokens) + shift.item()
 
 
-@pytest.mark.parametrize('shape', SHAPES)
+@pytest.mark.parametrize('shape', list(SHAPES)[:2])
 def test_gradients_are_hugging_faces(shape, make_vl):
     """Of the mean of sin(logits) over the tokens of one prompt, every parameter's: 1e-5 of its largest."""
     policy, model = make_vl(shape), torch_model(make_vl(shape).path)
@@ -165,15 +165,14 @@ def test_gradients_are_hugging_faces(shape, make_vl):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('remat', sorted(REMAT.keys() - {'none'}))
-def test_rematerialised_is_the_same_gradient(remat, make_vl):
+def test_rematerialised_is_the_same_gradient(make_vl):
     policy = make_vl()
     rows = Rows(policy.config)
 
     def loss(params, remat):
         return jnp.mean(jnp.sin(rows.logits(policy.graph, params, remat)))
 
-    got, want = (jax.jit(jax.grad(loss), static_argnums=1)(policy.params, r) for r in (remat, 'none'))
+    got, want = (jax.jit(jax.grad(loss), static_argnums=1)(policy.params, remat) for remat in ('matrix_products', 'none'))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * float(jnp.abs(b).max()) + 1e-8)
 
@@ -207,13 +206,13 @@ def test_company_does_not_change_an_image(make_vl):
 def test_few_programs_are_compiled(make_vl):
     policy, rng = make_vl(), np.random.default_rng(0)
     features.clear_cache()
-    lists = [[(1, *(2 * rng.integers(1, 9, 2)).tolist()) for _ in range(rng.integers(1, 4))] for _ in range(40)]
+    lists = [[(1, *(2 * rng.integers(1, 9, 2)).tolist()) for _ in range(rng.integers(1, 4))] for _ in range(20)]
     for grids in lists:
         features_of(policy, grids, pixels_of(grids), row_windows=16, rows=3)
     assert features._cache_size() == 1
     for grids in lists:
         features_of(policy, grids, pixels_of(grids))
-    assert features._cache_size() <= 20  # 40 lists of sizes
+    assert features._cache_size() <= 12  # 20 lists of sizes
 
 
 def test_long_rows_in_blocks_are_the_same_value_and_gradient():
@@ -238,18 +237,20 @@ def test_a_prompt_with_images_and_then_a_token_at_a_time_are_the_full_forward_pa
     positions, following = rope_positions(tokens, GRIDS[0], policy.config.vision)
     after = np.concatenate([positions, np.broadcast_to(following + np.arange(3), (3, 3))], axis=1)
     model, layout = nnx.merge(policy.graph, policy.params), rows.layout
-    values, whole = model.vision(rows.slots, layout.position_RxPx2, layout.image_RxP), np.concatenate([tokens, answer])[None]
+    values = features(policy.params, rows.slots, layout.position_RxPx2, layout.image_RxP, graph=policy.graph)
+    whole = np.concatenate([tokens, answer])[None]
     images = ImageFeatures(values, features_at(whole, layout.feature_I, IMAGE))
     want = model(whole, after[:, None], lambda *qkv: xla(*qkv, jnp.ones_like(whole)), images)
 
     weights, n = decoding.unstacked(policy.params, policy.config), len(tokens)
     of_prompt = ImageFeatures(values, images.at_BxT[:, :n])
-    state, cache = decoding.prefill(policy.graph, weights, tokens[None], np.array([n]), positions[:, None], of_prompt)
+    prefill, decode = (jax.jit(f, static_argnums=0) for f in (decoding.prefill, decoding.decode))
+    state, cache = prefill(policy.graph, weights, tokens[None], np.array([n]), positions[:, None], of_prompt)
     cache = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, slots - n), (0, 0))), cache)
     for i, token in enumerate(answer):
         np.testing.assert_allclose(state, want[:, n + i - 1], rtol=0, atol=2e-5)
         at, shift = np.array([n + i]), np.array([following - n])
-        state, cache = decoding.decode(policy.graph, weights, np.array([token]), at, cache, n + i + 1, shift)
+        state, cache = decode(policy.graph, weights, np.array([token]), at, cache, n + i + 1, shift)
     np.testing.assert_allclose(state, want[:, -1], rtol=0, atol=2e-5)
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from tiny import QWEN3
+from tiny_vl import make_vl  # noqa: F401  (a fixture)
 
 from bapo_jax.models import hf
 from bapo_jax.rollout.publish import publish
@@ -188,6 +189,17 @@ def test_a_server_knows_its_own_model_by_its_hugging_face_config(fields, make_po
     policy = make_policy(**fields)
     manifest = read_manifest(publish(tmp_path, 1, policy.params, policy.config, 'float32'))
     check_model(manifest, AutoConfig.from_pretrained(policy.path))
+
+
+def test_a_server_knows_a_model_with_a_vision_tower_by_its_parts(make_vl, tmp_path):
+    from transformers import AutoConfig
+
+    policy = make_vl()
+    manifest, served = read_manifest(publish(tmp_path, 1, policy.params, policy.config, 'float32')), AutoConfig.from_pretrained(policy.path)
+    check_model(manifest, served)
+    served.vision_config.depth += 1
+    with pytest.raises(RefusedPolicy, match='vision_config.depth 3 .the server has 4'):
+        check_model(manifest, served)
 
 
 @pytest.mark.parametrize(
