@@ -195,7 +195,8 @@ def test_a_server_knows_a_model_with_a_vision_tower_by_its_parts(make_vl, tmp_pa
     from transformers import AutoConfig
 
     policy = make_vl()
-    manifest, served = read_manifest(publish(tmp_path, 1, policy.params, policy.config, 'float32')), AutoConfig.from_pretrained(policy.path)
+    manifest = read_manifest(publish(tmp_path, 1, policy.params, policy.config, 'float32'))
+    served = AutoConfig.from_pretrained(policy.path)
     check_model(manifest, served)
     served.vision_config.depth += 1
     with pytest.raises(RefusedPolicy, match='vision_config.depth 3 .the server has 4'):
