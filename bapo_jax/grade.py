@@ -3,9 +3,9 @@
     python -m bapo_jax.grade countdown < rows.jsonl > verdicts.jsonl
 
 A row is {"response": str, "ground_truth": ...} and gets one line {"verdict": "correct", "reward": 1.0, "answer": str or null}, in
-the same order. The task's module defines the ground truth: an object for countdown; for math an answer, a list of accepted ones,
-or an object that also says what the prompt demands. A malformed row stops the program with exit code 2, after the rows before it
-are judged. A summary goes to stderr.
+the same order. The task's module defines the ground truth: an object for countdown; for math and geometry an answer, a list of
+accepted ones, or an object that also says what the prompt demands. A malformed row stops the program with exit code 2, after the
+rows before it are judged. A summary goes to stderr.
 """
 
 from __future__ import annotations

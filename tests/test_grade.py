@@ -73,6 +73,16 @@ def test_mathematics_through_the_pool_in_order():
 
 
 @pytest.mark.slow
+def test_geometry():
+    rows = [row(r'\boxed{2√3\text{ cm}}', r'2 \sqrt { 3 }'), row(r'\boxed{m\angle A = 31^\circ}', {'answers': ['30']})]
+    done = run(b'\n'.join(rows), 'geometry')
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        {'verdict': 'correct', 'reward': 1.0, 'answer': r'2\sqrt{3}'},
+        {'verdict': 'wrong', 'reward': 0.0, 'answer': '31'},
+    ]
+
+
+@pytest.mark.slow
 def test_more_rows_than_are_taken_at_once_stay_in_order():
     count = 2 * ROWS_AT_ONCE + 3
     done = run(b'\n'.join(row(f'\\boxed{{{i}}}', str(i - i % 2)) for i in range(count)) + b'\n{}', 'math')

@@ -32,7 +32,7 @@ from absl import logging
 
 from bapo_jax.groups import Prompt
 
-TASKS = ('countdown', 'math')
+TASKS = ('countdown', 'math', 'geometry')
 _CHUNK = 25_000  # questions that a process renders in a few seconds, which is what its start costs
 _WORKERS = 16  # each takes some 400 MB
 

@@ -62,7 +62,7 @@ def training_problems(source: str, *, limit: int, seed: int) -> list[Problem]:
     if str(source).endswith(FILE_ENDINGS) or Path(source).exists():
         problems = read_problems(source, blank_answers=True)
     elif re.fullmatch(r'[\w.-]+/[\w.-]+', source):
-        problems = [p for path in _download(source, '*train*') for p in read_problems(path, blank_answers=True)]
+        problems = [p for path in download(source, '*train*') for p in read_problems(path, blank_answers=True)]
     else:
         raise ValueError(
             f"task.train is {source!r}; expected a file ending in {', '.join(FILE_ENDINGS)}, or a hub data set 'owner/name' "
@@ -94,7 +94,7 @@ def benchmark(name: str) -> list[Problem]:
             'of them, give a file as the benchmark, or unset BAPO_DATA to download it'
         )
     source, pattern = _HUB[name]
-    return [p for path in _download(source, pattern) for p in read_problems(path)]
+    return [p for path in download(source, pattern) for p in read_problems(path)]
 
 
 def read_problems(path: str | Path, *, dataset: str | None = None, blank_answers: bool = False) -> list[Problem]:
@@ -110,8 +110,9 @@ def read_problems(path: str | Path, *, dataset: str | None = None, blank_answers
     rows = list(_parquet_rows(path) if path.suffix == '.parquet' else jsonl_rows(path, '"problem" and "answer"'))
     if not rows:
         raise ValueError(f'{path}: no rows; expected columns "problem" and "answer"')
-    problems = [_problem(row, where, blank_answers) for where, row in rows if dataset is None or row.get('dataset') == dataset]
-    blank = [where for (where, _), problem in zip(rows, problems) if problem is None]
+    wanted = [(where, row) for where, row in rows if dataset is None or row.get('dataset') == dataset]
+    problems = [question_of_row(row, where, blank_answers) for where, row in wanted]
+    blank = [where for (where, _), problem in zip(wanted, problems) if problem is None]
     if blank and len(blank) == len(problems):
         raise ValueError(f'{path}: none of its {len(rows)} rows has an answer; give a file whose "answer" is filled in')
     if blank:
@@ -145,10 +146,13 @@ def _decodes(table: pyarrow.Table) -> bool:
     return True
 
 
-def _problem(row: dict, where: str, blank_answers: bool) -> Problem | None:
-    """The problem of a row in any of the three shapes; None where it has no answer and `blank_answers` allows that."""
+def question_of_row(row: dict, where: str, blank_answers: bool, *, suffix: str = SUFFIX) -> Problem | None:
+    """The problem of a row in any of the three shapes; None where it has no answer and `blank_answers` allows that.
+
+    `suffix` is the instruction that the task's template adds: verl's rows have it already, and lose it here.
+    """
     if 'reward_model' in row or ('prompt' in row and 'problem' not in row and 'question' not in row):
-        problem, answer, column = _verl_question(row, where), _verl_answer(row, where), 'reward_model.ground_truth'
+        problem, answer, column = _verl_question(row, where, suffix), _verl_answer(row, where), 'reward_model.ground_truth'
     else:
         problem = _column(row, ('problem', 'question'), where)
         column = 'answer' if 'answer' in row or 'final_answer' not in row else 'final_answer'
@@ -173,13 +177,13 @@ def _column(row: dict, names: tuple[str, ...], where: str) -> Any:
     raise ValueError(f'{where}: column {names[0]!r} is missing; the row has {short(", ".join(row))}; rename or add it')
 
 
-def _verl_question(row: dict, where: str) -> Any:
+def _verl_question(row: dict, where: str, suffix: str) -> Any:
     """The user's last message in verl's chat, without the instruction that the prompt template adds."""
     prompt = _column(row, ('prompt',), where)
     if isinstance(prompt, list):
         said = [m.get('content') for m in prompt if isinstance(m, dict) and m.get('role') == 'user']
         prompt = said[-1] if said else None
-    return prompt.rstrip().removesuffix(SUFFIX.strip()) if isinstance(prompt, str) else prompt
+    return prompt.rstrip().removesuffix(suffix.strip()) if isinstance(prompt, str) else prompt
 
 
 def _verl_answer(row: dict, where: str) -> Any:
@@ -200,7 +204,7 @@ def _text(answer: object) -> str | None:
     return str(int(answer)) if answer == int(answer) else repr(answer)
 
 
-def _download(name: str, pattern: str) -> list[Path]:
+def download(name: str, pattern: str) -> list[Path]:
     """A hub data set's files that match, downloaded or taken from the local cache, in order of their names."""
     try:
         folder = Path(huggingface_hub.snapshot_download(name, repo_type='dataset', allow_patterns=[pattern]))

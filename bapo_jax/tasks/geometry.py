@@ -1,0 +1,142 @@
+r"""Geometry with diagrams: a question with images, and an answer in \boxed{} that equals an accepted one.
+
+A ground truth is {'problem': str, 'answers': [str, ...], 'images': [reference, ...]}; `open_image` opens a reference. The prompt
+has one <|image_pad|> for each image; the model's side repeats it by the image's grid. `with_demands` adds
+
+    thinking    the prompt has opened <think>, so the answer follows </think>
+
+`verify` also takes a bare answer or a list of them, as in `python -m bapo_jax.grade geometry`.
+
+The reward is 1 for a right answer and 0 otherwise, as in the paper. verl's, which rewards form too, is
+--config.task.reward=bapo_jax.tasks.geometry:accuracy_and_format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bapo_jax.groups import Verdict
+from bapo_jax.tasks import math
+from bapo_jax.tasks.geometry_answers import accepted_statement, is_no_value, quantity, statement
+from bapo_jax.tasks.geometry_data import BENCHMARKS, PLACEHOLDER, SUFFIX, VISION_TOKENS, benchmark, open_image, training_problems
+from bapo_jax.tasks.math_text import after_thinking, last_box
+
+__all__ = [
+    'BENCHMARKS',
+    'TEMPLATES',
+    'accuracy_and_format',
+    'benchmark',
+    'check_ground_truth',
+    'open_image',
+    'prompt_text',
+    'training_problems',
+    'verify',
+    'verify_all',
+    'with_demands',
+]
+
+VOTES = True  # equal answers agree, so maj@n is meaningful
+
+TEMPLATES = {
+    'paper': f"{{problem}}{SUFFIX} Through the tokenizer's chat template where it has one.",
+    'plain': '{problem} Put the final answer in \\boxed{}. Without a chat template, for small policies.',
+}
+_PLAIN = ' Put the final answer in \\boxed{}.\n'
+_VISION = ''.join(VISION_TOKENS)
+
+
+def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
+    """The question as the policy reads it, with <|vision_start|><|image_pad|><|vision_end|> for each image."""
+    check_ground_truth(ground_truth)
+    if template not in TEMPLATES:
+        raise ValueError(f'task.template is {template!r}; choose one of {", ".join(TEMPLATES)}')
+    problem, images = ground_truth['problem'], ground_truth.get('images', [])
+    if problem.count(PLACEHOLDER) != len(images):
+        raise ValueError(f'ground_truth.problem has {problem.count(PLACEHOLDER)} {PLACEHOLDER} for {len(images)} images')
+    question = problem.replace(PLACEHOLDER, _VISION)
+    if template == 'plain':
+        return question + _PLAIN
+    if not getattr(tokenizer, 'chat_template', None):
+        return question + SUFFIX
+    messages = [{'role': 'user', 'content': question + SUFFIX}]
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+
+
+def with_demands(ground_truth: dict, text: str) -> dict:
+    """The ground truth with what the prompt `text` demands of a response's form: 'thinking'. Every prompt demands a box."""
+    return {**ground_truth, 'thinking': text.rstrip().endswith('<think>')}
+
+
+def check_ground_truth(ground_truth: object) -> None:
+    """Raises ValueError, naming the field, where no answer can be judged by it, or its images are no references."""
+    math.check_ground_truth(ground_truth)
+    images = ground_truth.get('images', []) if isinstance(ground_truth, dict) else []
+    if not isinstance(images, list) or not all(isinstance(i, dict) and {'file', 'sha256'} <= i.keys() for i in images):
+        raise ValueError(
+            f'ground_truth.images must be a list of references with "file" and "sha256", got {str(images)[:100]}'
+        )
+
+
+def verify(response: str, ground_truth: Any) -> tuple[Verdict, str | None]:
+    """`verify_all` of one response."""
+    return verify_all([response], [ground_truth])[0]
+
+
+def verify_all(responses: Sequence[str], ground_truths: Sequence[Any]) -> list[tuple[Verdict, str | None]]:
+    r"""For each response the verdict and the answer in it, without name, degrees and unit; None where there is none.
+
+    The answer is the last \boxed{} after the thinking. Names and their relations are compared here, everything else by
+    `math.verify_all`, whose verdicts and time limits hold. Units count only where the answer and the accepted one both have one.
+    """
+    for ground_truth in ground_truths:
+        check_ground_truth(ground_truth)
+    verdicts: list[tuple[Verdict, str | None]] = []
+    rows, boxes, truths = [], [], []  # what mathematics' judge decides
+    for row, (response, ground_truth) in enumerate(zip(responses, ground_truths, strict=True)):
+        text = after_thinking(response, opened=isinstance(ground_truth, dict) and ground_truth.get('thinking', False))
+        box = last_box(text) if text is not None else None
+        if box is None:
+            verdicts.append((Verdict.UNPARSEABLE, None))
+            continue
+        accepted = _accepted(ground_truth)
+        golds = [quantity(answer, named=False) for answer in accepted if accepted_statement(answer) is None]
+        equations = any('=' in gold.value for gold in golds)
+        value, unit = quantity(box, named=not equations)
+        verdicts.append((Verdict.WRONG, value))
+        if any(names is not None and names == statement(box) for names in map(accepted_statement, accepted)):
+            verdicts[row] = Verdict.CORRECT, value
+            continue
+        comparable = [gold.value for gold in golds if not (unit and gold.unit and unit != gold.unit)]
+        if comparable and (equations or not is_no_value(value)):
+            rows.append(row)
+            boxes.append(f'\\boxed{{{value}}}')
+            truths.append({'answers': comparable, 'boxed': True})
+    for row, verdict in zip(rows, math.verify_all(boxes, truths), strict=True):
+        verdicts[row] = verdict
+    return verdicts
+
+
+def accuracy_and_format(data_source: str, response: str, ground_truth: Any, extra: dict) -> dict:
+    r"""verl's reward: 0.9 for a right answer, and 0.1 for the form <think>...</think>...\boxed{...}.
+
+    `custom_reward` describes the interface. The verdict is the answer's alone.
+    """
+    verdict, answer = verify(response, ground_truth)
+    if verdict == Verdict.INFRA_ERROR:
+        raise RuntimeError('the verifier failed on this answer')
+    correct = verdict == Verdict.CORRECT
+    opened = isinstance(ground_truth, dict) and ground_truth.get('thinking', False)
+    return {'score': 0.9 * correct + 0.1 * has_form('<think>' * opened + response), 'correct': correct, 'pred': answer}
+
+
+def has_form(response: str) -> bool:
+    r"""Whether the whole response has the form <think>...</think>...\boxed{...}...; takes linear time."""
+    closed = response.find('</think>') if response.startswith('<think>') else -1
+    box = response.find('\\boxed{', closed) if closed >= 0 else -1
+    return box >= 0 and '}' in response[box:]
+
+
+def _accepted(ground_truth: Any) -> list[str]:
+    answers = ground_truth['answers'] if isinstance(ground_truth, dict) else ground_truth
+    return [answers] if isinstance(answers, str) else answers

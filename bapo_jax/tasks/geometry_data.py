@@ -1,0 +1,154 @@
+r"""Geometry3K: problems with diagrams, from the Hugging Face hub, parquet files, or the folders of InterGPS.
+
+A row becomes {'problem': str, 'answers': [str, ...], 'images': [reference, ...]}. The problem has one <image> for each image. A
+reference says where an image is, and the hash of its encoded bytes, so that a changed file is noticed:
+
+    {'file': path, 'row': 0, 'number': 0, 'sha256': hex}     row and image of a parquet file, both counted from 0
+    {'file': path, 'sha256': hex}                            an image file
+
+No image is kept in memory: `open_image` reads one when it is needed. Three sources are read:
+
+    hub            hiyouga/geometry3k, with the splits train, validation and test
+    .parquet       columns `problem` and `answer`, or verl's `prompt` and `reward_model`; one image or a list of them in `images`,
+                   `image` or `image_png`, each as bytes or as {bytes, path}
+    a folder       one folder a problem, ID/data.json and ID/img_diagram.png, as InterGPS has them
+
+Of data.json, `annotat_text` is the problem and the letter `answer` picks one of `choices`; the hub's files were made so. The hub's
+files were not available when this was written. Their columns are taken from their public description.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+from bapo_jax.tasks.images import file_image, open_image, parquet_rows, row_images
+from bapo_jax.tasks.jsonl import short
+from bapo_jax.tasks.math_data import download, question_of_row
+
+__all__ = ['BENCHMARKS', 'PLACEHOLDER', 'SUFFIX', 'benchmark', 'open_image', 'read_problems', 'training_problems']
+
+BENCHMARKS = {
+    'geo3k_val': 'Geometry3K validation, 300 problems (hub: hiyouga/geometry3k)',
+    'geo3k_test': 'Geometry3K test, 601 problems (hub: hiyouga/geometry3k)',
+}
+_HUB = {'geo3k_val': ('hiyouga/geometry3k', '*validation*.parquet'), 'geo3k_test': ('hiyouga/geometry3k', '*test*.parquet')}
+
+# What verl, EasyR1 and the BAPO release add to a problem. verl's files contain it already, and it must not come twice.
+SUFFIX = (
+    ' You FIRST think about the reasoning process as an internal monologue and then provide the final answer. The reasoning '
+    'process MUST BE enclosed within <think> </think> tags. The final answer MUST BE put in \\boxed{}.'
+)
+PLACEHOLDER = '<image>'
+VISION_TOKENS = ('<|vision_start|>', '<|image_pad|>', '<|vision_end|>')
+
+Problem = dict  # {'problem': str, 'answers': list[str], 'images': list[reference]}
+
+
+def training_problems(source: str, *, limit: int, seed: int) -> list[Problem]:
+    """The problems trained on, in the order of the source; folders in the order of their numbers.
+
+    `source` is a parquet file, a folder of problems or one with the folder `train`, or the name of a hub data set, 'owner/name',
+    whose train split is downloaded. Returns the first `limit`, or all where `limit` is 0 or less; `seed` is not used. The whole
+    source is read first, and every image is decoded once. Raises ValueError, FileNotFoundError or ConnectionError, which name the
+    fault, its place and the remedy.
+    """
+    path = Path(source)
+    if str(source).endswith('.parquet') or path.exists():
+        problems = read_problems(path / 'train' if (path / 'train').is_dir() else path)
+    elif re.fullmatch(r'[\w.-]+/[\w.-]+', source):
+        problems = [p for file in download(source, '*train*.parquet') for p in read_problems(file)]
+    else:
+        raise ValueError(
+            f"task.train is {source!r}; expected a .parquet file, a folder of problems, or a hub data set 'owner/name' such as "
+            'hiyouga/geometry3k'
+        )
+    return problems[:limit] if limit > 0 else problems
+
+
+def benchmark(name: str) -> list[Problem]:
+    """A test set, all its rows in order: one of `BENCHMARKS`, or a .parquet file.
+
+    Where the environment variable BAPO_DATA names a directory, the benchmark is the file `NAME.parquet` or the folder `NAME` there.
+    Raises FileNotFoundError where the directory has neither. Without the variable, it is downloaded from the hub.
+    """
+    if str(name).endswith('.parquet'):
+        return read_problems(name)
+    if name not in BENCHMARKS:
+        raise ValueError(f'unknown geometry benchmark {name!r}; known: {", ".join(BENCHMARKS)}, or a .parquet file')
+    if folder := os.environ.get('BAPO_DATA'):
+        for path in (Path(folder, f'{name}.parquet'), Path(folder, name)):
+            if path.exists():
+                return read_problems(path)
+        raise FileNotFoundError(
+            f'BAPO_DATA={folder}: neither {name}.parquet nor the folder {name}; add one of them, give a file as the benchmark, or '
+            'unset BAPO_DATA to download it'
+        )
+    return [p for file in download(*_HUB[name]) for p in read_problems(file)]
+
+
+def read_problems(path: str | Path) -> list[Problem]:
+    """All problems of a parquet file, or of a folder with one folder for each."""
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f'{path}: no such file; check the path')
+    if path.is_dir():
+        return [_folder_problem(folder) for folder in _folders(path)]
+    if path.suffix != '.parquet':
+        raise ValueError(f'{path}: expected a .parquet file, or a folder with ID/data.json and ID/img_diagram.png for each problem')
+    problems = []
+    for row, column, values in parquet_rows(path, {'problem', 'question', 'answer', 'final_answer', 'prompt', 'reward_model'}):
+        where = f'{path}, row {row + 1}'
+        question = question_of_row(values, where, blank_answers=False, suffix=SUFFIX)
+        problems.append(_with_images(question, row_images(values[column], path, row, column), where))
+    if not problems:
+        raise ValueError(f'{path}: no rows; expected columns "images", "problem" and "answer"')
+    return problems
+
+
+def _with_images(question: dict, images: list[dict], where: str) -> Problem:
+    """The problem with as many placeholders as images; a problem without any gets one before its text."""
+    text = question['problem']
+    if found := [token for token in VISION_TOKENS if token in text]:
+        raise ValueError(f'{where}: the problem contains {found[0]}, which only the template may write; put {PLACEHOLDER} there')
+    if PLACEHOLDER not in text and len(images) == 1:
+        text = PLACEHOLDER + text
+    if (count := text.count(PLACEHOLDER)) != len(images):
+        raise ValueError(
+            f'{where}: the problem has {count} {PLACEHOLDER} for {len(images)} in "images"; write one where each image belongs'
+        )
+    return {'problem': text, 'answers': question['answers'], 'images': images}
+
+
+# ---- InterGPS's folders -----------------------------------------------------------------------------------------------
+
+
+def _folders(path: Path) -> list[Path]:
+    folders = [f for f in path.iterdir() if f.is_dir() and not f.name.startswith('.')]
+    if not any((f / 'data.json').exists() for f in folders):
+        raise ValueError(
+            f'{path}: no ID/data.json in this folder; give the folder of one split, such as geometry3k/train, or a .parquet file'
+        )
+    return sorted(folders, key=lambda f: (int(f.name) if f.name.isdecimal() else -1, f.name))
+
+
+def _folder_problem(folder: Path) -> Problem:
+    where = str(folder / 'data.json')
+    try:
+        row = json.loads((folder / 'data.json').read_text('utf-8'))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f'{where}: not a readable file of JSON ({short(error)}); fetch it again or drop the folder') from error
+    if not isinstance(row, dict):
+        raise ValueError(f'{where}: expected an object with "annotat_text", "choices" and "answer", got {short(row)}')
+    choices, letter = row.get('choices'), row.get('answer')
+    number = 'ABCDEFGH'.find(letter) if isinstance(letter, str) and len(letter) == 1 else -1
+    if not isinstance(choices, list) or not 0 <= number < len(choices):
+        raise ValueError(
+            f'{where}: "answer" must be the letter of one of the "choices", got {short(letter)} and {short(choices)}; '
+            'mend or drop the folder'
+        )
+    text = row.get('annotat_text') or row.get('problem_text')
+    question = question_of_row({'problem': text, 'answer': choices[number]}, where, blank_answers=False)
+    return _with_images(question, [file_image(folder / 'img_diagram.png')], where)
