@@ -5,6 +5,7 @@ Reads no weights and touches no device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.prompts.selector import PromptSelector, make_selector
 from bapo_jax.tasks import encode_prompts, get_task, leave_out_long, refuse_long
+from bapo_jax.tasks.sight import images_of
 
 # Each benchmark has an id range of its own, so that no two questions share random keys. Training prompts count from 0.
 _FIRST_ID = 1 << 24
@@ -50,6 +52,7 @@ def read_inputs(config: ConfigDict, weights: bool = True) -> Inputs:
     ends = stop_tokens(config.model.path, tokenizer)
     benchmarks = benchmark_prompts(config, tokenizer)
     truths = get_task(config.task.name).training_problems(config.task.train, limit=config.task.limit, seed=config.task.seed)
+    refuse_images(config, truths)
     prompts = encode_prompts(config.task.name, truths, tokenizer, template=config.task.template)
     prompts = leave_out_long(prompts, config.rollout.max_prompt_tokens)
     if len(truths) > _FIRST_ID:
@@ -69,11 +72,19 @@ def benchmark_prompts(config: ConfigDict, tokenizer: Any) -> dict[str, list[Prom
     task, prompts = get_task(config.task.name), {}
     for i, name in enumerate(config.evaluate.benchmarks):
         first_id = _FIRST_ID * (1 + i)
+        truths = task.benchmark(name)
+        refuse_images(config, truths)
         encoded = encode_prompts(
-            config.task.name, task.benchmark(name), tokenizer, template=config.task.template, first_id=first_id
+            config.task.name, truths, tokenizer, template=config.task.template, first_id=first_id
         )
         prompts[name] = refuse_long(encoded, config.evaluate.max_prompt_tokens, name)
     return prompts
+
+
+def refuse_images(config: ConfigDict, truths: Sequence[Any]) -> None:
+    """Raises ValueError where questions have images: neither engines nor learner take them yet."""
+    if any(map(images_of, truths)):
+        raise ValueError(f'task.name={config.task.name!r} asks with images, which are not trained on or answered yet; choose another task')
 
 
 def positions_suffice(config: ConfigDict, model: ModelConfig) -> None:

@@ -1,12 +1,13 @@
 """What a config names: read without weights and devices, and refused with field or file."""
 
+import json
+
 import pytest
 from small_run import small_config
 
-from bapo_jax.inputs import read_inputs
+from bapo_jax.inputs import benchmark_prompts, read_inputs
 from bapo_jax.models import hf
-import json
-from bapo_jax.inputs import benchmark_prompts
+from bapo_jax.tasks import geometry
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +40,16 @@ def test_a_model_may_be_taken_for_more_positions_than_it_was_made_for(benchmark)
 def test_bad_input_is_refused(benchmark, changes, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         read_inputs(small_config('bapo_tuned', benchmark, **changes))
+
+
+@pytest.mark.parametrize('asked', ['training_problems', 'benchmark'])
+def test_questions_with_images_are_refused_rather_than_asked_without_them(asked, benchmark, monkeypatch):
+    reference = {'file': 'a.png', 'sha256': '0', 'width': 60, 'height': 40}
+    for name in ('training_problems', 'benchmark'):
+        questions = [{'problem': '<image>x', 'answers': ['5'], 'images': [reference]}] if name == asked else []
+        monkeypatch.setattr(geometry, name, lambda *_, questions=questions, **__: questions)
+    with pytest.raises(ValueError, match="task.name='geometry' asks with images"):
+        read_inputs(small_config('bapo_tuned', benchmark, task__name='geometry', task__template='plain'))
 
 
 def test_steps_are_those_of_the_config_or_whole_batches_of_its_epochs(benchmark):

@@ -31,6 +31,7 @@ import numpy as np
 from absl import logging
 
 from bapo_jax.groups import Prompt
+from bapo_jax.tasks.sight import Sight, images_of
 
 TASKS = ('countdown', 'math', 'geometry')
 _CHUNK = 25_000  # questions that a process renders in a few seconds, which is what its start costs
@@ -45,13 +46,13 @@ def get_task(name: str) -> ModuleType:
 
 
 def encode_prompts(
-    task_name: str, ground_truths: Sequence[Any], tokenizer: Any, *, template: str, first_id: int = 0
+    task_name: str, ground_truths: Sequence[Any], tokenizer: Any, *, template: str, first_id: int = 0, sight: Sight | None = None
 ) -> list[Prompt]:
     """Renders and tokenises every question. Prompt i has id `first_id + i` and int32 tokens [prompt tokens].
 
     No special tokens are added: a template that wants them writes them. No prompt is cut, since the question is at its end. One
     that is too long is left out of training (`leave_out_long`) or refused in a benchmark (`refuse_long`). Many questions are shared
-    out among processes.
+    out among processes. An image takes a token for each feature that `sight` gives it. Raises ValueError for images without a sight.
     """
     encode = functools.partial(_encode, task_name, tokenizer, template)
     if len(ground_truths) <= _CHUNK:
@@ -61,7 +62,17 @@ def encode_prompts(
         workers = min(len(chunks), os.cpu_count() or 1, _WORKERS)
         with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context('spawn')) as pool:
             encoded = [question for chunk in pool.map(encode, chunks) for question in chunk]
-    return [Prompt(first_id + row, task_name, *question) for row, question in enumerate(encoded)]
+    return [
+        Prompt(first_id + row, task_name, _with_features(tokens, ground_truth, sight), ground_truth)
+        for row, (tokens, ground_truth) in enumerate(encoded)
+    ]
+
+
+def _with_features(tokens: np.ndarray, ground_truth: Any, sight: Sight | None) -> np.ndarray:
+    images = images_of(ground_truth)
+    if images and sight is None:
+        raise ValueError('the questions have images, and the model of model.path has no vision tower; give a Qwen2.5-VL model')
+    return sight.expanded(tokens, images) if images else tokens
 
 
 def _encode(task_name: str, tokenizer: Any, template: str, ground_truths: Sequence[Any]) -> list[tuple[np.ndarray, Any]]:

@@ -72,9 +72,10 @@ def check_ground_truth(ground_truth: object) -> None:
     """Raises ValueError, naming the field, where no answer can be judged by it, or its images are no references."""
     math.check_ground_truth(ground_truth)
     images = ground_truth.get('images', []) if isinstance(ground_truth, dict) else []
-    if not isinstance(images, list) or not all(isinstance(i, dict) and {'file', 'sha256'} <= i.keys() for i in images):
+    fields = {'file', 'sha256', 'width', 'height'}
+    if not isinstance(images, list) or not all(isinstance(i, dict) and fields <= i.keys() for i in images):
         raise ValueError(
-            f'ground_truth.images must be a list of references with "file" and "sha256", got {str(images)[:100]}'
+            f'ground_truth.images must be a list of references with file, sha256, width and height, got {str(images)[:100]}'
         )
 
 

@@ -1,12 +1,7 @@
 r"""Geometry3K: problems with diagrams, from the Hugging Face hub, parquet files, or the folders of InterGPS.
 
 A row becomes {'problem': str, 'answers': [str, ...], 'images': [reference, ...]}. The problem has one <image> for each image. A
-reference says where an image is, and the hash of its encoded bytes, so that a changed file is noticed:
-
-    {'file': path, 'row': 0, 'number': 0, 'sha256': hex}     row and image of a parquet file, both counted from 0
-    {'file': path, 'sha256': hex}                            an image file
-
-No image is kept in memory: `open_image` reads one when it is needed. Three sources are read:
+reference (images.py) says where an image is; no image is kept in memory. Three sources are read:
 
     hub            hiyouga/geometry3k, with the splits train, validation and test
     .parquet       columns `problem` and `answer`, or verl's `prompt` and `reward_model`; one image or a list of them in `images`,

@@ -1,7 +1,8 @@
-"""Images held by reference: where one is, and the hash of its encoded bytes. None stays in memory.
+"""Images held by reference: where one is, the hash of its encoded bytes, and its size in pixels. None stays in memory.
 
-    {'file': path, 'row': 0, 'number': 0, 'sha256': hex}     a row of a parquet file and which of its images, both counted from 0
-    {'file': path, 'sha256': hex}                            an image file
+    {'file': path, 'row': 0, 'number': 0, …}     a row of a parquet file and which of its images, both counted from 0
+    {'file': path, …}                            an image file
+    {…, 'sha256': hex, 'width': 640, 'height': 480}
 
 `row_images` makes references while a file is read, and checks what they stand for. `open_image` reads one again.
 """
@@ -31,7 +32,7 @@ MIN_SIDE = 28  # pixels: what one token of Qwen2.5-VL covers; its first image pr
 MAX_ASPECT = 200  # the longer side by the shorter: Qwen2.5-VL's image processor refuses more
 MAX_PIXELS = 1 << 25  # 100 MB as RGB, and eight times what EasyR1 passes on
 
-Reference = dict  # {'file': str, 'sha256': str}, in a parquet file also 'row' and 'number'
+Reference = dict  # {'file': str, 'sha256': str, 'width': int, 'height': int}, in a parquet file also 'row' and 'number'
 
 
 def image_column(names: list[str]) -> str | None:
@@ -55,16 +56,13 @@ def row_images(cell: Any, path: Path, row: int, column: str) -> list[Reference]:
         if file is not None:
             references.append(file_image(file))
         else:
-            decode(data, place)
-            references.append({'file': os.path.abspath(path), 'row': row, 'number': number, 'sha256': _hash(data)})
+            references.append({'file': os.path.abspath(path), 'row': row, 'number': number, **_checked(data, place)})
     return references
 
 
 def file_image(path: Path) -> Reference:
     """A reference to an image file, which is decoded once to check it. Raises ValueError or FileNotFoundError."""
-    data = _file_bytes(path)
-    decode(data, str(path))
-    return {'file': os.path.abspath(path), 'sha256': _hash(data)}
+    return {'file': os.path.abspath(path), **_checked(_file_bytes(path), str(path))}
 
 
 def open_image(reference: Reference) -> Image.Image:
@@ -116,6 +114,12 @@ def decode(data: bytes, where: str) -> Image.Image:
         return image.convert('RGB')
     except Exception as error:  # as above
         raise ValueError(f'{where}: the image is damaged or cut short ({short(error)}); mend or drop it') from error
+
+
+def _checked(data: bytes, where: str) -> dict:
+    """What a reference says of an image beside its place."""
+    image = decode(data, where)
+    return {'sha256': _hash(data), 'width': image.width, 'height': image.height}
 
 
 def _hash(data: bytes) -> str:

@@ -10,6 +10,7 @@ from bapo_jax.tasks import TASKS, encode_prompts, get_task
 from bapo_jax.tasks import geometry as task
 from bapo_jax.tasks.custom_reward import find_reward, judge_one
 from bapo_jax.tasks.geometry_answers import accepted_statement, is_no_value, quantity
+from bapo_jax.tasks.sight import Sight
 from bapo_jax.tasks.math_text import last_box
 from transformers import AutoTokenizer
 
@@ -17,7 +18,7 @@ SHARED = Path(__file__).resolve().parents[3] / 'shared' / 'data'
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason='the shared data directory is absent')
 
 CORRECT, WRONG, UNPARSEABLE, INFRA_ERROR = Verdict
-IMAGE = {'file': '/data/a.parquet', 'row': 0, 'number': 0, 'sha256': '00'}
+IMAGE = {'file': '/data/a.parquet', 'row': 0, 'number': 0, 'sha256': '00', 'width': 60, 'height': 40}
 TRUTH = {'problem': '<image>Find $x$.', 'answers': ['5'], 'images': [IMAGE]}
 VISION = '<|vision_start|><|image_pad|><|vision_end|>'
 PAPER = (
@@ -59,11 +60,14 @@ def test_prompts_with_a_real_tokenizer(tmp_path):
     """Qwen3's has the vision tokens of Qwen2.5-VL."""
     (tmp_path / 'tokenizer.json').write_bytes(gzip.decompress((SHARED / 'tokenizer_qwen3' / 'tokenizer.json.gz').read_bytes()))
     (tmp_path / 'tokenizer_config.json').write_bytes((SHARED / 'tokenizer_qwen3' / 'tokenizer_config.json').read_bytes())
+    (tmp_path / 'preprocessor_config.json').write_text('{"image_processor_type": "Qwen2VLImageProcessor"}')
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    mark = tokenizer.convert_tokens_to_ids('<|image_pad|>')
+    sight = Sight(tmp_path, mark)
     for template in task.TEMPLATES:
-        [prompt] = encode_prompts('geometry', [TRUTH], tokenizer, template=template, first_id=7)
-        assert prompt.tokens.tolist().count(tokenizer.convert_tokens_to_ids('<|image_pad|>')) == 1
-        assert tokenizer.decode(prompt.tokens) == task.prompt_text(TRUTH, template, tokenizer)
+        [prompt] = encode_prompts('geometry', [TRUTH], tokenizer, template=template, first_id=7, sight=sight)
+        assert prompt.tokens.tolist().count(mark) == sight.features(IMAGE) > 1
+        assert tokenizer.decode(sight.collapsed(prompt.tokens, [IMAGE])) == task.prompt_text(TRUTH, template, tokenizer)
         assert (prompt.id, prompt.task, prompt.ground_truth) == (7, 'geometry', {**TRUTH, 'thinking': False})
     assert PAPER in task.prompt_text(TRUTH, 'paper', tokenizer)
 

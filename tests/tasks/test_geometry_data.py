@@ -94,7 +94,8 @@ def test_a_row_may_name_an_image_file_beside_it(tmp_path):
     (tmp_path / 'b.png').write_bytes(drawn(3)[0])
     path = write(tmp_path / 'a.parquet', [row(images=[{'bytes': None, 'path': 'b.png'}])])
     [reference] = read_problems(path)[0]['images']
-    assert reference == {'file': str(tmp_path / 'b.png'), 'sha256': reference['sha256']}
+    height, width, _ = drawn(3)[1].shape
+    assert reference == {'file': str(tmp_path / 'b.png'), 'sha256': reference['sha256'], 'width': width, 'height': height}
     np.testing.assert_array_equal(pixels_of(reference), drawn(3)[1])
 
 

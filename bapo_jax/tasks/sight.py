@@ -1,0 +1,118 @@
+"""How a policy sees the images of prompts: resized once, and cut into patches, when they are needed.
+
+Images are held by reference (images.py), so buffers and checkpoints hold no pixels. A prompt's tokens have a mark for each
+feature of an image. A rollout server is sent the resized image: its own resizing changes nothing then, and both see the same patches.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import functools
+import io
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from bapo_jax.tasks.images import Reference, open_image
+
+
+class Sight:
+    """Hugging Face's image processor with a policy's own settings. Keeps the patches that were used last."""
+
+    def __init__(self, path: str | Path, mark: int, least_pixels: int = 0, most_pixels: int = 0, kept_bytes: int = 2**29):
+        """`path` is a model directory, `mark` the token in whose place a feature stands.
+
+        Resized images have `least_pixels` to `most_pixels`; 0: what the directory says. Patches of up to `kept_bytes` stay in
+        memory. The first image loads the processor, and raises ValueError where it cannot be loaded.
+        """
+        self._path, self._mark, self._least, self._most = path, mark, least_pixels, most_pixels
+        self._kept: collections.OrderedDict[str, np.ndarray] = collections.OrderedDict()  # by hash, the last used last
+        self._kept_bytes, self._lock = kept_bytes, threading.Lock()
+
+    @functools.cached_property
+    def _processor(self) -> Any:
+        # The import takes seconds, and brings torch where that is installed.
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        try:
+            processor = Qwen2VLImageProcessorPil.from_pretrained(self._path, local_files_only=True)
+        except (OSError, ValueError) as e:
+            raise ValueError(f'model.path={str(self._path)!r}: no image processor loads from there ({e}); fetch it again') from e
+        stated = {'shortest_edge': self._least, 'longest_edge': self._most}
+        processor.size = dict(processor.size) | {name: pixels for name, pixels in stated.items() if pixels}
+        return processor
+
+    def grid(self, image: Reference) -> tuple[int, int, int]:
+        """Time steps (1), rows and columns of an image's patches, from its size alone."""
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+        p, side = self._processor, self._processor.patch_size
+        least, most = p.size['shortest_edge'], p.size['longest_edge']
+        height, width = smart_resize(image['height'], image['width'], side * p.merge_size, least, most)
+        return 1, height // side, width // side
+
+    def features(self, image: Reference) -> int:
+        """How many tokens of a prompt an image takes."""
+        _, rows, columns = self.grid(image)
+        return rows * columns // self._processor.merge_size**2
+
+    def expanded(self, tokens: np.ndarray, images: Sequence[Reference]) -> np.ndarray:
+        """A prompt's tokens with each image's mark repeated for every feature. Raises ValueError where marks and images differ."""
+        marks = tokens == self._mark
+        if np.count_nonzero(marks) != len(images):
+            raise ValueError(f'the prompt has {np.count_nonzero(marks)} places for images, and {len(images)} images')
+        counts = np.ones(len(tokens), np.int64)
+        counts[marks] = [self.features(image) for image in images]
+        return np.repeat(tokens, counts)
+
+    def collapsed(self, tokens: np.ndarray, images: Sequence[Reference]) -> np.ndarray:
+        """The inverse of `expanded`: what a rollout server is asked with."""
+        kept, at = np.ones(len(tokens), bool), 0
+        for image in images:
+            first, n = at + int(np.argmax(tokens[at:] == self._mark)), self.features(image)
+            kept[first + 1 : first + n] = False
+            at = first + n
+        return tokens[kept]
+
+    def resized(self, image: Reference) -> Image.Image:
+        """The image in the size in which it is seen. Raises as `open_image` does."""
+        _, rows, columns = self.grid(image)
+        side = self._processor.patch_size
+        return open_image(dict(image)).resize((columns * side, rows * side), Image.Resampling.BICUBIC)
+
+    def patches(self, images: Sequence[Reference]) -> np.ndarray:
+        """The patches of some images, one after the other, float32 [patches, numbers of a patch]. Any thread may ask."""
+        return np.concatenate([self._patches(image) for image in images])
+
+    def kept_bytes(self) -> int:
+        """Bytes of the patches in memory."""
+        return sum(patches.nbytes for patches in self._kept.values())
+
+    def data_url(self, image: Reference) -> str:
+        """The resized image as a rollout server takes it."""
+        png = io.BytesIO()
+        self.resized(image).save(png, 'PNG', compress_level=1)
+        return 'data:image/png;base64,' + base64.b64encode(png.getvalue()).decode()
+
+    def _patches(self, image: Reference) -> np.ndarray:
+        name = image['sha256']
+        with self._lock:
+            if name in self._kept:
+                self._kept.move_to_end(name)
+                return self._kept[name]
+        patches = self._processor(self.resized(image), do_resize=False)['pixel_values']
+        with self._lock:
+            self._kept[name] = patches
+            while len(self._kept) > 1 and self.kept_bytes() > self._kept_bytes:
+                self._kept.popitem(last=False)
+        return patches
+
+
+def images_of(ground_truth: Any) -> Sequence[Reference]:
+    """The images of a question, in the order of their places in the prompt."""
+    return ground_truth.get('images', ()) if isinstance(ground_truth, dict) else ()

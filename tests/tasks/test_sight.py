@@ -1,0 +1,102 @@
+"""What a policy sees of an image is what Hugging Face's processor makes of it; prompts have a token for each feature."""
+
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bapo_jax.models.tokenizer import character_tokenizer
+from bapo_jax.tasks.sight import Sight, images_of
+from bapo_jax.tasks import encode_prompts
+from bapo_jax.tasks.images import file_image
+
+MARK = 7
+SIZES = [(90, 37), (64, 160), (41, 41)]  # width, height
+
+
+@pytest.fixture(scope='module')
+def images(tmp_path_factory):
+    directory, rng, references = tmp_path_factory.mktemp('images'), np.random.default_rng(0), []
+    for number, (width, height) in enumerate(SIZES):
+        path = directory / f'{number}.png'
+        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path)
+        references.append(file_image(path))
+    return references
+
+
+@pytest.fixture(scope='module')
+def model(tmp_path_factory):
+    """A model directory with a processor of patches of 4 pixels."""
+    path = tmp_path_factory.mktemp('model')
+    settings = {'patch_size': 4, 'merge_size': 2, 'size': {'shortest_edge': 16 * 16, 'longest_edge': 64 * 64}}
+    (path / 'preprocessor_config.json').write_text(json.dumps({'image_processor_type': 'Qwen2VLImageProcessor', **settings}))
+    return path
+
+
+def processed(images, **size):
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    size = {'shortest_edge': 16 * 16, 'longest_edge': 64 * 64} | size
+    return Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, size=size)([Image.open(i['file']) for i in images], return_tensors='np')
+
+
+@pytest.mark.parametrize('least, most', [(0, 0), (80 * 80, 100 * 100), (0, 24 * 24)])
+def test_patches_and_grids_are_hugging_faces(least, most, model, images):
+    sight, stated = Sight(model, MARK, least, most), {'shortest_edge': least, 'longest_edge': most}
+    want = processed(images, **{name: pixels for name, pixels in stated.items() if pixels})
+    assert [list(sight.grid(i)) for i in images] == want['image_grid_thw'].tolist()
+    np.testing.assert_array_equal(sight.patches(images), want['pixel_values'])
+
+
+def test_a_server_that_resizes_again_sees_the_same_patches(model, images):
+    sight = Sight(model, MARK)
+    for image in images:
+        sent = Image.open(io.BytesIO(base64.b64decode(sight.data_url(image).partition(',')[2])))
+        assert (sent.height // 4, sent.width // 4) == tuple(sight.grid(image)[1:])
+        again = sight._processor(sent)['pixel_values']
+        np.testing.assert_array_equal(again, sight.patches([image]))
+
+
+def test_a_prompt_has_a_token_for_each_feature_and_back(model, images):
+    sight, tokens = Sight(model, MARK), np.array([1, MARK, 2, MARK, MARK, 3], np.int32)
+    expanded = sight.expanded(tokens, images)
+    counts = [sight.features(i) for i in images]
+    assert counts == [rows * columns // 4 for _, rows, columns in map(sight.grid, images)] and len(set(counts)) == 3
+    want = [1, *[MARK] * counts[0], 2, *[MARK] * (counts[1] + counts[2]), 3]
+    assert expanded.tolist() == want and expanded.dtype == np.int32
+    np.testing.assert_array_equal(sight.collapsed(expanded, images), tokens)
+    with pytest.raises(ValueError, match='3 places for images, and 2 images'):
+        sight.expanded(tokens, images[:2])
+
+
+def test_patches_are_kept_up_to_a_bound_and_cut_again_when_they_have_gone(model, images, monkeypatch):
+    sight, opened = Sight(model, MARK), []
+    monkeypatch.setattr(sight, 'resized', lambda image, resized=sight.resized: opened.append(image['sha256']) or resized(image))
+    whole = sight.patches(images)
+    np.testing.assert_array_equal(sight.patches(images), whole)
+    assert len(opened) == 3 and sight.kept_bytes() == whole.nbytes
+
+    sight = Sight(model, MARK, kept_bytes=whole.nbytes - 1)
+    np.testing.assert_array_equal(sight.patches(images), whole)
+    assert 0 < sight.kept_bytes() < whole.nbytes
+
+
+def test_prompts_are_as_long_as_their_images_make_them(model, images):
+    tokenizer = character_tokenizer()
+    tokenizer.add_tokens(['<|vision_start|>', '<|image_pad|>', '<|vision_end|>'], special_tokens=True)
+    mark = tokenizer.convert_tokens_to_ids('<|image_pad|>')
+    truths = [{'problem': '<image>x<image>', 'answers': ['1'], 'images': images[:2]}, {'problem': 'x', 'answers': ['1'], 'images': []}]
+    sight = Sight(model, mark)
+    prompts = encode_prompts('geometry', truths, tokenizer, template='plain', sight=sight)
+    assert [np.count_nonzero(p.tokens == mark) for p in prompts] == [sum(map(sight.features, images[:2])), 0]
+    assert [len(images_of(p.ground_truth)) for p in prompts] == [2, 0]
+    with pytest.raises(ValueError, match='no vision tower; give a Qwen2.5-VL model'):
+        encode_prompts('geometry', truths, tokenizer, template='plain')
+
+
+def test_a_directory_without_a_processor_is_named(tmp_path, images):
+    with pytest.raises(ValueError, match=f'model.path={str(tmp_path)!r}: no image processor'):
+        Sight(tmp_path, MARK).grid(images[0])
