@@ -62,7 +62,7 @@ def quantity(text: str, *, named: bool = True) -> Quantity:
     if wrapped := _WRAPPED.fullmatch(value):
         value = wrapped[1].strip()
     sides = _EQUALS.split(value)
-    if named and len(sides) == 2 and (not sides[0].strip() or _NAME.fullmatch(sides[0])) and ',' not in value:
+    if named and len(sides) == 2 and (not sides[0].strip() or _NAME.fullmatch(sides[0])):
         value = sides[1].strip()
     value, degrees = _DEGREES.subn('', value)
     unit = None if degrees else _UNIT.search(value)
@@ -75,7 +75,7 @@ def quantity(text: str, *, named: bool = True) -> Quantity:
 def is_no_value(text: str) -> bool:
     """Whether a judge would wrongly read the end of a text as its value: of '2x = 30', or of 'x = 30 y = 150'."""
     sides = _EQUALS.split(text)
-    if ',' in text or len(sides) < 2:
+    if len(text) > MAX_LENGTH or ',' in text or len(sides) < 2:  # '(x, y) = (2, 3)' is a value
         return False
     return any(map(_NEXT_NAME.search, sides[1:-1])) or (len(sides) == 2 and _UNKNOWN.search(sides[0]) is not None)
 

@@ -2,6 +2,7 @@ r"""The geometry task: prompts with one <|image_pad|> an image, answers in every
 
 import gzip
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -138,7 +139,10 @@ FORMS = {
     ),
     # accepted answers beyond the test set's
     'x = 5': (['5', 'x=5'], ['y=5', '6']),
-    '30 cm': (['30', '30 cm', '30\\text{ centimeters}'], ['30 m', '30 in', '30 cm^2']),
+    '30 cm': (['30', '30 cm', '30\\text{ centimeters}'], ['30 m', '30 in', '30 cm^2', '30 sq. cm']),
+    '9 cm^2': (['9\\text{ square centimeters}', '9 sq. cm', '9\\text{ cm}^2'], ['9 cm', '9 square inches']),
+    '(2, 3)': (['(x, y) = (2, 3)', '(2,3)'], ['(3, 2)']),
+    '3, 4': (['x = 3, 4', '4, 3'], ['3', 'x = 3, 5']),
     'y = 2x + 3': (['y = 2x + 3', 'y=3+2x'], ['y = 2x', '2x = 3']),
     'Yes': (['yes', '\\text{Yes}'], ['no']),
 }  # fmt: skip
@@ -172,10 +176,13 @@ def test_what_is_no_answer():
 
 def test_no_text_takes_long_or_raises():
     boxes = ['text' * 90 + '#=30', '(' * 190 + '=30', '\\text{' * 60 + '}' * 60, 'x' * 100_000, '30 ' + 'sq. ' * 90, '√(' * 150]
-    for box in [*boxes, 'sqrt' * 99]:
+    began = time.perf_counter()
+    for box in [*boxes, 'sqrt' * 99, 'ab ' * 50_000 + '=30']:
         assert task.verify(f'\\boxed{{{box}}}', '30')[0] in (WRONG, UNPARSEABLE)
+    assert quantity('x = ' + '1' * 400) == ('x = ' + '1' * 400, '')  # the pool keeps time over what is long
     closing = '<think>' + '</think>\\boxed{' * 20_000
     assert not task.has_form(closing) and task.has_form(closing + '}')
+    assert time.perf_counter() - began < 8
 
 
 @pytest.fixture(scope='module')
