@@ -6,14 +6,15 @@ import time
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
+
 from bapo_jax.groups import Verdict
 from bapo_jax.tasks import TASKS, encode_prompts, get_task
 from bapo_jax.tasks import geometry as task
 from bapo_jax.tasks.custom_reward import find_reward, judge_one
 from bapo_jax.tasks.geometry_answers import accepted_statement, is_no_value, quantity
-from bapo_jax.tasks.sight import Sight
 from bapo_jax.tasks.math_text import last_box
-from transformers import AutoTokenizer
+from bapo_jax.tasks.sight import Sight
 
 SHARED = Path(__file__).resolve().parents[3] / 'shared' / 'data'
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason='the shared data directory is absent')
