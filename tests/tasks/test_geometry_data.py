@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from PIL import Image
+
 from bapo_jax.tasks.geometry_data import BENCHMARKS, SUFFIX, benchmark, open_image, read_problems, training_problems
 from bapo_jax.tasks.images import MAX_PIXELS
-from PIL import Image
 
 
 def drawn(seed=0, width=40, height=30, format='PNG'):
