@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 KERNELS = ('auto', 'xla', 'splash', 'triton')
-ATTENTION = 'attention'  # under this name a kernel's result, and what its backward pass needs, may be kept (qwen.REMAT)
+ATTENTION = 'attention'  # under this name a kernel's result, and what its backward pass needs, may be kept (layers.REMAT)
 Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 
 _AUTO = {'cpu': 'xla', 'gpu': 'triton', 'tpu': 'splash'}
