@@ -1,6 +1,7 @@
-"""Tiny random Qwen2.5-VL models, and prompts with images for them."""
+"""Tiny random Qwen2.5-VL models, prompts with images for them, and one whole model directory that reads real problems."""
 
 import functools
+import json
 
 import jax
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from tiny import Policy
 
 from bapo_jax.models import hf
+from bapo_jax.models.tokenizer import character_tokenizer
 
 IMAGE, START, END = 5, 7, 8  # tokens
 TEXT = {
@@ -35,29 +37,68 @@ GRIDS = [[(1, 6, 10), (1, 2, 2)], [(1, 12, 6)], [(1, 8, 8), (1, 4, 14), (1, 18, 
 @pytest.fixture(scope='session')
 def make_vl(tmp_path_factory):
     """A function of a key of SHAPES: that model as transformers writes it and as this package reads it."""
-    import torch
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
     @functools.cache
     def make(shape: str = next(iter(SHAPES))) -> Policy:
         tied, text, vision = SHAPES[shape]
-        torch.manual_seed(0)
-        model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(
-            text_config=TEXT | text, vision_config=VISION | vision, image_token_id=IMAGE, video_token_id=6,
-            vision_start_token_id=START, vision_end_token_id=END, tie_word_embeddings=tied,
-        ))  # fmt: skip
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.copy_(torch.randn_like(parameter) * (0.15 if parameter.ndim > 1 else 0.3))
-            for name, parameter in model.named_parameters():
-                if 'norm' in name or 'ln_q' in name:
-                    parameter.add_(1.0)
+        tokens = {'image_token_id': IMAGE, 'video_token_id': 6, 'vision_start_token_id': START, 'vision_end_token_id': END}
         path = tmp_path_factory.mktemp('vl') / 'model'
-        model.save_pretrained(path)
+        write_model(path, text_config=TEXT | text, vision_config=VISION | vision, tie_word_embeddings=tied, **tokens)
         config = hf.read_config(path)
         return Policy(path, config, hf.abstract_params(config)[0], jax.tree.map(np.array, hf.load_params(path, config)))
 
     return make
+
+
+def write_model(path, **config):
+    """A random model in a new directory, no parameter at its initial value."""
+    import torch
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    torch.manual_seed(0)
+    model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**config))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.15 if parameter.ndim > 1 else 0.3))
+        for name, parameter in model.named_parameters():
+            if 'norm' in name or 'ln_q' in name:
+                parameter.add_(1.0)
+    model.save_pretrained(path)
+
+
+# Qwen's chat format. A problem's text already has its places for images.
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    '{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}'
+)
+SPECIAL = ('<|im_start|>', '<|im_end|>', '<|vision_start|>', '<|vision_end|>', '<|image_pad|>', '<|video_pad|>')
+
+
+@pytest.fixture(scope='session')
+def vl_directory(tmp_path_factory):
+    """A whole Hugging Face directory: 0.3M parameters, a tokenizer of bytes, images of 4 to 16 features of 28 × 28 pixels.
+
+    Real geometry problems fit into 768 tokens. Heads are as wide as vLLM's attention on CPU wants them.
+    """
+    path = tmp_path_factory.mktemp('vl_directory') / 'model'
+    tokenizer = character_tokenizer(chat_template=CHAT)
+    tokenizer.add_special_tokens({'eos_token': '<|im_end|>', 'additional_special_tokens': list(SPECIAL)})
+    ids = dict(zip(SPECIAL, tokenizer.convert_tokens_to_ids(list(SPECIAL)), strict=True))
+    wide = {'hidden_size': 64, 'intermediate_size': 96, 'num_key_value_heads': 1, 'max_position_embeddings': 1024}
+    text = TEXT | wide | {'vocab_size': -(-len(tokenizer) // 16) * 16}
+    text['rope_parameters'] = TEXT['rope_parameters'] | {'mrope_section': [4, 6, 6]}
+    vision = VISION | {'hidden_size': 64, 'out_hidden_size': 64, 'patch_size': 14, 'window_size': 56}
+    write_model(
+        path, text_config=text, vision_config=vision, tie_word_embeddings=True, eos_token_id=ids['<|im_end|>'],
+        image_token_id=ids['<|image_pad|>'], video_token_id=ids['<|video_pad|>'], vision_start_token_id=ids['<|vision_start|>'],
+        vision_end_token_id=ids['<|vision_end|>'],
+    )  # fmt: skip
+    tokenizer.save_pretrained(path)
+    images = {
+        'image_processor_type': 'Qwen2VLImageProcessor', 'processor_class': 'Qwen2_5_VLProcessor', 'patch_size': 14, 'merge_size': 2,
+        'temporal_patch_size': 2, 'size': {'shortest_edge': 4 * 28 * 28, 'longest_edge': 16 * 28 * 28},
+    }  # fmt: skip
+    (path / 'preprocessor_config.json').write_text(json.dumps(images))
+    return path
 
 
 @functools.cache
