@@ -123,6 +123,7 @@ def test_packed_rows_hold_every_sequence_once_and_nothing_else(described, row_to
 
     fields = {**result.sequences._asdict(), **result._asdict(), **result.roles}
     del fields['sequences'], fields['roles']
+    assert fields.pop('rope') is fields.pop('feature') is None  # no images
     M, R, T = result.sequences.tokens.shape
     assert (R, T) == (rows, row_tokens)
     assert all(array.shape == (M, R, T) for array in fields.values())
