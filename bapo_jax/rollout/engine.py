@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from bapo_jax.groups import Prompt, Response
 
@@ -69,6 +70,16 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Gives up what is pending, ends the engine's processes and closes its connections."""
+
+
+def trained_tokens(tokens: np.ndarray, image_token: int | None) -> np.ndarray | None:
+    """The loss mask of a response that a policy sampled, bool like `tokens`; None where all of them count.
+
+    A policy that reads images may sample the token in whose place their features stand, `image_token`. There is no image there, so
+    the model reads the token as a word, and learns nothing of it.
+    """
+    trained = tokens != image_token
+    return None if image_token is None or trained.all() else trained
 
 
 def gathered(futures: Sequence[Future]) -> list[Any]:

@@ -22,13 +22,15 @@ from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.rollout.vllm_engine import VllmEngine
+from bapo_jax.tasks.sight import Sight
 
 POLICIES = 'policy'  # the folder of published policies, in the directory of a run or an evaluation
 
 
 def start_engine(
-    config: ConfigDict, model: ModelConfig, graph: Any, ends: tuple[int, ...], mesh: Mesh, workdir: Path, hosts: Hosts = Hosts()
-) -> Engine:
+    config: ConfigDict, model: ModelConfig, graph: Any, ends: tuple[int, ...], mesh: Mesh, workdir: Path, hosts: Hosts = Hosts(),
+    sight: Sight | None = None,
+) -> Engine:  # fmt: skip
     """The engine that `config` names. With engine 'vllm' and no servers listed, starts some, which takes a minute."""
     r, e = config.rollout, config.evaluate
     if r.engine == 'jax':
@@ -39,7 +41,7 @@ def start_engine(
         token = servers[0].token
     return VllmEngine(
         servers, workdir / POLICIES, model, token=token, dtype=r.dtype, stop_tokens=ends, concurrency=r.concurrency,
-        deadline_s=r.deadline_s, hosts=hosts,
+        deadline_s=r.deadline_s, hosts=hosts, sight=sight,
     )  # fmt: skip
 
 

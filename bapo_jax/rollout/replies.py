@@ -12,13 +12,16 @@ and pyarrow's takes 8 s.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
+from itertools import groupby, zip_longest
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from bapo_jax.groups import Prompt, Response
-from bapo_jax.rollout.engine import RolloutError, Sampling
+from bapo_jax.rollout.engine import RolloutError, Sampling, trained_tokens
+from bapo_jax.tasks.sight import Sight, images_of
 
 ROUTE = '/inference/v1/generate'
 _NOT_FINITE = -9999.0  # what vLLM writes for nan and -inf, and where it has no log-prob
@@ -35,6 +38,8 @@ class Asked(NamedTuple):
     max_tokens: int
     version: int  # of the policy
     vocab_size: int
+    image_token: int | None = None  # of a model that reads images
+    prompt: np.ndarray | None = None  # the tokens that the server must have read; None: of a prompt without images it reads those sent
 
 
 class _Sampled(msgspec.Struct, gc=False):
@@ -59,16 +64,24 @@ class _Choice(msgspec.Struct):  # the fields in the order of the wire: they are 
 
 class _Reply(msgspec.Struct):
     choices: list[_Choice]
+    prompt_token_ids: list[int] | None = None
 
 
 _decoder = msgspec.json.Decoder(_Reply)
 _logprob = operator.attrgetter('logprob')
 
 
-def request(prompt: Prompt, group_size: int, sampling: Sampling, stop_tokens: list[int]) -> dict[str, Any]:
-    """The body that asks for a prompt's whole group."""
-    return {
-        'token_ids': prompt.tokens.tolist(),
+def request(
+    prompt: Prompt, group_size: int, sampling: Sampling, stop_tokens: list[int], sight: Sight | None = None
+) -> dict[str, Any]:
+    """The body that asks for a prompt's whole group.
+
+    A prompt with images needs `sight`. They are read, resized and sent, each with one token in its place. The server makes that as
+    many as the image has features, and its reply states the prompt that it read. Raises as `open_image` does.
+    """
+    images = images_of(prompt.ground_truth)
+    body = {
+        'token_ids': (sight.collapsed(prompt.tokens, images) if images else prompt.tokens).tolist(),
         'sampling_params': {
             'n': group_size,
             'temperature': sampling.temperature,
@@ -79,22 +92,31 @@ def request(prompt: Prompt, group_size: int, sampling: Sampling, stop_tokens: li
             'detokenize': False,
         },
     }
+    if images:
+        body['content_parts'] = [{'type': 'image_url', 'url': sight.data_url(image)} for image in images]
+        body['return_token_ids'] = True
+    return body
 
 
 def read_group(body: bytes, asked: Asked, server: str) -> tuple[Response, ...]:
     """The responses in a reply, in the order of their index.
 
-    Raises BadResponse, naming `server`, unless they are complete, plausible and of the requested version.
+    Raises BadResponse, naming `server`, unless they are complete, plausible and of the requested version. Raises RolloutError where
+    the server read another prompt than the trainer's.
     """
     try:
-        choices = sorted(_decoder.decode(body).choices, key=lambda choice: choice.index)
+        reply = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:  # not JSON, or a field that is missing or of another type
         raise BadResponse(f'{server}: a reply cannot be read: {e}') from e
+
+    if asked.prompt is not None:
+        check_prompt(reply.prompt_token_ids, asked.prompt, asked.image_token, server)
 
     def need(condition: bool, what: str) -> None:
         if not condition:
             raise BadResponse(f'{server}: a response {what}')
 
+    choices = sorted(reply.choices, key=lambda choice: choice.index)
     need(len(choices) == asked.group_size, f'group has {len(choices)} members where {asked.group_size} were asked for')
     responses = []
     for choice in choices:
@@ -108,5 +130,30 @@ def read_group(body: bytes, asked: Asked, server: str) -> tuple[Response, ...]:
         need(bool(tokens.min() >= 0 and tokens.max() < asked.vocab_size), 'has a token outside the vocabulary')
         need(bool(logp.min() > _NOT_FINITE and logp.max() <= 0), 'has a log-prob that is not finite or above 0')
         need(choice.finish_reason in ('stop', 'length'), f'ended with {choice.finish_reason!r}')
-        responses.append(Response(tokens, logp, choice.finish_reason, asked.version))
+        mask = trained_tokens(tokens, asked.image_token)
+        responses.append(Response(tokens, logp, choice.finish_reason, asked.version, loss_mask=mask))
     return tuple(responses)
+
+
+def check_prompt(read: list[int] | None, prompt: np.ndarray, image_token: int | None, server: str) -> None:
+    """Raises RolloutError, which says what differs, unless the server `read` the tokens of `prompt`."""
+    if read is None:
+        raise RolloutError(f'{server}: the reply does not state the prompt that was read; serve with vLLM 0.32 or later')
+    want = prompt.tolist()
+    if read == want:
+        return
+    theirs, ours = _features(read, image_token), _features(want, image_token)
+    if theirs != ours:
+        raise RolloutError(
+            f"{server}: a prompt's images have {theirs} features there and {ours} here, so the server resizes them again. Give it the "
+            'limits of model.least_pixels and model.most_pixels (docs/vllm.md), and the same preprocessor_config.json'
+        )
+    at, there, here = next((i, a, b) for i, (a, b) in enumerate(zip_longest(read, want)) if a != b)
+    raise RolloutError(
+        f'{server}: token {at} of a prompt is {there} there and {here} here; serve the model directory that the run trains'
+    )
+
+
+def _features(tokens: Sequence[int], image_token: int | None) -> list[int]:
+    """How many features each image has: the lengths of the runs of `image_token`."""
+    return [len(list(run)) for token, run in groupby(tokens) if token == image_token]

@@ -27,9 +27,11 @@ from bapo_jax.rollout.publish import publish, remove_unneeded
 from bapo_jax.rollout.published import read_manifest
 from bapo_jax.rollout.replies import ROUTE, Asked, BadResponse, read_group, request
 from bapo_jax.rollout.supervise import SupervisedServer
+from bapo_jax.tasks.sight import Sight, images_of
 
 _ATTEMPTS = 3  # how often a group is asked for before its BadResponse is an error
 _CONNECT_S = 10.0
+_IMAGE_THREADS = 2  # reading, resizing and encoding release the interpreter's lock for the most part
 
 
 class Unreachable(RolloutError):
@@ -45,18 +47,22 @@ class PolicyRefused(RolloutError):
 
 
 class VllmEngine(Engine):
-    """`servers` are base URLs, or servers that the engine supervises. All of them read the directory `policies`."""
+    """`servers` are base URLs, or servers that the engine supervises. All of them read the directory `policies`.
+
+    `sight` is how a model that reads images sees them; None for a model of text.
+    """
 
     def __init__(
         self, servers: Sequence[str | SupervisedServer], policies: Path, model: ModelConfig, *, token: str, dtype: str,
         stop_tokens: Sequence[int], concurrency: int, deadline_s: float, hosts: Hosts = Hosts(),
+        sight: Sight | None = None,
     ):  # fmt: skip
         self._supervised = {server.url: server for server in servers if isinstance(server, SupervisedServer)}
         self._urls = [server.url if isinstance(server, SupervisedServer) else server for server in servers]
         self.servers = len(self._urls)
         self._serving: set[str] = set()  # URLs of servers known to hold the current policy
         self._policies, self._model, self._dtype, self._hosts = Path(policies).absolute(), model, dtype, hosts
-        self._stop_tokens, self._deadline_s = list(stop_tokens), deadline_s
+        self._stop_tokens, self._deadline_s, self._sight = list(stop_tokens), deadline_s, sight
         # A version that an interrupted run left may differ from this run's version of the same number.
         remove_unneeded(self._policies, ())
         self._path: Path | None = None
@@ -69,6 +75,7 @@ class VllmEngine(Engine):
         # Reading a full reply takes 10 ms under the interpreter's lock, so more threads would gain nothing. On the loop itself it
         # would take as long in all, but the loop would stall twice as long where many replies come at once.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix='replies')
+        self._images = ThreadPoolExecutor(_IMAGE_THREADS, thread_name_prefix='images')
         self.asked_again = 0  # groups that were asked for once more, because of a BadResponse
         self._free = asyncio.Semaphore(concurrency * len(self._urls))
         self._under_way = dict.fromkeys(self._urls, 0)
@@ -97,9 +104,9 @@ class VllmEngine(Engine):
         """
         if self._version is None:
             raise RuntimeError('the engine holds no policy yet: call load(params, version) before asking it')
-        asked = Asked(group_size, sampling.max_tokens, self._version, self._model.vocab_size)
-        bodies = [request(prompt, group_size, sampling, self._stop_tokens) for prompt in prompts]
-        return [asyncio.run_coroutine_threadsafe(self._group(body, asked), self._loop) for body in bodies]
+        image_token = self._model.vision.image_token if self._model.vision else None
+        asked = Asked(group_size, sampling.max_tokens, self._version, self._model.vocab_size, image_token)
+        return [asyncio.run_coroutine_threadsafe(self._group(prompt, sampling, asked), self._loop) for prompt in prompts]
 
     def close(self) -> None:
         if self._loop.is_closed():
@@ -107,6 +114,7 @@ class VllmEngine(Engine):
         atexit.unregister(self.close)
         self._run(self._give_up())
         self._reader.shutdown()
+        self._images.shutdown(cancel_futures=True)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
         self._loop.close()
@@ -182,9 +190,18 @@ class VllmEngine(Engine):
 
     # ---- responses
 
-    async def _group(self, body: dict[str, Any], asked: Asked) -> tuple[Response, ...]:
-        """One group's responses, when its turn comes: the semaphore admits requests in the order in which they were made."""
+    async def _group(self, prompt: Prompt, sampling: Sampling, asked: Asked) -> tuple[Response, ...]:
+        """One group's responses, when its turn comes: the semaphore admits requests in the order in which they were made.
+
+        So the images of no more than those under way are in memory.
+        """
         async with self._free:
+            what = prompt, asked.group_size, sampling, self._stop_tokens
+            if images_of(prompt.ground_truth):
+                body = await self._with_images(*what)
+                asked = asked._replace(prompt=prompt.tokens)
+            else:
+                body = request(*what)
             for attempt in range(1, _ATTEMPTS + 1):
                 try:
                     return await self._answer(body, asked)
@@ -193,6 +210,13 @@ class VllmEngine(Engine):
                         raise
                     self.asked_again += 1
                     logging.warning('%s; asking for the group again (%d of %d)', e, attempt + 1, _ATTEMPTS)
+
+    async def _with_images(self, prompt: Prompt, *what: Any) -> dict[str, Any]:
+        """The request of a prompt with images, which take tens of milliseconds. Raises RolloutError where one cannot be read."""
+        try:
+            return await self._loop.run_in_executor(self._images, request, prompt, *what, self._sight)
+        except (ValueError, OSError) as e:
+            raise RolloutError(f'prompt {prompt.id}: {e}') from e
 
     async def _answer(self, body: dict[str, Any], asked: Asked) -> tuple[Response, ...]:
         """One reply, read and checked, from whichever server answers. Raises BadResponse, or Unreachable where none does."""
