@@ -24,7 +24,7 @@ from bapo_jax.groups import Prompt, Response
 from bapo_jax.models.decoding import cache_slots
 from bapo_jax.models.patches import Pixels
 from bapo_jax.models.qwen import ModelConfig
-from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
+from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling, trained_tokens
 from bapo_jax.rollout.slots import Images, Places, lay_out, nothing_yet, read, sample, split_rows
 from bapo_jax.seen import Seen, Sight, see
 
@@ -217,9 +217,9 @@ class JaxEngine(Engine):
             for place in [place for place in of_device if count[device, place]]:
                 (group, j), n = of_device.pop(place), count[device, place]
                 finish = 'stop' if stopped[device, place] else 'length'
-                group.responses[j] = Response(
-                    tokens[device, place, :n].copy(), logp[device, place, :n].copy(), finish, group.version
-                )
+                own = tokens[device, place, :n].copy()
+                mask = trained_tokens(own, self._model.vision and self._model.vision.image_token)
+                group.responses[j] = Response(own, logp[device, place, :n].copy(), finish, group.version, loss_mask=mask)
                 self.sampled += int(n)
                 if len(group.responses) == group.size:
                     group.future.set_result(tuple(group.responses[i] for i in range(group.size)))
