@@ -21,6 +21,7 @@ from group_builders import graded, right
 from learners import make_learner, make_stale
 from real_servers import base, connect, server, two_servers  # noqa: F401  (fixtures)
 from tiny import STOP_TOKENS, TINY, Policy
+from tiny_vl import vl_directory  # noqa: F401  (a fixture)
 
 from bapo_jax.groups import Prompt
 from bapo_jax.learner.logprobs import Compute, token_logprobs

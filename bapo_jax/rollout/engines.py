@@ -19,6 +19,7 @@ from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.engine import Engine, gathered
 from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.rollout.serve import reads_images
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.rollout.vllm_engine import VllmEngine
@@ -37,7 +38,7 @@ def start_engine(
         return JaxEngine(graph, model, ends, r.rows, max(r.max_prompt_tokens, e.max_prompt_tokens), mesh, sight)
     servers, token = list(r.servers), os.environ.get(TOKEN_VARIABLE)
     if not servers:
-        servers = start_servers(config, workdir)
+        servers = start_servers(config, workdir, sight)
         token = servers[0].token
     return VllmEngine(
         servers, workdir / POLICIES, model, token=token, dtype=r.dtype, stop_tokens=ends, concurrency=r.concurrency,
@@ -45,11 +46,16 @@ def start_engine(
     )  # fmt: skip
 
 
-def start_servers(config: ConfigDict, workdir: Path) -> list[SupervisedServer]:
+def start_servers(config: ConfigDict, workdir: Path, sight: Sight | None = None) -> list[SupervisedServer]:
     """A server for each of rollout.gpus, or one; all start at once. Raises ServerFailed, and ValueError where JAX has their GPU."""
     r, e, token = config.rollout, config.evaluate, secrets.token_urlsafe(24)
     check_gpus(r.gpus, r.server_memory)
-    stated = ['--hf-overrides', json.dumps(changes)] if (changes := hf.overrides(config.model)) else []
+    stated = []
+    if changes := hf.overrides(config.model):
+        stated += ['--hf-overrides', json.dumps({'text_config': changes} if reads_images(config.model.path) else changes)]
+    if sight:  # images come in the sizes in which the trainer sees them; a server with the same limits leaves them so
+        least, most = sight.limits()
+        stated += ['--mm-processor-kwargs', json.dumps({'size': {'shortest_edge': least, 'longest_edge': most}})]
     servers = [
         SupervisedServer(
             config.model.path,

@@ -10,6 +10,7 @@ server listens on loopback by default, and on another address only with a token 
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import secrets
 import sys
@@ -22,6 +23,10 @@ from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / '.venv-vllm' / 'bin' / 'python'
+
+# Without videos, vLLM sets no memory aside for them. Its cache of pixels, 4 GiB in each of two processes, would see few again: a
+# prompt's group is one request, and its image comes back steps later.
+IMAGE_OPTIONS = ('--limit-mm-per-prompt', '{"video": 0}', '--mm-processor-cache-gb', '1')
 
 
 def command(
@@ -45,8 +50,15 @@ def command(
         '--logprobs-mode', 'processed_logprobs',  # of logits / temperature
         '--generation-config', 'vllm',  # the model's own has top-p and penalties, which change the distribution sampled from
         '--disable-uvicorn-access-log',
+        *(IMAGE_OPTIONS if reads_images(model) else ()),
         *extra,
     ]  # fmt: skip
+
+
+def reads_images(model: str | Path) -> bool:
+    """Whether the model of a Hugging Face directory has a vision tower."""
+    file = Path(model) / 'config.json'
+    return file.is_file() and 'vision_config' in json.loads(file.read_text('utf-8'))
 
 
 def environment(token: str, cpu_cache_gib: int = 1) -> dict[str, str]:

@@ -49,13 +49,16 @@ class Sight:
         processor.size = dict(processor.size) | {name: pixels for name, pixels in stated.items() if pixels}
         return processor
 
+    def limits(self) -> tuple[int, int]:
+        """The least and the most pixels of a resized image."""
+        return self._processor.size['shortest_edge'], self._processor.size['longest_edge']
+
     def grid(self, image: Reference) -> tuple[int, int, int]:
         """Time steps (1), rows and columns of an image's patches, from its size alone."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
         p, side = self._processor, self._processor.patch_size
-        least, most = p.size['shortest_edge'], p.size['longest_edge']
-        height, width = smart_resize(image['height'], image['width'], side * p.merge_size, least, most)
+        height, width = smart_resize(image['height'], image['width'], side * p.merge_size, *self.limits())
         return 1, height // side, width // side
 
     def features(self, image: Reference) -> int:

@@ -4,12 +4,18 @@ import functools
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from tiny import Policy
 
 from bapo_jax.models import hf
+from bapo_jax.models.attention import xla
+from bapo_jax.models.patches import features_at, in_slots, lay_out_images, rope_positions
+from bapo_jax.models.qwen import ImageFeatures
 from bapo_jax.models.tokenizer import character_tokenizer
+from bapo_jax.tasks.sight import images_of
 
 IMAGE, START, END = 5, 7, 8  # tokens
 TEXT = {
@@ -93,9 +99,10 @@ def vl_directory(tmp_path_factory):
         vision_end_token_id=ids['<|vision_end|>'],
     )  # fmt: skip
     tokenizer.save_pretrained(path)
-    images = {
-        'image_processor_type': 'Qwen2VLImageProcessor', 'processor_class': 'Qwen2_5_VLProcessor', 'patch_size': 14, 'merge_size': 2,
-        'temporal_patch_size': 2, 'size': {'shortest_edge': 4 * 28 * 28, 'longest_edge': 16 * 28 * 28},
+    images = {  # the fields that the published models state; without mean and std vLLM would leave pixels as they are
+        'min_pixels': 4 * 28 * 28, 'max_pixels': 16 * 28 * 28, 'patch_size': 14, 'temporal_patch_size': 2, 'merge_size': 2,
+        'image_mean': [0.48145466, 0.4578275, 0.40821073], 'image_std': [0.26862954, 0.26130258, 0.27577711],
+        'image_processor_type': 'Qwen2VLImageProcessor', 'processor_class': 'Qwen2_5_VLProcessor',
     }  # fmt: skip
     (path / 'preprocessor_config.json').write_text(json.dumps(images))
     return path
@@ -128,3 +135,37 @@ def torch_inputs(tokens, grids, pixels):
         'input_ids': torch.tensor(tokens)[None], 'mm_token_type_ids': torch.tensor(tokens == IMAGE).int()[None],
         'image_grid_thw': torch.tensor(grids), 'pixel_values': torch.tensor(pixels),
     }  # fmt: skip
+
+
+def seen_logp(config, params, sight, prompts, responses, temperature=1.0):
+    """The trainer's log-probs of each prompt's response, [responses][tokens]. Prompts hold references to their images."""
+    T = -(-max(len(p.tokens) + len(r) for p, r in zip(prompts, responses, strict=True)) // 64) * 64
+    tokens_BxT, position_3xBxT = np.zeros((len(prompts), T), np.int32), np.zeros((3, len(prompts), T), np.int32)
+    images = [image for p in prompts for image in images_of(p.ground_truth)]
+    layout = lay_out_images([sight.grid(image) for image in images], config.vision)
+    for b, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        n, end = len(prompt.tokens), len(prompt.tokens) + len(response)
+        grids = [sight.grid(image) for image in images_of(prompt.ground_truth)]
+        tokens_BxT[b, :n] = prompt.tokens
+        position_3xBxT[:, b, :n], following = rope_positions(prompt.tokens, grids, config.vision)
+        position_3xBxT[:, b, n:end] = following + np.arange(end - n)
+    at_BxT = features_at(tokens_BxT, layout.feature_I, config.vision.image_token)  # of the prompts alone
+    for b, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        tokens_BxT[b, len(prompt.tokens) : len(prompt.tokens) + len(response)] = response
+    slots = in_slots(sight.patches(images), layout.order_RxP)
+    logp_BxT = np.asarray(_seen_logp(
+        hf.abstract_params(config)[0], params, (slots, layout.position_RxPx2, layout.image_RxP), at_BxT, tokens_BxT, position_3xBxT,
+        temperature,
+    ))  # fmt: skip
+    starts = [len(p.tokens) - 1 for p in prompts]
+    return [logp_BxT[b, start : start + len(r)] for b, (start, r) in enumerate(zip(starts, responses, strict=True))]
+
+
+@functools.partial(jax.jit, static_argnames='graph')
+def _seen_logp(graph, params, pixels, at_BxT, tokens_BxT, position_3xBxT, temperature):
+    """[B, T - 1]: of token t + 1."""
+    model = nnx.merge(graph, params)
+    images, segment_BxT = ImageFeatures(model.vision(*pixels), at_BxT), jnp.ones_like(tokens_BxT)
+    hidden = model(tokens_BxT, position_3xBxT, lambda *qkv: xla(*qkv, segment_BxT), images)
+    logp_BxTxV = jax.nn.log_softmax(model.logits(hidden)[:, :-1] / temperature)
+    return jnp.take_along_axis(logp_BxTxV, tokens_BxT[:, 1:, None], axis=2)[..., 0]
