@@ -130,9 +130,14 @@ def stepped(state: TrainState, gradient: Any, optimizer: optax.GradientTransform
 def state_shapes(optimizer: optax.GradientTransformation, parameters: Any, mesh: Mesh) -> TrainState:
     """The shapes of a state and where each array lives, the moments as the `parameters` (shapes with shardings) are."""
     moments = jax.eval_shape(optimizer.init, parameters)
+
+    def is_left_out(x: Any) -> bool:  # what is frozen has no moments
+        return isinstance(x, optax.MaskedNode)
+
     sharding = optax.tree.map_params(
-        optimizer, lambda _, p: p.sharding, moments, parameters, transform_non_params=lambda _: parallel.replicated(mesh)
-    )
+        optimizer, lambda moment, p: moment if is_left_out(moment) else p.sharding, moments, parameters,
+        transform_non_params=lambda _: parallel.replicated(mesh), is_leaf=is_left_out,
+    )  # fmt: skip
     return TrainState(parameters, parallel.with_sharding(moments, sharding))
 
 
