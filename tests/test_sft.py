@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from bapo_jax import sft
+from bapo_jax import bases, sft
 from bapo_jax.groups import Verdict
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
@@ -20,8 +20,8 @@ BASE = Path(__file__).resolve().parents[1] / 'configs' / 'quickstart_base'
 
 
 def test_every_training_solution_is_a_correct_answer_and_its_tokens_are_the_targets(tmp_path):
-    tokenizer = sft.model_files(tmp_path, 32, 1)
-    tokens, is_target = next(sft.batches(tokenizer, 40, 32, seed=1))
+    tokenizer = bases.countdown_files(tmp_path, 32, 1)
+    tokens, is_target, _ = next(bases.countdown_batches(tokenizer, 40, 32, seed=1))
     for row, target in zip(tokens, is_target, strict=True):
         prompt, solution = row[: np.argmax(target)], row[target]
         assert solution[-1] == tokenizer.eos_token_id
@@ -31,8 +31,8 @@ def test_every_training_solution_is_a_correct_answer_and_its_tokens_are_the_targ
 
 
 def test_aimless_solutions_have_right_arithmetic_and_seldom_the_target(tmp_path):
-    tokenizer, right = sft.model_files(tmp_path, 32, 1), 0
-    tokens, is_target = next(sft.batches(tokenizer, 40, 64, seed=1, aimless=1.0))
+    tokenizer, right = bases.countdown_files(tmp_path, 32, 1), 0
+    tokens, is_target, _ = next(bases.countdown_batches(tokenizer, 40, 64, seed=1, aimless=1.0))
     for row, target in zip(tokens, is_target, strict=True):
         numbers, goal = tokenizer.decode(row[: np.argmax(target)]).rstrip('\n').split('=')
         solution = tokenizer.decode(row[target], skip_special_tokens=True)
@@ -70,13 +70,13 @@ def test_a_start_that_holds_no_policy_leaves_nothing_behind(tmp_path):
 
 @pytest.mark.slow
 def test_training_lowers_the_loss(tmp_path):
-    tokenizer = sft.model_files(tmp_path, 32, 1)
+    tokenizer = bases.countdown_files(tmp_path, 32, 1)
     config = hf.read_config(tmp_path)
     graph, _ = hf.abstract_params(config)
     params, optimizer = hf.init_params(config, 0), sft.muon(2e-2, 60)
-    opt_state, stream, losses = optimizer.init(params), sft.batches(tokenizer, 40, 16, seed=1), []
+    opt_state, stream, losses = optimizer.init(params), bases.countdown_batches(tokenizer, 40, 16, seed=1), []
     for _ in range(30):
-        params, opt_state, loss = sft.train_step(params, opt_state, *next(stream), graph=graph, optimizer=optimizer)
+        params, opt_state, loss = sft.train_step(params, opt_state, next(stream), graph=graph, optimizer=optimizer)
         losses.append(float(loss))
     assert np.mean(losses[-5:]) < 0.7 * losses[0]
 
@@ -93,7 +93,7 @@ def test_the_shipped_base_is_small_complete_and_loads_like_any_checkpoint():
 
 def test_muon_moves_every_direction_of_each_layers_matrix_alike(tmp_path):
     """Nine tenths of an update's singular values are within a factor of 2, though the gradient's are a hundredfold apart."""
-    sft.model_files(tmp_path, 32, 2)
+    bases.countdown_files(tmp_path, 32, 2)
     config = hf.read_config(tmp_path)
     params, optimizer, rng = hf.init_params(config, 0), sft.muon(1e-2, 100), np.random.default_rng(0)
 

@@ -66,8 +66,9 @@ def check_ground_truth(ground_truth: object) -> None:
     answer = ground_truth.get('answer') if isinstance(ground_truth, dict) else None
     if type(answer) is not int or answer < 0:
         raise ValueError(f'ground_truth.answer must be a whole number of 0 or more, got {str(ground_truth)[:100]}')
-    images, fields = ground_truth.get('images', [{}]), {'sha256', 'width', 'height'}
-    if not isinstance(images, list) or len(images) != 1 or ('images' in ground_truth and not fields <= images[0].keys()):
+    images, fields = ground_truth.get('images'), {'sha256', 'width', 'height'}
+    one = isinstance(images, list) and len(images) == 1 and isinstance(images[0], dict) and fields <= images[0].keys()
+    if 'images' in ground_truth and not one:
         raise ValueError(f'ground_truth.images must be a list of one reference to an image, got {str(images)[:100]}')
 
 
