@@ -1,11 +1,13 @@
-"""Supervised training of a small base policy on generated worked solutions.
+"""Supervised training of a small base policy on generated worked solutions (bases.py).
 
-The quickstart's base, `configs/quickstart_base`, was made by
+The quickstart's base, `configs/quickstart_base`, and the one that sees, `configs/diagrams_base`, were made by
 
     python -m bapo_jax.sft --output=configs/quickstart_base
+    python -m bapo_jax.sft --task=diagrams --output=configs/diagrams_base
 
-in 29 minutes on one CPU core (docs/quickstart_trials.md has the recipes that did worse). It is meant to have headroom: it solves
-many problems sometimes, but far from always. The result is an ordinary Hugging Face directory, loaded like any other checkpoint.
+in 29 and XX minutes on one CPU core (docs/quickstart_trials.md and docs/diagrams.md have the recipes that did worse). They are meant to
+have headroom: they solve many problems sometimes, but far from always. The result is an ordinary Hugging Face directory, loaded like
+any other checkpoint.
 
 --start with --aimless weakens a policy: it is shown steps that do not aim at the target. studies/first_proof uses such a base.
 """
@@ -88,22 +90,26 @@ class _Seeing(NamedTuple):
         return self.model.head_VxD
 
 
+def target_logprobs(model: Qwen, batch: bases.Batch) -> jax.Array:
+    """The log-prob [B, T] of each target token, 0 elsewhere."""
+    tokens_BxT, is_target_BxT, pictures = batch
+    if pictures:
+        values_IxD = model.vision(pictures.slots_RxPxC, pictures.position_RxPx2, pictures.image_RxP)
+        model, positions = _Seeing(model, ImageFeatures(values_IxD, pictures.at_BxT)), pictures.position_3xBxT
+    else:
+        positions = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
+    # Each row holds one sequence; no target lies in the padding at its end.
+    sequences = Sequences(tokens_BxT, jnp.ones_like(tokens_BxT), positions, response=is_target_BxT.astype(jnp.int32))
+    return token_logprobs(model, sequences, jnp.float32(1.0))[0]
+
+
 @functools.partial(jax.jit, static_argnames=('graph', 'optimizer'), donate_argnames=('params', 'opt_state'))
 def train_step(params, opt_state, batch: bases.Batch, *, graph, optimizer):
     """One optimizer step on the mean cross-entropy of the target tokens."""
-    tokens_BxT, is_target_BxT, pictures = batch
 
     def loss_fn(params):
-        model = nnx.merge(graph, params)
-        if pictures:
-            values_IxD = model.vision(pictures.slots_RxPxC, pictures.position_RxPx2, pictures.image_RxP)
-            model, positions = _Seeing(model, ImageFeatures(values_IxD, pictures.at_BxT)), pictures.position_3xBxT
-        else:
-            positions = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
-        # Each row holds one sequence; no target lies in the padding at its end.
-        sequences = Sequences(tokens_BxT, jnp.ones_like(tokens_BxT), positions, response=is_target_BxT.astype(jnp.int32))
-        logp_BxT, _ = token_logprobs(model, sequences, jnp.float32(1.0))
-        return -jnp.sum(logp_BxT) / jnp.sum(is_target_BxT).astype(logp_BxT.dtype)
+        logp_BxT = target_logprobs(nnx.merge(graph, params), batch)
+        return -jnp.sum(logp_BxT) / jnp.sum(batch.is_target_BxT).astype(logp_BxT.dtype)
 
     loss, gradient = jax.value_and_grad(loss_fn)(params)
     with jax.numpy_dtype_promotion('standard'):  # optax raises a float to the int32 number of updates
@@ -115,13 +121,17 @@ def main(_) -> None:
     output = Path(FLAGS.output)
     if (output / 'model.safetensors').exists():
         raise app.UsageError(f'--output={output} already holds a model; give an empty directory')
+    if FLAGS.aimless and FLAGS.task != 'countdown':
+        raise app.UsageError('--aimless weakens steps of Countdown; leave it out with --task=diagrams')
     if FLAGS.start:
         hf.read_config(FLAGS.start)  # raises where it holds no model, before anything is written
     output.mkdir(parents=True, exist_ok=True)
     if FLAGS.start:
         tokenizer = load_tokenizer(FLAGS.start)
         tokenizer.save_pretrained(output)
-        shutil.copy(Path(FLAGS.start) / 'config.json', output)
+        for name in ('config.json', 'preprocessor_config.json'):
+            if (Path(FLAGS.start) / name).is_file():
+                shutil.copy(Path(FLAGS.start) / name, output)
     else:
         files = bases.countdown_files if FLAGS.task == 'countdown' else bases.diagrams_files
         tokenizer = files(output, FLAGS.width, FLAGS.layers)
@@ -141,7 +151,8 @@ def main(_) -> None:
         if step % 100 == 0 or step == FLAGS.steps:
             print(f'step {step}/{FLAGS.steps}  loss {float(loss):.4f}  {time.perf_counter() - started:.0f} s', flush=True)
     hf.save(output, hf.to_hf(config, params), like=output)
-    print(f'wrote {output}; its score: python -m bapo_jax.evaluate --checkpoint={output} --config=configs/quickstart.py')
+    config_file = {'countdown': 'configs/quickstart.py', 'diagrams': 'configs/diagrams.py'}[FLAGS.task]
+    print(f'wrote {output}; its score: python -m bapo_jax.evaluate --checkpoint={output} --config={config_file}')
 
 
 if __name__ == '__main__':

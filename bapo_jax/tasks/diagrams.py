@@ -12,8 +12,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from PIL import Image
+
 from bapo_jax.groups import Verdict
 from bapo_jax.tasks.diagrams_data import BENCHMARKS, benchmark, numbers_of, similar_ratio, training_problems
+from bapo_jax.tasks.figures import sheet
 from bapo_jax.tasks.geometry_data import VISION_TOKENS
 
 __all__ = [
@@ -23,6 +26,7 @@ __all__ = [
     'benchmark',
     'check_ground_truth',
     'prompt_text',
+    'sample_sheet',
     'training_problems',
     'verify',
     'verify_all',
@@ -113,3 +117,10 @@ def worked_solution(ground_truth: dict) -> str:
         partner = numbers[(asked + 2) % 4]
         steps = f'{large}/{small}={ratio} {partner}{"*" if asked >= 2 else "/"}{ratio}'
     return f'{steps}<answer>{answer}</answer>'
+
+
+def sample_sheet() -> Image.Image:
+    """The first six test problems, their steps and their answers, for people; docs/diagrams.md has the command."""
+    problems = benchmark('diagrams')[:6]
+    captions = [f'{worked_solution(problem).partition("<")[0]}    ? = {problem["answer"]}' for problem in problems]
+    return sheet([problem['images'][0]['figure'] for problem in problems], captions)

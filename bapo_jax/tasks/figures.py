@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -57,6 +57,18 @@ def figure_image(figure: Figure) -> dict:
 
 def pixels_hash(picture: Image.Image) -> str:
     return hashlib.sha256(picture.tobytes()).hexdigest()
+
+
+def sheet(figures: Sequence[Figure], captions: Sequence[str], columns: int = 3, scale: int = 2) -> Image.Image:
+    """The pictures side by side and enlarged, each above its caption; for people."""
+    wide, high, rows = scale * SIDE + 12, scale * SIDE + 36, -(-len(figures) // columns)
+    whole = Image.new('RGB', (columns * wide, rows * high), (235, 235, 235))
+    pen = ImageDraw.Draw(whole)
+    for i, (figure, caption) in enumerate(zip(figures, captions, strict=True)):
+        x, y = i % columns * wide + 6, i // columns * high + 6
+        whole.paste(draw(figure).resize((scale * SIDE, scale * SIDE), Image.Resampling.NEAREST), (x, y))
+        pen.text((x + scale * SIDE / 2, y + scale * SIDE + 14), caption, _TEXT, ImageFont.load_default(13), anchor='mm')
+    return whole
 
 
 def check_figure(figure: object) -> None:

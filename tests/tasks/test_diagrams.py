@@ -2,9 +2,11 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from bapo_jax.groups import Verdict
 from bapo_jax.models.tokenizer import character_tokenizer
@@ -54,9 +56,10 @@ def test_kinds_come_equally_often_and_every_number_can_be_asked(problems):
 
 
 def test_who_does_not_see_can_hardly_guess():
-    """The commonest answer of 6,000 problems is that of fewer than 2 in 100."""
+    """The commonest answer is that of fewer than 2 in 100 problems, and of no more than 2 in 100 test problems."""
     answers = [missing_number(figure) for figure in generate(6_000, seed=1)]
     assert np.bincount(answers).max() < 0.02 * len(answers)
+    assert np.bincount([p['answer'] for p in diagrams.benchmark('diagrams')]).max() <= 4
 
 
 def test_equal_descriptions_give_equal_pictures_and_labels_show(problems):
@@ -82,6 +85,11 @@ def test_every_label_has_room(problems):
         labels = figure['labels']
         alone = [ink([label if i == j else '' for j, label in enumerate(labels)], figure) for i in range(len(labels))]
         assert ink(labels, figure) == sum(alone)
+
+
+def test_the_sheet_in_the_docs_is_what_is_drawn():
+    shown = Image.open(Path(__file__).resolve().parents[2] / 'docs' / 'diagrams.png')
+    assert shown.convert('RGB').tobytes() == diagrams.sample_sheet().tobytes()
 
 
 def test_a_changed_drawing_is_noticed(problems, monkeypatch):
@@ -111,7 +119,9 @@ def test_test_problems_are_never_trained_on():
     test = diagrams.benchmark('diagrams')
     held_out = {problem_key(figure_of(p)) for p in test}
     pictures = {p['images'][0]['sha256'] for p in test}
-    assert len(test) == 200 and len(pictures) == 200
+    assert len(test) == len(held_out) == len(pictures) == 200
+    kinds = [figure_of(p)['kind'] for p in test]
+    assert [kinds.count(kind) for kind in KINDS] == [67, 67, 66]
     for problem in diagrams.training_problems('generated', limit=1_000, seed=1001):  # the seed of the test problems
         assert problem_key(figure_of(problem)) not in held_out and problem['images'][0]['sha256'] not in pictures
 
