@@ -94,7 +94,7 @@ def test_a_policy_is_loaded_while_paused_and_caches_are_dropped_before_it_is_nam
     connect(server)
     assert server.paths() == [
         '/collective_rpc', '/pause?mode=keep', '/collective_rpc', '/reset_prefix_cache', '/reset_mm_cache',
-        '/update_weight_version', '/resume',
+        '/reset_encoder_cache', '/update_weight_version', '/resume',
     ]  # fmt: skip
 
 
