@@ -38,13 +38,17 @@ def model_section() -> ConfigDict:
     m.attention = 'auto'  # the packed kernel: xla, splash (TPU), triton (GPU); auto: the platform's own
     m.max_positions = 0  # tokens of the longest sequence, in place of config.json's max_position_embeddings; 0: as stated there
     m.rope_theta = 0.0  # in place of config.json's; 0: as stated there
+    m.least_pixels = 0  # an image with fewer is enlarged to as many; 0: as preprocessor_config.json says
+    m.most_pixels = 0  # an image with more is scaled down to as many; 0: as preprocessor_config.json says
     m.dtype = 'float32'  # what matrix products run in: float32 or bfloat16; parameters are float32 always
     return m
 
 
 def check_model(c: ConfigDict, need: Need) -> None:
     need(bool(c.model.path), 'model.path is empty; give a Hugging Face model directory')
-    not_negative(need, c, 'model.max_positions', 'model.rope_theta')
+    not_negative(need, c, 'model.max_positions', 'model.rope_theta', 'model.least_pixels', 'model.most_pixels')
+    need(not c.model.most_pixels or c.model.least_pixels <= c.model.most_pixels,
+         f'model.least_pixels={c.model.least_pixels} exceeds model.most_pixels={c.model.most_pixels}; lower it')  # fmt: skip
     one_of(need, c, 'model.dtype', ('float32', 'bfloat16'))
     one_of(need, c, 'model.attention', ('auto', 'xla', 'splash', 'triton'))
 

@@ -142,6 +142,7 @@ def learner_section() -> ConfigDict:
     l.shuffle = True  # mini-batches are cut from a random order of groups; False: from X1, X2, X3 as they stand
     l.passes_per_batch = 1  # passes over a batch
     l.learning_rate = 1e-6  # AdamW; the peak, where a schedule changes it
+    l.vision_rate = 1.0  # of a vision tower's learning rate, in learning_rate (critic.learning_rate); 0: the tower is frozen
     l.warmup_updates = 0  # optimizer steps of linear warm-up
     l.schedule = 'constant'  # of the rate after warm-up: constant, cosine or linear
     l.decay_updates = 0  # optimizer steps of cosine and linear; 0: with warm-up, those of `steps` full batches (full_batch_updates)
@@ -202,7 +203,7 @@ def check_learner(c: ConfigDict, need: Need) -> None:
     )  # fmt: skip
     not_negative(
         need, c, 'learner.switch_step', 'learner.warmup_updates', 'learner.kl_coef', 'learner.entropy_coef', 'learner.weight_decay',
-        'learner.dual_clip', 'learner.decay_updates', 'learner.slot_tokens',
+        'learner.dual_clip', 'learner.decay_updates', 'learner.slot_tokens', 'learner.vision_rate',
     )  # fmt: skip
     positive(
         need, c, 'learner.learning_rate', 'learner.grad_clip', 'learner.clip_low', 'learner.clip_high', 'learner.importance_cap',

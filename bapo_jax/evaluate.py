@@ -35,7 +35,7 @@ from bapo_jax import config as config_lib
 from bapo_jax import parallel
 from bapo_jax.groups import Prompt
 from bapo_jax.files import write_text
-from bapo_jax.inputs import benchmark_prompts, positions_suffice
+from bapo_jax.inputs import benchmark_prompts, make_sight, positions_suffice
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.policies import HUGGING_FACE, RUN, StoredPolicy, find_policy
@@ -47,6 +47,7 @@ from bapo_jax.run.tables import print_scores
 from bapo_jax.scores import Question, question, summary
 from bapo_jax.rollout.engines import POLICIES, start_engine
 from bapo_jax.tasks import custom_reward, get_task
+from bapo_jax.tasks.sight import Sight
 
 _CHUNK = 256  # responses judged and written together; an interruption loses no more, beside those under way
 
@@ -127,6 +128,7 @@ class Loaded(NamedTuple):
 
     config: ConfigDict
     tokenizer: Any
+    sight: Sight | None  # of a policy with a vision tower
     step: int  # training steps the policy has had
     output: Path  # where its evaluation goes by default
     start: Callable[[Path], Engine]
@@ -165,16 +167,16 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
     model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
     tokenizer = load_tokenizer(config.model.path)
     policy.check(model)
-    mesh = parallel.make_mesh(1, -1, 1)
+    mesh, sight = parallel.make_mesh(1, -1, 1), make_sight(config, model)
 
     def start(output: Path) -> Engine:
         params = policy.params(model, mesh)
         ends = stop_tokens(config.model.path, tokenizer)
-        engine = start_engine(config, model, hf.abstract_params(model)[0], ends, mesh, output)
+        engine = start_engine(config, model, hf.abstract_params(model)[0], ends, mesh, output, sight=sight)
         engine.load(params, policy.step)
         return engine
 
-    return Loaded(config, tokenizer, policy.step, default_output(checkpoint, policy), start)
+    return Loaded(config, tokenizer, sight, policy.step, default_output(checkpoint, policy), start)
 
 
 def default_output(checkpoint: Path, policy: StoredPolicy) -> Path:
@@ -197,7 +199,7 @@ def main(_) -> None:
             if FLAGS[name].value is not None:
                 config.evaluate[name] = FLAGS[name].value
         positions_suffice(config, hf.read_config(config.model.path, stated=hf.overrides(config.model)))
-        benchmarks = benchmark_prompts(config, tokenizer)
+        benchmarks = benchmark_prompts(config, tokenizer, policy.sight)
         output = Path(FLAGS.output) if FLAGS.output else policy.output
         files = sample_files(output, config.evaluate.benchmarks)
         chosen = settings(checkpoint, policy.step, config, benchmarks)

@@ -14,8 +14,9 @@ from bapo_jax.hosts import Hosts
 from bapo_jax.inputs import model_path_exists
 from bapo_jax.learner.critic import blank_targets
 from bapo_jax.learner.learner import build_learner
-from bapo_jax.learner.packed import blank_rows
+from bapo_jax.learner.packed import blank_pixels, blank_rows, blank_sequences
 from bapo_jax.models import hf
+from bapo_jax.models.patches import Pixels
 from bapo_jax.rollout.engines import POLICIES
 from bapo_jax.rollout.publish import path_of, write_weights
 from bapo_jax.run.checkpoint import open_run
@@ -42,15 +43,16 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
             case 'sync':
                 state.sync()
             case 'score':
-                blank = [blank_rows(shape).sequences for shape in plan['shapes']]
-                learner.score_packed(plan['role'], state.policies()[plan['role']], blank, plan['counts'])
+                blank = [blank_sequences(*given) for given in zip(plan['shapes'], map(bool, plan['images']), strict=True)]
+                learner.score_packed(plan['role'], state.policies()[plan['role']], blank, plan['counts'], blank_images(plan))
             case 'update':
                 if learner.trains_policy(plan['step']):
-                    blank = [blank_rows(shape, learner.objective.roles) for shape in plan['shapes']]
-                    state.theta, _ = learner.update_packed(state.theta, blank, plan['counts'], plan['step'])
+                    roles = learner.objective.roles
+                    blank = [blank_rows(shape, roles, bool(i)) for shape, i in zip(plan['shapes'], plan['images'], strict=True)]
+                    state.theta, _ = learner.update_packed(state.theta, blank, plan['counts'], blank_images(plan), plan['step'])
                 if learner.critic:
-                    blank = [blank_targets(shape) for shape in plan['shapes']]
-                    state.theta, _ = learner.update_critic_packed(state.theta, blank, plan['counts'])
+                    blank = [blank_targets(*given) for given in zip(plan['shapes'], map(bool, plan['images']), strict=True)]
+                    state.theta, _ = learner.update_critic_packed(state.theta, blank, plan['counts'], blank_images(plan))
                 state.trained()
             case 'publish':
                 held = {state.step: state.theta.params, **dict(state.recent), state.alpha_version: state.alpha}
@@ -59,6 +61,11 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
             case 'save':
                 checkpoints.save(state)
     print(f'host {jax.process_index()}: host 0 has ended', flush=True)
+
+
+def blank_images(plan: dict) -> list[Pixels | None]:
+    """Pixels of the shapes that host 0 has; None for a mini-batch without images."""
+    return [shape and blank_pixels(shape) for shape in plan['images']]
 
 
 def other_settings(of_host_0: dict, config: ConfigDict) -> str:

@@ -5,7 +5,6 @@ Reads no weights and touches no device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +13,12 @@ from ml_collections import ConfigDict
 from bapo_jax import config as config_lib
 from bapo_jax.groups import Prompt
 from bapo_jax.models import hf
+from bapo_jax.models.patches import windows_of
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.prompts.selector import PromptSelector, make_selector
 from bapo_jax.tasks import encode_prompts, get_task, leave_out_long, refuse_long
-from bapo_jax.tasks.sight import images_of
+from bapo_jax.tasks.sight import Sight
 
 # Each benchmark has an id range of its own, so that no two questions share random keys. Training prompts count from 0.
 _FIRST_ID = 1 << 24
@@ -35,6 +35,7 @@ class Inputs(NamedTuple):
     benchmarks: dict[str, list[Prompt]]
     selector: PromptSelector
     steps: int
+    sight: Sight | None  # of a model with a vision tower
 
 
 def read_inputs(config: ConfigDict, weights: bool = True) -> Inputs:
@@ -50,22 +51,31 @@ def read_inputs(config: ConfigDict, weights: bool = True) -> Inputs:
         hf.check_weights(config.model.path, model)
     tokenizer = load_tokenizer(config.model.path)
     ends = stop_tokens(config.model.path, tokenizer)
-    benchmarks = benchmark_prompts(config, tokenizer)
+    sight = make_sight(config, model)
+    benchmarks = benchmark_prompts(config, tokenizer, sight)
     truths = get_task(config.task.name).training_problems(config.task.train, limit=config.task.limit, seed=config.task.seed)
-    refuse_images(config, truths)
-    prompts = encode_prompts(config.task.name, truths, tokenizer, template=config.task.template)
+    prompts = encode_prompts(config.task.name, truths, tokenizer, template=config.task.template, sight=sight)
     prompts = leave_out_long(prompts, config.rollout.max_prompt_tokens)
+    if sight:
+        grids = [grid for prompt in prompts for grid in sight.grids_of(prompt)]
+        sight.row_windows = max((windows_of(grid, model.vision) for grid in grids), default=0)
     if len(truths) > _FIRST_ID:
         raise ValueError(f'{len(truths):,} training problems; ids of benchmarks begin at {_FIRST_ID:,}: lower task.limit to that')
     selector = make_selector(config, prompts)
     if config.evaluate.track_prompts > len(prompts):
         raise ValueError(f'evaluate.track_prompts={config.evaluate.track_prompts} exceeds the {len(prompts)} training prompts')
     steps = config.steps or config.epochs * (len(prompts) // config.learner.batch_groups)
-    return Inputs(config, model, tokenizer, ends, prompts, benchmarks, selector, steps)
+    return Inputs(config, model, tokenizer, ends, prompts, benchmarks, selector, steps, sight)
 
 
-def benchmark_prompts(config: ConfigDict, tokenizer: Any) -> dict[str, list[Prompt]]:
-    """The questions of every benchmark in config.evaluate.benchmarks.
+def make_sight(config: ConfigDict, model: ModelConfig) -> Sight | None:
+    """How the policy sees images, by `config.model`; None where it has no vision tower."""
+    m = config.model
+    return Sight(m.path, model.vision.image_token, m.least_pixels, m.most_pixels) if model.vision else None
+
+
+def benchmark_prompts(config: ConfigDict, tokenizer: Any, sight: Sight | None = None) -> dict[str, list[Prompt]]:
+    """The questions of every benchmark in config.evaluate.benchmarks; `sight` is as of `make_sight`.
 
     Raises ValueError for an unknown name, a bad file or a prompt that is too long. Raises FileNotFoundError for a missing file.
     """
@@ -73,18 +83,11 @@ def benchmark_prompts(config: ConfigDict, tokenizer: Any) -> dict[str, list[Prom
     for i, name in enumerate(config.evaluate.benchmarks):
         first_id = _FIRST_ID * (1 + i)
         truths = task.benchmark(name)
-        refuse_images(config, truths)
         encoded = encode_prompts(
-            config.task.name, truths, tokenizer, template=config.task.template, first_id=first_id
+            config.task.name, truths, tokenizer, template=config.task.template, first_id=first_id, sight=sight
         )
         prompts[name] = refuse_long(encoded, config.evaluate.max_prompt_tokens, name)
     return prompts
-
-
-def refuse_images(config: ConfigDict, truths: Sequence[Any]) -> None:
-    """Raises ValueError where questions have images: neither engines nor learner take them yet."""
-    if any(map(images_of, truths)):
-        raise ValueError(f'task.name={config.task.name!r} asks with images, which are not trained on or answered yet; choose another task')
 
 
 def positions_suffice(config: ConfigDict, model: ModelConfig) -> None:

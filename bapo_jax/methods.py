@@ -142,7 +142,7 @@ METHODS: dict[str, Method] = {
         'arXiv 2507.04632 and its scripts',
         prompts={'prompts.selector': 'mopps', 'prompts.candidates': 16, 'prompts.target': 0.5, 'prompts.decay': 1.0},
         learning={'learner.kl_target': 'none', 'learner.clip_high': 0.28, 'learner.dual_clip': 10.0},
-        of_task={'countdown': {'prompts.candidates': 8, 'prompts.decay': 0.5}},
+        of_task={task: {'prompts.candidates': 8, 'prompts.decay': 0.5} for task in ('countdown', 'geometry')},
     ),
     'repo': _GRPO.but(
         'RePO: beside each fresh group the newest of its prompt\'s earlier responses, normalised by themselves; also '

@@ -67,12 +67,12 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts()) -> Setup:
     """
     read = read_inputs(config)
     c = read.config
-    learner, reward = build_learner(c, hosts), custom_reward.find_reward(c.task.reward)
+    learner, reward = build_learner(c, hosts, read.sight), custom_reward.find_reward(c.task.reward)
     fingerprints = {
         'dataset': fingerprint_prompts(read.prompts), 'tokenizer': fingerprint_tokenizer(read.tokenizer), 'model': architecture(read.model),
     }  # fmt: skip
     claim(workdir, c, fingerprints)
-    engine = start_engine(c, read.model, learner.graph, read.stop_tokens, learner.mesh, workdir, hosts)
+    engine = start_engine(c, read.model, learner.graph, read.stop_tokens, learner.mesh, workdir, hosts, read.sight)
     schedule = schedule_of(c, read.steps)
     return Setup(
         config=c,

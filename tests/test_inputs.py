@@ -42,16 +42,6 @@ def test_bad_input_is_refused(benchmark, changes, message):
         read_inputs(small_config('bapo_tuned', benchmark, **changes))
 
 
-@pytest.mark.parametrize('asked', ['training_problems', 'benchmark'])
-def test_questions_with_images_are_refused_rather_than_asked_without_them(asked, benchmark, monkeypatch):
-    reference = {'file': 'a.png', 'sha256': '0', 'width': 60, 'height': 40}
-    for name in ('training_problems', 'benchmark'):
-        questions = [{'problem': '<image>x', 'answers': ['5'], 'images': [reference]}] if name == asked else []
-        monkeypatch.setattr(geometry, name, lambda *_, questions=questions, **__: questions)
-    with pytest.raises(ValueError, match="task.name='geometry' asks with images"):
-        read_inputs(small_config('bapo_tuned', benchmark, task__name='geometry', task__template='plain'))
-
-
 def test_steps_are_those_of_the_config_or_whole_batches_of_its_epochs(benchmark):
     assert read_inputs(small_config('bapo_tuned', benchmark)).steps == 6
     assert read_inputs(small_config('bapo_tuned', benchmark, steps=0, epochs=3)).steps == 3 * (60 // 8)

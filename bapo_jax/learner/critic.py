@@ -25,11 +25,12 @@ from bapo_jax.groups import ByGroup
 from bapo_jax.learner import credit
 from bapo_jax.learner.logprobs import Compute, hidden_states, state_before
 from bapo_jax.learner.optimizer import clipped_adamw
-from bapo_jax.learner.packed import Sequences
+from bapo_jax.learner.packed import Sequences, blank_sequences
 from bapo_jax.learner.packing import Part
 from bapo_jax.learner.score import over_micro_batches
 from bapo_jax.learner.update import TrainState, accumulate, check_finite, initial_state, state_shapes, stepped
 from bapo_jax.models import hf
+from bapo_jax.models.patches import Pixels
 from bapo_jax.models.qwen import ModelConfig, Qwen
 from bapo_jax.parallel import compiled_for, spread
 
@@ -53,21 +54,26 @@ class Program(NamedTuple):
     mesh: Mesh
     compute: Compute
     value_clip: float
+    frozen_vision: bool
 
 
-def token_values(model: Qwen, sequences: Sequences, compute: Compute = Compute()) -> jax.Array:
-    """V, float32 [B, T], of the state before each response token, 0 elsewhere; `sequences` is one micro-batch [B, T]."""
-    value_BxT = model.values(hidden_states(model, sequences, compute), compute.split)
+def token_values(
+    model: Qwen, sequences: Sequences, compute: Compute = Compute(), features: jax.Array | None = None
+) -> jax.Array:
+    """V, float32 [B, T], of the state before each response token, 0 elsewhere; arguments as of `token_logprobs`."""
+    value_BxT = model.values(hidden_states(model, sequences, compute, features), compute.split)
     return jnp.where(sequences.response > 0, value_BxT.reshape(-1)[state_before(sequences, compute)], 0.0)
 
 
-def score_values(params, sequences: Sequences, n_micro, *, graph: nnx.GraphDef, mesh: Mesh, compute: Compute) -> jax.Array:
+def score_values(
+    params, sequences: Sequences, n_micro, pixels: Pixels | None = None, *, graph: nnx.GraphDef, mesh: Mesh, compute: Compute
+) -> jax.Array:
     """V [M, R, T] before each response token under `params`, 0 elsewhere; of the first `n_micro` micro-batches."""
 
-    def values(params, micro: Sequences, _) -> jax.Array:
-        return token_values(nnx.merge(graph, params), micro, compute)
+    def values(model: Qwen, features, micro: Sequences, _) -> jax.Array:
+        return token_values(model, micro, compute, features)
 
-    return over_micro_batches(values, params, sequences, n_micro, (), mesh, compute.split)
+    return over_micro_batches(values, params, sequences, pixels, n_micro, (), graph, mesh, compute)
 
 
 def value_loss(value_RxT: jax.Array, old_RxT: jax.Array, target_RxT: jax.Array, clip: float) -> jax.Array:
@@ -76,16 +82,18 @@ def value_loss(value_RxT: jax.Array, old_RxT: jax.Array, target_RxT: jax.Array, 
     return 0.5 * jnp.maximum((value_RxT - target_RxT) ** 2, (clipped_RxT - target_RxT) ** 2)
 
 
-def update_critic(state: TrainState, targets: Targets, n_micro, *, program: Program) -> tuple[TrainState, dict[str, jax.Array]]:
+def update_critic(
+    state: TrainState, targets: Targets, n_micro, pixels: Pixels | None = None, *, program: Program
+) -> tuple[TrainState, dict[str, jax.Array]]:
     """One clipped AdamW step on a mini-batch, its gradient summed over `n_micro` micro-batches. The new state, and metrics."""
 
-    def loss(params, micro: Targets, _):
+    def loss(model, features, micro: Targets, _):
         """The value loss over one micro-batch [R, T]."""
-        value_RxT = token_values(nnx.merge(program.graph, params), micro.sequences, program.compute)
+        value_RxT = token_values(model, micro.sequences, program.compute, features)
         total = jnp.sum(micro.weight * value_loss(value_RxT, micro.value, micro.target, program.value_clip))
         return total, {'critic/value_loss': total}
 
-    gradient, metrics = accumulate(loss, state.params, targets, n_micro, (), program.mesh, program.compute.split)
+    gradient, metrics = accumulate(loss, state.params, targets, pixels, n_micro, (), program)
     metrics['critic/grad_norm'] = optax.tree.norm(gradient)
     return stepped(state, gradient, program.optimizer), metrics
 
@@ -100,8 +108,9 @@ class Critic:
         graph, shapes = hf.abstract_params(self._model)
         self._sharding = parallel.parameter_sharding(mesh, shapes)
         self._parameters = parallel.with_sharding(shapes, self._sharding)
-        self._optimizer = clipped_adamw(config.critic.learning_rate, config.learner)
-        program = Program(graph, self._optimizer, mesh, compute, config.critic.value_clip)
+        self._optimizer = clipped_adamw(config.critic.learning_rate, config.learner, vision=policy.vision is not None)
+        frozen_vision = config.learner.vision_rate == 0
+        program = Program(graph, self._optimizer, mesh, compute, config.critic.value_clip, frozen_vision)
         self._update = compiled_for(mesh, functools.partial(update_critic, program=program), donate_argnames='state')
         self.score = compiled_for(mesh, functools.partial(score_values, graph=graph, mesh=mesh, compute=compute))
 
@@ -114,15 +123,17 @@ class Critic:
         return initial_state(self._optimizer, hf.load_params(self._model_path, self._model, self._sharding), self.shapes())
 
     def update_packed(
-        self, state: TrainState, packed: Sequence[Targets], counts: Sequence[int]
+        self, state: TrainState, packed: Sequence[Targets], counts: Sequence[int], pixels: Sequence[Pixels | None]
     ) -> tuple[TrainState, dict[str, float]]:
-        """One optimizer step per mini-batch, `counts[i]` non-empty micro-batches in `packed[i]`. All hosts do this.
+        """One optimizer step per mini-batch, `counts[i]` non-empty micro-batches in `packed[i]`, its images in `pixels[i]`.
+
+        All hosts do this.
 
         Metrics are means over the mini-batches. Raises FloatingPointError where a gradient is not finite.
         """
         sharding, parts = parallel.row_sharding(self._mesh, 1), []
-        for targets, n in zip(packed, counts, strict=True):
-            state, metrics = self._update(state, spread(targets, sharding), n)
+        for targets, n, images in zip(packed, counts, pixels, strict=True):
+            state, metrics = self._update(state, spread(targets, sharding), n, spread(images, parallel.row_sharding(self._mesh)))
             parts.append(metrics)
         parts = jax.device_get(parts)
         check_finite([part['critic/grad_norm'] for part in parts], "the critic's gradient", 'critic.learning_rate')
@@ -139,10 +150,9 @@ def pack_targets(part: Part, values: ByGroup, returns: ByGroup) -> Targets:
     return Targets(part.sequences(), *(part.on_responses(x, np.float32) for x in (*of_part, weight)))
 
 
-def blank_targets(shape: tuple[int, int, int]) -> Targets:
+def blank_targets(shape: tuple[int, int, int], images: bool = False) -> Targets:
     """Targets [M, R, T] without a token."""
-    blank = Sequences(*(np.zeros(shape, np.int32) for _ in Sequences._fields))
-    return Targets(blank, *(np.zeros(shape, np.float32) for _ in range(3)))
+    return Targets(blank_sequences(shape, images), *(np.zeros(shape, np.float32) for _ in range(3)))
 
 
 def value_metrics(values: ByGroup, returns: ByGroup, trained: ByGroup) -> dict[str, float]:

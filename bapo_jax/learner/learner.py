@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,21 +14,23 @@ from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from bapo_jax import parallel
-from bapo_jax.groups import X1, Batch, ByGroup
+from bapo_jax.groups import X1, Batch, ByGroup, Prompt
 from bapo_jax.hosts import Hosts
 from bapo_jax.learner import credit
 from bapo_jax.learner.critic import CRITIC, Critic, Targets, pack_targets, value_metrics
 from bapo_jax.learner.logprobs import Compute
 from bapo_jax.learner.objective import PROXIMAL, numbers_of, objective_of, switched
 from bapo_jax.learner.optimizer import clipped_adamw, learning_rate_of
-from bapo_jax.learner.packed import Rows, Sequences, blank_rows
-from bapo_jax.learner.packing import Part, capacity, cut, pack
+from bapo_jax.learner.packed import Rows, Sequences, blank_pixels, blank_rows
+from bapo_jax.learner.packing import Part, capacity, cut, most_groups, pack
 from bapo_jax.learner.score import score
 from bapo_jax.learner.update import Program, TrainState, initial_state, mean_metrics, state_shapes, update
 from bapo_jax.models import attention, hf
+from bapo_jax.models.patches import Pixels
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.models.split import Split
 from bapo_jax.parallel import compiled_for, fetch, spread
+from bapo_jax.seen import Seen, Sight, see
 
 
 class Learner:
@@ -37,11 +39,17 @@ class Learner:
     Every host has one, and does the device work of each step at the same time as the others (hosts.py).
     """
 
-    def __init__(self, config: ConfigDict, model: ModelConfig, mesh: Mesh, kernel: str, hosts: Hosts = Hosts()):
-        """`config` is resolved; `kernel` is the attention's, as `choose_kernel` gives it. Allocates nothing."""
+    def __init__(
+        self, config: ConfigDict, model: ModelConfig, mesh: Mesh, kernel: str, hosts: Hosts = Hosts(), sight: Sight | None = None
+    ):
+        """`config` is resolved; `kernel` is the attention's, as `choose_kernel` gives it. Allocates nothing.
+
+        `sight` gives host 0 the images of prompts; None where they have none.
+        """
         c = config.learner
         self.model, self.mesh, self.kernel = model, mesh, kernel
         self._config, self._hosts, self._response_limit = c, hosts, config.rollout.max_response_tokens
+        self._sight, self._row_devices = sight, mesh.shape['data'] * mesh.shape['fsdp']
         self._shared = config.rollout.max_prompt_tokens if c.slot_tokens else 0
         self._micro_batches = capacity(c, config.rollout.group_size, self._shared)
         self._model_path = config.model.path
@@ -50,10 +58,10 @@ class Learner:
         self.parameters = parallel.with_sharding(shapes, self._sharding)  # shapes, and where each lives
         self.objective, self._temperature = objective_of(c), np.float32(config.rollout.temperature)
         self.learning_rate = learning_rate_of(c)
-        self._optimizer = clipped_adamw(self.learning_rate, c)
+        self._optimizer = clipped_adamw(self.learning_rate, c, vision=model.vision is not None)
         split = Split(1 if config.mesh.gather_once else mesh.shape['fsdp'], mesh.shape['tensor'])
         compute = Compute(attention.packed(kernel, self._shared, c.slot_tokens), c.remat, split, shared=self._shared)
-        program = Program(self.graph, self.objective, self._optimizer, mesh, compute)
+        program = Program(self.graph, self.objective, self._optimizer, mesh, compute, frozen_vision=c.vision_rate == 0)
         self._update = compiled_for(mesh, functools.partial(update, program=program), donate_argnames='state')
         self._score = compiled_for(mesh, functools.partial(score, graph=self.graph, mesh=mesh, compute=compute))
         self.critic = Critic(config, model, mesh, compute) if c.advantage == 'gae' else None
@@ -99,7 +107,7 @@ class Learner:
             rng.permutation(groups) if c.shuffle else np.arange(groups)
             for _ in range(1 if switched(c, step) else c.passes_per_batch)
         ]  # fmt: skip
-        passes = [cut(batch, order, c, self._micro_batches, self._shared) for order in orders]
+        passes = [self._cut(batch, order) for order in orders]
         lap('pack')
         # The proximal policy is the one before any of this step's updates, so everything is scored first, and once.
         policies = {**(policies or {}), PROXIMAL: state.params}
@@ -118,16 +126,16 @@ class Learner:
         packed = [self._pack(part, advantage, scores) for part in parts] if self.trains_policy(step) else []
         counts, shapes = [part.layout.filled for part in parts], [part.layout.segment.shape for part in parts]
         seconds['timing_s/pack'] += time.perf_counter() - started
-        self._hosts.tell('update', shapes=shapes, counts=counts, step=step)
+        self._hosts.tell('update', shapes=shapes, counts=counts, images=[pixel_shape(part) for part in parts], step=step)
         started = time.perf_counter()
         if self.trains_policy(step):
-            state, of_policy = self.update_packed(state, packed, counts, step)
+            state, of_policy = self.update_packed(state, packed, counts, map(pixels_of, parts), step)
             if any(g.responses[0].version < step - 1 for part in parts[:1] for g in part.batch.of_origin(X1)):  # α is older than π_θ
                 of_policy = {name: x for name, x in of_policy.items() if not name.startswith('mismatch/')}
             metrics |= of_policy
             lap('update_actor')
         if self.critic:
-            state, of_critic = self.update_critic_packed(state, targets, counts)
+            state, of_critic = self.update_critic_packed(state, targets, counts, map(pixels_of, parts))
             metrics |= of_critic
             lap('update_critic')
         return state, {**metrics, **seconds}
@@ -136,19 +144,27 @@ class Learner:
         """False while the critic warms up alone."""
         return not (self.critic and step <= self.critic.warmup_steps)
 
-    def update_packed(self, state: TrainState, packed: Sequence[Rows], counts: Sequence[int], step: int):
-        """One optimizer step per mini-batch; `packed[i]` has `counts[i]` non-empty micro-batches. All hosts do this part."""
+    def update_packed(
+        self, state: TrainState, packed: Sequence[Rows], counts: Sequence[int], pixels: Iterable[Pixels | None], step: int
+    ):
+        """One optimizer step per mini-batch. All hosts do this part.
+
+        `packed[i]` has `counts[i]` non-empty micro-batches; `pixels` gives the mini-batches' images one after the other.
+        """
         sharding, metrics, numbers = parallel.row_sharding(self.mesh, 1), [], numbers_of(self._config, self._temperature, step)
         critic, state = state.critic, state._replace(critic=None)  # the step donates what it is given
-        for rows, n in zip(packed, counts, strict=True):
-            state, part_metrics = self._update(state, spread(rows, sharding), n, numbers)
+        for rows, n, images in zip(packed, counts, pixels, strict=True):
+            images = spread(images, parallel.row_sharding(self.mesh))
+            state, part_metrics = self._update(state, spread(rows, sharding), n, numbers, images)
             metrics.append(part_metrics)
         learning_rate = float(self.learning_rate(max(0, self._updates_done(state) - 1)))
         return state._replace(critic=critic), {**mean_metrics(jax.device_get(metrics)), 'actor/lr': learning_rate}
 
-    def update_critic_packed(self, state: TrainState, targets: Sequence[Targets], counts: Sequence[int]):
-        """The critic's optimizer steps, `counts[i]` non-empty micro-batches in `targets[i]`. All hosts do this part of `update`."""
-        critic, metrics = self.critic.update_packed(state.critic, targets, counts)
+    def update_critic_packed(
+        self, state: TrainState, targets: Sequence[Targets], counts: Sequence[int], pixels: Iterable[Pixels | None]
+    ):
+        """The critic's optimizer steps; arguments as of `update_packed`. All hosts do this part of `update`."""
+        critic, metrics = self.critic.update_packed(state.critic, targets, counts, pixels)
         return state._replace(critic=critic), metrics
 
     def score(self, role: str, params: Any, parts: Sequence[Part]) -> ByGroup:
@@ -159,24 +175,30 @@ class Learner:
         if params is None:
             raise ValueError(f'the objective reads the role {role!r}, and no such policy was given')
         sequences, counts = [part.sequences() for part in parts], [part.layout.filled for part in parts]
-        self._hosts.tell('score', role=role, shapes=[s.tokens.shape for s in sequences], counts=counts)
-        scored = self.score_packed(role, params, sequences, counts)
+        shapes, images = [s.tokens.shape for s in sequences], [pixel_shape(part) for part in parts]
+        self._hosts.tell('score', role=role, shapes=shapes, counts=counts, images=images)
+        scored = self.score_packed(role, params, sequences, counts, map(pixels_of, parts))
         by_group: dict[int, list[np.ndarray]] = {}
         for part, packed in zip(parts, scored, strict=True):
             by_group |= dict(zip(part.indices.tolist(), part.of_responses(packed), strict=True))
         return [by_group[i] for i in range(len(by_group))]
 
-    def score_packed(self, role: str, params: Any, sequences: Sequence[Sequences], counts: Sequence[int]) -> list[np.ndarray]:
-        """[M, R, T] for each of `sequences`, 0 but on response tokens. All hosts do this part of `score`."""
-        sharding = parallel.row_sharding(self.mesh, 1)
+    def score_packed(
+        self, role: str, params: Any, sequences: Sequence[Sequences], counts: Sequence[int], pixels: Iterable[Pixels | None]
+    ) -> list[np.ndarray]:
+        """[M, R, T] for each of `sequences`, 0 but on response tokens; the rest as of `update_packed`. All hosts do this part."""
+        of_rows, of_images = parallel.row_sharding(self.mesh, 1), parallel.row_sharding(self.mesh)
         of_batch = self.critic.score if role == CRITIC else functools.partial(self._score, temperature=self._temperature)
         params = parallel.on_device(params)
-        scored = [of_batch(params, spread(s, sharding), n) for s, n in zip(sequences, counts, strict=True)]
+        scored = [
+            of_batch(params, spread(s, of_rows), n, pixels=spread(images, of_images))
+            for s, n, images in zip(sequences, counts, pixels, strict=True)
+        ]
         return [fetch(scores) for scores in scored]
 
     def score_batch(self, role: str, params: Any, batch: Batch) -> ByGroup:
         """`score` of a batch in its own order."""
-        return self.score(role, params, cut(batch, np.arange(len(batch.groups)), self._config, self._micro_batches, self._shared))
+        return self.score(role, params, self._cut(batch, np.arange(len(batch.groups))))
 
     def logprobs(self, role: str, params: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """(behaviour log-probs, log-probs under `params`) of all response tokens of a batch, float32 [tokens] each, in order."""
@@ -184,15 +206,34 @@ class Learner:
         behaviour = [r.logp for g in batch.groups for r in g.responses]
         return np.concatenate(behaviour), np.concatenate([logp for of_group in scored for logp in of_group])
 
-    def compile_update(self) -> jax.stages.Compiled:
-        """The optimizer step, compiled from shapes: nothing is allocated."""
-        shape = (self._micro_batches, self._config.micro_batch_rows, self._config.row_tokens)
-        sharding = parallel.row_sharding(self.mesh, 1)
+    def compile_update(self, prompts: Sequence[Prompt] = ()) -> jax.stages.Compiled:
+        """The optimizer step, compiled from shapes: nothing is allocated.
+
+        Of `prompts`, those with the largest images fill a mini-batch.
+        """
+        c, shape = self._config, (self._micro_batches, self._config.micro_batch_rows, self._config.row_tokens)
+        largest = sorted(prompts, key=lambda p: -len(p.tokens))[: most_groups(c)]
+        seen = self._see(largest)
         rows = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding), blank_rows((0, 0, 0), self.objective.roles)
+            lambda x: jax.ShapeDtypeStruct((*shape, *x.shape[3:]), x.dtype, sharding=parallel.row_sharding(self.mesh, 1)),
+            blank_rows((0, 0, 0), self.objective.roles, seen is not None),
+        )
+        pixels = seen and jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=parallel.row_sharding(self.mesh)),
+            blank_pixels(seen.pixel_shape),
         )
         numbers = numbers_of(self._config, self._temperature, 1)
-        return self._update.lower(self._policy_shapes(), rows, self._micro_batches, numbers).compile()
+        return self._update.lower(self._policy_shapes(), rows, self._micro_batches, numbers, pixels).compile()
+
+    def _cut(self, batch: Batch, order: np.ndarray) -> list[Part]:
+        """The mini-batches of one pass, and their images."""
+        parts = cut(batch, order, self._config, self._micro_batches, self._shared)
+        return [part._replace(seen=self._see([g.prompt for g in part.batch.groups])) for part in parts]
+
+    def _see(self, prompts: Sequence[Prompt]) -> Seen | None:
+        """The images of a mini-batch's prompts. All rows of the tower are as long as the largest image: few programs."""
+        row_windows = self._sight.row_windows if self._sight else 0
+        return see(prompts, self._sight, self.model.vision, row_windows, self._row_devices)
 
     def _scored(self, step: int) -> list[str]:
         """The policies that score a batch at `step`: not those whose only use is a KL term of share 0."""
@@ -213,10 +254,20 @@ class Learner:
         return int(optax.tree.get(state.opt_state, 'count', filtering=lambda path, _: 'ScaleByAdamState' in str(path)))
 
 
-def build_learner(config: ConfigDict, hosts: Hosts = Hosts()) -> Learner:
+def pixels_of(part: Part) -> Pixels | None:
+    """The images of a mini-batch; reads their files."""
+    return part.seen and part.seen.pixels()
+
+
+def pixel_shape(part: Part) -> tuple[int, int, int] | None:
+    """The shape of the patches of its images."""
+    return part.seen and part.seen.pixel_shape
+
+
+def build_learner(config: ConfigDict, hosts: Hosts = Hosts(), sight: Sight | None = None) -> Learner:
     """What every host needs to do its part of the device work; nothing is allocated. `config` is resolved.
 
-    Raises ValueError or FileNotFoundError, naming the field and the remedy, where it cannot run on the devices here.
+    `sight` is as of `Learner`. Raises ValueError or FileNotFoundError, naming the field and the remedy, where it cannot run on the devices here.
     """
     parallel.keep_programs()
     model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
@@ -224,7 +275,7 @@ def build_learner(config: ConfigDict, hosts: Hosts = Hosts()) -> Learner:
     if config.rollout.engine == 'jax' and jax.process_count() > 1:
         raise ValueError('rollout.engine=jax answers from the devices of one process; with several hosts set rollout.engine=vllm')
     kernel = choose_kernel(config, model, mesh, mesh.devices.flat[0].platform)
-    return Learner(config, model, mesh, kernel, hosts)
+    return Learner(config, model, mesh, kernel, hosts, sight)
 
 
 def choose_kernel(config: ConfigDict, model: ModelConfig, mesh: Mesh | AbstractMesh, platform: str) -> str:

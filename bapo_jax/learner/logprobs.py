@@ -7,10 +7,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from bapo_jax import parallel
 from bapo_jax.learner.head import Tile, head
 from bapo_jax.learner.packed import Sequences
 from bapo_jax.models.attention import Attention, xla
-from bapo_jax.models.qwen import Qwen
+from bapo_jax.models.patches import Pixels
+from bapo_jax.models.qwen import ImageFeatures, Qwen
 from bapo_jax.models.split import Split
 
 
@@ -25,14 +27,15 @@ class Compute(NamedTuple):
 
 
 def token_logprobs(
-    model: Qwen, sequences: Sequences, temperature, compute: Compute = Compute(), *, entropy_gradient: bool = False
-) -> tuple[jax.Array, jax.Array]:
+    model: Qwen, sequences: Sequences, temperature, compute: Compute = Compute(), features: jax.Array | None = None, *,
+    entropy_gradient: bool = False,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """(log-prob, entropy), both float32 [B, T], of each response token given those before it; logits / temperature; 0 elsewhere.
 
-    `sequences` is one micro-batch, [B, T]. Without `entropy_gradient` the entropy is a constant to the gradient.
+    `sequences` is one micro-batch, [B, T]; `features` [I, D] are those of its mini-batch's images. Without `entropy_gradient` the entropy is a constant to the gradient.
     """
     B, T = sequences.tokens.shape
-    hidden_BxTxD = hidden_states(model, sequences, compute)
+    hidden_BxTxD = hidden_states(model, sequences, compute, features)
     # Response tokens first, filled up to whole tiles: prompts and padding need no logits.
     tokens = min(compute.tile.tokens, B * T)
     N = -(-B * T // tokens) * tokens
@@ -46,13 +49,30 @@ def token_logprobs(
     return tuple(jnp.zeros(B * T, jnp.float32).at[at_N].set(x_N, mode='drop').reshape(B, T) for x_N in (logp_N, entropy_N))
 
 
-def hidden_states(model: Qwen, sequences: Sequences, compute: Compute = Compute()) -> jax.Array:
-    """[B, T, D]; state t has seen the tokens of its segment up to t."""
+def image_features(model: Qwen, pixels: Pixels | None, compute: Compute) -> jax.Array | None:
+    """Float32 [I, D], on every device: what the tower makes of a mini-batch's images, each device of its own rows.
+
+    They are float32 since the gradients of all responses to a prompt are summed in them. Without images: None.
+    """
+    if pixels is None:
+        return None
+    own_IxD = model.vision(*pixels, remat=compute.remat, split=compute.split)
+    return jax.lax.all_gather(own_IxD.astype(jnp.float32), parallel.ROWS, tiled=True)
+
+
+def hidden_states(
+    model: Qwen, sequences: Sequences, compute: Compute = Compute(), features: jax.Array | None = None
+) -> jax.Array:
+    """[B, T, D]; state t has seen the tokens of its segment up to t, and the images among them."""
 
     def attend(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH):
         return compute.attention(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, sequences.segment)
 
-    return model(sequences.tokens, sequences.position, attend, remat=compute.remat, split=compute.split)
+    if features is None:
+        positions, images = sequences.position, None
+    else:
+        positions, images = jnp.moveaxis(sequences.rope, -1, 0), ImageFeatures(features, sequences.feature)
+    return model(sequences.tokens, positions, attend, images, remat=compute.remat, split=compute.split)
 
 
 def state_before(sequences: Sequences, compute: Compute) -> jax.Array:

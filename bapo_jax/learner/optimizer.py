@@ -31,10 +31,23 @@ def learning_rate_of(learner: Any) -> optax.Schedule:
     return optax.join_schedules([optax.linear_schedule(0.0, peak, learner.warmup_updates), after], [learner.warmup_updates])
 
 
-def clipped_adamw(learning_rate: optax.ScalarOrSchedule, learner: Any) -> optax.GradientTransformation:
-    """AdamW on gradients clipped by their global norm; `learner`, the learner's part of a config, has all else."""
+def clipped_adamw(learning_rate: optax.ScalarOrSchedule, learner: Any, vision: bool = False) -> optax.GradientTransformation:
+    """AdamW on gradients clipped by their global norm; `learner`, the learner's part of a config, has all else.
+
+    With `vision`, the parameters have a tower, whose rate is `vision_rate` times the others'. A frozen one has no moments; it must
+    have a gradient of 0.
+    """
     adamw = optax.adamw(
         learning_rate, b1=learner.adam_b1, b2=learner.adam_b2, eps=learner.adam_eps, weight_decay=learner.weight_decay,
         mu_dtype=learner.first_moment_dtype,
     )  # fmt: skip
+    if vision and not learner.vision_rate:
+        adamw = optax.masked(adamw, lambda params: _of_vision(params, False, True))
+    elif vision and learner.vision_rate != 1:
+        slower = optax.masked(optax.scale(learner.vision_rate), lambda params: _of_vision(params, True, False))
+        adamw = optax.chain(adamw, slower)
     return optax.chain(optax.clip_by_global_norm(learner.grad_clip), adamw)
+
+
+def _of_vision(params: Any, tower: bool, rest: bool) -> dict[str, bool]:
+    return {name: tower if name == 'vision' else rest for name in params}

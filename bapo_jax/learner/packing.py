@@ -14,6 +14,7 @@ import numpy as np
 
 from bapo_jax.groups import ORIGINS, Batch, ByGroup
 from bapo_jax.learner.packed import Rows, Sequences
+from bapo_jax.seen import Seen
 
 
 class Layout(NamedTuple):
@@ -45,6 +46,7 @@ class Part(NamedTuple):
     indices: np.ndarray  # of its groups in the batch, in the order of the sequences
     batch: Batch  # of these groups alone
     layout: Layout
+    seen: Seen | None = None  # the images of its groups' prompts
 
     def lengths(self) -> list[int]:
         """Tokens of each sequence."""
@@ -54,7 +56,22 @@ class Part(NamedTuple):
         groups, place = self.batch.groups, self.layout.place
         tokens = place([part for g in groups for r in g.responses for part in (g.prompt.tokens, r.tokens)])
         trained_on = self.on_responses([[r.trained_on for r in g.responses] for g in groups], bool)
-        return Sequences(tokens, self.layout.segment, self.layout.position, np.where(trained_on, self.layout.segment, 0))
+        response = np.where(trained_on, self.layout.segment, 0)
+        return Sequences(tokens, self.layout.segment, self.layout.position, response, *self._seen_at_tokens())
+
+    def _seen_at_tokens(self) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """The rotary positions and the features at all tokens, as in Sequences."""
+        if self.seen is None:
+            return None, None
+        features, ropes = [], []
+        for i, group in enumerate(self.batch.groups):
+            for response in group.responses:
+                n = len(response.tokens)
+                features += [self.seen.feature[i], np.full(n, -1, np.int32)]
+                behind = self.seen.following[i] + np.arange(n, dtype=np.int32)
+                ropes += [self.seen.rope[i], np.repeat(behind[:, None], 3, axis=1)]
+        place = self.layout.place
+        return np.stack([place([rope[:, axis] for rope in ropes]) for axis in range(3)], axis=-1), place([f + 1 for f in features]) - 1
 
     def on_responses(self, values: ByGroup, dtype: Any) -> np.ndarray:
         """[M, R, T] from one number for each response token; 0 on prompts and padding."""
@@ -91,11 +108,16 @@ def mini_batches(groups: int, mini_batch_groups: int, partial: str) -> list[np.n
 def capacity(config: Any, group_size: int, shared: int) -> int:
     """Micro-batches that hold any mini-batch of groups of that size, were each response alone in its row or slot.
 
-    Rebalanced mini-batches have up to 3/2 as many groups as asked for. `config` and `shared` are as in `cut`.
+    `config` and `shared` are as in `cut`.
     """
-    groups = config.mini_batch_groups if config.partial_mini_batch == 'keep' else (3 * config.mini_batch_groups + 1) // 2
     rows = -(-group_size * config.slot_tokens // (config.row_tokens - shared)) if shared else group_size
-    return -(-min(groups, config.batch_groups) * rows // config.micro_batch_rows)
+    return -(-most_groups(config) * rows // config.micro_batch_rows)
+
+
+def most_groups(config: Any) -> int:
+    """Groups of the largest mini-batch: rebalanced ones have up to 3/2 as many as asked for."""
+    groups = config.mini_batch_groups if config.partial_mini_batch == 'keep' else (3 * config.mini_batch_groups + 1) // 2
+    return min(groups, config.batch_groups)
 
 
 def cut(batch: Batch, order: np.ndarray, config: Any, micro_batches: int = 1, shared: int = 0) -> list[Part]:

@@ -14,37 +14,47 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from bapo_jax import parallel
-from bapo_jax.learner.logprobs import Compute, token_logprobs
+from bapo_jax.learner.logprobs import Compute, image_features, token_logprobs
 from bapo_jax.learner.packed import Sequences
-from bapo_jax.models.split import Split, gathered
+from bapo_jax.models.patches import Pixels
+from bapo_jax.models.qwen import Qwen
+from bapo_jax.models.split import gathered
 
 
-def score(params, sequences: Sequences, n_micro, temperature, *, graph: nnx.GraphDef, mesh: Mesh, compute: Compute) -> jax.Array:
-    """Log-probs [M, R, T] of the response tokens under `params`, 0 elsewhere; of the first `n_micro` micro-batches."""
+def score(
+    params, sequences: Sequences, n_micro, temperature, pixels: Pixels | None = None, *, graph: nnx.GraphDef, mesh: Mesh,
+    compute: Compute,
+) -> jax.Array:  # fmt: skip
+    """Log-probs [M, R, T] of the response tokens under `params`, 0 elsewhere; of the first `n_micro` micro-batches.
 
-    def logprobs(params, micro: Sequences, temperature) -> jax.Array:
-        return token_logprobs(nnx.merge(graph, params), micro, temperature, compute)[0]
+    `pixels` are the images of the mini-batch.
+    """
 
-    return over_micro_batches(logprobs, params, sequences, n_micro, temperature, mesh, compute.split)
+    def logprobs(model: Qwen, features, micro: Sequences, temperature) -> jax.Array:
+        return token_logprobs(model, micro, temperature, compute, features)[0]
+
+    return over_micro_batches(logprobs, params, sequences, pixels, n_micro, temperature, graph, mesh, compute)
 
 
 def over_micro_batches(
-    of_micro_batch: Callable[..., jax.Array], params: Any, sequences: Sequences, n_micro, numbers: Any, mesh: Mesh, split: Split
-) -> jax.Array:
-    """[M, R, T]: `of_micro_batch(params, micro-batch, numbers)` [R, T] of the first `n_micro` micro-batches, 0 beyond.
+    of_micro_batch: Callable[..., jax.Array], params: Any, sequences: Sequences, pixels: Pixels | None, n_micro, numbers: Any,
+    graph: nnx.GraphDef, mesh: Mesh, compute: Compute,
+) -> jax.Array:  # fmt: skip
+    """[M, R, T]: `of_micro_batch(model, features, micro-batch, numbers)` [R, T] of the first `n_micro` micro-batches, 0 beyond.
 
     Each device works on its own rows and its own part of the parameters, or on all, gathered once: as `accumulate`.
     """
 
-    def on_device(params, sequences, n_micro, numbers):
-        params = gathered(params, specs, split, mesh.shape['fsdp'])
+    def on_device(params, sequences, pixels, n_micro, numbers):
+        params = gathered(params, specs, compute.split, mesh.shape['fsdp'])
+        features = image_features(nnx.merge(graph, params), pixels, compute)
 
         def score_micro_batch(i, scores_MxRxT):
             micro = jax.tree.map(lambda x: x[i], sequences)
-            return scores_MxRxT.at[i].set(of_micro_batch(params, micro, numbers))
+            return scores_MxRxT.at[i].set(of_micro_batch(nnx.merge(graph, params), features, micro, numbers))
 
         return jax.lax.fori_loop(0, n_micro, score_micro_batch, jnp.zeros(sequences.tokens.shape, jnp.float32))
 
     specs, rows = parallel.parameter_specs(mesh, params), PartitionSpec(None, parallel.ROWS)
-    of_all = parallel.per_device(on_device, mesh, (specs, rows, PartitionSpec(), PartitionSpec()), rows)
-    return of_all(params, sequences, n_micro, numbers)
+    in_specs = (specs, rows, PartitionSpec(parallel.ROWS), PartitionSpec(), PartitionSpec())
+    return parallel.per_device(on_device, mesh, in_specs, rows)(params, sequences, pixels, n_micro, numbers)

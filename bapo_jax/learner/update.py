@@ -7,7 +7,6 @@ Shapes:  M micro-batches (the last ones may be empty) · R rows · T tokens in a
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,10 +19,11 @@ from jax.sharding import Mesh, PartitionSpec
 
 from bapo_jax import parallel
 from bapo_jax.groups import ORIGINS, X1
-from bapo_jax.learner.logprobs import Compute, token_logprobs
+from bapo_jax.learner.logprobs import Compute, image_features, token_logprobs
 from bapo_jax.learner.objective import Objective, evaluate_objective
 from bapo_jax.learner.packed import Rows
-from bapo_jax.models.split import Split, gathered
+from bapo_jax.models.patches import Pixels
+from bapo_jax.models.split import gathered
 
 _BY_ORIGIN = ('clipped_by_origin', 'tv_by_origin', 'ratio_by_origin', 'squared_ratio_by_origin', 'tokens_by_origin')
 _OF_MISMATCH = ('gap_by_origin', 'k3_by_origin', 'gap_by_origin_max')
@@ -45,55 +45,74 @@ class Program(NamedTuple):
     optimizer: optax.GradientTransformation
     mesh: Mesh
     compute: Compute
+    frozen_vision: bool = False  # the vision tower has no gradient
 
 
-def update(state: TrainState, rows: Rows, n_micro, numbers: dict[str, jax.Array], *, program: Program):
-    """Gradients of the first `n_micro` micro-batches, summed; then one clipped AdamW step. The new state, and sums for metrics."""
+def update(
+    state: TrainState, rows: Rows, n_micro, numbers: dict[str, jax.Array], pixels: Pixels | None = None, *, program: Program
+):
+    """Gradients of the first `n_micro` micro-batches, summed; then one clipped AdamW step. The new state, and sums for metrics.
 
-    def loss(params, micro: Rows, numbers):
+    `pixels` are the images of the mini-batch.
+    """
+
+    def loss(model, features, micro: Rows, numbers):
         """The objective over one micro-batch [R, T]."""
         logp_RxT, entropy_RxT = token_logprobs(
-            nnx.merge(program.graph, params), micro.sequences, numbers['temperature'], program.compute,
-            entropy_gradient=program.objective.entropy,
-        )  # fmt: skip
+            model, micro.sequences, numbers['temperature'], program.compute, features, entropy_gradient=program.objective.entropy
+        )
         return evaluate_objective(program.objective, micro, logp_RxT, entropy_RxT, numbers)
 
-    gradient, metrics = accumulate(loss, state.params, rows, n_micro, numbers, program.mesh, program.compute.split)
+    gradient, metrics = accumulate(loss, state.params, rows, pixels, n_micro, numbers, program)
     metrics['actor/grad_norm'] = optax.tree.norm(gradient)
     return stepped(state, gradient, program.optimizer), metrics
 
 
-def accumulate(loss: Callable, params: Any, rows: Any, n_micro, numbers: Any, mesh: Mesh, split: Split) -> tuple[Any, Any]:
-    """(gradient, sums): those of `loss(params, micro-batch, numbers) -> (scalar, sums)`, over the first `n_micro` micro-batches.
+def accumulate(loss: Callable, params: Any, rows: Any, pixels: Pixels | None, n_micro, numbers: Any, program: Any) -> tuple[Any, Any]:
+    """(gradient, sums): those of `loss(model, features, micro-batch, numbers) -> (scalar, sums)`, over `n_micro` micro-batches.
 
-    Of a sum whose name ends in _max, not negative, the largest is taken.
+    Of a sum whose name ends in _max, not negative, the largest is taken. `program` has `graph`, `mesh`, `compute`, `frozen_vision`.
 
     Each device works on its own rows and its own part of the parameters; the model gathers what it needs (models/split.py) and
     sums over 'fsdp' the gradient of what it gathered, once a micro-batch; or all is gathered before the first one and summed after
-    the last, where `split` asks for it. All else is summed over the mesh once, at the end.
-    """
-    specs = parallel.parameter_specs(mesh, params)
-    whole = functools.partial(gathered, specs=specs, split=split, fsdp=mesh.shape['fsdp'])
+    the last, where `compute.split` asks for it. All else is summed over the mesh once, at the end.
 
-    def on_device(params, rows, n_micro, numbers):
-        params, scatter = jax.vjp(whole, params)
+    The vision tower reads each image once, before the first micro-batch. The gradient of its features is summed over all
+    micro-batches and devices, and goes back through the tower once.
+    """
+    mesh, split, specs = program.mesh, program.compute.split, parallel.parameter_specs(program.mesh, params)
+
+    def on_device(params, rows, pixels, n_micro, numbers):
+        def prepared(params):
+            whole = gathered(params, specs, split, mesh.shape['fsdp'])
+            features = image_features(nnx.merge(program.graph, whole), pixels, program.compute)
+            return whole, jax.lax.stop_gradient(features) if program.frozen_vision else features
+
+        prepared_once, transpose = jax.vjp(prepared, params)
+
+        def of_micro_batch(prepared, micro, numbers):
+            params, features = prepared
+            return loss(nnx.merge(program.graph, params), features, micro, numbers)
 
         def add_micro_batch(i, carry):
             micro = jax.tree.map(lambda x: x[i], rows)
-            (_, sums), gradient = jax.value_and_grad(loss, has_aux=True)(params, micro, numbers)
+            (_, sums), gradient = jax.value_and_grad(of_micro_batch, has_aux=True)(prepared_once, micro, numbers)
             return jax.tree.map(jnp.add, carry[0], gradient), joined(carry[1], sums)
 
-        _, sum_shapes = jax.eval_shape(loss, params, jax.tree.map(lambda x: x[0], rows), numbers)
-        zeros = (jax.tree.map(jnp.zeros_like, params), jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sum_shapes))
+        _, sum_shapes = jax.eval_shape(of_micro_batch, prepared_once, jax.tree.map(lambda x: x[0], rows), numbers)
+        zeros = (
+            jax.tree.map(jnp.zeros_like, prepared_once), jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sum_shapes)
+        )  # fmt: skip
         # The trip count is a runtime value: mini-batches of all sizes share a program and pay for no empty micro-batch.
         gradient, sums = jax.lax.fori_loop(0, n_micro, add_micro_batch, zeros)
-        [gradient] = scatter(gradient)
+        [gradient] = transpose(gradient)
         gradient = jax.tree.map(lambda g, spec: jax.lax.psum(g, 'data' if 'fsdp' in spec else parallel.ROWS), gradient, specs)
         largest = {name: jax.lax.pmax(x, parallel.ROWS) for name, x in sums.items() if name.endswith('_max')}
         return gradient, jax.lax.psum(sums, parallel.ROWS) | largest
 
-    in_specs = (specs, PartitionSpec(None, parallel.ROWS), PartitionSpec(), PartitionSpec())
-    return parallel.per_device(on_device, mesh, in_specs, (specs, PartitionSpec()))(params, rows, n_micro, numbers)
+    in_specs = (specs, PartitionSpec(None, parallel.ROWS), PartitionSpec(parallel.ROWS), PartitionSpec(), PartitionSpec())
+    on_devices = parallel.per_device(on_device, mesh, in_specs, (specs, PartitionSpec()))
+    return on_devices(params, rows, pixels, n_micro, numbers)
 
 
 def joined(a: dict[str, jax.Array], b: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -111,9 +130,14 @@ def stepped(state: TrainState, gradient: Any, optimizer: optax.GradientTransform
 def state_shapes(optimizer: optax.GradientTransformation, parameters: Any, mesh: Mesh) -> TrainState:
     """The shapes of a state and where each array lives, the moments as the `parameters` (shapes with shardings) are."""
     moments = jax.eval_shape(optimizer.init, parameters)
+
+    def is_left_out(x: Any) -> bool:  # what is frozen has no moments
+        return isinstance(x, optax.MaskedNode)
+
     sharding = optax.tree.map_params(
-        optimizer, lambda _, p: p.sharding, moments, parameters, transform_non_params=lambda _: parallel.replicated(mesh)
-    )
+        optimizer, lambda moment, p: moment if is_left_out(moment) else p.sharding, moments, parameters,
+        transform_non_params=lambda _: parallel.replicated(mesh), is_leaf=is_left_out,
+    )  # fmt: skip
     return TrainState(parameters, parallel.with_sharding(moments, sharding))
 
 

@@ -18,6 +18,7 @@ from flax import nnx
 
 from bapo_jax.models.attention import masked, xla
 from bapo_jax.models.parameters import is_rounded
+from bapo_jax.models.patches import Pixels
 from bapo_jax.models.qwen import ImageFeatures, ModelConfig, Qwen
 
 _BLOCK = 256  # key slots that one sum of attention takes; shorter caches are one block
@@ -52,6 +53,11 @@ def empty_cache(config: ModelConfig, rows: int, slots: int) -> KVCache:
         return tuple(jnp.zeros(shape, config.dtype) for _ in range(config.num_layers))
 
     return KVCache(zeros(), zeros())
+
+
+def look(graph: nnx.GraphDef, weights: Weights, pixels: Pixels) -> jax.Array:
+    """The features [I, D] of images."""
+    return _model(graph, weights).vision(*pixels)
 
 
 def prefill(

@@ -68,16 +68,26 @@ class Layout(NamedTuple):
     feature_I: np.ndarray  # int32: where each feature lies among the tower's, images in their order
 
 
-def lay_out_images(grids: Sequence[Grid], config: VisionConfig, row_windows: int = 0, rows: int = 0) -> Layout:
+class Pixels(NamedTuple):
+    """What the vision tower reads, arrays as of a Layout."""
+
+    patch_RxPxC: np.ndarray  # float32: the numbers of the patch in each slot
+    position_RxPx2: np.ndarray
+    image_RxP: np.ndarray
+
+
+def lay_out_images(
+    grids: Sequence[Grid], config: VisionConfig, row_windows: int = 0, rows: int = 0, multiple: int = 1
+) -> Layout:
     """Lays images of those grids out in `rows` rows of `row_windows` windows; 0: as many as are needed, rounded up.
 
-    Raises ValueError where an image is larger than a row, the rows do not suffice, or a grid is no image's.
+    Rows that are not stated are a multiple of `multiple`. Raises ValueError where an image is larger than a row, the rows do not suffice, or a grid is no image's.
     """
     m, side, slots = config.spatial_merge_size, config.window_side, config.window_slots
     for t, h, w in grids:
         if t != 1 or h % m or w % m or not h * w:
             raise ValueError(f'a grid of {t} × {h} × {w} patches is no image: one time step, and sides that are multiples of {m}')
-    windows = [-(-h // side) * -(-w // side) for _, h, w in grids]
+    windows = [windows_of(grid, config) for grid in grids]
     row_windows = row_windows or rounded_up(max(windows, default=1))
     if max(windows, default=0) > row_windows:
         largest = max(windows)
@@ -89,7 +99,7 @@ def lay_out_images(grids: Sequence[Grid], config: VisionConfig, row_windows: int
         firsts.append(end)
         end += n
     needed = -(-end // row_windows)
-    rows = rows or rounded_up(max(needed, 1))
+    rows = rows or -(-rounded_up(max(needed, 1)) // multiple) * multiple
     if needed > rows:
         raise ValueError(f'{len(windows)} images need {needed} rows of {row_windows} windows, and there are {rows}; raise rows')
 
@@ -104,6 +114,12 @@ def lay_out_images(grids: Sequence[Grid], config: VisionConfig, row_windows: int
         features.append((at[:: m * m] // (m * m)).astype(np.int32))
         patches += h * w
     return Layout(order.reshape(rows, -1), position.reshape(rows, -1, 2), image.reshape(rows, -1), np.concatenate(features))
+
+
+def windows_of(grid: Grid, config: VisionConfig) -> int:
+    """The windows that an image takes in a row."""
+    _, h, w = grid
+    return -(-h // config.window_side) * -(-w // config.window_side)
 
 
 def rounded_up(n: int) -> int:

@@ -12,7 +12,7 @@ import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,11 @@ from jax.sharding import Mesh
 
 from bapo_jax.groups import Prompt, Response
 from bapo_jax.models.decoding import cache_slots
+from bapo_jax.models.patches import Pixels
 from bapo_jax.models.qwen import ModelConfig
-from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
-from bapo_jax.rollout.slots import Places, lay_out, nothing_yet, read, sample, split_rows
+from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling, trained_tokens
+from bapo_jax.rollout.slots import Images, Places, lay_out, nothing_yet, read, sample, split_rows
+from bapo_jax.seen import Seen, Sight, see
 
 _SHORTEST = 128  # prompts are padded to a power of two from here on: few shapes, so few programs
 _LINE = 4  # so many times more prompts wait in a device's line than fill its slots
@@ -37,16 +39,17 @@ Held = dict[int, tuple['_Group', int]]  # the places of a device that are taken:
 class JaxEngine(Engine):
     """`graph` is the model's nnx graph; `stop_tokens` end a response; all devices of `mesh` together sample up to `rows` at once.
 
-    No prompt is longer than `prompt_tokens`. Weights and slots take memory only while something is asked.
+    No prompt is longer than `prompt_tokens`; `sight` gives their images. Weights and slots take memory only while something is asked.
     """
 
     servers = 0
 
     def __init__(
         self, graph: nnx.GraphDef, model: ModelConfig, stop_tokens: tuple[int, ...], rows: int, prompt_tokens: int,
-        mesh: Mesh | None = None,
+        mesh: Mesh | None = None, sight: Sight | None = None,
     ):  # fmt: skip
         self._graph, self._model, self._stop_tokens, self._prompt_tokens = graph, model, stop_tokens, prompt_tokens
+        self._sight = sight
         self._mesh = mesh or Mesh(jax.devices()[:1], 'rows')
         self._slots = max(1, rows // self._mesh.size)  # of a device
         self._params, self._weights, self._version = None, None, None
@@ -151,29 +154,51 @@ class JaxEngine(Engine):
                     new[device].append(group)
         return new
 
-    def _inputs(self, new: list[list[_Group]], places_in_line: int) -> Iterator[tuple[jax.Array, ...]]:
-        """What `read` is given, call by call: prompts of one padded length, so that none is computed otherwise for its company."""
-        waiting: dict[int, list[list[tuple[int, _Group]]]] = collections.defaultdict(lambda: [[] for _ in new])
+    def _inputs(self, new: list[list[_Group]], places_in_line: int) -> Iterator[tuple[Any, ...]]:
+        """What `read` is given, call by call: prompts of one padded length, so that none is computed otherwise for its company.
+
+        The same goes for rows of images.
+        """
+        waiting: dict[Any, list[list[_Waiting]]] = collections.defaultdict(lambda: [[] for _ in new])
         for device, groups in enumerate(new):
             for at, group in enumerate(groups):
                 padded = min(self._prompt_tokens, max(_SHORTEST, 1 << (len(group.prompt.tokens) - 1).bit_length()))
-                waiting[padded][device].append((at, group))
+                seen = see([group.prompt], self._sight, self._model.vision)
+                waiting[padded, seen and seen.pixel_shape][device].append(_Waiting(at, group, seen))
         at_once = min(_READ, places_in_line)
-        for padded, of_devices in waiting.items():
+        for (padded, pixel_shape), of_devices in waiting.items():
             for first in range(0, max(map(len, of_devices)), at_once):
-                yield self._prompts([groups[first : first + at_once] for groups in of_devices], at_once, padded, places_in_line)
+                together = [of_device[first : first + at_once] for of_device in of_devices]
+                images = pixel_shape and self._images(together, at_once, padded, pixel_shape)
+                prompts = (*self._prompts(together, at_once, padded, places_in_line), images)
+                yield jax.device_put(prompts, split_rows(self._mesh))
 
-    def _prompts(self, of_devices, at_once: int, padded: int, nowhere: int) -> tuple[jax.Array, ...]:
+    def _prompts(self, of_devices: list[list[_Waiting]], at_once: int, padded: int, nowhere: int) -> tuple[np.ndarray, ...]:
         """Arrays of as many prompts for each device; fillers go nowhere."""
         count = len(of_devices) * at_once
         tokens, lengths, ids = np.zeros((count, padded), np.int32), np.ones(count, np.int32), np.zeros(count, np.int32)
         keys, places = np.zeros((count, 2), np.uint32), np.full(count, nowhere, np.int32)
-        for device, groups in enumerate(of_devices):
-            for row, (at, group) in enumerate(groups, start=device * at_once):
+        for device, waiting in enumerate(of_devices):
+            for row, (at, group, _) in enumerate(waiting, start=device * at_once):
                 n = len(group.prompt.tokens)
                 tokens[row, :n], lengths[row] = group.prompt.tokens, n
                 places[row], ids[row], keys[row] = at, group.prompt.id, group.key
-        return jax.device_put((places, tokens, lengths, ids, keys), split_rows(self._mesh))
+        return places, tokens, lengths, ids, keys
+
+    def _images(self, of_devices: list[list[_Waiting]], at_once: int, padded: int, pixel_shape: tuple[int, int, int]) -> Images:
+        """The images of the same prompts, each prompt's in rows of its own."""
+        V, P, C = pixel_shape
+        count, features = len(of_devices) * at_once, V * P // self._model.vision.spatial_merge_size**2  # of a prompt
+        blank = Pixels(np.zeros((V, P, C), np.float32), np.zeros((V, P, 2), np.int32), np.zeros((V, P), np.int32))
+        pixels, feature = [blank] * count, np.full((count, padded), -1, np.int32)
+        rope, shift = np.zeros((count, padded, 3), np.int32), np.zeros(count, np.int32)
+        for device, waiting in enumerate(of_devices):
+            for i, (_, group, seen) in enumerate(waiting):
+                row, n = device * at_once + i, len(group.prompt.tokens)
+                pixels[row] = seen.pixels()
+                feature[row, :n] = np.where(seen.feature[0] >= 0, seen.feature[0] + i * features, -1)
+                rope[row, :n], shift[row] = seen.rope[0], seen.following[0] - n
+        return Images(Pixels(*map(np.concatenate, zip(*pixels, strict=True))), feature, rope, shift)
 
     def _give_places(self, new: list[list[_Group]], held: list[Held], places_in_line: int, size: int) -> jax.Array:
         """A free place for each response to the prompts in line, [devices · places in line, size]; -1 behind the last prompt."""
@@ -192,9 +217,9 @@ class JaxEngine(Engine):
             for place in [place for place in of_device if count[device, place]]:
                 (group, j), n = of_device.pop(place), count[device, place]
                 finish = 'stop' if stopped[device, place] else 'length'
-                group.responses[j] = Response(
-                    tokens[device, place, :n].copy(), logp[device, place, :n].copy(), finish, group.version
-                )
+                own = tokens[device, place, :n].copy()
+                mask = trained_tokens(own, self._model.vision and self._model.vision.image_token)
+                group.responses[j] = Response(own, logp[device, place, :n].copy(), finish, group.version, loss_mask=mask)
                 self.sampled += int(n)
                 if len(group.responses) == group.size:
                     group.future.set_result(tuple(group.responses[i] for i in range(group.size)))
@@ -213,6 +238,14 @@ def memory_of(model: ModelConfig, parameters: int, *, slots: int, group_size: in
     wide = 4 * model.hidden_size + 3 * model.intermediate_size + 2 * model.num_heads * model.head_dim
     at_work = max(min(_READ, line) * prompt_tokens * wide * b, 4 * 4 * slots * model.vocab_size)
     return parameters * b // 4 + kept * of_a_token + responses + at_work
+
+
+class _Waiting(NamedTuple):
+    """A prompt that is to be read: its place in line, and its images."""
+
+    at: int
+    group: _Group
+    seen: Seen | None
 
 
 @dataclasses.dataclass(eq=False)

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bapo_jax.models.decoding import KVCache, Weights, cache_slots, decode, empty_cache, logits, prefill, unstacked
-from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.decoding import KVCache, Weights, cache_slots, decode, empty_cache, logits, look, prefill, unstacked
+from bapo_jax.models.patches import Pixels
+from bapo_jax.models.qwen import ImageFeatures, ModelConfig
 from bapo_jax.parallel import per_device, replicated
 
 
@@ -29,6 +30,7 @@ class Line(NamedTuple):
     hidden_PxD: jax.Array  # of their last tokens
     length_P: jax.Array
     key_Px2: jax.Array  # random key data
+    shift_P: jax.Array | None  # of a model with a vision tower: by how much rotary positions behind a prompt differ from the count
 
 
 class Rows(NamedTuple):
@@ -40,6 +42,16 @@ class Rows(NamedTuple):
     count_B: jax.Array  # tokens sampled
     place_B: jax.Array  # of the response
     key_Bx2: jax.Array
+    shift_B: jax.Array | None
+
+
+class Images(NamedTuple):
+    """The images of prompts that are read together, and what their tokens see."""
+
+    pixels: Pixels
+    feature_QxL: jax.Array  # int32: which feature of the device's images stands at a token; -1: none
+    rope_QxLx3: jax.Array  # rotary positions
+    shift_Q: jax.Array
 
 
 class Places(NamedTuple):
@@ -70,39 +82,50 @@ def nothing_yet(
 
     def of_device() -> tuple[Rows, Places, Line]:
         B, C, T, P = rows, places, response_tokens, line
+        shift_B, shift_P = (jnp.zeros(n, jnp.int32) if model.vision else None for n in (B, P))
         return Rows(
             empty_cache(model, B, cache_slots(prompt_tokens + T)), jnp.zeros((B, model.hidden_size), model.dtype),
             jnp.zeros(B, jnp.int32), jnp.zeros(B, jnp.int32), jnp.full(B, -1, jnp.int32), jnp.zeros((B, 2), jnp.uint32),
+            shift_B,
         ), Places(
             jnp.zeros((C, T), jnp.int32), jnp.zeros((C, T), jnp.float32), jnp.zeros(C, jnp.int32), jnp.zeros(C, bool)
         ), Line(
             empty_cache(model, P, prompt_tokens), jnp.zeros((P, model.hidden_size), model.dtype), jnp.zeros(P, jnp.int32),
-            jnp.zeros((P, 2), jnp.uint32),
+            jnp.zeros((P, 2), jnp.uint32), shift_P,
         )  # fmt: skip
 
     return per_device(of_device, mesh, (), split_rows(mesh).spec)()
 
 
 @functools.partial(jax.jit, static_argnames=('graph', 'mesh'), donate_argnames='line')
-def read(weights: Weights, line: Line, at_Q, tokens_QxL, length_Q, id_Q, key_Qx2, *, graph: nnx.GraphDef, mesh: Mesh) -> Line:
+def read(
+    weights: Weights, line: Line, at_Q, tokens_QxL, length_Q, id_Q, key_Qx2, images: Images | None = None, *,
+    graph: nnx.GraphDef, mesh: Mesh,
+) -> Line:  # fmt: skip
     """Reads Q prompts of each device to their places `at` in line; a place that does not exist is none.
 
-    The random numbers of a prompt's responses depend on its key and its id.
+    Each image is seen once, for all responses to its prompt. The random numbers of a prompt's responses depend on its key and its id.
     """
 
-    def of_device(weights, line, at_Q, tokens_QxL, length_Q, id_Q, key_Qx2):
-        hidden_QxD, cache = prefill(graph, weights, tokens_QxL, length_Q)
+    def of_device(weights, line, at_Q, tokens_QxL, length_Q, id_Q, key_Qx2, images):
+        seen = ()
+        if images is not None:
+            features = ImageFeatures(look(graph, weights, images.pixels), images.feature_QxL)
+            seen = (jnp.moveaxis(images.rope_QxLx3, -1, 0), features)
+        hidden_QxD, cache = prefill(graph, weights, tokens_QxL, length_Q, *seen)
+        shift_Q = 0 if images is None else images.shift_Q
         key_Q = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(key_Qx2), id_Q)
         L = tokens_QxL.shape[1]
         return Line(
             jax.tree.map(lambda old, new: old.at[at_Q, :, :L].set(new, mode='drop'), line.cache_P, cache),
             line.hidden_PxD.at[at_Q].set(hidden_QxD, mode='drop'), line.length_P.at[at_Q].set(length_Q, mode='drop'),
             line.key_Px2.at[at_Q].set(jax.random.key_data(key_Q), mode='drop'),
+            None if line.shift_P is None else line.shift_P.at[at_Q].set(shift_Q, mode='drop'),
         )  # fmt: skip
 
     rows = split_rows(mesh).spec
-    return per_device(of_device, mesh, (PartitionSpec(), *[rows] * 6), rows)(
-        weights, line, at_Q, tokens_QxL, length_Q, id_Q, key_Qx2
+    return per_device(of_device, mesh, (PartitionSpec(), *[rows] * 7), rows)(
+        weights, line, at_Q, tokens_QxL, length_Q, id_Q, key_Qx2, images
     )
 
 
@@ -130,7 +153,7 @@ def sample(
             token_B, logp_B = choose(logits_BxV, key_B, temperature == 0, top_p if nucleus else None)
             position_B = rows.prompt_B + rows.count_B
             used = jnp.max(jnp.where(rows.place_B >= 0, position_B + 1, 0))
-            hidden_BxD, cache = decode(graph, weights, token_B, position_B, rows.cache, used)
+            hidden_BxD, cache = decode(graph, weights, token_B, position_B, rows.cache, used, rows.shift_B)
             rows, places = written(rows, places, token_B, logp_B, jnp.isin(token_B, jnp.array(stop_tokens)))
             return rows._replace(cache=cache, hidden_BxD=hidden_BxD), places, steps + 1
 
@@ -205,6 +228,7 @@ def refill(
         jax.tree.map(copy, rows.cache, line.cache_P), set_(rows.hidden_BxD, line.hidden_PxD[prompt_R]),
         set_(rows.prompt_B, line.length_P[prompt_R]), set_(rows.count_B, jnp.zeros(R, jnp.int32)),
         set_(rows.place_B, place_R), set_(rows.key_Bx2, jax.random.key_data(key_R)),
+        None if rows.shift_B is None else set_(rows.shift_B, line.shift_P[prompt_R]),
     )  # fmt: skip
     return rows, places, begun + jnp.sum(takes_R)
 

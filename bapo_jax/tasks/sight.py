@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from bapo_jax.groups import Prompt
 from bapo_jax.tasks.images import Reference, open_image
 
 
@@ -30,6 +31,7 @@ class Sight:
         Resized images have `least_pixels` to `most_pixels`; 0: what the directory says. Patches of up to `kept_bytes` stay in
         memory. The first image loads the processor, and raises ValueError where it cannot be loaded.
         """
+        self.row_windows = 0  # windows of the largest image of any prompt, once all are known; 0: not known
         self._path, self._mark, self._least, self._most = path, mark, least_pixels, most_pixels
         self._kept: collections.OrderedDict[str, np.ndarray] = collections.OrderedDict()  # by hash, the last used last
         self._kept_bytes, self._lock = kept_bytes, threading.Lock()
@@ -91,6 +93,14 @@ class Sight:
     def patches(self, images: Sequence[Reference]) -> np.ndarray:
         """The patches of some images, one after the other, float32 [patches, numbers of a patch]. Any thread may ask."""
         return np.concatenate([self._patches(image) for image in images])
+
+    def grids_of(self, prompt: Prompt) -> list[tuple[int, int, int]]:
+        """The grid of each image of a prompt."""
+        return [self.grid(image) for image in images_of(prompt.ground_truth)]
+
+    def patches_of(self, prompt: Prompt) -> np.ndarray:
+        """The patches of a prompt's images, as `patches`."""
+        return self.patches(images_of(prompt.ground_truth))
 
     def kept_bytes(self) -> int:
         """Bytes of the patches in memory."""

@@ -139,6 +139,13 @@ def torch_inputs(tokens, grids, pixels):
 
 def seen_logp(config, params, sight, prompts, responses, temperature=1.0):
     """The trainer's log-probs of each prompt's response, [responses][tokens]. Prompts hold references to their images."""
+    graph, starts = hf.abstract_params(config)[0], [len(p.tokens) - 1 for p in prompts]
+    logp_BxT = np.asarray(logp_of_rows(graph, params, *seen_rows(config, sight, prompts, responses), temperature))
+    return [logp_BxT[b, start : start + len(r)] for b, (start, r) in enumerate(zip(starts, responses, strict=True))]
+
+
+def seen_rows(config, sight, prompts, responses):
+    """A row for each response, its images not shared: what the tower reads, features at tokens, tokens, rotary positions."""
     T = -(-max(len(p.tokens) + len(r) for p, r in zip(prompts, responses, strict=True)) // 64) * 64
     tokens_BxT, position_3xBxT = np.zeros((len(prompts), T), np.int32), np.zeros((3, len(prompts), T), np.int32)
     images = [image for p in prompts for image in images_of(p.ground_truth)]
@@ -153,16 +160,11 @@ def seen_logp(config, params, sight, prompts, responses, temperature=1.0):
     for b, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         tokens_BxT[b, len(prompt.tokens) : len(prompt.tokens) + len(response)] = response
     slots = in_slots(sight.patches(images), layout.order_RxP)
-    logp_BxT = np.asarray(_seen_logp(
-        hf.abstract_params(config)[0], params, (slots, layout.position_RxPx2, layout.image_RxP), at_BxT, tokens_BxT, position_3xBxT,
-        temperature,
-    ))  # fmt: skip
-    starts = [len(p.tokens) - 1 for p in prompts]
-    return [logp_BxT[b, start : start + len(r)] for b, (start, r) in enumerate(zip(starts, responses, strict=True))]
+    return (slots, layout.position_RxPx2, layout.image_RxP), at_BxT, tokens_BxT, position_3xBxT
 
 
 @functools.partial(jax.jit, static_argnames='graph')
-def _seen_logp(graph, params, pixels, at_BxT, tokens_BxT, position_3xBxT, temperature):
+def logp_of_rows(graph, params, pixels, at_BxT, tokens_BxT, position_3xBxT, temperature=1.0):
     """[B, T - 1]: of token t + 1."""
     model = nnx.merge(graph, params)
     images, segment_BxT = ImageFeatures(model.vision(*pixels), at_BxT), jnp.ones_like(tokens_BxT)

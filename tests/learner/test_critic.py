@@ -305,4 +305,4 @@ def test_a_gradient_that_is_not_finite_is_an_error_that_names_the_critics_field(
     [part] = cut(batch_of(groups), np.arange(len(groups)), alone._config)
     nan = [[np.full(len(r.tokens), np.nan, np.float32) for r in g.responses] for g in groups]
     with pytest.raises(FloatingPointError, match="the critic's gradient of mini-batch 0 is not finite; lower critic.learning_rate"):
-        alone.critic.update_packed(state, [pack_targets(part, nan, nan)], [part.layout.filled])
+        alone.critic.update_packed(state, [pack_targets(part, nan, nan)], [part.layout.filled], [None])
