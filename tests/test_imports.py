@@ -33,6 +33,7 @@ HOUSE = (
     ('run', 'groups files hosts scores models replay learner rollout config'),
     ('inputs', 'groups models tasks prompts config'),
     ('policies', 'models parallel rollout run'),
+    ('bases', 'models tasks'),
 )
 COMMANDS = 'train evaluate export follow dry_run report grade sft departures'  # the top floor, which may import everything
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
+from pictured import pictured, vl_directory  # noqa: F401  (fixtures)
 from tiny import QWEN3
 
 from bapo_jax.config import default_config
@@ -24,11 +25,16 @@ from bapo_jax.parallel import (
 )  # fmt: skip
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.tasks.sight import Sight
 
 ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = {'Qwen2': {}, 'Qwen3': QWEN3}
+VL = 'Qwen2.5-VL'  # with images
 # family, mesh sizes, mesh.gather_once
-CASES = (('Qwen2', (2, 2, 2), False), ('Qwen2', (1, 8, 1), False), ('Qwen3', (2, 2, 2), False), ('Qwen3', (2, 2, 2), True))
+CASES = (
+    ('Qwen2', (2, 2, 2), False), ('Qwen2', (1, 8, 1), False), ('Qwen3', (2, 2, 2), False), ('Qwen3', (2, 2, 2), True),
+    (VL, (2, 2, 2), False),
+)  # fmt: skip
 
 
 def train_and_sample(model_path, groups, sizes, gather_once=False):
@@ -39,14 +45,16 @@ def train_and_sample(model_path, groups, sizes, gather_once=False):
     params = jax.tree.map(np.array, hf.load_params(model_path, model_config))
     config = default_config()
     config.mesh.gather_once = gather_once
+    longest = max(16, *(len(g.prompt.tokens) for g in groups))
     config.learner.update({
-        'mini_batch_groups': 3, 'row_tokens': 32, 'micro_batch_rows': 8, 'learning_rate': 1e-4,
+        'mini_batch_groups': 3, 'row_tokens': 16 + longest, 'micro_batch_rows': 8, 'learning_rate': 1e-4,
         'grad_clip': 0.1, 'anchor': 'decoupled', 'kl_coef': 0.1, 'entropy_coef': 0.01,
     })  # fmt: skip
-    learner = Learner(config, model_config, mesh, 'xla')
+    sight = Sight(model_path, model_config.vision.image_token) if model_config.vision else None
+    learner = Learner(config, model_config, mesh, 'xla', sight=sight)
     state, metrics = learner.update(learner.init(params), make_batch(groups, ['x1'] * len(groups)), np.random.default_rng(0))
 
-    engine = JaxEngine(graph, model_config, (3,), 32, 16, mesh)
+    engine = JaxEngine(graph, model_config, (3,), 32, longest, mesh, sight)
     engine.load(jax.device_put(params, parameter_sharding(mesh, params)), 0)
     answers = engine.generate([g.prompt for g in groups], 4, Sampling(1.0, 6), [Draw(1, 0, FRESH)] * len(groups))
     out = {f'm.{k}': np.float64(v) for k, v in metrics.items() if not k.startswith('timing_s/')}
@@ -59,11 +67,12 @@ def train_and_sample(model_path, groups, sizes, gather_once=False):
     return out
 
 
-def main(groups_file, output, *model_paths):
+def main(directory, *model_paths):
     assert jax.device_count() == 8
-    groups, path_of = groups_from_arrays(dict(np.load(groups_file))), dict(zip(FAMILIES, model_paths, strict=True))
+    path_of = dict(zip((*FAMILIES, VL), model_paths, strict=True))
     for case in CASES:
-        np.savez(Path(output) / f'{case}.npz', **train_and_sample(path_of[case[0]], groups, *case[1:]))
+        groups = groups_from_arrays(dict(np.load(Path(directory) / f'{case[0] == VL}.npz')))
+        np.savez(Path(directory) / f'{case}.npz', **train_and_sample(path_of[case[0]], groups, *case[1:]))
 
 
 if __name__ == '__main__':
@@ -72,34 +81,42 @@ if __name__ == '__main__':
 
 
 @pytest.fixture(scope='module')
-def sharded(tiny_hf, groups, tmp_path_factory):
+def sharded(tiny_hf, groups, pictured, tmp_path_factory):  # noqa: F811
     """Case -> arrays from the eight-device process."""
     directory = tmp_path_factory.mktemp('sharded')
-    np.savez(directory / 'groups.npz', **groups_to_arrays(groups))
+    for with_images, of_family in enumerate((groups, pictured.groups)):
+        np.savez(directory / f'{bool(with_images)}.npz', **groups_to_arrays(of_family))
     environment = {**os.environ, 'PYTHONPATH': f'{ROOT}:{ROOT}/tests/helpers', 'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8'}
-    command = [sys.executable, __file__, directory / 'groups.npz', directory, *(tiny_hf(**f) for f in FAMILIES.values())]
+    command = [sys.executable, __file__, directory, *(tiny_hf(**f) for f in FAMILIES.values()), pictured.policy.path]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-4000:]
     return {case: dict(np.load(directory / f'{case}.npz')) for case in CASES}
 
 
 @pytest.fixture(scope='module')
-def single(tiny_hf, groups):
+def single(tiny_hf, groups, pictured):  # noqa: F811
     """Family -> arrays from one device."""
-    return {family: train_and_sample(tiny_hf(**fields), groups, (1, 1, 1)) for family, fields in FAMILIES.items()}
+    of_text = {family: train_and_sample(tiny_hf(**fields), groups, (1, 1, 1)) for family, fields in FAMILIES.items()}
+    return of_text | {VL: train_and_sample(pictured.policy.path, pictured.groups, (1, 1, 1))}
+
+
+@pytest.fixture(scope='module')
+def start(make_policy, pictured):  # noqa: F811
+    """Family -> parameters before."""
+    return {family: make_policy(**fields).params for family, fields in FAMILIES.items()} | {VL: pictured.policy.params}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('case', CASES)
-def test_sharded_training_is_that_of_one_device(case, sharded, single, make_policy):
+def test_sharded_training_is_that_of_one_device(case, sharded, single, start):
     got, one = sharded[case], single[case[0]]
     assert got.keys() == one.keys()
     assert one['m.actor/updates'] == 2
     for name, want in one.items():
         if name.startswith(('m.', 'p.')):
             np.testing.assert_allclose(got[name], want, rtol=0, atol=1e-5 * max(1.0, np.abs(want).max()), err_msg=name)
-    start = make_policy(**FAMILIES[case[0]]).params['layers']['q']['kernel']
-    assert np.abs(one['p.layers.q.kernel'] - start).max() > 1e-4  # ten times the tolerance
+    moved = one['p.layers.q.kernel'] - start[case[0]]['layers']['q']['kernel']
+    assert np.abs(moved).max() > 1e-4  # ten times the tolerance
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The quickstart's base: what the recipe shows the policy, and that the shipped directory is what it promises."""
+"""The shipped bases: what the recipes show the policies, and that the directories are what they promise."""
 
 import os
 import re
@@ -9,19 +9,23 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
-from bapo_jax import sft
+from bapo_jax import bases, sft
 from bapo_jax.groups import Verdict
 from bapo_jax.models import hf
+from bapo_jax.models.patches import rope_positions
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
-from bapo_jax.tasks import countdown
+from bapo_jax.tasks import countdown, diagrams
+from bapo_jax.tasks.sight import Sight
 
 BASE = Path(__file__).resolve().parents[1] / 'configs' / 'quickstart_base'
+SEEING_BASE = BASE.parent / 'diagrams_base'
 
 
 def test_every_training_solution_is_a_correct_answer_and_its_tokens_are_the_targets(tmp_path):
-    tokenizer = sft.model_files(tmp_path, 32, 1)
-    tokens, is_target = next(sft.batches(tokenizer, 40, 32, seed=1))
+    tokenizer = bases.countdown_files(tmp_path, 32, 1)
+    tokens, is_target, _ = next(bases.countdown_batches(tokenizer, 40, 32, seed=1))
     for row, target in zip(tokens, is_target, strict=True):
         prompt, solution = row[: np.argmax(target)], row[target]
         assert solution[-1] == tokenizer.eos_token_id
@@ -31,8 +35,8 @@ def test_every_training_solution_is_a_correct_answer_and_its_tokens_are_the_targ
 
 
 def test_aimless_solutions_have_right_arithmetic_and_seldom_the_target(tmp_path):
-    tokenizer, right = sft.model_files(tmp_path, 32, 1), 0
-    tokens, is_target = next(sft.batches(tokenizer, 40, 64, seed=1, aimless=1.0))
+    tokenizer, right = bases.countdown_files(tmp_path, 32, 1), 0
+    tokens, is_target, _ = next(bases.countdown_batches(tokenizer, 40, 64, seed=1, aimless=1.0))
     for row, target in zip(tokens, is_target, strict=True):
         numbers, goal = tokenizer.decode(row[: np.argmax(target)]).rstrip('\n').split('=')
         solution = tokenizer.decode(row[target], skip_special_tokens=True)
@@ -70,13 +74,13 @@ def test_a_start_that_holds_no_policy_leaves_nothing_behind(tmp_path):
 
 @pytest.mark.slow
 def test_training_lowers_the_loss(tmp_path):
-    tokenizer = sft.model_files(tmp_path, 32, 1)
+    tokenizer = bases.countdown_files(tmp_path, 32, 1)
     config = hf.read_config(tmp_path)
     graph, _ = hf.abstract_params(config)
     params, optimizer = hf.init_params(config, 0), sft.muon(2e-2, 60)
-    opt_state, stream, losses = optimizer.init(params), sft.batches(tokenizer, 40, 16, seed=1), []
+    opt_state, stream, losses = optimizer.init(params), bases.countdown_batches(tokenizer, 40, 16, seed=1), []
     for _ in range(30):
-        params, opt_state, loss = sft.train_step(params, opt_state, *next(stream), graph=graph, optimizer=optimizer)
+        params, opt_state, loss = sft.train_step(params, opt_state, next(stream), graph=graph, optimizer=optimizer)
         losses.append(float(loss))
     assert np.mean(losses[-5:]) < 0.7 * losses[0]
 
@@ -93,7 +97,7 @@ def test_the_shipped_base_is_small_complete_and_loads_like_any_checkpoint():
 
 def test_muon_moves_every_direction_of_each_layers_matrix_alike(tmp_path):
     """Nine tenths of an update's singular values are within a factor of 2, though the gradient's are a hundredfold apart."""
-    sft.model_files(tmp_path, 32, 2)
+    bases.countdown_files(tmp_path, 32, 2)
     config = hf.read_config(tmp_path)
     params, optimizer, rng = hf.init_params(config, 0), sft.muon(1e-2, 100), np.random.default_rng(0)
 
@@ -112,3 +116,72 @@ def test_muon_moves_every_direction_of_each_layers_matrix_alike(tmp_path):
         assert (evenness(gradient['layers'][name]['kernel']) < 0.1).all()
         assert (evenness(updates['layers'][name]['kernel']) > 0.5).all()
     assert evenness(updates['embedding']['embedding']) < 0.5  # AdamW
+
+
+def test_every_diagram_is_shown_with_its_own_solution(tmp_path):
+    tokenizer, truths = bases.diagrams_files(tmp_path, 64, 1), diagrams.training_problems('generated', limit=40, seed=1)
+    vision, mark = hf.read_config(tmp_path).vision, tokenizer.convert_tokens_to_ids(bases.MARK)
+    by_solution, sight = {diagrams.worked_solution(truth): truth for truth in truths}, Sight(tmp_path, mark)
+    assert len(by_solution) == 40
+    tokens, is_target, pictures = next(bases.diagrams_batches(tmp_path, tokenizer, 40, 16, seed=1))
+    for row in range(16):
+        solution = tokens[row][is_target[row]]
+        assert solution[-1] == tokenizer.eos_token_id
+        truth = by_solution[tokenizer.decode(solution, skip_special_tokens=True)]
+        prompt = tokens[row, : np.argmax(is_target[row])]
+        asked = np.array(tokenizer.encode(diagrams.prompt_text(truth, 'compact', tokenizer)))
+        np.testing.assert_array_equal(sight.collapsed(prompt, truth['images']), asked)
+        grid = sight.grid(truth['images'][0])
+        np.testing.assert_array_equal(pictures.position_3xBxT[:, row], rope_positions(tokens[row], [grid], vision)[0])
+        # One window holds a picture, so its patches stand in their own order, and its features one behind the other.
+        np.testing.assert_array_equal(pictures.slots_RxPxC[row], sight.patches(truth['images']))
+        np.testing.assert_array_equal(pictures.at_BxT[row][tokens[row] == mark], 36 * row + np.arange(36))
+        assert (pictures.at_BxT[row][tokens[row] != mark] == -1).all()
+
+
+@pytest.mark.slow
+def test_a_base_that_sees_learns_from_its_pictures(tmp_path):
+    """Every part of it moves; with other pictures the same solutions are another loss."""
+    tokenizer = bases.diagrams_files(tmp_path, 64, 1)
+    config = hf.read_config(tmp_path)
+    graph, _ = hf.abstract_params(config)
+    optimizer, batch = sft.muon(1e-2, 60), next(bases.diagrams_batches(tmp_path, tokenizer, 40, 8, seed=1))
+    other = batch._replace(pictures=batch.pictures._replace(slots_RxPxC=batch.pictures.slots_RxPxC[::-1]))
+
+    def trained(batches):
+        params = hf.init_params(config, 0)
+        opt_state, losses = optimizer.init(params), []
+        for each in batches:
+            params, opt_state, loss = sft.train_step(params, opt_state, each, graph=graph, optimizer=optimizer)
+            losses.append(float(loss))
+        return params, losses
+
+    params, losses = trained([batch] * 30)
+    assert losses[-1] < 0.5 * losses[0]
+    assert trained([batch] * 3 + [other])[1][3] != losses[3]
+    for before, after in zip(jax.tree.leaves(hf.init_params(config, 0)), jax.tree.leaves(params), strict=True):
+        assert np.abs(before - after).max() > 0
+
+
+def test_the_shipped_base_that_sees_is_small_and_the_same_model_to_hugging_face():
+    import torch
+    from transformers import Qwen2_5_VLForConditionalGeneration
+
+    assert sum(f.stat().st_size for f in SEEING_BASE.iterdir()) < 8_000_000
+    tokenizer, model = load_tokenizer(SEEING_BASE), Qwen2_5_VLForConditionalGeneration.from_pretrained(SEEING_BASE).eval()
+    config = hf.read_config(SEEING_BASE)
+    assert config.head_dim >= 32 and len(tokenizer) == config.vocab_size
+    assert stop_tokens(SEEING_BASE, tokenizer) == (tokenizer.eos_token_id,)
+    assert config.vision.image_token == tokenizer.convert_tokens_to_ids('<|image_pad|>')
+
+    tokens, is_target, pictures = next(bases.diagrams_batches(SEEING_BASE, tokenizer, 10, 2, seed=5))
+    graph, params = hf.abstract_params(config)[0], hf.load_params(SEEING_BASE, config)
+    got = sft.target_logprobs(nnx.merge(graph, params), bases.Batch(tokens, is_target, pictures))
+    inputs = {
+        'input_ids': torch.tensor(tokens), 'mm_token_type_ids': torch.tensor(tokens == config.vision.image_token).int(),
+        'image_grid_thw': torch.tensor([[1, 12, 12]] * 2), 'pixel_values': torch.tensor(pictures.slots_RxPxC.reshape(288, -1)),
+    }  # fmt: skip
+    with torch.no_grad():
+        logp = model(**inputs).logits.log_softmax(-1).numpy()[:, :-1]
+    want = np.take_along_axis(logp, tokens[:, 1:, None], axis=2)[..., 0]
+    np.testing.assert_allclose(np.asarray(got)[:, 1:][is_target[:, 1:]], want[is_target[:, 1:]], rtol=0, atol=1e-4)

@@ -33,7 +33,7 @@ from absl import logging
 from bapo_jax.groups import Prompt
 from bapo_jax.tasks.sight import Sight, images_of
 
-TASKS = ('countdown', 'math', 'geometry')
+TASKS = ('countdown', 'math', 'geometry', 'diagrams')
 _CHUNK = 25_000  # questions that a process renders in a few seconds, which is what its start costs
 _WORKERS = 16  # each takes some 400 MB
 

@@ -2,9 +2,11 @@
 
     {'file': path, 'row': 0, 'number': 0, …}     a row of a parquet file and which of its images, both counted from 0
     {'file': path, …}                            an image file
+    {'figure': {'kind': 'angles', …}, …}         a figure that is drawn from its description (figures.py)
     {…, 'sha256': hex, 'width': 640, 'height': 480}
 
-`row_images` makes references while a file is read, and checks what they stand for. `open_image` reads one again.
+`row_images` makes references while a file is read, and checks what they stand for. `open_image` reads one again. A figure's hash is
+of its pixels.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import pyarrow
 import pyarrow.parquet
 from PIL import Image
 
+from bapo_jax.tasks.figures import draw, pixels_hash
 from bapo_jax.tasks.jsonl import short
 
 FORMATS = ('PNG', 'JPEG', 'WEBP')  # Pillow has readers that start other programs
@@ -32,7 +35,8 @@ MIN_SIDE = 28  # pixels: what one token of Qwen2.5-VL covers; its first image pr
 MAX_ASPECT = 200  # the longer side by the shorter: Qwen2.5-VL's image processor refuses more
 MAX_PIXELS = 1 << 25  # 100 MB as RGB, and eight times what EasyR1 passes on
 
-Reference = dict  # {'file': str, 'sha256': str, 'width': int, 'height': int}, in a parquet file also 'row' and 'number'
+# {'file': str, 'sha256': str, 'width': int, 'height': int}, in a parquet file also 'row' and 'number'; or 'figure' for 'file'
+Reference = dict
 
 
 def image_column(names: list[str]) -> str | None:
@@ -68,9 +72,12 @@ def file_image(path: Path) -> Reference:
 def open_image(reference: Reference) -> Image.Image:
     """The image, RGB; what is transparent becomes white.
 
-    Raises ValueError where the file has changed since the reference was made, FileNotFoundError where it is gone. An image in a
-    parquet file costs the reading of its row group, of which Hugging Face's image data sets have one for every 100 rows.
+    Raises ValueError where the file has changed since the reference was made, or a figure is drawn otherwise than then. Raises
+    FileNotFoundError where the file is gone. An image in a parquet file costs the reading of its row group, of which Hugging Face's
+    image data sets have one for every 100 rows.
     """
+    if 'figure' in reference:
+        return _drawn(reference)
     path = Path(reference['file'])
     if 'row' in reference:
         where = f'{path}, row {reference["row"] + 1}, image {reference["number"] + 1}'
@@ -83,6 +90,16 @@ def open_image(reference: Reference) -> Image.Image:
             'put the file back, or start anew'
         )
     return decode(data, where)
+
+
+def _drawn(reference: Reference) -> Image.Image:
+    picture = draw(reference['figure'])
+    if pixels_hash(picture) != reference['sha256']:
+        raise ValueError(
+            f'figure {short(reference["figure"])}: it is drawn otherwise than when the problems were made (its sha256 is no longer '
+            f'{reference["sha256"][:12]}...); install the Pillow of then, or start anew'
+        )
+    return picture
 
 
 def decode(data: bytes, where: str) -> Image.Image:

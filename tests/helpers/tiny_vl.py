@@ -89,7 +89,7 @@ def vl_directory(tmp_path_factory):
     tokenizer = character_tokenizer(chat_template=CHAT)
     tokenizer.add_special_tokens({'eos_token': '<|im_end|>', 'additional_special_tokens': list(SPECIAL)})
     ids = dict(zip(SPECIAL, tokenizer.convert_tokens_to_ids(list(SPECIAL)), strict=True))
-    wide = {'hidden_size': 64, 'intermediate_size': 96, 'num_key_value_heads': 1, 'max_position_embeddings': 1024}
+    wide = {'hidden_size': 64, 'intermediate_size': 96, 'num_key_value_heads': 2, 'max_position_embeddings': 1024}
     text = TEXT | wide | {'vocab_size': -(-len(tokenizer) // 16) * 16, 'bos_token_id': None, 'eos_token_id': None}
     text['rope_parameters'] = TEXT['rope_parameters'] | {'mrope_section': [4, 6, 6]}
     vision = VISION | {'hidden_size': 64, 'out_hidden_size': 64, 'patch_size': 14, 'window_size': 56}
