@@ -148,6 +148,7 @@ class VllmEngine(Engine):
             if not (await self._post(url, '/reset_prefix_cache'))['success']:
                 raise RolloutError(f'{url}: its prefix cache could not be reset, so responses would mix two policies')
             await self._post(url, '/reset_mm_cache')
+            await self._post(url, '/reset_encoder_cache')  # features that the old vision tower made
             await self._post(url, '/update_weight_version', {'new_version': str(self._version)})
         finally:
             await self._post(url, '/resume')

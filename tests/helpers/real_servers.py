@@ -1,4 +1,4 @@
-"""Real vLLM servers, started once a session, and the quickstart's policy that they serve."""
+"""Real vLLM servers, started once a session, and what they serve: the quickstart's policy, or a tiny one that reads images."""
 
 import functools
 import os
@@ -12,18 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from PIL import Image
 from small_run import ROOT
 
+from bapo_jax.config import default_config
 from bapo_jax.groups import Prompt
 from bapo_jax.learner.logprobs import token_logprobs
 from bapo_jax.learner.packed import Sequences
 from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
+from bapo_jax.rollout.engines import start_servers
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.rollout.vllm_engine import VllmEngine
 from bapo_jax.tasks import encode_prompts
+from bapo_jax.tasks.images import file_image
+from bapo_jax.tasks.sight import Sight
 
 BASE = ROOT / 'configs' / 'quickstart_base'
 TOKEN = 'a token of the tests'
@@ -35,17 +40,21 @@ class Base(NamedTuple):
     moved: dict  # the same architecture with every tensor moved, so that a tensor left behind shows
     prompts: list[Prompt]
     stop_tokens: tuple[int, ...]
+    sight: Sight | None = None
 
 
 @pytest.fixture(scope='session')
 def base():
     config, tokenizer = hf.read_config(BASE, 'float32'), load_tokenizer(BASE)
     params = jax.tree.map(np.array, hf.load_params(BASE, config))
-    rng = np.random.default_rng(0)
-    moved = jax.tree.map(lambda x: np.asarray(x * (1 + 0.1 * rng.standard_normal(x.shape)), np.float32), params)
     problems = [{'numbers': [3, 5, 2 + i], 'target': 16 + i} for i in range(24)]
     prompts = encode_prompts('countdown', problems, tokenizer, template='compact')
-    return Base(config, params, moved, prompts, stop_tokens(BASE, tokenizer))
+    return Base(config, params, moved(params), prompts, stop_tokens(BASE, tokenizer))
+
+
+def moved(params):
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: np.asarray(x * (1 + 0.1 * rng.standard_normal(x.shape)), np.float32), params)
 
 
 @pytest.fixture(scope='session')
@@ -72,15 +81,63 @@ def server(two_servers):
     return two_servers[0]
 
 
+@pytest.fixture(scope='session')
+def seeing(vl_directory, tmp_path_factory):
+    """A tiny policy that reads images, with positions and sizes of images that are not its directory's.
+
+    Its prompts have one image each, of several sizes, two images, or none.
+    """
+    stated = hf.overrides(SEEING)
+    config, tokenizer = hf.read_config(vl_directory, 'float32', stated), load_tokenizer(vl_directory)
+    params = jax.tree.map(np.array, hf.load_params(vl_directory, config))
+    sight = Sight(vl_directory, config.vision.image_token, least_pixels=6 * 28 * 28, most_pixels=32 * 28 * 28)
+    directory, rng, images = tmp_path_factory.mktemp('images'), np.random.default_rng(0), []
+    for width, height in ((90, 120), (400, 60), (300, 301), (28, 28)):
+        pixels = rng.integers(0, 256, (-(-height // 10), -(-width // 10), 3), np.uint8).repeat(10, 0).repeat(10, 1)
+        Image.fromarray(pixels[:height, :width]).save(directory / f'{width}.png')
+        images.append(file_image(directory / f'{width}.png'))
+    questions = [([image], '<image>What is $x$?') for image in images]
+    questions += [([images[1], images[0]], 'Is <image> more than <image>?'), ([], 'What is $x$?')]
+    truths = [{'problem': text, 'answers': ['5'], 'images': images} for images, text in questions]
+    prompts = encode_prompts('geometry', truths, tokenizer, template='plain', sight=sight)
+    return Base(config, params, moved(params), prompts, stop_tokens(vl_directory, tokenizer), sight)
+
+
+SEEING = {'max_positions': 2048, 'rope_theta': 20_000.0}
+
+
+@pytest.fixture(scope='session')
+def seeing_server(seeing, vl_directory, tmp_path_factory):
+    """A server of that policy in float32, as the trainer starts one; 1,200 tokens at most, which its directory alone would not allow."""
+    config = default_config()
+    config.model.update({'path': str(vl_directory), **SEEING})
+    tokens = {'max_prompt_tokens': 600, 'max_response_tokens': 600}
+    config.evaluate.update(tokens)
+    config.rollout.update({'dtype': 'float32', 'deadline_s': 400.0, 'server_args': ('--enforce-eager',), **tokens})
+    [server] = start_servers(config, tmp_path_factory.mktemp('seeing'), seeing.sight)
+    yield server
+    server.stop()
+
+
 @pytest.fixture
 def connect(base, tmp_path):
     """A function: an engine for these servers, holding the base as policy 0."""
+    yield from _connecting(base, tmp_path)
+
+
+@pytest.fixture
+def connect_seeing(seeing, tmp_path):
+    """The same of the policy that reads images."""
+    yield from _connecting(seeing, tmp_path)
+
+
+def _connecting(base, tmp_path):
     engines = []
 
-    def make(*servers):
+    def make(*servers, sight=base.sight):
         engine = VllmEngine(
-            [s.url for s in servers], tmp_path / f'policy{len(engines)}', base.config, token=TOKEN, dtype='float32',
-            stop_tokens=base.stop_tokens, concurrency=64, deadline_s=120.0,
+            [s.url for s in servers], tmp_path / f'policy{len(engines)}', base.config, token=servers[0].token, dtype='float32',
+            stop_tokens=base.stop_tokens, concurrency=64, deadline_s=120.0, sight=sight,
         )  # fmt: skip
         engines.append(engine)
         engine.load(base.params, 0)

@@ -10,6 +10,7 @@ from bapo_jax.parallel import make_mesh
 from bapo_jax.rollout import engines
 from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+from bapo_jax.tasks.sight import Sight
 
 
 def config(policy, **fields):
@@ -68,6 +69,26 @@ def test_without_servers_one_is_started_and_its_token_used(policy, tmp_path, mon
     start(c, policy, tmp_path)
     fields = started[-2][2]
     assert fields['max_tokens'] == 64 and fields['extra'] == ('--hf-overrides', '{"max_position_embeddings": 64}', '--enforce-eager')
+
+
+def test_a_server_that_is_started_has_the_trainers_sizes_of_images(vl_directory, tmp_path, monkeypatch):
+    started = []
+
+    class Started:
+        def __init__(self, model, log, *, extra, **fields):
+            started.append(extra)
+
+        def start(self):
+            pass
+
+    monkeypatch.setattr(engines, 'SupervisedServer', Started)
+    c = default_config()
+    c.model.update({'path': str(vl_directory), 'max_positions': 2048})
+    engines.start_servers(c, tmp_path, Sight(vl_directory, 265, most_pixels=28 * 28 * 20))
+    assert started == [(
+        '--hf-overrides', '{"text_config": {"max_position_embeddings": 2048}}',
+        '--mm-processor-kwargs', '{"size": {"shortest_edge": 3136, "longest_edge": 15680}}',
+    )]  # fmt: skip
 
 
 def test_every_gpu_that_is_named_gets_a_server_and_all_have_one_token(policy, tmp_path, monkeypatch, capsys):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bapo_jax.groups import Prompt
-from bapo_jax.rollout.engine import Sampling
+from bapo_jax.rollout.engine import RolloutError, Sampling
 from bapo_jax.rollout.replies import Asked, BadResponse, read_group, request
 from benchmarks.replaying_server import Sampled, encode, random_group, reply
 
@@ -29,6 +29,29 @@ def test_a_request_asks_for_the_group_of_one_prompt_without_a_seed():
             'n': 8, 'temperature': 0.6, 'top_p': 0.95, 'max_tokens': 128, 'logprobs': 0, 'stop_token_ids': [2, 3], 'detokenize': False,
         },
     }  # fmt: skip
+
+
+class Sees:
+    """A stand-in for a sight: each image has three features, and its URL is its name."""
+
+    def collapsed(self, tokens, images):
+        return np.array([t for i, t in enumerate(tokens) if not (t == MARK and tokens[i - 1] == MARK)], np.int32)
+
+    def data_url(self, image):
+        return f'data:{image}'
+
+
+MARK = 9
+SEEN = Prompt(3, 'geometry', np.array([5, MARK, MARK, MARK, 6, MARK, MARK, MARK], np.int32), {'images': ['a', 'b']})
+
+
+def test_a_request_with_images_has_one_token_in_the_place_of_each_and_asks_what_was_read():
+    said = request(SEEN, 8, Sampling(0.6, 128), [2], Sees())
+    text = request(Prompt(3, 'geometry', np.array([5, MARK, 6, MARK], np.int32), {}), 8, Sampling(0.6, 128), [2], Sees())
+    assert said == text | {
+        'content_parts': [{'type': 'image_url', 'url': 'data:a'}, {'type': 'image_url', 'url': 'data:b'}], 'return_token_ids': True,
+    }  # fmt: skip
+    assert json.dumps(text) == json.dumps(request(Prompt(3, 'geometry', np.array([5, MARK, 6, MARK]), {'images': []}), 8, Sampling(0.6, 128), [2]))
 
 
 # Above -9999, which stands for nan and -inf.
@@ -126,3 +149,30 @@ def test_a_damaged_reply_is_read_or_refused_but_nothing_else(at, cut, inserted):
     except BadResponse:
         return
     assert [len(r.tokens) for r in responses] and all(len(r.tokens) == len(r.logp) for r in responses)
+
+
+def read_seen(tokens):
+    said = {'choices': [choice(0, token_ids=[5, MARK, 3])], 'prompt_token_ids': tokens}
+    return read_group(json.dumps(said).encode(), Asked(1, 4, 7, VOCABULARY, MARK, SEEN.tokens), SERVER)
+
+
+def test_of_a_prompt_that_was_read_as_it_is_the_responses_image_tokens_are_masked():
+    [response] = read_seen(SEEN.tokens.tolist())
+    np.testing.assert_array_equal(response.loss_mask, [True, False, True])
+    assert all(r.loss_mask is None for r in read({'choices': [choice(0, token_ids=[5, MARK, 3]), choice(1)]}))  # a model of text
+
+
+@pytest.mark.parametrize(
+    'tokens, message',
+    [
+        ([5, MARK, MARK, 6, MARK, MARK, MARK, MARK], r"images have \[2, 4\] features there and \[3, 3\] here.*model\.least_pixels and"),
+        ([5, MARK, 6, MARK], r'images have \[1, 1\] features there and \[3, 3\] here'),
+        ([5, MARK, MARK, MARK, 8, MARK, MARK, MARK], 'token 4 of a prompt is 8 there and 6 here; serve the model directory'),
+        ([5, MARK, MARK, MARK, 6, MARK, MARK, MARK, 6], 'token 8 of a prompt is 6 there and None here'),
+        (None, 'does not state the prompt that was read; serve with vLLM'),
+    ],
+)
+def test_a_prompt_that_was_read_otherwise_is_an_error_at_once(tokens, message):
+    with pytest.raises(RolloutError, match=f'{SERVER}: .*{message}') as raised:
+        read_seen(tokens)
+    assert not isinstance(raised.value, BadResponse)  # which would be asked again

@@ -1,5 +1,6 @@
 """How a rollout server is started. Real servers: test_real_server.py."""
 
+import functools
 import re
 import subprocess
 import sys
@@ -21,6 +22,12 @@ def test_the_command_guards_every_route_and_samples_from_the_whole_distribution(
     assert options['--worker-extension-cls'] == 'bapo_jax.rollout.worker.PolicyLoader'
     assert options['--generation-config'] == 'vllm' and options['--logprobs-mode'] == 'processed_logprobs'
     assert Path(options['--model']).is_absolute()
+
+
+def test_a_model_that_reads_images_is_served_without_videos_and_one_of_text_as_ever(vl_directory):
+    command = functools.partial(serve.command, port=1234, python='python', extra=['--enforce-eager'])
+    assert command(vl_directory)[-5:] == ['--limit-mm-per-prompt', '{"video": 0}', '--mm-processor-cache-gb', '1', '--enforce-eager']
+    assert not {'--limit-mm-per-prompt', '--mm-processor-cache-gb'} & set(command(BASE))
 
 
 def run_serve(*flags, monkeypatch):

@@ -3,13 +3,15 @@
 Real servers: test_real_server.py.
 """
 
+import dataclasses
 import threading
+import time
 
 import numpy as np
 import pytest
 from http_stub import HttpStub
 
-from bapo_jax.rollout.engine import FRESH, Draw, Sampling
+from bapo_jax.rollout.engine import FRESH, Draw, Sampling, gathered
 from bapo_jax.rollout.published import read_manifest
 from bapo_jax.rollout.replies import ROUTE, BadResponse
 from bapo_jax.rollout.supervise import SupervisedServer
@@ -94,7 +96,7 @@ def test_a_policy_is_loaded_while_paused_and_caches_are_dropped_before_it_is_nam
     connect(server)
     assert server.paths() == [
         '/collective_rpc', '/pause?mode=keep', '/collective_rpc', '/reset_prefix_cache', '/reset_mm_cache',
-        '/update_weight_version', '/resume',
+        '/reset_encoder_cache', '/update_weight_version', '/resume',
     ]  # fmt: skip
 
 
@@ -149,6 +151,62 @@ def test_what_was_asked_first_goes_out_first(connect, prompts):
     for group in [group for step in steps for group in step]:
         group.result()
     assert server.asked == [prompt.tokens.tolist() for prompt in prompts[:6]]
+
+
+class Sees:
+    """A stand-in for a sight of images that have one feature. It notes which image was read, and in which thread."""
+
+    def __init__(self):
+        self.read = []
+
+    def collapsed(self, tokens, images):
+        return tokens
+
+    def data_url(self, image):
+        self.read.append((image, threading.current_thread().name))
+        if image == 'gone':
+            raise FileNotFoundError('/data/a.png: the image cannot be read')
+        return 'data:'
+
+
+def with_images(prompts, *images):
+    """Prompts of the same tokens, which `reads` says were read."""
+    return [dataclasses.replace(prompts[0], id=i, ground_truth={'images': [image]}) for i, image in enumerate(images)]
+
+
+def reads(prompts):
+    return 200, {**good(None)[1], 'prompt_token_ids': prompts[0].tokens.tolist()}
+
+
+def test_images_are_read_when_their_prompts_turn_comes_and_in_a_thread_of_their_own(connect, prompts):
+    sees, answered = Sees(), threading.Semaphore(0)
+
+    def answer(number):
+        assert answered.acquire(timeout=60)
+        return reads(prompts)
+
+    server = StandIn(answer)
+    engine = connect(server, concurrency=2, sight=sees, deadline_s=60.0)
+    groups = engine.ask(with_images(prompts, *'abcdef'), 2, SAMPLING, DRAWS)
+    for count in (2, 3, 4, 5, 6):
+        deadline = time.monotonic() + 30
+        while len(server.asked) < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert len(sees.read) == count
+        answered.release()
+    answered.release()
+    assert [len(group) for group in gathered(groups)] == [2] * 6
+    assert sorted(image for image, _ in sees.read) == list('abcdef')
+    assert all(thread.startswith('images') for _, thread in sees.read)
+
+
+def test_an_image_that_cannot_be_read_is_an_error_that_names_prompt_and_file_and_leaves_the_others_alone(connect, prompts):
+    engine = connect(StandIn(lambda _: reads(prompts)), concurrency=1, sight=Sees())
+    first, gone, text = engine.ask([*with_images(prompts, 'a', 'gone'), prompts[2]], 2, SAMPLING, DRAWS)
+    with pytest.raises(RolloutError, match=rf'prompt 1: /data/a\.png: the image cannot be read'):
+        gone.result()
+    assert len(first.result()) == len(text.result()) == 2
 
 
 @pytest.fixture
