@@ -274,7 +274,7 @@ def image_metrics(seen: Sequence[Seen]) -> dict[str, int]:
         'images/prompts': sum(len(s.distinct) for s in seen),
         'images/features': sum(len(s.layout.feature_I) for s in seen),
         'images/pixel_bytes': sum(4 * math.prod(s.pixel_shape) for s in seen),
-        'images/kept_bytes': seen[0].sight.kept_bytes(),
+        'perf/kept_pixel_bytes': seen[0].sight.kept_bytes(),
     }
 
 

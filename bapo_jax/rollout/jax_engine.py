@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from bapo_jax.groups import Prompt, Response
 from bapo_jax.models.decoding import cache_slots
-from bapo_jax.models.patches import Pixels
+from bapo_jax.models.patches import Pixels, windows_of
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling, trained_tokens
 from bapo_jax.rollout.slots import Images, Places, lay_out, nothing_yet, read, sample, split_rows
@@ -163,7 +163,7 @@ class JaxEngine(Engine):
         for device, groups in enumerate(new):
             for at, group in enumerate(groups):
                 padded = min(self._prompt_tokens, max(_SHORTEST, 1 << (len(group.prompt.tokens) - 1).bit_length()))
-                seen = see([group.prompt], self._sight, self._model.vision)
+                seen = self._see(group.prompt)
                 waiting[padded, seen and seen.pixel_shape][device].append(_Waiting(at, group, seen))
         at_once = min(_READ, places_in_line)
         for (padded, pixel_shape), of_devices in waiting.items():
@@ -172,6 +172,13 @@ class JaxEngine(Engine):
                 images = pixel_shape and self._images(together, at_once, padded, pixel_shape)
                 prompts = (*self._prompts(together, at_once, padded, places_in_line), images)
                 yield jax.device_put(prompts, split_rows(self._mesh))
+
+    def _see(self, prompt: Prompt) -> Seen | None:
+        """A prompt's images in rows of 1, 4, 16, … windows: few shapes, so few programs."""
+        if not (self._sight and prompt.images):
+            return None
+        largest = max(windows_of(grid, self._model.vision) for grid in self._sight.grids_of(prompt))
+        return see([prompt], self._sight, self._model.vision, row_windows=4 ** (((largest - 1).bit_length() + 1) // 2))
 
     def _prompts(self, of_devices: list[list[_Waiting]], at_once: int, padded: int, nowhere: int) -> tuple[np.ndarray, ...]:
         """Arrays of as many prompts for each device; fillers go nowhere."""

@@ -25,7 +25,6 @@ Of the update, means over its mini-batches
 Of a batch with images
     images/{prompts,features}                distinct prompts with images in its mini-batches, and the features of these images
     images/pixel_bytes                       what the vision tower is given for the update
-    images/kept_bytes                        pixels in host memory between uses; all else holds references
 Of the critic, where the row has one, in rewards
     critic/{value_loss,grad_norm}            means over the mini-batches of its update
     critic/value_mean                        mean value of the batch's trained tokens, before the update
@@ -39,6 +38,7 @@ Counters since the run began
 Seconds: timing_s/{step,weight_sync,wait_rollouts,gen,reward,reevaluate,compose,pack,old_log_prob,values,update_actor,update_critic,
     theory,testing,save_checkpoint}
     perf/throughput                          trained tokens per second of the step
+    perf/kept_pixel_bytes                    pixels of images in host memory between uses; all else holds references
     perf/checkpoint_bytes                    of the checkpoint after the step before, which training waited save_checkpoint for
 Scores: val-core/BENCHMARK/acc/{mean@n,pass@n,maj@n}, where the step evaluates; see scores.py
 """

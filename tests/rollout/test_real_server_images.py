@@ -12,7 +12,7 @@ from bapo_jax.rollout.engine import FRESH, Draw, RolloutError, Sampling
 from bapo_jax.rollout.publish import publish
 from bapo_jax.rollout.published import MANIFEST
 from bapo_jax.rollout.vllm_engine import PolicyRefused
-from bapo_jax.tasks.sight import Sight, images_of
+from bapo_jax.tasks.sight import Sight
 
 pytestmark = pytest.mark.slow
 G, TOLERANCE = 4, 1e-4
@@ -34,10 +34,10 @@ def test_log_probs_are_the_trainers_also_after_reloads_of_all_weights_and_of_the
     seeing, seeing_server, connect_seeing
 ):
     prompts = seeing.prompts
-    assert [len(images_of(p.ground_truth)) for p in prompts] == [1, 1, 1, 1, 2, 0]
-    assert len({tuple(seeing.sight.grid(i)) for p in prompts for i in images_of(p.ground_truth)}) == 4
+    assert [len(p.images) for p in prompts] == [1, 1, 1, 1, 2, 0]
+    assert len({tuple(seeing.sight.grid(i)) for p in prompts for i in p.images}) == 4
     engine, tower_moved = connect_seeing(seeing_server), {**seeing.params, 'vision': seeing.moved['vision']}
-    has_images = np.repeat([bool(images_of(p.ground_truth)) for p in prompts], G)
+    has_images = np.repeat([bool(p.images) for p in prompts], G)
     for version, (params, before, temperature) in enumerate([
         (seeing.params, seeing.moved, 1.0), (seeing.moved, seeing.params, 0.6), (seeing.params, seeing.moved, 1.0),
         (tower_moved, seeing.params, 1.0),
@@ -73,7 +73,7 @@ def test_a_server_that_resizes_images_again_is_found_out(seeing, seeing_server, 
     image_token = seeing.config.vision.image_token
     other = Sight(vl_directory, image_token, least, most)
     prompt = seeing.prompts[4]
-    images = images_of(prompt.ground_truth)
+    images = prompt.images
     tokens = other.expanded(seeing.sight.collapsed(prompt.tokens, images), images)
     theirs, ours = r'\[\d+, \d+\]', str([other.features(i) for i in images]).replace('[', r'\[')
     with pytest.raises(RolloutError, match=rf'images have {theirs} features there and {ours} here.*model\.least_pixels'):
