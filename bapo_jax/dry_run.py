@@ -20,6 +20,7 @@ import math
 import os
 import re
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,10 +32,13 @@ from bapo_jax import parallel
 from bapo_jax.learner.head import Tile
 from bapo_jax.learner.learner import Learner, choose_kernel
 from bapo_jax.learner.objective import REFERENCE, objective_of
+from bapo_jax.learner.packing import most_groups
 from bapo_jax.models import hf
+from bapo_jax.models.patches import Grid
 from bapo_jax.models.qwen import ModelConfig, parameters_of
 from bapo_jax.inputs import read_inputs
 from bapo_jax.rollout.jax_engine import memory_of
+from bapo_jax.seen import largest_images, tower_rows
 
 GB = 10**9
 GPUS = re.compile(r'(\d+)x(\d+)GB')
@@ -75,7 +79,7 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
     """Prints what a run needs. Raises ValueError or FileNotFoundError, naming the field, where the run could not start."""
     read = read_inputs(config, weights=False)
     c = read.config
-    result = measure(c, read.model, topology)
+    result = measure(c, read.model, topology, largest_images(read.prompts, read.sight, most_groups(c.learner)))
     mesh, sequences = result.target.mesh, c.learner.batch_groups * c.rollout.group_size
     longest = c.rollout.max_prompt_tokens + c.rollout.max_response_tokens
     print(f'model      {read.model.model_type}, {read.model.num_layers} layers, {result.parameters:,} parameters')
@@ -112,8 +116,8 @@ def verdict(result: Result) -> str:
     return f'{"fits" if result.fits else "does NOT fit"}: {result.total / GB:.1f} of {size / GB:.1f} GB'
 
 
-def measure(config: ConfigDict, model: ModelConfig, topology: str) -> Result:
-    """Measures a resolved config. Raises as `dry_run` does."""
+def measure(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequence[Grid] = ()) -> Result:
+    """Measures a resolved config; `grids` are those of the images of its largest mini-batch. Raises as `dry_run` does."""
     target = find_target(topology, config.mesh)
     kernel = choose_kernel(config, model, target.mesh, target.platform)
     a_copy = _bytes_of_a_copy(model, target.mesh)
@@ -129,12 +133,12 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str) -> Result:
         memory['the critic and its moments'] = state_bytes(_bytes_of_a_copy(critic, target.mesh), config.learner)
     compile_s, refused, kept = None, '', set(memory)
     if isinstance(target.mesh, AbstractMesh):
-        memory |= gpu_memory(model, config.learner, dict(target.mesh.shape), a_copy, config.mesh.gather_once)
+        memory |= gpu_memory(model, config.learner, dict(target.mesh.shape), a_copy, config.mesh.gather_once, grids)
     else:
         started = time.perf_counter()
         learner = Learner(config, model, target.mesh, kernel)
         try:
-            step = learner.compile_update().memory_analysis()
+            step = learner.compile_update(grids).memory_analysis()
         except jax.errors.JaxRuntimeError as e:
             if 'RESOURCE_EXHAUSTED' not in str(e):
                 raise
@@ -157,7 +161,9 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str) -> Result:
     return Result(target, kernel, parameters, memory, compile_s, refused)
 
 
-def gpu_memory(model: ModelConfig, learner: Any, mesh: dict[str, int], params: int, gather_once: bool = False) -> dict[str, int]:
+def gpu_memory(
+    model: ModelConfig, learner: Any, mesh: dict[str, int], params: int, gather_once: bool = False, grids: Sequence[Grid] = ()
+) -> dict[str, int]:
     """Bytes on one GPU during an optimizer step; `params` is the size of a float32 copy of its part of the parameters.
 
     Symbols: r rows of T tokens a device; b bytes a number in compute; D, F, N, K, H, V, L as in models/qwen.py; n = mesh.tensor.
@@ -175,7 +181,8 @@ def gpu_memory(model: ModelConfig, learner: Any, mesh: dict[str, int], params: i
                                                                   layers' gathered matrices W, and the gradient of one]
 
     C = min(r T, 2,048), U = min(V / n, 16,384). W comes from the parameter table (`matrix_sizes`). `layer` and `logits` are live at
-    different times, so the larger one counts. Fragmentation adds a twentieth of all activations.
+    different times, so the larger one counts. Fragmentation adds a twentieth of all activations. Images, of these `grids`, add what
+    `tower_memory` says, of which a block is live when no layer is.
     """
     b = hf.DTYPES[model.dtype].itemsize
     n, (D, F, V, L) = mesh['tensor'], (model.hidden_size, model.intermediate_size, model.vocab_size, model.num_layers)
@@ -193,17 +200,40 @@ def gpu_memory(model: ModelConfig, learner: Any, mesh: dict[str, int], params: i
     weights = (4 + b) * D * min(V // n, Tile().words)
     if mesh['fsdp'] > 1 and not gather_once:
         weights += (2 * b + 4) * layer // n
-    activations = {
-        'residual stream': residuals,
-        "one layer's recomputation" if 2 * kept_by_a_layer > logits else 'a tile of logits': max(2 * kept_by_a_layer, logits),
-        'weights gathered or cast': weights,
-    }
+    tower, block = tower_memory(model, learner.remat, mesh['data'] * mesh['fsdp'], grids) if grids else ({}, 0)
+    at_work = {"one layer's recomputation": 2 * kept_by_a_layer, 'a tile of logits': logits, "one vision block's recomputation": block}
+    largest = max(at_work, key=at_work.get)
+    activations = {'residual stream': residuals, **tower, largest: at_work[largest], 'weights gathered or cast': weights}
     return {
         'θ and the moments': state_bytes(params, learner),
         **({'gradients and weights, whole': 3 * params * mesh['fsdp']} if gather_once else {'gradients': 2 * params}),
         **activations,
         'fragmentation': sum(activations.values()) // 20,
     }
+
+
+def tower_memory(model: ModelConfig, remat: str, devices: int, grids: Sequence[Grid]) -> tuple[dict[str, int], int]:
+    """Bytes on a GPU for the images of a mini-batch: what lives as long as the optimizer step, and what a block of the tower needs.
+
+    Symbols: v rows of P slots a device, C numbers of a patch, I features in all, D' the decoder's width; D, F, N, L of the tower.
+
+        images        (4 + b) v P C                       pixels, and the same in compute
+        features      2 · 4 I D'                          float32 on every device, and their gradient
+        residuals     L v P D b                           (remat: full, offload); in place of D, attention_and_mlp_inputs: 3 D,
+                                                          matrix_products: 6 D + 2 F; none: L / 2 block
+        block         2 v P b (8 D + 3 F) + 3 · 4 v N Q P  one block's activations, and the scores of Q = min(P, 512) slots
+    """
+    c, b = model.vision, hf.DTYPES[model.dtype].itemsize
+    V, P = tower_rows(grids, c, devices)
+    slots, D, F = V // devices * P, c.hidden_size, c.intermediate_size
+    block = 2 * slots * b * (8 * D + 3 * F) + 3 * 4 * V // devices * c.num_heads * min(P, 512) * P
+    kept = {
+        'none': block // 2, 'matrix_products': slots * b * (6 * D + 2 * F), 'attention_and_mlp_inputs': slots * b * 3 * D,
+    }  # fmt: skip
+    return {
+        'images and their features': (4 + b) * slots * c.patch_numbers + 8 * V * P // c.spatial_merge_size**2 * model.hidden_size,
+        "the tower's residual stream": c.depth * kept.get(remat, slots * D * b),
+    }, block
 
 
 def state_bytes(params: int, learner: Any) -> int:

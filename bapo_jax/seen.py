@@ -11,7 +11,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from bapo_jax.groups import Prompt
-from bapo_jax.models.patches import Grid, Layout, Pixels, VisionConfig, features_at, in_slots, lay_out_images, rope_positions
+from bapo_jax.models.patches import (
+    Grid, Layout, Pixels, VisionConfig, features_at, in_slots, lay_out_images, rope_positions, windows_of,
+)  # fmt: skip
 
 
 class Sight(Protocol):
@@ -71,3 +73,18 @@ def see(
         rope=[rope_3xn.T for rope_3xn, _ in placed],
         following=[following for _, following in placed],
     )  # fmt: skip
+
+
+def tower_rows(grids: Sequence[Grid], config: VisionConfig, multiple: int) -> tuple[int, int]:
+    """V and P for a mini-batch of these images, in a run without larger ones."""
+    row_windows = max(windows_of(grid, config) for grid in grids)
+    return lay_out_images(grids, config, row_windows=row_windows, multiple=multiple).order_RxP.shape
+
+
+def largest_images(prompts: Sequence[Prompt], sight: Sight | None, groups: int) -> list[Grid]:
+    """The grids of the images of `groups` prompts, those with most to see."""
+    if sight is None:
+        return []
+    of_prompts = [sight.grids_of(prompt) for prompt in prompts]
+    of_prompts.sort(key=lambda grids: -sum(h * w for _, h, w in grids))
+    return [grid for grids in of_prompts[:groups] for grid in grids]

@@ -23,15 +23,15 @@ from bapo_jax.learner.logprobs import Compute
 from bapo_jax.learner.objective import PROXIMAL, numbers_of, objective_of, switched
 from bapo_jax.learner.optimizer import clipped_adamw, learning_rate_of
 from bapo_jax.learner.packed import Rows, Sequences, blank_pixels, blank_rows
-from bapo_jax.learner.packing import Part, capacity, cut, most_groups, pack
+from bapo_jax.learner.packing import Part, capacity, cut, pack
 from bapo_jax.learner.score import score
 from bapo_jax.learner.update import Program, TrainState, initial_state, mean_metrics, state_shapes, update
 from bapo_jax.models import attention, hf
-from bapo_jax.models.patches import Pixels
+from bapo_jax.models.patches import Grid, Pixels
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.models.split import Split
 from bapo_jax.parallel import compiled_for, fetch, spread
-from bapo_jax.seen import Seen, Sight, see
+from bapo_jax.seen import Seen, Sight, see, tower_rows
 
 
 class Learner:
@@ -208,22 +208,20 @@ class Learner:
         behaviour = [r.logp for g in batch.groups for r in g.responses]
         return np.concatenate(behaviour), np.concatenate([logp for of_group in scored for logp in of_group])
 
-    def compile_update(self, prompts: Sequence[Prompt] = ()) -> jax.stages.Compiled:
-        """The optimizer step, compiled from shapes: nothing is allocated.
+    def compile_update(self, grids: Sequence[Grid] = ()) -> jax.stages.Compiled:
+        """The optimizer step, compiled from shapes: nothing is allocated. `grids` are those of a mini-batch's images."""
+        shape = (self._micro_batches, self._config.micro_batch_rows, self._config.row_tokens)
 
-        Of `prompts`, those with the largest images fill a mini-batch.
-        """
-        c, shape = self._config, (self._micro_batches, self._config.micro_batch_rows, self._config.row_tokens)
-        largest = sorted(prompts, key=lambda p: -len(p.tokens))[: most_groups(c)]
-        seen = self._see(largest)
-        rows = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((*shape, *x.shape[3:]), x.dtype, sharding=parallel.row_sharding(self.mesh, 1)),
-            blank_rows((0, 0, 0), self.objective.roles, seen is not None),
-        )
-        pixels = seen and jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=parallel.row_sharding(self.mesh)),
-            blank_pixels(seen.pixel_shape),
-        )
+        def abstract(x: np.ndarray, *axes: int) -> jax.ShapeDtypeStruct:
+            """`x` with these axes in place of its first ones, its rows split; the last of them is that of rows' tokens or slots."""
+            sharding = parallel.row_sharding(self.mesh, len(axes) - 2)
+            return jax.ShapeDtypeStruct((*axes, *x.shape[len(axes) :]), x.dtype, sharding=sharding)
+
+        rows = jax.tree.map(lambda x: abstract(x, *shape), blank_rows((0, 0, 0), self.objective.roles, bool(grids)))
+        pixels = None
+        if grids:
+            of_tower = tower_rows(grids, self.model.vision, self._row_devices)
+            pixels = jax.tree.map(lambda x: abstract(x, *of_tower), blank_pixels((0, 0, self.model.vision.patch_numbers)))
         numbers = numbers_of(self._config, self._temperature, 1)
         return self._update.lower(self._policy_shapes(), rows, self._micro_batches, numbers, pixels).compile()
 
