@@ -49,6 +49,11 @@ def binary_rewards(verdicts: Sequence[Verdict]) -> np.ndarray:
     return np.array([math.nan if v == Verdict.INFRA_ERROR else float(v == Verdict.CORRECT) for v in verdicts], np.float32)
 
 
+def images_of(ground_truth: Any) -> Sequence[dict]:
+    """References to the images of a question. They hold no pixels, and nor does anything that holds a prompt."""
+    return ground_truth.get('images', ()) if isinstance(ground_truth, dict) else ()
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
     """A question as the policy sees it. `id` is the dataset index, the identifier u_i of eq. 4."""
@@ -57,6 +62,11 @@ class Prompt:
     task: str
     tokens: np.ndarray  # int32 [prompt tokens]
     ground_truth: Any  # what the task's verifier needs; JSON-serialisable
+
+    @property
+    def images(self) -> Sequence[dict]:
+        """References to its images (tasks/images.py), in the order of their places in the prompt."""
+        return images_of(self.ground_truth)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

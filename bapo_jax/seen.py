@@ -25,6 +25,9 @@ class Sight(Protocol):
     def patches_of(self, prompt: Prompt) -> np.ndarray:
         """The patches of a prompt's images, float32 [patches, C]; reads the images' files."""
 
+    def kept_bytes(self) -> int:
+        """Bytes of the patches that it keeps in memory."""
+
 
 class Seen(NamedTuple):
     """The images of some prompts, those of equal prompts once, and what each prompt's tokens see of them."""

@@ -38,12 +38,12 @@ def over_mean(rewards: np.ndarray) -> np.ndarray:
 
 def token_mean(lengths: np.ndarray, limit: int) -> np.ndarray:
     """Every token of the mini-batch counts alike; the weights of all tokens sum to 1."""
-    return np.full(len(lengths), 1.0 / lengths.sum())
+    return np.full(len(lengths), 1.0 / max(1, lengths.sum()))
 
 
 def seq_mean_token_mean(lengths: np.ndarray, limit: int) -> np.ndarray:
     """Every response counts alike (eq. 1); the weights of all tokens sum to 1."""
-    return 1.0 / (len(lengths) * lengths)
+    return 1.0 / (len(lengths) * np.maximum(1, lengths))
 
 
 def seq_mean_token_sum(lengths: np.ndarray, limit: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -113,13 +114,14 @@ class Learner:
         policies = {**(policies or {}), PROXIMAL: state.params}
         scores = {role: self.score(role, policies.get(role), passes[0]) for role in self._scored(step)}
         lap('old_log_prob')
-        parts, metrics = [part for parts in passes for part in parts], {}
+        parts = [part for parts in passes for part in parts]
+        metrics = image_metrics([part.seen for part in parts if part.seen])
         if self.critic:
             values = self.score(CRITIC, state.critic.params, passes[0])
             lap('values')
             trained = [[r.trained_on for r in g.responses] for g in batch.groups]
             advantage, returns = credit.value_advantages(batch, values, *self._gae)
-            advantage, metrics = credit.whitened(advantage, trained), value_metrics(values, returns, trained)
+            advantage, metrics = credit.whitened(advantage, trained), metrics | value_metrics(values, returns, trained)
             targets = [pack_targets(part, values, returns) for part in parts]
         else:
             advantage = credit.advantages(batch, c.advantage)
@@ -262,6 +264,18 @@ def pixels_of(part: Part) -> Pixels | None:
 def pixel_shape(part: Part) -> tuple[int, int, int] | None:
     """The shape of the patches of its images."""
     return part.seen and part.seen.pixel_shape
+
+
+def image_metrics(seen: Sequence[Seen]) -> dict[str, int]:
+    """What run/measures.py says of the images of a batch's mini-batches; {} where there are none."""
+    if not seen:
+        return {}
+    return {
+        'images/prompts': sum(len(s.distinct) for s in seen),
+        'images/features': sum(len(s.layout.feature_I) for s in seen),
+        'images/pixel_bytes': sum(4 * math.prod(s.pixel_shape) for s in seen),
+        'images/kept_bytes': seen[0].sight.kept_bytes(),
+    }
 
 
 def build_learner(config: ConfigDict, hosts: Hosts = Hosts(), sight: Sight | None = None) -> Learner:

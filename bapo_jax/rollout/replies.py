@@ -21,7 +21,7 @@ import numpy as np
 
 from bapo_jax.groups import Prompt, Response
 from bapo_jax.rollout.engine import RolloutError, Sampling, trained_tokens
-from bapo_jax.tasks.sight import Sight, images_of
+from bapo_jax.tasks.sight import Sight
 
 ROUTE = '/inference/v1/generate'
 _NOT_FINITE = -9999.0  # what vLLM writes for nan and -inf, and where it has no log-prob
@@ -79,7 +79,7 @@ def request(
     A prompt with images needs `sight`. They are read, resized and sent, each with one token in its place. The server makes that as
     many as the image has features, and its reply states the prompt that it read. Raises as `open_image` does.
     """
-    images = images_of(prompt.ground_truth)
+    images = prompt.images
     body = {
         'token_ids': (sight.collapsed(prompt.tokens, images) if images else prompt.tokens).tolist(),
         'sampling_params': {

@@ -27,7 +27,7 @@ from bapo_jax.rollout.publish import publish, remove_unneeded
 from bapo_jax.rollout.published import read_manifest
 from bapo_jax.rollout.replies import ROUTE, Asked, BadResponse, read_group, request
 from bapo_jax.rollout.supervise import SupervisedServer
-from bapo_jax.tasks.sight import Sight, images_of
+from bapo_jax.tasks.sight import Sight
 
 _ATTEMPTS = 3  # how often a group is asked for before its BadResponse is an error
 _CONNECT_S = 10.0
@@ -198,7 +198,7 @@ class VllmEngine(Engine):
         """
         async with self._free:
             what = prompt, asked.group_size, sampling, self._stop_tokens
-            if images_of(prompt.ground_truth):
+            if prompt.images:
                 body = await self._with_images(*what)
                 asked = asked._replace(prompt=prompt.tokens)
             else:

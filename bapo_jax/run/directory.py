@@ -41,10 +41,12 @@ def claim(workdir: Path, config: ConfigDict, fingerprints: dict[str, Any]) -> No
 
 
 def fingerprint_prompts(prompts: Sequence[Prompt]) -> str:
-    """A hash of the training prompts' tokens, in order."""
+    """A hash of the training prompts' tokens and images, in order."""
     digest = hashlib.sha256()
     for prompt in prompts:
         digest.update(len(prompt.tokens).to_bytes(4, 'little') + prompt.tokens.tobytes())
+        for image in prompt.images:
+            digest.update(image['sha256'].encode())
     return digest.hexdigest()[:16]
 
 

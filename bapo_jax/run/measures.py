@@ -5,6 +5,7 @@ Of the fresh groups, before filtering
     critic/rewards/mean                      mean reward; not the accuracy where rewards are shaped or fractions
     accuracy_bins                            number of groups with k = 0..G correct responses
     response_length/{mean,max}               tokens; clip_ratio: share of responses cut at the limit
+    response_length/image_tokens             of questions with images: tokens that stand for an image, sampled, and not trained on
     reward/{unparseable,infra_error}         responses without a readable answer, and those on which the verifier failed
 Of the batch
     bapo/{x1,x2,x3,replay}_groups            groups by origin (replay only in rows that have it); bapo/batch_groups: all groups
@@ -21,6 +22,10 @@ Of the update, means over its mini-batches
     actor/{pg_loss,kl_loss,entropy,pg_clipfrac,ppo_kl,grad_norm}   nats a token; pg_clipfrac: share of tokens held back by the clip
     actor/lr, actor/updates                  learning rate of the last optimizer step; optimizer steps
     actor/pg_clipfrac/ORIGIN, staleness/{tv,ratio,ess}/ORIGIN      by origin, of π_θ against the behaviour policy
+Of a batch with images
+    images/{prompts,features}                distinct prompts with images in its mini-batches, and the features of these images
+    images/pixel_bytes                       what the vision tower is given for the update
+    images/kept_bytes                        pixels in host memory between uses; all else holds references
 Of the critic, where the row has one, in rewards
     critic/{value_loss,grad_norm}            means over the mini-batches of its update
     critic/value_mean                        mean value of the batch's trained tokens, before the update
@@ -54,6 +59,7 @@ def fresh_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     verdicts = Counter(v for g in groups for v in g.verdicts)
     judged = [g for g in groups if not g.infra_error]
     lengths = np.array([len(r.tokens) for g in groups for r in g.responses])
+    masked = [~r.trained_on for g in groups if g.prompt.images for r in g.responses]
     bins = np.bincount([g.correct for g in judged], minlength=groups[0].size + 1)
     return {
         'critic/score/mean': float(np.mean([g.accuracy for g in judged])) if judged else float('nan'),
@@ -62,6 +68,7 @@ def fresh_metrics(groups: Sequence[Group]) -> dict[str, Any]:
         'response_length/mean': float(lengths.mean()),
         'response_length/max': int(lengths.max()),
         'response_length/clip_ratio': float(np.mean([r.finish == 'length' for g in groups for r in g.responses])),
+        **({'response_length/image_tokens': int(np.concatenate(masked).sum())} if masked else {}),
         'reward/unparseable': verdicts[Verdict.UNPARSEABLE],
         'reward/infra_error': verdicts[Verdict.INFRA_ERROR],
     }

@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from bapo_jax.groups import Prompt
-from bapo_jax.tasks.sight import Sight, images_of
+from bapo_jax.groups import Prompt, images_of
+from bapo_jax.tasks.sight import Sight
 
 TASKS = ('countdown', 'math', 'geometry', 'diagrams')
 _CHUNK = 25_000  # questions that a process renders in a few seconds, which is what its start costs

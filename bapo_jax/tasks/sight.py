@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from bapo_jax.groups import Prompt
+from bapo_jax.groups import Prompt, images_of
 from bapo_jax.tasks.images import Reference, open_image
 
 
@@ -96,11 +96,11 @@ class Sight:
 
     def grids_of(self, prompt: Prompt) -> list[tuple[int, int, int]]:
         """The grid of each image of a prompt."""
-        return [self.grid(image) for image in images_of(prompt.ground_truth)]
+        return [self.grid(image) for image in prompt.images]
 
     def patches_of(self, prompt: Prompt) -> np.ndarray:
         """The patches of a prompt's images, as `patches`."""
-        return self.patches(images_of(prompt.ground_truth))
+        return self.patches(prompt.images)
 
     def kept_bytes(self) -> int:
         """Bytes of the patches in memory."""
@@ -124,8 +124,3 @@ class Sight:
             while len(self._kept) > 1 and self.kept_bytes() > self._kept_bytes:
                 self._kept.popitem(last=False)
         return patches
-
-
-def images_of(ground_truth: Any) -> Sequence[Reference]:
-    """The images of a question, in the order of their places in the prompt."""
-    return ground_truth.get('images', ()) if isinstance(ground_truth, dict) else ()

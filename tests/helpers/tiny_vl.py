@@ -15,7 +15,6 @@ from bapo_jax.models.attention import xla
 from bapo_jax.models.patches import features_at, in_slots, lay_out_images, rope_positions
 from bapo_jax.models.qwen import ImageFeatures
 from bapo_jax.models.tokenizer import character_tokenizer
-from bapo_jax.tasks.sight import images_of
 
 IMAGE, START, END = 5, 7, 8  # tokens
 TEXT = {
@@ -148,11 +147,11 @@ def seen_rows(config, sight, prompts, responses):
     """A row for each response, its images not shared: what the tower reads, features at tokens, tokens, rotary positions."""
     T = -(-max(len(p.tokens) + len(r) for p, r in zip(prompts, responses, strict=True)) // 64) * 64
     tokens_BxT, position_3xBxT = np.zeros((len(prompts), T), np.int32), np.zeros((3, len(prompts), T), np.int32)
-    images = [image for p in prompts for image in images_of(p.ground_truth)]
+    images = [image for p in prompts for image in p.images]
     layout = lay_out_images([sight.grid(image) for image in images], config.vision)
     for b, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         n, end = len(prompt.tokens), len(prompt.tokens) + len(response)
-        grids = [sight.grid(image) for image in images_of(prompt.ground_truth)]
+        grids = [sight.grid(image) for image in prompt.images]
         tokens_BxT[b, :n] = prompt.tokens
         position_3xBxT[:, b, :n], following = rope_positions(prompt.tokens, grids, config.vision)
         position_3xBxT[:, b, n:end] = following + np.arange(end - n)

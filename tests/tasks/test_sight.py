@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from bapo_jax.models.tokenizer import character_tokenizer
-from bapo_jax.tasks.sight import Sight, images_of
+from bapo_jax.tasks.sight import Sight
 from bapo_jax.tasks import encode_prompts
 from bapo_jax.tasks.images import file_image
 
@@ -92,7 +92,7 @@ def test_prompts_are_as_long_as_their_images_make_them(model, images):
     sight = Sight(model, mark)
     prompts = encode_prompts('geometry', truths, tokenizer, template='plain', sight=sight)
     assert [np.count_nonzero(p.tokens == mark) for p in prompts] == [sum(map(sight.features, images[:2])), 0]
-    assert [len(images_of(p.ground_truth)) for p in prompts] == [2, 0]
+    assert [len(p.images) for p in prompts] == [2, 0]
     with pytest.raises(ValueError, match='no vision tower; give a Qwen2.5-VL model'):
         encode_prompts('geometry', truths, tokenizer, template='plain')
 
