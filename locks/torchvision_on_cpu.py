@@ -9,7 +9,7 @@ import sys
 
 
 class _Declaring(importlib.abc.MetaPathFinder):
-    """Finds nothing: it is asked for the module that describes the shapes, and by then torchvision has tried to load its operators."""
+    """Finds nothing. When it is asked for the module that describes the shapes, torchvision has tried to load its operators."""
 
     def find_spec(self, name, path=None, target=None):
         if name == 'torchvision._meta_registrations' and not sys.modules['torchvision.extension']._has_ops():

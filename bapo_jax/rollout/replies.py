@@ -39,7 +39,7 @@ class Asked(NamedTuple):
     version: int  # of the policy
     vocab_size: int
     image_token: int | None = None  # of a model that reads images
-    prompt: np.ndarray | None = None  # the tokens that the server must have read; None: of a prompt without images it reads those sent
+    prompt: np.ndarray | None = None  # the tokens that the server must have read; None: it reads those that it was sent
 
 
 class _Sampled(msgspec.Struct, gc=False):
@@ -145,8 +145,8 @@ def check_prompt(read: list[int] | None, prompt: np.ndarray, image_token: int | 
     theirs, ours = _features(read, image_token), _features(want, image_token)
     if theirs != ours:
         raise RolloutError(
-            f"{server}: a prompt's images have {theirs} features there and {ours} here, so the server resizes them again. Give it the "
-            'limits of model.least_pixels and model.most_pixels (docs/vllm.md), and the same preprocessor_config.json'
+            f"{server}: a prompt's images have {theirs} features there and {ours} here, so the server resizes them again. Give it "
+            'the limits of model.least_pixels and model.most_pixels (docs/vllm.md), and the same preprocessor_config.json'
         )
     at, there, here = next((i, a, b) for i, (a, b) in enumerate(zip_longest(read, want)) if a != b)
     raise RolloutError(

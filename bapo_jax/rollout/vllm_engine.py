@@ -213,7 +213,7 @@ class VllmEngine(Engine):
                     logging.warning('%s; asking for the group again (%d of %d)', e, attempt + 1, _ATTEMPTS)
 
     async def _with_images(self, prompt: Prompt, *what: Any) -> dict[str, Any]:
-        """The request of a prompt with images, which take tens of milliseconds. Raises RolloutError where one cannot be read."""
+        """The request of a prompt with images, which take some 10 ms each. Raises RolloutError where one cannot be read."""
         try:
             return await self._loop.run_in_executor(self._images, request, prompt, *what, self._sight)
         except (ValueError, OSError) as e:

@@ -108,7 +108,7 @@ SEEING = {'max_positions': 2048, 'rope_theta': 20_000.0}
 
 @pytest.fixture(scope='session')
 def seeing_server(seeing, vl_directory, tmp_path_factory):
-    """A server of that policy in float32, as the trainer starts one; 1,200 tokens at most, which its directory alone would not allow."""
+    """A server of that policy in float32, as the trainer starts one; 1,200 tokens at most, more than its directory allows."""
     config = default_config()
     config.model.update({'path': str(vl_directory), **SEEING})
     tokens = {'max_prompt_tokens': 600, 'max_response_tokens': 600}

@@ -51,7 +51,7 @@ def test_a_request_with_images_has_one_token_in_the_place_of_each_and_asks_what_
     assert said == text | {
         'content_parts': [{'type': 'image_url', 'url': 'data:a'}, {'type': 'image_url', 'url': 'data:b'}], 'return_token_ids': True,
     }  # fmt: skip
-    assert json.dumps(text) == json.dumps(request(Prompt(3, 'geometry', np.array([5, MARK, 6, MARK]), {'images': []}), 8, Sampling(0.6, 128), [2]))
+    assert list(text) == ['token_ids', 'sampling_params'] and text['token_ids'] == [5, MARK, 6, MARK]
 
 
 # Above -9999, which stands for nan and -inf.
@@ -165,7 +165,7 @@ def test_of_a_prompt_that_was_read_as_it_is_the_responses_image_tokens_are_maske
 @pytest.mark.parametrize(
     'tokens, message',
     [
-        ([5, MARK, MARK, 6, MARK, MARK, MARK, MARK], r"images have \[2, 4\] features there and \[3, 3\] here.*model\.least_pixels and"),
+        ([5, MARK, MARK, 6, MARK, MARK, MARK, MARK], r'images have \[2, 4\] features there and \[3, 3\] here.*model\.least_pixels'),
         ([5, MARK, 6, MARK], r'images have \[1, 1\] features there and \[3, 3\] here'),
         ([5, MARK, MARK, MARK, 8, MARK, MARK, MARK], 'token 4 of a prompt is 8 there and 6 here; serve the model directory'),
         ([5, MARK, MARK, MARK, 6, MARK, MARK, MARK, 6], 'token 8 of a prompt is 6 there and None here'),
