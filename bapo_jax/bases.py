@@ -32,7 +32,7 @@ class Pictures(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Rows of a prompt, a random worked solution and an end token; the targets are the tokens after the prompt."""
+    """Rows of a prompt, a worked solution and an end token; the targets are the tokens after the prompt."""
 
     tokens_BxT: np.ndarray
     is_target_BxT: np.ndarray
@@ -149,7 +149,7 @@ def diagrams_batches(output: Path, tokenizer: Any, problems: int, batch: int, se
     prompt = sight.expanded(np.array(tokenizer.encode(diagrams.prompt_text(one, 'compact', tokenizer)), np.int32), one['images'])
     layout = lay_out_images([grid] * batch, vision)
     positions, following = rope_positions(prompt, [grid], vision)
-    behind = np.broadcast_to(following + np.arange(ROW_TOKENS - len(prompt)), (3, ROW_TOKENS - len(prompt)))
+    behind = np.broadcast_to(following + np.arange(ROW_TOKENS - len(prompt), dtype=np.int32), (3, ROW_TOKENS - len(prompt)))
     position_3xBxT = np.broadcast_to(np.concatenate([positions, behind], axis=1)[:, None], (3, batch, ROW_TOKENS))
     while True:
         tokens, is_target = np.zeros((batch, ROW_TOKENS), np.int32), np.zeros((batch, ROW_TOKENS), bool)
@@ -159,6 +159,7 @@ def diagrams_batches(output: Path, tokenizer: Any, problems: int, batch: int, se
             start, end = len(prompt), len(prompt) + len(solution)
             tokens[row, :end] = [*prompt, *solution]
             is_target[row, start:end] = True
-        slots = in_slots(sight.patches([truth['images'][0] for truth in rows]), layout.order_RxP)
-        at = features_at(tokens, layout.feature_I, mark)
-        yield Batch(tokens, is_target, Pictures(slots, layout.position_RxPx2, layout.image_RxP, at, position_3xBxT.astype(np.int32)))
+        slots_RxPxC = in_slots(sight.patches([truth['images'][0] for truth in rows]), layout.order_RxP)
+        at_BxT = features_at(tokens, layout.feature_I, mark)
+        pictures = Pictures(slots_RxPxC, layout.position_RxPx2, layout.image_RxP, at_BxT, position_3xBxT)
+        yield Batch(tokens, is_target, pictures)

@@ -1,13 +1,13 @@
 """Supervised training of a small base policy on generated worked solutions (bases.py).
 
-The quickstart's base, `configs/quickstart_base`, and the one that sees, `configs/diagrams_base`, were made by
+The quickstart's base, and the one that sees, were made by
 
     python -m bapo_jax.sft --output=configs/quickstart_base
-    python -m bapo_jax.sft --task=diagrams --output=configs/diagrams_base
+    python -m bapo_jax.sft --task=diagrams --steps=900 --output=configs/diagrams_base
 
-in 29 and XX minutes on one CPU core (docs/quickstart_trials.md and docs/diagrams.md have the recipes that did worse). They are meant to
-have headroom: they solve many problems sometimes, but far from always. The result is an ordinary Hugging Face directory, loaded like
-any other checkpoint.
+in 29 and XX minutes on one CPU core. docs/quickstart_trials.md and docs/diagrams.md have other recipes. The bases are meant to have
+headroom: they solve many problems sometimes, but far from always. The result is an ordinary Hugging Face directory, loaded like any
+other checkpoint.
 
 --start with --aimless weakens a policy: it is shown steps that do not aim at the target. studies/first_proof uses such a base.
 """

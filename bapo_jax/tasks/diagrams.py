@@ -36,9 +36,9 @@ __all__ = [
 
 _VISION = ''.join(VISION_TOKENS)
 _QUESTION = (
-    'Find the number that belongs at the question mark in this figure, which is not drawn to scale. It shows a triangle with angles '
-    'in degrees, a right triangle with lengths, or two similar triangles with lengths. Give the number alone, in <answer> </answer> '
-    'tags.'
+    'Find the number that belongs at the question mark in this figure, which is not drawn to scale. It shows a triangle with '
+    'angles in degrees, a right triangle with lengths, or two similar triangles with lengths. Give the number alone, in '
+    '<answer> </answer> tags.'
 )
 TEMPLATES = {
     'compact': _VISION + '?\n',  # for small policies

@@ -4,12 +4,12 @@
     right      the square of the hypotenuse is the sum of the legs' squares; all sides are whole
     similar    sides of similar triangles have one ratio, here 2 to 5
 
-A problem is {'answer': int, 'images': [reference]}, with a figure as figures.py describes it, '?' where the answer belongs. The three
-kinds come equally often. Answers are drawn first and evenly, so one who does not see can hardly guess (docs/diagrams.md).
+A problem is {'answer': int, 'images': [reference]}, with a figure as figures.py describes it, '?' where the answer belongs. The
+three kinds come equally often. Answers are drawn first and evenly, so one who does not see can hardly guess (docs/diagrams.md).
 
-2,419 pairs of angles can be asked, 300 pairs of a right triangle's sides and 8,362 triples of similar ones', in a hundred thousand
-places or more each. The numbers of the held-out angles and similar triangles are never trained on. Of right triangles there are too few
-for that: the held-out pictures are new, and the numbers in them are not.
+2,419 pairs of angles can be asked, 300 pairs of a right triangle's sides and 8,362 triples of similar ones', in a hundred
+thousand places or more each. The numbers of the held-out angles and similar triangles are never trained on. Of right triangles
+there are too few for that: the held-out pictures are new, and the numbers in them are not.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
     similar    a small triangle, then a large one; of each, the labels of the side behind its first corner and of the one before it
     blank      nothing: a white picture
 
-Corners are in pixels from the upper left. Figures are not drawn to scale, so the labels alone tell the numbers. The font is Pillow's
-own. Equal descriptions give equal pixels wherever Pillow brings the same font reader; `figure_image` makes a reference that notices.
+Corners are in pixels from the upper left. Figures are not drawn to scale, so the labels alone tell the numbers. The font is
+Pillow's own. Equal descriptions give equal pixels wherever Pillow brings the same font reader; a reference notices if not.
 """
 
 from __future__ import annotations
