@@ -4,7 +4,8 @@
 
 METHOD is a row of bapo_jax/methods.py (default bapo). DIR is a Hugging Face directory of Qwen2.5-VL-3B-Instruct or -7B-Instruct.
 2,101 problems make 8 steps an epoch, 240 in all. Evaluated on the validation (300) and test (601) splits. vLLM generates:
-docs/vllm.md. To train on a file or on InterGPS's folders: --config.task.train=PATH; for its test sets BAPO_DATA (docs/data.md).
+docs/vllm.md. To train on a file or on InterGPS's folders: --config.task.train=PATH. The environment variable BAPO_DATA may name a
+directory with geo3k_val.parquet and geo3k_test.parquet.
 
 An image takes at most 768 of the 1,024 prompt tokens here (most_pixels), so that every question of a split fits. The paper does not
 say what it allows. --config.learner.vision_rate=0 freezes the vision tower.

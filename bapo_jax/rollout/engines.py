@@ -32,7 +32,10 @@ def start_engine(
     config: ConfigDict, model: ModelConfig, graph: Any, ends: tuple[int, ...], mesh: Mesh, workdir: Path, hosts: Hosts = Hosts(),
     sight: Sight | None = None,
 ) -> Engine:  # fmt: skip
-    """The engine that `config` names; `sight` gives it the images of prompts. With engine 'vllm' and no servers listed, starts some, which takes a minute."""
+    """The engine that `config` names; `sight` gives it the images of prompts.
+
+    With engine 'vllm' and no servers listed, starts some, which takes a minute.
+    """
     r, e = config.rollout, config.evaluate
     if r.engine == 'jax':
         return JaxEngine(graph, model, ends, r.rows, max(r.max_prompt_tokens, e.max_prompt_tokens), mesh, sight)
