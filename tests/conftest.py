@@ -19,6 +19,7 @@ import pytest
 from flax import nnx
 from group_builders import graded, right
 from learners import make_learner, make_stale
+from pictured import pictured  # noqa: F401  (a fixture)
 from real_servers import base, connect, connect_seeing, seeing, seeing_server, server, two_servers  # noqa: F401  (fixtures)
 from tiny import STOP_TOKENS, TINY, Policy
 from tiny_vl import vl_directory  # noqa: F401  (a fixture)

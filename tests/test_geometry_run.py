@@ -13,7 +13,6 @@ import jax
 import numpy as np
 import pyarrow.parquet
 import pytest
-from pictured import vl_directory  # noqa: F401  (a fixture)
 from real_servers import SEEING
 from small_run import metrics, rollouts
 from tiny_vl import torch_inputs
@@ -71,7 +70,7 @@ def in_process(path, workdir, **changes):
 
 
 @pytest.fixture(scope='module')
-def trained(vl_directory, tmp_path_factory):  # noqa: F811
+def trained(vl_directory, tmp_path_factory):
     """(run directory, what it was built of, its last state) of a run in this process."""
     workdir = tmp_path_factory.mktemp('run') / 'geometry'
     return workdir, *in_process(vl_directory, workdir)
@@ -97,7 +96,7 @@ def test_a_run_compiles_a_handful_of_programs(trained):
     assert learner._update._cache_size() <= 2 and slots.read._cache_size() <= 8
 
 
-def test_a_run_that_is_continued_repeats_bit_for_bit(trained, vl_directory, tmp_path):  # noqa: F811
+def test_a_run_that_is_continued_repeats_bit_for_bit(trained, vl_directory, tmp_path):
     workdir, _, first = trained
     again = tmp_path / 'again'
     shutil.copytree(workdir, again)
@@ -157,7 +156,7 @@ def test_the_verifier_judges_the_export_on_both_splits(exported, trained, tmp_pa
 
 
 def test_a_vllm_server_answers_with_images_through_a_sync_and_a_reevaluation(
-    vl_directory, seeing_server, tmp_path, monkeypatch  # noqa: F811
+    vl_directory, seeing_server, tmp_path, monkeypatch
 ):
     monkeypatch.setenv(TOKEN_VARIABLE, seeing_server.token)
     config = geometry_config(vl_directory, rollout__servers=(seeing_server.url,), **{f'model__{k}': v for k, v in SEEING.items()})

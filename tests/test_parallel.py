@@ -12,7 +12,6 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
-from pictured import pictured, vl_directory  # noqa: F401  (fixtures)
 from tiny import QWEN3
 
 from bapo_jax.config import default_config
@@ -81,7 +80,7 @@ if __name__ == '__main__':
 
 
 @pytest.fixture(scope='module')
-def sharded(tiny_hf, groups, pictured, tmp_path_factory):  # noqa: F811
+def sharded(tiny_hf, groups, pictured, tmp_path_factory):
     """Case -> arrays from the eight-device process."""
     directory = tmp_path_factory.mktemp('sharded')
     for with_images, of_family in enumerate((groups, pictured.groups)):
@@ -94,14 +93,14 @@ def sharded(tiny_hf, groups, pictured, tmp_path_factory):  # noqa: F811
 
 
 @pytest.fixture(scope='module')
-def single(tiny_hf, groups, pictured):  # noqa: F811
+def single(tiny_hf, groups, pictured):
     """Family -> arrays from one device."""
     of_text = {family: train_and_sample(tiny_hf(**fields), groups, (1, 1, 1)) for family, fields in FAMILIES.items()}
     return of_text | {VL: train_and_sample(pictured.policy.path, pictured.groups, (1, 1, 1))}
 
 
 @pytest.fixture(scope='module')
-def start(make_policy, pictured):  # noqa: F811
+def start(make_policy, pictured):
     """Family -> parameters before."""
     return {family: make_policy(**fields).params for family, fields in FAMILIES.items()} | {VL: pictured.policy.params}
 

@@ -95,7 +95,7 @@ def leave_out_long(prompts: Sequence[Prompt], most: int) -> list[Prompt]:
     if prompts and not kept:
         raise ValueError(
             f'all {len(prompts):,} prompts are longer than rollout.max_prompt_tokens={most}; the shortest has {min(lengths):,} '
-            'tokens: raise it'
+            f'tokens: raise it{_or_smaller_images(prompts[0])}'
         )
     if len(kept) < len(prompts):
         logging.warning(
@@ -111,6 +111,10 @@ def refuse_long(prompts: Sequence[Prompt], most: int, benchmark: str) -> list[Pr
         if len(prompt.tokens) > most:
             raise ValueError(
                 f'{benchmark}, problem {number} of {len(prompts)}: the prompt has {len(prompt.tokens)} tokens, '
-                f'evaluate.max_prompt_tokens is {most}; raise it (a benchmark is scored whole)'
+                f'evaluate.max_prompt_tokens is {most}; raise it{_or_smaller_images(prompt)} (a benchmark is scored whole)'
             )
     return list(prompts)
+
+
+def _or_smaller_images(prompt: Prompt) -> str:
+    return ', or lower model.most_pixels: images take a token for each feature' if prompt.images else ''

@@ -18,7 +18,6 @@ from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.tasks import encode_prompts
 from bapo_jax.tasks.images import file_image
 from bapo_jax.tasks.sight import Sight
-from tiny_vl import vl_directory  # noqa: F401  (a fixture)
 
 # Width and height of the pictures of each question; features are 28 × 28 pixels.
 SIZES = [[(120, 90)], [(60, 60), (100, 40)], [(40, 110)], [], [(110, 110)], [(56, 84)]]
@@ -33,7 +32,7 @@ class Pictured(NamedTuple):
 
 
 @pytest.fixture(scope='session')
-def pictured(vl_directory, tmp_path_factory):  # noqa: F811
+def pictured(vl_directory, tmp_path_factory):
     directory, truths = tmp_path_factory.mktemp('pictures'), []
     for i, sizes in enumerate(SIZES):
         references = []

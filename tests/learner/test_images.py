@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from learners import BARE, FULL, assert_close, batch_of, gradient, largest, learner_config, updated
-from pictured import pictured  # noqa: F401  (a fixture)
-from tiny_vl import logp_of_rows, seen_logp, seen_rows, vl_directory  # noqa: F401  (a fixture)
+from tiny_vl import logp_of_rows, seen_logp, seen_rows
 
 from bapo_jax.learner.learner import Learner, pixels_of
 from bapo_jax.learner.logprobs import Compute, token_logprobs
@@ -23,7 +22,7 @@ SLOTS = {'row_tokens': 128 + 3 * 16, 'slot_tokens': 16, 'max_prompt_tokens': 128
 
 
 @pytest.fixture(scope='module')
-def make(pictured):  # noqa: F811
+def make(pictured):
     """A function of fields of the learner's config: that Learner of the policy with eyes."""
 
     @functools.cache
@@ -42,7 +41,7 @@ def sequences_of(groups):
 
 
 @pytest.mark.parametrize('rows', [ROWS, SLOTS], ids=['end to end', 'one prompt and slots'])
-def test_scores_are_those_of_each_response_alone(rows, make, pictured):  # noqa: F811
+def test_scores_are_those_of_each_response_alone(rows, make, pictured):
     learner, groups = make(FULL, **rows), pictured.groups
     scored = learner.score_batch('reference', pictured.policy.params, batch_of(groups))
     want = seen_logp(pictured.policy.config, pictured.policy.params, pictured.sight, *sequences_of(groups))
@@ -55,7 +54,7 @@ class Weighted(NamedTuple):
     weight: np.ndarray
 
 
-def test_the_gradient_is_that_of_a_tower_that_reads_the_picture_for_every_response(make, pictured):  # noqa: F811
+def test_the_gradient_is_that_of_a_tower_that_reads_the_picture_for_every_response(make, pictured):
     """Of Σ w log π with any weights w, over three micro-batches or more."""
     policy, groups, rng = pictured.policy, pictured.groups, np.random.default_rng(0)
     learner = make(FULL, **ROWS)
@@ -98,7 +97,7 @@ def loops(jaxpr):
                     yield from loops(inner)
 
 
-def test_the_tower_is_computed_before_the_loop_over_micro_batches_and_each_picture_lies_there_once(make, pictured):  # noqa: F811
+def test_the_tower_is_computed_before_the_loop_over_micro_batches_and_each_picture_lies_there_once(make, pictured):
     learner, batch = make(FULL, **ROWS), batch_of([*pictured.groups, pictured.groups[0]])
     [part] = learner._cut(batch, np.arange(len(batch.groups)))
     shown = {image for image in np.unique(part.seen.layout.image_RxP) if image}
@@ -113,7 +112,7 @@ def test_the_tower_is_computed_before_the_loop_over_micro_batches_and_each_pictu
     assert not any(f'f32[{V},{P}' in str(body) for body in loops(jaxpr.jaxpr))
 
 
-def test_a_frozen_tower_does_not_move(make, pictured):  # noqa: F811
+def test_a_frozen_tower_does_not_move(make, pictured):
     state, metrics = updated(make(BARE, **ROWS, mini_batch_groups=6, vision_rate=0.0), pictured.policy, batch_of(pictured.groups))
     params, start = jax.device_get(state.params), pictured.policy.params
     jax.tree.map(np.testing.assert_array_equal, params['vision'], start['vision'])
@@ -121,7 +120,7 @@ def test_a_frozen_tower_does_not_move(make, pictured):  # noqa: F811
     assert not jax.tree.leaves(gradient(state)['vision']) and metrics['actor/grad_norm'] > 0
 
 
-def test_a_run_compiles_a_handful_of_programs_for_pictures_of_all_sizes(make, pictured):  # noqa: F811
+def test_a_run_compiles_a_handful_of_programs_for_pictures_of_all_sizes(make, pictured):
     """Any choice of prompts, their pictures in any order: as many programs as there are numbers of rows of windows."""
     learner, rng = make(BARE, **ROWS, mini_batch_groups=2), np.random.default_rng(0)
     assert pictured.sight.row_windows

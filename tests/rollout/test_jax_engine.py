@@ -7,6 +7,7 @@ import pytest
 import scipy.stats
 from jax.sharding import Mesh
 from tiny import QWEN3, STOP_TOKENS
+from tiny_vl import seen_logp
 
 from bapo_jax.groups import Prompt
 from bapo_jax.models import hf
@@ -342,3 +343,41 @@ def test_no_prompts_no_answers(policy):
 def test_generate_before_load_is_an_error(policy, prompts):
     with pytest.raises(RuntimeError, match='load'):
         generate(JaxEngine(policy.graph, policy.config, STOP_TOKENS, ROWS, LONGEST), prompts, G, SAMPLING, DRAW)
+
+
+# ---- questions with images
+
+
+@pytest.fixture
+def make_seeing(pictured):
+    """A function: the engine that answered `pictured.groups`, of those parameters or others."""
+
+    def make(params=pictured.policy.params):
+        engine = JaxEngine(pictured.policy.graph, pictured.policy.config, (3,), rows=32, prompt_tokens=128, sight=pictured.sight)
+        engine.load(params, 0)
+        return engine
+
+    return make
+
+
+@pytest.mark.slow
+def test_a_question_with_images_is_answered_alike_in_any_company(make_seeing, pictured):
+    together, draw = [g.responses for g in pictured.groups], Draw(0, 0, FRESH)
+    for chosen in ([5, 1], [2], [3, 0, 4]):
+        answers = generate(make_seeing(), [pictured.prompts[i] for i in chosen], 4, Sampling(1.0, 10), draw)
+        assert_same(answers, [together[i] for i in chosen])
+
+
+@pytest.mark.slow
+def test_log_probs_with_images_are_the_trainers_and_a_sampled_image_token_is_a_word_that_is_not_trained_on(make_seeing, pictured):
+    config, params = pictured.policy.config, jax.tree.map(np.array, pictured.policy.params)
+    sampled = np.concatenate([r.tokens for g in pictured.groups for r in g.responses])
+    mark, frequent = config.vision.image_token, np.bincount(sampled).argmax()
+    params['embedding']['embedding'][mark] = params['embedding']['embedding'][frequent]  # as likely then
+    answers = generate(make_seeing(params), pictured.prompts, 4, Sampling(1.0, 10), Draw(0, 0, FRESH))
+    prompts, responses = zip(*[(p, r) for p, members in zip(pictured.prompts, answers, strict=True) for r in members], strict=True)
+    assert any(mark in r.tokens[:-1] for r in responses)
+    want = seen_logp(config, params, pictured.sight, prompts, [r.tokens for r in responses])
+    for response, logp in zip(responses, want, strict=True):
+        np.testing.assert_allclose(response.logp, logp, rtol=0, atol=2e-5)
+        np.testing.assert_array_equal(response.trained_on, response.tokens != mark)

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from tiny_vl import vl_directory  # noqa: F401  (a fixture)
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / 'shared' / 'data'
@@ -56,7 +55,7 @@ if __name__ == '__main__':
 
 @pytest.mark.slow
 @pytest.mark.skipif(not SHARED.is_dir(), reason='the shared data directory is absent')
-def test_all_problems_cost_at_most_their_files_and_a_gibibyte(vl_directory, tmp_path):  # noqa: F811
+def test_all_problems_cost_at_most_their_files_and_a_gibibyte(vl_directory, tmp_path):
     files = [SHARED / f'geometry3k_{name}.parquet' for name in ('train_examples_10', 'test_60')]
     at_hand = pyarrow.concat_tables([pyarrow.parquet.read_table(file) for file in files])
     repeated = at_hand.take(np.arange(PROBLEMS) % len(at_hand))
