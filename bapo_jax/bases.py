@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bapo_jax.models.configs import read_config
-from bapo_jax.models.patches import features_at, in_slots, lay_out_images, rope_positions
+from bapo_jax.models.patches import Pixels, features_at, in_slots, lay_out_images, rope_positions
 from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.tasks import countdown, diagrams
 from bapo_jax.tasks.figures import SIDE
@@ -21,22 +21,15 @@ PATCH, MERGE = 8, 2  # pixels a patch's side; patches a feature's side: 36 featu
 MARK = '<|image_pad|>'
 
 
-class Pictures(NamedTuple):
-    """The pictures of a batch, as patches.py lays them out, and where the decoder has them."""
-
-    slots_RxPxC: np.ndarray
-    position_RxPx2: np.ndarray
-    image_RxP: np.ndarray
-    at_BxT: np.ndarray  # which feature stands at a token, -1: none
-    position_3xBxT: np.ndarray
-
-
 class Batch(NamedTuple):
     """Rows of a prompt, a worked solution and an end token; the targets are the tokens after the prompt."""
 
     tokens_BxT: np.ndarray
     is_target_BxT: np.ndarray
-    pictures: Pictures | None = None
+    # Of a policy that sees, as in Sequences:
+    rope_BxTx3: np.ndarray | None = None
+    feature_BxT: np.ndarray | None = None
+    pixels: Pixels | None = None  # of all pictures
 
 
 def countdown_files(output: Path, width: int, layers: int) -> Any:
@@ -139,8 +132,13 @@ def countdown_batches(tokenizer: Any, problems: int, batch: int, seed: int, aiml
         yield Batch(tokens, is_target)
 
 
-def diagrams_batches(output: Path, tokenizer: Any, problems: int, batch: int, seed: int) -> Iterator[Batch]:
-    """Yields batches of [batch, ROW_TOKENS] with their pictures, without end; `output` holds what `diagrams_files` wrote."""
+def diagrams_batches(
+    output: Path, tokenizer: Any, problems: int, batch: int, seed: int, aimless: float = 0.0
+) -> Iterator[Batch]:
+    """Yields batches of [batch, ROW_TOKENS] with their pictures, without end; `output` holds what `diagrams_files` wrote.
+
+    A share `aimless` of the solutions are those of other pictures.
+    """
     truths = diagrams.training_problems('generated', limit=problems, seed=seed)
     vision, mark = read_config(output).vision, tokenizer.convert_tokens_to_ids(MARK)
     sight, rng = Sight(output, mark), np.random.default_rng(seed)
@@ -150,16 +148,17 @@ def diagrams_batches(output: Path, tokenizer: Any, problems: int, batch: int, se
     layout = lay_out_images([grid] * batch, vision)
     positions, following = rope_positions(prompt, [grid], vision)
     behind = np.broadcast_to(following + np.arange(ROW_TOKENS - len(prompt), dtype=np.int32), (3, ROW_TOKENS - len(prompt)))
-    position_3xBxT = np.broadcast_to(np.concatenate([positions, behind], axis=1)[:, None], (3, batch, ROW_TOKENS))
+    rope_BxTx3 = np.broadcast_to(np.concatenate([positions, behind], axis=1).T, (batch, ROW_TOKENS, 3))
     while True:
         tokens, is_target = np.zeros((batch, ROW_TOKENS), np.int32), np.zeros((batch, ROW_TOKENS), bool)
         rows = [truths[i] for i in rng.integers(len(truths), size=batch)]
         for row, truth in enumerate(rows):
-            solution = [*tokenizer.encode(diagrams.worked_solution(truth)), tokenizer.eos_token_id]
+            aim = not aimless or rng.random() >= aimless
+            solved = truth if aim else truths[rng.integers(len(truths))]
+            solution = [*tokenizer.encode(diagrams.worked_solution(solved)), tokenizer.eos_token_id]
             start, end = len(prompt), len(prompt) + len(solution)
             tokens[row, :end] = [*prompt, *solution]
             is_target[row, start:end] = True
-        slots_RxPxC = in_slots(sight.patches([truth['images'][0] for truth in rows]), layout.order_RxP)
-        at_BxT = features_at(tokens, layout.feature_I, mark)
-        pictures = Pictures(slots_RxPxC, layout.position_RxPx2, layout.image_RxP, at_BxT, position_3xBxT)
-        yield Batch(tokens, is_target, pictures)
+        patches = in_slots(sight.patches([truth['images'][0] for truth in rows]), layout.order_RxP)
+        pixels = Pixels(patches, layout.position_RxPx2, layout.image_RxP)
+        yield Batch(tokens, is_target, rope_BxTx3, features_at(tokens, layout.feature_I, mark), pixels)

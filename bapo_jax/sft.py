@@ -18,7 +18,6 @@ import functools
 import shutil
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +30,7 @@ from bapo_jax import bases
 from bapo_jax.learner.logprobs import token_logprobs
 from bapo_jax.learner.packed import Sequences
 from bapo_jax.models import hf
-from bapo_jax.models.qwen import ImageFeatures, Qwen
+from bapo_jax.models.qwen import Qwen
 from bapo_jax.models.tokenizer import load_tokenizer
 
 FLAGS = flags.FLAGS
@@ -76,31 +75,17 @@ def muon(learning_rate: float, steps: int) -> optax.GradientTransformation:
     )
 
 
-class _Seeing(NamedTuple):
-    """A model that has the features of the images at hand."""
-
-    model: Qwen
-    images: ImageFeatures
-
-    def __call__(self, tokens_BxT, positions, attend, **compute):
-        return self.model(tokens_BxT, positions, attend, self.images, **compute)
-
-    @property
-    def head_VxD(self) -> jax.Array:
-        return self.model.head_VxD
-
-
 def target_logprobs(model: Qwen, batch: bases.Batch) -> jax.Array:
     """The log-prob [B, T] of each target token, 0 elsewhere."""
-    tokens_BxT, is_target_BxT, pictures = batch
-    if pictures:
-        values_IxD = model.vision(pictures.slots_RxPxC, pictures.position_RxPx2, pictures.image_RxP)
-        model, positions = _Seeing(model, ImageFeatures(values_IxD, pictures.at_BxT)), pictures.position_3xBxT
-    else:
-        positions = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
+    tokens_BxT = batch.tokens_BxT
+    position_BxT = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
     # Each row holds one sequence; no target lies in the padding at its end.
-    sequences = Sequences(tokens_BxT, jnp.ones_like(tokens_BxT), positions, response=is_target_BxT.astype(jnp.int32))
-    return token_logprobs(model, sequences, jnp.float32(1.0))[0]
+    sequences = Sequences(
+        tokens_BxT, jnp.ones_like(tokens_BxT), position_BxT, response=batch.is_target_BxT.astype(jnp.int32),
+        rope=batch.rope_BxTx3, feature=batch.feature_BxT,
+    )  # fmt: skip
+    features = None if batch.pixels is None else model.vision(*batch.pixels)
+    return token_logprobs(model, sequences, jnp.float32(1.0), features=features)[0]
 
 
 @functools.partial(jax.jit, static_argnames=('graph', 'optimizer'), donate_argnames=('params', 'opt_state'))
@@ -121,8 +106,6 @@ def main(_) -> None:
     output = Path(FLAGS.output)
     if (output / 'model.safetensors').exists():
         raise app.UsageError(f'--output={output} already holds a model; give an empty directory')
-    if FLAGS.aimless and FLAGS.task != 'countdown':
-        raise app.UsageError('--aimless weakens steps of Countdown; leave it out with --task=diagrams')
     if FLAGS.start:
         hf.read_config(FLAGS.start)  # raises where it holds no model, before anything is written
     output.mkdir(parents=True, exist_ok=True)
@@ -144,7 +127,7 @@ def main(_) -> None:
     if FLAGS.task == 'countdown':
         stream = bases.countdown_batches(tokenizer, FLAGS.problems, FLAGS.batch, FLAGS.seed, FLAGS.aimless)
     else:
-        stream = bases.diagrams_batches(output, tokenizer, FLAGS.problems, FLAGS.batch, FLAGS.seed)
+        stream = bases.diagrams_batches(output, tokenizer, FLAGS.problems, FLAGS.batch, FLAGS.seed, FLAGS.aimless)
     started = time.perf_counter()
     for step in range(1, FLAGS.steps + 1):
         params, opt_state, loss = train_step(params, opt_state, next(stream), graph=graph, optimizer=optimizer)

@@ -25,7 +25,7 @@ SEEING_BASE = BASE.parent / 'diagrams_base'
 
 def test_every_training_solution_is_a_correct_answer_and_its_tokens_are_the_targets(tmp_path):
     tokenizer = bases.countdown_files(tmp_path, 32, 1)
-    tokens, is_target, _ = next(bases.countdown_batches(tokenizer, 40, 32, seed=1))
+    tokens, is_target, *_ = next(bases.countdown_batches(tokenizer, 40, 32, seed=1))
     for row, target in zip(tokens, is_target, strict=True):
         prompt, solution = row[: np.argmax(target)], row[target]
         assert solution[-1] == tokenizer.eos_token_id
@@ -36,7 +36,7 @@ def test_every_training_solution_is_a_correct_answer_and_its_tokens_are_the_targ
 
 def test_aimless_solutions_have_right_arithmetic_and_seldom_the_target(tmp_path):
     tokenizer, right = bases.countdown_files(tmp_path, 32, 1), 0
-    tokens, is_target, _ = next(bases.countdown_batches(tokenizer, 40, 64, seed=1, aimless=1.0))
+    tokens, is_target, *_ = next(bases.countdown_batches(tokenizer, 40, 64, seed=1, aimless=1.0))
     for row, target in zip(tokens, is_target, strict=True):
         numbers, goal = tokenizer.decode(row[: np.argmax(target)]).rstrip('\n').split('=')
         solution = tokenizer.decode(row[target], skip_special_tokens=True)
@@ -122,21 +122,35 @@ def test_every_diagram_is_shown_with_its_own_solution(tmp_path):
     tokenizer, truths = bases.diagrams_files(tmp_path, 64, 1), diagrams.training_problems('generated', limit=40, seed=1)
     vision, mark = hf.read_config(tmp_path).vision, tokenizer.convert_tokens_to_ids(bases.MARK)
     sight = Sight(tmp_path, mark)
-    tokens, is_target, pictures = next(bases.diagrams_batches(tmp_path, tokenizer, 40, 16, seed=1))
+    tokens, is_target, rope, feature, pixels = next(bases.diagrams_batches(tmp_path, tokenizer, 40, 16, seed=1))
     for row in range(16):
         solution = tokens[row][is_target[row]]
         assert solution[-1] == tokenizer.eos_token_id
         text = tokenizer.decode(solution, skip_special_tokens=True)
         asked_so = [t for t in truths if diagrams.worked_solution(t) == text]  # right triangles repeat
         # One window holds a picture, so its patches stand in their own order, and its features one behind the other.
-        truth = next(t for t in asked_so if np.array_equal(pictures.slots_RxPxC[row], sight.patches(t['images'])))
+        truth = next(t for t in asked_so if np.array_equal(pixels.patch_RxPxC[row], sight.patches(t['images'])))
         prompt = tokens[row, : np.argmax(is_target[row])]
         asked = np.array(tokenizer.encode(diagrams.prompt_text(truth, 'compact', tokenizer)))
         np.testing.assert_array_equal(sight.collapsed(prompt, truth['images']), asked)
         grid = sight.grid(truth['images'][0])
-        np.testing.assert_array_equal(pictures.position_3xBxT[:, row], rope_positions(tokens[row], [grid], vision)[0])
-        np.testing.assert_array_equal(pictures.at_BxT[row][tokens[row] == mark], 36 * row + np.arange(36))
-        assert (pictures.at_BxT[row][tokens[row] != mark] == -1).all()
+        np.testing.assert_array_equal(rope[row].T, rope_positions(tokens[row], [grid], vision)[0])
+        np.testing.assert_array_equal(feature[row][tokens[row] == mark], 36 * row + np.arange(36))
+        assert (feature[row][tokens[row] != mark] == -1).all()
+
+
+def test_aimless_solutions_are_those_of_other_pictures(tmp_path):
+    tokenizer = bases.diagrams_files(tmp_path, 64, 1)
+    (own, other) = (next(bases.diagrams_batches(tmp_path, tokenizer, 40, 16, seed=1, aimless=share)) for share in (0.0, 1.0))
+
+    def solutions(batch):
+        rows = zip(batch.tokens_BxT, batch.is_target_BxT, strict=True)
+        return [tokenizer.decode(tokens[is_target], skip_special_tokens=True) for tokens, is_target in rows]
+
+    known = {diagrams.worked_solution(t) for t in diagrams.training_problems('generated', limit=40, seed=1)}
+    assert set(solutions(other)) <= known and own.pixels.patch_RxPxC.any()
+    np.testing.assert_array_equal(own.pixels.patch_RxPxC, other.pixels.patch_RxPxC)
+    assert sum(a == b for a, b in zip(solutions(own), solutions(other), strict=True)) <= 4
 
 
 @pytest.mark.slow
@@ -146,7 +160,7 @@ def test_a_base_that_sees_learns_from_its_pictures(tmp_path):
     config = hf.read_config(tmp_path)
     graph, _ = hf.abstract_params(config)
     optimizer, batch = sft.muon(1e-2, 60), next(bases.diagrams_batches(tmp_path, tokenizer, 40, 8, seed=1))
-    other = batch._replace(pictures=batch.pictures._replace(slots_RxPxC=batch.pictures.slots_RxPxC[::-1]))
+    other = batch._replace(pixels=batch.pixels._replace(patch_RxPxC=batch.pixels.patch_RxPxC[::-1]))
 
     def trained(batches):
         params = hf.init_params(config, 0)
@@ -174,12 +188,13 @@ def test_the_shipped_base_that_sees_is_small_and_the_same_model_to_hugging_face(
     assert stop_tokens(SEEING_BASE, tokenizer) == (tokenizer.eos_token_id,)
     assert config.vision.image_token == tokenizer.convert_tokens_to_ids('<|image_pad|>')
 
-    tokens, is_target, pictures = next(bases.diagrams_batches(SEEING_BASE, tokenizer, 10, 2, seed=5))
+    batch = next(bases.diagrams_batches(SEEING_BASE, tokenizer, 10, 2, seed=5))
+    tokens, is_target = batch.tokens_BxT, batch.is_target_BxT
     graph, params = hf.abstract_params(config)[0], hf.load_params(SEEING_BASE, config)
-    got = sft.target_logprobs(nnx.merge(graph, params), bases.Batch(tokens, is_target, pictures))
+    got = sft.target_logprobs(nnx.merge(graph, params), batch)
     inputs = {
         'input_ids': torch.tensor(tokens), 'mm_token_type_ids': torch.tensor(tokens == config.vision.image_token).int(),
-        'image_grid_thw': torch.tensor([[1, 12, 12]] * 2), 'pixel_values': torch.tensor(pictures.slots_RxPxC.reshape(288, -1)),
+        'image_grid_thw': torch.tensor([[1, 12, 12]] * 2), 'pixel_values': torch.tensor(batch.pixels.patch_RxPxC.reshape(288, -1)),
     }  # fmt: skip
     with torch.no_grad():
         logp = model(**inputs).logits.log_softmax(-1).numpy()[:, :-1]
