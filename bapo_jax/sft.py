@@ -3,9 +3,9 @@
 The quickstart's base, and the one that sees, were made by
 
     python -m bapo_jax.sft --output=configs/quickstart_base
-    python -m bapo_jax.sft --task=diagrams --steps=900 --output=configs/diagrams_base
+    python -m bapo_jax.sft --task=diagrams --steps=1200 --output=configs/diagrams_base
 
-in 29 and XX minutes on one CPU core. docs/quickstart_trials.md and docs/diagrams.md have other recipes. The bases are meant to have
+in 29 and 19 minutes on one CPU core. docs/quickstart_trials.md and docs/diagrams.md have other recipes. The bases are meant to have
 headroom: they solve many problems sometimes, but far from always. The result is an ordinary Hugging Face directory, loaded like any
 other checkpoint.
 
