@@ -241,8 +241,16 @@ DEPARTURES = (
     Departure(
         'sizes of data sets', 'Countdown 10,000 in the text, 49,000 in Table 4; Geometry3K 2,101 or 2,100; OlympiadBench 674',
         'its own files',
-        'Countdown as the text; OlympiadBench as in the file read (675 or 674); the run prints how many prompts it loaded; no '
-        'Geometry3K', '`task.limit=10000` in configs/countdown.py', '#31',
+        'Countdown as the text; OlympiadBench as in the file read (675 or 674); Geometry3K as in its '
+        'file; the run prints how many prompts it loaded', '`task.limit=10000` in configs/countdown.py', '#31',
+    ),
+    Departure(
+        'size of images', 'not said', 'not set; EasyR1, of which its prompt comes, allows 4,194,304 pixels',
+        'up to 768 of 1,024 prompt tokens, so that no question is left out', '`model.most_pixels=602112` in configs/geometry.py', '',
+    ),
+    Departure(
+        'boxes within the thinking', 'not said', 'the last box of the response counts, wherever it stands',
+        'a box counts after </think>; before it, none does', 'always on', '',
     ),
     Departure(
         'the DAPO baseline', 'refills, at most 4 batches (Figure 9)',
@@ -297,7 +305,7 @@ ROWS = (
     ),
     RowDeparture(
         'mopps', 'may start from offline successes; may draw from an interval of rates; mini-batches of 128 for mathematics',
-        "starts from Beta(1, 1); the nearest B; the config's mini-batches. No Geometry3K",
+        "starts from Beta(1, 1); the nearest B; the config's mini-batches",
     ),
     RowDeparture(
         'repo', "a prompt's fresh and earlier responses share an optimizer step; λ_off; random retrieval; std + 1e-4; no dual clip",

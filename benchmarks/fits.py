@@ -1,10 +1,10 @@
-"""Which settings fit which devices, for the paper's 8,192-token responses: the table of docs/memory.md.
+"""Which settings fit which devices, for the paper's responses, of mathematics and of visual geometry: the table of docs/memory.md.
 
     make tpu-compiler
-    PYTHONPATH=.:.tpu-compiler python benchmarks/fits.py      # all rows, about 15 minutes on two cores; or name one: … fits.py v5e:2x4
+    PYTHONPATH=.:.tpu-compiler python benchmarks/fits.py      # all rows, about 25 minutes on two cores; or name one: … fits.py v5e:2x4
 
 Needs neither weights nor accelerators. Each model's config.json is written from the numbers below. GPUs go by the memory model of
-bapo_jax/dry_run.py, TPU slices by their own compiler.
+bapo_jax/dry_run.py, TPU slices by their own compiler. The images of visual geometry are as large as its config allows, all of them.
 """
 
 import datetime
@@ -22,9 +22,18 @@ import jax
 
 from bapo_jax import config as config_lib
 from bapo_jax.dry_run import GB, measure
+from bapo_jax.learner.packing import most_groups
 from bapo_jax.models import hf
-from configs.math import get_config
+from configs import geometry, math
 
+_VL = {
+    'model_type': 'qwen2_5_vl', 'rope_theta': 1_000_000, 'rms_norm_eps': 1e-6, 'image_token_id': 151_655,
+    'rope_scaling': {'type': 'mrope', 'mrope_section': [16, 24, 24]},
+}  # fmt: skip
+_TOWER = {
+    'depth': 32, 'hidden_size': 1280, 'intermediate_size': 3420, 'num_heads': 16, 'in_chans': 3, 'patch_size': 14,
+    'spatial_merge_size': 2, 'temporal_patch_size': 2, 'window_size': 112, 'fullatt_block_indexes': [7, 15, 23, 31],
+}  # fmt: skip
 MODELS = {
     '1.5B': {  # DeepSeek-R1-Distill-Qwen-1.5B
         'model_type': 'qwen2', 'vocab_size': 151936, 'hidden_size': 1536, 'intermediate_size': 8960, 'num_hidden_layers': 28,
@@ -36,7 +45,16 @@ MODELS = {
         'num_attention_heads': 32, 'num_key_value_heads': 8, 'head_dim': 128, 'rope_theta': 1_000_000, 'rms_norm_eps': 1e-6,
         'tie_word_embeddings': False,
     },
+    'VL-3B': _VL | {  # Qwen2.5-VL-3B-Instruct
+        'vocab_size': 151936, 'hidden_size': 2048, 'intermediate_size': 11008, 'num_hidden_layers': 36, 'num_attention_heads': 16,
+        'num_key_value_heads': 2, 'tie_word_embeddings': True, 'vision_config': _TOWER | {'out_hidden_size': 2048},
+    },
+    'VL-7B': _VL | {  # Qwen2.5-VL-7B-Instruct
+        'vocab_size': 152064, 'hidden_size': 3584, 'intermediate_size': 18944, 'num_hidden_layers': 28, 'num_attention_heads': 28,
+        'num_key_value_heads': 4, 'tie_word_embeddings': False, 'vision_config': _TOWER | {'out_hidden_size': 3584},
+    },
 }  # fmt: skip
+LARGEST = (1, 48, 64)  # patches: 768 features, the most_pixels of configs/geometry.py
 # model, devices, (data, fsdp, tensor), micro_batch_rows, remat. Some do not fit, to show where the edge is.
 SETTINGS = (
     ('1.5B', '1x80GB', (1, 1, 1), 8, 'full'),
@@ -53,23 +71,30 @@ SETTINGS = (
     ('8B', 'v5e:4x8', (1, 32, 1), 32, 'full'),
     ('8B', 'v6e:2x4', (1, 8, 1), 8, 'full'),
     ('8B', 'v5p:2x2x2', (1, 8, 1), 16, 'full'),
+    ('VL-3B', '8x80GB', (1, 8, 1), 32, 'full'),
+    ('VL-7B', '8x80GB', (1, 8, 1), 32, 'full'),
+    ('VL-3B', 'v5e:4x4', (1, 16, 1), 16, 'full'),
+    ('VL-7B', 'v6e:2x4', (1, 8, 1), 8, 'full'),
 )
 
 
 def main(wanted: str = '') -> None:
     installed = ', '.join(f'{name} {version(name)}' for name in ('jax', 'libtpu'))
-    print(f'{datetime.date.today()}, {installed}, {os.cpu_count()} cores ({platform.machine()}); rows of 2,048 + 8,192 tokens\n')
+    print(f'{datetime.date.today()}, {installed}, {os.cpu_count()} cores ({platform.machine()})\n')
     print('| model | devices | data × fsdp × tensor | micro_batch_rows | remat | GB a device | of | fits | compile s |')
     print('|' + '---|' * 9)
     for name, devices, mesh, rows, remat in SETTINGS:
         if wanted not in devices:
             continue
-        c = get_config()
+        sees = 'vision_config' in MODELS[name]
+        c = (geometry if sees else math).get_config()
         c.mesh.data, c.mesh.fsdp, c.mesh.tensor = mesh
         c.learner.micro_batch_rows, c.learner.remat = rows, remat
         with tempfile.TemporaryDirectory() as directory:
             (Path(directory) / 'config.json').write_text(json.dumps(MODELS[name]))
-            result = measure(config_lib.resolve(c), hf.read_config(directory, c.model.dtype), devices)
+            c.model.path = directory
+            images = [LARGEST] * most_groups(c.learner) if sees else []
+            result = measure(config_lib.resolve(c), hf.read_config(directory, c.model.dtype), devices, images)
         jax.clear_caches()
         size = result.target.device_bytes
         used = f'over: {result.refused}' if result.refused else f'{result.total / GB:.1f}'

@@ -2,6 +2,7 @@
 
     python -m benchmarks.rows                    # or `make rows`; writes the table into docs/methods.md
     python -m benchmarks.rows --only=repo,dapo   # these rows, printed alone
+    python -m benchmarks.rows --task=diagrams    # on questions with images; the table goes into docs/diagrams.md
 
 A policy of 0.8M parameters and 32 problems: what is shown is that the parts act, and what they cost, not which method is better.
 Each row is stopped after half its steps and continued, and its counters are asserted: RePO replays, MoPPS chooses, DAPO refills,
@@ -35,8 +36,9 @@ from benchmarks.host_load import cpu_name
 STEPS, RUNS = 20, Path('runs') / 'rows'
 SMALL = {
     'task.limit': 32, 'learner.batch_groups': 16, 'learner.mini_batch_groups': 8, 'replay.max_reevaluate': 8, 'rollouts.every': 0,
-    'evaluate.benchmarks': (), 'evaluate.track_prompts': 0, 'checkpoint.keep': 1, 'checkpoint.every': 100, 'learner.row_tokens': 64,
+    'evaluate.benchmarks': (), 'evaluate.track_prompts': 0, 'checkpoint.keep': 1, 'checkpoint.every': 100,
 }  # fmt: skip
+PAGES = {'quickstart': PAGE, 'diagrams': PAGE.with_name('diagrams.md')}
 OF_ROW = {
     'mopps': {'prompts.candidates': 2, 'prompts.decay': 0.5},
     'remix': {'learner.switch_step': 12},
@@ -92,13 +94,14 @@ PARTS: dict[str, dict[str, Callable[[Rows], bool]]] = {
 }
 
 
-def run_row(method: str) -> Rows:
-    """The metrics of the row's steps; it is stopped after half of them and continued."""
-    workdir = RUNS / method
+def run_row(method: str, task: str) -> Rows:
+    """The metrics of the row's steps; it is stopped after half of them and continued. `task` is a name of configs/."""
+    workdir = RUNS / task / method
     shutil.rmtree(workdir, ignore_errors=True)
     for steps in (STEPS // 2, STEPS):
-        config = importlib.import_module('configs.quickstart').get_config(method)
+        config = importlib.import_module(f'configs.{task}').get_config(method)
         config.update_from_flattened_dict({**SMALL, **OF_ROW.get(method, {}), 'steps': steps})
+        config.learner.row_tokens = config.rollout.max_prompt_tokens + config.learner.slot_tokens
         train(build(config, workdir), workdir)
     return read_metrics(workdir)[1:]
 
@@ -112,10 +115,10 @@ def main(_) -> None:
     )  # fmt: skip
     lines = []
     for name in names:
-        rows = run_row(name)
+        rows = run_row(name, FLAGS.task)
         failed = [part for part, acted in PARTS.get(name, {}).items() if not acted(rows)]
         if failed:
-            sys.exit(f'{name}: did not act: {", ".join(failed)}; {RUNS / name}/metrics.jsonl')
+            sys.exit(f'{name}: did not act: {", ".join(failed)}; {RUNS / FLAGS.task / name}/metrics.jsonl')
         reward = [float(np.mean([row['critic/score/mean'] for row in part])) for part in (rows[:5], rows[-5:])]
         counts = [rows[-1][f'rollout/{what}_total'] for what in ('responses', 'discarded', 'reevaluated', 'reused')]
         lines.append((
@@ -129,10 +132,12 @@ def main(_) -> None:
     if not FLAGS.only:
         where = f'{cpu_name()}, {os.cpu_count()} cores, jax {importlib.metadata.version("jax")}, {datetime.date.today()}'
         text = ''.join(f'| {" | ".join(line)} |\n' for line in (header, ['---'] * len(header), *lines))
-        replace_part(PAGE, 'measured', f'{text}\n(`make rows`; {where})\n')
+        command = 'make rows' if FLAGS.task == 'quickstart' else f'python -m benchmarks.rows --task={FLAGS.task}'
+        replace_part(PAGES[FLAGS.task], 'measured', f'{text}\n(`{command}`; {where})\n')
 
 
 if __name__ == '__main__':
     FLAGS = flags.FLAGS
-    flags.DEFINE_list('only', [], 'Rows; default: all, and the table goes into docs/methods.md.')
+    flags.DEFINE_list('only', [], 'Rows; default: all, and the table goes into the docs.')
+    flags.DEFINE_enum('task', 'quickstart', list(PAGES), 'The config whose questions are asked.')
     app.run(main)
