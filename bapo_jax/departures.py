@@ -246,7 +246,8 @@ DEPARTURES = (
     ),
     Departure(
         'size of images', 'not said', 'not set; EasyR1, of which its prompt comes, allows 4,194,304 pixels',
-        'up to 768 of 1,024 prompt tokens, so that no question is left out', '`model.most_pixels=602112` in configs/geometry.py', '',
+        'up to 768 of 1,024 prompt tokens, so that no question is left out',
+        '`model.most_pixels=602112` in configs/geometry.py', '',
     ),
     Departure(
         'boxes within the thinking', 'not said', 'the last box of the response counts, wherever it stands',

@@ -201,7 +201,9 @@ def gpu_memory(
     if mesh['fsdp'] > 1 and not gather_once:
         weights += (2 * b + 4) * layer // n
     tower, block = tower_memory(model, learner.remat, mesh['data'] * mesh['fsdp'], grids) if grids else ({}, 0)
-    at_work = {"one layer's recomputation": 2 * kept_by_a_layer, 'a tile of logits': logits, "one vision block's recomputation": block}
+    at_work = {
+        "one layer's recomputation": 2 * kept_by_a_layer, 'a tile of logits': logits, "one vision block's recomputation": block,
+    }  # fmt: skip
     largest = max(at_work, key=at_work.get)
     activations = {'residual stream': residuals, **tower, largest: at_work[largest], 'weights gathered or cast': weights}
     return {

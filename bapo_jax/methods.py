@@ -130,7 +130,7 @@ METHODS: dict[str, Method] = {
     'dapo': _GRPO.but(
         'DAPO: refills until B groups are mixed, within bounds; clip-higher; soft overlong punishment; no KL, no entropy bonus',
         'arXiv 2503.14476; at most 4 batches a step as in arXiv 2602.20722, Figure 9',
-        schedule={'rollout.refill_batches': 4},
+        schedule={'rollout.refill_batches': 4, 'rollout.overlap': False},
         batch={'replay.fresh_filter': 'range', 'task.overlong_share': 0.5},
         learning={
             'learner.kl_target': 'none', 'learner.entropy_coef': 0.0, 'learner.clip_high': 0.28, 'learner.dual_clip': 10.0,
@@ -155,7 +155,7 @@ METHODS: dict[str, Method] = {
     'remix': _GRPO.but(
         'ReMix: recent policies answer 0.4 of the prompts, two passes a batch, KL to base and previous policy; GRPO after step 50',
         'arXiv 2507.06892',
-        schedule={'rollout.mixture': 0.4, 'rollout.mixture_policies': 2},
+        schedule={'rollout.mixture': 0.4, 'rollout.overlap': False, 'rollout.mixture_policies': 2},
         learning={
             'learner.anchor': 'behaviour', 'learner.clip_centre': 'proximal', 'learner.kl_target': 'convex',
             'learner.passes_per_batch': 2, 'learner.switch_step': 50,

@@ -15,7 +15,7 @@ from bapo_jax.methods import apply_method
 
 def get_config(method: str = 'bapo_tuned'):
     c = default_config()
-    c.steps = 100
+    c.steps = 200
     c.model.path = 'configs/diagrams_base'
     c.model.attention = 'xla'  # rows and heads are too small for the accelerators' kernels to help
     c.task.name, c.task.train, c.task.limit, c.task.template = 'diagrams', 'generated', 10_000, 'compact'
@@ -27,7 +27,7 @@ def get_config(method: str = 'bapo_tuned'):
     c.learner.slot_tokens, c.learner.row_tokens, c.learner.micro_batch_rows = 32, 40 + 4 * 32, 4
     c.learner.remat = 'matrix_products'  # on a CPU, computing norms and softmax again costs less than keeping them
     c.mesh.data, c.mesh.fsdp = -1, 1  # too small a policy to split
-    c.learner.learning_rate = 5e-5
+    c.learner.learning_rate = 1e-4
     c.learner.entropy_coef = 0.0
     c.evaluate.benchmarks, c.evaluate.temperature = ('diagrams',), 1.0
     apply_method(c, method, 'quickstart')

@@ -279,7 +279,8 @@ def image_metrics(seen: Sequence[Seen]) -> dict[str, int]:
 def build_learner(config: ConfigDict, hosts: Hosts = Hosts(), sight: Sight | None = None) -> Learner:
     """What every host needs to do its part of the device work; nothing is allocated. `config` is resolved.
 
-    `sight` is as of `Learner`. Raises ValueError or FileNotFoundError, naming the field and the remedy, where it cannot run on the devices here.
+    `sight` is as of `Learner`. Raises ValueError or FileNotFoundError, naming the field and the remedy, where it cannot run on the
+    devices here.
     """
     parallel.keep_programs()
     model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))

@@ -32,7 +32,8 @@ def token_logprobs(
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """(log-prob, entropy), both float32 [B, T], of each response token given those before it; logits / temperature; 0 elsewhere.
 
-    `sequences` is one micro-batch, [B, T]; `features` [I, D] are those of its mini-batch's images. Without `entropy_gradient` the entropy is a constant to the gradient.
+    `sequences` is one micro-batch, [B, T]; `features` [I, D] are those of its mini-batch's images. Without `entropy_gradient` the
+    entropy is a constant to the gradient.
     """
     B, T = sequences.tokens.shape
     hidden_BxTxD = hidden_states(model, sequences, compute, features)

@@ -71,7 +71,8 @@ class Part(NamedTuple):
                 behind = self.seen.following[i] + np.arange(n, dtype=np.int32)
                 ropes += [self.seen.rope[i], np.repeat(behind[:, None], 3, axis=1)]
         place = self.layout.place
-        return np.stack([place([rope[:, axis] for rope in ropes]) for axis in range(3)], axis=-1), place([f + 1 for f in features]) - 1
+        rope = np.stack([place([rope[:, axis] for rope in ropes]) for axis in range(3)], axis=-1)
+        return rope, place([feature + 1 for feature in features]) - 1  # padding is 0 in what is placed
 
     def on_responses(self, values: ByGroup, dtype: Any) -> np.ndarray:
         """[M, R, T] from one number for each response token; 0 on prompts and padding."""

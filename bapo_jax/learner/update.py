@@ -68,7 +68,9 @@ def update(
     return stepped(state, gradient, program.optimizer), metrics
 
 
-def accumulate(loss: Callable, params: Any, rows: Any, pixels: Pixels | None, n_micro, numbers: Any, program: Any) -> tuple[Any, Any]:
+def accumulate(
+    loss: Callable, params: Any, rows: Any, pixels: Pixels | None, n_micro, numbers: Any, program: Any
+) -> tuple[Any, Any]:
     """(gradient, sums): those of `loss(model, features, micro-batch, numbers) -> (scalar, sums)`, over `n_micro` micro-batches.
 
     Of a sum whose name ends in _max, not negative, the largest is taken. `program` has `graph`, `mesh`, `compute`, `frozen_vision`.

@@ -81,7 +81,8 @@ def lay_out_images(
 ) -> Layout:
     """Lays images of those grids out in `rows` rows of `row_windows` windows; 0: as many as are needed, rounded up.
 
-    Rows that are not stated are a multiple of `multiple`. Raises ValueError where an image is larger than a row, the rows do not suffice, or a grid is no image's.
+    Rows that are not stated are a multiple of `multiple`. Raises ValueError where an image is larger than a row, the rows do not
+    suffice, or a grid is no image's.
     """
     m, side, slots = config.spatial_merge_size, config.window_side, config.window_slots
     for t, h, w in grids:

@@ -104,7 +104,7 @@ def read(
 ) -> Line:  # fmt: skip
     """Reads Q prompts of each device to their places `at` in line; a place that does not exist is none.
 
-    Each image is seen once, for all responses to its prompt. The random numbers of a prompt's responses depend on its key and its id.
+    Each image is seen once, for all responses to its prompt. Their random numbers depend on the prompt's key and its id.
     """
 
     def of_device(weights, line, at_Q, tokens_QxL, length_Q, id_Q, key_Qx2, images):

@@ -10,10 +10,10 @@ import pytest
 from learners import BARE, FULL, assert_close, batch_of, gradient, largest, learner_config, updated
 from tiny_vl import logp_of_rows, seen_logp, seen_rows
 
-from bapo_jax.learner.learner import Learner, pixels_of
+from bapo_jax.learner.learner import Learner, pixel_shape, pixels_of
 from bapo_jax.learner.logprobs import Compute, token_logprobs
 from bapo_jax.learner.objective import numbers_of
-from bapo_jax.learner.packed import Sequences
+from bapo_jax.learner.packed import Sequences, blank_pixels, blank_sequences
 from bapo_jax.learner.update import Program, accumulate
 from bapo_jax.parallel import make_mesh
 
@@ -130,3 +130,13 @@ def test_a_run_compiles_a_handful_of_programs_for_pictures_of_all_sizes(make, pi
         [part] = learner._cut(batch_of(chosen), np.arange(2))
         shapes.add(part.seen and part.seen.pixel_shape)
     assert len(shapes) <= 4  # no picture, or one to three rows
+
+
+def test_other_hosts_blanks_have_the_shapes_and_dtypes_of_what_host_0_packs(make, pictured):
+    learner = make(FULL, **ROWS)
+    [part] = learner._cut(batch_of(pictured.groups), np.arange(len(pictured.groups)))
+    packed = part.sequences(), pixels_of(part)
+    blank = blank_sequences(part.layout.segment.shape, True), blank_pixels(pixel_shape(part))
+    assert jax.tree.structure(packed) == jax.tree.structure(blank)
+    for a, b in zip(jax.tree.leaves(packed), jax.tree.leaves(blank), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)

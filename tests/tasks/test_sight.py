@@ -10,7 +10,7 @@ from PIL import Image
 
 from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.tasks.sight import Sight
-from bapo_jax.tasks import encode_prompts
+from bapo_jax.tasks import encode_prompts, leave_out_long, refuse_long
 from bapo_jax.tasks.images import file_image
 
 MARK = 7
@@ -100,3 +100,19 @@ def test_prompts_are_as_long_as_their_images_make_them(model, images):
 def test_a_directory_without_a_processor_is_named(tmp_path, images):
     with pytest.raises(ValueError, match=f'model.path={str(tmp_path)!r}: no image processor'):
         Sight(tmp_path, MARK).grid(images[0])
+
+
+def test_a_prompt_that_outgrows_its_limit_with_its_images_is_refused_with_both_remedies(model, images):
+    truths = [{'problem': 'x', 'answers': ['1']}, {'problem': '<image>' + 'x', 'answers': ['1'], 'images': images[1:2]}]
+    tokenizer = character_tokenizer()
+    tokenizer.add_special_tokens({'additional_special_tokens': ['<|vision_start|>', '<|image_pad|>', '<|vision_end|>']})
+    sight = Sight(model, tokenizer.convert_tokens_to_ids('<|image_pad|>'))
+    text, seen = encode_prompts('geometry', truths, tokenizer, template='plain', sight=sight)
+    features = sight.features(images[1])
+    assert len(seen.tokens) == len(text.tokens) + features + 2 and features > 20
+    most = len(text.tokens) + 10
+    with pytest.raises(ValueError, match=r'geo, problem 2 of 2: the prompt has \d+ tokens.*lower model.most_pixels'):
+        refuse_long([text, seen], most, 'geo')
+    with pytest.raises(ValueError, match=r'all 1 prompts are longer than .*lower model.most_pixels'):
+        leave_out_long([seen], most)
+    assert leave_out_long([text, seen], most) == [text]
