@@ -3,13 +3,16 @@
 The quickstart's base, and the one that sees, were made by
 
     python -m bapo_jax.sft --output=configs/quickstart_base
-    python -m bapo_jax.sft --task=diagrams --steps=1200 --output=configs/diagrams_base
+    python -m bapo_jax.sft --task=diagrams --steps=1200 --output=runs/diagrams_reader
+    python -m bapo_jax.sft --task=diagrams --start=runs/diagrams_reader --aimless=0.3 --steps=100 --learning_rate=1e-3 --seed=8 \\
+        --output=configs/diagrams_base
 
-in 29 and 19 minutes on one CPU core. docs/quickstart_trials.md and docs/diagrams.md have other recipes. The bases are meant to have
+in 29 and 21 minutes on one CPU core. docs/quickstart_trials.md and docs/diagrams.md have other recipes. The bases are meant to have
 headroom: they solve many problems sometimes, but far from always. The result is an ordinary Hugging Face directory, loaded like any
 other checkpoint.
 
---start with --aimless weakens a policy: it is shown steps that do not aim at the target. studies/first_proof uses such a base.
+--start with --aimless weakens a policy: it is shown steps that do not aim at the target, or the solutions of other pictures.
+studies/first_proof uses such a base.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ flags.DEFINE_integer('seed', 7, 'Of problems, solutions and initial weights; RL 
 flags.DEFINE_integer('width', 128, 'Hidden size.')
 flags.DEFINE_integer('layers', 4, 'Decoder layers.')
 flags.DEFINE_string('start', None, 'Directory of a policy to continue from, instead of --width, --layers and random weights.')
-flags.DEFINE_float('aimless', 0.0, 'Share of solutions whose steps do not aim at the target: right steps, mostly wrong answers.')
+flags.DEFINE_float('aimless', 0.0, 'Share of solutions that do not aim at the target: right steps, mostly wrong answers.')
 
 
 def muon(learning_rate: float, steps: int) -> optax.GradientTransformation:
