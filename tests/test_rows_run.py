@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from small_run import metrics, run, small_config
 
+from bapo_jax.bases import countdown_files
 from bapo_jax.methods import METHODS
 from bapo_jax.models import hf
 from bapo_jax.run.log import read_metrics
-from bapo_jax.sft import model_files
 from bapo_jax.train import build
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compile_once')]
@@ -28,7 +28,7 @@ SMALL = {
 def tiny_base(tmp_path_factory):
     """A random policy of one narrow layer: what is tested is the rows, and compiling is most of the time."""
     path = tmp_path_factory.mktemp('base')
-    model_files(path, width=32, layers=1)
+    countdown_files(path, width=32, layers=1)
     config = hf.read_config(path)
     hf.save(path, hf.to_hf(config, hf.init_params(config, 0)), like=path)
     return path
