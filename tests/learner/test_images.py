@@ -17,6 +17,7 @@ from bapo_jax.learner.packed import Sequences, blank_pixels, blank_sequences
 from bapo_jax.learner.update import Program, accumulate
 from bapo_jax.parallel import make_mesh
 
+pytestmark = pytest.mark.slow
 ROWS = {'row_tokens': 256, 'max_prompt_tokens': 128}
 SLOTS = {'row_tokens': 128 + 3 * 16, 'slot_tokens': 16, 'max_prompt_tokens': 128}  # a row is one prompt and slots
 
