@@ -10,7 +10,7 @@ directory with geo3k_val.parquet and geo3k_test.parquet.
 An image takes at most 768 of the 1,024 prompt tokens here (most_pixels), so that every question of a split fits. The paper does not
 say what it allows. --config.learner.vision_rate=0 freezes the vision tower.
 
-The trainer fits eight 80 GB cards: docs/memory.md, and `--dry_run`.
+The trainer fits eight 80 GB cards, 16 v5e chips (3B), or eight v6e chips (7B, mesh.frozen_on_host=True): docs/memory.md, `--dry_run`.
 
 Hardware, time, score: not run at this size by us yet; tests/test_geometry_run.py runs this file with a small random Qwen2.5-VL. The
 values are those of the paper's Table 3 and of the authors' scripts.
