@@ -24,7 +24,7 @@ Of the update, means over its mini-batches
     actor/pg_clipfrac/ORIGIN, staleness/{tv,ratio,ess}/ORIGIN      by origin, of π_θ against the behaviour policy
 Of a batch with images
     images/{prompts,features}                distinct prompts with images in its mini-batches, and the features of these images
-    images/pixel_bytes                       what the vision tower is given for the update
+    images/pixel_bytes                       of the patches that the vision tower reads for the update
 Of the critic, where the row has one, in rewards
     critic/{value_loss,grad_norm}            means over the mini-batches of its update
     critic/value_mean                        mean value of the batch's trained tokens, before the update

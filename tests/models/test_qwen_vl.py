@@ -2,29 +2,21 @@
 
 import dataclasses
 import functools
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import PartitionSpec
 from tiny_vl import GRIDS, IMAGE, SHAPES, make_vl, pixels_of, prompt_of, torch_inputs, torch_model  # noqa: F401  (a fixture)
 
-from bapo_jax import parallel
 from bapo_jax.models import decoding, hf
 from bapo_jax.models.attention import masked, xla
 from bapo_jax.models.parameters import VISION_PARAMETERS
 from bapo_jax.models.patches import features_at, in_slots, lay_out_images, rope_positions
 from bapo_jax.models.qwen import ImageFeatures, parameters_of
-from bapo_jax.models.split import Split
 from bapo_jax.models.vision import attend_within
 
-ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = 5e-5
 
 
@@ -203,18 +195,6 @@ def test_company_does_not_change_an_image(make_vl):
         np.testing.assert_allclose(together[starts[i] // 4 : starts[i + 1] // 4], alone, rtol=0, atol=1e-5)
 
 
-def test_few_programs_are_compiled(make_vl):
-    policy, rng = make_vl(), np.random.default_rng(0)
-    features.clear_cache()
-    lists = [[(1, *(2 * rng.integers(1, 9, 2)).tolist()) for _ in range(rng.integers(1, 4))] for _ in range(20)]
-    for grids in lists:
-        features_of(policy, grids, pixels_of(grids), row_windows=16, rows=3)
-    assert features._cache_size() == 1
-    for grids in lists:
-        features_of(policy, grids, pixels_of(grids))
-    assert features._cache_size() <= 12  # 20 lists of sizes
-
-
 def test_long_rows_in_blocks_are_the_same_value_and_gradient():
     """Rows of 768 slots take two blocks of queries."""
     keys = jax.random.split(jax.random.key(0), 4)
@@ -264,60 +244,3 @@ def test_the_rows_of_the_table_are_the_towers_parameters(make_vl):
         for path in (p for p in shapes if p[0] == 'vision'):
             assert len(shapes[path]) == len(rows[path].axes), path
             assert not rows[path].per_layer or shapes[path][0] == config.vision.depth, path
-
-
-SHARDED = """
-import sys, jax, numpy as np
-sys.path[:0] = {paths!r}
-from test_qwen_vl import sharded
-np.savez({out!r}, **sharded({path!r}))
-"""
-
-
-def sharded(path):
-    """The gradients of the prompts' features, on four devices: each reads one image list, parameters are split over 'fsdp'."""
-    config, mesh = hf.read_config(path), parallel.make_mesh(1, 2, 2)
-    graph, shapes = hf.abstract_params(config)
-    params = hf.load_params(path, config, parallel.parameter_sharding(mesh, shapes))
-    specs, layouts = parallel.parameter_specs(mesh, shapes), [lay_out_images(g, config.vision, 12, 3) for g in GRIDS[1:]]
-    slots = np.concatenate([in_slots(pixels_of(g, seed), o.order_RxP) for seed, (g, o) in enumerate(zip(GRIDS[1:], layouts))])
-    position, image = (np.concatenate([getattr(o, name) for o in layouts]) for name in ('position_RxPx2', 'image_RxP'))
-
-    def of_device(params, slots, position, image):
-        def loss(params):
-            values = nnx.merge(graph, params).vision(slots, position, image, split=Split(2, 2))
-            is_feature = image.reshape(-1, 4)[:, :1] > 0
-            return jnp.sum(jnp.where(is_feature, jnp.sin(values), 0.0))
-
-        value, gradient = jax.value_and_grad(loss)(params)
-        whole = jax.tree.map(lambda g, s: g if 'fsdp' in s else jax.lax.psum(g, 'fsdp'), gradient, specs)
-        return jax.lax.psum(value, 'fsdp'), whole
-
-    rows = PartitionSpec('fsdp')
-    run = jax.jit(parallel.per_device(of_device, mesh, (specs, rows, rows, rows), (PartitionSpec(), specs)))
-    value, gradient = run(params, slots, position, image)
-    return {'value': np.asarray(value)} | {name: array for name, array in hf.to_hf(config, gradient) if name.startswith('visual.')}
-
-
-@pytest.mark.slow
-def test_a_split_tower_is_that_of_one_device(make_vl, tmp_path):
-    policy, paths = make_vl(), [str(ROOT), str(ROOT / 'tests/helpers'), str(ROOT / 'tests/models')]
-    code = SHARDED.format(paths=paths, out=str(tmp_path / 'out.npz'), path=str(policy.path))
-    subprocess.run([sys.executable, '-c', code], check=True, env={**os.environ, 'JAX_NUM_CPU_DEVICES': '4'}, cwd=ROOT)
-    got = np.load(tmp_path / 'out.npz')
-
-    def loss(params):
-        total = 0.0
-        for seed, grids in enumerate(GRIDS[1:]):
-            layout = lay_out_images(grids, policy.config.vision)
-            slots = in_slots(pixels_of(grids, seed), layout.order_RxP)
-            values = nnx.merge(policy.graph, params).vision(slots, layout.position_RxPx2, layout.image_RxP)
-            total += jnp.sum(jnp.sin(values[layout.feature_I]))
-        return total
-
-    value, gradient = jax.jit(jax.value_and_grad(loss))(policy.params)
-    np.testing.assert_allclose(got['value'], value, rtol=1e-5)
-    want = {name: array for name, array in hf.to_hf(policy.config, gradient) if name.startswith('visual.')}
-    assert want.keys() == set(got) - {'value'}
-    for name, array in want.items():
-        np.testing.assert_allclose(got[name], array, rtol=0, atol=1e-4 * np.abs(array).max() + 1e-6, err_msg=name)
