@@ -270,7 +270,7 @@ def image_metrics(seen: Sequence[Seen]) -> dict[str, int]:
     return {
         'images/prompts': sum(len(s.distinct) for s in seen),
         'images/features': sum(len(s.layout.feature_I) for s in seen),
-        'images/pixel_bytes': sum(4 * s.pixel_shape[-1] * np.count_nonzero(s.layout.image_RxP) for s in seen),
+        'images/pixel_bytes': sum(4 * s.pixel_shape[-1] * int(np.count_nonzero(s.layout.image_RxP)) for s in seen),
         'perf/kept_pixel_bytes': seen[0].sight.kept_bytes(),
     }
 
