@@ -14,9 +14,9 @@ from bapo_jax.hosts import Hosts
 from bapo_jax.inputs import model_path_exists
 from bapo_jax.learner.critic import blank_targets
 from bapo_jax.learner.learner import build_learner
-from bapo_jax.learner.packed import blank_pixels, blank_rows, blank_sequences
+from bapo_jax.learner.packed import blank_rows, blank_sequences
 from bapo_jax.models import hf
-from bapo_jax.models.patches import Pixels
+from bapo_jax.models.patches import Pixels, blank_pixels
 from bapo_jax.rollout.engines import POLICIES
 from bapo_jax.rollout.publish import path_of, write_weights
 from bapo_jax.run.checkpoint import open_run

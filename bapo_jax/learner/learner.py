@@ -21,12 +21,12 @@ from bapo_jax.learner.critic import CRITIC, Critic, Targets, pack_targets, value
 from bapo_jax.learner.logprobs import Compute
 from bapo_jax.learner.objective import PROXIMAL, numbers_of, objective_of, switched
 from bapo_jax.learner.optimizer import clipped_adamw, learning_rate_of
-from bapo_jax.learner.packed import Rows, Sequences, blank_pixels, blank_rows
+from bapo_jax.learner.packed import Rows, Sequences, blank_rows
 from bapo_jax.learner.packing import Part, capacity, cut, pack
 from bapo_jax.learner.score import score
 from bapo_jax.learner.update import Program, TrainState, initial_state, mean_metrics, state_shapes, update
 from bapo_jax.models import attention, hf
-from bapo_jax.models.patches import Grid, Pixels
+from bapo_jax.models.patches import Grid, Pixels, blank_pixels
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.models.split import Split
 from bapo_jax.parallel import compiled_for, fetch, spread

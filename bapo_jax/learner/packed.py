@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bapo_jax.models.patches import Pixels
-
 
 class Sequences(NamedTuple):
     """What a policy scores, [M, R, T]."""
@@ -47,8 +45,3 @@ def blank_sequences(shape: tuple[int, int, int], images: bool = False) -> Sequen
     """Sequences [M, R, T] without a token."""
     sequences = Sequences(*(np.zeros(shape, np.int32) for _ in range(4)))
     return sequences._replace(rope=np.zeros((*shape, 3), np.int32), feature=np.full(shape, -1, np.int32)) if images else sequences
-
-
-def blank_pixels(shape: Sequence[int]) -> Pixels:
-    """Pixels of that shape of patches, [rows, slots, numbers of a patch], without an image."""
-    return Pixels(np.zeros(shape, np.float32), np.zeros((*shape[:2], 2), np.int32), np.zeros(shape[:2], np.int32))

@@ -76,6 +76,11 @@ class Pixels(NamedTuple):
     image_RxP: np.ndarray
 
 
+def blank_pixels(shape: Sequence[int]) -> Pixels:
+    """Pixels of that shape of patches, [R, P, C], without an image."""
+    return Pixels(np.zeros(shape, np.float32), np.zeros((*shape[:2], 2), np.int32), np.zeros(shape[:2], np.int32))
+
+
 def lay_out_images(
     grids: Sequence[Grid], config: VisionConfig, row_windows: int = 0, rows: int = 0, multiple: int = 1
 ) -> Layout:

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from bapo_jax.groups import Prompt, Response
 from bapo_jax.models.decoding import cache_slots
-from bapo_jax.models.patches import Pixels, windows_of
+from bapo_jax.models.patches import Pixels, blank_pixels, windows_of
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling, trained_tokens
 from bapo_jax.rollout.slots import Images, Places, lay_out, nothing_yet, read, sample, split_rows
@@ -194,10 +194,9 @@ class JaxEngine(Engine):
 
     def _images(self, of_devices: list[list[_Waiting]], at_once: int, padded: int, pixel_shape: tuple[int, int, int]) -> Images:
         """The images of the same prompts, each prompt's in rows of its own."""
-        V, P, C = pixel_shape
+        V, P, _ = pixel_shape
         count, features = len(of_devices) * at_once, V * P // self._model.vision.spatial_merge_size**2  # of a prompt
-        blank = Pixels(np.zeros((V, P, C), np.float32), np.zeros((V, P, 2), np.int32), np.zeros((V, P), np.int32))
-        pixels, feature = [blank] * count, np.full((count, padded), -1, np.int32)
+        pixels, feature = [blank_pixels(pixel_shape)] * count, np.full((count, padded), -1, np.int32)
         rope, shift = np.zeros((count, padded, 3), np.int32), np.zeros(count, np.int32)
         for device, waiting in enumerate(of_devices):
             for i, (_, group, seen) in enumerate(waiting):

@@ -13,8 +13,9 @@ from tiny_vl import logp_of_rows, seen_logp, seen_rows
 from bapo_jax.learner.learner import Learner, pixel_shape, pixels_of
 from bapo_jax.learner.logprobs import Compute, token_logprobs
 from bapo_jax.learner.objective import numbers_of
-from bapo_jax.learner.packed import Sequences, blank_pixels, blank_sequences
+from bapo_jax.learner.packed import Sequences, blank_sequences
 from bapo_jax.learner.update import Program, accumulate
+from bapo_jax.models.patches import blank_pixels
 from bapo_jax.parallel import make_mesh
 
 pytestmark = pytest.mark.slow
