@@ -57,13 +57,13 @@ class Weighted(NamedTuple):
 
 
 def test_the_gradient_is_that_of_a_tower_that_reads_the_picture_for_every_response(make, pictured):
-    """Of Σ w log π with any weights w, over three micro-batches or more."""
+    """Of Σ w log π with any weights w, over three micro-batches or more, where all but matrix products is computed again."""
     policy, groups, rng = pictured.policy, pictured.groups, np.random.default_rng(0)
     learner = make(FULL, **ROWS)
     [part] = learner._cut(batch_of(groups), np.arange(len(groups)))
     weights = [[rng.standard_normal(len(r.tokens)).astype(np.float32) for r in g.responses] for g in groups]
     packed = Weighted(part.sequences(), part.on_responses(weights, np.float32))
-    compute = Compute(remat='full')
+    compute = Compute(remat='matrix_products')
     program = Program(policy.graph, None, None, learner.mesh, compute)
 
     def loss(model, features, micro, _):

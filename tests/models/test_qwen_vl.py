@@ -54,13 +54,12 @@ class Rows:
         self.slots = in_slots(np.concatenate(self.pixels), layout.order_RxP)
         self.layout, self.at_BxT = layout, features_at(self.token_BxT, layout.feature_I, IMAGE)
 
-    def logits(self, graph, params, remat='none'):
+    def logits(self, graph, params):
         """[B, T, V], of pixels; to be differentiated."""
         model, layout = nnx.merge(graph, params), self.layout
-        values = model.vision(self.slots, layout.position_RxPx2, layout.image_RxP, remat=remat)
+        values = model.vision(self.slots, layout.position_RxPx2, layout.image_RxP)
         hidden = model(
-            self.token_BxT, self.position_3xBxT, lambda *qkv: xla(*qkv, self.segment_BxT), ImageFeatures(values, self.at_BxT),
-            remat=remat,
+            self.token_BxT, self.position_3xBxT, lambda *qkv: xla(*qkv, self.segment_BxT), ImageFeatures(values, self.at_BxT)
         )  # fmt: skip
         return model.logits(hidden)
 
@@ -154,19 +153,6 @@ def test_gradients_are_hugging_faces(shape, make_vl):
     for name, of_ours in ours.items():
         inside = name.replace('model.', 'model.language_model.').replace('visual.', 'model.visual.')
         np.testing.assert_allclose(of_ours, theirs[inside], rtol=0, atol=1e-5 * np.abs(theirs[inside]).max(), err_msg=name)
-
-
-@pytest.mark.slow
-def test_rematerialised_is_the_same_gradient(make_vl):
-    policy = make_vl()
-    rows = Rows(policy.config)
-
-    def loss(params, remat):
-        return jnp.mean(jnp.sin(rows.logits(policy.graph, params, remat)))
-
-    got, want = (jax.jit(jax.grad(loss), static_argnums=1)(policy.params, remat) for remat in ('matrix_products', 'none'))
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * float(jnp.abs(b).max()) + 1e-8)
 
 
 def test_a_window_does_not_see_others_and_an_image_no_other(make_vl):
