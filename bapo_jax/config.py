@@ -130,17 +130,20 @@ def checkpoint_section() -> ConfigDict:
     k = ConfigDict()
     k.every = 20  # steps between checkpoints; the last step always makes one
     k.keep = 2  # how many are kept
+    k.grace_s = 300.0  # SIGTERM, Ctrl-C: most seconds until the run has stopped; the last checkpoint counts where it has not
     return k
 
 
 def check_checkpoint(c: ConfigDict, need: Need) -> None:
     at_least_one(need, c, 'checkpoint.every', 'checkpoint.keep')
+    positive(need, c, 'checkpoint.grace_s')
 
 
 def evaluate_section() -> ConfigDict:
     """How π_θ is scored."""
     e = ConfigDict()
     e.every = 0  # steps between evaluations of π_θ; 0: only before the first and after the last step
+    e.at_start = True  # before the first step, too: the base that the table and the figure compare with
     e.benchmarks = ('cd34', 'cd4')  # names the task knows, or files of problems
     e.samples = 8  # responses to each question
     e.temperature = 0.6  # of sampling; 0: the likeliest token always (greedy)

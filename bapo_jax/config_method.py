@@ -153,6 +153,7 @@ def learner_section() -> ConfigDict:
     l.first_moment_dtype = 'float32'  # or bfloat16; the second stays float32: bfloat16 would round away what 1 - adam_b2 adds to it
     l.weight_decay = 0.01  # AdamW
     l.grad_clip = 1.0  # on the global norm
+    l.skip_limit = 5  # an update without a finite gradient is skipped; the run ends after so many steps in a row that had one
     l.clip_low = 0.2  # trust region [1 - clip_low, 1 + clip_high] of the importance ratio
     l.clip_high = 0.2
     l.clip_centre = 'one'  # the trust region sits around 1, or around π_prox / α (proximal: GePPO, ReMix)
@@ -199,7 +200,7 @@ def check_learner(c: ConfigDict, need: Need) -> None:
     one_of(need, c, 'learner.first_moment_dtype', ('float32', 'bfloat16'))
     at_least_one(
         need, c, 'learner.batch_groups', 'learner.mini_batch_groups', 'learner.passes_per_batch', 'learner.micro_batch_rows',
-        'learner.row_tokens',
+        'learner.row_tokens', 'learner.skip_limit',
     )  # fmt: skip
     not_negative(
         need, c, 'learner.switch_step', 'learner.warmup_updates', 'learner.kl_coef', 'learner.entropy_coef', 'learner.weight_decay',

@@ -22,15 +22,15 @@ def at_least_one(need: Need, c: ConfigDict, *fields: str) -> None:
 
 
 def not_negative(need: Need, c: ConfigDict, *fields: str) -> None:
-    """Each field is 0 or more."""
+    """Each field is 0 or more, and finite."""
     for field in fields:
-        need(value(c, field) >= 0, f'{field}={value(c, field)} must not be negative')
+        need(0 <= value(c, field) < float('inf'), f'{field}={value(c, field)} must be finite and not negative')
 
 
 def positive(need: Need, c: ConfigDict, *fields: str) -> None:
-    """Each field is more than 0."""
+    """Each field is more than 0, and finite."""
     for field in fields:
-        need(value(c, field) > 0, f'{field}={value(c, field)} must be positive')
+        need(0 < value(c, field) < float('inf'), f'{field}={value(c, field)} must be positive and finite')
 
 
 def value(config: ConfigDict, field: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import jax
@@ -20,7 +19,7 @@ from bapo_jax.models.patches import Pixels, blank_pixels
 from bapo_jax.rollout.engines import POLICIES
 from bapo_jax.rollout.publish import path_of, write_weights
 from bapo_jax.run.checkpoint import open_run
-from bapo_jax.run.directory import differences
+from bapo_jax.run.directory import OF_A_HOST, differences
 
 
 def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
@@ -33,9 +32,7 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
         hf.check_weights(config.model.path, learner.model)
     except (ValueError, FileNotFoundError) as e:
         problem = str(e)
-    for number in (signal.SIGTERM, signal.SIGINT):  # schedulers signal every host; host 0 finishes its step, saves, says stop
-        signal.signal(number, lambda *_: print(f'host {jax.process_index()}: waiting for host 0 to stop', flush=True))
-    while (plan := hosts.hear())['do'] != 'stop':
+    while (plan := hosts.hear())['do'] != 'stop':  # after a signal, too: it is host 0 that saves and says stop
         match plan['do']:
             case 'open':
                 hosts.agree(problem or other_settings(plan['config'], config))
@@ -71,5 +68,5 @@ def blank_images(plan: dict) -> list[Pixels | None]:
 def other_settings(of_host_0: dict, config: ConfigDict) -> str:
     """The problem to report where this host's settings differ from those of host 0; '' where they are equal."""
     here = json.loads(json.dumps(config.to_dict()))  # JSON turns tuples into lists
-    names = differences(of_host_0, here)
+    names = differences(of_host_0, here, OF_A_HOST)
     return f'other settings than host 0; they differ in {", ".join(names)}' if names else ''

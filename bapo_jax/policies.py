@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,11 +16,12 @@ from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
 from bapo_jax import parallel
-from bapo_jax.run.checkpoint import Checkpoints
 from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.models.hf import architecture
 from bapo_jax.rollout.published import MANIFEST, WEIGHTS, check_weights, read_manifest, read_tensors
+from bapo_jax.run.checkpoint import Checkpoints
+from bapo_jax.run.directory import read_config
 
 RUN, PUBLISHED, HUGGING_FACE = 'run', 'published policy', 'Hugging Face directory'
 
@@ -125,7 +125,7 @@ def _of_hugging_face(directory: Path) -> StoredPolicy:
 
 def _run_config(run: Path) -> dict[str, Any] | None:
     file = run / 'config.json'
-    return json.loads(file.read_text('utf-8')) if file.is_file() else None
+    return read_config(file) if file.is_file() else None
 
 
 def _base(run_config: dict[str, Any] | None) -> Path | None:

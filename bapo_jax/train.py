@@ -3,21 +3,26 @@
     python -m bapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
     python -m bapo_jax.train --config=configs/countdown.py:grpo --workdir=runs/x --config.learner.learning_rate=2e-6
 
-A used run directory continues where it stopped. SIGTERM or Ctrl-C stops after the step, with a checkpoint. With --dry_run nothing
-is trained: dry_run.py says what a run would take, and whether it fits.
+A used run directory continues where it stopped. SIGTERM or Ctrl-C stops with a checkpoint, and exit status 75 says that the run has
+not ended; docs/operations.md says what else a run survives. With --dry_run nothing is trained: dry_run.py says what a run would take,
+and whether it fits.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import platform
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
+from bapo_jax import events, stopping
 from bapo_jax.dry_run import dry_run
 from bapo_jax.evaluate import core_metrics, score, score_benchmarks
 from bapo_jax.files import write_text
@@ -36,14 +41,18 @@ from bapo_jax.rollout.engine import TRACKING, RolloutError
 from bapo_jax.rollout.engines import start_engine
 from bapo_jax.rollout.rollouts import Rollouts
 from bapo_jax.rollout.schedule import Schedule, schedule_of
-from bapo_jax.run.checkpoint import ROLLOUT, DamagedCheckpoint, RunState, open_run
+from bapo_jax.run.checkpoint import ROLLOUT, DamagedCheckpoint, OtherWeights, RunState, open_run
 from bapo_jax.run.directory import claim, fingerprint_prompts, fingerprint_tokenizer
+from bapo_jax.run.lock import DirectoryInUse, held
 from bapo_jax.run.measures import batch_metrics, discarded_metrics, fresh_metrics
-from bapo_jax.run.run import Run
+from bapo_jax.run.run import Diverged, Run
 from bapo_jax.run.tables import print_table
 from bapo_jax.run.theory import monitored
 from bapo_jax.tasks import custom_reward
 from bapo_jax.tasks.custom_reward import BadReward
+
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # a disk that is full, read-only or broken
 
 
 class Setup(NamedTuple):
@@ -58,12 +67,13 @@ class Setup(NamedTuple):
     rollouts: Rollouts
     learner: Learner
     hosts: Hosts
+    changed: dict[str, tuple[Any, Any]]  # fields that differ from when the run last began: (before, now)
 
 
-def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts()) -> Setup:
+def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool = False) -> Setup:
     """Checks the config, reads data, checks the model's files and claims the run directory, in that order; devices come last.
 
-    Raises ValueError or FileNotFoundError, naming the field and the remedy, before anything is written.
+    `amend` lets settings change that a run is otherwise held to. Raises ValueError or FileNotFoundError, naming the field and the remedy, before anything is written.
     """
     read = read_inputs(config)
     c = read.config
@@ -71,7 +81,7 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts()) -> Setup:
     fingerprints = {
         'dataset': fingerprint_prompts(read.prompts), 'tokenizer': fingerprint_tokenizer(read.tokenizer), 'model': architecture(read.model),
     }  # fmt: skip
-    claim(workdir, c, fingerprints)
+    changed = claim(workdir, c, fingerprints, environment(), amend)
     engine = start_engine(c, read.model, learner.graph, read.stop_tokens, learner.mesh, workdir, hosts, read.sight)
     schedule = schedule_of(c, read.steps)
     return Setup(
@@ -84,7 +94,17 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts()) -> Setup:
         rollouts=Rollouts(engine, read.tokenizer, read.selector, schedule, c, reward, probe=read.prompts[0]),
         learner=learner,
         hosts=hosts,
+        changed=changed,
     )
+
+
+def environment() -> dict[str, str]:
+    """What decides the last bit of a number, beside the config."""
+    devices = jax.devices()
+    return {
+        'devices': f'{len(devices)} {devices[0].device_kind}', 'hosts': str(jax.process_count()), 'jax': jax.__version__,
+        'python': platform.python_version(), 'machine': platform.machine(),
+    }  # fmt: skip
 
 
 def train(s: Setup, workdir: Path) -> RunState:
@@ -97,9 +117,6 @@ def train(s: Setup, workdir: Path) -> RunState:
         return learner.logprobs(ROLLOUT, state.alpha, batch)
 
     rollouts.serve(state, alpha_logprobs)
-    if state.step == 0:
-        run.log.write(0, evaluate_policy(s, state, workdir))
-
     for step in run.steps_left():
         with run.step(step) as now:
             # Lines 3-5: every v steps the rollout policy α becomes π_θ.
@@ -134,10 +151,9 @@ def train(s: Setup, workdir: Path) -> RunState:
             replay.add(step, fresh, batch)
 
             state.count(fresh, reevaluated, batch)
+            now.took(fresh, reevaluated, batch)
             now.record(fresh_metrics(fresh), batch_metrics(batch, step), discarded_metrics(fresh, batch), learned)
             now.record(rollouts.metrics(), replay.metrics(step), state.metrics())
-        if run.due(now, batch, fresh, reevaluated):
-            break
 
     run.close()
     rollouts.close()
@@ -159,6 +175,10 @@ def start_or_continue(s: Setup, workdir: Path) -> Run:
         s.replay.restore(replayed)
         s.rollouts.restore(selector)
         print(f'continuing {workdir} after step {state.step}')
+        if s.changed:
+            changes = ', '.join(f'{name} {before!r} → {now!r}' for name, (before, now) in s.changed.items())
+            message = f'{workdir} goes on after step {state.step} with other settings: {changes}. Numbers may differ from here on'
+            events.report('settings changed', message, step=state.step, changed=s.changed)
     else:
         print(
             f'{len(s.training_prompts):,} prompts, {s.schedule.steps} steps of {c.learner.batch_groups} prompts × '
@@ -177,7 +197,7 @@ def start_or_continue(s: Setup, workdir: Path) -> Run:
 def evaluate_policy(s: Setup, state: RunState, workdir: Path) -> dict[str, float | None]:
     """Scores π_θ (not α) on the benchmarks and the tracked prompts, and keeps every question's count in evals/."""
     c = s.config
-    with s.rollouts.held_by_theta(state) as engine:
+    with s.rollouts.held_by_theta(state) as engine, stopping.leaving_waits():
         summaries = score_benchmarks(engine, s.tokenizer, s.benchmarks, c)
         result = {'step': state.step, 'benchmarks': summaries}
         if c.evaluate.track_prompts:
@@ -191,9 +211,10 @@ def evaluate_policy(s: Setup, state: RunState, workdir: Path) -> dict[str, float
 
 
 def print_results(workdir: Path, step: int) -> None:
-    """Base against trained policy, and where the figure is."""
-    base, trained = (json.loads((workdir / 'evals' / f'{i:06d}.json').read_text('utf-8'))['benchmarks'] for i in (0, step))
-    print_table(f'{workdir}, {step} steps, %', {'base': base, 'trained': trained})
+    """Base, where it was scored, against trained policy, and where the figure is."""
+    files = {name: workdir / 'evals' / f'{i:06d}.json' for name, i in (('base', 0), ('trained', step))}
+    scores = {name: json.loads(file.read_text('utf-8'))['benchmarks'] for name, file in files.items() if file.is_file()}
+    print_table(f'{workdir}, {step} steps, %', scores)
     print(f'figure: {draw_run(workdir)}   metrics: {workdir / "metrics.jsonl"}')
 
 
@@ -212,19 +233,30 @@ def main(_) -> None:
     if FLAGS.coordinator:
         join(FLAGS.coordinator, FLAGS.hosts, FLAGS.host, FLAGS.join_timeout)
     try:
-        if FLAGS.host:
-            follow(FLAGS.config, workdir, hosts)
-            return
-        with hosts:
-            try:
-                setup = build(FLAGS.config, workdir, hosts)
-            except (ValueError, OSError, RolloutError) as e:
-                sys.exit(f'error: {e}')
-            train(setup, workdir)
-    except DamagedCheckpoint as e:
+        with stopping.on_signal(FLAGS.config.checkpoint.grace_s):
+            if FLAGS.host:
+                follow(FLAGS.config, workdir, hosts)
+            else:
+                with held(workdir), events.recorded(workdir) as counts, hosts:
+                    try:
+                        setup = build(FLAGS.config, workdir, hosts, FLAGS.amend)
+                    except (ValueError, OSError, RolloutError) as e:
+                        sys.exit(f'error: {e}')
+                    state = train(setup, workdir)
+                if counts:
+                    print(f'{events.in_words(counts)}: {workdir / events.FILE}')
+                if state.step == setup.schedule.steps:
+                    return
+            if stopping.requested():
+                sys.exit(stopping.STATUS)
+    except (DirectoryInUse, DamagedCheckpoint, OtherWeights) as e:
         sys.exit(f'error: {e}')
-    except (RolloutError, BadReward, HostError) as e:
+    except (RolloutError, BadReward, HostError, Diverged) as e:
         sys.exit(f'error: {e}\nThe same command continues from the last checkpoint.')
+    except OSError as e:
+        if e.errno not in _DISK:
+            raise
+        sys.exit(f'error: {e}\nMake room, or mount the disk for writing; then the same command continues from the last checkpoint.')
 
 
 if __name__ == '__main__':
@@ -232,6 +264,7 @@ if __name__ == '__main__':
     flags.DEFINE_string('workdir', None, 'The run directory; a used one continues.')
     flags.DEFINE_bool('dry_run', False, 'Check everything and compile the train step; train nothing, write nothing.')
     flags.DEFINE_string('topology', '', "For --dry_run: a TPU slice ('v5e:2x4') or GPUs ('8x80GB') in place of the devices here.")
+    flags.DEFINE_bool('amend', False, 'Continue a run with other settings on purpose; events.jsonl says which, from which step on.')
     config_flags.DEFINE_config_file('config', None, 'FILE or FILE:METHOD.', lock_config=True)
     flags.DEFINE_string('coordinator', None, 'Many hosts: ADDRESS:PORT of host 0, the port free there.')
     flags.DEFINE_integer('hosts', 1, 'Many hosts: how many processes train together, one a host.', lower_bound=1)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,13 +10,12 @@ import sys
 import pytest
 from real_servers import BASE
 from safetensors.numpy import load_file, save_file
-from small_run import ROOT, run, small_config
+from small_run import ROOT, metrics, run, small_config
 
 from bapo_jax import inputs
 from bapo_jax.evaluate import load_for_evaluation
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import character_tokenizer
-from bapo_jax.run.checkpoint import DamagedCheckpoint
 from bapo_jax.train import build
 
 GOOD = '{"problem": "What is 1+1?", "answer": "2"}\n'
@@ -144,9 +144,7 @@ def test_evaluation_refuses_such_a_model_too(model, benchmark, spoil, message):
 def test_a_run_directory_of_another_model(tmp_path, model, benchmark, monkeypatch):
     run(small_config('bapo_tuned', benchmark, steps=1, model__path=str(model)), tmp_path / 'run')
     monkeypatch.setattr(hf, 'load_params', lambda *_: pytest.fail('weights were read'))
-    with pytest.raises(ValueError, match=r'holds a run with other settings; they differ in model\.path\. Give another'):
-        build(small_config('bapo_tuned', benchmark, steps=1), tmp_path / 'run')
-    # and where other weights were put into the same place
+    # where other weights were put into the same place
     config = json.loads((model / 'config.json').read_text())
     (model / 'config.json').write_text(json.dumps({**config, 'num_hidden_layers': config['num_hidden_layers'] - 1}))
     with pytest.raises(ValueError, match=r'differ in fingerprints\.model\.num_hidden_layers\. Give another'):
@@ -167,18 +165,18 @@ def without_policy(file):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # Orbax leaves futures behind
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(tmp_path, benchmark):
+def test_a_damaged_checkpoint_is_put_aside_and_the_run_goes_on_before_it(tmp_path, benchmark):
     config = small_config('bapo_tuned', benchmark, steps=2, checkpoint__every=1)
     run(config, tmp_path / 'run')
     for damage in (missing, cut, without_policy):
         workdir = shutil.copytree(tmp_path / 'run', tmp_path / damage.__name__)
         newest = workdir / 'checkpoints' / '2'
         damage(max((newest / 'policy' / 'ocdbt.process_0' / 'd').iterdir(), key=lambda f: f.stat().st_size))
-        with pytest.raises(DamagedCheckpoint, match=r'checkpoints/2 cannot be read .*move that directory away to go on from') as e:
-            run(config, workdir)
-        assert '\n' not in str(e.value)
-    shutil.rmtree(newest)
-    assert run(config, workdir).step == 2
+        assert run(config, workdir).step == 2
+        assert metrics(workdir) == metrics(tmp_path / 'run')
+        [event] = [json.loads(line) for line in (workdir / 'events.jsonl').read_text().splitlines()]
+        assert (event['event'], event['step']) == ('checkpoint damaged', 2)
+        assert re.search(r'checkpoints/2 cannot be read .*It lies in .*damaged-2 now; going on after step 1$', event['message'])
 
 
 def command(module, *flags, **environment):

@@ -22,8 +22,10 @@ def noted():
     ('check', 'sound', 'unsound', 'problem'),
     [
         (at_least_one, 1, 0, 'a.b=0 must be at least 1'),
-        (not_negative, 0, -1, 'a.b=-1 must not be negative'),
-        (positive, 0.5, 0.0, 'a.b=0.0 must be positive'),
+        (not_negative, 0, -1, 'a.b=-1 must be finite and not negative'),
+        (not_negative, 0.0, float('nan'), 'a.b=nan must be finite and not negative'),
+        (positive, 0.5, 0.0, 'a.b=0.0 must be positive and finite'),
+        (positive, 0.5, float('inf'), 'a.b=inf must be positive and finite'),
     ],
 )
 def test_a_number_out_of_bounds_is_noted_with_its_field(noted, check, sound, unsound, problem):

@@ -17,6 +17,8 @@ PACKAGE = Path(bapo_jax.__file__).parent
 HOUSE = (
     ('groups', ''),
     ('files', ''),
+    ('events', ''),
+    ('stopping', ''),
     ('hosts', ''),
     ('methods', 'files'),
     ('models parallel', ''),  # one table of parameters: models reads it, parallel shards by it
@@ -26,11 +28,11 @@ HOUSE = (
     ('prompts', 'groups'),
     ('replay', 'groups'),
     ('learner', 'groups hosts models parallel seen'),
-    ('rollout', 'groups files hosts models parallel seen tasks prompts'),
+    ('rollout', 'groups files events stopping hosts models parallel seen tasks prompts'),
     ('fields', ''),
     ('config_method', 'fields replay rollout'),
     ('config', 'fields methods tasks config_method'),
-    ('run', 'groups files hosts scores models replay learner rollout config'),
+    ('run', 'groups files events stopping hosts scores models parallel replay learner rollout config'),
     ('inputs', 'groups models tasks prompts config'),
     ('policies', 'models parallel rollout run'),
     ('bases', 'models tasks'),

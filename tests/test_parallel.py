@@ -24,6 +24,7 @@ from bapo_jax.parallel import (
 )  # fmt: skip
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.run.checksums import word_sum
 from bapo_jax.tasks.sight import Sight
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,6 +62,7 @@ def train_and_sample(model_path, groups, sizes, gather_once=False):
         name = '.'.join(k.key for k in path)
         out[f'p.{name}'] = jax.device_get(leaf)
         out[f'parts.{name}'] = np.array(leaf.sharding.shard_shape(leaf.shape))
+        out[f'sum.{name}'] = np.array(word_sum(leaf))
     out['tokens'] = np.concatenate([r.tokens for rs in answers for r in rs])
     out['logp'] = np.concatenate([r.logp for rs in answers for r in rs])
     return out
@@ -124,6 +126,13 @@ def test_sharded_sampling_is_that_of_one_device(case, sharded, single):
     got, one = sharded[case], single[case[0]]
     np.testing.assert_array_equal(got['tokens'], one['tokens'])
     np.testing.assert_allclose(got['logp'], one['logp'], rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_checkpoints_checksums_do_not_depend_on_the_mesh(sharded):
+    for case in sharded.values():
+        names = [name.removeprefix('p.') for name in case if name.startswith('p.')]
+        assert names and all(case[f'sum.{name}'] == word_sum(case[f'p.{name}']) for name in names)
 
 
 @pytest.mark.slow

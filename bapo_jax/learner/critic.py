@@ -28,7 +28,7 @@ from bapo_jax.learner.optimizer import clipped_adamw
 from bapo_jax.learner.packed import Sequences, blank_sequences
 from bapo_jax.learner.packing import Part
 from bapo_jax.learner.score import over_micro_batches
-from bapo_jax.learner.update import TrainState, accumulate, check_finite, initial_state, state_shapes, stepped
+from bapo_jax.learner.update import TrainState, accumulate, initial_state, state_shapes, stepped, without_skipped
 from bapo_jax.models import hf
 from bapo_jax.models.patches import Pixels
 from bapo_jax.models.qwen import ModelConfig, Qwen
@@ -94,8 +94,10 @@ def update_critic(
         return total, {'critic/value_loss': total}
 
     gradient, metrics = accumulate(loss, state.params, targets, pixels, n_micro, (), program)
-    metrics['critic/grad_norm'] = optax.tree.norm(gradient)
-    return stepped(state, gradient, program.optimizer), metrics
+    norm = optax.tree.norm(gradient)
+    finite = jnp.isfinite(norm) & jnp.isfinite(metrics['critic/value_loss'])
+    metrics |= {'critic/grad_norm': norm, 'critic/skipped_updates': 1 - finite.astype(jnp.int32)}
+    return stepped(state, gradient, finite, program.optimizer), metrics
 
 
 class Critic:
@@ -129,15 +131,15 @@ class Critic:
 
         All hosts do this.
 
-        Metrics are means over the mini-batches. Raises FloatingPointError where a gradient is not finite.
+        Metrics are means over the mini-batches whose update was not skipped.
         """
         sharding, parts = parallel.row_sharding(self._mesh, 1), []
         for targets, n, images in zip(packed, counts, pixels, strict=True):
             state, metrics = self._update(state, spread(targets, sharding), n, spread(images, parallel.row_sharding(self._mesh)))
             parts.append(metrics)
-        parts = jax.device_get(parts)
-        check_finite([part['critic/grad_norm'] for part in parts], "the critic's gradient", 'critic.learning_rate')
-        return state, {name: float(np.mean([part[name] for part in parts], dtype=np.float64)) for name in (parts or [{}])[0]}
+        parts, skipped = without_skipped(jax.device_get(parts), 'critic/skipped_updates')
+        means = {name: float(np.mean([part[name] for part in parts], dtype=np.float64)) for name in (parts or [{}])[0]}
+        return state, means | skipped if packed else {}
 
 
 def pack_targets(part: Part, values: ByGroup, returns: ByGroup) -> Targets:

@@ -94,7 +94,7 @@ class Learner:
 
         `policies` are the parameters of the roles that the objective reads, but for the proximal policy, which is `state`'s.
         Returns the new state (the old one's buffers are donated) and metrics, means over the mini-batches.
-        Raises FloatingPointError where the gradient is not finite. A batch without groups changes nothing.
+        An update whose gradient is not finite is skipped. A batch without groups changes nothing.
         """
         seconds, started = {}, time.perf_counter()
 

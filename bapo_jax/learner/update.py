@@ -64,8 +64,10 @@ def update(
         return evaluate_objective(program.objective, micro, logp_RxT, entropy_RxT, numbers)
 
     gradient, metrics = accumulate(loss, state.params, rows, pixels, n_micro, numbers, program)
-    metrics['actor/grad_norm'] = optax.tree.norm(gradient)
-    return stepped(state, gradient, program.optimizer), metrics
+    norm = optax.tree.norm(gradient)
+    finite = jnp.isfinite(norm) & jnp.isfinite(metrics['actor/pg_loss'])
+    metrics |= {'actor/grad_norm': norm, 'actor/skipped_updates': 1 - finite.astype(jnp.int32)}
+    return stepped(state, gradient, finite, program.optimizer), metrics
 
 
 def accumulate(
@@ -122,11 +124,13 @@ def joined(a: dict[str, jax.Array], b: dict[str, jax.Array]) -> dict[str, jax.Ar
     return {name: (jnp.maximum if name.endswith('_max') else jnp.add)(a[name], b[name]) for name in a}
 
 
-def stepped(state: TrainState, gradient: Any, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state after one optimizer step."""
+def stepped(state: TrainState, gradient: Any, finite: jax.Array, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state after one optimizer step; as it was where the gradient is not `finite`."""
     with jax.numpy_dtype_promotion('standard'):  # optax raises a float to the int32 number of updates
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-    return TrainState(optax.apply_updates(state.params, updates), opt_state)
+    before = state.params, state.opt_state
+    after = optax.apply_updates(state.params, updates), opt_state
+    return TrainState(*jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before))
 
 
 def state_shapes(optimizer: optax.GradientTransformation, parameters: Any, mesh: Mesh) -> TrainState:
@@ -154,11 +158,13 @@ def mean_metrics(parts: list[dict[str, np.ndarray]]) -> dict[str, float]:
     """Means over the mini-batches; what compares π_θ with the policy that answered is a mean over an origin's tokens.
 
     With ρ the ratio of the two: clipped share, TV, mean of ρ, and effective sample size (Σρ)² / (n Σρ²). `mismatch` says what else
-    is there. Empty without a mini-batch. Raises FloatingPointError where a gradient is not finite.
+    is there. Mini-batches whose update was skipped count in actor/skipped_updates alone. Empty without a mini-batch.
     """
     if not parts:
         return {}
-    check_finite([part['actor/grad_norm'] for part in parts], 'the gradient', 'learner.learning_rate')
+    parts, skipped = without_skipped(parts, 'actor/skipped_updates')
+    if not parts:
+        return {'actor/updates': 0, **skipped}
     compared = mismatch(parts[0])
     for part in parts:
         for name in _OF_MISMATCH:
@@ -173,7 +179,7 @@ def mean_metrics(parts: list[dict[str, np.ndarray]]) -> dict[str, float]:
                 f'staleness/ratio/{origin}': float(ratio / tokens),
                 f'staleness/ess/{origin}': float(ratio**2 / (tokens * squared_ratio)),
             }
-    return {**metrics, **compared, 'actor/updates': len(parts)}
+    return {**metrics, **compared, 'actor/updates': len(parts), **skipped}
 
 
 def mismatch(first: dict[str, np.ndarray]) -> dict[str, float]:
@@ -198,11 +204,7 @@ def mismatch(first: dict[str, np.ndarray]) -> dict[str, float]:
     }
 
 
-def check_finite(norms: Sequence[np.ndarray], gradient: str, learning_rate: str) -> None:
-    """Raises FloatingPointError where a mini-batch's gradient norm is not finite; the names are for the message."""
-    bad = [i for i, norm in enumerate(norms) if not np.isfinite(norm)]
-    if bad:
-        raise FloatingPointError(
-            f'{gradient} of mini-batch {bad[0]} is not finite; lower {learning_rate} or learner.grad_clip, '
-            'and continue from the last checkpoint'
-        )
+def without_skipped(parts: Sequence[dict[str, np.ndarray]], name: str) -> tuple[list[dict[str, np.ndarray]], dict[str, int]]:
+    """The metrics of the mini-batches whose update was not skipped, and under `name` the number of the others."""
+    skipped = [int(part.pop(name)) for part in parts]
+    return [part for part, was_skipped in zip(parts, skipped, strict=True) if not was_skipped], {name: sum(skipped)}

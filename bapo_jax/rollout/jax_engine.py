@@ -95,6 +95,8 @@ class JaxEngine(Engine):
             held: list[Held] = [{} for _ in range(self._mesh.size)]
             try:
                 self._answer(self._waiting[0].size, self._waiting[0].sampling, held)
+                if self._closed:
+                    raise RolloutError('the engine was closed')
             except Exception as e:  # those who wait for an answer get the error in its place
                 with self._lock:
                     lost = {group for of_device in held for group, _ in of_device.values()} | set(self._waiting)

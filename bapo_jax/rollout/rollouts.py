@@ -23,6 +23,7 @@ from bapo_jax.rollout.collect import Collected, collect, judge_as_they_come
 from bapo_jax.rollout.engine import FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
 from bapo_jax.rollout.fidelity import check_probe
 from bapo_jax.rollout.schedule import Schedule
+from bapo_jax.stopping import leaving_waits
 from bapo_jax.tasks.shaping import punish_overlong
 
 _PROBE_TOKENS = 32  # most tokens of each answer to the probe
@@ -99,17 +100,22 @@ class Rollouts:
                 self._begin(later)
 
     def take(self, step: int, hard: Sequence[Prompt], policies: Policies) -> tuple[list[Group], list[Group]]:
-        """The fresh groups of `step`, sampled from α, and those of its hard prompts, from π_θ. Raises what the engine raised."""
+        """The fresh groups of `step`, sampled from α, and those of its hard prompts, from π_θ.
+
+        Raises what the engine raised, and Stopped where a signal comes; then the state is still that of the step before.
+        """
         one_wave = policies.alpha_version == step - 1  # α is π_θ
         self._begin(step, hard if one_wave else (), policies)
         if not hard or one_wave and not self._schedule.reevaluation_syncs:  # else the engine is to hold another policy before them
             self.begin_ahead(step)
-        fresh, reevaluated, generate_s, verify_s, measures, self._selector_state = self._begun.pop(step).result()
+        with leaving_waits():
+            fresh, reevaluated, generate_s, verify_s, measures, selector = self._begun.pop(step).result()
         self._taken = {**measures, 'timing_s/gen': generate_s, 'timing_s/reward': verify_s}
         if hard and not one_wave:
-            with self.held_by_theta(policies):
+            with self.held_by_theta(policies), leaving_waits():
                 reevaluated, generate_s, verify_s = self._judged(self._ask(step, [], hard))
             self._taken['timing_s/reevaluate'] = generate_s + verify_s
+        self._selector_state = selector  # now the step's groups are all there
         return fresh, reevaluated
 
     @contextmanager
@@ -133,9 +139,9 @@ class Rollouts:
         self._selector_state = state
 
     def close(self) -> None:
-        """Drops the steps that wait to be judged. The one under way ends first, by the engine's deadline at the latest."""
+        """Gives up the steps that were begun."""
+        self._engine.close()  # so that no answer is waited for any more
         self._thread.shutdown(cancel_futures=True)
-        self._engine.close()
 
     def _begin(self, step: int, hard: Sequence[Prompt] = (), policies: Policies | None = None) -> None:
         if step in self._begun:

@@ -1,8 +1,8 @@
-"""Where a run stands, and the Orbax checkpoints it continues from: each complete or absent.
+"""Where a run stands, and the Orbax checkpoints it continues from: each complete or absent, and checked bit for bit.
 
     policy   θ, α, the critic if any, optimizers' moments (arrays, sharded as they are)
     replay   what the row remembers: both buffers, r_tot (numpy arrays)
-    host     step, α's version, counters, selector state (JSON)
+    host     step, α's version, counters, selector state, a checksum of every array and of itself (JSON)
 
 Randomness needs no saving: every draw is keyed by (seed, step, purpose).
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,14 +20,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
+from bapo_jax import events
 from bapo_jax.groups import REPLAY, X3, Batch, Group
 from bapo_jax.learner.critic import CRITIC
 from bapo_jax.learner.learner import Learner
 from bapo_jax.learner.objective import PREVIOUS, PROXIMAL, REFERENCE
 from bapo_jax.learner.update import TrainState
 from bapo_jax.models.parameters import is_rounded
+from bapo_jax.run.checksums import checksum_of_text, checksums
 
 
 def copy_params(params: Any) -> Any:
@@ -68,12 +72,16 @@ class RunState:
     recent: list[tuple[int, Any]] = dataclasses.field(default_factory=list)  # (version, parameters) of α before, newest first
     keep_recent: int = 0  # how many of those are kept
     switch_step: int = 0  # T; 0: there is none
+    synced_after: int = -1  # the step after which α last became π_θ: a checkpoint within the next step has that sync
+    skipped_in_a_row: int = 0  # steps up to now with an update that was skipped
+    unwritten: dict[str, Any] = dataclasses.field(default_factory=dict)  # the row of `step`, where its evaluation was cut short
+    initial: int = 0  # the checksum of θ_0
     frozen: Callable[[Any], Any] = copy_params  # the copy of a policy that is not trained on: α, the reference, α before
 
     def sync(self) -> None:
         """α becomes π_θ."""
         self.recent = [(self.alpha_version, self.alpha), *self.recent][: self.keep_recent]
-        self.alpha, self.alpha_version = self.frozen(self.theta.params), self.step
+        self.alpha, self.alpha_version, self.synced_after = self.frozen(self.theta.params), self.step, self.step
 
     def trained(self) -> None:
         """One more step is trained on."""
@@ -114,12 +122,20 @@ class DamagedCheckpoint(ValueError):
     """A checkpoint that was complete once and can no longer be read."""
 
 
+class OtherWeights(ValueError):
+    """The weights of θ_0 are not those of before."""
+
+
 class Checkpoints:
     """The checkpoints of a run directory, newest last."""
 
     def __init__(self, directory: Path, keep: int):
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(directory.absolute(), options=options)
+
+    def steps(self) -> list[int]:
+        """The steps that have one, newest first."""
+        return sorted(self._manager.all_steps(), reverse=True)
 
     def latest_step(self) -> int | None:
         return self._manager.latest_step()
@@ -135,10 +151,16 @@ class Checkpoints:
             'step': run.step,
             'alpha_version': run.alpha_version,
             'totals': run.totals,
+            'synced_after': run.synced_after,
+            'skipped_in_a_row': run.skipped_in_a_row,
+            'unwritten': run.unwritten,
+            'initial': run.initial,
             'recent': [version for version, _ in run.recent],
             'selector': selector,
         }
         arrays = _arrays(run)
+        host['checksums'] = checksums({'policy': arrays, 'replay': replay})
+        host['checksum'] = checksum_of_text(host)
         items = ocp.args.Composite(
             policy=ocp.args.StandardSave(arrays), replay=ocp.args.StandardSave(replay), host=ocp.args.JsonSave(host)
         )
@@ -153,16 +175,17 @@ class Checkpoints:
 
         `switch_step` is the row's: a checkpoint after it holds its own reference policy. `frozen` gives such policies' shapes.
 
-        Raises DamagedCheckpoint where parts of it are missing or cut short.
+        Raises DamagedCheckpoint where parts of it are missing or cut short, or a bit has changed.
         """
-        host = dict(self._read(step, ocp.args.Composite(host=ocp.args.JsonRestore())).host)
-        selector, versions = host.pop('selector'), host.pop('recent')
+        host = self._host_part(step)
+        saved, selector, versions = host.pop('checksums'), host.pop('selector'), host.pop('recent')
         copy = frozen(like.params)
         shapes = RunState(like, alpha=copy, recent=[(v, copy) for v in versions], step=step, switch_step=switch_step,
                           reference=copy if 0 < switch_step <= step else None)  # fmt: skip
         items = self._read(
             step, ocp.args.Composite(policy=ocp.args.StandardRestore(_arrays(shapes)), replay=ocp.args.StandardRestore())
         )
+        self._compare(step, saved, {'policy': items.policy, 'replay': items.replay})
         policy = items.policy
         recent = [(v, policy['recent'][str(i)]) for i, v in enumerate(versions)]
         critic = TrainState(**policy['critic']) if like.critic else None
@@ -176,7 +199,7 @@ class Checkpoints:
         """θ alone of the newest checkpoint and its step, as `params_like` (shapes with shardings) says, for evaluation and export.
 
         Raises FileNotFoundError where there is no checkpoint, ValueError where its tensors are those of another model,
-        DamagedCheckpoint where parts of it are missing or cut short.
+        DamagedCheckpoint where parts of it are missing or cut short, or a bit has changed.
         """
         step = self._manager.latest_step()
         if step is None:
@@ -193,19 +216,49 @@ class Checkpoints:
         only_params = ocp.args.PyTreeRestore(
             like, restore_args=ocp.checkpoint_utils.construct_restore_args(like), partial_restore=True
         )
-        return self._read(step, ocp.args.Composite(policy=only_params)).policy['params'], step
+        params = self._read(step, ocp.args.Composite(policy=only_params)).policy['params']
+        self._compare(step, self._host_part(step)['checksums'], {'policy': {'params': params}})
+        return params, step
+
+    def put_aside(self, step: int) -> Path:
+        """Moves a damaged checkpoint out of the way; where it is now. Every host calls it."""
+        damaged = self._manager.directory / str(step)
+        aside = damaged.with_name(f'damaged-{step}')
+        if jax.process_index() == 0:
+            for i in range(1, 1000):
+                if not aside.exists():
+                    break
+                aside = damaged.with_name(f'damaged-{step}.{i}')
+            os.rename(damaged, aside)
+        multihost_utils.sync_global_devices('damaged checkpoint put aside')
+        self._manager.reload()
+        return aside
+
+    def _host_part(self, step: int) -> dict[str, Any]:
+        host = dict(self._read(step, ocp.args.Composite(host=ocp.args.JsonRestore())).host)
+        if host.pop('checksum', None) != checksum_of_text(host):
+            raise self._damaged(step, 'its host part is not what was saved')
+        return host
+
+    def _compare(self, step: int, saved: dict[str, int], restored: Any) -> None:
+        for name, checksum in checksums(restored).items():
+            if saved.get(name) != checksum:
+                raise self._damaged(step, f'{name} is not what was saved')
+
+    def _damaged(self, step: int, reason: str) -> DamagedCheckpoint:
+        return DamagedCheckpoint(
+            f'{self._manager.directory / str(step)} cannot be read ({reason}); restore its files, or move that directory away to go '
+            'on from the checkpoint before it'
+        )
 
     def _read(self, step: int, items: ocp.args.Composite) -> Any:
         try:
             return self._manager.restore(step, args=items)
-        except (RuntimeError, MemoryError):  # such as no room on the devices: no fault of the files
+        except (jax.errors.JaxRuntimeError, MemoryError):  # no room: no fault of the files
             raise
         except Exception as e:  # Orbax raises KeyError, ValueError or a bare Exception, by which of its layers notices
             reason = next(iter(str(e).splitlines()), '')[:200]
-            raise DamagedCheckpoint(
-                f'{self._manager.directory / str(step)} cannot be read ({type(e).__name__}: {reason}); restore its files, or move '
-                'that directory away to go on from the checkpoint before it'
-            ) from e
+            raise self._damaged(step, f'{type(e).__name__}: {reason}') from e
 
     def close(self) -> None:
         """Waits until all is written. Raises what went wrong meanwhile."""
@@ -238,18 +291,46 @@ class OpenedRun(NamedTuple):
 
 
 def open_run(learner: Learner, config: ConfigDict, directory: Path) -> OpenedRun:
-    """Starts at θ_0, or continues from the newest checkpoint in `directory`; every host calls it at once. `config` is resolved."""
-    checkpoints = Checkpoints(directory, config.checkpoint.keep)
-    step, switch_step = checkpoints.latest_step(), config.learner.switch_step
+    """Starts at θ_0, or continues from the newest whole checkpoint in `directory`; every host calls it at once.
+
+    `config` is resolved. Damaged checkpoints newer than that are put aside. Raises DamagedCheckpoint where none is whole, and
+    OtherWeights where the reference policy's weights are not those of before.
+    """
+    checkpoints, switch_step = Checkpoints(directory, config.checkpoint.keep), config.learner.switch_step
     wants_reference = REFERENCE in learner.objective.roles
-    initial = learner.read_initial() if step is None or wants_reference else None
     frozen = functools.partial(frozen_copy, dtype=config.model.dtype, on_host=config.mesh.frozen_on_host)
-    if step is None:
-        state, of_host = RunState(learner.init(initial), alpha=frozen(initial), switch_step=switch_step), None
+    restored = _newest_whole(checkpoints, learner.shapes(), switch_step if wants_reference else 0, frozen)
+    initial = learner.read_initial() if restored is None or wants_reference else None
+    checksum = checksum_of_text(checksums(initial)) if initial is not None else 0
+    if restored is None:
+        state, of_host = RunState(learner.init(initial), frozen(initial), switch_step=switch_step, initial=checksum), None
     else:
-        state, *of_host = checkpoints.restore(step, learner.shapes(), switch_step if wants_reference else 0, frozen)
+        state, *of_host = restored
+        if initial is not None and checksum != state.initial:
+            raise OtherWeights(
+                f'model.path={config.model.path} holds other weights than those that the run began with, and its reference policy is '
+                'read there; restore its files'
+            )
     state.frozen = frozen
     if wants_reference and state.reference is None:
-        state.reference = state.alpha if step is None else frozen(initial)
+        state.reference = state.alpha if restored is None else frozen(initial)
     state.keep_recent = config.rollout.mixture_policies if config.rollout.mixture else 0
     return OpenedRun(state, of_host, checkpoints)
+
+
+def _newest_whole(checkpoints: Checkpoints, *like: Any) -> tuple[RunState, dict[str, np.ndarray], str] | None:
+    """`restore` of the newest checkpoint that is whole, None where there is none at all. Raises DamagedCheckpoint where all are."""
+    damaged: dict[int, DamagedCheckpoint] = {}
+    for step in checkpoints.steps():
+        try:
+            restored = checkpoints.restore(step, *like)
+        except DamagedCheckpoint as e:
+            damaged[step] = e
+            continue
+        for newer, e in damaged.items():
+            aside = checkpoints.put_aside(newer)
+            events.report('checkpoint damaged', f'{e}. It lies in {aside} now; going on after step {step}', step=newer)
+        return restored
+    if damaged:
+        raise next(iter(damaged.values()))
+    return None

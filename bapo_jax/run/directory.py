@@ -1,4 +1,4 @@
-"""Which run a directory belongs to: its config, and the fingerprints of its data, tokenizer and model."""
+"""Which run a directory belongs to: its config, the fingerprints of its data, tokenizer and model, and where it is computed."""
 
 from __future__ import annotations
 
@@ -12,32 +12,79 @@ from ml_collections import ConfigDict
 
 from bapo_jax.files import write_text
 from bapo_jax.groups import Prompt
+from bapo_jax.run.log import read_metrics
 
-
-# A run may be continued with other values of these; anything else would make it another run.
+# What a run may be continued with at any time: how long it goes on and what it writes, how it is computed, who answers and where.
+# The mathematics stay; a sum over other parts may differ in its last bit.
 FREE_TO_CHANGE = (
-    'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'model.attention',
-    'rollout.overlap', 'rollout.servers', 'rollout.gpus', 'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance',
-    'rollout.server_memory', 'rollout.server_args', 'mesh.deadline_s', 'mesh.frozen_on_host',
+    'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'mesh', 'environment', 'model.path', 'model.attention',
+    'rollout.overlap', 'rollout.rows', 'rollout.servers', 'rollout.gpus', 'rollout.concurrency', 'rollout.deadline_s',
+    'rollout.probe_tolerance', 'rollout.server_memory', 'rollout.server_args', 'learner.row_tokens', 'learner.slot_tokens',
+    'learner.micro_batch_rows', 'learner.remat', 'learner.skip_limit',
+)  # fmt: skip
+# What may be changed on purpose (--amend), from the next step on: it only acts from step to step. The run is then another one, and
+# says so in events.jsonl.
+AMENDABLE = (
+    'task.reward', 'task.overlong_share', 'rollout.sync_every', 'rollout.refill_batches', 'rollout.temperature', 'rollout.engine',
+    'rollout.dtype', 'rollout.max_response_tokens', 'replay.fresh_filter', 'replay.reevaluate_every', 'replay.max_reevaluate',
+    'replay.c1', 'replay.c2', 'replay.c3', 'replay.improved_rule', 'replay.thresholds', 'replay.use_x2', 'replay.use_x3',
+    'learner.mini_batch_groups', 'learner.partial_mini_batch', 'learner.shuffle', 'learner.passes_per_batch',
+    'learner.learning_rate', 'learner.warmup_updates', 'learner.schedule', 'learner.decay_updates', 'learner.final_share',
+    'learner.adam_b1', 'learner.adam_b2', 'learner.adam_eps', 'learner.weight_decay', 'learner.grad_clip', 'learner.clip_low',
+    'learner.clip_high', 'learner.clip_centre', 'learner.dual_clip', 'learner.importance_cap', 'learner.ratio_level',
+    'learner.surrogate', 'learner.kl_coef', 'learner.entropy_coef', 'learner.aggregation', 'critic',
+)  # fmt: skip
+# What host 0 alone reads, or each host for itself.
+OF_A_HOST = (
+    'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'model.path', 'rollout.overlap', 'rollout.servers',
+    'rollout.gpus', 'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance', 'rollout.server_memory',
+    'rollout.server_args', 'mesh.deadline_s',
 )  # fmt: skip
 
 
-def claim(workdir: Path, config: ConfigDict, fingerprints: dict[str, Any]) -> None:
+def claim(
+    workdir: Path, config: ConfigDict, fingerprints: dict[str, Any], environment: dict[str, str], amend: bool = False
+) -> dict[str, tuple[Any, Any]]:
     """Writes config.json into a new run directory, or checks that a used directory holds the same run.
 
-    Raises ValueError for a run of another config, dataset, tokenizer or model. The message names what differs.
+    Returns the fields that this changes in a used directory: (before, now). `environment` is what decides the last bit beside the
+    config. With `amend`, AMENDABLE fields may differ too.
+
+    Raises ValueError for a run of another config, dataset, tokenizer or model, naming what differs, and for files that are damaged
+    or missing.
     """
-    path, new = Path(workdir) / 'config.json', {**config.to_dict(), 'fingerprints': fingerprints}
+    path, new = Path(workdir) / 'config.json', {**config.to_dict(), 'fingerprints': fingerprints, 'environment': environment}
     new = json.loads(json.dumps(new))  # JSON turns tuples into lists
+    changed: dict[str, tuple[Any, Any]] = {}
     if path.is_file():
-        differing = differences(json.loads(path.read_text('utf-8')), new)
-        if differing:
+        old = read_config(path)
+        refused = [name for name in differences(old, new) if not (amend and _is_one_of(name, AMENDABLE))]
+        if refused:
+            amendable = [name for name in refused if _is_one_of(name, AMENDABLE)]
+            remedy = f', or --amend to change {", ".join(amendable)} from here on' if amendable else ''
             raise ValueError(
-                f'{workdir} holds a run with other settings; they differ in {", ".join(differing)}. '
-                'Give another --workdir, or the settings of that run'
+                f'{workdir} holds a run with other settings; they differ in {", ".join(refused)}. '
+                f'Give another --workdir, or the settings of that run{remedy}'
             )
+        before, now = _flat(old), _flat(new)
+        changed = {name: (before.get(name), now.get(name)) for name in differences(old, new, ())}
+    elif any(Path(workdir).glob('checkpoints/[0-9]*')):
+        raise ValueError(f'{workdir} has checkpoints and no config.json; restore that file, or give another --workdir')
+    read_metrics(workdir)  # raises for a damaged file
     Path(workdir).mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(new, indent=1) + '\n')
+    return changed
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A run's config.json. Raises ValueError where it is no JSON object."""
+    try:
+        config = json.loads(path.read_text('utf-8'))
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f'{path} is damaged ({str(e)[:200]}); restore it, or give another --workdir') from e
+    if not isinstance(config, dict):
+        raise ValueError(f'{path} is damaged (it holds no object); restore it, or give another --workdir')
+    return config
 
 
 def fingerprint_prompts(prompts: Sequence[Prompt]) -> str:
@@ -55,16 +102,18 @@ def fingerprint_tokenizer(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
 
 
-def differences(old: dict, new: dict) -> list[str]:
-    """Dotted names of the fields whose values differ, FREE_TO_CHANGE left out."""
+def differences(old: dict, new: dict, left_out: Sequence[str] = FREE_TO_CHANGE) -> list[str]:
+    """Dotted names of the fields whose values differ; not those in `left_out`, names of fields or sections."""
+    a, b, missing = _flat(old), _flat(new), object()
+    return sorted(k for k in a.keys() | b.keys() if not _is_one_of(k, left_out) and a.get(k, missing) != b.get(k, missing))
 
-    def flat(tree: dict, prefix: str = '') -> dict:
-        items = {}
-        for key, value in tree.items():
-            items |= flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
-        return items
 
-    a, b = flat(old), flat(new)
-    missing = object()
-    fixed = (k for k in a.keys() | b.keys() if not any(k == free or k.startswith(f'{free}.') for free in FREE_TO_CHANGE))
-    return sorted(k for k in fixed if a.get(k, missing) != b.get(k, missing))
+def _flat(tree: dict, prefix: str = '') -> dict[str, Any]:
+    items = {}
+    for key, value in tree.items():
+        items |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
+    return items
+
+
+def _is_one_of(field: str, names: Sequence[str]) -> bool:
+    return any(field == name or field.startswith(f'{name}.') for name in names)

@@ -9,8 +9,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
 
+from bapo_jax import events
 from bapo_jax.files import write_text
 
 
@@ -20,27 +23,49 @@ class MetricsLog:
     def __init__(self, directory: Path, continue_after: int):
         self._path = directory / 'metrics.jsonl'
         rows = [row for row in read_metrics(directory) if row['step'] <= continue_after]
+        there = rows[-1]['step'] if rows else 0
+        if there < continue_after:
+            message = f'{self._path} ends at step {there}, the checkpoint is of step {continue_after}; the rows between are lost'
+            events.report('metrics missing', message, after=there, until=continue_after)
         write_text(self._path, ''.join(json.dumps(row) + '\n' for row in rows))
-        self._tensorboard = SummaryWriter(str(directory / 'tensorboard'), purge_step=continue_after + 1)
+        # tensorboardX's SummaryWriter writes in a thread. A full disk ends that thread, and the trainer would wait for it for ever.
+        (directory / 'tensorboard').mkdir(exist_ok=True)
+        self._tensorboard = EventsWriter(str(directory / 'tensorboard' / 'events'))
+        self._add(continue_after + 1, session_log=SessionLog(status=SessionLog.START))  # later events of before are no longer shown
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
+        """Raises OSError where the disk takes no more."""
         with self._path.open('a', encoding='utf-8') as f:
             f.write(json.dumps({'step': step, **metrics}) + '\n')
-        for name, value in metrics.items():
-            if isinstance(value, (int, float)):
-                self._tensorboard.add_scalar(name, value, step)
+        scalars = [Summary.Value(tag=name, simple_value=x) for name, x in metrics.items() if isinstance(x, (int, float))]
+        self._add(step, summary=Summary(value=scalars))
 
     def close(self) -> None:
         self._tensorboard.close()
 
+    def _add(self, step: int, **what: Any) -> None:
+        self._tensorboard.write_event(Event(wall_time=time.time(), step=step, **what))
+        self._tensorboard.flush()
+
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics.jsonl. Leaves out a last line that a crash cut short."""
+    """The rows of a run's metrics.jsonl. Leaves out a last line that a crash cut short.
+
+    Raises ValueError, naming the line, where another line is no row.
+    """
     path = Path(directory) / 'metrics.jsonl'
     if not path.is_file():
         return []
-    lines = path.read_text('utf-8').split('\n')
-    return [json.loads(line) for line in lines[:-1]]  # the text after the last newline is empty or half a row
+    rows = []
+    for number, line in enumerate(path.read_bytes().split(b'\n')[:-1], start=1):  # behind the last newline: nothing, or half a row
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as e:
+            raise ValueError(f'{path}, line {number} is damaged ({str(e)[:200]}); restore the file, or remove that line') from e
+        if not isinstance(row, dict) or not isinstance(row.get('step'), int):
+            raise ValueError(f"{path}, line {number} has no 'step'; restore the file, or remove that line")
+        rows.append(row)
+    return rows
 
 
 class ProgressBar:

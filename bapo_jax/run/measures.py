@@ -21,6 +21,7 @@ Of the buffer, after the step: see replay/buffer.py
 Of the update, means over its mini-batches
     actor/{pg_loss,kl_loss,entropy,pg_clipfrac,ppo_kl,grad_norm}   nats a token; pg_clipfrac: share of tokens held back by the clip
     actor/lr, actor/updates                  learning rate of the last optimizer step; optimizer steps
+    {actor,critic}/skipped_updates           mini-batches whose loss or gradient was not finite; they change nothing
     actor/pg_clipfrac/ORIGIN, staleness/{tv,ratio,ess}/ORIGIN      by origin, of π_θ against the behaviour policy
 Of a batch with images
     images/{prompts,features}                distinct prompts with images in its mini-batches, and the features of these images

@@ -1,9 +1,8 @@
-"""A run under way: its steps, what each step records, and what is due after it: evaluate, log, save, stop."""
+"""A run under way: its steps, what each step records, and what is due after it: evaluate, log, save."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from bapo_jax import events, stopping
 from bapo_jax.groups import Batch, Group
 from bapo_jax.hosts import Hosts
 from bapo_jax.replay import PURPOSES
@@ -21,10 +21,19 @@ from bapo_jax.run.checkpoint import Checkpoints, RunState
 from bapo_jax.run.log import MetricsLog, ProgressBar
 from bapo_jax.run.measures import trained_tokens
 from bapo_jax.run.rollouts import uses, write_rollouts
+from bapo_jax.stopping import Stopped
+
+
+class Diverged(RuntimeError):
+    """No update is finite any more."""
 
 
 class Step:
-    """One step: its random numbers, its seconds by phase, its row of metrics."""
+    """One step: its random numbers, its seconds by phase, its row of metrics, its groups."""
+
+    fresh: Sequence[Group]
+    reevaluated: Sequence[Group]
+    batch: Batch
 
     def __init__(self, seed: int, number: int, seconds: Counter[str]):
         """`seconds` holds the time spent since the step before, by phase; the step adds its own."""
@@ -46,9 +55,17 @@ class Step:
         for part in metrics:
             self.metrics |= part
 
+    def took(self, fresh: Sequence[Group], reevaluated: Sequence[Group], batch: Batch) -> None:
+        """What the step generated, and what it trained on."""
+        self.fresh, self.reevaluated, self.batch = fresh, reevaluated, batch
+
 
 class Run:
-    """The state of a run, and its directory's writers. SIGTERM and SIGINT end it after the step under way, with a checkpoint."""
+    """The state of a run, and its directory's writers.
+
+    A signal (stopping.py) ends it after the step under way, with a checkpoint. If that step still waits for responses it is given
+    up, and the checkpoint is of the step before. An evaluation that a signal cuts short is made up for when the run goes on.
+    """
 
     def __init__(
         self, config: ConfigDict, workdir: Path, steps: int, state: RunState, checkpoints: Checkpoints, hosts: Hosts,
@@ -56,62 +73,100 @@ class Run:
         evaluate: Callable[[], dict[str, Any]], to_save: Callable[[], tuple[dict[str, np.ndarray], str]],
     ):  # fmt: skip
         """`evaluate` scores π_θ; `to_save` returns the replay's arrays and the selector's state."""
-        self.state, self.log = state, MetricsLog(workdir, state.step if state.step else -1)
+        written = state.step - 1 if state.unwritten else state.step
+        self.state, self._log = state, MetricsLog(workdir, written if state.step else -1)
         self._config, self._workdir, self._steps, self._checkpoints, self._hosts = config, workdir, steps, checkpoints, hosts
         self._tokenizer, self._evaluate, self._to_save = tokenizer, evaluate, to_save
-        self._progress, self._signalled = ProgressBar(steps, state.step), stop_on_signal()
+        self._progress = ProgressBar(steps, state.step)
         self._of_save: Counter[str] = Counter()  # what the last checkpoint cost: the next step's row has it
 
-    def steps_left(self) -> range:
-        return range(self.state.step + 1, self._steps + 1)
+    def steps_left(self) -> Iterator[int]:
+        """Each step that is left, until a signal comes. Before the first one evaluates θ_0, or what a signal cut short."""
+        state = self.state
+        try:
+            if state.unwritten:
+                self._write(Step(self._config.seed, state.step, Counter()), state.unwritten, self._evaluate())
+            elif state.step == 0 and self._config.evaluate.at_start:
+                self._write(Step(self._config.seed, 0, Counter()), {}, self._evaluate())
+        except Stopped:
+            return
+        while state.step < self._steps and not stopping.requested():
+            yield state.step + 1
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[Step]:
-        """The step `number`; counts the seconds inside."""
+        """The step `number`; counts the seconds inside. Then evaluates, logs and saves, each by its period."""
         now = Step(self._config.seed, number, self._of_save)
-        with now.timer('step'):
-            yield now
+        try:
+            with now.timer('step'):
+                yield now
+        except Stopped:  # in a wait for responses: the state is still that of the step before
+            self._save()
+            return
+        self._after(now)
 
     def sync(self) -> None:
-        """Lines 3-5 on every host: α becomes π_θ."""
-        self._hosts.tell('sync')
-        self.state.sync()
-
-    def due(self, now: Step, batch: Batch, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> bool:
-        """Evaluates, logs the step and saves, each by its period. Returns whether the run is to stop."""
-        c, step = self._config, now.number
-        stopping = self._signalled() or step == self._steps
-        if step == self._steps or is_due(c.evaluate.every, step):
-            with now.timer('testing'):
-                now.record(self._evaluate())
-        if is_due(c.rollouts.every, step):
-            path = self._workdir / 'rollouts' / f'{step:06d}.jsonl.zst'
-            write_rollouts(path, self._tokenizer, uses(fresh, reevaluated, batch))
-        now.record(now.seconds, {'perf/throughput': trained_tokens(batch) / now.seconds['timing_s/step']})
-        self.log.write(step, now.metrics)
-        self._progress.update(step, now.metrics)
-        self._of_save = Counter()
-        if stopping or is_due(c.checkpoint.every, step):
-            with Step(c.seed, step, self._of_save).timer('save_checkpoint'):
-                self._hosts.tell('save')
-                self._of_save['perf/checkpoint_bytes'] = self._checkpoints.save(self.state, *self._to_save())
-        return stopping
+        """Lines 3-5 on every host: α becomes π_θ. Does nothing where a checkpoint within this step has it already."""
+        if self.state.synced_after != self.state.step:
+            self._hosts.tell('sync')
+            self.state.sync()
 
     def close(self) -> None:
         """Closes the writers and the progress bar."""
         self._progress.stop()
-        self.log.close()
+        self._log.close()
         self._checkpoints.close()
 
+    def _after(self, now: Step) -> None:
+        c, step = self._config, now.number
+        if is_due(c.rollouts.every, step):
+            path = self._workdir / 'rollouts' / f'{step:06d}.jsonl.zst'
+            write_rollouts(path, self._tokenizer, uses(now.fresh, now.reevaluated, now.batch))
+        self._look_at_skipped(now)
+        now.record({'perf/throughput': trained_tokens(now.batch) / now.seconds['timing_s/step']})
+        scores = {}
+        try:
+            if step == self._steps or is_due(c.evaluate.every, step):
+                with now.timer('testing'):
+                    scores = self._evaluate()
+        except Stopped:
+            self.state.unwritten = now.metrics | dict(now.seconds)
+            self._save()
+            return
+        self._write(now, now.metrics, scores)
+        if stopping.requested() or step == self._steps or is_due(c.checkpoint.every, step):
+            self._save()
 
-def stop_on_signal() -> Callable[[], bool]:
-    """Returns a function that says whether SIGTERM or SIGINT came. The run first finishes and saves the step under way."""
-    received = []
+    def _write(self, now: Step, metrics: dict[str, Any], scores: dict[str, Any]) -> None:
+        """The step's row, when all of it is there."""
+        row = {**metrics, **scores, **now.seconds}
+        self._log.write(now.number, row)
+        if now.number:
+            self._progress.update(now.number, row)
+        self._of_save, self.state.unwritten = Counter(), {}
 
-    def remember(signum, frame):
-        received.append(signum)
-        print(f'\n{signal.Signals(signum).name}: stopping after this step, with a checkpoint', flush=True)
+    def _save(self) -> None:
+        """Saves the state, unless there is nothing to save, or the same is saved already."""
+        if self.state.step in (0, self._checkpoints.latest_step()):
+            return
+        with Step(self._config.seed, self.state.step, self._of_save).timer('save_checkpoint'):
+            self._hosts.tell('save')
+            self._of_save['perf/checkpoint_bytes'] = self._checkpoints.save(self.state, *self._to_save())
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, remember)
-    return lambda: bool(received)
+    def _look_at_skipped(self, now: Step) -> None:
+        """Keeps the batch of a step with an update that was skipped. Raises Diverged after too many such steps in a row."""
+        state, limit = self.state, self._config.learner.skip_limit
+        skipped = now.metrics.get('actor/skipped_updates', 0) + now.metrics.get('critic/skipped_updates', 0)
+        if not skipped:
+            state.skipped_in_a_row = 0
+            return
+        state.skipped_in_a_row += 1
+        path = self._workdir / 'skipped' / f'{now.number:06d}.jsonl.zst'
+        write_rollouts(path, self._tokenizer, list(zip(now.batch.origins, now.batch.groups, strict=True)))
+        message = f'step {now.number}: the gradient of {skipped} updates was not finite, and they were skipped; their batch is in {path}'
+        events.report('update skipped', message, step=now.number)
+        if state.skipped_in_a_row >= limit:
+            raise Diverged(
+                f'{limit} steps in a row had an update without a finite gradient (learner.skip_limit); their batches are in '
+                f'{path.parent}. Continue with a lower learner.learning_rate or learner.grad_clip and --amend'
+            )

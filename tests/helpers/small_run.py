@@ -6,6 +6,8 @@ from pathlib import Path
 
 import zstandard
 
+from bapo_jax import events, stopping
+from bapo_jax.run.lock import held
 from bapo_jax.train import build, train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +27,9 @@ def small_config(method: str, benchmark: Path, **changes):
 
 
 def run(config, workdir: Path):
-    return train(build(config, workdir), workdir)
+    """As the command does."""
+    with stopping.on_signal(120.0), held(workdir), events.recorded(workdir):
+        return train(build(config, workdir), workdir)
 
 
 def metrics(workdir: Path, times: bool = False) -> list[dict]:

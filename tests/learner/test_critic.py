@@ -300,9 +300,11 @@ def test_a_batch_without_groups_changes_nothing(learner, policy):
     assert not [name for name in metrics if name.startswith('critic/')]
 
 
-def test_a_gradient_that_is_not_finite_is_an_error_that_names_the_critics_field(alone, policy, groups):
+def test_an_update_without_a_finite_gradient_is_skipped_and_counted(alone, policy, groups):
     state = alone.init(copy_params(policy.params)).critic
+    before = jax.device_get(state)
     [part] = cut(batch_of(groups), np.arange(len(groups)), alone._config)
     nan = [[np.full(len(r.tokens), np.nan, np.float32) for r in g.responses] for g in groups]
-    with pytest.raises(FloatingPointError, match="the critic's gradient of mini-batch 0 is not finite; lower critic.learning_rate"):
-        alone.critic.update_packed(state, [pack_targets(part, nan, nan)], [part.layout.filled], [None])
+    state, metrics = alone.critic.update_packed(state, [pack_targets(part, nan, nan)], [part.layout.filled], [None])
+    assert metrics == {'critic/skipped_updates': 1}
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), before)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from learners import (
-    BARE, FULL, assert_close, assert_same_update, batch_of, gradient, updated, with_responses, with_right,
+    BARE, FULL, assert_close, assert_same_update, batch_of, gradient, largest, updated, with_responses, with_right,
 )  # fmt: skip
 
 from bapo_jax.groups import Verdict, make_batch
@@ -178,8 +178,23 @@ def test_a_step_makes_right_answers_likelier(learner, policy, groups, score):
     assert preference(state.params) > preference(policy.params) + 1e-2
 
 
-def test_a_gradient_that_is_not_finite_is_an_error(learner, policy, groups):
+def test_an_update_without_a_finite_gradient_is_skipped_and_counted(learner, policy, groups):
+    """θ, both moments and the number of updates stay; the next batch is trained on as if nothing had been."""
+    groups = groups[:3]
+    spoilt = dataclasses.replace(groups[1], responses=tuple(
+        dataclasses.replace(r, logp=np.full_like(r.logp, np.nan)) for r in groups[1].responses
+    ))  # fmt: skip
+    one_each = learner(BARE, mini_batch_groups=1, shuffle=False)
+    state, metrics = updated(one_each, policy, batch_of([groups[0], spoilt, groups[2]]))
+    assert (metrics['actor/updates'], metrics['actor/skipped_updates']) == (2, 1)
+    assert all(np.isfinite(x) for x in metrics.values())
+    want, _ = updated(one_each, policy, batch_of([groups[0], groups[2]]))
+    jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, (state, want)))
+
+
+def test_where_every_update_is_skipped_nothing_changes(learner, policy, groups):
     params = jax.tree.map(np.copy, policy.params)
     params['norm']['scale'][0] = np.nan
-    with pytest.raises(FloatingPointError, match='gradient.*not finite.*learner.learning_rate'):
-        updated(learner(BARE), policy, batch_of(groups[:3]), params=params)
+    state, metrics = updated(learner(BARE), policy, batch_of(groups[:3]), params=params)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), params)
+    assert largest(gradient(state)) == 0 and metrics['actor/updates'] == 0 and metrics['actor/skipped_updates'] == 1

@@ -11,6 +11,7 @@ from learners import BARE, batch_of, learner_config, make_learner
 
 from bapo_jax.groups import make_batch
 from bapo_jax.run.checkpoint import ROLLOUT, Checkpoints, DamagedCheckpoint, RunState, open_run, copy_params
+from bapo_jax.run.checksums import checksums
 
 REPLAY = {'r_tot': np.array([np.nan]), 'high_tokens': np.arange(7, dtype=np.int32), 'bad_stored': np.array([3, 0], np.int64)}
 
@@ -125,7 +126,7 @@ def test_a_checkpoint_of_another_model_is_refused_naming_the_tensor(saved, make_
 def test_a_checkpoint_holds_the_moment_of_the_save_though_training_goes_on_while_it_is_written(tmp_path, policy):
     """The next updates reuse θ's buffers, and the buffer's arrays change in place."""
     a_learner = make_learner(policy, BARE)
-    state = RunState(a_learner.init(jax.tree.map(jnp.array, policy.params)), alpha=policy.params, step=1)
+    state = RunState(a_learner.init(copy_params(policy.params)), alpha=copy_params(policy.params), step=1)
     replay, overwrite = {'bad/ids': np.arange(1000)}, jax.jit(lambda x: jax.tree.map(lambda y: y * 0 - 7, x), donate_argnums=0)
     checkpoints = Checkpoints(tmp_path / 'checkpoints', keep=2)
     assert checkpoints.save(state, replay, '') > replay['bad/ids'].nbytes
@@ -173,6 +174,62 @@ def test_a_checkpoint_that_lacks_files_is_damaged_and_says_what_to_do(part, save
     checkpoints.close()
 
 
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+def test_a_flipped_bit_is_found_wherever_it_is(saved, policy, tmp_path):
+    """One bit of one file: the checkpoint is refused, or what comes back is what was saved. Most files are the arrays'."""
+    directory, state = saved
+    like, rng, refused = make_learner(policy, BARE).shapes(), np.random.default_rng(0), set()
+    for i in range(24):
+        copy = shutil.copytree(directory, tmp_path / f'copy{i}' / 'checkpoints')
+        part = ('policy', 'replay', 'host')[i % 3]
+        files = sorted(f for f in (copy / '7' / part).rglob('*') if f.is_file() and f.stat().st_size)
+        sizes = np.array([f.stat().st_size for f in files])
+        file = files[rng.choice(len(files), p=sizes / sizes.sum())]
+        data = bytearray(file.read_bytes())
+        data[rng.integers(len(data))] ^= 1 << rng.integers(8)
+        file.write_bytes(data)
+        checkpoints = Checkpoints(copy, keep=2)
+        try:
+            back, replay, selector = checkpoints.restore(7, like)
+        except DamagedCheckpoint:
+            refused.add(part)
+        else:
+            same((back.theta, back.alpha), (state.theta, state.alpha))
+            assert_same_arrays(replay, REPLAY)
+            assert (back.step, back.alpha_version, back.totals, selector) == (7, 5, state.totals, '{"position": 9}')
+        checkpoints.close()
+    assert refused == {'policy', 'replay', 'host'}
+
+
+def test_a_bit_that_storage_does_not_notice_is_found(saved, policy, monkeypatch):
+    read = Checkpoints._read
+
+    def flipped(self, step, items):
+        part = read(self, step, items)
+        if 'policy' in part.keys():
+            kernel = part.policy['params']['layers']['q']['kernel']
+            part.policy['params']['layers']['q']['kernel'] = kernel.at[0, 0, 0].set(-kernel[0, 0, 0])  # the sign bit
+        return part
+
+    monkeypatch.setattr(Checkpoints, '_read', flipped)
+    learner = make_learner(policy, BARE)
+    for restore in (lambda c: c.restore(7, learner.shapes()), lambda c: c.restore_params(learner.parameters)):
+        checkpoints = Checkpoints(saved[0], keep=2)
+        with pytest.raises(DamagedCheckpoint, match=r'policy\.params\.layers\.q\.kernel is not what was saved'):
+            restore(checkpoints)
+        checkpoints.close()
+
+
+def test_the_checksum_is_its_equation():
+    """That it is the same on any mesh, tests/test_parallel.py says."""
+    x = np.random.default_rng(0).standard_normal((4, 6, 8)).astype(np.float32)
+    words, i = x.view(np.uint32).ravel().astype(object), np.arange(x.size).astype(object)
+    assert checksums({'a': jnp.array(x)}) == {'a': int((words * (2 * i + 1)).sum() % 2**32)}
+    half = jnp.asarray(x, jnp.bfloat16)
+    assert checksums([half, -half, half[::-1]]).keys() == {'0', '1', '2'}
+    assert len(set(checksums([half, -half, half[::-1]]).values())) == 3
+
+
 # ---- where a run begins
 
 
@@ -194,6 +251,42 @@ def test_a_used_directory_goes_on_at_its_newest_checkpoint(saved, policy, config
     same(state.alpha, want.alpha)
     assert_same_arrays(replay, REPLAY)
     checkpoints.close()
+
+
+@pytest.fixture
+def two(trained, policy, tmp_path):
+    """A directory with checkpoints of steps 4 and 7, the newer one damaged."""
+    checkpoints, state = Checkpoints(tmp_path / 'checkpoints', keep=2), RunState(trained, trained.params)
+    for state.step in (4, 7):
+        checkpoints.save(state, REPLAY, f'after {state.step}')
+    checkpoints.close()
+    break_host_part(tmp_path / 'checkpoints' / '7')
+    return tmp_path / 'checkpoints'
+
+
+def break_host_part(checkpoint):
+    [file] = [f for f in (checkpoint / 'host').rglob('*') if f.is_file() and b'selector' in f.read_bytes()]
+    file.write_bytes(file.read_bytes().replace(b'after', b'befor'))
+
+
+def test_a_damaged_newest_checkpoint_is_put_aside_and_the_run_goes_on_before_it(two, policy, config, caplog):
+    state, (_, selector), checkpoints = open_run(make_learner(policy, BARE), config, two)
+    assert (state.step, selector, checkpoints.latest_step()) == (4, 'after 4', 4)
+    [report] = [r.row for r in caplog.records if r.name == 'bapo_jax.events']
+    assert (report['event'], report['step']) == ('checkpoint damaged', 7)
+    assert 'checkpoints/7 cannot be read (its host part is not what was saved' in report['message']
+    assert 'damaged-7 now; going on after step 4' in report['message']
+    state.step = 7
+    checkpoints.save(state, REPLAY, 'once more')
+    checkpoints.close()
+    assert (two / 'damaged-7' / 'host').is_dir() and (two / '7').is_dir()
+
+
+def test_where_no_checkpoint_is_whole_the_run_ends_and_nothing_moves(two, policy, config):
+    break_host_part(two / '4')
+    with pytest.raises(DamagedCheckpoint, match='checkpoints/7 cannot be read'):
+        open_run(make_learner(policy, BARE), config, two)
+    assert sorted(p.name for p in two.iterdir() if p.is_dir()) == ['4', '7']
 
 
 def test_the_reference_is_theta_0_of_the_models_files_also_in_a_run_that_goes_on(saved, policy, config, tmp_path):

@@ -8,9 +8,12 @@ import pytest
 from bapo_jax.config import default_config
 from bapo_jax.groups import Prompt
 from bapo_jax.models.tokenizer import character_tokenizer
-from bapo_jax.run.directory import claim, fingerprint_prompts, fingerprint_tokenizer
+from bapo_jax.run.directory import (
+    AMENDABLE, FREE_TO_CHANGE, OF_A_HOST, _flat, claim, fingerprint_prompts, fingerprint_tokenizer,
+)  # fmt: skip
 
 PRINTS = {'dataset': 'd', 'tokenizer': 't', 'model': {'layers': 2}}
+HERE = {'devices': '2 cpu', 'jax': '0.10.2'}
 
 
 def config(**changes):
@@ -20,15 +23,60 @@ def config(**changes):
 
 
 def test_a_new_directory_is_claimed_with_the_resolved_config(tmp_path):
-    claim(tmp_path / 'deep' / 'run', config(seed=5), PRINTS)
+    claim(tmp_path / 'deep' / 'run', config(seed=5), PRINTS, HERE)
     written = json.loads((tmp_path / 'deep' / 'run' / 'config.json').read_text())
     assert written['seed'] == 5 and written['replay']['c2'] == [0.5, 0.125] and written['fingerprints'] == PRINTS
 
 
 def test_the_same_run_may_claim_it_again_also_with_what_is_free_to_change(tmp_path):
-    claim(tmp_path, config(), PRINTS)
-    claim(tmp_path, config(steps=7, checkpoint__every=3, rollout__overlap=True), PRINTS)
+    claim(tmp_path, config(), PRINTS, HERE)
+    free = {'steps': 7, 'checkpoint__every': 3, 'rollout__overlap': True, 'learner__remat': 'full', 'model__path': 'moved'}
+    assert claim(tmp_path, config(**free), PRINTS, HERE | {'devices': '1 cpu'}) == {
+        'steps': (0, 7), 'checkpoint.every': (20, 3), 'rollout.overlap': (False, True), 'learner.remat': ('none', 'full'),
+        'model.path': ('', 'moved'), 'environment.devices': ('2 cpu', '1 cpu'),
+    }  # fmt: skip
     assert json.loads((tmp_path / 'config.json').read_text())['steps'] == 7
+    assert claim(tmp_path, config(**free), PRINTS, HERE | {'devices': '1 cpu'}) == {}
+
+
+def test_what_acts_from_step_to_step_is_changed_on_purpose(tmp_path):
+    claim(tmp_path, config(), PRINTS, HERE)
+    other = config(learner__learning_rate=5e-7, rollout__sync_every=1)
+    with pytest.raises(ValueError, match='or --amend to change learner.learning_rate, rollout.sync_every from here on'):
+        claim(tmp_path, other, PRINTS, HERE)
+    changed = {'learner.learning_rate': (1e-6, 5e-7), 'rollout.sync_every': (5, 1)}
+    assert claim(tmp_path, other, PRINTS, HERE, amend=True) == changed
+    with pytest.raises(ValueError, match=r'differ in seed\. Give another --workdir, or the settings of that run$'):
+        claim(tmp_path, config(seed=1, learner__learning_rate=1e-6), PRINTS, HERE, amend=True)
+
+
+def test_every_name_in_the_lists_is_a_field_or_a_section():
+    fields = [*_flat(config().to_dict()), 'environment.x']
+    for names in (FREE_TO_CHANGE, AMENDABLE, OF_A_HOST):
+        assert [name for name in names if not any(f == name or f.startswith(f'{name}.') for f in fields)] == []
+    assert not [name for name in AMENDABLE if name in FREE_TO_CHANGE]
+
+
+@pytest.mark.parametrize('text', ['', '{"seed": 1', '[]', 'null', '[' * 100_000])
+def test_a_damaged_config_is_named_and_left_as_it_is(text, tmp_path):
+    (tmp_path / 'config.json').write_text(text)
+    with pytest.raises(ValueError, match=r'config\.json is damaged \(.*\); restore it, or give another --workdir'):
+        claim(tmp_path, config(), PRINTS, HERE)
+    assert (tmp_path / 'config.json').read_text() == text
+
+
+def test_checkpoints_without_a_config_are_nobodys(tmp_path):
+    (tmp_path / 'checkpoints' / '20').mkdir(parents=True)
+    with pytest.raises(ValueError, match='has checkpoints and no config.json; restore that file'):
+        claim(tmp_path, config(), PRINTS, HERE)
+    assert not (tmp_path / 'config.json').exists()
+
+
+def test_a_damaged_row_of_metrics_is_named_before_anything_is_written(tmp_path):
+    (tmp_path / 'metrics.jsonl').write_text('{"step": 0\n')
+    with pytest.raises(ValueError, match='line 1 is damaged'):
+        claim(tmp_path, config(), PRINTS, HERE)
+    assert not (tmp_path / 'config.json').exists()
 
 
 @pytest.mark.parametrize(
@@ -41,10 +89,10 @@ def test_the_same_run_may_claim_it_again_also_with_what_is_free_to_change(tmp_pa
     ],
 )
 def test_another_run_is_refused_naming_what_differs_and_leaves_it_as_it_is(changes, prints, named, tmp_path):
-    claim(tmp_path, config(), PRINTS)
+    claim(tmp_path, config(), PRINTS, HERE)
     before = (tmp_path / 'config.json').read_text()
     with pytest.raises(ValueError, match=named + ' Give another --workdir'):
-        claim(tmp_path, config(**changes), PRINTS | prints)
+        claim(tmp_path, config(**changes), PRINTS | prints, HERE)
     assert (tmp_path / 'config.json').read_text() == before
 
 

@@ -1,6 +1,7 @@
 """metrics.jsonl, TensorBoard and the progress that people see: each step once, whole rows."""
 
 import pytest
+from tensorboardX.proto.event_pb2 import Event
 
 from bapo_jax.run.log import MetricsLog, ProgressBar, read_metrics
 
@@ -23,11 +24,42 @@ def test_a_directory_without_metrics_has_no_rows(tmp_path):
     assert read_metrics(tmp_path) == []
 
 
+@pytest.mark.parametrize('line', ['{"step": 1, "x": ', '[1]', '{"x": 1}', '[' * 100_000, '\xff'])
+def test_a_damaged_row_is_named(line, tmp_path):
+    (tmp_path / 'metrics.jsonl').write_bytes(b'{"step": 0}\n' + line.encode('latin1') + b'\n{"step": 2}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 (is damaged|has no 'step').*restore the file, or remove that line"):
+        read_metrics(tmp_path)
+
+
+def test_rows_that_the_checkpoint_should_have_are_missed_aloud(tmp_path, caplog):
+    (tmp_path / 'metrics.jsonl').write_text('{"step": 0}\n{"step": 1}\n')
+    MetricsLog(tmp_path, 1).close()
+    assert not caplog.records
+    MetricsLog(tmp_path, 3).close()
+    assert [r.row['event'] for r in caplog.records] == ['metrics missing']
+    assert 'ends at step 1, the checkpoint is of step 3; the rows between are lost' in caplog.text
+
+
+def test_a_full_disk_is_an_error_and_no_wait(tmp_path):
+    log = MetricsLog(tmp_path, -1)
+    log._tensorboard._py_recordio_writer._writer = open('/dev/full', 'wb')  # noqa: SIM115
+    with pytest.raises(OSError, match='No space left'):
+        for step in range(100):
+            log.write(step, {'x': step})
+    assert step == 0
+
+
 def test_tensorboard_events_are_written(tmp_path):
     log = MetricsLog(tmp_path, -1)
     log.write(1, {'actor/lr': 0.5, 'accuracy_bins': [1, 2], 'bapo/r_tot': None})
     log.close()
-    assert next((tmp_path / 'tensorboard').iterdir()).stat().st_size > 0
+    data, events = next((tmp_path / 'tensorboard').glob('events.out.tfevents.*')).read_bytes(), []
+    while data:
+        length = int.from_bytes(data[:8], 'little')
+        events.append(Event.FromString(data[12 : 12 + length]))
+        data = data[16 + length :]
+    assert events[0].file_version == 'brain.Event:2' and events[1].step == 0 and events[1].session_log.status == 1
+    assert [(e.step, [(v.tag, v.simple_value) for v in e.summary.value]) for e in events[2:]] == [(1, [('actor/lr', 0.5)])]
     assert read_metrics(tmp_path) == [{'step': 1, 'actor/lr': 0.5, 'accuracy_bins': [1, 2], 'bapo/r_tot': None}]
 
 

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from group_builders import make_group
 
+from bapo_jax import stopping
 from bapo_jax.config import default_config
 from bapo_jax.groups import make_batch
 from bapo_jax.replay import PURPOSES
 from bapo_jax.run import run as module
+from bapo_jax.run.checkpoint import RunState
 from bapo_jax.run.log import read_metrics
 from bapo_jax.run.run import Run, Step
 
@@ -58,6 +60,9 @@ class Saved:
     def save(self, state, *of_host):
         self.saves.append((state.step, of_host))
 
+    def latest_step(self):
+        return self.saves[-1][0] if self.saves else None
+
     def close(self):
         self.closed = True
 
@@ -65,17 +70,19 @@ class Saved:
 @pytest.fixture
 def begin(tmp_path, monkeypatch):
     """A function of the run's periods and its last step: (Run, what it notes)."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    monkeypatch.setattr(module, 'write_rollouts', lambda path, *_: noted.rollouts.append(path.name))
-    noted = types.SimpleNamespace(rollouts=[], evaluations=[], checkpoints=Saved(), told=[])
+    monkeypatch.setattr(module, 'write_rollouts', lambda path, *_: noted.rollouts.append(f'{path.parent.name}/{path.name}'))
+    noted = types.SimpleNamespace(rollouts=[], evaluations=[], checkpoints=Saved(), told=[], during=lambda: None)
 
-    def make(steps=4, evaluate=0, rollouts=0, checkpoint=100, done=0):
+    def make(steps=4, evaluate=0, rollouts=0, checkpoint=100, state=None, at_start=False):
         c = default_config()
-        c.evaluate.every, c.rollouts.every, c.checkpoint.every = evaluate, rollouts, checkpoint
-        state = types.SimpleNamespace(step=done, sync=lambda: noted.told.append('θ'))
+        c.evaluate.every, c.rollouts.every, c.checkpoint.every, c.evaluate.at_start = evaluate, rollouts, checkpoint, at_start
+        state = state or RunState(None, None)
+        monkeypatch.setattr(state, 'sync', lambda: (noted.told.append('θ'), setattr(state, 'synced_after', state.step)))
         hosts = types.SimpleNamespace(tell=lambda what, **_: noted.told.append(what))
 
         def evaluated():
+            with stopping.leaving_waits():
+                noted.during()
             noted.evaluations.append(state.step)
             return {'val-core/x/acc/mean@2': 0.5}
 
@@ -85,25 +92,29 @@ def begin(tmp_path, monkeypatch):
         run = Run(c, tmp_path, steps, state, noted.checkpoints, hosts, None, evaluate=evaluated, to_save=saved)
         return run, noted
 
-    yield make
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    with stopping.on_signal(600.0):
+        yield make
 
 
-def take(run, number, **metrics):
-    """One step as the loop takes it; whether the run is to stop."""
-    batch = make_batch([make_group(1, 4)], ['x1'])
+def take(run, number, before_the_end=lambda: None, **metrics):
+    """One step as the loop takes it."""
     with run.step(number) as now:
+        before_the_end()
         run.state.step = number
+        now.took([], [], make_batch([make_group(1, 4)], ['x1']))
         now.record({'critic/score/mean': 0.5, 'bapo/x1_groups': 1, 'bapo/x2_groups': 0, 'bapo/x3_groups': 0, **metrics})
-    return run.due(now, batch, [], [])
+
+
+def signalled(number=signal.SIGTERM):
+    os.kill(os.getpid(), number)
 
 
 def test_each_thing_is_done_at_its_period_and_everything_but_rollouts_at_the_end(begin):
     run, noted = begin(steps=7, evaluate=3, rollouts=2, checkpoint=5)
-    assert [take(run, number) for number in run.steps_left()] == [False] * 6 + [True]
+    for number in run.steps_left():
+        take(run, number)
     assert noted.evaluations == [3, 6, 7]
-    assert noted.rollouts == ['000002.jsonl.zst', '000004.jsonl.zst', '000006.jsonl.zst']
+    assert noted.rollouts == [f'rollouts/00000{step}.jsonl.zst' for step in (2, 4, 6)]
     assert noted.checkpoints.saves == [(5, ('replay', 'selector')), (7, ('replay', 'selector'))]
     assert noted.told == ['save', 'save']
     run.close()
@@ -123,27 +134,99 @@ def test_each_step_is_written_once_with_its_seconds(begin, tmp_path):
     run.close()
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_the_run_after_its_step_with_a_checkpoint(number, begin, capsys):
-    run, noted = begin(steps=9)
-    assert not take(run, 1)
-    os.kill(os.getpid(), number)
-    assert take(run, 2)
-    assert [step for step, _ in noted.checkpoints.saves] == [2] and noted.evaluations == []
-    assert f'{number.name}: stopping after this step, with a checkpoint' in capsys.readouterr().out
+@pytest.mark.parametrize('at_start', [True, False])
+def test_the_base_is_scored_before_the_first_step_unless_asked_not_to(begin, at_start, tmp_path):
+    run, noted = begin(steps=1, at_start=at_start)
+    assert next(run.steps_left()) == 1
+    assert noted.evaluations == [0] * at_start and [row['step'] for row in read_metrics(tmp_path)] == [0] * at_start
     run.close()
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_a_step_trains_ends_the_run_after_it_with_a_checkpoint(number, begin, capsys):
+    run, noted = begin(steps=9)
+    for step in run.steps_left():
+        take(run, step, lambda: step == 2 and signalled(number))  # noqa: B023
+    assert [step for step, _ in noted.checkpoints.saves] == [2] and noted.evaluations == []
+    assert f'{number.name}: stopping, with a checkpoint, in at most 600 s' in capsys.readouterr().out
+    run.close()
+
+
+def test_a_signal_while_a_step_waits_gives_the_step_up_and_saves_the_one_before(begin, tmp_path):
+    def waits():
+        with stopping.leaving_waits():
+            signalled()
+
+    run, noted = begin(steps=9)
+    for step in run.steps_left():
+        take(run, step, lambda: step == 3 and waits())  # noqa: B023
+    assert [step for step, _ in noted.checkpoints.saves] == [2]
+    assert [row['step'] for row in read_metrics(tmp_path)] == [1, 2]
+    run.close()
+
+
+@pytest.mark.parametrize('stop_at, saved', [(1, []), (3, [2]), (4, [2, 3])])
+def test_nothing_and_what_is_saved_already_is_not_saved(stop_at, saved, begin):
+    run, noted = begin(steps=9, checkpoint=2)
+    for step in run.steps_left():
+        if step == stop_at:
+            with run.step(step):
+                signalled()
+                with stopping.leaving_waits():  # the signal came before the wait
+                    pytest.fail('the wait began')
+        else:
+            take(run, step)
+    assert [step for step, _ in noted.checkpoints.saves] == saved
+    run.close()
+
+
+def test_an_evaluation_that_a_signal_cuts_short_is_made_up_for(begin, tmp_path):
+    run, noted = begin(steps=4, evaluate=2)
+    noted.during = signalled
+    for step in run.steps_left():
+        take(run, step, loss=10 * step)
+    run.close()
+    assert noted.evaluations == [] and [step for step, _ in noted.checkpoints.saves] == [2]
+    assert [row['step'] for row in read_metrics(tmp_path)] == [1]  # the row of step 2 is not whole yet
+    state = RunState(None, None, step=2, unwritten=json.loads(json.dumps(run.state.unwritten)))
+    noted.during = lambda: None
+    with stopping.on_signal(600.0):
+        run, noted = begin(steps=4, evaluate=2, state=state)
+        for step in run.steps_left():
+            take(run, step, loss=10 * step)
+        run.close()
+    rows = read_metrics(tmp_path)
+    assert [(row['step'], row['loss']) for row in rows] == [(1, 10), (2, 20), (3, 30), (4, 40)]
+    assert ['val-core/x/acc/mean@2' in row for row in rows] == [False, True, False, True]
+    assert noted.evaluations == [2, 4]
 
 
 def test_a_continued_run_goes_on_after_its_checkpoint_and_forgets_later_rows(begin, tmp_path):
     (tmp_path / 'metrics.jsonl').write_text(''.join(json.dumps({'step': step}) + '\n' for step in range(5)))
-    run, _ = begin(steps=6, done=3)
-    assert list(run.steps_left()) == [4, 5, 6]
+    run, _ = begin(steps=6, state=RunState(None, None, step=3))
+    assert next(run.steps_left()) == 4
     assert [row['step'] for row in read_metrics(tmp_path)] == [0, 1, 2, 3]
     run.close()
 
 
-def test_a_sync_is_told_to_the_other_hosts_first(begin):
+def test_a_sync_is_told_to_the_other_hosts_first_and_happens_once_a_step(begin):
     run, noted = begin()
     run.sync()
+    run.sync()
     assert noted.told == ['sync', 'θ']
+    run.state.step = 1
+    run.sync()
+    assert noted.told == ['sync', 'θ'] * 2
+    run.close()
+
+
+def test_too_many_steps_without_a_finite_gradient_end_the_run(begin, caplog):
+    """Five in a row, and their batches are kept; a step without a skipped update begins the count anew."""
+    run, noted = begin(steps=20)
+    skipped = [1, 1, 0, 2, 1, 1, 1, 1, 1]
+    with pytest.raises(module.Diverged, match=r'5 steps in a row had an update without a finite gradient .* and --amend'):
+        for step in run.steps_left():
+            take(run, step, **{'actor/skipped_updates': skipped[step - 1]})
+    assert noted.rollouts == [f'skipped/00000{step}.jsonl.zst' for step in (1, 2, 4, 5, 6, 7, 8)]
+    assert [r.row['event'] for r in caplog.records] == ['update skipped'] * 7
     run.close()

@@ -1,0 +1,116 @@
+"""A run directory has one writer at a time, whichever way the last one ended."""
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bapo_jax.run import lock
+
+ROOT = Path(__file__).resolve().parents[2]
+HOLD = (
+    'import pathlib, sys, time; from bapo_jax.run import lock; lock.RENEW_S = 0.1\n'
+    'with lock.held(pathlib.Path(sys.argv[1])): print("held", flush=True); time.sleep(60)'
+)
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that holds tmp_path/run."""
+    process = subprocess.Popen([sys.executable, '-c', HOLD, tmp_path / 'run'], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == 'held\n'
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A function of seconds: a lock file that another machine left, and counts up for so long."""
+    monkeypatch.setattr(lock, 'WATCH_S', 0.4)
+    path = tmp_path / 'run' / 'lock'
+    path.parent.mkdir()
+
+    def write(renewed, token='b' * 16):
+        said = {'token': token, 'pid': 7, 'machine': 'node3 b00t', 'host': 'node3', 'renewed': renewed}
+        path.write_bytes(json.dumps(said).encode().ljust(512))
+
+    write(1)
+    return write
+
+
+def test_a_second_process_is_refused_and_told_who_has_the_directory(holder, tmp_path):
+    before = sorted((tmp_path / 'run').iterdir())
+    with pytest.raises(lock.DirectoryInUse, match=rf'run is in use by process {holder.pid} on \S+; wait until it ends, or give'):
+        with lock.held(tmp_path / 'run'):
+            pass
+    assert sorted((tmp_path / 'run').iterdir()) == before
+
+
+def test_kill_9_frees_the_directory_at_once(holder, tmp_path):
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    started = time.monotonic()
+    with lock.held(tmp_path / 'run'):
+        assert json.loads((tmp_path / 'run' / 'lock').read_text())['pid'] == os.getpid()
+    assert time.monotonic() - started < lock.WATCH_S and not (tmp_path / 'run').joinpath('lock').exists()
+
+
+def test_nothing_is_left_behind_but_what_was_written(tmp_path):
+    with lock.held(tmp_path / 'a' / 'empty'):
+        pass
+    assert not (tmp_path / 'a' / 'empty').exists()
+    with lock.held(tmp_path / 'used'):
+        (tmp_path / 'used' / 'config.json').write_text('{}')
+    assert [f.name for f in (tmp_path / 'used').iterdir()] == ['config.json']
+
+
+def test_another_machine_that_counts_on_keeps_the_directory(elsewhere, tmp_path, monkeypatch):
+    monkeypatch.setattr(lock.time, 'sleep', lambda _: elsewhere(2))
+    with pytest.raises(lock.DirectoryInUse, match='in use by process 7 on node3'):
+        with lock.held(tmp_path / 'run'):
+            pass
+
+
+def test_another_machine_that_stands_still_has_lost_it(elsewhere, tmp_path, capsys):
+    with lock.held(tmp_path / 'run'):
+        assert json.loads((tmp_path / 'run' / 'lock').read_text())['pid'] == os.getpid()
+    assert 'of process 7 on node3; watching' in capsys.readouterr().out
+
+
+def test_a_file_system_without_flock_is_watched_even_on_one_machine(holder, tmp_path, monkeypatch):
+    def unsupported(*_):
+        raise OSError(errno.ENOTSUP, 'not supported')
+
+    monkeypatch.setattr(fcntl, 'flock', unsupported)
+    monkeypatch.setattr(lock, 'WATCH_S', 5.0)  # it renews every .1 s
+    with pytest.raises(lock.DirectoryInUse, match=f'process {holder.pid}'):
+        with lock.held(tmp_path / 'run'):
+            pass
+
+
+def test_who_loses_the_directory_writes_nothing_more(tmp_path):
+    """Another machine took it, since this process slept."""
+    process = subprocess.Popen(
+        [sys.executable, '-c', HOLD, tmp_path / 'run'], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == 'held\n'
+    path = tmp_path / 'run' / 'lock'
+    said = json.dumps({'token': 'b' * 16, 'pid': 7, 'host': 'node3'}).encode().ljust(512)
+    for _ in range(50):  # a renewal under way may come after the first
+        with path.open('r+b') as f:
+            f.write(said)
+        if process.poll() is not None:
+            break
+        time.sleep(0.1)
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == 1 and 'was taken by process 7 on node3; nothing more is written' in err
+    assert json.loads(path.read_text())['pid'] == 7
