@@ -31,7 +31,7 @@ from bapo_jax.groups import Batch, Prompt
 from bapo_jax.hosts import HostError, Hosts, join
 from bapo_jax.inputs import read_inputs
 from bapo_jax.learner.learner import Learner, build_learner
-from bapo_jax.models.hf import architecture
+from bapo_jax.models.hf import DamagedWeights, architecture
 from bapo_jax.parallel import describe_devices
 from bapo_jax.replay.bapo import Bapo
 from bapo_jax.replay.kinds import make_replay
@@ -249,7 +249,7 @@ def main(_) -> None:
                     return
             if stopping.requested():
                 sys.exit(stopping.STATUS)
-    except (DirectoryInUse, DamagedCheckpoint, OtherWeights) as e:
+    except (DirectoryInUse, DamagedCheckpoint, DamagedWeights, OtherWeights) as e:
         sys.exit(f'error: {e}')
     except (RolloutError, BadReward, HostError, Diverged) as e:
         sys.exit(f'error: {e}\nThe same command continues from the last checkpoint.')

@@ -50,6 +50,10 @@ class Tensor(NamedTuple):
     transposed: bool
 
 
+class DamagedWeights(ValueError):
+    """A tensor has a value that is not finite."""
+
+
 def init_params(config: ModelConfig, seed: int) -> Params:
     """Freshly initialised parameters (normal, 0.02)."""
     return nnx.to_pure_dict(nnx.state(Qwen(config, rngs=nnx.Rngs(seed)), nnx.Param))
@@ -83,8 +87,8 @@ def load_params(path: str | Path, config: ModelConfig, sharding: Any = None) -> 
     Each device's part of a tensor is read on its own, and layers are stacked on the devices. So the host holds at most one tensor
     in float32, and one part of it in the file's dtype. A parameter that no file has, a critic's value head, is 0.
 
-    Raises FileNotFoundError for missing files, and ValueError for a truncated file, a missing tensor, or a wrong shape or dtype.
-    Every error is raised before anything is allocated.
+    Raises FileNotFoundError for missing files, and ValueError for a truncated file, a missing tensor, or a wrong shape or dtype,
+    before anything is allocated; and DamagedWeights (a ValueError) for a value that is not finite.
     """
     shapes = abstract_params(config)[1]
     handles = _open_tensors(Path(path), layout(config), shapes)
@@ -92,13 +96,14 @@ def load_params(path: str | Path, config: ModelConfig, sharding: Any = None) -> 
     params: Params = {}
     for tensor in layout(config):
         handle, where = handles[tensor.name], _get(sharding, tensor.path) if sharding else one_device
-        if tensor.layer is None:
-            array = _place(handle, tensor.transposed, where)
-        else:
+        of_tensor = where if tensor.layer is None else NamedSharding(where.mesh, PartitionSpec(*where.spec[1:]))
+        array = _place(handle, tensor.transposed, of_tensor)
+        if not _all_finite(array):
+            raise DamagedWeights(f'{path}: tensor {tensor.name} has a value that is not finite; restore the files of the weights')
+        if tensor.layer is not None:
             shape = _get(shapes, tensor.path).shape
             stacked = jnp.zeros(shape, jnp.float32, device=where) if tensor.layer == 0 else _get(params, tensor.path)
-            of_layer = NamedSharding(where.mesh, PartitionSpec(*where.spec[1:]))
-            array = _set_layer(stacked, _place(handle, tensor.transposed, of_layer), tensor.layer, sharding=where)
+            array = _set_layer(stacked, array, tensor.layer, sharding=where)
         # Without this wait the host runs ahead, and holds every tensor that no device has taken yet.
         _set(params, tensor.path, jax.block_until_ready(array))
     for parameter in parameters_of(config):
@@ -106,6 +111,11 @@ def load_params(path: str | Path, config: ModelConfig, sharding: Any = None) -> 
             where = _get(sharding, parameter.path) if sharding else one_device
             _set(params, parameter.path, jnp.zeros(_get(shapes, parameter.path).shape, jnp.float32, device=where))
     return params
+
+
+@jax.jit
+def _all_finite(array: jax.Array) -> jax.Array:
+    return jnp.isfinite(array).all()
 
 
 def _place(handle: Any, transposed: bool, sharding: NamedSharding) -> jax.Array:

@@ -26,10 +26,10 @@ def small_config(method: str, benchmark: Path, **changes):
     return config
 
 
-def run(config, workdir: Path):
+def run(config, workdir: Path, amend: bool = False):
     """As the command does."""
     with stopping.on_signal(120.0), held(workdir), events.recorded(workdir):
-        return train(build(config, workdir), workdir)
+        return train(build(config, workdir, amend=amend), workdir)
 
 
 def metrics(workdir: Path, times: bool = False) -> list[dict]:

@@ -231,6 +231,18 @@ def test_weights_in_a_dtype_that_float32_does_not_hold(directory):
         load(directory)
 
 
+@pytest.mark.parametrize('value', [np.nan, np.inf])
+def test_weights_that_are_not_finite(value, directory):
+    name = 'model.layers.1.mlp.up_proj.weight'
+
+    def spoil(tensors):
+        tensors[name][3, 5] = value
+
+    edit_tensors(directory, spoil)
+    with pytest.raises(hf.DamagedWeights, match=f'tensor {name} has a value that is not finite'):
+        load(directory)
+
+
 @pytest.mark.parametrize('text', ['{"weight_map": ', '{"metadata": {}}'])
 def test_an_index_that_is_none(text, directory):
     (directory / 'model.safetensors.index.json').write_text(text)

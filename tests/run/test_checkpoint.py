@@ -10,8 +10,9 @@ from group_builders import assert_same_arrays, make_group
 from learners import BARE, batch_of, learner_config, make_learner
 
 from bapo_jax.groups import make_batch
-from bapo_jax.run.checkpoint import ROLLOUT, Checkpoints, DamagedCheckpoint, RunState, open_run, copy_params
-from bapo_jax.run.checksums import checksums
+from bapo_jax.learner.learner import Learner
+from bapo_jax.run.checkpoint import ROLLOUT, Checkpoints, DamagedCheckpoint, OtherWeights, RunState, copy_params, open_run
+from bapo_jax.run.checksums import checksum_of_text, checksums
 
 REPLAY = {'r_tot': np.array([np.nan]), 'high_tokens': np.arange(7, dtype=np.int32), 'bad_stored': np.array([3, 0], np.int64)}
 
@@ -40,8 +41,9 @@ def trained(policy, groups):
 def saved(trained, policy, tmp_path_factory):
     """(directory with a checkpoint of step 7, the state it holds)."""
     directory = tmp_path_factory.mktemp('saved') / 'checkpoints'
-    state = RunState(trained, times(policy.params, 0.9), alpha_version=5, step=7)
-    state.totals['responses'] = 123
+    initial = checksum_of_text(checksums(make_learner(policy, BARE).read_initial()))
+    state = RunState(trained, times(policy.params, 0.9), alpha_version=5, step=7, synced_after=6, skipped_in_a_row=2, initial=initial)
+    state.totals['responses'], state.unwritten = 123, {'critic/score/mean': 0.1}
     checkpoints = Checkpoints(directory, keep=2)
     checkpoints.save(state, REPLAY, '{"position": 9}')
     checkpoints.close()
@@ -102,6 +104,7 @@ def test_what_comes_back_is_what_was_saved_bit_for_bit(saved, policy):
     same(back.theta, state.theta)
     same(back.alpha, state.alpha)
     assert (back.step, back.alpha_version, back.totals, selector) == (7, 5, state.totals, '{"position": 9}')
+    assert (back.synced_after, back.skipped_in_a_row, back.unwritten, back.initial) == (6, 2, state.unwritten, state.initial)
     assert_same_arrays(replay, REPLAY)
     checkpoints.close()
 
@@ -296,3 +299,18 @@ def test_the_reference_is_theta_0_of_the_models_files_also_in_a_run_that_goes_on
         same(state.reference, policy.params)
         assert state.policies()['reference'] is state.reference
         checkpoints.close()
+
+
+def test_a_reference_of_other_weights_is_refused(saved, policy, config, monkeypatch):
+    """One bit of the files that the run began with."""
+    read = Learner.read_initial
+
+    def flipped(self):
+        params = read(self)
+        params['norm']['scale'] = params['norm']['scale'].at[0].multiply(-1)
+        return params
+
+    monkeypatch.setattr(Learner, 'read_initial', flipped)
+    with pytest.raises(OtherWeights, match='holds other weights than those that the run began with'):
+        open_run(make_learner(policy, BARE, kl_target='reference', kl_coef=0.1), config, saved[0])
+    open_run(make_learner(policy, BARE), config, saved[0])  # a run that does not read them
