@@ -41,7 +41,7 @@ from bapo_jax.rollout.engine import TRACKING, RolloutError
 from bapo_jax.rollout.engines import start_engine
 from bapo_jax.rollout.rollouts import Rollouts
 from bapo_jax.rollout.schedule import Schedule, schedule_of
-from bapo_jax.run.checkpoint import ROLLOUT, DamagedCheckpoint, OtherWeights, RunState, open_run
+from bapo_jax.run.checkpoint import ROLLOUT, DamagedCheckpoint, NotSaved, OtherWeights, RunState, open_run
 from bapo_jax.run.directory import claim, fingerprint_prompts, fingerprint_tokenizer
 from bapo_jax.run.lock import DirectoryInUse, held
 from bapo_jax.run.measures import batch_metrics, discarded_metrics, fresh_metrics
@@ -251,7 +251,7 @@ def main(_) -> None:
                 sys.exit(stopping.STATUS)
     except (DirectoryInUse, DamagedCheckpoint, DamagedWeights, OtherWeights) as e:
         sys.exit(f'error: {e}')
-    except (RolloutError, BadReward, HostError, Diverged) as e:
+    except (RolloutError, BadReward, HostError, Diverged, NotSaved) as e:
         sys.exit(f'error: {e}\nThe same command continues from the last checkpoint.')
     except OSError as e:
         if e.errno not in _DISK:

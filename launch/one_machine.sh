@@ -11,7 +11,7 @@
 # PORT (8000) of the first server · SERVER_DEADLINE (900) seconds to start · PYTHON (.venv/bin/python)
 #
 # Needs `make env vllm-env`, curl. What follows -- goes to bapo_jax.train; paths count from the repository. Servers write to
-# WORKDIR/servers/. Ctrl-C and SIGTERM let the trainer finish its step and save; the servers end after it, always. The exit status
+# WORKDIR/servers/. Ctrl-C and SIGTERM stop the trainer with a checkpoint; the servers end after it, always. The exit status
 # is the trainer's.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -11,11 +11,12 @@
 # SERVER_NODES  how many nodes, the last ones, are for servers (1)
 # SERVER_GPUS   a server on each of them for each word, on the GPUs it lists: '0,1,2,3 4,5,6,7'; unset: one server with all
 # SERVE_ARGS    words for bapo_jax.rollout.serve, after -- for vLLM: '--dtype=bfloat16 -- --tensor-parallel-size 8'
+# REQUEUE       0: a run that a signal stopped stays stopped; else the job is queued again (exit status 75, docs/operations.md)
 # PORT (8000) of a node's first server · COORDINATOR_PORT (8476) · SERVER_DEADLINE (900) seconds to start · PYTHON (.venv/bin/python)
 #
 # Submit from the repository, on a file system that all nodes see, as they see MODEL and WORKDIR. Needs `make env vllm-env`, and curl
 # on the first node. What follows -- goes to bapo_jax.train. Servers write to WORKDIR/servers/. 600 seconds before the time limit, or
-# by `scancel --batch --signal=TERM JOB`, the trainers finish their step and save; the same command continues.
+# by `scancel --batch --signal=TERM JOB`, the trainers stop with a checkpoint; the job is queued again and continues.
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:-.}"
 
@@ -83,4 +84,7 @@ srun --export=ALL --cpu-bind=none --nodes="$hosts" --ntasks="$hosts" --ntasks-pe
   --coordinator="${nodes[0]}:${COORDINATOR_PORT:-8476}" --hosts="$hosts" </dev/null &
 trainer=$!
 while kill -0 "$trainer" 2>/dev/null; do wait "$trainer" || true; done # a signal ends `wait` before the trainers have ended
-wait "$trainer"
+status=0
+wait "$trainer" || status=$?
+[ "$status" != 75 ] || [ "${REQUEUE:-1}" = 0 ] || scontrol requeue "$SLURM_JOB_ID" # stopped before its end: the same command continues
+exit "$status"

@@ -13,7 +13,7 @@
 #
 # Needs gcloud with project and ssh keys set up here; in REPO `make env JAX=tpu`, and `make vllm-env VLLM=cuda` from a GPU machine; bash
 # and curl there; a network where hosts reach each other and the servers. What follows -- goes to bapo_jax.train. Servers write to
-# WORKDIR/servers/. Ctrl-C and SIGTERM let the trainers finish their step and save. The servers end with this script, however it ends.
+# WORKDIR/servers/. Ctrl-C and SIGTERM stop the trainers with a checkpoint. The servers end with this script, however it ends.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

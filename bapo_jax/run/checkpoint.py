@@ -9,10 +9,11 @@ Randomness needs no saving: every draw is keyed by (seed, step, purpose).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,6 +123,10 @@ class DamagedCheckpoint(ValueError):
     """A checkpoint that was complete once and can no longer be read."""
 
 
+class NotSaved(RuntimeError):
+    """A checkpoint could not be written; the one before it is whole."""
+
+
 class OtherWeights(ValueError):
     """The weights of θ_0 are not those of before."""
 
@@ -144,8 +149,8 @@ class Checkpoints:
         """Every host saves its part of the policy, host 0 the rest. Returns the bytes of all arrays.
 
         Returns once the arrays are copied to the host, and writes them while training goes on; the next save, or `close`, waits for
-        that, and raises what went wrong. On a CPU nothing is copied: there JAX reuses no donated buffer that is still being read.
-        Raises RuntimeError where Orbax did not write (a step already saved).
+        that, and raises NotSaved where it failed. On a CPU nothing is copied: there JAX reuses no donated buffer that is still being
+        read. Raises RuntimeError where Orbax did not write (a step already saved).
         """
         host = {
             'step': run.step,
@@ -164,7 +169,9 @@ class Checkpoints:
         items = ocp.args.Composite(
             policy=ocp.args.StandardSave(arrays), replay=ocp.args.StandardSave(replay), host=ocp.args.JsonSave(host)
         )
-        if not self._manager.save(run.step, args=items):
+        with self._saying_what_failed():
+            saved = self._manager.save(run.step, args=items)
+        if not saved:
             raise RuntimeError(f'no checkpoint was written at step {run.step}: one is there already')
         return sum(x.nbytes for x in jax.tree.leaves((arrays, replay)))
 
@@ -261,9 +268,19 @@ class Checkpoints:
             raise self._damaged(step, f'{type(e).__name__}: {reason}') from e
 
     def close(self) -> None:
-        """Waits until all is written. Raises what went wrong meanwhile."""
-        self._manager.wait_until_finished()
+        """Waits until all is written. Raises NotSaved where that failed."""
+        with self._saying_what_failed():
+            self._manager.wait_until_finished()
         self._manager.close()
+
+    @contextlib.contextmanager
+    def _saying_what_failed(self) -> Iterator[None]:
+        try:
+            yield
+        except (jax.errors.JaxRuntimeError, MemoryError):
+            raise
+        except Exception as e:  # Orbax raises ValueError, OSError and others, by which of its layers cannot write
+            raise NotSaved(f'a checkpoint could not be written to {self._manager.directory}: {str(e)[-300:]}') from e
 
 
 def _arrays(run: RunState) -> dict[str, Any]:

@@ -132,8 +132,10 @@ def train():
 
 
 record(stdin=sys.stdin.read() if NAME == 'kubectl' and ('-' in ARGS or '/dev/stdin' in ' '.join(ARGS)) else None)
-if NAME == 'scontrol':
+if NAME == 'scontrol' and ARGS[0] == 'show':
     print('\n'.join(os.environ['SLURM_JOB_NODELIST'].split(',')))
+elif NAME == 'scontrol':
+    assert ARGS == ['requeue', os.environ['SLURM_JOB_ID']]
 elif NAME == 'python':
     {'bapo_jax.rollout.serve': serve, 'bapo_jax.train': train}[ARGS[1]]()
 else:

@@ -11,7 +11,7 @@ from learners import BARE, batch_of, learner_config, make_learner
 
 from bapo_jax.groups import make_batch
 from bapo_jax.learner.learner import Learner
-from bapo_jax.run.checkpoint import ROLLOUT, Checkpoints, DamagedCheckpoint, OtherWeights, RunState, copy_params, open_run
+from bapo_jax.run.checkpoint import ROLLOUT, Checkpoints, DamagedCheckpoint, NotSaved, OtherWeights, RunState, copy_params, open_run
 from bapo_jax.run.checksums import checksum_of_text, checksums
 
 REPLAY = {'r_tot': np.array([np.nan]), 'high_tokens': np.arange(7, dtype=np.int32), 'bad_stored': np.array([3, 0], np.int64)}
@@ -162,6 +162,19 @@ def test_a_step_is_saved_once_and_as_many_are_kept_as_asked(trained, policy, tmp
         checkpoints.save(state, REPLAY, '')
     checkpoints.close()
     assert sorted(p.name for p in (tmp_path / 'checkpoints').iterdir() if p.name.isdigit()) == ['2', '3']
+
+
+def test_a_checkpoint_that_cannot_be_written_says_why(trained, tmp_path, monkeypatch):
+    """What Orbax raised on a full disk, measured 2026-11-23."""
+    checkpoints = Checkpoints(tmp_path / 'checkpoints', keep=2)
+
+    def full(*_, **__):
+        raise ValueError("RESOURCE_EXHAUSTED: Error writing: No space left on device [os_error_code='28']")
+
+    monkeypatch.setattr(checkpoints._manager, 'save', full)
+    with pytest.raises(NotSaved, match=r'could not be written to .*/checkpoints: RESOURCE_EXHAUSTED: .* No space left on device'):
+        checkpoints.save(RunState(trained, trained.params, step=1), REPLAY, '')
+    checkpoints.close()
 
 
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # Orbax leaves futures behind
