@@ -2,9 +2,11 @@ r"""Compares one answer with the accepted ones.
 
 Equality is math-verify's. What it gets wrong is decided before it is called:
 
-    equal texts are equal; plain numbers are compared exactly, numerals by their base
+    equal texts are equal; plain numbers are compared exactly, numerals by their base, times of day by the clock
     code and hedged answers ('2 (or perhaps 3)') are no answers
-    expressions are compared by their values at a few points, which is faster than simplifying
+    lists, tuples, labelled values and sets are taken apart (`math_forms`), and compared part by part
+    units count where both have one, and words such as 'million' or 'or more' always do (`math_units`)
+    expressions are compared by their values (`math_values`), to the last digit
 
 Two conventions on which graders differ are ours. A decimal of four places or more is accepted where the exact value rounds to it
 (2.6667 for 8/3). A relation may stand for its interval.
@@ -22,10 +24,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from bapo_jax.groups import Verdict
+from bapo_jax.tasks import math_forms as forms
 from bapo_jax.tasks.math_text import (
     DECIMAL_COMMA, MATH_MARKS, ROUNDED_PLACES, elements, is_words, last_box, numeral_value, parse_number, parse_numeral,
-    same_number, split, text_key, tidy, without_unit,
+    same_number, split, text_key, tidy,
 )  # fmt: skip
+from bapo_jax.tasks.math_units import Quantity, bound, clock, quantity, same_clock
 
 MAX_LENGTH = 4000  # characters of an answer that is parsed; a longer one can only match as text
 MAX_DEPTH = 40  # nested brackets of an answer that is parsed
@@ -84,6 +88,9 @@ def _same_at_a_glance(answer: str, gold: str) -> bool | None:
     for one, other in ((answer, gold), (gold, answer)):
         if DECIMAL_COMMA.fullmatch(one) and one.replace(',', '.') == other:
             return True
+    time, gold_time = clock(answer), clock(gold)
+    if time and gold_time and (time[2] or gold_time[2]):  # 3:30 may be a ratio
+        return same_clock(time, gold_time)
     numeral, gold_numeral = parse_numeral(answer), parse_numeral(gold)
     if numeral and gold_numeral:
         return numeral == gold_numeral or numeral_value(numeral) == numeral_value(gold_numeral) is not None
@@ -118,23 +125,145 @@ def slow_verdict(answer: str, accepted: Sequence[str], *, boxed: bool) -> tuple[
     tidied = tidy(answer)
     restated = _UNEVALUATED.search(split(tidied, '=')[-1]) and not any(map(_UNEVALUATED.search, golds))
     if _unfit(tidied) or restated:
-        readings = ()
-    else:
-        readings = stated or _read(answer if _PROSE.match(answer) else tidied)
-    return min(_compare(readings, gold) for gold in golds), answer
+        return (Verdict.UNPARSEABLE if any(map(_is_readable, golds)) else Verdict.INFRA_ERROR), answer
+    return min(_compare(answer if _PROSE.match(answer) else tidied, gold) for gold in golds), answer
 
 
-def _compare(readings: Sequence[Any], gold: str) -> Verdict:
+def _compare(answer: str, gold: str, renamed: tuple[tuple[str, str], ...] = ()) -> Verdict:
+    """The verdict on one answer. `renamed` pairs letters of the answer with those that mean the same in the accepted one."""
+    if (same := _same_at_a_glance(answer, gold)) is not None and not renamed:
+        return Verdict.CORRECT if same else _unequal(gold)
+    if _PROSE.match(answer) and not is_words(answer):
+        return _compare_values(answer, gold, renamed)
+    claim, gold_claim = forms.claim(answer), forms.claim(gold)
+    if (claim.text, gold_claim.text) != (answer, gold):
+        pairs = _pairs(claim, gold_claim)
+        if claim.condition and gold_claim.condition and _condition(claim) != _condition(gold_claim):
+            return _unequal(gold)
+        return _compare(claim.text, gold_claim.text, renamed + pairs)
+    if (in_order := _in_order(answer, gold)) is not None:
+        return _all(in_order, gold, renamed)
+    domain, gold_domain = forms.domain(answer), forms.domain(gold)
+    if domain or gold_domain:
+        return _compare_values(domain or answer, gold_domain or gold, renamed)
+    members, gold_members = _members(answer), _members(gold)
+    if len(members) > 1 and len(gold_members) > 1:
+        if forms.is_set(answer) or forms.is_set(gold):
+            members, gold_members = ({text_key(m): m for m in ms}.values() for ms in (members, gold_members))
+        return _any_order(list(members), list(gold_members), gold, renamed)
+    label, value = forms.labelled(answer)
+    gold_label, gold_value = forms.labelled(gold)
+    if _same_label(label, gold_label) if '=' in answer and '=' in gold else label or gold_label:
+        arguments = forms.bound_argument(label), forms.bound_argument(gold_label)
+        if all(arguments) and arguments[0] != arguments[1]:
+            renamed += (arguments,)
+        return _compare(value, gold_value, renamed)
+    return _compare_values(answer, gold, renamed)
+
+
+def _in_order(answer: str, gold: str) -> list[tuple[str, str]] | None:
+    """Parts to compare in order: values by name, and the parts of two tuples; None where order does not decide."""
+    named, gold_named = forms.assignment(answer), forms.assignment(gold)
+    if named and gold_named and named.keys() == gold_named.keys():
+        return [(named[name], gold_named[name]) for name in gold_named]
+    parts, gold_parts = forms.parts(answer), forms.parts(gold)
+    if named or gold_named:
+        values, gold_values = (
+            list(names.values()) if names else inner.inner if inner else forms.listed(text)
+            for names, inner, text in ((named, parts, answer), (gold_named, gold_parts, gold))
+        )
+        return list(zip(values, gold_values)) if len(values) == len(gold_values) else None
+    if parts and gold_parts and len(parts.inner) == len(gold_parts.inner) and forms.both_signs(answer + gold) == [answer + gold]:
+        if (parts.opening, parts.closing) == (gold_parts.opening, gold_parts.closing):
+            return list(zip(parts.inner, gold_parts.inner))
+    return None
+
+
+def _all(pairs: Sequence[tuple[str, str]], gold: str, renamed: tuple) -> Verdict:
+    for answer, other in pairs:
+        if (verdict := _compare(answer, other, renamed)) != Verdict.CORRECT:
+            return verdict if verdict == Verdict.UNPARSEABLE else _unequal(gold)
+    return Verdict.CORRECT
+
+
+def _any_order(members: list[str], gold_members: list[str], gold: str, renamed: tuple) -> Verdict:
+    """CORRECT where each member equals another one of the accepted answer's."""
+    if len(members) != len(gold_members):
+        return _unequal(gold)
+    verdicts = []
+    for other in gold_members:
+        for member in sorted(members, key=lambda m: text_key(m) != text_key(other)):
+            verdicts.append(_compare(member, other, renamed))
+            if verdicts[-1] == Verdict.CORRECT:
+                members.remove(member)
+                break
+        else:
+            return Verdict.UNPARSEABLE if set(verdicts) == {Verdict.UNPARSEABLE} else _unequal(gold)
+    return Verdict.CORRECT
+
+
+def _members(text: str) -> list[str]:
+    return [value for member in forms.values_of(forms.listed(text)) for value in forms.both_signs(member)]
+
+
+def _same_label(one: str, other: str) -> bool:
+    """Whether two labels name one thing: the same text, or a function of another argument."""
+    one, other = (re.sub(r'[\\{}]|\(.\)$', '', label) for label in (one, other))
+    return one == other != ''
+
+
+def _pairs(claim: forms.Claim, gold: forms.Claim) -> tuple[tuple[str, str], ...]:
+    """The bound letters of an answer beside the accepted one's, where both have as many."""
+    return tuple(zip(claim.bound, gold.bound)) if len(claim.bound) == len(gold.bound) else ()
+
+
+def _condition(claim: forms.Claim) -> str:
+    text = re.sub(r'\b(?:for|where|with|and|all|any|every|each|some|real|numbers?|integers?|positive)\b', '', claim.condition)
+    for i, letter in enumerate(claim.bound):
+        text = re.sub(rf'(?<![A-Za-z\\]){letter}(?![A-Za-z])', f'#{i}', text)
+    return text_key(text.replace('\\geq', '\\ge').replace('\\leq', '\\le')).replace(' ', '')
+
+
+@functools.lru_cache(maxsize=1024)
+def _unequal(gold: str) -> Verdict:
+    """The verdict on an answer that does not equal an accepted one: WRONG, or INFRA_ERROR where nothing could equal it."""
+    return Verdict.WRONG if _is_readable(gold) else Verdict.INFRA_ERROR
+
+
+def _is_readable(gold: str) -> bool:
+    gold = forms.claim(gold).text
+    gold = forms.domain(gold) or forms.labelled(gold)[1]
+    tuple_ = forms.parts(gold)
+    members = tuple_.inner if tuple_ else _members(gold)
+    if len(members) > 1:
+        return all(map(_is_readable, members))
+    if is_words(gold) or clock(gold) or parse_numeral(gold) or parse_number(gold):
+        return True
+    return any(_is_meaning(reading) for reading in _readings(gold))
+
+
+# ---- values -----------------------------------------------------------------------------------------------------------
+
+
+def _compare_values(answer: str, gold: str, renamed: tuple[tuple[str, str], ...]) -> Verdict:
+    """The verdict on what cannot be taken apart: quantities, expressions, equations, sets and matrices."""
     import math_verify
-    import sympy
 
-    gold_readings = _read_gold(gold)
-    kinds = (sympy.Basic, sympy.MatrixBase)
-    if not any(isinstance(g, kinds) for g in gold_readings) and not is_words(gold):
+    from bapo_jax.tasks.math_values import same_values
+
+    one, other = quantity(answer), quantity(gold)
+    if bound(answer) != bound(gold) or (one.unit and other.unit and one.unit != other.unit and 'degree' not in (one.unit, other.unit)):
+        return _unequal(gold)
+    readings, gold_readings = _readings(one.value), _readings(other.value)
+    if not any(map(_is_meaning, gold_readings)) and not is_words(gold):
         return Verdict.INFRA_ERROR
-    if not any(isinstance(r, kinds) for r in readings):
+    if not any(map(_is_meaning, readings)):
         return Verdict.UNPARSEABLE
-    same = _same_values(gold_readings[0], readings[0])
+    if '=' not in gold and not _restates(answer, readings[0]):
+        return Verdict.WRONG
+    readings = _changed(readings, one.times, renamed, _degrees(one, other))
+    gold_readings = _changed(gold_readings, other.times, (), _degrees(other, one))
+    same = same_values(gold_readings[0], readings[0])
     if same is None:
         same = math_verify.verify(
             list(gold_readings), list(readings), float_rounding=ROUNDED_PLACES, allow_set_relation_comp=True, timeout_seconds=None
@@ -142,13 +271,61 @@ def _compare(readings: Sequence[Any], gold: str) -> Verdict:
     return Verdict.CORRECT if same else Verdict.WRONG
 
 
-@functools.lru_cache(maxsize=256)
-def _read_gold(gold: str) -> tuple[Any, ...]:
-    return _read(gold)
+def _is_meaning(reading: Any) -> bool:
+    import sympy
+
+    return isinstance(reading, (sympy.Basic, sympy.MatrixBase))
+
+
+def _degrees(one: Quantity, other: Quantity) -> bool:
+    """Whether `one` is in degrees and `other` in radians."""
+    return one.unit == 'degree' != other.unit and ('\\pi' in other.value or other.unit in ('radian', 'rad'))
+
+
+def _changed(readings: tuple[Any, ...], times: int, renamed: tuple[tuple[str, str], ...], degrees: bool) -> tuple[Any, ...]:
+    """Readings in the accepted answer's letters, multiplied by `times`, and from degrees to radians."""
+    import sympy
+
+    if times == 1 and not renamed and not degrees:
+        return readings
+    factor = times * (sympy.pi / 180 if degrees else 1)
+    changed = []
+    for reading in filter(_is_meaning, readings):
+        names = {other: other + "'" for _, other in renamed} | dict(renamed)  # a letter that has the name already is another one
+        reading = reading.xreplace({s: sympy.Symbol(names[s.name], real=s.is_real) for s in reading.free_symbols if s.name in names})
+        changed.append(reading * factor if isinstance(reading, sympy.Expr) else reading)
+    return tuple(changed)
+
+
+def _restates(answer: str, reading: Any) -> bool:
+    """Whether an equation gives its last side as a value: of a name, of an equal value, or of an expression in many unknowns.
+
+    '2x=5' and '7=5' do not give 5.
+    """
+    import sympy
+
+    from bapo_jax.tasks.math_values import same_values
+
+    sides = split(answer, '=')
+    values = [_readings(side)[0] if _readings(side) else None for side in sides]
+    for side, value in zip(sides[:-1], values):
+        if not isinstance(value, sympy.Expr) or value.is_Symbol:
+            continue
+        unknowns = value.free_symbols
+        if len(unknowns) == 1 and value.is_polynomial():
+            return False
+        if not unknowns and isinstance(values[-1], sympy.Expr) and same_values(values[-1], value) is False:
+            return False
+    return True
 
 
 _PROSE = re.compile(r'(?<![\\A-Za-z{])[A-Za-z]{3,}[^\\]* [^\\]*(?:\$|\\\(|\\\[|\d)')
 _FORMULA = re.compile(r'\$[^$]+\$|\\\(|\\\[')
+
+
+@functools.lru_cache(maxsize=1024)
+def _readings(text: str) -> tuple[Any, ...]:
+    return _read(text)
 
 
 def _read(text: str, *, anywhere: bool = False) -> tuple[Any, ...]:
@@ -166,59 +343,9 @@ def _read(text: str, *, anywhere: bool = False) -> tuple[Any, ...]:
         # among formulas, a bare number is an answer only if it is announced as one
         number = ExprExtractionConfig(try_extract_without_anchor=anywhere or not _FORMULA.search(text))
         return tuple(parse(text, [latex, number], parsing_timeout=None))
-    text = without_unit(MATH_MARKS.sub('', text.replace('\\$', '').replace('$', '')).strip())[0]
+    text = MATH_MARKS.sub('', text.replace('\\$', '').replace('$', '')).strip()
     text = '\\boxed{' + text + '}'
     return tuple(parse(text, [latex], parsing_timeout=None))
-
-
-def _same_values(gold: Any, answer: Any) -> bool | None:
-    """Whether two expressions have equal values at a few points; None if that cannot tell. Unknowns of one name get one number.
-
-    Points where both values are real decide. Without any, positive points do: complex branches differ by the sign of a root.
-    """
-    import sympy
-
-    if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)) or gold.is_Symbol or answer.is_Symbol:
-        return None
-    # step functions may agree at every point tried; the others have no value, cost too much, or round by math-verify's own rule
-    unsuited = (
-        sympy.Abs, sympy.floor, sympy.ceiling, sympy.Mod, sympy.Piecewise, sympy.Max, sympy.Min, sympy.sign, sympy.Heaviside,
-        sympy.DiracDelta, sympy.UnevaluatedExpr, sympy.core.function.AppliedUndef, sympy.Derivative, sympy.Integral,
-        sympy.Limit, sympy.Sum, sympy.Product, sympy.zoo, sympy.nan, sympy.oo, sympy.MatrixExpr,
-    )  # fmt: skip
-    if gold.has(*unsuited) or answer.has(*unsuited):
-        return None
-    rounded = gold.has(sympy.Float) or answer.has(sympy.Float)  # then math-verify's rounding decides a difference
-    if rounded:
-        gold, answer = (e.replace(lambda x: x.is_Float, lambda x: sympy.Rational(str(x))) for e in (gold, answer))
-    if gold - answer == 0:
-        return True
-    symbols = gold.free_symbols | answer.free_symbols
-    imaginary = any(s.name == 'i' and s.is_real is False for s in symbols)  # how math-verify reads i where it is no index
-    names = sorted({s.name for s in symbols})
-    real, complex_ = [], []
-    for scale, sign in ((1, 1), (64, 1), (3, -1), (5, 0)):
-        numbers = {
-            n: sympy.Rational(137 + 58 * k, 100) * scale * (1 if sign > 0 or (sign < 0 and k % 2) else -1)
-            for k, n in enumerate(names)
-        }
-        values = {s: sympy.I if imaginary and s.name == 'i' else numbers[s.name] for s in symbols}
-        a, b = (e.evalf(25, subs=values, maxn=100) for e in (gold, answer))
-        if not all(_is_known(v) for v in (a, b)):
-            return None
-        same = bool(abs(a - b) <= (abs(a) + abs(b)) * sympy.Float('1e-15'))
-        if a.is_real and b.is_real:
-            real.append(same)
-        elif sign > 0:
-            complex_.append(same)
-    same = all(real) if real else all(complex_)
-    return None if rounded and not same else same
-
-
-def _is_known(value: Any) -> bool:
-    """Whether a numerical value came out that cancellation left some digits."""
-    parts = value.as_real_imag()
-    return all(part.is_Number and part.is_finite and (part.is_Rational or part._prec > 1) for part in parts)
 
 
 def _answer(request: dict) -> Any:
