@@ -126,15 +126,19 @@ def slow_verdict(answer: str, accepted: Sequence[str], *, boxed: bool) -> tuple[
     restated = _UNEVALUATED.search(split(tidied, '=')[-1]) and not any(map(_UNEVALUATED.search, golds))
     if _unfit(tidied) or restated:
         return (Verdict.UNPARSEABLE if any(map(_is_readable, golds)) else Verdict.INFRA_ERROR), answer
-    return min(_compare(answer if _PROSE.match(answer) else tidied, gold) for gold in golds), answer
+    verdict = min(_compare(answer if _is_prose(answer) else tidied, gold) for gold in golds)
+    if verdict == Verdict.UNPARSEABLE and stated:
+        verdict = min(_compare_readings(stated, _readings(gold)) for gold in golds)
+    return verdict, answer
 
 
 def _compare(answer: str, gold: str, renamed: tuple[tuple[str, str], ...] = ()) -> Verdict:
     """The verdict on one answer. `renamed` pairs letters of the answer with those that mean the same in the accepted one."""
+    if _is_prose(answer):
+        return _compare_readings(_readings(answer), _readings(quantity(gold).value))
+    answer, gold = _unmarked(answer), _unmarked(gold)
     if (same := _same_at_a_glance(answer, gold)) is not None and not renamed:
         return Verdict.CORRECT if same else _unequal(gold)
-    if _PROSE.match(answer) and not is_words(answer):
-        return _compare_values(answer, gold, renamed)
     claim, gold_claim = forms.claim(answer), forms.claim(gold)
     if (claim.text, gold_claim.text) != (answer, gold):
         pairs = _pairs(claim, gold_claim)
@@ -148,9 +152,9 @@ def _compare(answer: str, gold: str, renamed: tuple[tuple[str, str], ...] = ()) 
         return _compare_values(domain or answer, gold_domain or gold, renamed)
     members, gold_members = _members(answer), _members(gold)
     if len(members) > 1 and len(gold_members) > 1:
-        if forms.is_set(answer) or forms.is_set(gold):
-            members, gold_members = ({text_key(m): m for m in ms}.values() for ms in (members, gold_members))
-        return _any_order(list(members), list(gold_members), gold, renamed)
+        if forms.is_set(answer) or forms.is_set(gold) or all(map(forms.parts, members + gold_members)):  # a root may be double
+            members, gold_members = (list({text_key(m): m for m in ms}.values()) for ms in (members, gold_members))
+        return _any_order(members, gold_members, gold, renamed)
     label, value = forms.labelled(answer)
     gold_label, gold_value = forms.labelled(gold)
     if _same_label(label, gold_label) if '=' in answer and '=' in gold else label or gold_label:
@@ -247,22 +251,26 @@ def _is_readable(gold: str) -> bool:
 
 def _compare_values(answer: str, gold: str, renamed: tuple[tuple[str, str], ...]) -> Verdict:
     """The verdict on what cannot be taken apart: quantities, expressions, equations, sets and matrices."""
+    one, other = quantity(answer), quantity(gold)
+    if bound(answer) != bound(gold) or (one.unit and other.unit and one.unit != other.unit and 'degree' not in (one.unit, other.unit)):
+        return _unequal(gold)
+    if is_words(gold) and not any(map(_is_meaning, _readings(gold))):
+        return Verdict.WRONG  # words that differ
+    if '=' in answer and '=' not in gold and not _restates(answer):
+        return _unequal(gold)
+    readings = _changed(_readings(one.value), one.times, renamed, _degrees(one, other))
+    return _compare_readings(readings, _changed(_readings(other.value), other.times, (), _degrees(other, one)))
+
+
+def _compare_readings(readings: tuple[Any, ...], gold_readings: tuple[Any, ...]) -> Verdict:
     import math_verify
 
     from bapo_jax.tasks.math_values import same_values
 
-    one, other = quantity(answer), quantity(gold)
-    if bound(answer) != bound(gold) or (one.unit and other.unit and one.unit != other.unit and 'degree' not in (one.unit, other.unit)):
-        return _unequal(gold)
-    readings, gold_readings = _readings(one.value), _readings(other.value)
-    if not any(map(_is_meaning, gold_readings)) and not is_words(gold):
+    if not any(map(_is_meaning, gold_readings)):
         return Verdict.INFRA_ERROR
     if not any(map(_is_meaning, readings)):
         return Verdict.UNPARSEABLE
-    if '=' not in gold and not _restates(answer, readings[0]):
-        return Verdict.WRONG
-    readings = _changed(readings, one.times, renamed, _degrees(one, other))
-    gold_readings = _changed(gold_readings, other.times, (), _degrees(other, one))
     same = same_values(gold_readings[0], readings[0])
     if same is None:
         same = math_verify.verify(
@@ -297,7 +305,7 @@ def _changed(readings: tuple[Any, ...], times: int, renamed: tuple[tuple[str, st
     return tuple(changed)
 
 
-def _restates(answer: str, reading: Any) -> bool:
+def _restates(answer: str) -> bool:
     """Whether an equation gives its last side as a value: of a name, of an equal value, or of an expression in many unknowns.
 
     '2x=5' and '7=5' do not give 5.
@@ -320,6 +328,17 @@ def _restates(answer: str, reading: Any) -> bool:
 
 
 _PROSE = re.compile(r'(?<![\\A-Za-z{])[A-Za-z]{3,}[^\\]* [^\\]*(?:\$|\\\(|\\\[|\d)')
+
+
+def _is_prose(text: str) -> bool:
+    """Whether an answer is a sentence that states one."""
+    return _PROSE.match(text) is not None and not is_words(text)
+
+
+def _unmarked(text: str) -> str:
+    return MATH_MARKS.sub('', re.sub(r'(?<!\\)\$', '', text)).strip()
+
+
 _FORMULA = re.compile(r'\$[^$]+\$|\\\(|\\\[')
 
 
@@ -339,12 +358,11 @@ def _read(text: str, *, anywhere: bool = False) -> tuple[Any, ...]:
     # math-verify's rule for units takes the t of \\frac{1}{m}t for tons
     rules = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed='all')
     latex = LatexExtractionConfig(boxed_match_priority=0, normalization_config=rules)
-    if anywhere or (_PROSE.match(text) and not is_words(text)):
+    if anywhere or _is_prose(text):
         # among formulas, a bare number is an answer only if it is announced as one
         number = ExprExtractionConfig(try_extract_without_anchor=anywhere or not _FORMULA.search(text))
         return tuple(parse(text, [latex, number], parsing_timeout=None))
-    text = MATH_MARKS.sub('', text.replace('\\$', '').replace('$', '')).strip()
-    text = '\\boxed{' + text + '}'
+    text = '\\boxed{' + _unmarked(text.replace('\\$', '')) + '}'
     return tuple(parse(text, [latex], parsing_timeout=None))
 
 
