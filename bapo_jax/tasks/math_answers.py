@@ -37,7 +37,7 @@ MAX_DEPTH = 40  # nested brackets of an answer that is parsed
 
 # An answer with one of these is prose, code or a hedge, of which math-verify would read a part, or an unintended power tower.
 _NO_ANSWER = re.compile(
-    r'__|\blambda\b|\bimport\b|\b(?:if|else|perhaps|maybe|possibly|probably|either|unless|otherwise|alternatively|guess)\b'
+    r'^not [\d$\\-]|__|\blambda\b|\bimport\b|\b(?:if|else|perhaps|maybe|possibly|probably|either|unless|otherwise|alternatively|guess)\b'
     r'|\((?: |\\text ?\{)*(?:or|and|not)\b|\b(?:exec|eval|open)\('
     r'|\d ?(?:\^|\*\*) ?\{?\d+ ?(?:\^|\*\*) ?\{?\d+ ?(?:\^|\*\*)|!\)*!\)*!',
     re.IGNORECASE,
@@ -264,6 +264,7 @@ def _compare_values(answer: str, gold: str, renamed: tuple[tuple[str, str], ...]
 
 def _compare_readings(readings: tuple[Any, ...], gold_readings: tuple[Any, ...]) -> Verdict:
     import math_verify
+    import sympy
 
     from bapo_jax.tasks.math_values import same_values
 
@@ -271,6 +272,9 @@ def _compare_readings(readings: tuple[Any, ...], gold_readings: tuple[Any, ...])
         return Verdict.INFRA_ERROR
     if not any(map(_is_meaning, readings)):
         return Verdict.UNPARSEABLE
+    readings, gold_readings = (
+        tuple(r.doit() if isinstance(r, sympy.Set) else r for r in side) for side in (readings, gold_readings)
+    )  # intersections and complements
     same = same_values(gold_readings[0], readings[0])
     if same is None:
         same = math_verify.verify(
@@ -312,7 +316,7 @@ def _restates(answer: str) -> bool:
     """
     import sympy
 
-    from bapo_jax.tasks.math_values import same_values
+    from bapo_jax.tasks.math_values import are_far, same_values
 
     sides = split(answer, '=')
     values = [_readings(side)[0] if _readings(side) else None for side in sides]
@@ -322,8 +326,9 @@ def _restates(answer: str) -> bool:
         unknowns = value.free_symbols
         if len(unknowns) == 1 and value.is_polynomial():
             return False
-        if not unknowns and isinstance(values[-1], sympy.Expr) and same_values(values[-1], value) is False:
-            return False
+        if not unknowns and isinstance(values[-1], sympy.Expr) and not values[-1].free_symbols:
+            if same_values(values[-1], value) is False or are_far(values[-1], value):
+                return False
     return True
 
 

@@ -30,7 +30,7 @@ _FIELD = r'\\(?:mathbb|mathbf|Bbb) ?\{? ?[RZNQC] ?\}?(?:[_^]\{? ?[+*>0-9]+ ?\}?)
 _MEMBER = rf'[A-Za-z](?: ?, ?[A-Za-z])* ?\\in ?{_FIELD}'
 _QUALIFIER = re.compile(
     rf'[,;]? ?(?:\\text\w* ?\{{ ?|\\mbox ?\{{ ?|\( ?)*(?:\bwhere\b|\bfor\b|\bwith\b|\\forall(?![a-z])).*$'
-    rf'|(?:[,;]|(?<= )\(|\\text\w* ?\{{ ?\(?) ?{_MEMBER} ?\)?$'
+    rf'|(?:[,;]|(?<= )\(|\\text\w* ?\{{ ?\(? ?\}}?) ?{_MEMBER} ?(?:\)|\\text ?\{{ ?\) ?\}})?$'
     r'|[,;(] ?(?P<letter>[A-Za-z]) ?(?:\\(?:ge|le|geq|leq|ne|neq|geqslant|leqslant)(?![a-z])|[<>]=?) ?-?\d+ ?\)?$',
 )
 _LEADING = re.compile(rf'{_MEMBER} ?[,;:] ?')
@@ -190,10 +190,16 @@ _IN = re.compile(r'(.+?) ?\\in(?![a-z]) ?(.+)')
 _OR = re.compile(r',? ?(?:\\text\w* ?\{ ?,? ?or ?\}|(?<![A-Za-z\\])or(?![A-Za-z])|\\(?:vee|lor|cup)(?![a-z])) ?')
 _BOTH = re.compile(r',? ?(?:\\text\w* ?\{ ?,? ?and ?\}|(?<![A-Za-z\\])and(?![A-Za-z])|\\(?:wedge|land)(?![a-z])) ?')
 _INTERVAL = re.compile(r'\\?\{[^|:]*\}|[(\[].*[)\]]')
+_SETS_IN_WORDS = {
+    'all real numbers': r'\mathbb{R}', 'all reals': r'\mathbb{R}', 'no solution': r'\emptyset', 'no solutions': r'\emptyset',
+    'no real solutions': r'\emptyset', 'empty set': r'\emptyset',
+}  # fmt: skip
 
 
 def domain(text: str) -> str | None:
     r"""The set, in LaTeX, that relations in one unknown and intervals describe; None for any other text."""
+    if words := _SETS_IN_WORDS.get(re.sub(r'\\text\w*|[{}]', '', text).strip().lower()):
+        return words
     pieces = _OR.split(text)
     if len(pieces) == 1 and len(intervals := _BOTH.split(text)) > 1 and all(map(_is_interval, intervals)):
         pieces = intervals  # '(0,1) and (2,3)'
@@ -209,7 +215,7 @@ def domain(text: str) -> str | None:
         sets.append('\\cap'.join(described for _, described in relations))
     if len(unknowns) > 1 or (len(sets) > 1 and not unknowns and '\\cup' not in text and not any('\\infty' in s or '[' in s for s in sets)):
         return None
-    return '\\cup'.join(sets) if unknowns or len(sets) > 1 else None
+    return '\\cup'.join(sets) if _OPERATOR.search(text) or re.search(r'\\in(?![a-z])', text) or len(sets) > 1 else None
 
 
 def _is_interval(text: str) -> bool:
@@ -218,6 +224,9 @@ def _is_interval(text: str) -> bool:
 
 def _relation(text: str) -> tuple[str, str] | None:
     """The unknown of a relation and the set of its values."""
+    name, value = labelled(text)
+    if _UNKNOWN.fullmatch(name):
+        return name, f'\\{{{value}\\}}'
     if (member := _IN.fullmatch(text)) and _UNKNOWN.fullmatch(member[1]):
         return member[1], member[2]
     pieces = _OPERATOR.split(text)

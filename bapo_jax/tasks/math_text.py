@@ -94,7 +94,8 @@ def tidy(text: str) -> str:
         text = ''.join(_SYMBOLS.get(c) or _plain(c) for c in text)
     text = _ESCAPED_TWICE.sub(r'\\', re.sub(r'\{,\}|,\\! ?', ',', text)).replace('{:}', ':')
     text = re.sub(r'\\[dtc]frac(?![a-zA-Z])', r'\\frac', text)
-    text = _SIZE.sub('', text)
+    text = _SIZE.sub('', text).replace('\\varnothing', '\\emptyset').replace('\\degree', '^\\circ ')
+    text = re.sub(r'(\\mathbb ?\{?R\}?) ?- ?(?=\\\{)', r'\1\\setminus ', text)
     text = _TEXT_INDEX.sub(r'_{\1}', text)
     text = _LETTER_COMMAND.sub(r'\1', _LATEX_SPACE.sub(' ', text))
     text = re.sub(r'(?<=\d)(?:and|or)(?=[A-Za-z(\d-])', ', ', text)  # '1orx=2'
@@ -108,6 +109,9 @@ def tidy(text: str) -> str:
             and not ('$' in inner or '\\(' in inner)
         ):
             text = inner.strip().removesuffix('.').rstrip()
+    text = re.sub(r'^(?:=|\\approx(?![a-z])) ?', '', text)
+    if (wrapped := _TEXT_COMMAND.fullmatch(text)) and re.search(r'\d', wrapped[1]):
+        text = wrapped[1].strip()  # \text{5 cm}
     if '\\circ' in text and _OF_AN_ANGLE.search(text):
         text = _ANGLE.sub(r'(\\frac{\1\\pi}{180})', text)
     return _braced(text)
@@ -117,7 +121,7 @@ _OF_AN_ANGLE = re.compile(r'\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])')
 _ANGLE = re.compile(r'(\d+(?:\.\d+)?) ?(?:\^ ?\{ ?\\circ ?\}|\^ ?\\circ)')
 _TOKEN = re.compile(r'\\[A-Za-z]+|\\.|.', re.DOTALL)
 _BARE_ARGUMENT = re.compile(r'[0-9A-Za-z]|\\(?!text|math|frac|sqrt|sum|int|begin)[A-Za-z]+')
-_ROOT_OF = re.compile(r'\\sqrt ?(\\(?!frac|text|math)[A-Za-z]+|\\frac\{[^{}]*\}\{[^{}]*\})')
+_ROOT_OF = re.compile(r'\\sqrt ?(\[\w+\])? ?([0-9A-Za-z]|\\(?!frac|text|math|sqrt)[A-Za-z]+|\\frac\{[^{}]*\}\{[^{}]*\})')
 
 
 def _braced(text: str) -> str:
@@ -138,7 +142,7 @@ def _braced(text: str) -> str:
                 wanted[-1] = 2
             written.append(token)
         text = ''.join(written)
-    return _ROOT_OF.sub(r'\\sqrt{\1}', text)
+    return _ROOT_OF.sub(r'\\sqrt\1{\2}', text)
 
 
 def _plain(character: str) -> str:

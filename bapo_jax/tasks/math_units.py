@@ -33,8 +33,8 @@ _CHANGING = re.compile(r'\b(?:or|and|than|least|most|over|under|more|less|fewer|
 _WORD = r'(?:[a-z]{3,}|[mck]m|ft|in|yd|mi|lb|oz|kg|mg|hr|of|sq\.?|cu\.?)(?![a-z])'
 _UNIT = re.compile(
     r'(?:(?<=[\d})])|(?<=\\pi))'
-    r'(?: ?\\(?:text\w*|mathrm|mathbf|mbox) ?\{([A-Za-z./ ]+)\}| ?([cmk]m|kg|ft|mph|Hz)(?![a-z])'
-    rf'| ({_WORD}(?: {_WORD}){{0,3}}))'
+    r'(?: ?\\(?:text\w*|mathrm|mathbf|mbox) ?\{([A-Za-z./ ]+(?:\^ ?\{?-?\d\}?)?)\}| ?([cmk]m(?:/[a-z]+)?|kg|ft|mph|Hz)(?![a-z])'
+    rf'| ({_WORD}(?:[ /]{_WORD}){{0,3}}(?:/[a-z]+)?))'
     r'(?:\^ ?\{? ?(-?\d) ?\}?)?\.?$'
 )
 _DEGREES = re.compile(r' ?\^ ?(?:\\circ|\{ ?\\circ ?\})(?: ?[CF])?$')
@@ -60,7 +60,7 @@ def quantity(text: str) -> Quantity:
 def unit_name(words: str) -> str:
     """One name for a unit: 'cm2' for 'square centimeters', 'mi/h' for 'miles per hour'; an unknown one in the singular."""
     name, power = '', ''
-    for word in re.sub(r'\bper\b', '/', words).replace('/', ' / ').split():
+    for word in re.sub(r'[{}^]', '', re.sub(r'\bper\b', '/', words)).replace('/', ' / ').split():
         if word in _POWERS:
             if word.endswith('ed'):
                 name += _POWERS[word]
@@ -83,7 +83,7 @@ def _short(word: str) -> str:
 
 
 _BOUND = re.compile(
-    r'^(?:\\text ?\{ ?)?(at (?:least|most)|(?:no )?(?:more|less|fewer|greater) than|over|under|up to|exceeding)\b'
+    r'^(?:\\text ?\{ ?)?(not|at (?:least|most)|(?:no )?(?:more|less|fewer|greater) than|over|under|up to|exceeding)\b'
     r'|\b(or (?:more|less|fewer|greater|above|below|over|under|older|later|earlier))(?: [a-z]+)?(?: ?\})?$'
 )
 

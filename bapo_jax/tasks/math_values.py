@@ -12,6 +12,8 @@ from typing import Any
 
 import sympy
 
+from bapo_jax.tasks.math_text import ROUNDED_PLACES
+
 _DIGITS = 25  # of the values at the points
 _CLOSE = sympy.Float('1e-15')  # relative: values that differ by more are unequal
 _FINE_DIGITS = 1500  # to which a difference is evaluated before it counts as none: e^-3000 takes 1,303
@@ -46,8 +48,8 @@ def same_values(gold: Any, answer: Any) -> bool | None:
         return None
     if any(s.name == 'i' and s.is_real is False for s in gold.free_symbols | answer.free_symbols):  # where i is no index
         gold, answer = (e.xreplace({s: sympy.I for s in e.free_symbols if s.name == 'i'}) for e in (gold, answer))
-    decimals = [e.has(sympy.Float) for e in (gold, answer)]  # then math-verify's rounding decides a difference
-    gold, answer = (e.replace(lambda x: x.is_Float, lambda x: sympy.Rational(str(x))) for e in (gold, answer))
+    decimals = [any(map(_may_be_rounded, e.atoms(sympy.Float))) for e in (gold, answer)]
+    gold, answer = (e.xreplace({f: sympy.Rational(str(f)) for f in e.atoms(sympy.Float)}) for e in (gold, answer))
     if gold - answer == 0:
         return True
     real, complex_ = [], []
@@ -65,13 +67,23 @@ def same_values(gold: Any, answer: Any) -> bool | None:
         elif positive:
             complex_.append(same)
     same = all(real) if real else all(complex_)
-    return None if any(decimals) and not same else same
+    return None if any(decimals) and not same else same  # then math-verify's rounding decides
 
 
 def _plain_indices(expression: Any) -> Any:
     """An expression whose sums, products and integrals all have indices of the same names."""
     expression = expression.as_dummy()
     return expression.xreplace({s: sympy.Symbol(s.name) for s in expression.atoms(sympy.Symbol)})
+
+
+def are_far(one: Any, other: Any) -> bool:
+    """Whether two numbers differ by more than rounding explains: a hundredth."""
+    distance, size = abs(one - other).evalf(15), abs(one).evalf(15)
+    return bool(distance.is_Number and size.is_Number and distance * 100 > size)
+
+
+def _may_be_rounded(decimal: Any) -> bool:
+    return 10 ** (ROUNDED_PLACES - 1) % sympy.Rational(str(decimal)).q != 0
 
 
 def _points(gold: Any, answer: Any) -> list[tuple[dict, bool]]:
