@@ -84,6 +84,8 @@ _LETTER_COMMAND = re.compile(r'\\(?:mathrm|text|mathit|rm) ?\{ ?([a-zA-Z]) ?\}(?
 _ESCAPED_TWICE = re.compile(r'\\\\(?=(?:text|frac|[dt]frac|left|right|sqrt|pi|cdot|times|leq?|geq?)(?![a-zA-Z]))')
 _SIZE = re.compile(r'\\(?:left|right|[bB]igg?[lmr]?)(?=[^a-zA-Z])')
 _TEXT_INDEX = re.compile(r'_\{? ?\\(?:text|mathrm|textrm|operatorname|mathit|rm) ?\{ ?([A-Za-z0-9]+) ?\} ?\}?')
+_SIGN_INDEX = re.compile(r'_(?:\{ ?\\([a-z]+) ?\}|\\([a-z]+)(?![a-z{]))')
+_GROUPED = re.compile(r'(?<=\d)(?:\{,\}|,\\! ?)(?=\d{3}(?!\d))|\\phantom ?(?:\{[^{}]*\}|[^{}])')  # thousands; and what is not shown
 MATH_MARKS = re.compile(r'\\[\[\]()]')
 
 
@@ -92,11 +94,11 @@ def tidy(text: str) -> str:
     if not text.isascii():
         text = _SUPERSCRIPT.sub(lambda m: '^{' + m[0].translate(_SUPERSCRIPTS) + '}', text)
         text = ''.join(_SYMBOLS.get(c) or _plain(c) for c in text)
-    text = _ESCAPED_TWICE.sub(r'\\', re.sub(r'\{,\}|,\\! ?', ',', text)).replace('{:}', ':')
+    text = _ESCAPED_TWICE.sub(r'\\', re.sub(r'\{,\}|,\\! ?', ',', _GROUPED.sub('', text))).replace('{:}', ':')
     text = re.sub(r'\\[dtc]frac(?![a-zA-Z])', r'\\frac', text)
     text = _SIZE.sub('', text).replace('\\varnothing', '\\emptyset').replace('\\degree', '^\\circ ')
     text = re.sub(r'(\\mathbb ?\{?R\}?) ?- ?(?=\\\{)', r'\1\\setminus ', text)
-    text = _TEXT_INDEX.sub(r'_{\1}', text)
+    text = _SIGN_INDEX.sub(r'_{\1\2}', _TEXT_INDEX.sub(r'_{\1}', text))
     text = _LETTER_COMMAND.sub(r'\1', _LATEX_SPACE.sub(' ', text))
     text = re.sub(r'(?<=\d)(?:and|or)(?=[A-Za-z(\d-])', ', ', text)  # '1orx=2'
     text = re.sub(r'\s+', ' ', text).strip().removesuffix('.').rstrip()
