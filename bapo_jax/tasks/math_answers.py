@@ -171,6 +171,8 @@ def _compare(answer: str, gold: str, renamed: tuple[tuple[str, str], ...] = ()) 
         if forms.is_set(answer) or forms.is_set(gold) or all(map(forms.parts, members + gold_members)):  # a root may be double
             members, gold_members = (list({text_key(m): m for m in ms}.values()) for ms in (members, gold_members))
         return _any_order(members, gold_members, gold, renamed)
+    if len(gold_members) > 1 and parse_number(answer) and not parse_number(gold):
+        return _unequal(gold)
     label, value = forms.labelled(answer)
     gold_label, gold_value = forms.labelled(gold)
     if _same_label(label, gold_label) if '=' in answer and '=' in gold else label or gold_label:
@@ -280,7 +282,6 @@ def _compare_values(answer: str, gold: str, renamed: tuple[tuple[str, str], ...]
 
 def _compare_readings(readings: tuple[Any, ...], gold_readings: tuple[Any, ...]) -> Verdict:
     import math_verify
-    import sympy
 
     from bapo_jax.tasks.math_values import same_values
 
@@ -288,15 +289,24 @@ def _compare_readings(readings: tuple[Any, ...], gold_readings: tuple[Any, ...])
         return Verdict.INFRA_ERROR
     if not any(map(_is_meaning, readings)):
         return Verdict.UNPARSEABLE
-    readings, gold_readings = (
-        tuple(r.doit() if isinstance(r, sympy.Set) else r for r in side) for side in (readings, gold_readings)
-    )  # intersections and complements
+    readings, gold_readings = (tuple(map(_simpler, side)) for side in (readings, gold_readings))
     same = same_values(gold_readings[0], readings[0])
     if same is None:
         same = math_verify.verify(
             list(gold_readings), list(readings), float_rounding=ROUNDED_PLACES, allow_set_relation_comp=True, timeout_seconds=None
         )
     return Verdict.CORRECT if same else Verdict.WRONG
+
+
+def _simpler(reading: Any) -> Any:
+    """A reading with intersections worked out, and derivatives as the unknowns that they are: of a symbol, they would be 0."""
+    import sympy
+
+    if isinstance(reading, sympy.Set):
+        return reading.doit()
+    if isinstance(reading, sympy.Basic) and reading.has(sympy.Derivative):
+        return reading.xreplace({d: sympy.Symbol(str(d), real=True) for d in reading.atoms(sympy.Derivative)})
+    return reading
 
 
 def _is_meaning(reading: Any) -> bool:

@@ -78,7 +78,7 @@ _GREEK = r'\\(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|varphi|rho|si
 _INDEX = r"'*(?:_(?:\{(?:[^{}]|\{[^{}]*\})*\}|[0-9A-Za-z]|\\[a-z]+)|\^(?:\\prime|\{\\prime\}|\*|\{\*\})|')*"
 _LABEL = re.compile(
     rf'(?:(?:[A-Za-z]|{_GREEK}|\\(?:text|mathrm|mathbf|operatorname|overline|vec|hat|bar|mathcal) ?\{{[^{{}}]*\}}|[A-Z]{{2,4}}){_INDEX}'
-    rf'(?:\([^()=]*\))?|m ?\\angle ?[A-Z]{{1,3}}|\| ?[A-Za-z]{{1,3}} ?\||[A-Za-z][a-z]{{2,}})'
+    rf'(?:\([^()=]*\))?|m ?\\angle ?[A-Z]{{1,3}}|\\frac\{{ ?d ?[A-Za-z] ?\}}\{{ ?d ?[a-z] ?\}}|\| ?[A-Za-z]{{1,3}} ?\||[A-Za-z][a-z]{{2,}})'
 )
 _NAMES = re.compile(r'\(([A-Za-z](?:_\w)?(?: ?, ?[A-Za-z](?:_\w)?)+)\)')
 

@@ -101,7 +101,7 @@ def tidy(text: str) -> str:
     text = _SIGN_INDEX.sub(r'_{\1\2}', _TEXT_INDEX.sub(r'_{\1}', text))
     text = _LETTER_COMMAND.sub(r'\1', _LATEX_SPACE.sub(' ', text))
     text = re.sub(r'(?<=\d)(?:and|or)(?=[A-Za-z(\d-])', ', ', text)  # '1orx=2'
-    text = re.sub(r'\s+', ' ', text).strip().removesuffix('.').rstrip()
+    text = _unwrapped(re.sub(r'\s+', ' ', text).strip().removesuffix('.').rstrip())
     for start, end in (('$$', '$$'), ('$', '$'), (r'\(', r'\)'), (r'\[', r'\]')):
         inner = text[len(start) : -len(end)]
         if (
@@ -110,7 +110,7 @@ def tidy(text: str) -> str:
             and len(text) > len(start) + len(end)
             and not ('$' in inner or '\\(' in inner)
         ):
-            text = inner.strip().removesuffix('.').rstrip()
+            text = _unwrapped(inner.strip().removesuffix('.').rstrip())
     text = re.sub(r'^(?:=|\\approx(?![a-z])) ?', '', text)
     if (wrapped := _TEXT_COMMAND.fullmatch(text)) and re.search(r'\d', wrapped[1]):
         text = wrapped[1].strip()  # \text{5 cm}
@@ -121,6 +121,19 @@ def tidy(text: str) -> str:
 
 _OF_AN_ANGLE = re.compile(r'\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])')
 _ANGLE = re.compile(r'(\d+(?:\.\d+)?) ?(?:\^ ?\{ ?\\circ ?\}|\^ ?\\circ)')
+def _unwrapped(text: str) -> str:
+    """A text without braces around the whole of it. '{1, 2}' may be a set, and keeps them."""
+    if not (text.startswith('{') and text.endswith('}')):
+        return text
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c == '{') - (c == '}')
+        if not depth and i + 1 < len(text):
+            return text
+    inner = text[1:-1].strip()
+    return text if len(split(inner, ',')) > 1 else inner.removesuffix('.').rstrip()
+
+
 _TOKEN = re.compile(r'\\[A-Za-z]+|\\.|.', re.DOTALL)
 _BARE_ARGUMENT = re.compile(r'[0-9A-Za-z]|\\(?!text|math|frac|sqrt|sum|int|begin)[A-Za-z]+')
 _ROOT_OF = re.compile(r'\\sqrt ?(\[\w+\])? ?([0-9A-Za-z]|\\(?!frac|text|math|sqrt)[A-Za-z]+|\\frac\{[^{}]*\}\{[^{}]*\})')
