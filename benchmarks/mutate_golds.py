@@ -40,7 +40,8 @@ def mutants(accepted: list[str], random: Random) -> list[Mutant]:
     made = {
         'digit': _other_digit(gold, random), 'sign': _flipped(gold, random), 'term': _dropped(gold),
         'fractions': gold.replace('\\frac', '\\dfrac'), 'brackets': _sized(gold), 'blanks': _spaced(gold),
-        'marks': random.choice(['${}$', '\\({}\\)', '{}.', '\\displaystyle {}', '{{{}}}', '$${}$$']).format(gold), 'order': _reversed(gold),
+        'marks': random.choice(['${}$', '\\({}\\)', '{}.', '\\displaystyle {}', '{{{}}}', '$${}$$']).format(gold),
+        'order': _reversed(gold),
     }  # fmt: skip
     return [Mutant(kind, text, accepted) for kind, text in made.items() if text and text not in (gold, *accepted)]
 
@@ -87,7 +88,8 @@ def _spaced(gold: str) -> str:
 def _reversed(gold: str) -> str | None:
     members = split(gold, ',')
     labels = {m.partition('=')[0].strip() for m in members if '=' in m}
-    return ', '.join(reversed(members)) if len(members) > 1 and len(labels) < 2 and _balanced(members[0]) and '\\!' not in gold else None
+    unordered = len(members) > 1 and len(labels) < 2 and _balanced(members[0]) and '\\!' not in gold
+    return ', '.join(reversed(members)) if unordered else None
 
 
 def try_all(problems: list[dict], seed: int) -> list[tuple[Mutant, Verdict]]:
@@ -123,7 +125,7 @@ def main() -> int:
     console = Console()
     console.print(table)
     for name, mutant, verdict in others:
-        console.print(f'{name} {mutant.kind} {verdict.name}: {mutant.text!r} for {mutant.accepted!r}', markup=False, highlight=False)
+        print(f'{name} {mutant.kind} {verdict.name}: {mutant.text!r} for {mutant.accepted!r}')
     return 1 if others else 0
 
 

@@ -53,8 +53,8 @@ TEMPLATES = {
     'tinyzero': _TINYZERO,  # unchanged, for base models
     'tinyzero_chat': _TINYZERO,  # as a user turn of the model's chat template, as in verl, MoPPS and the BAPO release
     'chat': (  # for chat models, through their chat template; the last <answer> block counts
-        'Using each of the numbers {numbers} exactly once, write an arithmetic expression that equals {target}. You can use +, -, *, / '
-        f'and parentheses. Think step by step. {_LAST_BLOCK}'
+        'Using each of the numbers {numbers} exactly once, write an arithmetic expression that equals {target}. You can use +, -, '
+        f'*, / and parentheses. Think step by step. {_LAST_BLOCK}'
     ),
     'compact': '{spaced}={target}\n',  # a dozen tokens, for the small policies of the quickstart
 }

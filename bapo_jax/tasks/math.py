@@ -73,7 +73,7 @@ def training_problems(source: str, *, limit: int, seed: int) -> list[dict]:
 def benchmark(name: str) -> list[dict]:
     """`math_data.benchmark`, all its problems. A warning names those whose accepted answers cannot be read."""
     problems = math_data.benchmark(name)
-    _report_unreadable(problems, name, 'are kept: a response is right there by its text alone, any other is an infrastructure error')
+    _report_unreadable(problems, name, 'are kept: a response is right by its text, or else an infrastructure error')
     return problems
 
 
@@ -221,4 +221,4 @@ def _is_light(accepted: tuple[str, ...]) -> bool:
 @functools.cache
 def _pool() -> VerifierPool:
     workers = min(len(os.sched_getaffinity(0)), MAX_WORKERS)
-    return VerifierPool('bapo_jax.tasks.math_answers', workers=workers, deadline_s=DEADLINE_S, memory_bytes=WORKER_BYTES)
+    return VerifierPool('bapo_jax.tasks.math_worker', workers=workers, deadline_s=DEADLINE_S, memory_bytes=WORKER_BYTES)

@@ -1,12 +1,12 @@
 r"""The form of a mathematical answer: what is around a value, and how values are put together.
 
-    qualified    'n\pi, n \in \mathbb{Z}', 'f(x)=2x \text{ for all } x', '\{x \mid x > 3\}'    the claim, its bound letters, its condition
+    qualified    'n\pi, n \in \mathbb{Z}', 'f(x)=2x \text{ for all } x', '\{x \mid x > 3\}'    claim, bound letters, condition
     labelled     'x=1, y=2', '(x,y)=(1,2)', 'a_{\max}=5'                                      values by name
     listed       '1, 2 \text{ and } 3', '\{1, 2\}', '1 \pm \sqrt{2}'                           members without order
     a tuple      '(1, 2)', '[0, 1)'                                                            parts in order
     a domain     'x < 1 \text{ or } x > 3', 'x \in (0, 1]', 'x \ne 2'                          a set in LaTeX
 
-Works on tidied text and takes time linear in it. `math_answers` compares the parts.
+Works on tidied text and takes time linear in it. `math_worker` compares the parts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MEMBER = rf'[A-Za-z](?: ?, ?[A-Za-z])* ?\\in ?{_FIELD}'
 _QUALIFIER = re.compile(
     rf'[,;]? ?(?:\\text\w* ?\{{ ?|\\mbox ?\{{ ?|\( ?)*(?:\bwhere\b|\bfor\b|\bwith\b|\\forall(?![a-z])).*$'
     rf'|(?:[,;]|(?<= )\(|\\text\w* ?\{{ ?\(? ?\}}?) ?{_MEMBER} ?(?:\)|\\text ?\{{ ?\) ?\}})?$'
-    r'|[,;(] ?(?P<letter>[A-Za-z]) ?(?:\\(?:ge|le|geq|leq|ne|neq|geqslant|leqslant)(?![a-z])|[<>]=?) ?-?\d+ ?\)?$',
+    r'|[,;(] ?(?P<letter>[A-Za-z]) ?(?:\\(?:ge|le|geq|leq|ne|neq|geqslant|leqslant)(?![a-z])|[<>]=?) ?-?\d+ ?\)?$'
 )
 _LEADING = re.compile(rf'{_MEMBER} ?[,;:] ?')
 _PROSE = re.compile(r'(?<![\\A-Za-z{_])[A-Za-z]{3,}(?![A-Za-z]*[({=])')
@@ -40,7 +40,9 @@ _SUBJECT = re.compile(
     r'(?<![A-Za-z\\])([A-Za-z])(?: ?, ?([A-Za-z]))? ?(?:\\in(?![a-z])|\\[lg]eq?|\\[lg]eqslant|\\neq?|[<>=]|\b(?:is|are)\b)'
     r'|(?:all|any|every|each|some)(?: [a-z-]{3,})* ([A-Za-z])(?![A-Za-z])|\\forall ?([A-Za-z])(?![A-Za-z])'
 )
-_BUILDER = re.compile(rf'\\?\{{ ?([A-Za-z](?: ?\\in ?{_FIELD})?|[^|:{{}}]*?) ?(?:\\mid(?![a-z])|\\vert(?![a-z])|\||:) ?(.+?) ?\\?\}}')
+_BUILDER = re.compile(
+    rf'\\?\{{ ?([A-Za-z](?: ?\\in ?{_FIELD})?|[^|:{{}}]*?) ?(?:\\mid(?![a-z])|\\vert(?![a-z])|\||:) ?(.+?) ?\\?\}}'
+)
 _VARIABLE = re.compile(rf'[A-Za-z](?: ?\\in ?{_FIELD})?|\([a-z](?: ?, ?[a-z])+\)')
 
 
@@ -77,8 +79,8 @@ def _letter(letter: str, text: str) -> bool:
 _GREEK = r'\\(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|varphi|rho|sigma|tau|omega|angle ?[A-Z]{1,3}|Delta|ell)(?![a-z])'
 _INDEX = r"'*(?:_(?:\{(?:[^{}]|\{[^{}]*\})*\}|[0-9A-Za-z]|\\[a-z]+)|\^(?:\\prime|\{\\prime\}|\*|\{\*\})|')*"
 _LABEL = re.compile(
-    rf'(?:(?:[A-Za-z]|{_GREEK}|\\(?:text|mathrm|mathbf|operatorname|overline|vec|hat|bar|mathcal) ?\{{[^{{}}]*\}}|[A-Z]{{2,4}}){_INDEX}'
-    rf'(?:\([^()=]*\))?|m ?\\angle ?[A-Z]{{1,3}}|\\frac\{{ ?d ?[A-Za-z] ?\}}\{{ ?d ?[a-z] ?\}}|\| ?[A-Za-z]{{1,3}} ?\||[A-Za-z][a-z]{{2,}})'
+    rf'(?:[A-Za-z]|{_GREEK}|\\(?:text|mathrm|mathbf|operatorname|overline|vec|hat|bar|mathcal) ?\{{[^{{}}]*\}}|[A-Z]{{2,4}}){_INDEX}'
+    r'(?:\([^()=]*\))?|m ?\\angle ?[A-Z]{1,3}|\\frac\{ ?d ?[A-Za-z] ?\}\{ ?d ?[a-z] ?\}|\| ?[A-Za-z]{1,3} ?\||[A-Za-z][a-z]{2,}'
 )
 _NAMES = re.compile(r'\(([A-Za-z](?:_\w)?(?: ?, ?[A-Za-z](?:_\w)?)+)\)')
 
@@ -213,7 +215,9 @@ def domain(text: str) -> str | None:
             return None
         unknowns |= {unknown for unknown, _ in relations}
         sets.append('\\cap'.join(described for _, described in relations))
-    if len(unknowns) > 1 or (len(sets) > 1 and not unknowns and '\\cup' not in text and not any('\\infty' in s or '[' in s for s in sets)):
+    if len(unknowns) > 1:
+        return None
+    if not unknowns and '\\cup' not in text and not any('\\infty' in s or '[' in s for s in sets):  # '(1,2) or (2,1)'
         return None
     return '\\cup'.join(sets) if _OPERATOR.search(text) or re.search(r'\\in(?![a-z])', text) or len(sets) > 1 else None
 

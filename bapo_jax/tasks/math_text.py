@@ -1,6 +1,6 @@
 r"""Mathematical answers as text: where a response states its answer, and what can be compared without computer algebra.
 
-Everything takes time linear in the text. `math_answers` compares what two answers mean.
+Everything takes time linear in the text. `math_worker` compares what two answers mean.
 """
 
 from __future__ import annotations

@@ -28,7 +28,9 @@ _PREFIXES = {'kilo': 'k', 'centi': 'c', 'milli': 'm', 'micro': 'µ', 'nano': 'n'
 _TIMES = {'dozen': 12, 'hundred': 10**2, 'thousand': 10**3, 'million': 10**6, 'billion': 10**9, 'trillion': 10**12}
 _RATES = {'mph': 'mi/h', 'kph': 'km/h', 'kmh': 'km/h', 'fps': 'ft/s'}
 _POWERS = {'square': '2', 'sq': '2', 'cubic': '3', 'cu': '3', 'squared': '2', 'cubed': '3'}
-_CHANGING = re.compile(r'\b(?:or|and|than|least|most|over|under|more|less|fewer|about|around|nearly|plus|minus|times|but|not|wrong)\b')
+_CHANGING = re.compile(
+    r'\b(?:or|and|than|least|most|over|under|more|less|fewer|about|around|nearly|plus|minus|times|but|not|wrong)\b'
+)
 
 _WORD = r'(?:[a-z]{3,}|[mck]m|ft|in|yd|mi|lb|oz|kg|mg|hr|of|sq\.?|cu\.?)(?![a-z])'
 _UNIT = re.compile(

@@ -1,7 +1,7 @@
 """Whether two expressions of sympy have equal values, by numbers: faster than simplifying, and it never hides a difference.
 
-Values that differ at a few points are unequal. Values that agree there are compared once more: an exact difference decides, else the
-difference is evaluated at rising precision. 100! and 100! - 1 agree in 157 digits, 1 - 2^-100 and 1 in 30.
+Values that differ at a few points are unequal. Values that agree there are compared once more: an exact difference decides, else
+the difference is evaluated at rising precision. 100! and 100! - 1 agree in 157 digits, 1 - 2^-100 and 1 in 30.
 
 Runs in the verifier's workers: it may never end.
 """
@@ -106,7 +106,8 @@ def _differs(gold: Any, answer: Any, values: dict, size: Any) -> bool:
     if difference.is_Rational:
         return True  # it is not 0, or the two would have been equal
     kinds = gold.atoms(sympy.Function) | answer.atoms(sympy.Function)
-    digits = _FINE_DIGITS if all(isinstance(f, _ELEMENTARY) or (isinstance(f, _WHOLE) and not f.free_symbols) for f in kinds) else _FINE_DIGITS_SLOW
+    quick = all(isinstance(f, _ELEMENTARY) or (isinstance(f, _WHOLE) and not f.free_symbols) for f in kinds)
+    digits = _FINE_DIGITS if quick else _FINE_DIGITS_SLOW
     whole = sympy.log(abs(size), 10).evalf(15) if size else 0
     if digits < whole < _MOST_DIGITS:
         digits = int(whole) + 50
