@@ -269,7 +269,7 @@ def test_benchmark_answers_differ_from_another_and_all_but_one_can_be_read(monke
     problems = [p for name in task.BENCHMARKS for p in task.math_data.benchmark(name)]
     unreadable = task.unreadable_answers([p['answers'] for p in problems])
     assert [problems[row]['answers'] for row in unreadable] == [['t(0,4]']]
-    some = Random(0).sample(problems, 200)
+    some = Random(0).sample([p for p in problems if p['answers'] != ['t(0,4]']], 200)
     assert {v for v, _ in task.verify_all([r'\boxed{\frac{x+17}{19y}}'] * len(some), some)} == {WRONG}
 
 
