@@ -175,9 +175,20 @@ def _same_label(one: str, other: str) -> bool:
     return one == other != ''
 
 
+_LETTER = re.compile(r'(?<![A-Za-z\\])[a-df-hj-zA-Z](?![A-Za-z])')  # that may stand for any number: neither e nor i
+
+
 def _pairs(claim: forms.Claim, gold: forms.Claim) -> tuple[tuple[str, str], ...]:
-    """The bound letters of an answer beside the accepted one's, where both have as many."""
-    return tuple(zip(claim.bound, gold.bound)) if len(claim.bound) == len(gold.bound) else ()
+    """The bound letters of an answer beside the accepted one's.
+
+    Both have as many. Or only one has a qualifier, of one letter, and the other has one letter that the first has not.
+    """
+    one, other = claim.bound, gold.bound
+    if len(one) + len(other) == 1:
+        free, taken = (claim.text, gold.text) if other else (gold.text, claim.text)
+        new = tuple(set(_LETTER.findall(free)) - set(_LETTER.findall(taken)))
+        one, other = (one or new, other or new) if len(new) == 1 else ((), ())
+    return tuple(zip(one, other)) if len(one) == len(other) else ()
 
 
 def _condition(claim: forms.Claim) -> str:
@@ -211,7 +222,8 @@ def _is_readable(gold: str) -> bool:
 def _compare_values(answer: str, gold: str, renamed: tuple[tuple[str, str], ...]) -> Verdict:
     """The verdict on what cannot be taken apart: quantities, expressions, equations, sets and matrices."""
     one, other = quantity(answer), quantity(gold)
-    if bound(answer) != bound(gold) or (one.unit and other.unit and one.unit != other.unit and 'degree' not in (one.unit, other.unit)):
+    units = {one.unit, other.unit} - {''}
+    if bound(answer) != bound(gold) or (len(units) == 2 and 'degree' not in units):
         return _unequal(gold)
     if is_words(gold) and not any(map(_is_meaning, _readings(gold))):
         return Verdict.WRONG  # words that differ
@@ -237,7 +249,7 @@ def _compare_readings(readings: tuple[Any, ...], gold_readings: tuple[Any, ...])
 
 def _simpler(reading: Any) -> Any:
     """A reading with intersections worked out, and derivatives as the unknowns that they are: of a symbol, they would be 0."""
-    if isinstance(reading, sympy.Set):
+    if isinstance(reading, (sympy.Intersection, sympy.Complement)):
         return reading.doit()
     if isinstance(reading, sympy.Basic) and reading.has(sympy.Derivative):
         return reading.xreplace({d: sympy.Symbol(str(d), real=True) for d in reading.atoms(sympy.Derivative)})

@@ -88,6 +88,7 @@ EQUAL = {
         (r'45\degree', '45'), (r'\angle A=45\degree', '45'),
     ],
     'bound': [
+        (r'k\pi, k\in\mathbb{Z}', r'n\pi'), (r'\frac{\pi}{2}+n\pi', r'\frac{\pi}{2}+k\pi, k\in\mathbb{Z}'),
         ('f(t)=2t+1', 'f(x)=2x+1'), (r'\sum_{k=1}^n k^2', r'\sum_{i=1}^n i^2'),
         (r'k\pi, k\in\mathbb{Z}', r'n\pi, n\in\mathbb{Z}'), (r'2m+1, m \in \mathbb{Z}', r'2k+1, k\in\mathbb{Z}'),
         (r'\int_0^1 t^2 dt', r'\int_0^1 x^2 dx'), ('f(t)=t^2', 'f(x)=x^2'), ('g(y)=y-1', 'g(x)=x-1'),
@@ -191,6 +192,7 @@ UNEQUAL = {
         (r'45^\circ', r'45\text{ radians}'), (r'\pi^\circ', r'\pi'),
     ],
     'bound': [
+        (r'2k\pi, k\in\mathbb{Z}', r'n\pi'), (r'n\pi+k', r'n\pi+n, n\in\mathbb{Z}'), ('x', r'y, n\in\mathbb{Z}'),
         ('f(t)=2x+1', 'f(x)=2x+1'), ('2m+1', '2k+1'), ('f(t)=t^2', 'f(x)=x^3'), ('m+1', 'n+1'),
         (r'\sum_{k=1}^n k', r'\sum_{k=1}^m k'), (r'k\pi+n, k\in\mathbb{Z}', r'n\pi+k, n\in\mathbb{Z}'),
     ],
