@@ -3,11 +3,16 @@
 A ground truth is {'numbers': [int, ...], 'target': int}. `verify` judges by the rule of TinyZero and of the BAPO release: the last
 <answer> of the last line, each number once, the paper's binary reward. They call eval(); `verify` parses a grammar with exact
 values. `**`, `//`, decimals and anything else beyond plain arithmetic are no answers.
+
+Chat models write the answer over several lines, so that rule finds none. The template 'chat' has another, which `with_demands`
+notes in the ground truth:
+
+    last_block    the last closed <answer> block counts, wherever it is and over however many lines
+    thinking      the prompt has opened <think>, so the answer follows </think>
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from fractions import Fraction
@@ -17,6 +22,7 @@ import numpy as np
 
 from bapo_jax.groups import Verdict
 from bapo_jax.tasks.countdown_data import BENCHMARKS, MAX_DIGITS, benchmark, is_numbers, solvable, training_problems
+from bapo_jax.tasks.math_text import after_thinking
 
 __all__ = [
     'BENCHMARKS',
@@ -42,9 +48,14 @@ _TINYZERO = (
     'Assistant: Let me solve this step by step.\n'
     '<think>'
 )
+_LAST_BLOCK = 'End with the expression alone in <answer> </answer> tags, for example <answer>(1 + 2) / 3</answer>.'
 TEMPLATES = {
     'tinyzero': _TINYZERO,  # unchanged, for base models
     'tinyzero_chat': _TINYZERO,  # as a user turn of the model's chat template, as in verl, MoPPS and the BAPO release
+    'chat': (  # for chat models, through their chat template; the last <answer> block counts
+        'Using each of the numbers {numbers} exactly once, write an arithmetic expression that equals {target}. You can use +, -, '
+        f'*, / and parentheses. Think step by step. {_LAST_BLOCK}'
+    ),
     'compact': '{spaced}={target}\n',  # a dozen tokens, for the small policies of the quickstart
 }
 
@@ -57,16 +68,16 @@ MAX_DEPTH = 100  # nested parentheses and signs
 
 
 def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
-    """The question as the policy reads it. `tokenizer` is used by 'tinyzero_chat' only (its chat template)."""
+    """The question as the policy reads it. `tokenizer` is used by 'tinyzero_chat' and 'chat' only (its chat template)."""
     check_ground_truth(ground_truth)
     if template not in TEMPLATES:
         raise ValueError(f'task.template is {template!r}; choose one of {", ".join(TEMPLATES)}')
     numbers = ground_truth['numbers']
     text = TEMPLATES[template].format(numbers=numbers, spaced=' '.join(map(str, numbers)), target=ground_truth['target'])
-    if template != 'tinyzero_chat':
+    if template not in ('tinyzero_chat', 'chat'):
         return text
     if not getattr(tokenizer, 'chat_template', None):
-        raise ValueError("task.template is 'tinyzero_chat', but the tokenizer has no chat template; choose 'tinyzero'")
+        raise ValueError(f"task.template is {template!r}, but the tokenizer has no chat template; choose 'tinyzero'")
     return tokenizer.apply_chat_template([{'role': 'user', 'content': text}], add_generation_prompt=True, tokenize=False)
 
 
@@ -78,7 +89,7 @@ def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:
     raise; a malformed ground truth raises ValueError.
     """
     check_ground_truth(ground_truth)
-    answer = find_answer(response)
+    answer = last_block(response, ground_truth.get('thinking', False)) if ground_truth.get('last_block') else find_answer(response)
     if answer is None:
         return Verdict.UNPARSEABLE, None
     try:
@@ -99,8 +110,10 @@ def verify_all(responses: Sequence[str], ground_truths: Sequence[dict]) -> list[
 
 
 def with_demands(ground_truth: dict, text: str) -> dict:
-    """The ground truth unchanged: every prompt demands the same form."""
-    return ground_truth
+    """The ground truth with what the prompt `text` demands of a response's form, where that is not the last line's <answer>."""
+    if _LAST_BLOCK not in text:
+        return ground_truth
+    return {**ground_truth, 'last_block': True, 'thinking': text.rstrip().endswith('<think>')}
 
 
 def find_answer(response: str) -> str | None:
@@ -110,14 +123,27 @@ def find_answer(response: str) -> str | None:
     regex <answer>(.*?)</answer> of the public code. Unlike that regex, this is linear in the text.
     """
     before, found, after = response.partition('Assistant:')
-    line = (after if found else before).rstrip().rpartition('\n')[2]
+    return _last_tag((after if found else before).rstrip().rpartition('\n')[2])
+
+
+def last_block(response: str, thinking: bool = False) -> str | None:
+    """The text of the last <answer>...</answer> after the thinking, over however many lines; new lines count as blanks.
+
+    None where there is none, or the thinking does not end. `thinking` says that the prompt has opened <think>.
+    """
+    text = after_thinking(response, opened=thinking)
+    answer = _last_tag(text) if text is not None else None
+    return answer and ' '.join(answer.split())
+
+
+def _last_tag(text: str) -> str | None:
     answer, position = None, 0
-    while (start := line.find('<answer>', position)) >= 0:
+    while (start := text.find('<answer>', position)) >= 0:
         start += len('<answer>')
-        end = line.find('</answer>', start)
+        end = text.find('</answer>', start)
         if end < 0:  # no later opening tag can be closed either
             break
-        answer, position = line[start:end].strip(' \t'), end + len('</answer>')
+        answer, position = text[start:end].strip(' \t'), end + len('</answer>')
     return answer
 
 
@@ -255,7 +281,7 @@ def _joined(left: tuple[int, str, str], operator: str, right: tuple[int, str, st
 def check_ground_truth(ground_truth: object) -> None:
     """Raises ValueError, naming the field, unless it is {'numbers': [int, ...], 'target': number}.
 
-    A target need not be an integer: such a question is judged like any other.
+    A target need not be an integer: such a question is judged like any other. 'last_block' and 'thinking' are true or false.
     """
     if not isinstance(ground_truth, dict):
         raise ValueError(f'ground_truth must be an object with "numbers" and "target", got {str(ground_truth)[:100]}')
@@ -265,5 +291,8 @@ def check_ground_truth(ground_truth: object) -> None:
     numbers, target = ground_truth['numbers'], ground_truth['target']
     if not is_numbers(numbers):
         raise ValueError(f'ground_truth.numbers must be a non-empty list of non-negative integers, got {str(numbers)[:100]}')
-    if type(target) not in (int, float) or not math.isfinite(target) or abs(target) >= 10**MAX_DIGITS:
-        raise ValueError(f'ground_truth.target must be a number, got {str(target)[:100]}')
+    if type(target) not in (int, float) or not abs(target) < 10**MAX_DIGITS:
+        raise ValueError(f'ground_truth.target must be a number of at most {MAX_DIGITS} digits, got {str(target)[:100]}')
+    for field in ('last_block', 'thinking'):
+        if not isinstance(ground_truth.get(field, False), bool):
+            raise ValueError(f'ground_truth.{field} must be true or false, got {str(ground_truth[field])[:100]}')

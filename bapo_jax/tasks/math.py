@@ -16,9 +16,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from absl import logging
+
 from bapo_jax.groups import Verdict
-from bapo_jax.tasks.math_answers import MAX_LENGTH, quick_verdict
-from bapo_jax.tasks.math_data import BENCHMARKS, SUFFIX, benchmark, training_problems
+from bapo_jax.tasks import math_data
+from bapo_jax.tasks.jsonl import short
+from bapo_jax.tasks.math_answers import MAX_LENGTH, is_plain, quick_verdict
+from bapo_jax.tasks.math_data import BENCHMARKS, SUFFIX
 from bapo_jax.tasks.math_text import after_thinking, last_box
 from bapo_jax.tasks.verifier_pool import FAILED, OVERRAN, VerifierPool
 
@@ -50,7 +54,56 @@ _SWITCH = {'qwen3': True, 'qwen3_no_thinking': False}
 DEADLINE_S = 4.0  # wall clock for one answer; the slowest honest one known takes half a second
 WORKER_BYTES = 2 << 30  # address space of a worker, of which some 400 MB are sympy's
 MAX_WORKERS = 16
+MOST_NAMED = 10  # of the unreadable accepted answers, that a warning shows
 TAIL = 4000  # characters at the end of a response that are searched for an unboxed answer
+
+
+def training_problems(source: str, *, limit: int, seed: int) -> list[dict]:
+    """`math_data.training_problems` whose accepted answers can be read; a warning counts and names the others.
+
+    Raises ValueError where none can be read.
+    """
+    problems = math_data.training_problems(source, limit=limit, seed=seed)
+    unreadable = _report_unreadable(problems, source, 'are left out of training')
+    if len(unreadable) == len(problems):
+        raise ValueError(f'{source}: none of its {len(problems)} answers can be read; the first is {_shown(problems[0])}')
+    return [problem for row, problem in enumerate(problems) if row not in unreadable]
+
+
+def benchmark(name: str) -> list[dict]:
+    """`math_data.benchmark`, all its problems. A warning names those whose accepted answers cannot be read."""
+    problems = math_data.benchmark(name)
+    _report_unreadable(problems, name, 'are kept: a response is right by its text, or else an infrastructure error')
+    return problems
+
+
+def _report_unreadable(problems: Sequence[dict], source: str, consequence: str) -> set[int]:
+    unreadable = unreadable_answers([problem['answers'] for problem in problems])
+    if unreadable:
+        named = '; '.join(f'problem {row + 1}: {_shown(problems[row])}' for row in unreadable[:MOST_NAMED])
+        more = f'; and problems {", ".join(str(row + 1) for row in unreadable[MOST_NAMED:])}' if unreadable[MOST_NAMED:] else ''
+        logging.warning(
+            '%s: the accepted answers of %d of %d problems cannot be read and %s. %s%s',
+            source, len(unreadable), len(problems), consequence, named, more,
+        )  # fmt: skip
+    return set(unreadable)
+
+
+def _shown(problem: dict) -> str:
+    return ' | '.join(map(short, problem['answers']))
+
+
+def unreadable_answers(rows: Sequence[Sequence[str]]) -> list[int]:
+    """The rows of accepted answers none of which can be read, so that no response could be judged by them.
+
+    Numbers and words take microseconds. The others go to the pool, each once. A row whose trial overruns or fails is no such row:
+    that depends on the machine.
+    """
+    tried = {answer: sum(map(len, row)) <= MAX_LENGTH for row in rows for answer in row if not is_plain(answer)}
+    requests = [answer for answer, short_enough in tried.items() if short_enough]
+    for answer, outcome in zip(requests, _pool().run([{'gold': a} for a in requests]) if requests else [], strict=True):
+        tried[answer] = outcome is not False
+    return [i for i, row in enumerate(rows) if not any(tried.get(answer, True) for answer in row)]
 
 
 def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
@@ -168,4 +221,4 @@ def _is_light(accepted: tuple[str, ...]) -> bool:
 @functools.cache
 def _pool() -> VerifierPool:
     workers = min(len(os.sched_getaffinity(0)), MAX_WORKERS)
-    return VerifierPool('bapo_jax.tasks.math_answers', workers=workers, deadline_s=DEADLINE_S, memory_bytes=WORKER_BYTES)
+    return VerifierPool('bapo_jax.tasks.math_worker', workers=workers, deadline_s=DEADLINE_S, memory_bytes=WORKER_BYTES)

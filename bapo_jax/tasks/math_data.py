@@ -199,7 +199,9 @@ def _text(answer: object) -> str | None:
     """An answer as text, 142.0 as '142'; None where it is no answer."""
     if isinstance(answer, str):
         return answer.strip() or None
-    if isinstance(answer, bool) or not isinstance(answer, (int, float)) or not math.isfinite(answer):
+    if isinstance(answer, int) and not isinstance(answer, bool):
+        return str(answer)
+    if not isinstance(answer, float) or not math.isfinite(answer):
         return None
     return str(int(answer)) if answer == int(answer) else repr(answer)
 

@@ -1,6 +1,6 @@
 r"""Mathematical answers as text: where a response states its answer, and what can be compared without computer algebra.
 
-Everything takes time linear in the text. `math_answers` compares what two answers mean.
+Everything takes time linear in the text. `math_worker` compares what two answers mean.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import re
 import unicodedata
 from fractions import Fraction
 from typing import NamedTuple
+
+from bapo_jax.tasks.math_units import quantity
 
 MAX_DIGITS = 400  # of a plain number that is compared exactly
 ROUNDED_PLACES = 4  # a value rounded to this many decimals or more counts as the exact one
@@ -80,6 +82,10 @@ _SUPERSCRIPTS = str.maketrans('⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻', '0123456789+-
 _LATEX_SPACE = re.compile(r'(?<!\\)\\[,;:! ]|\\q?quad\b|~|\\displaystyle\b')
 _LETTER_COMMAND = re.compile(r'\\(?:mathrm|text|mathit|rm) ?\{ ?([a-zA-Z]) ?\}(?=[})^_+*/-]|$)')  # e and i among them
 _ESCAPED_TWICE = re.compile(r'\\\\(?=(?:text|frac|[dt]frac|left|right|sqrt|pi|cdot|times|leq?|geq?)(?![a-zA-Z]))')
+_SIZE = re.compile(r'\\(?:left|right|[bB]igg?[lmr]?)(?=[^a-zA-Z])')
+_TEXT_INDEX = re.compile(r'_\{? ?\\(?:text|mathrm|textrm|operatorname|mathit|rm) ?\{ ?([A-Za-z0-9]+) ?\} ?\}?')
+_SIGN_INDEX = re.compile(r'_(?:\{ ?\\([a-z]+) ?\}|\\([a-z]+)(?![a-z{]))')
+_GROUPED = re.compile(r'(?<=\d)(?:\{,\}|,\\! ?)(?=\d{3}(?!\d))|\\phantom ?(?:\{[^{}]*\}|[^{}])')  # thousands; and what is not shown
 MATH_MARKS = re.compile(r'\\[\[\]()]')
 
 
@@ -88,12 +94,14 @@ def tidy(text: str) -> str:
     if not text.isascii():
         text = _SUPERSCRIPT.sub(lambda m: '^{' + m[0].translate(_SUPERSCRIPTS) + '}', text)
         text = ''.join(_SYMBOLS.get(c) or _plain(c) for c in text)
-    text = _ESCAPED_TWICE.sub(r'\\', re.sub(r'\{,\}|,\\! ?', ',', text))
-    text = text.replace('\\dfrac', '\\frac').replace('\\tfrac', '\\frac')
-    text = re.sub(r'\\(?:left|right)(?=[^a-zA-Z])', '', text)
+    text = _ESCAPED_TWICE.sub(r'\\', re.sub(r'\{,\}|,\\! ?', ',', _GROUPED.sub('', text))).replace('{:}', ':')
+    text = re.sub(r'\\[dtc]frac(?![a-zA-Z])', r'\\frac', text)
+    text = _SIZE.sub('', text).replace('\\varnothing', '\\emptyset').replace('\\degree', '^\\circ ')
+    text = re.sub(r'(\\mathbb ?\{?R\}?) ?- ?(?=\\\{)', r'\1\\setminus ', text)
+    text = _SIGN_INDEX.sub(r'_{\1\2}', _TEXT_INDEX.sub(r'_{\1}', text))
     text = _LETTER_COMMAND.sub(r'\1', _LATEX_SPACE.sub(' ', text))
     text = re.sub(r'(?<=\d)(?:and|or)(?=[A-Za-z(\d-])', ', ', text)  # '1orx=2'
-    text = re.sub(r'\s+', ' ', text).strip().removesuffix('.').rstrip()
+    text = _unwrapped(re.sub(r'\s+', ' ', text).strip().removesuffix('.').rstrip())
     for start, end in (('$$', '$$'), ('$', '$'), (r'\(', r'\)'), (r'\[', r'\]')):
         inner = text[len(start) : -len(end)]
         if (
@@ -102,8 +110,54 @@ def tidy(text: str) -> str:
             and len(text) > len(start) + len(end)
             and not ('$' in inner or '\\(' in inner)
         ):
-            text = inner.strip().removesuffix('.').rstrip()
-    return text
+            text = _unwrapped(inner.strip().removesuffix('.').rstrip())
+    text = re.sub(r'^(?:=|\\approx(?![a-z])) ?', '', text)
+    if (wrapped := _TEXT_COMMAND.fullmatch(text)) and re.search(r'\d', wrapped[1]):
+        text = wrapped[1].strip()  # \text{5 cm}
+    if '\\circ' in text and _OF_AN_ANGLE.search(text):
+        text = _ANGLE.sub(r'(\\frac{\1\\pi}{180})', text)
+    return _braced(text)
+
+
+_OF_AN_ANGLE = re.compile(r'\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])')
+_ANGLE = re.compile(r'(\d+(?:\.\d+)?) ?(?:\^ ?\{ ?\\circ ?\}|\^ ?\\circ)')
+def _unwrapped(text: str) -> str:
+    """A text without braces around the whole of it. '{1, 2}' may be a set, and keeps them."""
+    if not (text.startswith('{') and text.endswith('}')):
+        return text
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c == '{') - (c == '}')
+        if not depth and i + 1 < len(text):
+            return text
+    inner = text[1:-1].strip()
+    return text if len(split(inner, ',')) > 1 else inner.removesuffix('.').rstrip()
+
+
+_TOKEN = re.compile(r'\\[A-Za-z]+|\\.|.', re.DOTALL)
+_BARE_ARGUMENT = re.compile(r'[0-9A-Za-z]|\\(?!text|math|frac|sqrt|sum|int|begin)[A-Za-z]+')
+_ROOT_OF = re.compile(r'\\sqrt ?(\[\w+\])? ?([0-9A-Za-z]|\\(?!frac|text|math|sqrt)[A-Za-z]+|\\frac\{[^{}]*\}\{[^{}]*\})')
+
+
+def _braced(text: str) -> str:
+    r"""The text with braces around every argument of a fraction, binomial or root: \frac{2}{\pi} for \frac2\pi."""
+    if '\\frac' in text or '\\binom' in text:
+        written, wanted = [], [0]  # what is written; how many arguments are still to come, within each open brace
+        for token in _TOKEN.findall(text):
+            if token == '{':
+                wanted[-1] = max(wanted[-1] - 1, 0)
+                wanted.append(0)
+            elif token == '}' and len(wanted) > 1:
+                wanted.pop()
+            elif wanted[-1] and token != ' ':
+                bare = _BARE_ARGUMENT.fullmatch(token)
+                wanted[-1] = wanted[-1] - 1 if bare else 0
+                token = f'{{{token}}}' if bare else token
+            if token in ('\\frac', '\\binom'):
+                wanted[-1] = 2
+            written.append(token)
+        text = ''.join(written)
+    return _ROOT_OF.sub(r'\\sqrt\1{\2}', text)
 
 
 def _plain(character: str) -> str:
@@ -136,7 +190,7 @@ def is_words(text: str) -> bool:
 class Number(NamedTuple):
     value: Fraction
     places: int | None  # digits after a decimal's point; None for an exact value
-    unit: str  # the word after the number, or ''
+    unit: str  # of measurement, as `math_units` names it; or ''
 
 
 _PLAIN = r'(?:(?:\d{1,3}(?:[, ]\d{3})+|\d+)(?:\.\d*)?|\.\d+)'
@@ -146,41 +200,27 @@ _DECIMAL = re.compile(
 DECIMAL_COMMA = re.compile(r'[+-]?\d+,(?:\d\d?|\d{4,})')
 _REPEATING = re.compile(r'([+-]?)(\d*)\.(\d*)\\overline ?\{?(\d+)\}?')
 _FRACTION = re.compile(r'([+-]?) ?(?:\\frac ?(?:\{ ?(-?\d+) ?\} ?\{ ?(-?\d+) ?\}|(\d) ?(\d))|(\d+) ?/ ?(-?\d+))')
-_UNIT = re.compile(
-    r'(?<=[\d})])'
-    r'(?: ?\\(?:text\w*|mathrm|mathbf|mbox) ?\{([A-Za-z./ ]+)\}| ?([cmk]m|kg|ft|mph|Hz)(?![a-z])| ([a-z]{3,}(?: [a-z]{3,}){0,2}))'
-    r'(?:\^ ?\{? ?\d ?\}?)?\.?$'
-)
-
-
-def without_unit(text: str) -> tuple[str, str]:
-    """A quantity without its unit, dollar sign or degree sign, and the unit where it is a word."""
-    unit = _UNIT.search(text)
-    text = text[: unit.start()] if unit else text
-    word = next(filter(None, unit.groups())).strip().removesuffix('s') if unit else ''
-    return re.sub(r'\^ ?(?:\\circ|\{ ?\\circ ?\})(?: ?[CF])?$', '', text.removeprefix('\\$').strip()).rstrip(), word
-
 
 def parse_number(text: str) -> Number | None:
     r"""A plain number: 25, 1,000, -0.5, 1.5e3, 1.5\times 10^{3}, 3/7, \frac{3}{7}, 0.\overline{3}; perhaps with a unit."""
     if len(text) > MAX_DIGITS:
         return None
-    text, word = without_unit(text)
+    text, unit, times = quantity(text)
     if match := _FRACTION.fullmatch(text):
         sign, *groups = match.groups()
         above, below = (int(g) for g in groups if g is not None)
-        return Number(Fraction(-above if sign == '-' else above, below), None, word) if below else None
+        return Number(Fraction(-above if sign == '-' else above, below) * times, None, unit) if below else None
     if match := _REPEATING.fullmatch(text):
         sign, whole, fixed, period = match.groups()
         value = Fraction(int(whole + fixed or '0')) + Fraction(int(period), 10 ** len(period) - 1)
-        return Number(value / 10 ** len(fixed) * (-1 if sign == '-' else 1), None, word)
+        return Number(value / 10 ** len(fixed) * (-times if sign == '-' else times), None, unit)
     if not (match := _DECIMAL.fullmatch(text)):
         return None
     sign, mantissa, _, exponent, plain_sign, plain = match.groups()
     digits = re.sub('[, ]', '', plain or mantissa or '1')
     value = Fraction(digits.removesuffix('.')) * Fraction(10) ** int(exponent or 0)
     places = max(len(digits.partition('.')[2]) - int(exponent or 0), 0) if '.' in digits else None
-    return Number(-value if '-' in (sign, plain_sign) else value, places, word)
+    return Number(value * (-times if '-' in (sign, plain_sign) else times), places if times == 1 else None, unit)
 
 
 def same_number(a: Number, b: Number) -> bool:

@@ -53,7 +53,7 @@ class VerifierPool:
         A worker that overruns or ends is killed and replaced. Raises RuntimeError where workers do not start, and ValueError on a
         request of more than `MAX_REQUEST` bytes of JSON.
         """
-        lines = [json.dumps(request).encode() + b'\n' for request in requests]
+        lines = [json.dumps(request, ensure_ascii=False).encode('utf-8', 'surrogatepass') + b'\n' for request in requests]
         if too_long := [i for i, line in enumerate(lines) if len(line) > MAX_REQUEST]:
             raise ValueError(f'request {too_long[0]} has {len(lines[too_long[0]])} bytes, a worker takes {MAX_REQUEST}')
         with self._lock:

@@ -2,8 +2,10 @@ r"""The math task: prompts as each model reads them, verdicts through the pool, 
 
 import gzip
 import json
+import logging
 import time
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from bapo_jax.rollout.engine import FRESH, Draw
 from bapo_jax.tasks import encode_prompts, get_task
 from bapo_jax.tasks import math as task
 from bapo_jax.tasks.math_answers import MAX_LENGTH
+from benchmarks import mutate_golds
 from transformers import AutoTokenizer
 
 SHARED = Path(__file__).resolve().parents[3] / 'shared' / 'data'
@@ -130,6 +133,10 @@ def test_what_the_qwen3_tokenizer_makes_of_a_response_keeps_the_thinking_apart(q
         (r'\boxed{5}', {**TRUTH, 'thinking': True}, UNPARSEABLE, None),
         (r'</think>\boxed{5}', {**TRUTH, 'thinking': True, 'boxed': True}, CORRECT, '5'),
         (r'\boxed{x+1}', ['5', '1+x'], CORRECT, 'x+1'),
+        (r'\boxed{' + '😀' * MAX_LENGTH + '}', ['x+1', '😀' * 3900], UNPARSEABLE, '😀' * MAX_LENGTH),  # 95 kB, were it escaped
+        ('\\boxed{\ud800}', 'x+1', UNPARSEABLE, '\ud800'),
+        (r'\boxed{' + '9' * 310 + '+1}', '1' + '0' * 310, CORRECT, '9' * 310 + '+1'),
+        (r'\boxed{' + '9' * 310 + '+2}', '1' + '0' * 310, WRONG, '9' * 310 + '+2'),
         (r'\boxed{x+1}', '', INFRA_ERROR, 'x+1'),
         (r'\boxed{x+1}', r'\frac{', INFRA_ERROR, 'x+1'),
         (r'\boxed{x+1}', 'x+' * MAX_LENGTH, INFRA_ERROR, 'x+1'),
@@ -248,7 +255,7 @@ def test_only_a_gold_that_cannot_be_read_is_an_infrastructure_error(judged):
 @needs_shared
 def test_every_benchmark_answer_is_correct_by_itself(monkeypatch):
     monkeypatch.setenv('BAPO_DATA', str(SHARED))
-    problems = [p for name in task.BENCHMARKS for p in task.benchmark(name)]
+    problems = [p for name in task.BENCHMARKS for p in task.math_data.benchmark(name)]
     assert len(problems) == 30 + 83 + 500 + 272 + 675
     rows = [(f'</think> It is $\\boxed{{{a}}}$.', {**p, 'boxed': True, 'thinking': True}) for p in problems for a in p['answers']]
     verdicts = task.verify_all(*zip(*rows, strict=True))
@@ -257,12 +264,72 @@ def test_every_benchmark_answer_is_correct_by_itself(monkeypatch):
 
 @pytest.mark.slow
 @needs_shared
-def test_benchmark_answers_differ_from_another_and_nearly_all_can_be_read(monkeypatch):
+def test_benchmark_answers_differ_from_another_and_all_but_one_can_be_read(monkeypatch):
     monkeypatch.setenv('BAPO_DATA', str(SHARED))
-    problems = [p for name in task.BENCHMARKS for p in task.benchmark(name)]
-    verdicts = [v for v, _ in task.verify_all([r'\boxed{\frac{x+17}{19y}}'] * len(problems), problems)]
-    assert set(verdicts) == {WRONG, INFRA_ERROR}
-    assert verdicts.count(INFRA_ERROR) <= 7  # such as '$f(x)=a x+b$, where $b$ is an arbitrary integer, …'
+    problems = [p for name in task.BENCHMARKS for p in task.math_data.benchmark(name)]
+    unreadable = task.unreadable_answers([p['answers'] for p in problems])
+    assert [problems[row]['answers'] for row in unreadable] == [['t(0,4]']]
+    some = Random(0).sample([p for p in problems if p['answers'] != ['t(0,4]']], 200)
+    assert {v for v, _ in task.verify_all([r'\boxed{\frac{x+17}{19y}}'] * len(some), some)} == {WRONG}
+
+
+@pytest.mark.slow
+@needs_shared
+def test_a_changed_gold_is_wrong_and_a_restyled_one_right(monkeypatch):
+    monkeypatch.setenv('BAPO_DATA', str(SHARED))
+    problems = [p for name in task.BENCHMARKS for p in Random(name).sample(task.math_data.benchmark(name), 20)]
+    tried = mutate_golds.try_all(problems, seed=7)
+    assert {mutant.kind for mutant, _ in tried} == {*mutate_golds.CHANGED, *mutate_golds.RESTYLED}
+    assert [(mutant, verdict) for mutant, verdict in tried if not mutate_golds.as_it_must(mutant, verdict)] == []
+
+
+# ---- golds at load ----------------------------------------------------------------------------------------------------
+
+
+def write(path, answers):
+    path.write_text(''.join(json.dumps({'problem': f'Question {i}?', 'answer': a}) + '\n' for i, a in enumerate(answers, 1)))
+    return str(path)
+
+
+@pytest.mark.slow
+def test_training_leaves_out_what_it_cannot_judge_and_says_so(tmp_path, caplog):
+    answers = ['5', r'\frac{', r'\begin{pmatrix}1\\2\end{pmatrix}', [r'\sqrt{', 'x^2'], 'Evelyn', 't(0,4]', r'1\pm\sqrt{2}', r'\frac{']
+    with caplog.at_level(logging.WARNING):
+        problems = task.training_problems(write(tmp_path / 'a.jsonl', answers), limit=0, seed=0)
+    assert [p['problem'] for p in problems] == [f'Question {i}?' for i in (1, 3, 4, 5, 7)]
+    [message] = caplog.messages
+    assert 'a.jsonl: the accepted answers of 3 of 8 problems cannot be read and are left out of training' in message
+    assert r'problem 2: \frac{; problem 6: t(0,4]; problem 8: \frac{' in message
+    with pytest.raises(ValueError, match=r'b\.jsonl: none of its 1 answers can be read; the first is \\frac'):
+        task.training_problems(write(tmp_path / 'b.jsonl', [r'\frac{']), limit=0, seed=0)
+
+
+@pytest.mark.slow
+def test_a_benchmark_keeps_what_it_cannot_judge_and_names_it(tmp_path, caplog):
+    answers = ['5', *['}{'] * 12]
+    with caplog.at_level(logging.WARNING):
+        assert len(task.benchmark(write(tmp_path / 'a.jsonl', answers))) == 13
+    [message] = caplog.messages
+    assert '12 of 13 problems cannot be read and are kept' in message
+    assert message.endswith('; problem 11: }{; and problems 12, 13')
+
+
+def test_a_trial_that_the_machine_ends_leaves_no_problem_out(monkeypatch):
+    class Busy:
+        def run(self, requests):
+            return ['overran', 'failed', False][: len(requests)]
+
+    monkeypatch.setattr(task, '_pool', Busy)
+    assert task.unreadable_answers([['a^{b}'], ['5'], ['c^{d}'], ['e^{f}'], ['e^{f}', '5'], ['e^{f}']]) == [3, 5]
+
+
+@pytest.mark.slow
+@needs_shared
+def test_what_counts_as_plain_can_be_read(monkeypatch):
+    monkeypatch.setenv('BAPO_DATA', str(SHARED))
+    golds = {a for name in task.BENCHMARKS for p in task.math_data.benchmark(name) for a in p['answers']}
+    plain = Random(0).sample(sorted(filter(task.is_plain, golds)), 300)
+    assert all(task._pool().run([{'gold': gold} for gold in plain]))
 
 
 def test_the_task_is_found_by_name():

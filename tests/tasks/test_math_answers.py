@@ -5,8 +5,9 @@ from fractions import Fraction
 
 import pytest
 from bapo_jax.groups import Verdict
-from bapo_jax.tasks.math_answers import quick_verdict, slow_verdict
+from bapo_jax.tasks.math_answers import quick_verdict
 from bapo_jax.tasks.math_text import last_box, parse_number, tidy
+from bapo_jax.tasks.math_worker import slow_verdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

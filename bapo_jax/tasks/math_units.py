@@ -1,0 +1,118 @@
+"""Units of measurement in an answer: one name for each, however it is written, and words that multiply.
+
+    '5 cm', '5 centimeters', '5\\text{ cm}'                 value '5', unit 'cm'
+    '12 square inches', '12 sq. in', '12\\text{ in}^2'       value '12', unit 'in2'
+    '3 million dollars'                                     value '3', unit 'dollar', times 1,000,000
+    '3 or more', 'at least 3'                               no quantity: the words change what is said
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Quantity(NamedTuple):
+    value: str
+    unit: str  # '' where none is named
+    times: int  # what a word like 'million' multiplies the value by
+
+
+_NAMES = {
+    'm': 'meter metre', 's': 'second sec', 'min': 'minute', 'h': 'hour hr', 'g': 'gram', 'l': 'liter litre L', 'in': 'inch inche',
+    'ft': 'foot feet', 'yd': 'yard', 'mi': 'mile', 'lb': 'pound', 'oz': 'ounce', 'J': 'joule Joule', 'N': 'newton Newton',
+    'W': 'watt Watt', 'V': 'volt Volt', 'Hz': 'hertz Hertz', 'Pa': 'pascal Pascal', '': 'unit',
+}  # fmt: skip
+_SHORT = {long: short for short, names in _NAMES.items() for long in names.split()}
+_PREFIXES = {'kilo': 'k', 'centi': 'c', 'milli': 'm', 'micro': 'µ', 'nano': 'n', 'mega': 'M'}
+_TIMES = {'dozen': 12, 'hundred': 10**2, 'thousand': 10**3, 'million': 10**6, 'billion': 10**9, 'trillion': 10**12}
+_RATES = {'mph': 'mi/h', 'kph': 'km/h', 'kmh': 'km/h', 'fps': 'ft/s'}
+_POWERS = {'square': '2', 'sq': '2', 'cubic': '3', 'cu': '3', 'squared': '2', 'cubed': '3'}
+_CHANGING = re.compile(
+    r'\b(?:or|and|than|least|most|over|under|more|less|fewer|about|around|nearly|plus|minus|times|but|not|wrong)\b'
+)
+
+_WORD = r'(?:[a-z]{3,}|[mck]m|ft|in|yd|mi|lb|oz|kg|mg|hr|of|sq\.?|cu\.?)(?![a-z])'
+_UNIT = re.compile(
+    r'(?:(?<=[\d})])|(?<=\\pi))'
+    r'(?: ?\\(?:text\w*|mathrm|mathbf|mbox) ?\{([A-Za-z./ ]+(?:\^ ?\{?-?\d\}?)?)\}| ?([cmk]m(?:/[a-z]+)?|kg|ft|mph|Hz)(?![a-z])'
+    rf'| ({_WORD}(?:[ /]{_WORD}){{0,3}}(?:/[a-z]+)?))'
+    r'(?:\^ ?\{? ?(-?\d) ?\}?)?\.?$'
+)
+_DEGREES = re.compile(r' ?\^ ?(?:\\circ|\{ ?\\circ ?\})(?: ?[CF])?$')
+_ORDINAL = re.compile(
+    r'(?<=\d) ?(?:\^? ?\{? ?\\(?:text\w*|mathrm|mbox) ?\{ ?(?:st|nd|rd|th) ?\} ?\}?|\^ ?\{ ?(?:st|nd|rd|th) ?\}|(?:st|nd|rd|th))$'
+)
+
+
+def quantity(text: str) -> Quantity:
+    """A text's value and unit. The value is the whole text where what follows it is no unit."""
+    unit, power, times = '', '', 1
+    if (match := _UNIT.search(text)) and not _CHANGING.search(match[0]):
+        text = text[: match.start()]
+        words = next(filter(None, match.groups()[:3])).replace('.', ' ').split()
+        while words and words[0] in _TIMES:
+            times *= _TIMES[words.pop(0)]
+        unit, power = unit_name(' '.join(words)), match[4] or ''
+    text = _ORDINAL.sub('', text.removeprefix('\\$').strip())
+    text, degrees = _DEGREES.subn('', text)
+    return Quantity(text.rstrip(), 'degree' if degrees else unit and unit + power, times)
+
+
+def unit_name(words: str) -> str:
+    """One name for a unit: 'cm2' for 'square centimeters', 'mi/h' for 'miles per hour'; an unknown one in the singular."""
+    name, power = '', ''
+    for word in re.sub(r'[{}^]', '', re.sub(r'\bper\b', '/', words)).replace('/', ' / ').split():
+        if word in _POWERS:
+            if word.endswith('ed'):
+                name += _POWERS[word]
+            power = '' if word.endswith('ed') else _POWERS[word]
+        elif word == '/':
+            name += '/'
+        else:
+            name, power = name + _short(word) + power, ''
+    return _RATES.get(name, name.strip('23') and name)  # 'square units' are none
+
+
+def _short(word: str) -> str:
+    if word in _SHORT or word in _RATES:
+        return _SHORT.get(word, word)
+    singular = word.removesuffix('s') if len(word) > 2 else word
+    for prefix, letter in _PREFIXES.items():
+        if singular.startswith(prefix) and (base := singular.removeprefix(prefix)) in _SHORT:
+            return letter + _SHORT[base]
+    return _SHORT.get(singular, singular)
+
+
+_BOUND = re.compile(
+    r'^(?:\\text ?\{ ?)?(not|at (?:least|most)|(?:no )?(?:more|less|fewer|greater) than|over|under|up to|exceeding)\b'
+    r'|\b(or (?:more|less|fewer|greater|above|below|over|under|older|later|earlier))(?: [a-z]+)?(?: ?\})?$'
+)
+
+
+def bound(text: str) -> str:
+    """The words that make a quantity a bound: 'at least', 'or more'; '' where there are none."""
+    match = _BOUND.search(text)
+    return next(filter(None, match.groups())) if match else ''
+
+
+_CLOCK = re.compile(
+    r'(\d{1,2})(?: ?: ?(\d\d))?(?: ?: ?00)?(?: ?(?:\\(?:text|mathrm|mbox) ?\{)? ?([ap])\.? ?m\.? ?\}?)?', re.IGNORECASE
+)
+
+
+def clock(text: str) -> tuple[int, int, str] | None:
+    """A time of day, as the hour, the minute, and 'a', 'p' or ''; None for a text with neither minutes nor half."""
+    match = _CLOCK.fullmatch(text)
+    if not match or not (match[2] or match[3]):
+        return None
+    return int(match[1]), int(match[2] or 0), (match[3] or '').lower()
+
+
+def same_clock(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
+    """Whether two times of day are the same; one that does not name its half of the day fits both."""
+    if other[2]:
+        one, other = other, one
+    if one[2] and not other[2]:
+        return one[1] == other[1] and other[0] in (one[0], one[0] % 12 + 12 * (one[2] == 'p'))
+    return one == other

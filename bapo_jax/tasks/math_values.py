@@ -1,0 +1,121 @@
+"""Whether two expressions of sympy have equal values, by numbers: faster than simplifying, and it never hides a difference.
+
+Values that differ at a few points are unequal. Values that agree there are compared once more: an exact difference decides, else
+the difference is evaluated at rising precision. 100! and 100! - 1 agree in 157 digits, 1 - 2^-100 and 1 in 30.
+
+Runs in the verifier's workers: it may never end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+
+from bapo_jax.tasks.math_text import ROUNDED_PLACES
+
+_DIGITS = 25  # of the values at the points
+_CLOSE = sympy.Float('1e-15')  # relative: values that differ by more are unequal
+_FINE_DIGITS = 1500  # to which a difference is evaluated before it counts as none: e^-3000 takes 1,303
+_FINE_DIGITS_SLOW = 200  # the same with a gamma function and its like, which take seconds beyond
+_MOST_DIGITS = 20_000  # of a whole number that is compared to its last digit
+
+# Step functions may agree at every point tried. The others have no value, cost too much, or are not numbers.
+_UNSUITED = (
+    sympy.Abs, sympy.floor, sympy.ceiling, sympy.Mod, sympy.Piecewise, sympy.Max, sympy.Min, sympy.sign, sympy.Heaviside,
+    sympy.DiracDelta, sympy.UnevaluatedExpr, sympy.core.function.AppliedUndef, sympy.Derivative, sympy.Integral, sympy.Limit,
+    sympy.Sum, sympy.Product, sympy.zoo, sympy.nan, sympy.oo, sympy.MatrixExpr,
+)  # fmt: skip
+_WITH_INDEX = (sympy.Sum, sympy.Product, sympy.Integral)
+_ELEMENTARY = (
+    sympy.exp, sympy.log, sympy.functions.elementary.trigonometric.TrigonometricFunction,
+    sympy.functions.elementary.trigonometric.InverseTrigonometricFunction,
+    sympy.functions.elementary.hyperbolic.HyperbolicFunction, sympy.re, sympy.im, sympy.conjugate,
+)  # fmt: skip
+_WHOLE = (sympy.factorial, sympy.binomial)  # quick for whole numbers alone
+
+
+def same_values(gold: Any, answer: Any) -> bool | None:
+    """Whether two expressions have equal values at a few points; None if that cannot tell. Unknowns of one name get one number.
+
+    Points where both values are real decide. Without any, positive points do: complex branches differ by the sign of a root.
+    """
+    if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)) or gold.is_Symbol or answer.is_Symbol:
+        return None
+    if gold.has(*_WITH_INDEX) and _plain_indices(gold) == _plain_indices(answer):
+        return True
+    if gold.has(*_UNSUITED) or answer.has(*_UNSUITED):
+        return None
+    if any(s.name == 'i' and s.is_real is False for s in gold.free_symbols | answer.free_symbols):  # where i is no index
+        gold, answer = (e.xreplace({s: sympy.I for s in e.free_symbols if s.name == 'i'}) for e in (gold, answer))
+    decimals = [any(map(_may_be_rounded, e.atoms(sympy.Float))) for e in (gold, answer)]
+    gold, answer = (e.xreplace({f: sympy.Rational(str(f)) for f in e.atoms(sympy.Float)}) for e in (gold, answer))
+    if gold - answer == 0:
+        return True
+    real, complex_ = [], []
+    for values, positive in _points(gold, answer):
+        a, b = (e.evalf(_DIGITS, subs=values, maxn=100) for e in (gold, answer))
+        if not _is_known(a) or not _is_known(b):
+            return None
+        same = bool(abs(a - b) <= (abs(a) + abs(b)) * _CLOSE)
+        if same and not (real or complex_):  # once is enough: an identity holds everywhere
+            same = not _differs(gold, answer, values, a)
+            if not same and all(decimals):
+                return False
+        if a.is_real and b.is_real:
+            real.append(same)
+        elif positive:
+            complex_.append(same)
+    same = all(real) if real else all(complex_)
+    return None if any(decimals) and not same else same  # then math-verify's rounding decides
+
+
+def _plain_indices(expression: Any) -> Any:
+    """An expression whose sums, products and integrals all have indices of the same names."""
+    expression = expression.as_dummy()
+    return expression.xreplace({s: sympy.Symbol(s.name) for s in expression.atoms(sympy.Symbol)})
+
+
+def are_far(one: Any, other: Any) -> bool:
+    """Whether two numbers differ by more than rounding explains: a hundredth."""
+    distance, size = abs(one - other).evalf(15), abs(one).evalf(15)
+    return bool(distance.is_Number and size.is_Number and distance * 100 > size)
+
+
+def _may_be_rounded(decimal: Any) -> bool:
+    return 10 ** (ROUNDED_PLACES - 1) % sympy.Rational(str(decimal)).q != 0
+
+
+def _points(gold: Any, answer: Any) -> list[tuple[dict, bool]]:
+    """The numbers that the unknowns get at each point, and whether all are positive; one point where there are no unknowns."""
+    symbols = gold.free_symbols | answer.free_symbols
+    names = sorted({s.name for s in symbols})
+    points = []
+    for scale, sign in ((1, 1), (64, 1), (3, -1), (5, 0))[: 4 if names else 1]:
+        numbers = {
+            n: sympy.Rational(137 + 58 * k, 100) * scale * (1 if sign > 0 or (sign < 0 and k % 2) else -1)
+            for k, n in enumerate(names)
+        }
+        points.append(({s: numbers[s.name] for s in symbols}, sign > 0))
+    return points
+
+
+def _differs(gold: Any, answer: Any, values: dict, size: Any) -> bool:
+    """Whether two values that agree in 15 digits differ after all. `size` is about their size."""
+    difference = gold - answer
+    if difference.is_Rational:
+        return True  # it is not 0, or the two would have been equal
+    kinds = gold.atoms(sympy.Function) | answer.atoms(sympy.Function)
+    quick = all(isinstance(f, _ELEMENTARY) or (isinstance(f, _WHOLE) and not f.free_symbols) for f in kinds)
+    digits = _FINE_DIGITS if quick else _FINE_DIGITS_SLOW
+    whole = sympy.log(abs(size), 10).evalf(15) if size else 0
+    if digits < whole < _MOST_DIGITS:
+        digits = int(whole) + 50
+    fine = difference.evalf(15, subs=values, maxn=digits)
+    return _is_known(fine) and fine != 0
+
+
+def _is_known(value: Any) -> bool:
+    """Whether a numerical value came out that cancellation left some digits."""
+    parts = value.as_real_imag()
+    return all(part.is_Number and part.is_finite and (part.is_Rational or part._prec > 1) for part in parts)

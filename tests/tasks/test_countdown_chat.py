@@ -1,0 +1,70 @@
+"""Countdown for chat models: the prompt asks for an <answer> block, and the last one counts."""
+
+import pytest
+
+from bapo_jax.groups import Verdict
+from bapo_jax.tasks import countdown as cd
+
+CORRECT, WRONG, UNPARSEABLE, _ = Verdict
+TRUTH = {'numbers': [1, 2, 3], 'target': 9}
+
+
+class ChatTokenizer:
+    """A chat template that opens <think> or not."""
+
+    def __init__(self, opening=''):
+        self.chat_template, self._opening = 'messages', opening
+
+    def apply_chat_template(self, messages, add_generation_prompt, tokenize):
+        assert add_generation_prompt is True and tokenize is False
+        return f'<user>{messages[0]["content"]}<assistant>{self._opening}'
+
+
+def demands(opening=''):
+    return cd.with_demands(TRUTH, cd.prompt_text(TRUTH, 'chat', ChatTokenizer(opening)))
+
+
+def test_the_prompt_asks_for_a_block_and_the_ground_truth_notes_it():
+    text = cd.prompt_text(TRUTH, 'chat', ChatTokenizer())
+    assert '[1, 2, 3]' in text and 'equals 9.' in text and text.endswith('<answer>(1 + 2) / 3</answer>.<assistant>')
+    assert demands() == {**TRUTH, 'last_block': True, 'thinking': False}
+    assert demands('<think>\n') == {**TRUTH, 'last_block': True, 'thinking': True}
+    for template in ('tinyzero', 'tinyzero_chat', 'compact'):
+        assert cd.with_demands(TRUTH, cd.prompt_text(TRUTH, template, ChatTokenizer())) == TRUTH
+
+
+@pytest.mark.parametrize(
+    ('response', 'verdict', 'answer'),
+    [
+        ('First 1+2=3.\n\n<answer>\n(1 + 2) * 3\n</answer>', CORRECT, '(1 + 2) * 3'),
+        ('<answer>(1+2)\n  *3</answer>\n\nThis gives 9.', CORRECT, '(1+2) *3'),
+        ('<answer>1</answer> no:\n<answer>\n(1+2)*3\n</answer>\nDone.', CORRECT, '(1+2)*3'),
+        ('<answer>(1+2)*3</answer>\n<answer>1+2+3</answer>', WRONG, '1+2+3'),  # the last one, right or wrong
+        ('<think>\n<answer>1+2+3</answer>\n</think>\n<answer>(1+2)*3</answer>', CORRECT, '(1+2)*3'),
+        ('<think>\n<answer>(1+2)*3</answer>', UNPARSEABLE, None),  # cut while it thinks
+        ('<think>\n<answer>(1+2)*3</answer></think>So there.', UNPARSEABLE, None),
+        ('<answer>(1+2)*3', UNPARSEABLE, None),
+        ('<answer>\n</answer>', UNPARSEABLE, ''),
+        ('<answer>(1+2)*3 = 9</answer>', UNPARSEABLE, '(1+2)*3 = 9'),
+        ('', UNPARSEABLE, None),
+    ],
+)
+def test_the_last_block_counts_over_however_many_lines(response, verdict, answer):
+    assert cd.verify(response, demands()) == (verdict, answer)
+
+
+def test_what_the_prompt_opened_the_response_must_close():
+    assert cd.verify('<answer>(1+2)*3</answer>', demands('<think>\n')) == (UNPARSEABLE, None)
+    assert cd.verify('so</think>\n<answer>(1+2)*3</answer>', demands('<think>\n')) == (CORRECT, '(1+2)*3')
+
+
+def test_a_block_over_lines_is_no_answer_for_base_models():
+    assert cd.verify('<answer>\n(1+2)*3\n</answer>', TRUTH) == (UNPARSEABLE, None)
+
+
+def test_a_malformed_ground_truth_names_its_field():
+    with pytest.raises(ValueError, match=r'ground_truth\.last_block must be true or false, got yes'):
+        cd.verify('<answer>1</answer>', {**TRUTH, 'last_block': 'yes'})
+    for target in (10**309, -(10**309), float('inf'), float('nan')):
+        with pytest.raises(ValueError, match=r'ground_truth\.target must be a number of at most 18 digits'):
+            cd.verify('<answer>1</answer>', {**TRUTH, 'target': target})
