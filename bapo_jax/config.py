@@ -174,6 +174,13 @@ def check_rollouts(c: ConfigDict, need: Need) -> None:
     not_negative(need, c, 'rollouts.every')
 
 
+def debug_section() -> ConfigDict:
+    """What is checked on the way."""
+    d = ConfigDict()
+    d.ledger = False  # every step: each drawn prompt has one outcome, each buffer entry one history (run/ledger.py)
+    return d
+
+
 SECTIONS = {
     'model': (model_section, check_model),
     'task': (task_section, check_task),
@@ -187,6 +194,7 @@ SECTIONS = {
     'checkpoint': (checkpoint_section, check_checkpoint),
     'evaluate': (evaluate_section, check_evaluate),
     'rollouts': (rollouts_section, check_rollouts),
+    'debug': (debug_section, lambda c, need: None),
 }
 
 
