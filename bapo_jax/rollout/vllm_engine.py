@@ -69,6 +69,7 @@ class VllmEngine(Engine):
         self._urls = [server.url if isinstance(server, SupervisedServer) else server for server in servers]
         self.servers = len(self._urls)
         self._serving: dict[str, int] = {}  # URLs of servers known to hold the current policy, and their model lengths
+        self._dropped: Unreachable | None = None  # why the last server was left out
         self._policies, self._model, self._dtype, self._hosts = Path(policies).absolute(), model, dtype, hosts
         self._stop_tokens, self._deadline_s, self._sight = list(stop_tokens), deadline_s, sight
         # A version that an interrupted run left may differ from this run's version of the same number.
@@ -240,10 +241,9 @@ class VllmEngine(Engine):
 
         Raises BadResponse, and adds the server to these; raises Unreachable where none answers.
         """
-        reason = None
         for attempts_left in reversed(range(2 * len(self._urls) + 1)):
             if not self._serving:
-                await self._revive(reason)
+                await self._revive(self._dropped)
             url = min(self._serving.keys() - spoiled or self._serving, key=self._under_way.__getitem__)
             of_server = asked._replace(max_tokens=min(asked.max_tokens, self._serving[url] - prompt_tokens))
             self._under_way[url] += 1
@@ -258,7 +258,7 @@ class VllmEngine(Engine):
                     raise
                 if self._serving.pop(url, None) is not None:
                     logging.warning('%s; its requests are sent again', e)
-                reason = e
+                self._dropped = e
             finally:
                 self._under_way[url] -= 1
 

@@ -404,12 +404,13 @@ def test_of_several_supervised_servers_each_is_started_again_when_it_is_needed(c
     assert first.ended and second.ended
 
 
-def test_with_no_server_left_the_error_says_so(connect, prompts):
+def test_with_no_server_left_every_group_says_so_and_why(connect, prompts):
     server = StandIn(good)
-    engine = connect(server)
+    engine = connect(server, concurrency=1)
     server.stop()
-    with pytest.raises(Unreachable, match='no rollout server answers'):
-        engine.generate(prompts, 2, SAMPLING, DRAWS)
+    for group in engine.ask(prompts, 2, SAMPLING, DRAWS):
+        with pytest.raises(Unreachable, match=f'no rollout server answers; the last said: {server.url}{ROUTE}: no answer'):
+            group.result()
 
 
 def test_a_request_that_is_wrong_is_not_tried_again(connect, prompts):
