@@ -15,7 +15,7 @@ from absl import logging
 
 from bapo_jax.rollout.engine import RolloutError
 
-_QUANTILE, _TIMES = 0.95, 4.0  # this quantile may be so many times the tolerance of the mean; it is 3 times the mean where |Δ| decays
+_QUANTILE, _TIMES = 0.95, 4.0  # the quantile may be so many times the mean's tolerance; of an exponential |Δ| it is 3 means
 
 
 class PolicyMismatch(RolloutError):

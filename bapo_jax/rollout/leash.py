@@ -2,8 +2,9 @@
 
     python bapo_jax/rollout/leash.py FD COMMAND…
 
-FD is the reading end of a pipe. Its only writing end is the starter's, so the pipe closes when the starter is gone, also by kill -9.
-Then the whole process group ends, vLLM's engine and its workers with it. The leash leads that group, and ends as its command does.
+FD is the reading end of a pipe. Its only writing end is the starter's, so the pipe closes when the starter is gone, also by kill
+-9. Then the whole process group ends, vLLM's engine and its workers with it. The leash leads that group, and ends as its command
+does.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ import numpy as np
 WEIGHTS, MANIFEST = 'weights', 'manifest.json'
 FORMAT = 2
 THREADS = 4  # for checksums: reading and crc32 both release the interpreter's lock
-DTYPES = ('float32', 'bfloat16')  # what rollout.dtype may be
+_DTYPES = ('float32', 'bfloat16')  # what rollout.dtype may be
 _MOST_MANIFEST = 2**28  # bytes; a thousand tensors in a thousand parts each take a tenth of that
 _NAME = r'[A-Za-z0-9_][A-Za-z0-9_.-]*'  # of a tensor, and so of its folder, or of a config's field
 _BLOCK = 2**20  # bytes that a check has in memory at once, for each thread
@@ -106,12 +106,13 @@ def _described(name: str, fields: Any, need: Callable[[bool, str], None]) -> Pub
     shape, part, dtype, crcs = (fields.get(field) for field in ('shape', 'part', 'dtype', 'crc32'))
     need(_are_counts(shape), f'{name} has the shape {shape!a}, which is none')
     need(_are_counts(part), f'{name} has parts of {part!a}, which is no shape')
-    need(dtype in DTYPES, f'{name} is of dtype {dtype!a}, which is none of {", ".join(DTYPES)}')
+    need(dtype in _DTYPES, f'{name} is of dtype {dtype!a}, which is none of {", ".join(_DTYPES)}')
     need(isinstance(crcs, dict) and _are_counts(list(crcs.values())), f'{name} has no checksums')
     divides = len(part) == len(shape) and all(n and size % n == 0 for size, n in zip(shape, part, strict=True))
     counts = [size // n for size, n in zip(shape, part, strict=True)] if divides else []
     # How many there are is compared before their names are made: a manifest may claim any number.
-    whole = divides and math.prod(counts) == len(crcs) and crcs.keys() == {'.'.join(map(str, place)) for place in np.ndindex(*counts)}
+    as_many = divides and math.prod(counts) == len(crcs)
+    whole = as_many and crcs.keys() == {'.'.join(map(str, place)) for place in np.ndindex(*counts)}
     need(whole, f'{name} is {tuple(shape)}, which the parts {", ".join(list(crcs)[:9])!a} of {tuple(part)} do not make up')
     return PublishedTensor(name, tuple(shape), dtype, tuple(part), dict(sorted(crcs.items())))
 
@@ -153,14 +154,16 @@ def check_weights(directory: str | Path, manifest: Manifest, worker: int = 0, wo
 
 def _check_part(directory: str | Path, tensor: PublishedTensor, part: str) -> None:
     file = _file(directory, tensor, part)
-    crc, block = 0, memoryview(bytearray(_BLOCK))
+    crc = 0
     try:
         with file.open('rb', buffering=0) as f:
             size = os.fstat(f.fileno()).st_size
             if size != tensor.part_bytes:
                 raise RefusedPolicy(
-                    f'{file} has {size} bytes; the manifest says {tensor.part_bytes}, for {tensor.part} of {tensor.name} in {tensor.dtype}'
+                    f'{file} has {size} bytes; the manifest says {tensor.part_bytes}, for {tensor.part} of {tensor.name} in '
+                    f'{tensor.dtype}'
                 )
+            block = memoryview(bytearray(min(_BLOCK, size)))
             while n := f.readinto(block):
                 crc = zlib.crc32(block[:n], crc)
     except OSError as e:

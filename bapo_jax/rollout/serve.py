@@ -3,8 +3,8 @@
     BAPO_ROLLOUT_TOKEN=… python -m bapo_jax.rollout.serve --model=DIR --port=8000
 
 Every route demands the token (`Authorization: Bearer …`). Without one in the environment, a token is generated and shown, on a
-terminal alone: elsewhere it would stay in a log. The server listens on loopback by default, and on another address only with a token
-of yours. It runs in vLLM's own environment (`make vllm-env`), which has no JAX and of this project's requirements only numpy and
+terminal alone: elsewhere it would stay in a log. The server listens on loopback by default, and on another address only with a
+token of yours. It runs in vLLM's own environment (`make vllm-env`), which has no JAX and of this project's requirements only numpy and
 ml_dtypes.
 """
 

@@ -38,7 +38,7 @@ _ATTEMPTS = 3  # how often a group is asked for before its BadResponse is an err
 _CONNECT_S = 10.0
 _ALIVE_S = 60.0  # most seconds for /health and /metrics: one process answers them and writes replies of megabytes
 _PATIENCE = 10  # deadlines that a reply may take in all from a server that makes progress
-_BACKOFF_S, _MOST_BACKOFF_S = 0.5, 30.0  # waits double from the first to the second
+_BACKOFF_S, _DOUBLINGS = 0.5, 6  # waits of a request to a busy server: the first, and how often they double, to 32 s
 _IMAGE_THREADS = 2  # reading, resizing and encoding release the interpreter's lock for the most part
 
 
@@ -280,7 +280,8 @@ class VllmEngine(Engine):
                     break
         finally:
             sending.cancel()
-        raise Unreachable(f'{url}{ROUTE}: no reply to a group in {deadlines} × {self._deadline_s:g} s (rollout.deadline_s); {state}')
+        waited = f'{deadlines} × {self._deadline_s:g} s (rollout.deadline_s)'
+        raise Unreachable(f'{url}{ROUTE}: no reply to a group in {waited}; {state}')
 
     async def _progress(self, url: str) -> tuple[float | None, str]:
         """How many tokens a server has read and written since it started, and its state in words; None where it is not alive."""
@@ -309,7 +310,7 @@ class VllmEngine(Engine):
             busy = status == 429 or status == 503 and route == ROUTE  # vLLM 0.32 says 503 where its queue has no room
             if not busy:
                 raise (Unreachable if status >= 500 else RolloutError)(told)
-            wait_s = wait_s or min(_BACKOFF_S * 2 ** (tried - 1), _MOST_BACKOFF_S) * random.uniform(0.5, 1)
+            wait_s = wait_s or _BACKOFF_S * 2 ** min(tried - 1, _DOUBLINGS) * random.uniform(0.5, 1)
             if self._loop.time() + wait_s > give_up:
                 raise Unreachable(f'{told} (asked {tried} times; rollout.deadline_s={self._deadline_s:g} allows no further wait)')
             await asyncio.sleep(wait_s)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 VALUES = (
-    None, True, 0, -1, 3, 7, 0.0, -0.5, -1e30, 1e300, 2**31, 2**63, 10**12, 10**400, '', '7', 'stop', '..', '/', 'x' * 5000, '\ud800',
+    None, True, 0, -1, 3, 7, 0.0, -0.5, -1e30, 1e300, 2**31, 10**12, 10**400, '', '7', 'stop', '..', '/', 'x' * 5000, '\ud800',
     [], [None], [0], [[3]], [10**12] * 9, {}, {'0': 0}, {'version': '7', 'start': 0, 'end': 3}, {'logprob': 'no'},
 )  # fmt: skip
 

@@ -62,7 +62,7 @@ def edit(published, change):
     'change, message',
     [
         (lambda m: m['tensors']['model.norm.weight'].update(shape=[7]), r'weight is \(7,\), which the parts .0. of \(32,\) do not'),
-        (lambda m: m['tensors']['model.norm.weight']['crc32'].update({'1': 5}), r'which the parts .0, 1. of \(32,\) do not make up'),
+        (lambda m: m['tensors']['model.norm.weight']['crc32'].update({'1': 5}), r'the parts .0, 1. of .32,. do not make up'),
         (lambda m: m['tensors']['model.norm.weight'].update(shape=[7], part=[7]), r'0 has 128 bytes; the manifest says 28'),
         (lambda m: m['tensors']['model.norm.weight'].update(dtype='bfloat16'), r'128 bytes; the manifest says 64, .* in bfloat16'),
         (lambda m: m['tensors']['model.norm.weight']['crc32'].update({'0': 1}), r'weight/0: the checksum of model\.norm\.weight'),
@@ -74,7 +74,7 @@ def edit(published, change):
         (lambda m: m.update(model=None), 'model is missing, or no dict'),
         (lambda m: m['model'].pop('tie_word_embeddings'), 'model does not say whether the head is tied'),
         (lambda m: m['tensors'].update({'model.extra': None}), r'model\.extra is no dict'),
-        (lambda m: m['tensors'].update({'../../etc': m['tensors']['model.norm.weight']}), r"'\.\./\.\./etc' is no name of a tensor"),
+        (lambda m: m['tensors'].update({'../etc': m['tensors']['model.norm.weight']}), r"'\.\./etc' is no name of a tensor"),
         (lambda m: m['tensors'].update({'/etc': m['tensors']['model.norm.weight']}), "'/etc' is no name of a tensor"),
         (lambda m: m['tensors']['model.norm.weight'].update(shape=None), r'model\.norm\.weight has the shape None, which is none'),
         (lambda m: m['tensors']['model.norm.weight'].update(shape=[-32]), r'has the shape \[-32\], which is none'),
@@ -82,8 +82,8 @@ def edit(published, change):
         (lambda m: m['tensors']['model.norm.weight'].update(dtype='object'), "dtype 'object', which is none of float32, bfloat16"),
         (lambda m: m['tensors']['model.norm.weight'].update(crc32={'0': '1'}), 'has no checksums'),
         # A tensor of 10^12 numbers: in as many parts, in one, and in two.
-        (lambda m: m['tensors']['model.norm.weight'].update(shape=[10**12], part=[1]), "which the parts '0' of .1,. do not make up"),
-        (lambda m: m['tensors']['model.norm.weight'].update(shape=[10**12], part=[10**12]), 'has 128 bytes; the manifest says 4000000000000'),
+        (lambda m: m['tensors']['model.norm.weight'].update(shape=[10**12], part=[1]), r"the parts '0' of \(1,\) do not make up"),
+        (lambda m: m['tensors']['model.norm.weight'].update(shape=[10**12], part=[10**12]), 'the manifest says 4000000000000'),
         (
             lambda m: m['tensors']['model.norm.weight'].update(shape=[2, 10**12], part=[1, 10**12], crc32={'0.0': 0, '1.0': 0}),
             r'norm\.weight/0\.0 cannot be read',
@@ -111,7 +111,7 @@ def test_a_manifest_that_is_longer_than_any_is_not_read(published):
 
 
 def test_a_manifest_whose_fields_are_other_ones_is_read_or_refused_but_nothing_else(published, policy):
-    for _, said in mutants(json.loads((published / MANIFEST).read_text()), 400):
+    for _, said in mutants(json.loads((published / MANIFEST).read_text()), 250):
         (published / MANIFEST).write_text(json.dumps(said))
         try:
             manifest = read_manifest(published)
@@ -121,7 +121,8 @@ def test_a_manifest_whose_fields_are_other_ones_is_read_or_refused_but_nothing_e
         except RefusedPolicy as e:
             assert len(str(e).encode()) < 20_000  # it can be encoded
             continue
-        assert [(name, array.shape) for name, array in read_tensors(published, manifest)] == [(t.name, t.shape) for t in manifest.tensors]
+        for tensor, (name, array) in zip(manifest.tensors, read_tensors(published, manifest), strict=True):
+            assert (tensor.name, tensor.shape) == (name, array.shape)
 
 
 def a_file(published):

@@ -112,9 +112,9 @@ def choice(index, **changes):
         ({'finish_reason': 'abort'}, "ended with 'abort'"),
         ({'logprobs': {'content': [{'logprob': -1e30}] * 3}}, 'has a log-prob that is not finite or above 0'),
         ({'logprobs': {'content': [{'logprob': -1e300}] * 3}}, 'has a log-prob that is not finite or above 0'),
-        ({'weight_versions': [{'version': '7', 'start': 0, 'end': 1}]}, r'has 3 tokens, and states the policy of the tokens \[\(0, 1\)\]'),
-        ({'weight_versions': [{'version': '7', 'start': 1, 'end': 3}]}, r'has 3 tokens, and states the policy of the tokens \[\(1, 3\)\]'),
-        ({'token_ids': [5, 6, 8]}, r"of 3 tokens ended with 'stop', and has stop tokens \(3, 4\) at \[\]; serve the model directory"),
+        ({'weight_versions': [{'version': '7', 'start': 0, 'end': 1}]}, r'has 3 tokens, .* the policy of the tokens \[\(0, 1\)\]'),
+        ({'weight_versions': [{'version': '7', 'start': 1, 'end': 3}]}, r'has 3 tokens, .* the policy of the tokens \[\(1, 3\)\]'),
+        ({'token_ids': [5, 6, 8]}, r"of 3 tokens ended with 'stop', and has stop tokens \(3, 4\) at \[\]; serve the model"),
         ({'token_ids': [5, 4, 3]}, r"of 3 tokens ended with 'stop', and has stop tokens \(3, 4\) at \[1, 2\]"),
         ({'finish_reason': 'length'}, r"of 3 tokens ended with 'length', and has stop tokens \(3, 4\) at \[2\]"),
         ({'token_ids': [5, 6, 8], 'finish_reason': 'length'}, "ended with 'length' after 3 tokens of 4"),
@@ -194,7 +194,7 @@ def read_or_refused(said):
 
 
 def test_a_reply_whose_fields_are_other_ones_is_read_or_refused_but_nothing_else():
-    for seed, said in mutants(recorded(), 2000):
+    for seed, said in mutants(recorded(), 1000):
         read_or_refused(json.dumps(said, ensure_ascii=seed % 2 == 0).encode('utf-8', 'surrogatepass'))
 
 
@@ -213,7 +213,7 @@ def test_a_control_reply_whose_fields_are_other_ones_is_read_or_refused_but_noth
 
 
 @pytest.mark.parametrize('read', [read_results, read_success, read_model_length])
-@pytest.mark.parametrize('said', [b'', b'<html>no</html>', b'null', b'[]', b'{}', b'{"results":[],"data":[],"success":null}', b'[' * 10**5])
+@pytest.mark.parametrize('said', [b'', b'<html>', b'null', b'[]', b'{}', b'{"results":[],"data":[],"success":null}', b'[' * 10**5])
 def test_a_control_reply_that_says_nothing_is_refused(read, said):
     with pytest.raises(BadResponse, match=f'{SERVER}: a reply cannot be read'):
         read(said, SERVER)
