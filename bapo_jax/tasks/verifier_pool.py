@@ -29,6 +29,9 @@ FAILED = 'failed'  # the outcome of a request during which the worker raised or 
 START_S = 120.0  # how long a worker may take to start: importing sympy on a busy machine
 MAX_REQUEST = 65_536  # bytes: the size of a pipe, so that writing to an idle worker never waits
 
+# What Python and its libraries need. The rest of the trainer's environment has secrets, such as the rollout servers' token.
+_INHERITED = ('PATH', 'HOME', 'TMPDIR', 'LANG', 'LC_ALL', 'LC_CTYPE', 'LD_LIBRARY_PATH', 'PYTHONHOME', 'PYTHONUTF8', 'VIRTUAL_ENV')
+
 _READY = b'ready\n'
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 
@@ -104,12 +107,13 @@ class _Worker:
     """One process: starting, then idle, or busy with request number `job` until the time `until` at the latest."""
 
     def __init__(self, command: Sequence[str]):
+        inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         path = os.pathsep.join(filter(None, (_PACKAGE_PARENT, os.environ.get('PYTHONPATH'))))
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, 'PYTHONPATH': path},
+            env={**inherited, 'PYTHONPATH': path},
             start_new_session=True,  # Ctrl-C is the trainer's to handle
         )
         self.output = self._process.stdout.fileno()

@@ -134,6 +134,15 @@ def test_an_interrupted_run_leaves_nothing_to_the_next(pool, monkeypatch):
     assert pool.run([3]) == got(3)  # and not the outcome of 'lost'
 
 
+def test_a_worker_inherits_no_secret(pool, monkeypatch):
+    for name in ('BAPO_ROLLOUT_TOKEN', 'HF_TOKEN', 'AWS_SECRET_ACCESS_KEY', 'OF_MINE'):
+        monkeypatch.setenv(name, 'a secret')
+    [pid] = pool.run(['pid'])
+    with open(f'/proc/{pid}/environ') as file:
+        inherited = file.read()
+    assert 'a secret' not in inherited and f'PATH={os.environ["PATH"]}' in inherited
+
+
 def test_a_request_that_a_pipe_does_not_hold_is_refused(pool):
     with pytest.raises(ValueError, match=rf'request 1 has {MAX_REQUEST + 1} bytes'):
         pool.run([0, 'x' * (MAX_REQUEST - 2)])
