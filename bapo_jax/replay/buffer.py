@@ -12,7 +12,7 @@ longer trained on. Sampling an entry leaves it in place (the paper never removes
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -135,10 +135,10 @@ class ReplayBuffer:
         """
         return [entry.prompt for entry in sample(rng, list(self.bad.values()), limit)]
 
-    def mark_reevaluated(self, groups: Sequence[Group]) -> None:
-        """Counts one re-evaluation of the hard prompt of each group. Raises KeyError for a prompt that is not held."""
-        for group in groups:
-            self.bad[group.prompt.id].sampled += 1
+    def mark_reevaluated(self, prompt_ids: Iterable[int]) -> None:
+        """Counts one re-evaluation of each of these hard prompts. Raises KeyError for a prompt that is not held."""
+        for prompt_id in prompt_ids:
+            self.bad[prompt_id].sampled += 1
 
     def high_groups(self, step: int, low: float, high: float, exclude_ids: Collection[int], untrained: bool = False) -> list[Group]:
         """The candidates for X3 at `step` (lines 9 and 16): low <= mu <= high, of the `high_recent_steps` steps before it.

@@ -33,7 +33,7 @@ class Ledger:
 
     def check(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group], batch: Batch) -> None:
         """Adds the row of `step`, whose groups the buffer has taken in. Raises Unbalanced, naming step and prompt."""
-        trained, x1 = batch.of_origin(X1), {id(g) for g in fresh}
+        trained, of_fresh = batch.of_origin(X1), {id(g) for g in fresh}
         stored, gone = self._history()
         row = {
             'step': step,
@@ -41,15 +41,16 @@ class Ledger:
             'infra_error': _ids(g for g in fresh if g.infra_error),
             'filtered': _ids(g for g in fresh if not g.infra_error and not any(g is t for t in trained)),
         }
+        strangers = [g.prompt.id for g in trained if id(g) not in of_fresh]
+        _need(not strangers, step, 'X1 of prompts that were not drawn', strangers)
         drawn = _ids(fresh)
-        _need(Counter(drawn) == Counter(row['trained'] + row['infra_error'] + row['filtered']), step, 'prompts with not one outcome', drawn)
+        outcomes = Counter(row['trained'] + row['infra_error'] + row['filtered'])
+        _need(outcomes == Counter(drawn), step, 'prompts with not one outcome', outcomes - Counter(drawn) + (Counter(drawn) - outcomes))
         _need(len(set(drawn)) == len(drawn), step, 'prompts drawn twice', drawn)
         if self._rows:
             _need(self._rows[-1]['step'] == step - 1, step, 'a step that does not follow', [self._rows[-1]['step']])
         epoch = self._drawn_in_epoch_of(step) & set(drawn)
         _need(not epoch, step, 'prompts drawn before in this epoch', epoch)
-        strangers = [g.prompt.id for g in trained if id(g) not in x1]
-        _need(not strangers, step, 'X1 of prompts that were not drawn', strangers)
         asked = {id(g) for g in reevaluated}
         strangers = [g.prompt.id for g in batch.of_origin(X2) if id(g) not in asked]
         _need(not strangers, step, 'X2 of prompts that were not re-evaluated', strangers)
