@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from absl import logging
 
+from bapo_jax import events
 from bapo_jax.groups import Prompt, Response
 from bapo_jax.hosts import Hosts
 from bapo_jax.models.qwen import ModelConfig
@@ -144,7 +144,7 @@ class VllmEngine(Engine):
             if isinstance(result, Unreachable) and url in self._supervised:
                 await self._restart(url, result)
             elif isinstance(result, Unreachable):
-                logging.warning('%s; going on without it until the next policy', result)
+                events.report('server left out', f'{result}; going on without it until the next policy', server=url)
             elif isinstance(result, BaseException):
                 raise result
         if not self._serving:
@@ -194,7 +194,8 @@ class VllmEngine(Engine):
                 raise reason
             await self._load(url)
         except Unreachable:
-            logging.warning('%s; starting the server again with policy %s', reason, self._version)
+            message = f'{reason}; starting the server again with policy {self._version}'
+            events.report('server restarted', message, server=url)
             await asyncio.to_thread(self._supervised[url].restart)
             await self._load(url)
 
@@ -227,7 +228,8 @@ class VllmEngine(Engine):
                     if attempt == _ATTEMPTS:
                         raise
                     self.asked_again += 1
-                    logging.warning('%s; asking for the group again (%d of %d)', e, attempt + 1, _ATTEMPTS)
+                    message = f'{e}; asking for the group again ({attempt + 1} of {_ATTEMPTS})'
+                    events.report('group asked again', message, prompt=prompt.id)
 
     async def _with_images(self, prompt: Prompt, *what: Any) -> dict[str, Any]:
         """The request of a prompt with images, which take some 10 ms each. Raises RolloutError where one cannot be read."""
@@ -257,7 +259,7 @@ class VllmEngine(Engine):
                 if not attempts_left:
                     raise
                 if self._serving.pop(url, None) is not None:
-                    logging.warning('%s; its requests are sent again', e)
+                    events.report('server left out', f'{e}; its requests are sent again', server=url)
                 self._dropped = e
             finally:
                 self._under_way[url] -= 1
