@@ -15,9 +15,11 @@ from small_run import ROOT, metrics, run, small_config
 
 from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION
 from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.run.log import MetricsLog
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compile_once')]
+TOKEN = 'a-token-that-nobody-may-read'
 
 
 def config(benchmark, **changes):
@@ -30,7 +32,14 @@ def config(benchmark, **changes):
 def whole(benchmark, tmp_path_factory):
     """(directory, last state) of a run that nothing happened to."""
     workdir = tmp_path_factory.mktemp('whole') / 'run'
-    return workdir, run(config(benchmark), workdir)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(TOKEN_VARIABLE, TOKEN)
+        return workdir, run(config(benchmark), workdir)
+
+
+def test_the_servers_token_stands_in_no_file_of_a_run(whole):
+    files = [file for file in whole[0].rglob('*') if file.is_file()]
+    assert files and not [file for file in files if TOKEN.encode() in file.read_bytes()]
 
 
 def signalled_at(monkeypatch, purpose, number):

@@ -12,7 +12,7 @@ def load_tokenizer(path: str | Path) -> Any:
     from transformers import AutoTokenizer  # takes a second to import
 
     try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as e:
         raise ValueError(f'model.path={str(path)!r}: no tokenizer loads from there ({e}); fetch the model directory again') from e
 
