@@ -32,6 +32,10 @@ quick: .venv/ready-test
 rows: env
 	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m benchmarks.rows $(ARGS)
 
+# Strikes runs with faults at random moments, and judges what became of them; its table goes into docs/operations.md.
+faults: .venv/ready-test
+	.venv/bin/python -m tests.faults $(ARGS)
+
 # What one CUDA card gives, in three parts of under 8 minutes and the quickstart. Wants jax[cuda13], flax and optax in the python3 on
 # the PATH and nothing else; ARGS=--table prints what has been run.
 gpu-report:

@@ -84,7 +84,8 @@ class JaxEngine(Engine):
         self._closed = True
         with self._lock:
             for group in self._waiting:
-                group.future.cancel()
+                if group.future.cancel():
+                    group.future.set_running_or_notify_cancel()  # wakes those who wait for it
             self._waiting.clear()
         self._thread.shutdown()
         self._params = None

@@ -1,5 +1,7 @@
 """The in-process engine: what it samples, what it says about it, and what a response depends on."""
 
+from concurrent.futures import wait
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -332,6 +334,7 @@ def test_what_is_not_answered_when_the_engine_closes_is_an_error_or_cancelled(po
     engine = make_engine(policy, rows=4, stop_tokens=(97,))
     futures = engine.ask(prompts, G, Sampling(1.0, 500), [DRAW] * len(prompts))
     engine.close()
+    assert not wait(futures, timeout=10.0).not_done  # who waits for them goes on
     assert all(future.cancelled() or isinstance(future.exception(0), RolloutError) or future.result(0) for future in futures)
     assert any(future.cancelled() or future.exception(0) for future in futures)
 
