@@ -73,13 +73,14 @@ def answer_and_judge(
     All prompts are asked at once: while a chunk is judged, later ones are answered. Equal questions get equal random keys, whichever
     policy answers. Close the generator when leaving early, or the rest is answered too.
     """
-    e, size, reward = config.evaluate, chunk_size(config), custom_reward.find_reward(config.task.reward)
+    e, size, rewards = config.evaluate, chunk_size(config), custom_reward.rewards_of(config.task)
     draws = [Draw(config.seed, 0, purpose)] * len(prompts)
     answers = engine.ask(prompts, e.samples, Sampling(e.temperature, e.max_response_tokens, e.top_p), draws)
     try:
         for first in range(0, len(prompts), size):
             chunk = slice(first, first + size)
-            yield judge(tokenizer, prompts[chunk], [answer.result() for answer in answers[chunk]], draws[chunk], reward)
+            responses = [answer.result() for answer in answers[chunk]]
+            yield judge(tokenizer, prompts[chunk], responses, draws[chunk], rewards, config.task.verify_s)
     finally:
         for answer in answers:
             answer.cancel()
@@ -147,7 +148,9 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
     if policy.run_config is not None:
         if config is not None:
             print("note: the run's own config.json counts, --config is not used", flush=True)
-        config = ConfigDict(policy.run_config)
+        # an older run's config has no fields that came later
+        task = config_lib.task_section().to_dict() | policy.run_config['task']
+        config = ConfigDict({**policy.run_config, 'task': task})
         config.rollout.servers = ()
     elif config is None:
         raise ValueError(

@@ -19,11 +19,12 @@ from ml_collections import ConfigDict
 
 from bapo_jax.groups import X1, Batch, Group, Prompt, Response, make_batch
 from bapo_jax.prompts.selector import PromptSelector
-from bapo_jax.rollout.collect import Collected, collect, judge_as_they_come
+from bapo_jax.rollout.collect import Collected, check_judged, collect, judge_as_they_come
 from bapo_jax.rollout.engine import FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
 from bapo_jax.rollout.fidelity import check_probe
 from bapo_jax.rollout.schedule import Schedule
 from bapo_jax.stopping import leaving_waits
+from bapo_jax.tasks.custom_reward import Rewards
 from bapo_jax.tasks.shaping import punish_overlong
 
 _PROBE_TOKENS = 32  # most tokens of each answer to the probe
@@ -69,11 +70,11 @@ class Rollouts:
 
     def __init__(
         self, engine: Engine, tokenizer: Any, selector: PromptSelector, schedule: Schedule, config: ConfigDict,
-        reward: Callable | None, probe: Prompt,
+        rewards: Rewards | None, probe: Prompt,
     ):  # fmt: skip
-        """`config` is resolved; `reward` replaces the verifier, or is None; `probe` is the prompt answered after every sync."""
+        """`config` is resolved; `rewards` replaces the verifier, or is None; `probe` is the prompt answered after every sync."""
         self._engine, self._probe = engine, probe
-        self._tokenizer, self._selector, self._schedule, self._config, self._reward = tokenizer, selector, schedule, config, reward
+        self._tokenizer, self._selector, self._schedule, self._config, self._rewards = tokenizer, selector, schedule, config, rewards
         # Which prompts a step takes may depend on the results of the step before, or of its own first wave.
         self._in_turn = selector.learns or config.rollout.refill_batches > 1 or config.rollout.mixture > 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix='rollouts')
@@ -89,7 +90,7 @@ class Rollouts:
             prompts = [self._probe] * self._engine.servers
             sampling = Sampling(c.rollout.temperature, min(_PROBE_TOKENS, c.rollout.max_response_tokens))
             draws = [Draw(c.seed, policies.step, PROBE)] * len(prompts)
-            groups = collect(self._engine, self._tokenizer, prompts, c.rollout.group_size, sampling, draws, self._reward).groups
+            groups = collect(self._engine, self._tokenizer, prompts, c.rollout.group_size, sampling, draws, self._rewards).groups
             batch = make_batch(groups, [X1] * len(groups))
             check_probe(*logprobs(batch), c.rollout.probe_tolerance, policies.alpha_version)
 
@@ -199,7 +200,8 @@ class Rollouts:
 
     def _judged(self, asked: Asked) -> Collected:
         c, prompts = self._config, asked.fresh + asked.hard
-        collected = judge_as_they_come(asked.answers, self._tokenizer, prompts, asked.draws, self._reward)
+        collected = judge_as_they_come(asked.answers, self._tokenizer, prompts, asked.draws, self._rewards, c.task.verify_s)
+        check_judged(collected.groups, c.rollout.group_size)
         if c.task.overlong_share:
             shaped = [punish_overlong(g, c.rollout.max_response_tokens, c.task.overlong_share) for g in collected.groups]
             collected = collected._replace(groups=shaped)
