@@ -78,7 +78,7 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool
     """
     read = read_inputs(config)
     c = read.config
-    learner, rewards = build_learner(c, hosts, read.sight), custom_reward.rewards_of(c.task)
+    learner, reward = build_learner(c, hosts, read.sight), custom_reward.rewards_of(c.task)
     fingerprints = {
         'dataset': fingerprint_prompts(read.prompts), 'tokenizer': fingerprint_tokenizer(read.tokenizer), 'model': architecture(read.model),
     }  # fmt: skip
@@ -92,7 +92,7 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool
         benchmarks=read.benchmarks,
         schedule=schedule,
         replay=make_replay(c.replay, c.learner.batch_groups, schedule.reevaluation_due),
-        rollouts=Rollouts(engine, read.tokenizer, read.selector, schedule, c, rewards, probe=read.prompts[0]),
+        rollouts=Rollouts(engine, read.tokenizer, read.selector, schedule, c, reward, probe=read.prompts[0]),
         learner=learner,
         hosts=hosts,
         changed=changed,

@@ -18,9 +18,6 @@ from bapo_jax.tasks import get_task
 from bapo_jax.tasks.custom_reward import Rewards
 
 
-MOST_UNJUDGED = 1 / 5  # of a step's responses
-
-
 class TooFewJudged(RolloutError):
     """More than a fifth of a step's responses have no verdict: what is left would be another distribution of questions."""
 
@@ -85,13 +82,14 @@ def _responses(answer: Future[tuple[Response, ...]], prompt: Prompt) -> tuple[Re
 def check_judged(groups: Sequence[Group], group_size: int) -> None:
     """Raises TooFewJudged where more than a fifth of the responses that were asked for have no verdict."""
     lost, asked = sum(not g.responses for g in groups), len(groups) * group_size
-    unjudged = sum(v == Verdict.INFRA_ERROR for g in groups for v in g.verdicts)
-    if lost * group_size + unjudged > MOST_UNJUDGED * asked:
+    failed = sum(v == Verdict.INFRA_ERROR for g in groups for v in g.verdicts)
+    missing = lost * group_size + failed
+    if 5 * missing > asked:
         raise TooFewJudged(
-            f'{lost * group_size + unjudged} of {asked} responses of step {groups[0].step} have no verdict, more than a fifth: the '
-            f'engine gave up {lost} groups of {group_size}, and on {unjudged} responses the verifier or the reward function failed. '
-            'events.jsonl says why. If they are slow, raise task.verify_s, task.reward_deadline_s or task.reward_workers; if servers '
-            'answer wrongly, see docs/vllm.md'
+            f'{missing} of {asked} responses of step {groups[0].step} have no verdict, more than a fifth: the engine gave up {lost} '
+            f'groups of {group_size}, and the verifier or the reward function failed on {failed} responses. events.jsonl says why. '
+            'Where judging is slow, raise task.verify_s, task.reward_deadline_s or task.reward_workers; where servers answer wrongly, '
+            'see docs/vllm.md'
         )
 
 
@@ -101,20 +99,20 @@ def judge(
 ) -> Judged:  # fmt: skip
     """Judges the responses to each prompt. All prompts are of one task.
 
-    The user's function behind `rewards` (tasks/custom_reward.py) gives verdict and reward. Where it is None, the task's verifier gives
-    the verdict, and the reward is the paper's binary one. What is unjudged after `budget_s` seconds is INFRA_ERROR.
+    `rewards` (tasks/custom_reward.py) asks the user's function for verdict and reward. Where it is None, the task's verifier gives the
+    verdict, and the reward is the paper's binary one. What is unjudged after `budget_s` seconds is INFRA_ERROR.
     """
     pairs = [(p, r) for p, group in zip(prompts, responses, strict=True) for r in group]
+    texts = tokenizer.batch_decode([r.tokens for _, r in pairs], skip_special_tokens=True) if pairs else []
     if not pairs:
-        return Judged([Group(p, (), (), np.empty(0, np.float32), d.step) for p, d in zip(prompts, draws, strict=True)], [()] * len(prompts))
-    task = prompts[0].task
-    texts = tokenizer.batch_decode([r.tokens for _, r in pairs], skip_special_tokens=True)
-    if rewards is None:
-        verdicts, extracted = zip(*get_task(task).verify_all(texts, [p.ground_truth for p, _ in pairs], budget_s), strict=True)
+        verdicts, earned, extracted = (), np.empty(0, np.float32), ()
+    elif rewards is None:
+        task = get_task(prompts[0].task)
+        verdicts, extracted = zip(*task.verify_all(texts, [p.ground_truth for p, _ in pairs], budget_s), strict=True)
         earned = binary_rewards(verdicts)
     else:
         extras = [{'prompt_id': p.id, 'tokens': len(r.tokens), 'finish': r.finish} for p, r in pairs]
-        rows = [(task, text, p.ground_truth, extra) for text, (p, _), extra in zip(texts, pairs, extras, strict=True)]
+        rows = [(p.task, text, p.ground_truth, extra) for text, (p, _), extra in zip(texts, pairs, extras, strict=True)]
         verdicts, earned, extracted = zip(*rewards(rows, budget_s), strict=True)
         earned = np.array(earned, np.float32)
     groups, answers, first = [], [], 0

@@ -70,11 +70,11 @@ class Rollouts:
 
     def __init__(
         self, engine: Engine, tokenizer: Any, selector: PromptSelector, schedule: Schedule, config: ConfigDict,
-        rewards: Rewards | None, probe: Prompt,
+        reward: Rewards | None, probe: Prompt,
     ):  # fmt: skip
-        """`config` is resolved; `rewards` replaces the verifier, or is None; `probe` is the prompt answered after every sync."""
+        """`config` is resolved; `reward` replaces the verifier, or is None; `probe` is the prompt answered after every sync."""
         self._engine, self._probe = engine, probe
-        self._tokenizer, self._selector, self._schedule, self._config, self._rewards = tokenizer, selector, schedule, config, rewards
+        self._tokenizer, self._selector, self._schedule, self._config, self._reward = tokenizer, selector, schedule, config, reward
         # Which prompts a step takes may depend on the results of the step before, or of its own first wave.
         self._in_turn = selector.learns or config.rollout.refill_batches > 1 or config.rollout.mixture > 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix='rollouts')
@@ -90,7 +90,7 @@ class Rollouts:
             prompts = [self._probe] * self._engine.servers
             sampling = Sampling(c.rollout.temperature, min(_PROBE_TOKENS, c.rollout.max_response_tokens))
             draws = [Draw(c.seed, policies.step, PROBE)] * len(prompts)
-            groups = collect(self._engine, self._tokenizer, prompts, c.rollout.group_size, sampling, draws, self._rewards).groups
+            groups = collect(self._engine, self._tokenizer, prompts, c.rollout.group_size, sampling, draws, self._reward).groups
             batch = make_batch(groups, [X1] * len(groups))
             check_probe(*logprobs(batch), c.rollout.probe_tolerance, policies.alpha_version)
 
@@ -200,7 +200,7 @@ class Rollouts:
 
     def _judged(self, asked: Asked) -> Collected:
         c, prompts = self._config, asked.fresh + asked.hard
-        collected = judge_as_they_come(asked.answers, self._tokenizer, prompts, asked.draws, self._rewards, c.task.verify_s)
+        collected = judge_as_they_come(asked.answers, self._tokenizer, prompts, asked.draws, self._reward, c.task.verify_s)
         check_judged(collected.groups, c.rollout.group_size)
         if c.task.overlong_share:
             shaped = [punish_overlong(g, c.rollout.max_response_tokens, c.task.overlong_share) for g in collected.groups]
