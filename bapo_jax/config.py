@@ -178,6 +178,13 @@ def check_rollouts(c: ConfigDict, need: Need) -> None:
     not_negative(need, c, 'rollouts.every')
 
 
+def debug_section() -> ConfigDict:
+    """What is checked on the way."""
+    d = ConfigDict()
+    d.ledger = False  # every step: each drawn prompt has one outcome, each buffer entry one history (run/ledger.py)
+    return d
+
+
 SECTIONS = {
     'model': (model_section, check_model),
     'task': (task_section, check_task),
@@ -191,6 +198,7 @@ SECTIONS = {
     'checkpoint': (checkpoint_section, check_checkpoint),
     'evaluate': (evaluate_section, check_evaluate),
     'rollouts': (rollouts_section, check_rollouts),
+    'debug': (debug_section, lambda c, need: None),
 }
 
 
@@ -207,7 +215,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
     if c.learner.schedule != 'constant':  # the steps of a constant rate are free to change
         c.learner.decay_updates = c.learner.decay_updates or max(0, full_batch_updates(c) - c.learner.warmup_updates)
     rounded = 'bfloat16' in (c.rollout.dtype, c.model.dtype)
-    c.rollout.probe_tolerance = c.rollout.probe_tolerance or (0.5 if rounded else 1e-3)
+    c.rollout.probe_tolerance = c.rollout.probe_tolerance or (0.05 if rounded else 1e-3)
     check(c)
     return c
 

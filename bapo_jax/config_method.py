@@ -39,8 +39,8 @@ def rollout_section() -> ConfigDict:
     r.gpus = ()  # vllm: CUDA's numbers of GPUs that JAX leaves free, such as (1, 2); (): one server, as on a CPU
     r.dtype = 'float32'  # vllm: what policies are shipped and served in: float32 or bfloat16
     r.concurrency = 64  # vllm: groups under way at a server
-    r.deadline_s = 600.0  # vllm: most seconds for a request, and for a server to start
-    r.probe_tolerance = 0.0  # vllm: most |server's - trainer's| log-prob after a sync; 0: 1e-3 in float32, 0.5 in bfloat16
+    r.deadline_s = 600.0  # vllm: most seconds for a server to start, to load a policy, or to answer without making progress
+    r.probe_tolerance = 0.0  # vllm: most mean |server's - trainer's| log-prob after a sync; 0: 1e-3 in float32, .05 in bfloat16
     r.server_memory = 0.0  # vllm: fraction of the GPU's memory for the server that is started; 0: vLLM's choice
     r.server_args = ()  # vllm: more of vLLM's own flags for it, such as ('--tensor-parallel-size=2',)
     return r

@@ -43,6 +43,7 @@ from bapo_jax.rollout.rollouts import Rollouts
 from bapo_jax.rollout.schedule import Schedule, schedule_of
 from bapo_jax.run.checkpoint import ROLLOUT, DamagedCheckpoint, NotSaved, OtherWeights, RunState, open_run
 from bapo_jax.run.directory import claim, fingerprint_prompts, fingerprint_tokenizer
+from bapo_jax.run.ledger import Ledger
 from bapo_jax.run.lock import DirectoryInUse, held
 from bapo_jax.run.measures import batch_metrics, discarded_metrics, fresh_metrics
 from bapo_jax.run.run import Diverged, Run
@@ -188,10 +189,16 @@ def start_or_continue(s: Setup, workdir: Path) -> Run:
             f'attention {learner.kernel}',
             flush=True,
         )
+    ledger = None
+    if c.debug.ledger:
+        each_once = c.prompts.selector == 'shuffled' and c.rollout.refill_batches == 1
+        steps_an_epoch = len(s.training_prompts) // c.learner.batch_groups if each_once else 0
+        ledger = Ledger(workdir, state.step, steps_an_epoch, s.replay.buffer if c.replay.kind == 'bapo' else None)
     return Run(
         c, workdir, s.schedule.steps, state, checkpoints, s.hosts, s.tokenizer,
         evaluate=lambda: evaluate_policy(s, state, workdir),
         to_save=lambda: (s.replay.state(), s.rollouts.state()),
+        ledger=ledger,
     )  # fmt: skip
 
 

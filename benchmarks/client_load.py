@@ -65,7 +65,7 @@ class Load(NamedTuple):
 def measure(groups: int, tokens: int, concurrency: int, repeats: int) -> Load:
     """The best of `repeats`, and the longest stall of all."""
     prompts = [Prompt(i, 'countdown', np.array([i, 1, 2, 3], np.int32), {}) for i in range(groups)]
-    asked = Asked(GROUP_SIZE, tokens, POLICY, VOCABULARY)
+    asked = Asked(GROUP_SIZE, tokens, POLICY, VOCABULARY, stop_tokens=())
     bodies = [encode(reply(random_group(i, GROUP_SIZE, tokens, VOCABULARY), str(POLICY))) for i in range(REPLIES)]
     seconds, stalls, sockets, reading = [], [], [], []
     with running(REPLIES, GROUP_SIZE, tokens, VOCABULARY, POLICY) as url, tempfile.TemporaryDirectory() as directory:

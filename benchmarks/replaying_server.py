@@ -114,6 +114,8 @@ def serve(port: int, bodies: Sequence[bytes]) -> None:
             asked = json.loads(self.rfile.read(int(self.headers['Content-Length'] or 0)) or 'null')
             if self.path == ROUTE:
                 said = bodies[asked['token_ids'][0] % len(bodies)]
+            elif self.path == '/v1/models':
+                said = encode({'data': [{'max_model_len': 2**20}]})
             elif self.path == '/collective_rpc':
                 manifest = read_manifest(asked['kwargs']['path'])
                 said = encode({'results': [{'version': manifest.version, 'checksum': manifest.checksum}]})
@@ -124,6 +126,8 @@ def serve(port: int, bodies: Sequence[bytes]) -> None:
             self.send_header('content-type', 'application/json')
             self.end_headers()
             self.wfile.write(said)
+
+        do_GET = do_POST
 
         def log_message(self, *_) -> None:
             pass

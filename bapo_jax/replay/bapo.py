@@ -40,6 +40,7 @@ class Bapo:
         # Line 11: X1.
         kept = fresh_filter(fresh, c.fresh_filter, rng('filter'))[: self._batch_groups]  # a step with refills may have more than B
         # Lines 14-15, eq. 6: X2, the hard prompts that π_θ now sometimes solves.
+        self.buffer.mark_reevaluated(g.prompt.id for g in reevaluated)
         before = {g.prompt.id: self.buffer.bad[g.prompt.id].accuracy for g in reevaluated}
         better = improved(reevaluated, c.c1) if c.improved_rule == 'threshold' else increased(reevaluated, before)
         # Eq. 8: thresholds that follow performance.

@@ -12,7 +12,7 @@ longer trained on. Sampling an entry leaves it in place (the paper never removes
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -129,11 +129,16 @@ class ReplayBuffer:
         return evictions
 
     def hard_prompts(self, rng: np.random.Generator, limit: int) -> list[Prompt]:
-        """Up to `limit` hard prompts to re-evaluate (line 13), uniform without replacement, oldest first; all count as sampled."""
-        entries = sample(rng, list(self.bad.values()), limit)
-        for entry in entries:
-            entry.sampled += 1
-        return [entry.prompt for entry in entries]
+        """Up to `limit` hard prompts to re-evaluate (line 13), uniform without replacement, oldest first.
+
+        Does not count them as sampled: see `mark_reevaluated`.
+        """
+        return [entry.prompt for entry in sample(rng, list(self.bad.values()), limit)]
+
+    def mark_reevaluated(self, prompt_ids: Iterable[int]) -> None:
+        """Counts one re-evaluation of each of these hard prompts. Raises KeyError for a prompt that is not held."""
+        for prompt_id in prompt_ids:
+            self.bad[prompt_id].sampled += 1
 
     def high_groups(self, step: int, low: float, high: float, exclude_ids: Collection[int], untrained: bool = False) -> list[Group]:
         """The candidates for X3 at `step` (lines 9 and 16): low <= mu <= high, of the `high_recent_steps` steps before it.

@@ -13,8 +13,10 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +27,9 @@ import numpy as np
 WEIGHTS, MANIFEST = 'weights', 'manifest.json'
 FORMAT = 2
 THREADS = 4  # for checksums: reading and crc32 both release the interpreter's lock
+_DTYPES = ('float32', 'bfloat16')  # what rollout.dtype may be
+_MOST_MANIFEST = 2**28  # bytes; a thousand tensors in a thousand parts each take a tenth of that
+_NAME = r'[A-Za-z0-9_][A-Za-z0-9_.-]*'  # of a tensor, and so of its folder, or of a config's field
 _BLOCK = 2**20  # bytes that a check has in memory at once, for each thread
 
 
@@ -72,42 +77,54 @@ def read_manifest(directory: str | Path) -> Manifest:
     """Raises RefusedPolicy where the manifest is damaged or missing; it is missing from an incomplete directory."""
     path = Path(directory) / MANIFEST
     try:
-        fields = json.loads(path.read_text('utf-8'))
+        if (size := path.stat().st_size) > _MOST_MANIFEST:
+            raise ValueError(f'it has {size} bytes, more than any manifest')
+        fields = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise RefusedPolicy(f'{path} is missing: no policy was published there, or the publication is not complete') from None
-    except (ValueError, OSError) as e:
+    except (ValueError, RecursionError, OSError) as e:
         raise RefusedPolicy(f'{path} cannot be read ({e}); publish the policy again') from e
     if not isinstance(fields, dict) or fields.get('format') != FORMAT:
         raise RefusedPolicy(f'{path} is not a manifest of format {FORMAT}; trainer and server must be of one version of bapo_jax')
-    try:
-        tensors = tuple(
-            PublishedTensor(name, tuple(t['shape']), t['dtype'], tuple(t['part']), dict(sorted(t['crc32'].items())))
-            for name, t in fields['tensors'].items()
-        )
-        manifest = Manifest(fields['version'], fields['model'], tensors)
-    except (KeyError, TypeError) as e:
-        raise RefusedPolicy(f'{path} lacks {e}; publish the policy again') from e
-    for tensor in tensors:
-        if sorted(tensor.crc32) != sorted(_parts(tensor)):
-            raise RefusedPolicy(
-                f'{path}: {tensor.name} is {tensor.shape}, which the parts {", ".join(tensor.crc32)} of {tensor.part} do not make '
-                'up; publish the policy again'
-            )
-    return manifest
+
+    def need(condition: bool, what: str) -> None:
+        if not condition:
+            raise RefusedPolicy(f'{path}: {what[:500]}; publish the policy again')
+
+    for name, kind in (('version', int), ('model', dict), ('tensors', dict)):
+        need(type(fields.get(name)) is kind, f'{name} is missing, or no {kind.__name__}')
+    need(all(re.fullmatch(_NAME, field) for field in fields['model']), 'model has a field that is none of a config')
+    need(type(fields['model'].get('tie_word_embeddings')) is bool, 'model does not say whether the head is tied')
+    tensors = tuple(_described(name, t, need) for name, t in fields['tensors'].items())
+    return Manifest(fields['version'], fields['model'], tensors)
 
 
-def _parts(tensor: PublishedTensor) -> list[str]:
-    """The names of the parts that make up a tensor; none where parts of that shape do not make it up."""
-    if len(tensor.part) != len(tensor.shape) or any(n < 1 or size % n for size, n in zip(tensor.shape, tensor.part)):
-        return []
-    counts = [size // n for size, n in zip(tensor.shape, tensor.part, strict=True)]
-    return ['.'.join(map(str, place)) for place in np.ndindex(*counts)]
+def _described(name: str, fields: Any, need: Callable[[bool, str], None]) -> PublishedTensor:
+    """One tensor of a manifest; `need` raises where its condition fails. Takes no more memory than the manifest has."""
+    need(re.fullmatch(_NAME, name) is not None, f'{name!a} is no name of a tensor')
+    need(isinstance(fields, dict), f'{name} is no dict')
+    shape, part, dtype, crcs = (fields.get(field) for field in ('shape', 'part', 'dtype', 'crc32'))
+    need(_are_counts(shape), f'{name} has the shape {shape!a}, which is none')
+    need(_are_counts(part), f'{name} has parts of {part!a}, which is no shape')
+    need(dtype in _DTYPES, f'{name} is of dtype {dtype!a}, which is none of {", ".join(_DTYPES)}')
+    need(isinstance(crcs, dict) and _are_counts(list(crcs.values())), f'{name} has no checksums')
+    divides = len(part) == len(shape) and all(n and size % n == 0 for size, n in zip(shape, part, strict=True))
+    counts = [size // n for size, n in zip(shape, part, strict=True)] if divides else []
+    # How many there are is compared before their names are made: a manifest may claim any number.
+    as_many = divides and math.prod(counts) == len(crcs)
+    whole = as_many and crcs.keys() == {'.'.join(map(str, place)) for place in np.ndindex(*counts)}
+    need(whole, f'{name} is {tuple(shape)}, which the parts {", ".join(list(crcs)[:9])!a} of {tuple(part)} do not make up')
+    return PublishedTensor(name, tuple(shape), dtype, tuple(part), dict(sorted(crcs.items())))
+
+
+def _are_counts(numbers: Any) -> bool:
+    return isinstance(numbers, list) and all(type(n) is int and 0 <= n < 2**63 for n in numbers)
 
 
 def check_model(manifest: Manifest, config: Any) -> None:
     """Compares the manifest's architecture with a server's model, a Hugging Face config object. Raises RefusedPolicy."""
     differing = [
-        f'{field} {value!r} (the server has {_served(config, field)!r})'
+        f'{field} {value!a} (the server has {_served(config, field)!r})'
         for field, value in manifest.model.items()
         if _served(config, field) != value
     ]
@@ -137,17 +154,20 @@ def check_weights(directory: str | Path, manifest: Manifest, worker: int = 0, wo
 
 def _check_part(directory: str | Path, tensor: PublishedTensor, part: str) -> None:
     file = _file(directory, tensor, part)
-    crc, size, block = 0, 0, memoryview(bytearray(min(_BLOCK, tensor.part_bytes + 1)))
+    crc = 0
     try:
         with file.open('rb', buffering=0) as f:
+            size = os.fstat(f.fileno()).st_size
+            if size != tensor.part_bytes:
+                raise RefusedPolicy(
+                    f'{file} has {size} bytes; the manifest says {tensor.part_bytes}, for {tensor.part} of {tensor.name} in '
+                    f'{tensor.dtype}'
+                )
+            block = memoryview(bytearray(min(_BLOCK, size)))
             while n := f.readinto(block):
-                crc, size = zlib.crc32(block[:n], crc), size + n
+                crc = zlib.crc32(block[:n], crc)
     except OSError as e:
         raise RefusedPolicy(f'{file} cannot be read ({e.strerror}): tensor {tensor.name} is not whole') from e
-    if size != tensor.part_bytes:
-        raise RefusedPolicy(
-            f'{file} has {size} bytes; the manifest says {tensor.part_bytes}, for {tensor.part} of {tensor.name} in {tensor.dtype}'
-        )
     if crc != tensor.crc32[part]:
         raise RefusedPolicy(f'{file}: the checksum of {tensor.name} is not the one in the manifest; the file is damaged')
 
@@ -163,9 +183,10 @@ def read_tensors(directory: str | Path, manifest: Manifest) -> Iterator[tuple[st
             [part] = tensor.crc32
             yield tensor.name, _map(directory, tensor, part)
         else:
+            parts = {part: _map(directory, tensor, part) for part in tensor.crc32}  # they are there before memory is taken
             array = np.empty(tensor.shape, tensor.dtype)
-            for part in tensor.crc32:
-                array[tensor.place(part)] = _map(directory, tensor, part)
+            for part, mapped in parts.items():
+                array[tensor.place(part)] = mapped
             yield tensor.name, array
 
 

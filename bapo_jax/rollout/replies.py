@@ -11,8 +11,11 @@ and pyarrow's takes 8 s.
 
 from __future__ import annotations
 
+import email.utils
 import operator
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Callable, Sequence
 from itertools import groupby, zip_longest
 from typing import Annotated, Any, NamedTuple
 
@@ -24,6 +27,8 @@ from bapo_jax.rollout.engine import RolloutError, Sampling, trained_tokens
 from bapo_jax.tasks.sight import Sight
 
 ROUTE = '/inference/v1/generate'
+# vLLM counts these at each of its iterations, one line for each engine of a server.
+_COUNTERS = re.compile(rb'^vllm:(?:prompt|generation)_tokens_total(?:\{.*\})? (\d+(?:\.\d+)?(?:e\+\d+)?)$', re.MULTILINE)
 _NOT_FINITE = -9999.0  # what vLLM writes for nan and -inf, and where it has no log-prob
 
 
@@ -35,11 +40,15 @@ class Asked(NamedTuple):
     """What a reply must answer."""
 
     group_size: int
-    max_tokens: int
+    max_tokens: int  # what the server can write at most: what was asked for, or what its model length leaves beside the prompt
     version: int  # of the policy
     vocab_size: int
+    stop_tokens: tuple[int, ...]
     image_token: int | None = None  # of a model that reads images
     prompt: np.ndarray | None = None  # the tokens that the server must have read; None: it reads those that it was sent
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class _Sampled(msgspec.Struct, gc=False):
@@ -52,10 +61,12 @@ class _LogProbs(msgspec.Struct):
 
 class _Span(msgspec.Struct):
     version: str
+    start: _Count
+    end: _Count
 
 
 class _Choice(msgspec.Struct):  # the fields in the order of the wire: they are found faster
-    index: int
+    index: _Count
     finish_reason: str
     token_ids: list[Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]]
     weight_versions: list[_Span] | None
@@ -67,7 +78,23 @@ class _Reply(msgspec.Struct):
     prompt_token_ids: list[int] | None = None
 
 
-_decoder = msgspec.json.Decoder(_Reply)
+class _Results(msgspec.Struct):
+    results: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+
+
+class _Success(msgspec.Struct):
+    success: bool
+
+
+class _Served(msgspec.Struct):
+    max_model_len: _Count
+
+
+class _Models(msgspec.Struct):
+    data: Annotated[list[_Served], msgspec.Meta(min_length=1)]
+
+
+_group, _results, _success, _models = map(msgspec.json.Decoder, (_Reply, _Results, _Success, _Models))
 _logprob = operator.attrgetter('logprob')
 
 
@@ -104,35 +131,81 @@ def read_group(body: bytes, asked: Asked, server: str) -> tuple[Response, ...]:
     Raises BadResponse, naming `server`, unless they are complete, plausible and of the requested version. Raises RolloutError where
     the server read another prompt than the trainer's.
     """
-    try:
-        reply = _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:  # not JSON, or a field that is missing or of another type
-        raise BadResponse(f'{server}: a reply cannot be read: {e}') from e
-
+    reply = _decoded(_group, body, server)
     if asked.prompt is not None:
         check_prompt(reply.prompt_token_ids, asked.prompt, asked.image_token, server)
 
     def need(condition: bool, what: str) -> None:
         if not condition:
-            raise BadResponse(f'{server}: a response {what}')
+            raise BadResponse(f'{server}: a response {what[:500]}')
 
     choices = sorted(reply.choices, key=lambda choice: choice.index)
     need(len(choices) == asked.group_size, f'group has {len(choices)} members where {asked.group_size} were asked for')
-    responses = []
-    for choice in choices:
-        tokens = np.array(choice.token_ids, np.int32)
+    numbers = [choice.index for choice in choices]
+    need(numbers == list(range(asked.group_size)), f'group has the indices {numbers[:9]}, which are not those of its members')
+    return tuple(_response(choice, asked, need) for choice in choices)
+
+
+def _response(choice: _Choice, asked: Asked, need: Callable[[bool, str], None]) -> Response:
+    """One member of a group; `need` raises where its condition fails."""
+    tokens = np.array(choice.token_ids, np.int32)
+    with np.errstate(over='ignore'):  # what is too large for float32 becomes infinite, and is refused
         logp = np.fromiter(map(_logprob, choice.logprobs.content), np.float32, len(choice.logprobs.content))
-        versions = sorted({span.version for span in choice.weight_versions or ()})
-        need(versions == [str(asked.version)], f'is of policy {versions} where {asked.version} was asked for')
-        most = asked.max_tokens
-        need(1 <= len(tokens) <= most, f'has {len(tokens)} tokens where 1 to {most} were asked for')
-        need(len(logp) == len(tokens), f'has {len(tokens)} tokens and {len(logp)} log-probs')
-        need(bool(tokens.min() >= 0 and tokens.max() < asked.vocab_size), 'has a token outside the vocabulary')
-        need(bool(logp.min() > _NOT_FINITE and logp.max() <= 0), 'has a log-prob that is not finite or above 0')
-        need(choice.finish_reason in ('stop', 'length'), f'ended with {choice.finish_reason!r}')
-        mask = trained_tokens(tokens, asked.image_token)
-        responses.append(Response(tokens, logp, choice.finish_reason, asked.version, loss_mask=mask))
-    return tuple(responses)
+    spans, finish, most = choice.weight_versions or [], choice.finish_reason, asked.max_tokens
+    versions = sorted({span.version for span in spans})
+    need(versions == [str(asked.version)], f'is of policy {versions} where {asked.version} was asked for')
+    need(1 <= len(tokens) <= most, f'has {len(tokens)} tokens where 1 to {most} were asked for')
+    need(len(logp) == len(tokens), f'has {len(tokens)} tokens and {len(logp)} log-probs')
+    # vLLM begins a span where the version changes: tokens of one version are one span.
+    of_tokens = [(span.start, span.end) for span in spans]
+    need(of_tokens == [(0, len(tokens))], f'has {len(tokens)} tokens, and states the policy of the tokens {of_tokens} alone')
+    need(bool(tokens.min() >= 0 and tokens.max() < asked.vocab_size), 'has a token outside the vocabulary')
+    need(bool(logp.min() > _NOT_FINITE and logp.max() <= 0), 'has a log-prob that is not finite or above 0')
+    need(finish in ('stop', 'length'), f'ended with {finish!r}')
+    # vLLM ends a response at its first stop token, else at the most tokens.
+    stops = np.flatnonzero(np.isin(tokens, asked.stop_tokens)).tolist()
+    ends = [len(tokens) - 1] if finish == 'stop' else []
+    need(stops == ends, f'of {len(tokens)} tokens ended with {finish!r}, and has stop tokens {asked.stop_tokens} at {stops[:9]}; '
+         'serve the model directory that the run trains')  # fmt: skip
+    need(finish == 'stop' or len(tokens) == most, f"ended with 'length' after {len(tokens)} tokens of {most}")
+    return Response(tokens, logp, finish, asked.version, loss_mask=trained_tokens(tokens, asked.image_token))
+
+
+def read_results(body: bytes, server: str) -> list[dict[str, Any]]:
+    """What each of a server's workers said to a call, one at least. Raises BadResponse."""
+    return _decoded(_results, body, server).results
+
+
+def read_success(body: bytes, server: str) -> bool:
+    """Whether a server says that it did what it was told. Raises BadResponse."""
+    return _decoded(_success, body, server).success
+
+
+def read_model_length(body: bytes, server: str) -> int:
+    """The most tokens that a server takes of prompt and response together. Raises BadResponse."""
+    return _decoded(_models, body, server).data[0].max_model_len
+
+
+def read_tokens_done(body: bytes) -> float:
+    """How many tokens a server has read and written since it started, by its metrics; 0 where it counts none."""
+    return sum(map(float, _COUNTERS.findall(body)))
+
+
+def seconds_to_wait(retry_after: str) -> float:
+    """What a Retry-After header asks for, a number of seconds or a date; 0 where it states none that is to come."""
+    if retry_after.isdecimal():
+        return float(retry_after[:9])
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def _decoded(decoder: msgspec.json.Decoder, body: bytes, server: str) -> Any:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:  # not JSON, or a field is missing or of another type
+        raise BadResponse(f'{server}: a reply cannot be read: {e}') from e
 
 
 def check_prompt(read: list[int] | None, prompt: np.ndarray, image_token: int | None, server: str) -> None:

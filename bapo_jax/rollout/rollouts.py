@@ -91,8 +91,8 @@ class Rollouts:
             sampling = Sampling(c.rollout.temperature, min(_PROBE_TOKENS, c.rollout.max_response_tokens))
             draws = [Draw(c.seed, policies.step, PROBE)] * len(prompts)
             groups = collect(self._engine, self._tokenizer, prompts, c.rollout.group_size, sampling, draws, self._reward).groups
-            batch = make_batch(groups, [X1] * len(groups))
-            check_probe(*logprobs(batch), c.rollout.probe_tolerance, policies.alpha_version)
+            for group in groups:  # one a server: among those of many, the tokens of one would be few
+                check_probe(*logprobs(make_batch([group], [X1])), c.rollout.probe_tolerance, policies.alpha_version)
 
     def begin_ahead(self, step: int) -> None:
         """Begins the later steps whose fresh prompts α can answer while `step` trains."""

@@ -2,9 +2,10 @@
 
     BAPO_ROLLOUT_TOKEN=… python -m bapo_jax.rollout.serve --model=DIR --port=8000
 
-Every route demands the token (`Authorization: Bearer …`). Without one in the environment, a token is generated and printed. The
-server listens on loopback by default, and on another address only with a token of yours. It runs in vLLM's own environment
-(`make vllm-env`), which has no JAX and of this project's requirements only numpy and ml_dtypes.
+Every route demands the token (`Authorization: Bearer …`). Without one in the environment, a token is generated and shown, on a
+terminal alone: elsewhere it would stay in a log. The server listens on loopback by default, and on another address only with a
+token of yours. It runs in vLLM's own environment (`make vllm-env`), which has no JAX and of this project's requirements only numpy and
+ml_dtypes.
 """
 
 from __future__ import annotations
@@ -90,6 +91,8 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(f'error: --python={FLAGS.python} does not exist; run `make vllm-env`, or name a Python that has vllm')
     if not (Path(FLAGS.model) / 'config.json').is_file():
         sys.exit(f'error: --model={FLAGS.model} has no config.json; give a Hugging Face model directory')
+    if not token and not sys.stdout.isatty():
+        sys.exit(f'error: standard output is no terminal, so a generated token would stay in a log; set {TOKEN_VARIABLE}')
     if not token:
         token = secrets.token_urlsafe(24)
         print(f'export {TOKEN_VARIABLE}={token}', flush=True)

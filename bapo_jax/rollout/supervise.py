@@ -8,6 +8,7 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -17,13 +18,18 @@ from bapo_jax.rollout.engine import RolloutError
 from bapo_jax.rollout.serve import command, environment
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 
+LEASH = Path(__file__).with_name('leash.py')
+
 
 class ServerFailed(RolloutError):
     """The server process ended, or was not ready in time. The message shows the end of its log."""
 
 
 class SupervisedServer:
-    """One server process on this machine. Its `url` outlives restarts; its output goes to `log`."""
+    """One server process on this machine. Its `url` outlives restarts; its output goes to `log`.
+
+    It ends with this process, however that ends (`rollout/leash.py`).
+    """
 
     def __init__(self, model: str, log: Path, *, dtype: str, max_tokens: int, deadline_s: float, memory: float = 0.0,
                  gpu: int | None = None, token: str = '', python: str | Path | None = None, extra: Sequence[str] = ()):  # fmt: skip
@@ -34,22 +40,27 @@ class SupervisedServer:
         self.url = f'http://127.0.0.1:{port}'
         options = {'python': python} if python else {}
         self._command = command(model, port=port, dtype=dtype, max_tokens=max_tokens, memory=memory, extra=extra, **options)
-        self._log, self._deadline_s, self._process = log, deadline_s, None
+        self._log, self._deadline_s, self._process, self._leash = log, deadline_s, None, None
         atexit.register(self.stop)
 
     @property
     def pid(self) -> int:
-        """The process id, which is also the id of the process group."""
+        """The process id of the server's leash, which is also the id of the process group."""
         return self._process.pid
 
     def start(self) -> None:
         """Starts the process, and returns when it answers. Raises ServerFailed."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._let_go()
+        reading, self._leash = os.pipe()
         with self._log.open('ab') as log:
             # In a process group of its own, the server survives a Ctrl-C during a step, and stop() ends the engine process too.
             self._process = subprocess.Popen(
-                self._command, env={**environment(self.token), **self._gpu}, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
+                [sys.executable, '-I', str(LEASH), str(reading), *self._command],
+                env={**environment(self.token), **self._gpu}, stdout=log, stderr=subprocess.STDOUT, pass_fds=[reading],
+                start_new_session=True,
+            )  # fmt: skip
+        os.close(reading)
         give_up = time.monotonic() + self._deadline_s
         while not self._answers():
             if self._process.poll() is not None:
@@ -75,6 +86,13 @@ class SupervisedServer:
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 continue
         self._process = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Closes the pipe that keeps the server alive."""
+        if self._leash is not None:
+            os.close(self._leash)
+            self._leash = None
 
     def _answers(self) -> bool:
         health = urllib.request.Request(f'{self.url}/health', headers={'Authorization': f'Bearer {self.token}'})

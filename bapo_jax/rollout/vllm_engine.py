@@ -1,36 +1,44 @@
 """The client of vLLM servers: it sends token ids, and receives token ids, log-probs and policy versions.
 
 All servers of an engine hold the same policy, which travels as `rollout/publish.py` writes it. Each prompt is one request for its
-whole group. Every response is checked before the trainer sees it (`rollout/replies.py`). A group that fails is asked for again.
-Requests of a server that does not answer go to the others until the next policy. With none left, a supervised server is restarted.
+whole group. Every response is checked before the trainer sees it (`rollout/replies.py`). A group that fails is asked for again, of
+another server where there is one. A slow server is waited for while it makes progress, a busy one asked again later. Requests of a
+server that does neither go to the others until the next policy. With none left, a supervised server is restarted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import json
+import itertools
+import random
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-from absl import logging
 
+from bapo_jax import events
 from bapo_jax.groups import Prompt, Response
 from bapo_jax.hosts import Hosts
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
 from bapo_jax.rollout.publish import publish, remove_unneeded
 from bapo_jax.rollout.published import read_manifest
-from bapo_jax.rollout.replies import ROUTE, Asked, BadResponse, read_group, request
+from bapo_jax.rollout.replies import (
+    ROUTE, Asked, BadResponse, read_group, read_model_length, read_results, read_success, read_tokens_done, request,
+    seconds_to_wait,
+)  # fmt: skip
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.tasks.sight import Sight
 
 _ATTEMPTS = 3  # how often a group is asked for before its BadResponse is an error
 _CONNECT_S = 10.0
+_ALIVE_S = 60.0  # most seconds for /health and /metrics: one process answers them and writes replies of megabytes
+_PATIENCE = 10  # deadlines that a reply may take in all from a server that makes progress
+_BACKOFF_S, _DOUBLINGS = 0.5, 6  # waits of a request to a busy server: the first, and how often they double, to 32 s
 _IMAGE_THREADS = 2  # reading, resizing and encoding release the interpreter's lock for the most part
 
 
@@ -60,7 +68,8 @@ class VllmEngine(Engine):
         self._supervised = {server.url: server for server in servers if isinstance(server, SupervisedServer)}
         self._urls = [server.url if isinstance(server, SupervisedServer) else server for server in servers]
         self.servers = len(self._urls)
-        self._serving: set[str] = set()  # URLs of servers known to hold the current policy
+        self._serving: dict[str, int] = {}  # URLs of servers known to hold the current policy, and their model lengths
+        self._dropped: Unreachable | None = None  # why the last server was left out
         self._policies, self._model, self._dtype, self._hosts = Path(policies).absolute(), model, dtype, hosts
         self._stop_tokens, self._deadline_s, self._sight = list(stop_tokens), deadline_s, sight
         # A version that an interrupted run left may differ from this run's version of the same number.
@@ -71,7 +80,7 @@ class VllmEngine(Engine):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name='rollout', daemon=True)
         self._thread.start()
-        self._session = self._run(_open_session(token, deadline_s))
+        self._session = self._run(_open_session(token))
         # Reading a full reply takes 10 ms under the interpreter's lock, so more threads would gain nothing. On the loop itself it
         # would take as long in all, but the loop would stall twice as long where many replies come at once.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix='replies')
@@ -105,7 +114,9 @@ class VllmEngine(Engine):
         if self._version is None:
             raise RuntimeError('the engine holds no policy yet: call load(params, version) before asking it')
         image_token = self._model.vision.image_token if self._model.vision else None
-        asked = Asked(group_size, sampling.max_tokens, self._version, self._model.vocab_size, image_token)
+        asked = Asked(
+            group_size, sampling.max_tokens, self._version, self._model.vocab_size, tuple(self._stop_tokens), image_token
+        )  # fmt: skip
         return [asyncio.run_coroutine_threadsafe(self._group(prompt, sampling, asked), self._loop) for prompt in prompts]
 
     def close(self) -> None:
@@ -133,7 +144,7 @@ class VllmEngine(Engine):
             if isinstance(result, Unreachable) and url in self._supervised:
                 await self._restart(url, result)
             elif isinstance(result, Unreachable):
-                logging.warning('%s; going on without it until the next policy', result)
+                events.report('server left out', f'{result}; going on without it until the next policy', server=url)
             elif isinstance(result, BaseException):
                 raise result
         if not self._serving:
@@ -141,23 +152,25 @@ class VllmEngine(Engine):
 
     async def _load(self, url: str) -> None:
         """Has the server check the policy. Then pauses it, loads, resets its caches and names the version; resumes in any case."""
+        model_length = await self._told(url, '/v1/models', read_model_length, method='GET')
         await self._call_workers(url, 'check_policy')
-        await self._post(url, '/pause?mode=keep')
+        await self._send(url, '/pause?mode=keep')
         try:
             await self._call_workers(url, 'load_policy')
-            if not (await self._post(url, '/reset_prefix_cache'))['success']:
+            if not await self._told(url, '/reset_prefix_cache', read_success):
                 raise RolloutError(f'{url}: its prefix cache could not be reset, so responses would mix two policies')
-            await self._post(url, '/reset_mm_cache')
-            await self._post(url, '/reset_encoder_cache')  # features that the old vision tower made
-            await self._post(url, '/update_weight_version', {'new_version': str(self._version)})
+            await self._send(url, '/reset_mm_cache')
+            await self._send(url, '/reset_encoder_cache')  # features that the old vision tower made
+            if not await self._told(url, '/update_weight_version', read_success, {'new_version': str(self._version)}):
+                raise RolloutError(f'{url}: it did not take the name of policy {self._version}, which its responses must state')
         finally:
-            await self._post(url, '/resume')
-        self._serving.add(url)
+            await self._send(url, '/resume')
+        self._serving[url] = model_length
 
     async def _call_workers(self, url: str, method: str) -> None:
         """Calls a method of worker.py's PolicyLoader with the policy's path. Raises PolicyRefused or LoadFailed."""
-        reply = await self._post(url, '/collective_rpc', {'method': method, 'kwargs': {'path': str(self._path)}})
-        for worker in reply['results']:
+        call = {'method': method, 'kwargs': {'path': str(self._path)}}
+        for worker in await self._told(url, '/collective_rpc', read_results, call):
             if 'refused' in worker:
                 raise PolicyRefused(f'{url} refused policy {self._version}: {worker["refused"]}')
             if 'broken' in worker:
@@ -181,13 +194,17 @@ class VllmEngine(Engine):
                 raise reason
             await self._load(url)
         except Unreachable:
-            logging.warning('%s; starting the server again with policy %s', reason, self._version)
+            message = f'{reason}; starting the server again with policy {self._version}'
+            events.report('server restarted', message, server=url)
             await asyncio.to_thread(self._supervised[url].restart)
             await self._load(url)
 
-    async def _post(self, url: str, route: str, body: Any = None) -> Any:
-        reply = await self._send(url, route, body)
-        return json.loads(reply) if reply else None
+    async def _told(self, url: str, route: str, read: Callable[[bytes, str], Any], body: Any = None, method: str = 'POST') -> Any:
+        """What `read` makes of a control route's reply. Raises Unreachable where it is another's than vLLM's."""
+        try:
+            return read(await self._send(url, route, body, method=method), url + route)
+        except BadResponse as e:
+            raise Unreachable(str(e)) from e
 
     # ---- responses
 
@@ -203,14 +220,16 @@ class VllmEngine(Engine):
                 asked = asked._replace(prompt=prompt.tokens)
             else:
                 body = request(*what)
+            spoiled: set[str] = set()
             for attempt in range(1, _ATTEMPTS + 1):
                 try:
-                    return await self._answer(body, asked)
+                    return await self._answer(body, asked, len(prompt.tokens), spoiled)
                 except BadResponse as e:
                     if attempt == _ATTEMPTS:
                         raise
                     self.asked_again += 1
-                    logging.warning('%s; asking for the group again (%d of %d)', e, attempt + 1, _ATTEMPTS)
+                    message = f'{e}; asking for the group again ({attempt + 1} of {_ATTEMPTS})'
+                    events.report('group asked again', message, prompt=prompt.id)
 
     async def _with_images(self, prompt: Prompt, *what: Any) -> dict[str, Any]:
         """The request of a prompt with images, which take some 10 ms each. Raises RolloutError where one cannot be read."""
@@ -219,42 +238,95 @@ class VllmEngine(Engine):
         except (ValueError, OSError) as e:
             raise RolloutError(f'prompt {prompt.id}: {e}') from e
 
-    async def _answer(self, body: dict[str, Any], asked: Asked) -> tuple[Response, ...]:
-        """One reply, read and checked, from whichever server answers. Raises BadResponse, or Unreachable where none does."""
-        reason = None
+    async def _answer(self, body: dict[str, Any], asked: Asked, prompt_tokens: int, spoiled: set[str]) -> tuple[Response, ...]:
+        """One reply, read and checked, from whichever server answers, if possible none of those that have `spoiled` the group.
+
+        Raises BadResponse, and adds the server to these; raises Unreachable where none answers.
+        """
         for attempts_left in reversed(range(2 * len(self._urls) + 1)):
             if not self._serving:
-                await self._revive(reason)
-            url = min(self._serving, key=self._under_way.__getitem__)
+                await self._revive(self._dropped)
+            url = min(self._serving.keys() - spoiled or self._serving, key=self._under_way.__getitem__)
+            of_server = asked._replace(max_tokens=min(asked.max_tokens, self._serving[url] - prompt_tokens))
             self._under_way[url] += 1
             try:
-                reply = await self._send(url, ROUTE, body)
-                return await self._loop.run_in_executor(self._reader, read_group, reply, asked, url)
+                reply = await self._reply(url, body)
+                return await self._loop.run_in_executor(self._reader, read_group, reply, of_server, url)
+            except BadResponse:
+                spoiled.add(url)
+                raise
             except Unreachable as e:
                 if not attempts_left:
                     raise
-                if url in self._serving:
-                    self._serving.discard(url)
-                    logging.warning('%s; its requests are sent again', e)
-                reason = e
+                if self._serving.pop(url, None) is not None:
+                    events.report('server left out', f'{e}; its requests are sent again', server=url)
+                self._dropped = e
             finally:
                 self._under_way[url] -= 1
 
+    async def _reply(self, url: str, body: dict[str, Any]) -> bytes:
+        """A server's reply to a group, which may take several deadlines while the server makes progress with this group or others.
+
+        Progress is one more token in its metrics from one deadline to the next. Its /health alone says nothing: vLLM 0.32 answers
+        that while its engine process is stopped. Raises Unreachable.
+        """
+        sending = asyncio.ensure_future(self._send(url, ROUTE, body, limit_s=(_PATIENCE + 1) * self._deadline_s))
+        try:
+            done = None
+            for deadlines in range(1, _PATIENCE + 1):
+                await asyncio.wait({sending}, timeout=self._deadline_s)
+                if sending.done():
+                    return sending.result()
+                before, done, state = done, *await self._progress(url)
+                if done in (None, before) and not sending.done():
+                    break
+        finally:
+            sending.cancel()
+        waited = f'{deadlines} × {self._deadline_s:g} s (rollout.deadline_s)'
+        raise Unreachable(f'{url}{ROUTE}: no reply to a group in {waited}; {state}')
+
+    async def _progress(self, url: str) -> tuple[float | None, str]:
+        """How many tokens a server has read and written since it started, and its state in words; None where it is not alive."""
+        limit_s = min(_ALIVE_S, self._deadline_s)
+        try:
+            await self._send(url, '/health', method='GET', limit_s=limit_s)
+            done = read_tokens_done(await self._send(url, '/metrics', method='GET', limit_s=limit_s))
+        except RolloutError as e:
+            return None, str(e)
+        return done, f'/health is well, /metrics counts {done:.0f} tokens read and written'
+
     # ---- connections
 
-    async def _send(self, url: str, route: str, body: Any) -> bytes:
-        """The body of a server's reply. Raises Unreachable where there is none, and RolloutError where the request is refused."""
+    async def _send(self, url: str, route: str, body: Any = None, *, method: str = 'POST', limit_s: float = 0.0) -> bytes:
+        """The body of a server's reply within `limit_s` seconds (0: rollout.deadline_s).
+
+        A busy server is asked again, for rollout.deadline_s seconds at most. Raises Unreachable where there is no reply, and
+        RolloutError where the request is refused.
+        """
+        limit_s, give_up = limit_s or self._deadline_s, self._loop.time() + self._deadline_s
+        for tried in itertools.count(1):
+            status, wait_s, said = await self._exchange(url + route, body, method, limit_s)
+            if status == 200:
+                return said
+            told = f'{url}{route}: status {status}: {said[:500].decode("utf-8", "replace")}'
+            busy = status == 429 or status == 503 and route == ROUTE  # vLLM 0.32 says 503 where its queue has no room
+            if not busy:
+                raise (Unreachable if status >= 500 else RolloutError)(told)
+            wait_s = wait_s or _BACKOFF_S * 2 ** min(tried - 1, _DOUBLINGS) * random.uniform(0.5, 1)
+            if self._loop.time() + wait_s > give_up:
+                raise Unreachable(f'{told} (asked {tried} times; rollout.deadline_s={self._deadline_s:g} allows no further wait)')
+            await asyncio.sleep(wait_s)
+
+    async def _exchange(self, url: str, body: Any, method: str, limit_s: float) -> tuple[int, float, bytes]:
+        """One request: the reply's status, the seconds that it asks to wait (0: none are stated), and its body."""
+        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=_CONNECT_S)
         try:
-            async with self._session.post(url + route, json=body, allow_redirects=False) as reply:
-                said = await reply.read()
+            async with self._session.request(method, url, json=body, allow_redirects=False, timeout=timeout) as reply:
+                return reply.status, seconds_to_wait(reply.headers.get('Retry-After', '')), await reply.read()
         except aiohttp.ClientError as e:
-            raise Unreachable(f'{url}{route}: no answer ({type(e).__name__}: {e})') from e
+            raise Unreachable(f'{url}: no answer ({type(e).__name__}: {e})') from e
         except TimeoutError as e:
-            raise Unreachable(f'{url}{route}: no answer in {self._deadline_s:g} s (rollout.deadline_s)') from e
-        if reply.status != 200:
-            error = Unreachable if reply.status >= 500 else RolloutError
-            raise error(f'{url}{route}: status {reply.status}: {said[:500].decode("utf-8", "replace")}')
-        return said
+            raise Unreachable(f'{url}: no answer in {limit_s:g} s (rollout.deadline_s={self._deadline_s:g})') from e
 
     async def _give_up(self) -> None:
         pending = asyncio.all_tasks() - {asyncio.current_task()}
@@ -264,10 +336,9 @@ class VllmEngine(Engine):
         await self._session.close()
 
 
-async def _open_session(token: str, deadline_s: float) -> aiohttp.ClientSession:
+async def _open_session(token: str) -> aiohttp.ClientSession:
     """The connections of an engine. aiohttp reads a body of 9 MB three times as fast as httpx2 does."""
     return aiohttp.ClientSession(
         headers={'Authorization': f'Bearer {token}'},
-        timeout=aiohttp.ClientTimeout(total=deadline_s, sock_connect=_CONNECT_S),
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0),
     )

@@ -70,7 +70,7 @@ def streamed(path: str, manifest: Manifest) -> Iterator[tuple[str, torch.Tensor]
 def check_tensors(manifest: Manifest, model: str) -> None:
     """Compares names and shapes with the checkpoint that the server was started with. Raises RefusedPolicy."""
     expected = checkpoint_shapes(Path(model))
-    if manifest.model.get('tie_word_embeddings'):
+    if manifest.model['tie_word_embeddings']:
         expected.pop(HEAD.name, None)  # some checkpoints repeat the embedding there
     offered = {t.name: t.shape for t in manifest.tensors}
     if expected.keys() != offered.keys():

@@ -17,7 +17,7 @@ from bapo_jax.run.log import read_metrics
 # What a run may be continued with at any time: how long it goes on and what it writes, how it is computed, who answers and where.
 # The mathematics stay; a sum over other parts may differ in its last bit.
 FREE_TO_CHANGE = (
-    'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'mesh', 'environment', 'model.path', 'model.attention',
+    'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'debug', 'mesh', 'environment', 'model.path', 'model.attention',
     'task.verify_s', 'task.reward_deadline_s', 'task.reward_workers',
     'rollout.overlap', 'rollout.rows', 'rollout.servers', 'rollout.gpus', 'rollout.concurrency', 'rollout.deadline_s',
     'rollout.probe_tolerance', 'rollout.server_memory', 'rollout.server_args', 'learner.row_tokens', 'learner.slot_tokens',
@@ -37,7 +37,7 @@ AMENDABLE = (
 )  # fmt: skip
 # What host 0 alone reads, or each host for itself.
 OF_A_HOST = (
-    'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'model.path', 'rollout.overlap', 'rollout.servers',
+    'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'debug', 'model.path', 'rollout.overlap', 'rollout.servers',
     'rollout.gpus', 'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance', 'rollout.server_memory',
     'rollout.server_args', 'mesh.deadline_s', 'task.verify_s', 'task.reward_deadline_s', 'task.reward_workers',
 )  # fmt: skip

@@ -49,11 +49,15 @@ class MetricsLog:
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics.jsonl. Leaves out a last line that a crash cut short.
+    """`read_rows` of a run's metrics.jsonl."""
+    return read_rows(Path(directory) / 'metrics.jsonl')
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows, one a step, of a file of JSON lines. Leaves out a last line that a crash cut short.
 
     Raises ValueError, naming the line, where another line is no row.
     """
-    path = Path(directory) / 'metrics.jsonl'
     if not path.is_file():
         return []
     rows = []

@@ -18,6 +18,7 @@ from bapo_jax.hosts import Hosts
 from bapo_jax.replay import PURPOSES
 from bapo_jax.rollout.schedule import is_due
 from bapo_jax.run.checkpoint import Checkpoints, RunState
+from bapo_jax.run.ledger import Ledger
 from bapo_jax.run.log import MetricsLog, ProgressBar
 from bapo_jax.run.measures import trained_tokens
 from bapo_jax.run.rollouts import uses, write_rollouts
@@ -71,14 +72,16 @@ class Run:
         self, config: ConfigDict, workdir: Path, steps: int, state: RunState, checkpoints: Checkpoints, hosts: Hosts,
         tokenizer: Any, *,
         evaluate: Callable[[], dict[str, Any]], to_save: Callable[[], tuple[dict[str, np.ndarray], str]],
+        ledger: Ledger | None = None,
     ):  # fmt: skip
-        """`evaluate` scores π_θ; `to_save` returns the replay's arrays and the selector's state."""
+        """`evaluate` scores π_θ; `to_save` returns the replay's arrays and the selector's state; `ledger` checks each step."""
         written = state.step - 1 if state.unwritten else state.step
         self.state, self._log = state, MetricsLog(workdir, written if state.step else -1)
         self._config, self._workdir, self._steps, self._checkpoints, self._hosts = config, workdir, steps, checkpoints, hosts
         self._tokenizer, self._evaluate, self._to_save = tokenizer, evaluate, to_save
         self._progress = ProgressBar(steps, state.step)
         self._of_save: Counter[str] = Counter()  # what the last checkpoint cost: the next step's row has it
+        self._ledger = ledger
 
     def steps_left(self) -> Iterator[int]:
         """Each step that is left, until a signal comes. Before the first one evaluates θ_0, or what a signal cut short."""
@@ -119,6 +122,8 @@ class Run:
 
     def _after(self, now: Step) -> None:
         c, step = self._config, now.number
+        if self._ledger:
+            self._ledger.check(step, now.fresh, now.reevaluated, now.batch)
         if is_due(c.rollouts.every, step):
             path = self._workdir / 'rollouts' / f'{step:06d}.jsonl.zst'
             write_rollouts(path, self._tokenizer, uses(now.fresh, now.reevaluated, now.batch))

@@ -3,7 +3,7 @@
 import json
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -15,18 +15,27 @@ class _Server(ThreadingHTTPServer):
 
 
 class HttpStub:
-    """Answers every POST with `answer(path, headers, body)`, bodies being JSON: (status, what to say). Bytes are sent as they are."""
+    """Answers every request with `answer(path, headers, body)`, bodies being JSON: (status, what to say).
+
+    Bytes are sent as they are, and a generator's pieces of bytes as they come. A third member of the answer has headers to send.
+    """
 
     def __init__(self, answer: Callable[[str, Any, Any], tuple[int, Any]]):
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers['Content-Length'] or 0)) or 'null')
-                status, said = answer(self.path, self.headers, body)
-                data = said if isinstance(said, bytes) else json.dumps(said).encode()
+                status, said, *headers = answer(self.path, self.headers, body)
+                pieces = said if isinstance(said, Iterator) else [said if isinstance(said, bytes) else json.dumps(said).encode()]
                 self.send_response(status)
-                self.send_header('Content-Length', str(len(data)))
+                for name, value in headers[0].items() if headers else ():
+                    self.send_header(name, value)
+                if not isinstance(said, Iterator):  # its end is the connection's
+                    self.send_header('Content-Length', str(len(pieces[0])))
                 self.end_headers()
-                self.wfile.write(data)
+                for piece in pieces:
+                    self.wfile.write(piece)
+
+            do_GET = do_POST
 
             def log_message(self, *_):
                 pass

@@ -44,6 +44,8 @@ class RecordedServer(HttpStub):
             return {'results': [{'version': manifest.version, 'checksum': manifest.checksum}]}
         if path == '/inference/v1/generate':
             return {'choices': self._choices(tuple(body['token_ids']), body['sampling_params'])}
+        if path == '/v1/models':
+            return {'data': [{'max_model_len': 512}]}
         return {'success': True}
 
     def _choices(self, tokens, sampling):
@@ -57,7 +59,7 @@ class RecordedServer(HttpStub):
         return [
             {
                 'index': i, 'token_ids': r.tokens.tolist(), 'logprobs': {'content': [{'logprob': float(x)} for x in r.logp]},
-                'finish_reason': r.finish, 'weight_versions': [{'version': str(self._version)}],
+                'finish_reason': r.finish, 'weight_versions': [{'version': str(self._version), 'start': 0, 'end': len(r.tokens)}],
             }
             for i, r in enumerate(self._recorded[key])
         ]  # fmt: skip

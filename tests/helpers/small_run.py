@@ -21,6 +21,7 @@ def small_config(method: str, benchmark: Path, **changes):
         'steps': 6, 'task.limit': 60, 'rollout.group_size': 4, 'learner.batch_groups': 8, 'learner.mini_batch_groups': 4,
         'learner.row_tokens': 16 + 2 * 48, 'evaluate.samples': 2, 'evaluate.track_prompts': 4,
         'evaluate.benchmarks': (str(benchmark),), 'replay.max_reevaluate': 4, 'checkpoint.every': 2, 'rollouts.every': 1,
+        'debug.ledger': True,
     }  # fmt: skip
     config.update_from_flattened_dict(small | {name.replace('__', '.'): value for name, value in changes.items()})
     return config

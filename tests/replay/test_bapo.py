@@ -209,8 +209,10 @@ def test_hard_prompts_are_those_the_buffer_holds_and_only_when_due():
     assert not any(e.sampled for e in bapo.buffer.bad.values())
     hard = bapo.hard_prompts(2, rng_of(2, asked))
     assert len(hard) == 2 and {p.id for p in hard} < {0, 1, 4} and asked == ['reevaluate']
-    assert [e.sampled for i, e in bapo.buffer.bad.items()] == [int(i in {p.id for p in hard}) for i in (0, 1, 4)]
     assert ids_of(bapo.hard_prompts(2, rng_of(2))) == ids_of(hard)  # a step's draw is repeatable
+    assert not any(e.sampled for e in bapo.buffer.bad.values())  # a step that is given up leaves no trace
+    bapo.compose(2, [], [make_group(p.id, 3) for p in hard], rng_of(2))
+    assert [e.sampled for i, e in bapo.buffer.bad.items()] == [int(i in {p.id for p in hard}) for i in (0, 1, 4)]
     assert make_bapo(due=lambda step: False).hard_prompts(2, rng_of(2)) == []
 
 

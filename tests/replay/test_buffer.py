@@ -81,10 +81,17 @@ def ids_of(prompts):
     return [p.id for p in prompts]
 
 
+def reevaluated(buffer, rng, limit):
+    """The ids of hard prompts that are drawn, and counted once they are answered."""
+    drawn = ids_of(buffer.hard_prompts(rng, limit))
+    buffer.mark_reevaluated(drawn)
+    return drawn
+
+
 def test_a_duplicate_prompt_replaces_its_entry_and_moves_to_the_tail():
     buffer = make_buffer(bad_capacity=3)
     buffer.add([make_group(i, 1, step=1) for i in range(3)], 1)
-    buffer.hard_prompts(np.random.default_rng(0), 3)
+    reevaluated(buffer, np.random.default_rng(0), 3)
     newer = make_group(0, 1, step=2)
     evicted = buffer.add([newer, make_group(3, 0, step=2)], 2)
     assert evicted == [
@@ -119,7 +126,7 @@ def test_hard_prompts_are_uniform_without_replacement_and_stay():
     buffer.add([make_group(i, 0) for i in range(10)], 1)
     counts = np.zeros(10)
     for seed in range(2000):
-        drawn = ids_of(buffer.hard_prompts(np.random.default_rng(seed), 4))
+        drawn = reevaluated(buffer, np.random.default_rng(seed), 4)
         assert len(set(drawn)) == 4
         assert drawn == sorted(drawn)  # oldest first
         counts[drawn] += 1
@@ -157,7 +164,7 @@ def test_metrics():
     buffer = make_buffer(bad_capacity=2, high_capacity=2)
     assert buffer.metrics(0)['buffer/high/age_mean'] == 0.0
     buffer.add([make_group(0, 0), make_group(1, 0)], 1)
-    buffer.hard_prompts(np.random.default_rng(0), 1)
+    reevaluated(buffer, np.random.default_rng(0), 1)
     groups = [make_group(2, 0), make_group(3, 1), make_group(4, 5)]
     buffer.add(groups, 3)
     assert buffer.metrics(4) == {
@@ -219,7 +226,7 @@ def test_state_round_trip_is_bit_equal_also_when_empty():
         assert_same_arrays(other.state(), state)
         assert other.metrics(step) == buffer.metrics(step)
         buffer.add([make_group(10 * step + k, k, step=step) for k in range(9)], step)
-        buffer.hard_prompts(np.random.default_rng(step), 2)
+        reevaluated(buffer, np.random.default_rng(step), 2)
         buffer.mark_sampled(buffer.high_groups(step + 1, 3 / 8, 4 / 8, ()))
     assert_same_groups([e.group for e in buffer.high.values()], buffer.high_groups(4, 0, 1, ()))
 
@@ -229,7 +236,7 @@ def test_state_is_a_snapshot():
     buffer.add([make_group(0, 1)], 0)
     state = buffer.state()
     before = {name: a.copy() for name, a in state.items()}
-    buffer.hard_prompts(np.random.default_rng(0), 1)
+    reevaluated(buffer, np.random.default_rng(0), 1)
     buffer.add([make_group(1, 1)], 1)
     assert_same_arrays(state, before)
 
@@ -287,8 +294,8 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 99), limit=st.integers(0, 8))
     def draw_hard(self, seed, limit):
-        drawn = ids_of(self.buffer.hard_prompts(np.random.default_rng(seed), limit))
-        assert drawn == ids_of(self.twin.hard_prompts(np.random.default_rng(seed), limit))
+        drawn = reevaluated(self.buffer, np.random.default_rng(seed), limit)
+        assert drawn == reevaluated(self.twin, np.random.default_rng(seed), limit)
         assert len(drawn) == len(set(drawn)) == min(limit, len(self.open['bad']))
         for prompt_id in drawn:
             self.open['bad'][prompt_id][1] += 1

@@ -84,7 +84,7 @@ def test_an_evaluation_between_two_syncs_writes_each_policy_once(policy, tmp_pat
 
     def answer(path, headers, body):
         if path != '/collective_rpc':
-            return 200, {'success': True}
+            return 200, {'success': True, 'data': [{'max_model_len': 512}]}
         manifest = read_manifest(body['kwargs']['path'])
         return 200, {'results': [{'version': manifest.version, 'checksum': manifest.checksum}]}
 

@@ -7,12 +7,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from mutations import mutants
 from tiny import QWEN3
 from tiny_vl import make_vl  # noqa: F401  (a fixture)
 
 from bapo_jax.models import hf
 from bapo_jax.rollout.publish import publish
 from bapo_jax.rollout.published import MANIFEST, WEIGHTS, RefusedPolicy, check_model, check_weights, read_manifest, read_tensors
+from bapo_jax.rollout.worker import check_tensors
 
 
 @pytest.fixture(scope='module')
@@ -59,14 +61,33 @@ def edit(published, change):
 @pytest.mark.parametrize(
     'change, message',
     [
-        (lambda m: m['tensors']['model.norm.weight'].update(shape=[7]), r'weight is \(7,\), which the parts 0 of \(32,\) do not'),
-        (lambda m: m['tensors']['model.norm.weight']['crc32'].update({'1': 5}), r'which the parts 0, 1 of \(32,\) do not make up'),
+        (lambda m: m['tensors']['model.norm.weight'].update(shape=[7]), r'weight is \(7,\), which the parts .0. of \(32,\) do not'),
+        (lambda m: m['tensors']['model.norm.weight']['crc32'].update({'1': 5}), r'the parts .0, 1. of .32,. do not make up'),
         (lambda m: m['tensors']['model.norm.weight'].update(shape=[7], part=[7]), r'0 has 128 bytes; the manifest says 28'),
         (lambda m: m['tensors']['model.norm.weight'].update(dtype='bfloat16'), r'128 bytes; the manifest says 64, .* in bfloat16'),
         (lambda m: m['tensors']['model.norm.weight']['crc32'].update({'0': 1}), r'weight/0: the checksum of model\.norm\.weight'),
         (lambda m: m['tensors'].update({'model.extra': m['tensors']['model.norm.weight']}), r'model\.extra/0 cannot be read'),
         (lambda m: m.update(format=0), 'not a manifest of format'),
-        (lambda m: m.pop('version'), "lacks 'version'"),
+        (lambda m: m.pop('version'), r'manifest\.json: version is missing, or no int; publish the policy again'),
+        (lambda m: m.update(version=True), 'version is missing, or no int'),
+        (lambda m: m.update(tensors=[]), 'tensors is missing, or no dict'),
+        (lambda m: m.update(model=None), 'model is missing, or no dict'),
+        (lambda m: m['model'].pop('tie_word_embeddings'), 'model does not say whether the head is tied'),
+        (lambda m: m['tensors'].update({'model.extra': None}), r'model\.extra is no dict'),
+        (lambda m: m['tensors'].update({'../etc': m['tensors']['model.norm.weight']}), r"'\.\./etc' is no name of a tensor"),
+        (lambda m: m['tensors'].update({'/etc': m['tensors']['model.norm.weight']}), "'/etc' is no name of a tensor"),
+        (lambda m: m['tensors']['model.norm.weight'].update(shape=None), r'model\.norm\.weight has the shape None, which is none'),
+        (lambda m: m['tensors']['model.norm.weight'].update(shape=[-32]), r'has the shape \[-32\], which is none'),
+        (lambda m: m['tensors']['model.norm.weight'].update(part=32), 'has parts of 32, which is no shape'),
+        (lambda m: m['tensors']['model.norm.weight'].update(dtype='object'), "dtype 'object', which is none of float32, bfloat16"),
+        (lambda m: m['tensors']['model.norm.weight'].update(crc32={'0': '1'}), 'has no checksums'),
+        # A tensor of 10^12 numbers: in as many parts, in one, and in two.
+        (lambda m: m['tensors']['model.norm.weight'].update(shape=[10**12], part=[1]), r"the parts '0' of \(1,\) do not make up"),
+        (lambda m: m['tensors']['model.norm.weight'].update(shape=[10**12], part=[10**12]), 'the manifest says 4000000000000'),
+        (
+            lambda m: m['tensors']['model.norm.weight'].update(shape=[2, 10**12], part=[1, 10**12], crc32={'0.0': 0, '1.0': 0}),
+            r'norm\.weight/0\.0 cannot be read',
+        ),
     ],
 )
 def test_what_does_not_fit_its_manifest_is_refused_by_name(change, message, published):
@@ -75,10 +96,33 @@ def test_what_does_not_fit_its_manifest_is_refused_by_name(change, message, publ
         read(published)
 
 
-def test_a_manifest_that_is_no_json_is_refused(published):
-    (published / MANIFEST).write_text('{')
-    with pytest.raises(RefusedPolicy, match='cannot be read'):
+@pytest.mark.parametrize('text', ['{', '[' * 10**5, '1' * 5000, '', '\xff'], ids=['cut', 'deep', 'long', 'empty', 'no UTF-8'])
+def test_a_manifest_that_is_no_json_is_refused(text, published):
+    (published / MANIFEST).write_text(text, 'latin-1')
+    with pytest.raises(RefusedPolicy, match=r'manifest\.json cannot be read'):
         read(published)
+
+
+def test_a_manifest_that_is_longer_than_any_is_not_read(published):
+    with (published / MANIFEST).open('r+b') as f:
+        f.truncate(2**40)  # takes no room on the disk
+    with pytest.raises(RefusedPolicy, match=f'it has {2**40} bytes, more than any manifest'):
+        read(published)
+
+
+def test_a_manifest_whose_fields_are_other_ones_is_read_or_refused_but_nothing_else(published, policy):
+    for _, said in mutants(json.loads((published / MANIFEST).read_text()), 250):
+        (published / MANIFEST).write_text(json.dumps(said))
+        try:
+            manifest = read_manifest(published)
+            check_model(manifest, SimpleNamespace(**hf.architecture(policy.config)))
+            check_tensors(manifest, str(policy.path))
+            check_weights(published, manifest)
+        except RefusedPolicy as e:
+            assert len(str(e).encode()) < 20_000  # it can be encoded
+            continue
+        for tensor, (name, array) in zip(manifest.tensors, read_tensors(published, manifest), strict=True):
+            assert (tensor.name, tensor.shape) == (name, array.shape)
 
 
 def a_file(published):

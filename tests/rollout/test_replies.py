@@ -1,24 +1,29 @@
 """The wire format: what a server states comes out exactly, and what cannot be trained on is refused by name."""
 
+import email.utils
 import json
+import time
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mutations import mutants
 
 from bapo_jax.groups import Prompt
 from bapo_jax.rollout.engine import RolloutError, Sampling
-from bapo_jax.rollout.replies import Asked, BadResponse, read_group, request
+from bapo_jax.rollout.replies import (
+    Asked, BadResponse, read_group, read_model_length, read_results, read_success, read_tokens_done, request, seconds_to_wait,
+)  # fmt: skip
 from benchmarks.replaying_server import Sampled, encode, random_group, reply
 
 SERVER = 'http://there:8000'
-VOCABULARY = 1000
+VOCABULARY, STOP = 1000, 3
 
 
 def read(said, group_size=2, max_tokens=4):
     body = said if isinstance(said, bytes) else json.dumps(said).encode()
-    return read_group(body, Asked(group_size, max_tokens, 7, VOCABULARY), SERVER)
+    return read_group(body, Asked(group_size, max_tokens, 7, VOCABULARY, (STOP, 4)), SERVER)
 
 
 def test_a_request_asks_for_the_group_of_one_prompt_without_a_seed():
@@ -60,9 +65,11 @@ LOGPROBS = st.floats(min_value=-9998, max_value=0, width=32)
 
 @st.composite
 def sampled(draw):
-    pairs = draw(st.lists(st.tuples(st.integers(0, VOCABULARY - 1), LOGPROBS), min_size=1, max_size=40))
-    tokens, logp = zip(*pairs, strict=True)
-    finish = draw(st.sampled_from(['stop', 'length']))
+    pairs = draw(st.lists(st.tuples(st.integers(STOP + 2, VOCABULARY - 1), LOGPROBS), min_size=1, max_size=40))
+    tokens, logp = map(list, zip(*pairs, strict=True))
+    finish = 'length' if len(tokens) == 40 else 'stop'
+    if finish == 'stop':
+        tokens[-1] = STOP
     return Sampled(np.array(tokens, np.int32), np.array(logp, np.float32), np.ones(len(pairs), np.int32), finish)
 
 
@@ -71,7 +78,7 @@ def test_what_a_server_states_comes_out_exactly(group, random):
     """Bit for bit, whatever the order in which the responses stand."""
     said = reply(group, '7')
     random.shuffle(said['choices'])
-    responses = read_group(encode(said), Asked(len(group), 40, 7, VOCABULARY), SERVER)
+    responses = read_group(encode(said), Asked(len(group), 40, 7, VOCABULARY, (STOP, 4)), SERVER)
     for response, stated in zip(responses, group, strict=True):
         assert (response.tokens.dtype, response.logp.dtype) == (np.int32, np.float32)
         np.testing.assert_array_equal(response.tokens, stated.tokens)
@@ -103,11 +110,21 @@ def choice(index, **changes):
         # What vLLM writes in place of nan and -inf.
         ({'logprobs': {'content': [{'logprob': -9999.0}] * 3}}, 'has a log-prob that is not finite or above 0'),
         ({'finish_reason': 'abort'}, "ended with 'abort'"),
+        ({'logprobs': {'content': [{'logprob': -1e30}] * 3}}, 'has a log-prob that is not finite or above 0'),
+        ({'logprobs': {'content': [{'logprob': -1e300}] * 3}}, 'has a log-prob that is not finite or above 0'),
+        ({'weight_versions': [{'version': '7', 'start': 0, 'end': 1}]}, r'has 3 tokens, .* the policy of the tokens \[\(0, 1\)\]'),
+        ({'weight_versions': [{'version': '7', 'start': 1, 'end': 3}]}, r'has 3 tokens, .* the policy of the tokens \[\(1, 3\)\]'),
+        ({'token_ids': [5, 6, 8]}, r"of 3 tokens ended with 'stop', and has stop tokens \(3, 4\) at \[\]; serve the model"),
+        ({'token_ids': [5, 4, 3]}, r"of 3 tokens ended with 'stop', and has stop tokens \(3, 4\) at \[1, 2\]"),
+        ({'finish_reason': 'length'}, r"of 3 tokens ended with 'length', and has stop tokens \(3, 4\) at \[2\]"),
+        ({'token_ids': [5, 6, 8], 'finish_reason': 'length'}, "ended with 'length' after 3 tokens of 4"),
+        ({'index': 0}, r'group has the indices \[0, 0\]'),
+        ({'index': 2}, r'group has the indices \[0, 2\]'),
     ],
 )
 def test_a_response_that_cannot_be_trained_on_is_refused(spoiled, message):
     with pytest.raises(BadResponse, match=f'{SERVER}: a response {message}'):
-        read({'choices': [choice(0), choice(1, **spoiled)]})
+        read({'choices': [choice(0), choice(1) | spoiled]})
 
 
 def test_a_group_that_is_not_whole_is_refused():
@@ -132,6 +149,9 @@ def without(field):
         ({'choices': [choice(0, logprobs={'content': [{}]})]}, 'missing required field `logprob`'),
         ({'choices': [choice(0, logprobs={'content': [{'logprob': float('nan')}] * 3})]}, 'JSON is malformed'),
         ({'choices': [choice(0, token_ids=[5, 2**31, 3])]}, 'Expected `int` <= 2147483647'),
+        ({'choices': [choice(0, token_ids=[5, 6.0, 3])]}, 'Expected `int`, got `float`'),
+        ({'choices': [choice(0, token_ids=[5, [6], 3])]}, 'Expected `int`, got `array`'),
+        (b'{"of no field of ours":' + b'[' * 10**5 + b']' * 10**5 + b'}', 'recursion depth'),
     ],
 )
 def test_a_malformed_reply_is_refused(said, message):
@@ -139,21 +159,88 @@ def test_a_malformed_reply_is_refused(said, message):
         read(said)
 
 
-SOUND = encode(reply(random_group(0, 2, 3, VOCABULARY), '7'))
+def recorded():
+    """What vLLM says, byte for byte but for its names (test_real_server.py): a response that stops, and one that is cut."""
+    stops, cut = random_group(0, 2, 4, VOCABULARY)
+    stops = stops._replace(tokens=np.array([5, 999, 8, STOP], np.int32), finish='stop')
+    return reply([stops, cut._replace(tokens=np.array([7, 7, 0, 9], np.int32))], '7')
+
+
+SOUND = encode(recorded())
+
+
+def test_what_is_mutated_below_is_sound():
+    assert [r.finish for r in read(SOUND)] == ['stop', 'length']
 
 
 @given(st.integers(0, len(SOUND)), st.integers(0, 40), st.binary(max_size=6))
 def test_a_damaged_reply_is_read_or_refused_but_nothing_else(at, cut, inserted):
+    read_or_refused(SOUND[:at] + inserted + SOUND[at + cut :])
+
+
+def read_or_refused(said):
+    """Reads it; what comes out is what could be trained on."""
     try:
-        responses = read(SOUND[:at] + inserted + SOUND[at + cut :])
-    except BadResponse:
+        responses = read(said)
+    except BadResponse as e:
+        assert str(e).startswith(SERVER) and len(str(e)) < 1000
         return
-    assert [len(r.tokens) for r in responses] and all(len(r.tokens) == len(r.logp) for r in responses)
+    assert len(responses) == 2
+    for r in responses:
+        assert r.tokens.shape == r.logp.shape and 1 <= len(r.tokens) <= 4 and r.version == 7
+        assert np.isfinite(r.logp).all() and (r.logp <= 0).all() and (r.tokens >= 0).all() and (r.tokens < VOCABULARY).all()
+        stops = np.isin(r.tokens, (STOP, 4))
+        assert not stops[:-1].any() and stops[-1] == (r.finish == 'stop') and (r.finish == 'stop' or len(r.tokens) == 4)
+
+
+def test_a_reply_whose_fields_are_other_ones_is_read_or_refused_but_nothing_else():
+    for seed, said in mutants(recorded(), 1000):
+        read_or_refused(json.dumps(said, ensure_ascii=seed % 2 == 0).encode('utf-8', 'surrogatepass'))
+
+
+CONTROL = {'results': [{'version': 7, 'checksum': 'ab'}], 'success': True, 'data': [{'id': 'policy', 'max_model_len': 512}]}
+
+
+@pytest.mark.parametrize('read', [read_results, read_success, read_model_length])
+def test_a_control_reply_whose_fields_are_other_ones_is_read_or_refused_but_nothing_else(read):
+    for _, said in mutants(CONTROL, 500):
+        try:
+            value = read(json.dumps(said).encode(), SERVER)
+        except BadResponse as e:
+            assert str(e).startswith(SERVER)
+            continue
+        assert isinstance(value, bool | int) or value and all(isinstance(worker, dict) for worker in value)
+
+
+@pytest.mark.parametrize('read', [read_results, read_success, read_model_length])
+@pytest.mark.parametrize('said', [b'', b'<html>', b'null', b'[]', b'{}', b'{"results":[],"data":[],"success":null}', b'[' * 10**5])
+def test_a_control_reply_that_says_nothing_is_refused(read, said):
+    with pytest.raises(BadResponse, match=f'{SERVER}: a reply cannot be read'):
+        read(said, SERVER)
+
+
+def test_tokens_done_are_those_read_and_written_by_all_engines():
+    said = b"""# HELP vllm:prompt_tokens_total Number of prefill tokens processed.
+vllm:prompt_tokens_total{engine="0",model_name="policy"} 748.0
+vllm:prompt_tokens_created{engine="0",model_name="policy"} 1.795e+09
+vllm:generation_tokens_total{engine="0",model_name="policy"} 1.5e+03
+vllm:generation_tokens_total{engine="1",model_name="policy"} 12.0
+vllm:request_generation_tokens_count{engine="0",model_name="policy"} 99.0
+"""
+    assert read_tokens_done(said) == 748 + 1500 + 12
+    assert read_tokens_done(b'\xff no metrics') == 0
+
+
+def test_a_server_says_how_long_to_wait_in_seconds_or_by_a_date():
+    assert seconds_to_wait('7') == 7
+    assert 50 < seconds_to_wait(email.utils.formatdate(time.time() + 60, usegmt=True)) <= 60
+    for nothing in ('', '-7', 'soon', email.utils.formatdate(0), '\u0663x', 'Mon, 99 Xxx 9999 99:99:99 GMT'):
+        assert seconds_to_wait(nothing) == 0
 
 
 def read_seen(tokens):
     said = {'choices': [choice(0, token_ids=[5, MARK, 3])], 'prompt_token_ids': tokens}
-    return read_group(json.dumps(said).encode(), Asked(1, 4, 7, VOCABULARY, MARK, SEEN.tokens), SERVER)
+    return read_group(json.dumps(said).encode(), Asked(1, 4, 7, VOCABULARY, (STOP,), MARK, SEEN.tokens), SERVER)
 
 
 def test_of_a_prompt_that_was_read_as_it_is_the_responses_image_tokens_are_masked():

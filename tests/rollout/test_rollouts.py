@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -261,6 +262,14 @@ def test_every_server_is_asked_the_probe_after_it_got_alpha(rollouts):
     assert engine.events == [('load', 'α', 4), ('ask', [(9, PROBE), (9, PROBE)])]
     with pytest.raises(PolicyMismatch, match=r'policy 4: .* rollout\.probe_tolerance=0\.001'):
         r.serve(Trained(4, alpha_version=4), served(0.1))
+
+
+def test_one_wrong_server_among_many_is_found(rollouts):
+    """Its tokens are a thirtieth of all: too few for the mean and the quantile of all."""
+    r, _ = rollouts(servers=30)
+    asked = itertools.count()
+    with pytest.raises(PolicyMismatch, match='mean 0.1,'):
+        r.serve(Trained(4, alpha_version=4), lambda batch: served(0.1 if next(asked) == 29 else 0.0)(batch))
 
 
 def test_an_engine_in_this_process_gets_alpha_and_no_probe(rollouts):

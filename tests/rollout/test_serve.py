@@ -1,6 +1,8 @@
 """How a rollout server is started. Real servers: test_real_server.py."""
 
 import functools
+import os
+import pty
 import re
 import subprocess
 import sys
@@ -38,6 +40,20 @@ def run_serve(*flags, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_generated_token_is_shown_on_a_terminal_and_handed_to_the_server(tmp_path, monkeypatch):
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    python = tmp_path / 'python'
+    python.write_text(f'#!/bin/sh\necho served with ${TOKEN_VARIABLE}\n')
+    python.chmod(0o755)
+    ours, its = pty.openpty()
+    words = [sys.executable, '-m', 'bapo_jax.rollout.serve', f'--model={BASE}', f'--python={python}']
+    assert subprocess.run(words, stdout=its, timeout=60).returncode == 0
+    said = os.read(ours, 10_000).decode()
+    token = re.search(rf'export {TOKEN_VARIABLE}=(\S+)', said)[1]
+    assert len(token) >= 32 and f'served with {token}' in said
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'flags, message',
     [
@@ -45,9 +61,10 @@ def run_serve(*flags, monkeypatch):
         ((f'--model={BASE}', '--host=example.org'), 'no loopback address'),
         ((f'--model={BASE}', '--python=/nowhere/python'), 'error: --python=/nowhere/python does not exist.*make vllm-env'),
         (('--model=/nowhere', f'--python={sys.executable}'), 'error: --model=/nowhere has no config.json'),
+        ((f'--model={BASE}', f'--python={sys.executable}'), f'error: standard output is no terminal.* set {TOKEN_VARIABLE}'),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_the_remedy(flags, message, monkeypatch):
     done = run_serve(*flags, monkeypatch=monkeypatch)
-    assert done.returncode != 0
+    assert done.returncode != 0 and TOKEN_VARIABLE + '=' not in done.stdout
     assert re.search(message, done.stderr)

@@ -1,10 +1,14 @@
 """A server's process from start to stop; a small HTTP server stands in for vLLM. Real servers: test_real_server.py."""
 
 import os
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import httpx2 as httpx
 import pytest
+from small_run import ROOT
 
 from bapo_jax.rollout.supervise import ServerFailed, SupervisedServer, free_port
 
@@ -64,6 +68,53 @@ def test_a_server_starts_restarts_under_its_url_and_stops(make):
     server.stop()
     assert not running(last)
     server.stop()  # again: nothing happens
+
+
+# Starts a server that has a process of its own, as vLLM's engine is, which SIGTERM does not end. Says their ids, and waits.
+STARTS = f"""
+import sys, time
+from pathlib import Path
+from bapo_jax.rollout.supervise import SupervisedServer
+server = SupervisedServer('model', Path(sys.argv[1]), dtype='float32', max_tokens=64, deadline_s=60.0, python=sys.argv[2])
+server.start()
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+WITH_ENGINE = SERVES.replace(
+    'HTTPServer((', "import subprocess\nsubprocess.Popen(['sh', '-c', 'trap : TERM; while :; do sleep 1; done'])\n\nHTTPServer((", 1
+)
+
+
+def members(group):
+    """The running processes of a process group."""
+    alive = []
+    for stat in Path('/proc').glob('[0-9]*/stat'):
+        try:
+            state, _, its_group = stat.read_text().rpartition(')')[2].split()[:3]
+        except (FileNotFoundError, ProcessLookupError):  # ended while we looked
+            continue
+        if int(its_group) == group and state != 'Z':
+            alive.append(int(stat.parent.name))
+    return alive
+
+
+def test_a_server_and_its_engine_end_when_who_started_them_is_killed(tmp_path):
+    python = tmp_path / 'python'
+    python.write_text(WITH_ENGINE)
+    python.chmod(0o755)
+    starter = subprocess.Popen(
+        [sys.executable, '-c', STARTS, str(tmp_path / 'server.log'), str(python)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    try:
+        group = int(starter.stdout.readline())
+        assert len(members(group)) >= 3  # leash, server, engine
+    finally:
+        starter.kill()
+        starter.wait(10)
+    deadline = time.monotonic() + 60
+    while members(group):
+        assert time.monotonic() < deadline, members(group)
+        time.sleep(0.05)
 
 
 def test_a_server_sees_the_gpu_that_is_its_own(make, tmp_path):

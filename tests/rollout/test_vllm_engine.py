@@ -4,6 +4,7 @@ Real servers: test_real_server.py.
 """
 
 import dataclasses
+import itertools
 import threading
 import time
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from http_stub import HttpStub
 
+from bapo_jax.rollout import vllm_engine
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling, gathered
 from bapo_jax.rollout.published import read_manifest
 from bapo_jax.rollout.replies import ROUTE, BadResponse
@@ -21,33 +23,35 @@ pytestmark = pytest.mark.slow
 SAMPLING, DRAWS = Sampling(1.0, 4), [Draw(0, 1, FRESH)] * 6  # one a prompt
 
 
-def choice(index, version='7', **changes):
+def choice(index, version='7', tokens=(5, 6, 3), logprob=-0.5):
     """A sound member of a group."""
-    sound = {
-        'index': index, 'token_ids': [5, 6, 3], 'logprobs': {'content': [{'logprob': -0.5}] * 3}, 'finish_reason': 'stop',
-        'weight_versions': [{'version': version, 'start': 0, 'end': 3}],
+    return {
+        'index': index, 'token_ids': tokens, 'logprobs': {'content': [{'logprob': logprob}] * len(tokens)}, 'finish_reason': 'stop',
+        'weight_versions': [{'version': version, 'start': 0, 'end': len(tokens)}],
     }  # fmt: skip
-    return sound | changes
 
 
 class StandIn(HttpStub):
     """An HTTP server that takes every control call and answers generate with `reply(number of the request)`.
 
-    `asked` has the prompts that it was sent. `loaded` overrides what it says of a policy that it was told to load.
+    `asked` has the prompts that it was sent. `says` has its answers on other routes. `loaded` overrides what it says of a policy
+    that it was told to load.
     """
 
-    def __init__(self, reply, **loaded):
-        self.calls, self.asked = [], []
+    def __init__(self, reply, says=None, **loaded):
+        self.calls, self.asked, self.says = [], [], says or {}
 
         def answer(path, headers, body):
             self.calls.append((path, headers['Authorization']))
+            if path in self.says:
+                return self.says[path]() if callable(self.says[path]) else self.says[path]
             if path == '/inference/v1/generate':
                 self.asked.append(body['token_ids'])
                 return reply(len(self.asked))
             if path == '/collective_rpc':
                 manifest = read_manifest(body['kwargs']['path'])
                 return 200, {'results': [{'version': manifest.version, 'checksum': manifest.checksum, **loaded}]}
-            return 200, {'success': True}
+            return 200, {'success': True, 'data': [{'max_model_len': 512}]}
 
         super().__init__(answer)
 
@@ -77,7 +81,7 @@ def connect(policy, tmp_path):
 
 
 def good(_):
-    return 200, {'choices': [choice(1), choice(0, token_ids=[9, 3], logprobs={'content': [{'logprob': -1.0}] * 2})]}
+    return 200, {'choices': [choice(1), choice(0, tokens=[9, 3], logprob=-1.0)]}
 
 
 def test_sound_responses_come_in_order_with_the_token_on_every_call(connect, prompts):
@@ -95,7 +99,7 @@ def test_a_policy_is_loaded_while_paused_and_caches_are_dropped_before_it_is_nam
     server = StandIn(good)
     connect(server)
     assert server.paths() == [
-        '/collective_rpc', '/pause?mode=keep', '/collective_rpc', '/reset_prefix_cache', '/reset_mm_cache',
+        '/v1/models', '/collective_rpc', '/pause?mode=keep', '/collective_rpc', '/reset_prefix_cache', '/reset_mm_cache',
         '/reset_encoder_cache', '/update_weight_version', '/resume',
     ]  # fmt: skip
 
@@ -109,7 +113,7 @@ def test_a_refused_policy_is_an_error_and_the_server_is_not_paused(connect):
     server = StandIn(good, refused='checksum of model.norm.weight')
     with pytest.raises(PolicyRefused, match='refused policy 7: checksum of model.norm.weight'):
         connect(server)
-    assert server.paths() == ['/collective_rpc']
+    assert server.paths() == ['/v1/models', '/collective_rpc']
 
 
 def test_a_server_that_fails_while_it_loads_is_left_out_and_the_last_ones_reason_is_told(connect, prompts):
@@ -209,6 +213,118 @@ def test_an_image_that_cannot_be_read_is_an_error_that_names_prompt_and_file_and
     assert len(first.result()) == len(text.result()) == 2
 
 
+def test_a_server_without_room_for_the_longest_response_may_cut_it_earlier_and_nowhere_else(connect, prompts):
+    """vLLM ends a response with 'length' where prompt and response fill its model length."""
+    room = {'/v1/models': (200, {'data': [{'max_model_len': len(prompts[0].tokens) + 2}]})}
+    cut = [{**choice(i, tokens=[5, 6]), 'finish_reason': 'length'} for i in range(2)]
+    [group] = connect(StandIn(lambda _: (200, {'choices': cut}), room)).generate(prompts[:1], 2, SAMPLING, DRAWS)
+    assert [response.finish for response in group] == ['length'] * 2
+    with pytest.raises(BadResponse, match="ended with 'length' after 2 tokens of 4"):
+        connect(StandIn(lambda _: (200, {'choices': cut}))).generate(prompts[:1], 2, SAMPLING, DRAWS)
+
+
+def test_a_group_that_is_no_good_is_asked_for_again_at_another_server(connect, prompts):
+    spoils, sound = StandIn(lambda _: OF_ANOTHER_POLICY), StandIn(good)
+    engine = connect(spoils, sound, concurrency=1)
+    assert [len(group) for group in engine.generate(prompts, 2, SAMPLING, DRAWS)] == [2] * len(prompts)
+    assert len(sound.asked) == len(prompts) and engine.asked_again == len(spoils.asked) > 0
+
+
+@pytest.mark.parametrize(
+    'route, said',
+    [
+        ('/v1/models', b'{"data": [{"max_model_len": null}]}'),
+        ('/collective_rpc', b'{"results": []}'),
+        ('/reset_prefix_cache', b''),
+        ('/update_weight_version', b'[]'),
+    ],
+)
+def test_a_server_that_confirms_no_load_is_left_out_and_named_by_its_route(route, said, connect, prompts):
+    confirms, other = StandIn(good), StandIn(good, {route: (200, said)})
+    assert len(connect(confirms, other).generate(prompts, 2, SAMPLING, DRAWS)) == len(prompts)
+    assert other.asked == [] and (other.paths()[-1] == '/resume') == ('/pause?mode=keep' in other.paths())
+    with pytest.raises(Unreachable, match=f'no rollout server answers; the last said: {other.url}{route}: a reply cannot be read'):
+        connect(other)
+
+
+@pytest.mark.parametrize('route, message', [('/reset_prefix_cache', 'not be reset'), ('/update_weight_version', 'did not take')])
+def test_a_server_that_says_it_failed_to_load_is_an_error(route, message, connect):
+    with pytest.raises(RolloutError, match=message):
+        connect(StandIn(good, {route: (200, {'success': False})}))
+
+
+def test_a_busy_server_is_asked_again_and_none_else(connect, prompts, monkeypatch):
+    monkeypatch.setattr(vllm_engine, '_BACKOFF_S', 0.01)
+    busy = {1: (429, {'error': 'later'}), 2: (503, {'error': 'no room'}), 3: (429, b'', {'Retry-After': '0'})}
+    server, other = StandIn(lambda number: busy.get(number, good(number))), StandIn(good)
+    engine = connect(server, other, concurrency=1)
+    assert [len(group) for group in engine.generate(prompts[:2], 2, SAMPLING, DRAWS)] == [2, 2]
+    assert len(server.asked) == 4 and len(other.asked) == 1 and engine.asked_again == 0
+
+
+@pytest.mark.parametrize('headers', [{}, {'Retry-After': '3600'}])
+def test_a_server_that_stays_busy_has_its_deadline(headers, connect, prompts, monkeypatch):
+    monkeypatch.setattr(vllm_engine, '_BACKOFF_S', 0.01)
+    server = StandIn(lambda _: (429, {'error': 'later'}, headers))
+    with pytest.raises(Unreachable, match=r'status 429: .*later.* rollout\.deadline_s=0\.3 allows no further wait'):
+        connect(server, deadline_s=0.3).generate(prompts[:1], 2, SAMPLING, DRAWS)
+    assert len(server.asked) == 1 if headers else len(server.asked) > 2
+
+
+def counting(step):
+    """What /metrics says of a server that has written `step` more tokens each time that it is asked."""
+    counted = itertools.count(0, step)
+    return {'/metrics': lambda: (200, f'vllm:generation_tokens_total{{engine="0"}} {next(counted)}.0\n'.encode())}
+
+
+def test_a_slow_server_is_waited_for_while_it_makes_progress(connect, prompts):
+    asked_metrics, counted = threading.Semaphore(0), counting(1)['/metrics']
+
+    def slow(number):
+        for _ in range(3):  # one at each deadline
+            assert asked_metrics.acquire(timeout=60)
+        return good(number)
+
+    server = StandIn(slow, {'/metrics': lambda: asked_metrics.release() or counted()})
+    assert len(connect(server, deadline_s=0.5).generate(prompts[:1], 2, SAMPLING, DRAWS)) == 1
+    assert len(server.asked) == 1 and server.paths().count('/health') == server.paths().count('/metrics') >= 3
+
+
+@pytest.fixture
+def trickle():
+    """A function: a reply whose body comes byte by byte, and does not end before the test does."""
+    ended = threading.Event()
+    yield lambda *_: (200, iter(lambda: b'' if ended.wait(0.01) else b' ', b''))
+    ended.set()
+
+
+def test_a_reply_that_trickles_in_is_no_progress(trickle, connect, prompts):
+    with pytest.raises(Unreachable, match=r'no reply to a group in 2 × 0\.5 s \(rollout\.deadline_s\); /health is well, /metrics'):
+        connect(StandIn(trickle, counting(0)), deadline_s=0.5).generate(prompts[:1], 2, SAMPLING, DRAWS)
+
+
+@pytest.mark.parametrize(
+    'says, message',
+    [
+        (counting(0), 'in 2 × 0.5 s (rollout.deadline_s); /health is well, /metrics counts 0 tokens'),
+        (counting(1), 'in 3 × 0.5 s (rollout.deadline_s); /health is well, /metrics counts 2 tokens'),
+        ({'/metrics': (200, b'')}, 'in 2 × 0.5 s (rollout.deadline_s); /health is well, /metrics counts 0 tokens'),
+        ({'/health': (503, b'')}, 'in 1 × 0.5 s (rollout.deadline_s); http.*/health: status 503'),
+    ],
+    ids=['stands still', 'never ends', 'counts nothing', 'is dead'],
+)
+def test_a_reply_that_does_not_come_is_an_error_that_says_what_the_server_did(says, message, silent, connect, prompts, monkeypatch):
+    monkeypatch.setattr(vllm_engine, '_PATIENCE', 3)
+    silent.says.update(says)
+    with pytest.raises(Unreachable, match='no reply to a group ' + message.replace('(', r'\(').replace(')', r'\)')):
+        connect(silent, deadline_s=0.5).generate(prompts[:1], 2, SAMPLING, DRAWS)
+
+
+def test_a_control_reply_that_trickles_in_has_its_deadline(trickle, connect):
+    with pytest.raises(Unreachable, match=r'/collective_rpc: no answer in 0\.5 s \(rollout\.deadline_s=0\.5\)'):
+        connect(StandIn(good, {'/collective_rpc': trickle}), deadline_s=0.5)
+
+
 @pytest.fixture
 def silent():
     """A stand-in that answers no prompt before the test ends."""
@@ -220,11 +336,6 @@ def silent():
 
     yield StandIn(wait)
     ended.set()
-
-
-def test_a_request_has_its_deadline(silent, connect, prompts):
-    with pytest.raises(Unreachable, match=r'no answer in 0\.5 s \(rollout\.deadline_s\)'):
-        connect(silent, deadline_s=0.5).generate(prompts[:1], 2, SAMPLING, DRAWS)
 
 
 def test_close_gives_up_what_is_pending(silent, connect, prompts):
@@ -265,7 +376,7 @@ class Supervised(SupervisedServer):
             if path == '/collective_rpc':
                 manifest = read_manifest(body['kwargs']['path'])
                 return 200, {'results': [{'version': manifest.version, 'checksum': manifest.checksum}]}
-            return 200, {'success': True}
+            return 200, {'success': True, 'data': [{'max_model_len': 512}]}
 
         self.url = HttpStub(answer).url
 
@@ -293,12 +404,13 @@ def test_of_several_supervised_servers_each_is_started_again_when_it_is_needed(c
     assert first.ended and second.ended
 
 
-def test_with_no_server_left_the_error_says_so(connect, prompts):
+def test_with_no_server_left_every_group_says_so_and_why(connect, prompts):
     server = StandIn(good)
-    engine = connect(server)
+    engine = connect(server, concurrency=1)
     server.stop()
-    with pytest.raises(Unreachable, match='no rollout server answers'):
-        engine.generate(prompts, 2, SAMPLING, DRAWS)
+    for group in engine.ask(prompts, 2, SAMPLING, DRAWS):
+        with pytest.raises(Unreachable, match=f'no rollout server answers; the last said: {server.url}{ROUTE}: no answer'):
+            group.result()
 
 
 def test_a_request_that_is_wrong_is_not_tried_again(connect, prompts):

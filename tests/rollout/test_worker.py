@@ -73,6 +73,9 @@ def test_a_refused_policy_is_a_reply_and_changes_nothing(policy, published):
     manifest['tensors']['model.norm.weight']['crc32']['0'] += 1
     (published / MANIFEST).write_text(json.dumps(manifest))
     assert 'checksum of model.norm.weight' in worker.check_policy(str(published))['refused']
+    for nonsense in ('null', '[' * 10**5, json.dumps({**manifest, 'tensors': {'a': {'shape': [10**12], 'part': [1]}}})):
+        (published / MANIFEST).write_text(nonsense)
+        assert 'manifest.json' in worker.check_policy(str(published))['refused']
     (published / MANIFEST).unlink()
     assert 'manifest.json is missing' in worker.check_policy(str(published))['refused']
     assert worker.weights == {} and worker.model_runner == 'a model'

@@ -175,6 +175,15 @@ def test_a_request_reads_nothing_of_the_next(pool):
     assert pool.run(['length', 1, 2]) == [0, *got(1, 2)]
 
 
+def test_a_worker_inherits_no_secret(pool, monkeypatch):
+    for name in ('BAPO_ROLLOUT_TOKEN', 'HF_TOKEN', 'AWS_SECRET_ACCESS_KEY', 'OF_MINE'):
+        monkeypatch.setenv(name, 'a secret')
+    [pid] = pool.run(['pid'])
+    with open(f'/proc/{pid}/environ') as file:
+        inherited = file.read()
+    assert 'a secret' not in inherited and f'PATH={os.environ["PATH"]}' in inherited
+
+
 def test_a_worker_that_is_killed_at_its_start_is_replaced(pool, monkeypatch):
     start, pids = subprocess.Popen, []
 

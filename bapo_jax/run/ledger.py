@@ -1,0 +1,89 @@
+"""Conservation: every drawn prompt has one outcome, and every buffer entry one history. Checked at each step (config.debug.ledger).
+
+ledger.jsonl has a row a step: the prompts drawn by outcome, and the entries of the buffer's high part that came and went. An entry is
+a prompt id and the step at whose end it was stored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bapo_jax.files import write_text
+from bapo_jax.groups import X1, X2, X3, Batch, Group
+from bapo_jax.replay.buffer import ReplayBuffer
+from bapo_jax.run.log import read_rows
+
+
+class Unbalanced(RuntimeError):
+    """A prompt or a buffer entry was lost, or is there twice."""
+
+
+class Ledger:
+    """The rows up to the step that a run stands at, and the check of the next one."""
+
+    def __init__(self, directory: Path, continue_after: int, steps_an_epoch: int, buffer: ReplayBuffer | None):
+        """`steps_an_epoch` is 0 where the selector may draw a prompt again in an epoch; `buffer` is None where the row has another."""
+        self._path, self._steps_an_epoch, self._buffer = directory / 'ledger.jsonl', steps_an_epoch, buffer
+        self._rows = [row for row in read_rows(self._path) if row['step'] <= continue_after]
+        write_text(self._path, ''.join(json.dumps(row) + '\n' for row in self._rows))
+
+    def check(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group], batch: Batch) -> None:
+        """Adds the row of `step`, whose groups the buffer has taken in. Raises Unbalanced, naming step and prompt."""
+        trained, of_fresh = batch.of_origin(X1), {id(g) for g in fresh}
+        stored, gone = self._history()
+        row = {
+            'step': step,
+            'trained': _ids(trained),
+            'infra_error': _ids(g for g in fresh if g.infra_error),
+            'filtered': _ids(g for g in fresh if not g.infra_error and not any(g is t for t in trained)),
+        }
+        strangers = [g.prompt.id for g in trained if id(g) not in of_fresh]
+        _need(not strangers, step, 'X1 of prompts that were not drawn', strangers)
+        drawn = _ids(fresh)
+        outcomes = Counter(row['trained'] + row['infra_error'] + row['filtered'])
+        _need(outcomes == Counter(drawn), step, 'prompts with not one outcome', outcomes - Counter(drawn) + (Counter(drawn) - outcomes))
+        _need(len(set(drawn)) == len(drawn), step, 'prompts drawn twice', drawn)
+        if self._rows:
+            _need(self._rows[-1]['step'] == step - 1, step, 'a step that does not follow', [self._rows[-1]['step']])
+        epoch = self._drawn_in_epoch_of(step) & set(drawn)
+        _need(not epoch, step, 'prompts drawn before in this epoch', epoch)
+        asked = {id(g) for g in reevaluated}
+        strangers = [g.prompt.id for g in batch.of_origin(X2) if id(g) not in asked]
+        _need(not strangers, step, 'X2 of prompts that were not re-evaluated', strangers)
+        if self._buffer:
+            strangers = [g.prompt.id for g in batch.of_origin(X3) if (g.prompt.id, g.step) not in stored]
+            _need(not strangers, step, 'X3 of groups that the buffer does not hold', strangers)
+            live = {(prompt_id, entry.stored) for prompt_id, entry in self._buffer.high.items()}
+            new = live - stored
+            back = new & gone
+            _need(not back, step, 'entries that came back', back)
+            unknown = {entry for entry in new if entry[0] not in drawn or entry[1] != step}
+            _need(not unknown, step, 'entries of groups that were not drawn', unknown)
+            row |= {'stored': sorted(new), 'evicted': sorted(stored - live)}
+        self._rows.append(row)
+        with self._path.open('a', encoding='utf-8') as f:
+            f.write(json.dumps(row) + '\n')
+
+    def _drawn_in_epoch_of(self, step: int) -> set[int]:
+        if not self._steps_an_epoch:
+            return set()
+        rows = (row for row in self._rows if (row['step'] - 1) // self._steps_an_epoch == (step - 1) // self._steps_an_epoch)
+        return {i for row in rows for i in row['trained'] + row['infra_error'] + row['filtered']}
+
+    def _history(self) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+        """The entries that the buffer must hold, and those that have left it."""
+        came, gone = ({tuple(e) for row in self._rows for e in row.get(name, ())} for name in ('stored', 'evicted'))
+        return came - gone, gone
+
+
+def _ids(groups: Iterable[Group]) -> list[int]:
+    return [int(g.prompt.id) for g in groups]
+
+
+def _need(condition: bool, step: int, what: str, which: Any) -> None:
+    if not condition:
+        raise Unbalanced(f'step {step}: {what}: {sorted(which)[:20]}')
