@@ -34,7 +34,7 @@ from rich.progress import track
 from bapo_jax import config as config_lib
 from bapo_jax import parallel
 from bapo_jax.groups import Prompt
-from bapo_jax.files import write_text
+from bapo_jax.files import closing_output, write_text
 from bapo_jax.inputs import benchmark_prompts, make_sight, positions_suffice
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
@@ -240,4 +240,5 @@ if __name__ == '__main__':
     flags.DEFINE_list('servers', None, 'URLs of running vLLM servers that no trainer uses; without, --engine=vllm starts one.')
     flags.DEFINE_string('output', None, 'Directory; default: RUN/evaluation/STEP, POLICY_evaluation or HF_DIRECTORY/evaluation.')
     config_flags.DEFINE_config_file('config', None, 'Says task, template and sampling where the checkpoint is of no run.')
-    app.run(main)
+    with closing_output():
+        app.run(main)
