@@ -98,9 +98,8 @@ def test_a_reader_that_leaves_ends_it_without_a_message(tmp_path):
     rows = tmp_path / 'rows.jsonl'
     rows.write_bytes(b'\n'.join([row()] * 4 * ROWS_AT_ONCE))
     command = f'{sys.executable} -m bapo_jax.grade countdown < {rows} 2> {tmp_path}/errors | head -1; exit ${{PIPESTATUS[0]}}'
-    done = subprocess.run(
-        ['bash', '-c', command], capture_output=True, env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path])}, timeout=60
-    )
+    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path])}
+    done = subprocess.run(['bash', '-c', command], capture_output=True, env=environment, timeout=60)
     assert len(done.stdout.splitlines()) == 1
     assert done.returncode == 1 and (tmp_path / 'errors').read_text() == ''
 
@@ -109,7 +108,8 @@ def test_a_reader_that_leaves_ends_it_without_a_message(tmp_path):
 def test_workers_that_do_not_start_are_told_in_one_message():
     """As where memory is short: here a worker finds no module."""
     program = (
-        'import sys; from bapo_jax import grade; from bapo_jax.tasks import math; from bapo_jax.tasks.verifier_pool import VerifierPool\n'
+        'import sys; from bapo_jax import grade\n'
+        'from bapo_jax.tasks import math; from bapo_jax.tasks.verifier_pool import VerifierPool\n'
         "math._pool = lambda: VerifierPool('no_such_module_here', workers=1, wall_s=1.0)\n"
         "sys.argv = ['grade', 'math']; grade.main()"
     )

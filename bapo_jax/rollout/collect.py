@@ -39,10 +39,13 @@ class Judged(NamedTuple):
 
 def collect(
     engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw],
-    rewards: Rewards | None, budget_s: float = math.inf,
-) -> Collected:  # fmt: skip
-    """Samples `group_size` responses to each prompt from the engine's policy and judges them. A group's step is its draw's."""
-    return judge_as_they_come(engine.ask(prompts, group_size, sampling, draws), tokenizer, prompts, draws, rewards, budget_s)
+    rewards: Rewards | None,
+) -> Judged:  # fmt: skip
+    """Samples `group_size` responses to each prompt from the engine's policy and judges them. A group's step is its draw's.
+
+    Raises what the engine raised for any of them, bad responses included.
+    """
+    return judge(tokenizer, prompts, engine.generate(prompts, group_size, sampling, draws), draws, rewards)
 
 
 def judge_as_they_come(

@@ -14,8 +14,8 @@ from bapo_jax import events
 from bapo_jax.groups import X1, Prompt, Response, Verdict, make_batch
 from bapo_jax.models.tokenizer import load_tokenizer
 from bapo_jax.rollout import collect as module
-from bapo_jax.rollout.collect import TooFewJudged, check_judged, collect, judge
-from bapo_jax.rollout.engine import FRESH, REEVALUATION, Draw, RolloutError, Sampling
+from bapo_jax.rollout.collect import TooFewJudged, check_judged, collect, judge, judge_as_they_come
+from bapo_jax.rollout.engine import FRESH, REEVALUATION, Draw, Engine, RolloutError, Sampling
 from bapo_jax.rollout.replies import BadResponse
 from bapo_jax.run.measures import discarded_metrics, fresh_metrics
 
@@ -74,17 +74,24 @@ class Told:
     def __init__(self):
         self.asked, self.answers = [], [Future() for _ in PROMPTS]
 
+    generate = Engine.generate
+
     def ask(self, *asked):
         self.asked.append(asked)
         return self.answers[: len(asked[0])]
+
+
+def as_they_come(engine, tokenizer, rewards=None, budget_s=60.0):
+    return judge_as_they_come(engine.answers, tokenizer, PROMPTS, DRAWS, rewards, budget_s)
 
 
 def test_the_engine_is_asked_once_and_answers_of_any_order_are_in_the_prompts_order(tokenizer, responses):
     engine, sampling = Told(), Sampling(0.6, 32)
     for i in (1, 0):
         engine.answers[i].set_result(responses[i])
-    collected = collect(engine, tokenizer, PROMPTS, 2, sampling, DRAWS, None)
-    assert engine.asked == [(PROMPTS, 2, sampling, DRAWS)]
+    judged = collect(engine, tokenizer, PROMPTS, 2, sampling, DRAWS, None)
+    assert engine.asked == [(PROMPTS, 2, sampling, DRAWS)] and [g.prompt.id for g in judged.groups] == [5, 9]
+    collected = as_they_come(engine, tokenizer)
     assert [g.prompt.id for g in collected.groups] == [5, 9] and [g.correct for g in collected.groups] == [1, 1]
     assert collected.generate_s >= 0 and collected.verify_s > 0
     assert collect(engine, tokenizer, [], 2, sampling, [], None).groups == []
@@ -95,7 +102,7 @@ def test_a_group_is_judged_while_others_are_still_to_come(tokenizer, responses, 
     monkeypatch.setattr(module, 'judge', lambda *args: judged.set() or judge(*args))
     engine.answers[1].set_result(responses[1])
     with ThreadPoolExecutor(1) as pool:
-        collected = pool.submit(collect, engine, tokenizer, PROMPTS, 2, Sampling(0.6, 32), DRAWS, None)
+        collected = pool.submit(as_they_come, engine, tokenizer)
         assert judged.wait(10) and not collected.done()
         engine.answers[0].set_result(responses[0])
         assert [g.prompt.id for g in collected.result(10).groups] == [5, 9]
@@ -106,11 +113,13 @@ def test_a_group_of_bad_responses_leaves_the_others_alone_and_its_prompt_has_an_
     engine.answers[0].set_exception(BadResponse('http://a: a response has a token outside the vocabulary'))
     engine.answers[1].set_result(responses[1])
     with events.recorded(tmp_path):
-        lost, sound = collect(engine, tokenizer, PROMPTS, 2, Sampling(0.6, 32), DRAWS, None).groups
+        lost, sound = as_they_come(engine, tokenizer).groups
     assert (lost.prompt, lost.responses, lost.step, lost.infra_error) == (PROMPTS[0], (), 6, True)
     assert sound.responses == responses[1] and not sound.infra_error
     told = json.loads((tmp_path / events.FILE).read_text())
     assert (told['event'], told['prompt']) == ('group lost', 5) and 'outside the vocabulary' in told['message']
+    with pytest.raises(BadResponse):  # of the probe, it is an error: the answer is what is asked for
+        collect(engine, tokenizer, PROMPTS, 2, Sampling(0.6, 32), DRAWS, None)
     row = fresh_metrics([lost, sound])
     assert (row['accuracy_bins'], row['critic/score/mean']) == ([0, 1, 0], 0.5)
     assert discarded_metrics([lost, sound], make_batch([sound], [X1])) == {'bapo/discarded/filtered': 0, 'bapo/discarded/infra_error': 1}
@@ -126,7 +135,7 @@ def test_any_other_error_ends_the_step(tokenizer, error):
     engine = Told()
     engine.answers[1].set_exception(error)
     with pytest.raises(type(error), match=str(error)):
-        collect(engine, tokenizer, PROMPTS, 2, Sampling(0.6, 32), DRAWS, None)
+        as_they_come(engine, tokenizer)
     assert engine.answers[0].cancelled()
 
 
@@ -151,5 +160,5 @@ def test_what_is_left_of_the_steps_time_is_what_each_judging_gets(tokenizer, res
         time.sleep(0.1)
         return by_length(rows, budget_s)
 
-    collect(engine, tokenizer, PROMPTS, 2, Sampling(0.6, 32), DRAWS, slow, 0.1)
+    as_they_come(engine, tokenizer, slow, 0.1)
     assert budgets[0] == 0.1 and budgets[1] <= 0
