@@ -60,7 +60,10 @@ def task_section() -> ConfigDict:
     t.train = 'generated'  # 'generated', a .parquet / .jsonl / .jsonl.gz file, or a hub dataset 'owner/name'
     t.limit = 0  # use this many training problems; 0: all (a generator needs a number)
     t.seed = 1000  # of generated problems
+    t.verify_s = 600.0  # most seconds for judging a step's responses; what is unjudged then is no reward, and a fifth ends the run
     t.reward = ''  # 'module:function' of yours that gives a reward and says what is correct; '': the task's verifier judges
+    t.reward_deadline_s = 60.0  # most seconds that it may take for a response
+    t.reward_workers = 0  # processes that run it; 0: one a core. More where it waits for others, such as a judge model
     t.overlong_share = 0.0  # the reward falls by up to 1 over this last share of the token limit (DAPO); 0: it does not
     t.template = 'tinyzero'  # how a question is put: a name of the task's TEMPLATES
     return t
@@ -68,7 +71,8 @@ def task_section() -> ConfigDict:
 
 def check_task(c: ConfigDict, need: Need) -> None:
     one_of(need, c, 'task.name', TASKS)
-    not_negative(need, c, 'task.limit')
+    not_negative(need, c, 'task.limit', 'task.reward_workers')
+    positive(need, c, 'task.verify_s', 'task.reward_deadline_s')
     need(0 <= c.task.overlong_share < 1, f'task.overlong_share={c.task.overlong_share} is a share of the limit, in [0, 1)')
     if c.task.name in TASKS:
         one_of(need, c, 'task.template', tuple(get_task(c.task.name).TEMPLATES))

@@ -34,7 +34,7 @@ from rich.progress import track
 from bapo_jax import config as config_lib
 from bapo_jax import parallel
 from bapo_jax.groups import Prompt
-from bapo_jax.files import write_text
+from bapo_jax.files import closing_output, write_text
 from bapo_jax.inputs import benchmark_prompts, make_sight, positions_suffice
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
@@ -73,13 +73,14 @@ def answer_and_judge(
     All prompts are asked at once: while a chunk is judged, later ones are answered. Equal questions get equal random keys, whichever
     policy answers. Close the generator when leaving early, or the rest is answered too.
     """
-    e, size, reward = config.evaluate, chunk_size(config), custom_reward.find_reward(config.task.reward)
+    e, size, rewards = config.evaluate, chunk_size(config), custom_reward.rewards_of(config.task)
     draws = [Draw(config.seed, 0, purpose)] * len(prompts)
     answers = engine.ask(prompts, e.samples, Sampling(e.temperature, e.max_response_tokens, e.top_p), draws)
     try:
         for first in range(0, len(prompts), size):
             chunk = slice(first, first + size)
-            yield judge(tokenizer, prompts[chunk], [answer.result() for answer in answers[chunk]], draws[chunk], reward)
+            responses = [answer.result() for answer in answers[chunk]]
+            yield judge(tokenizer, prompts[chunk], responses, draws[chunk], rewards, config.task.verify_s)
     finally:
         for answer in answers:
             answer.cancel()
@@ -147,7 +148,9 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
     if policy.run_config is not None:
         if config is not None:
             print("note: the run's own config.json counts, --config is not used", flush=True)
-        config = ConfigDict(policy.run_config)
+        # an older run's config has no fields that came later
+        task = config_lib.task_section().to_dict() | policy.run_config['task']
+        config = ConfigDict({**policy.run_config, 'task': task})
         config.rollout.servers = ()
     elif config is None:
         raise ValueError(
@@ -237,4 +240,5 @@ if __name__ == '__main__':
     flags.DEFINE_list('servers', None, 'URLs of running vLLM servers that no trainer uses; without, --engine=vllm starts one.')
     flags.DEFINE_string('output', None, 'Directory; default: RUN/evaluation/STEP, POLICY_evaluation or HF_DIRECTORY/evaluation.')
     config_flags.DEFINE_config_file('config', None, 'Says task, template and sampling where the checkpoint is of no run.')
-    app.run(main)
+    with closing_output():
+        app.run(main)

@@ -1,8 +1,11 @@
-"""Writes files atomically: a file is there whole or not at all."""
+"""Writes files atomically: a file is there whole or not at all. And leaves quietly where standard output is closed."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -25,3 +28,16 @@ def write_bytes(path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + '.partial')
     temporary.write_bytes(data)
     os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def closing_output() -> Iterator[None]:
+    """Inside, whoever reads standard output may close it, as `| head` does: the process then ends with status 1 and no message."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer goes there when Python ends
+        sys.exit(1)

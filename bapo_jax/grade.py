@@ -19,8 +19,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from bapo_jax.files import closing_output
 from bapo_jax.groups import Verdict, binary_rewards
 from bapo_jax.tasks import TASKS, get_task
+from bapo_jax.tasks.verifier_pool import WorkersFailed
 
 ROWS_AT_ONCE = 512  # enough to keep the task's workers busy, few enough to see the first verdicts soon
 
@@ -59,7 +61,11 @@ def main() -> int:
             except ValueError as error:
                 trouble = f'line {number}: {error}'
                 break
-        for verdict, answer in task.verify_all([response for response, _ in rows], [truth for _, truth in rows]):
+        try:
+            judged = task.verify_all([response for response, _ in rows], [truth for _, truth in rows])
+        except WorkersFailed as error:
+            sys.exit(f'error: {error}')
+        for verdict, answer in judged:
             counts[verdict] += 1
             score = float(binary_rewards([verdict])[0])
             # JSON has no nan: where the verifier failed, the reward is null
@@ -73,4 +79,5 @@ def main() -> int:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    with closing_output():
+        sys.exit(main())

@@ -94,6 +94,8 @@ class Response:
 class Group:
     """A prompt and its G responses with their verdicts and rewards (eq. 4). Never split, relabelled or partly replaced.
 
+    A group that the engine lost has no responses. It counts as an infrastructure error, so that its prompt has an outcome too.
+
     The verdicts give k, which drives filters, X2, X3, thresholds and accuracy. The rewards alone drive advantages.
     """
 
@@ -119,7 +121,7 @@ class Group:
 
     @property
     def infra_error(self) -> bool:
-        return Verdict.INFRA_ERROR in self.verdicts
+        return Verdict.INFRA_ERROR in self.verdicts or not self.responses
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -51,6 +51,7 @@ from bapo_jax.run.tables import print_table
 from bapo_jax.run.theory import monitored
 from bapo_jax.tasks import custom_reward
 from bapo_jax.tasks.custom_reward import BadReward
+from bapo_jax.tasks.verifier_pool import WorkersFailed
 
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # a disk that is full, read-only or broken
@@ -78,7 +79,7 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool
     """
     read = read_inputs(config)
     c = read.config
-    learner, reward = build_learner(c, hosts, read.sight), custom_reward.find_reward(c.task.reward)
+    learner, reward = build_learner(c, hosts, read.sight), custom_reward.rewards_of(c.task)
     fingerprints = {
         'dataset': fingerprint_prompts(read.prompts), 'tokenizer': fingerprint_tokenizer(read.tokenizer), 'model': architecture(read.model),
     }  # fmt: skip
@@ -258,7 +259,7 @@ def main(_) -> None:
                 sys.exit(stopping.STATUS)
     except (DirectoryInUse, DamagedCheckpoint, DamagedWeights, OtherWeights) as e:
         sys.exit(f'error: {e}')
-    except (RolloutError, BadReward, HostError, Diverged, NotSaved) as e:
+    except (RolloutError, BadReward, WorkersFailed, HostError, Diverged, NotSaved) as e:
         sys.exit(f'error: {e}\nThe same command continues from the last checkpoint.')
     except OSError as e:
         if e.errno not in _DISK:

@@ -50,6 +50,7 @@ def a_config(**changes):
         ({'task__name': 'chess'}, r'task\.name.*countdown'),
         ({'task__reward': 'no_such_module_here:f'}, r"task\.reward='no_such_module_here:f': importing"),
         ({'task__reward': 'math:hypot3'}, r"task\.reward='math:hypot3': math has no function hypot3"),
+        ({'task__verify_s': 0.0, 'task__reward_deadline_s': 0.0}, r'task\.verify_s=0.* positive.*\n.*task\.reward_deadline_s=0'),
         ({'rollout__temperature': 0.0}, r'rollout\.temperature'),
         ({'learner__row_tokens': 100}, r'learner\.row_tokens=100 is shorter than.*2560'),
         ({'learner__remat': 'True'}, r'learner\.remat.*attention_and_mlp_inputs'),

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 MODULE = """
 def even(data_source, response, ground_truth, extra):
     assert data_source == 'countdown' and set(ground_truth) == {'numbers', 'target'} and extra['finish'] in ('stop', 'length')
-    if extra['prompt_id'] % 5 == 0 and extra['prompt_id'] < 1000:  # of the training prompts
+    if extra['prompt_id'] % 30 == 6 and extra['prompt_id'] < 1000:  # of the training prompts, one a step at most
         raise RuntimeError('cannot judge this one')
     return {'score': len(response) % 2 == 0, 'pred': response[:3]}
 
@@ -22,8 +22,8 @@ def shaped(data_source, response, ground_truth, extra):
     share = round(len(response) / 32, 3)  # of a response's 24 tokens and more: never 1
     return {'score': share, 'correct': len(response) % 2 == 0} if len(response) % 3 else share / 2
 
-def text(data_source, response, ground_truth, extra):
-    return '1'
+def leaves(data_source, response, ground_truth, extra):
+    raise SystemExit(0)
 
 def undefined(data_source, response, ground_truth, extra):
     return float('nan')
@@ -53,6 +53,11 @@ def fractional(rewarded, tmp_path_factory, benchmark):
     return workdir
 
 
+def events_of(workdir):
+    rows = [json.loads(line) for line in (workdir / 'events.jsonl').read_text().splitlines()]
+    return [(row['event'], row['failed']) for row in rows]
+
+
 def command(module, *flags, path=''):
     return subprocess.run(
         [sys.executable, '-m', module, *flags], cwd=ROOT, capture_output=True, text=True, timeout=300,
@@ -61,19 +66,20 @@ def command(module, *flags, path=''):
 
 
 def test_every_response_is_judged_by_the_function_and_what_it_fails_on_is_discarded(rewarded):
-    seen = set()
+    seen, broken = set(), []
     for step in (1, 2, 3):
         rows = rollouts(rewarded[1], step)
         for row in rows:
-            if row['prompt_id'] % 5 == 0:
+            if row['prompt_id'] % 30 == 6:
                 assert row['verdicts'] == ['infra_error'] * 4 and row['rewards'] == [None] * 4 and row['use'] == 'discarded'
             else:
                 texts = [text.removesuffix('<|endoftext|>') for text in row['responses']]
                 assert row['rewards'] == [float(len(text) % 2 == 0) for text in texts]
             seen |= set(row['rewards'])
-        broken = sum(row['prompt_id'] % 5 == 0 for row in rows)
-        assert metrics(rewarded[1])[step]['bapo/discarded/infra_error'] == broken
-    assert seen == {0.0, 1.0, None}
+        broken.append(sum(row['prompt_id'] % 30 == 6 for row in rows))
+        assert metrics(rewarded[1])[step]['bapo/discarded/infra_error'] == broken[-1]
+    assert seen == {0.0, 1.0, None} and broken == [0, 1, 1]
+    assert events_of(rewarded[1]) == [('reward failed', 4)] * 2
     assert max(row.get('actor/grad_norm', 0) for row in metrics(rewarded[1])) > 0  # and it did train
 
 
@@ -124,11 +130,14 @@ def test_a_run_by_another_reward_is_another_run(rewarded, benchmark):
         build(small_config('bapo_tuned', benchmark, steps=3), rewarded[1])
 
 
-@pytest.mark.parametrize('function, returned', [('text', '1'), ('undefined', 'nan')])
-def test_what_is_no_reward_stops_the_run_in_one_message(rewarded, benchmark, tmp_path, function, returned):
+@pytest.mark.parametrize('function, message', [
+    ('undefined', "rewards_of_this_run:undefined (task.reward) returned 'nan'; expected a finite number"),
+    ('leaves', '512 of 512 responses of step 1 have no verdict, more than a fifth'),
+])  # fmt: skip
+def test_what_gives_no_rewards_ends_the_run_in_one_message(rewarded, benchmark, tmp_path, function, message):
     flags = ['--config=configs/quickstart.py', f'--workdir={tmp_path}/run', f'--config.task.reward=rewards_of_this_run:{function}',
              f"--config.evaluate.benchmarks=('{benchmark}',)", '--config.evaluate.samples=2', '--config.task.limit=64',
              '--config.evaluate.track_prompts=0']  # fmt: skip
     result = command('bapo_jax.train', *flags, path=rewarded[0])
-    assert result.returncode == 1 and 'Traceback' not in result.stderr, result.stderr
-    assert f"rewards_of_this_run:{function} (task.reward) returned '{returned}'; expected a finite number" in result.stderr
+    assert result.returncode == 1 and message in result.stderr, result.stderr
+    assert 'Traceback' not in result.stderr.partition('error: ')[2]  # the function's own was told before

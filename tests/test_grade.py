@@ -93,6 +93,35 @@ def test_more_rows_than_are_taken_at_once_stay_in_order():
 
 
 @pytest.mark.slow
+def test_a_reader_that_leaves_ends_it_without_a_message(tmp_path):
+    """As `| head -1` does."""
+    rows = tmp_path / 'rows.jsonl'
+    rows.write_bytes(b'\n'.join([row()] * 4 * ROWS_AT_ONCE))
+    command = f'{sys.executable} -m bapo_jax.grade countdown < {rows} 2> {tmp_path}/errors | head -1; exit ${{PIPESTATUS[0]}}'
+    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path])}
+    done = subprocess.run(['bash', '-c', command], capture_output=True, env=environment, timeout=60)
+    assert len(done.stdout.splitlines()) == 1
+    assert done.returncode == 1 and (tmp_path / 'errors').read_text() == ''
+
+
+@pytest.mark.slow
+def test_workers_that_do_not_start_are_told_in_one_message():
+    """As where memory is short: here a worker finds no module."""
+    program = (
+        'import sys; from bapo_jax import grade\n'
+        'from bapo_jax.tasks import math; from bapo_jax.tasks.verifier_pool import VerifierPool\n'
+        "math._pool = lambda: VerifierPool('no_such_module_here', workers=1, wall_s=1.0)\n"
+        "sys.argv = ['grade', 'math']; grade.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', program], input=row('\\boxed{x+1}', 'x+2'), capture_output=True, timeout=60,
+        env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path])},
+    )  # fmt: skip
+    assert done.returncode == 1 and b'Traceback' not in done.stderr
+    assert b'error: 3 workers of no_such_module_here in a row ended before they were ready' in done.stderr
+
+
+@pytest.mark.slow
 def test_an_unknown_task_is_refused_with_the_choices():
     done = run(b'', 'chess')
     assert done.returncode == 2 and b'countdown' in done.stderr and done.stdout == b''

@@ -24,7 +24,7 @@ HOUSE = (
     ('models parallel', ''),  # one table of parameters: models reads it, parallel shards by it
     ('seen', 'groups models'),
     ('scores', 'groups'),
-    ('tasks', 'groups'),
+    ('tasks', 'groups events'),
     ('prompts', 'groups'),
     ('replay', 'groups'),
     ('learner', 'groups hosts models parallel seen'),

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from bapo_jax.groups import Group, Prompt, Response, binary_rewards
-from bapo_jax.rollout.engine import Draw, Engine, Sampling
-from bapo_jax.tasks import custom_reward, get_task
+from bapo_jax import events
+from bapo_jax.groups import Group, Prompt, Response, Verdict, binary_rewards
+from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
+from bapo_jax.rollout.replies import BadResponse
+from bapo_jax.tasks import get_task
+from bapo_jax.tasks.custom_reward import Rewards
+
+
+class TooFewJudged(RolloutError):
+    """More than a fifth of a step's responses have no verdict: what is left would be another distribution of questions."""
 
 
 class Collected(NamedTuple):
@@ -31,19 +39,23 @@ class Judged(NamedTuple):
 
 def collect(
     engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw],
-    reward: Callable | None,
-) -> Collected:  # fmt: skip
-    """Samples `group_size` responses to each prompt from the engine's policy and judges them. A group's step is its draw's."""
-    return judge_as_they_come(engine.ask(prompts, group_size, sampling, draws), tokenizer, prompts, draws, reward)
+    rewards: Rewards | None,
+) -> Judged:  # fmt: skip
+    """Samples `group_size` responses to each prompt from the engine's policy and judges them. A group's step is its draw's.
+
+    Raises what the engine raised for any of them, bad responses included.
+    """
+    return judge(tokenizer, prompts, engine.generate(prompts, group_size, sampling, draws), draws, rewards)
 
 
 def judge_as_they_come(
     answers: Sequence[Future[tuple[Response, ...]]], tokenizer: Any, prompts: Sequence[Prompt], draws: Sequence[Draw],
-    reward: Callable | None,
+    rewards: Rewards | None, budget_s: float = math.inf,
 ) -> Collected:  # fmt: skip
     """Judges each prompt's responses once they are there, while others are still to come; the groups are in the prompts' order.
 
-    Where one ends with an error, cancels the others and raises it.
+    `budget_s` seconds are for judging all of them. A group to which the engine got only bad responses has none, and an event says
+    why. Where one ends with another error, cancels the others and raises it.
     """
     started, verify_s, groups = time.perf_counter(), 0.0, {}
     to_come = {answer: i for i, answer in enumerate(answers)}
@@ -51,9 +63,9 @@ def judge_as_they_come(
         while to_come:
             here = sorted(to_come.pop(answer) for answer in wait(to_come, return_when=FIRST_COMPLETED).done)
             judging = time.perf_counter()
-            responses = [answers[i].result() for i in here]
-            judged = judge(tokenizer, [prompts[i] for i in here], responses, [draws[i] for i in here], reward)
-            groups |= dict(zip(here, judged.groups, strict=True))
+            responses = [_responses(answers[i], prompts[i]) for i in here]
+            of_here = [prompts[i] for i in here], responses, [draws[i] for i in here]
+            groups |= dict(zip(here, judge(tokenizer, *of_here, rewards, budget_s - verify_s).groups, strict=True))
             verify_s += time.perf_counter() - judging
     finally:
         for answer in to_come:
@@ -61,31 +73,54 @@ def judge_as_they_come(
     return Collected([groups[i] for i in range(len(answers))], time.perf_counter() - started - verify_s, verify_s)
 
 
+def _responses(answer: Future[tuple[Response, ...]], prompt: Prompt) -> tuple[Response, ...]:
+    """A group's responses; none where the engine gave it up for bad ones."""
+    try:
+        return answer.result()
+    except BadResponse as error:
+        events.report('group lost', f'prompt {prompt.id} has no responses: {error}', prompt=prompt.id)
+        return ()
+
+
+def check_judged(groups: Sequence[Group], group_size: int) -> None:
+    """Raises TooFewJudged where more than a fifth of the responses that were asked for have no verdict."""
+    lost, asked = sum(not g.responses for g in groups), len(groups) * group_size
+    failed = sum(v == Verdict.INFRA_ERROR for g in groups for v in g.verdicts)
+    missing = lost * group_size + failed
+    if 5 * missing > asked:
+        raise TooFewJudged(
+            f'{missing} of {asked} responses of step {groups[0].step} have no verdict, more than a fifth: the engine gave up {lost} '
+            f'groups of {group_size}, and the verifier or the reward function failed on {failed} responses. events.jsonl says why. '
+            'Where judging is slow, raise task.verify_s, task.reward_deadline_s or task.reward_workers; where servers answer wrongly, '
+            'see docs/vllm.md'
+        )
+
+
 def judge(
     tokenizer: Any, prompts: Sequence[Prompt], responses: Sequence[tuple[Response, ...]], draws: Sequence[Draw],
-    reward: Callable | None,
+    rewards: Rewards | None, budget_s: float = math.inf,
 ) -> Judged:  # fmt: skip
     """Judges the responses to each prompt. All prompts are of one task.
 
-    The user's `reward` (tasks/custom_reward.py) gives verdict and reward. Where it is None, the task's verifier gives the verdict,
-    and the reward is the paper's binary one.
+    `rewards` (tasks/custom_reward.py) asks the user's function for verdict and reward. Where it is None, the task's verifier gives the
+    verdict, and the reward is the paper's binary one. What is unjudged after `budget_s` seconds is INFRA_ERROR.
     """
-    if not prompts:
-        return Judged([], [])
-    task, pairs = prompts[0].task, [(p, r) for p, group in zip(prompts, responses, strict=True) for r in group]
-    texts = tokenizer.batch_decode([r.tokens for _, r in pairs], skip_special_tokens=True)
-    if reward is None:
-        verdicts, extracted = zip(*get_task(task).verify_all(texts, [p.ground_truth for p, _ in pairs]), strict=True)
-        rewards = binary_rewards(verdicts)
+    pairs = [(p, r) for p, group in zip(prompts, responses, strict=True) for r in group]
+    texts = tokenizer.batch_decode([r.tokens for _, r in pairs], skip_special_tokens=True) if pairs else []
+    if not pairs:
+        verdicts, earned, extracted = (), np.empty(0, np.float32), ()
+    elif rewards is None:
+        task = get_task(prompts[0].task)
+        verdicts, extracted = zip(*task.verify_all(texts, [p.ground_truth for p, _ in pairs], budget_s), strict=True)
+        earned = binary_rewards(verdicts)
     else:
         extras = [{'prompt_id': p.id, 'tokens': len(r.tokens), 'finish': r.finish} for p, r in pairs]
-        rows = zip(texts, pairs, extras, strict=True)
-        judged = [custom_reward.judge_one(reward, task, text, p.ground_truth, extra) for text, (p, _), extra in rows]
-        verdicts, rewards, extracted = zip(*judged, strict=True)
-        rewards = np.array(rewards, np.float32)
+        rows = [(p.task, text, p.ground_truth, extra) for text, (p, _), extra in zip(texts, pairs, extras, strict=True)]
+        verdicts, earned, extracted = zip(*rewards(rows, budget_s), strict=True)
+        earned = np.array(earned, np.float32)
     groups, answers, first = [], [], 0
     for prompt, group, draw in zip(prompts, responses, draws, strict=True):
         rows = slice(first, first := first + len(group))
-        groups.append(Group(prompt, group, tuple(verdicts[rows]), rewards[rows], draw.step))
+        groups.append(Group(prompt, group, tuple(verdicts[rows]), earned[rows], draw.step))
         answers.append(tuple(extracted[rows]))
     return Judged(groups, answers)

@@ -19,11 +19,12 @@ from ml_collections import ConfigDict
 
 from bapo_jax.groups import X1, Batch, Group, Prompt, Response, make_batch
 from bapo_jax.prompts.selector import PromptSelector
-from bapo_jax.rollout.collect import Collected, collect, judge_as_they_come
+from bapo_jax.rollout.collect import Collected, check_judged, collect, judge_as_they_come
 from bapo_jax.rollout.engine import FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
 from bapo_jax.rollout.fidelity import check_probe
 from bapo_jax.rollout.schedule import Schedule
 from bapo_jax.stopping import leaving_waits
+from bapo_jax.tasks.custom_reward import Rewards
 from bapo_jax.tasks.shaping import punish_overlong
 
 _PROBE_TOKENS = 32  # most tokens of each answer to the probe
@@ -69,7 +70,7 @@ class Rollouts:
 
     def __init__(
         self, engine: Engine, tokenizer: Any, selector: PromptSelector, schedule: Schedule, config: ConfigDict,
-        reward: Callable | None, probe: Prompt,
+        reward: Rewards | None, probe: Prompt,
     ):  # fmt: skip
         """`config` is resolved; `reward` replaces the verifier, or is None; `probe` is the prompt answered after every sync."""
         self._engine, self._probe = engine, probe
@@ -199,7 +200,8 @@ class Rollouts:
 
     def _judged(self, asked: Asked) -> Collected:
         c, prompts = self._config, asked.fresh + asked.hard
-        collected = judge_as_they_come(asked.answers, self._tokenizer, prompts, asked.draws, self._reward)
+        collected = judge_as_they_come(asked.answers, self._tokenizer, prompts, asked.draws, self._reward, c.task.verify_s)
+        check_judged(collected.groups, c.rollout.group_size)
         if c.task.overlong_share:
             shaped = [punish_overlong(g, c.rollout.max_response_tokens, c.task.overlong_share) for g in collected.groups]
             collected = collected._replace(groups=shaped)

@@ -18,6 +18,7 @@ from bapo_jax.run.log import read_metrics
 # The mathematics stay; a sum over other parts may differ in its last bit.
 FREE_TO_CHANGE = (
     'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'debug', 'mesh', 'environment', 'model.path', 'model.attention',
+    'task.verify_s', 'task.reward_deadline_s', 'task.reward_workers',
     'rollout.overlap', 'rollout.rows', 'rollout.servers', 'rollout.gpus', 'rollout.concurrency', 'rollout.deadline_s',
     'rollout.probe_tolerance', 'rollout.server_memory', 'rollout.server_args', 'learner.row_tokens', 'learner.slot_tokens',
     'learner.micro_batch_rows', 'learner.remat', 'learner.skip_limit',
@@ -38,7 +39,7 @@ AMENDABLE = (
 OF_A_HOST = (
     'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'debug', 'model.path', 'rollout.overlap', 'rollout.servers',
     'rollout.gpus', 'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance', 'rollout.server_memory',
-    'rollout.server_args', 'mesh.deadline_s',
+    'rollout.server_args', 'mesh.deadline_s', 'task.verify_s', 'task.reward_deadline_s', 'task.reward_workers',
 )  # fmt: skip
 
 

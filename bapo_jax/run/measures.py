@@ -9,7 +9,7 @@ Of the fresh groups, before filtering
     reward/{unparseable,infra_error}         responses without a readable answer, and those on which the verifier failed
 Of the batch
     bapo/{x1,x2,x3,replay}_groups            groups by origin (replay only in rows that have it); bapo/batch_groups: all groups
-    bapo/discarded/{filtered,infra_error}    fresh groups that are not in X1, by reason
+    bapo/discarded/{filtered,infra_error}    fresh groups that are not in X1, by reason; infra_error: groups without responses too
     bapo/reevaluated, bapo/improved          hard prompts re-evaluated, and those of them that gave a group of X2
     bapo/{c2,c3}, bapo/r_tot                 thresholds of X3, and the performance they follow
     bapo/x3/{age,mean_reward,uses}           means over X3: age in steps, accuracy (mean_reward), earlier uses in training
@@ -61,7 +61,7 @@ def fresh_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     judged = [g for g in groups if not g.infra_error]
     lengths = np.array([len(r.tokens) for g in groups for r in g.responses])
     masked = [~r.trained_on for g in groups if g.prompt.images for r in g.responses]
-    bins = np.bincount([g.correct for g in judged], minlength=groups[0].size + 1)
+    bins = np.bincount([g.correct for g in judged], minlength=max(g.size for g in groups) + 1)
     return {
         'critic/score/mean': float(np.mean([g.accuracy for g in judged])) if judged else float('nan'),
         'critic/rewards/mean': float(np.mean([g.rewards for g in judged], dtype=np.float64)) if judged else float('nan'),

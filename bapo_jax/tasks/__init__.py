@@ -10,7 +10,8 @@ A task module has
     with_demands(ground_truth, text) -> ground truth                    adds what that prompt text demands of a response's form
     check_ground_truth(ground_truth)                                    ValueError, naming the field, if it cannot judge an answer
     verify(response, ground_truth) -> (Verdict, answer text or None)    judges any response text without raising
-    verify_all(responses, ground_truths) -> list of those               judges many at once, on all cores where they take long
+    verify_all(responses, ground_truths, budget_s) -> list of those     judges many at once, on all cores where they take long;
+                                     after so many seconds the rest is INFRA_ERROR
     VOTES: bool                      whether equal answer texts agree, so that their majority (maj@n) is meaningful
 
 A ground truth is a JSON-serialisable dict with the question and what its verifier needs.

@@ -3,8 +3,15 @@
     def reward(data_source, response, ground_truth, extra): ...
 
 The signature is verl's. `data_source` is the task's name, `response` the text without special tokens, `ground_truth` what the
-task's module makes of the row (a dict). `extra` is {'prompt_id', 'tokens': how many, 'finish': 'stop' or 'length'}. The function
-runs in the trainer's process, one response after the other.
+task's module makes of the row (a dict). `extra` is {'prompt_id', 'tokens': how many, 'finish': 'stop' or 'length'}.
+
+The function runs in task.reward_workers processes beside the trainer's, each with one response at a time. They have the trainer's
+environment, current directory and sys.path. The arguments cross as JSON, so tuples arrive as lists. What the function keeps in its
+module it sees of its own process alone, and loses where that process is replaced. Its prints go to standard error.
+
+A response has task.reward_deadline_s seconds of wall clock, and all responses of a step have task.verify_s. A response that takes
+longer, or whose process ends, is tried once more. Where the function fails, or time is over, the verdict is INFRA_ERROR, which is no
+reward: the group is discarded. More than a fifth of a step's responses without a verdict end the run.
 
 It returns the reward, a finite number, or {'score': reward, 'correct': True or False, 'pred': text}, the last two optional. The
 verdict is CORRECT where 'correct' is true, or, without 'correct', where the reward equals 1; otherwise WRONG. A plain 0.5 is thus
@@ -16,17 +23,24 @@ partial credit for a wrong answer. The two numbers serve different ends:
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
-import logging
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
+from bapo_jax import events
 from bapo_jax.groups import Verdict
+from bapo_jax.tasks.verifier_pool import FAILED, VerifierPool
 
-_log = logging.getLogger(__name__)
+Outcome = tuple[Verdict, float, str | None]  # the verdict, the reward, and the answer if the function names one
+# Judges many responses, rows of a reward function's arguments, in so many seconds for all of them.
+Rewards = Callable[[Sequence[tuple[str, str, Any, dict[str, Any]]], float], list[Outcome]]
 
 _LARGEST = float(np.finfo(np.float32).max)  # groups keep rewards in float32
 
@@ -66,19 +80,50 @@ def find_reward(name: str) -> Callable | None:
     return function
 
 
-def judge_one(
-    function: Callable, data_source: str, response: str, ground_truth: Any, extra: dict[str, Any]
-) -> tuple[Verdict, float, str | None]:
+def rewards_of(task: ConfigDict) -> Rewards | None:
+    """What judges by task.reward, in processes that start with the first responses; None where the task's verifier judges.
+
+    Raises ValueError as `find_reward` does.
+    """
+    if find_reward(task.reward) is None:
+        return None
+    workers = task.reward_workers or len(os.sched_getaffinity(0))
+    return functools.partial(_judge, task.reward, _pool(task.reward, workers, task.reward_deadline_s))
+
+
+@functools.cache
+def _pool(name: str, workers: int, deadline_s: float) -> VerifierPool:
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # a user's module is found as the trainer found it
+    environment = {**os.environ, 'PYTHONPATH': path}
+    return VerifierPool('bapo_jax.tasks.reward_worker', name, workers=workers, wall_s=deadline_s, environment=environment)
+
+
+def _judge(name: str, pool: VerifierPool, rows: Sequence[tuple], budget_s: float) -> list[Outcome]:
+    """The pool's outcomes. INFRA_ERROR and nan where the function failed; an event has the last failure's traceback.
+
+    Raises BadReward where the function returned anything but a reward: a run cannot go on with that.
+    """
+    outcomes, raised = [], []
+    for answer in pool.run(rows, budget_s):
+        if answer == FAILED or 'raised' in answer:
+            outcomes.append((Verdict.INFRA_ERROR, float('nan'), None))
+            raised += [] if answer == FAILED else [answer['raised']]
+        elif 'bad' in answer:
+            raise BadReward(answer['bad'])
+        else:
+            outcomes.append((Verdict(answer['verdict']), answer['reward'], answer['answer']))
+    if raised:
+        message = f'the reward function {name} failed on {len(raised)} of {len(rows)} responses; the last time:\n{raised[-1]}'
+        events.report('reward failed', message, failed=len(raised), responses=len(rows))
+    return outcomes
+
+
+def judge_one(function: Callable, data_source: str, response: str, ground_truth: Any, extra: dict[str, Any]) -> Outcome:
     """The verdict, the reward and the answer (the text under 'pred', if any) of a reward function on one response.
 
-    Where the function raises, the verdict is INFRA_ERROR, the reward nan, and the traceback is logged: the failure is not the
-    response's. Raises BadReward where the function returns anything but a reward; a run cannot go on with that.
+    Raises BadReward where the function returns anything but a reward, and what the function raises.
     """
-    try:
-        outcome = function(data_source, response, ground_truth, extra)
-    except Exception:  # whatever it is, it is the function's failure and not the response's
-        _log.exception('the reward function %s failed on a response of %d characters', _name(function), len(response))
-        return Verdict.INFRA_ERROR, float('nan'), None
+    outcome = function(data_source, response, ground_truth, extra)
     fields = outcome if isinstance(outcome, dict) else {'score': outcome}
     reward = _finite(fields.get('score'))
     correct = fields.get('correct', reward == 1)

@@ -8,6 +8,7 @@ The control asks the same questions of white pictures: task.train='blanked', and
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -92,8 +93,10 @@ def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:
     return (Verdict.CORRECT if answer == ground_truth['answer'] else Verdict.WRONG), str(answer)
 
 
-def verify_all(responses: Sequence[str], ground_truths: Sequence[dict]) -> list[tuple[Verdict, str | None]]:
-    """`verify` of each response; hundreds of thousands a second."""
+def verify_all(
+    responses: Sequence[str], ground_truths: Sequence[dict], budget_s: float = math.inf
+) -> list[tuple[Verdict, str | None]]:
+    """`verify` of each response; hundreds of thousands a second, so `budget_s` is not looked at."""
     return [verify(response, ground_truth) for response, ground_truth in zip(responses, ground_truths, strict=True)]
 
 

@@ -14,6 +14,7 @@ The reward is 1 for a right answer and 0 otherwise, as in the paper. verl's, whi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 from bapo_jax.groups import Verdict
@@ -84,7 +85,9 @@ def verify(response: str, ground_truth: Any) -> tuple[Verdict, str | None]:
     return verify_all([response], [ground_truth])[0]
 
 
-def verify_all(responses: Sequence[str], ground_truths: Sequence[Any]) -> list[tuple[Verdict, str | None]]:
+def verify_all(
+    responses: Sequence[str], ground_truths: Sequence[Any], budget_s: float = inf
+) -> list[tuple[Verdict, str | None]]:
     r"""For each response the verdict and the answer in it, without name, degrees and unit; None where there is none.
 
     The answer is the last \boxed{} after the thinking. Names and their relations are compared here, everything else by
@@ -113,7 +116,7 @@ def verify_all(responses: Sequence[str], ground_truths: Sequence[Any]) -> list[t
             rows.append(row)
             boxes.append(f'\\boxed{{{value}}}')
             truths.append({'answers': comparable, 'boxed': True})
-    for row, verdict in zip(rows, math.verify_all(boxes, truths), strict=True):
+    for row, verdict in zip(rows, math.verify_all(boxes, truths, budget_s), strict=True):
         verdicts[row] = verdict
     return verdicts
 

@@ -12,8 +12,10 @@ response without a box is judged by the answer that it states last.
 from __future__ import annotations
 
 import functools
+import math
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from absl import logging
@@ -51,7 +53,8 @@ TEMPLATES = {
 _SYSTEM = {'qwen2.5_math': 'Please reason step by step, and put your final answer within \\boxed{}.'}
 _SWITCH = {'qwen3': True, 'qwen3_no_thinking': False}
 
-DEADLINE_S = 4.0  # wall clock for one answer; the slowest honest one known takes half a second
+CPU_S = 4.0  # processor time for one answer; the slowest honest one known takes half a second
+WALL_S = 30.0  # wall clock for one answer: a worker that is later was kept from working
 WORKER_BYTES = 2 << 30  # address space of a worker, of which some 400 MB are sympy's
 MAX_WORKERS = 16
 MOST_NAMED = 10  # of the unreadable accepted answers, that a warning shows
@@ -138,13 +141,16 @@ def verify(response: str, ground_truth: Any) -> tuple[Verdict, str | None]:
     return verify_all([response], [ground_truth])[0]
 
 
-def verify_all(responses: Sequence[str], ground_truths: Sequence[Any]) -> list[tuple[Verdict, str | None]]:
+def verify_all(
+    responses: Sequence[str], ground_truths: Sequence[Any], budget_s: float = math.inf
+) -> list[tuple[Verdict, str | None]]:
     """For each response the verdict, and the answer found in it (None where there is none).
 
     CORRECT       the answer equals an accepted one
-    WRONG         it does not, or the comparison exceeded `DEADLINE_S` seconds or a worker's memory
+    WRONG         it does not, or the comparison used up `CPU_S` seconds of processor time, or a worker's memory
     UNPARSEABLE   there is no answer where the prompt wants it (after the thinking, in a closed box), or it cannot be read
-    INFRA_ERROR   the verifier failed: no accepted answer can be read, or a worker died without being late
+    INFRA_ERROR   the verifier failed: no accepted answer can be read; twice a worker died, or was late by the wall clock without
+                  having used that time; or the answer was unjudged after `budget_s` seconds for all of them
 
     No response text makes it raise; a malformed ground truth raises ValueError.
 
@@ -169,7 +175,7 @@ def verify_all(responses: Sequence[str], ground_truths: Sequence[Any]) -> list[t
                 requests.setdefault((answer, accepted, True), []).append(row)
         elif text and not boxed and '\\boxed' not in text and sum(map(len, accepted)) <= MAX_LENGTH:
             requests.setdefault((text[-TAIL:], accepted, False), []).append(row)
-    for (answer, accepted, in_box), outcome in zip(requests, _judge(list(requests)), strict=True):
+    for (answer, accepted, in_box), outcome in zip(requests, _judge(list(requests), budget_s), strict=True):
         for row in requests[answer, accepted, in_box]:
             verdicts[row] = outcome
     return verdicts
@@ -196,29 +202,34 @@ def _terms(ground_truth: Any) -> tuple[tuple[str, ...], bool, bool]:
     return (answers,) if isinstance(answers, str) else tuple(answers), terms.get('boxed', False), terms.get('thinking', False)
 
 
-def _judge(requests: Sequence[tuple[str, tuple[str, ...], bool]]) -> list[tuple[Verdict, str | None]]:
+def _judge(requests: Sequence[tuple[str, tuple[str, ...], bool]], budget_s: float) -> list[tuple[Verdict, str | None]]:
     """The pool's verdicts on requests (text, accepted answers, whether the text is an answer or the end of a response)."""
+    if not requests:
+        return []
+    until = time.monotonic() + budget_s
     rows = [{'answer': answer, 'accepted': accepted, 'boxed': boxed} for answer, accepted, boxed in requests]
-    outcomes = _pool().run(rows) if rows else []
+    outcomes = _pool().run(rows, budget_s)
+    light = _light({accepted for (_, accepted, _), outcome in zip(requests, outcomes) if outcome == OVERRAN}, until)
     verdicts = []
     for (answer, accepted, boxed), outcome in zip(requests, outcomes, strict=True):
         shown = answer if boxed else None
         if outcome == FAILED:
             verdicts.append((Verdict.INFRA_ERROR, shown))
         elif outcome == OVERRAN:
-            verdicts.append((Verdict.WRONG if _is_light(accepted) else Verdict.INFRA_ERROR, shown))
+            verdicts.append((Verdict.WRONG if accepted in light else Verdict.INFRA_ERROR, shown))
         else:
             verdicts.append((Verdict(outcome[0]), outcome[1]))
     return verdicts
 
 
-@functools.lru_cache(maxsize=1024)
-def _is_light(accepted: tuple[str, ...]) -> bool:
-    """Whether the accepted answers can be compared with a harmless one in time. If not, no response is to blame."""
-    return _pool().run([{'answer': '0', 'accepted': accepted, 'boxed': True}]) != [OVERRAN]
+def _light(accepted: Collection[tuple[str, ...]], until: float) -> set[tuple[str, ...]]:
+    """The accepted answers that can be compared with a harmless one in time. Of the others no response is to blame."""
+    rows = [{'answer': '0', 'accepted': answers, 'boxed': True} for answers in accepted]
+    outcomes = _pool().run(rows, until - time.monotonic()) if rows else []
+    return {answers for answers, outcome in zip(accepted, outcomes, strict=True) if outcome not in (OVERRAN, FAILED)}
 
 
 @functools.cache
 def _pool() -> VerifierPool:
     workers = min(len(os.sched_getaffinity(0)), MAX_WORKERS)
-    return VerifierPool('bapo_jax.tasks.math_worker', workers=workers, deadline_s=DEADLINE_S, memory_bytes=WORKER_BYTES)
+    return VerifierPool('bapo_jax.tasks.math_worker', workers=workers, cpu_s=CPU_S, wall_s=WALL_S, memory_bytes=WORKER_BYTES)

@@ -10,7 +10,9 @@ A worker is a fresh interpreter running a module that calls `serve`. The alterna
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
+import math
 import os
 import resource
 import selectors
@@ -19,83 +21,139 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-OVERRAN = 'overran'  # the outcome of a request that exceeded the deadline; a worker may also answer it where memory is short
-FAILED = 'failed'  # the outcome of a request during which the worker raised or ended
+from bapo_jax import events
+
+OVERRAN = 'overran'  # the outcome of a request that used up its processor time; a worker may also answer it where memory is short
+FAILED = 'failed'  # the outcome of a request that the machine failed: twice its worker ended or was late, or the time was over
 
 START_S = 120.0  # how long a worker may take to start: importing sympy on a busy machine
-MAX_REQUEST = 65_536  # bytes: the size of a pipe, so that writing to an idle worker never waits
+_STARTS = 3  # this many workers in a row that ended before they were ready are an error
 
 # What Python and its libraries need. The rest of the trainer's environment has secrets, such as the rollout servers' token.
 _INHERITED = ('PATH', 'HOME', 'TMPDIR', 'LANG', 'LC_ALL', 'LC_CTYPE', 'LD_LIBRARY_PATH', 'PYTHONHOME', 'PYTHONUTF8', 'VIRTUAL_ENV')
 
 _READY = b'ready\n'
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
+_AT_ONCE = 65_536  # bytes read from a worker at once
+_TICKS = os.sysconf('SC_CLK_TCK')  # of /proc, a second
+_LOOK_S = 0.1  # least seconds between two looks at a worker's processor time
+
+
+class WorkersFailed(ChildProcessError):
+    """Workers do not start; the message says what to look at."""
 
 
 class VerifierPool:
-    """Up to `workers` processes running `python -m module`, each judging one request at a time for at most `deadline_s` seconds.
+    """Up to `workers` processes running `python -m module`, each judging one request at a time.
 
-    The deadline is wall-clock time. `memory_bytes` bounds the address space of a worker. Workers start with the first requests and
-    stay until `close`, or until this process ends, however it ends. Threads may share a pool: they take turns.
+    cpu_s          a request's seconds of processor time, all threads together. A process that is stopped uses none
+    wall_s         a request's seconds of wall clock, generous: a worker that is later was kept from working
+    memory_bytes   a worker's address space
+    arguments      what the module finds behind these on its command line
+    environment    a worker's environment; None: what Python needs, without the rest of the trainer's
+
+    Workers start with the first requests and stay until `close`, or until this process ends, however it ends. Threads may share a
+    pool: they take turns.
     """
 
-    def __init__(self, module: str, *, workers: int, deadline_s: float, memory_bytes: int):
-        self.deadline_s = deadline_s
-        self._command = [sys.executable, '-m', module, str(deadline_s), str(memory_bytes)]
+    def __init__(
+        self, module: str, *arguments: str, workers: int, wall_s: float, cpu_s: float = math.inf,
+        memory_bytes: int = resource.RLIM_INFINITY, environment: Mapping[str, str] | None = None,
+    ):  # fmt: skip
+        self.wall_s, self.cpu_s = wall_s, cpu_s
+        self._module, self._environment = module, environment
+        self._command = [sys.executable, '-m', module, str(wall_s), str(memory_bytes), *arguments]
         self._limit = workers
         self._workers: list[_Worker] = []
+        self._failed_starts = 0  # in a row
         self._lock = threading.Lock()
 
-    def run(self, requests: Sequence[Any]) -> list[Any]:
+    def run(self, requests: Sequence[Any], budget_s: float = math.inf) -> list[Any]:
         """The outcome of each request: the result of the worker's function, by way of JSON; or `OVERRAN`, or `FAILED`.
 
-        A worker that overruns or ends is killed and replaced. Raises RuntimeError where workers do not start, and ValueError on a
-        request of more than `MAX_REQUEST` bytes of JSON.
+        A worker that ends or is late is replaced, and its request tried once more. `budget_s` seconds are for all requests together;
+        what is unjudged then is FAILED. An event counts what FAILED, and why. Raises WorkersFailed where workers do not start.
         """
         lines = [json.dumps(request, ensure_ascii=False).encode('utf-8', 'surrogatepass') + b'\n' for request in requests]
-        if too_long := [i for i, line in enumerate(lines) if len(line) > MAX_REQUEST]:
-            raise ValueError(f'request {too_long[0]} has {len(lines[too_long[0]])} bytes, a worker takes {MAX_REQUEST}')
         with self._lock:
             try:
-                return self._run(lines)
+                outcomes, failures = self._run(lines, time.monotonic() + budget_s)
             finally:  # a worker that an interruption leaves busy would answer the next run with this run's outcome
                 self._drop([w for w in self._workers if w.job is not None])
+        if failures:
+            reasons = ', '.join(f'{count} {reason}' for reason, count in failures.items())
+            times = f'{self.wall_s:g} s of wall clock for a request, twice' + f'; {budget_s:g} s for all' * math.isfinite(budget_s)
+            message = f'{failures.total()} of {len(lines)} requests to {self._module} have no outcome: {reasons} ({times})'
+            events.report('verifier failed', message, module=self._module, requests=len(lines), **failures)
+        return outcomes
 
     def close(self) -> None:
         """Ends the workers; a later `run` starts new ones."""
         with self._lock:
             self._drop(list(self._workers))
 
-    def _run(self, lines: Sequence[bytes]) -> list[Any]:
+    def _run(self, lines: Sequence[bytes], until: float) -> tuple[list[Any], collections.Counter[str]]:
+        """The outcomes, and of those that failed how many were late, ended their worker, or were left unjudged."""
         outcomes: list[Any] = [FAILED] * len(lines)
-        waiting = collections.deque(range(len(lines)))
+        failures: collections.Counter[str] = collections.Counter()
+        waiting, tried_before = collections.deque(range(len(lines))), set()
+
+        def put_back(job: int, reason: str) -> None:
+            if job in tried_before:
+                failures[reason] += 1
+            else:
+                tried_before.add(job)
+                waiting.append(job)
+
         self._drop([w for w in self._workers if w.gone()])  # ended while idle
-        while waiting or any(w.job is not None for w in self._workers):
-            while len(self._workers) < min(self._limit, len(waiting) + sum(w.job is not None for w in self._workers)):
-                self._workers.append(_Worker(self._command))
+        while busy := len(waiting) + sum(w.job is not None for w in self._workers):
+            if time.monotonic() >= until:
+                failures['unjudged'] += busy
+                break
+            while len(self._workers) < min(self._limit, busy):
+                self._workers.append(_Worker(self._command, self._environment))
             for worker in self._workers:
                 if waiting and worker.ready and worker.job is None:
-                    worker.give(waiting.popleft(), lines, self.deadline_s)
-            for worker in _with_news(self._workers):
-                if worker.ended and not worker.ready:
-                    self._drop([worker])
-                    raise RuntimeError('a verifier worker ended before it was ready; its messages are on standard error')
+                    job = waiting.popleft()
+                    worker.give(job, lines[job], self.wall_s, self.cpu_s)
+            for worker in _with_news(self._workers, until):
                 if worker.outcome is not None:
                     job, outcome = worker.take()
                     outcomes[job] = outcome
-                elif worker.ended:  # its request keeps FAILED
+                elif worker.ended:
                     self._drop([worker])
-            late = [w for w in self._workers if w.until < time.monotonic()]
-            self._drop(late)
-            for worker in late:
+                    if worker.job is not None:
+                        put_back(worker.job, 'ended')
+                    elif not worker.ready:
+                        self._count_failed_start(worker)
+                elif worker.ready:
+                    self._failed_starts = 0
+            for worker in [w for w in self._workers if w.look_at <= time.monotonic()]:
                 if not worker.ready:
-                    raise RuntimeError(f'a verifier worker was not ready after {START_S:.0f} s; is the machine overloaded?')
-                outcomes[worker.job] = OVERRAN
-        return outcomes
+                    self._drop([worker])
+                    raise WorkersFailed(f'a worker of {self._module} was not ready after {START_S:.0f} s; is the machine overloaded?')
+                if worker.has_overrun():
+                    self._drop([worker])
+                    outcomes[worker.job] = OVERRAN
+                elif worker.is_late():
+                    self._drop([worker])
+                    put_back(worker.job, 'late')
+                else:
+                    worker.look_later()
+        return outcomes, failures
+
+    def _count_failed_start(self, worker: _Worker) -> None:
+        self._failed_starts += 1
+        if self._failed_starts >= _STARTS:
+            self._failed_starts = 0
+            raise WorkersFailed(
+                f'{_STARTS} workers of {self._module} in a row ended before they were ready, the last with status {worker.status}. '
+                'Their messages are on standard error; status -9 without one is a kill, as where memory is short'
+            )
 
     def _drop(self, workers: Sequence[_Worker]) -> None:
         for worker in workers:
@@ -104,94 +162,138 @@ class VerifierPool:
 
 
 class _Worker:
-    """One process: starting, then idle, or busy with request number `job` until the time `until` at the latest."""
+    """One process: starting, then idle, or busy with request number `job`. At `look_at` its time may be over."""
 
-    def __init__(self, command: Sequence[str]):
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None):
         inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         path = os.pathsep.join(filter(None, (_PACKAGE_PARENT, os.environ.get('PYTHONPATH'))))
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**inherited, 'PYTHONPATH': path},
+            env={**inherited, 'PYTHONPATH': path} if environment is None else environment,
             start_new_session=True,  # Ctrl-C is the trainer's to handle
         )
-        self.output = self._process.stdout.fileno()
-        self._read = b''
+        self.input, self.output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self.input, False)  # a worker that is stopped reads nothing, and a request may exceed what a pipe holds
+        self._read, self.unsent = b'', b''
         self.ready = False
         self.ended = False
         self.job: int | None = None
         self.outcome: Any = None
-        self.until = time.monotonic() + START_S
+        self.look_at = time.monotonic() + START_S
+
+    @property
+    def status(self) -> int | None:
+        """The exit status of a process that was waited for; -9 where signal 9 ended it."""
+        return self._process.returncode
 
     def gone(self) -> bool:
         return self._process.poll() is not None
 
-    def give(self, job: int, lines: Sequence[bytes], deadline_s: float) -> None:
-        self.job = job
-        self.until = time.monotonic() + deadline_s
+    def give(self, job: int, line: bytes, wall_s: float, cpu_s: float) -> None:
+        self.job, self.unsent = job, line
+        self._until, self._cpu_until = time.monotonic() + wall_s, _cpu_seconds(self._process.pid) + cpu_s
+        self.look_later()
+        self.send()
+
+    def send(self) -> None:
+        """Writes what the pipe takes of the request."""
         try:
-            os.write(self._process.stdin.fileno(), lines[job])
-        except BrokenPipeError:
-            self.ended = True
+            self.unsent = self.unsent[os.write(self.input, self.unsent) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:  # its output ends too, which is news
+            self.unsent = b''
+
+    def has_overrun(self) -> bool:
+        return _cpu_seconds(self._process.pid) >= self._cpu_until
+
+    def is_late(self) -> bool:
+        return time.monotonic() >= self._until
+
+    def look_later(self) -> None:
+        """When the processor time left could be used up at the earliest, or the wall clock's is."""
+        left = self._cpu_until - _cpu_seconds(self._process.pid)
+        self.look_at = min(self._until, time.monotonic() + max(left, _LOOK_S))
 
     def listen(self) -> None:
         """Reads the available output; call it when there is some."""
-        data = os.read(self.output, MAX_REQUEST)
+        data = os.read(self.output, _AT_ONCE)
         self.ended = not data
         self._read += data
         if not self._read.endswith(b'\n'):
             return
         if not self.ready:
-            self.ready, self.until = True, float('inf')
+            self.ready, self.look_at = True, math.inf
         else:
             self.outcome = json.loads(self._read)
         self._read = b''
 
     def take(self) -> tuple[int, Any]:
         job, outcome = self.job, self.outcome
-        self.job, self.outcome, self.until = None, None, float('inf')
+        self.job, self.outcome, self.look_at = None, None, math.inf
         return job, outcome
 
     def kill(self) -> None:
-        self._process.kill()
+        if self.ended:  # its output, a moment before the process
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=1)
+        if not self.gone():
+            os.killpg(self._process.pid, signal.SIGKILL)  # the processes that its function started, too
         self._process.wait(timeout=10)
         self._process.stdin.close()
         self._process.stdout.close()
 
 
-def _with_news(workers: Sequence[_Worker]) -> list[_Worker]:
-    """Waits until a worker writes, ends or is late. Returns those that wrote or ended."""
+def _cpu_seconds(pid: int) -> float:
+    """The processor time that a process has used, all its threads together. C code that holds the interpreter counts as well."""
+    after_name = Path(f'/proc/{pid}/stat').read_text('utf-8', 'replace').rpartition(')')[2].split()
+    return (int(after_name[11]) + int(after_name[12])) / _TICKS  # utime and stime
+
+
+def _with_news(workers: Sequence[_Worker], until: float) -> list[_Worker]:
+    """Waits until a worker writes, ends or is to be looked at, or the time is over. Returns those that wrote or ended."""
+    news = []
     with selectors.DefaultSelector() as selector:
         for worker in workers:
             selector.register(worker.output, selectors.EVENT_READ, worker)
-        wait_s = min(w.until for w in workers) - time.monotonic()
-        news = [key.data for key, _ in selector.select(max(wait_s, 0.0))]
-    for worker in news:
-        worker.listen()
+            if worker.unsent:
+                selector.register(worker.input, selectors.EVENT_WRITE, worker)
+        wait_s = min(until, *(w.look_at for w in workers)) - time.monotonic()
+        for key, _ in selector.select(max(wait_s, 0.0)):
+            if key.fd == key.data.output:
+                key.data.listen()
+                news.append(key.data)
+            else:
+                key.data.send()
     return news
 
 
-def serve(function: Callable[[Any], Any]) -> None:
+def serve(function: Callable[[Any], Any], *, quiet: bool = True) -> None:
     """Runs a worker: answers each line of JSON from stdin with `function`'s result as a line of JSON.
 
-    The command line gives the deadline in seconds and the address space in bytes. An exception in `function` ends the worker. Its
-    prints are lost, since stdout carries the answers alone.
+    The command line gives a request's seconds of wall clock and the address space in bytes. An exception in `function` ends the
+    worker. stdout carries the answers alone: prints are lost, or go to standard error where the worker is not `quiet`.
     """
-    deadline_s, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
-    answers = os.fdopen(os.dup(1), 'wb')
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    wall_s, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
+    requests, answers = os.fdopen(os.dup(0), 'rb'), os.fdopen(os.dup(1), 'wb')
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing if quiet else 2, 1)
+    if memory_bytes != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     sys.setrecursionlimit(10_000)  # parsers recurse some twenty calls a bracket
     try:
         answers.write(_READY)
         answers.flush()
     except BrokenPipeError:  # the pool ended while this worker started
         os._exit(0)
-    os.dup2(1, 2)  # parsers print warnings about every odd answer
-    for line in sys.stdin.buffer:
+    if quiet:
+        os.dup2(nothing, 2)  # parsers print warnings about every odd answer
+    for line in requests:
         # the pool kills a late worker; should the pool be gone, the alarm does, since its default is to end the process
-        signal.alarm(int(deadline_s) + 5)
+        signal.alarm(math.ceil(wall_s) + 5)
         outcome = function(json.loads(line))
         signal.alarm(0)
         answers.write(json.dumps(outcome).encode() + b'\n')

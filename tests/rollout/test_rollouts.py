@@ -14,7 +14,7 @@ from group_builders import graded
 from bapo_jax.config import default_config, resolve
 from bapo_jax.groups import Prompt, Response, Verdict
 from bapo_jax.rollout import rollouts as module
-from bapo_jax.rollout.collect import Collected
+from bapo_jax.rollout.collect import Collected, TooFewJudged
 from bapo_jax.rollout.engine import FRESH, PROBE, REEVALUATION
 from bapo_jax.rollout.fidelity import PolicyMismatch
 from bapo_jax.rollout.rollouts import Rollouts
@@ -88,7 +88,7 @@ class Trained:
         return type('Theta', (), {'params': 'θ'})
 
 
-def judged(answers, tokenizer, prompts, draws, reward):
+def judged(answers, tokenizer, prompts, draws, reward, budget_s=0.0):
     groups = [graded(p, a.result(10), (Verdict.WRONG,), d.step) for p, a, d in zip(prompts, answers, draws, strict=True)]
     return Collected(groups, 0.5, 0.25)
 
@@ -218,6 +218,14 @@ def test_what_the_engine_raises_reaches_whoever_takes_the_step(rollouts):
     r, _ = rollouts(gone, overlap=True)
     r.begin_ahead(0)
     with pytest.raises(OSError, match='the engine is gone'):
+        r.take(1, [], Trained(0))
+
+
+@pytest.mark.parametrize('learns', [False, True])
+def test_a_step_with_too_few_verdicts_ends_the_run(learns, rollouts):
+    """Both groups are lost, of eight responses each."""
+    r, _ = rollouts(lambda _: (), learns=learns)
+    with pytest.raises(TooFewJudged, match='16 of 16 responses of step 1 have no verdict.* gave up 2 groups of 8'):
         r.take(1, [], Trained(0))
 
 

@@ -1,15 +1,20 @@
 """A user's reward function is checked before the run, and what it cannot judge is nobody's wrong answer."""
 
-import logging
+import ast
+import json
 import math
+import os
 from fractions import Fraction
 
 import numpy as np
 import pytest
+from bapo_jax import config, events
 from bapo_jax.groups import Verdict
-from bapo_jax.tasks.custom_reward import BadReward, find_reward, judge_one
+from bapo_jax.tasks.custom_reward import BadReward, find_reward, judge_one, rewards_of
 
 MODULE = """
+import os, sys, time
+
 def exact(data_source, response, ground_truth, extra):
     return float(response == ground_truth)
 
@@ -23,6 +28,20 @@ def anything(*arguments):
     return arguments == ('aime', 'r', ['g'], {'step': 3})
 
 number = 5
+
+def odd_jobs(data_source, response, ground_truth, extra):
+    if response == 'exit': sys.exit(0)
+    if response == 'raise': raise KeyError('no such field')
+    if response == 'hang': time.sleep(600)
+    if response == 'read': sys.stdin.read()
+    if response == 'bad': return 'good'
+    print('seen', file=sys.stdout)
+    return {'score': len(response), 'correct': os.environ['KEY_FOR_THIS_TEST'] == 'k', 'pred': str((os.getpid(), ground_truth, extra))}
+
+def meet(data_source, response, ground_truth, extra):
+    open(os.path.join(ground_truth['place'], response), 'w').close()
+    while len(os.listdir(ground_truth['place'])) < 3: time.sleep(0.01)
+    return 1
 """
 
 
@@ -104,11 +123,64 @@ def test_what_is_no_finite_number_is_refused_by_name(outcome):
         judge_one(strange, 'd', 'r', 'g', {})
 
 
-def test_an_exception_is_an_infrastructure_error_without_a_reward_and_is_logged(caplog):
-    def fails(*_):
-        raise KeyError('no such field')
+@pytest.fixture
+def rewards(modules, monkeypatch):
+    """A function that gives what judges by a function of the module, in two processes."""
+    made = []
+    monkeypatch.setenv('KEY_FOR_THIS_TEST', 'k')
 
-    with caplog.at_level(logging.ERROR):
-        verdict, reward, answer = judge_one(fails, 'd', 'response', 'g', {})
-    assert verdict == Verdict.INFRA_ERROR and math.isnan(reward) and answer is None
-    assert 'fails failed on a response of 8 characters' in caplog.text and 'no such field' in caplog.text
+    def make(name, deadline_s=60.0):
+        task = config.task_section()
+        task.update(reward=f'rewards_for_this_test:{name}', reward_deadline_s=deadline_s, reward_workers=2)
+        made.append(rewards_of(task))
+        return made[-1]
+
+    yield make
+    for judge in made:
+        judge.args[1].close()
+
+
+def rows(*responses, truth='g'):
+    return [('d', response, truth, {'tokens': 1}) for response in responses]
+
+
+@pytest.mark.slow
+def test_the_function_runs_in_other_processes_with_the_trainers_environment(rewards):
+    judge, answers = rewards('odd_jobs'), ['long' * 50_000, 'é\ud800', 'read']
+    outcomes = judge(rows(*answers, truth={'a': [1, 'é']}), 60.0)
+    assert [(verdict, reward) for verdict, reward, _ in outcomes] == [(Verdict.CORRECT, len(a)) for a in answers]
+    for _, _, pred in outcomes:
+        pid, truth, extra = ast.literal_eval(pred)
+        assert pid != os.getpid() and (truth, extra) == ({'a': [1, 'é']}, {'tokens': 1})
+
+
+@pytest.mark.slow
+def test_responses_are_judged_at_the_same_time(rewards, tmp_path):
+    """Each call waits for the others, so one after the other would never end."""
+    place = tmp_path / 'place'
+    place.mkdir()
+    (place / 'one').touch()
+    assert rewards('meet')(rows('two', 'three', truth={'place': str(place)}), 60.0) == [(Verdict.CORRECT, 1.0, None)] * 2
+
+
+@pytest.mark.slow
+def test_what_the_function_fails_on_is_no_reward_and_is_told(rewards, tmp_path):
+    """An exception, sys.exit, and a call that does not end."""
+    with events.recorded(tmp_path):
+        outcomes = rewards('odd_jobs', deadline_s=2.0)(rows('a', 'exit', 'raise', 'hang', 'b'), 60.0)
+    told = [json.loads(line) for line in (tmp_path / events.FILE).read_text().splitlines()]
+    assert [verdict for verdict, _, _ in outcomes] == [Verdict.CORRECT, *[Verdict.INFRA_ERROR] * 3, Verdict.CORRECT]
+    assert all(math.isnan(reward) and answer is None for _, reward, answer in outcomes[1:4])
+    assert [(e['event'], e.get('failed'), e.get('late')) for e in told] == [('verifier failed', None, 1), ('reward failed', 2, None)]
+    assert 'rewards_for_this_test:odd_jobs failed on 2 of 5 responses' in told[1]['message']
+    assert "KeyError: 'no such field'" in told[1]['message'] or 'SystemExit: 0' in told[1]['message']
+
+
+@pytest.mark.slow
+def test_what_is_no_reward_ends_the_run(rewards):
+    with pytest.raises(BadReward, match="odd_jobs .task.reward. returned 'good'; expected a finite number"):
+        rewards('odd_jobs')(rows('a', 'bad'), 60.0)
+
+
+def test_without_a_function_the_tasks_verifier_judges():
+    assert rewards_of(config.task_section()) is None

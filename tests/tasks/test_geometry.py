@@ -253,4 +253,5 @@ def test_a_failure_of_the_verifier_is_no_reward():
     """An accepted answer that cannot be read is not the response's fault."""
     truth = '\\begin{cases} 1 \\\\'
     assert task.verify('\\boxed{5}', truth)[0] == INFRA_ERROR
-    assert judge_one(task.accuracy_and_format, 'geometry', '\\boxed{5}', truth, {})[0] == INFRA_ERROR
+    with pytest.raises(RuntimeError, match='the verifier failed'):
+        judge_one(task.accuracy_and_format, 'geometry', '\\boxed{5}', truth, {})

@@ -1,0 +1,27 @@
+"""A process that runs a user's reward function: `custom_reward.rewards_of` starts it by way of verifier_pool.py."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from bapo_jax.tasks.custom_reward import BadReward, find_reward, judge_one
+from bapo_jax.tasks.verifier_pool import serve
+
+
+def _answer(function: Callable, row: list[Any]) -> dict[str, Any]:
+    """What `judge_one` says of a row; or under 'bad' why it is no reward, or under 'raised' the traceback."""
+    try:
+        verdict, reward, answer = judge_one(function, *row)
+        return {'verdict': verdict, 'reward': reward, 'answer': answer}
+    except BadReward as error:
+        return {'bad': str(error)}
+    except (Exception, SystemExit):  # whatever it is, it is the function's failure and not the response's
+        return {'raised': traceback.format_exc()}
+
+
+if __name__ == '__main__':
+    serve(functools.partial(_answer, find_reward(sys.argv[3])), quiet=False)
