@@ -17,6 +17,7 @@ judged. With the in-process engine the files equal those of an uninterrupted eva
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -32,7 +33,7 @@ from ml_collections import ConfigDict, config_flags
 from rich.progress import track
 
 from bapo_jax import config as config_lib
-from bapo_jax import parallel
+from bapo_jax import parallel, stopping
 from bapo_jax.groups import Prompt
 from bapo_jax.files import closing_output, write_text
 from bapo_jax.inputs import benchmark_prompts, make_sight, positions_suffice
@@ -43,6 +44,7 @@ from bapo_jax.rollout.collect import Judged, judge
 from bapo_jax.rollout.engine import EVALUATION, Draw, Engine, RolloutError, Sampling
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.run.evaluation import done_before, open_evaluation, sample_files, sample_rows, settings
+from bapo_jax.run.lock import held
 from bapo_jax.run.tables import print_scores
 from bapo_jax.scores import Question, question, summary
 from bapo_jax.rollout.engines import POLICIES, start_engine
@@ -189,42 +191,50 @@ def default_output(checkpoint: Path, policy: StoredPolicy) -> Path:
     return checkpoint / 'evaluation' if policy.kind == HUGGING_FACE else checkpoint.with_name(f'{checkpoint.name}_evaluation')
 
 
+def stop(*_) -> None:
+    """What a signal does: the samples up to now are in their files."""
+    print('stopped; the same command continues', file=sys.stderr)
+    sys.exit(stopping.STATUS)
+
+
 def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
     for number in (signal.SIGTERM, signal.SIGINT):  # exit normally, so that a server of our own is stopped too
-        signal.signal(number, lambda *_: sys.exit('stopped; the same command continues'))
+        signal.signal(number, stop)
     checkpoint = Path(FLAGS.checkpoint)
-    try:
-        policy = load_for_evaluation(checkpoint, FLAGS.config, FLAGS.engine, FLAGS.servers)
-        config, tokenizer = policy.config, policy.tokenizer
-        config.evaluate.benchmarks = tuple(FLAGS.benchmarks or config.evaluate.benchmarks)
-        for name in ('samples', 'temperature', 'top_p', 'max_prompt_tokens', 'max_response_tokens'):
-            if FLAGS[name].value is not None:
-                config.evaluate[name] = FLAGS[name].value
-        positions_suffice(config, hf.read_config(config.model.path, stated=hf.overrides(config.model)))
-        benchmarks = benchmark_prompts(config, tokenizer, policy.sight)
-        output = Path(FLAGS.output) if FLAGS.output else policy.output
-        files = sample_files(output, config.evaluate.benchmarks)
-        chosen = settings(checkpoint, policy.step, config, benchmarks)
-        open_evaluation(output, chosen, list(files.values()))
-        size = chunk_size(config)
-        questions = {name: done_before(files[name], len(p), config.evaluate.samples, size) for name, p in benchmarks.items()}
-    except (ValueError, OSError) as e:
-        sys.exit(f'error: {e}')
-    if any(len(questions[name]) < len(prompts) for name, prompts in benchmarks.items()):
+    with contextlib.ExitStack() as until_the_end:
         try:
-            engine = policy.start(output)
-            for name, prompts in benchmarks.items():
-                questions[name] = evaluate(engine, tokenizer, name, prompts, config, files[name], questions[name])
-        except (ValueError, OSError, RolloutError) as e:
+            policy = load_for_evaluation(checkpoint, FLAGS.config, FLAGS.engine, FLAGS.servers)
+            config, tokenizer = policy.config, policy.tokenizer
+            config.evaluate.benchmarks = tuple(FLAGS.benchmarks or config.evaluate.benchmarks)
+            for name in ('samples', 'temperature', 'top_p', 'max_prompt_tokens', 'max_response_tokens'):
+                if FLAGS[name].value is not None:
+                    config.evaluate[name] = FLAGS[name].value
+            positions_suffice(config, hf.read_config(config.model.path, stated=hf.overrides(config.model)))
+            benchmarks = benchmark_prompts(config, tokenizer, policy.sight)
+            output = Path(FLAGS.output) if FLAGS.output else policy.output
+            files = sample_files(output, config.evaluate.benchmarks)
+            until_the_end.enter_context(held(output))
+            chosen = settings(checkpoint, policy.step, config, benchmarks)
+            open_evaluation(output, chosen, list(files.values()))
+            size = chunk_size(config)
+            questions = {name: done_before(files[name], len(p), config.evaluate.samples, size) for name, p in benchmarks.items()}
+        except (ValueError, OSError) as e:
             sys.exit(f'error: {e}')
-        engine.close()
-        if (output / POLICIES).is_dir():  # the copy that servers loaded
-            shutil.rmtree(output / POLICIES)
-    summaries = {name: summary(q, votes(config)) for name, q in questions.items()}
-    write_text(output / 'summary.json', json.dumps({**chosen, 'benchmarks': summaries}, indent=1) + '\n')
-    print_scores(f'{checkpoint}, after {policy.step} steps; shares in %', summaries)
-    print(f'every sample: {output}/*.jsonl   summary: {output / "summary.json"}')
+        if any(len(questions[name]) < len(prompts) for name, prompts in benchmarks.items()):
+            try:
+                engine = policy.start(output)
+                for name, prompts in benchmarks.items():
+                    questions[name] = evaluate(engine, tokenizer, name, prompts, config, files[name], questions[name])
+            except (ValueError, OSError, RolloutError) as e:
+                sys.exit(f'error: {e}')
+            engine.close()
+            if (output / POLICIES).is_dir():  # the copy that servers loaded
+                shutil.rmtree(output / POLICIES)
+        summaries = {name: summary(q, votes(config)) for name, q in questions.items()}
+        write_text(output / 'summary.json', json.dumps({**chosen, 'benchmarks': summaries}, indent=1) + '\n')
+        print_scores(f'{checkpoint}, after {policy.step} steps; shares in %', summaries)
+        print(f'every sample: {output}/*.jsonl   summary: {output / "summary.json"}')
 
 
 if __name__ == '__main__':
