@@ -1,7 +1,7 @@
 """SIGTERM and Ctrl-C: a run stops where it can, within a time. A second signal ends the process at once.
 
-A wait for responses is left (`leaving_waits`); work that changes the run's state is finished first. Signals are the process's, so is
-what is kept here.
+A wait for responses is left (`leaving_waits`); work that changes the run's state is finished first. Signals are the process's, so
+is what is kept here.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     python -m bapo_jax.train --config=configs/countdown.py:grpo --workdir=runs/x --config.learner.learning_rate=2e-6
 
 A used run directory continues where it stopped. SIGTERM or Ctrl-C stops with a checkpoint, and exit status 75 says that the run has
-not ended; docs/operations.md says what else a run survives. With --dry_run nothing is trained: dry_run.py says what a run would take,
-and whether it fits.
+not ended; docs/operations.md says what else a run survives. With --dry_run nothing is trained: dry_run.py says what a run would
+take, and whether it fits.
 """
 
 from __future__ import annotations
@@ -75,14 +75,18 @@ class Setup(NamedTuple):
 def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool = False) -> Setup:
     """Checks the config, reads data, checks the model's files and claims the run directory, in that order; devices come last.
 
-    `amend` lets settings change that a run is otherwise held to. Raises ValueError or FileNotFoundError, naming the field and the remedy, before anything is written.
+    `amend` lets settings change that a run is otherwise held to.
+
+    Raises ValueError or FileNotFoundError, naming the field and the remedy, before anything is written.
     """
     read = read_inputs(config)
     c = read.config
     learner, reward = build_learner(c, hosts, read.sight), custom_reward.rewards_of(c.task)
     fingerprints = {
-        'dataset': fingerprint_prompts(read.prompts), 'tokenizer': fingerprint_tokenizer(read.tokenizer), 'model': architecture(read.model),
-    }  # fmt: skip
+        'dataset': fingerprint_prompts(read.prompts),
+        'tokenizer': fingerprint_tokenizer(read.tokenizer),
+        'model': architecture(read.model),
+    }
     changed = claim(workdir, c, fingerprints, environment(), amend)
     engine = start_engine(c, read.model, learner.graph, read.stop_tokens, learner.mesh, workdir, hosts, read.sight)
     schedule = schedule_of(c, read.steps)

@@ -54,7 +54,8 @@ def test_the_command_ends_with_75_and_a_second_one_is_refused(benchmark, tmp_pat
         '--config.learner.batch_groups=8', '--config.learner.mini_batch_groups=4', f'--workdir={tmp_path}/run',
     ]  # fmt: skip
     trainer = [sys.executable, '-m', 'bapo_jax.train', *flags]
-    quiet = {'cwd': ROOT, 'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True, 'env': os.environ | {'JAX_PLATFORMS': 'cpu'}}
+    quiet = {'cwd': ROOT, 'text': True, 'env': os.environ | {'JAX_PLATFORMS': 'cpu'}}
+    quiet |= {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE}
     with subprocess.Popen(trainer, **quiet) as first:
         deadline = time.monotonic() + 240
         while not (tmp_path / 'run' / 'checkpoints' / '1').is_dir():

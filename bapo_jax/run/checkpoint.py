@@ -325,8 +325,8 @@ def open_run(learner: Learner, config: ConfigDict, directory: Path) -> OpenedRun
         state, *of_host = restored
         if initial is not None and checksum != state.initial:
             raise OtherWeights(
-                f'model.path={config.model.path} holds other weights than those that the run began with, and its reference policy is '
-                'read there; restore its files'
+                f'model.path={config.model.path} holds other weights than those that the run began with, and its reference '
+                'policy is read there; restore its files'
             )
     state.frozen = frozen
     if wants_reference and state.reference is None:

@@ -17,8 +17,8 @@ from bapo_jax.run.log import read_metrics
 # What a run may be continued with at any time: how long it goes on and what it writes, how it is computed, who answers and where.
 # The mathematics stay; a sum over other parts may differ in its last bit.
 FREE_TO_CHANGE = (
-    'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'debug', 'mesh', 'environment', 'model.path', 'model.attention',
-    'task.verify_s', 'task.reward_deadline_s', 'task.reward_workers',
+    'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'debug', 'mesh', 'environment', 'model.path',
+    'model.attention', 'task.verify_s', 'task.reward_deadline_s', 'task.reward_workers',
     'rollout.overlap', 'rollout.rows', 'rollout.servers', 'rollout.gpus', 'rollout.concurrency', 'rollout.deadline_s',
     'rollout.probe_tolerance', 'rollout.server_memory', 'rollout.server_args', 'learner.row_tokens', 'learner.slot_tokens',
     'learner.micro_batch_rows', 'learner.remat', 'learner.skip_limit',

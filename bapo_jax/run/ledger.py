@@ -1,7 +1,7 @@
-"""Conservation: every drawn prompt has one outcome, and every buffer entry one history. Checked at each step (config.debug.ledger).
+"""Conservation: every drawn prompt has one outcome, and every buffer entry one history. Checked at each step (debug.ledger).
 
-ledger.jsonl has a row a step: the prompts drawn by outcome, and the entries of the buffer's high part that came and went. An entry is
-a prompt id and the step at whose end it was stored.
+ledger.jsonl has a row a step: the prompts drawn by outcome, and the entries of the buffer's high part that came and went. An
+entry is a prompt id and the step at whose end it was stored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Ledger:
     """The rows up to the step that a run stands at, and the check of the next one."""
 
     def __init__(self, directory: Path, continue_after: int, steps_an_epoch: int, buffer: ReplayBuffer | None):
-        """`steps_an_epoch` is 0 where the selector may draw a prompt again in an epoch; `buffer` is None where the row has another."""
+        """`steps_an_epoch` is 0 where a prompt may be drawn again in an epoch; `buffer` is None where the row has another."""
         self._path, self._steps_an_epoch, self._buffer = directory / 'ledger.jsonl', steps_an_epoch, buffer
         self._rows = [row for row in read_rows(self._path) if row['step'] <= continue_after]
         write_text(self._path, ''.join(json.dumps(row) + '\n' for row in self._rows))
@@ -44,8 +44,8 @@ class Ledger:
         strangers = [g.prompt.id for g in trained if id(g) not in of_fresh]
         _need(not strangers, step, 'X1 of prompts that were not drawn', strangers)
         drawn = _ids(fresh)
-        outcomes = Counter(row['trained'] + row['infra_error'] + row['filtered'])
-        _need(outcomes == Counter(drawn), step, 'prompts with not one outcome', outcomes - Counter(drawn) + (Counter(drawn) - outcomes))
+        outcomes, wanted = Counter(row['trained'] + row['infra_error'] + row['filtered']), Counter(drawn)
+        _need(outcomes == wanted, step, 'prompts with not one outcome', (outcomes - wanted) + (wanted - outcomes))
         _need(len(set(drawn)) == len(drawn), step, 'prompts drawn twice', drawn)
         if self._rows:
             _need(self._rows[-1]['step'] == step - 1, step, 'a step that does not follow', [self._rows[-1]['step']])

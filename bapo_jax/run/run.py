@@ -168,7 +168,7 @@ class Run:
         state.skipped_in_a_row += 1
         path = self._workdir / 'skipped' / f'{now.number:06d}.jsonl.zst'
         write_rollouts(path, self._tokenizer, list(zip(now.batch.origins, now.batch.groups, strict=True)))
-        message = f'step {now.number}: the gradient of {skipped} updates was not finite, and they were skipped; their batch is in {path}'
+        message = f'step {now.number}: {skipped} updates without a finite gradient were skipped; their batch is in {path}'
         events.report('update skipped', message, step=now.number)
         if state.skipped_in_a_row >= limit:
             raise Diverged(

@@ -4,6 +4,6 @@
     python -m tests.faults --only=killed --times=20
     python -m tests.faults --seed=7 --times=1  # other moments
 
-Each injection takes a copy of a sound run at a random step, goes on, and is struck. Then the same command continues to the end. It has
-survived if what it said names the fault, the ledger balances, and metrics and final weights equal those of the sound run bit for bit.
+Each injection takes a copy of a sound run at a random step, goes on, and is struck. Then the same command continues to the end. It
+has survived if what it said names the fault, the ledger balances, and metrics and final weights equal the sound run's, bit for bit.
 """

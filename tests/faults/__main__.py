@@ -38,7 +38,8 @@ def inject(sound: Sound, kinds: dict[str, Callable[[Case], None]], seed: int, nu
         except Exception as e:  # whatever it is, this injection was not survived
             outcome = Outcome(False, 0, 0.0, f'{type(e).__name__}: {e}')
         outcomes[name].append(outcome)
-        print(f'{number}: {name}, at step {case.step}: {"survived" if outcome.survived else "NOT SURVIVED: " + outcome.why}', flush=True)
+        verdict = 'survived' if outcome.survived else f'NOT SURVIVED: {outcome.why}'
+        print(f'{number}: {name}, at step {case.step}: {verdict}', flush=True)
         shutil.rmtree(case.workdir)
     return outcomes
 

@@ -77,8 +77,8 @@ class Case(NamedTuple):
             root=str(ROOT), helpers=str(ROOT / 'tests' / 'helpers'), programs=str(self.sound.folder / 'programs'),
             benchmark=str(self.sound.benchmark), overlap=overlap, workdir=str(self.workdir),
         )  # fmt: skip
-        environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
-        with subprocess.Popen([sys.executable, '-c', code], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as p:
+        quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL, 'env': os.environ | {'JAX_PLATFORMS': 'cpu'}}
+        with subprocess.Popen([sys.executable, '-c', code], cwd=ROOT, **quiet) as p:
             try:
                 yield p
             finally:

@@ -42,7 +42,8 @@ def saved(trained, policy, tmp_path_factory):
     """(directory with a checkpoint of step 7, the state it holds)."""
     directory = tmp_path_factory.mktemp('saved') / 'checkpoints'
     initial = checksum_of_text(checksums(make_learner(policy, BARE).read_initial()))
-    state = RunState(trained, times(policy.params, 0.9), alpha_version=5, step=7, synced_after=6, skipped_in_a_row=2, initial=initial)
+    state = RunState(trained, times(policy.params, 0.9), alpha_version=5, step=7, synced_after=6, initial=initial)
+    state.skipped_in_a_row = 2
     state.totals['responses'], state.unwritten = 123, {'critic/score/mean': 0.1}
     checkpoints = Checkpoints(directory, keep=2)
     checkpoints.save(state, REPLAY, '{"position": 9}')
