@@ -102,9 +102,9 @@ def test_what_the_qwen3_tokenizer_makes_of_a_response_keeps_the_thinking_apart(q
     answer = Response(tokens, np.zeros(len(tokens), np.float32), 'stop', 0)
     texts = []
 
-    def seen(data_source, text, ground_truth, extra):
-        texts.append(text)
-        return 1
+    def seen(rows, budget_s):
+        texts.extend(text for _, text, _, _ in rows)
+        return [(CORRECT, 1.0, None)] * len(rows)
 
     [group], [answers] = judge(qwen3, [prompt], [(answer,)], [Draw(0, 1, FRESH)], None)
     assert (group.verdicts[0], answers[0]) == judged
