@@ -1,6 +1,6 @@
 """The fault harness: what a run survives, tried at random moments that a seed repeats.
 
-    python -m tests.faults                     # or `make faults`: all kinds; writes the table into docs/operations.md
+    python -m tests.faults                     # or `make faults`: all kinds eight times; the table goes into docs/operations.md
     python -m tests.faults --only=killed --times=20
     python -m tests.faults --seed=7 --times=1  # other moments
 

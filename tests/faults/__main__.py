@@ -66,7 +66,7 @@ def main() -> None:
     outcomes = inject(sound_run(folder, folder / 'few.jsonl'), kinds, arguments.seed, range(arguments.times * len(kinds)))
     shutil.rmtree(folder)
     print(table(outcomes))
-    if not arguments.only and arguments.times >= 8:
+    if not arguments.only:
         where = (
             f'(`python -m tests.faults --seed={arguments.seed} --times={arguments.times}`, {datetime.date.today()}, {os.cpu_count()} '
             f'cores of {cpu_name()}, jax {importlib.metadata.version("jax")}. Recovery is all of the run that was left.)'
