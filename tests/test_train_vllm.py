@@ -70,8 +70,10 @@ def test_where_alpha_is_theta_hard_prompts_go_out_in_the_same_wave(runs):
 def test_where_alpha_is_theta_a_step_says_how_far_the_server_is_from_the_trainer(runs):
     for workdir in runs:
         rows = metrics(workdir)[1:]
-        assert [row['step'] for row in rows if 'mismatch/kl' in row] == [row['step'] for row in rows if not row['bapo/lag']] != []
-        for row in [row for row in rows if not row['bapo/lag']]:
+        told = [row for row in rows if 'mismatch/kl' in row]  # a first mini-batch may have no group of X1: a server's samples differ
+        assert told and all(row['bapo/lag'] == 0 for row in told)
+        assert not [row for row in rows if row.get('actor/skipped_updates')]
+        for row in told:
             assert row['bapo/x1_groups'] > 0
             assert 0 < row['mismatch/logprob_abs_mean'] < row['mismatch/logprob_abs_max'] < 2e-4
             assert 0 <= row['mismatch/kl'] < 1e-6 and 1 - 1e-6 < row['mismatch/ess'] <= 1
