@@ -72,6 +72,8 @@ def test_where_alpha_is_theta_a_step_says_how_far_the_server_is_from_the_trainer
         rows = metrics(workdir)[1:]
         told = [row for row in rows if 'mismatch/kl' in row]  # a first mini-batch may have no group of X1: a server's samples differ
         assert told and all(row['bapo/lag'] == 0 for row in told)
+        silent = [row for row in rows if row['bapo/lag'] == 0 and row not in told]
+        assert all(row['bapo/x1_groups'] <= row['bapo/batch_groups'] // 2 for row in silent)  # they fit into the second one
         assert not [row for row in rows if row.get('actor/skipped_updates')]
         for row in told:
             assert row['bapo/x1_groups'] > 0
