@@ -35,11 +35,12 @@ def on_signal(grace_s: float) -> Iterator[None]:
         if _requested:
             os._exit(STATUS)
         _requested = True
-        print(
-            f'\n{signal.Signals(number).name}: stopping, with a checkpoint, in at most {grace_s:g} s (checkpoint.grace_s); '
-            'a second signal ends at once', flush=True,
-        )  # fmt: skip
         late.start()
+        told = (
+            f'\n{signal.Signals(number).name}: stopping, with a checkpoint, in at most {grace_s:g} s (checkpoint.grace_s); '
+            'a second signal ends at once\n'
+        )
+        os.write(1, told.encode())  # the signal may have come during a print, and print must not be entered twice
         if _waiting:
             raise Stopped
 

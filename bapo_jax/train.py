@@ -10,14 +10,13 @@ take, and whether it fits.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
-import platform
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
@@ -42,9 +41,9 @@ from bapo_jax.rollout.engines import start_engine
 from bapo_jax.rollout.rollouts import Rollouts
 from bapo_jax.rollout.schedule import Schedule, schedule_of
 from bapo_jax.run.checkpoint import ROLLOUT, DamagedCheckpoint, NotSaved, OtherWeights, RunState, open_run
-from bapo_jax.run.directory import claim, fingerprint_prompts, fingerprint_tokenizer
-from bapo_jax.run.ledger import Ledger
-from bapo_jax.run.lock import DirectoryInUse, held
+from bapo_jax.run.directory import claim, environment, fingerprint_prompts, fingerprint_tokenizer
+from bapo_jax.run.ledger import open_ledger
+from bapo_jax.run.lock import held
 from bapo_jax.run.measures import batch_metrics, discarded_metrics, fresh_metrics
 from bapo_jax.run.run import Diverged, Run
 from bapo_jax.run.tables import print_table
@@ -102,15 +101,6 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool
         hosts=hosts,
         changed=changed,
     )
-
-
-def environment() -> dict[str, str]:
-    """What decides the last bit of a number, beside the config."""
-    devices = jax.devices()
-    return {
-        'devices': f'{len(devices)} {devices[0].device_kind}', 'hosts': str(jax.process_count()), 'jax': jax.__version__,
-        'python': platform.python_version(), 'machine': platform.machine(),
-    }  # fmt: skip
 
 
 def train(s: Setup, workdir: Path) -> RunState:
@@ -193,16 +183,11 @@ def start_or_continue(s: Setup, workdir: Path) -> Run:
             f'attention {learner.kernel}',
             flush=True,
         )
-    ledger = None
-    if c.debug.ledger:
-        each_once = c.prompts.selector == 'shuffled' and c.rollout.refill_batches == 1
-        steps_an_epoch = len(s.training_prompts) // c.learner.batch_groups if each_once else 0
-        ledger = Ledger(workdir, state.step, steps_an_epoch, s.replay.buffer if c.replay.kind == 'bapo' else None)
     return Run(
         c, workdir, s.schedule.steps, state, checkpoints, s.hosts, s.tokenizer,
         evaluate=lambda: evaluate_policy(s, state, workdir),
         to_save=lambda: (s.replay.state(), s.rollouts.state()),
-        ledger=ledger,
+        ledger=open_ledger(c, workdir, state.step, len(s.training_prompts), s.replay),
     )  # fmt: skip
 
 
@@ -249,8 +234,10 @@ def main(_) -> None:
             if FLAGS.host:
                 follow(FLAGS.config, workdir, hosts)
             else:
-                with held(workdir), events.recorded(workdir) as counts, hosts:
+                with contextlib.ExitStack() as until_the_end, hosts:
                     try:
+                        until_the_end.enter_context(held(workdir))
+                        counts = until_the_end.enter_context(events.recorded(workdir))
                         setup = build(FLAGS.config, workdir, hosts, FLAGS.amend)
                     except (ValueError, OSError, RolloutError) as e:
                         sys.exit(f'error: {e}')
@@ -261,7 +248,7 @@ def main(_) -> None:
                     return
             if stopping.requested():
                 sys.exit(stopping.STATUS)
-    except (DirectoryInUse, DamagedCheckpoint, DamagedWeights, OtherWeights) as e:
+    except (DamagedCheckpoint, DamagedWeights, OtherWeights) as e:
         sys.exit(f'error: {e}')
     except (RolloutError, BadReward, WorkersFailed, HostError, Diverged, NotSaved) as e:
         sys.exit(f'error: {e}\nThe same command continues from the last checkpoint.')

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -230,12 +231,9 @@ class Checkpoints:
     def put_aside(self, step: int) -> Path:
         """Moves a damaged checkpoint out of the way; where it is now. Every host calls it."""
         damaged = self._manager.directory / str(step)
-        aside = damaged.with_name(f'damaged-{step}')
+        names = (damaged.with_name(f'damaged-{step}' + f'.{i}' * bool(i)) for i in itertools.count())
+        aside = next(path for path in names if not path.exists())
         if jax.process_index() == 0:
-            for i in range(1, 1000):
-                if not aside.exists():
-                    break
-                aside = damaged.with_name(f'damaged-{step}.{i}')
             os.rename(damaged, aside)
         multihost_utils.sync_global_devices('damaged checkpoint put aside')
         self._manager.reload()

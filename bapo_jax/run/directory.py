@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict
 
 from bapo_jax.files import write_text
@@ -86,6 +88,15 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ValueError(f'{path} is damaged (it holds no object); restore it, or give another --workdir')
     return config
+
+
+def environment() -> dict[str, str]:
+    """What decides the last bit of a number, beside the config."""
+    devices = jax.devices()
+    return {
+        'devices': f'{len(devices)} {devices[0].device_kind}', 'hosts': str(jax.process_count()), 'jax': jax.__version__,
+        'python': platform.python_version(), 'machine': platform.machine(),
+    }  # fmt: skip
 
 
 def fingerprint_prompts(prompts: Sequence[Prompt]) -> str:

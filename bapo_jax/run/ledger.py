@@ -12,9 +12,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from bapo_jax.files import write_text
 from bapo_jax.groups import X1, X2, X3, Batch, Group
+from bapo_jax.replay.bapo import Bapo
 from bapo_jax.replay.buffer import ReplayBuffer
+from bapo_jax.replay.repo import Repo
 from bapo_jax.run.log import read_rows
 
 
@@ -78,6 +82,15 @@ class Ledger:
         """The entries that the buffer must hold, and those that have left it."""
         came, gone = ({tuple(e) for row in self._rows for e in row.get(name, ())} for name in ('stored', 'evicted'))
         return came - gone, gone
+
+
+def open_ledger(config: ConfigDict, directory: Path, step: int, prompts: int, replay: Bapo | Repo) -> Ledger | None:
+    """The ledger of a run after `step`, with so many training prompts; None where the config wants none."""
+    if not config.debug.ledger:
+        return None
+    each_once = config.prompts.selector == 'shuffled' and config.rollout.refill_batches == 1
+    steps_an_epoch = prompts // config.learner.batch_groups if each_once else 0
+    return Ledger(directory, step, steps_an_epoch, replay.buffer if isinstance(replay, Bapo) else None)
 
 
 def _ids(groups: Iterable[Group]) -> list[int]:

@@ -52,7 +52,8 @@ def held(directory: Path) -> Iterator[None]:
             yield
         finally:
             ended.set()
-            path.unlink(missing_ok=True)
+            if _read(file).get('token') == own['token']:
+                path.unlink(missing_ok=True)
             if made:
                 with contextlib.suppress(OSError):  # not empty: there is something to keep
                     directory.rmdir()

@@ -49,7 +49,7 @@ def table(outcomes: dict[str, list[Outcome]]) -> str:
         f'| {name} | {len(of)} | {sum(o.survived for o in of)} | {sum(o.lost for o in of)} | {max(o.recovery_s for o in of):.1f} |'
         for name, of in outcomes.items() if of
     ]  # fmt: skip
-    return '\n'.join(['| fault | times | survived | prompts lost or doubled | slowest recovery, s |', '|---|---|---|---|---|', *rows])
+    return '\n'.join(['| fault | times | survived | rows of the ledger that differ | slowest recovery, s |', '|---|---|---|---|---|', *rows])
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -83,6 +84,8 @@ class Case(NamedTuple):
                 yield p
             finally:
                 p.kill()
+            if p.wait() not in (0, -signal.SIGKILL):  # it was to be struck, not to fail by itself
+                raise RuntimeError(f'the process ended with status {p.returncode} before it was struck')
 
     def rows(self) -> int:
         """Rows of metrics.jsonl up to now."""
@@ -113,7 +116,7 @@ def case_of(sound: Sound, seed: int, number: int) -> Case:
 
 class Outcome(NamedTuple):
     survived: bool
-    lost: int  # prompts without their one outcome, in the ledger
+    lost: int  # rows of the ledger that differ: a prompt or an entry of the buffer is lost, doubled, or had another outcome
     recovery_s: float  # from the start of the command that continues to its end
     why: str = ''
 

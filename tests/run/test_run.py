@@ -143,12 +143,12 @@ def test_the_base_is_scored_before_the_first_step_unless_asked_not_to(begin, at_
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_while_a_step_trains_ends_the_run_after_it_with_a_checkpoint(number, begin, capsys):
+def test_a_signal_while_a_step_trains_ends_the_run_after_it_with_a_checkpoint(number, begin, capfd):
     run, noted = begin(steps=9)
     for step in run.steps_left():
         take(run, step, lambda: step == 2 and signalled(number))  # noqa: B023
     assert [step for step, _ in noted.checkpoints.saves] == [2] and noted.evaluations == []
-    assert f'{number.name}: stopping, with a checkpoint, in at most 600 s' in capsys.readouterr().out
+    assert f'{number.name}: stopping, with a checkpoint, in at most 600 s' in capfd.readouterr().out
     run.close()
 
 
