@@ -1,7 +1,8 @@
 """The fault harness: what a run survives, tried at random moments that a seed repeats.
 
-    python -m tests.faults                     # or `make faults`: all kinds eight times; the table goes into docs/operations.md
-    python -m tests.faults --only=killed --times=20
+    python -m tests.faults                     # or `make faults`: all suites; their tables go into docs/operations.md
+    python -m tests.faults chains --times=20   # one suite
+    python -m tests.faults kinds --only=killed
     python -m tests.faults --seed=7 --times=1  # other moments
 
 Each injection takes a copy of a sound run at a random step, goes on, and is struck. Then the same command continues to the end. It

@@ -1,4 +1,4 @@
-"""Runs the injections and writes the table; `python -m tests.faults --help`. What it does: the package's docstring."""
+"""Runs the injections and writes the tables; `python -m tests.faults --help`. What it does: the package's docstring."""
 
 from __future__ import annotations
 
@@ -10,69 +10,97 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+
+import jax
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / 'tests' / 'helpers')]
 
 from bapo_jax.files import replace_part  # noqa: E402
 from benchmarks.host_load import cpu_name  # noqa: E402
-from tests.faults.cases import Case, Outcome, Sound, case_of, outcome_of, sound_run  # noqa: E402
-from tests.faults.kinds import KINDS  # noqa: E402
+from tests.faults.cases import Case, Outcome, case_of, outcome_of, sound_run  # noqa: E402
+from tests.faults.kinds import CHAINS, KINDS, MOUNTED  # noqa: E402
 
 PAGE = ROOT / 'docs' / 'operations.md'
 EASY = '{"nums": [44, 19, 35], "target": 98}\n{"nums": [3, 5, 7], "target": 15}\n'
 
+# An injection: (seed, its number) -> what became of the run. Raises where it was not survived.
+Injection = Callable[[int, int], Outcome]
 
-def inject(sound: Sound, kinds: dict[str, Callable[[Case], None]], seed: int, numbers: Iterable[int]) -> dict[str, list[Outcome]]:
+
+def in_process(folder: Path, kinds: dict[str, Callable[[Case], None]]) -> dict[str, Injection]:
+    """Strikes copies of one sound run, which the in-process engine answers."""
+    (folder / 'few.jsonl').write_text(EASY)
+    sound = sound_run(folder, folder / 'few.jsonl')
+
+    def inject(strike: Callable[[Case], None], seed: int, number: int) -> Outcome:
+        case = case_of(sound, seed, number)
+        strike(case)
+        outcome = outcome_of(case)
+        shutil.rmtree(case.workdir)
+        return outcome
+
+    return {name: partial(inject, strike) for name, strike in kinds.items()}
+
+
+SUITES: dict[str, tuple[int, Callable[[Path], dict[str, Injection]]]] = {  # with the injections of each kind
+    'kinds': (8, lambda folder: in_process(folder, KINDS | MOUNTED)),
+    'chains': (10, lambda folder: in_process(folder, CHAINS)),
+}
+
+
+def inject(kinds: dict[str, Injection], seed: int, times: int) -> dict[str, list[Outcome]]:
     """The outcomes of each kind; injection i is of kind i mod their number."""
     outcomes: dict[str, list[Outcome]] = {name: [] for name in kinds}
-    for number in numbers:
-        name, strike = list(kinds.items())[number % len(kinds)]
-        case = case_of(sound, seed, number)
+    for number, (name, injection) in enumerate(times * list(kinds.items())):
         try:
             with open(os.devnull, 'w') as quiet, contextlib.redirect_stdout(quiet):
-                strike(case)
-                outcome = outcome_of(case)
+                outcome = injection(seed, number)
         except Exception as e:  # whatever it is, this injection was not survived
-            outcome = Outcome(False, 0, 0.0, f'{type(e).__name__}: {e}')
+            outcome = Outcome(False, 0, 0.0, f'{type(e).__name__}: {e}'[:300])
         outcomes[name].append(outcome)
-        verdict = 'survived' if outcome.survived else f'NOT SURVIVED: {outcome.why}'
-        print(f'{number}: {name}, at step {case.step}: {verdict}', flush=True)
-        shutil.rmtree(case.workdir)
+        print(f'{number}: {name}: {"survived" if outcome.survived else f"NOT SURVIVED: {outcome.why}"}', flush=True)
     return outcomes
 
 
 def table(outcomes: dict[str, list[Outcome]]) -> str:
     rows = [
         f'| {name} | {len(of)} | {sum(o.survived for o in of)} | {sum(o.lost for o in of)} | {max(o.recovery_s for o in of):.1f} |'
-        for name, of in outcomes.items() if of
+        for name, of in outcomes.items()
     ]  # fmt: skip
     return '\n'.join(['| fault | times | survived | rows of the ledger that differ | slowest recovery, s |', '|---|---|---|---|---|', *rows])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog='python -m tests.faults', description='Injects faults and judges what became of the run.')
+    parser.add_argument('suites', nargs='*', default=list(SUITES), help=f'of {", ".join(SUITES)}; all where none is named')
     parser.add_argument('--seed', type=int, default=0, help='of the moments')
-    parser.add_argument('--times', type=int, default=8, help='injections of each kind')
-    parser.add_argument('--only', default='', help='the kinds whose name has this text')
+    parser.add_argument('--times', type=int, help='injections of each kind')
+    parser.add_argument('--only', default='', help='the kinds whose name has this text; their table is printed alone')
     arguments = parser.parse_args()
-    kinds = {name: strike for name, strike in KINDS.items() if arguments.only in name}
-    if not kinds:
-        parser.error(f'no kind has {arguments.only!r} in its name; there are: {", ".join(KINDS)}')
-    folder = Path(tempfile.mkdtemp(prefix='bapo_faults'))
-    (folder / 'few.jsonl').write_text(EASY)
-    outcomes = inject(sound_run(folder, folder / 'few.jsonl'), kinds, arguments.seed, range(arguments.times * len(kinds)))
-    shutil.rmtree(folder)
-    print(table(outcomes))
-    if not arguments.only:
+    if unknown := set(arguments.suites) - set(SUITES):
+        parser.error(f'no suite is called {", ".join(unknown)}; there are: {", ".join(SUITES)}')
+    everything, survived = Path(tempfile.mkdtemp(prefix='bapo_faults')), True
+    jax.config.update('jax_compilation_cache_dir', str(everything / 'programs'))  # of all runs; processes read it, too
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+    for suite in arguments.suites:
+        times, kinds_in = SUITES[suite]
+        times = arguments.times or times
+        (folder := everything / suite).mkdir()
+        outcomes = inject({k: i for k, i in kinds_in(folder).items() if arguments.only in k}, arguments.seed, times)
+        print(table(outcomes))
         where = (
-            f'(`python -m tests.faults --seed={arguments.seed} --times={arguments.times}`, {datetime.date.today()}, {os.cpu_count()} '
+            f'(`python -m tests.faults {suite} --seed={arguments.seed} --times={times}`, {datetime.date.today()}, {os.cpu_count()} '
             f'cores of {cpu_name()}, jax {importlib.metadata.version("jax")}. Recovery is all of the run that was left.)'
         )
-        replace_part(PAGE, 'faults', f'{table(outcomes)}\n\n{where}\n')
-    sys.exit(0 if all(o.survived for of in outcomes.values() for o in of) else 1)
+        if not arguments.only:
+            replace_part(PAGE, f'faults: {suite}', f'{table(outcomes)}\n\n{where}\n')
+        survived &= all(o.survived for of in outcomes.values() for o in of)
+    shutil.rmtree(everything)
+    sys.exit(0 if survived else 1)
 
 
 if __name__ == '__main__':

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -9,8 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -20,7 +21,10 @@ import numpy as np
 from ml_collections import ConfigDict
 from small_run import ROOT, metrics, run, small_config
 
-from bapo_jax.run.checkpoint import RunState
+from bapo_jax.learner.learner import Learner
+from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION
+from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.run.checkpoint import Checkpoints, RunState
 
 STEPS = 8
 PROGRAM = '''
@@ -29,18 +33,20 @@ import jax, json
 jax.config.update('jax_compilation_cache_dir', {programs!r})
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
 from pathlib import Path
-from tests.faults.cases import config_of
+from tests.faults.cases import at, config_of, kill
 from small_run import run
-run(config_of(Path({benchmark!r}), overlap={overlap!r}), Path({workdir!r}))
+with at({moment!r}, kill):
+    run(config_of(Path({benchmark!r}), **{changes!r}), Path({workdir!r}))
 '''
 
 
-def config_of(benchmark: Path, overlap: bool = False) -> ConfigDict:
+def config_of(benchmark: Path, **changes: Any) -> ConfigDict:
     """BAPO with all its parts: a sync every 3 steps, hard prompts every 2, an evaluation every 4, a checkpoint a step."""
-    return small_config(
-        'bapo_tuned', benchmark, steps=STEPS, rollout__sync_every=3, rollout__overlap=overlap, replay__use_x2=True,
-        replay__reevaluate_every=2, evaluate__every=4, checkpoint__every=1, checkpoint__keep=STEPS, mesh__data=1,
-    )  # fmt: skip
+    parts = {
+        'steps': STEPS, 'rollout__sync_every': 3, 'replay__use_x2': True, 'replay__reevaluate_every': 2, 'evaluate__every': 4,
+        'rollout__overlap': False, 'checkpoint__every': 1, 'checkpoint__keep': STEPS, 'mesh__data': 1,
+    }  # fmt: skip
+    return small_config('bapo_tuned', benchmark, **parts | changes)
 
 
 class Sound(NamedTuple):
@@ -65,18 +71,16 @@ class Case(NamedTuple):
     step: int  # its newest checkpoint; there is one before it
     rng: np.random.Generator
 
-    def config(self, overlap: bool = False) -> ConfigDict:
-        return config_of(self.sound.benchmark, overlap)
-
-    def go_on(self, overlap: bool = False) -> RunState:
-        return run(self.config(overlap), self.workdir)
+    def go_on(self, **changes: Any) -> RunState:
+        """The command that continues; `changes` are of settings that are free to change."""
+        return run(config_of(self.sound.benchmark, **changes), self.workdir)
 
     @contextmanager
-    def process(self, overlap: bool = False) -> Iterator[subprocess.Popen]:
-        """The same run in a process of its own, which is killed in the end."""
+    def process(self, moment: str = '', **changes: Any) -> Iterator[subprocess.Popen]:
+        """The same in a process of its own, which kills itself at a `moment` of MOMENTS, and is killed in the end."""
         code = PROGRAM.format(
-            root=str(ROOT), helpers=str(ROOT / 'tests' / 'helpers'), programs=str(self.sound.folder / 'programs'),
-            benchmark=str(self.sound.benchmark), overlap=overlap, workdir=str(self.workdir),
+            root=str(ROOT), helpers=str(ROOT / 'tests' / 'helpers'), programs=jax.config.jax_compilation_cache_dir,
+            benchmark=str(self.sound.benchmark), changes=changes, workdir=str(self.workdir), moment=moment,
         )  # fmt: skip
         quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL, 'env': os.environ | {'JAX_PLATFORMS': 'cpu'}}
         with subprocess.Popen([sys.executable, '-c', code], cwd=ROOT, **quiet) as p:
@@ -89,7 +93,8 @@ class Case(NamedTuple):
 
     def rows(self) -> int:
         """Rows of metrics.jsonl up to now."""
-        return (self.workdir / 'metrics.jsonl').read_bytes().count(b'\n')
+        file = self.workdir / 'metrics.jsonl'
+        return file.read_bytes().count(b'\n') if file.exists() else 0
 
     def newest(self) -> Path:
         return self.workdir / 'checkpoints' / str(self.step)
@@ -143,7 +148,18 @@ def until(condition, seconds: float = 120.0) -> None:
         time.sleep(0.01)
 
 
-def struck(owner: Any, name: str, strike, call: int = 1):
+# ---- moments
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def struck(owner: Any, name: str, strike: Callable[[], None], call: int = 1) -> AbstractContextManager:
     """A patch: before the `call`th call of owner.name, `strike` happens."""
     original, calls = getattr(owner, name), []
 
@@ -154,3 +170,31 @@ def struck(owner: Any, name: str, strike, call: int = 1):
         return original(*args, **kwargs)
 
     return mock.patch.object(owner, name, wrapped)
+
+
+def asked(purpose: int, strike: Callable[[], None], call: int = 1) -> AbstractContextManager:
+    """A patch: before the in-process engine is asked for the `call`th time for that purpose, `strike` happens."""
+    ask, calls = JaxEngine.ask, []
+
+    def wrapped(self, prompts, group_size, sampling, draws):
+        if draws[-1].purpose == purpose:
+            calls.append(1)
+            if len(calls) == call:
+                strike()
+        return ask(self, prompts, group_size, sampling, draws)
+
+    return mock.patch.object(JaxEngine, 'ask', wrapped)
+
+
+# Where in a step: a function of what happens there, and of which time it does.
+MOMENTS: dict[str, Callable[..., AbstractContextManager]] = {
+    'generation': functools.partial(asked, FRESH),
+    'a re-evaluation': functools.partial(asked, REEVALUATION),
+    'an evaluation': functools.partial(asked, EVALUATION),
+    'an update': functools.partial(struck, Learner, 'update'),
+    'a save': functools.partial(struck, Checkpoints, 'save'),
+}
+
+
+def at(moment: str, strike: Callable[[], None], call: int = 1) -> AbstractContextManager:
+    return MOMENTS[moment](strike, call) if moment else nullcontext()

@@ -2,48 +2,56 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from bapo_jax import train as command
-from bapo_jax.learner.learner import Learner
-from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION
-from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.run import lock, run as run_module
 from bapo_jax.run.checkpoint import Checkpoints, NotSaved
 from bapo_jax.run.log import MetricsLog
-from tests.faults.cases import STEPS, Case, struck, until
-
-
-def terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+from tests.faults.cases import STEPS, Case, at, struck, terminate, until
 
 
 # ---- processes
 
 
-def killed(case: Case, overlap: bool = False) -> None:
+def killed(**changes) -> Callable[[Case], None]:
     """kill -9 at a random moment of a random step."""
-    with case.process(overlap) as process:
-        wanted = case.step + 1 + int(case.rng.integers(0, STEPS - case.step - 1))
-        until(lambda: case.rows() > wanted or process.poll() is not None)
-        time.sleep(float(case.rng.uniform(0, 0.5)))
-        process.kill()
+
+    def strike(case: Case) -> None:
+        with case.process(**changes) as process:
+            wanted = case.step + 1 + int(case.rng.integers(0, STEPS - case.step - 1))
+            until(lambda: case.rows() > wanted or process.poll() is not None)
+            time.sleep(float(case.rng.uniform(0, 0.5)))
+            process.kill()
+
+    return strike
 
 
-def killed_with_overlap(case: Case) -> None:
-    killed(case, overlap=True)
+def killed_in(moment: str) -> Callable[[Case], None]:
+    """kill -9 by itself, at that moment of the first step that has it."""
+
+    def strike(case: Case) -> None:
+        with case.process(moment) as process:
+            assert process.wait(timeout=240) == -signal.SIGKILL
+
+    return strike
 
 
-def killed_in_a_save(case: Case) -> None:
+def killed_while_writing(case: Case) -> None:
+    """kill -9 while a checkpoint's files are half there."""
     with case.process() as process:
         until(lambda: any((case.workdir / 'checkpoints').glob('*tmp*')) or process.poll() is not None)
         time.sleep(float(case.rng.uniform(0, 0.05)))
@@ -77,36 +85,39 @@ def second_trainer(case: Case) -> None:
         process.kill()
 
 
-# ---- signals
-
-
-def stopped(purpose: int, overlap: bool = False) -> Callable[[Case], None]:
-    """SIGTERM while the engine answers prompts of that purpose."""
+def chain(**changes) -> Callable[[Case], None]:
+    """A run from nothing, killed with kill -9 three times, each time a random while later; continued each time."""
 
     def strike(case: Case) -> None:
-        ask, calls, wanted = JaxEngine.ask, [], int(case.rng.integers(1, 3 if purpose == FRESH else 2))
-
-        def asked(self, prompts, group_size, sampling, draws):
-            calls.extend([1] * (draws[-1].purpose == purpose))
-            if len(calls) == wanted:
-                calls.append(1)
-                terminate()
-            return ask(self, prompts, group_size, sampling, draws)
-
-        with mock.patch.object(JaxEngine, 'ask', asked):
-            assert case.go_on(overlap).step <= STEPS
+        shutil.rmtree(case.workdir)
+        for kill in range(3):
+            rows = kill * STEPS // 3 + int(case.rng.integers(1, 3))
+            with case.process(checkpoint__every=int(case.rng.integers(1, 4)), **changes) as process:
+                until(lambda rows=rows: case.rows() >= rows or process.poll() is not None)
+                time.sleep(float(case.rng.uniform(0, 0.5)))
+                process.kill()
 
     return strike
 
 
-def stopped_in_an_update(case: Case) -> None:
-    with struck(Learner, 'update', terminate):
-        assert case.go_on().step == case.step + 1
+# ---- signals
 
 
-def stopped_in_a_save(case: Case) -> None:
-    with struck(Checkpoints, 'save', terminate):
-        assert case.go_on().step < STEPS
+def stopped(moment: str, calls: int = 1, **changes) -> Callable[[Case], None]:
+    """SIGTERM at one of the first `calls` times of that moment. Where the run stops is saved then, and at no step before."""
+
+    def strike(case: Case) -> None:
+        struck = []
+
+        def signalled() -> None:
+            struck.append(1)
+            terminate()
+
+        with at(moment, signalled, int(case.rng.integers(1, calls + 1))):
+            case.go_on(**{'checkpoint__every': STEPS, **changes})
+        assert struck
+
+    return strike
 
 
 # ---- disks
@@ -214,31 +225,82 @@ def left_lock(case: Case) -> None:
         case.go_on()
 
 
-def clock_jumps(case: Case) -> None:
-    """A day back in the middle of the run."""
-    now, calls = time.time, []
+def clock_jumps(by_s: float) -> Callable[[Case], None]:
+    """In the middle of the run."""
 
-    def jumping() -> float:
-        calls.append(1)
-        return now() - 86_400 * (len(calls) > 20)
+    def strike(case: Case) -> None:
+        now, calls = time.time, []
 
-    with mock.patch.object(time, 'time', jumping):
-        case.go_on()
+        def jumping() -> float:
+            calls.append(1)
+            return now() + by_s * (len(calls) > 20)
+
+        with mock.patch.object(time, 'time', jumping):
+            case.go_on()
+
+    return strike
+
+
+# ---- file systems
+
+
+def on_a_disk(strike: Callable[[Path], None], message: str) -> Callable[[Case], None]:
+    """Continues on an ext4 of its own, in a file, which takes no more from a row of metrics on. What it holds then is moved back."""
+
+    def struck_there(case: Case) -> None:
+        elsewhere, image = (case.workdir.with_name(f'{case.workdir.name}-{name}') for name in ('elsewhere', 'image'))
+        case.workdir.rename(elsewhere)
+        case.workdir.mkdir()
+        with image.open('wb') as file:
+            file.truncate(256 << 20)
+        subprocess.run(['mkfs.ext4', '-q', image], check=True)
+        subprocess.run(['mount', '-o', 'loop,errors=remount-ro', image, case.workdir], check=True)
+        try:
+            shutil.copytree(elsewhere, case.workdir, dirs_exist_ok=True)
+            with struck(MetricsLog, 'write', lambda: strike(case.workdir)), pytest.raises((OSError, NotSaved), match=message):
+                case.go_on()
+            shutil.rmtree(elsewhere)
+            shutil.copytree(case.workdir, elsewhere, ignore=shutil.ignore_patterns('ballast', 'lost+found'))
+        finally:
+            subprocess.run(['umount', case.workdir], check=True)
+        image.unlink()
+        case.workdir.rmdir()
+        elsewhere.rename(case.workdir)
+
+    return struck_there
+
+
+def fill(directory: Path) -> None:
+    with contextlib.suppress(OSError), (directory / 'ballast').open('wb', buffering=0) as file:
+        for size in (1 << 20, 4096, 1):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(size)):
+                    pass
+
+
+def fail(directory: Path) -> None:
+    """As a disk's error does: the kernel mounts it read-only, files open for writing included."""
+    device = subprocess.run(['findmnt', '-no', 'SOURCE', directory], check=True, capture_output=True, text=True).stdout.strip()
+    Path(f'/sys/fs/ext4/{Path(device).name}/trigger_fs_error').write_text('1')
 
 
 KINDS: dict[str, Callable[[Case], None]] = {
-    'killed (kill -9) at any moment': killed,
-    'killed, generation overlapping': killed_with_overlap,
-    'killed in a save': killed_in_a_save,
+    'killed (kill -9) at any moment': killed(),
+    'killed, generation overlapping': killed(rollout__overlap=True),
+    'killed in generation': killed_in('generation'),
+    'killed in a re-evaluation': killed_in('a re-evaluation'),
+    'killed in an evaluation': killed_in('an evaluation'),
+    'killed in an update': killed_in('an update'),
+    'killed in a save': killed_while_writing,
     'killed at its start': killed_at_its_start,
     'frozen for two seconds, then killed': frozen,
     'a second trainer': second_trainer,
-    'SIGTERM in generation': stopped(FRESH),
-    'SIGTERM in overlapping generation': stopped(FRESH, overlap=True),
-    'SIGTERM in a re-evaluation': stopped(REEVALUATION),
-    'SIGTERM in an evaluation': stopped(EVALUATION),
-    'SIGTERM in an update': stopped_in_an_update,
-    'SIGTERM in a save': stopped_in_a_save,
+    'SIGTERM in generation': stopped('generation', 2),
+    'SIGTERM in overlapping generation': stopped('generation', 2, rollout__overlap=True),
+    'SIGTERM in a re-evaluation': stopped('a re-evaluation', 2),
+    'SIGTERM in an evaluation': stopped('an evaluation'),
+    'SIGTERM in an update': stopped('an update'),
+    'SIGTERM in a save': stopped('a save', checkpoint__every=1),
     'disk full at a row of metrics': disk(errno.ENOSPC, MetricsLog, 'write'),
     'disk full at an evaluation': disk(errno.ENOSPC, command, 'write_text', calls=1),
     'disk full at a file of rollouts': disk(errno.ENOSPC, run_module, 'write_rollouts'),
@@ -254,5 +316,14 @@ KINDS: dict[str, Callable[[Case], None]] = {
     'config.json cut': refused_then_restored('config.json', cut, 'is damaged'),
     'config.json missing': refused_then_restored('config.json', os.unlink, 'checkpoints and no config.json'),
     'a lock left by another machine': left_lock,
-    'the clock jumps back a day': clock_jumps,
+    'the clock jumps back a day': clock_jumps(-86_400),
+    'the clock jumps ahead a day': clock_jumps(86_400),
+}
+MOUNTED: dict[str, Callable[[Case], None]] = {  # these want root, and a kernel with loop devices and ext4
+    'a real disk full': on_a_disk(fill, 'No space left'),
+    'a real disk failing: the kernel mounts it read-only': on_a_disk(fail, 'Read-only'),
+}
+CHAINS: dict[str, Callable[[Case], None]] = {
+    'killed three times in a run': chain(),
+    'killed three times, generation overlapping': chain(rollout__overlap=True),
 }
