@@ -14,17 +14,44 @@ import json
 import os
 import sys
 import threading
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import jax
 from jax._src import distributed  # the only access to JAX's coordination service; Orbax uses it too
 
 _STOP_S = 30  # most seconds that host 0 waits for the others to hear of its end
 _SHUTDOWN_S = 60  # most seconds that each host waits for the others to end
+_BROKEN_OFF = ('Gloo', 'NCCL', 'UNAVAILABLE', 'ABORTED')  # in messages of JAX
 
 
 class HostError(RuntimeError):
-    """The hosts cannot work together: one missed the deadline of a meeting, or has other settings."""
+    """The hosts cannot work together: one has other settings, or is lost."""
+
+
+class HostLost(HostError):
+    """A host missed the deadline of a meeting, or broke off in work that all share."""
+
+
+@contextlib.contextmanager
+def naming_losses() -> Iterator[None]:
+    """Inside, what JAX says where another host breaks off is HostLost."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as e:
+        if not any(word in str(e) for word in _BROKEN_OFF):
+            raise
+        raise HostLost(
+            f'host {jax.process_index()} lost another host in the middle of their work; its output may say why: '
+            f'{str(e).splitlines()[0]}'
+        ) from e
+
+
+def leave(message: str) -> NoReturn:
+    """Ends the process with status 1. After a loss JAX's own end would wait a minute for that host, then abort with a stack trace."""
+    print(message, file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(1)
 
 
 def join(coordinator: str, hosts: int, host: int, timeout_s: int) -> None:
@@ -39,13 +66,11 @@ def join(coordinator: str, hosts: int, host: int, timeout_s: int) -> None:
         sys.exit(f'error: --coordinator={coordinator!r} must be ADDRESS:PORT of host 0')
 
     def give_up() -> None:
-        print(
+        leave(
             f'error: host {host} waited {timeout_s} s at {coordinator}, and not all {hosts} hosts came. Start each with '
             f'--hosts={hosts}, a --host of its own from 0 to {hosts - 1} and the same --coordinator, an address of host 0 that the '
-            'others reach. A longer --join_timeout waits for slow hosts',
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
-        os._exit(1)
+            'others reach. A longer --join_timeout waits for slow hosts'
+        )
 
     jax.config.update('jax_enable_preemption_service', False)  # it would swallow SIGTERM, which follow.py and train.py handle
     watchdog = threading.Timer(timeout_s, give_up)
@@ -77,7 +102,7 @@ class Hosts:
                 self.tell('stop')
 
     def tell(self, do: str, **what: Any) -> None:
-        """Announces work to the other hosts, and returns when all are ready for it. Raises HostError."""
+        """Announces work to the other hosts, and returns when all are ready for it. Raises HostLost."""
         if jax.process_count() == 1:
             return
         client = distributed.global_state.client
@@ -87,12 +112,12 @@ class Hosts:
         self._meetings += 1
 
     def hear(self) -> dict[str, Any]:
-        """Returns host 0's next announcement when all hosts are ready for it. Raises HostError."""
+        """Returns host 0's next announcement when all hosts are ready for it. Raises HostLost."""
         client = distributed.global_state.client
         try:
             plan = json.loads(client.blocking_key_value_get(self._name(), self._deadline_ms))
         except jax.errors.JaxRuntimeError as e:
-            raise HostError(
+            raise HostLost(
                 f'host {jax.process_index()} heard nothing from host 0 for {self._deadline_ms // 1000} s: it hangs, or a step '
                 'takes longer than mesh.deadline_s'
             ) from e
@@ -113,7 +138,7 @@ class Hosts:
             raise HostError('\n'.join(f'host {i}: {text}' for i, text in enumerate(said) if text))
 
     def collect(self, text: str) -> list[str]:
-        """Returns every host's text, by host, on host 0, and nothing on the others; all have given theirs. Raises HostError."""
+        """Returns every host's text, by host, on host 0, and nothing on the others; all have given theirs. Raises HostLost."""
         if jax.process_count() == 1:
             return [text]
         client, said = distributed.global_state.client, []
@@ -134,7 +159,7 @@ class Hosts:
         try:
             distributed.global_state.client.wait_at_barrier(self._name(), self._deadline_ms)
         except jax.errors.JaxRuntimeError as e:
-            raise HostError(
+            raise HostLost(
                 f'host {jax.process_index()} waited {self._deadline_ms // 1000} s (mesh.deadline_s) for all hosts to meet '
                 f'{purpose}: {str(e).splitlines()[0]}'
             ) from e

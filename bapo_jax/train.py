@@ -27,7 +27,7 @@ from bapo_jax.evaluate import core_metrics, score, score_benchmarks
 from bapo_jax.files import write_text
 from bapo_jax.follow import follow
 from bapo_jax.groups import Batch, Prompt
-from bapo_jax.hosts import HostError, Hosts, join
+from bapo_jax.hosts import HostError, HostLost, Hosts, join, leave, naming_losses
 from bapo_jax.inputs import read_inputs
 from bapo_jax.learner.learner import Learner, build_learner
 from bapo_jax.models.hf import DamagedWeights, architecture
@@ -232,9 +232,10 @@ def main(_) -> None:
     try:
         with stopping.on_signal(FLAGS.config.checkpoint.grace_s):
             if FLAGS.host:
-                follow(FLAGS.config, workdir, hosts)
+                with naming_losses():
+                    follow(FLAGS.config, workdir, hosts)
             else:
-                with contextlib.ExitStack() as until_the_end, hosts:
+                with contextlib.ExitStack() as until_the_end, hosts, naming_losses():
                     try:
                         until_the_end.enter_context(held(workdir))
                         counts = until_the_end.enter_context(events.recorded(workdir))
@@ -250,6 +251,8 @@ def main(_) -> None:
                 sys.exit(stopping.STATUS)
     except (DamagedCheckpoint, DamagedWeights, OtherWeights) as e:
         sys.exit(f'error: {e}')
+    except HostLost as e:
+        leave(f'error: {e}\nStart all hosts again: the same command continues from the last checkpoint.')
     except (RolloutError, BadReward, WorkersFailed, HostError, Diverged, NotSaved) as e:
         sys.exit(f'error: {e}\nThe same command continues from the last checkpoint.')
     except OSError as e:

@@ -232,4 +232,5 @@ def _light(accepted: Collection[tuple[str, ...]], until: float) -> set[tuple[str
 @functools.cache
 def _pool() -> VerifierPool:
     workers = min(len(os.sched_getaffinity(0)), MAX_WORKERS)
-    return VerifierPool('bapo_jax.tasks.math_worker', workers=workers, cpu_s=CPU_S, wall_s=WALL_S, memory_bytes=WORKER_BYTES)
+    limits = {'cpu_s': CPU_S, 'wall_s': WALL_S, 'memory_bytes': WORKER_BYTES, 'network': False}
+    return VerifierPool('bapo_jax.tasks.math_worker', workers=workers, **limits)

@@ -17,6 +17,7 @@ import os
 import resource
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +25,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from absl import logging
 
 from bapo_jax import events
 
@@ -36,7 +39,8 @@ _STARTS = 3  # this many workers in a row that ended before they were ready are 
 # What Python and its libraries need. The rest of the trainer's environment has secrets, such as the rollout servers' token.
 _INHERITED = ('PATH', 'HOME', 'TMPDIR', 'LANG', 'LC_ALL', 'LC_CTYPE', 'LD_LIBRARY_PATH', 'PYTHONHOME', 'PYTHONUTF8', 'VIRTUAL_ENV')
 
-_READY = b'ready\n'
+_READY, _READY_IN_NETWORK = b'ready\n', b'ready, in a network\n'
+_WITHOUT_NETWORK = str(Path(__file__).with_name('without_network.py'))
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 _AT_ONCE = 65_536  # bytes read from a worker at once
 _TICKS = os.sysconf('SC_CLK_TCK')  # of /proc, a second
@@ -55,6 +59,7 @@ class VerifierPool:
     memory_bytes   a worker's address space
     arguments      what the module finds behind these on its command line
     environment    a worker's environment; None: what Python needs, without the rest of the trainer's
+    network        whether workers may use the network; where not, and the kernel does not part them from it, a warning says so
 
     Workers start with the first requests and stay until `close`, or until this process ends, however it ends. Threads may share a
     pool: they take turns.
@@ -62,14 +67,16 @@ class VerifierPool:
 
     def __init__(
         self, module: str, *arguments: str, workers: int, wall_s: float, cpu_s: float = math.inf,
-        memory_bytes: int = resource.RLIM_INFINITY, environment: Mapping[str, str] | None = None,
+        memory_bytes: int = resource.RLIM_INFINITY, environment: Mapping[str, str] | None = None, network: bool = True,
     ):  # fmt: skip
         self.wall_s, self.cpu_s = wall_s, cpu_s
         self._module, self._environment = module, environment
-        self._command = [sys.executable, '-m', module, str(wall_s), str(memory_bytes), *arguments]
+        runs = '-m' if network else _WITHOUT_NETWORK
+        self._command = [sys.executable, runs, module, str(wall_s), str(memory_bytes), *arguments]
         self._limit = workers
         self._workers: list[_Worker] = []
         self._failed_starts = 0  # in a row
+        self._unsaid = not network  # that workers are in a network against our will
         self._lock = threading.Lock()
 
     def run(self, requests: Sequence[Any], budget_s: float = math.inf) -> list[Any]:
@@ -132,6 +139,9 @@ class VerifierPool:
                         self._count_failed_start(worker)
                 elif worker.ready:
                     self._failed_starts = 0
+                    if self._unsaid and worker.in_network:
+                        self._unsaid = False
+                        logging.warning('workers of %s can use the network: the kernel grants them no namespace', self._module)
             for worker in [w for w in self._workers if w.look_at <= time.monotonic()]:
                 if not worker.ready:
                     self._drop([worker])
@@ -177,7 +187,7 @@ class _Worker:
         self.input, self.output = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self.input, False)  # a worker that is stopped reads nothing, and a request may exceed what a pipe holds
         self._read, self.unsent = b'', b''
-        self.ready = False
+        self.ready = self.in_network = False
         self.ended = False
         self.job: int | None = None
         self.outcome: Any = None
@@ -225,7 +235,7 @@ class _Worker:
         if not self._read.endswith(b'\n'):
             return
         if not self.ready:
-            self.ready, self.look_at = True, math.inf
+            self.ready, self.in_network, self.look_at = True, self._read == _READY_IN_NETWORK, math.inf
         else:
             self.outcome = json.loads(self._read)
         self._read = b''
@@ -285,7 +295,7 @@ def serve(function: Callable[[Any], Any], *, quiet: bool = True) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     sys.setrecursionlimit(10_000)  # parsers recurse some twenty calls a bracket
     try:
-        answers.write(_READY)
+        answers.write(_READY_IN_NETWORK if len(socket.if_nameindex()) > 1 else _READY)  # every network has a loopback interface
         answers.flush()
     except BrokenPipeError:  # the pool ended while this worker started
         os._exit(0)

@@ -21,20 +21,17 @@ sys.path[:0] = [str(ROOT), str(ROOT / 'tests' / 'helpers')]
 
 from bapo_jax.files import replace_part  # noqa: E402
 from benchmarks.host_load import cpu_name  # noqa: E402
-from tests.faults.cases import Case, Outcome, case_of, outcome_of, sound_run  # noqa: E402
+from tests.faults import hosts  # noqa: E402
+from tests.faults.cases import Case, Injection, Outcome, case_of, outcome_of, sound_run  # noqa: E402
 from tests.faults.kinds import CHAINS, KINDS, MOUNTED  # noqa: E402
 
 PAGE = ROOT / 'docs' / 'operations.md'
 EASY = '{"nums": [44, 19, 35], "target": 98}\n{"nums": [3, 5, 7], "target": 15}\n'
 
-# An injection: (seed, its number) -> what became of the run. Raises where it was not survived.
-Injection = Callable[[int, int], Outcome]
 
-
-def in_process(folder: Path, kinds: dict[str, Callable[[Case], None]]) -> dict[str, Injection]:
+def in_process(kinds: dict[str, Callable[[Case], None]], folder: Path, benchmark: Path) -> dict[str, Injection]:
     """Strikes copies of one sound run, which the in-process engine answers."""
-    (folder / 'few.jsonl').write_text(EASY)
-    sound = sound_run(folder, folder / 'few.jsonl')
+    sound = sound_run(folder, benchmark)
 
     def inject(strike: Callable[[Case], None], seed: int, number: int) -> Outcome:
         case = case_of(sound, seed, number)
@@ -46,9 +43,11 @@ def in_process(folder: Path, kinds: dict[str, Callable[[Case], None]]) -> dict[s
     return {name: partial(inject, strike) for name, strike in kinds.items()}
 
 
-SUITES: dict[str, tuple[int, Callable[[Path], dict[str, Injection]]]] = {  # with the injections of each kind
-    'kinds': (8, lambda folder: in_process(folder, KINDS | MOUNTED)),
-    'chains': (10, lambda folder: in_process(folder, CHAINS)),
+# How often each kind is injected, and a function of a folder for the runs and a benchmark's file.
+SUITES: dict[str, tuple[int, Callable[[Path, Path], dict[str, Injection]]]] = {
+    'kinds': (8, partial(in_process, KINDS | MOUNTED)),
+    'chains': (10, partial(in_process, CHAINS)),
+    'hosts': (2, hosts.injections),
 }
 
 
@@ -86,11 +85,12 @@ def main() -> None:
     everything, survived = Path(tempfile.mkdtemp(prefix='bapo_faults')), True
     jax.config.update('jax_compilation_cache_dir', str(everything / 'programs'))  # of all runs; processes read it, too
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+    (benchmark := everything / 'few.jsonl').write_text(EASY)
     for suite in arguments.suites:
         times, kinds_in = SUITES[suite]
         times = arguments.times or times
         (folder := everything / suite).mkdir()
-        outcomes = inject({k: i for k, i in kinds_in(folder).items() if arguments.only in k}, arguments.seed, times)
+        outcomes = inject({k: i for k, i in kinds_in(folder, benchmark).items() if arguments.only in k}, arguments.seed, times)
         print(table(outcomes))
         where = (
             f'(`python -m tests.faults {suite} --seed={arguments.seed} --times={times}`, {datetime.date.today()}, {os.cpu_count()} '

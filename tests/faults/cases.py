@@ -126,6 +126,10 @@ class Outcome(NamedTuple):
     why: str = ''
 
 
+# (seed, number) -> what became of the run. Raises where it was not survived.
+Injection = Callable[[int, int], Outcome]
+
+
 def outcome_of(case: Case) -> Outcome:
     """Continues the run and compares it with the sound one."""
     started = time.monotonic()

@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +18,7 @@ from bapo_jax.tasks.verifier_pool import FAILED, OVERRAN, VerifierPool, WorkersF
 
 pytestmark = pytest.mark.slow
 WORKER = """
-import os, signal, sys, time
+import os, signal, socket, sys, time
 from bapo_jax.tasks.verifier_pool import serve
 
 def work(request):
@@ -30,6 +32,7 @@ def work(request):
     if request == 'crash': os.abort()
     if request == 'memory': return len(bytearray(10 << 30))
     if request == 'pid': return os.getpid()
+    if isinstance(request, dict) and 'port' in request: return socket.socket().connect_ex(('127.0.0.1', request['port'])) == 0
     return {'got': request}
 
 if __name__ == '__main__':
@@ -181,6 +184,21 @@ def test_a_worker_inherits_no_secret(pool, monkeypatch):
     with open(f'/proc/{pid}/environ') as file:
         inherited = file.read()
     assert 'a secret' not in inherited and f'PATH={os.environ["PATH"]}' in inherited
+
+
+@pytest.mark.parametrize('refused', [False, True], ids=['as the kernel does', 'refused'])
+def test_a_worker_reaches_no_network_or_a_warning_says_that_it_does(refused, pool, tmp_path, monkeypatch, caplog):
+    if refused:  # as in a container that grants no namespaces
+        (tmp_path / 'without_network.py').write_text(Path(verifier_pool._WITHOUT_NETWORK).read_text().replace('.unshare(', '.abs('))
+        monkeypatch.setattr(verifier_pool, '_WITHOUT_NETWORK', str(tmp_path / 'without_network.py'))
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        connect = {'port': server.getsockname()[1]}
+        assert pool.run([connect]) == [True]
+        apart = VerifierPool('work_for_this_test', workers=2, wall_s=60.0, network=False)
+        reached = apart.run([connect, connect])
+        apart.close()
+    warnings = [r.message for r in caplog.records if 'can use the network' in r.message]
+    assert (reached, len(warnings)) in ([([True, True], 1)] if refused else [([True, True], 1), ([False, False], 0)])
 
 
 def test_a_worker_that_is_killed_at_its_start_is_replaced(pool, monkeypatch):
