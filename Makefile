@@ -85,11 +85,20 @@ tpu-compiler: .tpu-compiler/ready
 		print(next(r.split(";")[0] for r in m.requires("jax") if r.startswith("libtpu")))')"
 	@touch $@
 
+# Known weaknesses of every locked version, by the Python Packaging Advisory Database. Fails where it cannot be asked.
+audit: .venv-audit/ready
+	for lock in locks/*.txt; do .venv-audit/bin/pip-audit --strict --no-deps --disable-pip -r $$lock || exit 1; done
+
+.venv-audit/ready:
+	$(PYTHON) -m venv --clear .venv-audit
+	.venv-audit/bin/python -m pip install -q --disable-pip-version-check 'pip-audit>=2.9,<3'
+	@touch $@
+
 train-vllm: env vllm-env
 	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m bapo_jax.train --config=configs/quickstart.py --config.rollout.engine=vllm \
 		--config.rollout.server_args="('--enforce-eager',)" --workdir=runs/quickstart_vllm $(ARGS)
 
 clean-env:
-	rm -rf .venv .venv-vllm .tpu-compiler
+	rm -rf .venv .venv-vllm .venv-audit .tpu-compiler
 
-.PHONY: help env train test rows quick gpu-report vllm-env tpu-compiler train-vllm clean-env
+.PHONY: help env train test rows quick faults audit gpu-report vllm-env tpu-compiler train-vllm clean-env

@@ -1,11 +1,15 @@
 """Lines of SECURITY.md that no other test holds: no code from data, models or a network, and no secret where it can be read."""
 
 import ast
+import importlib.metadata
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from small_run import ROOT
 
 from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer
@@ -49,6 +53,34 @@ def test_a_tokenizer_that_brings_code_is_not_run(tmp_path):
     except ValueError:
         pass  # refused, or read as a plain one
     assert not (tmp_path / 'ran').exists()
+
+
+def pinned(lock):
+    lines = (ROOT / 'locks' / lock).read_text('utf-8').splitlines()
+    return {canonicalize_name(r.name): r for r in (Requirement(line) for line in lines if line.strip() and line[0] != '#')}
+
+
+@pytest.mark.parametrize('lock', ['py311.txt', 'py312.txt', 'vllm-cpu.txt'])
+def test_a_lock_pins_one_version_of_each_package(lock):
+    for name, requirement in pinned(lock).items():
+        [said] = requirement.specifier
+        assert said.operator == '==' and '*' not in said.version and not requirement.url, name
+
+
+@pytest.mark.parametrize('lock', ['py311.txt', 'py312.txt'])
+def test_a_lock_has_every_requirement_within_the_tested_range(lock):
+    lines = (ROOT / 'requirements.txt').read_text('utf-8').splitlines()
+    wanted = [Requirement(line.partition(' #')[0]) for line in lines if line.strip() and line[0] != '#']
+    python = {'python_version': f'3.{lock[3:5]}'}
+    wanted = [r for r in wanted if r.marker is None or r.marker.evaluate(python)]
+    versions = {name: next(iter(r.specifier)).version for name, r in pinned(lock).items()}
+    assert wanted and not [str(r) for r in wanted if versions[canonicalize_name(r.name)] not in r.specifier]
+
+
+def test_what_is_installed_here_is_what_is_locked():
+    lock = pinned(f'py3{sys.version_info.minor}.txt')
+    here = {name: importlib.metadata.version(name) for name in lock}
+    assert not {name: version for name, version in here.items() if version not in lock[name].specifier}
 
 
 def test_every_test_that_the_page_names_is_there():

@@ -18,9 +18,9 @@ from math import inf
 from typing import Any
 
 from bapo_jax.groups import Verdict
-from bapo_jax.tasks import math
+from bapo_jax.tasks import geometry_data, math
 from bapo_jax.tasks.geometry_answers import accepted_statement, is_no_value, quantity, statement
-from bapo_jax.tasks.geometry_data import BENCHMARKS, PLACEHOLDER, SUFFIX, VISION_TOKENS, benchmark, open_image, training_problems
+from bapo_jax.tasks.geometry_data import BENCHMARKS, PLACEHOLDER, SUFFIX, VISION_TOKENS, open_image
 from bapo_jax.tasks.math_text import after_thinking, last_box
 
 __all__ = [
@@ -45,6 +45,27 @@ TEMPLATES = {
 }
 _PLAIN = ' Put the final answer in \\boxed{}.\n'
 _VISION = ''.join(VISION_TOKENS)
+
+
+def training_problems(source: str, *, limit: int, seed: int) -> list[dict]:
+    """`geometry_data.training_problems` whose accepted answers can be read; a warning counts and names the others.
+
+    Raises ValueError where none can be read.
+    """
+    problems = geometry_data.training_problems(source, limit=limit, seed=seed)
+    return math.readable(problems, [_compared(problem) for problem in problems], source)
+
+
+def benchmark(name: str) -> list[dict]:
+    """`geometry_data.benchmark`, all its problems. A warning names those whose accepted answers cannot be read."""
+    problems = geometry_data.benchmark(name)
+    math.report_unreadable(problems, [_compared(problem) for problem in problems], name, math.KEPT)
+    return problems
+
+
+def _compared(problem: dict) -> list[str]:
+    """What mathematics' judge is given of the accepted answers; of names, which are compared here, a number."""
+    return ['0' if accepted_statement(answer) else quantity(answer, named=False).value for answer in _accepted(problem)]
 
 
 def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:

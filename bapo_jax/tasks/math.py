@@ -57,6 +57,7 @@ CPU_S = 4.0  # processor time for one answer; the slowest honest one known takes
 WALL_S = 30.0  # wall clock for one answer: a worker that is later was kept from working
 WORKER_BYTES = 2 << 30  # address space of a worker, of which some 400 MB are sympy's
 MAX_WORKERS = 16
+KEPT = 'are kept: a response is right by its text, or else an infrastructure error'
 MOST_NAMED = 10  # of the unreadable accepted answers, that a warning shows
 TAIL = 4000  # characters at the end of a response that are searched for an unboxed answer
 
@@ -67,21 +68,30 @@ def training_problems(source: str, *, limit: int, seed: int) -> list[dict]:
     Raises ValueError where none can be read.
     """
     problems = math_data.training_problems(source, limit=limit, seed=seed)
-    unreadable = _report_unreadable(problems, source, 'are left out of training')
-    if len(unreadable) == len(problems):
-        raise ValueError(f'{source}: none of its {len(problems)} answers can be read; the first is {_shown(problems[0])}')
-    return [problem for row, problem in enumerate(problems) if row not in unreadable]
+    return readable(problems, [problem['answers'] for problem in problems], source)
 
 
 def benchmark(name: str) -> list[dict]:
     """`math_data.benchmark`, all its problems. A warning names those whose accepted answers cannot be read."""
     problems = math_data.benchmark(name)
-    _report_unreadable(problems, name, 'are kept: a response is right by its text, or else an infrastructure error')
+    report_unreadable(problems, [problem['answers'] for problem in problems], name, KEPT)
     return problems
 
 
-def _report_unreadable(problems: Sequence[dict], source: str, consequence: str) -> set[int]:
-    unreadable = unreadable_answers([problem['answers'] for problem in problems])
+def readable(problems: list[dict], compared: Sequence[Sequence[str]], source: str) -> list[dict]:
+    """The problems with an accepted answer that can be read, by what is `compared` of each one's; a warning names the others.
+
+    Raises ValueError where none can be read.
+    """
+    unreadable = report_unreadable(problems, compared, source, 'are left out of training')
+    if len(unreadable) == len(problems):
+        raise ValueError(f'{source}: none of its {len(problems)} answers can be read; the first is {_shown(problems[0])}')
+    return [problem for row, problem in enumerate(problems) if row not in unreadable]
+
+
+def report_unreadable(problems: Sequence[dict], compared: Sequence[Sequence[str]], source: str, consequence: str) -> set[int]:
+    """The rows of problems whose accepted answers cannot be read. A warning counts and names them, and says the `consequence`."""
+    unreadable = unreadable_answers(compared)
     if unreadable:
         named = '; '.join(f'problem {row + 1}: {_shown(problems[row])}' for row in unreadable[:MOST_NAMED])
         more = f'; and problems {", ".join(str(row + 1) for row in unreadable[MOST_NAMED:])}' if unreadable[MOST_NAMED:] else ''

@@ -16,6 +16,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
+from bapo_jax.tasks import geometry
 from bapo_jax.tasks.geometry_data import BENCHMARKS, SUFFIX, benchmark, open_image, read_problems, training_problems
 from bapo_jax.tasks.images import MAX_PIXELS
 
@@ -336,3 +337,14 @@ def test_a_training_set_of_images_is_never_in_memory(tmp_path):
     assert pool.bytes_allocated() == held and pool.max_memory() <= most
     for i in random.Random(0).sample(range(2101), 5):
         np.testing.assert_array_equal(pixels_of(problems[i]['images'][0]), drawn(i % 10, 60, 56)[1])
+
+
+@pytest.mark.slow
+def test_accepted_answers_are_tried_when_they_are_read(tmp_path, caplog):
+    """Those that names decide need no other judge."""
+    answers = ['5', '\\frac{', '\\overline{AB} \\parallel \\overline{CD}', '12 \\text{ cm}', '\\frac{']
+    file = str(write(tmp_path / 'a.parquet', [row(answer=answer) for answer in answers]))
+    assert [p['answers'] for p in geometry.training_problems(file, limit=0, seed=0)] == [[answers[i]] for i in (0, 2, 3)]
+    assert len(geometry.benchmark(file)) == 5
+    assert ['left out of training' in m for m in caplog.messages] == [True, False]
+    assert all('2 of 5 problems cannot be read' in m for m in caplog.messages)
