@@ -8,6 +8,7 @@ import datetime
 import importlib.metadata
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from tests.faults.cases import Case, Injection, Outcome, case_of, outcome_of, so
 from tests.faults.kinds import CHAINS, KINDS, MOUNTED  # noqa: E402
 
 PAGE = ROOT / 'docs' / 'operations.md'
+DEADLINE_S = 600  # of an injection and all that follows from it
 EASY = '{"nums": [44, 19, 35], "target": 98}\n{"nums": [3, 5, 7], "target": 15}\n'
 
 
@@ -45,21 +47,27 @@ def in_process(kinds: dict[str, Callable[[Case], None]], folder: Path, benchmark
 
 # How often each kind is injected, and a function of a folder for the runs and a benchmark's file.
 SUITES: dict[str, tuple[int, Callable[[Path, Path], dict[str, Injection]]]] = {
-    'kinds': (8, partial(in_process, KINDS | MOUNTED)),
+    'kinds': (5, partial(in_process, KINDS | MOUNTED)),
     'chains': (10, partial(in_process, CHAINS)),
     'hosts': (2, hosts.injections),
 }
+
+
+def late(*_) -> None:
+    raise TimeoutError(f'it hung: no end after {DEADLINE_S} s')
 
 
 def inject(kinds: dict[str, Injection], seed: int, times: int) -> dict[str, list[Outcome]]:
     """The outcomes of each kind; injection i is of kind i mod their number."""
     outcomes: dict[str, list[Outcome]] = {name: [] for name in kinds}
     for number, (name, injection) in enumerate(times * list(kinds.items())):
+        signal.alarm(DEADLINE_S)
         try:
             with open(os.devnull, 'w') as quiet, contextlib.redirect_stdout(quiet):
                 outcome = injection(seed, number)
         except Exception as e:  # whatever it is, this injection was not survived
             outcome = Outcome(False, 0, 0.0, f'{type(e).__name__}: {e}'[:300])
+        signal.alarm(0)
         outcomes[name].append(outcome)
         print(f'{number}: {name}: {"survived" if outcome.survived else f"NOT SURVIVED: {outcome.why}"}', flush=True)
     return outcomes
@@ -82,6 +90,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.suites) - set(SUITES):
         parser.error(f'no suite is called {", ".join(unknown)}; there are: {", ".join(SUITES)}')
+    signal.signal(signal.SIGALRM, late)
     everything, survived = Path(tempfile.mkdtemp(prefix='bapo_faults')), True
     jax.config.update('jax_compilation_cache_dir', str(everything / 'programs'))  # of all runs; processes read it, too
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
