@@ -92,8 +92,9 @@ def main() -> None:
         parser.error(f'no suite is called {", ".join(unknown)}; there are: {", ".join(SUITES)}')
     signal.signal(signal.SIGALRM, late)
     everything, survived = Path(tempfile.mkdtemp(prefix='bapo_faults')), True
-    jax.config.update('jax_compilation_cache_dir', str(everything / 'programs'))  # of all runs; processes read it, too
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+    for name, value in {'jax_compilation_cache_dir': str(everything / 'programs'), 'jax_persistent_cache_min_compile_time_secs': 0}.items():
+        jax.config.update(name, value)  # all runs compile the same programs
+        os.environ[name.upper()] = str(value)  # those of processes, too
     (benchmark := everything / 'few.jsonl').write_text(EASY)
     for suite in arguments.suites:
         times, kinds_in = SUITES[suite]

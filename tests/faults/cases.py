@@ -29,7 +29,7 @@ from bapo_jax.run.checkpoint import Checkpoints, RunState
 STEPS = 8
 PROGRAM = '''
 import sys; sys.path[:0] = [{root!r}, {helpers!r}]
-import jax, json
+import jax
 jax.config.update('jax_compilation_cache_dir', {programs!r})
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
 from pathlib import Path
