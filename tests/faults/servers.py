@@ -243,9 +243,7 @@ def group_lost(served: Served) -> Outcome:
 
 
 def of_trainer(number: int, moment: str, calls: int = 1, within_s: float = 0.0, *, times: int = 1, own: bool = False) -> Kind:
-    """A trainer gets that signal, so many times in a row; each time the same command continues. With a server of its `own`, this
-    ends with it.
-    """
+    """A trainer gets that signal, so many times in a row, and the same command continues. A server of its `own` ends with it."""
 
     @contextmanager
     def kind(served: Served) -> Iterator[None]:
@@ -321,5 +319,5 @@ def injection(folder: Path, seed: int, number: int, name: str) -> Outcome:
     """As `struck`, with the sound run and the servers of this folder."""
     try:
         return struck(*shared(folder), seed, number, name)
-    except Exception as e:  # whatever it is, this injection was not survived
+    except (Exception, pytest.fail.Exception) as e:  # whatever it is, this injection was not survived; pytest's is no Exception
         return Outcome(False, 0, 0.0, f'{type(e).__name__}: {e}')
