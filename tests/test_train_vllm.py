@@ -1,10 +1,6 @@
-"""The whole loop with a real vLLM process: overlap, waves, the probe, and a server that dies in the middle of a step."""
-
-import os
-import signal
+"""The whole loop with a real vLLM process: overlap, waves, the probe. Servers that die: test_faults_servers.py."""
 
 import jax
-import numpy as np
 import pytest
 from small_run import metrics, rollouts, run, small_config
 
@@ -90,27 +86,3 @@ def test_a_server_that_serves_other_weights_stops_the_run_at_the_sync(tmp_path, 
     monkeypatch.setattr(VllmEngine, 'load', load_others)
     with pytest.raises(PolicyMismatch, match='policy 2: .* rollout.probe_tolerance=0.001'):
         run(vllm_config(benchmark, server, replay__use_x2=False), tmp_path / 'run')
-
-
-def test_a_server_killed_in_the_middle_of_a_step_is_started_again_and_nothing_is_lost(tmp_path, benchmark, caplog, monkeypatch):
-    answer, answered = VllmEngine._answer, []
-    before = 4 + 4 + 1 + 8  # the benchmark, the tracked prompts, the probe, step 1
-
-    async def kill_in_step_2(self, *args):
-        group = await answer(self, *args)
-        answered.append(group)
-        if len(answered) == before + 3:
-            [server] = self._supervised.values()
-            os.killpg(server.pid, signal.SIGKILL)
-        return group
-
-    monkeypatch.setattr(VllmEngine, '_answer', kill_in_step_2)
-    workdir = tmp_path / 'run'
-    run(vllm_config(benchmark, rollout__overlap=True, rollout__concurrency=2), workdir)  # so step 2 has unsent and unanswered ones
-    steps = fresh(workdir)
-    drawn = [prompt_id for step in steps for prompt_id, _, _ in step]
-    assert len(drawn) == len(set(drawn)) == 8 * STEPS
-    assert [members[0][1] for members in steps] == [{0}, {0}, {2}, {2}, {2}, {5}]
-    assert all(n == 4 for step in steps for _, _, n in step)
-    assert 'starting the server again with policy 0' in caplog.text and 'no answer' in caplog.text
-    assert np.isfinite([row['actor/pg_loss'] for row in metrics(workdir)[1:]]).all()

@@ -46,6 +46,10 @@ class Unreachable(RolloutError):
     """A server gave no answer or reported that it is broken. Another server may answer."""
 
 
+class Dropped(Unreachable):
+    """The connection to a server broke, or none was made."""
+
+
 class LoadFailed(Unreachable):
     """A server failed while it loaded a policy. It serves none, and must start again."""
 
@@ -138,19 +142,30 @@ class VllmEngine(Engine):
     # ---- policies
 
     async def _load_everywhere(self) -> None:
+        """Loads the current policy into every server; starts those that do not answer again, where they are supervised.
+
+        Raises Unreachable where none answers then.
+        """
         self._serving.clear()
         results = await asyncio.gather(*(self._load(url) for url in self._urls), return_exceptions=True)
-        for url, result in zip(self._urls, results, strict=True):
-            if isinstance(result, Unreachable) and url in self._supervised:
-                await self._restart(url, result)
-            elif isinstance(result, Unreachable):
-                events.report('server left out', f'{result}; going on without it until the next policy', server=url)
-            elif isinstance(result, BaseException):
+        dead = {url: result for url, result in zip(self._urls, results, strict=True) if isinstance(result, Unreachable)}
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, Unreachable):
                 raise result
+        for url in dead.keys() - self._supervised.keys():
+            events.report('server left out', f'{dead[url]}; going on without it until the next policy', server=url)
+        await asyncio.gather(*(self._restart(url, dead[url]) for url in dead.keys() & self._supervised.keys()))
         if not self._serving:
-            await self._revive(results[0])
+            raise Unreachable(f'no rollout server answers; the last said: {results[-1]}') from results[-1]
 
     async def _load(self, url: str) -> None:
+        """Hands the server the policy; once more where it drops the connection."""
+        try:
+            await self._hand_over(url)
+        except Dropped:
+            await self._hand_over(url)
+
+    async def _hand_over(self, url: str) -> None:
         """Has the server check the policy. Then pauses it, loads, resets its caches and names the version; resumes in any case."""
         model_length = await self._told(url, '/v1/models', read_model_length, method='GET')
         await self._call_workers(url, 'check_policy')
@@ -179,25 +194,22 @@ class VllmEngine(Engine):
                 raise PolicyRefused(f'{url} read {worker}, not what is in {self._path}: it must see the same directory there')
 
     async def _revive(self, reason: Unreachable) -> None:
-        """Brings the supervised servers back once none answers. Raises Unreachable where none is supervised."""
+        """Brings the servers back once none answers: supervised ones, and others where the last had only dropped a connection.
+
+        Raises Unreachable where none comes back.
+        """
         async with self._revival:
             if self._serving:  # another request has revived them
                 return
-            if not self._supervised:
+            if not self._supervised and not isinstance(reason, Dropped):
                 raise Unreachable(f'no rollout server answers; the last said: {reason}') from reason
-            await asyncio.gather(*(self._restart(url, reason) for url in self._supervised))
+            await self._load_everywhere()
 
     async def _restart(self, url: str, reason: Unreachable) -> None:
-        """Loads the current policy into a supervised server; starts it again before, unless it had only dropped a connection."""
-        try:
-            if isinstance(reason, LoadFailed):
-                raise reason
-            await self._load(url)
-        except Unreachable:
-            message = f'{reason}; starting the server again with policy {self._version}'
-            events.report('server restarted', message, server=url)
-            await asyncio.to_thread(self._supervised[url].restart)
-            await self._load(url)
+        """Starts a supervised server again, with the current policy."""
+        events.report('server restarted', f'{reason}; starting the server again with policy {self._version}', server=url)
+        await asyncio.to_thread(self._supervised[url].restart)
+        await self._load(url)
 
     async def _told(self, url: str, route: str, read: Callable[[bytes, str], Any], body: Any = None, method: str = 'POST') -> Any:
         """What `read` makes of a control route's reply. Raises Unreachable where it is another's than vLLM's."""
@@ -324,7 +336,7 @@ class VllmEngine(Engine):
             async with self._session.request(method, url, json=body, allow_redirects=False, timeout=timeout) as reply:
                 return reply.status, seconds_to_wait(reply.headers.get('Retry-After', '')), await reply.read()
         except aiohttp.ClientError as e:
-            raise Unreachable(f'{url}: no answer ({type(e).__name__}: {e})') from e
+            raise Dropped(f'{url}: no answer ({type(e).__name__}: {e})') from e
         except TimeoutError as e:
             raise Unreachable(f'{url}: no answer in {limit_s:g} s (rollout.deadline_s={self._deadline_s:g})') from e
 

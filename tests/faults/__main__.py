@@ -16,13 +16,14 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / 'tests' / 'helpers')]
 
 from bapo_jax.files import replace_part  # noqa: E402
 from benchmarks.host_load import cpu_name  # noqa: E402
-from tests.faults import hosts  # noqa: E402
+from tests.faults import hosts, servers  # noqa: E402
 from tests.faults.cases import Case, Injection, Outcome, case_of, outcome_of, sound_run  # noqa: E402
 from tests.faults.kinds import CHAINS, KINDS, MOUNTED  # noqa: E402
 
@@ -47,25 +48,27 @@ def in_process(kinds: dict[str, Callable[[Case], None]], folder: Path, benchmark
 
 # How often each kind is injected, and a function of a folder for the runs and a benchmark's file.
 SUITES: dict[str, tuple[int, Callable[[Path, Path], dict[str, Injection]]]] = {
-    'kinds': (5, partial(in_process, KINDS | MOUNTED)),
-    'chains': (10, partial(in_process, CHAINS)),
+    'kinds': (4, partial(in_process, KINDS | MOUNTED | CHAINS)),
+    'servers': (2, servers.injections),
     'hosts': (2, hosts.injections),
 }
+OFTENER = dict.fromkeys(CHAINS, 10) | {servers.CHAIN: 5}
 
 
 def late(*_) -> None:
     raise TimeoutError(f'it hung: no end after {DEADLINE_S} s')
 
 
-def inject(kinds: dict[str, Injection], seed: int, times: int) -> dict[str, list[Outcome]]:
-    """The outcomes of each kind; injection i is of kind i mod their number."""
+def inject(kinds: dict[str, Injection], seed: int, times: dict[str, int]) -> dict[str, list[Outcome]]:
+    """The outcomes of each kind, in rounds: each kind as many times as it is to be injected."""
     outcomes: dict[str, list[Outcome]] = {name: [] for name in kinds}
-    for number, (name, injection) in enumerate(times * list(kinds.items())):
+    order = [name for done in range(max(times.values())) for name in kinds if done < times[name]]
+    for number, name in enumerate(order):
         signal.alarm(DEADLINE_S)
         try:
             with open(os.devnull, 'w') as quiet, contextlib.redirect_stdout(quiet):
-                outcome = injection(seed, number)
-        except Exception as e:  # whatever it is, this injection was not survived
+                outcome = kinds[name](seed, number)
+        except (Exception, pytest.fail.Exception) as e:  # whatever it is, this injection was not survived
             outcome = Outcome(False, 0, 0.0, f'{type(e).__name__}: {e}'[:300])
         signal.alarm(0)
         outcomes[name].append(outcome)
@@ -92,18 +95,19 @@ def main() -> None:
         parser.error(f'no suite is called {", ".join(unknown)}; there are: {", ".join(SUITES)}')
     signal.signal(signal.SIGALRM, late)
     everything, survived = Path(tempfile.mkdtemp(prefix='bapo_faults')), True
-    for name, value in {'jax_compilation_cache_dir': str(everything / 'programs'), 'jax_persistent_cache_min_compile_time_secs': 0}.items():
+    cache = {'jax_compilation_cache_dir': str(everything / 'programs'), 'jax_persistent_cache_min_compile_time_secs': 0}
+    for name, value in cache.items():
         jax.config.update(name, value)  # all runs compile the same programs
         os.environ[name.upper()] = str(value)  # those of processes, too
     (benchmark := everything / 'few.jsonl').write_text(EASY)
     for suite in arguments.suites:
-        times, kinds_in = SUITES[suite]
-        times = arguments.times or times
+        often, injections = SUITES[suite]
         (folder := everything / suite).mkdir()
-        outcomes = inject({k: i for k, i in kinds_in(folder, benchmark).items() if arguments.only in k}, arguments.seed, times)
+        kinds = {name: injection for name, injection in injections(folder, benchmark).items() if arguments.only in name}
+        outcomes = inject(kinds, arguments.seed, {name: arguments.times or OFTENER.get(name, often) for name in kinds})
         print(table(outcomes))
         where = (
-            f'(`python -m tests.faults {suite} --seed={arguments.seed} --times={times}`, {datetime.date.today()}, {os.cpu_count()} '
+            f'(`python -m tests.faults {suite} --seed={arguments.seed}`, {datetime.date.today()}, {os.cpu_count()} '
             f'cores of {cpu_name()}, jax {importlib.metadata.version("jax")}. Recovery is all of the run that was left.)'
         )
         if not arguments.only:
