@@ -154,13 +154,13 @@ def model_config(folder: Path) -> Iterator[Target]:
         sizes = [c[name] for name in c if name.startswith('num_') or name.endswith(('_size', '_dim'))]
         sizes += [v for k, v in vars(config.vision).items() if k not in ('fullatt_block_indexes', 'image_token')] if config.vision else []
         assert all(type(size) is int and 0 < size < 2**31 for size in sizes), sizes
-        assert type(config.max_positions) is int and 0 < config.rope_theta < 1e30 and 0 <= config.rms_norm_eps < 1
+        assert type(config.max_positions) is int and 0 < config.rope_theta < 1e30 and 0 < config.rms_norm_eps < 1e30
         assert config.num_heads % config.num_kv_heads == 0 and config.head_dim % 2 == 0
         json.dumps(hf.architecture(config), allow_nan=False)
         hf.stored_dtype(folder)
 
     make = lambda rng: other_text(rng.choice((_MODEL, _SEEING)), rng)  # noqa: E731
-    yield Target(make, one_by_one(parse, 1.0, ValueError, naming=re.escape(str(folder / 'config.json'))), 1.0)
+    yield Target(make, one_by_one(parse, 1.0, ValueError, naming=re.escape(str(folder / 'config.json'))), 2.0)
 
 
 @contextmanager
@@ -189,6 +189,9 @@ def manifests(folder: Path) -> Iterator[Target]:
             check_weights(path, read)
             for tensor, (name, array) in zip(read.tensors, read_tensors(path, read), strict=True):
                 assert (tensor.name, tensor.shape) == (name, array.shape)
+        except RefusedPolicy as e:
+            str(e).encode()  # a server sends it
+            raise
         finally:
             file.write_bytes(files[said['file']])
 
@@ -210,7 +213,7 @@ def run_config(folder: Path) -> Iterator[Target]:
         directory.claim(folder, config, prints, here, amend=said['amend'])
 
     make = lambda rng: {'text': other_text(sound, rng), 'amend': rng.random() < 0.5}  # noqa: E731
-    yield Target(make, one_by_one(parse, 1.0, ValueError, naming=re.escape(str(folder))), 1.0)
+    yield Target(make, one_by_one(parse, 1.0, ValueError, naming=re.escape(str(folder))), 2.0)
 
 
 @contextmanager
@@ -234,7 +237,7 @@ def metrics(folder: Path) -> Iterator[Target]:
         steps = [row['step'] for row in read_metrics(folder)]
         assert steps == sorted(set(steps)) and all(type(step) is int and step <= 3 for step in steps), steps
 
-    yield Target(make, one_by_one(parse, 1.0, ValueError, naming=rf'^{re.escape(str(folder))}/metrics.jsonl, line \d+ '), 1.0)
+    yield Target(make, one_by_one(parse, 1.0, ValueError, naming=rf'^{re.escape(str(folder))}/metrics.jsonl, line \d+ '), 2.0)
 
 
 @contextmanager
@@ -278,7 +281,7 @@ def lock_file(folder: Path) -> Iterator[Target]:
     def parse(said: str) -> None:
         (folder / lock.FILE).write_bytes(said.encode('latin-1'))
         with lock.held(folder):
-            assert json.loads((folder / lock.FILE).read_text())['pid'] != 7
+            assert json.loads((folder / lock.FILE).read_bytes()[:512])['pid'] != 7
         assert not (folder / lock.FILE).exists()
 
     with mock.patch.object(lock, 'WATCH_S', 0.0), mock.patch('builtins.print'):

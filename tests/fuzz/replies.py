@@ -72,4 +72,4 @@ def _make(rng: Random) -> dict[str, str]:
 
 @contextmanager
 def replies(_: Path) -> Iterator[Target]:
-    yield Target(_make, one_by_one(_read, 1.0, BadResponse, RolloutError, naming=f'^{SERVER}'), 1.0)
+    yield Target(_make, one_by_one(_read, 1.0, BadResponse, RolloutError, naming=f'^{SERVER}'), 2.0)
