@@ -46,19 +46,19 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
     except (ValueError, RecursionError) as e:
         raise ValueError(f'{file}: not valid JSON ({str(e)[:200]}); fetch the model directory again') from e
     if not isinstance(c, dict) or c.get('model_type') not in MODEL_TYPES:
-        found = repr(c.get('model_type') if isinstance(c, dict) else None)[:100]
-        raise ValueError(f'{file}: model_type={found} is not supported; supported: {", ".join(MODEL_TYPES)}')
+        found = c.get('model_type') if isinstance(c, dict) else None
+        raise ValueError(f'{file}: model_type={_short(found)} is not supported; supported: {", ".join(MODEL_TYPES)}')
 
-    def need(no_messages: list[str]) -> None:
-        if no_messages:
-            raise ValueError(f'{file}: {"; ".join(no_messages)}')
+    def refuse(messages: list[str]) -> None:
+        if messages:
+            raise ValueError(f'{file}: {"; ".join(messages)}')
 
-    need(_malformed(c))
-    need(_malformed(c.get('text_config') or {}))
+    refuse(_malformed(c))
+    refuse(_malformed(c.get('text_config') or {}))
     c = {field: value for field, value in _flat(with_stated(c, stated)).items() if value is not None}
     rope = c.get('rope_scaling', {}) | c.get('rope_parameters', {})  # transformers 4 and 5
-    need(_malformed(c) + _malformed(rope))
-    need(_unsupported(c))
+    refuse(_malformed(c) + _malformed(rope))
+    refuse(_unsupported(c))
     has_vision = c['model_type'] == 'qwen2_5_vl'
     try:
         # Qwen3 must state its head size; Qwen2's default is width / heads.
@@ -88,7 +88,8 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
             'num_key_value_heads divides num_attention_heads, and head_dim is even'
         )
     if has_vision and sum(config.mrope_section) != config.head_dim // 2:
-        raise ValueError(f'{file}: mrope_section={list(config.mrope_section)} must add up to half of head_dim, {config.head_dim // 2}')
+        section = list(config.mrope_section)
+        raise ValueError(f'{file}: mrope_section={section} must add up to half of head_dim, {config.head_dim // 2}')
     return config
 
 
@@ -120,12 +121,10 @@ def _vision(c: dict[str, Any]) -> VisionConfig:
 
 
 _SECTIONS = ('text_config', 'vision_config', 'rope_parameters', 'rope_scaling')
-_VISION_SIZES = [
-    f'vision_config.{field.name}' for field in dataclasses.fields(VisionConfig) if field.name not in ('fullatt_block_indexes', 'image_token')
-]
+_OF_VISION = [field.name for field in dataclasses.fields(VisionConfig) if field.type == 'int' and field.name != 'image_token']
 _SIZES = (
     'vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads', 'num_key_value_heads', 'head_dim',
-    *_VISION_SIZES, 'vision_config.in_chans',
+    *(f'vision_config.{name}' for name in (*_OF_VISION, 'in_chans')),
 )  # fmt: skip
 
 
@@ -148,10 +147,14 @@ _KINDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
 )  # fmt: skip
 
 
+def _short(value: Any) -> str:
+    return repr(value)[:100]
+
+
 def _malformed(c: Mapping[str, Any]) -> list[str]:
     """One message for each field whose value is of another kind. null is as good as no field."""
     return [
-        f'{field}={repr(c[field])[:100]} must be {kind}'
+        f'{field}={_short(c[field])} must be {kind}'
         for fields, fits, kind in _KINDS for field in fields if c.get(field) is not None and not fits(c[field])
     ]  # fmt: skip
 
@@ -177,7 +180,7 @@ def _unsupported(c: dict[str, Any]) -> list[str]:
         (features, not has_vision or c.get(features) in (None, c.get('hidden_size')), 'the width of the decoder, hidden_size'),
         ('quantization_config', not c.get('quantization_config'), 'weights that are not quantised'),
     )
-    return [f'{field}={repr(c[field])[:100]} is not supported; supported: {values}' for field, fine, values in supported if not fine]
+    return [f'{field}={_short(c[field])} is not supported; supported: {values}' for field, fine, values in supported if not fine]
 
 
 def architecture(config: ModelConfig) -> dict[str, Any]:

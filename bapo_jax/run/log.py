@@ -69,10 +69,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         if not isinstance(row, dict) or type(row.get('step')) is not int:
             raise ValueError(f"{path}, line {number} has no 'step'; restore the file, or remove that line")
         if rows and row['step'] <= rows[-1]['step']:
-            raise ValueError(
-                f'{path}, line {number} is of step {row["step"]}, after that of step {rows[-1]["step"]}; restore the file, or remove '
-                'that line'
-            )
+            steps = f'step {row["step"]}, after {rows[-1]["step"]}'
+            raise ValueError(f'{path}, line {number} is of {steps}; restore the file, or remove that line')
         rows.append(row)
     return rows
 

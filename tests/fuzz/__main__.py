@@ -60,8 +60,9 @@ def main() -> None:
     logging.disable(logging.WARNING)  # what the parsers say of odd inputs that they accept
     began = time.monotonic()
     results = {name: feed(name, arguments.inputs * share // sum(shares.values()), arguments.seed) for name, share in shares.items()}
-    head = ['| target | inputs | accepted | refused, or not judged | slowest, s | deadline, s | crashes |', '|---|---|---|---|---|---|---|']
-    table = '\n'.join([*head, *(row(name, *result) for name, result in results.items())])
+    rows = [row(name, *result) for name, result in results.items()]
+    head = '| target | inputs | accepted | refused, or not judged | slowest, s | deadline, s | crashes |'
+    table = '\n'.join([head, '|---|---|---|---|---|---|---|', *rows])
     print(table)
     if not arguments.only:
         where = (

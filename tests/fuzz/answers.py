@@ -18,7 +18,7 @@ from bapo_jax.tasks import countdown, geometry, math, verifier_pool
 from bapo_jax.tasks.math_answers import is_plain, quick_verdict
 from bapo_jax.tasks.math_text import after_thinking, last_box, tidy
 from tests.fuzz import latex
-from tests.fuzz.feed import ACCEPTED, CRASH, Outcome, Target, one_by_one
+from tests.fuzz.feed import ACCEPTED, CRASH, Outcome, Target, parsing, tried
 
 OVERRAN = 'processor time used up'
 GIVEN_UP = 'given up by sympy'
@@ -100,7 +100,9 @@ def _judged(inputs: Sequence[dict[str, Any]]) -> list[Outcome]:
         if len(inputs) > 1:  # one of them
             return [outcome for said in inputs for outcome in _judged([said])]
         return [Outcome(CRASH, 0.0, f'{type(e).__name__}: {str(e)[:300]!a}')]
-    return [_outcome(pool, said, *verdict, row in unreadable) for row, (said, verdict) in enumerate(zip(inputs, verdicts, strict=True))]
+    return [
+        _outcome(pool, said, *verdict, row in unreadable) for row, (said, verdict) in enumerate(zip(inputs, verdicts, strict=True))
+    ]
 
 
 def _outcome(pool: _Pool, said: dict[str, Any], verdict: Verdict, answer: str | None, unreadable: bool) -> Outcome:
@@ -125,7 +127,7 @@ def _outcome(pool: _Pool, said: dict[str, Any], verdict: Verdict, answer: str | 
 
 @contextmanager
 def answer_text(_: Path) -> Iterator[Target]:
-    yield Target(_response, one_by_one(_read, 2.0), 2.0)
+    yield parsing(_response, _read, 2.0)
 
 
 def _read(said: dict[str, Any]) -> None:
@@ -146,8 +148,9 @@ def _read(said: dict[str, Any]) -> None:
 # ---- Countdown --------------------------------------------------------------------------------------------------------
 
 _PIECES = (
-    '+', '-', '*', '/', '**', '//', '(', ')', '()', ' ', '\t', '\n', '0', '007', '.5', '1e9', '٣', '５', '²', '×', '÷', '−', '\ud800',
-    '\u200b', '=', ',', '_', 'abs', '<answer>', '</answer>', '</think>', '<think>', 'Assistant:', '9' * 30, '(' * 90, '-' * 99, '[', ']',
+    '+', '-', '*', '/', '**', '//', '(', ')', '()', ' ', '\t', '\n', '0', '007', '.5', '1e9', '٣', '５', '²', '×', '÷', '−',
+    '\ud800', '\u200b', '=', ',', '_', 'abs', '<answer>', '</answer>', '</think>', '<think>', 'Assistant:', '9' * 30, '(' * 90,
+    '-' * 99, '[', ']',
 )  # fmt: skip
 
 
@@ -166,8 +169,10 @@ def _countdown(rng: Random) -> dict[str, Any]:
     if rng.random() < 0.02:
         depth = rng.choice((99, 101, 3000, 100_000))
         expression = '(' * depth + expression + ')' * depth
-    response = rng.choice(('<answer>%s</answer>', '<answer> %s </answer>\n', 'So\n<answer>%s</answer>.', '<answer>1</answer> <answer>%s</answer>',
-                           '<answer>%s', '%s</answer>', '<think>7</think><answer>\n%s\n</answer>')).replace('%s', expression)  # fmt: skip
+    response = rng.choice((
+        '<answer>%s</answer>', '<answer> %s </answer>\n', 'So\n<answer>%s</answer>.', '<answer>1</answer> <answer>%s</answer>',
+        '<answer>%s', '%s</answer>', '<think>7</think><answer>\n%s\n</answer>',
+    )).replace('%s', expression)  # fmt: skip
     return {
         'response': response, 'numbers': numbers, 'target': target if type(target) is int else 24,
         'last_block': rng.random() < 0.3, 'thinking': rng.random() < 0.1,
@@ -177,14 +182,15 @@ def _countdown(rng: Random) -> dict[str, Any]:
 def _sum(rng: Random, terms: list[str]) -> str:
     while len(terms) > 1:
         a, b = (terms.pop(rng.randrange(len(terms))) for _ in range(2))
-        terms.append(rng.choice(('{}+{}', '({}+{})', '({} - {})', '{}*{}', '({})*({})', '{}/{}', '(({})/({}))', '-{}+{}')).format(a, b))
+        joined = rng.choice(('{}+{}', '({}+{})', '({} - {})', '{}*{}', '({})*({})', '{}/{}', '(({})/({}))', '-{}+{}'))
+        terms.append(joined.format(a, b))
     return terms[0]
 
 
 def _countdown_outcome(said: dict[str, Any]) -> Outcome:
     truth = {name: said[name] for name in ('numbers', 'target', 'last_block', 'thinking')}
     found: list[tuple[Verdict, str | None]] = []
-    [outcome] = one_by_one(lambda _: found.append(countdown.verify(said['response'], truth)), 2.0)([said])
+    outcome = tried(said, lambda _: found.append(countdown.verify(said['response'], truth)), 2.0)
     if not found:
         return outcome
     [(verdict, answer)] = found
@@ -198,7 +204,8 @@ def _expected(answer: str | None, numbers: list[int], target: int) -> Verdict | 
     """The verdict on plain arithmetic, by Python's own parser; None where the answer has anything else in it, or is deep."""
     if answer is None:
         return Verdict.UNPARSEABLE
-    if not re.fullmatch(r'[0-9+*/() \t-]{1,500}', answer) or re.search(r'\b0\d|\d{19}', answer) or len(re.findall(r'[(-]', answer)) > 60:
+    plain = re.fullmatch(r'[0-9+*/() \t-]{1,500}', answer) and not re.search(r'\b0\d|\d{19}', answer)
+    if not plain or len(re.findall(r'[(-]', answer)) > 60:
         return None
     value = _value(answer)
     if value == 'none':

@@ -73,28 +73,31 @@ def corpus(name: str) -> list[Any]:
     return [json.loads(line) for line in file.read_text('utf-8').splitlines()] if file.is_file() else []
 
 
-def one_by_one(
-    parse: Callable[[Any], None], deadline_s: float, *refusals: type[Exception], naming: str = ''
-) -> Callable[[Sequence[Any]], list[Outcome]]:
-    """The outcomes of a parser that takes one input.
+def parsing(
+    make: Callable[[Random], Any], parse: Callable[[Any], Any], deadline_s: float, *refusals: type[Exception], naming: str = ''
+) -> Target:
+    """The target of a parser that takes one input. It refuses as `tried` says."""
+    return Target(make, lambda inputs: [tried(said, parse, deadline_s, *refusals, naming=naming) for said in inputs], deadline_s)
+
+
+def tried(
+    said: Any, parse: Callable[[Any], Any], deadline_s: float, *refusals: type[Exception], naming: str = ''
+) -> Outcome:
+    """What becomes of an input.
 
     A refusal is an error of exactly one of these types, whose message the pattern `naming` finds: a ValueError of json is none.
     """
-
-    def outcome(said: Any) -> Outcome:
-        began, kind, why = time.perf_counter(), ACCEPTED, ''
-        try:
-            with deadline(deadline_s):
-                parse(said)
-        except Overdue:
-            kind, why = CRASH, f'no end after {deadline_s:g} s'
-        except Exception as e:
-            kind = type(e).__name__
-            if type(e) not in refusals or not re.search(naming, str(e), re.DOTALL) or len(str(e)) > LONGEST:
-                kind, why = CRASH, f'{type(e).__name__}: {str(e)[:300]!a}'
-        return Outcome(kind, time.perf_counter() - began, why)
-
-    return lambda inputs: [outcome(said) for said in inputs]
+    began, kind, why = time.perf_counter(), ACCEPTED, ''
+    try:
+        with deadline(deadline_s):
+            parse(said)
+    except Overdue:
+        kind, why = CRASH, f'no end after {deadline_s:g} s'
+    except Exception as e:
+        kind = type(e).__name__
+        if type(e) not in refusals or not re.search(naming, str(e)) or len(str(e)) > LONGEST:
+            kind, why = CRASH, f'{type(e).__name__}: {str(e)[:300]!a}'
+    return Outcome(kind, time.perf_counter() - began, why)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from bapo_jax.run import directory, lock
 from bapo_jax.run.checkpoint import Checkpoints, DamagedCheckpoint, RunState
 from bapo_jax.run.log import MetricsLog, read_metrics
 from bapo_jax.tasks import countdown, countdown_data, geometry, geometry_data, math, math_data
-from tests.fuzz.feed import Target, one_by_one
+from tests.fuzz.feed import Target, parsing
 
 
 # ---- problems ---------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def rows(folder: Path) -> Iterator[Target]:
                 raise AssertionError(f'names no row: {e}') from e
             raise
 
-    yield Target(_rows, one_by_one(checked, 1.0, ValueError), 1.0)
+    yield parsing(_rows, checked, 1.0, ValueError)
 
 
 def _rows(rng: Random) -> dict[str, str]:
@@ -108,7 +108,7 @@ def tables(folder: Path) -> Iterator[Target]:
         file.write_bytes(said['text'].encode('latin-1'))
         json.dumps(readers[said['kind']].read_problems(file), ensure_ascii=False).encode()
 
-    yield Target(make, one_by_one(parse, 2.0, ValueError, naming=f'^{re.escape(str(file))}'), 2.0)
+    yield parsing(make, parse, 2.0, ValueError, naming=f'^{re.escape(str(file))}')
 
 
 def _png() -> bytes:
@@ -126,9 +126,10 @@ def _parquet(rows_: list[dict[str, Any]]) -> bytes:
 # ---- models and published policies ------------------------------------------------------------------------------------
 
 _MODEL = {
-    'model_type': 'qwen3', 'vocab_size': 12, 'hidden_size': 8, 'intermediate_size': 12, 'num_hidden_layers': 1, 'num_attention_heads': 2,
-    'num_key_value_heads': 1, 'head_dim': 4, 'rope_theta': 10000.0, 'rope_scaling': None, 'rms_norm_eps': 1e-6, 'tie_word_embeddings': False,
-    'hidden_act': 'silu', 'torch_dtype': 'float32', 'max_position_embeddings': 64, 'layer_types': ['full_attention'],
+    'model_type': 'qwen3', 'vocab_size': 12, 'hidden_size': 8, 'intermediate_size': 12, 'num_hidden_layers': 1,
+    'num_attention_heads': 2, 'num_key_value_heads': 1, 'head_dim': 4, 'rope_theta': 10000.0, 'rope_scaling': None,
+    'rms_norm_eps': 1e-6, 'tie_word_embeddings': False, 'hidden_act': 'silu', 'torch_dtype': 'float32',
+    'max_position_embeddings': 64, 'layer_types': ['full_attention'],
 }  # fmt: skip
 _SEEING = {
     'model_type': 'qwen2_5_vl', 'image_token_id': 5, 'tie_word_embeddings': True,
@@ -137,8 +138,9 @@ _SEEING = {
         'rope_parameters': {'rope_type': 'default', 'rope_theta': 1e4, 'mrope_section': [1, 1, 0]},
     },
     'vision_config': {
-        'depth': 3, 'hidden_size': 32, 'intermediate_size': 20, 'num_heads': 2, 'out_hidden_size': 8, 'patch_size': 4, 'in_channels': 3,
-        'window_size': 16, 'fullatt_block_indexes': [1], 'spatial_merge_size': 2, 'temporal_patch_size': 2, 'hidden_act': 'silu',
+        'depth': 3, 'hidden_size': 32, 'intermediate_size': 20, 'num_heads': 2, 'out_hidden_size': 8, 'patch_size': 4,
+        'in_channels': 3, 'window_size': 16, 'fullatt_block_indexes': [1], 'spatial_merge_size': 2, 'temporal_patch_size': 2,
+        'hidden_act': 'silu',
     },
 }  # fmt: skip
 
@@ -152,26 +154,30 @@ def model_config(folder: Path) -> Iterator[Target]:
         config = hf.read_config(folder)
         c = vars(config)
         sizes = [c[name] for name in c if name.startswith('num_') or name.endswith(('_size', '_dim'))]
-        sizes += [v for k, v in vars(config.vision).items() if k not in ('fullatt_block_indexes', 'image_token')] if config.vision else []
+        if config.vision:
+            sizes += [v for k, v in vars(config.vision).items() if k not in ('fullatt_block_indexes', 'image_token')]
         assert all(type(size) is int and 0 < size < 2**31 for size in sizes), sizes
         assert type(config.max_positions) is int and 0 < config.rope_theta < 1e30 and 0 < config.rms_norm_eps < 1e30
         assert config.num_heads % config.num_kv_heads == 0 and config.head_dim % 2 == 0
         json.dumps(hf.architecture(config), allow_nan=False)
         hf.stored_dtype(folder)
 
-    make = lambda rng: other_text(rng.choice((_MODEL, _SEEING)), rng)  # noqa: E731
-    yield Target(make, one_by_one(parse, 1.0, ValueError, naming=re.escape(str(folder / 'config.json'))), 2.0)
+    def make(rng: Random) -> str:
+        return other_text(rng.choice((_MODEL, _SEEING)), rng)
+
+    yield parsing(make, parse, 2.0, ValueError, naming=re.escape(str(folder / 'config.json')))
 
 
 @contextmanager
 def manifests(folder: Path) -> Iterator[Target]:
-    """A published policy in a run, as servers and evaluations read it: manifest, config.json of the run, zarr's description, a part."""
+    """A published policy in a run, as servers and evaluations read it: manifest, config.json, zarr's description, a part."""
     (folder / 'config.json').write_text(json.dumps(_MODEL))
     config = hf.read_config(folder)
     path = publish(folder / 'policy', 7, jax.device_get(hf.init_params(config, 0)), config, 'float32')
     (folder / 'config.json').write_text(json.dumps({'model': {'path': 'there'}}))
-    files = {str(f.relative_to(folder)): f.read_bytes() for f in (path / MANIFEST, folder / 'config.json', *(path / WEIGHTS / 'model.norm.weight').iterdir())}
-    manifest, = (name for name in files if name.endswith(MANIFEST))
+    described = (path / MANIFEST, folder / 'config.json', *(path / WEIGHTS / 'model.norm.weight').iterdir())
+    files = {str(f.relative_to(folder)): f.read_bytes() for f in described}
+    [manifest] = (name for name in files if name.endswith(MANIFEST))
 
     def make(rng: Random) -> dict[str, str]:
         name = manifest if rng.random() < 0.7 else rng.choice(list(files))
@@ -195,7 +201,7 @@ def manifests(folder: Path) -> Iterator[Target]:
         finally:
             file.write_bytes(files[said['file']])
 
-    yield Target(make, one_by_one(parse, 2.0, RefusedPolicy, ValueError, naming=re.escape(str(folder))), 2.0)
+    yield parsing(make, parse, 2.0, RefusedPolicy, ValueError, naming=re.escape(str(folder)))
 
 
 # ---- a run's own files ------------------------------------------------------------------------------------------------
@@ -212,14 +218,16 @@ def run_config(folder: Path) -> Iterator[Target]:
         (folder / 'config.json').write_bytes(said['text'].encode('latin-1'))
         directory.claim(folder, config, prints, here, amend=said['amend'])
 
-    make = lambda rng: {'text': other_text(sound, rng), 'amend': rng.random() < 0.5}  # noqa: E731
-    yield Target(make, one_by_one(parse, 1.0, ValueError, naming=re.escape(str(folder))), 2.0)
+    def make(rng: Random) -> dict[str, Any]:
+        return {'text': other_text(sound, rng), 'amend': rng.random() < 0.5}
+
+    yield parsing(make, parse, 2.0, ValueError, naming=re.escape(str(folder)))
 
 
 @contextmanager
 def metrics(folder: Path) -> Iterator[Target]:
     """metrics.jsonl, as the next trainer reads it and goes on."""
-    lines = [{'step': i, 'critic/score/mean': 0.5, 'accuracy_bins': [1, 2], 'bapo/r_tot': None, 'x': float('nan')} for i in range(5)]
+    lines = [{'step': i, 'critic/score/mean': 0.5, 'accuracy_bins': [1, 2], 'bapo/r_tot': None} for i in range(5)]
     sound = ''.join(json.dumps(line) + '\n' for line in lines)
 
     def make(rng: Random) -> str:
@@ -237,7 +245,7 @@ def metrics(folder: Path) -> Iterator[Target]:
         steps = [row['step'] for row in read_metrics(folder)]
         assert steps == sorted(set(steps)) and all(type(step) is int and step <= 3 for step in steps), steps
 
-    yield Target(make, one_by_one(parse, 1.0, ValueError, naming=rf'^{re.escape(str(folder))}/metrics.jsonl, line \d+ '), 2.0)
+    yield parsing(make, parse, 2.0, ValueError, naming=rf'^{re.escape(str(folder))}/metrics.jsonl, line \d+ ')
 
 
 @contextmanager
@@ -250,15 +258,15 @@ def checkpoints(folder: Path) -> Iterator[Target]:
     first.save(saved, arrays, '{"position": 9}')
     first.close()
     kept = Checkpoints(folder / 'checkpoints', keep=1)
-    names = ('host/metadata', '_CHECKPOINT_METADATA', 'policy/_METADATA', 'policy/_sharding', 'policy/array_metadatas/process_0', 'replay/_METADATA')
-    files = {name: (folder / 'checkpoints' / '7' / name).read_text('latin-1') for name in names if (folder / 'checkpoints' / '7' / name).exists()}
+    names = ('host/metadata', '_CHECKPOINT_METADATA', 'policy/_METADATA', 'policy/_sharding')
+    files = {f'checkpoints/7/{name}': (folder / 'checkpoints' / '7' / name).read_text('latin-1') for name in names}
 
     def make(rng: Random) -> dict[str, str]:
-        name = 'host/metadata' if rng.random() < 0.6 else rng.choice(list(files))
+        name = rng.choice((list(files)[0], *files))
         return {'file': name, 'text': other_text(json.loads(files[name]), rng)}
 
     def parse(said: dict[str, str]) -> None:
-        file = folder / 'checkpoints' / '7' / said['file']
+        file = folder / said['file']
         file.write_bytes(said['text'].encode('latin-1'))
         try:
             run, replay, selector = kept.restore(7, like)
@@ -269,7 +277,7 @@ def checkpoints(folder: Path) -> Iterator[Target]:
         np.testing.assert_array_equal(run.theta.params['w'], arrays['w'])
         np.testing.assert_array_equal(replay['w'], arrays['w'])
 
-    yield Target(make, one_by_one(parse, 20.0, DamagedCheckpoint, naming=re.escape(str(folder))), 20.0, at_once=20)
+    yield parsing(make, parse, 20.0, DamagedCheckpoint, naming=re.escape(str(folder)))
     kept.close()
 
 
@@ -285,4 +293,4 @@ def lock_file(folder: Path) -> Iterator[Target]:
         assert not (folder / lock.FILE).exists()
 
     with mock.patch.object(lock, 'WATCH_S', 0.0), mock.patch('builtins.print'):
-        yield Target(lambda rng: other_text(sound, rng).ljust(512), one_by_one(parse, 5.0), 5.0)
+        yield parsing(lambda rng: other_text(sound, rng).ljust(512), parse, 5.0)

@@ -10,13 +10,14 @@ _LETTERS = ('x', 'y', 'a', 'n', 'k', 'e', 'i', 'A', '\\pi', '\\theta', '\\alpha'
 _SIGNS = ('+', '-', '*', '\\cdot ', '\\times ', '/', '\\div ', '\\pm ', ' ', '')
 _RELATIONS = ('=', '<', '>', '\\le ', '\\geq ', '\\ne ', '\\approx ', '\\equiv ', '\\in ', '≤')
 _FUNCTIONS = ('\\sin', '\\cos ', '\\tan', '\\ln', '\\log', '\\log_2', '\\exp', '\\arcsin', 'f', '\\det', '\\gcd', '\\max')
-_UNITS = ('cm', '\\text{ cm}', '^\\circ', '\\%', ' km/h', '\\text{ dollars}', ' million', '\\mathrm{m}^2', ' p.m.', ' or more', '°', 'th')
-_WORDS = ('\\text{even}', '\\text{no solution}', 'None', 'yes', '\\text{(B)}', 'for all real x', 'undefined', '\\text{and}', 'Evelyn')
+_UNITS = ('cm', '\\text{ cm}', '^\\circ', '\\%', ' km/h', '\\text{ dollars}', ' million', '\\mathrm{m}^2', ' p.m.', ' or more', '°')
+_WORDS = ('\\text{even}', '\\text{no solution}', 'None', 'yes', '\\text{(B)}', 'for all real x', 'undefined', 'Evelyn')
 _PIECES = (
-    '{', '}', '\\frac', '\\frac{', '\\sqrt[', '\\left(', '\\right]', '^', '_', '^{', '\\', '\\\\', '$', '$$', '\\text{', '\\begin{pmatrix}',
-    '\\boxed{', '&', '%', '#', '\\!', '\\,', '\\quad', '|', '\\|', '!', '!!', '\\limits', '\\not', '\\over', '\\mathbb', '\\binom{5}',
-    '\u200b', '\u202e', '\u0661\u0662', '𝟙', '½', '²', '√', '∞', 'é', '日本', '\ud800', '\0', '\n', '\t', '‘', '\\hline', '\\frac12',
-    '__import__', 'lambda', ' or ', '\\sum_{n=1}^{\\infty}', '\\int_0^1', '\\lim_{x\\to0}', '\\prod', "'", '"', ';', ':', '\\ldots', '…',
+    '{', '}', '\\frac', '\\frac{', '\\sqrt[', '\\left(', '\\right]', '^', '_', '^{', '\\', '\\\\', '$', '$$', '\\text{',
+    '\\begin{pmatrix}', '\\boxed{', '&', '%', '#', '\\!', '\\,', '\\quad', '|', '\\|', '!', '!!', '\\limits', '\\not', '\\over',
+    '\\mathbb', '\\binom{5}', '\u200b', '\u202e', '\u0661\u0662', '𝟙', '½', '²', '√', '∞', 'é', '日本', '\ud800', '\0', '\n', '\t',
+    '‘', '\\hline', '\\frac12', '__import__', 'lambda', ' or ', '\\sum_{n=1}^{\\infty}', '\\int_0^1', '\\lim_{x\\to0}', '\\prod',
+    "'", '"', ';', ':', '\\ldots', '…',
 )  # fmt: skip
 
 
@@ -33,19 +34,24 @@ def response(rng: Random, text: str) -> str:
     """What a model writes around an answer."""
     return rng.choice((
         '\\boxed{%s}', '\\boxed{%s}', 'So \\boxed{%s}.', '$\\boxed{%s}$', '<think>\\boxed{7}</think> It is $$\\boxed{%s}$$',
-        '\\fbox{%s}', '\\boxed{%s} or \\boxed{3}', 'Final Answer: The final answer is $%s$. I hope it is correct.', 'The answer is %s',
-        'the answer is $%s$.', '\\[ %s \\]', '\\boxed{%s', '<think> %s', '%s', '\\boxed %s', '\\boxed{\\boxed{%s}}', '**%s**',
+        '\\fbox{%s}', '\\boxed{%s} or \\boxed{3}', 'Final Answer: The final answer is $%s$. I hope it is correct.',
+        'The answer is %s', 'the answer is $%s$.', '\\[ %s \\]', '\\boxed{%s', '<think> %s', '%s', '\\boxed %s',
+        '\\boxed{\\boxed{%s}}', '**%s**',
     )).replace('%s', text)  # fmt: skip
 
 
 def number(rng: Random) -> str:
+    if rng.random() < 0.6:
+        return str(rng.randint(0, 30))
     return rng.choice((
-        lambda: str(rng.randint(-9, 30)), lambda: str(rng.randint(0, 10**6)), lambda: f'{rng.uniform(-50, 50):.{rng.randint(1, 6)}f}',
-        lambda: f'{rng.randint(1, 999)},{rng.randint(0, 999):03d}', lambda: f'.{rng.randint(0, 99)}', lambda: f'{rng.randint(1, 9)}.',
-        lambda: ''.join(rng.choices('0123456789', k=rng.choice((20, 60, 350, 450)))), lambda: f'0.\\overline{{{rng.randint(1, 99)}}}',
-        lambda: f'{rng.randint(1, 99)}e{rng.randint(-400, 999)}', lambda: f'{rng.randint(1, 9)} \\times 10^{{{rng.randint(-30, 99)}}}',
-        lambda: f'{rng.randint(0, 10**5):b}_2', lambda: f'{rng.randint(1, 12)}:{rng.randint(0, 59):02d}', lambda: '0' * rng.randint(1, 5),
-    ) if rng.random() < 0.4 else (lambda: str(rng.randint(0, 30)),))()  # fmt: skip
+        lambda: str(rng.randint(-9, 30)), lambda: str(rng.randint(0, 10**6)),
+        lambda: f'{rng.uniform(-50, 50):.{rng.randint(1, 6)}f}', lambda: f'{rng.randint(1, 999)},{rng.randint(0, 999):03d}',
+        lambda: f'.{rng.randint(0, 99)}', lambda: f'{rng.randint(1, 9)}.',
+        lambda: ''.join(rng.choices('0123456789', k=rng.choice((20, 60, 350, 450)))),
+        lambda: f'0.\\overline{{{rng.randint(1, 99)}}}', lambda: f'{rng.randint(1, 99)}e{rng.randint(-400, 999)}',
+        lambda: f'{rng.randint(1, 9)} \\times 10^{{{rng.randint(-30, 99)}}}', lambda: f'{rng.randint(0, 10**5):b}_2',
+        lambda: f'{rng.randint(1, 12)}:{rng.randint(0, 59):02d}', lambda: '0' * rng.randint(1, 5),
+    ))()  # fmt: skip
 
 
 def expression(rng: Random, depth: int = 2) -> str:
@@ -54,10 +60,11 @@ def expression(rng: Random, depth: int = 2) -> str:
     inner = [expression(rng, depth - rng.randint(1, 2)) for _ in range(2)]
     a, b = inner
     return rng.choice((
-        f'\\frac{{{a}}}{{{b}}}', f'\\dfrac{{{a}}}{{{b}}}', f'\\frac{a[0]}{b[0]}', f'{a}/{b}', f'\\sqrt{{{a}}}', f'\\sqrt[{a[:3]}]{{{b}}}',
-        f'\\sqrt{a}', f'{a}{rng.choice(_SIGNS)}{b}', f'{a}{rng.choice(_SIGNS)}{b}', f'{a}+{b}', f'{a}-{b}', f'({a})', f'\\left({a}\\right)',
-        f'{a}^{{{rng.choice("23nx")}}}', f'{a}^{rng.randint(0, 9)}', f'-{a}', f'|{a}|', f'{rng.randint(0, 9)}!', f'\\binom{{{a}}}{{{b}}}',
-        f'{rng.choice(_FUNCTIONS)}({a})', f'{rng.choice(_FUNCTIONS)}{{{a}}}', f'\\lfloor {a} \\rfloor', f'\\overline{{{a}}}', f'{a}\\{b}',
+        f'\\frac{{{a}}}{{{b}}}', f'\\dfrac{{{a}}}{{{b}}}', f'\\frac{a[0]}{b[0]}', f'{a}/{b}', f'\\sqrt{{{a}}}',
+        f'\\sqrt[{a[:3]}]{{{b}}}', f'\\sqrt{a}', f'{a}{rng.choice(_SIGNS)}{b}', f'{a}{rng.choice(_SIGNS)}{b}', f'{a}+{b}',
+        f'{a}-{b}', f'({a})', f'\\left({a}\\right)', f'{a}^{{{rng.choice("23nx")}}}', f'{a}^{rng.randint(0, 9)}', f'-{a}', f'|{a}|',
+        f'{rng.randint(0, 9)}!', f'\\binom{{{a}}}{{{b}}}', f'{rng.choice(_FUNCTIONS)}({a})', f'{rng.choice(_FUNCTIONS)}{{{a}}}',
+        f'\\lfloor {a} \\rfloor', f'\\overline{{{a}}}', f'{a}\\{b}',
     ))  # fmt: skip
 
 
@@ -70,7 +77,8 @@ def _list(rng: Random) -> str:
 
 
 def _bracketed(rng: Random) -> str:
-    opening, closing = rng.choice(('()', '[]', '(]', '[)', '<>', ('\\{', '\\}'), ('\\left\\{', '\\right\\}'), '{}', ('\\langle', '\\rangle')))
+    escaped = ('\\{', '\\}'), ('\\left\\{', '\\right\\}'), ('\\langle', '\\rangle')
+    opening, closing = rng.choice(('()', '[]', '(]', '[)', '<>', '{}', *escaped))
     return opening + ', '.join(_many(rng)) + closing
 
 
@@ -99,7 +107,7 @@ def _labelled(rng: Random) -> str:
 
 
 def _deep(rng: Random) -> str:
-    opening, closing = rng.choice((('(', ')'), ('{', '}'), ('\\frac{1}{1+', '}'), ('\\sqrt{', '}'), ('[', ']'), ('\\text{', '}'), ('-', '')))
+    opening, closing = rng.choice(('()', '{}', '[]', ('\\frac{1}{1+', '}'), ('\\sqrt{', '}'), ('\\text{', '}'), ('-', '')))
     depth = rng.choice((5, 5, 5, 12, 12, 39, 41, 3000))
     return opening * depth + number(rng) + closing * (depth - rng.randint(0, 1))
 
@@ -109,8 +117,9 @@ def _absurd(rng: Random) -> str:
     a = rng.randint(2, 99)
     return rng.choice((
         f'{a}^{{{a}^{{{a}}}}}', f'({a}!)!', f'{a}^{{{10 ** rng.randint(3, 12)}}}', f'\\binom{{{10**9}}}{{{10**8}}}', f'{10**7}!',
-        f'\\frac{{1}}{{{a}^{{{a}^{a}}}}}', f'\\sum_{{k=1}}^{{{10**9}}} k', f'e^{{e^{{e^{{{a}}}}}}}', f'{a}^{a}^{a}', f'\\sin({10**300})',
-        '+'.join(f'x^{{{k}}}' for k in range(300)), f'(x+1)^{{{10**4}}}', f'\\sqrt[{10**9}]{{{a}}}', f'{10**400} \\bmod {a}',
+        f'\\frac{{1}}{{{a}^{{{a}^{a}}}}}', f'\\sum_{{k=1}}^{{{10**9}}} k', f'e^{{e^{{e^{{{a}}}}}}}', f'{a}^{a}^{a}',
+        f'\\sin({10**300})', '+'.join(f'x^{{{k}}}' for k in range(300)), f'(x+1)^{{{10**4}}}', f'\\sqrt[{10**9}]{{{a}}}',
+        f'{10**400} \\bmod {a}',
     ))  # fmt: skip
 
 
@@ -119,9 +128,10 @@ def _noise(rng: Random) -> str:
 
 
 _ANSWERS: tuple[Callable[[Random], str], ...] = (
-    expression, expression, expression, lambda rng: expression(rng, 3), number, number, _list, _list, _bracketed, _bracketed, _sets, _relation,
-    _matrix, _builder, _labelled, _noise, _noise, lambda rng: number(rng) + rng.choice(_UNITS), lambda rng: rng.choice(_WORDS),
-    lambda rng: f'\\text{{{expression(rng)}}}', lambda rng: f'{rng.randint(1, 9)} \\frac{{{rng.randint(1, 9)}}}{{{rng.randint(1, 9)}}}',
+    expression, expression, expression, lambda rng: expression(rng, 3), number, number, _list, _list, _bracketed, _bracketed, _sets,
+    _relation, _matrix, _builder, _labelled, _noise, _noise, lambda rng: number(rng) + rng.choice(_UNITS),
+    lambda rng: rng.choice(_WORDS), lambda rng: f'\\text{{{expression(rng)}}}',
+    lambda rng: f'{rng.randint(1, 9)} \\frac{{{rng.randint(1, 9)}}}{{{rng.randint(1, 9)}}}',
 )  # fmt: skip
 
 
@@ -130,7 +140,8 @@ _ANSWERS: tuple[Callable[[Random], str], ...] = (
 
 def styled_pair(rng: Random) -> tuple[str, str, bool]:
     """An accepted answer, a number written otherwise, and whether they are equal."""
-    value = Fraction(rng.randint(-(10 ** rng.choice((2, 6, 30))), 10 ** rng.choice((2, 6, 30))), rng.choice((1, 1, 2, 7, 10, 100, 360)))
+    most = 10 ** rng.choice((2, 6, 30))
+    value = Fraction(rng.randint(-most, most), rng.choice((1, 1, 2, 7, 10, 100, 360)))
     equal = rng.random() < 0.6
     other = value if equal else value + rng.choice((1, -1, Fraction(1, value.denominator)))
     return styled(rng, value), styled(rng, other), equal
@@ -141,10 +152,12 @@ def styled(rng: Random, value: Fraction) -> str:
     k = rng.randint(2, 9)
     styles = [f'\\frac{{{above}}}{{{below}}}', f'\\dfrac{{{above * k}}}{{{below * k}}}', f'{above}/{below}']
     if below == 1:
-        styles = [str(above), f'{above:,}', f'{above:,}'.replace(',', '{,}'), f'{above}.0', f'\\frac{{{above * k}}}{{{k}}}', *styles]
-        styles.append(str(above).translate({48 + d: 0xFF10 + d for d in range(10)}))  # full-width digits
+        grouped, full_width = f'{above:,}', str(above).translate({48 + d: 0xFF10 + d for d in range(10)})
+        styles += [str(above), grouped, grouped.replace(',', '{,}'), f'{above}.0', f'\\frac{{{above * k}}}{{{k}}}', full_width]
     elif 100 % below == 0:
         styles.append(f'{above * 100 // below // 100}.{above * 100 // below % 100:02d}')
     text = sign + rng.choice(styles)
-    around = ('{}', '{}.', '${}$', '\\text{{{}}}', '\\, {} ', '{}\\;') + (('{{{}}}', '\\left({}\\right)') if ',' not in text else ())  # a list?
+    around = ['{}', '{}.', '${}$', '\\text{{{}}}', '\\, {} ', '{}\\;']
+    if ',' not in text:  # in brackets, a list of numbers
+        around += ['{{{}}}', '\\left({}\\right)']
     return rng.choice(around).format(text)

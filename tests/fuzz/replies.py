@@ -17,7 +17,7 @@ from bapo_jax.rollout.replies import (
     Asked, BadResponse, read_group, read_model_length, read_results, read_success, read_tokens_done, seconds_to_wait,
 )  # fmt: skip
 from benchmarks.replaying_server import random_group, reply
-from tests.fuzz.feed import Target, one_by_one
+from tests.fuzz.feed import Target, parsing
 
 SERVER = 'http://there:8000'
 VOCABULARY, STOPS, MARK = 1000, (3, 4), 9
@@ -30,7 +30,7 @@ METRICS = '\n'.join(
 
 
 def recorded() -> dict[str, Any]:
-    """What vLLM says, byte for byte but for its names (tests/rollout/test_real_server.py): a response that stops, and one that is cut."""
+    """What vLLM says, byte for byte but for its names (rollout/test_real_server.py): a response that stops, and one that is cut."""
     stops, cut = random_group(0, 2, 4, VOCABULARY)
     stops = stops._replace(tokens=np.array([5, 999, 8, STOPS[0]], np.int32), finish='stop')
     said = reply([stops, cut._replace(tokens=np.array([7, 7, 0, MARK], np.int32))], '7')
@@ -72,4 +72,4 @@ def _make(rng: Random) -> dict[str, str]:
 
 @contextmanager
 def replies(_: Path) -> Iterator[Target]:
-    yield Target(_make, one_by_one(_read, 1.0, BadResponse, RolloutError, naming=f'^{SERVER}'), 2.0)
+    yield parsing(_make, _read, 2.0, BadResponse, RolloutError, naming=f'^{SERVER}')

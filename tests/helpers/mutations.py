@@ -13,8 +13,9 @@ VALUES = (
     [], [None], [0], [[3]], [10**12] * 9, {}, {'0': 0}, {'version': '7', 'start': 0, 'end': 3}, {'logprob': 'no'},
 )  # fmt: skip
 PIECES = (
-    b'', b'\0', b'\xff', b'\xef\xbb\xbf', b'\xc3\xa9', b'\n', b'\n\n', b'null', b'NaN', b'-Infinity', b'1e999', b'9' * 5000, b'"', b'{',
-    b'}', b',', b'{"a":' * 900 + b'0' + b'}' * 900, b'[' * 900 + b']' * 900, b'[' * 20_000, b'"\\ud800"', b'\\u0000', b'true', b'-0',
+    b'', b'\0', b'\xff', b'\xef\xbb\xbf', b'\xc3\xa9', b'\n', b'\n\n', b'null', b'NaN', b'-Infinity', b'1e999', b'9' * 5000, b'"',
+    b'{', b'}', b',', b'{"a":' * 900 + b'0' + b'}' * 900, b'[' * 900 + b']' * 900, b'[' * 20_000, b'"\\ud800"', b'\\u0000', b'true',
+    b'-0',
 )  # fmt: skip
 
 
