@@ -9,7 +9,7 @@ from tests.fuzz.targets import TARGETS
 
 IN_PROCESSES = ['mathematics']
 # Of each, some must be accepted and some refused: else what is fed is no test of the parser.
-SAMPLE = {'checkpoints': 40, 'lock_file': 100}
+SAMPLE = {'manifests': 100, 'checkpoints': 40, 'lock_file': 100}
 ALWAYS_ACCEPTED = ['answer_text', 'lock_file']
 
 
@@ -20,7 +20,7 @@ def crashes(tally):
 @pytest.mark.parametrize('name', [name for name in TARGETS if name not in IN_PROCESSES])
 def test_what_is_parsed_is_accepted_or_refused_by_name(name, tmp_path):
     with TARGETS[name][0](tmp_path) as target:
-        tally = fed(name, target, SAMPLE.get(name, 400))
+        tally = fed(name, target, SAMPLE.get(name, 300))
     assert crashes(tally) == []
     assert tally.kinds[ACCEPTED] and (len(tally.kinds) > 1 or name in ALWAYS_ACCEPTED)
 
@@ -28,7 +28,7 @@ def test_what_is_parsed_is_accepted_or_refused_by_name(name, tmp_path):
 @pytest.mark.slow
 def test_whatever_a_model_writes_has_a_verdict(tmp_path):
     with TARGETS['mathematics'][0](tmp_path) as target:
-        tally = fed('mathematics', target, 60)
+        tally = fed('mathematics', target, 40)
     assert crashes(tally) == [] and tally.kinds[ACCEPTED]
 
 

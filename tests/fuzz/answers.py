@@ -127,7 +127,7 @@ def _outcome(pool: _Pool, said: dict[str, Any], verdict: Verdict, answer: str | 
 
 @contextmanager
 def answer_text(_: Path) -> Iterator[Target]:
-    yield parsing(_response, _read, 2.0)
+    yield parsing(_response, _read, 10.0)
 
 
 def _read(said: dict[str, Any]) -> None:
@@ -156,7 +156,7 @@ _PIECES = (
 
 @contextmanager
 def countdown_answers(_: Path) -> Iterator[Target]:
-    yield Target(_countdown, lambda inputs: [_countdown_outcome(said) for said in inputs], 2.0)
+    yield Target(_countdown, lambda inputs: [_countdown_outcome(said) for said in inputs], 10.0)
 
 
 def _countdown(rng: Random) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _sum(rng: Random, terms: list[str]) -> str:
 def _countdown_outcome(said: dict[str, Any]) -> Outcome:
     truth = {name: said[name] for name in ('numbers', 'target', 'last_block', 'thinking')}
     found: list[tuple[Verdict, str | None]] = []
-    outcome = tried(said, lambda _: found.append(countdown.verify(said['response'], truth)), 2.0)
+    outcome = tried(said, lambda _: found.append(countdown.verify(said['response'], truth)), 10.0)
     if not found:
         return outcome
     [(verdict, answer)] = found

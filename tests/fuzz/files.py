@@ -80,7 +80,7 @@ def rows(folder: Path) -> Iterator[Target]:
                 raise AssertionError(f'names no row: {e}') from e
             raise
 
-    yield parsing(_rows, checked, 1.0, ValueError)
+    yield parsing(_rows, checked, 10.0, ValueError)
 
 
 def _rows(rng: Random) -> dict[str, str]:
@@ -108,7 +108,7 @@ def tables(folder: Path) -> Iterator[Target]:
         file.write_bytes(said['text'].encode('latin-1'))
         json.dumps(readers[said['kind']].read_problems(file), ensure_ascii=False).encode()
 
-    yield parsing(make, parse, 2.0, ValueError, naming=f'^{re.escape(str(file))}')
+    yield parsing(make, parse, 10.0, ValueError, naming=f'^{re.escape(str(file))}')
 
 
 def _png() -> bytes:
@@ -165,7 +165,7 @@ def model_config(folder: Path) -> Iterator[Target]:
     def make(rng: Random) -> str:
         return other_text(rng.choice((_MODEL, _SEEING)), rng)
 
-    yield parsing(make, parse, 2.0, ValueError, naming=re.escape(str(folder / 'config.json')))
+    yield parsing(make, parse, 10.0, ValueError, naming=re.escape(str(folder / 'config.json')))
 
 
 @contextmanager
@@ -201,7 +201,7 @@ def manifests(folder: Path) -> Iterator[Target]:
         finally:
             file.write_bytes(files[said['file']])
 
-    yield parsing(make, parse, 2.0, RefusedPolicy, ValueError, naming=re.escape(str(folder)))
+    yield parsing(make, parse, 10.0, RefusedPolicy, ValueError, naming=re.escape(str(folder)))
 
 
 # ---- a run's own files ------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def run_config(folder: Path) -> Iterator[Target]:
     def make(rng: Random) -> dict[str, Any]:
         return {'text': other_text(sound, rng), 'amend': rng.random() < 0.5}
 
-    yield parsing(make, parse, 2.0, ValueError, naming=re.escape(str(folder)))
+    yield parsing(make, parse, 10.0, ValueError, naming=re.escape(str(folder)))
 
 
 @contextmanager
@@ -245,7 +245,7 @@ def metrics(folder: Path) -> Iterator[Target]:
         steps = [row['step'] for row in read_metrics(folder)]
         assert steps == sorted(set(steps)) and all(type(step) is int and step <= 3 for step in steps), steps
 
-    yield parsing(make, parse, 2.0, ValueError, naming=rf'^{re.escape(str(folder))}/metrics.jsonl, line \d+ ')
+    yield parsing(make, parse, 10.0, ValueError, naming=rf'^{re.escape(str(folder))}/metrics.jsonl, line \d+ ')
 
 
 @contextmanager
@@ -293,4 +293,4 @@ def lock_file(folder: Path) -> Iterator[Target]:
         assert not (folder / lock.FILE).exists()
 
     with mock.patch.object(lock, 'WATCH_S', 0.0), mock.patch('builtins.print'):
-        yield parsing(lambda rng: other_text(sound, rng).ljust(512), parse, 5.0)
+        yield parsing(lambda rng: other_text(sound, rng).ljust(512), parse, 10.0)

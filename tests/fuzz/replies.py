@@ -72,4 +72,4 @@ def _make(rng: Random) -> dict[str, str]:
 
 @contextmanager
 def replies(_: Path) -> Iterator[Target]:
-    yield parsing(_make, _read, 2.0, BadResponse, RolloutError, naming=f'^{SERVER}')
+    yield parsing(_make, _read, 10.0, BadResponse, RolloutError, naming=f'^{SERVER}')
