@@ -8,8 +8,8 @@ from tests.fuzz.feed import ACCEPTED, CRASH, fed, parsing
 from tests.fuzz.targets import TARGETS
 
 IN_PROCESSES = ['mathematics']
-# Of each, some must be accepted and some refused: else what is fed is no test of the parser.
-SAMPLE = {'manifests': 100, 'checkpoints': 40, 'lock_file': 100}
+SAMPLE = {'replies': 3000, 'manifests': 100, 'checkpoints': 40, 'lock_file': 100}
+# Of the others some must be accepted and some refused: else what is fed is no test of the parser.
 ALWAYS_ACCEPTED = ['answer_text', 'lock_file']
 
 

@@ -173,7 +173,8 @@ def manifests(folder: Path) -> Iterator[Target]:
     """A published policy in a run, as servers and evaluations read it: manifest, config.json, zarr's description, a part."""
     (folder / 'config.json').write_text(json.dumps(_MODEL))
     config = hf.read_config(folder)
-    path = publish(folder / 'policy', 7, jax.device_get(hf.init_params(config, 0)), config, 'float32')
+    params = jax.tree.map(lambda x: np.ones(x.shape, np.float32), hf.abstract_params(config)[1])
+    path = publish(folder / 'policy', 7, params, config, 'float32')
     (folder / 'config.json').write_text(json.dumps({'model': {'path': 'there'}}))
     described = (path / MANIFEST, folder / 'config.json', *(path / WEIGHTS / 'model.norm.weight').iterdir())
     files = {str(f.relative_to(folder)): f.read_bytes() for f in described}

@@ -8,8 +8,8 @@ from tests.fuzz.replies import replies
 
 TARGETS = {
     'mathematics': (mathematics, 40_000),
-    'answer_text': (answer_text, 150_000),
-    'countdown': (countdown_answers, 250_000),
+    'answer_text': (answer_text, 120_000),
+    'countdown': (countdown_answers, 280_000),
     'rows': (files.rows, 150_000),
     'tables': (files.tables, 50_000),
     'replies': (replies, 200_000),
