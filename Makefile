@@ -36,6 +36,10 @@ rows: env
 faults: .venv/ready-test
 	.venv/bin/python -m tests.faults $(ARGS)
 
+# Feeds everything that parses what it did not write with a million inputs; its table goes into docs/operations.md.
+fuzz: .venv/ready-test
+	.venv/bin/python -m tests.fuzz $(ARGS)
+
 # What one CUDA card gives, in three parts of under 8 minutes and the quickstart. Wants jax[cuda13], flax and optax in the python3 on
 # the PATH and nothing else; ARGS=--table prints what has been run.
 gpu-report:
@@ -101,4 +105,4 @@ train-vllm: env vllm-env
 clean-env:
 	rm -rf .venv .venv-vllm .venv-audit .tpu-compiler
 
-.PHONY: help env train test rows quick faults audit gpu-report vllm-env tpu-compiler train-vllm clean-env
+.PHONY: help env train test rows quick faults fuzz audit gpu-report vllm-env tpu-compiler train-vllm clean-env

@@ -125,12 +125,18 @@ def _of_hugging_face(directory: Path) -> StoredPolicy:
 
 def _run_config(run: Path) -> dict[str, Any] | None:
     file = run / 'config.json'
-    return read_config(file) if file.is_file() else None
+    if not file.is_file():
+        return None
+    config = read_config(file)
+    model = config.get('model')
+    if not (isinstance(model, dict) and isinstance(model.get('path'), str)):
+        raise ValueError(f'{file} is damaged (it does not name the model, model.path); restore it')
+    return config
 
 
 def _base(run_config: dict[str, Any] | None) -> Path | None:
     """The model that a run started from."""
-    return Path(run_config['model']['path']) if run_config else None
+    return Path(run_config['model']['path']) if run_config is not None else None
 
 
 def _load(directory: Path, model: ModelConfig, mesh: Mesh) -> hf.Params:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -36,27 +36,34 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
     """Reads the decoder's shape from `path/config.json`; what is `stated` (`overrides`) counts in its place.
 
     Raises FileNotFoundError where the directory or the file is missing. Raises ValueError, naming the field, where the file asks
-    for something that `Qwen` leaves out.
+    for something that `Qwen` leaves out, or a value is none from which a model can be made.
     """
     file = Path(path) / 'config.json'
     if not file.is_file():
         raise FileNotFoundError(f'model.path={str(path)!r}: no config.json there; give a Hugging Face model directory')
     try:
         c = json.loads(file.read_text('utf-8'))
-    except ValueError as e:
-        raise ValueError(f'{file}: not valid JSON ({e}); fetch the model directory again') from e
-    if c.get('model_type') not in MODEL_TYPES:
-        raise ValueError(f'{file}: model_type={c.get("model_type")!r} is not supported; supported: {", ".join(MODEL_TYPES)}')
-    c = _flat(with_stated(c, stated))
-    unsupported = _unsupported(c)
-    if unsupported:
-        raise ValueError(f'{file}: {"; ".join(unsupported)}')
-    rope = (c.get('rope_scaling') or {}) | (c.get('rope_parameters') or {})  # transformers 4 and 5
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f'{file}: not valid JSON ({str(e)[:200]}); fetch the model directory again') from e
+    if not isinstance(c, dict) or c.get('model_type') not in MODEL_TYPES:
+        found = c.get('model_type') if isinstance(c, dict) else None
+        raise ValueError(f'{file}: model_type={_short(found)} is not supported; supported: {", ".join(MODEL_TYPES)}')
+
+    def refuse(messages: list[str]) -> None:
+        if messages:
+            raise ValueError(f'{file}: {"; ".join(messages)}')
+
+    refuse(_malformed(c))
+    refuse(_malformed(c.get('text_config') or {}))
+    c = {field: value for field, value in _flat(with_stated(c, stated)).items() if value is not None}
+    rope = c.get('rope_scaling', {}) | c.get('rope_parameters', {})  # transformers 4 and 5
+    refuse(_malformed(c) + _malformed(rope))
+    refuse(_unsupported(c))
     has_vision = c['model_type'] == 'qwen2_5_vl'
     try:
         # Qwen3 must state its head size; Qwen2's default is width / heads.
         head_dim = c['head_dim'] if c['model_type'] == 'qwen3' else c.get('head_dim')
-        return ModelConfig(
+        config = ModelConfig(
             model_type=c['model_type'],
             vocab_size=c['vocab_size'],
             hidden_size=c['hidden_size'],
@@ -75,21 +82,30 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
         )
     except KeyError as e:
         raise ValueError(f'{file}: the field {e.args[0]!r} is missing') from e
+    if config.num_heads % config.num_kv_heads or config.head_dim % 2 or not config.head_dim:
+        raise ValueError(
+            f'{file}: {config.num_heads} heads of {config.head_dim} numbers and {config.num_kv_heads} heads of keys make no model; '
+            'num_key_value_heads divides num_attention_heads, and head_dim is even'
+        )
+    if has_vision and sum(config.mrope_section) != config.head_dim // 2:
+        section = list(config.mrope_section)
+        raise ValueError(f'{file}: mrope_section={section} must add up to half of head_dim, {config.head_dim // 2}')
+    return config
 
 
 def with_stated(config: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json with what is `stated` (`overrides`) in place of its decoder's fields; the sections of its positions stay."""
-    decoder = config.get('text_config', config)
+    decoder = config.get('text_config') or config
     kept = {k: v for k, v in (decoder.get('rope_parameters') or {}).items() if k == 'mrope_section'}
     decoder = {**decoder, **stated, **({'rope_parameters': stated['rope_parameters'] | kept} if 'rope_parameters' in stated else {})}
-    return {**config, 'text_config': decoder} if 'text_config' in config else decoder
+    return {**config, 'text_config': decoder} if config.get('text_config') else decoder
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
     """A config.json with the decoder's fields at its top, and the vision tower's there by dotted names."""
-    decoder = config.get('text_config', {})
+    decoder = config.get('text_config') or {}
     return {
-        **config, **decoder, **{f'vision_config.{field}': value for field, value in config.get('vision_config', {}).items()},
+        **config, **decoder, **{f'vision_config.{field}': value for field, value in (config.get('vision_config') or {}).items()},
         'model_type': config['model_type'],
         'tie_word_embeddings': config.get('tie_word_embeddings') or decoder.get('tie_word_embeddings'),
     }  # fmt: skip
@@ -102,6 +118,45 @@ def _vision(c: dict[str, Any]) -> VisionConfig:
     fields['fullatt_block_indexes'] = tuple(fields['fullatt_block_indexes'])
     in_channels = c.get('vision_config.in_channels') or c.get('vision_config.in_chans', 3)  # transformers 5, and what Qwen wrote
     return VisionConfig(**fields, in_channels=in_channels, image_token=c['image_token_id'])
+
+
+_SECTIONS = ('text_config', 'vision_config', 'rope_parameters', 'rope_scaling')
+_OF_VISION = [field.name for field in dataclasses.fields(VisionConfig) if field.type == 'int' and field.name != 'image_token']
+_SIZES = (
+    'vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads', 'num_key_value_heads', 'head_dim',
+    *(f'vision_config.{name}' for name in (*_OF_VISION, 'in_chans')),
+)  # fmt: skip
+
+
+def _is_count(value: Any, least: int = 0) -> bool:
+    return type(value) is int and least <= value < 2**31
+
+
+_KINDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (_SECTIONS, lambda v: isinstance(v, dict), 'an object'),
+    (_SIZES, lambda v: _is_count(v, 1), 'a whole number from 1 on'),
+    (('max_position_embeddings', 'image_token_id'), _is_count, 'a whole number from 0 on'),
+    (('rope_theta', 'rms_norm_eps'), lambda v: type(v) in (int, float) and 0 < v < 1e30, 'a positive number'),
+    (('tie_word_embeddings', 'use_sliding_window', 'attention_bias'), lambda v: type(v) is bool, 'true or false'),
+    (('layer_types',), lambda v: isinstance(v, list) and all(isinstance(t, str) for t in v), 'a list of names'),
+    (
+        ('mrope_section', 'vision_config.fullatt_block_indexes'),
+        lambda v: isinstance(v, list) and all(map(_is_count, v)),
+        'a list of whole numbers',
+    ),
+)  # fmt: skip
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:100]
+
+
+def _malformed(c: Mapping[str, Any]) -> list[str]:
+    """One message for each field whose value is of another kind. null is as good as no field."""
+    return [
+        f'{field}={_short(c[field])} must be {kind}'
+        for fields, fits, kind in _KINDS for field in fields if c.get(field) is not None and not fits(c[field])
+    ]  # fmt: skip
 
 
 def _unsupported(c: dict[str, Any]) -> list[str]:
@@ -125,7 +180,7 @@ def _unsupported(c: dict[str, Any]) -> list[str]:
         (features, not has_vision or c.get(features) in (None, c.get('hidden_size')), 'the width of the decoder, hidden_size'),
         ('quantization_config', not c.get('quantization_config'), 'weights that are not quantised'),
     )
-    return [f'{field}={c[field]!r} is not supported; supported: {values}' for field, fine, values in supported if not fine]
+    return [f'{field}={_short(c[field])} is not supported; supported: {values}' for field, fine, values in supported if not fine]
 
 
 def architecture(config: ModelConfig) -> dict[str, Any]:

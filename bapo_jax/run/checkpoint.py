@@ -240,8 +240,8 @@ class Checkpoints:
         return aside
 
     def _host_part(self, step: int) -> dict[str, Any]:
-        host = dict(self._read(step, ocp.args.Composite(host=ocp.args.JsonRestore())).host)
-        if host.pop('checksum', None) != checksum_of_text(host):
+        host = self._read(step, ocp.args.Composite(host=ocp.args.JsonRestore())).host
+        if not isinstance(host, dict) or host.pop('checksum', None) != checksum_of_text(host):
             raise self._damaged(step, 'its host part is not what was saved')
         return host
 

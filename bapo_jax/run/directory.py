@@ -64,9 +64,9 @@ def claim(
         refused = [name for name in differences(old, new) if not (amend and _is_one_of(name, AMENDABLE))]
         if refused:
             amendable = [name for name in refused if _is_one_of(name, AMENDABLE)]
-            remedy = f', or --amend to change {", ".join(amendable)} from here on' if amendable else ''
+            remedy = f', or --amend to change {", ".join(amendable)[:1000]} from here on' if amendable else ''
             raise ValueError(
-                f'{workdir} holds a run with other settings; they differ in {", ".join(refused)}. '
+                f'{workdir} holds a run with other settings; they differ in {", ".join(refused)[:1000]}. '
                 f'Give another --workdir, or the settings of that run{remedy}'
             )
         before, now = _flat(old), _flat(new)
@@ -83,10 +83,11 @@ def read_config(path: Path) -> dict[str, Any]:
     """A run's config.json. Raises ValueError where it is no JSON object."""
     try:
         config = json.loads(path.read_text('utf-8'))
+        if not isinstance(config, dict):
+            raise ValueError('it holds no object')
+        _flat(config)  # raises RecursionError where it is too deep to be compared
     except (ValueError, RecursionError) as e:
         raise ValueError(f'{path} is damaged ({str(e)[:200]}); restore it, or give another --workdir') from e
-    if not isinstance(config, dict):
-        raise ValueError(f'{path} is damaged (it holds no object); restore it, or give another --workdir')
     return config
 
 

@@ -56,7 +56,7 @@ def read_metrics(directory: Path) -> list[dict[str, Any]]:
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows, one a step, of a file of JSON lines. Leaves out a last line that a crash cut short.
 
-    Raises ValueError, naming the line, where another line is no row.
+    Raises ValueError, naming the line, where another line is no row, or of no later step than the line before.
     """
     if not path.is_file():
         return []
@@ -66,8 +66,11 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
         except (ValueError, RecursionError) as e:
             raise ValueError(f'{path}, line {number} is damaged ({str(e)[:200]}); restore the file, or remove that line') from e
-        if not isinstance(row, dict) or not isinstance(row.get('step'), int):
+        if not isinstance(row, dict) or type(row.get('step')) is not int:
             raise ValueError(f"{path}, line {number} has no 'step'; restore the file, or remove that line")
+        if rows and row['step'] <= rows[-1]['step']:
+            steps = f'step {row["step"]}, after {rows[-1]["step"]}'
+            raise ValueError(f'{path}, line {number} is of {steps}; restore the file, or remove that line')
         rows.append(row)
     return rows
 

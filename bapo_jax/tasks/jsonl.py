@@ -24,7 +24,9 @@ def jsonl_rows(path: Path, wanted: str) -> Iterator[tuple[str, dict]]:
         where = f'{path}, row {number}'
         try:
             row = json.loads(line.decode('utf-8'))
-        except UnicodeDecodeError:
+            if b'\\u' in line:
+                json.dumps(row, ensure_ascii=False).encode()  # "\\ud800" is JSON, and no character
+        except UnicodeError:
             raise ValueError(f'{where}: not UTF-8 text; save the file as UTF-8') from None
         except (ValueError, RecursionError) as error:
             raise ValueError(f'{where}: not a line of JSON ({short(error)}); mend the line, or write the file again') from None

@@ -157,7 +157,7 @@ def verify_all(
     """For each response the verdict, and the answer found in it (None where there is none).
 
     CORRECT       the answer equals an accepted one
-    WRONG         it does not, or the comparison used up `CPU_S` seconds of processor time, or a worker's memory
+    WRONG         it does not, or the comparison used up `CPU_S` seconds of processor time or a worker's memory, or sympy failed
     UNPARSEABLE   there is no answer where the prompt wants it (after the thinking, in a closed box), or it cannot be read
     INFRA_ERROR   the verifier failed: no accepted answer can be read; twice a worker died, or was late by the wall clock without
                   having used that time; or the answer was unjudged after `budget_s` seconds for all of them

@@ -62,7 +62,7 @@ _FACTORS = r'(?:[0-9a-df-hj-z]|\\pi(?![a-z])|\\sqrt\{\d+\}|(?<=[0-9a-z)])\^(?:\d
 _FLAT = rf'-?{_FACTORS}(?:[+-]{_FACTORS})*+'
 _TERM = rf'(?:{_FACTORS}|\\frac\{{{_FLAT}\}}\{{{_FLAT}\}}|(?<=\d)\.\d)++'
 _SUM = rf'(?:-?{_TERM}(?:[+-]{_TERM})*+)'
-_SIMPLE = re.compile(rf'(?:[a-z]=)?{_SUM}(?:,{_SUM})*+|[(\[]{_SUM}(?:,{_SUM})++[)\]]')
+_SIMPLE = re.compile(rf'(?!.*(?:and|or))(?:[a-z]=)?{_SUM}(?:,{_SUM})*+|[(\[]{_SUM}(?:,{_SUM})++[)\]]')
 
 
 def is_plain(gold: str) -> bool:

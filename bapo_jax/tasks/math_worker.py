@@ -84,7 +84,9 @@ def slow_verdict(answer: str, accepted: Sequence[str], *, boxed: bool) -> tuple[
         return (Verdict.UNPARSEABLE if any(map(_is_readable, golds)) else Verdict.INFRA_ERROR), answer
     verdict = min(_compare(answer if _is_prose(answer) else tidied, gold) for gold in golds)
     if verdict == Verdict.UNPARSEABLE and stated:
-        verdict = min(_compare_readings(stated, _readings(gold)) for gold in golds)
+        verdict = min(verdict, *(_compare_readings(stated, _readings(gold)) for gold in golds))
+    if verdict == Verdict.INFRA_ERROR:  # a gold may be read in parts, or as a domain, where this comparison could not
+        verdict = min(map(_unequal, golds))
     return verdict, answer
 
 
@@ -341,6 +343,8 @@ def _answer(request: dict) -> Any:
         return slow_verdict(request['answer'], request['accepted'], boxed=request['boxed'])
     except (MemoryError, RecursionError):
         return OVERRAN
+    except Exception:  # sympy and math-verify raise anything where an expression is none that they expect
+        return False if 'gold' in request else OVERRAN
 
 
 if __name__ == '__main__':

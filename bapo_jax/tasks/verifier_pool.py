@@ -30,7 +30,7 @@ from absl import logging
 
 from bapo_jax import events
 
-OVERRAN = 'overran'  # the outcome of a request that used up its processor time; a worker may also answer it where memory is short
+OVERRAN = 'overran'  # the outcome of a request that used up its processor time; a worker may also answer it where it cannot go on
 FAILED = 'failed'  # the outcome of a request that the machine failed: twice its worker ended or was late, or the time was over
 
 START_S = 120.0  # how long a worker may take to start: importing sympy on a busy machine

@@ -1,0 +1,74 @@
+"""What servers say: groups of responses, control routes, metrics, and how long to wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from mutations import damaged, other_text
+
+from bapo_jax.rollout.engine import RolloutError
+from bapo_jax.rollout.replies import (
+    Asked, BadResponse, read_group, read_model_length, read_results, read_success, read_tokens_done, seconds_to_wait,
+)  # fmt: skip
+from benchmarks.replaying_server import random_group, reply
+from tests.fuzz.feed import Target, parsing
+
+SERVER = 'http://there:8000'
+VOCABULARY, STOPS, MARK = 1000, (3, 4), 9
+PROMPT = [5, MARK, MARK, 6]  # with an image of two features
+CONTROL = {'results': [{'version': 7, 'checksum': 'ab'}], 'success': True, 'data': [{'id': 'policy', 'max_model_len': 512}]}
+METRICS = '\n'.join(
+    f'vllm:{kind}_tokens_total{{engine="{engine}",model_name="policy"}} {value}'
+    for engine in (0, 1) for kind, value in (('prompt', '748.0'), ('generation', '1.5e+03'))
+)  # fmt: skip
+
+
+def recorded() -> dict[str, Any]:
+    """What vLLM says, byte for byte but for its names (rollout/test_real_server.py): a response that stops, and one that is cut."""
+    stops, cut = random_group(0, 2, 4, VOCABULARY)
+    stops = stops._replace(tokens=np.array([5, 999, 8, STOPS[0]], np.int32), finish='stop')
+    said = reply([stops, cut._replace(tokens=np.array([7, 7, 0, MARK], np.int32))], '7')
+    return said | {'prompt_token_ids': PROMPT}
+
+
+def read_sound_group(body: bytes, *seen: Any) -> None:
+    """Reads a group; what comes out is what could be trained on."""
+    responses = read_group(body, Asked(2, 4, 7, VOCABULARY, STOPS, *seen), SERVER)
+    assert len(responses) == 2
+    for r in responses:
+        assert r.tokens.shape == r.logp.shape and 1 <= len(r.tokens) <= 4 and r.version == 7
+        assert np.isfinite(r.logp).all() and (r.logp <= 0).all() and (r.tokens >= 0).all() and (r.tokens < VOCABULARY).all()
+        stops = np.isin(r.tokens, STOPS)
+        assert not stops[:-1].any() and stops[-1] == (r.finish == 'stop') and (r.finish == 'stop' or len(r.tokens) == 4)
+
+
+def _read(said: dict[str, str]) -> None:
+    body, route = said['text'].encode('latin-1'), said['route']
+    if route in ('group', 'seen'):
+        read_sound_group(body, *((MARK, np.array(PROMPT, np.int32)) if route == 'seen' else ()))
+    elif route == 'metrics':
+        assert read_tokens_done(body) >= 0
+    elif route == 'wait':
+        assert 0 <= seconds_to_wait(said['text']) < 1e12
+    else:
+        value = {'results': read_results, 'success': read_success, 'models': read_model_length}[route](body, SERVER)
+        assert isinstance(value, bool | int) or value and all(isinstance(worker, dict) for worker in value)
+
+
+def _make(rng: Random) -> dict[str, str]:
+    route = rng.choice(('group', 'group', 'group', 'seen', 'results', 'success', 'models', 'metrics', 'wait'))
+    if route == 'metrics':
+        return {'route': route, 'text': damaged(METRICS, rng)}
+    if route == 'wait':
+        return {'route': route, 'text': damaged(rng.choice(('17', 'Tue, 24 Nov 2026 02:00:00 GMT', '-1', '1e9')), rng)}
+    return {'route': route, 'text': other_text(recorded() if route in ('group', 'seen') else CONTROL, rng)}
+
+
+@contextmanager
+def replies(_: Path) -> Iterator[Target]:
+    yield parsing(_make, _read, 10.0, BadResponse, RolloutError, naming=f'^{SERVER}')
