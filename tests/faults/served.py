@@ -101,7 +101,7 @@ def seeded() -> Iterator[None]:
 
 def served_config(benchmark: Path, urls: tuple[str, ...], deadline_s: float = DEADLINE_S, overlap: bool = False) -> ConfigDict:
     """The harness's run, answered by the servers at `urls`. Without any it starts one itself."""
-    config = config_of(benchmark, overlap)
+    config = config_of(benchmark, rollout__overlap=overlap)
     config.rollout.update({
         'engine': 'vllm', 'servers': urls, 'concurrency': 2, 'server_args': SERVER_ARGS, 'deadline_s': deadline_s,
     })  # fmt: skip
@@ -168,7 +168,7 @@ class Served:
         """The run in a process of its own, which gets that signal. It must end as it is to, and leave no process behind."""
         setting = {
             'benchmark': str(self.sound.benchmark), 'workdir': str(self.workdir), 'urls': self.urls, 'deadline_s': self.deadline_s,
-            'overlap': self.overlap, 'programs': str(self.sound.folder / 'programs'), 'strike': at, 'number': number,
+            'overlap': self.overlap, 'programs': jax.config.jax_compilation_cache_dir, 'strike': at, 'number': number,
         }  # fmt: skip
         path = os.pathsep.join([str(ROOT), str(ROOT / 'tests' / 'helpers')])
         groups: set[int] = set()
