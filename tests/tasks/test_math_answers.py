@@ -87,8 +87,7 @@ def spelled_numbers(draw):
             f'{value}.0',
             f'{int(value):,}',
             f'00{value}' if value >= 0 else f'-00{-value}',
-            f'{value}^\\circ',
-            f'{value} apples',
+            f'{value}^\\circ',  # the only unit: two units that differ are not equal
         ]
     if 1000 % value.denominator == 0:
         ways += [f'{int(value * 1000)}e-3', f'{int(value * 1000)}\\times 10^{{-3}}', f'{int(value * 1000)} \\cdot 10^{{-3}}']
