@@ -70,6 +70,18 @@ def same_values(gold: Any, answer: Any) -> bool | None:
     return None if any(decimals) and not same else same  # then math-verify's rounding decides
 
 
+def are_other_equations(gold: Any, answer: Any) -> bool:
+    """Whether both are equations of polynomials with rational coefficients, and no factor makes one the other."""
+    if not (isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq)):
+        return False
+    sides = [equation.lhs - equation.rhs for equation in (gold, answer)]
+    unknowns = sorted(sides[0].free_symbols | sides[1].free_symbols, key=str)
+    if not unknowns or not all(side.is_polynomial(*unknowns) and not side.has(sympy.Float) for side in sides):
+        return False
+    one, other = (sympy.Poly(side, *unknowns) for side in sides)
+    return {one.domain, other.domain} <= {sympy.ZZ, sympy.QQ} and one.monic() != other.monic()
+
+
 def _plain_indices(expression: Any) -> Any:
     """An expression whose sums, products and integrals all have indices of the same names."""
     expression = expression.as_dummy()

@@ -32,7 +32,7 @@ from bapo_jax.tasks import math_forms as forms
 from bapo_jax.tasks.math_answers import MAX_LENGTH, quick_verdict, same_at_a_glance, tidy_gold
 from bapo_jax.tasks.math_text import MATH_MARKS, ROUNDED_PLACES, is_words, parse_number, parse_numeral, split, text_key, tidy
 from bapo_jax.tasks.math_units import Quantity, bound, clock, quantity
-from bapo_jax.tasks.math_values import are_far, same_values
+from bapo_jax.tasks.math_values import are_far, are_other_equations, same_values
 from bapo_jax.tasks.verifier_pool import OVERRAN, serve
 
 MAX_DEPTH = 40  # nested brackets of an answer that is parsed
@@ -245,7 +245,7 @@ def _compare_readings(readings: tuple[Any, ...], gold_readings: tuple[Any, ...])
     if same is None:
         same = math_verify.verify(
             list(gold_readings), list(readings), float_rounding=ROUNDED_PLACES, allow_set_relation_comp=True, timeout_seconds=None
-        )
+        ) and not are_other_equations(gold_readings[0], readings[0])
     return Verdict.CORRECT if same else Verdict.WRONG
 
 
