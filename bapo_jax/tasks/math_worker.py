@@ -46,6 +46,8 @@ _NO_ANSWER = re.compile(
     r'|\d ?(?:\^|\*\*) ?\{?\d+ ?(?:\^|\*\*) ?\{?\d+ ?(?:\^|\*\*)|!\)*!\)*!',
     re.IGNORECASE,
 )
+# '\\textbf{(D)}\\ 12': a choice by its letter and its value, either of which may be the accepted answer.
+_CHOICE = re.compile(r'\\(?:text\w*|mathrm|mathbf) ?\{ ?\(([A-Z])\) ?\}(?:\\[ ,;]|~| )*(\S.*)')
 # These restate the question, unless an accepted answer has them too.
 _UNEVALUATED = re.compile(r'\\(?:sum|prod|i*int|oint|lim)(?![a-zA-Z])')
 
@@ -85,6 +87,8 @@ def slow_verdict(answer: str, accepted: Sequence[str], *, boxed: bool) -> tuple[
     verdict = min(_compare(answer if _is_prose(answer) else tidied, gold) for gold in golds)
     if verdict == Verdict.UNPARSEABLE and stated:
         verdict = min(verdict, *(_compare_readings(stated, _readings(gold)) for gold in golds))
+    if choice := _CHOICE.fullmatch(answer.strip()):
+        verdict = min(verdict, *(_compare(tidy(part), gold) for part in choice.groups() for gold in golds))
     if verdict == Verdict.INFRA_ERROR:  # a gold may be read in parts, or as a domain, where this comparison could not
         verdict = min(map(_unequal, golds))
     return verdict, answer

@@ -69,6 +69,9 @@ EQUAL = {
         (r'\frac{n(n+1)}{2}\text{ for every positive integer }n', r'\frac{n(n+1)}{2}'),
         (r'a_n=3n-2 \ (n \in \mathbb{N}^*)', 'a_n=3n-2'), (r'k \text{ where } k=5', 'k'),
     ],
+    'choices': [
+        (r'\textbf{(D)} 12', '12'), (r'\textbf{(D)}\ 12', 'D'), (r'\text{(B) }\frac{1}{2}', r'\frac12'), (r'\mathrm{(E)}~\pi', r'\pi'),
+    ],
     'latex': [
         (r'\frac2\pi', r'\frac{2}{\pi}'), (r'\big(\tfrac12\big)^n', r'\left(\frac12\right)^n'),
         (r'\frac1{\sqrt2}', r'\frac{\sqrt2}{2}'), (r'\frac x2', r'\frac{x}{2}'), (r'\frac{\sqrt 3}2', r'\frac{\sqrt3}{2}'),
@@ -138,6 +141,7 @@ UNEQUAL = {
         (r'5\text{ mm}^2', r'5\text{ cm}^2'), ('5 square meters', '5 cubic meters'), ('10 is wrong, 12', '10'),
         ('5 is not the answer', '5'), ('about 5 or 6', '5'), ('5, 6', '5'), ('5 and 6', '6'),
     ],
+    'choices': [(r'\textbf{(D)} 12', '13'), (r'\textbf{(D)} 12', 'A'), (r'\text{(B) }3', '(2,3)')],
     'equations': [
         ('2x=5', '5'), ('7=5', '5'), ('x=7=5', '5'), ('2x=5', 'x=5'), ('7=5', 'x=5'), ('x+1=5', '5'), ('3x-2=5', '5'),
         ('5=7', '5'), ('x=5', '-5'), ('x=5', 'y=6'), ('2+2=5', '5'), ('5=5x', '5'), ('0x=5', '5'),
