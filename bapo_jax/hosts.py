@@ -48,7 +48,7 @@ def naming_losses() -> Iterator[None]:
 
 
 def leave(message: str) -> NoReturn:
-    """Ends the process with status 1. After a loss JAX's own end would wait a minute for that host, then abort with a stack trace."""
+    """Ends the process with status 1. After a loss JAX's own end would wait a minute for that host, then abort with a trace."""
     print(message, file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(1)

@@ -145,7 +145,7 @@ class VerifierPool:
             for worker in [w for w in self._workers if w.look_at <= time.monotonic()]:
                 if not worker.ready:
                     self._drop([worker])
-                    raise WorkersFailed(f'a worker of {self._module} was not ready after {START_S:.0f} s; is the machine overloaded?')
+                    raise WorkersFailed(f'a worker of {self._module} was not ready in {START_S:.0f} s; is the machine overloaded?')
                 if worker.has_overrun():
                     self._drop([worker])
                     outcomes[worker.job] = OVERRAN

@@ -81,7 +81,8 @@ def table(outcomes: dict[str, list[Outcome]]) -> str:
         f'| {name} | {len(of)} | {sum(o.survived for o in of)} | {sum(o.lost for o in of)} | {max(o.recovery_s for o in of):.1f} |'
         for name, of in outcomes.items()
     ]  # fmt: skip
-    return '\n'.join(['| fault | times | survived | rows of the ledger that differ | slowest recovery, s |', '|---|---|---|---|---|', *rows])
+    head = '| fault | times | survived | rows of the ledger that differ | slowest recovery, s |'
+    return '\n'.join([head, '|---|---|---|---|---|', *rows])
 
 
 def main() -> None:

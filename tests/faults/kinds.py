@@ -245,7 +245,7 @@ def clock_jumps(by_s: float) -> Callable[[Case], None]:
 
 
 def on_a_disk(strike: Callable[[Path], None], message: str) -> Callable[[Case], None]:
-    """Continues on an ext4 of its own, in a file, which takes no more from a row of metrics on. What it holds then is moved back."""
+    """Continues on an ext4 of its own, in a file, which takes no more from a row of metrics on. Then its files are moved back."""
 
     def struck_there(case: Case) -> None:
         elsewhere, image = (case.workdir.with_name(f'{case.workdir.name}-{name}') for name in ('elsewhere', 'image'))

@@ -70,7 +70,8 @@ EQUAL = {
         (r'a_n=3n-2 \ (n \in \mathbb{N}^*)', 'a_n=3n-2'), (r'k \text{ where } k=5', 'k'),
     ],
     'choices': [
-        (r'\textbf{(D)} 12', '12'), (r'\textbf{(D)}\ 12', 'D'), (r'\text{(B) }\frac{1}{2}', r'\frac12'), (r'\mathrm{(E)}~\pi', r'\pi'),
+        (r'\textbf{(D)} 12', '12'), (r'\textbf{(D)}\ 12', 'D'), (r'\text{(B) }\frac{1}{2}', r'\frac12'),
+        (r'\mathrm{(E)}~\pi', r'\pi'),
     ],
     'latex': [
         (r'\frac2\pi', r'\frac{2}{\pi}'), (r'\big(\tfrac12\big)^n', r'\left(\frac12\right)^n'),
