@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from launched import trainer_commands
@@ -15,6 +16,7 @@ from recorded_server import RecordedServer
 from small_run import metrics
 from two_hosts import MINUTES, TRAIN, arguments, finish, free_port, start, start_two
 
+from bapo_jax.hosts import HostLost, naming_losses
 from bapo_jax.rollout.publish import path_of, publish
 from bapo_jax.rollout.published import check_weights, read_manifest, read_tensors
 from bapo_jax.run.log import read_metrics
@@ -95,6 +97,7 @@ from pathlib import Path
 from bapo_jax import hosts, parallel
 from bapo_jax.models import hf
 from bapo_jax.models.parameters import PARAMETERS
+from bapo_jax.hosts import HostLost, naming_losses
 from bapo_jax.rollout.publish import path_of, publish, write_weights
 
 host, base, directory = int(sys.argv[1]), *map(Path, sys.argv[3:])
@@ -186,6 +189,21 @@ def test_a_host_that_does_not_join_ends_the_others_in_time_with_a_message(host, 
     assert status == 1
     assert f'error: host {host} waited 5 s at {where}, and not all 2 hosts came' in output and '--join_timeout' in output
     assert 'Check failure stack trace' not in output and not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize(
+    ('hosts', 'said', 'told'),
+    [
+        (2, 'UNKNOWN: Gloo all-reduce failed: Connection reset by peer\nmore', 'lost another host .*: UNKNOWN: .* by peer$'),
+        (2, 'RESOURCE_EXHAUSTED: Out of memory', '^RESOURCE_EXHAUSTED'),
+        (1, 'UNAVAILABLE: a device', '^UNAVAILABLE: a device$'),
+    ],
+)
+def test_what_jax_says_of_a_lost_host_is_told_as_that_and_nothing_else_is(hosts, said, told, monkeypatch):
+    monkeypatch.setattr(jax, 'process_count', lambda: hosts)
+    with pytest.raises((HostLost, jax.errors.JaxRuntimeError), match=told) as raised, naming_losses():
+        raise jax.errors.JaxRuntimeError(said)
+    assert (raised.type is HostLost) == ('lost' in told)
 
 
 def test_the_inprocess_engine_is_refused_on_several_hosts(server, benchmark, tmp_path):
