@@ -41,7 +41,7 @@ from bapo_jax.rollout.engines import start_engine
 from bapo_jax.rollout.rollouts import Rollouts
 from bapo_jax.rollout.schedule import Schedule, schedule_of
 from bapo_jax.run.checkpoint import ROLLOUT, DamagedCheckpoint, NotSaved, OtherWeights, RunState, open_run
-from bapo_jax.run.directory import claim, environment, fingerprint_prompts, fingerprint_tokenizer
+from bapo_jax.run.directory import claim, environment, fingerprint_prompts, fingerprint_tokenizer, in_words
 from bapo_jax.run.ledger import open_ledger
 from bapo_jax.run.lock import held
 from bapo_jax.run.measures import batch_metrics, discarded_metrics, fresh_metrics
@@ -172,8 +172,7 @@ def start_or_continue(s: Setup, workdir: Path) -> Run:
         s.rollouts.restore(selector)
         print(f'continuing {workdir} after step {state.step}')
         if s.changed:
-            changes = ', '.join(f'{name} {before!r} → {now!r}' for name, (before, now) in s.changed.items())
-            message = f'{workdir} goes on after step {state.step} with other settings: {changes}. Numbers may differ from here on'
+            message = f'{workdir} goes on after step {state.step} with other settings: {in_words(s.changed)}'
             events.report('settings changed', message, step=state.step, changed=s.changed)
     else:
         print(

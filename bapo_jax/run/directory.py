@@ -16,14 +16,16 @@ from bapo_jax.files import write_text
 from bapo_jax.groups import Prompt
 from bapo_jax.run.log import read_metrics
 
-# What a run may be continued with at any time: how long it goes on and what it writes, how it is computed, who answers and where.
-# The mathematics stay; a sum over other parts may differ in its last bit.
+# What a run may be continued with at any time. First how it is computed: the mathematics stay, and a sum over other parts may differ
+# in its last bit. Then how long it goes on and what it writes, who answers and where.
+HOW_COMPUTED = (
+    'mesh', 'environment', 'model.attention', 'rollout.rows', 'rollout.server_args', 'learner.row_tokens', 'learner.slot_tokens',
+    'learner.micro_batch_rows', 'learner.remat',
+)  # fmt: skip
 FREE_TO_CHANGE = (
-    'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'debug', 'mesh', 'environment', 'model.path',
-    'model.attention', 'task.verify_s', 'task.reward_deadline_s', 'task.reward_workers',
-    'rollout.overlap', 'rollout.rows', 'rollout.servers', 'rollout.gpus', 'rollout.concurrency', 'rollout.deadline_s',
-    'rollout.probe_tolerance', 'rollout.server_memory', 'rollout.server_args', 'learner.row_tokens', 'learner.slot_tokens',
-    'learner.micro_batch_rows', 'learner.remat', 'learner.skip_limit',
+    *HOW_COMPUTED, 'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'debug', 'model.path', 'task.verify_s',
+    'task.reward_deadline_s', 'task.reward_workers', 'rollout.overlap', 'rollout.servers', 'rollout.gpus', 'rollout.concurrency',
+    'rollout.deadline_s', 'rollout.probe_tolerance', 'rollout.server_memory', 'learner.skip_limit',
 )  # fmt: skip
 # What may be changed on purpose (--amend), from the next step on: it only acts from step to step. The run is then another one, and
 # says so in events.jsonl.
@@ -119,6 +121,13 @@ def differences(old: dict, new: dict, left_out: Sequence[str] = FREE_TO_CHANGE) 
     """Dotted names of the fields whose values differ; not those in `left_out`, names of fields or sections."""
     a, b, missing = _flat(old), _flat(new), object()
     return sorted(k for k in a.keys() | b.keys() if not _is_one_of(k, left_out) and a.get(k, missing) != b.get(k, missing))
+
+
+def in_words(changed: dict[str, tuple[Any, Any]]) -> str:
+    """What `claim` says has changed, in a sentence; and one more where numbers may differ for it."""
+    said = ', '.join(f'{name} {before!r} → {now!r}' for name, (before, now) in changed.items())
+    of_numbers = any(_is_one_of(name, (*HOW_COMPUTED, *AMENDABLE)) for name in changed)
+    return f'{said}. Numbers may differ from here on' if of_numbers else said
 
 
 def _flat(tree: dict, prefix: str = '') -> dict[str, Any]:

@@ -9,7 +9,7 @@ from bapo_jax.config import default_config
 from bapo_jax.groups import Prompt
 from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.run.directory import (
-    AMENDABLE, FREE_TO_CHANGE, OF_A_HOST, _flat, claim, fingerprint_prompts, fingerprint_tokenizer,
+    AMENDABLE, FREE_TO_CHANGE, OF_A_HOST, _flat, claim, fingerprint_prompts, fingerprint_tokenizer, in_words,
 )  # fmt: skip
 
 PRINTS = {'dataset': 'd', 'tokenizer': 't', 'model': {'layers': 2}}
@@ -48,6 +48,17 @@ def test_what_acts_from_step_to_step_is_changed_on_purpose(tmp_path):
     assert claim(tmp_path, other, PRINTS, HERE, amend=True) == changed
     with pytest.raises(ValueError, match=r'differ in seed\. Give another --workdir, or the settings of that run$'):
         claim(tmp_path, config(seed=1, learner__learning_rate=1e-6), PRINTS, HERE, amend=True)
+
+
+@pytest.mark.parametrize(
+    ('field', 'may_differ'),
+    [
+        ('steps', False), ('checkpoint.every', False), ('rollout.overlap', False), ('environment.devices', True),
+        ('mesh.data', True), ('learner.micro_batch_rows', True), ('learner.learning_rate', True),
+    ],
+)  # fmt: skip
+def test_a_change_says_that_numbers_may_differ_where_they_may(field, may_differ):
+    assert in_words({'steps': (1, 2), field: (3, 4)}).endswith(f'{field} 3 → 4' + '. Numbers may differ from here on' * may_differ)
 
 
 def test_every_name_in_the_lists_is_a_field_or_a_section():
