@@ -46,7 +46,7 @@ _NO_ANSWER = re.compile(
     r'|\d ?(?:\^|\*\*) ?\{?\d+ ?(?:\^|\*\*) ?\{?\d+ ?(?:\^|\*\*)|!\)*!\)*!',
     re.IGNORECASE,
 )
-# '\\textbf{(D)}\\ 12': a choice by its letter and its value, either of which may be the accepted answer.
+# '\textbf{(D)}\ 12': a choice by its letter and its value, either of which may be the accepted answer.
 _CHOICE = re.compile(r'\\(?:text\w*|mathrm|mathbf) ?\{ ?\(([A-Z])\) ?\}(?:\\[ ,;]|~| )*(\S.*)')
 # These restate the question, unless an accepted answer has them too.
 _UNEVALUATED = re.compile(r'\\(?:sum|prod|i*int|oint|lim)(?![a-zA-Z])')

@@ -102,8 +102,16 @@ class Case(NamedTuple):
 
 def sound_run(folder: Path, benchmark: Path) -> Sound:
     state = run(config_of(benchmark), folder / 'sound')
-    ledger = [json.loads(line) for line in (folder / 'sound' / 'ledger.jsonl').read_text().splitlines()]
-    return Sound(folder, benchmark, metrics(folder / 'sound'), state, ledger)
+    return Sound(folder, benchmark, metrics(folder / 'sound'), state, ledger_of(folder / 'sound'))
+
+
+def ledger_of(workdir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (workdir / 'ledger.jsonl').read_text().splitlines()]
+
+
+def differing(rows: list[Any], others: list[Any]) -> int:
+    """How many rows are not the same, missing ones included."""
+    return sum(a != b for a, b in zip(rows, others)) + abs(len(rows) - len(others))
 
 
 def case_of(sound: Sound, seed: int, number: int) -> Case:
@@ -135,12 +143,11 @@ def outcome_of(case: Case) -> Outcome:
     started = time.monotonic()
     state = case.go_on()
     seconds = time.monotonic() - started
-    ledger = [json.loads(line) for line in (case.workdir / 'ledger.jsonl').read_text().splitlines()]
-    lost = sum(a != b for a, b in zip(ledger, case.sound.ledger)) + abs(len(ledger) - len(case.sound.ledger))
-    differing = jax.tree.map(lambda a, b: not np.array_equal(a, b), state.theta.params, case.sound.state.theta.params)
+    lost = differing(ledger_of(case.workdir), case.sound.ledger)
+    others = jax.tree.map(lambda a, b: not np.array_equal(a, b), state.theta.params, case.sound.state.theta.params)
     same_rows = metrics(case.workdir) == case.sound.metrics
     why = '' if same_rows else 'other metrics'
-    why += ' other weights' if any(jax.tree.leaves(differing)) else ''
+    why += ' other weights' if any(jax.tree.leaves(others)) else ''
     return Outcome(not why and not lost, lost, seconds, why.strip())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from small_run import metrics
 from two_hosts import arguments, finish, start_two
 
 from bapo_jax.run.log import read_metrics
-from tests.faults.cases import Injection, Outcome, until
+from tests.faults.cases import Injection, Outcome, differing, ledger_of, until
 
 STEPS = 4
 ENDS_S = 240.0  # most seconds until the host that is left has ended: JAX calls a host lost after a hundred
@@ -47,10 +46,6 @@ def ended(pair: list[subprocess.Popen]) -> None:
             raise RuntimeError(f'status {status}: {output[-300:]}')
 
 
-def ledger_of(workdir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (workdir / 'ledger.jsonl').read_text().splitlines()]
-
-
 def injections(folder: Path, benchmark: Path) -> dict[str, Injection]:
     blank = SoundPair(RecordedServer(), benchmark, [], [], {})
     ended(start_two(blank.command(folder / 'sound')))
@@ -77,9 +72,8 @@ def inject(sound: SoundPair, folder: Path, lost: int, number: signal.Signals, se
     sound.server.loaded.clear()
     ended(start_two(command))
     seconds = time.monotonic() - started
-    ledger, shipped = ledger_of(workdir), sound.server.loaded[STEPS]
-    differing = sum(a != b for a, b in zip(ledger, sound.ledger)) + abs(len(ledger) - len(sound.ledger))
+    lost_rows, shipped = differing(ledger_of(workdir), sound.ledger), sound.server.loaded[STEPS]
     why = '' if metrics(workdir) == sound.metrics else 'other metrics'
     why += '' if all(np.array_equal(shipped[name], tensor) for name, tensor in sound.policy.items()) else ' other weights'
     shutil.rmtree(workdir)
-    return Outcome(not why and not differing, differing, seconds, why.strip())
+    return Outcome(not why and not lost_rows, lost_rows, seconds, why.strip())

@@ -33,7 +33,7 @@ from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.vllm_engine import VllmEngine
 from bapo_jax.run.checkpoint import RunState
-from tests.faults.cases import Case, Sound, config_of, until
+from tests.faults.cases import Case, Sound, config_of, ledger_of, until
 
 DEADLINE_S, SHORT_S = 20.0, 5.0  # rollout.deadline_s; a group takes .2 s. The short one: where it is to pass
 START_S = 240.0  # for a server to start on a busy machine
@@ -112,8 +112,7 @@ def served_run(folder: Path, benchmark: Path, url: str) -> Sound:
     """The run that nothing happens to."""
     with seeded():
         state = run(served_config(benchmark, (url,)), folder / 'sound')
-    ledger = [json.loads(line) for line in (folder / 'sound' / 'ledger.jsonl').read_text().splitlines()]
-    return Sound(folder, benchmark, metrics(folder / 'sound'), state, ledger)
+    return Sound(folder, benchmark, metrics(folder / 'sound'), state, ledger_of(folder / 'sound'))
 
 
 @dataclass

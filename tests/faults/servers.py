@@ -29,7 +29,7 @@ from bapo_jax.rollout.replies import BadResponse
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.rollout.vllm_engine import VllmEngine
-from tests.faults.cases import STEPS, Injection, Outcome, Sound, case_of, outcome_of
+from tests.faults.cases import STEPS, Injection, Outcome, Sound, case_of, differing, ledger_of, outcome_of
 from tests.faults.served import (
     SERVER_ARGS, SHORT_S, START_S, Served, engine_of, members, served_run, striking,
 )  # fmt: skip
@@ -226,16 +226,16 @@ def group_lost(served: Served) -> Outcome:
     started = time.monotonic()
     state = served.go_on()
     seconds = time.monotonic() - started
-    rows = [json.loads(line) for line in (served.workdir / 'ledger.jsonl').read_text().splitlines()]
+    rows = ledger_of(served.workdir)
     drawn, wanted = (
         [sorted(row['trained'] + row['filtered'] + row['infra_error']) for row in ledger] for ledger in (rows, served.sound.ledger)
     )
-    differing = sum(a != b for a, b in zip(drawn, wanted)) + abs(len(drawn) - len(wanted))
+    lost_rows = differing(drawn, wanted)
     once = [row['step'] for row in metrics(served.workdir)] == list(range(STEPS + 1)) and state.step == STEPS
     discarded = sum(row.get('bapo/discarded/infra_error', 0) for row in metrics(served.workdir))
     groups = sum(len(row['infra_error']) for row in rows)
     why = '' if once and (groups, discarded) == (1, 1) else f'{groups} groups lost, {discarded} counted; each step once: {once}'
-    return Outcome(not why and not differing, differing, seconds, why)
+    return Outcome(not why and not lost_rows, lost_rows, seconds, why)
 
 
 # ---- the trainer
