@@ -28,6 +28,10 @@ test: .venv/ready-test vllm-env tpu-compiler
 quick: .venv/ready-test
 	.venv/bin/python -m pytest -m 'not slow' $(ARGS)
 
+# The quick tests once more; the versions that they pass with go into docs/start.md.
+versions: .venv/ready-test
+	.venv/bin/python -m benchmarks.versions
+
 # Every row of the methods table for 20 steps with a resume; its table goes into docs/methods.md.
 rows: env
 	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m benchmarks.rows $(ARGS)
@@ -105,4 +109,4 @@ train-vllm: env vllm-env
 clean-env:
 	rm -rf .venv .venv-vllm .venv-audit .tpu-compiler
 
-.PHONY: help env train test rows quick faults fuzz audit gpu-report vllm-env tpu-compiler train-vllm clean-env
+.PHONY: help env train test versions rows quick faults fuzz audit gpu-report vllm-env tpu-compiler train-vllm clean-env
