@@ -57,6 +57,7 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
     refuse(_malformed(c.get('text_config') or {}))
     c = {field: value for field, value in _flat(with_stated(c, stated)).items() if value is not None}
     rope = c.get('rope_scaling', {}) | c.get('rope_parameters', {})  # transformers 4 and 5
+    rope = {field: value for field, value in rope.items() if value is not None}
     refuse(_malformed(c) + _malformed(rope))
     refuse(_unsupported(c))
     has_vision = c['model_type'] == 'qwen2_5_vl'

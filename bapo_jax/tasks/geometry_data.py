@@ -133,6 +133,7 @@ def _folder_problem(folder: Path) -> Problem:
     where = str(folder / 'data.json')
     try:
         row = json.loads((folder / 'data.json').read_text('utf-8'))
+        json.dumps(row, ensure_ascii=False).encode()  # "\\ud800" is JSON, and no character
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f'{where}: not a readable file of JSON ({short(error)}); fetch it again or drop the folder') from error
     if not isinstance(row, dict):

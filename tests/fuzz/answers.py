@@ -214,26 +214,32 @@ def _expected(answer: str | None, numbers: list[int], target: int) -> Verdict | 
     return Verdict.CORRECT if used == sorted(numbers) and value == target else Verdict.WRONG
 
 
+_ARITHMETIC = (
+    ast.Expression, ast.Constant, ast.UnaryOp, ast.USub, ast.UAdd, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div,
+)  # fmt: skip
+
+
 def _value(text: str) -> Fraction | int | str | None:
     """The value of plain arithmetic; None where it divides by 0, 'none' where it is none."""
     try:
-        value = _value_of(ast.parse(text.strip(), mode='eval').body)
-    except (SyntaxError, TypeError):
+        parsed = ast.parse(text.strip(), mode='eval')
+    except SyntaxError:
         return 'none'
+    if not all(isinstance(node, _ARITHMETIC) for node in ast.walk(parsed)):  # also behind a division by 0
+        return 'none'
+    try:
+        value = _value_of(parsed.body)
     except ZeroDivisionError:
         return None
     return int(value) if value.denominator == 1 else value
 
 
 def _value_of(node: ast.expr) -> Fraction:
-    """Raises TypeError for anything but + - * / of numbers."""
     if isinstance(node, ast.Constant):
         return Fraction(node.value)
     if isinstance(node, ast.UnaryOp):
         value = _value_of(node.operand)
         return -value if isinstance(node.op, ast.USub) else value
-    if not isinstance(node, ast.BinOp):
-        raise TypeError(node)
     left, right = _value_of(node.left), _value_of(node.right)
     if isinstance(node.op, ast.Add):
         return left + right
@@ -241,6 +247,4 @@ def _value_of(node: ast.expr) -> Fraction:
         return left - right
     if isinstance(node.op, ast.Mult):
         return left * right
-    if isinstance(node.op, ast.Div):
-        return left / right
-    raise TypeError(node.op)
+    return left / right
