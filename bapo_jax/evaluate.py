@@ -28,12 +28,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from absl import app, flags, logging
-from ml_collections import ConfigDict, config_flags
+from absl import flags, logging
+from ml_collections import ConfigDict
 from rich.progress import track
 
 from bapo_jax import config as config_lib
-from bapo_jax import parallel, stopping
+from bapo_jax import cli, parallel, stopping
 from bapo_jax.groups import Prompt
 from bapo_jax.files import closing_output, write_text
 from bapo_jax.inputs import benchmark_prompts, make_sight, positions_suffice
@@ -51,6 +51,7 @@ from bapo_jax.rollout.engines import POLICIES, start_engine
 from bapo_jax.tasks import custom_reward, get_task
 from bapo_jax.tasks.sight import Sight
 
+FLAGS = flags.FLAGS
 _CHUNK = 256  # responses judged and written together; an interruption loses no more, beside those under way
 
 
@@ -237,8 +238,8 @@ def main(_) -> None:
         print(f'every sample: {output}/*.jsonl   summary: {output / "summary.json"}')
 
 
-if __name__ == '__main__':
-    FLAGS = flags.FLAGS
+def run() -> None:
+    """The command: its flags, then `main`."""
     flags.DEFINE_string('checkpoint', None, 'A run, a policy (runs/x/policy/000123), or a Hugging Face directory.', required=True)
     flags.DEFINE_list('benchmarks', None, 'Names the task knows, or files of problems; default: as the config says.')
     flags.DEFINE_integer('samples', None, 'Responses to each question; default: as the config says.', lower_bound=1)
@@ -249,6 +250,10 @@ if __name__ == '__main__':
     flags.DEFINE_enum('engine', None, ['jax', 'vllm'], 'Who answers; default: as the config says.')
     flags.DEFINE_list('servers', None, 'URLs of running vLLM servers that no trainer uses; without, --engine=vllm starts one.')
     flags.DEFINE_string('output', None, 'Directory; default: RUN/evaluation/STEP, POLICY_evaluation or HF_DIRECTORY/evaluation.')
-    config_flags.DEFINE_config_file('config', None, 'Says task, template and sampling where the checkpoint is of no run.')
+    cli.define_config('NAME or FILE; says task, template and sampling where the checkpoint is of no run.')
     with closing_output():
-        app.run(main)
+        cli.start(main)
+
+
+if __name__ == '__main__':
+    run()

@@ -13,10 +13,13 @@ import shutil
 import sys
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags, logging
 
+from bapo_jax import cli
 from bapo_jax.models import hf
 from bapo_jax.policies import StoredPolicy, find_policy
+
+FLAGS = flags.FLAGS
 
 
 def export(
@@ -81,11 +84,15 @@ def main(_) -> None:
     print(f'wrote {output}: the policy after {step} steps, {dtype}, {size / 10**9:.3f} GB in {len(files)} file(s) of weights')
 
 
-if __name__ == '__main__':
-    FLAGS = flags.FLAGS
+def run() -> None:
+    """The command: its flags, then `main`."""
     flags.DEFINE_string('checkpoint', None, 'A run, a policy (runs/x/policy/000123), or a Hugging Face directory.', required=True)
     flags.DEFINE_string('output', None, 'Directory to write; must be absent or empty.', required=True)
     flags.DEFINE_string('base', None, 'Hugging Face directory that gives config and tokenizer; default: model.path of the run.')
     flags.DEFINE_enum('dtype', None, list(hf.DTYPES), "What the weights are stored in; default: as the base's config.json says.")
     flags.DEFINE_float('shard_gb', hf.SHARD_BYTES / 10**9, 'Most gigabytes (10^9 bytes) of a file of weights.', lower_bound=1e-9)
-    app.run(main)
+    cli.start(main)
+
+
+if __name__ == '__main__':
+    run()

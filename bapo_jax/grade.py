@@ -78,6 +78,11 @@ def main() -> int:
     return 2 if trouble else 0
 
 
-if __name__ == '__main__':
+def run() -> None:
+    """The command."""
     with closing_output():
         sys.exit(main())
+
+
+if __name__ == '__main__':
+    run()

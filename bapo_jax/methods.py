@@ -9,7 +9,7 @@ Configs select a row with `--config=FILE:METHOD`.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -224,12 +224,14 @@ def _short(fields: Fields) -> list[str]:
     return [f'{field.split(".")[1]} {value}' for field, value in fields.items()]
 
 
-def main(argv: list[str]) -> None:
-    """Prints the table."""
+def run() -> None:
+    """The command: prints the table, or writes it into the page."""
     from rich.console import Console
     from rich.table import Table
 
-    if '--write' in argv:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--write', action='store_true', help="write the table into a checkout's docs/methods.md")
+    if parser.parse_args().write:
         replace_part(PAGE, 'rows', markdown())
         return
     table = Table('method', 'which prompts', 'which policy answers', 'what is trained on', 'how it learns', 'other than GRPO',
@@ -251,4 +253,4 @@ def markdown() -> str:
 
 
 if __name__ == '__main__':
-    main(sys.argv[1:])
+    run()

@@ -29,7 +29,7 @@ import optax.contrib
 from absl import app, flags
 from flax import nnx
 
-from bapo_jax import bases
+from bapo_jax import bases, cli
 from bapo_jax.learner.logprobs import token_logprobs
 from bapo_jax.learner.packed import Sequences
 from bapo_jax.models import hf
@@ -37,17 +37,6 @@ from bapo_jax.models.qwen import Qwen
 from bapo_jax.models.tokenizer import load_tokenizer
 
 FLAGS = flags.FLAGS
-flags.DEFINE_enum('task', 'countdown', ['countdown', 'diagrams'], 'What the solutions solve.')
-flags.DEFINE_string('output', None, 'Directory to write; must hold no model.', required=True)
-flags.DEFINE_integer('steps', 3000, 'Optimizer steps.')
-flags.DEFINE_integer('batch', 64, 'Solutions a step.')
-flags.DEFINE_integer('problems', 60_000, 'Distinct problems; each is seen with a new random solution every time.')
-flags.DEFINE_float('learning_rate', 5e-3, "Peak of the cosine schedule, of Muon; AdamW's is 0.3 of it.")
-flags.DEFINE_integer('seed', 7, 'Of problems, solutions and initial weights; RL configs draw their problems with other seeds.')
-flags.DEFINE_integer('width', 128, 'Hidden size.')
-flags.DEFINE_integer('layers', 4, 'Decoder layers.')
-flags.DEFINE_string('start', None, 'Directory of a policy to continue from, instead of --width, --layers and random weights.')
-flags.DEFINE_float('aimless', 0.0, 'Share of solutions that do not aim at the target: right steps, mostly wrong answers.')
 
 
 def muon(learning_rate: float, steps: int) -> optax.GradientTransformation:
@@ -137,9 +126,25 @@ def main(_) -> None:
         if step % 100 == 0 or step == FLAGS.steps:
             print(f'step {step}/{FLAGS.steps}  loss {float(loss):.4f}  {time.perf_counter() - started:.0f} s', flush=True)
     hf.save(output, hf.to_hf(config, params), like=output)
-    config_file = {'countdown': 'configs/quickstart.py', 'diagrams': 'configs/diagrams.py'}[FLAGS.task]
-    print(f'wrote {output}; its score: python -m bapo_jax.evaluate --checkpoint={output} --config={config_file}')
+    name = {'countdown': 'quickstart', 'diagrams': 'diagrams'}[FLAGS.task]
+    print(f'wrote {output}; its score: python -m bapo_jax.evaluate --checkpoint={output} --config={name}')
+
+
+def run() -> None:
+    """The command: its flags, then `main`."""
+    flags.DEFINE_enum('task', 'countdown', ['countdown', 'diagrams'], 'What the solutions solve.')
+    flags.DEFINE_string('output', None, 'Directory to write; must hold no model.', required=True)
+    flags.DEFINE_integer('steps', 3000, 'Optimizer steps.')
+    flags.DEFINE_integer('batch', 64, 'Solutions a step.')
+    flags.DEFINE_integer('problems', 60_000, 'Distinct problems; each is seen with a new random solution every time.')
+    flags.DEFINE_float('learning_rate', 5e-3, "Peak of the cosine schedule, of Muon; AdamW's is 0.3 of it.")
+    flags.DEFINE_integer('seed', 7, 'Of problems, solutions and initial weights; RL configs draw their problems with other seeds.')
+    flags.DEFINE_integer('width', 128, 'Hidden size.')
+    flags.DEFINE_integer('layers', 4, 'Decoder layers.')
+    flags.DEFINE_string('start', None, 'Directory of a policy to continue from, instead of --width, --layers and random weights.')
+    flags.DEFINE_float('aimless', 0.0, 'Share of solutions that do not aim at the target: right steps, mostly wrong answers.')
+    cli.start(main)
 
 
 if __name__ == '__main__':
-    app.run(main)
+    run()

@@ -3,6 +3,7 @@
     python -m bapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
     python -m bapo_jax.train --config=configs/countdown.py:grpo --workdir=runs/x --config.learner.learning_rate=2e-6
 
+Installed, the command is `bapo-train`. --config=quickstart, without a path, names a file of the package's own configs from any folder.
 A used run directory continues where it stopped. SIGTERM or Ctrl-C stops with a checkpoint, and exit status 75 says that the run has
 not ended; docs/operations.md says what else a run survives. With --dry_run nothing is trained: dry_run.py says what a run would
 take, and whether it fits.
@@ -19,9 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from absl import app, flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
-from bapo_jax import events, stopping
+from bapo_jax import cli, events, stopping
 from bapo_jax.dry_run import dry_run
 from bapo_jax.evaluate import core_metrics, score, score_benchmarks
 from bapo_jax.files import write_text
@@ -52,7 +53,7 @@ from bapo_jax.tasks import custom_reward
 from bapo_jax.tasks.custom_reward import BadReward
 from bapo_jax.tasks.verifier_pool import WorkersFailed
 
-
+FLAGS = flags.FLAGS
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # a disk that is full, read-only or broken
 
 
@@ -260,13 +261,13 @@ def main(_) -> None:
         sys.exit(f'error: {e}\nMake room, or mount the disk for writing; then the same command continues from the last checkpoint.')
 
 
-if __name__ == '__main__':
-    FLAGS = flags.FLAGS
+def run() -> None:
+    """The command: its flags, then `main`."""
     flags.DEFINE_string('workdir', None, 'The run directory; a used one continues.')
     flags.DEFINE_bool('dry_run', False, 'Check everything and compile the train step; train nothing, write nothing.')
     flags.DEFINE_string('topology', '', "For --dry_run: a TPU slice ('v5e:2x4') or GPUs ('8x80GB') in place of the devices here.")
     flags.DEFINE_bool('amend', False, 'Continue a run with other settings on purpose; events.jsonl says which, from which step on.')
-    config_flags.DEFINE_config_file('config', None, 'FILE or FILE:METHOD.', lock_config=True)
+    cli.define_config('NAME or NAME:METHOD, a config of this package; or FILE or FILE:METHOD.')
     flags.DEFINE_string('coordinator', None, 'Many hosts: ADDRESS:PORT of host 0, the port free there.')
     flags.DEFINE_integer('hosts', 1, 'Many hosts: how many processes train together, one a host.', lower_bound=1)
     flags.DEFINE_integer(
@@ -274,4 +275,8 @@ if __name__ == '__main__':
     )
     flags.DEFINE_integer('join_timeout', 300, 'Many hosts: most seconds until all of them have come.', lower_bound=1)
     flags.mark_flag_as_required('config')
-    app.run(main)
+    cli.start(main)
+
+
+if __name__ == '__main__':
+    run()

@@ -10,6 +10,8 @@ With white pictures it stays at 0.8 and 1.3 %. docs/diagrams.md has the task, an
 What differs from the paper is what differs in configs/quickstart.py, for the reasons given there.
 """
 
+from pathlib import Path
+
 from bapo_jax.config import default_config
 from bapo_jax.methods import apply_method
 
@@ -17,7 +19,7 @@ from bapo_jax.methods import apply_method
 def get_config(method: str = 'bapo_tuned'):
     c = default_config()
     c.steps = 200
-    c.model.path = 'configs/diagrams_base'
+    c.model.path = str(Path(__file__).resolve().with_name('diagrams_base'))
     c.model.attention = 'xla'  # rows and heads are too small for the accelerators' kernels to help
     c.task.name, c.task.train, c.task.limit, c.task.template = 'diagrams', 'generated', 10_000, 'compact'
     c.rollout.max_prompt_tokens, c.rollout.max_response_tokens = 40, 32

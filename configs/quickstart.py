@@ -9,6 +9,8 @@ Four things differ from the paper. α becomes π_θ at every step (v = 1). X1 an
 learning rate suits 0.8M parameters. This is row `wide_no_x2`, from the quickstart base, of `studies/first_proof/page.md`.
 """
 
+from pathlib import Path
+
 from bapo_jax.config import default_config
 from bapo_jax.methods import apply_method
 
@@ -16,7 +18,7 @@ from bapo_jax.methods import apply_method
 def get_config(method: str = 'bapo_tuned'):
     c = default_config()
     c.steps = 200
-    c.model.path = 'configs/quickstart_base'
+    c.model.path = str(Path(__file__).resolve().with_name('quickstart_base'))
     c.model.attention = 'xla'  # rows and heads are too small for the accelerators' kernels to help
     c.task.limit, c.task.template = 10_000, 'compact'
     c.rollout.max_prompt_tokens, c.rollout.max_response_tokens = 16, 48

@@ -17,6 +17,7 @@ PACKAGE = Path(bapo_jax.__file__).parent
 HOUSE = (
     ('groups', ''),
     ('files', ''),
+    ('cli', ''),
     ('events', ''),
     ('stopping', ''),
     ('hosts', ''),
@@ -28,7 +29,7 @@ HOUSE = (
     ('prompts', 'groups'),
     ('replay', 'groups'),
     ('learner', 'groups hosts models parallel seen'),
-    ('rollout', 'groups files events stopping hosts models parallel seen tasks prompts'),
+    ('rollout', 'groups files cli events stopping hosts models parallel seen tasks prompts'),
     ('fields', ''),
     ('config_method', 'fields replay rollout'),
     ('config', 'fields methods tasks config_method'),

@@ -10,6 +10,8 @@ ml_dtypes.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import ipaddress
 import json
 import os
@@ -18,10 +20,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
+from bapo_jax import cli
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 
+FLAGS = flags.FLAGS
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / '.venv-vllm' / 'bin' / 'python'
 
@@ -62,12 +66,29 @@ def reads_images(model: str | Path) -> bool:
     return file.is_file() and 'vision_config' in json.loads(file.read_text('utf-8'))
 
 
+def package_alone() -> Path:
+    """A folder from which the server's Python imports this package and nothing else of the trainer's environment.
+
+    A checkout is one. An installed package lies beside the trainer's libraries, which would hide the server's own: a link to it, in the
+    user's cache, stands alone.
+    """
+    if (ROOT / 'pyproject.toml').is_file():
+        return ROOT
+    cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
+    folder = cache / 'bapo_jax' / hashlib.sha256(str(ROOT).encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not (folder / 'bapo_jax').exists():
+        with contextlib.suppress(FileExistsError):  # another server's start made it
+            (folder / 'bapo_jax').symlink_to(ROOT / 'bapo_jax')
+    return folder
+
+
 def environment(token: str, cpu_cache_gib: int = 1) -> dict[str, str]:
     """This process's environment variables and the server's own."""
     return {
         **os.environ,
         TOKEN_VARIABLE: token,
-        'PYTHONPATH': os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')])),
+        'PYTHONPATH': os.pathsep.join(filter(None, [str(package_alone()), os.environ.get('PYTHONPATH')])),
         'VLLM_SERVER_DEV_MODE': '1',  # the routes that pause, load and resume
         'VLLM_CPU_KVCACHE_SPACE': os.environ.get('VLLM_CPU_KVCACHE_SPACE', str(cpu_cache_gib)),
         'VLLM_HTTP_TIMEOUT_KEEP_ALIVE': '600',  # seconds; longer than the client keeps an idle connection
@@ -103,8 +124,8 @@ def main(argv: Sequence[str]) -> None:
     os.execve(words[0], words, environment(token))
 
 
-if __name__ == '__main__':
-    FLAGS = flags.FLAGS
+def run() -> None:
+    """The command: its flags, then `main`."""
     flags.DEFINE_string('model', None, 'Hugging Face directory; the policies served must be of its architecture.', required=True)
     flags.DEFINE_integer('port', 8000, 'Port to listen on.')
     flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on; an address other than loopback needs a token.')
@@ -113,4 +134,8 @@ if __name__ == '__main__':
     flags.DEFINE_integer('max_tokens', 0, "Limit of prompt and response together; 0: the model's limit.")
     flags.DEFINE_integer('sequences', 256, 'Responses sampled at once.')
     flags.DEFINE_float('memory', 0.0, "Fraction of the GPU's memory, where the trainer has the rest; 0: vLLM's choice.")
-    app.run(main)
+    cli.start(main)
+
+
+if __name__ == '__main__':
+    run()

@@ -68,3 +68,17 @@ def test_what_cannot_be_served_is_refused_with_the_remedy(flags, message, monkey
     done = run_serve(*flags, monkeypatch=monkeypatch)
     assert done.returncode != 0 and TOKEN_VARIABLE + '=' not in done.stdout
     assert re.search(message, done.stderr)
+
+
+def test_from_an_installed_package_the_server_imports_it_and_none_of_the_libraries_beside_it(tmp_path, monkeypatch):
+    assert serve.environment('token')['PYTHONPATH'].split(os.pathsep)[0] == str(BASE.parents[1])  # a checkout has no others
+    site = tmp_path / 'site-packages'
+    for name in ('bapo_jax', 'transformers'):
+        (site / name).mkdir(parents=True)
+        (site / name / '__init__.py').touch()
+    monkeypatch.setattr(serve, 'ROOT', site)
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    for _ in range(2):  # a second server uses the same folder
+        path = serve.environment('token')['PYTHONPATH'].split(os.pathsep)
+        assert str(site) not in path
+        assert [p.name for p in Path(path[0]).iterdir()] == ['bapo_jax'] and (Path(path[0]) / 'bapo_jax' / '__init__.py').is_file()

@@ -1,0 +1,143 @@
+"""The package as it is installed: what the wheel holds and says of itself, and that its commands work far from a checkout."""
+
+import email
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from small_run import ROOT
+
+import bapo_jax
+from bapo_jax import cli
+
+slow = pytest.mark.slow
+# Each command and what its --help has to name.
+COMMANDS = {
+    'bapo-train': '--workdir', 'bapo-evaluate': '--benchmarks', 'bapo-export': '--shard_gb', 'bapo-grade': 'countdown',
+    'bapo-methods': '--write', 'bapo-sft': '--aimless', 'bapo-serve': '--memory',
+}  # fmt: skip
+
+
+def tracked(*folders):
+    listed = subprocess.run(['git', 'ls-files', '-z', *folders], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [name for name in listed.split('\0') if (ROOT / name).is_file()]
+
+
+def ok(*words, **options):
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=300, **options)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope='module')
+def built(tmp_path_factory):
+    """The folder of sdist and wheel, the wheel made from the sdist, of a copy of what is tracked."""
+    copy = tmp_path_factory.mktemp('copy')
+    for name in tracked():
+        if name.startswith(('bapo_jax/', 'configs/', 'tests/test_')) or '/' not in name:
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, copy / name)
+    ok(sys.executable, '-m', 'build', '--no-isolation', '--outdir', copy / 'dist', copy)
+    return copy / 'dist'
+
+
+@pytest.fixture(scope='module')
+def wheel(built):
+    [file] = built.glob('*.whl')
+    with zipfile.ZipFile(file) as opened:
+        yield opened
+
+
+@pytest.fixture(scope='module')
+def installed(built, tmp_path_factory):
+    """Where the wheel lies unpacked, without the libraries."""
+    [file] = built.glob('*.whl')
+    target = tmp_path_factory.mktemp('installed')
+    ok(sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '--no-index', '--target', target, file)
+    return target
+
+
+def start(installed, folder, command, *flags):
+    environment = os.environ | {'PYTHONPATH': str(installed), 'JAX_PLATFORMS': 'cpu'}
+    words = [sys.executable, installed / 'bin' / command, *flags]
+    return subprocess.Popen(words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@slow
+def test_the_wheel_has_the_package_and_the_configs_with_their_bases_and_nothing_else(wheel):
+    told = {name for name in wheel.namelist() if '.dist-info/' not in name}
+    assert told == {*tracked('bapo_jax'), *(f'bapo_jax/{name}' for name in tracked('configs'))}
+    assert {f'bapo_jax/configs/{base}_base/model.safetensors' for base in ('quickstart', 'diagrams')} <= told
+
+
+@slow
+def test_what_the_wheel_says_of_itself_is_what_the_files_say_and_a_package_index_would_show_it(built, wheel):
+    [metadata] = [name for name in wheel.namelist() if name.endswith('.dist-info/METADATA')]
+    said = email.message_from_bytes(wheel.read(metadata))
+    assert said['Version'] == bapo_jax.__version__ and said['License-Expression'] == 'Apache-2.0'
+    assert said['Description-Content-Type'] == 'text/markdown'
+    assert said.get_payload(decode=True).decode().strip() == (ROOT / 'README.md').read_text('utf-8').strip()
+    lines = (ROOT / 'requirements.txt').read_text('utf-8').splitlines()
+    wanted = {str(Requirement(line.partition('#')[0])) for line in lines if line.partition('#')[0].strip()}
+    assert wanted == {str(Requirement(r)) for r in said.get_all('Requires-Dist') if 'extra ==' not in r}
+    assert {'cpu', 'cuda', 'tpu'} <= set(said.get_all('Provides-Extra'))
+    checked = ok(sys.executable, '-m', 'twine', 'check', '--strict', *built.iterdir())
+    assert checked.count('PASSED') == 2
+
+
+@slow
+def test_a_command_says_how_it_is_used(installed, tmp_path):
+    assert {file.name for file in (installed / 'bin').iterdir()} >= set(COMMANDS)
+    started = {command: start(installed, tmp_path, command, '--help') for command in COMMANDS}
+    said = {command: process.communicate(timeout=300)[0] for command, process in started.items()}
+    assert not [command for command, flag in COMMANDS.items() if flag not in said[command]]
+
+
+@slow
+def test_the_quickstart_is_found_by_name_in_an_empty_folder(installed, tmp_path):
+    """With the base in the wheel: the config names the folder that it lies in."""
+    process = start(installed, tmp_path, 'bapo-train', '--dry_run', '--config=quickstart:grpo', '--config.task.limit=300')
+    said, trouble = process.communicate(timeout=300)
+    assert process.returncode == 0 and 'fits' in said, trouble
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_is_a_config_of_the_package_and_a_path_stays_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.config_file('quickstart') == f'{ROOT}/configs/quickstart.py'
+    assert cli.config_file('math:grpo') == f'{ROOT}/configs/math.py:grpo'
+    for path in ('configs/quickstart.py', 'configs/quickstart.py:grpo', './quickstart', '/a/b', 'mine.py', 'mine.py:bapo', ''):
+        assert cli.config_file(path) == path
+    (tmp_path / 'quickstart').touch()
+    assert cli.config_file('quickstart:grpo') == 'quickstart:grpo'
+
+
+def test_an_unknown_name_is_told_the_names_that_there_are():
+    names = ', '.join(sorted(file.stem for file in (ROOT / 'configs').glob('*.py')))
+    with pytest.raises(ValueError, match=f"'quick' is no config.*choose one of {names}"):
+        cli.config_file('quick:grpo')
+
+
+@pytest.mark.parametrize('base', ['quickstart', 'diagrams'])
+def test_a_config_names_its_base_wherever_it_is_read(base, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = runpy.run_path(cli.config_file(base))['get_config']().model.path
+    assert Path(path) == ROOT / 'configs' / f'{base}_base'
+
+
+def test_every_command_of_the_package_is_tested_here():
+    text = (ROOT / 'pyproject.toml').read_text('utf-8')
+    assert set(re.findall(r'^(bapo-[\w-]+) =', text, re.M)) == set(COMMANDS)
+
+
+def test_the_version_stands_in_one_place():
+    page = (ROOT / 'CHANGELOG.md').read_text('utf-8')
+    assert re.search(r'^## \[(\d[^]]*)\]', page, re.M)[1] == bapo_jax.__version__
+    assert f'\nversion: {bapo_jax.__version__}\n' in (ROOT / 'CITATION.cff').read_text('utf-8')
