@@ -26,7 +26,7 @@ def config_file(said: str) -> str:
         return said
     names = sorted(path.stem for path in CONFIGS.glob('[!_]*.py'))
     if file not in names:
-        raise ValueError(f'{file!r} is no config of this package, nor a file here; choose one of {", ".join(names)}, or give a path')
+        raise ValueError(f'{file!r} is no config of this package, nor a file; choose one of {", ".join(names)}, or give a path')
     return f'{CONFIGS / file}.py{colon}{method}'
 
 

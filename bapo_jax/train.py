@@ -3,7 +3,7 @@
     python -m bapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
     python -m bapo_jax.train --config=configs/countdown.py:grpo --workdir=runs/x --config.learner.learning_rate=2e-6
 
-Installed, the command is `bapo-train`. --config=quickstart, without a path, names a file of the package's own configs from any folder.
+Installed, the command is `bapo-train`. --config=quickstart, without a path, names one of the package's configs from any folder.
 A used run directory continues where it stopped. SIGTERM or Ctrl-C stops with a checkpoint, and exit status 75 says that the run has
 not ended; docs/operations.md says what else a run survives. With --dry_run nothing is trained: dry_run.py says what a run would
 take, and whether it fits.

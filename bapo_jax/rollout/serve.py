@@ -69,8 +69,8 @@ def reads_images(model: str | Path) -> bool:
 def package_alone() -> Path:
     """A folder from which the server's Python imports this package and nothing else of the trainer's environment.
 
-    A checkout is one. An installed package lies beside the trainer's libraries, which would hide the server's own: a link to it, in the
-    user's cache, stands alone.
+    A checkout is one. An installed package lies beside the trainer's libraries, which would hide the server's own: a link to it,
+    in the user's cache, stands alone.
     """
     if (ROOT / 'pyproject.toml').is_file():
         return ROOT
