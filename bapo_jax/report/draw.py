@@ -80,24 +80,24 @@ def draw(axes: Axes, panel: Panel) -> None:
     axes.set_title(panel.title, loc='left')
     axes.set_xlabel(panel.xlabel)
     axes.set_ylabel(panel.ylabel)
-    if len(panel.lines) > 1:
+    if len(panel.lines) > 1 or any(x.low is not None for x in panel.lines):
         axes.legend(fontsize=8, ncols=2, loc='upper left', bbox_to_anchor=(0, -0.2), borderaxespad=0, handlelength=2.6)
 
 
 def _lines(axes: Axes, panel: Panel) -> None:
     for x in panel.lines:
-        _line(axes, x)
+        _line(axes, x, alone=len(panel.lines) == 1)
     axes.margins(x=0.02)
     axes.grid(axis='y', color=_GREY, alpha=0.25, linewidth=0.5)
     axes.locator_params(axis='x', integer=True, nbins=6)
 
 
-def _line(axes: Axes, x: Line) -> None:
+def _line(axes: Axes, x: Line, alone: bool) -> None:
     marker = _MARKERS[(x.style or 0) % len(_MARKERS)] if len(x.x) <= _FEW else None
     if x.style is None:
         axes.plot(x.x, x.y, color=_GREY, alpha=0.7, linewidth=0.7, marker=marker, markersize=2.5, label=x.label)
         return
-    colour, dashes = COLOURS[x.style % len(COLOURS)], _DASHES[x.style % len(_DASHES)]
+    colour, dashes = COLOURS[x.style % len(COLOURS)], '-' if alone else _DASHES[x.style % len(_DASHES)]
     if x.low is not None:
         axes.fill_between(x.x, x.low, x.high, color=colour, alpha=0.2, linewidth=0)
     axes.plot(x.x, x.y, color=colour, linestyle=dashes, linewidth=1.4, marker=marker, markersize=3.5, label=x.label)

@@ -46,7 +46,7 @@ def migration_counts(first: Tracked, last: Tracked) -> np.ndarray:
 
 def migration(r: Records) -> Figure:
     """Where the tracked prompts went, and the share of those without a correct response at first that have one at last."""
-    look = 'Mass above the diagonal improved, below it was forgotten; the bottom row holds the prompts unsolved at first.'
+    look = 'Mass right of the diagonal improved, left of it was forgotten; the bottom row was unsolved at first.'
     figure = Figure('migration', 'Migration of the tracked prompts', '15; accuracy before and after: 1, 7, 13', look)
     pair = first_and_last(r)
     if pair is None:
