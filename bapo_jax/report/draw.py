@@ -27,7 +27,7 @@ _STYLE = {
     'svg.fonttype': 'none', 'font.size': 9, 'text.parse_math': False, 'font.family': 'sans-serif', 'axes.titlesize': 10,
     'text.color': _INK, 'axes.labelcolor': _INK, 'axes.edgecolor': _INK, 'xtick.color': _INK, 'ytick.color': _INK,
     'axes.spines.top': False, 'axes.spines.right': False, 'legend.frameon': False, 'hatch.linewidth': 0.6,
-    'axes.linewidth': 0.6, 'path.simplify': True,
+    'axes.linewidth': 0.6, 'path.simplify': True, 'figure.constrained_layout.w_pad': 0.08,
 }  # fmt: skip
 
 
@@ -37,6 +37,7 @@ def svg(panel: Panel, salt: str) -> str:
         canvas = Canvas(figsize=_SIZE, layout='constrained')
         FigureCanvasSVG(canvas)
         draw(canvas.subplots(), panel)
+        canvas.draw_without_rendering()  # ticks may change with the layout: the second layout is the one that fits
         text = io.StringIO()
         canvas.savefig(text, format='svg', transparent=True, metadata={'Date': None})
     return inline(text.getvalue(), panel.title)
@@ -107,7 +108,8 @@ def _stack(axes: Axes, panel: Panel) -> None:
     bottom = np.zeros(len(panel.lines[0].x))
     for x in panel.lines:
         place = x.style or 0
-        face = {'facecolor': COLOURS[place % len(COLOURS)], 'hatch': _HATCHES[place % len(_HATCHES)], 'edgecolor': _INK, 'linewidth': 0}
+        colour, hatch = COLOURS[place % len(COLOURS)], _HATCHES[place % len(_HATCHES)]
+        face = {'facecolor': colour, 'hatch': hatch, 'edgecolor': _INK, 'linewidth': 0}
         if len(x.x) == 1:  # an area of one step has no width
             axes.bar(x.x, x.y, 0.8, bottom, label=x.label, **face)
         else:

@@ -16,7 +16,7 @@ _PAPER_SOLVED = 'the paper reports 31 % for BAPO on mathematics, and 40.7 % in i
 def curves(r: Records) -> Figure:
     """mean@n and pass@n of every benchmark. Warns where pass@n falls while mean@n rises, from first to last evaluation."""
     look = 'Both curves should rise; pass@n that falls while mean@n rises means that the policy narrows.'
-    figure = Figure('tests', 'Test curves', '12', look)
+    figure = Figure('tests', 'Test curves', 'figure 12', look)
     if not r.scores:
         return figure._replace(missing=('val-core/BENCHMARK/acc/mean@n, or evals/',))
     panels, warnings = [], []
@@ -47,10 +47,11 @@ def migration_counts(first: Tracked, last: Tracked) -> np.ndarray:
 def migration(r: Records) -> Figure:
     """Where the tracked prompts went, and the share of those without a correct response at first that have one at last."""
     look = 'Mass right of the diagonal improved, left of it was forgotten; the bottom row was unsolved at first.'
-    figure = Figure('migration', 'Migration of the tracked prompts', '15; accuracy before and after: 1, 7, 13', look)
+    paper = 'figure 15; accuracy before and after: figures 1, 7 and 13'
+    figure = Figure('migration', 'Migration of the tracked prompts', paper, look)
     pair = first_and_last(r)
     if pair is None:
-        return figure._replace(missing=('evals/STEP.json with tracked prompts, two of them (evaluate.track_prompts, evaluate.at_start)',))
+        return figure._replace(missing=('two evals/STEP.json with tracked prompts (evaluate.track_prompts, evaluate.at_start)',))
     first, last = pair
     counts = migration_counts(first, last)
     n, names = len(counts) - 1, (f'step {first.step}', f'step {last.step}')
@@ -136,7 +137,7 @@ def over_seeds(label: str, curves: Sequence[tuple[np.ndarray, np.ndarray]], styl
 def comparison(runs: Sequence[Records]) -> Figure:
     """Reward and test curves of several runs; seeds of one config are one curve with a band."""
     look = 'Bands that overlap do not tell two methods apart; the band spans the lowest and the highest seed.'
-    figure = Figure('comparison', 'Runs on one axis', '6', look)
+    figure = Figure('comparison', 'Runs on one axis', 'figure 6', look)
     groups, metric = by_seed(runs), 'critic/score/mean'
     panels, missing = [], []
     of = {name: [r for r in some if has(r, metric)] for name, some in groups.items()}
@@ -150,12 +151,13 @@ def comparison(runs: Sequence[Records]) -> Figure:
         panels.append(Panel(f'Training reward, mean of {window} steps', 'step', 'accuracy', tuple(lines)))
     for benchmark in dict.fromkeys(b for r in runs for b in r.scores):
         for measure in ('mean', 'passed'):
-            lines = []
-            for i, (name, some) in enumerate(groups.items()):
-                scores = [r.scores[benchmark] for r in some if benchmark in r.scores]
-                if scores:
-                    lines.append(over_seeds(name, [(s.steps, getattr(s, measure)) for s in scores], i))
-            title = f'{benchmark}, {"mean" if measure == "mean" else "pass"}@{scores[0].samples}' if scores else benchmark
+            there = {name: [r.scores[benchmark] for r in some if benchmark in r.scores] for name, some in groups.items()}
+            lines = [
+                over_seeds(name, [(s.steps, getattr(s, measure)) for s in scores], i)
+                for i, (name, scores) in enumerate(there.items()) if scores
+            ]  # fmt: skip
+            samples = '/'.join(dict.fromkeys(str(s.samples) for scores in there.values() for s in scores))
+            title = f'{benchmark}, {"mean" if measure == "mean" else "pass"}@{samples}'
             panels.append(Panel(title, 'step', 'share of questions', tuple(x for x in lines if len(x.x))))
     missing += [f'val-core/BENCHMARK/acc/mean@n of {r.name}' for r in runs if not r.scores]
     return figure._replace(panels=tuple(panels), missing=tuple(missing))

@@ -109,7 +109,8 @@ def need(records: Records, *metrics: str) -> tuple[str, ...]:
 
 
 def reward(r: Records) -> Figure:
-    figure = Figure('reward', 'Training reward', '4, 5', 'A curve that rises and then flattens has learned what these prompts teach.')
+    look = 'A curve that rises and then flattens has learned what these prompts teach.'
+    figure = Figure('reward', 'Training reward', 'figures 4 and 5', look)
     metric = 'critic/score/mean'
     if missing := need(r, metric):
         return figure._replace(missing=missing)
@@ -126,7 +127,7 @@ def reward(r: Records) -> Figure:
 def bins(r: Records) -> Figure:
     """Shares of the groups with k = 0..G correct responses: the mean over steps of each step's shares."""
     look = 'Mass should move from 0 correct to the right; the all-wrong bar shows what is still out of reach.'
-    figure = Figure('bins', 'Accuracy of fresh groups, first and last tenth', '1, 7, 13', look)
+    figure = Figure('bins', 'Accuracy of fresh groups, first and last tenth', 'figures 1, 7 and 13', look)
     counted = np.isfinite(r.bins).all(axis=1) & (r.bins.sum(axis=1) > 0) if r.bins.size else np.zeros(len(r.steps), bool)
     first, last = (np.flatnonzero(counted[part]) + (part.start or 0) for part in tenths(r))
     if not len(first) or not len(last):
@@ -143,7 +144,7 @@ def bins(r: Records) -> Figure:
 def composition(r: Records) -> Figure:
     """Groups of each origin in every batch; an origin that a step lacks counts 0."""
     look = 'X1 shrinks as prompts become too easy or stay too hard; X2 and X3 should fill the batch.'
-    figure = Figure('composition', 'Batch composition', '8, 14', look)
+    figure = Figure('composition', 'Batch composition', 'figures 8 and 14', look)
     metrics = {origin: f'bapo/{origin}_groups' for origin in ORIGINS}
     if missing := need(r, metrics[X1]):
         return figure._replace(missing=missing)
@@ -154,11 +155,12 @@ def composition(r: Records) -> Figure:
     replay = r.config.get('replay', {})
     empty = [o for o in (X2, X3) if replay.get(f'use_{o}') and not np.nansum(column(r, metrics[o]))]
     warnings = tuple(f'{o.upper()} is empty at every step though the config uses it (replay.use_{o}).' for o in empty)
-    return figure._replace(panels=(Panel('Groups by origin', 'step', 'groups', lines, 'stack'),), warnings=warnings)
+    return figure._replace(panels=(Panel('Groups by origin', 'step', 'groups', lines, 'stack', marks=marks(r)),), warnings=warnings)
 
 
 def rollouts(r: Records) -> Figure:
-    figure = Figure('rollouts', 'Cumulative rollouts', '9', 'The slope is the cost of a step; re-evaluation and refills make it steeper.')
+    look = 'The slope is the cost of a step; re-evaluation and refills make it steeper.'
+    figure = Figure('rollouts', 'Cumulative rollouts', 'figure 9', look)
     parts = {'responses': 'generated', 'discarded': 'discarded', 'reevaluated': 're-evaluation', 'reused': 'replayed'}
     if missing := need(r, 'rollout/responses_total'):
         return figure._replace(missing=missing)
@@ -168,7 +170,7 @@ def rollouts(r: Records) -> Figure:
 
 def gradient(r: Records) -> Figure:
     look = 'A gradient norm that jumps while the score falls points to a step size that is too large.'
-    figure = Figure('gradient', 'Gradient norm and score', '10', look)
+    figure = Figure('gradient', 'Gradient norm and score', 'figure 10', look)
     if missing := need(r, 'actor/grad_norm', 'critic/score/mean'):
         return figure._replace(missing=missing)
     panels = (
@@ -181,7 +183,7 @@ def gradient(r: Records) -> Figure:
 def dynamics(r: Records) -> Figure:
     """Reward, entropy and response length. Warns where the last tenth's entropy is near 0."""
     look = 'Entropy should fall slowly and stay above 0; length should not run into the limit.'
-    figure = Figure('dynamics', 'Reward, entropy and length', '11', look)
+    figure = Figure('dynamics', 'Reward, entropy and length', 'figure 11', look)
     shown = {
         'critic/score/mean': ('Reward', 'accuracy', 0),
         'actor/entropy': ('Entropy', 'nats a token', 1),
@@ -213,13 +215,13 @@ def seconds(r: Records) -> Figure:
         panels.insert(0, Panel('Mean seconds a step', 'seconds', '', (bars,), 'level', ticks=names))
     share = means / _mean(column(r, 'timing_s/step'))
     rows = tuple((phases[i].removeprefix('timing_s/'), f'{means[i]:.3g}', f'{share[i]:.0%}') for i in order[::-1])
-    return figure._replace(panels=tuple(panels), table=Table(('phase', 'seconds a step', 'of timing_s/step'), rows))
+    return figure._replace(panels=tuple(panels), table=Table(('phase', 'seconds a step', 'of the step'), rows))
 
 
 def staleness(r: Records) -> Figure:
-    """Age of the batch, and by origin: importance ratio, effective sample size, TV, clipped share. Warns where ess is below a half."""
+    """Age of the batch; by origin, importance ratio, effective sample size, TV, clipped share. Warns where ess is below a half."""
     look = 'Ratios near 1 and effective sample sizes near 1 say that old responses still fit the policy.'
-    figure = Figure('staleness', 'Staleness, importance ratios and clipping', 'off-policy measures; no figure of the paper', look)
+    figure = Figure('staleness', 'Staleness, importance ratios and clipping', 'Not a figure of the paper', look)
     by_origin = {
         'staleness/ratio': ('Mean importance ratio', 'ratio'),
         'staleness/ess': ('Effective sample size', 'share of the tokens'),
@@ -240,13 +242,14 @@ def staleness(r: Records) -> Figure:
     for o in ORIGINS:
         ess = column(r, f'staleness/ess/{o}')
         if low := int((ess < _ESS).sum()):
-            warnings.append(f'The effective sample size of {o.upper()} is below a half at {low} steps; the lowest is {np.nanmin(ess):.2f}.')
+            where = f'at {low} step{"s" * (low > 1)}; the lowest is {np.nanmin(ess):.2f}'
+            warnings.append(f'The effective sample size of {o.upper()} is below a half {where}.')
     return figure._replace(panels=tuple(panels), warnings=tuple(warnings), missing=(*need(r, 'staleness/mean'), *missing))
 
 
 def thresholds(r: Records) -> Figure:
     look = 'The window (c2, c3] of replayed accuracies should follow r_tot, from easy to hard or back as configured.'
-    figure = Figure('thresholds', 'Thresholds of X3 and the performance they follow', 'eq. 5-8; no figure of the paper', look)
+    figure = Figure('thresholds', 'Thresholds of X3, and performance', 'Not a figure of the paper; its eq. 5-8', look)
     if missing := need(r, 'bapo/c2', 'bapo/c3', 'bapo/r_tot'):
         return figure._replace(missing=missing)
     lines = (line(r, 'bapo/c2', 'c2', 0), line(r, 'bapo/c3', 'c3', 1), line(r, 'bapo/r_tot', 'r_tot', 2))
@@ -256,7 +259,7 @@ def thresholds(r: Records) -> Figure:
 def faults(r: Records) -> Figure:
     """Faults and restarts by kind, over steps. Those whose step is unknown are in the table alone."""
     look = 'A jump of a curve at a dotted line is the fault, not the method; the other figures have the same lines.'
-    figure = Figure('faults', 'Faults and restarts', 'what the run survived; no figure of the paper', look)
+    figure = Figure('faults', 'Faults and restarts', 'Not a figure of the paper', look)
     steps: dict[str, list[int | None]] = {}
     for fault in r.faults:
         steps.setdefault(fault.kind, []).append(fault.step)
