@@ -80,15 +80,14 @@ def read_run(directory: Path, name: str | None = None) -> Records:
     if not len(steps):
         raise ValueError(f'{directory}: metrics.jsonl holds no training step')
     notes: list[str] = []
-    evaluations = [e for file in sorted((directory / 'evals').glob('*.json')) if (e := _json(file, notes, 'step'))]
+    evaluations = [e for file in sorted((directory / 'evals').glob('*.json')) if (e := _evaluation(file, notes))]
     clock, starts = _clock(directory / 'tensorboard', notes)
-    scores = _scores_of_evals(evaluations)
     return Records(
         name=directory.name if name is None else name,
         steps=steps,
         columns=columns,
         bins=bins,
-        scores={**_scores_of_metrics(values), **scores},
+        scores={**_scores_of_metrics(values), **_scores_of_evals(evaluations)},
         tracked=_tracked(evaluations),
         faults=_faults(directory / events.FILE, clock, notes),
         restarts=[max(1, step) for step in starts[1:]],
@@ -147,7 +146,7 @@ def _scores_of_evals(evaluations: list[dict]) -> dict[str, Score]:
     rows: dict[str, list[tuple]] = defaultdict(list)
     for e in evaluations:
         for benchmark, s in e.get('benchmarks', {}).items():
-            rows[benchmark].append((e['step'], s['mean'], s['pass'], s['samples']))
+            rows[benchmark].append((int(e['step']), s['mean'], s['pass'], s['samples']))
     scores = {}
     for benchmark, of in rows.items():
         steps, means, passed, samples = zip(*sorted(of, key=lambda row: row[0]), strict=True)
@@ -202,13 +201,26 @@ def _faults(path: Path, clock: list[tuple[float, int]], notes: list[str]) -> lis
     return faults
 
 
-def _json(path: Path, notes: list[str], needed: str | None = None) -> dict | None:
+def _evaluation(path: Path, notes: list[str]) -> dict | None:
+    """An evaluation whose scores and tracked prompts can be read; else None, with a note."""
+    read = _json(path, notes)
+    try:
+        if read is not None:
+            _scores_of_evals([read])
+            _tracked([read])
+        return read
+    except (KeyError, TypeError, ValueError, AttributeError):
+        notes.append(f'{path.name} is damaged')
+        return None
+
+
+def _json(path: Path, notes: list[str]) -> dict | None:
     """The object in a file; None, with a note, where it is damaged; None where it is absent."""
     if not path.is_file():
         return None
     try:
         read = json.loads(path.read_bytes())
-        if isinstance(read, dict) and (needed is None or needed in read):
+        if isinstance(read, dict):
             return read
     except (ValueError, RecursionError):
         pass

@@ -30,9 +30,11 @@ def test_scores_come_from_the_metrics_where_evals_are_absent(tmp_path):
 def test_a_damaged_file_becomes_a_note(tmp_path):
     directory = make_run(tmp_path / 'run', [row(1)], [evaluation(0, [0], 0.5, 0.5)], [{'event': 'no time'}])
     (directory / 'evals' / '000001.json').write_text('{"step": 1, ')
+    (directory / 'evals' / '000002.json').write_text('{"step": 2, "benchmarks": {"cd4": {"samples": 2}}}')
     (directory / 'config.json').write_text('[]')
     r = read_run(directory)
-    assert r.notes == ['000001.json is damaged', 'events.jsonl, line 1 is damaged', 'config.json is damaged']
+    evals = ['000001.json is damaged', '000002.json is damaged']
+    assert r.notes == [*evals, 'events.jsonl, line 1 is damaged', 'config.json is damaged']
     assert len(r.tracked) == 1 and r.config == {} and r.faults == []
 
 
