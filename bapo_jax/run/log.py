@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,25 +55,33 @@ def read_metrics(directory: Path) -> list[dict[str, Any]]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of `iter_rows` in a list; empty where there is no file."""
+    return list(iter_rows(path))
+
+
+def iter_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows, one a step, of a file of JSON lines. Leaves out a last line that a crash cut short.
 
     Raises ValueError, naming the line, where another line is no row, or of no later step than the line before.
     """
     if not path.is_file():
-        return []
-    rows = []
-    for number, line in enumerate(path.read_bytes().split(b'\n')[:-1], start=1):  # behind the last newline: nothing, or half a row
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as e:
-            raise ValueError(f'{path}, line {number} is damaged ({str(e)[:200]}); restore the file, or remove that line') from e
-        if not isinstance(row, dict) or type(row.get('step')) is not int:
-            raise ValueError(f"{path}, line {number} has no 'step'; restore the file, or remove that line")
-        if rows and row['step'] <= rows[-1]['step']:
-            steps = f'step {row["step"]}, after {rows[-1]["step"]}'
-            raise ValueError(f'{path}, line {number} is of {steps}; restore the file, or remove that line')
-        rows.append(row)
-    return rows
+        return
+    before = None
+    with path.open('rb') as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b'\n'):  # behind the last newline: half a row
+                return
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as e:
+                raise ValueError(f'{path}, line {number} is damaged ({str(e)[:200]}); restore the file, or remove that line') from e
+            if not isinstance(row, dict) or type(row.get('step')) is not int:
+                raise ValueError(f"{path}, line {number} has no 'step'; restore the file, or remove that line")
+            if before is not None and row['step'] <= before:
+                steps = f'step {row["step"]}, after {before}'
+                raise ValueError(f'{path}, line {number} is of {steps}; restore the file, or remove that line')
+            before = row['step']
+            yield row
 
 
 class ProgressBar:

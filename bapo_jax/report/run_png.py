@@ -1,11 +1,7 @@
-"""Draws a run as one figure: training reward, batch composition, accuracy of fresh groups.
-
-    python -m bapo_jax.report runs/x [runs/y …]
-"""
+"""Draws a run as one picture, run.png: training reward, batch composition, accuracy of fresh groups."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -52,10 +48,3 @@ def draw_run(directory: Path) -> Path:
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return path
-
-
-if __name__ == '__main__':
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    for name in sys.argv[1:]:
-        print(draw_run(Path(name)))

@@ -1,0 +1,163 @@
+"""The figures of a run's evaluations, and those of several runs together: pure functions from records to the numbers drawn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from bapo_jax.report.figures import Figure, Line, Panel, Table, binned, smoothed
+from bapo_jax.report.records import Records, Score, Tracked, column, has
+
+_PAPER_SOLVED = 'the paper reports 31 % for BAPO on mathematics, and 40.7 % in its abstract'
+
+
+def curves(r: Records) -> Figure:
+    """mean@n and pass@n of every benchmark. Warns where pass@n falls while mean@n rises, from first to last evaluation."""
+    look = 'Both curves should rise; pass@n that falls while mean@n rises means that the policy narrows.'
+    figure = Figure('tests', 'Test curves', 'figure 12', look)
+    if not r.scores:
+        return figure._replace(missing=('val-core/BENCHMARK/acc/mean@n, or evals/',))
+    panels, warnings = [], []
+    for name, s in r.scores.items():
+        lines = (Line(f'mean@{s.samples}', *binned(s.steps, s.mean), 0), Line(f'pass@{s.samples}', *binned(s.steps, s.passed), 1))
+        panels.append(Panel(name, 'step', 'share of questions', tuple(x for x in lines if len(x.x))))
+        if s.mean[-1] > s.mean[0] and s.passed[-1] < s.passed[0]:
+            mean, passed = (f'{a[0]:.1%} to {a[-1]:.1%}' for a in (s.mean, s.passed))
+            warnings.append(f'{name}: pass@{s.samples} fell from {passed} while mean@{s.samples} rose from {mean}.')
+    return figure._replace(panels=tuple(panels), warnings=tuple(warnings))
+
+
+def first_and_last(r: Records) -> tuple[Tracked, Tracked] | None:
+    """The tracked prompts of the first and of the last evaluation that has them; None where there are not two."""
+    return (r.tracked[0], r.tracked[-1]) if len(r.tracked) > 1 else None
+
+
+def migration_counts(first: Tracked, last: Tracked) -> np.ndarray:
+    """int [n+1, n+1]: prompts with (row) correct responses of n before and (column) after. Only prompts that both have count."""
+    size = max(first.samples, last.samples) + 1
+    counts = np.zeros((size, size), int)
+    for prompt, before in first.correct.items():
+        if prompt in last.correct:
+            counts[before, last.correct[prompt]] += 1
+    return counts
+
+
+def migration(r: Records) -> Figure:
+    """Where the tracked prompts went, and the share of those without a correct response at first that have one at last."""
+    look = 'Mass right of the diagonal improved, left of it was forgotten; the bottom row was unsolved at first.'
+    paper = 'figure 15; accuracy before and after: figures 1, 7 and 13'
+    figure = Figure('migration', 'Migration of the tracked prompts', paper, look)
+    pair = first_and_last(r)
+    if pair is None:
+        return figure._replace(missing=('two evals/STEP.json with tracked prompts (evaluate.track_prompts, evaluate.at_start)',))
+    first, last = pair
+    counts = migration_counts(first, last)
+    n, names = len(counts) - 1, (f'step {first.step}', f'step {last.step}')
+    k, total = np.arange(n + 1), max(1, counts.sum())
+    before = Line(names[0], k, counts.sum(axis=1) / total, 0)
+    after = Line(names[1], k, counts.sum(axis=0) / total, 1)
+    panels = (
+        Panel(f'Correct of {n}, prompts by cell', f'at {names[1]}', f'at {names[0]}', kind='matrix', matrix=counts),
+        Panel('Accuracy of the tracked prompts', f'correct responses of {n}', 'share of prompts', (before, after), 'bars'),
+    )
+    base, solved = int(counts[0].sum()), int(counts[0, 1:].sum())
+    share = f'{solved / base:.1%} ({solved} of {base}); {_PAPER_SOLVED}' if base else 'no tracked prompt was at 0'
+    table = Table(('measure', 'value'), ((f'prompts at 0/{n} first that have a correct response at last', share),))
+    return figure._replace(panels=panels, table=table)
+
+
+def best_step(scores: dict[str, Score]) -> int | None:
+    """The evaluation with the highest mean@n, averaged over benchmarks; step 0, where no training was, is left out."""
+    steps = sorted(set.intersection(*(set(s.steps[s.steps > 0].tolist()) for s in scores.values()))) if scores else []
+    means = [np.mean([s.mean[s.steps == step][0] for s in scores.values()]) for step in steps]
+    return int(steps[int(np.nanargmax(means))]) if np.isfinite(means).any() else None
+
+
+def responses_until(r: Records, step: int) -> int | None:
+    """Responses generated up to a step: the counter's last value there; 0 at step 0; None where nothing tells."""
+    if step == 0:
+        return 0
+    total = column(r, 'rollout/responses_total')
+    there = np.flatnonzero((r.steps <= step) & np.isfinite(total))
+    return int(total[there[-1]]) if len(there) else None
+
+
+def cost(r: Records) -> Figure:
+    """Table 1's columns: rollouts at the end and at the best checkpoint; mean@n and pass@n at base, best and end."""
+    look = 'The best step against the end says what the last rollouts bought.'
+    figure = Figure('cost', 'Rollouts and scores', 'Table 1', look)
+    end = int(r.steps[-1])
+    if not has(r, 'rollout/responses_total') and not r.scores:
+        return figure._replace(missing=('rollout/responses_total', 'val-core/BENCHMARK/acc/mean@n'))
+    best = best_step(r.scores)
+    at = {'base': 0, 'best': best, 'end': end}
+    there = {name: step for name, step in at.items() if step is not None}
+    shown = {name: responses_until(r, step) for name, step in there.items()}
+    rows = [('rollouts', *('–' if x is None else f'{x:,}' for x in shown.values()))]
+    for name, s in r.scores.items():
+        for label, values in ((f'mean@{s.samples}', s.mean), (f'pass@{s.samples}', s.passed)):
+            cells = [values[s.steps == step] for step in there.values()]
+            rows.append((f'{name} {label}', *(f'{c[0]:.1%}' if len(c) and np.isfinite(c[0]) else '–' for c in cells)))
+    head = ('', *(f'{name} (step {step})' for name, step in there.items()))
+    missing = () if r.scores else ('val-core/BENCHMARK/acc/mean@n, or evals/',)
+    return figure._replace(table=Table(head, tuple(rows)), missing=missing)
+
+
+def by_seed(runs: Sequence[Records]) -> dict[str, list[Records]]:
+    """Runs whose config.json differs only in seed, under one name; a run without a config stands alone.
+
+    The name is the method where no other group has it, else the first run's name.
+    """
+    groups: dict[str, list[Records]] = {}
+    for i, r in enumerate(runs):
+        same = {name: x for name, x in r.config.items() if name not in ('seed', 'environment')}
+        groups.setdefault(json.dumps(same, sort_keys=True) if same else f'run {i}', []).append(r)
+    methods = [str(of[0].config.get('method', '')) for of in groups.values()]
+    named = {}
+    for method, of in zip(methods, groups.values(), strict=True):
+        name = method if method and methods.count(method) == 1 else of[0].name
+        named[f'{name} ({len(of)} seeds)' if len(of) > 1 else name] = of
+    return named
+
+
+def over_seeds(label: str, curves: Sequence[tuple[np.ndarray, np.ndarray]], style: int) -> Line:
+    """The mean of (steps, values) at the steps that all of them have; the band spans lowest and highest."""
+    finite = [(steps[np.isfinite(y)], y[np.isfinite(y)]) for steps, y in curves]
+    steps = finite[0][0]
+    for other, _ in finite[1:]:
+        steps = np.intersect1d(steps, other)
+    values = np.array([y[np.isin(x, steps)] for x, y in finite])
+    x, y = binned(steps, values.mean(axis=0))
+    low, high = (binned(steps, edge(values, axis=0))[1] for edge in (np.min, np.max))
+    return Line(label, x, y, style, *((low, high) if len(curves) > 1 else ()))
+
+
+def comparison(runs: Sequence[Records]) -> Figure:
+    """Reward and test curves of several runs; seeds of one config are one curve with a band."""
+    look = 'Bands that overlap do not tell two methods apart; the band spans the lowest and the highest seed.'
+    figure = Figure('comparison', 'Runs on one axis', 'figure 6', look)
+    groups, metric = by_seed(runs), 'critic/score/mean'
+    panels, missing = [], []
+    of = {name: [r for r in some if has(r, metric)] for name, some in groups.items()}
+    missing += [f'{metric} of {r.name}' for r in runs if not has(r, metric)]
+    window = max(1, min(len(r.steps) for r in runs) // 20)
+    lines = [
+        over_seeds(name, [(r.steps, smoothed(column(r, metric), window)) for r in some], i)
+        for i, (name, some) in enumerate(of.items()) if some
+    ]  # fmt: skip
+    if lines:
+        panels.append(Panel(f'Training reward, mean of {window} steps', 'step', 'accuracy', tuple(lines)))
+    for benchmark in dict.fromkeys(b for r in runs for b in r.scores):
+        for measure in ('mean', 'passed'):
+            there = {name: [r.scores[benchmark] for r in some if benchmark in r.scores] for name, some in groups.items()}
+            lines = [
+                over_seeds(name, [(s.steps, getattr(s, measure)) for s in scores], i)
+                for i, (name, scores) in enumerate(there.items()) if scores
+            ]  # fmt: skip
+            samples = '/'.join(dict.fromkeys(str(s.samples) for scores in there.values() for s in scores))
+            title = f'{benchmark}, {"mean" if measure == "mean" else "pass"}@{samples}'
+            panels.append(Panel(title, 'step', 'share of questions', tuple(x for x in lines if len(x.x))))
+    missing += [f'val-core/BENCHMARK/acc/mean@n of {r.name}' for r in runs if not r.scores]
+    return figure._replace(panels=tuple(panels), missing=tuple(missing))

@@ -1,0 +1,83 @@
+"""Writes the report: one HTML file with every figure inside, and a PNG of each figure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from bapo_jax.files import write_text
+from bapo_jax.report import draw, evaluations, figures
+from bapo_jax.report.figures import Figure
+from bapo_jax.report.records import Records, read_run
+
+_SECTIONS = (
+    evaluations.cost, figures.reward, evaluations.curves, figures.bins, evaluations.migration, figures.composition,
+    figures.rollouts, figures.gradient, figures.dynamics, figures.staleness, figures.thresholds, figures.seconds, figures.faults,
+)  # fmt: skip
+
+
+def write_report(directories: Sequence[Path], output: Path | None = None) -> Path:
+    """Writes `output` (default: report.html in the first run) and its PNGs in a folder of the same name; returns the page's path.
+
+    Raises ValueError where a directory is no run, OSError where the disk takes no file.
+    """
+    runs = read_runs(directories)
+    path = directories[0] / 'report.html' if output is None else output
+    parts = [('', (evaluations.comparison(runs),))] if len(runs) > 1 else []
+    parts += [(r.name, tuple(figure(r) for figure in _SECTIONS)) for r in runs]
+    pictures = path.with_suffix('') if path.suffix else path.with_name(path.name + '_figures')
+    pictures.mkdir(parents=True, exist_ok=True)
+    for name, some in parts:
+        prefix = f'{slug(name)}_' if name and len(runs) > 1 else ''
+        for figure in some:
+            if figure.panels:
+                draw.png(figure, pictures / f'{prefix}{figure.name}.png')
+    write_text(path, page(runs, parts))
+    return path
+
+
+def read_runs(directories: Sequence[Path]) -> list[Records]:
+    """The runs, each under its directory's name, or under its whole path where two have the same name."""
+    names = [d.resolve().name for d in directories]
+    return [read_run(d, name if names.count(name) == 1 else str(d)) for d, name in zip(directories, names, strict=True)]
+
+
+def page(runs: Sequence[Records], parts: Sequence[tuple[str, tuple[Figure, ...]]]) -> str:
+    """The HTML of the figures, by part: the part of all runs has no name."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    shown = [
+        {
+            'name': name,
+            'id': f'run-{i}',
+            'about': next((about(r) for r in runs if r.name == name), {}),
+            'notes': next((r.notes for r in runs if r.name == name), []),
+            'figures': [
+                (f, [draw.svg(panel, f'{i} {f.name} {k}') for k, panel in enumerate(f.panels)]) for f in some
+            ],
+        }
+        for i, (name, some) in enumerate(parts)
+    ]  # fmt: skip
+    return environment.get_template('page.html.jinja').render(title=', '.join(r.name for r in runs), parts=shown)
+
+
+def about(r: Records) -> dict[str, Any]:
+    """What the head of a run's part says."""
+    config = r.config
+    facts = {
+        'method': config.get('method'),
+        'seed': config.get('seed'),
+        'steps logged': f'{len(r.steps):,}, from {r.steps[0]:,} to {r.steps[-1]:,}',
+        'groups a batch': config.get('learner', {}).get('batch_groups'),
+        'responses a group': config.get('rollout', {}).get('group_size'),
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def slug(name: str) -> str:
+    """A file name of letters, digits, '-' and '_'."""
+    return re.sub(r'[^A-Za-z0-9_-]+', '-', name).strip('-') or 'run'

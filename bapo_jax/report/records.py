@@ -1,0 +1,228 @@
+"""Reads a run directory into plain arrays: what the figures are computed from.
+
+metrics.jsonl is needed. evals/, events.jsonl, config.json and tensorboard/ add what they hold; one that is absent adds nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import defaultdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+from bapo_jax import events
+from bapo_jax.run.log import iter_rows
+
+VAL = 'val-core/'
+
+
+class Tracked(NamedTuple):
+    """The tracked training prompts at one evaluation."""
+
+    step: int
+    correct: dict[int | str, int]  # correct responses, by prompt id
+    samples: int  # responses a prompt
+
+
+class Score(NamedTuple):
+    """A benchmark's curves; every array has one entry an evaluation, shares in [0, 1]."""
+
+    samples: int  # n of mean@n and pass@n
+    steps: np.ndarray
+    mean: np.ndarray
+    passed: np.ndarray  # pass@n
+
+
+class Fault(NamedTuple):
+    """A row of events.jsonl, and the training step done when it was written; None where nothing tells."""
+
+    kind: str
+    message: str
+    time: str
+    step: int | None
+
+
+class Records(NamedTuple):
+    """A run. T steps are logged, ascending, perhaps with gaps."""
+
+    name: str
+    steps: np.ndarray  # int [T]
+    columns: dict[str, np.ndarray]  # by metric, float [T]; nan where a step lacks it
+    bins: np.ndarray  # float [T, G+1]: groups by correct responses; nan where a step lacks them
+    scores: dict[str, Score]  # by benchmark
+    tracked: list[Tracked]  # by step
+    faults: list[Fault]
+    restarts: list[int]  # the first step after each restart
+    config: dict[str, Any]  # empty where config.json is absent
+    notes: list[str]  # files that could not be read
+
+
+def column(records: Records, name: str) -> np.ndarray:
+    """The metric at every step, float [T]; all nan where the run lacks it."""
+    return records.columns.get(name, np.full(len(records.steps), np.nan))
+
+
+def has(records: Records, name: str) -> bool:
+    """True where at least one step has a finite value of the metric."""
+    return bool(np.isfinite(column(records, name)).any())
+
+
+def read_run(directory: Path, name: str | None = None) -> Records:
+    """Raises ValueError, naming the directory, where it holds no training step or a damaged row."""
+    if not (directory / 'metrics.jsonl').is_file():
+        raise ValueError(f'{directory} is no run directory: it has no metrics.jsonl')
+    steps, columns, bins, values = _metrics(directory / 'metrics.jsonl')
+    if not len(steps):
+        raise ValueError(f'{directory}: metrics.jsonl holds no training step')
+    notes: list[str] = []
+    evaluations = [e for file in sorted((directory / 'evals').glob('*.json')) if (e := _evaluation(file, notes))]
+    clock, starts = _clock(directory / 'tensorboard', notes)
+    return Records(
+        name=directory.name if name is None else name,
+        steps=steps,
+        columns=columns,
+        bins=bins,
+        scores={**_scores_of_metrics(values), **_scores_of_evals(evaluations)},
+        tracked=_tracked(evaluations),
+        faults=_faults(directory / events.FILE, clock, notes),
+        restarts=[max(1, step) for step in starts[1:]],
+        config=_json(directory / 'config.json', notes) or {},
+        notes=notes,
+    )
+
+
+def _metrics(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray, dict[str, dict[int, float]]]:
+    """(steps, columns, bins) of the training steps, and val-core values by name and step, those of step 0 included."""
+    steps, places, numbers = array('q'), defaultdict(lambda: array('q')), defaultdict(lambda: array('d'))
+    bins: list[tuple[int, list[int]]] = []
+    scores: dict[str, dict[int, float]] = defaultdict(dict)
+    for row in iter_rows(path):
+        step, place = row['step'], len(steps)
+        scored = {name: x for name, x in row.items() if name.startswith(VAL) and isinstance(x, (int, float))}
+        for name, x in scored.items():
+            scores[name][step] = x
+        if step <= 0:
+            continue
+        steps.append(step)
+        for name, x in row.items():
+            if type(x) in (int, float):
+                places[name].append(place)
+                numbers[name].append(x)
+        if isinstance(row.get('accuracy_bins'), list):
+            bins.append((place, row['accuracy_bins']))
+    columns = {}
+    for name, there in places.items():
+        columns[name] = np.full(len(steps), np.nan)
+        columns[name][np.array(there)] = numbers[name]
+    counts = np.full((len(steps), max((len(b) for _, b in bins), default=0)), np.nan)
+    for place, b in bins:
+        counts[place] = 0
+        counts[place, : len(b)] = b
+    return np.array(steps, int), columns, counts, scores
+
+
+def _scores_of_metrics(values: dict[str, dict[int, float]]) -> dict[str, Score]:
+    """The curves in val-core/BENCHMARK/acc/{mean@n,pass@n}."""
+    scores = {}
+    for name, at in values.items():
+        benchmark, _, measure = name.removeprefix(VAL).rpartition('/acc/')
+        if measure.startswith('mean@'):
+            n = int(measure.removeprefix('mean@'))
+            steps = sorted(at)
+            passed = values.get(f'{VAL}{benchmark}/acc/pass@{n}', {})
+            scores[benchmark] = Score(
+                n, np.array(steps), np.array([at[s] for s in steps]), np.array([passed.get(s, np.nan) for s in steps])
+            )
+    return scores
+
+
+def _scores_of_evals(evaluations: list[dict]) -> dict[str, Score]:
+    """The curves in evals/; a measure that is None becomes nan."""
+    rows: dict[str, list[tuple]] = defaultdict(list)
+    for e in evaluations:
+        for benchmark, s in e.get('benchmarks', {}).items():
+            rows[benchmark].append((int(e['step']), s['mean'], s['pass'], s['samples']))
+    scores = {}
+    for benchmark, of in rows.items():
+        steps, means, passed, samples = zip(*sorted(of, key=lambda row: row[0]), strict=True)
+        scores[benchmark] = Score(samples[-1], np.array(steps), np.array(means, float), np.array(passed, float))
+    return scores
+
+
+def _tracked(evaluations: list[dict]) -> list[Tracked]:
+    """The tracked prompts of each evaluation that has them, by step."""
+    there = [(e['step'], e['tracked']) for e in evaluations if e.get('tracked')]
+    of = [Tracked(step, dict(zip(t['prompt_ids'], t['correct'], strict=True)), t['samples']) for step, t in there]
+    return sorted(of, key=lambda t: t.step)
+
+
+def _clock(directory: Path, notes: list[str]) -> tuple[list[tuple[float, int]], list[int]]:
+    """((seconds since 1970, step) of every row written, by time), and the first step of each session, by time.
+
+    Reads TensorBoard's records: 8 bytes of length, 4 of checksum, an Event, 4 of checksum.
+    """
+    written, sessions = [], []
+    for file in sorted(directory.glob('events*')):
+        try:
+            with file.open('rb') as f:
+                while len(length := f.read(12)) == 12:
+                    data = f.read(int.from_bytes(length[:8], 'little') + 4)[:-4]
+                    event = Event.FromString(data)
+                    if event.session_log.status == SessionLog.START:
+                        sessions.append((event.wall_time, event.step))
+                    elif event.HasField('summary'):
+                        written.append((event.wall_time, event.step))
+        except Exception as e:  # a crash cuts a record short, and the parser's errors have no common class
+            notes.append(f'{file.name} ends in a damaged record ({type(e).__name__})')
+    return sorted(written), [step for _, step in sorted(sessions)]
+
+
+def _faults(path: Path, clock: list[tuple[float, int]], notes: list[str]) -> list[Fault]:
+    """The rows of events.jsonl. One that names no step takes the last step written before it."""
+    if not path.is_file():
+        return []
+    times, faults = np.array([time for time, _ in clock]), []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            kind, time = str(row['event']), str(row['time'])
+            step = row.get('step', row.get('after'))
+            if not isinstance(step, int) and clock:
+                place = np.searchsorted(times, datetime.fromisoformat(time).timestamp(), 'right')
+                step = clock[place - 1][1] if place else 0
+            faults.append(Fault(kind, str(row.get('message', '')), time, step if isinstance(step, int) else None))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            notes.append(f'{path.name}, line {number} is damaged')
+    return faults
+
+
+def _evaluation(path: Path, notes: list[str]) -> dict | None:
+    """An evaluation whose scores and tracked prompts can be read; else None, with a note."""
+    read = _json(path, notes)
+    try:
+        if read is not None:
+            _scores_of_evals([read])
+            _tracked([read])
+        return read
+    except (KeyError, TypeError, ValueError, AttributeError):
+        notes.append(f'{path.name} is damaged')
+        return None
+
+
+def _json(path: Path, notes: list[str]) -> dict | None:
+    """The object in a file; None, with a note, where it is damaged; None where it is absent."""
+    if not path.is_file():
+        return None
+    try:
+        read = json.loads(path.read_bytes())
+        if isinstance(read, dict):
+            return read
+    except (ValueError, RecursionError):
+        pass
+    notes.append(f'{path.name} is damaged')
+    return None

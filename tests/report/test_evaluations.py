@@ -1,0 +1,101 @@
+"""Numbers of evaluations and of several runs, against hand-made counts."""
+
+import numpy as np
+import pytest
+from making import config, evaluation, make_run, row
+
+from bapo_jax.report import evaluations
+from bapo_jax.report.records import read_run
+
+EVALS = [
+    evaluation(0, [0, 0, 0, 1, 2], 0.30, 0.40),
+    evaluation(4, [0, 1, 0, 2, 2], 0.60, 0.50),
+    evaluation(8, [0, 2, 1, 2, 1], 0.50, 0.45),
+]
+
+
+def run(tmp_path, evals=EVALS, steps=range(1, 9), name='run', **more):
+    return read_run(make_run(tmp_path / name, [row(s) for s in steps], evals, **more))
+
+
+def test_curves_are_the_evaluations(tmp_path):
+    (panel,) = evaluations.curves(run(tmp_path)).panels
+    mean, passed = panel.lines
+    assert (panel.title, mean.label, passed.label) == ('cd4', 'mean@2', 'pass@2')
+    assert mean.x.tolist() == passed.x.tolist() == [0, 4, 8]
+    assert mean.y.tolist() == [0.30, 0.60, 0.50] and passed.y.tolist() == [0.40, 0.50, 0.45]
+
+
+@pytest.mark.parametrize('mean, passed, warns', [(0.4, 0.3, True), (0.4, 0.4, False), (0.2, 0.3, False), (0.4, 0.5, False)])
+def test_a_pass_rate_that_falls_while_the_mean_rises_warns(tmp_path, mean, passed, warns):
+    evals = [evaluation(0, [0], 0.3, 0.4), evaluation(8, [1], mean, passed)]
+    assert len(evaluations.curves(run(tmp_path, evals)).warnings) == warns
+
+
+def test_the_migration_counts_every_tracked_prompt(tmp_path):
+    figure = evaluations.migration(run(tmp_path))
+    assert figure.panels[0].matrix.tolist() == [[1, 1, 1], [0, 0, 1], [0, 1, 0]]
+    before, after = figure.panels[1].lines
+    assert before.y.tolist() == [0.6, 0.2, 0.2] and after.y.tolist() == [0.2, 0.4, 0.4]
+    assert figure.table.rows[0][1].startswith('66.7% (2 of 3)')
+
+
+def test_the_migration_pairs_prompts_by_id(tmp_path):
+    last = evaluation(8, [2, 0], 0.5, 0.5)
+    last['tracked']['prompt_ids'] = [11, 99]
+    assert evaluations.migration(run(tmp_path, [EVALS[0], last])).panels[0].matrix.sum() == 1
+
+
+@pytest.mark.parametrize('evals', [[], EVALS[:1]])
+def test_one_evaluation_shows_no_migration(tmp_path, evals):
+    figure = evaluations.migration(run(tmp_path, evals))
+    assert figure.panels == () and 'evals/STEP.json' in figure.missing[0]
+
+
+def test_no_prompt_at_zero_has_no_share(tmp_path):
+    evals = [evaluation(0, [1, 2], 0.7, 0.7), evaluation(8, [1, 2], 0.7, 0.7)]
+    assert evaluations.migration(run(tmp_path, evals)).table.rows[0][1] == 'no tracked prompt was at 0'
+
+
+def test_the_cost_is_the_counter_at_the_step(tmp_path):
+    table = evaluations.cost(run(tmp_path)).table
+    assert table.head == ('', 'base (step 0)', 'best (step 4)', 'end (step 8)')
+    assert table.rows == (
+        ('rollouts', '0', '64', '128'),
+        ('cd4 mean@2', '30.0%', '60.0%', '50.0%'),
+        ('cd4 pass@2', '40.0%', '50.0%', '45.0%'),
+    )
+
+
+def test_the_cost_takes_the_last_row_before_a_gap(tmp_path):
+    assert evaluations.cost(run(tmp_path, steps=[1, 3, 7, 8])).table.rows[0] == ('rollouts', '0', '48', '128')
+
+
+def test_a_run_without_evaluations_has_its_cost_alone(tmp_path):
+    figure = evaluations.cost(run(tmp_path, [], steps=[1]))
+    assert figure.table.rows == (('rollouts', '0', '16'),) and figure.missing
+
+
+def test_seeds_of_one_config_are_one_curve_with_a_band(tmp_path):
+    runs = [
+        run(tmp_path, [evaluation(8, [1], x, x)], steps, f'r{seed}', settings=config(seed=seed))
+        for seed, x, steps in ((1, 0.25, range(1, 9)), (2, 0.75, range(2, 9)))
+    ]
+    other = run(tmp_path, [evaluation(8, [1], 0.5, 0.5)], name='other', settings=config(method='grpo'))
+    figure = evaluations.comparison([*runs, other])
+    reward, mean, passed = figure.panels
+    assert [x.label for x in reward.lines] == ['bapo (2 seeds)', 'grpo']
+    assert reward.lines[0].x.tolist() == list(range(2, 9))  # the steps that both have
+    np.testing.assert_allclose(reward.lines[0].y, [0.1 + s / 100 for s in range(2, 9)], rtol=1e-12)
+    band = mean.lines[0]
+    assert (band.y.tolist(), band.low.tolist(), band.high.tolist()) == ([0.5], [0.25], [0.75])
+    assert mean.lines[1].low is None and passed.title == 'cd4, pass@2'
+
+
+def test_runs_that_differ_in_more_than_seed_stand_apart(tmp_path):
+    settings = [config(seed=1), config(seed=2), config(seed=1, epochs=3), None, None]
+    runs = [run(tmp_path, name=f'r{i}', settings=s) for i, s in enumerate(settings)]
+    groups = evaluations.by_seed(runs)
+    assert {name: [r.name for r in of] for name, of in groups.items()} == {
+        'r0 (2 seeds)': ['r0', 'r1'], 'r2': ['r2'], 'r3': ['r3'], 'r4': ['r4'],
+    }  # fmt: skip

@@ -1,0 +1,108 @@
+"""The page: all there, nothing outside it, and one line for a directory that is no run."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from making import config, evaluation, make_run, row
+
+from bapo_jax.report.page import write_report
+
+FIGURES = {
+    'reward', 'tests', 'bins', 'migration', 'composition', 'rollouts', 'gradient', 'dynamics', 'staleness', 'thresholds', 'seconds',
+    'faults',
+}  # fmt: skip
+EVALS = [evaluation(0, [0, 1], 0.3, 0.5), evaluation(500, [1, 2], 0.5, 0.4)]
+EVENTS = [{'event': 'update <b>skipped</b>', 'time': '2026-01-01T00:00:00+00:00', 'step': 9, 'message': '$x_1$ & <script>'}]
+
+
+def outside(html):
+    """Every reference of a page that leaves it, and every tag that is never closed in order."""
+    found = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            for name, value in attrs:
+                if name in ('src', 'href', 'xlink:href', 'srcset', 'data', 'action') and not (value or '').startswith('#'):
+                    found.append((tag, name, value))
+            if tag in ('script', 'link', 'img', 'iframe', 'object'):
+                found.append((tag,))
+
+    Reader().feed(html)
+    urls = [u for u in re.findall(r'https?://[^\s"<>]*', html) if u != 'http://www.w3.org/2000/svg']
+    return found + urls + re.findall(r'@import|url\((?!#|"#)[^)]*\)', html)
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    """The page of 500 steps with everything, and its directory."""
+    rows = [row(s, **{'staleness/ess/x2': 0.9, 'staleness/ess/x3': 0.3}) for s in range(1, 501)]
+    directory = make_run(tmp_path_factory.mktemp('runs') / 'a & <b>', rows, EVALS, EVENTS, config())
+    return write_report([directory]).read_text('utf-8'), directory
+
+
+def test_the_page_refers_to_nothing_outside(whole):
+    assert outside(whole[0]) == []
+
+
+def test_the_page_is_under_three_megabytes(whole):
+    assert len(whole[0].encode()) < 3_000_000
+
+
+def test_every_figure_is_on_the_page_and_a_png(whole):
+    html, directory = whole
+    assert {p.stem for p in (directory / 'report').glob('*.png')} == FIGURES
+    assert all(f'id="run-0-{name}"' in html for name in {*FIGURES, 'cost'})
+    assert all(p.read_bytes()[:8] == b'\x89PNG\r\n\x1a\n' for p in (directory / 'report').iterdir())
+
+
+def test_text_takes_the_pages_colour(whole):
+    assert 'currentColor' in whole[0] and '#010203' not in whole[0] and 'prefers-color-scheme: dark' in whole[0]
+
+
+def test_ids_are_unique_and_references_lead_to_them(whole):
+    ids = re.findall(r'\bid="([^"]*)"', whole[0])
+    wanted = set(re.findall(r'href="#([^"]*)"', whole[0])) | set(re.findall(r'url\(#([^)]*)\)', whole[0]))
+    clips = [i for i in ids if i in wanted]
+    assert len(clips) == len(set(clips)) and wanted <= set(ids)
+
+
+def test_names_and_messages_are_text(whole):
+    html = whole[0]
+    assert '<script' not in html and '<b>' not in html and 'a &amp; &lt;b&gt;' in html and '$x_1$ &amp;' in html
+
+
+def test_warnings_are_on_the_page(whole):
+    assert 'pass@2 fell from 50.0% to 40.0%' in whole[0] and 'effective sample size of X3 is below a half at 500 steps' in whole[0]
+
+
+def test_a_run_of_one_step_and_nothing_else_says_what_is_missing(tmp_path):
+    html = write_report([make_run(tmp_path / 'one', [{'step': 1, 'critic/score/mean': 0.5}])]).read_text('utf-8')
+    assert outside(html) == [] and html.count('Not drawn, since the run lacks') == 12
+
+
+def test_several_runs_share_a_page(tmp_path):
+    rows = [{'step': step, 'critic/score/mean': 0.5} for step in (1, 2)]
+    same = [make_run(tmp_path / part / 'x', rows, settings=config(seed=i)) for i, part in enumerate('ab')]
+    path = write_report(same, tmp_path / 'out' / 'both.html')
+    html = path.read_text('utf-8')
+    assert path == tmp_path / 'out' / 'both.html' and 'bapo (2 seeds)' in html and f'<h2>{same[1]}</h2>' in html
+    assert len(list((tmp_path / 'out' / 'both').glob('*_reward.png'))) == 2
+    assert (tmp_path / 'out' / 'both' / 'comparison.png').is_file()
+
+
+@pytest.mark.slow
+def test_the_command_names_a_directory_that_is_no_run(tmp_path):
+    done = subprocess.run([sys.executable, '-m', 'bapo_jax.report', str(tmp_path)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, f'error: {tmp_path} is no run directory: it has no metrics.jsonl\n')
+
+
+def test_bad_input_is_one_line_and_status_1(tmp_path, monkeypatch):
+    from bapo_jax.report.__main__ import main
+
+    monkeypatch.setattr(sys, 'argv', ['report', str(tmp_path / 'none')])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == f'error: {tmp_path / "none"} is no run directory: it has no metrics.jsonl'
