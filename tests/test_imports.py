@@ -38,7 +38,7 @@ HOUSE = (
     ('policies', 'models parallel rollout run'),
     ('bases', 'models tasks'),
 )
-COMMANDS = 'train evaluate export follow dry_run report grade sft departures'  # the top floor, which may import everything
+COMMANDS = 'train evaluate export follow dry_run report buffers grade sft departures'  # the top floor, which may import everything
 
 
 def module_name(path: Path) -> str:

@@ -11,6 +11,7 @@ from bapo_jax.bases import countdown_files
 from bapo_jax.methods import METHODS
 from bapo_jax.models import hf
 from bapo_jax.run.log import read_metrics
+from bapo_jax.run.metric_table import entries_of
 from bapo_jax.train import build
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compile_once')]
@@ -52,6 +53,7 @@ def test_a_row_trains_and_its_second_step_repeats_from_a_checkpoint(method, tiny
     rows = metrics(whole)
     assert [row['step'] for row in rows] == [0, 1, 2] and max(row.get('actor/grad_norm', 0) for row in rows) > 0
     assert all(np.isfinite(v) for row in rows for v in row.values() if isinstance(v, float))
+    assert [name for row in metrics(whole, times=True) for name in row if name != 'step' and len(entries_of(name)) != 1] == []
     shutil.copytree(whole, again)
     shutil.rmtree(again / 'checkpoints' / '2')
     second = run(row_config(method, tiny_base), again)

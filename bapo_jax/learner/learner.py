@@ -264,7 +264,7 @@ def pixel_shape(part: Part) -> tuple[int, int, int] | None:
 
 
 def image_metrics(seen: Sequence[Seen]) -> dict[str, int]:
-    """What run/measures.py says of the images of a batch's mini-batches; {} where there are none."""
+    """What run/metric_table.py says of the images of a batch's mini-batches; {} where there are none."""
     if not seen:
         return {}
     return {

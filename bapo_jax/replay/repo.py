@@ -77,6 +77,11 @@ class Repo:
         # One group for each prompt, oldest response first. Its step is that of the newest response.
         self._history: dict[int, Group] = {}
 
+    @property
+    def history(self) -> dict[int, Group]:
+        """By prompt id, what is remembered; to be read only."""
+        return self._history
+
     def hard_prompts(self, step: int, rng: Rng) -> list[Prompt]:
         """[]: RePO re-evaluates nothing."""
         return []

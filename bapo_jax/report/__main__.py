@@ -12,7 +12,8 @@ from pathlib import Path
 from bapo_jax.report.page import write_report
 
 
-def main() -> None:
+def run() -> None:
+    """The command."""
     parser = argparse.ArgumentParser(prog='python -m bapo_jax.report', description=__doc__.split('\n')[0])
     parser.add_argument('runs', nargs='+', type=Path, metavar='RUN', help='a run directory')
     parser.add_argument('--output', type=Path, help='the page; its PNGs go to a folder beside it. Default: RUN/report.html')
@@ -25,4 +26,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    run()

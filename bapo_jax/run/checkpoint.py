@@ -135,8 +135,8 @@ class OtherWeights(ValueError):
 class Checkpoints:
     """The checkpoints of a run directory, newest last."""
 
-    def __init__(self, directory: Path, keep: int):
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
+    def __init__(self, directory: Path, keep: int | None, read_only: bool = False):
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=not read_only, read_only=read_only)
         self._manager = ocp.CheckpointManager(directory.absolute(), options=options)
 
     def steps(self) -> list[int]:
@@ -228,6 +228,13 @@ class Checkpoints:
         self._compare(step, self._host_part(step)['checksums'], {'policy': {'params': params}})
         return params, step
 
+    def restore_replay(self, step: int) -> dict[str, np.ndarray]:
+        """The replay's arrays alone, without a weight. Raises DamagedCheckpoint as `restore`."""
+        saved = self._host_part(step)['checksums']
+        replay = self._read(step, ocp.args.Composite(replay=ocp.args.StandardRestore())).replay
+        self._compare(step, saved, {'replay': replay})
+        return {name: np.asarray(a) for name, a in replay.items()}
+
     def put_aside(self, step: int) -> Path:
         """Moves a damaged checkpoint out of the way; where it is now. Every host calls it."""
         damaged = self._manager.directory / str(step)
@@ -279,6 +286,21 @@ class Checkpoints:
             raise
         except Exception as e:  # Orbax raises ValueError, OSError and others, by which of its layers cannot write
             raise NotSaved(f'a checkpoint could not be written to {self._manager.directory}: {str(e)[-300:]}') from e
+
+
+def read_replay(directory: Path) -> tuple[int, dict[str, np.ndarray]]:
+    """Step and replay's arrays of the newest whole checkpoint in `directory`. Writes nothing, so a trainer may go on beside it.
+
+    Raises FileNotFoundError where there is no checkpoint, DamagedCheckpoint where none is whole.
+    """
+    checkpoints = Checkpoints(directory, keep=None, read_only=True) if directory.is_dir() else None
+    damaged = None
+    for step in checkpoints.steps() if checkpoints else ():
+        try:
+            return step, checkpoints.restore_replay(step)
+        except DamagedCheckpoint as e:
+            damaged = damaged or e
+    raise damaged or FileNotFoundError(f'{directory} holds no complete checkpoint; train until checkpoint.every steps are done')
 
 
 def _arrays(run: RunState) -> dict[str, Any]:

@@ -1,48 +1,4 @@
-"""Every metric of a training step: its name, unit, meaning and computation. A quantity that verl has too keeps verl's name.
-
-Of the fresh groups, before filtering
-    critic/score/mean                        mean accuracy k/G; nan without a judged group
-    critic/rewards/mean                      mean reward; not the accuracy where rewards are shaped or fractions
-    accuracy_bins                            number of groups with k = 0..G correct responses
-    response_length/{mean,max}               tokens; clip_ratio: share of responses cut at the limit
-    response_length/image_tokens             of questions with images: tokens that stand for an image, sampled, and not trained on
-    reward/{unparseable,infra_error}         responses without a readable answer, and those on which the verifier failed
-Of the batch
-    bapo/{x1,x2,x3,replay}_groups            groups by origin (replay only in rows that have it); bapo/batch_groups: all groups
-    bapo/discarded/{filtered,infra_error}    fresh groups that are not in X1, by reason; infra_error: groups without responses too
-    bapo/reevaluated, bapo/improved          hard prompts re-evaluated, and those of them that gave a group of X2
-    bapo/{c2,c3}, bapo/r_tot                 thresholds of X3, and the performance they follow
-    bapo/x3/{age,mean_reward,uses}           means over X3: age in steps, accuracy (mean_reward), earlier uses in training
-    staleness/{mean,max}                     steps between the behaviour policy and π_θ
-    bapo/lag                                 steps between α and π_θ
-Of the selector: prompts/{posterior_mean,seen,candidates}, see prompts/mopps.py
-Of the buffer, after the step: see replay/buffer.py
-    buffer/{bad,high}/{size,added,evicted,age_mean,bytes}, buffer/bad/evicted_unseen; of RePO: buffer/repo/{prompts,responses,bytes}
-Of the update, means over its mini-batches
-    actor/{pg_loss,kl_loss,entropy,pg_clipfrac,ppo_kl,grad_norm}   nats a token; pg_clipfrac: share of tokens held back by the clip
-    actor/lr, actor/updates                  learning rate of the last optimizer step; optimizer steps
-    {actor,critic}/skipped_updates           mini-batches whose loss or gradient was not finite; they change nothing
-    actor/pg_clipfrac/ORIGIN, staleness/{tv,ratio,ess}/ORIGIN      by origin, of π_θ against the behaviour policy
-Of a batch with images
-    images/{prompts,features}                distinct prompts with images in its mini-batches, and the features of these images
-    images/pixel_bytes                       of the patches that the vision tower reads for the update
-Of the critic, where the row has one, in rewards
-    critic/{value_loss,grad_norm}            means over the mini-batches of its update
-    critic/value_mean                        mean value of the batch's trained tokens, before the update
-    critic/explained_variance                1 - Var(R - V) / Var(R) over those tokens, R the return; absent where R does not vary
-Of the paper's theory, every theory.every steps: theory/…, see learner/monitors.py
-Of the engine against the trainer, at steps where α is π_θ: mismatch/{logprob_abs_mean,logprob_abs_max,kl,ess}, see learner/update.py
-Counters since the run began
-    rollout/responses_total                  responses generated, re-evaluation and refills included: the cost in Table 1, Figure 9
-    rollout/discarded_total                  fresh responses not trained on
-    rollout/{reevaluated,reused}_total       responses of re-evaluation; replayed responses
-Seconds: timing_s/{step,weight_sync,wait_rollouts,gen,reward,reevaluate,compose,pack,old_log_prob,values,update_actor,update_critic,
-    theory,testing,save_checkpoint}
-    perf/throughput                          trained tokens per second of the step
-    perf/kept_pixel_bytes                    pixels of images in host memory between uses; all else holds references
-    perf/checkpoint_bytes                    of the checkpoint after the step before, which training waited save_checkpoint for
-Scores: val-core/BENCHMARK/acc/{mean@n,pass@n,maj@n}, where the step evaluates; see scores.py
-"""
+"""Computes the metrics of a step's groups and batch. Every metric of a run, with unit and meaning: run/metric_table.py."""
 
 from __future__ import annotations
 

@@ -1,0 +1,92 @@
+"""What the table of a run's buffer promises: numbers that are the buffer's, no write, one line for an error."""
+
+import json
+import os
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from group_builders import judged_group
+from rich.console import Console
+from small_run import small_config
+
+from bapo_jax import buffers
+from bapo_jax.config import resolve
+from bapo_jax.groups import Verdict, make_batch
+from bapo_jax.learner.update import TrainState
+from bapo_jax.models.tokenizer import character_tokenizer
+from bapo_jax.replay.kinds import make_replay
+from bapo_jax.run.checkpoint import Checkpoints, RunState
+
+RIGHT, WRONG = Verdict.CORRECT, Verdict.WRONG
+
+
+def stored(directory: Path, method: str, damaged: bool = False) -> Path:
+    """A run directory of `method` after step 2, whose weights are one number."""
+    config = resolve(small_config(method, Path('cd4')))
+    character_tokenizer('a template').save_pretrained(directory / 'base')
+    config.model.path = str(directory / 'base')
+    rng = np.random.default_rng(0)
+    replay = make_replay(config.replay, 8, lambda step: True)
+    checkpoints = Checkpoints(directory / 'run' / 'checkpoints', keep=None)
+    for step in (1, 2):
+        verdicts = ([WRONG] * 4, [RIGHT, WRONG, WRONG, WRONG], [RIGHT, RIGHT, WRONG, WRONG])
+        fresh = [judged_group(10 * step + i, v, rng) for i, v in enumerate(verdicts)]
+        replay.add(step, fresh, make_batch(fresh[1:], ['x1'] * 2))
+        if step == 1 and method == 'bapo':
+            replay.buffer.mark_reevaluated([10, 10, 10])
+        checkpoints.save(RunState(TrainState({'w': jnp.ones(1)}, {}), {'w': jnp.ones(1)}, step=step), replay.state())
+    checkpoints.close()
+    (directory / 'run' / 'config.json').write_text(json.dumps(config.to_dict()))
+    rows = [{'step': step, 'buffer/bad/added': 5, 'buffer/bad/evicted': 2, 'buffer/bad/evicted_unseen': 1} for step in (1, 2, 3)]
+    (directory / 'run' / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    return directory / 'run'
+
+
+def shown(run: Path, show: int = 10) -> str:
+    console = Console(width=200, record=True, file=open(os.devnull, 'w'))
+    buffers.show_run(run, show, console)
+    return console.export_text()
+
+
+def cells(text: str, first: str) -> list[str]:
+    """The cells of the first table row that begins with `first`."""
+    rows = ([cell.strip() for cell in line.strip('│ ').split('│')] for line in text.splitlines() if line.startswith('│'))
+    return next(row for row in rows if row[0] == first)
+
+
+def test_the_numbers_are_those_of_the_newest_checkpoint_and_no_file_changes(tmp_path):
+    run = stored(tmp_path, 'bapo')
+    before = {p: p.stat().st_mtime_ns for p in run.rglob('*')}
+    text = shown(run)
+    assert cells(text, 'bad')[1] == '2'  # the all-wrong prompts 10 and 20; one of four is above c1
+    assert cells(text, 'high')[1] == '4'
+    assert cells(text, '1/4') == ['1/4', '2'] and cells(text, '2/4') == ['2/4', '2']
+    assert text.index('Over the run, 2 steps') and '│ bad  │    10 │       4 │              2 │' in text  # step 3 is not in it
+    assert cells(text, '10')[:4] == ['10', '0.000', '1', '3']
+    assert {p: p.stat().st_mtime_ns for p in run.rglob('*')} == before
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
+    run = stored(tmp_path, 'bapo')
+    for file in (run / 'checkpoints' / '2' / 'replay').rglob('*'):
+        if file.is_file():
+            file.write_bytes(b'')
+    assert 'replay after step 1' in shown(run)
+
+
+def test_repo_has_a_table_of_its_own_and_grpo_keeps_no_buffer(tmp_path):
+    assert cells(shown(stored(tmp_path / 'a', 'repo')), '6')[:2] == ['6', '24']  # 6 prompts, 24 responses
+    assert 'keeps no buffer' in shown(stored(tmp_path / 'b', 'grpo'))
+
+
+def test_an_error_is_one_line_with_the_remedy(tmp_path, capsys):
+    with pytest.raises(SystemExit) as none:
+        buffers.main([str(tmp_path)])
+    assert '\n' not in none.value.code and str(tmp_path) in none.value.code and '--workdir' in none.value.code
+    run = stored(tmp_path, 'bapo')
+    os.rename(run / 'checkpoints', run / 'elsewhere')
+    with pytest.raises(SystemExit, match='no complete checkpoint; train until'):
+        buffers.main([str(run)])
+    assert not (run / 'checkpoints').exists()
