@@ -36,7 +36,7 @@ from bapo_jax.run.log import read_metrics
 QUANTILES = (0, 0.25, 0.5, 0.75, 1)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def run(argv: Sequence[str] | None = None) -> None:
     """Prints the tables; an error is one line and status 1."""
     parser = argparse.ArgumentParser(prog='bapo_jax.buffers', description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument('run', type=Path)
@@ -178,4 +178,4 @@ def _tokenizer_of(config: Mapping[str, Any]) -> str:
 
 
 if __name__ == '__main__':
-    main()
+    run()

@@ -83,10 +83,10 @@ def test_repo_has_a_table_of_its_own_and_grpo_keeps_no_buffer(tmp_path):
 
 def test_an_error_is_one_line_with_the_remedy(tmp_path, capsys):
     with pytest.raises(SystemExit) as none:
-        buffers.main([str(tmp_path)])
+        buffers.run([str(tmp_path)])
     assert '\n' not in none.value.code and str(tmp_path) in none.value.code and '--workdir' in none.value.code
     run = stored(tmp_path, 'bapo')
     os.rename(run / 'checkpoints', run / 'elsewhere')
     with pytest.raises(SystemExit, match='no complete checkpoint; train until'):
-        buffers.main([str(run)])
+        buffers.run([str(run)])
     assert not (run / 'checkpoints').exists()

@@ -100,9 +100,9 @@ def test_the_command_names_a_directory_that_is_no_run(tmp_path):
 
 
 def test_bad_input_is_one_line_and_status_1(tmp_path, monkeypatch):
-    from bapo_jax.report.__main__ import main
+    from bapo_jax.report.__main__ import run
 
     monkeypatch.setattr(sys, 'argv', ['report', str(tmp_path / 'none')])
     with pytest.raises(SystemExit) as stop:
-        main()
+        run()
     assert stop.value.code == f'error: {tmp_path / "none"} is no run directory: it has no metrics.jsonl'
