@@ -50,7 +50,8 @@ def run(argv: Sequence[str] | None = None) -> None:
         except (ValueError, OSError) as e:
             if isinstance(e, BrokenPipeError):
                 raise
-            sys.exit(f'{arguments.run}: {" ".join(str(e).split())}')
+            said = ' '.join(str(e).split())
+            sys.exit(said if str(arguments.run) in said else f'{arguments.run}: {said}')
 
 
 def show_run(run: Path, show: int, console: Console) -> None:
