@@ -99,3 +99,8 @@ def test_runs_that_differ_in_more_than_seed_stand_apart(tmp_path):
     assert {name: [r.name for r in of] for name, of in groups.items()} == {
         'r0 (2 seeds)': ['r0', 'r1'], 'r2': ['r2'], 'r3': ['r3'], 'r4': ['r4'],
     }  # fmt: skip
+
+
+def test_the_best_step_is_one_of_training(tmp_path):
+    evals = [evaluation(0, [1], 0.9, 0.9), evaluation(4, [1], 0.2, 0.9), evaluation(8, [1], 0.1, 0.9)]
+    assert evaluations.best_step(run(tmp_path, evals).scores) == 4
