@@ -16,6 +16,7 @@ from bapo_jax.config import resolve
 from bapo_jax.groups import Verdict, make_batch
 from bapo_jax.learner.update import TrainState
 from bapo_jax.models.tokenizer import character_tokenizer
+from bapo_jax.replay.buffer import ReplayBuffer
 from bapo_jax.replay.kinds import make_replay
 from bapo_jax.run.checkpoint import Checkpoints, RunState
 
@@ -90,3 +91,16 @@ def test_an_error_is_one_line_with_the_remedy(tmp_path, capsys):
     with pytest.raises(SystemExit, match='no complete checkpoint; train until'):
         buffers.run([str(run)])
     assert not (run / 'checkpoints').exists()
+
+
+def test_the_prompts_that_resist_are_those_re_evaluated_most_often_then_the_oldest():
+    rng = np.random.default_rng(0)
+    buffer = ReplayBuffer(bad_capacity=8, high_capacity=8, high_recent_steps=3, c1=1 / 8)
+    for step, ids in ((1, (10, 11)), (2, (12, 13))):
+        buffer.add([judged_group(i, [Verdict.WRONG, Verdict.WRONG], rng) for i in ids], step)
+    for times, i in ((2, 11), (3, 13), (2, 12)):  # 10 was never re-evaluated
+        for _ in range(times):
+            buffer.mark_reevaluated([i])
+    assert [e.prompt.id for e in buffers.resisting(buffer, 10)] == [13, 11, 12]
+    assert [e.prompt.id for e in buffers.resisting(buffer, 1)] == [13]
+    assert buffers.resisting(buffer, 0) == []
