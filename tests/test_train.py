@@ -234,11 +234,13 @@ def test_rollout_files_hold_what_was_trained_on_and_how_often(bapo_run):
         for origin, group in zip(batch.origins, batch.groups, strict=True):
             row = rows.pop((origin, group.prompt.id))
             assert (row['step'], row['trained']) == (group.step, times[group.prompt.id, group.step])
-            for of_row, ratios, r in zip(row['logp'], row['ratio'], group.responses, strict=True):
+            for of_row, r in zip(row['logp'], group.responses, strict=True):
                 assert np.abs(np.array(of_row) - r.logp).max() <= 0.0005001
-                assert len(ratios) == len(r.tokens)
-                if r.version == step - 1:  # π_θ sampled it
-                    assert np.abs(np.array(ratios) - 1).max() <= 0.001
+            if all(r.version == step - 1 for r in group.responses):
+                assert row['ratio'] is None  # π_θ sampled it
+            else:
+                assert [len(ratios) for ratios in row['ratio']] == [len(r.tokens) for r in group.responses]
+                assert 0 < np.abs(np.log(np.concatenate(row['ratio']))).mean() < 0.5
         assert {use for use, _ in rows} <= {'discarded', 'left_out'}
         assert all((row['trained'], row['ratio']) == (0, None) for row in rows.values())
     assert max(times.values()) > 1

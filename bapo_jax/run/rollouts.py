@@ -14,7 +14,7 @@ import numpy as np
 import zstandard
 
 from bapo_jax.files import write_bytes
-from bapo_jax.groups import Batch, ByGroup, Group, Response
+from bapo_jax.groups import Batch, Group, Response
 
 _HELD = 8  # tokens that may wait for the rest of their character; the longest one has 4 bytes, so 4 tokens
 
@@ -29,13 +29,11 @@ class Logged(NamedTuple):
 
 
 def logged(
-    fresh: Sequence[Group], reevaluated: Sequence[Group], batch: Batch, trained: Sequence[int | None], logp: ByGroup | None
-) -> list[Logged]:
+    fresh: Sequence[Group], reevaluated: Sequence[Group], batch: Batch, trained: Sequence[int | None],
+    logp: Sequence[Sequence[np.ndarray] | None],
+) -> list[Logged]:  # fmt: skip
     """Every group that a step sampled or trained on, once. `trained` and `logp` are of the batch's groups, in its order."""
-    of_batch = {
-        id(g): Logged(origin, g, trained[i], logp[i] if logp else None)
-        for i, (g, origin) in enumerate(zip(batch.groups, batch.origins, strict=True))
-    }
+    of_batch = {id(g): Logged(o, g, *known) for g, o, *known in zip(batch.groups, batch.origins, trained, logp, strict=True)}
     sampled = [of_batch.pop(id(g), Logged('discarded', g)) for g in fresh]
     sampled += [of_batch.pop(id(g), Logged('left_out', g)) for g in reevaluated]
     return [*sampled, *of_batch.values()]

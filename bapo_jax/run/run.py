@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bapo_jax import events, stopping
-from bapo_jax.groups import Batch, ByGroup, Group
+from bapo_jax.groups import Batch, Group
 from bapo_jax.hosts import Hosts
 from bapo_jax.replay import PURPOSES
 from bapo_jax.rollout.schedule import is_due
@@ -36,7 +36,7 @@ class Step:
     reevaluated: Sequence[Group]
     batch: Batch
     trained: Sequence[int | None]
-    logp: ByGroup | None = None  # of the batch under π_θ before the update, in a step that scores it
+    logp: Sequence[Sequence[np.ndarray] | None]  # of the batch's groups under π_θ before the update; None where not scored
 
     def __init__(self, seed: int, number: int, seconds: Counter[str]):
         """`seconds` holds the time spent since the step before, by phase; the step adds its own."""

@@ -20,19 +20,26 @@ from bapo_jax.run.run import Step
 def monitored(
     config: ConfigDict, learner: Learner, state: RunState, batch: Batch, thresholds: dict[str, float], now: Step
 ) -> Iterator[None]:  # fmt: skip
-    """Scores the batch before the update inside, every `rollouts.every` steps for the file of that step.
+    """Scores what older policies sampled before the update inside, every `rollouts.every` steps for the file of that step.
 
-    Every `theory.every` steps it is scored after the update too, and its monitors are recorded. `thresholds` holds the step's
-    bapo/c2 and bapo/c3.
+    Every `theory.every` steps the whole batch is scored before and after, and the monitors are recorded. `thresholds` holds the
+    step's bapo/c2 and bapo/c3.
     """
+    before, scored = [None] * len(batch.groups), []
     every = is_due(config.theory.every, now.number)
-    if batch.groups and (every or is_due(config.rollouts.every, now.number)):
+    if every:
+        scored = list(range(len(batch.groups)))
+    elif is_due(config.rollouts.every, now.number):  # the importance ratios of what π_θ sampled are 1
+        scored = [i for i, g in enumerate(batch.groups) if any(r.version < now.number - 1 for r in g.responses)]
+    if scored:
         with now.timer('theory' if every else 'rollouts'):
-            now.logp = learner.score_batch(PROXIMAL, state.theta.params, batch)
+            for i, logp in zip(scored, learner.score_batch(PROXIMAL, state.theta.params, batch.take(scored)), strict=True):
+                before[i] = logp
+    now.logp = before
     yield
     if not (batch.groups and every):
         return
     with now.timer('theory'):
         after = learner.score_batch(PROXIMAL, state.theta.params, batch)
         c1, low, high = config.replay.c1, thresholds.get('bapo/c2', 0.0), thresholds.get('bapo/c3', 1.0)
-        now.record(monitor(batch, now.logp, after, c1=c1, low=low, high=high))
+        now.record(monitor(batch, before, after, c1=c1, low=low, high=high))

@@ -34,7 +34,7 @@ def test_everything_sampled_or_trained_on_has_one_use():
         ('discarded', fresh[0], 0, None), ('x1', fresh[1], 1, logp[0]), ('discarded', fresh[2], 0, None),
         ('x2', again[0], 1, logp[1]), ('left_out', again[1], 0, None), ('x3', old, 4, logp[2]),
     ]  # fmt: skip
-    assert logged([], [], batch, [1, 1, None], None)[2] == ('x3', old, None, None)
+    assert logged([], [], batch, [1, 1, None], [None] * 3)[2] == ('x3', old, None, None)
 
 
 def test_a_row_holds_what_was_asked_answered_judged_and_trained_on(tmp_path):

@@ -65,7 +65,12 @@ def test_a_step_that_is_not_due_or_trains_on_nothing_is_left_alone(step_of, of_s
     assert (now.metrics, now.seconds) == ({'actor/loss': 1.0}, Counter())
 
 
-def test_a_step_whose_rollouts_are_written_is_scored_before_its_update_and_records_nothing(step_of):
+def test_a_step_whose_rollouts_are_written_scores_what_older_policies_sampled_and_records_nothing(step_of):
+    fresh = make_batch([make_group(3, 4, step=4), BATCH.groups[1]], ['x1', 'x3'])
+    now, learner = step_of(5, batch=fresh, rollouts=5)
+    assert learner.scored == [(PROXIMAL, 0.0)] and now.logp[0] is None
+    assert [a.tobytes() for a in now.logp[1]] == [r.logp.tobytes() for r in BATCH.groups[1].responses]
+    assert step_of(5, batch=fresh.take([0]), rollouts=5)[1].scored == []
     now, learner = step_of(5, rollouts=5)
     assert learner.scored == [(PROXIMAL, 0.0)]
     assert now.metrics == {'actor/loss': 1.0} and set(now.seconds) == {'timing_s/rollouts'}
