@@ -1,6 +1,5 @@
 """Numbers of evaluations, against hand-made counts."""
 
-import numpy as np
 import pytest
 from making import evaluation, make_run, row
 
