@@ -109,8 +109,7 @@ def logs(run: Path, only: int | None = None) -> Iterator[dict[str, Any]]:
         raise FileNotFoundError(f'{run} holds no run (no config.json); give the --workdir of a run')
     c = read_config(run / 'config.json')
     for file in sorted(run.glob('rollouts/*.jsonl.zst')):
-        if only in (None, step := int(file.name.partition('.')[0])):
-            groups = read(file)
+        if only in (None, step := int(file.name.partition('.')[0])) and (groups := read(file)):  # a step may sample nothing
             made = samples([row for group in groups for row in group_rows(group)])
             s = summary([group_question(group) for group in groups], votes=False)
             yield log(f'{c["task"]["name"]}-rollouts', step, file, made, s, c, c['rollout'])

@@ -148,6 +148,11 @@ def test_a_prompt_that_was_asked_twice_has_twice_the_epochs(run_directory):
     assert [(s['epoch'], s['metadata']['use']) for s in log['samples']] == [(i, 'x1' if i < 5 else 'x2') for i in range(1, 9)]
 
 
+def test_a_step_that_sampled_nothing_has_no_log(run_directory):
+    write_rollouts(run_directory, [])
+    assert list(inspect_log.logs(run_directory, 5)) == []
+
+
 def test_writing_again_replaces_and_one_step_can_be_chosen(run_directory, tmp_path, monkeypatch, capsys):
     for _ in range(2):
         command(monkeypatch, run_directory, f'--output={tmp_path}/all')
