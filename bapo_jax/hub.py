@@ -7,8 +7,8 @@ What lies here goes before the hub. Of a model come its configs, tokenizer and s
 one commit within `commits_of`. Files of a commit that the cache has whole are used without asking the hub. HF_HOME, HF_ENDPOINT,
 HF_TOKEN, HF_HUB_OFFLINE and HF_HUB_DOWNLOAD_TIMEOUT mean what they mean to huggingface_hub.
 
-Every function that asks the hub raises FileNotFoundError, PermissionError, ConnectionError or OSError, which name field, hub name and
-remedy. A server that hangs is given up on after six tries of HF_HUB_DOWNLOAD_TIMEOUT (10 s) each: within 90 s.
+What asks the hub raises OSErrors (FileNotFoundError, PermissionError, ConnectionError, a full disk's) with field, name and remedy.
+A server that hangs is given up on after seven tries of HF_HUB_DOWNLOAD_TIMEOUT (10 s) and pauses: within two minutes.
 """
 
 from __future__ import annotations
@@ -186,18 +186,15 @@ def _listing(repo: str, commit: str) -> list[str]:
 
 @functools.cache
 def _with_deadlines() -> None:
-    """huggingface_hub asks for commits and lists without a deadline; from here on its client has one for every request."""
+    """Cuts each wait of huggingface_hub: it asks for commits and lists without a deadline, for files with up to a minute each time."""
     hooks = huggingface_hub.get_session().event_hooks['request']
 
     def deadline(request: httpx2.Request) -> None:
+        most = max(constants.HF_HUB_DOWNLOAD_TIMEOUT, constants.HF_HUB_ETAG_TIMEOUT)
         waits = request.extensions.get('timeout', {})
-        request.extensions['timeout'] = {
-            wait: waits.get(wait) or constants.HF_HUB_DOWNLOAD_TIMEOUT for wait in ('connect', 'read', 'write', 'pool')
-        }
+        request.extensions['timeout'] = {on: min(waits.get(on) or most, most) for on in ('connect', 'read', 'write', 'pool')}
 
-    huggingface_hub.set_client_factory(
-        lambda: httpx2.Client(event_hooks={'request': [*hooks, deadline]}, follow_redirects=True)
-    )
+    huggingface_hub.set_client_factory(lambda: httpx2.Client(event_hooks={'request': [*hooks, deadline]}, follow_redirects=True))
 
 
 @contextlib.contextmanager

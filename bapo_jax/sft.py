@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import optax.contrib
-from absl import app, flags
+from absl import app, flags, logging
 from flax import nnx
 
 from bapo_jax import bases, cli, hub
@@ -95,6 +95,7 @@ def train_step(params, opt_state, batch: bases.Batch, *, graph, optimizer):
 
 
 def main(_) -> None:
+    logging.set_verbosity(logging.WARNING)
     output = Path(FLAGS.output)
     if (output / 'model.safetensors').exists():
         raise app.UsageError(f'--output={output} already holds a model; give an empty directory')

@@ -12,12 +12,14 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from hub_stub import folder_files
-from small_run import ROOT, metrics, run, small_config
+from small_run import ROOT, small_config
 
 from bapo_jax import hub
+from bapo_jax.export import export
 from bapo_jax.inputs import read_inputs
 from bapo_jax.models import hf
-from bapo_jax.run.directory import recorded_commits
+from bapo_jax.run.directory import fingerprint_prompts, recorded_commits
+from bapo_jax.train import build
 
 BASE = ROOT / 'configs' / 'quickstart_base'
 NAME = 'Qwen/Tiny2.5-0.8M'
@@ -89,29 +91,17 @@ def test_a_cache_that_has_the_model_in_part_does_not_count(model, monkeypatch):
         hub.model_folder(NAME)
 
 
-@pytest.mark.parametrize('hangs', [True, False], ids=['when asked', 'in the middle'])
+@pytest.mark.parametrize('hangs', ['revision', 'tree', 'HEAD', 'GET'])
 def test_a_hub_that_hangs_is_given_up_on(hangs, model, monkeypatch):
+    """At every request that a download makes, and with the waits of huggingface_hub's own, of which one is a minute."""
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT', 0.05)
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT', 0.05)
-    monkeypatch.setattr('huggingface_hub.utils._http.time.sleep', lambda s: None)  # between tries
-    if hangs:
-        model.hangs.set()
-    else:
-        resolved = huggingface_hub.HfApi.resolve_revision
-
-        def then_hang(*given, **named):
-            found = resolved(*given, **named)
-            model.hangs.set()
-            return found
-
-        monkeypatch.setattr(huggingface_hub.HfApi, 'resolve_revision', then_hang)
+    monkeypatch.setattr('time.sleep', lambda seconds: None)  # between its tries
+    model.hangs = hangs
     started = time.monotonic()
-    try:
-        with pytest.raises(ConnectionError, match=r'did not give it: ReadTimeout'):
-            hub.model_folder(NAME)
-    finally:
-        model.hangs.clear()
-    assert time.monotonic() - started < 10
+    with pytest.raises(ConnectionError, match=rf"model\.path='{NAME}' is no directory here, .*did not give it: ReadTimeout"):
+        hub.model_folder(NAME)
+    assert time.monotonic() - started < 10 and len(model.asked) < 40
 
 
 @pytest.mark.parametrize(
@@ -126,7 +116,7 @@ def test_a_hub_that_hangs_is_given_up_on(hangs, model, monkeypatch):
     ],
 )
 def test_what_the_hub_refuses_is_said(status, code, kind, words, model, monkeypatch):
-    monkeypatch.setattr('huggingface_hub.utils._http.time.sleep', lambda s: None)
+    monkeypatch.setattr('time.sleep', lambda seconds: None)
     monkeypatch.setenv('HF_TOKEN', 'hf_never_shown')
     model.refuses[NAME] = (status, code)
     with pytest.raises(kind, match=rf"^\[?.*model\.path='{NAME}@v2' is no directory here, and .*{words}") as said:
@@ -135,7 +125,7 @@ def test_what_the_hub_refuses_is_said(status, code, kind, words, model, monkeypa
 
 
 def test_a_transfer_that_is_cut_goes_on_or_leaves_nothing_that_counts(model, monkeypatch):
-    monkeypatch.setattr('huggingface_hub.file_download.time.sleep', lambda s: None)
+    monkeypatch.setattr('time.sleep', lambda seconds: None)
     model.cuts = 2
     assert folder_files(Path(hub.model_folder(NAME))) == folder_files(BASE)
     other = 'Qwen/Cut'
@@ -200,31 +190,33 @@ def test_a_revision_is_part_of_the_name(model):
     assert commits == {f'{NAME}@refs/pr/3': model.commit(NAME, 'refs/pr/3'), NAME: model.commit(NAME)}
 
 
-@pytest.mark.slow
 def test_a_run_keeps_its_commits_and_goes_on_without_the_hub(model, tmp_path, monkeypatch):
-    """Model and training data have moved on the hub; the run that resumes equals the one that was never interrupted."""
-    generated = small_config('bapo_tuned', tmp_path)
+    """Model and training data have moved on the hub, and then the hub has gone."""
+    bench, train = tmp_path / 'bench.jsonl', 'datasets/owner/cd'
+    bench.write_bytes(PROBLEM)
     problems = b''.join(json.dumps({'nums': [n, 9, 35], 'target': n + 44}).encode() + b'\n' for n in range(1, 57))
-    benchmark = tmp_path / 'bench.jsonl'
-    benchmark.write_bytes(PROBLEM)
-    model.repos['datasets/owner/cd'] = {'main': {'train.jsonl': problems}}
-    changes = {'model__path': NAME, 'task__train': 'owner/cd', 'task__limit': 0}
-    del generated
-
-    def config(steps):
-        return small_config('bapo_tuned', benchmark, steps=steps, **changes)
-
-    run(config(4), tmp_path / 'whole')
-    run(config(2), tmp_path / 'parted')
-    commits = {NAME: model.commit(NAME), 'datasets/owner/cd': model.commit('datasets/owner/cd')}
-    written = json.loads((tmp_path / 'parted' / 'config.json').read_text())
+    model.repos[train] = {'main': {'train.jsonl': problems}}
+    config = small_config('bapo_tuned', bench, model__path=NAME, task__train='owner/cd', task__limit=0)
+    commits = {NAME: model.commit(NAME), train: model.commit(train)}
+    began = build(config, tmp_path / 'run')
+    written = json.loads((tmp_path / 'run' / 'config.json').read_text())
     assert written['model']['path'] == NAME and written['task']['train'] == 'owner/cd' and written['hub'] == commits
     model.repos[NAME]['main'] = model.repos[NAME]['main'] | {'config.json': b'{}'}
-    model.repos['datasets/owner/cd']['main'] = {'train.jsonl': PROBLEM * 60}
-    offline(monkeypatch)
-    run(config(4), tmp_path / 'parted')
-    assert metrics(tmp_path / 'parted') == metrics(tmp_path / 'whole')
-    assert recorded_commits(tmp_path / 'parted') == commits
+    model.repos[train]['main'] = {'train.jsonl': PROBLEM * 60}
+    for _ in range(2):
+        again = build(config, tmp_path / 'run')
+        assert again.config.model.path == began.config.model.path and again.commit == began.commit == commits[NAME]
+        assert fingerprint_prompts(again.training_prompts) == fingerprint_prompts(began.training_prompts)
+        assert again.changed == {} and recorded_commits(tmp_path / 'run') == commits
+        offline(monkeypatch)
+    assert hub.folder_in_run(NAME, commits) == began.config.model.path  # for export and the like
+
+
+@pytest.mark.parametrize('said', [[], {'a/b': 1}, 'a/b'])
+def test_damaged_commits_are_said(said, tmp_path):
+    (tmp_path / 'config.json').write_text(json.dumps({'hub': said}))
+    with pytest.raises(ValueError, match=r'config\.json is damaged \(hub is no table of commits\)'):
+        recorded_commits(tmp_path)
 
 
 # ---- data sets --------------------------------------------------------------------------------------------------------
@@ -302,7 +294,6 @@ def test_a_cache_without_a_list_of_files_is_read_offline(gsm, monkeypatch):
     assert trees.is_dir()
     for listed in trees.iterdir():
         listed.unlink()
-    huggingface_hub._tree_cache._read_tree_cache_from_disk.cache_clear()
     offline(monkeypatch)
     assert hub.dataset_files(name, 'task.train', ENDINGS) == [file]
 
@@ -310,34 +301,34 @@ def test_a_cache_without_a_list_of_files_is_read_offline(gsm, monkeypatch):
 # ---- the commands -----------------------------------------------------------------------------------------------------
 
 
-def command(*words, **environment):
-    done = subprocess.run([sys.executable, '-m', *map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=240,
-                          env={**os.environ, 'HF_HUB_OFFLINE': '0', **environment})  # fmt: skip
-    assert 'Traceback' not in done.stderr, done.stderr
-    return done
+def test_a_dry_run_fetches_no_weights(model, tmp_path):
+    benchmark = tmp_path / 'bench.jsonl'
+    benchmark.write_bytes(PROBLEM)
+    config = small_config('bapo_tuned', benchmark, model__path=NAME)
+    assert Path(read_inputs(config, weights=False).config.model.path).name == model.commit(NAME)
+    assert sorted(model.files_asked()) == ['config.json', 'tokenizer.json', 'tokenizer_config.json']
 
 
-def test_a_refused_name_leaves_no_run_directory(gone, tmp_path):
+def test_a_name_is_refused_before_data_are_read(gone, tmp_path):
     gone()
-    config = small_config('bapo_tuned', tmp_path / 'none.jsonl', model__path=NAME)
-    with pytest.raises(ConnectionError, match='model.path='):
-        read_inputs(config)
+    with pytest.raises(ConnectionError, match=r'model\.path='):
+        read_inputs(small_config('bapo_tuned', tmp_path / 'missing.jsonl', model__path=NAME))
 
 
 @pytest.mark.slow
-def test_the_commands_take_a_name_and_the_variables_of_the_hub(model, tmp_path):
-    """Trains, exports and scores a model of the hub, the last two without the network."""
+def test_a_run_of_a_name_is_trained_by_the_command_and_exported_offline(model, tmp_path, monkeypatch):
     benchmark = tmp_path / 'bench.jsonl'
     benchmark.write_bytes(PROBLEM)
-    variables = {'HF_ENDPOINT': model.url, 'HF_HOME': str(tmp_path / 'home')}
-    small = ['--config.steps=1', '--config.task.limit=60', '--config.learner.batch_groups=8', '--config.learner.mini_batch_groups=4',
-             '--config.rollout.group_size=4', f"--config.evaluate.benchmarks=('{benchmark}',)", '--config.evaluate.samples=1',
-             '--config.evaluate.track_prompts=0', '--config.evaluate.at_start=False', f'--workdir={tmp_path}/run']  # fmt: skip
-    train = ['bapo_jax.train', '--config=configs/quickstart.py', f'--config.model.path={NAME}', *small]
-    refused = command(*train, HF_ENDPOINT='http://127.0.0.1:9', HF_HOME=str(tmp_path / 'empty'))
-    assert refused.returncode == 1 and f"error: model.path='{NAME}' is no directory here, and" in refused.stderr
-    assert not (tmp_path / 'run' / 'config.json').exists()
-    trained = command(*train, **variables)
-    assert trained.returncode == 0, trained.stderr
-    export = command('bapo_jax.export', f'--checkpoint={tmp_path}/run', f'--output={tmp_path}/out', **{**variables, 'HF_HUB_OFFLINE': '1'})
-    assert export.returncode == 0 and (tmp_path / 'out' / 'tokenizer.json').is_file(), export.stderr
+    fields = {'model.path': NAME, 'steps': 1, 'task.limit': 60, 'learner.batch_groups': 8, 'learner.mini_batch_groups': 8,
+              'rollout.group_size': 4, 'evaluate.benchmarks': f"('{benchmark}',)", 'evaluate.samples': 1, 'evaluate.at_start': False,
+              'evaluate.track_prompts': 0}  # fmt: skip
+    words = [f'--config.{field}={value}' for field, value in fields.items()]
+    hub_variables = {'HF_ENDPOINT': model.url, 'HF_HOME': str(tmp_path / 'home'), 'HF_HUB_OFFLINE': '0'}
+    subprocess.run(
+        [sys.executable, '-m', 'bapo_jax.train', '--config=configs/quickstart.py', f'--workdir={tmp_path}/run', *words],
+        cwd=ROOT, env={**os.environ, **hub_variables}, check=True, capture_output=True, timeout=240,
+    )  # fmt: skip
+    offline(monkeypatch)
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_CACHE', str(tmp_path / 'home' / 'hub'))
+    assert export(tmp_path / 'run', tmp_path / 'out') == (1, 'float32')
+    assert folder_files(tmp_path / 'out')['tokenizer.json'] == folder_files(BASE)['tokenizer.json']

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import flags
+from absl import flags, logging
 
 from bapo_jax import cli, hub
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
@@ -105,6 +105,7 @@ def is_loopback(host: str) -> bool:
 
 
 def main(argv: Sequence[str]) -> None:
+    logging.set_verbosity(logging.WARNING)
     token = os.environ.get(TOKEN_VARIABLE)
     if not token and not is_loopback(FLAGS.host):
         sys.exit(f'error: --host={FLAGS.host} is no loopback address, so anyone could call the server; set {TOKEN_VARIABLE}')

@@ -8,11 +8,11 @@ import hashlib
 import json
 import re
 import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from http_stub import QuietServer
 
 API = re.compile(r'/api/(?:models/|(datasets/))([\w.-]+/[\w.-]+)(?:/(revision|tree)/([^/?]+))?')
 RESOLVE = re.compile(r'/((?:datasets/)?[\w.-]+/[\w.-]+)/resolve/([^/]+)/(.+)')
@@ -24,7 +24,8 @@ class HubStub:
         self.asked = []  # (method, path) of each request
         self.tokens = set()  # those that were sent
         self.refuses = {}  # repository -> (status, X-Error-Code)
-        self.hangs = threading.Event()  # no request is answered
+        self.hangs = ''  # such requests are not answered: 'revision', 'tree', 'HEAD' or 'GET' of a file
+        self.ended = threading.Event()
         self.cuts = 0  # so many next transfers end in their middle; -1: all
         self.commits = {}  # hash -> files
         stub = self
@@ -40,12 +41,13 @@ class HubStub:
             def log_message(self, *_):
                 pass
 
-        self.server = ThreadingHTTPServer(('127.0.0.1', 0), Handler)
+        self.server = QuietServer(('127.0.0.1', 0), Handler)
         self.server.daemon_threads = True
         self.url = f'http://127.0.0.1:{self.server.server_port}'
         threading.Thread(target=self.server.serve_forever, kwargs={'poll_interval': 0.02}, daemon=True).start()
 
     def close(self):
+        self.ended.set()
         self.server.shutdown()
         self.server.server_close()
 
@@ -69,9 +71,10 @@ class HubStub:
         self.asked.append((request.command, path))
         if token := request.headers.get('Authorization'):
             self.tokens.add(token)
-        while self.hangs.is_set():
-            time.sleep(0.02)
         api, file = API.fullmatch(urlsplit(request.path).path), RESOLVE.fullmatch(path)
+        kind = (api[3] or 'revision') if api else request.command
+        while self.hangs == kind and not self.ended.wait(0.02):
+            pass
         repo = f'{api[1] or ""}{api[2]}' if api else file[1] if file else ''
         if repo in self.refuses or repo not in self.repos:
             status, code = self.refuses.get(repo, (404, 'RepoNotFound'))
@@ -80,7 +83,7 @@ class HubStub:
         if commit is None:
             return send(request, 404, b'', {'X-Error-Code': 'RevisionNotFound'})
         files = self.commits[commit]
-        if api and api[3] != 'tree':
+        if kind == 'revision':
             said = {'id': repo.removeprefix('datasets/'), 'sha': commit, 'siblings': [], 'tags': [], 'private': False, 'downloads': 0}
             return send(request, 200, json.dumps(said).encode())
         if api:
