@@ -24,7 +24,7 @@ class HubStub:
         self.asked = []  # (method, path) of each request
         self.tokens = set()  # those that were sent
         self.refuses = {}  # repository -> (status, X-Error-Code)
-        self.hangs = ''  # such requests are not answered: 'revision', 'tree', 'HEAD' or 'GET' of a file
+        self.hangs = ''  # such requests are answered after 5 s: 'revision', 'tree', 'HEAD' or 'GET' of a file
         self.ended = threading.Event()
         self.cuts = 0  # so many next transfers end in their middle; -1: all
         self.commits = {}  # hash -> files
@@ -73,8 +73,8 @@ class HubStub:
             self.tokens.add(token)
         api, file = API.fullmatch(urlsplit(request.path).path), RESOLVE.fullmatch(path)
         kind = (api[3] or 'revision') if api else request.command
-        while self.hangs == kind and not self.ended.wait(0.02):
-            pass
+        if self.hangs == kind:
+            self.ended.wait(5)
         repo = f'{api[1] or ""}{api[2]}' if api else file[1] if file else ''
         if repo in self.refuses or repo not in self.repos:
             status, code = self.refuses.get(repo, (404, 'RepoNotFound'))
