@@ -3,8 +3,8 @@
     a model       owner/name[@revision]
     a data set    owner/name[@revision][/subset][:split]      the split is train where none is named
 
-What lies here goes before the hub. Of a model come its configs, tokenizer and safetensors: no code and no pickles. A name stands for
-one commit within `commits_of`. Files of a commit that the cache has whole are used without asking the hub. HF_HOME, HF_ENDPOINT,
+What lies here goes before the hub. Of a model come its configs, tokenizer and safetensors, no code and no pickles. A name stands
+for one commit within `commits_of`. Files of a commit that the cache has whole are used without asking the hub. HF_HOME, HF_ENDPOINT,
 HF_TOKEN, HF_HUB_OFFLINE and HF_HUB_DOWNLOAD_TIMEOUT mean what they mean to huggingface_hub.
 
 What asks the hub raises OSErrors (FileNotFoundError, PermissionError, ConnectionError, a full disk's) with field, name and remedy.
@@ -119,7 +119,8 @@ def dataset_files(name: str, field: str, endings: Sequence[str]) -> list[Path]:
     chosen = splits[fitting[0]]
     shards = _SHARD.fullmatch(_stem(chosen[0], endings))
     if shards and int(shards['shards']) != len(chosen):
-        raise FileNotFoundError(f'{said} should have {int(shards["shards"])} files of this split and has {len(chosen)}; fetch it again')
+        wanted = int(shards['shards'])
+        raise FileNotFoundError(f'{said} should have {wanted} files of this split and has {len(chosen)}; fetch it again')
     with _explained(field, name, repo, revision, 'dataset'):
         patterns = [glob.escape(file) for file in chosen]
         folder = huggingface_hub.snapshot_download(repo, repo_type='dataset', revision=commit, allow_patterns=patterns)
@@ -186,7 +187,7 @@ def _listing(repo: str, commit: str) -> list[str]:
 
 @functools.cache
 def _with_deadlines() -> None:
-    """Cuts each wait of huggingface_hub: it asks for commits and lists without a deadline, for files with up to a minute each time."""
+    """Cuts each wait of huggingface_hub, which asks for commits and lists without a deadline and for files with up to a minute."""
     hooks = huggingface_hub.get_session().event_hooks['request']
 
     def deadline(request: httpx2.Request) -> None:
@@ -215,8 +216,8 @@ def _explained(field: str, name: str, repo: str, revision: str | None, kind: str
             raise FileNotFoundError(f'{said} the hub has no revision {revision or "main"} of {repo}; look at its page') from error
         if isinstance(cause, errors.GatedRepoError) or status == 403:
             raise PermissionError(
-                f'{said} the hub gives {repo} only to those with access; ask for it on the page of {repo}, then put your token into '
-                'HF_TOKEN'
+                f'{said} the hub gives {repo} only to those with access; ask for it on the page of {repo}, then put your '
+                'token into HF_TOKEN'
             ) from error
         if isinstance(cause, errors.RepositoryNotFoundError) or status == 401:
             raise FileNotFoundError(
@@ -227,15 +228,15 @@ def _explained(field: str, name: str, repo: str, revision: str | None, kind: str
             offline = isinstance(cause, errors.OfflineModeIsEnabled)
             why = 'HF_HUB_OFFLINE is set' if offline else f'{constants.ENDPOINT} did not give it: {type(cause).__name__}, {short}'
             raise ConnectionError(
-                f'{said} the cache {constants.HF_HUB_CACHE} does not have all of {repo} ({why}). On a machine with a network run `hf '
-                f'download {repo}{options}` and copy its cache here (HF_HOME says where), or set {field} to a {here} of it; '
+                f'{said} the cache {constants.HF_HUB_CACHE} does not have all of {repo} ({why}). On a machine with a network run '
+                f'`hf download {repo}{options}` and copy its cache here (HF_HOME says where), or set {field} to a {here} of it; '
                 'HF_ENDPOINT names a mirror'
             ) from error
         if isinstance(error, OSError) and error.errno:
             raise OSError(
                 error.errno,
-                f'{said} {repo} cannot be written to the cache {constants.HF_HUB_CACHE}: {error.strerror}. Make room, or let HF_HOME '
-                'name another folder',
+                f'{said} {repo} cannot be written to the cache {constants.HF_HUB_CACHE}: {error.strerror}. Make room, or let '
+                'HF_HOME name another folder',
             ) from error
         if isinstance(error, (OSError, ValueError, RuntimeError)):  # what hf_xet raises, too
             raise ConnectionError(

@@ -143,7 +143,7 @@ def run() -> None:
     flags.DEFINE_integer('seed', 7, 'Of problems, solutions and initial weights; RL configs draw their problems with other seeds.')
     flags.DEFINE_integer('width', 128, 'Hidden size.')
     flags.DEFINE_integer('layers', 4, 'Decoder layers.')
-    flags.DEFINE_string('start', None, 'Directory or name of a policy to continue from, instead of --width, --layers and random weights.')
+    flags.DEFINE_string('start', None, 'Directory or name of a policy to continue from, in place of --width, --layers and chance.')
     flags.DEFINE_float('aimless', 0.0, 'Share of solutions that do not aim at the target: right steps, mostly wrong answers.')
     cli.start(main)
 

@@ -71,7 +71,7 @@ def test_the_cache_answers_where_the_hub_does_not(model, monkeypatch):
     model.asked.clear()
     offline(monkeypatch)
     assert hub.model_folder(NAME) == folder and model.asked == []
-    with pytest.raises(ConnectionError, match=r"model\.path='Qwen/Other' is no directory here, .*\(HF_HUB_OFFLINE is set\).*hf download"):
+    with pytest.raises(ConnectionError, match=r"='Qwen/Other' is no directory here, .*\(HF_HUB_OFFLINE is set\).*hf download"):
         hub.model_folder('Qwen/Other')
 
 
@@ -155,7 +155,7 @@ def test_a_full_disk_is_said(model, monkeypatch):
         raise OSError(errno.ENOSPC, 'No space left on device')
 
     monkeypatch.setattr('huggingface_hub.file_download.http_get', full)
-    with pytest.raises(OSError, match=r'cannot be written to the cache .*: No space left on device\. Make room, or let HF_HOME') as said:
+    with pytest.raises(OSError, match=r'written to the cache .*: No space left on device\. Make room, or let HF_HOME') as said:
         hub.model_folder(NAME)
     assert said.value.errno == errno.ENOSPC
 
@@ -232,9 +232,11 @@ def test_damaged_commits_are_said(said, tmp_path):
          {('main', 'test'): ['main/test-00000-of-00001.parquet'], ('socratic', 'test'): ['socratic/test-00000-of-00001.parquet']}),
         (['data/train-00000-of-00001-6ef3991c06080e14.parquet'],
          {('data', 'train'): ['data/train-00000-of-00001-6ef3991c06080e14.parquet']}),
-        (['train.jsonl', 'my_val.jsonl.gz', 'README.md', '.eval.jsonl'], {('', 'train'): ['train.jsonl'], ('', 'val'): ['my_val.jsonl.gz']}),
+        (['train.jsonl', 'my_val.jsonl.gz', 'README.md', '.eval.jsonl'],
+         {('', 'train'): ['train.jsonl'], ('', 'val'): ['my_val.jsonl.gz']}),
         (['default/train/0000.parquet', 'default/train/0001.parquet', 'default/test/0000.parquet'],
-         {('default', 'train'): ['default/train/0000.parquet', 'default/train/0001.parquet'], ('default', 'test'): ['default/test/0000.parquet']}),
+         {('default', 'train'): ['default/train/0000.parquet', 'default/train/0001.parquet'],
+          ('default', 'test'): ['default/test/0000.parquet']}),
         (['deepscaler.json'], {('', 'train'): ['deepscaler.json']}),
         (['train.parquet', 'train.jsonl', 'dataset_infos.json'], {('', 'train'): ['train.parquet']}),
         (['hard/hard-00000-of-00001.parquet'], {('', 'hard'): ['hard/hard-00000-of-00001.parquet']}),
@@ -248,7 +250,7 @@ def test_the_splits_of_the_layouts_there_are(files, splits):
 @pytest.fixture
 def gsm(hub_stub):
     names = [f'{subset}/{split}-00000-of-00001.jsonl' for subset in ('main', 'socratic') for split in ('train', 'test')]
-    hub_stub.repos['datasets/openai/gsm8k'] = {'main': {name: name.encode() for name in names} | {'load.py': b'', 'data.zip': b'PK'}}
+    hub_stub.repos['datasets/openai/gsm8k'] = {'main': {name: name.encode() for name in names} | {'load.py': b'', 'a.zip': b'PK'}}
     return hub_stub
 
 
@@ -266,7 +268,7 @@ def test_one_split_of_one_subset_is_fetched_and_nothing_else(gsm, monkeypatch):
 @pytest.mark.parametrize(
     ('name', 'kind', 'words'),
     [
-        ('openai/gsm8k/main:dev', FileNotFoundError, 'has no such split; choose one of openai/gsm8k/main:test, openai/gsm8k/main:train, '),
+        ('openai/gsm8k/main:dev', FileNotFoundError, 'has no such split; choose one of openai/gsm8k/main:test, openai/gsm8k/main:tr'),
         ('openai/gsm8k/other', FileNotFoundError, 'has no such split; choose one of openai/gsm8k/main:test, '),
         ('openai/gsm8k', ValueError, 'has several such splits; choose one of openai/gsm8k/main:test, openai/gsm8k/main:train, '
                                      'openai/gsm8k/socratic:test, openai/gsm8k/socratic:train'),
@@ -320,8 +322,8 @@ def test_a_run_of_a_name_is_trained_by_the_command_and_exported_offline(model, t
     benchmark = tmp_path / 'bench.jsonl'
     benchmark.write_bytes(PROBLEM)
     fields = {'model.path': NAME, 'steps': 1, 'task.limit': 60, 'learner.batch_groups': 8, 'learner.mini_batch_groups': 8,
-              'rollout.group_size': 4, 'evaluate.benchmarks': f"('{benchmark}',)", 'evaluate.samples': 1, 'evaluate.at_start': False,
-              'evaluate.track_prompts': 0}  # fmt: skip
+              'rollout.group_size': 4, 'evaluate.benchmarks': f"('{benchmark}',)", 'evaluate.samples': 1,
+              'evaluate.at_start': False, 'evaluate.track_prompts': 0}  # fmt: skip
     words = [f'--config.{field}={value}' for field, value in fields.items()]
     hub_variables = {'HF_ENDPOINT': model.url, 'HF_HOME': str(tmp_path / 'home'), 'HF_HUB_OFFLINE': '0'}
     subprocess.run(

@@ -47,8 +47,8 @@ def training_problems(source: str, *, limit: int, seed: int) -> list[Problem]:
 
     `source` is a parquet file, a folder of problems or one with the folder `train`, or parquet files of the hub,
     owner/name[@revision][/subset][:split]. Returns the first `limit`, or all where `limit` is 0 or less; `seed` is not used. The
-    whole source is read first, and every image is decoded once. Raises ValueError, FileNotFoundError or ConnectionError, which name the
-    fault, its place and the remedy.
+    whole source is read first, and every image is decoded once. Raises ValueError or OSError (FileNotFoundError, ConnectionError),
+    which name the fault, its place and the remedy.
     """
     path = Path(source)
     if str(source).endswith('.parquet') or path.exists():

@@ -1,7 +1,7 @@
 """A stand-in of the Hugging Face hub's HTTP interface, as far as huggingface_hub uses it: commits, lists of files, and files.
 
-`repos` maps the name of a repository ('owner/name', 'datasets/owner/name') to its branches: {'main': {path: bytes}}. A commit's hash
-is made of its files, so a branch that is given other files has moved. What goes wrong is said by attributes.
+`repos` maps the name of a repository ('owner/name', 'datasets/owner/name') to its branches: {'main': {path: bytes}}. A commit's
+hash is made of its files, so a branch that is given other files has moved. What goes wrong is said by attributes.
 """
 
 import hashlib
@@ -84,7 +84,7 @@ class HubStub:
             return send(request, 404, b'', {'X-Error-Code': 'RevisionNotFound'})
         files = self.commits[commit]
         if kind == 'revision':
-            said = {'id': repo.removeprefix('datasets/'), 'sha': commit, 'siblings': [], 'tags': [], 'private': False, 'downloads': 0}
+            said = {'id': repo.removeprefix('datasets/'), 'sha': commit, 'siblings': [], 'tags': [], 'private': False}
             return send(request, 200, json.dumps(said).encode())
         if api:
             tree = [{'type': 'file', 'path': p, 'size': len(data), 'oid': etag(data)} for p, data in files.items()]
@@ -128,12 +128,13 @@ def folder_files(folder):
 
 @pytest.fixture
 def hub_stub(tmp_path, monkeypatch):
-    """A running stand-in that huggingface_hub asks in this process, with an empty cache, and a second for each wait."""
+    """A running stand-in that huggingface_hub asks in this process, with an empty cache, and 5 s for each wait."""
     stub = HubStub()
     monkeypatch.delenv('HF_TOKEN', raising=False)
     for name, value in {
         'ENDPOINT': stub.url, 'HUGGINGFACE_CO_URL_TEMPLATE': stub.url + '/{repo_id}/resolve/{revision}/{filename}',
-        'HF_HUB_CACHE': str(tmp_path / 'hub_cache'), 'HF_HUB_OFFLINE': False, 'HF_HUB_DOWNLOAD_TIMEOUT': 1, 'HF_HUB_ETAG_TIMEOUT': 1,
+        'HF_HUB_CACHE': str(tmp_path / 'hub_cache'), 'HF_HUB_OFFLINE': False,
+        'HF_HUB_DOWNLOAD_TIMEOUT': 5, 'HF_HUB_ETAG_TIMEOUT': 5,
     }.items():  # fmt: skip
         monkeypatch.setattr(f'huggingface_hub.constants.{name}', value)
     yield stub
