@@ -248,7 +248,7 @@ def main(_) -> None:
 
 def run() -> None:
     """The command: its flags, then `main`."""
-    flags.DEFINE_string('checkpoint', None, 'A run, a policy (runs/x/policy/000123), a Hugging Face directory or name.', required=True)
+    flags.DEFINE_string('checkpoint', None, 'A run, policy (runs/x/policy/000123), Hugging Face directory or name.', required=True)
     flags.DEFINE_list('benchmarks', None, 'Names the task knows, or files of problems; default: as the config says.')
     flags.DEFINE_integer('samples', None, 'Responses to each question; default: as the config says.', lower_bound=1)
     flags.DEFINE_float('temperature', None, 'Of sampling; 0: the likeliest token. Default: as the config says.', lower_bound=0.0)

@@ -4,8 +4,8 @@
     a data set    owner/name[@revision][/subset][:split]      the split is train where none is named
 
 What lies here goes before the hub. Of a model come its configs, tokenizer and safetensors, no code and no pickles. A name stands
-for one commit within `commits_of`. Files of a commit that the cache has whole are used without asking the hub. HF_HOME, HF_ENDPOINT,
-HF_TOKEN, HF_HUB_OFFLINE and HF_HUB_DOWNLOAD_TIMEOUT mean what they mean to huggingface_hub.
+for one commit within `commits_of`. Files of a commit that the cache has whole are used without asking the hub. HF_HOME,
+HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and HF_HUB_DOWNLOAD_TIMEOUT mean what they mean to huggingface_hub.
 
 What asks the hub raises OSErrors (FileNotFoundError, PermissionError, ConnectionError, a full disk's) with field, name and remedy.
 A server that hangs is given up on after seven tries of HF_HUB_DOWNLOAD_TIMEOUT (10 s) and pauses: within two minutes.

@@ -268,7 +268,7 @@ def test_one_split_of_one_subset_is_fetched_and_nothing_else(gsm, monkeypatch):
 @pytest.mark.parametrize(
     ('name', 'kind', 'words'),
     [
-        ('openai/gsm8k/main:dev', FileNotFoundError, 'has no such split; choose one of openai/gsm8k/main:test, openai/gsm8k/main:tr'),
+        ('openai/gsm8k/main:dev', FileNotFoundError, 'has no such split; choose one of openai/gsm8k/main:test, openai/gsm8k/main'),
         ('openai/gsm8k/other', FileNotFoundError, 'has no such split; choose one of openai/gsm8k/main:test, '),
         ('openai/gsm8k', ValueError, 'has several such splits; choose one of openai/gsm8k/main:test, openai/gsm8k/main:train, '
                                      'openai/gsm8k/socratic:test, openai/gsm8k/socratic:train'),

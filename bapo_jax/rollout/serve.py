@@ -131,7 +131,7 @@ def main(argv: Sequence[str]) -> None:
 
 def run() -> None:
     """The command: its flags, then `main`."""
-    flags.DEFINE_string('model', None, 'Hugging Face directory or name; the policies served are of its architecture.', required=True)
+    flags.DEFINE_string('model', None, 'Hugging Face directory or name; policies served are of its architecture.', required=True)
     flags.DEFINE_integer('port', 8000, 'Port to listen on.')
     flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on; an address other than loopback needs a token.')
     flags.DEFINE_string('python', str(PYTHON), "The interpreter of vLLM's environment.")
