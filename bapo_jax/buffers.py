@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from bapo_jax import hub
 from bapo_jax.files import closing_output
 from bapo_jax.models.tokenizer import load_tokenizer
 from bapo_jax.replay.bapo import Bapo
@@ -30,7 +31,7 @@ from bapo_jax.replay.buffer import BadEntry, ReplayBuffer
 from bapo_jax.replay.kinds import make_replay
 from bapo_jax.replay.repo import Repo
 from bapo_jax.run.checkpoint import read_replay
-from bapo_jax.run.directory import read_config
+from bapo_jax.run.directory import commits_in, read_config
 from bapo_jax.run.log import read_metrics
 
 QUANTILES = (0, 0.25, 0.5, 0.75, 1)
@@ -173,7 +174,7 @@ def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Ta
 
 
 def _tokenizer_of(config: Mapping[str, Any]) -> str:
-    path = config['model']['path']
+    path = hub.folder_in_run(config['model']['path'], commits_in(config, Path('config.json')))
     if not Path(path).is_dir():
         raise FileNotFoundError(f'model.path={path} of config.json is not there; restore it, or leave out questions with --show=0')
     return path

@@ -34,7 +34,7 @@ def default_config() -> ConfigDict:
 def model_section() -> ConfigDict:
     """The policy."""
     m = ConfigDict()
-    m.path = ''  # Hugging Face directory of the policy θ_0 (and of the reference policy)
+    m.path = ''  # Hugging Face directory or hub name, owner/name[@revision], of the policy θ_0 (and of the reference policy)
     m.attention = 'auto'  # the packed kernel: xla, splash (TPU), triton (GPU); auto: the platform's own
     m.max_positions = 0  # tokens of the longest sequence, in place of config.json's max_position_embeddings; 0: as stated there
     m.rope_theta = 0.0  # in place of config.json's; 0: as stated there
@@ -45,7 +45,7 @@ def model_section() -> ConfigDict:
 
 
 def check_model(c: ConfigDict, need: Need) -> None:
-    need(bool(c.model.path), 'model.path is empty; give a Hugging Face model directory')
+    need(bool(c.model.path), 'model.path is empty; give a Hugging Face model directory, or a name of the hub')
     not_negative(need, c, 'model.max_positions', 'model.rope_theta', 'model.least_pixels', 'model.most_pixels')
     need(not c.model.most_pixels or c.model.least_pixels <= c.model.most_pixels,
          f'model.least_pixels={c.model.least_pixels} exceeds model.most_pixels={c.model.most_pixels}; lower it')  # fmt: skip
@@ -57,7 +57,7 @@ def task_section() -> ConfigDict:
     """What is asked and how answers are judged."""
     t = ConfigDict()
     t.name = 'countdown'  # which questions and which verifier
-    t.train = 'generated'  # 'generated', a .parquet / .jsonl / .jsonl.gz file, or a hub dataset 'owner/name'
+    t.train = 'generated'  # 'generated', a .parquet / .jsonl / .jsonl.gz file, or a hub data set 'owner/name[:split]'
     t.limit = 0  # use this many training problems; 0: all (a generator needs a number)
     t.seed = 1000  # of generated problems
     t.verify_s = 600.0  # most seconds for judging a step's responses; what is unjudged then is no reward, and a fifth ends the run
@@ -148,7 +148,7 @@ def evaluate_section() -> ConfigDict:
     e = ConfigDict()
     e.every = 0  # steps between evaluations of π_θ; 0: only before the first and after the last step
     e.at_start = True  # before the first step, too: the base that the table and the figure compare with
-    e.benchmarks = ('cd34', 'cd4')  # names the task knows, or files of problems
+    e.benchmarks = ('cd34', 'cd4')  # names the task knows, files of problems, or hub data sets
     e.samples = 8  # responses to each question
     e.temperature = 0.6  # of sampling; 0: the likeliest token always (greedy)
     e.top_p = 1.0  # draws from the likeliest tokens that make up this share

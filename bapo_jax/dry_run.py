@@ -5,9 +5,9 @@
     python -m bapo_jax.train --dry_run --config=configs/math.py --topology=8x80GB      # eight GPUs of that memory
 
 A dry run resolves the config, reads data and tokenizer, makes the mesh, and compiles the sharded optimizer step from shapes. It
-allocates, writes and starts nothing; of model.path it needs only config.json and the tokenizer. libtpu compiles for a TPU slice and
-needs no TPU; memory is that compiler's plan. Without a GPU nothing can be compiled for one: memory is then the exact state, and the
-activation model of `gpu_memory`.
+allocates and starts nothing and writes no more than the hub's cache; of model.path it needs only configs and tokenizer. libtpu
+compiles for a TPU slice and needs no TPU; memory is that compiler's plan. Without a GPU nothing can be compiled for one: memory is
+then the exact state, and the activation model of `gpu_memory`.
 
 GB are 10^9 bytes, as on the cards' labels. Memory is the trainer's; a vLLM server on the same devices needs more.
 """

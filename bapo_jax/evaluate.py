@@ -3,6 +3,7 @@
     python -m bapo_jax.evaluate --checkpoint=runs/x --benchmarks=cd34,cd4 --samples=8
     python -m bapo_jax.evaluate --checkpoint=runs/x/policy/000123
     python -m bapo_jax.evaluate --checkpoint=HF_DIRECTORY --config=configs/quickstart.py
+    python -m bapo_jax.evaluate --checkpoint=Qwen/Qwen2.5-Math-1.5B --config=configs/math.py --output=DIR     # of the hub
 
 Of a run, π_θ of the newest checkpoint is scored (not the rollout policy α), with the run's own config and engine. The same config
 counts for a policy that the run published. `--engine=vllm` chooses another engine: `--servers=URL,URL` names running servers;
@@ -33,10 +34,10 @@ from ml_collections import ConfigDict
 from rich.progress import track
 
 from bapo_jax import config as config_lib
-from bapo_jax import cli, parallel, stopping
+from bapo_jax import cli, hub, parallel, stopping
 from bapo_jax.groups import Group, Prompt
 from bapo_jax.files import closing_output, write_text
-from bapo_jax.inputs import benchmark_prompts, make_sight, positions_suffice
+from bapo_jax.inputs import benchmark_prompts, located, make_sight, positions_suffice
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.policies import HUGGING_FACE, RUN, StoredPolicy, find_policy
@@ -133,6 +134,7 @@ class Loaded(NamedTuple):
     config: ConfigDict
     tokenizer: Any
     sight: Sight | None  # of a policy with a vision tower
+    commits: dict[str, str]  # the hub's, which its run recorded
     step: int  # training steps the policy has had
     output: Path  # where its evaluation goes by default
     start: Callable[[Path], Engine]
@@ -153,7 +155,7 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
             print("note: the run's own config.json counts, --config is not used", flush=True)
         # an older run's config has no fields that came later
         task = config_lib.task_section().to_dict() | policy.run_config['task']
-        config = ConfigDict({**policy.run_config, 'task': task})
+        config = ConfigDict({k: v for k, v in policy.run_config.items() if k != 'hub'} | {'task': task})
         config.rollout.servers = ()
     elif config is None:
         raise ValueError(
@@ -162,13 +164,14 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
     else:
         if policy.kind == HUGGING_FACE:
             config.model.path = str(checkpoint)
-        config = config_lib.resolve(config)
+        config = located(config_lib.resolve(config))
     if servers and engine == 'jax':
         raise ValueError('--servers are asked with --engine=vllm; leave one of the two out')
     config.rollout.engine = 'vllm' if servers else engine or config.rollout.engine
     config.rollout.servers = tuple(servers or config.rollout.servers)
     if config.rollout.servers and not os.environ.get(TOKEN_VARIABLE):
         raise ValueError(f'{TOKEN_VARIABLE} is not set; put the token that the servers were started with there')
+    config.model.path = hub.folder_in_run(config.model.path, policy.commits, weights=config.rollout.engine == 'vllm')
     custom_reward.find_reward(config.task.reward)  # now rather than when the first responses are there
     model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
     tokenizer = load_tokenizer(config.model.path)
@@ -182,7 +185,7 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
         engine.load(params, policy.step)
         return engine
 
-    return Loaded(config, tokenizer, sight, policy.step, default_output(checkpoint, policy), start)
+    return Loaded(config, tokenizer, sight, policy.commits, policy.step, default_output(checkpoint, policy), start)
 
 
 def default_output(checkpoint: Path, policy: StoredPolicy) -> Path:
@@ -205,6 +208,10 @@ def main(_) -> None:
     checkpoint = Path(FLAGS.checkpoint)
     with contextlib.ExitStack() as until_the_end:
         try:
+            if hub.is_model(FLAGS.checkpoint):
+                if not FLAGS.output:
+                    raise ValueError(f'--output is missing: {FLAGS.checkpoint} of the hub has no directory of its own here')
+                checkpoint = Path(hub.model_folder(FLAGS.checkpoint, '--checkpoint'))
             policy = load_for_evaluation(checkpoint, FLAGS.config, FLAGS.engine, FLAGS.servers)
             config, tokenizer = policy.config, policy.tokenizer
             config.evaluate.benchmarks = tuple(FLAGS.benchmarks or config.evaluate.benchmarks)
@@ -212,7 +219,8 @@ def main(_) -> None:
                 if FLAGS[name].value is not None:
                     config.evaluate[name] = FLAGS[name].value
             positions_suffice(config, hf.read_config(config.model.path, stated=hf.overrides(config.model)))
-            benchmarks = benchmark_prompts(config, tokenizer, policy.sight)
+            with hub.commits_of(policy.commits):  # a run's benchmarks stay those of the run
+                benchmarks = benchmark_prompts(config, tokenizer, policy.sight)
             output = Path(FLAGS.output) if FLAGS.output else policy.output
             files = sample_files(output, config.evaluate.benchmarks)
             until_the_end.enter_context(held(output))
@@ -240,7 +248,7 @@ def main(_) -> None:
 
 def run() -> None:
     """The command: its flags, then `main`."""
-    flags.DEFINE_string('checkpoint', None, 'A run, a policy (runs/x/policy/000123), or a Hugging Face directory.', required=True)
+    flags.DEFINE_string('checkpoint', None, 'A run, policy (runs/x/policy/000123), Hugging Face directory or name.', required=True)
     flags.DEFINE_list('benchmarks', None, 'Names the task knows, or files of problems; default: as the config says.')
     flags.DEFINE_integer('samples', None, 'Responses to each question; default: as the config says.', lower_bound=1)
     flags.DEFINE_float('temperature', None, 'Of sampling; 0: the likeliest token. Default: as the config says.', lower_bound=0.0)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from absl import flags, logging
 
-from bapo_jax import cli
+from bapo_jax import cli, hub
 from bapo_jax.models import hf
 from bapo_jax.policies import StoredPolicy, find_policy
 
@@ -59,11 +59,12 @@ def _base_of(checkpoint: Path, policy: StoredPolicy) -> Path:
         raise FileNotFoundError(
             f"{checkpoint}: its run's config.json is missing, so the model trained from is unknown; give --base=DIRECTORY"
         )
-    if not policy.base.is_dir():
+    base = Path(hub.folder_in_run(str(policy.base), policy.commits))
+    if not base.is_dir():
         raise FileNotFoundError(
             f"{checkpoint}: model.path={str(policy.base)!r} in its run's config.json is not a directory here; give --base=DIRECTORY"
         )
-    return policy.base
+    return base
 
 
 def main(_) -> None:

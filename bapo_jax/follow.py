@@ -8,9 +8,9 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from bapo_jax import config as config_lib
+from bapo_jax import config as config_lib, hub
 from bapo_jax.hosts import Hosts
-from bapo_jax.inputs import model_path_exists
+from bapo_jax.inputs import located
 from bapo_jax.learner.critic import blank_targets
 from bapo_jax.learner.learner import build_learner
 from bapo_jax.learner.packed import blank_rows, blank_sequences
@@ -19,23 +19,25 @@ from bapo_jax.models.patches import Pixels, blank_pixels
 from bapo_jax.rollout.engines import POLICIES
 from bapo_jax.rollout.publish import path_of, write_weights
 from bapo_jax.run.checkpoint import open_run
-from bapo_jax.run.directory import OF_A_HOST, differences
+from bapo_jax.run.directory import OF_A_HOST, differences, recorded_commits
 
 
 def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
     """Works until host 0 says stop. Raises HostError where host 0 falls silent, or where a host cannot do the same work."""
-    problem, learner = '', None
+    problem, learner, commit = '', None, ''
     try:
-        config = config_lib.resolve(config)
-        model_path_exists(config)
+        written = config_lib.resolve(config)
+        with hub.commits_of(recorded_commits(workdir)) as commits:
+            config = located(written)
+        commit = commits.get(written.model.path, '')
         learner = build_learner(config, hosts)
         hf.check_weights(config.model.path, learner.model)
-    except (ValueError, FileNotFoundError) as e:
+    except (ValueError, OSError) as e:
         problem = str(e)
     while (plan := hosts.hear())['do'] != 'stop':  # after a signal, too: it is host 0 that saves and says stop
         match plan['do']:
             case 'open':
-                hosts.agree(problem or other_settings(plan['config'], config))
+                hosts.agree(problem or other_settings(plan['config'], config) or other_commit(plan['commit'], commit))
                 state, _, checkpoints = open_run(learner, config, workdir / 'checkpoints')
             case 'sync':
                 state.sync()
@@ -70,3 +72,10 @@ def other_settings(of_host_0: dict, config: ConfigDict) -> str:
     here = json.loads(json.dumps(config.to_dict()))  # JSON turns tuples into lists
     names = differences(of_host_0, here, OF_A_HOST)
     return f'other settings than host 0; they differ in {", ".join(names)}' if names else ''
+
+
+def other_commit(of_host_0: str, here: str) -> str:
+    """The problem to report where model.path was another commit of the hub for host 0; '' where either has it from a directory."""
+    if not of_host_0 or not here or of_host_0 == here:
+        return ''
+    return f'model.path is commit {here} of the hub, and {of_host_0} for host 0: it moved just now; start all hosts again'

@@ -5,12 +5,12 @@ Reads no weights and touches no device.
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from bapo_jax import config as config_lib
+from bapo_jax import config as config_lib, hub
 from bapo_jax.groups import Prompt
 from bapo_jax.models import hf
 from bapo_jax.models.patches import windows_of
@@ -27,7 +27,9 @@ _FIRST_ID = 1 << 24
 class Inputs(NamedTuple):
     """What a config names, without weights and devices."""
 
-    config: ConfigDict  # resolved
+    config: ConfigDict  # resolved; model.path is a directory
+    written: ConfigDict  # the same with model.path as it was written, perhaps a name of the hub
+    commits: dict[str, str]  # the hub's commit of each name (hub.commits_of)
     model: ModelConfig
     tokenizer: Any
     stop_tokens: tuple[int, ...]
@@ -38,13 +40,18 @@ class Inputs(NamedTuple):
     sight: Sight | None  # of a model with a vision tower
 
 
-def read_inputs(config: ConfigDict, weights: bool = True) -> Inputs:
-    """Checks the config and, with `weights`, the weights' files. Reads data and tokenizer.
+def read_inputs(config: ConfigDict, weights: bool = True, commits: Mapping[str, str] = {}) -> Inputs:
+    """Checks the config and, with `weights`, the weights' files. Reads data and tokenizer; fetches what the hub has of them.
 
-    Raises ValueError or FileNotFoundError. The message names the field and the remedy.
+    `commits` are those that a run recorded for the names of its config. Raises ValueError or OSError, mostly FileNotFoundError. The
+    message names the field and the remedy.
     """
-    config = config_lib.resolve(config)
-    model_path_exists(config)
+    with hub.commits_of(commits) as known:
+        return _read(config_lib.resolve(config), weights, known)
+
+
+def _read(written: ConfigDict, weights: bool, commits: dict[str, str]) -> Inputs:
+    config = located(written, weights)
     model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
     positions_suffice(config, model)
     if weights:
@@ -65,7 +72,7 @@ def read_inputs(config: ConfigDict, weights: bool = True) -> Inputs:
     if config.evaluate.track_prompts > len(prompts):
         raise ValueError(f'evaluate.track_prompts={config.evaluate.track_prompts} exceeds the {len(prompts)} training prompts')
     steps = config.steps or config.epochs * (len(prompts) // config.learner.batch_groups)
-    return Inputs(config, model, tokenizer, ends, prompts, benchmarks, selector, steps, sight)
+    return Inputs(config, written, commits, model, tokenizer, ends, prompts, benchmarks, selector, steps, sight)
 
 
 def make_sight(config: ConfigDict, model: ModelConfig) -> Sight | None:
@@ -102,7 +109,8 @@ def positions_suffice(config: ConfigDict, model: ModelConfig) -> None:
             )
 
 
-def model_path_exists(config: ConfigDict) -> None:
-    """Raises FileNotFoundError where model.path is no directory: cheaper to say now than after the data are read."""
-    if not Path(config.model.path).is_dir():
-        raise FileNotFoundError(f'model.path={config.model.path!r} is not a directory; give a Hugging Face model directory')
+def located(config: ConfigDict, weights: bool = True) -> ConfigDict:
+    """A copy whose model.path is a directory. Raises as `hub.model_folder`: cheaper to say now than after the data are read."""
+    config = ConfigDict(config.to_dict())
+    config.model.path = hub.model_folder(config.model.path, weights=weights)
+    return config

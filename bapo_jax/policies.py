@@ -21,7 +21,7 @@ from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.models.hf import architecture
 from bapo_jax.rollout.published import MANIFEST, WEIGHTS, check_weights, read_manifest, read_tensors
 from bapo_jax.run.checkpoint import Checkpoints
-from bapo_jax.run.directory import read_config
+from bapo_jax.run.directory import commits_in, read_config
 
 RUN, PUBLISHED, HUGGING_FACE = 'run', 'published policy', 'Hugging Face directory'
 
@@ -36,10 +36,15 @@ class StoredPolicy(NamedTuple):
     kind: str  # RUN, PUBLISHED or HUGGING_FACE
     step: int  # training steps it has had
     run_config: dict[str, Any] | None  # config.json of the run that trained it; None where there is none
-    base: Path | None  # directory of its config.json and tokenizer; None where no run names it
+    base: Path | None  # directory of its config.json and tokenizer, in a run perhaps a name of the hub; None where no run names it
     check: Callable[[ModelConfig], None]  # what can be told of names and shapes alone
     params: Callable[[ModelConfig, Mesh], hf.Params]  # float32, placed on the mesh by the sharding rules
     tensors: Callable[[ModelConfig], Iterable[tuple[str, np.ndarray]]]  # (Hugging Face name, array [out, in]), as `hf.to_hf`
+
+    @property
+    def commits(self) -> dict[str, str]:
+        """The hub's commits that its run recorded."""
+        return (self.run_config or {}).get('hub', {})
 
 
 def find_policy(path: Path) -> StoredPolicy:
@@ -131,6 +136,7 @@ def _run_config(run: Path) -> dict[str, Any] | None:
     model = config.get('model')
     if not (isinstance(model, dict) and isinstance(model.get('path'), str)):
         raise ValueError(f'{file} is damaged (it does not name the model, model.path); restore it')
+    commits_in(config, file)  # raises where they are damaged
     return config
 
 

@@ -27,10 +27,10 @@ import jax
 import jax.numpy as jnp
 import optax
 import optax.contrib
-from absl import app, flags
+from absl import app, flags, logging
 from flax import nnx
 
-from bapo_jax import bases, cli
+from bapo_jax import bases, cli, hub
 from bapo_jax.learner.logprobs import token_logprobs
 from bapo_jax.learner.packed import Sequences
 from bapo_jax.models import hf
@@ -96,27 +96,30 @@ def train_step(params, opt_state, batch: bases.Batch, *, graph, optimizer):
 
 
 def main(_) -> None:
+    logging.set_verbosity(logging.WARNING)
     output = Path(FLAGS.output)
     if (output / 'model.safetensors').exists():
         raise app.UsageError(f'--output={output} already holds a model; give an empty directory')
-    if FLAGS.start:
+    start = FLAGS.start
+    if start:
         try:
-            hf.read_config(FLAGS.start)  # before anything is written
+            start = hub.model_folder(start, '--start')
+            hf.read_config(start)  # before anything is written
         except (ValueError, OSError) as e:
             sys.exit(f'error: --start={FLAGS.start}: {e}')
     output.mkdir(parents=True, exist_ok=True)
-    if FLAGS.start:
-        tokenizer = load_tokenizer(FLAGS.start)
+    if start:
+        tokenizer = load_tokenizer(start)
         tokenizer.save_pretrained(output)
         for name in ('config.json', 'preprocessor_config.json'):
-            if (Path(FLAGS.start) / name).is_file():
-                shutil.copy(Path(FLAGS.start) / name, output)
+            if (Path(start) / name).is_file():
+                shutil.copy(Path(start) / name, output)
     else:
         files = bases.countdown_files if FLAGS.task == 'countdown' else bases.diagrams_files
         tokenizer = files(output, FLAGS.width, FLAGS.layers)
     config = hf.read_config(output)
     graph, _ = hf.abstract_params(config)
-    params = hf.load_params(FLAGS.start, config) if FLAGS.start else hf.init_params(config, FLAGS.seed)
+    params = hf.load_params(start, config) if start else hf.init_params(config, FLAGS.seed)
     optimizer = muon(FLAGS.learning_rate, FLAGS.steps)
     opt_state = optimizer.init(params)
     print(f'{sum(x.size for x in jax.tree.leaves(params)):,} parameters; generating {FLAGS.problems:,} problems', flush=True)
@@ -145,7 +148,7 @@ def run() -> None:
     flags.DEFINE_integer('seed', 7, 'Of problems, solutions and initial weights; RL configs draw their problems with other seeds.')
     flags.DEFINE_integer('width', 128, 'Hidden size.')
     flags.DEFINE_integer('layers', 4, 'Decoder layers.')
-    flags.DEFINE_string('start', None, 'Directory of a policy to continue from, instead of --width, --layers and random weights.')
+    flags.DEFINE_string('start', None, 'Directory or name of a policy to continue from, in place of --width, --layers and chance.')
     flags.DEFINE_float('aimless', 0.0, 'Share of solutions that do not aim at the target: right steps, mostly wrong answers.')
     cli.start(main)
 

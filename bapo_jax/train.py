@@ -42,7 +42,7 @@ from bapo_jax.rollout.engines import start_engine
 from bapo_jax.rollout.rollouts import Rollouts
 from bapo_jax.rollout.schedule import Schedule, schedule_of
 from bapo_jax.run.checkpoint import ROLLOUT, DamagedCheckpoint, NotSaved, OtherWeights, RunState, open_run
-from bapo_jax.run.directory import claim, environment, fingerprint_prompts, fingerprint_tokenizer, in_words
+from bapo_jax.run.directory import claim, environment, fingerprint_prompts, fingerprint_tokenizer, in_words, recorded_commits
 from bapo_jax.run.ledger import open_ledger
 from bapo_jax.run.lock import held
 from bapo_jax.run.measures import batch_metrics, discarded_metrics, fresh_metrics
@@ -60,7 +60,7 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # a disk that is f
 class Setup(NamedTuple):
     """What the loop works with; `build` makes it from a config."""
 
-    config: ConfigDict  # resolved
+    config: ConfigDict  # resolved; model.path is a directory
     tokenizer: Any
     training_prompts: list[Prompt]
     benchmarks: dict[str, list[Prompt]]
@@ -70,6 +70,7 @@ class Setup(NamedTuple):
     learner: Learner
     hosts: Hosts
     changed: dict[str, tuple[Any, Any]]  # fields that differ from when the run last began: (before, now)
+    commit: str  # of model.path on the hub; '' for a directory
 
 
 def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool = False) -> Setup:
@@ -77,9 +78,9 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool
 
     `amend` lets settings change that a run is otherwise held to.
 
-    Raises ValueError or FileNotFoundError, naming the field and the remedy, before anything is written.
+    Raises ValueError or OSError, mostly FileNotFoundError, naming the field and the remedy, before anything is written.
     """
-    read = read_inputs(config)
+    read = read_inputs(config, commits=recorded_commits(workdir))
     c = read.config
     learner, reward = build_learner(c, hosts, read.sight), custom_reward.rewards_of(c.task)
     fingerprints = {
@@ -87,7 +88,7 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool
         'tokenizer': fingerprint_tokenizer(read.tokenizer),
         'model': architecture(read.model),
     }
-    changed = claim(workdir, c, fingerprints, environment(), amend)
+    changed = claim(workdir, read.written, fingerprints, environment(), amend, read.commits)
     engine = start_engine(c, read.model, learner.graph, read.stop_tokens, learner.mesh, workdir, hosts, read.sight)
     schedule = schedule_of(c, read.steps)
     return Setup(
@@ -101,6 +102,7 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool
         learner=learner,
         hosts=hosts,
         changed=changed,
+        commit=read.commits.get(read.written.model.path, ''),
     )
 
 
@@ -165,7 +167,7 @@ def train(s: Setup, workdir: Path) -> RunState:
 def start_or_continue(s: Setup, workdir: Path) -> Run:
     """The run at θ_0, or at its newest checkpoint with replay and prompt stream put back."""
     c, learner = s.config, s.learner
-    s.hosts.tell('open', config=c.to_dict())
+    s.hosts.tell('open', config=c.to_dict(), commit=s.commit)
     s.hosts.agree('')
     state, of_host, checkpoints = open_run(learner, c, workdir / 'checkpoints')
     if of_host:

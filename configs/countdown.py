@@ -1,7 +1,7 @@
 """Countdown with 3 or 4 numbers, as in Table 1(b) of the paper: Qwen2.5-Math-1.5B, 10,000 problems, B = 256, G = 8.
 
     python -m bapo_jax.train --config=configs/countdown.py:METHOD --workdir=runs/countdown_METHOD \\
-        --config.model.path=DIR --config.task.train=Jiayi-Pan/Countdown-Tasks-3to4
+        --config.model.path=Qwen/Qwen2.5-Math-1.5B --config.task.train=Jiayi-Pan/Countdown-Tasks-3to4
 
 METHOD is a row of bapo_jax/methods.py, by default bapo (`python -m bapo_jax.methods` prints them).
 
@@ -16,7 +16,7 @@ from bapo_jax.methods import apply_method
 def get_config(method: str = 'bapo'):
     c = default_config()
     c.task.name, c.task.train, c.task.limit, c.task.template = 'countdown', 'Jiayi-Pan/Countdown-Tasks-3to4', 10_000, 'tinyzero'
-    c.model.path = 'models/Qwen2.5-Math-1.5B'
+    c.model.path = 'Qwen/Qwen2.5-Math-1.5B'
     c.model.dtype = 'bfloat16'
     c.rollout.temperature = 0.6
     c.rollout.max_prompt_tokens, c.rollout.max_response_tokens = 512, 2048

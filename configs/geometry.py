@@ -1,8 +1,8 @@
 """Visual geometry, as in Table 1(b) of the paper: Qwen2.5-VL-3B or 7B, the 2,101 training problems of Geometry3K, B = 256, G = 8.
 
-    python -m bapo_jax.train --config=configs/geometry.py:METHOD --workdir=runs/geometry_METHOD --config.model.path=DIR
+    python -m bapo_jax.train --config=configs/geometry.py:METHOD --workdir=runs/geometry_METHOD
 
-METHOD is a row of bapo_jax/methods.py (default bapo). DIR is a Hugging Face directory of Qwen2.5-VL-3B-Instruct or -7B-Instruct.
+METHOD is a row of bapo_jax/methods.py (default bapo). For the 7B: --config.model.path=Qwen/Qwen2.5-VL-7B-Instruct, or a directory.
 2,101 problems make 8 steps an epoch, 240 in all. Evaluated on the validation (300) and test (601) splits. vLLM generates:
 docs/vllm.md. To train on a file or on InterGPS's folders: --config.task.train=PATH. The environment variable BAPO_DATA may name a
 directory with geo3k_val.parquet and geo3k_test.parquet.
@@ -24,7 +24,7 @@ def get_config(method: str = 'bapo'):
     c = default_config()
     c.epochs = 30
     c.task.name, c.task.train, c.task.template = 'geometry', 'hiyouga/geometry3k', 'paper'
-    c.model.path = 'models/Qwen2.5-VL-3B-Instruct'
+    c.model.path = 'Qwen/Qwen2.5-VL-3B-Instruct'
     c.model.dtype, c.model.most_pixels = 'bfloat16', 768 * 28 * 28
     c.rollout.engine, c.rollout.dtype, c.rollout.overlap = 'vllm', 'bfloat16', True
     c.rollout.max_prompt_tokens, c.rollout.max_response_tokens = 1024, 4096

@@ -1,11 +1,11 @@
 """Mathematics, as in Table 1(a) of the paper: R1-Distill-Qwen-1.5B, DeepScaleR-Preview, B = 256, G = 8, 8,192 response tokens.
 
     python -m bapo_jax.train --config=configs/math.py:METHOD --workdir=runs/math_METHOD \\
-        --config.model.path=DIR --config.task.template=r1
+        --config.model.path=deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B --config.task.template=r1
 
-METHOD is a row of bapo_jax/methods.py (default bapo). DIR is a Hugging Face directory: DeepSeek-R1-Distill-Qwen-1.5B (template r1)
-or Qwen3-8B (template qwen3). 40,315 problems make 157 steps an epoch, 471 in all. The few problems with more than 2,048 prompt
-tokens are left out. vLLM generates: docs/vllm.md.
+METHOD is a row of bapo_jax/methods.py (default bapo). The other model of the paper is Qwen/Qwen3-8B (template qwen3). Names are of
+the Hugging Face hub and are fetched once; a directory does as well (docs/configure.md). 40,315 problems make 157 steps an epoch,
+471 in all. The few problems with more than 2,048 prompt tokens are left out. vLLM generates: docs/vllm.md.
 
 The trainer fits one 80 GB card for 1.5B and eight for 8B: docs/memory.md, and `--dry_run`.
 
@@ -24,7 +24,7 @@ from bapo_jax.methods import apply_method
 def get_config(method: str = 'bapo'):
     c = default_config()
     c.task.name, c.task.train, c.task.template = 'math', 'agentica-org/DeepScaleR-Preview-Dataset', 'r1'
-    c.model.path = 'models/DeepSeek-R1-Distill-Qwen-1.5B'
+    c.model.path = 'deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B'
     c.model.dtype = 'bfloat16'
     c.rollout.engine, c.rollout.dtype, c.rollout.overlap = 'vllm', 'bfloat16', True
     c.rollout.max_prompt_tokens, c.rollout.max_response_tokens = 2048, 8192

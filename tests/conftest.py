@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from group_builders import graded, right
+from hub_stub import hub_stub  # noqa: F401  (a fixture)
 from learners import make_learner, make_stale
 from pictured import pictured  # noqa: F401  (a fixture)
 from real_servers import base, connect, connect_seeing, seeing, seeing_server, server, two_servers  # noqa: F401  (fixtures)

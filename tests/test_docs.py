@@ -92,7 +92,7 @@ def message_nodes():
             continue
         called, notes = ast.unparse(node.func), file.name.startswith(('config', 'fields'))
         if is_made(node):
-            yield node.args[-1 if called == 'self._damaged' else 0]
+            yield node.args[-1 if called in ('self._damaged', 'OSError') else 0]
         elif called in ('sys.exit', 'leave') or called == 'print' and (text_of(node.args[0]) or '').startswith('error: '):
             yield node.args[0]
         elif called == 'need' and notes and ast.unparse(node.args[1]) != 'str(error)':

@@ -20,9 +20,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import flags
+from absl import flags, logging
 
-from bapo_jax import cli
+from bapo_jax import cli, hub
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 
 FLAGS = flags.FLAGS
@@ -105,12 +105,17 @@ def is_loopback(host: str) -> bool:
 
 
 def main(argv: Sequence[str]) -> None:
+    logging.set_verbosity(logging.WARNING)
     token = os.environ.get(TOKEN_VARIABLE)
     if not token and not is_loopback(FLAGS.host):
         sys.exit(f'error: --host={FLAGS.host} is no loopback address, so anyone could call the server; set {TOKEN_VARIABLE}')
     if not Path(FLAGS.python).is_file():
         sys.exit(f'error: --python={FLAGS.python} does not exist; run `make vllm-env`, or name a Python that has vllm')
-    if not (Path(FLAGS.model) / 'config.json').is_file():
+    try:
+        model = hub.model_folder(FLAGS.model, '--model')
+    except OSError as e:
+        sys.exit(f'error: {e}')
+    if not (Path(model) / 'config.json').is_file():
         sys.exit(f'error: --model={FLAGS.model} has no config.json; give a Hugging Face model directory')
     if not token and not sys.stdout.isatty():
         sys.exit(f'error: standard output is no terminal, so a generated token would stay in a log; set {TOKEN_VARIABLE}')
@@ -118,7 +123,7 @@ def main(argv: Sequence[str]) -> None:
         token = secrets.token_urlsafe(24)
         print(f'export {TOKEN_VARIABLE}={token}', flush=True)
     words = command(
-        FLAGS.model, port=FLAGS.port, host=FLAGS.host, python=FLAGS.python, dtype=FLAGS.dtype, max_tokens=FLAGS.max_tokens,
+        model, port=FLAGS.port, host=FLAGS.host, python=FLAGS.python, dtype=FLAGS.dtype, max_tokens=FLAGS.max_tokens,
         sequences=FLAGS.sequences, memory=FLAGS.memory, extra=argv[1:],
     )  # fmt: skip
     os.execve(words[0], words, environment(token))
@@ -126,7 +131,7 @@ def main(argv: Sequence[str]) -> None:
 
 def run() -> None:
     """The command: its flags, then `main`."""
-    flags.DEFINE_string('model', None, 'Hugging Face directory; the policies served must be of its architecture.', required=True)
+    flags.DEFINE_string('model', None, 'Hugging Face directory or name; policies served are of its architecture.', required=True)
     flags.DEFINE_integer('port', 8000, 'Port to listen on.')
     flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on; an address other than loopback needs a token.')
     flags.DEFINE_string('python', str(PYTHON), "The interpreter of vLLM's environment.")

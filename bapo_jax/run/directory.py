@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ HOW_COMPUTED = (
     'learner.micro_batch_rows', 'learner.remat',
 )  # fmt: skip
 FREE_TO_CHANGE = (
-    *HOW_COMPUTED, 'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'debug', 'model.path', 'task.verify_s',
-    'task.reward_deadline_s', 'task.reward_workers', 'rollout.overlap', 'rollout.servers', 'rollout.gpus', 'rollout.concurrency',
-    'rollout.deadline_s', 'rollout.probe_tolerance', 'rollout.server_memory', 'learner.skip_limit',
+    *HOW_COMPUTED, 'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'debug', 'model.path', 'hub',
+    'task.verify_s', 'task.reward_deadline_s', 'task.reward_workers', 'rollout.overlap', 'rollout.servers', 'rollout.gpus',
+    'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance', 'rollout.server_memory', 'learner.skip_limit',
 )  # fmt: skip
 # What may be changed on purpose (--amend), from the next step on: it only acts from step to step. The run is then another one, and
 # says so in events.jsonl.
@@ -48,17 +48,20 @@ OF_A_HOST = (
 
 
 def claim(
-    workdir: Path, config: ConfigDict, fingerprints: dict[str, Any], environment: dict[str, str], amend: bool = False
-) -> dict[str, tuple[Any, Any]]:
+    workdir: Path, config: ConfigDict, fingerprints: dict[str, Any], environment: dict[str, str], amend: bool = False,
+    commits: Mapping[str, str] = {},
+) -> dict[str, tuple[Any, Any]]:  # fmt: skip
     """Writes config.json into a new run directory, or checks that a used directory holds the same run.
 
     Returns the fields that this changes in a used directory: (before, now). `environment` is what decides the last bit beside the
-    config. With `amend`, AMENDABLE fields may differ too.
+    config. With `amend`, AMENDABLE fields may differ too. `commits` are the hub's commits of the names in the config.
 
     Raises ValueError for a run of another config, dataset, tokenizer or model, naming what differs, and for files that are damaged
     or missing.
     """
-    path, new = Path(workdir) / 'config.json', {**config.to_dict(), 'fingerprints': fingerprints, 'environment': environment}
+    path, new = Path(workdir) / 'config.json', {
+        **config.to_dict(), 'hub': dict(commits), 'fingerprints': fingerprints, 'environment': environment,
+    }  # fmt: skip
     new = json.loads(json.dumps(new))  # JSON turns tuples into lists
     changed: dict[str, tuple[Any, Any]] = {}
     if path.is_file():
@@ -79,6 +82,20 @@ def claim(
     Path(workdir).mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(new, indent=1) + '\n')
     return changed
+
+
+def recorded_commits(workdir: Path) -> dict[str, str]:
+    """The hub's commits that a run began with, by name; none in a new directory. Raises ValueError for a damaged config.json."""
+    path = Path(workdir) / 'config.json'
+    return commits_in(read_config(path), path) if path.is_file() else {}
+
+
+def commits_in(config: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """The commits in a run's config, which lies at `path`. A run from before names of the hub has none."""
+    commits = config.get('hub', {})
+    if not (isinstance(commits, dict) and all(isinstance(commit, str) for commit in commits.values())):
+        raise ValueError(f'{path} is damaged (hub is no table of commits); restore it, or give another --workdir')
+    return commits
 
 
 def read_config(path: Path) -> dict[str, Any]:

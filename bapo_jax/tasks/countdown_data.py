@@ -8,15 +8,14 @@ through non-negative integers (the rule of Stream-of-Search). `generate` draws f
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-import huggingface_hub
 import pyarrow
 import pyarrow.parquet
 
+from bapo_jax import hub
 from bapo_jax.tasks.jsonl import jsonl_rows, short
 
 BENCHMARKS = {
@@ -162,7 +161,7 @@ def training_problems(source: str, *, limit: int, seed: int) -> list[Problem]:
     `source` (the config's `task.train`) is one of
         'generated'     `limit` problems of 3 or 4 numbers, drawn with `seed`
         a file          .parquet, .jsonl or .jsonl.gz with columns `nums` (list of int) and `target` (int)
-        'owner/name'    a hub data set with such parquet files in its train split; needs the network, or an earlier download
+        'owner/name'    such files of the hub, as owner/name[@revision][/subset][:split]
     Problems of 'cd34' and 'cd4' are dropped, whatever the order of their numbers. Then the first `limit` are kept; all of them
     where `limit` is 0 or less, or the source is shorter. Repeats in a file stay. The whole source is read and checked first.
     Raises ValueError, FileNotFoundError or ConnectionError, which name the fault, its place and the remedy.
@@ -173,12 +172,12 @@ def training_problems(source: str, *, limit: int, seed: int) -> list[Problem]:
         return generate(limit, seed=seed, exclude=_test_keys())
     if str(source).endswith(FILE_ENDINGS) or Path(source).exists():
         problems = read_problems(source)
-    elif re.fullmatch(r'[\w.-]+/[\w.-]+', source):
-        problems = [p for path in _download_train_files(source) for p in read_problems(path)]
+    elif hub.is_dataset(source):
+        problems = [p for path in hub.dataset_files(source, 'task.train', FILE_ENDINGS) for p in read_problems(path)]
     else:
         raise ValueError(
             f"task.train is {source!r}; expected 'generated', a file ending in {', '.join(FILE_ENDINGS)}, "
-            "or a hub data set 'owner/name'"
+            "or a hub data set 'owner/name[:split]'"
         )
     kept = [p for p in problems if problem_key(p) not in _test_keys()]
     if not kept:
@@ -243,19 +242,3 @@ def _checked_row(nums: object, target: object, where: str) -> Problem:
 def is_numbers(value: object) -> bool:
     """Whether a value is a non-empty list of non-negative integers (booleans do not count), each of at most 18 digits."""
     return isinstance(value, list) and bool(value) and all(type(n) is int and 0 <= n < 10**MAX_DIGITS for n in value)
-
-
-def _download_train_files(name: str) -> list[Path]:
-    """The parquet files of a hub data set's train split, downloaded or taken from the local cache, in order of their names."""
-    try:
-        folder = Path(huggingface_hub.snapshot_download(name, repo_type='dataset', allow_patterns=['*train*.parquet']))
-    except Exception as error:  # the hub client's errors share no base class and mean the same here
-        raise ConnectionError(
-            f'could not download the data set {name!r} from the Hugging Face hub ({type(error).__name__}: {short(error)}); check '
-            'its name and the network, or download its parquet file and give the file as task.train, or use task.train=generated'
-        ) from error
-    files = sorted(folder.rglob('*.parquet'))
-    files = [p for p in files if any(part.startswith('train') for part in p.relative_to(folder).parts)]
-    if not files:
-        raise FileNotFoundError(f'the hub data set {name!r} has no parquet file of a train split; give another, or a file')
-    return files

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 
+from bapo_jax import hub
 from bapo_jax.tasks.images import file_image, open_image, parquet_rows, row_images
 from bapo_jax.tasks.jsonl import short
-from bapo_jax.tasks.math_data import download, question_of_row
+from bapo_jax.tasks.math_data import benchmark_files, question_of_row
 
 __all__ = ['BENCHMARKS', 'PLACEHOLDER', 'SUFFIX', 'benchmark', 'open_image', 'read_problems', 'training_problems']
 
@@ -29,7 +29,7 @@ BENCHMARKS = {
     'geo3k_val': 'Geometry3K validation, 300 problems (hub: hiyouga/geometry3k)',
     'geo3k_test': 'Geometry3K test, 601 problems (hub: hiyouga/geometry3k)',
 }
-_HUB = {'geo3k_val': ('hiyouga/geometry3k', '*validation*.parquet'), 'geo3k_test': ('hiyouga/geometry3k', '*test*.parquet')}
+_HUB = {'geo3k_val': 'hiyouga/geometry3k:validation', 'geo3k_test': 'hiyouga/geometry3k:test'}
 
 # What verl, EasyR1 and the BAPO release add to a problem. verl's files contain it already, and it must not come twice.
 SUFFIX = (
@@ -45,34 +45,39 @@ Problem = dict  # {'problem': str, 'answers': list[str], 'images': list[referenc
 def training_problems(source: str, *, limit: int, seed: int) -> list[Problem]:
     """The problems trained on, in the order of the source; folders in the order of their numbers.
 
-    `source` is a parquet file, a folder of problems or one with the folder `train`, or the name of a hub data set, 'owner/name',
-    whose train split is downloaded. Returns the first `limit`, or all where `limit` is 0 or less; `seed` is not used. The whole
-    source is read first, and every image is decoded once. Raises ValueError, FileNotFoundError or ConnectionError, which name the
-    fault, its place and the remedy.
+    `source` is a parquet file, a folder of problems or one with the folder `train`, or parquet files of the hub,
+    owner/name[@revision][/subset][:split]. Returns the first `limit`, or all where `limit` is 0 or less; `seed` is not used. The
+    whole source is read first, and every image is decoded once. Raises ValueError or OSError (FileNotFoundError, ConnectionError),
+    which name the fault, its place and the remedy.
     """
     path = Path(source)
     if str(source).endswith('.parquet') or path.exists():
         problems = read_problems(path / 'train' if (path / 'train').is_dir() else path)
-    elif re.fullmatch(r'[\w.-]+/[\w.-]+', source):
-        problems = [p for file in download(source, '*train*.parquet') for p in read_problems(file)]
+    elif hub.is_dataset(source):
+        problems = _read_all(hub.dataset_files(source, 'task.train', ('.parquet',)))
     else:
         raise ValueError(
-            f"task.train is {source!r}; expected a .parquet file, a folder of problems, or a hub data set 'owner/name' such as "
-            'hiyouga/geometry3k'
+            f"task.train is {source!r}; expected a .parquet file, a folder of problems, or a hub data set "
+            "'owner/name[:split]' such as hiyouga/geometry3k"
         )
     return problems[:limit] if limit > 0 else problems
 
 
 def benchmark(name: str) -> list[Problem]:
-    """A test set, all its rows in order: one of `BENCHMARKS`, or a .parquet file.
+    """A test set, all its rows in order: one of `BENCHMARKS`, a .parquet file, or a name of the hub as in `training_problems`.
 
     Where the environment variable BAPO_DATA names a directory, the benchmark is the file `NAME.parquet` or the folder `NAME` there.
     Raises FileNotFoundError where the directory has neither. Without the variable, it is downloaded from the hub.
     """
     if str(name).endswith('.parquet'):
         return read_problems(name)
+    if hub.is_dataset(name):
+        return _read_all(benchmark_files(name, ('.parquet',)))
     if name not in BENCHMARKS:
-        raise ValueError(f'unknown geometry benchmark {name!r}; known: {", ".join(BENCHMARKS)}, or a .parquet file')
+        raise ValueError(
+            f'unknown geometry benchmark {name!r}; known: {", ".join(BENCHMARKS)}, or a .parquet file, or a hub data set '
+            "'owner/name[:split]'"
+        )
     if folder := os.environ.get('BAPO_DATA'):
         for path in (Path(folder, f'{name}.parquet'), Path(folder, name)):
             if path.exists():
@@ -81,7 +86,11 @@ def benchmark(name: str) -> list[Problem]:
             f'BAPO_DATA={folder}: neither {name}.parquet nor the folder {name}; add one of them, give a file as the benchmark, or '
             'unset BAPO_DATA to download it'
         )
-    return [p for file in download(*_HUB[name]) for p in read_problems(file)]
+    return _read_all(benchmark_files(_HUB[name], ('.parquet',)))
+
+
+def _read_all(files: list[Path]) -> list[Problem]:
+    return [p for file in files for p in read_problems(file)]
 
 
 def read_problems(path: str | Path) -> list[Problem]:

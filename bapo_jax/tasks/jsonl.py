@@ -10,14 +10,16 @@ from pathlib import Path
 
 
 def jsonl_rows(path: Path, wanted: str) -> Iterator[tuple[str, dict]]:
-    """Yields (file and row, object) for each line of a .jsonl or .jsonl.gz file; blank lines are skipped.
+    """Yields (file and row, object) for each line of a .jsonl or .jsonl.gz file, or each object of a list in a .json file.
 
-    Raises ValueError, which says what columns were `wanted`.
+    Blank lines are skipped. Raises ValueError, which says what columns were `wanted`.
     """
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f'{path}: unreadable or cut short ({short(error)}); fetch or write it again') from error
+    if path.suffix == '.json' and data.lstrip().startswith(b'['):
+        data = _lines_of_list(path, data)
     for number, line in enumerate(data.split(b'\n'), start=1):
         if not line.strip():
             continue
@@ -33,6 +35,15 @@ def jsonl_rows(path: Path, wanted: str) -> Iterator[tuple[str, dict]]:
         if not isinstance(row, dict):
             raise ValueError(f'{where}: expected an object with {wanted}, got {short(row)}')
         yield where, row
+
+
+def _lines_of_list(path: Path, data: bytes) -> bytes:
+    try:
+        return b'\n'.join(json.dumps(row).encode() for row in json.loads(data.decode('utf-8')))
+    except UnicodeError:
+        raise ValueError(f'{path}: not UTF-8 text; save the file as UTF-8') from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f'{path}: not a list in JSON ({short(error)}); mend it, or write the file again') from None
 
 
 def short(value: object) -> str:

@@ -3,7 +3,7 @@
 A row becomes {'problem': str, 'answers': [str, ...]}. Three shapes of row are read:
 
     `problem`, `answer`                          DeepScaleR and the unified benchmark file
-    `question`, `answer` or `final_answer`       some benchmarks
+    `question`, `answer` or `final_answer`       some benchmarks; of GSM8K's answers what stands behind ####
     `prompt`, `reward_model.ground_truth`        verl: the first is a chat, the second the answer
 
 An answer is a string, a number, or a list of those, any of which is correct. DeepScaleR has rows whose answer is empty: they are
@@ -16,16 +16,15 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pyarrow
 import pyarrow.parquet
 from absl import logging
 
+from bapo_jax import hub
 from bapo_jax.tasks.jsonl import jsonl_rows, short
 
 BENCHMARKS = {
@@ -35,14 +34,14 @@ BENCHMARKS = {
     'minerva': 'Minerva Math, 272 problems (hub: math-ai/minervamath)',
     'olympiadbench': 'OlympiadBench, open-ended, English, text only: 675 problems (hub: Hothan/OlympiadBench, which has 674)',
 }
-_HUB = {  # data set, and which of its files
-    'aime24': ('HuggingFaceH4/aime_2024', '*.parquet'),
-    'amc23': ('AI-MO/aimo-validation-amc', '*.parquet'),
-    'math500': ('HuggingFaceH4/MATH-500', '*test*'),
-    'minerva': ('math-ai/minervamath', '*test*'),
-    'olympiadbench': ('Hothan/OlympiadBench', '*OE_TO_maths_en_COMP*'),
+_HUB = {
+    'aime24': 'HuggingFaceH4/aime_2024:train',
+    'amc23': 'AI-MO/aimo-validation-amc:train',
+    'math500': 'HuggingFaceH4/MATH-500:test',
+    'minerva': 'math-ai/minervamath:test',
+    'olympiadbench': 'Hothan/OlympiadBench/OE_TO_maths_en_COMP:train',
 }
-FILE_ENDINGS = ('.parquet', '.jsonl', '.jsonl.gz')
+FILE_ENDINGS = ('.parquet', '.jsonl', '.jsonl.gz', '.json')
 UNIFIED = 'math_test.jsonl.gz'  # a file in $BAPO_DATA with the rows of all benchmarks; the column `dataset` names each
 
 # What DeepScaleR, MoPPS and the BAPO release add to a problem. verl's files contain it already, and it must not come twice.
@@ -54,25 +53,26 @@ Problem = dict  # {'problem': str, 'answers': list[str]}
 def training_problems(source: str, *, limit: int, seed: int) -> list[Problem]:
     """The problems trained on, in the order of the source.
 
-    `source` is a file (.parquet, .jsonl, .jsonl.gz) or the name of a hub data set, 'owner/name', whose train split is downloaded.
+    `source` is a file (.parquet, .jsonl, .jsonl.gz, .json) or such files of the hub, owner/name[@revision][/subset][:split].
     Returns the first `limit`, or all where `limit` is 0 or less; `seed` is not used. The whole source is read and checked first.
     Repeats stay. Rows without an answer are left out, and a warning counts them. Raises ValueError, FileNotFoundError or
     ConnectionError, which name the fault, its place and the remedy.
     """
     if str(source).endswith(FILE_ENDINGS) or Path(source).exists():
         problems = read_problems(source, blank_answers=True)
-    elif re.fullmatch(r'[\w.-]+/[\w.-]+', source):
-        problems = [p for path in download(source, '*train*') for p in read_problems(path, blank_answers=True)]
+    elif hub.is_dataset(source):
+        files = hub.dataset_files(source, 'task.train', FILE_ENDINGS)
+        problems = [p for path in files for p in read_problems(path, blank_answers=True)]
     else:
         raise ValueError(
-            f"task.train is {source!r}; expected a file ending in {', '.join(FILE_ENDINGS)}, or a hub data set 'owner/name' "
-            'such as agentica-org/DeepScaleR-Preview-Dataset'
+            f"task.train is {source!r}; expected a file ending in {', '.join(FILE_ENDINGS)}, or a hub data set "
+            "'owner/name[:split]' such as agentica-org/DeepScaleR-Preview-Dataset"
         )
     return problems[:limit] if limit > 0 else problems
 
 
 def benchmark(name: str) -> list[Problem]:
-    """A test set, all its rows in order: one of `BENCHMARKS`, or a file as in `training_problems`.
+    """A test set, all its rows in order: one of `BENCHMARKS`, or a file or name of the hub as in `training_problems`.
 
     Where the environment variable BAPO_DATA names a directory, the benchmark is `NAME.jsonl` or the like there, or the rows of
     `math_test.jsonl.gz` with that `dataset`. Raises FileNotFoundError where the directory has neither. Without the variable, the
@@ -80,9 +80,14 @@ def benchmark(name: str) -> list[Problem]:
     """
     if str(name).endswith(FILE_ENDINGS):
         return read_problems(name)
+    if hub.is_dataset(name):
+        return [p for path in benchmark_files(name, FILE_ENDINGS) for p in read_problems(path)]
     if name not in BENCHMARKS:
         known = ', '.join(BENCHMARKS)
-        raise ValueError(f'unknown math benchmark {name!r}; known: {known}, or a file ending in {", ".join(FILE_ENDINGS)}')
+        raise ValueError(
+            f'unknown math benchmark {name!r}; known: {known}, or a file ending in {", ".join(FILE_ENDINGS)}, or a hub data set '
+            "'owner/name[:split]'"
+        )
     if folder := os.environ.get('BAPO_DATA'):
         for ending in FILE_ENDINGS:
             if (file := Path(folder, name + ending)).exists():
@@ -93,8 +98,15 @@ def benchmark(name: str) -> list[Problem]:
             f'BAPO_DATA={folder}: neither {name}.jsonl, {name}.jsonl.gz or {name}.parquet nor rows of {name} in {UNIFIED}; add one '
             'of them, give a file as the benchmark, or unset BAPO_DATA to download it'
         )
-    source, pattern = _HUB[name]
-    return [p for path in download(source, pattern) for p in read_problems(path)]
+    return [p for path in benchmark_files(_HUB[name], FILE_ENDINGS) for p in read_problems(path)]
+
+
+def benchmark_files(name: str, endings: tuple[str, ...]) -> list[Path]:
+    """A benchmark's files from the hub; raises as `hub.dataset_files`."""
+    try:
+        return hub.dataset_files(name, 'evaluate.benchmarks', endings)
+    except ConnectionError as error:
+        raise ConnectionError(f'{error}. Benchmarks are also looked for in the folder that BAPO_DATA names') from error
 
 
 def read_problems(path: str | Path, *, dataset: str | None = None, blank_answers: bool = False) -> list[Problem]:
@@ -198,26 +210,9 @@ def _verl_answer(row: dict, where: str) -> Any:
 def _text(answer: object) -> str | None:
     """An answer as text, 142.0 as '142'; None where it is no answer."""
     if isinstance(answer, str):
-        return answer.strip() or None
+        return answer.rpartition('\n#### ')[2].strip() or None
     if isinstance(answer, int) and not isinstance(answer, bool):
         return str(answer)
     if not isinstance(answer, float) or not math.isfinite(answer):
         return None
     return str(int(answer)) if answer == int(answer) else repr(answer)
-
-
-def download(name: str, pattern: str) -> list[Path]:
-    """A hub data set's files that match, downloaded or taken from the local cache, in order of their names."""
-    try:
-        folder = Path(huggingface_hub.snapshot_download(name, repo_type='dataset', allow_patterns=[pattern]))
-    except Exception as error:  # the hub client's errors share no base class and mean the same here
-        raise ConnectionError(
-            f'could not download the data set {name!r} from the Hugging Face hub ({type(error).__name__}: {short(error)}); check '
-            'its name and the network, or download it and give its file; benchmarks are also looked for in the directory BAPO_DATA'
-        ) from error
-    files = sorted(p for p in folder.rglob('*') if p.name.endswith(FILE_ENDINGS) and p.relative_to(folder).match(pattern))
-    if not files:
-        raise FileNotFoundError(
-            f'the hub data set {name!r} has no file {pattern} ending in {", ".join(FILE_ENDINGS)}; give another, or a file'
-        )
-    return files

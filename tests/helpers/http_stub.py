@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
-class _Server(ThreadingHTTPServer):
+class QuietServer(ThreadingHTTPServer):
     def handle_error(self, request, client_address):
         if not isinstance(sys.exception(), ConnectionError):  # who asked may have gone
             super().handle_error(request, client_address)
@@ -40,7 +40,7 @@ class HttpStub:
             def log_message(self, *_):
                 pass
 
-        self._server = _Server(('127.0.0.1', 0), Handler)
+        self._server = QuietServer(('127.0.0.1', 0), Handler)
         self.url = f'http://127.0.0.1:{self._server.server_address[1]}'
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 

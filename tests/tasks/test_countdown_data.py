@@ -7,10 +7,11 @@ import json
 import random
 from pathlib import Path
 
-import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from hub_stub import folder_files
+
 from bapo_jax.tasks import countdown_data
 from bapo_jax.tasks.countdown_data import BENCHMARKS, benchmark, generate, problem_key, solvable, training_problems
 from bapo_jax.tasks.countdown_data import test_problems as fixed_problems
@@ -293,32 +294,16 @@ def test_a_source_of_an_unknown_kind(tmp_path):
 # ---- the hub ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_hub_data_set_is_read_from_its_train_files_in_order(tmp_path, monkeypatch):
+def test_a_hub_data_set_is_read_from_its_train_files_in_order(tmp_path, hub_stub):
     (tmp_path / 'data').mkdir()
     write(tmp_path / 'data' / 'train-00001-of-00002.parquet', ROWS[2:])
     write(tmp_path / 'data' / 'train-00000-of-00002.parquet', ROWS[:2])
     write(tmp_path / 'data' / 'test-not-train.parquet', [{'nums': [1], 'target': 1}])
-    asked = []
-
-    def download(name, *, repo_type, allow_patterns):
-        asked.append((name, repo_type))
-        return str(tmp_path)
-
-    monkeypatch.setattr(huggingface_hub, 'snapshot_download', download)
+    hub_stub.repos['datasets/owner/na-me.4'] = {'main': folder_files(tmp_path)}
     assert training_problems('owner/na-me.4', limit=0, seed=0) == PROBLEMS
-    assert asked == [('owner/na-me.4', 'dataset')]
+    assert sorted(hub_stub.files_asked()) == ['data/train-00000-of-00002.parquet', 'data/train-00001-of-00002.parquet']
 
 
-def test_a_hub_data_set_without_train_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(huggingface_hub, 'snapshot_download', lambda name, **kw: str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"'owner/name' has no parquet file of a train split"):
-        training_problems('owner/name', limit=0, seed=0)
-
-
-def test_a_hub_that_cannot_be_reached(monkeypatch):
-    def offline(name, **_):
-        raise huggingface_hub.errors.LocalEntryNotFoundError('no connection')
-
-    monkeypatch.setattr(huggingface_hub, 'snapshot_download', offline)
-    with pytest.raises(ConnectionError, match=r"'owner/name'.*no connection.*task\.train=generated"):
+def test_a_hub_that_cannot_be_reached():
+    with pytest.raises(ConnectionError, match=r"task\.train='owner/name' is no file here, .*HF_HUB_OFFLINE is set"):
         training_problems('owner/name', limit=0, seed=0)

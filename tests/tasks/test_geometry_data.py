@@ -9,11 +9,11 @@ import struct
 import tracemalloc
 import zlib
 
-import huggingface_hub
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from hub_stub import folder_files
 from PIL import Image
 
 from bapo_jax.tasks import geometry
@@ -177,31 +177,22 @@ def test_a_folder_without_its_files_is_named(tmp_path):
 # ---- where sources are looked for -------------------------------------------------------------------------------------
 
 
-def test_the_hubs_splits(tmp_path, monkeypatch):
+def test_the_hubs_splits(tmp_path, monkeypatch, hub_stub):
     for split, seed in (('train', 1), ('validation', 2), ('test', 3)):
         write(tmp_path / 'data' / f'{split}-00000-of-00001.parquet', [row(seed)])
-    asked = []
-
-    def download(name, repo_type, allow_patterns):
-        asked.append((name, repo_type, allow_patterns))
-        return str(tmp_path)
-
+    hub_stub.repos['datasets/hiyouga/geometry3k'] = {'main': folder_files(tmp_path)}
     monkeypatch.delenv('BAPO_DATA', raising=False)
-    monkeypatch.setattr(huggingface_hub, 'snapshot_download', download)
-    read = [training_problems('hiyouga/geometry3k', limit=0, seed=0), *map(benchmark, BENCHMARKS)]
-    assert [problem['answers'] for [problem] in read] == [['1'], ['2'], ['3']]
-    assert asked == [('hiyouga/geometry3k', 'dataset', [f'*{split}*.parquet']) for split in ('train', 'validation', 'test')]
+    names = [*BENCHMARKS, 'hiyouga/geometry3k:test']
+    read = [training_problems('hiyouga/geometry3k', limit=0, seed=0), *map(benchmark, names)]
+    assert [problem['answers'] for [problem] in read] == [['1'], ['2'], ['3'], ['3']]
 
 
 def test_an_unreachable_hub_is_said(monkeypatch):
-    def offline(name, **options):
-        raise OSError('no route to host')
-
     monkeypatch.delenv('BAPO_DATA', raising=False)
-    monkeypatch.setattr(huggingface_hub, 'snapshot_download', offline)
-    for read in (lambda: training_problems('hiyouga/geometry3k', limit=0, seed=0), lambda: benchmark('geo3k_test')):
-        with pytest.raises(ConnectionError, match=r"'hiyouga/geometry3k'.*no route to host.*BAPO_DATA"):
-            read()
+    with pytest.raises(ConnectionError, match=r"task\.train='hiyouga/geometry3k' is no file here.*HF_HUB_OFFLINE is set"):
+        training_problems('hiyouga/geometry3k', limit=0, seed=0)
+    with pytest.raises(ConnectionError, match=r"'hiyouga/geometry3k:test'.*BAPO_DATA"):
+        benchmark('geo3k_test')
 
 
 def test_benchmarks_in_bapo_data(tmp_path, monkeypatch):

@@ -5,10 +5,12 @@ import json
 import logging
 from pathlib import Path
 
-import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from hub_stub import folder_files
+
+from bapo_jax import hub
 from bapo_jax.tasks.math_data import _HUB, BENCHMARKS, SUFFIX, benchmark, read_problems, training_problems
 
 SHARED = Path(__file__).resolve().parents[3] / 'shared' / 'data'
@@ -115,32 +117,25 @@ def test_a_benchmarks_own_file_goes_before_the_unified_one(tmp_path, monkeypatch
 
 def test_a_benchmark_that_the_directory_lacks_is_not_downloaded_instead(tmp_path, monkeypatch):
     monkeypatch.setenv('BAPO_DATA', str(tmp_path))
-    monkeypatch.setattr(huggingface_hub, 'snapshot_download', lambda *a, **k: pytest.fail('asked the hub'))
+    monkeypatch.setattr(hub, 'dataset_files', lambda *a, **k: pytest.fail('asked the hub'))
     for _ in range(2):
         with pytest.raises(FileNotFoundError, match=r'neither minerva\.jsonl.*nor rows of minerva in math_test\.jsonl\.gz'):
             benchmark('minerva')
         write(tmp_path / 'math_test.jsonl.gz', [{'dataset': 'aime24', **ROWS[0]}])
 
 
-def test_without_a_directory_a_benchmark_comes_from_the_hub(tmp_path, monkeypatch):
+def test_without_a_directory_a_benchmark_comes_from_the_hub(tmp_path, monkeypatch, hub_stub):
     monkeypatch.delenv('BAPO_DATA', raising=False)
-    asked = []
-
-    def download(name, *, repo_type, allow_patterns):
-        asked.append((name, repo_type, allow_patterns))
-        return str(tmp_path)
-
-    monkeypatch.setattr(huggingface_hub, 'snapshot_download', download)
-    (tmp_path / 'OE_TO_maths_en_COMP').mkdir()
     rows = [{'question': 'What is 0+1?', 'final_answer': ['1']}]
-    write(tmp_path / 'OE_TO_maths_en_COMP' / 'OE_TO_maths_en_COMP.parquet', rows)
+    for name in ('OE_TO_maths_en_COMP', 'OE_TO_maths_zh_COMP'):
+        (tmp_path / 'OlympiadBench' / name).mkdir(parents=True)
+        write(tmp_path / 'OlympiadBench' / name / f'{name}.parquet', rows)
+    hub_stub.repos['datasets/Hothan/OlympiadBench'] = {'main': folder_files(tmp_path)}
     write(tmp_path / 'test.jsonl', ROWS)
+    hub_stub.repos['datasets/HuggingFaceH4/MATH-500'] = {'main': {'test.jsonl': (tmp_path / 'test.jsonl').read_bytes()}}
     assert benchmark('olympiadbench') == PROBLEMS[:1]
     assert benchmark('math500') == PROBLEMS
-    assert asked == [
-        ('Hothan/OlympiadBench', 'dataset', ['*OE_TO_maths_en_COMP*']),
-        ('HuggingFaceH4/MATH-500', 'dataset', ['*test*']),
-    ]
+    assert hub_stub.files_asked() == ['OlympiadBench/OE_TO_maths_en_COMP/OE_TO_maths_en_COMP.parquet', 'test.jsonl']
 
 
 def test_an_unknown_benchmark_is_refused_with_the_known_ones():
@@ -264,28 +259,25 @@ def test_a_source_that_is_not_there_or_of_an_unknown_kind(tmp_path):
 # ---- the hub ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_hub_data_set_is_read_from_its_train_files_in_order(tmp_path, monkeypatch):
-    (tmp_path / 'data').mkdir()
-    write(tmp_path / 'data' / 'train-00001-of-00002.parquet', ROWS[2:])
-    write(tmp_path / 'data' / 'train-00000-of-00002.parquet', ROWS[:2])
-    write(tmp_path / 'data' / 'test-00000-of-00001.parquet', ROWS)
-    monkeypatch.setattr(huggingface_hub, 'snapshot_download', lambda name, **_: str(tmp_path))
+def test_a_split_of_the_hub_is_trained_on_and_another_is_a_benchmark(hub_stub):
+    train, test = (f'{{"question": "What is {n}?", "answer": "It is <<1+1=2>>2.\\n#### {n}"}}\n'.encode() for n in (7, 8))
+    hub_stub.repos['datasets/openai/gsm8k'] = {'main': {'main/train.jsonl': train, 'main/test.jsonl': test}}
+    assert training_problems('openai/gsm8k', limit=0, seed=0) == [{'problem': 'What is 7?', 'answers': ['7']}]
+    assert benchmark('openai/gsm8k/main:test') == [{'problem': 'What is 8?', 'answers': ['8']}]
+
+
+def test_one_list_of_json_is_read_as_lines_are(tmp_path, hub_stub):
+    data = json.dumps(ROWS, indent=1).encode()
+    hub_stub.repos['datasets/agentica-org/DeepScaleR-Preview-Dataset'] = {'main': {'deepscaler.json': data}}
     assert training_problems('agentica-org/DeepScaleR-Preview-Dataset', limit=0, seed=0) == PROBLEMS
-
-
-def test_a_hub_data_set_without_fitting_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(huggingface_hub, 'snapshot_download', lambda name, **_: str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"'owner/name' has no file"):
-        training_problems('owner/name', limit=0, seed=0)
+    (tmp_path / 'cut.json').write_bytes(data[:-9])
+    with pytest.raises(ValueError, match=r'cut\.json: not a list in JSON'):
+        training_problems(str(tmp_path / 'cut.json'), limit=0, seed=0)
 
 
 def test_a_hub_that_cannot_be_reached(monkeypatch):
-    def offline(name, **_):
-        raise huggingface_hub.errors.LocalEntryNotFoundError('no connection')
-
     monkeypatch.delenv('BAPO_DATA', raising=False)
-    monkeypatch.setattr(huggingface_hub, 'snapshot_download', offline)
-    with pytest.raises(ConnectionError, match=r"'owner/name'.*no connection.*give its file"):
+    with pytest.raises(ConnectionError, match=r"task\.train='owner/name' is no file here, .*HF_HUB_OFFLINE is set"):
         training_problems('owner/name', limit=0, seed=0)
-    with pytest.raises(ConnectionError, match=r"'HuggingFaceH4/aime_2024'.*BAPO_DATA"):
+    with pytest.raises(ConnectionError, match=r"'HuggingFaceH4/aime_2024:train'.*BAPO_DATA"):
         benchmark('aime24')
