@@ -1,10 +1,10 @@
-"""Writes a step's metrics: to metrics.jsonl (each step exactly once), to TensorBoard events, and to the terminal."""
+"""Writes a step's metrics: to metrics.jsonl (each step exactly once), TensorBoard events, log.sinks, and the terminal."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,17 @@ from tensorboardX.proto.summary_pb2 import Summary
 
 from bapo_jax import events
 from bapo_jax.files import write_text
+from bapo_jax.run.sinks import drop_lost, finish_sinks, start_sinks
 
 
 class MetricsLog:
-    """Writes metrics.jsonl and TensorBoard events. Rows after step `continue_after` are dropped: their work was lost."""
+    """Writes metrics.jsonl and TensorBoard events. Rows after step `continue_after` are dropped: their work was lost.
 
-    def __init__(self, directory: Path, continue_after: int):
-        self._path = directory / 'metrics.jsonl'
+    Processes of their own (sinks.py) send the rows of metrics.jsonl to the `sinks`.
+    """
+
+    def __init__(self, directory: Path, continue_after: int, sinks: Sequence[str] = ()):
+        self._directory, self._path = directory, directory / 'metrics.jsonl'
         rows = [row for row in read_metrics(directory) if row['step'] <= continue_after]
         there = rows[-1]['step'] if rows else 0
         if there < continue_after:
@@ -33,6 +37,7 @@ class MetricsLog:
         (directory / 'tensorboard').mkdir(exist_ok=True)
         self._tensorboard = EventsWriter(str(directory / 'tensorboard' / 'events'))
         self._add(continue_after + 1, session_log=SessionLog(status=SessionLog.START))  # later events of before are no longer shown
+        self._sinks = start_sinks(sinks, directory)
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         """Raises OSError where the disk takes no more."""
@@ -40,9 +45,12 @@ class MetricsLog:
             f.write(json.dumps({'step': step, **metrics}) + '\n')
         scalars = [Summary.Value(tag=name, simple_value=x) for name, x in metrics.items() if isinstance(x, (int, float))]
         self._add(step, summary=Summary(value=scalars))
+        drop_lost(self._sinks, self._directory)
 
     def close(self) -> None:
+        """Waits for the sinks, by their deadline."""
         self._tensorboard.close()
+        finish_sinks(self._sinks, self._directory)
 
     def _add(self, step: int, **what: Any) -> None:
         self._tensorboard.write_event(Event(wall_time=time.time(), step=step, **what))
