@@ -13,6 +13,7 @@ is sent once, at the start. What the packages print is in sinks/NAME.log of the 
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import importlib.metadata
 import json
@@ -178,12 +179,16 @@ def numbers_of(row: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    name, directory = sys.argv[1], Path(sys.argv[2])
-    config = json.loads((directory / 'config.json').read_text('utf-8'))
+    parser = argparse.ArgumentParser(prog='python -m bapo_jax.run.sinks')
+    parser.add_argument('sink', choices=SENDERS)
+    parser.add_argument('run_directory', type=Path)
+    said = parser.parse_args()
+    name, directory = said.sink, said.run_directory
+    config, names = json.loads((directory / 'config.json').read_text('utf-8')), names_of(directory)
     with (directory / 'sinks' / f'{name}.lock').open('wb') as lock:
         try:
             _wait_for(lock)
-            SENDERS[name](names_of(directory), config, directory, rows_as_they_come(directory / 'metrics.jsonl', _input_closed))
+            SENDERS[name](names, config, directory, rows_as_they_come(directory / 'metrics.jsonl', _input_closed))
         except Exception:
             sys.stdout.flush()
             traceback.print_exc()
