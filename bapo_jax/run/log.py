@@ -100,6 +100,7 @@ class ProgressBar:
         self._bar = Progress(
             TextColumn('step'), MofNCompleteColumn(), BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn('left'),
             TimeRemainingColumn(), TextColumn('{task.fields[note]}'), console=self._console,
+            refresh_per_second=1,  # at rich's 10 its thread takes more than 1 % of a quickstart step (benchmarks/logging_cost.py)
         )  # fmt: skip
         self._task = self._bar.add_task('', total=steps, completed=done, note='compiling …')
         if self._console.is_terminal:
