@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from wandb_server import WandbServer
 
 from bapo_jax import events
 from bapo_jax.config import default_config, resolve
@@ -110,6 +111,21 @@ def test_each_sink_holds_the_rows_of_metrics_jsonl_and_a_resumed_run_sends_no_st
     assert len(sent(directory)) == 8
     written = [file.read_bytes() for file in directory.rglob('*') if file.is_file()]
     assert len(written) > 10 and not any(KEY.encode() in data for data in written)
+
+
+@pytest.mark.slow
+def test_a_server_of_wandb_is_sent_what_it_lacks(directory, monkeypatch):
+    server = WandbServer()
+    monkeypatch.setenv('WANDB_MODE', 'online')
+    monkeypatch.setenv('WANDB_API_KEY', KEY)
+    monkeypatch.setenv('WANDB_BASE_URL', server.url)
+    with events.recorded(directory):
+        trained(directory, range(6), ('wandb',))
+        trained(directory, range(3, 8), ('wandb',), continue_after=2)
+    server.stop()
+    assert lost(directory) == [] and server.run_id == sinks.names_of(directory)['id']
+    assert [(row['_step'], {name: x for name, x in row.items() if name[0] != '_'}) for row in server.rows] == sent(directory)
+    assert [line for lines in server.stored for line in lines] == list(range(8))  # each row was sent once
 
 
 @pytest.mark.slow
