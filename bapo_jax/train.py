@@ -47,7 +47,7 @@ from bapo_jax.run.ledger import open_ledger
 from bapo_jax.run.lock import held
 from bapo_jax.run.measures import batch_metrics, discarded_metrics, fresh_metrics
 from bapo_jax.run.run import Diverged, Run
-from bapo_jax.run.sinks import check_installed, names_of
+from bapo_jax.run.sinks import check_sinks
 from bapo_jax.run.tables import print_table
 from bapo_jax.run.theory import monitored
 from bapo_jax.tasks import custom_reward
@@ -82,7 +82,7 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool
     """
     read = read_inputs(config)
     c = read.config
-    check_installed(c.log.sinks)
+    check_sinks(c.log.sinks, workdir)
     learner, reward = build_learner(c, hosts, read.sight), custom_reward.rewards_of(c.task)
     fingerprints = {
         'dataset': fingerprint_prompts(read.prompts),
@@ -90,8 +90,6 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool
         'model': architecture(read.model),
     }
     changed = claim(workdir, c, fingerprints, environment(), amend)
-    if c.log.sinks:
-        names_of(workdir)  # raises for a damaged file
     engine = start_engine(c, read.model, learner.graph, read.stop_tokens, learner.mesh, workdir, hosts, read.sight)
     schedule = schedule_of(c, read.steps)
     return Setup(

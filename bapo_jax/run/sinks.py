@@ -42,13 +42,15 @@ _PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 Row = tuple[int, dict[str, float]]  # a step and its numbers
 
 
-def check_installed(names: Sequence[str]) -> None:
-    """Raises ValueError where a sink's package is not installed."""
+def check_sinks(names: Sequence[str], directory: Path | None = None) -> None:
+    """Raises ValueError where a sink's package is not installed, or a used run directory has a damaged sinks/run.json."""
     for name in names:
         try:
             importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError as e:
             raise ValueError(f'log.sinks has {name!r}, which is not installed; `pip install {name}`, or leave it out') from e
+    if names and directory and (directory / 'sinks' / 'run.json').exists():
+        names_of(directory)
 
 
 def names_of(directory: Path) -> dict[str, str]:

@@ -70,6 +70,7 @@ def test_elsewhere_than_on_a_terminal_every_tenth_step_and_the_last_have_a_line(
         groups = {'bapo/x1_groups': 5, 'bapo/x2_groups': 1, 'bapo/x3_groups': 2}
         bar.update(step, {'critic/score/mean': 0.5, **groups, 'timing_s/step': 1.5})
     bar.stop()
+    assert bar._bar.live.refresh_per_second == 1  # where it is a bar: more often costs more than it shows
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == [f'{step}/{steps}' for step in shown]
     assert 'reward 0.500   X1/X2/X3 5/1/2   1.5 s/step' in lines[0]

@@ -213,7 +213,7 @@ def test_rows_are_read_as_they_are_written(tmp_path):
 
 def test_what_is_not_installed_or_not_known_is_named_before_work_starts(tmp_path):
     with pytest.raises(ValueError, match=r"log\.sinks has 'clearml', which is not installed; `pip install clearml`, or leave it out"):
-        sinks.check_installed(('wandb', 'clearml'))
+        sinks.check_sinks(('wandb', 'clearml'))
     c = default_config()
     c.model.path, c.log.sinks = 'x', ('wandb', 'clearml', 'wandb')
     with pytest.raises(ValueError, match=r"(?s)log\.sinks has 'clearml', which is unknown.*names one twice"):
@@ -225,7 +225,7 @@ def test_a_damaged_name_of_the_run_is_named(text, tmp_path):
     (tmp_path / 'sinks').mkdir()
     (tmp_path / 'sinks' / 'run.json').write_text(text)
     with pytest.raises(ValueError, match=r'sinks/run\.json is damaged \(.*restore it, or remove it: the sinks then begin a new run'):
-        sinks.names_of(tmp_path)
+        sinks.check_sinks(('wandb',), tmp_path)
 
 
 def test_a_run_keeps_its_name_where_its_directory_moves_and_two_of_a_name_differ(tmp_path):
