@@ -33,6 +33,7 @@ from typing import Any
 
 from bapo_jax import events
 from bapo_jax.files import write_text
+from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 
 START_S = 60.0  # most seconds for W&B's server to answer, and for the process of the run before to end
 FINISH_S = 60.0  # most seconds that the end of a run waits for the last rows to be sent
@@ -79,12 +80,14 @@ def start_sinks(names: Sequence[str], directory: Path) -> dict[str, subprocess.P
         return {}
     names_of(directory)
     path = os.pathsep.join(filter(None, (_PACKAGE_PARENT, os.environ.get('PYTHONPATH'))))
+    # The token of the rollout servers is not for packages that send to others.
+    environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE} | {'PYTHONPATH': path}
     running = {}
     for name in names:
         with (directory / 'sinks' / f'{name}.log').open('ab') as log:
             running[name] = subprocess.Popen(
                 [sys.executable, '-m', 'bapo_jax.run.sinks', name, str(directory)],
-                stdin=subprocess.PIPE, stdout=log, stderr=log, env={**os.environ, 'PYTHONPATH': path},
+                stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment,
                 start_new_session=True,  # Ctrl-C is the trainer's to handle
             )  # fmt: skip
     return running

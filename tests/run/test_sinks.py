@@ -179,11 +179,13 @@ def test_a_sink_that_fails_is_reported_once_and_left_out(directory, monkeypatch)
 @pytest.mark.slow
 def test_the_end_of_a_run_waits_for_a_stuck_sink_no_longer_than_its_deadline(directory, monkeypatch):
     monkeypatch.setattr(sinks, 'FINISH_S', 1.0)
+    monkeypatch.setenv('BAPO_ROLLOUT_TOKEN', KEY)
     with events.recorded(directory):
         log = MetricsLog(directory, -1, ('wandb',))
         log.write(0, ROWS[0])
         group = log._sinks['wandb'].pid
         until_wandb_runs(directory)
+        assert KEY.encode() not in Path(f'/proc/{group}/environ').read_bytes()
         os.killpg(group, signal.SIGSTOP)
         started = time.monotonic()
         log.close()
