@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,9 +12,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import masked_crc32c
 
 from bapo_jax import events
 from bapo_jax.files import write_text
@@ -34,8 +36,11 @@ class MetricsLog:
             events.report('metrics missing', message, after=there, until=continue_after)
         write_text(self._path, ''.join(json.dumps(row) + '\n' for row in rows))
         # tensorboardX's SummaryWriter writes in a thread. A full disk ends that thread, and the trainer would wait for it for ever.
+        # Its EventsWriter waits for the disk at every flush (fsync), which a disk that others use makes long.
         (directory / 'tensorboard').mkdir(exist_ok=True)
-        self._tensorboard = EventsWriter(str(directory / 'tensorboard' / 'events'))
+        file = directory / 'tensorboard' / f'events.out.tfevents.{time.time():.0f}.{socket.gethostname()}'
+        self._tensorboard = file.open('ab')
+        self._add(0, file_version='brain.Event:2')
         self._add(continue_after + 1, session_log=SessionLog(status=SessionLog.START))  # later events of before are no longer shown
         self._sinks = start_sinks(sinks, directory)
 
@@ -53,7 +58,11 @@ class MetricsLog:
         finish_sinks(self._sinks, self._directory)
 
     def _add(self, step: int, **what: Any) -> None:
-        self._tensorboard.write_event(Event(wall_time=time.time(), step=step, **what))
+        """Writes a TensorBoard record: length and data, each with its checksum."""
+        data = Event(wall_time=time.time(), step=step, **what).SerializeToString()
+        length = struct.pack('<Q', len(data))
+        for part in (length, data):
+            self._tensorboard.write(part + struct.pack('<I', masked_crc32c(part)))
         self._tensorboard.flush()
 
 
