@@ -11,8 +11,8 @@ The --steps behind the first rollout file count: what comes before compiles. Pri
     beside    processor time beside it: the display's thread, and each sink's processes
     share     both, of the sum of timing_s/step and of what is logged behind it
 
-Time beside the trainer counts in full, although it may be that of an idle core. The last lines say what is taken once, at the start of a
-sink and by the first rollout file, and whether logging without sinks is below 1 %: exit status 1 where it is not.
+Time beside the trainer counts in full, although it may be that of an idle core. The last lines say what a sink takes once at its
+start, and the first rollout file, and whether logging without sinks is below 1 %: exit status 1 where it is not.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ def report(costs: Costs, rows: Sequence[dict[str, Any]]) -> float:
     table = Table('part', 'trainer', 'beside', 'share', title=f'{title}\n{packages}, {datetime.date.today()}', title_justify='left')
 
     def add(part: str, trainer: float, beside: float) -> None:
-        table.add_row(part, *(f'{1e3 * s / steps:.2f}' if s else '' for s in (trainer, beside)), f'{(trainer + beside) / whole:.2%}')
+        both = (f'{1e3 * seconds / steps:.2f}' if seconds else '' for seconds in (trainer, beside))
+        table.add_row(part, *both, f'{(trainer + beside) / whole:.2%}')
 
     wanted = [part for part, *_ in PARTS] + [RATIOS]
     for part in wanted:

@@ -4,8 +4,8 @@
 
 The process reads metrics.jsonl as it grows, until its standard input closes: at the end of the run, however that ends. It sends the
 steps behind the last that the sink holds, so each step once and in order, also after a resume or a time without the sink. A step
-that the sink holds stays as it was first sent, though the run went back to a checkpoint and made it again. W&B offline holds nothing
-that could be asked: each start writes a directory with the whole run, so the newest alone is to be synced.
+that the sink holds stays as it was first sent, though the run went back to a checkpoint and made it again. W&B offline cannot be
+asked what it holds: each start writes a directory with the whole run, so the newest alone is to be synced.
 
 A row's numbers are sent under their names, and those of a list as NAME/0, NAME/1, … What is missing (null) is left out. The config
 is sent once, at the start. What the packages print is in sinks/NAME.log of the run directory.
@@ -160,7 +160,7 @@ SENDERS: dict[str, Callable] = {'trackio': send_to_trackio, 'wandb': send_to_wan
 
 
 def rows_as_they_come(path: Path, ended: Callable[[float], bool]) -> Iterator[Row]:
-    """Each row of metrics.jsonl once it is whole, until `ended(seconds)`, which waits so long at most, says that no more will come."""
+    """Each row of metrics.jsonl once it is whole. `ended(seconds)` waits so long at most, and says whether no more will come."""
     line = b''
     with path.open('rb') as file:
         last_look = False
@@ -225,8 +225,8 @@ def _raise_first(told: list[warnings.WarningMessage]) -> None:
 
 def _report_lost(name: str, reason: str, directory: Path) -> None:
     message = (
-        f'{name} is left out from here on: {reason}. metrics.jsonl has every row, and what {name} lacks is sent when the run goes on. '
-        f'See {directory / "sinks" / name}.log'
+        f'{name} is left out from here on: {reason}. metrics.jsonl has every row, and what {name} lacks is sent when the run goes '
+        f'on. See {directory / "sinks" / name}.log'
     )
     events.report('sink lost', message, sink=name)
 

@@ -1,4 +1,4 @@
-"""The part of a W&B server that a run needs, as far as the W&B client of the tests shows it: it keeps rows and says what it holds."""
+"""The part of a W&B server that the client of the tests needs: it keeps a run's rows, and says which it holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class WandbServer:
-    """Keeps the rows of one run. `rows` are those in the order of the server's file, `stored` which of its lines each request wrote."""
+    """Keeps the rows of one run. `rows` are in the order of the server's file; `stored` has the lines that each request wrote."""
 
     def __init__(self):
         self.rows: list[dict[str, Any]] = []
@@ -67,8 +67,8 @@ class WandbServer:
             return None
         tail = json.dumps([json.dumps(row) for row in self.rows[-1:]])
         return {
-            'id': 'b', 'name': self.run_id, 'displayName': 'x', 'config': '{}', 'tags': [], 'notes': None, 'wandbConfig': '{"t": {}}',
-            'summaryMetrics': json.dumps(self.rows[-1]), 'historyTail': tail, 'historyLineCount': len(self.rows),
+            'id': 'b', 'name': self.run_id, 'displayName': 'x', 'config': '{}', 'tags': [], 'notes': None,
+            'wandbConfig': '{"t": {}}', 'summaryMetrics': json.dumps(self.rows[-1]), 'historyTail': tail, 'historyLineCount': len(self.rows),
             'eventsTail': '[]', 'eventsLineCount': 0, 'logLineCount': 0,
         }  # fmt: skip
 
