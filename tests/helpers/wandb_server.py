@@ -68,7 +68,8 @@ class WandbServer:
         tail = json.dumps([json.dumps(row) for row in self.rows[-1:]])
         return {
             'id': 'b', 'name': self.run_id, 'displayName': 'x', 'config': '{}', 'tags': [], 'notes': None,
-            'wandbConfig': '{"t": {}}', 'summaryMetrics': json.dumps(self.rows[-1]), 'historyTail': tail, 'historyLineCount': len(self.rows),
+            'wandbConfig': '{"t": {}}', 'summaryMetrics': json.dumps(self.rows[-1]),
+            'historyTail': tail, 'historyLineCount': len(self.rows),
             'eventsTail': '[]', 'eventsLineCount': 0, 'logLineCount': 0,
         }  # fmt: skip
 
