@@ -56,8 +56,9 @@ gpu-report:
 	$(PIP) --no-deps -e .
 	@touch $@
 
-.venv/ready-test: .venv/ready-$(JAX) requirements-test.txt
+.venv/ready-test: .venv/ready-$(JAX) requirements-test.txt requirements-trackio.txt
 	$(PIP) -c $(LOCK) -r requirements-test.txt
+	$(PIP) --no-deps -r requirements-trackio.txt
 	@touch $@
 
 # vLLM pins torch and holds transformers back, so it has an environment of its own; on a GPU: make vllm-env VLLM=cuda.

@@ -178,6 +178,19 @@ def check_rollouts(c: ConfigDict, need: Need) -> None:
     not_negative(need, c, 'rollouts.every')
 
 
+def log_section() -> ConfigDict:
+    """Where metrics go, beside metrics.jsonl, TensorBoard and the terminal."""
+    g = ConfigDict()
+    g.sinks = ()  # 'trackio', 'wandb': packages that are installed beside this one; they read their own environment variables
+    return g
+
+
+def check_log(c: ConfigDict, need: Need) -> None:
+    for sink in c.log.sinks:
+        need(sink in ('trackio', 'wandb'), f'log.sinks has {sink!r}, which is unknown; choose among trackio, wandb')
+    need(len(set(c.log.sinks)) == len(c.log.sinks), f'log.sinks={c.log.sinks} names one twice; leave it out')
+
+
 def debug_section() -> ConfigDict:
     """What is checked on the way."""
     d = ConfigDict()
@@ -198,6 +211,7 @@ SECTIONS = {
     'checkpoint': (checkpoint_section, check_checkpoint),
     'evaluate': (evaluate_section, check_evaluate),
     'rollouts': (rollouts_section, check_rollouts),
+    'log': (log_section, check_log),
     'debug': (debug_section, lambda c, need: None),
 }
 

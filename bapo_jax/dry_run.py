@@ -38,6 +38,7 @@ from bapo_jax.models.patches import Grid
 from bapo_jax.models.qwen import ModelConfig, parameters_of
 from bapo_jax.inputs import read_inputs
 from bapo_jax.rollout.jax_engine import memory_of
+from bapo_jax.run.sinks import check_sinks
 from bapo_jax.seen import largest_images, tower_rows
 
 GB = 10**9
@@ -79,6 +80,7 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
     """Prints what a run needs. Raises ValueError or FileNotFoundError, naming the field, where the run could not start."""
     read = read_inputs(config, weights=False)
     c = read.config
+    check_sinks(c.log.sinks)
     result = measure(c, read.model, topology, largest_images(read.prompts, read.sight, most_groups(c.learner)))
     mesh, sequences = result.target.mesh, c.learner.batch_groups * c.rollout.group_size
     longest = c.rollout.max_prompt_tokens + c.rollout.max_response_tokens

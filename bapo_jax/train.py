@@ -47,6 +47,7 @@ from bapo_jax.run.ledger import open_ledger
 from bapo_jax.run.lock import held
 from bapo_jax.run.measures import batch_metrics, discarded_metrics, fresh_metrics
 from bapo_jax.run.run import Diverged, Run
+from bapo_jax.run.sinks import check_sinks
 from bapo_jax.run.tables import print_table
 from bapo_jax.run.theory import monitored
 from bapo_jax.tasks import custom_reward
@@ -82,6 +83,7 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool
     """
     read = read_inputs(config, commits=recorded_commits(workdir))
     c = read.config
+    check_sinks(c.log.sinks, workdir)
     learner, reward = build_learner(c, hosts, read.sight), custom_reward.rewards_of(c.task)
     fingerprints = {
         'dataset': fingerprint_prompts(read.prompts),

@@ -1,5 +1,6 @@
 """Whatever is wrong with data or model is said with file and row or field, before weights are read, and leaves no run directory."""
 
+import importlib.metadata
 import json
 import os
 import re
@@ -161,6 +162,15 @@ def cut(file):
 
 def without_policy(file):
     shutil.rmtree(file.parents[2])
+
+
+def test_a_sink_that_is_not_installed_is_named(benchmark, refused, monkeypatch):
+    def version_of(name, installed=importlib.metadata.version):
+        return installed('no such package' if name == 'wandb' else name)
+
+    monkeypatch.setattr(importlib.metadata, 'version', version_of)
+    config = small_config('bapo_tuned', benchmark, log__sinks=('wandb',))
+    assert refused(config) == "log.sinks has 'wandb', which is not installed; `pip install wandb`, or leave it out"
 
 
 @pytest.mark.slow

@@ -32,11 +32,15 @@ NO_ROW = {
     'a command that ends closes its engine, and says its own message': ('the engine was closed',),
     'caught: the answer is unparseable': ('unexpected …', 'longer than … characters', 'nested deeper than', 'expected ")", found'),
     'caught: an infrastructure error, of which the row "have no verdict" tells': ('the verifier failed on this answer',),
-    'the tail of a message that has a row': ('is not what was saved', 'bytes, more than any manifest', 'it holds no object'),
+    'in the log of a sink, of which the row "is left out from here on" tells': ('another process still sends this run',),
+    'the tail of a message that has a row': (
+        'it lacks project, name or id', 'is not what was saved', 'bytes, more than any manifest', 'it holds no object',
+    ),
 }  # fmt: skip
 # What is raised with a text that is made elsewhere: by another exception, or by a function whose texts have rows of their own.
 MADE_ELSEWHERE = {
-    'str(e)', 'told', "answer['bad']", 'f"{file}: {\'; \'.join(messages)}"', "f'{type(e).__name__}: {reason}'",
+    'str(e)', 'told', 'str(warning.message)', "answer['bad']",
+    'f"{file}: {\'; \'.join(messages)}"', "f'{type(e).__name__}: {reason}'",
     "'\\n'.join((f'host {i}: {text}' for i, text in enumerate(said) if text))",
     "said if str(arguments.run) in said else f'{arguments.run}: {said}'", "f'error: {e}'", "f'error: {error}'",
 }  # fmt: skip

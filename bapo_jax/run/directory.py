@@ -23,7 +23,7 @@ HOW_COMPUTED = (
     'learner.micro_batch_rows', 'learner.remat',
 )  # fmt: skip
 FREE_TO_CHANGE = (
-    *HOW_COMPUTED, 'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'debug', 'model.path', 'hub',
+    *HOW_COMPUTED, 'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'log', 'theory', 'debug', 'model.path', 'hub',
     'task.verify_s', 'task.reward_deadline_s', 'task.reward_workers', 'rollout.overlap', 'rollout.servers', 'rollout.gpus',
     'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance', 'rollout.server_memory', 'learner.skip_limit',
 )  # fmt: skip
@@ -41,9 +41,10 @@ AMENDABLE = (
 )  # fmt: skip
 # What host 0 alone reads, or each host for itself.
 OF_A_HOST = (
-    'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'theory', 'debug', 'model.path', 'rollout.overlap', 'rollout.servers',
-    'rollout.gpus', 'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance', 'rollout.server_memory',
-    'rollout.server_args', 'mesh.deadline_s', 'task.verify_s', 'task.reward_deadline_s', 'task.reward_workers',
+    'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'log', 'theory', 'debug', 'model.path', 'rollout.overlap',
+    'rollout.servers', 'rollout.gpus', 'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance',
+    'rollout.server_memory', 'rollout.server_args', 'mesh.deadline_s', 'task.verify_s', 'task.reward_deadline_s',
+    'task.reward_workers',
 )  # fmt: skip
 
 

@@ -1,28 +1,34 @@
-"""Writes a step's metrics: to metrics.jsonl (each step exactly once), to TensorBoard events, and to the terminal."""
+"""Writes a step's metrics: to metrics.jsonl (each step exactly once), TensorBoard events, log.sinks, and the terminal."""
 
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import masked_crc32c
 
 from bapo_jax import events
 from bapo_jax.files import write_text
+from bapo_jax.run.sinks import drop_lost, finish_sinks, start_sinks
 
 
 class MetricsLog:
-    """Writes metrics.jsonl and TensorBoard events. Rows after step `continue_after` are dropped: their work was lost."""
+    """Writes metrics.jsonl and TensorBoard events. Rows after step `continue_after` are dropped: their work was lost.
 
-    def __init__(self, directory: Path, continue_after: int):
-        self._path = directory / 'metrics.jsonl'
+    Processes of their own (sinks.py) send the rows of metrics.jsonl to the `sinks`.
+    """
+
+    def __init__(self, directory: Path, continue_after: int, sinks: Sequence[str] = ()):
+        self._directory, self._path = directory, directory / 'metrics.jsonl'
         rows = [row for row in read_metrics(directory) if row['step'] <= continue_after]
         there = rows[-1]['step'] if rows else 0
         if there < continue_after:
@@ -30,9 +36,13 @@ class MetricsLog:
             events.report('metrics missing', message, after=there, until=continue_after)
         write_text(self._path, ''.join(json.dumps(row) + '\n' for row in rows))
         # tensorboardX's SummaryWriter writes in a thread. A full disk ends that thread, and the trainer would wait for it for ever.
+        # Its EventsWriter waits for the disk at every flush (fsync), which a disk that others use makes long.
         (directory / 'tensorboard').mkdir(exist_ok=True)
-        self._tensorboard = EventsWriter(str(directory / 'tensorboard' / 'events'))
+        file = directory / 'tensorboard' / f'events.out.tfevents.{time.time():.0f}.{socket.gethostname()}'
+        self._tensorboard = file.open('ab')
+        self._add(0, file_version='brain.Event:2')
         self._add(continue_after + 1, session_log=SessionLog(status=SessionLog.START))  # later events of before are no longer shown
+        self._sinks = start_sinks(sinks, directory)
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         """Raises OSError where the disk takes no more."""
@@ -40,12 +50,19 @@ class MetricsLog:
             f.write(json.dumps({'step': step, **metrics}) + '\n')
         scalars = [Summary.Value(tag=name, simple_value=x) for name, x in metrics.items() if isinstance(x, (int, float))]
         self._add(step, summary=Summary(value=scalars))
+        drop_lost(self._sinks, self._directory)
 
     def close(self) -> None:
+        """Waits for the sinks, by their deadline."""
         self._tensorboard.close()
+        finish_sinks(self._sinks, self._directory)
 
     def _add(self, step: int, **what: Any) -> None:
-        self._tensorboard.write_event(Event(wall_time=time.time(), step=step, **what))
+        """Writes a TensorBoard record: length and data, each with its checksum."""
+        data = Event(wall_time=time.time(), step=step, **what).SerializeToString()
+        length = struct.pack('<Q', len(data))
+        for part in (length, data):
+            self._tensorboard.write(part + struct.pack('<I', masked_crc32c(part)))
         self._tensorboard.flush()
 
 
@@ -92,6 +109,7 @@ class ProgressBar:
         self._bar = Progress(
             TextColumn('step'), MofNCompleteColumn(), BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn('left'),
             TimeRemainingColumn(), TextColumn('{task.fields[note]}'), console=self._console,
+            refresh_per_second=1,  # at rich's 10 its thread takes more than 1 % of a quickstart step (benchmarks/logging_cost.py)
         )  # fmt: skip
         self._task = self._bar.add_task('', total=steps, completed=done, note='compiling …')
         if self._console.is_terminal:

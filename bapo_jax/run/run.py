@@ -80,7 +80,7 @@ class Run:
     ):  # fmt: skip
         """`evaluate` scores π_θ; `to_save` returns the replay's arrays and the selector's state; `ledger` checks each step."""
         written = state.step - 1 if state.unwritten else state.step
-        self.state, self._log = state, MetricsLog(workdir, written if state.step else -1)
+        self.state, self._log = state, MetricsLog(workdir, written if state.step else -1, config.log.sinks)
         self._config, self._workdir, self._steps, self._checkpoints, self._hosts = config, workdir, steps, checkpoints, hosts
         self._tokenizer, self._evaluate, self._to_save = tokenizer, evaluate, to_save
         self._progress = ProgressBar(steps, state.step)

@@ -2,6 +2,7 @@
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import RecordWriter
 
 from bapo_jax.run.log import MetricsLog, ProgressBar, read_metrics
 
@@ -42,7 +43,7 @@ def test_rows_that_the_checkpoint_should_have_are_missed_aloud(tmp_path, caplog)
 
 def test_a_full_disk_is_an_error_and_no_wait(tmp_path):
     log = MetricsLog(tmp_path, -1)
-    log._tensorboard._py_recordio_writer._writer = open('/dev/full', 'wb')  # noqa: SIM115
+    log._tensorboard = open('/dev/full', 'wb')  # noqa: SIM115
     with pytest.raises(OSError, match='No space left'):
         for step in range(100):
             log.write(step, {'x': step})
@@ -53,11 +54,17 @@ def test_tensorboard_events_are_written(tmp_path):
     log = MetricsLog(tmp_path, -1)
     log.write(1, {'actor/lr': 0.5, 'accuracy_bins': [1, 2], 'bapo/r_tot': None})
     log.close()
-    data, events = next((tmp_path / 'tensorboard').glob('events.out.tfevents.*')).read_bytes(), []
+    file, events = next((tmp_path / 'tensorboard').glob('events.out.tfevents.*')), []
+    data = file.read_bytes()
     while data:
         length = int.from_bytes(data[:8], 'little')
         events.append(Event.FromString(data[12 : 12 + length]))
         data = data[16 + length :]
+    theirs = RecordWriter(str(tmp_path / 'theirs'))
+    for event in events:
+        theirs.write(event.SerializeToString())
+    theirs.close()
+    assert file.read_bytes() == (tmp_path / 'theirs').read_bytes()  # lengths and checksums too
     assert events[0].file_version == 'brain.Event:2' and events[1].step == 0 and events[1].session_log.status == 1
     assert [(e.step, [(v.tag, v.simple_value) for v in e.summary.value]) for e in events[2:]] == [(1, [('actor/lr', 0.5)])]
     assert read_metrics(tmp_path) == [{'step': 1, 'actor/lr': 0.5, 'accuracy_bins': [1, 2], 'bapo/r_tot': None}]
@@ -70,6 +77,7 @@ def test_elsewhere_than_on_a_terminal_every_tenth_step_and_the_last_have_a_line(
         groups = {'bapo/x1_groups': 5, 'bapo/x2_groups': 1, 'bapo/x3_groups': 2}
         bar.update(step, {'critic/score/mean': 0.5, **groups, 'timing_s/step': 1.5})
     bar.stop()
+    assert bar._bar.live.refresh_per_second == 1  # where it is a bar: more often costs more than it shows
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == [f'{step}/{steps}' for step in shown]
     assert 'reward 0.500   X1/X2/X3 5/1/2   1.5 s/step' in lines[0]

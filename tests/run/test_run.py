@@ -13,6 +13,7 @@ from bapo_jax import stopping
 from bapo_jax.config import default_config
 from bapo_jax.groups import make_batch
 from bapo_jax.replay import PURPOSES
+from bapo_jax.run import log
 from bapo_jax.run import run as module
 from bapo_jax.run.checkpoint import RunState
 from bapo_jax.run.log import read_metrics
@@ -73,8 +74,9 @@ def begin(tmp_path, monkeypatch):
     monkeypatch.setattr(module, 'write_rollouts', lambda path, *_: noted.rollouts.append(f'{path.parent.name}/{path.name}'))
     noted = types.SimpleNamespace(rollouts=[], evaluations=[], checkpoints=Saved(), told=[], during=lambda: None)
 
-    def make(steps=4, evaluate=0, rollouts=0, checkpoint=100, state=None, at_start=False):
+    def make(steps=4, evaluate=0, rollouts=0, checkpoint=100, state=None, at_start=False, sinks=()):
         c = default_config()
+        c.log.sinks = sinks
         c.evaluate.every, c.rollouts.every, c.checkpoint.every, c.evaluate.at_start = evaluate, rollouts, checkpoint, at_start
         state = state or RunState(None, None)
         monkeypatch.setattr(state, 'sync', lambda: (noted.told.append('θ'), setattr(state, 'synced_after', state.step)))
@@ -231,3 +233,10 @@ def test_too_many_steps_without_a_finite_gradient_end_the_run(begin, caplog):
     assert noted.rollouts == [f'skipped/00000{step}.jsonl.zst' for step in (1, 2, 4, 5, 6, 7, 8)]
     assert [r.row['event'] for r in caplog.records] == ['update skipped'] * 7
     run.close()
+
+
+def test_a_run_sends_its_rows_to_the_sinks_of_its_config(begin, tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(log, 'start_sinks', lambda names, directory: started.append((names, directory)) or {})
+    begin(sinks=('trackio', 'wandb'))
+    assert started == [(('trackio', 'wandb'), tmp_path)]
