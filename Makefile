@@ -21,7 +21,7 @@ env: .venv/ready-$(JAX)
 train: env
 	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m bapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart $(ARGS)
 
-test: .venv/ready-test vllm-env tpu-compiler
+test: .venv/ready-test vllm-env tpu-compiler browser
 	.venv/bin/python -m pytest $(ARGS)
 
 # Without the tests that start servers or processes, or train whole runs.
@@ -93,6 +93,11 @@ tpu-compiler: .tpu-compiler/ready
 		print(next(r.split(";")[0] for r in m.requires("jax") if r.startswith("libtpu")))')"
 	@touch $@
 
+# Debian's Chromium, which opens the rollout viewer in the tests; playwright only drives it.
+browser:
+	@command -v chromium > /dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends chromium; } || \
+		{ echo 'No chromium on the PATH, and apt-get could not install it; as root: apt-get install chromium' >&2; exit 1; }
+
 # Known weaknesses of every locked version, by the Python Packaging Advisory Database. Fails where it cannot be asked.
 audit: .venv-audit/ready
 	for lock in locks/*.txt; do .venv-audit/bin/pip-audit --strict --no-deps --disable-pip -r $$lock || exit 1; done
@@ -109,4 +114,4 @@ train-vllm: env vllm-env
 clean-env:
 	rm -rf .venv .venv-vllm .venv-audit .tpu-compiler
 
-.PHONY: help env train test versions rows quick faults fuzz audit gpu-report vllm-env tpu-compiler train-vllm clean-env
+.PHONY: help env train test versions rows quick faults fuzz audit browser gpu-report vllm-env tpu-compiler train-vllm clean-env

@@ -36,7 +36,8 @@ function levels() {  // the mean rewards of groups, in as many bins as a group h
     high = Math.max(high, r);
   }
   const bins = Math.min(16, c.G.reduce((most, G) => Math.max(most, G), 1)) + 1;
-  return { low, high, bins, of: r => Math.round((r - low) / (high - low) * (bins - 1)), value: b => low + b / (bins - 1) * (high - low) };
+  const of = reward => Math.round((reward - low) / (high - low) * (bins - 1)), value = bin => low + bin / (bins - 1) * (high - low);
+  return { low, high, bins, of, value };
 }
 
 let byStep;  // step -> {counts by bin, mean, groups}, made once
@@ -98,14 +99,23 @@ function drawStrip() {
     pen.strokeStyle = colour('--edge');
     pen.strokeRect(first * across + 1, 1, Math.max(2, (last - first + 1) * across - gap - 2), height - 2);
   }
-  const one = state.from === state.to, of = byStep.get(state.from);
+  const of = state.from === state.to && byStep.get(state.from);
   canvas.setAttribute('aria-valuemax', steps.length - 1);
   canvas.setAttribute('aria-valuenow', Math.max(0, first));
-  canvas.setAttribute('aria-valuetext', one && of
-    ? `step ${state.from}, ${of.groups} prompts, mean reward ${of.known ? (of.sum / of.known).toFixed(3) : 'unknown'}` : `steps ${state.from} to ${state.to}`);
+  canvas.setAttribute('aria-valuetext', of ? stepWords(state.from) : chosenSteps());
   byId('strip-first').textContent = `step ${steps[0]}`;
   byId('strip-last').textContent = steps.length > 1 ? `step ${steps[steps.length - 1]}` : '';
-  byId('strip-scale').textContent = `rewards ${round(scale.low)} (bottom) to ${round(scale.high)} (top)` + (filtered ? '; a dot: passes the filters' : '');
+  const dot = filtered ? '; a mark below: a prompt passes the filters' : '';
+  byId('strip-scale').textContent = `rewards ${round(scale.low)} (bottom) to ${round(scale.high)} (top)${dot}`;
+}
+
+function stepWords(step) {
+  const { groups, sum, known } = byStep.get(step);
+  return `step ${step}: ${groups} prompts, mean reward ${known ? (sum / known).toFixed(3) : 'unknown'}`;
+}
+
+function chosenSteps() {
+  return state.from === state.to ? `step ${state.from}` : `steps ${state.from} to ${state.to}`;
 }
 
 function round(x) {
@@ -123,15 +133,16 @@ function drawBars() {
     unknown += of.groups - of.known;
   }
   const most = Math.max(1, ...counts);
-  const cells = counts.flatMap((count, bin) => {
+  const rows = counts.map((count, bin) => {
     const bar = element('div', 'bar');
     bar.style.width = `${100 * count / most}%`;
     return [element('span', '', round(scale.value(bin))), bar, element('span', '', count)];
   });
-  box.replaceChildren(...Array.from({ length: scale.bins }, (_, i) => cells.slice(3 * (scale.bins - 1 - i), 3 * (scale.bins - i))).flat());
-  const which = state.from === state.to ? `step ${state.from}` : `steps ${state.from} to ${state.to}`;
-  box.setAttribute('aria-label', `Mean rewards of the prompts of ${which}: ` + counts.map((n, bin) => `${n} of ${round(scale.value(bin))}`).join(', '));
-  byId('bars-caption').textContent = `${groups} prompts of ${which} by mean reward` + (unknown ? `; ${unknown} unknown` : '');
+  box.replaceChildren(...rows.reverse().flat());
+  const said = counts.map((count, bin) => `${count} of ${round(scale.value(bin))}`).join(', ');
+  box.setAttribute('aria-label', `Mean rewards of the prompts of ${chosenSteps()}: ${said}`);
+  const rest = unknown ? `; ${unknown} unknown` : '';
+  byId('bars-caption').textContent = `${groups} prompts of ${chosenSteps()} by mean reward${rest}`;
 }
 
 // ---- fields ----
@@ -147,8 +158,12 @@ function makeControls() {
     label.append(box, `${NAMES[use] || use} (${counts[use].toLocaleString('en')})`);
     byId('uses').append(label);
   }
-  byId('uses').addEventListener('change', () => update({ uses: [...byId('uses').querySelectorAll(':checked')].map(box => box.value) }));
-  const field = (name, otherwise) => byId(name).addEventListener('change', () => update({ [name]: number(byId(name).value, otherwise()) }));
+  byId('uses').addEventListener('change', () => {
+    update({ uses: [...byId('uses').querySelectorAll(':checked')].map(box => box.value) });
+  });
+  const field = (name, otherwise) => byId(name).addEventListener('change', () => {
+    update({ [name]: number(byId(name).value, otherwise()) });
+  });
   field('low', () => 0);
   field('high', () => 100);
   field('from', () => steps[0]);
@@ -156,10 +171,12 @@ function makeControls() {
   let typed;
   byId('text').addEventListener('input', () => {
     clearTimeout(typed);
+    byId('list').ariaBusy = 'true';
+    byId('progress').textContent = '';
     typed = setTimeout(() => update({ text: byId('text').value }), 250);
   });
   byId('all').addEventListener('click', allSteps);
-  byId('reset').addEventListener('click', () => update({ ...initialState(), from: state.from, to: state.to, colour: state.colour }));
+  byId('reset').addEventListener('click', () => update({ uses: [], low: 0, high: 100, text: '' }));
   byId('filters').addEventListener('submit', event => event.preventDefault());
   makeColours();
 
@@ -167,8 +184,7 @@ function makeControls() {
   const at = event => steps[Math.max(0, Math.min(steps.length - 1, Math.floor(event.offsetX / strip.clientWidth * steps.length)))];
   strip.addEventListener('click', event => update({ from: at(event), to: at(event) }));
   strip.addEventListener('pointermove', event => {
-    const step = at(event), { groups, sum, known } = byStep.get(step);
-    strip.title = `step ${step}: ${groups} prompts, mean reward ${known ? (sum / known).toFixed(3) : 'unknown'}`;
+    strip.title = stepWords(at(event));
   });
   strip.addEventListener('keydown', event => {
     const by = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1 }[event.key];
@@ -207,12 +223,14 @@ function drawControls() {
 function drawList(follow) {
   const list = byId('list'), rows = byId('rows'), place = shown.indexOf(chosen);
   byId('prompts-title').textContent = `${shown.length.toLocaleString('en')} prompt${shown.length === 1 ? '' : 's'}`;
+  list.ariaBusy = searching;
   rows.style.height = `${Math.max(1, shown.length) * ROW}px`;
   if (follow && place >= 0) {
     if (place * ROW < list.scrollTop) list.scrollTop = place * ROW;
     if ((place + 1) * ROW > list.scrollTop + list.clientHeight) list.scrollTop = (place + 1) * ROW - list.clientHeight;
   }
-  const first = Math.max(0, Math.floor(list.scrollTop / ROW) - 3), last = Math.min(shown.length, first + Math.ceil(list.clientHeight / ROW) + 6);
+  const first = Math.max(0, Math.floor(list.scrollTop / ROW) - 3);
+  const last = Math.min(shown.length, first + Math.ceil(list.clientHeight / ROW) + 6);
   const made = shown.slice(first, last).map((g, i) => row(g, first + i));
   rows.replaceChildren(...(shown.length ? made : [element('p', 'soft', 'No prompt passes the filters.')]));
   if (place >= first && place < last) list.setAttribute('aria-activedescendant', `row-${place}`);

@@ -25,8 +25,8 @@ _SECTIONS = (
 def write_report(directories: Sequence[Path], output: Path | None = None, rollouts_mb: float = LIMIT_MB) -> Path:
     """Writes `output` (default: report.html in the first run), and into a folder of the same name its PNGs and the rollout viewers.
 
-    Returns the page's path. A viewer holds up to `rollouts_mb` megabytes of the run's newest rollouts. Raises ValueError where a directory
-    is no run, OSError where the disk takes no file.
+    Returns the page's path. A viewer holds up to `rollouts_mb` megabytes of its run's newest rollouts. Raises ValueError where a
+    directory is no run, OSError where the disk takes no file.
     """
     runs = read_runs(directories)
     path = directories[0] / 'report.html' if output is None else output

@@ -1,9 +1,10 @@
 'use strict';
-// The group that is shown: its prompt and its responses side by side, their tokens coloured. A response's text is made in slices, the
-// next one when the reader comes near its end; tokens of one colour that follow each other are one element.
+// The group that is shown: its prompt and its responses side by side, their tokens coloured. Tokens of one colour that follow
+// each other are one element. A response's text is made in slices, the next one when the reader comes near its end. A slice is a
+// block, so that the browser lays out each once; it ends with a line of the text, or within one that goes on for too long.
 
-const SLICE = 400;  // elements made at once
-const SLICE_CHARACTERS = 4000;
+const SLICE = 250;  // elements made at once, or twice as many until a line ends
+const SLICE_CHARACTERS = 3000;  // likewise
 const SYMBOLS = { correct: '✓ correct', wrong: '✗ wrong', unparseable: '? unparseable', infra_error: '⚠ infrastructure error' };
 // A token's level is the number of limits below its value; classes and words by level.
 const COLOURS = {
@@ -14,7 +15,8 @@ const COLOURS = {
     about: 'probability p of the token under the policy that sampled it; p = exp(log-prob)',
   },
   ratio: {
-    name: 'importance ratio', limits: [0.5, 0.8, 0.95, 1.05, 1.25, 2], classes: ['below3', 'below2', 'below1', '', 'above1', 'above2', 'above3'],
+    name: 'importance ratio', limits: [0.5, 0.8, 0.95, 1.05, 1.25, 2],
+    classes: ['below3', 'below2', 'below1', '', 'above1', 'above2', 'above3'],
     words: ['< 0.5', '0.5 to 0.8', '0.8 to 0.95', '0.95 to 1.05', '1.05 to 1.25', '1.25 to 2', '≥ 2'],
     about: 'probability under the policy before the update, divided by that under the policy that sampled the token',
   },
@@ -28,20 +30,26 @@ const nextFrame = () => new Promise(go => (document.hidden ? setTimeout(go) : re
 async function showGroup(g) {
   const c = data.columns;
   hideTip();
+  byId('detail').ariaBusy = 'true';
   byId('detail-title').textContent = `Prompt ${c.id[g]}, step ${c.step[g]}: ${c.correct[g]} of ${c.G[g]} correct`;
   let read;
   try {
     read = await readGroup(g);
   } catch (error) {
-    if (g === chosen) byId('group').replaceChildren(element('p', 'warning', `${error.message}.`));
+    if (g !== chosen) return;
+    parts = cards = [];
+    byId('group').replaceChildren(element('p', 'warning', `${error.message}.`));
+    byId('responses').replaceChildren();
+    byId('detail').ariaBusy = 'false';
     return;
   }
   if (g !== chosen) return;
   parts = read;
-  const facts = element('div', 'facts'), times = c.reward[g] === null ? 'unknown' : round(c.reward[g]);
+  const facts = element('div', 'facts'), mean = c.reward[g] === null ? 'unknown' : round(c.reward[g]);
   facts.append(badge(c.use[g]), element('span', '', MEANING[c.use[g]] || ''), element('span', '', trainedWords(g)),
-    element('span', '', `mean reward ${times}`), element('span', '', `sampled at step ${c.sampled[g]}`));
-  byId('group').replaceChildren(facts, element('h3', '', 'Prompt'), plain(parts[0].prompt), element('h3', '', 'Ground truth'), plain(parts[0].truth));
+    element('span', '', `mean reward ${mean}`), element('span', '', `sampled at step ${c.sampled[g]}`));
+  const texts = [element('h3', '', 'Prompt'), plain(parts[0].prompt), element('h3', '', 'Ground truth'), plain(parts[0].truth)];
+  byId('group').replaceChildren(facts, ...texts);
   cards = parts.slice(1).map((part, i) => makeCard(part, i, g));
   byId('responses').replaceChildren(...cards.map(card => card.body.parentElement));
   showColour();
@@ -54,14 +62,15 @@ function plain(text) {
 }
 
 function makeCard(part, i, g) {
-  const card = element('article', `card ${part.verdict in SYMBOLS ? part.verdict : ''}`), facts = element('div', 'facts');
-  const title = element('h3', 'verdict', SYMBOLS[part.verdict] || String(part.verdict));
-  const stale = data.columns.step[g] - 1 - part.version, number = part.reward === null ? 'none' : round(part.reward);
-  facts.append(title, element('span', '', `reward ${number}`));
-  if ('answer' in part) facts.append(element('span', '', part.answer === null ? 'no answer extracted' : `answer: ${part.answer}`));
-  facts.append(element('span', '', part.finish === 'length' ? 'cut at the length limit' : `finish: ${part.finish}`));
-  facts.append(element('span', '', `policy ${part.version}, ${Number.isFinite(stale) ? `${stale} ${stale === 1 ? 'step' : 'steps'} stale` : 'staleness unknown'}`));
-  if (part.cuts !== undefined) facts.append(element('span', '', `${(part.cuts && part.cuts.split(' ').length).toLocaleString('en')} tokens`));
+  const known = Object.hasOwn(SYMBOLS, part.verdict), card = element('article', known ? `card ${part.verdict}` : 'card');
+  const facts = element('div', 'facts'), stale = data.columns.step[g] - 1 - part.version;
+  facts.append(element('h3', 'verdict', known ? SYMBOLS[part.verdict] : part.verdict));
+  const say = words => facts.append(element('span', '', words));
+  say(`reward ${part.reward === null ? 'none' : round(part.reward)}`);
+  if ('answer' in part) say(part.answer === null ? 'no answer extracted' : `answer: ${part.answer}`);
+  say(part.finish === 'length' ? 'cut at the length limit' : `finish: ${part.finish}`);
+  say(`policy ${part.version}, ${stale} ${stale === 1 ? 'step' : 'steps'} stale`);
+  if ('cuts' in part) say(`${part.cuts ? part.cuts.split(' ').length : 0} tokens`);
   const body = element('div', 'text'), made = { part, body, runs: [], made: 0, token: -1 };
   body.tabIndex = 0;
   body.setAttribute('role', 'group');
@@ -82,7 +91,7 @@ function makeCard(part, i, g) {
 
 function readTokens(card) {  // starts: where each token begins in the text, and the text's length; logp, ratio: numbers or null
   if (card.tokens || !card.part.cuts) return card.tokens;
-  const starts = [0], numbers = (text, unit) => (text === undefined ? null : text.split(' ').map(x => (x === '?' ? NaN : Number(x) / unit)));
+  const starts = [0], numbers = (text, unit) => text && text.split(' ').map(x => (x === '?' ? NaN : Number(x) / unit));
   for (const length of card.part.cuts.split(' ')) starts.push(starts[starts.length - 1] + Number(length));
   card.tokens = { starts, logp: numbers(card.part.logp, 1000), ratio: numbers(card.part.ratio, 1) };
   return card.tokens;
@@ -99,14 +108,15 @@ function runsOf(card, colour) {  // [{start, end, name}]: the text in pieces of 
     if (last && last.name === name && end - last.start <= SLICE_CHARACTERS) last.end = end;
     else if (end > start) runs.push({ start, end, name });
   };
-  if (values) values.forEach((x, t) => add(tokens.starts[t], tokens.starts[t + 1], Number.isNaN(x) ? '' : COLOURS[colour].classes[level(colour, x)]));
+  const name = x => (Number.isNaN(x) ? '' : COLOURS[colour].classes[level(colour, x)]);
+  if (values) values.forEach((x, t) => add(tokens.starts[t], tokens.starts[t + 1], name(x)));
   else for (let start = 0; start < length; start += SLICE_CHARACTERS) add(start, Math.min(length, start + SLICE_CHARACTERS), '');
   return runs;
 }
 
 async function showColour() {  // makes every text anew, one a frame
-  const mine = cards;
-  const colour = state.colour;
+  const mine = cards, colour = state.colour;
+  byId('detail').ariaBusy = 'true';
   drawLegend();
   for (const card of mine) {
     if (mine !== cards || colour !== state.colour) return;
@@ -116,19 +126,27 @@ async function showColour() {  // makes every text anew, one a frame
     addSlice(card);
     await nextFrame();
   }
+  if (mine === cards && colour === state.colour) byId('detail').ariaBusy = 'false';
 }
 
-function addSlice(card) {
-  const { runs, part, body } = card, made = [];
-  for (let characters = 0; card.made < runs.length && made.length < SLICE && characters < SLICE_CHARACTERS; card.made++) {
-    const run = runs[card.made], text = part.text.slice(run.start, run.end);
+function addSlice(card) {  // false where the text is whole
+  const { runs, part, body } = card, block = element('div', 'slice');
+  let size = 0, ended = false;
+  while (card.made < runs.length && !ended && size < 2) {
+    const run = runs[card.made], full = text => size + Math.max(1 / SLICE, text.length / SLICE_CHARACTERS);
+    let text = part.text.slice(run.start, run.end);
+    ended = full(text) >= 1 && text.includes('\n');
+    if (ended) text = text.slice(0, text.lastIndexOf('\n') + 1);
     const node = run.name ? element('span', run.name, text) : document.createTextNode(text);
     node.start = run.start;
-    made.push(node);
-    characters += text.length;
+    block.append(node);
+    size = full(text);
+    if (run.start + text.length < run.end) run.start += text.length;
+    else card.made++;
   }
-  if (!made.length) return false;
-  body.append(...made);
+  if (!block.firstChild) return false;
+  block.start = block.firstChild.start;
+  body.append(block);
   markFound();
   return true;
 }
@@ -138,51 +156,55 @@ function markFound() {  // underlines the search's text where it stands within w
   const wanted = state.text.toLowerCase(), ranges = [];
   for (const { body, part } of wanted ? cards : []) {
     const text = part.text.toLowerCase();
-    if (text.length !== part.text.length || !body.lastChild) continue;
-    const end = body.lastChild.start + body.lastChild.textContent.length;
-    for (let at = text.indexOf(wanted); at >= 0 && at + wanted.length <= end && ranges.length < 500; at = text.indexOf(wanted, at + wanted.length)) {
+    if (text.length !== part.text.length) continue;
+    const end = madeTo(body);
+    for (let at = text.indexOf(wanted); at >= 0 && at + wanted.length <= end && ranges.length < 500;) {
       ranges.push(rangeOf(body, at, at + wanted.length));
+      at = text.indexOf(wanted, at + wanted.length);
     }
   }
   CSS.highlights.set('found', new Highlight(...ranges));
 }
 
-function placeOf(body, at) {  // the text node and offset of a place in the text; null where it is not made yet
-  const nodes = body.childNodes;
-  let low = 0, high = nodes.length - 1;
-  while (low < high) {
-    const middle = (low + high + 1) >> 1;
-    if (nodes[middle].start <= at) low = middle;
-    else high = middle - 1;
-  }
-  const node = nodes[low] && (nodes[low].firstChild || nodes[low]);
-  return node && at - nodes[low].start <= node.length ? [node, at - nodes[low].start] : null;
+function madeTo(body) {  // how much of the text is made
+  return body.lastChild ? body.lastChild.start + body.lastChild.textContent.length : 0;
 }
 
-function rangeOf(body, start, end) {
-  const range = document.createRange(), from = placeOf(body, start), to = placeOf(body, end);
-  range.setStart(...from);
-  range.setEnd(...to);
-  return range;
-}
-
-// ---- exact numbers of a token ----
-
-function tokenAt(tokens, at) {  // the last token that begins at or before a place
-  let low = 0, high = tokens.starts.length - 2;
+function lastBefore(count, startOf, at) {  // the last of those, in order, that start at or before a place
+  let low = 0, high = count - 1;
   while (low < high) {
     const middle = (low + high + 1) >> 1;
-    if (tokens.starts[middle] <= at) low = middle;
+    if (startOf(middle) <= at) low = middle;
     else high = middle - 1;
   }
   return low;
 }
 
+function placeOf(body, at) {  // the text node and offset of a place in the text that is made
+  const blocks = body.childNodes, block = blocks[lastBefore(blocks.length, i => blocks[i].start, at)].childNodes;
+  const node = block[lastBefore(block.length, i => block[i].start, at)];
+  return [node.firstChild || node, at - node.start];
+}
+
+function rangeOf(body, start, end) {
+  const range = document.createRange();
+  range.setStart(...placeOf(body, start));
+  range.setEnd(...placeOf(body, end));
+  return range;
+}
+
+// ---- exact numbers of a token ----
+
+function tokenAt(tokens, at) {
+  return lastBefore(tokens.starts.length - 1, t => tokens.starts[t], at);
+}
+
 function tokenWords(card, t) {
   const { starts, logp, ratio } = card.tokens, piece = card.part.text.slice(starts[t], starts[t + 1]);
   const words = [`token ${t + 1} of ${starts.length - 1}: ${piece ? JSON.stringify(piece) : 'adds no text of its own'}`];
-  if (logp) words.push(Number.isNaN(logp[t]) ? 'log-prob unknown' : `log-prob ${logp[t].toFixed(3)} (p = ${Math.exp(logp[t]).toPrecision(3)})`);
-  if (ratio) words.push(Number.isNaN(ratio[t]) ? 'ratio unknown' : `importance ratio ${ratio[t]}`);
+  const known = x => !Number.isNaN(x), share = x => `${x.toFixed(3)} (p = ${Math.exp(x).toPrecision(3)})`;
+  if (logp) words.push(known(logp[t]) ? `log-prob ${share(logp[t])}` : 'log-prob unknown');
+  if (ratio) words.push(known(ratio[t]) ? `importance ratio ${ratio[t]}` : 'importance ratio unknown');
   return words.join('\n');
 }
 
@@ -198,7 +220,8 @@ function hover(card, event) {
     if (i < 0 || i >= node.length) return false;
     range.setStart(node, i);
     range.setEnd(node, i + 1);
-    return [...range.getClientRects()].some(r => event.clientX >= r.left && event.clientX <= r.right && event.clientY >= r.top && event.clientY <= r.bottom);
+    const { clientX: x, clientY: y } = event;
+    return [...range.getClientRects()].some(r => x >= r.left && x <= r.right && y >= r.top && y <= r.bottom);
   };
   const character = [offset, offset - 1].find(covers);
   if (character === undefined) return hideTip();
@@ -217,8 +240,10 @@ async function onTextKey(card, event) {
   event.preventDefault();
   card.token = Math.max(0, Math.min(card.tokens.starts.length - 2, card.token + by));
   const [start, end] = card.tokens.starts.slice(card.token, card.token + 2);
-  while (!placeOf(card.body, end) && addSlice(card));
-  const range = rangeOf(card.body, start, end), box = card.body.getBoundingClientRect();
+  while (madeTo(card.body) < end && addSlice(card));
+  const box = card.body.getBoundingClientRect();
+  if (!card.part.text) return showTip(tokenWords(card, card.token), box.left, box.bottom);
+  const range = rangeOf(card.body, start, end);
   getSelection().removeAllRanges();
   getSelection().addRange(range);
   let at = range.getBoundingClientRect();
@@ -272,5 +297,6 @@ function drawLegend() {
   if (!words) return byId('legend').replaceChildren();
   const swatches = words.map((word, i) => element('span', classes[i], word));
   const there = parts.slice(1).some(part => part[state.colour] !== undefined);
-  byId('legend').replaceChildren(...swatches, element('div', '', there || !parts.length ? about : `This group has no ${name}s in the file.`));
+  const said = there || !parts.length ? about : `This group has no ${name}s in its file.`;
+  byId('legend').replaceChildren(...swatches, element('div', '', said));
 }

@@ -1,5 +1,5 @@
 'use strict';
-// The state of the page, its URL, the reading of chunks, and the search. list.js draws what is chosen from; responses.js what is chosen.
+// The state of the page, its URL, the reading of chunks, and the search. list.js draws what can be chosen, responses.js what is.
 
 const KINDS = ['x1', 'x2', 'x3', 'replay', 'discarded', 'left_out'];
 const KEPT = 4;  // chunks held in memory
@@ -154,6 +154,7 @@ function allSteps() {
 async function search() {
   const mine = ++searchNumber, wanted = state.text.toLowerCase(), c = data.columns;
   found = state.text ? new Set() : null;
+  markFound();
   byId('progress').textContent = '';
   searching = Boolean(found);
   if (!found) return;
@@ -172,9 +173,8 @@ async function search() {
     }
     if (mine !== searchNumber) return;
     for (const [g, , part] of parts) {
-      if (!found.has(g) && [part.prompt, part.truth, part.text, part.answer].some(t => t && String(t).toLowerCase().includes(wanted))) {
-        found.add(g);
-      }
+      const texts = found.has(g) ? [] : [part.prompt, part.truth, part.text, part.answer];
+      if (texts.some(text => text && String(text).toLowerCase().includes(wanted))) found.add(g);
     }
     byId('progress').textContent = `Searched ${i + 1} of ${order.length} parts: ${found.size} prompts hold the text. Esc stops.`;
     if (performance.now() - drawn > 250) {
@@ -186,7 +186,8 @@ async function search() {
   }
   searching = false;
   refresh();
-  byId('progress').textContent = `Searched everything: ${found.size} prompts hold the text, ${shown.length} of them pass the other filters.`;
+  const both = `${found.size} prompts hold the text, ${shown.length} of them pass the other filters`;
+  byId('progress').textContent = `Searched everything: ${both}.`;
 }
 
 function stopSearch() {  // true where one was under way
@@ -204,6 +205,7 @@ function onKey(event) {
   const typing = event.target.matches('input:not([type=checkbox], [type=radio])');
   if (event.key === 'Escape') {
     byId('tip').hidden = true;
+    if (typing) event.preventDefault();  // a browser would empty the field
     if (!stopSearch() && typing) event.target.blur();
     return;
   }
@@ -227,8 +229,8 @@ function start(index) {  // index.js calls this
   const responses = c.G.reduce((sum, G) => sum + G, 0);
   byId('about').textContent = `${steps.length.toLocaleString('en')} steps, ${c.step.length.toLocaleString('en')} prompts, ` +
     `${responses.toLocaleString('en')} responses`;
-  const notes = data.coloured ? data.notes : ['The files hold no tokens: an older version wrote them. There are no colours.', ...data.notes];
-  for (const note of notes) byId('notes').append(element('p', 'warning', note));
+  const old = data.coloured ? [] : ['the files hold no tokens, since an older version wrote them; there are no colours'];
+  for (const note of [...old, ...data.notes]) byId('notes').append(element('p', 'warning', note));
   makeControls();
   const given = readHash();
   if (given >= 0) choose(given);

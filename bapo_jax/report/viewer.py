@@ -1,8 +1,8 @@
 """Writes the rollout viewer: rollouts/*.jsonl.zst as a static page that opens from a disk, without a server.
 
-The folder holds an index, which is one row of numbers a group, and chunks, which hold texts and tokens. Both are scripts that call a
-function of the page, since a page opened from a disk may load scripts beside it and fetch nothing. A chunk is a list of parts. A part
-is a prompt (place -1) or a response (places 0 to G-1), and names its group's row in the index; so a group may span chunks.
+The folder holds an index, which is one row of numbers a group, and chunks, which hold texts and tokens. Both are scripts that call
+a function of the page, since a page opened from a disk may load scripts beside it and fetch nothing. A chunk is a list of parts. A
+part is a prompt (place -1) or a response (places 0 to G-1), and names its group's row in the index; so a group may span chunks.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Viewer(NamedTuple):
 def write_viewer(run: Path, folder: Path, name: str, limit_mb: float = LIMIT_MB) -> Viewer:
     """Writes the viewer of run/rollouts/ into `folder`, in the place of an older one.
 
-    Newer steps are read first, until the chunks take `limit_mb` megabytes. Raises ValueError where `folder` is something other than a
-    viewer, OSError where the disk takes no file.
+    Newer steps are read first, until the chunks take `limit_mb` megabytes. Raises ValueError where `folder` is something other than
+    a viewer, OSError where the disk takes no file.
     """
     if folder.exists() and not (folder / 'index.js').is_file():
         raise ValueError(f'{folder} is there and is no rollout viewer; move it away, or choose another --output')
@@ -198,8 +198,8 @@ def _responses(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def tokens(text: str, pieces: Any, logp: Any, ratio: Any) -> dict[str, str]:
     """The numbers of a response's T tokens, each kind as one text, which a browser reads faster than a list of numbers.
 
-    cuts: how many UTF-16 units each token adds to the text; logp: in thousandths; ratio: to four digits; '?' where not finite. Empty
-    where the pieces do not spell the text, or a list that is not None has another length than T.
+    cuts: how many UTF-16 units each token adds to the text; logp: in thousandths; ratio: to four digits; '?' where not finite.
+    Empty where the pieces do not spell the text, or a list that is not None has another length than T.
     """
     if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces) or ''.join(pieces) != text:
         return {}
@@ -218,11 +218,15 @@ def excerpts(prompts: list[str]) -> list[str]:
     short = [re.sub(r'(<\|\w+\|>)\1+', r'\1', prompt) for prompt in prompts]
     start, end = 0, 0
     if len(set(short)) > 1:
-        start = len(commonprefix([min(short), max(short)]))
-        start = max(min(short).rfind(space, 0, start) + 1 for space in ' \n')  # not within a word
-        backwards = [text[start:][::-1] for text in short]
-        end = len(commonprefix([min(backwards), max(backwards)]))
+        start = _shared(short)
+        end = _shared([text[start:][::-1] for text in short])
     return [text[start : len(text) - end].strip()[:EXCERPT] for text in short]
+
+
+def _shared(texts: list[str]) -> int:
+    """How many characters all begin with, up to the start of a word."""
+    shared = commonprefix([min(texts), max(texts)])
+    return len(re.sub(r'\w+\Z', '', shared))
 
 
 def _text(value: Any) -> str:
