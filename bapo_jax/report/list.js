@@ -247,8 +247,8 @@ function row(g, place) {
   made.setAttribute('aria-setsize', shown.length);
   made.setAttribute('aria-posinset', place + 1);
   made.title = `prompt ${c.id[g]} of step ${c.step[g]}, ${NAMES[c.use[g]] || c.use[g]}; ${trainedWords(g)}`;
-  const several = state.from === state.to ? '' : ` · step ${c.step[g]}`;
-  top.append(badge(c.use[g]), ` ${c.correct[g]}/${c.G[g]} correct${times === null ? '' : ` · trained ${times}×`}${several}`);
-  made.append(top, element('div', 'soft', `#${c.id[g]} ${c.excerpt[g]}`));
+  const step = state.from === state.to ? '' : `step ${c.step[g]} · `;
+  top.append(badge(c.use[g]), ` ${c.correct[g]}/${c.G[g]} correct${times === null ? '' : ` · trained ${times}×`}`);
+  made.append(top, element('div', 'soft', `${step}#${c.id[g]} ${c.excerpt[g]}`));
   return made;
 }
