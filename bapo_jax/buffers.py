@@ -83,7 +83,7 @@ def show_run(run: Path, show: int, console: Console) -> None:
     if hard:
         console.print(questions_table(hard, load_tokenizer(_tokenizer_of(config))))
     elif show > 0:
-        console.print('no hard prompt that is held was re-evaluated yet')
+        console.print('no hard prompt that is held was re-evaluated in vain')
 
 
 def bapo_tables(replay: Bapo, step: int, rows: Iterable[Mapping[str, Any]]) -> list[Table]:
@@ -132,11 +132,12 @@ def repo_tables(replay: Repo, per_prompt: int, step: int) -> list[Table]:
 
 
 def resisting(buffer: ReplayBuffer, count: int) -> list[BadEntry]:
-    """Up to `count` hard prompts that are held and were re-evaluated, most often first.
+    """Up to `count` hard prompts that are held and that no re-evaluation found improved, the most often re-evaluated first.
 
     A re-evaluation leaves its entry in place, whatever it gave. The entry goes when the prompt is drawn afresh.
     """
-    return sorted((e for e in buffer.bad.values() if e.sampled), key=lambda e: (-e.sampled, e.stored))[: max(0, count)]
+    resist = (e for e in buffer.bad.values() if e.best <= e.accuracy)  # nan before the first
+    return sorted(resist, key=lambda e: (-e.sampled, e.stored))[: max(0, count)]
 
 
 def total(rows: Iterable[Mapping[str, Any]], name: str) -> int:
@@ -151,9 +152,9 @@ def questions_table(hard: Sequence[BadEntry], tokenizer: Any) -> Table:
         return tokenizer.decode(entry.prompt.tokens, skip_special_tokens=True).strip()
 
     return _table(
-        'Hard prompts re-evaluated most often and still held',
-        ('prompt', 'accuracy when stored', 'stored at', 're-evaluated', 'question'),
-        [(e.prompt.id, f'{e.accuracy:.3f}', e.stored, e.sampled, read(e)) for e in hard],
+        'Hard prompts that no re-evaluation found improved',
+        ('prompt', 'accuracy when stored', 'best since', 'stored at', 're-evaluated', 'question'),
+        [(e.prompt.id, f'{e.accuracy:.3f}', f'{e.best:.3f}', e.stored, e.sampled, read(e)) for e in hard],
     )  # fmt: skip
 
 

@@ -34,13 +34,13 @@ from rich.progress import track
 
 from bapo_jax import config as config_lib
 from bapo_jax import cli, parallel, stopping
-from bapo_jax.groups import Prompt
+from bapo_jax.groups import Group, Prompt
 from bapo_jax.files import closing_output, write_text
 from bapo_jax.inputs import benchmark_prompts, make_sight, positions_suffice
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.policies import HUGGING_FACE, RUN, StoredPolicy, find_policy
-from bapo_jax.rollout.collect import Judged, judge
+from bapo_jax.rollout.collect import judge
 from bapo_jax.rollout.engine import EVALUATION, Draw, Engine, RolloutError, Sampling
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.run.evaluation import done_before, open_evaluation, sample_files, sample_rows, settings
@@ -70,7 +70,7 @@ def votes(config: ConfigDict) -> bool:
 
 def answer_and_judge(
     engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], config: ConfigDict, purpose: int
-) -> Generator[Judged, None, None]:
+) -> Generator[list[Group], None, None]:
     """`evaluate.samples` judged responses to each prompt, one chunk of prompts after the other, in order.
 
     All prompts are asked at once: while a chunk is judged, later ones are answered. Equal questions get equal random keys, whichever
@@ -92,7 +92,7 @@ def answer_and_judge(
 def score(engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], config: ConfigDict, purpose: int) -> dict[str, Any]:
     """The summary (scores.py) of the policy in the engine on these prompts."""
     with closing(answer_and_judge(engine, tokenizer, prompts, config, purpose)) as chunks:
-        questions = [question(g, answers) for chunk in chunks for g, answers in zip(chunk.groups, chunk.answers, strict=True)]
+        questions = [question(g) for chunk in chunks for g in chunk]
     return summary(questions, votes(config))
 
 
@@ -119,11 +119,11 @@ def evaluate(engine: Engine, tokenizer: Any, name: str, prompts: Sequence[Prompt
     """
     questions, missing, size = list(done), prompts[len(done) :], chunk_size(config)
     with closing(answer_and_judge(engine, tokenizer, missing, config, EVALUATION)) as chunks, file.open('ab') as f:
-        for judged in track(chunks, description=Path(name).stem, total=-(-len(missing) // size)):
-            rows = sample_rows(name, len(questions), judged, tokenizer)
+        for groups in track(chunks, description=Path(name).stem, total=-(-len(missing) // size)):
+            rows = sample_rows(name, len(questions), groups, tokenizer)
             f.write(''.join(json.dumps(row) + '\n' for row in rows).encode())
             f.flush()
-            questions += [question(g, answers) for g, answers in zip(judged.groups, judged.answers, strict=True)]
+            questions += map(question, groups)
     return questions
 
 

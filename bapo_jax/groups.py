@@ -104,6 +104,7 @@ class Group:
     verdicts: tuple[Verdict, ...]  # one per response
     rewards: np.ndarray  # float32 [G], one per response; nan on an infrastructure error
     step: int  # the training step it was sampled at
+    answers: tuple[str | None, ...] = ()  # what the verifier extracted from each response; None where nothing
 
     @property
     def size(self) -> int:
@@ -158,17 +159,20 @@ def groups_to_arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
     def flat(arrays: Sequence[np.ndarray], dtype) -> np.ndarray:
         return np.concatenate([*arrays, np.zeros(1, dtype)]).astype(dtype, copy=False)
 
-    truths = json.dumps([[g.prompt.task, g.prompt.ground_truth] for g in groups]).encode()
+    def in_json(values: list) -> np.ndarray:
+        return np.frombuffer(json.dumps(values).encode(), np.uint8)
+
     return {
         'count': np.array([len(groups)], np.int64),
         'prompt_id': flat([[g.prompt.id for g in groups]], np.int64),
         'prompt_len': flat([[len(g.prompt.tokens) for g in groups]], np.int32),
         'prompt_tokens': flat([g.prompt.tokens for g in groups], np.int32),
-        'task_and_truth': np.frombuffer(truths, np.uint8),
+        'task_and_truth': in_json([[g.prompt.task, g.prompt.ground_truth] for g in groups]),
         'step': flat([[g.step for g in groups]], np.int64),
         'size': flat([[g.size for g in groups]], np.int32),
         'verdict': flat([[int(v) for g in groups for v in g.verdicts]], np.int8),
         'reward': flat([g.rewards for g in groups], np.float32),
+        'answers': in_json([g.answers for g in groups]),
         'response_len': flat([[len(r.tokens) for r in responses]], np.int32),
         'tokens': flat([r.tokens for r in responses], np.int32),
         'logp': flat([r.logp for r in responses], np.float32),
@@ -180,11 +184,12 @@ def groups_to_arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
 
 
 def groups_from_arrays(arrays: Mapping[str, np.ndarray]) -> list[Group]:
-    """The inverse of `groups_to_arrays`."""
+    """The inverse of `groups_to_arrays`. Answers are None in arrays that an earlier version saved."""
     a = {name: np.asarray(value) for name, value in arrays.items()}
     count = int(a['count'][0])
     prompt_end, response_end = np.cumsum(a['prompt_len'][:-1]), np.cumsum(a['response_len'][:-1])
     truths = json.loads(a['task_and_truth'].tobytes())
+    answers = json.loads(a['answers'].tobytes()) if 'answers' in a else [[None] * n for n in a['size'].tolist()]
     groups, first = [], 0
     for i in range(count):
         task, truth = truths[i]
@@ -204,7 +209,8 @@ def groups_from_arrays(arrays: Mapping[str, np.ndarray]) -> list[Group]:
         )
         verdicts = tuple(Verdict(int(a['verdict'][j])) for j in rows)
         prompt = Prompt(int(a['prompt_id'][i]), task, prompt_tokens, truth)
-        groups.append(Group(prompt, responses, verdicts, a['reward'][rows.start : rows.stop], int(a['step'][i])))
+        rewards, step = a['reward'][rows.start : rows.stop], int(a['step'][i])
+        groups.append(Group(prompt, responses, verdicts, rewards, step, tuple(answers[i])))
     return groups
 
 

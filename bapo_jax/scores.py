@@ -26,10 +26,10 @@ class Question(NamedTuple):
     truncated: tuple[bool, ...]  # cut at the token limit
 
 
-def question(group: Group, answers: Sequence[str | None]) -> Question:
-    """The question of a judged group, with the answers that its verifier extracted."""
+def question(group: Group) -> Question:
+    """The question of a judged group."""
     lengths = tuple(len(r.tokens) for r in group.responses)
-    return Question(group.verdicts, tuple(answers), lengths, tuple(r.finish == 'length' for r in group.responses))
+    return Question(group.verdicts, group.answers, lengths, tuple(r.finish == 'length' for r in group.responses))
 
 
 def summary(questions: Sequence[Question], votes: bool) -> dict[str, Any]:

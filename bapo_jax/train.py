@@ -144,11 +144,12 @@ def train(s: Setup, workdir: Path) -> RunState:
                 state.theta, learned = learner.update(state.theta, batch, now.rng('shuffle'), state.policies(), step)
                 state.trained()
 
+            state.count(fresh, reevaluated, batch)
+            now.took(fresh, reevaluated, batch, replay.times_trained(batch))
+
             # Lines 8-9 and 19: the fresh groups enter the buffer, after this step's draws from it.
             replay.add(step, fresh, batch)
 
-            state.count(fresh, reevaluated, batch)
-            now.took(fresh, reevaluated, batch)
             now.record(fresh_metrics(fresh), batch_metrics(batch, step), discarded_metrics(fresh, batch), learned)
             now.record(rollouts.metrics(), replay.metrics(step), state.metrics())
 

@@ -36,7 +36,7 @@ def stored(directory: Path, method: str, damaged: bool = False) -> Path:
         fresh = [judged_group(10 * step + i, v, rng) for i, v in enumerate(verdicts)]
         replay.add(step, fresh, make_batch(fresh[1:], ['x1'] * 2))
         if step == 1 and method == 'bapo':
-            replay.buffer.mark_reevaluated([10, 10, 10])
+            replay.buffer.mark_reevaluated([judged_group(10, [WRONG] * 4, rng)] * 3)
         checkpoints.save(RunState(TrainState({'w': jnp.ones(1)}, {}), {'w': jnp.ones(1)}, step=step), replay.state())
     checkpoints.close()
     (directory / 'run' / 'config.json').write_text(json.dumps(config.to_dict()))
@@ -65,7 +65,7 @@ def test_the_numbers_are_those_of_the_newest_checkpoint_and_no_file_changes(tmp_
     assert cells(text, 'high')[1] == '4'
     assert cells(text, '1/4') == ['1/4', '2'] and cells(text, '2/4') == ['2/4', '2']
     assert text.index('Over the run, 2 steps') and '│ bad  │    10 │       4 │              2 │' in text  # step 3 is not in it
-    assert cells(text, '10')[:4] == ['10', '0.000', '1', '3']
+    assert cells(text, '10')[:5] == ['10', '0.000', '0.000', '1', '3']
     assert {p: p.stat().st_mtime_ns for p in run.rglob('*')} == before
 
 
@@ -96,11 +96,12 @@ def test_an_error_is_one_line_with_the_remedy(tmp_path, capsys):
 def test_the_prompts_that_resist_are_those_re_evaluated_most_often_then_the_oldest():
     rng = np.random.default_rng(0)
     buffer = ReplayBuffer(bad_capacity=8, high_capacity=8, high_recent_steps=3, c1=1 / 8)
-    for step, ids in ((1, (10, 11)), (2, (12, 13))):
+    for step, ids in ((1, (10, 11)), (2, (12, 13, 14))):
         buffer.add([judged_group(i, [Verdict.WRONG, Verdict.WRONG], rng) for i in ids], step)
-    for times, i in ((2, 11), (3, 13), (2, 12)):  # 10 was never re-evaluated
+    for times, i in ((2, 11), (3, 13), (2, 12)):  # 10 was never re-evaluated, and 14 improved
         for _ in range(times):
-            buffer.mark_reevaluated([i])
+            buffer.mark_reevaluated([judged_group(i, [Verdict.WRONG, Verdict.WRONG], rng)])
+    buffer.mark_reevaluated([judged_group(14, [Verdict.WRONG, Verdict.CORRECT], rng)])
     assert [e.prompt.id for e in buffers.resisting(buffer, 10)] == [13, 11, 12]
     assert [e.prompt.id for e in buffers.resisting(buffer, 1)] == [13]
     assert buffers.resisting(buffer, 0) == []

@@ -60,7 +60,7 @@ def test_arrays_and_back_is_the_identity(verdicts, seed):
     assert len(back) == len(groups)
     for a, b in zip(groups, back, strict=True):
         assert (a.prompt.id, a.prompt.task, a.prompt.ground_truth) == (b.prompt.id, b.prompt.task, b.prompt.ground_truth)
-        assert (a.verdicts, a.step) == (b.verdicts, b.step)
+        assert (a.verdicts, a.step, a.answers) == (b.verdicts, b.step, b.answers)
         assert a.rewards.tobytes() == b.rewards.tobytes() and b.rewards.dtype == np.float32
         assert np.array_equal(a.prompt.tokens, b.prompt.tokens)
         for x, y in zip(a.responses, b.responses, strict=True):
@@ -82,7 +82,8 @@ def mixed(group, rng):
         for r in group.responses
     ]
     rewards = np.where(np.isnan(group.rewards), np.nan, rng.standard_normal(group.size))
-    return graded(group.prompt, responses, group.verdicts, group.step, rewards)
+    answers = tuple(rng.choice([None, 'é', '1,2', '']) for _ in responses)
+    return graded(group.prompt, responses, group.verdicts, group.step, rewards, answers)
 
 
 def test_a_batch_normalises_every_group_by_itself_unless_told_otherwise():
@@ -108,3 +109,9 @@ def test_take_keeps_each_groups_origin_and_normalisation_group():
     assert taken.origins == ('x3', 'x2')
     assert [n.tolist() for n in taken.normalisation] == [[7, 0], [5, 6]]  # the numbers stay: 0 is still that of the group left out
     assert batch.take([]).groups == ()
+
+
+def test_answers_that_an_earlier_version_did_not_save_are_unknown():
+    arrays = groups_to_arrays([make_group(1, 1, G=2), make_group(2, 1, G=3)])
+    back = groups_from_arrays({name: a for name, a in arrays.items() if name != 'answers'})
+    assert [g.answers for g in back] == [(None,) * 2, (None,) * 3]

@@ -127,7 +127,7 @@ def test_two_syncs_and_a_reevaluation_between_them_by_the_schedule(trained):
     assert [row['bapo/lag'] for row in rows] == [0, 0, 1, 0]
     assert [row['step'] for row in rows if row['bapo/reevaluated']] == [3]
     for step, alpha in zip(range(1, STEPS + 1), (0, 1, 1, 3), strict=True):
-        for row in rollouts(trained[0], step):
+        for row in [row for row in rollouts(trained[0], step) if row['use'] != 'x3']:
             assert set(row['versions']) == {alpha if row['use'] in ('x1', 'discarded') else step - 1}
 
 

@@ -1,5 +1,6 @@
 """Scores: pass@k and maj@n against enumeration, the interval on a known distribution, and what a failed verifier does to each."""
 
+import dataclasses
 import itertools
 import math
 
@@ -115,8 +116,8 @@ def test_a_response_that_could_not_be_judged_is_no_wrong_one():
 
 
 def test_a_question_is_read_off_its_group():
-    group = judged_group(1, [RIGHT, WRONG, NONE], np.random.default_rng(0))
-    x = question(group, ['1', '2', None])
+    group = dataclasses.replace(judged_group(1, [RIGHT, WRONG, NONE], np.random.default_rng(0)), answers=('1', '2', None))
+    x = question(group)
     assert (x.verdicts, x.answers) == ((RIGHT, WRONG, NONE), ('1', '2', None))
     assert x.lengths == tuple(len(r.tokens) for r in group.responses)
     assert x.truncated == tuple(r.finish == 'length' for r in group.responses)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import jax
 import numpy as np
@@ -162,6 +163,9 @@ def test_alpha_moves_only_at_syncs_and_hard_prompts_are_answered_by_theta(bapo_r
     reevaluated = 0
     for step, version in alpha.items():
         for row in rollouts(workdir, step):
+            if row['use'] == 'x3':
+                assert set(row['versions']) == {alpha[row['step']]}
+                continue
             fresh = row['use'] in ('x1', 'discarded')
             assert set(row['versions']) == {version if fresh else step - 1}
             reevaluated += not fresh
@@ -215,6 +219,32 @@ def test_rollout_files_hold_what_was_asked_answered_and_judged(bapo_run):
         assert row['prompt'] == ' '.join(map(str, truth['numbers'])) + f'={truth["target"]}\n'
         assert len(row['responses']) == len(row['verdicts']) == len(row['rewards']) == 4
         assert [r == 1 for r in row['rewards']] == [v == 'correct' for v in row['verdicts']]
+        for text, answer in zip(row['responses'], row['answers'], strict=True):
+            assert answer is None or answer in text
+        assert [''.join(p) for p in row['pieces']] == row['responses']
+
+
+@pytest.mark.slow
+def test_rollout_files_hold_what_was_trained_on_and_how_often(bapo_run):
+    workdir, batches, _ = bapo_run
+    times, moved = Counter(), []
+    for step, batch in enumerate(batches, start=1):
+        rows = {(row['use'], row['prompt_id']): row for row in rollouts(workdir, step)}
+        times.update((g.prompt.id, g.step) for g in batch.groups)
+        for origin, group in zip(batch.origins, batch.groups, strict=True):
+            row = rows.pop((origin, group.prompt.id))
+            assert (row['step'], row['trained']) == (group.step, times[group.prompt.id, group.step])
+            for of_row, r in zip(row['logp'], group.responses, strict=True):
+                assert np.abs(np.array(of_row) - r.logp).max() <= 0.0005001
+            if all(r.version == step - 1 for r in group.responses):
+                assert row['ratio'] is None  # π_θ sampled it
+            else:
+                assert [len(ratios) for ratios in row['ratio']] == [len(r.tokens) for r in group.responses]
+                moved.append(np.abs(np.log(np.concatenate(row['ratio']))).mean())
+        assert {use for use, _ in rows} <= {'discarded', 'left_out'}
+        assert all((row['trained'], row['ratio']) == (0, None) for row in rows.values())
+    assert max(times.values()) > 1
+    assert 0 < max(moved) < 0.5
 
 
 @pytest.mark.slow

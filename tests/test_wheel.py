@@ -1,6 +1,7 @@
 """The package as it is installed: what the wheel holds and says of itself, and that its commands work far from a checkout."""
 
 import email
+import json
 import os
 import re
 import runpy
@@ -102,12 +103,17 @@ def test_a_command_says_how_it_is_used(installed, tmp_path):
 
 
 @slow
-def test_the_quickstart_is_found_by_name_in_an_empty_folder(installed, tmp_path):
-    """With the base in the wheel: the config names the folder that it lies in."""
-    process = start(installed, tmp_path, 'bapo-train', '--dry_run', '--config=quickstart:grpo', '--config.task.limit=300')
-    said, trouble = process.communicate(timeout=300)
-    assert process.returncode == 0 and 'fits' in said, trouble
-    assert list(tmp_path.iterdir()) == []
+def test_the_readmes_commands_run_word_for_word_in_an_empty_folder(installed, tmp_path):
+    """The config is found by its name, and names the base that the wheel brings."""
+    commands = re.findall(r'^    (bapo-.*)$', (ROOT / 'README.md').read_text('utf-8'), re.M)
+    assert [c.split()[0] for c in commands] == ['bapo-train', 'bapo-report', 'bapo-buffers']
+    path = f'{installed / "bin"}{os.pathsep}{os.environ["PATH"]}'
+    environment = os.environ | {'PATH': path, 'PYTHONPATH': str(installed), 'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '2'}
+    said = [ok('bash', '-c', command, cwd=tmp_path, env=environment) for command in commands]
+    assert 'cd34  mean@8, 200 problems' in said[0] and 'replay after step 3' in said[2]
+    rows = (tmp_path / 'runs' / 'first' / 'metrics.jsonl').read_text('utf-8').splitlines()
+    assert [json.loads(row)['step'] for row in rows] == [0, 1, 2, 3]
+    assert '<svg' in (tmp_path / 'runs' / 'first' / 'report.html').read_text('utf-8')
 
 
 def test_a_name_is_a_config_of_the_package_and_a_path_stays_a_path(tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ class Bapo:
         # Line 11: X1.
         kept = fresh_filter(fresh, c.fresh_filter, rng('filter'))[: self._batch_groups]  # a step with refills may have more than B
         # Lines 14-15, eq. 6: X2, the hard prompts that π_θ now sometimes solves.
-        self.buffer.mark_reevaluated(g.prompt.id for g in reevaluated)
+        self.buffer.mark_reevaluated(reevaluated)
         before = {g.prompt.id: self.buffer.bad[g.prompt.id].accuracy for g in reevaluated}
         better = improved(reevaluated, c.c1) if c.improved_rule == 'threshold' else increased(reevaluated, before)
         # Eq. 8: thresholds that follow performance.
@@ -60,6 +60,10 @@ class Bapo:
             'bapo/reevaluated': len(reevaluated), 'bapo/improved': len(better),
         }  # fmt: skip
         return batch
+
+    def times_trained(self, batch: Batch) -> list[int]:
+        """How many times each group of the batch just composed has been trained on, this time included."""
+        return [self.buffer.uses(g) if o == X3 else 1 for g, o in zip(batch.groups, batch.origins, strict=True)]
 
     def add(self, step: int, fresh: Sequence[Group], batch: Batch) -> None:
         """Lines 8-9 and 19: adds the fresh groups to the buffer, after this step's draws from it."""

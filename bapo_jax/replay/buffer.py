@@ -12,6 +12,7 @@ longer trained on. Sampling an entry leaves it in place (the paper never removes
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -26,6 +27,7 @@ class BadEntry:
     accuracy: float  # mu of the group that put it here
     stored: int  # the step at whose end it was added
     sampled: int = 0  # how many times it was drawn for re-evaluation
+    best: float = math.nan  # the highest accuracy of its re-evaluations; nan before the first
 
     @property
     def nbytes(self) -> int:
@@ -135,10 +137,13 @@ class ReplayBuffer:
         """
         return [entry.prompt for entry in sample(rng, list(self.bad.values()), limit)]
 
-    def mark_reevaluated(self, prompt_ids: Iterable[int]) -> None:
-        """Counts one re-evaluation of each of these hard prompts. Raises KeyError for a prompt that is not held."""
-        for prompt_id in prompt_ids:
-            self.bad[prompt_id].sampled += 1
+    def mark_reevaluated(self, groups: Iterable[Group]) -> None:
+        """Counts one re-evaluation of the hard prompt of each group, and keeps the best. Raises KeyError for one not held."""
+        for group in groups:
+            entry = self.bad[group.prompt.id]
+            entry.sampled += 1
+            if not group.infra_error:
+                entry.best = float(np.fmax(entry.best, group.accuracy))
 
     def high_groups(self, step: int, low: float, high: float, exclude_ids: Collection[int], untrained: bool = False) -> list[Group]:
         """The candidates for X3 at `step` (lines 9 and 16): low <= mu <= high, of the `high_recent_steps` steps before it.
@@ -196,6 +201,7 @@ class ReplayBuffer:
             'bad_accuracy': np.array([e.accuracy for e in bad] + [0], np.float64),
             'bad_stored': np.array([e.stored for e in bad] + [0], np.int64),
             'bad_sampled': np.array([e.sampled for e in bad] + [0], np.int64),
+            'bad_best': np.array([e.best for e in bad] + [0], np.float64),
             **{f'high_{name}': value for name, value in high_arrays.items()},
             'high_stored': np.array([e.stored for e in high] + [0], np.int64),
             'high_was_x1': np.array([e.was_x1 for e in high] + [0], np.int64),
@@ -218,11 +224,12 @@ class ReplayBuffer:
                 f'{self.capacity["bad"]} and replay.high_capacity = {self.capacity["high"]}; '
                 'set these fields to what the run started with'
             )
+        best = arrays.get('bad_best', np.full(len(bad) + 1, math.nan))  # an earlier version did not save it
         self.step = int(arrays['step'][0])
         self.last = dict(zip(self.last, (int(value) for value in arrays['last'])))
         self.bad = {
-            g.prompt.id: BadEntry(g.prompt, float(mu), int(stored), int(sampled))
-            for g, mu, stored, sampled in zip(bad, arrays['bad_accuracy'], arrays['bad_stored'], arrays['bad_sampled'])
+            g.prompt.id: BadEntry(g.prompt, float(mu), int(stored), int(sampled), float(best))
+            for g, mu, stored, sampled, best in zip(bad, *(arrays[f'bad_{name}'] for name in ('accuracy', 'stored', 'sampled')), best)
         }
         self.high = {
             g.prompt.id: HighEntry(g, int(stored), bool(was_x1), int(sampled))

@@ -103,6 +103,10 @@ class Repo:
             batch = dataclasses.replace(batch, normalisation=(*batch.normalisation[: len(x1)], *shared))
         return batch
 
+    def times_trained(self, batch: Batch) -> list[int | None]:
+        """1 for each fresh group of the batch; None for a replayed one, whose responses are of several steps."""
+        return [1 if o == X1 else None for o in batch.origins]
+
     def add(self, step: int, fresh: Sequence[Group], batch: Batch) -> None:
         """Adds the fresh responses to their histories and drops the oldest. An infrastructure error keeps its group out."""
         for g in fresh:
@@ -152,13 +156,14 @@ class Repo:
 def joined(old: Group, new: Group) -> Group:
     """Joins two groups of one prompt, the old responses first. The step is the new group's."""
     return Group(
-        new.prompt, old.responses + new.responses, old.verdicts + new.verdicts, np.concatenate([old.rewards, new.rewards]), new.step
-    )
+        new.prompt, old.responses + new.responses, old.verdicts + new.verdicts, np.concatenate([old.rewards, new.rewards]), new.step,
+        old.answers + new.answers,
+    )  # fmt: skip
 
 
 def taken(group: Group, places: Sequence[int]) -> Group:
     """A group of the responses at `places`, with their verdicts and rewards."""
     return Group(
         group.prompt, tuple(group.responses[i] for i in places), tuple(group.verdicts[i] for i in places),
-        group.rewards[np.asarray(places)], group.step,
+        group.rewards[np.asarray(places)], group.step, tuple(group.answers[i] for i in places),
     )  # fmt: skip

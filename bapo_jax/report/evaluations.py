@@ -1,13 +1,10 @@
-"""The figures of a run's evaluations, and those of several runs together: pure functions from records to the numbers drawn."""
+"""The figures of a run's evaluations: pure functions from records to the numbers drawn."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-
 import numpy as np
 
-from bapo_jax.report.figures import Figure, Line, Panel, Table, binned, smoothed
+from bapo_jax.report.figures import Figure, Line, Panel, Table, binned
 from bapo_jax.report.records import Records, Score, Tracked, column, has
 
 _PAPER_SOLVED = 'the paper reports 31 % for BAPO on mathematics, and 40.7 % in its abstract'
@@ -103,61 +100,3 @@ def cost(r: Records) -> Figure:
     head = ('', *(f'{name} (step {step})' for name, step in there.items()))
     missing = () if r.scores else ('val-core/BENCHMARK/acc/mean@n, or evals/',)
     return figure._replace(table=Table(head, tuple(rows)), missing=missing)
-
-
-def by_seed(runs: Sequence[Records]) -> dict[str, list[Records]]:
-    """Runs whose config.json differs only in seed, under one name; a run without a config stands alone.
-
-    The name is the method where no other group has it, else the first run's name.
-    """
-    groups: dict[str, list[Records]] = {}
-    for i, r in enumerate(runs):
-        same = {name: x for name, x in r.config.items() if name not in ('seed', 'environment')}
-        groups.setdefault(json.dumps(same, sort_keys=True) if same else f'run {i}', []).append(r)
-    methods = [str(of[0].config.get('method', '')) for of in groups.values()]
-    named = {}
-    for method, of in zip(methods, groups.values(), strict=True):
-        name = method if method and methods.count(method) == 1 else of[0].name
-        named[f'{name} ({len(of)} seeds)' if len(of) > 1 else name] = of
-    return named
-
-
-def over_seeds(label: str, curves: Sequence[tuple[np.ndarray, np.ndarray]], style: int) -> Line:
-    """The mean of (steps, values) at the steps that all of them have; the band spans lowest and highest."""
-    finite = [(steps[np.isfinite(y)], y[np.isfinite(y)]) for steps, y in curves]
-    steps = finite[0][0]
-    for other, _ in finite[1:]:
-        steps = np.intersect1d(steps, other)
-    values = np.array([y[np.isin(x, steps)] for x, y in finite])
-    x, y = binned(steps, values.mean(axis=0))
-    low, high = (binned(steps, edge(values, axis=0))[1] for edge in (np.min, np.max))
-    return Line(label, x, y, style, *((low, high) if len(curves) > 1 else ()))
-
-
-def comparison(runs: Sequence[Records]) -> Figure:
-    """Reward and test curves of several runs; seeds of one config are one curve with a band."""
-    look = 'Bands that overlap do not tell two methods apart; the band spans the lowest and the highest seed.'
-    figure = Figure('comparison', 'Runs on one axis', 'figure 6', look)
-    groups, metric = by_seed(runs), 'critic/score/mean'
-    panels, missing = [], []
-    of = {name: [r for r in some if has(r, metric)] for name, some in groups.items()}
-    missing += [f'{metric} of {r.name}' for r in runs if not has(r, metric)]
-    window = max(1, min(len(r.steps) for r in runs) // 20)
-    lines = [
-        over_seeds(name, [(r.steps, smoothed(column(r, metric), window)) for r in some], i)
-        for i, (name, some) in enumerate(of.items()) if some
-    ]  # fmt: skip
-    if lines:
-        panels.append(Panel(f'Training reward, mean of {window} steps', 'step', 'accuracy', tuple(lines)))
-    for benchmark in dict.fromkeys(b for r in runs for b in r.scores):
-        for measure in ('mean', 'passed'):
-            there = {name: [r.scores[benchmark] for r in some if benchmark in r.scores] for name, some in groups.items()}
-            lines = [
-                over_seeds(name, [(s.steps, getattr(s, measure)) for s in scores], i)
-                for i, (name, scores) in enumerate(there.items()) if scores
-            ]  # fmt: skip
-            samples = '/'.join(dict.fromkeys(str(s.samples) for scores in there.values() for s in scores))
-            title = f'{benchmark}, {"mean" if measure == "mean" else "pass"}@{samples}'
-            panels.append(Panel(title, 'step', 'share of questions', tuple(x for x in lines if len(x.x))))
-    missing += [f'val-core/BENCHMARK/acc/mean@n of {r.name}' for r in runs if not r.scores]
-    return figure._replace(panels=tuple(panels), missing=tuple(missing))

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import jinja2
 
 from bapo_jax.files import write_text
-from bapo_jax.report import draw, evaluations, figures
+from bapo_jax.report import comparison, draw, evaluations, figures
 from bapo_jax.report.figures import Figure
 from bapo_jax.report.records import Records, read_run
 from bapo_jax.report.viewer import LIMIT_MB, Viewer, write_viewer
@@ -30,7 +30,7 @@ def write_report(directories: Sequence[Path], output: Path | None = None, rollou
     """
     runs = read_runs(directories)
     path = directories[0] / 'report.html' if output is None else output
-    parts = [('', (evaluations.comparison(runs),))] if len(runs) > 1 else []
+    parts = [('', (comparison.comparison(runs),))] if len(runs) > 1 else []
     parts += [(r.name, tuple(figure(r) for figure in _SECTIONS)) for r in runs]
     beside = path.with_suffix('') if path.suffix else path.with_name(path.name + '_figures')
     beside.mkdir(parents=True, exist_ok=True)

@@ -30,17 +30,10 @@ class Collected(NamedTuple):
     verify_s: float
 
 
-class Judged(NamedTuple):
-    """Groups, and for each of them the answers that the verifier extracted, one a response (None where it found none)."""
-
-    groups: list[Group]
-    answers: list[tuple[str | None, ...]]
-
-
 def collect(
     engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw],
     rewards: Rewards | None,
-) -> Judged:  # fmt: skip
+) -> list[Group]:  # fmt: skip
     """Samples `group_size` responses to each prompt from the engine's policy and judges them. A group's step is its draw's.
 
     Raises what the engine raised for any of them, bad responses included.
@@ -65,7 +58,7 @@ def judge_as_they_come(
             judging = time.perf_counter()
             responses = [_responses(answers[i], prompts[i]) for i in here]
             of_here = [prompts[i] for i in here], responses, [draws[i] for i in here]
-            groups |= dict(zip(here, judge(tokenizer, *of_here, rewards, budget_s - verify_s).groups, strict=True))
+            groups |= dict(zip(here, judge(tokenizer, *of_here, rewards, budget_s - verify_s), strict=True))
             verify_s += time.perf_counter() - judging
     finally:
         for answer in to_come:
@@ -99,7 +92,7 @@ def check_judged(groups: Sequence[Group], group_size: int) -> None:
 def judge(
     tokenizer: Any, prompts: Sequence[Prompt], responses: Sequence[tuple[Response, ...]], draws: Sequence[Draw],
     rewards: Rewards | None, budget_s: float = math.inf,
-) -> Judged:  # fmt: skip
+) -> list[Group]:  # fmt: skip
     """Judges the responses to each prompt. All prompts are of one task.
 
     `rewards` (tasks/custom_reward.py) asks the user's function for verdict and reward. Where it is None, the task's verifier gives the
@@ -118,9 +111,8 @@ def judge(
         rows = [(p.task, text, p.ground_truth, extra) for text, (p, _), extra in zip(texts, pairs, extras, strict=True)]
         verdicts, earned, extracted = zip(*rewards(rows, budget_s), strict=True)
         earned = np.array(earned, np.float32)
-    groups, answers, first = [], [], 0
+    groups, first = [], 0
     for prompt, group, draw in zip(prompts, responses, draws, strict=True):
         rows = slice(first, first := first + len(group))
-        groups.append(Group(prompt, group, tuple(verdicts[rows]), earned[rows], draw.step))
-        answers.append(tuple(extracted[rows]))
-    return Judged(groups, answers)
+        groups.append(Group(prompt, group, tuple(verdicts[rows]), earned[rows], draw.step, tuple(extracted[rows])))
+    return groups

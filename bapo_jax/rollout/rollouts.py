@@ -90,7 +90,7 @@ class Rollouts:
             prompts = [self._probe] * self._engine.servers
             sampling = Sampling(c.rollout.temperature, min(_PROBE_TOKENS, c.rollout.max_response_tokens))
             draws = [Draw(c.seed, policies.step, PROBE)] * len(prompts)
-            groups = collect(self._engine, self._tokenizer, prompts, c.rollout.group_size, sampling, draws, self._reward).groups
+            groups = collect(self._engine, self._tokenizer, prompts, c.rollout.group_size, sampling, draws, self._reward)
             for group in groups:  # one a server: among those of many, the tokens of one would be few
                 check_probe(*logprobs(make_batch([group], [X1])), c.rollout.probe_tolerance, policies.alpha_version)
 

@@ -18,7 +18,6 @@ from ml_collections import ConfigDict
 
 from bapo_jax.groups import Prompt, Verdict
 from bapo_jax.files import write_text
-from bapo_jax.rollout.collect import Judged
 from bapo_jax.scores import Question
 
 
@@ -112,12 +111,12 @@ def _question(rows: Sequence[dict[str, Any]]) -> Question:
     )
 
 
-def sample_rows(benchmark: str, first: int, judged: Judged, tokenizer: Any) -> list[dict[str, Any]]:
+def sample_rows(benchmark: str, first: int, groups: Sequence[Group], tokenizer: Any) -> list[dict[str, Any]]:
     """Makes a JSON row for each sample of a chunk. `first` is the number of its first question."""
     rows = []
-    for i, (g, answers) in enumerate(zip(judged.groups, judged.answers, strict=True), start=first):
+    for i, g in enumerate(groups, start=first):
         texts = tokenizer.batch_decode([r.tokens for r in g.responses])
-        for j, (response, verdict, answer, text) in enumerate(zip(g.responses, g.verdicts, answers, texts, strict=True)):
+        for j, (response, verdict, answer, text) in enumerate(zip(g.responses, g.verdicts, g.answers, texts, strict=True)):
             rows.append({
                 'benchmark': benchmark, 'question': i, 'sample': j, 'ground_truth': g.prompt.ground_truth, 'response': text,
                 'verdict': verdict.name.lower(), 'answer': answer, 'finish': response.finish, 'tokens': len(response.tokens),

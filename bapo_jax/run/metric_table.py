@@ -289,7 +289,7 @@ TABLE: dict[str, tuple[Metric, ...]] = {
     'Time, memory and speed': (
         M(
             'timing_s/{step,weight_sync,wait_rollouts,gen,reward,reevaluate,compose,'
-            'pack,old_log_prob,values,update_actor,update_critic,theory,testing,save_checkpoint}', 's',
+            'pack,old_log_prob,values,update_actor,update_critic,theory,rollouts,testing,save_checkpoint}', 's',
             'seconds of the step or a phase of it',
             'steady after compilation; wait_rollouts near step says: answering is the bottleneck',
         ),

@@ -1,4 +1,4 @@
-"""rollouts/{step}.jsonl.zst: a step's prompts, responses and verdicts, for people to read.
+"""rollouts/{step}.jsonl.zst: a step's prompts, responses, verdicts and tokens, for people to read and for the report's viewer.
 
     zstdcat FILE | head -1 | python -m json.tool
 """
@@ -8,40 +8,92 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zstandard
 
 from bapo_jax.files import write_bytes
-from bapo_jax.groups import Batch, Group
+from bapo_jax.groups import Batch, Group, Response
+
+_HELD = 8  # tokens that may wait for the rest of their character; the longest one has 4 bytes, so 4 tokens
 
 
-def uses(fresh: Sequence[Group], reevaluated: Sequence[Group], batch: Batch) -> list[tuple[str, Group]]:
-    """(use, group) of every group a step sampled. The use is its origin in the batch, else 'discarded' (fresh) or 'left_out'."""
-    origin = {id(g): o for g, o in zip(batch.groups, batch.origins, strict=True)}
-    return [
-        *((origin.get(id(g), 'discarded'), g) for g in fresh),
-        *((origin.get(id(g), 'left_out'), g) for g in reevaluated),
-    ]
+class Logged(NamedTuple):
+    """A group, and what a step did with it."""
+
+    use: str  # its origin in the batch, else 'discarded' (fresh) or 'left_out' (re-evaluated)
+    group: Group
+    trained: int | None = 0  # how many times it was trained on, this step included; None where nobody counts
+    logp: Sequence[np.ndarray] | None = None  # float32 [response tokens] each: under π_θ before the update; None where not scored
 
 
-def write_rollouts(path: Path, tokenizer: Any, groups: Sequence[tuple[str, Group]]) -> None:
-    """Writes one JSON row a group: its use, its prompt, and every response with verdict, reward and policy version."""
+def logged(
+    fresh: Sequence[Group], reevaluated: Sequence[Group], batch: Batch, trained: Sequence[int | None],
+    logp: Sequence[Sequence[np.ndarray] | None],
+) -> list[Logged]:  # fmt: skip
+    """Every group that a step sampled or trained on, once. `trained` and `logp` are of the batch's groups, in its order."""
+    of_batch = {id(g): Logged(o, g, *known) for g, o, *known in zip(batch.groups, batch.origins, trained, logp, strict=True)}
+    sampled = [of_batch.pop(id(g), Logged('discarded', g)) for g in fresh]
+    sampled += [of_batch.pop(id(g), Logged('left_out', g)) for g in reevaluated]
+    return [*sampled, *of_batch.values()]
+
+
+def write_rollouts(path: Path, tokenizer: Any, groups: Sequence[Logged]) -> None:
+    """Writes one JSON row a group. Numbers by token have three decimals; docs/start.md explains the fields."""
+    spelled = _spelled(tokenizer, [r for x in groups for r in x.group.responses])
     rows = [
         {
-            'use': use,
-            'prompt_id': g.prompt.id,
-            'prompt': tokenizer.decode(g.prompt.tokens),
-            'ground_truth': g.prompt.ground_truth,
-            'responses': tokenizer.batch_decode([r.tokens for r in g.responses]),
-            'verdicts': [v.name.lower() for v in g.verdicts],
-            'rewards': [None if np.isnan(r) else float(r) for r in g.rewards],
-            'finish': [r.finish for r in g.responses],
-            'versions': [r.version for r in g.responses],
-            'step': g.step,
+            'use': x.use,
+            'prompt_id': x.group.prompt.id,
+            'prompt': tokenizer.decode(x.group.prompt.tokens),
+            'ground_truth': x.group.prompt.ground_truth,
+            'responses': tokenizer.batch_decode([r.tokens for r in x.group.responses]),
+            'verdicts': [v.name.lower() for v in x.group.verdicts],
+            'answers': x.group.answers,
+            'rewards': [None if np.isnan(r) else float(r) for r in x.group.rewards],
+            'finish': [r.finish for r in x.group.responses],
+            'versions': [r.version for r in x.group.responses],
+            'step': x.group.step,
+            'trained': x.trained,
+            'pieces': [pieces(tokenizer, r.tokens, spelled) for r in x.group.responses],
+            'logp': [_rounded(r.logp) for r in x.group.responses],
+            'ratio': x.logp and [_ratios(r, logp) for r, logp in zip(x.group.responses, x.logp, strict=True)],
         }
-        for use, g in groups
+        for x in groups
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, zstandard.compress(''.join(json.dumps(row) + '\n' for row in rows).encode()))
+
+
+def pieces(tokenizer: Any, tokens: np.ndarray, spelled: dict[int, str]) -> list[str]:
+    """The text that each token adds; `spelled` has every token's own. Joined they are the decoded response, but for broken bytes.
+
+    A character whose bytes are in several tokens belongs to the last of them.
+    """
+    added, held = [], []
+    for token in tokens.tolist():
+        held.append(token)
+        text = spelled[token] if len(held) == 1 else tokenizer.decode(held)
+        whole = not text.endswith('\ufffd') or len(held) == _HELD
+        added.append(text if whole else '')
+        held = [] if whole else held
+    if held:
+        added[-1] = tokenizer.decode(held)
+    return added
+
+
+def _spelled(tokenizer: Any, responses: Sequence[Response]) -> dict[int, str]:
+    """The text of every token that occurs, by itself."""
+    ids = np.unique(np.concatenate([r.tokens for r in responses] or [np.zeros(0, np.int32)])).tolist()
+    return dict(zip(ids, tokenizer.batch_decode([[i] for i in ids]), strict=True))
+
+
+def _ratios(response: Response, logp: np.ndarray) -> list[float | None]:
+    """π_θ / behaviour policy of each token; None where the loss does not cover it."""
+    ratios = _rounded(np.exp(logp - response.logp))
+    return [x if trained_on else None for x, trained_on in zip(ratios, response.trained_on.tolist(), strict=True)]
+
+
+def _rounded(numbers: np.ndarray) -> list[float]:
+    return np.round(numbers.astype(np.float64), 3).tolist()

@@ -21,7 +21,7 @@ from bapo_jax.run.checkpoint import Checkpoints, RunState
 from bapo_jax.run.ledger import Ledger
 from bapo_jax.run.log import MetricsLog, ProgressBar
 from bapo_jax.run.measures import trained_tokens
-from bapo_jax.run.rollouts import uses, write_rollouts
+from bapo_jax.run.rollouts import logged, write_rollouts
 from bapo_jax.stopping import Stopped
 
 
@@ -35,6 +35,8 @@ class Step:
     fresh: Sequence[Group]
     reevaluated: Sequence[Group]
     batch: Batch
+    trained: Sequence[int | None]
+    logp: Sequence[Sequence[np.ndarray] | None]  # of the batch's groups under π_θ before the update; None where not scored
 
     def __init__(self, seed: int, number: int, seconds: Counter[str]):
         """`seconds` holds the time spent since the step before, by phase; the step adds its own."""
@@ -56,9 +58,11 @@ class Step:
         for part in metrics:
             self.metrics |= part
 
-    def took(self, fresh: Sequence[Group], reevaluated: Sequence[Group], batch: Batch) -> None:
-        """What the step generated, and what it trained on."""
-        self.fresh, self.reevaluated, self.batch = fresh, reevaluated, batch
+    def took(
+        self, fresh: Sequence[Group], reevaluated: Sequence[Group], batch: Batch, trained: Sequence[int | None]
+    ) -> None:
+        """What the step generated, what it trained on, and how many times each of its batch's groups has been."""
+        self.fresh, self.reevaluated, self.batch, self.trained = fresh, reevaluated, batch, trained
 
 
 class Run:
@@ -126,7 +130,8 @@ class Run:
             self._ledger.check(step, now.fresh, now.reevaluated, now.batch)
         if is_due(c.rollouts.every, step):
             path = self._workdir / 'rollouts' / f'{step:06d}.jsonl.zst'
-            write_rollouts(path, self._tokenizer, uses(now.fresh, now.reevaluated, now.batch))
+            with now.timer('rollouts'):
+                write_rollouts(path, self._tokenizer, logged(now.fresh, now.reevaluated, now.batch, now.trained, now.logp))
         self._look_at_skipped(now)
         now.record({'perf/throughput': trained_tokens(now.batch) / now.seconds['timing_s/step']})
         scores = {}
@@ -167,7 +172,7 @@ class Run:
             return
         state.skipped_in_a_row += 1
         path = self._workdir / 'skipped' / f'{now.number:06d}.jsonl.zst'
-        write_rollouts(path, self._tokenizer, list(zip(now.batch.origins, now.batch.groups, strict=True)))
+        write_rollouts(path, self._tokenizer, logged((), (), now.batch, now.trained, now.logp))
         message = f'step {now.number}: {skipped} updates without a finite gradient were skipped; their batch is in {path}'
         events.report('update skipped', message, step=now.number)
         if state.skipped_in_a_row >= limit:

@@ -1,4 +1,4 @@
-"""The theory monitors of a step (learner/monitors.py): the batch is scored before and after its update. They are only logged."""
+"""What is watched of an update: importance ratios for people to see, and the theory monitors (learner/monitors.py). Only logged."""
 
 from __future__ import annotations
 
@@ -20,13 +20,25 @@ from bapo_jax.run.run import Step
 def monitored(
     config: ConfigDict, learner: Learner, state: RunState, batch: Batch, thresholds: dict[str, float], now: Step
 ) -> Iterator[None]:  # fmt: skip
-    """Records the monitors of the update inside, every `theory.every` steps. `thresholds` holds the step's bapo/c2 and bapo/c3."""
-    if not (is_due(config.theory.every, now.number) and batch.groups):
-        yield
-        return
-    with now.timer('theory'):
-        before = learner.score_batch(PROXIMAL, state.theta.params, batch)
+    """Scores what older policies sampled before the update inside, every `rollouts.every` steps for the file of that step.
+
+    Every `theory.every` steps the whole batch is scored before and after, and the monitors are recorded. `thresholds` holds the
+    step's bapo/c2 and bapo/c3.
+    """
+    before, scored = [None] * len(batch.groups), []
+    every = is_due(config.theory.every, now.number)
+    if every:
+        scored = list(range(len(batch.groups)))
+    elif is_due(config.rollouts.every, now.number):  # the importance ratios of what π_θ sampled are 1
+        scored = [i for i, g in enumerate(batch.groups) if any(r.version < now.number - 1 for r in g.responses)]
+    if scored:
+        with now.timer('theory' if every else 'rollouts'):
+            for i, logp in zip(scored, learner.score_batch(PROXIMAL, state.theta.params, batch.take(scored)), strict=True):
+                before[i] = logp
+    now.logp = before
     yield
+    if not (batch.groups and every):
+        return
     with now.timer('theory'):
         after = learner.score_batch(PROXIMAL, state.theta.params, batch)
         c1, low, high = config.replay.c1, thresholds.get('bapo/c2', 0.0), thresholds.get('bapo/c3', 1.0)

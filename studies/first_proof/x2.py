@@ -86,7 +86,7 @@ def main(_) -> None:
         asked = [prompts[i] for i in sorted(wanted[step])]
         draws = [Draw(config.seed, step, TRACKING)] * len(asked)
         sampling = Sampling(config.rollout.temperature, config.rollout.max_response_tokens)
-        answered = collect(engine, read.tokenizer, asked, FLAGS.samples, sampling, draws, None).groups
+        answered = collect(engine, read.tokenizer, asked, FLAGS.samples, sampling, draws, None)
         right |= {(step, g.prompt.id): g.accuracy for g in answered}
 
     columns = ('k/G', 'p then', 'p now', "k'/G", 'luck of X2', 'progress', 'bad luck')

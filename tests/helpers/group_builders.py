@@ -7,10 +7,10 @@ import numpy as np
 from bapo_jax.groups import Group, Prompt, Response, Verdict, binary_rewards, groups_to_arrays
 
 
-def graded(prompt, responses, verdicts, step=0, rewards=None):
-    """The group of these verdicts; its rewards are the paper's binary ones unless others are given."""
+def graded(prompt, responses, verdicts, step=0, rewards=None, answers=None):
+    """The group of these verdicts; rewards are the paper's binary ones, and answers are None, unless others are given."""
     rewards = binary_rewards(verdicts) if rewards is None else np.array(rewards, np.float32)
-    return Group(prompt, tuple(responses), tuple(verdicts), rewards, step)
+    return Group(prompt, tuple(responses), tuple(verdicts), rewards, step, answers or (None,) * len(verdicts))
 
 
 def right(k, G):

@@ -84,7 +84,7 @@ def ids_of(prompts):
 def reevaluated(buffer, rng, limit):
     """The ids of hard prompts that are drawn, and counted once they are answered."""
     drawn = ids_of(buffer.hard_prompts(rng, limit))
-    buffer.mark_reevaluated(drawn)
+    buffer.mark_reevaluated([make_group(i, 0) for i in drawn])
     return drawn
 
 

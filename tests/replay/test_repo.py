@@ -39,7 +39,7 @@ def group(prompt_id: int, step: int, rewards, infra=False) -> Group:
     if infra:
         verdicts[-1], rewards[-1] = Verdict.INFRA_ERROR, np.nan
     prompt = Prompt(prompt_id, 'countdown', np.arange(1 + prompt_id % 3, dtype=np.int32), {'target': prompt_id})
-    return Group(prompt, tuple(responses), tuple(verdicts), rewards, step)
+    return Group(prompt, tuple(responses), tuple(verdicts), rewards, step, tuple(map(str, range(len(verdicts)))))
 
 
 def no_rng(purpose):

@@ -1,8 +1,7 @@
-"""Numbers of evaluations and of several runs, against hand-made counts."""
+"""Numbers of evaluations, against hand-made counts."""
 
-import numpy as np
 import pytest
-from making import config, evaluation, make_run, row
+from making import evaluation, make_run, row
 
 from bapo_jax.report import evaluations
 from bapo_jax.report.records import read_run
@@ -74,31 +73,6 @@ def test_the_cost_takes_the_last_row_before_a_gap(tmp_path):
 def test_a_run_without_evaluations_has_its_cost_alone(tmp_path):
     figure = evaluations.cost(run(tmp_path, [], steps=[1]))
     assert figure.table.rows == (('rollouts', '0', '16'),) and figure.missing
-
-
-def test_seeds_of_one_config_are_one_curve_with_a_band(tmp_path):
-    runs = [
-        run(tmp_path, [evaluation(8, [1], x, x)], steps, f'r{seed}', settings=config(seed=seed))
-        for seed, x, steps in ((1, 0.25, range(1, 9)), (2, 0.75, range(2, 9)))
-    ]
-    other = run(tmp_path, [evaluation(8, [1], 0.5, 0.5)], name='other', settings=config(method='grpo'))
-    figure = evaluations.comparison([*runs, other])
-    reward, mean, passed = figure.panels
-    assert [x.label for x in reward.lines] == ['bapo (2 seeds)', 'grpo']
-    assert reward.lines[0].x.tolist() == list(range(2, 9))  # the steps that both have
-    np.testing.assert_allclose(reward.lines[0].y, [0.1 + s / 100 for s in range(2, 9)], rtol=1e-12)
-    band = mean.lines[0]
-    assert (band.y.tolist(), band.low.tolist(), band.high.tolist()) == ([0.5], [0.25], [0.75])
-    assert mean.lines[1].low is None and passed.title == 'cd4, pass@2'
-
-
-def test_runs_that_differ_in_more_than_seed_stand_apart(tmp_path):
-    settings = [config(seed=1), config(seed=2), config(seed=1, epochs=3), None, None]
-    runs = [run(tmp_path, name=f'r{i}', settings=s) for i, s in enumerate(settings)]
-    groups = evaluations.by_seed(runs)
-    assert {name: [r.name for r in of] for name, of in groups.items()} == {
-        'r0 (2 seeds)': ['r0', 'r1'], 'r2': ['r2'], 'r3': ['r3'], 'r4': ['r4'],
-    }  # fmt: skip
 
 
 def test_the_best_step_is_one_of_training(tmp_path):

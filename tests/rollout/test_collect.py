@@ -51,21 +51,21 @@ def by_length(rows, budget_s):
 
 
 def test_the_verifiers_verdicts_give_binary_rewards(tokenizer, responses):
-    groups, answers = judge(tokenizer, PROMPTS, responses, DRAWS, None)
+    groups = judge(tokenizer, PROMPTS, responses, DRAWS, None)
     assert [g.prompt for g in groups] == PROMPTS and [g.responses for g in groups] == responses
     assert [g.step for g in groups] == [6, 7]
     assert [g.correct for g in groups] == [1, 1]
     assert [g.rewards.tolist() for g in groups] == [[1, 0], [1, 0]] and groups[0].rewards.dtype == np.float32
-    assert groups[1].verdicts[1] == Verdict.UNPARSEABLE and answers[1][1] is None
+    assert groups[1].verdicts[1] == Verdict.UNPARSEABLE and groups[1].answers[1] is None
 
 
 def test_a_reward_of_ones_own_gives_verdicts_and_rewards_apart(tokenizer, responses):
-    groups, answers = judge(tokenizer, PROMPTS, responses, DRAWS, by_length)
+    groups = judge(tokenizer, PROMPTS, responses, DRAWS, by_length)
     assert groups[0].verdicts == (Verdict.WRONG, Verdict.WRONG)
     assert groups[0].rewards.tolist() == [np.float32(1 / len(r.tokens)) for r in responses[0]]
     assert groups[1].verdicts == (Verdict.CORRECT, Verdict.INFRA_ERROR) and groups[1].infra_error
     assert groups[1].rewards[0] > 0 and np.isnan(groups[1].rewards[1])
-    assert answers == [('>', '>'), ('>', None)]
+    assert [g.answers for g in groups] == [('>', '>'), ('>', None)]
 
 
 class Told:
@@ -89,12 +89,12 @@ def test_the_engine_is_asked_once_and_answers_of_any_order_are_in_the_prompts_or
     engine, sampling = Told(), Sampling(0.6, 32)
     for i in (1, 0):
         engine.answers[i].set_result(responses[i])
-    judged = collect(engine, tokenizer, PROMPTS, 2, sampling, DRAWS, None)
-    assert engine.asked == [(PROMPTS, 2, sampling, DRAWS)] and [g.prompt.id for g in judged.groups] == [5, 9]
+    groups = collect(engine, tokenizer, PROMPTS, 2, sampling, DRAWS, None)
+    assert engine.asked == [(PROMPTS, 2, sampling, DRAWS)] and [g.prompt.id for g in groups] == [5, 9]
     collected = as_they_come(engine, tokenizer)
     assert [g.prompt.id for g in collected.groups] == [5, 9] and [g.correct for g in collected.groups] == [1, 1]
     assert collected.generate_s >= 0 and collected.verify_s > 0
-    assert collect(engine, tokenizer, [], 2, sampling, [], None).groups == []
+    assert collect(engine, tokenizer, [], 2, sampling, [], None) == []
 
 
 def test_a_group_is_judged_while_others_are_still_to_come(tokenizer, responses, monkeypatch):
@@ -126,8 +126,8 @@ def test_a_group_of_bad_responses_leaves_the_others_alone_and_its_prompt_has_an_
 
 
 def test_groups_that_are_all_lost_are_groups_all_the_same(tokenizer):
-    groups, answers = judge(tokenizer, PROMPTS, [(), ()], DRAWS, None)
-    assert [(g.prompt.id, g.size, g.infra_error) for g in groups] == [(5, 0, True), (9, 0, True)] and answers == [(), ()]
+    groups = judge(tokenizer, PROMPTS, [(), ()], DRAWS, None)
+    assert [(g.prompt.id, g.size, g.infra_error, g.answers) for g in groups] == [(5, 0, True, ()), (9, 0, True, ())]
 
 
 @pytest.mark.parametrize('error', [RolloutError('no server answers'), OSError('the engine is gone')])
@@ -141,7 +141,7 @@ def test_any_other_error_ends_the_step(tokenizer, error):
 
 def test_more_than_a_fifth_without_a_verdict_ends_the_run(tokenizer, responses):
     """Of ten groups of two responses: two are a fifth, and one response more is too many."""
-    sound, lost = judge(tokenizer, PROMPTS[:1], responses[:1], DRAWS[:1], None).groups[0], graded(PROMPTS[0], (), (), 6)
+    sound, lost = judge(tokenizer, PROMPTS[:1], responses[:1], DRAWS[:1], None)[0], graded(PROMPTS[0], (), (), 6)
     failed = graded(PROMPTS[0], responses[0], (Verdict.CORRECT, Verdict.INFRA_ERROR), 6)
     check_judged([*[sound] * 8, lost, lost], 2)
     check_judged([*[sound] * 6, *[failed] * 4], 2)

@@ -1,5 +1,6 @@
 """The directory of one evaluation: what belongs into it, and what an interrupted one has done before."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,7 +10,6 @@ from group_builders import judged_group
 from bapo_jax.config import default_config
 from bapo_jax.groups import Prompt, Verdict
 from bapo_jax.models.tokenizer import character_tokenizer
-from bapo_jax.rollout.collect import Judged
 from bapo_jax.run.evaluation import done_before, open_evaluation, sample_files, sample_rows, settings
 from bapo_jax.scores import question
 import dataclasses
@@ -65,13 +65,14 @@ def test_rows_give_back_the_questions_they_were_made_of(tmp_path):
     tokenizer, rng = character_tokenizer(), np.random.default_rng(0)
     groups = [judged_group(i, verdicts, rng) for i, verdicts in enumerate([list(Verdict), list(Verdict)[::-1]])]
     answers = [('1', None, '2', None), (None, '3', None, '4')]
-    rows = sample_rows('cd', 0, Judged(groups, answers), tokenizer)
+    groups = [dataclasses.replace(g, answers=a) for g, a in zip(groups, answers, strict=True)]
+    rows = sample_rows('cd', 0, groups, tokenizer)
     assert [(row['question'], row['sample']) for row in rows] == [(i, j) for i in range(2) for j in range(4)]
     assert {row['benchmark'] for row in rows} == {'cd'}
     assert rows[5]['response'] == tokenizer.decode(groups[1].responses[1].tokens)
     file = tmp_path / 'cd.jsonl'
     file.write_text(''.join(json.dumps(row) + '\n' for row in rows))
-    assert done_before(file, 2, 4, 1) == [question(g, a) for g, a in zip(groups, answers, strict=True)]
+    assert done_before(file, 2, 4, 1) == [question(g) for g in groups]
 
 
 def test_the_settings_tell_two_evaluations_of_other_questions_or_another_seed_apart(tmp_path):
@@ -95,12 +96,11 @@ class Spelling:
 
 def judged(questions, first=0):
     """Two responses to each question, with verdicts and answers that differ from question to question."""
-    groups, answers = [], []
+    groups = []
     for i in range(first, first + questions):
         g = make_group(i, 0, G=2)
-        groups.append(graded(g.prompt, g.responses, [(RIGHT, WRONG), (NONE, RIGHT), (WRONG, WRONG)][i % 3]))
-        answers.append((str(i), None))
-    return Judged(groups, answers)
+        groups.append(graded(g.prompt, g.responses, [(RIGHT, WRONG), (NONE, RIGHT), (WRONG, WRONG)][i % 3], answers=(str(i), None)))
+    return groups
 
 
 def written(questions):
@@ -112,7 +112,7 @@ def test_rows_say_where_they_belong_what_was_judged_and_how_long_it_was():
     of_second_chunk = sample_rows('x', 4, judged(2, first=4), Spelling())
     places = [(row['benchmark'], row['question'], row['sample']) for row in of_second_chunk]
     assert places == [('x', 4, 0), ('x', 4, 1), ('x', 5, 0), ('x', 5, 1)]
-    group = judged(1, first=4).groups[0]
+    group = judged(1, first=4)[0]
     assert of_second_chunk[0] == {
         'benchmark': 'x', 'question': 4, 'sample': 0, 'ground_truth': {'target': 4}, 'verdict': 'unparseable', 'answer': '4',
         'response': ' '.join(map(str, group.responses[0].tokens)), 'finish': group.responses[0].finish,
@@ -124,10 +124,10 @@ def test_what_is_read_back_is_what_was_judged(tmp_path):
     (tmp_path / 'x.jsonl').write_text(''.join(written(6)))
     questions = done_before(tmp_path / 'x.jsonl', 6, 2, 2)
     want = judged(6)
-    assert [q.verdicts for q in questions] == [g.verdicts for g in want.groups]
-    assert [q.answers for q in questions] == want.answers
+    assert [q.verdicts for q in questions] == [g.verdicts for g in want]
+    assert [q.answers for q in questions] == [g.answers for g in want]
     assert [(q.lengths, q.truncated) for q in questions] == [
-        (tuple(len(r.tokens) for r in g.responses), tuple(r.finish == 'length' for r in g.responses)) for g in want.groups
+        (tuple(len(r.tokens) for r in g.responses), tuple(r.finish == 'length' for r in g.responses)) for g in want
     ]
 
 

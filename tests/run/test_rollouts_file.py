@@ -1,49 +1,95 @@
-"""rollouts/{step}.jsonl.zst: every group that a step sampled, with what became of it. (The module is run/rollouts.py.)"""
+"""rollouts/{step}.jsonl.zst: every group that a step sampled or trained on. (The module is run/rollouts.py.)"""
 
+import dataclasses
 import json
 
+import numpy as np
+import pytest
 import zstandard
 from group_builders import graded, make_group, right
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
-from bapo_jax.groups import Verdict, make_batch
-from bapo_jax.run.rollouts import uses, write_rollouts
+from bapo_jax.groups import Response, Verdict, make_batch
+from bapo_jax.run.rollouts import Logged, logged, pieces, write_rollouts
 
 
 class Spelling:
     """A tokenizer whose texts are the token numbers."""
 
     def decode(self, tokens):
-        return ' '.join(map(str, tokens))
+        return ''.join(f'{t} ' for t in tokens)
 
     def batch_decode(self, rows):
         return [self.decode(tokens) for tokens in rows]
 
 
-def test_everything_sampled_has_one_use_and_what_was_replayed_is_not_there():
+def test_everything_sampled_or_trained_on_has_one_use():
     fresh, again, old = [make_group(i, 4) for i in range(3)], [make_group(10 + i, 2) for i in range(2)], make_group(20, 3)
     batch = make_batch([fresh[1], again[0], old], ['x1', 'x2', 'x3'])
-    assert uses(fresh, again, batch) == [
-        ('discarded', fresh[0]), ('x1', fresh[1]), ('discarded', fresh[2]), ('x2', again[0]), ('left_out', again[1])
+    logp = [[r.logp for r in g.responses] for g in batch.groups]
+    assert logged(fresh, again, batch, [1, 1, 4], logp) == [
+        ('discarded', fresh[0], 0, None), ('x1', fresh[1], 1, logp[0]), ('discarded', fresh[2], 0, None),
+        ('x2', again[0], 1, logp[1]), ('left_out', again[1], 0, None), ('x3', old, 4, logp[2]),
     ]  # fmt: skip
-    assert uses([], [], batch) == []
+    assert logged([], [], batch, [1, 1, None], [None] * 3)[2] == ('x3', old, None, None)
 
 
-def test_a_row_holds_what_was_asked_answered_and_judged(tmp_path):
+def test_a_row_holds_what_was_asked_answered_judged_and_trained_on(tmp_path):
     g = make_group(3, 1, G=3, step=5)
     verdicts = [*right(1, 2), Verdict.INFRA_ERROR]
-    shaped = graded(g.prompt, g.responses, verdicts, 5, [1, 0.25, float('nan')])
-    write_rollouts(tmp_path / 'rollouts' / '000005.jsonl.zst', Spelling(), [('x1', shaped), ('left_out', g)])
-    first, second = zstandard.decompress((tmp_path / 'rollouts' / '000005.jsonl.zst').read_bytes()).decode().splitlines()
-    assert json.loads(first) == {
-        'use': 'x1',
+    first = dataclasses.replace(g.responses[0], loss_mask=np.arange(len(g.responses[0].tokens)) > 0)
+    shaped = graded(g.prompt, [first, *g.responses[1:]], verdicts, 5, [1, 0.25, float('nan')], ('7', None, None))
+    logp = [r.logp + np.float32(np.log(2)) for r in shaped.responses]
+    file = tmp_path / 'rollouts' / '000005.jsonl.zst'
+    write_rollouts(file, Spelling(), [Logged('x3', shaped, 2, logp), Logged('left_out', g)])
+    row, other = (json.loads(line) for line in zstandard.decompress(file.read_bytes()).decode().splitlines())
+    assert row == {
+        'use': 'x3',
         'prompt_id': 3,
-        'prompt': ' '.join(map(str, g.prompt.tokens)),
+        'prompt': ''.join(f'{t} ' for t in g.prompt.tokens),
         'ground_truth': {'target': 3},
-        'responses': [' '.join(map(str, r.tokens)) for r in g.responses],
+        'responses': [''.join(f'{t} ' for t in r.tokens) for r in g.responses],
         'verdicts': ['correct', 'wrong', 'infra_error'],
+        'answers': ['7', None, None],
         'rewards': [1.0, 0.25, None],  # JSON has no nan
         'finish': [r.finish for r in g.responses],
         'versions': [5, 5, 5],
         'step': 5,
+        'trained': 2,
+        'pieces': [[f'{t} ' for t in r.tokens] for r in g.responses],
+        'logp': [[pytest.approx(float(x), abs=0.0005) for x in r.logp] for r in g.responses],
+        'ratio': [[2.0 if t else None for t in r.trained_on] for r in shaped.responses],
     }
-    assert json.loads(second)['use'] == 'left_out' and json.loads(second)['rewards'] == [1.0, 0.0, 0.0]
+    assert (other['use'], other['rewards'], other['trained'], other['ratio']) == ('left_out', [1.0, 0.0, 0.0], 0, None)
+
+
+BYTES = PreTrainedTokenizerFast(
+    tokenizer_object=Tokenizer(models.WordLevel({f'<0x{i:02X}>': i for i in range(256)}, unk_token='<0x00>'))
+)
+BYTES.backend_tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+SPELLED = dict(enumerate(BYTES.batch_decode([[i] for i in range(256)])))
+
+
+@given(st.text())
+def test_the_text_that_tokens_add_is_the_response_also_where_a_character_is_of_several_tokens(text):
+    tokens = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+    added = pieces(BYTES, tokens, SPELLED)
+    assert len(added) == len(tokens) and ''.join(added) == text
+    places = np.cumsum([len(c.encode()) for c in text]) - 1  # a character's last byte brings it
+    assert [added[i] for i in places] == list(text)
+
+
+@given(st.binary(min_size=1))
+def test_bytes_that_are_no_text_are_as_many_pieces_as_tokens(tokens):
+    added = pieces(BYTES, np.frombuffer(tokens, np.uint8).astype(np.int32), SPELLED)
+    assert len(added) == len(tokens) and ''.join(added)
+
+
+def test_nothing_is_written_of_no_groups_or_of_a_group_that_was_lost(tmp_path):
+    write_rollouts(tmp_path / 'a.zst', Spelling(), [])
+    write_rollouts(tmp_path / 'b.zst', Spelling(), [Logged('discarded', graded(make_group(1, 1).prompt, (), ()))])
+    assert zstandard.decompress((tmp_path / 'a.zst').read_bytes()) == b''
+    assert json.loads(zstandard.decompress((tmp_path / 'b.zst').read_bytes()))['pieces'] == []

@@ -101,7 +101,8 @@ def take(run, number, before_the_end=lambda: None, **metrics):
     with run.step(number) as now:
         before_the_end()
         run.state.step = number
-        now.took([], [], make_batch([make_group(1, 4)], ['x1']))
+        now.logp = [None]
+        now.took([], [], make_batch([make_group(1, 4)], ['x1']), [1])
         now.record({'critic/score/mean': 0.5, 'bapo/x1_groups': 1, 'bapo/x2_groups': 0, 'bapo/x3_groups': 0, **metrics})
 
 

@@ -106,8 +106,8 @@ def test_what_the_qwen3_tokenizer_makes_of_a_response_keeps_the_thinking_apart(q
         texts.extend(text for _, text, _, _ in rows)
         return [(CORRECT, 1.0, None)] * len(rows)
 
-    [group], [answers] = judge(qwen3, [prompt], [(answer,)], [Draw(0, 1, FRESH)], None)
-    assert (group.verdicts[0], answers[0]) == judged
+    [group] = judge(qwen3, [prompt], [(answer,)], [Draw(0, 1, FRESH)], None)
+    assert (group.verdicts[0], group.answers[0]) == judged
     judge(qwen3, [prompt], [(answer,)], [Draw(0, 1, FRESH)], seen)
     assert texts == [response.removesuffix('<|im_end|>')]
 
