@@ -117,7 +117,7 @@ function refresh() {  // draws everything anew, at a cost that does not grow wit
   const c = data.columns;
   shown = [];
   for (let g = 0; g < c.step.length; g++) if (c.step[g] >= state.from && c.step[g] <= state.to && passes(g)) shown.push(g);
-  if (shown.length && !shown.includes(chosen)) choose(shown[0]);
+  if (shown.length && !shown.includes(chosen) && !(searching && chosen >= 0)) choose(shown[0]);
   drawControls();
   drawStrip();
   drawBars();
@@ -176,7 +176,7 @@ async function search() {
       const texts = found.has(g) ? [] : [part.prompt, part.truth, part.text, part.answer];
       if (texts.some(text => text && String(text).toLowerCase().includes(wanted))) found.add(g);
     }
-    byId('progress').textContent = `Searched ${i + 1} of ${order.length} parts: ${found.size} prompts hold the text. Esc stops.`;
+    byId('progress').textContent = `Searched ${i + 1} of ${order.length} parts. Prompts with the text: ${found.size}. Esc stops.`;
     if (performance.now() - drawn > 250) {
       refresh();
       drawn = performance.now();
@@ -186,8 +186,7 @@ async function search() {
   }
   searching = false;
   refresh();
-  const both = `${found.size} prompts hold the text, ${shown.length} of them pass the other filters`;
-  byId('progress').textContent = `Searched everything: ${both}.`;
+  byId('progress').textContent = `Searched everything. Prompts with the text: ${found.size}; those of the filters: ${shown.length}.`;
 }
 
 function stopSearch() {  // true where one was under way

@@ -8,7 +8,6 @@ part is a prompt (place -1) or a response (places 0 to G-1), and names its group
 from __future__ import annotations
 
 import json
-import math
 import re
 import secrets
 import shutil
@@ -23,6 +22,7 @@ from bapo_jax.files import write_text
 
 LIMIT_MB = 256  # of chunks; newer steps are written first
 CHUNK_BYTES = 400_000  # a browser reads so much in a few milliseconds
+_BROKEN = '\ufffd'  # a decoder's mark for bytes that are no character
 EXCERPT = 60  # characters of a prompt in the index
 _STATIC = {'index.html': 'rollouts.html', **{name: name for name in ('rollouts.css', 'rollouts.js', 'list.js', 'responses.js')}}
 _COLUMNS = 'step', 'row', 'use', 'id', 'G', 'correct', 'reward', 'trained', 'sampled', 'first', 'last'
@@ -119,11 +119,11 @@ def _write_chunks(files: list[Path], folder: Path, limit_mb: float) -> dict[str,
             coloured += with_tokens
             misspelt += len(row['responses']) - with_tokens if row.get('pieces') is not None else 0
         if misspelt:
-            notes.append(f'{file.name}: the tokens of {misspelt:,} responses do not fit their texts; these have no colours')
+            notes.append(f'{file.name}: responses without colours, since their tokens do not fit their texts: {misspelt:,}')
         if full or (chunks.bytes >= limit_mb * 1e6 and place + 1 < len(files)):
             part = f'of step {step:,} all from line {number:,}; ' if full else ''
             older = len(files) - place - 1
-            notes.append(f'left out beyond {limit_mb:,g} MB: {part}{older:,} older steps (--rollouts_mb=MB takes more)')
+            notes.append(f'left out beyond {limit_mb:,g} MB: {part}older steps: {older:,} (--rollouts_mb=MB takes more)')
             break
     chunks.close()
     head = {'build': chunks.build, 'chunks': chunks.count, 'coloured': coloured, 'notes': notes}
@@ -145,7 +145,7 @@ def _rows(file: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     except (zstandard.ZstdError, EOFError, OSError) as e:
         notes.append(f'{file.name} is damaged ({e}); its rows up to there are shown')
     if damaged:
-        notes.append(f'{file.name}: {len(damaged):,} damaged lines are left out, the first is line {damaged[0]:,}')
+        notes.append(f'{file.name}: damaged lines left out: {len(damaged):,}, the first is line {damaged[0]:,}')
 
 
 def _lines(file: Path) -> Iterator[bytes]:
@@ -175,7 +175,7 @@ def check_row(row: Any) -> None:
 
 def _numbers(row: dict[str, Any]) -> dict[str, Any]:
     """What the index holds of a row. reward is the mean of those that are known, None where none is."""
-    rewards = [x for x in row['rewards'] if type(x) in (int, float) and math.isfinite(x)]
+    rewards = [x for x in row['rewards'] if _finite(x)]
     return {
         'use': row['use'],
         'id': row['prompt_id'],
@@ -199,18 +199,25 @@ def tokens(text: str, pieces: Any, logp: Any, ratio: Any) -> dict[str, str]:
     """The numbers of a response's T tokens, each kind as one text, which a browser reads faster than a list of numbers.
 
     cuts: how many UTF-16 units each token adds to the text; logp: in thousandths; ratio: to four digits; '?' where not finite.
-    Empty where the pieces do not spell the text, or a list that is not None has another length than T.
+    text: as the pieces spell it, which may mark broken bytes otherwise. Empty where the pieces spell another text, or a list that
+    is not None has another length than T.
     """
-    if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces) or ''.join(pieces) != text:
+    if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
         return {}
-    found = {'cuts': ' '.join(str(len(p) if p.isascii() else sum(1 + (c > '\uffff') for c in p)) for p in pieces)}
+    spelled = ''.join(pieces)
+    if spelled.replace(_BROKEN, '') != text.replace(_BROKEN, ''):
+        return {}
+    found = {'text': spelled, 'cuts': ' '.join(str(len(p) if p.isascii() else sum(1 + (c > '\uffff') for c in p)) for p in pieces)}
     for name, values, spell in (('logp', logp, lambda x: f'{1000 * x:.0f}'), ('ratio', ratio, lambda x: f'{x:.4g}')):
         if values is not None:
             if not isinstance(values, list) or len(values) != len(pieces):
                 return {}
-            known = [type(x) in (int, float) and math.isfinite(x) for x in values]
-            found[name] = ' '.join(spell(x) if there else '?' for x, there in zip(values, known, strict=True))
+            found[name] = ' '.join(spell(x) if _finite(x) else '?' for x in values)
     return found
+
+
+def _finite(x: Any) -> bool:
+    return type(x) in (int, float) and -1e300 < x < 1e300  # an integer may be greater than any float
 
 
 def excerpts(prompts: list[str]) -> list[str]:

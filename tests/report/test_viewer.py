@@ -6,7 +6,7 @@ import re
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from making import make_run
 
@@ -114,15 +114,20 @@ def test_tokens_are_cut_where_a_browser_counts(pieces):
     text = ''.join(pieces)
     found = tokens(text, pieces, [-0.5] * len(pieces), None)
     lengths = [len(p.encode('utf-16-le', 'surrogatepass')) // 2 for p in pieces]
-    assert found == {'cuts': ' '.join(map(str, lengths)), 'logp': ' '.join(['-500'] * len(pieces))}
+    assert found == {'text': text, 'cuts': ' '.join(map(str, lengths)), 'logp': ' '.join(['-500'] * len(pieces))}
 
 
 def test_numbers_that_are_not_finite_are_unknown_and_lists_that_do_not_fit_leave_no_tokens():
     inf = float('inf')
-    assert tokens('ab', ['a', 'b'], [-0.0004, None], [inf, 1.23456]) == {'cuts': '1 1', 'logp': '-0 ?', 'ratio': '? 1.235'}
+    found = tokens('ab', ['a', 'b'], [-0.0004, None], [inf, 1.23456])
+    assert found == {'text': 'ab', 'cuts': '1 1', 'logp': '-0 ?', 'ratio': '? 1.235'}
     for wrong in (['a'], ['a', 'c'], 'ab', None, ['a', 'b', None]):
         assert tokens('ab', wrong, None, None) == {}
     assert tokens('ab', ['a', 'b'], [-1.0], None) == tokens('ab', ['a', 'b'], [-1, -1], {'a': 1}) == {}
+
+
+def test_broken_bytes_may_be_marked_otherwise():
+    assert tokens('a\ufffd\ufffdb', ['a', '\ufffd', 'b'], None, None) == {'text': 'a\ufffdb', 'cuts': '1 1 1'}
 
 
 def test_tokens_that_do_not_fit_are_told(tmp_path):
@@ -131,7 +136,7 @@ def test_tokens_that_do_not_fit_are_told(tmp_path):
     rows[5][2]['logp'][0].pop()
     done, index = made(tmp_path, rows)
     assert done.notes == index['notes']
-    assert done.notes == ['000005.jsonl.zst: the tokens of 2 responses do not fit their texts; these have no colours']
+    assert done.notes == ['000005.jsonl.zst: responses without colours, since their tokens do not fit their texts: 2']
     assert index['coloured'] == 10
 
 
@@ -170,7 +175,25 @@ def test_a_damaged_line_is_told_and_the_others_are_shown(tmp_path, damage):
     file.write_bytes(zstandard.compress(data if isinstance(data, bytes) else data.encode()))
     done = write_viewer(tmp_path / 'run', tmp_path / 'viewer', 'run')
     assert done.groups == 6 and len(done.notes) == 1
-    assert re.fullmatch(r'000002\.jsonl\.zst: 1 damaged lines are left out, the first is line [14]', done.notes[0])
+    assert re.fullmatch(r'000002\.jsonl\.zst: damaged lines left out: 1, the first is line [14]', done.notes[0])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_row_with_any_value_in_its_place_is_shown_or_told(tmp_path, data):
+    good = some_rows(1, groups=1, G=2, length=2)[1][0]
+    name = data.draw(st.sampled_from(sorted(good)))
+    bad = good | {name: data.draw(JSON | st.lists(JSON, min_size=2, max_size=2) | st.just([[1, 'a'], [None, {}]]))}
+    done, index = made(tmp_path, {1: [bad, good]})
+    left_out = sum('damaged lines left out: 1, the first is line 1' in note for note in done.notes)
+    assert done.groups == 2 - left_out == len(index['columns']['row']) and index['columns']['row'][-1] == 2
+    parts_of(tmp_path / 'viewer')
 
 
 @pytest.mark.parametrize('keep', [0, 4, 0.5, 0.95])
@@ -201,9 +224,9 @@ def test_the_newest_rows_are_taken_up_to_the_limit(tmp_path):
     assert whole.groups == 30 and part.notes == index['notes'] and len(part.notes) == 1
     assert c['step'][:10] == [30] * 10 and set(c['step'][10:]) == {20} and 13 <= part.groups <= 17
     line = part.groups - 10 + 1
-    assert f'of step 20 all from line {line}; 1 older steps (--rollouts_mb=MB takes more)' in part.notes[0]
+    assert f'of step 20 all from line {line}; older steps: 1 (--rollouts_mb=MB takes more)' in part.notes[0]
     none = write_viewer(tmp_path / 'run', tmp_path / 'viewer', 'run', limit_mb=0)
-    assert none.path is None and 'of step 30 all from line 1; 2 older steps' in none.notes[0]
+    assert none.path is None and 'of step 30 all from line 1; older steps: 2' in none.notes[0]
 
 
 def test_an_older_viewer_is_replaced_wholly_and_nothing_else_is(tmp_path):

@@ -1,4 +1,4 @@
-"""The rollout viewer in Debian's Chromium, opened from the disk: by mouse, by keys, on a phone, with hostile text and with much of it."""
+"""The rollout viewer in Debian's Chromium, opened from the disk: by mouse, by keys, on a phone, with hostile and with much text."""
 
 import random
 import re
@@ -104,9 +104,11 @@ def test_a_step_a_prompt_and_its_responses_with_all_that_is_known(opened, url, r
     assert page.inner_text('#about') == '3 steps, 36 prompts, 144 responses' and count(page) == 12
     assert page.inner_text('#detail-title') == 'Prompt 7, step 40: 1 of 4 correct'
     facts = page.inner_text('#group .facts')
-    assert all(words in facts for words in ('X2', 'a hard prompt asked again', 'trained on 3 times', 'mean reward 0.333', 'step 38'))
+    said = 'X2', 'a hard prompt asked again', 'trained on 3 times', 'mean reward 0.333', 'sampled at step 38'
+    assert all(words in facts for words in said)
     first, second, third, fourth = page.locator('.card .facts').all_inner_texts()
-    assert all(words in first for words in ('✓ correct', 'reward 1', 'answer: 41', 'finish: stop', 'policy 37, 2 steps stale', '5 tokens'))
+    said = '✓ correct', 'reward 1', 'answer: 41', 'finish: stop', 'policy 37, 2 steps stale', '5 tokens'
+    assert all(words in first for words in said)
     assert '✗ wrong' in second and 'cut at the length limit' in second
     assert '? unparseable' in third and 'no answer extracted' in third and 'policy 36, 3 steps stale' in third
     assert 'infrastructure error' in fourth and 'reward none' in fourth
@@ -226,7 +228,7 @@ def test_accuracy_and_steps_filter(opened, url, rows):
 def test_text_is_found_in_everything_that_was_logged(opened, url, rows):
     page = opened(url)
     search(page, 'tHe nEEdle')
-    assert 'Searched everything: 1 prompts hold the text, 0 of them' in page.inner_text('#progress') and count(page) == 0
+    assert 'Prompts with the text: 1; those of the filters: 0.' in page.inner_text('#progress') and count(page) == 0
     page.click('#all')
     settled(page)
     assert count(page) == 1 and f'#{rows[10][5]["prompt_id"]}' in listed(page)[0]
@@ -413,7 +415,7 @@ def test_a_search_can_be_stopped(opened, tmp_path, monkeypatch):
     write_rows(tmp_path, 1, [row(rng, 1, 8, 5) for _ in range(150)])
     page = opened(write_viewer(tmp_path, tmp_path / 'viewer', 'small chunks').path.as_uri())
     page.fill('#text', 'so')
-    page.wait_for_selector('#progress:has-text("Searched 5")')
+    page.wait_for_selector('#progress:has-text("Esc stops")')
     page.keyboard.press('Escape')
     page.wait_for_selector('#progress:has-text("Stopped there")')
     searched, parts = map(int, re.match(r'Searched (\d+) of (\d+) parts', page.inner_text('#progress')).groups())
