@@ -186,7 +186,8 @@ async function search() {
   }
   searching = false;
   refresh();
-  byId('progress').textContent = `Searched everything. Prompts with the text: ${found.size}; those of the filters: ${shown.length}.`;
+  const counts = `Prompts with the text: ${found.size}; those of the filters: ${shown.length}`;
+  byId('progress').textContent = `Searched everything. ${counts}.`;
 }
 
 function stopSearch() {  // true where one was under way

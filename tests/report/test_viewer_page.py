@@ -33,7 +33,7 @@ def rows():
         'logp': [[-0.01, -0.5, -1.0, -3.0, -6.0]] * 4, 'ratio': [[1.0, 0.4, 0.9, 3.0, 1.1]] * 4,
     }  # fmt: skip
     made[40][1] |= {'use': HOSTILE, 'prompt': HOSTILE, 'ground_truth': {HOSTILE: 1}, 'responses': [HOSTILE] * 4}
-    made[40][1] |= {'pieces': [list(HOSTILE)] * 4, 'logp': [[-9.0] * len(HOSTILE)] * 4, 'ratio': None, 'answers': [HOSTILE] * 4}
+    made[40][1] |= {'pieces': [list(HOSTILE)] * 4, 'logp': [[-9.0] * len(HOSTILE)] * 4, 'ratio': None, 'answers': [HOSTILE, 'w' * 300, '', None]}
     made[40][1] |= {'verdicts': [HOSTILE, 'wrong', '__proto__', 'constructor']}
     made[40][2] |= {'use': 'discarded', 'ratio': None, 'trained': 0}
     made[10][5]['answers'][1] = 'the Needle'
@@ -50,22 +50,25 @@ def url(rows, tmp_path_factory):
 
 @pytest.fixture
 def opened(chromium):
-    """A function of (address, scheme, size) to a page that has settled; each has met no error when the test ends."""
-    contexts, errors = [], []
+    """A function of (address, scheme, size) to a page that has settled; each has met no error when the test ends.
 
-    def open_page(address, scheme='light', size='desk', settle=True):
+    `.asked` are the chunks that were asked for, `.errors` the errors.
+    """
+    contexts, errors, asked = [], [], []
+
+    def open_page(address, scheme='light', size='desk'):
         width, height = SIZES[size]
         contexts.append(chromium.new_context(color_scheme=scheme, viewport={'width': width, 'height': height}))
         page = contexts[-1].new_page()
         page.set_default_timeout(DEADLINE)
         page.on('pageerror', lambda error: errors.append(str(error)))
         page.on('console', lambda message: errors.append(message.text) if message.type == 'error' else None)
+        page.on('request', lambda request: asked.append(request.url.rpartition('/')[2]) if '/chunks/' in request.url else None)
         page.goto(address, timeout=DEADLINE)
-        if settle:
-            settled(page)
+        settled(page)
         return page
 
-    open_page.errors = errors
+    open_page.errors, open_page.asked = errors, asked
     yield open_page
     for context in contexts:
         context.close()
@@ -388,21 +391,18 @@ def test_ten_thousand_responses_stay_on_the_disk_until_they_are_asked_for(opened
     ten_thousand(tmp_path)
     path = write_viewer(tmp_path, tmp_path / 'viewer', 'many').path
     assert (path.parent / 'index.js').stat().st_size < 200_000
-    page = opened(path.as_uri(), settle=False)
-    asked = []
-    page.on('request', lambda request: asked.append(request.url.rpartition('/')[2]) if '/chunks/' in request.url else None)
-    settled(page)
+    page, asked = opened(path.as_uri()), opened.asked
     page.keyboard.press('j')
     page.keyboard.press('a')
     settled(page)
     assert page.inner_text('#about') == '25 steps, 1,250 prompts, 10,000 responses' and count(page) == 1250
-    assert set(asked) <= {'0.js'}
+    assert asked == ['0.js']
     assert page.locator('.row').count() < 40
     page.focus('#list')
     page.keyboard.press('End')
     settled(page)
     chunks = page.evaluate('data.chunks')
-    assert len(asked) <= 3 and asked[-1] == f'{chunks - 1}.js' and chunks > 20
+    assert asked[1:] in ([f'{chunks - 1}.js'], [f'{chunks - 2}.js', f'{chunks - 1}.js']) and chunks > 20
     assert page.evaluate('document.querySelectorAll("*").length') < 5000
     search(page, 'therefore')
     assert len(set(asked)) == chunks and page.evaluate('kept.size') <= 4  # read once each, and let go
