@@ -21,7 +21,7 @@ env: .venv/ready-$(JAX)
 train: env
 	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m bapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart $(ARGS)
 
-test: .venv/ready-test vllm-env tpu-compiler browser
+test: .venv/ready-test vllm-env tpu-compiler inspect-env browser
 	.venv/bin/python -m pytest $(ARGS)
 
 # Without the tests that start servers or processes, or train whole runs.
@@ -93,6 +93,14 @@ tpu-compiler: .tpu-compiler/ready
 		print(next(r.split(";")[0] for r in m.requires("jax") if r.startswith("libtpu")))')"
 	@touch $@
 
+# Inspect, which reads what `report.inspect_log` wrote. Its many packages would hold some of ours back, so it stands alone.
+inspect-env: .venv-inspect/ready
+
+.venv-inspect/ready:
+	$(PYTHON) -m venv --clear .venv-inspect
+	.venv-inspect/bin/python -m pip install -q --disable-pip-version-check 'inspect_ai>=0.3.285,<0.4'
+	@touch $@
+
 # Debian's Chromium, which opens the rollout viewer in the tests; playwright only drives it.
 browser:
 	@command -v chromium > /dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends chromium; } || \
@@ -112,6 +120,6 @@ train-vllm: env vllm-env
 		--config.rollout.server_args="('--enforce-eager',)" --workdir=runs/quickstart_vllm $(ARGS)
 
 clean-env:
-	rm -rf .venv .venv-vllm .venv-audit .tpu-compiler
+	rm -rf .venv .venv-vllm .venv-audit .venv-inspect .tpu-compiler
 
-.PHONY: help env train test versions rows quick faults fuzz audit browser gpu-report vllm-env tpu-compiler train-vllm clean-env
+.PHONY: help env train test versions rows quick faults fuzz audit gpu-report vllm-env tpu-compiler inspect-env browser train-vllm clean-env

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from absl import app, flags
+from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
 flags.disclaim_key_flags()  # a flag defined here is its caller's
@@ -30,9 +32,23 @@ def config_file(said: str) -> str:
     return f'{CONFIGS / file}.py{colon}{method}'
 
 
+def check_overrides(config: ConfigDict, arguments: Sequence[str]) -> None:
+    """Raises ValueError for an argument --config.FIELD=VALUE whose field the config lacks, naming those that are there."""
+    for argument in arguments:
+        found = re.match(r'--?config\.([\w.]+)', argument)
+        section, place = config, 'the config'
+        for part in found[1].split('.') if found else ():
+            fields = dict(section) if isinstance(section, ConfigDict) else {}
+            if part not in fields:
+                raise ValueError(f'--config.{found[1]}: no such field; {place} has {", ".join(sorted(fields)) or "no fields"}')
+            section, place = fields[part], part
+
+
 class _Parser(config_flags.ConfigFileFlagParser):
     def parse(self, path):
-        return super().parse(config_file(path))
+        config = super().parse(config_file(path))
+        check_overrides(config, sys.argv)
+        return config
 
 
 def define_config(help_string: str) -> None:

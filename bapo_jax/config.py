@@ -73,7 +73,7 @@ def check_task(c: ConfigDict, need: Need) -> None:
     one_of(need, c, 'task.name', TASKS)
     not_negative(need, c, 'task.limit', 'task.reward_workers')
     positive(need, c, 'task.verify_s', 'task.reward_deadline_s')
-    need(0 <= c.task.overlong_share < 1, f'task.overlong_share={c.task.overlong_share} is a share of the limit, in [0, 1)')
+    need(0 <= c.task.overlong_share < 1, f'task.overlong_share={c.task.overlong_share} must be in [0, 1): a share of the limit')
     if c.task.name in TASKS:
         one_of(need, c, 'task.template', tuple(get_task(c.task.name).TEMPLATES))
     try:
@@ -96,7 +96,7 @@ def check_prompts(c: ConfigDict, need: Need) -> None:
     q = c.prompts
     one_of(need, c, 'prompts.selector', ('shuffled', 'mopps'))
     at_least_one(need, c, 'prompts.candidates')
-    need(0 < q.target < 1, f'prompts.target={q.target} is a success rate, in (0, 1)')
+    need(0 < q.target < 1, f'prompts.target={q.target} must be in (0, 1): a success rate')
     need(0 <= q.decay <= 1, f'prompts.decay={q.decay} must be in [0, 1]')
 
 
@@ -164,7 +164,7 @@ def check_evaluate(c: ConfigDict, need: Need) -> None:
         need, c, 'evaluate.every', 'evaluate.track_prompts', 'evaluate.temperature', 'evaluate.max_prompt_tokens',
         'evaluate.max_response_tokens',
     )  # fmt: skip
-    need(0 < c.evaluate.top_p <= 1, f'evaluate.top_p={c.evaluate.top_p} is a share, above 0 and up to 1')
+    need(0 < c.evaluate.top_p <= 1, f'evaluate.top_p={c.evaluate.top_p} must be in (0, 1]')
 
 
 def rollouts_section() -> ConfigDict:

@@ -56,7 +56,7 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
         'rollout.max_response_tokens', 'rollout.rows', 'rollout.concurrency',
     )  # fmt: skip
     positive(need, c, 'rollout.temperature', 'rollout.deadline_s')
-    need(0 <= r.mixture < 1, f'rollout.mixture={r.mixture} is a share of prompts, in [0, 1)')
+    need(0 <= r.mixture < 1, f'rollout.mixture={r.mixture} must be in [0, 1): a share of prompts')
     need(not (r.overlap and (r.mixture or r.refill_batches > 1)),
          f'rollout.overlap with rollout.mixture={r.mixture} and rollout.refill_batches={r.refill_batches}: how many prompts a step '
          'takes, or which policies answer, is known at that step alone; set rollout.overlap=False')  # fmt: skip
@@ -76,7 +76,7 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
     need(len(set(r.gpus)) == len(r.gpus), f'rollout.gpus={r.gpus} names a GPU twice; each server has one of its own')
     need(not r.servers or bool(os.environ.get(TOKEN_VARIABLE)),
          f"rollout.servers={r.servers}, but {TOKEN_VARIABLE} is not set; put the servers' token there")  # fmt: skip
-    need(0 <= r.server_memory < 1, f'rollout.server_memory={r.server_memory} is a fraction of the GPU, in [0, 1)')
+    need(0 <= r.server_memory < 1, f'rollout.server_memory={r.server_memory} must be in [0, 1): a share of the memory of a GPU')
 
 
 def replay_section() -> ConfigDict:
@@ -130,7 +130,7 @@ def check_replay(c: ConfigDict, need: Need) -> None:
         return
     need(c2[0] <= c3[0] and c2[-1] <= c3[-1],
          f'replay.c2={p.c2} exceeds replay.c3={p.c3} at an end, so no accuracy is replayed; swap or lower c2')  # fmt: skip
-    need(0 <= min(*c2, *c3) and max(*c2, *c3) <= 1, f'replay.c2={p.c2} and replay.c3={p.c3} are accuracies, in [0, 1]')
+    need(0 <= min(*c2, *c3) and max(*c2, *c3) <= 1, f'replay.c2={p.c2} and replay.c3={p.c3} must be in [0, 1]: accuracies')
 
 
 def learner_section() -> ConfigDict:
@@ -211,8 +211,8 @@ def check_learner(c: ConfigDict, need: Need) -> None:
         'learner.adam_eps',
     )  # fmt: skip
     for name in ('adam_b1', 'adam_b2'):
-        need(0 <= l[name] < 1, f'learner.{name}={l[name]} is a decay, in [0, 1)')
-    need(0 <= l.final_share <= 1, f'learner.final_share={l.final_share} is a share of learner.learning_rate, in [0, 1]')
+        need(0 <= l[name] < 1, f'learner.{name}={l[name]} must be in [0, 1)')
+    need(0 <= l.final_share <= 1, f'learner.final_share={l.final_share} must be in [0, 1]: a share of learner.learning_rate')
     need(l.schedule == 'constant' or l.decay_updates > 0,
          f'learner.schedule={l.schedule} has no end: steps={c.steps} leaves no optimizer step after learner.warmup_updates='
          f'{l.warmup_updates}; set learner.decay_updates, or steps where `epochs` gives them')  # fmt: skip
@@ -243,5 +243,5 @@ def check_critic(c: ConfigDict, need: Need) -> None:
     v = c.critic
     positive(need, c, 'critic.learning_rate', 'critic.value_clip')
     not_negative(need, c, 'critic.warmup_steps')
-    need(0 < v.gamma <= 1, f'critic.gamma={v.gamma} is a discount, in (0, 1]')
+    need(0 < v.gamma <= 1, f'critic.gamma={v.gamma} must be in (0, 1]')
     need(0 <= v.gae_lambda <= 1, f'critic.gae_lambda={v.gae_lambda} must be in [0, 1]')

@@ -64,7 +64,7 @@ def _of_run(run: Path) -> StoredPolicy:
     checkpoints = Checkpoints(run / 'checkpoints', keep=None)
     step = checkpoints.latest_step()
     if step is None:
-        raise FileNotFoundError(f'{run / "checkpoints"} holds no complete checkpoint')
+        raise FileNotFoundError(f'{run / "checkpoints"} holds no complete checkpoint; train until checkpoint.every steps are done')
 
     def params(model: ModelConfig, mesh: Mesh) -> hf.Params:
         _, shapes = hf.abstract_params(model)
@@ -90,7 +90,7 @@ def _published(directory: Path) -> StoredPolicy:
         of_base = architecture(model)
         differing = [f'{k} {v!r} (the base has {of_base.get(k)!r})' for k, v in manifest.model.items() if of_base.get(k) != v]
         if differing:
-            raise ValueError(f'{directory} is of another model than its base: {", ".join(differing)}')
+            raise ValueError(f'{directory} is of another model than its base: {", ".join(differing)}; restore model.path')
         absent = [t.name for t in hf.layout(model) if t.name not in {m.name for m in manifest.tensors}]
         if absent:
             raise ValueError(f'{directory / MANIFEST} has no tensor {absent[0]}; publish the policy again')

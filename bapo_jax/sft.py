@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -99,7 +100,10 @@ def main(_) -> None:
     if (output / 'model.safetensors').exists():
         raise app.UsageError(f'--output={output} already holds a model; give an empty directory')
     if FLAGS.start:
-        hf.read_config(FLAGS.start)  # raises where it holds no model, before anything is written
+        try:
+            hf.read_config(FLAGS.start)  # before anything is written
+        except (ValueError, OSError) as e:
+            sys.exit(f'error: --start={FLAGS.start}: {e}')
     output.mkdir(parents=True, exist_ok=True)
     if FLAGS.start:
         tokenizer = load_tokenizer(FLAGS.start)

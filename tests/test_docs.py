@@ -1,6 +1,8 @@
 """The pages are true where that can be read off: links lead somewhere, quoted messages exist, the first page is short."""
 
 import ast
+import builtins
+import functools
 import re
 
 import pytest
@@ -16,23 +18,145 @@ def test_links_lead_to_files(page):
     assert not missing
 
 
+# Messages without a row on the page of errors, and why. A part of the text is enough.
+NO_ROW = {
+    'a mistake in the program; checks come before it, so no input leads there': (
+        'the objective reads the role', "is unknown; choose 'rebalance' or 'keep'", 'of … tokens does not fit',
+        'call choose() first', 'patches is no image', 'windows does not fit into a row', 'rows of … windows, and there are',
+        'features to stand there', 'is the prompt cut off?', 'behind the last of … images', 'exceed learner.batch_groups =',
+        'occurs twice among the … fresh', 'the buffer takes each step once', 'expected one of …', 'a threshold is one number',
+        'the engine holds no policy yet', 'was begun without its hard prompts', 'no checkpoint was written at step',
+        'a benchmark without questions', 'replay.bad_capacity, replay.high_capacity and', 'sizes must lie in 2..6',
+        'unknown countdown test set', 'no solution in non-negative integers',
+    ),
+    'a command that ends closes its engine, and says its own message': ('the engine was closed',),
+    'caught: the answer is unparseable': ('unexpected …', 'longer than … characters', 'nested deeper than', 'expected ")", found'),
+    'caught: an infrastructure error, of which the row "have no verdict" tells': ('the verifier failed on this answer',),
+    'the tail of a message that has a row': ('is not what was saved', 'bytes, more than any manifest', 'it holds no object'),
+}  # fmt: skip
+# What is raised with a text that is made elsewhere: by another exception, or by a function whose texts have rows of their own.
+MADE_ELSEWHERE = {
+    'str(e)', 'told', "answer['bad']", 'f"{file}: {\'; \'.join(messages)}"', "f'{type(e).__name__}: {reason}'",
+    "'\\n'.join((f'host {i}: {text}' for i, text in enumerate(said) if text))",
+    "said if str(arguments.run) in said else f'{arguments.run}: {said}'", "f'error: {e}'", "f'error: {error}'",
+}  # fmt: skip
+RAISED_AGAIN = {'result', 'Stopped', 'next(iter(damaged.values()))', '_in_use(path, holder)', '_in_use(path, before)'}
+EXIT_STATUS = {'1', 'main()', 'stopping.STATUS', '0 if dry_run(FLAGS.config, FLAGS.topology).fits is not False else 1',
+               'process.returncode if process.returncode >= 0 else 128 - process.returncode'}  # fmt: skip
+LEAST = 12  # letters that a row quotes where it quotes less than half of a message: a shorter one would stand for anything
+
+
 def text_of(node):
     """The text of a string in the source, with an ellipsis for each value that is put in; None for anything else."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
         return ''.join(part.value if isinstance(part, ast.Constant) else '…' for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return (text_of(node.left) or '…') + (text_of(node.right) or '…')
     return None
 
 
+def name_of(node):
+    return ast.unparse(node).split('.')[-1]
+
+
+@functools.cache
+def nodes():
+    files = [file for folder in ('bapo_jax', 'configs') for file in (ROOT / folder).rglob('*.py')]
+    return [(file, node) for file in files for node in ast.walk(ast.parse(file.read_text('utf-8')))]
+
+
+@functools.cache
+def exceptions():
+    """The names of Python's exceptions, of absl's and of the package's own."""
+    names = {name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, Exception)}
+    names, classes = names | {'UsageError'}, [node for _, node in nodes() if isinstance(node, ast.ClassDef)]
+    while new := {c.name for c in classes if any(name_of(base) in names for base in c.bases)} - names:
+        names |= new
+    return names
+
+
+def is_made(node):
+    """Whether a call makes an exception."""
+    return isinstance(node, ast.Call) and (name_of(node.func) in exceptions() or name_of(node.func) == '_damaged')
+
+
+def message_nodes():
+    """The nodes of all messages: of exceptions, of sys.exit, of the config's problems, and of errors that are printed.
+
+    Other modules' `need` puts its text into a message that they raise, and that has a row.
+    """
+    for file, node in nodes():
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        called, notes = ast.unparse(node.func), file.name.startswith(('config', 'fields'))
+        if is_made(node):
+            yield node.args[-1 if called == 'self._damaged' else 0]
+        elif called in ('sys.exit', 'leave') or called == 'print' and (text_of(node.args[0]) or '').startswith('error: '):
+            yield node.args[0]
+        elif called == 'need' and notes and ast.unparse(node.args[1]) != 'str(error)':
+            yield node.args[1]
+
+
+def messages_of_scripts():
+    """The errors that launch/*.sh and the Makefile print, with an ellipsis for each variable."""
+    for file in [ROOT / 'Makefile', *(ROOT / 'launch').glob('*.sh')]:
+        for said in re.findall(r'''echo (?:"error: (.*?)"|'(.*?)') >&2''', file.read_text('utf-8')):
+            yield re.sub(r'\$(\w+|\{.*?\})', '…', ''.join(said))
+
+
+def messages():
+    texts = [' '.join((text_of(node) or '…').split()) for node in message_nodes()]
+    return {text for text in [*texts, *messages_of_scripts()] if re.search(r'\w', text.replace('error: …', ''))}
+
+
+def rows():
+    return re.findall(r'^\| `(.+?)` \|', (ROOT / 'docs' / 'errors.md').read_text('utf-8'), re.MULTILINE)
+
+
+def quotes(row, text):
+    """Whether the constant parts of the row stand in the text, in order."""
+    at = 0
+    for part in row.split('…'):
+        if (at := text.find(part, at)) < 0:
+            return False
+        at += len(part)
+    return True
+
+
 def test_quoted_errors_are_messages_of_the_package():
-    trees = [ast.parse(file.read_text('utf-8')) for file in (ROOT / 'bapo_jax').rglob('*.py')]
-    texts = [text for tree in trees for node in ast.walk(tree) if (text := text_of(node))]
-    rows = re.findall(r'^\| `(.+?)` \|', (ROOT / 'docs' / 'errors.md').read_text('utf-8'), re.MULTILINE)
-    assert len(rows) > 40
+    texts = [' '.join(text.split()) for _, node in nodes() if (text := text_of(node))]
+    texts += messages_of_scripts()
+    assert len(rows()) > 200 and len(set(rows())) == len(rows())
     # What varies may be a value, or text that the source puts in by another road.
-    unknown = [row for row in rows if not any(re.search('.*'.join(map(re.escape, row.split('…'))), text) for text in texts)]
-    assert not unknown
+    assert not [row for row in rows() if not any(quotes(row, text) for text in texts)]
+
+
+def test_every_message_has_a_row_or_a_reason_to_have_none():
+    reasoned = [part for parts in NO_ROW.values() for part in parts]
+    sizes = {row: len(row.replace('…', '')) for row in rows()}
+    silent = [
+        text for text in messages()
+        if not any(quotes(row, text) and size >= min(LEAST, len(text.replace('…', '')) / 2) for row, size in sizes.items())
+    ]  # fmt: skip
+    assert not [text for text in silent if not any(quotes(part, text) for part in reasoned)]
+    assert not [part for part in reasoned if not any(quotes(part, text) for text in silent)], 'reasons for what is not there'
+
+
+def test_a_message_is_written_where_it_is_raised():
+    """Else the test above would not see it."""
+    opaque = {ast.unparse(node) for node in message_nodes() if not re.search(r'\w', (text_of(node) or '').replace('error: …', ''))}
+    assert opaque == MADE_ELSEWHERE | EXIT_STATUS
+    raised = [node.exc for _, node in nodes() if isinstance(node, ast.Raise) and node.exc is not None]
+    assert {ast.unparse(exc) for exc in raised if not any(map(is_made, ast.walk(exc)))} == RAISED_AGAIN
+
+
+def test_the_first_page_leads_to_every_page():
+    linked = set(LINK.findall((ROOT / 'README.md').read_text('utf-8')))
+    wanted = 'start concepts configure methods tasks vllm launch operations performance adding_a_method adding_a_task errors'
+    assert {f'docs/{name}.md' for name in wanted.split()} <= linked
+    assert {f'docs/{page.name}' for page in (ROOT / 'docs').glob('*.md')} <= linked
 
 
 def test_the_first_page_is_short():

@@ -18,6 +18,7 @@ import pytest
 from small_run import ROOT, metrics, rollouts, run, small_config
 
 from bapo_jax.learner.learner import Learner
+from bapo_jax.report import inspect_log
 from bapo_jax.train import build
 
 pytestmark = pytest.mark.usefixtures('compile_once')
@@ -171,6 +172,16 @@ def test_alpha_moves_only_at_syncs_and_hard_prompts_are_answered_by_theta(bapo_r
             reevaluated += not fresh
     assert reevaluated > 0
     assert [row['bapo/lag'] for row in metrics(workdir)[1:]] == [t - 1 - a for t, a in alpha.items()]
+
+
+@pytest.mark.slow
+def test_what_a_run_keeps_can_be_exported(bapo_run):
+    """As logs for Inspect: every response of every step, and each evaluation."""
+    workdir, _, _ = bapo_run
+    logs = list(inspect_log.logs(workdir))
+    sampled = [len(log['samples']) for log in logs if log['eval']['task'] == 'countdown-rollouts']
+    assert sampled == [sum(len(row['responses']) for row in rollouts(workdir, step)) for step in range(1, 7)]
+    assert [log['eval']['metadata']['step'] for log in logs if not log['samples']] == [0, 6]
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ slow = pytest.mark.slow
 COMMANDS = {
     'bapo-train': '--join_timeout', 'bapo-evaluate': '--max_prompt_tokens', 'bapo-export': '--shard_gb', 'bapo-grade': '--help',
     'bapo-report': '--output', 'bapo-buffers': '--show', 'bapo-methods': '--write', 'bapo-sft': '--layers',
-    'bapo-serve': '--memory',
+    'bapo-serve': '--memory', 'bapo-inspect': '--step',
 }  # fmt: skip
 
 

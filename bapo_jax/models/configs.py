@@ -82,7 +82,7 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
             dtype=dtype,
         )
     except KeyError as e:
-        raise ValueError(f'{file}: the field {e.args[0]!r} is missing') from e
+        raise ValueError(f'{file}: the field {e.args[0]!r} is missing; fetch the model directory again') from e
     if config.num_heads % config.num_kv_heads or config.head_dim % 2 or not config.head_dim:
         raise ValueError(
             f'{file}: {config.num_heads} heads of {config.head_dim} numbers and {config.num_kv_heads} heads of keys make no model; '
@@ -90,7 +90,7 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
         )
     if has_vision and sum(config.mrope_section) != config.head_dim // 2:
         section = list(config.mrope_section)
-        raise ValueError(f'{file}: mrope_section={section} must add up to half of head_dim, {config.head_dim // 2}')
+        raise ValueError(f'{file}: mrope_section={section} must add up to half of head_dim, {config.head_dim // 2}; fetch it again')
     return config
 
 

@@ -146,11 +146,13 @@ def _open_tensors(path: Path, tensors: list[Tensor], shapes: Params) -> dict[str
         file_of = _read_index(index_file)
         absent = [t.name for t in tensors if t.name not in file_of]
         if absent:
-            raise ValueError(f'{index_file}: no tensor {absent[0]!r}; the checkpoint does not fit its config.json')
+            raise ValueError(f'{index_file}: no tensor {absent[0]!r}, which config.json implies; fetch the model directory again')
     elif single.is_file():
         file_of = {t.name: single for t in tensors}
     else:
-        raise FileNotFoundError(f'model.path={str(path)!r}: no model.safetensors and no model.safetensors.index.json there')
+        raise FileNotFoundError(
+            f'model.path={str(path)!r}: no model.safetensors and no model.safetensors.index.json there; fetch or convert them'
+        )
 
     opened: dict[Path, Any] = {}
     handles = {}

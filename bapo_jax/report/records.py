@@ -75,10 +75,10 @@ def has(records: Records, name: str) -> bool:
 def read_run(directory: Path, name: str | None = None) -> Records:
     """Raises ValueError, naming the directory, where it holds no training step or a damaged row."""
     if not (directory / 'metrics.jsonl').is_file():
-        raise ValueError(f'{directory} is no run directory: it has no metrics.jsonl')
+        raise ValueError(f'{directory} is no run directory: it has no metrics.jsonl; give the --workdir of a run')
     steps, columns, bins, values = _metrics(directory / 'metrics.jsonl')
     if not len(steps):
-        raise ValueError(f'{directory}: metrics.jsonl holds no training step')
+        raise ValueError(f'{directory}: metrics.jsonl holds no training step; wait for the first')
     notes: list[str] = []
     evaluations = [e for file in sorted((directory / 'evals').glob('*.json')) if (e := _evaluation(file, notes))]
     clock, starts = _clock(directory / 'tensorboard', notes)

@@ -19,7 +19,7 @@ def draw_run(directory: Path) -> Path:
 
     rows = [row for row in read_metrics(directory) if row['step'] > 0]
     if not rows:
-        raise ValueError(f'{directory}: metrics.jsonl holds no training step')
+        raise ValueError(f'{directory}: metrics.jsonl holds no training step; wait for the first')
     steps = np.array([row['step'] for row in rows])
     figure, (reward, batch, bins) = plt.subplots(1, 3, figsize=(15, 4), constrained_layout=True)
 

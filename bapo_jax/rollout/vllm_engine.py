@@ -322,8 +322,10 @@ class VllmEngine(Engine):
                 return said
             told = f'{url}{route}: status {status}: {said[:500].decode("utf-8", "replace")}'
             busy = status == 429 or status == 503 and route == ROUTE  # vLLM 0.32 says 503 where its queue has no room
+            if not busy and status >= 500:
+                raise Unreachable(told)
             if not busy:
-                raise (Unreachable if status >= 500 else RolloutError)(told)
+                raise RolloutError(told)
             wait_s = wait_s or _BACKOFF_S * 2 ** min(tried - 1, _DOUBLINGS) * random.uniform(0.5, 1)
             if self._loop.time() + wait_s > give_up:
                 raise Unreachable(f'{told} (asked {tried} times; rollout.deadline_s={self._deadline_s:g} allows no further wait)')

@@ -211,14 +211,16 @@ class Checkpoints:
         """
         step = self._manager.latest_step()
         if step is None:
-            raise FileNotFoundError(f'{self._manager.directory} holds no complete checkpoint')
+            directory = self._manager.directory
+            raise FileNotFoundError(f'{directory} holds no complete checkpoint; train until checkpoint.every steps are done')
         # A partial restore would leave out tensors that the model lacks, and leave those alone that the checkpoint lacks.
         directory = self._manager.directory / str(step) / 'policy'
         saved, wanted = _shapes(ocp.PyTreeCheckpointHandler().metadata(directory).tree['params']), _shapes(params_like)
         for name in sorted(saved.keys() | wanted.keys()):
             if saved.get(name) != wanted.get(name):
                 raise ValueError(
-                    f'{directory} is of another model: {name} has shape {saved.get(name)} there and {wanted.get(name)} in this one'
+                    f'{directory} is of another model: {name} has shape {saved.get(name)} there and {wanted.get(name)} in this one; '
+                    'restore model.path'
                 )
         like = {'params': params_like}
         only_params = ocp.args.PyTreeRestore(

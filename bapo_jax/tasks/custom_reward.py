@@ -65,7 +65,7 @@ def find_reward(name: str) -> Callable | None:
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise ValueError(f'task.reward={name!r}: {module_name} has no function {function_name}')
+        raise ValueError(f'task.reward={name!r}: {module_name} has no function {function_name}; add it, or name another')
     try:
         signature = inspect.signature(function)
     except ValueError:  # a compiled function may have no signature to read

@@ -93,10 +93,13 @@ def test_several_runs_share_a_page(tmp_path):
     assert (tmp_path / 'out' / 'both' / 'comparison.png').is_file()
 
 
+NO_RUN = 'is no run directory: it has no metrics.jsonl; give the --workdir of a run'
+
+
 @pytest.mark.slow
 def test_the_command_names_a_directory_that_is_no_run(tmp_path):
     done = subprocess.run([sys.executable, '-m', 'bapo_jax.report', str(tmp_path)], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, f'error: {tmp_path} is no run directory: it has no metrics.jsonl\n')
+    assert (done.returncode, done.stderr) == (1, f'error: {tmp_path} {NO_RUN}\n')
 
 
 def test_bad_input_is_one_line_and_status_1(tmp_path, monkeypatch):
@@ -105,7 +108,7 @@ def test_bad_input_is_one_line_and_status_1(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, 'argv', ['report', str(tmp_path / 'none')])
     with pytest.raises(SystemExit) as stop:
         run()
-    assert stop.value.code == f'error: {tmp_path / "none"} is no run directory: it has no metrics.jsonl'
+    assert stop.value.code == f'error: {tmp_path / "none"} {NO_RUN}'
 
 
 def test_runs_of_like_names_keep_files_of_their_own():
