@@ -20,7 +20,7 @@ def run() -> None:
     parser = argparse.ArgumentParser(prog='python -m bapo_jax.report', description=__doc__.split('\n')[0])
     parser.add_argument('runs', nargs='+', type=Path, metavar='RUN', help='a run directory')
     parser.add_argument('--output', type=Path, help='the page; PNGs and viewers go to a folder beside it. Default: RUN/report.html')
-    about = 'megabytes that the viewer of a run may take; older steps are left out. Default: %(default)s'
+    about = 'megabytes that the viewer of a run may take; older steps are left out. 0: none. Default: %(default)s'
     parser.add_argument('--rollouts_mb', type=float, default=LIMIT_MB, metavar='MB', help=about)
     args = parser.parse_args()
     try:

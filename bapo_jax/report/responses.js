@@ -22,6 +22,8 @@ const COLOURS = {
   },
 };
 
+const RATIOS = ': the policy before the update had sampled it, or it was not trained on';
+
 let parts = [];  // of the chosen group: [prompt, response 0, …]
 let cards = [];  // {part, body, tokens, runs, made: runs made so far, token: that of the keyboard}
 
@@ -297,6 +299,6 @@ function drawLegend() {
   if (!words) return byId('legend').replaceChildren();
   const swatches = words.map((word, i) => element('span', classes[i], word));
   const there = parts.slice(1).some(part => part[state.colour] !== undefined);
-  const said = there || !parts.length ? about : `This group has no ${name}s in its file.`;
+  const said = there || !parts.length ? about : `This group has no ${name}s in its file${state.colour === 'ratio' ? RATIOS : ''}.`;
   byId('legend').replaceChildren(...swatches, element('div', '', said));
 }

@@ -222,6 +222,10 @@ function onKey(event) {
 
 function start(index) {  // index.js calls this
   data = index;
+  setTimeout(begin);  // a task of its own, after the reading of the index
+}
+
+function begin() {
   const c = data.columns;
   steps = [...new Set(c.step)].sort((a, b) => a - b);
   document.title = `Rollouts of ${data.run}`;

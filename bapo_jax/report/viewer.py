@@ -132,20 +132,21 @@ def _write_chunks(files: list[Path], folder: Path, limit_mb: float) -> dict[str,
 
 def _rows(file: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, row) of every row that can be shown. What cannot becomes a note."""
-    damaged: list[int] = []
+    damaged: list[tuple[int, str]] = []
     try:
         for number, line in enumerate(_lines(file), start=1):
             try:
                 row = json.loads(line, parse_constant=lambda constant: None)
                 check_row(row)
-            except (ValueError, RecursionError):
-                damaged.append(number)
+            except (ValueError, RecursionError) as e:
+                damaged.append((number, str(e)[:100]))
             else:
                 yield number, row
     except (zstandard.ZstdError, EOFError, OSError) as e:
         notes.append(f'{file.name} is damaged ({e}); its rows up to there are shown')
     if damaged:
-        notes.append(f'{file.name}: damaged lines left out: {len(damaged):,}, the first is line {damaged[0]:,}')
+        number, reason = damaged[0]
+        notes.append(f'{file.name}: damaged lines left out: {len(damaged):,}, the first is line {number:,} ({reason})')
 
 
 def _lines(file: Path) -> Iterator[bytes]:

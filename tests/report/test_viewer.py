@@ -175,7 +175,7 @@ def test_a_damaged_line_is_told_and_the_others_are_shown(tmp_path, damage):
     file.write_bytes(zstandard.compress(data if isinstance(data, bytes) else data.encode()))
     done = write_viewer(tmp_path / 'run', tmp_path / 'viewer', 'run')
     assert done.groups == 6 and len(done.notes) == 1
-    assert re.fullmatch(r'000002\.jsonl\.zst: damaged lines left out: 1, the first is line [14]', done.notes[0])
+    assert re.fullmatch(r'000002\.jsonl\.zst: damaged lines left out: 1, the first is line [14] \(.{10,}\)', done.notes[0])
 
 
 JSON = st.recursive(
@@ -248,8 +248,8 @@ def test_an_older_viewer_is_replaced_wholly_and_nothing_else_is(tmp_path):
     assert (folder / 'mine.txt').exists()
 
 
-def test_files_that_are_being_written_are_passed_over(tmp_path):
-    write(tmp_path / 'run', some_rows(1))
+def test_files_that_are_being_written_and_steps_that_sampled_nothing_are_passed_over(tmp_path):
+    write(tmp_path / 'run', some_rows(1) | {2: []})
     for name in ('000002.jsonl.zst.partial', 'x.jsonl.zst', '-3.jsonl.zst'):
         (tmp_path / 'run' / 'rollouts' / name).write_bytes(b'\0')
     done = write_viewer(tmp_path / 'run', tmp_path / 'viewer', 'run')

@@ -33,7 +33,8 @@ def rows():
         'logp': [[-0.01, -0.5, -1.0, -3.0, -6.0]] * 4, 'ratio': [[1.0, 0.4, 0.9, 3.0, 1.1]] * 4,
     }  # fmt: skip
     made[40][1] |= {'use': HOSTILE, 'prompt': HOSTILE, 'ground_truth': {HOSTILE: 1}, 'responses': [HOSTILE] * 4}
-    made[40][1] |= {'pieces': [list(HOSTILE)] * 4, 'logp': [[-9.0] * len(HOSTILE)] * 4, 'ratio': None, 'answers': [HOSTILE, 'w' * 300, '', None]}
+    made[40][1] |= {'pieces': [list(HOSTILE)] * 4, 'logp': [[-9.0] * len(HOSTILE)] * 4, 'ratio': None}
+    made[40][1] |= {'answers': [HOSTILE, 'w' * 300, '', None]}
     made[40][1] |= {'verdicts': [HOSTILE, 'wrong', '__proto__', 'constructor']}
     made[40][2] |= {'use': 'discarded', 'ratio': None, 'trained': 0}
     made[10][5]['answers'][1] = 'the Needle'
