@@ -339,6 +339,9 @@ def test_the_colours_can_be_read(opened, url, scheme):
         assert min(contrast(shades[a], shades[b]) for a, b in zip(levels, levels[1:], strict=False)) > 1.1
         order = [light(shades[level]) for level in levels]
         assert order == sorted(order, reverse=scheme == 'dark')
+    lines = page.evaluate("""[...document.querySelectorAll('#legend span')].map(s => getComputedStyle(s).textDecoration)""")
+    kinds = [('dotted' if 'dotted' in line else 'solid') if 'underline' in line else '' for line in lines]
+    assert kinds == ['dotted', 'dotted', '', '', '', 'solid', 'solid']  # without any colour, which side of 1 a token lies on
     for verdict in ('.correct .verdict', '.wrong .verdict', '.soft', '.unparseable .verdict'):
         assert contrast(page.evaluate(f'getComputedStyle(document.querySelector("{verdict}")).color'), body) >= 4.5
 
