@@ -1,23 +1,16 @@
-"""The rollout viewer in Debian's Chromium, opened from the disk: by mouse, by keys, on a phone, with hostile and with much text."""
+"""The rollout viewer in Debian's Chromium, opened from the disk: by mouse, by keys, on a phone, and with hostile text."""
 
 import random
 import re
 
 import pytest
+from browsing import colours_of, count, fill, listed, search
 
-from bapo_jax.report import viewer
 from bapo_jax.report.viewer import write_viewer
-from benchmarks.viewer import DEADLINE, browser, row, settled, ten_thousand, write_rows
+from benchmarks.viewer import row, settled, write_rows
 
 pytestmark = pytest.mark.slow
 HOSTILE = '</script><script>window.hit = 1</script><img src=x onerror="window.hit = 2"> \u2028\u2029 🙂<b>bold</b>'
-SIZES = {'desk': (1280, 900), 'phone': (390, 844)}
-
-
-@pytest.fixture(scope='module')
-def chromium():
-    with browser() as started:
-        yield started
 
 
 @pytest.fixture(scope='module')
@@ -47,59 +40,6 @@ def url(rows, tmp_path_factory):
     for step, of in rows.items():
         write_rows(folder, step, of)
     return write_viewer(folder, folder / 'viewer', 'a <b>run</b>').path.as_uri()
-
-
-@pytest.fixture
-def opened(chromium):
-    """A function of (address, scheme, size) to a page that has settled; each has met no error when the test ends.
-
-    `.asked` are the chunks that were asked for, `.errors` the errors.
-    """
-    contexts, errors, asked = [], [], []
-
-    def open_page(address, scheme='light', size='desk'):
-        width, height = SIZES[size]
-        contexts.append(chromium.new_context(color_scheme=scheme, viewport={'width': width, 'height': height}))
-        page = contexts[-1].new_page()
-        page.set_default_timeout(DEADLINE)
-        page.on('pageerror', lambda error: errors.append(str(error)))
-        page.on('console', lambda message: errors.append(message.text) if message.type == 'error' else None)
-        page.on('request', lambda request: asked.append(request.url.rpartition('/')[2]) if '/chunks/' in request.url else None)
-        page.goto(address, timeout=DEADLINE)
-        settled(page)
-        return page
-
-    open_page.errors, open_page.asked = errors, asked
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert errors == []
-
-
-def listed(page):
-    """What the list says, row by row; it draws only what is in sight."""
-    return page.locator('#rows .row').all_inner_texts()
-
-
-def count(page):
-    return int(page.inner_text('#prompts-title').split()[0].replace(',', ''))
-
-
-def colours_of(page, card=0):
-    """[text, class] of a response's elements, in order."""
-    return page.evaluate(f'[...cards[{card}].body.querySelectorAll("span")].map(s => [s.textContent, s.className])')
-
-
-def fill(page, field, value):
-    page.fill(f'#{field}', str(value))
-    page.press(f'#{field}', 'Enter')
-    settled(page)
-
-
-def search(page, text):
-    page.fill('#text', text)
-    page.wait_for_selector('#progress:has-text("Searched everything")')
-    settled(page)
 
 
 def test_a_step_a_prompt_and_its_responses_with_all_that_is_known(opened, url, rows):
@@ -378,81 +318,3 @@ def test_the_page_runs_no_script_but_its_own(opened, url):
     refused = [error for error in opened.errors if 'Content Security Policy' in error]
     assert page.evaluate('window.hit') is None and len(refused) >= 2 and refused == opened.errors
     opened.errors.clear()
-
-
-def test_rows_of_an_older_version_say_why_there_are_no_colours(opened, rows, tmp_path):
-    new = 'answers', 'trained', 'pieces', 'logp', 'ratio'
-    write_rows(tmp_path, 10, [{k: v for k, v in r.items() if k not in new} for r in rows[10]])
-    page = opened(write_viewer(tmp_path, tmp_path / 'viewer', 'old').path.as_uri())
-    assert 'hold no tokens' in page.inner_text('.warning') and page.locator('#colouring').is_hidden()
-    page.keyboard.press('c')
-    settled(page)
-    assert page.evaluate('cards[0].body.textContent') == rows[10][0]['responses'][0] and colours_of(page) == []
-    assert 'times trained on: not logged' in page.inner_text('#group .facts') and 'answer' not in page.inner_text('.card .facts')
-
-
-def test_ten_thousand_responses_stay_on_the_disk_until_they_are_asked_for(opened, tmp_path):
-    ten_thousand(tmp_path)
-    path = write_viewer(tmp_path, tmp_path / 'viewer', 'many').path
-    assert (path.parent / 'index.js').stat().st_size < 200_000
-    page, asked = opened(path.as_uri()), opened.asked
-    page.keyboard.press('j')
-    page.keyboard.press('a')
-    settled(page)
-    assert page.inner_text('#about') == '25 steps, 1,250 prompts, 10,000 responses' and count(page) == 1250
-    assert asked == ['0.js']
-    assert page.locator('.row').count() < 40
-    page.focus('#list')
-    page.keyboard.press('End')
-    settled(page)
-    chunks = page.evaluate('data.chunks')
-    assert asked[1:] in ([f'{chunks - 1}.js'], [f'{chunks - 2}.js', f'{chunks - 1}.js']) and chunks > 20
-    assert page.evaluate('document.querySelectorAll("*").length') < 5000
-    search(page, 'therefore')
-    assert len(set(asked)) == chunks and page.evaluate('kept.size') <= 4  # read once each, and let go
-    assert page.locator('script').count() == 4 and page.locator('.row').count() < 40
-
-
-def test_a_search_can_be_stopped(opened, tmp_path, monkeypatch):
-    monkeypatch.setattr(viewer, 'CHUNK_BYTES', 100)
-    rng = random.Random(1)
-    write_rows(tmp_path, 1, [row(rng, 1, 8, 5) for _ in range(150)])
-    page = opened(write_viewer(tmp_path, tmp_path / 'viewer', 'small chunks').path.as_uri())
-    page.fill('#text', 'so')
-    page.wait_for_selector('#progress:has-text("Esc stops")')
-    page.keyboard.press('Escape')
-    page.wait_for_selector('#progress:has-text("Stopped there")')
-    searched, parts = map(int, re.match(r'Searched (\d+) of (\d+) parts', page.inner_text('#progress')).groups())
-    assert searched < parts == 1350 and page.input_value('#text') == 'so'
-    settled(page)
-
-
-def test_long_responses_are_made_as_they_are_read(opened, tmp_path):
-    rng = random.Random(1)
-    write_rows(tmp_path, 1, [row(rng, 1, 8, 8192)])
-    page = opened(write_viewer(tmp_path, tmp_path / 'viewer', 'long').path.as_uri())
-    made = 'document.querySelectorAll(".text span").length'
-    before = page.evaluate(made)
-    assert 8 * 100 < before < 8 * 500
-    page.locator('.text').first.focus()
-    page.keyboard.press('End')
-    page.wait_for_selector('.card:first-child .slice:nth-child(20)', state='attached')
-    while page.evaluate('cards[0].made < cards[0].runs.length'):
-        assert page.evaluate('performance.now()') < DEADLINE
-        page.wait_for_timeout(50)
-    assert page.evaluate('cards[0].body.textContent === cards[0].part.text')
-    assert page.evaluate('cards.slice(1).every(card => card.body.childNodes.length === 1)')
-    assert page.evaluate(made) < before + 8192
-
-
-def test_a_viewer_that_was_written_anew_is_told(opened, tmp_path):
-    rng = random.Random(1)
-    for step in (1, 2):
-        write_rows(tmp_path, step, [row(rng, step, 8, 2000)])
-    page = opened(write_viewer(tmp_path, tmp_path / 'viewer', 'run').path.as_uri())
-    write_viewer(tmp_path, tmp_path / 'viewer', 'run')
-    page.evaluate('kept.clear()')
-    page.keyboard.press('[')
-    page.wait_for_selector('#group .warning')
-    settled(page)
-    assert 'written anew; reload the page' in page.inner_text('#group .warning') and page.locator('.card').count() == 0
