@@ -9,7 +9,7 @@ SIZES = {'desk': (1280, 900), 'phone': (390, 844)}
 
 @pytest.fixture(scope='module')
 def chromium():
-    """A browser for a file of tests, not for all: until it is closed, playwright's event loop keeps asyncio from starting another."""
+    """A browser for a file of tests, not for all: until it is closed, playwright's event loop lets asyncio start none."""
     with browser() as started:
         yield started
 
