@@ -21,7 +21,7 @@ env: .venv/ready-$(JAX)
 train: env
 	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m bapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart $(ARGS)
 
-test: .venv/ready-test vllm-env tpu-compiler inspect-env
+test: .venv/ready-test vllm-env tpu-compiler inspect-env browser
 	.venv/bin/python -m pytest $(ARGS)
 
 # Without the tests that start servers or processes, or train whole runs.
@@ -102,6 +102,11 @@ inspect-env: .venv-inspect/ready
 	.venv-inspect/bin/python -m pip install -q --disable-pip-version-check 'inspect_ai>=0.3.285,<0.4'
 	@touch $@
 
+# Debian's Chromium, which opens the rollout viewer in the tests; playwright only drives it.
+browser:
+	@command -v chromium > /dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends chromium; } || \
+		{ echo 'No chromium on the PATH, and apt-get could not install it; as root: apt-get install chromium' >&2; exit 1; }
+
 # Known weaknesses of every locked version, by the Python Packaging Advisory Database. Fails where it cannot be asked.
 audit: .venv-audit/ready
 	for lock in locks/*.txt; do .venv-audit/bin/pip-audit --strict --no-deps --disable-pip -r $$lock || exit 1; done
@@ -118,4 +123,4 @@ train-vllm: env vllm-env
 clean-env:
 	rm -rf .venv .venv-vllm .venv-audit .venv-inspect .tpu-compiler
 
-.PHONY: help env train test versions rows quick faults fuzz audit gpu-report vllm-env tpu-compiler inspect-env train-vllm clean-env
+.PHONY: help env train test versions rows quick faults fuzz audit gpu-report vllm-env tpu-compiler inspect-env browser train-vllm clean-env

@@ -32,6 +32,10 @@ NO_ROW = {
     'a command that ends closes its engine, and says its own message': ('the engine was closed',),
     'caught: the answer is unparseable': ('unexpected …', 'longer than … characters', 'nested deeper than', 'expected ")", found'),
     'caught: an infrastructure error, of which the row "have no verdict" tells': ('the verifier failed on this answer',),
+    'caught: a note of the rollout viewer, beside what it shows': (
+        'the texts "use" and "prompt"', 'a text as "prompt_id"', '"responses" must be a list', 'lists with one entry a response',
+        'cut short',
+    ),
     'in the log of a sink, of which the row "is left out from here on" tells': ('another process still sends this run',),
     'the tail of a message that has a row': (
         'it lacks project, name or id', 'is not what was saved', 'bytes, more than any manifest', 'it holds no object',

@@ -1,11 +1,12 @@
-"""Writes the report: one HTML file with every figure inside, and a PNG of each figure."""
+"""Writes the report: one HTML file with every figure inside, a PNG of each figure, and a viewer of each run's rollouts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 
@@ -13,6 +14,7 @@ from bapo_jax.files import write_text
 from bapo_jax.report import comparison, draw, evaluations, figures
 from bapo_jax.report.figures import Figure
 from bapo_jax.report.records import Records, read_run
+from bapo_jax.report.viewer import LIMIT_MB, Viewer, write_viewer
 
 _SECTIONS = (
     evaluations.cost, figures.reward, evaluations.curves, figures.bins, evaluations.migration, figures.composition,
@@ -20,23 +22,28 @@ _SECTIONS = (
 )  # fmt: skip
 
 
-def write_report(directories: Sequence[Path], output: Path | None = None) -> Path:
-    """Writes `output` (default: report.html in the first run) and its PNGs in a folder of the same name; returns the page's path.
+def write_report(directories: Sequence[Path], output: Path | None = None, rollouts_mb: float = LIMIT_MB) -> Path:
+    """Writes `output` (default: report.html in the first run), and into a folder of the same name its PNGs and the rollout viewers.
 
-    Raises ValueError where a directory is no run, OSError where the disk takes no file.
+    Returns the page's path. A viewer holds up to `rollouts_mb` megabytes of its run's newest rollouts. Raises ValueError where a
+    directory is no run, OSError where the disk takes no file.
     """
     runs = read_runs(directories)
     path = directories[0] / 'report.html' if output is None else output
     parts = [('', (comparison.comparison(runs),))] if len(runs) > 1 else []
     parts += [(r.name, tuple(figure(r) for figure in _SECTIONS)) for r in runs]
-    pictures = path.with_suffix('') if path.suffix else path.with_name(path.name + '_figures')
-    pictures.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix('') if path.suffix else path.with_name(path.name + '_figures')
+    beside.mkdir(parents=True, exist_ok=True)
+    prefixes = {r.name: f'{prefix}_' for r, prefix in zip(runs, slugs(r.name for r in runs), strict=True)} if len(runs) > 1 else {}
     for name, some in parts:
-        prefix = f'{slug(name)}_' if name and len(runs) > 1 else ''
         for figure in some:
             if figure.panels:
-                draw.png(figure, pictures / f'{prefix}{figure.name}.png')
-    write_text(path, page(runs, parts))
+                draw.png(figure, beside / f'{prefixes.get(name, "")}{figure.name}.png')
+    viewers = {
+        r.name: write_viewer(directory, beside / f'{prefixes.get(r.name, "")}rollout_viewer', r.name, rollouts_mb)
+        for directory, r in zip(directories, runs, strict=True)
+    }
+    write_text(path, page(runs, parts, viewers, path.parent))
     return path
 
 
@@ -46,8 +53,10 @@ def read_runs(directories: Sequence[Path]) -> list[Records]:
     return [read_run(d, name if names.count(name) == 1 else str(d)) for d, name in zip(directories, names, strict=True)]
 
 
-def page(runs: Sequence[Records], parts: Sequence[tuple[str, tuple[Figure, ...]]]) -> str:
-    """The HTML of the figures, by part: the part of all runs has no name."""
+def page(
+    runs: Sequence[Records], parts: Sequence[tuple[str, tuple[Figure, ...]]], viewers: Mapping[str, Viewer], folder: Path
+) -> str:
+    """The HTML of the figures, by part: the part of all runs has no name. Links to the viewers count from `folder`."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     shown = [
@@ -56,6 +65,8 @@ def page(runs: Sequence[Records], parts: Sequence[tuple[str, tuple[Figure, ...]]
             'id': f'run-{i}',
             'about': next((about(r) for r in runs if r.name == name), {}),
             'notes': next((r.notes for r in runs if r.name == name), []),
+            'viewer': viewers.get(name),
+            'link': link(viewers.get(name), folder),
             'figures': [
                 (f, [draw.svg(panel, f'{i} {f.name} {k}') for k, panel in enumerate(f.panels)]) for f in some
             ],
@@ -78,6 +89,18 @@ def about(r: Records) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def slug(name: str) -> str:
-    """A file name of letters, digits, '-' and '_'."""
-    return re.sub(r'[^A-Za-z0-9_-]+', '-', name).strip('-') or 'run'
+def link(viewer: Viewer | None, folder: Path) -> str:
+    """Where the viewer lies, from `folder`, as a URL; empty where there is none."""
+    return quote(viewer.path.relative_to(folder).as_posix()) if viewer and viewer.path else ''
+
+
+def slugs(names: Iterable[str]) -> list[str]:
+    """File names of letters, digits, '-' and '_', of which no two are the same unless the names are."""
+    taken: dict[str, str] = {}
+    found = []
+    for name in names:
+        short = re.sub(r'[^A-Za-z0-9_-]+', '-', name).strip('-') or 'run'
+        while taken.setdefault(short, name) != name:
+            short += '-2'
+        found.append(short)
+    return found

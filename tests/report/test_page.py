@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 from making import config, evaluation, make_run, row
 
-from bapo_jax.report.page import write_report
+from bapo_jax.report.page import slugs, write_report
 
 FIGURES = {
     'reward', 'tests', 'bins', 'migration', 'composition', 'rollouts', 'gradient', 'dynamics', 'staleness', 'thresholds', 'seconds',
@@ -109,3 +109,7 @@ def test_bad_input_is_one_line_and_status_1(tmp_path, monkeypatch):
     with pytest.raises(SystemExit) as stop:
         run()
     assert stop.value.code == f'error: {tmp_path / "none"} {NO_RUN}'
+
+
+def test_runs_of_like_names_keep_files_of_their_own():
+    assert slugs(['a b', 'a-b', 'c', 'a b', '<>', 'run']) == ['a-b', 'a-b-2', 'c', 'a-b', 'run', 'run-2']
