@@ -62,7 +62,7 @@ def main() -> int:
                 trouble = f'line {number}: {error}'
                 break
         try:
-            judged = task.verify_all([response for response, _ in rows], [truth for _, truth in rows])
+            judged = task.verify_all([response for response, _ in rows], [truth for _, truth in rows], math.inf)
         except WorkersFailed as error:
             sys.exit(f'error: {error}')
         for verdict, answer in judged:

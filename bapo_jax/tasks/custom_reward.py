@@ -56,6 +56,8 @@ def find_reward(name: str) -> Callable | None:
     module_name, colon, function_name = name.partition(':')
     if not (module_name and colon and function_name):
         raise ValueError(f"task.reward={name!r}; expected 'module:function', such as my_rewards:exact")
+    if os.getcwd() not in sys.path and '' not in sys.path:  # an installed command has its own folder there, not the user's
+        sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module can fail in any way while it is imported
