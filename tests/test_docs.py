@@ -32,7 +32,8 @@ NO_ROW = {
     'a command that ends closes its engine, and says its own message': ('the engine was closed',),
     'caught: the answer is unparseable': ('unexpected …', 'longer than … characters', 'nested deeper than', 'expected ")", found'),
     'caught: an infrastructure error, of which the row "have no verdict" tells': ('the verifier failed on this answer',),
-    'the tail of a message that has a row': ('is not what was saved', 'bytes, more than any manifest', 'it holds no object'),
+    'the tail of a message that has a row': ('is not what was saved', 'bytes, more than any manifest', 'it holds no object',
+                                                     '…: …; mend or drop the row'),
 }  # fmt: skip
 # What is raised with a text that is made elsewhere: by another exception, or by a function whose texts have rows of their own.
 MADE_ELSEWHERE = {

@@ -34,7 +34,7 @@ from absl import logging
 from bapo_jax.groups import Prompt, images_of
 from bapo_jax.tasks.sight import Sight
 
-TASKS = ('countdown', 'math', 'geometry', 'diagrams')
+TASKS = ('countdown', 'math', 'geometry', 'diagrams', 'questions')
 _CHUNK = 25_000  # questions that a process renders in a few seconds, which is what its start costs
 _WORKERS = 16  # each takes some 400 MB
 

@@ -119,10 +119,10 @@ def _is_said(line: str, accepted: Any) -> bool:
     if isinstance(accepted, str):
         return line == accepted.strip()
     try:
-        said = json.loads(line)
+        said = json.dumps(json.loads(line), sort_keys=True)
     except (ValueError, RecursionError):  # a response may be anything
         return False
-    return json.dumps(said, sort_keys=True) == json.dumps(accepted, sort_keys=True)
+    return said == json.dumps(accepted, sort_keys=True)
 
 
 def verify_all(
