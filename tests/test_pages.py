@@ -2,17 +2,14 @@
 
 import io
 import json
-import os
 import re
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from small_run import ROOT
 
-import bapo_jax.config
 import bapo_jax.tasks
 from bapo_jax import grade, inputs
 from bapo_jax.groups import Verdict
@@ -24,7 +21,15 @@ def blocks(page, language):
     return re.findall(rf'^```{language}\n(.*?)^```', (ROOT / 'docs' / page).read_text('utf-8'), re.MULTILINE | re.DOTALL)
 
 
-def own_data(monkeypatch):
+def as_installed(folder, monkeypatch):
+    """Goes to a folder of the user's, which an installed command does not have on sys.path."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, 'path', [entry for entry in sys.path if entry not in ('', str(folder))])
+    for name in ('my_rewards', 'my_tasks', 'my_tasks.products', 'my_tasks.half'):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def own_data():
     """Writes the files of docs/own_data.md into the current folder, and returns the reward function's text and the config."""
     questions, rewards, config = blocks('own_data.md', 'python')
     names = {}
@@ -34,14 +39,12 @@ def own_data(monkeypatch):
     # A small policy in place of the newcomer's, with a chat template.
     shutil.copytree(ROOT / 'configs' / 'quickstart_base', 'model')
     character_tokenizer('<{{ messages[0].content }}>').save_pretrained('model')
-    monkeypatch.setattr(sys, 'path', [entry for entry in sys.path if entry not in ('', os.getcwd())])  # as an installed command's
-    monkeypatch.delitem(sys.modules, 'my_rewards', raising=False)
     return rewards, config, names['get_config']()
 
 
 def test_own_data_as_the_page_says(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rewards, written, config = own_data(monkeypatch)
+    as_installed(tmp_path, monkeypatch)
+    rewards, written, config = own_data()
     read = inputs.read_inputs(config)
     assert (len(read.prompts), read.steps, {name: len(p) for name, p in read.benchmarks.items()}) == (80, 4, {'held_out.jsonl': 20})
     [row] = blocks('own_data.md', 'json')
@@ -54,31 +57,32 @@ def test_own_data_as_the_page_says(tmp_path, monkeypatch):
     assert f'{lines} lines of code' in (ROOT / 'docs' / 'own_data.md').read_text('utf-8') and lines <= 25
 
 
-@pytest.fixture
-def products(monkeypatch):
-    """The task of docs/adding_a_task.md under the name it has there, and its config."""
+def test_a_task_as_the_page_says(tmp_path, monkeypatch, capsys):
+    """The task and the config of docs/adding_a_task.md, where the page puts them."""
     task, config = blocks('adding_a_task.md', 'python')
-    module = ModuleType('bapo_jax.tasks.products')
-    exec(task, vars(module))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    [old, new] = [line[1:] for line in blocks('adding_a_task.md', 'diff')[0].splitlines()]
-    assert old in (ROOT / 'bapo_jax' / 'tasks' / '__init__.py').read_text('utf-8').splitlines()
-    names = {}
-    exec(new, names)
-    for user in (bapo_jax.tasks, bapo_jax.config, grade):
-        monkeypatch.setattr(user, 'TASKS', names['TASKS'])
-    exec(config, names)
-    return module, len(task.splitlines()), names['get_config']()
-
-
-def test_a_task_as_the_page_says(products, monkeypatch, capsys):
-    task, lines, config = products
     page = (ROOT / 'docs' / 'adding_a_task.md').read_text('utf-8')
-    assert page.count(f'file of {lines} lines') == 1
-    assert all(hasattr(task, name.partition('(')[0]) for name in re.findall(r'^\| `(\w+.*?)` \|', page, re.MULTILINE))
-    assert f'{len(inputs.read_inputs(config).prompts)} prompts, 2 steps' in page
-    asked, told = re.search(r"\$ echo '(.*?)' \| python -m bapo_jax.grade products\n +(.*)", page).groups()
-    monkeypatch.setattr(sys, 'argv', ['grade', 'products'])
+    as_installed(tmp_path, monkeypatch)
+    Path('my_tasks').mkdir()
+    Path('my_tasks/products.py').write_text(task)
+    names = {}
+    exec(config, names)
+    assert f'{len(inputs.read_inputs(names["get_config"]()).prompts)} prompts, 2 steps' in page
+    assert f'file of {len(task.splitlines())} lines' in page
+    assert [name.partition('(')[0] for name in re.findall(r'^\| `(\w.*?)` \|', page, re.MULTILINE)] == list(bapo_jax.tasks.PARTS)
+    asked, told = re.search(r"\$ echo '(.*?)' \| python -m bapo_jax.grade my_tasks.products\n +(.*)", page).groups()
+    monkeypatch.setattr(sys, 'argv', ['grade', 'my_tasks.products'])
     monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(asked.encode())))
     assert grade.main() == 0
     assert capsys.readouterr().out.strip() == told
+
+
+def test_a_module_that_is_no_task_is_refused(tmp_path, monkeypatch):
+    as_installed(tmp_path, monkeypatch)
+    Path('my_tasks').mkdir()
+    Path('my_tasks/half.py').write_text('TEMPLATES, VOTES, verify = {}, True, None')
+    with pytest.raises(ValueError, match="'my_tasks.half': the module has no BENCHMARKS, training_problems, benchmark, .*verify_all;"):
+        bapo_jax.tasks.get_task('my_tasks.half')
+    with pytest.raises(ValueError, match="task.name='my_tasks.none': importing my_tasks.none failed"):
+        bapo_jax.tasks.get_task('my_tasks.none')
+    with pytest.raises(ValueError, match='choose one of countdown, .*, or a module of yours such as my_tasks.chess'):
+        bapo_jax.tasks.get_task('half')
