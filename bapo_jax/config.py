@@ -13,7 +13,7 @@ from bapo_jax.config_method import (
 )  # fmt: skip
 from bapo_jax.fields import Need, at_least_one, not_negative, one_of, positive
 from bapo_jax.methods import METHODS
-from bapo_jax.tasks import TASKS, custom_reward, get_task
+from bapo_jax.tasks import custom_reward, get_task
 
 
 def default_config() -> ConfigDict:
@@ -56,7 +56,7 @@ def check_model(c: ConfigDict, need: Need) -> None:
 def task_section() -> ConfigDict:
     """What is asked and how answers are judged."""
     t = ConfigDict()
-    t.name = 'countdown'  # which questions and which verifier
+    t.name = 'countdown'  # which questions and which verifier: of bapo_jax/tasks/, or a module of yours such as my_tasks.chess
     t.train = 'generated'  # 'generated', a .parquet / .jsonl / .jsonl.gz file, or a hub data set 'owner/name[:split]'
     t.limit = 0  # use this many training problems; 0: all (a generator needs a number)
     t.seed = 1000  # of generated problems
@@ -70,12 +70,13 @@ def task_section() -> ConfigDict:
 
 
 def check_task(c: ConfigDict, need: Need) -> None:
-    one_of(need, c, 'task.name', TASKS)
     not_negative(need, c, 'task.limit', 'task.reward_workers')
     positive(need, c, 'task.verify_s', 'task.reward_deadline_s')
     need(0 <= c.task.overlong_share < 1, f'task.overlong_share={c.task.overlong_share} must be in [0, 1): a share of the limit')
-    if c.task.name in TASKS:
+    try:
         one_of(need, c, 'task.template', tuple(get_task(c.task.name).TEMPLATES))
+    except ValueError as error:
+        need(False, str(error))
     try:
         custom_reward.find_reward(c.task.reward)
     except ValueError as error:

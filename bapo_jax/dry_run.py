@@ -85,7 +85,9 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
     mesh, sequences = result.target.mesh, c.learner.batch_groups * c.rollout.group_size
     longest = c.rollout.max_prompt_tokens + c.rollout.max_response_tokens
     print(f'model      {read.model.model_type}, {read.model.num_layers} layers, {result.parameters:,} parameters')
+    first = read.prompts[0]
     print(f'data       {len(read.prompts):,} prompts, {read.steps} steps')
+    print(f'prompt     {len(first.tokens)} tokens, the first: {_cut(read.tokenizer.decode(first.tokens))}')
     print(
         f'step       up to {sequences:,} sequences = {sequences * longest:,} tokens, '
         f'{c.learner.micro_batch_rows} rows of {c.learner.row_tokens:,} tokens at once'
@@ -106,6 +108,11 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
     if mesh.shape['fsdp'] > 1 and not c.mesh.gather_once and result.fits and result.total + more <= result.target.device_bytes:
         print(f'mesh.gather_once=True should fit too, with {more / GB:.1f} GB more: the mesh is crossed once a mini-batch')
     return result
+
+
+def _cut(text: str) -> str:
+    """A prompt on one line, its ends alone where it is long: the question is at one of them, the instruction at the other."""
+    return repr(text if len(text) <= 800 else f'{text[:400]} … {text[-400:]}')
 
 
 def verdict(result: Result) -> str:

@@ -48,8 +48,11 @@ def read_row(line: bytes, check_ground_truth: Callable) -> tuple[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog='python -m bapo_jax.grade', description='Verdicts for rows on stdin, one JSON a line.')
-    parser.add_argument('task', choices=TASKS)
-    task = get_task(parser.parse_args().task)
+    parser.add_argument('task', help=f'{", ".join(TASKS)}, or a module of yours such as my_tasks.chess')
+    try:
+        task = get_task(parser.parse_args().task)
+    except ValueError as error:
+        parser.error(str(error))
     counts: collections.Counter[Verdict] = collections.Counter()
     lines = enumerate(sys.stdin.buffer, start=1)
     trouble = None
@@ -62,7 +65,7 @@ def main() -> int:
                 trouble = f'line {number}: {error}'
                 break
         try:
-            judged = task.verify_all([response for response, _ in rows], [truth for _, truth in rows])
+            judged = task.verify_all([response for response, _ in rows], [truth for _, truth in rows], math.inf)
         except WorkersFailed as error:
             sys.exit(f'error: {error}')
         for verdict, answer in judged:

@@ -45,7 +45,8 @@ from bapo_jax.run.checkpoint import ROLLOUT, DamagedCheckpoint, NotSaved, OtherW
 from bapo_jax.run.directory import claim, environment, fingerprint_prompts, fingerprint_tokenizer, in_words, recorded_commits
 from bapo_jax.run.ledger import open_ledger
 from bapo_jax.run.lock import held
-from bapo_jax.run.measures import batch_metrics, discarded_metrics, fresh_metrics
+from bapo_jax.run.log import read_metrics
+from bapo_jax.run.measures import batch_metrics, discarded_metrics, fresh_metrics, one_sided
 from bapo_jax.run.run import Diverged, Run
 from bapo_jax.run.sinks import check_sinks
 from bapo_jax.run.tables import print_table
@@ -213,11 +214,13 @@ def evaluate_policy(s: Setup, state: RunState, workdir: Path) -> dict[str, float
 
 
 def print_results(workdir: Path, step: int) -> None:
-    """Base, where it was scored, against trained policy, and where the figure is."""
+    """Base, where it was scored, against trained policy; where the figure is; what to look at where all went one way."""
     files = {name: workdir / 'evals' / f'{i:06d}.json' for name, i in (('base', 0), ('trained', step))}
     scores = {name: json.loads(file.read_text('utf-8'))['benchmarks'] for name, file in files.items() if file.is_file()}
     print_table(f'{workdir}, {step} steps, %', scores)
     print(f'figure: {draw_run(workdir)}   metrics: {workdir / "metrics.jsonl"}')
+    if advice := one_sided(read_metrics(workdir)):
+        print(advice)
 
 
 def main(_) -> None:

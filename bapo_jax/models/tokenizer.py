@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 
 def load_tokenizer(path: str | Path) -> Any:
     """The Hugging Face tokenizer in `path`. Raises ValueError where none loads."""
+    os.environ.setdefault('TRANSFORMERS_NO_ADVISORY_WARNINGS', '1')  # it would advise PyTorch, which the trainer does without
     from transformers import AutoTokenizer  # takes a second to import
 
     try:

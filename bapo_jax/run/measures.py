@@ -31,6 +31,18 @@ def fresh_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
+def one_sided(rows: Sequence[dict[str, Any]]) -> str:
+    """What to look at where a run, given its rows of metrics, sampled no right response, or no wrong one; else ''."""
+    bins = [row['accuracy_bins'] for row in rows if 'accuracy_bins' in row]
+    missing = [kind for kind, ends in (('right', slice(1, None)), ('wrong', slice(-1))) if not any(sum(step[ends]) for step in bins)]
+    if len(missing) != 1:  # both: no group was judged
+        return ''
+    return (
+        f'no response of the run was {missing[0]}, so no group was mixed, and there was little or nothing to learn from. Look at the '
+        'responses and their verdicts with bapo_jax.report; take other questions, longer responses or another policy'
+    )
+
+
 def batch_metrics(batch: Batch, step: int) -> dict[str, Any]:
     """The composition of the training batch, and its staleness: by how many steps each behaviour policy lags π_θ."""
     ages = np.array([step - 1 - r.version for g in batch.groups for r in g.responses])

@@ -1,4 +1,4 @@
-"""The questions and how an answer is judged: one module per task, all with the same functions.
+"""The questions and how an answer is judged: one module per task, here or of the user's, all with the same functions.
 
 A task module has
 
@@ -32,18 +32,31 @@ import numpy as np
 from absl import logging
 
 from bapo_jax.groups import Prompt, images_of
+from bapo_jax.tasks.own_module import import_own
 from bapo_jax.tasks.sight import Sight
 
-TASKS = ('countdown', 'math', 'geometry', 'diagrams')
+TASKS = ('countdown', 'math', 'geometry', 'diagrams', 'questions')
+PARTS = (  # what a task module has
+    'BENCHMARKS', 'TEMPLATES', 'VOTES', 'training_problems', 'benchmark', 'prompt_text', 'with_demands', 'check_ground_truth',
+    'verify', 'verify_all',
+)  # fmt: skip
 _CHUNK = 25_000  # questions that a process renders in a few seconds, which is what its start costs
 _WORKERS = 16  # each takes some 400 MB
 
 
 def get_task(name: str) -> ModuleType:
-    """The task module called `name`. Only that module is imported. ValueError on an unknown name."""
-    if name not in TASKS:
-        raise ValueError(f'task.name is {name!r}; choose one of {", ".join(TASKS)}')
-    return importlib.import_module(f'bapo_jax.tasks.{name}')
+    """The task module called `name`: one of TASKS, or, with a dot in its name, a module of the user's such as my_tasks.chess.
+
+    Only that module is imported. Raises ValueError on an unknown name, or a module that is no task.
+    """
+    if name in TASKS:
+        return importlib.import_module(f'bapo_jax.tasks.{name}')
+    if '.' not in name:
+        raise ValueError(f'task.name is {name!r}; choose one of {", ".join(TASKS)}, or a module of yours such as my_tasks.chess')
+    task = import_own(name, f'task.name={name!r}')
+    if missing := [part for part in PARTS if not hasattr(task, part)]:
+        raise ValueError(f'task.name={name!r}: the module has no {", ".join(missing)}; docs/adding_a_task.md says what each is')
+    return task
 
 
 def encode_prompts(

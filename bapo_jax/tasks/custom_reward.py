@@ -24,7 +24,6 @@ partial credit for a wrong answer. The two numbers serve different ends:
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import os
 import sys
@@ -36,6 +35,7 @@ from ml_collections import ConfigDict
 
 from bapo_jax import events
 from bapo_jax.groups import Verdict
+from bapo_jax.tasks.own_module import import_own
 from bapo_jax.tasks.verifier_pool import FAILED, VerifierPool
 
 Outcome = tuple[Verdict, float, str | None]  # the verdict, the reward, and the answer if the function names one
@@ -56,13 +56,7 @@ def find_reward(name: str) -> Callable | None:
     module_name, colon, function_name = name.partition(':')
     if not (module_name and colon and function_name):
         raise ValueError(f"task.reward={name!r}; expected 'module:function', such as my_rewards:exact")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module can fail in any way while it is imported
-        raise ValueError(
-            f'task.reward={name!r}: importing {module_name} failed ({type(error).__name__}: {error}); its directory must be on '
-            'PYTHONPATH, or the current one'
-        ) from error
+    module = import_own(module_name, f'task.reward={name!r}')
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ValueError(f'task.reward={name!r}: {module_name} has no function {function_name}; add it, or name another')

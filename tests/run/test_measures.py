@@ -5,7 +5,7 @@ import pytest
 from group_builders import graded, judged_group
 
 from bapo_jax.groups import Verdict, make_batch
-from bapo_jax.run.measures import batch_metrics, discarded_metrics, fresh_metrics, trained_tokens
+from bapo_jax.run.measures import batch_metrics, discarded_metrics, fresh_metrics, one_sided, trained_tokens
 
 RIGHT, WRONG, NONE, BROKEN = Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE, Verdict.INFRA_ERROR
 
@@ -67,3 +67,11 @@ def test_another_rows_replay_is_counted_where_a_row_has_one():
     assert 'bapo/replay_groups' not in batch_metrics(make_batch(g, ['x1'] * 4), 7)
     m = batch_metrics(make_batch(g, ['x1', 'replay', 'replay', 'x1']), 7)
     assert (m['bapo/x1_groups'], m['bapo/replay_groups'], m['bapo/batch_groups']) == (2, 2, 4)
+
+
+def test_a_run_whose_responses_are_all_wrong_or_all_right_is_told_what_to_look_at():
+    scores, wrong, mixed, right = {'step': 0}, *({'accuracy_bins': bins} for bins in ([2, 0, 0], [1, 1, 0], [0, 0, 1]))
+    assert one_sided([scores, wrong, wrong]).startswith('no response of the run was right, so no group was mixed')
+    assert one_sided([right]).startswith('no response of the run was wrong')
+    nothing_to_say = ([], [scores], [wrong, right], [mixed], [wrong, mixed], [{'accuracy_bins': [0, 0, 0]}])
+    assert [one_sided(rows) for rows in nothing_to_say] == [''] * 6

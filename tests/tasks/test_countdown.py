@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from bapo_jax.groups import Verdict
 from bapo_jax import tasks
-from bapo_jax.tasks import TASKS, encode_prompts, get_task, leave_out_long, refuse_long
+from bapo_jax.tasks import PARTS, TASKS, encode_prompts, get_task, leave_out_long, refuse_long
 from bapo_jax.tasks import countdown as cd
 from bapo_jax.tasks.countdown_data import generate
 from hypothesis import given, settings
@@ -433,7 +433,7 @@ def test_prompts_with_the_qwen3_tokenizer(tmp_path):
 def test_every_task_has_the_whole_interface():
     for name in TASKS:
         task = get_task(name)
-        for part in ('BENCHMARKS', 'TEMPLATES', 'training_problems', 'benchmark', 'prompt_text', 'verify'):
+        for part in PARTS:
             assert hasattr(task, part), (name, part)
     with pytest.raises(ValueError, match=r"task\.name is 'chess'.*countdown"):
         get_task('chess')

@@ -1,0 +1,132 @@
+"""Questions of one's own, from a JSONL file. A ground truth is the row: `question`, `answer`, and whatever other columns it has.
+
+`question` is a text, or a chat of {"role", "content"} messages. The policy reads it and nothing besides. `answer` may be any JSON
+value but null; a list holds accepted answers. A response is right where its last line is such an answer. task.reward judges in any
+other way, and gets the whole row: docs/own_data.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bapo_jax.groups import Verdict
+from bapo_jax.tasks.jsonl import jsonl_rows, short
+
+BENCHMARKS: dict[str, str] = {}  # there are files alone
+TEMPLATES = {
+    'chat': "the question in the tokenizer's chat template; a model that can think does as the template has it by default",
+    'no_thinking': 'the same with an empty thinking block, as enable_thinking=False gives it',
+    'text': 'the question as it stands, for a base model',
+}
+VOTES = True  # equal answers agree, so maj@n is meaningful
+FILE_ENDINGS = ('.jsonl', '.jsonl.gz')
+
+
+def training_problems(source: str, *, limit: int, seed: int) -> list[dict]:
+    """The first `limit` rows of a file in its order, all where `limit` is 0; `seed` is not used. All rows are checked.
+
+    Raises ValueError or FileNotFoundError, which name file, row, column and the remedy.
+    """
+    rows = _read(source, 'task.train')
+    return rows[:limit] if limit else rows
+
+
+def benchmark(name: str) -> list[dict]:
+    """All rows of a file. Raises as `training_problems` does."""
+    return _read(name, 'evaluate.benchmarks')
+
+
+def _read(name: str, field: str) -> list[dict]:
+    path = Path(name)
+    if not path.name.endswith(FILE_ENDINGS):
+        raise ValueError(f'{field} is {name!r}; the task questions reads files alone: give one ending in {" or ".join(FILE_ENDINGS)}')
+    if not path.is_file():
+        raise FileNotFoundError(f'{path}: no such file; check the path')
+    columns, rows = '"question" and "answer"', []
+    for where, row in jsonl_rows(path, columns):
+        for column in ('question', 'answer'):
+            if column not in row:
+                raise ValueError(f'{where}: column {column!r} is missing; the row has {short(", ".join(row))}; rename or add it')
+        try:
+            check_ground_truth(row)
+        except ValueError as error:
+            raise ValueError(f'{where}: {error}; mend or drop the row') from None
+        rows.append(row)
+    if not rows:
+        raise ValueError(f'{path}: no rows; expected columns {columns}')
+    return rows
+
+
+def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
+    """The question as the policy reads it. Raises ValueError where template and tokenizer, or template and question, do not fit."""
+    question = ground_truth['question']
+    if template == 'text':
+        if not isinstance(question, str):
+            raise ValueError(f"task.template is 'text', and a question is a chat, {short(question)}; choose 'chat'")
+        return question
+    chat_template = getattr(tokenizer, 'chat_template', None)
+    if not chat_template:
+        raise ValueError(f"task.template is {template!r}, but the tokenizer has no chat template; choose 'text', or a chat model")
+    if template == 'no_thinking' and 'enable_thinking' not in str(chat_template):
+        raise ValueError(f"task.template is {template!r}, but the tokenizer's chat template has no enable_thinking; choose 'chat'")
+    messages = [{'role': 'user', 'content': question}] if isinstance(question, str) else question
+    switch = {'enable_thinking': False} if template == 'no_thinking' else {}
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **switch)
+
+
+def with_demands(ground_truth: dict, text: str) -> dict:
+    """The ground truth unchanged: the last line counts, whatever the prompt."""
+    return ground_truth
+
+
+def check_ground_truth(ground_truth: object) -> None:
+    """Raises ValueError, naming the column, unless there are a question and an answer."""
+    row = ground_truth if isinstance(ground_truth, dict) else {}
+    question, answer = row.get('question'), row.get('answer')
+    if not (isinstance(question, str) and question.strip() or _is_chat(question)):
+        raise ValueError(f'"question" must be a text or a list of {{"role", "content"}} texts, got {short(question)}')
+    if answer is None or answer == []:
+        raise ValueError(f'"answer" must be an answer or a list of accepted ones, got {short(answer)}')
+
+
+def _is_chat(question: object) -> bool:
+    return bool(question) and isinstance(question, list) and all(
+        isinstance(message, dict) and isinstance(message.get('role'), str) and isinstance(message.get('content'), str)
+        for message in question
+    )  # fmt: skip
+
+
+def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:
+    """CORRECT where the last line that is not blank is an accepted answer, UNPARSEABLE where there is none, WRONG otherwise.
+
+    Texts are compared without the blanks around them, other answers as JSON: 4 is not 4.0. A malformed ground truth raises
+    ValueError.
+    """
+    check_ground_truth(ground_truth)
+    line = response.strip().rpartition('\n')[2].strip()
+    if not line:
+        return Verdict.UNPARSEABLE, None
+    answer = ground_truth['answer']
+    right = any(_is_said(line, accepted) for accepted in (answer if isinstance(answer, list) else [answer]))
+    return (Verdict.CORRECT if right else Verdict.WRONG), line
+
+
+def _is_said(line: str, accepted: Any) -> bool:
+    if isinstance(accepted, str):
+        return line == accepted.strip()
+    try:
+        said = json.dumps(json.loads(line), sort_keys=True)
+    except (ValueError, RecursionError):  # a response may be anything
+        return False
+    return said == json.dumps(accepted, sort_keys=True)
+
+
+def verify_all(
+    responses: Sequence[str], ground_truths: Sequence[dict], budget_s: float = math.inf
+) -> list[tuple[Verdict, str | None]]:
+    """`verify` of each response; hundreds of thousands a second, so `budget_s` is not looked at."""
+    return [verify(response, ground_truth) for response, ground_truth in zip(responses, ground_truths, strict=True)]

@@ -1,0 +1,106 @@
+"""Questions of a user's own: every row is checked, the policy reads them as they are, and the last line is the answer."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bapo_jax.groups import Verdict
+from bapo_jax.tasks import questions
+
+CHAT = [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Why?'}]
+
+
+def verdict(response, answer):
+    return questions.verify(response, {'question': 'Why?', 'answer': answer})
+
+
+def written(path, *rows):
+    path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize('response, answer', [
+    ('So.', 'So.'), ('I think\n so \n\n', ' so'), ('4', 4), ('b', ['a', 'b']), ('{"n": [1, 2], "a": null}', {'a': None, 'n': [1, 2]}),
+    ('[1, 2]', [[1, 2]]), ('true', True), ('4', ['4']),
+])  # fmt: skip
+def test_right_answers(response, answer):
+    assert verdict(response, answer) == (Verdict.CORRECT, response.strip().split('\n')[-1].strip())
+
+
+@pytest.mark.parametrize('response, answer', [
+    ('so\nbut no', 'so'), ('So', 'so'), ('so so', 'so'), ('4.0', 4), ('true', 1), ('1', [[1]]), ('[' * 100_000, 4), ('9' * 10_000, 4),
+    ('{"a": 1', {'a': 1}),
+])  # fmt: skip
+def test_wrong_answers(response, answer):
+    assert verdict(response, answer)[0] is Verdict.WRONG
+
+
+@pytest.mark.parametrize('response', ['', ' \n\t\n'])
+def test_no_answer(response):
+    assert verdict(response, 'so') == (Verdict.UNPARSEABLE, None)
+
+
+@given(st.text(), st.recursive(st.booleans() | st.integers() | st.text(), st.lists))
+def test_no_response_makes_it_raise(response, answer):
+    assert verdict(response, answer or 0)[0] in Verdict
+
+
+def test_a_row_is_the_ground_truth_and_the_limit_takes_the_first(tmp_path):
+    rows = [{'question': f'{i}?', 'answer': i, 'hint': [i]} for i in range(3)]
+    path = written(tmp_path / 'q.jsonl', *rows)
+    assert questions.training_problems(path, limit=0, seed=1) == questions.benchmark(path) == rows
+    assert questions.training_problems(path, limit=2, seed=1) == rows[:2]
+
+
+@pytest.mark.parametrize('row, message', [
+    ({'answer': 1}, r"row 2: column 'question' is missing; the row has answer; rename or add it"),
+    ({'question': 'Why?', 'reply': 1}, r"row 2: column 'answer' is missing; the row has question, reply; rename or add it"),
+    ({'question': ' ', 'answer': 1}, r'row 2: "question" must be a text or a list .* got ?; mend or drop the row'),
+    ({'question': [{'role': 'user'}], 'answer': 1}, r'row 2: "question" must be a text or a list of {"role", "content"} texts, got'),
+    ({'question': 'Why?', 'answer': None}, r'row 2: "answer" must be an answer or a list of accepted ones, got None; mend or drop'),
+    ({'question': 'Why?', 'answer': []}, r'row 2: "answer" must be an answer'),
+])  # fmt: skip
+def test_a_bad_row_is_named(tmp_path, row, message):
+    path = written(tmp_path / 'q.jsonl', {'question': 'Why?', 'answer': 1}, row)
+    with pytest.raises(ValueError, match=message):
+        questions.training_problems(path, limit=1, seed=1)
+
+
+def test_what_is_no_file_of_questions_is_named(tmp_path):
+    with pytest.raises(ValueError, match="task.train is 'generated'; the task questions reads files alone: give one ending in .jsonl"):
+        questions.training_problems('generated', limit=0, seed=1)
+    with pytest.raises(ValueError, match="evaluate.benchmarks is 'cd34'"):
+        questions.benchmark('cd34')
+    with pytest.raises(FileNotFoundError, match='none.jsonl: no such file; check the path'):
+        questions.benchmark(str(tmp_path / 'none.jsonl'))
+    with pytest.raises(ValueError, match='q.jsonl: no rows; expected columns "question" and "answer"'):
+        questions.benchmark(written(tmp_path / 'q.jsonl'))
+
+
+def tokenizer(template):
+    def apply(messages, *, add_generation_prompt, tokenize, **switch):
+        assert add_generation_prompt and not tokenize
+        return json.dumps([messages, switch])
+
+    return SimpleNamespace(chat_template=template, apply_chat_template=apply)
+
+
+def test_the_policy_reads_the_question_and_nothing_besides():
+    text, chat, thinks = {'question': 'Why?'}, {'question': CHAT}, tokenizer('{% if enable_thinking %}')
+    assert questions.prompt_text(text, 'text', tokenizer(None)) == 'Why?'
+    assert json.loads(questions.prompt_text(text, 'chat', thinks)) == [CHAT[1:], {}]
+    assert json.loads(questions.prompt_text(chat, 'chat', tokenizer('x'))) == [CHAT, {}]
+    assert json.loads(questions.prompt_text(chat, 'no_thinking', thinks)) == [CHAT, {'enable_thinking': False}]
+
+
+@pytest.mark.parametrize('question, template, chat_template, message', [
+    (CHAT, 'text', 'x', "a question is a chat, .*; choose 'chat'"),
+    ('Why?', 'chat', None, "the tokenizer has no chat template; choose 'text', or a chat model"),
+    ('Why?', 'no_thinking', 'x', "chat template has no enable_thinking; choose 'chat'"),
+])  # fmt: skip
+def test_a_template_that_does_not_fit_is_refused(question, template, chat_template, message):
+    with pytest.raises(ValueError, match=message):
+        questions.prompt_text({'question': question}, template, tokenizer(chat_template))
