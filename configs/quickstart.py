@@ -3,7 +3,9 @@
     python -m bapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart      # or `make train`
     python -m bapo_jax.train --config=configs/quickstart.py:grpo --workdir=runs/quickstart_grpo
 
-Time and score: see README. `bapo_jax/sft.py` made the policy it starts from; the docstring there has the command.
+Hardware: 2 cores of an AMD EPYC. Time: 4 minutes. Score on 200 held-out problems of 3 or 4 numbers: mean@8 23.6 -> 35.1 %, pass@8
+62.0 -> 54.0 %; of 4 numbers: 8.3 -> 18.2 % and 46.5 -> 43.5 %. `bapo_jax/sft.py` made the policy it starts from; the docstring there
+has the command.
 
 Four things differ from the paper. α becomes π_θ at every step (v = 1). X1 and X3 take every mixed group. There is no X2. The
 learning rate suits 0.8M parameters. This is row `wide_no_x2`, from the quickstart base, of `studies/first_proof/page.md`.
