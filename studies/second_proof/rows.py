@@ -1,0 +1,83 @@
+"""What the rows of the scan say: which runs are wanted next, and at which rate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from studies.second_proof.arms import ARMS, CEILING_SEEDS, RATES, SCAN_SEEDS, SEEDS, Job
+
+FILE = Path(__file__).with_name('rows.jsonl')
+SCANNED = [arm for arm in ARMS if arm != 'C']
+MOST_ADDED = 2  # rates beyond an edge
+Row = dict[str, Any]
+
+
+def read_rows() -> list[Row]:
+    return [json.loads(line) for line in FILE.read_text('utf-8').splitlines()] if FILE.is_file() else []
+
+
+def of_today(rows: Iterable[Row]) -> list[Row]:
+    """The rows of the arms as they stand: P's earlier passes over a batch stay in the file, and count no more."""
+    return [row for row in rows if row['changes'] == ARMS[row['arm']].changes]
+
+
+def job_of(row: Row) -> Job:
+    return Job(row['part'], row['arm'], row['rate'], row['seed'])
+
+
+def accuracy(row: Row) -> float:
+    """mean@n in percent."""
+    return 100 * float(np.mean(row['correct'])) / row['samples']
+
+
+def scanned(rows: Iterable[Row], arm: str) -> dict[float, list[Row]]:
+    """The arm's rows of the scan by rate, rising."""
+    of = [row for row in rows if row['part'] == 'scan' and row['arm'] == arm]
+    return {rate: [row for row in of if row['rate'] == rate] for rate in sorted({row['rate'] for row in of})}
+
+
+def best_rate(rows: Iterable[Row], arm: str) -> float:
+    """The rate with the highest mean@8 over the scan's seeds."""
+    by_rate = scanned(rows, arm)
+    return max(by_rate, key=lambda rate: np.mean([accuracy(row) for row in by_rate[rate]]))
+
+
+def rates_wanted(rows: Sequence[Row], arm: str) -> list[float]:
+    """The rates of the plan, and, where those are measured and the best is at an edge, the next one by a factor of two."""
+    wanted = sorted({*RATES, *scanned(rows, arm)})
+    there = scanned(rows, arm)
+    if any(len(there.get(rate, ())) < len(SCAN_SEEDS) for rate in wanted) or len(wanted) >= len(RATES) + MOST_ADDED:
+        return wanted
+    best = best_rate(rows, arm)
+    return sorted([*wanted, *([best / 2] if best == wanted[0] else []), *([2 * best] if best == wanted[-1] else [])])
+
+
+def updates_of_p(rows: Sequence[Row]) -> float:
+    """P's optimizer steps over R's, each at its best rate of the scan."""
+    means = [np.mean([row['updates'] for row in scanned(rows, arm)[best_rate(rows, arm)]]) for arm in ('P', 'R')]
+    return float(means[0] / means[1])
+
+
+def wanted(rows: Sequence[Row]) -> list[Job]:
+    """The runs that are missing, given those of today: the scan until every best rate is frozen, then the twelve seeds, all arms of one, then C.
+
+    Raises ValueError where P does not have R's number of optimizer steps, so that plan.md's rule for it comes first.
+    """
+    have = set(map(job_of, rows))
+    scan = [Job('scan', arm, rate, seed) for seed in SCAN_SEEDS for arm in SCANNED for rate in rates_wanted(rows, arm)]
+    missing = [job for job in scan if job not in have]
+    if missing:
+        return missing
+    if not 0.9 <= (ratio := updates_of_p(rows)) <= 1.1:
+        raise ValueError(
+            f'P makes {ratio:.2f} times the optimizer steps of R, not within 10 %; change PASSES or MINI_BATCH in arms.py as plan.md '
+            'says; the scan of P is then made again'
+        )
+    finals = [Job('final', arm, best_rate(rows, arm), seed) for seed in SEEDS for arm in SCANNED]
+    ceiling = [Job('ceiling', 'C', best_rate(rows, 'R'), seed) for seed in CEILING_SEEDS]
+    return [job for job in [*finals, *ceiling] if job not in have]

@@ -1,0 +1,128 @@
+"""The study's arms are those of its plan, its decisions follow the plan's rules, and its statistics are the textbook's."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bapo_jax.run.directory import differences
+from configs import quickstart
+from studies.second_proof import analysis, rows
+from studies.second_proof.arms import ARMS, RATES, SEEDS, Job, commands, fields
+
+METHODS = {arm: quickstart.get_config(ARMS[arm].method) for arm in ARMS}
+
+
+def config_of(arm):
+    config = METHODS[arm].copy_and_resolve_references()
+    config.update_from_flattened_dict({k: v for k, v in ARMS[arm].changes.items()})
+    return config.to_dict()
+
+
+def test_arms_differ_from_replay_in_what_the_plan_names_alone():
+    r = config_of('R')
+    sources = {'replay.use_x3', 'replay.use_x2', 'replay.c2', 'replay.c3', 'replay.fresh_filter', 'method'}
+    assert set(differences(r, config_of('G'))) <= sources
+    assert set(differences(r, config_of('P'))) == {'replay.use_x3', 'learner.passes_per_batch'}
+    assert set(differences(r, config_of('RX'))) == {'replay.use_x2'}
+    assert set(differences(r, config_of('C'))) == {'replay.use_x3', 'learner.batch_groups'}
+    assert (r['learner']['anchor'], r['learner']['kl_target'], r['rollout']['sync_every']) == ('behaviour', 'behaviour', 1)
+
+
+def test_re_evaluation_costs_steps_so_that_responses_are_equal():
+    responses = ARMS['RX'].steps * (64 * 8 + 32 * 8 / 5)
+    assert ARMS['RX'].steps == 218 and responses == pytest.approx(240 * 64 * 8, rel=0.002)
+
+
+def test_a_scan_answers_scan_problems_and_a_final_run_the_test():
+    [_, scan], [_, final] = (commands(Job(part, 'R', 1e-4, 201), 'runs/x') for part in ('scan', 'final'))
+    assert '--benchmarks=runs/second_proof/scan.jsonl' in scan and '--samples=8' in scan
+    assert '--benchmarks=runs/second_proof/test.jsonl' in final and '--samples=32' in final
+    assert fields(Job('final', 'R', 1e-4, 201))['rollouts.every'] == 1 and fields(Job('final', 'R', 1e-4, 203))['rollouts.every'] == 0
+
+
+def row(part, arm, rate, seed, right, updates=960):
+    return {'part': part, 'arm': arm, 'rate': rate, 'seed': seed, 'changes': ARMS[arm].changes, 'samples': 8, 'correct': [right] * 3,
+            'updates': updates}  # fmt: skip
+
+
+def scan(best, **updates):
+    """A whole scan in which the rate `best` of each arm is best, and the others are the worse the farther they are."""
+    return [
+        row('scan', arm, rate, seed, 8 - abs(round(np.log2(rate / best))), updates.get(arm, 960))
+        for arm in rows.SCANNED for rate in RATES for seed in (101, 102)
+    ]  # fmt: skip
+
+
+def test_a_best_rate_inside_is_frozen_and_every_seed_has_all_arms():
+    jobs = rows.wanted(scan(1e-4))
+    assert [job.part for job in jobs] == ['final'] * 48 + ['ceiling'] * 5
+    assert {job.rate for job in jobs} == {1e-4}
+    assert [(job.arm, job.seed) for job in jobs[:5]] == [('G', 201), ('P', 201), ('R', 201), ('RX', 201), ('G', 202)]
+
+
+def test_a_best_rate_at_an_edge_is_followed_by_at_most_two_more():
+    there = scan(2e-4)
+    for added in (4e-4, 8e-4):
+        assert {job.rate for job in rows.wanted(there)} == {added}
+        there += [row('scan', arm, added, seed, 8) for arm in rows.SCANNED for seed in (101, 102)]
+        there = [{**r, 'correct': [9]} if r['rate'] == added else r for r in there]
+    assert {job.part for job in rows.wanted(there)} == {'final', 'ceiling'}
+
+
+def test_the_scan_comes_before_everything_and_a_missing_seed_is_asked_for():
+    there = [r for r in scan(1e-4) if (r['arm'], r['rate'], r['seed']) != ('P', 5e-5, 102)]
+    assert rows.wanted(there) == [Job('scan', 'P', 5e-5, 102)]
+
+
+@pytest.mark.parametrize('updates, refused', [(960, False), (1056, False), (864, False), (1100, True), (800, True)])
+def test_p_has_as_many_optimizer_steps_as_r_or_the_study_stops(updates, refused):
+    there = scan(1e-4, P=updates)
+    if refused:
+        with pytest.raises(ValueError, match='not within 10 %'):
+            rows.wanted(there)
+    else:
+        assert rows.wanted(there)
+
+
+def test_rows_of_other_passes_count_no_more_and_stay():
+    old = {**row('scan', 'P', 1e-4, 101, 3), 'changes': {'learner.passes_per_batch': 9}}
+    assert rows.of_today([old, *scan(1e-4)]) == scan(1e-4)
+
+
+def test_a_contrast_is_the_paired_t():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(10, 1, 12), rng.normal(9, 1, 12)
+    c, want = analysis.paired('a - b', a - b), stats.ttest_rel(a, b)
+    assert (c.mean, c.p) == pytest.approx((np.mean(a - b), want.pvalue))
+    assert c.interval95 == pytest.approx(tuple(want.confidence_interval(0.95)))
+    assert c.interval90 == pytest.approx(tuple(want.confidence_interval(0.90)))
+
+
+@pytest.mark.parametrize('ps, rejected', [
+    ((0.01, 0.02, 0.03), (True, True, True)),  # .05/3, .05/2, .05
+    ((0.03, 0.01, 0.03), (False, True, False)),  # .03 is above .05/2, and then nothing is looked at
+    ((0.02, 0.02, 0.001), (True, True, True)),
+    ((0.017, 0.5, 0.6), (False, False, False)),
+])  # fmt: skip
+def test_holm_steps_down(ps, rejected):
+    assert tuple(analysis.holm(ps)) == rejected
+
+
+@pytest.mark.parametrize('mean, half, rejected, words', [
+    (1.2, 0.3, True, 'helps'), (-1.2, 0.3, True, 'harms'), (0.6, 0.3, True, 'no relevant effect, though not 0'),
+    (0.2, 0.3, False, 'no relevant effect'), (0.9, 0.3, True, 'open'), (0.9, 0.9, False, 'open'), (1.2, 0.3, False, 'open'),
+])  # fmt: skip
+def test_a_verdict_is_in_the_plans_words(mean, half, rejected, words):
+    c = analysis.Contrast('x', mean, 0.01, (mean - half, mean + half), (mean - 2 * half, mean + 2 * half))
+    assert analysis.verdict(c, rejected) == words
+
+
+def test_pass_at_all_samples_is_the_share_of_problems_solved_at_all():
+    assert analysis.passed({'samples': 8, 'correct': [0, 1, 8, 0]}, 8) == 50
+    assert analysis.passed({'samples': 8, 'correct': [0, 1, 8, 0]}, 1) == pytest.approx(100 * 9 / 32)
+
+
+def test_nothing_is_told_while_a_run_is_missing(monkeypatch):
+    monkeypatch.setattr(analysis, 'read_rows', lambda: [*scan(1e-4), row('final', 'R', 1e-4, SEEDS[0], 8)])
+    with pytest.raises(SystemExit, match='52 runs are missing'):
+        analysis.main()
