@@ -85,7 +85,7 @@ def test_a_floor_stands_on_lower_floors():
 
 
 def test_no_arrow_leads_up():
-    may_import = {room: {*rooms.split(), *stands_on.split()} for rooms, stands_on in HOUSE for room in rooms.split()}
+    may_import = {name: {*rooms.split(), *stands_on.split()} for rooms, stands_on in HOUSE for name in rooms.split()}
     upward = [
         f'{module} imports {other}'
         for module, path in MODULES.items()

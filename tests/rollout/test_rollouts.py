@@ -99,7 +99,7 @@ def rollouts(monkeypatch):
     made = []
     monkeypatch.setattr(module, 'judge_as_they_come', judged)
     monkeypatch.setattr(module, 'collect', lambda engine, tokenizer, prompts, *rest: judged(
-        engine.ask(prompts, *rest[:3]), tokenizer, prompts, *rest[2:]))  # fmt: skip
+        engine.ask(prompts, *rest[:3]), tokenizer, prompts, *rest[2:]).groups)  # fmt: skip
 
     def make(answer=lambda _: (RESPONSE,), overlap=False, sync_every=100, servers=0, learns=False, **schedule):
         config = default_config()

@@ -60,7 +60,7 @@ def test_a_generated_token_is_shown_on_a_terminal_and_handed_to_the_server(tmp_p
         ((f'--model={BASE}', '--host=0.0.0.0'), f'error: --host=0.0.0.0 is no loopback address.*set {TOKEN_VARIABLE}'),
         ((f'--model={BASE}', '--host=example.org'), 'no loopback address'),
         ((f'--model={BASE}', '--python=/nowhere/python'), 'error: --python=/nowhere/python does not exist.*make vllm-env'),
-        (('--model=/nowhere', f'--python={sys.executable}'), 'error: --model=/nowhere has no config.json'),
+        (('--model=/nowhere', f'--python={sys.executable}'), "error: --model='/nowhere' is not a directory; give a Hugging Face model directory"),
         ((f'--model={BASE}', f'--python={sys.executable}'), f'error: standard output is no terminal.* set {TOKEN_VARIABLE}'),
     ],
 )
