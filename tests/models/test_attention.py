@@ -189,9 +189,9 @@ def test_the_backward_pass_holds_one_block_of_scores(monkeypatch):
 def test_accelerator_kernels_lower_from_here(kernel, platform, calls):
     shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
     qkv = shape((2, 1024, 12, 128)), shape((2, 2, 1024, 128)), shape((2, 2, 1024, 128))
-    traced = value_and_gradients.trace(getattr(attention, kernel), *qkv, jax.ShapeDtypeStruct((2, 1024), jnp.int32))
     device = jax.sharding.AbstractDevice(device_kind='NVIDIA H200', num_cores=None, platform='gpu')  # jax 0.11 asks for one
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+        traced = value_and_gradients.trace(getattr(attention, kernel), *qkv, jax.ShapeDtypeStruct((2, 1024), jnp.int32))
         assert calls in traced.lower(lowering_platforms=(platform,)).as_text()
 
 
