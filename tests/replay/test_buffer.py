@@ -88,6 +88,21 @@ def reevaluated(buffer, rng, limit):
     return drawn
 
 
+def test_the_best_re_evaluation_of_a_hard_prompt_is_kept_and_survives_a_checkpoint():
+    buffer = make_buffer()
+    buffer.add([make_group(1, 0), make_group(2, 0)], 1)
+    assert np.isnan(buffer.bad[1].best)
+    for group in (make_group(1, 2), make_group(1, 5), make_group(1, 3), make_group(1, 7, infra=True), make_group(2, 6, infra=True)):
+        buffer.mark_reevaluated([group])
+    saved = buffer.state()
+    restored = make_buffer()
+    restored.restore(saved)
+    for b in (buffer, restored):  # a group whose verifier failed is a re-evaluation, and says nothing of the policy
+        assert (b.bad[1].best, b.bad[1].sampled, b.bad[2].sampled) == (5 / 8, 4, 1) and np.isnan(b.bad[2].best)
+    restored.restore({name: a for name, a in saved.items() if name != 'bad_best'})  # as an earlier version saved it
+    assert np.isnan(restored.bad[1].best) and restored.bad[1].sampled == 4
+
+
 def test_a_duplicate_prompt_replaces_its_entry_and_moves_to_the_tail():
     buffer = make_buffer(bad_capacity=3)
     buffer.add([make_group(i, 1, step=1) for i in range(3)], 1)

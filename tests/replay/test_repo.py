@@ -39,7 +39,7 @@ def group(prompt_id: int, step: int, rewards, infra=False) -> Group:
     if infra:
         verdicts[-1], rewards[-1] = Verdict.INFRA_ERROR, np.nan
     prompt = Prompt(prompt_id, 'countdown', np.arange(1 + prompt_id % 3, dtype=np.int32), {'target': prompt_id})
-    return Group(prompt, tuple(responses), tuple(verdicts), rewards, step, tuple(map(str, range(len(verdicts)))))
+    return Group(prompt, tuple(responses), tuple(verdicts), rewards, step, tuple(f'{step}, {i}' for i in range(len(verdicts))))
 
 
 def no_rng(purpose):
@@ -122,7 +122,7 @@ def test_a_history_is_the_last_responses_of_its_prompt(history, capacity):
         g = group(prompt_id, step, binary(prompt_id, step, G), infra)
         step_of(repo, step, [g])
         if not infra:
-            expected.setdefault(prompt_id, deque(maxlen=capacity)).extend(zip(g.responses, g.verdicts, g.rewards.tolist()))
+            expected.setdefault(prompt_id, deque(maxlen=capacity)).extend(zip(g.responses, g.verdicts, g.answers, g.rewards.tolist()))
     nbytes = sum(r.tokens.nbytes + r.logp.nbytes for queue in expected.values() for r, *_ in queue)
     assert repo.metrics(len(history)) == {
         'buffer/repo/prompts': len(expected),
@@ -135,7 +135,8 @@ def test_a_history_is_the_last_responses_of_its_prompt(history, capacity):
     for g in batch.of_origin(REPLAY):
         queue = list(expected[g.prompt.id])
         assert [id(r) for r in g.responses] == [id(r) for r, *_ in queue]  # the very objects: versions, log-probs, masks, authors
-        assert list(g.verdicts) == [v for _, v, _ in queue] and g.rewards.tolist() == [r for *_, r in queue]
+        assert list(g.verdicts) == [v for _, v, *_ in queue] and list(g.answers) == [a for *_, a, _ in queue]
+        assert g.rewards.tolist() == [r for *_, r in queue]
         assert g.rewards.dtype == np.float32
 
 

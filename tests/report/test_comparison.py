@@ -39,18 +39,18 @@ def test_runs_that_differ_in_more_than_seed_stand_apart(tmp_path):
 
 def test_a_table_says_what_each_method_cost_and_reached_at_its_best_and_at_its_end(tmp_path):
     def three(tracked, best, end):
-        return [evaluation(0, [0, 0, 0, 1], 0.1, 0.2), evaluation(4, [0] * 4, best, best), evaluation(8, tracked, end, end)]
+        return [evaluation(0, [0, 0, 0, 0, 1], 0.1, 0.2), evaluation(4, [0] * 5, best, best), evaluation(8, tracked, end, end)]
 
     runs = [
-        run(tmp_path, three([0, 1, 2, 2], 0.6, 0.5), name='a', settings=config(seed=1)),
-        run(tmp_path, three([0, 0, 0, 2], 0.2, 0.4), name='b', settings=config(seed=2)),
+        run(tmp_path, three([0, 1, 2, 2, 2], 0.6, 0.5), name='a', settings=config(seed=1)),
+        run(tmp_path, three([0, 0, 0, 0, 2], 0.2, 0.4), name='b', settings=config(seed=2)),
         run(tmp_path, name='c', settings=config(method='grpo')),
     ]
     table = comparison(runs).table
     assert table.head == ('', 'step', 'rollouts', 'cd4 mean@2', 'cd4 pass@2', 'solved of those at 0')
     assert table.rows == (
         ('bapo (2 seeds), best', '6', '96', '50.0%', '50.0%', '–'),  # of .6 at step 4 and .4 at step 8; 16 rollouts a step
-        ('bapo (2 seeds), end', '8', '128', '45.0%', '45.0%', '33.3%'),  # of 2 of 3 prompts, and of none
+        ('bapo (2 seeds), end', '8', '128', '45.0%', '45.0%', '37.5%'),  # of 3 of 4 prompts, and of none
         ('grpo, best', '–', '–', '–', '–', '–'),
         ('grpo, end', '8', '128', '–', '–', '–'),
     )
