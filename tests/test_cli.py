@@ -24,3 +24,9 @@ def test_an_override_of_no_field_is_told_the_fields_there_are(argument, told):
     with pytest.raises(ValueError) as raised:
         cli.check_overrides(CONFIG, ['train.py', '--config.steps=1', argument])
     assert str(raised.value) == told
+
+
+def test_the_flag_checks_the_overrides_of_its_command_line(monkeypatch):
+    monkeypatch.setattr('sys.argv', ['train.py', '--config.lerner.shuffle=1'])
+    with pytest.raises(ValueError, match=r'--config\.lerner\.shuffle: no such field'):
+        cli._Parser(name='config', lock_config=True).parse('quickstart')
