@@ -47,10 +47,10 @@ from bapo_jax.run.ledger import open_ledger
 from bapo_jax.run.lock import held
 from bapo_jax.run.log import read_metrics
 from bapo_jax.run.measures import batch_metrics, discarded_metrics, fresh_metrics, one_sided
+from bapo_jax.run.monitored import monitored
 from bapo_jax.run.run import Diverged, Run
 from bapo_jax.run.sinks import check_sinks
 from bapo_jax.run.tables import print_table
-from bapo_jax.run.theory import monitored
 from bapo_jax.tasks import custom_reward
 from bapo_jax.tasks.custom_reward import BadReward
 from bapo_jax.tasks.verifier_pool import WorkersFailed

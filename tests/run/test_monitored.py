@@ -11,7 +11,7 @@ from bapo_jax.groups import make_batch
 from bapo_jax.learner.monitors import monitor
 from bapo_jax.learner.objective import PROXIMAL
 from bapo_jax.run.run import Step
-from bapo_jax.run.theory import monitored
+from bapo_jax.run.monitored import monitored
 
 BATCH = make_batch([make_group(1, 3), make_group(2, 4)], ['x1', 'x3'])
 
