@@ -1,4 +1,4 @@
-"""The monitors are recorded at steps that are due, and change nothing of the step."""
+"""A batch is scored around its update at steps that are due, and nothing of the step changes."""
 
 import types
 from collections import Counter
