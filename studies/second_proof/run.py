@@ -10,6 +10,7 @@ Run from the root of the repository. A row of rows.jsonl is a run of bapo_jax.tr
 from __future__ import annotations
 
 import datetime
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -54,6 +55,7 @@ def measure(job: Job) -> Row:
         'entropy': [round(float(np.mean([row['actor/entropy'] for row in part])), 4) for part in (logged[:24], logged[-24:])],
         **{origin: round(float(np.mean([row[f'bapo/{origin}_groups'] for row in logged])), 2) for origin in ('x1', 'x2', 'x3')},
         'commit': subprocess.run(['git', 'rev-parse', 'HEAD'], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip(),
+        'base': hashlib.sha256((ROOT / WEAK_BASE / 'model.safetensors').read_bytes()).hexdigest()[:16],
         'cpu': cpu_name(), 'jax': importlib.metadata.version('jax'), 'date': datetime.datetime.now().isoformat(timespec='minutes'),
         'commands': [WEAK_BASE_COMMAND, *map(shlex.join, commands(job, 'runs/x'))],
     }  # fmt: skip
