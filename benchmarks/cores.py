@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from typing import Any
 
 
@@ -15,29 +16,30 @@ def on_each_core(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[A
     After a failure no further item is begun. Its error is raised once the items under way have ended and been yielded.
     """
     cores: queue.Queue[int] = queue.Queue()
+    failed = threading.Event()
     for core in sorted(os.sched_getaffinity(0)):
         cores.put(core)
 
     def pinned(item: Any) -> Any:
+        if failed.is_set():
+            raise CancelledError
         core = cores.get()
         try:
             os.sched_setaffinity(0, {core})  # of this thread; the process it starts inherits it
             return work(item)
+        except BaseException:
+            failed.set()  # here, not where results are taken: this thread would begin another item first
+            raise
         finally:
             cores.put(core)
 
     error, pool = None, ThreadPoolExecutor(cores.qsize())
-    asked = [pool.submit(pinned, item) for item in items]
     try:
-        for done in as_completed(asked):
-            if done.cancelled():
-                continue
-            if done.exception():
-                error = error or done.exception()
-                for other in asked:
-                    other.cancel()
-            else:
+        for done in as_completed([pool.submit(pinned, item) for item in items]):
+            if not done.exception():
                 yield done.result()
+            elif not isinstance(done.exception(), CancelledError):
+                error = error or done.exception()
     finally:  # also where the caller stops taking results
         pool.shutdown(cancel_futures=True)
     if error:

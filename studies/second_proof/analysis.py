@@ -13,10 +13,9 @@ import numpy as np
 from scipy import stats
 
 from bapo_jax.scores import pass_at_k
-from studies.second_proof.arms import SEEDS
+from studies.second_proof.arms import CONTRASTS, SEEDS
 from studies.second_proof.rows import Row, accuracy, of_today, read_rows, wanted
 
-CONTRASTS = (('R', 'P'), ('RX', 'R'), ('R', 'G'))
 GUARDED = (('R', 'P'), ('R', 'G'))
 ALPHA, RELEVANT, GUARD = 0.05, 1.0, -2.0  # points
 

@@ -16,7 +16,10 @@ PROBLEMS = {'test': (20261125, 1_000), 'scan': (20261126, 300), 'train': (202611
 RATES = (5e-5, 1e-4, 2e-4)
 SCAN_SEEDS, SEEDS, CEILING_SEEDS = (101, 102), tuple(range(201, 213)), tuple(range(201, 206))
 KEPT = (201, 202)  # seeds whose rollouts of every step are kept, for P(mixed)
-SAMPLES = {'scan': 8, 'final': 32, 'ceiling': 32}
+SAMPLES = {'scan': 8, 'final': 32, 'ceiling': 32, 'base': 32}
+CONTRASTS = (('R', 'P'), ('RX', 'R'), ('R', 'G'))
+BASE_SEEDS = (1, 2)  # problems are sorted by the answers of one, and compared with those of the other
+SAVED = 20  # steps between the checkpoints from which an arm is scored at equal seconds
 STEPS, PROMPTS, RESPONSES = 240, 64, 8
 HARD, EVERY = 32, 5  # hard prompts that RX re-evaluates every so many steps
 PASSES, MINI_BATCH = 4, 16  # of P; plan.md says how they follow from the scan
@@ -41,6 +44,7 @@ ARMS = {
         steps=round(STEPS * PROMPTS / (PROMPTS + HARD / EVERY)),  # as many responses as R
     ),
     'C': Arm('bapo_tuned', {'replay.use_x3': False, 'learner.batch_groups': 224}),
+    'base': Arm('bapo_tuned', {}, steps=0),
 }
 
 
@@ -74,16 +78,25 @@ def fields(job: Job) -> dict[str, Any]:
     return {
         'model.path': WEAK_BASE, 'task.train': problems_file('train'), 'task.limit': PROBLEMS['train'][1], 'seed': job.seed,
         'steps': arm.steps, 'learner.learning_rate': job.rate, 'evaluate.at_start': False, 'evaluate.benchmarks': '()',
-        'evaluate.track_prompts': 0, 'rollouts.every': int(job.part == 'final' and job.seed in KEPT), 'checkpoint.every': 100,
-        **arm.changes,
+        'evaluate.track_prompts': 0, 'rollouts.every': int(keeps_rollouts(job)), 'checkpoint.every': SAVED,
+        'checkpoint.keep': STEPS // SAVED, **arm.changes,
     }  # fmt: skip
 
 
+def keeps_rollouts(job: Job) -> bool:
+    return job.part == 'final' and job.seed in KEPT
+
+
 def commands(job: Job, workdir: str) -> list[list[str]]:
-    """The training command and the evaluation of its result."""
+    """The training command and the evaluation of its result; the base's is an evaluation alone."""
+    config = f'--config=configs/quickstart.py:{ARMS[job.arm].method}'
+    if job.part == 'base':
+        return [[*evaluation(job, WEAK_BASE, SAMPLES['base']), config, f'--config.seed={job.seed}', f'--output={workdir}']]
     changes = [f'--config.{field}={value}' for field, value in fields(job).items()]
+    return [['python', '-m', 'bapo_jax.train', config, f'--workdir={workdir}', *changes], evaluation(job, workdir, SAMPLES[job.part])]
+
+
+def evaluation(job: Job, checkpoint: str, samples: int) -> list[str]:
+    """The evaluation of a policy on the problems of the job's part."""
     problems = problems_file('scan' if job.part == 'scan' else 'test')
-    return [
-        ['python', '-m', 'bapo_jax.train', f'--config=configs/quickstart.py:{ARMS[job.arm].method}', f'--workdir={workdir}', *changes],
-        ['python', '-m', 'bapo_jax.evaluate', f'--checkpoint={workdir}', f'--benchmarks={problems}', f'--samples={SAMPLES[job.part]}'],
-    ]
+    return ['python', '-m', 'bapo_jax.evaluate', f'--checkpoint={checkpoint}', f'--benchmarks={problems}', f'--samples={samples}']

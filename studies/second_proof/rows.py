@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from studies.second_proof.arms import ARMS, CEILING_SEEDS, RATES, SCAN_SEEDS, SEEDS, Job
+from studies.second_proof.arms import ARMS, BASE_SEEDS, CEILING_SEEDS, CONTRASTS, RATES, SAVED, SCAN_SEEDS, SEEDS, Job
 
 FILE = Path(__file__).with_name('rows.jsonl')
 SCANNED = ('R', 'G', 'RX', 'P')  # P last: its passes follow from what R does
@@ -63,8 +63,21 @@ def updates_of_p(rows: Sequence[Row]) -> float:
     return float(means[0] / means[1])
 
 
+def earlier_steps(rows: Sequence[Row], arm: str) -> dict[str, int]:
+    """By the other arm of a contrast that takes less time: the saved step by which `arm` has taken as many seconds.
+
+    By the seconds a step in the scan, at the frozen rates. Where that is the last step, the other arm is left out.
+    """
+    seconds = {a: np.mean([row['seconds'] for row in scanned(rows, a)[best_rate(rows, a)]]) for a in SCANNED}
+    others = {a if b == arm else b for a, b in CONTRASTS if arm in (a, b)}
+    last = ARMS[arm].steps
+    steps = {other: SAVED * max(1, round(last * seconds[other] / seconds[arm] / SAVED)) for other in sorted(others)}
+    return {other: step for other, step in steps.items() if step < last}
+
+
 def wanted(rows: Sequence[Row]) -> list[Job]:
-    """The runs that are missing, given those of today: the scan until every best rate is frozen, then the twelve seeds, all arms of one, then C.
+    """The runs that are missing, given those of today: the scan until every best rate is frozen, then the twelve seeds, all arms of
+    one, then C and the base.
 
     Raises ValueError where P does not have R's number of optimizer steps, so that plan.md's rule for it comes first.
     """
@@ -80,4 +93,5 @@ def wanted(rows: Sequence[Row]) -> list[Job]:
         )
     finals = [Job('final', arm, best_rate(rows, arm), seed) for seed in SEEDS for arm in SCANNED]
     ceiling = [Job('ceiling', 'C', best_rate(rows, 'R'), seed) for seed in CEILING_SEEDS]
-    return [job for job in [*finals, *ceiling] if job not in have]
+    base = [Job('base', 'base', 0.0, seed) for seed in BASE_SEEDS]
+    return [job for job in [*finals, *ceiling, *base] if job not in have]

@@ -1,13 +1,17 @@
 """The study's arms are those of its plan, its decisions follow the plan's rules, and its statistics are the textbook's."""
 
+import json
+
 import numpy as np
 import pytest
+import zstandard
 from scipy import stats
 
 from bapo_jax.run.directory import differences
 from configs import quickstart
 from studies.second_proof import analysis, rows
 from studies.second_proof.arms import ARMS, RATES, SEEDS, Job, commands, fields
+from studies.second_proof.moves import moves
 
 METHODS = {arm: quickstart.get_config(ARMS[arm].method) for arm in ARMS}
 
@@ -55,8 +59,8 @@ def scan(best, **updates):
 
 def test_a_best_rate_inside_is_frozen_and_every_seed_has_all_arms():
     jobs = rows.wanted(scan(1e-4))
-    assert [job.part for job in jobs] == ['final'] * 48 + ['ceiling'] * 5
-    assert {job.rate for job in jobs} == {1e-4}
+    assert [job.part for job in jobs] == ['final'] * 48 + ['ceiling'] * 5 + ['base'] * 2
+    assert {job.rate for job in jobs if job.part != 'base'} == {1e-4}
     assert [(job.arm, job.seed) for job in jobs[:5]] == [('R', 201), ('G', 201), ('RX', 201), ('P', 201), ('R', 202)]
 
 
@@ -66,7 +70,7 @@ def test_a_best_rate_at_an_edge_is_followed_by_at_most_two_more():
         assert {job.rate for job in rows.wanted(there)} == {added}
         there += [row('scan', arm, added, seed, 8) for arm in rows.SCANNED for seed in (101, 102)]
         there = [{**r, 'correct': [9]} if r['rate'] == added else r for r in there]
-    assert {job.part for job in rows.wanted(there)} == {'final', 'ceiling'}
+    assert {job.part for job in rows.wanted(there)} == {'final', 'ceiling', 'base'}
 
 
 def test_the_scan_comes_before_everything_and_a_missing_seed_is_asked_for():
@@ -124,5 +128,35 @@ def test_pass_at_all_samples_is_the_share_of_problems_solved_at_all():
 
 def test_nothing_is_told_while_a_run_is_missing(monkeypatch):
     monkeypatch.setattr(analysis, 'read_rows', lambda: [*scan(1e-4), row('final', 'R', 1e-4, SEEDS[0], 8)])
-    with pytest.raises(SystemExit, match='52 runs are missing'):
+    with pytest.raises(SystemExit, match='54 runs are missing'):
         analysis.main()
+
+
+def test_an_arm_is_scored_where_it_has_taken_the_seconds_of_the_other():
+    took = {'R': 720, 'P': 600, 'RX': 800, 'G': 710}
+    there = [{**r, 'seconds': took[r['arm']]} for r in scan(1e-4)]
+    # R has taken P's seconds after 240 * 600 / 720 = 200 steps; G's after 237, which is nearest to 240, the last.
+    assert rows.earlier_steps(there, 'R') == {'P': 200}
+    assert rows.earlier_steps(there, 'RX') == {'R': 200}  # 218 * 720 / 800 = 196
+    assert rows.earlier_steps(there, 'P') == rows.earlier_steps(there, 'G') == {}
+
+
+def test_the_base_is_answered_without_training():
+    [[*words]] = commands(Job('base', 'base', 0.0, 2), 'runs/x')
+    assert '--checkpoint=runs/first_proof/weak_base' in words and '--config.seed=2' in words and '--output=runs/x' in words
+
+
+def test_moves_know_what_was_asked_in_earlier_steps(tmp_path):
+    def group(prompt, use, right):
+        return {'use': use, 'prompt_id': prompt, 'verdicts': ['correct'] * right + ['wrong'] * (8 - right)}
+
+    steps = {1: [group(1, 'x1', 1), group(2, 'discarded', 0)], 2: [group(1, 'x3', 1), group(2, 'left_out', 0), group(3, 'x1', 4)],
+             3: [group(2, 'x2', 2), group(1, 'discarded', 8)]}  # fmt: skip
+    (tmp_path / 'rollouts').mkdir()
+    for step, of_step in steps.items():
+        lines = ''.join(json.dumps(row) + '\n' for row in of_step)
+        (tmp_path / 'rollouts' / f'{step:06d}.jsonl.zst').write_bytes(zstandard.compress(lines.encode()))
+    assert moves(tmp_path) == [
+        [0, 0, 0, 0, 1], [0, 0, 0, 1, 1], [0, 0, 0, 4, 1],  # each prompt's first group
+        [8, 0, 1, 0, 1], [8, 1, 0, 8, 1], [16, 0, 1, 2, 1],
+    ]  # fmt: skip
