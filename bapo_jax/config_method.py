@@ -10,11 +10,12 @@ from ml_collections import ConfigDict
 from bapo_jax.fields import Need, at_least_one, not_negative, one_of, positive
 from bapo_jax.replay.bapo import RULES
 from bapo_jax.replay.filters import FILTERS
-from bapo_jax.replay.kinds import KINDS
+from bapo_jax.replay.kinds import GIVEN_BY, KINDS, REEVALUATE
 from bapo_jax.replay.repo import RETRIEVE
 from bapo_jax.replay.thresholds import DIRECTIONS, R_TOT
 from bapo_jax.rollout.schedule import PHASES
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+from bapo_jax.tasks import get_task
 
 
 def rollout_section() -> ConfigDict:
@@ -86,8 +87,12 @@ def replay_section() -> ConfigDict:
     p.fresh_filter = 'gaussian'  # X1: none, range (drop all-right and all-wrong), gaussian(.5, .2), uniform(.6)
     p.reevaluate_every = 5  # m: π_θ re-evaluates hard prompts every m steps
     p.max_reevaluate = 128  # at most this many of them
+    p.reevaluate = 'uniform'  # which of them, and how: uniform (the paper), posterior (likeliest to be mixed), continue (with help)
+    p.reevaluate_after = 0  # posterior: steps until a prompt is asked again; 0: an epoch
+    p.pool_within = 0.0  # posterior: its earlier group joins where a token's mean |log ratio| is at most this; 0: never
+    p.given_by = 'policy'  # continue: who wrote the response whose first tokens are given: the policy itself, or the task's solver
     p.c1 = 1 / 8  # a group with accuracy <= c1 is hard; a re-evaluated one with c1 < accuracy < 1 enters X2
-    p.improved_rule = 'threshold'  # X2: c1 < accuracy < 1 (threshold), or better than before, 1 included (strict_increase)
+    p.improved_rule = 'threshold'  # X2: c1 < accuracy < 1 (threshold), 0 < accuracy < 1 (mixed), or more than before (strict_increase)
     p.c2 = (4 / 8, 1 / 8)  # lower bound of X3's accuracy at r_tot = 0 and at 1; a lone number is fixed
     p.c3 = (5 / 8, 2 / 8)  # upper bound, likewise
     p.thresholds = 'easy_to_hard'  # direction of c2, c3 over r_tot; 'literal' is eq. 8 as printed [centre; literal, half]
@@ -117,12 +122,20 @@ def check_replay(c: ConfigDict, need: Need) -> None:
          'replay.use_x2=False and replay.use_x3=False')  # fmt: skip
     one_of(need, c, 'replay.fresh_filter', FILTERS)
     one_of(need, c, 'replay.improved_rule', RULES)
+    one_of(need, c, 'replay.reevaluate', REEVALUATE)
+    one_of(need, c, 'replay.given_by', GIVEN_BY)
+    not_negative(need, c, 'replay.reevaluate_after', 'replay.pool_within')
     one_of(need, c, 'replay.r_tot', R_TOT)
     one_of(need, c, 'replay.thresholds', DIRECTIONS)
     at_least_one(
         need, c, 'replay.reevaluate_every', 'replay.max_reevaluate', 'replay.bad_capacity', 'replay.high_capacity',
         'replay.high_recent_steps', 'replay.per_prompt',
     )  # fmt: skip
+    if p.reevaluate == 'continue' and p.given_by == 'solver':
+        solved = getattr(get_task(c.task.name), 'SOLUTIONS', {})
+        need(c.task.template in solved,
+             f'replay.given_by=solver: task.name={c.task.name} has solutions for the templates {", ".join(solved) or "(none)"}, not for '
+             f'task.template={c.task.template}; set replay.given_by=policy')  # fmt: skip
     need(0 <= p.c1 < 1, f'replay.c1={p.c1} must be in [0, 1)')
     c2, c3 = np.atleast_1d(p.c2), np.atleast_1d(p.c3)
     if c2.shape not in ((1,), (2,)) or c3.shape not in ((1,), (2,)):

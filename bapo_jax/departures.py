@@ -321,6 +321,17 @@ ROWS = (
         'stays 1, so the previous policy counts only with a later learner.switch_step. Dual clip 3 stays',
     ),
     RowDeparture(
+        'bapo_posterior', 'Reinforce-Ada asks a prompt in rounds within one step, until it has enough right responses, and draws a '
+        'balanced group of fixed size from all rounds',
+        'hard prompts alone, asked again after an epoch; a pooled group is all responses of two rounds, and is normalised by itself',
+    ),
+    RowDeparture(
+        'bapo_continue', 'PrefixRL trains on a fixed set of prefixed problems, made with the base policy from its own right traces, beside '
+        'the problems as they are',
+        "prompts that are hard now, from the task's solver (replay.given_by=policy: the policy's own), cut anew each time so that "
+        'about half the responses succeed; their groups join X2',
+    ),
+    RowDeparture(
         'bapo_official', 'what the released code does: see the first table',
         "intact groups, no relabelling, no fall-back to the whole batch, no truncation to GPUs, r_tot unmapped. X3's proximal "
         'log-probs are recomputed at the step, not stored at collection. Clip 0.2 / 0.2 and dual clip 3. c2, c3 fixed at 1/8 and '

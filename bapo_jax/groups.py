@@ -62,6 +62,7 @@ class Prompt:
     task: str
     tokens: np.ndarray  # int32 [prompt tokens]
     ground_truth: Any  # what the task's verifier needs; JSON-serialisable
+    given: np.ndarray | None = None  # int32 [tokens]: the first tokens of a response, which the policy is to continue
 
     @property
     def images(self) -> Sequence[dict]:
@@ -142,6 +143,22 @@ class Batch:
     def take(self, indices: Sequence[int]) -> Batch:
         """The batch of these groups, in this order."""
         return Batch(*(tuple(part[i] for i in indices) for part in (self.groups, self.origins, self.normalisation)))
+
+
+def joined(old: Group, new: Group) -> Group:
+    """Joins two groups of one prompt, the old responses first. The step is the new group's."""
+    return Group(
+        new.prompt, old.responses + new.responses, old.verdicts + new.verdicts, np.concatenate([old.rewards, new.rewards]), new.step,
+        old.answers + new.answers,
+    )  # fmt: skip
+
+
+def taken(group: Group, places: Sequence[int]) -> Group:
+    """A group of the responses at `places`, with their verdicts and rewards."""
+    return Group(
+        group.prompt, tuple(group.responses[i] for i in places), tuple(group.verdicts[i] for i in places),
+        group.rewards[np.asarray(places)], group.step, tuple(group.answers[i] for i in places),
+    )  # fmt: skip
 
 
 def make_batch(groups: Sequence[Group], origins: Sequence[str]) -> Batch:

@@ -180,6 +180,19 @@ METHODS: dict[str, Method] = {
     ),
     'bapo': _BAPO,
     'bapo_tuned': _TUNED,
+    'bapo_posterior': _TUNED.but(
+        'bapo_tuned with hard prompts asked again after an epoch, those first whose next group is likeliest to be mixed',
+        'studies/second_proof; pooling as in Reinforce-Ada, arXiv 2510.04996',
+        batch={
+            'replay.use_x2': True, 'replay.reevaluate': 'posterior', 'replay.pool_within': 0.05, 'replay.improved_rule': 'mixed',
+            'replay.bad_capacity': 1_000_000,
+        },
+    ),
+    'bapo_continue': _TUNED.but(
+        "bapo_tuned with hard prompts asked again from the first tokens of a right response, as many as let half succeed",
+        'studies/second_proof, after PrefixRL, arXiv 2601.18795',
+        batch={'replay.use_x2': True, 'replay.reevaluate': 'continue', 'replay.improved_rule': 'mixed'},
+    ),
     'bapo_official': _BAPO.but(
         "BAPO as the authors' released code runs it, on intact groups",
         'waunx/BAPO_ICLR at 426b5098; docs/departures.md',

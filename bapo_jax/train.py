@@ -27,14 +27,15 @@ from bapo_jax.dry_run import dry_run
 from bapo_jax.evaluate import core_metrics, score, score_benchmarks
 from bapo_jax.files import write_text
 from bapo_jax.follow import follow
-from bapo_jax.groups import Batch, Prompt
+from bapo_jax.groups import Batch, ByGroup, Prompt
 from bapo_jax.hosts import HostError, HostLost, Hosts, join, leave, naming_losses
 from bapo_jax.inputs import read_inputs
 from bapo_jax.learner.learner import Learner, build_learner
+from bapo_jax.learner.objective import PROXIMAL
 from bapo_jax.models.hf import DamagedWeights, architecture
 from bapo_jax.parallel import describe_devices
 from bapo_jax.replay.bapo import Bapo
-from bapo_jax.replay.kinds import make_replay
+from bapo_jax.replay.kinds import make_replay, make_retries
 from bapo_jax.replay.repo import Repo
 from bapo_jax.report import draw_run
 from bapo_jax.rollout.engine import TRACKING, RolloutError
@@ -100,7 +101,9 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool
         training_prompts=read.prompts,
         benchmarks=read.benchmarks,
         schedule=schedule,
-        replay=make_replay(c.replay, c.learner.batch_groups, schedule.reevaluation_due),
+        replay=make_replay(
+            c.replay, c.learner.batch_groups, schedule.reevaluation_due, make_retries(c, len(read.prompts), read.tokenizer)
+        ),
         rollouts=Rollouts(engine, read.tokenizer, read.selector, schedule, c, reward, probe=read.prompts[0]),
         learner=learner,
         hosts=hosts,
@@ -114,6 +117,9 @@ def train(s: Setup, workdir: Path) -> RunState:
     schedule, replay, rollouts, learner = s.schedule, s.replay, s.rollouts, s.learner
     run = start_or_continue(s, workdir)
     state = run.state
+
+    def theta_logprobs(batch: Batch) -> ByGroup:
+        return learner.score_batch(PROXIMAL, state.theta.params, batch)
 
     def alpha_logprobs(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         return learner.logprobs(ROLLOUT, state.alpha, batch)
@@ -139,7 +145,7 @@ def train(s: Setup, workdir: Path) -> RunState:
 
             # Lines 11 and 14-17, eq. 5-8: the adaptive batch X1 ∪ X2 ∪ X3.
             with now.timer('compose'):
-                batch = replay.compose(step, fresh, reevaluated, now.rng)
+                batch = replay.compose(step, fresh, reevaluated, now.rng, theta_logprobs)
 
             # While this step trains, α answers the prompts of later ones.
             rollouts.begin_ahead(step)

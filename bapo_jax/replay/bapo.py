@@ -10,18 +10,23 @@ import numpy as np
 from bapo_jax.groups import X1, X2, X3, Batch, Group, Prompt, make_batch
 from bapo_jax.replay.buffer import ReplayBuffer, sample
 from bapo_jax.replay.filters import fresh_filter
+from bapo_jax.replay.retries import Retries, Score, Uniform
 from bapo_jax.replay.thresholds import in_range, threshold, update_r_tot
 
-RULES = ('threshold', 'strict_increase')
+RULES = ('threshold', 'strict_increase', 'mixed')
 Rng = Callable[[str], np.random.Generator]  # a step's generator for a purpose of replay.PURPOSES
 
 
 class Bapo:
     """What BAPO remembers: the buffer and the average performance r_tot. GRPO is the row that filters and replays nothing."""
 
-    def __init__(self, config: Any, batch_groups: int, reevaluation_due: Callable[[int], bool]):
-        """`config` is `replay` of a resolved config; `batch_groups` is B; `reevaluation_due(step)` is the condition of line 12."""
+    def __init__(self, config: Any, batch_groups: int, reevaluation_due: Callable[[int], bool], retries: Retries | None = None):
+        """`config` is `replay` of a resolved config; `batch_groups` is B; `reevaluation_due(step)` is the condition of line 12.
+
+        `retries` says which hard prompts are asked again, and how; None: as in the paper.
+        """
         self._config, self._batch_groups, self._reevaluation_due = config, batch_groups, reevaluation_due
+        self._retries = retries or Uniform(config.max_reevaluate)
         self.buffer = ReplayBuffer(
             config.bad_capacity, config.high_capacity, config.high_recent_steps, config.c1, shared=config.shared_pool
         )
@@ -32,17 +37,22 @@ class Bapo:
         """Lines 12-13: the hard prompts that π_θ re-evaluates, every m steps."""
         if not self._reevaluation_due(step):
             return []
-        return self.buffer.hard_prompts(rng('reevaluate'), self._config.max_reevaluate)
+        return self._retries.choose(step, self.buffer, rng('reevaluate'))
 
-    def compose(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group], rng: Rng) -> Batch:
-        """Lines 11 and 14-17, eq. 5-8: the adaptive batch."""
+    def compose(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group], rng: Rng, score: Score) -> Batch:
+        """Lines 11 and 14-17, eq. 5-8: the adaptive batch. `score` gives the log-probs of a batch under π_θ, where a row asks."""
         c = self._config
         # Line 11: X1.
         kept = fresh_filter(fresh, c.fresh_filter, rng('filter'))[: self._batch_groups]  # a step with refills may have more than B
         # Lines 14-15, eq. 6: X2, the hard prompts that π_θ now sometimes solves.
         self.buffer.mark_reevaluated(reevaluated)
         before = {g.prompt.id: self.buffer.bad[g.prompt.id].accuracy for g in reevaluated}
-        better = improved(reevaluated, c.c1) if c.improved_rule == 'threshold' else increased(reevaluated, before)
+        asked_again = self._retries.pooled(reevaluated, score)
+        self._retries.observe(reevaluated, self.buffer)
+        if c.improved_rule == 'strict_increase':
+            better = increased(asked_again, before)
+        else:
+            better = improved(asked_again, c.c1 if c.improved_rule == 'threshold' else 0.0)
         # Eq. 8: thresholds that follow performance.
         if c.r_tot == 'buffer':
             self.r_tot = self.buffer.mean_accuracy()
@@ -57,7 +67,7 @@ class Bapo:
         self._composed = {
             **replayed_metrics(batch, self.buffer, step),
             'bapo/r_tot': self.r_tot, 'bapo/c2': low, 'bapo/c3': high,
-            'bapo/reevaluated': len(reevaluated), 'bapo/improved': len(better),
+            'bapo/reevaluated': len(reevaluated), 'bapo/improved': len(better), **(self._retries.metrics() if reevaluated else {}),
         }  # fmt: skip
         return batch
 
@@ -68,6 +78,7 @@ class Bapo:
     def add(self, step: int, fresh: Sequence[Group], batch: Batch) -> None:
         """Lines 8-9 and 19: adds the fresh groups to the buffer, after this step's draws from it."""
         self.buffer.add(fresh, step, x1={g.prompt.id for g in batch.of_origin(X1)})
+        self._retries.observe(fresh, self.buffer)
 
     def metrics(self, step: int) -> dict[str, Any]:
         """Metrics of the last batch, and of the buffer as it stands at `step`."""
@@ -75,11 +86,13 @@ class Bapo:
 
     def state(self) -> dict[str, np.ndarray]:
         """Returns everything that `restore` needs, as arrays for a checkpoint."""
-        return {**self.buffer.state(), 'r_tot': np.array([np.nan if self.r_tot is None else self.r_tot])}
+        retries = {f'retries_{name}': array for name, array in self._retries.state().items()}
+        return {**self.buffer.state(), **retries, 'r_tot': np.array([np.nan if self.r_tot is None else self.r_tot])}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Puts back what `state` saved. Raises ValueError where the saved buffer exceeds the capacities."""
-        self.buffer.restore({name: a for name, a in arrays.items() if name != 'r_tot'})
+        self.buffer.restore(arrays)
+        self._retries.restore({n.removeprefix('retries_'): a for n, a in arrays.items() if n.startswith('retries_')})
         r_tot = float(arrays['r_tot'][0])
         self.r_tot = None if np.isnan(r_tot) else r_tot
 

@@ -138,11 +138,14 @@ class ReplayBuffer:
         return [entry.prompt for entry in sample(rng, list(self.bad.values()), limit)]
 
     def mark_reevaluated(self, groups: Iterable[Group]) -> None:
-        """Counts one re-evaluation of the hard prompt of each group, and keeps the best. Raises KeyError for one not held."""
+        """Counts one re-evaluation of the hard prompt of each group, and keeps the best that had no help.
+
+        Raises KeyError for one not held.
+        """
         for group in groups:
             entry = self.bad[group.prompt.id]
             entry.sampled += 1
-            if not group.infra_error:
+            if not group.infra_error and group.prompt.given is None:
                 entry.best = float(np.fmax(entry.best, group.accuracy))
 
     def high_groups(self, step: int, low: float, high: float, exclude_ids: Collection[int], untrained: bool = False) -> list[Group]:

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from bapo_jax.groups import REPLAY, X1, Batch, Group, Prompt, groups_from_arrays, groups_to_arrays, make_batch
+from bapo_jax.groups import REPLAY, X1, Batch, Group, Prompt, groups_from_arrays, groups_to_arrays, joined, make_batch, taken
+from bapo_jax.replay.retries import Score
 
 Rng = Callable[[str], np.random.Generator]  # a step's generator for a purpose of replay.PURPOSES
 
@@ -86,7 +87,7 @@ class Repo:
         """[]: RePO re-evaluates nothing."""
         return []
 
-    def compose(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group], rng: Rng) -> Batch:
+    def compose(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group], rng: Rng, score: Score) -> Batch:
         """The fresh groups, then a group of retrieved responses for each of their prompts whose history is full.
 
         A fresh group with an infrastructure error is left out, and nothing is replayed for its prompt. Retrieval reads the history
@@ -151,19 +152,3 @@ class Repo:
         history = self._history[fresh.prompt.id]
         count = min(self._config.retrieve_count or fresh.size, history.size)
         return taken(history, RETRIEVE[self._config.retrieve](history.rewards, count))
-
-
-def joined(old: Group, new: Group) -> Group:
-    """Joins two groups of one prompt, the old responses first. The step is the new group's."""
-    return Group(
-        new.prompt, old.responses + new.responses, old.verdicts + new.verdicts, np.concatenate([old.rewards, new.rewards]), new.step,
-        old.answers + new.answers,
-    )  # fmt: skip
-
-
-def taken(group: Group, places: Sequence[int]) -> Group:
-    """A group of the responses at `places`, with their verdicts and rewards."""
-    return Group(
-        group.prompt, tuple(group.responses[i] for i in places), tuple(group.verdicts[i] for i in places),
-        group.rewards[np.asarray(places)], group.step, tuple(group.answers[i] for i in places),
-    )  # fmt: skip

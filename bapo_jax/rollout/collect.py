@@ -12,6 +12,7 @@ import numpy as np
 
 from bapo_jax import events
 from bapo_jax.groups import Group, Prompt, Response, Verdict, binary_rewards
+from bapo_jax.rollout.continued import continued
 from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
 from bapo_jax.rollout.replies import BadResponse
 from bapo_jax.tasks import get_task
@@ -43,11 +44,11 @@ def collect(
 
 def judge_as_they_come(
     answers: Sequence[Future[tuple[Response, ...]]], tokenizer: Any, prompts: Sequence[Prompt], draws: Sequence[Draw],
-    rewards: Rewards | None, budget_s: float = math.inf,
+    rewards: Rewards | None, budget_s: float = math.inf, most_tokens: int = 0,
 ) -> Collected:  # fmt: skip
     """Judges each prompt's responses once they are there, while others are still to come; the groups are in the prompts' order.
 
-    `budget_s` seconds are for judging all of them. A group to which the engine got only bad responses has none, and an event says
+    `most_tokens` cuts responses to prompts that came with their first tokens. `budget_s` seconds are for judging all of them. A group to which the engine got only bad responses has none, and an event says
     why. Where one ends with another error, cancels the others and raises it.
     """
     started, verify_s, groups = time.perf_counter(), 0.0, {}
@@ -56,7 +57,7 @@ def judge_as_they_come(
         while to_come:
             here = sorted(to_come.pop(answer) for answer in wait(to_come, return_when=FIRST_COMPLETED).done)
             judging = time.perf_counter()
-            responses = [_responses(answers[i], prompts[i]) for i in here]
+            responses = [_responses(answers[i], prompts[i], most_tokens) for i in here]
             of_here = [prompts[i] for i in here], responses, [draws[i] for i in here]
             groups |= dict(zip(here, judge(tokenizer, *of_here, rewards, budget_s - verify_s), strict=True))
             verify_s += time.perf_counter() - judging
@@ -66,10 +67,10 @@ def judge_as_they_come(
     return Collected([groups[i] for i in range(len(answers))], time.perf_counter() - started - verify_s, verify_s)
 
 
-def _responses(answer: Future[tuple[Response, ...]], prompt: Prompt) -> tuple[Response, ...]:
-    """A group's responses; none where the engine gave it up for bad ones."""
+def _responses(answer: Future[tuple[Response, ...]], prompt: Prompt, most_tokens: int) -> tuple[Response, ...]:
+    """A group's responses, given tokens included; none where the engine gave it up for bad ones."""
     try:
-        return answer.result()
+        return tuple(continued(prompt, response, most_tokens) for response in answer.result())
     except BadResponse as error:
         events.report('group lost', f'prompt {prompt.id} has no responses: {error}', prompt=prompt.id)
         return ()

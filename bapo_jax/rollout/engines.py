@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from bapo_jax.hosts import Hosts
 from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.rollout.continued import longest_read
 from bapo_jax.rollout.engine import Engine, gathered
 from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.rollout.serve import reads_images
@@ -38,7 +39,7 @@ def start_engine(
     """
     r, e = config.rollout, config.evaluate
     if r.engine == 'jax':
-        return JaxEngine(graph, model, ends, r.rows, max(r.max_prompt_tokens, e.max_prompt_tokens), mesh, sight)
+        return JaxEngine(graph, model, ends, r.rows, max(longest_read(config), e.max_prompt_tokens), mesh, sight)
     servers, token = list(r.servers), os.environ.get(TOKEN_VARIABLE)
     if not servers:
         servers = start_servers(config, workdir, sight)

@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from bapo_jax.groups import X1, Batch, Group, Prompt, Response, make_batch
 from bapo_jax.prompts.selector import PromptSelector
 from bapo_jax.rollout.collect import Collected, check_judged, collect, judge_as_they_come
+from bapo_jax.rollout.continued import as_read
 from bapo_jax.rollout.engine import FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
 from bapo_jax.rollout.fidelity import check_probe
 from bapo_jax.rollout.schedule import Schedule
@@ -195,12 +196,14 @@ class Rollouts:
         c = self._config
         draws = [Draw(c.seed, step, FRESH)] * len(fresh) + [Draw(c.seed, step, REEVALUATION)] * len(hard)
         sampling = Sampling(c.rollout.temperature, c.rollout.max_response_tokens)
-        answers = self._engine.ask([*fresh, *hard], c.rollout.group_size, sampling, draws)
+        answers = self._engine.ask([*fresh, *map(as_read, hard)], c.rollout.group_size, sampling, draws)
         return Asked(list(fresh), list(hard), draws, answers, self._selector.state())
 
     def _judged(self, asked: Asked) -> Collected:
         c, prompts = self._config, asked.fresh + asked.hard
-        collected = judge_as_they_come(asked.answers, self._tokenizer, prompts, asked.draws, self._reward, c.task.verify_s)
+        collected = judge_as_they_come(
+            asked.answers, self._tokenizer, prompts, asked.draws, self._reward, c.task.verify_s, c.rollout.max_response_tokens
+        )
         check_judged(collected.groups, c.rollout.group_size)
         if c.task.overlong_share:
             shaped = [punish_overlong(g, c.rollout.max_response_tokens, c.task.overlong_share) for g in collected.groups]

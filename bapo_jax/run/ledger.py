@@ -55,8 +55,8 @@ class Ledger:
             _need(self._rows[-1]['step'] == step - 1, step, 'a step that does not follow', [self._rows[-1]['step']])
         epoch = self._drawn_in_epoch_of(step) & set(drawn)
         _need(not epoch, step, 'prompts drawn before in this epoch', epoch)
-        asked = {id(g) for g in reevaluated}
-        strangers = [g.prompt.id for g in batch.of_origin(X2) if id(g) not in asked]
+        asked = {r for g in reevaluated for r in map(id, g.responses)}  # of a pooled group some responses are older
+        strangers = [g.prompt.id for g in batch.of_origin(X2) if asked.isdisjoint(map(id, g.responses))]
         _need(not strangers, step, 'X2 of prompts that were not re-evaluated', strangers)
         if self._buffer:
             strangers = [g.prompt.id for g in batch.of_origin(X3) if (g.prompt.id, g.step) not in stored]

@@ -89,6 +89,30 @@ TABLE: dict[str, tuple[Metric, ...]] = {
             'at most bapo/reevaluated; 0 throughout says that X2 spends responses for nothing',
         ),
         M(
+            'retries/may_be_asked', 'prompts', 'hard prompts that this step could ask again',
+            'present where prompts were re-evaluated and replay.reevaluate is posterior or continue',
+        ),
+        M(
+            'retries/{prior_mean,prior_strength}', 'share, responses', 'the Beta prior of success rates: its mean, and a + b',
+            'replay.reevaluate=posterior; the weaker the prior, the more alike are the answers to one prompt',
+        ),
+        M(
+            'retries/expected_mixed', 'groups', 'how many of the re-evaluated groups the posterior expects to be mixed',
+            'replay.reevaluate=posterior; near bapo/improved while few are pooled',
+        ),
+        M(
+            'retries/pooled', 'groups', "re-evaluated groups joined with the prompt's earlier one",
+            'replay.reevaluate=posterior; 0 once π_θ moves farther than replay.pool_within in the meantime',
+        ),
+        M(
+            'retries/given_share', 'share', 'the part of a right response that was given',
+            'replay.reevaluate=continue; falls as the policy improves',
+        ),
+        M(
+            'retries/continued_right', 'share', 'responses that were right with this help',
+            'replay.reevaluate=continue; about a half',
+        ),
+        M(
             'bapo/{c2,c3}', 'share', 'bounds of the accuracy of X3',
             'c2 at most c3; fixed where replay.c2 and replay.c3 are single numbers',
         ),

@@ -14,6 +14,10 @@ A task module has
                                      after so many seconds the rest is INFRA_ERROR
     VOTES: bool                      whether equal answer texts agree, so that their majority (maj@n) is meaningful
 
+and may have
+
+    SOLUTIONS: dict[str, function]   by template, f(ground_truth, rng) -> text, a right response in its style; ValueError where none
+
 A ground truth is a JSON-serialisable dict with the question and what its verifier needs.
 """
 
@@ -23,13 +27,14 @@ import functools
 import importlib
 import multiprocessing
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 from absl import logging
+from ml_collections import ConfigDict
 
 from bapo_jax.groups import Prompt, images_of
 from bapo_jax.tasks.own_module import import_own
@@ -98,6 +103,23 @@ def _encode(task_name: str, tokenizer: Any, template: str, ground_truths: Sequen
         (np.asarray(tokens, np.int32), task.with_demands(ground_truth, text))
         for tokens, ground_truth, text in zip(rows, ground_truths, texts, strict=True)
     ]
+
+
+def solver(config: ConfigDict, tokenizer: Any) -> Callable[[Prompt, np.random.Generator], np.ndarray | None]:
+    """A function that gives the tokens of a right response to a prompt, int32, without an end; None where the task finds none.
+
+    `config` is resolved, and its task has solutions in the style of `config.task.template`.
+    """
+    solution = get_task(config.task.name).SOLUTIONS[config.task.template]
+
+    def solve(prompt: Prompt, rng: np.random.Generator) -> np.ndarray | None:
+        try:
+            text = solution(prompt.ground_truth, rng)
+        except ValueError:
+            return None
+        return np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
+
+    return solve
 
 
 def leave_out_long(prompts: Sequence[Prompt], most: int) -> list[Prompt]:

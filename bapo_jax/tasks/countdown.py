@@ -27,6 +27,7 @@ from bapo_jax.tasks.math_text import after_thinking
 
 __all__ = [
     'BENCHMARKS',
+    'SOLUTIONS',
     'TEMPLATES',
     'VOTES',
     'benchmark',
@@ -252,6 +253,9 @@ def worked_solution(ground_truth: dict, rng: np.random.Generator, aim: bool = Tr
         raise ValueError(f'{ground_truth} has no solution in non-negative integers')
     return f'{" ".join(steps)}<answer>{terms[0][1]}</answer>'
 
+
+# By template, what writes a right response in its style.
+SOLUTIONS = {'compact': worked_solution}
 
 # A small policy learns sums long before products, so it is shown products only where they are needed.
 _STEP_WEIGHTS = {'+': 1.0, '-': 1.0, '*': 0.05, '/': 0.05}

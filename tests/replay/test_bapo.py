@@ -183,6 +183,10 @@ def rng_of(step, asked=None):
     return rng
 
 
+def no_score(batch):
+    raise AssertionError('the paper scores nothing here')
+
+
 def make_bapo(method='bapo', batch_groups=8, due=lambda step: step % 2 == 0, **changes):
     """BAPO as a row of the table has it, with changes to its replay's fields; hard prompts are due at even steps."""
     c = default_config()
@@ -197,21 +201,21 @@ def step_of(bapo, step, fresh, reevaluated=()):
     """One step as the loop takes it: (hard prompts, batch)."""
     rng = rng_of(step)
     hard = bapo.hard_prompts(step, rng)
-    batch = bapo.compose(step, fresh, reevaluated, rng)
+    batch = bapo.compose(step, fresh, reevaluated, rng, no_score)
     bapo.add(step, fresh, batch)
     return hard, batch
 
 
 def test_hard_prompts_are_those_the_buffer_holds_and_only_when_due():
     bapo, asked = make_bapo(max_reevaluate=2), []
-    bapo.add(1, [make_group(i, k) for i, k in enumerate((0, 1, 2, 8, 0))], make_bapo().compose(1, [], [], rng_of(1)))
+    bapo.add(1, [make_group(i, k) for i, k in enumerate((0, 1, 2, 8, 0))], make_bapo().compose(1, [], [], rng_of(1), no_score))
     assert bapo.hard_prompts(3, rng_of(3, asked)) == [] and asked == []
     assert not any(e.sampled for e in bapo.buffer.bad.values())
     hard = bapo.hard_prompts(2, rng_of(2, asked))
     assert len(hard) == 2 and {p.id for p in hard} < {0, 1, 4} and asked == ['reevaluate']
     assert ids_of(bapo.hard_prompts(2, rng_of(2))) == ids_of(hard)  # a step's draw is repeatable
     assert not any(e.sampled for e in bapo.buffer.bad.values())  # a step that is given up leaves no trace
-    bapo.compose(2, [], [make_group(p.id, 3) for p in hard], rng_of(2))
+    bapo.compose(2, [], [make_group(p.id, 3) for p in hard], rng_of(2), no_score)
     assert [e.sampled for i, e in bapo.buffer.bad.items()] == [int(i in {p.id for p in hard}) for i in (0, 1, 4)]
     assert make_bapo(due=lambda step: False).hard_prompts(2, rng_of(2)) == []
 

@@ -46,9 +46,13 @@ def no_rng(purpose):
     raise AssertionError('RePO draws nothing')
 
 
+def no_score(batch):
+    raise AssertionError('RePO scores nothing here')
+
+
 def step_of(repo: Repo, step: int, fresh):
     assert repo.hard_prompts(step, no_rng) == []
-    batch = repo.compose(step, fresh, [], no_rng)
+    batch = repo.compose(step, fresh, [], no_rng, no_score)
     repo.add(step, fresh, batch)
     return batch
 
@@ -129,7 +133,7 @@ def test_a_history_is_the_last_responses_of_its_prompt(history, capacity):
         'buffer/repo/responses': sum(map(len, expected.values())),
         'buffer/repo/bytes': nbytes + sum(4 * (1 + prompt_id % 3) for prompt_id in expected),
     }
-    batch = repo.compose(99, [group(i, 99, [0, 1]) for i in range(4)], [], no_rng)
+    batch = repo.compose(99, [group(i, 99, [0, 1]) for i in range(4)], [], no_rng, no_score)
     full = [i for i in range(4) if len(expected.get(i, ())) == capacity]
     assert [g.prompt.id for g in batch.of_origin(REPLAY)] == full
     for g in batch.of_origin(REPLAY):
@@ -183,7 +187,7 @@ def test_a_batch_may_hold_twice_the_fresh_groups_but_no_more_fresh_ones_than_b()
         batch = step_of(repo, step, [group(i, step, binary(i, step)) for i in range(3)])
     assert len(batch.groups) == 6
     with pytest.raises(ValueError, match=r'4 fresh groups of step 4 exceed learner\.batch_groups = 3'):
-        repo.compose(4, [group(i, 4, [0, 1]) for i in range(4)], [], no_rng)
+        repo.compose(4, [group(i, 4, [0, 1]) for i in range(4)], [], no_rng, no_score)
 
 
 # ---- normalisation and weights
@@ -196,7 +200,7 @@ def test_split_normalises_each_group_and_mixed_both_of_a_prompt(normalisation, r
     for step in (1, 2):
         step_of(repo, step, [group(i, step, binary(i, step)) for i in (4, 2)])
     fresh = [group(i, 3, binary(i, 3)) for i in (1, 2, 3, 4)]  # 1 and 3 have no history
-    batch = repo.compose(3, fresh, [], no_rng)
+    batch = repo.compose(3, fresh, [], no_rng, no_score)
     assert [g.prompt.id for g in batch.groups] == [1, 2, 3, 4, 2, 4]
     assert [len(n) for n in batch.normalisation] == [g.size for g in batch.groups]
     assert {n.dtype for n in batch.normalisation} == {np.dtype(np.int32)}

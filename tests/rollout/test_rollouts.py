@@ -88,7 +88,7 @@ class Trained:
         return type('Theta', (), {'params': 'θ'})
 
 
-def judged(answers, tokenizer, prompts, draws, reward, budget_s=0.0):
+def judged(answers, tokenizer, prompts, draws, reward, budget_s=0.0, most_tokens=0):
     groups = [graded(p, a.result(10), (Verdict.WRONG,), d.step) for p, a, d in zip(prompts, answers, draws, strict=True)]
     return Collected(groups, 0.5, 0.25)
 
