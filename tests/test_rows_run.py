@@ -23,6 +23,8 @@ SMALL = {
     'repo': {'task__limit': 8, 'replay__per_prompt': 4},
     **{row: {'replay__reevaluate_every': 2, 'rollout__sync_every': 2} for row in METHODS if row.startswith('ba')},
 }
+SMALL['bapo_posterior'] |= {'replay__reevaluate_after': 1}
+SMALL['bapo_continue'] |= {'replay__c1': 0.5}  # so that hard prompts have a right response to continue
 
 
 @pytest.fixture(scope='module')
@@ -53,6 +55,7 @@ def test_a_row_trains_and_its_second_step_repeats_from_a_checkpoint(method, tiny
     rows = metrics(whole)
     assert [row['step'] for row in rows] == [0, 1, 2] and max(row.get('actor/grad_norm', 0) for row in rows) > 0
     assert all(np.isfinite(v) for row in rows for v in row.values() if isinstance(v, float))
+    assert not METHODS[method].fields.get('replay.use_x2') or rows[2]['bapo/reevaluated'] > 0
     assert [name for row in metrics(whole, times=True) for name in row if name != 'step' and len(entries_of(name)) != 1] == []
     shutil.copytree(whole, again)
     shutil.rmtree(again / 'checkpoints' / '2')
@@ -113,6 +116,9 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
         ('mopps', {'prompts__target': 1.0}, r'prompts\.target=1\.0'),
         ('mopps', {'task__limit': 7}, r'7 training prompts do not fill learner\.batch_groups=8'),
         ('bapo', {'replay__improved_rule': 'better'}, r'replay\.improved_rule'),
+        ('bapo_continue', {'replay__given_by': 'solver', 'task__template': 'tinyzero'}, r'countdown has .* compact, .*given_by=policy'),
+        ('bapo_posterior', {'replay__reevaluate': 'likeliest'}, r'replay\.reevaluate'),
+        ('bapo_posterior', {'replay__pool_within': -0.1}, r'replay\.pool_within'),
         ('bapo', {'rollout__sync_phase': 'late'}, r'rollout\.sync_phase'),
         ('ppo', {'critic__gae_lambda': 1.5}, r'critic\.gae_lambda=1\.5'),
         ('dapo', {'task__overlong_share': 1.0}, r'task\.overlong_share=1\.0'),

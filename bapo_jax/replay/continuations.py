@@ -29,7 +29,7 @@ class Continuations:
     """A random choice of the hard prompts that were not continued since they entered the buffer, each with its first tokens."""
 
     def __init__(self, most: int, longest: int, solve: Solve | None):
-        """`most` prompts are asked at a time. A response of `longest` tokens or more is not cut: it has no room.
+        """`most` prompts are asked at a time. A response of more than `longest` tokens is none: it has no room.
 
         Where `solve` is None, the newest right response of the policy is continued.
         """
@@ -80,7 +80,7 @@ class Continuations:
     def _with_prefix(self, prompt: Prompt, rng: np.random.Generator) -> Prompt | None:
         """The prompt with the first tokens of a response; None where there is no response, or one without room."""
         response = self._own[prompt.id].responses[0].tokens if self._solve is None else self._solve(prompt, rng)
-        if response is None or not 2 <= len(response) < self._longest:
+        if response is None or not 2 <= len(response) <= self._longest:
             return None
         given = min(len(response) - 1, max(1, round(len(response) * self._given / SHARES)))
         return dataclasses.replace(prompt, given=response[:given])

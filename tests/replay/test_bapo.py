@@ -11,6 +11,7 @@ from bapo_jax.replay import PURPOSES
 from bapo_jax.replay.bapo import Bapo, fill, improved
 from bapo_jax.replay.buffer import ReplayBuffer
 from bapo_jax.replay.filters import fresh_filter
+from bapo_jax.replay.posterior import Posterior
 from bapo_jax.replay.thresholds import threshold, update_r_tot
 
 
@@ -187,14 +188,14 @@ def no_score(batch):
     raise AssertionError('the paper scores nothing here')
 
 
-def make_bapo(method='bapo', batch_groups=8, due=lambda step: step % 2 == 0, **changes):
+def make_bapo(method='bapo', batch_groups=8, due=lambda step: step % 2 == 0, retries=None, **changes):
     """BAPO as a row of the table has it, with changes to its replay's fields; hard prompts are due at even steps."""
     c = default_config()
     c.model.path = 'unused'
     c.learner.batch_groups = c.learner.mini_batch_groups = batch_groups
     c.update_from_flattened_dict(METHODS[method].fields)
     c.replay.update(changes)
-    return Bapo(resolve(c).replay, batch_groups, due)
+    return Bapo(resolve(c).replay, batch_groups, due, retries)
 
 
 def step_of(bapo, step, fresh, reevaluated=()):
@@ -327,3 +328,25 @@ def test_a_state_that_does_not_fit_the_capacities_is_refused():
     step_of(bapo, 1, [make_group(i, 0) for i in range(8)])
     with pytest.raises(ValueError, match='replay.bad_capacity = 2'):
         make_bapo(bad_capacity=2).restore(bapo.state())
+
+
+@pytest.mark.parametrize('rule, entering', [('threshold', [2, 7]), ('mixed', [1, 2, 7]), ('strict_increase', [1, 2, 7, 8])])
+def test_what_enters_x2_follows_the_rule(rule, entering):
+    """Of prompts that failed every time and now succeed 0, 1, 2, 7 and 8 of 8 times."""
+    now = (0, 1, 2, 7, 8)
+    bapo = make_bapo(improved_rule=rule)
+    step_of(bapo, 1, [make_group(k, 0, step=1) for k in now])
+    _, batch = step_of(bapo, 2, [], [make_group(k, k, step=2) for k in now])
+    assert ids(batch.of_origin('x2')) == entering
+
+
+def test_what_retries_remember_is_saved_beside_the_buffer_and_told_when_something_was_asked():
+    bapo, again = (make_bapo(retries=Posterior(8, 8, 1, 0.0)) for _ in range(2))
+    step_of(bapo, 1, [make_group(i, i % 2, step=1) for i in range(4)])
+    again.restore(bapo.state())
+    assert_same_arrays(again.state(), bapo.state())
+    [asked, _], [as_saved, _] = (step_of(one, 2, [], [make_group(1, 3, step=2)]) for one in (bapo, again))
+    assert [p.id for p in as_saved] == [p.id for p in asked] == [1, 3, 0, 2]
+    assert bapo.metrics(2)['retries/may_be_asked'] == 4
+    step_of(bapo, 3, [])
+    assert not any(name.startswith('retries/') for name in bapo.metrics(3))

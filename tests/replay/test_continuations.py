@@ -84,7 +84,7 @@ def test_success_with_help_is_not_the_best_that_the_policy_did_alone():
 
 def test_a_solution_without_room_or_none_at_all_asks_nothing():
     buffer = hard({1: 0})
-    assert Continuations(8, 32, solve).choose(2, buffer, rng()) == []
+    assert Continuations(8, 31, solve).choose(2, buffer, rng()) == []
     assert Continuations(8, 48, lambda prompt, rng: None).choose(2, buffer, rng()) == []
 
 

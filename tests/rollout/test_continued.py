@@ -1,15 +1,21 @@
 """Prompts with the first tokens of a response: what an engine reads, and that the whole response is judged and partly trained on."""
 
 import dataclasses
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 from group_builders import graded
 
-from bapo_jax.config import default_config
+from bapo_jax.config import default_config, resolve
 from bapo_jax.groups import X2, Author, Prompt, Response, Verdict, make_batch
 from bapo_jax.learner.packing import cut
+from bapo_jax.models.tokenizer import load_tokenizer
+from bapo_jax.rollout.collect import judge_as_they_come
 from bapo_jax.rollout.continued import as_read, continued, longest_read
+from bapo_jax.rollout.engine import REEVALUATION, Draw
+from bapo_jax.tasks import encode_prompts, solver
+from configs import quickstart
 
 PLAIN = Prompt(3, 'countdown', np.array([7, 8], np.int32), {'numbers': [1, 2], 'target': 3})
 PROMPT = dataclasses.replace(PLAIN, given=np.array([20, 21, 22], np.int32))
@@ -58,3 +64,20 @@ def test_an_engine_has_room_for_given_tokens_where_a_row_gives_some(fields, long
     assert longest_read(config) == longest
     config.replay.use_x2 = False
     assert longest_read(config) == 512
+
+
+def test_a_solvers_first_tokens_and_the_rest_of_them_are_judged_as_one_right_response():
+    config = resolve(quickstart.get_config('bapo_continue'))
+    tokenizer, rng = load_tokenizer(config.model.path), np.random.default_rng(0)
+    [prompt] = encode_prompts('countdown', [{'numbers': [59, 6, 30, 24], 'target': 95}], tokenizer, template='compact')
+    solution = solver(config, tokenizer)(prompt, rng)
+    prompt = dataclasses.replace(prompt, given=solution[:9])
+    futures = [Future()]
+    rest = np.append(solution[9:], tokenizer.eos_token_id).astype(np.int32)
+    wrong = rest[:-2]  # the answer does not end
+    futures[0].set_result(tuple(Response(r, np.zeros(len(r), np.float32), 'stop', 1) for r in (rest, wrong)))
+    [group] = judge_as_they_come(futures, tokenizer, [prompt], [Draw(0, 2, REEVALUATION)], None, most_tokens=48).groups
+    assert group.verdicts[0] == Verdict.CORRECT != group.verdicts[1]
+    assert group.prompt is prompt
+    np.testing.assert_array_equal(group.responses[0].tokens[:-1], solution)
+    assert solver(config, tokenizer)(dataclasses.replace(prompt, ground_truth={'numbers': [1, 1], 'target': 99}), rng) is None

@@ -1,5 +1,6 @@
 """The in-process engine: what it samples, what it says about it, and what a response depends on."""
 
+import dataclasses
 from concurrent.futures import wait
 
 import jax
@@ -16,6 +17,7 @@ from bapo_jax.models import hf
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION, Draw, RolloutError, Sampling
 from bapo_jax.rollout import jax_engine, slots
+from bapo_jax.rollout.continued import as_read, continued
 from bapo_jax.rollout.jax_engine import JaxEngine, memory_of
 
 SAMPLING, DRAW = Sampling(1.0, 10), Draw(5, 2, FRESH)
@@ -64,7 +66,7 @@ def assert_log_probs_are_the_trainers(answers, prompts, score, policy, temperatu
     logp, _ = score(policy.params, tokens, segment, position, temperature, graph=policy.graph)
     for i, (p, r) in enumerate(rows):
         n = len(p.tokens)
-        np.testing.assert_allclose(r.logp, logp[i, n : n + len(r.tokens)], rtol=0, atol=2e-5)
+        np.testing.assert_allclose(r.logp[r.trained_on], logp[i, n : n + len(r.tokens)][r.trained_on], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize('family, temperature', [({}, 1.0), ({}, 0.6), (QWEN3, 0.6)])
@@ -72,6 +74,14 @@ def test_log_probs_are_the_trainers(family, temperature, make_policy, prompts, s
     policy = make_policy(**family)
     answers = generate(make_engine(policy), prompts, G, Sampling(temperature, 10), DRAW)
     assert_log_probs_are_the_trainers(answers, prompts, score, policy, temperature)
+
+
+def test_what_continues_given_tokens_has_the_trainers_log_probs_of_the_whole_response(policy, prompts, score):
+    with_given = [dataclasses.replace(p, given=np.arange(3, 5 + i, dtype=np.int32)) for i, p in enumerate(prompts[:3])]
+    own = generate(make_engine(policy), list(map(as_read, with_given)), G, SAMPLING, DRAW)
+    whole = [tuple(continued(p, r, SAMPLING.max_tokens) for r in responses) for p, responses in zip(with_given, own, strict=True)]
+    assert all(len(r.tokens) <= SAMPLING.max_tokens and r.trained_on.any() for responses in whole for r in responses)
+    assert_log_probs_are_the_trainers(whole, with_given, score, policy)
 
 
 def test_a_response_does_not_depend_on_the_company(policy, prompts, answers):
