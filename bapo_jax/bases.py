@@ -13,10 +13,12 @@ from bapo_jax.models.configs import read_config
 from bapo_jax.models.patches import Pixels, features_at, in_slots, lay_out_images, rope_positions
 from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.tasks import countdown, diagrams
+from bapo_jax.tasks.countdown_solutions import searched_solution, worked_solution
 from bapo_jax.tasks.figures import SIDE
 from bapo_jax.tasks.sight import Sight
 
 ROW_TOKENS = 64  # prompt and solution; the few problems that need more are skipped
+SEARCH_TOKENS = 16 + 160  # the same of a search
 PATCH, MERGE = 8, 2  # pixels a patch's side; patches a feature's side: 36 features a figure
 MARK = '<|image_pad|>'
 
@@ -113,19 +115,23 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2) + '\n', 'utf-8')
 
 
-def countdown_batches(tokenizer: Any, problems: int, batch: int, seed: int, aimless: float = 0.0) -> Iterator[Batch]:
-    """Yields batches of [batch, ROW_TOKENS] without end."""
+def countdown_batches(
+    tokenizer: Any, problems: int, batch: int, seed: int, aimless: float = 0.0, searching: bool = False
+) -> Iterator[Batch]:
+    """Yields batches of [batch, ROW_TOKENS] without end; where solutions are searches, [batch, SEARCH_TOKENS]."""
+    room = SEARCH_TOKENS if searching else ROW_TOKENS
     truths = countdown.training_problems('generated', limit=problems, seed=seed)
     prompts = [tokenizer.encode(countdown.prompt_text(t, 'compact', tokenizer)) for t in truths]
     rng = np.random.default_rng(seed)
     while True:
-        tokens, is_target = np.zeros((batch, ROW_TOKENS), np.int32), np.zeros((batch, ROW_TOKENS), bool)
+        tokens, is_target = np.zeros((batch, room), np.int32), np.zeros((batch, room), bool)
         for row in range(batch):
-            end = ROW_TOKENS + 1
-            while end > ROW_TOKENS:  # draw another problem: some have long solutions only
+            end = room + 1
+            while end > room:  # draw another problem: some have long solutions only
                 i = rng.integers(len(truths))
                 aim = not aimless or rng.random() >= aimless
-                solution = [*tokenizer.encode(countdown.worked_solution(truths[i], rng, aim)), tokenizer.eos_token_id]
+                text = searched_solution(truths[i], rng) if searching else worked_solution(truths[i], rng, aim)
+                solution = [*tokenizer.encode(text), tokenizer.eos_token_id]
                 start, end = len(prompts[i]), len(prompts[i]) + len(solution)
             tokens[row, :end] = [*prompts[i], *solution]
             is_target[row, start:end] = True

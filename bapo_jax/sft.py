@@ -12,7 +12,8 @@ headroom: they solve many problems sometimes, but far from always. The result is
 other checkpoint.
 
 --start with --aimless weakens a policy: it is shown steps that do not aim at the target, or the solutions of other pictures.
-studies/first_proof uses such a base.
+studies/first_proof uses such a base. With --searching it is shown attempts one after another, in up to 160 tokens
+(studies/second_proof).
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ def main(_) -> None:
     output = Path(FLAGS.output)
     if (output / 'model.safetensors').exists():
         raise app.UsageError(f'--output={output} already holds a model; give an empty directory')
+    if FLAGS.searching and (FLAGS.task != 'countdown' or FLAGS.aimless):
+        raise app.UsageError('--searching is for --task=countdown without --aimless: a search has attempts without aim of its own')
     start = FLAGS.start
     if start:
         try:
@@ -124,7 +127,7 @@ def main(_) -> None:
     opt_state = optimizer.init(params)
     print(f'{sum(x.size for x in jax.tree.leaves(params)):,} parameters; generating {FLAGS.problems:,} problems', flush=True)
     if FLAGS.task == 'countdown':
-        stream = bases.countdown_batches(tokenizer, FLAGS.problems, FLAGS.batch, FLAGS.seed, FLAGS.aimless)
+        stream = bases.countdown_batches(tokenizer, FLAGS.problems, FLAGS.batch, FLAGS.seed, FLAGS.aimless, FLAGS.searching)
     else:
         stream = bases.diagrams_batches(output, tokenizer, FLAGS.problems, FLAGS.batch, FLAGS.seed, FLAGS.aimless)
     started = time.perf_counter()
@@ -150,6 +153,7 @@ def run() -> None:
     flags.DEFINE_integer('layers', 4, 'Decoder layers.')
     flags.DEFINE_string('start', None, 'Directory or name of a policy to continue from, in place of --width, --layers and chance.')
     flags.DEFINE_float('aimless', 0.0, 'Share of solutions that do not aim at the target: right steps, mostly wrong answers.')
+    flags.DEFINE_bool('searching', False, 'Countdown: solutions are attempts one after another, until one is right or is given up.')
     cli.start(main)
 
 

@@ -27,7 +27,7 @@ NO_ROW = {
         'occurs twice among the … fresh', 'the buffer takes each step once', 'expected one of …', 'a threshold is one number',
         'the engine holds no policy yet', 'was begun without its hard prompts', 'no checkpoint was written at step',
         'a benchmark without questions', 'replay.bad_capacity, replay.high_capacity and', 'sizes must lie in 2..6',
-        'unknown countdown test set', 'no solution in non-negative integers',
+        'unknown countdown test set', 'no solution in non-negative integers', 'attempts without aim have all reached',
     ),
     'a command that ends closes its engine, and says its own message': ('the engine was closed',),
     'caught: the answer is unparseable': ('unexpected …', 'longer than … characters', 'nested deeper than', 'expected ")", found'),

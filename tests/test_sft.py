@@ -17,6 +17,7 @@ from bapo_jax.models import hf
 from bapo_jax.models.patches import rope_positions
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.tasks import countdown, diagrams
+from bapo_jax.tasks.countdown_solutions import searched_solution
 from bapo_jax.tasks.sight import Sight
 
 BASE = Path(__file__).resolve().parents[1] / 'configs' / 'quickstart_base'
@@ -49,6 +50,29 @@ def test_aimless_solutions_have_right_arithmetic_and_seldom_the_target(tmp_path)
         assert countdown.verify(solution, {'numbers': [int(n) for n in numbers.split()], 'target': reached})[0] == Verdict.CORRECT
         right += reached == int(goal)
     assert right < 16
+
+
+def test_a_search_misses_checks_goes_on_and_is_right_or_given_up(tmp_path):
+    tokenizer, right, attempts = bases.countdown_files(tmp_path, 32, 1), [], []
+    tokens, is_target, *_ = next(bases.countdown_batches(tokenizer, 40, 200, seed=1, searching=True))
+    assert tokens.shape[1] == 176
+    for row, target in zip(tokens, is_target, strict=True):
+        numbers, goal = tokenizer.decode(row[: np.argmax(target)]).rstrip('\n').split('=')
+        truth = {'numbers': [int(n) for n in numbers.split()], 'target': int(goal)}
+        solution = tokenizer.decode(row[target], skip_special_tokens=True)
+        tried = solution.split('<answer>')[0].split(' no ')
+        for attempt in tried[:-1]:
+            assert len(attempt.split()) == len(truth['numbers']) - 1 and int(attempt.rsplit('=')[-1]) != truth['target']
+        right.append(countdown.verify(solution, truth)[0] == Verdict.CORRECT)
+        assert right[-1] == (int(tried[-1].rsplit('=')[-1]) == truth['target'])
+        attempts.append(len(tried))
+    assert set(attempts) == {1, 2, 3, 4}
+    assert 0.6 < np.mean(right) < 0.8  # 0.3 are given up; 3 standard errors are 0.1
+
+
+def test_what_misses_has_an_end():
+    with pytest.raises(ValueError, match='100 attempts'):
+        searched_solution({'numbers': [0, 0], 'target': 0}, np.random.default_rng(0), give_up=1.0)
 
 
 @pytest.mark.slow

@@ -19,10 +19,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-
 from bapo_jax.groups import Verdict
-from bapo_jax.tasks.countdown_data import BENCHMARKS, MAX_DIGITS, benchmark, is_numbers, solvable, training_problems
+from bapo_jax.tasks.countdown_data import BENCHMARKS, MAX_DIGITS, benchmark, is_numbers, training_problems
+from bapo_jax.tasks.countdown_solutions import worked_solution
 from bapo_jax.tasks.math_text import after_thinking
 
 __all__ = [
@@ -37,7 +36,6 @@ __all__ = [
     'verify',
     'verify_all',
     'with_demands',
-    'worked_solution',
 ]
 
 # The prompt of TinyZero (`base`), word for word: published results depend on it.
@@ -231,58 +229,8 @@ def evaluate(postfix: Sequence[int | str]) -> Fraction | None:
     return stack.pop()
 
 
-def worked_solution(ground_truth: dict, rng: np.random.Generator, aim: bool = True) -> str:
-    """A correct response in the compact style, steps first: '30-24=6 6*6=36 59+36=95<answer>59+6*(30-24)</answer>'.
-
-    Each step is drawn at random among those from which the target can still be reached, sums more often than products. Every step
-    gives a non-negative integer, and the answer has no needless parentheses. Raises ValueError where there is no such solution.
-    Without `aim` each step is drawn among all possible ones: correct arithmetic that seldom reaches the target.
-    """
-    check_ground_truth(ground_truth)
-    target = ground_truth['target']
-    terms = [(n, str(n), 'number') for n in ground_truth['numbers']]  # value, its expression, the expression's last operator
-    steps = []
-    while len(terms) > 1:
-        nexts = [move for move in _moves(terms) if not aim or solvable([value for value, _, _ in move[1]], target)]
-        if not nexts:
-            break
-        weights = np.array([_STEP_WEIGHTS[after[-1][2]] for _, after in nexts])
-        step, terms = nexts[rng.choice(len(nexts), p=weights / weights.sum())]
-        steps.append(step)
-    if len(terms) > 1 or (aim and terms[0][0] != target):
-        raise ValueError(f'{ground_truth} has no solution in non-negative integers')
-    return f'{" ".join(steps)}<answer>{terms[0][1]}</answer>'
-
-
 # By template, what writes a right response in its style.
 SOLUTIONS = {'compact': worked_solution}
-
-# A small policy learns sums long before products, so it is shown products only where they are needed.
-_STEP_WEIGHTS = {'+': 1.0, '-': 1.0, '*': 0.05, '/': 0.05}
-
-
-def _moves(terms: list[tuple[int, str, str]]) -> list[tuple[str, list[tuple[int, str, str]]]]:
-    """Every way to combine two terms into one, as (text of the step, such as '30-24=6'; the terms after it, the new one last)."""
-    moves = []
-    for i in range(len(terms)):
-        for j in range(i + 1, len(terms)):
-            rest = [term for k, term in enumerate(terms) if k not in (i, j)]
-            a, b = terms[i], terms[j]
-            large, small = (a, b) if a[0] >= b[0] else (b, a)
-            choices = [(a, '+', b, a[0] + b[0]), (a, '*', b, a[0] * b[0]), (large, '-', small, large[0] - small[0])]
-            if small[0] > 0 and large[0] % small[0] == 0:
-                choices.append((large, '/', small, large[0] // small[0]))
-            for left, operator, right, value in choices:
-                term = (value, _joined(left, operator, right), operator)
-                moves.append((f'{left[0]}{operator}{right[0]}={value}', [*rest, term]))
-    return moves
-
-
-def _joined(left: tuple[int, str, str], operator: str, right: tuple[int, str, str]) -> str:
-    """`left operator right` without needless parentheses: a+(b-c) becomes a+b-c, and a*(b/c) becomes a*b/c."""
-    wrap_left = operator in '*/' and left[2] in '+-'
-    wrap_right = right[2] in {'+': '', '-': '+-', '*': '+-', '/': '+-*/'}[operator]
-    return (f'({left[1]})' if wrap_left else left[1]) + operator + (f'({right[1]})' if wrap_right else right[1])
 
 
 def check_ground_truth(ground_truth: object) -> None:

@@ -66,9 +66,9 @@ def updates_of_p(rows: Sequence[Row]) -> float:
 def earlier_steps(rows: Sequence[Row], arm: str) -> dict[str, int]:
     """By the other arm of a contrast that takes less time: the saved step by which `arm` has taken as many seconds.
 
-    By the seconds a step in the scan, at the frozen rates. Where that is the last step, the other arm is left out.
+    By the quickest run of each arm in the scan, since other work slows some. Where that is the last step, the other arm is left out.
     """
-    seconds = {a: np.mean([row['seconds'] for row in scanned(rows, a)[best_rate(rows, a)]]) for a in SCANNED}
+    seconds = {a: min(row['seconds'] for of_rate in scanned(rows, a).values() for row in of_rate) for a in SCANNED}
     others = {a if b == arm else b for a, b in CONTRASTS if arm in (a, b)}
     last = ARMS[arm].steps
     steps = {other: SAVED * max(1, round(last * seconds[other] / seconds[arm] / SAVED)) for other in sorted(others)}
