@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from bapo_jax.scores import pass_at_k
 from studies.second_proof.arms import CONTRASTS, SEEDS
-from studies.second_proof.rows import Row, accuracy, of_today, read_rows, wanted
+from studies.second_proof.rows import Row, accuracy, of_today, passed, read_rows, wanted
 
 GUARDED = (('R', 'P'), ('R', 'G'))
 ALPHA, RELEVANT, GUARD = 0.05, 1.0, -2.0  # points
@@ -56,12 +55,6 @@ def verdict(contrast: Contrast, rejected: bool) -> str:
     if -RELEVANT <= contrast.interval90[0] and contrast.interval90[1] <= RELEVANT:
         return 'no relevant effect, though not 0' if rejected else 'no relevant effect'
     return 'open'
-
-
-def passed(row: Row, k: int) -> float:
-    """pass@k in percent, the mean over the problems."""
-    correct = np.array(row['correct'])
-    return 100 * float(pass_at_k(np.full(len(correct), row['samples']), correct, k).mean())
 
 
 def by_seed(rows: Sequence[Row], arm: str) -> list[Row]:

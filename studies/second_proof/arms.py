@@ -1,4 +1,4 @@
-"""What plan.md measures: problems, arms, rates and seeds, and the commands of a run."""
+"""What plan.md and plan_2.md measure: problems, arms, rates and seeds, and the commands of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from bapo_jax.files import write_text
 from bapo_jax.tasks.countdown_data import generate, problem_key, test_problems
-from studies.first_proof.grid import WEAK_BASE
+from studies.first_proof.grid import WEAK_BASE, WEAK_BASE_COMMAND
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = 'runs/second_proof'
@@ -16,22 +16,37 @@ PROBLEMS = {'test': (20261125, 1_000), 'scan': (20261126, 300), 'train': (202611
 RATES = (5e-5, 1e-4, 2e-4)
 SCAN_SEEDS, SEEDS, CEILING_SEEDS = (101, 102), tuple(range(201, 213)), tuple(range(201, 206))
 KEPT = (201, 202)  # seeds whose rollouts of every step are kept, for P(mixed)
-SAMPLES = {'scan': 8, 'final': 32, 'ceiling': 32, 'base': 32}
+SAMPLES = {'scan': 8, 'final': 32, 'ceiling': 32, 'base': 32, 'hard_scan': 8, 'hard': 32, 'search': 32}  # by part
 CONTRASTS = (('R', 'P'), ('RX', 'R'), ('R', 'G'))
 BASE_SEEDS = (1, 2)  # problems are sorted by the answers of one, and compared with those of the other
+HARD_SEEDS, HARD_FINAL_SEEDS, SEARCH_SEEDS = (111, 112, 113), SEEDS[:5], (121, 122, 123)
 SAVED = 20  # steps between the checkpoints from which an arm is scored at equal seconds
 STEPS, PROMPTS, RESPONSES = 240, 64, 8
 HARD, EVERY = 32, 5  # hard prompts that RX re-evaluates every so many steps
 PASSES, MINI_BATCH = 4, 16  # of P; plan.md says how they follow from the scan
+SEARCH_BASE = f'{RUNS}/search_base'
+BASE_COMMANDS = {
+    WEAK_BASE: WEAK_BASE_COMMAND,
+    SEARCH_BASE: 'python -m bapo_jax.sft --start=configs/quickstart_base --searching --steps=400 --learning_rate=2e-3 '
+    f'--problems=20000 --output={SEARCH_BASE}',
+}
+SEARCH_TOKENS = 160
 
 
 class Arm(NamedTuple):
     method: str
     changes: dict[str, Any]  # of the config's fields
     steps: int = STEPS
+    base: str = WEAK_BASE
 
 
-ARMS = {
+def steps_with(hard: int, every: int, steps: int = STEPS) -> int:
+    """As many responses as in `steps` without re-evaluation, where so many prompts are asked again every so many steps."""
+    return round(steps * PROMPTS / (PROMPTS + hard / every))
+
+
+# Part 1.
+DECISIVE = {
     'G': Arm('grpo', {'learner.anchor': 'behaviour', 'learner.kl_target': 'behaviour'}),
     'P': Arm(
         'bapo_tuned',
@@ -41,11 +56,44 @@ ARMS = {
     'RX': Arm(
         'bapo_tuned',
         {'replay.use_x2': True, 'replay.reevaluate_every': EVERY, 'replay.max_reevaluate': HARD},
-        steps=round(STEPS * PROMPTS / (PROMPTS + HARD / EVERY)),  # as many responses as R
+        steps=steps_with(HARD, EVERY),
     ),
     'C': Arm('bapo_tuned', {'replay.use_x3': False, 'learner.batch_groups': 224}),
     'base': Arm('bapo_tuned', {}, steps=0),
 }
+# Part 2: settings by kind.
+_SOLVER = {'replay.given_by': 'solver'}
+KINDS = {
+    'posterior': {
+        'epoch': Arm('bapo_posterior', {}, steps_with(HARD, EVERY)),
+        'soon': Arm('bapo_posterior', {'replay.reevaluate_after': 10}, steps_with(HARD, EVERY)),
+    },
+    'continue': {
+        'solver': Arm('bapo_continue', _SOLVER, steps_with(HARD, EVERY)),
+        'own': Arm('bapo_continue', {'replay.given_by': 'policy'}, steps_with(HARD, EVERY)),
+        'often': Arm('bapo_continue', {**_SOLVER, 'replay.reevaluate_every': 2}, steps_with(HARD, 2)),
+    },
+    'spread': {
+        'over_mean': Arm('bapo_tuned', {'learner.advantage': 'over_mean'}),
+        'reference_01': Arm('bapo_tuned', {'learner.kl_target': 'reference', 'learner.kl_coef': 0.01}),
+        'reference_05': Arm('bapo_tuned', {'learner.kl_target': 'reference', 'learner.kl_coef': 0.05}),
+        'higher': Arm('bapo_tuned', {'learner.clip_high': 0.28}),
+    },
+}
+# Part 2: the arms of part 1 from a base that searches.
+_LONGER = {
+    'rollout.max_response_tokens': SEARCH_TOKENS, 'learner.slot_tokens': SEARCH_TOKENS, 'learner.row_tokens': 16 + 4 * SEARCH_TOKENS,
+}  # fmt: skip
+SEARCH_STEPS = 120
+SEARCH = {
+    'search_G': Arm('grpo', {**DECISIVE['G'].changes, **_LONGER}, SEARCH_STEPS, SEARCH_BASE),
+    'search_R': Arm('bapo_tuned', _LONGER, SEARCH_STEPS, SEARCH_BASE),
+    'search_RX': Arm(
+        'bapo_tuned', {**DECISIVE['RX'].changes, **_LONGER}, steps_with(HARD, EVERY, SEARCH_STEPS), SEARCH_BASE
+    ),
+    'search_base': Arm('bapo_tuned', {}, 0, SEARCH_BASE),
+}
+ARMS = {**DECISIVE, **{name: arm for kind in KINDS.values() for name, arm in kind.items()}, **SEARCH}
 
 
 class Job(NamedTuple):
@@ -76,7 +124,7 @@ def fields(job: Job) -> dict[str, Any]:
     """The fields of configs/quickstart.py:METHOD that a run changes."""
     arm = ARMS[job.arm]
     return {
-        'model.path': WEAK_BASE, 'task.train': problems_file('train'), 'task.limit': PROBLEMS['train'][1], 'seed': job.seed,
+        'model.path': arm.base, 'task.train': problems_file('train'), 'task.limit': PROBLEMS['train'][1], 'seed': job.seed,
         'steps': arm.steps, 'learner.learning_rate': job.rate, 'evaluate.at_start': False, 'evaluate.benchmarks': '()',
         'evaluate.track_prompts': 0, 'rollouts.every': int(keeps_rollouts(job)), 'checkpoint.every': SAVED,
         'checkpoint.keep': STEPS // SAVED, **arm.changes,
@@ -88,15 +136,17 @@ def keeps_rollouts(job: Job) -> bool:
 
 
 def commands(job: Job, workdir: str) -> list[list[str]]:
-    """The training command and the evaluation of its result; the base's is an evaluation alone."""
-    config = f'--config=configs/quickstart.py:{ARMS[job.arm].method}'
-    if job.part == 'base':
-        return [[*evaluation(job, WEAK_BASE, SAMPLES['base']), config, f'--config.seed={job.seed}', f'--output={workdir}']]
+    """The training command and the evaluation of its result; that of a base is an evaluation alone."""
+    arm = ARMS[job.arm]
+    config = f'--config=configs/quickstart.py:{arm.method}'
+    if arm.steps == 0:
+        length = [f'--max_response_tokens={SEARCH_TOKENS}'] if arm.base == SEARCH_BASE else []
+        return [[*evaluation(job, arm.base, SAMPLES[job.part]), config, f'--config.seed={job.seed}', f'--output={workdir}', *length]]
     changes = [f'--config.{field}={value}' for field, value in fields(job).items()]
     return [['python', '-m', 'bapo_jax.train', config, f'--workdir={workdir}', *changes], evaluation(job, workdir, SAMPLES[job.part])]
 
 
 def evaluation(job: Job, checkpoint: str, samples: int) -> list[str]:
     """The evaluation of a policy on the problems of the job's part."""
-    problems = problems_file('scan' if job.part == 'scan' else 'test')
+    problems = problems_file('scan' if job.part.endswith('scan') else 'test')
     return ['python', '-m', 'bapo_jax.evaluate', f'--checkpoint={checkpoint}', f'--benchmarks={problems}', f'--samples={samples}']

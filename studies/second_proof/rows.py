@@ -1,4 +1,4 @@
-"""What the rows of the scan say: which runs are wanted next, and at which rate."""
+"""What the rows say: scores, best rates, and which runs of part 1 are wanted next."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bapo_jax.scores import pass_at_k
 from studies.second_proof.arms import ARMS, BASE_SEEDS, CEILING_SEEDS, CONTRASTS, RATES, SAVED, SCAN_SEEDS, SEEDS, Job
 
 FILE = Path(__file__).with_name('rows.jsonl')
@@ -35,15 +36,21 @@ def accuracy(row: Row) -> float:
     return 100 * float(np.mean(row['correct'])) / row['samples']
 
 
-def scanned(rows: Iterable[Row], arm: str) -> dict[float, list[Row]]:
-    """The arm's rows of the scan by rate, rising."""
-    of = [row for row in rows if row['part'] == 'scan' and row['arm'] == arm]
+def passed(row: Row, k: int) -> float:
+    """pass@k in percent, the mean over the problems."""
+    correct = np.array(row['correct'])
+    return 100 * float(pass_at_k(np.full(len(correct), row['samples']), correct, k).mean())
+
+
+def scanned(rows: Iterable[Row], arm: str, part: str = 'scan') -> dict[float, list[Row]]:
+    """The arm's rows of a scan by rate, rising."""
+    of = [row for row in rows if row['part'] == part and row['arm'] == arm]
     return {rate: [row for row in of if row['rate'] == rate] for rate in sorted({row['rate'] for row in of})}
 
 
-def best_rate(rows: Iterable[Row], arm: str) -> float:
+def best_rate(rows: Iterable[Row], arm: str, part: str = 'scan') -> float:
     """The rate with the highest mean@8 over the scan's seeds."""
-    by_rate = scanned(rows, arm)
+    by_rate = scanned(rows, arm, part)
     return max(by_rate, key=lambda rate: np.mean([accuracy(row) for row in by_rate[rate]]))
 
 

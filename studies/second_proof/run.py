@@ -1,7 +1,7 @@
-"""Second proof, part 1 (plan.md): runs what is missing, one run a core, and goes on where it was stopped.
+"""Second proof: runs what is missing of a part, one run a core, and goes on where it was stopped.
 
-    python -m studies.second_proof.run               # all of it
-    python -m studies.second_proof.run --hours=2     # starts no run after two hours
+    python -m studies.second_proof.run                       # part 1, plan.md
+    python -m studies.second_proof.run --part=2 --hours=2    # part 2, plan_2.md; starts no run after two hours
     python -m studies.second_proof.analysis          # the numbers and verdicts, once no run is missing
 
 Run from the root of the repository. A row of rows.jsonl is a run of bapo_jax.train and an evaluation; it holds its commands.
@@ -28,12 +28,16 @@ from absl import app, flags
 from bapo_jax.run.log import read_metrics
 from benchmarks.cores import on_each_core
 from benchmarks.host_load import cpu_name
-from studies.first_proof.grid import WEAK_BASE, WEAK_BASE_COMMAND
-from studies.second_proof.arms import ARMS, ROOT, RUNS, SAMPLES, Job, commands, evaluation, keeps_rollouts, write_problems
+from studies.first_proof.grid import WEAK_BASE
+from studies.second_proof.arms import (
+    ARMS, BASE_COMMANDS, ROOT, RUNS, SAMPLES, Job, commands, evaluation, keeps_rollouts, write_problems,
+)  # fmt: skip
+from studies.second_proof.hard import wanted_hard
 from studies.second_proof.moves import moves
 from studies.second_proof.rows import FILE, Row, earlier_steps, of_today, read_rows, wanted
 
 FLAGS = flags.FLAGS
+flags.DEFINE_enum('part', '1', ['1', '2'], 'Which part of the study.')
 flags.DEFINE_float('hours', 24.0, 'Start no run after this many hours.')
 
 
@@ -47,10 +51,10 @@ def measure(job: Job, earlier: Mapping[str, int]) -> Row:
     row = {
         **job._asdict(), 'changes': ARMS[job.arm].changes, 'samples': SAMPLES[job.part], 'correct': answered(workdir, job),
         'commit': subprocess.run(['git', 'rev-parse', 'HEAD'], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip(),
-        'base': hashlib.sha256((ROOT / WEAK_BASE / 'model.safetensors').read_bytes()).hexdigest()[:16],
+        'base': hashlib.sha256((ROOT / ARMS[job.arm].base / 'model.safetensors').read_bytes()).hexdigest()[:16],
         'cpu': cpu_name(), 'jax': importlib.metadata.version('jax'), 'date': datetime.datetime.now().isoformat(timespec='minutes'),
     }  # fmt: skip
-    if job.part != 'base':
+    if ARMS[job.arm].steps:
         row |= spent(workdir)
         row['earlier'] = {}
         for other, step in sorted(earlier.items(), key=lambda of_other: -of_other[1]):  # falling: what is later is deleted
@@ -65,7 +69,7 @@ def measure(job: Job, earlier: Mapping[str, int]) -> Row:
             row['moves'] = moves(workdir)
             shutil.rmtree(workdir / 'rollouts')
         shutil.rmtree(workdir / 'checkpoints')
-    return {**row, 'commands': [WEAK_BASE_COMMAND, *map(shlex.join, made_by)]}
+    return {**row, 'commands': [BASE_COMMANDS[ARMS[job.arm].base], *map(shlex.join, made_by)]}
 
 
 def call(words: list[str], workdir: Path) -> None:
@@ -77,7 +81,8 @@ def call(words: list[str], workdir: Path) -> None:
 
 def answered(workdir: Path, job: Job, step: int | None = None) -> list[int]:
     """How many of the samples of each problem are right; after `step`, or after the last."""
-    folder = workdir if job.part == 'base' else workdir / 'evaluation' / f'{step or ARMS[job.arm].steps:06d}'
+    last = ARMS[job.arm].steps
+    folder = workdir / 'evaluation' / f'{step or last:06d}' if last else workdir
     [scores] = json.loads((folder / 'summary.json').read_text('utf-8'))['benchmarks'].values()
     return scores['correct']
 
@@ -91,17 +96,23 @@ def spent(workdir: Path) -> Row:
         'tokens': round(sum(row['perf/throughput'] * row['timing_s/step'] for row in logged)),
         'seconds': round(sum(row['timing_s/step'] for row in logged)),
         'entropy': [round(float(np.mean([row['actor/entropy'] for row in part])), 4) for part in (logged[:24], logged[-24:])],
+        'length': [round(float(np.mean([row['response_length/mean'] for row in part])), 1) for part in (logged[:24], logged[-24:])],
         **{origin: round(float(np.mean([row[f'bapo/{origin}_groups'] for row in logged])), 2) for origin in ('x1', 'x2', 'x3')},
+        **{name: sum(row.get(f'bapo/{name}', 0) for row in logged) for name in ('reevaluated', 'improved')},
+        'pooled': sum(row.get('retries/pooled', 0) for row in logged),
+        'expected_mixed': round(sum(row.get('retries/expected_mixed', 0) for row in logged), 1),
+        'given_share': [row['retries/given_share'] for row in logged if 'retries/given_share' in row],
     }
 
 
 def main(_) -> None:
     (ROOT / RUNS).mkdir(parents=True, exist_ok=True)
     write_problems()
-    if not (ROOT / WEAK_BASE / 'model.safetensors').is_file():
-        environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
-        subprocess.run([sys.executable, *WEAK_BASE_COMMAND.split()[1:]], cwd=ROOT, check=True, env=environment)
-    rows = read_rows()
+    for base, command in BASE_COMMANDS.items():
+        if not (ROOT / base / 'model.safetensors').is_file() and (FLAGS.part == '2' or base == WEAK_BASE):
+            environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
+            subprocess.run([sys.executable, *command.split()[1:]], cwd=ROOT, check=True, env=environment)
+    rows, missing = read_rows(), {'1': wanted, '2': wanted_hard}[FLAGS.part]
     last_start = time.monotonic() + 3600 * FLAGS.hours
 
     def work(job: Job) -> Row | None:
@@ -109,7 +120,7 @@ def main(_) -> None:
             return None
         return measure(job, earlier_steps(of_today(rows), job.arm) if job.part == 'final' else {})
 
-    while (jobs := wanted(of_today(rows))) and time.monotonic() < last_start:
+    while (jobs := missing(of_today(rows))) and time.monotonic() < last_start:
         print(f'{len(rows)} rows are there, {len(jobs)} runs to go before the next decision', flush=True)
         for row in on_each_core(work, jobs):
             if row is not None:
