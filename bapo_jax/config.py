@@ -74,7 +74,12 @@ def check_task(c: ConfigDict, need: Need) -> None:
     positive(need, c, 'task.verify_s', 'task.reward_deadline_s')
     need(0 <= c.task.overlong_share < 1, f'task.overlong_share={c.task.overlong_share} must be in [0, 1): a share of the limit')
     try:
-        one_of(need, c, 'task.template', tuple(get_task(c.task.name).TEMPLATES))
+        task = get_task(c.task.name)
+        one_of(need, c, 'task.template', tuple(task.TEMPLATES))
+        solved = getattr(task, 'SOLUTIONS', {})
+        need(c.task.template in solved or (c.replay.reevaluate, c.replay.given_by) != ('continue', 'solver'),
+             f'replay.given_by=solver: task.name={c.task.name} has solutions for the templates {", ".join(solved) or "(none)"}, not '
+             f'for task.template={c.task.template}; set replay.given_by=policy')  # fmt: skip
     except ValueError as error:
         need(False, str(error))
     try:

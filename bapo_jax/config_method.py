@@ -15,7 +15,6 @@ from bapo_jax.replay.repo import RETRIEVE
 from bapo_jax.replay.thresholds import DIRECTIONS, R_TOT
 from bapo_jax.rollout.schedule import PHASES
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
-from bapo_jax.tasks import get_task
 
 
 def rollout_section() -> ConfigDict:
@@ -131,11 +130,6 @@ def check_replay(c: ConfigDict, need: Need) -> None:
         need, c, 'replay.reevaluate_every', 'replay.max_reevaluate', 'replay.bad_capacity', 'replay.high_capacity',
         'replay.high_recent_steps', 'replay.per_prompt',
     )  # fmt: skip
-    if p.reevaluate == 'continue' and p.given_by == 'solver':
-        solved = getattr(get_task(c.task.name), 'SOLUTIONS', {})
-        need(c.task.template in solved,
-             f'replay.given_by=solver: task.name={c.task.name} has solutions for the templates {", ".join(solved) or "(none)"}, not for '
-             f'task.template={c.task.template}; set replay.given_by=policy')  # fmt: skip
     need(0 <= p.c1 < 1, f'replay.c1={p.c1} must be in [0, 1)')
     c2, c3 = np.atleast_1d(p.c2), np.atleast_1d(p.c3)
     if c2.shape not in ((1,), (2,)) or c3.shape not in ((1,), (2,)):

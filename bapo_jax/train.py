@@ -52,7 +52,7 @@ from bapo_jax.run.monitored import monitored
 from bapo_jax.run.run import Diverged, Run
 from bapo_jax.run.sinks import check_sinks
 from bapo_jax.run.tables import print_table
-from bapo_jax.tasks import custom_reward
+from bapo_jax.tasks import custom_reward, solver
 from bapo_jax.tasks.custom_reward import BadReward
 from bapo_jax.tasks.verifier_pool import WorkersFailed
 
@@ -95,15 +95,14 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool
     changed = claim(workdir, read.written, fingerprints, environment(), amend, read.commits)
     engine = start_engine(c, read.model, learner.graph, read.stop_tokens, learner.mesh, workdir, hosts, read.sight)
     schedule = schedule_of(c, read.steps)
+    retries = make_retries(c, len(read.prompts), solver(c, read.tokenizer))
     return Setup(
         config=c,
         tokenizer=read.tokenizer,
         training_prompts=read.prompts,
         benchmarks=read.benchmarks,
         schedule=schedule,
-        replay=make_replay(
-            c.replay, c.learner.batch_groups, schedule.reevaluation_due, make_retries(c, len(read.prompts), read.tokenizer)
-        ),
+        replay=make_replay(c.replay, c.learner.batch_groups, schedule.reevaluation_due, retries),
         rollouts=Rollouts(engine, read.tokenizer, read.selector, schedule, c, reward, probe=read.prompts[0]),
         learner=learner,
         hosts=hosts,

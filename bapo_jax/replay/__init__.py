@@ -3,11 +3,12 @@
 Its class has these functions:
 
     hard_prompts(step, rng) -> prompts                      those that π_θ re-evaluates at this step; [] for none
-    compose(step, fresh, reevaluated, rng) -> Batch         the batch that the step trains on
+    compose(step, fresh, reevaluated, rng, score) -> Batch  the batch that the step trains on
     add(step, fresh, batch)                                 remembers the step, after its update
     metrics(step), state(), restore(arrays)                 for the log and the checkpoint
 
-`rng(purpose)` is the step's own numpy generator for one of PURPOSES, so no random state is saved.
+`score(batch)` gives log-probs under π_θ, where a row wants them. `rng(purpose)` is the step's own numpy generator for one of
+PURPOSES, so no random state is saved.
 """
 
 PURPOSES = ('filter', 'reevaluate', 'compose', 'shuffle')  # a purpose's place is part of its generator's seed: append only

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from bapo_jax.replay.bapo import Bapo
-from bapo_jax.replay.continuations import Continuations
+from bapo_jax.replay.continuations import Continuations, Solve
 from bapo_jax.replay.posterior import Posterior
 from bapo_jax.replay.repo import Repo
 from bapo_jax.replay.retries import Retries, Uniform
-from bapo_jax.tasks import solver
 
 KINDS = ('bapo', 'repo')
 REEVALUATE = ('uniform', 'posterior', 'continue')
@@ -25,13 +22,12 @@ def make_replay(config: Any, batch_groups: int, reevaluation_due: Any, retries: 
     return Bapo(config, batch_groups, reevaluation_due, retries)
 
 
-def make_retries(config: ConfigDict, prompts: int, tokenizer: Any) -> Retries:
-    """What `config.replay.reevaluate` names. `config` is resolved; `prompts` are trained on."""
+def make_retries(config: Any, prompts: int, solve: Solve | None) -> Retries:
+    """What `config.replay.reevaluate` names. `config` is resolved; `prompts` are trained on; `solve` writes right responses, if any."""
     p, most = config.replay, config.replay.max_reevaluate
     if p.reevaluate == 'posterior':
         after = p.reevaluate_after or max(1, prompts // config.learner.batch_groups)
         return Posterior(most, config.rollout.group_size, after, p.pool_within)
     if p.reevaluate == 'continue':
-        solve = solver(config, tokenizer) if p.given_by == 'solver' else None
         return Continuations(most, config.rollout.max_response_tokens, solve)
     return Uniform(most)

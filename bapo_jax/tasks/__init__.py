@@ -105,11 +105,13 @@ def _encode(task_name: str, tokenizer: Any, template: str, ground_truths: Sequen
     ]
 
 
-def solver(config: ConfigDict, tokenizer: Any) -> Callable[[Prompt, np.random.Generator], np.ndarray | None]:
-    """A function that gives the tokens of a right response to a prompt, int32, without an end; None where the task finds none.
+def solver(config: ConfigDict, tokenizer: Any) -> Callable[[Prompt, np.random.Generator], np.ndarray | None] | None:
+    """What writes right responses, where `config.replay.given_by` wants the task to: a prompt's as int32 tokens without an end.
 
-    `config` is resolved, and its task has solutions in the style of `config.task.template`.
+    They are None where the task finds none. `config` is resolved, and its task has solutions in the style of `config.task.template`.
     """
+    if config.replay.reevaluate != 'continue' or config.replay.given_by != 'solver':
+        return None
     solution = get_task(config.task.name).SOLUTIONS[config.task.template]
 
     def solve(prompt: Prompt, rng: np.random.Generator) -> np.ndarray | None:

@@ -67,7 +67,9 @@ def test_an_engine_has_room_for_given_tokens_where_a_row_gives_some(fields, long
 
 
 def test_a_solvers_first_tokens_and_the_rest_of_them_are_judged_as_one_right_response():
-    config = resolve(quickstart.get_config('bapo_continue'))
+    config = quickstart.get_config('bapo_continue')
+    config.replay.given_by = 'solver'
+    config = resolve(config)
     tokenizer, rng = load_tokenizer(config.model.path), np.random.default_rng(0)
     [prompt] = encode_prompts('countdown', [{'numbers': [59, 6, 30, 24], 'target': 95}], tokenizer, template='compact')
     solution = solver(config, tokenizer)(prompt, rng)
