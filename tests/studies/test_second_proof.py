@@ -109,7 +109,7 @@ def test_a_contrast_is_the_paired_t():
     ((0.017, 0.5, 0.6), (False, False, False)),
 ])  # fmt: skip
 def test_holm_steps_down(ps, rejected):
-    assert tuple(analysis.holm(ps)) == rejected
+    assert tuple(analysis.holm(ps, 0.05)) == rejected
 
 
 @pytest.mark.parametrize('mean, half, rejected, words', [
@@ -160,3 +160,49 @@ def test_moves_know_what_was_asked_in_earlier_steps(tmp_path):
         [0, 0, 0, 0, 1], [0, 0, 0, 1, 1], [0, 0, 0, 4, 1],  # each prompt's first group
         [8, 0, 1, 0, 1], [8, 1, 0, 8, 1], [16, 0, 1, 2, 1],
     ]  # fmt: skip
+
+
+ARMS_RIGHT = {'G': 8, 'P': 12, 'R': 16, 'RX': 16, 'C': 20, 'base': 4}  # of 32
+
+
+def right_of(arm, seed):
+    """Right answers of 32 to the second problem: the arm's, and one more at seeds that differ from arm to arm."""
+    return ARMS_RIGHT[arm] + seed // (1 + list(ARMS_RIGHT).index(arm)) % 2
+
+
+def whole_study():
+    """Every row of part 1. Of three problems one is always solved, one as often as `right_of` says, one never."""
+    took = {'R': 720, 'P': 600, 'RX': 720, 'G': 720}
+    there = [{**r, 'seconds': took[r['arm']]} for r in scan(1e-4)]
+    spent = {'entropy': [0.5, 0.25], 'responses': 122_880, 'tokens': 6e6, 'seconds': 700, 'moves': [[8, 0, 0, 2, 1], [8, 0, 0, 0, 3]]}
+    for job in rows.wanted(there):
+        part = row(job.part, job.arm, job.rate, job.seed, 0) | spent | {'samples': 32, 'correct': [32, right_of(job.arm, job.seed), 0]}
+        steps = rows.earlier_steps(there, job.arm) if job.part == 'final' else {}
+        there.append(part | {'earlier': {o: {'step': s, 'samples': 8, 'correct': [8, 2, 0]} for o, s in steps.items()}})
+    return there
+
+
+def test_the_analysis_tells_what_the_rows_hold():
+    there = whole_study()
+    assert rows.wanted(there) == []
+
+    def points(a, b, seeds=SEEDS):
+        return f'{np.mean([right_of(a, s) - right_of(b, s) for s in seeds]) / 96 * 100:.2f}'
+
+    primary = analysis.primary_table(there)
+    assert f'| R - P | {points("R", "P")} |' in primary and f'| R - G | {points("R", "G")} |' in primary
+    assert primary.count('| helps |') == 2 and primary.count('| no relevant effect |') == 1
+    guard = analysis.guard_table(there)
+    assert '| R - P | 0.00 |' in guard and guard.count('| holds |') == 2
+    exploratory = analysis.exploratory_table(there)
+    assert f'| at equal steps, five seeds | C - R | {points("C", "R", SEEDS[:5])} |' in exploratory
+    # After 200 steps R has 10 of 24 right.
+    less = 100 * (10 / 24 - np.mean([32 + right_of('P', s) for s in SEEDS]) / 96)
+    assert f'| at equal seconds: R at step 200 | R - P | {less:.2f} |' in exploratory
+    assert '| at equal seconds: both at their last steps | R - G |' in exploratory
+    arms = analysis.arms_table(there)
+    assert '| R | 0.0001 | 50.' in arms and '0.500 → 0.250 |' in arms and arms.count('\n') == 7
+    assert '| 0 of 8 | 0.25 of 48 |' in analysis.moves_table(there)
+    polarised = analysis.polarisation_table(there)
+    assert '| 26 to 32 of 32 | 1 | 100.0 / 0 |' in polarised and '| 0 to 0 of 32 | 1 | 0.0 / 100 |' in polarised
+    assert polarised.count('\n') == 4
