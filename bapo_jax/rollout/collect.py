@@ -48,8 +48,9 @@ def judge_as_they_come(
 ) -> Collected:  # fmt: skip
     """Judges each prompt's responses once they are there, while others are still to come; the groups are in the prompts' order.
 
-    `most_tokens` cuts responses to prompts that came with their first tokens. `budget_s` seconds are for judging all of them. A group to which the engine got only bad responses has none, and an event says
-    why. Where one ends with another error, cancels the others and raises it.
+    `most_tokens` cuts responses to prompts that came with their first tokens. `budget_s` seconds are for judging all of them. A group
+    to which the engine got only bad responses has none, and an event says why. Where one ends with another error, cancels the others
+    and raises it.
     """
     started, verify_s, groups = time.perf_counter(), 0.0, {}
     to_come = {answer: i for i, answer in enumerate(answers)}

@@ -14,7 +14,7 @@ import numpy as np
 import zstandard
 
 from bapo_jax.files import write_bytes
-from bapo_jax.groups import Batch, Group, Response
+from bapo_jax.groups import Author, Batch, Group, Response
 
 _HELD = 8  # tokens that may wait for the rest of their character; the longest one has 4 bytes, so 4 tokens
 
@@ -54,10 +54,11 @@ def write_rollouts(path: Path, tokenizer: Any, groups: Sequence[Logged]) -> None
             'rewards': [None if np.isnan(r) else float(r) for r in x.group.rewards],
             'finish': [r.finish for r in x.group.responses],
             'versions': [r.version for r in x.group.responses],
+            'authors': [r.author.name.lower() for r in x.group.responses],
             'step': x.group.step,
             'trained': x.trained,
             'pieces': [pieces(tokenizer, r.tokens, spelled) for r in x.group.responses],
-            'logp': [_rounded(r.logp) for r in x.group.responses],
+            'logp': [_sampled(r) for r in x.group.responses],
             'ratio': x.logp and [_ratios(r, logp) for r, logp in zip(x.group.responses, x.logp, strict=True)],
         }
         for x in groups
@@ -87,6 +88,12 @@ def _spelled(tokenizer: Any, responses: Sequence[Response]) -> dict[int, str]:
     """The text of every token that occurs, by itself."""
     ids = np.unique(np.concatenate([r.tokens for r in responses] or [np.zeros(0, np.int32)])).tolist()
     return dict(zip(ids, tokenizer.batch_decode([[i] for i in ids]), strict=True))
+
+
+def _sampled(response: Response) -> list[float | None]:
+    """The log-prob of each token as it was sampled; None where it was given."""
+    given = ~response.trained_on if response.author == Author.PREFIX else np.zeros(len(response.tokens), bool)
+    return [None if was_given else x for x, was_given in zip(_rounded(response.logp), given.tolist(), strict=True)]
 
 
 def _ratios(response: Response, logp: np.ndarray) -> list[float | None]:

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from bapo_jax.groups import Response, Verdict, make_batch
+from bapo_jax.rollout.continued import continued
 from bapo_jax.run.rollouts import Logged, logged, pieces, write_rollouts
 
 
@@ -57,6 +58,7 @@ def test_a_row_holds_what_was_asked_answered_judged_and_trained_on(tmp_path):
         'rewards': [1.0, 0.25, None],  # JSON has no nan
         'finish': [r.finish for r in g.responses],
         'versions': [5, 5, 5],
+        'authors': ['policy', 'policy', 'policy'],
         'step': 5,
         'trained': 2,
         'pieces': [[f'{t} ' for t in r.tokens] for r in g.responses],
@@ -64,6 +66,18 @@ def test_a_row_holds_what_was_asked_answered_judged_and_trained_on(tmp_path):
         'ratio': [[2.0 if t else None for t in r.trained_on] for r in shaped.responses],
     }
     assert (other['use'], other['rewards'], other['trained'], other['ratio']) == ('left_out', [1.0, 0.0, 0.0], 0, None)
+
+
+def test_given_tokens_have_no_log_prob(tmp_path):
+    g = make_group(3, 1, G=3, step=5)
+    own = g.responses[1]
+    prompt = dataclasses.replace(g.prompt, given=np.array([4, 5], np.int32))
+    whole = continued(prompt, own, 99)
+    file = tmp_path / '000005.jsonl.zst'
+    write_rollouts(file, Spelling(), [Logged('x2', graded(prompt, [whole], right(1, 1), 5))])
+    row = json.loads(zstandard.decompress(file.read_bytes()))
+    assert row['authors'] == ['prefix'] and row['responses'] == [''.join(f'{t} ' for t in (4, 5, *own.tokens))]
+    assert row['logp'] == [[None, None, *(pytest.approx(float(x), abs=0.0005) for x in own.logp)]]
 
 
 BYTES = PreTrainedTokenizerFast(
