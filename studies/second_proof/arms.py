@@ -23,7 +23,7 @@ HARD_SEEDS, HARD_FINAL_SEEDS, SEARCH_SEEDS = (111, 112, 113), SEEDS[:5], (121, 1
 SAVED = 20  # steps between the checkpoints from which an arm is scored at equal seconds
 STEPS, PROMPTS, RESPONSES = 240, 64, 8
 HARD, EVERY = 32, 5  # hard prompts that RX re-evaluates every so many steps
-PASSES, MINI_BATCH = 4, 16  # of P; plan.md says how they follow from the scan
+PASSES, MINI_BATCH = 4, 17  # of P; plan.md says how they follow from the scan, README.md what was decided
 SEARCH_BASE = f'{RUNS}/search_base'
 BASE_COMMANDS = {
     WEAK_BASE: WEAK_BASE_COMMAND,

@@ -26,7 +26,7 @@ def test_arms_differ_from_replay_in_what_the_plan_names_alone():
     r = config_of('R')
     sources = {'replay.use_x3', 'replay.use_x2', 'replay.c2', 'replay.c3', 'replay.fresh_filter', 'method'}
     assert set(differences(r, config_of('G'))) <= sources
-    assert set(differences(r, config_of('P'))) == {'replay.use_x3', 'learner.passes_per_batch'}
+    assert set(differences(r, config_of('P'))) == {'replay.use_x3', 'learner.passes_per_batch', 'learner.mini_batch_groups'}
     assert set(differences(r, config_of('RX'))) == {'replay.use_x2'}
     assert set(differences(r, config_of('C'))) == {'replay.use_x3', 'learner.batch_groups'}
     assert (r['learner']['anchor'], r['learner']['kl_target'], r['rollout']['sync_every']) == ('behaviour', 'behaviour', 1)
