@@ -72,8 +72,8 @@ class Continuations:
         return {**groups_to_arrays(list(self._own.values())), 'given': np.array([self._given], np.int64)}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Puts back what `state` saved. Without arrays, as after another row, nothing is known."""
-        if arrays:
+        """Puts back what `state` saved. With the arrays of another choice, or none, nothing is known."""
+        if 'given' in arrays:
             self._given = int(arrays['given'][0])
             self._own = {g.prompt.id: g for g in groups_from_arrays(arrays)}
 

@@ -90,8 +90,8 @@ class Posterior:
         return {**groups_to_arrays(list(self._earlier.values())), 'known': np.array([*known, (-1, 0, 0, 0)], np.int64)}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Puts back what `state` saved. Without arrays, as after another row, nothing is known."""
-        if arrays:
+        """Puts back what `state` saved. With the arrays of another choice, or none, nothing is known."""
+        if 'known' in arrays:
             self._known = {i: Known(*of_prompt) for i, *of_prompt in arrays['known'][:-1].tolist()}
             self._earlier = {g.prompt.id: g for g in groups_from_arrays(arrays)}
 

@@ -32,7 +32,7 @@ class Retries(Protocol):
         """Returns everything that `restore` needs, as arrays for a checkpoint."""
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Puts back what `state` saved. Without arrays, as after another row, nothing is known."""
+        """Puts back what `state` saved. With the arrays of another choice, or none, nothing is known."""
 
 
 class Uniform:

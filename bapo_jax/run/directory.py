@@ -32,6 +32,7 @@ FREE_TO_CHANGE = (
 AMENDABLE = (
     'task.reward', 'task.overlong_share', 'rollout.sync_every', 'rollout.refill_batches', 'rollout.temperature', 'rollout.engine',
     'rollout.dtype', 'rollout.max_response_tokens', 'replay.fresh_filter', 'replay.reevaluate_every', 'replay.max_reevaluate',
+    'replay.reevaluate', 'replay.reevaluate_after', 'replay.pool_within', 'replay.given_by',
     'replay.c1', 'replay.c2', 'replay.c3', 'replay.improved_rule', 'replay.thresholds', 'replay.use_x2', 'replay.use_x3',
     'learner.mini_batch_groups', 'learner.partial_mini_batch', 'learner.shuffle', 'learner.passes_per_batch',
     'learner.learning_rate', 'learner.warmup_updates', 'learner.schedule', 'learner.decay_updates', 'learner.final_share',
@@ -55,7 +56,7 @@ def claim(
     """Writes config.json into a new run directory, or checks that a used directory holds the same run.
 
     Returns the fields that this changes in a used directory: (before, now). `environment` is what decides the last bit beside the
-    config. With `amend`, AMENDABLE fields may differ too. `commits` are the hub's commits of the names in the config.
+    config. With `amend`, AMENDABLE fields may differ too, and fields that an earlier version did not have may be there. `commits` are the hub's commits of the names in the config.
 
     Raises ValueError for a run of another config, dataset, tokenizer or model, naming what differs, and for files that are damaged
     or missing.
@@ -67,9 +68,11 @@ def claim(
     changed: dict[str, tuple[Any, Any]] = {}
     if path.is_file():
         old = read_config(path)
-        refused = [name for name in differences(old, new) if not (amend and _is_one_of(name, AMENDABLE))]
+        differing = differences(old, new)
+        held = [name for name in differing if not (_is_one_of(name, AMENDABLE) or _is_new_field(name, old))]
+        refused = held if amend else differing
         if refused:
-            amendable = [name for name in refused if _is_one_of(name, AMENDABLE)]
+            amendable = [name for name in refused if name not in held]
             remedy = f', or --amend to change {", ".join(amendable)[:1000]} from here on' if amendable else ''
             raise ValueError(
                 f'{workdir} holds a run with other settings; they differ in {", ".join(refused)[:1000]}. '
@@ -153,6 +156,12 @@ def _flat(tree: dict, prefix: str = '') -> dict[str, Any]:
     for key, value in tree.items():
         items |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
     return items
+
+
+def _is_new_field(name: str, old: dict) -> bool:
+    """Whether a field of the config is one that the version which wrote `old` did not have; that version had its section."""
+    section, dot, field = name.partition('.')
+    return section not in ('fingerprints', 'environment', 'hub') and bool(dot) and field not in old.get(section, {field: None})
 
 
 def _is_one_of(field: str, names: Sequence[str]) -> bool:

@@ -6,7 +6,9 @@ from group_builders import assert_same_arrays, ids, make_group
 from scipy import stats
 
 from bapo_jax.replay.buffer import ReplayBuffer
+from bapo_jax.replay.continuations import Continuations
 from bapo_jax.replay.posterior import Posterior, mean_log_ratio, mixed_probability, prior
+from bapo_jax.replay.retries import Uniform
 
 
 def no_rng():
@@ -122,8 +124,18 @@ def test_a_restored_posterior_goes_on_as_the_saved_one():
     assert restored.metrics() == posterior.metrics()
 
 
-def test_after_another_row_nothing_is_known_and_nothing_asked():
+@pytest.mark.parametrize('other', [Uniform(8), Continuations(8, 48, None)])
+def test_after_another_choice_nothing_is_known_and_nothing_asked(other):
     _, buffer = seen({1: {1: 0}})
+    other.observe([make_group(1, 4)], buffer)
     posterior = Posterior(8, 8, 2, 0.0)
-    posterior.restore({})
+    posterior.restore(other.state())
     assert posterior.choose(9, buffer, no_rng) == []
+
+
+def test_after_a_posterior_continuations_begin_anew():
+    posterior, _ = seen({1: {1: 0, 2: 4}}, pool_within=0.05)
+    continuations = Continuations(8, 48, None)
+    before = continuations.state()
+    continuations.restore(posterior.state())
+    assert_same_arrays(continuations.state(), before)

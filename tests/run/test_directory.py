@@ -50,6 +50,22 @@ def test_what_acts_from_step_to_step_is_changed_on_purpose(tmp_path):
         claim(tmp_path, config(seed=1, learner__learning_rate=1e-6), PRINTS, HERE, amend=True)
 
 
+def test_a_run_of_a_version_without_a_field_is_continued_on_purpose(tmp_path):
+    claim(tmp_path, config(), PRINTS, HERE)
+    path = tmp_path / 'config.json'
+    written = json.loads(path.read_text())
+    del written['replay']['bad_capacity'], written['learner']['grad_clip']
+    path.write_text(json.dumps(written))
+    with pytest.raises(ValueError, match=r'learner\.grad_clip, replay\.bad_capacity\. .*or --amend to change learner\.grad_clip, replay'):
+        claim(tmp_path, config(), PRINTS, HERE)
+    changed = {'learner.grad_clip': (None, 1.0), 'replay.bad_capacity': (None, 0)}
+    assert claim(tmp_path, config(), PRINTS, HERE, amend=True) == changed
+    del written['fingerprints']['dataset']
+    path.write_text(json.dumps(written))
+    with pytest.raises(ValueError, match=r'differ in fingerprints\.dataset\. Give another --workdir'):
+        claim(tmp_path, config(), PRINTS, HERE, amend=True)
+
+
 @pytest.mark.parametrize(
     ('field', 'may_differ'),
     [
