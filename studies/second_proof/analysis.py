@@ -13,7 +13,7 @@ import numpy as np
 from studies.first_proof.rows import markdown_table
 from studies.second_proof.arms import CEILING_SEEDS, CONTRASTS, DECISIVE, SEEDS
 from studies.second_proof.rows import Row, accuracy, of_today, passed, read_rows, wanted
-from studies.second_proof.contrasts import Contrast, holm, mean_interval, paired
+from studies.contrasts import Contrast, holm, mean_interval, paired
 
 GUARDED = (('R', 'P'), ('R', 'G'))
 ALPHA, RELEVANT, GUARD = 0.05, 1.0, -2.0  # points

@@ -5,12 +5,13 @@ import re
 
 import numpy as np
 import pytest
+from scipy import stats
 from small_run import ROOT
 
 from bapo_jax.run.directory import differences
 from bapo_jax.replay.thresholds import in_range
 from configs import quickstart
-from studies.first_proof import argument
+from studies.first_proof import argument, restated
 from studies.first_proof.answer import TOGETHER, answer_facts
 from studies.first_proof.decision import decision_facts
 from studies.first_proof.grid import settings
@@ -124,8 +125,18 @@ def test_a_number_that_nothing_computes_is_named():
         argument.fill('{core_minutes} of work', {}, {'core_hours': '19.3'})
 
 
-def test_every_interval_in_the_readme_is_on_the_page():
-    number = r'-?\d+\.\d'
-    interval = re.compile(rf'{number} \({number} to {number}\)')
-    shown = interval.findall((STUDY / 'README.md').read_text('utf-8'))
-    assert len(shown) > 10 and set(shown) <= set(interval.findall((STUDY / 'page.md').read_text('utf-8')))
+def test_the_readmes_table_is_that_of_the_rows(rows):
+    """Eight claims, a seed one observation; the figures are those of a paired t computed here from the rows."""
+    assert f'<!-- claims -->\n{restated.table(rows)}\n<!-- /claims -->' in (STUDY / 'README.md').read_text('utf-8')
+    [(_, seeds, survives)] = [x for x in restated.restated(rows) if 'one update' in x[0].name]
+
+    def mean(name, seed):
+        [row] = [r for r in rows if (r['base'], r['name'], r['seed']) == ('weak', name, seed)]
+        return 100 * np.mean(row['final']['cd34']['correct']) / row['final']['cd34']['samples']
+
+    have = [{r['seed'] for r in rows if r['base'] == 'weak' and r['name'] == name} for name in ('grpo_one_update_lr2e-4', 'grpo')]
+    common = sorted(have[0] & have[1])
+    want = stats.ttest_rel(*([mean(name, seed) for seed in common] for name in ('grpo_one_update_lr2e-4', 'grpo')))
+    [(contrast, *_)] = [x for x in restated.restated(rows) if 'one update' in x[0].name]
+    assert contrast.p == pytest.approx(want.pvalue) and seeds == len(common) == 3 and survives
+

@@ -1,4 +1,4 @@
-"""The statistics that plan.md names: paired t over seeds, and Holm's procedure."""
+"""Statistics of the studies: paired t over seeds, and Holm's procedure."""
 
 from __future__ import annotations
 

@@ -1,0 +1,76 @@
+"""The study's claims by t over seeds, and by Holm over all of them: python -m studies.first_proof.restated [--write]
+
+page.md has intervals by bootstrap over problems and seeds together. With three to five seeds those are too narrow, and nothing corrects
+for the number of claims. Here a seed is one observation: the mean over its problems, and over bases where there are several.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bapo_jax.files import replace_part
+from studies.contrasts import Contrast, holm, paired
+from studies.first_proof.answer import TOGETHER
+from studies.first_proof.rows import Rows, difference, held_out, markdown_table, of
+
+ROWS, README = (Path(__file__).with_name(name) for name in ('rows.jsonl', 'README.md'))
+ALPHA = 0.05
+
+
+class Claim(NamedTuple):
+    words: str
+    bases: tuple[str, ...]
+    row: str
+    other: str
+
+
+CLAIMS = (
+    Claim('X1 + X2 + X3 less GRPO, problems of 4 numbers', ('weak_four',), 'wide', 'grpo'),
+    Claim('X1 + X2 + X3 less GRPO, three bases', TOGETHER, 'wide', 'grpo'),
+    Claim('what X3 adds, three bases', TOGETHER, 'wide', 'no_x3'),
+    Claim('what X2 adds, three bases', TOGETHER, 'wide', 'wide_no_x2'),
+    Claim("the paper's settings less GRPO, weak base", ('weak',), 'paper_lr4e-4', 'grpo'),
+    Claim('range filter less Gaussian filter, weak base', ('weak',), 'centre', 'gaussian'),
+    Claim('v = 5 less v = 1, weak base', ('weak',), 'v5_behaviour_lr2e-4', 'centre'),
+    Claim('GRPO with one update a step less GRPO with four, weak base', ('weak',), 'grpo_one_update_lr2e-4', 'grpo'),
+)
+
+
+def by_seed(rows: Rows, claim: Claim) -> list[float]:
+    """The claim's difference at equal steps in points, one number for each seed that all its bases have."""
+    of_seed: dict[int, list[float]] = {}
+    for base in claim.bases:
+        mine = [row for row in rows if row['base'] == base]
+        seeds = sorted({row['seed'] for row in of(mine, claim.row)} & {row['seed'] for row in of(mine, claim.other)})
+        differences_SxP = difference(mine, claim.row, claim.other, 'steps', held_out(mine))
+        for seed, points in zip(seeds, 100 * differences_SxP.mean(axis=1), strict=True):
+            of_seed.setdefault(seed, []).append(float(points))
+    return [float(np.mean(points)) for _, points in sorted(of_seed.items()) if len(points) == len(claim.bases)]
+
+
+def restated(rows: Rows) -> list[tuple[Contrast, int, bool]]:
+    """Each claim's contrast, its number of seeds, and whether Holm over all claims rejects that it is 0."""
+    differences = [by_seed(rows, claim) for claim in CLAIMS]
+    contrasts = [paired(claim.words, d) for claim, d in zip(CLAIMS, differences, strict=True)]
+    return list(zip(contrasts, map(len, differences), holm([c.p for c in contrasts], ALPHA), strict=True))
+
+
+def table(rows: Rows) -> str:
+    lines = [
+        [c.name, str(seeds), f'{c.mean:.1f} ({c.interval95[0]:.1f} to {c.interval95[1]:.1f})', f'{c.p:.4f}', 'yes' if survives else 'no']
+        for c, seeds, survives in restated(rows)
+    ]
+    titles = ['compared, at equal steps', 'seeds', 'points, 95 % interval by t', 'p', f'survives Holm over {len(CLAIMS)}']
+    return markdown_table(titles, lines)
+
+
+if __name__ == '__main__':
+    text = table([json.loads(line) for line in ROWS.read_text('utf-8').splitlines()])
+    print(text)
+    if '--write' in sys.argv[1:]:
+        replace_part(README, 'claims', text + '\n')
