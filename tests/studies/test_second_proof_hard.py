@@ -1,12 +1,15 @@
 """Part 2 of the second proof: its arms are those of its plan, and its decisions follow the plan's rules."""
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from bapo_jax.config import resolve
 from configs import quickstart
+from studies.second_proof import hard_analysis
 from studies.second_proof.arms import ARMS, KINDS, RATES, SEARCH, Job, commands
 from studies.second_proof.hard import best_setting, wanted_hard
-from studies.second_proof.rows import SCANNED
+from studies.second_proof.rows import SCANNED, wanted
 
 SETTINGS = [setting for kind in KINDS.values() for setting in kind]
 SOLVED = {'often': 6, 'over_mean': 5}  # of 8; all others 4
@@ -101,3 +104,46 @@ def test_a_base_that_searches_is_answered_with_long_responses_and_without_traini
     [words] = commands(Job('search', 'search_base', 0.0, 121), 'runs/x')
     assert '--checkpoint=runs/second_proof/search_base' in words and '--max_response_tokens=160' in words
     assert '--benchmarks=runs/second_proof/test.jsonl' in words and '--samples=32' in words
+
+
+def whole_part_2():
+    """Every row of parts 1 and 2. Of three problems one is always solved, one never, the second as often as the arm solves it."""
+    right = {'posterior': 10, 'continue': 16, 'spread': 13}
+    of_arm = {setting: right[kind] for kind, settings in KINDS.items() for setting in settings}
+    there = part_1() + first_scan() + second_scan(better=2e-4)
+    spent = {'entropy': [0.5, 0.25], 'responses': 122_880, 'tokens': 6e6, 'earlier': {}, 'length': [100.0, 120.0], 'reevaluated': 40,
+             'improved': 10, 'pooled': 3, 'given_share': [0.5, 0.25]}  # fmt: skip
+    there = [row | spent for row in there]
+    for job in [*wanted(there), *wanted_hard(there)]:
+        more = job.seed ** 2 * (1 + list(ARMS).index(job.arm)) % 7 % 3
+        correct = [32, of_arm.get(job.arm, 12) + more, 0]
+        there.append(row(job.part, job.arm, job.rate, job.seed, correct) | spent | {'samples': 32})
+    return there
+
+
+def test_the_analysis_of_part_2_tells_what_the_rows_hold():
+    there = whole_part_2()
+    assert wanted(there) == wanted_hard(there) == []
+    assert hard_analysis.chosen(there) == {'posterior': 'epoch', 'continue': 'often', 'spread': 'over_mean'}
+    scan = hard_analysis.scan_table(there)
+    assert scan.count('\n') == 1 + len(SETTINGS) + 2 * 3  # every setting at one rate, three of them at two more
+    assert '| continue | often | 0.0001 | 75.0 (75.0 to 75.0) | 100.0 (' in scan and '| 0.25 of 120 | - | 0.50 → 0.25 |' in scan
+    kinds = hard_analysis.kinds_table(there)
+
+    def right(part, arm):
+        return np.array([sum(r['correct']) / 96 * 100 for r in hard_analysis.of_part(there, part, arm) if r['seed'] in range(201, 206)])
+
+    for setting, survives in (('epoch', 'yes'), ('often', 'yes'), ('over_mean', None)):
+        want = stats.ttest_rel(right('hard', setting), right('final', 'R'))
+        mean = np.mean(right('hard', setting) - right('final', 'R'))
+        assert f'| {setting} - R | {mean:.2f} (' in kinds and f') | {want.pvalue:.4f} | {survives or ""}' in kinds
+    search = hard_analysis.search_table(there)
+    assert '| search_RX |' in search and '| 100 → 120 | 0.25 of 120 |' in search and search.count('\n') == 5
+    assert '| search_RX - search_R | pass@32 | 0.00 |' in hard_analysis.search_contrasts(there)
+    assert hard_analysis.costs_table(there).count('\n') == 4
+
+
+def test_nothing_of_part_2_is_told_while_a_run_is_missing(monkeypatch):
+    monkeypatch.setattr(hard_analysis, 'read_rows', lambda: whole_part_2()[:-1])
+    with pytest.raises(SystemExit, match='1 runs are missing'):
+        hard_analysis.main()
