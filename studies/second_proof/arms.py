@@ -1,4 +1,4 @@
-"""What plan.md and plan_2.md measure: problems, arms, rates and seeds, and the commands of a run."""
+"""What plan.md, plan_2.md and plan_3.md measure: problems, arms, rates and seeds, and the commands of a run."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bapo_jax.files import write_text
-from bapo_jax.tasks.countdown_data import generate, problem_key, test_problems
+from bapo_jax.tasks.countdown_data import generate, problem_key, test_problems, training_problems
+from configs import quickstart
 from studies.first_proof.grid import WEAK_BASE, WEAK_BASE_COMMAND
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = 'runs/second_proof'
-PROBLEMS = {'test': (20261125, 1_000), 'scan': (20261126, 300), 'train': (20261127, 5_120)}  # seed and number
+PROBLEMS = {  # seed, number, and numbers in a problem
+    'test': (20261125, 1_000, (4,)), 'scan': (20261126, 300, (4,)), 'train': (20261127, 5_120, (4,)), 'scan_34': (20261128, 300, (3, 4)),
+}  # fmt: skip
 RATES = (5e-5, 1e-4, 2e-4)
 SCAN_SEEDS, SEEDS, CEILING_SEEDS = (101, 102), tuple(range(201, 213)), tuple(range(201, 206))
 KEPT = (201, 202)  # seeds whose rollouts of every step are kept, for P(mixed)
-SAMPLES = {'scan': 8, 'final': 32, 'ceiling': 32, 'base': 32, 'hard_scan': 8, 'hard': 32, 'search': 32}  # by part
+# By part, the samples of an evaluation, and where they are not the test problems, those that are answered.
+SAMPLES = {
+    'scan': 8, 'final': 32, 'ceiling': 32, 'base': 32, 'hard_scan': 8, 'hard': 32, 'search': 32, 'table_scan': 8, 'table': 32,
+}  # fmt: skip
 CONTRASTS = (('R', 'P'), ('RX', 'R'), ('R', 'G'))
 BASE_SEEDS = (1, 2)  # problems are sorted by the answers of one, and compared with those of the other
 HARD_SEEDS, HARD_FINAL_SEEDS, SEARCH_SEEDS = (111, 112, 113), SEEDS[:5], (121, 122, 123)
@@ -24,8 +30,9 @@ SAVED = 20  # steps between the checkpoints from which an arm is scored at equal
 STEPS, PROMPTS, RESPONSES = 240, 64, 8
 HARD, EVERY = 32, 5  # hard prompts that RX re-evaluates every so many steps
 PASSES, MINI_BATCH = 4, 17  # of P; plan.md says how they follow from the scan, README.md what was decided
-SEARCH_BASE = f'{RUNS}/search_base'
+SEARCH_BASE, QUICKSTART_BASE = f'{RUNS}/search_base', 'configs/quickstart_base'
 BASE_COMMANDS = {
+    QUICKSTART_BASE: 'python -m bapo_jax.sft --output=configs/quickstart_base',  # it is in the repository
     WEAK_BASE: WEAK_BASE_COMMAND,
     SEARCH_BASE: 'python -m bapo_jax.sft --start=configs/quickstart_base --searching --steps=400 --learning_rate=2e-3 '
     f'--problems=20000 --output={SEARCH_BASE}',
@@ -93,7 +100,18 @@ SEARCH = {
     ),
     'search_base': Arm('bapo_tuned', {}, 0, SEARCH_BASE),
 }
-ARMS = {**DECISIVE, **{name: arm for kind in KINDS.values() for name, arm in kind.items()}, **SEARCH}
+# Part 3: methods as the quickstart has them.
+TABLE_METHODS = (
+    'grpo', 'dapo', 'grpo_v5', 'repo', 'remix', 'mopps', 'bapo', 'bapo_tuned', 'bapo_no_x2', 'bapo_no_x3', 'bapo_official', 'ppo',
+    'ba_ppo',
+)  # fmt: skip
+TABLE_RATES, TABLE_SCAN_SEEDS, TABLE_SEEDS = (2.5e-5, 5e-5, 1e-4), (301,), (311, 312, 313)
+_GENERATED = {'task.train': 'generated', 'task.limit': 2_560}
+TABLE = {
+    **{f'table_{method}': Arm(method, _GENERATED, 120, QUICKSTART_BASE) for method in TABLE_METHODS},
+    'table_base': Arm('grpo', {}, 0, QUICKSTART_BASE),
+}
+ARMS = {**DECISIVE, **{name: arm for kind in KINDS.values() for name, arm in kind.items()}, **SEARCH, **TABLE}
 
 
 class Job(NamedTuple):
@@ -106,11 +124,14 @@ class Job(NamedTuple):
 
 
 def write_problems() -> None:
-    """Writes the three sets; no problem is in two of them, in the shipped test sets or in those of the first proof."""
+    """Writes the sets of problems; none is in two of them, in the shipped test sets, in those of the first proof or in the table's."""
     first_proof = [p for numbers in (3, 4) for p in generate(200, seed=77, sizes=(numbers,))]
+    table = training_problems('generated', limit=_GENERATED['task.limit'], seed=quickstart.get_config().task.seed)
     known = set(map(problem_key, [*test_problems('cd34'), *test_problems('cd4'), *first_proof]))
-    for name, (seed, count) in PROBLEMS.items():
-        problems = generate(count, seed=seed, sizes=(4,), exclude=frozenset(known))
+    for name, (seed, count, sizes) in PROBLEMS.items():
+        if name == 'scan_34':  # the other sets do not depend on part 3
+            known |= set(map(problem_key, table))
+        problems = generate(count, seed=seed, sizes=sizes, exclude=frozenset(known))
         known |= set(map(problem_key, problems))
         lines = (json.dumps({'nums': p['numbers'], 'target': p['target']}) + '\n' for p in problems)
         write_text(ROOT / problems_file(name), ''.join(lines))
@@ -148,5 +169,6 @@ def commands(job: Job, workdir: str) -> list[list[str]]:
 
 def evaluation(job: Job, checkpoint: str, samples: int) -> list[str]:
     """The evaluation of a policy on the problems of the job's part."""
-    problems = problems_file('scan' if job.part.endswith('scan') else 'test')
+    problems = {'scan': 'scan', 'hard_scan': 'scan', 'table_scan': 'scan_34'}.get(job.part, 'test')
+    problems = 'cd34,cd4' if job.part == 'table' else problems_file(problems)
     return ['python', '-m', 'bapo_jax.evaluate', f'--checkpoint={checkpoint}', f'--benchmarks={problems}', f'--samples={samples}']

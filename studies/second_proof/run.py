@@ -2,6 +2,7 @@
 
     python -m studies.second_proof.run                       # part 1, plan.md
     python -m studies.second_proof.run --part=2 --hours=2    # part 2, plan_2.md; starts no run after two hours
+    python -m studies.second_proof.run --part=3              # part 3, plan_3.md
     python -m studies.second_proof.analysis          # the numbers and verdicts, once no run is missing
 
 Run from the root of the repository. A row of rows.jsonl is a run of bapo_jax.train and an evaluation; it holds its commands.
@@ -30,14 +31,15 @@ from benchmarks.cores import on_each_core
 from benchmarks.host_load import cpu_name
 from studies.first_proof.grid import WEAK_BASE
 from studies.second_proof.arms import (
-    ARMS, BASE_COMMANDS, ROOT, RUNS, SAMPLES, Job, commands, evaluation, keeps_rollouts, write_problems,
+    ARMS, BASE_COMMANDS, ROOT, RUNS, SAMPLES, SEARCH_BASE, Job, commands, evaluation, keeps_rollouts, write_problems,
 )  # fmt: skip
 from studies.second_proof.hard import wanted_hard
 from studies.second_proof.moves import moves
 from studies.second_proof.rows import FILE, Row, earlier_steps, of_today, read_rows, wanted
+from studies.second_proof.table import wanted_table
 
 FLAGS = flags.FLAGS
-flags.DEFINE_enum('part', '1', ['1', '2'], 'Which part of the study.')
+flags.DEFINE_enum('part', '1', ['1', '2', '3'], 'Which part of the study.')
 flags.DEFINE_float('hours', 24.0, 'Start no run after this many hours.')
 
 
@@ -80,11 +82,11 @@ def call(words: list[str], workdir: Path) -> None:
 
 
 def answered(workdir: Path, job: Job, step: int | None = None) -> list[int]:
-    """How many of the samples of each problem are right; after `step`, or after the last."""
+    """How many of the samples of each problem are right, benchmark after benchmark; after `step`, or after the last."""
     last = ARMS[job.arm].steps
     folder = workdir / 'evaluation' / f'{step or last:06d}' if last else workdir
-    [scores] = json.loads((folder / 'summary.json').read_text('utf-8'))['benchmarks'].values()
-    return scores['correct']
+    benchmarks = json.loads((folder / 'summary.json').read_text('utf-8'))['benchmarks'].values()
+    return [count for scores in benchmarks for count in scores['correct']]
 
 
 def spent(workdir: Path) -> Row:
@@ -108,11 +110,11 @@ def spent(workdir: Path) -> Row:
 def main(_) -> None:
     (ROOT / RUNS).mkdir(parents=True, exist_ok=True)
     write_problems()
-    for base, command in BASE_COMMANDS.items():
-        if not (ROOT / base / 'model.safetensors').is_file() and (FLAGS.part == '2' or base == WEAK_BASE):
+    for base in {'1': [WEAK_BASE], '2': [WEAK_BASE, SEARCH_BASE], '3': []}[FLAGS.part]:
+        if not (ROOT / base / 'model.safetensors').is_file():
             environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
-            subprocess.run([sys.executable, *command.split()[1:]], cwd=ROOT, check=True, env=environment)
-    rows, missing = read_rows(), {'1': wanted, '2': wanted_hard}[FLAGS.part]
+            subprocess.run([sys.executable, *BASE_COMMANDS[base].split()[1:]], cwd=ROOT, check=True, env=environment)
+    rows, missing = read_rows(), {'1': wanted, '2': wanted_hard, '3': wanted_table}[FLAGS.part]
     last_start = time.monotonic() + 3600 * FLAGS.hours
 
     def work(job: Job) -> Row | None:
