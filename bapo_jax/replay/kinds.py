@@ -23,7 +23,7 @@ def make_replay(config: Any, batch_groups: int, reevaluation_due: Any, retries: 
 
 
 def make_retries(config: Any, prompts: int, solve: Solve | None) -> Retries:
-    """What `config.replay.reevaluate` names. `config` is resolved; `prompts` are trained on; `solve` writes right responses, if any."""
+    """What `config.replay.reevaluate` names. `config` is resolved; so many `prompts` are trained on; `solve` writes right responses."""
     p, most = config.replay, config.replay.max_reevaluate
     if p.reevaluate == 'posterior':
         after = p.reevaluate_after or max(1, prompts // config.learner.batch_groups)

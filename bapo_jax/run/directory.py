@@ -56,7 +56,8 @@ def claim(
     """Writes config.json into a new run directory, or checks that a used directory holds the same run.
 
     Returns the fields that this changes in a used directory: (before, now). `environment` is what decides the last bit beside the
-    config. With `amend`, AMENDABLE fields may differ too, and fields that an earlier version did not have may be there. `commits` are the hub's commits of the names in the config.
+    config. With `amend`, AMENDABLE fields may differ too, and there may be fields that an earlier version did not have. `commits` are
+    the hub's commits of the names in the config.
 
     Raises ValueError for a run of another config, dataset, tokenizer or model, naming what differs, and for files that are damaged
     or missing.

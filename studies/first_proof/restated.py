@@ -1,7 +1,7 @@
 """The study's claims by t over seeds, and by Holm over all of them: python -m studies.first_proof.restated [--write]
 
-page.md has intervals by bootstrap over problems and seeds together. With three to five seeds those are too narrow, and nothing corrects
-for the number of claims. Here a seed is one observation: the mean over its problems, and over bases where there are several.
+page.md has intervals by bootstrap over problems and seeds together. With three to five seeds those are too narrow, and nothing
+corrects for the number of claims. Here a seed is one observation: the mean over its problems, and over bases where there are several.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def restated(rows: Rows) -> list[tuple[Contrast, int, bool]]:
 
 
 def table(rows: Rows) -> str:
-    lines = [
-        [c.name, str(seeds), f'{c.mean:.1f} ({c.interval95[0]:.1f} to {c.interval95[1]:.1f})', f'{c.p:.4f}', 'yes' if survives else 'no']
-        for c, seeds, survives in restated(rows)
-    ]
+    lines = []
+    for c, seeds, survives in restated(rows):
+        points = f'{c.mean:.1f} ({c.interval95[0]:.1f} to {c.interval95[1]:.1f})'
+        lines.append([c.name, str(seeds), points, f'{c.p:.4f}', 'yes' if survives else 'no'])
     titles = ['compared, at equal steps', 'seeds', 'points, 95 % interval by t', 'p', f'survives Holm over {len(CLAIMS)}']
     return markdown_table(titles, lines)
 

@@ -17,7 +17,7 @@ from studies.contrasts import Contrast, holm, mean_interval, paired
 
 GUARDED = (('R', 'P'), ('R', 'G'))
 ALPHA, RELEVANT, GUARD = 0.05, 1.0, -2.0  # points
-KS = (1, 2, 4, 8, 16, 32)
+KS = (1, 2, 4, 8, 16, 32)  # of pass@k
 EDGES = (0, 1, 3, 7, 16, 26, 33)  # right answers of 32 from the base: 0, to 5 %, to 20 %, to 50 %, to 80 %, above
 HISTORY = {  # what is known of a prompt: responses asked for and right ones, from … to
     'nothing': (0, 0, 0), '0 of 8': (8, 0, 0), '1 of 8': (8, 1, 1), '2 to 5 of 8': (8, 2, 5), '6 to 8 of 8': (8, 6, 8),
@@ -87,7 +87,8 @@ def arms_table(rows: Sequence[Row]) -> str:
                 arm, f'{of[0]["rate"]:g}', mean_interval([accuracy(r) for r in of]), *scores(of), *mean_of(of, 'responses'),
                 *mean_of(of, 'updates'), *mean_of(of, 'tokens', 1e6), *mean_of(of, 'seconds'), f'{start:.3f} → {end:.3f}',
             ])  # fmt: skip
-    head = ['arm', 'rate', 'mean@32', *(f'pass@{k}' for k in KS[1:]), 'responses', 'updates', '10⁶ tokens trained', 'seconds', 'entropy']
+    costs = ['responses', 'updates', '10⁶ tokens trained', 'seconds', 'entropy']
+    head = ['arm', 'rate', 'mean@32', *(f'pass@{k}' for k in KS[1:]), *costs]
     return markdown_table(head, lines)
 
 
@@ -120,7 +121,8 @@ def moves_table(rows: Sequence[Row]) -> str:
     for known, (asked, low, high) in HISTORY.items():
         cells = []
         for arm, retried in (('G', 0), ('R', 0), ('RX', 0), ('RX', 1)):
-            of = [m for row in of_arm(rows, arm) for m in row.get('moves', ()) if m[0] == asked and low <= m[1] <= high and m[2] == retried]
+            moves = [m for row in of_arm(rows, arm) for m in row.get('moves', ())]
+            of = [m for m in moves if m[0] == asked and low <= m[1] <= high and m[2] == retried]
             total, mixed = sum(m[4] for m in of), sum(m[4] for m in of if 0 < m[3] < 8)
             cells.append(f'{mixed / total:.2f} of {total}' if total else '-')
         lines.append([known, *cells])

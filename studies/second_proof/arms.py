@@ -14,8 +14,11 @@ from studies.first_proof.grid import WEAK_BASE, WEAK_BASE_COMMAND
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = 'runs/second_proof'
 PROBLEMS = {  # seed, number, and numbers in a problem
-    'test': (20261125, 1_000, (4,)), 'scan': (20261126, 300, (4,)), 'train': (20261127, 5_120, (4,)), 'scan_34': (20261128, 300, (3, 4)),
-}  # fmt: skip
+    'test': (20261125, 1_000, (4,)),
+    'scan': (20261126, 300, (4,)),
+    'train': (20261127, 5_120, (4,)),
+    'scan_34': (20261128, 300, (3, 4)),
+}
 RATES = (5e-5, 1e-4, 2e-4)
 SCAN_SEEDS, SEEDS, CEILING_SEEDS = (101, 102), tuple(range(201, 213)), tuple(range(201, 206))
 KEPT = (201, 202)  # seeds whose rollouts of every step are kept, for P(mixed)
@@ -89,8 +92,10 @@ KINDS = {
 }
 # Part 2: the arms of part 1 from a base that searches.
 _LONGER = {
-    'rollout.max_response_tokens': SEARCH_TOKENS, 'learner.slot_tokens': SEARCH_TOKENS, 'learner.row_tokens': 16 + 4 * SEARCH_TOKENS,
-}  # fmt: skip
+    'rollout.max_response_tokens': SEARCH_TOKENS,
+    'learner.slot_tokens': SEARCH_TOKENS,
+    'learner.row_tokens': 16 + 4 * SEARCH_TOKENS,
+}
 SEARCH_STEPS = 120
 SEARCH = {
     'search_G': Arm('grpo', {**DECISIVE['G'].changes, **_LONGER}, SEARCH_STEPS, SEARCH_BASE),

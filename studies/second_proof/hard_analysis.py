@@ -12,7 +12,7 @@ import numpy as np
 
 from studies.contrasts import Contrast, holm, mean_interval, paired
 from studies.first_proof.rows import markdown_table
-from studies.second_proof.analysis import ALPHA, interval, mean_of, of_arm, scores
+from studies.second_proof.analysis import ALPHA, KS, interval, mean_of, of_arm, scores
 from studies.second_proof.arms import HARD_FINAL_SEEDS, KINDS, SEARCH, SEARCH_SEEDS
 from studies.second_proof.hard import SCAN, best_setting, wanted_hard
 from studies.second_proof.rows import Row, accuracy, best_rate, of_today, passed, read_rows, scanned, wanted
@@ -43,9 +43,8 @@ def scan_table(rows: Sequence[Row]) -> str:
                     f'{np.mean([g[0] for g in given]):.2f} → {np.mean([g[-1] for g in given]):.2f}' if given else '-',
                     f'{np.mean([row["entropy"][-1] for row in of]):.3f}',
                 ])  # fmt: skip
-    head = ['kind', 'setting', 'rate', 'mean@8', 'pass@8', 'responses', '10⁶ tokens trained', 'asked again: for X2', 'pooled', 'given',
-            'entropy at the end']  # fmt: skip
-    return markdown_table(head, lines)
+    costs = ['responses', '10⁶ tokens trained', 'asked again: for X2', 'pooled', 'given', 'entropy at the end']
+    return markdown_table(['kind', 'setting', 'rate', 'mean@8', 'pass@8', *costs], lines)
 
 
 def kind_contrast(rows: Sequence[Row], setting: str, other: str, score: Callable[[Row], float]) -> Contrast:
@@ -80,8 +79,8 @@ def costs_table(rows: Sequence[Row]) -> str:
             kind, f'{setting}, {of[0]["rate"]:g}', mean_interval([accuracy(row) for row in of]), *scores(of),
             *mean_of(of, 'responses'), *mean_of(of, 'tokens', 1e6), *mean_of(of, 'seconds'),
         ])  # fmt: skip
-    head = ['kind', 'setting, rate', 'mean@32', *(f'pass@{k}' for k in (2, 4, 8, 16, 32)), 'responses', '10⁶ tokens trained', 'seconds']
-    return markdown_table(head, lines)
+    solved = [f'pass@{k}' for k in KS[1:]]
+    return markdown_table(['kind', 'setting, rate', 'mean@32', *solved, 'responses', '10⁶ tokens trained', 'seconds'], lines)
 
 
 def search_table(rows: Sequence[Row]) -> str:
@@ -96,7 +95,7 @@ def search_table(rows: Sequence[Row]) -> str:
             arm, mean_interval([accuracy(row) for row in of]), *scores(of), ' → '.join(f'{x:.0f}' for x in lengths),
             f'{improved / asked:.2f} of {asked}' if asked else '-', *(mean_of(of, 'responses') if trained else ['']),
         ])  # fmt: skip
-    head = ['arm', 'mean@32', *(f'pass@{k}' for k in (2, 4, 8, 16, 32)), 'tokens a response', 'asked again: for X2', 'responses']
+    head = ['arm', 'mean@32', *(f'pass@{k}' for k in KS[1:]), 'tokens a response', 'asked again: for X2', 'responses']
     return markdown_table(head, lines)
 
 
@@ -112,7 +111,7 @@ def search_contrasts(rows: Sequence[Row]) -> str:
 def main() -> None:
     rows = of_today(read_rows())
     if missing := [*wanted(rows), *wanted_hard(rows)]:
-        sys.exit(f'error: {len(missing)} runs are missing; python -m studies.second_proof.run goes on with them, --part=2 with those of part 2')
+        sys.exit(f'error: {len(missing)} runs are missing; python -m studies.second_proof.run goes on with them, or its --part=2')
     for table in (scan_table, kinds_table, costs_table, search_table, search_contrasts):
         print(table(rows), end='\n\n')
 
