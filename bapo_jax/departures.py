@@ -326,8 +326,8 @@ ROWS = (
         'hard prompts alone, asked again after an epoch; a pooled group is all responses of two rounds, and is normalised by itself',
     ),
     RowDeparture(
-        'bapo_continue', 'PrefixRL trains on a fixed set of prefixed problems, made with the base policy from its own right traces, beside '
-        'the problems as they are',
+        'bapo_continue', 'PrefixRL trains on a fixed set of prefixed problems, made with the base policy from its own right traces, '
+        'beside the problems as they are',
         "prompts that are hard now, from the task's solver (replay.given_by=policy: the policy's own), cut anew each time so that "
         'about half the responses succeed; their groups join X2',
     ),

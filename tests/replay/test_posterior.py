@@ -59,6 +59,15 @@ def test_prompts_with_a_right_response_come_before_those_without():
     assert [p.id for p in posterior.choose(9, buffer, no_rng)] == [2]
 
 
+def test_what_is_expected_is_the_sum_over_the_prompts_chosen():
+    right = {1: 0, 2: 1, 3: 0, 4: 3, 5: 8, 6: 0}
+    posterior, buffer = seen({1: right})
+    asked = posterior.choose(9, buffer, no_rng)
+    a, b = prior(np.full(6, 8.0), np.array([*right.values()], float))
+    of_prompt = [1 - sum(stats.betabinom(8, a + right[p.id], b + 8 - right[p.id]).pmf([0, 8])) for p in asked]
+    assert len(asked) == 4 and posterior.metrics()['retries/expected_mixed'] == pytest.approx(sum(of_prompt))
+
+
 def test_all_that_is_known_of_a_prompt_counts():
     # Both failed last; prompt 1 was half right in an earlier epoch, so its next group is the likelier to be mixed.
     posterior, buffer = seen({1: {1: 4, 2: 1, 3: 8, 4: 0}, 2: {1: 0, 2: 0}})
@@ -94,6 +103,13 @@ def test_an_earlier_group_joins_while_the_policy_has_moved_little(shift, pooled)
         assert groups[0].responses == make_group(1, 1, step=1).responses + again[0].responses
     else:
         assert groups == again
+
+
+def test_groups_are_kept_for_pooling_while_their_prompts_are_hard():
+    posterior, buffer = seen({1: {1: 0, 2: 1}, 2: {1: 4}}, pool_within=0.05)
+    assert posterior.state()['count'].tolist() == [1]  # of prompt 2; prompt 1 is hard no more
+    posterior, _ = seen({1: {1: 0, 2: 1}})
+    assert posterior.state()['count'].tolist() == [0]
 
 
 def test_nothing_is_scored_where_nothing_may_be_pooled():
