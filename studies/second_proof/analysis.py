@@ -85,7 +85,7 @@ def arms_table(rows: Sequence[Row]) -> str:
             start, end = np.mean([row['entropy'] for row in of], axis=0)
             lines.append([
                 arm, f'{of[0]["rate"]:g}', mean_interval([accuracy(r) for r in of]), *scores(of), *mean_of(of, 'responses'),
-                *mean_of(of, 'updates'), *mean_of(of, 'tokens', 1e6), *mean_of(of, 'seconds'), f'{start:.3f} → {end:.3f}',
+                *mean_of(of, 'updates'), trained(of), *mean_of(of, 'seconds'), f'{start:.3f} → {end:.3f}',
             ])  # fmt: skip
     costs = ['responses', 'updates', '10⁶ tokens trained', 'seconds', 'entropy']
     head = ['arm', 'rate', 'mean@32', *(f'pass@{k}' for k in KS[1:]), *costs]
@@ -133,8 +133,13 @@ def scores(rows: Sequence[Row]) -> list[str]:
     return [f'{np.mean([passed(row, k) for row in rows]):.1f}' for k in KS[1:]]
 
 
-def mean_of(rows: Sequence[Row], name: str, unit: float = 1) -> list[str]:
-    return [f'{np.mean([row[name] for row in rows]) / unit:,.{1 if unit > 1 else 0}f}']
+def trained(rows: Sequence[Row]) -> str:
+    """10⁶ tokens of prompts and responses that optimizer steps were made on, those of a further pass once more."""
+    return f'{np.mean([row["tokens"] * row["changes"].get("learner.passes_per_batch", 1) for row in rows]) / 1e6:.1f}'
+
+
+def mean_of(rows: Sequence[Row], name: str) -> list[str]:
+    return [f'{np.mean([row[name] for row in rows]):,.0f}']
 
 
 def interval(ends: tuple[float, float]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from studies.contrasts import Contrast, holm, mean_interval, paired
 from studies.first_proof.rows import markdown_table
-from studies.second_proof.analysis import ALPHA, KS, interval, mean_of, of_arm, scores
+from studies.second_proof.analysis import ALPHA, KS, interval, mean_of, of_arm, scores, trained
 from studies.second_proof.arms import HARD_FINAL_SEEDS, KINDS, SEARCH, SEARCH_SEEDS
 from studies.second_proof.hard import SCAN, best_setting, wanted_hard
 from studies.second_proof.rows import Row, accuracy, best_rate, of_today, passed, read_rows, scanned, wanted
@@ -38,7 +38,7 @@ def scan_table(rows: Sequence[Row]) -> str:
                 given = [row['given_share'] for row in of if row['given_share']]
                 lines.append([
                     kind, setting, f'{rate:g}', mean_interval([accuracy(row) for row in of]),
-                    mean_interval([passed(row, 8) for row in of]), *mean_of(of, 'responses'), *mean_of(of, 'tokens', 1e6),
+                    mean_interval([passed(row, 8) for row in of]), *mean_of(of, 'responses'), trained(of),
                     f'{improved / asked:.2f} of {asked}' if asked else '-', str(pooled) if kind == 'posterior' else '-',
                     f'{np.mean([g[0] for g in given]):.2f} → {np.mean([g[-1] for g in given]):.2f}' if given else '-',
                     f'{np.mean([row["entropy"][-1] for row in of]):.3f}',
@@ -77,7 +77,7 @@ def costs_table(rows: Sequence[Row]) -> str:
         of = of_part(rows, 'hard', setting)
         lines.append([
             kind, f'{setting}, {of[0]["rate"]:g}', mean_interval([accuracy(row) for row in of]), *scores(of),
-            *mean_of(of, 'responses'), *mean_of(of, 'tokens', 1e6), *mean_of(of, 'seconds'),
+            *mean_of(of, 'responses'), trained(of), *mean_of(of, 'seconds'),
         ])  # fmt: skip
     solved = [f'pass@{k}' for k in KS[1:]]
     return markdown_table(['kind', 'setting, rate', 'mean@32', *solved, 'responses', '10⁶ tokens trained', 'seconds'], lines)

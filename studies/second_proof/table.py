@@ -60,7 +60,7 @@ def table(rows: Sequence[Row]) -> str:
                       (('responses', 1, 0), ('tokens', 1e6, 1), ('seconds', 1, 0))]  # fmt: skip
         lines.append([*cells, *[''] * (10 - len(cells))])
     head = ['method', 'rate', *(f'{b} {score}' for b in BENCHMARKS for score in ('mean@32', 'pass@32')), 'mean@32 less GRPO, both',
-            'responses', '10⁶ tokens trained', 'seconds']  # fmt: skip
+            'responses', '10⁶ tokens in batches', 'seconds']  # fmt: skip
     return markdown_table(head, lines)
 
 

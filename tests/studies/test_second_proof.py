@@ -202,6 +202,7 @@ def test_the_analysis_tells_what_the_rows_hold():
     assert '| at equal seconds: both at their last steps | R - G |' in exploratory
     arms = analysis.arms_table(there)
     assert '| R | 0.0001 | 50.' in arms and '0.500 → 0.250 |' in arms and arms.count('\n') == 7
+    assert '| 960 | 6.0 | 700 |' in arms and '| 960 | 24.0 | 700 |' in arms, 'P makes four passes over its batches'
     assert '| 0 of 8 | 0.25 of 48 |' in analysis.moves_table(there)
     polarised = analysis.polarisation_table(there)
     assert '| 26 to 32 of 32 | 1 | 100.0 / 0 |' in polarised and '| 0 to 0 of 32 | 1 | 0.0 / 100 |' in polarised
