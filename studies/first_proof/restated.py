@@ -22,6 +22,10 @@ ROWS, README = (Path(__file__).with_name(name) for name in ('rows.jsonl', 'READM
 ALPHA = 0.05
 
 
+def all_rows() -> Rows:
+    return [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()]
+
+
 class Claim(NamedTuple):
     words: str
     bases: tuple[str, ...]
@@ -70,7 +74,7 @@ def table(rows: Rows) -> str:
 
 
 if __name__ == '__main__':
-    text = table([json.loads(line) for line in ROWS.read_text('utf-8').splitlines()])
+    text = table(all_rows())
     print(text)
     if '--write' in sys.argv[1:]:
         replace_part(README, 'claims', text + '\n')

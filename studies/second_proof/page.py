@@ -1,0 +1,122 @@
+"""Writes what the rows say: page.md with every table, and the figure and the table of docs/evidence.md.
+
+    python -m studies.second_proof.page
+
+Part 1 must be whole. Parts 2 and 3 are written once they are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bapo_jax.files import replace_part, write_text
+from studies.contrasts import Contrast
+from studies.first_proof.restated import all_rows, restated
+from studies.second_proof import analysis, hard_analysis, table
+from studies.second_proof.arms import CONTRASTS, ROOT
+from studies.second_proof.hard import wanted_hard
+from studies.second_proof.rows import Row, accuracy, of_today, passed, read_rows, wanted
+from studies.second_proof.table import wanted_table
+
+PAGE = Path(__file__).with_name('page.md')
+ASKED = {
+    'R - P': 'replay, at equal optimizer steps: R - P',
+    'RX - R': 'X2 beside it, at equal responses: RX - R',
+    'R - G': 'filter and replay less GRPO: R - G',
+}
+EVIDENCE, FIGURE = ROOT / 'docs' / 'evidence.md', ROOT / 'docs' / 'evidence.png'
+SECTIONS = {
+    'Part 1: the contrasts': (analysis.primary_table, analysis.guard_table, analysis.exploratory_table),
+    'Part 1: the arms': (analysis.arms_table,),
+    'Part 1: how problems move, by the first answers of the base': (analysis.polarisation_table,),
+    "Part 1: how often a prompt's next group is mixed, by what is known of it": (analysis.moves_table,),
+    'Part 2: the scans': (hard_analysis.scan_table,),
+    'Part 2: the best of each kind, five seeds': (hard_analysis.kinds_table, hard_analysis.costs_table),
+    'Part 2: from a base that searches': (hard_analysis.search_table, hard_analysis.search_contrasts),
+    'Part 3: thirteen methods': (table.table,),
+}
+
+
+def whole(rows: Sequence[Row]) -> set[str]:
+    """The parts of which no run is missing."""
+    missing = {'Part 1': wanted, 'Part 2': wanted_hard, 'Part 3': wanted_table}
+    return {part for part, jobs in missing.items() if not jobs(rows)}
+
+
+def page(rows: Sequence[Row]) -> str:
+    """The text of page.md: the sections of the parts that are whole."""
+    parts = whole(rows)
+    text = [
+        '# Second proof: every table',
+        'Written by `python -m studies.second_proof.page` from rows.jsonl. [README.md](README.md) has the answer, the plans say what was '
+        'decided beforehand, [docs/evidence.md](../../docs/evidence.md) is the summary. Brackets are 95 % intervals by t over seeds.',
+    ]
+    for title, tables in SECTIONS.items():
+        if title[:6] in parts:
+            text += [f'## {title}', *(make(rows) for make in tables)]
+    return '\n\n'.join(text) + '\n'
+
+
+def lines(rows: Sequence[Row]) -> list[tuple[str, Contrast, Contrast | None]]:
+    """What the figure shows: a heading or '', the contrast in mean@32, and the one in pass@32 on the same answers."""
+
+    def solved(row: Row) -> float:
+        return passed(row, 32)
+
+    result = [('', analysis.difference(rows, a, b), analysis.difference(rows, a, b, solved)) for a, b in CONTRASTS]
+    result[0] = ('Second proof, twelve seeds: planned', *result[0][1:])
+    if 'Part 2' in whole(rows):
+        best = hard_analysis.chosen(rows).values()
+        kinds = [('', *(hard_analysis.kind_contrast(rows, s, 'R', score) for score in (accuracy, solved))) for s in best]
+        result += [('Ways to ask hard prompts, five seeds: exploratory', *kinds[0][1:]), *kinds[1:]]
+    first = [('', contrast, None) for contrast, _, _ in restated(all_rows())]
+    return [*result, ('First proof, three to five seeds: exploratory', *first[0][1:]), *first[1:]]
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """The forest: a line a contrast, with its 95 % interval."""
+    import matplotlib
+
+    matplotlib.use('Agg')
+    from matplotlib import pyplot as plt
+
+    shown, y, ticks = lines(rows), 0.0, []
+    figure, axes = plt.subplots(figsize=(9, 0.38 * (len(shown) + 4)), layout='constrained')
+    for heading, mean, solved in shown:
+        if heading:
+            y -= 0.5
+            axes.text(-0.01, y, heading, transform=axes.get_yaxis_transform(), fontweight='bold', ha='right', va='center')
+            y -= 0.9
+        ticks.append((y, ASKED.get(mean.name, mean.name)))
+        for contrast, shift, marker, colour in ((mean, 0.0, 'o', 'tab:blue'), (solved, -0.28, 's', 'tab:orange')):
+            if contrast:
+                low, high = contrast.interval95
+                axes.plot([low, high], [y + shift] * 2, color=colour, lw=1.6)
+                axes.plot(contrast.mean, y + shift, marker, color=colour, ms=5)
+        y -= 1
+    axes.axvline(0, color='black', lw=0.8)
+    axes.axvspan(-analysis.RELEVANT, analysis.RELEVANT, color='0.93', zorder=0)
+    axes.set_yticks(*zip(*ticks))
+    axes.set_xlabel('points, 95 % intervals by t over seeds; grey: less than is relevant')
+    for label, marker, colour in (('mean@32', 'o', 'tab:blue'), ('pass@32', 's', 'tab:orange')):
+        axes.plot([], [], marker, color=colour, label=label)
+    axes.legend(loc='lower right')
+    axes.set_ylim(y + 0.4, 0.2)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    rows = of_today(read_rows())
+    if missing := wanted(rows):
+        sys.exit(f'error: {len(missing)} runs are missing; python -m studies.second_proof.run goes on with them')
+    write_text(PAGE, page(rows))
+    replace_part(EVIDENCE, 'arms', analysis.arms_table(rows) + '\n')
+    replace_part(EVIDENCE, 'contrasts', analysis.primary_table(rows) + '\n\n' + analysis.guard_table(rows) + '\n')
+    draw(rows, FIGURE)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,36 @@
+"""The second proof's page has the tables of the parts that are whole, and its figure a line a contrast."""
+
+import pytest
+from PIL import Image
+from test_second_proof import whole_study
+from test_second_proof_hard import whole_part_2
+
+from studies.second_proof import page
+
+
+def test_a_page_has_the_parts_that_are_whole():
+    of_part_1 = page.page(whole_study())
+    assert of_part_1.count('## Part 1') == 4 and '## Part 2' not in of_part_1 and '## Part 3' not in of_part_1
+    both = page.page(whole_part_2())
+    assert both.count('## Part 1') == 4 and both.count('## Part 2') == 3
+    assert '| R - P |' in both and '| posterior | epoch - R |' in both
+
+
+def test_a_figure_has_every_contrast(tmp_path):
+    rows = whole_part_2()
+    shown = page.lines(rows)
+    names = [mean.name for _, mean, _ in shown]
+    assert names[:6] == ['R - P', 'RX - R', 'R - G', 'epoch - R', 'often - R', 'over_mean - R'] and len(names) == 6 + 8
+    assert [heading.split(',')[0] for heading, *_ in shown if heading] == [
+        'Second proof', 'Ways to ask hard prompts', 'First proof',
+    ]  # fmt: skip
+    assert all(solved is not None for _, _, solved in shown[:6]) and all(solved is None for _, _, solved in shown[6:])
+    page.draw(rows, tmp_path / 'forest.png')
+    with Image.open(tmp_path / 'forest.png') as figure:
+        assert figure.size[0] == 990
+
+
+def test_nothing_is_written_while_a_run_of_part_1_is_missing(monkeypatch):
+    monkeypatch.setattr(page, 'read_rows', lambda: whole_study()[:-1])
+    with pytest.raises(SystemExit, match='1 runs are missing'):
+        page.main()
