@@ -346,6 +346,7 @@ def test_what_retries_remember_is_saved_beside_the_buffer_and_told_when_somethin
     again.restore(bapo.state())
     assert_same_arrays(again.state(), bapo.state())
     [asked, _], [as_saved, _] = (step_of(one, 2, [], [make_group(1, 3, step=2)]) for one in (bapo, again))
+    assert bapo.state()['retries_known'][:4].tolist() == [[0, 8, 0, 1], [1, 16, 4, 2], [2, 8, 0, 1], [3, 8, 1, 1]]
     assert [p.id for p in as_saved] == [p.id for p in asked] == [1, 3, 0, 2]
     assert bapo.metrics(2)['retries/may_be_asked'] == 4
     step_of(bapo, 3, [])

@@ -63,6 +63,20 @@ def test_something_is_given_always_and_never_all():
         assert [len(p.given) for p in continuations.choose(2, buffer, rng())] == [given]
 
 
+@pytest.mark.parametrize('k, given', [(8, 1), (0, 2)])
+def test_of_a_short_solution_one_token_is_given_at_least_and_one_is_left(k, given):
+    continuations, buffer = Continuations(8, 48, lambda prompt, rng: SOLUTION[:3]), hard({1: 0})
+    for _ in range(2 * SHARES):
+        continuations.observe(answered(continuations.choose(2, buffer, rng()), k), buffer)
+    assert [len(p.given) for p in continuations.choose(2, buffer, rng())] == [given]
+
+
+def test_nothing_is_kept_where_a_solver_writes():
+    continuations, buffer = Continuations(8, 48, solve), hard({1: 1})
+    continuations.observe([make_group(1, 1), make_group(2, 5)], buffer)
+    assert continuations.state()['count'].tolist() == [0]
+
+
 def test_a_prompt_is_continued_once_for_each_time_it_enters_the_buffer():
     continuations, buffer = Continuations(1, 48, solve), hard({1: 0, 2: 0})
     [first] = continuations.choose(2, buffer, rng())

@@ -1,12 +1,17 @@
 """Each name of a replay builds the replay of that name."""
 
 import pytest
+from group_builders import make_group
 
 from bapo_jax.config import default_config, resolve
 from bapo_jax.methods import apply_method
 from bapo_jax.replay.bapo import Bapo
-from bapo_jax.replay.kinds import KINDS, make_replay
+from bapo_jax.replay.buffer import ReplayBuffer
+from bapo_jax.replay.continuations import Continuations
+from bapo_jax.replay.kinds import KINDS, make_replay, make_retries
+from bapo_jax.replay.posterior import Posterior
 from bapo_jax.replay.repo import Repo
+from bapo_jax.replay.retries import Uniform
 
 
 def config_of(method, **changes):
@@ -24,6 +29,22 @@ def test_a_name_builds_what_it_says():
         built[replay.kind] = type(make_replay(replay, 8, lambda step: False))
     assert built == {'bapo': Bapo, 'repo': Repo}
     assert set(KINDS) == built.keys()
+
+
+@pytest.mark.parametrize('method, made', [('bapo', Uniform), ('bapo_posterior', Posterior), ('bapo_continue', Continuations)])
+def test_a_row_asks_again_as_its_name_says(method, made):
+    assert isinstance(make_retries(resolve(config_of(method)), 1_000, None), made)
+
+
+@pytest.mark.parametrize('after, prompts, first', [(0, 1_000, 4), (0, 100, 2), (7, 1_000, 8)])
+def test_a_posterior_waits_for_an_epoch_or_as_many_steps_as_are_wanted(after, prompts, first):
+    """256 prompts a step: three steps an epoch of 1,000, one of 100."""
+    retries = make_retries(resolve(config_of('bapo_posterior', reevaluate_after=after)), prompts, None)
+    buffer = ReplayBuffer(8, 8, 3, 1 / 8)
+    buffer.add([make_group(1, 0, step=1)], 1)
+    retries.observe([make_group(1, 0, step=1)], buffer)
+    asked = [step for step in range(2, 12) if retries.choose(step, buffer, None)]
+    assert asked[0] == first
 
 
 def test_an_unknown_name_is_refused_with_the_choices():

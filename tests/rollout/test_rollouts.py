@@ -61,10 +61,11 @@ class Noting:
     servers = 0
 
     def __init__(self, answer):
-        self.events, self._answer, self._thread = [], answer, ThreadPoolExecutor(1)
+        self.events, self.read, self._answer, self._thread = [], [], answer, ThreadPoolExecutor(1)
 
     def ask(self, prompts, group_size, sampling, draws):
         self.events.append(('ask', [(p.id, d.purpose) for p, d in zip(prompts, draws, strict=True)]))
+        self.read += [p.tokens.tolist() for p in prompts]
         return [self._thread.submit(self._answer, draw) for draw in draws]
 
     def load(self, params, version):
@@ -182,6 +183,14 @@ def test_hard_prompts_go_out_with_the_fresh_ones_where_alpha_is_theta_and_are_no
     assert ids(fresh) == [2, 3] and ids(reevaluated) == [77]
     assert r.state() == str(['next', [2, 3]])
     assert 'timing_s/reevaluate' not in r.metrics()
+
+
+@pytest.mark.parametrize('alpha', [0, 2])
+def test_an_engine_reads_given_tokens_behind_a_hard_prompt(rollouts, alpha):
+    r, engine = rollouts()
+    with_given = dataclasses.replace(HARD[0], given=np.array([8, 9], np.int32))
+    _, [group] = r.take(3, [with_given], Trained(2, alpha_version=alpha))
+    assert engine.read == [[1], [1], [1, 8, 9]] and group.prompt is with_given
 
 
 def test_hard_prompts_are_answered_by_theta_and_the_engine_then_holds_alpha_again(rollouts):

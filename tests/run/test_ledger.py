@@ -5,7 +5,7 @@ import json
 import pytest
 from group_builders import make_group
 
-from bapo_jax.groups import X1, X2, X3, make_batch
+from bapo_jax.groups import X1, X2, X3, joined, make_batch
 from bapo_jax.replay.buffer import ReplayBuffer
 from bapo_jax.run.ledger import Ledger, Unbalanced
 
@@ -80,3 +80,11 @@ def test_an_entry_that_comes_back_or_from_nowhere_is_found(ledger, buffer):
     buffer.high = {7: entry}
     with pytest.raises(Unbalanced, match=r'entries of groups that were not drawn: \[\(7, 1\)\]'):
         ledger.check(3, [], [], make_batch([], []))
+
+
+def test_a_pooled_group_of_x2_is_of_a_prompt_that_was_asked(ledger, buffer):
+    before, again, other = make_group(0, 0, step=1), make_group(0, 1, step=2), make_group(5, 1, step=2)
+    step_of(ledger, buffer, 1, [before])
+    step_of(ledger, buffer, 2, [make_group(1, 8, step=2)], reevaluated=[again], x2=[joined(before, again)])
+    with pytest.raises(Unbalanced, match='X2 of prompts that were not re-evaluated'):
+        step_of(ledger, buffer, 3, [make_group(2, 8, step=3)], reevaluated=[again], x2=[other])
