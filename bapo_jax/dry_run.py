@@ -163,7 +163,7 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequen
         r = config.rollout
         engine = memory_of(
             model, 4 * parameters, slots=max(1, r.rows // target.mesh.size), group_size=r.group_size,
-            prompt_tokens=longest_read(c), response_tokens=r.max_response_tokens,
+            prompt_tokens=longest_read(config), response_tokens=r.max_response_tokens,
         )  # fmt: skip
         of_update = sum(n for what, n in memory.items() if what not in kept and not what.startswith('θ'))
         what = 'the in-process engine' if r.overlap else 'the in-process engine, beyond what the update needs before and after it'

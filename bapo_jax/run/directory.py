@@ -161,8 +161,9 @@ def _flat(tree: dict, prefix: str = '') -> dict[str, Any]:
 
 def _is_new_field(name: str, old: dict) -> bool:
     """Whether a field of the config is one that the version which wrote `old` did not have; that version had its section."""
-    section, dot, field = name.partition('.')
-    return section not in ('fingerprints', 'environment', 'hub') and bool(dot) and field not in old.get(section, {field: None})
+    section, _, field = name.partition('.')
+    before = old.get(section)
+    return section not in ('fingerprints', 'environment', 'hub') and isinstance(before, dict) and field not in before
 
 
 def _is_one_of(field: str, names: Sequence[str]) -> bool:
