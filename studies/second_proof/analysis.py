@@ -12,7 +12,7 @@ import numpy as np
 
 from studies.first_proof.rows import markdown_table
 from studies.second_proof.arms import CEILING_SEEDS, CONTRASTS, DECISIVE, SEEDS
-from studies.second_proof.rows import Row, accuracy, of_today, passed, read_rows, wanted
+from studies.second_proof.rows import SCANNED, Row, accuracy, best_rate, of_today, passed, read_rows, scanned, wanted
 from studies.contrasts import Contrast, holm, mean_interval, paired
 
 GUARDED = (('R', 'P'), ('R', 'G'))
@@ -57,6 +57,18 @@ def at_equal_seconds(rows: Sequence[Row], a: str, b: str) -> tuple[str, Contrast
 
     note = f'{slower} at step {of_arm(rows, slower)[0]["earlier"][other]["step"]}' if slower else 'both at their last steps'
     return note, difference(rows, a, b, score)
+
+
+def rates_table(rows: Sequence[Row], arms: Sequence[str] = SCANNED, part: str = 'scan') -> str:
+    """mean@8 of every run of a scan, seed after seed, by arm and rate. The best rate of an arm is in bold."""
+    scans = {arm: scanned(rows, arm, part) for arm in arms}
+    rates = sorted({rate for of_arm in scans.values() for rate in of_arm})
+    lines = []
+    for arm, scan in scans.items():
+        cells = [', '.join(f'{accuracy(row):.1f}' for row in scan.get(rate, ())) or '-' for rate in rates]
+        best = rates.index(best_rate(rows, arm, part))
+        lines.append([arm, *(f'**{cell}**' if i == best else cell for i, cell in enumerate(cells))])
+    return markdown_table(['mean@8 at rate', *(f'{rate:g}' for rate in rates)], lines)
 
 
 def primary_table(rows: Sequence[Row]) -> str:
@@ -150,7 +162,7 @@ def main() -> None:
     rows = of_today(read_rows())
     if missing := wanted(rows):
         sys.exit(f'error: {len(missing)} runs are missing; python -m studies.second_proof.run goes on with them')
-    for table in (primary_table, guard_table, arms_table, exploratory_table, polarisation_table, moves_table):
+    for table in (rates_table, primary_table, guard_table, arms_table, exploratory_table, polarisation_table, moves_table):
         print(table(rows), end='\n\n')
 
 

@@ -28,6 +28,7 @@ ASKED = {
 }
 EVIDENCE, FIGURE = ROOT / 'docs' / 'evidence.md', ROOT / 'docs' / 'evidence.png'
 SECTIONS = {
+    'Part 1: the scan of learning rates': (analysis.rates_table,),
     'Part 1: the contrasts': (analysis.primary_table, analysis.guard_table, analysis.exploratory_table),
     'Part 1: the arms': (analysis.arms_table,),
     'Part 1: how problems move, by the first answers of the base': (analysis.polarisation_table,),
@@ -35,7 +36,7 @@ SECTIONS = {
     'Part 2: the scans': (hard_analysis.scan_table,),
     'Part 2: the best of each kind, five seeds': (hard_analysis.kinds_table, hard_analysis.costs_table),
     'Part 2: from a base that searches': (hard_analysis.search_table, hard_analysis.search_contrasts),
-    'Part 3: thirteen methods': (table.table,),
+    'Part 3: thirteen methods': (table.table, table.scan_table),
 }
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from bapo_jax.tasks.countdown_data import TEST_ROWS
 from studies.contrasts import mean_interval, paired
 from studies.first_proof.rows import markdown_table
+from studies.second_proof.analysis import rates_table
 from studies.second_proof.arms import TABLE, TABLE_RATES, TABLE_SCAN_SEEDS, TABLE_SEEDS, Job
 from studies.second_proof.rows import Row, accuracy, best_rate, job_of, of_today, passed, read_rows, scanned
 
@@ -64,11 +65,15 @@ def table(rows: Sequence[Row]) -> str:
     return markdown_table(head, lines)
 
 
+def scan_table(rows: Sequence[Row]) -> str:
+    return rates_table(rows, METHODS, SCAN)
+
+
 def main() -> None:
     rows = of_today(read_rows())
     if missing := wanted_table(rows):
         sys.exit(f'error: {len(missing)} runs are missing; python -m studies.second_proof.run --part=3 goes on with them')
-    print(table(rows))
+    print(table(rows), scan_table(rows), sep='\n\n')
 
 
 if __name__ == '__main__':

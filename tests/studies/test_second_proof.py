@@ -190,6 +190,7 @@ def test_the_analysis_tells_what_the_rows_hold():
         return f'{np.mean([right_of(a, s) - right_of(b, s) for s in seeds]) / 96 * 100:.2f}'
 
     primary = analysis.primary_table(there)
+    assert '| R | 87.5, 87.5 | **100.0, 100.0** | 87.5, 87.5 |' in analysis.rates_table(there)
     assert f'| R - P | {points("R", "P")} |' in primary and f'| R - G | {points("R", "G")} |' in primary
     assert primary.count('| helps |') == 2 and primary.count('| no relevant effect |') == 1
     guard = analysis.guard_table(there)

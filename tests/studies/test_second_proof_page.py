@@ -10,9 +10,9 @@ from studies.second_proof import page
 
 def test_a_page_has_the_parts_that_are_whole():
     of_part_1 = page.page(whole_study())
-    assert of_part_1.count('## Part 1') == 4 and '## Part 2' not in of_part_1 and '## Part 3' not in of_part_1
+    assert of_part_1.count('## Part 1') == 5 and '## Part 2' not in of_part_1 and '## Part 3' not in of_part_1
     both = page.page(whole_part_2())
-    assert both.count('## Part 1') == 4 and both.count('## Part 2') == 3
+    assert both.count('## Part 1') == 5 and both.count('## Part 2') == 3
     assert '| R - P |' in both and '| posterior | epoch - R |' in both
 
 
