@@ -62,7 +62,7 @@ def at_equal_seconds(rows: Sequence[Row], a: str, b: str) -> tuple[str, Contrast
 def rates_table(rows: Sequence[Row], arms: Sequence[str] = SCANNED, part: str = 'scan') -> str:
     """mean@8 of every run of a scan, seed after seed, by arm and rate. The best rate of an arm is in bold."""
     scans = {arm: scanned(rows, arm, part) for arm in arms}
-    rates = sorted({rate for of_arm in scans.values() for rate in of_arm})
+    rates = sorted({rate for scan in scans.values() for rate in scan})
     lines = []
     for arm, scan in scans.items():
         cells = [', '.join(f'{accuracy(row):.1f}' for row in scan.get(rate, ())) or '-' for rate in rates]

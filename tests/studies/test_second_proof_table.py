@@ -81,7 +81,7 @@ def test_the_table_tells_what_the_rows_hold():
     low, high = stats.t.interval(0.95, 2, both.mean(), stats.sem(both))
     assert lines['dapo'][6] == f'{both.mean():.1f} ({low:.1f} to {high:.1f})' and lines['grpo'][6] == ''
     assert lines['dapo'][7:] == ['60,000', '5.0', '400 |']
-    assert '| table_dapo | 37.5 | 37.5 | **75.0** |' in table.scan_table(there)
+    assert '| dapo | 37.5 | 37.5 | **75.0** |' in table.scan_table(there)
 
 
 def test_nothing_of_the_table_is_told_while_a_run_is_missing(monkeypatch):
