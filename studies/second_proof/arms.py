@@ -1,4 +1,4 @@
-"""What plan.md, plan_2.md and plan_3.md measure: problems, arms, rates and seeds, and the commands of a run."""
+"""What plan.md and plan_2.md to plan_4.md measure: problems, arms, rates and seeds, and the commands of a run."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ KEPT = (201, 202)  # seeds whose rollouts of every step are kept, for P(mixed)
 # By part, the samples of an evaluation, and where they are not the test problems, those that are answered.
 SAMPLES = {
     'scan': 8, 'final': 32, 'ceiling': 32, 'base': 32, 'hard_scan': 8, 'hard': 32, 'search': 32, 'table_scan': 8, 'table': 32,
+    'guard_scan': 32, 'guard': 32,
 }  # fmt: skip
 CONTRASTS = (('R', 'P'), ('RX', 'R'), ('R', 'G'))
 BASE_SEEDS = (1, 2)  # problems are sorted by the answers of one, and compared with those of the other
 HARD_SEEDS, HARD_FINAL_SEEDS, SEARCH_SEEDS = (111, 112, 113), SEEDS[:5], (121, 122, 123)
-SAVED = 20  # steps between the checkpoints from which an arm is scored at equal seconds
+SAVED = 20  # steps between the checkpoints from which a run is scored at an earlier step, too
 STEPS, PROMPTS, RESPONSES = 240, 64, 8
 HARD, EVERY = 32, 5  # hard prompts that RX re-evaluates every so many steps
 PASSES, MINI_BATCH = 4, 17  # of P; plan.md says how they follow from the scan, README.md what was decided
@@ -116,7 +117,26 @@ TABLE = {
     **{f'table_{method}': Arm(method, _GENERATED, 120, QUICKSTART_BASE) for method in TABLE_METHODS},
     'table_base': Arm('grpo', {}, 0, QUICKSTART_BASE),
 }
-ARMS = {**DECISIVE, **{name: arm for kind in KINDS.values() for name, arm in kind.items()}, **SEARCH, **TABLE}
+# Part 4: the quickstart, and what may keep its pass@k.
+GUARD_RATE, GUARD_SCAN_SEED, GUARD_SEEDS = 5e-5, 401, tuple(range(411, 416))
+GUARD_STEPS = (40, 100, 200)  # after which a run is scored
+_AS_SHIPPED = {'task.train': 'generated', 'task.limit': quickstart.get_config().task.limit}
+_OVER_MEAN, _HARD_X3 = {'learner.advantage': 'over_mean'}, {'replay.c3': '(0.25,)'}
+_REFERENCE = {'learner.kl_target': 'reference', 'learner.kl_coef': 0.05}
+GUARD = {
+    f'guard_{setting}': Arm('bapo_tuned', _AS_SHIPPED | changes, GUARD_STEPS[-1], QUICKSTART_BASE)
+    for setting, changes in {
+        'as_is': {},
+        'over_mean': _OVER_MEAN,
+        'reference_05': _REFERENCE,
+        'reference_20': _REFERENCE | {'learner.kl_coef': 0.2},
+        'higher': {'learner.clip_high': 0.28},
+        'hard_x3': _HARD_X3,
+        'hard_over_mean': _OVER_MEAN | _HARD_X3,
+        'over_mean_05': _OVER_MEAN | _REFERENCE,
+    }.items()
+} | {'guard_base': Arm('bapo_tuned', {}, 0, QUICKSTART_BASE)}
+ARMS = {**DECISIVE, **{name: arm for kind in KINDS.values() for name, arm in kind.items()}, **SEARCH, **TABLE, **GUARD}
 
 
 class Job(NamedTuple):
@@ -174,6 +194,6 @@ def commands(job: Job, workdir: str) -> list[list[str]]:
 
 def evaluation(job: Job, checkpoint: str, samples: int) -> list[str]:
     """The evaluation of a policy on the problems of the job's part."""
-    problems = {'scan': 'scan', 'hard_scan': 'scan', 'table_scan': 'scan_34'}.get(job.part, 'test')
-    problems = 'cd34,cd4' if job.part == 'table' else problems_file(problems)
+    problems = {'scan': 'scan', 'hard_scan': 'scan', 'table_scan': 'scan_34', 'guard_scan': 'scan_34'}.get(job.part, 'test')
+    problems = 'cd34,cd4' if job.part in ('table', 'guard') else problems_file(problems)
     return ['python', '-m', 'bapo_jax.evaluate', f'--checkpoint={checkpoint}', f'--benchmarks={problems}', f'--samples={samples}']

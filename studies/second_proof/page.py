@@ -2,7 +2,7 @@
 
     python -m studies.second_proof.page
 
-Part 1 must be whole. Parts 2 and 3 are written once they are.
+Part 1 must be whole. The others are written once they are.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from pathlib import Path
 from bapo_jax.files import replace_part, write_text
 from studies.contrasts import Contrast
 from studies.first_proof.restated import all_rows, restated
-from studies.second_proof import analysis, hard_analysis, table
+from studies.second_proof import analysis, guard, hard_analysis, table
 from studies.second_proof.arms import CONTRASTS, ROOT
+from studies.second_proof.guard import wanted_guard
 from studies.second_proof.hard import wanted_hard
 from studies.second_proof.rows import Row, accuracy, of_today, passed, read_rows, wanted
 from studies.second_proof.table import wanted_table
@@ -37,12 +38,13 @@ SECTIONS = {
     'Part 2: the best of each kind, five seeds': (hard_analysis.kinds_table, hard_analysis.costs_table),
     'Part 2: from a base that searches': (hard_analysis.search_table, hard_analysis.search_contrasts),
     'Part 3: thirteen methods': (table.table, table.scan_table),
+    "Part 4: the quickstart's guard": (guard.outcome, guard.five_seeds_table, guard.scan_table),
 }
 
 
 def whole(rows: Sequence[Row]) -> set[str]:
     """The parts of which no run is missing."""
-    missing = {'Part 1': wanted, 'Part 2': wanted_hard, 'Part 3': wanted_table}
+    missing = {'Part 1': wanted, 'Part 2': wanted_hard, 'Part 3': wanted_table, 'Part 4': wanted_guard}
     return {part for part, jobs in missing.items() if not jobs(rows)}
 
 

@@ -2,7 +2,7 @@
 
     python -m studies.second_proof.run                       # part 1, plan.md
     python -m studies.second_proof.run --part=2 --hours=2    # part 2, plan_2.md; starts no run after two hours
-    python -m studies.second_proof.run --part=3              # part 3, plan_3.md
+    python -m studies.second_proof.run --part=3              # part 3, plan_3.md; --part=4: plan_4.md
     python -m studies.second_proof.analysis          # the numbers and verdicts, once no run is missing
 
 Run from the root of the repository. A row of rows.jsonl is a run of bapo_jax.train and an evaluation; it holds its commands.
@@ -31,20 +31,21 @@ from benchmarks.cores import on_each_core
 from benchmarks.host_load import cpu_name
 from studies.first_proof.grid import WEAK_BASE
 from studies.second_proof.arms import (
-    ARMS, BASE_COMMANDS, ROOT, RUNS, SAMPLES, SEARCH_BASE, Job, commands, evaluation, keeps_rollouts, write_problems,
+    ARMS, BASE_COMMANDS, GUARD_STEPS, ROOT, RUNS, SAMPLES, SEARCH_BASE, Job, commands, evaluation, keeps_rollouts, write_problems,
 )  # fmt: skip
+from studies.second_proof.guard import wanted_guard
 from studies.second_proof.hard import wanted_hard
 from studies.second_proof.moves import moves
 from studies.second_proof.rows import FILE, Row, earlier_steps, of_today, read_rows, wanted
 from studies.second_proof.table import wanted_table
 
 FLAGS = flags.FLAGS
-flags.DEFINE_enum('part', '1', ['1', '2', '3'], 'Which part of the study.')
+flags.DEFINE_enum('part', '1', ['1', '2', '3', '4'], 'Which part of the study.')
 flags.DEFINE_float('hours', 24.0, 'Start no run after this many hours.')
 
 
 def measure(job: Job, earlier: Mapping[str, int]) -> Row:
-    """Trains and evaluates; returns the row. `earlier` are the steps at which the run is scored, too (rows.earlier_steps)."""
+    """Trains and evaluates; returns the row. `earlier` names the steps at which the run is scored, too."""
     workdir = ROOT / RUNS / f'{job.part}_{job.arm}_{job.rate:g}_{job.seed}'
     workdir.mkdir(parents=True, exist_ok=True)  # a run that was interrupted is continued
     name, made_by = str(workdir.relative_to(ROOT)), commands(job, 'runs/x')
@@ -58,15 +59,15 @@ def measure(job: Job, earlier: Mapping[str, int]) -> Row:
     }  # fmt: skip
     if ARMS[job.arm].steps:
         row |= spent(workdir)
-        row['earlier'] = {}
+        row['earlier'], samples = {}, SAMPLES['guard_scan' if job.part.startswith('guard') else 'scan']
         for other, step in sorted(earlier.items(), key=lambda of_other: -of_other[1]):  # falling: what is later is deleted
             for saved in (workdir / 'checkpoints').iterdir():
                 if int(saved.name) > step:
                     shutil.rmtree(saved)
-            call(evaluation(job, name, SAMPLES['scan']), workdir)
-            row['earlier'][other] = {'step': step, 'samples': SAMPLES['scan'], 'correct': answered(workdir, job, step)}
+            call(evaluation(job, name, samples), workdir)
+            row['earlier'][other] = {'step': step, 'samples': samples, 'correct': answered(workdir, job, step)}
             shorter = commands(job, 'runs/x')[0]
-            made_by += [[*shorter, f'--config.steps={step}'], evaluation(job, 'runs/x', SAMPLES['scan'])]
+            made_by += [[*shorter, f'--config.steps={step}'], evaluation(job, 'runs/x', samples)]
         if keeps_rollouts(job):
             row['moves'] = moves(workdir)
             shutil.rmtree(workdir / 'rollouts')
@@ -107,20 +108,27 @@ def spent(workdir: Path) -> Row:
     }
 
 
+def scored_earlier(job: Job, rows: list[Row]) -> dict[str, int]:
+    """The earlier steps at which a run is scored: where another arm has taken as many seconds, or those of the guard."""
+    if job.part == 'final':
+        return earlier_steps(rows, job.arm)
+    return {str(step): step for step in GUARD_STEPS[:-1]} if job.part.startswith('guard') else {}
+
+
 def main(_) -> None:
     (ROOT / RUNS).mkdir(parents=True, exist_ok=True)
     write_problems()
-    for base in {'1': [WEAK_BASE], '2': [WEAK_BASE, SEARCH_BASE], '3': []}[FLAGS.part]:
+    for base in {'1': [WEAK_BASE], '2': [WEAK_BASE, SEARCH_BASE], '3': [], '4': []}[FLAGS.part]:
         if not (ROOT / base / 'model.safetensors').is_file():
             environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
             subprocess.run([sys.executable, *BASE_COMMANDS[base].split()[1:]], cwd=ROOT, check=True, env=environment)
-    rows, missing = read_rows(), {'1': wanted, '2': wanted_hard, '3': wanted_table}[FLAGS.part]
+    rows, missing = read_rows(), {'1': wanted, '2': wanted_hard, '3': wanted_table, '4': wanted_guard}[FLAGS.part]
     last_start = time.monotonic() + 3600 * FLAGS.hours
 
     def work(job: Job) -> Row | None:
         if time.monotonic() >= last_start:
             return None
-        return measure(job, earlier_steps(of_today(rows), job.arm) if job.part == 'final' else {})
+        return measure(job, scored_earlier(job, of_today(rows)))
 
     while (jobs := missing(of_today(rows))) and time.monotonic() < last_start:
         print(f'{len(rows)} rows are there, {len(jobs)} runs to go before the next decision', flush=True)

@@ -1,0 +1,164 @@
+"""Part 4 (plan_4.md): which runs are wanted next, and the guard's figures: python -m studies.second_proof.guard
+
+Refuses while a run is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bapo_jax.tasks.countdown_data import TEST_ROWS
+from studies.contrasts import mean_interval, paired
+from studies.first_proof.rows import markdown_table
+from studies.second_proof.arms import GUARD, GUARD_RATE, GUARD_SCAN_SEED, GUARD_SEEDS, GUARD_STEPS, Job
+from studies.second_proof.rows import Row, accuracy, job_of, of_today, passed, read_rows
+
+SCAN, FINAL, BASE, AS_IS = 'guard_scan', 'guard', 'guard_base', 'guard_as_is'
+MARGIN, RISE, FALL = 9.0, 8.0, 2.0  # points of the mean that qualify and that the guard asks for, and of pass@8 that may be lost
+SETTINGS = [arm for arm in GUARD if GUARD[arm].steps]
+CD34, CD4 = slice(0, TEST_ROWS), slice(TEST_ROWS, 2 * TEST_ROWS)  # of a row's problems
+SECOND = 2  # settings that are scanned at half the rate
+
+
+class Point(NamedTuple):
+    """A setting after so many steps."""
+
+    arm: str
+    rate: float
+    step: int
+
+
+def at(row: Row, step: int) -> Row:
+    """The row's answers after that step."""
+    return row if step == GUARD[row['arm']].steps else row['earlier'][str(step)]
+
+
+def scores(row: Row) -> tuple[float, float]:
+    """mean@32 and pass@8, in percent."""
+    return accuracy(row), passed(row, 8)
+
+
+def base_of(rows: Sequence[Row], part: str) -> Row:
+    return next(row for row in rows if row['part'] == part and row['arm'] == BASE)
+
+
+def points(rows: Sequence[Row]) -> dict[Point, tuple[float, float]]:
+    """The scores of every run of the scan after each step."""
+    runs = [row for row in rows if row['part'] == SCAN and row['arm'] != BASE]
+    return {Point(row['arm'], row['rate'], step): scores(at(row, step)) for row in runs for step in GUARD_STEPS}
+
+
+def best(rows: Sequence[Row], among: Sequence[str] = SETTINGS, rates: Sequence[float] = (GUARD_RATE, GUARD_RATE / 2)) -> Point:
+    """The qualifying point of highest pass@8; where none qualifies, that of the highest mean."""
+    least = accuracy(base_of(rows, SCAN)) + MARGIN
+
+    def worth(of_point: tuple[float, float]) -> tuple[bool, float]:
+        mean, solved = of_point
+        return (True, solved) if mean >= least else (False, mean)
+
+    there = {point: of for point, of in points(rows).items() if point.arm in among and point.rate in rates}
+    return max(there, key=lambda point: worth(there[point]))
+
+
+def best_settings(rows: Sequence[Row]) -> list[str]:
+    """The settings that are scanned at half the rate, the best first."""
+    chosen = []
+    while len(chosen) < SECOND:
+        left = [arm for arm in SETTINGS if arm not in chosen]
+        chosen.append(best(rows, left, [GUARD_RATE]).arm)
+    return chosen
+
+
+def wanted_guard(rows: Sequence[Row]) -> list[Job]:
+    """The runs that are missing, given those of today: two scans, then five seeds of the best setting and of the quickstart as it is."""
+    have = set(map(job_of, rows))
+    scan = [Job(SCAN, arm, GUARD_RATE if GUARD[arm].steps else 0.0, GUARD_SCAN_SEED) for arm in GUARD]
+    if missing := [job for job in scan if job not in have]:
+        return missing
+    scan = [Job(SCAN, arm, GUARD_RATE / 2, GUARD_SCAN_SEED) for arm in best_settings(rows)]
+    if missing := [job for job in scan if job not in have]:
+        return missing
+    arms = dict.fromkeys([best(rows)[:2], (AS_IS, GUARD_RATE)])  # once where the best is the quickstart as it is
+    finals = [Job(FINAL, arm, rate, seed) for seed in GUARD_SEEDS for arm, rate in arms]
+    return [job for job in [*finals, Job(FINAL, BASE, 0.0, GUARD_SEEDS[0])] if job not in have]
+
+
+def on(row: Row, problems: slice) -> Row:
+    """The row with these problems alone."""
+    return {**row, 'correct': row['correct'][problems]}
+
+
+def of_point(rows: Sequence[Row], point: Point, problems: slice = CD34) -> list[Row]:
+    """The five seeds of a point."""
+    runs = {row['seed']: row for row in rows if row['part'] == FINAL and (row['arm'], row['rate']) == point[:2]}
+    return [on(at(runs[seed], point.step), problems) for seed in GUARD_SEEDS]
+
+
+def as_is() -> Point:
+    return Point(AS_IS, GUARD_RATE, GUARD_STEPS[-1])
+
+
+def scan_table(rows: Sequence[Row]) -> str:
+    """mean@32 and pass@8 of every run of the scan after each step; the best of all is in bold."""
+    there, chosen, lines = points(rows), best(rows), []
+    mean, solved = scores(base_of(rows, SCAN))
+    for arm, rate in dict.fromkeys(point[:2] for point in there):
+        cells = []
+        for step in GUARD_STEPS:
+            cell = '{:.1f} / {:.1f}'.format(*there[Point(arm, rate, step)])
+            cells.append(f'**{cell}**' if Point(arm, rate, step) == chosen else cell)
+        lines.append([arm.removeprefix('guard_'), f'{rate:g}', *cells])
+    head = [f'mean@32 / pass@8; the base {mean:.1f} / {solved:.1f}', 'rate', *(f'step {step}' for step in GUARD_STEPS)]
+    return markdown_table(head, lines)
+
+
+def five_seeds_table(rows: Sequence[Row]) -> str:
+    """CD-34 and CD-4 of the best setting and of the quickstart as it is, after each step: means over five seeds."""
+    base, lines = base_of(rows, FINAL), []
+    lines.append(['base', '', '', *(f'{score(on(base, b)):.1f}' for b in (CD34, CD4) for score in (accuracy, lambda r: passed(r, 8)))])
+    for arm, rate in dict.fromkeys([best(rows)[:2], as_is()[:2]]):
+        for step in GUARD_STEPS:
+            of = [of_point(rows, Point(arm, rate, step), problems) for problems in (CD34, CD4)]
+            cells = [mean_interval([scores(row)[i] for row in runs]) for runs in of for i in (0, 1)]
+            lines.append([arm.removeprefix('guard_'), f'{rate:g}', str(step), *cells])
+    return markdown_table(['setting', 'rate', 'steps', *(f'{b} {s}' for b in ('CD-34', 'CD-4') for s in ('mean@32', 'pass@8'))], lines)
+
+
+def outcome(rows: Sequence[Row]) -> str:
+    """What plan_4.md decides: whether the guard holds, and whether the quickstart changes."""
+    base, point = scores(on(base_of(rows, FINAL), CD34)), best(rows)
+    lines = []
+    for p in dict.fromkeys([point, as_is()]):
+        mean, solved = (paired('', [scores(row)[i] - base[i] for row in of_point(rows, p)]) for i in (0, 1))
+        holds = mean.mean >= RISE and solved.mean >= -FALL
+        cells = [f'{c.mean:.1f} ({c.interval95[0]:.1f} to {c.interval95[1]:.1f})' for c in (mean, solved)]
+        lines.append([f'{p.arm.removeprefix("guard_")}, {p.rate:g}, {p.step} steps', *cells, 'holds' if holds else 'does not hold'])
+    table = markdown_table(['on CD-34, less the base', 'mean@32', 'pass@8', 'the guard'], lines)
+    return f'{table}\n\n{decision(rows)}'
+
+
+def decision(rows: Sequence[Row]) -> str:
+    point, base = best(rows), scores(on(base_of(rows, FINAL), CD34))
+    if point == as_is():
+        return 'The quickstart stays as it is: it is the best of those tried.'
+    pairs = list(zip(of_point(rows, point), of_point(rows, as_is()), strict=True))
+    solved = paired('', [scores(x)[1] - scores(y)[1] for x, y in pairs])
+    rises = np.mean([scores(x)[0] for x, _ in pairs]) - base[0] >= RISE
+    low, high = solved.interval95
+    words = f'the pass@8 of the best of {len(points(rows))} tried is {solved.mean:.1f} ({low:.1f} to {high:.1f}) points above its own'
+    return f'The quickstart {"becomes the best setting" if low > 0 and rises else "stays as it is"}: {words}.'
+
+
+def main() -> None:
+    rows = of_today(read_rows())
+    if missing := wanted_guard(rows):
+        sys.exit(f'error: {len(missing)} runs are missing; python -m studies.second_proof.run --part=4 goes on with them')
+    print(scan_table(rows), five_seeds_table(rows), outcome(rows), sep='\n\n')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,113 @@
+"""Part 4 of the second proof: the best setting by the plan's rule, and what its outcome says."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bapo_jax.scores import pass_at_k
+from configs import quickstart
+from studies.second_proof import guard
+from studies.second_proof.arms import ARMS, GUARD, Job, commands, fields
+from studies.second_proof.guard import SETTINGS, Point, best, best_settings, wanted_guard
+from studies.second_proof.run import scored_earlier
+
+
+def row(part, arm, rate, seed, *after):
+    """Right answers of 32 for each problem after 40, 100 and 200 steps; of the base once."""
+    *earlier, last = after
+    return {'part': part, 'arm': arm, 'rate': rate, 'seed': seed, 'changes': ARMS[arm].changes, 'samples': 32, 'correct': last,
+            'earlier': {s: {'step': int(s), 'samples': 32, 'correct': c} for s, c in zip(('40', '100'), earlier)}}  # fmt: skip
+
+
+def flat(right, none):
+    """Ten problems: `none` of them never right, the others equally often, `right` answers of 320 in all."""
+    return [0] * none + [right // (10 - none)] * (10 - none)
+
+
+BASE = row('guard_scan', 'guard_base', 0.0, 401, flat(80, 0))  # 25 %, every problem solved
+
+
+def scan(**of):
+    """A first scan in which settings are as `of` has them, and the others as the last line."""
+    usual = [flat(98, 3), flat(105, 3), flat(112, 3)]  # 30.6, 32.8 and 35 %: the last alone qualifies
+    return [BASE, *(row('guard_scan', arm, 5e-5, 401, *of.get(arm.removeprefix('guard_'), usual)) for arm in SETTINGS)]
+
+
+def test_a_run_is_the_quickstart_with_one_change_and_is_scored_thrice():
+    for arm in SETTINGS:
+        config = quickstart.get_config('bapo_tuned')
+        changes = fields(Job('guard_scan', arm, 5e-5, 401))
+        assert (changes['steps'], changes['task.train'], changes['task.limit']) == (config.steps, 'generated', config.task.limit)
+        assert changes['learner.learning_rate'] == config.learner.learning_rate
+    job = Job('guard', 'guard_as_is', 5e-5, 411)
+    assert GUARD['guard_as_is'].changes.keys() == {'task.train', 'task.limit'}
+    assert scored_earlier(job, []) == {'40': 40, '100': 100}
+    [_, evaluate] = commands(job, 'runs/x')
+    assert '--benchmarks=cd34,cd4' in evaluate and '--samples=32' in evaluate
+    [_, evaluate] = commands(Job('guard_scan', 'guard_as_is', 5e-5, 401), 'runs/x')
+    assert '--benchmarks=runs/second_proof/scan_34.jsonl' in evaluate and '--samples=32' in evaluate
+
+
+def test_the_best_qualifies_and_keeps_the_most_problems_solved():
+    none_lost_but_low = [flat(80, 0), flat(100, 0), flat(100, 0)]  # 31 %: does not qualify
+    kept = [flat(117, 1), flat(126, 1), flat(126, 3)]  # 36.6 % and one problem lost, after 40 steps
+    rows = scan(higher=none_lost_but_low, over_mean=kept, reference_05=[flat(200, 5)] * 3)
+    assert best(rows) == Point('guard_over_mean', 5e-5, 100)
+    assert best_settings(rows)[0] == 'guard_over_mean' and best_settings(rows)[1] not in ('guard_higher', 'guard_reference_05')
+    assert len(best_settings(rows)) == 2
+
+
+def test_where_none_qualifies_the_highest_mean_counts():
+    rows = [BASE, *(row('guard_scan', arm, 5e-5, 401, *[flat(90, 0)] * 3) for arm in SETTINGS)]
+    rows[3] = row('guard_scan', SETTINGS[2], 5e-5, 401, flat(90, 0), flat(105, 3), flat(90, 0))
+    assert best(rows) == Point(SETTINGS[2], 5e-5, 100)
+
+
+def whole(right):
+    """A whole part in which over_mean is best after 100 steps; `right` draws what the five seeds answer."""
+    there = scan(over_mean=[flat(98, 0), flat(117, 1), flat(112, 3)])
+    assert {(job.arm, job.rate) for job in wanted_guard(there)} == {(arm, 2.5e-5) for arm in best_settings(there)}
+    there += [row(*job, *[flat(90, 0)] * 3) for job in wanted_guard(there)]
+    jobs = wanted_guard(there)
+    assert {(job.arm, job.rate) for job in jobs} == {('guard_over_mean', 5e-5), ('guard_as_is', 5e-5), ('guard_base', 0.0)}
+    assert len(jobs) == 11
+    steps = {job.arm: (40, 100, 200) if GUARD[job.arm].steps else (0,) for job in jobs}
+    there += [row(*job, *(right(job.arm, step) for step in steps[job.arm])) for job in jobs]
+    assert wanted_guard(there) == []
+    return there
+
+
+@pytest.mark.parametrize(
+    'share, guarded, decided', [(0.97, 'holds', 'becomes the best setting'), (0.7, 'does not hold', 'stays as it is')]
+)
+def test_the_outcome_is_what_the_rows_hold(share, guarded, decided):
+    rng = np.random.default_rng(0)
+
+    def right(arm, step):
+        solved = {'guard_base': 1.0, 'guard_as_is': 0.7}.get(arm, share)  # share of problems that can be solved
+        drawn = rng.binomial(32, 0.35 if arm == 'guard_base' else 0.46 / solved, 200) * (np.arange(200) < 200 * solved)
+        return [*drawn.tolist(), *[1] * 200]
+
+    rows = whole(right)
+    of = {seed: [r for r in rows if r['part'] == 'guard' and r['seed'] == seed] for seed in range(411, 416)}
+    base = next(r for r in of[411] if r['arm'] == 'guard_base')
+
+    def solved(row):
+        counts = np.array(row['correct'][:200])
+        return 100 * pass_at_k(np.full(200, 32), counts, 8).mean()
+
+    lost = [solved(next(r for r in runs if r['arm'] == 'guard_over_mean')['earlier']['100']) - solved(base) for runs in of.values()]
+    low, high = stats.t.interval(0.95, 4, np.mean(lost), stats.sem(lost))
+    text = guard.outcome(rows)
+    [line] = [line for line in text.splitlines() if line.startswith('| over_mean, 5e-05, 100 steps |')]
+    assert f'| {np.mean(lost):.1f} ({low:.1f} to {high:.1f}) |' in line
+    assert line.endswith(f'| {guarded} |') and (np.mean(lost) >= -2) == (guarded == 'holds')
+    assert f'The quickstart {decided}' in text and 'best of 30 tried' in text
+    assert '**36.6 / ' in guard.scan_table(rows) and guard.scan_table(rows).count('**') == 2
+    assert guard.five_seeds_table(rows).count('\n') == 2 + 2 * 3
+
+
+def test_nothing_of_the_guard_is_told_while_a_run_is_missing(monkeypatch):
+    monkeypatch.setattr(guard, 'read_rows', lambda: scan())
+    with pytest.raises(SystemExit, match='2 runs are missing'):
+        guard.main()
