@@ -18,7 +18,7 @@ from studies.contrasts import Contrast, holm, paired
 from studies.first_proof.answer import TOGETHER
 from studies.first_proof.rows import Rows, difference, held_out, markdown_table, of
 
-ROWS, README = (Path(__file__).with_name(name) for name in ('rows.jsonl', 'README.md'))
+ROWS, EVIDENCE = Path(__file__).with_name('rows.jsonl'), Path(__file__).parents[2] / 'docs' / 'evidence.md'
 ALPHA = 0.05
 
 
@@ -77,4 +77,4 @@ if __name__ == '__main__':
     text = table(all_rows())
     print(text)
     if '--write' in sys.argv[1:]:
-        replace_part(README, 'claims', text + '\n')
+        replace_part(EVIDENCE, 'claims', text + '\n')

@@ -149,7 +149,7 @@ class Job(NamedTuple):
 
 
 def write_problems() -> None:
-    """Writes the sets of problems; none is in two of them, in the shipped test sets, in those of the first proof or in the table's."""
+    """Writes the sets of problems; none is in two of them, in shipped test sets, in the first proof's or in the table's."""
     first_proof = [p for numbers in (3, 4) for p in generate(200, seed=77, sizes=(numbers,))]
     table = training_problems('generated', limit=_GENERATED['task.limit'], seed=quickstart.get_config().task.seed)
     known = set(map(problem_key, [*test_problems('cd34'), *test_problems('cd4'), *first_proof]))

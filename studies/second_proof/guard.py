@@ -74,7 +74,7 @@ def best_settings(rows: Sequence[Row]) -> list[str]:
 
 
 def wanted_guard(rows: Sequence[Row]) -> list[Job]:
-    """The runs that are missing, given those of today: two scans, then five seeds of the best setting and of the quickstart as it is."""
+    """The runs that are missing, given those of today: two scans, then five seeds of the best setting and of the one as is."""
     have = set(map(job_of, rows))
     scan = [Job(SCAN, arm, GUARD_RATE if GUARD[arm].steps else 0.0, GUARD_SCAN_SEED) for arm in GUARD]
     if missing := [job for job in scan if job not in have]:
@@ -118,14 +118,15 @@ def scan_table(rows: Sequence[Row]) -> str:
 
 def five_seeds_table(rows: Sequence[Row]) -> str:
     """CD-34 and CD-4 of the best setting and of the quickstart as it is, after each step: means over five seeds."""
-    base, lines = base_of(rows, FINAL), []
-    lines.append(['base', '', '', *(f'{score(on(base, b)):.1f}' for b in (CD34, CD4) for score in (accuracy, lambda r: passed(r, 8)))])
+    base = base_of(rows, FINAL)
+    lines = [['base', '', '', *(f'{score:.1f}' for problems in (CD34, CD4) for score in scores(on(base, problems)))]]
     for arm, rate in dict.fromkeys([best(rows)[:2], as_is()[:2]]):
         for step in GUARD_STEPS:
             of = [of_point(rows, Point(arm, rate, step), problems) for problems in (CD34, CD4)]
             cells = [mean_interval([scores(row)[i] for row in runs]) for runs in of for i in (0, 1)]
             lines.append([arm.removeprefix('guard_'), f'{rate:g}', str(step), *cells])
-    return markdown_table(['setting', 'rate', 'steps', *(f'{b} {s}' for b in ('CD-34', 'CD-4') for s in ('mean@32', 'pass@8'))], lines)
+    head = ['setting', 'rate', 'steps', *(f'{b} {score}' for b in ('CD-34', 'CD-4') for score in ('mean@32', 'pass@8'))]
+    return markdown_table(head, lines)
 
 
 def outcome(rows: Sequence[Row]) -> str:
@@ -149,8 +150,9 @@ def decision(rows: Sequence[Row]) -> str:
     solved = paired('', [scores(x)[1] - scores(y)[1] for x, y in pairs])
     rises = np.mean([scores(x)[0] for x, _ in pairs]) - base[0] >= RISE
     low, high = solved.interval95
-    words = f'the pass@8 of the best of {len(points(rows))} tried is {solved.mean:.1f} ({low:.1f} to {high:.1f}) points above its own'
-    return f'The quickstart {"becomes the best setting" if low > 0 and rises else "stays as it is"}: {words}.'
+    more = f'{solved.mean:.1f} ({low:.1f} to {high:.1f})'
+    decided = 'becomes the best setting' if low > 0 and rises else 'stays as it is'
+    return f'The quickstart {decided}: the pass@8 of the best of {len(points(rows))} tried is {more} points above its own.'
 
 
 def main() -> None:

@@ -125,9 +125,9 @@ def test_a_number_that_nothing_computes_is_named():
         argument.fill('{core_minutes} of work', {}, {'core_hours': '19.3'})
 
 
-def test_the_readmes_table_is_that_of_the_rows(rows):
+def test_the_table_of_claims_is_that_of_the_rows(rows):
     """Eight claims, a seed one observation; the figures are those of a paired t computed here from the rows."""
-    assert f'<!-- claims -->\n{restated.table(rows)}\n<!-- /claims -->' in (STUDY / 'README.md').read_text('utf-8')
+    assert f'<!-- claims -->\n{restated.table(rows)}\n<!-- /claims -->' in (STUDY.parents[1] / 'docs' / 'evidence.md').read_text('utf-8')
     [(_, seeds, survives)] = [x for x in restated.restated(rows) if 'one update' in x[0].name]
 
     def mean(name, seed):
