@@ -106,7 +106,7 @@ def arms_table(rows: Sequence[Row]) -> str:
 
 def exploratory_table(rows: Sequence[Row]) -> str:
     ceiling = [difference(rows, 'C', other, seeds=CEILING_SEEDS) for other in ('R', 'P')]
-    lines = [['at equal steps, five seeds', c.name, f'{c.mean:.2f}', interval(c.interval95)] for c in ceiling]
+    lines = [[f'at equal steps, {len(CEILING_SEEDS)} seeds', c.name, f'{c.mean:.2f}', interval(c.interval95)] for c in ceiling]
     for a, b in CONTRASTS:
         note, c = at_equal_seconds(rows, a, b)
         lines.append([f'at equal seconds: {note}', c.name, f'{c.mean:.2f}', interval(c.interval95)])
