@@ -90,7 +90,7 @@ def guard_table(rows: Sequence[Row]) -> str:
 def arms_table(rows: Sequence[Row]) -> str:
     """Every arm's scores and what they cost: means over its seeds."""
     base = [row for row in rows if row['part'] == 'base']
-    lines = [['the base', '', mean_interval([accuracy(r) for r in base]), *scores(base), '', '', '', '', '']]
+    lines = [['the base', '', f'{np.mean([accuracy(r) for r in base]):.1f}', *scores(base), '', '', '', '', '']]
     for arm in DECISIVE:
         if arm != 'base':
             of = of_arm(rows, arm, CEILING_SEEDS if arm == 'C' else SEEDS)
