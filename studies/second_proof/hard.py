@@ -39,7 +39,7 @@ def wanted_hard(rows: Sequence[Row]) -> list[Job]:
     if missing := [job for job in scan if job not in have]:
         return missing
     finals = [Job('hard', setting, best_rate(rows, setting, SCAN), seed) for seed in HARD_FINAL_SEEDS for setting in best]
-    search = [
-        Job('search', arm, rate if SEARCH[arm].steps else 0.0, seed) for seed in SEARCH_SEEDS for arm in SEARCH
-    ]  # fmt: skip
-    return [job for job in [*finals, *search] if job not in have]
+    if missing := [job for job in finals if job not in have]:
+        return missing
+    search = [Job('search', arm, rate if SEARCH[arm].steps else 0.0, seed) for seed in SEARCH_SEEDS for arm in SEARCH]
+    return [job for job in search if job not in have]

@@ -29,9 +29,8 @@ from absl import app, flags
 from bapo_jax.run.log import read_metrics
 from benchmarks.cores import on_each_core
 from benchmarks.host_load import cpu_name
-from studies.first_proof.grid import WEAK_BASE
 from studies.second_proof.arms import (
-    ARMS, BASE_COMMANDS, GUARD_STEPS, ROOT, RUNS, SAMPLES, SEARCH_BASE, Job, commands, evaluation, keeps_rollouts, write_problems,
+    ARMS, BASE_COMMANDS, GUARD_STEPS, ROOT, RUNS, SAMPLES, Job, commands, evaluation, keeps_rollouts, write_problems,
 )  # fmt: skip
 from studies.second_proof.guard import wanted_guard
 from studies.second_proof.hard import wanted_hard
@@ -118,10 +117,6 @@ def scored_earlier(job: Job, rows: list[Row]) -> dict[str, int]:
 def main(_) -> None:
     (ROOT / RUNS).mkdir(parents=True, exist_ok=True)
     write_problems()
-    for base in {'1': [WEAK_BASE], '2': [WEAK_BASE, SEARCH_BASE], '3': [], '4': []}[FLAGS.part]:
-        if not (ROOT / base / 'model.safetensors').is_file():
-            environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
-            subprocess.run([sys.executable, *BASE_COMMANDS[base].split()[1:]], cwd=ROOT, check=True, env=environment)
     rows, missing = read_rows(), {'1': wanted, '2': wanted_hard, '3': wanted_table, '4': wanted_guard}[FLAGS.part]
     last_start = time.monotonic() + 3600 * FLAGS.hours
 
@@ -132,6 +127,10 @@ def main(_) -> None:
 
     while (jobs := missing(of_today(rows))) and time.monotonic() < last_start:
         print(f'{len(rows)} rows are there, {len(jobs)} runs to go before the next decision', flush=True)
+        for base in sorted({ARMS[job.arm].base for job in jobs}):
+            if not (ROOT / base / 'model.safetensors').is_file():
+                environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
+                subprocess.run([sys.executable, *BASE_COMMANDS[base].split()[1:]], cwd=ROOT, check=True, env=environment)
         for row in on_each_core(work, jobs):
             if row is not None:
                 rows.append(row)
