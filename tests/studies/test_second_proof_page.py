@@ -5,7 +5,9 @@ from PIL import Image
 from test_second_proof import whole_study
 from test_second_proof_hard import whole_part_2
 
-from studies.second_proof import page
+from studies.second_proof import analysis, page
+from studies.second_proof.arms import CONTRASTS
+from studies.second_proof.rows import of_today, read_rows, wanted
 
 
 def test_a_page_has_the_parts_that_are_whole():
@@ -34,3 +36,18 @@ def test_nothing_is_written_while_a_run_of_part_1_is_missing(monkeypatch):
     monkeypatch.setattr(page, 'read_rows', lambda: whole_study()[:-1])
     with pytest.raises(SystemExit, match='1 runs are missing'):
         page.main()
+
+
+def test_what_is_published_is_what_the_rows_say():
+    rows = of_today(read_rows())
+    assert not wanted(rows)
+    assert page.PAGE.read_text('utf-8') == page.page(rows)
+    evidence = page.EVIDENCE.read_text('utf-8')
+    for table in (analysis.arms_table, analysis.primary_table, analysis.guard_table):
+        assert table(rows) in evidence
+    for i, (a, b) in enumerate(CONTRASTS, start=1):
+        contrast = analysis.difference(rows, a, b)
+        [sentence] = [line for line in evidence.splitlines() if line.startswith(f'{i}. **')]
+        low, high = contrast.interval95
+        assert f'{contrast.mean:.1f} ' in sentence and f'({low:.1f} to {high:.1f})' in sentence
+        assert sentence.endswith(f'{a} − {b}.')
