@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from studies.contrasts import Contrast, holm, mean_interval, paired
 from studies.first_proof.rows import markdown_table
 from studies.second_proof.arms import CEILING_SEEDS, CONTRASTS, DECISIVE, SEEDS
 from studies.second_proof.rows import SCANNED, Row, accuracy, best_rate, of_today, passed, read_rows, scanned, wanted
-from studies.contrasts import Contrast, holm, mean_interval, paired
 
 GUARDED = (('R', 'P'), ('R', 'G'))
 ALPHA, RELEVANT, GUARD = 0.05, 1.0, -2.0  # points

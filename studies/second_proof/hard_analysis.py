@@ -15,12 +15,7 @@ from studies.first_proof.rows import markdown_table
 from studies.second_proof.analysis import ALPHA, KS, interval, mean_of, of_arm, scores, trained
 from studies.second_proof.arms import HARD_FINAL_SEEDS, KINDS, SEARCH, SEARCH_SEEDS
 from studies.second_proof.hard import SCAN, best_setting, wanted_hard
-from studies.second_proof.rows import Row, accuracy, best_rate, of_today, passed, read_rows, scanned, wanted
-
-
-def of_part(rows: Sequence[Row], part: str, arm: str) -> list[Row]:
-    """The arm's rows of a part, in the order of their seeds."""
-    return sorted((row for row in rows if row['part'] == part and row['arm'] == arm), key=lambda row: row['seed'])
+from studies.second_proof.rows import Row, accuracy, best_rate, of_part, of_today, passed, read_rows, scanned, wanted
 
 
 def chosen(rows: Sequence[Row]) -> dict[str, str]:

@@ -42,6 +42,11 @@ def passed(row: Row, k: int) -> float:
     return 100 * float(pass_at_k(np.full(len(correct), row['samples']), correct, k).mean())
 
 
+def of_part(rows: Sequence[Row], part: str, arm: str) -> list[Row]:
+    """The arm's rows of a part, in the order of their seeds."""
+    return sorted((row for row in rows if row['part'] == part and row['arm'] == arm), key=lambda row: row['seed'])
+
+
 def scanned(rows: Iterable[Row], arm: str, part: str = 'scan') -> dict[float, list[Row]]:
     """The arm's rows of a scan by rate, rising."""
     of = [row for row in rows if row['part'] == part and row['arm'] == arm]

@@ -15,7 +15,7 @@ from studies.contrasts import mean_interval, paired
 from studies.first_proof.rows import markdown_table
 from studies.second_proof.analysis import rates_table
 from studies.second_proof.arms import TABLE, TABLE_RATES, TABLE_SCAN_SEEDS, TABLE_SEEDS, Job
-from studies.second_proof.rows import Row, accuracy, best_rate, job_of, of_today, passed, read_rows, scanned
+from studies.second_proof.rows import Row, accuracy, best_rate, job_of, of_part, of_today, passed, read_rows, scanned
 
 SCAN = 'table_scan'
 METHODS = [arm for arm in TABLE if TABLE[arm].steps]
@@ -37,10 +37,6 @@ def on(row: Row, benchmark: str) -> Row:
     return {**row, 'correct': row['correct'][BENCHMARKS[benchmark]]}
 
 
-def of_method(rows: Sequence[Row], arm: str) -> list[Row]:
-    return sorted((row for row in rows if row['part'] == 'table' and row['arm'] == arm), key=lambda row: row['seed'])
-
-
 def rate_of(rows: Sequence[Row], arm: str) -> str:
     """The method's best rate; a star says that it is at an edge of those tried."""
     rate, tried = best_rate(rows, arm, SCAN), list(scanned(rows, arm, SCAN))
@@ -48,9 +44,9 @@ def rate_of(rows: Sequence[Row], arm: str) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    lines, grpo = [], of_method(rows, 'table_grpo')
+    lines, grpo = [], of_part(rows, 'table', 'table_grpo')
     for arm in ('table_base', *METHODS):
-        of, trained = of_method(rows, arm), TABLE[arm].steps > 0
+        of, trained = of_part(rows, 'table', arm), TABLE[arm].steps > 0
         cells = [arm.removeprefix('table_'), rate_of(rows, arm) if trained else '']
         for benchmark in BENCHMARKS:
             cells += [mean_interval([score(on(row, benchmark)) for row in of]) for score in (accuracy, lambda row: passed(row, 32))]

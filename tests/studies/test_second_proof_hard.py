@@ -9,7 +9,7 @@ from configs import quickstart
 from studies.second_proof import hard_analysis
 from studies.second_proof.arms import ARMS, KINDS, RATES, SEARCH, Job, commands
 from studies.second_proof.hard import best_setting, wanted_hard
-from studies.second_proof.rows import SCANNED, wanted
+from studies.second_proof.rows import SCANNED, of_part, wanted
 
 SETTINGS = [setting for kind in KINDS.values() for setting in kind]
 SOLVED = {'often': 6, 'over_mean': 5}  # of 8; all others 4
@@ -133,7 +133,7 @@ def test_the_analysis_of_part_2_tells_what_the_rows_hold():
     kinds = hard_analysis.kinds_table(there)
 
     def right(part, arm):
-        return np.array([sum(r['correct']) / 96 * 100 for r in hard_analysis.of_part(there, part, arm) if r['seed'] in range(201, 206)])
+        return np.array([sum(r['correct']) / 96 * 100 for r in of_part(there, part, arm) if r['seed'] in range(201, 206)])
 
     for setting, survives in (('epoch', 'yes'), ('often', 'yes'), ('over_mean', None)):
         want = stats.ttest_rel(right('hard', setting), right('final', 'R'))

@@ -11,6 +11,7 @@ from bapo_jax.tasks.countdown_data import problem_key, test_problems, training_p
 from configs import quickstart
 from studies.second_proof import arms, table
 from studies.second_proof.arms import ARMS, TABLE_METHODS, TABLE_RATES, Job, commands, fields
+from studies.second_proof.rows import of_part
 from studies.second_proof.table import METHODS, wanted_table
 
 
@@ -74,7 +75,7 @@ def test_the_table_tells_what_the_rows_hold():
     assert set(lines) >= {'base', *TABLE_METHODS}
 
     def means(arm, part):
-        return [100 * np.mean(r['correct'][part]) / 32 for r in table.of_method(there, f'table_{arm}')]
+        return [100 * np.mean(r['correct'][part]) / 32 for r in of_part(there, 'table', f'table_{arm}')]
 
     cd34, both = means('dapo', slice(0, 200)), np.subtract(means('dapo', slice(400)), means('grpo', slice(400)))
     assert lines['dapo'][1] == '0.0001*' and lines['dapo'][2].startswith(f'{np.mean(cd34):.1f} (')
