@@ -11,7 +11,6 @@ from bapo_jax.tasks.countdown_data import problem_key, test_problems, training_p
 from configs import quickstart
 from studies.second_proof import arms, table
 from studies.second_proof.arms import ARMS, TABLE_METHODS, TABLE_RATES, Job, commands, fields
-from studies.second_proof.rows import of_part
 from studies.second_proof.table import METHODS, wanted_table
 
 
@@ -70,12 +69,14 @@ def test_the_table_tells_what_the_rows_hold():
     for job in wanted_table(there):
         right = rng.binomial(32, 0.5 if job.arm == 'table_dapo' else 0.3, 400).tolist()
         there.append({**row(job.part, job.arm, job.rate, job.seed, right), 'samples': 32})
+    rng.shuffle(there)  # pairs go by seed, not by what ended first
     assert wanted_table(there) == []
     lines = {line.split(' | ')[0].strip('| '): line.split(' | ') for line in table.table(there).splitlines()}
     assert set(lines) >= {'base', *TABLE_METHODS}
 
     def means(arm, part):
-        return [100 * np.mean(r['correct'][part]) / 32 for r in of_part(there, 'table', f'table_{arm}')]
+        by_seed = {r['seed']: r['correct'] for r in there if r['part'] == 'table' and r['arm'] == f'table_{arm}'}
+        return [100 * np.mean(by_seed[seed][part]) / 32 for seed in sorted(by_seed)]
 
     cd34, both = means('dapo', slice(0, 200)), np.subtract(means('dapo', slice(400)), means('grpo', slice(400)))
     assert lines['dapo'][1] == '0.0001*' and lines['dapo'][2].startswith(f'{np.mean(cd34):.1f} (')
