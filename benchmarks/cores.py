@@ -10,30 +10,32 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from typing import Any
 
 
-def on_each_core(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-    """Yields `work(item)` as each ends, with as many under way as there are cores. A process that `work` starts has one core alone.
+def on_each_core(work: Callable[[Any], Any], items: Iterable[Any], cores: int = 1) -> Iterator[Any]:
+    """Yields `work(item)` as each ends, with as many under way as the machine has times `cores`. A process that `work` starts has
+    so many cores alone.
 
     After a failure no further item is begun. Its error is raised once the items under way have ended and been yielded.
     """
-    cores: queue.Queue[int] = queue.Queue()
+    free: queue.Queue[set[int]] = queue.Queue()
     failed = threading.Event()
-    for core in sorted(os.sched_getaffinity(0)):
-        cores.put(core)
+    there = sorted(os.sched_getaffinity(0))
+    for first in range(0, max(cores, len(there) - cores + 1), cores):  # one set where the machine has fewer cores
+        free.put(set(there[first : first + cores]))
 
     def pinned(item: Any) -> Any:
         if failed.is_set():
             raise CancelledError
-        core = cores.get()
+        taken = free.get()
         try:
-            os.sched_setaffinity(0, {core})  # of this thread; the process it starts inherits it
+            os.sched_setaffinity(0, taken)  # of this thread; the process it starts inherits it
             return work(item)
         except BaseException:
             failed.set()  # here, not where results are taken: this thread would begin another item first
             raise
         finally:
-            cores.put(core)
+            free.put(taken)
 
-    error, pool = None, ThreadPoolExecutor(cores.qsize())
+    error, pool = None, ThreadPoolExecutor(free.qsize())
     try:
         for done in as_completed([pool.submit(pinned, item) for item in items]):
             if not done.exception():

@@ -1,4 +1,4 @@
-"""What plan.md and plan_2.md to plan_4.md measure: problems, arms, rates and seeds, and the commands of a run."""
+"""What plan.md and plan_2.md to plan_5.md measure: problems, arms, rates and seeds, and the commands of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEPT = (201, 202)  # seeds whose rollouts of every step are kept, for P(mixed)
 # By part, the samples of an evaluation, and where they are not the test problems, those that are answered.
 SAMPLES = {
     'scan': 8, 'final': 32, 'ceiling': 32, 'base': 32, 'hard_scan': 8, 'hard': 32, 'search': 32, 'table_scan': 8, 'table': 32,
-    'guard_scan': 32, 'guard': 32,
+    'guard_scan': 32, 'guard': 32, 'large_scan': 8, 'large': 32,
 }  # fmt: skip
 CONTRASTS = (('R', 'P'), ('RX', 'R'), ('R', 'G'))
 BASE_SEEDS = (1, 2)  # problems are sorted by the answers of one, and compared with those of the other
@@ -34,12 +34,13 @@ SAVED = 20  # steps between the checkpoints from which a run is scored at an ear
 STEPS, PROMPTS, RESPONSES = 240, 64, 8
 HARD, EVERY = 32, 5  # hard prompts that RX re-evaluates every so many steps
 PASSES, MINI_BATCH = 4, 17  # of P; plan.md says how they follow from the scan, README.md what was decided
-SEARCH_BASE, QUICKSTART_BASE = f'{RUNS}/search_base', 'configs/quickstart_base'
+SEARCH_BASE, QUICKSTART_BASE, LARGE_BASE = f'{RUNS}/search_base', 'configs/quickstart_base', f'{RUNS}/large_base'
 BASE_COMMANDS = {
     QUICKSTART_BASE: 'python -m bapo_jax.sft --output=configs/quickstart_base',  # it is in the repository
     WEAK_BASE: WEAK_BASE_COMMAND,
     SEARCH_BASE: 'python -m bapo_jax.sft --start=configs/quickstart_base --searching --steps=400 --learning_rate=2e-3 '
     f'--problems=20000 --output={SEARCH_BASE}',
+    LARGE_BASE: f'python -m bapo_jax.sft --width=512 --steps=1500 --learning_rate=2.5e-3 --problems=20000 --output={LARGE_BASE}',
 }
 SEARCH_TOKENS = 160
 
@@ -136,7 +137,18 @@ GUARD = {
         'over_mean_05': _OVER_MEAN | _REFERENCE,
     }.items()
 } | {'guard_base': Arm('bapo_tuned', {}, 0, QUICKSTART_BASE)}
-ARMS = {**DECISIVE, **{name: arm for kind in KINDS.values() for name, arm in kind.items()}, **SEARCH, **TABLE, **GUARD}
+# Part 5: the arms of part 1 from a base of 12.7M parameters, on a GPU.
+_ON_GPU = {'rollout.rows': 512, 'learner.micro_batch_rows': 36, 'learner.remat': 'none', 'checkpoint.every': STEPS}
+LARGE = {
+    **{
+        f'large_{name}': DECISIVE[name]._replace(changes=DECISIVE[name].changes | _ON_GPU, base=LARGE_BASE)
+        for name in ('G', 'P', 'R', 'RX')
+    },
+    'large_half': Arm('bapo_tuned', _ON_GPU, STEPS // 2, LARGE_BASE),  # R's scan
+    'large_base': Arm('bapo_tuned', {'rollout.rows': 512}, 0, LARGE_BASE),
+}
+LARGE_RATES, LARGE_SCAN_SEED, LARGE_SEEDS = (1.25e-5, 2.5e-5, 5e-5), 101, SEEDS[:8]
+ARMS = {**DECISIVE, **{name: arm for kind in KINDS.values() for name, arm in kind.items()}, **SEARCH, **TABLE, **GUARD, **LARGE}
 
 
 class Job(NamedTuple):
@@ -187,13 +199,16 @@ def commands(job: Job, workdir: str) -> list[list[str]]:
     config = f'--config=configs/quickstart.py:{arm.method}'
     if arm.steps == 0:
         length = [f'--max_response_tokens={SEARCH_TOKENS}'] if arm.base == SEARCH_BASE else []
-        return [[*evaluation(job, arm.base, SAMPLES[job.part]), config, f'--config.seed={job.seed}', f'--output={workdir}', *length]]
+        changes = [f'--config.{field}={value}' for field, value in ({'seed': job.seed} | arm.changes).items()]
+        return [[*evaluation(job, arm.base, SAMPLES[job.part]), config, *changes, f'--output={workdir}', *length]]
     changes = [f'--config.{field}={value}' for field, value in fields(job).items()]
     return [['python', '-m', 'bapo_jax.train', config, f'--workdir={workdir}', *changes], evaluation(job, workdir, SAMPLES[job.part])]
 
 
 def evaluation(job: Job, checkpoint: str, samples: int) -> list[str]:
     """The evaluation of a policy on the problems of the job's part."""
-    problems = {'scan': 'scan', 'hard_scan': 'scan', 'table_scan': 'scan_34', 'guard_scan': 'scan_34'}.get(job.part, 'test')
+    problems = {
+        'scan': 'scan', 'hard_scan': 'scan', 'large_scan': 'scan', 'table_scan': 'scan_34', 'guard_scan': 'scan_34',
+    }.get(job.part, 'test')  # fmt: skip
     problems = 'cd34,cd4' if job.part in ('table', 'guard') else problems_file(problems)
     return ['python', '-m', 'bapo_jax.evaluate', f'--checkpoint={checkpoint}', f'--benchmarks={problems}', f'--samples={samples}']

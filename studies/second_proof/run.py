@@ -3,6 +3,7 @@
     python -m studies.second_proof.run                       # part 1, plan.md
     python -m studies.second_proof.run --part=2 --hours=2    # part 2, plan_2.md; starts no run after two hours
     python -m studies.second_proof.run --part=3              # part 3, plan_3.md; --part=4: plan_4.md
+    python -m studies.second_proof.run --part=5 --cores=2    # part 5, plan_5.md, on a GPU; a run for every two cores
     python -m studies.second_proof.analysis          # the numbers and verdicts, once no run is missing
 
 Run from the root of the repository. A row of rows.jsonl is a run of bapo_jax.train and an evaluation; it holds its commands.
@@ -34,12 +35,14 @@ from studies.second_proof.arms import (
 )  # fmt: skip
 from studies.second_proof.guard import wanted_guard
 from studies.second_proof.hard import wanted_hard
+from studies.second_proof.large import wanted_large
 from studies.second_proof.moves import moves
 from studies.second_proof.rows import FILE, Row, earlier_steps, of_today, read_rows, wanted
 from studies.second_proof.table import wanted_table
 
 FLAGS = flags.FLAGS
-flags.DEFINE_enum('part', '1', ['1', '2', '3', '4'], 'Which part of the study.')
+flags.DEFINE_enum('part', '1', ['1', '2', '3', '4', '5'], 'Which part of the study.')
+flags.DEFINE_integer('cores', 1, 'Cores of a run. Part 5 has the GPU as well.', lower_bound=1)
 flags.DEFINE_float('hours', 24.0, 'Start no run after this many hours.')
 
 
@@ -54,7 +57,8 @@ def measure(job: Job, earlier: Mapping[str, int]) -> Row:
         **job._asdict(), 'changes': ARMS[job.arm].changes, 'samples': SAMPLES[job.part], 'correct': answered(workdir, job),
         'commit': subprocess.run(['git', 'rev-parse', 'HEAD'], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip(),
         'base': hashlib.sha256((ROOT / ARMS[job.arm].base / 'model.safetensors').read_bytes()).hexdigest()[:16],
-        'cpu': cpu_name(), 'jax': importlib.metadata.version('jax'), 'date': datetime.datetime.now().isoformat(timespec='minutes'),
+        'cpu': cpu_name(), **({'gpu': gpu_name()} if FLAGS.part == '5' else {}), 'jax': importlib.metadata.version('jax'),
+        'date': datetime.datetime.now().isoformat(timespec='minutes'),
     }  # fmt: skip
     if ARMS[job.arm].steps:
         row |= spent(workdir)
@@ -76,9 +80,22 @@ def measure(job: Job, earlier: Mapping[str, int]) -> Row:
 
 def call(words: list[str], workdir: Path) -> None:
     """Runs a command; what it prints goes to a file. Raises CalledProcessError where it fails."""
-    environment = os.environ | {'JAX_COMPILATION_CACHE_DIR': str(ROOT / RUNS / 'cache'), 'JAX_PLATFORMS': 'cpu'}
+    environment = os.environ | {'JAX_COMPILATION_CACHE_DIR': str(ROOT / RUNS / 'cache')} | device()
     with (workdir / 'output.txt').open('a') as output:
         subprocess.run([sys.executable, *words[1:]], cwd=ROOT, env=environment, check=True, stdout=output, stderr=output)
+
+
+def device() -> dict[str, str]:
+    """The variables that give a process its device: a GPU in part 5, of whose memory each takes what it needs."""
+    if FLAGS.part == '5':
+        return {'JAX_PLATFORMS': 'cuda', 'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}
+    return {'JAX_PLATFORMS': 'cpu'}
+
+
+def gpu_name() -> str:
+    """The first GPU's name."""
+    asked = ['nvidia-smi', '--query-gpu=name', '--format=csv,noheader']
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()[0]
 
 
 def answered(workdir: Path, job: Job, step: int | None = None) -> list[int]:
@@ -117,7 +134,7 @@ def scored_earlier(job: Job, rows: list[Row]) -> dict[str, int]:
 def main(_) -> None:
     (ROOT / RUNS).mkdir(parents=True, exist_ok=True)
     write_problems()
-    rows, missing = read_rows(), {'1': wanted, '2': wanted_hard, '3': wanted_table, '4': wanted_guard}[FLAGS.part]
+    rows, missing = read_rows(), {'1': wanted, '2': wanted_hard, '3': wanted_table, '4': wanted_guard, '5': wanted_large}[FLAGS.part]
     last_start = time.monotonic() + 3600 * FLAGS.hours
 
     def work(job: Job) -> Row | None:
@@ -129,9 +146,9 @@ def main(_) -> None:
         print(f'{len(rows)} rows are there, {len(jobs)} runs to go before the next decision', flush=True)
         for base in sorted({ARMS[job.arm].base for job in jobs}):
             if not (ROOT / base / 'model.safetensors').is_file():
-                environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
-                subprocess.run([sys.executable, *BASE_COMMANDS[base].split()[1:]], cwd=ROOT, check=True, env=environment)
-        for row in on_each_core(work, jobs):
+                words = [sys.executable, *BASE_COMMANDS[base].split()[1:]]
+                subprocess.run(words, cwd=ROOT, check=True, env=os.environ | device())
+        for row in on_each_core(work, jobs, FLAGS.cores):
             if row is not None:
                 rows.append(row)
                 with FILE.open('a', encoding='utf-8') as f:
