@@ -31,8 +31,9 @@ def wanted_large(rows: Sequence[Row]) -> list[Job]:
 
 
 def seeds(rows: Sequence[Row]) -> list[int]:
-    """The seeds of which every arm is there."""
-    return [seed for seed in LARGE_SEEDS if all(seed in {row['seed'] for row in of_part(rows, FINAL, f'large_{a}')} for a in RATIO)]
+    """The seeds of which every arm is there, from one base: a GPU does not make it twice to the bit."""
+    of = {seed: [row['base'] for row in rows if row['part'] == FINAL and row['seed'] == seed] for seed in LARGE_SEEDS}
+    return [seed for seed, bases in of.items() if len(bases) == len(RATIO) and len(set(bases)) == 1]
 
 
 def of_arm(rows: Sequence[Row], arm: str) -> list[Row]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from bapo_jax.files import replace_part, write_text
 from studies.contrasts import Contrast
 from studies.first_proof.restated import all_rows, restated
-from studies.second_proof import analysis, guard, hard_analysis, table
+from studies.second_proof import analysis, guard, hard_analysis, large, table
 from studies.second_proof.arms import CONTRASTS, ROOT
 from studies.second_proof.guard import wanted_guard
 from studies.second_proof.hard import wanted_hard
@@ -39,13 +39,15 @@ SECTIONS = {
     'Part 2: from a base that searches': (hard_analysis.search_table, hard_analysis.search_contrasts),
     'Part 3: thirteen methods': (table.table, table.scan_table),
     "Part 4: the quickstart's guard": (guard.outcome, guard.five_seeds_table, guard.scan_table),
+    'Part 5: a larger policy': (large.contrasts_table, large.arms_table, large.scan_table),
 }
 
 
 def whole(rows: Sequence[Row]) -> set[str]:
-    """The parts of which no run is missing."""
+    """The parts of which no run is missing, and part 5 where enough of its seeds are there."""
     missing = {'Part 1': wanted, 'Part 2': wanted_hard, 'Part 3': wanted_table, 'Part 4': wanted_guard}
-    return {part for part, jobs in missing.items() if not jobs(rows)}
+    there = {part for part, jobs in missing.items() if not jobs(rows)}
+    return there | ({'Part 5'} if len(large.seeds(rows)) >= large.LEAST else set())
 
 
 def page(rows: Sequence[Row]) -> str:

@@ -1,4 +1,4 @@
-"""Jobs of one core each: as many under way as there are cores, and none begun after a failure."""
+"""Jobs of a core each, or of several: as many under way as the cores allow, and none begun after a failure."""
 
 import os
 import threading
@@ -10,15 +10,16 @@ from benchmarks.cores import on_each_core
 CORES = len(os.sched_getaffinity(0))
 
 
-def test_every_item_is_worked_on_by_a_thread_with_one_core():
+@pytest.mark.parametrize('cores', sorted({1, CORES}))
+def test_every_item_is_worked_on_by_a_thread_with_its_cores(cores):
     seen = set()
 
     def work(item):
         seen.add(tuple(os.sched_getaffinity(0)))
         return 2 * item
 
-    assert sorted(on_each_core(work, range(20))) == [2 * i for i in range(20)]
-    assert seen and all(len(cores) == 1 for cores in seen)
+    assert sorted(on_each_core(work, range(20), cores)) == [2 * i for i in range(20)]
+    assert {len(of) for of in seen} == {cores}
 
 
 def test_after_a_failure_no_item_is_begun_and_those_under_way_are_yielded():
