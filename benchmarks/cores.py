@@ -11,8 +11,7 @@ from typing import Any
 
 
 def on_each_core(work: Callable[[Any], Any], items: Iterable[Any], cores: int = 1) -> Iterator[Any]:
-    """Yields `work(item)` as each ends, with as many under way as the machine has times `cores`. A process that `work` starts has
-    so many cores alone.
+    """Yields `work(item)` as each ends, as many under way as that allows: a process that `work` starts has `cores` cores alone.
 
     After a failure no further item is begun. Its error is raised once the items under way have ended and been yielded.
     """

@@ -31,7 +31,7 @@ def wanted_large(rows: Sequence[Row]) -> list[Job]:
 
 
 def seeds(rows: Sequence[Row]) -> list[int]:
-    """The seeds of which every arm is there, from one base: a GPU does not make it twice to the bit."""
+    """The seeds of which every arm is there, from one base: made again on a GPU it may differ."""
     of = {seed: [row['base'] for row in rows if row['part'] == FINAL and row['seed'] == seed] for seed in LARGE_SEEDS}
     return [seed for seed, bases in of.items() if len(bases) == len(RATIO) and len(set(bases)) == 1]
 
