@@ -38,7 +38,8 @@ def seeds(rows: Sequence[Row]) -> list[int]:
 
 def of_arm(rows: Sequence[Row], arm: str) -> list[Row]:
     """The arm's runs of those seeds, in their order."""
-    return [row for row in of_part(rows, FINAL, f'large_{arm}') if row['seed'] in seeds(rows)]
+    whole = seeds(rows)
+    return [row for row in of_part(rows, FINAL, f'large_{arm}') if row['seed'] in whole]
 
 
 def difference(rows: Sequence[Row], a: str, b: str, score: Callable[[Row], float]) -> Contrast:
