@@ -1,4 +1,4 @@
-"""What plan.md and plan_2.md to plan_5.md measure: problems, arms, rates and seeds, and the commands of a run."""
+"""What plan.md and plan_2.md to plan_6.md measure: problems, arms, rates and seeds, and the commands of a run."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ KEPT = (201, 202)  # seeds whose rollouts of every step are kept, for P(mixed)
 SAMPLES = {
     'scan': 8, 'final': 32, 'ceiling': 32, 'base': 32, 'hard_scan': 8, 'hard': 32, 'search': 32, 'table_scan': 8, 'table': 32,
     'guard_scan': 32, 'guard': 32, 'large_scan': 8, 'large': 32,
+    'large_own_scan': 8, 'large_own': 32,
 }  # fmt: skip
 CONTRASTS = (('R', 'P'), ('RX', 'R'), ('R', 'G'))
 BASE_SEEDS = (1, 2)  # problems are sorted by the answers of one, and compared with those of the other
@@ -137,7 +138,7 @@ GUARD = {
         'over_mean_05': _OVER_MEAN | _REFERENCE,
     }.items()
 } | {'guard_base': Arm('bapo_tuned', {}, 0, QUICKSTART_BASE)}
-# Part 5: the arms of part 1 from a base of 12.7M parameters, on a GPU.
+# Parts 5 and 6: the arms of part 1 from a base of 12.7M parameters, on a GPU.
 _ON_GPU = {'rollout.rows': 512, 'learner.micro_batch_rows': 36, 'learner.remat': 'none', 'checkpoint.every': STEPS}
 LARGE = {
     **{
@@ -148,6 +149,7 @@ LARGE = {
     'large_base': Arm('bapo_tuned', {'rollout.rows': 512}, 0, LARGE_BASE),
 }
 LARGE_RATES, LARGE_SCAN_SEED, LARGE_SEEDS = (1.25e-5, 2.5e-5, 5e-5), 101, SEEDS[:8]
+OWN_RATES, OWN_SEEDS = (*LARGE_RATES, 1e-4), tuple(range(209, 215))
 ARMS = {**DECISIVE, **{name: arm for kind in KINDS.values() for name, arm in kind.items()}, **SEARCH, **TABLE, **GUARD, **LARGE}
 
 
@@ -208,7 +210,8 @@ def commands(job: Job, workdir: str) -> list[list[str]]:
 def evaluation(job: Job, checkpoint: str, samples: int) -> list[str]:
     """The evaluation of a policy on the problems of the job's part."""
     problems = {
-        'scan': 'scan', 'hard_scan': 'scan', 'large_scan': 'scan', 'table_scan': 'scan_34', 'guard_scan': 'scan_34',
+        'scan': 'scan', 'hard_scan': 'scan', 'large_scan': 'scan', 'large_own_scan': 'scan', 'table_scan': 'scan_34',
+        'guard_scan': 'scan_34',
     }.get(job.part, 'test')  # fmt: skip
     problems = 'cd34,cd4' if job.part in ('table', 'guard') else problems_file(problems)
     return ['python', '-m', 'bapo_jax.evaluate', f'--checkpoint={checkpoint}', f'--benchmarks={problems}', f'--samples={samples}']

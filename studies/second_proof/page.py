@@ -28,6 +28,7 @@ ASKED = {
     'R - G': 'filter and replay less GRPO: R - G',
 }
 EVIDENCE, FIGURE = ROOT / 'docs' / 'evidence.md', ROOT / 'docs' / 'evidence.png'
+LARGER = {'Part 5': large.FINAL, 'Part 6': large.OWN}
 SECTIONS = {
     'Part 1: the scan of learning rates': (analysis.rates_table,),
     'Part 1: the contrasts': (analysis.primary_table, analysis.guard_table, analysis.exploratory_table),
@@ -39,15 +40,16 @@ SECTIONS = {
     'Part 2: from a base that searches': (hard_analysis.search_table, hard_analysis.search_contrasts),
     'Part 3: thirteen methods': (table.table, table.scan_table),
     "Part 4: the quickstart's guard": (guard.outcome, guard.five_seeds_table, guard.scan_table),
-    'Part 5: a larger policy': (large.contrasts_table, large.arms_table, large.scan_table),
+    'Part 5: a larger policy': large.TABLES[large.FINAL],
+    'Part 6: a larger policy, every arm at its own best rate': large.TABLES[large.OWN],
 }
 
 
 def whole(rows: Sequence[Row]) -> set[str]:
-    """The parts of which no run is missing, and part 5 where enough of its seeds are there."""
+    """The parts of which no run is missing, and parts 5 and 6 where enough of their seeds are there."""
     missing = {'Part 1': wanted, 'Part 2': wanted_hard, 'Part 3': wanted_table, 'Part 4': wanted_guard}
     there = {part for part, jobs in missing.items() if not jobs(rows)}
-    return there | ({'Part 5'} if len(large.seeds(rows)) >= large.LEAST else set())
+    return there | {name for name, part in LARGER.items() if len(large.seeds(rows, part)) >= large.LEAST}
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -120,6 +122,9 @@ def main() -> None:
     write_text(PAGE, page(rows))
     replace_part(EVIDENCE, 'arms', analysis.arms_table(rows) + '\n')
     replace_part(EVIDENCE, 'contrasts', analysis.primary_table(rows) + '\n\n' + analysis.guard_table(rows) + '\n')
+    for name, part in LARGER.items():
+        if name in whole(rows):
+            replace_part(EVIDENCE, part, large.contrasts_table(rows, part) + '\n')
     draw(rows, FIGURE)
 
 

@@ -4,6 +4,7 @@
     python -m studies.second_proof.run --part=2 --hours=2    # part 2, plan_2.md; starts no run after two hours
     python -m studies.second_proof.run --part=3              # part 3, plan_3.md; --part=4: plan_4.md
     python -m studies.second_proof.run --part=5 --cores=2    # part 5, plan_5.md, on a GPU; a run for every two cores
+    python -m studies.second_proof.run --part=6 --cores=2    # part 6, plan_6.md: the same
     python -m studies.second_proof.analysis          # the numbers and verdicts, once no run is missing
 
 Run from the root of the repository. A row of rows.jsonl is a run of bapo_jax.train and an evaluation; it holds its commands.
@@ -35,14 +36,16 @@ from studies.second_proof.arms import (
 )  # fmt: skip
 from studies.second_proof.guard import wanted_guard
 from studies.second_proof.hard import wanted_hard
-from studies.second_proof.large import wanted_large
+from studies.second_proof.large import wanted_large, wanted_own
 from studies.second_proof.moves import moves
 from studies.second_proof.rows import FILE, Row, earlier_steps, of_today, read_rows, wanted
 from studies.second_proof.table import wanted_table
 
+WANTED = {'1': wanted, '2': wanted_hard, '3': wanted_table, '4': wanted_guard, '5': wanted_large, '6': wanted_own}  # runs of a part
+ON_GPU = ('5', '6')
 FLAGS = flags.FLAGS
-flags.DEFINE_enum('part', '1', ['1', '2', '3', '4', '5'], 'Which part of the study.')
-flags.DEFINE_integer('cores', 1, 'Cores of a run. Part 5 has the GPU as well.', lower_bound=1)
+flags.DEFINE_enum('part', '1', list(WANTED), 'Which part of the study.')
+flags.DEFINE_integer('cores', 1, 'Cores of a run. Parts 5 and 6 have the GPU as well.', lower_bound=1)
 flags.DEFINE_float('hours', 24.0, 'Start no run after this many hours.')
 
 
@@ -57,7 +60,7 @@ def measure(job: Job, earlier: Mapping[str, int]) -> Row:
         **job._asdict(), 'changes': ARMS[job.arm].changes, 'samples': SAMPLES[job.part], 'correct': answered(workdir, job),
         'commit': subprocess.run(['git', 'rev-parse', 'HEAD'], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip(),
         'base': hashlib.sha256((ROOT / ARMS[job.arm].base / 'model.safetensors').read_bytes()).hexdigest()[:16],
-        'cpu': cpu_name(), **({'gpu': gpu_name()} if FLAGS.part == '5' else {}), 'jax': importlib.metadata.version('jax'),
+        'cpu': cpu_name(), **({'gpu': gpu_name()} if FLAGS.part in ON_GPU else {}), 'jax': importlib.metadata.version('jax'),
         'date': datetime.datetime.now().isoformat(timespec='minutes'),
     }  # fmt: skip
     if ARMS[job.arm].steps:
@@ -86,8 +89,8 @@ def call(words: list[str], workdir: Path) -> None:
 
 
 def device() -> dict[str, str]:
-    """The variables that give a process its device: a GPU in part 5, of whose memory each takes what it needs."""
-    if FLAGS.part == '5':
+    """The variables that give a process its device: a GPU in parts 5 and 6, of whose memory each takes what it needs."""
+    if FLAGS.part in ON_GPU:
         return {'JAX_PLATFORMS': 'cuda', 'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}
     return {'JAX_PLATFORMS': 'cpu'}
 
@@ -134,7 +137,7 @@ def scored_earlier(job: Job, rows: list[Row]) -> dict[str, int]:
 def main(_) -> None:
     (ROOT / RUNS).mkdir(parents=True, exist_ok=True)
     write_problems()
-    rows, missing = read_rows(), {'1': wanted, '2': wanted_hard, '3': wanted_table, '4': wanted_guard, '5': wanted_large}[FLAGS.part]
+    rows, missing = read_rows(), WANTED[FLAGS.part]
     last_start = time.monotonic() + 3600 * FLAGS.hours
 
     def work(job: Job) -> Row | None:

@@ -1,4 +1,4 @@
-"""Part 5 of the second proof: the arms of part 1 from a larger base, seed after seed, and what two of them may not tell."""
+"""Parts 5 and 6 of the second proof: the arms of part 1 from a larger base, seed after seed, and what two of them may not tell."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from scipy import stats
 
 from studies.second_proof import large, page
 from studies.second_proof.arms import ARMS, DECISIVE, LARGE_BASE, Job, commands, fields
-from studies.second_proof.large import wanted_large
+from studies.second_proof.large import OWN, OWN_SCAN, RATIO, wanted_large, wanted_own
 
 
 def row(part, arm, rate, seed, correct, base='a'):
@@ -78,8 +78,39 @@ def test_the_tables_tell_what_the_rows_hold():
 
 def test_nothing_of_part_5_is_told_before_three_seeds(monkeypatch):
     monkeypatch.setattr(large, 'read_rows', lambda: with_seeds(3)[:-1])
-    with pytest.raises(SystemExit, match='2 seeds have all four arms, 3 are needed'):
+    with pytest.raises(SystemExit, match='fewer than 3 seeds have all four arms'):
         large.main()
     monkeypatch.setattr(page, 'wanted_hard', lambda rows: [None])  # part 2 asks for part 1's scan
     monkeypatch.setattr(page, 'wanted', lambda rows: [None])
     assert 'Part 5' in page.whole(with_seeds(3)) and 'Part 5' not in page.whole(with_seeds(3)[:-1])
+
+
+def own_scan():
+    best = {'G': 1, 'P': 2, 'R': 1, 'RX': 3}  # by place among the rates
+    jobs = wanted_own([])
+    return [row(*job, [12 - 2 * abs(i % 4 - best[job.arm.removeprefix('large_')]), 0]) for i, job in enumerate(jobs)]
+
+
+def test_part_6_scans_every_arm_with_all_its_steps_and_takes_each_to_its_own_best_rate():
+    assert [(job.part, job.arm) for job in wanted_own(scan())] == [(OWN_SCAN, f'large_{arm}') for arm in RATIO for _ in range(4)]
+    train, evaluate = commands(wanted_own([])[0], 'runs/x')
+    assert '--config.steps=240' in train and '--benchmarks=runs/second_proof/scan.jsonl' in evaluate and '--samples=8' in evaluate
+    jobs = wanted_own(own_scan())
+    assert [job.seed for job in jobs] == [seed for seed in range(209, 215) for _ in range(4)]
+    assert [(job.arm, job.rate) for job in jobs[:4]] == [
+        ('large_G', 2.5e-5), ('large_P', 5e-5), ('large_R', 2.5e-5), ('large_RX', 1e-4),
+    ]  # fmt: skip
+    _, evaluate = commands(jobs[0], 'runs/x')
+    assert '--benchmarks=runs/second_proof/test.jsonl' in evaluate and '--samples=32' in evaluate
+
+
+def test_part_6_tells_of_its_own_seeds_alone():
+    rows = scan() + own_scan()
+    there = [row(*job, [32, right_of(job.arm, job.seed + 1), 0]) for job in wanted_own(rows)[:12]]
+    scores = {arm: [100 * (32 + right_of(f'large_{arm}', seed + 1)) / 96 for seed in (209, 210, 211)] for arm in 'PR'}
+    rows = with_seeds(5) + own_scan() + there
+    contrasts, arms, by_rate = (table(rows) for table in large.TABLES[OWN])
+    assert '| 3 seeds |' in contrasts and f'| R - P | {np.mean(scores["R"]) - np.mean(scores["P"]):.2f} (' in contrasts
+    assert '| RX | 0.0001 |' in arms and '| 5 seeds |' in large.contrasts_table(rows)
+    assert '| G | 15.6 | **18.8** | 15.6 | 12.5 |' in by_rate and '| 15.6 | **18.8*** |' in by_rate
+    assert large.seeds(rows, OWN) == [209, 210, 211] and large.seeds(rows[:-1], OWN) == [209, 210]

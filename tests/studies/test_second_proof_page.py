@@ -5,7 +5,7 @@ from PIL import Image
 from test_second_proof import whole_study
 from test_second_proof_hard import whole_part_2
 
-from studies.second_proof import analysis, page
+from studies.second_proof import analysis, large, page
 from studies.second_proof.arms import CONTRASTS
 from studies.second_proof.rows import of_today, read_rows, wanted
 
@@ -45,6 +45,7 @@ def test_what_is_published_is_what_the_rows_say():
     evidence = page.EVIDENCE.read_text('utf-8')
     for table in (analysis.arms_table, analysis.primary_table, analysis.guard_table):
         assert table(rows) in evidence
+    assert large.contrasts_table(rows) in evidence
     for i, (a, b) in enumerate(CONTRASTS, start=1):
         contrast = analysis.difference(rows, a, b)
         [sentence] = [line for line in evidence.splitlines() if line.startswith(f'{i}. **')]
