@@ -26,6 +26,9 @@ ASKED = {
     'R - P': 'replay, at equal optimizer steps: R - P',
     'RX - R': 'X2 beside it, at equal responses: RX - R',
     'R - G': 'filter and replay less GRPO: R - G',
+    'soon - R': 'asked again where mixed is likely: soon - R',
+    'own - R': 'from prefixes of own answers: own - R',
+    'reference_05 - R': 'KL .05 to the reference: reference_05 - R',
 }
 EVIDENCE, FIGURE = ROOT / 'docs' / 'evidence.md', ROOT / 'docs' / 'evidence.png'
 LARGER = {'Part 5': large.FINAL, 'Part 6': large.OWN}
@@ -77,7 +80,7 @@ def lines(rows: Sequence[Row]) -> list[tuple[str, Contrast, Contrast | None]]:
     if 'Part 2' in whole(rows):
         best = hard_analysis.chosen(rows).values()
         kinds = [('', *(hard_analysis.kind_contrast(rows, s, 'R', score) for score in (accuracy, solved))) for s in best]
-        result += [('Ways to ask hard prompts, five seeds: exploratory', *kinds[0][1:]), *kinds[1:]]
+        result += [('Hard prompts and pass@k, five seeds: exploratory', *kinds[0][1:]), *kinds[1:]]
     first = [('', contrast, None) for contrast, _, _ in restated(all_rows())]
     return [*result, ('First proof, three to five seeds: exploratory', *first[0][1:]), *first[1:]]
 

@@ -24,7 +24,7 @@ def test_a_figure_has_every_contrast(tmp_path):
     names = [mean.name for _, mean, _ in shown]
     assert names[:6] == ['R - P', 'RX - R', 'R - G', 'epoch - R', 'often - R', 'over_mean - R'] and len(names) == 6 + 8
     assert [heading.split(',')[0] for heading, *_ in shown if heading] == [
-        'Second proof', 'Ways to ask hard prompts', 'First proof',
+        'Second proof', 'Hard prompts and pass@k', 'First proof',
     ]  # fmt: skip
     assert all(solved is not None for _, _, solved in shown[:6]) and all(solved is None for _, _, solved in shown[6:])
     page.draw(rows, tmp_path / 'forest.png')
