@@ -39,7 +39,7 @@ def wanted_own(rows: Sequence[Row]) -> list[Job]:
     scan = [Job(OWN_SCAN, f'large_{arm}', rate, LARGE_SCAN_SEED) for arm in RATIO for rate in OWN_RATES]
     if missing := [job for job in scan if job not in have]:
         return missing
-    rates = {arm: best_rate(rows, arm, OWN_SCAN) for arm in (f'large_{arm}' for arm in RATIO)}
+    rates = {f'large_{arm}': best_rate(rows, f'large_{arm}', OWN_SCAN) for arm in RATIO}
     finals = [Job(OWN, arm, rate, seed) for seed in OWN_SEEDS for arm, rate in rates.items()]
     return [job for job in finals if job not in have]
 

@@ -125,8 +125,9 @@ def main() -> None:
     write_text(PAGE, page(rows))
     replace_part(EVIDENCE, 'arms', analysis.arms_table(rows) + '\n')
     replace_part(EVIDENCE, 'contrasts', analysis.primary_table(rows) + '\n\n' + analysis.guard_table(rows) + '\n')
+    there = whole(rows)
     for name, part in LARGER.items():
-        if name in whole(rows):
+        if name in there:
             replace_part(EVIDENCE, part, large.contrasts_table(rows, part) + '\n')
     draw(rows, FIGURE)
 

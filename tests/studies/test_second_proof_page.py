@@ -5,9 +5,9 @@ from PIL import Image
 from test_second_proof import whole_study
 from test_second_proof_hard import whole_part_2
 
-from studies.second_proof import analysis, large, page
+from studies.second_proof import analysis, hard_analysis, large, page
 from studies.second_proof.arms import CONTRASTS
-from studies.second_proof.rows import of_today, read_rows, wanted
+from studies.second_proof.rows import accuracy, of_today, passed, read_rows, wanted
 
 
 def test_a_page_has_the_parts_that_are_whole():
@@ -46,6 +46,10 @@ def test_what_is_published_is_what_the_rows_say():
     for table in (analysis.arms_table, analysis.primary_table, analysis.guard_table):
         assert table(rows) in evidence
     assert large.contrasts_table(rows) in evidence
+    for setting in hard_analysis.chosen(rows).values():
+        mean, solved = (hard_analysis.kind_contrast(rows, setting, 'R', f) for f in (accuracy, lambda row: passed(row, 32)))
+        told = [f'{c.mean:.2f} ({analysis.interval(c.interval95)})' for c in (mean, solved)]
+        assert f'| {told[0]} | {told[1]} |' in evidence
     for i, (a, b) in enumerate(CONTRASTS, start=1):
         contrast = analysis.difference(rows, a, b)
         [sentence] = [line for line in evidence.splitlines() if line.startswith(f'{i}. **')]
