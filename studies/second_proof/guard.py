@@ -87,6 +87,21 @@ def wanted_guard(rows: Sequence[Row]) -> list[Job]:
     return [job for job in [*finals, Job(FINAL, BASE, 0.0, GUARD_SEEDS[0])] if job not in have]
 
 
+def again(rows: Sequence[Row]) -> Point:
+    """Part 7's point (plan_7.md): the highest mean among those of the scan that keep the base's pass@8."""
+    _, least = scores(base_of(rows, SCAN))
+    there = points(rows)
+    return max((point for point in there if there[point][1] >= least), key=lambda point: there[point][0])
+
+
+def wanted_again(rows: Sequence[Row]) -> list[Job]:
+    """The runs of part 7 that are missing, given those of today; part 4's first."""
+    if missing := wanted_guard(rows):
+        return missing
+    have, point = set(map(job_of, rows)), again(rows)
+    return [job for seed in GUARD_SEEDS if (job := Job(FINAL, point.arm, point.rate, seed)) not in have]
+
+
 def on(row: Row, problems: slice) -> Row:
     """The row with these problems alone."""
     return {**row, 'correct': row['correct'][problems]}

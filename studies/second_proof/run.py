@@ -5,6 +5,7 @@
     python -m studies.second_proof.run --part=3              # part 3, plan_3.md; --part=4: plan_4.md
     python -m studies.second_proof.run --part=5 --cores=2    # part 5, plan_5.md, on a GPU; a run for every two cores
     python -m studies.second_proof.run --part=6 --cores=2    # part 6, plan_6.md: the same
+    python -m studies.second_proof.run --part=7              # part 7, plan_7.md: part 4 once more
     python -m studies.second_proof.analysis          # the numbers and verdicts, once no run is missing
 
 Run from the root of the repository. A row of rows.jsonl is a run of bapo_jax.train and an evaluation; it holds its commands.
@@ -34,14 +35,16 @@ from benchmarks.host_load import cpu_name
 from studies.second_proof.arms import (
     ARMS, BASE_COMMANDS, GUARD_STEPS, ROOT, RUNS, SAMPLES, Job, commands, evaluation, keeps_rollouts, write_problems,
 )  # fmt: skip
-from studies.second_proof.guard import wanted_guard
+from studies.second_proof.guard import wanted_again, wanted_guard
 from studies.second_proof.hard import wanted_hard
 from studies.second_proof.large import wanted_large, wanted_own
 from studies.second_proof.moves import moves
 from studies.second_proof.rows import FILE, Row, earlier_steps, of_today, read_rows, wanted
 from studies.second_proof.table import wanted_table
 
-WANTED = {'1': wanted, '2': wanted_hard, '3': wanted_table, '4': wanted_guard, '5': wanted_large, '6': wanted_own}  # runs of a part
+WANTED = {  # runs of a part
+    '1': wanted, '2': wanted_hard, '3': wanted_table, '4': wanted_guard, '5': wanted_large, '6': wanted_own, '7': wanted_again,
+}  # fmt: skip
 ON_GPU = ('5', '6')
 FLAGS = flags.FLAGS
 flags.DEFINE_enum('part', '1', list(WANTED), 'Which part of the study.')
