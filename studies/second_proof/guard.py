@@ -1,6 +1,8 @@
-"""Part 4 (plan_4.md): which runs are wanted next, and the guard's figures: python -m studies.second_proof.guard
+"""Parts 4 and 7 (plan_4.md, plan_7.md): which runs are wanted next, and the guard's figures.
 
-Refuses while a run is missing.
+    python -m studies.second_proof.guard
+
+Refuses while a run of part 4 is missing; part 7 is told once it is whole.
 """
 
 from __future__ import annotations
@@ -9,10 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from bapo_jax.tasks.countdown_data import TEST_ROWS
-from studies.contrasts import mean_interval, paired
+from studies.contrasts import Contrast, mean_interval, paired
 from studies.first_proof.rows import markdown_table
 from studies.second_proof.arms import GUARD, GUARD_RATE, GUARD_SCAN_SEED, GUARD_SEEDS, GUARD_STEPS, Job
 from studies.second_proof.rows import Row, accuracy, job_of, of_today, passed, read_rows
@@ -22,6 +22,7 @@ MARGIN, RISE, FALL = 9.0, 8.0, 2.0  # points of the mean that qualify and that t
 SETTINGS = [arm for arm in GUARD if GUARD[arm].steps]
 CD34, CD4 = slice(0, TEST_ROWS), slice(TEST_ROWS, 2 * TEST_ROWS)  # of a row's problems
 SECOND = 2  # settings that are scanned at half the rate
+ALPHA = 0.05
 
 
 class Point(NamedTuple):
@@ -132,10 +133,10 @@ def scan_table(rows: Sequence[Row]) -> str:
 
 
 def five_seeds_table(rows: Sequence[Row]) -> str:
-    """CD-34 and CD-4 of the best setting and of the quickstart as it is, after each step: means over five seeds."""
+    """CD-34 and CD-4 of part 7's point, once it is whole, of the best setting, and of the quickstart as it is: means over five seeds."""
     base = base_of(rows, FINAL)
     lines = [['base', '', '', *(f'{score:.1f}' for problems in (CD34, CD4) for score in scores(on(base, problems)))]]
-    for arm, rate in dict.fromkeys([best(rows)[:2], as_is()[:2]]):
+    for arm, rate in dict.fromkeys([*([] if wanted_again(rows) else [again(rows)[:2]]), best(rows)[:2], as_is()[:2]]):
         for step in GUARD_STEPS:
             of = [of_point(rows, Point(arm, rate, step), problems) for problems in (CD34, CD4)]
             cells = [mean_interval([scores(row)[i] for row in runs]) for runs in of for i in (0, 1)]
@@ -144,37 +145,63 @@ def five_seeds_table(rows: Sequence[Row]) -> str:
     return markdown_table(head, lines)
 
 
+def less(rows: Sequence[Row], point: Point) -> tuple[Contrast, Contrast]:
+    """The point less the base on CD-34, five seeds: mean@32 and pass@8."""
+    base = scores(on(base_of(rows, FINAL), CD34))
+    mean, solved = ([scores(row)[i] - base[i] for row in of_point(rows, point)] for i in (0, 1))
+    return paired('mean@32', mean), paired('pass@8', solved)
+
+
+def rises(rows: Sequence[Row], point: Point) -> bool:
+    return less(rows, point)[0].mean >= RISE
+
+
+def holds(rows: Sequence[Row], point: Point) -> bool:
+    """Whether the guard does."""
+    return rises(rows, point) and less(rows, point)[1].mean >= -FALL
+
+
 def outcome(rows: Sequence[Row]) -> str:
     """What plan_4.md decides: whether the guard holds, and whether the quickstart changes."""
-    base, point = scores(on(base_of(rows, FINAL), CD34)), best(rows)
+    return told(rows, best(rows), rises(rows, best(rows)), ALPHA)
+
+
+def outcome_again(rows: Sequence[Row]) -> str:
+    """What plan_7.md decides: the same of one more point, at half the level."""
+    return told(rows, again(rows), holds(rows, again(rows)), ALPHA / 2)
+
+
+def told(rows: Sequence[Row], point: Point, enough: bool, level: float) -> str:
+    """The guard's figures of the point and of the quickstart as it is, and what becomes of the quickstart; `enough` is one condition
+    for a change, more pass@8 at the level the other."""
     lines = []
     for p in dict.fromkeys([point, as_is()]):
-        mean, solved = (paired('', [scores(row)[i] - base[i] for row in of_point(rows, p)]) for i in (0, 1))
-        holds = mean.mean >= RISE and solved.mean >= -FALL
-        cells = [f'{c.mean:.1f} ({c.interval95[0]:.1f} to {c.interval95[1]:.1f})' for c in (mean, solved)]
-        lines.append([f'{p.arm.removeprefix("guard_")}, {p.rate:g}, {p.step} steps', *cells, 'holds' if holds else 'does not hold'])
+        cells = [f'{c.mean:.2f} ({c.interval95[0]:.2f} to {c.interval95[1]:.2f})' for c in less(rows, p)]
+        lines.append([called(p), *cells, 'holds' if holds(rows, p) else 'does not hold'])
     table = markdown_table(['on CD-34, less the base', 'mean@32', 'pass@8', 'the guard'], lines)
-    return f'{table}\n\n{decision(rows)}'
-
-
-def decision(rows: Sequence[Row]) -> str:
-    point, base = best(rows), scores(on(base_of(rows, FINAL), CD34))
     if point == as_is():
-        return 'The quickstart stays as it is: it is the best of those tried.'
-    pairs = list(zip(of_point(rows, point), of_point(rows, as_is()), strict=True))
-    solved = paired('', [scores(x)[1] - scores(y)[1] for x, y in pairs])
-    rises = np.mean([scores(x)[0] for x, _ in pairs]) - base[0] >= RISE
-    low, high = solved.interval95
-    more = f'{solved.mean:.1f} ({low:.1f} to {high:.1f})'
-    decided = 'becomes the best setting' if low > 0 and rises else 'stays as it is'
-    return f'The quickstart {decided}: the pass@8 of the best of {len(points(rows))} tried is {more} points above its own.'
+        return f'{table}\n\nThe quickstart stays as it is: it is the best of those tried.'
+    pairs = zip(of_point(rows, point), of_point(rows, as_is()), strict=True)
+    more = paired('', [scores(x)[1] - scores(y)[1] for x, y in pairs])
+    decided = f'becomes {called(point)}' if enough and more.mean > 0 and more.p < level else 'stays as it is'
+    low, high = more.interval95
+    return (
+        f'{table}\n\nThe quickstart {decided}. The pass@8 of {called(point)}, one of {len(points(rows))} tried, is\n'
+        f'{more.mean:.2f} points ({low:.2f} to {high:.2f}) above its own. Its mean rises by {less(rows, point)[0].mean:.2f}; '
+        f'{RISE:g} are asked.'
+    )
+
+
+def called(point: Point) -> str:
+    return f'`{point.arm.removeprefix("guard_")}` at {point.rate:g}, {point.step} steps'
 
 
 def main() -> None:
     rows = of_today(read_rows())
     if missing := wanted_guard(rows):
         sys.exit(f'error: {len(missing)} runs are missing; python -m studies.second_proof.run --part=4 goes on with them')
-    print(scan_table(rows), five_seeds_table(rows), outcome(rows), sep='\n\n')
+    more = [] if wanted_again(rows) else [outcome_again(rows)]
+    print(scan_table(rows), five_seeds_table(rows), outcome(rows), *more, sep='\n\n')
 
 
 if __name__ == '__main__':

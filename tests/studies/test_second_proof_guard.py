@@ -1,4 +1,4 @@
-"""Part 4 of the second proof: the best setting by the plan's rule, and what its outcome says."""
+"""Parts 4 and 7 of the second proof: the best setting by the plan's rule, and what its outcome says."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from scipy import stats
 from bapo_jax.scores import pass_at_k
 from configs import quickstart
 from studies.second_proof import guard
-from studies.second_proof.arms import ARMS, GUARD, Job, commands, fields
+from studies.second_proof.arms import ARMS, GUARD, GUARD_SEEDS, Job, commands, fields
 from studies.second_proof.guard import SETTINGS, Point, best, best_settings, wanted_guard
 from studies.second_proof.run import scored_earlier
 
@@ -78,7 +78,7 @@ def whole(right):
 
 
 @pytest.mark.parametrize(
-    'share, guarded, decided', [(0.97, 'holds', 'becomes the best setting'), (0.7, 'does not hold', 'stays as it is')]
+    'share, guarded, decided', [(0.97, 'holds', 'becomes `over_mean` at 5e-05, 100 steps'), (0.7, 'does not hold', 'stays as it is')]
 )
 def test_the_outcome_is_what_the_rows_hold(share, guarded, decided):
     rng = np.random.default_rng(0)
@@ -99,12 +99,48 @@ def test_the_outcome_is_what_the_rows_hold(share, guarded, decided):
     lost = [solved(next(r for r in runs if r['arm'] == 'guard_over_mean')['earlier']['100']) - solved(base) for runs in of.values()]
     low, high = stats.t.interval(0.95, 4, np.mean(lost), stats.sem(lost))
     text = guard.outcome(rows)
-    [line] = [line for line in text.splitlines() if line.startswith('| over_mean, 5e-05, 100 steps |')]
-    assert f'| {np.mean(lost):.1f} ({low:.1f} to {high:.1f}) |' in line
+    [line] = [line for line in text.splitlines() if line.startswith('| `over_mean` at 5e-05, 100 steps |')]
+    assert f'| {np.mean(lost):.2f} ({low:.2f} to {high:.2f}) |' in line
     assert line.endswith(f'| {guarded} |') and (np.mean(lost) >= -2) == (guarded == 'holds')
-    assert f'The quickstart {decided}' in text and 'best of 30 tried' in text
+    assert f'The quickstart {decided}. ' in text and 'one of 30 tried' in text
     assert '**36.6 / ' in guard.scan_table(rows) and guard.scan_table(rows).count('**') == 2
     assert guard.five_seeds_table(rows).count('\n') == 2 + 2 * 3
+
+
+def test_a_mean_that_just_misses_the_rise_does_not_hold_the_guard(monkeypatch):
+    rows = whole(lambda arm, step: [{'guard_base': 8, 'guard_as_is': 12}.get(arm, 10)] * 399 + [1])
+    assert guard.less(rows, best(rows))[0].mean == pytest.approx(6.25) and not guard.rises(rows, best(rows))
+    monkeypatch.setattr(guard, 'RISE', 6.25)
+    assert guard.holds(rows, best(rows))
+
+
+def test_part_7_takes_the_highest_mean_that_keeps_what_the_base_solves():
+    kept, lost = [flat(80, 0), flat(90, 0), flat(100, 0)], [flat(80, 0), flat(110, 0), flat(225, 1)]
+    there = scan(higher=kept, reference_05=lost)
+    assert guard.again(there) == Point('guard_reference_05', 5e-5, 100)
+    assert guard.wanted_again(there) == wanted_guard(there)  # part 4 comes first
+    rows = whole(lambda arm, step: flat(90, 0) * 40)
+    rows += [row('guard_scan', 'guard_higher', 2.5e-5, 401, *kept)]
+    assert guard.wanted_again(rows) == [Job('guard', 'guard_higher', 2.5e-5, seed) for seed in GUARD_SEEDS]
+    rows += [row(*job, *[flat(100, 0) * 40] * 3) for job in guard.wanted_again(rows)]
+    assert guard.wanted_again(rows) == [] and '| higher | 2.5e-05 | 200 |' in guard.five_seeds_table(rows)
+
+
+def test_the_quickstart_changes_where_its_pass_at_8_is_beaten_at_the_level(monkeypatch):
+    rng = np.random.default_rng(0)
+    rows = whole(lambda arm, step: [8] * 400 if arm == 'guard_base' else [0, 0, *rng.integers(8, 18, 398).tolist()])
+    point = best(rows)
+    pairs = zip(guard.of_point(rows, point), guard.of_point(rows, guard.as_is()))
+    difference = [guard.scores(x)[1] - guard.scores(y)[1] for x, y in pairs]
+    assert np.mean(difference) > 0
+    p = stats.ttest_1samp(difference, 0).pvalue
+    assert 'The quickstart becomes' in guard.told(rows, point, True, 1.01 * p)
+    assert 'The quickstart stays' in guard.told(rows, point, True, 0.99 * p)
+    assert 'The quickstart stays' in guard.told(rows, point, False, 1.01 * p)
+    again = guard.again(rows)
+    monkeypatch.setattr(guard, 'told', lambda rows, point, enough, level: (point, enough, level))
+    assert guard.outcome_again(rows) == (again, guard.holds(rows, again), 0.025)
+    assert guard.outcome(rows) == (point, guard.rises(rows, point), 0.05)
 
 
 def test_nothing_of_the_guard_is_told_while_a_run_is_missing(monkeypatch):
