@@ -133,7 +133,7 @@ def scan_table(rows: Sequence[Row]) -> str:
 
 
 def five_seeds_table(rows: Sequence[Row]) -> str:
-    """CD-34 and CD-4 of part 7's point, once it is whole, of the best setting, and of the quickstart as it is: means over five seeds."""
+    """CD-34 and CD-4, means over five seeds: part 7's point once it is whole, the best setting, and the quickstart as it is."""
     base = base_of(rows, FINAL)
     lines = [['base', '', '', *(f'{score:.1f}' for problems in (CD34, CD4) for score in scores(on(base, problems)))]]
     for arm, rate in dict.fromkeys([*([] if wanted_again(rows) else [again(rows)[:2]]), best(rows)[:2], as_is()[:2]]):
