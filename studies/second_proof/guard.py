@@ -167,15 +167,15 @@ def outcome(rows: Sequence[Row]) -> str:
 
 
 def outcome_again(rows: Sequence[Row]) -> str:
-    """What plan_7.md decides: the same of one more point, at half the level."""
-    return told(rows, again(rows), holds(rows, again(rows)), ALPHA / 2)
+    """What plan_7.md decides: the same of one more point, at half the level. Part 4's stands beside it."""
+    return told(rows, again(rows), holds(rows, again(rows)), ALPHA / 2, beside=[best(rows)])
 
 
-def told(rows: Sequence[Row], point: Point, enough: bool, level: float) -> str:
-    """The guard's figures of the point and of the quickstart as it is, and what becomes of the quickstart; `enough` is one condition
-    for a change, more pass@8 at the level the other."""
+def told(rows: Sequence[Row], point: Point, enough: bool, level: float, beside: Sequence[Point] = ()) -> str:
+    """The guard's figures of the point, of those beside it and of the quickstart as it is, and what becomes of the quickstart;
+    `enough` is one condition for a change, more pass@8 at the level the other."""
     lines = []
-    for p in dict.fromkeys([point, as_is()]):
+    for p in dict.fromkeys([point, *beside, as_is()]):
         cells = [f'{c.mean:.2f} ({c.interval95[0]:.2f} to {c.interval95[1]:.2f})' for c in less(rows, p)]
         lines.append([called(p), *cells, 'holds' if holds(rows, p) else 'does not hold'])
     table = markdown_table(['on CD-34, less the base', 'mean@32', 'pass@8', 'the guard'], lines)

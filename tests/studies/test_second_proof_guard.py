@@ -124,6 +124,8 @@ def test_part_7_takes_the_highest_mean_that_keeps_what_the_base_solves():
     assert guard.wanted_again(rows) == [Job('guard', 'guard_higher', 2.5e-5, seed) for seed in GUARD_SEEDS]
     rows += [row(*job, *[flat(100, 0) * 40] * 3) for job in guard.wanted_again(rows)]
     assert guard.wanted_again(rows) == [] and '| higher | 2.5e-05 | 200 |' in guard.five_seeds_table(rows)
+    told = [line.split('|')[1].strip() for line in guard.outcome_again(rows).splitlines() if line.startswith('| `')]
+    assert told == ['`higher` at 2.5e-05, 200 steps', '`over_mean` at 5e-05, 100 steps', '`as_is` at 5e-05, 200 steps']
 
 
 def test_the_quickstart_changes_where_its_pass_at_8_is_beaten_at_the_level(monkeypatch):
@@ -138,8 +140,8 @@ def test_the_quickstart_changes_where_its_pass_at_8_is_beaten_at_the_level(monke
     assert 'The quickstart stays' in guard.told(rows, point, True, 0.99 * p)
     assert 'The quickstart stays' in guard.told(rows, point, False, 1.01 * p)
     again = guard.again(rows)
-    monkeypatch.setattr(guard, 'told', lambda rows, point, enough, level: (point, enough, level))
-    assert guard.outcome_again(rows) == (again, guard.holds(rows, again), 0.025)
+    monkeypatch.setattr(guard, 'told', lambda rows, *of, beside=(): (*of, *beside))
+    assert guard.outcome_again(rows) == (again, guard.holds(rows, again), 0.025, point)
     assert guard.outcome(rows) == (point, guard.rises(rows, point), 0.05)
 
 
