@@ -321,6 +321,10 @@ ROWS = (
         'stays 1, so the previous policy counts only with a later learner.switch_step. Dual clip 3 stays',
     ),
     RowDeparture(
+        'bapo_guarded', 'MaxRL has no KL; BAPO has group_std advantages and a KL to the behaviour policy',
+        'both at once: over_mean advantages on the adaptive batch, and a KL of .05 to the initial policy',
+    ),
+    RowDeparture(
         'bapo_posterior', 'Reinforce-Ada asks a prompt in rounds within one step, until it has enough right responses, and draws a '
         'balanced group of fixed size from all rounds',
         'hard prompts alone, asked again after an epoch; a pooled group is all responses of two rounds, and is normalised by itself',

@@ -180,6 +180,11 @@ METHODS: dict[str, Method] = {
     ),
     'bapo': _BAPO,
     'bapo_tuned': _TUNED,
+    'bapo_guarded': _TUNED.but(
+        'bapo_tuned that keeps pass@k: rewards divided by their mean as in MaxRL, and held close to the initial policy',
+        'studies/second_proof, parts 4 and 7',
+        learning={'learner.advantage': 'over_mean', 'learner.kl_target': 'reference', 'learner.kl_coef': 0.05},
+    ),
     'bapo_posterior': _TUNED.but(
         'bapo_tuned with hard prompts asked again after an epoch, those first whose next group is likeliest to be mixed',
         'studies/second_proof; pooling as in Reinforce-Ada, arXiv 2510.04996',

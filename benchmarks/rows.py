@@ -87,6 +87,7 @@ PARTS: dict[str, dict[str, Callable[[Rows], bool]]] = {
     'ba_ppo': {'X1': x1, 'X3': x3, 'explains variance': lambda rows: rows[-1].get('critic/explained_variance') is not None},
     'bapo': {'delays': delayed, 'X1': x1, 'X2': x2, 'X3': x3},
     'bapo_tuned': {'X1': x1, 'X3': x3},
+    'bapo_guarded': {'X1': x1, 'X3': x3},
     'bapo_posterior': {'X1': x1, 'X2': x2, 'X3': x3, 'pools': lambda rows: total(rows, 'retries/pooled') > 0},
     'bapo_continue': {
         'X1': x1, 'X2': x2, 'X3': x3, 'gives first tokens': lambda rows: total(rows, 'retries/given_share') > 0,

@@ -17,7 +17,7 @@ from bapo_jax.config import default_config
 from bapo_jax.methods import apply_method
 
 
-def get_config(method: str = 'bapo_tuned'):
+def get_config(method: str = 'bapo_guarded'):
     c = default_config()
     c.steps = 200
     c.model.path = str(Path(__file__).resolve().with_name('quickstart_base'))

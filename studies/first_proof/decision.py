@@ -1,4 +1,4 @@
-"""Numbers and tables of the section "The decision": every choice of bapo_tuned and the quickstart, and what it was chosen over."""
+"""Numbers and tables of the section "The decision": every choice of bapo_tuned, and what it was chosen over."""
 
 from __future__ import annotations
 

@@ -141,6 +141,13 @@ def bapo(groups):
     return token_mean(groups, z, loss)
 
 
+def bapo_guarded(groups):
+    def loss(t, a):
+        return clipped(np.exp(t.logp - t.behaviour), a) + BETA * k3(t, 'reference') - ENTROPY * t.entropy
+
+    return token_mean(groups, over_mean, loss)
+
+
 def bapo_mini(groups):
     return token_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.behaviour), a, high=0.28, dual=10) - ENTROPY * t.entropy)
 
@@ -205,10 +212,11 @@ def cispo(groups, at=None):
     return token_mean(groups, z, lambda t, a: -next(weights) * a * t.logp - ENTROPY * t.entropy)
 
 
-def maxrl(groups):
-    def over_mean(rewards):
-        return (rewards - rewards.mean()) / (rewards.mean() + 1e-6)
+def over_mean(rewards):
+    return (rewards - rewards.mean()) / (rewards.mean() + 1e-6)
 
+
+def maxrl(groups):
     return token_mean(groups, over_mean, lambda t, a: clipped(np.exp(t.logp - t.proximal), a) - ENTROPY * t.entropy)
 
 
@@ -232,7 +240,7 @@ STATEMENTS = {
     'dr_grpo': dr_grpo, 'gspo': gspo, 'cispo': cispo, 'maxrl': maxrl, 'ppo': ppo, 'ba_ppo': ba_ppo, 'grpo': grpo,
     'grpo_v5': grpo_v5, 'dapo': dapo, 'mopps': mopps, 'repo': repo, 'remix': remix, 'bapo': bapo, 'bapo_tuned': bapo,
     'bapo_official': bapo_official, 'bapo_mini': bapo_mini, 'bapo_no_x2': bapo, 'bapo_no_x3': bapo, 'bapo_posterior': bapo,
-    'bapo_continue': bapo,
+    'bapo_continue': bapo, 'bapo_guarded': bapo_guarded,
 }  # fmt: skip
 # What a row sets to 0 itself, the statement leaves out: here it is set as the row has it.
 OWN = {'dapo': {'learner.entropy_coef': 0.0}}

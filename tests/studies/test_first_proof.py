@@ -70,7 +70,7 @@ def test_a_slow_machine_changes_nothing_at_equal_seconds():
     assert less(rows, 'a', 'b', 'seconds') == pytest.approx((-0.4, -0.4, -0.4))
 
 
-def test_the_quickstart_trains_as_a_row_of_the_study_did():
+def test_bapo_tuned_trains_as_a_row_of_the_study_did():
     """Every field is the same, but those that X2 alone reads and the bounds of X3, which admit the same groups."""
     tuned, row = quickstart.get_config('bapo_tuned'), quickstart.get_config('bapo')
     (setting,) = (s for s in settings() if (s.base, s.name) == ('quickstart', 'wide_no_x2'))

@@ -1,14 +1,18 @@
 """Parts 4 and 7 of the second proof: the best setting by the plan's rule, and what its outcome says."""
 
+import json
+
 import numpy as np
 import pytest
 from scipy import stats
 
+from bapo_jax.run.directory import differences
 from bapo_jax.scores import pass_at_k
 from configs import quickstart
 from studies.second_proof import guard
 from studies.second_proof.arms import ARMS, GUARD, GUARD_SEEDS, Job, commands, fields
 from studies.second_proof.guard import SETTINGS, Point, best, best_settings, wanted_guard
+from studies.second_proof.rows import of_today, read_rows
 from studies.second_proof.run import scored_earlier
 
 
@@ -149,3 +153,13 @@ def test_nothing_of_the_guard_is_told_while_a_run_is_missing(monkeypatch):
     monkeypatch.setattr(guard, 'read_rows', lambda: scan())
     with pytest.raises(SystemExit, match='2 runs are missing'):
         guard.main()
+
+
+def test_the_shipped_quickstart_is_what_the_rows_decided():
+    rows = of_today(read_rows())
+    point, shipped = guard.again(rows), quickstart.get_config()
+    assert not guard.wanted_again(rows) and f'The quickstart becomes {guard.called(point)}. ' in guard.outcome_again(rows)
+    assert (shipped.learner.learning_rate, shipped.steps) == (point.rate, point.step)
+    trained = quickstart.get_config(GUARD[point.arm].method)
+    trained.update_from_flattened_dict({k: v for k, v in GUARD[point.arm].changes.items() if not k.startswith('task.')})
+    assert set(differences(json.loads(trained.to_json()), json.loads(shipped.to_json()))) == {'method'}
