@@ -38,8 +38,8 @@ def measure(engine: str, seed: int) -> dict[str, float]:
     shutil.rmtree(workdir, ignore_errors=True)
     workdir.mkdir(parents=True)
     words = [
-        sys.executable, '-m', 'bapo_jax.train', '--config=configs/quickstart.py', f'--workdir={workdir}', *ENGINES[engine],
-        f'--config.seed={seed}', f'--config.steps={FLAGS.steps}', "--config.evaluate.benchmarks=('cd34',)",
+        sys.executable, '-m', 'bapo_jax.train', '--config=configs/quickstart.py:bapo_tuned', f'--workdir={workdir}',
+        *ENGINES[engine], f'--config.seed={seed}', f'--config.steps={FLAGS.steps}', "--config.evaluate.benchmarks=('cd34',)",
         '--config.evaluate.track_prompts=0', '--config.rollouts.every=0',
     ]  # fmt: skip
     with (workdir / 'output.txt').open('w') as output:

@@ -79,7 +79,7 @@ def arm(overlap: bool, policy: Path, workdir: Path, cores: str, engine: list[str
     """Trains on these cores; the metrics of the steps that count."""
     v = FLAGS.sync_every
     words = [
-        sys.executable, '-m', 'bapo_jax.train', '--config=configs/quickstart.py', f'--workdir={workdir}', *engine,
+        sys.executable, '-m', 'bapo_jax.train', '--config=configs/quickstart.py:bapo_tuned', f'--workdir={workdir}', *engine,
         f'--config.model.path={policy}', '--config.task.reward=overlap:even', f'--config.rollout.overlap={overlap}',
         f'--config.rollout.sync_every={v}', f'--config.rollout.max_response_tokens={LONGEST}', '--config.learner.slot_tokens=0',
         f'--config.learner.row_tokens={2 * (16 + LONGEST)}', '--config.learner.micro_batch_rows=4',

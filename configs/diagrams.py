@@ -7,7 +7,7 @@
 Time: 4 minutes. Score on 200 held-out figures: mean@8 6.9 -> 40.9 %, pass@8 40.5 -> 64.0 % (seed 1; seed 2: 7.4 -> 34.7, 43.5 -> 59.0).
 With white pictures it stays at 0.8 and 1.3 %. docs/diagrams.md has the task, and how the policy it starts from was made.
 
-What differs from the paper is what differs in configs/quickstart.py, for the reasons given there.
+What differs from the paper is what differs in configs/quickstart.py:bapo_tuned, for the reasons given there.
 """
 
 from pathlib import Path
