@@ -19,6 +19,7 @@ from studies.second_proof.rows import Row, accuracy, best_rate, job_of, of_part,
 
 SCAN = 'table_scan'
 METHODS = [arm for arm in TABLE if TABLE[arm].steps]
+MARKS = '`*`: a rate at an edge of those tried. `†`: seconds of another processor than GRPO\'s.'
 BENCHMARKS = {'CD-34': slice(0, TEST_ROWS), 'CD-4': slice(TEST_ROWS, 2 * TEST_ROWS)}  # of a row's problems
 
 
@@ -55,10 +56,11 @@ def table(rows: Sequence[Row]) -> str:
             cells += [f'{less.mean:.1f} ({less.interval95[0]:.1f} to {less.interval95[1]:.1f})' if less else '']
             cells += [f'{np.mean([row[name] for row in of]) / unit:,.{digits}f}' for name, unit, digits in
                       (('responses', 1, 0), ('tokens', 1e6, 1), ('seconds', 1, 0))]  # fmt: skip
+            cells[-1] += '' if {row['cpu'] for row in of} == {row['cpu'] for row in grpo} else '†'
         lines.append([*cells, *[''] * (10 - len(cells))])
     head = ['method', 'rate', *(f'{b} {score}' for b in BENCHMARKS for score in ('mean@32', 'pass@32')), 'mean@32 less GRPO, both',
             'responses', '10⁶ tokens in batches', 'seconds']  # fmt: skip
-    return markdown_table(head, lines)
+    return f'{markdown_table(head, lines)}\n\n{MARKS}'
 
 
 def scan_table(rows: Sequence[Row]) -> str:

@@ -16,7 +16,7 @@ from studies.second_proof.table import METHODS, wanted_table
 
 def row(part, arm, rate, seed, correct):
     return {'part': part, 'arm': arm, 'rate': rate, 'seed': seed, 'changes': ARMS[arm].changes, 'samples': 8, 'correct': correct,
-            'responses': 60_000, 'tokens': 5e6, 'seconds': 400}  # fmt: skip
+            'responses': 60_000, 'tokens': 5e6, 'seconds': 400, 'cpu': 'another' if arm == 'table_remix' else 'one'}  # fmt: skip
 
 
 def scan(best):
@@ -82,7 +82,7 @@ def test_the_table_tells_what_the_rows_hold():
     assert lines['dapo'][1] == '0.0001*' and lines['dapo'][2].startswith(f'{np.mean(cd34):.1f} (')
     low, high = stats.t.interval(0.95, 2, both.mean(), stats.sem(both))
     assert lines['dapo'][6] == f'{both.mean():.1f} ({low:.1f} to {high:.1f})' and lines['grpo'][6] == ''
-    assert lines['dapo'][7:] == ['60,000', '5.0', '400 |']
+    assert lines['dapo'][7:] == ['60,000', '5.0', '400 |'] and lines['remix'][9] == '400† |'
     assert '| dapo | 37.5 | 37.5 | **75.0** |' in table.scan_table(there)
 
 
