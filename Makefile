@@ -1,4 +1,4 @@
-# make train, make quick and make test each set up what they need. Wants Python 3.11 or 3.12 with venv; everything goes into .venv.
+# make train, make check, make quick and make test each set up what they need. Wants Python 3.11 or 3.12 with venv; everything goes into .venv.
 #   PYTHON=/path/to/python3.12   another interpreter (then `make clean-env` first)
 #   JAX=cuda or JAX=tpu          the accelerator's JAX
 #   ARGS='--config.steps=20'     more flags for train, or for pytest
@@ -21,12 +21,24 @@ env: .venv/ready-$(JAX)
 train: env
 	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m bapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart $(ARGS)
 
-test: .venv/ready-test vllm-env tpu-compiler inspect-env browser
-	.venv/bin/python -m pytest $(ARGS)
+# Two workers, for two cores and 24 GiB; tests/conftest.py says which tests stay together. WORKERS=0 runs them in one process.
+WORKERS ?= 2
+PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+
+# What it needs is installed side by side.
+test:
+	@$(MAKE) -j3 .venv/ready-test vllm-env tpu-compiler browser
+	$(PYTEST) $(ARGS)
 
 # Without the tests that start servers or processes, or train whole runs.
 quick: .venv/ready-test
-	.venv/bin/python -m pytest -m 'not slow' $(ARGS)
+	$(PYTEST) -m 'not slow' $(ARGS)
+
+# Before each commit: what needs numpy alone, and what the pages and tables say.
+CHECK = replay learner/test_credit.py learner/test_packing.py run/test_metric_table.py studies test_config.py test_departures.py \
+	test_docs.py test_fields.py test_files.py test_groups.py test_imports.py test_methods.py test_pages.py test_scores.py
+check: .venv/ready-test
+	$(PYTEST) -m 'not slow' $(CHECK:%=tests/%) $(ARGS)
 
 # The quick tests once more; the versions that they pass with go into docs/start.md.
 versions: .venv/ready-test
@@ -94,8 +106,10 @@ tpu-compiler: .tpu-compiler/ready
 		print(next(r.split(";")[0] for r in m.requires("jax") if r.startswith("libtpu")))')"
 	@touch $@
 
-# Inspect, which reads what `report.inspect_log` wrote. Its many packages would hold some of ours back, so it stands alone.
-inspect-env: .venv-inspect/ready
+# Inspect itself reads what `report.inspect_log` wrote; the tests read it by its format, restated. Its many packages would hold some of
+# ours back, so it stands alone.
+inspect: .venv/ready-test .venv-inspect/ready
+	.venv/bin/python -m pytest tests/report/inspect_itself.py
 
 .venv-inspect/ready:
 	$(PYTHON) -m venv --clear .venv-inspect
@@ -123,4 +137,4 @@ train-vllm: env vllm-env
 clean-env:
 	rm -rf .venv .venv-vllm .venv-audit .venv-inspect .tpu-compiler
 
-.PHONY: help env train test versions rows quick faults fuzz audit gpu-report vllm-env tpu-compiler inspect-env browser train-vllm clean-env
+.PHONY: help env train test quick check versions rows faults fuzz audit gpu-report vllm-env tpu-compiler inspect browser train-vllm clean-env

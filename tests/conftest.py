@@ -11,6 +11,13 @@ os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'
 
 import functools
 import json
+import tempfile
+
+# One cache of compiled programs for the whole suite: its workers read it, and so does every process that a test starts.
+if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+    PROGRAMS = tempfile.TemporaryDirectory(prefix='bapo-programs-', ignore_cleanup_errors=True)
+    os.environ['JAX_COMPILATION_CACHE_DIR'] = PROGRAMS.name
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
 
 import jax
 import jax.numpy as jnp
@@ -33,13 +40,20 @@ from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
 
 
-@pytest.fixture(scope='module')
-def compile_once(tmp_path_factory):
-    """For modules whose runs build the same programs: the second run reads them from a directory."""
-    jax.config.update('jax_compilation_cache_dir', str(tmp_path_factory.mktemp('xla')))
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
-    yield
-    jax.config.update('jax_compilation_cache_dir', None)
+SERVERS = {'two_servers', 'seeing_server'}  # what starts vLLM
+
+
+def pytest_collection_modifyitems(items):
+    """For two workers (-n 2): a file's tests stay together, and all that vLLM answers; what takes long begins first."""
+    groups = {}
+    for item in items:
+        groups.setdefault(item.path, []).append(item)
+    files = {path: (any(SERVERS & {*item.fixturenames} for item in tests), any(item.get_closest_marker('slow') for item in tests))
+             for path, tests in groups.items()}
+    for path, (served, _) in files.items():
+        for item in groups[path]:
+            item.add_marker(pytest.mark.xdist_group('servers' if served else str(path)))
+    items.sort(key=lambda item: [not long for long in files[item.path]])
 
 
 @pytest.fixture(scope='session')

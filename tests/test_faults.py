@@ -11,7 +11,7 @@ LEFT_OUT = (
 )  # fmt: skip
 SAMPLE = [name for name in KINDS if not name.startswith(LEFT_OUT)]
 SEED = 1  # at its moments, state that is kept too early shows
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compile_once')]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope='module')

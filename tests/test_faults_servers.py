@@ -4,7 +4,7 @@ import pytest
 from tests.faults.servers import SERVER_KINDS, struck
 from tests.faults.served import served_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compile_once')]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope='module')

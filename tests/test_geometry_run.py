@@ -29,7 +29,7 @@ from bapo_jax.train import build, train
 
 SHARED = Path(__file__).resolve().parents[2] / 'shared' / 'data'
 pytestmark = [
-    pytest.mark.slow, pytest.mark.usefixtures('compile_once'),
+    pytest.mark.slow,
     pytest.mark.skipif(not SHARED.is_dir(), reason='the shared data directory is absent'),
 ]  # fmt: skip
 

@@ -8,7 +8,7 @@ from small_run import metrics, run, small_config
 from bapo_jax.models import hf
 from bapo_jax.policies import find_policy
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compile_once')]  # whole runs
+pytestmark = pytest.mark.slow  # whole runs
 
 
 @pytest.fixture(scope='module')

@@ -14,7 +14,7 @@ from bapo_jax.run.log import read_metrics
 from bapo_jax.run.metric_table import entries_of
 from bapo_jax.train import build
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compile_once')]
+pytestmark = pytest.mark.slow
 
 # What lets a row's parts act within two steps.
 SMALL = {

@@ -16,7 +16,7 @@ from small_run import ROOT, metrics, run, small_config
 
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compile_once')]
+pytestmark = pytest.mark.slow
 TOKEN = 'a-token-that-nobody-may-read'
 
 

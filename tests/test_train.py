@@ -21,8 +21,6 @@ from bapo_jax.learner.learner import Learner
 from bapo_jax.report import inspect_log
 from bapo_jax.train import build
 
-pytestmark = pytest.mark.usefixtures('compile_once')
-
 
 @pytest.fixture(scope='module')
 def bapo_run(tmp_path_factory, benchmark):

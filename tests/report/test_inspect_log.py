@@ -1,43 +1,17 @@
-"""Logs of rollouts and evaluations for Inspect, read back by Inspect itself, which has an environment of its own."""
+"""Logs of rollouts and evaluations for Inspect, read back by its file format, restated in inspect_format.py."""
 
 import json
 import math
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import zstandard
-from small_run import ROOT
+from inspect_format import read
 
 from bapo_jax.report import inspect_log
 from bapo_jax.scores import pass_at_k
 
-PYTHON = ROOT / '.venv-inspect' / 'bin' / 'python'
-READ = """
-import json, sys
-from inspect_ai.log import list_eval_logs, read_eval_log
-from inspect_ai.scorer import value_to_float
-
-told = []
-for info in list_eval_logs(sys.argv[1]):
-    log, header = read_eval_log(info), read_eval_log(info, header_only=True)
-    assert header.eval.model_dump() == log.eval.model_dump() and header.results == log.results and not header.samples
-    [scores] = log.results.scores
-    told.append({
-        'task': info.task, 'model': log.eval.model, 'step': log.eval.metadata['step'], 'epochs': log.eval.config.epochs,
-        'temperature': log.eval.model_generate_config.temperature, 'total': log.results.total_samples,
-        'unscored': scores.unscored_samples, 'metrics': {name: metric.value for name, metric in scores.metrics.items()},
-        'samples': [{
-            'id': s.id, 'epoch': s.epoch, 'input': s.input, 'target': s.target, 'said': s.output.completion,
-            'messages': len(s.messages), 'stop': s.output.stop_reason,
-            'error': s.error and s.error.message, 'reward': s.metadata.get('reward'),
-            'score': s.scores and {'value': s.scores['verdict'].value, 'number': value_to_float()(s.scores['verdict'].value),
-                                   'answer': s.scores['verdict'].answer},
-        } for s in log.samples or []],
-    })
-print(json.dumps(told))
-"""
 VERDICTS = ['correct', 'wrong', 'unparseable', 'infra_error']
 VALUES = {'correct': ('C', 1.0), 'wrong': ('I', 0.0), 'unparseable': ('N', 0.0)}
 
@@ -96,13 +70,9 @@ def command(monkeypatch, *words):
     inspect_log.run()
 
 
-@pytest.mark.slow
-def test_inspect_reads_what_was_sampled_and_how_it_was_judged(run_directory, monkeypatch):
-    assert PYTHON.exists(), 'make inspect-env'
+def test_a_log_says_what_was_sampled_and_how_it_was_judged(run_directory, monkeypatch):
     command(monkeypatch, run_directory)
-    read = subprocess.run([PYTHON, '-c', READ, run_directory / 'inspect'], capture_output=True, text=True, timeout=120)
-    assert read.returncode == 0, read.stderr
-    logs = {(log['task'], log['step']): log for log in json.loads(read.stdout)}
+    logs = {(log['task'], log['step']): log for log in read(run_directory / 'inspect')}
     assert set(logs) == {('countdown-rollouts', 5), ('cd34', 0), ('none', 0), ('my-set', 10)}
 
     log = logs['countdown-rollouts', 5]
