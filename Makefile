@@ -71,7 +71,12 @@ gpu-report:
 .venv/ready-test: .venv/ready-$(JAX) requirements-test.txt requirements-trackio.txt
 	$(PIP) -c $(LOCK) -r requirements-test.txt
 	$(PIP) --no-deps -r requirements-trackio.txt
+	$(PIP) --no-deps --target .venv/torch '$(TORCH)'
 	@touch $@
+
+# Comparison only: tests hold our logits against Hugging Face's torch model. In a directory that tests/conftest.py alone looks into, so
+# the processes that tests start do without torch, as the trainer does.
+TORCH = torch==2.13.0
 
 # vLLM pins torch and holds transformers back, so it has an environment of its own; on a GPU: make vllm-env VLLM=cuda.
 # torch's CPU build comes from wherever pip is set up to look, or else from PyTorch's own index.

@@ -11,7 +11,10 @@ os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'
 
 import functools
 import json
+import sys
 import tempfile
+
+sys.path.append(os.path.join(sys.prefix, 'torch'))  # see the Makefile
 
 # One cache of compiled programs for the whole suite: its workers read it, and so does every process that a test starts.
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
