@@ -31,14 +31,12 @@ def server():
     server.stop()
 
 
-def train_as_launched(script: str, directory: Path, server: RecordedServer, arguments: list[str], devices: int = 1) -> None:
-    """Starts the commands that a script of launch/ gives two hosts (one_machine: one), and waits for them."""
+def launched(script: str, directory: Path, server: RecordedServer, arguments: list[str]) -> list[list[str]]:
+    """The commands that a script of launch/ gives two hosts (one_machine: one); tests/launch holds that the scripts' are the same."""
     directory.mkdir()
     commands = trainer_commands(script, directory, *arguments, COORDINATOR_PORT=str(free_port()))
     # The stubs' servers have ended; the recorded one is asked instead.
-    listed = f"--config.rollout.servers=('{server.url}',)"
-    for status, output in finish(*(start([*command.argv, listed], devices) for command in commands)):
-        assert status == 0, output
+    return [[*command.argv, f"--config.rollout.servers=('{server.url}',)"] for command in commands]
 
 
 def assert_same_numbers(rows: list[dict], rows_of_one: list[dict]) -> None:
@@ -52,16 +50,11 @@ def assert_same_numbers(rows: list[dict], rows_of_one: list[dict]) -> None:
 def one(tmp_path_factory, server, benchmark):
     """A run of one process with two devices, evaluated after every step, and the policies it shipped."""
     directory = tmp_path_factory.mktemp('one')
-    train_as_launched('one_machine', directory / 'launch', server, arguments(directory / 'run', server, benchmark), devices=2)
+    [command] = launched('one_machine', directory / 'launch', server, arguments(directory / 'run', server, benchmark))
+    [(status, output)] = finish(start(command, devices=2))
+    assert status == 0, output
     shipped, server.loaded = server.loaded, {}
     return metrics(directory / 'run'), shipped
-
-
-@pytest.mark.parametrize('script', ['slurm', 'kubernetes', 'tpu_pod'])
-def test_hosts_that_a_script_launches_train_as_one_process_does(script, one, server, benchmark, tmp_path):
-    workdir = tmp_path / 'launch' / 'run'  # within what the script mounts
-    train_as_launched(script, tmp_path / 'launch', server, arguments(workdir, server, benchmark, '--config.steps=2'))
-    assert_same_numbers(metrics(workdir), one[0][:3])
 
 
 SPREAD = """
@@ -143,15 +136,15 @@ def test_a_policy_that_two_hosts_publish_in_parts_is_the_one_that_a_process_publ
 def test_two_hosts_train_as_one_does_also_when_stopped_and_continued(one, server, benchmark, tmp_path):
     rows_of_one, shipped_by_one = one
     server.loaded = {}
-    command = arguments(tmp_path / 'run', server, benchmark)
-    processes, deadline = start_two(command), time.monotonic() + 3 * MINUTES
+    commands = launched('slurm', tmp_path / 'launch', server, arguments(tmp_path / 'run', server, benchmark))
+    processes, deadline = [start(command) for command in commands], time.monotonic() + 3 * MINUTES
     while len(read_metrics(tmp_path / 'run')) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     for process in processes:  # as schedulers do
         process.send_signal(signal.SIGTERM)
     stopped = finish(*processes)
     assert [status for status, _ in stopped] == [75, 75], stopped
-    for status, output in finish(*start_two(command)):
+    for status, output in finish(*map(start, commands)):
         assert status == 0, output
     assert 'stopped after step' in stopped[0][1] and 'SIGTERM: stopping' in stopped[1][1]
     rows = metrics(tmp_path / 'run')

@@ -6,14 +6,13 @@ Float32, since XLA on CPU moves bfloat16 as float32.
 import functools
 import json
 import math
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from eight_devices import eight_devices
 from flax.traverse_util import flatten_dict
 
 from bapo_jax import parallel
@@ -30,7 +29,6 @@ from bapo_jax.models.split import Split
 from bapo_jax.parallel import make_mesh
 from benchmarks.hlo import axes_of, collectives, parse
 
-ROOT = Path(__file__).resolve().parents[2]
 MODEL = ModelConfig('qwen3', 96, 32, 64, 3, 4, 2, 8, 1e4, 1e-6, False)
 ROWS, TOKENS = 8, 64
 CASES = {  # mesh sizes, remat, tile of the head
@@ -70,8 +68,7 @@ if __name__ == '__main__':
 
 @pytest.fixture(scope='module')
 def counted():
-    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8'}
-    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=500)
+    done = subprocess.run([sys.executable, __file__], env=eight_devices(), capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-4000:]
     return {name: {tuple(row[:4]): row[4] for row in rows} for name, rows in json.loads(done.stdout.splitlines()[-1]).items()}
 

@@ -5,16 +5,15 @@ script. Tolerance: 1e-5 of the largest value, float32; 2e-2 in bfloat16, which k
 """
 
 import functools
-import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eight_devices import eight_devices
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec
 
@@ -22,7 +21,6 @@ from bapo_jax.models import attention
 from bapo_jax.parallel import ROWS as SPLIT_ROWS
 from bapo_jax.parallel import make_mesh, per_device
 
-ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = 1e-5
 KERNELS = {
     'xla': attention.xla,
@@ -147,8 +145,7 @@ def test_packed_is_unpacked(kernel):
 
 @pytest.mark.slow
 def test_on_eight_devices():
-    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8'}
-    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=500)
+    done = subprocess.run([sys.executable, __file__], env=eight_devices(), capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-4000:]
 
 
