@@ -26,6 +26,7 @@ class BadEntry:
     prompt: Prompt  # its old responses are never trained on, so they are not kept
     accuracy: float  # mu of the group that put it here
     stored: int  # the step at whose end it was added
+    order: int = 0  # among that step's groups: with `stored` the age of an entry, in whichever part it is
     sampled: int = 0  # how many times it was drawn for re-evaluation
     best: float = math.nan  # the highest accuracy of its re-evaluations; nan before the first
 
@@ -38,6 +39,7 @@ class BadEntry:
 class HighEntry:
     group: Group
     stored: int
+    order: int = 0
     was_x1: bool = False  # trained on in the step that sampled it
     sampled: int = 0  # how many times it was part of X3
 
@@ -64,7 +66,7 @@ class ReplayBuffer:
     def __init__(self, bad_capacity: int, high_capacity: int, high_recent_steps: int, c1: float, shared: bool = False):
         """Capacities are in entries: prompts in `bad`, groups in `high`. c1 bounds the accuracy of a hard prompt.
 
-        With `shared`, both parts share one pool of `bad_capacity` prompts, first in first out, as in the authors' code.
+        With `shared`, both parts share one pool of `bad_capacity` prompts, first in first out whichever part a prompt is in.
         """
         if min(bad_capacity, high_capacity, high_recent_steps) < 1:
             raise ValueError('replay.bad_capacity, replay.high_capacity and replay.high_recent_steps must be at least 1')
@@ -99,15 +101,15 @@ class ReplayBuffer:
             evict('high', prompt_id, 'age')
 
         newest = {g.prompt.id: g for g in groups if not g.infra_error}
-        for prompt_id, group in newest.items():
+        for order, (prompt_id, group) in enumerate(newest.items()):
             for part, entries in parts.items():
                 if prompt_id in entries:
                     evict(part, prompt_id, 'replaced')
             if in_range(group.correct, group.size, 0, self.c1):
-                self.bad[prompt_id] = BadEntry(group.prompt, group.accuracy, step)
+                self.bad[prompt_id] = BadEntry(group.prompt, group.accuracy, step, order)
                 added['bad'] += 1
             if 0 < group.correct < group.size:
-                self.high[prompt_id] = HighEntry(group, step, prompt_id in x1)
+                self.high[prompt_id] = HighEntry(group, step, order, prompt_id in x1)
                 added['high'] += 1
 
         for part, entries in parts.items():
@@ -115,7 +117,7 @@ class ReplayBuffer:
                 evict(part, prompt_id, 'capacity')
         if self.shared:
             # Both entries of a prompt have the same age: a newer group of it would have replaced both.
-            age = {i: entry.stored for entries in parts.values() for i, entry in entries.items()}
+            age = {i: (entry.stored, entry.order) for entries in parts.values() for i, entry in entries.items()}
             for prompt_id in sorted(age, key=age.__getitem__)[: max(0, len(age) - self.capacity['bad'])]:
                 for part in [name for name, entries in parts.items() if prompt_id in entries]:
                     evict(part, prompt_id, 'capacity')
@@ -203,10 +205,12 @@ class ReplayBuffer:
             **{f'bad_{name}': value for name, value in bad_arrays.items()},
             'bad_accuracy': np.array([e.accuracy for e in bad] + [0], np.float64),
             'bad_stored': np.array([e.stored for e in bad] + [0], np.int64),
+            'bad_order': np.array([e.order for e in bad] + [0], np.int64),
             'bad_sampled': np.array([e.sampled for e in bad] + [0], np.int64),
             'bad_best': np.array([e.best for e in bad] + [0], np.float64),
             **{f'high_{name}': value for name, value in high_arrays.items()},
             'high_stored': np.array([e.stored for e in high] + [0], np.int64),
+            'high_order': np.array([e.order for e in high] + [0], np.int64),
             'high_was_x1': np.array([e.was_x1 for e in high] + [0], np.int64),
             'high_sampled': np.array([e.sampled for e in high] + [0], np.int64),
         }
@@ -227,16 +231,22 @@ class ReplayBuffer:
                 f'{self.capacity["bad"]} and replay.high_capacity = {self.capacity["high"]}; '
                 'set these fields to what the run started with'
             )
-        best = arrays.get('bad_best', np.full(len(bad) + 1, math.nan))  # an earlier version did not save it
+        # An earlier version saved neither of these.
+        best = arrays.get('bad_best', np.full(len(bad) + 1, math.nan))
+        bad_order, high_order = (arrays.get(f'{name}_order', np.arange(len(p) + 1)) for name, p in (('bad', bad), ('high', high)))
         self.step = int(arrays['step'][0])
         self.last = dict(zip(self.last, (int(value) for value in arrays['last'])))
         self.bad = {
-            g.prompt.id: BadEntry(g.prompt, float(mu), int(stored), int(sampled), float(best))
-            for g, mu, stored, sampled, best in zip(bad, *(arrays[f'bad_{name}'] for name in ('accuracy', 'stored', 'sampled')), best)
+            g.prompt.id: BadEntry(g.prompt, float(mu), int(stored), int(order), int(sampled), float(best))
+            for g, mu, stored, order, sampled, best in zip(
+                bad, arrays['bad_accuracy'], arrays['bad_stored'], bad_order, arrays['bad_sampled'], best
+            )
         }
         self.high = {
-            g.prompt.id: HighEntry(g, int(stored), bool(was_x1), int(sampled))
-            for g, stored, was_x1, sampled in zip(high, arrays['high_stored'], arrays['high_was_x1'], arrays['high_sampled'])
+            g.prompt.id: HighEntry(g, int(stored), int(order), bool(was_x1), int(sampled))
+            for g, stored, order, was_x1, sampled in zip(
+                high, arrays['high_stored'], high_order, arrays['high_was_x1'], arrays['high_sampled']
+            )
         }
 
 

@@ -199,6 +199,25 @@ def test_metrics():
     }
 
 
+def test_a_shared_pool_is_first_in_first_out_whichever_part_a_prompt_is_in():
+    """The same as one list of prompts in the order in which they came; and after a checkpoint, also an earlier version's."""
+    pool = ReplayBuffer(5, 12, 3, C1, shared=True)
+    pool.add([make_group(i, k) for i, k in enumerate((4, 0, 1, 5, 0, 3))], 1)
+    assert (list(pool.bad), list(pool.high)) == ([1, 2, 4], [2, 3, 5])  # not the hard prompts first: 0 came before them
+    restored = ReplayBuffer(5, 12, 3, C1, shared=True)
+    restored.restore(pool.state())
+    for p in (pool, restored):
+        evicted = p.add([make_group(6, 0, step=2), make_group(3, 2, step=2), make_group(7, 4, step=2)], 2)
+        assert [(e.part, e.prompt_id, e.reason) for e in evicted] == [
+            ('high', 3, 'replaced'), ('bad', 1, 'capacity'), ('bad', 2, 'capacity'), ('high', 2, 'capacity')
+        ]  # fmt: skip
+        assert (list(p.bad), list(p.high)) == ([4, 6], [5, 3, 7])
+    assert_same_arrays(pool.state(), restored.state())
+    old = {name: array for name, array in pool.state().items() if not name.endswith('_order')}
+    restored.restore(old)
+    assert (list(restored.bad), list(restored.high)) == ([4, 6], [5, 3, 7])
+
+
 def test_refusals():
     for capacities in [(0, 1, 1), (1, 0, 1), (1, 1, 0)]:
         with pytest.raises(ValueError, match='replay.bad_capacity'):
