@@ -178,7 +178,7 @@ def learner_section() -> ConfigDict:
     l.row_tokens = 0  # tokens of a packed row; 0: prompt and response limits together, or with slots one for each response
     l.slot_tokens = 0  # a row is one prompt, computed once, and slots of so many tokens for its responses; 0: sequences end to end
     l.micro_batch_rows = 8  # rows the device sees at once; gradients are summed over micro-batches
-    l.remat = 'none'  # what the backward pass computes again of a layer: none … full, the keys of REMAT in models/layers.py
+    l.remat = 'none'  # what the backward pass computes again of a layer: none … full, the keys of REMAT in models/remat.py
     return l
 
 

@@ -33,7 +33,8 @@ from bapo_jax.learner.logprobs import Compute
 from bapo_jax.learner.optimizer import clipped_adamw
 from bapo_jax.learner.update import Program, initial_state, state_shapes, update
 from bapo_jax.models import attention
-from bapo_jax.models.qwen import REMAT, ModelConfig, Qwen, abstract_params
+from bapo_jax.models.qwen import ModelConfig, Qwen, abstract_params
+from bapo_jax.models.remat import REMAT
 from benchmarks.timing import device, matrix_rate, require_gpu
 
 _QWEN2, _QWEN3 = functools.partial(ModelConfig, 'qwen2'), functools.partial(ModelConfig, 'qwen3')

@@ -20,7 +20,7 @@ class Compute(NamedTuple):
     """How a model is computed: none of it changes what is computed, but for rounding."""
 
     attention: Attention = xla
-    remat: str = 'none'  # a key of models.layers.REMAT
+    remat: str = 'none'  # a key of models.remat.REMAT
     split: Split = Split()
     tile: Tile = Tile()
     shared: int = 0  # a row's first tokens are a prompt that slots of responses share; 0: each sequence has its own

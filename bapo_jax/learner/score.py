@@ -1,5 +1,8 @@
 """Score: the log-probs of a batch's responses under a named policy, one number a response token.
 
+They are those that an update of the same policy computes (models/remat.py), but for the last bit of some: a score has no use for
+the entropy, and XLA then sums the head in another order.
+
 Shapes:  M micro-batches (the last ones may be empty) · R rows · T tokens in a row.
 """
 

@@ -22,10 +22,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
+
+from bapo_jax.models.remat import ATTENTION, kept
 
 KERNELS = ('auto', 'xla', 'splash', 'triton')
-ATTENTION = 'attention'  # under this name a kernel's result, and what its backward pass needs, may be kept (layers.REMAT)
 Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 
 _AUTO = {'cpu': 'xla', 'gpu': 'triton', 'tpu': 'splash'}
@@ -86,7 +86,7 @@ def masked(q_BxTxNxH: jax.Array, k_BxKxSxH: jax.Array, v_BxKxSxH: jax.Array, mas
 
 
 def xla(q_BxTxNxH: jax.Array, k_BxKxTxH: jax.Array, v_BxKxTxH: jax.Array, segment_BxT: jax.Array) -> jax.Array:
-    return checkpoint_name(_in_blocks(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, segment_BxT), ATTENTION)
+    return kept(_in_blocks(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, segment_BxT), ATTENTION)
 
 
 def slotted(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, shared: int, slot: int) -> jax.Array:
@@ -106,7 +106,7 @@ def slotted(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, shared: int, slot: 
     segment_k = jnp.concatenate([jnp.repeat(segment_p, slots, axis=0), segment_q], axis=1)
     q = q_BxTxNxH[:, shared:].reshape(B * slots, slot, N, H)
     of_slots = _in_blocks(q, behind_the_prompt(k_BxKxTxH), behind_the_prompt(v_BxKxTxH), segment_q, segment_k)
-    return checkpoint_name(jnp.concatenate([of_prompt, of_slots.reshape(B, T - shared, N * H)], axis=1), ATTENTION)
+    return kept(jnp.concatenate([of_prompt, of_slots.reshape(B, T - shared, N * H)], axis=1), ATTENTION)
 
 
 def _in_blocks(q_BxTxNxH, k_BxKxSxH, v_BxKxSxH, segment_BxT, segment_BxS):

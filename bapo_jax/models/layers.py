@@ -1,4 +1,4 @@
-"""What the decoder and the vision tower are made of: matrix products, norms, rotation, the gated unit, rematerialisation."""
+"""What the decoder and the vision tower are made of: matrix products, norms, rotation, the gated unit."""
 
 from __future__ import annotations
 
@@ -7,24 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
-from bapo_jax.models.attention import ATTENTION
+from bapo_jax.models.remat import PRODUCT, kept
 from bapo_jax.models.split import Split, matmul
-
-MLP_INPUT, PRODUCT = 'mlp_input', 'product'  # the residual stream between attention and MLP; x @ kernel
-
-# What is kept of each layer for the backward pass, which computes the rest again; the layer's input is always kept.
-REMAT = {
-    'none': jax.checkpoint_policies.everything_saveable,
-    'matrix_products': jax.checkpoint_policies.save_only_these_names(ATTENTION, MLP_INPUT, PRODUCT),
-    'attention_and_mlp_inputs': jax.checkpoint_policies.save_only_these_names(ATTENTION, MLP_INPUT),
-    'offload': jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[], names_which_can_be_offloaded=[ATTENTION, MLP_INPUT],
-        offload_src='device', offload_dst='pinned_host',
-    ),
-    'full': jax.checkpoint_policies.nothing_saveable,
-}  # fmt: skip
 
 
 class Rope(NamedTuple):
@@ -69,7 +54,7 @@ class Linear(nnx.Module):
         self.dtype, self.width = dtype, width
 
     def __call__(self, x_xI: jax.Array, split: Split = Split()) -> jax.Array:
-        y_xO = checkpoint_name(matmul(x_xI.astype(self.dtype), self.kernel[...], split, self.width), PRODUCT)
+        y_xO = kept(matmul(x_xI.astype(self.dtype), self.kernel[...], split, self.width), PRODUCT)
         if self.bias is None:
             return y_xO
         return y_xO + jax.lax.broadcast_to_rank(self.bias[...].astype(self.dtype), y_xO.ndim)

@@ -21,11 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
-from bapo_jax.models.layers import MLP_INPUT, REMAT, Linear, RMSNorm, Rope, rotate, swiglu
+from bapo_jax.models.layers import Linear, RMSNorm, Rope, rotate, swiglu
 from bapo_jax.models.parameters import PARAMETERS, VISION_PARAMETERS, Parameter
 from bapo_jax.models.patches import VisionConfig
+from bapo_jax.models.remat import MLP_INPUT, REMAT, kept
 from bapo_jax.models.split import Split
 from bapo_jax.models.vision import VisionTower
 
@@ -124,7 +124,7 @@ class Block(nnx.Module):
         q_BxTxNxH, k_BxKxTxH = rotate(q_BxNxTxH, rope).swapaxes(1, 2), rotate(k_BxKxTxH, rope)
         v_BxKxTxH = self.v(h_BxTxD, split).reshape(B, T, -1, c.head_dim).swapaxes(1, 2)
         x_BxTxD = x_BxTxD + split.leave(self.o(attend(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH), split))
-        x_BxTxD = checkpoint_name(x_BxTxD, MLP_INPUT)
+        x_BxTxD = kept(x_BxTxD, MLP_INPUT)
         h_BxTxD = split.enter(self.mlp_norm(x_BxTxD))
         return x_BxTxD + split.leave(self.down(swiglu(self.gate(h_BxTxD, split), self.up(h_BxTxD, split)), split))
 

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
-from bapo_jax.models.attention import ATTENTION, masked
-from bapo_jax.models.layers import MLP_INPUT, REMAT, Linear, RMSNorm, Rope, rotate, swiglu
+from bapo_jax.models.attention import masked
+from bapo_jax.models.layers import Linear, RMSNorm, Rope, rotate, swiglu
 from bapo_jax.models.patches import VisionConfig
+from bapo_jax.models.remat import ATTENTION, MLP_INPUT, REMAT, kept
 from bapo_jax.models.split import Split, matmul
 
 _EPS, _THETA = 1e-6, 10_000.0  # in no config.json
@@ -86,8 +86,8 @@ class VisionBlock(nnx.Module):
         q_RxPxNxH, k_RxPxNxH, v_RxPxNxH = (qkv_RxPx3xNxH[:, :, i] for i in range(3))
         within = (functools.partial(attend_within, span) for span in (P, c.window_slots))
         out_RxPxD = jax.lax.cond(is_full, *within, rotate(q_RxPxNxH, rope), rotate(k_RxPxNxH, rope), v_RxPxNxH, image_RxP)
-        x_RxPxD = x_RxPxD + self.o(checkpoint_name(out_RxPxD, ATTENTION), split)
-        x_RxPxD = checkpoint_name(x_RxPxD, MLP_INPUT)
+        x_RxPxD = x_RxPxD + self.o(kept(out_RxPxD, ATTENTION), split)
+        x_RxPxD = kept(x_RxPxD, MLP_INPUT)
         h_RxPxD = self.mlp_norm(x_RxPxD)
         return x_RxPxD + self.down(swiglu(self.gate(h_RxPxD, split), self.up(h_RxPxD, split)), split)
 

@@ -4,13 +4,16 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from learners import batch_of, learner_config, with_responses
 
-from bapo_jax.learner.logprobs import Compute
+from bapo_jax.learner.logprobs import Compute, token_logprobs
 from bapo_jax.learner.packing import cut
 from bapo_jax.learner.score import score as score_rows
+from bapo_jax.learner.update import Program, accumulate
+from bapo_jax.models.remat import REMAT
 from bapo_jax.parallel import make_mesh
 
 
@@ -66,3 +69,33 @@ def test_only_the_micro_batches_that_are_asked_for_are_scored(parts, scored):
     np.testing.assert_array_equal(one[0], whole[0])
     assert whole[1].any() and not one[1:].any()
     assert not scored(sequences, 0).any()
+
+
+ROUNDED = [('bfloat16', 'matrix_products'), ('bfloat16', 'attention_and_mlp_inputs')]  # by JAX, of what is kept
+
+
+@pytest.mark.parametrize(
+    'dtype, remat',
+    ROUNDED
+    + [
+        pytest.param(dtype, remat, marks=pytest.mark.slow)
+        for dtype in ('float32', 'bfloat16')
+        for remat in REMAT
+        if (dtype, remat) not in ROUNDED
+    ],
+)
+def test_an_update_of_the_policy_that_was_scored_begins_at_a_ratio_of_one(dtype, remat, parts, make_policy):
+    """The differentiated program's log-probs are the score's, to the last two bits of a float32 number."""
+    policy, mesh, one = make_policy(dtype), make_mesh(1, 1, 1), np.float32(1)
+    compute, sequences, n = Compute(remat=remat), parts[0].sequences(), parts[0].layout.filled
+    scores = jax.jit(functools.partial(score_rows, graph=policy.graph, mesh=mesh, compute=compute))(policy.params, sequences, n, one)
+
+    def loss(model, features, micro, temperature):
+        of_micro, scored = micro
+        logp, _ = token_logprobs(model, of_micro, temperature, compute, features)
+        return jnp.sum(logp), {'log_ratio_max': jnp.max(jnp.abs(logp - scored))}
+
+    program = Program(policy.graph, None, None, mesh, compute)
+    gradient, sums = jax.jit(lambda *given: accumulate(loss, policy.params, given, None, n, one, program))(sequences, scores)
+    assert float(sums['log_ratio_max']) <= 3 * np.spacing(np.abs(scores).max())
+    assert any(x.any() for x in jax.tree.leaves(gradient))

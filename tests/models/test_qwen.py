@@ -9,7 +9,8 @@ from jax.test_util import check_grads
 from tiny import QWEN3
 
 from bapo_jax.models.attention import xla
-from bapo_jax.models.qwen import REMAT, swiglu
+from bapo_jax.models.qwen import swiglu
+from bapo_jax.models.remat import REMAT
 from bapo_jax.models.split import Split, matmul
 
 TOLERANCE = 2e-5
