@@ -32,8 +32,15 @@ def centred(rewards: np.ndarray) -> np.ndarray:
 
 
 def over_mean(rewards: np.ndarray) -> np.ndarray:
-    """(r - mean) / (mean + 1e-6): a prompt's weight is 1 / its pass rate (MaxRL). For rewards of 0 and 1."""
-    return (rewards - rewards.mean()) / (rewards.mean() + 1e-6)
+    """(r - mean) / (p + 1e-6) with p the mean of the positive parts: a prompt's weight is 1 / its pass rate (MaxRL).
+
+    For rewards of 0 and 1, p is their mean. For others: a negative reward is no negative share of successes, so it does not lower p;
+    of n responses p is at least 1/n, that of one right answer, so a small reward does not weigh more than a right answer; and where
+    no reward is positive there is no pass rate, and p is 1. So the sign is that of r - mean, and the size at most n times the range.
+    """
+    p = np.maximum(rewards, 0).mean()
+    p = max(p, 1 / len(rewards)) if p > 0 else 1.0
+    return (rewards - rewards.mean()) / (p + 1e-6)
 
 
 def token_mean(lengths: np.ndarray, limit: int) -> np.ndarray:

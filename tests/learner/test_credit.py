@@ -110,6 +110,40 @@ def test_fractions_of_a_reward_change_advantages_and_not_k():
     np.testing.assert_allclose(fractions, np.array([3 / 8, 3 / 8, -1 / 8, -5 / 8]) / std, rtol=1e-6)
 
 
+@pytest.mark.parametrize('kind', ADVANTAGES)
+@given(
+    st.lists(st.booleans(), min_size=2, max_size=16),
+    st.sampled_from([(0, 1), (-1, 1), (-1, 0), (0.1, 1), (-2, -1)]),
+    st.lists(st.floats(0, 0.5), min_size=16, max_size=16),
+)
+def test_whatever_the_rewards_an_advantage_has_the_sign_of_reward_less_mean_and_a_bound(kind, right, levels, penalties):
+    """Rewards of any sign, less penalties (an overlong answer): no division by a mean of 0, no right answer pushed down for it."""
+    wrong_reward, right_reward = levels
+    rewards = np.array([right_reward if r else wrong_reward for r in right]) - np.array(penalties[: len(right)])
+    [advantage] = of(kind, rewards.astype(np.float32))
+    rewards = rewards.astype(np.float32).astype(np.float64)
+    above = rewards - rewards.mean()
+    clear = np.abs(above) > 1e-6
+    assert (np.sign(advantage[clear]) == np.sign(above[clear])).all()
+    n = len(rewards)
+    bound = {'over_mean': n * np.ptp(rewards), 'centred': np.ptp(rewards)}.get(kind, np.sqrt(n))
+    assert np.abs(advantage).max() <= bound * (1 + 1e-6) + 1e-6
+    assert abs(advantage.mean()) <= 1e-6 * max(1, np.abs(advantage).max())
+
+
+def test_over_mean_by_hand():
+    """One of four right: 0/1 as ever; ±1 doubles the range, not the pass rate; half a point is half a success of one in four."""
+    np.testing.assert_allclose(of('over_mean', [1, 0, 0, 0])[0], [3, -1, -1, -1], rtol=1e-5)
+    np.testing.assert_allclose(of('over_mean', [1, -1, -1, -1])[0], [6, -2, -2, -2], rtol=1e-5)
+    np.testing.assert_allclose(of('over_mean', [0.5, 0, 0, 0])[0], [1.5, -0.5, -0.5, -0.5], rtol=1e-5)
+    np.testing.assert_allclose(of('over_mean', [1, 1, -0.5, 0.5])[0], np.array([1, 1, -2, 0]) * 0.5 / 0.625, rtol=1e-5)
+    np.testing.assert_allclose(of('over_mean', [0, -1, -1, -1])[0], [0.75, -0.25, -0.25, -0.25], rtol=1e-5)
+    for k in range(1, 8):  # bit for bit what it was
+        rewards = (np.arange(8) < k).astype(np.float64)
+        want = ((rewards - rewards.mean()) / (rewards.mean() + 1e-6)).astype(np.float32)
+        np.testing.assert_array_equal(of('over_mean', rewards)[0], want)
+
+
 def test_all_tokens_of_a_response_share_its_advantage():
     groups = groups_of([1, 0, 0.5], [0, 1])
     batch = make_batch(groups, ['x1', 'x1'])
