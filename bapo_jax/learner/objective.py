@@ -103,7 +103,7 @@ def evaluate_objective(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Σ weight · (importance weight · surrogate + β Σ share · KL - entropy bonus) over rows, and sums for the metrics.
 
-    Of a metric whose name ends in _max it is the largest.
+    Of a metric whose name ends in _max it is the largest. All but actor/pg_loss are over tokens, which count alike whatever the weight.
 
     `logp_RxT` and `entropy_RxT` are those of π_θ; what they hold where no response token is does not count.
     """
@@ -137,15 +137,18 @@ def evaluate_objective(
     def weighted(x_RxT):
         return jnp.sum(rows.weight * x_RxT)
 
+    def over_tokens(x_RxT):
+        return jnp.sum(jnp.where(response_RxT, x_RxT, 0.0))
+
     def by_origin(x_RxT):
         return jnp.sum(x_RxT[..., None] * origin_RxTxO, axis=(0, 1))
 
     return weighted(total_RxT), {
         'actor/pg_loss': weighted(policy_RxT),
-        'actor/kl_loss': weighted(kl_RxT),
-        'actor/entropy': weighted(entropy_RxT),
-        'actor/pg_clipfrac': weighted(held_RxT),
-        'actor/ppo_kl': weighted(anchor_RxT - logp_RxT),
+        'actor/kl_loss': over_tokens(kl_RxT),
+        'actor/entropy': over_tokens(entropy_RxT),
+        'actor/pg_clipfrac': over_tokens(held_RxT),
+        'actor/ppo_kl': over_tokens(anchor_RxT - logp_RxT),
         'clipped_by_origin': by_origin(held_RxT),
         'tv_by_origin': by_origin(total_variation(logp_RxT, rows.behaviour)),
         'ratio_by_origin': by_origin(behaviour_ratio_RxT),

@@ -25,6 +25,7 @@ from bapo_jax.learner.packed import Rows
 from bapo_jax.models.patches import Pixels
 from bapo_jax.models.split import gathered
 
+_OF_TOKENS = ('actor/kl_loss', 'actor/entropy', 'actor/pg_clipfrac', 'actor/ppo_kl')
 _BY_ORIGIN = ('clipped_by_origin', 'tv_by_origin', 'ratio_by_origin', 'squared_ratio_by_origin', 'tokens_by_origin')
 _OF_MISMATCH = ('gap_by_origin', 'k3_by_origin', 'gap_by_origin_max')
 
@@ -155,7 +156,9 @@ def initial_state(optimizer: optax.GradientTransformation, params: Any, shapes: 
 
 
 def mean_metrics(parts: list[dict[str, np.ndarray]]) -> dict[str, float]:
-    """Means over the mini-batches; what compares π_θ with the policy that answered is a mean over an origin's tokens.
+    """Means over the mini-batches: of the loss, and of KL, entropy, clipped share and log ratio, which are means over tokens.
+
+    What compares π_θ with the policy that answered is a mean over an origin's tokens, of all mini-batches together.
 
     With ρ the ratio of the two: clipped share, TV, mean of ρ, and effective sample size (Σρ)² / (n Σρ²). `mismatch` says what else
     is there. Mini-batches whose update was skipped count in actor/skipped_updates alone. Empty without a mini-batch.
@@ -165,6 +168,9 @@ def mean_metrics(parts: list[dict[str, np.ndarray]]) -> dict[str, float]:
     parts, skipped = without_skipped(parts, 'actor/skipped_updates')
     if not parts:
         return {'actor/updates': 0, **skipped}
+    for part in parts:
+        tokens = max(1.0, float(part['tokens_by_origin'].sum()))
+        part |= {name: part[name] / tokens for name in _OF_TOKENS}
     compared = mismatch(parts[0])
     for part in parts:
         for name in _OF_MISMATCH:

@@ -166,7 +166,7 @@ TABLE: dict[str, tuple[Metric, ...]] = {
         M('buffer/repo/bytes', 'bytes', 'of its token and log-prob arrays', 'grows with its responses; watch host memory'),
     ),
     'Update: means over mini-batches': (
-        M('actor/pg_loss', 'loss', 'policy loss', 'near 0 and of either sign; its level says nothing of progress'),
+        M('actor/pg_loss', 'loss', "policy loss, as the row's aggregation weighs it", 'near 0 and of either sign; its level says nothing of progress'),
         M(
             'actor/kl_loss', 'nats a token', 'KL estimate to the reference policy',
             'rises slowly; a jump says that the policy left its base; 0 where there is none',

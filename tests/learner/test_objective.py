@@ -12,6 +12,7 @@ from bapo_jax.groups import ORIGINS
 from bapo_jax.learner.losses import Clip, k3
 from bapo_jax.learner.objective import KL, Objective, evaluate_objective, numbers_of, objective_of
 from bapo_jax.learner.packed import Rows, Sequences
+from bapo_jax.learner.update import mean_metrics
 
 PLAIN = Objective('token', 'clip', Clip(0.2, 0.3, 3.0), 'behaviour', None, None, (), False)
 NUMBERS = {'temperature': np.float32(1), 'kl_coef': np.float32(0.3), 'entropy_coef': np.float32(0.05)}
@@ -124,7 +125,9 @@ def test_behaviour_and_proximal_anchor_and_decoupled_are_one_where_alpha_is_pi(r
 
 
 def test_penalties_towards_several_policies_add_up_each_with_its_own_share(rows, logp, entropy):
-    """β (λ k3(π_ref) + (1 - λ) k3(π_prev)); what is logged is the sum without β."""
+    """β (λ k3(π_ref) + (1 - λ) k3(π_prev)); what is logged is the sum without β. Here every token weighs 1."""
+    rows = rows._replace(weight=(rows.sequences.response > 0).astype(np.float32))
+
     def penalty(*terms, **shares):
         numbers = {**NUMBERS, **{name: np.float32(x) for name, x in shares.items()}}
         plain = evaluate(PLAIN, rows, logp, entropy, numbers)[0]
@@ -147,7 +150,7 @@ def test_a_clip_centre_is_the_roles_ratio_to_the_behaviour_policy(rows, entropy)
     held, free = (
         evaluate(dataclasses.replace(PLAIN, clip_centre=centre), good, moved, entropy)[1] for centre in (None, 'proximal')
     )
-    assert float(held['actor/pg_clipfrac']) == pytest.approx(rows.weight.sum(), rel=1e-5) and free['actor/pg_clipfrac'] == 0
+    assert float(held['actor/pg_clipfrac']) == on.sum() and free['actor/pg_clipfrac'] == 0
     assert float(held['actor/pg_loss']) == pytest.approx(-1.3 * rows.weight.sum(), rel=1e-5)
     assert float(free['actor/pg_loss']) == pytest.approx(-2 * rows.weight.sum(), rel=1e-5)
 
@@ -167,6 +170,24 @@ def test_sums_by_origin_are_over_an_origins_response_tokens(rows, logp, entropy)
             np.testing.assert_allclose(metrics[f'{name}_by_origin'][i], values[of].sum(), rtol=1e-5, err_msg=f'{name} {i}')
         assert metrics['gap_by_origin_max'][i] == pytest.approx(np.abs(x[of]).max(initial=0), rel=1e-6)
     assert metrics['tokens_by_origin'].tolist() == [3, 0, 2, 4]
+
+
+def test_what_is_logged_of_tokens_is_their_mean_whatever_the_loss_weighs_them_by(rows, logp, entropy):
+    """One nat is logged as one nat, also where the loss divides by the length limit (Dr.GRPO) or by a response's length."""
+    on = rows.sequences.response > 0
+    objective = dataclasses.replace(PLAIN, anchor='proximal', kl=(KL('reference', k3),))
+    gap, ratio = (rows.roles['reference'] - logp)[on].astype(float), np.exp((logp - rows.roles['proximal'])[on].astype(float))
+    advantage = rows.advantage[on]
+    want = {
+        'actor/kl_loss': (np.exp(gap) - gap - 1).mean(), 'actor/entropy': entropy[on].mean(), 'actor/ppo_kl': -np.log(ratio).mean(),
+        'actor/pg_clipfrac': (ratio * advantage > np.clip(ratio, 0.8, 1.3) * advantage).mean(),
+    }  # fmt: skip
+    for weight in (np.where(on, 1 / on.sum(), 0), np.where(on, 1e-4, 0), rows.weight):
+        of_weight = rows._replace(weight=weight.astype(np.float32))
+        value, sums = evaluate(objective, of_weight, logp, entropy)
+        logged = mean_metrics([jax.device_get(sums | {'actor/skipped_updates': np.int32(0)})])
+        assert {name: logged[name] for name in want} == pytest.approx(want, rel=1e-4)
+        assert logged['actor/pg_loss'] + 0.3 * (weight[on] * (np.exp(gap) - gap - 1)).sum() == pytest.approx(float(value), rel=1e-4)
 
 
 @pytest.mark.parametrize(
