@@ -12,7 +12,7 @@ from bapo_jax.replay.bapo import RULES
 from bapo_jax.replay.filters import FILTERS
 from bapo_jax.replay.kinds import GIVEN_BY, KINDS, REEVALUATE
 from bapo_jax.replay.repo import RETRIEVE
-from bapo_jax.replay.thresholds import DIRECTIONS, R_TOT
+from bapo_jax.replay.thresholds import DIRECTIONS, R_TOT, TOLERANCE
 from bapo_jax.rollout.schedule import PHASES
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 
@@ -131,6 +131,10 @@ def check_replay(c: ConfigDict, need: Need) -> None:
         'replay.high_recent_steps', 'replay.per_prompt',
     )  # fmt: skip
     need(0 <= p.c1 < 1, f'replay.c1={p.c1} must be in [0, 1)')
+    G = c.rollout.group_size
+    need(not p.use_x2 or p.improved_rule != 'threshold' or not 0 <= p.c1 < 1 or any(k > p.c1 * G + TOLERANCE for k in range(1, G)),
+         f'replay.c1={p.c1}: no mixed group of rollout.group_size={G} has a larger accuracy, so X2 is always empty; lower c1, or set '
+         'replay.use_x2=False')  # fmt: skip
     c2, c3 = np.atleast_1d(p.c2), np.atleast_1d(p.c3)
     if c2.shape not in ((1,), (2,)) or c3.shape not in ((1,), (2,)):
         need(False, f'replay.c2={p.c2} and replay.c3={p.c3} must each be one number or (value at r_tot = 0, value at 1)')
@@ -196,7 +200,13 @@ def check_learner(c: ConfigDict, need: Need) -> None:
     # Names of learner/, which imports JAX; checks come before that.
     one_of(need, c, 'learner.anchor', ('behaviour', 'proximal', 'decoupled'))
     one_of(need, c, 'learner.kl_target', ('behaviour', 'proximal', 'reference', 'convex', 'none'))
+    need(l.kl_target != 'convex' or r.mixture > 0,
+         'learner.kl_target=convex holds the policy close to the reference and to the previous rollout policy; without '
+         'rollout.mixture the previous one is the current one; set a share of rollout.mixture, or learner.kl_target=reference')  # fmt: skip
     one_of(need, c, 'learner.clip_centre', ('one', 'proximal'))
+    need(l.clip_centre == 'one' or l.anchor == 'behaviour',
+         f'learner.clip_centre={l.clip_centre} is π_prox / α, where a ratio to α begins; with learner.anchor={l.anchor} the ratio begins '
+         'at 1; set learner.anchor=behaviour, or learner.clip_centre=one')  # fmt: skip
     one_of(need, c, 'learner.ratio_level', ('token', 'sequence'))
     one_of(need, c, 'learner.surrogate', ('clip', 'cispo'))
     one_of(need, c, 'learner.aggregation', ('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum'))

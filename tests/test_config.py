@@ -25,6 +25,7 @@ def a_config(**changes):
     [
         ({'rollout__group_size': 1}, r'rollout\.group_size=1.*at least 2'),
         ({'learner__mini_batch_groups': 512}, r'learner\.mini_batch_groups=512 exceeds learner\.batch_groups=256'),
+        ({'replay__c1': 0.5, 'rollout__group_size': 2}, r'replay\.c1=0\.5: no mixed group of rollout\.group_size=2.*lower c1'),
         ({'replay__c2': (0.7, 0.1)}, r'replay\.c2=\(0\.7, 0\.1\) exceeds replay\.c3'),
         ({'replay__c2': (0.4,), 'replay__c3': (0.3,)}, r'replay\.c2.*exceeds replay\.c3'),
         ({'replay__c3': (0.1, 0.2, 0.3)}, r'replay\.c3.*one number or'),
@@ -35,6 +36,8 @@ def a_config(**changes):
         ({'steps': 0, 'epochs': 0}, r'steps and epochs are both 0'),
         ({'learner__anchor': 'old'}, r"learner\.anchor='old'.*behaviour, proximal, decoupled"),
         ({'learner__kl_target': 'alpha'}, r'learner\.kl_target'),
+        ({'learner__kl_target': 'convex'}, r'learner\.kl_target=convex.*rollout\.mixture'),
+        ({'learner__clip_centre': 'proximal', 'learner__anchor': 'proximal'}, r'learner\.clip_centre=proximal.*anchor=behaviour'),
         ({'learner__schedule': 'step'}, r"learner\.schedule='step'.*constant, cosine, linear"),
         ({'learner__schedule': 'cosine'}, r'learner\.schedule=cosine has no end: steps=0.*set learner\.decay_updates'),
         ({'learner__schedule': 'linear', 'steps': 2, 'learner__warmup_updates': 8}, r'steps=2.*learner\.warmup_updates=8'),
