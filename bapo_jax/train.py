@@ -37,6 +37,7 @@ from bapo_jax.parallel import describe_devices
 from bapo_jax.replay.bapo import Bapo
 from bapo_jax.replay.kinds import make_replay, make_retries
 from bapo_jax.replay.repo import Repo
+from bapo_jax.replay.thresholds import levels_in_words
 from bapo_jax.report import draw_run
 from bapo_jax.rollout.engine import TRACKING, RolloutError
 from bapo_jax.rollout.engines import start_engine
@@ -192,8 +193,8 @@ def start_or_continue(s: Setup, workdir: Path) -> Run:
             f'{c.rollout.group_size} responses; method {c.method}: v={c.rollout.sync_every}, anchor {c.learner.anchor}, '
             f'filter {c.replay.fresh_filter}, X2 {c.replay.use_x2}, X3 {c.replay.use_x3}; on {describe_devices()}, '
             f'attention {learner.kernel}',
-            flush=True,
-        )
+            *filter(None, [levels_in_words(c.replay, c.rollout.group_size)]), sep='\n', flush=True,
+        )  # fmt: skip
     return Run(
         c, workdir, s.schedule.steps, state, checkpoints, s.hosts, s.tokenizer,
         evaluate=lambda: evaluate_policy(s, state, workdir),

@@ -11,7 +11,7 @@ from bapo_jax.groups import X1, X2, X3, Batch, Group, Prompt, make_batch
 from bapo_jax.replay.buffer import ReplayBuffer, sample
 from bapo_jax.replay.filters import fresh_filter
 from bapo_jax.replay.retries import Retries, Score, Uniform
-from bapo_jax.replay.thresholds import in_range, threshold, update_r_tot
+from bapo_jax.replay.thresholds import in_range, on_grid, threshold, update_r_tot
 
 RULES = ('threshold', 'strict_increase', 'mixed')
 Rng = Callable[[str], np.random.Generator]  # a step's generator for a purpose of replay.PURPOSES
@@ -59,6 +59,7 @@ class Bapo:
         else:
             self.r_tot = update_r_tot(self.r_tot, np.mean([g.accuracy for g in fresh if not g.infra_error] or [np.nan]))
         low, high = (threshold(x, self.r_tot or 0.0, c.thresholds) for x in (c.c2, c.c3))
+        low, high = on_grid(low, high, max((g.size for g in fresh), default=0))
         # Lines 16-17, eq. 5 and 7: X3, and the batch.
         batch = fill(
             kept, better, self.buffer, size=self._batch_groups, step=step, low=low, high=high, rng=rng('compose'),

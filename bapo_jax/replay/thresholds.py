@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -49,3 +51,36 @@ def update_r_tot(r_tot: float | None, fresh_mean: float, decay: float = 0.9) -> 
 def in_range(k: int, G: int, low: float, high: float) -> bool:
     """Returns whether low <= k/G <= high (the last term of eq. 5). In units of k, so a bound on the grid includes its level."""
     return low * G - TOLERANCE <= k <= high * G + TOLERANCE
+
+
+def on_grid(low: float, high: float, G: int) -> tuple[float, float]:
+    """The bounds; where no mixed group of G can lie within them, the level k/G that is nearest to their middle, or both that are.
+
+    Table 3's bounds are 1/8 apart: always one level where G is 8, and often none where G is smaller.
+    """
+    levels = np.arange(1, G)
+    if not len(levels) or any(in_range(int(k), G, low, high) for k in levels):
+        return low, high
+    away = np.abs(levels - G * (low + high) / 2)
+    nearest = levels[away <= away.min() + TOLERANCE] / G
+    return float(nearest[0]), float(nearest[-1])
+
+
+def levels_in_words(replay: Any, G: int) -> str:
+    """Which groups of G are hard, and which X3 replays at which r_tot; `replay` is that section of a resolved config.
+
+    '' where neither X2 nor X3 is on.
+    """
+    lines = []
+    if replay.use_x2:
+        lines.append(f'X2 asks prompts again that had at most {max(k for k in range(G) if in_range(k, G, 0, replay.c1))} of {G} right')
+    if replay.use_x3:
+        r_tots = (np.arange(1200) + 0.5) / 1200
+        bounds = [tuple(threshold(c, r_tot, replay.thresholds) for c in (replay.c2, replay.c3)) for r_tot in r_tots]
+        taken = [on_grid(low, high, G) for low, high in bounds]
+        levels = [', '.join(str(k) for k in range(1, G) if in_range(k, G, low, high)) for low, high in taken]
+        ends = {level: max(r for _, r in piece) for level, piece in itertools.groupby(zip(levels, r_tots), lambda x: x[0])}
+        said = '; '.join(f'{level} of {G} right' + f' up to r_tot {end:.2f}' * (len(ends) > 1) for level, end in ends.items())
+        nearest = ' (where replay.c2 and replay.c3 have no level between them, the nearest)' if taken != bounds else ''
+        lines.append(f'X3 replays groups with {said}{nearest}')
+    return '\n'.join(lines)

@@ -1,6 +1,8 @@
 import pytest
 
-from bapo_jax.replay.thresholds import in_range, threshold, update_r_tot
+from bapo_jax.config import default_config
+from bapo_jax.methods import apply_method
+from bapo_jax.replay.thresholds import in_range, levels_in_words, on_grid, threshold, update_r_tot
 
 C2, C3 = (4 / 8, 1 / 8), (5 / 8, 2 / 8)
 
@@ -66,3 +68,41 @@ def test_bounds_on_the_grid_survive_rounding():
 def test_half_of_an_odd_group_is_no_level():
     assert [k for k in range(8) if in_range(k, 7, 0.5, 0.5)] == []
     assert [k for k in range(9) if in_range(k, 8, 0.5, 0.5)] == [4]
+
+
+@pytest.mark.parametrize('direction', ['easy_to_hard', 'literal'])
+def test_at_any_group_size_some_level_is_replayed_at_every_r_tot(direction):
+    """Bounds that hold a level stay as they are, so for G = 8 all do; else the level nearest to their middle takes their place."""
+    for G in range(2, 17):
+        for n in range(241):
+            low, high = (threshold(c, n / 240, direction) for c in (C2, C3))
+            new_low, new_high = on_grid(low, high, G)
+            levels = [k for k in range(1, G) if in_range(k, G, new_low, new_high)]
+            assert levels
+            if any(in_range(k, G, low, high) for k in range(1, G)):
+                assert (new_low, new_high) == (low, high)
+            else:
+                assert G < 8 and max(abs(k / G - (low + high) / 2) for k in levels) <= 1 / G
+    assert on_grid(0.5, 0.5, 8) == (0.5, 0.5)
+    assert on_grid(0.5, 0.5, 5) == (2 / 5, 3 / 5)  # the Mini-test of an odd G: half lies between two levels
+    assert on_grid(0.0, 0.05, 4) == (1 / 4, 1 / 4)  # never a group without a right answer
+    assert on_grid(0.3, 0.4, 0) == (0.3, 0.4)  # a step without a group
+
+
+@pytest.mark.parametrize(
+    ('method', 'G', 'said'),
+    [
+        ('bapo', 8, 'X2 asks prompts again that had at most 1 of 8 right\nX3 replays groups with 4 of 8 right up to r_tot 0.33; '
+         '3 of 8 right up to r_tot 0.67; 2 of 8 right up to r_tot 1.00'),
+        ('bapo', 4, 'X2 asks prompts again that had at most 0 of 4 right\nX3 replays groups with 2 of 4 right up to r_tot 0.50; '
+         '1 of 4 right up to r_tot 1.00 (where replay.c2 and replay.c3 have no level between them, the nearest)'),
+        ('bapo_mini', 5, 'X2 asks prompts again that had at most 0 of 5 right\nX3 replays groups with 2, 3 of 5 right (where '
+         'replay.c2 and replay.c3 have no level between them, the nearest)'),
+        ('bapo_tuned', 3, 'X3 replays groups with 1, 2 of 3 right'),
+        ('grpo', 8, ''),
+    ],
+)  # fmt: skip
+def test_a_run_says_which_levels_it_asks_again_and_replays(method, G, said):
+    c = default_config()
+    apply_method(c, method)
+    assert levels_in_words(c.replay, G) == said
