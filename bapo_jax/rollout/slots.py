@@ -3,7 +3,8 @@
 Every device has slots of its own and samples them alone: it waits for no other, and nothing crosses the mesh.
 
 Shapes:  B slots of a device · P prompts in line · Q prompts read at once · L prompt tokens (right-padded) · G responses a prompt
-         C places for responses · T most response tokens · R slots filled at once · D width · V vocabulary · K, S, H as in models/decoding.py.
+         C places for responses · T most response tokens · R slots filled at once · D width · V vocabulary, N blocks of W words
+         K, S, H as in models/decoding.py.
          Arrays of the whole mesh have the devices' parts one after the other on their first axis.
 """
 
@@ -21,6 +22,9 @@ from bapo_jax.models.decoding import KVCache, Weights, cache_slots, decode, empt
 from bapo_jax.models.patches import Pixels
 from bapo_jax.models.qwen import ImageFeatures, ModelConfig
 from bapo_jax.parallel import per_device, replicated
+
+
+BLOCK = 1024  # words of a vocabulary that one cumulative sum takes
 
 
 class Line(NamedTuple):
@@ -242,9 +246,27 @@ def choose(logits_BxV: jax.Array, key_B: jax.Array, greedy: jax.Array, top_p: ja
         kept_BxV = jnp.cumsum(falling_BxV, axis=-1) - falling_BxV < top_p  # what is before a token makes up less than top_p
         least_Bx1 = jnp.min(jnp.where(kept_BxV, falling_BxV, jnp.inf), axis=-1, keepdims=True)
         p_BxV = jnp.where(p_BxV >= least_Bx1, p_BxV, 0)
-    # One uniform number a row, looked up in the cumulative distribution: on CPU, Gumbel noise costs four times as much.
-    cumulative_BxV = jnp.cumsum(p_BxV, axis=-1)
-    uniform_B = jax.vmap(jax.random.uniform)(key_B)
-    drawn_B = jnp.sum(cumulative_BxV <= (uniform_B * cumulative_BxV[:, -1])[:, None], axis=-1, dtype=jnp.int32)
-    token_B = jnp.where(greedy, jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32), drawn_B)
+    token_B = jnp.where(greedy, jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32), draw(p_BxV, key_B))
     return token_B, jnp.take_along_axis(logp_BxV, token_B[:, None], axis=1)[:, 0]
+
+
+def draw(p_BxV: jax.Array, key_B: jax.Array) -> jax.Array:
+    """int32 [B]: a token of each row with probability proportional to p, by uniform numbers: Gumbel noise costs several times as much.
+
+    A float32 sum over a large vocabulary, and 23 random bits for all of it, would miss the probabilities by some thousandths. So a
+    vocabulary of more than one block is drawn from in two steps: a block, and a token within it (benchmarks/sampling.py).
+    """
+    B, V = p_BxV.shape
+    if V <= BLOCK:
+        return look_up(p_BxV, jax.vmap(jax.random.uniform)(key_B))
+    uniform_Bx2 = jax.vmap(lambda key: jax.random.uniform(key, 2))(key_B)
+    p_BxNxW = jnp.pad(p_BxV, ((0, 0), (0, -V % BLOCK))).reshape(B, -1, BLOCK)
+    block_B = look_up(jnp.sum(p_BxNxW, axis=-1), uniform_Bx2[:, 0])
+    of_block_BxW = jnp.take_along_axis(p_BxNxW, block_B[:, None, None], axis=1)[:, 0]
+    return block_B * BLOCK + look_up(of_block_BxW, uniform_Bx2[:, 1])
+
+
+def look_up(p_BxW: jax.Array, uniform_B: jax.Array) -> jax.Array:
+    """int32 [B]: the first place of each row whose cumulative sum exceeds `uniform`, in [0, 1), of the whole sum."""
+    cumulative_BxW = jnp.cumsum(p_BxW, axis=-1)
+    return jnp.sum(cumulative_BxW <= (uniform_B * cumulative_BxW[:, -1])[:, None], axis=-1, dtype=jnp.int32)

@@ -19,6 +19,7 @@ from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION, Draw, Rollo
 from bapo_jax.rollout import jax_engine, slots
 from bapo_jax.rollout.continued import as_read, continued
 from bapo_jax.rollout.jax_engine import JaxEngine, memory_of
+from benchmarks.sampling import drawn, logits_of, one_sum, total_variation
 
 SAMPLING, DRAW = Sampling(1.0, 10), Draw(5, 2, FRESH)
 G, ROWS, LONGEST = 4, 32, 24
@@ -263,6 +264,30 @@ def test_top_p_draws_from_the_likeliest_tokens_that_make_up_this_share(make_poli
     assert scipy.stats.chisquare(seen[kept], N * p[kept] / p[kept].sum()).pvalue > 1e-3
     for r in cut[:50]:
         np.testing.assert_allclose(np.exp(r.logp[0]), p[r.tokens[0]], rtol=1e-5)
+
+
+@pytest.mark.parametrize('kind', ['flat', 'Zipf', 'peaked'])
+@pytest.mark.parametrize('V', [slots.BLOCK, 151_936])
+def test_a_large_vocabulary_is_drawn_from_as_exactly_as_one_block(V, kind):
+    """Total variation of all that the draw's random numbers give to the float64 softmax; one sum over 151,936 words misses .0005 or more.
+
+    A boundary between two words is off by at most 2^-23 of its sum, and a block has up to 1,024: in all at most 2^-13 = .00012.
+    """
+    logits = logits_of(kind, V)
+    assert total_variation(logits, drawn) < 2**-13
+    if V > slots.BLOCK and kind == 'flat':
+        assert total_variation(logits, one_sum) > 2**-13
+
+
+def test_a_draw_in_two_steps_gives_words_of_all_blocks_in_proportion():
+    """Four words in four blocks, one of them the last, and weights that do not sum to 1: chi-square at the 0.1 % level."""
+    V, N = 3 * slots.BLOCK + 17, 4096
+    at, p = [5, slots.BLOCK + 7, 2 * slots.BLOCK, V - 1], np.array([0.1, 0.2, 0.3, 0.2])
+    p_BxV = jnp.zeros((N, V)).at[:, jnp.array(at)].set(jnp.asarray(p, jnp.float32))
+    words = np.asarray(jax.jit(slots.draw)(p_BxV, jax.random.split(jax.random.key(0), N)))
+    seen = np.array([(words == word).sum() for word in at])
+    assert seen.sum() == N
+    assert scipy.stats.chisquare(seen, N * p / p.sum()).pvalue > 1e-3
 
 
 @pytest.mark.parametrize('vocabulary', [1024, 40_000])
