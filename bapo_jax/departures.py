@@ -71,10 +71,12 @@ DEPARTURES = (
     ),
     # ---- X1
     Departure(
-        'online filter', 'range; Gaussian N(0.5, 0.2²); uniform 60 % (A.3)',
+        'online filter',
+        'range in eq. 5, line 11, section 3.2, A.2 and Figure 10; Gaussian N(0.5, 0.2²), which Table 3 lists; uniform 60 % (A.3)',
         'range by groups, over the limit by random responses. Gaussian: a quota of responses a level, 8/8 excluded and 0/8 not; a '
         'variant from easy to hard whose position never moves. Uniform: random responses',
-        'whole groups, each kept with a probability that depends on its k alone',
+        'whole groups, each kept with a probability that depends on its k alone: under the Gaussian .044 for all-right and '
+        'all-wrong ones, which range drops',
         '`replay.fresh_filter=range`, `replay.fresh_filter=gaussian`, `replay.fresh_filter=uniform`, `replay.fresh_filter=none`; '
         'not offered: quotas and response-level filters, which split groups', 'q11',
     ),
@@ -130,6 +132,11 @@ DEPARTURES = (
         'when c2 and c3 apply', 'when stored and when read', 'when stored with the old ones, when read with the new ones',
         'when read: every group with 0 < k < G is stored',
         'not offered: filtering at insertion, which discards what later thresholds want', '#14',
+    ),
+    Departure(
+        'levels of c2 and c3', 'G = 8: one level k/8 lies between them, two at some r_tot', 'as the paper',
+        'where no level k/G lies between them the nearest counts: below G = 8, bounds 1/8 apart would turn X3 off for much of '
+        'r_tot, and the Mini-test at an odd G always. A run says at its start what it replays', 'always on', '',
     ),
     Departure(
         'direction of c2 and c3', 'the text: from easy to hard; eq. 8 with Table 3 rises, from hard to easy',
@@ -267,7 +274,8 @@ ROWS = (
     ),
     RowDeparture(
         'grpo', 'mean over responses of the mean over tokens (DeepSeekMath)',
-        "token mean and dual clip 3: verl's, as the paper's baseline",
+        "token mean and dual clip 3: verl's, as the paper's baseline. On Countdown one optimizer step for all 256 groups, as in "
+        "the authors' script, where the other rows take four",
     ),
     RowDeparture(
         'grpo_v5', 'recommends masking groups of equal rewards', 'they have advantage 0, and count in the token mean and in the KL',
@@ -284,7 +292,8 @@ ROWS = (
     ),
     RowDeparture(
         'maxrl', 'the mean over successful responses, or (r − mean) / mean',
-        'the second, with mean + 1e-6, in the clipped surrogate; dual clip 3 stays',
+        'the second, with mean + 1e-6, in the clipped surrogate; dual clip 3 stays. Of rewards other than 0 and 1 the mean is that '
+        'of the positive parts, and at least 1/n',
     ),
     RowDeparture(
         'dapo',
@@ -292,7 +301,7 @@ ROWS = (
         'groups mixed by accuracy or by reward',
         'B prompts a batch, at most 4, then the step trains on what there is; half of the limit is penalised, as 4,096 of 8,192 '
         "in the script of BAPO's authors; rewards 0 and 1 less the penalty; groups mixed by verdict. The surplus beyond B is "
-        'discarded',
+        'discarded. Epochs count steps of B prompts, so with refills the data are read up to four times as often',
     ),
     RowDeparture(
         'ppo',
@@ -315,10 +324,18 @@ ROWS = (
         'retrieval; std + 1e-6; dual clip 3. Prompts are remembered without bound, as there',
     ),
     RowDeparture(
-        'remix', 'PPO or GRPO; a mixture of trajectories; reward with a format part; no code to compare with',
+        'remix',
+        'PPO or GRPO; a mixture of trajectories; reward with a format part. Known from summaries: neither its paper nor its code '
+        'could be checked',
         'GRPO alone. Who answers is drawn for each prompt, ages uniform over 1 … N, and recent policies answer anew. After T: '
         "base π_T, no mixture, one pass, the KL to the base alone. λ's constants (50, 10, 0.1, 0.5) are no fields. With T = 50 λ "
-        'stays 1, so the previous policy counts only with a later learner.switch_step. Dual clip 3 stays',
+        'stays 1, so the previous policy counts only with a later learner.switch_step. Dual clip 3 stays. '
+        "The clip's centre is a token's own, also under learner.ratio_level=sequence",
+    ),
+    RowDeparture(
+        'bapo', 'eq. 5, section 3.2, Figure 10 and the release filter by range',
+        "the Gaussian filter: Table 3 lists its numbers among the runs' settings, and the scripts of those runs set it. So X1 may "
+        'hold all-right and all-wrong groups: their advantage is 0, and they count in the token mean, in the KL and in B',
     ),
     RowDeparture(
         'bapo_guarded', 'MaxRL has no KL; BAPO has group_std advantages and a KL to the behaviour policy',
@@ -327,7 +344,8 @@ ROWS = (
     RowDeparture(
         'bapo_posterior', 'Reinforce-Ada asks a prompt in rounds within one step, until it has enough right responses, and draws a '
         'balanced group of fixed size from all rounds',
-        'hard prompts alone, asked again after an epoch; a pooled group is all responses of two rounds, and is normalised by itself',
+        'hard prompts alone, asked again after an epoch; a pooled group is all responses of two rounds, is normalised by itself, '
+        'and counts as trained on once, though its earlier half may have been before',
     ),
     RowDeparture(
         'bapo_continue', 'PrefixRL trains on a fixed set of prefixed problems, made with the base policy from its own right traces, '
