@@ -17,9 +17,10 @@ from small_run import ROOT, metrics, run, small_config
 
 from bapo_jax import evaluate as module
 from bapo_jax.evaluate import chunk_size, core_metrics, evaluate, load_for_evaluation, score
+from bapo_jax.groups import Prompt
 from bapo_jax.inputs import benchmark_prompts
 from bapo_jax.models import hf
-from bapo_jax.rollout.engine import EVALUATION
+from bapo_jax.rollout.engine import EVALUATION, Draw, Sampling
 from bapo_jax.rollout.publish import publish
 from bapo_jax.run.evaluation import done_before
 from bapo_jax.scores import summary
@@ -174,6 +175,24 @@ def test_greedy_decoding_and_a_limit_of_its_own(tmp_path, prepared):
     assert max(row['tokens'] for row in rows) == 9
     for one, other in zip(rows[::2], rows[1::2], strict=True):
         assert (one['question'], one['response']) == (other['question'], other['response'])
+
+
+@pytest.mark.parametrize('top_p', [0.9, 1.0])
+def test_what_an_evaluation_asks_is_its_configs_own_sampling_and_draw(top_p):
+    """Not the training's temperature or limit, and a draw of its own: equal questions get equal random keys at every step."""
+
+    class Asked(Exception):
+        pass
+
+    class Asking:
+        def ask(self, *given):
+            raise Asked(*given)
+
+    config, prompts = quickstart('unused'), [Prompt(i, 'countdown', np.array([1], np.int32), {}) for i in range(3)]
+    config.seed, config.evaluate.samples, config.evaluate.temperature, config.evaluate.top_p = 5, 4, 0.7, top_p
+    with pytest.raises(Asked) as asked:
+        score(Asking(), None, prompts, config, EVALUATION)
+    assert asked.value.args == (prompts, 4, Sampling(0.7, 24, top_p), [Draw(5, 0, EVALUATION)] * 3)
 
 
 def test_what_training_logs_is_what_the_command_writes_and_a_majority_only_where_answers_are_votes(tmp_path, prepared, monkeypatch):

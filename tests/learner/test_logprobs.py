@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from bapo_jax.learner.head import Tile
+from bapo_jax.learner.head import Tile, head
 from bapo_jax.learner.logprobs import Compute, token_logprobs
 from bapo_jax.learner.packed import Sequences
 from bapo_jax.models.attention import xla
+from bapo_jax.models.split import Split
 
 ATOL = 2e-5
 
@@ -123,6 +124,28 @@ def test_log_prob_and_entropy_are_their_definitions(temperature, policy, sequenc
     assert logp[0, 0] == entropy[0, 0] == 0
     np.testing.assert_allclose(logp[0, 1:], np.log(p)[np.arange(8), tokens[0, 1:]], rtol=0, atol=ATOL)
     np.testing.assert_allclose(entropy[0, 1:], -(p * np.log(p)).sum(axis=-1)[:8], rtol=0, atol=ATOL)
+
+
+@pytest.mark.parametrize('temperature', [1.0, 0.6])
+@pytest.mark.parametrize('entropy_gradient', [True, False])
+def test_the_heads_gradient_is_that_of_the_definitions_at_a_temperature(temperature, entropy_gradient):
+    """Σ a log-prob + b entropy by states and weights; the entropy is a constant where its gradient is not wanted."""
+    rng = np.random.default_rng(0)
+    hidden, weight, a, b = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((6, 4), (9, 4), 6, 6))
+    token, scale = jnp.asarray(rng.integers(0, 9, 6), jnp.int32), jnp.float32(temperature)
+
+    def by_rule(hidden, weight):
+        logp, entropy = head(hidden, weight, token, jnp.int32(6), scale, Split(), entropy_gradient, Tile(6, 5))
+        return jnp.sum(a * logp + b * entropy)
+
+    def by_definition(hidden, weight):
+        logp = jax.nn.log_softmax(hidden @ weight.T / scale)
+        entropy = -jnp.sum(jnp.exp(logp) * logp, axis=1)
+        return jnp.sum(a * logp[jnp.arange(6), token] + b * (entropy if entropy_gradient else jax.lax.stop_gradient(entropy)))
+
+    (value, got), (want_value, want) = (jax.value_and_grad(f, argnums=(0, 1))(hidden, weight) for f in (by_rule, by_definition))
+    np.testing.assert_allclose(value, want_value, rtol=1e-5)
+    assert_same_gradient(got, want)
 
 
 def test_segments_do_not_see_each_other(policy, sequences, score):

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bapo_jax.learner.losses import Clip, Tokens, clipped, importance_ratio, k3, token_level, total_variation, truncated_weight
+from bapo_jax.learner.losses import (
+    Clip, Tokens, cispo, clipped, importance_ratio, k3, token_level, total_variation, truncated_weight,
+)  # fmt: skip
 
 RTOL = 1e-6
 
@@ -95,6 +97,16 @@ def test_without_dual_clip_the_cost_grows_with_the_ratio():
 @pytest.mark.parametrize('ratio, advantage, loss, gradient', [(2.5, 1.0, -2.2, 0.0), (1.9, 1.0, -1.9, -1.9), (1.5, -1.0, 1.8, 0.0)])
 def test_the_clip_centre_moves_the_trust_region(ratio, advantage, loss, gradient):
     np.testing.assert_allclose(at_ratio(ratio, advantage, centre=array(2.0))[:2], (loss, gradient), rtol=RTOL, atol=1e-7)
+
+
+@pytest.mark.parametrize('ratio, weight, held', [(1.0, 1.8, True), (1.9, 1.9, False), (2.5, 2.3, True)])
+def test_cispos_weight_is_cut_around_the_clip_centre_and_every_token_has_a_gradient(ratio, weight, held):
+    """-w A log π with w = clip(ρ, c - .2, c + .3) and c = 2; the gradient is -w A."""
+    tokens = Tokens(array(-1.5), array(ratio), array(0.5), array(2.0))
+    loss, was_held = cispo(tokens, Clip(0.2, 0.3, None))
+    gradient = jax.grad(lambda logp: cispo(tokens._replace(logp_RxT=logp), Clip(0.2, 0.3, None))[0].sum())(array(-1.5))
+    np.testing.assert_allclose((loss[0, 0], gradient[0, 0]), (weight * 0.5 * 1.5, -weight * 0.5), rtol=RTOL)
+    assert bool(was_held[0, 0]) == held
 
 
 def test_ratio_and_closed_form():

@@ -248,6 +248,27 @@ def test_the_batch_is_filtered_improved_and_filled_as_the_parts_say():
     assert metrics['bapo/x3/uses'] == 1  # all of them were X1 of step 1
 
 
+@pytest.mark.parametrize('changes, fresh', [({'r_tot': 'buffer'}, [make_group(1, 3)]), ({}, [make_group(1, 3, infra=True)])])
+def test_before_any_performance_is_known_the_thresholds_are_those_of_r_tot_0(changes, fresh):
+    """An empty buffer, or a first step without a verdict."""
+    bapo = make_bapo(**changes)
+    bapo.compose(1, fresh, [], rng_of(1), no_score)
+    metrics = bapo.metrics(1)
+    assert bapo.r_tot is None and (metrics['bapo/r_tot'], metrics['bapo/c2'], metrics['bapo/c3']) == (None, 4 / 8, 5 / 8)
+
+
+def test_a_group_counts_how_often_it_was_trained_on_this_time_included():
+    """X1 at step 1, X3 at 2 and 3; one that the filter left out of X1 comes to its first use as X3; X1 and X2 are at theirs."""
+    bapo = make_bapo(fresh_filter='range', c2=(0.0,), c3=(1.0,), high_recent_steps=9)
+    bapo.buffer.add([make_group(3, 4, step=0)], 0)  # never trained on
+    for step, counts in ((1, {0: 1, 3: 1}), (2, {0: 2, 3: 2}), (3, {0: 3, 3: 3})):
+        fresh = [make_group(0, 4, step=1)] if step == 1 else [make_group(10 + step, 4, step=step)]
+        batch = bapo.compose(step, fresh, [], rng_of(step), no_score)
+        times = dict(zip(ids(batch.groups), bapo.times_trained(batch), strict=True))
+        assert {i: times[i] for i in counts} == counts and times[fresh[0].prompt.id] == 1
+        bapo.add(step, fresh, batch)
+
+
 def test_the_fresh_groups_enter_the_buffer_after_the_draws_from_it():
     bapo = make_bapo(fresh_filter='range', c2=(0.0,), c3=(1.0,))
     groups = [make_group(i, 4, step=1) for i in range(3)]

@@ -102,9 +102,10 @@ def rollouts(monkeypatch):
     monkeypatch.setattr(module, 'collect', lambda engine, tokenizer, prompts, *rest: judged(
         engine.ask(prompts, *rest[:3]), tokenizer, prompts, *rest[2:]).groups)  # fmt: skip
 
-    def make(answer=lambda _: (RESPONSE,), overlap=False, sync_every=100, servers=0, learns=False, **schedule):
+    def make(answer=lambda _: (RESPONSE,), overlap=False, sync_every=100, servers=0, learns=False, fields=None, **schedule):
         config = default_config()
         config.model.path, config.rollout.overlap = 'unused', overlap
+        config.update_from_flattened_dict(fields or {})
         engine, schedule = Noting(answer), Schedule(STEPS, sync_every, 0, 0, **schedule)
         engine.servers = servers
         made.append((Rollouts(engine, None, Counting(learns), schedule, resolve(config), None, probe=prompt(9)), engine))
@@ -293,3 +294,37 @@ def test_an_engine_in_this_process_gets_alpha_and_no_probe(rollouts):
     r, engine = rollouts()
     r.serve(Trained(4, alpha_version=4), None)
     assert engine.events == [('load', 'α', 4)]
+
+
+# ---- who answers of several, and how often is asked
+
+MIXTURE = {'rollout.mixture': 0.9, 'rollout.sync_every': 1, 'replay.use_x2': False, 'rollout.overlap': False}
+
+
+@pytest.mark.parametrize('recent', [((7, 'older'), (6, 'oldest')), ((7, 'older'),), ()])
+def test_every_policy_that_is_kept_answers_some_prompts_of_a_mixture(recent, rollouts):
+    """Also the oldest; where fewer are kept than ages drawn, the oldest there is. Groups keep the prompts' order, and α is held last."""
+    r, engine = rollouts(fields=MIXTURE, sync_every=1, mixture=0.9, mixture_policies=2)
+    for step in range(1, 13):
+        fresh, _ = r.take(step, (), Trained(step, alpha_version=8, recent=recent))
+        assert [g.prompt.id for g in fresh] == [2 * step, 2 * step + 1]
+    loads = [params for event, params, *_ in engine.events if event == 'load']
+    assert set(loads) == {'α', *(params for _, params in recent)} and loads[-1] == 'α'
+
+
+@pytest.mark.parametrize(('batch_groups', 'waves'), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (9, 3)])
+def test_a_refill_ends_once_b_groups_are_mixed_or_no_wave_is_left(batch_groups, waves, rollouts, monkeypatch):
+    """Two prompts a wave, all of whose groups are mixed; at most three waves."""
+
+    def mixed(answers, tokenizer, prompts, draws, *_):
+        made = [graded(p, (RESPONSE,) * 2, (Verdict.CORRECT, Verdict.WRONG), d.step) for p, d in zip(prompts, draws, strict=True)]
+        return Collected(made, 0.5, 0.25)
+
+    monkeypatch.setattr(module, 'judge_as_they_come', mixed)
+    fields = {
+        'rollout.refill_batches': 3, 'rollout.group_size': 2, 'replay.fresh_filter': 'range', 'learner.batch_groups': batch_groups,
+        'learner.mini_batch_groups': 1,
+    }  # fmt: skip
+    r, engine = rollouts(fields=fields)
+    fresh, _ = r.take(1, (), Trained(1))
+    assert len(engine.events) == waves and len(fresh) == 2 * waves

@@ -1,5 +1,6 @@
 """When α becomes π_θ, when hard prompts are re-evaluated (Algorithm 1, lines 3 and 12), and how far ahead α may answer."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,19 @@ def test_the_schedule_of_a_row_re_evaluates_only_where_x2_is_trained_on():
         c.replay.use_x2 = use_x2
         schedule = schedule_of(resolve(c), 40)
         assert (schedule.steps, schedule.sync_every, schedule.reevaluate_every, schedule.evaluate_every) == (40, 3, m, 7)
+
+
+def test_a_mixture_draws_every_age_up_to_n_until_the_switch_and_at_it():
+    """ReMix: a share p of older policies, ages uniform over 1 … N; 0 is α. Each share within four standard deviations."""
+    n, p, N = 6000, 0.4, 3
+    schedule = Schedule(9, 1, 0, 0, mixture=p, mixture_policies=N, switch_step=4, seed=1)
+    for step in (1, 4):
+        shares = np.bincount(schedule.ages(step, n), minlength=N + 1) / n
+        np.testing.assert_allclose(shares, [1 - p, *[p / N] * N], atol=4 * 0.5 / n**0.5)
+    assert not schedule.ages(5, n).any()
+    assert schedule._replace(switch_step=0).ages(500, n).any()
+    np.testing.assert_array_equal(schedule.ages(3, n), schedule.ages(3, n))
+    assert (schedule.ages(3, n) != schedule.ages(2, n)).any() and (schedule.ages(3, n) != schedule._replace(seed=2).ages(3, n)).any()
 
 
 def other_policy_times(v, m, e, last):

@@ -11,6 +11,7 @@ from learners import BARE, batch_of, learner_config, make_learner
 
 from bapo_jax.groups import make_batch
 from bapo_jax.learner.learner import Learner
+from bapo_jax.learner.update import TrainState
 from bapo_jax.run.checkpoint import ROLLOUT, Checkpoints, DamagedCheckpoint, NotSaved, OtherWeights, RunState, copy_params, open_run
 from bapo_jax.run.checksums import checksum_of_text, checksums
 
@@ -75,6 +76,35 @@ def test_the_policies_before_alpha_are_kept_as_many_as_asked_newest_first(policy
     without = RunState(state.theta, 'α0')
     without.sync()
     assert without.recent == []
+
+
+def test_the_reference_becomes_the_policy_after_the_switch_step_and_stays():
+    state = RunState(TrainState('θ', None), 'α', reference='θ0', switch_step=2, frozen=lambda params: f'copy of {params}')
+    references = []
+    for step in (1, 2, 3):
+        state.theta = TrainState(f'θ{step}', None)
+        state.trained()
+        references.append(state.policies()['reference'])
+    assert references == ['θ0', 'copy of θ2', 'copy of θ2']
+    without = RunState(TrainState('θ', None), 'α', switch_step=1)
+    without.trained()
+    assert without.reference is None
+
+
+def test_a_critic_begins_as_the_decoder_of_the_models_files_and_comes_back_as_it_was_saved(policy, tmp_path):
+    learner = make_learner(policy, BARE, advantage='gae')
+    state = learner.init(times(policy.params, 2))  # the policy may be elsewhere
+    decoder = {name: part for name, part in state.critic.params.items() if name != 'value'}
+    same(decoder, {name: policy.params[name] for name in decoder})
+    assert decoder.keys() == policy.params.keys() and not np.asarray(state.critic.params['value']['kernel']).any()
+    moved = state._replace(critic=state.critic._replace(params=times(state.critic.params, 3)))
+    checkpoints = Checkpoints(tmp_path / 'checkpoints', keep=2)
+    checkpoints.save(RunState(moved, times(policy.params, 0.9), step=1), REPLAY)
+    checkpoints.close()
+    checkpoints = Checkpoints(tmp_path / 'checkpoints', keep=2)
+    back, *_ = checkpoints.restore(1, learner.shapes())
+    same(back.theta, moved)
+    checkpoints.close()
 
 
 def test_the_counters_are_of_responses_and_count_each_group_once():
