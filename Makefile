@@ -56,6 +56,10 @@ faults: .venv/ready-test
 fuzz: .venv/ready-test
 	.venv/bin/python -m tests.fuzz $(ARGS)
 
+# Puts small faults into a copy of the package, one at a time: a test must notice each. About an hour.
+mutants: .venv/ready-test
+	.venv/bin/python -m tests.mutants $(ARGS)
+
 # What one CUDA card gives, in three parts of under 8 minutes and the quickstart. Wants jax[cuda13], flax and optax in the python3 on
 # the PATH and nothing else; ARGS=--table prints what has been run.
 gpu-report:
@@ -142,4 +146,4 @@ train-vllm: env vllm-env
 clean-env:
 	rm -rf .venv .venv-vllm .venv-audit .venv-inspect .tpu-compiler
 
-.PHONY: help env train test quick check versions rows faults fuzz audit gpu-report vllm-env tpu-compiler inspect browser train-vllm clean-env
+.PHONY: help env train test quick check versions rows faults fuzz mutants audit gpu-report vllm-env tpu-compiler inspect browser train-vllm clean-env

@@ -1,0 +1,183 @@
+"""The mutants. Each old text occurs once in its file, which tests/test_mutants.py holds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    file: str  # of the checkout
+    old: str
+    new: str
+    breaks: str
+    tests: tuple[str, ...]  # pytest's arguments
+
+
+def _of(file: str, *tests: str):
+    """A function of (old, new, breaks) to a mutant of that file, to be noticed by tests/`tests`."""
+    return lambda old, new, breaks: Mutant(f'bapo_jax/{file}', old, new, breaks, tuple(f'tests/{test}' for test in tests))
+
+
+_BUFFER = _of('replay/buffer.py', 'replay/test_buffer.py', 'replay/test_bapo.py')
+_BAPO = _of('replay/bapo.py', 'replay/test_bapo.py')
+_THRESHOLDS = _of('replay/thresholds.py', 'replay/test_thresholds.py')
+_FILTERS = _of('replay/filters.py', 'replay/test_filters.py')
+_REPO = _of('replay/repo.py', 'replay/test_repo.py')
+_POSTERIOR = _of('replay/posterior.py', 'replay/test_posterior.py')
+_CONTINUATIONS = _of('replay/continuations.py', 'replay/test_continuations.py')
+_CREDIT = _of('learner/credit.py', 'learner/test_credit.py')
+_LOSSES = _of('learner/losses.py', 'learner/test_losses.py', 'learner/test_objective.py')
+_OBJECTIVE = _of('learner/objective.py', 'learner/test_objective.py', 'learner/test_rows.py')
+_HEAD = _of('learner/head.py', 'learner/test_logprobs.py')
+_UPDATE = _of('learner/update.py', 'learner/test_update.py', 'learner/test_objective.py')
+_PACKING = _of('learner/packing.py', 'learner/test_packing.py')
+_OPTIMIZER = _of('learner/optimizer.py', 'learner/test_optimizer.py')
+_CRITIC = _of('learner/critic.py', 'learner/test_critic.py')
+_MONITORS = _of('learner/monitors.py', 'learner/test_monitors.py')
+_SCHEDULE = _of('rollout/schedule.py', 'rollout/test_schedule.py')
+_ROLLOUTS = _of('rollout/rollouts.py', 'rollout/test_rollouts.py')
+_SLOTS = _of('rollout/slots.py', 'rollout/test_jax_engine.py')
+_COLLECT = _of('rollout/collect.py', 'rollout/test_collect.py')
+_CONTINUED = _of('rollout/continued.py', 'rollout/test_continued.py')
+_FIDELITY = _of('rollout/fidelity.py', 'rollout/test_fidelity.py')
+_MOPPS = _of('prompts/mopps.py', 'prompts/test_mopps.py')
+_EPOCHS = _of('prompts/epochs.py', 'prompts/test_epochs.py')
+_SHAPING = _of('tasks/shaping.py', 'tasks/test_shaping.py')
+_COUNTDOWN = _of('tasks/countdown.py', 'tasks/test_countdown.py')
+_SCORES = _of('scores.py', 'test_scores.py')
+_RUN = _of('run/run.py', 'run/test_run.py')
+_CHECKPOINT = _of('run/checkpoint.py', 'run/test_checkpoint.py')
+_MEASURES = _of('run/measures.py', 'run/test_measures.py')
+_EVALUATION = _of('run/evaluation.py', 'run/test_evaluation.py')
+_GROUPS = _of('groups.py', 'test_groups.py')
+_EVALUATE = _of('evaluate.py', 'test_evaluate.py')
+
+MUTANTS = (
+    # ---- replay
+    _BUFFER("for prompt_id in sorted(age, key=age.__getitem__)[:",
+            "for prompt_id in sorted(age, key=age.__getitem__, reverse=True)[:", 'the shared pool evicts the newest'),
+    _BUFFER('{i: (entry.stored, entry.order) for', '{i: entry.stored for',
+            'within a step the shared pool evicts hard prompts first'),
+    _BUFFER("if e.stored <= step - self.high_recent_steps]", "if e.stored < step - self.high_recent_steps]",
+            'groups are kept a step too long'),
+    _BUFFER("entry.best = float(np.fmax(entry.best, group.accuracy))", "entry.best = group.accuracy",
+            'the last re-evaluation counts for the best'),
+    _BUFFER("and prompt_id not in exclude_ids", "", 'X3 repeats prompts of X1 and X2'),
+    _BUFFER("return entry.was_x1 + entry.sampled", "return entry.sampled", 'being X1 counts for no use'),
+    _BUFFER("for prompt_id in list(entries)[: max(0, len(entries) - self.capacity[part])]:",
+            "for prompt_id in list(entries)[: max(0, len(entries) - self.capacity[part] - 1)]:",
+            'a part holds one more than its capacity'),
+    _BAPO('better = improved(asked_again, c.c1 if c.improved_rule == \'threshold\' else 0.0)',
+          'better = improved(asked_again, c.c1)', "the rule 'mixed' is the threshold's"),
+    _BAPO('return [g for g in groups if not g.infra_error and g.accuracy > before[g.prompt.id]]',
+          'return [g for g in groups if not g.infra_error and g.accuracy >= before[g.prompt.id]]',
+          'as good as before counts as better'),
+    _BAPO('[self.buffer.uses(g) if o == X3 else 1', '[self.buffer.uses(g) - 1 if o == X3 else 1',
+          'a replayed group counts one use less'),
+    _BAPO('for x in (c.c2, c.c3))\n        low, high = on_grid', 'for x in (c.c3, c.c2))\n        low, high = on_grid',
+          'c2 and c3 swapped'),
+    _BAPO('threshold(x, self.r_tot or 0.0, c.thresholds)', 'threshold(x, self.r_tot or 1.0, c.thresholds)', 'the initial r_tot'),
+    _BAPO('self.buffer.add(fresh, step, x1={g.prompt.id for g in batch.of_origin(X1)})', 'self.buffer.add(fresh, step)',
+          'what was X1 is not noted'),
+    _BAPO('low, high, taken, x3_untrained), size - len(x1) - len(x2))', 'low, high, taken, x3_untrained), size - len(x1))',
+          'X3 fills the places of X2 once more'),
+    _THRESHOLDS('if direction == \'literal\':', 'if direction != \'literal\':', 'the direction of c2 and c3'),
+    _THRESHOLDS('decay * r_tot + (1 - decay) * fresh_mean', '(1 - decay) * r_tot + decay * fresh_mean', 'the weights of r_tot'),
+    _THRESHOLDS('levels = np.arange(1, G)', 'levels = np.arange(0, G)', 'a level without a right answer is replayed'),
+    _FILTERS('float(1 <= k <= G - 1)', 'float(1 <= k <= G)', 'the range filter keeps all-right groups'),
+    _FILTERS('/ (2 * 0.2**2))', '/ 0.2**2)', 'the width of the Gaussian filter'),
+    _REPO('return list(range(len(rewards)))[-count:]', 'return list(range(len(rewards)))[:count]', 'the oldest for the newest'),
+    _REPO('self._history[prompt_id].size == self._config.per_prompt', 'self._history[prompt_id].size > 0',
+          'replay before a history is full'),
+    _POSTERIOR('step - known.step >= self._after', 'step - known.step > self._after', 'a prompt is asked again a step later'),
+    _POSTERIOR('return 1 - all_right.prod(axis=1) - all_wrong.prod(axis=1)', 'return 1 - all_right.prod(axis=1)',
+               'all-wrong groups count as mixed'),
+    _CONTINUATIONS('(-1 if 2 * right > asked else 1)', '(1 if 2 * right > asked else -1)', 'help rises with success'),
+    # ---- learner
+    _CREDIT('rewards.std(ddof=1)', 'rewards.std()', 'the population deviation for the sample one'),
+    _CREDIT('p = max(p, 1 / len(rewards)) if p > 0 else 1.0', 'p = rewards.mean()', 'the guard of MaxRL\'s mean'),
+    _CREDIT('delta[:, -1] += rewards', 'delta[:, 0] += rewards', 'the reward comes with the first token'),
+    _CREDIT('1.0 / (len(lengths) * limit)', '1.0 / (len(lengths) * max(1, lengths.max()))',
+            'Dr.GRPO divides by the longest response'),
+    _LOSSES('tokens.centre_RxT - clip.low, tokens.centre_RxT + clip.high)\n    loss_RxT = -jax.lax.stop_gradient',
+            '1.0 - clip.low, 1.0 + clip.high)\n    loss_RxT = -jax.lax.stop_gradient', "CISPO without the clip's centre"),
+    _LOSSES('return (total / jnp.maximum(count, 1.0))[response_T]', 'return total[response_T]', "GSPO's sum in place of the mean"),
+    _LOSSES('gap_RxT = jnp.clip(target_logp_RxT - logp_RxT,', 'gap_RxT = jnp.clip(logp_RxT - target_logp_RxT,', "k3's direction"),
+    _LOSSES('importance_ratio(proximal_logp_RxT - behaviour_logp_RxT), cap)',
+            'importance_ratio(behaviour_logp_RxT - proximal_logp_RxT), cap)', 'the importance weight upside down'),
+    _OBJECTIVE('over_tokens(anchor_RxT - logp_RxT)', 'over_tokens(logp_RxT - anchor_RxT)', 'the sign of actor/ppo_kl'),
+    _OBJECTIVE('over_tokens(entropy_RxT)', 'weighted(entropy_RxT)', 'the entropy is logged as the loss weighs it'),
+    _OBJECTIVE("total_RxT - numbers['entropy_coef'] * entropy_RxT", "total_RxT + numbers['entropy_coef'] * entropy_RxT",
+               'the sign of the entropy bonus'),
+    _OBJECTIVE('return 0 < learner.switch_step < step', 'return 0 < learner.switch_step <= step', 'the switch comes a step early'),
+    _OBJECTIVE('math.ceil(max(step - 50, 0) / 10)', 'math.floor(max(step - 50, 0) / 10)', "ReMix's λ falls later"),
+    _HEAD('g_CxW = (g_CxW / temperature).astype', 'g_CxW = g_CxW.astype', "the head's gradient without 1/temperature"),
+    _HEAD('if entropy_gradient:\n', 'if not entropy_gradient:\n', "the head's entropy gradient"),
+    _UPDATE("'mismatch/logprob_abs_mean': x1['gap_by_origin'] / tokens", "'mismatch/logprob_abs_mean': x1['gap_by_origin_max']",
+            'the mean mismatch is the largest'),
+    _UPDATE('jnp.where(finite, new, old)', 'jnp.where(finite, new, new)', 'an update that is not finite is taken'),
+    _PACKING('int(groups / mini_batch_groups + 0.5)', 'int(groups / mini_batch_groups)', 'mini-batches are not rounded'),
+    _PACKING('_write(row, at, np.arange(ends[j] - responses[j], ends[j]), prompt, number)',
+             '_write(row, at, np.arange(ends[j] - responses[j], ends[j]), 0, number)', "a slot's positions begin at 0"),
+    _OPTIMIZER('optax.scale(learner.vision_rate)', 'optax.scale(1.0)', "the tower's own learning rate"),
+    _OPTIMIZER('alpha=learner.final_share', 'alpha=0.0', 'a cosine ends at 0'),
+    _CRITIC('return 0.5 * jnp.maximum(', 'return 0.5 * jnp.minimum(', "the value loss's pessimism"),
+    _CRITIC('1 - (target - value).var() / target.var()', '(target - value).var() / target.var()', 'explained variance upside down'),
+    _CRITIC('hf.load_params(self._model_path, self._model, self._sharding)',
+            'jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self._parameters)', "the critic's file is not read"),
+    _MONITORS('return float(-gap.sum())', 'return float(gap.sum())', "k1's sign"),
+    _MONITORS('value = surrogate - factor * K * tv_now - factor * tv_start',
+              'value = surrogate - factor * tv_now - factor * tv_start', 'the bound without K'),
+    # ---- rollout
+    _SCHEDULE("return (step - (self.sync_phase == 'code')) % self.sync_every == 0", 'return step % self.sync_every == 0',
+              "the phase 'code'"),
+    _SCHEDULE('rng.integers(1, self.mixture_policies + 1, prompts)', 'rng.integers(1, max(2, self.mixture_policies), prompts)',
+              'ages that never reach N'),
+    _SCHEDULE('self.switch_step and step > self.switch_step', 'self.switch_step and step >= self.switch_step',
+              'a mixture that ends a step early'),
+    _ROLLOUTS('np.minimum(self._schedule.ages(step, len(prompts)), len(policies.recent))',
+              'np.minimum(self._schedule.ages(step, len(prompts)), max(0, len(policies.recent) - 1))',
+              'the oldest kept policy never answers'),
+    _ROLLOUTS('for g in fresh) >= c.learner.batch_groups', 'for g in fresh) > c.learner.batch_groups',
+              'a refill at exactly B groups'),
+    _ROLLOUTS('self._selector.observe(groups[: len(prompts)])', 'self._selector.observe(groups)',
+              'the selector sees re-evaluations'),
+    _SLOTS('kept_BxV = jnp.cumsum(falling_BxV, axis=-1) - falling_BxV < top_p',
+           'kept_BxV = jnp.cumsum(falling_BxV, axis=-1) < top_p', 'nucleus sampling drops the last token'),
+    _SLOTS('done_B = stopped_B | (count_B == T)', 'done_B = stopped_B | (count_B == T - 1)', 'responses end a token early'),
+    _SLOTS('return block_B * BLOCK + look_up', 'return block_B * BLOCK - 1 + look_up', 'a large vocabulary is off by one'),
+    _COLLECT('if 5 * missing > asked:', 'if 4 * missing > asked:', 'a fifth without a verdict is borne'),
+    _COLLECT('budget_s - verify_s)', 'budget_s)', 'the time for verdicts begins anew with each wave'),
+    _CONTINUED('np.zeros(given, bool), own.trained_on', 'np.ones(given, bool), own.trained_on', 'given tokens are trained on'),
+    _FIDELITY('if not (mean <= tolerance and high', 'if not (mean <= tolerance or high', 'a wrong policy passes the probe'),
+    # ---- prompts, tasks, scores, groups
+    _MOPPS('np.argsort((rate - self._target) ** 2', 'np.argsort(rate - self._target', 'the hardest prompts, not the nearest'),
+    _MOPPS('self._decay * beta + (1 - self._decay) * PRIOR + (g.size - g.correct)', 'self._decay * beta + (g.size - g.correct)',
+           'decay forgets the prior too'),
+    _EPOCHS('drop_remainder=True).repeat()', 'drop_remainder=True).repeat(2)', 'the prompts end after two epochs'),
+    _SHAPING('return -np.clip((lengths - (limit - cache)) / cache', 'return -np.clip((lengths - limit) / cache',
+             'no answer is overlong'),
+    _COUNTDOWN('elif right == 0:\n                return None', 'elif right == 0:\n                stack.append(left)',
+               'division by zero has a value'),
+    _SCORES('np.where(judged >= k, 1 - np.prod(wrong / left, axis=1), np.nan)',
+            'np.where(judged >= k, 1 - (1 - correct / judged) ** k, np.nan)', 'pass@k is biased'),
+    _SCORES('if len(v) == most]', 'if len(v) >= 1]', 'every answer is a majority'),
+    _GROUPS('old.responses + new.responses, old.verdicts + new.verdicts',
+            'old.responses + new.responses, new.verdicts + old.verdicts', 'verdicts of joined groups are swapped'),
+    # ---- run
+    _RUN('if stopping.requested() or step == self._steps or is_due(c.checkpoint.every, step):',
+         'if stopping.requested() or is_due(c.checkpoint.every, step):', 'the last step has no checkpoint'),
+    _RUN('if state.skipped_in_a_row >= limit:', 'if state.skipped_in_a_row > limit:', 'one more diverged step is borne'),
+    _RUN('            state.skipped_in_a_row = 0\n', '            pass\n', 'skipped steps need not be in a row'),
+    _CHECKPOINT('if self.step == self.switch_step and self.reference is not None:',
+                'if self.step == self.switch_step + 1 and self.reference is not None:', 'the reference after the switch'),
+    _CHECKPOINT('*self.recent][: self.keep_recent]', '*self.recent][: self.keep_recent + 1]', 'one policy too many is kept'),
+    _CHECKPOINT("critic = TrainState(**policy['critic']) if like.critic else None", "critic = like.critic",
+                "the critic's arrays are not read again"),
+    _MEASURES("[step - 1 - r.version for g", "[step - r.version for g", 'staleness is a step too large'),
+    _EVALUATION('lines[: len(lines) // (chunk * samples) * chunk * samples]', 'lines[: len(lines) // samples * samples]',
+                'a half-written chunk is kept'),
+    _EVALUATE('Sampling(e.temperature, e.max_response_tokens, e.top_p)', 'Sampling(e.temperature, e.max_response_tokens)',
+              'an evaluation ignores top_p'),
+    _EVALUATE('[Draw(config.seed, 0, purpose)]', '[Draw(config.seed, 1, purpose)]', "an evaluation's draw"),
+)  # fmt: skip
