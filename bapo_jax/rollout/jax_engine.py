@@ -25,7 +25,7 @@ from bapo_jax.models.decoding import cache_slots
 from bapo_jax.models.patches import Pixels, blank_pixels, windows_of
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling, trained_tokens
-from bapo_jax.rollout.slots import Images, Places, lay_out, nothing_yet, read, sample, split_rows
+from bapo_jax.rollout.slots import BLOCK, Images, Places, lay_out, nothing_yet, read, sample, split_rows
 from bapo_jax.seen import Seen, Sight, see
 
 _SHORTEST = 128  # prompts are padded to a power of two from here on: few shapes, so few programs
@@ -245,7 +245,8 @@ def memory_of(model: ModelConfig, parameters: int, *, slots: int, group_size: in
     kept = slots * cache_slots(prompt_tokens + response_tokens) + line * prompt_tokens
     responses = 8 * (slots + line * group_size) * response_tokens
     wide = 4 * model.hidden_size + 3 * model.intermediate_size + 2 * model.num_heads * model.head_dim
-    at_work = max(min(_READ, line) * prompt_tokens * wide * b, 4 * 4 * slots * model.vocab_size)
+    words = model.vocab_size if model.vocab_size <= BLOCK else -(-model.vocab_size // BLOCK) * BLOCK
+    at_work = max(min(_READ, line) * prompt_tokens * wide * b, 4 * 4 * slots * words)
     return parameters * b // 4 + kept * of_a_token + responses + at_work
 
 
