@@ -1,7 +1,8 @@
-"""The study's claims by t over seeds, and by Holm over all of them: python -m studies.first_proof.restated [--write]
+"""The study's claims and what it decided, by t over seeds: python -m studies.first_proof.restated [--write]
 
 page.md has intervals by bootstrap over problems and seeds together. With three to five seeds those are too narrow, and nothing
 corrects for the number of claims. Here a seed is one observation: the mean over its problems, and over bases where there are several.
+Holm corrects the claims. The decisions have no correction: each is a choice that had to be made.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import numpy as np
 from bapo_jax.files import replace_part
 from studies.contrasts import Contrast, holm, paired
 from studies.first_proof.answer import TOGETHER
-from studies.first_proof.rows import Rows, difference, held_out, markdown_table, of
+from studies.first_proof.rows import Rows, accuracies, difference, held_out, markdown_table, of
 
-ROWS, EVIDENCE = Path(__file__).with_name('rows.jsonl'), Path(__file__).parents[2] / 'docs' / 'evidence.md'
+ROWS, README = (Path(__file__).with_name(name) for name in ('rows.jsonl', 'README.md'))
+EVIDENCE = Path(__file__).parents[2] / 'docs' / 'evidence.md'
 ALPHA = 0.05
 
 
@@ -42,6 +44,23 @@ CLAIMS = (
     Claim('range filter less Gaussian filter, weak base', ('weak',), 'centre', 'gaussian'),
     Claim('v = 5 less v = 1, weak base', ('weak',), 'v5_behaviour_lr2e-4', 'centre'),
     Claim('GRPO with one update a step less GRPO with four, weak base', ('weak',), 'grpo_one_update_lr2e-4', 'grpo'),
+)
+
+
+class Decision(NamedTuple):
+    default: str
+    instead: str
+    base: str
+    row: str
+    other: str
+
+
+DECISIONS = (
+    Decision('`rollout.sync_every = 1`', '5', 'weak', 'centre', 'v5_behaviour_lr2e-4'),
+    Decision("`replay.fresh_filter = 'range'`", "`'gaussian'`", 'weak', 'centre', 'gaussian'),
+    Decision('`replay.use_x3 = True`, of any mixed group', '`False`', 'quickstart', 'wide', 'no_x3'),
+    Decision("`learner.anchor = 'behaviour'`", "`'proximal'`", 'weak', 'centre', 'v1_proximal_lr2e-4'),
+    Decision('learning rate 5e-5', '2e-4', 'quickstart', 'centre', 'centre_lr2e-4'),
 )
 
 
@@ -73,8 +92,31 @@ def table(rows: Rows) -> str:
     return markdown_table(titles, lines)
 
 
+def contrast_of(rows: Rows, base: str, row: str, other: str, benchmark: str = '') -> tuple[Contrast, Contrast, int]:
+    """row - other from one base at equal steps, by seed: mean@32 and pass@32 in points, and the number of seeds.
+
+    On one benchmark, or on those of the kind of problems that the base trains on.
+    """
+    mine = [x for x in rows if x['base'] == base]
+    seeds = {x['seed'] for x in of(mine, row)} & {x['seed'] for x in of(mine, other)}
+    mine = [x for x in mine if x['seed'] in seeds]
+    a_SxP, b_SxP = (accuracies(mine, name, (benchmark,) if benchmark else held_out(mine)) for name in (row, other))
+    name = f'{row} - {other}'
+    mean, solved = (100 * (a - b).mean(axis=1) for a, b in ((a_SxP, b_SxP), ((a_SxP > 0) * 1.0, (b_SxP > 0) * 1.0)))
+    return paired(name, mean), paired(name, solved), len(seeds)
+
+
+def decisions_table(rows: Rows) -> str:
+    lines = []
+    for decision in DECISIONS:
+        *scores, seeds = contrast_of(rows, *decision[2:])
+        cells = [f'{c.mean:.1f} ({c.interval95[0]:.1f} to {c.interval95[1]:.1f})' for c in scores]
+        lines.append([*decision[:3], str(seeds), *cells])
+    return markdown_table(['default', 'in place of', 'base', 'seeds', 'mean@32', 'pass@32'], lines)
+
+
 if __name__ == '__main__':
-    text = table(all_rows())
-    print(text)
-    if '--write' in sys.argv[1:]:
-        replace_part(EVIDENCE, 'claims', text + '\n')
+    for page, part, text in ((README, 'claims', table(all_rows())), (EVIDENCE, 'decisions', decisions_table(all_rows()))):
+        print(text, end='\n\n')
+        if '--write' in sys.argv[1:]:
+            replace_part(page, part, text + '\n')

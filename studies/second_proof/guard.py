@@ -21,6 +21,8 @@ SCAN, FINAL, BASE, AS_IS = 'guard_scan', 'guard', 'guard_base', 'guard_as_is'
 MARGIN, RISE, FALL = 9.0, 8.0, 2.0  # points of the mean that qualify and that the guard asks for, and of pass@8 that may be lost
 SETTINGS = [arm for arm in GUARD if GUARD[arm].steps]
 CD34, CD4 = slice(0, TEST_ROWS), slice(TEST_ROWS, 2 * TEST_ROWS)  # of a row's problems
+KS = (8, 16, 32)  # of pass@k beside the guard, which is of pass@8 alone
+NAMES = ('mean@32', *(f'pass@{k}' for k in KS))
 SECOND = 2  # settings that are scanned at half the rate
 ALPHA = 0.05
 
@@ -38,19 +40,19 @@ def at(row: Row, step: int) -> Row:
     return row if step == GUARD[row['arm']].steps else row['earlier'][str(step)]
 
 
-def scores(row: Row) -> tuple[float, float]:
-    """mean@32 and pass@8, in percent."""
-    return accuracy(row), passed(row, 8)
+def scores(row: Row) -> tuple[float, ...]:
+    """mean@32 and pass@k of KS, in percent."""
+    return accuracy(row), *(passed(row, k) for k in KS)
 
 
 def base_of(rows: Sequence[Row], part: str) -> Row:
     return next(row for row in rows if row['part'] == part and row['arm'] == BASE)
 
 
-def points(rows: Sequence[Row]) -> dict[Point, tuple[float, float]]:
+def points(rows: Sequence[Row]) -> dict[Point, tuple[float, ...]]:
     """The scores of every run of the scan after each step."""
     runs = [row for row in rows if row['part'] == SCAN and row['arm'] != BASE]
-    return {Point(row['arm'], row['rate'], step): scores(at(row, step)) for row in runs for step in GUARD_STEPS}
+    return {Point(row['arm'], row['rate'], step): scores(at(row, step))[:2] for row in runs for step in GUARD_STEPS}
 
 
 def best(rows: Sequence[Row], among: Sequence[str] = SETTINGS, rates: Sequence[float] = (GUARD_RATE, GUARD_RATE / 2)) -> Point:
@@ -90,7 +92,7 @@ def wanted_guard(rows: Sequence[Row]) -> list[Job]:
 
 def again(rows: Sequence[Row]) -> Point:
     """Part 7's point (plan_7.md): the highest mean among those of the scan that keep the base's pass@8."""
-    _, least = scores(base_of(rows, SCAN))
+    least = scores(base_of(rows, SCAN))[1]
     there = points(rows)
     return max((point for point in there if there[point][1] >= least), key=lambda point: there[point][0])
 
@@ -121,7 +123,7 @@ def as_is() -> Point:
 def scan_table(rows: Sequence[Row]) -> str:
     """mean@32 and pass@8 of every run of the scan after each step; the best of all is in bold."""
     there, chosen, lines = points(rows), best(rows), []
-    mean, solved = scores(base_of(rows, SCAN))
+    mean, solved, *_ = scores(base_of(rows, SCAN))
     for arm, rate in dict.fromkeys(point[:2] for point in there):
         cells = []
         for step in GUARD_STEPS:
@@ -139,17 +141,17 @@ def five_seeds_table(rows: Sequence[Row]) -> str:
     for arm, rate in dict.fromkeys([*([] if wanted_again(rows) else [again(rows)[:2]]), best(rows)[:2], as_is()[:2]]):
         for step in GUARD_STEPS:
             of = [of_point(rows, Point(arm, rate, step), problems) for problems in (CD34, CD4)]
-            cells = [mean_interval([scores(row)[i] for row in runs]) for runs in of for i in (0, 1)]
+            cells = [mean_interval([scores(row)[i] for row in runs]) for runs in of for i in range(1 + len(KS))]
             lines.append([arm.removeprefix('guard_'), f'{rate:g}', str(step), *cells])
-    head = ['setting', 'rate', 'steps', *(f'{b} {score}' for b in ('CD-34', 'CD-4') for score in ('mean@32', 'pass@8'))]
+    head = ['setting', 'rate', 'steps', *(f'{b} {score}' for b in ('CD-34', 'CD-4') for score in NAMES)]
     return markdown_table(head, lines)
 
 
-def less(rows: Sequence[Row], point: Point) -> tuple[Contrast, Contrast]:
-    """The point less the base on CD-34, five seeds: mean@32 and pass@8."""
+def less(rows: Sequence[Row], point: Point) -> list[Contrast]:
+    """The point less the base on CD-34, five seeds: mean@32, and pass@k of KS, of which pass@8 is the guard's."""
     base = scores(on(base_of(rows, FINAL), CD34))
-    mean, solved = ([scores(row)[i] - base[i] for row in of_point(rows, point)] for i in (0, 1))
-    return paired('mean@32', mean), paired('pass@8', solved)
+    runs = [scores(row) for row in of_point(rows, point)]
+    return [paired(name, [run[i] - base[i] for run in runs]) for i, name in enumerate(NAMES)]
 
 
 def rises(rows: Sequence[Row], point: Point) -> bool:
@@ -178,17 +180,19 @@ def told(rows: Sequence[Row], point: Point, enough: bool, level: float, beside: 
     for p in dict.fromkeys([point, *beside, as_is()]):
         cells = [f'{c.mean:.2f} ({c.interval95[0]:.2f} to {c.interval95[1]:.2f})' for c in less(rows, p)]
         lines.append([called(p), *cells, 'holds' if holds(rows, p) else 'does not hold'])
-    table = markdown_table(['on CD-34, less the base', 'mean@32', 'pass@8', 'the guard'], lines)
+    table = markdown_table(['on CD-34, less the base', *NAMES, 'the guard, of mean@32 and pass@8'], lines)
     if point == as_is():
         return f'{table}\n\nThe quickstart stays as it is: it is the best of those tried.'
     pairs = zip(of_point(rows, point), of_point(rows, as_is()), strict=True)
     more = paired('', [scores(x)[1] - scores(y)[1] for x, y in pairs])
     decided = f'becomes {called(point)}' if enough and more.mean > 0 and more.p < level else 'stays as it is'
     low, high = more.interval95
+    kept = less(rows, point)[1].interval95[0]
+    excluded = 'excludes' if kept >= -FALL else 'does not exclude'
     return (
         f'{table}\n\nThe quickstart {decided}. The pass@8 of {called(point)}, one of {len(points(rows))} tried, is\n'
         f'{more.mean:.2f} points ({low:.2f} to {high:.2f}) above its own. Its mean rises by {less(rows, point)[0].mean:.2f}; '
-        f'{RISE:g} are asked.'
+        f'{RISE:g} are asked.\nThe interval of its pass@8 less the base {excluded} a loss of more than {FALL:g} points.'
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from bapo_jax.files import replace_part, write_text
 from studies.contrasts import Contrast
 from studies.first_proof.restated import all_rows, restated
-from studies.second_proof import analysis, guard, hard_analysis, large, table
+from studies.second_proof import analysis, guard, hard_analysis, large, posthoc, table
 from studies.second_proof.arms import CONTRASTS, ROOT
 from studies.second_proof.guard import wanted_again, wanted_guard
 from studies.second_proof.hard import wanted_hard
@@ -46,20 +46,22 @@ SECTIONS = {
     'Part 5: a larger policy': large.TABLES[large.FINAL],
     'Part 6: a larger policy, every arm at its own best rate': large.TABLES[large.OWN],
     "Part 7: the quickstart's guard, once more": (guard.outcome_again,),
+    **posthoc.TABLES,
 }
 PUBLISHED = {  # what docs/evidence.md has between <!-- NAME --> and <!-- /NAME -->, once the part is whole
-    'arms': ('Part 1', analysis.arms_table),
     'guard': ('Part 7', guard.outcome_again),
     large.FINAL: ('Part 5', large.TABLES[large.FINAL][0]),
     large.OWN: ('Part 6', large.TABLES[large.OWN][0]),
+    'posthoc': ('Post hoc', posthoc.equal_rates_table),
 }
 
 
 def whole(rows: Sequence[Row]) -> set[str]:
-    """The parts of which no run is missing, and parts 5 and 6 where enough of their seeds are there."""
+    """The parts of which no run is missing, and parts 5 and 6 where enough of their seeds are there. What is post hoc reads 1 and 5."""
     missing = {'Part 1': wanted, 'Part 2': wanted_hard, 'Part 3': wanted_table, 'Part 4': wanted_guard, 'Part 7': wanted_again}
     there = {part for part, jobs in missing.items() if not jobs(rows)}
-    return there | {name for name, part in LARGER.items() if len(large.seeds(rows, part)) >= large.LEAST}
+    there |= {name for name, part in LARGER.items() if len(large.seeds(rows, part)) >= large.LEAST}
+    return there | ({'Post hoc'} if {'Part 1', 'Part 5'} <= there else set())
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -71,7 +73,7 @@ def page(rows: Sequence[Row]) -> str:
         'decided beforehand, [docs/evidence.md](../../docs/evidence.md) is the summary. Brackets are 95 % intervals by t over seeds.',
     ]
     for title, tables in SECTIONS.items():
-        if title[:6] in parts:
+        if title.partition(':')[0] in parts:
             text += [f'## {title}', *(make(rows) for make in tables)]
     return '\n\n'.join(text) + '\n'
 

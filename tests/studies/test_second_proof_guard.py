@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.special import comb
+from small_run import ROOT
 
 from bapo_jax.run.directory import differences
 from bapo_jax.scores import pass_at_k
@@ -153,6 +155,41 @@ def test_nothing_of_the_guard_is_told_while_a_run_is_missing(monkeypatch):
     monkeypatch.setattr(guard, 'read_rows', lambda: scan())
     with pytest.raises(SystemExit, match='2 runs are missing'):
         guard.main()
+
+
+def test_the_guard_is_told_with_k_to_32_and_its_price():
+    """It is of pass@8: what the quickstart loses at 16 and 32 samples stands beside it, and so does what its interval leaves open."""
+    rows = of_today(read_rows())
+    of = {r['seed']: r for r in rows if (r['part'], r['arm'], r['rate']) == ('guard', 'guard_over_mean_05', 5e-5)}
+    base = next(r for r in rows if r['part'] == 'guard' and r['arm'] == 'guard_base')
+
+    def lost(k, problems=slice(200)):
+        def solved(row):
+            right = np.array(row['correct'][problems])
+            return 100 * np.mean(1 - comb(32 - right, k) / comb(32, k))
+
+        d = [solved(of[seed]) - solved(base) for seed in range(411, 416)]
+        return np.mean(d), *stats.t.interval(0.95, 4, np.mean(d), stats.sem(d))
+
+    cells = ' | '.join('{:.2f} ({:.2f} to {:.2f})'.format(*lost(k)) for k in (8, 16, 32))
+    evidence, readme = ((ROOT / name).read_text('utf-8') for name in ('docs/evidence.md', 'README.md'))
+    assert f'| {cells} | holds |' in evidence
+    assert lost(8)[1] < -2 and 'does not exclude a loss of more than 2 points' in evidence
+    for k in (16, 32):
+        assert '{:.1f} ({:.1f} to {:.1f})'.format(*(-x for x in (lost(k)[0], lost(k)[2], lost(k)[1]))) in told_as_losses(evidence)
+    assert 'pass@8 changes by {:.1f} ({:.1f} to {:.1f})'.format(*lost(8)) in ' '.join(readme.split())
+    assert 'pass@32 by {:.1f} ({:.1f} to {:.1f})'.format(*lost(32)) in ' '.join(readme.split())
+    # The base's pass@8 on CD-4: this row's score and four more in the study's README.
+    study = (ROOT / 'studies' / 'second_proof' / 'README.md').read_text('utf-8')
+    more = [float(cells[-1]) for line in study.splitlines() if len(cells := line.strip('| ').split(' | ')) == 5 and cells[0].isdigit()]
+    right = np.array(base['correct'][200:])
+    mean = np.mean([100 * np.mean(1 - comb(32 - right, 8) / comb(32, 8)), *more])
+    assert len(more) == 4 and f'from {mean:.1f} to 44.9 (44.3 to 45.4)' in readme and f'all five is {mean:.1f}' in study
+    assert '| over_mean_05 | 5e-05 | 200 |' in guard.five_seeds_table(rows) and '44.9 (44.3 to 45.4)' in guard.five_seeds_table(rows)
+
+
+def told_as_losses(text):
+    return ' '.join(text.partition('It is a guard of pass@8 alone')[2].partition('The price')[0].split()).replace(' points', '')
 
 
 def test_the_shipped_quickstart_is_what_the_rows_decided():
