@@ -38,6 +38,7 @@ def summary(questions: Sequence[Question], votes: bool) -> dict[str, Any]:
     mean        mean over questions of c/n; `interval` is its 95 % interval by bootstrap over questions
     pass_at_k   {k: pass@k} for the powers of two up to `samples`, and `samples` itself; `pass` is the last of them
     maj         maj@n, where `votes` says that the task's answers can be voted on
+    pass_interval, maj_interval     theirs, so too
     truncated   share of responses cut at the token limit; `length` their mean number of tokens
     correct     every question's c
 
@@ -49,15 +50,18 @@ def summary(questions: Sequence[Question], votes: bool) -> dict[str, Any]:
     samples = verdicts.shape[1]
     judged, correct = (verdicts != Verdict.INFRA_ERROR).sum(axis=1), (verdicts == Verdict.CORRECT).sum(axis=1)
     accuracy = correct[judged > 0] / judged[judged > 0]
-    pass_at = {str(k): _mean(pass_at_k(judged, correct, k)) for k in ks(samples)}
+    solved = {str(k): pass_at_k(judged, correct, k) for k in ks(samples)}
+    pass_at = {k: _mean(values) for k, values in solved.items()}
+    voted = [majority(q.verdicts, q.answers) for q in questions] if votes else []
     return {
         'questions': len(questions),
         'samples': samples,
         'mean': _mean(accuracy),
-        'interval': list(bootstrap_interval(accuracy)) if len(accuracy) else None,
+        'interval': _interval(accuracy),
         'pass': pass_at[str(samples)],
+        'pass_interval': _interval(solved[str(samples)]),
         'pass_at_k': pass_at,
-        **({'maj': _mean([majority(q.verdicts, q.answers) for q in questions])} if votes else {}),
+        **({'maj': _mean(voted), 'maj_interval': _interval(voted)} if votes else {}),
         'truncated': float(np.mean([q.truncated for q in questions])),
         'length': float(np.mean([q.lengths for q in questions])),
         'unparseable': int((verdicts == Verdict.UNPARSEABLE).sum()),
@@ -106,6 +110,12 @@ def bootstrap_interval(values: np.ndarray, level: float = 0.95) -> tuple[float, 
     drawn = np.random.default_rng(_SEED).integers(len(values), size=(_RESAMPLES, len(values)), dtype=np.int32)
     low, high = np.quantile(values[drawn].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def _interval(values: Sequence[float]) -> list[float] | None:
+    """The interval of `_mean`."""
+    kept = np.asarray(values)[~np.isnan(values)]
+    return list(bootstrap_interval(kept)) if len(kept) else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -105,6 +105,8 @@ def test_a_summary_says_what_it_says():
     assert s['maj'] == pytest.approx((1 + 0 + 0.25) / 3)
     assert (s['truncated'], s['length'], s['unparseable'], s['infra_errors']) == (1 / 12, (24 + 8 + 8) / 12, 1, 0)
     assert s['interval'] == list(bootstrap_interval(np.array([0.5, 0, 0.25])))
+    assert s['pass_interval'] == list(bootstrap_interval(np.array([1.0, 0, 1])))
+    assert s['maj_interval'] == list(bootstrap_interval(np.array([1, 0, 0.25])))
     assert 'maj' not in summary(rows, votes=False)
 
 

@@ -9,16 +9,17 @@ from rich.table import Table
 
 
 def print_table(title: str, columns: dict[str, dict[str, dict]]) -> None:
-    """Compares policies, in percent: one column a policy, one row a benchmark and measure.
+    """Compares policies, in percent: one column a policy, one row a benchmark and measure, in brackets its 95 % interval.
 
-    `columns` maps a policy's name to its summaries (scores.py) by benchmark.
+    `columns` maps a policy's name to its summaries (scores.py) by benchmark. A summary that an earlier version wrote has no interval
+    of pass@n and maj@n, and shows none.
     """
-    table = Table('', *columns, title=title)
+    table = Table('', *columns, title=title, caption='in brackets: 95 % intervals over other problems of the kind')
     first = next(iter(columns.values()))
     for name, s in first.items():
         for measure in ('mean', 'pass', 'maj'):
             if measure in s:
-                cells = [percent(summaries[name][measure]) for summaries in columns.values()]
+                cells = [with_interval(summaries[name], measure) for summaries in columns.values()]
                 table.add_row(f'{name}  {measure}@{s["samples"]}, {s["questions"]} problems', *cells)
     Console().print(table)
 
@@ -41,6 +42,12 @@ def print_scores(title: str, summaries: dict[str, dict]) -> None:
     if any(s['infra_errors'] for s in columns):
         table.add_row('not judged', *(percent(s['infra_errors'] / (s['questions'] * samples)) for s in columns))
     Console().print(table)
+
+
+def with_interval(summary: dict, measure: str) -> str:
+    """'mean', 'pass' or 'maj' of a summary in percent, with its interval where it has one."""
+    interval = summary.get('interval' if measure == 'mean' else f'{measure}_interval')
+    return f'{percent(summary[measure])} ({" to ".join(map(percent, interval))})' if interval else percent(summary[measure])
 
 
 def percent(share: float | None) -> str:

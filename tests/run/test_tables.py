@@ -1,5 +1,9 @@
 """Scores on the terminal: shares in percent, '?' for what is unknown, and a row only for what was measured."""
 
+import math
+import re
+
+import numpy as np
 import pytest
 
 from bapo_jax.groups import Verdict
@@ -37,9 +41,31 @@ def test_policies_stand_side_by_side_with_their_benchmarks_measures(printed):
     half, none = summary_of(Verdict.CORRECT, Verdict.WRONG), summary_of(Verdict.WRONG, Verdict.WRONG)
     table = printed(print_table, 'a title', {'base': {'cd4': none}, 'trained': {'cd4': half}})
     assert table[''] == ['base', 'trained']
-    assert table['cd4  mean@2, 1 problems'] == ['0.0', '50.0']
-    assert table['cd4  pass@2, 1 problems'] == ['0.0', '100.0']
+    assert [cell.partition(' ')[0] for cell in table['cd4  mean@2, 1 problems']] == ['0.0', '50.0']
+    assert [cell.partition(' ')[0] for cell in table['cd4  pass@2, 1 problems']] == ['0.0', '100.0']
     assert not any('maj@' in name for name in table)
+
+
+def test_the_end_table_prints_the_interval_beside_each_score(printed):
+    """8 samples of few problems say little of pass@8: who reads the table sees how little."""
+    rng = np.random.default_rng(0)
+    right = rng.random((200, 8)) < rng.choice([0.0, 0.2, 0.9], 200)[:, None]
+    verdicts = [tuple(RIGHT if r else WRONG for r in row) for row in right.tolist()]
+    s = summary([Question(v, ('7',) * 8, (10,) * 8, (False,) * 8) for v in verdicts], votes=True)
+    table = printed(print_table, 'a run, %', {'base': {'cd4': s}})
+    for measure, values in (('mean', right.mean(axis=1)), ('pass', right.any(axis=1))):
+        [cell] = table[f'cd4  {measure}@8, 200 problems']
+        mean, low, high = re.fullmatch(r'([\d.]+) \(([\d.]+) to ([\d.]+)\)', cell).groups()
+        half = 1.96 * 100 * np.std(values) / math.sqrt(200)
+        assert float(mean) == round(100 * np.mean(values), 1)
+        np.testing.assert_allclose([float(low), float(high)], 100 * np.mean(values) + np.array([-half, half]), atol=0.8)
+    assert re.fullmatch(r'[\d.]+ \([\d.]+ to [\d.]+\)', table['cd4  maj@8, 200 problems'][0])
+
+
+def test_a_summary_of_an_earlier_version_has_a_score_without_an_interval(printed):
+    s = summary_of(RIGHT, WRONG)
+    del s['pass_interval']
+    assert printed(print_table, 'a title', {'base': {'cd4': s}})['cd4  pass@2, 1 problems'] == ['100.0']
 
 
 def test_one_policy_has_a_row_for_every_measure_and_no_row_for_what_was_not_measured(printed):
