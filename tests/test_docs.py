@@ -4,6 +4,7 @@ import ast
 import builtins
 import functools
 import re
+import subprocess
 
 import pytest
 from small_run import ROOT
@@ -16,6 +17,15 @@ LINK = re.compile(r'\]\((?!https?://|#)([^)#\s]+)')
 def test_links_lead_to_files(page):
     missing = [target for target in LINK.findall(page.read_text('utf-8')) if not (page.parent / target).exists()]
     assert not missing
+
+
+def test_no_command_leads_out_of_the_checkout():
+    """Commands run from the root, so a path that begins with two dots is one of the writer's machine. Code and scripts have none either."""
+    outside = '../' + 'shared'  # the folder beside a checkout that once stood in a page
+    found = subprocess.run(['git', 'grep', '-nIF', outside], cwd=ROOT, capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (1, ''), found.stdout + found.stderr
+    commands = [line for page in PAGES for line in page.read_text('utf-8').splitlines() if line.startswith('    ')]
+    assert len(commands) > 100 and not [line for line in commands if re.search(r'(?<![\w./(])\.\./', line)]
 
 
 # Messages without a row on the page of errors, and why. A part of the text is enough.

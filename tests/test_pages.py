@@ -1,20 +1,26 @@
 """Pages that tell a newcomer what to write: exactly what they show is written, and does what they say."""
 
+import importlib.util
 import io
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from small_run import ROOT
 
 import bapo_jax.tasks
 from bapo_jax import grade, inputs
 from bapo_jax.groups import Verdict
+from bapo_jax.methods import apply_method
 from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.tasks.custom_reward import rewards_of
+from configs import quickstart
 
 
 def blocks(page, language):
@@ -74,6 +80,52 @@ def test_a_task_as_the_page_says(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(asked.encode())))
     assert grade.main() == 0
     assert capsys.readouterr().out.strip() == told
+
+
+def loaded(file, name):
+    """The module of a file, beside the package's own of that name."""
+    spec = importlib.util.spec_from_file_location(f'changed_{name}', file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_method_as_the_page_says(tmp_path):
+    """The diff of docs/adding_a_method.md by the page's command on a copy: the row is there, is allowed, and computes what it says."""
+    page = (ROOT / 'docs' / 'adding_a_method.md').read_text('utf-8')
+    [diff] = blocks('adding_a_method.md', 'diff')
+    files = re.findall(r'^\+\+\+ b/(.*)', diff, re.MULTILINE)
+    for file in [*files, 'docs/adding_a_method.md']:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    [command] = re.findall(r'^    (sed .* git apply)$', page, re.MULTILINE)
+    own = {name: value for name, value in os.environ.items() if not name.startswith('GIT_')}
+    done = subprocess.run(
+        ['sh', '-c', command], cwd=tmp_path, env=own | {'GIT_CEILING_DIRECTORIES': str(tmp_path.parent)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f'{done.stderr}\nmake the change anew in a checkout, and put `git diff` into the page'
+    lines = diff.splitlines()
+    added, replaced = (sum(line[:1] == sign and line[:3] != 3 * sign for line in lines) for sign in '+-')
+    assert f'{added} lines added and {replaced} replaced' in page
+    assert f'[add a method](docs/adding_a_method.md) in {added} lines' in (ROOT / 'README.md').read_text('utf-8')
+    assert all(sum(line[:1] == ' ' or not line for line in hunk.splitlines()[1:]) >= 6 for hunk in re.split('^@@', diff, flags=re.M)[1:])
+
+    config, methods, credit, departures = (
+        loaded(tmp_path / 'bapo_jax' / f'{name}.py', name.replace('/', '_'))
+        for name in ('config_method', 'methods', 'learner/credit', 'departures')
+    )
+    c = quickstart.get_config()
+    methods.apply_method(c, 'rloo', 'quickstart')
+    assert methods.differs_from_grpo('rloo') == {'learner.advantage': 'leave_one_out', 'learner.kl_target': 'none'}
+    problems = []
+    config.check_learner(c, lambda holds, text: holds or problems.append(text))
+    assert not problems
+    rewards = np.array([1.0, 0, 0, 1, 0.5])
+    others = [np.delete(rewards, i).mean() for i in range(5)]
+    np.testing.assert_allclose(credit.ADVANTAGES['leave_one_out'](rewards), rewards - others, atol=1e-12)
+    assert 'rloo' in [row.row for row in departures.ROWS]
+    with pytest.raises(ValueError, match="method 'rloo' is unknown"):
+        apply_method(c, 'rloo', 'quickstart')
 
 
 def test_a_module_that_is_no_task_is_refused(tmp_path, monkeypatch):
