@@ -10,9 +10,8 @@ import re
 from collections.abc import Sequence
 
 from bapo_jax.groups import Verdict
-from bapo_jax.tasks.math_text import (
-    DECIMAL_COMMA, elements, is_words, last_box, numeral_value, parse_number, parse_numeral, same_number, text_key, tidy,
-)  # fmt: skip
+from bapo_jax.tasks.math_numerals import numeral_value, parse_numeral, plain_value
+from bapo_jax.tasks.math_text import DECIMAL_COMMA, elements, is_words, last_box, parse_number, same_number, text_key, tidy
 from bapo_jax.tasks.math_units import clock, quantity, same_clock
 
 MAX_LENGTH = 4000  # characters of an answer that is parsed; a longer one can only match as text
@@ -54,6 +53,8 @@ def same_at_a_glance(answer: str, gold: str) -> bool | None:
     numeral, gold_numeral = parse_numeral(answer), parse_numeral(gold)
     if numeral and gold_numeral:
         return numeral == gold_numeral or numeral_value(numeral) == numeral_value(gold_numeral) is not None
+    if number and not number.unit and (value := plain_value(gold)) is not None:  # 1011 is no numeral in base 2
+        return number.value == value
     parts = elements(answer)
     return True if parts and parts == elements(gold) else None
 

@@ -3,8 +3,9 @@ r"""The form of a mathematical answer: what is around a value, and how values ar
     qualified    'n\pi, n \in \mathbb{Z}', 'f(x)=2x \text{ for all } x', '\{x \mid x > 3\}'    claim, bound letters, condition
     labelled     'x=1, y=2', '(x,y)=(1,2)', 'a_{\max}=5'                                      values by name
     listed       '1, 2 \text{ and } 3', '\{1, 2\}', '1 \pm \sqrt{2}'                           members without order
-    a tuple      '(1, 2)', '[0, 1)'                                                            parts in order
-    a domain     'x < 1 \text{ or } x > 3', 'x \in (0, 1]', 'x \ne 2'                          a set in LaTeX
+    a tuple      '(1, 2)', '[0, 1)', '\langle 1, 2\rangle', a column                           parts in order
+    a choice     '(B)', 'B. 12', '\textbf{(B)}\ 12'                                            a letter, a value
+    rounded      '\frac{22}{7}, \text{ about } 3.14', '\sqrt{2} \approx 1.41'                  a value, its rounding
 
 Works on tidied text and takes time linear in it. `math_worker` compares the parts.
 """
@@ -78,19 +79,55 @@ def _letter(letter: str, text: str) -> bool:
 
 _GREEK = r'\\(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|varphi|rho|sigma|tau|omega|angle ?[A-Z]{1,3}|Delta|ell)(?![a-z])'
 _INDEX = r"'*(?:_(?:\{(?:[^{}]|\{[^{}]*\})*\}|[0-9A-Za-z]|\\[a-z]+)|\^(?:\\prime|\{\\prime\}|\*|\{\*\})|')*"
-_LABEL = re.compile(
-    rf'(?:[A-Za-z]|{_GREEK}|\\(?:text|mathrm|mathbf|operatorname|overline|vec|hat|bar|mathcal) ?\{{[^{{}}]*\}}|[A-Z]{{2,4}}){_INDEX}'
-    r'(?:\([^()=]*\))?|m ?\\angle ?[A-Z]{1,3}|\\frac\{ ?d ?[A-Za-z] ?\}\{ ?d ?[a-z] ?\}|\| ?[A-Za-z]{1,3} ?\||[A-Za-z][a-z]{2,}'
+_NAME = (
+    rf'(?:[A-Za-z]|{_GREEK}|\\(?:text\w*|mathrm|mathbf|operatorname|overline|vec|hat|bar|mathcal) ?\{{[^{{}}]*\}}'
+    rf'|[A-Z]{{2,4}}){_INDEX}'
 )
+_ANGLE = rf'(?:{_GREEK}|[A-Z]|\\angle ?[A-Z]{{1,3}})'
+# What is called by an expression of its own: f(2), \cos\theta, |AB|, \lim a_n. But |x|=5, \sqrt{x}=3 and x(x+1)=6 are relations.
+_LABEL = re.compile(
+    rf'{_NAME}|(?:[f-hFGHPE]|\\(?:var)?[pP][hs]i|\\(?:mathrm|operatorname|text) ?\{{[^{{}}]*\}}){_INDEX}'
+    r' ?\((?:[^()=]|\([^()=]*\))*\)|(?:P|\\Pr) ?\([^()]*\)'
+    rf'|(?P<of>[A-Za-z]){_INDEX}\((?!(?P=of))(?:\d+(?:, ?\d+)*|[a-z](?: ?, ?[a-z])*|[A-Z](?: ?, ?[A-Z])*)\)'
+    r'|[PE]\[[^\[\]=]*\]|\[[A-Z]{3,6}\]'
+    r'|m ?\\angle ?[A-Z]{1,3}|\\frac\{ ?d ?[A-Za-z] ?\}\{ ?d ?[a-z] ?\}'
+    r'|\| ?(?:[A-Z]{1,3}|[zw]|\\(?:vec|overline|mathbf)\{[^{}]*\}) ?\|'
+    rf'|\\(?:sin|cos|tan|cot|sec|csc)(?:\^ ?\{{?\d\}}?)? ?\(?(?:\d? ?{_ANGLE}|\\frac\{{{_ANGLE}\}}\{{\d\}})\)?'
+    r'|\\triangle|\\(?:gcd|lcm|det|dim|max|min|lim|sum|prod|i*int)(?![a-z])[^=<>]*|[A-Za-z][a-z]{2,}(?: [A-Za-z]+){0,5}'
+)
+# What is said of named things alone, as lengths are: AB \cdot CD, \frac{S_1}{S_2}, \angle A + \angle B.
+_OF_NAMES = re.compile(
+    r'(?:(?<![A-Za-z])[A-Z]{2,3}(?![A-Za-z])|(?<![A-Za-z])[A-Z]_(?:\w|\{\w+\})|\[[A-Z]{3,6}\]|\\(?:angle|triangle) ?[A-Z]{1,3}'
+    r'|\\(?:overline|overrightarrow|vec|mathbf|text\w*) ?\{[^{}]*\})(?:\^ ?\d)?'
+)
+_LETTERS = 'abcdefghijklmnopqrstuvwxyz'
+
+
+def is_label(text: str) -> bool:
+    """Whether a text names a quantity, so that an equation with it gives the value of that."""
+    if _LABEL.fullmatch(text):
+        return text not in _LETTERS or len(text) < 3  # a product: xyz
+    if ':' in text and len(sides := split(text, ':')) > 1 and all(map(_LABEL.fullmatch, sides)):
+        return True
+    left, names = _OF_NAMES.subn('', text)
+    return names > 0 and re.fullmatch(r'(?:\\(?:cdot|times|frac|sqrt)(?![a-z])|[-+*/:{}()|\d ])*', left) is not None
+
+
 _NAMES = re.compile(r'\(([A-Za-z](?:_\w)?(?: ?, ?[A-Za-z](?:_\w)?)+)\)')
 
 
 def labelled(text: str) -> tuple[str, str]:
     """The name that a text gives its value, and the value; ('', text) where there is none."""
     sides = split(text, '=')
-    if len(sides) == 2 and not _LABEL.fullmatch(sides[0]):
+    if len(sides) == 2 and not is_label(sides[0]):
         sides.reverse()  # 5 = x
-    return (sides[0].replace(' ', ''), sides[1]) if len(sides) == 2 and sides[1] and _LABEL.fullmatch(sides[0]) else ('', text)
+    return (sides[0].replace(' ', ''), sides[1]) if len(sides) == 2 and sides[1] and is_label(sides[0]) else ('', text)
+
+
+def last_value(text: str) -> tuple[str, str]:
+    """`labelled`, where more than one equation may follow the name: x and 11 for x=5+6=11."""
+    sides = split(text, '=')
+    return (sides[0].replace(' ', ''), sides[-1]) if len(sides) > 2 and is_label(sides[0]) else labelled(text)
 
 
 def bound_argument(label: str) -> str:
@@ -163,6 +200,21 @@ def parts(text: str) -> Parts | None:
     return Parts(text[0], inner, text[-1]) if len(inner) > 1 and all(inner) else None
 
 
+_COLUMN = re.compile(r'[(\[]? ?\\begin\{([pb]?matrix|array)\}(?:\{[clr|]+\})?((?:(?!\\begin|\\end|&).)*)\\end\{\1\} ?[)\]]?')
+_ANGLES = re.compile(r'\\langle(?![a-z])(.+)\\rangle|<([^<>=]*,[^<>=]*)>')
+
+
+def as_tuple(text: str) -> str:
+    """A vector, in angle brackets or as a column, as the tuple of its parts; any other text as it is."""
+    if column := _COLUMN.fullmatch(text):
+        rows = [row.strip() for row in re.split(r'\\\\(?:\[[^\]]*\])?', column[2])]
+        rows = rows if rows[-1] else rows[:-1]
+        return f'({",".join(rows)})' if len(rows) > 1 and all(rows) else text
+    if (angles := _ANGLES.fullmatch(text)) and '\\langle' not in (inner := angles[1] or angles[2]):
+        return f'({inner.strip()})' if len(split(inner, ',')) > 1 else text
+    return text
+
+
 _SIGNS = re.compile(r'\\pm(?![a-z])|\\mp(?![a-z])|\+/-')
 MOST_SIGNS = 4  # in one tuple
 
@@ -184,79 +236,39 @@ def both_signs(text: str) -> list[str]:
     return [re.sub(r'(^|[(=]) ?\+ ?', r'\1', upper), lower]
 
 
-# ---- domains ----------------------------------------------------------------------------------------------------------
+# ---- choices ----------------------------------------------------------------------------------------------------------
 
-_OPERATOR = re.compile(r' ?(\\(?:[lg]eqslant|[lg]eq?|[lg]t|neq?)(?![a-z])|[<>]=|!=|<|>) ?')
-_UNKNOWN = re.compile(r"(?:[A-Za-z]|\\(?:alpha|beta|theta|lambda|mu|phi))(?:_\w|_\{\w+\}|')?(?:\([a-z]\))?")
-_IN = re.compile(r'(.+?) ?\\in(?![a-z]) ?(.+)')
-_OR = re.compile(r',? ?(?:\\text\w* ?\{ ?,? ?or ?\}|(?<![A-Za-z\\])or(?![A-Za-z])|\\(?:vee|lor|cup)(?![a-z])) ?')
-_BOTH = re.compile(r',? ?(?:\\text\w* ?\{ ?,? ?and ?\}|(?<![A-Za-z\\])and(?![A-Za-z])|\\(?:wedge|land)(?![a-z])) ?')
-_INTERVAL = re.compile(r'\\?\{[^|:]*\}|[(\[].*[)\]]')
-_SETS_IN_WORDS = {
-    'all real numbers': r'\mathbb{R}', 'all reals': r'\mathbb{R}', 'no solution': r'\emptyset', 'no solutions': r'\emptyset',
-    'no real solutions': r'\emptyset', 'empty set': r'\emptyset',
-}  # fmt: skip
+_AS_TEXT = re.compile(r'\\(?:text\w*|mathrm|mathbf|mbox) ?\{([^{}]*)\}')
+_CHOICE = re.compile(
+    r'(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer) ?(?P<named>\(?[A-Z]\)?)|\((?P<round>[A-Z])\)|(?P<bare>[A-J])(?:\)|[.:](?= |\\|$)))'
+    r'(?:[.:](?= )| )*(?P<value>.*)'
+)
+_JOINT = re.compile(r'\)[ ,]*(?:(?:\\text ?\{)? ?(?:or|and)\b|,|\()')  # '(B) or (C)'
 
 
-def domain(text: str) -> str | None:
-    r"""The set, in LaTeX, that relations in one unknown and intervals describe; None for any other text."""
-    if words := _SETS_IN_WORDS.get(re.sub(r'\\text\w*|[{}]', '', text).strip().lower()):
-        return words
-    pieces = _OR.split(text)
-    if len(pieces) == 1 and len(intervals := _BOTH.split(text)) > 1 and all(map(_is_interval, intervals)):
-        pieces = intervals  # '(0,1) and (2,3)'
-    sets, unknowns = [], set()
-    for piece in pieces:
-        if len(pieces) > 1 and _is_interval(piece):
-            sets.append(piece)
-            continue
-        relations = [_relation(part) for part in _BOTH.split(piece)]
-        if None in relations:
-            return None
-        unknowns |= {unknown for unknown, _ in relations}
-        sets.append('\\cap'.join(described for _, described in relations))
-    if len(unknowns) > 1:
+def choice(text: str) -> tuple[str, str] | None:
+    """The letter of a choice and its value, '' where only the letter is given; None for any other text."""
+    if _JOINT.search(text):
         return None
-    if not unknowns and '\\cup' not in text and not any('\\infty' in s or '[' in s for s in sets):  # '(1,2) or (2,1)'
+    match = _CHOICE.fullmatch(_AS_TEXT.sub(r'\1 ', text, count=1) if text.startswith('\\') else text)
+    return ((match['named'] or match['round'] or match['bare']).strip('()'), match['value'].strip()) if match else None
+
+
+# ---- roundings --------------------------------------------------------------------------------------------------------
+
+_MOST_ROUNDED = 500  # characters
+_NEARLY = r'(?:about|approximately|approx\.?|roughly|around)'
+_ROUNDED = re.compile(
+    r'(.+?)[ ,;$]*(?:\\(?:approx|simeq)(?![a-z])'
+    rf'|(?:\\text\w* ?\{{)?[ ,;]*\(?(?:\\text\w* ?\{{)?(?:or )?(?<![A-Za-z]){_NEARLY} ?\}}?)'
+    r'[ $]*([+-]?(?:\\?\$)?\.?\d.*?)[ $)}]*'
+)
+
+
+def rounded(text: str) -> tuple[str, str] | None:
+    """A value and its rounding, which a text gives beside it; None for any other text. 'x \\approx 3' has no other value."""
+    if len(text) > _MOST_ROUNDED or not re.search(rf'\\approx|\\simeq|{_NEARLY}', text) or not (match := _ROUNDED.fullmatch(text)):
         return None
-    return '\\cup'.join(sets) if _OPERATOR.search(text) or re.search(r'\\in(?![a-z])', text) or len(sets) > 1 else None
-
-
-def _is_interval(text: str) -> bool:
-    return _INTERVAL.fullmatch(text.strip()) is not None
-
-
-def _relation(text: str) -> tuple[str, str] | None:
-    """The unknown of a relation and the set of its values."""
-    name, value = labelled(text)
-    if _UNKNOWN.fullmatch(name):
-        return name, f'\\{{{value}\\}}'
-    if (member := _IN.fullmatch(text)) and _UNKNOWN.fullmatch(member[1]):
-        return member[1], member[2]
-    pieces = _OPERATOR.split(text)
-    sides, operators = [p.strip() for p in pieces[::2]], [_kind(o) for o in pieces[1::2]]
-    if len(sides) == 2 and _UNKNOWN.fullmatch(sides[1]) and not _UNKNOWN.fullmatch(sides[0]):
-        sides, operators = sides[::-1], [operators[0].translate(str.maketrans('<>', '><'))]
-    if len(sides) == 3 and operators[0][0] == operators[1][0] == '>':
-        sides, operators = sides[::-1], [o.replace('>', '<') for o in operators[::-1]]
-    if len(sides) == 2 and _UNKNOWN.fullmatch(sides[0]) and sides[1]:
-        unknown, end = sides
-        closed = operators[0].endswith('=')
-        if operators[0] == '!=':
-            return unknown, f'(-\\infty,{end})\\cup({end},\\infty)'
-        if operators[0].startswith('<'):
-            return unknown, f'(-\\infty,{end}{"]" if closed else ")"}'
-        return unknown, f'{"[" if closed else "("}{end},\\infty)'
-    if len(sides) == 3 and _UNKNOWN.fullmatch(sides[1]) and operators[0][0] == operators[1][0] == '<' and sides[0] and sides[2]:
-        left, right = '[' if operators[0].endswith('=') else '(', ']' if operators[1].endswith('=') else ')'
-        return sides[1], f'{left}{sides[0]},{sides[2]}{right}'
-    return None
-
-
-def _kind(operator: str) -> str:
-    r"""'<', '<=', '>', '>=' or '!=' for an operator such as \leqslant."""
-    if operator in ('\\lt', '\\gt'):
-        return '<' if operator == '\\lt' else '>'
-    if operator.startswith('\\'):
-        return {'l': '<=', 'g': '>=', 'n': '!='}[operator[1]]
-    return operator
+    exact, decimal = match.groups()
+    exact, decimal = (side + '}' * (side.count('{') - side.count('}')) for side in (exact.replace('$', '').strip(), decimal))
+    return None if is_label(exact) else (exact, decimal)

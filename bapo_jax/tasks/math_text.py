@@ -10,9 +10,10 @@ import unicodedata
 from fractions import Fraction
 from typing import NamedTuple
 
+from bapo_jax.tasks.math_conversion import ratio
+from bapo_jax.tasks.math_numerals import MAX_DIGITS, improper, without_periods
 from bapo_jax.tasks.math_units import quantity
 
-MAX_DIGITS = 400  # of a plain number that is compared exactly
 ROUNDED_PLACES = 4  # a value rounded to this many decimals or more counts as the exact one
 
 
@@ -75,13 +76,25 @@ def last_box(text: str, *, stated: bool = False) -> str | None:
 _SYMBOLS = {
     '−': '-', '–': '-', '‐': '-', '×': r'\times ', '·': r'\cdot ', '⋅': r'\cdot ', '÷': '/', '⁄': '/', 'π': r'\pi ',
     '∞': r'\infty ', '∅': r'\emptyset ', '≤': r'\le ', '≥': r'\ge ', '≠': r'\ne ', '∪': r'\cup ', '∩': r'\cap ', '∈': r'\in ',
-    '±': r'\pm ', '°': r'^\circ ', '√': r'\sqrt ', 'ℝ': r'\mathbb{R}', '′': "'",
+    '±': r'\pm ', '°': r'^\circ ', '√': r'\sqrt ', '′': "'", '…': r'\ldots ', '⋯': r'\ldots ', '≈': r'\approx ',
+    '⟨': r'\langle ', '⟩': r'\rangle ', '∖': r'\setminus ', **{c: f'\\mathbb{{{plain}}}' for c, plain in zip('ℝℤℕℚℂ', 'RZNQC')},
 }  # fmt: skip
 _SUPERSCRIPT = re.compile('[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+')
 _SUPERSCRIPTS = str.maketrans('⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻', '0123456789+-')
-_LATEX_SPACE = re.compile(r'(?<!\\)\\[,;:! ]|\\q?quad\b|~|\\displaystyle\b')
-_LETTER_COMMAND = re.compile(r'\\(?:mathrm|text|mathit|rm) ?\{ ?([a-zA-Z]) ?\}(?=[})^_+*/-]|$)')  # e and i among them
-_ESCAPED_TWICE = re.compile(r'\\\\(?=(?:text|frac|[dt]frac|left|right|sqrt|pi|cdot|times|leq?|geq?)(?![a-zA-Z]))')
+_LATEX_SPACE = re.compile(r'(?<!\\)\\[,;:! ]|\\q?quad|~|\\displaystyle\b')
+_LETTER_COMMAND = re.compile(  # e and i among them; behind a number, '\text{ m}' stays a unit
+    r'(?P<unit>[\d)}] ?\\(?:mathrm|text|rm) ?\{ ?[mshgLlNJWV] ?\})'
+    r'|\\(?:mathrm|text|mathit|rm) ?\{ ?(?P<letter>[a-zA-Z]) ?\}(?=[})^_+*/-]|$)'
+)
+_FUNCTIONS = 'arc(?:sin|cos|tan)|(?:sin|cos|tan)h?|cot|csc|ln|log|exp|gcd|lcm'
+_FUNCTION_AS_TEXT = re.compile(
+    rf'\\(?:text|textrm|mathrm|operatorname\*?|rm) ?\{{ ?(?:(?P<name>{_FUNCTIONS}) ?\}}(?= ?[A-Za-z0-9(\\{{^_|])'
+    r'|(?P<unit_too>sec|min|max) ?\}(?= ?[A-Za-z(\\{]))'
+    r'|(?P<kept>\\(?:text\w*|mbox|math(?:rm|bf|it)|operatorname\*?) ?\{[^{}]*\}|\\[A-Za-z]+)'
+    rf'|(?<![A-Za-z\\])(?:(?P<bare>{_FUNCTIONS}|sec)(?= ?[(\\0-9_^]| [a-z](?![A-Za-z])|x(?![A-Za-z]))|(?P<of_two>min|max)(?=\())'
+)
+_ESCAPED_TWICE = re.compile(r'(?<!\\)\\\\(?=(?:text|frac|[dt]frac|left|right|sqrt|pi|cdot|times|leq?|geq?)(?![a-zA-Z]))')
+_DOTS = re.compile(r'\.\.\.|\\(?:[lc]?dots|dots[bcmo])(?![A-Za-z])')
 _SIZE = re.compile(r'\\(?:left|right|[bB]igg?[lmr]?)(?=[^a-zA-Z])')
 _TEXT_INDEX = re.compile(r'_\{? ?\\(?:text|mathrm|textrm|operatorname|mathit|rm) ?\{ ?([A-Za-z0-9]+) ?\} ?\}?')
 _SIGN_INDEX = re.compile(r'_(?:\{ ?\\([a-z]+) ?\}|\\([a-z]+)(?![a-z{]))')
@@ -94,12 +107,14 @@ def tidy(text: str) -> str:
     if not text.isascii():
         text = _SUPERSCRIPT.sub(lambda m: '^{' + m[0].translate(_SUPERSCRIPTS) + '}', text)
         text = ''.join(_SYMBOLS.get(c) or _plain(c) for c in text)
+    text = _DOTS.sub(r'\\ldots ', text)
     text = _ESCAPED_TWICE.sub(r'\\', re.sub(r'\{,\}|,\\! ?', ',', _GROUPED.sub('', text))).replace('{:}', ':')
     text = re.sub(r'\\[dtc]frac(?![a-zA-Z])', r'\\frac', text)
     text = _SIZE.sub('', text).replace('\\varnothing', '\\emptyset').replace('\\degree', '^\\circ ')
-    text = re.sub(r'(\\mathbb ?\{?R\}?) ?- ?(?=\\\{)', r'\1\\setminus ', text)
+    text = re.sub(r'(\\mathbb ?\{?[RZNQC]\}?) ?(?:-|/|\\backslash) ?(?=\\\{|[(\[])', r'\1\\setminus ', text)
     text = _SIGN_INDEX.sub(r'_{\1\2}', _TEXT_INDEX.sub(r'_{\1}', text))
-    text = _LETTER_COMMAND.sub(r'\1', _LATEX_SPACE.sub(' ', text))
+    text = _LETTER_COMMAND.sub(lambda m: m['letter'] or m[0], _LATEX_SPACE.sub(' ', text))
+    text = _FUNCTION_AS_TEXT.sub(_function, text)
     text = re.sub(r'(?<=\d)(?:and|or)(?=[A-Za-z(\d-])', ', ', text)  # '1orx=2'
     text = _unwrapped(re.sub(r'\s+', ' ', text).strip().removesuffix('.').rstrip())
     for start, end in (('$$', '$$'), ('$', '$'), (r'\(', r'\)'), (r'\[', r'\]')):
@@ -108,19 +123,31 @@ def tidy(text: str) -> str:
             text.startswith(start)
             and text.endswith(end)
             and len(text) > len(start) + len(end)
-            and not ('$' in inner or '\\(' in inner)
+            and not ('$' in inner.replace('\\$', '') or '\\(' in inner)
         ):
             text = _unwrapped(inner.strip().removesuffix('.').rstrip())
+    if text.startswith('$') and '$' not in text[1:]:  # $2.50
+        text = '\\' + text
     text = re.sub(r'^(?:=|\\approx(?![a-z])) ?', '', text)
     if (wrapped := _TEXT_COMMAND.fullmatch(text)) and re.search(r'\d', wrapped[1]):
         text = wrapped[1].strip()  # \text{5 cm}
     if '\\circ' in text and _OF_AN_ANGLE.search(text):
         text = _ANGLE.sub(r'(\\frac{\1\\pi}{180})', text)
-    return _braced(text)
+    return improper(without_periods(_braced(text)))
+
+
+def _function(match: re.Match) -> str:
+    name = match['name'] or match['unit_too'] or match['bare'] or match['of_two']
+    unit = match['unit_too'] and match.string[max(match.start() - 2, 0) : match.start()].rstrip()[-1:].isdigit()
+    if match['kept'] or unit:
+        return match[0]
+    return f'\\{name} ' if match.string[match.end()].isalnum() else f'\\{name}'
 
 
 _OF_AN_ANGLE = re.compile(r'\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])')
 _ANGLE = re.compile(r'(\d+(?:\.\d+)?) ?(?:\^ ?\{ ?\\circ ?\}|\^ ?\\circ)')
+
+
 def _unwrapped(text: str) -> str:
     """A text without braces around the whole of it. '{1, 2}' may be a set, and keeps them."""
     if not (text.startswith('{') and text.endswith('}')):
@@ -136,6 +163,7 @@ def _unwrapped(text: str) -> str:
 
 _TOKEN = re.compile(r'\\[A-Za-z]+|\\.|.', re.DOTALL)
 _BARE_ARGUMENT = re.compile(r'[0-9A-Za-z]|\\(?!text|math|frac|sqrt|sum|int|begin)[A-Za-z]+')
+_ROOT_IN_BRACKETS = re.compile(r'(?<![A-Za-z\\])sqrt ?\(([^()]*)\)')
 _ROOT_OF = re.compile(r'\\sqrt ?(\[\w+\])? ?([0-9A-Za-z]|\\(?!frac|text|math|sqrt)[A-Za-z]+|\\frac\{[^{}]*\}\{[^{}]*\})')
 
 
@@ -157,7 +185,7 @@ def _braced(text: str) -> str:
                 wanted[-1] = 2
             written.append(token)
         text = ''.join(written)
-    return _ROOT_OF.sub(r'\\sqrt\1{\2}', text)
+    return _ROOT_OF.sub(r'\\sqrt\1{\2}', _ROOT_IN_BRACKETS.sub(r'\\sqrt{\1}', text))
 
 
 def _plain(character: str) -> str:
@@ -198,11 +226,11 @@ _DECIMAL = re.compile(
     rf'([+-]?) ?(?:({_PLAIN}) ?(?:[eE]|\\(?:times|cdot) ?10 ?\^ ?)|10 ?\^ ?)(\{{?)([+-]?\d{{1,3}})(?(3)\}}?)|([+-]?) ?({_PLAIN})'
 )
 DECIMAL_COMMA = re.compile(r'[+-]?\d+,(?:\d\d?|\d{4,})')
-_REPEATING = re.compile(r'([+-]?)(\d*)\.(\d*)\\overline ?\{?(\d+)\}?')
 _FRACTION = re.compile(r'([+-]?) ?(?:\\frac ?(?:\{ ?(-?\d+) ?\} ?\{ ?(-?\d+) ?\}|(\d) ?(\d))|(\d+) ?/ ?(-?\d+))')
 
+
 def parse_number(text: str) -> Number | None:
-    r"""A plain number: 25, 1,000, -0.5, 1.5e3, 1.5\times 10^{3}, 3/7, \frac{3}{7}, 0.\overline{3}; perhaps with a unit."""
+    r"""A plain number: 25, 1,000, -0.5, 1.5e3, 1.5\times 10^{3}, 3/7, \frac{3}{7}; perhaps with a unit."""
     if len(text) > MAX_DIGITS:
         return None
     text, unit, times = quantity(text)
@@ -210,10 +238,6 @@ def parse_number(text: str) -> Number | None:
         sign, *groups = match.groups()
         above, below = (int(g) for g in groups if g is not None)
         return Number(Fraction(-above if sign == '-' else above, below) * times, None, unit) if below else None
-    if match := _REPEATING.fullmatch(text):
-        sign, whole, fixed, period = match.groups()
-        value = Fraction(int(whole + fixed or '0')) + Fraction(int(period), 10 ** len(period) - 1)
-        return Number(value / 10 ** len(fixed) * (-times if sign == '-' else times), None, unit)
     if not (match := _DECIMAL.fullmatch(text)):
         return None
     sign, mantissa, _, exponent, plain_sign, plain = match.groups()
@@ -224,9 +248,13 @@ def parse_number(text: str) -> Number | None:
 
 
 def same_number(a: Number, b: Number) -> bool:
-    """Whether two numbers are equal, or one is the other rounded correctly to `ROUNDED_PLACES` places or more (and digits)."""
+    """Whether two numbers are equal, or one is the other rounded correctly to `ROUNDED_PLACES` places or more (and digits).
+
+    Units count where both have one: 500 cents are 5 dollars, 5 cents are not.
+    """
     if a.unit and b.unit and a.unit != b.unit:
-        return False
+        times = ratio(a.unit, b.unit)
+        return times is not None and a.value * times == b.value
     if a.value == b.value:
         return True
     if b.places is not None:
@@ -235,15 +263,6 @@ def same_number(a: Number, b: Number) -> bool:
         return False
     unit = Fraction(1, 10**a.places)
     return a.places >= ROUNDED_PLACES and abs(a.value) >= unit * 10 ** (ROUNDED_PLACES - 1) and abs(a.value - b.value) <= unit / 2
-
-
-_NUMERAL = re.compile(r'(?:\\text\{|\()?([0-9A-Fa-f]+)[})]?_(?:\{ ?(?:\\text\{)?)?(\d{1,2})[} ]*')
-
-
-def parse_numeral(text: str) -> tuple[str, int] | None:
-    """The digits and the base of a numeral such as 1011_2 or (1011)_{2}."""
-    match = _NUMERAL.fullmatch(text)
-    return (match[1].upper().lstrip('0') or '0', int(match[2])) if match else None
 
 
 _AND = re.compile(r',? ?(?:\\text ?\{ ?(?:and|or) ?\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])) ?')
@@ -272,8 +291,3 @@ def split(text: str, separator: str) -> list[str]:
             parts.append(text[start:i].strip())
             start = i + 1
     return [*parts, text[start:].strip()]
-
-
-def numeral_value(numeral: tuple[str, int]) -> int | None:
-    digits, base = numeral
-    return int(digits, base) if 2 <= base <= 36 and all(int(d, 36) < base for d in digits) and len(digits) <= MAX_DIGITS else None

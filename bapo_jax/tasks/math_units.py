@@ -3,13 +3,18 @@
     '5 cm', '5 centimeters', '5\\text{ cm}'                 value '5', unit 'cm'
     '12 square inches', '12 sq. in', '12\\text{ in}^2'       value '12', unit 'in2'
     '3 million dollars'                                     value '3', unit 'dollar', times 1,000,000
+    '\\$5', '5€', '£5'                                       value '5', unit 'dollar', 'euro', 'sterling'
     '3 or more', 'at least 3'                               no quantity: the words change what is said
+
+`math_conversion` knows which units are of one kind.
 """
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
+
+from bapo_jax.tasks.math_conversion import ratio
 
 
 class Quantity(NamedTuple):
@@ -22,6 +27,8 @@ _NAMES = {
     'm': 'meter metre', 's': 'second sec', 'min': 'minute', 'h': 'hour hr', 'g': 'gram', 'l': 'liter litre L', 'in': 'inch inche',
     'ft': 'foot feet', 'yd': 'yard', 'mi': 'mile', 'lb': 'pound', 'oz': 'ounce', 'J': 'joule Joule', 'N': 'newton Newton',
     'W': 'watt Watt', 'V': 'volt Volt', 'Hz': 'hertz Hertz', 'Pa': 'pascal Pascal', '': 'unit',
+    'dollar': 'USD', 'cent': 'penny pennie', 'euro': 'EUR', 'sterling': 'GBP', 'yen': 'JPY', 'rupee': 'INR', 'gal': 'gallon',
+    'century': 'centurie', 'celsius': 'Celsius', 'fahrenheit': 'Fahrenheit', 'tonne': 'metricton',
 }  # fmt: skip
 _SHORT = {long: short for short, names in _NAMES.items() for long in names.split()}
 _PREFIXES = {'kilo': 'k', 'centi': 'c', 'milli': 'm', 'micro': 'µ', 'nano': 'n', 'mega': 'M'}
@@ -39,14 +46,25 @@ _UNIT = re.compile(
     rf'| ({_WORD}(?:[ /]{_WORD}){{0,3}}(?:/[a-z]+)?))'
     r'(?:\^ ?\{? ?(-?\d) ?\}?)?\.?$'
 )
-_DEGREES = re.compile(r' ?\^ ?(?:\\circ|\{ ?\\circ ?\})(?: ?[CF])?$')
+_DEGREES = re.compile(r' ?\^ ?(?:\\circ|\{ ?\\circ ?\}) ?([CF])?$')
+CURRENCIES = {
+    '\\$': 'dollar', '\\pounds': 'sterling', '\\euro': 'euro', '£': 'sterling', '€': 'euro', '¥': 'yen', '₹': 'rupee',
+    '¢': 'cent', '\\cent': 'cent',
+}  # fmt: skip
+_SIGN = '|'.join(map(re.escape, CURRENCIES))
+_BEFORE = re.compile(rf'(-?) ?(?:\\text ?\{{ ?)?({_SIGN})(?: ?\}})? ?(?=[\d.\\(])')
+_BEHIND = re.compile(rf'(?<=[\d}}]) ?(?:\\text ?\{{ ?)?({_SIGN})(?: ?\}})?$')
+_LETTER = re.compile(r'(?<=[\d})]) ?([mshgLlNJWV])$')  # a unit only beside one of its kind
 _ORDINAL = re.compile(
     r'(?<=\d) ?(?:\^? ?\{? ?\\(?:text\w*|mathrm|mbox) ?\{ ?(?:st|nd|rd|th) ?\} ?\}?|\^ ?\{ ?(?:st|nd|rd|th) ?\}|(?:st|nd|rd|th))$'
 )
 
 
-def quantity(text: str) -> Quantity:
-    """A text's value and unit. The value is the whole text where what follows it is no unit."""
+def quantity(text: str, beside: str = '') -> Quantity:
+    """A text's value and unit. The value is the whole text where what follows it is no unit.
+
+    Beside a unit of its kind, a lone letter is one: the m of '5 m', where the other answer is in cm.
+    """
     unit, power, times = '', '', 1
     if (match := _UNIT.search(text)) and not _CHANGING.search(match[0]):
         text = text[: match.start()]
@@ -54,9 +72,19 @@ def quantity(text: str) -> Quantity:
         while words and words[0] in _TIMES:
             times *= _TIMES[words.pop(0)]
         unit, power = unit_name(' '.join(words)), match[4] or ''
-    text = _ORDINAL.sub('', text.removeprefix('\\$').strip())
-    text, degrees = _DEGREES.subn('', text)
-    return Quantity(text.rstrip(), 'degree' if degrees else unit and unit + power, times)
+    elif beside and (match := _LETTER.search(text)) and ratio(_short(match[1]), beside):
+        text, unit = text[: match.start()], _short(match[1])
+    text = _ORDINAL.sub('', text.strip())
+    money = ''
+    if match := _BEFORE.match(text):
+        text, money = match[1] + text[match.end() :], match[2]
+    elif match := _BEHIND.search(text):
+        text, money = text[: match.start()], match[1]
+    if money and (not unit or unit.startswith('/')):
+        unit = CURRENCIES[money] + unit
+    if degrees := _DEGREES.search(text):
+        text, unit, power = text[: degrees.start()], {'C': 'celsius', 'F': 'fahrenheit'}.get(degrees[1], 'degree'), ''
+    return Quantity(text.rstrip(), unit and unit + power, times)
 
 
 def unit_name(words: str) -> str:

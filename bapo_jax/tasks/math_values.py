@@ -40,14 +40,15 @@ def same_values(gold: Any, answer: Any) -> bool | None:
 
     Points where both values are real decide. Without any, positive points do: complex branches differ by the sign of a root.
     """
-    if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)) or gold.is_Symbol or answer.is_Symbol:
+    if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
+        return None
+    gold, answer = _with_unit(gold, answer), _with_unit(answer, gold)
+    if gold.is_Symbol or answer.is_Symbol:
         return None
     if gold.has(*_WITH_INDEX) and _plain_indices(gold) == _plain_indices(answer):
         return True
     if gold.has(*_UNSUITED) or answer.has(*_UNSUITED):
         return None
-    if any(s.name == 'i' and s.is_real is False for s in gold.free_symbols | answer.free_symbols):  # where i is no index
-        gold, answer = (e.xreplace({s: sympy.I for s in e.free_symbols if s.name == 'i'}) for e in (gold, answer))
     decimals = [any(map(_may_be_rounded, e.atoms(sympy.Float))) for e in (gold, answer)]
     gold, answer = (e.xreplace({f: sympy.Rational(str(f)) for f in e.atoms(sympy.Float)}) for e in (gold, answer))
     if gold - answer == 0:
@@ -68,6 +69,14 @@ def same_values(gold: Any, answer: Any) -> bool | None:
             complex_.append(same)
     same = all(real) if real else all(complex_)
     return None if any(decimals) and not same else same  # then math-verify's rounding decides
+
+
+def _with_unit(one: Any, other: Any) -> Any:
+    """`one` with i as the imaginary unit: where i is no index of either, or is the only letter in both."""
+    letters = one.free_symbols | other.free_symbols
+    if any(s.name == 'i' and s.is_real is False for s in letters) or {s.name for s in letters} == {'i'}:
+        return one.xreplace({s: sympy.I for s in one.free_symbols if s.name == 'i'})
+    return one
 
 
 def are_other_equations(gold: Any, answer: Any) -> bool:

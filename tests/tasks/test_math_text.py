@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo_jax.tasks.math_text import Number, after_thinking, elements, last_box, parse_number, parse_numeral, same_number, split
+from bapo_jax.tasks.math_numerals import parse_numeral
+from bapo_jax.tasks.math_text import Number, after_thinking, elements, last_box, parse_number, same_number, split
 
 # ---- where the answer is ----------------------------------------------------------------------------------------------
 

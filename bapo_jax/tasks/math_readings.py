@@ -1,0 +1,61 @@
+"""math-verify's readings of a text: expressions of sympy, or nothing. Reading may never end, and may exhaust memory."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import math_verify
+import sympy
+from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
+
+from bapo_jax.tasks.math_text import MATH_MARKS, is_words
+
+_PROSE = re.compile(r'(?<![\\A-Za-z{])[A-Za-z]{3,}[^\\]* [^\\]*(?:\$|\\\(|\\\[|\d)')
+_FORMULA = re.compile(r'\$[^$]+\$|\\\(|\\\[')
+_CONSTANT = re.compile(r'(\\[A-Za-z]+)|[EeI]_')  # which math-verify takes for a number with an index, and cannot read
+
+
+def is_prose(text: str) -> bool:
+    """Whether an answer is a sentence that states one."""
+    return _PROSE.match(text) is not None and not is_words(text)
+
+
+def unmarked(text: str) -> str:
+    return MATH_MARKS.sub('', re.sub(r'(?<!\\)\$', '', text)).strip()
+
+
+@functools.lru_cache(maxsize=1024)
+def readings(text: str) -> tuple[Any, ...]:
+    return read(text)
+
+
+def read(text: str, *, anywhere: bool = False) -> tuple[Any, ...]:
+    """math-verify's reading of a text: nothing, a string, or an expression and its string.
+
+    With `anywhere` the text is prose, and the last answer stated in it is read. Prose in a box is read likewise.
+    """
+    # math-verify's rule for units takes the t of \\frac{1}{m}t for tons
+    rules = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed='all')
+    latex = math_verify.LatexExtractionConfig(boxed_match_priority=0, normalization_config=rules)
+    if anywhere or is_prose(text):
+        # among formulas, a bare number is an answer only if it is announced as one
+        number = math_verify.ExprExtractionConfig(try_extract_without_anchor=anywhere or not _FORMULA.search(text))
+        return tuple(math_verify.parse(text, [latex, number], parsing_timeout=None))
+    text = _CONSTANT.sub(lambda m: m[1] or ('\\Upsilon_' if m[0] == 'I_' else '\\Xi_'), unmarked(text.replace('\\$', '')))
+    text = '\\boxed{' + text + '}'
+    return tuple(math_verify.parse(text, [latex], parsing_timeout=None))
+
+
+def is_meaning(reading: Any) -> bool:
+    return isinstance(reading, (sympy.Basic, sympy.MatrixBase))
+
+
+def simpler(reading: Any) -> Any:
+    """A reading with intersections worked out, and derivatives as the unknowns that they are: of a symbol, they would be 0."""
+    if isinstance(reading, (sympy.Intersection, sympy.Complement)):
+        return reading.doit()
+    if isinstance(reading, sympy.Basic) and reading.has(sympy.Derivative):
+        return reading.xreplace({d: sympy.Symbol(str(d), real=True) for d in reading.atoms(sympy.Derivative)})
+    return reading
