@@ -21,7 +21,7 @@ import sympy
 from bapo_jax.groups import Verdict
 from bapo_jax.tasks import math_forms as forms
 from bapo_jax.tasks.math_answers import same_at_a_glance
-from bapo_jax.tasks.math_conversion import ratio
+from bapo_jax.tasks.math_conversion import is_known, ratio
 from bapo_jax.tasks.math_elisions import DOTS, pieces, same_rule, written_out
 from bapo_jax.tasks.math_equations import value_given
 from bapo_jax.tasks.math_numerals import numeral_value, parse_numeral, plain_value
@@ -127,7 +127,7 @@ def _is_rounding(exact: str, decimal: str) -> bool:
     """Whether a decimal is a value to the last place that it has, give or take one."""
     number, one = parse_number(tidy(decimal)), quantity(split(exact, '=')[-1])
     found = readings(one.value)
-    if not found or not isinstance(found[0], sympy.Expr) or found[0].free_symbols:
+    if number is None or not found or not isinstance(found[0], sympy.Expr) or found[0].free_symbols:
         return False
     distance = abs(found[0] * one.times - sympy.Rational(number.value)).evalf(20)
     return bool(distance.is_Number and distance < sympy.Rational(10) ** -(number.places or 0))
@@ -258,7 +258,8 @@ def _compare_values(answer: str, gold: str, renamed: tuple[tuple[str, str], ...]
         one, other = quantity(answer, beside=other.unit), quantity(gold, beside=one.unit)
     degrees = _degrees(one, other), _degrees(other, one)
     times = ratio(one.unit, other.unit) if one.unit and other.unit and not any(degrees) else 1
-    if bound(answer) != bound(gold) or times is None:
+    percent = any(is_known(a.unit) and b.value.endswith('%') for a, b in ((one, other), (other, one)))
+    if bound(answer) != bound(gold) or times is None or percent:
         return unequal(gold)
     if is_words(gold) and not any(map(is_meaning, readings(gold))):
         return Verdict.WRONG  # words that differ

@@ -69,6 +69,10 @@ def ratio(one: str, other: str) -> Fraction | None:
     return sizes[0][0] / sizes[1][0]
 
 
+def is_known(unit: str) -> bool:
+    return unit != '' and _size(unit) is not None
+
+
 def _size(unit: str) -> tuple[Fraction, dict[str, int]] | None:
     """The size of a unit such as 'km/h', and the powers of what it measures."""
     size, kinds = Fraction(1), {}

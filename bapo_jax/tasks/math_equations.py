@@ -6,6 +6,8 @@ r"""When an equation gives the value on its last side: it names that value, or e
 
 from __future__ import annotations
 
+import re
+
 import sympy
 
 from bapo_jax.tasks.math_forms import is_label
@@ -13,6 +15,8 @@ from bapo_jax.tasks.math_readings import readings
 from bapo_jax.tasks.math_text import split
 from bapo_jax.tasks.math_units import quantity
 from bapo_jax.tasks.math_values import are_far, same_values
+
+_WORKED_OUT = re.compile(r'\\(?:gcd|lcm|det|max|min|lim|sum|prod|i*int)(?![a-z])')  # a name that has a value of its own
 
 
 def value_given(equation: str, *, trusted: bool = False) -> str | None:
@@ -26,7 +30,7 @@ def value_given(equation: str, *, trusted: bool = False) -> str | None:
         sides.reverse()  # 5 = x
     named, value = is_label(sides[0]), quantity(sides[-1])
     last = _expression(value.value)
-    for side in sides[named:-1]:
+    for side in sides[1 if named and not _WORKED_OUT.match(sides[0]) else 0 : -1]:
         other = quantity(side)
         expression = _expression(other.value)
         if expression is None or (other.unit, other.times) != (value.unit, value.times):
@@ -46,6 +50,7 @@ def _expression(text: str) -> sympy.Expr | None:
 
 
 def _differ(last: sympy.Expr, expression: sympy.Expr) -> bool:
+    expression = expression.args[0] if isinstance(expression, sympy.UnevaluatedExpr) else expression  # a greatest common divisor
     same = same_values(last, expression)
     if expression.free_symbols or last.free_symbols:
         return not same and last != expression

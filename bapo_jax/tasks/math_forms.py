@@ -98,7 +98,7 @@ _LABEL = re.compile(
 # What is said of named things alone, as lengths are: AB \cdot CD, \frac{S_1}{S_2}, \angle A + \angle B.
 _OF_NAMES = re.compile(
     r'(?:(?<![A-Za-z])[A-Z]{2,3}(?![A-Za-z])|(?<![A-Za-z])[A-Z]_(?:\w|\{\w+\})|\[[A-Z]{3,6}\]|\\(?:angle|triangle) ?[A-Z]{1,3}'
-    r'|\\(?:overline|overrightarrow|vec|mathbf|text\w*) ?\{[^{}]*\})(?:\^ ?\d)?'
+    r'|\\(?:overline|overrightarrow|vec|mathbf) ?\{[^{}]*\}|(?<![\d}])(?<![\d}] )\\text\w* ?\{[^{}]*\})(?:\^ ?\d)?'
 )
 _LETTERS = 'abcdefghijklmnopqrstuvwxyz'
 
@@ -201,15 +201,18 @@ def parts(text: str) -> Parts | None:
 
 
 _COLUMN = re.compile(r'[(\[]? ?\\begin\{([pb]?matrix|array)\}(?:\{[clr|]+\})?((?:(?!\\begin|\\end|&).)*)\\end\{\1\} ?[)\]]?')
+_TRANSPOSED = re.compile(r'([(\[].*[)\]]) ?\^ ?\{? ?(?:T|\\(?:top|intercal)|\\math(?:sf|rm) ?\{?T\}?) ?\}?')
 _ANGLES = re.compile(r'\\langle(?![a-z])(.+)\\rangle|<([^<>=]*,[^<>=]*)>')
 
 
 def as_tuple(text: str) -> str:
-    """A vector, in angle brackets or as a column, as the tuple of its parts; any other text as it is."""
+    """A vector, in angle brackets or as a column or a transposed row, as the tuple of its parts; any other text as it is."""
     if column := _COLUMN.fullmatch(text):
         rows = [row.strip() for row in re.split(r'\\\\(?:\[[^\]]*\])?', column[2])]
         rows = rows if rows[-1] else rows[:-1]
         return f'({",".join(rows)})' if len(rows) > 1 and all(rows) else text
+    if (row := _TRANSPOSED.fullmatch(text)) and (inner := parts(f'({row[1][1:-1]})')):
+        return f'({",".join(inner.inner)})'
     if (angles := _ANGLES.fullmatch(text)) and '\\langle' not in (inner := angles[1] or angles[2]):
         return f'({inner.strip()})' if len(split(inner, ',')) > 1 else text
     return text
@@ -240,18 +243,22 @@ def both_signs(text: str) -> list[str]:
 
 _AS_TEXT = re.compile(r'\\(?:text\w*|mathrm|mathbf|mbox) ?\{([^{}]*)\}')
 _CHOICE = re.compile(
-    r'(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer) ?(?P<named>\(?[A-Z]\)?)|\((?P<round>[A-Z])\)|(?P<bare>[A-J])(?:\)|[.:](?= |\\|$)))'
+    r'(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer):? ?(?P<named>\([A-Z]\)|[A-Z](?![A-Za-z]))|\((?P<round>[A-Z])\)'
+    r'|(?P<bare>[A-J])(?:\)|[.:](?= |\\|$)))'
     r'(?:[.:](?= )| )*(?P<value>.*)'
 )
-_JOINT = re.compile(r'\)[ ,]*(?:(?:\\text ?\{)? ?(?:or|and)\b|,|\()')  # '(B) or (C)'
+_MORE = re.compile(  # '(B) or (C)', 'A. 5 B. 6'
+    r'^(?:,|(?:\\text ?\{ ?)?(?:or|and)\b|[A-Z](?![A-Za-z]))|(?<![A-Za-z])\([A-Z]\)|(?<![A-Za-z\\])[A-Z][).:](?: |$)'
+    r'|\\text\w* ?\{\(?[A-Z]\)?\}'
+)
 
 
 def choice(text: str) -> tuple[str, str] | None:
-    """The letter of a choice and its value, '' where only the letter is given; None for any other text."""
-    if _JOINT.search(text):
-        return None
+    """The letter of a choice and its value, '' where only the letter is given; None for any other text, and for two choices."""
     match = _CHOICE.fullmatch(_AS_TEXT.sub(r'\1 ', text, count=1) if text.startswith('\\') else text)
-    return ((match['named'] or match['round'] or match['bare']).strip('()'), match['value'].strip()) if match else None
+    if not match or _MORE.search(match['value']):
+        return None
+    return (match['named'] or match['round'] or match['bare']).strip('()'), match['value'].strip()
 
 
 # ---- roundings --------------------------------------------------------------------------------------------------------
@@ -259,7 +266,7 @@ def choice(text: str) -> tuple[str, str] | None:
 _MOST_ROUNDED = 500  # characters
 _NEARLY = r'(?:about|approximately|approx\.?|roughly|around)'
 _ROUNDED = re.compile(
-    r'(.+?)[ ,;$]*(?:\\(?:approx|simeq)(?![a-z])'
+    r'(.+?)[ ,;$]*(?:\\(?:approx|simeq)(?![a-z])|=(?= ?\d+\.\d+ ?\\ldots$)'
     rf'|(?:\\text\w* ?\{{)?[ ,;]*\(?(?:\\text\w* ?\{{)?(?:or )?(?<![A-Za-z]){_NEARLY} ?\}}?)'
     r'[ $]*([+-]?(?:\\?\$)?\.?\d.*?)[ $)}]*'
 )
@@ -267,8 +274,8 @@ _ROUNDED = re.compile(
 
 def rounded(text: str) -> tuple[str, str] | None:
     """A value and its rounding, which a text gives beside it; None for any other text. 'x \\approx 3' has no other value."""
-    if len(text) > _MOST_ROUNDED or not re.search(rf'\\approx|\\simeq|{_NEARLY}', text) or not (match := _ROUNDED.fullmatch(text)):
+    if len(text) > _MOST_ROUNDED or not re.search(rf'\\approx|\\simeq|\\ldots$|{_NEARLY}', text) or not (match := _ROUNDED.fullmatch(text)):
         return None
-    exact, decimal = match.groups()
+    exact, decimal = match[1], match[2].removesuffix('\\ldots')
     exact, decimal = (side + '}' * (side.count('{') - side.count('}')) for side in (exact.replace('$', '').strip(), decimal))
     return None if is_label(exact) else (exact, decimal)

@@ -54,7 +54,7 @@ def is_meaning(reading: Any) -> bool:
 
 def simpler(reading: Any) -> Any:
     """A reading with intersections worked out, and derivatives as the unknowns that they are: of a symbol, they would be 0."""
-    if isinstance(reading, (sympy.Intersection, sympy.Complement)):
+    if isinstance(reading, (sympy.Intersection, sympy.Complement)) and all(isinstance(part, sympy.Set) for part in reading.args):
         return reading.doit()
     if isinstance(reading, sympy.Basic) and reading.has(sympy.Derivative):
         return reading.xreplace({d: sympy.Symbol(str(d), real=True) for d in reading.atoms(sympy.Derivative)})

@@ -77,7 +77,7 @@ _GREEK = (
 )
 _UNKNOWN = re.compile(
     rf"(?:[A-Za-z]|{_GREEK}(?![a-z]))(?:_\w|_\{{\w+\}}|')?(?:\([a-z]\))?"
-    rf'|\\(?:sin|cos|tan|log|ln)(?![a-z]) ?\(?(?:[a-z]|{_GREEK})\)?'
+    rf'|\\(?:sin|cos|tan|log|ln)(?![a-z]) ?\(?(?:[a-z]|{_GREEK})\)?|\\frac\{{[a-z]\}}\{{[a-z]\}}|\\angle ?[A-Z]{{1,3}}'
 )
 _IN = re.compile(r'(.+?) ?\\in(?![a-z]) ?(.+)')
 _OR = re.compile(r',? ?(?:\\text\w* ?\{ ?,? ?or ?\}|(?<![A-Za-z\\])or(?![A-Za-z])|\\(?:vee|lor|cup)(?![a-z])) ?')
@@ -131,6 +131,8 @@ def _relation(text: str) -> tuple[str, str] | None:
     if len(sides) == 2 and _UNKNOWN.fullmatch(sides[0]) and sides[1]:
         unknown, end = sides
         closed = operators[0].endswith('=')
+        if operators[0] == '!=' and ',' in end:
+            return unknown, f'\\mathbb{{R}}\\setminus\\{{{end}\\}}'
         if operators[0] == '!=':
             return unknown, f'(-\\infty,{end})\\cup({end},\\infty)'
         if operators[0].startswith('<'):

@@ -88,12 +88,15 @@ _LETTER_COMMAND = re.compile(  # e and i among them; behind a number, '\text{ m}
 )
 _FUNCTIONS = 'arc(?:sin|cos|tan)|(?:sin|cos|tan)h?|cot|csc|ln|log|exp|gcd|lcm'
 _FUNCTION_AS_TEXT = re.compile(
-    rf'\\(?:text|textrm|mathrm|operatorname\*?|rm) ?\{{ ?(?:(?P<name>{_FUNCTIONS}) ?\}}(?= ?[A-Za-z0-9(\\{{^_|])'
+    rf'\\(?:text|textrm|mathrm|mathit|operatorname\*?|rm) ?\{{ ?(?:(?P<name>{_FUNCTIONS}) ?\}}(?= ?[A-Za-z0-9(\\{{^_|])'
     r'|(?P<unit_too>sec|min|max) ?\}(?= ?[A-Za-z(\\{]))'
     r'|(?P<kept>\\(?:text\w*|mbox|math(?:rm|bf|it)|operatorname\*?) ?\{[^{}]*\}|\\[A-Za-z]+)'
     rf'|(?<![A-Za-z\\])(?:(?P<bare>{_FUNCTIONS}|sec)(?= ?[(\\0-9_^]| [a-z](?![A-Za-z])|x(?![A-Za-z]))|(?P<of_two>min|max)(?=\())'
 )
 _ESCAPED_TWICE = re.compile(r'(?<!\\)\\\\(?=(?:text|frac|[dt]frac|left|right|sqrt|pi|cdot|times|leq?|geq?)(?![a-zA-Z]))')
+_LEADING = re.compile(
+    r'^(?:=|\\approx(?![a-z])|(?:\\text\w* ?\{ ?)?(?:about|approximately|approx\.?|roughly)(?:\b|(?<=\.)) ?\}?(?= ?[\d\\$.-])) ?'
+)
 _DOTS = re.compile(r'\.\.\.|\\(?:[lc]?dots|dots[bcmo])(?![A-Za-z])')
 _SIZE = re.compile(r'\\(?:left|right|[bB]igg?[lmr]?)(?=[^a-zA-Z])')
 _TEXT_INDEX = re.compile(r'_\{? ?\\(?:text|mathrm|textrm|operatorname|mathit|rm) ?\{ ?([A-Za-z0-9]+) ?\} ?\}?')
@@ -128,7 +131,7 @@ def tidy(text: str) -> str:
             text = _unwrapped(inner.strip().removesuffix('.').rstrip())
     if text.startswith('$') and '$' not in text[1:]:  # $2.50
         text = '\\' + text
-    text = re.sub(r'^(?:=|\\approx(?![a-z])) ?', '', text)
+    text = _LEADING.sub('', text)
     if (wrapped := _TEXT_COMMAND.fullmatch(text)) and re.search(r'\d', wrapped[1]):
         text = wrapped[1].strip()  # \text{5 cm}
     if '\\circ' in text and _OF_AN_ANGLE.search(text):

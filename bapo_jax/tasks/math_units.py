@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import NamedTuple
 
 from bapo_jax.tasks.math_conversion import ratio
@@ -60,11 +61,31 @@ _ORDINAL = re.compile(
 )
 
 
+_MOST_COMPOUND = 100  # characters
+_COMPOUND = re.compile(r'\d+(?:\.\d+)? ?[a-z]{1,9}(?:,? (?:and )?\d+(?:\.\d+)? ?[a-z]{1,9}){1,2}')
+
+
+def _compound(text: str) -> Quantity | None:
+    """A quantity in units of one kind, such as '2 hours 30 minutes'; None for any other text."""
+    plain = re.sub(r' +', ' ', re.sub(r'\\(?:text\w*|mathrm|mbox) ?\{([^{}]*)\}', r' \1 ', text)).strip()
+    if not _COMPOUND.fullmatch(plain):
+        return None
+    numbers, words = re.findall(r'\d+(?:\.\d+)?', plain), re.findall(r'(?<![a-z])(?!and )[a-z]+', plain)
+    units = [unit_name(word) for word in words]
+    ratios = [ratio(unit, units[0]) for unit in units]
+    if len(units) != len(numbers) or None in ratios or len(set(units)) < len(units):
+        return None
+    total = sum(Fraction(number) * times for number, times in zip(numbers, ratios))
+    return Quantity(f'\\frac{{{total.numerator}}}{{{total.denominator}}}', units[0], 1)
+
+
 def quantity(text: str, beside: str = '') -> Quantity:
     """A text's value and unit. The value is the whole text where what follows it is no unit.
 
     Beside a unit of its kind, a lone letter is one: the m of '5 m', where the other answer is in cm.
     """
+    if len(text) < _MOST_COMPOUND and text[:1].isdigit() and text[-1].isalpha() | (text[-1] == '}') and (whole := _compound(text)):
+        return whole
     unit, power, times = '', '', 1
     if (match := _UNIT.search(text)) and not _CHANGING.search(match[0]):
         text = text[: match.start()]
