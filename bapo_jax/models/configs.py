@@ -1,10 +1,13 @@
 """Reads the shape of a model from a Hugging Face config.json, and names it as there.
 
-Qwen2.5-VL's decoder stands at the file's top before transformers 5, and under `text_config` since.
+Qwen2.5-VL's decoder stands at the file's top before transformers 5, and under `text_config` since. Every value is the one that
+transformers' own config object has, since a rollout server reads the file through that: which of two places counts, and what counts
+where a field is absent.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
@@ -55,34 +58,40 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
 
     refuse(_malformed(c))
     refuse(_malformed(c.get('text_config') or {}))
-    c = {field: value for field, value in _flat(with_stated(c, stated)).items() if value is not None}
-    rope = c.get('rope_scaling', {}) | c.get('rope_parameters', {})  # transformers 4 and 5
-    rope = {field: value for field, value in rope.items() if value is not None}
-    refuse(_malformed(c) + _malformed(rope))
-    refuse(_unsupported(c))
+    c = with_stated(c, stated)
+    stands = {field: value for field, value in _flat(c).items() if value is not None}
+    refuse(_malformed(stands))
+    refuse([message for field in _ROPE for message in _malformed(stands.get(field) or {})])
+    refuse(_unsupported(stands))
     has_vision = c['model_type'] == 'qwen2_5_vl'
-    try:
-        # Qwen3 must state its head size; Qwen2's default is width / heads.
-        head_dim = c['head_dim'] if c['model_type'] == 'qwen3' else c.get('head_dim')
-        config = ModelConfig(
-            model_type=c['model_type'],
-            vocab_size=c['vocab_size'],
-            hidden_size=c['hidden_size'],
-            intermediate_size=c['intermediate_size'],
-            num_layers=c['num_hidden_layers'],
-            num_heads=c['num_attention_heads'],
-            num_kv_heads=c.get('num_key_value_heads') or c['num_attention_heads'],
-            head_dim=head_dim or c['hidden_size'] // c['num_attention_heads'],
-            rope_theta=float(c.get('rope_theta') or rope.get('rope_theta', 10_000.0)),
-            rms_norm_eps=float(c.get('rms_norm_eps', 1e-6)),
-            tie_embeddings=bool(c.get('tie_word_embeddings', False)),
-            max_positions=c.get('max_position_embeddings') or 0,
-            mrope_section=tuple(rope['mrope_section']) if has_vision else (),
-            vision=_vision(c) if has_vision else None,
-            dtype=dtype,
-        )
-    except KeyError as e:
-        raise ValueError(f'{file}: the field {e.args[0]!r} is missing; fetch the model directory again') from e
+    if missing := [field for field in _needed(has_vision, c['model_type']) if field not in stands]:
+        raise ValueError(f'{file}: the field {missing[0]!r} is missing; fetch the model directory again')
+    whole = _as_transformers_reads(c, file)
+    decoder = whole.text_config if has_vision else whole
+    rope = decoder.rope_parameters
+    # Of kinds of rotation that `_unsupported` does not see: null, or one for each kind of layer.
+    if rope.get('rope_type') != 'default' or rope.get('rope_theta') is None:
+        raise ValueError(f"{file}: rope_parameters={_short(rope)} is not supported; supported: rope_type 'default' and a rope_theta")
+    if has_vision and not rope.get('mrope_section'):
+        raise ValueError(f"{file}: the field 'mrope_section' is missing; fetch the model directory again")
+    width = decoder.hidden_size // decoder.num_attention_heads
+    config = ModelConfig(
+        model_type=c['model_type'],
+        vocab_size=decoder.vocab_size,
+        hidden_size=decoder.hidden_size,
+        intermediate_size=decoder.intermediate_size,
+        num_layers=decoder.num_hidden_layers,
+        num_heads=decoder.num_attention_heads,
+        num_kv_heads=decoder.num_key_value_heads,
+        head_dim=getattr(decoder, 'head_dim', None) or width,
+        rope_theta=float(rope['rope_theta']),
+        rms_norm_eps=float(decoder.rms_norm_eps),
+        tie_embeddings=bool(whole.tie_word_embeddings),
+        max_positions=decoder.max_position_embeddings,
+        mrope_section=tuple(rope['mrope_section']) if has_vision else (),
+        vision=_vision(whole) if has_vision else None,
+        dtype=dtype,
+    )
     if config.num_heads % config.num_kv_heads or config.head_dim % 2 or not config.head_dim:
         raise ValueError(
             f'{file}: {config.num_heads} heads of {config.head_dim} numbers and {config.num_kv_heads} heads of keys make no model; '
@@ -94,34 +103,75 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
     return config
 
 
+def _as_transformers_reads(c: dict[str, Any], file: Path) -> Any:
+    """The config object of the installed transformers. Raises ValueError where it refuses the file."""
+    from transformers import AutoConfig  # takes seconds to import
+
+    try:
+        return AutoConfig.for_model(**copy.deepcopy(c))  # it writes into what it is given
+    except Exception as e:  # its validators raise errors of many kinds
+        why = ' '.join(str(e).split())[:200]
+        raise ValueError(f'{file}: transformers does not read it ({why}); fetch the model directory again') from e
+
+
 def with_stated(config: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json with what is `stated` (`overrides`) in place of its decoder's fields; the sections of its positions stay."""
-    decoder = config.get('text_config') or config
-    kept = {k: v for k, v in (decoder.get('rope_parameters') or {}).items() if k == 'mrope_section'}
-    decoder = {**decoder, **stated, **({'rope_parameters': stated['rope_parameters'] | kept} if 'rope_parameters' in stated else {})}
-    return {**config, 'text_config': decoder} if config.get('text_config') else decoder
+    nested = config.get('text_config') is not None
+    decoder = {**(config['text_config'] if nested else config), **stated}
+    if 'rope_parameters' in stated:
+        before = (config['text_config'] if nested else config).get('rope_parameters') or {}
+        decoder['rope_parameters'] = stated['rope_parameters'] | {k: v for k, v in before.items() if k == 'mrope_section'}
+        if decoder.get('rope_scaling'):  # counts before rope_parameters
+            decoder['rope_scaling'] = {**decoder['rope_scaling'], 'rope_theta': stated['rope_theta']}
+    return {**config, 'text_config': decoder} if nested else decoder
+
+
+def for_all_readers(config: dict[str, Any], dtype: str, file: Path) -> dict[str, Any]:
+    """A config.json that transformers 4 and 5 read alike, with weights in `dtype`; of `file`, for a message.
+
+    Version 4 looks for rope_theta at the decoder's top, version 5 first in its rope_parameters. What counts is as in `read_config`.
+    """
+    config = copy.deepcopy(config)
+    read, decoder = _as_transformers_reads(config, file), config.get('text_config') or config
+    stating = [decoder[field] for field in _ROPE if (decoder.get(field) or {}).get('rope_theta')]
+    for part in [decoder, *stating] if stating else []:
+        part['rope_theta'] = getattr(read, 'text_config', read).rope_parameters['rope_theta']
+    config.setdefault('dtype' if 'dtype' in config else 'torch_dtype', dtype)
+    for part in filter(None, (config, config.get('text_config'), config.get('vision_config'))):
+        part.update((name, dtype) for name in _DTYPE if name in part)
+    return config
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
-    """A config.json with the decoder's fields at its top, and the vision tower's there by dotted names."""
-    decoder = config.get('text_config') or {}
+    """What a config.json states, with the decoder's fields at its top, and the vision tower's there by dotted names."""
+    decoder = config if config.get('text_config') is None else config['text_config']
     return {
-        **config, **decoder, **{f'vision_config.{field}': value for field, value in (config.get('vision_config') or {}).items()},
+        **{k: v for k, v in config.items() if decoder is config or k not in (*_NEEDED, *_ROPE)}, **decoder,
+        **{f'vision_config.{field}': value for field, value in (config.get('vision_config') or {}).items()},
         'model_type': config['model_type'],
-        'tie_word_embeddings': config.get('tie_word_embeddings') or decoder.get('tie_word_embeddings'),
     }  # fmt: skip
 
 
-def _vision(c: dict[str, Any]) -> VisionConfig:
-    """Of a flat config. Raises KeyError where a field is missing."""
-    named = [field.name for field in dataclasses.fields(VisionConfig) if field.name not in ('in_channels', 'image_token')]
-    fields = {name: c[f'vision_config.{name}'] for name in named}
+def _needed(has_vision: bool, model_type: str) -> tuple[str, ...]:
+    """The fields that a file must state. transformers has a value for each, which is that of some published model."""
+    if not has_vision:
+        return _NEEDED if model_type == 'qwen2' else (*_NEEDED, 'head_dim')  # Qwen2's head is width / heads
+    of_vision = [field.name for field in dataclasses.fields(VisionConfig) if field.name not in ('in_channels', 'image_token')]
+    return (*_NEEDED, 'image_token_id', *(f'vision_config.{name}' for name in of_vision))
+
+
+def _vision(whole: Any) -> VisionConfig:
+    """Of transformers' config object."""
+    names = [field.name for field in dataclasses.fields(VisionConfig) if field.name != 'image_token']
+    fields = {name: getattr(whole.vision_config, name) for name in names}
     fields['fullatt_block_indexes'] = tuple(fields['fullatt_block_indexes'])
-    in_channels = c.get('vision_config.in_channels') or c.get('vision_config.in_chans', 3)  # transformers 5, and what Qwen wrote
-    return VisionConfig(**fields, in_channels=in_channels, image_token=c['image_token_id'])
+    return VisionConfig(**fields, image_token=whole.image_token_id)
 
 
-_SECTIONS = ('text_config', 'vision_config', 'rope_parameters', 'rope_scaling')
+_NEEDED = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads')
+_ROPE = ('rope_parameters', 'rope_scaling')
+_DTYPE = ('dtype', 'torch_dtype')  # of transformers 5 and before
+_SECTIONS = ('text_config', 'vision_config', *_ROPE)
 _OF_VISION = [field.name for field in dataclasses.fields(VisionConfig) if field.type == 'int' and field.name != 'image_token']
 _SIZES = (
     'vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads', 'num_key_value_heads', 'head_dim',
@@ -139,6 +189,7 @@ _KINDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (('max_position_embeddings', 'image_token_id'), _is_count, 'a whole number from 0 on'),
     (('rope_theta', 'rms_norm_eps'), lambda v: type(v) in (int, float) and 0 < v < 1e30, 'a positive number'),
     (('tie_word_embeddings', 'use_sliding_window', 'attention_bias'), lambda v: type(v) is bool, 'true or false'),
+    (_DTYPE, lambda v: isinstance(v, str), 'the name of a dtype'),
     (('layer_types',), lambda v: isinstance(v, list) and all(isinstance(t, str) for t in v), 'a list of names'),
     (
         ('mrope_section', 'vision_config.fullatt_block_indexes'),
@@ -162,26 +213,31 @@ def _malformed(c: Mapping[str, Any]) -> list[str]:
 
 def _unsupported(c: dict[str, Any]) -> list[str]:
     """One message for each field of a flat config that asks for something `Qwen` leaves out."""
-    rope_types = {
-        field: rope.get('rope_type', rope.get('type', 'default'))
-        for field in ('rope_parameters', 'rope_scaling')
-        if (rope := c.get(field))
-    }
     has_vision, vision_act, features = c['model_type'] == 'qwen2_5_vl', 'vision_config.hidden_act', 'vision_config.out_hidden_size'
+    rope_types = {'default', 'mrope'} if has_vision else {'default'}
+    width = c.get('hidden_size', 0) // c.get('num_attention_heads', 1)
     supported = (
         ('hidden_act', c.get('hidden_act', 'silu') == 'silu', "'silu'"),
         ('use_sliding_window', not c.get('use_sliding_window'), 'False'),
         ('layer_types', set(c.get('layer_types') or ()) <= {'full_attention'}, "'full_attention' in every layer"),
         ('attention_bias', c['model_type'] != 'qwen3' or not c.get('attention_bias'), 'False'),  # Qwen2 does not read it
-        *(
-            (field, rope_type == 'default' or has_vision and rope_type == 'mrope', "rope_type 'default'")
-            for field, rope_type in rope_types.items()
-        ),
+        ('head_dim', not has_vision or c.get('head_dim') in (None, width), 'hidden_size / num_attention_heads'),
+        *((field, _turns_whole_heads(c.get(field) or {}, rope_types), "rope_type 'default' of whole heads") for field in _ROPE),
+        ('partial_rotary_factor', c.get('partial_rotary_factor') in (None, 1), '1'),
+        ('dual_chunk_attention_config', not c.get('dual_chunk_attention_config'), 'null'),
+        ('per_layer_config', not c.get('per_layer_config'), 'null: all layers alike'),
+        ('transformers_weights', not c.get('transformers_weights'), 'weights in model.safetensors, or as its index says'),
         (vision_act, c.get(vision_act, 'silu') == 'silu', "'silu'"),
         (features, not has_vision or c.get(features) in (None, c.get('hidden_size')), 'the width of the decoder, hidden_size'),
         ('quantization_config', not c.get('quantization_config'), 'weights that are not quantised'),
     )
     return [f'{field}={_short(c[field])} is not supported; supported: {values}' for field, fine, values in supported if not fine]
+
+
+def _turns_whole_heads(rope: Mapping[str, Any], kinds: set[str]) -> bool:
+    """Whether the rotation is of one of the `kinds`, and of all numbers of a head. Of a part of them vLLM knows, transformers not."""
+    stated = {str(rope[name]) for name in ('rope_type', 'type') if rope.get(name)}
+    return stated <= kinds and rope.get('partial_rotary_factor') in (None, 1) and not rope.get('rope_dim')
 
 
 def architecture(config: ModelConfig) -> dict[str, Any]:

@@ -25,7 +25,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from bapo_jax.models.configs import architecture, overrides, read_config, stored_dtype, with_stated  # noqa: F401
+from bapo_jax.models.configs import (  # noqa: F401
+    architecture, for_all_readers, overrides, read_config, stored_dtype, with_stated,
+)
 from bapo_jax.models.parameters import Parameter
 from bapo_jax.models.qwen import ModelConfig, Qwen, abstract_params, parameters_of
 from bapo_jax.parallel import fetch, on_device
@@ -262,10 +264,11 @@ def save(
     for name in ('config.json', *TOKENIZER_FILES):
         if (like / name).is_file() and like != path:
             shutil.copy(like / name, path / name)
-    if stated or stored_dtype(path) != dtype:
-        config = with_stated(json.loads((path / 'config.json').read_text('utf-8')), stated)
-        config['dtype' if 'dtype' in config else 'torch_dtype'] = dtype
-        (path / 'config.json').write_text(json.dumps(config, indent=2) + '\n', 'utf-8')
+    file = path / 'config.json'
+    config = json.loads(file.read_text('utf-8'))
+    written = for_all_readers(with_stated(config, stated), dtype, file)
+    if written != config:
+        file.write_text(json.dumps(written, indent=2) + '\n', 'utf-8')
 
     shards: list[list[str]] = []
     sizes = 0

@@ -39,7 +39,10 @@ def test_an_export_is_the_same_model_to_hugging_face(shape, layout, make_vl, tmp
     assert hf.read_config(model) == policy.config
     hf.save(tmp_path / 'out', hf.to_hf(policy.config, hf.load_params(model, policy.config)), like=model)
     for file in model.glob('*.json'):
-        assert (tmp_path / 'out' / file.name).read_text() == file.read_text()
+        base, written = (json.loads((path / file.name).read_text()) for path in (model, tmp_path / 'out'))
+        if layout == 'nested' and file.name == 'config.json':
+            base['text_config']['rope_theta'] = 10_000.0  # for transformers 4
+        assert written == base
     inputs = torch_inputs(prompt_of(GRIDS[2]), GRIDS[2], pixels_of(GRIDS[2]))
     with torch.no_grad():
         a, b = (torch_model(path)(**inputs).logits for path in (policy.path, tmp_path / 'out'))
