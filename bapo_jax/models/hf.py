@@ -28,7 +28,7 @@ from safetensors.numpy import save_file
 from bapo_jax.models.configs import (  # noqa: F401
     architecture, for_all_readers, overrides, read_config, stored_dtype, with_stated,
 )
-from bapo_jax.models.parameters import Parameter
+from bapo_jax.models.parameters import EMBEDDING, HEAD, Parameter
 from bapo_jax.models.qwen import ModelConfig, Qwen, abstract_params, parameters_of
 from bapo_jax.parallel import fetch, on_device
 
@@ -142,15 +142,18 @@ def _set_layer(stacked: jax.Array, layer: jax.Array, i: int, *, sharding: NamedS
 
 
 def _open_tensors(path: Path, tensors: list[Tensor], shapes: Params) -> dict[str, Any]:
-    """Returns a handle for each tensor, from which slices can be read. Checks presence, shape and dtype; reads no weights."""
+    """Returns a handle for each tensor, from which slices can be read. Checks presence, shape and dtype.
+
+    Reads no weights, but a head beside the embedding that it is tied to.
+    """
     index_file, single = path / 'model.safetensors.index.json', path / 'model.safetensors'
-    if index_file.is_file():
+    if single.is_file():  # goes before an index, as in transformers: one of an older export may lie there still
+        file_of = {t.name: single for t in tensors}
+    elif index_file.is_file():
         file_of = _read_index(index_file)
         absent = [t.name for t in tensors if t.name not in file_of]
         if absent:
             raise ValueError(f'{index_file}: no tensor {absent[0]!r}, which config.json implies; fetch the model directory again')
-    elif single.is_file():
-        file_of = {t.name: single for t in tensors}
     else:
         raise FileNotFoundError(
             f'model.path={str(path)!r}: no model.safetensors and no model.safetensors.index.json there; fetch or convert them'
@@ -178,16 +181,40 @@ def _open_tensors(path: Path, tensors: list[Tensor], shapes: Params) -> dict[str
         if handle.get_dtype() not in _READABLE:
             raise ValueError(f'{file}: {tensor.name} is stored as {handle.get_dtype()}; supported: {", ".join(_READABLE)}')
         handles[tensor.name] = handle
+
+    held: dict[str, Path] = {}
+    for file, content in opened.items():
+        for name in content.keys():
+            if held.setdefault(name, file) != file:
+                raise ValueError(f'{file}: {name} is in {held[name].name} too, and readers differ in which counts; fetch them again')
+    if HEAD.name in held and HEAD.name not in handles and EMBEDDING.name in handles:
+        head = opened[held[HEAD.name]].get_slice(HEAD.name)
+        if not _equal(head, handles[EMBEDDING.name]):
+            raise ValueError(
+                f'{held[HEAD.name]}: {HEAD.name} differs from {EMBEDDING.name}, and config.json ties them; state '
+                'tie_word_embeddings=false there, or fetch the model directory again'
+            )
     return handles
+
+
+def _equal(a: Any, b: Any, rows: int = 4096) -> bool:
+    """Whether two stored matrices hold the same values; reads some rows at a time."""
+    (n, _), other = a.get_shape(), b.get_shape()
+    parts = [slice(i, min(i + rows, n)) for i in range(0, n, rows)]
+    return a.get_shape() == other and all(np.array_equal(a[p].astype(np.float32), b[p].astype(np.float32)) for p in parts)
 
 
 def _read_index(index_file: Path) -> dict[str, Path]:
     """Tensor name -> file, of a sharded checkpoint. Raises as `load_params` does where a file is missing."""
     try:
-        weight_map = json.loads(index_file.read_text('utf-8'))['weight_map']
-    except (ValueError, KeyError) as e:
+        weight_map = dict(json.loads(index_file.read_text('utf-8'))['weight_map'])
+    except (ValueError, TypeError, KeyError, RecursionError) as e:
         raise ValueError(f'{index_file}: not an index of safetensors ({e!r}); fetch the model directory again') from e
     path = index_file.parent
+    for name, file in weight_map.items():
+        # A link is no such name: the hub's cache is made of links.
+        if not isinstance(file, str) or file != Path(file).name or file in ('', '..'):
+            raise ValueError(f'{index_file}: {name} is said to be in {str(file)[:100]!r}, which is no name of a file beside the index')
     missing = sorted({file for file in weight_map.values() if not (path / file).is_file()})
     if missing:
         raise FileNotFoundError(f'model.path={str(path)!r}: the index names missing files {missing}; fetch them again')

@@ -27,13 +27,14 @@ class Parameter(NamedTuple):
         return self.axes[0] == 'layers'
 
 
+EMBEDDING = Parameter(('embedding', 'embedding'), 'model.embed_tokens.weight', ('vocab', 'embed'))
 HEAD = Parameter(('head', 'kernel'), 'lm_head.weight', ('embed', 'vocab'), transposed=True, needs='untied_head')
 
 _ATTENTION, _MLP = 'model.layers.{}.self_attn.', 'model.layers.{}.mlp.'
 
 # In the order in which tensors are read, written and published: a layer's together, which keeps the reader's memory small.
 PARAMETERS = (
-    Parameter(('embedding', 'embedding'), 'model.embed_tokens.weight', ('vocab', 'embed')),
+    EMBEDDING,
     Parameter(('layers', 'attention_norm', 'scale'), 'model.layers.{}.input_layernorm.weight', ('layers', None)),
     Parameter(('layers', 'q', 'kernel'), _ATTENTION + 'q_proj.weight', ('layers', 'embed', 'heads'), transposed=True),
     Parameter(('layers', 'k', 'kernel'), _ATTENTION + 'k_proj.weight', ('layers', 'embed', 'heads'), transposed=True),

@@ -238,8 +238,9 @@ def test_weights_that_are_not_finite(value, directory):
         load(directory)
 
 
-@pytest.mark.parametrize('text', ['{"weight_map": ', '{"metadata": {}}'])
+@pytest.mark.parametrize('text', ['{"weight_map": ', '{"metadata": {}}', '[]', '7', '{"weight_map": 7}', '{"weight_map": ["a"]}'])
 def test_an_index_that_is_none(text, directory):
+    (directory / 'model.safetensors').unlink()
     (directory / 'model.safetensors.index.json').write_text(text)
     with pytest.raises(ValueError, match='model.safetensors.index.json: not an index'):
         load(directory)
@@ -253,6 +254,71 @@ def test_a_file_that_lacks_a_tensor_its_index_promises(directory):
     assert 'model.norm.weight' in tensors
     with pytest.raises(ValueError, match=f'{file.name}: cannot read tensor .model.norm.weight'):
         load(directory)
+
+
+@pytest.mark.parametrize('place', ['../{}', '/{}', 'deeper/{}', './{}', '..', '', 7, None, ['{}']])
+def test_an_index_names_files_beside_it_alone(place, directory):
+    """Whatever lies elsewhere is none of the model's, though it be sound."""
+    shard(directory)
+    index, shards = directory / 'model.safetensors.index.json', sorted(directory.glob('model-*'))
+    for elsewhere in (directory.parent, directory / 'deeper'):
+        elsewhere.mkdir(exist_ok=True)
+        shutil.copy(shards[0], elsewhere)
+    content = json.loads(index.read_text())
+    moved = place.format(shards[0].name) if isinstance(place, str) else place
+    moved = f'{directory}/{shards[0].name}' if place == '/{}' else moved
+    content['weight_map'] = {k: moved if v == shards[0].name else v for k, v in content['weight_map'].items()}
+    index.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match='index.json: .* which is no name of a file beside the index'):
+        load(directory)
+
+
+def test_shards_may_be_links_as_in_the_hubs_cache(directory, policy):
+    shard(directory)
+    blobs = directory.parent / 'blobs'
+    blobs.mkdir()
+    for file in [*directory.glob('model-*'), directory / 'model.safetensors.index.json']:
+        (directory / file.name).rename(blobs / file.name)
+        file.symlink_to(f'../blobs/{file.name}')
+    assert_same_tensors(dict(hf.to_hf(policy.config, load(directory))), load_file(policy.path / 'model.safetensors'))
+
+
+def test_a_tensor_in_two_files_is_refused(directory):
+    """transformers takes the one in the last file, whatever the index says."""
+    shard(directory)
+    first, second = (directory / f'model-0000{i}-of-00002.safetensors' for i in (1, 2))
+    name = next(iter(load_file(first)))
+    save_file({**load_file(second), name: load_file(first)[name] + 1}, second)
+    with pytest.raises(ValueError, match=f'{second.name}: {name} is in {first.name} too'):
+        load(directory)
+
+
+def test_one_file_goes_before_an_index_as_in_transformers(directory, policy):
+    """Somebody exported into a directory that held shards; transformers reads the new file, and so do we."""
+    from transformers import AutoModelForCausalLM
+
+    newest = {name: 2 * array for name, array in load_file(directory / 'model.safetensors').items()}
+    shard(directory)
+    save_file(newest, directory / 'model.safetensors', metadata={'format': 'pt'})
+    assert_same_tensors(dict(hf.to_hf(policy.config, load(directory))), newest)
+    theirs = AutoModelForCausalLM.from_pretrained(directory).state_dict()
+    assert all(np.array_equal(theirs[name].numpy(), array) for name, array in newest.items())
+
+
+@pytest.mark.parametrize('differs', [False, True])
+def test_a_head_beside_an_embedding_that_it_is_tied_to(differs, directory):
+    """transformers does not tie them where they differ, vLLM does; equal ones are what some trainers write."""
+
+    def add_head(tensors):
+        tensors['lm_head.weight'] = tensors['model.embed_tokens.weight'].copy()
+        tensors['lm_head.weight'][-1, -1] += differs
+
+    edit_tensors(directory, add_head)
+    config = hf.read_config(directory)
+    if not differs:
+        return hf.check_weights(directory, config)
+    with pytest.raises(ValueError, match='model.safetensors: lm_head.weight differs .* config.json ties them'):
+        hf.check_weights(directory, config)
 
 
 @pytest.mark.parametrize('model, files', [({'head_dim': 16}, QWEN3), (QWEN3, {'head_dim': 16})])
@@ -299,7 +365,7 @@ def test_wrong_shape(name, spoiled, directory):
 
 @pytest.mark.parametrize('sharded', [False, True])
 def test_save_refuses_a_used_directory(sharded, policy, directory):
-    """A sharded one too: its index is read before model.safetensors, so the export would never be."""
+    """A sharded one too: two readers would read two models."""
     if sharded:
         shard(directory)
     before = {file.name: file.read_bytes() for file in directory.iterdir()}
