@@ -37,9 +37,9 @@ from bapo_jax import config as config_lib
 from bapo_jax import cli, hub, parallel, stopping
 from bapo_jax.groups import Group, Prompt
 from bapo_jax.files import closing_output, write_text
-from bapo_jax.inputs import benchmark_prompts, located, make_sight, positions_suffice
+from bapo_jax.inputs import benchmark_prompts, check_turn_end, located, make_sight, positions_suffice
 from bapo_jax.models import hf
-from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
+from bapo_jax.models.tokenizer import read_tokenizer
 from bapo_jax.policies import HUGGING_FACE, RUN, StoredPolicy, find_policy
 from bapo_jax.rollout.collect import judge
 from bapo_jax.rollout.engine import EVALUATION, Draw, Engine, RolloutError, Sampling
@@ -133,6 +133,7 @@ class Loaded(NamedTuple):
 
     config: ConfigDict
     tokenizer: Any
+    stop_tokens: tuple[int, ...]
     sight: Sight | None  # of a policy with a vision tower
     commits: dict[str, str]  # the hub's, which its run recorded
     step: int  # training steps the policy has had
@@ -174,18 +175,17 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
     config.model.path = hub.folder_in_run(config.model.path, policy.commits, weights=config.rollout.engine == 'vllm')
     custom_reward.find_reward(config.task.reward)  # now rather than when the first responses are there
     model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
-    tokenizer = load_tokenizer(config.model.path)
+    tokenizer, ends = read_tokenizer(config.model.path, model)
     policy.check(model)
     mesh, sight = parallel.make_mesh(1, -1, 1), make_sight(config, model)
 
     def start(output: Path) -> Engine:
         params = policy.params(model, mesh)
-        ends = stop_tokens(config.model.path, tokenizer)
         engine = start_engine(config, model, hf.abstract_params(model)[0], ends, mesh, output, sight=sight)
         engine.load(params, policy.step)
         return engine
 
-    return Loaded(config, tokenizer, sight, policy.commits, policy.step, default_output(checkpoint, policy), start)
+    return Loaded(config, tokenizer, ends, sight, policy.commits, policy.step, default_output(checkpoint, policy), start)
 
 
 def default_output(checkpoint: Path, policy: StoredPolicy) -> Path:
@@ -221,6 +221,8 @@ def main(_) -> None:
             positions_suffice(config, hf.read_config(config.model.path, stated=hf.overrides(config.model)))
             with hub.commits_of(policy.commits):  # a run's benchmarks stay those of the run
                 benchmarks = benchmark_prompts(config, tokenizer, policy.sight)
+            for prompts in benchmarks.values():
+                check_turn_end(config, prompts, tokenizer, policy.stop_tokens)
             output = Path(FLAGS.output) if FLAGS.output else policy.output
             files = sample_files(output, config.evaluate.benchmarks)
             until_the_end.enter_context(held(output))

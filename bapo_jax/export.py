@@ -17,6 +17,7 @@ from absl import flags, logging
 
 from bapo_jax import cli, hub
 from bapo_jax.models import hf
+from bapo_jax.models.tokenizer import read_tokenizer
 from bapo_jax.policies import StoredPolicy, find_policy
 
 FLAGS = flags.FLAGS
@@ -31,7 +32,7 @@ def export(
     from, or the Hugging Face directory itself. `dtype` is by default what `base` says its weights are stored in.
 
     Raises FileExistsError where `output` holds anything, FileNotFoundError where there is no policy or no base, ValueError where
-    they are of different models or the dtype is unknown. Nothing is left at `output` then.
+    they, or the base and its tokenizer, are of different models or the dtype is unknown. Nothing is left at `output` then.
     """
     checkpoint, output = checkpoint.absolute(), output.absolute()
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
@@ -40,6 +41,7 @@ def export(
     base = base or _base_of(checkpoint, policy)
     stated = hf.overrides(policy.run_config['model']) if policy.run_config else {}
     model = hf.read_config(base, stated=stated)
+    read_tokenizer(base, model)  # so that what is exported can be asked
     dtype = dtype or hf.stored_dtype(base)
     if dtype not in hf.DTYPES:
         raise ValueError(f'{base / "config.json"} says dtype {dtype!r}; give --dtype, one of {", ".join(hf.DTYPES)}')

@@ -30,7 +30,7 @@ from huggingface_hub import constants, errors
 _REPO = r'(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>refs/(?:pr|convert)/[\w.-]+|[\w.-]+))?'
 _MODEL = re.compile(_REPO, re.ASCII)
 _DATASET = re.compile(_REPO + r'(?:/(?P<subset>[\w.-]+))?(?::(?P<split>[\w.-]+))?', re.ASCII)
-_SMALL = ('*.json', '*.jinja', 'merges.txt')  # configs, tokenizer, chat template, image processor
+_SMALL = ('*.json', '*.jinja', 'merges.txt', 'tokenizer.model')  # configs, tokenizer, chat template, image processor
 _SHARD = re.compile(r'(?P<split>.+)-\d{5}-of-(?P<shards>\d{5})(?:-\w+)?')  # train-00000-of-00002, as data sets are written
 _SPLITS = {'train', 'training', 'validation', 'valid', 'val', 'dev', 'test', 'testing', 'eval', 'evaluation'}
 _SPLITS_SHOWN = 20  # in a message

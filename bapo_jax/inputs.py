@@ -5,7 +5,8 @@ Reads no weights and touches no device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -15,13 +16,16 @@ from bapo_jax.groups import Prompt
 from bapo_jax.models import hf
 from bapo_jax.models.patches import windows_of
 from bapo_jax.models.qwen import ModelConfig
-from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
+from bapo_jax.models.tokenizer import read_tokenizer, tokenizer_file
 from bapo_jax.prompts.selector import PromptSelector, make_selector
 from bapo_jax.tasks import encode_prompts, get_task, leave_out_long, refuse_long
+from bapo_jax.tasks.jsonl import short
 from bapo_jax.tasks.sight import Sight
+from bapo_jax.tasks.turns import asks_in_chat, turn_end
 
 # Each benchmark has an id range of its own, so that no two questions share random keys. Training prompts count from 0.
 _FIRST_ID = 1 << 24
+_SAMPLE = 64  # questions whose tokens are read back
 
 
 class Inputs(NamedTuple):
@@ -56,12 +60,13 @@ def _read(written: ConfigDict, weights: bool, commits: dict[str, str]) -> Inputs
     positions_suffice(config, model)
     if weights:
         hf.check_weights(config.model.path, model)
-    tokenizer = load_tokenizer(config.model.path)
-    ends = stop_tokens(config.model.path, tokenizer)
+    tokenizer, ends = read_tokenizer(config.model.path, model)
     sight = make_sight(config, model)
     benchmarks = benchmark_prompts(config, tokenizer, sight)
     truths = get_task(config.task.name).training_problems(config.task.train, limit=config.task.limit, seed=config.task.seed)
     prompts = encode_prompts(config.task.name, truths, tokenizer, template=config.task.template, sight=sight)
+    check_questions(config, prompts, tokenizer)
+    check_turn_end(config, prompts, tokenizer, ends)
     prompts = leave_out_long(prompts, config.rollout.max_prompt_tokens)
     if sight:
         grids = [grid for prompt in prompts for grid in sight.grids_of(prompt)]
@@ -93,8 +98,55 @@ def benchmark_prompts(config: ConfigDict, tokenizer: Any, sight: Sight | None = 
         encoded = encode_prompts(
             config.task.name, truths, tokenizer, template=config.task.template, first_id=first_id, sight=sight
         )
+        check_questions(config, encoded, tokenizer)
         prompts[name] = refuse_long(encoded, config.evaluate.max_prompt_tokens, name)
     return prompts
+
+
+def check_questions(config: ConfigDict, prompts: Sequence[Prompt], tokenizer: Any) -> None:
+    """Raises ValueError, naming the tokenizer's file, where the tokens do not say what the questions say.
+
+    Of distinct questions the tokens are distinct, and of a sample they give the text back. Texts are compared in Unicode's composed
+    form (NFC), to which Qwen's tokenizers bring every text: the two ways to write é are one question to the policy.
+    """
+    task, c = get_task(config.task.name), config.task
+
+    def text(prompt: Prompt) -> str:
+        return unicodedata.normalize('NFC', task.prompt_text(prompt.ground_truth, c.template, tokenizer))
+
+    for prompt in prompts[:: max(1, len(prompts) // _SAMPLE)]:
+        asked = text(prompt)
+        tokens = tokenizer(asked, add_special_tokens=False)['input_ids']  # without the further marks of images
+        if (said := unicodedata.normalize('NFC', tokenizer.decode(tokens))) != asked:
+            raise ValueError(
+                f'{tokenizer_file(config.model.path)}: the tokens of the question {short(asked)} say {short(said)}; the tokenizer is '
+                'damaged or of another model: fetch the model directory again'
+            )
+    first: dict[bytes, Prompt] = {}
+    for prompt in prompts:
+        other = first.setdefault(prompt.tokens.tobytes(), prompt)
+        if other.ground_truth != prompt.ground_truth and text(other) != text(prompt):
+            raise ValueError(
+                f'{tokenizer_file(config.model.path)}: the questions {short(text(other))} and {short(text(prompt))} have the same '
+                'tokens; the tokenizer is damaged or of another model: fetch the model directory again'
+            )
+
+
+def check_turn_end(config: ConfigDict, prompts: Sequence[Prompt], tokenizer: Any, ends: Sequence[int]) -> None:
+    """Raises ValueError where the questions are chats, and their template ends an answer with what is none of the stop tokens `ends`.
+
+    The policy would write that and go on, with turns of a user that nobody asked.
+    """
+    task, after = get_task(config.task.name), turn_end(tokenizer) if tokenizer.chat_template else ''
+    if not after or any(after.startswith(tokenizer.decode([end])) for end in ends):
+        return
+    if prompts and asks_in_chat(task, prompts[0].ground_truth, config.task.template, tokenizer):
+        token = tokenizer(after, add_special_tokens=False)['input_ids'][0]
+        raise ValueError(
+            f"{config.model.path}/generation_config.json: the chat template ends an answer with {tokenizer.decode([token])!r} (token "
+            f'{token}), which is no stop token, so responses would run on into further turns. Add it to eos_token_id there, or choose '
+            f'another template than task.template={config.task.template!r}'
+        )
 
 
 def positions_suffice(config: ConfigDict, model: ModelConfig) -> None:

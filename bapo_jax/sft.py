@@ -36,7 +36,7 @@ from bapo_jax.learner.logprobs import token_logprobs
 from bapo_jax.learner.packed import Sequences
 from bapo_jax.models import hf
 from bapo_jax.models.qwen import Qwen
-from bapo_jax.models.tokenizer import load_tokenizer
+from bapo_jax.models.tokenizer import read_tokenizer
 
 FLAGS = flags.FLAGS
 
@@ -107,12 +107,11 @@ def main(_) -> None:
     if start:
         try:
             start = hub.model_folder(start, '--start')
-            hf.read_config(start)  # before anything is written
+            tokenizer, _ = read_tokenizer(start, hf.read_config(start))  # before anything is written
         except (ValueError, OSError) as e:
             sys.exit(f'error: --start={FLAGS.start}: {e}')
     output.mkdir(parents=True, exist_ok=True)
     if start:
-        tokenizer = load_tokenizer(start)
         tokenizer.save_pretrained(output)
         for name in ('config.json', 'preprocessor_config.json'):
             if (Path(start) / name).is_file():

@@ -21,7 +21,7 @@ from tiny import QWEN3
 from bapo_jax.export import export
 from bapo_jax.models import hf
 from bapo_jax.models.attention import xla
-from bapo_jax.models.tokenizer import load_tokenizer
+from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer
 from bapo_jax.rollout.published import MANIFEST, WEIGHTS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -209,7 +209,17 @@ def test_what_cannot_be_exported_is_refused_by_name(spoil, error, message, one, 
     ],
 )
 def test_a_base_of_another_model_is_refused(source, fields, message, runs, make_policy, tmp_path):
-    other = make_policy(**{**MODELS['Qwen3, untied'], **fields}).path
+    other = shutil.copytree(make_policy(**{**MODELS['Qwen3, untied'], **fields}).path, tmp_path / 'base')
+    character_tokenizer().save_pretrained(other)
     with pytest.raises(ValueError, match=message):
         export(runs['Qwen3, untied'][0] / source, tmp_path / 'out', base=other)
-    assert not list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == [other]
+
+
+def test_a_base_whose_tokenizer_is_missing_is_refused(one, tmp_path):
+    """Else the export would be a model that reads every question as nothing."""
+    base = shutil.copytree(json.loads((one[0] / 'config.json').read_text())['model']['path'], tmp_path / 'base')
+    (base / 'tokenizer.json').unlink()
+    with pytest.raises(ValueError, match='base.: no tokenizer.json there'):
+        export(one[0], tmp_path / 'out', base=base)
+    assert list(tmp_path.iterdir()) == [base]

@@ -1,12 +1,15 @@
 """What a config names: read without weights and devices, and refused with field or file."""
 
 import json
+import shutil
 
 import pytest
-from small_run import small_config
+from small_run import ROOT, small_config
 
-from bapo_jax.inputs import benchmark_prompts, read_inputs
+from bapo_jax.evaluate import load_for_evaluation
+from bapo_jax.inputs import benchmark_prompts, check_turn_end, read_inputs
 from bapo_jax.models import hf
+from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.tasks import geometry
 
 
@@ -109,3 +112,94 @@ def test_weights_are_not_needed_where_none_are_asked_for(benchmark, tmp_path):
 def test_more_tracked_prompts_than_there_are_is_refused(benchmark):
     with pytest.raises(ValueError, match=r'evaluate\.track_prompts=61 exceeds the 60 training prompts'):
         read_inputs(small_config('bapo_tuned', benchmark, evaluate__track_prompts=61))
+
+
+# ---- a tokenizer that says what the questions say ---------------------------------------------------------------------
+
+CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</answer>{% endfor %}"  # in place of a mark: a token that the base has
+
+
+@pytest.fixture
+def asked(tmp_path, benchmark):
+    """A function of questions, a task's template and a chat template: the config that asks them of a copy of the base, to spoil."""
+    base = shutil.copytree(ROOT / 'configs' / 'quickstart_base', tmp_path / 'model')
+
+    def make(*questions, template='text', chat_template=None):
+        if chat_template:
+            character_tokenizer(chat_template).save_pretrained(base)
+        rows = [{'question': question, 'answer': '5'} for question in questions]
+        (tmp_path / 'asked.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+        return small_config(
+            'grpo', benchmark, model__path=str(base), task__name='questions', task__template=template,
+            task__train=str(tmp_path / 'asked.jsonl'), evaluate__benchmarks=(str(tmp_path / 'asked.jsonl'),),
+            evaluate__track_prompts=0, rollout__max_prompt_tokens=200, learner__row_tokens=0,
+        )  # fmt: skip
+
+    return make
+
+
+def without(config, letter):
+    """A tokenizer that leaves a letter out, as one whose file is cut or edited does."""
+    file = ROOT / config.model.path / 'tokenizer.json'
+    content = json.loads(file.read_text())
+    content['model']['vocab'].pop(letter, None)
+    file.write_text(json.dumps(content))
+    return config
+
+
+def test_equal_questions_and_the_two_ways_to_write_a_letter_are_fine(asked):
+    config = asked(*['one?'] * 5, 'caf\u00e9', 'cafe\u0301', 'two?', ' \u6570 \U0001f642\t\r\n')
+    prompts = read_inputs(config).prompts
+    assert len({p.tokens.tobytes() for p in prompts}) == 4 and len(prompts) == 9
+
+
+def test_questions_that_the_tokenizer_does_not_tell_apart(asked):
+    with pytest.raises(ValueError, match=r"model/tokenizer\.json: the tokens of the question zoo\?0 say oo\?0; .*another model"):
+        read_inputs(without(asked(*(f'zoo?{i}' for i in range(9))), 'z'))
+    many = [f'{i} oo?' for i in range(1000)]
+    many[501] = 'z500 oo?'  # not in the sample of those that are read back
+    with pytest.raises(ValueError, match=r"model/tokenizer\.json: the questions 500 oo\? and z500 oo\? have the same tokens"):
+        read_inputs(without(asked(*many), 'z'))
+
+
+def test_a_benchmark_is_read_back_too(asked):
+    config = without(asked('zoo?'), 'z')
+    tokenizer = character_tokenizer()
+    with pytest.raises(ValueError, match='model/tokenizer.json: the tokens of the question zoo'):
+        benchmark_prompts(config, type(tokenizer).from_pretrained(config.model.path))
+
+
+@pytest.mark.parametrize('spoil, message', [
+    (lambda model: (model / 'tokenizer.json').unlink(), 'no tokenizer.json there'),
+    (lambda model: (model / 'generation_config.json').write_text('{"eos_token_id": 999}'), 'model/generation_config.json: eos_token_id 999'),
+    (lambda model: None, None),
+])  # fmt: skip
+def test_training_and_evaluation_refuse_a_tokenizer_alike(spoil, message, asked, tmp_path):
+    config = asked(*(f'one{i}?' for i in range(9)))
+    spoil(tmp_path / 'model')
+    for read in (read_inputs, lambda c: load_for_evaluation(tmp_path / 'model', c, None, None)):
+        if message is None:
+            read(config)
+        else:
+            with pytest.raises(ValueError, match=message):
+                read(config)
+
+
+@pytest.mark.parametrize('ends', [None, [256, 260]])
+@pytest.mark.parametrize('template, chats', [('chat', True), ('text', False)])
+def test_a_stop_token_ends_an_answer_where_the_questions_are_chats(template, chats, ends, asked, tmp_path):
+    config = asked(*(f'one{i}?' for i in range(9)), template=template, chat_template=CHAT)
+    if ends:
+        (tmp_path / 'model' / 'generation_config.json').write_text(json.dumps({'eos_token_id': ends}))
+    if chats and not ends:
+        with pytest.raises(ValueError, match=r"model/generation_config\.json: the chat template ends an answer with '</answer>' \(token 260\)"):
+            read_inputs(config)
+    else:
+        read = read_inputs(config)
+        for prompts in (read.prompts, *read.benchmarks.values()):  # as evaluation does
+            check_turn_end(read.config, prompts, read.tokenizer, read.stop_tokens)
+
+
+def test_a_special_token_in_a_question_is_refused_before_anything_is_written(asked):
+    with pytest.raises(ValueError, match=r"a question has '<\|endoftext\|>', which the tokenizer reads as a special token"):
+        read_inputs(asked(*(f'one{i}?' for i in range(9)), 'five<|endoftext|>six', template='chat', chat_template='{{ messages[0].content }}'))

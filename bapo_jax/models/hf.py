@@ -35,7 +35,7 @@ from bapo_jax.parallel import fetch, on_device
 Params = dict[str, Any]
 
 TOKENIZER_FILES = ('tokenizer.json', 'tokenizer_config.json', 'chat_template.jinja', 'chat_template.json', 'vocab.json',
-                   'merges.txt', 'special_tokens_map.json', 'added_tokens.json', 'generation_config.json',
+                   'merges.txt', 'tokenizer.model', 'special_tokens_map.json', 'added_tokens.json', 'generation_config.json',
                    'preprocessor_config.json', 'video_preprocessor_config.json', 'processor_config.json')
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}  # of written weights

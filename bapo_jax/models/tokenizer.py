@@ -1,4 +1,4 @@
-"""The tokenizer of a model directory, and the tokens that end a response."""
+"""The tokenizer of a model directory, held to its model, and the tokens that end a response."""
 
 from __future__ import annotations
 
@@ -7,16 +7,68 @@ import os
 from pathlib import Path
 from typing import Any
 
+from bapo_jax.models.qwen import ModelConfig
+
+_FILES = (('tokenizer.json',), ('vocab.json', 'merges.txt'), ('tokenizer.model',))  # any of these holds a vocabulary
+_NAMING_ENDS = ('generation_config.json', 'config.json')
+
+
+def read_tokenizer(path: str | Path, model: ModelConfig) -> tuple[Any, tuple[int, ...]]:
+    """The tokenizer in `path` and the tokens that end a response, all of them tokens of `model`.
+
+    Raises ValueError, naming the file, where none loads, none ends a response, or one has no embedding: the files are of two models.
+    """
+    tokenizer = load_tokenizer(path)
+    ends, known = stop_tokens(path, tokenizer), tokenizer.get_vocab()
+    last = max(known, key=known.get)
+    if known[last] >= model.vocab_size:
+        raise ValueError(
+            f'{tokenizer_file(path)}: {last!r} is token {known[last]}, and the model has {model.vocab_size} embeddings (vocab_size of '
+            'config.json); the tokenizer is of another model: fetch the model directory again'
+        )
+    image = model.vision.image_token if model.vision else None
+    for token, field in [(end, 'eos_token_id') for end in ends] + [(image, 'image_token_id')] * (image is not None):
+        if token not in known.values():
+            raise ValueError(
+                f'{_naming(Path(path), field, token)}: {field} {token} is no token of {tokenizer_file(path)}; the files are of two '
+                'models: fetch the model directory again'
+            )
+    return tokenizer, ends
+
+
+def _naming(path: Path, field: str, token: int) -> Path:
+    """The file whose `field` names a token."""
+    for file in (path / name for name in _NAMING_ENDS):
+        named = json.loads(file.read_text('utf-8')).get(field) if file.is_file() else None
+        if token == named or isinstance(named, list) and token in named:
+            return file
+    return path / 'config.json'
+
+
+def tokenizer_file(path: str | Path) -> Path:
+    """The file with the vocabulary. Raises ValueError where `path` has none: transformers then makes an empty tokenizer of its own."""
+    for files in _FILES:
+        if all((Path(path) / name).is_file() for name in files):
+            return Path(path) / files[0]
+    raise ValueError(
+        f'model.path={str(path)!r}: no tokenizer.json there, nor vocab.json with merges.txt, nor tokenizer.model; fetch the model '
+        'directory again'
+    )
+
 
 def load_tokenizer(path: str | Path) -> Any:
     """The Hugging Face tokenizer in `path`. Raises ValueError where none loads."""
+    tokenizer_file(path)
     os.environ.setdefault('TRANSFORMERS_NO_ADVISORY_WARNINGS', '1')  # it would advise PyTorch, which the trainer does without
     from transformers import AutoTokenizer  # takes a second to import
 
     try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as e:
         raise ValueError(f'model.path={str(path)!r}: no tokenizer loads from there ({e}); fetch the model directory again') from e
+    if not tokenizer.encode('1 + 1', add_special_tokens=False):
+        raise ValueError(f'{tokenizer_file(path)}: has no words, so every question would be empty; fetch the model directory again')
+    return tokenizer
 
 
 def stop_tokens(path: str | Path, tokenizer: Any) -> tuple[int, ...]:
@@ -25,7 +77,7 @@ def stop_tokens(path: str | Path, tokenizer: Any) -> tuple[int, ...]:
     Raises ValueError where there are none.
     """
     ends = {tokenizer.eos_token_id} - {None}
-    for name in ('generation_config.json', 'config.json'):
+    for name in _NAMING_ENDS:
         file = Path(path) / name
         named = json.loads(file.read_text('utf-8')).get('eos_token_id') if file.is_file() else None
         ends |= set(named if isinstance(named, list) else [named]) - {None}

@@ -22,6 +22,7 @@ from bapo_jax.tasks import geometry_data, math
 from bapo_jax.tasks.geometry_answers import accepted_statement, is_no_value, quantity, statement
 from bapo_jax.tasks.geometry_data import BENCHMARKS, PLACEHOLDER, SUFFIX, VISION_TOKENS, open_image
 from bapo_jax.tasks.math_text import after_thinking, last_box
+from bapo_jax.tasks.turns import refuse_markers
 
 __all__ = [
     'BENCHMARKS',
@@ -76,6 +77,7 @@ def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
     problem, images = ground_truth['problem'], ground_truth.get('images', [])
     if problem.count(PLACEHOLDER) != len(images):
         raise ValueError(f'ground_truth.problem has {problem.count(PLACEHOLDER)} {PLACEHOLDER} for {len(images)} images')
+    refuse_markers(tokenizer, problem)
     question = problem.replace(PLACEHOLDER, _VISION)
     if template == 'plain':
         return question + _PLAIN

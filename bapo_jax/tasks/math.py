@@ -26,6 +26,7 @@ from bapo_jax.tasks.jsonl import short
 from bapo_jax.tasks.math_answers import MAX_LENGTH, is_plain, quick_verdict
 from bapo_jax.tasks.math_data import BENCHMARKS, SUFFIX
 from bapo_jax.tasks.math_text import after_thinking, last_box
+from bapo_jax.tasks.turns import chat
 from bapo_jax.tasks.verifier_pool import FAILED, OVERRAN, VerifierPool
 
 __all__ = [
@@ -135,7 +136,7 @@ def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
     if template in _SYSTEM:
         messages.insert(0, {'role': 'system', 'content': _SYSTEM[template]})
     switch = {'enable_thinking': _SWITCH[template]} if template in _SWITCH else {}
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **switch)
+    text = chat(tokenizer, messages, **switch)
     if template == 'r1' and not text.rstrip().endswith('<think>'):  # the first R1 tokenizers left it to the model
         text += '<think>\n'
     return text

@@ -15,6 +15,7 @@ from typing import Any
 
 from bapo_jax.groups import Verdict
 from bapo_jax.tasks.jsonl import jsonl_rows, short
+from bapo_jax.tasks.turns import chat, refuse_markers
 
 BENCHMARKS: dict[str, str] = {}  # there are files alone
 TEMPLATES = {
@@ -67,6 +68,7 @@ def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
     if template == 'text':
         if not isinstance(question, str):
             raise ValueError(f"task.template is 'text', and a question is a chat, {short(question)}; choose 'chat'")
+        refuse_markers(tokenizer, question)
         return question
     chat_template = getattr(tokenizer, 'chat_template', None)
     if not chat_template:
@@ -75,7 +77,7 @@ def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
         raise ValueError(f"task.template is {template!r}, but the tokenizer's chat template has no enable_thinking; choose 'chat'")
     messages = [{'role': 'user', 'content': question}] if isinstance(question, str) else question
     switch = {'enable_thinking': False} if template == 'no_thinking' else {}
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **switch)
+    return chat(tokenizer, messages, **switch)
 
 
 def with_demands(ground_truth: dict, text: str) -> dict:

@@ -1,12 +1,18 @@
-"""The character tokenizer as AutoTokenizer reads it back, and which tokens end a response."""
+"""The character tokenizer as AutoTokenizer reads it back, which tokens end a response, and files of two models in one directory."""
 
+import dataclasses
 import json
+import shutil
 import unicodedata
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer, stop_tokens
+from bapo_jax.models.configs import read_config
+from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer, read_tokenizer, stop_tokens
+
+BASES = Path(__file__).parents[2] / 'configs'
 
 TEXTS = (
     'Use [44, 19, 35] to make 98.\n\n<think> 44 + 19 = 63 </think>\n<answer> (44+19)+35 </answer>',
@@ -85,3 +91,68 @@ def test_nothing_that_ends_a_response_is_an_error(tmp_path):
     (tmp_path / 'config.json').write_text('{"eos_token_id": null}')
     with pytest.raises(ValueError, match='model.path=.*eos'):
         stop_tokens(tmp_path, SimpleNamespace(eos_token_id=None))
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A copy of the base that sees, to spoil: config.json and tokenizer. Its tokens are 0 to 264."""
+    base = BASES / 'diagrams_base'
+    return shutil.copytree(base, tmp_path / 'model', ignore=shutil.ignore_patterns('*.safetensors'))
+
+
+@pytest.mark.parametrize('base', ['quickstart_base', 'diagrams_base'])
+def test_the_projects_bases_are_whole(base):
+    tokenizer, ends = read_tokenizer(BASES / base, read_config(BASES / base))
+    assert ends == (tokenizer.eos_token_id,) == (256,)
+
+
+def vocabulary_in_two_files(path, merges=True):
+    vocabulary = json.loads((path / 'tokenizer.json').read_text())['model']['vocab']
+    (path / 'tokenizer.json').unlink()
+    (path / 'vocab.json').write_text(json.dumps(vocabulary))
+    if merges:
+        (path / 'merges.txt').write_text('#version: 0.2\n')
+
+
+def test_the_older_two_files_are_a_tokenizer_too(made, tmp_path):
+    made.save_pretrained(tmp_path)
+    vocabulary_in_two_files(tmp_path)
+    assert load_tokenizer(tmp_path).encode(TEXTS[1]) == made.encode(TEXTS[1])
+
+
+@pytest.mark.parametrize('spoil', [lambda path: (path / 'tokenizer.json').unlink(), lambda path: vocabulary_in_two_files(path, False)])
+def test_without_its_file_no_tokenizer_is_made_up(spoil, model):
+    """transformers makes an empty one, so that a run would train on empty prompts."""
+    spoil(model)
+    with pytest.raises(ValueError, match=r"model\.path=.*: no tokenizer\.json there, nor vocab\.json with merges\.txt"):
+        load_tokenizer(model)
+
+
+def test_a_tokenizer_without_words(model):
+    content = json.loads((model / 'tokenizer.json').read_text())
+    content['model']['vocab'], content['added_tokens'] = {'a': 0}, []
+    (model / 'tokenizer.json').write_text(json.dumps(content))
+    with pytest.raises(ValueError, match='tokenizer.json: has no words'):
+        load_tokenizer(model)
+
+
+def test_a_tokenizer_of_a_larger_model(model):
+    config = read_config(model)
+    read_tokenizer(model, dataclasses.replace(config, vocab_size=265))
+    with pytest.raises(ValueError, match="tokenizer.json: '<.video_pad.>' is token 264, and the model has 264 embeddings"):
+        read_tokenizer(model, dataclasses.replace(config, vocab_size=264))
+
+
+@pytest.mark.parametrize('end', [999, [256, 999], -1])
+@pytest.mark.parametrize('file', ['generation_config.json', 'config.json'])
+def test_an_end_that_is_no_token(file, end, model):
+    (model / file).write_text(json.dumps({'eos_token_id': end, 'model_type': 'qwen2'}))
+    named = 'model/' + file.replace('.', r'\.')
+    with pytest.raises(ValueError, match=rf'{named}: eos_token_id (999|-1) is no token of .*tokenizer\.json'):
+        read_tokenizer(model, read_config(BASES / 'diagrams_base'))
+
+
+def test_an_image_mark_that_is_no_token(model):
+    (model / 'config.json').write_text((model / 'config.json').read_text().replace('"image_token_id": 262', '"image_token_id": 280'))
+    with pytest.raises(ValueError, match=r'model/config\.json: image_token_id 280 is no token of'):
+        read_tokenizer(model, dataclasses.replace(read_config(model), vocab_size=300))

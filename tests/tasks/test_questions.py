@@ -1,7 +1,6 @@
 """Questions of a user's own: every row is checked, the policy reads them as they are, and the last line is the answer."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -85,7 +84,9 @@ def tokenizer(template):
         assert add_generation_prompt and not tokenize
         return json.dumps([messages, switch])
 
-    return SimpleNamespace(chat_template=template, apply_chat_template=apply)
+    fake = type('Tokenizer', (), {'chat_template': template})()
+    fake.apply_chat_template = apply
+    return fake
 
 
 def test_the_policy_reads_the_question_and_nothing_besides():
