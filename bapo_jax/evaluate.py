@@ -49,7 +49,7 @@ from bapo_jax.run.lock import held
 from bapo_jax.run.tables import print_scores
 from bapo_jax.scores import Question, question, summary
 from bapo_jax.rollout.engines import POLICIES, start_engine
-from bapo_jax.tasks import custom_reward, get_task
+from bapo_jax.tasks import custom_reward, get_task, repeats
 from bapo_jax.tasks.sight import Sight
 
 FLAGS = flags.FLAGS
@@ -94,7 +94,7 @@ def score(engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], config: Con
     """The summary (scores.py) of the policy in the engine on these prompts."""
     with closing(answer_and_judge(engine, tokenizer, prompts, config, purpose)) as chunks:
         questions = [question(g) for chunk in chunks for g in chunk]
-    return summary(questions, votes(config))
+    return summary(questions, votes(config), repeats.numbered([p.ground_truth for p in prompts]))
 
 
 def score_benchmarks(engine: Engine, tokenizer: Any, benchmarks: dict[str, list[Prompt]], config: ConfigDict) -> dict[str, dict]:
@@ -242,7 +242,10 @@ def main(_) -> None:
             engine.close()
             if (output / POLICIES).is_dir():  # the copy that servers loaded
                 shutil.rmtree(output / POLICIES)
-        summaries = {name: summary(q, votes(config)) for name, q in questions.items()}
+        summaries = {
+            name: summary(q, votes(config), repeats.numbered([p.ground_truth for p in benchmarks[name]]))
+            for name, q in questions.items()
+        }
         write_text(output / 'summary.json', json.dumps({**chosen, 'benchmarks': summaries}, indent=1) + '\n')
         print_scores(f'{checkpoint}, after {policy.step} steps; shares in %', summaries)
         print(f'every sample: {output}/*.jsonl   summary: {output / "summary.json"}')

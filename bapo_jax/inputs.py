@@ -18,7 +18,7 @@ from bapo_jax.models.patches import windows_of
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.models.tokenizer import read_tokenizer, tokenizer_file
 from bapo_jax.prompts.selector import PromptSelector, make_selector
-from bapo_jax.tasks import encode_prompts, get_task, leave_out_long, refuse_long
+from bapo_jax.tasks import TASKS, encode_prompts, get_task, leave_out_long, refuse_long, repeats
 from bapo_jax.tasks.jsonl import short
 from bapo_jax.tasks.sight import Sight
 from bapo_jax.tasks.turns import asks_in_chat, turn_end
@@ -64,6 +64,8 @@ def _read(written: ConfigDict, weights: bool, commits: dict[str, str]) -> Inputs
     sight = make_sight(config, model)
     benchmarks = benchmark_prompts(config, tokenizer, sight)
     truths = get_task(config.task.name).training_problems(config.task.train, limit=config.task.limit, seed=config.task.seed)
+    if config.task.name not in TASKS:  # those leave repeats out as they read, but for the control of diagrams, which repeats on purpose
+        truths = repeats.left_out(truths, config.task.train)
     prompts = encode_prompts(config.task.name, truths, tokenizer, template=config.task.template, sight=sight)
     check_questions(config, prompts, tokenizer)
     check_turn_end(config, prompts, tokenizer, ends)
@@ -95,6 +97,7 @@ def benchmark_prompts(config: ConfigDict, tokenizer: Any, sight: Sight | None = 
     for i, name in enumerate(config.evaluate.benchmarks):
         first_id = _FIRST_ID * (1 + i)
         truths = task.benchmark(name)
+        repeats.report(truths, name)
         encoded = encode_prompts(
             config.task.name, truths, tokenizer, template=config.task.template, first_id=first_id, sight=sight
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,10 +33,13 @@ def question(group: Group) -> Question:
     return Question(group.verdicts, group.answers, lengths, tuple(r.finish == 'length' for r in group.responses))
 
 
-def summary(questions: Sequence[Question], votes: bool) -> dict[str, Any]:
+def summary(questions: Sequence[Question], votes: bool, problems: Sequence[int] | None = None) -> dict[str, Any]:
     """A benchmark's measures, ready for JSON. All questions have equally many responses, `samples` of them.
 
-    mean        mean over questions of c/n; `interval` is its 95 % interval by bootstrap over questions
+    `problems` numbers the problem of each question, where a file asks some more than once; None: all are different. Copies are no
+    news of other problems, so the interval is over problems, and `problems` in the result counts them.
+
+    mean        mean over questions of c/n; `interval` is its 95 % interval over problems (`interval` below)
     pass_at_k   {k: pass@k} for the powers of two up to `samples`, and `samples` itself; `pass` is the last of them
     maj         maj@n, where `votes` says that the task's answers can be voted on
     pass_interval, maj_interval     theirs, so too
@@ -50,18 +54,21 @@ def summary(questions: Sequence[Question], votes: bool) -> dict[str, Any]:
     samples = verdicts.shape[1]
     judged, correct = (verdicts != Verdict.INFRA_ERROR).sum(axis=1), (verdicts == Verdict.CORRECT).sum(axis=1)
     accuracy = correct[judged > 0] / judged[judged > 0]
+    numbers = np.arange(len(questions)) if problems is None else np.asarray(problems)
+    distinct = len(np.unique(numbers))
     solved = {str(k): pass_at_k(judged, correct, k) for k in ks(samples)}
     pass_at = {k: _mean(values) for k, values in solved.items()}
     voted = [majority(q.verdicts, q.answers) for q in questions] if votes else []
     return {
         'questions': len(questions),
+        **({'problems': distinct} if distinct < len(questions) else {}),
         'samples': samples,
         'mean': _mean(accuracy),
-        'interval': _interval(accuracy),
+        'interval': _interval(accuracy, numbers[judged > 0]),
         'pass': pass_at[str(samples)],
-        'pass_interval': _interval(solved[str(samples)]),
+        'pass_interval': _interval(solved[str(samples)], numbers),
         'pass_at_k': pass_at,
-        **({'maj': _mean(voted), 'maj_interval': _interval(voted)} if votes else {}),
+        **({'maj': _mean(voted), 'maj_interval': _interval(voted, numbers)} if votes else {}),
         'truncated': float(np.mean([q.truncated for q in questions])),
         'length': float(np.mean([q.lengths for q in questions])),
         'unparseable': int((verdicts == Verdict.UNPARSEABLE).sum()),
@@ -102,20 +109,49 @@ def majority(verdicts: Sequence[Verdict], answers: Sequence[str | None]) -> floa
     return float(np.mean([np.mean(v) for v in votes.values() if len(v) == most])) if votes else 0.0
 
 
-def bootstrap_interval(values: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """The interval of the mean of `values` [questions] by resampling them with replacement: the percentile bootstrap.
+def interval(values: np.ndarray, problems: np.ndarray) -> tuple[float, float]:
+    """The 95 % interval of the mean of `values` [questions], whose problems are numbered in `problems` [questions].
 
-    It covers how the mean varies over other questions of the kind. Samples of the same questions vary less.
+    By bootstrap over problems. Where all problems score the same, as at 0 and at 100 %, resampling would show no width at all: there
+    it is Wilson's, of as many trials as there are problems.
+    """
+    _, place, counts = np.unique(problems, return_inverse=True, return_counts=True)
+    if len(counts) == len(values):
+        of_problems, counts = values, None
+    else:
+        of_problems = np.bincount(place, values) / counts
+    if np.ptp(of_problems) == 0:
+        return wilson_interval(float(of_problems[0]), len(of_problems))
+    return bootstrap_interval(of_problems, counts)
+
+
+def bootstrap_interval(values: np.ndarray, counts: np.ndarray | None = None, level: float = 0.95) -> tuple[float, float]:
+    """The interval of the mean of `values` [problems] by resampling them with replacement: the percentile bootstrap.
+
+    `counts` weighs each by its number of questions. It covers how the mean varies over other problems of the kind. Samples of the
+    same problems vary less.
     """
     drawn = np.random.default_rng(_SEED).integers(len(values), size=(_RESAMPLES, len(values)), dtype=np.int32)
-    low, high = np.quantile(values[drawn].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
+    if counts is None:
+        means = values[drawn].mean(axis=1)
+    else:
+        means = (values * counts)[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
-def _interval(values: Sequence[float]) -> list[float] | None:
+def wilson_interval(share: float, trials: int, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a share of so many independent trials; it has width at 0 and at 1 too."""
+    z2 = NormalDist().inv_cdf((1 + level) / 2) ** 2
+    centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = np.sqrt(z2 * (share * (1 - share) / trials + z2 / (4 * trials**2))) / (1 + z2 / trials)
+    return max(0.0, float(centre - half)), min(1.0, float(centre + half))
+
+
+def _interval(values: Sequence[float], problems: np.ndarray) -> list[float] | None:
     """The interval of `_mean`."""
-    kept = np.asarray(values)[~np.isnan(values)]
-    return list(bootstrap_interval(kept)) if len(kept) else None
+    there = ~np.isnan(values)
+    return list(interval(np.asarray(values)[there], problems[there])) if there.any() else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

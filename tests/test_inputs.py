@@ -60,6 +60,20 @@ def test_training_prompts_count_from_0_and_no_benchmark_shares_their_ids(benchma
     }
 
 
+def test_copies_are_no_other_problems(benchmark, tmp_path, caplog):
+    """Training asks each problem once, under one id; a benchmark keeps its rows and says how many problems they are."""
+    lines = benchmark.read_bytes().splitlines(keepends=True)
+    train, test = tmp_path / 'train.jsonl', tmp_path / 'test.jsonl'
+    train.write_bytes(b''.join(f'{{"nums": [{i}, 2], "target": {i + 2}}}\n'.encode() for i in range(1, 31)) * 2)
+    test.write_bytes(b''.join(lines) * 3)
+    with caplog.at_level('WARNING'):
+        changes = {'task__train': str(train), 'task__limit': 20, 'evaluate__benchmarks': (str(test),)}
+        read = read_inputs(small_config('bapo_tuned', benchmark, **changes))
+    assert [p.id for p in read.prompts] == list(range(20)) and len(read.benchmarks[str(test)]) == 12
+    assert '30 of 60 rows repeat an earlier problem and are left out of training; 30 distinct problems' in caplog.text
+    assert 'test.jsonl: 12 rows ask 4 distinct problems; all rows are scored, and the interval is over problems' in caplog.text
+
+
 def test_weights_are_checked_unless_they_are_not_wanted(benchmark, monkeypatch):
     checked = []
     monkeypatch.setattr(hf, 'check_weights', lambda path, model: checked.append(path))

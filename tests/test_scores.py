@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bapo_jax.groups import Verdict
-from bapo_jax.scores import Question, bootstrap_interval, ks, majority, pass_at_k, question, summary
+from bapo_jax.scores import Question, bootstrap_interval, interval, ks, majority, pass_at_k, question, summary, wilson_interval
 
 RIGHT, WRONG, NONE, BROKEN = Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE, Verdict.INFRA_ERROR
 
@@ -91,6 +91,38 @@ def test_the_interval_is_that_of_the_normal_limit_and_the_same_every_time():
     half = 1.96 * values.std() / math.sqrt(500)
     assert (low, high) == bootstrap_interval(values.copy())
     np.testing.assert_allclose([low, high], [values.mean() - half, values.mean() + half], atol=0.03 * half)
+
+
+@pytest.mark.parametrize('right', [0, 3, 20])
+def test_the_interval_of_problems_that_all_score_the_same_is_wilsons(right):
+    """Resampling them would show no width: its ends solve (p - share)² = z² p (1 - p) / n."""
+    low, high = interval(np.full(20, right / 20), np.arange(20))
+    assert (low, high) == wilson_interval(right / 20, 20) and high - low > 0.15
+    for end in {low, high} - {0.0, 1.0}:
+        assert (end - right / 20) ** 2 == pytest.approx(1.959964**2 * end * (1 - end) / 20, rel=1e-5)
+    assert summary([q(WRONG, WRONG)] * 20, votes=False)['interval'] == list(wilson_interval(0.0, 20))
+
+
+def test_copies_of_a_problem_make_no_interval_narrower():
+    """AIME's 30 problems 32 times each, one sample a row, are 30 problems of 32 samples."""
+    rng = np.random.default_rng(0)
+    correct = rng.binomial(32, rng.random(30))
+    once = [q(*[RIGHT] * c, *[WRONG] * (32 - c)) for c in correct]
+    rows = [q(v) for copy in range(32) for v in (of.verdicts[copy] for of in once)]
+    copies = summary(rows, votes=False, problems=list(range(30)) * 32)
+    assert copies['interval'] == pytest.approx(summary(once, votes=False)['interval'], abs=1e-12)
+    assert (copies['mean'], copies['problems'], copies['questions']) == (pytest.approx(correct.mean() / 32), 30, 960)
+    wide, narrow = (np.ptp(s['interval']) for s in (copies, summary(rows, votes=False)))
+    assert wide > 2.5 * narrow
+    assert 'problems' not in summary(once, votes=False)
+
+
+def test_problems_with_more_copies_weigh_more_in_every_resample():
+    values, problems = np.array([1.0, 0, 0, 0, 1, 1]), np.array([7, 7, 7, 3, 2, 2])
+    sums, counts = np.array([2.0, 0, 1]), np.array([2, 1, 3])
+    drawn = np.random.default_rng(0).integers(3, size=(10_000, 3), dtype=np.int32)
+    expected = np.quantile(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1), [0.025, 0.975])
+    assert interval(values, problems) == pytest.approx(tuple(expected), abs=1e-12)
 
 
 def test_a_summary_says_what_it_says():

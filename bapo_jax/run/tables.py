@@ -20,7 +20,7 @@ def print_table(title: str, columns: dict[str, dict[str, dict]]) -> None:
         for measure in ('mean', 'pass', 'maj'):
             if measure in s:
                 cells = [with_interval(summaries[name], measure) for summaries in columns.values()]
-                table.add_row(f'{name}  {measure}@{s["samples"]}, {s["questions"]} problems', *cells)
+                table.add_row(f'{name}  {measure}@{s["samples"]}, {problems(s)}', *cells)
     Console().print(table)
 
 
@@ -29,7 +29,7 @@ def print_scores(title: str, summaries: dict[str, dict]) -> None:
     table = Table('', *(Path(name).stem for name in summaries), title=title)
     columns = list(summaries.values())
     samples = columns[0]['samples']
-    table.add_row('problems', *(str(s['questions']) for s in columns))
+    table.add_row('problems', *(problems(s).removesuffix(' problems') for s in columns))
     table.add_row(f'mean@{samples}', *(percent(s['mean']) for s in columns))
     table.add_row('95 % interval', *('-'.join(map(percent, s['interval'] or (None, None))) for s in columns))
     for k in columns[0]['pass_at_k']:
@@ -48,6 +48,12 @@ def with_interval(summary: dict, measure: str) -> str:
     """'mean', 'pass' or 'maj' of a summary in percent, with its interval where it has one."""
     interval = summary.get('interval' if measure == 'mean' else f'{measure}_interval')
     return f'{percent(summary[measure])} ({" to ".join(map(percent, interval))})' if interval else percent(summary[measure])
+
+
+def problems(summary: dict) -> str:
+    """How many problems a benchmark has, and in how many rows where some are repeated."""
+    rows, distinct = summary['questions'], summary.get('problems', summary['questions'])
+    return f'{distinct} problems' if distinct == rows else f'{distinct} in {rows} rows'
 
 
 def percent(share: float | None) -> str:

@@ -8,7 +8,10 @@ Chat models write the answer over several lines, so that rule finds none. The te
 notes in the ground truth:
 
     last_block    the last closed <answer> block counts, wherever it is and over however many lines
-    thinking      the prompt has opened <think>, so the answer follows </think>
+    thinking      the chat template has opened <think>, so the answer follows </think>
+
+Under both rules a <think> that is never closed holds no answer. The <think> at the end of TinyZero's own text is the exception, since
+the published reward does not ask for its end.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Any
 from bapo_jax.groups import Verdict
 from bapo_jax.tasks.countdown_data import BENCHMARKS, MAX_DIGITS, benchmark, is_numbers, training_problems
 from bapo_jax.tasks.countdown_solutions import worked_solution
+from bapo_jax.tasks.demands import last_block
 from bapo_jax.tasks.math_text import after_thinking
 
 __all__ = [
@@ -48,6 +52,7 @@ _TINYZERO = (
     'Assistant: Let me solve this step by step.\n'
     '<think>'
 )
+_TINYZERO_ENDS = 'Let me solve this step by step.\n<think>'
 _LAST_BLOCK = 'End with the expression alone in <answer> </answer> tags, for example <answer>(1 + 2) / 3</answer>.'
 TEMPLATES = {
     'tinyzero': _TINYZERO,  # unchanged, for base models
@@ -89,7 +94,13 @@ def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:
     raise; a malformed ground truth raises ValueError.
     """
     check_ground_truth(ground_truth)
-    answer = last_block(response, ground_truth.get('thinking', False)) if ground_truth.get('last_block') else find_answer(response)
+    text = after_thinking(response, opened=ground_truth.get('thinking', False))
+    if text is None:
+        answer = None
+    elif ground_truth.get('last_block'):
+        answer = ' '.join(block.split()) if (block := last_block(text)) is not None else None
+    else:
+        answer = find_answer(response)
     if answer is None:
         return Verdict.UNPARSEABLE, None
     try:
@@ -113,40 +124,20 @@ def verify_all(
 
 def with_demands(ground_truth: dict, text: str) -> dict:
     """The ground truth with what the prompt `text` demands of a response's form, where that is not the last line's <answer>."""
-    if _LAST_BLOCK not in text:
-        return ground_truth
-    return {**ground_truth, 'last_block': True, 'thinking': text.rstrip().endswith('<think>')}
+    opened = text.rstrip().endswith('<think>')
+    if _LAST_BLOCK in text:
+        return {**ground_truth, 'last_block': True, 'thinking': opened}
+    # TinyZero's own <think>, at the end of its text, is never looked at: base models seldom close it
+    return {**ground_truth, 'thinking': True} if opened and not text.endswith(_TINYZERO_ENDS) else ground_truth
 
 
 def find_answer(response: str) -> str | None:
     """The text of the last <answer>...</answer>, in the last line only, after the first 'Assistant:' if there is one.
 
-    White space at the very end does not begin a new line. A tag opened inside another is part of the outer one's text, as with the
-    regex <answer>(.*?)</answer> of the public code. Unlike that regex, this is linear in the text.
+    White space at the very end does not begin a new line.
     """
     before, found, after = response.partition('Assistant:')
-    return _last_tag((after if found else before).rstrip().rpartition('\n')[2])
-
-
-def last_block(response: str, thinking: bool = False) -> str | None:
-    """The text of the last <answer>...</answer> after the thinking, over however many lines; new lines count as blanks.
-
-    None where there is none, or the thinking does not end. `thinking` says that the prompt has opened <think>.
-    """
-    text = after_thinking(response, opened=thinking)
-    answer = _last_tag(text) if text is not None else None
-    return answer and ' '.join(answer.split())
-
-
-def _last_tag(text: str) -> str | None:
-    answer, position = None, 0
-    while (start := text.find('<answer>', position)) >= 0:
-        start += len('<answer>')
-        end = text.find('</answer>', start)
-        if end < 0:  # no later opening tag can be closed either
-            break
-        answer, position = text[start:end].strip(' \t'), end + len('</answer>')
-    return answer
+    return last_block((after if found else before).rstrip().rpartition('\n')[2])
 
 
 def parse(text: str) -> list[int | str]:

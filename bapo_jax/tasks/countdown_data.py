@@ -16,6 +16,7 @@ import pyarrow
 import pyarrow.parquet
 
 from bapo_jax import hub
+from bapo_jax.tasks import repeats
 from bapo_jax.tasks.jsonl import jsonl_rows, short
 
 BENCHMARKS = {
@@ -162,8 +163,8 @@ def training_problems(source: str, *, limit: int, seed: int) -> list[Problem]:
         'generated'     `limit` problems of 3 or 4 numbers, drawn with `seed`
         a file          .parquet, .jsonl or .jsonl.gz with columns `nums` (list of int) and `target` (int)
         'owner/name'    such files of the hub, as owner/name[@revision][/subset][:split]
-    Problems of 'cd34' and 'cd4' are dropped, whatever the order of their numbers. Then the first `limit` are kept; all of them
-    where `limit` is 0 or less, or the source is shorter. Repeats in a file stay. The whole source is read and checked first.
+    Problems of 'cd34' and 'cd4' are dropped, whatever the order of their numbers, and repeats with their numbers in the same order.
+    Then the first `limit` are kept; all of them where `limit` is 0 or less, or the source is shorter. The whole source is read and checked first.
     Raises ValueError, FileNotFoundError or ConnectionError, which name the fault, its place and the remedy.
     """
     if source == 'generated':
@@ -182,6 +183,7 @@ def training_problems(source: str, *, limit: int, seed: int) -> list[Problem]:
     kept = [p for p in problems if problem_key(p) not in _test_keys()]
     if not kept:
         raise ValueError(f'{source}: all {len(problems)} rows are test problems; give task.train other problems')
+    kept = repeats.left_out(kept, source)
     return kept[:limit] if limit > 0 else kept
 
 

@@ -2,8 +2,16 @@
 
     def reward(data_source, response, ground_truth, extra): ...
 
-The signature is verl's. `data_source` is the task's name, `response` the text without special tokens, `ground_truth` what the
-task's module makes of the row (a dict). `extra` is {'prompt_id', 'tokens': how many, 'finish': 'stop' or 'length'}.
+`data_source` is the task's name, `response` the text without special tokens, `ground_truth` what the task's module makes of the row
+(a dict). `extra` is {'prompt_id', 'tokens': how many, 'finish': 'stop' or 'length'}.
+
+A function with verl's names of arguments runs as it does there, called by keyword:
+
+    def compute_score(data_source, solution_str, ground_truth, extra_info): ...
+
+`data_source` and `extra_info` are the row's, `ground_truth` is the answer as the row has it, a text where that is a text. Where the row
+has none of them they are the task's name, {} and the accepted answer or list of answers. To `extra_info` come the three of `extra`,
+under names that the row does not use.
 
 The function runs in task.reward_workers processes beside the trainer's, each with one response at a time. They have the trainer's
 environment, current directory and sys.path. The arguments cross as JSON, so tuples arrive as lists. What the function keeps in its
@@ -14,8 +22,8 @@ longer, or whose process ends, is tried once more. Where the function fails, or 
 reward: the group is discarded. More than a fifth of a step's responses without a verdict end the run.
 
 It returns the reward, a finite number, or {'score': reward, 'correct': True or False, 'pred': text}, the last two optional. The
-verdict is CORRECT where 'correct' is true, or, without 'correct', where the reward equals 1; otherwise WRONG. A plain 0.5 is thus
-partial credit for a wrong answer. The two numbers serve different ends:
+verdict is CORRECT where 'correct' is true; without 'correct', where 'acc' equals 1, which is verl's name; without both, where the
+reward equals 1. Otherwise it is WRONG. A plain 0.5 is thus partial credit for a wrong answer. The two numbers serve different ends:
 
     k, the correct answers of G    drives filters, X2, X3, thresholds and accuracy
     the reward, a float            drives advantages
@@ -63,6 +71,10 @@ def find_reward(name: str) -> Callable | None:
     try:
         signature = inspect.signature(function)
     except ValueError:  # a compiled function may have no signature to read
+        return function
+    if inspect.iscoroutinefunction(function):
+        raise ValueError(f'task.reward={name!r} is async; give a function that returns its reward, such as one with asyncio.run')
+    if _is_verls(function):
         return function
     try:
         signature.bind('data_source', 'response', 'ground_truth', {})
@@ -117,17 +129,49 @@ def judge_one(function: Callable, data_source: str, response: str, ground_truth:
 
     Raises BadReward where the function returns anything but a reward, and what the function raises.
     """
-    outcome = function(data_source, response, ground_truth, extra)
+    if _is_verls(function):
+        outcome = function(**_as_verl(data_source, response, ground_truth, extra))
+    else:
+        outcome = function(data_source, response, ground_truth, extra)
     fields = outcome if isinstance(outcome, dict) else {'score': outcome}
     reward = _finite(fields.get('score'))
-    correct = fields.get('correct', reward == 1)
+    correct = fields.get('correct', _finite(fields.get('acc', reward)) == 1)
     if reward is None or not isinstance(correct, (bool, np.bool_)):
         raise BadReward(
             f'the reward function {_name(function)} (task.reward) returned {str(outcome)[:100]!r}; expected a finite number, or a '
-            "dict with one as 'score' and, where it judges itself, 'correct': True or False; without it a score of 1 is correct"
+            "dict with one as 'score' and, where it judges itself, 'correct': True or False (or verl's 'acc'); without it a score of 1 is "
+            'correct'
         )
     answer = fields.get('pred')
     return (Verdict.CORRECT if correct else Verdict.WRONG), reward, answer if isinstance(answer, str) else None
+
+
+@functools.cache
+def _is_verls(function: Callable) -> bool:
+    """Whether a function takes verl's four arguments by their names."""
+    try:
+        inspect.signature(function).bind(data_source='', solution_str='', ground_truth='', extra_info={})
+    except (TypeError, ValueError):  # it takes others, or is compiled and has no signature
+        return False
+    return True
+
+
+def _as_verl(data_source: str, response: str, ground_truth: Any, extra: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that verl would pass of the same row: what the task kept of it, or, of other rows, the accepted answers."""
+    truth = ground_truth if isinstance(ground_truth, dict) else {}
+    row = {**truth, **truth.get('row', {})}  # mathematics keeps the row's own under 'row'; of `questions` the ground truth is the row
+    if isinstance(model := row.get('reward_model'), dict) and 'ground_truth' in model:
+        accepted = model['ground_truth']
+    elif 'ground_truth' in row:
+        accepted = row['ground_truth']
+    elif 'answers' in row:
+        accepted = row['answers'][0] if len(row['answers']) == 1 else row['answers']
+    else:
+        accepted = row.get('answer', ground_truth)
+    return {
+        'data_source': row.get('data_source') or data_source, 'solution_str': response, 'ground_truth': accepted,
+        'extra_info': {**extra, **(row.get('extra_info') or {})},
+    }  # fmt: skip
 
 
 def _finite(score: Any) -> float | None:

@@ -3,6 +3,8 @@
 A ground truth is {'answer': int, 'images': [reference]}; diagrams_data.py has the problems. The prompt is the same for all of them:
 which rule holds and its numbers are in the picture alone. The answer is the whole number in the last <answer>...</answer>.
 
+An answer within a <think>, also one that is never closed, does not count.
+
 The control asks the same questions of white pictures: task.train='blanked', and the benchmark 'diagrams_blanked'.
 """
 
@@ -19,6 +21,7 @@ from bapo_jax.groups import Verdict
 from bapo_jax.tasks.diagrams_data import BENCHMARKS, benchmark, numbers_of, similar_ratio, training_problems
 from bapo_jax.tasks.figures import sheet
 from bapo_jax.tasks.geometry_data import VISION_TOKENS
+from bapo_jax.tasks.math_text import after_thinking
 
 __all__ = [
     'BENCHMARKS',
@@ -62,8 +65,8 @@ def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
 
 
 def with_demands(ground_truth: dict, text: str) -> dict:
-    """The ground truth unchanged: every prompt demands the same form."""
-    return ground_truth
+    """The ground truth, with 'thinking' where the prompt has opened <think>; every prompt demands the same form."""
+    return {**ground_truth, 'thinking': True} if text.rstrip().endswith('<think>') else ground_truth
 
 
 def check_ground_truth(ground_truth: object) -> None:
@@ -84,9 +87,10 @@ def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:
     tag, or anything else in it. No response text makes it raise; a malformed ground truth raises ValueError.
     """
     check_ground_truth(ground_truth)
-    end = response.rfind('</answer>')
-    start = response.rfind('<answer>', 0, max(end, 0))
-    found = _ANSWER.fullmatch(response[start + len('<answer>') : end]) if start >= 0 else None
+    text = after_thinking(response, opened=ground_truth.get('thinking', False)) or ''
+    end = text.rfind('</answer>')
+    start = text.rfind('<answer>', 0, max(end, 0))
+    found = _ANSWER.fullmatch(text[start + len('<answer>') : end]) if start >= 0 else None
     if found is None:
         return Verdict.UNPARSEABLE, None
     answer = int(found[1])

@@ -3,6 +3,7 @@ r"""Geometry with diagrams: a question with images, and an answer in \boxed{} th
 A ground truth is {'problem': str, 'answers': [str, ...], 'images': [reference, ...]}; `open_image` opens a reference. The prompt
 has one <|image_pad|> for each image; the model's side repeats it by the image's grid. `with_demands` adds
 
+    form        the question, asked as it is, demands another form than a box (demands.py)
     thinking    the prompt has opened <think>, so the answer follows </think>
 
 `verify` also takes a bare answer or a list of them, as in `python -m bapo_jax.grade geometry`.
@@ -19,9 +20,10 @@ from typing import Any
 
 from bapo_jax.groups import Verdict
 from bapo_jax.tasks import geometry_data, math
+from bapo_jax.tasks.demands import demanded, stated
 from bapo_jax.tasks.geometry_answers import accepted_statement, is_no_value, quantity, statement
 from bapo_jax.tasks.geometry_data import BENCHMARKS, PLACEHOLDER, SUFFIX, VISION_TOKENS, open_image
-from bapo_jax.tasks.math_text import after_thinking, last_box
+from bapo_jax.tasks.math_text import after_thinking
 from bapo_jax.tasks.turns import refuse_markers
 
 __all__ = [
@@ -43,6 +45,7 @@ VOTES = True  # equal answers agree, so maj@n is meaningful
 TEMPLATES = {
     'paper': f"{{problem}}{SUFFIX} Through the tokenizer's chat template where it has one.",
     'plain': '{problem} Put the final answer in \\boxed{}. Without a chat template, for small policies.',
+    'as_is': "The question as the file has it, through the tokenizer's chat template where it has one. Its own demand is judged.",
 }
 _PLAIN = ' Put the final answer in \\boxed{}.\n'
 _VISION = ''.join(VISION_TOKENS)
@@ -77,19 +80,28 @@ def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
     problem, images = ground_truth['problem'], ground_truth.get('images', [])
     if problem.count(PLACEHOLDER) != len(images):
         raise ValueError(f'ground_truth.problem has {problem.count(PLACEHOLDER)} {PLACEHOLDER} for {len(images)} images')
-    refuse_markers(tokenizer, problem)
-    question = problem.replace(PLACEHOLDER, _VISION)
+    before = ground_truth.get('before', ())
+    refuse_markers(tokenizer, problem, *(message['content'] for message in before))
+    chat = [*before, {'role': 'user', 'content': problem.replace(PLACEHOLDER, _VISION)}]
+    if template != 'as_is':
+        math.refuse_other_demand(chat, template)
+    question, has_chat = chat[-1]['content'], bool(getattr(tokenizer, 'chat_template', None))
+    if len(chat) > 1 and (template == 'plain' or not has_chat):
+        raise ValueError(f'task.template={template!r} asks one question, and a row has a chat; use the tokenizer of a chat model')
     if template == 'plain':
-        return question + _PLAIN
-    if not getattr(tokenizer, 'chat_template', None):
-        return question + SUFFIX
-    messages = [{'role': 'user', 'content': question + SUFFIX}]
+        return math.without_request(question, SUFFIX) + _PLAIN
+    if template == 'paper':
+        question = math.without_request(question, SUFFIX) + SUFFIX
+    if not has_chat:
+        return question
+    messages = [*chat[:-1], {'role': 'user', 'content': question}]
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
 
 
 def with_demands(ground_truth: dict, text: str) -> dict:
-    """The ground truth with what the prompt `text` demands of a response's form: 'thinking'. Every prompt demands a box."""
-    return {**ground_truth, 'thinking': text.rstrip().endswith('<think>')}
+    """The ground truth with what the prompt `text` demands of a response: 'thinking', and a 'form' other than a box."""
+    form = demanded(text)
+    return {**ground_truth, **({'form': form} if form not in ('', 'box') else {}), 'thinking': text.rstrip().endswith('<think>')}
 
 
 def check_ground_truth(ground_truth: object) -> None:
@@ -113,7 +125,7 @@ def verify_all(
 ) -> list[tuple[Verdict, str | None]]:
     r"""For each response the verdict and the answer in it, without name, degrees and unit; None where there is none.
 
-    The answer is the last \boxed{} after the thinking. Names and their relations are compared here, everything else by
+    The answer is the last \boxed{} after the thinking, or what stands in the ground truth's 'form'. Names and their relations are compared here, everything else by
     `math.verify_all`, whose verdicts and time limits hold. Units count only where the answer and the accepted one both have one.
     """
     for ground_truth in ground_truths:
@@ -121,8 +133,9 @@ def verify_all(
     verdicts: list[tuple[Verdict, str | None]] = []
     rows, boxes, truths = [], [], []  # what mathematics' judge decides
     for row, (response, ground_truth) in enumerate(zip(responses, ground_truths, strict=True)):
-        text = after_thinking(response, opened=isinstance(ground_truth, dict) and ground_truth.get('thinking', False))
-        box = last_box(text) if text is not None else None
+        terms = ground_truth if isinstance(ground_truth, dict) else {}
+        text = after_thinking(response, opened=terms.get('thinking', False))
+        box = stated(text, terms.get('form', 'box')) if text is not None else None
         if box is None:
             verdicts.append((Verdict.UNPARSEABLE, None))
             continue

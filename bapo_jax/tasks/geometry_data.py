@@ -4,8 +4,8 @@ A row becomes {'problem': str, 'answers': [str, ...], 'images': [reference, ...]
 reference (images.py) says where an image is; no image is kept in memory. Three sources are read:
 
     hub            hiyouga/geometry3k, with the splits train, validation and test
-    .parquet       columns `problem` and `answer`, or verl's `prompt` and `reward_model`; one image or a list of them in `images`,
-                   `image` or `image_png`, each as bytes or as {bytes, path}
+    .parquet       a question and an answer as of shapes.py; one image or a list of them in `images`, `image` or `image_png`, each as
+                   bytes or as {bytes, path}
     a folder       one folder a problem, ID/data.json and ID/img_diagram.png, as InterGPS has them
 
 Of data.json, `annotat_text` is the problem and the letter `answer` picks one of `choices`; the hub's files were made so. The hub's
@@ -19,9 +19,11 @@ import os
 from pathlib import Path
 
 from bapo_jax import hub
+from bapo_jax.tasks import repeats
 from bapo_jax.tasks.images import file_image, open_image, parquet_rows, row_images
 from bapo_jax.tasks.jsonl import short
 from bapo_jax.tasks.math_data import benchmark_files, question_of_row
+from bapo_jax.tasks.shapes import COLUMNS
 
 __all__ = ['BENCHMARKS', 'PLACEHOLDER', 'SUFFIX', 'benchmark', 'open_image', 'read_problems', 'training_problems']
 
@@ -31,7 +33,7 @@ BENCHMARKS = {
 }
 _HUB = {'geo3k_val': 'hiyouga/geometry3k:validation', 'geo3k_test': 'hiyouga/geometry3k:test'}
 
-# What verl, EasyR1 and the BAPO release add to a problem. verl's files contain it already, and it must not come twice.
+# What verl, EasyR1 and the BAPO release add to a problem.
 SUFFIX = (
     ' You FIRST think about the reasoning process as an internal monologue and then provide the final answer. The reasoning '
     'process MUST BE enclosed within <think> </think> tags. The final answer MUST BE put in \\boxed{}.'
@@ -46,7 +48,7 @@ def training_problems(source: str, *, limit: int, seed: int) -> list[Problem]:
     """The problems trained on, in the order of the source; folders in the order of their numbers.
 
     `source` is a parquet file, a folder of problems or one with the folder `train`, or parquet files of the hub,
-    owner/name[@revision][/subset][:split]. Returns the first `limit`, or all where `limit` is 0 or less; `seed` is not used. The
+    owner/name[@revision][/subset][:split]. Repeats are left out, and a warning counts them. Returns the first `limit`, or all where `limit` is 0 or less; `seed` is not used. The
     whole source is read first, and every image is decoded once. Raises ValueError or OSError (FileNotFoundError, ConnectionError),
     which name the fault, its place and the remedy.
     """
@@ -60,6 +62,7 @@ def training_problems(source: str, *, limit: int, seed: int) -> list[Problem]:
             f"task.train is {source!r}; expected a .parquet file, a folder of problems, or a hub data set "
             "'owner/name[:split]' such as hiyouga/geometry3k"
         )
+    problems = repeats.left_out(problems, source)
     return problems[:limit] if limit > 0 else problems
 
 
@@ -103,9 +106,9 @@ def read_problems(path: str | Path) -> list[Problem]:
     if path.suffix != '.parquet':
         raise ValueError(f'{path}: expected a .parquet file, or a folder with ID/data.json and ID/img_diagram.png for each problem')
     problems = []
-    for row, column, values in parquet_rows(path, {'problem', 'question', 'answer', 'final_answer', 'prompt', 'reward_model'}):
+    for row, column, values in parquet_rows(path, COLUMNS):
         where = f'{path}, row {row + 1}'
-        question = question_of_row(values, where, blank_answers=False, suffix=SUFFIX)
+        question = question_of_row(values, where, blank_answers=False)
         problems.append(_with_images(question, row_images(values[column], path, row, column), where))
     if not problems:
         raise ValueError(f'{path}: no rows; expected columns "images", "problem" and "answer"')
@@ -123,7 +126,7 @@ def _with_images(question: dict, images: list[dict], where: str) -> Problem:
         raise ValueError(
             f'{where}: the problem has {count} {PLACEHOLDER} for {len(images)} in "images"; write one where each image belongs'
         )
-    return {'problem': text, 'answers': question['answers'], 'images': images}
+    return {**question, 'problem': text, 'images': images}
 
 
 # ---- InterGPS's folders -----------------------------------------------------------------------------------------------

@@ -12,12 +12,13 @@ from pathlib import Path
 def jsonl_rows(path: Path, wanted: str) -> Iterator[tuple[str, dict]]:
     """Yields (file and row, object) for each line of a .jsonl or .jsonl.gz file, or each object of a list in a .json file.
 
-    Blank lines are skipped. Raises ValueError, which says what columns were `wanted`.
+    Blank lines and a byte-order mark are skipped. A list in a list has its places as columns, "0" and so on. Raises ValueError, which says what columns were `wanted`.
     """
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f'{path}: unreadable or cut short ({short(error)}); fetch or write it again') from error
+    data = data.removeprefix(b'\xef\xbb\xbf')  # of UTF-8: what Windows writes first
     if path.suffix == '.json' and data.lstrip().startswith(b'['):
         data = _lines_of_list(path, data)
     for number, line in enumerate(data.split(b'\n'), start=1):
@@ -39,7 +40,8 @@ def jsonl_rows(path: Path, wanted: str) -> Iterator[tuple[str, dict]]:
 
 def _lines_of_list(path: Path, data: bytes) -> bytes:
     try:
-        return b'\n'.join(json.dumps(row).encode() for row in json.loads(data.decode('utf-8')))
+        rows = json.loads(data.decode('utf-8'))
+        return b'\n'.join(json.dumps(dict(enumerate(row)) if isinstance(row, list) else row).encode() for row in rows)
     except UnicodeError:
         raise ValueError(f'{path}: not UTF-8 text; save the file as UTF-8') from None
     except (ValueError, RecursionError) as error:

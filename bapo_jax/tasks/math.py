@@ -1,8 +1,10 @@
-r"""Mathematics: a question in words, and an answer in \boxed{} that equals an accepted one.
+r"""Mathematics: a question in words, and an answer that equals an accepted one, in \boxed{} or as the question demands it.
 
-A ground truth is {'problem': str, 'answers': [str, ...]}. `with_demands` adds what the prompt demands of a response:
+A ground truth is {'problem': str, 'answers': [str, ...]}, and what math_data.py keeps of the row. `with_demands` adds what the prompt
+demands of a response:
 
     boxed       an answer outside a box does not count
+    form        'line', 'hashes' or 'block' (demands.py): an answer of another form does not count
     thinking    the prompt has opened <think>, so the answer follows </think>
 
 `verify` also takes a bare answer or a list of them, as in `python -m bapo_jax.grade math`. The prompt is unknown then, and a
@@ -22,6 +24,7 @@ from absl import logging
 
 from bapo_jax.groups import Verdict
 from bapo_jax.tasks import math_data
+from bapo_jax.tasks.demands import FORMS, demanded, stated
 from bapo_jax.tasks.jsonl import short
 from bapo_jax.tasks.math_answers import MAX_LENGTH, is_plain, quick_verdict
 from bapo_jax.tasks.math_data import BENCHMARKS, SUFFIX
@@ -50,6 +53,7 @@ TEMPLATES = {
     'qwen3_no_thinking': f'{{problem}}{SUFFIX}, with an empty thinking block, as enable_thinking=False gives it',
     'qwen2.5_math': 'system: Please reason step by step, and put your final answer within \\boxed{}.',
     'chat': f'{{problem}}{SUFFIX}',
+    'as_is': "the question as the file has it, in the tokenizer's chat template; its own demand is the form that is judged",
 }
 _SYSTEM = {'qwen2.5_math': 'Please reason step by step, and put your final answer within \\boxed{}.'}
 _SWITCH = {'qwen3': True, 'qwen3_no_thinking': False}
@@ -58,6 +62,7 @@ CPU_S = 4.0  # processor time for one answer; the slowest honest one known takes
 WALL_S = 30.0  # wall clock for one answer: a worker that is later was kept from working
 WORKER_BYTES = 2 << 30  # address space of a worker, of which some 400 MB are sympy's
 MAX_WORKERS = 16
+_IN_WORDS = {'line': '"Answer:"', 'hashes': '"####"', 'block': '<answer>'}
 KEPT = 'are kept: a response is right by its text, or else an infrastructure error'
 MOST_NAMED = 10  # of the unreadable accepted answers, that a warning shows
 TAIL = 4000  # characters at the end of a response that are searched for an unboxed answer
@@ -132,9 +137,9 @@ def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
         )
     if template in _SWITCH and 'enable_thinking' not in str(chat_template):
         raise ValueError(f"task.template is {template!r}, but the tokenizer's chat template has no enable_thinking; choose 'chat'")
-    messages = [{'role': 'user', 'content': ground_truth['problem'] + ('' if template in _SYSTEM else SUFFIX)}]
-    if template in _SYSTEM:
-        messages.insert(0, {'role': 'system', 'content': _SYSTEM[template]})
+    messages = [*ground_truth.get('before', ()), {'role': 'user', 'content': ground_truth['problem']}]
+    if template != 'as_is':
+        messages = _with_request(messages, template)
     switch = {'enable_thinking': _SWITCH[template]} if template in _SWITCH else {}
     text = chat(tokenizer, messages, **switch)
     if template == 'r1' and not text.rstrip().endswith('<think>'):  # the first R1 tokenizers left it to the model
@@ -142,9 +147,38 @@ def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
     return text
 
 
+def _with_request(messages: list[dict], template: str) -> list[dict]:
+    """The chat with the template's own request for a box, where the question has none of another form. Raises ValueError there."""
+    refuse_other_demand(messages, template)
+    question = without_request(messages[-1]['content'], SUFFIX)
+    messages = [*messages[:-1], {'role': 'user', 'content': question + ('' if template in _SYSTEM else SUFFIX)}]
+    if template not in _SYSTEM:
+        return messages
+    if any(message['role'] == 'system' for message in messages):
+        raise ValueError(f"task.template={template!r} writes a system message, and a row has one of its own; choose 'as_is'")
+    return [{'role': 'system', 'content': _SYSTEM[template]}, *messages]
+
+
+def refuse_other_demand(messages: Sequence[dict], template: str) -> None:
+    """Raises ValueError where a question demands an answer of another form than the box that `template` asks for."""
+    form = demanded('\n'.join(message['content'] for message in messages))
+    if form not in ('', 'box'):
+        raise ValueError(
+            f'task.template={template!r} asks for \\boxed{{}}, and a question asks for {_IN_WORDS[form]} itself: '
+            f"{short(messages[-1]['content'][-100:])}; choose task.template='as_is', which asks as the file does"
+        )
+
+
+def without_request(question: str, request: str) -> str:
+    """A question without the request that a template adds: verl's files have it already, and it must not come twice."""
+    return question.strip().removesuffix(request.strip()).rstrip()
+
+
 def with_demands(ground_truth: dict, text: str) -> dict:
-    """The ground truth with what the prompt `text` demands of a response's form: 'boxed' and 'thinking'."""
-    return {**ground_truth, 'boxed': '\\boxed' in text, 'thinking': text.rstrip().endswith('<think>')}
+    """The ground truth with what the prompt `text` demands of a response's form: 'boxed' or 'form', and 'thinking'."""
+    form = demanded(text)
+    other = {'form': form} if form not in ('', 'box') else {}
+    return {**ground_truth, 'boxed': form == 'box', **other, 'thinking': text.rstrip().endswith('<think>')}
 
 
 def verify(response: str, ground_truth: Any) -> tuple[Verdict, str | None]:
@@ -173,9 +207,12 @@ def verify_all(
     verdicts: list[tuple[Verdict, str | None]] = []
     requests: dict[tuple[str, tuple[str, ...], bool], list[int]] = {}
     for row, (response, ground_truth) in enumerate(zip(responses, ground_truths, strict=True)):
-        accepted, boxed, thinking = _terms(ground_truth)
+        accepted, boxed, form, thinking = _terms(ground_truth)
         text = after_thinking(response, opened=thinking)
-        answer = last_box(text, stated=not boxed) if text is not None else None
+        if text is None:
+            answer = None
+        else:
+            answer = stated(text, form) if form else last_box(text, stated=not boxed)
         verdicts.append((Verdict.UNPARSEABLE, answer))
         if answer is not None:
             if (verdict := quick_verdict(answer, accepted)) is not None:
@@ -184,7 +221,7 @@ def verify_all(
                 verdicts[row] = Verdict.INFRA_ERROR, answer
             elif len(answer) <= MAX_LENGTH:
                 requests.setdefault((answer, accepted, True), []).append(row)
-        elif text and not boxed and '\\boxed' not in text and sum(map(len, accepted)) <= MAX_LENGTH:
+        elif text and not (boxed or form) and '\\boxed' not in text and sum(map(len, accepted)) <= MAX_LENGTH:
             requests.setdefault((text[-TAIL:], accepted, False), []).append(row)
     for (answer, accepted, in_box), outcome in zip(requests, _judge(list(requests), budget_s), strict=True):
         for row in requests[answer, accepted, in_box]:
@@ -202,15 +239,18 @@ def check_ground_truth(ground_truth: object) -> None:
         for field in ('boxed', 'thinking'):
             if not isinstance(ground_truth.get(field, False), bool):
                 raise ValueError(f'ground_truth.{field} must be true or false, got {str(ground_truth[field])[:100]}')
+        if ground_truth.get('form', 'box') not in FORMS:
+            raise ValueError(f'ground_truth.form must be one of {", ".join(FORMS)}, got {str(ground_truth["form"])[:100]}')
     if not isinstance(answers, str) and not (isinstance(answers, list) and answers and all(isinstance(a, str) for a in answers)):
         raise ValueError(f'{where} must be a string or a non-empty list of strings, got {str(answers)[:100]}')
 
 
-def _terms(ground_truth: Any) -> tuple[tuple[str, ...], bool, bool]:
-    """The accepted answers, whether they must be boxed, and whether the response begins inside its thinking."""
+def _terms(ground_truth: Any) -> tuple[tuple[str, ...], bool, str, bool]:
+    """The accepted answers, whether they must be boxed or of which other form, and whether the response begins inside its thinking."""
     terms = ground_truth if isinstance(ground_truth, dict) else {'answers': ground_truth}
     answers = terms['answers']
-    return (answers,) if isinstance(answers, str) else tuple(answers), terms.get('boxed', False), terms.get('thinking', False)
+    accepted = (answers,) if isinstance(answers, str) else tuple(answers)
+    return accepted, terms.get('boxed', False), terms.get('form', ''), terms.get('thinking', False)
 
 
 def _judge(requests: Sequence[tuple[str, tuple[str, ...], bool]], budget_s: float) -> list[tuple[Verdict, str | None]]:

@@ -1,8 +1,14 @@
-"""Questions of one's own, from a JSONL file. A ground truth is the row: `question`, `answer`, and whatever other columns it has.
+"""Questions of one's own, from a file. A ground truth is the row: `question`, `answer`, and whatever other columns it has.
 
 `question` is a text, or a chat of {"role", "content"} messages. The policy reads it and nothing besides. `answer` may be any JSON
-value but null; a list holds accepted answers. A response is right where its last line is such an answer. task.reward judges in any
-other way, and gets the whole row: docs/own_data.md.
+value but null; a list holds accepted answers. Rows of verl, TRL and other public shapes get both columns from theirs (shapes.py).
+
+A response is right where its last line after the thinking is such an answer; or, where the question demands a form of answer
+(demands.py), what stands in that form. task.reward judges in any other way, and gets the whole row: docs/own_data.md.
+`with_demands` adds
+
+    prompt_demands          the form that the question demands
+    prompt_opens_thinking   true where the prompt has opened <think>, so the answer follows </think>
 """
 
 from __future__ import annotations
@@ -14,7 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from bapo_jax.groups import Verdict
-from bapo_jax.tasks.jsonl import jsonl_rows, short
+from bapo_jax.tasks import repeats
+from bapo_jax.tasks.demands import demanded, stated
+from bapo_jax.tasks.jsonl import short
+from bapo_jax.tasks.math_text import after_thinking
+from bapo_jax.tasks.rows import FILE_ENDINGS, rows_of
+from bapo_jax.tasks.shapes import read_row
 from bapo_jax.tasks.turns import chat, refuse_markers
 
 BENCHMARKS: dict[str, str] = {}  # there are files alone
@@ -24,15 +35,14 @@ TEMPLATES = {
     'text': 'the question as it stands, for a base model',
 }
 VOTES = True  # equal answers agree, so maj@n is meaningful
-FILE_ENDINGS = ('.jsonl', '.jsonl.gz')
 
 
 def training_problems(source: str, *, limit: int, seed: int) -> list[dict]:
     """The first `limit` rows of a file in its order, all where `limit` is 0; `seed` is not used. All rows are checked.
 
-    Raises ValueError or FileNotFoundError, which name file, row, column and the remedy.
+    Rows that repeat a question and its answer are left out, before the limit, and a warning counts them. Raises ValueError or FileNotFoundError, which name file, row, column and the remedy.
     """
-    rows = _read(source, 'task.train')
+    rows = repeats.left_out(_read(source, 'task.train'), source)
     return rows[:limit] if limit else rows
 
 
@@ -45,21 +55,20 @@ def _read(name: str, field: str) -> list[dict]:
     path = Path(name)
     if not path.name.endswith(FILE_ENDINGS):
         raise ValueError(f'{field} is {name!r}; the task questions reads files alone: give one ending in {" or ".join(FILE_ENDINGS)}')
-    if not path.is_file():
-        raise FileNotFoundError(f'{path}: no such file; check the path')
-    columns, rows = '"question" and "answer"', []
-    for where, row in jsonl_rows(path, columns):
-        for column in ('question', 'answer'):
-            if column not in row:
-                raise ValueError(f'{where}: column {column!r} is missing; the row has {short(", ".join(row))}; rename or add it')
-        try:
-            check_ground_truth(row)
-        except ValueError as error:
-            raise ValueError(f'{where}: {error}; mend or drop the row') from None
-        rows.append(row)
-    if not rows:
-        raise ValueError(f'{path}: no rows; expected columns {columns}')
-    return rows
+    return [_question(row, where) for where, row in rows_of(path, '"question" and "answer"')]
+
+
+def _question(row: dict, where: str) -> dict:
+    """The row with its question and answer. Raises ValueError, naming column and remedy."""
+    if 'reward_model' in row or not {'question', 'answer'} <= row.keys():
+        chat, answer, _ = read_row(row, where, 'question')
+        row = {**row, 'question': chat if len(chat) > 1 else chat[0]['content'], 'answer': answer}
+    try:
+        check_ground_truth(row)
+        json.dumps(row)
+    except (ValueError, TypeError) as error:  # of parquet files, images and times are no JSON
+        raise ValueError(f'{where}: {error}; mend or drop the row or the column') from None
+    return row
 
 
 def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
@@ -81,8 +90,9 @@ def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
 
 
 def with_demands(ground_truth: dict, text: str) -> dict:
-    """The ground truth unchanged: the last line counts, whatever the prompt."""
-    return ground_truth
+    """The ground truth, and what the prompt `text` demands of a response's form where that is not the last line."""
+    form, opened = demanded(text), text.rstrip().endswith('<think>')
+    return ground_truth | ({'prompt_demands': form} if form else {}) | ({'prompt_opens_thinking': True} if opened else {})
 
 
 def check_ground_truth(ground_truth: object) -> None:
@@ -103,13 +113,21 @@ def _is_chat(question: object) -> bool:
 
 
 def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:
-    """CORRECT where the last line that is not blank is an accepted answer, UNPARSEABLE where there is none, WRONG otherwise.
+    """CORRECT where the answer is an accepted one, UNPARSEABLE where there is none, WRONG otherwise.
+
+    The answer is the last line that is not blank, or what stands in the form that the prompt demands. Within a <think>, also one that
+    is never closed, none counts.
 
     Texts are compared without the blanks around them, other answers as JSON: 4 is not 4.0. A malformed ground truth raises
     ValueError.
     """
     check_ground_truth(ground_truth)
-    line = response.strip().rpartition('\n')[2].strip()
+    text = after_thinking(response, opened=ground_truth.get('prompt_opens_thinking') is True)
+    form = ground_truth.get('prompt_demands')
+    if text is None:
+        line = None
+    else:
+        line = stated(text, form) if form else text.strip().rpartition('\n')[2].strip()
     if not line:
         return Verdict.UNPARSEABLE, None
     answer = ground_truth['answer']

@@ -79,6 +79,13 @@ def test_one_policy_has_a_row_for_every_measure_and_no_row_for_what_was_not_meas
     assert (voted['maj@2'], voted['not judged']) == (['100.0'], ['50.0'])
 
 
+def test_a_benchmark_with_copies_shows_its_problems_and_rows(printed):
+    rows = [Question((verdict,), ('7',), (10,), (False,)) for verdict in (RIGHT, WRONG, RIGHT, RIGHT)]
+    of_copies = summary(rows, votes=False, problems=[0, 1, 0, 1])
+    assert printed(print_scores, 'a title', {'aime': of_copies})['problems'] == ['2 in 4 rows']
+    assert 'aime  mean@1, 2 in 4 rows' in printed(print_table, 'a title', {'base': {'aime': of_copies}})
+
+
 @pytest.fixture
 def summaries():
     def question(*verdicts):

@@ -33,6 +33,21 @@ def test_the_prompt_asks_for_a_block_and_the_ground_truth_notes_it():
         assert cd.with_demands(TRUTH, cd.prompt_text(TRUTH, template, ChatTokenizer())) == TRUTH
 
 
+@pytest.mark.parametrize('template', ['chat', 'tinyzero_chat'])
+def test_an_answer_within_a_think_that_is_not_closed_does_not_count(template):
+    for opening, response in (('', '<think> it is '), ('<think>\n', 'it is ')):
+        truth = cd.with_demands(TRUTH, cd.prompt_text(TRUTH, template, ChatTokenizer(opening)))
+        assert cd.verify(f'{response}<answer>(1+2)*3</answer>', truth) == (UNPARSEABLE, None)
+        assert cd.verify(f'{response}so</think> <answer>(1+2)*3</answer>', truth) == (CORRECT, '(1+2)*3')
+
+
+def test_the_think_of_tinyzeros_own_text_need_not_be_closed():
+    """As in the published reward: base models answer without closing it."""
+    truth = cd.with_demands(TRUTH, cd.prompt_text(TRUTH, 'tinyzero', None))
+    assert cd.verify('1+2 is 3. <answer>(1+2)*3</answer>', truth) == (CORRECT, '(1+2)*3')
+    assert cd.verify('Hm. <think> <answer>(1+2)*3</answer>', truth) == (UNPARSEABLE, None)
+
+
 @pytest.mark.parametrize(
     ('response', 'verdict', 'answer'),
     [

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from bapo_jax import config, events
 from bapo_jax.groups import Verdict
+from bapo_jax.tasks import get_task
 from bapo_jax.tasks.custom_reward import BadReward, find_reward, judge_one, rewards_of
 
 MODULE = """
@@ -26,6 +27,17 @@ def three(response, ground_truth, extra):
 
 def anything(*arguments):
     return arguments == ('aime', 'r', ['g'], {'step': 3})
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    assert not kwargs and isinstance(ground_truth, str)  # verl's own functions begin with ground_truth.strip() and the like
+    right = solution_str.split('####')[-1].strip() == ground_truth.strip()
+    return {'score': 1.0 if right else -1.0, 'acc': right, 'pred': repr((data_source, sorted(extra_info.items())))}
+
+def by_keyword(*, solution_str, ground_truth, data_source=None, extra_info=None):
+    return {'score': 0.5, 'pred': repr((data_source, ground_truth, extra_info))}
+
+async def later(data_source, solution_str, ground_truth, extra_info=None):
+    return 1.0
 
 number = 5
 
@@ -60,9 +72,42 @@ def test_a_function_is_found_and_gets_all_four_arguments(modules):
     assert judge_one(find_reward('rewards_for_this_test:verl'), 'aime', 'r', 'g', {}) == (Verdict.CORRECT, 1.0, 'r')
 
 
+ROW = {
+    'data_source': 'openai/gsm8k', 'prompt': [{'role': 'user', 'content': 'What is 1+1? The final answer after "####".'}], 'ability': 'math',
+    'reward_model': {'style': 'rule', 'ground_truth': '2'}, 'extra_info': {'split': 'train', 'index': 7, 'tokens': 'kept'},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('task, template', [('math', 'as_is'), ('questions', 'chat')])
+def test_a_function_of_verl_runs_unchanged_and_is_told_what_the_row_says(modules, tmp_path, task, template):
+    (tmp_path / 'verl.jsonl').write_text(json.dumps(ROW) + '\n')
+    [truth] = get_task(task).training_problems(str(tmp_path / 'verl.jsonl'), limit=0, seed=0)
+    extra = {'prompt_id': 3, 'tokens': 5, 'finish': 'stop'}
+    told = "('openai/gsm8k', [('finish', 'stop'), ('index', 7), ('prompt_id', 3), ('split', 'train'), ('tokens', 'kept')])"
+    function = find_reward('rewards_for_this_test:compute_score')
+    assert judge_one(function, task, 'so #### 2', truth, extra) == (Verdict.CORRECT, 1.0, told)
+    assert judge_one(function, task, 'so #### 3', truth, extra) == (Verdict.WRONG, -1.0, told)
+
+
+@pytest.mark.parametrize('truth, answer', [
+    ({'problem': 'p', 'answers': ['2']}, '2'), ({'problem': 'p', 'answers': ['2', 'two']}, ['2', 'two']),
+    ({'question': 'q', 'answer': '2'}, '2'), ({'numbers': [1, 2], 'target': 3}, {'numbers': [1, 2], 'target': 3}),
+    ({'problem': 'p', 'answers': ['2'], 'row': {'ground_truth': '["2"]'}}, '["2"]'),
+])  # fmt: skip
+def test_of_other_rows_a_function_of_verl_gets_the_accepted_answer(modules, truth, answer):
+    judged = judge_one(find_reward('rewards_for_this_test:by_keyword'), 'math', 'r', truth, {'tokens': 1})
+    assert judged == (Verdict.WRONG, 0.5, repr(('math', answer, {'tokens': 1})))
+
+
+@pytest.mark.parametrize('score, acc, verdict', [(1.0, True, 0), (-1.0, False, 1), (0, 1, 0), (0.9, 1.0, 0), (1, 0, 1), (1, 0.5, 1)])
+def test_acc_says_what_is_correct_as_in_verl(score, acc, verdict):
+    assert judged({'score': score, 'acc': acc}) == (Verdict(verdict), score, None)
+
+
 @pytest.mark.parametrize(
     ('name', 'message'),
     [
+        ('rewards_for_this_test:later', 'is async; give a function that returns its reward'),
         ('rewards_for_this_test', "expected 'module:function'"),
         (':exact', "expected 'module:function'"),
         ('rewards_for_this_test:', "expected 'module:function'"),
@@ -87,7 +132,7 @@ def test_one_is_correct(score):
     assert judged(score) == (Verdict.CORRECT, 1.0, None)
 
 
-@pytest.mark.parametrize('score', [0, 0.0, False, np.int64(0), {'score': 0, 'acc': 1}])
+@pytest.mark.parametrize('score', [0, 0.0, False, np.int64(0), {'score': 0, 'acc': 0}])
 def test_zero_is_wrong(score):
     assert judged(score) == (Verdict.WRONG, 0.0, None)
 

@@ -53,7 +53,7 @@ def test_every_image_has_one_pad_where_the_problem_has_it():
         assert f'Is {VISION} like {VISION}?' in task.prompt_text(truth, template, Tokenizer())
         with pytest.raises(ValueError, match=r'ground_truth\.problem has 2 <image> for 1 images'):
             task.prompt_text({**truth, 'images': [IMAGE]}, template, Tokenizer())
-    with pytest.raises(ValueError, match=r"task\.template is 'r1'; choose one of paper, plain"):
+    with pytest.raises(ValueError, match=r"task\.template is 'r1'; choose one of paper, plain, as_is"):
         task.prompt_text(TRUTH, 'r1', Tokenizer())
 
 

@@ -85,11 +85,11 @@ def test_a_problem_without_placeholder_gets_one_first(tmp_path):
     assert problem['problem'] == '<image>Find $x$.'
 
 
-def test_verls_rows_lose_the_instruction_that_the_template_adds(tmp_path):
+def test_verls_rows_keep_their_instruction(tmp_path):
     prompt = [{'role': 'user', 'content': '<image>Find $x$.' + SUFFIX}]
     rows = [{'prompt': prompt, 'images': row()['images'], 'reward_model': {'style': 'rule', 'ground_truth': '4'}}]
     [problem] = read_problems(write(tmp_path / 'a.parquet', rows))
-    assert (problem['problem'], problem['answers']) == ('<image>Find $x$.', ['4'])
+    assert (problem['problem'], problem['answers'], problem['row']) == (prompt[0]['content'], ['4'], {'ground_truth': '4'})
 
 
 def test_a_row_may_name_an_image_file_beside_it(tmp_path):

@@ -46,11 +46,26 @@ def verl(problem, truth, **more):
 
 
 @pytest.mark.parametrize('name', ['a.parquet', 'a.jsonl'])
-def test_reads_verls_schema_without_the_instruction_that_the_template_adds(tmp_path, name):
-    rows = [verl('What is 0+1?' + SUFFIX, '1', extra_info={'index': 0}), verl('What is 1+1?', '2', extra_info={'index': 1})]
-    assert training_problems(write(tmp_path / name, rows), limit=0, seed=0) == PROBLEMS[:2]
-    rows = [{**verl('What is 0+1?', ['1', 'one']), 'problem': 'other', 'answer': 'other'}]
-    assert read_problems(write(tmp_path / name, rows)) == [{'problem': 'What is 0+1?', 'answers': ['1', 'one']}]
+def test_a_row_of_verl_keeps_its_chat_and_what_a_reward_function_is_told(tmp_path, name):
+    rows = [verl('What is 0+1?' + SUFFIX, '["1", "one"]', extra_info={'index': 0}), {**verl('q', ['2']), 'problem': 'x', 'answer': 'x'}]
+    before = [{'role': 'system', 'content': 'Be brief.'}]
+    assert training_problems(write(tmp_path / name, rows[:1]), limit=0, seed=0) == [{
+        'problem': 'What is 0+1?' + SUFFIX, 'answers': ['1', 'one'], 'before': before,
+        'row': {'data_source': 'x', 'extra_info': {'index': 0}, 'ground_truth': '["1", "one"]'},
+    }]  # fmt: skip
+    [problem] = read_problems(write(tmp_path / name, rows[1:]))
+    assert (problem['problem'], problem['answers']) == ('q', ['2'])
+
+
+def test_training_keeps_the_first_of_equal_problems_and_says_so(tmp_path, caplog):
+    """An epoch of DAPO-Math-17k asks each problem 100 times; the copies differ in what says where they stand."""
+    copies = [verl('What is 0+1?', '1', extra_info={'index': i}) for i in range(100)]
+    path = write(tmp_path / 'a.parquet', [*copies, verl('What is 0+1?', '2', extra_info={'index': 0})])
+    with caplog.at_level(logging.WARNING):
+        assert [p['answers'] for p in training_problems(path, limit=0, seed=0)] == [['1'], ['2']]
+    assert '99 of 101 rows repeat an earlier problem and are left out of training; 2 distinct problems are trained on' in caplog.text
+    assert [p['answers'] for p in training_problems(path, limit=2, seed=0)] == [['1'], ['2']]  # the limit counts distinct ones
+    assert len(benchmark(path)) == 101
 
 
 @pytest.mark.parametrize(
@@ -82,7 +97,7 @@ def test_numbers_in_a_parquet_column(tmp_path):
 @needs_shared
 def test_reads_the_shared_training_file():
     problems = training_problems(str(SHARED / 'math_train.jsonl.gz'), limit=0, seed=0)
-    assert len(problems) == 9655  # 9,658 rows, of which three have an empty answer
+    assert len(problems) == 9138  # of 9,658 rows three have an empty answer, and 517 repeat a problem
     assert problems[0]['answers'] == [r'\frac{3}{7}'] and problems[0]['problem'].startswith('Find the probability that a monkey')
 
 
@@ -164,7 +179,15 @@ BAD_ROWS = {
         '{"prompt": [{"role": "user", "content": "p"}], "reward_model": {}}',
         '"reward_model" must be an object',
     ),
-    'verl without a reward model': ('{"prompt": [{"role": "user", "content": "p"}]}', "column 'reward_model' is missing"),
+    'a prompt without an answer': ('{"prompt": [{"role": "user", "content": "p"}]}', "column 'answer' is missing; the row has prompt"),
+    'a prompt that is no chat': ('{"prompt": [5], "answer": "5"}', "the problem must be a text, or 'prompt' a list of"),
+    'a chat that is answered': ('{"prompt": [{"role": "assistant", "content": "p"}], "answer": "5"}', 'the problem must be the last'),
+    'one of four': ('{"question": "p", "choices": ["5", "6"], "answer": 1}', "a question with 'choices', one of which is right"),
+    'a worked solution without a result': (
+        json.dumps({'question': 'p', 'answer': 'He has three apples and buys two more of them. ' * 3 + 'So in the end he has five apples.'}),
+        '"answer" must be an answer',
+    ),
+    'a proof': ('{"problem": "p", "answer": "proof"}', '"answer" must be an answer'),
     'verl without a user': (
         '{"prompt": [{"role": "system", "content": "p"}], "reward_model": {"ground_truth": "5"}}',
         'the problem must be',
@@ -183,7 +206,7 @@ def test_a_bad_row_is_named(tmp_path, name):
     path.write_text(f'{GOOD}\n\n{line}')
     with pytest.raises(ValueError, match=rf'a\.jsonl, row 3: .*{message}'):
         benchmark(str(path))
-    if not name.startswith(('answer null', 'answer empty', 'verl with an empty answer')):
+    if name not in ('answer null', 'answer empty', 'verl with an empty answer', 'a worked solution without a result', 'a proof'):
         with pytest.raises(ValueError, match=rf'a\.jsonl, row 3: .*{message}'):
             training_problems(str(path), limit=1, seed=0)  # also where the limit would not reach it
 
@@ -213,7 +236,7 @@ def test_text_that_is_not_utf8(tmp_path):
 @pytest.mark.parametrize(
     ('rows', 'message'),
     [
-        ([{'problem': 'p', 'solution': '5'}], r"row 1: column 'answer' is missing; the row has problem, solution"),
+        ([{'problem': 'p', 'title': '5'}], r"row 1: column 'answer' is missing; the row has problem, title"),
         ([{'title': 'p', 'answer': '5'}], r"row 1: column 'problem' is missing; the row has title, answer"),
         ([{'problem': 'p', 'answer': '5'}, {'problem': 'p', 'answer': None}], r'row 2: "answer" must be an answer'),
         ([{'problem': 'p', 'answer': float('nan')}], r'row 1: "answer" must be'),

@@ -42,6 +42,33 @@ def test_no_answer(response):
     assert verdict(response, 'so') == (Verdict.UNPARSEABLE, None)
 
 
+@pytest.mark.parametrize('response, opened, expected', [
+    ('<think>\nIt may be\nso', False, Verdict.UNPARSEABLE),  # cut while it thinks
+    ('It may be\nso', True, Verdict.UNPARSEABLE),
+    ('no\n</think>\nso', True, Verdict.CORRECT),
+    ('<think>no</think>\nso', False, Verdict.CORRECT),
+    ('<think>so\n</think>', False, Verdict.UNPARSEABLE),
+    ('so\n<think>so', False, Verdict.UNPARSEABLE),
+])  # fmt: skip
+def test_what_is_thought_is_no_answer(response, opened, expected):
+    truth = questions.with_demands({'question': 'Why?', 'answer': 'so'}, 'Why?<assistant>' + '<think>\n' * opened)
+    assert questions.verify(response, truth)[0] is expected
+
+
+@pytest.mark.parametrize('demand, response', [
+    ('Put it in <answer> </answer> tags.', '<answer> so </answer>\nThat is all.'),
+    ('The answer comes after "####".', 'Well, #### so\nDone.'),
+    ('End with "Answer:" and it.', '**Answer:** so\nDone.'),
+    (r'Put it in \boxed{}.', r'It is \boxed{so}, I think.'),
+])  # fmt: skip
+def test_what_the_question_demands_is_judged(demand, response):
+    truth = {'question': f'Why? {demand}', 'answer': 'so'}
+    asked = questions.with_demands(truth, questions.prompt_text(truth, 'text', None))
+    assert questions.verify(response, asked) == (Verdict.CORRECT, 'so')
+    assert questions.verify('so', asked) == (Verdict.UNPARSEABLE, None)
+    assert questions.verify(response, truth)[0] is Verdict.WRONG  # where nothing is demanded, the last line is
+
+
 @given(st.text(), st.recursive(st.booleans() | st.integers() | st.text(), st.lists))
 def test_no_response_makes_it_raise(response, answer):
     assert verdict(response, answer or 0)[0] in Verdict
@@ -69,7 +96,7 @@ def test_a_bad_row_is_named(tmp_path, row, message):
 
 
 def test_what_is_no_file_of_questions_is_named(tmp_path):
-    with pytest.raises(ValueError, match="task.train is 'generated'; the task questions reads files alone: give one ending in .jsonl"):
+    with pytest.raises(ValueError, match="task.train is 'generated'; the task questions reads files alone: give one ending in .parquet or .jsonl"):
         questions.training_problems('generated', limit=0, seed=1)
     with pytest.raises(ValueError, match="evaluate.benchmarks is 'cd34'"):
         questions.benchmark('cd34')

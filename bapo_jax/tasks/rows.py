@@ -1,0 +1,54 @@
+"""Rows of a file from outside, .parquet or JSON, each with its place. Every error names file and row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+
+from bapo_jax.tasks.jsonl import jsonl_rows, short
+
+FILE_ENDINGS = ('.parquet', '.jsonl', '.jsonl.gz', '.json')
+
+
+def rows_of(path: str | Path, wanted: str, read: Callable[[str], bool] = lambda column: True) -> Iterator[tuple[str, dict]]:
+    """Yields (file and row, row) of a file. Raises ValueError or FileNotFoundError, which say what columns were `wanted`.
+
+    Of a parquet file only the columns that `read` says are read; the others are None, so that errors can name them.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f'{path}: no such file; check the path')
+    if not path.is_file() or not path.name.endswith(FILE_ENDINGS):
+        raise ValueError(f'{path}: expected a file ending in {", ".join(FILE_ENDINGS)}')
+    row = None
+    for row in _parquet_rows(path, read) if path.suffix == '.parquet' else jsonl_rows(path, wanted):
+        yield row
+    if row is None:
+        raise ValueError(f'{path}: no rows; expected columns {wanted}')
+
+
+def _parquet_rows(path: Path, read: Callable[[str], bool]) -> Iterator[tuple[str, dict]]:
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            columns = file.schema_arrow.names
+            table = file.read(columns=[column for column in columns if read(column)])
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise ValueError(f'{path}: not a readable parquet file ({short(error)}); fetch or write it again') from error
+    for first in range(0, table.num_rows, 1000):
+        try:
+            rows = table.slice(first, 1000).to_pylist()
+        except UnicodeDecodeError:
+            bad = next(i for i in range(first, table.num_rows) if not _decodes(table.slice(i, 1)))
+            raise ValueError(f'{path}, row {bad + 1}: not UTF-8 text; save the file as UTF-8') from None
+        yield from ((f'{path}, row {first + i}', {**dict.fromkeys(columns), **row}) for i, row in enumerate(rows, start=1))
+
+
+def _decodes(table: pyarrow.Table) -> bool:
+    try:
+        table.to_pylist()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,183 @@
+r"""What a row of a public data set asks, and what it accepts: the shapes that trainers and their data sets use.
+
+    the question    `problem`, `question` or `query`, a text; `prompt`, a text or a chat (verl, TRL, slime); `messages` (OpenAI) or
+                    `conversations` (ShareGPT) up to the last answer; `0` (Open-Reasoner-Zero)
+    the answer      `reward_model.ground_truth` (verl); or the first of `answer`, `final_answer`, `expected_answer`, `gt_answer`,
+                    `ground_truth`, `label`; or what `solution`, `response` or the chat's last answer arrives at
+
+Capital letters do not matter. A worked solution arrives at what stands in its last \boxed{}, behind its last ####, or behind 'the
+answer is'; a `solution` of a few characters is the answer itself. A text that is JSON, '"5"' or '["5", "five"]', is what it holds.
+
+docs/tasks.md has a table of data sets; tests/tasks/test_shapes.py reads one of each.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from bapo_jax.tasks.jsonl import short
+from bapo_jax.tasks.math_text import last_box
+
+_QUESTION = ('problem', 'question', 'query')
+_ANSWER = ('answer', 'final_answer', 'expected_answer', 'gt_answer', 'ground_truth', 'label')
+_WORKED = ('solution', 'response', 'generated_solution')
+_CHAT = ('messages', 'conversations')
+_CHOICES = ('choices', 'options')
+_BESIDE = ('data_source', 'extra_info')  # what verl passes to a reward function
+COLUMNS = frozenset((*_QUESTION, *_ANSWER, *_WORKED, *_CHAT, *_CHOICES, *_BESIDE, 'prompt', 'reward_model', '0', '1'))
+
+_ROLES = {'human': 'user', 'gpt': 'assistant', 'model': 'assistant', 'bot': 'assistant'}  # ShareGPT's names
+_NO_ANSWER = ('proof', 'notfound')  # NuminaMath-1.5 and OpenR1-Math write them for problems that have none
+_PROSE_WORDS = 25  # words of an answer that is a worked solution
+_SHORT = 60  # characters of a `solution` that is the answer itself
+_SAID = re.compile(r'[Tt]he (?:final )?answer is:?\s*([^\n]+)')
+_WORD = re.compile(r'(?<![\\A-Za-z])[A-Za-z]{2,}')
+
+
+class Row(NamedTuple):
+    """What is asked and accepted."""
+
+    chat: list[dict[str, str]]  # {'role', 'content'}, the last by the user
+    answer: Any  # as in the row, or what a worked solution arrives at; None where there is none
+    column: str  # where the answer is
+
+
+def reads(column: str) -> bool:
+    """Whether a column of this name can matter to `read_row`."""
+    return column.casefold() in COLUMNS
+
+
+def read_row(row: Mapping[str, Any], where: str, missing: str = 'problem') -> Row:
+    """The question and the answer of a row. Raises ValueError, naming column and remedy, where it has another shape.
+
+    `missing` is the column to name where there is no question.
+    """
+    names = {name.casefold(): name for name in reversed(row)}
+    if choices := next((names[c] for c in _CHOICES if c in names and row[names[c]]), None):
+        raise ValueError(
+            f'{where}: a question with {choices!r}, one of which is right, is read by no task; write the choices into the question, '
+            'the letter or text of the right one as the answer, and leave the column out'
+        )
+    column = _question_column(names)
+    if column is None:
+        raise ValueError(f'{where}: column {missing!r} is missing; the row has {short(", ".join(row))}; rename or add it')
+    value, worked = row[column], None
+    if column == '0':
+        chat = _chat([value], where, column)
+    elif column.casefold() in _QUESTION:
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(f'{where}: the problem must be a text, got {short(value)}; mend or drop the row')
+        chat = [{'role': 'user', 'content': value.strip()}]
+    else:
+        chat = _chat(value, where, column)
+        if column.casefold() in _CHAT and chat[-1]['role'] == 'assistant':
+            worked = chat.pop()['content']
+    if not chat or chat[-1]['role'] != 'user' or not chat[-1]['content'].strip():
+        raise ValueError(f'{where}: the problem must be the last message of {column!r}, by the user, got {short(value)}; mend or drop it')
+    return Row(chat, *_answer(row, names, worked, where))
+
+
+def _question_column(names: Mapping[str, str]) -> str | None:
+    if '0' in names and '1' in names:
+        return '0'
+    order = ('prompt', *_QUESTION, *_CHAT) if 'reward_model' in names else (*_QUESTION, 'prompt', *_CHAT)
+    return next((names[name] for name in order if name in names), None)
+
+
+def _chat(value: Any, where: str, column: str) -> list[dict[str, str]]:
+    """Messages by role and content, of OpenAI's or ShareGPT's form; a text is the user's. Images in a message become <image>."""
+    chat = []
+    for message in [{'role': 'user', 'content': value}] if isinstance(value, str) else value if isinstance(value, list) else [None]:
+        message = message if isinstance(message, dict) else {}
+        role, content = message.get('role') or message.get('from'), message.get('content', message.get('value'))
+        if isinstance(content, list):  # parts, as OpenAI and TRL write them where there are images
+            parts = [part if isinstance(part, dict) else {} for part in content]
+            content = ''.join('<image>' if part.get('type') == 'image' else str(part.get('text')) for part in parts)
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise ValueError(
+                f'{where}: the problem must be a text, or {column!r} a list of {{"role", "content"}} texts, got {short(value)}; mend or '
+                'drop the row'
+            )
+        chat.append({'role': _ROLES.get(role, role), 'content': content})
+    return chat
+
+
+def _answer(row: Mapping[str, Any], names: Mapping[str, str], worked: str | None, where: str) -> tuple[Any, str]:
+    if '0' in names and '1' in names:
+        truth = row['1'].get('ground_truth') if isinstance(row['1'], dict) else None
+        return (truth.get('value') if isinstance(truth, dict) else None), '1.ground_truth.value'
+    if 'reward_model' in names:
+        model = row[names['reward_model']]
+        if not isinstance(model, dict) or 'ground_truth' not in model:
+            raise ValueError(
+                f'{where}: "reward_model" must be an object with "ground_truth", got {short(model)}; mend or drop the row'
+            )
+        return opened(model['ground_truth']), 'reward_model.ground_truth'
+    for name in _ANSWER:
+        if name in names:
+            return opened(row[names[name]]), names[name]
+    for name in _WORKED:
+        if name in names:
+            text = row[names[name]]
+            return (result(text, itself=name == 'solution') if isinstance(text, str) else text), names[name]
+    if worked is not None:
+        return result(worked), 'messages'
+    raise ValueError(f"{where}: column 'answer' is missing; the row has {short(', '.join(row))}; rename or add it")
+
+
+def opened(answer: Any) -> Any:
+    """What a text of JSON holds, where that is a text or a list of texts; anything else as it is."""
+    if isinstance(answer, str) and answer.strip()[:1] in ('"', '['):
+        try:
+            held = json.loads(answer)
+        except (ValueError, RecursionError):
+            return answer
+        if isinstance(held, str) or (isinstance(held, list) and held and all(isinstance(a, str) for a in held)):
+            return held
+    return answer
+
+
+def result(text: str, *, itself: bool = False) -> str | None:
+    """What a worked solution arrives at, None where it does not say; a short text `itself` where that is allowed."""
+    if box := last_box(text):
+        return box
+    if '####' in text:
+        return text.rpartition('####')[2].strip().partition('\n')[0].strip() or None
+    if said := _SAID.findall(text):
+        return said[-1].strip().rstrip('.') or None
+    short_enough = itself and '\n' not in text.strip() and len(text.strip()) <= _SHORT
+    return text.strip() or None if short_enough else None
+
+
+def answer_text(answer: Any) -> str | None:
+    """An accepted answer as text, 142.0 as '142', of GSM8K's solutions what stands behind ####; None where it is no answer."""
+    if isinstance(answer, str):
+        if '####' in answer or '\\boxed' in answer:
+            return result(answer)
+        return None if is_none(answer) else answer.strip()
+    if isinstance(answer, int) and not isinstance(answer, bool):
+        return str(answer)
+    if not isinstance(answer, float) or not math.isfinite(answer):
+        return None
+    return str(int(answer)) if answer == int(answer) else repr(answer)
+
+
+def is_none(answer: Any) -> bool:
+    """Whether a row says that it has no answer: null, blank, 'proof', or a worked solution that marks no result."""
+    if not isinstance(answer, str):
+        return answer is None
+    text = answer.strip()
+    marked = '####' in text or '\\boxed' in text
+    return not text or text.casefold() in _NO_ANSWER or (not marked and len(_WORD.findall(text)) >= _PROSE_WORDS)
+
+
+def beside(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What verl passes to a reward function beside the response, as the row has it; {} for a row without any of it."""
+    told = {name: row[name] for name in _BESIDE if row.get(name) is not None}
+    if isinstance(model := row.get('reward_model'), dict) and 'ground_truth' in model:
+        told['ground_truth'] = model['ground_truth']
+    return json.loads(json.dumps(told, default=str))
