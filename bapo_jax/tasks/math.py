@@ -53,7 +53,7 @@ TEMPLATES = {
     'qwen3_no_thinking': f'{{problem}}{SUFFIX}, with an empty thinking block, as enable_thinking=False gives it',
     'qwen2.5_math': 'system: Please reason step by step, and put your final answer within \\boxed{}.',
     'chat': f'{{problem}}{SUFFIX}',
-    'as_is': "the question as the file has it, in the tokenizer's chat template; its own demand is the form that is judged",
+    'as_is': 'the question as the file has it, in a chat template if the tokenizer has one; its own demand is the form that is judged',
 }
 _SYSTEM = {'qwen2.5_math': 'Please reason step by step, and put your final answer within \\boxed{}.'}
 _SWITCH = {'qwen3': True, 'qwen3_no_thinking': False}
@@ -131,6 +131,8 @@ def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
     if template not in TEMPLATES:
         raise ValueError(f'task.template is {template!r}; choose one of {", ".join(TEMPLATES)}')
     chat_template = getattr(tokenizer, 'chat_template', None)
+    if not chat_template and template == 'as_is' and not ground_truth.get('before'):
+        return ground_truth['problem']
     if not chat_template:
         raise ValueError(
             f'task.template is {template!r}, but the tokenizer has no chat template; use the tokenizer of a chat model'

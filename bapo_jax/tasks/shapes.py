@@ -1,7 +1,7 @@
 r"""What a row of a public data set asks, and what it accepts: the shapes that trainers and their data sets use.
 
     the question    `problem`, `question` or `query`, a text; `prompt`, a text or a chat (verl, TRL, slime); `messages` (OpenAI) or
-                    `conversations` (ShareGPT) up to the last answer; `0` (Open-Reasoner-Zero)
+                    `conversations` (ShareGPT) up to the last answer, behind `system`; `0` (Open-Reasoner-Zero)
     the answer      `reward_model.ground_truth` (verl); or the first of `answer`, `final_answer`, `expected_answer`, `gt_answer`,
                     `ground_truth`, `label`; or what `solution`, `response` or the chat's last answer arrives at
 
@@ -28,7 +28,7 @@ _WORKED = ('solution', 'response', 'generated_solution')
 _CHAT = ('messages', 'conversations')
 _CHOICES = ('choices', 'options')
 _BESIDE = ('data_source', 'extra_info')  # what verl passes to a reward function
-COLUMNS = frozenset((*_QUESTION, *_ANSWER, *_WORKED, *_CHAT, *_CHOICES, *_BESIDE, 'prompt', 'reward_model', '0', '1'))
+COLUMNS = frozenset((*_QUESTION, *_ANSWER, *_WORKED, *_CHAT, *_CHOICES, *_BESIDE, 'system', 'prompt', 'reward_model', '0', '1'))
 
 _ROLES = {'human': 'user', 'gpt': 'assistant', 'model': 'assistant', 'bot': 'assistant'}  # ShareGPT's names
 _NO_ANSWER = ('proof', 'notfound')  # NuminaMath-1.5 and OpenR1-Math write them for problems that have none
@@ -76,6 +76,8 @@ def read_row(row: Mapping[str, Any], where: str, missing: str = 'problem') -> Ro
         chat = _chat(value, where, column)
         if column.casefold() in _CHAT and chat[-1]['role'] == 'assistant':
             worked = chat.pop()['content']
+        if isinstance(system := row.get('system'), str) and system.strip() and chat[:1] and chat[0]['role'] != 'system':
+            chat.insert(0, {'role': 'system', 'content': system})
     if not chat or chat[-1]['role'] != 'user' or not chat[-1]['content'].strip():
         raise ValueError(f'{where}: the problem must be the last message of {column!r}, by the user, got {short(value)}; mend or drop it')
     return Row(chat, *_answer(row, names, worked, where))

@@ -192,6 +192,14 @@ def test_the_last_answer_counts_and_must_be_a_whole_number(response, verdict, an
     assert diagrams.verify_all([response], [TRUTH]) == [(verdict, answer)]
 
 
+@pytest.mark.parametrize('opening', ['', '<think>\n'])
+def test_an_answer_within_a_think_that_is_not_closed_does_not_count(opening):
+    truth, thought = diagrams.with_demands(TRUTH, f'?<assistant>{opening}'), '' if opening else '<think>'
+    right = f'<answer>{TRUTH["answer"]}</answer>'
+    assert diagrams.verify(f'{thought}It is {right}', truth) == (Verdict.UNPARSEABLE, None)
+    assert diagrams.verify(f'{thought}So.</think>{right}', truth)[0] == Verdict.CORRECT
+
+
 def test_a_worked_solution_is_right_and_of_true_steps(problems):
     for problem in problems:
         solution = diagrams.worked_solution(problem)
