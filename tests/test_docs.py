@@ -49,6 +49,7 @@ NO_ROW = {
     'in the log of a sink, of which the row "is left out from here on" tells': ('another process still sends this run',),
     'the tail of a message that has a row': (
         'it lacks project, name or id', 'is not what was saved', 'bytes, more than any manifest', 'it holds no object',
+        '…: …; mend or drop the row',
     ),
 }  # fmt: skip
 # What is raised with a text that is made elsewhere: by another exception, or by a function whose texts have rows of their own.

@@ -1,6 +1,6 @@
 r"""The form of answer that a prompt demands, and the answer of that form in a response.
 
-    line      `Answer: 5`, where the prompt has Answer: in quotation marks or behind 'form', 'format', 'after', 'with' or 'by'
+    line      `Answer: 5`, where the prompt has Answer: in quotation marks or behind the word 'form' or 'format'
     hashes    `#### 5`, where it has #### so
     block     `<answer>5</answer>`, where it has <answer>
     box       `\boxed{5}`, where it has \boxed
@@ -15,7 +15,7 @@ import re
 
 from bapo_jax.tasks.math_text import last_box
 
-_BEHIND = r'(?:["“\'‘`*]\s*|\b(?:form|format|after|with|by)\W{1,3})'
+_BEHIND = r'(?:["“\'‘`]|\b(?:form|format)\W{1,3})'
 _DEMANDS = {
     'line': re.compile(_BEHIND + r'(?:final )?answer:', re.IGNORECASE),
     'hashes': re.compile(_BEHIND + '####', re.IGNORECASE),

@@ -65,9 +65,13 @@ def _question(row: dict, where: str) -> dict:
         row = {**row, 'question': chat if len(chat) > 1 else chat[0]['content'], 'answer': answer}
     try:
         check_ground_truth(row)
-        json.dumps(row)
-    except (ValueError, TypeError) as error:  # of parquet files, images and times are no JSON
-        raise ValueError(f'{where}: {error}; mend or drop the row or the column') from None
+    except ValueError as error:
+        raise ValueError(f'{where}: {error}; mend or drop the row') from None
+    for column, value in row.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):  # pictures and times in parquet files
+            raise ValueError(f'{where}: column {column!r} holds what is no JSON, {short(value)}; drop or convert it') from None
     return row
 
 

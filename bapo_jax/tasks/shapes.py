@@ -173,8 +173,9 @@ def is_none(answer: Any) -> bool:
     if not isinstance(answer, str):
         return answer is None
     text = answer.strip()
-    marked = '####' in text or '\\boxed' in text
-    return not text or text.casefold() in _NO_ANSWER or (not marked and len(_WORD.findall(text)) >= _PROSE_WORDS)
+    if '####' in text or '\\boxed' in text:
+        return result(text) is None
+    return not text or text.casefold() in _NO_ANSWER or len(_WORD.findall(text)) >= _PROSE_WORDS
 
 
 def beside(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,6 +95,12 @@ def test_a_bad_row_is_named(tmp_path, row, message):
     path = written(tmp_path / 'q.jsonl', {'question': 'Why?', 'answer': 1}, row)
     with pytest.raises(ValueError, match=message):
         questions.training_problems(path, limit=1, seed=1)
+
+
+def test_a_column_of_a_parquet_file_that_no_checkpoint_could_keep_is_named(tmp_path):
+    pa.parquet.write_table(pa.table({'question': ['Why?'], 'answer': ['so'], 'picture': [b'PNG']}), tmp_path / 'q.parquet')
+    with pytest.raises(ValueError, match=r"q\.parquet, row 1: column 'picture' holds what is no JSON, b'PNG'; drop or convert it"):
+        questions.benchmark(str(tmp_path / 'q.parquet'))
 
 
 def test_what_is_no_file_of_questions_is_named(tmp_path):

@@ -95,7 +95,8 @@ def test_without_a_chat_template_a_question_is_asked_as_it_stands():
 @pytest.mark.parametrize('prompt, form', [
     ('What is 1+1?', ''), ('#### Problem 3\nWhat is 1+1?', ''), ('Tom: the answer: 5. Why?', ''), ('See \\boxed{} and <answer>.', 'block'),
     ('Remember to put your answer on its own line after "Answer:", and you do not need to use a \\boxed command.', 'line'),
-    ('Use the format:\nAnswer: your answer', 'line'), ('End with **Answer:** and the number', 'line'), ('after `####`', 'hashes'),
+    ('Use the format:\nAnswer: your answer', 'line'), ('End with “Answer:” and the number', 'line'), ('after `####`', 'hashes'),
+    ('Prove it with Answer: 5', ''), ('**Answer:** 5, or 6?', ''),  # of problems that were copied with what stood beside them
     ('within \\boxed{}', 'box'),
 ])  # fmt: skip
 def test_what_a_prompt_demands(prompt, form):
@@ -117,7 +118,7 @@ def test_the_answer_of_a_form(form, text, answer):
 def test_answers_are_found_in_linear_time(form):
     """None of these ends within a test's patience where the time is quadratic."""
     n = 3 * 10**4
-    for text in ('answer' + ' ' * n, '<answer>' * n, 'answer:' + '\n' * n, '\\boxed{' * n, 'after ' * n):
+    for text in ('answer' + ' ' * n, '<answer>' * n, 'answer:' + '\n' * n, '\\boxed{' * n, 'form ' * n):
         assert demands.stated(text, form) is None and demands.demanded('so ' + text.lower()) in ('', 'block', 'box')
 
 
