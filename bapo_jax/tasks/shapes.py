@@ -74,7 +74,7 @@ def read_row(row: Mapping[str, Any], where: str, missing: str = 'problem') -> Ro
         chat = [{'role': 'user', 'content': value.strip()}]
     else:
         chat = _chat(value, where, column)
-        if column.casefold() in _CHAT and chat[-1]['role'] == 'assistant':
+        if column.casefold() in _CHAT and chat and chat[-1]['role'] == 'assistant':
             worked = chat.pop()['content']
         if isinstance(system := row.get('system'), str) and system.strip() and chat[:1] and chat[0]['role'] != 'system':
             chat.insert(0, {'role': 'system', 'content': system})

@@ -40,6 +40,8 @@ _MATH = (
     {'problem': 'What is $2+3$?', 'answer': '5', 'dataset': 'amc23'},
     {'question': 'Two roots?', 'final_answer': ['$1$', 2, 3.5]},
     {'prompt': [{'role': 'user', 'content': 'é?'}], 'reward_model': {'ground_truth': '5', 'style': 'rule'}, 'data_source': 'x'},
+    {'system': 'Be brief.', 'conversations': [{'from': 'human', 'value': '2+3?'}, {'from': 'gpt', 'value': 'So \\boxed{5}.'}]},
+    {'0': {'from': 'human', 'value': '2+3?'}, '1': {'from': 'assistant', 'ground_truth': {'value': '["5"]'}}},
 )
 _GEOMETRY = {'annotat_text': 'Find $x$.', 'choices': ['1.0', '2.0', '3', '4'], 'answer': 'B', 'problem_text': 'Find x.'}
 _GRADED = {'response': 'So \\boxed{5}', 'ground_truth': {'answers': ['5'], 'boxed': True, 'thinking': False}}

@@ -181,6 +181,7 @@ BAD_ROWS = {
     ),
     'a prompt without an answer': ('{"prompt": [{"role": "user", "content": "p"}]}', "column 'answer' is missing; the row has prompt"),
     'a prompt that is no chat': ('{"prompt": [5], "answer": "5"}', "the problem must be a text, or 'prompt' a list of"),
+    'a chat without messages': ('{"messages": [], "answer": "5"}', 'the problem must be the last message'),
     'a chat that is answered': ('{"prompt": [{"role": "assistant", "content": "p"}], "answer": "5"}', 'the problem must be the last'),
     'one of four': ('{"question": "p", "choices": ["5", "6"], "answer": 1}', "a question with 'choices', one of which is right"),
     'a worked solution without a result': (
