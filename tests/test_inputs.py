@@ -74,6 +74,17 @@ def test_copies_are_no_other_problems(benchmark, tmp_path, caplog):
     assert 'test.jsonl: 12 rows ask 4 distinct problems; all rows are scored, and the interval is over problems' in caplog.text
 
 
+def test_copies_of_a_task_of_the_users_are_no_other_problems_either(benchmark, tmp_path, monkeypatch):
+    (tmp_path / 'own').mkdir()
+    (tmp_path / 'own' / 'with_copies.py').write_text(
+        'from bapo_jax.tasks.countdown import *\nfrom bapo_jax.tasks import countdown\n'
+        'def training_problems(source, *, limit, seed): return 2 * countdown.training_problems(source, limit=limit, seed=seed)\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    read = read_inputs(small_config('bapo_tuned', benchmark, task__name='own.with_copies'))
+    assert [p.id for p in read.prompts] == list(range(60))
+
+
 def test_weights_are_checked_unless_they_are_not_wanted(benchmark, monkeypatch):
     checked = []
     monkeypatch.setattr(hf, 'check_weights', lambda path, model: checked.append(path))

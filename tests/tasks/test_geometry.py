@@ -47,6 +47,20 @@ def test_the_papers_prompt():
     assert task.prompt_text(TRUTH, 'plain', Tokenizer()) == f'{VISION}Find $x$. Put the final answer in \\boxed{{}}.\n'
 
 
+def test_a_question_asked_as_it_is_is_judged_by_its_own_demand():
+    words = 'Find $x$. Write it in <answer> </answer> tags.'
+    truth = {**TRUTH, 'problem': f'<image>{words}', 'before': [{'role': 'system', 'content': 'Be brief.'}]}
+    text = task.prompt_text(truth, 'as_is', Tokenizer())
+    assert text == f'<system>Be brief.<user>{VISION}{words}<assistant>'
+    asked = task.with_demands(truth, text)
+    assert task.verify('<answer>5</answer>', asked) == (Verdict.CORRECT, '5')
+    assert task.verify('\\boxed{5}', asked) == (Verdict.UNPARSEABLE, None)
+    with pytest.raises(ValueError, match="'paper' asks for .*, and a question asks for <answer> itself"):
+        task.prompt_text(truth, 'paper', Tokenizer())
+    with pytest.raises(ValueError, match="'as_is' asks one question, and a row has a chat"):
+        task.prompt_text(truth, 'as_is', Tokenizer(chat_template=None))
+
+
 def test_every_image_has_one_pad_where_the_problem_has_it():
     truth = {'problem': 'Is <image> like <image>?', 'answers': ['yes'], 'images': [IMAGE, IMAGE]}
     for template in task.TEMPLATES:
