@@ -33,6 +33,7 @@ from bapo_jax.learner.objective import PREVIOUS, PROXIMAL, REFERENCE
 from bapo_jax.learner.update import TrainState
 from bapo_jax.models.parameters import is_rounded
 from bapo_jax.run.checksums import checksum_of_text, checksums
+from bapo_jax.run.remains import say_none_yet
 
 
 def copy_params(params: Any) -> Any:
@@ -342,6 +343,8 @@ def open_run(learner: Learner, config: ConfigDict, directory: Path) -> OpenedRun
     initial = learner.read_initial() if restored is None or wants_reference else None
     checksum = checksum_of_text(checksums(initial)) if initial is not None else 0
     if restored is None:
+        if jax.process_index() == 0:
+            say_none_yet(directory)
         state, of_host = RunState(learner.init(initial), frozen(initial), switch_step=switch_step, initial=checksum), None
     else:
         state, *of_host = restored

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from bapo_jax.files import write_text
 from bapo_jax.groups import Prompt
-from bapo_jax.run.log import read_metrics
+from bapo_jax.run.remains import check_remains, has_checkpoint
 
 # What a run may be continued with at any time. First how it is computed: the mathematics stay, and a sum over other parts may differ
 # in its last bit. Then how long it goes on and what it writes, who answers and where.
@@ -60,7 +60,7 @@ def claim(
     the hub's commits of the names in the config.
 
     Raises ValueError for a run of another config, dataset, tokenizer or model, naming what differs, and for files that are damaged
-    or missing.
+    or missing, checkpoints included.
     """
     path, new = Path(workdir) / 'config.json', {
         **config.to_dict(), 'hub': dict(commits), 'fingerprints': fingerprints, 'environment': environment,
@@ -81,9 +81,9 @@ def claim(
             )
         before, now = _flat(old), _flat(new)
         changed = {name: (before.get(name), now.get(name)) for name in differences(old, new, ())}
-    elif any(Path(workdir).glob('checkpoints/[0-9]*')):
+    elif has_checkpoint(Path(workdir)):
         raise ValueError(f'{workdir} has checkpoints and no config.json; restore that file, or give another --workdir')
-    read_metrics(workdir)  # raises for a damaged file
+    check_remains(Path(workdir))
     Path(workdir).mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(new, indent=1) + '\n')
     return changed

@@ -21,6 +21,7 @@ from bapo_jax.run.checkpoint import Checkpoints, RunState
 from bapo_jax.run.ledger import Ledger
 from bapo_jax.run.log import MetricsLog, ProgressBar
 from bapo_jax.run.measures import trained_tokens
+from bapo_jax.run.remains import drop_later, look_for_first
 from bapo_jax.run.rollouts import logged, write_rollouts
 from bapo_jax.stopping import Stopped
 
@@ -80,6 +81,8 @@ class Run:
     ):  # fmt: skip
         """`evaluate` scores π_θ; `to_save` returns the replay's arrays and the selector's state; `ledger` checks each step."""
         written = state.step - 1 if state.unwritten else state.step
+        drop_later(workdir, state.step)
+        look_for_first(workdir)
         self.state, self._log = state, MetricsLog(workdir, written if state.step else -1, config.log.sinks)
         self._config, self._workdir, self._steps, self._checkpoints, self._hosts = config, workdir, steps, checkpoints, hosts
         self._tokenizer, self._evaluate, self._to_save = tokenizer, evaluate, to_save
@@ -123,9 +126,11 @@ class Run:
         self._progress.stop()
         self._log.close()
         self._checkpoints.close()
+        look_for_first(self._workdir)
 
     def _after(self, now: Step) -> None:
         c, step = self._config, now.number
+        look_for_first(self._workdir)  # that of a step before may be whole now
         if self._ledger:
             self._ledger.check(step, now.fresh, now.reevaluated, now.batch)
         if is_due(c.rollouts.every, step):

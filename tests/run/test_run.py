@@ -124,6 +124,20 @@ def test_each_thing_is_done_at_its_period_and_everything_but_rollouts_at_the_end
     assert noted.checkpoints.closed
 
 
+def test_files_of_lost_steps_go_and_the_note_that_there_is_no_checkpoint_goes_with_the_first_one(begin, tmp_path):
+    note, later = tmp_path / 'checkpoints' / 'none_yet', tmp_path / 'evals' / '000001.json'
+    for file in (note, later):
+        file.parent.mkdir()
+        file.write_text('')
+    run, _ = begin(checkpoint=1)
+    assert note.exists() and not later.exists()
+    take(run, 1)
+    assert note.exists()
+    (tmp_path / 'checkpoints' / '1').mkdir()  # while the next step is under way
+    take(run, 2)
+    assert not note.exists()
+
+
 def test_each_step_is_written_once_with_its_seconds(begin, tmp_path):
     run, _ = begin(steps=4, evaluate=2, checkpoint=1)
     for number in run.steps_left():
