@@ -50,6 +50,7 @@ from bapo_jax.run.tables import print_scores
 from bapo_jax.scores import Question, question, summary
 from bapo_jax.rollout.engines import POLICIES, start_engine
 from bapo_jax.tasks import custom_reward, get_task, repeats
+from bapo_jax.tasks.own_module import fingerprints_of_code
 from bapo_jax.tasks.sight import Sight
 
 FLAGS = flags.FLAGS
@@ -226,7 +227,7 @@ def main(_) -> None:
             output = Path(FLAGS.output) if FLAGS.output else policy.output
             files = sample_files(output, config.evaluate.benchmarks)
             until_the_end.enter_context(held(output))
-            chosen = settings(checkpoint, policy.step, config, benchmarks)
+            chosen = settings(checkpoint, policy.step, config, benchmarks, fingerprints_of_code(config.task))
             open_evaluation(output, chosen, list(files.values()))
             size = chunk_size(config)
             questions = {name: done_before(files[name], len(p), config.evaluate.samples, size) for name, p in benchmarks.items()}

@@ -44,7 +44,7 @@ from bapo_jax.rollout.engines import start_engine
 from bapo_jax.rollout.rollouts import Rollouts
 from bapo_jax.rollout.schedule import Schedule, schedule_of
 from bapo_jax.run.checkpoint import ROLLOUT, DamagedCheckpoint, NotSaved, OtherWeights, RunState, open_run
-from bapo_jax.run.directory import claim, environment, fingerprint_prompts, fingerprint_tokenizer, in_words, recorded_commits
+from bapo_jax.run.directory import claim, environment, fingerprints_of, in_words, recorded_commits
 from bapo_jax.run.ledger import open_ledger
 from bapo_jax.run.lock import held
 from bapo_jax.run.log import read_metrics
@@ -55,6 +55,7 @@ from bapo_jax.run.sinks import check_sinks
 from bapo_jax.run.tables import print_table
 from bapo_jax.tasks import custom_reward, solver
 from bapo_jax.tasks.custom_reward import BadReward
+from bapo_jax.tasks.own_module import fingerprints_of_code
 from bapo_jax.tasks.verifier_pool import WorkersFailed
 
 FLAGS = flags.FLAGS
@@ -89,8 +90,8 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool
     check_sinks(c.log.sinks, workdir)
     learner, reward = build_learner(c, hosts, read.sight), custom_reward.rewards_of(c.task)
     fingerprints = {
-        'dataset': fingerprint_prompts(read.prompts),
-        'tokenizer': fingerprint_tokenizer(read.tokenizer),
+        **fingerprints_of(read.prompts, read.benchmarks, read.tokenizer, read.stop_tokens),
+        'code': fingerprints_of_code(c.task),
         'model': architecture(read.model),
     }
     changed = claim(workdir, read.written, fingerprints, environment(), amend, read.commits)

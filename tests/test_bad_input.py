@@ -89,6 +89,29 @@ def test_benchmarks(tmp_path, model, refused, rows, message):
     assert message in refused(math_config(model, train, tmp_path / 'few.jsonl'))
 
 
+def test_changed_answers_and_benchmarks_of_a_run_are_refused_by_file(tmp_path, model, monkeypatch):
+    """The questions stay what they were, so no token of a prompt tells. `build` reads all that a run reads."""
+    train, few, rewards = (tmp_path / name for name in ('train.jsonl', 'few.jsonl', 'rewards_that_change.py'))
+    function = 'def half(data_source, response, ground_truth, extra):\n    return 0.5\n'
+    before = {train: GOOD * 8, few: GOOD, rewards: function}
+    for path, text in before.items():
+        file(path, text)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = math_config(model, train, few, task__reward='rewards_that_change:half')
+    build(config, tmp_path / 'run')
+    for path, text, what in (
+        (train, GOOD * 7 + GOOD.replace('"2"', '"3"'), f'the answers of task.train={train}'),
+        (few, GOOD.replace('"2"', '"3"'), f'fingerprints.benchmarks.{few}: questions and answers of a benchmark'),
+        (few, GOOD.replace('1+1', '1+0'), f'fingerprints.benchmarks.{few}: questions and answers of a benchmark'),
+        (rewards, function.replace('.5', '.6'), 'fingerprints.code.rewards_that_change: the source of a module'),
+    ):
+        file(path, text)
+        with pytest.raises(ValueError, match=re.escape(what)):
+            build(config, tmp_path / 'run')
+        file(path, before[path])
+    assert build(config, tmp_path / 'run').changed == {}
+
+
 def test_an_unknown_benchmark(tmp_path, model, refused):
     train = file(tmp_path / 'train.jsonl', GOOD * 8)
     message = refused(math_config(model, train, 'aime23'))

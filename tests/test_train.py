@@ -285,7 +285,7 @@ def test_a_run_directory_of_another_config_is_refused_with_the_fields_named(bapo
     workdir, _, _ = bapo_run
     with pytest.raises(ValueError, match=r'differ in learner\.clip_low, replay\.c1\. Give another --workdir'):
         build(bapo_config(benchmark, learner__clip_low=0.1, replay__c1=0.25), workdir)
-    with pytest.raises(ValueError, match=r'differ in fingerprints\.dataset, task\.seed'):
+    with pytest.raises(ValueError, match=r'differ in fingerprints\.answers, fingerprints\.dataset, task\.seed'):
         build(bapo_config(benchmark, task__seed=5), workdir)
 
 

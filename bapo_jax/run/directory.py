@@ -38,8 +38,12 @@ AMENDABLE = (
     'learner.learning_rate', 'learner.warmup_updates', 'learner.schedule', 'learner.decay_updates', 'learner.final_share',
     'learner.adam_b1', 'learner.adam_b2', 'learner.adam_eps', 'learner.weight_decay', 'learner.grad_clip', 'learner.clip_low',
     'learner.clip_high', 'learner.clip_centre', 'learner.dual_clip', 'learner.importance_cap', 'learner.ratio_level',
-    'learner.surrogate', 'learner.kl_coef', 'learner.entropy_coef', 'learner.aggregation', 'critic',
+    'learner.surrogate', 'learner.kl_coef', 'learner.entropy_coef', 'learner.aggregation', 'critic', 'fingerprints.benchmarks',
+    'fingerprints.code',
 )  # fmt: skip
+# Fingerprints that a run may lack: those of a benchmark or a module that was not there before, and all of them where the version
+# that began the run did not take any. It has them from then on.
+_MAY_LACK = tuple(f'fingerprints.{name}' for name in ('answers', 'stop_tokens', 'special_tokens', 'benchmarks', 'code'))
 # What host 0 alone reads, or each host for itself.
 OF_A_HOST = (
     'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'log', 'theory', 'debug', 'model.path', 'rollout.overlap',
@@ -69,7 +73,11 @@ def claim(
     changed: dict[str, tuple[Any, Any]] = {}
     if path.is_file():
         old = read_config(path)
-        differing = differences(old, new)
+        for part in ('benchmarks', 'code'):  # one that is left out for a while may come back, and must be the same then
+            kept = _part(_part(old, 'fingerprints'), part) | _part(new['fingerprints'], part)
+            new['fingerprints'] |= {part: kept} if kept else {}
+        before, now = _flat(old), _flat(new)
+        differing = [name for name in differences(old, new) if name in before or not _is_one_of(name, _MAY_LACK)]
         held = [name for name in differing if not (_is_one_of(name, AMENDABLE) or _is_new_field(name, old))]
         refused = held if amend else differing
         if refused:
@@ -77,9 +85,8 @@ def claim(
             remedy = f', or --amend to change {", ".join(amendable)[:1000]} from here on' if amendable else ''
             raise ValueError(
                 f'{workdir} holds a run with other settings; they differ in {", ".join(refused)[:1000]}. '
-                f'Give another --workdir, or the settings of that run{remedy}'
+                f'Give another --workdir, or the settings of that run{remedy}{_to_restore(refused, config)}'
             )
-        before, now = _flat(old), _flat(new)
         changed = {name: (before.get(name), now.get(name)) for name in differences(old, new, ())}
     elif has_checkpoint(Path(workdir)):
         raise ValueError(f'{workdir} has checkpoints and no config.json; restore that file, or give another --workdir')
@@ -124,6 +131,21 @@ def environment() -> dict[str, str]:
     }  # fmt: skip
 
 
+def fingerprints_of(
+    prompts: Sequence[Prompt], benchmarks: Mapping[str, Sequence[Prompt]], tokenizer: Any, stop_tokens: Sequence[int]
+) -> dict[str, Any]:
+    """What tells the data and the tokenizer of a run from others. `benchmarks` have a fingerprint each, by name."""
+    return {
+        'dataset': fingerprint_prompts(prompts),
+        'answers': fingerprint_answers(prompts),
+        'benchmarks': {name: f'{fingerprint_prompts(of)} {fingerprint_answers(of)}' for name, of in benchmarks.items()},
+        'tokenizer': fingerprint_tokenizer(tokenizer),
+        # A response's text is read without them.
+        'special_tokens': sorted(i for i, token in tokenizer.added_tokens_decoder.items() if token.special),
+        'stop_tokens': list(stop_tokens),
+    }
+
+
 def fingerprint_prompts(prompts: Sequence[Prompt]) -> str:
     """A hash of the training prompts' tokens and images, in order."""
     digest = hashlib.sha256()
@@ -131,6 +153,17 @@ def fingerprint_prompts(prompts: Sequence[Prompt]) -> str:
         digest.update(len(prompt.tokens).to_bytes(4, 'little') + prompt.tokens.tobytes())
         for image in prompt.images:
             digest.update(image['sha256'].encode())
+    return digest.hexdigest()[:16]
+
+
+def fingerprint_answers(prompts: Sequence[Prompt]) -> str:
+    """A hash of what the prompts' responses are judged by, in order. An image counts by its content, not by where it lies."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        truth = prompt.ground_truth
+        if prompt.images:
+            truth = truth | {'images': [image['sha256'] for image in prompt.images]}
+        digest.update(json.dumps(truth, sort_keys=True).encode() + b'\n')
     return digest.hexdigest()[:16]
 
 
@@ -147,9 +180,33 @@ def differences(old: dict, new: dict, left_out: Sequence[str] = FREE_TO_CHANGE) 
 
 def in_words(changed: dict[str, tuple[Any, Any]]) -> str:
     """What `claim` says has changed, in a sentence; and one more where numbers may differ for it."""
-    said = ', '.join(f'{name} {before!r} → {now!r}' for name, (before, now) in changed.items())
-    of_numbers = any(_is_one_of(name, (*HOW_COMPUTED, *AMENDABLE)) for name in changed)
+    new = [name for name, (before, _) in changed.items() if before is None and _is_one_of(name, _MAY_LACK)]
+    said = ', '.join(
+        f'{name} (recorded from here on)' if name in new else f'{name} {before!r} → {now!r}'
+        for name, (before, now) in changed.items()
+    )
+    of_numbers = any(_is_one_of(name, (*HOW_COMPUTED, *AMENDABLE)) for name in changed if name not in new)
     return f'{said}. Numbers may differ from here on' if of_numbers else said
+
+
+def _to_restore(names: Sequence[str], config: ConfigDict) -> str:
+    """Whose fingerprints are among the fields that differ, in a sentence; '' where none are."""
+    files = {
+        'fingerprints.dataset': f'the questions of task.train={config.task.train}',
+        'fingerprints.answers': f'the answers of task.train={config.task.train}',
+        'fingerprints.benchmarks': 'questions and answers of a benchmark; as another one it wants another name',
+        'fingerprints.code': 'the source of a module of yours',
+        'fingerprints': f'files of model.path={config.model.path}',
+    }
+    found = [name for name in names if _is_one_of(name, ('fingerprints',))]
+    said = [f'{name}: {next(what for part, what in files.items() if _is_one_of(name, (part,)))}' for name in found]
+    return f'. What was changed, and may be restored: {"; ".join(said)[:2000]}' if said else ''
+
+
+def _part(tree: Any, name: str) -> dict[str, Any]:
+    """A section of a config that may be damaged: {} where there is none."""
+    part = tree.get(name) if isinstance(tree, dict) else None
+    return part if isinstance(part, dict) else {}
 
 
 def _flat(tree: dict, prefix: str = '') -> dict[str, Any]:

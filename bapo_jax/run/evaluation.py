@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,13 @@ def sample_files(output: Path, benchmarks: Sequence[str]) -> dict[str, Path]:
     return files
 
 
-def settings(checkpoint: Path, step: int, config: ConfigDict, benchmarks: dict[str, list[Prompt]]) -> dict[str, Any]:
-    """What the samples depend on, by the names of flags and config fields."""
+def settings(
+    checkpoint: Path, step: int, config: ConfigDict, benchmarks: dict[str, list[Prompt]], code: Mapping[str, str] = {}
+) -> dict[str, Any]:
+    """What the samples depend on, by the names of flags and config fields.
+
+    `code` has a hash of each of the user's modules that judge.
+    """
     c = config
     program = {'config.rollout.rows': c.rollout.rows} if c.rollout.engine == 'jax' else {'config.rollout.dtype': c.rollout.dtype}
     return {
@@ -42,6 +47,7 @@ def settings(checkpoint: Path, step: int, config: ConfigDict, benchmarks: dict[s
         'config.evaluate.max_response_tokens': c.evaluate.max_response_tokens, 'config.evaluate.temperature': c.evaluate.temperature,
         'config.evaluate.top_p': c.evaluate.top_p, 'benchmarks': list(benchmarks),
         'questions': {name: fingerprint_questions(prompts) for name, prompts in benchmarks.items()}, **program,
+        **({'code': dict(code)} if code else {}),
     }  # fmt: skip
 
 
@@ -62,7 +68,8 @@ def open_evaluation(output: Path, new: dict[str, Any], files: Sequence[Path]) ->
     path = output / 'settings.json'
     if path.is_file():
         old = json.loads(path.read_text('utf-8'))
-        names = [name for name in sorted(old.keys() | new) if old.get(name) != new.get(name)]
+        may_lack = {'code'} - old.keys()  # an earlier version did not note it
+        names = [name for name in sorted((old.keys() | new) - may_lack) if old.get(name) != new.get(name)]
         if names:
             differing = [f'{name} ({old.get(name)!r} there, {new.get(name)!r} now)' for name in names]
             raise ValueError(f'{output} holds an evaluation with other settings; they differ in {", ".join(differing)}. '

@@ -37,7 +37,7 @@ def look_for_first(workdir: Path) -> None:
 
 
 def check_remains(workdir: Path) -> None:
-    """Raises ValueError where a run has got further than its first step and its checkpoints are gone, or metrics.jsonl is damaged."""
+    """Raises ValueError where a run has files of steps and its checkpoints are gone, or metrics.jsonl is damaged."""
     step, file = last_step(workdir)
     if step > 0 and not has_checkpoint(workdir) and not (workdir / 'checkpoints' / NONE_YET).is_file():
         raise ValueError(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import sys
+from pathlib import Path
 from types import ModuleType
+
+from ml_collections import ConfigDict
 
 
 def import_own(module: str, field: str) -> ModuleType:
@@ -22,3 +26,15 @@ def import_own(module: str, field: str) -> ModuleType:
             f'{field}: importing {module} failed ({type(error).__name__}: {error}); its directory must be on PYTHONPATH, or the '
             'current one'
         ) from error
+
+
+def fingerprints_of_code(task: ConfigDict) -> dict[str, str]:
+    """A hash of the source of each module of the user's that judges, by its name: a task of theirs, and task.reward's.
+
+    What such a module imports does not count. `task` is the config's section. Raises ValueError as `import_own` does.
+    """
+    fields = {task.name: f'task.name={task.name!r}'} if '.' in task.name else {}
+    if task.reward:
+        fields[task.reward.partition(':')[0]] = f'task.reward={task.reward!r}'
+    files = {name: getattr(import_own(name, field), '__file__', None) for name, field in fields.items()}
+    return {name: hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for name, file in files.items() if file}

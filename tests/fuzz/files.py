@@ -213,7 +213,8 @@ def manifests(folder: Path) -> Iterator[Target]:
 @contextmanager
 def run_config(folder: Path) -> Iterator[Target]:
     """A run's config.json, as the next trainer reads it."""
-    config, prints, here = default_config(), {'dataset': 'd', 'model': {'layers': 2}}, {'devices': '1 cpu'}
+    prints = {'dataset': 'd', 'answers': 'a', 'benchmarks': {'b.jsonl': 'b'}, 'code': {'my.rewards': 'c'}, 'model': {'layers': 2}}
+    config, here = default_config(), {'devices': '1 cpu'}
     directory.claim(folder, config, prints, here)
     sound = json.loads((folder / 'config.json').read_text())
 

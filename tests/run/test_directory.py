@@ -9,10 +9,13 @@ from bapo_jax.config import default_config
 from bapo_jax.groups import Prompt
 from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.run.directory import (
-    AMENDABLE, FREE_TO_CHANGE, OF_A_HOST, _flat, claim, fingerprint_prompts, fingerprint_tokenizer, in_words,
+    AMENDABLE, FREE_TO_CHANGE, OF_A_HOST, _flat, claim, fingerprint_answers, fingerprint_prompts, fingerprint_tokenizer, in_words,
 )  # fmt: skip
 
-PRINTS = {'dataset': 'd', 'tokenizer': 't', 'model': {'layers': 2}}
+PRINTS = {
+    'dataset': 'd', 'answers': 'a', 'benchmarks': {'/data/b.jsonl': 'b'}, 'code': {'my.rewards': 'c'}, 'tokenizer': 't',
+    'special_tokens': [1, 2], 'stop_tokens': [2], 'model': {'layers': 2},
+}  # fmt: skip
 HERE = {'devices': '2 cpu', 'jax': '0.10.2'}
 
 
@@ -78,7 +81,7 @@ def test_a_change_says_that_numbers_may_differ_where_they_may(field, may_differ)
 
 
 def test_every_name_in_the_lists_is_a_field_or_a_section():
-    fields = [*_flat(config().to_dict()), 'environment.x', 'hub.owner/name']
+    fields = [*_flat(config().to_dict()), *_flat({'fingerprints': PRINTS}), 'environment.x', 'hub.owner/name']
     for names in (FREE_TO_CHANGE, AMENDABLE, OF_A_HOST):
         assert [name for name in names if not any(f == name or f.startswith(f'{name}.') for f in fields)] == []
     assert not [name for name in AMENDABLE if name in FREE_TO_CHANGE]
@@ -111,6 +114,9 @@ def test_a_damaged_row_of_metrics_is_named_before_anything_is_written(tmp_path):
     [
         ({'seed': 1, 'replay__c1': 0.25}, {}, r'differ in replay\.c1, seed\.'),
         ({}, {'dataset': 'other'}, r'differ in fingerprints\.dataset\.'),
+        ({}, {'answers': 'other'}, r'differ in fingerprints\.answers\.'),
+        ({}, {'stop_tokens': [1]}, r'differ in fingerprints\.stop_tokens\.'),
+        ({}, {'special_tokens': [1]}, r'differ in fingerprints\.special_tokens\.'),
         ({}, {'tokenizer': 'other'}, r'differ in fingerprints\.tokenizer\.'),
         ({}, {'model': {'layers': 3}}, r'differ in fingerprints\.model\.layers\.'),
     ],
@@ -121,6 +127,56 @@ def test_another_run_is_refused_naming_what_differs_and_leaves_it_as_it_is(chang
     with pytest.raises(ValueError, match=named + ' Give another --workdir'):
         claim(tmp_path, config(**changes), PRINTS | prints, HERE)
     assert (tmp_path / 'config.json').read_text() == before
+
+
+@pytest.mark.parametrize('name, file, said', [
+    ('answers', 'a', r'answers: the answers of task\.train=/data/train\.jsonl$'),
+    ('dataset', 'a', r'dataset: the questions of task\.train=/data/train\.jsonl$'),
+    ('stop_tokens', [3], r'stop_tokens: files of model\.path=/data/base$'),
+    ('benchmarks', {'/data/b.jsonl': 'other'}, r'--amend to change .*b\.jsonl: questions and answers of a benchmark; as another one'),
+    ('code', {'my.rewards': 'other'}, r'--amend to change .*my\.rewards: the source of a module of yours$'),
+])  # fmt: skip
+def test_a_file_that_has_changed_is_named_with_what_may_be_restored(name, file, said, tmp_path):
+    ours = config(task__train='/data/train.jsonl', model__path='/data/base')
+    claim(tmp_path, ours, PRINTS | {'answers': 'x', 'dataset': 'x'}, HERE)
+    with pytest.raises(ValueError, match=r'may be restored: fingerprints\.' + said if name not in ('benchmarks', 'code') else said):
+        claim(tmp_path, ours, PRINTS | {'answers': 'x', 'dataset': 'x'} | {name: file}, HERE)
+
+
+def test_a_benchmark_may_come_and_go_and_must_be_the_same_when_it_is_back(tmp_path):
+    def once(benchmarks, **options):
+        return claim(tmp_path, config(), PRINTS | {'benchmarks': benchmarks}, HERE, **options)
+
+    once({'b.jsonl': '1'})
+    assert once({'b.jsonl': '1', 'aime24': '2'}) == {'fingerprints.benchmarks.aime24': (None, '2')}
+    assert once({'aime24': '2'}) == {} == once({})
+    with pytest.raises(ValueError, match=r'differ in fingerprints\.benchmarks\.b\.jsonl\. '):
+        once({'b.jsonl': '3'})
+    assert once({'b.jsonl': '3'}, amend=True) == {'fingerprints.benchmarks.b.jsonl': ('1', '3')}
+
+
+def test_a_run_that_began_without_these_fingerprints_goes_on_with_them_and_says_so_once(tmp_path):
+    claim(tmp_path, config(), {name: PRINTS[name] for name in ('dataset', 'tokenizer', 'model')}, HERE)
+    changed = claim(tmp_path, config(), PRINTS, HERE)
+    names = ['answers', 'benchmarks./data/b.jsonl', 'code.my.rewards', 'special_tokens', 'stop_tokens']
+    assert list(changed) == [f'fingerprints.{name}' for name in names]
+    assert in_words(changed) == ', '.join(f'fingerprints.{name} (recorded from here on)' for name in names)
+    assert claim(tmp_path, config(), PRINTS, HERE) == {}
+    with pytest.raises(ValueError, match=r'differ in fingerprints\.answers\.'):
+        claim(tmp_path, config(), PRINTS | {'answers': 'other'}, HERE)
+
+
+def test_a_fingerprint_of_answers_is_of_what_judges_and_of_images_wherever_they_lie():
+    def answers(*truths):
+        return fingerprint_answers([Prompt(i, 'math', np.zeros(1, np.int32), truth) for i, truth in enumerate(truths)])
+
+    def seen(file, sha256='0a'):
+        return {'answers': ['2'], 'images': [{'file': file, 'sha256': sha256}]}
+
+    two, three = {'problem': 'p', 'answers': ['2']}, {'problem': 'p', 'answers': ['3']}
+    assert len({answers(two), answers(three), answers(two, three), answers(three, two), answers(seen('a.png'))}) == 5
+    assert answers(two) == answers({'answers': ['2'], 'problem': 'p'}) and answers('2') != answers(['2'])
+    assert answers(seen('a.png')) == answers(seen('/moved/a.png')) != answers(seen('a.png', '0b'))
 
 
 def test_a_fingerprint_is_of_tokens_and_their_order():

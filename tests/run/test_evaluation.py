@@ -43,6 +43,10 @@ def test_other_questions_and_files_of_unknown_origin_are_refused(tmp_path):
     open_evaluation(tmp_path, {'samples': 2, 'questions': {'a': '1'}}, [])
     with pytest.raises(ValueError, match=r"differ in questions \(\{'a': '1'\} there, \{'a': '2'\} now\)\. Give another --output"):
         open_evaluation(tmp_path, {'samples': 2, 'questions': {'a': '2'}}, [])
+    open_evaluation(tmp_path, {'samples': 2, 'questions': {'a': '1'}, 'code': {'my.rewards': '1'}}, [])  # an old one has no code
+    (tmp_path / 'settings.json').write_text(json.dumps({'samples': 2, 'code': {'my.rewards': '1'}}))
+    with pytest.raises(ValueError, match=r'differ in code \('):
+        open_evaluation(tmp_path, {'samples': 2, 'code': {'my.rewards': '2'}}, [])
     (tmp_path / 'settings.json').unlink()
     (tmp_path / 'a.jsonl').write_text('')
     with pytest.raises(ValueError, match=r'holds a\.jsonl, but no settings\.json'):
