@@ -11,6 +11,8 @@ from absl import app, flags
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
+from bapo_jax.files import open_streams
+
 flags.disclaim_key_flags()  # a flag defined here is its caller's
 
 # Within an installed package, beside it in a checkout.
@@ -59,6 +61,7 @@ def define_config(help_string: str) -> None:
 
 def start(main: Callable[..., None]) -> None:
     """absl's `app.run`. A console command's --help says what that of `python -m` does."""
+    open_streams()
     for flag in flags.FLAGS.flags_by_module_dict().get(main.__module__, ()):
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     sys.modules['__main__'].__doc__ = sys.modules[main.__module__].__doc__

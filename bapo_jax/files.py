@@ -1,4 +1,4 @@
-"""Writes files atomically: a file is there whole or not at all. And leaves quietly where standard output is closed."""
+"""Writes files atomically: a file is there whole or not at all. And what a command does where a standard stream is closed."""
 
 from __future__ import annotations
 
@@ -30,9 +30,25 @@ def write_bytes(path: Path, data: bytes) -> None:
     os.replace(temporary, path)
 
 
+def open_streams() -> None:
+    """Puts /dev/null in the place of standard streams that are closed (`>&-`), so that no file of ours gets their numbers.
+
+    Else a library, a child process or a signal would write into it. Every command does this first.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free, which is this one
+    for name, mode in (('stdin', 'r'), ('stdout', 'w'), ('stderr', 'w')):
+        if getattr(sys, name) is None:  # Python found it closed
+            setattr(sys, name, open(os.devnull, mode, encoding='utf-8'))
+
+
 @contextlib.contextmanager
 def closing_output() -> Iterator[None]:
     """Inside, whoever reads standard output may close it, as `| head` does: the process then ends with status 1 and no message."""
+    open_streams()
     try:
         try:
             yield

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from bapo_jax.files import replace_part
+from bapo_jax.files import open_streams, replace_part
 
 PAGE = Path(__file__).resolve().parents[1] / 'docs' / 'methods.md'
 Fields = dict[str, Any]  # dotted config field -> value
@@ -247,6 +247,7 @@ def run() -> None:
     from rich.console import Console
     from rich.table import Table
 
+    open_streams()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--write', action='store_true', help="write the table into a checkout's docs/methods.md")
     if parser.parse_args().write:

@@ -1,7 +1,18 @@
-"""What the commands share: which overrides of a config are taken."""
+"""What the commands share: which overrides of a config are taken, and standard streams that are open."""
+
+import ast
+import importlib.util
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 from ml_collections import ConfigDict
+from small_run import ROOT
 
 from bapo_jax import cli
 
@@ -30,3 +41,41 @@ def test_the_flag_checks_the_overrides_of_its_command_line(monkeypatch):
     monkeypatch.setattr('sys.argv', ['train.py', '--config.lerner.shuffle=1'])
     with pytest.raises(ValueError, match=r'--config\.lerner\.shuffle: no such field'):
         cli._Parser(name='config', lock_config=True).parse('quickstart')
+
+
+COMMANDS = tomllib.loads((ROOT / 'pyproject.toml').read_text('utf-8'))['project']['scripts'].values()
+CLOSED = """
+import json, os, pathlib
+from bapo_jax import cli
+from bapo_jax.run import lock
+
+def main(_):
+    with lock.held(pathlib.Path('run')):
+        print('a word')
+        for number in (1, 2):
+            os.write(number, b'another')
+        links = [os.readlink(f'/proc/self/fd/{number}') for number in range(3)]
+        pathlib.Path('seen').write_text(json.dumps([links, pathlib.Path('run/lock').read_text()]))
+
+cli.start(main)
+"""
+
+
+@pytest.mark.parametrize('closed', ['>&-', '<&- >&- 2>&-'])
+def test_a_stream_that_is_closed_leaves_its_number_to_no_file(closed, tmp_path):
+    command = f'exec {shlex.join([sys.executable, "-c", CLOSED])} {closed}'
+    environment = os.environ | {'PYTHONPATH': str(ROOT)}
+    done = subprocess.run(['sh', '-c', command], cwd=tmp_path, env=environment, stdin=subprocess.PIPE, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, b'')
+    links, text = json.loads((tmp_path / 'seen').read_text())
+    assert links[1] == os.devnull and (len(set(links)) == 1) == ('2' in closed)
+    assert json.loads(text).keys() == {'token', 'pid', 'machine', 'host', 'renewed'} and len(text) == 512
+
+
+@pytest.mark.parametrize('command', COMMANDS)
+def test_every_command_opens_the_streams_first(command):
+    module, function = command.split(':')
+    tree = ast.parse(Path(importlib.util.find_spec(module).origin).read_text('utf-8'))
+    [run] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
+    called = {ast.unparse(node.func) for node in ast.walk(run) if isinstance(node, ast.Call)}
+    assert called & {'cli.start', 'closing_output', 'open_streams'}

@@ -17,7 +17,7 @@ PACKAGE = Path(bapo_jax.__file__).parent
 HOUSE = (
     ('groups', ''),
     ('files', ''),
-    ('cli', ''),
+    ('cli', 'files'),
     ('hub', ''),
     ('events', ''),
     ('stopping', ''),

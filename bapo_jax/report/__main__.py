@@ -11,12 +11,14 @@ import argparse
 import sys
 from pathlib import Path
 
+from bapo_jax.files import open_streams
 from bapo_jax.report.page import write_report
 from bapo_jax.report.viewer import LIMIT_MB
 
 
 def run() -> None:
     """The command."""
+    open_streams()
     parser = argparse.ArgumentParser(prog='python -m bapo_jax.report', description=__doc__.split('\n')[0])
     parser.add_argument('runs', nargs='+', type=Path, metavar='RUN', help='a run directory')
     parser.add_argument('--output', type=Path, help='the page; PNGs and viewers go to a folder beside it. Default: RUN/report.html')

@@ -3,6 +3,8 @@
 The file `lock` names the holder. The kernel's lock on it (flock) ends with the holder, however that ends. A network file system may
 not show that lock to other machines, so the holder also counts up in the file, every RENEW_S seconds. Where the file is another
 machine's, a newcomer watches for WATCH_S: if the number stands still, the holder is gone. No clocks are compared.
+
+Who removes or renames the file or its directory takes the holder's place away from it, so that the holder ends.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import json
 import os
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ def held(directory: Path) -> Iterator[None]:
     """Inside, the directory is this process's. Leaves no directory behind that it made and nothing was written into.
 
     Raises DirectoryInUse, naming the holder. Should another process take the directory though this one lives (a machine that slept,
-    a network that broke), this process ends with status 1 and writes nothing more.
+    a network that broke), or should directory or lock be removed or renamed, this process ends with status 1 and writes nothing more.
     """
     made = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
@@ -52,8 +53,10 @@ def held(directory: Path) -> Iterator[None]:
             yield
         finally:
             ended.set()
-            if _read(file).get('token') == own['token']:
-                path.unlink(missing_ok=True)
+            # A disk that fails here has failed before, and that error is the one to tell. What stays of the lock bars nobody.
+            with contextlib.suppress(OSError):
+                if not _lost(file, path, own):
+                    path.unlink(missing_ok=True)
             if made:
                 with contextlib.suppress(OSError):  # not empty: there is something to keep
                     directory.rmdir()
@@ -100,11 +103,46 @@ def _renew(file: int, path: Path, own: dict[str, Any], ended: threading.Event) -
         if ended.wait(RENEW_S):
             return
         with contextlib.suppress(OSError):  # a file system that is away for a while
-            if (holder := _read(file)).get('token') not in (own['token'], None):
-                print(f'error: {path.parent} was taken by {_name(holder)}; nothing more is written', file=sys.stderr, flush=True)
-                os._exit(1)
-            if not ended.is_set():
-                _write(file, own | {'renewed': renewed})
+            lost = _lost(file, path, own)
+            if ended.is_set():  # then it was this process that removed the file
+                return
+            if lost:
+                _end(lost)
+            _write(file, own | {'renewed': renewed})
+
+
+def _lost(file: int, path: Path, own: dict[str, Any]) -> str:
+    """Why the directory is this process's no longer, as a message; '' while it is. Raises OSError where that cannot be told."""
+    try:
+        same = os.path.samestat(path.stat(), os.fstat(file))
+    except (FileNotFoundError, NotADirectoryError):
+        return f'error: {path.parent} or the file {path.name} in it was removed or renamed; nothing more is written'
+    holder = _read(file) if same else _said_in(path)
+    if same and holder.get('token') in (own['token'], None):
+        return ''
+    return f'error: {path.parent} was taken by {_name(holder)}; nothing more is written'
+
+
+def _end(message: str) -> None:
+    """Ends the process, with the message for whoever reads standard error, if anybody does."""
+
+    def say() -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, f'{message}\n'.encode())
+
+    saying = threading.Thread(target=say, daemon=True)
+    saying.start()
+    saying.join(1.0)  # a pipe that is full takes nothing
+    os._exit(1)
+
+
+def _said_in(path: Path) -> dict[str, Any]:
+    """`_read` of the file that lies there now."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return _read(file)
+    finally:
+        os.close(file)
 
 
 def _read(file: int) -> dict[str, Any]:

@@ -114,3 +114,57 @@ def test_who_loses_the_directory_writes_nothing_more(tmp_path):
     out, err = process.communicate(timeout=10)
     assert process.returncode == 1 and 'was taken by process 7 on node3; nothing more is written' in err
     assert json.loads(path.read_text())['pid'] == 7
+
+
+def removed(workdir):
+    (workdir / 'lock').unlink()
+
+
+def renamed(workdir):
+    workdir.rename(workdir.with_name('elsewhere'))
+
+
+def deleted(workdir):
+    removed(workdir)
+    workdir.rmdir()
+
+
+def replaced(workdir):
+    """By a directory that another process holds."""
+    renamed(workdir)
+    workdir.mkdir()
+    (workdir / 'lock').write_bytes(json.dumps({'token': 'b' * 16, 'pid': 7, 'host': 'node3'}).encode().ljust(512))
+
+
+GONE = 'run or the file lock in it was removed or renamed; nothing more is written'
+
+
+@pytest.mark.parametrize('change, told, heard', [
+    (removed, GONE, True), (renamed, GONE, True), (deleted, GONE, True), (renamed, GONE, False),
+    (replaced, 'run was taken by process 7 on node3; nothing more is written', True),
+])  # fmt: skip
+def test_who_holds_a_directory_or_lock_that_is_not_there_any_more_ends(change, told, heard, tmp_path):
+    """Also where its standard error is a pipe that is full, and nobody reads."""
+    full = '' if heard else 'import fcntl, os; fcntl.fcntl(2, 1031, 4096); os.write(2, bytes(4096))\n'  # F_SETPIPE_SZ
+    process = subprocess.Popen(
+        [sys.executable, '-c', full + HOLD, tmp_path / 'run'], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == 'held\n'
+    change(tmp_path / 'run')
+    before = {file: file.read_bytes() for file in tmp_path.rglob('*') if file.is_file() and file.parent.name == 'run'}
+    assert process.wait(timeout=30) == 1
+    assert (told in process.communicate()[1]) == heard
+    assert {file: file.read_bytes() for file in tmp_path.rglob('*') if file.is_file() and file.parent.name == 'run'} == before
+
+
+def test_a_disk_that_fails_at_the_end_hides_no_error_and_anothers_lock_stays(tmp_path, monkeypatch):
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, 'Read-only file system')
+
+    for name in ('unlink', 'stat'):
+        with pytest.raises(ZeroDivisionError), monkeypatch.context() as patch, lock.held(tmp_path / 'run'):
+            patch.setattr(Path, name, read_only)
+            1 / 0
+    with lock.held(tmp_path / 'run'):
+        replaced(tmp_path / 'run')
+    assert json.loads((tmp_path / 'run' / 'lock').read_text())['pid'] == 7
