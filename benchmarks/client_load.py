@@ -42,7 +42,7 @@ from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.replies import ROUTE, Asked, read_group
 from bapo_jax.rollout.vllm_engine import VllmEngine
 from benchmarks.host_load import cpu_name, peak_memory
-from benchmarks.replaying_server import encode, random_group, reply, running
+from benchmarks.replaying_server import encode, random_group, reply, running, unnamed
 
 BASE = Path(__file__).resolve().parents[1] / 'configs' / 'quickstart_base'
 GROUP_SIZE = 8
@@ -65,8 +65,8 @@ class Load(NamedTuple):
 def measure(groups: int, tokens: int, concurrency: int, repeats: int) -> Load:
     """The best of `repeats`, and the longest stall of all."""
     prompts = [Prompt(i, 'countdown', np.array([i, 1, 2, 3], np.int32), {}) for i in range(groups)]
-    asked = Asked(GROUP_SIZE, tokens, POLICY, VOCABULARY, stop_tokens=())
-    bodies = [encode(reply(random_group(i, GROUP_SIZE, tokens, VOCABULARY), str(POLICY))) for i in range(REPLIES)]
+    asked = Asked(GROUP_SIZE, tokens, unnamed(POLICY), VOCABULARY, stop_tokens=())
+    bodies = [encode(reply(random_group(i, GROUP_SIZE, tokens, VOCABULARY), unnamed(POLICY))) for i in range(REPLIES)]
     seconds, stalls, sockets, reading = [], [], [], []
     with running(REPLIES, GROUP_SIZE, tokens, VOCABULARY, POLICY) as url, tempfile.TemporaryDirectory() as directory:
         engine = start_engine(url, Path(directory), concurrency)

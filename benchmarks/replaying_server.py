@@ -46,6 +46,11 @@ def random_group(seed: int, group_size: int, tokens: int, vocabulary: int) -> li
     return [response() for _ in range(group_size)]
 
 
+def unnamed(version: int) -> str:
+    """A policy's name before its checksum is known; names of one version have one length."""
+    return f'{version}-{0:08x}'
+
+
 def reply(group: Sequence[Sampled], version: str, prompt_tokens: int = 4) -> dict[str, Any]:
     """What POST /inference/v1/generate says to logprobs=0: every field that vLLM 0.32 sends, in its order."""
     written = sum(len(s.tokens) for s in group)
@@ -106,7 +111,10 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 1024  # connections that open at once
 
 
-def serve(port: int, bodies: Sequence[bytes]) -> None:
+def serve(port: int, bodies: Sequence[bytes], named: str) -> None:
+    """Replays the `bodies`, which state the policy `named`, under the name that the server is given."""
+    bodies = list(bodies)
+
     class Handler(BaseHTTPRequestHandler):
         protocol_version = 'HTTP/1.1'  # connections stay open
 
@@ -119,6 +127,9 @@ def serve(port: int, bodies: Sequence[bytes]) -> None:
             elif self.path == '/collective_rpc':
                 manifest = read_manifest(asked['kwargs']['path'])
                 said = encode({'results': [{'version': manifest.version, 'checksum': manifest.checksum}]})
+            elif self.path == '/update_weight_version':
+                bodies[:] = [body.replace(encode(named), encode(asked['new_version'])) for body in bodies]
+                said = encode({'success': True})
             else:
                 said = encode({'success': True})
             self.send_response(200)
@@ -138,7 +149,7 @@ def serve(port: int, bodies: Sequence[bytes]) -> None:
 def main() -> None:
     port, replies, group_size, tokens, vocabulary, version = map(int, sys.argv[1:])
     groups = [random_group(i, group_size, tokens, vocabulary) for i in range(replies)]
-    serve(port, [encode(reply(group, str(version))) for group in groups])
+    serve(port, [encode(reply(group, unnamed(version))) for group in groups], unnamed(version))
 
 
 if __name__ == '__main__':

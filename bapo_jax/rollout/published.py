@@ -30,6 +30,8 @@ THREADS = 4  # for checksums: reading and crc32 both release the interpreter's l
 _DTYPES = ('float32', 'bfloat16')  # what rollout.dtype may be
 _MOST_MANIFEST = 2**28  # bytes; a thousand tensors in a thousand parts each take a tenth of that
 _NAME = r'[A-Za-z0-9_][A-Za-z0-9_.-]*'  # of a tensor, and so of its folder, or of a config's field
+OTHER_TRAINER = 'Another trainer has loaded its own policy there: give each trainer servers of its own'
+NAME = re.compile(r'\d+-[0-9a-f]{8}')  # of a policy
 _BLOCK = 2**20  # bytes that a check has in memory at once, for each thread
 
 
@@ -66,6 +68,16 @@ class Manifest(NamedTuple):
     def checksum(self) -> str:
         """CRC-32 of all tensors' names and checksums, in hexadecimal; equal for equal weights in equal parts."""
         return f'{zlib.crc32(json.dumps([(t.name, t.crc32) for t in self.tensors]).encode()):08x}'
+
+    @property
+    def name(self) -> str:
+        """By which servers know the policy: '123-0a1b2c3d'. Two runs have policies of one version, and not of one checksum."""
+        return f'{self.version}-{self.checksum}'
+
+
+def number_of(name: str) -> int:
+    """The version in a policy's name."""
+    return int(name.partition('-')[0])
 
 
 def crc32(array: np.ndarray) -> int:

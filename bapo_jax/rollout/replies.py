@@ -24,6 +24,7 @@ import numpy as np
 
 from bapo_jax.groups import Prompt, Response
 from bapo_jax.rollout.engine import RolloutError, Sampling, trained_tokens
+from bapo_jax.rollout.published import NAME, OTHER_TRAINER, number_of
 from bapo_jax.tasks.sight import Sight
 
 ROUTE = '/inference/v1/generate'
@@ -36,12 +37,16 @@ class BadResponse(RolloutError):
     """A response is not trainable: of another policy, incomplete, or with impossible tokens or log-probs."""
 
 
+class OtherPolicy(RolloutError):
+    """A response is of a policy that another trainer loaded. Asking again would not help."""
+
+
 class Asked(NamedTuple):
     """What a reply must answer."""
 
     group_size: int
     max_tokens: int  # what the server can write at most: what was asked for, or what its model length leaves beside the prompt
-    version: int  # of the policy
+    policy: str  # its name
     vocab_size: int
     stop_tokens: tuple[int, ...]
     image_token: int | None = None  # of a model that reads images
@@ -128,8 +133,8 @@ def request(
 def read_group(body: bytes, asked: Asked, server: str) -> tuple[Response, ...]:
     """The responses in a reply, in the order of their index.
 
-    Raises BadResponse, naming `server`, unless they are complete, plausible and of the requested version. Raises RolloutError where
-    the server read another prompt than the trainer's.
+    Raises BadResponse, naming `server`, unless they are complete, plausible and of the requested policy. Raises OtherPolicy where
+    another trainer has loaded one, and RolloutError where the server read another prompt than the trainer's.
     """
     reply = _decoded(_group, body, server)
     if asked.prompt is not None:
@@ -143,17 +148,19 @@ def read_group(body: bytes, asked: Asked, server: str) -> tuple[Response, ...]:
     need(len(choices) == asked.group_size, f'group has {len(choices)} members where {asked.group_size} were asked for')
     numbers = [choice.index for choice in choices]
     need(numbers == list(range(asked.group_size)), f'group has the indices {numbers[:9]}, which are not those of its members')
-    return tuple(_response(choice, asked, need) for choice in choices)
+    return tuple(_response(choice, asked, need, server) for choice in choices)
 
 
-def _response(choice: _Choice, asked: Asked, need: Callable[[bool, str], None]) -> Response:
+def _response(choice: _Choice, asked: Asked, need: Callable[[bool, str], None], server: str) -> Response:
     """One member of a group; `need` raises where its condition fails."""
     tokens = np.array(choice.token_ids, np.int32)
     with np.errstate(over='ignore'):  # what is too large for float32 becomes infinite, and is refused
         logp = np.fromiter(map(_logprob, choice.logprobs.content), np.float32, len(choice.logprobs.content))
     spans, finish, most = choice.weight_versions or [], choice.finish_reason, asked.max_tokens
     versions = sorted({span.version for span in spans})
-    need(versions == [str(asked.version)], f'is of policy {versions} where {asked.version} was asked for')
+    if any(NAME.fullmatch(version) and version != asked.policy for version in versions):
+        raise OtherPolicy(f'{server}: a response is of policy {versions} where {asked.policy} was asked for. {OTHER_TRAINER}')
+    need(versions == [asked.policy], f'is of policy {versions} where {asked.policy} was asked for')
     need(1 <= len(tokens) <= most, f'has {len(tokens)} tokens where 1 to {most} were asked for')
     need(len(logp) == len(tokens), f'has {len(tokens)} tokens and {len(logp)} log-probs')
     # vLLM begins a span where the version changes: tokens of one version are one span.
@@ -168,7 +175,7 @@ def _response(choice: _Choice, asked: Asked, need: Callable[[bool, str], None]) 
     need(stops == ends, f'of {len(tokens)} tokens ended with {finish!r}, and has stop tokens {asked.stop_tokens} at {stops[:9]}; '
          'serve the model directory that the run trains')  # fmt: skip
     need(finish == 'stop' or len(tokens) == most, f"ended with 'length' after {len(tokens)} tokens of {most}")
-    return Response(tokens, logp, finish, asked.version, loss_mask=trained_tokens(tokens, asked.image_token))
+    return Response(tokens, logp, finish, number_of(asked.policy), loss_mask=trained_tokens(tokens, asked.image_token))
 
 
 def read_results(body: bytes, server: str) -> list[dict[str, Any]]:

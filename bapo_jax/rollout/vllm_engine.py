@@ -26,7 +26,7 @@ from bapo_jax.hosts import Hosts
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
 from bapo_jax.rollout.publish import publish, remove_unneeded
-from bapo_jax.rollout.published import read_manifest
+from bapo_jax.rollout.published import Manifest, RefusedPolicy, read_manifest
 from bapo_jax.rollout.replies import (
     ROUTE, Asked, BadResponse, read_group, read_model_length, read_results, read_success, read_tokens_done, request,
     seconds_to_wait,
@@ -79,6 +79,7 @@ class VllmEngine(Engine):
         # A version that an interrupted run left may differ from this run's version of the same number.
         remove_unneeded(self._policies, ())
         self._path: Path | None = None
+        self._manifest: Manifest | None = None
         self._version = self._previous = None
         # The event loop has a thread of its own, so rollouts of later steps run while the trainer's thread trains.
         self._loop = asyncio.new_event_loop()
@@ -103,6 +104,10 @@ class VllmEngine(Engine):
         if version == self._version:
             return
         self._path = publish(self._policies, version, params, self._model, self._dtype, self._hosts)
+        try:
+            self._manifest = read_manifest(self._path)
+        except RefusedPolicy as e:
+            raise PolicyRefused(str(e)) from e
         self._previous, self._version = self._version, version
         self._run(self._load_everywhere())
         remove_unneeded(self._policies, {self._version, self._previous})
@@ -119,7 +124,7 @@ class VllmEngine(Engine):
             raise RuntimeError('the engine holds no policy yet: call load(params, version) before asking it')
         image_token = self._model.vision.image_token if self._model.vision else None
         asked = Asked(
-            group_size, sampling.max_tokens, self._version, self._model.vocab_size, tuple(self._stop_tokens), image_token
+            group_size, sampling.max_tokens, self._manifest.name, self._model.vocab_size, tuple(self._stop_tokens), image_token
         )  # fmt: skip
         return [asyncio.run_coroutine_threadsafe(self._group(prompt, sampling, asked), self._loop) for prompt in prompts]
 
@@ -166,7 +171,10 @@ class VllmEngine(Engine):
             await self._hand_over(url)
 
     async def _hand_over(self, url: str) -> None:
-        """Has the server check the policy. Then pauses it, loads, resets its caches and names the version; resumes in any case."""
+        """Has the server check the policy. Then pauses it, loads, resets its caches and names the policy; resumes in any case.
+
+        Other trainers' calls may fall in between, so the workers are asked once more what they hold, after the naming.
+        """
         model_length = await self._told(url, '/v1/models', read_model_length, method='GET')
         await self._call_workers(url, 'check_policy')
         await self._send(url, '/pause?mode=keep')
@@ -176,21 +184,22 @@ class VllmEngine(Engine):
                 raise RolloutError(f'{url}: its prefix cache could not be reset, so responses would mix two policies')
             await self._send(url, '/reset_mm_cache')
             await self._send(url, '/reset_encoder_cache')  # features that the old vision tower made
-            if not await self._told(url, '/update_weight_version', read_success, {'new_version': str(self._version)}):
-                raise RolloutError(f'{url}: it did not take the name of policy {self._version}, which its responses must state')
+            if not await self._told(url, '/update_weight_version', read_success, {'new_version': self._manifest.name}):
+                raise RolloutError(f'{url}: it did not take the name of policy {self._manifest.name}, which its responses must state')
+            await self._call_workers(url, 'confirm_policy')
         finally:
             await self._send(url, '/resume')
         self._serving[url] = model_length
 
     async def _call_workers(self, url: str, method: str) -> None:
         """Calls a method of worker.py's PolicyLoader with the policy's path. Raises PolicyRefused or LoadFailed."""
-        call = {'method': method, 'kwargs': {'path': str(self._path)}}
+        name, call = self._manifest.name, {'method': method, 'kwargs': {'path': str(self._path)}}
         for worker in await self._told(url, '/collective_rpc', read_results, call):
             if 'refused' in worker:
-                raise PolicyRefused(f'{url} refused policy {self._version}: {worker["refused"]}')
+                raise PolicyRefused(f'{url} refused policy {name}: {worker["refused"]}')
             if 'broken' in worker:
-                raise LoadFailed(f'{url} failed while it loaded policy {self._version}, and must start again: {worker["broken"]}')
-            if worker != {'version': self._version, 'checksum': read_manifest(self._path).checksum}:
+                raise LoadFailed(f'{url} failed while it loaded policy {name}, and must start again: {worker["broken"]}')
+            if worker != {'version': self._manifest.version, 'checksum': self._manifest.checksum}:
                 raise PolicyRefused(f'{url} read {worker}, not what is in {self._path}: it must see the same directory there')
 
     async def _revive(self, reason: Unreachable) -> None:

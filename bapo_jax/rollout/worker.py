@@ -12,16 +12,20 @@ import numpy as np
 import torch
 
 from bapo_jax.models.parameters import HEAD
-from bapo_jax.rollout.published import Manifest, RefusedPolicy, check_model, check_weights, read_manifest, read_tensors
+from bapo_jax.rollout.published import (
+    OTHER_TRAINER, Manifest, RefusedPolicy, check_model, check_weights, read_manifest, read_tensors,
+)  # fmt: skip
 
 _RETURN_AFTER = 64 * 2**20  # bytes loaded until freed memory is returned; returning it after every tensor took half as long again
 
 
 class PolicyLoader:
-    """vLLM adds these methods to its worker class; the trainer calls them over /collective_rpc, in this order.
+    """vLLM adds this to its worker class; the trainer calls the methods over /collective_rpc, in this order.
 
     A server has one worker a device. All of them check, and only if none refuses does the trainer have them load.
     """
+
+    _held = ''  # the name of the policy that was loaded last
 
     def check_policy(self, path: str) -> dict[str, Any]:
         """Returns {'version', 'checksum'} of the policy published at `path`, or {'refused': reason}; changes nothing.
@@ -42,6 +46,7 @@ class PolicyLoader:
 
         A partial load cannot be undone. So a worker that fails gives up its model, and the server ends before it samples from it.
         """
+        self._held = ''
         try:
             manifest = read_manifest(path)
             self.reload_weights(weights_iterator=streamed(path, manifest))
@@ -50,6 +55,20 @@ class PolicyLoader:
         except Exception as e:  # whatever it is: some weights may be new and others not
             self.model_runner = None  # the next token asked of this worker ends vLLM's engine
             return {'broken': f'{type(e).__name__}: {e}'}
+        self._held = manifest.name
+        return {'version': manifest.version, 'checksum': manifest.checksum}
+
+    def confirm_policy(self, path: str) -> dict[str, Any]:
+        """Called once the server has the policy's name: {'version', 'checksum'} if this worker still holds it, else {'refused': …}.
+
+        Two trainers that load at once could else give one's name to the other's weights.
+        """
+        try:
+            manifest = read_manifest(path)
+        except RefusedPolicy as e:
+            return {'refused': str(e)}
+        if self._held != manifest.name:
+            return {'refused': f'it holds {self._held} now. {OTHER_TRAINER}'}
         return {'version': manifest.version, 'checksum': manifest.checksum}
 
 

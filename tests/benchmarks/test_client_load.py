@@ -5,14 +5,14 @@ import pytest
 from rich.console import Console
 
 from benchmarks import client_load
-from benchmarks.replaying_server import encode, random_group, reply
+from benchmarks.replaying_server import encode, random_group, reply, unnamed
 
 
 @pytest.mark.slow
 def test_every_group_comes_out_as_it_was_sent_and_every_part_has_a_row():
     load = client_load.measure(groups=6, tokens=64, concurrency=2, repeats=1)
     sent = [random_group(i % client_load.REPLIES, client_load.GROUP_SIZE, 64, client_load.VOCABULARY) for i in range(6)]
-    assert load.bytes == sum(len(encode(reply(group, '0'))) for group in sent)
+    assert load.bytes == sum(len(encode(reply(group, unnamed(client_load.POLICY)))) for group in sent)
     for received, group in zip(load.groups, sent, strict=True):
         for response, sampled in zip(received, group, strict=True):
             np.testing.assert_array_equal(response.tokens, sampled.tokens)

@@ -19,7 +19,7 @@ from benchmarks.replaying_server import random_group, reply
 from tests.fuzz.feed import Target, parsing
 
 SERVER = 'http://there:8000'
-VOCABULARY, STOPS, MARK = 1000, (3, 4), 9
+VOCABULARY, STOPS, MARK, POLICY = 1000, (3, 4), 9, '7-0a1b2c3d'
 PROMPT = [5, MARK, MARK, 6]  # with an image of two features
 CONTROL = {'results': [{'version': 7, 'checksum': 'ab'}], 'success': True, 'data': [{'id': 'policy', 'max_model_len': 512}]}
 METRICS = '\n'.join(
@@ -32,13 +32,13 @@ def recorded() -> dict[str, Any]:
     """What vLLM says, byte for byte but for its names (rollout/test_real_server.py): a response that stops, and one that is cut."""
     stops, cut = random_group(0, 2, 4, VOCABULARY)
     stops = stops._replace(tokens=np.array([5, 999, 8, STOPS[0]], np.int32), finish='stop')
-    said = reply([stops, cut._replace(tokens=np.array([7, 7, 0, MARK], np.int32))], '7')
+    said = reply([stops, cut._replace(tokens=np.array([7, 7, 0, MARK], np.int32))], POLICY)
     return said | {'prompt_token_ids': PROMPT}
 
 
 def read_sound_group(body: bytes, *seen: Any) -> None:
     """Reads a group; what comes out is what could be trained on."""
-    responses = read_group(body, Asked(2, 4, 7, VOCABULARY, STOPS, *seen), SERVER)
+    responses = read_group(body, Asked(2, 4, POLICY, VOCABULARY, STOPS, *seen), SERVER)
     assert len(responses) == 2
     for r in responses:
         assert r.tokens.shape == r.logp.shape and 1 <= len(r.tokens) <= 4 and r.version == 7

@@ -37,10 +37,10 @@ class RecordedServer(HttpStub):
             manifest = read_manifest(body['kwargs']['path'])
             if body['method'] == 'check_policy':
                 check_weights(body['kwargs']['path'], manifest)
-            else:
+            if body['method'] == 'load_policy':
                 read = read_tensors(body['kwargs']['path'], manifest)
                 self.loaded[manifest.version] = {name: np.array(array) for name, array in read}
-                self._version = manifest.version
+                self._version, self._name = manifest.version, manifest.name
             return {'results': [{'version': manifest.version, 'checksum': manifest.checksum}]}
         if path == '/inference/v1/generate':
             return {'choices': self._choices(tuple(body['token_ids']), body['sampling_params'])}
@@ -59,7 +59,7 @@ class RecordedServer(HttpStub):
         return [
             {
                 'index': i, 'token_ids': r.tokens.tolist(), 'logprobs': {'content': [{'logprob': float(x)} for x in r.logp]},
-                'finish_reason': r.finish, 'weight_versions': [{'version': str(self._version), 'start': 0, 'end': len(r.tokens)}],
+                'finish_reason': r.finish, 'weight_versions': [{'version': self._name, 'start': 0, 'end': len(r.tokens)}],
             }
             for i, r in enumerate(self._recorded[key])
         ]  # fmt: skip

@@ -1,5 +1,6 @@
 """Real vLLM servers: the trainer's log-probs, policies that change under way, what is refused, and what a death costs."""
 
+import asyncio
 import json
 import os
 import signal
@@ -14,10 +15,10 @@ from real_servers import TOKEN, ask, memory_bytes, tokens_written, trainer_logp
 
 from bapo_jax.rollout import vllm_engine
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
-from bapo_jax.rollout.publish import publish
-from bapo_jax.rollout.published import MANIFEST, WEIGHTS
-from bapo_jax.rollout.replies import ROUTE, request
-from bapo_jax.rollout.vllm_engine import PolicyRefused
+from bapo_jax.rollout.publish import path_of, publish
+from bapo_jax.rollout.published import MANIFEST, WEIGHTS, number_of, read_manifest
+from bapo_jax.rollout.replies import ROUTE, OtherPolicy, request
+from bapo_jax.rollout.vllm_engine import PolicyRefused, VllmEngine
 from benchmarks.replaying_server import Sampled, encode, reply
 
 pytestmark = pytest.mark.slow
@@ -26,6 +27,11 @@ G = 4
 
 def generate(engine, prompts, temperature=1.0, max_tokens=48):
     return engine.generate(prompts, G, Sampling(temperature, max_tokens), [Draw(0, 1, FRESH)] * len(prompts))
+
+
+def name_of(engine, version):
+    """By which servers know a policy that the engine has loaded."""
+    return read_manifest(path_of(engine._policies, version)).name
 
 
 def assert_log_probs_are_the_trainers(base, params, answers, prompts, temperature):
@@ -48,7 +54,7 @@ def test_log_probs_are_the_trainers_before_and_after_ten_reloads_back_and_forth(
 
 
 def test_a_reply_is_byte_for_byte_what_the_benchmarks_replay(base, server, connect):
-    connect(server)  # which loads policy 0
+    name = name_of(connect(server), 0)
     body = request(base.prompts[0], G, Sampling(1.0, 48), list(base.stop_tokens))
     said = httpx.post(server.url + ROUTE, json=body, headers={'Authorization': f'Bearer {TOKEN}'}, timeout=120).content
     read = json.loads(said)
@@ -56,7 +62,7 @@ def test_a_reply_is_byte_for_byte_what_the_benchmarks_replay(base, server, conne
     for choice in read['choices']:
         logp, rank = (np.array([entry[key] for entry in choice['logprobs']['content']]) for key in ('logprob', 'rank'))
         group.append(Sampled(np.array(choice['token_ids']), logp, rank, choice['finish_reason']))
-    ours = reply(group, '0', len(base.prompts[0].tokens))
+    ours = reply(group, name, len(base.prompts[0].tokens))
     for choice, theirs in zip(ours['choices'], read['choices'], strict=True):
         choice['stop_reason'] = theirs['stop_reason']  # a token of stop_token_ids, which the replayed ones never have
     assert encode({**ours, 'request_id': read['request_id'], 'created': read['created']}) == said
@@ -87,10 +93,34 @@ def test_a_request_in_flight_across_a_reload_says_which_policy_wrote_which_token
     for choice, response, *logp in zip(choices, responses, *by_policy, strict=True):
         spans = choice['weight_versions']
         assert [s['start'] for s in spans] == [0, *[s['end'] for s in spans[:-1]]] and spans[-1]['end'] == len(response)
-        want = np.concatenate([logp[int(s['version']) % 2][s['start'] : s['end']] for s in spans])
+        want = np.concatenate([logp[number_of(s['version']) % 2][s['start'] : s['end']] for s in spans])
         got = [entry['logprob'] for entry in choice['logprobs']['content']]
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-4)
     assert max(len(choice['weight_versions']) for choice in choices) > 1
+
+
+def test_of_two_trainers_on_one_server_neither_takes_the_others_responses_for_its_own(base, server, connect, monkeypatch):
+    """Their numbers meet. First one loads after the other; then in the middle of the other's load, before that names its policy."""
+    ours, theirs = connect(server), connect(server)
+    generate(ours, base.prompts[:2])  # both hold the base, so that this is sound
+    ours.load(base.moved, 1)
+    theirs.load(base.params, 1)
+    with pytest.raises(OtherPolicy, match=f'where {name_of(ours, 1)} was asked for. Another trainer has loaded'):
+        generate(ours, base.prompts[:2])
+    assert_log_probs_are_the_trainers(base, base.params, generate(theirs, base.prompts[:2]), base.prompts[:2], 1.0)
+
+    told = VllmEngine._told
+
+    async def in_between(self, url, route, *rest, **options):
+        if self is ours and route == '/update_weight_version':
+            await asyncio.to_thread(theirs.load, base.params, 2)
+        return await told(self, url, route, *rest, **options)
+
+    monkeypatch.setattr(VllmEngine, '_told', in_between)
+    with pytest.raises(PolicyRefused, match='refused policy 2-.*: it holds 2-.* now. Another trainer has'):
+        ours.load(base.moved, 2)
+    with pytest.raises(OtherPolicy):  # the server has our name now
+        generate(theirs, base.prompts[:2])
 
 
 def test_fifty_reloads_leave_memory_where_it_was(base, server, connect):
@@ -145,6 +175,7 @@ def other_model(path):
 )
 def test_a_policy_that_must_not_be_served_is_refused_and_the_old_one_stays(base, server, connect, monkeypatch, damage, message):
     engine = connect(server)
+    name = name_of(engine, 0)
 
     def publish_and_damage(*args):
         path = publish(*args)
@@ -155,7 +186,7 @@ def test_a_policy_that_must_not_be_served_is_refused_and_the_old_one_stays(base,
     with pytest.raises(PolicyRefused, match=message):
         engine.load(base.moved, 1)
     [choice] = ask(server, base.prompts[0], max_tokens=16, ignore_eos=True)
-    assert choice['weight_versions'] == [{'version': '0', 'start': 0, 'end': 16}]
+    assert choice['weight_versions'] == [{'version': name, 'start': 0, 'end': 16}]
     [want] = trainer_logp(base, base.params, base.prompts[:1], [np.array(choice['token_ids'])])
     np.testing.assert_allclose([entry['logprob'] for entry in choice['logprobs']['content']], want, rtol=0, atol=2e-4)
 

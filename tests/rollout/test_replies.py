@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from bapo_jax.groups import Prompt
 from bapo_jax.rollout.engine import RolloutError, Sampling
 from bapo_jax.rollout.replies import (
-    Asked, BadResponse, read_group, read_model_length, read_results, read_success, read_tokens_done, request, seconds_to_wait,
+    Asked, BadResponse, OtherPolicy, read_group, read_model_length, read_results, read_success, read_tokens_done, request, seconds_to_wait,
 )  # fmt: skip
 from benchmarks.replaying_server import Sampled, encode, reply
 
 SERVER = 'http://there:8000'
-VOCABULARY, STOP = 1000, 3
+VOCABULARY, STOP, POLICY = 1000, 3, '7-0a1b2c3d'
 
 
 def read(said, group_size=2, max_tokens=4):
     body = said if isinstance(said, bytes) else json.dumps(said).encode()
-    return read_group(body, Asked(group_size, max_tokens, 7, VOCABULARY, (STOP, 4)), SERVER)
+    return read_group(body, Asked(group_size, max_tokens, POLICY, VOCABULARY, (STOP, 4)), SERVER)
 
 
 def test_a_request_asks_for_the_group_of_one_prompt_without_a_seed():
@@ -75,9 +75,9 @@ def sampled(draw):
 @given(st.lists(sampled(), min_size=1, max_size=5), st.randoms())
 def test_what_a_server_states_comes_out_exactly(group, random):
     """Bit for bit, whatever the order in which the responses stand."""
-    said = reply(group, '7')
+    said = reply(group, POLICY)
     random.shuffle(said['choices'])
-    responses = read_group(encode(said), Asked(len(group), 40, 7, VOCABULARY, (STOP, 4)), SERVER)
+    responses = read_group(encode(said), Asked(len(group), 40, POLICY, VOCABULARY, (STOP, 4)), SERVER)
     for response, stated in zip(responses, group, strict=True):
         assert (response.tokens.dtype, response.logp.dtype) == (np.int32, np.float32)
         np.testing.assert_array_equal(response.tokens, stated.tokens)
@@ -89,7 +89,7 @@ def choice(index, **changes):
     """A sound member of a group."""
     sound = {
         'index': index, 'token_ids': [5, 6, 3], 'logprobs': {'content': [{'logprob': -0.5}] * 3}, 'finish_reason': 'stop',
-        'weight_versions': [{'version': '7', 'start': 0, 'end': 3}],
+        'weight_versions': [{'version': POLICY, 'start': 0, 'end': 3}],
     }  # fmt: skip
     return sound | changes
 
@@ -97,8 +97,8 @@ def choice(index, **changes):
 @pytest.mark.parametrize(
     'spoiled, message',
     [
-        ({'weight_versions': [{'version': '6', 'start': 0, 'end': 3}]}, r"is of policy \['6'\] where 7 was asked for"),
-        ({'weight_versions': [{'version': v, 'start': 0, 'end': 3} for v in '67']}, r"is of policy \['6', '7'\]"),
+        ({'weight_versions': [{'version': '6', 'start': 0, 'end': 3}]}, r"is of policy \['6'\] where 7-0a1b2c3d was asked for"),
+        ({'weight_versions': [{'version': v, 'start': 0, 'end': 3} for v in ('6', POLICY)]}, r"is of policy \['6', '7-0a1b2c3d'\]"),
         ({'weight_versions': None}, r'is of policy \[\]'),
         ({'token_ids': [], 'logprobs': {'content': []}}, 'has 0 tokens where 1 to 4'),
         ({'token_ids': [5] * 5, 'logprobs': {'content': [{'logprob': -1.0}] * 5}}, 'has 5 tokens where 1 to 4'),
@@ -111,8 +111,8 @@ def choice(index, **changes):
         ({'finish_reason': 'abort'}, "ended with 'abort'"),
         ({'logprobs': {'content': [{'logprob': -1e30}] * 3}}, 'has a log-prob that is not finite or above 0'),
         ({'logprobs': {'content': [{'logprob': -1e300}] * 3}}, 'has a log-prob that is not finite or above 0'),
-        ({'weight_versions': [{'version': '7', 'start': 0, 'end': 1}]}, r'has 3 tokens, .* the policy of the tokens \[\(0, 1\)\]'),
-        ({'weight_versions': [{'version': '7', 'start': 1, 'end': 3}]}, r'has 3 tokens, .* the policy of the tokens \[\(1, 3\)\]'),
+        ({'weight_versions': [{'version': POLICY, 'start': 0, 'end': 1}]}, r'has 3 tokens, .* the policy of the tokens \[\(0, 1\)\]'),
+        ({'weight_versions': [{'version': POLICY, 'start': 1, 'end': 3}]}, r'has 3 tokens, .* the policy of the tokens \[\(1, 3\)\]'),
         ({'token_ids': [5, 6, 8]}, r"of 3 tokens ended with 'stop', and has stop tokens \(3, 4\) at \[\]; serve the model"),
         ({'token_ids': [5, 4, 3]}, r"of 3 tokens ended with 'stop', and has stop tokens \(3, 4\) at \[1, 2\]"),
         ({'finish_reason': 'length'}, r"of 3 tokens ended with 'length', and has stop tokens \(3, 4\) at \[2\]"),
@@ -124,6 +124,15 @@ def choice(index, **changes):
 def test_a_response_that_cannot_be_trained_on_is_refused(spoiled, message):
     with pytest.raises(BadResponse, match=f'{SERVER}: a response {message}'):
         read({'choices': [choice(0), choice(1) | spoiled]})
+
+
+@pytest.mark.parametrize('others', [['7-0b1b2c3d'], ['6-0a1b2c3d'], [POLICY, '7-0b1b2c3d']])
+def test_a_response_of_another_trainers_policy_is_an_error_at_once(others):
+    """Also where its number is ours."""
+    spans = [{'version': name, 'start': i, 'end': i + 1} for i, name in enumerate(others)]
+    with pytest.raises(OtherPolicy, match='7-0a1b2c3d was asked for. Another trainer has loaded .*: give each') as raised:
+        read({'choices': [choice(0), choice(1, weight_versions=spans)]})
+    assert not isinstance(raised.value, BadResponse)  # which would be asked again
 
 
 def test_a_group_that_is_not_whole_is_refused():
@@ -186,7 +195,7 @@ def test_a_server_says_how_long_to_wait_in_seconds_or_by_a_date():
 
 def read_seen(tokens):
     said = {'choices': [choice(0, token_ids=[5, MARK, 3])], 'prompt_token_ids': tokens}
-    return read_group(json.dumps(said).encode(), Asked(1, 4, 7, VOCABULARY, (STOP,), MARK, SEEN.tokens), SERVER)
+    return read_group(json.dumps(said).encode(), Asked(1, 4, POLICY, VOCABULARY, (STOP,), MARK, SEEN.tokens), SERVER)
 
 
 def test_of_a_prompt_that_was_read_as_it_is_the_responses_image_tokens_are_masked():

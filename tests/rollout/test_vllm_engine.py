@@ -3,6 +3,7 @@
 Real servers: test_real_server.py.
 """
 
+import copy
 import dataclasses
 import itertools
 import threading
@@ -15,7 +16,7 @@ from http_stub import HttpStub
 from bapo_jax.rollout import vllm_engine
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling, gathered
 from bapo_jax.rollout.published import read_manifest
-from bapo_jax.rollout.replies import ROUTE, BadResponse
+from bapo_jax.rollout.replies import ROUTE, BadResponse, OtherPolicy
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.vllm_engine import PolicyRefused, RolloutError, Unreachable, VllmEngine
 
@@ -23,12 +24,20 @@ pytestmark = pytest.mark.slow
 SAMPLING, DRAWS = Sampling(1.0, 4), [Draw(0, 1, FRESH)] * 6  # one a prompt
 
 
-def choice(index, version='7', tokens=(5, 6, 3), logprob=-0.5):
-    """A sound member of a group."""
+def choice(index, version=None, tokens=(5, 6, 3), logprob=-0.5):
+    """A sound member of a group; of the policy that the server was told, unless there is a `version`."""
     return {
         'index': index, 'token_ids': tokens, 'logprobs': {'content': [{'logprob': logprob}] * len(tokens)}, 'finish_reason': 'stop',
         'weight_versions': [{'version': version, 'start': 0, 'end': len(tokens)}],
     }  # fmt: skip
+
+
+def named(answer, name):
+    """The answer, where it has choices without a policy, with that one's name."""
+    said = copy.deepcopy(answer[1]) if isinstance(answer[1], dict) else {}
+    for span in (span for member in said.get('choices', ()) for span in member['weight_versions']):
+        span['version'] = span['version'] or name
+    return (answer[0], said, *answer[2:]) if said else answer
 
 
 class StandIn(HttpStub):
@@ -47,10 +56,12 @@ class StandIn(HttpStub):
                 return self.says[path]() if callable(self.says[path]) else self.says[path]
             if path == '/inference/v1/generate':
                 self.asked.append(body['token_ids'])
-                return reply(len(self.asked))
+                return named(reply(len(self.asked)), self.name)
             if path == '/collective_rpc':
                 manifest = read_manifest(body['kwargs']['path'])
                 return 200, {'results': [{'version': manifest.version, 'checksum': manifest.checksum, **loaded}]}
+            if path == '/update_weight_version':
+                self.name = body['new_version']
             return 200, {'success': True, 'data': [{'max_model_len': 512}]}
 
         super().__init__(answer)
@@ -64,9 +75,9 @@ def connect(policy, tmp_path):
     """A function: an engine for these stand-ins, holding policy 7."""
     engines = []
 
-    def make(*servers, load=True, **options):
+    def make(*servers, load=True, policies='policy', **options):
         engine = VllmEngine(
-            [s if isinstance(s, SupervisedServer) else s.url for s in servers], tmp_path / 'policy', policy.config, token='secret',
+            [s if isinstance(s, SupervisedServer) else s.url for s in servers], tmp_path / policies, policy.config, token='secret',
             dtype='float32', stop_tokens=(3,),
             **{'concurrency': 4, 'deadline_s': 5.0, **options},
         )  # fmt: skip
@@ -100,7 +111,7 @@ def test_a_policy_is_loaded_while_paused_and_caches_are_dropped_before_it_is_nam
     connect(server)
     assert server.paths() == [
         '/v1/models', '/collective_rpc', '/pause?mode=keep', '/collective_rpc', '/reset_prefix_cache', '/reset_mm_cache',
-        '/reset_encoder_cache', '/update_weight_version', '/resume',
+        '/reset_encoder_cache', '/update_weight_version', '/collective_rpc', '/resume',
     ]  # fmt: skip
 
 
@@ -111,7 +122,7 @@ def test_a_server_that_reads_another_directory_under_the_same_path_is_found_out(
 
 def test_a_refused_policy_is_an_error_and_the_server_is_not_paused(connect):
     server = StandIn(good, refused='checksum of model.norm.weight')
-    with pytest.raises(PolicyRefused, match='refused policy 7: checksum of model.norm.weight'):
+    with pytest.raises(PolicyRefused, match='refused policy 7-[0-9a-f]{8}: checksum of model.norm.weight'):
         connect(server)
     assert server.paths() == ['/v1/models', '/collective_rpc']
 
@@ -120,7 +131,7 @@ def test_a_server_that_fails_while_it_loads_is_left_out_and_the_last_ones_reason
     sound, broken = StandIn(good), StandIn(good, broken='RefusedPolicy: model.norm.weight/0 cannot be read')
     assert len(connect(sound, broken).generate(prompts, 2, SAMPLING, DRAWS)) == len(prompts)
     assert '/inference/v1/generate' not in broken.paths()
-    with pytest.raises(Unreachable, match='no rollout server answers.*failed while it loaded policy 7.*norm.weight/0 cannot'):
+    with pytest.raises(Unreachable, match='no rollout server answers.*failed while it loaded policy 7-.*norm.weight/0 cannot'):
         connect(broken)
 
 
@@ -141,11 +152,26 @@ def test_a_group_that_stays_no_good_is_an_error_that_names_the_server_and_leaves
     server = StandIn(lambda number: OF_ANOTHER_POLICY if server.asked[-1] == prompts[0].tokens.tolist() else good(number))
     engine = connect(server, concurrency=1)
     first, *others = engine.ask(prompts[:4], 2, SAMPLING, DRAWS)
-    with pytest.raises(BadResponse, match=rf"{server.url}: a response is of policy \['6'\] where 7 was asked for"):
+    with pytest.raises(BadResponse, match=rf"{server.url}: a response is of policy \['6'\] where 7-[0-9a-f]{{8}} was asked for"):
         first.result()
     assert [len(other.result()) for other in others] == [2, 2, 2]
     assert server.asked == [prompts[i].tokens.tolist() for i in (0, 0, 0, 1, 2, 3)]
     assert engine.asked_again == 2
+
+
+def moved(policy):
+    """Other weights of the same model."""
+    return {**policy.params, 'norm': {'scale': policy.params['norm']['scale'] * np.float32(1.0001)}}
+
+
+def test_of_two_trainers_on_a_server_whose_numbers_meet_the_first_ends(connect, policy, prompts):
+    server = StandIn(good)
+    ours, theirs = connect(server), connect(server, load=False, policies='theirs')
+    assert len(ours.generate(prompts, 2, SAMPLING, DRAWS)) == len(prompts)
+    theirs.load(moved(policy), 7)
+    with pytest.raises(OtherPolicy, match=rf"{server.url}: a response is of policy \['7-.*'\] where 7-.* Another trainer has loaded"):
+        ours.generate(prompts, 2, SAMPLING, DRAWS)
+    assert ours.asked_again == 0 and len(theirs.generate(prompts, 2, SAMPLING, DRAWS)) == len(prompts)
 
 
 def test_what_was_asked_first_goes_out_first(connect, prompts):
@@ -354,7 +380,7 @@ def test_requests_of_a_broken_server_go_to_the_other_and_none_is_lost_or_doubled
 
 
 def test_a_server_that_is_gone_is_left_out_until_the_next_policy(connect, policy, prompts):
-    gone, sound = StandIn(good), StandIn(lambda _: (200, {'choices': [choice(0, '8'), choice(1, '8')]}))
+    gone, sound = StandIn(good), StandIn(good)
     engine = connect(gone, sound)
     gone.stop()
     engine.load(policy.params, 8)
@@ -372,7 +398,9 @@ class Supervised(SupervisedServer):
                 return 500, {'error': 'engine dead'}
             if path == ROUTE:
                 self.asked += 1
-                return good(None)
+                return named(good(None), self.name)
+            if path == '/update_weight_version':
+                self.name = body['new_version']
             if path == '/collective_rpc':
                 manifest = read_manifest(body['kwargs']['path'])
                 return 200, {'results': [{'version': manifest.version, 'checksum': manifest.checksum}]}

@@ -52,6 +52,18 @@ def test_a_sound_policy_is_checked_loaded_and_named(policy, published):
         assert torch.equal(worker.weights[name], torch.tensor(array).to(torch.bfloat16)), name
 
 
+def test_a_worker_tells_whether_it_still_holds_the_policy_that_its_server_is_named_by(policy, published, tmp_path):
+    """Two trainers may load at once, and both have the number 12."""
+    other = publish(tmp_path / 'other', 12, policy.params, policy.config, 'float32')
+    worker, name = Worker(policy.path), read_manifest(other).name
+    worker.load_policy(str(published))
+    assert worker.confirm_policy(str(published)) == {'version': 12, 'checksum': read_manifest(published).checksum}
+    worker.load_policy(str(other))
+    assert worker.confirm_policy(str(published))['refused'].startswith(f'it holds {name} now. Another trainer has loaded')
+    (published / MANIFEST).unlink()
+    assert 'manifest.json is missing' in worker.confirm_policy(str(published))['refused']
+
+
 def test_a_load_holds_one_tensor_at_a_time(policy, published, monkeypatch):
     seen, alive = [], []
 
