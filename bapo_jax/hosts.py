@@ -72,6 +72,7 @@ def join(coordinator: str, hosts: int, host: int, timeout_s: int) -> None:
             'others reach. A longer --join_timeout waits for slow hosts'
         )
 
+    os.environ['grpc_proxy'] = ''  # JAX's coordination service would go through http_proxy or https_proxy, also to loopback
     jax.config.update('jax_enable_preemption_service', False)  # it would swallow SIGTERM, which follow.py and train.py handle
     watchdog = threading.Timer(timeout_s, give_up)
     watchdog.daemon = True

@@ -73,7 +73,7 @@ printf -v train '%q ' "$python" -m bapo_jax.train "$@" --config.model.path="$MOD
   --config.rollout.servers="($servers)" --coordinator="${hosts[0]}:${COORDINATOR_PORT:-8476}" --hosts="${#hosts[@]}"
 on_tpu "echo \$\$ >\"\$HOME/.bapo_trainer\" && cd $at &&
   IFS= read -r BAPO_ROLLOUT_TOKEN <\"\$HOME/.bapo_token\" && export BAPO_ROLLOUT_TOKEN && rm -f \"\$HOME/.bapo_token\" &&
-  host=\$(curl --silent --fail --header Metadata-Flavor:Google \\
+  host=\$(curl --silent --fail --noproxy '*' --header Metadata-Flavor:Google \\
     http://metadata.google.internal/computeMetadata/v1/instance/attributes/agent-worker-number) &&
   { $wait_for_servers & } && waiting=\$! && trap 'kill \$waiting; exit 143' TERM && wait \$waiting && exec $train --host=\"\$host\"" &
 trainer=$!

@@ -12,6 +12,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from hub_stub import folder_files
+from proxied import name_proxy
 from small_run import ROOT, small_config
 
 from bapo_jax import hub
@@ -58,6 +59,18 @@ def test_a_model_comes_without_code_pickles_and_folders(model):
 def test_configs_and_tokenizer_alone_are_fetched_where_weights_are_not_wanted(model):
     assert 'model.safetensors' not in folder_files(Path(hub.model_folder(NAME, weights=False)))
     assert 'model.safetensors' in folder_files(Path(hub.model_folder(NAME)))
+
+
+def test_the_hub_is_asked_through_the_environments_proxy(model, monkeypatch):
+    name_proxy(model.url, monkeypatch)  # the stand-in is the proxy: no such host as the address names exists
+    url = 'http://hub.invalid'
+    monkeypatch.setattr('huggingface_hub.constants.ENDPOINT', url)
+    monkeypatch.setattr('huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE', url + '/{repo_id}/resolve/{revision}/{filename}')
+    huggingface_hub.close_session()  # an open one would know no proxy
+    try:
+        assert folder_files(Path(hub.model_folder(NAME))) == folder_files(BASE)
+    finally:
+        huggingface_hub.close_session()
 
 
 def test_what_lies_here_goes_before_the_hub(model, tmp_path, monkeypatch):

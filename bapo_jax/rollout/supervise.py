@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import http.client
 import os
 import secrets
 import signal
@@ -10,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -95,12 +95,15 @@ class SupervisedServer:
             self._leash = None
 
     def _answers(self) -> bool:
-        health = urllib.request.Request(f'{self.url}/health', headers={'Authorization': f'Bearer {self.token}'})
+        """Asks by http.client, which follows no redirect and uses no proxy: either would be given the token."""
+        connection = http.client.HTTPConnection(self.url.removeprefix('http://'), timeout=2.0)
         try:
-            with urllib.request.urlopen(health, timeout=2.0) as reply:
-                return reply.status == 200
-        except OSError:  # no answer, or one of another status
+            connection.request('GET', '/health', headers={'Authorization': f'Bearer {self.token}'})
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):  # no answer, or none of HTTP
             return False
+        finally:
+            connection.close()
 
     def _tail(self) -> str:
         return self._log.read_text('utf-8', 'replace')[-3000:]

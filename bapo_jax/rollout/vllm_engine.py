@@ -363,5 +363,6 @@ async def _open_session(token: str) -> aiohttp.ClientSession:
     """The connections of an engine. aiohttp reads a body of 9 MB three times as fast as httpx2 does."""
     return aiohttp.ClientSession(
         headers={'Authorization': f'Bearer {token}'},
+        trust_env=False,  # a proxy of the environment would be given the token
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0),
     )

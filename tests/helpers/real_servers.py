@@ -153,14 +153,14 @@ def ask(server, prompt: Prompt, **sampling) -> list[dict]:
     parameters = {'logprobs': 0, 'detokenize': False, 'temperature': 1.0, **sampling}
     body = {'token_ids': prompt.tokens.tolist(), 'sampling_params': parameters}
     headers = {'Authorization': f'Bearer {TOKEN}'}
-    reply = httpx.post(f'{server.url}/inference/v1/generate', json=body, headers=headers, timeout=120)
+    reply = httpx.post(f'{server.url}/inference/v1/generate', json=body, headers=headers, timeout=120, trust_env=False)
     reply.raise_for_status()
     return reply.json()['choices']
 
 
 def tokens_written(server) -> float:
     """Response tokens a server has sampled since it started, those of requests under way included."""
-    text = httpx.get(f'{server.url}/metrics', headers={'Authorization': f'Bearer {TOKEN}'}, timeout=60).text
+    text = httpx.get(f'{server.url}/metrics', headers={'Authorization': f'Bearer {TOKEN}'}, timeout=60, trust_env=False).text
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith('vllm:generation_tokens_total'))
 
 

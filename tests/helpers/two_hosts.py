@@ -41,6 +41,8 @@ def arguments(workdir: Path, server: RecordedServer, benchmark: Path, *changes: 
 
 def start(command: list[str], devices: int = 1) -> subprocess.Popen:
     environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': str(devices), TOKEN_VARIABLE: TOKEN}
+    # Neither hosts nor servers are asked through a proxy: this one takes no connection.
+    environment |= {'http_proxy': 'http://127.0.0.1:9', 'https_proxy': 'http://127.0.0.1:9', 'no_proxy': ''}
     return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 

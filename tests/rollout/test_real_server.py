@@ -56,7 +56,8 @@ def test_log_probs_are_the_trainers_before_and_after_ten_reloads_back_and_forth(
 def test_a_reply_is_byte_for_byte_what_the_benchmarks_replay(base, server, connect):
     name = name_of(connect(server), 0)
     body = request(base.prompts[0], G, Sampling(1.0, 48), list(base.stop_tokens))
-    said = httpx.post(server.url + ROUTE, json=body, headers={'Authorization': f'Bearer {TOKEN}'}, timeout=120).content
+    headers = {'Authorization': f'Bearer {TOKEN}'}
+    said = httpx.post(server.url + ROUTE, json=body, headers=headers, timeout=120, trust_env=False).content
     read = json.loads(said)
     group = []
     for choice in read['choices']:
@@ -205,7 +206,7 @@ def test_a_policy_of_other_tensors_is_refused_by_name(base, server, connect):
 def test_no_route_answers_without_the_token(server, route):
     for headers in ({}, {'Authorization': 'Bearer another'}):
         for method in ('GET', 'POST'):
-            assert httpx.request(method, server.url + route, headers=headers, timeout=10).status_code == 401
+            assert httpx.request(method, server.url + route, headers=headers, timeout=10, trust_env=False).status_code == 401
 
 
 def test_of_two_servers_one_killed_in_mid_generation_the_other_answers_everything(base, two_servers, connect, monkeypatch):

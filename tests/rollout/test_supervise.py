@@ -1,13 +1,17 @@
 """A server's process from start to stop; a small HTTP server stands in for vLLM. Real servers: test_real_server.py."""
 
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
+from http_stub import HttpStub
+from proxied import proxy  # noqa: F401  (a fixture)
 from small_run import ROOT
 
 from bapo_jax.rollout.supervise import ServerFailed, SupervisedServer, free_port
@@ -61,13 +65,34 @@ def test_a_server_starts_restarts_under_its_url_and_stops(make):
     server.start()
     first, url = server.pid, server.url
     assert os.getpgid(first) == first != os.getpgid(0)
-    assert httpx.get(f'{url}/health', headers={'Authorization': f'Bearer {server.token}'}).status_code == 200
+    assert httpx.get(f'{url}/health', headers={'Authorization': f'Bearer {server.token}'}, trust_env=False).status_code == 200
     server.restart()
     assert server.url == url and not running(first) and running(server.pid)
     last = server.pid
     server.stop()
     assert not running(last)
     server.stop()  # again: nothing happens
+
+
+def test_a_server_is_ready_though_the_environment_names_a_proxy_which_is_never_asked(make, proxy):  # noqa: F811
+    make(SERVES).start()
+    assert proxy == []
+
+
+def test_a_health_check_sends_the_token_nowhere_else(make):
+    """Neither to where a reply points, nor again where a reply is none of HTTP."""
+    asked = []
+    other = HttpStub(lambda path, headers, _: asked.append(headers['Authorization']) or (200, {}))
+    points = HttpStub(lambda *_: (302, {}, {'Location': other.url}))
+    server = make(DIES)
+    server.url = points.url
+    assert not server._answers() and asked == []
+    with socket.create_server(('127.0.0.1', 0)) as listener:
+        server.url = f'http://127.0.0.1:{listener.getsockname()[1]}'
+        threading.Thread(target=lambda: listener.accept()[0].sendall(b'\0garbage\r\n' * 9), daemon=True).start()
+        assert not server._answers()
+    for stub in (other, points):
+        stub.stop()
 
 
 # Starts a server that has a process of its own, as vLLM's engine is, which SIGTERM does not end. Says their ids, and waits.

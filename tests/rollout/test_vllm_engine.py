@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 from http_stub import HttpStub
+from proxied import proxy  # noqa: F401  (a fixture)
 
 from bapo_jax.rollout import vllm_engine
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling, gathered
@@ -95,7 +96,7 @@ def good(_):
     return 200, {'choices': [choice(1), choice(0, tokens=[9, 3], logprob=-1.0)]}
 
 
-def test_sound_responses_come_in_order_with_the_token_on_every_call(connect, prompts):
+def test_sound_responses_come_in_order_with_the_token_on_every_call_and_no_proxy_is_asked(connect, prompts, proxy):  # noqa: F811
     server = StandIn(good)
     answers = connect(server).generate(prompts[:3], 2, SAMPLING, DRAWS)
     assert [len(group) for group in answers] == [2, 2, 2]
@@ -103,7 +104,7 @@ def test_sound_responses_come_in_order_with_the_token_on_every_call(connect, pro
     np.testing.assert_array_equal(first.tokens, [9, 3])
     np.testing.assert_array_equal(second.logp, np.float32([-0.5] * 3))
     assert (first.finish, first.version) == ('stop', 7)
-    assert {header for _, header in server.calls} == {'Bearer secret'}
+    assert {header for _, header in server.calls} == {'Bearer secret'} and proxy == []
 
 
 def test_a_policy_is_loaded_while_paused_and_caches_are_dropped_before_it_is_named(connect):

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from proxied import name_proxy
 from wandb_server import WandbServer
 
 from bapo_jax import events
@@ -114,11 +115,12 @@ def test_each_sink_holds_the_rows_of_metrics_jsonl_and_a_resumed_run_sends_no_st
 
 
 @pytest.mark.slow
-def test_a_server_of_wandb_is_sent_what_it_lacks(directory, monkeypatch):
-    server = WandbServer()
+def test_a_server_of_wandb_is_sent_what_it_lacks_through_the_environments_proxy(directory, monkeypatch):
+    server = WandbServer()  # which is the proxy, too: no such host as the address names exists
+    name_proxy(server.url, monkeypatch)
     monkeypatch.setenv('WANDB_MODE', 'online')
     monkeypatch.setenv('WANDB_API_KEY', KEY)
-    monkeypatch.setenv('WANDB_BASE_URL', server.url)
+    monkeypatch.setenv('WANDB_BASE_URL', 'http://wandb.invalid')
     with events.recorded(directory):
         trained(directory, range(6), ('wandb',))
         trained(directory, range(3, 8), ('wandb',), continue_after=2)
