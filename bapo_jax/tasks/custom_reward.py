@@ -15,7 +15,8 @@ under names that the row does not use.
 
 The function runs in task.reward_workers processes beside the trainer's, each with one response at a time. They have the trainer's
 environment, current directory and sys.path. The arguments cross as JSON, so tuples arrive as lists. What the function keeps in its
-module it sees of its own process alone, and loses where that process is replaced. Its prints go to standard error.
+module it sees of its own process alone, and loses where that process is replaced. Its prints go to standard error. It may fork and
+start threads; what it leaves behind ends with its process.
 
 A response has task.reward_deadline_s seconds of wall clock, and all responses of a step have task.verify_s. A response that takes
 longer, or whose process ends, is tried once more. Where the function fails, or time is over, the verdict is INFRA_ERROR, which is no

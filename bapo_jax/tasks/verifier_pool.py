@@ -39,10 +39,11 @@ _STARTS = 3  # this many workers in a row that ended before they were ready are 
 # What Python and its libraries need. The rest of the trainer's environment has secrets, such as the rollout servers' token.
 _INHERITED = ('PATH', 'HOME', 'TMPDIR', 'LANG', 'LC_ALL', 'LC_CTYPE', 'LD_LIBRARY_PATH', 'PYTHONHOME', 'PYTHONUTF8', 'VIRTUAL_ENV')
 
-_READY, _READY_IN_NETWORK = b'ready\n', b'ready, in a network\n'
+_READY, _READY_IN_NETWORK = b'ready', b'ready, in a network'
 _WITHOUT_NETWORK = str(Path(__file__).with_name('without_network.py'))
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 _AT_ONCE = 65_536  # bytes read from a worker at once
+_MOST = 2**24  # bytes of an outcome; 16 MiB, as JSON
 _TICKS = os.sysconf('SC_CLK_TCK')  # of /proc, a second
 _LOOK_S = 0.1  # least seconds between two looks at a worker's processor time
 
@@ -82,8 +83,8 @@ class VerifierPool:
     def run(self, requests: Sequence[Any], budget_s: float = math.inf) -> list[Any]:
         """The outcome of each request: the result of the worker's function, by way of JSON; or `OVERRAN`, or `FAILED`.
 
-        A worker that ends or is late is replaced, and its request tried once more. `budget_s` seconds are for all requests together;
-        what is unjudged then is FAILED. An event counts what FAILED, and why. Raises WorkersFailed where workers do not start.
+        A worker that ends, is late, or writes what is no outcome of its request, is replaced, and its request tried once more.
+        `budget_s` seconds are for all requests together; what is unjudged then is FAILED. An event counts what FAILED, and why. Raises WorkersFailed where workers do not start.
         """
         lines = [json.dumps(request, ensure_ascii=False).encode('utf-8', 'surrogatepass') + b'\n' for request in requests]
         with self._lock:
@@ -104,7 +105,7 @@ class VerifierPool:
             self._drop(list(self._workers))
 
     def _run(self, lines: Sequence[bytes], until: float) -> tuple[list[Any], collections.Counter[str]]:
-        """The outcomes, and of those that failed how many were late, ended their worker, or were left unjudged."""
+        """The outcomes, and of those that failed how many were late, lost their worker (`_Worker.fault`), or were left unjudged."""
         outcomes: list[Any] = [FAILED] * len(lines)
         failures: collections.Counter[str] = collections.Counter()
         waiting, tried_before = collections.deque(range(len(lines))), set()
@@ -128,13 +129,13 @@ class VerifierPool:
                     job = waiting.popleft()
                     worker.give(job, lines[job], self.wall_s, self.cpu_s)
             for worker in _with_news(self._workers, until):
-                if worker.outcome is not None:
+                if worker.answered:
                     job, outcome = worker.take()
                     outcomes[job] = outcome
-                elif worker.ended:
+                elif worker.fault:
                     self._drop([worker])
                     if worker.job is not None:
-                        put_back(worker.job, 'ended')
+                        put_back(worker.job, worker.fault)
                     elif not worker.ready:
                         self._count_failed_start(worker)
                 elif worker.ready:
@@ -172,7 +173,12 @@ class VerifierPool:
 
 
 class _Worker:
-    """One process: starting, then idle, or busy with request number `job`. At `look_at` its time may be over."""
+    """One process: starting, then idle, or busy with request number `job`. At `look_at` its time may be over.
+
+    Each request has a number of its own, which its outcome repeats: lines without it are passed over. A process that a function
+    forked may write them, or one that it left behind. `fault` says why the process is of no use: it 'ended', its outcome is
+    'garbled', or longer than _MOST.
+    """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None):
         inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
@@ -186,9 +192,10 @@ class _Worker:
         )
         self.input, self.output = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self.input, False)  # a worker that is stopped reads nothing, and a request may exceed what a pipe holds
-        self._read, self.unsent = b'', b''
-        self.ready = self.in_network = False
-        self.ended = False
+        self._read, self.unsent = bytearray(), b''
+        self._asked = 0  # the number of the last request
+        self.ready = self.in_network = self.answered = False
+        self.fault = ''
         self.job: int | None = None
         self.outcome: Any = None
         self.look_at = time.monotonic() + START_S
@@ -202,7 +209,8 @@ class _Worker:
         return self._process.poll() is not None
 
     def give(self, job: int, line: bytes, wall_s: float, cpu_s: float) -> None:
-        self.job, self.unsent = job, line
+        self._asked += 1
+        self.job, self.unsent = job, b'%d %b' % (self._asked, line)
         self._until, self._cpu_until = time.monotonic() + wall_s, _cpu_seconds(self._process.pid) + cpu_s
         self.look_later()
         self.send()
@@ -230,27 +238,40 @@ class _Worker:
     def listen(self) -> None:
         """Reads the available output; call it when there is some."""
         data = os.read(self.output, _AT_ONCE)
-        self.ended = not data
         self._read += data
-        if not self._read.endswith(b'\n'):
-            return
+        if b'\n' in data:
+            *lines, self._read = self._read.split(b'\n')
+            for line in lines:
+                self._hear(bytes(line))
+        if not data:
+            self.fault = 'ended'
+        elif len(self._read) > _MOST:
+            self.fault = f'longer than {_MOST >> 20} MiB'
+
+    def _hear(self, line: bytes) -> None:
         if not self.ready:
-            self.ready, self.in_network, self.look_at = True, self._read == _READY_IN_NETWORK, math.inf
-        else:
-            self.outcome = json.loads(self._read)
-        self._read = b''
+            if line in (_READY, _READY_IN_NETWORK):  # not what a module writes while it is imported
+                self.ready, self.in_network, self.look_at = True, line == _READY_IN_NETWORK, math.inf
+            return
+        number, _, outcome = line.partition(b' ')
+        if self.job is None or self.answered or self.fault or number != b'%d' % self._asked:
+            return
+        try:
+            self.outcome, self.answered = json.loads(outcome), True
+        except (ValueError, RecursionError):
+            self.fault = 'garbled'
 
     def take(self) -> tuple[int, Any]:
         job, outcome = self.job, self.outcome
-        self.job, self.outcome, self.look_at = None, None, math.inf
+        self.job, self.outcome, self.answered, self.look_at = None, None, False, math.inf
         return job, outcome
 
     def kill(self) -> None:
-        if self.ended:  # its output, a moment before the process
+        if self.fault == 'ended':  # its output, a moment before the process
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=1)
-        if not self.gone():
-            os.killpg(self._process.pid, signal.SIGKILL)  # the processes that its function started, too
+        with contextlib.suppress(ProcessLookupError):  # nothing is left of it
+            os.killpg(self._process.pid, signal.SIGKILL)  # the processes that its function started, too, which may outlive it
         self._process.wait(timeout=10)
         self._process.stdin.close()
         self._process.stdout.close()
@@ -281,21 +302,24 @@ def _with_news(workers: Sequence[_Worker], until: float) -> list[_Worker]:
 
 
 def serve(function: Callable[[Any], Any], *, quiet: bool = True) -> None:
-    """Runs a worker: answers each line of JSON from stdin with `function`'s result as a line of JSON.
+    """Runs a worker: answers each line from stdin, a number and a request in JSON, with the number and `function`'s result in JSON.
 
     The command line gives a request's seconds of wall clock and the address space in bytes. An exception in `function` ends the
-    worker. stdout carries the answers alone: prints are lost, or go to standard error where the worker is not `quiet`.
+    worker. stdout carries the answers alone: prints are lost, or go to standard error where the worker is not `quiet`. A process
+    that `function` forks neither hears requests nor answers them.
     """
     wall_s, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
     requests, answers = os.fdopen(os.dup(0), 'rb'), os.fdopen(os.dup(1), 'wb')
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing if quiet else 2, 1)
+    pipes = requests.fileno(), answers.fileno()
+    os.register_at_fork(after_in_child=lambda: [os.dup2(nothing, pipe, inheritable=False) for pipe in pipes])
     if memory_bytes != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     sys.setrecursionlimit(10_000)  # parsers recurse some twenty calls a bracket
     try:
-        answers.write(_READY_IN_NETWORK if len(socket.if_nameindex()) > 1 else _READY)  # every network has a loopback interface
+        answers.write((_READY_IN_NETWORK if len(socket.if_nameindex()) > 1 else _READY) + b'\n')  # every network has a loopback interface
         answers.flush()
     except BrokenPipeError:  # the pool ended while this worker started
         os._exit(0)
@@ -304,7 +328,10 @@ def serve(function: Callable[[Any], Any], *, quiet: bool = True) -> None:
     for line in requests:
         # the pool kills a late worker; should the pool be gone, the alarm does, since its default is to end the process
         signal.alarm(math.ceil(wall_s) + 5)
-        outcome = function(json.loads(line))
+        number, _, request = line.partition(b' ')
+        outcome = function(json.loads(request))
         signal.alarm(0)
-        answers.write(json.dumps(outcome).encode() + b'\n')
+        answers.write(b'%b %b\n' % (number, json.dumps(outcome).encode()))
         answers.flush()
+    sys.stdout.flush()
+    os._exit(0)  # threads that `function` left would keep the process

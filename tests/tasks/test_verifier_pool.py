@@ -18,10 +18,31 @@ from bapo_jax.tasks.verifier_pool import FAILED, OVERRAN, VerifierPool, WorkersF
 
 pytestmark = pytest.mark.slow
 WORKER = """
-import os, signal, socket, sys, time
+import ctypes, os, signal, socket, sys, threading, time
 from bapo_jax.tasks.verifier_pool import serve
 
+os.write(1, b'said at import\\n')
+
+ANSWERS = os.readlink('/proc/self/fd/1')
+
+def say(text):  # where the answers go, as a function may that writes to every file it finds
+    for fd in os.listdir('/proc/self/fd'):
+        if os.path.exists(f'/proc/self/fd/{fd}') and os.readlink(f'/proc/self/fd/{fd}') == ANSWERS:
+            os.write(int(fd), text)
+
 def work(request):
+    if request in ('forks', 'forks in C'):
+        child = os.fork() if request == 'forks' else ctypes.CDLL(None).fork()
+        if child == 0: return 'of the child'
+        if request == 'forks': os.waitpid(child, 0)
+        else: time.sleep(.5)
+        return 'of the parent'
+    if request == 'thread': threading.Thread(target=time.sleep, args=(60,)).start()
+    if request == 'child': return os.fork() or time.sleep(60)
+    if request == 'leaves and ends' and os.fork(): os._exit(3)
+    if request == 'nothing': return None
+    if isinstance(request, dict) and 'says' in request: say(request['says'].encode())
+    if request == 'long': return 'x' * (17 << 20)
     print('this must not reach the pool')
     if request == 'sleep': time.sleep(60)
     if request == 'power': return 9 ** 9 ** 9 ** 9 > 0
@@ -154,6 +175,40 @@ def test_threads_take_turns(pool):
     [t.start() for t in threads]
     [t.join(60) for t in threads]
     assert results == {k: got(*([k, i] for i in range(50))) for k in range(4)}
+
+
+@pytest.mark.parametrize('forks', ['forks', 'forks in C'])
+def test_a_process_that_a_function_forked_answers_nothing(forks, pool):
+    """In C, Python does not see it: only the number of a request tells its answers from others."""
+    pool._limit = 1
+    for _ in range(2):
+        assert pool.run([1, forks, 2, 3, 4]) in ([*got(1), answer, *got(2, 3, 4)] for answer in ('of the parent', 'of the child'))
+    assert pool.run(['forks']) == ['of the parent']
+
+
+def test_a_line_that_is_no_answer_of_the_request_is_passed_over_or_fails_it(pool, reports):
+    pool._limit = 1
+    for said in ('0 {"got": "other"}\n', 'words\n', '9 7\n\n'):
+        assert pool.run([{'says': said}, 2]) == got({'says': said}, 2)
+    spoils = {'says': '1 {"got": 1} 2\n'}  # for whoever asks a new worker first
+    pool.close()
+    assert pool.run([spoils]) == [FAILED] and pool.run([3]) == got(3)
+    assert [(event['event'], event['garbled']) for event in reports()] == [('verifier failed', 1)]
+
+
+def test_an_outcome_that_is_too_long_fails_its_request_only_and_nothing_is_an_outcome(pool, reports):
+    assert pool.run([1, 'long', 'nothing']) == [*got(1), FAILED, None]
+    assert '1 longer than 16 MiB' in reports()[0]['message']
+
+
+def test_what_a_function_leaves_behind_ends_with_its_worker(pool, tmp_path):
+    pool._limit = 1
+    [child] = pool.run(['child'])
+    pool.run(['thread'])
+    [worker] = pool.run(['pid'])
+    os.kill(worker, signal.SIGKILL)  # its child still holds what it held
+    assert pool.run([1]) == got(1)
+    assert gone(child, 10.0)
 
 
 def test_an_interrupted_run_leaves_nothing_to_the_next(pool, monkeypatch):
