@@ -20,10 +20,9 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from bapo_jax import hub
+from bapo_jax import hub, terminal
 from bapo_jax.files import closing_output
 from bapo_jax.models.tokenizer import load_tokenizer
 from bapo_jax.replay.bapo import Bapo
@@ -39,6 +38,7 @@ QUANTILES = (0, 0.25, 0.5, 0.75, 1)
 
 def run(argv: Sequence[str] | None = None) -> None:
     """Prints the tables; an error is one line and status 1."""
+    terminal.guard()
     parser = argparse.ArgumentParser(prog='bapo_jax.buffers', description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument('run', type=Path)
     parser.add_argument('--show', type=int, default=10)
@@ -47,7 +47,7 @@ def run(argv: Sequence[str] | None = None) -> None:
     logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax warns that it will not write
     with closing_output():
         try:
-            show_run(arguments.run, arguments.show, Console())
+            show_run(arguments.run, arguments.show, terminal.console())
         except (ValueError, OSError) as e:
             if isinstance(e, BrokenPipeError):
                 raise
@@ -68,7 +68,7 @@ def show_run(run: Path, show: int, console: Console) -> None:
     replay = make_replay(ConfigDict(c), config['learner']['batch_groups'], lambda step: False)
     replay.restore(arrays)
     rows = [row for row in read_metrics(run) if 0 < row['step'] <= step]
-    console.print(f'{escape(str(run))}: replay after step {step}', soft_wrap=True)
+    console.print(f'{run}: replay after step {step}', soft_wrap=True)
     if isinstance(replay, Repo):
         for table in repo_tables(replay, c['per_prompt'], step):
             console.print(table)
@@ -169,7 +169,7 @@ def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Ta
     for i, name in enumerate(head):
         table.add_column(name, justify='left' if i == 0 or name == 'question' else 'right')
     for row in rows:
-        table.add_row(*(f'{x:,}' if isinstance(x, int) else escape(str(x)) for x in row))
+        table.add_row(*(f'{x:,}' if isinstance(x, int) else str(x) for x in row))
     return table
 
 

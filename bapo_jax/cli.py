@@ -11,6 +11,7 @@ from absl import app, flags
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
+from bapo_jax import terminal
 from bapo_jax.files import open_streams
 
 flags.disclaim_key_flags()  # a flag defined here is its caller's
@@ -60,8 +61,9 @@ def define_config(help_string: str) -> None:
 
 
 def start(main: Callable[..., None]) -> None:
-    """absl's `app.run`. A console command's --help says what that of `python -m` does."""
+    """absl's `app.run`, with a guarded terminal. A console command's --help says what that of `python -m` does."""
     open_streams()
+    terminal.guard()
     for flag in flags.FLAGS.flags_by_module_dict().get(main.__module__, ()):
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     sys.modules['__main__'].__doc__ = sys.modules[main.__module__].__doc__

@@ -31,10 +31,10 @@ from typing import Any, NamedTuple
 
 from absl import flags, logging
 from ml_collections import ConfigDict
-from rich.progress import track
+from rich.progress import Progress, TextColumn
 
 from bapo_jax import config as config_lib
-from bapo_jax import cli, hub, parallel, stopping
+from bapo_jax import cli, hub, parallel, stopping, terminal
 from bapo_jax.groups import Group, Prompt
 from bapo_jax.files import closing_output, write_text
 from bapo_jax.inputs import benchmark_prompts, check_turn_end, located, make_sight, positions_suffice
@@ -120,8 +120,13 @@ def evaluate(engine: Engine, tokenizer: Any, name: str, prompts: Sequence[Prompt
     Returns all questions, those `done` included, in order.
     """
     questions, missing, size = list(done), prompts[len(done) :], chunk_size(config)
-    with closing(answer_and_judge(engine, tokenizer, missing, config, EVALUATION)) as chunks, file.open('ab') as f:
-        for groups in track(chunks, description=Path(name).stem, total=-(-len(missing) // size)):
+    what = TextColumn('{task.description}', markup=False)
+    with (
+        closing(answer_and_judge(engine, tokenizer, missing, config, EVALUATION)) as chunks, file.open('ab') as f,
+        Progress(what, *Progress.get_default_columns()[1:], console=terminal.console()) as bar,
+    ):  # fmt: skip
+        terminal.guard()
+        for groups in bar.track(chunks, total=-(-len(missing) // size), description=terminal.plain(Path(name).stem)):
             rows = sample_rows(name, len(questions), groups, tokenizer)
             f.write(''.join(json.dumps(row) + '\n' for row in rows).encode())
             f.flush()

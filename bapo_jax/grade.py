@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from bapo_jax import terminal
 from bapo_jax.files import closing_output
 from bapo_jax.groups import Verdict, binary_rewards
 from bapo_jax.tasks import TASKS, get_task
@@ -83,6 +84,7 @@ def main() -> int:
 
 def run() -> None:
     """The command."""
+    terminal.guard()
     with closing_output():
         sys.exit(main())
 

@@ -17,7 +17,8 @@ PACKAGE = Path(bapo_jax.__file__).parent
 HOUSE = (
     ('groups', ''),
     ('files', ''),
-    ('cli', 'files'),
+    ('terminal', ''),
+    ('cli', 'files terminal'),
     ('hub', ''),
     ('events', ''),
     ('stopping', ''),
@@ -26,7 +27,7 @@ HOUSE = (
     ('models parallel', ''),  # one table of parameters: models reads it, parallel shards by it
     ('seen', 'groups models'),
     ('scores', 'groups'),
-    ('tasks', 'groups events hub'),
+    ('tasks', 'groups terminal events hub'),
     ('prompts', 'groups'),
     ('replay', 'groups'),
     ('learner', 'groups hosts models parallel seen'),
@@ -34,7 +35,7 @@ HOUSE = (
     ('fields', ''),
     ('config_method', 'fields replay rollout'),
     ('config', 'fields methods tasks config_method'),
-    ('run', 'groups files events stopping hosts scores models parallel replay learner rollout config'),
+    ('run', 'groups files terminal events stopping hosts scores models parallel replay learner rollout config'),
     ('inputs', 'groups hub models tasks prompts config'),
     ('policies', 'models parallel rollout run'),
     ('bases', 'models tasks'),

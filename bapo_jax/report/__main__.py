@@ -11,6 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from bapo_jax import terminal
 from bapo_jax.files import open_streams
 from bapo_jax.report.page import write_report
 from bapo_jax.report.viewer import LIMIT_MB
@@ -19,6 +20,7 @@ from bapo_jax.report.viewer import LIMIT_MB
 def run() -> None:
     """The command."""
     open_streams()
+    terminal.guard()
     parser = argparse.ArgumentParser(prog='python -m bapo_jax.report', description=__doc__.split('\n')[0])
     parser.add_argument('runs', nargs='+', type=Path, metavar='RUN', help='a run directory')
     parser.add_argument('--output', type=Path, help='the page; PNGs and viewers go to a folder beside it. Default: RUN/report.html')

@@ -21,6 +21,7 @@ from typing import Any
 
 import zstandard
 
+from bapo_jax import terminal
 from bapo_jax.files import open_streams, write_text
 from bapo_jax.groups import Verdict
 from bapo_jax.run.directory import read_config
@@ -124,6 +125,7 @@ def logs(run: Path, only: int | None = None) -> Iterator[dict[str, Any]]:
 def run() -> None:
     """The command."""
     open_streams()
+    terminal.guard()
     parser = argparse.ArgumentParser(prog='python -m bapo_jax.report.inspect_log', description=__doc__.split('\n')[0])
     parser.add_argument('run', type=Path, metavar='RUN', help='a run directory')
     parser.add_argument('--step', type=int, help='this step alone; default: every step with rollouts or evaluations')

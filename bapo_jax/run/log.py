@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
-from bapo_jax import events
+from bapo_jax import events, terminal
 from bapo_jax.files import write_text
 from bapo_jax.run.sinks import drop_lost, finish_sinks, start_sinks
 
@@ -105,7 +104,7 @@ class ProgressBar:
     """Shows the fresh groups' score, batch composition and time left: a bar on a terminal, else a line every ten steps."""
 
     def __init__(self, steps: int, done: int):
-        self._console, self._steps, self._started, self._first = Console(), steps, time.perf_counter(), done
+        self._console, self._steps, self._started, self._first = terminal.console(), steps, time.perf_counter(), done
         self._bar = Progress(
             TextColumn('step'), MofNCompleteColumn(), BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn('left'),
             TimeRemainingColumn(), TextColumn('{task.fields[note]}'), console=self._console,
@@ -114,6 +113,7 @@ class ProgressBar:
         self._task = self._bar.add_task('', total=steps, completed=done, note='compiling …')
         if self._console.is_terminal:
             self._bar.start()
+            terminal.guard()
 
     def update(self, step: int, metrics: dict[str, Any]) -> None:
         note = (

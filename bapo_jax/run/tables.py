@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
+
+from bapo_jax.terminal import console
 
 
 def print_table(title: str, columns: dict[str, dict[str, dict]]) -> None:
@@ -21,7 +22,7 @@ def print_table(title: str, columns: dict[str, dict[str, dict]]) -> None:
             if measure in s:
                 cells = [with_interval(summaries[name], measure) for summaries in columns.values()]
                 table.add_row(f'{name}  {measure}@{s["samples"]}, {problems(s)}', *cells)
-    Console().print(table)
+    console().print(table)
 
 
 def print_scores(title: str, summaries: dict[str, dict]) -> None:
@@ -41,7 +42,7 @@ def print_scores(title: str, summaries: dict[str, dict]) -> None:
     table.add_row('without an answer', *(percent(s['unparseable'] / (s['questions'] * samples)) for s in columns))
     if any(s['infra_errors'] for s in columns):
         table.add_row('not judged', *(percent(s['infra_errors'] / (s['questions'] * samples)) for s in columns))
-    Console().print(table)
+    console().print(table)
 
 
 def with_interval(summary: dict, measure: str) -> str:

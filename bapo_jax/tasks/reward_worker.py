@@ -8,8 +8,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from bapo_jax import terminal
 from bapo_jax.tasks.custom_reward import BadReward, find_reward, judge_one
 from bapo_jax.tasks.verifier_pool import serve
+
+_MOST_SHOWN = 10_000  # characters of a traceback, its end; a message may hold any text
 
 
 def _answer(function: Callable, row: list[Any]) -> dict[str, Any]:
@@ -20,8 +23,9 @@ def _answer(function: Callable, row: list[Any]) -> dict[str, Any]:
     except BadReward as error:
         return {'bad': str(error)}
     except (Exception, SystemExit):  # whatever it is, it is the function's failure and not the response's
-        return {'raised': traceback.format_exc()}
+        return {'raised': traceback.format_exc()[-_MOST_SHOWN:]}
 
 
 if __name__ == '__main__':
+    terminal.guard()  # a function may print the response that it judges
     serve(functools.partial(_answer, find_reward(sys.argv[3])), quiet=False)

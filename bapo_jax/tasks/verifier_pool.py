@@ -319,7 +319,8 @@ def serve(function: Callable[[Any], Any], *, quiet: bool = True) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     sys.setrecursionlimit(10_000)  # parsers recurse some twenty calls a bracket
     try:
-        answers.write((_READY_IN_NETWORK if len(socket.if_nameindex()) > 1 else _READY) + b'\n')  # every network has a loopback interface
+        in_network = len(socket.if_nameindex()) > 1  # every network has a loopback interface
+        answers.write((_READY_IN_NETWORK if in_network else _READY) + b'\n')
         answers.flush()
     except BrokenPipeError:  # the pool ended while this worker started
         os._exit(0)
