@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bapo_jax import hub, terminal
-from bapo_jax.files import closing_output
 from bapo_jax.models.tokenizer import load_tokenizer
+from bapo_jax.output import ends_with_its_reader
 from bapo_jax.replay.bapo import Bapo
 from bapo_jax.replay.buffer import BadEntry, ReplayBuffer
 from bapo_jax.replay.kinds import make_replay
@@ -45,7 +45,7 @@ def run(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     jax.config.update('jax_platforms', 'cpu')  # an accelerator may be the trainer's
     logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax warns that it will not write
-    with closing_output():
+    with ends_with_its_reader():
         try:
             show_run(arguments.run, arguments.show, terminal.console())
         except (ValueError, OSError) as e:

@@ -7,12 +7,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
-from bapo_jax import terminal
-from bapo_jax.files import open_streams
+from bapo_jax import output, stopping, terminal
 
 flags.disclaim_key_flags()  # a flag defined here is its caller's
 
@@ -61,10 +60,15 @@ def define_config(help_string: str) -> None:
 
 
 def start(main: Callable[..., None]) -> None:
-    """absl's `app.run`, with a guarded terminal. A console command's --help says what that of `python -m` does."""
-    open_streams()
-    terminal.guard()
+    """absl's `app.run`, after which the process ends. A console command's --help says what that of `python -m` does.
+
+    Nothing that prints decides how it ends (output.py) or steers the terminal (terminal.py), and no thread holds it up (stopping.py).
+    """
     for flag in flags.FLAGS.flags_by_module_dict().get(main.__module__, ()):
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     sys.modules['__main__'].__doc__ = sys.modules[main.__module__].__doc__
-    app.run(main)
+    with stopping.ending():
+        output.guard()
+        terminal.guard()
+        logging.get_absl_handler().python_handler.setStream(sys.stderr)
+        app.run(main)

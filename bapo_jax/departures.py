@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bapo_jax.files import replace_part
+from bapo_jax.output import ends_with_its_reader
 
 PAGE = Path(__file__).resolve().parents[1] / 'docs' / 'departures.md'
 
@@ -372,7 +373,8 @@ def main(argv: list[str]) -> None:
         replace_part(PAGE, 'paper and code', markdown())
         replace_part(PAGE, 'rows', rows_markdown())
     else:
-        print(markdown(), rows_markdown(), sep='\n', end='')
+        with ends_with_its_reader():
+            print(markdown(), rows_markdown(), sep='\n', end='')
 
 
 def markdown() -> str:

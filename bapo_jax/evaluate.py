@@ -22,7 +22,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -36,7 +35,7 @@ from rich.progress import Progress, TextColumn
 from bapo_jax import config as config_lib
 from bapo_jax import cli, hub, parallel, stopping, terminal
 from bapo_jax.groups import Group, Prompt
-from bapo_jax.files import closing_output, write_text
+from bapo_jax.files import write_text
 from bapo_jax.inputs import benchmark_prompts, check_turn_end, located, make_sight, positions_suffice
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import read_tokenizer
@@ -202,15 +201,14 @@ def default_output(checkpoint: Path, policy: StoredPolicy) -> Path:
 
 
 def stop(*_) -> None:
-    """What a signal does: the samples up to now are in their files."""
-    print('stopped; the same command continues', file=sys.stderr)
+    """What a signal does: the samples up to now are in their files. The end is a normal one, which stops a server of our own."""
+    stopping.say('stopped; the same command continues')
     sys.exit(stopping.STATUS)
 
 
 def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
-    for number in (signal.SIGTERM, signal.SIGINT):  # exit normally, so that a server of our own is stopped too
-        signal.signal(number, stop)
+    stopping.on_asking(stop)
     checkpoint = Path(FLAGS.checkpoint)
     with contextlib.ExitStack() as until_the_end:
         try:
@@ -252,7 +250,10 @@ def main(_) -> None:
             name: summary(q, votes(config), repeats.numbered([p.ground_truth for p in benchmarks[name]]))
             for name, q in questions.items()
         }
-        write_text(output / 'summary.json', json.dumps({**chosen, 'benchmarks': summaries}, indent=1) + '\n')
+        try:
+            write_text(output / 'summary.json', json.dumps({**chosen, 'benchmarks': summaries}, indent=1) + '\n')
+        except OSError as e:
+            sys.exit(f'error: {e}')
         print_scores(f'{checkpoint}, after {policy.step} steps; shares in %', summaries)
         print(f'every sample: {output}/*.jsonl   summary: {output / "summary.json"}')
 
@@ -270,8 +271,7 @@ def run() -> None:
     flags.DEFINE_list('servers', None, 'URLs of running vLLM servers that no trainer uses; without, --engine=vllm starts one.')
     flags.DEFINE_string('output', None, 'Directory; default: RUN/evaluation/STEP, POLICY_evaluation or HF_DIRECTORY/evaluation.')
     cli.define_config('NAME or FILE; says task, template and sampling where the checkpoint is of no run.')
-    with closing_output():
-        cli.start(main)
+    cli.start(main)
 
 
 if __name__ == '__main__':

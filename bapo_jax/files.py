@@ -1,12 +1,18 @@
-"""Writes files atomically: a file is there whole or not at all. And what a command does where a standard stream is closed."""
+"""Writes files atomically: a file is there whole or not at all."""
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
+
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+
+
+def is_of_disk(error: OSError) -> bool:
+    """Whether a disk is full, read-only or broken."""
+    return error.errno in _DISK
 
 
 def write_text(path: Path, text: str) -> None:
@@ -28,32 +34,3 @@ def write_bytes(path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + '.partial')
     temporary.write_bytes(data)
     os.replace(temporary, path)
-
-
-def open_streams() -> None:
-    """Puts /dev/null in the place of standard streams that are closed (`>&-`), so that no file of ours gets their numbers.
-
-    Else a library, a child process or a signal would write into it. Every command does this first.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free, which is this one
-    for name, mode in (('stdin', 'r'), ('stdout', 'w'), ('stderr', 'w')):
-        if getattr(sys, name) is None:  # Python found it closed
-            setattr(sys, name, open(os.devnull, mode, encoding='utf-8'))
-
-
-@contextlib.contextmanager
-def closing_output() -> Iterator[None]:
-    """Inside, whoever reads standard output may close it, as `| head` does: the process then ends with status 1 and no message."""
-    open_streams()
-    try:
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer goes there when Python ends
-        sys.exit(1)

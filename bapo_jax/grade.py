@@ -20,8 +20,8 @@ from collections.abc import Callable
 from typing import Any
 
 from bapo_jax import terminal
-from bapo_jax.files import closing_output
 from bapo_jax.groups import Verdict, binary_rewards
+from bapo_jax.output import ends_with_its_reader, guard
 from bapo_jax.tasks import TASKS, get_task
 from bapo_jax.tasks.verifier_pool import WorkersFailed
 
@@ -74,7 +74,7 @@ def main() -> int:
             score = float(binary_rewards([verdict])[0])
             # JSON has no nan: where the verifier failed, the reward is null
             print(json.dumps({'verdict': verdict.name.lower(), 'reward': None if math.isnan(score) else score, 'answer': answer}))
-        sys.stdout.flush()
+        print(end='', flush=True)
     if trouble:
         print(trouble, file=sys.stderr)
     tally = ', '.join(f'{counts[v]} {v.name.lower()}' for v in Verdict)
@@ -84,8 +84,9 @@ def main() -> int:
 
 def run() -> None:
     """The command."""
-    terminal.guard()
-    with closing_output():
+    guard('stderr')  # the summary
+    with ends_with_its_reader():
+        terminal.guard()
         sys.exit(main())
 
 

@@ -85,6 +85,13 @@ def join(coordinator: str, hosts: int, host: int, timeout_s: int) -> None:
     print(f'host {host} of {hosts}: {jax.local_device_count()} of {jax.device_count()} devices', flush=True)
 
 
+def part() -> None:
+    """Waits for the other hosts to end too, _SHUTDOWN_S at most: one that is gone before them would count as lost."""
+    if jax.process_count() > 1:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            jax.distributed.shutdown()
+
+
 class Hosts:
     """Gathers all hosts whenever host 0 has work for their devices. With one host it does nothing."""
 

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from bapo_jax.files import open_streams, replace_part
+from bapo_jax.files import replace_part
+from bapo_jax.output import ends_with_its_reader, open_streams
 
 PAGE = Path(__file__).resolve().parents[1] / 'docs' / 'methods.md'
 Fields = dict[str, Any]  # dotted config field -> value
@@ -259,7 +260,8 @@ def run() -> None:
         choices = ('\n'.join(_short(part)) for part in (row.prompts, row.schedule, row.batch, row.learning))
         differing = '\n'.join(_short(differs_from_grpo(name))) or '-'
         table.add_row(f'[bold]{name}[/]\n{row.summary}\n[dim]{row.source}[/]', *choices, differing)
-    Console().print(table)
+    with ends_with_its_reader():
+        Console().print(table)
 
 
 def markdown() -> str:

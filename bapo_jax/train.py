@@ -12,7 +12,6 @@ take, and whether it fits.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import sys
 from pathlib import Path
@@ -24,42 +23,40 @@ from ml_collections import ConfigDict
 
 from bapo_jax import cli, events, stopping
 from bapo_jax.dry_run import dry_run
+from bapo_jax.ending import explained, refused
 from bapo_jax.evaluate import core_metrics, score, score_benchmarks
 from bapo_jax.files import write_text
 from bapo_jax.follow import follow
 from bapo_jax.groups import Batch, ByGroup, Prompt
-from bapo_jax.hosts import HostError, HostLost, Hosts, join, leave, naming_losses
+from bapo_jax.hosts import Hosts, join, naming_losses, part
 from bapo_jax.inputs import read_inputs
 from bapo_jax.learner.learner import Learner, build_learner
 from bapo_jax.learner.objective import PROXIMAL
-from bapo_jax.models.hf import DamagedWeights, architecture
+from bapo_jax.models.hf import architecture
 from bapo_jax.parallel import describe_devices
 from bapo_jax.replay.bapo import Bapo
 from bapo_jax.replay.kinds import make_replay, make_retries
 from bapo_jax.replay.repo import Repo
 from bapo_jax.replay.thresholds import levels_in_words
 from bapo_jax.report import draw_run
-from bapo_jax.rollout.engine import TRACKING, RolloutError
+from bapo_jax.rollout.engine import TRACKING
 from bapo_jax.rollout.engines import start_engine
 from bapo_jax.rollout.rollouts import Rollouts
 from bapo_jax.rollout.schedule import Schedule, schedule_of
-from bapo_jax.run.checkpoint import ROLLOUT, DamagedCheckpoint, NotSaved, OtherWeights, RunState, open_run
+from bapo_jax.run.checkpoint import ROLLOUT, RunState, open_run
 from bapo_jax.run.directory import claim, environment, fingerprints_of, in_words, recorded_commits
 from bapo_jax.run.ledger import open_ledger
 from bapo_jax.run.lock import held
 from bapo_jax.run.log import read_metrics
 from bapo_jax.run.measures import batch_metrics, discarded_metrics, fresh_metrics, one_sided
 from bapo_jax.run.monitored import monitored
-from bapo_jax.run.run import Diverged, Run
+from bapo_jax.run.run import Run
 from bapo_jax.run.sinks import check_sinks
 from bapo_jax.run.tables import print_table
 from bapo_jax.tasks import custom_reward, solver
-from bapo_jax.tasks.custom_reward import BadReward
 from bapo_jax.tasks.own_module import fingerprints_of_code
-from bapo_jax.tasks.verifier_pool import WorkersFailed
 
 FLAGS = flags.FLAGS
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # a disk that is full, read-only or broken
 
 
 class Setup(NamedTuple):
@@ -230,6 +227,19 @@ def print_results(workdir: Path, step: int) -> None:
         print(advice)
 
 
+def lead(config: ConfigDict, workdir: Path, hosts: Hosts, amend: bool) -> bool:
+    """The run, on host 0 of its hosts. Returns whether it has reached its last step."""
+    with contextlib.ExitStack() as until_the_end, hosts, naming_losses():
+        with refused():
+            until_the_end.enter_context(held(workdir))
+            counts = until_the_end.enter_context(events.recorded(workdir))
+            setup = build(config, workdir, hosts, amend)
+        state = train(setup, workdir)
+    if counts:
+        print(f'{events.in_words(counts)}: {workdir / events.FILE}')
+    return state.step == setup.schedule.steps
+
+
 def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
     if FLAGS.dry_run:
@@ -244,36 +254,11 @@ def main(_) -> None:
         raise app.UsageError(f'--hosts={FLAGS.hosts} needs --coordinator=ADDRESS:PORT, an address of host 0 that the others reach')
     if FLAGS.coordinator:
         join(FLAGS.coordinator, FLAGS.hosts, FLAGS.host, FLAGS.join_timeout)
-    try:
-        with stopping.on_signal(FLAGS.config.checkpoint.grace_s):
-            if FLAGS.host:
-                with naming_losses():
-                    follow(FLAGS.config, workdir, hosts)
-            else:
-                with contextlib.ExitStack() as until_the_end, hosts, naming_losses():
-                    try:
-                        until_the_end.enter_context(held(workdir))
-                        counts = until_the_end.enter_context(events.recorded(workdir))
-                        setup = build(FLAGS.config, workdir, hosts, FLAGS.amend)
-                    except (ValueError, OSError, RolloutError) as e:
-                        sys.exit(f'error: {e}')
-                    state = train(setup, workdir)
-                if counts:
-                    print(f'{events.in_words(counts)}: {workdir / events.FILE}')
-                if state.step == setup.schedule.steps:
-                    return
-            if stopping.requested():
-                sys.exit(stopping.STATUS)
-    except (DamagedCheckpoint, DamagedWeights, OtherWeights) as e:
-        sys.exit(f'error: {e}')
-    except HostLost as e:
-        leave(f'error: {e}\nStart all hosts again: the same command continues from the last checkpoint.')
-    except (RolloutError, BadReward, WorkersFailed, HostError, Diverged, NotSaved) as e:
-        sys.exit(f'error: {e}\nThe same command continues from the last checkpoint.')
-    except OSError as e:
-        if e.errno not in _DISK:
-            raise
-        sys.exit(f'error: {e}\nMake room, or mount the disk for writing; then the same command continues from the last checkpoint.')
+    with explained(), stopping.on_signal(FLAGS.config.checkpoint.grace_s):
+        ended = follow(FLAGS.config, workdir, hosts) if FLAGS.host else lead(FLAGS.config, workdir, hosts, FLAGS.amend)
+        part()
+    if stopping.requested() and not ended:
+        sys.exit(stopping.STATUS)
 
 
 def run() -> None:

@@ -18,20 +18,21 @@ HOUSE = (
     ('groups', ''),
     ('files', ''),
     ('terminal', ''),
-    ('cli', 'files terminal'),
+    ('output', ''),
+    ('stopping', ''),
+    ('cli', 'output stopping terminal'),
     ('hub', ''),
     ('events', ''),
-    ('stopping', ''),
     ('hosts', ''),
-    ('methods', 'files'),
+    ('methods', 'files output'),
     ('models parallel', ''),  # one table of parameters: models reads it, parallel shards by it
     ('seen', 'groups models'),
     ('scores', 'groups'),
-    ('tasks', 'groups terminal events hub'),
+    ('tasks', 'groups output terminal events hub'),
     ('prompts', 'groups'),
     ('replay', 'groups'),
     ('learner', 'groups hosts models parallel seen'),
-    ('rollout', 'groups files cli hub events stopping hosts models parallel seen tasks prompts'),
+    ('rollout', 'groups files output cli hub events stopping hosts models parallel seen tasks prompts'),
     ('fields', ''),
     ('config_method', 'fields replay rollout'),
     ('config', 'fields methods tasks config_method'),
@@ -40,7 +41,7 @@ HOUSE = (
     ('policies', 'models parallel rollout run'),
     ('bases', 'models tasks'),
 )
-COMMANDS = 'train evaluate export follow dry_run report buffers grade sft departures'  # the top floor, which may import everything
+COMMANDS = 'train ending evaluate export follow dry_run report buffers grade sft departures'  # the top floor, which may import everything
 
 
 def module_name(path: Path) -> str:

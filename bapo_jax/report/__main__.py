@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from bapo_jax import terminal
-from bapo_jax.files import open_streams
+from bapo_jax.output import ends_with_its_reader, open_streams
 from bapo_jax.report.page import write_report
 from bapo_jax.report.viewer import LIMIT_MB
 
@@ -27,11 +27,12 @@ def run() -> None:
     about = 'megabytes that the viewer of a run may take; older steps are left out. 0: none. Default: %(default)s'
     parser.add_argument('--rollouts_mb', type=float, default=LIMIT_MB, metavar='MB', help=about)
     args = parser.parse_args()
-    try:
-        path = write_report(args.runs, args.output, args.rollouts_mb)
-    except (ValueError, OSError) as e:
-        sys.exit(f'error: {e}')
-    print(f'{path}   figures and rollouts: {path.with_suffix("") if path.suffix else path.with_name(path.name + "_figures")}')
+    with ends_with_its_reader():
+        try:
+            path = write_report(args.runs, args.output, args.rollouts_mb)
+        except (ValueError, OSError) as e:
+            sys.exit(f'error: {e}')
+        print(f'{path}   figures and rollouts: {path.with_suffix("") if path.suffix else path.with_name(path.name + "_figures")}')
 
 
 if __name__ == '__main__':

@@ -22,8 +22,9 @@ from typing import Any
 import zstandard
 
 from bapo_jax import terminal
-from bapo_jax.files import open_streams, write_text
+from bapo_jax.files import write_text
 from bapo_jax.groups import Verdict
+from bapo_jax.output import ends_with_its_reader, open_streams
 from bapo_jax.run.directory import read_config
 from bapo_jax.scores import Question, summary
 
@@ -141,7 +142,8 @@ def run() -> None:
             raise ValueError(f'{args.run} has no rollouts and no evaluations to export, or none of --step; see rollouts.every')
     except (ValueError, OSError) as e:
         sys.exit(f'error: {e}')
-    print(f'{count} logs: {output}   to look at them: inspect view --log-dir {output}')
+    with ends_with_its_reader():
+        print(f'{count} logs: {output}   to look at them: inspect view --log-dir {output}')
 
 
 if __name__ == '__main__':

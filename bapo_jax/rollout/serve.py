@@ -22,7 +22,7 @@ from pathlib import Path
 
 from absl import flags, logging
 
-from bapo_jax import cli, hub
+from bapo_jax import cli, hub, output
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 
 FLAGS = flags.FLAGS
@@ -126,6 +126,7 @@ def main(argv: Sequence[str]) -> None:
         model, port=FLAGS.port, host=FLAGS.host, python=FLAGS.python, dtype=FLAGS.dtype, max_tokens=FLAGS.max_tokens,
         sequences=FLAGS.sequences, memory=FLAGS.memory, extra=argv[1:],
     )  # fmt: skip
+    output.hand_over()
     os.execve(words[0], words, environment(token))
 
 

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -274,6 +275,17 @@ class Checkpoints:
         except Exception as e:  # Orbax raises KeyError, ValueError or a bare Exception, by which of its layers notices
             reason = next(iter(str(e).splitlines()), '')[:200]
             raise self._damaged(step, f'{type(e).__name__}: {reason}') from e
+
+    def finish(self, seconds: float) -> None:
+        """Waits for what is being written, so long at most. Where that fails nothing is said: another error ends the run."""
+
+        def wait() -> None:
+            with contextlib.suppress(Exception):
+                self._manager.wait_until_finished()
+
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        waiting.join(seconds)
 
     def close(self) -> None:
         """Waits until all is written. Raises NotSaved where that failed."""

@@ -13,11 +13,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bapo_jax import events, stopping
+from bapo_jax.files import is_of_disk
 from bapo_jax.groups import Batch, Group
-from bapo_jax.hosts import Hosts
+from bapo_jax.hosts import HostError, Hosts
 from bapo_jax.replay import PURPOSES
 from bapo_jax.rollout.schedule import is_due
-from bapo_jax.run.checkpoint import Checkpoints, RunState
+from bapo_jax.run.checkpoint import Checkpoints, NotSaved, RunState
 from bapo_jax.run.ledger import Ledger
 from bapo_jax.run.log import MetricsLog, ProgressBar
 from bapo_jax.run.measures import trained_tokens
@@ -94,10 +95,11 @@ class Run:
         """Each step that is left, until a signal comes. Before the first one evaluates θ_0, or what a signal cut short."""
         state = self.state
         try:
-            if state.unwritten:
-                self._write(Step(self._config.seed, state.step, Counter()), state.unwritten, self._evaluate())
-            elif state.step == 0 and self._config.evaluate.at_start:
-                self._write(Step(self._config.seed, 0, Counter()), {}, self._evaluate())
+            with self._broken_off():
+                if state.unwritten:
+                    self._write(Step(self._config.seed, state.step, Counter()), state.unwritten, self._evaluate())
+                elif state.step == 0 and self._config.evaluate.at_start:
+                    self._write(Step(self._config.seed, 0, Counter()), {}, self._evaluate())
         except Stopped:
             return
         while state.step < self._steps and not stopping.requested():
@@ -107,13 +109,14 @@ class Run:
     def step(self, number: int) -> Iterator[Step]:
         """The step `number`; counts the seconds inside. Then evaluates, logs and saves, each by its period."""
         now = Step(self._config.seed, number, self._of_save)
-        try:
-            with now.timer('step'):
-                yield now
-        except Stopped:  # in a wait for responses: the state is still that of the step before
-            self._save()
-            return
-        self._after(now)
+        with self._broken_off():
+            try:
+                with now.timer('step'):
+                    yield now
+            except Stopped:  # in a wait for responses: the state is still that of the step before
+                self._save()
+                return
+            self._after(now)
 
     def sync(self) -> None:
         """Lines 3-5 on every host: α becomes π_θ. Does nothing where a checkpoint within this step has it already."""
@@ -127,6 +130,19 @@ class Run:
         self._log.close()
         self._checkpoints.close()
         look_for_first(self._workdir)
+
+    @contextlib.contextmanager
+    def _broken_off(self) -> Iterator[None]:
+        """Inside, an error gives the terminal back, and waits for a checkpoint that is being written, unless its disk is at fault."""
+        try:
+            yield
+        except Stopped:
+            raise
+        except Exception as e:
+            self._progress.stop()
+            if not isinstance(e, (NotSaved, HostError)) and not (isinstance(e, OSError) and is_of_disk(e)):
+                self._checkpoints.finish(self._config.checkpoint.grace_s)
+            raise
 
     def _after(self, now: Step) -> None:
         c, step = self._config, now.number

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from bapo_jax import terminal
+from bapo_jax import output, terminal
 from bapo_jax.tasks.custom_reward import BadReward, find_reward, judge_one
 from bapo_jax.tasks.verifier_pool import serve
 
@@ -27,5 +27,6 @@ def _answer(function: Callable, row: list[Any]) -> dict[str, Any]:
 
 
 if __name__ == '__main__':
+    output.guard('stderr')  # what a user prints must not fail a reward where nobody reads the trainer's output any more
     terminal.guard()  # a function may print the response that it judges
     serve(functools.partial(_answer, find_reward(sys.argv[3])), quiet=False)

@@ -28,7 +28,7 @@ from typing import Any
 
 from absl import logging
 
-from bapo_jax import events
+from bapo_jax import events, output, terminal
 
 OVERRAN = 'overran'  # the outcome of a request that used up its processor time; a worker may also answer it where it cannot go on
 FAILED = 'failed'  # the outcome of a request that the machine failed: twice its worker ended or was late, or the time was over
@@ -313,6 +313,9 @@ def serve(function: Callable[[Any], Any], *, quiet: bool = True) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing if quiet else 2, 1)
+    if not quiet:
+        output.guard('stdout')
+        terminal.guard()
     pipes = requests.fileno(), answers.fileno()
     os.register_at_fork(after_in_child=lambda: [os.dup2(nothing, pipe, inheritable=False) for pipe in pipes])
     if memory_bytes != resource.RLIM_INFINITY:

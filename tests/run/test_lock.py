@@ -97,6 +97,17 @@ def test_a_file_system_without_flock_is_watched_even_on_one_machine(holder, tmp_
             pass
 
 
+def test_a_disk_that_fails_under_the_lock_hides_no_error(tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise OSError(errno.EROFS, 'Read-only file system')
+
+    with pytest.raises(ZeroDivisionError):
+        with lock.held(tmp_path / 'run'):
+            monkeypatch.setattr(Path, 'unlink', fails)
+            monkeypatch.setattr(lock, '_read', fails)
+            1 / 0
+
+
 def test_who_loses_the_directory_writes_nothing_more(tmp_path):
     """Another machine took it, since this process slept."""
     process = subprocess.Popen(

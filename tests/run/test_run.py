@@ -1,5 +1,6 @@
 """A run under way: a step's random numbers, seconds and row, and what is due after it."""
 
+import errno
 import json
 import os
 import signal
@@ -12,10 +13,11 @@ from group_builders import make_group
 from bapo_jax import stopping
 from bapo_jax.config import default_config
 from bapo_jax.groups import make_batch
+from bapo_jax.hosts import HostLost
 from bapo_jax.replay import PURPOSES
 from bapo_jax.run import log
 from bapo_jax.run import run as module
-from bapo_jax.run.checkpoint import RunState
+from bapo_jax.run.checkpoint import NotSaved, RunState
 from bapo_jax.run.log import read_metrics
 from bapo_jax.run.run import Run, Step
 
@@ -56,13 +58,16 @@ class Saved:
     """Stands for the checkpoints: notes at which step what was saved."""
 
     def __init__(self):
-        self.saves, self.closed = [], False
+        self.saves, self.closed, self.finished = [], False, []
 
     def save(self, state, *of_host):
         self.saves.append((state.step, of_host))
 
     def latest_step(self):
         return self.saves[-1][0] if self.saves else None
+
+    def finish(self, seconds):
+        self.finished.append(seconds)
 
     def close(self):
         self.closed = True
@@ -159,13 +164,13 @@ def test_the_base_is_scored_before_the_first_step_unless_asked_not_to(begin, at_
     run.close()
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_while_a_step_trains_ends_the_run_after_it_with_a_checkpoint(number, begin, capfd):
     run, noted = begin(steps=9)
     for step in run.steps_left():
         take(run, step, lambda: step == 2 and signalled(number))  # noqa: B023
     assert [step for step, _ in noted.checkpoints.saves] == [2] and noted.evaluations == []
-    assert f'{number.name}: stopping, with a checkpoint, in at most 600 s' in capfd.readouterr().out
+    assert f'{number.name}: stopping, with a checkpoint, in at most 600 s' in capfd.readouterr().err
     run.close()
 
 
@@ -246,6 +251,27 @@ def test_too_many_steps_without_a_finite_gradient_end_the_run(begin, caplog):
             take(run, step, **{'actor/skipped_updates': skipped[step - 1]})
     assert noted.rollouts == [f'skipped/00000{step}.jsonl.zst' for step in (1, 2, 4, 5, 6, 7, 8)]
     assert [r.row['event'] for r in caplog.records] == ['update skipped'] * 7
+    run.close()
+
+
+@pytest.mark.parametrize('error, waits', [
+    (ValueError('a server lies'), True),
+    (FileNotFoundError(2, 'no such file'), True),
+    (OSError(errno.EROFS, 'read-only'), False),
+    (OSError(errno.ENOSPC, 'full'), False),
+    (NotSaved('full'), False),
+    (HostLost('host 1'), False),
+])  # fmt: skip
+def test_an_error_lets_a_checkpoint_be_finished_unless_it_cannot_be(error, waits, begin):
+    """Of a failing disk the checkpoint library hears only after minutes."""
+    run, noted = begin(steps=3)
+
+    def fails():
+        raise error
+
+    with pytest.raises(type(error)):
+        take(run, 1, fails)
+    assert noted.checkpoints.finished == [300.0] * waits
     run.close()
 
 
