@@ -10,7 +10,6 @@ from bapo_jax.evaluate import load_for_evaluation
 from bapo_jax.inputs import benchmark_prompts, check_turn_end, read_inputs
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import character_tokenizer
-from bapo_jax.tasks import geometry
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,5 @@
 """Runs of the rows with a critic on real prompts with the quickstart's policy: what they log, keep, continue from and export."""
 
-import jax
 import numpy as np
 import pytest
 from small_run import metrics, run, small_config

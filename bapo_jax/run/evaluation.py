@@ -16,7 +16,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bapo_jax.groups import Prompt, Verdict
+from bapo_jax.groups import Group, Prompt, Verdict
 from bapo_jax.files import write_text
 from bapo_jax.scores import Question
 

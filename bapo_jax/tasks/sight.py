@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from bapo_jax.groups import Prompt, images_of
+from bapo_jax.groups import Prompt
 from bapo_jax.tasks.images import Reference, open_image
 
 

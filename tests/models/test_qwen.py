@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.test_util import check_grads
-from tiny import QWEN3
 
 from bapo_jax.models.attention import xla
 from bapo_jax.models.qwen import swiglu

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from bapo_jax.groups import Response, Verdict, make_batch
+from bapo_jax.groups import Verdict, make_batch
 from bapo_jax.rollout.continued import continued
 from bapo_jax.run.rollouts import Logged, logged, pieces, write_rollouts
 

@@ -1,7 +1,6 @@
 """The study's intervals, over problems and seeds and of differences; its page and argument; and that the default is a row of it."""
 
 import json
-import re
 
 import numpy as np
 import pytest
