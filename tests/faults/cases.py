@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
-from small_run import ROOT, metrics, run, small_config
+from small_run import metrics, small_config
 
-from bapo_jax.learner.learner import Learner
-from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION
-from bapo_jax.rollout.jax_engine import JaxEngine
-from bapo_jax.run.checkpoint import Checkpoints, RunState
+from tests.faults.trainer import Trainer, flags_of
 
 STEPS = 8
-PROGRAM = '''
-import sys; sys.path[:0] = [{root!r}, {helpers!r}]
-import jax
-jax.config.update('jax_compilation_cache_dir', {programs!r})
-jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
-from pathlib import Path
-from tests.faults.cases import at, config_of, kill
-from small_run import run
-with at({moment!r}, kill):
-    run(config_of(Path({benchmark!r}), **{changes!r}), Path({workdir!r}))
-'''
 
 
 def config_of(benchmark: Path, **changes: Any) -> ConfigDict:
@@ -55,7 +33,7 @@ class Sound(NamedTuple):
     folder: Path  # of this run and its copies
     benchmark: Path
     metrics: list[dict[str, Any]]
-    state: RunState
+    sums: dict[str, int]
     ledger: list[dict[str, Any]]
 
     @property
@@ -71,25 +49,18 @@ class Case(NamedTuple):
     step: int  # its newest checkpoint; there is one before it
     rng: np.random.Generator
 
-    def go_on(self, **changes: Any) -> RunState:
+    def flags(self, **changes: Any) -> list[str]:
         """The command that continues; `changes` are of settings that are free to change."""
-        return run(config_of(self.sound.benchmark, **changes), self.workdir)
+        return [*flags_of(config_of(self.sound.benchmark, **changes)), f'--workdir={self.workdir}']
 
-    @contextmanager
-    def process(self, moment: str = '', **changes: Any) -> Iterator[subprocess.Popen]:
-        """The same in a process of its own, which kills itself at a `moment` of MOMENTS, and is killed in the end."""
-        code = PROGRAM.format(
-            root=str(ROOT), helpers=str(ROOT / 'tests' / 'helpers'), programs=jax.config.jax_compilation_cache_dir,
-            benchmark=str(self.sound.benchmark), changes=changes, workdir=str(self.workdir), moment=moment,
-        )  # fmt: skip
-        quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL, 'env': os.environ | {'JAX_PLATFORMS': 'cpu'}}
-        with subprocess.Popen([sys.executable, '-c', code], cwd=ROOT, **quiet) as p:
-            try:
-                yield p
-            finally:
-                p.kill()
-            if p.wait() not in (0, -signal.SIGKILL):  # it was to be struck, not to fail by itself
-                raise RuntimeError(f'the process ended with status {p.returncode} before it was struck')
+    def trainer(self, inside: dict[str, Any] | None = None, streams: dict[str, Any] | None = None, **changes: Any) -> Trainer:
+        """That command under way."""
+        return Trainer(self.flags(**changes), self.sound.folder, inside, **streams or {})
+
+    def go_on(self, **changes: Any) -> None:
+        """That command to its end."""
+        with self.trainer(**changes) as trainer:
+            trainer.ends(0)
 
     def rows(self) -> int:
         """Rows of metrics.jsonl up to now."""
@@ -99,14 +70,28 @@ class Case(NamedTuple):
     def newest(self) -> Path:
         return self.workdir / 'checkpoints' / str(self.step)
 
+    def saved(self) -> int:
+        """The step of the newest checkpoint that is there."""
+        return max(int(path.name) for path in (self.workdir / 'checkpoints').iterdir() if path.name.isdigit())
+
 
 def sound_run(folder: Path, benchmark: Path) -> Sound:
-    state = run(config_of(benchmark), folder / 'sound')
-    return Sound(folder, benchmark, metrics(folder / 'sound'), state, ledger_of(folder / 'sound'))
+    sound = Sound(folder, benchmark, [], {}, [])
+    Case(sound, sound.workdir, 0, np.random.default_rng(0)).go_on()
+    return read_sound(folder, benchmark)
+
+
+def read_sound(folder: Path, benchmark: Path) -> Sound:
+    return Sound(folder, benchmark, metrics(folder / 'sound'), sums_of(folder / 'sound'), ledger_of(folder / 'sound'))
 
 
 def ledger_of(workdir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (workdir / 'ledger.jsonl').read_text().splitlines()]
+
+
+def sums_of(workdir: Path) -> dict[str, int]:
+    """The checksum of every array of the last checkpoint: weights, moments, buffer. Equal arrays alone have equal ones."""
+    return json.loads((workdir / 'checkpoints' / str(STEPS) / 'host' / 'metadata').read_text())['checksums']
 
 
 def differing(rows: list[Any], others: list[Any]) -> int:
@@ -132,6 +117,7 @@ class Outcome(NamedTuple):
     lost: int  # rows of the ledger that differ: a prompt or an entry of the buffer is lost, doubled, or had another outcome
     recovery_s: float  # from the start of the command that continues to its end
     why: str = ''
+    end_s: float | None = None  # from the last word of the trainer that was struck to its end; None where it was killed
 
 
 # (seed, number) -> what became of the run. Raises where it was not survived.
@@ -141,14 +127,18 @@ Injection = Callable[[int, int], Outcome]
 def outcome_of(case: Case) -> Outcome:
     """Continues the run and compares it with the sound one."""
     started = time.monotonic()
-    state = case.go_on()
+    case.go_on()
     seconds = time.monotonic() - started
     lost = differing(ledger_of(case.workdir), case.sound.ledger)
-    others = jax.tree.map(lambda a, b: not np.array_equal(a, b), state.theta.params, case.sound.state.theta.params)
-    same_rows = metrics(case.workdir) == case.sound.metrics
-    why = '' if same_rows else 'other metrics'
-    why += ' other weights' if any(jax.tree.leaves(others)) else ''
+    why = '' if metrics(case.workdir) == case.sound.metrics else 'other metrics'
+    why += '' if sums_of(case.workdir) == case.sound.sums else ' other weights'
     return Outcome(not why and not lost, lost, seconds, why.strip())
+
+
+def struck(case: Case, strike: Callable[[Case], float | None]) -> Outcome:
+    """What becomes of a case once a kind of kinds.py has struck it."""
+    end_s = strike(case)
+    return outcome_of(case)._replace(end_s=end_s)
 
 
 def until(condition, seconds: float = 120.0) -> None:
@@ -157,55 +147,3 @@ def until(condition, seconds: float = 120.0) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError('the moment to strike did not come')
         time.sleep(0.01)
-
-
-# ---- moments
-
-
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def struck(owner: Any, name: str, strike: Callable[[], None], call: int = 1) -> AbstractContextManager:
-    """A patch: before the `call`th call of owner.name, `strike` happens."""
-    original, calls = getattr(owner, name), []
-
-    def wrapped(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == call:
-            strike()
-        return original(*args, **kwargs)
-
-    return mock.patch.object(owner, name, wrapped)
-
-
-def asked(purpose: int, strike: Callable[[], None], call: int = 1) -> AbstractContextManager:
-    """A patch: before the in-process engine is asked for the `call`th time for that purpose, `strike` happens."""
-    ask, calls = JaxEngine.ask, []
-
-    def wrapped(self, prompts, group_size, sampling, draws):
-        if draws[-1].purpose == purpose:
-            calls.append(1)
-            if len(calls) == call:
-                strike()
-        return ask(self, prompts, group_size, sampling, draws)
-
-    return mock.patch.object(JaxEngine, 'ask', wrapped)
-
-
-# Where in a step: a function of what happens there, and of which time it does.
-MOMENTS: dict[str, Callable[..., AbstractContextManager]] = {
-    'generation': functools.partial(asked, FRESH),
-    'a re-evaluation': functools.partial(asked, REEVALUATION),
-    'an evaluation': functools.partial(asked, EVALUATION),
-    'an update': functools.partial(struck, Learner, 'update'),
-    'a save': functools.partial(struck, Checkpoints, 'save'),
-}
-
-
-def at(moment: str, strike: Callable[[], None], call: int = 1) -> AbstractContextManager:
-    return MOMENTS[moment](strike, call) if moment else nullcontext()

@@ -1,4 +1,6 @@
-"""The kinds of faults. Each strikes a case, and raises where the run did not say what it must say."""
+"""The kinds of faults. Each strikes a case: a trainer in a process of its own (trainer.py). It raises where that one did not end as it
+is to, or did not say what it must say. It returns the seconds from its last word to its end; None where there was none.
+"""
 
 from __future__ import annotations
 
@@ -10,112 +12,194 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
-import pytest
+from bapo_jax.stopping import STATUS
+from tests.faults.cases import STEPS, Case
+from tests.faults.trainer import Trainer, behind_tee
 
-from bapo_jax import train as command
-from bapo_jax.run import lock, run as run_module
-from bapo_jax.run.checkpoint import Checkpoints, NotSaved
-from bapo_jax.run.log import MetricsLog
-from tests.faults.cases import STEPS, Case, at, struck, terminate, until
+Kind = Callable[[Case], float | None]
+NEVER = {'checkpoint__every': 10 * STEPS}  # a checkpoint where the run is stopped, and at no step before
 
 
 # ---- processes
 
 
-def killed(**changes) -> Callable[[Case], None]:
-    """kill -9 at a random moment of a random step."""
+def while_it_trains(case: Case, trainer: Trainer) -> None:
+    """A random moment of a random step, not of the last two: they take no second."""
+    wanted = case.step + 1 + int(case.rng.integers(0, max(1, STEPS - case.step - 2)))
+    trainer.until(lambda: case.rows() > wanted)
+    time.sleep(float(case.rng.uniform(0, 0.2)))
+
+
+def killed(case: Case) -> None:
+    """kill -9; in half of the injections generation overlaps with training."""
+    with case.trainer(rollout__overlap=bool(case.rng.integers(2))) as trainer:
+        while_it_trains(case, trainer)
+        trainer.kill()
+
+
+def killed_in(*moments: str) -> Kind:
+    """kill -9 by itself, at such a moment of the first step that has it."""
 
     def strike(case: Case) -> None:
-        with case.process(**changes) as process:
-            wanted = case.step + 1 + int(case.rng.integers(0, STEPS - case.step - 1))
-            until(lambda: case.rows() > wanted or process.poll() is not None)
-            time.sleep(float(case.rng.uniform(0, 0.5)))
-            process.kill()
-
-    return strike
-
-
-def killed_in(moment: str) -> Callable[[Case], None]:
-    """kill -9 by itself, at that moment of the first step that has it."""
-
-    def strike(case: Case) -> None:
-        with case.process(moment) as process:
-            assert process.wait(timeout=240) == -signal.SIGKILL
+        moment = moments[case.rng.integers(len(moments))]
+        with case.trainer({'moment': moment, 'signal': signal.SIGKILL}) as trainer:
+            trainer.ends(-signal.SIGKILL)
 
     return strike
 
 
 def killed_while_writing(case: Case) -> None:
     """kill -9 while a checkpoint's files are half there."""
-    with case.process() as process:
-        until(lambda: any((case.workdir / 'checkpoints').glob('*tmp*')) or process.poll() is not None)
+    with case.trainer() as trainer:
+        trainer.until(lambda: any((case.workdir / 'checkpoints').glob('*tmp*')))
         time.sleep(float(case.rng.uniform(0, 0.05)))
-        process.kill()
+        trainer.kill()
 
 
 def killed_at_its_start(case: Case) -> None:
-    with case.process() as process:
-        until(lambda: (case.workdir / 'lock').exists())
+    with case.trainer() as trainer:
+        trainer.until((case.workdir / 'lock').exists)
         time.sleep(float(case.rng.uniform(0, 3)))
-        process.kill()
+        trainer.kill()
 
 
 def frozen(case: Case) -> None:
     """SIGSTOP for two seconds, then SIGCONT, then kill -9."""
-    with case.process() as process:
-        until(lambda: case.rows() > case.step + 1 or process.poll() is not None)
-        process.send_signal(signal.SIGSTOP)
+    with case.trainer() as trainer:
+        while_it_trains(case, trainer)
+        trainer.send(signal.SIGSTOP)
         time.sleep(2.0)
-        process.send_signal(signal.SIGCONT)
+        trainer.send(signal.SIGCONT)
         time.sleep(float(case.rng.uniform(0, 1)))
-        process.kill()
+        trainer.kill()
 
 
-def second_trainer(case: Case) -> None:
-    with case.process() as process:
-        until(lambda: (case.workdir / 'lock').exists() or process.poll() is not None)
-        until(lambda: (case.workdir / 'lock').read_bytes())
-        with pytest.raises(lock.DirectoryInUse, match=f'in use by process {process.pid}'):
-            case.go_on()
-        process.kill()
+def second_trainer(case: Case) -> float:
+    with case.trainer() as trainer:
+        trainer.until(lambda: (case.workdir / 'lock').exists() and bool((case.workdir / 'lock').read_bytes()))
+        with case.trainer() as second:
+            seconds = second.ends(1, f'in use by process {trainer.pid}')
+        trainer.kill()
+    return seconds
 
 
-def chain(**changes) -> Callable[[Case], None]:
+def chain(case: Case) -> None:
     """A run from nothing, killed with kill -9 three times, each time a random while later; continued each time."""
-
-    def strike(case: Case) -> None:
-        shutil.rmtree(case.workdir)
-        for kill in range(3):
-            rows = kill * STEPS // 3 + int(case.rng.integers(1, 3))
-            with case.process(checkpoint__every=int(case.rng.integers(1, 4)), **changes) as process:
-                until(lambda rows=rows: case.rows() >= rows or process.poll() is not None)
-                time.sleep(float(case.rng.uniform(0, 0.5)))
-                process.kill()
-
-    return strike
+    shutil.rmtree(case.workdir)
+    overlap = bool(case.rng.integers(2))
+    for kill in range(3):
+        rows = kill * STEPS // 3 + int(case.rng.integers(1, 3))
+        with case.trainer(checkpoint__every=int(case.rng.integers(1, 4)), rollout__overlap=overlap) as trainer:
+            trainer.until(lambda rows=rows: case.rows() >= rows)
+            time.sleep(float(case.rng.uniform(0, 0.5)))
+            trainer.kill()
 
 
 # ---- signals
 
 
-def stopped(moment: str, calls: int = 1, **changes) -> Callable[[Case], None]:
-    """SIGTERM at one of the first `calls` times of that moment. Where the run stops is saved then, and at no step before."""
+def stopped(case: Case, trainer: Trainer, heard: bool = True) -> float:
+    """It ends as a run that a signal stopped, and where it stopped is saved."""
+    seconds = trainer.ends(STATUS, heard=heard)
+    rows = [json.loads(line)['step'] for line in (case.workdir / 'metrics.jsonl').read_text().splitlines()]
+    if case.saved() < rows[-1]:
+        raise RuntimeError(f'it wrote rows up to step {rows[-1]}, and stopped with a checkpoint of step {case.saved()}')
+    return seconds
+
+
+def stopped_in(moment: str, calls: int = 1, **changes) -> Kind:
+    """SIGTERM at one of the first `calls` times of that moment; in half of the injections generation overlaps with training."""
+
+    def strike(case: Case) -> float:
+        fault = {'moment': moment, 'call': int(case.rng.integers(1, calls + 1)), 'signal': signal.SIGTERM}
+        with case.trainer(fault, **NEVER | {'rollout__overlap': bool(case.rng.integers(2))} | changes) as trainer:
+            return stopped(case, trainer)
+
+    return strike
+
+
+def stopped_by(*numbers: int) -> Kind:
+    """One of these signals, while it trains."""
+
+    def strike(case: Case) -> float:
+        with case.trainer(**NEVER) as trainer:
+            while_it_trains(case, trainer)
+            trainer.send(numbers[case.rng.integers(len(numbers))])
+            return stopped(case, trainer)
+
+    return strike
+
+
+def beyond_its_grace(case: Case) -> float:
+    """SIGTERM in an update that does not end: the last checkpoint counts."""
+    fault = {'moment': 'an update', 'call': 2, 'signal': signal.SIGTERM, 'hangs': 600.0}
+    with case.trainer(fault, checkpoint__grace_s=2.0) as trainer:
+        return trainer.ends(STATUS, 'not stopped after 2 s')
+
+
+def second_signal(case: Case) -> None:
+    """Ctrl-C in an update that does not end, and again two seconds later."""
+    fault = {'moment': 'an update', 'call': 2, 'signal': signal.SIGINT, 'hangs': 600.0}
+    with case.trainer(fault) as trainer:
+        trainer.until(lambda: 'SIGINT: stopping' in trainer.said['stderr'])
+        time.sleep(2.0)
+        trainer.send(signal.SIGINT)
+        trainer.ends(STATUS, heard=False)
+
+
+def hung_up_under_nohup(case: Case) -> None:
+    """It goes on, and is killed."""
+    with case.trainer(streams={'preexec_fn': lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}) as trainer:
+        trainer.until(lambda: case.rows() > case.step + 1)
+        trainer.send(signal.SIGHUP)
+        rows = case.rows()
+        trainer.until(lambda: case.rows() > rows)
+        trainer.kill()
+
+
+# ---- what is printed
+
+
+def ctrl_c_behind_tee(case: Case) -> None:
+    """`train … 2>&1 | tee log`: the signal goes to both, and tee is gone first."""
+    with behind_tee(case.flags(**NEVER), case.sound.folder) as trainer:
+        while_it_trains(case, trainer)
+        os.killpg(os.getpgid(trainer.pid), signal.SIGINT)
+        stopped(case, trainer, heard=False)
+
+
+def unread(change: Callable[[Trainer], None]) -> Kind:
+    """SIGTERM once something has become of the readers of the output."""
 
     def strike(case: Case) -> None:
-        struck = []
+        with case.trainer(**NEVER) as trainer:
+            trainer.until((case.workdir / 'lock').exists)
+            change(trainer)
+            while_it_trains(case, trainer)
+            trainer.send(signal.SIGTERM)
+            stopped(case, trainer, heard=False)
 
-        def signalled() -> None:
-            struck.append(1)
-            terminate()
+    return strike
 
-        with at(moment, signalled, int(case.rng.integers(1, calls + 1))):
-            case.go_on(**{'checkpoint__every': STEPS, **changes})
-        assert struck
+
+def readers_leave(trainer: Trainer) -> None:
+    trainer.leave('stdout')
+    trainer.leave('stderr')
+
+
+def printed_into(name: str) -> Kind:
+    """Output that takes nothing from the start: the disk is full, or it is closed (none)."""
+
+    def strike(case: Case) -> None:
+        with open(name or os.devnull, 'wb') as file:
+            closed = {} if name else {'preexec_fn': lambda: (os.close(1), os.close(2))}
+            with case.trainer(streams={'stdout': file, 'stderr': file, **closed}, **NEVER) as trainer:
+                while_it_trains(case, trainer)
+                trainer.send(signal.SIGTERM)
+                stopped(case, trainer, heard=False)
 
     return strike
 
@@ -123,131 +207,26 @@ def stopped(moment: str, calls: int = 1, **changes) -> Callable[[Case], None]:
 # ---- disks
 
 
-def disk(number: int, owner, name: str, calls: int = 2) -> Callable[[Case], None]:
-    """The disk takes no more at one of the first calls of owner.name, which writes."""
+def disk(*numbers: int, moment: str, calls: int = 2) -> Kind:
+    """One of these errors at one of the first `calls` times of that moment, which writes."""
 
-    def strike(case: Case) -> None:
-        def full() -> None:
-            raise OSError(number, os.strerror(number), str(case.workdir))
-
-        with struck(owner, name, full, int(case.rng.integers(1, calls + 1))), pytest.raises(OSError, match=os.strerror(number)):
-            case.go_on()
+    def strike(case: Case) -> float:
+        number = numbers[case.rng.integers(len(numbers))]
+        with case.trainer({'moment': moment, 'call': int(case.rng.integers(1, calls + 1)), 'errno': number}) as trainer:
+            return trainer.ends(1, os.strerror(number))
 
     return strike
 
 
-def full_in_a_checkpoint(case: Case) -> None:
-    """Orbax says ValueError."""
-
-    def full(*_, **__):
-        raise ValueError('RESOURCE_EXHAUSTED: No space left on device')
-
-    init = Checkpoints.__init__
-
-    def begun(self, *args, **kwargs):
-        init(self, *args, **kwargs)
-        self._manager.save = full
-
-    with mock.patch.object(Checkpoints, '__init__', begun), pytest.raises(NotSaved, match='No space left'):
-        case.go_on()
+def full_in_a_checkpoint(case: Case) -> float:
+    with case.trainer({'moment': 'a checkpoint'}) as trainer:
+        return trainer.ends(1, 'No space left')
 
 
-# ---- files
+def on_a_disk(strike: Callable[[Path], None], message: str) -> Kind:
+    """Continues on an ext4 of its own, in a file, which takes no more from some moment on. Then its files are moved back."""
 
-
-@contextmanager
-def said(case: Case, event: str):
-    """The run goes on, and events.jsonl has the event."""
-    yield
-    assert case.step > 0
-    file = case.workdir / 'events.jsonl'
-    with mock.patch.object(run_module.Run, 'steps_left', lambda self: iter(())):  # it only opens the run
-        case.go_on()
-    assert event in [json.loads(line)['event'] for line in file.read_text().splitlines()]
-
-
-def flipped(part: str) -> Callable[[Case], None]:
-    """One bit of the newest checkpoint, in a file of that part's arrays."""
-
-    def strike(case: Case) -> None:
-        files = [f for f in (case.newest() / part).rglob('*') if f.is_file() and f.stat().st_size > 100 and f.parent.name == 'd']
-        files = files or [f for f in (case.newest() / part).rglob('*') if f.is_file() and b'selector' in f.read_bytes()]
-        file = max(files, key=lambda f: f.stat().st_size)
-        data = bytearray(file.read_bytes())
-        data[case.rng.integers(len(data))] ^= 1 << case.rng.integers(8)
-        file.write_bytes(data)
-
-    return strike
-
-
-def file_of_a_checkpoint(change: Callable) -> Callable[[Case], None]:
-    def strike(case: Case) -> None:
-        files = sorted(f for f in (case.newest() / 'policy' / 'ocdbt.process_0' / 'd').iterdir())
-        with said(case, 'checkpoint damaged'):
-            change(max(files, key=lambda f: f.stat().st_size))
-
-    return strike
-
-
-def half_a_row(case: Case) -> None:
-    with (case.workdir / 'metrics.jsonl').open('a') as f:
-        f.write('{"step": 99, "x": 0.')
-
-
-def refused_then_restored(name: str, change: Callable, message: str) -> Callable[[Case], None]:
-    """A file is spoilt: the run says so and writes nothing. Then it is put back."""
-
-    def strike(case: Case) -> None:
-        file = case.workdir / name
-        before = file.read_bytes()
-        change(file)
-        with pytest.raises(ValueError, match=message):
-            case.go_on()
-        file.write_bytes(before)
-
-    return strike
-
-
-def cut(file) -> None:
-    os.truncate(file, file.stat().st_size // 2)
-
-
-def spoilt(file) -> None:
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text(''.join(['{"step": \n', *lines[1:]]))
-
-
-def left_lock(case: Case) -> None:
-    """Of another machine, whose trainer is gone."""
-    said_by = {'token': 'x', 'pid': 1, 'machine': 'gone', 'host': 'gone', 'renewed': 3}
-    (case.workdir / 'lock').write_bytes(json.dumps(said_by).encode().ljust(512))
-    with mock.patch.object(lock, 'WATCH_S', 0.3), mock.patch.object(run_module.Run, 'steps_left', lambda self: iter(())):
-        case.go_on()
-
-
-def clock_jumps(by_s: float) -> Callable[[Case], None]:
-    """In the middle of the run."""
-
-    def strike(case: Case) -> None:
-        now, calls = time.time, []
-
-        def jumping() -> float:
-            calls.append(1)
-            return now() + by_s * (len(calls) > 20)
-
-        with mock.patch.object(time, 'time', jumping):
-            case.go_on()
-
-    return strike
-
-
-# ---- file systems
-
-
-def on_a_disk(strike: Callable[[Path], None], message: str) -> Callable[[Case], None]:
-    """Continues on an ext4 of its own, in a file, which takes no more from a row of metrics on. Then its files are moved back."""
-
-    def struck_there(case: Case) -> None:
+    def struck_there(case: Case) -> float:
         elsewhere, image = (case.workdir.with_name(f'{case.workdir.name}-{name}') for name in ('elsewhere', 'image'))
         case.workdir.rename(elsewhere)
         case.workdir.mkdir()
@@ -257,8 +236,11 @@ def on_a_disk(strike: Callable[[Path], None], message: str) -> Callable[[Case], 
         subprocess.run(['mount', '-o', 'loop,errors=remount-ro', image, case.workdir], check=True)
         try:
             shutil.copytree(elsewhere, case.workdir, dirs_exist_ok=True)
-            with struck(MetricsLog, 'write', lambda: strike(case.workdir)), pytest.raises((OSError, NotSaved), match=message):
-                case.go_on()
+            with case.trainer() as trainer:
+                trainer.until(lambda: case.rows() > case.step + 1)
+                time.sleep(float(case.rng.uniform(0, 0.5)))
+                strike(case.workdir)
+                seconds = trainer.ends(1, message)
             shutil.rmtree(elsewhere)
             shutil.copytree(case.workdir, elsewhere, ignore=shutil.ignore_patterns('ballast', 'lost+found'))
         finally:
@@ -266,6 +248,7 @@ def on_a_disk(strike: Callable[[Path], None], message: str) -> Callable[[Case], 
         image.unlink()
         case.workdir.rmdir()
         elsewhere.rename(case.workdir)
+        return seconds
 
     return struck_there
 
@@ -284,28 +267,113 @@ def fail(directory: Path) -> None:
     Path(f'/sys/fs/ext4/{Path(device).name}/trigger_fs_error').write_text('1')
 
 
-KINDS: dict[str, Callable[[Case], None]] = {
-    'killed (kill -9) at any moment': killed(),
-    'killed, generation overlapping': killed(rollout__overlap=True),
-    'killed in generation': killed_in('generation'),
-    'killed in a re-evaluation': killed_in('a re-evaluation'),
+# ---- files
+
+
+def flipped(part: str) -> Kind:
+    """One bit of the newest checkpoint, in a file of that part's arrays."""
+
+    def strike(case: Case) -> None:
+        files = [f for f in (case.newest() / part).rglob('*') if f.is_file() and f.stat().st_size > 100 and f.parent.name == 'd']
+        files = files or [f for f in (case.newest() / part).rglob('*') if f.is_file() and b'selector' in f.read_bytes()]
+        file = max(files, key=lambda f: f.stat().st_size)
+        data = bytearray(file.read_bytes())
+        data[case.rng.integers(len(data))] ^= 1 << case.rng.integers(8)
+        file.write_bytes(data)
+
+    return strike
+
+
+def file_of_a_checkpoint(change: Callable[[Path], None]) -> Kind:
+    """The run goes on before it, and says so; here it is killed then."""
+
+    def strike(case: Case) -> None:
+        files = (case.newest() / 'policy' / 'ocdbt.process_0' / 'd').iterdir()
+        change(max(files, key=lambda f: f.stat().st_size))
+        events = case.workdir / 'events.jsonl'
+        with case.trainer() as trainer:
+            trainer.until(lambda: events.exists() and '"checkpoint damaged"' in events.read_text())
+            trainer.kill()
+
+    return strike
+
+
+def half_a_row(case: Case) -> None:
+    with (case.workdir / 'metrics.jsonl').open('a') as f:
+        f.write('{"step": 99, "x": 0.')
+
+
+def refused_then_restored(name: str, change: Callable[[Path], None], message: str) -> Kind:
+    """A file is spoilt: the run says so and writes nothing. Then it is put back."""
+
+    def strike(case: Case) -> float:
+        file = case.workdir / name
+        before = file.read_bytes()
+        change(file)
+        with case.trainer() as trainer:
+            seconds = trainer.ends(1, message)
+        file.write_bytes(before)
+        return seconds
+
+    return strike
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def spoilt(file: Path) -> None:
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text(''.join(['{"step": \n', *lines[1:]]))
+
+
+def left_lock(case: Case) -> None:
+    """Of another machine, whose trainer is gone. The command that continues watches it first."""
+    said_by = {'token': 'x', 'pid': 1, 'machine': 'gone', 'host': 'gone', 'renewed': 3}
+    (case.workdir / 'lock').write_bytes(json.dumps(said_by).encode().ljust(512))
+
+
+def clock_jumps(case: Case) -> None:
+    """By a day, back or ahead, in the middle of a run that is killed later."""
+    by_s = 86_400 * float(case.rng.choice([-1, 1]))
+    with case.trainer({'moment': 'an update', 'jump': by_s}) as trainer:
+        trainer.until(lambda: case.rows() > case.step + 2)
+        trainer.kill()
+
+
+CHAIN = 'killed three times in a run'
+KINDS: dict[str, Kind] = {
+    'killed (kill -9) at any moment': killed,
+    'killed in generation': killed_in('generation', 'a re-evaluation'),
     'killed in an evaluation': killed_in('an evaluation'),
     'killed in an update': killed_in('an update'),
     'killed in a save': killed_while_writing,
     'killed at its start': killed_at_its_start,
     'frozen for two seconds, then killed': frozen,
     'a second trainer': second_trainer,
-    'SIGTERM in generation': stopped('generation', 2),
-    'SIGTERM in overlapping generation': stopped('generation', 2, rollout__overlap=True),
-    'SIGTERM in a re-evaluation': stopped('a re-evaluation', 2),
-    'SIGTERM in an evaluation': stopped('an evaluation'),
-    'SIGTERM in an update': stopped('an update'),
-    'SIGTERM in a save': stopped('a save', checkpoint__every=1),
-    'disk full at a row of metrics': disk(errno.ENOSPC, MetricsLog, 'write'),
-    'disk full at an evaluation': disk(errno.ENOSPC, command, 'write_text', calls=1),
-    'disk full at a file of rollouts': disk(errno.ENOSPC, run_module, 'write_rollouts'),
-    'disk read-only at a row of metrics': disk(errno.EROFS, MetricsLog, 'write'),
+    CHAIN: chain,
+    'SIGTERM in generation': stopped_in('generation', 2),
+    'SIGTERM in a re-evaluation': stopped_in('a re-evaluation'),
+    'SIGTERM in an evaluation': stopped_in('an evaluation'),
+    'SIGTERM in an update': stopped_in('an update'),
+    'SIGTERM in a save': stopped_in('a save', checkpoint__every=1),
+    'SIGHUP: the terminal closes': stopped_by(signal.SIGHUP),
+    'SIGUSR1 or SIGUSR2, of a scheduler': stopped_by(signal.SIGUSR1, signal.SIGUSR2),
+    'SIGHUP under nohup': hung_up_under_nohup,
+    'SIGTERM in a step that does not end': beyond_its_grace,
+    'Ctrl-C twice': second_signal,
+    'Ctrl-C of `train … \\| tee log`': ctrl_c_behind_tee,
+    'SIGTERM, and the readers of its output are gone': unread(readers_leave),
+    'SIGTERM, and standard output is read no more': unread(lambda trainer: trainer.fill('stdout')),
+    'SIGTERM, and standard error is read no more': unread(lambda trainer: trainer.fill('stderr')),
+    'SIGTERM, and its output is closed from the start': printed_into(''),
+    'SIGTERM, and the disk of its output is full': printed_into('/dev/full'),
+    'disk full at a row of metrics': disk(errno.ENOSPC, moment='a row of metrics'),
+    'disk full at an evaluation': disk(errno.ENOSPC, moment='a file of an evaluation', calls=1),
+    'disk full at a file of rollouts': disk(errno.ENOSPC, moment='a file of rollouts'),
+    'disk read-only, failing or over its quota': disk(errno.EROFS, errno.EIO, errno.EDQUOT, moment='a row of metrics'),
     'disk full in a checkpoint': full_in_a_checkpoint,
+    'disk failing as a checkpoint begins': disk(errno.EROFS, errno.EIO, moment='a directory of a checkpoint'),
     'a bit flipped in the policy': flipped('policy'),
     'a bit flipped in the buffer': flipped('replay'),
     'a bit flipped in the host part': flipped('host'),
@@ -316,14 +384,9 @@ KINDS: dict[str, Callable[[Case], None]] = {
     'config.json cut': refused_then_restored('config.json', cut, 'is damaged'),
     'config.json missing': refused_then_restored('config.json', os.unlink, 'checkpoints and no config.json'),
     'a lock left by another machine': left_lock,
-    'the clock jumps back a day': clock_jumps(-86_400),
-    'the clock jumps ahead a day': clock_jumps(86_400),
+    'the clock jumps by a day': clock_jumps,
 }
-MOUNTED: dict[str, Callable[[Case], None]] = {  # these want root, and a kernel with loop devices and ext4
+MOUNTED: dict[str, Kind] = {  # these want root, and a kernel with loop devices and ext4
     'a real disk full': on_a_disk(fill, 'No space left'),
     'a real disk failing: the kernel mounts it read-only': on_a_disk(fail, 'Read-only'),
-}
-CHAINS: dict[str, Callable[[Case], None]] = {
-    'killed three times in a run': chain(),
-    'killed three times, generation overlapping': chain(rollout__overlap=True),
 }

@@ -25,15 +25,14 @@ from unittest import mock
 
 import jax
 from ml_collections import ConfigDict
-from small_run import ROOT, metrics, run
+from small_run import ROOT, run
 
 from bapo_jax import stopping
 from bapo_jax.rollout import engines, vllm_engine
 from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.vllm_engine import VllmEngine
-from bapo_jax.run.checkpoint import RunState
-from tests.faults.cases import Case, Sound, config_of, ledger_of, until
+from tests.faults.cases import Case, Sound, config_of, read_sound, until
 
 DEADLINE_S, SHORT_S = 20.0, 5.0  # rollout.deadline_s; a group takes .2 s. The short one: where it is to pass
 START_S = 240.0  # for a server to start on a busy machine
@@ -111,8 +110,8 @@ def served_config(benchmark: Path, urls: tuple[str, ...], deadline_s: float = DE
 def served_run(folder: Path, benchmark: Path, url: str) -> Sound:
     """The run that nothing happens to."""
     with seeded():
-        state = run(served_config(benchmark, (url,)), folder / 'sound')
-    return Sound(folder, benchmark, metrics(folder / 'sound'), state, ledger_of(folder / 'sound'))
+        run(served_config(benchmark, (url,)), folder / 'sound')
+    return read_sound(folder, benchmark)
 
 
 @dataclass
@@ -133,13 +132,13 @@ class Served:
     def config(self) -> ConfigDict:
         return served_config(self.sound.benchmark, self.urls, self.deadline_s, self.overlap)
 
-    def go_on(self) -> RunState:
+    def go_on(self) -> None:
         """Continues the run. One that waits for ever is stopped, and has not reached its end."""
         late = threading.Timer(LIMIT_S, os.kill, (os.getpid(), signal.SIGTERM))
         late.start()
         try:
             with seeded():
-                return run(self.config(), self.workdir)
+                run(self.config(), self.workdir)
         finally:
             late.cancel()
 

@@ -50,6 +50,10 @@ def odd_jobs(data_source, response, ground_truth, extra):
     print('seen', file=sys.stdout)
     return {'score': len(response), 'correct': os.environ['KEY_FOR_THIS_TEST'] == 'k', 'pred': str((os.getpid(), ground_truth, extra))}
 
+def talk(data_source, response, ground_truth, extra):
+    for stream in (sys.stdout, sys.stderr): print('x' * 100_000, file=stream, flush=True)
+    return 1
+
 def meet(data_source, response, ground_truth, extra):
     open(os.path.join(ground_truth['place'], response), 'w').close()
     while len(os.listdir(ground_truth['place'])) < 3: time.sleep(0.01)
@@ -229,3 +233,19 @@ def test_what_is_no_reward_ends_the_run(rewards):
 
 def test_without_a_function_the_tasks_verifier_judges():
     assert rewards_of(config.task_section()) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('reader_lives', [False, True])
+def test_a_function_that_prints_judges_also_where_nobody_reads(rewards, reader_lives):
+    """As behind `train … 2>&1 | head`, or where the reader reads no more."""
+    (reading, writing), before = os.pipe(), os.dup(2)
+    if not reader_lives:
+        os.close(reading)
+    os.dup2(writing, 2)
+    try:
+        assert rewards('talk')(rows('a', 'b'), 60.0) == [(Verdict.CORRECT, 1.0, None)] * 2
+    finally:
+        os.dup2(before, 2)
+        for descriptor in (writing, before, *([reading] if reader_lives else [])):
+            os.close(descriptor)
