@@ -55,7 +55,8 @@ def main(_):
         for number in (1, 2):
             os.write(number, b'another')
         links = [os.readlink(f'/proc/self/fd/{number}') for number in range(3)]
-        pathlib.Path('seen').write_text(json.dumps([links, pathlib.Path('run/lock').read_text()]))
+        inherited = [os.get_inheritable(number) for number in range(3)]  # by child processes
+        pathlib.Path('seen').write_text(json.dumps([links, inherited, pathlib.Path('run/lock').read_text()]))
 
 cli.start(main)
 """
@@ -67,8 +68,8 @@ def test_a_stream_that_is_closed_leaves_its_number_to_no_file(closed, tmp_path):
     environment = os.environ | {'PYTHONPATH': str(ROOT)}
     done = subprocess.run(['sh', '-c', command], cwd=tmp_path, env=environment, stdin=subprocess.PIPE, capture_output=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, b'')
-    links, text = json.loads((tmp_path / 'seen').read_text())
-    assert links[1] == os.devnull and (len(set(links)) == 1) == ('2' in closed)
+    links, inherited, text = json.loads((tmp_path / 'seen').read_text())
+    assert links[1] == os.devnull and (len(set(links)) == 1) == ('2' in closed) and all(inherited)
     assert json.loads(text).keys() == {'token', 'pid', 'machine', 'host', 'renewed'} and len(text) == 512
 
 
