@@ -5,6 +5,7 @@ Reads no weights and touches no device.
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -122,33 +123,39 @@ def check_questions(config: ConfigDict, prompts: Sequence[Prompt], tokenizer: An
         tokens = tokenizer(asked, add_special_tokens=False)['input_ids']  # without the further marks of images
         if (said := unicodedata.normalize('NFC', tokenizer.decode(tokens))) != asked:
             raise ValueError(
-                f'{tokenizer_file(config.model.path)}: the tokens of the question {short(asked)} say {short(said)}; the tokenizer is '
-                'damaged or of another model: fetch the model directory again'
+                f'{tokenizer_file(config.model.path)}: the tokens of the question {_apart(asked, said)} say {_apart(said, asked)}; '
+                'the tokenizer is damaged or of another model: fetch the model directory again'
             )
     first: dict[bytes, Prompt] = {}
     for prompt in prompts:
         other = first.setdefault(prompt.tokens.tobytes(), prompt)
-        if other.ground_truth != prompt.ground_truth and text(other) != text(prompt):
+        if other.ground_truth != prompt.ground_truth and (one := text(other)) != (two := text(prompt)):
             raise ValueError(
-                f'{tokenizer_file(config.model.path)}: the questions {short(text(other))} and {short(text(prompt))} have the same '
-                'tokens; the tokenizer is damaged or of another model: fetch the model directory again'
+                f'{tokenizer_file(config.model.path)}: the questions {_apart(one, two)} and {_apart(two, one)} have the same tokens; '
+                'the tokenizer is damaged or of another model: fetch the model directory again'
             )
 
 
-def check_turn_end(config: ConfigDict, prompts: Sequence[Prompt], tokenizer: Any, ends: Sequence[int]) -> None:
-    """Raises ValueError where the questions are chats, and their template ends an answer with what is none of the stop tokens `ends`.
+def _apart(text: str, other: str) -> str:
+    """A text as a message shows it, from shortly before the place where it begins to differ from another."""
+    start = max(0, len(os.path.commonprefix([text, other])) - 20)
+    return ('…' if start else '') + short(text[start:])
 
-    The policy would write that and go on, with turns of a user that nobody asked.
+
+def check_turn_end(config: ConfigDict, prompts: Sequence[Prompt], tokenizer: Any, ends: Sequence[int]) -> None:
+    """Raises ValueError where the questions are chats, and their template ends an answer with none of the stop tokens `ends`.
+
+    The policy would write that end and go on, with turns of a user that nobody asked.
     """
-    task, after = get_task(config.task.name), turn_end(tokenizer) if tokenizer.chat_template else ''
-    if not after or any(after.startswith(tokenizer.decode([end])) for end in ends):
+    task, after = get_task(config.task.name), turn_end(tokenizer)
+    token = tokenizer(after, add_special_tokens=False)['input_ids'][0] if after else None
+    if token is None or token in ends:
         return
     if prompts and asks_in_chat(task, prompts[0].ground_truth, config.task.template, tokenizer):
-        token = tokenizer(after, add_special_tokens=False)['input_ids'][0]
         raise ValueError(
-            f"{config.model.path}/generation_config.json: the chat template ends an answer with {tokenizer.decode([token])!r} (token "
-            f'{token}), which is no stop token, so responses would run on into further turns. Add it to eos_token_id there, or choose '
-            f'another template than task.template={config.task.template!r}'
+            f'{config.model.path}/generation_config.json: the chat template ends an answer with {tokenizer.decode([token])!r} (token '
+            f'{token}), which is no stop token, so responses would run on into further turns. Add it to eos_token_id there, or '
+            f'choose another template than task.template={config.task.template!r}'
         )
 
 

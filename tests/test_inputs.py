@@ -195,7 +195,7 @@ def test_a_benchmark_is_read_back_too(asked):
 
 @pytest.mark.parametrize('spoil, message', [
     (lambda model: (model / 'tokenizer.json').unlink(), 'no tokenizer.json there'),
-    (lambda model: (model / 'generation_config.json').write_text('{"eos_token_id": 999}'), 'model/generation_config.json: eos_token_id 999'),
+    (lambda model: (model / 'generation_config.json').write_text('{"eos_token_id": 999}'), 'generation_config.json: eos_token_id 999'),
     (lambda model: None, None),
 ])  # fmt: skip
 def test_training_and_evaluation_refuse_a_tokenizer_alike(spoil, message, asked, tmp_path):
@@ -216,7 +216,7 @@ def test_a_stop_token_ends_an_answer_where_the_questions_are_chats(template, cha
     if ends:
         (tmp_path / 'model' / 'generation_config.json').write_text(json.dumps({'eos_token_id': ends}))
     if chats and not ends:
-        with pytest.raises(ValueError, match=r"model/generation_config\.json: the chat template ends an answer with '</answer>' \(token 260\)"):
+        with pytest.raises(ValueError, match=r"generation_config\.json: the chat template ends an answer with '</answer>' \(token 260"):
             read_inputs(config)
     else:
         read = read_inputs(config)
@@ -226,4 +226,4 @@ def test_a_stop_token_ends_an_answer_where_the_questions_are_chats(template, cha
 
 def test_a_special_token_in_a_question_is_refused_before_anything_is_written(asked):
     with pytest.raises(ValueError, match=r"a question has '<\|endoftext\|>', which the tokenizer reads as a special token"):
-        read_inputs(asked(*(f'one{i}?' for i in range(9)), 'five<|endoftext|>six', template='chat', chat_template='{{ messages[0].content }}'))
+        read_inputs(asked('five?', 'five<|endoftext|>six', template='chat', chat_template='{{ messages[0].content }}'))

@@ -71,7 +71,7 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
     rope = decoder.rope_parameters
     # Of kinds of rotation that `_unsupported` does not see: null, or one for each kind of layer.
     if rope.get('rope_type') != 'default' or rope.get('rope_theta') is None:
-        raise ValueError(f"{file}: rope_parameters={_short(rope)} is not supported; supported: rope_type 'default' and a rope_theta")
+        raise ValueError(f"{file}: rope_parameters={_short(rope)} is not supported; supported: rope_type 'default', a rope_theta")
     if has_vision and not rope.get('mrope_section'):
         raise ValueError(f"{file}: the field 'mrope_section' is missing; fetch the model directory again")
     width = decoder.hidden_size // decoder.num_attention_heads
@@ -235,7 +235,7 @@ def _unsupported(c: dict[str, Any]) -> list[str]:
 
 
 def _turns_whole_heads(rope: Mapping[str, Any], kinds: set[str]) -> bool:
-    """Whether the rotation is of one of the `kinds`, and of all numbers of a head. Of a part of them vLLM knows, transformers not."""
+    """Whether the rotation is of one of the `kinds`, and of whole heads. vLLM can turn a part of a head, transformers not."""
     stated = {str(rope[name]) for name in ('rope_type', 'type') if rope.get(name)}
     return stated <= kinds and rope.get('partial_rotary_factor') in (None, 1) and not rope.get('rope_dim')
 

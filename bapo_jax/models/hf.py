@@ -186,7 +186,8 @@ def _open_tensors(path: Path, tensors: list[Tensor], shapes: Params) -> dict[str
     for file, content in opened.items():
         for name in content.keys():
             if held.setdefault(name, file) != file:
-                raise ValueError(f'{file}: {name} is in {held[name].name} too, and readers differ in which counts; fetch them again')
+                other = held[name].name
+                raise ValueError(f'{file}: {name} is in {other} too, and readers differ in which counts; fetch them again')
     if HEAD.name in held and HEAD.name not in handles and EMBEDDING.name in handles:
         head = opened[held[HEAD.name]].get_slice(HEAD.name)
         if not _equal(head, handles[EMBEDDING.name]):
@@ -214,7 +215,7 @@ def _read_index(index_file: Path) -> dict[str, Path]:
     for name, file in weight_map.items():
         # A link is no such name: the hub's cache is made of links.
         if not isinstance(file, str) or file != Path(file).name or file in ('', '..'):
-            raise ValueError(f'{index_file}: {name} is said to be in {str(file)[:100]!r}, which is no name of a file beside the index')
+            raise ValueError(f'{index_file}: {name} is in {str(file)[:100]!r}, which is no name of a file beside the index')
     missing = sorted({file for file in weight_map.values() if not (path / file).is_file()})
     if missing:
         raise FileNotFoundError(f'model.path={str(path)!r}: the index names missing files {missing}; fetch them again')

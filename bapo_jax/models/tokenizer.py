@@ -16,15 +16,15 @@ _NAMING_ENDS = ('generation_config.json', 'config.json')
 def read_tokenizer(path: str | Path, model: ModelConfig) -> tuple[Any, tuple[int, ...]]:
     """The tokenizer in `path` and the tokens that end a response, all of them tokens of `model`.
 
-    Raises ValueError, naming the file, where none loads, none ends a response, or one has no embedding: the files are of two models.
+    Raises ValueError, naming the file, where none loads, none ends a response, or a token has no embedding or is none.
     """
     tokenizer = load_tokenizer(path)
     ends, known = stop_tokens(path, tokenizer), tokenizer.get_vocab()
     last = max(known, key=known.get)
     if known[last] >= model.vocab_size:
         raise ValueError(
-            f'{tokenizer_file(path)}: {last!r} is token {known[last]}, and the model has {model.vocab_size} embeddings (vocab_size of '
-            'config.json); the tokenizer is of another model: fetch the model directory again'
+            f'{tokenizer_file(path)}: {last!r} is token {known[last]}, and the model has {model.vocab_size} embeddings (vocab_size '
+            'of config.json); the tokenizer is of another model: fetch the model directory again'
         )
     image = model.vision.image_token if model.vision else None
     for token, field in [(end, 'eos_token_id') for end in ends] + [(image, 'image_token_id')] * (image is not None):
@@ -46,7 +46,7 @@ def _naming(path: Path, field: str, token: int) -> Path:
 
 
 def tokenizer_file(path: str | Path) -> Path:
-    """The file with the vocabulary. Raises ValueError where `path` has none: transformers then makes an empty tokenizer of its own."""
+    """The file with the vocabulary. Raises ValueError where there is none: transformers would make an empty tokenizer."""
     for files in _FILES:
         if all((Path(path) / name).is_file() for name in files):
             return Path(path) / files[0]

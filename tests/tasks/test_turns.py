@@ -60,7 +60,8 @@ def test_other_text_is_asked_as_it_stands(template):
 def test_a_chat_template_says_what_ends_an_answer():
     for template, end in ((QWEN, '<|im_end|>'), (R1, '<|im_end|>'), ('{% for m in messages %}{{ m.content }} ### {% endfor %}', '###')):
         assert turn_end(chatting(template)) == end
-    for template in (None, '{{ raise_exception("no") }}', '{{ messages[0].content }}.', '{% for m in messages %}{{ m.content }}\n{% endfor %}'):
+    nothing = '{% for m in messages %}{{ m.content }}\n{% endfor %}'
+    for template in (None, '{{ raise_exception("no") }}', '{{ messages[0].content }}.', nothing):
         assert turn_end(chatting(template)) == ''
 
 
