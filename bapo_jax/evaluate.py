@@ -94,6 +94,11 @@ def score(engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], config: Con
     """The summary (scores.py) of the policy in the engine on these prompts."""
     with closing(answer_and_judge(engine, tokenizer, prompts, config, purpose)) as chunks:
         questions = [question(g) for chunk in chunks for g in chunk]
+    return summary_of(questions, prompts, config)
+
+
+def summary_of(questions: Sequence[Question], prompts: Sequence[Prompt], config: ConfigDict) -> dict[str, Any]:
+    """The summary of the answers to these prompts, of which some may be copies of others."""
     return summary(questions, votes(config), repeats.numbered([p.ground_truth for p in prompts]))
 
 
@@ -246,10 +251,7 @@ def main(_) -> None:
             engine.close()
             if (output / POLICIES).is_dir():  # the copy that servers loaded
                 shutil.rmtree(output / POLICIES)
-        summaries = {
-            name: summary(q, votes(config), repeats.numbered([p.ground_truth for p in benchmarks[name]]))
-            for name, q in questions.items()
-        }
+        summaries = {name: summary_of(q, benchmarks[name], config) for name, q in questions.items()}
         try:
             write_text(output / 'summary.json', json.dumps({**chosen, 'benchmarks': summaries}, indent=1) + '\n')
         except OSError as e:

@@ -16,14 +16,15 @@ from real_servers import BASE
 from small_run import ROOT, metrics, run, small_config
 
 from bapo_jax import evaluate as module
-from bapo_jax.evaluate import chunk_size, core_metrics, evaluate, load_for_evaluation, score
-from bapo_jax.groups import Prompt
+from bapo_jax.config import default_config
+from bapo_jax.evaluate import chunk_size, core_metrics, evaluate, load_for_evaluation, score, summary_of, votes
+from bapo_jax.groups import Prompt, Verdict
 from bapo_jax.inputs import benchmark_prompts
 from bapo_jax.models import hf
 from bapo_jax.rollout.engine import EVALUATION, Draw, Sampling
 from bapo_jax.rollout.publish import publish
 from bapo_jax.run.evaluation import done_before
-from bapo_jax.scores import summary
+from bapo_jax.scores import Question, summary
 from bapo_jax.tasks import countdown
 
 
@@ -164,6 +165,14 @@ def test_wherever_it_was_cut_the_rest_is_asked_and_the_file_is_the_same(tmp_path
     assert watched.asked == [p.id for p in prompts[kept:]]
     assert file.read_bytes() == whole
     assert summary(questions, votes=True) == summary(done_before(file, 21, 2, size), votes=True)
+
+
+def test_a_benchmarks_copies_of_a_problem_are_one_problem():
+    c = default_config()
+    prompts = [Prompt(i, 'countdown', np.zeros(1, np.int32), {'numbers': [i % 3, 1], 'target': 2}) for i in range(9)]
+    questions = [Question((Verdict(i % 2),), ('1',), (1,), (False,)) for i in range(9)]
+    s = summary_of(questions, prompts, c)
+    assert (s['problems'], s['questions']) == (3, 9) and s == summary(questions, votes(c), [0, 1, 2] * 3)
 
 
 def test_greedy_decoding_and_a_limit_of_its_own(tmp_path, prepared):

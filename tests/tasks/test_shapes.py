@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from public_rows import REFUSED, SHAPES, table
+from public_rows import BOXED, GEO, REFUSED, SHAPES, table
 
 from bapo_jax.groups import Verdict
 from bapo_jax.tasks import demands, get_task, shapes
@@ -74,6 +74,13 @@ def test_no_second_demand_is_put_to_a_question_that_has_one(template):
     for question, form in (('p\nThe answer after "####".', '"####"'), ('End with "Answer:"', '"Answer:"'), ('In <answer> tags.', '<answer>')):
         with pytest.raises(ValueError, match=rf"asks for .*boxed.*, and a question asks for {form} itself.*choose task.template='as_is'"):
             math_task.prompt_text({'problem': question, 'answers': ['5']}, template, Tokenizer())
+
+
+@pytest.mark.parametrize('task, template, request_', [('math', 'chat', BOXED), ('geometry', 'paper', GEO)])
+def test_the_request_of_a_template_does_not_come_twice(task, template, request_):
+    """verl's files have it already."""
+    truths = [{'problem': 'p' + more, 'answers': ['5']} for more in ('', request_, request_ + '\n')]
+    assert {get_task(task).prompt_text(truth, template, Tokenizer()) for truth in truths} == {rendered([('user', 'p' + request_)])}
 
 
 def test_a_system_message_is_kept_and_never_a_second_one():
