@@ -151,12 +151,24 @@ def test_the_sentences_tell_the_rate_and_the_price_in_pass_at_32():
     verdict = EVIDENCE.partition('4. The guard holds for both, each arm at its own rate')[2].partition('5. R raises')[0]
     assert f'post hoc, RX − G is {loss}' in ' '.join(verdict.split())
     lead = short['RX - G, 12.7M parameters'][0]
-    assert f'RX − G is {lead}' in EVIDENCE and f'its lead is {lead}' in ' '.join(README.split())
+    assert f'RX − G is {lead}' in EVIDENCE and f'its lead over GRPO in mean@32 is {lead}' in ' '.join(README.split())
     assert 'replay loses 1.0 of pass@32 to GRPO (0.3 to 1.6)' in ' '.join(README.split())
 
 
 def round_off(found):
     return f'{float(found[0]):.1f}'
+
+
+def test_what_was_made_once_or_twice_is_said_to_be(rows):
+    """Two bases on one day; a score of the better of two seeds stands beside the other."""
+    of = [r for r in rows if r['part'] == 'large' and r['arm'] in {f'large_{arm}' for arm in ('G', 'P', 'R', 'RX')}]
+    assert len({r['base'] for r in of}) == 2 and {r['date'][:10] for r in of} == {'2026-11-26'}
+    assert 'have two bases, made by one command that ran twice on one day' in ' '.join(STUDY.split())
+    diagrams = (ROOT / 'docs' / 'diagrams.md').read_text('utf-8')
+    seeds = re.findall(r'^\| figures \| \d \| ([\d.]+ → [\d.]+) \|', diagrams, re.MULTILINE)
+    for page_of in ('README.md', 'docs/tasks.md'):
+        [line] = [line for line in (ROOT / page_of).read_text('utf-8').splitlines() if 'diagrams.md)' in line and '→' in line]
+        assert len(seeds) == 2 and all(score in line for score in seeds)
 
 
 def test_post_hoc_is_said_to_be_so(rows):
