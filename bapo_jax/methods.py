@@ -182,7 +182,7 @@ METHODS: dict[str, Method] = {
     'bapo': _BAPO,
     'bapo_tuned': _TUNED,
     'bapo_guarded': _TUNED.but(
-        'bapo_tuned that keeps pass@8 in the quickstart: rewards divided by their mean as in MaxRL, and held close to the initial policy',
+        'bapo_tuned that keeps pass@8 in the quickstart: rewards divided by their mean (MaxRL), held close to the initial policy',
         'studies/second_proof, parts 4 and 7',
         learning={'learner.advantage': 'over_mean', 'learner.kl_target': 'reference', 'learner.kl_coef': 0.05},
     ),

@@ -20,7 +20,7 @@ def test_links_lead_to_files(page):
 
 
 def test_no_command_leads_out_of_the_checkout():
-    """Commands run from the root, so a path that begins with two dots is one of the writer's machine. Code and scripts have none either."""
+    """Commands run from the root, so a path that begins with two dots is one of the writer's machine. Code has none either."""
     outside = '../' + 'shared'  # the folder beside a checkout that once stood in a page
     found = subprocess.run(['git', 'grep', '-nIF', outside], cwd=ROOT, capture_output=True, text=True)
     assert (found.returncode, found.stdout) == (1, ''), found.stdout + found.stderr

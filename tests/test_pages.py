@@ -91,7 +91,7 @@ def loaded(file, name):
 
 
 def test_the_method_as_the_page_says(tmp_path):
-    """The diff of docs/adding_a_method.md by the page's command on a copy: the row is there, is allowed, and computes what it says."""
+    """The diff of docs/adding_a_method.md, by the page's command on a copy: the row is there, is allowed, computes what it says."""
     page = (ROOT / 'docs' / 'adding_a_method.md').read_text('utf-8')
     [diff] = blocks('adding_a_method.md', 'diff')
     files = re.findall(r'^\+\+\+ b/(.*)', diff, re.MULTILINE)
@@ -100,16 +100,15 @@ def test_the_method_as_the_page_says(tmp_path):
         shutil.copy(ROOT / file, tmp_path / file)
     [command] = re.findall(r'^    (sed .* git apply)$', page, re.MULTILINE)
     own = {name: value for name, value in os.environ.items() if not name.startswith('GIT_')}
-    done = subprocess.run(
-        ['sh', '-c', command], cwd=tmp_path, env=own | {'GIT_CEILING_DIRECTORIES': str(tmp_path.parent)}, capture_output=True, text=True
-    )
+    own['GIT_CEILING_DIRECTORIES'] = str(tmp_path.parent)
+    done = subprocess.run(['sh', '-c', command], cwd=tmp_path, env=own, capture_output=True, text=True)
     assert done.returncode == 0, f'{done.stderr}\nmake the change anew in a checkout, and put `git diff` into the page'
     lines = diff.splitlines()
     added, replaced = (sum(line[:1] == sign and line[:3] != 3 * sign for line in lines) for sign in '+-')
     assert f'{added} lines added and {replaced} replaced' in page
     assert f'[add a method](docs/adding_a_method.md) in {added} lines' in (ROOT / 'README.md').read_text('utf-8')
-    assert all(sum(line[:1] == ' ' or not line for line in hunk.splitlines()[1:]) >= 6 for hunk in re.split('^@@', diff, flags=re.M)[1:])
-
+    for hunk in re.split('^@@', diff, flags=re.MULTILINE)[1:]:
+        assert sum(line[:1] in ('', ' ') for line in hunk.splitlines()[1:]) >= 6, 'three lines of context on either side'
     config, methods, credit, departures = (
         loaded(tmp_path / 'bapo_jax' / f'{name}.py', name.replace('/', '_'))
         for name in ('config_method', 'methods', 'learner/credit', 'departures')

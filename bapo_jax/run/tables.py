@@ -12,8 +12,8 @@ from bapo_jax.terminal import console
 def print_table(title: str, columns: dict[str, dict[str, dict]]) -> None:
     """Compares policies, in percent: one column a policy, one row a benchmark and measure, in brackets its 95 % interval.
 
-    `columns` maps a policy's name to its summaries (scores.py) by benchmark. A summary that an earlier version wrote has no interval
-    of pass@n and maj@n, and shows none.
+    `columns` maps a policy's name to its summaries (scores.py) by benchmark. A summary of an earlier version has no interval of
+    pass@n and maj@n, and shows none.
     """
     table = Table('', *columns, title=title, caption='in brackets: 95 % intervals over other problems of the kind')
     first = next(iter(columns.values()))

@@ -1,7 +1,7 @@
 """The study's claims and what it decided, by t over seeds: python -m studies.first_proof.restated [--write]
 
 page.md has intervals by bootstrap over problems and seeds together. With three to five seeds those are too narrow, and nothing
-corrects for the number of claims. Here a seed is one observation: the mean over its problems, and over bases where there are several.
+corrects for the number of claims. Here a seed is one observation: the mean over its problems, and over bases if there are several.
 Holm corrects the claims. The decisions have no correction: each is a choice that had to be made.
 """
 

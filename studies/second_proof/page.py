@@ -57,7 +57,7 @@ PUBLISHED = {  # what docs/evidence.md has between <!-- NAME --> and <!-- /NAME 
 
 
 def whole(rows: Sequence[Row]) -> set[str]:
-    """The parts of which no run is missing, and parts 5 and 6 where enough of their seeds are there. What is post hoc reads 1 and 5."""
+    """The parts of which no run is missing, and parts 5 and 6 where enough of their seeds are there. Post hoc: parts 1 and 5."""
     missing = {'Part 1': wanted, 'Part 2': wanted_hard, 'Part 3': wanted_table, 'Part 4': wanted_guard, 'Part 7': wanted_again}
     there = {part for part, jobs in missing.items() if not jobs(rows)}
     there |= {name for name, part in LARGER.items() if len(large.seeds(rows, part)) >= large.LEAST}

@@ -160,6 +160,7 @@ def test_the_decisions_have_intervals_by_t(rows):
             a, b = of(base, name, score), of(base, other, score)
             seeds = sorted(a.keys() & b.keys())
             d = [a[seed] - b[seed] for seed in seeds]
-            cells.append('{:.1f} ({:.1f} to {:.1f})'.format(np.mean(d), *stats.t.interval(0.95, len(d) - 1, np.mean(d), stats.sem(d))))
+            low, high = stats.t.interval(0.95, len(d) - 1, np.mean(d), stats.sem(d))
+            cells.append(f'{np.mean(d):.1f} ({low:.1f} to {high:.1f})')
         assert f'| {default} | {instead} | {base} | {len(seeds)} | {cells[0]} | {cells[1]} |' in EVIDENCE
     assert '(-2.0 to 6.2)' in EVIDENCE and 'Three seeds tell neither v = 1 from 5 nor the anchors apart' in EVIDENCE

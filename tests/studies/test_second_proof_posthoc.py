@@ -12,8 +12,10 @@ from small_run import ROOT
 from studies.second_proof import page, posthoc
 from studies.second_proof.rows import of_today, read_rows
 
-EVIDENCE, PAGE, README = ((ROOT / name).read_text('utf-8') for name in ('docs/evidence.md', 'studies/second_proof/page.md', 'README.md'))
-STUDY = (ROOT / 'studies' / 'second_proof' / 'README.md').read_text('utf-8')
+EVIDENCE, PAGE, README, STUDY = (
+    (ROOT / name).read_text('utf-8')
+    for name in ('docs/evidence.md', 'studies/second_proof/page.md', 'README.md', 'studies/second_proof/README.md')
+)
 FINALS = {'0.8M': ('final', '{}', range(201, 213)), '12.7M': ('large', 'large_{}', range(201, 209))}
 
 
