@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 STATUS = 75  # the exit status of a run that was stopped before its end (EX_TEMPFAIL): start it again
-END_S = 8.0  # most seconds between the last message and the end of the process, whatever its threads still wait for
+END_S = 5.0  # most seconds between the last message and the end of the process, whatever its threads still wait for
 _AT_ONCE = (signal.SIGTERM, signal.SIGINT)  # of these a second one ends the process
 _ASKING = (*_AT_ONCE, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # a terminal that closes, a scheduler before a time limit
 _TOGETHER_S = 1.0  # a signal may come twice: from `timeout`, or from a terminal that closes and from its shell

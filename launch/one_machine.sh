@@ -46,7 +46,7 @@ stop() {
 }
 interrupted() { [ -n "$trainer" ] || exit 143; kill -TERM "$trainer" 2>/dev/null || true; }
 trap stop EXIT
-trap interrupted INT TERM
+trap interrupted INT TERM HUP USR1 USR2
 set -m # each process below leads a group of its own, so that Ctrl-C reaches this script alone
 
 mkdir -p "$workdir/servers"

@@ -55,7 +55,7 @@ stop() { # srun hands the signal on, and ends when its tasks have; what is left 
 }
 interrupted() { [ -n "$trainer" ] || exit 143; kill -TERM "$trainer" 2>/dev/null || true; }
 trap stop EXIT
-trap interrupted INT TERM
+trap interrupted INT TERM HUP USR1 USR2
 comma_list() { local IFS=,; echo "$*"; }
 set -m # under salloc, Ctrl-C reaches this script alone
 

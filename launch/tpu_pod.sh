@@ -47,7 +47,7 @@ stop() {
 # shellcheck disable=SC2016 # for the hosts' shells to expand
 interrupted() { [ -n "$trainer" ] || exit 143; on_tpu 'kill -TERM "$(cat "$HOME/.bapo_trainer")"' || true; }
 trap stop EXIT
-trap interrupted INT TERM
+trap interrupted INT TERM HUP USR1 USR2
 set -m # each process below leads a group of its own, so that Ctrl-C reaches this script alone
 
 # A server gets the token as its first line of stdin, and is told to end by the end of stdin: also when this machine is gone.

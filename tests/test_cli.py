@@ -1,4 +1,5 @@
-"""What the commands share: which overrides of a config are taken, and standard streams that are open."""
+"""What the commands share: which overrides of a config are taken, standard streams that are open, and that no print decides
+how a command ends."""
 
 import ast
 import importlib.util
@@ -80,3 +81,19 @@ def test_every_command_opens_the_streams_first(command):
     [run] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
     called = {ast.unparse(node.func) for node in ast.walk(run) if isinstance(node, ast.Call)}
     assert called & {'cli.start', 'ends_with_its_reader', 'open_streams'}
+
+
+def test_a_command_whose_reader_is_gone_ends_as_its_work_does():
+    """Ctrl-C of `evaluate … | tee log`, say: tee is gone, and what is said on the way and at the end reaches nobody."""
+    program = (
+        'import logging, signal, sys, threading, time\nfrom bapo_jax import cli, stopping\nstopping.END_S = 0.5\n'
+        'def main(_):\n    stopping.on_asking(lambda *_: (stopping.say("stopped"), sys.exit(75)))\n'
+        '    print("x" * 100_000, flush=True)\n    logging.warning("y" * 100_000)\n'
+        '    threading.Thread(target=time.sleep, args=(300,)).start()\n    signal.raise_signal(signal.SIGINT)\n'
+        'cli.start(main)'
+    )
+    reading, writing = os.pipe()
+    process = subprocess.Popen([sys.executable, '-c', program], cwd=ROOT, stdout=writing, stderr=subprocess.STDOUT)
+    os.close(writing)
+    os.close(reading)
+    assert process.wait(120) == 75

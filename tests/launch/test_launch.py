@@ -229,8 +229,9 @@ def test_slurm_queues_a_run_again_that_a_signal_stopped(status, requeue, again, 
     assert (['requeue', '12'] in said) == again
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize('script', STARTING)
+@pytest.mark.parametrize('script, number', [
+    *((script, number) for script in STARTING for number in (signal.SIGTERM, signal.SIGINT)), ('one_machine', signal.SIGHUP),
+])  # fmt: skip
 def test_a_signal_goes_to_the_trainers_and_the_servers_outlive_them(script, number, tmp_path):
     process = start(script, tmp_path, *plain_args(tmp_path), STUB_TRAINER='waits')
     hosts = 1 if script == 'one_machine' else 2
