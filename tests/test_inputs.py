@@ -9,7 +9,7 @@ from small_run import ROOT, small_config
 from bapo_jax.evaluate import load_for_evaluation
 from bapo_jax.inputs import benchmark_prompts, check_turn_end, read_inputs
 from bapo_jax.models import hf
-from bapo_jax.models.tokenizer import character_tokenizer
+from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -153,10 +153,11 @@ def asked(tmp_path, benchmark):
             character_tokenizer(chat_template).save_pretrained(base)
         rows = [{'question': question, 'answer': '5'} for question in questions]
         (tmp_path / 'asked.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+        (tmp_path / 'held_out.jsonl').write_text(json.dumps({'question': 'one?', 'answer': '5'}) + '\n')
         return small_config(
             'grpo', benchmark, model__path=str(base), task__name='questions', task__template=template,
-            task__train=str(tmp_path / 'asked.jsonl'), evaluate__benchmarks=(str(tmp_path / 'asked.jsonl'),),
-            evaluate__track_prompts=0, rollout__max_prompt_tokens=200, learner__row_tokens=0,
+            task__train=str(tmp_path / 'asked.jsonl'), evaluate__benchmarks=(str(tmp_path / 'held_out.jsonl'),),
+            task__limit=0, evaluate__track_prompts=0, rollout__max_prompt_tokens=200, learner__row_tokens=0,
         )  # fmt: skip
 
     return make
@@ -188,9 +189,9 @@ def test_questions_that_the_tokenizer_does_not_tell_apart(asked):
 
 def test_a_benchmark_is_read_back_too(asked):
     config = without(asked('zoo?'), 'z')
-    tokenizer = character_tokenizer()
+    config.evaluate.benchmarks = (config.task.train,)
     with pytest.raises(ValueError, match='model/tokenizer.json: the tokens of the question zoo'):
-        benchmark_prompts(config, type(tokenizer).from_pretrained(config.model.path))
+        benchmark_prompts(config, load_tokenizer(config.model.path))
 
 
 @pytest.mark.parametrize('spoil, message', [
