@@ -65,7 +65,7 @@ def _read(written: ConfigDict, weights: bool, commits: dict[str, str]) -> Inputs
     sight = make_sight(config, model)
     benchmarks = benchmark_prompts(config, tokenizer, sight)
     truths = get_task(config.task.name).training_problems(config.task.train, limit=config.task.limit, seed=config.task.seed)
-    if config.task.name not in TASKS:  # those leave repeats out as they read, but for the control of diagrams, which repeats on purpose
+    if config.task.name not in TASKS:  # those leave repeats out as they read; the control of diagrams repeats on purpose
         truths = repeats.left_out(truths, config.task.train)
     prompts = encode_prompts(config.task.name, truths, tokenizer, template=config.task.template, sight=sight)
     check_questions(config, prompts, tokenizer)

@@ -112,8 +112,8 @@ def majority(verdicts: Sequence[Verdict], answers: Sequence[str | None]) -> floa
 def interval(values: np.ndarray, problems: np.ndarray) -> tuple[float, float]:
     """The 95 % interval of the mean of `values` [questions], whose problems are numbered in `problems` [questions].
 
-    By bootstrap over problems. Where all problems score the same, as at 0 and at 100 %, resampling would show no width at all: there
-    it is Wilson's, of as many trials as there are problems.
+    By bootstrap over problems. Where all problems score the same, as at 0 and at 100 %, resampling would show no width at all:
+    there it is Wilson's, of as many trials as there are problems.
     """
     _, place, counts = np.unique(problems, return_inverse=True, return_counts=True)
     if len(counts) == len(values):

@@ -10,8 +10,8 @@ notes in the ground truth:
     last_block    the last closed <answer> block counts, wherever it is and over however many lines
     thinking      the chat template has opened <think>, so the answer follows </think>
 
-Under both rules a <think> that is never closed holds no answer. The <think> at the end of TinyZero's own text is the exception, since
-the published reward does not ask for its end.
+Under both rules a <think> that is never closed holds no answer. The <think> at the end of TinyZero's own text is the exception,
+since the published reward does not ask for its end.
 """
 
 from __future__ import annotations

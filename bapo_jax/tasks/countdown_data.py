@@ -164,8 +164,8 @@ def training_problems(source: str, *, limit: int, seed: int) -> list[Problem]:
         a file          .parquet, .jsonl or .jsonl.gz with columns `nums` (list of int) and `target` (int)
         'owner/name'    such files of the hub, as owner/name[@revision][/subset][:split]
     Problems of 'cd34' and 'cd4' are dropped, whatever the order of their numbers, and repeats with their numbers in the same order.
-    Then the first `limit` are kept; all of them where `limit` is 0 or less, or the source is shorter. The whole source is read and checked first.
-    Raises ValueError, FileNotFoundError or ConnectionError, which name the fault, its place and the remedy.
+    Then the first `limit` are kept; all of them where `limit` is 0 or less, or the source is shorter. The whole source is read and
+    checked first. Raises ValueError, FileNotFoundError or ConnectionError, which name the fault, its place and the remedy.
     """
     if source == 'generated':
         if limit <= 0:

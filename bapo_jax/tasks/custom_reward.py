@@ -9,9 +9,9 @@ A function with verl's names of arguments runs as it does there, called by keywo
 
     def compute_score(data_source, solution_str, ground_truth, extra_info): ...
 
-`data_source` and `extra_info` are the row's, `ground_truth` is the answer as the row has it, a text where that is a text. Where the row
-has none of them they are the task's name, {} and the accepted answer or list of answers. To `extra_info` come the three of `extra`,
-under names that the row does not use.
+`data_source` and `extra_info` are the row's, `ground_truth` is the answer as the row has it, a text where that is a text. Where
+the row has none of them they are the task's name, {} and the accepted answer or list of answers. To `extra_info` come the three of
+`extra`, under names that the row does not use.
 
 The function runs in task.reward_workers processes beside the trainer's, each with one response at a time. They have the trainer's
 environment, current directory and sys.path. The arguments cross as JSON, so tuples arrive as lists. What the function keeps in its
@@ -140,8 +140,8 @@ def judge_one(function: Callable, data_source: str, response: str, ground_truth:
     if reward is None or not isinstance(correct, (bool, np.bool_)):
         raise BadReward(
             f'the reward function {_name(function)} (task.reward) returned {str(outcome)[:100]!r}; expected a finite number, or a '
-            "dict with one as 'score' and, where it judges itself, 'correct': True or False (or verl's 'acc'); without it a score of 1 is "
-            'correct'
+            "dict with one as 'score' and, where it judges itself, 'correct': True or False (or verl's 'acc'); without it a score of 1 "
+            'is correct'
         )
     answer = fields.get('pred')
     return (Verdict.CORRECT if correct else Verdict.WRONG), reward, answer if isinstance(answer, str) else None
@@ -160,7 +160,7 @@ def _is_verls(function: Callable) -> bool:
 def _as_verl(data_source: str, response: str, ground_truth: Any, extra: dict[str, Any]) -> dict[str, Any]:
     """The arguments that verl would pass of the same row: what the task kept of it, or, of other rows, the accepted answers."""
     truth = ground_truth if isinstance(ground_truth, dict) else {}
-    row = {**truth, **truth.get('row', {})}  # mathematics keeps the row's own under 'row'; of `questions` the ground truth is the row
+    row = {**truth, **truth.get('row', {})}  # mathematics keeps the row's own there; of `questions` the ground truth is the row
     if isinstance(model := row.get('reward_model'), dict) and 'ground_truth' in model:
         accepted = model['ground_truth']
     elif 'ground_truth' in row:

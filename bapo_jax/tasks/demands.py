@@ -5,8 +5,8 @@ r"""The form of answer that a prompt demands, and the answer of that form in a r
     block     `<answer>5</answer>`, where it has <answer>
     box       `\boxed{5}`, where it has \boxed
 
-The first of them that the prompt has is the form that is judged; where it has none, the task says what counts. A box within a line or
-a block is opened. Of several answers of the form the last counts.
+The first of them that the prompt has is the form that is judged; where it has none, the task says what counts. A box within a line
+or a block is opened. Of several answers of the form the last counts.
 """
 
 from __future__ import annotations

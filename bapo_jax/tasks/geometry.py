@@ -125,8 +125,9 @@ def verify_all(
 ) -> list[tuple[Verdict, str | None]]:
     r"""For each response the verdict and the answer in it, without name, degrees and unit; None where there is none.
 
-    The answer is the last \boxed{} after the thinking, or what stands in the ground truth's 'form'. Names and their relations are compared here, everything else by
-    `math.verify_all`, whose verdicts and time limits hold. Units count only where the answer and the accepted one both have one.
+    The answer is the last \boxed{} after the thinking, or what stands in the ground truth's 'form'. Names and their relations are
+    compared here, everything else by `math.verify_all`, whose verdicts and time limits hold. Units count only where the answer and
+    the accepted one both have one.
     """
     for ground_truth in ground_truths:
         check_ground_truth(ground_truth)

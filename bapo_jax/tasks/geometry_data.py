@@ -4,8 +4,8 @@ A row becomes {'problem': str, 'answers': [str, ...], 'images': [reference, ...]
 reference (images.py) says where an image is; no image is kept in memory. Three sources are read:
 
     hub            hiyouga/geometry3k, with the splits train, validation and test
-    .parquet       a question and an answer as of shapes.py; one image or a list of them in `images`, `image` or `image_png`, each as
-                   bytes or as {bytes, path}
+    .parquet       a question and an answer as of shapes.py; one image or a list of them in `images`, `image` or `image_png`, each
+                   as bytes or as {bytes, path}
     a folder       one folder a problem, ID/data.json and ID/img_diagram.png, as InterGPS has them
 
 Of data.json, `annotat_text` is the problem and the letter `answer` picks one of `choices`; the hub's files were made so. The hub's
@@ -48,9 +48,9 @@ def training_problems(source: str, *, limit: int, seed: int) -> list[Problem]:
     """The problems trained on, in the order of the source; folders in the order of their numbers.
 
     `source` is a parquet file, a folder of problems or one with the folder `train`, or parquet files of the hub,
-    owner/name[@revision][/subset][:split]. Repeats are left out, and a warning counts them. Returns the first `limit`, or all where `limit` is 0 or less; `seed` is not used. The
-    whole source is read first, and every image is decoded once. Raises ValueError or OSError (FileNotFoundError, ConnectionError),
-    which name the fault, its place and the remedy.
+    owner/name[@revision][/subset][:split]. Repeats are left out, and a warning counts them. Returns the first `limit`, or all where
+    `limit` is 0 or less; `seed` is not used. The whole source is read first, and every image is decoded once. Raises ValueError or
+    OSError (FileNotFoundError, ConnectionError), which name the fault, its place and the remedy.
     """
     path = Path(source)
     if str(source).endswith('.parquet') or path.exists():

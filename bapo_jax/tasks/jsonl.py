@@ -12,7 +12,8 @@ from pathlib import Path
 def jsonl_rows(path: Path, wanted: str) -> Iterator[tuple[str, dict]]:
     """Yields (file and row, object) for each line of a .jsonl or .jsonl.gz file, or each object of a list in a .json file.
 
-    Blank lines and a byte-order mark are skipped. A list in a list has its places as columns, "0" and so on. Raises ValueError, which says what columns were `wanted`.
+    Blank lines and a byte-order mark are skipped. A list in a list has its places as columns, "0" and so on. Raises
+    ValueError, which says what columns were `wanted`.
     """
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()

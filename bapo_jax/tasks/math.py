@@ -1,7 +1,7 @@
 r"""Mathematics: a question in words, and an answer that equals an accepted one, in \boxed{} or as the question demands it.
 
-A ground truth is {'problem': str, 'answers': [str, ...]}, and what math_data.py keeps of the row. `with_demands` adds what the prompt
-demands of a response:
+A ground truth is {'problem': str, 'answers': [str, ...]}, and what math_data.py keeps of the row. `with_demands` adds what the
+prompt demands of a response:
 
     boxed       an answer outside a box does not count
     form        'line', 'hashes' or 'block' (demands.py): an answer of another form does not count
@@ -53,7 +53,7 @@ TEMPLATES = {
     'qwen3_no_thinking': f'{{problem}}{SUFFIX}, with an empty thinking block, as enable_thinking=False gives it',
     'qwen2.5_math': 'system: Please reason step by step, and put your final answer within \\boxed{}.',
     'chat': f'{{problem}}{SUFFIX}',
-    'as_is': 'the question as the file has it, in a chat template if the tokenizer has one; its own demand is the form that is judged',
+    'as_is': 'the question as the file has it, in a chat template if the tokenizer has one; its own demand is judged',
 }
 _SYSTEM = {'qwen2.5_math': 'Please reason step by step, and put your final answer within \\boxed{}.'}
 _SWITCH = {'qwen3': True, 'qwen3_no_thinking': False}
@@ -248,7 +248,7 @@ def check_ground_truth(ground_truth: object) -> None:
 
 
 def _terms(ground_truth: Any) -> tuple[tuple[str, ...], bool, str, bool]:
-    """The accepted answers, whether they must be boxed or of which other form, and whether the response begins inside its thinking."""
+    """The accepted answers, whether they must be boxed or of which other form, and whether the response begins in its thinking."""
     terms = ground_truth if isinstance(ground_truth, dict) else {'answers': ground_truth}
     answers = terms['answers']
     accepted = (answers,) if isinstance(answers, str) else tuple(answers)

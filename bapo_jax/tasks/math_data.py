@@ -52,8 +52,8 @@ def training_problems(source: str, *, limit: int, seed: int) -> list[Problem]:
 
     `source` is a file (.parquet, .jsonl, .jsonl.gz, .json) or such files of the hub, owner/name[@revision][/subset][:split].
     Returns the first `limit`, or all where `limit` is 0 or less; `seed` is not used. The whole source is read and checked first.
-    Rows without an answer and repeats are left out, before the limit, and warnings count them. Raises ValueError, FileNotFoundError or
-    ConnectionError, which name the fault, its place and the remedy.
+    Rows without an answer and repeats are left out, before the limit, and warnings count them. Raises ValueError,
+    FileNotFoundError or ConnectionError, which name the fault, its place and the remedy.
     """
     if str(source).endswith(FILE_ENDINGS) or Path(source).exists():
         files = [source]
@@ -127,8 +127,8 @@ def _problems(path: str | Path, *, dataset: str | None = None, blank_answers: bo
                 yield problem
     if blank and len(blank) == rows:
         raise ValueError(
-            f'{path}: none of its {rows} rows has an answer; give a file whose "answer" is filled in, or whose worked solutions mark '
-            'their result by \\boxed{} or ####'
+            f'{path}: none of its {rows} rows has an answer; give a file whose "answer" is filled in, or whose worked solutions '
+            'mark their result by \\boxed{} or ####'
         )
     if blank:
         logging.warning('%d of %d rows have no answer and are left out, the first of them %s', len(blank), rows, blank[0])

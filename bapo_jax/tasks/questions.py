@@ -40,7 +40,8 @@ VOTES = True  # equal answers agree, so maj@n is meaningful
 def training_problems(source: str, *, limit: int, seed: int) -> list[dict]:
     """The first `limit` rows of a file in its order, all where `limit` is 0; `seed` is not used. All rows are checked.
 
-    Rows that repeat a question and its answer are left out, before the limit, and a warning counts them. Raises ValueError or FileNotFoundError, which name file, row, column and the remedy.
+    Rows that repeat a question and its answer are left out, before the limit, and a warning counts them. Raises ValueError
+    or FileNotFoundError, which name file, row, column and the remedy.
     """
     rows = repeats.left_out(_read(source, 'task.train'), source)
     return rows[:limit] if limit else rows
@@ -119,8 +120,8 @@ def _is_chat(question: object) -> bool:
 def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:
     """CORRECT where the answer is an accepted one, UNPARSEABLE where there is none, WRONG otherwise.
 
-    The answer is the last line that is not blank, or what stands in the form that the prompt demands. Within a <think>, also one that
-    is never closed, none counts.
+    The answer is the last line that is not blank, or what stands in the form that the prompt demands. Within a <think>, also
+    one that is never closed, none counts.
 
     Texts are compared without the blanks around them, other answers as JSON: 4 is not 4.0. A malformed ground truth raises
     ValueError.

@@ -1,8 +1,8 @@
 """Which questions of a file are the same problem.
 
-A problem is its question and its accepted answers. Files repeat them: an epoch of DAPO-Math-17k asks each 100 times, AIME files have
-every problem 32 times. Replay, X2, RePO and MoPPS know a prompt by its id, so training keeps the first of equal problems alone. A
-benchmark keeps all its rows, and its interval is over problems (scores.py).
+A problem is its question and its accepted answers. Files repeat them: an epoch of DAPO-Math-17k asks each 100 times, AIME files
+have every problem 32 times. Replay, X2, RePO and MoPPS know a prompt by its id, so training keeps the first of equal problems
+alone. A benchmark keeps all its rows, and its interval is over problems (scores.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 from absl import logging
 
-_PARTS = (('problem', 'answers', 'before', 'images'), ('question', 'answer', 'images'))  # of a ground truth, where it has the first two
+# What counts of a ground truth that has the first two.
+_PARTS = (('problem', 'answers', 'before', 'images'), ('question', 'answer', 'images'))
 
 
 def key(ground_truth: Any) -> bytes:

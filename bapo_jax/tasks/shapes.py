@@ -59,8 +59,8 @@ def read_row(row: Mapping[str, Any], where: str, missing: str = 'problem') -> Ro
     names = {name.casefold(): name for name in reversed(row)}
     if choices := next((names[c] for c in _CHOICES if c in names and row[names[c]]), None):
         raise ValueError(
-            f'{where}: a question with {choices!r}, one of which is right, is read by no task; write the choices into the question, '
-            'the letter or text of the right one as the answer, and leave the column out'
+            f'{where}: a question with {choices!r}, one of which is right, is read by no task; write the choices into the '
+            'question, the letter or text of the right one as the answer, and leave the column out'
         )
     column = _question_column(names)
     if column is None:
@@ -79,7 +79,9 @@ def read_row(row: Mapping[str, Any], where: str, missing: str = 'problem') -> Ro
         if isinstance(system := row.get('system'), str) and system.strip() and chat[:1] and chat[0]['role'] != 'system':
             chat.insert(0, {'role': 'system', 'content': system})
     if not chat or chat[-1]['role'] != 'user' or not chat[-1]['content'].strip():
-        raise ValueError(f'{where}: the problem must be the last message of {column!r}, by the user, got {short(value)}; mend or drop it')
+        raise ValueError(
+            f'{where}: the problem must be the last message of {column!r}, by the user, got {short(value)}; mend or drop the row'
+        )
     return Row(chat, *_answer(row, names, worked, where))
 
 
@@ -101,8 +103,8 @@ def _chat(value: Any, where: str, column: str) -> list[dict[str, str]]:
             content = ''.join('<image>' if part.get('type') == 'image' else str(part.get('text')) for part in parts)
         if not isinstance(role, str) or not isinstance(content, str):
             raise ValueError(
-                f'{where}: the problem must be a text, or {column!r} a list of {{"role", "content"}} texts, got {short(value)}; mend or '
-                'drop the row'
+                f'{where}: the problem must be a text, or {column!r} a list of {{"role", "content"}} texts, got {short(value)}; mend '
+                'or drop the row'
             )
         chat.append({'role': _ROLES.get(role, role), 'content': content})
     return chat

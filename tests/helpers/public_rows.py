@@ -12,8 +12,8 @@ from PIL import Image
 
 BOXED = " Let's think step by step and output the final answer within \\boxed{}."
 GEO = (
-    ' You FIRST think about the reasoning process as an internal monologue and then provide the final answer. The reasoning process '
-    'MUST BE enclosed within <think> </think> tags. The final answer MUST BE put in \\boxed{}.'
+    ' You FIRST think about the reasoning process as an internal monologue and then provide the final answer. The reasoning '
+    'process MUST BE enclosed within <think> </think> tags. The final answer MUST BE put in \\boxed{}.'
 )
 HASHED = ' Let\'s think step by step and output the final answer after "####".'
 LINE = (
@@ -73,15 +73,16 @@ _block = {'right': '<answer>\n42\n</answer>', 'wrong': '42 <answer>43</answer>',
 _system = (('system', TAGS), ('user', Q))
 
 SHAPES = (
-    Shape('verl: GSM8K', verl('openai/gsm8k', user(Q + HASHED), '42', split='train', answer='6*7=<<6*7=42>>42\n#### 42', question=Q),
-          chat=(('user', Q + HASHED),), right='6 times 7 is 42.\n#### 42', wrong='\\boxed{42}, so\n#### 43', judged='`####`', **_as_is),
+    Shape('verl: GSM8K', verl('openai/gsm8k', user(Q + HASHED), '42', split='train', answer='6*7=42\n#### 42', question=Q),
+          chat=(('user', Q + HASHED),), right='6 times 7 is 42.\n#### 42', wrong='\\boxed{42}, so\n#### 43', judged='`####`',
+          **_as_is),
     Shape('verl: MATH', verl('DigitalLearningGmbH/MATH-lighteval', user(Q + BOXED), '42', split='train'), **_box),
     Shape('verl: DAPO-Math-17k', verl('math_dapo', user(LINE.format(Q)), '42'), chat=(('user', LINE.format(Q)),), **_line,
           note='its copies are one problem'),
     Shape('verl: AIME-2024 (32 copies)', verl('aime_2024', user(LINE.format(Q)), '042', raw_problem=Q),
           chat=(('user', LINE.format(Q)),), **_line, note='its copies are one problem'),
-    Shape('verl: Geometry3K', verl('hiyouga/geometry3k', user('<image>Find x.' + GEO), '42', split='train') | {'images': [picture()]},
-          'geometry', chat=(('user', VISION + 'Find x.' + GEO),), **_as_is),
+    Shape('verl: Geometry3K', verl('hiyouga/geometry3k', user('<image>Find x.' + GEO), '42') | {'images': [picture()]}, 'geometry',
+          chat=(('user', VISION + 'Find x.' + GEO),), **_as_is),
     Shape('verl: puzzles, code and the like', verl('puzzles', [{'role': 'system', 'content': TAGS}, *user(Q)], '42'), 'questions',
           chat=_system, **_block, note='or `task.reward=my_rewards:compute_score`'),
     Shape('Skywork-OR1-RL-Data', verl('train-math-numinamath1.5', user(Q), '["42"]', model_difficulty={'a_7b': 4})),
@@ -96,7 +97,7 @@ SHAPES = (
     Shape('GSM8K', {'question': Q, 'answer': 'He has 6*7=<<6*7=42>>42 pens.\n#### 42'}),
     Shape('GSM8K on one line', {'question': Q, 'answer': 'He has 6*7=42 pens. #### 42'}),
     Shape('MATH', {'problem': Q, 'level': 'Level 1', 'type': 'Prealgebra', 'solution': SOLUTION}),
-    Shape('MATH-500', {'problem': Q, 'solution': SOLUTION, 'answer': '42', 'subject': 'Prealgebra', 'level': 1, 'unique_id': 'a/1'}),
+    Shape('MATH-500', {'problem': Q, 'solution': SOLUTION, 'answer': '42', 'subject': 'Prealgebra', 'level': 1, 'unique_id': 'a'}),
     Shape('DeepScaleR-Preview', {'problem': Q, 'answer': '42', 'solution': SOLUTION}),
     Shape('NuminaMath-CoT', {'source': 'orca_math', 'problem': Q, 'solution': SOLUTION,
                              'messages': [*user(Q), {'role': 'assistant', 'content': SOLUTION}]}),
@@ -110,14 +111,14 @@ SHAPES = (
     Shape('Big-Math-RL-Verified', {'problem': Q, 'answer': '42', 'source': 'gsm8k', 'domain': ['Arithmetic'],
                                    'llama8b_solve_rate': 0.9}),
     Shape('Polaris-Dataset-53K', {'difficulty': '3/8', 'problem': Q, 'answer': '42'}),
-    Shape('DeepMath-103K', {'question': Q, 'final_answer': '42', 'difficulty': 2.0, 'topic': 'Arithmetic', 'r1_solution_1': 'Six…'}),
+    Shape('DeepMath-103K', {'question': Q, 'final_answer': '42', 'difficulty': 2.0, 'topic': 'Sums', 'r1_solution_1': 'Six…'}),
     Shape('OpenMathInstruct-2', {'problem': Q, 'generated_solution': SOLUTION, 'expected_answer': '42', 'problem_source': 'gsm8k'}),
     Shape('MetaMathQA', {'query': Q, 'response': 'Six times seven.\n#### 42\nThe answer is: 42', 'type': 'GSM_Rephrased',
                          'original_question': Q}),
     Shape('Open-Reasoner-Zero, its JSON', [{'from': 'human', 'value': Q}, {'from': 'assistant', 'ground_truth': {'value': '42'}}]),
     Shape('Open-Reasoner-Zero, of the hub', {'0': {'from': 'human', 'value': Q},
                                              '1': {'from': 'assistant', 'ground_truth': {'value': '42'}}}),
-    Shape('AIME (HuggingFaceH4, AI-MO, OpenCompass)', {'id': 60, 'problem': Q, 'solution': SOLUTION, 'answer': '042', 'year': '2024'}),
+    Shape('AIME (HuggingFaceH4, AI-MO, OpenCompass)', {'id': 60, 'problem': Q, 'solution': SOLUTION, 'answer': '042', 'year': '1'}),
     Shape('AIME (Maxwell-Jia)', {'ID': '2024-I-1', 'Problem': Q, 'Solution': SOLUTION, 'Answer': 42}),
     Shape('RLVR (AI2)', {'messages': user(Q), 'ground_truth': ['42'], 'dataset': 'math'}),
     Shape('chats in `messages` (OpenAI)', {'messages': [{'role': 'system', 'content': 'Be brief.'}, *user(Q), {'role': 'assistant',
@@ -136,8 +137,8 @@ SHAPES = (
 
 REFUSED = (
     Refused('Orca-Math and others whose answer is prose',
-            {'question': Q, 'answer': 'There are seven boxes on the shelf. Each of them holds six pens. To find how many pens there are in '
-             'all, multiply the number of boxes by the number of pens. So there are 42.'},
+            {'question': Q, 'answer': 'There are seven boxes on the shelf. Each of them holds six pens. To find how many pens there '
+             'are in all, multiply the number of boxes by the number of pens. So there are 42.'},
             'none of its 1 rows has an answer; .* whose worked solutions mark their result',
             'write the result into a column `answer`'),
     Refused('MMLU and others with `choices`', {'question': Q, 'choices': ['42', '43'], 'answer': 0},

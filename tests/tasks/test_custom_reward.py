@@ -77,7 +77,7 @@ def test_a_function_is_found_and_gets_all_four_arguments(modules):
 
 
 ROW = {
-    'data_source': 'openai/gsm8k', 'prompt': [{'role': 'user', 'content': 'What is 1+1? The final answer after "####".'}], 'ability': 'math',
+    'data_source': 'openai/gsm8k', 'prompt': [{'role': 'user', 'content': 'What is 1+1? The final answer after "####".'}],
     'reward_model': {'style': 'rule', 'ground_truth': '2'}, 'extra_info': {'split': 'train', 'index': 7, 'tokens': 'kept'},
 }  # fmt: skip
 
@@ -103,7 +103,9 @@ def test_of_other_rows_a_function_of_verl_gets_the_accepted_answer(modules, trut
     assert judged == (Verdict.WRONG, 0.5, repr(('math', answer, {'tokens': 1})))
 
 
-@pytest.mark.parametrize('score, acc, verdict', [(1.0, True, 0), (-1.0, False, 1), (0, 1, 0), (0.9, 1.0, 0), (1, 0, 1), (1, 0.5, 1)])
+@pytest.mark.parametrize(
+    'score, acc, verdict', [(1.0, True, 0), (-1.0, False, 1), (0, 1, 0), (0.9, 1.0, 0), (1, 0, 1), (1, 0.5, 1)]
+)
 def test_acc_says_what_is_correct_as_in_verl(score, acc, verdict):
     assert judged({'score': score, 'acc': acc}) == (Verdict(verdict), score, None)
 

@@ -47,7 +47,10 @@ def verl(problem, truth, **more):
 
 @pytest.mark.parametrize('name', ['a.parquet', 'a.jsonl'])
 def test_a_row_of_verl_keeps_its_chat_and_what_a_reward_function_is_told(tmp_path, name):
-    rows = [verl('What is 0+1?' + SUFFIX, '["1", "one"]', extra_info={'index': 0}), {**verl('q', ['2']), 'problem': 'x', 'answer': 'x'}]
+    rows = [
+        verl('What is 0+1?' + SUFFIX, '["1", "one"]', extra_info={'index': 0}),
+        {**verl('q', ['2']), 'problem': 'x', 'answer': 'x'},
+    ]
     before = [{'role': 'system', 'content': 'Be brief.'}]
     assert training_problems(write(tmp_path / name, rows[:1]), limit=0, seed=0) == [{
         'problem': 'What is 0+1?' + SUFFIX, 'answers': ['1', 'one'], 'before': before,
@@ -63,7 +66,7 @@ def test_training_keeps_the_first_of_equal_problems_and_says_so(tmp_path, caplog
     path = write(tmp_path / 'a.parquet', [*copies, verl('What is 0+1?', '2', extra_info={'index': 0})])
     with caplog.at_level(logging.WARNING):
         assert [p['answers'] for p in training_problems(path, limit=0, seed=0)] == [['1'], ['2']]
-    assert '99 of 101 rows repeat an earlier problem and are left out of training; 2 distinct problems are trained on' in caplog.text
+    assert '99 of 101 rows repeat an earlier problem and are left out of training; 2 distinct problems are' in caplog.text
     assert [p['answers'] for p in training_problems(path, limit=2, seed=0)] == [['1'], ['2']]  # the limit counts distinct ones
     assert len(benchmark(path)) == 101
 
@@ -179,13 +182,13 @@ BAD_ROWS = {
         '{"prompt": [{"role": "user", "content": "p"}], "reward_model": {}}',
         '"reward_model" must be an object',
     ),
-    'a prompt without an answer': ('{"prompt": [{"role": "user", "content": "p"}]}', "column 'answer' is missing; the row has prompt"),
+    'a prompt without an answer': ('{"prompt": [{"role": "user", "content": "p"}]}', "column 'answer' is missing; the row has"),
     'a prompt that is no chat': ('{"prompt": [5], "answer": "5"}', "the problem must be a text, or 'prompt' a list of"),
     'a chat without messages': ('{"messages": [], "answer": "5"}', 'the problem must be the last message'),
-    'a chat that is answered': ('{"prompt": [{"role": "assistant", "content": "p"}], "answer": "5"}', 'the problem must be the last'),
+    'a chat that is answered': ('{"prompt": [{"role": "assistant", "content": "p"}], "answer": "5"}', 'the problem must be the'),
     'one of four': ('{"question": "p", "choices": ["5", "6"], "answer": 1}', "a question with 'choices', one of which is right"),
     'a worked solution without a result': (
-        json.dumps({'question': 'p', 'answer': 'He has three apples and buys two more of them. ' * 3 + 'So in the end he has five apples.'}),
+        json.dumps({'question': 'p', 'answer': 'He has three apples and buys two more of them. ' * 3 + 'So he has five.'}),
         '"answer" must be an answer',
     ),
     'a proof': ('{"problem": "p", "answer": "proof"}', '"answer" must be an answer'),

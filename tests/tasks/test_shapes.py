@@ -71,8 +71,9 @@ def test_the_page_lists_these_shapes():
 
 @pytest.mark.parametrize('template', ['chat', 'r1', 'qwen2.5_math'])
 def test_no_second_demand_is_put_to_a_question_that_has_one(template):
-    for question, form in (('p\nThe answer after "####".', '"####"'), ('End with "Answer:"', '"Answer:"'), ('In <answer> tags.', '<answer>')):
-        with pytest.raises(ValueError, match=rf"asks for .*boxed.*, and a question asks for {form} itself.*choose task.template='as_is'"):
+    demanding = (('The answer after "####".', '"####"'), ('End with "Answer:"', '"Answer:"'), ('In <answer> tags.', '<answer>'))
+    for question, form in demanding:
+        with pytest.raises(ValueError, match=rf"asks for .*boxed.*, and a question asks for {form} itself.*task.template='as_is'"):
             math_task.prompt_text({'problem': question, 'answers': ['5']}, template, Tokenizer())
 
 
@@ -100,7 +101,8 @@ def test_without_a_chat_template_a_question_is_asked_as_it_stands():
 
 
 @pytest.mark.parametrize('prompt, form', [
-    ('What is 1+1?', ''), ('#### Problem 3\nWhat is 1+1?', ''), ('Tom: the answer: 5. Why?', ''), ('See \\boxed{} and <answer>.', 'block'),
+    ('What is 1+1?', ''), ('#### Problem 3\nWhat is 1+1?', ''), ('Tom: the answer: 5. Why?', ''),
+    ('See \\boxed{} and <answer>.', 'block'),
     ('Remember to put your answer on its own line after "Answer:", and you do not need to use a \\boxed command.', 'line'),
     ('Use the format:\nAnswer: your answer', 'line'), ('End with “Answer:” and the number', 'line'), ('after `####`', 'hashes'),
     ('Prove it with Answer: 5', ''), ('**Answer:** 5, or 6?', ''),  # of problems that were copied with what stood beside them
