@@ -68,14 +68,15 @@ def compare(answer: str, gold: str, renamed: tuple[tuple[str, str], ...] = ()) -
         return _any_order(members, gold_members, gold, renamed)
     if len(gold_members) > 1 and parse_number(answer) and not parse_number(gold):
         return unequal(gold)
-    if '=' in answer and '=' in gold and not is_prose(gold):
+    equation, gold_equation = forms.is_equation(answer), forms.is_equation(gold) and not is_prose(gold)
+    if equation and gold_equation:
         return _compare_equations(answer, gold, renamed)
-    if '=' in answer and (value := value_given(answer)) is None:
+    if equation and (value := value_given(answer)) is None:
         return unequal(gold) if any(map(is_meaning, readings(answer))) else Verdict.UNPARSEABLE
-    if '=' in gold and not is_prose(gold):
+    if gold_equation:
         gold_value = value_given(gold, trusted=True)
         return compare(answer, gold_value, renamed) if gold_value else unequal(gold)
-    if '=' in answer:
+    if equation:
         return compare(value, gold, renamed)
     verdict = _compare_values(answer, gold, renamed)
     return unequal(gold) if verdict == Verdict.INFRA_ERROR else verdict  # the parts of a list may be read where the whole is not
@@ -93,10 +94,20 @@ def _compare_equations(answer: str, gold: str, renamed: tuple[tuple[str, str], .
         if all(arguments) and arguments[0] != arguments[1]:
             renamed += (arguments,)
         return compare(value, gold_value, renamed)
-    if answer.count('=') > 1 and value_given(answer) is None:  # math-verify would take any of its equations
+    given, gold_given = value_given(answer), value_given(gold, trusted=True)
+    if answer.count('=') > 1 and given is None:  # math-verify would take any of its equations
         return unequal(gold)
+    if given and gold_given and not (label and gold_label):  # 2+3=5 for x=5
+        return compare(given, gold_given, renamed)
+    if given and gold_given and _is_number(gold_given):  # two names: x=5 for y=5
+        return compare(given, gold_given, renamed) if forms.in_words(label) else unequal(gold)
     verdict = _compare_values(answer, gold, renamed)
     return unequal(gold) if verdict == Verdict.INFRA_ERROR else verdict
+
+
+def _is_number(text: str) -> bool:
+    found = readings(quantity(text).value)
+    return bool(found) and isinstance(found[0], sympy.Expr) and not found[0].free_symbols
 
 
 def _beside_roundings(answer: str, gold: str, renamed: tuple[tuple[str, str], ...]) -> Verdict | None:

@@ -116,12 +116,22 @@ def is_label(text: str) -> bool:
 _NAMES = re.compile(r'\(([A-Za-z](?:_\w)?(?: ?, ?[A-Za-z](?:_\w)?)+)\)')
 
 
+def is_equation(text: str) -> bool:
+    """Whether a text has sides; an index such as k=0 below a sum has none."""
+    return '=' in text and len(split(text, '=')) > 1
+
+
 def labelled(text: str) -> tuple[str, str]:
     """The name that a text gives its value, and the value; ('', text) where there is none."""
     sides = split(text, '=')
     if len(sides) == 2 and not is_label(sides[0]):
         sides.reverse()  # 5 = x
     return (sides[0].replace(' ', ''), sides[1]) if len(sides) == 2 and sides[1] and is_label(sides[0]) else ('', text)
+
+
+def in_words(label: str) -> bool:
+    """Whether a name says what it names, as Area does, and may stand for any letter."""
+    return re.fullmatch(r'\\text\w*\{[^{}]{3,}\}|[A-Za-z][a-z]{2,}', label) is not None
 
 
 def last_value(text: str) -> tuple[str, str]:
