@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from bapo_jax.groups import Verdict
-from bapo_jax.tasks.math_numerals import numeral_value, parse_numeral, plain_value
+from bapo_jax.tasks.math_numerals import is_numeral, numeral_value, parse_numeral
 from bapo_jax.tasks.math_text import DECIMAL_COMMA, elements, is_words, last_box, parse_number, same_number, text_key, tidy
 from bapo_jax.tasks.math_units import clock, quantity, same_clock
 
@@ -53,8 +53,8 @@ def same_at_a_glance(answer: str, gold: str) -> bool | None:
     numeral, gold_numeral = parse_numeral(answer), parse_numeral(gold)
     if numeral and gold_numeral:
         return numeral == gold_numeral or numeral_value(numeral) == numeral_value(gold_numeral) is not None
-    if number and not number.unit and (value := plain_value(gold)) is not None:  # 1011 is no numeral in base 2
-        return number.value == value
+    if number and not number.unit and is_numeral(gold):  # 1011 is no numeral in base 2
+        return number.value == numeral_value(gold_numeral)
     parts = elements(answer)
     return True if parts and parts == elements(gold) else None
 

@@ -24,7 +24,7 @@ from bapo_jax.tasks.math_answers import same_at_a_glance
 from bapo_jax.tasks.math_conversion import is_known, ratio
 from bapo_jax.tasks.math_elisions import DOTS, pieces, same_rule, written_out
 from bapo_jax.tasks.math_equations import value_given
-from bapo_jax.tasks.math_numerals import numeral_value, parse_numeral, plain_value
+from bapo_jax.tasks.math_numerals import is_numeral, numeral_value, parse_numeral
 from bapo_jax.tasks.math_readings import is_meaning, is_prose, readings, simpler, unmarked
 from bapo_jax.tasks.math_sets import domain
 from bapo_jax.tasks.math_text import ROUNDED_PLACES, is_words, parse_number, split, text_key, tidy
@@ -44,10 +44,8 @@ def compare(answer: str, gold: str, renamed: tuple[tuple[str, str], ...] = ()) -
     if DOTS in answer or DOTS in gold:
         alike = DOTS in answer and DOTS in gold and same_rule(answer, gold, lambda a, g: compare(a, g, renamed) == Verdict.CORRECT)
         return Verdict.CORRECT if alike else unequal(gold)
-    if (value := plain_value(gold)) is not None and '=' not in answer and not parse_numeral(answer):
-        return compare(answer, str(value), renamed)
-    if (numeral := parse_numeral(answer)) and plain_value(answer) is not None and not parse_numeral(gold):
-        return compare(str(numeral_value(numeral)), gold) if numeral[1] == 10 else unequal(gold)
+    if is_numeral(answer) != is_numeral(gold) and '=' not in answer + gold:
+        return _compare_numerals(answer, gold, renamed)
     claim, gold_claim = forms.claim(answer), forms.claim(gold)
     if (claim.text, gold_claim.text) != (answer, gold):
         pairs = _pairs(claim, gold_claim)
@@ -85,6 +83,15 @@ def compare(answer: str, gold: str, renamed: tuple[tuple[str, str], ...] = ()) -
 def _in_plain_form(text: str) -> str:
     """A text without marks of mathematics, with a list's members written out, and a vector as a tuple."""
     return forms.as_tuple(written_out(unmarked(text)))
+
+
+def _compare_numerals(answer: str, gold: str, renamed: tuple[tuple[str, str], ...]) -> Verdict:
+    """The verdict where one is a numeral in a base. The accepted one has its value; an answer has it in base 10 alone."""
+    if is_numeral(gold):
+        value = numeral_value(parse_numeral(gold))
+        return Verdict.WRONG if value is None else compare(answer, str(value), renamed)
+    digits, base = parse_numeral(answer)
+    return compare(digits, gold, renamed) if base == 10 else unequal(gold)
 
 
 def _compare_equations(answer: str, gold: str, renamed: tuple[tuple[str, str], ...]) -> Verdict:

@@ -92,8 +92,7 @@ def numeral_value(numeral: tuple[str, int]) -> int | None:
     return int(digits, base) if known else None
 
 
-def plain_value(text: str) -> int | None:
-    """The value of a numeral that cannot be a name, as A_{12} may be."""
+def is_numeral(text: str) -> bool:
+    """Whether a text is a numeral in a base, and no name as A_{12} may be."""
     numeral = parse_numeral(text)
-    sure = numeral and (re.search(r'\d', numeral[0]) or (numeral[1] == 16 and len(numeral[0]) > 1))
-    return numeral_value(numeral) if sure else None
+    return numeral is not None and bool(re.search(r'\d', numeral[0]) or (numeral[1] == 16 and len(numeral[0]) > 1))

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 
-from bapo_jax.tasks.math_forms import labelled
+from bapo_jax.tasks.math_forms import both_signs, labelled
+from bapo_jax.tasks.math_text import split
 
 # ---- sets with a name -------------------------------------------------------------------------------------------------
 
@@ -131,8 +132,8 @@ def _relation(text: str) -> tuple[str, str] | None:
     if len(sides) == 2 and _UNKNOWN.fullmatch(sides[0]) and sides[1]:
         unknown, end = sides
         closed = operators[0].endswith('=')
-        if operators[0] == '!=' and ',' in end:
-            return unknown, f'\\mathbb{{R}}\\setminus\\{{{end}\\}}'
+        if operators[0] == '!=' and len(ends := [value for part in split(end, ',') for value in both_signs(part)]) > 1:
+            return unknown, f'\\mathbb{{R}}\\setminus\\{{{",".join(ends)}\\}}'
         if operators[0] == '!=':
             return unknown, f'(-\\infty,{end})\\cup({end},\\infty)'
         if operators[0].startswith('<'):
