@@ -44,7 +44,7 @@ NO_ROW = {
     'caught: an infrastructure error, of which the row "have no verdict" tells': ('the verifier failed on this answer',),
     'caught: a note of the rollout viewer, beside what it shows': (
         'the texts "use" and "prompt"', 'a text as "prompt_id"', '"responses" must be a list', 'lists with one entry a response',
-        'cut short',
+        'cut short', 'a line is longer than',
     ),
     'in the log of a sink, of which the row "is left out from here on" tells': ('another process still sends this run',),
     'the tail of a message that has a row': (

@@ -26,6 +26,7 @@ from bapo_jax.files import write_text
 from bapo_jax.groups import Verdict
 from bapo_jax.output import ends_with_its_reader, open_streams
 from bapo_jax.run.directory import read_config
+from bapo_jax.run.rollouts import rollout_lines
 from bapo_jax.scores import Question, summary
 
 _VALUES = {'correct': 'C', 'wrong': 'I', 'unparseable': 'N'}  # Inspect counts N, no answer, as 0
@@ -99,9 +100,11 @@ def log(task: str, step: int, file: Path, made: list[dict], s: dict[str, Any], c
 def read(file: Path) -> list[dict[str, Any]]:
     """The rows of a file of JSON lines, or the one object of a .json. Raises ValueError, naming the file, where it is damaged."""
     try:
-        with zstandard.open(file, 'rb') if file.suffix == '.zst' else file.open('rb') as lines:
-            return [json.loads(text) for text in ([lines.read()] if file.suffix == '.json' else lines.read().splitlines())]
-    except (ValueError, zstandard.ZstdError) as e:
+        if file.suffix == '.json':
+            return [json.loads(file.read_bytes())]
+        lines = rollout_lines(file) if file.suffix == '.zst' else file.read_bytes().splitlines()
+        return [json.loads(line) for line in lines]
+    except (ValueError, RecursionError, EOFError, zstandard.ZstdError) as e:
         raise ValueError(f'{file} is damaged ({str(e)[:200]}); restore or remove it') from e
 
 

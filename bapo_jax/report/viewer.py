@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import zstandard
 
 from bapo_jax.files import write_text
+from bapo_jax.run.rollouts import rollout_lines
 
 LIMIT_MB = 256  # of chunks; newer steps are written first
 CHUNK_BYTES = 400_000  # a browser reads so much in a few milliseconds
@@ -134,7 +135,7 @@ def _rows(file: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, row) of every row that can be shown. What cannot becomes a note."""
     damaged: list[tuple[int, str]] = []
     try:
-        for number, line in enumerate(_lines(file), start=1):
+        for number, line in enumerate(rollout_lines(file), start=1):
             try:
                 row = json.loads(line, parse_constant=lambda constant: None)
                 check_row(row)
@@ -147,17 +148,6 @@ def _rows(file: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     if damaged:
         number, reason = damaged[0]
         notes.append(f'{file.name}: damaged lines left out: {len(damaged):,}, the first is line {number:,} ({reason})')
-
-
-def _lines(file: Path) -> Iterator[bytes]:
-    """The lines of a compressed file. Raises EOFError after its last whole line where the file is cut short."""
-    reader, rest = zstandard.ZstdDecompressor().decompressobj(), b''
-    with file.open('rb') as f:
-        while not reader.eof and (data := f.read(1 << 17)):
-            *lines, rest = (rest + reader.decompress(data)).split(b'\n')
-            yield from lines
-    if rest or not reader.eof:
-        raise EOFError('cut short')
 
 
 def check_row(row: Any) -> None:

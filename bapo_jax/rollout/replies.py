@@ -30,6 +30,8 @@ from bapo_jax.tasks.sight import Sight
 ROUTE = '/inference/v1/generate'
 # vLLM counts these at each of its iterations, one line for each engine of a server.
 _COUNTERS = re.compile(rb'^vllm:(?:prompt|generation)_tokens_total(?:\{.*\})? (\d+(?:\.\d+)?(?:e\+\d+)?)$', re.MULTILINE)
+_MOST_A_TOKEN = 1024  # bytes of a reply; seven times what vLLM writes for a token of a response
+_MOST_BESIDE = 2**20  # what is not of tokens
 _NOT_FINITE = -9999.0  # what vLLM writes for nan and -inf, and where it has no log-prob
 
 
@@ -128,6 +130,11 @@ def request(
         body['content_parts'] = [{'type': 'image_url', 'url': sight.data_url(image)} for image in images]
         body['return_token_ids'] = True
     return body
+
+
+def most_bytes(asked: Asked, prompt_tokens: int) -> int:
+    """The most bytes that a sound reply can have."""
+    return _MOST_BESIDE + _MOST_A_TOKEN * (asked.group_size * asked.max_tokens + prompt_tokens)
 
 
 def read_group(body: bytes, asked: Asked, server: str) -> tuple[Response, ...]:

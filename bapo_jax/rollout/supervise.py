@@ -106,7 +106,9 @@ class SupervisedServer:
             connection.close()
 
     def _tail(self) -> str:
-        return self._log.read_text('utf-8', 'replace')[-3000:]
+        with self._log.open('rb') as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 3000))
+            return log.read().decode('utf-8', 'replace')
 
 
 def free_port() -> int:

@@ -18,36 +18,26 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from bapo_jax import events
 from bapo_jax.groups import Prompt, Response
 from bapo_jax.hosts import Hosts
 from bapo_jax.models.qwen import ModelConfig
 from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
+from bapo_jax.rollout.exchange import Dropped, Unreachable, exchange, open_session
 from bapo_jax.rollout.publish import publish, remove_unneeded
 from bapo_jax.rollout.published import Manifest, RefusedPolicy, read_manifest
 from bapo_jax.rollout.replies import (
-    ROUTE, Asked, BadResponse, read_group, read_model_length, read_results, read_success, read_tokens_done, request,
-    seconds_to_wait,
+    ROUTE, Asked, BadResponse, most_bytes, read_group, read_model_length, read_results, read_success, read_tokens_done, request,
 )  # fmt: skip
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.tasks.sight import Sight
 
 _ATTEMPTS = 3  # how often a group is asked for before its BadResponse is an error
-_CONNECT_S = 10.0
 _ALIVE_S = 60.0  # most seconds for /health and /metrics: one process answers them and writes replies of megabytes
 _PATIENCE = 10  # deadlines that a reply may take in all from a server that makes progress
 _BACKOFF_S, _DOUBLINGS = 0.5, 6  # waits of a request to a busy server: the first, and how often they double, to 32 s
+_MOST_CONTROL = 2**24  # bytes of a reply that is no group; /metrics has some 100,000
 _IMAGE_THREADS = 2  # reading, resizing and encoding release the interpreter's lock for the most part
-
-
-class Unreachable(RolloutError):
-    """A server gave no answer or reported that it is broken. Another server may answer."""
-
-
-class Dropped(Unreachable):
-    """The connection to a server broke, or none was made."""
 
 
 class LoadFailed(Unreachable):
@@ -85,7 +75,7 @@ class VllmEngine(Engine):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name='rollout', daemon=True)
         self._thread.start()
-        self._session = self._run(_open_session(token))
+        self._session = self._run(open_session(token))
         # Reading a full reply takes 10 ms under the interpreter's lock, so more threads would gain nothing. On the loop itself it
         # would take as long in all, but the loop would stall twice as long where many replies come at once.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix='replies')
@@ -271,7 +261,7 @@ class VllmEngine(Engine):
             of_server = asked._replace(max_tokens=min(asked.max_tokens, self._serving[url] - prompt_tokens))
             self._under_way[url] += 1
             try:
-                reply = await self._reply(url, body)
+                reply = await self._reply(url, body, most_bytes(of_server, prompt_tokens))
                 return await self._loop.run_in_executor(self._reader, read_group, reply, of_server, url)
             except BadResponse:
                 spoiled.add(url)
@@ -285,13 +275,13 @@ class VllmEngine(Engine):
             finally:
                 self._under_way[url] -= 1
 
-    async def _reply(self, url: str, body: dict[str, Any]) -> bytes:
-        """A server's reply to a group, which may take several deadlines while the server makes progress with this group or others.
+    async def _reply(self, url: str, body: dict[str, Any], most: int) -> bytes:
+        """A server's reply to a group, of `most` bytes, which may take several deadlines while the server makes progress with this group or others.
 
         Progress is one more token in its metrics from one deadline to the next. Its /health alone says nothing: vLLM 0.32 answers
         that while its engine process is stopped. Raises Unreachable.
         """
-        sending = asyncio.ensure_future(self._send(url, ROUTE, body, limit_s=(_PATIENCE + 1) * self._deadline_s))
+        sending = asyncio.ensure_future(self._send(url, ROUTE, body, limit_s=(_PATIENCE + 1) * self._deadline_s, most=most))
         try:
             done = None
             for deadlines in range(1, _PATIENCE + 1):
@@ -318,15 +308,22 @@ class VllmEngine(Engine):
 
     # ---- connections
 
-    async def _send(self, url: str, route: str, body: Any = None, *, method: str = 'POST', limit_s: float = 0.0) -> bytes:
-        """The body of a server's reply within `limit_s` seconds (0: rollout.deadline_s).
+    async def _send(
+        self, url: str, route: str, body: Any = None, *, method: str = 'POST', limit_s: float = 0.0, most: int = _MOST_CONTROL,
+    ) -> bytes:  # fmt: skip
+        """The body of a server's reply, of `most` bytes, within `limit_s` seconds (0: rollout.deadline_s).
 
-        A busy server is asked again, for rollout.deadline_s seconds at most. Raises Unreachable where there is no reply, and
-        RolloutError where the request is refused.
+        A busy server is asked again, for rollout.deadline_s seconds at most. Raises Unreachable where there is no reply,
+        RolloutError where the request is refused, and BadResponse (of control routes Unreachable) for a reply that is not read.
         """
         limit_s, give_up = limit_s or self._deadline_s, self._loop.time() + self._deadline_s
         for tried in itertools.count(1):
-            status, wait_s, said = await self._exchange(url + route, body, method, limit_s)
+            try:
+                status, wait_s, said = await exchange(self._session, url + route, body, method, limit_s, most)
+            except BadResponse as e:
+                raise e if route == ROUTE else Unreachable(str(e)) from e
+            except TimeoutError as e:
+                raise Unreachable(f'{url}{route}: no answer in {limit_s:g} s (rollout.deadline_s={self._deadline_s:g})') from e
             if status == 200:
                 return said
             told = f'{url}{route}: status {status}: {said[:500].decode("utf-8", "replace")}'
@@ -340,29 +337,9 @@ class VllmEngine(Engine):
                 raise Unreachable(f'{told} (asked {tried} times; rollout.deadline_s={self._deadline_s:g} allows no further wait)')
             await asyncio.sleep(wait_s)
 
-    async def _exchange(self, url: str, body: Any, method: str, limit_s: float) -> tuple[int, float, bytes]:
-        """One request: the reply's status, the seconds that it asks to wait (0: none are stated), and its body."""
-        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=_CONNECT_S)
-        try:
-            async with self._session.request(method, url, json=body, allow_redirects=False, timeout=timeout) as reply:
-                return reply.status, seconds_to_wait(reply.headers.get('Retry-After', '')), await reply.read()
-        except aiohttp.ClientError as e:
-            raise Dropped(f'{url}: no answer ({type(e).__name__}: {e})') from e
-        except TimeoutError as e:
-            raise Unreachable(f'{url}: no answer in {limit_s:g} s (rollout.deadline_s={self._deadline_s:g})') from e
-
     async def _give_up(self) -> None:
         pending = asyncio.all_tasks() - {asyncio.current_task()}
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
         await self._session.close()
-
-
-async def _open_session(token: str) -> aiohttp.ClientSession:
-    """The connections of an engine. aiohttp reads a body of 9 MB three times as fast as httpx2 does."""
-    return aiohttp.ClientSession(
-        headers={'Authorization': f'Bearer {token}'},
-        trust_env=False,  # a proxy of the environment would be given the token
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0),
-    )

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ import zstandard
 from bapo_jax.files import write_bytes
 from bapo_jax.groups import Author, Batch, Group, Response
 
+MOST_LINE = 2**29  # bytes of a row, decompressed: 64 responses of 32,768 tokens take an eighth of that
+_AT_ONCE = 512  # compressed bytes: a block of 128 KiB takes 4 of them or more, so this much becomes 16 MiB at most
 _HELD = 8  # tokens that may wait for the rest of their character; the longest one has 4 bytes, so 4 tokens
 
 
@@ -65,6 +67,26 @@ def write_rollouts(path: Path, tokenizer: Any, groups: Sequence[Logged]) -> None
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, zstandard.compress(''.join(json.dumps(row) + '\n' for row in rows).encode()))
+
+
+def rollout_lines(file: Path) -> Iterator[bytes]:
+    """The lines of a file of rollouts, decompressed as they are read.
+
+    Raises EOFError after the last whole line where the file is cut short, or the next has more than MOST_LINE bytes, and ZstdError
+    where it is damaged.
+    """
+    reader, rest = zstandard.ZstdDecompressor().decompressobj(), bytearray()
+    with file.open('rb') as f:
+        while not reader.eof and (data := f.read(_AT_ONCE)):
+            text = reader.decompress(data)
+            rest += text
+            if b'\n' in text:
+                *lines, rest = rest.split(b'\n')
+                yield from map(bytes, lines)
+            if len(rest) > MOST_LINE:
+                raise EOFError(f'a line is longer than {MOST_LINE >> 20} MiB')
+    if rest or not reader.eof:
+        raise EOFError('cut short')
 
 
 def pieces(tokenizer: Any, tokens: np.ndarray, spelled: dict[int, str]) -> list[str]:

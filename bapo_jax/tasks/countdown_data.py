@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-import pyarrow
-import pyarrow.parquet
 
 from bapo_jax import hub
 from bapo_jax.tasks import repeats
 from bapo_jax.tasks.jsonl import jsonl_rows, short
+from bapo_jax.tasks.parquet import column_names, parquet_rows
 
 BENCHMARKS = {
     'cd34': '200 generated problems of 3 or 4 numbers',
@@ -211,17 +210,11 @@ def read_problems(path: str | Path) -> list[Problem]:
 
 
 def _read_parquet(path: Path) -> list[Problem]:
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            columns = file.schema_arrow.names
-            missing = [c for c in ('nums', 'target') if c not in columns]
-            rows = file.read(columns=['nums', 'target']).to_pydict()
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise ValueError(f'{path}: not a readable parquet file ({short(error)}); fetch or write it again') from error
-    if missing:
+    columns = column_names(path)
+    if missing := [c for c in ('nums', 'target') if c not in columns]:
         raise ValueError(f'{path}: column {missing[0]!r} is missing; the file has {short(", ".join(columns))}; rename or add it')
-    nums, targets = rows['nums'], rows['target']
-    return [_checked_row(n, t, f'{path}, row {row}') for row, (n, t) in enumerate(zip(nums, targets, strict=True), start=1)]
+    rows = enumerate(parquet_rows(path, ('nums', 'target')), start=1)
+    return [_checked_row(row['nums'], row['target'], f'{path}, row {number}') for number, row in rows]
 
 
 def _read_jsonl(path: Path) -> list[Problem]:

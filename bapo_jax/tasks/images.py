@@ -34,6 +34,7 @@ COLUMNS = ('images', 'image', 'image_png')  # the first one present holds the im
 MIN_SIDE = 28  # pixels: what one token of Qwen2.5-VL covers; its first image processors refuse less
 MAX_ASPECT = 200  # the longer side by the shorter: Qwen2.5-VL's image processor refuses more
 MAX_PIXELS = 1 << 25  # 100 MB as RGB, and eight times what EasyR1 passes on
+MAX_BYTES = 1 << 28  # of an image file: twice what so many pixels take without compression
 
 # {'file': str, 'sha256': str, 'width': int, 'height': int}, in a parquet file also 'row' and 'number'; or 'figure' for 'file'
 Reference = dict
@@ -144,20 +145,40 @@ def _hash(data: bytes) -> str:
 
 
 def _content(image: Any, path: Path, place: str) -> tuple[bytes, None] | tuple[None, Path]:
-    """The encoded bytes of one image of a cell, or the file that it names, which is looked for beside `path`."""
+    """The encoded bytes of one image of a cell, or the file that it names, which is looked for beside `path`.
+
+    A row is data from outside, so it may name a file of its data set and no other file of the machine.
+    """
     data, name = (image.get('bytes'), image.get('path')) if isinstance(image, dict) else (image, None)
     if isinstance(data, bytes) and data:
         return data, None
-    if not data and isinstance(name, str) and (file := path.parent / name).is_file():
-        return None, file
+    if not data and isinstance(name, str) and name:
+        if not _lies_below(path.parent / name, path):
+            raise ValueError(
+                f'{place}: the path {short(name)!r} leads out of {path.parent}, the folder of its file, and only images below that '
+                'are read; copy the image there and name it from there, or drop the row'
+            )
+        if (file := path.parent / name).is_file():
+            return None, file
     raise ValueError(
         f'{place}: expected encoded bytes, or an object with "bytes" or the "path" of a file beside this one, got {short(image)}; '
         'fill it in or drop the row'
     )
 
 
+def _lies_below(file: Path, data_set: Path) -> bool:
+    """Whether a file is below the folder of a data set's file, links followed: also those of the hub's cache, where both are links."""
+    try:
+        folders = data_set.parent.resolve(), data_set.resolve().parent
+        return any(file.resolve().is_relative_to(folder) for folder in folders)
+    except (OSError, RuntimeError, ValueError):  # a circle of links, or no name of a file
+        return False
+
+
 def _file_bytes(path: Path) -> bytes:
     try:
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise ValueError(f'{path}: the image file has {size:,} bytes, at most {MAX_BYTES:,} are read; scale it down or drop it')
         return path.read_bytes()
     except OSError as error:
         raise FileNotFoundError(f'{path}: the image cannot be read ({short(error)}); put the file back, or start anew') from error

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
-
-from bapo_jax.tasks.jsonl import jsonl_rows, short
+from bapo_jax.tasks.jsonl import jsonl_rows
+from bapo_jax.tasks.parquet import column_names, parquet_rows
 
 FILE_ENDINGS = ('.parquet', '.jsonl', '.jsonl.gz', '.json')
 
@@ -31,24 +29,6 @@ def rows_of(path: str | Path, wanted: str, read: Callable[[str], bool] = lambda 
 
 
 def _parquet_rows(path: Path, read: Callable[[str], bool]) -> Iterator[tuple[str, dict]]:
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            columns = file.schema_arrow.names
-            table = file.read(columns=[column for column in columns if read(column)])
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise ValueError(f'{path}: not a readable parquet file ({short(error)}); fetch or write it again') from error
-    for first in range(0, table.num_rows, 1000):
-        try:
-            rows = table.slice(first, 1000).to_pylist()
-        except UnicodeDecodeError:
-            bad = next(i for i in range(first, table.num_rows) if not _decodes(table.slice(i, 1)))
-            raise ValueError(f'{path}, row {bad + 1}: not UTF-8 text; save the file as UTF-8') from None
-        yield from ((f'{path}, row {first + i}', {**dict.fromkeys(columns), **row}) for i, row in enumerate(rows, start=1))
-
-
-def _decodes(table: pyarrow.Table) -> bool:
-    try:
-        table.to_pylist()
-    except UnicodeDecodeError:
-        return False
-    return True
+    columns = column_names(path)
+    rows = parquet_rows(path, [column for column in columns if read(column)])
+    yield from ((f'{path}, row {i}', {**dict.fromkeys(columns), **row}) for i, row in enumerate(rows, start=1))

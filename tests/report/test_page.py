@@ -47,6 +47,13 @@ def test_the_page_refers_to_nothing_outside(whole):
     assert outside(whole[0]) == []
 
 
+def test_the_pages_policy_lets_nothing_be_loaded_or_run(whole):
+    [policy] = re.findall('<meta http-equiv="Content-Security-Policy" content="([^"]*)">', whole[0])
+    rules = dict(rule.split(' ', 1) for rule in policy.split('; '))
+    assert rules == {'default-src': "'none'", 'style-src': "'unsafe-inline'", 'base-uri': "'none'", 'form-action': "'none'"}
+    assert whole[0].index(policy) < whole[0].index('<title>')
+
+
 def test_the_page_is_under_three_megabytes(whole):
     assert len(whole[0].encode()) < 3_000_000
 

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import tracemalloc
 
 import pytest
 import zstandard
@@ -13,6 +14,7 @@ from making import make_run
 from bapo_jax.report import viewer
 from bapo_jax.report.page import write_report
 from bapo_jax.report.viewer import LIMIT_MB, excerpts, tokens, write_viewer
+from bapo_jax.run import rollouts
 from benchmarks.viewer import row, write_rows
 
 NEW = 'answers', 'trained', 'pieces', 'logp', 'ratio'
@@ -205,6 +207,22 @@ def test_a_file_cut_short_is_told_and_the_other_steps_are_shown(tmp_path, keep):
     done = write_viewer(tmp_path / 'run', tmp_path / 'viewer', 'run')
     assert 2 <= done.groups < 402 and (keep != 0.95 or done.groups > 200)
     assert done.notes[-1].startswith('000002.jsonl.zst is damaged (cut short)')
+
+
+def test_a_line_is_read_to_its_limit_and_the_rows_before_are_shown(tmp_path, monkeypatch):
+    """64 MB in 6 kB: no piece of it makes more than 16 MiB, and no line is longer than the limit."""
+    monkeypatch.setattr(rollouts, 'MOST_LINE', 2**20)
+    file = tmp_path / 'a.jsonl.zst'
+    file.write_bytes(zstandard.compress(b'1\n' + b' ' * 2**26 + b'\n'))
+    assert file.stat().st_size < 10_000
+    lines = rollouts.rollout_lines(file)
+    assert next(lines) == b'1'
+    tracemalloc.start()
+    with pytest.raises(EOFError, match='a line is longer than 1 MiB'):
+        next(lines)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**26
 
 
 def test_what_is_no_zstandard_file_is_told(tmp_path):

@@ -5,7 +5,12 @@ import re
 
 import pytest
 from browsing import colours_of, count, fill, listed, search
+from making import config, make_run
+from making import row as row_of_metrics
 
+from bapo_jax.report import figures
+from bapo_jax.report.page import page as report_of
+from bapo_jax.report.page import read_runs
 from bapo_jax.report.viewer import write_viewer
 from benchmarks.viewer import row, settled, write_rows
 
@@ -40,6 +45,23 @@ def url(rows, tmp_path_factory):
     for step, of in rows.items():
         write_rows(folder, step, of)
     return write_viewer(folder, folder / 'viewer', 'a <b>run</b>').path.as_uri()
+
+
+def test_the_report_is_drawn_under_its_policy_and_runs_nothing(chromium, tmp_path):
+    [run] = read_runs([make_run(tmp_path / 'run', [row_of_metrics(s) for s in (1, 2)], [], [], config())])
+    html, said = report_of([run], [(run.name, (figures.reward(run),))], {}, tmp_path), []
+    shown = chromium.new_page()
+    shown.on('console', lambda message: said.append(message.text))
+    (tmp_path / 'report.html').write_text(html)
+    shown.goto((tmp_path / 'report.html').as_uri())
+    assert said == []  # the policy refused nothing of the page's own
+    assert shown.evaluate('getComputedStyle(document.querySelector(".panels")).display') == 'grid'
+    assert shown.evaluate('getComputedStyle(document.querySelector(".panels path[style*=fill]")).fill') == 'none'
+    (tmp_path / 'report.html').write_text(html.replace('<h1>', f'{HOSTILE}<h1>'))
+    shown.goto((tmp_path / 'report.html').as_uri())
+    assert shown.evaluate('window.hit === undefined && document.images.length') == 1
+    assert len(said) >= 2  # a script and an image, refused
+    shown.close()
 
 
 def test_a_step_a_prompt_and_its_responses_with_all_that_is_known(opened, url, rows):

@@ -5,6 +5,7 @@ Real servers: test_real_server.py.
 
 import copy
 import dataclasses
+import gzip
 import itertools
 import threading
 import time
@@ -296,6 +297,29 @@ def test_a_server_that_stays_busy_has_its_deadline(headers, connect, prompts, mo
     with pytest.raises(Unreachable, match=r'status 429: .*later.* rollout\.deadline_s=0\.3 allows no further wait'):
         connect(server, deadline_s=0.3).generate(prompts[:1], 2, SAMPLING, DRAWS)
     assert len(server.asked) == 1 if headers else len(server.asked) > 2
+
+
+def endless():
+    """A reply that goes on for as long as it is read."""
+    while True:
+        yield b' ' * 2**16
+
+
+@pytest.mark.parametrize(
+    ('reply', 'message'),
+    [
+        (lambda: (200, endless()), r'/generate: a reply has more than 1,0[\d,]+ bytes, and what was asked for takes fewer'),
+        (lambda: (200, gzip.compress(b' ' * 2**20), {'Content-Encoding': 'gzip'}), "a reply is compressed .'gzip'., which was not asked"),
+    ],
+)
+def test_a_reply_is_read_no_further_than_what_was_asked_for_can_take(reply, message, connect, prompts):
+    server = StandIn(lambda _: reply())
+    with pytest.raises(BadResponse, match=message):
+        connect(server).generate(prompts[:1], 2, SAMPLING, DRAWS)
+    assert len(server.asked) == 3  # as for any reply that is no good
+    server = StandIn(good, {'/reset_mm_cache': lambda: (200, endless())})
+    with pytest.raises(Unreachable, match='/reset_mm_cache: a reply has more than 16,777,216 bytes'):
+        connect(server)
 
 
 def counting(step):

@@ -16,7 +16,7 @@ import pytest
 from hub_stub import folder_files
 from PIL import Image
 
-from bapo_jax.tasks import geometry
+from bapo_jax.tasks import geometry, images
 from bapo_jax.tasks.geometry_data import BENCHMARKS, SUFFIX, benchmark, open_image, read_problems, training_problems
 from bapo_jax.tasks.images import MAX_PIXELS
 
@@ -99,6 +99,42 @@ def test_a_row_may_name_an_image_file_beside_it(tmp_path):
     height, width, _ = drawn(3)[1].shape
     assert reference == {'file': str(tmp_path / 'b.png'), 'sha256': reference['sha256'], 'width': width, 'height': height}
     np.testing.assert_array_equal(pixels_of(reference), drawn(3)[1])
+
+
+def test_a_row_names_no_file_outside_the_data_sets_folder(tmp_path):
+    """By no path and by no link. Nor does it learn whether there is one."""
+    outside, folder = tmp_path / 'private.png', tmp_path / 'data'
+    outside.write_bytes(drawn(3)[0])
+    folder.mkdir()
+    (folder / 'link.png').symlink_to(outside)
+    (folder / 'links').symlink_to(tmp_path)
+    (folder / 'circle.png').symlink_to(folder / 'circle.png')
+    names = [str(outside), '../private.png', 'x/../../private.png', 'link.png', 'links/private.png', '../none.png', '/etc/none', '\0']
+    for name in names:
+        path = write(folder / 'a.parquet', [row(), row(images=[{'bytes': None, 'path': name}])])
+        with pytest.raises(ValueError, match=r'a\.parquet, row 2, "images"\[0\]: the path .* leads out of .*/data, the folder of its f'):
+            read_problems(path)
+    path = write(folder / 'a.parquet', [row(images=[{'bytes': None, 'path': 'circle.png'}])])
+    with pytest.raises(ValueError, match='row 1'):
+        read_problems(path)
+
+
+def test_a_row_may_name_a_file_in_the_hubs_cache_where_all_are_links(tmp_path):
+    blobs, folder = tmp_path / 'blobs', tmp_path / 'snapshots' / 'c'
+    for place in (blobs, folder):
+        place.mkdir(parents=True)
+    (blobs / '1').write_bytes(drawn(3)[0])
+    write(blobs / '2', [row(images=[{'bytes': None, 'path': 'b.png'}])])
+    (folder / 'b.png').symlink_to('../../blobs/1')
+    (folder / 'a.parquet').symlink_to('../../blobs/2')
+    assert read_problems(folder / 'a.parquet')[0]['images'][0]['file'] == str(folder / 'b.png')
+
+
+def test_an_image_file_is_read_to_a_limit(tmp_path):
+    with (tmp_path / 'b.png').open('wb') as file:
+        file.truncate(images.MAX_BYTES + 1)
+    with pytest.raises(ValueError, match=r'b\.png: the image file has 268,435,457 bytes, at most 268,435,456 are read'):
+        read_problems(write(tmp_path / 'a.parquet', [row(images=[{'bytes': None, 'path': 'b.png'}])]))
 
 
 @pytest.mark.parametrize('format', ['JPEG', 'WEBP'])

@@ -1,10 +1,15 @@
 """Lines of JSON from outside: each row with its place, and what is wrong named with file and row."""
 
 import gzip
+import tracemalloc
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
+from bapo_jax.tasks import jsonl, parquet
 from bapo_jax.tasks.jsonl import jsonl_rows, short
+from bapo_jax.tasks.parquet import parquet_rows
 
 
 @pytest.mark.parametrize('name', ['a.jsonl', 'a.jsonl.gz'])
@@ -38,6 +43,43 @@ def test_a_file_that_is_cut_short_or_missing_is_refused_by_name(tmp_path):
     for path in (file, tmp_path / 'none.jsonl'):
         with pytest.raises(ValueError, match=rf'{path.name}: unreadable or cut short .*; fetch or write it again'):
             list(jsonl_rows(path, 'a'))
+
+
+@pytest.mark.parametrize('name', ['a.jsonl', 'a.jsonl.gz', 'a.json'])
+def test_no_more_is_read_than_the_limits_say(tmp_path, name, monkeypatch):
+    file, row = tmp_path / name, b'{"a": "' + b'x' * 80 + b'"}\n'
+    file.write_bytes(gzip.compress(row * 3) if name.endswith('.gz') else row * 3)
+    monkeypatch.setattr(jsonl, 'MOST_FILE', 3 * len(row))
+    assert len(list(jsonl_rows(file, 'a'))) == 3
+    monkeypatch.setattr(jsonl, 'MOST_FILE', 3 * len(row) - 1)
+    with pytest.raises(ValueError, match=rf'{name} has more than 0 MiB, the most that is read'):
+        list(jsonl_rows(file, 'a'))
+
+
+def test_a_line_is_read_to_its_limit_and_never_whole(tmp_path, monkeypatch):
+    """Of 0.3 MB that would become 64 MB."""
+    monkeypatch.setattr(jsonl, 'MOST_LINE', 2**20)
+    file = tmp_path / 'a.jsonl.gz'
+    file.write_bytes(gzip.compress(b'{"a": 1}\n' + b' ' * 2**26 + b'\n', 1))
+    rows = jsonl_rows(file, 'a')
+    assert next(rows)[1] == {'a': 1}
+    tracemalloc.start()
+    with pytest.raises(ValueError, match='a.jsonl.gz: a line has more than 1 MiB'):
+        next(rows)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**23
+
+
+def test_a_parquet_file_is_read_to_the_limit_though_its_pages_are_small(tmp_path, monkeypatch):
+    file = tmp_path / 'a.parquet'
+    pa.parquet.write_table(pa.table({'a': ['x' * 1000] * 1000, 'b': [1] * 1000}), file)
+    assert file.stat().st_size < 10_000 and len(list(parquet_rows(file, 'a'))) == 1000
+    monkeypatch.setattr(parquet, 'MOST_FILE', 500_000)
+    rows = parquet_rows(file, 'a')
+    assert next(rows) == {'a': 'x' * 1000}
+    with pytest.raises(ValueError, match=r'a\.parquet has more than 0 MiB'):
+        list(rows)
 
 
 def test_a_value_in_a_message_is_one_short_line():

@@ -1,0 +1,60 @@
+"""Reads columns of text and numbers from parquet files of others. Rows with images: images.py."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Container, Iterator
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+
+from bapo_jax.tasks.jsonl import MOST_FILE, bounded, short
+
+_AT_ONCE = 64  # rows; a value that a file holds once may stand in each of them
+
+
+def column_names(path: Path) -> list[str]:
+    """Raises ValueError, which names the file, where it cannot be read."""
+    with _naming(path), pyarrow.parquet.ParquetFile(path) as file:
+        return file.schema_arrow.names
+
+
+def parquet_rows(path: Path, wanted: Container[str]) -> Iterator[dict]:
+    """Yields each row's columns that are `wanted`.
+
+    Raises ValueError, which names the file, where it cannot be read, a text is no UTF-8, or it holds more than MOST_FILE bytes.
+    """
+    batches = _batches(path, [name for name in column_names(path) if name in wanted])
+    first = size = 0
+    for batch in batches:
+        size += batch.nbytes
+        bounded(size, MOST_FILE, path)
+        try:
+            rows = batch.to_pylist()
+        except UnicodeDecodeError:
+            bad = next(i for i in range(batch.num_rows) if not _decodes(batch.slice(i, 1)))
+            raise ValueError(f'{path}, row {first + bad + 1}: not UTF-8 text; save the file as UTF-8') from None
+        yield from rows
+        first += batch.num_rows
+
+
+def _batches(path: Path, columns: list[str]) -> Iterator[pyarrow.RecordBatch]:
+    with _naming(path), pyarrow.parquet.ParquetFile(path) as file:
+        yield from file.iter_batches(_AT_ONCE, columns=columns, use_threads=False)
+
+
+def _decodes(batch: pyarrow.RecordBatch) -> bool:
+    try:
+        batch.to_pylist()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise ValueError(f'{path}: not a readable parquet file ({short(error)}); fetch or write it again') from error
