@@ -46,6 +46,7 @@ RENDERED = {
     'qwen2.5_math': (SYSTEM + '<|im_start|>user\nWhat is $2+3$?<|im_end|>\n<|im_start|>assistant\n', False),
     'chat': (USER + '<|im_start|>assistant\n', False),
     'r1': (USER + '<|im_start|>assistant\n<think>\n', True),
+    'as_is': ('<|im_start|>user\nWhat is $2+3$?<|im_end|>\n<|im_start|>assistant\n', False),
 }
 
 
@@ -55,7 +56,8 @@ def test_prompts_with_the_qwen3_tokenizer(qwen3, template):
     assert task.prompt_text(TRUTH, template, qwen3) == text
     [prompt] = encode_prompts('math', [TRUTH], qwen3, template=template, first_id=7)
     assert qwen3.decode(prompt.tokens) == text
-    assert (prompt.id, prompt.task, prompt.ground_truth) == (7, 'math', {**TRUTH, 'boxed': True, 'thinking': thinking})
+    demands = {'boxed': template != 'as_is', 'thinking': thinking}
+    assert (prompt.id, prompt.task, prompt.ground_truth) == (7, 'math', {**TRUTH, **demands})
     if '<think>' in text:  # one token each, as the model was trained
         assert qwen3.convert_tokens_to_ids('<think>') in prompt.tokens
 
