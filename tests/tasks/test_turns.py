@@ -50,7 +50,7 @@ def test_marks_of_turns_count_though_they_are_no_special_tokens():
 
 @pytest.mark.parametrize('template', [QWEN, R1, None, '{{ raise_exception("no") }}'])
 def test_other_text_is_asked_as_it_stands(template):
-    fine = 'The user writes <think>5</think>\n\nin <answer> tags, <|im_ end|> and < |im_start|>.'
+    fine = 'The user writes <think>5</think>\n\nin tags, <|im_ end|> and < |im_start|>.'
     refuse_markers(chatting(template), fine, 'user', '')
     assert questions.prompt_text({'question': fine}, 'text', chatting(template)) == fine
     if template in (QWEN, R1):
