@@ -370,7 +370,7 @@ def test_a_training_set_of_images_is_never_in_memory(tmp_path):
 def test_accepted_answers_are_tried_when_they_are_read(tmp_path, caplog):
     """Those that names decide need no other judge."""
     answers = ['5', '\\frac{', '\\overline{AB} \\parallel \\overline{CD}', '12 \\text{ cm}', '\\frac{']
-    file = str(write(tmp_path / 'a.parquet', [row(answer=answer) for answer in answers]))
+    file = str(write(tmp_path / 'a.parquet', [row(i, answer=answer) for i, answer in enumerate(answers)]))
     assert [p['answers'] for p in geometry.training_problems(file, limit=0, seed=0)] == [[answers[i]] for i in (0, 2, 3)]
     assert len(geometry.benchmark(file)) == 5
     assert ['left out of training' in m for m in caplog.messages] == [True, False]
