@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from urllib.parse import urlsplit
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -71,12 +72,29 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
     need(r.top_p == 1.0 and r.top_k == -1,
          f'rollout.top_p={r.top_p}, rollout.top_k={r.top_k}: a cut distribution makes stored log-probs incomparable with the '
          "trainer's; set rollout.top_p=1 and rollout.top_k=-1")  # fmt: skip
+    for server in r.servers:
+        check_server(server, 'rollout.servers')
     need(not (r.servers and r.gpus),
          f'rollout.gpus={r.gpus} is for servers that are started, but rollout.servers={r.servers}; drop one')  # fmt: skip
     need(len(set(r.gpus)) == len(r.gpus), f'rollout.gpus={r.gpus} names a GPU twice; each server has one of its own')
     need(not r.servers or bool(os.environ.get(TOKEN_VARIABLE)),
          f"rollout.servers={r.servers}, but {TOKEN_VARIABLE} is not set; put the servers' token there")  # fmt: skip
     need(0 <= r.server_memory < 1, f'rollout.server_memory={r.server_memory} must be in [0, 1): a share of the memory of a GPU')
+
+
+def check_server(url: str, field: str) -> None:
+    """Raises ValueError unless `url` is a server's: http(s)://HOST[:PORT], without a user or a password, which are not shown."""
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ('http', 'https') and parts.hostname and parts.port != 0 and not parts.query and not parts.fragment
+    except ValueError:  # brackets, or a port that is none
+        parts, sound = None, False
+    if '@' in url:
+        raise ValueError(
+            f'{field} has a URL with a user or a password; leave them out: servers ask for the token of {TOKEN_VARIABLE} alone'
+        )
+    if not sound:
+        raise ValueError(f'{field} has {url!r}; expected http://HOST:PORT')
 
 
 def replay_section() -> ConfigDict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from bapo_jax.files import is_of_disk
 from bapo_jax.hosts import HostError, HostLost, leave, naming_losses
@@ -26,7 +27,7 @@ def refused() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
+def explained(workdir: Path) -> Iterator[None]:
     """Inside a run goes on: an error that is none of the program ends it with its message and the remedy."""
     try:
         with naming_losses():
@@ -38,6 +39,8 @@ def explained() -> Iterator[None]:
     except (RolloutError, BadReward, WorkersFailed, HostError, Diverged, NotSaved) as e:
         sys.exit(f'error: {e}\nThe same command continues from the last checkpoint.')
     except OSError as e:
+        if not workdir.is_dir():
+            sys.exit(f'error: {workdir}, the run directory, is gone ({e}); put it back, and the same command continues')
         if not is_of_disk(e):
             raise
         sys.exit(f'error: {e}\nMake room, or mount the disk for writing; then the same command continues from the last checkpoint.')

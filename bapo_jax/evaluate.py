@@ -34,6 +34,7 @@ from rich.progress import Progress, TextColumn
 
 from bapo_jax import config as config_lib
 from bapo_jax import cli, hub, parallel, stopping, terminal
+from bapo_jax.config_method import check_server
 from bapo_jax.groups import Group, Prompt
 from bapo_jax.files import write_text
 from bapo_jax.inputs import benchmark_prompts, check_turn_end, located, make_sight, positions_suffice
@@ -178,6 +179,8 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
         config = located(config_lib.resolve(config))
     if servers and engine == 'jax':
         raise ValueError('--servers are asked with --engine=vllm; leave one of the two out')
+    for server in servers or ():
+        check_server(server, '--servers')
     config.rollout.engine = 'vllm' if servers else engine or config.rollout.engine
     config.rollout.servers = tuple(servers or config.rollout.servers)
     if config.rollout.servers and not os.environ.get(TOKEN_VARIABLE):

@@ -14,13 +14,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bapo_jax.terminal import without_passwords
+
 FILE = 'events.jsonl'
 _log = logging.getLogger('bapo_jax.events')
 
 
 def report(event: str, message: str, **fields: Any) -> None:
     """Reports a fault or a recovery. `event` names its kind in a few words; `fields` are what a program would ask for."""
-    _log.warning(message, extra={'row': {'event': event, **fields, 'message': message}})
+    message = without_passwords(message)
+    _log.warning('%s', message, extra={'row': {'event': event, **fields, 'message': message}})
 
 
 class _Rows(logging.Handler):

@@ -12,12 +12,18 @@ from typing import Any, TextIO
 
 # Control characters but tab and newline, what ends a line in Unicode, what turns the direction of text, and halves of characters.
 _STEERING = re.compile('[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]')
+_PASSWORD = re.compile(r'(?<=://)[^/?#\s]+(?=@)')  # of a URL: user:password
 _PROGRESS = re.compile('\r|(?:\x1b\\[A)+')  # how bars of tqdm go back: the hub's downloads have them
 
 
 def plain(text: str) -> str:
-    """The text with every character that would steer a terminal written out: '\\x1b' for ESC."""
-    return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
+    """The text with every character that would steer a terminal written out: '\\x1b' for ESC. No password of a URL is in it."""
+    return _STEERING.sub(lambda found: ascii(found[0])[1:-1], without_passwords(text))
+
+
+def without_passwords(text: str) -> str:
+    """The text with '…' for the user and the password of each URL."""
+    return _PASSWORD.sub('…', text) if '://' in text else text
 
 
 def guard() -> None:

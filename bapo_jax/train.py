@@ -52,7 +52,7 @@ from bapo_jax.run.measures import batch_metrics, discarded_metrics, fresh_metric
 from bapo_jax.run.monitored import monitored
 from bapo_jax.run.run import Run
 from bapo_jax.run.sinks import check_sinks
-from bapo_jax.run.tables import print_table
+from bapo_jax.run.tables import print_table, scores_in
 from bapo_jax.tasks import custom_reward, solver
 from bapo_jax.tasks.own_module import fingerprints_of_code
 
@@ -220,8 +220,7 @@ def evaluate_policy(s: Setup, state: RunState, workdir: Path) -> dict[str, float
 def print_results(workdir: Path, step: int) -> None:
     """Base, where it was scored, against trained policy; where the figure is; what to look at where all went one way."""
     files = {name: workdir / 'evals' / f'{i:06d}.json' for name, i in (('base', 0), ('trained', step))}
-    scores = {name: json.loads(file.read_text('utf-8'))['benchmarks'] for name, file in files.items() if file.is_file()}
-    print_table(f'{workdir}, {step} steps, %', scores)
+    print_table(f'{workdir}, {step} steps, %', scores_in(files))
     print(f'figure: {draw_run(workdir)}   metrics: {workdir / "metrics.jsonl"}')
     if advice := one_sided(read_metrics(workdir)):
         print(advice)
@@ -254,7 +253,7 @@ def main(_) -> None:
         raise app.UsageError(f'--hosts={FLAGS.hosts} needs --coordinator=ADDRESS:PORT, an address of host 0 that the others reach')
     if FLAGS.coordinator:
         join(FLAGS.coordinator, FLAGS.hosts, FLAGS.host, FLAGS.join_timeout)
-    with explained(), stopping.on_signal(FLAGS.config.checkpoint.grace_s):
+    with explained(workdir), stopping.on_signal(FLAGS.config.checkpoint.grace_s):
         ended = follow(FLAGS.config, workdir, hosts) if FLAGS.host else lead(FLAGS.config, workdir, hosts, FLAGS.amend)
         part()
     if stopping.requested() and not ended:

@@ -7,6 +7,7 @@ import pytest
 from ml_collections import config_dict
 
 from bapo_jax.config import default_config, resolve
+from bapo_jax.config_method import check_server
 from bapo_jax.learner.credit import ADVANTAGES, AGGREGATIONS
 from bapo_jax.learner.losses import RATIO_LEVELS, SURROGATES
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
@@ -138,3 +139,12 @@ def test_only_what_may_change_between_two_starts_is_free():
     d = {'steps': 9, 'learner__schedule': 'linear', 'learner__adam_b2': 0.99, 'learner__first_moment_dtype': 'bfloat16'}
     changed = ['learner.adam_b2', 'learner.decay_updates', 'learner.first_moment_dtype', 'learner.schedule']
     assert differences(a, json.loads(resolve(a_config(**d)).to_json())) == changed
+
+
+@pytest.mark.parametrize('url', ['http://me:secret@host:8000', 'http://secret@host', 'host:8000', 'ftp://host', 'http://', 'http://host:x'])
+def test_a_server_is_a_url_without_a_password_and_none_is_shown(url):
+    with pytest.raises(ValueError, match='^--servers has ') as said:
+        check_server(url, '--servers')
+    assert 'secret' not in str(said.value)
+    check_server('http://127.0.0.1:8000', 'x')
+    check_server('https://[::1]:8000/', 'x')

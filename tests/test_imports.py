@@ -22,7 +22,7 @@ HOUSE = (
     ('stopping', ''),
     ('cli', 'output stopping terminal'),
     ('hub', ''),
-    ('events', ''),
+    ('events', 'terminal'),
     ('hosts', ''),
     ('methods', 'files output'),
     ('models parallel', ''),  # one table of parameters: models reads it, parallel shards by it

@@ -13,7 +13,7 @@ from rich.progress import track
 from rich.table import Table
 from small_run import ROOT
 
-from bapo_jax import terminal
+from bapo_jax import events, terminal
 
 STEERING = [chr(i) for i in range(0x110000) if unicodedata.category(chr(i)) in ('Cc', 'Zl', 'Zp', 'Cs') and chr(i) not in '\t\n']
 TURNING = ('LRE', 'RLE', 'LRO', 'RLO', 'PDF', 'LRI', 'RLI', 'FSI', 'PDI')
@@ -26,6 +26,13 @@ def test_what_steers_a_terminal_is_written_out_and_all_else_stays():
     assert shown.isascii() and shown.isprintable() and shown.startswith('\\x00\\x01')
     for text in ('a\tb\nc', 'Größe √2 ≤ π\u0304', '漢字 عربي 🙂', 'back\\slash', ''):
         assert terminal.plain(text) == text
+
+
+def test_no_password_of_a_url_is_printed_or_reported(tmp_path):
+    assert terminal.plain('see https://me:pw@host/a@b or http://host/a@b') == 'see https://…@host/a@b or http://host/a@b'
+    with events.recorded(tmp_path):
+        events.report('x', 'https://me:pw@host/a@b, ssh://me:pw@h')
+    assert 'pw' not in (tmp_path / events.FILE).read_text() and 'host/a@b' in (tmp_path / events.FILE).read_text()
 
 
 @pytest.fixture

@@ -64,8 +64,9 @@ def load_tokenizer(path: str | Path) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as e:
-        raise ValueError(f'model.path={str(path)!r}: no tokenizer loads from there ({e}); fetch the model directory again') from e
+    except Exception as e:  # files of another shape fail in any way
+        said = f'{type(e).__name__}: {str(e)[:300]}'
+        raise ValueError(f'model.path={str(path)!r}: no tokenizer loads from there ({said}); fetch the model directory again') from e
     if not tokenizer.encode('1 + 1', add_special_tokens=False):
         raise ValueError(f'{tokenizer_file(path)}: has no words, so every question would be empty; fetch the model directory again')
     return tokenizer
@@ -79,13 +80,28 @@ def stop_tokens(path: str | Path, tokenizer: Any) -> tuple[int, ...]:
     ends = {tokenizer.eos_token_id} - {None}
     for name in _NAMING_ENDS:
         file = Path(path) / name
-        named = json.loads(file.read_text('utf-8')).get('eos_token_id') if file.is_file() else None
+        named = _eos(file) if file.is_file() else None
         ends |= set(named if isinstance(named, list) else [named]) - {None}
     if not ends:
         raise ValueError(
             f'model.path={str(path)!r}: neither the tokenizer nor a config names an eos token, so no response could end'
         )
     return tuple(sorted(ends))
+
+
+def _eos(file: Path) -> Any:
+    """What a config names as eos_token_id: a token, tokens or None. Raises ValueError, naming the file, for anything else."""
+    try:
+        config = json.loads(file.read_text('utf-8'))
+        if not isinstance(config, dict):
+            raise ValueError('it is no object')
+        named = config.get('eos_token_id')
+        tokens = named if isinstance(named, list) else [] if named is None else [named]
+        if not all(type(token) is int and token >= 0 for token in tokens):
+            raise ValueError(f'eos_token_id is {str(named)[:100]}, neither a token nor a list of tokens')
+        return named
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f'{file}: {str(e)[:200]}; mend it, or fetch the model directory again') from e
 
 
 def character_tokenizer(chat_template: str | None = None) -> Any:

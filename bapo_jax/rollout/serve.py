@@ -63,7 +63,10 @@ def command(
 def reads_images(model: str | Path) -> bool:
     """Whether the model of a Hugging Face directory has a vision tower."""
     file = Path(model) / 'config.json'
-    return file.is_file() and 'vision_config' in json.loads(file.read_text('utf-8'))
+    try:
+        return file.is_file() and 'vision_config' in json.loads(file.read_text('utf-8'))
+    except (ValueError, TypeError, RecursionError) as e:
+        raise ValueError(f'{file}: no config of a model ({str(e)[:200]}); fetch the model directory again') from e
 
 
 def package_alone() -> Path:
@@ -122,6 +125,10 @@ def main(argv: Sequence[str]) -> None:
     if not token:
         token = secrets.token_urlsafe(24)
         print(f'export {TOKEN_VARIABLE}={token}', flush=True)
+    try:
+        reads_images(model)
+    except ValueError as e:
+        sys.exit(f'error: {e}')
     words = command(
         model, port=FLAGS.port, host=FLAGS.host, python=FLAGS.python, dtype=FLAGS.dtype, max_tokens=FLAGS.max_tokens,
         sequences=FLAGS.sequences, memory=FLAGS.memory, extra=argv[1:],

@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from rich.table import Table
 
+from bapo_jax import events
 from bapo_jax.terminal import console
+
+
+def scores_in(files: dict[str, Path]) -> dict[str, dict[str, dict]]:
+    """What `print_table` shows of files in evals/, by the policies' names. One that is missing, or cannot be read, is left out.
+
+    A file that cannot be read is reported.
+    """
+    columns: dict[str, dict[str, dict]] = {}
+    for name, file in files.items():
+        try:
+            of_file = json.loads(file.read_bytes())['benchmarks']
+            for s in of_file.values():
+                shown = s['samples'], s['questions'], *(percent(s[measure]) for measure in ('mean', 'pass', 'maj') if measure in s)
+                if len(shown) < 3:
+                    raise ValueError('it has no scores')
+            columns[name] = of_file
+        except FileNotFoundError:
+            pass
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as e:
+            message = f'{file} cannot be read ({type(e).__name__}: {str(e)[:100]}); its scores are left out'
+            events.report('evaluation damaged', message, file=file.name)
+    return columns
 
 
 def print_table(title: str, columns: dict[str, dict[str, dict]]) -> None:
     """Compares policies, in percent: one column a policy, one row a benchmark and measure, in brackets its 95 % interval.
 
-    `columns` maps a policy's name to its summaries (scores.py) by benchmark. A summary of an earlier version has no interval of
-    pass@n and maj@n, and shows none.
+    `columns` maps a policy's name to its summaries (scores.py) by benchmark; a policy may lack one. A summary of an earlier version
+    has no interval of pass@n and maj@n, and shows none.
     """
+    if not columns:
+        return
     table = Table('', *columns, title=title, caption='in brackets: 95 % intervals over other problems of the kind')
     first = next(iter(columns.values()))
     for name, s in first.items():
         for measure in ('mean', 'pass', 'maj'):
             if measure in s:
-                cells = [with_interval(summaries[name], measure) for summaries in columns.values()]
+                cells = [with_interval(summaries.get(name, {}), measure) for summaries in columns.values()]
                 table.add_row(f'{name}  {measure}@{s["samples"]}, {problems(s)}', *cells)
     console().print(table)
 
@@ -48,7 +74,8 @@ def print_scores(title: str, summaries: dict[str, dict]) -> None:
 def with_interval(summary: dict, measure: str) -> str:
     """'mean', 'pass' or 'maj' of a summary in percent, with its interval where it has one."""
     interval = summary.get('interval' if measure == 'mean' else f'{measure}_interval')
-    return f'{percent(summary[measure])} ({" to ".join(map(percent, interval))})' if interval else percent(summary[measure])
+    share = percent(summary.get(measure))
+    return f'{share} ({" to ".join(map(percent, interval))})' if interval else share
 
 
 def problems(summary: dict) -> str:

@@ -23,11 +23,14 @@ A ground truth is a JSON-serialisable dict with the question and what its verifi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from types import ModuleType
 from typing import Any
@@ -37,6 +40,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from bapo_jax.groups import Prompt, images_of
+from bapo_jax.tasks.jsonl import short
 from bapo_jax.tasks.own_module import import_own
 from bapo_jax.tasks.sight import Sight
 
@@ -46,6 +50,7 @@ PARTS = (  # what a task module has
     'verify', 'verify_all',
 )  # fmt: skip
 _CHUNK = 25_000  # questions that a process renders in a few seconds, which is what its start costs
+_RENDER_S = 10.0  # most seconds for a question: a thousandth of one is usual
 _WORKERS = 16  # each takes some 400 MB
 
 
@@ -97,12 +102,44 @@ def _with_features(tokens: np.ndarray, ground_truth: Any, sight: Sight | None) -
 def _encode(task_name: str, tokenizer: Any, template: str, ground_truths: Sequence[Any]) -> list[tuple[np.ndarray, Any]]:
     """Each question's tokens, int32, and its ground truth with what the prompt demands of a response."""
     task = get_task(task_name)
-    texts = [task.prompt_text(ground_truth, template, tokenizer) for ground_truth in ground_truths]
+    texts = []
+    for ground_truth in ground_truths:
+        with _rendering(template):
+            texts.append(task.prompt_text(ground_truth, template, tokenizer))
     rows = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)['input_ids'] if texts else []
     return [
         (np.asarray(tokens, np.int32), task.with_demands(ground_truth, text))
         for tokens, ground_truth, text in zip(rows, ground_truths, texts, strict=True)
     ]
+
+
+@contextlib.contextmanager
+def _rendering(template: str) -> Iterator[None]:
+    """Inside, a question is rendered: a model's chat template is a program, which may fail in any way or never end.
+
+    Raises ValueError. The time is kept in the main thread alone, by a signal.
+    """
+
+    def give_up(*_: Any) -> None:
+        raise TimeoutError(f'it has not ended in {_RENDER_S:g} s')
+
+    timed = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGALRM, give_up) if timed else None
+    try:
+        if timed:
+            signal.setitimer(signal.ITIMER_REAL, _RENDER_S)
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f'task.template={template!r}: a question cannot be written by the chat template of model.path '
+            f'({type(error).__name__}: {short(error)}); mend chat_template.jinja or tokenizer_config.json there, or choose another'
+        ) from error
+    finally:
+        if timed:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
 
 def solver(config: ConfigDict, tokenizer: Any) -> Callable[[Prompt, np.random.Generator], np.ndarray | None] | None:

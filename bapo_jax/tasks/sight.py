@@ -43,7 +43,7 @@ class Sight:
 
         try:
             processor = Qwen2VLImageProcessorPil.from_pretrained(self._path, local_files_only=True)
-        except (OSError, ValueError) as e:
+        except Exception as e:  # files of another shape fail in any way
             raise ValueError(f'model.path={str(self._path)!r}: no image processor loads from there ({e}); fetch it again') from e
         stated = {'shortest_edge': self._least, 'longest_edge': self._most}
         processor.size = dict(processor.size) | {name: pixels for name, pixels in stated.items() if pixels}

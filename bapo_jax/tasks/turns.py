@@ -67,5 +67,7 @@ def _conversation(tokenizer: Any, turns: int) -> str:
     messages = [{'role': role, 'content': text} for role, text in zip(('user', 'assistant', 'user'), _TEXTS)][:turns]
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False) if tokenizer.chat_template else ''
+    except TimeoutError:  # of whoever bounds the rendering
+        raise
     except Exception:  # a template may raise anything; the prompts' own rendering says what is wrong with one that always does
         return ''

@@ -1,5 +1,6 @@
 """Scores on the terminal: shares in percent, '?' for what is unknown, and a row only for what was measured."""
 
+import json
 import math
 import re
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from bapo_jax.groups import Verdict
-from bapo_jax.run.tables import percent, print_scores, print_table
+from bapo_jax.run.tables import percent, print_scores, print_table, scores_in
 from bapo_jax.scores import Question, summary
 
 RIGHT, WRONG, NONE = Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE
@@ -117,3 +118,18 @@ def test_every_measure_of_one_policy(summaries, capsys, monkeypatch):
 
 def test_a_share_that_is_not_known_is_a_question_mark():
     assert [percent(x) for x in (0.5, 0.0, None)] == ['50.0', '0.0', '?']
+
+
+DAMAGED = (b'{"benchmarks": {"x', b'[1]', b'null', b'{}', b'{"benchmarks": {"x": 3}}', b'{"benchmarks": {"x": {}}}', b'\xff')
+
+
+@pytest.mark.parametrize('spoiled', DAMAGED)
+def test_a_cut_evaluation_is_left_out_of_the_last_table_and_told(tmp_path, spoiled, caplog, printed):
+    sound = {'benchmarks': {'cd3': {'samples': 2, 'questions': 5, 'mean': 0.5, 'pass': 0.6}}}
+    files = {name: tmp_path / f'{name}.json' for name in ('base', 'trained', 'none')}
+    files['base'].write_bytes(spoiled)
+    files['trained'].write_text(json.dumps(sound))
+    assert scores_in(files) == {'trained': sound['benchmarks']}
+    assert 'base.json cannot be read' in caplog.text and 'its scores are left out' in caplog.text
+    assert printed(print_table, 'x', {}) == {}
+    assert printed(print_table, 'x', {'trained': sound['benchmarks'], 'base': {}})['cd3  mean@2, 5 problems'] == ['50.0', '?']

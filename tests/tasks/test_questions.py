@@ -1,6 +1,8 @@
 """Questions of a user's own: every row is checked, the policy reads them as they are, and the last line is the answer."""
 
 import json
+import signal
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -8,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bapo_jax import tasks
 from bapo_jax.groups import Verdict
+from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.tasks import questions
 
 CHAT = [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Why?'}]
@@ -140,3 +144,20 @@ def test_the_policy_reads_the_question_and_nothing_besides():
 def test_a_template_that_does_not_fit_is_refused(question, template, chat_template, message):
     with pytest.raises(ValueError, match=message):
         questions.prompt_text({'question': question}, template, tokenizer(chat_template))
+
+
+@pytest.mark.parametrize(
+    ('template', 'message'),
+    [
+        ('{{ raise_exception("roles must alternate") }}', 'TemplateError: roles must alternate'),
+        ('{{ messages[3].content.x.y }}', 'UndefinedError'),
+        ('{{ 1 / 0 }}', 'ZeroDivisionError'),
+        ('{% for %}', 'TemplateSyntaxError'),
+        ('{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}', r'TimeoutError: it has not ended in 0\.2 s'),
+    ],
+)
+def test_a_chat_template_that_fails_or_never_ends_is_refused_with_its_words(template, message, monkeypatch):
+    monkeypatch.setattr(tasks, '_RENDER_S', 0.2)
+    with pytest.raises(ValueError, match=f"task.template='chat': a question cannot be written by the chat template .*{message}.*; mend "):
+        tasks.encode_prompts('questions', [{'question': 'q', 'answer': 1}], character_tokenizer(template), template='chat')
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0) and signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
