@@ -145,7 +145,7 @@ def _is_rounding(exact: str, decimal: str) -> bool:
     """Whether a decimal is a value to the last place that it has, give or take one."""
     number, one = parse_number(tidy(decimal)), quantity(split(exact, '=')[-1])
     found = readings(one.value)
-    if number is None or not found or not isinstance(found[0], sympy.Expr) or found[0].free_symbols:
+    if not found or not isinstance(found[0], sympy.Expr) or found[0].free_symbols:
         return False
     distance = abs(found[0] * one.times - sympy.Rational(number.value)).evalf(20)
     return bool(distance.is_Number and distance < sympy.Rational(10) ** -(number.places or 0))

@@ -16,7 +16,7 @@ import itertools
 import re
 from typing import NamedTuple
 
-from bapo_jax.tasks.math_text import split
+from bapo_jax.tasks.math_text import parse_number, split, tidy
 
 # ---- qualifiers -------------------------------------------------------------------------------------------------------
 
@@ -275,6 +275,7 @@ def choice(text: str) -> tuple[str, str] | None:
 
 _MOST_ROUNDED = 500  # characters
 _NEARLY = r'(?:about|approximately|approx\.?|roughly|around)'
+_MAY_BE_ROUNDED = re.compile(rf'\\approx|\\simeq|\\ldots$|{_NEARLY}')
 _ROUNDED = re.compile(
     r'(.+?)[ ,;$]*(?:\\(?:approx|simeq)(?![a-z])|=(?= ?\d+\.\d+ ?\\ldots$)'
     rf'|(?:\\text\w* ?\{{)?[ ,;]*\(?(?:\\text\w* ?\{{)?(?:or )?(?<![A-Za-z]){_NEARLY} ?\}}?)'
@@ -284,8 +285,8 @@ _ROUNDED = re.compile(
 
 def rounded(text: str) -> tuple[str, str] | None:
     """A value and its rounding, which a text gives beside it; None for any other text. 'x \\approx 3' has no other value."""
-    if len(text) > _MOST_ROUNDED or not re.search(rf'\\approx|\\simeq|\\ldots$|{_NEARLY}', text) or not (match := _ROUNDED.fullmatch(text)):
+    if len(text) > _MOST_ROUNDED or not _MAY_BE_ROUNDED.search(text) or not (match := _ROUNDED.fullmatch(text)):
         return None
     exact, decimal = match[1], match[2].removesuffix('\\ldots')
     exact, decimal = (side + '}' * (side.count('{') - side.count('}')) for side in (exact.replace('$', '').strip(), decimal))
-    return None if is_label(exact) else (exact, decimal)
+    return None if is_label(exact) or not parse_number(tidy(decimal)) else (exact, decimal)

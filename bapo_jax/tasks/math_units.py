@@ -34,7 +34,7 @@ _NAMES = {
 _SHORT = {long: short for short, names in _NAMES.items() for long in names.split()}
 _PREFIXES = {'kilo': 'k', 'centi': 'c', 'milli': 'm', 'micro': 'µ', 'nano': 'n', 'mega': 'M'}
 _TIMES = {'dozen': 12, 'hundred': 10**2, 'thousand': 10**3, 'million': 10**6, 'billion': 10**9, 'trillion': 10**12}
-_RATES = {'mph': 'mi/h', 'kph': 'km/h', 'kmh': 'km/h', 'fps': 'ft/s'}
+_RATES = {'mph': 'mi/h', 'kph': 'km/h', 'kmh': 'km/h', 'fps': 'ft/s', 'degreecelsius': 'celsius', 'degreefahrenheit': 'fahrenheit'}
 _POWERS = {'square': '2', 'sq': '2', 'cubic': '3', 'cu': '3', 'squared': '2', 'cubed': '3'}
 _CHANGING = re.compile(
     r'\b(?:or|and|than|least|most|over|under|more|less|fewer|about|around|nearly|plus|minus|times|but|not|wrong)\b'

@@ -10,7 +10,10 @@ _LETTERS = ('x', 'y', 'a', 'n', 'k', 'e', 'i', 'A', '\\pi', '\\theta', '\\alpha'
 _SIGNS = ('+', '-', '*', '\\cdot ', '\\times ', '/', '\\div ', '\\pm ', ' ', '')
 _RELATIONS = ('=', '<', '>', '\\le ', '\\geq ', '\\ne ', '\\approx ', '\\equiv ', '\\in ', '≤')
 _FUNCTIONS = ('\\sin', '\\cos ', '\\tan', '\\ln', '\\log', '\\log_2', '\\exp', '\\arcsin', 'f', '\\det', '\\gcd', '\\max')
-_UNITS = ('cm', '\\text{ cm}', '^\\circ', '\\%', ' km/h', '\\text{ dollars}', ' million', '\\mathrm{m}^2', ' p.m.', ' or more', '°')
+_UNITS = (
+    'cm', '\\text{ cm}', '^\\circ', '\\%', ' km/h', '\\text{ dollars}', ' million', '\\mathrm{m}^2', ' p.m.', ' or more',
+    '°', '\\text{ m}', ' minutes', '\\text{ hours }30\\text{ minutes}', '\\text{ cents}', '€', '¢', '_2', '\\text{ (base 3)}',
+)  # fmt: skip
 _WORDS = ('\\text{even}', '\\text{no solution}', 'None', 'yes', '\\text{(B)}', 'for all real x', 'undefined', 'Evelyn')
 _PIECES = (
     '{', '}', '\\frac', '\\frac{', '\\sqrt[', '\\left(', '\\right]', '^', '_', '^{', '\\', '\\\\', '$', '$$', '\\text{',
@@ -73,7 +76,8 @@ def _many(rng: Random, depth: int = 1) -> list[str]:
 
 
 def _list(rng: Random) -> str:
-    return rng.choice((', ', ',', ' and ', ' or ', '\\text{ and }', '; ', ' \\text{ or } ')).join(_many(rng))
+    joint = rng.choice((', ', ',', ' and ', ' or ', '\\text{ and }', '; ', ' \\text{ or } ', ', \\ldots, ', ',...,', '+\\cdots+'))
+    return joint.join(_many(rng))
 
 
 def _bracketed(rng: Random) -> str:
@@ -100,6 +104,17 @@ def _matrix(rng: Random) -> str:
 def _builder(rng: Random) -> str:
     bar = rng.choice((':', '|', '\\mid '))
     return f'\\{{x {bar} {_relation(rng)}\\}}'
+
+
+def _beside(rng: Random) -> str:
+    """A value with its rounding, its choice's letter, or a function set as text."""
+    value, decimal = expression(rng, 1), f'{rng.uniform(0, 9):.{rng.randint(0, 3)}f}'
+    return rng.choice((
+        f'{value} \\approx {decimal}', f'${value}$, about {decimal}', f'{value}\\text{{ (or about }}{decimal})', f'B. {value}',
+        f'(C)\\ {value}', f'\\textbf{{(D) }}{value}', f'\\text{{sin}} {value}', f'\\mathrm{{ln}}({value})', f'\\sqrt{{-{value}}}',
+        f'\\mathbb{{R}}_{{>{value}}}', f'\\mathbb{{{rng.choice("RZNQC")}}}^+', f'all real numbers except {value}',
+        f'-1 < {value} \\le t', f'\\$ {value}', f'{decimal}\\dot{{3}}', f'0.\\overline{{{value}}}', f'{decimal}\\ldots',
+    ))  # fmt: skip
 
 
 def _labelled(rng: Random) -> str:
@@ -129,7 +144,7 @@ def _noise(rng: Random) -> str:
 
 _ANSWERS: tuple[Callable[[Random], str], ...] = (
     expression, expression, expression, lambda rng: expression(rng, 3), number, number, _list, _list, _bracketed, _bracketed, _sets,
-    _relation, _matrix, _builder, _labelled, _noise, _noise, lambda rng: number(rng) + rng.choice(_UNITS),
+    _relation, _matrix, _builder, _labelled, _beside, _noise, _noise, lambda rng: number(rng) + rng.choice(_UNITS),
     lambda rng: rng.choice(_WORDS), lambda rng: f'\\text{{{expression(rng)}}}',
     lambda rng: f'{rng.randint(1, 9)} \\frac{{{rng.randint(1, 9)}}}{{{rng.randint(1, 9)}}}',
 )  # fmt: skip

@@ -1,13 +1,17 @@
 """Where a response states its answer, and what an answer is as text."""
 
+import itertools
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo_jax.tasks.math_numerals import parse_numeral
+from bapo_jax.tasks.math_conversion import ratio
+from bapo_jax.tasks.math_elisions import written_out
+from bapo_jax.tasks.math_numerals import parse_numeral, without_periods
 from bapo_jax.tasks.math_text import Number, after_thinking, elements, last_box, parse_number, same_number, split
+from bapo_jax.tasks.math_units import Quantity, quantity
 
 # ---- where the answer is ----------------------------------------------------------------------------------------------
 
@@ -127,3 +131,40 @@ def test_a_list_is_split_outside_brackets_and_its_elements_have_no_order():
 def test_a_numeral_has_a_base():
     assert parse_numeral('(01011)_{2}') == ('1011', 2)
     assert parse_numeral('1011') is None
+
+
+# ---- units, elisions and periods --------------------------------------------------------------------------------------
+
+
+def test_units_of_one_kind_have_a_ratio_both_ways_and_others_have_none():
+    kinds = [('m', 'cm', 'in', 'mi'), ('s', 'min', 'h', 'day', 'week'), ('l', 'cm3', 'gal'), ('dollar', 'cent'), ('km/h', 'm/s')]
+    for kind in kinds:
+        for one, other in itertools.permutations(kind, 2):
+            assert ratio(one, other) * ratio(other, one) == 1
+        assert all(ratio(kind[0], others[0]) is None for others in kinds if others != kind)
+    assert (ratio('cent', 'dollar'), ratio('m2', 'cm2'), ratio('euro', 'dollar'), ratio('apple', 'pear')) == (
+        Fraction(1, 100), 10_000, None, None,
+    )  # fmt: skip
+    assert quantity('3 dollars and 50 cents') == Quantity('\\frac{7}{2}', 'dollar', 1)
+
+
+@given(st.integers(-50, 50), st.integers(-9, 9).filter(bool), st.integers(4, 60))
+def test_a_list_with_dots_is_written_out_where_a_step_leads_to_its_end(first, step, count):
+    members = [str(first + step * k) for k in range(count)]
+    assert written_out(f'{members[0]},{members[1]},\\ldots,{members[-1]}') == ','.join(members)
+    missed = f'{members[0]},{members[1]},\\ldots,{int(members[-1]) - 2 * step * count}'  # the other way
+    assert written_out(missed) == missed
+
+
+@given(st.fractions(0, 99, max_denominator=99).filter(lambda value: 10**6 % value.denominator))
+def test_a_repeating_decimal_is_its_fraction_however_the_period_is_marked(value):
+    whole, rest = divmod(value.numerator, value.denominator)
+    seen, digits = {}, ''
+    while rest not in seen:
+        seen[rest] = len(digits)
+        digits += str(rest * 10 // value.denominator)
+        rest = rest * 10 % value.denominator
+    fixed, period = digits[: seen[rest]], digits[seen[rest] :]
+    dotted = f'\\dot{{{period}}}' if len(period) == 1 else f'\\dot{{{period[0]}}}{period[1:-1]}\\dot{{{period[-1]}}}'
+    for marked in (f'\\overline{{{period}}}', f'\\bar{{{period}}}', dotted):
+        assert parse_number(without_periods(f'{whole}.{fixed}{marked}')).value == value
