@@ -173,9 +173,9 @@ def without(config, letter):
 
 
 def test_equal_questions_and_the_two_ways_to_write_a_letter_are_fine(asked):
-    config = asked(*['one?'] * 5, 'caf\u00e9', 'cafe\u0301', 'two?', ' \u6570 \U0001f642\t\r\n')
+    config = asked('one?', 'one?', 'caf\u00e9', 'cafe\u0301', *'3456', ' \u6570 \U0001f642\t\r\n')
     prompts = read_inputs(config).prompts
-    assert len({p.tokens.tobytes() for p in prompts}) == 4 and len(prompts) == 9
+    assert len({p.tokens.tobytes() for p in prompts}) == 7 and len(prompts) == 8  # of a question and its answer one is kept
 
 
 def test_questions_that_the_tokenizer_does_not_tell_apart(asked):

@@ -2,7 +2,6 @@
 
 import json
 import signal
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet
