@@ -253,8 +253,10 @@ def main(_) -> None:
         raise app.UsageError(f'--hosts={FLAGS.hosts} needs --coordinator=ADDRESS:PORT, an address of host 0 that the others reach')
     if FLAGS.coordinator:
         join(FLAGS.coordinator, FLAGS.hosts, FLAGS.host, FLAGS.join_timeout)
-    with explained(workdir), stopping.on_signal(FLAGS.config.checkpoint.grace_s):
-        ended = follow(FLAGS.config, workdir, hosts) if FLAGS.host else lead(FLAGS.config, workdir, hosts, FLAGS.amend)
+    try:
+        with explained(workdir), stopping.on_signal(FLAGS.config.checkpoint.grace_s):
+            ended = follow(FLAGS.config, workdir, hosts) if FLAGS.host else lead(FLAGS.config, workdir, hosts, FLAGS.amend)
+    finally:
         part()
     if stopping.requested() and not ended:
         sys.exit(stopping.STATUS)

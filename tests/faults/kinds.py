@@ -47,7 +47,7 @@ def killed_in(*moments: str) -> Kind:
     def strike(case: Case) -> None:
         moment = moments[case.rng.integers(len(moments))]
         with case.trainer({'moment': moment, 'signal': signal.SIGKILL}) as trainer:
-            trainer.ends(-signal.SIGKILL)
+            trainer.ends(-signal.SIGKILL, heard=False)
 
     return strike
 
