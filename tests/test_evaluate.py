@@ -21,6 +21,7 @@ from bapo_jax.evaluate import chunk_size, core_metrics, evaluate, load_for_evalu
 from bapo_jax.groups import Prompt, Verdict
 from bapo_jax.inputs import benchmark_prompts
 from bapo_jax.models import hf
+from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.rollout.engine import EVALUATION, Draw, Sampling
 from bapo_jax.rollout.publish import publish
 from bapo_jax.run.evaluation import done_before
@@ -255,6 +256,11 @@ def test_bad_flags_are_refused_in_one_message(tmp_path, monkeypatch):
     assert '--config=FILE' in refused(f'--checkpoint={tmp_path}')
     too_long = refused(f'--checkpoint={BASE}', '--config=configs/quickstart.py', '--max_response_tokens=5000')
     assert 'evaluate.max_response_tokens=5000 = 5016 tokens; max_position_embeddings of' in too_long
+    chats = shutil.copytree(BASE, tmp_path / 'chats')
+    character_tokenizer('{% for m in messages %}{{ m.content }}</answer>{% endfor %}').save_pretrained(chats)
+    flags = (f'--checkpoint={chats}', '--config=configs/quickstart.py', '--config.task.template=tinyzero_chat')
+    no_stop = refused(*flags, '--max_prompt_tokens=1000')
+    assert "generation_config.json: the chat template ends an answer with '</answer>' (token 260), which is no stop token" in no_stop
     config = quickstart(problems_file(tmp_path / 'problems.jsonl', 3))
     monkeypatch.delenv('BAPO_ROLLOUT_TOKEN', raising=False)
     with pytest.raises(ValueError, match='BAPO_ROLLOUT_TOKEN is not set'):
