@@ -8,7 +8,9 @@ from group_builders import graded, judged_group, make_group
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo_jax.groups import ORIGINS, Author, Batch, Verdict, binary_rewards, groups_from_arrays, groups_to_arrays, make_batch
+from bapo_jax.groups import (
+    ORIGINS, Author, Batch, Verdict, binary_rewards, groups_from_arrays, groups_to_arrays, joined, make_batch, taken,
+)  # fmt: skip
 
 
 def test_rewards_are_the_papers_binary_ones_and_an_infrastructure_error_is_not_a_zero():
@@ -115,3 +117,15 @@ def test_answers_that_an_earlier_version_did_not_save_are_unknown():
     arrays = groups_to_arrays([make_group(1, 1, G=2), make_group(2, 1, G=3)])
     back = groups_from_arrays({name: a for name, a in arrays.items() if name != 'answers'})
     assert [g.answers for g in back] == [(None,) * 2, (None,) * 3]
+
+
+def test_joined_groups_keep_each_response_with_its_verdict_reward_and_answer():
+    """The old responses first; what is taken of both is what they were."""
+    old, new = make_group(3, 1, G=3, step=1), make_group(3, 2, G=2, step=4)
+    old = dataclasses.replace(old, answers=('7', '8', None))
+    both = joined(old, new)
+    assert both.responses == (*old.responses, *new.responses) and (both.step, both.correct, both.size) == (4, 3, 5)
+    for part, places in ((old, (0, 1, 2)), (new, (3, 4))):
+        again = taken(both, places)
+        assert (again.responses, again.verdicts, again.answers) == (part.responses, part.verdicts, part.answers)
+        np.testing.assert_array_equal(again.rewards, part.rewards)

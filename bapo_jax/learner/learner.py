@@ -195,7 +195,7 @@ class Learner:
             of_batch(params, spread(s, of_rows), n, pixels=spread(images, of_images))
             for s, n, images in zip(sequences, counts, pixels, strict=True)
         ]
-        return [fetch(scores) for scores in scored]
+        return [fetch(values if role == CRITIC else values[0]) for values in scored]
 
     def score_batch(self, role: str, params: Any, batch: Batch) -> ByGroup:
         """`score` of a batch in its own order."""

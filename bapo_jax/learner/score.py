@@ -1,7 +1,8 @@
 """Score: the log-probs of a batch's responses under a named policy, one number a response token.
 
-They are those that an update of the same policy computes (models/remat.py), but for the last bit of some: a score has no use for
-the entropy, and XLA then sums the head in another order.
+They are those that an update of the same policy computes, bit for bit, so that its first ratio is exactly 1. For that a score rounds
+where an update does (models/remat.py), and gives the entropy too, which nobody reads: without it XLA would sum the head in another
+order.
 
 Shapes:  M micro-batches (the last ones may be empty) · R rows · T tokens in a row.
 """
@@ -27,23 +28,25 @@ from bapo_jax.models.split import gathered
 def score(
     params, sequences: Sequences, n_micro, temperature, pixels: Pixels | None = None, *, graph: nnx.GraphDef, mesh: Mesh,
     compute: Compute,
-) -> jax.Array:  # fmt: skip
-    """Log-probs [M, R, T] of the response tokens under `params`, 0 elsewhere; of the first `n_micro` micro-batches.
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """(log-probs, entropy) [M, R, T] of the response tokens under `params`, 0 elsewhere; of the first `n_micro` micro-batches.
 
     `pixels` are the images of the mini-batch.
     """
 
-    def logprobs(model: Qwen, features, micro: Sequences, temperature) -> jax.Array:
-        return token_logprobs(model, micro, temperature, compute, features)[0]
+    def logprobs(model: Qwen, features, micro: Sequences, temperature) -> tuple[jax.Array, jax.Array]:
+        return token_logprobs(model, micro, temperature, compute, features)
 
     return over_micro_batches(logprobs, params, sequences, pixels, n_micro, temperature, graph, mesh, compute)
 
 
 def over_micro_batches(
-    of_micro_batch: Callable[..., jax.Array], params: Any, sequences: Sequences, pixels: Pixels | None, n_micro, numbers: Any,
+    of_micro_batch: Callable[..., Any], params: Any, sequences: Sequences, pixels: Pixels | None, n_micro, numbers: Any,
     graph: nnx.GraphDef, mesh: Mesh, compute: Compute,
-) -> jax.Array:  # fmt: skip
+) -> Any:  # fmt: skip
     """[M, R, T]: `of_micro_batch(model, features, micro-batch, numbers)` [R, T] of the first `n_micro` micro-batches, 0 beyond.
+
+    It may give several arrays.
 
     Each device works on its own rows and its own part of the parameters, or on all, gathered once: as `accumulate`.
     """
@@ -52,11 +55,14 @@ def over_micro_batches(
         params = gathered(params, specs, compute.split, mesh.shape['fsdp'])
         features = image_features(nnx.merge(graph, params), pixels, compute)
 
-        def score_micro_batch(i, scores_MxRxT):
-            micro = jax.tree.map(lambda x: x[i], sequences)
-            return scores_MxRxT.at[i].set(of_micro_batch(nnx.merge(graph, params), features, micro, numbers))
+        def of_number(i):
+            return of_micro_batch(nnx.merge(graph, params), features, jax.tree.map(lambda x: x[i], sequences), numbers)
 
-        return jax.lax.fori_loop(0, n_micro, score_micro_batch, jnp.zeros(sequences.tokens.shape, jnp.float32))
+        def score_micro_batch(i, scores):
+            return jax.tree.map(lambda all_MxRxT, one_RxT: all_MxRxT.at[i].set(one_RxT), scores, of_number(i))
+
+        zeros = jax.tree.map(lambda _: jnp.zeros(sequences.tokens.shape, jnp.float32), jax.eval_shape(of_number, 0))
+        return jax.lax.fori_loop(0, n_micro, score_micro_batch, zeros)
 
     specs, rows = parallel.parameter_specs(mesh, params), PartitionSpec(None, parallel.ROWS)
     in_specs = (specs, rows, PartitionSpec(parallel.ROWS), PartitionSpec(), PartitionSpec())

@@ -21,6 +21,11 @@ def test_the_lag_cycles_from_0_to_v_minus_1_and_alpha_is_theta_0_before_the_firs
     assert lags(5, 12) == [0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2]
 
 
+def test_the_phase_of_the_authors_code_syncs_at_step_1_and_every_v_steps_after():
+    schedule = Schedule(12, 5, 0, 0, sync_phase='code')
+    assert [t for t in range(1, 13) if schedule.sync_due(t)] == [1, 6, 11]
+
+
 def test_with_v_1_the_rollout_policy_is_always_the_current_one():
     assert lags(1, 6) == [0] * 6
 
