@@ -44,6 +44,7 @@ from bapo_jax.policies import HUGGING_FACE, RUN, StoredPolicy, find_policy
 from bapo_jax.rollout.collect import judge
 from bapo_jax.rollout.engine import EVALUATION, Draw, Engine, RolloutError, Sampling
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+from bapo_jax.run.directory import settings_of
 from bapo_jax.run.evaluation import done_before, open_evaluation, sample_files, sample_rows, settings
 from bapo_jax.run.lock import held
 from bapo_jax.run.tables import print_scores
@@ -167,7 +168,7 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
             print("note: the run's own config.json counts, --config is not used", flush=True)
         # an older run's config has no fields that came later
         task = config_lib.task_section().to_dict() | policy.run_config['task']
-        config = ConfigDict({k: v for k, v in policy.run_config.items() if k != 'hub'} | {'task': task})
+        config = ConfigDict(settings_of(policy.run_config) | {'task': task})
         config.rollout.servers = ()
     elif config is None:
         raise ValueError(

@@ -44,6 +44,7 @@ AMENDABLE = (
 # Fingerprints that a run may lack: those of a benchmark or a module that was not there before, and all of them where the version
 # that began the run did not take any. It has them from then on.
 _MAY_LACK = tuple(f'fingerprints.{name}' for name in ('answers', 'stop_tokens', 'special_tokens', 'benchmarks', 'code'))
+_RECORDED = ('hub', 'fingerprints', 'environment')  # what config.json has beside the settings
 # What host 0 alone reads, or each host for itself.
 OF_A_HOST = (
     'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'log', 'theory', 'debug', 'model.path', 'rollout.overlap',
@@ -94,6 +95,11 @@ def claim(
     Path(workdir).mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(new, indent=1) + '\n')
     return changed
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's config.json without what is recorded beside the settings, where names may be those of files."""
+    return {name: value for name, value in config.items() if name not in _RECORDED}
 
 
 def recorded_commits(workdir: Path) -> dict[str, str]:
@@ -220,7 +226,7 @@ def _is_new_field(name: str, old: dict) -> bool:
     """Whether a field of the config is one that the version which wrote `old` did not have; that version had its section."""
     section, _, field = name.partition('.')
     before = old.get(section)
-    return section not in ('fingerprints', 'environment', 'hub') and isinstance(before, dict) and field not in before
+    return section not in _RECORDED and isinstance(before, dict) and field not in before
 
 
 def _is_one_of(field: str, names: Sequence[str]) -> bool:

@@ -34,6 +34,7 @@ from bapo_jax.rollout.collect import collect
 from bapo_jax.rollout.engine import TRACKING, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.run.checkpoint import Checkpoints
+from bapo_jax.run.directory import read_config, settings_of
 from studies.first_proof.grid import BASES, CENTRE, Setting, commands
 
 FLAGS = flags.FLAGS
@@ -67,7 +68,7 @@ def main(_) -> None:
     setting = Setting(FLAGS.base, 'x2', '', 'bapo', BASES[FLAGS.base] | CENTRE['bapo'] | every_policy)
     train = commands(setting, 1, str(workdir))[0]
     subprocess.run([sys.executable, *train[1:]], cwd=ROOT, check=True)
-    config = ConfigDict(json.loads((workdir / 'config.json').read_text('utf-8')))
+    config = ConfigDict(settings_of(read_config(workdir / 'config.json')))
     read, learner = read_inputs(config), build_learner(config)
     prompts = {p.id: p for p in read.prompts}
     engine = JaxEngine(learner.graph, read.model, read.stop_tokens, config.rollout.rows, config.rollout.max_prompt_tokens)

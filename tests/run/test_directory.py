@@ -4,12 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from bapo_jax.config import default_config
 from bapo_jax.groups import Prompt
 from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.run.directory import (
     AMENDABLE, FREE_TO_CHANGE, OF_A_HOST, _flat, claim, fingerprint_answers, fingerprint_prompts, fingerprint_tokenizer, in_words,
+    read_config, settings_of,
 )  # fmt: skip
 
 PRINTS = {
@@ -29,6 +31,12 @@ def test_a_new_directory_is_claimed_with_the_resolved_config(tmp_path):
     claim(tmp_path / 'deep' / 'run', config(seed=5), PRINTS, HERE)
     written = json.loads((tmp_path / 'deep' / 'run' / 'config.json').read_text())
     assert written['seed'] == 5 and written['replay']['c2'] == [0.5, 0.125] and written['fingerprints'] == PRINTS
+
+
+def test_the_settings_of_a_run_are_a_config_whatever_its_files_are_called(tmp_path):
+    claim(tmp_path, config(seed=5), PRINTS, HERE, commits={'owner/Name2.5': 'c'})
+    settings = ConfigDict(settings_of(read_config(tmp_path / 'config.json')))  # refuses names with a dot
+    assert settings.to_dict() == json.loads(json.dumps(config(seed=5).to_dict()))
 
 
 def test_the_same_run_may_claim_it_again_also_with_what_is_free_to_change(tmp_path):
