@@ -57,11 +57,6 @@ def read_row(row: Mapping[str, Any], where: str, missing: str = 'problem') -> Ro
     `missing` is the column to name where there is no question.
     """
     names = {name.casefold(): name for name in reversed(row)}
-    if choices := next((names[c] for c in _CHOICES if c in names and row[names[c]]), None):
-        raise ValueError(
-            f'{where}: a question with {choices!r}, one of which is right, is read by no task; write the choices into the '
-            'question, the letter or text of the right one as the answer, and leave the column out'
-        )
     column = _question_column(names)
     if column is None:
         raise ValueError(f'{where}: column {missing!r} is missing; the row has {short(", ".join(row))}; rename or add it')
@@ -82,7 +77,21 @@ def read_row(row: Mapping[str, Any], where: str, missing: str = 'problem') -> Ro
         raise ValueError(
             f'{where}: the problem must be the last message of {column!r}, by the user, got {short(value)}; mend or drop the row'
         )
-    return Row(chat, *_answer(row, names, worked, where))
+    answer, column = _answer(row, names, worked, where)
+    if choices := next((names[c] for c in _CHOICES if c in names and _is_place(answer, row[names[c]])), None):
+        raise ValueError(
+            f'{where}: a question with {choices!r}, one of which is right, is read by no task; write the choices into the '
+            'question, the letter or text of the right one as the answer, and leave the column out'
+        )
+    return Row(chat, answer, column)
+
+
+def _is_place(answer: Any, choices: Any) -> bool:
+    """Whether an answer says which of the choices is right (MMLU), and not what that one says (Geometry3K)."""
+    texts = choices.get('text') if isinstance(choices, dict) else choices
+    if not isinstance(texts, list) or answer in texts:
+        return False
+    return isinstance(answer, int) or isinstance(answer, str) and len(answer.strip()) == 1 and answer.strip().isalpha()
 
 
 def _question_column(names: Mapping[str, str]) -> str | None:

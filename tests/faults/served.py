@@ -89,10 +89,10 @@ def seeded() -> Iterator[None]:
     """Inside, requests carry seeds. The prompts are short: none is read in two pieces, which vLLM would not survive with a seed."""
     reply = VllmEngine._reply
 
-    async def with_a_seed(self, url, body):
+    async def with_a_seed(self, url, body, *bound):
         what = json.dumps([self._version, body], sort_keys=True).encode()
         seed = int.from_bytes(hashlib.sha256(what).digest()[:3], 'big')
-        return await reply(self, url, {**body, 'sampling_params': {**body['sampling_params'], 'seed': seed}})
+        return await reply(self, url, {**body, 'sampling_params': {**body['sampling_params'], 'seed': seed}}, *bound)
 
     with mock.patch.object(VllmEngine, '_reply', with_a_seed):
         yield

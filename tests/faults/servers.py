@@ -188,8 +188,8 @@ def damaged(served: Served, moment: str, replies: int) -> Iterator[None]:
     """From that moment on, so many replies to the first group that is answered."""
     reply, armed, spoilt = VllmEngine._reply, [], []
 
-    async def spoiling(self, url, body):
-        said = await reply(self, url, body)
+    async def spoiling(self, url, body, *bound):
+        said = await reply(self, url, body, *bound)
         if not armed or len(spoilt) == replies or spoilt and body != spoilt[0]:
             return said
         spoilt.append(body)
