@@ -64,7 +64,7 @@ class _Unguarded:
 
 
 def console(**options: Any) -> Any:
-    """A rich console that shows texts as they are: `plain`, and without markup or emoji codes. Its own styles reach the terminal."""
+    """A rich console that shows texts as they are: `plain`, and without markup or emoji codes. Its own styles stay."""
     from rich.console import Console  # a tenth of a second that few processes need
 
     class Plain(Console):

@@ -276,7 +276,8 @@ class VllmEngine(Engine):
                 self._under_way[url] -= 1
 
     async def _reply(self, url: str, body: dict[str, Any], most: int) -> bytes:
-        """A server's reply to a group, of `most` bytes, which may take several deadlines while the server makes progress with this group or others.
+        """A server's reply to a group, of `most` bytes, which may take several deadlines while the server makes progress with
+        this group or others.
 
         Progress is one more token in its metrics from one deadline to the next. Its /health alone says nothing: vLLM 0.32 answers
         that while its engine process is stopped. Raises Unreachable.

@@ -167,7 +167,7 @@ def _content(image: Any, path: Path, place: str) -> tuple[bytes, None] | tuple[N
 
 
 def _lies_below(file: Path, data_set: Path) -> bool:
-    """Whether a file is below the folder of a data set's file, links followed: also those of the hub's cache, where both are links."""
+    """Whether a file is below the folder of a data set's file, links followed; in the hub's cache both are links."""
     try:
         folders = data_set.parent.resolve(), data_set.resolve().parent
         return any(file.resolve().is_relative_to(folder) for folder in folders)

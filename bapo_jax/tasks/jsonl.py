@@ -61,7 +61,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 def bounded(size: int, most: int, what: object) -> None:
     """Raises ValueError, naming `what` and the limit, where it has more than `most` bytes."""
     if size > most:
-        raise ValueError(f'{what} has more than {most >> 20} MiB, the most that is read; leave out what is no question, or split it')
+        raise ValueError(f'{what} has more than {most >> 20} MiB, the most that is read; split it, or write the file again')
 
 
 def _lines_of_list(path: Path, data: bytes) -> Iterator[bytes]:

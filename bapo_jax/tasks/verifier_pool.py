@@ -84,7 +84,8 @@ class VerifierPool:
         """The outcome of each request: the result of the worker's function, by way of JSON; or `OVERRAN`, or `FAILED`.
 
         A worker that ends, is late, or writes what is no outcome of its request, is replaced, and its request tried once more.
-        `budget_s` seconds are for all requests together; what is unjudged then is FAILED. An event counts what FAILED, and why. Raises WorkersFailed where workers do not start.
+        `budget_s` seconds are for all requests together; what is unjudged then is FAILED. An event counts what FAILED, and why.
+        Raises WorkersFailed where workers do not start.
         """
         lines = [json.dumps(request, ensure_ascii=False).encode('utf-8', 'surrogatepass') + b'\n' for request in requests]
         with self._lock:
