@@ -46,6 +46,7 @@ from bapo_jax.rollout.jax_engine import JaxEngine
 SERVERS = {'two_servers', 'seeing_server'}  # what starts vLLM
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for the marks
 def pytest_collection_modifyitems(items):
     """For two workers (-n 2): a file's tests stay together, and all that vLLM answers; what takes long begins first."""
     groups = {}
