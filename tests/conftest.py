@@ -43,21 +43,32 @@ from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
 
 
-SERVERS = {'two_servers', 'seeing_server'}  # what starts vLLM
+# The files of tests that vLLM answers, by the fixture that starts its servers.
+SERVED = {
+    'two_servers': ('rollout/test_real_server.py', 'test_evaluate.py', 'test_faults_servers.py', 'test_train_vllm.py'),
+    'seeing_server': ('rollout/test_real_server_images.py', 'test_geometry_run.py'),
+}
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for the marks
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """For two workers (-n 2): a file's tests stay together, and so do all that need the same servers, which start once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition('::')[0]
+            return next((fixture for fixture, files in SERVED.items() if file.endswith(files)), file)
+
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items):
-    """For two workers (-n 2): a file's tests stay together, and all that vLLM answers; what takes long begins first."""
-    groups = {}
-    for item in items:
-        groups.setdefault(item.path, []).append(item)
-    files = {path: (any(SERVERS & {*item.fixturenames} for item in tests), any(item.get_closest_marker('slow') for item in tests))
-             for path, tests in groups.items()}
-    for path, (served, _) in files.items():
-        for item in groups[path]:
-            item.add_marker(pytest.mark.xdist_group('servers' if served else str(path)))
-    items.sort(key=lambda item: [not long for long in files[item.path]])
+    """What takes long begins first."""
+    long = {item.path for item in items if item.get_closest_marker('slow')}
+    items.sort(key=lambda item: item.path not in long)
+    missing = {(f, str(i.path)) for i in items for f in SERVED if f in i.fixturenames and not str(i.path).endswith(SERVED[f])}
+    assert not missing, f'files to add to SERVED: {missing}'
 
 
 @pytest.fixture(scope='session')
