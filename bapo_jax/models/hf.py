@@ -79,7 +79,7 @@ def _stacked(parameter: Parameter, config: ModelConfig) -> int:
 
 def check_weights(path: str | Path, config: ModelConfig) -> None:
     """Raises as `load_params` does, without reading weights; a run calls it before slower work."""
-    _open_tensors(Path(path), layout(config), abstract_params(config)[1])
+    _open_tensors(Path(path), config, abstract_params(config)[1])
 
 
 def load_params(path: str | Path, config: ModelConfig, sharding: Any = None) -> Params:
@@ -93,7 +93,7 @@ def load_params(path: str | Path, config: ModelConfig, sharding: Any = None) -> 
     before anything is allocated; and DamagedWeights (a ValueError) for a value that is not finite.
     """
     shapes = abstract_params(config)[1]
-    handles = _open_tensors(Path(path), layout(config), shapes)
+    handles = _open_tensors(Path(path), config, shapes)
     one_device = NamedSharding(Mesh(jax.devices()[:1], 'x'), PartitionSpec())
     params: Params = {}
     for tensor in layout(config):
@@ -141,12 +141,12 @@ def _set_layer(stacked: jax.Array, layer: jax.Array, i: int, *, sharding: NamedS
     return jax.lax.with_sharding_constraint(jax.lax.dynamic_update_index_in_dim(stacked, layer, i, 0), sharding)
 
 
-def _open_tensors(path: Path, tensors: list[Tensor], shapes: Params) -> dict[str, Any]:
-    """Returns a handle for each tensor, from which slices can be read. Checks presence, shape and dtype.
+def _open_tensors(path: Path, config: ModelConfig, shapes: Params) -> dict[str, Any]:
+    """Returns a handle for each tensor of `layout(config)`, from which slices can be read. Checks presence, shape and dtype.
 
     Reads no weights, but a head beside the embedding that it is tied to.
     """
-    index_file, single = path / 'model.safetensors.index.json', path / 'model.safetensors'
+    index_file, single, tensors = path / 'model.safetensors.index.json', path / 'model.safetensors', layout(config)
     if single.is_file():  # goes before an index, as in transformers: one of an older export may lie there still
         file_of = {t.name: single for t in tensors}
     elif index_file.is_file():
@@ -188,7 +188,7 @@ def _open_tensors(path: Path, tensors: list[Tensor], shapes: Params) -> dict[str
             if held.setdefault(name, file) != file:
                 other = held[name].name
                 raise ValueError(f'{file}: {name} is in {other} too, and readers differ in which counts; fetch them again')
-    if HEAD.name in held and HEAD.name not in handles and EMBEDDING.name in handles:
+    if config.tie_embeddings and HEAD.name in held:
         head = opened[held[HEAD.name]].get_slice(HEAD.name)
         if not _equal(head, handles[EMBEDDING.name]):
             raise ValueError(
