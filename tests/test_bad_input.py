@@ -93,14 +93,15 @@ def test_changed_answers_and_benchmarks_of_a_run_are_refused_by_file(tmp_path, m
     """The questions stay what they were, so no token of a prompt tells. `build` reads all that a run reads."""
     train, few, rewards = (tmp_path / name for name in ('train.jsonl', 'few.jsonl', 'rewards_that_change.py'))
     function = 'def half(data_source, response, ground_truth, extra):\n    return 0.5\n'
-    before = {train: GOOD * 8, few: GOOD, rewards: function}
+    questions = [GOOD.replace('1+1', f'{i}+1') for i in range(8)]
+    before = {train: ''.join(questions), few: GOOD, rewards: function}
     for path, text in before.items():
         file(path, text)
     monkeypatch.syspath_prepend(tmp_path)
     config = math_config(model, train, few, task__reward='rewards_that_change:half')
     build(config, tmp_path / 'run')
     for path, text, what in (
-        (train, GOOD * 7 + GOOD.replace('"2"', '"3"'), f'the answers of task.train={train}'),
+        (train, before[train].replace('"2"', '"3"', 1), f'the answers of task.train={train}'),
         (few, GOOD.replace('"2"', '"3"'), f'fingerprints.benchmarks.{few}: questions and answers of a benchmark'),
         (few, GOOD.replace('1+1', '1+0'), f'fingerprints.benchmarks.{few}: questions and answers of a benchmark'),
         (rewards, function.replace('.5', '.6'), 'fingerprints.code.rewards_that_change: the source of a module'),

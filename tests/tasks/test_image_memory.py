@@ -34,7 +34,7 @@ def main(file, model):
     sight = Sight(model, config.vision.image_token, least_pixels=512 * 28 * 28, most_pixels=768 * 28 * 28)
     sight._processor  # noqa: B018  (libraries are no cost of the images)
     before = peak()
-    truths = geometry.training_problems(file, limit=0, seed=0)
+    truths = geometry.benchmark(file)  # of training problems that repeat, one would be kept
     prompts = encode_prompts('geometry', truths, tokenizer, template='paper', sight=sight)
     assert len(prompts) == PROBLEMS
     logp = np.zeros(16, np.float32)
