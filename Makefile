@@ -30,9 +30,9 @@ test:
 	@$(MAKE) -j3 .venv/ready-test vllm-env tpu-compiler browser
 	$(PYTEST) $(ARGS)
 
-# Without the tests that start servers or processes, or train whole runs.
+# Without the tests that start servers or processes, or train whole runs. LLVM's optimisation, a third of compiling, is left to `make test`.
 quick: .venv/ready-test
-	$(PYTEST) -m 'not slow' $(ARGS)
+	XLA_FLAGS=--xla_backend_optimization_level=0 $(PYTEST) -m 'not slow' $(ARGS)
 
 # Before each commit: what needs numpy alone, and what the pages and tables say.
 CHECK = replay learner/test_credit.py learner/test_packing.py run/test_metric_table.py studies test_config.py test_departures.py \

@@ -11,10 +11,12 @@ os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'
 
 import functools
 import json
+import signal
 import sys
 import tempfile
 
 sys.path.append(os.path.join(sys.prefix, 'torch'))  # see the Makefile
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and so it would be in what tests start
 
 # One cache of compiled programs for the whole suite: its workers read it, and so does every process that a test starts.
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:

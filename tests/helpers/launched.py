@@ -1,5 +1,6 @@
 """Runs the scripts of launch/ under stub commands, and says which commands they would start on which host."""
 
+import functools
 import json
 import os
 import re
@@ -66,11 +67,8 @@ def start(script: str, tmp_path: Path, *train_args: str, hosts: int = 2, servers
     }[script]  # fmt: skip
     whole = {k: v for k, v in {**os.environ, 'BAPO_ROLLOUT_TOKEN': None, **needed, **env}.items() if v is not None}
     words = [str(ROOT / 'launch' / f'{script}.sh'), '--', *train_args]
-    # A process started in the background may have Ctrl-C ignored, or SIGHUP, and hand that on to what it starts.
-    def heed() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
+    # A process started in the background may have Ctrl-C ignored, and hand that on to what it starts.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     return subprocess.Popen(
         words, env=whole, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         preexec_fn=heed,
