@@ -11,6 +11,7 @@ os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'
 
 import functools
 import json
+import logging
 import signal
 import sys
 import tempfile
@@ -71,6 +72,14 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path not in long)
     missing = {(f, str(i.path)) for i in items for f in SERVED if f in i.fixturenames and not str(i.path).endswith(SERVED[f])}
     assert not missing, f'files to add to SERVED: {missing}'
+
+
+@pytest.fixture(autouse=True)
+def level_of_logs():
+    """A command that runs within a test may have made absl quieter for those that follow."""
+    before = logging.getLogger('absl').level
+    yield
+    logging.getLogger('absl').setLevel(before)
 
 
 @pytest.fixture(scope='session')

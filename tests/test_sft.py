@@ -201,6 +201,7 @@ def test_a_base_that_sees_learns_from_its_pictures(tmp_path):
         assert np.abs(before - after).max() > 0
 
 
+@pytest.mark.slow
 def test_the_shipped_base_that_sees_is_small_and_the_same_model_to_hugging_face():
     import torch
     from transformers import Qwen2_5_VLForConditionalGeneration

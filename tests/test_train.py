@@ -54,6 +54,7 @@ def bapo_config(benchmark, **changes):
     return small_config('bapo_tuned', benchmark, **parts | changes)
 
 
+@pytest.mark.slow
 def test_a_run_compiles_one_optimizer_step(bapo_run):
     """Whatever the number of groups in its batches."""
     _, batches, words = bapo_run

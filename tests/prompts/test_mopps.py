@@ -98,6 +98,7 @@ class Draws:
     st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0]), min_size=12, max_size=12),
     st.sampled_from([0.0, 0.5, 0.75]), st.integers(1, 3),
 )  # fmt: skip
+@pytest.mark.slow
 def test_the_chosen_are_the_nearest_of_all_candidates(rates, target, observed_steps):
     """Against a sort of (distance, place); 12 candidates, of which 3 are asked, with many equal distances."""
     with pytest.MonkeyPatch.context() as patch:
