@@ -129,6 +129,7 @@ def is_not_finite(q, k, v, segment):
     return attention.xla(q, k, v, segment) / 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'kernel, fails',
     [

@@ -27,6 +27,8 @@ KERNELS = {
     'splash': functools.partial(attention.splash, interpret=True),
     'triton': functools.partial(attention.triton, interpret=True),
 }
+# For `make quick` the kernel of CPUs: the others run in an interpreter, and it compiles that.
+EVERY = ['xla', *(pytest.param(name, marks=pytest.mark.slow) for name in ('splash', 'triton'))]
 ROWS = {'several and padding': [(1, 70), (2, 1), (3, 130), (0, 55)], 'one': [(1, 256)], 'padding alone': [(0, 256)],
         'ends with the row': [(1, 100), (2, 156)]}  # fmt: skip
 
@@ -91,7 +93,7 @@ def short_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize('heads', [(4, 4), (4, 2), (4, 1)])
-@pytest.mark.parametrize('kernel', KERNELS)
+@pytest.mark.parametrize('kernel', EVERY)
 def test_a_kernel_is_the_dense_formula(kernel, heads):
     arrays = inputs(ROWS.values(), *heads)
     assert_same(value_and_gradients(KERNELS[kernel], *arrays), value_and_gradients(dense, *arrays))
@@ -113,7 +115,7 @@ def test_bfloat16_and_the_head_size_of_the_real_models(kernel):
     assert_same(got, value_and_gradients(dense, *arrays), 2e-2)
 
 
-@pytest.mark.parametrize('kernel', KERNELS)
+@pytest.mark.parametrize('kernel', EVERY)
 def test_a_token_of_another_segment_changes_nothing(kernel):
     """Not one bit of segment 3's outputs and gradients, whatever its neighbours 1 and 2 and the padding hold."""
     q, k, v, segment = inputs([ROWS['several and padding']])
@@ -126,7 +128,7 @@ def test_a_token_of_another_segment_changes_nothing(kernel):
         assert jnp.abs(x - y).max() > 1e-2  # the neighbours themselves did change
 
 
-@pytest.mark.parametrize('kernel', KERNELS)
+@pytest.mark.parametrize('kernel', EVERY)
 def test_packed_is_unpacked(kernel):
     """Two sequences in a row are the same two, each in a padded row of its own."""
     q, k, v, segment = inputs([[(1, 100), (2, 156)]])

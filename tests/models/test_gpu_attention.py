@@ -74,12 +74,14 @@ def assert_same(got, want, tolerance=TOLERANCE):
         np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=0, atol=tolerance * np.abs(b).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('heads', [(4, 2), (6, 1)])
 def test_value_and_gradients_are_the_dense_formulas(heads):
     arrays = inputs(segments(*ROWS), *heads)
     assert_same(run(*arrays), dense(*arrays))
 
 
+@pytest.mark.slow
 def test_many_programs_take_all_query_heads_of_a_key_head_each(monkeypatch):
     """Few programs, as in the other tests, take one query head each."""
     monkeypatch.setattr(gpu_attention, '_ENOUGH_PROGRAMS', 0)
@@ -87,12 +89,14 @@ def test_many_programs_take_all_query_heads_of_a_key_head_each(monkeypatch):
     assert_same(run.__wrapped__(*arrays), dense(*arrays))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('T, H', [(48, 16), (67, 24)])
 def test_rows_and_heads_of_any_size_with_the_tables_tiles(T, H):
     arrays = inputs(segments([(1, T - 9), (2, 6), (0, 3)]), 4, 2, H)
     assert_same(run(*arrays, tiles=None), dense(*arrays))
 
 
+@pytest.mark.slow
 def test_bfloat16_at_the_head_size_of_the_real_models():
     arrays = inputs(segments([(1, 100), (2, 140), (0, 16)]), 6, 1, 128, jnp.bfloat16)
     got = run(*arrays, tiles=None)
@@ -100,6 +104,7 @@ def test_bfloat16_at_the_head_size_of_the_real_models():
     assert_same(got, dense(*arrays), 2e-2)
 
 
+@pytest.mark.slow
 def test_packed_is_alone():
     """Each segment of a row, value and gradients, as in a row of its own that is padded."""
     lengths = [n for number, n in ROWS[0] if number]

@@ -132,6 +132,7 @@ def test_positions_are_hugging_faces(grids, make_vl):
     assert following == len(tokens) + shift.item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('shape', list(SHAPES)[:2])
 def test_gradients_are_hugging_faces(shape, make_vl):
     """Of the mean of sin(logits) over the tokens of one prompt, every parameter's: 1e-5 of its largest."""
