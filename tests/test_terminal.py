@@ -18,7 +18,7 @@ from bapo_jax import events, terminal
 STEERING = [chr(i) for i in range(0x110000) if unicodedata.category(chr(i)) in ('Cc', 'Zl', 'Zp', 'Cs') and chr(i) not in '\t\n']
 TURNING = ('LRE', 'RLE', 'LRO', 'RLO', 'PDF', 'LRI', 'RLI', 'FSI', 'PDI')
 STEERING += [chr(i) for i in range(0x110000) if unicodedata.bidirectional(chr(i)) in TURNING]
-EVIL = '\x1b]8;;http://x\x07\x1b]52;c;aGk=\x07\x1b[2J\x9b31m\u202e\r[red]:smile: /tmp/[x]/'
+EVIL = '\x1b]8;;http://x\x07\x1b]52;c;aGk=\x07\x1b[2J\x9b31m\u202e\r[red]:smile: /a/[x]/'
 
 
 def test_what_steers_a_terminal_is_written_out_and_all_else_stays():
