@@ -3,8 +3,8 @@
     python -m bapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart      # or `make train`
     python -m bapo_jax.train --config=configs/quickstart.py:grpo --workdir=runs/quickstart_grpo
 
-Hardware: 2 cores of an AMD EPYC, shared. Time: 9 minutes. Score of one run on 200 held-out problems of 3 or 4 numbers: mean@8
-23.6 -> 34.2 %, pass@8 62.0 -> 62.5 %; of 4 numbers: 8.3 -> 15.0 % and 46.5 -> 43.5 %. Five seeds of 32 samples: pass@8
+Hardware: 2 cores of an AMD EPYC. Time: 5 minutes. Score of one run on 200 held-out problems of 3 or 4 numbers: mean@8
+23.6 -> 33.8 %, pass@8 62.0 -> 61.0 %; of 4 numbers: 8.3 -> 14.5 % and 46.5 -> 45.0 %. Five seeds of 32 samples: pass@8
 60.2 -> 59.5 % and 40.1 -> 44.9 %. `bapo_jax/sft.py` made the policy it starts from; the docstring there has the command. With
 `:bapo_tuned` it takes 4 minutes on idle cores, for 35.1, 54.0, 18.2 and 43.5 %.
 

@@ -89,6 +89,7 @@ def test_a_full_disk_and_letters_that_the_terminal_lacks_raise_nothing(pipe):
     Output(None, 'utf-8').write('for nobody\n')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('stream', ['stdout', 'stderr'])
 @pytest.mark.parametrize('broken', [dead, lambda: full()[1], lambda: os.open('/dev/full', os.O_WRONLY)], ids=['dead', 'full', 'disk'])
 def test_the_status_is_that_of_the_work(stream, broken):

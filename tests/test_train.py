@@ -62,6 +62,7 @@ def test_a_run_compiles_one_optimizer_step(bapo_run):
     assert len(re.findall(r'^Compiling (?:jit\()?update\b', words, re.MULTILINE)) == 1
 
 
+@pytest.mark.slow
 def test_bapo_with_its_parts_off_is_grpo_bit_for_bit(tmp_path, benchmark):
     run(small_config('grpo', benchmark, steps=3), tmp_path / 'grpo')
     off = {

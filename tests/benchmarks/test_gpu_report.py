@@ -82,6 +82,7 @@ def test_when_a_parts_time_is_up_the_other_rows_are_not_run(monkeypatch):
     assert rows == {'late': {'error': "not run: the part's time was up"}}
 
 
+@pytest.mark.slow
 def test_a_job_that_takes_too_long_ends_with_its_processes(tmp_path):
     """The job writes its process group's number, starts a process and sleeps."""
     program = f"""

@@ -63,6 +63,7 @@ def test_the_posterior_by_hand():
 observations = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 8), st.sampled_from([2, 5, 8]), st.booleans()), max_size=40)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(observations, st.sampled_from([1.0, 0.5, 0.9, 0.0]))
 def test_the_posterior_is_the_decayed_sum_of_the_evidence(history, decay):
