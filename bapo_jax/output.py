@@ -24,16 +24,16 @@ LINGER_S = 2.0  # most seconds that the end of the process waits for such a read
 
 
 class Output(io.TextIOBase):
-    """Text for a descriptor; a whole line is sent at once. None: for nobody."""
+    """Text for a descriptor; a whole line is sent at once."""
 
     encoding, errors = 'utf-8', 'backslashreplace'
 
-    def __init__(self, descriptor: int | None, encoding: str):
+    def __init__(self, descriptor: int, encoding: str):
         self.encoding, self._descriptor, self._lock = encoding, descriptor, threading.RLock()
         self._kept, self._sending = bytearray(), False
 
     def write(self, text: str) -> int:
-        if self._descriptor is not None and len(self._kept) < MOST:
+        if len(self._kept) < MOST:
             self._kept += text.encode(self.encoding, self.errors)
         if '\n' in text:
             self.flush()
@@ -66,10 +66,10 @@ class Output(io.TextIOBase):
         return True
 
     def isatty(self) -> bool:
-        return self._descriptor is not None and os.isatty(self._descriptor)
+        return os.isatty(self._descriptor)
 
     def fileno(self) -> int:
-        return super().fileno() if self._descriptor is None else self._descriptor
+        return self._descriptor
 
     def _takes_more(self, seconds: float = 0.0) -> bool:
         look = select.poll()
@@ -80,16 +80,16 @@ class Output(io.TextIOBase):
 def guard(*names: str) -> None:
     """From here on print, tracebacks, logs, and libraries that write to the descriptors neither block nor end the process.
 
-    `names` are of sys.stdout and sys.stderr; both where there are none.    """
+    `names` are of sys.stdout and sys.stderr; both where there are none.
+    """
     open_streams()
     for name in names or ('stdout', 'stderr'):
         descriptor = ('stdin', 'stdout', 'stderr').index(name)
         before = getattr(sys, name)
-        if before is not None:
-            with contextlib.suppress(OSError, ValueError):
-                before.flush()
-            _never_blocks(descriptor)
-        now = Output(descriptor if before else None, getattr(before, 'encoding', None) or 'utf-8')
+        with contextlib.suppress(OSError, ValueError):
+            before.flush()
+        _never_blocks(descriptor)
+        now = Output(descriptor, getattr(before, 'encoding', None) or 'utf-8')
         setattr(sys, name, now)
         setattr(sys, f'__{name}__', now)
         atexit.register(now.linger, LINGER_S)

@@ -21,8 +21,6 @@ def jsonl_rows(path: Path, wanted: str) -> Iterator[tuple[str, dict]]:
     says what columns were `wanted`, or what limit the file exceeds.
     """
     for number, line in enumerate(_lines(path), start=1):
-        if number == 1:
-            line = line.removeprefix(_MARK)
         if not line.strip():
             continue
         where = f'{path}, row {number}'
@@ -53,7 +51,7 @@ def _lines(path: Path) -> Iterator[bytes]:
                 size += len(line)
                 bounded(len(line), MOST_LINE, f'{path}: a line')
                 bounded(size, MOST_FILE, path)
-                yield line
+                yield line.removeprefix(_MARK) if size == len(line) else line  # the first
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f'{path}: unreadable or cut short ({short(error)}); fetch or write it again') from error
 
@@ -64,7 +62,7 @@ def bounded(size: int, most: int, what: object) -> None:
         raise ValueError(f'{what} has more than {most >> 20} MiB, the most that is read; split it, or write the file again')
 
 
-def _lines_of_list(path: Path, data: bytes) -> Iterator[bytes]:
+def _lines_of_list(path: Path, data: bytes) -> list[bytes]:
     try:
         return [json.dumps(dict(enumerate(row)) if isinstance(row, list) else row).encode() for row in json.loads(data.decode('utf-8'))]
     except UnicodeError:
