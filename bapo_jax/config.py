@@ -11,7 +11,7 @@ from bapo_jax.config_method import (
     check_critic, check_learner, check_replay, check_rollout, critic_section, full_batch_updates, learner_section,
     replay_section, rollout_section,
 )  # fmt: skip
-from bapo_jax.fields import Need, at_least_one, not_negative, one_of, positive
+from bapo_jax.fields import Need, at_least_one, no_passwords, not_negative, one_of, positive
 from bapo_jax.methods import METHODS
 from bapo_jax.tasks import custom_reward, get_task
 
@@ -253,5 +253,6 @@ def check(c: ConfigDict) -> None:
     need(c.steps > 0 or c.epochs > 0, 'steps and epochs are both 0: nothing would be trained; set one')
     for _, check_section in SECTIONS.values():
         check_section(c, need)
+    no_passwords(need, c)
     if problems:
         raise ValueError('the config cannot run:\n  - ' + '\n  - '.join(problems))

@@ -7,6 +7,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from bapo_jax.terminal import without_passwords
+
 Need = Callable[[bool, str], None]  # need(condition, message): notes the message as a problem where the condition is false
 
 
@@ -31,6 +33,17 @@ def positive(need: Need, c: ConfigDict, *fields: str) -> None:
     """Each field is more than 0, and finite."""
     for field in fields:
         need(0 < value(c, field) < float('inf'), f'{field}={value(c, field)} must be positive and finite')
+
+
+def no_passwords(need: Need, c: ConfigDict, section: str = '') -> None:
+    """No text has a URL with a user or a password: a run's config.json would keep it for all who read that."""
+    for name, field in c.items():
+        if isinstance(field, ConfigDict):
+            no_passwords(need, field, f'{section}{name}.')
+        else:
+            texts = [text for text in (field if isinstance(field, (list, tuple)) else [field]) if isinstance(text, str)]
+            need(texts == [without_passwords(text) for text in texts],
+                 f'{section}{name} has a URL with a user or a password, which config.json would show; leave them out')  # fmt: skip
 
 
 def value(config: ConfigDict, field: str) -> Any:

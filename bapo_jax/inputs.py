@@ -5,9 +5,10 @@ Reads no weights and touches no device.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -67,7 +68,8 @@ def _read(written: ConfigDict, weights: bool, commits: dict[str, str]) -> Inputs
     truths = get_task(config.task.name).training_problems(config.task.train, limit=config.task.limit, seed=config.task.seed)
     if config.task.name not in TASKS:  # those leave repeats out as they read; the control of diagrams repeats on purpose
         truths = repeats.left_out(truths, config.task.train)
-    prompts = encode_prompts(config.task.name, truths, tokenizer, template=config.task.template, sight=sight)
+    with _of(f'task.train={config.task.train}'):
+        prompts = encode_prompts(config.task.name, truths, tokenizer, template=config.task.template, sight=sight)
     check_questions(config, prompts, tokenizer)
     check_turn_end(config, prompts, tokenizer, ends)
     prompts = leave_out_long(prompts, config.rollout.max_prompt_tokens)
@@ -86,7 +88,10 @@ def _read(written: ConfigDict, weights: bool, commits: dict[str, str]) -> Inputs
 def make_sight(config: ConfigDict, model: ModelConfig) -> Sight | None:
     """How the policy sees images, by `config.model`; None where it has no vision tower."""
     m = config.model
-    return Sight(m.path, model.vision.image_token, m.least_pixels, m.most_pixels) if model.vision else None
+    if not (v := model.vision):
+        return None
+    tower = v.patch_size, v.spatial_merge_size, v.temporal_patch_size
+    return Sight(m.path, v.image_token, m.least_pixels, m.most_pixels, tower=tower)
 
 
 def benchmark_prompts(config: ConfigDict, tokenizer: Any, sight: Sight | None = None) -> dict[str, list[Prompt]]:
@@ -99,12 +104,22 @@ def benchmark_prompts(config: ConfigDict, tokenizer: Any, sight: Sight | None = 
         first_id = _FIRST_ID * (1 + i)
         truths = task.benchmark(name)
         repeats.report(truths, name)
-        encoded = encode_prompts(
-            config.task.name, truths, tokenizer, template=config.task.template, first_id=first_id, sight=sight
-        )
+        with _of(f'evaluate.benchmarks={name}'):
+            encoded = encode_prompts(
+                config.task.name, truths, tokenizer, template=config.task.template, first_id=first_id, sight=sight
+            )
         check_questions(config, encoded, tokenizer)
         prompts[name] = refuse_long(encoded, config.evaluate.max_prompt_tokens, name)
     return prompts
+
+
+@contextlib.contextmanager
+def _of(setting: str) -> Iterator[None]:
+    """Inside, a ValueError says which setting named the data."""
+    try:
+        yield
+    except ValueError as e:
+        raise ValueError(f'{setting}: {e}') from e
 
 
 def check_questions(config: ConfigDict, prompts: Sequence[Prompt], tokenizer: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from types import TracebackType
 from typing import Any, TextIO
 
 # Control characters but tab and newline, what ends a line in Unicode, what turns the direction of text, and halves of characters.
@@ -29,8 +30,11 @@ def without_passwords(text: str) -> str:
 def guard() -> None:
     """From now on what this process prints is `plain`, and never fails for a character that the terminal does not have.
 
+    Ctrl-C prints no traceback.
+
     To be called again where rich has put other streams in place, beside a bar.
     """
+    sys.excepthook = _explain
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # it was closed
             guard_stream(stream)
@@ -51,6 +55,14 @@ def guard_stream(stream: TextIO) -> None:
         return write(start + plain(text[len(start) :]))
 
     stream.unguarded, stream.write = _Unguarded(stream, write), plainly
+
+
+def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """In place of Python's last words on an error: whoever pressed Ctrl-C knows where the process was interrupted."""
+    if issubclass(kind, KeyboardInterrupt):
+        print('interrupted', file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 class _Unguarded:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tomllib
@@ -81,6 +82,20 @@ def test_every_command_opens_the_streams_first(command):
     [run] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
     called = {ast.unparse(node.func) for node in ast.walk(run) if isinstance(node, ast.Call)}
     assert called & {'cli.start', 'ends_with_its_reader', 'open_streams'}
+
+
+@pytest.mark.parametrize('command, status', [
+    ('from bapo_jax import cli; cli.start(lambda _: (print("up", flush=True), time.sleep(60)))', 130),
+    ('from bapo_jax import output, terminal; output.open_streams(); terminal.guard(); print("up", flush=True); time.sleep(60)',
+     -signal.SIGINT),
+])  # fmt: skip
+def test_ctrl_c_prints_no_traceback(command, status):
+    """In no command; those that stop with a checkpoint or a summary have more to say."""
+    process = subprocess.Popen([sys.executable, '-c', f'import time; {command}'], cwd=ROOT, stdout=-1, stderr=-1, text=True)
+    assert process.stdout.readline() == 'up\n'
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (status, 'interrupted\n')
 
 
 def test_a_command_whose_reader_is_gone_ends_as_its_work_does():

@@ -148,3 +148,12 @@ def test_a_server_is_a_url_without_a_password_and_none_is_shown(url):
     assert 'secret' not in str(said.value)
     check_server('http://127.0.0.1:8000', 'x')
     check_server('https://[::1]:8000/', 'x')
+
+
+@pytest.mark.parametrize('field', ['task__train', 'evaluate__benchmarks', 'model__path'])
+def test_a_url_with_a_password_is_no_setting_and_is_not_shown(field):
+    url = 'https://me:secret@host/problems.jsonl'
+    with pytest.raises(ValueError, match=f'{field.replace("__", ".")} has a URL with a user or a password') as said:
+        resolve(a_config(**{field: (url,) if field.endswith('s') else url}))
+    assert 'secret' not in str(said.value)
+    resolve(a_config(task__train='mail@host.jsonl'))  # no URL

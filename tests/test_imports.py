@@ -33,7 +33,7 @@ HOUSE = (
     ('replay', 'groups'),
     ('learner', 'groups hosts models parallel seen'),
     ('rollout', 'groups files output cli hub events stopping hosts models parallel seen tasks prompts'),
-    ('fields', ''),
+    ('fields', 'terminal'),
     ('config_method', 'fields replay rollout'),
     ('config', 'fields methods tasks config_method'),
     ('run', 'groups files terminal events stopping hosts scores models parallel replay learner rollout config'),

@@ -226,5 +226,6 @@ def test_a_stop_token_ends_an_answer_where_the_questions_are_chats(template, cha
 
 
 def test_a_special_token_in_a_question_is_refused_before_anything_is_written(asked):
-    with pytest.raises(ValueError, match=r"a question has '<\|endoftext\|>', which the tokenizer reads as a special token"):
+    said = r"task\.train=.*\.jsonl: a question has '<\|endoftext\|>', which the tokenizer reads as a special token"
+    with pytest.raises(ValueError, match=said):
         read_inputs(asked('five?', 'five<|endoftext|>six', template='chat', chat_template='{{ messages[0].content }}'))

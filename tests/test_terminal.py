@@ -46,6 +46,7 @@ def guarded_terminal(monkeypatch):
     out.isatty = lambda: True
     monkeypatch.setattr(sys, 'stdout', out)
     monkeypatch.setattr(sys, 'stderr', out)
+    monkeypatch.setattr(sys, 'excepthook', sys.excepthook)
     terminal.guard()
     terminal.guard()  # once more changes nothing
     return lambda: out.buffer.getvalue().decode('latin-1')

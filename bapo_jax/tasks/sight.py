@@ -25,14 +25,18 @@ from bapo_jax.tasks.images import Reference, open_image
 class Sight:
     """Hugging Face's image processor with a policy's own settings. Keeps the patches that were used last."""
 
-    def __init__(self, path: str | Path, mark: int, least_pixels: int = 0, most_pixels: int = 0, kept_bytes: int = 2**29):
+    def __init__(
+        self, path: str | Path, mark: int, least_pixels: int = 0, most_pixels: int = 0, kept_bytes: int = 2**29,
+        tower: tuple[int, int, int] | None = None,
+    ):  # fmt: skip
         """`path` is a model directory, `mark` the token in whose place a feature stands.
 
         Resized images have `least_pixels` to `most_pixels`; 0: what the directory says. Patches of up to `kept_bytes` stay in
-        memory. The first image loads the processor, and raises ValueError where it cannot be loaded.
+        memory. The first image loads the processor, and raises ValueError where it cannot be loaded or is not that of `tower`: patch_size, spatial_merge_size
+        and temporal_patch_size of its config.json.
         """
         self.row_windows = 0  # windows of the largest image of any prompt, once all are known; 0: not known
-        self._path, self._mark, self._least, self._most = path, mark, least_pixels, most_pixels
+        self._path, self._mark, self._least, self._most, self._tower = path, mark, least_pixels, most_pixels, tower
         self._kept: collections.OrderedDict[str, np.ndarray] = collections.OrderedDict()  # by hash, the last used last
         self._kept_bytes, self._lock = kept_bytes, threading.Lock()
 
@@ -41,12 +45,28 @@ class Sight:
         # The import takes seconds, and brings torch where that is installed.
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+        stated = {'shortest_edge': self._least, 'longest_edge': self._most}
         try:
             processor = Qwen2VLImageProcessorPil.from_pretrained(self._path, local_files_only=True)
+            said = dict(processor.size)
+            processor.size = said | {name: pixels for name, pixels in stated.items() if pixels}
+            _try_out(processor, said)
         except Exception as e:  # files of another shape fail in any way
-            raise ValueError(f'model.path={str(self._path)!r}: no image processor loads from there ({e}); fetch it again') from e
-        stated = {'shortest_edge': self._least, 'longest_edge': self._most}
-        processor.size = dict(processor.size) | {name: pixels for name, pixels in stated.items() if pixels}
+            raise ValueError(
+                f'model.path={str(self._path)!r}: no image processor loads from preprocessor_config.json there '
+                f'({type(e).__name__}: {e}); fetch it again'
+            ) from e
+        cuts = processor.patch_size, processor.merge_size, processor.temporal_patch_size
+        if self._tower and cuts != self._tower:
+            raise ValueError(
+                f'{self._path}: patch_size, merge_size and temporal_patch_size of preprocessor_config.json are {cuts}, and those of '
+                f'vision_config in config.json {self._tower}; the files are of two models: fetch the directory again'
+            )
+        if processor.size['shortest_edge'] > processor.size['longest_edge']:
+            raise ValueError(
+                f'model.least_pixels={self._least}, model.most_pixels={self._most} and the {said} of preprocessor_config.json leave no '
+                'size for an image; set both'
+            )
         return processor
 
     def limits(self) -> tuple[int, int]:
@@ -124,3 +144,15 @@ class Sight:
             while len(self._kept) > 1 and self.kept_bytes() > self._kept_bytes:
                 self._kept.popitem(last=False)
         return patches
+
+
+def _try_out(processor: Any, size: dict[str, Any]) -> None:
+    """Raises, in any way, unless the processor cuts a picture into patches of numbers. It takes settings of any type."""
+    least, most = size['shortest_edge'], size['longest_edge']
+    if not (isinstance(least, int) and isinstance(most, int) and 0 < least <= most):
+        raise ValueError(f'pixels of {least!r} to {most!r}')
+    side = processor.patch_size * processor.merge_size
+    patches = processor(Image.new('RGB', (2 * side, side), 'red'), do_resize=False)['pixel_values']
+    wanted = 2 * processor.merge_size**2, 3 * processor.temporal_patch_size * processor.patch_size**2
+    if patches.shape != wanted or not np.isfinite(patches).all():
+        raise ValueError(f'of a picture it makes an array of {patches.shape}, which is to be of {wanted} and finite')

@@ -15,7 +15,8 @@ from small_run import metrics, small_config
 
 from tests.faults.trainer import Trainer, flags_of
 
-STEPS = 8
+STEPS = 12
+AHEAD = 6  # steps that are left where a fault strikes: on a busy machine they pass while a signal is on its way
 
 
 def config_of(benchmark: Path, **changes: Any) -> ConfigDict:
@@ -102,7 +103,7 @@ def differing(rows: list[Any], others: list[Any]) -> int:
 def case_of(sound: Sound, seed: int, number: int) -> Case:
     """The injection `number` of a seed. Its moment is random, and the same for the same numbers."""
     rng = np.random.default_rng([seed, number])
-    workdir, step = sound.folder / f'case{number}', int(rng.integers(2, STEPS - 2))
+    workdir, step = sound.folder / f'case{number}', int(rng.integers(2, STEPS - AHEAD))
     shutil.copytree(sound.workdir, workdir)
     for later in range(step + 1, STEPS + 1):
         shutil.rmtree(workdir / 'checkpoints' / str(later))

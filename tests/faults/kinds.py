@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bapo_jax.stopping import STATUS
-from tests.faults.cases import STEPS, Case
+from tests.faults.cases import AHEAD, STEPS, Case
 from tests.faults.trainer import Trainer, behind_tee
 
 Kind = Callable[[Case], float | None]
@@ -27,8 +27,8 @@ NEVER = {'checkpoint__every': 10 * STEPS}  # a checkpoint where the run is stopp
 
 
 def while_it_trains(case: Case, trainer: Trainer) -> None:
-    """A random moment of a random step, not of the last two: they take no second."""
-    wanted = case.step + 1 + int(case.rng.integers(0, max(1, STEPS - case.step - 2)))
+    """A random moment of a random step, not of the last ones."""
+    wanted = case.step + 1 + int(case.rng.integers(0, max(1, STEPS - case.step - AHEAD)))
     trainer.until(lambda: case.rows() <= case.step + 1)  # rows that no checkpoint holds, of a strike before, are dropped
     trainer.until(lambda: case.rows() > wanted)
     time.sleep(float(case.rng.uniform(0, 0.2)))

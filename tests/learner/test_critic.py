@@ -26,8 +26,6 @@ from bapo_jax.models import hf
 from bapo_jax.parallel import make_mesh
 from bapo_jax.run.checkpoint import copy_params
 
-pytestmark = pytest.mark.slow  # most tests compile a policy's step and a critic's
-
 PPO = {
     'advantage': 'gae', 'anchor': 'behaviour', 'kl_target': 'none', 'entropy_coef': 0.0, 'weight_decay': 0.0,
     'mini_batch_groups': 6, 'row_tokens': 32, 'micro_batch_rows': 2, 'learning_rate': 1e-4, 'grad_clip': 1e3,
@@ -118,6 +116,13 @@ def flat(by_group):
 # ---- values
 
 
+def test_the_critic_that_a_run_begins_with_is_the_policys_files(alone, policy):
+    critic = alone.init(copy_params(policy.params)).critic.params
+    assert not critic.pop('value')['kernel'].any()
+    jax.tree.map(np.testing.assert_array_equal, critic, {k: v for k, v in policy.params.items() if k != 'head'})
+
+
+@pytest.mark.slow
 def test_a_critic_is_the_decoder_of_its_files_with_a_value_head_of_zero_in_place_of_the_head(make_policy, tiny_hf):
     for tied in (True, False):
         policy = make_policy(tie_word_embeddings=tied)
@@ -130,6 +135,7 @@ def test_a_critic_is_the_decoder_of_its_files_with_a_value_head_of_zero_in_place
         assert jax.tree.structure(hf.init_params(model, 0)) == jax.tree.structure(hf.abstract_params(model)[1])
 
 
+@pytest.mark.slow
 def test_packed_values_are_those_of_the_state_before_each_token(alone, policy, groups, head):
     state, order = with_head(alone.init(copy_params(policy.params)), head), np.array([3, 0, 5, 1, 4, 2])
     scored = alone.score(CRITIC, state.critic.params, cut(batch_of(groups), order, alone._config))
@@ -202,6 +208,7 @@ def test_the_gradient_of_the_value_loss_is_its_slope():
     assert (slope == 0).sum() > 10  # held back by the clip
 
 
+@pytest.mark.slow
 def test_the_steps_loss_and_gradient_by_hand(alone, policy, groups, head):
     """γ = λ = 1: R is the reward. The loss is the mean of ½ (V - R)² over trained tokens, the head's gradient that of (V - R) h."""
     groups = masked(groups)
@@ -217,6 +224,7 @@ def test_the_steps_loss_and_gradient_by_hand(alone, policy, groups, head):
     assert metrics['critic/grad_norm'] == pytest.approx(10 * float(optax.tree.norm(gradient(state.critic))), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('cut_', [{'micro_batch_rows': 16}, {'row_tokens': 64, 'micro_batch_rows': 3}])
 def test_micro_batches_and_packing_change_nothing(cut_, alone, policy, groups, head):
     batch = batch_of(masked(groups))
@@ -227,6 +235,7 @@ def test_micro_batches_and_packing_change_nothing(cut_, alone, policy, groups, h
         assert of_a[name] == pytest.approx(of_b[name], rel=1e-5, abs=1e-5), name
 
 
+@pytest.mark.slow
 def test_the_interval_is_around_the_value_before_the_first_of_the_updates(alone, policy, groups):
     """All rewards are 1 and all values go up: in the second pass every one is above a tiny interval, which holds its gradient."""
     correct = [dataclasses.replace(g, rewards=np.ones(g.size, np.float32)) for g in groups]
@@ -236,6 +245,7 @@ def test_the_interval_is_around_the_value_before_the_first_of_the_updates(alone,
     assert twice['critic/value_loss'] == pytest.approx(0.5, abs=1e-5)  # ½ (0 - 1)², twice
 
 
+@pytest.mark.slow
 def test_it_learns_on_recorded_rollouts(alone, policy, groups):
     state, losses = alone.init(copy_params(policy.params)), []
     for _ in range(30):
@@ -264,6 +274,7 @@ def test_explained_variance_by_hand():
 # ---- the policy beside it
 
 
+@pytest.mark.slow
 def test_values_of_zero_and_no_whitening_is_the_surrogate_with_the_reward_as_advantage(learner, policy, groups, monkeypatch):
     monkeypatch.setattr(credit, 'whitened', lambda advantage, trained: advantage)
     state, metrics = updated(learner, policy, batch_of(groups))
@@ -281,6 +292,7 @@ def test_values_of_zero_and_no_whitening_is_the_surrogate_with_the_reward_as_adv
     assert all(metrics[name] == value for name, value in want_metrics.items() if not name.startswith('timing_s/'))
 
 
+@pytest.mark.slow
 def test_only_the_critic_learns_while_it_warms_up(alone, policy, groups):
     state = alone.init(copy_params(policy.params))
     before = jax.device_get(state.critic.params)
@@ -293,6 +305,7 @@ def test_only_the_critic_learns_while_it_warms_up(alone, policy, groups):
     assert largest(jax.tree.map(lambda x, y: x - y, jax.device_get(state.params), policy.params)) > 0
 
 
+@pytest.mark.slow
 def test_a_batch_without_groups_changes_nothing(learner, policy):
     state, metrics = updated(learner, policy, make_batch([], []))
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), policy.params)
@@ -300,6 +313,7 @@ def test_a_batch_without_groups_changes_nothing(learner, policy):
     assert not [name for name in metrics if name.startswith('critic/')]
 
 
+@pytest.mark.slow
 def test_an_update_without_a_finite_gradient_is_skipped_and_counted(alone, policy, groups):
     state = alone.init(copy_params(policy.params)).critic
     before = jax.device_get(state)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bapo_jax.learner.losses import (
-    Clip, Tokens, cispo, clipped, importance_ratio, k3, token_level, total_variation, truncated_weight,
+    Clip, Tokens, cispo, clipped, importance_ratio, k3, sequence_level, token_level, total_variation, truncated_weight,
 )  # fmt: skip
 
 RTOL = 1e-6
@@ -51,6 +51,15 @@ def test_on_policy_gradient_is_reinforces():
     want = jax.grad(lambda x: -(advantage * logp(x)).sum())(logits)
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
     np.testing.assert_allclose(surrogate(logits), -advantage.sum(), rtol=1e-5)
+
+
+def test_the_log_ratio_of_a_response_is_the_mean_of_its_tokens():
+    """GSPO, eq. 7: (π/μ)^(1/|y|). Number 0 belongs to no response, and the same number in another row is another response."""
+    log_ratio = jnp.array([[5.0, 0.1, 0.3, -0.6, 0.0, 0.2], [1.0, 2.0, 3.0, 0.0, 0.0, 0.0]], jnp.float32)
+    response = jnp.array([[0, 1, 1, 2, 2, 2], [1, 1, 1, 0, 0, 0]])
+    got = np.asarray(sequence_level(log_ratio, response))
+    np.testing.assert_allclose(got[0, 1:], [0.2, 0.2, -0.4 / 3, -0.4 / 3, -0.4 / 3], rtol=RTOL)
+    np.testing.assert_allclose(got[1, :3], 2.0, rtol=RTOL)
 
 
 # ratio, advantage -> loss, gradient by logp, held; trust region [0.8, 1.3]. d ρ / d logp = ρ.

@@ -10,7 +10,7 @@ from learners import learner_config
 
 from bapo_jax.groups import ORIGINS
 from bapo_jax.learner.losses import Clip, k3
-from bapo_jax.learner.objective import KL, Objective, evaluate_objective, numbers_of, objective_of
+from bapo_jax.learner.objective import KL, Objective, evaluate_objective, numbers_of, objective_of, switched
 from bapo_jax.learner.packed import Rows, Sequences
 from bapo_jax.learner.update import mean_metrics
 
@@ -235,3 +235,9 @@ def test_numbers_are_traced_so_another_value_compiles_nothing(rows, logp, entrop
         assert all(x.dtype == np.float32 for x in numbers.values())
         values.add(float(value(rows, logp, numbers)))
     assert len(values) == 3 and len(traced) == 1
+
+
+def test_the_switch_comes_after_its_step():
+    learner = learner_config(switch_step=4).learner
+    assert [step for step in range(1, 8) if switched(learner, step)] == [5, 6, 7]
+    assert not any(switched(learner_config(switch_step=0).learner, step) for step in range(8))

@@ -102,6 +102,27 @@ def test_a_directory_without_a_processor_is_named(tmp_path, images):
         Sight(tmp_path, MARK).grid(images[0])
 
 
+@pytest.mark.parametrize('settings', [
+    '[]', '{"patch_size": "x"}', '{"patch_size": 0}', '{"merge_size": null}', '{"temporal_patch_size": "q"}', '{"size": 5}',
+    '{"size": {"height": 3, "width": 3}}', '{"size": {"shortest_edge": "a", "longest_edge": 4}}', '{"min_pixels": "3"}',
+    '{"min_pixels": 100000, "max_pixels": 10}', '{"image_mean": [1]}', '{"image_std": [0, 0, 0]}', '{"rescale_factor": "x"}', '{',
+])  # fmt: skip
+def test_a_processors_file_of_another_shape_is_named(settings, tmp_path, images):
+    (tmp_path / 'preprocessor_config.json').write_text(settings)
+    with pytest.raises(ValueError, match=f'model.path={str(tmp_path)!r}: no image processor .* preprocessor_config.json'):
+        Sight(tmp_path, MARK).grid(images[0])
+
+
+def test_a_processor_of_another_model_and_pixels_that_leave_no_size_are_refused(model, images):
+    Sight(model, MARK, tower=(4, 2, 2)).grid(images[0])
+    for tower in ((14, 2, 2), (4, 3, 2), (4, 2, 1)):
+        with pytest.raises(ValueError, match=r'patch_size.* of preprocessor_config.json are \(4, 2, 2\), and those of vision_config'):
+            Sight(model, MARK, tower=tower).grid(images[0])
+    with pytest.raises(ValueError, match='model.least_pixels=5000, .*leave no size for an image; set both'):
+        Sight(model, MARK, least_pixels=5000).grid(images[0])
+    Sight(model, MARK, 5000, 9000).grid(images[0])
+
+
 def test_a_prompt_that_outgrows_its_limit_with_its_images_is_refused_with_both_remedies(model, images):
     truths = [{'problem': 'x', 'answers': ['1']}, {'problem': '<image>' + 'x', 'answers': ['1'], 'images': images[1:2]}]
     tokenizer = character_tokenizer()
