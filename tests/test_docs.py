@@ -58,7 +58,7 @@ NO_ROW = {
 # What is raised with a text that is made elsewhere: by another exception, or by a function whose texts have rows of their own.
 MADE_ELSEWHERE = {
     'str(e)', 'told', 'str(warning.message)', "answer['bad']",
-    'f"{file}: {\'; \'.join(messages)}"', "f'{type(e).__name__}: {reason}'",
+    'f"{file}: {\'; \'.join(messages)}"', "f'{setting}: {e}'", "f'{type(e).__name__}: {reason}'",
     "'\\n'.join((f'host {i}: {text}' for i, text in enumerate(said) if text))",
     "said if str(arguments.run) in said else f'{arguments.run}: {said}'", "f'error: {e}'", "f'error: {error}'",
 }  # fmt: skip

@@ -50,12 +50,14 @@ class Sight:
             processor = Qwen2VLImageProcessorPil.from_pretrained(self._path, local_files_only=True)
             said = dict(processor.size)
             processor.size = said | {name: pixels for name, pixels in stated.items() if pixels}
-            _try_out(processor, said)
+            wrong = _tried_out(processor, said)
         except Exception as e:  # files of another shape fail in any way
+            wrong = f'{type(e).__name__}: {e}'
+        if wrong:
             raise ValueError(
-                f'model.path={str(self._path)!r}: no image processor loads from preprocessor_config.json there '
-                f'({type(e).__name__}: {e}); fetch it again'
-            ) from e
+                f'model.path={str(self._path)!r}: no image processor loads from preprocessor_config.json there ({wrong}); '
+                'fetch it again'
+            )
         cuts = processor.patch_size, processor.merge_size, processor.temporal_patch_size
         if self._tower and cuts != self._tower:
             raise ValueError(
@@ -146,13 +148,13 @@ class Sight:
         return patches
 
 
-def _try_out(processor: Any, size: dict[str, Any]) -> None:
-    """Raises, in any way, unless the processor cuts a picture into patches of numbers. It takes settings of any type."""
+def _tried_out(processor: Any, size: dict[str, Any]) -> str:
+    """What is wrong with how the processor cuts a picture into patches, '' where nothing is. It takes settings of any type."""
     least, most = size['shortest_edge'], size['longest_edge']
     if not (isinstance(least, int) and isinstance(most, int) and 0 < least <= most):
-        raise ValueError(f'pixels of {least!r} to {most!r}')
+        return f'pixels of {least!r} to {most!r}'
     side = processor.patch_size * processor.merge_size
     patches = processor(Image.new('RGB', (2 * side, side), 'red'), do_resize=False)['pixel_values']
     wanted = 2 * processor.merge_size**2, 3 * processor.temporal_patch_size * processor.patch_size**2
-    if patches.shape != wanted or not np.isfinite(patches).all():
-        raise ValueError(f'of a picture it makes an array of {patches.shape}, which is to be of {wanted} and finite')
+    sound = patches.shape == wanted and np.isfinite(patches).all()
+    return '' if sound else f'of a picture it makes an array of {patches.shape}, which is to be of {wanted} and finite'
