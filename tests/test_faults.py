@@ -1,10 +1,13 @@
-"""A sample of the fault harness: one run that is struck three times, by faults of three sorts. The whole: `make faults`."""
+"""A sample of the fault harness: one run that is struck again and again, by faults of three sorts. The whole: `make faults`."""
 
 import pytest
 from tests.faults.cases import case_of, outcome_of, sound_run
 from tests.faults.kinds import KINDS
 
-SAMPLE = ('disk failing as a checkpoint begins', 'killed in a save', 'Ctrl-C of `train … \\| tee log`')
+SAMPLE = (
+    'disk failing as a checkpoint begins', 'killed in a save', 'SIGTERM in generation', 'Ctrl-C of `train … \\| tee log`',
+    'half a row of metrics', 'a bit flipped in the policy',
+)  # fmt: skip
 SEED = 6  # of an early step: each strike takes the run on
 pytestmark = pytest.mark.slow
 

@@ -169,6 +169,8 @@ class Checkpoints:
         arrays = _arrays(run)
         host['checksums'] = checksums({'policy': arrays, 'replay': replay})
         host['checksum'] = checksum_of_text(host)
+        if not os.path.isdir(self._manager.directory):  # Orbax would make it anew, with this checkpoint alone
+            raise NotSaved(f'{self._manager.directory} was removed or renamed, so no checkpoint can be written; put it back')
         items = ocp.args.Composite(
             policy=ocp.args.StandardSave(arrays), replay=ocp.args.StandardSave(replay), host=ocp.args.JsonSave(host)
         )

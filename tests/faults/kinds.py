@@ -319,6 +319,36 @@ def refused_then_restored(name: str, change: Callable[[Path], None], message: st
     return strike
 
 
+def checkpoints_lost(case: Case) -> float:
+    """The run says so, and keeps its record. Then they are put back."""
+    there, elsewhere, rows = case.workdir / 'checkpoints', case.workdir / 'elsewhere', case.rows()
+    there.rename(elsewhere)
+    with case.trainer() as trainer:
+        seconds = trainer.ends(1, 'there is no checkpoint')
+    if case.rows() != rows:
+        raise RuntimeError(f'there were {rows} rows of metrics, and now there are {case.rows()}')
+    elsewhere.rename(there)
+    return seconds
+
+
+def renamed(name: str) -> Kind:
+    """The run directory, or its lock, gets another name in a long update, and the old one again once the run has ended."""
+
+    def strike(case: Case) -> float:
+        there = case.workdir / name
+        elsewhere = there.with_name(f'{there.name}-elsewhere')
+        with case.trainer({'moment': 'an update', 'call': 2, 'hangs': 30.0}) as trainer:
+            trainer.until(lambda: case.rows() == case.step + 2)
+            there.rename(elsewhere)
+            seconds = trainer.ends(1, 'removed or renamed')
+        if there.exists():
+            raise RuntimeError(f'it was made anew, with {sorted(str(path.relative_to(there)) for path in there.rglob("*"))}')
+        elsewhere.rename(there)
+        return seconds
+
+    return strike
+
+
 def cut(file: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
 
@@ -384,6 +414,9 @@ KINDS: dict[str, Kind] = {
     'a row of metrics damaged': refused_then_restored('metrics.jsonl', spoilt, 'line 1 is damaged'),
     'config.json cut': refused_then_restored('config.json', cut, 'is damaged'),
     'config.json missing': refused_then_restored('config.json', os.unlink, 'checkpoints and no config.json'),
+    'checkpoints lost': checkpoints_lost,
+    'the run directory renamed': renamed(''),
+    'the lock renamed': renamed('lock'),
     'a lock left by another machine': left_lock,
     'the clock jumps by a day': clock_jumps,
 }

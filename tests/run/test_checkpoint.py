@@ -208,6 +208,15 @@ def test_a_checkpoint_that_cannot_be_written_says_why(trained, tmp_path, monkeyp
     checkpoints.close()
 
 
+def test_a_directory_that_was_renamed_is_not_made_anew(trained, tmp_path):
+    checkpoints = Checkpoints(tmp_path / 'run' / 'checkpoints', keep=2)
+    (tmp_path / 'run').rename(tmp_path / 'elsewhere')
+    with pytest.raises(NotSaved, match='run/checkpoints was removed or renamed, so no checkpoint can be written; put it back'):
+        checkpoints.save(RunState(trained, trained.params, step=1), REPLAY, '')
+    checkpoints.close()
+    assert [path.name for path in tmp_path.iterdir()] == ['elsewhere']
+
+
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # Orbax leaves futures behind
 @pytest.mark.parametrize('part', ['policy', 'replay'])
 def test_a_checkpoint_that_lacks_files_is_damaged_and_says_what_to_do(part, saved, policy, tmp_path):
