@@ -35,7 +35,7 @@ from bapo_jax.learner.objective import REFERENCE, objective_of
 from bapo_jax.learner.packing import most_groups
 from bapo_jax.models import hf
 from bapo_jax.models.patches import Grid
-from bapo_jax.models.qwen import ModelConfig, parameters_of
+from bapo_jax.models.decoder import ModelConfig, parameters_of
 from bapo_jax.inputs import read_inputs
 from bapo_jax.rollout.continued import longest_read
 from bapo_jax.rollout.jax_engine import memory_of
@@ -176,7 +176,7 @@ def gpu_memory(
 ) -> dict[str, int]:
     """Bytes on one GPU during an optimizer step; `params` is the size of a float32 copy of its part of the parameters.
 
-    Symbols: r rows of T tokens a device; b bytes a number in compute; D, F, N, K, H, V, L as in models/qwen.py; n = mesh.tensor.
+    Symbols: r rows of T tokens a device; b bytes a number in compute; D, F, N, K, H, V, L as in models/decoder.py; n = mesh.tensor.
 
         state         (8 + m) / 4 params                          θ and two moments, the first in m bytes a number, exact
         gradients     2 params                                    their sum, and the micro-batch's own

@@ -17,7 +17,7 @@ from bapo_jax import config as config_lib, hub
 from bapo_jax.groups import Prompt
 from bapo_jax.models import hf
 from bapo_jax.models.patches import windows_of
-from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.tokenizer import read_tokenizer, tokenizer_file
 from bapo_jax.prompts.selector import PromptSelector, make_selector
 from bapo_jax.tasks import TASKS, encode_prompts, get_task, leave_out_long, refuse_long, repeats

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from bapo_jax import parallel
 from bapo_jax.models import hf
-from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.hf import architecture
 from bapo_jax.rollout.published import MANIFEST, WEIGHTS, check_weights, read_manifest, read_tensors
 from bapo_jax.run.checkpoint import Checkpoints

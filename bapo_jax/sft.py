@@ -35,7 +35,7 @@ from bapo_jax import bases, cli, hub
 from bapo_jax.learner.logprobs import token_logprobs
 from bapo_jax.learner.packed import Sequences
 from bapo_jax.models import hf
-from bapo_jax.models.qwen import Qwen
+from bapo_jax.models.decoder import Decoder
 from bapo_jax.models.tokenizer import read_tokenizer
 
 FLAGS = flags.FLAGS
@@ -69,7 +69,7 @@ def muon(learning_rate: float, steps: int) -> optax.GradientTransformation:
     )
 
 
-def target_logprobs(model: Qwen, batch: bases.Batch) -> jax.Array:
+def target_logprobs(model: Decoder, batch: bases.Batch) -> jax.Array:
     """The log-prob [B, T] of each target token, 0 elsewhere."""
     tokens_BxT = batch.tokens_BxT
     position_BxT = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)

@@ -47,7 +47,7 @@ from bapo_jax.dry_run import GB, find_target, matrix_sizes
 from bapo_jax.learner.head import Tile
 from bapo_jax.learner.learner import Learner, choose_kernel
 from bapo_jax.models import hf
-from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.decoder import ModelConfig
 from benchmarks.fits import MODELS
 from benchmarks.hlo import Collective, Work, axes_of, collectives, flops, parse, total, visits
 from benchmarks.hlo_time import CHIPS, WAITING, Chip, kernel_flops, seconds, traffic

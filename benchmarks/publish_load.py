@@ -41,7 +41,7 @@ from rich.table import Table
 from safetensors.numpy import load_file, save_file
 
 from bapo_jax.models import hf
-from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.rollout.publish import publish
 from bapo_jax.rollout.published import check_weights, read_manifest, read_tensors

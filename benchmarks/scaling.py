@@ -39,7 +39,7 @@ from bapo_jax import config as config_lib
 from bapo_jax.groups import X1, Prompt, make_batch
 from bapo_jax.learner.learner import Learner
 from bapo_jax.models import attention
-from bapo_jax.models.qwen import ModelConfig, Qwen
+from bapo_jax.models.decoder import Decoder, ModelConfig
 from bapo_jax.parallel import make_mesh
 
 ONE = dataclasses.replace(W, prompts=1, optimizer_steps=1)
@@ -90,7 +90,7 @@ def measure(w: Workload) -> tuple[float, Learner]:
         'qwen2', w.vocabulary, w.hidden, w.mlp, w.layers, w.heads, w.kv_heads, w.head_dim, 1e4, 1e-6, tie_embeddings=True
     )
     learner = Learner(config, model, make_mesh(DEVICES, 1, 1), 'xla')
-    params = nnx.to_pure_dict(nnx.state(Qwen(model, rngs=nnx.Rngs(0)), nnx.Param))
+    params = nnx.to_pure_dict(nnx.state(Decoder(model, rngs=nnx.Rngs(0)), nnx.Param))
     state = learner.init(jax.device_put(params, jax.tree.map(lambda x: x.sharding, learner.parameters)))
     prompts = [Prompt(i, 'countdown', tokens, {}) for i, tokens in enumerate(data.prompts)]
     groups = groups_of(prompts, responses_of(data, data.behaviour - np.float32(math.log(w.vocabulary))), data.rewards)

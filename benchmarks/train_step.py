@@ -33,7 +33,7 @@ from bapo_jax.learner.logprobs import Compute
 from bapo_jax.learner.optimizer import clipped_adamw
 from bapo_jax.learner.update import Program, initial_state, state_shapes, update
 from bapo_jax.models import attention
-from bapo_jax.models.qwen import ModelConfig, Qwen, abstract_params
+from bapo_jax.models.decoder import Decoder, ModelConfig, abstract_params
 from bapo_jax.models.remat import REMAT
 from benchmarks.timing import device, matrix_rate, require_gpu
 
@@ -123,7 +123,7 @@ def compiled_step(asked: argparse.Namespace, model: ModelConfig, rows: Rows):
 
     @functools.partial(jax.jit, out_shardings=jax.tree.map(lambda x: x.sharding, shapes))
     def random_params():
-        return nnx.to_pure_dict(nnx.state(Qwen(model, rngs=nnx.Rngs(0)), nnx.Param))
+        return nnx.to_pure_dict(nnx.state(Decoder(model, rngs=nnx.Rngs(0)), nnx.Param))
 
     state = initial_state(optimizer, random_params(), state_shapes(optimizer, shapes, mesh))
     return lambda state, rows: compiled(state, rows, count, numbers), state, rows, compile_s

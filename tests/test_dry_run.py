@@ -21,7 +21,7 @@ from bapo_jax.config import default_config, resolve
 from bapo_jax.dry_run import Result, Target, gpu_memory, matrix_sizes, measure
 from bapo_jax.learner.learner import Learner
 from bapo_jax.models import hf
-from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.rollout.jax_engine import memory_of
 from bapo_jax.parallel import make_mesh
 from bapo_jax.run.checkpoint import copy_params

@@ -31,7 +31,7 @@ from bapo_jax.learner.score import over_micro_batches
 from bapo_jax.learner.update import TrainState, accumulate, initial_state, state_shapes, stepped, without_skipped
 from bapo_jax.models import hf
 from bapo_jax.models.patches import Pixels
-from bapo_jax.models.qwen import ModelConfig, Qwen
+from bapo_jax.models.decoder import Decoder, ModelConfig
 from bapo_jax.parallel import compiled_for, spread
 
 CRITIC = 'critic'  # the role under which its values are scored
@@ -58,7 +58,7 @@ class Program(NamedTuple):
 
 
 def token_values(
-    model: Qwen, sequences: Sequences, compute: Compute = Compute(), features: jax.Array | None = None
+    model: Decoder, sequences: Sequences, compute: Compute = Compute(), features: jax.Array | None = None
 ) -> jax.Array:
     """V, float32 [B, T], of the state before each response token, 0 elsewhere; arguments as of `token_logprobs`."""
     value_BxT = model.values(hidden_states(model, sequences, compute, features), compute.split)
@@ -70,7 +70,7 @@ def score_values(
 ) -> jax.Array:
     """V [M, R, T] before each response token under `params`, 0 elsewhere; of the first `n_micro` micro-batches."""
 
-    def values(model: Qwen, features, micro: Sequences, _) -> jax.Array:
+    def values(model: Decoder, features, micro: Sequences, _) -> jax.Array:
         return token_values(model, micro, compute, features)
 
     return over_micro_batches(values, params, sequences, pixels, n_micro, (), graph, mesh, compute)

@@ -27,7 +27,7 @@ from bapo_jax.learner.score import score
 from bapo_jax.learner.update import Program, TrainState, initial_state, mean_metrics, state_shapes, update
 from bapo_jax.models import attention, hf
 from bapo_jax.models.patches import Grid, Pixels, blank_pixels
-from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.split import Split
 from bapo_jax.parallel import compiled_for, fetch, spread
 from bapo_jax.seen import Seen, Sight, see, tower_rows

@@ -12,7 +12,7 @@ from bapo_jax.learner.head import Tile, head
 from bapo_jax.learner.packed import Sequences
 from bapo_jax.models.attention import Attention, xla
 from bapo_jax.models.patches import Pixels
-from bapo_jax.models.qwen import ImageFeatures, Qwen
+from bapo_jax.models.decoder import Decoder, ImageFeatures
 from bapo_jax.models.split import Split
 
 
@@ -27,7 +27,7 @@ class Compute(NamedTuple):
 
 
 def token_logprobs(
-    model: Qwen, sequences: Sequences, temperature, compute: Compute = Compute(), features: jax.Array | None = None, *,
+    model: Decoder, sequences: Sequences, temperature, compute: Compute = Compute(), features: jax.Array | None = None, *,
     entropy_gradient: bool = False,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """(log-prob, entropy), both float32 [B, T], of each response token given those before it; logits / temperature; 0 elsewhere.
@@ -50,7 +50,7 @@ def token_logprobs(
     return tuple(jnp.zeros(B * T, jnp.float32).at[at_N].set(x_N, mode='drop').reshape(B, T) for x_N in (logp_N, entropy_N))
 
 
-def image_features(model: Qwen, pixels: Pixels | None, compute: Compute) -> jax.Array | None:
+def image_features(model: Decoder, pixels: Pixels | None, compute: Compute) -> jax.Array | None:
     """Float32 [I, D], on every device: what the tower makes of a mini-batch's images, each device of its own rows.
 
     They are float32 since the gradients of all responses to a prompt are summed in them. Without images: None.
@@ -62,7 +62,7 @@ def image_features(model: Qwen, pixels: Pixels | None, compute: Compute) -> jax.
 
 
 def hidden_states(
-    model: Qwen, sequences: Sequences, compute: Compute = Compute(), features: jax.Array | None = None
+    model: Decoder, sequences: Sequences, compute: Compute = Compute(), features: jax.Array | None = None
 ) -> jax.Array:
     """[B, T, D]; state t has seen the tokens of its segment up to t, and the images among them."""
 

@@ -21,7 +21,7 @@ from bapo_jax import parallel
 from bapo_jax.learner.logprobs import Compute, image_features, token_logprobs
 from bapo_jax.learner.packed import Sequences
 from bapo_jax.models.patches import Pixels
-from bapo_jax.models.qwen import Qwen
+from bapo_jax.models.decoder import Decoder
 from bapo_jax.models.split import gathered
 
 
@@ -34,7 +34,7 @@ def score(
     `pixels` are the images of the mini-batch.
     """
 
-    def logprobs(model: Qwen, features, micro: Sequences, temperature) -> tuple[jax.Array, jax.Array]:
+    def logprobs(model: Decoder, features, micro: Sequences, temperature) -> tuple[jax.Array, jax.Array]:
         return token_logprobs(model, micro, temperature, compute, features)
 
     return over_micro_batches(logprobs, params, sequences, pixels, n_micro, temperature, graph, mesh, compute)

@@ -10,16 +10,15 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.models.families import FAMILIES, Family
 from bapo_jax.models.patches import VisionConfig
-from bapo_jax.models.qwen import ModelConfig
-
-MODEL_TYPES = ('qwen2', 'qwen3', 'qwen2_5_vl')
-
+from bapo_jax.models.rotary import read_rotation
 
 def overrides(model: Mapping[str, Any]) -> dict[str, Any]:
     """What a run's config (its section `model`) states in place of fields of the model's config.json, named as there.
@@ -39,7 +38,7 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
     """Reads the decoder's shape from `path/config.json`; what is `stated` (`overrides`) counts in its place.
 
     Raises FileNotFoundError where the directory or the file is missing. Raises ValueError, naming the field, where the file asks
-    for something that `Qwen` leaves out, or a value is none from which a model can be made.
+    for something that `Decoder` leaves out, or a value is none from which a model can be made.
     """
     file = Path(path) / 'config.json'
     if not file.is_file():
@@ -48,9 +47,10 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
         c = json.loads(file.read_text('utf-8'))
     except (ValueError, RecursionError) as e:
         raise ValueError(f'{file}: not valid JSON ({str(e)[:200]}); fetch the model directory again') from e
-    if not isinstance(c, dict) or c.get('model_type') not in MODEL_TYPES:
+    if not isinstance(c, dict) or c.get('model_type') not in tuple(FAMILIES):
         found = c.get('model_type') if isinstance(c, dict) else None
-        raise ValueError(f'{file}: model_type={_short(found)} is not supported; supported: {", ".join(MODEL_TYPES)}')
+        raise ValueError(f'{file}: model_type={_short(found)} is not supported; supported: {", ".join(FAMILIES)}')
+    family = FAMILIES[c['model_type']]
 
     def refuse(messages: list[str]) -> None:
         if messages:
@@ -62,17 +62,21 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
     stands = {field: value for field, value in _flat(c).items() if value is not None}
     refuse(_malformed(stands))
     refuse([message for field in _ROPE for message in _malformed(stands.get(field) or {})])
-    refuse(_unsupported(stands))
-    has_vision = c['model_type'] == 'qwen2_5_vl'
-    if missing := [field for field in _needed(has_vision, c['model_type']) if field not in stands]:
+    refuse(_unsupported(stands, family))
+    if missing := [field for field in _needed(family) if field not in stands]:
         raise ValueError(f'{file}: the field {missing[0]!r} is missing; fetch the model directory again')
     whole = _as_transformers_reads(c, file)
-    decoder = whole.text_config if has_vision else whole
+    decoder = whole.text_config if family.vision else whole
+    refuse([
+        f'{field}={_short(found)} is not supported; supported: {value}'
+        for field, value in family.only if (found := getattr(decoder, field)) != value
+    ])  # fmt: skip
     rope = decoder.rope_parameters
-    # Of kinds of rotation that `_unsupported` does not see: null, or one for each kind of layer.
-    if rope.get('rope_type') != 'default' or rope.get('rope_theta') is None:
-        raise ValueError(f"{file}: rope_parameters={_short(rope)} is not supported; supported: rope_type 'default', a rope_theta")
-    if has_vision and not rope.get('mrope_section'):
+    try:
+        rotation = read_rotation(rope)
+    except ValueError as e:
+        raise ValueError(f'{file}: {e}') from e
+    if family.vision and not rope.get('mrope_section'):
         raise ValueError(f"{file}: the field 'mrope_section' is missing; fetch the model directory again")
     width = decoder.hidden_size // decoder.num_attention_heads
     config = ModelConfig(
@@ -84,12 +88,12 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
         num_heads=decoder.num_attention_heads,
         num_kv_heads=decoder.num_key_value_heads,
         head_dim=getattr(decoder, 'head_dim', None) or width,
-        rope_theta=float(rope['rope_theta']),
+        rotation=rotation,
         rms_norm_eps=float(decoder.rms_norm_eps),
         tie_embeddings=bool(whole.tie_word_embeddings),
-        max_positions=decoder.max_position_embeddings,
-        mrope_section=tuple(rope['mrope_section']) if has_vision else (),
-        vision=_vision(whole) if has_vision else None,
+        max_positions=max(decoder.max_position_embeddings, rotation.positions),
+        mrope_section=tuple(rope['mrope_section']) if family.vision else (),
+        vision=_vision(whole) if family.vision else None,
         dtype=dtype,
     )
     if config.num_heads % config.num_kv_heads or config.head_dim % 2 or not config.head_dim:
@@ -97,7 +101,7 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
             f'{file}: {config.num_heads} heads of {config.head_dim} numbers and {config.num_kv_heads} heads of keys make no model; '
             'num_key_value_heads divides num_attention_heads, and head_dim is even'
         )
-    if has_vision and sum(config.mrope_section) != config.head_dim // 2:
+    if family.vision and sum(config.mrope_section) != config.head_dim // 2:
         section = list(config.mrope_section)
         raise ValueError(f'{file}: mrope_section={section} must add up to half of head_dim, {config.head_dim // 2}; fetch it again')
     return config
@@ -120,7 +124,7 @@ def with_stated(config: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[st
     decoder = {**(config['text_config'] if nested else config), **stated}
     if 'rope_parameters' in stated:
         before = (config['text_config'] if nested else config).get('rope_parameters') or {}
-        decoder['rope_parameters'] = stated['rope_parameters'] | {k: v for k, v in before.items() if k == 'mrope_section'}
+        decoder['rope_parameters'] = {**stated['rope_parameters'], **before, 'rope_theta': stated['rope_theta']}
         if decoder.get('rope_scaling'):  # counts before rope_parameters
             decoder['rope_scaling'] = {**decoder['rope_scaling'], 'rope_theta': stated['rope_theta']}
     return {**config, 'text_config': decoder} if nested else decoder
@@ -152,10 +156,10 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _needed(has_vision: bool, model_type: str) -> tuple[str, ...]:
+def _needed(family: Family) -> tuple[str, ...]:
     """The fields that a file must state. transformers has a value for each, which is that of some published model."""
-    if not has_vision:
-        return _NEEDED if model_type == 'qwen2' else (*_NEEDED, 'head_dim')  # Qwen2's head is width / heads
+    if not family.vision:
+        return (*_NEEDED, *family.needs)
     of_vision = [field.name for field in dataclasses.fields(VisionConfig) if field.name not in ('in_channels', 'image_token')]
     return (*_NEEDED, 'image_token_id', *(f'vision_config.{name}' for name in of_vision))
 
@@ -188,7 +192,7 @@ _KINDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (_SIZES, lambda v: _is_count(v, 1), 'a whole number from 1 on'),
     (('max_position_embeddings', 'image_token_id'), _is_count, 'a whole number from 0 on'),
     (('rope_theta', 'rms_norm_eps'), lambda v: type(v) in (int, float) and 0 < v < 1e30, 'a positive number'),
-    (('tie_word_embeddings', 'use_sliding_window', 'attention_bias'), lambda v: type(v) is bool, 'true or false'),
+    (('tie_word_embeddings', 'use_sliding_window', 'attention_bias', 'mlp_bias'), lambda v: type(v) is bool, 'true or false'),
     (_DTYPE, lambda v: isinstance(v, str), 'the name of a dtype'),
     (('layer_types',), lambda v: isinstance(v, list) and all(isinstance(t, str) for t in v), 'a list of names'),
     (
@@ -211,18 +215,17 @@ def _malformed(c: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def _unsupported(c: dict[str, Any]) -> list[str]:
-    """One message for each field of a flat config that asks for something `Qwen` leaves out."""
-    has_vision, vision_act, features = c['model_type'] == 'qwen2_5_vl', 'vision_config.hidden_act', 'vision_config.out_hidden_size'
-    rope_types = {'default', 'mrope'} if has_vision else {'default'}
+def _unsupported(c: dict[str, Any], family: Family) -> list[str]:
+    """One message for each field of a flat config that asks for something `Decoder` leaves out."""
+    has_vision, vision_act, features = family.vision, 'vision_config.hidden_act', 'vision_config.out_hidden_size'
+    turning = f'rope_type {" or ".join(map(repr, family.rotations))} of whole heads'
     width = c.get('hidden_size', 0) // c.get('num_attention_heads', 1)
     supported = (
         ('hidden_act', c.get('hidden_act', 'silu') == 'silu', "'silu'"),
         ('use_sliding_window', not c.get('use_sliding_window'), 'False'),
         ('layer_types', set(c.get('layer_types') or ()) <= {'full_attention'}, "'full_attention' in every layer"),
-        ('attention_bias', c['model_type'] != 'qwen3' or not c.get('attention_bias'), 'False'),  # Qwen2 does not read it
         ('head_dim', not has_vision or c.get('head_dim') in (None, width), 'hidden_size / num_attention_heads'),
-        *((field, _turns_whole_heads(c.get(field) or {}, rope_types), "rope_type 'default' of whole heads") for field in _ROPE),
+        *((field, _turns_whole_heads(c.get(field) or {}, family.rotations), turning) for field in _ROPE),
         ('partial_rotary_factor', c.get('partial_rotary_factor') in (None, 1), '1'),
         ('dual_chunk_attention_config', not c.get('dual_chunk_attention_config'), 'null'),
         ('per_layer_config', not c.get('per_layer_config'), 'null: all layers alike'),
@@ -234,10 +237,11 @@ def _unsupported(c: dict[str, Any]) -> list[str]:
     return [f'{field}={_short(c[field])} is not supported; supported: {values}' for field, fine, values in supported if not fine]
 
 
-def _turns_whole_heads(rope: Mapping[str, Any], kinds: set[str]) -> bool:
-    """Whether the rotation is of one of the `kinds`, and of whole heads. vLLM can turn a part of a head, transformers not."""
+def _turns_whole_heads(rope: Mapping[str, Any], kinds: Sequence[str]) -> bool:
+    """Whether the rotation is of one of the `kinds`, said once, and of whole heads. vLLM can turn a part of a head, transformers not."""
     stated = {str(rope[name]) for name in ('rope_type', 'type') if rope.get(name)}
-    return stated <= kinds and rope.get('partial_rotary_factor') in (None, 1) and not rope.get('rope_dim')
+    once = len(stated - {'mrope'}) <= 1  # which is the default kind with sections
+    return stated <= {*kinds} and once and rope.get('partial_rotary_factor') in (None, 1) and not rope.get('rope_dim')
 
 
 def architecture(config: ModelConfig) -> dict[str, Any]:

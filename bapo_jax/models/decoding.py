@@ -1,4 +1,4 @@
-"""Generation by the decoder of qwen.py: prompts are read at once, then every row gains a token at a time.
+"""Generation by the decoder of decoder.py: prompts are read at once, then every row gains a token at a time.
 
 Each row has its own place in the cache: token i of a row, the prompt's included, has slot i. Rows of any age share a batch, and what
 a row computes does not depend on the others: attention sums over blocks of a fixed size, and a block that a row does not use adds
@@ -19,7 +19,7 @@ from flax import nnx
 from bapo_jax.models.attention import masked, xla
 from bapo_jax.models.parameters import is_rounded
 from bapo_jax.models.patches import Pixels
-from bapo_jax.models.qwen import ImageFeatures, ModelConfig, Qwen
+from bapo_jax.models.decoder import Decoder, ImageFeatures, ModelConfig
 
 _BLOCK = 256  # key slots that one sum of attention takes; shorter caches are one block
 
@@ -151,6 +151,6 @@ def _forward(graph: nnx.GraphDef, weights: Weights, tokens_BxT, positions, atten
     return _model(graph, weights).unrolled(weights.layers, tokens_BxT, positions, attend_in, images)
 
 
-def _model(graph: nnx.GraphDef, weights: Weights) -> Qwen:
+def _model(graph: nnx.GraphDef, weights: Weights) -> Decoder:
     """The model with its first layer in the stacked layers' place: `unrolled` asks for no more than a layer's graph there."""
     return nnx.merge(graph, {**weights.rest, 'layers': weights.layers[0]})

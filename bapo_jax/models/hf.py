@@ -1,6 +1,6 @@
 """Reads and writes Hugging Face directories: safetensors (one file or sharded), config.json (configs.py) and tokenizer files.
 
-A parameter tree is the pure state of `Qwen`: nested dicts of float32 arrays, layers stacked on the first axis. Hugging Face keeps
+A parameter tree is the pure state of `Decoder`: nested dicts of float32 arrays, layers stacked on the first axis. Hugging Face keeps
 one [out, in] matrix per layer; the tree keeps [L, in, out]. parameters.py says which tensor is which parameter.
 """
 
@@ -29,7 +29,7 @@ from bapo_jax.models.configs import (  # noqa: F401
     architecture, for_all_readers, overrides, read_config, stored_dtype, with_stated,
 )
 from bapo_jax.models.parameters import EMBEDDING, HEAD, Parameter
-from bapo_jax.models.qwen import ModelConfig, Qwen, abstract_params, parameters_of
+from bapo_jax.models.decoder import Decoder, ModelConfig, abstract_params, parameters_of
 from bapo_jax.parallel import fetch, on_device
 
 Params = dict[str, Any]
@@ -58,7 +58,7 @@ class DamagedWeights(ValueError):
 
 def init_params(config: ModelConfig, seed: int) -> Params:
     """Freshly initialised parameters (normal, 0.02)."""
-    return nnx.to_pure_dict(nnx.state(Qwen(config, rngs=nnx.Rngs(seed)), nnx.Param))
+    return nnx.to_pure_dict(nnx.state(Decoder(config, rngs=nnx.Rngs(seed)), nnx.Param))
 
 
 def layout(config: ModelConfig) -> list[Tensor]:

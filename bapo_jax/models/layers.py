@@ -20,7 +20,7 @@ class Rope(NamedTuple):
 
 
 def rotate(x_BxNxTxH: jax.Array, rope: Rope) -> jax.Array:
-    """Rotary position embedding in the half-rotation layout of Hugging Face's Qwen."""
+    """Rotary position embedding in the half-rotation layout of Hugging Face."""
     cos, sin = rope
     first, second = (half.astype(jnp.float32) for half in jnp.split(x_BxNxTxH, 2, axis=-1))
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BxNxTxH.dtype)

@@ -1,9 +1,9 @@
-"""The parameters of the Qwen decoder and of its vision tower, one row each.
+"""The parameters of the decoder and of its vision tower, one row each.
 
 Everything that needs a fact of a parameter reads this table: checkpoints in and out and publishing (hf.py), sharding (parallel.py),
 the server's check of a published policy (rollout/worker.py) and the memory model (dry_run.py).
 
-A new parameter is one row here and one attribute of a module in qwen.py or vision.py. This file imports no JAX, since the server's
+A new parameter is one row here and one attribute of a module in decoder.py or vision.py. This file imports no JAX, since the server's
 process may lack it.
 """
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.decoder import ModelConfig
 
 _FILES = (('tokenizer.json',), ('vocab.json', 'merges.txt'), ('tokenizer.model',))  # any of these holds a vocabulary
 _NAMING_ENDS = ('generation_config.json', 'config.json')

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from bapo_jax.hosts import Hosts
 from bapo_jax.models import hf
-from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.rollout.continued import longest_read
 from bapo_jax.rollout.engine import Engine, gathered
 from bapo_jax.rollout.jax_engine import JaxEngine

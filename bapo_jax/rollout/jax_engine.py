@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from bapo_jax.groups import Prompt, Response
 from bapo_jax.models.decoding import cache_slots
 from bapo_jax.models.patches import Pixels, blank_pixels, windows_of
-from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling, trained_tokens
 from bapo_jax.rollout.slots import BLOCK, Images, Places, lay_out, nothing_yet, read, sample, split_rows
 from bapo_jax.seen import Seen, Sight, see

@@ -17,7 +17,7 @@ from absl import logging
 from bapo_jax.hosts import Hosts
 from bapo_jax.files import write_text
 from bapo_jax.models import hf
-from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.rollout.published import FORMAT, MANIFEST, THREADS, WEIGHTS, crc32
 
 # At every save Orbax warns that it finds no OCDBT files to merge; this format has none.

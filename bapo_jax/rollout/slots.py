@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bapo_jax.models.decoding import KVCache, Weights, cache_slots, decode, empty_cache, logits, look, prefill, unstacked
 from bapo_jax.models.patches import Pixels
-from bapo_jax.models.qwen import ImageFeatures, ModelConfig
+from bapo_jax.models.decoder import ImageFeatures, ModelConfig
 from bapo_jax.parallel import per_device, replicated
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from bapo_jax import events
 from bapo_jax.groups import Prompt, Response
 from bapo_jax.hosts import Hosts
-from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
 from bapo_jax.rollout.exchange import Dropped, Unreachable, exchange, open_session
 from bapo_jax.rollout.publish import publish, remove_unneeded

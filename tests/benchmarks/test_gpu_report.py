@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bapo_jax.models import attention
-from bapo_jax.models.qwen import abstract_params
+from bapo_jax.models.decoder import abstract_params
 from benchmarks import gpu_kernels, gpu_report, train_step
 from benchmarks.gpu_report import Job
 

@@ -20,7 +20,7 @@ from bapo_jax.groups import Prompt
 from bapo_jax.learner.logprobs import token_logprobs
 from bapo_jax.learner.packed import Sequences
 from bapo_jax.models import hf
-from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.rollout.engines import start_servers
 from bapo_jax.rollout.supervise import SupervisedServer

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.decoder import ModelConfig
 
 STOP_TOKENS = tuple(range(3, 15))  # many, so that responses differ in length
 TINY = {

@@ -24,7 +24,7 @@ from bapo_jax.learner.optimizer import clipped_adamw
 from bapo_jax.learner.packed import blank_rows
 from bapo_jax.learner.update import Program, state_shapes, update
 from bapo_jax.models.parameters import PARAMETERS
-from bapo_jax.models.qwen import ModelConfig, abstract_params
+from bapo_jax.models.decoder import ModelConfig, abstract_params
 from bapo_jax.models.split import Split
 from bapo_jax.parallel import make_mesh
 from benchmarks.hlo import axes_of, collectives, parse

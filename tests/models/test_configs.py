@@ -12,6 +12,7 @@ QWEN2 = {
     'num_attention_heads': 32, 'num_key_value_heads': 2,
 }  # fmt: skip
 QWEN3 = {**QWEN2, 'model_type': 'qwen3', 'head_dim': 16}
+LLAMA = {**QWEN2, 'model_type': 'llama'}
 TOWER = {
     'depth': 2, 'hidden_size': 16, 'intermediate_size': 20, 'num_heads': 2, 'out_hidden_size': 256, 'patch_size': 4,
     'spatial_merge_size': 2, 'temporal_patch_size': 2, 'window_size': 16, 'fullatt_block_indexes': [1],
@@ -32,6 +33,14 @@ POSITIONS = {
     'scaling with a theta': {'rope_theta': 1e4, 'rope_scaling': {'type': 'default', 'rope_theta': 5e5}},
     'neither': {},
 }  # fmt: skip
+# As published: Llama 3.1's, what Qwen2.5's model card tells users to add, and the first kind there was.
+TURNED = {
+    'llama3': {'rope_theta': 5e5, 'max_position_embeddings': 131072, 'rope_scaling': {
+        'factor': 8.0, 'high_freq_factor': 4.0, 'low_freq_factor': 1.0, 'original_max_position_embeddings': 8192, 'rope_type': 'llama3'}},
+    'yarn': {'rope_theta': 1e6, 'max_position_embeddings': 131072, 'rope_scaling': {
+        'factor': 4.0, 'original_max_position_embeddings': 32768, 'type': 'yarn'}},
+    'linear': {'rope_theta': 1e4, 'rope_scaling': {'type': 'linear', 'factor': 4.0}},
+}  # fmt: skip
 OTHERS = {
     'all stated': {
         'rms_norm_eps': 1e-3, 'tie_word_embeddings': True, 'max_position_embeddings': 99, 'dtype': 'bfloat16', 'torch_dtype': 'float32',
@@ -43,8 +52,8 @@ OTHERS = {
 
 
 def configs():
-    for model in (QWEN2, QWEN3):
-        for name, fields in {**POSITIONS, **OTHERS}.items():
+    for model in (QWEN2, QWEN3, LLAMA):
+        for name, fields in {**POSITIONS, **OTHERS, **TURNED}.items():
             yield pytest.param({**model, **fields}, id=f'{model["model_type"]}, {name}')
     positions = {
         'top': {'rope_theta': 5e5, 'rope_scaling': SECTION},
@@ -85,9 +94,11 @@ def test_every_field_is_as_transformers_reads_it(config, tmp_path):
         theirs.num_hidden_layers, theirs.num_attention_heads, theirs.num_key_value_heads,
     )  # fmt: skip
     assert (ours.head_dim, ours.rms_norm_eps) == (getattr(theirs, 'head_dim', width), theirs.rms_norm_eps)
-    assert (ours.rope_theta, ours.max_positions) == (theirs.rope_parameters['rope_theta'], theirs.max_position_embeddings)
+    assert (ours.rotation.rope_theta, ours.max_positions) == (theirs.rope_parameters['rope_theta'], theirs.max_position_embeddings)
+    assert ours.rotation.rope_type == theirs.rope_parameters['rope_type']
     assert list(ours.mrope_section) == (theirs.rope_parameters['mrope_section'] if ours.vision else [])
-    assert set(theirs.layer_types) == {'full_attention'} and theirs.sliding_window is None
+    assert {*(getattr(theirs, 'layer_types', None) or ['full_attention'])} == {'full_attention'}
+    assert ours.model_type == 'llama' or theirs.sliding_window is None  # Llama has none
     if ours.vision:
         assert ours.vision.image_token == whole.image_token_id
         for name, value in vars(ours.vision).items():
@@ -99,7 +110,7 @@ def test_every_field_is_as_transformers_reads_it(config, tmp_path):
 def test_the_value_that_counts_is_no_accident(name, tmp_path):
     """So that the test above compares what differs."""
     theta = {'neither': 1e4}.get(name, 5e5)
-    assert hf.read_config(written(tmp_path / 'model', {**QWEN2, **POSITIONS[name]})).rope_theta == theta
+    assert hf.read_config(written(tmp_path / 'model', {**QWEN2, **POSITIONS[name]})).rotation.rope_theta == theta
 
 
 @pytest.mark.parametrize('theta', [0.0, 4e4])
@@ -108,11 +119,11 @@ def test_an_export_is_read_alike_by_transformers_4_and_5(config, theta, tmp_path
     model, stated = written(tmp_path / 'model', config), hf.overrides({'rope_theta': theta})
     want = hf.read_config(model, stated=stated)
     hf.save(tmp_path / 'out', iter(()), like=model, stated=stated, dtype='bfloat16')
-    assert hf.read_config(tmp_path / 'out') == want and (not theta or want.rope_theta == theta)
+    assert hf.read_config(tmp_path / 'out') == want and (not theta or want.rotation.rope_theta == theta)
     left = json.loads((tmp_path / 'out' / 'config.json').read_text())
     decoder = left.get('text_config') or left
     default = 1e6 if want.vision else 1e4  # of both versions, where nothing is stated
-    assert decoder.get('rope_theta', default) == want.rope_theta
+    assert decoder.get('rope_theta', default) == want.rotation.rope_theta
     dtypes = {part[name] for part in (left, decoder) for name in ('dtype', 'torch_dtype') if name in part}
     assert dtypes == {'bfloat16'}
 
@@ -137,6 +148,17 @@ def test_an_export_of_a_file_that_all_read_alike_is_that_file(tmp_path):
     ({'layer_types': ['full_attention'] * 3}, 'transformers does not read it'),
     ({'torch_dtype': ['float32']}, 'torch_dtype='),
     ({**SEEING, 'rope_scaling': SECTION, 'head_dim': 16}, 'head_dim=16'),
+    ({**LLAMA, 'attention_bias': True}, 'attention_bias=True is not supported; supported: False'),
+    ({**LLAMA, 'mlp_bias': True}, 'mlp_bias=True is not supported; supported: False'),
+    ({'rope_scaling': {'rope_type': 'dynamic', 'factor': 2.0}}, "rope_scaling=.* supported: rope_type 'default' or 'linear' or"),
+    ({'rope_scaling': {'rope_type': 'longrope', 'factor': 2.0}}, 'rope_scaling='),
+    ({**SEEING, 'rope_scaling': {**SECTION, 'type': 'yarn', 'factor': 2.0}}, "rope_scaling=.*rope_type 'default' or 'mrope' of whole heads"),
+    ({'rope_scaling': {'rope_type': 'yarn'}}, "transformers does not read it .*'rope_type'='yarn': {'factor'}"),
+    ({'rope_scaling': {'rope_type': 'yarn', 'factor': None}}, "rope_parameters: rope_type 'yarn' needs factor"),
+    ({'rope_scaling': {'rope_type': 'linear', 'factor': '4'}}, "rope_parameters: factor=4 must be a positive number"),
+    ({'rope_scaling': {'rope_type': 'yarn', 'factor': 4.0, 'truncate': 1}}, 'rope_parameters: truncate=1 must be true or false'),
+    ({'rope_scaling': {'rope_type': 'yarn', 'factor': 4.0, 'alpha': 1.0}}, "rope_parameters: alpha=1.0 is not supported with rope_type 'yarn'"),
+    ({'rope_scaling': {**TURNED['llama3']['rope_scaling'], 'low_freq_factor': 4.0}}, 'low_freq_factor must be below high_freq_factor'),
     ({**SEEING, 'text_config': {}, 'vision_config': {**TOWER, 'out_hidden_size': None}}, "'vocab_size' is missing"),
     ({**SEEING, 'text_config': {**QWEN2, 'rope_scaling': {'type': 'mrope'}}}, "'mrope_section' is missing"),
 ])  # fmt: skip

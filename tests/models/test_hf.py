@@ -13,7 +13,8 @@ from safetensors.numpy import load_file, save_file
 from tiny import QWEN3
 
 from bapo_jax.models import hf
-from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.models.rotary import Rotation
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_a_bfloat16_checkpoint_becomes_float32_of_the_same_values(directory):
 def test_the_config_is_read(policy):
     assert policy.config == ModelConfig(
         model_type='qwen2', vocab_size=96, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4,
-        num_kv_heads=2, head_dim=8, rope_theta=10_000.0, rms_norm_eps=1e-6, tie_embeddings=True, max_positions=32768, dtype='float32',
+        num_kv_heads=2, head_dim=8, rotation=Rotation(10_000.0), rms_norm_eps=1e-6, tie_embeddings=True, max_positions=32768, dtype='float32',
     )  # fmt: skip
 
 
@@ -111,7 +112,7 @@ def test_what_is_stated_counts_in_place_of_config_json_and_is_written_by_both_na
     for change in ({}, {'rope_parameters': ..., 'rope_theta': 1e4}):
         edit_config(directory, **change)
         config = hf.read_config(directory, stated=stated)
-        assert config == dataclasses.replace(policy.config, rope_theta=40_000.0, max_positions=16384)
+        assert config == dataclasses.replace(policy.config, rotation=Rotation(40_000.0), max_positions=16384)
     hf.save(tmp_path / 'out', hf.to_hf(policy.config, policy.params), like=policy.path, stated=stated)
     assert hf.read_config(tmp_path / 'out') == config
     from transformers import AutoConfig
@@ -133,6 +134,20 @@ PUBLISHED = {
         'rms_norm_eps': 1e-6, 'rope_scaling': None, 'rope_theta': 1000000, 'sliding_window': None, 'max_window_layers': 36,
         'use_sliding_window': False, 'tie_word_embeddings': False, 'vocab_size': 151936,
     }),
+    'Llama-3.2-1B': (1_235_814_400, {
+        'model_type': 'llama', 'attention_bias': False, 'head_dim': 64, 'hidden_act': 'silu', 'hidden_size': 2048,
+        'intermediate_size': 8192, 'max_position_embeddings': 131072, 'mlp_bias': False, 'num_attention_heads': 32,
+        'num_hidden_layers': 16, 'num_key_value_heads': 8, 'pretraining_tp': 1, 'rms_norm_eps': 1e-5, 'rope_scaling': {
+            'factor': 32.0, 'high_freq_factor': 4.0, 'low_freq_factor': 1.0, 'original_max_position_embeddings': 8192,
+            'rope_type': 'llama3',
+        }, 'rope_theta': 500000.0, 'tie_word_embeddings': True, 'vocab_size': 128256,
+    }),
+    'SmolLM2-135M': (134_515_008, {
+        'model_type': 'llama', 'attention_bias': False, 'hidden_act': 'silu', 'hidden_size': 576, 'intermediate_size': 1536,
+        'max_position_embeddings': 8192, 'mlp_bias': False, 'num_attention_heads': 9, 'num_hidden_layers': 30,
+        'num_key_value_heads': 3, 'pretraining_tp': 1, 'rms_norm_eps': 1e-5, 'rope_interleaved': False, 'rope_scaling': None,
+        'rope_theta': 100000, 'tie_word_embeddings': True, 'vocab_size': 49152,
+    }),
 }  # fmt: skip
 
 
@@ -142,7 +157,8 @@ def test_the_configs_of_the_papers_models_are_read_and_give_as_many_parameters(m
     (tmp_path / 'config.json').write_text(json.dumps(fields))
     config = hf.read_config(tmp_path)
     assert sum(math.prod(x.shape) for x in jax.tree.leaves(hf.abstract_params(config)[1])) == parameters
-    assert (config.head_dim, config.rope_theta) == (128, fields['rope_theta'])
+    assert config.head_dim == fields.get('head_dim', fields['hidden_size'] // fields['num_attention_heads'])
+    assert config.rotation.rope_theta == fields['rope_theta']
 
 
 def test_init_params_have_the_abstract_shapes_and_depend_on_the_seed(policy):
@@ -174,19 +190,17 @@ def test_a_config_that_is_no_json(directory):
 @pytest.mark.parametrize(
     'fields, named',
     [
-        ({'model_type': 'llama'}, "model_type='llama'"),
+        ({'model_type': 'gemma3'}, "model_type='gemma3'"),
         ({'model_type': ...}, 'model_type=None'),
         ({'hidden_act': 'gelu'}, "hidden_act='gelu'"),
         ({'use_sliding_window': True, 'sliding_window': 128}, 'use_sliding_window=True'),
-        ({'rope_scaling': {'rope_type': 'yarn', 'factor': 4.0}}, 'rope_scaling=.*yarn'),
-        # What Qwen2.5's model card tells users to add has the older key 'type'.
-        ({'rope_scaling': {'type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 32768}}, 'rope_scaling=.*yarn'),
-        ({'rope_parameters': {'rope_type': 'yarn', 'factor': 4.0, 'rope_theta': 1e4}}, 'rope_parameters=.*yarn'),
+        ({'rope_scaling': {'rope_type': 'dynamic', 'factor': 4.0}}, 'rope_scaling=.*dynamic'),
+        ({'rope_scaling': {'type': 'dynamic', 'factor': 4.0}}, 'rope_scaling=.*dynamic'),  # the older key
+        ({'rope_parameters': {'rope_type': 'dynamic', 'factor': 4.0, 'rope_theta': 1e4}}, 'rope_parameters=.*dynamic'),
         ({'layer_types': ['full_attention', 'sliding_attention']}, "layer_types=.*supported: 'full_attention' in every layer"),
         ({'quantization_config': {'quant_method': 'fp8'}}, 'quantization_config=.*fp8'),
         ({**QWEN3, 'attention_bias': True}, 'attention_bias=True is not supported; supported: False'),
-        ({**QWEN3, 'rope_scaling': {'rope_type': 'yarn', 'factor': 4.0}}, "rope_scaling=.*yarn.*supported: rope_type 'default'"),
-        ({'model_type': 'qwen3_moe'}, "model_type='qwen3_moe' is not supported; supported: qwen2, qwen3"),
+        ({'model_type': 'qwen3_moe'}, "model_type='qwen3_moe' is not supported; supported: qwen2, qwen3, llama"),
         ({'model_type': 'qwen3', 'head_dim': ...}, "'head_dim' is missing"),
         ({'hidden_size': ...}, "'hidden_size' is missing"),
         ({'num_hidden_layers': ...}, "'num_hidden_layers' is missing"),

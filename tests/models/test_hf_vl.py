@@ -13,6 +13,7 @@ from tiny_vl import GRIDS, SHAPES, make_vl, pixels_of, prompt_of, torch_inputs, 
 from bapo_jax import parallel
 from bapo_jax.dry_run import matrix_sizes
 from bapo_jax.models import hf
+from bapo_jax.models.rotary import Rotation
 
 
 def flat(config):
@@ -58,7 +59,7 @@ def test_what_is_stated_keeps_the_sections_of_positions(layout, make_vl, tmp_pat
     if layout == 'flat':
         (model / 'config.json').write_text(json.dumps(flat(json.loads((model / 'config.json').read_text()))))
     config = hf.read_config(model, stated=stated)
-    assert config == dataclasses.replace(policy.config, rope_theta=40_000.0, max_positions=1024)
+    assert config == dataclasses.replace(policy.config, rotation=Rotation(40_000.0), max_positions=1024)
     hf.save(tmp_path / 'out', hf.to_hf(policy.config, policy.params), like=model, stated=stated)
     assert hf.read_config(tmp_path / 'out') == config
     read = AutoConfig.from_pretrained(tmp_path / 'out').text_config

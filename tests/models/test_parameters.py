@@ -8,7 +8,7 @@ from tiny import QWEN3
 
 from bapo_jax.models import hf
 from bapo_jax.models.parameters import HEAD, PARAMETERS
-from bapo_jax.models.qwen import parameters_of
+from bapo_jax.models.decoder import parameters_of
 from bapo_jax.parallel import ShardingRules
 
 MODELS = [{'tie_word_embeddings': tied, **family} for family in ({}, QWEN3) for tied in (True, False)]

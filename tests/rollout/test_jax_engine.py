@@ -14,7 +14,7 @@ from tiny_vl import seen_logp
 
 from bapo_jax.groups import Prompt
 from bapo_jax.models import hf
-from bapo_jax.models.qwen import ModelConfig
+from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION, Draw, RolloutError, Sampling
 from bapo_jax.rollout import jax_engine, slots
 from bapo_jax.rollout.continued import as_read, continued

@@ -1,14 +1,13 @@
-"""The decoder of Qwen2, Qwen3 and Qwen2.5-VL in Flax NNX, layers scanned.
+"""The decoder in Flax NNX, layers scanned: that of the families in families.py.
 
-They differ only in the attention: Qwen2 adds a bias to queries, keys and values; Qwen3 has no bias and normalises each head's
-queries and keys. Qwen2.5-VL's decoder is Qwen2's with three positions a token. Its vision tower (vision.py) makes the features that
-take the place of image tokens' embeddings.
+Qwen2.5-VL's is Qwen2's with three positions a token. Its vision tower (vision.py) makes the features that take the place of image
+tokens' embeddings.
 
 Shapes:  B rows · T tokens · D width · N query heads · K key/value heads · H head size · F MLP width
          V vocabulary · L layers · I features of images.
          Parameters (listed in parameters.py) are float32; matrix products run in `config.dtype`.
 
-Left out, because no checkpoint that this project trains needs them: sliding windows, rope scaling, dropout, attention sinks.
+Left out, because no checkpoint that this project trains needs them: sliding windows, dropout, attention sinks.
 """
 
 from __future__ import annotations
@@ -22,10 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from bapo_jax.models.families import FAMILIES
 from bapo_jax.models.layers import Linear, RMSNorm, Rope, rotate, swiglu
 from bapo_jax.models.parameters import PARAMETERS, VISION_PARAMETERS, Parameter
 from bapo_jax.models.patches import VisionConfig
 from bapo_jax.models.remat import MLP_INPUT, REMAT, kept
+from bapo_jax.models.rotary import Rotation, frequencies
 from bapo_jax.models.split import Split
 from bapo_jax.models.vision import VisionTower
 
@@ -37,7 +38,7 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 class ModelConfig:
     """The fields of a Hugging Face `config.json` that shape the decoder."""
 
-    model_type: str  # 'qwen2', 'qwen3' or 'qwen2_5_vl'
+    model_type: str  # a row of FAMILIES
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -45,7 +46,7 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rope_theta: float
+    rotation: Rotation
     rms_norm_eps: float
     tie_embeddings: bool
     dtype: str = 'float32'  # of the matrix products
@@ -56,11 +57,11 @@ class ModelConfig:
 
     @property
     def qkv_bias(self) -> bool:
-        return self.model_type in ('qwen2', 'qwen2_5_vl')
+        return FAMILIES[self.model_type].qkv_bias
 
     @property
     def qk_norm(self) -> bool:
-        return self.model_type == 'qwen3'
+        return FAMILIES[self.model_type].qk_norm
 
     @property
     def untied_head(self) -> bool:
@@ -81,15 +82,15 @@ class ImageFeatures(NamedTuple):
 
 def rope_tables(positions: jax.Array, config: ModelConfig) -> Rope:
     """`positions` are [B, T] or, of a model with `mrope_section`, [3, B, T]; text has three equal ones."""
-    half = config.head_dim // 2
-    frequency_h = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    frequency_h, scale = frequencies(config.rotation, config.head_dim), config.rotation.scale
     if positions.ndim == 2:
         position_Bx1xTxh = positions[:, None, :, None]
     else:
         which_h = np.repeat(np.arange(len(config.mrope_section)) % 3, config.mrope_section)
         position_Bx1xTxh = jnp.moveaxis(positions[which_h], 0, -1)[:, None]
     angle_Bx1xTxh = position_Bx1xTxh.astype(jnp.float32) * frequency_h[None, None, None, :]
-    return Rope(jnp.cos(angle_Bx1xTxh), jnp.sin(angle_Bx1xTxh))
+    rope = Rope(jnp.cos(angle_Bx1xTxh), jnp.sin(angle_Bx1xTxh))
+    return rope if scale == 1 else Rope(scale * rope.cos, scale * rope.sin)
 
 
 class Block(nnx.Module):
@@ -129,7 +130,7 @@ class Block(nnx.Module):
         return x_BxTxD + split.leave(self.down(swiglu(self.gate(h_BxTxD, split), self.up(h_BxTxD, split)), split))
 
 
-class Qwen(nnx.Module):
+class Decoder(nnx.Module):
     """Maps token ids to final hidden states; `logits` maps those to scores over the vocabulary, a critic's `values` to values."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -204,5 +205,5 @@ class Qwen(nnx.Module):
 
 def abstract_params(config: ModelConfig) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """The model's graph and the shapes of its parameters; allocates nothing."""
-    graph, state = nnx.split(nnx.eval_shape(lambda: Qwen(config, rngs=nnx.Rngs(0))), nnx.Param)[:2]
+    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))), nnx.Param)[:2]
     return graph, nnx.to_pure_dict(state)

@@ -14,7 +14,7 @@ from bapo_jax.models import decoding, hf
 from bapo_jax.models.attention import masked, xla
 from bapo_jax.models.parameters import VISION_PARAMETERS
 from bapo_jax.models.patches import features_at, in_slots, lay_out_images, rope_positions
-from bapo_jax.models.qwen import ImageFeatures, parameters_of
+from bapo_jax.models.decoder import ImageFeatures, parameters_of
 from bapo_jax.models.vision import attend_within
 
 TOLERANCE = 5e-5

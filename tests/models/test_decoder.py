@@ -7,8 +7,9 @@ import pytest
 from flax import nnx
 from jax.test_util import check_grads
 
+from bapo_jax.models import hf
 from bapo_jax.models.attention import xla
-from bapo_jax.models.qwen import swiglu
+from bapo_jax.models.decoder import swiglu
 from bapo_jax.models.remat import REMAT
 from bapo_jax.models.split import Split, matmul
 
@@ -24,6 +25,20 @@ SHAPES = {
         'model_type': 'qwen3', 'head_dim': 4, 'num_key_value_heads': 4, 'rms_norm_eps': 1e-3,
         'rope_parameters': {'rope_type': 'default', 'rope_theta': 1e6},
     },
+    'Llama, tied, three key heads': {'model_type': 'llama', 'hidden_size': 48, 'num_attention_heads': 6, 'num_key_value_heads': 3},
+    'Llama, untied, other eps': {'model_type': 'llama', 'tie_word_embeddings': False, 'rms_norm_eps': 1e-3},
+    'llama3': {'model_type': 'llama', 'rope_parameters': {
+        'rope_type': 'llama3', 'rope_theta': 1e4, 'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0,
+        'original_max_position_embeddings': 64}},
+    'linear': {'rope_parameters': {'rope_type': 'linear', 'rope_theta': 1e4, 'factor': 3.0}},
+    'yarn': {'head_dim': 32, 'rope_parameters': {
+        'rope_type': 'yarn', 'rope_theta': 1e4, 'factor': 4.0, 'original_max_position_embeddings': 64}},
+    'Qwen3, yarn, all stated': {'model_type': 'qwen3', 'head_dim': 32, 'rope_parameters': {
+        'rope_type': 'yarn', 'rope_theta': 1e4, 'factor': 4.0, 'original_max_position_embeddings': 64, 'beta_fast': 8.0,
+        'beta_slow': 0.5, 'truncate': False, 'attention_factor': 0.7}},
+    'yarn, both scales': {'model_type': 'llama', 'head_dim': 32, 'rope_parameters': {
+        'rope_type': 'yarn', 'rope_theta': 1e4, 'factor': 4.0, 'original_max_position_embeddings': 64, 'mscale': 1.5,
+        'mscale_all_dim': 0.5}},
 }  # fmt: skip
 
 
@@ -33,13 +48,13 @@ def causal(tokens_BxT):
     return positions, lambda *qkv: xla(*qkv, jnp.ones((B, T), jnp.int32))
 
 
-def forward(policy, tokens_BxT, **kwargs):
-    @jax.jit
-    def run(params, tokens):
-        model = nnx.merge(policy.graph, params)
-        return model.logits(model(tokens, *causal(tokens), **kwargs))
+def forward_in(policy, params, tokens_BxT, **kwargs):
+    model = nnx.merge(policy.graph, params)
+    return model.logits(model(tokens_BxT, *causal(tokens_BxT), **kwargs))
 
-    return run(policy.params, tokens_BxT)
+
+def forward(policy, tokens_BxT, **kwargs):
+    return jax.jit(lambda params, tokens: forward_in(policy, params, tokens, **kwargs))(policy.params, tokens_BxT)
 
 
 @pytest.fixture(scope='module')
@@ -57,6 +72,23 @@ def test_logits_are_hugging_faces(shape, make_policy, tokens):
         want = AutoModelForCausalLM.from_pretrained(policy.path)(torch.tensor(tokens)).logits.numpy()
     assert want.std() > 0.5
     np.testing.assert_allclose(forward(policy, tokens), want, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize('shape', ['Qwen3, untied, two key heads, wide', 'Llama, tied, three key heads', 'llama3', 'yarn', 'linear'])
+def test_gradients_are_hugging_faces(shape, make_policy, tokens):
+    """Of the mean of sin(logits), for each tensor by its name: 5e-5 of the largest."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    policy = make_policy(**SHAPES[shape])
+    theirs = AutoModelForCausalLM.from_pretrained(policy.path)
+    torch.sin(theirs(torch.tensor(tokens)).logits).mean().backward()
+    want = {name: x.grad.numpy() for name, x in theirs.named_parameters()}
+    got = dict(hf.to_hf(policy.config, jax.jit(jax.grad(lambda p: jnp.sin(forward_in(policy, p, tokens)).mean()))(policy.params)))
+    assert got.keys() == want.keys()
+    for name, gradient in want.items():
+        assert np.abs(gradient).max() > 0
+        np.testing.assert_allclose(got[name], gradient, rtol=0, atol=5e-5 * np.abs(gradient).max(), err_msg=name)
 
 
 def test_a_later_token_changes_nothing_earlier(policy, tokens):
