@@ -100,6 +100,8 @@ def main() -> None:
     if unknown := set(arguments.suites) - set(SUITES):
         parser.error(f'no suite is called {", ".join(unknown)}; there are: {", ".join(SUITES)}')
     signal.signal(signal.SIGALRM, late)
+    # Under nohup it is ignored, and so it would be in the trainers. What a process handles is the default in those that it starts.
+    signal.signal(signal.SIGHUP, lambda *_: None)
     everything, survived = Path(tempfile.mkdtemp(prefix='bapo_faults')), True
     cache = {'jax_compilation_cache_dir': str(everything / 'programs'), 'jax_persistent_cache_min_compile_time_secs': 0}
     for name, value in cache.items():
