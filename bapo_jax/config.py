@@ -176,7 +176,7 @@ def check_evaluate(c: ConfigDict, need: Need) -> None:
 def rollouts_section() -> ConfigDict:
     """What is kept of prompts and responses."""
     o = ConfigDict()
-    o.every = 20  # steps between files of all prompts and responses; 0: none
+    o.every = 20  # steps between files of all prompts and responses, the first and the last step's beside them; 0: none
     return o
 
 

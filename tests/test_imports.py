@@ -41,7 +41,7 @@ HOUSE = (
     ('policies', 'models parallel rollout run'),
     ('bases', 'models tasks'),
 )
-COMMANDS = 'train ending evaluate export follow dry_run report buffers grade sft departures'  # the top floor, which may import everything
+COMMANDS = 'train ending evaluate export follow dry_run report buffers grade sample sft departures'  # the top floor, which may import everything
 
 
 def module_name(path: Path) -> str:

@@ -107,6 +107,7 @@ def applied(page, folder):
     return [sum(line[:1] == sign and line[:3] != 3 * sign for line in diff.splitlines()) for sign in '+-']
 
 
+@pytest.mark.slow  # imports torch, for which `make check` has no time
 def test_the_family_as_the_page_says(tmp_path, make_policy, monkeypatch):
     """The diff of docs/adding_a_model.md: with the row, a small Mistral has Hugging Face's logits, and a window is refused."""
     added, replaced = applied('adding_a_model.md', tmp_path)

@@ -22,7 +22,8 @@ slow = pytest.mark.slow
 # Each command and a flag that its --help has to name; the docstrings name none of them.
 COMMANDS = {
     'bapo-train': '--join_timeout', 'bapo-evaluate': '--max_prompt_tokens', 'bapo-export': '--shard_gb', 'bapo-grade': '--help',
-    'bapo-report': '--output', 'bapo-buffers': '--show', 'bapo-methods': '--write', 'bapo-sft': '--layers',
+    'bapo-report': '--output', 'bapo-buffers': '--show', 'bapo-methods': '--write', 'bapo-sample': '--questions',
+    'bapo-sft': '--layers',
     'bapo-serve': '--memory', 'bapo-inspect': '--step',
 }  # fmt: skip
 

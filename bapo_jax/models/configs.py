@@ -58,6 +58,9 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
 
     refuse(_malformed(c))
     refuse(_malformed(c.get('text_config') or {}))
+    stretched = [(field, rope) for field in _ROPE if not _turns_whole_heads(rope := _flat(c).get(field) or {}, ('default', 'mrope'))]
+    if stretched and 'rope_theta' in stated:
+        raise ValueError(f'{file}: {stretched[0][0]}={_short(stretched[0][1])} would be lost with model.rope_theta; leave that out')
     c = with_stated(c, stated)
     stands = {field: value for field, value in _flat(c).items() if value is not None}
     refuse(_malformed(stands))
@@ -76,6 +79,7 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
         rotation = read_rotation(rope)
     except ValueError as e:
         raise ValueError(f'{file}: {e}') from e
+    positions = max(decoder.max_position_embeddings, rotation.positions)
     if family.vision and not rope.get('mrope_section'):
         raise ValueError(f"{file}: the field 'mrope_section' is missing; fetch the model directory again")
     width = decoder.hidden_size // decoder.num_attention_heads
@@ -91,7 +95,7 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
         rotation=rotation,
         rms_norm_eps=float(decoder.rms_norm_eps),
         tie_embeddings=bool(whole.tie_word_embeddings),
-        max_positions=max(decoder.max_position_embeddings, rotation.positions),
+        max_positions=decoder.max_position_embeddings if 'max_position_embeddings' in stated else positions,
         mrope_section=tuple(rope['mrope_section']) if family.vision else (),
         vision=_vision(whole) if family.vision else None,
         dtype=dtype,
@@ -124,7 +128,7 @@ def with_stated(config: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[st
     decoder = {**(config['text_config'] if nested else config), **stated}
     if 'rope_parameters' in stated:
         before = (config['text_config'] if nested else config).get('rope_parameters') or {}
-        decoder['rope_parameters'] = {**stated['rope_parameters'], **before, 'rope_theta': stated['rope_theta']}
+        decoder['rope_parameters'] = stated['rope_parameters'] | {k: v for k, v in before.items() if k == 'mrope_section'}
         if decoder.get('rope_scaling'):  # counts before rope_parameters
             decoder['rope_scaling'] = {**decoder['rope_scaling'], 'rope_theta': stated['rope_theta']}
     return {**config, 'text_config': decoder} if nested else decoder

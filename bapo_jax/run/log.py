@@ -126,6 +126,10 @@ class ProgressBar:
             left = (time.perf_counter() - self._started) / max(1, step - self._first) * (self._steps - step)
             print(f'step {step}/{self._steps}   {note}   left {left / 60:.1f} min', flush=True)
 
+    def show(self, text: str) -> None:
+        """Prints it above the bar."""
+        self._console.print(text, soft_wrap=True, highlight=False)
+
     def stop(self) -> None:
         if self._console.is_terminal:
             self._bar.stop()

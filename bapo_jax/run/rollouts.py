@@ -14,10 +14,11 @@ import numpy as np
 import zstandard
 
 from bapo_jax.files import write_bytes
-from bapo_jax.groups import Author, Batch, Group, Response
+from bapo_jax.groups import Author, Batch, Group, Response, Verdict
 
 MOST_LINE = 2**29  # bytes of a row, decompressed: 64 responses of 32,768 tokens take an eighth of that
 _AT_ONCE = 512  # compressed bytes: a block of 128 KiB takes 4 of them or more, so this much becomes 16 MiB at most
+_SHOWN = 160  # characters of a text that a run prints
 _HELD = 8  # tokens that may wait for the rest of their character; the longest one has 4 bytes, so 4 tokens
 
 
@@ -67,6 +68,25 @@ def write_rollouts(path: Path, tokenizer: Any, groups: Sequence[Logged]) -> None
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, zstandard.compress(''.join(json.dumps(row) + '\n' for row in rows).encode()))
+
+
+def two_responses(step: int, tokenizer: Any, fresh: Sequence[Group]) -> str:
+    """What a run prints of a step: the first right response and the first other one, with the ends of their prompts."""
+    judged = [(v == Verdict.CORRECT, g, r, v) for g in fresh for r, v in zip(g.responses, g.verdicts, strict=True)]
+    chosen = [next((one for one in judged if one[0] == right), None) for right in (True, False)]
+    lines = []
+    for _, group, response, verdict in filter(None, chosen):
+        prompt, answer = (tokenizer.decode(tokens) for tokens in (group.prompt.tokens, response.tokens))
+        lines.append(f'step {step}, {verdict.name.lower()}: {_shown(prompt, last=True)} → {_shown(answer)}')
+    return '\n'.join(lines)
+
+
+def _shown(text: str, last: bool = False) -> str:
+    """A text on one line, cut to its beginning or its end."""
+    text = json.dumps(text, ensure_ascii=False)[1:-1]
+    if len(text) <= _SHOWN:
+        return text
+    return '…' + text[-_SHOWN:] if last else text[:_SHOWN] + '…'
 
 
 def rollout_lines(file: Path) -> Iterator[bytes]:

@@ -23,7 +23,7 @@ from bapo_jax.run.ledger import Ledger
 from bapo_jax.run.log import MetricsLog, ProgressBar
 from bapo_jax.run.measures import trained_tokens
 from bapo_jax.run.remains import drop_later, look_for_first
-from bapo_jax.run.rollouts import logged, write_rollouts
+from bapo_jax.run.rollouts import logged, two_responses, write_rollouts
 from bapo_jax.stopping import Stopped
 
 
@@ -149,10 +149,11 @@ class Run:
         look_for_first(self._workdir)  # that of a step before may be whole now
         if self._ledger:
             self._ledger.check(step, now.fresh, now.reevaluated, now.batch)
-        if is_due(c.rollouts.every, step):
+        if is_due(c.rollouts.every, step) or c.rollouts.every and step in (1, self._steps):
             path = self._workdir / 'rollouts' / f'{step:06d}.jsonl.zst'
             with now.timer('rollouts'):
                 write_rollouts(path, self._tokenizer, logged(now.fresh, now.reevaluated, now.batch, now.trained, now.logp))
+            self._progress.show(two_responses(step, self._tokenizer, now.fresh))
         self._look_at_skipped(now)
         now.record({'perf/throughput': trained_tokens(now.batch) / now.seconds['timing_s/step']})
         scores = {}

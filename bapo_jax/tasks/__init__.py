@@ -44,7 +44,7 @@ from bapo_jax.tasks.jsonl import short
 from bapo_jax.tasks.own_module import import_own
 from bapo_jax.tasks.sight import Sight
 
-TASKS = ('countdown', 'math', 'geometry', 'diagrams', 'questions')
+TASKS = ('countdown', 'math', 'geometry', 'diagrams', 'arithmetic', 'questions')
 PARTS = (  # what a task module has
     'BENCHMARKS', 'TEMPLATES', 'VOTES', 'training_problems', 'benchmark', 'prompt_text', 'with_demands', 'check_ground_truth',
     'verify', 'verify_all',

@@ -116,6 +116,8 @@ def test_the_value_that_counts_is_no_accident(name, tmp_path):
 @pytest.mark.parametrize('theta', [0.0, 4e4])
 @pytest.mark.parametrize('config', list(configs()))
 def test_an_export_is_read_alike_by_transformers_4_and_5(config, theta, tmp_path):
+    if theta and config.get('rope_scaling') in [fields['rope_scaling'] for fields in TURNED.values()]:
+        return  # refused, as the next test says
     model, stated = written(tmp_path / 'model', config), hf.overrides({'rope_theta': theta})
     want = hf.read_config(model, stated=stated)
     hf.save(tmp_path / 'out', iter(()), like=model, stated=stated, dtype='bfloat16')
@@ -126,6 +128,16 @@ def test_an_export_is_read_alike_by_transformers_4_and_5(config, theta, tmp_path
     assert decoder.get('rope_theta', default) == want.rotation.rope_theta
     dtypes = {part[name] for part in (left, decoder) for name in ('dtype', 'torch_dtype') if name in part}
     assert dtypes == {'bfloat16'}
+
+
+@pytest.mark.parametrize('name', TURNED)
+def test_a_stated_theta_does_not_drop_a_rotation(name, tmp_path):
+    model = written(tmp_path / 'model', {**QWEN2, **TURNED[name]})
+    read = hf.read_config(model, stated=hf.overrides({'max_positions': 77}))
+    assert (read.rotation.rope_type, read.max_positions) == (name, 77)
+    assert hf.read_config(model).max_positions == {'linear': 32768}.get(name, 131072)
+    with pytest.raises(ValueError, match='config.json: rope_scaling=.* would be lost with model.rope_theta; leave that out'):
+        hf.read_config(model, stated=hf.overrides({'rope_theta': 5e5}))
 
 
 def test_an_export_of_a_file_that_all_read_alike_is_that_file(tmp_path):

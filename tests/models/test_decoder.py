@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.test_util import check_grads
+from scored import causal, forward, logits_in
 
 from bapo_jax.models import hf
-from bapo_jax.models.attention import xla
 from bapo_jax.models.decoder import swiglu
 from bapo_jax.models.remat import REMAT
 from bapo_jax.models.split import Split, matmul
@@ -42,21 +42,6 @@ SHAPES = {
 }  # fmt: skip
 
 
-def causal(tokens_BxT):
-    B, T = tokens_BxT.shape
-    positions = jnp.broadcast_to(jnp.arange(T), (B, T))
-    return positions, lambda *qkv: xla(*qkv, jnp.ones((B, T), jnp.int32))
-
-
-def forward_in(policy, params, tokens_BxT, **kwargs):
-    model = nnx.merge(policy.graph, params)
-    return model.logits(model(tokens_BxT, *causal(tokens_BxT), **kwargs))
-
-
-def forward(policy, tokens_BxT, **kwargs):
-    return jax.jit(lambda params, tokens: forward_in(policy, params, tokens, **kwargs))(policy.params, tokens_BxT)
-
-
 @pytest.fixture(scope='module')
 def tokens():
     return np.random.default_rng(1).integers(0, 96, (3, 20))
@@ -84,7 +69,7 @@ def test_gradients_are_hugging_faces(shape, make_policy, tokens):
     theirs = AutoModelForCausalLM.from_pretrained(policy.path)
     torch.sin(theirs(torch.tensor(tokens)).logits).mean().backward()
     want = {name: x.grad.numpy() for name, x in theirs.named_parameters()}
-    got = dict(hf.to_hf(policy.config, jax.jit(jax.grad(lambda p: jnp.sin(forward_in(policy, p, tokens)).mean()))(policy.params)))
+    got = dict(hf.to_hf(policy.config, jax.jit(jax.grad(lambda p: jnp.sin(logits_in(policy.graph, p, tokens)).mean()))(policy.params)))
     assert got.keys() == want.keys()
     for name, gradient in want.items():
         assert np.abs(gradient).max() > 0

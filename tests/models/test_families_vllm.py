@@ -7,8 +7,8 @@ import subprocess
 import jax
 import numpy as np
 import pytest
+from scored import forward
 from small_run import ROOT
-from test_decoder import forward
 
 from bapo_jax.models import hf
 from bapo_jax.rollout.serve import PYTHON

@@ -1,0 +1,101 @@
+"""Generated arithmetic for small chat models: sums, differences of two-digit numbers, and products up to 12 × 12.
+
+A ground truth is {'a': int, 'sign': '+', '-' or '×', 'b': int}. The last number of a response is its answer: a small model writes
+'41 - 12 = 29', a sentence, or the number alone.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from bapo_jax.groups import Verdict
+from bapo_jax.tasks.jsonl import short
+from bapo_jax.tasks.math_text import after_thinking
+from bapo_jax.tasks.turns import chat
+
+BENCHMARKS = {'arithmetic': '200 questions that are never trained on'}
+TEMPLATES = {'chat': 'What is {a} {sign} {b}? Reply with the number.'}
+VOTES = True  # equal answers agree
+
+_VALUE = {'+': lambda a, b: a + b, '-': lambda a, b: a - b, '×': lambda a, b: a * b}
+_TEST, _PRODUCTS = 200, 30  # questions of the test set, products among them: there are 121 in all
+_MOST = 5000  # training questions
+_NUMBER = re.compile(r'-?\d+(?:,\d{3})*(?:\.\d+)?')  # as people write them: 1,089 and 29.0
+
+
+def _questions(count: int, products: int, seed: int, held_out: Sequence[dict] = ()) -> list[dict]:
+    """`count` distinct questions in a random order, so many products among them. None is held out, in either order of its numbers."""
+    rng, found = random.Random(seed), {}
+    taken = {(sign, *sorted((q['a'], q['b']))) for q in held_out for sign in q['sign']}
+    while len(found) < count:
+        sign = '×' if len(found) < products else rng.choice('+-')
+        least, most = (2, 12) if sign == '×' else (10, 99)
+        a, b = rng.randint(least, most), rng.randint(least, most)
+        a, b = (b, a) if sign == '-' and a < b else (a, b)
+        if (sign, *sorted((a, b))) not in taken:
+            found[a, sign, b] = {'a': a, 'sign': sign, 'b': b}
+    return rng.sample(list(found.values()), count)
+
+
+def training_problems(source: str, *, limit: int, seed: int) -> list[dict]:
+    """`limit` questions of no benchmark, by `seed`; `source` is 'generated'. Raises ValueError for another, or too many."""
+    if source != 'generated':
+        raise ValueError(f'task.train is {source!r}; arithmetic has generated questions alone: set task.train=generated')
+    if not 0 < limit <= _MOST:
+        raise ValueError(f'task.limit={limit} must be 1 to {_MOST} questions')
+    return _questions(limit, min(_PRODUCTS, limit // 8), seed, benchmark('arithmetic'))
+
+
+def benchmark(name: str) -> list[dict]:
+    """The questions of a test set. Raises ValueError for another name."""
+    if name not in BENCHMARKS:
+        raise ValueError(f'no benchmark is called {name!r}; choose one of {", ".join(BENCHMARKS)}')
+    return _questions(_TEST, _PRODUCTS, seed=44)
+
+
+def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
+    """The question through the chat template. Raises ValueError where the tokenizer has none."""
+    check_ground_truth(ground_truth)
+    if template not in TEMPLATES:
+        raise ValueError(f'task.template is {template!r}; choose one of {", ".join(TEMPLATES)}')
+    if not getattr(tokenizer, 'chat_template', None):
+        raise ValueError("task.template is 'chat', but the tokenizer has no chat template; use the tokenizer of a chat model")
+    return chat(tokenizer, [{'role': 'user', 'content': TEMPLATES[template].format(**ground_truth)}])
+
+
+def with_demands(ground_truth: dict, text: str) -> dict:
+    """The ground truth, and whether the chat template has opened <think>: the answer follows its end then."""
+    return ground_truth | {'thinking': True} if text.rstrip().endswith('<think>') else ground_truth
+
+
+def check_ground_truth(ground_truth: object) -> None:
+    """Raises ValueError, naming the field, unless there are two numbers and a sign."""
+    row = ground_truth if isinstance(ground_truth, dict) else {}
+    for name in ('a', 'b'):
+        if type(row.get(name)) is not int:
+            raise ValueError(f'"{name}" must be a whole number, got {short(row.get(name))}')
+    if row.get('sign') not in tuple(_VALUE):
+        raise ValueError(f'"sign" must be one of {" ".join(_VALUE)}, got {short(row.get("sign"))}')
+
+
+def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:
+    """The verdict on the last number of a response, and that number; UNPARSEABLE where there is none."""
+    check_ground_truth(ground_truth)
+    text = after_thinking(response, opened=ground_truth.get('thinking', False))
+    numbers = _NUMBER.findall(text or '')
+    if not numbers:
+        return Verdict.UNPARSEABLE, None
+    value = _VALUE[ground_truth['sign']](ground_truth['a'], ground_truth['b'])
+    right = len(numbers[-1]) < 30 and float(numbers[-1].replace(',', '')) == value
+    return (Verdict.CORRECT if right else Verdict.WRONG), numbers[-1]
+
+
+def verify_all(
+    responses: Sequence[str], ground_truths: Sequence[dict], budget_s: float = math.inf
+) -> list[tuple[Verdict, str | None]]:
+    """`verify` of each response; thousands a second, so `budget_s` is not looked at."""
+    return [verify(response, ground_truth) for response, ground_truth in zip(responses, ground_truths, strict=True)]

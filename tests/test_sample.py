@@ -1,0 +1,72 @@
+"""`python -m bapo_jax.sample`: what is asked and that log-probs are the policy's own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from scored import logits_in
+from small_run import ROOT
+
+from bapo_jax.models import hf
+from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer
+from bapo_jax.sample import asked, questions_of
+
+BASE = ROOT / 'configs' / 'quickstart_base'
+CHAT = '{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>'
+
+
+def sample(*arguments, text=''):
+    command = [sys.executable, '-m', 'bapo_jax.sample', f'--checkpoint={BASE}', *arguments]
+    environment = os.environ | {'PYTHONPATH': str(ROOT)}
+    done = subprocess.run(command, env=environment, input=text, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_question_is_a_turn_of_the_chat_or_the_text_itself():
+    tokenizer = character_tokenizer(chat_template=CHAT)
+    prompts = asked(['2+2?', 'x'], tokenizer, raw=False)
+    assert [tokenizer.decode(p.tokens) for p in prompts] == ['<user>2+2?<assistant>', '<user>x<assistant>']
+    assert [p.id for p in prompts] == [0, 1]
+    [prompt] = asked(['2+2='], tokenizer, raw=True)
+    assert tokenizer.decode(prompt.tokens) == '2+2='
+    with pytest.raises(ValueError, match='question 2 is empty'):
+        asked(['x', ' '], tokenizer, raw=True)
+
+
+def test_questions_come_from_the_command_line_and_from_a_file(tmp_path):
+    (tmp_path / 'asked.txt').write_text('one\n\ntwo é\n', 'utf-8')
+    assert questions_of(['zero'], str(tmp_path / 'asked.txt')) == ['zero', 'one', 'two é']
+    with pytest.raises(ValueError, match='no question; give one'):
+        questions_of([], None)
+    with pytest.raises(FileNotFoundError):
+        questions_of([], str(tmp_path / 'none'))
+
+
+@pytest.mark.slow
+def test_answers_have_the_policys_log_probs():
+    flags = '--raw', '--json', '--samples=3', '--max_response_tokens=20', '--questions=-'
+    rows = [json.loads(line) for line in sample(*flags, text='44 19 35=98\n3 5 7=15\n').splitlines()]
+    assert [row['question'] for row in rows] == ['44 19 35=98'] * 3 + ['3 5 7=15'] * 3
+    assert len({row['response'] for row in rows}) > 2
+    config, tokenizer = hf.read_config(BASE), load_tokenizer(BASE)
+    graph, params = hf.abstract_params(config)[0], hf.load_params(BASE, config)
+    for row in rows:
+        prompt, response = (tokenizer(row[part], add_special_tokens=False)['input_ids'] for part in ('question', 'response'))
+        if len(response) != row['tokens']:
+            continue  # the text does not always give the tokens back
+        tokens = np.array([prompt + response])
+        logp = jax.nn.log_softmax(logits_in(graph, params, tokens))[0]
+        want = sum(float(logp[len(prompt) - 1 + i, token]) for i, token in enumerate(response))
+        np.testing.assert_allclose(row['logp'], want, rtol=0, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_greedy_answers_are_one_answer_and_are_shown():
+    shown = sample('--samples=2', '--temperature=0', '--max_response_tokens=20', '44 19 35=98')
+    head, first, second = shown.partition('1: ')[0], *shown.partition('1: ')[2].split('2: ')
+    assert '44 19 35=98' in head and first.strip() == second.strip() and 'log-prob' in first and 'a token' in first
