@@ -100,6 +100,15 @@ def test_ctrl_c_prints_no_traceback(command, status):
     assert (process.returncode, said) == (status, 'interrupted\n')
 
 
+def test_a_warning_is_printed_once():
+    code = (
+        'import logging; logging.basicConfig(); from bapo_jax import cli, events\n'
+        'def main(_): events.report("x", "said once"); logging.warning("and this")\ncli.start(main)'
+    )
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stderr.count('said once'), done.stderr.count('and this')) == (1, 1)
+
+
 def handles_ctrl_c(pid):
     """Whether Python's handler is there. It is from early on; the package takes it away while a command imports."""
     status = Path(f'/proc/{pid}/status').read_text()
