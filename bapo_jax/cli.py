@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging as python_logging
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -71,4 +72,6 @@ def start(main: Callable[..., None]) -> None:
         output.guard()
         terminal.guard()
         logging.get_absl_handler().python_handler.setStream(sys.stderr)
+        for handler in [h for h in python_logging.root.handlers if type(h) is python_logging.StreamHandler]:
+            python_logging.root.removeHandler(handler)  # of a library's import: it would say again what absl's says
         app.run(main)

@@ -7,6 +7,7 @@ warnings, and tracebacks. Tables are printed by `console`, which takes no text f
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from types import TracebackType
 from typing import Any, TextIO
@@ -35,6 +36,8 @@ def guard() -> None:
     To be called again where rich has put other streams in place, beside a bar.
     """
     sys.excepthook = _explain
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see the package's __init__.py
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # it was closed
             guard_stream(stream)

@@ -5,10 +5,12 @@ import ast
 import importlib.util
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -96,6 +98,37 @@ def test_ctrl_c_prints_no_traceback(command, status):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (status, 'interrupted\n')
+
+
+def test_a_warning_is_printed_once():
+    code = (
+        'import logging; logging.basicConfig(); from bapo_jax import cli, events\n'
+        'def main(_): events.report("x", "said once"); logging.warning("and this")\ncli.start(main)'
+    )
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stderr.count('said once'), done.stderr.count('and this')) == (1, 1)
+
+
+def handles_ctrl_c(pid):
+    """Whether Python's handler is there. It is from early on; the package takes it away while a command imports."""
+    status = Path(f'/proc/{pid}/status').read_text()
+    return bool(int(re.search(r'SigCgt:\s*(\w+)', status)[1], 16) & 1 << signal.SIGINT - 1)
+
+
+@pytest.mark.parametrize('later_s', [0, 0.3])
+@pytest.mark.parametrize('module', ['train', 'report', 'grade'])
+def test_ctrl_c_while_a_command_imports_ends_it_at_once(module, later_s):
+    """Also within a library's callback, where Python would print an exception and go on."""
+    command = [sys.executable, '-m', f'bapo_jax.{module}', 'countdown']
+    process = subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=-1, stderr=-1, text=True)
+    deadline = time.monotonic() + 60
+    for handled in (True, False):
+        while handles_ctrl_c(process.pid) != handled:
+            assert time.monotonic() < deadline
+    time.sleep(later_s)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert 'Traceback' not in said and process.returncode in (-signal.SIGINT, 128 + signal.SIGINT, 1, 2), said
 
 
 def test_a_command_whose_reader_is_gone_ends_as_its_work_does():

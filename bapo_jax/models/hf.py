@@ -188,6 +188,12 @@ def _open_tensors(path: Path, config: ModelConfig, shapes: Params) -> dict[str, 
             if held.setdefault(name, file) != file:
                 other = held[name].name
                 raise ValueError(f'{file}: {name} is in {other} too, and readers differ in which counts; fetch them again')
+    known = {*handles, HEAD.name}
+    if more := sorted(name for name in {*held, *file_of} - known if not name.endswith('rotary_emb.inv_freq')):
+        raise ValueError(
+            f'{held.get(more[0]) or file_of[more[0]]}: {len(more)} tensors are not of the model that config.json describes, the first '
+            f'is {more[0]!r}; the two are of different models: fetch the model directory again'
+        )
     if config.tie_embeddings and HEAD.name in held:
         head = opened[held[HEAD.name]].get_slice(HEAD.name)
         if not _equal(head, handles[EMBEDDING.name]):

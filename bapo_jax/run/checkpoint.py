@@ -140,6 +140,7 @@ class Checkpoints:
     def __init__(self, directory: Path, keep: int | None, read_only: bool = False):
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=not read_only, read_only=read_only)
         self._manager = ocp.CheckpointManager(directory.absolute(), options=options)
+        self._there = os.stat(directory)
 
     def steps(self) -> list[int]:
         """The steps that have one, newest first."""
@@ -169,8 +170,7 @@ class Checkpoints:
         arrays = _arrays(run)
         host['checksums'] = checksums({'policy': arrays, 'replay': replay})
         host['checksum'] = checksum_of_text(host)
-        if not os.path.isdir(self._manager.directory):  # Orbax would make it anew, with this checkpoint alone
-            raise NotSaved(f'{self._manager.directory} was removed or renamed, so no checkpoint can be written; put it back')
+        self._check_directory()
         items = ocp.args.Composite(
             policy=ocp.args.StandardSave(arrays), replay=ocp.args.StandardSave(replay), host=ocp.args.JsonSave(host)
         )
@@ -278,6 +278,16 @@ class Checkpoints:
             reason = next(iter(str(e).splitlines()), '')[:200]
             raise self._damaged(step, f'{type(e).__name__}: {reason}') from e
 
+    def _check_directory(self) -> None:
+        """Raises NotSaved where it is another directory by now, or none: Orbax makes it anew, with what it is writing alone."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self._manager.directory), self._there):
+                return
+        raise NotSaved(
+            f'{self._manager.directory} was removed or renamed, so no checkpoint can be written; put it back, in the place of what '
+            'lies there now'
+        )
+
     def finish(self, seconds: float) -> None:
         """Waits for what is being written, so long at most. Where that fails nothing is said: another error ends the run."""
 
@@ -302,6 +312,7 @@ class Checkpoints:
         except (jax.errors.JaxRuntimeError, MemoryError):
             raise
         except Exception as e:  # Orbax raises ValueError, OSError and others, by which of its layers cannot write
+            self._check_directory()
             raise NotSaved(f'a checkpoint could not be written to {self._manager.directory}: {str(e)[-300:]}') from e
 
 

@@ -36,9 +36,16 @@ class DirectoryInUse(ValueError):
 def held(directory: Path) -> Iterator[None]:
     """Inside, the directory is this process's. Leaves no directory behind that it made and nothing was written into.
 
-    Raises DirectoryInUse, naming the holder. Should another process take the directory though this one lives (a machine that slept,
+    Raises DirectoryInUse, naming the holder, and ValueError for a path that is no UTF-8. Should another process take the directory though this one lives (a machine that slept,
     a network that broke), or should directory or lock be removed or renamed, this process ends with status 1 and writes nothing more.
     """
+    try:
+        os.path.abspath(directory).encode('utf-8')
+    except UnicodeEncodeError:
+        raise ValueError(
+            f'{str(directory)!r} is no UTF-8 here, and the checkpoint library writes to no such path; give another directory, or set a '
+            'locale such as LC_ALL=C.UTF-8'
+        ) from None
     made = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / FILE

@@ -45,6 +45,9 @@ class MetricsLog:
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         """Raises OSError where the disk takes no more."""
+        if not self._path.exists():
+            message = f'{self._path} was removed while the run goes on; its rows up to now are lost'
+            events.report('metrics missing', message, until=step - 1)
         with self._path.open('a', encoding='utf-8') as f:
             f.write(json.dumps({'step': step, **metrics}) + '\n')
         scalars = [Summary.Value(tag=name, simple_value=x) for name, x in metrics.items() if isinstance(x, (int, float))]

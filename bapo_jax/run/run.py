@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -86,6 +87,7 @@ class Run:
         drop_later(workdir, state.step)
         look_for_first(workdir)
         self.state, self._log = state, MetricsLog(workdir, written if state.step else -1, config.log.sinks)
+        self._there = os.stat(workdir)
         self._config, self._workdir, self._steps, self._checkpoints, self._hosts = config, workdir, steps, checkpoints, hosts
         self._tokenizer, self._evaluate, self._to_save = tokenizer, evaluate, to_save
         self._progress = ProgressBar(steps, state.step)
@@ -148,6 +150,8 @@ class Run:
 
     def _after(self, now: Step) -> None:
         c, step = self._config, now.number
+        if not os.path.samestat(os.stat(self._workdir), self._there):
+            raise NotSaved(f'{self._workdir} was removed or renamed, and another directory has its name; put it back')
         look_for_first(self._workdir)  # that of a step before may be whole now
         if self._ledger:
             self._ledger.check(step, now.fresh, now.reevaluated, now.batch)

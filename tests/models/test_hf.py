@@ -335,6 +335,19 @@ def test_a_head_beside_an_embedding_that_it_is_tied_to(differs, directory):
         hf.check_weights(directory, config)
 
 
+@pytest.mark.parametrize('sharded', [False, True])
+@pytest.mark.parametrize('name', ['model.layers.2.mlp.up_proj.weight', 'model.layers.0.self_attn.q_norm.weight', 'score.weight'])
+def test_a_tensor_that_the_model_does_not_have_is_refused(name, sharded, directory):
+    """A config.json of fewer layers than the files: the model would answer with what is left of it."""
+    edit_tensors(directory, lambda tensors: tensors.update({'model.layers.0.self_attn.rotary_emb.inv_freq': np.ones(4, np.float32)}))
+    hf.check_weights(directory, hf.read_config(directory))  # of old files; nobody reads it
+    edit_tensors(directory, lambda tensors: tensors.update({name: np.ones(4, np.float32)}))
+    if sharded:
+        shard(directory)
+    with pytest.raises(ValueError, match=f"1 tensors are not of the model that config.json describes, the first is '{name}'"):
+        hf.check_weights(directory, hf.read_config(directory))
+
+
 @pytest.mark.parametrize('model, files', [({'head_dim': 16}, QWEN3), (QWEN3, {'head_dim': 16})])
 def test_a_config_of_one_family_beside_the_weights_of_the_other(model, files, tiny_hf, tmp_path):
     directory = shutil.copytree(tiny_hf(**files), tmp_path / 'model')

@@ -64,6 +64,13 @@ def test_kill_9_frees_the_directory_at_once(holder, tmp_path):
     assert time.monotonic() - started < lock.WATCH_S and not (tmp_path / 'run').joinpath('lock').exists()
 
 
+def test_a_path_that_the_checkpoint_library_cannot_write_to_is_refused_before_anything_is_made(tmp_path):
+    with pytest.raises(ValueError, match=r"x.udcff' is no UTF-8 here, .* give another directory, or set a locale"):
+        with lock.held(tmp_path / 'x\udcff'):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_nothing_is_left_behind_but_what_was_written(tmp_path):
     with lock.held(tmp_path / 'a' / 'empty'):
         pass

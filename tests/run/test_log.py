@@ -41,6 +41,17 @@ def test_rows_that_the_checkpoint_should_have_are_missed_aloud(tmp_path, caplog)
     assert 'ends at step 1, the checkpoint is of step 3; the rows between are lost' in caplog.text
 
 
+def test_rows_that_are_removed_while_the_run_goes_on_are_missed_aloud(tmp_path, caplog):
+    log = MetricsLog(tmp_path, -1)
+    log.write(1, {'x': 1.0})
+    (tmp_path / 'metrics.jsonl').unlink()
+    log.write(2, {'x': 2.0})
+    log.write(3, {'x': 3.0})
+    assert [row['step'] for row in read_metrics(tmp_path)] == [2, 3]
+    assert caplog.text.count('metrics.jsonl was removed while the run goes on; its rows up to now are lost') == 1
+    log.close()
+
+
 def test_a_full_disk_is_an_error_and_no_wait(tmp_path):
     log = MetricsLog(tmp_path, -1)
     log._tensorboard = open('/dev/full', 'wb')  # noqa: SIM115

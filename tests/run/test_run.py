@@ -119,6 +119,16 @@ def signalled(number=signal.SIGTERM):
     os.kill(os.getpid(), number)
 
 
+def test_a_run_directory_that_has_another_in_its_place_ends_the_run(begin, tmp_path):
+    run, noted = begin()
+    take(run, 1)
+    tmp_path.rename(tmp_path.with_name('elsewhere'))
+    tmp_path.mkdir()
+    with pytest.raises(NotSaved, match='was removed or renamed, and another directory has its name; put it back'):
+        take(run, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_each_thing_is_done_at_its_period_and_at_the_end(begin):
     run, noted = begin(steps=7, evaluate=3, rollouts=2, checkpoint=5)
     for number in run.steps_left():
