@@ -276,7 +276,7 @@ def run() -> None:
     flags.DEFINE_enum('engine', None, ['jax', 'vllm'], 'Who answers; default: as the config says.')
     flags.DEFINE_list('servers', None, 'URLs of running vLLM servers that no trainer uses; without, --engine=vllm starts one.')
     flags.DEFINE_string('output', None, 'Directory; default: RUN/evaluation/STEP, POLICY_evaluation or HF_DIRECTORY/evaluation.')
-    cli.define_config('NAME or FILE; says task, template and sampling where the checkpoint is of no run.')
+    cli.define_config('NAME or FILE; says task, template and sampling where the checkpoint is of no run.', config_lib.check_fields)
     cli.start(main)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
-from bapo_jax import cli, events, stopping
+from bapo_jax import cli, config as config_lib, events, stopping
 from bapo_jax.dry_run import dry_run
 from bapo_jax.ending import explained, refused
 from bapo_jax.evaluate import core_metrics, score, score_benchmarks
@@ -268,7 +268,7 @@ def run() -> None:
     flags.DEFINE_bool('dry_run', False, 'Check everything and compile the train step; train nothing, write nothing.')
     flags.DEFINE_string('topology', '', "For --dry_run: a TPU slice ('v5e:2x4') or GPUs ('8x80GB') in place of the devices here.")
     flags.DEFINE_bool('amend', False, 'Continue a run with other settings on purpose; events.jsonl says which, from which step on.')
-    cli.define_config('NAME or NAME:METHOD, a config of this package; or FILE or FILE:METHOD.')
+    cli.define_config('NAME or NAME:METHOD, a config of this package; or FILE or FILE:METHOD.', config_lib.check_fields)
     flags.DEFINE_string('coordinator', None, 'Many hosts: ADDRESS:PORT of host 0, the port free there.')
     flags.DEFINE_integer('hosts', 1, 'Many hosts: how many processes train together, one a host.', lower_bound=1)
     flags.DEFINE_integer(
