@@ -50,7 +50,7 @@ def check_overrides(config: ConfigDict, arguments: Sequence[str]) -> None:
 
 
 def config_from(said: str) -> ConfigDict:
-    """What `get_config` of FILE or FILE:METHOD returns. Raises ValueError, naming file, line and remedy, for one that does not work."""
+    """What `get_config` of FILE or FILE:METHOD returns. Raises ValueError, naming file, line and remedy, where it does not work."""
     file, *method = said.split(':', 1)
     if not Path(file).is_file():
         raise ValueError(f'{file or "--config"}: no such file; check the path')
@@ -59,14 +59,15 @@ def config_from(said: str) -> ConfigDict:
     try:
         loader.exec_module(module)
         if not callable(getattr(module, 'get_config', None)):
-            raise ValueError('it has no function get_config; add one that returns a config, as the files of configs/ have')
+            raise ValueError('it has no function get_config; add one, as the files of configs/ have')
         config = module.get_config(*method)
         if not isinstance(config, ConfigDict):
-            raise ValueError(f'get_config returned {repr(config)[:100]}; it must return a config, which begins as default_config()')
+            raise ValueError(f'get_config returned {repr(config)[:100]}; return a config, which begins as default_config()')
     except ValueError as error:  # says its remedy
         raise ValueError(f'{_place(error, file)}: {_on_one_line(error)}') from error
     except (Exception, SystemExit) as error:  # a user's file can fail in any way
-        raise ValueError(f'{_place(error, file)}: {type(error).__name__}: {_on_one_line(error)}; mend the config file') from error
+        kind = type(error).__name__
+        raise ValueError(f'{_place(error, file)}: {kind}: {_on_one_line(error)}; mend the config file') from error
     return config
 
 
@@ -99,7 +100,10 @@ class _Parser(config_flags.ConfigFileFlagParser):
 
 
 def define_config(help_string: str, check: Callable[[ConfigDict], None]) -> None:
-    """The flag --config, with the overrides --config.FIELD=VALUE. `check` raises ValueError for fields that no config has or lacks."""
+    """The flag --config, with the overrides --config.FIELD=VALUE.
+
+    `check` raises ValueError where the config file has other fields than a config.
+    """
     config_flags.DEFINE_config_file('config', None, help_string, lock_config=True)
     flags.FLAGS['config'].parser = _Parser(check)
 

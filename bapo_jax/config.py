@@ -249,8 +249,8 @@ def check_fields(config: ConfigDict) -> None:
 
 
 def _other_fields(config: ConfigDict, default: ConfigDict, section: str) -> list[str]:
-    there = ', '.join(sorted(default.keys()))
-    problems = [f'{section}{name}: no such field; {section[:-1] or "the config"} has {there}' for name in config if name not in default]
+    place, there = section[:-1] or 'the config', ', '.join(sorted(default.keys()))
+    problems = [f'{section}{name}: no such field; {place} has {there}' for name in config if name not in default]
     for name, value in default.items():
         if name not in config:
             problems.append(f'{section}{name} is missing; begin the config with default_config() of bapo_jax.config')
@@ -258,7 +258,7 @@ def _other_fields(config: ConfigDict, default: ConfigDict, section: str) -> list
             if isinstance(config[name], ConfigDict):
                 problems += _other_fields(config[name], value, f'{section}{name}.')
             else:
-                problems.append(f'{section}{name} must be a section, got {config[name]!r}; set fields of it, {section}{name}.FIELD')
+                problems.append(f'{section}{name} must be a section, got {config[name]!r}; set {section}{name}.FIELD')
     return problems
 
 

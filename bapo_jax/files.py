@@ -21,7 +21,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check_directory(path: Path, flag: str) -> None:
-    """Raises NotADirectoryError, naming the flag and the remedy, where a file is in the way of a directory that is to be written."""
+    """Raises NotADirectoryError, naming flag and remedy, where a file is in the way of a directory to be written."""
     there = next(part for part in (path, *path.parents) if os.path.lexists(part))
     if not there.is_dir():
         raise NotADirectoryError(f'{flag}={path}: {there} is no directory; give another one')

@@ -47,8 +47,8 @@ def test_the_flag_checks_the_overrides_of_its_command_line(monkeypatch):
 
 
 @pytest.mark.parametrize('text, told', [
-    ('def get_config():\n    return 5\n', ': get_config returned 5; it must return a config, which begins as default_config()'),
-    ('config = 5\n', ': it has no function get_config; add one that returns a config'),
+    ('def get_config():\n    return 5\n', ': get_config returned 5; return a config, which begins as default_config()'),
+    ('config = 5\n', ': it has no function get_config; add one, as the files of configs/ have'),
     ('x = 1\ndef get_config(:\n', ', line 2: SyntaxError: invalid syntax; mend the config file'),
     ('def get_config():\n    return {}["x"]\n', ", line 2: KeyError: 'x'; mend the config file"),
     ('import sys\nsys.exit(3)\n', ', line 2: SystemExit: 3; mend the config file'),
@@ -65,9 +65,10 @@ def test_a_broken_config_file_is_named_with_its_line(tmp_path, text, told):
 
 
 def test_a_misspelt_field_in_a_config_file_is_refused_with_its_file(tmp_path):
-    text = 'from bapo_jax.config import default_config\ndef get_config():\n    c = default_config()\n    c.stepz = 3\n    return c\n'
+    text = 'from bapo_jax.config import default_config\ndef get_config():\n    c = default_config()\n'
+    text += '    c.stepz = 3\n    return c\n'
     (tmp_path / 'mine.py').write_text(text)
-    with pytest.raises(ValueError, match=r'mine\.py: the config cannot run:\n  - stepz: no such field; the config has checkpoint, '):
+    with pytest.raises(ValueError, match=r'mine\.py: the config cannot run:\n  - stepz: no such field; the config has '):
         cli._Parser(check_fields).parse(f'{tmp_path}/mine.py')
 
 

@@ -156,8 +156,9 @@ def test_fields_that_no_config_has_and_fields_that_are_missing_are_all_named():
     del c.mesh, c.task.limit
     with pytest.raises(ValueError) as raised:
         resolve(c)
-    for told in ('- stepz: no such field; the config has checkpoint, ', '- learner.learning_ratee: no such field; learner has adam_b1, ',
-                 '- mesh is missing; begin the config with default_config()', '- task.limit is missing; '):
+    for told in ('- stepz: no such field; the config has checkpoint, ',
+                 '- learner.learning_ratee: no such field; learner has adam_b1, ',
+                 '- mesh is missing; begin the config with default_config()', '- task.limit is missing; '):  # fmt: skip
         assert told in str(raised.value)
 
 

@@ -49,7 +49,8 @@ NO_ROW = {
     'in the log of a sink, of which the row "is left out from here on" tells': ('another process still sends this run',),
     'the tail of a message that has a row': (
         'it lacks project, name or id', 'is not what was saved', 'bytes, more than any manifest', 'it holds no object',
-        '…: …; mend or drop the row', 'it is no object', '… stands in another place', 'neither a token nor a list of tokens', 'it has not ended in … s',
+        '…: …; mend or drop the row', 'it is no object', 'neither a token nor a list of tokens', 'it has not ended in … s',
+        '… stands in another place',
     ),
     'a reason within a note on standard error and in events.jsonl': (
         'it has no scores',

@@ -83,8 +83,9 @@ def find_reward(name: str) -> Callable | None:
     if not _by_keyword(function):
         try:
             places = signature.bind(*range(4)).arguments
-            if misplaced := [name for name, place in places.items() if isinstance(place, int) and _PLACES.get(name, place) != place]:
-                raise TypeError(f'{misplaced[0]} stands in another place')
+            for argument, place in places.items():
+                if isinstance(place, int) and _PLACES.get(argument, place) != place:  # *arguments hold a tuple
+                    raise TypeError(f'{argument} stands in another place')
         except TypeError as error:
             raise ValueError(
                 f'task.reward={name!r} must take (data_source, response, ground_truth, extra), or of verl\'s '

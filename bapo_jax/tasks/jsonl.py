@@ -78,5 +78,5 @@ def short(text: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A value of the data as an error message shows it: as `short`, a text in quotes, so that '5' is seen to be no number."""
+    """A value of the data as an error message shows it: as `short`, a text in quotes, so that its kind is seen."""
     return short(repr(value))

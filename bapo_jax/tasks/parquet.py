@@ -48,8 +48,11 @@ def _batches(path: Path, columns: list[str]) -> Iterator[pyarrow.RecordBatch]:
 
 def rows_in(batch: pyarrow.RecordBatch) -> list[dict]:
     """The rows of a batch. Decimal numbers, which JSON does not have, become ordinary ones. Raises UnicodeDecodeError."""
-    of_decimals = {field.name for field in batch.schema if 'decimal' in str(field.type)}
-    return [{name: _number(value) if name in of_decimals else value for name, value in row.items()} for row in batch.to_pylist()]
+    rows = batch.to_pylist()
+    for field in batch.schema:
+        if 'decimal' in str(field.type):
+            rows = [row | {field.name: _number(row[field.name])} for row in rows]
+    return rows
 
 
 def _number(value: Any) -> Any:

@@ -42,8 +42,8 @@ VOTES = True  # equal answers agree, so maj@n is meaningful
 def training_problems(source: str, *, limit: int, seed: int) -> list[dict]:
     """The first `limit` rows of a file in its order, all where `limit` is 0; `seed` is not used. All rows are checked.
 
-    Rows without an answer and rows that repeat a question and its answer are left out, before the limit, and warnings count them. Raises ValueError
-    or FileNotFoundError, which name file, row, column and the remedy.
+    Rows without an answer, and rows that repeat a question and its answer, are left out before the limit, and warnings count
+    them. Raises ValueError or FileNotFoundError, which name file, row, column and the remedy.
     """
     rows = repeats.left_out(_read(source, 'task.train', blank_answers=True), source)
     return rows[:limit] if limit else rows

@@ -197,7 +197,8 @@ def is_none(answer: Any) -> bool:
     text = answer.strip()
     if '####' in text or '\\boxed' in text:
         return result(text) is None
-    return is_blank(text) or text.casefold().rstrip('.') in _PROVED or _is_object(text) or len(_WORD.findall(text)) >= _PROSE_WORDS
+    is_prose = len(_WORD.findall(text)) >= _PROSE_WORDS
+    return is_blank(text) or text.casefold().rstrip('.') in _PROVED or _is_object(text) or is_prose
 
 
 def is_blank(answer: Any) -> bool:
