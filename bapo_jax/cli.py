@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import logging as python_logging
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -47,17 +50,63 @@ def check_overrides(config: ConfigDict, arguments: Sequence[str]) -> None:
             section, place = fields[part], part
 
 
+def config_from(said: str) -> ConfigDict:
+    """What `get_config` of FILE or FILE:METHOD returns. Raises ValueError, naming file, line and remedy, where it does not work."""
+    file, *method = said.split(':', 1)
+    if not Path(file).is_file():
+        raise ValueError(f'{file or "--config"}: no such file; check the path')
+    loader = importlib.machinery.SourceFileLoader('config_file', file)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    try:
+        loader.exec_module(module)
+        if not callable(getattr(module, 'get_config', None)):
+            raise ValueError('it has no function get_config; add one, as the files of configs/ have')
+        config = module.get_config(*method)
+        if not isinstance(config, ConfigDict):
+            raise ValueError(f'get_config returned {repr(config)[:100]}; return a config, which begins as default_config()')
+    except ValueError as error:  # says its remedy
+        raise ValueError(f'{_place(error, file)}: {_on_one_line(error)}') from error
+    except (Exception, SystemExit) as error:  # a user's file can fail in any way
+        kind = type(error).__name__
+        raise ValueError(f'{_place(error, file)}: {kind}: {_on_one_line(error)}; mend the config file') from error
+    return config
+
+
+def _place(error: BaseException, file: str) -> str:
+    """'FILE, line N', where in a file an error arose; the file alone where it arose in none of its lines."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    if isinstance(error, SyntaxError) and error.filename == file:
+        lines.append(error.lineno)
+    return f'{file}, line {lines[-1]}' if lines else file
+
+
+def _on_one_line(error: BaseException) -> str:
+    return ' '.join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:1000]
+
+
 class _Parser(config_flags.ConfigFileFlagParser):
+    def __init__(self, check: Callable[[ConfigDict], None]):
+        super().__init__(name='config')
+        self._check = check
+
     def parse(self, path):
-        config = super().parse(config_file(path))
+        said = config_file(path)
+        config = config_from(said)
         check_overrides(config, sys.argv)
-        return config
+        try:
+            self._check(config)
+        except ValueError as error:
+            raise ValueError(f'{said}: {error}') from error
+        return config.lock()
 
 
-def define_config(help_string: str) -> None:
-    """The flag --config, with the overrides --config.FIELD=VALUE."""
+def define_config(help_string: str, check: Callable[[ConfigDict], None]) -> None:
+    """The flag --config, with the overrides --config.FIELD=VALUE.
+
+    `check` raises ValueError where the config file has other fields than a config.
+    """
     config_flags.DEFINE_config_file('config', None, help_string, lock_config=True)
-    flags.FLAGS['config'].parser = _Parser(name='config', lock_config=True)
+    flags.FLAGS['config'].parser = _Parser(check)
 
 
 def start(main: Callable[..., None]) -> None:

@@ -224,6 +224,7 @@ SECTIONS = {
 
 def resolve(config: ConfigDict) -> ConfigDict:
     """A checked copy with every 0 that means 'derive it' filled in. Raises ValueError naming fields and remedy."""
+    check_fields(config)
     c = ConfigDict(config.to_dict())
     c.evaluate.max_prompt_tokens = c.evaluate.max_prompt_tokens or c.rollout.max_prompt_tokens
     c.evaluate.max_response_tokens = c.evaluate.max_response_tokens or c.rollout.max_response_tokens
@@ -238,6 +239,27 @@ def resolve(config: ConfigDict) -> ConfigDict:
     c.rollout.probe_tolerance = c.rollout.probe_tolerance or (0.05 if rounded else 1e-3)
     check(c)
     return c
+
+
+def check_fields(config: ConfigDict) -> None:
+    """Raises ValueError, naming them all, for fields that no config has, and for those that this one lacks."""
+    problems = _other_fields(config, default_config(), '')
+    if problems:
+        raise ValueError('the config cannot run:\n  - ' + '\n  - '.join(problems))
+
+
+def _other_fields(config: ConfigDict, default: ConfigDict, section: str) -> list[str]:
+    place, there = section[:-1] or 'the config', ', '.join(sorted(default.keys()))
+    problems = [f'{section}{name}: no such field; {place} has {there}' for name in config if name not in default]
+    for name, value in default.items():
+        if name not in config:
+            problems.append(f'{section}{name} is missing; begin the config with default_config() of bapo_jax.config')
+        elif isinstance(value, ConfigDict):
+            if isinstance(config[name], ConfigDict):
+                problems += _other_fields(config[name], value, f'{section}{name}.')
+            else:
+                problems.append(f'{section}{name} must be a section, got {config[name]!r}; set {section}{name}.FIELD')
+    return problems
 
 
 def check(c: ConfigDict) -> None:

@@ -28,7 +28,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from absl import flags, logging
+from absl import app, flags, logging
 from ml_collections import ConfigDict
 from rich.progress import Progress, TextColumn
 
@@ -36,7 +36,7 @@ from bapo_jax import config as config_lib
 from bapo_jax import cli, hub, parallel, stopping, terminal
 from bapo_jax.config_method import check_server
 from bapo_jax.groups import Group, Prompt
-from bapo_jax.files import write_text
+from bapo_jax.files import check_directory, write_text
 from bapo_jax.inputs import benchmark_prompts, check_turn_end, located, make_sight, positions_suffice
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import read_tokenizer
@@ -217,6 +217,8 @@ def stop(*_) -> None:
 
 def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
+    if FLAGS.output == '':
+        raise app.UsageError('--output is missing: the directory to write; without the flag it is one beside the checkpoint')
     stopping.on_asking(stop)
     checkpoint = Path(FLAGS.checkpoint)
     with contextlib.ExitStack() as until_the_end:
@@ -237,6 +239,7 @@ def main(_) -> None:
             for prompts in benchmarks.values():
                 check_turn_end(config, prompts, tokenizer, policy.stop_tokens)
             output = Path(FLAGS.output) if FLAGS.output else policy.output
+            check_directory(output, '--output')
             files = sample_files(output, config.evaluate.benchmarks)
             until_the_end.enter_context(held(output))
             chosen = settings(checkpoint, policy.step, config, benchmarks, fingerprints_of_code(config.task))
@@ -276,7 +279,7 @@ def run() -> None:
     flags.DEFINE_enum('engine', None, ['jax', 'vllm'], 'Who answers; default: as the config says.')
     flags.DEFINE_list('servers', None, 'URLs of running vLLM servers that no trainer uses; without, --engine=vllm starts one.')
     flags.DEFINE_string('output', None, 'Directory; default: RUN/evaluation/STEP, POLICY_evaluation or HF_DIRECTORY/evaluation.')
-    cli.define_config('NAME or FILE; says task, template and sampling where the checkpoint is of no run.')
+    cli.define_config('NAME or FILE; says task, template and sampling where the checkpoint is of no run.', config_lib.check_fields)
     cli.start(main)
 
 

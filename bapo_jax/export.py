@@ -13,9 +13,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from absl import flags, logging
+from absl import app, flags, logging
 
 from bapo_jax import cli, hub
+from bapo_jax.files import check_directory
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import read_tokenizer
 from bapo_jax.policies import StoredPolicy, find_policy
@@ -71,8 +72,11 @@ def _base_of(checkpoint: Path, policy: StoredPolicy) -> Path:
 
 def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
+    if not FLAGS.output:
+        raise app.UsageError('--output is missing: the directory to write')
     output = Path(FLAGS.output)
     try:
+        check_directory(output.parent, '--output')
         step, dtype = export(
             Path(FLAGS.checkpoint),
             output,

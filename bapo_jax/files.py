@@ -20,6 +20,13 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def check_directory(path: Path, flag: str) -> None:
+    """Raises NotADirectoryError, naming flag and remedy, where a file is in the way of a directory to be written."""
+    there = next(part for part in (path, *path.parents) if os.path.lexists(part))
+    if not there.is_dir():
+        raise NotADirectoryError(f'{flag}={path}: {there} is no directory; give another one')
+
+
 def replace_part(path: Path, name: str, text: str) -> None:
     """Puts `text` between the lines <!-- name --> and <!-- /name --> of a page. Raises ValueError for a page without that part."""
     before, found, rest = path.read_text('utf-8').partition(f'<!-- {name} -->\n')

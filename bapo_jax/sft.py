@@ -32,6 +32,7 @@ from absl import app, flags, logging
 from flax import nnx
 
 from bapo_jax import bases, cli, hub
+from bapo_jax.files import check_directory
 from bapo_jax.learner.logprobs import token_logprobs
 from bapo_jax.learner.packed import Sequences
 from bapo_jax.models import hf
@@ -98,7 +99,13 @@ def train_step(params, opt_state, batch: bases.Batch, *, graph, optimizer):
 
 def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
+    if not FLAGS.output:
+        raise app.UsageError('--output is missing: the directory to write')
     output = Path(FLAGS.output)
+    try:
+        check_directory(output, '--output')
+    except OSError as e:
+        sys.exit(f'error: {e}')
     if (output / 'model.safetensors').exists():
         raise app.UsageError(f'--output={output} already holds a model; give an empty directory')
     if FLAGS.searching and (FLAGS.task != 'countdown' or FLAGS.aimless):
@@ -110,7 +117,10 @@ def main(_) -> None:
             tokenizer, _ = read_tokenizer(start, hf.read_config(start))  # before anything is written
         except (ValueError, OSError) as e:
             sys.exit(f'error: --start={FLAGS.start}: {e}')
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        sys.exit(f'error: {e}')
     if start:
         tokenizer.save_pretrained(output)
         for name in ('config.json', 'preprocessor_config.json'):

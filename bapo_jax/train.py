@@ -21,11 +21,11 @@ import numpy as np
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
-from bapo_jax import cli, events, stopping
+from bapo_jax import cli, config as config_lib, events, stopping
 from bapo_jax.dry_run import dry_run
 from bapo_jax.ending import explained, refused
 from bapo_jax.evaluate import core_metrics, score, score_benchmarks
-from bapo_jax.files import write_text
+from bapo_jax.files import check_directory, write_text
 from bapo_jax.follow import follow
 from bapo_jax.groups import Batch, ByGroup, Prompt
 from bapo_jax.hosts import Hosts, join, naming_losses, part
@@ -164,10 +164,7 @@ def train(s: Setup, workdir: Path) -> RunState:
 
     run.close()
     rollouts.close()
-    if state.step == schedule.steps:
-        print_results(workdir, state.step)
-    else:
-        print(f'stopped after step {state.step} of {schedule.steps}; the same command continues')
+    tell_end(workdir, state.step, schedule.steps)
     return state
 
 
@@ -217,6 +214,16 @@ def evaluate_policy(s: Setup, state: RunState, workdir: Path) -> dict[str, float
     return core_metrics(summaries)
 
 
+def tell_end(workdir: Path, step: int, steps: int) -> None:
+    """What the run came to; or how it goes on where it has not had its steps, or more than these."""
+    if step == steps:
+        print_results(workdir, step)
+    elif step < steps:
+        print(f'stopped after step {step} of {steps}; the same command continues')
+    else:
+        print(f'{workdir} is at step {step} and has had its {steps} steps; to train on, give more by --config.steps')
+
+
 def print_results(workdir: Path, step: int) -> None:
     """Base, where it was scored, against trained policy; where the figure is; what to look at where all went one way."""
     files = {name: workdir / 'evals' / f'{i:06d}.json' for name, i in (('base', 0), ('trained', step))}
@@ -230,13 +237,14 @@ def lead(config: ConfigDict, workdir: Path, hosts: Hosts, amend: bool) -> bool:
     """The run, on host 0 of its hosts. Returns whether it has reached its last step."""
     with contextlib.ExitStack() as until_the_end, hosts, naming_losses():
         with refused():
+            check_directory(workdir, '--workdir')
             until_the_end.enter_context(held(workdir))
             counts = until_the_end.enter_context(events.recorded(workdir))
             setup = build(config, workdir, hosts, amend)
         state = train(setup, workdir)
     if counts:
         print(f'{events.in_words(counts)}: {workdir / events.FILE}')
-    return state.step == setup.schedule.steps
+    return state.step >= setup.schedule.steps
 
 
 def main(_) -> None:
@@ -246,7 +254,7 @@ def main(_) -> None:
             sys.exit(0 if dry_run(FLAGS.config, FLAGS.topology).fits is not False else 1)
         except (ValueError, OSError) as e:
             sys.exit(f'error: {e}')
-    if FLAGS.workdir is None:
+    if not FLAGS.workdir:
         raise app.UsageError('--workdir is missing: the run directory')
     workdir, hosts = Path(FLAGS.workdir), Hosts(FLAGS.config.mesh.deadline_s)
     if FLAGS.hosts > 1 and not FLAGS.coordinator:
@@ -268,7 +276,7 @@ def run() -> None:
     flags.DEFINE_bool('dry_run', False, 'Check everything and compile the train step; train nothing, write nothing.')
     flags.DEFINE_string('topology', '', "For --dry_run: a TPU slice ('v5e:2x4') or GPUs ('8x80GB') in place of the devices here.")
     flags.DEFINE_bool('amend', False, 'Continue a run with other settings on purpose; events.jsonl says which, from which step on.')
-    cli.define_config('NAME or NAME:METHOD, a config of this package; or FILE or FILE:METHOD.')
+    cli.define_config('NAME or NAME:METHOD, a config of this package; or FILE or FILE:METHOD.', config_lib.check_fields)
     flags.DEFINE_string('coordinator', None, 'Many hosts: ADDRESS:PORT of host 0, the port free there.')
     flags.DEFINE_integer('hosts', 1, 'Many hosts: how many processes train together, one a host.', lower_bound=1)
     flags.DEFINE_integer(

@@ -7,13 +7,16 @@ import re
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from absl import app
 from real_servers import BASE
 from safetensors.numpy import load_file, save_file
 from small_run import ROOT, metrics, run, small_config
 
-from bapo_jax import inputs
+from bapo_jax import evaluate, export, inputs, sft, train
+from bapo_jax.config import default_config
 from bapo_jax.evaluate import load_for_evaluation
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import character_tokenizer
@@ -186,6 +189,38 @@ def cut(file):
 
 def without_policy(file):
     shutil.rmtree(file.parents[2])
+
+
+COMMANDS = [(train, 'workdir'), (evaluate, 'output'), (export, 'output'), (sft, 'output')]
+
+
+def flags(monkeypatch, command, **given):
+    """The flags of a command, as its module reads them."""
+    others = {
+        'config': default_config(), 'dry_run': False, 'hosts': 1, 'host': 0, 'coordinator': None, 'amend': False, 'start': None,
+        'searching': False, 'checkpoint': str(BASE), 'base': None, 'dtype': None, 'shard_gb': 1.0,
+    }  # fmt: skip
+    monkeypatch.setattr(command, 'FLAGS', SimpleNamespace(**others | given))
+
+
+@pytest.mark.parametrize(('command', 'flag'), COMMANDS)
+def test_an_empty_directory_flag_is_a_missing_one(tmp_path, monkeypatch, command, flag):
+    """As of a variable of the shell that is not set: the current folder is not meant."""
+    monkeypatch.chdir(tmp_path)
+    flags(monkeypatch, command, **{flag: ''})
+    with pytest.raises(app.UsageError, match=f'--{flag} is missing: the '):
+        command.main(None)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('below', ['', '/deep'])
+@pytest.mark.parametrize(('command', 'flag'), [c for c in COMMANDS if c[0] is not evaluate])
+def test_a_file_in_the_place_of_a_directory_flag_is_named(tmp_path, monkeypatch, command, flag, below):
+    file(tmp_path / 'file', 'mine')
+    flags(monkeypatch, command, **{flag: f'{tmp_path}/file{below}'})
+    with pytest.raises(SystemExit, match=rf'error: --{flag}=.*{tmp_path}/file.*; give (another one|a new directory)'):
+        command.main(None)
+    assert (tmp_path / 'file').read_text() == 'mine'
 
 
 def test_a_sink_that_is_not_installed_is_named(benchmark, refused, monkeypatch):

@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from small_run import ROOT
 
 from bapo_jax import cli
+from bapo_jax.config import check_fields
 
 CONFIG = ConfigDict({'steps': 3, 'learner': {'learning_rate': 1e-6, 'shuffle': True}, 'rollout': {'servers': ()}})
 
@@ -44,7 +45,33 @@ def test_an_override_of_no_field_is_told_the_fields_there_are(argument, told):
 def test_the_flag_checks_the_overrides_of_its_command_line(monkeypatch):
     monkeypatch.setattr('sys.argv', ['train.py', '--config.lerner.shuffle=1'])
     with pytest.raises(ValueError, match=r'--config\.lerner\.shuffle: no such field'):
-        cli._Parser(name='config', lock_config=True).parse('quickstart')
+        cli._Parser(check_fields).parse('quickstart')
+
+
+@pytest.mark.parametrize('text, told', [
+    ('def get_config():\n    return 5\n', ': get_config returned 5; return a config, which begins as default_config()'),
+    ('config = 5\n', ': it has no function get_config; add one, as the files of configs/ have'),
+    ('x = 1\ndef get_config(:\n', ', line 2: SyntaxError: invalid syntax; mend the config file'),
+    ('def get_config():\n    return {}["x"]\n', ", line 2: KeyError: 'x'; mend the config file"),
+    ('import sys\nsys.exit(3)\n', ', line 2: SystemExit: 3; mend the config file'),
+    ('def get_config():\n    raise ValueError("a is b;\\nset c")\n', ', line 2: a is b; set c'),
+    (None, ': no such file; check the path'),
+])  # fmt: skip
+def test_a_broken_config_file_is_named_with_its_line(tmp_path, text, told):
+    file = tmp_path / 'mine.py'
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ValueError) as raised:
+        cli._Parser(check_fields).parse(str(file))
+    assert f'{file}{told}' in str(raised.value) and '\n' not in str(raised.value)
+
+
+def test_a_misspelt_field_in_a_config_file_is_refused_with_its_file(tmp_path):
+    text = 'from bapo_jax.config import default_config\ndef get_config():\n    c = default_config()\n'
+    text += '    c.stepz = 3\n    return c\n'
+    (tmp_path / 'mine.py').write_text(text)
+    with pytest.raises(ValueError, match=r'mine\.py: the config cannot run:\n  - stepz: no such field; the config has '):
+        cli._Parser(check_fields).parse(f'{tmp_path}/mine.py')
 
 
 COMMANDS = tomllib.loads((ROOT / 'pyproject.toml').read_text('utf-8'))['project']['scripts'].values()

@@ -150,6 +150,18 @@ def test_a_server_is_a_url_without_a_password_and_none_is_shown(url):
     check_server('https://[::1]:8000/', 'x')
 
 
+def test_fields_that_no_config_has_and_fields_that_are_missing_are_all_named():
+    c = a_config()
+    c.stepz, c.learner.learning_ratee = 3, 1.0
+    del c.mesh, c.task.limit
+    with pytest.raises(ValueError) as raised:
+        resolve(c)
+    for told in ('- stepz: no such field; the config has checkpoint, ',
+                 '- learner.learning_ratee: no such field; learner has adam_b1, ',
+                 '- mesh is missing; begin the config with default_config()', '- task.limit is missing; '):  # fmt: skip
+        assert told in str(raised.value)
+
+
 @pytest.mark.parametrize('field', ['task__train', 'evaluate__benchmarks', 'model__path'])
 def test_a_url_with_a_password_is_no_setting_and_is_not_shown(field):
     url = 'https://me:secret@host/problems.jsonl'

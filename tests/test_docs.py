@@ -50,6 +50,7 @@ NO_ROW = {
     'the tail of a message that has a row': (
         'it lacks project, name or id', 'is not what was saved', 'bytes, more than any manifest', 'it holds no object',
         '…: …; mend or drop the row', 'it is no object', 'neither a token nor a list of tokens', 'it has not ended in … s',
+        '… stands in another place',
     ),
     'a reason within a note on standard error and in events.jsonl': (
         'it has no scores',
@@ -61,6 +62,7 @@ MADE_ELSEWHERE = {
     'f"{file}: {\'; \'.join(messages)}"', "f'{setting}: {e}'", "f'{file}: {e}'", "f'{type(e).__name__}: {reason}'",
     "'\\n'.join((f'host {i}: {text}' for i, text in enumerate(said) if text))",
     "said if str(arguments.run) in said else f'{arguments.run}: {said}'", "f'error: {e}'", "f'error: {error}'",
+    "f'{said}: {error}'", "f'{_place(error, file)}: {_on_one_line(error)}'",
 }  # fmt: skip
 RAISED_AGAIN = {'result', 'Stopped', 'next(iter(damaged.values()))', '_in_use(path, holder)', '_in_use(path, before)'}
 EXIT_STATUS = {'1', 'main()', 'stopping.STATUS', '0 if dry_run(FLAGS.config, FLAGS.topology).fits is not False else 1',

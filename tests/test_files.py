@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bapo_jax.files import replace_part, write_bytes, write_text
+from bapo_jax.files import check_directory, replace_part, write_bytes, write_text
 import os
 
 
@@ -31,6 +31,16 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     assert file.read_bytes() == b'old'
     write_bytes(file, b'new')  # what the failed write left behind is in nobody's way
     assert [(f.name, f.read_bytes()) for f in tmp_path.iterdir()] == [('a', b'new')]
+
+
+@pytest.mark.parametrize('name', ['file', 'file/deep/er', 'link/deep'])
+def test_a_file_in_the_way_of_a_directory_is_named_with_the_flag(tmp_path, name):
+    (tmp_path / 'file').write_text('mine')
+    (tmp_path / 'link').symlink_to(tmp_path / 'nowhere')
+    with pytest.raises(NotADirectoryError, match=rf'--output={tmp_path}/{name}: {tmp_path}/(file|link) is no directory; give'):
+        check_directory(tmp_path / name, '--output')
+    check_directory(tmp_path / 'new' / 'deep', '--output')
+    assert not (tmp_path / 'new').exists()
 
 
 PAGE = '# Title\n\n<!-- rows -->\nold\n<!-- /rows -->\n\n<!-- others -->\nmine\n<!-- /others -->\n'

@@ -19,7 +19,7 @@ from small_run import ROOT, metrics, rollouts, run, small_config
 
 from bapo_jax.learner.learner import Learner
 from bapo_jax.report import inspect_log
-from bapo_jax.train import build
+from bapo_jax.train import build, tell_end
 
 
 @pytest.fixture(scope='module')
@@ -302,6 +302,15 @@ def test_bad_input_is_refused_before_work_starts(tmp_path, benchmark, changes, m
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         build(small_config('bapo_tuned', benchmark, **changes), tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize(('step', 'told'), [
+    (1, 'stopped after step 1 of 2; the same command continues\n'),
+    (4, 'run is at step 4 and has had its 2 steps; to train on, give more by --config.steps\n'),
+])  # fmt: skip
+def test_a_run_that_has_had_its_steps_is_not_told_to_go_on(tmp_path, capsys, step, told):
+    tell_end(tmp_path / 'run', step, 2)
+    assert capsys.readouterr().out.endswith(told)
 
 
 @pytest.mark.slow

@@ -65,11 +65,23 @@ def load_tokenizer(path: str | Path) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as e:  # files of another shape fail in any way
-        said = f'{type(e).__name__}: {str(e)[:300]}'
+        said = _unreadable(Path(path)) or f'{type(e).__name__}: {str(e)[:300]}'
         raise ValueError(f'model.path={str(path)!r}: no tokenizer loads from there ({said}); fetch the model directory again') from e
     if not tokenizer.encode('1 + 1', add_special_tokens=False):
         raise ValueError(f'{tokenizer_file(path)}: has no words, so every question would be empty; fetch the model directory again')
     return tokenizer
+
+
+def _unreadable(path: Path) -> str:
+    """Which of a tokenizer's files is no JSON object, and why; '' where all are."""
+    for name in ('tokenizer_config.json', 'tokenizer.json', 'special_tokens_map.json', 'added_tokens.json', 'vocab.json'):
+        file = path / name
+        try:
+            if file.is_file() and not isinstance(json.loads(file.read_text('utf-8')), dict):
+                return f'{name} holds no object'
+        except (ValueError, RecursionError) as e:
+            return f'{name} is no JSON: {str(e)[:200]}'
+    return ''
 
 
 def stop_tokens(path: str | Path, tokenizer: Any) -> tuple[int, ...]:

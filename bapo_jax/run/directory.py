@@ -83,9 +83,9 @@ def claim(
         refused = held if amend else differing
         if refused:
             amendable = [name for name in refused if name not in held]
-            remedy = f', or --amend to change {", ".join(amendable)[:1000]} from here on' if amendable else ''
+            remedy = f', or --amend to change {_listed(amendable)} from here on' if amendable else ''
             raise ValueError(
-                f'{workdir} holds a run with other settings; they differ in {", ".join(refused)[:1000]}. '
+                f'{workdir} holds a run with other settings; they differ in {_listed(refused)}. '
                 f'Give another --workdir, or the settings of that run{remedy}{_to_restore(refused, config)}'
             )
         changed = {name: (before.get(name), now.get(name)) for name in differences(old, new, ())}
@@ -206,7 +206,14 @@ def _to_restore(names: Sequence[str], config: ConfigDict) -> str:
     }
     found = [name for name in names if _is_one_of(name, ('fingerprints',))]
     said = [f'{name}: {next(what for part, what in files.items() if _is_one_of(name, (part,)))}' for name in found]
-    return f'. What was changed, and may be restored: {"; ".join(said)[:2000]}' if said else ''
+    return f'. What was changed, and may be restored: {_listed(said, "; ")}' if said else ''
+
+
+def _listed(names: Sequence[str], between: str = ', ') -> str:
+    """As many names as a message has room for, each of them whole, and how many more there are."""
+    kept = [name for i, name in enumerate(names) if i == 0 or len(between.join(names[: i + 1])) <= 1000]
+    more = len(names) - len(kept)
+    return between.join(kept) + (f' and {more} more' if more else '')
 
 
 def _part(tree: Any, name: str) -> dict[str, Any]:

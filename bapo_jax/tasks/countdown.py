@@ -230,15 +230,15 @@ def check_ground_truth(ground_truth: object) -> None:
     A target need not be an integer: such a question is judged like any other. 'last_block' and 'thinking' are true or false.
     """
     if not isinstance(ground_truth, dict):
-        raise ValueError(f'ground_truth must be an object with "numbers" and "target", got {str(ground_truth)[:100]}')
+        raise ValueError(f'ground_truth must be an object with "numbers" and "target", got {repr(ground_truth)[:100]}')
     for field in ('numbers', 'target'):
         if field not in ground_truth:
             raise ValueError(f'ground_truth.{field} is missing')
     numbers, target = ground_truth['numbers'], ground_truth['target']
     if not is_numbers(numbers):
-        raise ValueError(f'ground_truth.numbers must be a non-empty list of non-negative integers, got {str(numbers)[:100]}')
+        raise ValueError(f'ground_truth.numbers must be a non-empty list of non-negative integers, got {repr(numbers)[:100]}')
     if type(target) not in (int, float) or not abs(target) < 10**MAX_DIGITS:
-        raise ValueError(f'ground_truth.target must be a number of at most {MAX_DIGITS} digits, got {str(target)[:100]}')
+        raise ValueError(f'ground_truth.target must be a number of at most {MAX_DIGITS} digits, got {repr(target)[:100]}')
     for field in ('last_block', 'thinking'):
         if not isinstance(ground_truth.get(field, False), bool):
-            raise ValueError(f'ground_truth.{field} must be true or false, got {str(ground_truth[field])[:100]}')
+            raise ValueError(f'ground_truth.{field} must be true or false, got {repr(ground_truth[field])[:100]}')

@@ -15,7 +15,7 @@ from random import Random
 
 from bapo_jax import hub
 from bapo_jax.tasks import repeats
-from bapo_jax.tasks.jsonl import jsonl_rows, short
+from bapo_jax.tasks.jsonl import jsonl_rows, short, shown
 from bapo_jax.tasks.parquet import column_names, parquet_rows
 
 BENCHMARKS = {
@@ -200,7 +200,7 @@ def read_problems(path: str | Path) -> list[Problem]:
     """All rows of a .parquet, .jsonl or .jsonl.gz file with the columns `nums` and `target`; other columns are ignored."""
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f'{path}: no such file; check the path, or use task.train=generated')
+        raise FileNotFoundError(f'{path}: no such file; check the path')
     if not path.is_file() or not path.name.endswith(FILE_ENDINGS):
         raise ValueError(f'{path}: expected a file ending in {", ".join(FILE_ENDINGS)}')
     problems = _read_parquet(path) if path.suffix == '.parquet' else _read_jsonl(path)
@@ -228,9 +228,9 @@ def _read_jsonl(path: Path) -> list[Problem]:
 
 def _checked_row(nums: object, target: object, where: str) -> Problem:
     if not is_numbers(nums):
-        raise ValueError(f'{where}: "nums" must be a list of non-negative integers, got {short(nums)}; mend or drop the row')
+        raise ValueError(f'{where}: "nums" must be a list of non-negative integers, got {shown(nums)}; mend or drop the row')
     if type(target) is not int or abs(target) >= 10**MAX_DIGITS:
-        raise ValueError(f'{where}: "target" must be an integer, got {short(target)}; mend or drop the row')
+        raise ValueError(f'{where}: "target" must be an integer, got {shown(target)}; mend or drop the row')
     return {'numbers': nums, 'target': target}
 
 

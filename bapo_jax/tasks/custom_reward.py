@@ -5,7 +5,8 @@
 `data_source` is the task's name, `response` the text without special tokens, `ground_truth` what the task's module makes of the row
 (a dict). `extra` is {'prompt_id', 'tokens': how many, 'finish': 'stop' or 'length'}.
 
-A function with verl's names of arguments runs as it does there, called by keyword:
+A function with verl's names of arguments runs as it does there, called by keyword. It may have them in any order, and leave out
+all but `solution_str`; its other arguments keep their defaults:
 
     def compute_score(data_source, solution_str, ground_truth, extra_info): ...
 
@@ -54,6 +55,10 @@ Rewards = Callable[[Sequence[tuple[str, str, Any, dict[str, Any]]], float], list
 _LARGEST = float(np.finfo(np.float32).max)  # groups keep rewards in float32
 
 
+_VERLS = ('data_source', 'solution_str', 'ground_truth', 'extra_info')  # verl's names, in its order
+_PLACES = {'data_source': 0, 'response': 1, 'solution_str': 1, 'ground_truth': 2, 'extra': 3, 'extra_info': 3}
+
+
 class BadReward(ValueError):
     """A reward function returned something that is no reward."""
 
@@ -75,15 +80,17 @@ def find_reward(name: str) -> Callable | None:
         return function
     if inspect.iscoroutinefunction(function):
         raise ValueError(f'task.reward={name!r} is async; give a function that returns its reward, such as one with asyncio.run')
-    if _is_verls(function):
-        return function
-    try:
-        signature.bind('data_source', 'response', 'ground_truth', {})
-    except TypeError as error:
-        raise ValueError(
-            f'task.reward={name!r} must take (data_source, response, ground_truth, extra), but {error}; '
-            f'it is defined with {signature}'
-        ) from error
+    if not _by_keyword(function):
+        try:
+            places = signature.bind(*range(4)).arguments
+            for argument, place in places.items():
+                if isinstance(place, int) and _PLACES.get(argument, place) != place:  # *arguments hold a tuple
+                    raise TypeError(f'{argument} stands in another place')
+        except TypeError as error:
+            raise ValueError(
+                f'task.reward={name!r} must take (data_source, response, ground_truth, extra), or of verl\'s '
+                f'{", ".join(_VERLS)} by name at least solution_str, but {error}; it is defined with {signature}'
+            ) from error
     return function
 
 
@@ -130,8 +137,9 @@ def judge_one(function: Callable, data_source: str, response: str, ground_truth:
 
     Raises BadReward where the function returns anything but a reward, and what the function raises.
     """
-    if _is_verls(function):
-        outcome = function(**_as_verl(data_source, response, ground_truth, extra))
+    if names := _by_keyword(function):
+        arguments = _as_verl(data_source, response, ground_truth, extra)
+        outcome = function(**{name: arguments[name] for name in names})
     else:
         outcome = function(data_source, response, ground_truth, extra)
     fields = outcome if isinstance(outcome, dict) else {'score': outcome}
@@ -148,13 +156,16 @@ def judge_one(function: Callable, data_source: str, response: str, ground_truth:
 
 
 @functools.cache
-def _is_verls(function: Callable) -> bool:
-    """Whether a function takes verl's four arguments by their names."""
+def _by_keyword(function: Callable) -> tuple[str, ...]:
+    """Those of verl's arguments that a function takes by their names; none where it is to be called by position."""
     try:
-        inspect.signature(function).bind(data_source='', solution_str='', ground_truth='', extra_info={})
+        signature = inspect.signature(function)
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        names = tuple(name for name in _VERLS if takes_all or name in signature.parameters)
+        signature.bind(**dict.fromkeys(names))
     except (TypeError, ValueError):  # it takes others, or is compiled and has no signature
-        return False
-    return True
+        return ()
+    return names if 'solution_str' in names else ()
 
 
 def _as_verl(data_source: str, response: str, ground_truth: Any, extra: dict[str, Any]) -> dict[str, Any]:

@@ -73,11 +73,11 @@ def check_ground_truth(ground_truth: object) -> None:
     """Raises ValueError, naming the field, unless it is {'answer': int}, with one reference in 'images' if it has these."""
     answer = ground_truth.get('answer') if isinstance(ground_truth, dict) else None
     if type(answer) is not int or answer < 0:
-        raise ValueError(f'ground_truth.answer must be a whole number of 0 or more, got {str(ground_truth)[:100]}')
+        raise ValueError(f'ground_truth.answer must be a whole number of 0 or more, got {repr(ground_truth)[:100]}')
     images, fields = ground_truth.get('images'), {'sha256', 'width', 'height'}
     one = isinstance(images, list) and len(images) == 1 and isinstance(images[0], dict) and fields <= images[0].keys()
     if 'images' in ground_truth and not one:
-        raise ValueError(f'ground_truth.images must be a list of one reference to an image, got {str(images)[:100]}')
+        raise ValueError(f'ground_truth.images must be a list of one reference to an image, got {repr(images)[:100]}')
 
 
 def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:

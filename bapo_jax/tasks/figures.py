@@ -74,15 +74,15 @@ def sheet(figures: Sequence[Figure], captions: Sequence[str], columns: int = 3, 
 def check_figure(figure: object) -> None:
     """Raises ValueError, naming the field, unless `figure` is a description as above."""
     if not isinstance(figure, dict) or figure.get('kind') not in CORNERS:
-        raise ValueError(f'figure.kind must be one of {", ".join(CORNERS)}, got {str(figure)[:100]}')
+        raise ValueError(f'figure.kind must be one of {", ".join(CORNERS)}, got {repr(figure)[:100]}')
     kind, corners, labels = figure['kind'], figure.get('corners', []), figure.get('labels', [])
     are_points = isinstance(corners, list) and all(
         isinstance(c, list) and len(c) == 2 and all(type(x) is int and 0 <= x < SIDE for x in c) for c in corners
     )
     if not are_points or len(corners) != CORNERS[kind]:
-        raise ValueError(f'figure.corners must be {CORNERS[kind]} [x, y] of pixels below {SIDE}, got {str(corners)[:100]}')
+        raise ValueError(f'figure.corners must be {CORNERS[kind]} [x, y] of pixels below {SIDE}, got {repr(corners)[:100]}')
     if not isinstance(labels, list) or len(labels) != LABELS[kind] or not all(isinstance(x, str) and len(x) < 4 for x in labels):
-        raise ValueError(f'figure.labels must be {LABELS[kind]} texts of at most 3 characters, got {str(labels)[:100]}')
+        raise ValueError(f'figure.labels must be {LABELS[kind]} texts of at most 3 characters, got {repr(labels)[:100]}')
 
 
 @functools.cache

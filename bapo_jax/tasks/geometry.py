@@ -111,7 +111,7 @@ def check_ground_truth(ground_truth: object) -> None:
     fields = {'file', 'sha256', 'width', 'height'}
     if not isinstance(images, list) or not all(isinstance(i, dict) and fields <= i.keys() for i in images):
         raise ValueError(
-            f'ground_truth.images must be a list of references with file, sha256, width and height, got {str(images)[:100]}'
+            f'ground_truth.images must be a list of references with file, sha256, width and height, got {repr(images)[:100]}'
         )
 
 

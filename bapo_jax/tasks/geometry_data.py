@@ -21,7 +21,7 @@ from pathlib import Path
 from bapo_jax import hub
 from bapo_jax.tasks import repeats
 from bapo_jax.tasks.images import file_image, open_image, parquet_rows, row_images
-from bapo_jax.tasks.jsonl import short
+from bapo_jax.tasks.jsonl import short, shown
 from bapo_jax.tasks.math_data import benchmark_files, question_of_row
 from bapo_jax.tasks.shapes import COLUMNS
 
@@ -149,12 +149,12 @@ def _folder_problem(folder: Path) -> Problem:
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f'{where}: not a readable file of JSON ({short(error)}); fetch it again or drop the folder') from error
     if not isinstance(row, dict):
-        raise ValueError(f'{where}: expected an object with "annotat_text", "choices" and "answer", got {short(row)}')
+        raise ValueError(f'{where}: expected an object with "annotat_text", "choices" and "answer", got {shown(row)}')
     choices, letter = row.get('choices'), row.get('answer')
     number = 'ABCDEFGH'.find(letter) if isinstance(letter, str) and len(letter) == 1 else -1
     if not isinstance(choices, list) or not 0 <= number < len(choices):
         raise ValueError(
-            f'{where}: "answer" must be the letter of one of the "choices", got {short(letter)} and {short(choices)}; '
+            f'{where}: "answer" must be the letter of one of the "choices", got {shown(letter)} and {shown(choices)}; '
             'mend or drop the folder'
         )
     text = row.get('annotat_text') or row.get('problem_text')

@@ -27,7 +27,8 @@ import pyarrow.parquet
 from PIL import Image
 
 from bapo_jax.tasks.figures import draw, pixels_hash
-from bapo_jax.tasks.jsonl import short
+from bapo_jax.tasks.jsonl import short, shown
+from bapo_jax.tasks.parquet import rows_in
 
 FORMATS = ('PNG', 'JPEG', 'WEBP')  # Pillow has readers that start other programs
 COLUMNS = ('images', 'image', 'image_png')  # the first one present holds the images
@@ -97,7 +98,7 @@ def _drawn(reference: Reference) -> Image.Image:
     picture = draw(reference['figure'])
     if pixels_hash(picture) != reference['sha256']:
         raise ValueError(
-            f'figure {short(reference["figure"])}: it is drawn otherwise than when the problems were made (its sha256 is no longer '
+            f'figure {shown(reference["figure"])}: it is drawn otherwise than when the problems were made (its sha256 is no longer '
             f'{reference["sha256"][:12]}...); install the Pillow of then, or start anew'
         )
     return picture
@@ -155,13 +156,13 @@ def _content(image: Any, path: Path, place: str) -> tuple[bytes, None] | tuple[N
     if not data and isinstance(name, str) and name:
         if not _lies_below(path.parent / name, path):
             raise ValueError(
-                f'{place}: the path {short(name)!r} leads out of {path.parent}, the folder of its file, and only images below that '
+                f'{place}: the path {shown(name)} leads out of {path.parent}, the folder of its file, and only images below that '
                 'are read; copy the image there and name it from there, or drop the row'
             )
         if (file := path.parent / name).is_file():
             return None, file
     raise ValueError(
-        f'{place}: expected encoded bytes, or an object with "bytes" or the "path" of a file beside this one, got {short(image)}; '
+        f'{place}: expected encoded bytes, or an object with "bytes" or the "path" of a file beside this one, got {shown(image)}; '
         'fill it in or drop the row'
     )
 
@@ -229,7 +230,7 @@ def parquet_rows(path: Path, wanted: set[str], at_once: int = 16) -> Iterator[tu
                     f'{path}, row 1: column "images" is missing; the file has {short(", ".join(names))}; rename or add it'
                 )
             for batch in file.iter_batches(at_once, columns=[n for n in names if n in wanted or n == column], use_threads=False):
-                for values in batch.to_pylist():
+                for values in rows_in(batch):
                     # errors name the columns of the file, whether they are read or not
                     yield row, column, {**dict.fromkeys(names), **values}
                     row += 1

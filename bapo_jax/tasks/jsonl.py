@@ -33,7 +33,7 @@ def jsonl_rows(path: Path, wanted: str) -> Iterator[tuple[str, dict]]:
         except (ValueError, RecursionError) as error:
             raise ValueError(f'{where}: not a line of JSON ({short(error)}); mend the line, or write the file again') from None
         if not isinstance(row, dict):
-            raise ValueError(f'{where}: expected an object with {wanted}, got {short(row)}')
+            raise ValueError(f'{where}: expected an object with {wanted}, got {shown(row)}')
         yield where, row
 
 
@@ -71,7 +71,12 @@ def _lines_of_list(path: Path, data: bytes) -> list[bytes]:
         raise ValueError(f'{path}: not a list in JSON ({short(error)}); mend it, or write the file again') from None
 
 
-def short(value: object) -> str:
-    """A value as an error message shows it: on one line, cut to 120 characters."""
-    text = ' '.join((str(value) if isinstance(value, (str, Exception)) else repr(value)).split())
+def short(text: object) -> str:
+    """A text, or another error's message, as an error message has it: on one line, cut to 120 characters."""
+    text = ' '.join(str(text).split())
     return text if len(text) <= 120 else f'{text[:117]}...'
+
+
+def shown(value: object) -> str:
+    """A value of the data as an error message shows it: as `short`, a text in quotes, so that its kind is seen."""
+    return short(repr(value))

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import os
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 
@@ -21,11 +22,17 @@ def import_own(module: str, field: str) -> ModuleType:
         sys.path.insert(0, os.getcwd())
     try:
         return importlib.import_module(module)
-    except Exception as error:  # a user's module can fail in any way while it is imported
-        raise ValueError(
-            f'{field}: importing {module} failed ({type(error).__name__}: {error}); its directory must be on PYTHONPATH, or the '
-            'current one'
-        ) from error
+    except (Exception, SystemExit) as error:  # a user's module can fail in any way while it is imported
+        absent = error.name if isinstance(error, ModuleNotFoundError) else None
+        if absent and (module == absent or module.startswith(f'{absent}.')):
+            remedy = 'its directory must be on PYTHONPATH, or the current one'
+        elif absent:
+            remedy = 'install it, or put its directory on PYTHONPATH'
+        else:
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [frame for frame in frames if Path(frame.filename).stem == module.rpartition('.')[2]]
+            remedy = f'mend {own[-1].filename}, line {own[-1].lineno}' if own else 'mend the module'
+        raise ValueError(f'{field}: importing {module} failed ({type(error).__name__}: {error}); {remedy}') from error
 
 
 def fingerprints_of_code(task: ConfigDict) -> dict[str, str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Container, Iterator
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -31,7 +33,7 @@ def parquet_rows(path: Path, wanted: Container[str]) -> Iterator[dict]:
         size += batch.nbytes
         bounded(size, MOST_FILE, path)
         try:
-            rows = batch.to_pylist()
+            rows = rows_in(batch)
         except UnicodeDecodeError:
             bad = next(i for i in range(batch.num_rows) if not _decodes(batch.slice(i, 1)))
             raise ValueError(f'{path}, row {first + bad + 1}: not UTF-8 text; save the file as UTF-8') from None
@@ -42,6 +44,24 @@ def parquet_rows(path: Path, wanted: Container[str]) -> Iterator[dict]:
 def _batches(path: Path, columns: list[str]) -> Iterator[pyarrow.RecordBatch]:
     with _naming(path), pyarrow.parquet.ParquetFile(path) as file:
         yield from file.iter_batches(_AT_ONCE, columns=columns, use_threads=False)
+
+
+def rows_in(batch: pyarrow.RecordBatch) -> list[dict]:
+    """The rows of a batch. Decimal numbers, which JSON does not have, become ordinary ones. Raises UnicodeDecodeError."""
+    rows = batch.to_pylist()
+    for field in batch.schema:
+        if 'decimal' in str(field.type):
+            rows = [row | {field.name: _number(row[field.name])} for row in rows]
+    return rows
+
+
+def _number(value: Any) -> Any:
+    """A decimal number as an int where it is whole, else as a float; of lists and objects what they hold."""
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, list):
+        return [_number(part) for part in value]
+    return {name: _number(part) for name, part in value.items()} if isinstance(value, dict) else value
 
 
 def _decodes(batch: pyarrow.RecordBatch) -> bool:

@@ -19,13 +19,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from absl import logging
+
 from bapo_jax.groups import Verdict
 from bapo_jax.tasks import repeats
 from bapo_jax.tasks.demands import demanded, stated
-from bapo_jax.tasks.jsonl import short
+from bapo_jax.tasks.jsonl import shown
 from bapo_jax.tasks.math_text import after_thinking
 from bapo_jax.tasks.rows import FILE_ENDINGS, rows_of
-from bapo_jax.tasks.shapes import read_row
+from bapo_jax.tasks.shapes import is_blank, read_row, refuse_choices
 from bapo_jax.tasks.turns import chat, refuse_markers
 
 BENCHMARKS: dict[str, str] = {}  # there are files alone
@@ -40,31 +42,52 @@ VOTES = True  # equal answers agree, so maj@n is meaningful
 def training_problems(source: str, *, limit: int, seed: int) -> list[dict]:
     """The first `limit` rows of a file in its order, all where `limit` is 0; `seed` is not used. All rows are checked.
 
-    Rows that repeat a question and its answer are left out, before the limit, and a warning counts them. Raises ValueError
-    or FileNotFoundError, which name file, row, column and the remedy.
+    Rows without an answer, and rows that repeat a question and its answer, are left out before the limit, and warnings count
+    them. Raises ValueError or FileNotFoundError, which name file, row, column and the remedy.
     """
-    rows = repeats.left_out(_read(source, 'task.train'), source)
+    rows = repeats.left_out(_read(source, 'task.train', blank_answers=True), source)
     return rows[:limit] if limit else rows
 
 
 def benchmark(name: str) -> list[dict]:
-    """All rows of a file. Raises as `training_problems` does."""
+    """All rows of a file. Raises as `training_problems` does, and for a row without an answer."""
     return _read(name, 'evaluate.benchmarks')
 
 
-def _read(name: str, field: str) -> list[dict]:
+def _read(name: str, field: str, blank_answers: bool = False) -> list[dict]:
+    """The rows of a file; with `blank_answers` those without an answer are left out, and a warning counts them."""
     path = Path(name)
     if not path.name.endswith(FILE_ENDINGS):
         raise ValueError(f'{field} is {name!r}; the task questions reads files alone: give one ending in {" or ".join(FILE_ENDINGS)}')
-    return [_question(row, where) for where, row in rows_of(path, '"question" and "answer"')]
+    questions, blank = [], []
+    for where, row in rows_of(path, '"question" and "answer"'):
+        question = _question(row, where, blank_answers)
+        if question is None:
+            blank.append(where)
+        else:
+            questions.append(question)
+    if blank and not questions:
+        raise ValueError(f'{path}: none of its {len(blank)} rows has an answer; give a file whose "answer" is filled in')
+    if blank:
+        rows = len(questions) + len(blank)
+        logging.warning('%d of %d rows have no answer and are left out, the first of them %s', len(blank), rows, blank[0])
+    return questions
 
 
-def _question(row: dict, where: str) -> dict:
-    """The row with its question and answer. Raises ValueError, naming column and remedy."""
+def _question(row: dict, where: str, blank_answers: bool) -> dict | None:
+    """The row with its question and answer; None where it has no answer and `blank_answers` allows that.
+
+    Raises ValueError, naming column and remedy.
+    """
     if 'reward_model' in row or not {'question', 'answer'} <= row.keys():
         chat, answer, _ = read_row(row, where, 'question')
         row = {**row, 'question': chat if len(chat) > 1 else chat[0]['content'], 'answer': answer}
+    if blank_answers and is_blank(row['answer']):
+        return None
+    refuse_choices(row, row['answer'], where)
     try:
+        if is_blank(row['answer']):
+            raise ValueError(f'"answer" must be an answer or a list of accepted ones, got {shown(row["answer"])}')
         check_ground_truth(row)
     except ValueError as error:
         raise ValueError(f'{where}: {error}; mend or drop the row') from None
@@ -72,7 +95,7 @@ def _question(row: dict, where: str) -> dict:
         try:
             json.dumps(value)
         except (TypeError, ValueError):  # pictures and times in parquet files
-            raise ValueError(f'{where}: column {column!r} holds what is no JSON, {short(value)}; drop or convert it') from None
+            raise ValueError(f'{where}: column {column!r} holds what is no JSON, {shown(value)}; drop or convert it') from None
     return row
 
 
@@ -81,7 +104,7 @@ def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
     question = ground_truth['question']
     if template == 'text':
         if not isinstance(question, str):
-            raise ValueError(f"task.template is 'text', and a question is a chat, {short(question)}; choose 'chat'")
+            raise ValueError(f"task.template is 'text', and a question is a chat, {shown(question)}; choose 'chat'")
         refuse_markers(tokenizer, question)
         return question
     chat_template = getattr(tokenizer, 'chat_template', None)
@@ -105,9 +128,9 @@ def check_ground_truth(ground_truth: object) -> None:
     row = ground_truth if isinstance(ground_truth, dict) else {}
     question, answer = row.get('question'), row.get('answer')
     if not (isinstance(question, str) and question.strip() or _is_chat(question)):
-        raise ValueError(f'"question" must be a text or a list of {{"role", "content"}} texts, got {short(question)}')
+        raise ValueError(f'"question" must be a text or a list of {{"role", "content"}} texts, got {shown(question)}')
     if answer is None or answer == []:
-        raise ValueError(f'"answer" must be an answer or a list of accepted ones, got {short(answer)}')
+        raise ValueError(f'"answer" must be an answer or a list of accepted ones, got {shown(answer)}')
 
 
 def _is_chat(question: object) -> bool:

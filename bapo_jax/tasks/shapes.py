@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from bapo_jax.tasks.jsonl import short
+from bapo_jax.tasks.jsonl import short, shown
 from bapo_jax.tasks.math_text import last_box
 
 _QUESTION = ('problem', 'question', 'query')
@@ -31,7 +31,8 @@ _BESIDE = ('data_source', 'extra_info')  # what verl passes to a reward function
 COLUMNS = frozenset((*_QUESTION, *_ANSWER, *_WORKED, *_CHAT, *_CHOICES, *_BESIDE, 'system', 'prompt', 'reward_model', '0', '1'))
 
 _ROLES = {'human': 'user', 'gpt': 'assistant', 'model': 'assistant', 'bot': 'assistant'}  # ShareGPT's names
-_NO_ANSWER = ('proof', 'notfound')  # NuminaMath-1.5 and OpenR1-Math write them for problems that have none
+_NO_ANSWER = ('', 'proof', 'notfound')  # NuminaMath-1.5 and OpenR1-Math write them for problems that have none
+_PROVED = ('qed', 'q.e.d', '∎', '□', '■')  # the end of a proof, not a result
 _PROSE_WORDS = 25  # words of an answer that is a worked solution
 _SHORT = 60  # characters of a `solution` that is the answer itself
 _SAID = re.compile(r'[Tt]he (?:final )?answer is:?\s*([^\n]+)')
@@ -65,25 +66,31 @@ def read_row(row: Mapping[str, Any], where: str, missing: str = 'problem') -> Ro
         chat = _chat([value], where, column)
     elif column.casefold() in _QUESTION:
         if not isinstance(value, str) or not value.strip():
-            raise ValueError(f'{where}: the problem must be a text, got {short(value)}; mend or drop the row')
+            raise ValueError(f'{where}: the problem must be a text, got {shown(value)}; mend or drop the row')
         chat = [{'role': 'user', 'content': value.strip()}]
     else:
         chat = _chat(value, where, column)
         if column.casefold() in _CHAT and chat and chat[-1]['role'] == 'assistant':
-            worked = chat.pop()['content']
+            worked = column, chat.pop()['content']
         if isinstance(system := row.get('system'), str) and system.strip() and chat[:1] and chat[0]['role'] != 'system':
             chat.insert(0, {'role': 'system', 'content': system})
     if not chat or chat[-1]['role'] != 'user' or not chat[-1]['content'].strip():
         raise ValueError(
-            f'{where}: the problem must be the last message of {column!r}, by the user, got {short(value)}; mend or drop the row'
+            f'{where}: the problem must be the last message of {column!r}, by the user, got {shown(value)}; mend or drop the row'
         )
     answer, column = _answer(row, names, worked, where)
-    if choices := next((names[c] for c in _CHOICES if c in names and _is_place(answer, row[names[c]])), None):
+    refuse_choices(row, answer, where)
+    return Row(chat, answer, column)
+
+
+def refuse_choices(row: Mapping[str, Any], answer: Any, where: str) -> None:
+    """Raises ValueError, with the remedy, where an answer says which of a column of choices is right."""
+    choices = next((name for name in row if name.casefold() in _CHOICES and _is_place(answer, row[name])), None)
+    if choices is not None:
         raise ValueError(
             f'{where}: a question with {choices!r}, one of which is right, is read by no task; write the choices into the '
             'question, the letter or text of the right one as the answer, and leave the column out'
         )
-    return Row(chat, answer, column)
 
 
 def _is_place(answer: Any, choices: Any) -> bool:
@@ -112,14 +119,14 @@ def _chat(value: Any, where: str, column: str) -> list[dict[str, str]]:
             content = ''.join('<image>' if part.get('type') == 'image' else str(part.get('text')) for part in parts)
         if not isinstance(role, str) or not isinstance(content, str):
             raise ValueError(
-                f'{where}: the problem must be a text, or {column!r} a list of {{"role", "content"}} texts, got {short(value)}; mend '
+                f'{where}: the problem must be a text, or {column!r} a list of {{"role", "content"}} texts, got {shown(value)}; mend '
                 'or drop the row'
             )
         chat.append({'role': _ROLES.get(role, role), 'content': content})
     return chat
 
 
-def _answer(row: Mapping[str, Any], names: Mapping[str, str], worked: str | None, where: str) -> tuple[Any, str]:
+def _answer(row: Mapping[str, Any], names: Mapping[str, str], worked: tuple[str, str] | None, where: str) -> tuple[Any, str]:
     if '0' in names and '1' in names:
         truth = row['1'].get('ground_truth') if isinstance(row['1'], dict) else None
         return (truth.get('value') if isinstance(truth, dict) else None), '1.ground_truth.value'
@@ -127,7 +134,7 @@ def _answer(row: Mapping[str, Any], names: Mapping[str, str], worked: str | None
         model = row[names['reward_model']]
         if not isinstance(model, dict) or 'ground_truth' not in model:
             raise ValueError(
-                f'{where}: "reward_model" must be an object with "ground_truth", got {short(model)}; mend or drop the row'
+                f'{where}: "reward_model" must be an object with "ground_truth", got {shown(model)}; mend or drop the row'
             )
         return opened(model['ground_truth']), 'reward_model.ground_truth'
     for name in _ANSWER:
@@ -138,7 +145,8 @@ def _answer(row: Mapping[str, Any], names: Mapping[str, str], worked: str | None
             text = row[names[name]]
             return (result(text, itself=name == 'solution') if isinstance(text, str) else text), names[name]
     if worked is not None:
-        return result(worked), 'messages'
+        column, text = worked
+        return result(text), column
     raise ValueError(f"{where}: column 'answer' is missing; the row has {short(', '.join(row))}; rename or add it")
 
 
@@ -180,13 +188,32 @@ def answer_text(answer: Any) -> str | None:
 
 
 def is_none(answer: Any) -> bool:
-    """Whether a row says that it has no answer: null, blank, 'proof', or a worked solution that marks no result."""
+    """Whether a row says that it has no answer that mathematics can judge.
+
+    That is one that `is_blank`, the end of a proof, an object of JSON (the tests of a program), or prose that marks no result.
+    """
     if not isinstance(answer, str):
         return answer is None
     text = answer.strip()
     if '####' in text or '\\boxed' in text:
         return result(text) is None
-    return not text or text.casefold() in _NO_ANSWER or len(_WORD.findall(text)) >= _PROSE_WORDS
+    is_prose = len(_WORD.findall(text)) >= _PROSE_WORDS
+    return is_blank(text) or text.casefold().rstrip('.') in _PROVED or _is_object(text) or is_prose
+
+
+def is_blank(answer: Any) -> bool:
+    """Whether a row has no answer, whatever its question: null, blank, 'proof' or 'notfound'."""
+    return answer is None or isinstance(answer, str) and answer.strip().casefold() in _NO_ANSWER
+
+
+def _is_object(text: str) -> bool:
+    """Whether a text is a JSON object with fields; {} is a set."""
+    if not text.startswith('{'):
+        return False
+    try:
+        return bool(json.loads(text))
+    except (ValueError, RecursionError):
+        return False
 
 
 def beside(row: Mapping[str, Any]) -> dict[str, Any]:

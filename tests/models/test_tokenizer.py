@@ -177,3 +177,15 @@ def test_tokenizer_files_of_any_shape_load_or_are_refused_by_the_field(file, tex
         load_tokenizer(tmp_path)
     except ValueError as error:
         assert re.match(r"model\.path='.*': no tokenizer loads from there .*; fetch the model directory again|.*tokenizer\.json: has no words", str(error), re.DOTALL)
+
+
+@pytest.mark.parametrize('file, text, said', [
+    ('tokenizer_config.json', '[1]', 'tokenizer_config.json holds no object'),
+    ('tokenizer_config.json', '{"eos_token": "x', 'tokenizer_config.json is no JSON: Unterminated'),
+    ('tokenizer.json', '{"version": ', 'tokenizer.json is no JSON: Expecting value'),
+])  # fmt: skip
+def test_the_damaged_file_of_a_tokenizer_is_named(file, text, said, made, tmp_path):
+    made.save_pretrained(tmp_path)
+    (tmp_path / file).write_text(text)
+    with pytest.raises(ValueError, match=rf'no tokenizer loads from there \({re.escape(said)}.*fetch the model directory again'):
+        load_tokenizer(tmp_path)

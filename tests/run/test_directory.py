@@ -1,6 +1,7 @@
 """A run directory belongs to one run: its config, data, tokenizer and model."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -48,6 +49,15 @@ def test_the_same_run_may_claim_it_again_also_with_what_is_free_to_change(tmp_pa
     }  # fmt: skip
     assert json.loads((tmp_path / 'config.json').read_text())['steps'] == 7
     assert claim(tmp_path, config(**free), PRINTS, HERE | {'devices': '1 cpu'}) == {}
+
+
+def test_names_that_differ_are_whole_and_the_rest_is_counted(tmp_path):
+    (tmp_path / 'config.json').write_text('{}')
+    with pytest.raises(ValueError) as raised:
+        claim(tmp_path, config(), PRINTS, HERE)
+    names = re.search(r'they differ in (.*) and (\d+) more\. Give another', str(raised.value))
+    fields = _flat(config().to_dict() | {'fingerprints': PRINTS})
+    assert set(names[1].split(', ')) <= fields.keys() and int(names[2]) > 0
 
 
 def test_what_acts_from_step_to_step_is_changed_on_purpose(tmp_path):

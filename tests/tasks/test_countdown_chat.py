@@ -78,7 +78,7 @@ def test_a_block_over_lines_is_no_answer_for_base_models():
 
 
 def test_a_malformed_ground_truth_names_its_field():
-    with pytest.raises(ValueError, match=r'ground_truth\.last_block must be true or false, got yes'):
+    with pytest.raises(ValueError, match=r'ground_truth\.last_block must be true or false, got .yes.'):
         cd.verify('<answer>1</answer>', {**TRUTH, 'last_block': 'yes'})
     for target in (10**309, -(10**309), float('inf'), float('nan')):
         with pytest.raises(ValueError, match=r'ground_truth\.target must be a number of at most 18 digits'):

@@ -307,3 +307,14 @@ def test_a_hub_data_set_is_read_from_its_train_files_in_order(tmp_path, hub_stub
 def test_a_hub_that_cannot_be_reached():
     with pytest.raises(ConnectionError, match=r"task\.train='owner/name' is no file here, .*HF_HUB_OFFLINE is set"):
         training_problems('owner/name', limit=0, seed=0)
+
+
+def test_a_missing_file_is_no_matter_of_another_field(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r'none\.parquet: no such file; check the path$'):
+        benchmark(str(tmp_path / 'none.parquet'))
+
+
+def test_a_text_in_place_of_a_list_is_seen_to_be_one(tmp_path):
+    (tmp_path / 'a.jsonl').write_text('{"nums": "[44, 19, 35]", "target": 98}\n')
+    with pytest.raises(ValueError, match=r"non-negative integers, got '\[44, 19, 35\]'; mend"):
+        benchmark(str(tmp_path / 'a.jsonl'))

@@ -36,6 +36,18 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
 def by_keyword(*, solution_str, ground_truth, data_source=None, extra_info=None):
     return {'score': 0.5, 'pred': repr((data_source, ground_truth, extra_info))}
 
+def gsm8k(solution_str, ground_truth, method='strict', format_score=0., score=1.):
+    return {'score': score, 'pred': repr((solution_str, ground_truth, method, format_score))}
+
+def turned(extra_info, ground_truth, solution_str):
+    return {'score': 1.0, 'pred': repr((extra_info, ground_truth, solution_str))}
+
+def other_order(response, data_source, ground_truth, extra):
+    return 1.0
+
+def more(solution_str, ground_truth, rubric):
+    return 1.0
+
 async def later(data_source, solution_str, ground_truth, extra_info=None):
     return 1.0
 
@@ -65,6 +77,9 @@ def meet(data_source, response, ground_truth, extra):
 def modules(tmp_path, monkeypatch):
     (tmp_path / 'rewards_for_this_test.py').write_text(MODULE)
     (tmp_path / 'broken_for_this_test.py').write_text('1 / 0')
+    (tmp_path / 'exits_for_this_test.py').write_text('import sys\nsys.exit(3)')
+    (tmp_path / 'cut_for_this_test.py').write_text('def f(')
+    (tmp_path / 'lacking_for_this_test.py').write_text('import no_such_package_here')
     monkeypatch.syspath_prepend(tmp_path)
 
 
@@ -74,6 +89,13 @@ def test_a_function_is_found_and_gets_all_four_arguments(modules):
     assert judge_one(exact, 'aime', '6', '5', {}) == (Verdict.WRONG, 0.0, None)
     assert judge_one(find_reward('rewards_for_this_test:anything'), 'aime', 'r', ['g'], {'step': 3}) == (Verdict.CORRECT, 1.0, None)
     assert judge_one(find_reward('rewards_for_this_test:verl'), 'aime', 'r', 'g', {}) == (Verdict.CORRECT, 1.0, 'r')
+
+
+def test_a_function_with_some_of_verls_names_gets_those(modules):
+    judged = judge_one(find_reward('rewards_for_this_test:gsm8k'), 'math', '#### 5', {'answers': ['5']}, {'tokens': 1})
+    assert judged == (Verdict.CORRECT, 1.0, repr(('#### 5', '5', 'strict', 0.0)))
+    judged = judge_one(find_reward('rewards_for_this_test:turned'), 'math', 'r', {'answers': ['5']}, {'tokens': 1})
+    assert judged == (Verdict.CORRECT, 1.0, repr(({'tokens': 1}, '5', 'r')))
 
 
 ROW = {
@@ -117,11 +139,16 @@ def test_acc_says_what_is_correct_as_in_verl(score, acc, verdict):
         ('rewards_for_this_test', "expected 'module:function'"),
         (':exact', "expected 'module:function'"),
         ('rewards_for_this_test:', "expected 'module:function'"),
-        ('no_such_module_here:f', 'importing no_such_module_here failed .ModuleNotFoundError'),
-        ('broken_for_this_test:f', 'importing broken_for_this_test failed .ZeroDivisionError'),
+        ('no_such_module_here:f', 'importing no_such_module_here failed .ModuleNotFoundError.*its directory must be on PYTHONPATH'),
+        ('broken_for_this_test:f', r'importing broken_for_this_test failed .ZeroDivisionError: .*; mend .*broken_for_this_test\.py, line 1'),
         ('rewards_for_this_test:missing', 'has no function missing'),
         ('rewards_for_this_test:number', 'has no function number'),
         ('rewards_for_this_test:three', r'must take \(data_source, response, ground_truth, extra\).*too many positional'),
+        ('rewards_for_this_test:more', r'must take .* by name at least solution_str, but too many positional'),
+        ('rewards_for_this_test:other_order', r'must take .*, but response stands in another place; it is defined with \(response, '),
+        ('exits_for_this_test:f', r'importing exits_for_this_test failed .SystemExit: 3.; mend .*exits_for_this_test\.py, line 2'),
+        ('cut_for_this_test:f', r'importing cut_for_this_test failed .SyntaxError: .*cut_for_this_test\.py, line 1.*; mend the module'),
+        ('lacking_for_this_test:f', r'No module named .no_such_package_here.*; install it, or put its directory on PYTHONPATH'),
     ],
 )
 def test_what_is_no_reward_function_is_refused_at_once(modules, name, message):

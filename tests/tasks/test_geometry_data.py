@@ -181,9 +181,9 @@ def test_folders_in_the_order_of_their_numbers(tmp_path):
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'answer': 'E'}, r'"answer" must be the letter of one of the "choices", got E'),
+        ({'answer': 'E'}, r'"answer" must be the letter of one of the "choices", got .E.'),
         ({'answer': None}, r'"answer" must be the letter of one of the "choices", got None'),
-        ({'choices': '48'}, r'"answer" must be the letter of one of the "choices", got B and 48'),
+        ({'choices': '48'}, r'"answer" must be the letter of one of the "choices", got .B. and .48.'),
         ({'choices': ['1', ' ']}, r'"answer" must be an answer'),
         ({'annotat_text': None, 'problem_text': None}, 'the problem must be a text, got None'),
     ],

@@ -2,13 +2,14 @@
 
 import gzip
 import tracemalloc
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
 from bapo_jax.tasks import jsonl, parquet
-from bapo_jax.tasks.jsonl import jsonl_rows, short
+from bapo_jax.tasks.jsonl import jsonl_rows, short, shown
 from bapo_jax.tasks.parquet import parquet_rows
 
 
@@ -82,7 +83,14 @@ def test_a_parquet_file_is_read_to_the_limit_though_its_pages_are_small(tmp_path
         list(rows)
 
 
+def test_decimal_numbers_of_a_parquet_file_are_ordinary_ones(tmp_path):
+    values = [{'a': Decimal('5.00'), 'b': [Decimal('0.25')], 'c': {'d': None}}, {'a': None, 'b': [], 'c': {'d': Decimal(-3)}}]
+    pa.parquet.write_table(pa.Table.from_pylist(values), tmp_path / 'a.parquet')
+    read = list(parquet_rows(tmp_path / 'a.parquet', ('a', 'b', 'c')))
+    assert repr(read) == repr([{'a': 5, 'b': [0.25], 'c': {'d': None}}, {'a': None, 'b': [], 'c': {'d': -3}}])
+
+
 def test_a_value_in_a_message_is_one_short_line():
     assert short('a\n  b') == 'a b'
-    assert short([1, '2']) == "[1, '2']"
+    assert shown([1, '2']) == "[1, '2']" and shown('[1,\n2]') == r"'[1,\n2]'" and shown(5) == '5'
     assert short('x' * 121) == 'x' * 117 + '...' and short('x' * 120) == 'x' * 120

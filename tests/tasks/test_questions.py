@@ -89,15 +89,27 @@ def test_a_row_is_the_ground_truth_and_the_limit_takes_the_first(tmp_path):
 @pytest.mark.parametrize('row, message', [
     ({'answer': 1}, r"row 2: column 'question' is missing; the row has answer; rename or add it"),
     ({'question': 'Why?', 'reply': 1}, r"row 2: column 'answer' is missing; the row has question, reply; rename or add it"),
-    ({'question': ' ', 'answer': 1}, r'row 2: "question" must be a text or a list .* got ?; mend or drop the row'),
+    ({'question': ' ', 'answer': 1}, r'row 2: "question" must be a text or a list .* got . .; mend or drop the row'),
     ({'question': [{'role': 'user'}], 'answer': 1}, r'row 2: "question" must be a text or a list of {"role", "content"} texts, got'),
-    ({'question': 'Why?', 'answer': None}, r'row 2: "answer" must be an answer or a list of accepted ones, got None; mend or drop'),
+    ({'question': 'Why?', 'answer': 1, 'choices': ['a', 'b']}, "row 2: a question with 'choices', one of which is right, is read by"),
     ({'question': 'Why?', 'answer': []}, r'row 2: "answer" must be an answer'),
 ])  # fmt: skip
 def test_a_bad_row_is_named(tmp_path, row, message):
     path = written(tmp_path / 'q.jsonl', {'question': 'Why?', 'answer': 1}, row)
     with pytest.raises(ValueError, match=message):
         questions.training_problems(path, limit=1, seed=1)
+
+
+@pytest.mark.parametrize('answer', [None, '', ' \n', 'proof', 'NotFound'])
+def test_a_row_without_an_answer_is_left_out_of_training_and_refused_in_a_benchmark(tmp_path, answer, caplog):
+    for row in ({'question': 'Why?', 'answer': answer}, {'prompt': 'Why?', 'reward_model': {'ground_truth': answer}}):
+        path = written(tmp_path / 'q.jsonl', row, {'question': 'Who?', 'answer': 1})
+        assert questions.training_problems(path, limit=0, seed=1) == [{'question': 'Who?', 'answer': 1}]
+        assert '1 of 2 rows have no answer and are left out' in caplog.text
+        with pytest.raises(ValueError, match='row 1: "answer" must be an answer or a list of accepted ones, got .*; mend or drop'):
+            questions.benchmark(path)
+        with pytest.raises(ValueError, match='q.jsonl: none of its 1 rows has an answer; give a file'):
+            questions.training_problems(written(tmp_path / 'q.jsonl', row), limit=0, seed=1)
 
 
 def test_a_column_of_a_parquet_file_that_no_checkpoint_could_keep_is_named(tmp_path):

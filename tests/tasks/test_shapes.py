@@ -145,3 +145,17 @@ def test_a_text_of_json_is_the_texts_that_it_holds(answer, held):
 ])  # fmt: skip
 def test_what_a_worked_solution_arrives_at(text, result):
     assert shapes.result(text) == result
+
+
+@pytest.mark.parametrize('answer, none', [
+    ('QED', True), ('q.e.d.', True), ('∎', True), ('{"inputs": ["1"], "outputs": ["2"]}', True), ('{}', False), ('{1, 2}', False),
+    ('{"', False), ('5', False),
+])  # fmt: skip
+def test_what_is_no_mathematics_is_no_answer(answer, none):
+    assert shapes.is_none(answer) is none
+    assert (shapes.answer_text(shapes.read_row({'prompt': 'p', 'solution': answer}, 'row 1').answer) is None) is none
+
+
+def test_a_chat_without_a_result_is_named_by_its_own_column():
+    chat = [{'from': 'human', 'value': 'p'}, {'from': 'gpt', 'value': 'So it is.'}]
+    assert shapes.read_row({'conversations': chat}, 'row 1')[1:] == (None, 'conversations')
