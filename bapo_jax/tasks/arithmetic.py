@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bapo_jax.groups import Verdict
-from bapo_jax.tasks.jsonl import short
+from bapo_jax.tasks.jsonl import shown
 from bapo_jax.tasks.math_text import after_thinking
 from bapo_jax.tasks.turns import chat
 
@@ -77,9 +77,9 @@ def check_ground_truth(ground_truth: object) -> None:
     row = ground_truth if isinstance(ground_truth, dict) else {}
     for name in ('a', 'b'):
         if type(row.get(name)) is not int:
-            raise ValueError(f'"{name}" must be a whole number, got {short(row.get(name))}')
+            raise ValueError(f'"{name}" must be a whole number, got {shown(row.get(name))}')
     if row.get('sign') not in tuple(_VALUE):
-        raise ValueError(f'"sign" must be one of {" ".join(_VALUE)}, got {short(row.get("sign"))}')
+        raise ValueError(f'"sign" must be one of {" ".join(_VALUE)}, got {shown(row.get("sign"))}')
 
 
 def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:
