@@ -72,7 +72,8 @@ def compare(answer: str, gold: str, renamed: tuple[tuple[str, str], ...] = ()) -
         return _any_order(members, gold_members, gold, renamed)
     if len(members) != len(gold_members) and not _NO_LIST.search(answer + gold):
         single, among = (answer, gold) if len(members) == 1 else (gold, answer)
-        if not (forms.is_equation(single) or forms.parts(single) or is_prose(among)):  # S = \{1,2\} may be that list
+        sets = forms.is_set(single) and forms.is_set(among)  # without repeats
+        if not (sets or forms.is_equation(single) or forms.parts(single) or is_prose(among)):  # S = \{1,2\}
             return unequal(gold)  # math-verify takes 7, 7 for the set of 7
     equation, gold_equation = forms.is_equation(answer), forms.is_equation(gold) and not is_prose(gold)
     if equation and gold_equation:
