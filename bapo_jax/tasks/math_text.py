@@ -13,6 +13,7 @@ from typing import NamedTuple
 from bapo_jax.tasks.math_conversion import ratio
 from bapo_jax.tasks.math_notation import in_degrees, usual
 from bapo_jax.tasks.math_numerals import MAX_DIGITS, improper, without_periods
+from bapo_jax.tasks.math_statement import is_withheld_at
 from bapo_jax.tasks.math_units import quantity
 
 ROUNDED_PLACES = 4  # a value rounded to this many decimals or more counts as the exact one
@@ -45,7 +46,8 @@ def last_box(text: str, *, stated: bool = False) -> str | None:
     r"""The content of the last balanced \boxed{} or \fbox{}, None where there is none or it is empty. Linear in the text.
 
     Of nested boxes the innermost counts. Boxes that only a comma, or a few words with 'and' or 'or', separates form one list. An
-    unterminated box is no box, and an escaped brace is no brace. With `stated`, 'final answer is $...$' is a box too.
+    unterminated box is no box, and an escaped brace is no brace. With `stated`, 'final answer is $...$' is a box
+    too, but not where the text takes it back.
     """
     closed: list[tuple[int, int, int, int]] = []  # of each box: where it begins and ends, where its content begins and ends
     opened: list[tuple[int, int] | None] = []  # of each open brace: where its box and its content begin; None for another brace
@@ -62,6 +64,8 @@ def last_box(text: str, *, stated: bool = False) -> str | None:
         elif token[0] == '}' and opened and (box := opened.pop()):
             closed.append((box[0], token.end(), box[1], token.start()))
     closed.sort(reverse=True)  # the last to open first
+    if closed and text[closed[0][0]] != '\\' and is_withheld_at(text, *closed[0][2:]):
+        return None
     contents: list[str] = []
     after = None  # where the box that follows begins
     for start, end, content_start, content_end in closed:
