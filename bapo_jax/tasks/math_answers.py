@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from bapo_jax.groups import Verdict
 from bapo_jax.tasks.math_numerals import is_numeral, numeral_value, parse_numeral
-from bapo_jax.tasks.math_text import DECIMAL_COMMA, elements, is_words, last_box, parse_number, same_number, text_key, tidy
+from bapo_jax.tasks.math_text import elements, is_words, last_box, parse_number, same_number, text_key, tidy
 from bapo_jax.tasks.math_units import clock, quantity, same_clock
 
 MAX_LENGTH = 4000  # characters of an answer that is parsed; a longer one can only match as text
@@ -44,9 +44,6 @@ def same_at_a_glance(answer: str, gold: str) -> bool | None:
         return same_number(number, gold_number)
     if number and gold_number and same_number(number, gold_number):
         return True
-    for one, other in ((answer, gold), (gold, answer)):
-        if DECIMAL_COMMA.fullmatch(one) and one.replace(',', '.') == other:
-            return True
     time, gold_time = clock(answer), clock(gold)
     if time and gold_time and (time[2] or gold_time[2]):  # 3:30 may be a ratio
         return same_clock(time, gold_time)

@@ -26,7 +26,7 @@ from bapo_jax.tasks.math_elisions import DOTS, pieces, same_rule, written_out
 from bapo_jax.tasks.math_equations import value_given
 from bapo_jax.tasks.math_numerals import is_numeral, numeral_value, parse_numeral
 from bapo_jax.tasks.math_readings import is_meaning, is_prose, readings, simpler, unmarked
-from bapo_jax.tasks.math_sets import domain
+from bapo_jax.tasks.math_sets import chain, domain
 from bapo_jax.tasks.math_text import ROUNDED_PLACES, is_words, parse_number, split, text_key, tidy
 from bapo_jax.tasks.math_units import Quantity, bound, clock, quantity
 from bapo_jax.tasks.math_values import are_other_equations, same_values
@@ -46,6 +46,8 @@ def compare(answer: str, gold: str, renamed: tuple[tuple[str, str], ...] = ()) -
         return Verdict.CORRECT if alike else unequal(gold)
     if is_numeral(answer) != is_numeral(gold) and '=' not in answer + gold:
         return _compare_numerals(answer, gold, renamed)
+    if (located := forms.same_point(answer, gold)) is not None:
+        return compare(*located, renamed)
     claim, gold_claim = forms.claim(answer), forms.claim(gold)
     if (claim.text, gold_claim.text) != (answer, gold):
         pairs = _pairs(claim, gold_claim)
@@ -57,6 +59,10 @@ def compare(answer: str, gold: str, renamed: tuple[tuple[str, str], ...] = ()) -
     said, gold_said = domain(answer), domain(gold)
     if said or gold_said:
         return _compare_values(said or answer, gold_said or gold, renamed)
+    if (ordered := chain(answer)) and (gold_ordered := chain(gold)):
+        if ordered[1] != gold_ordered[1] or len(ordered[0]) != len(gold_ordered[0]):
+            return unequal(gold)
+        return _all(list(zip(ordered[0], gold_ordered[0])), gold, renamed)
     if any(one.startswith('\\{') and forms.is_set(one) and forms.parts(other) for one, other in ((answer, gold), (gold, answer))):
         return unequal(gold)  # a tuple has an order
     members, gold_members = _members(answer), _members(gold)
@@ -64,8 +70,11 @@ def compare(answer: str, gold: str, renamed: tuple[tuple[str, str], ...] = ()) -
         if forms.is_set(answer) or forms.is_set(gold) or all(map(forms.parts, members + gold_members)):  # a root may be double
             members, gold_members = (list({text_key(m): m for m in ms}.values()) for ms in (members, gold_members))
         return _any_order(members, gold_members, gold, renamed)
-    if len(gold_members) > 1 and parse_number(answer) and not parse_number(gold):
-        return unequal(gold)
+    if len(members) != len(gold_members) and not _NO_LIST.search(answer + gold):
+        single, among = (answer, gold) if len(members) == 1 else (gold, answer)
+        sets = forms.is_set(single) and forms.is_set(among)  # without repeats
+        if not (sets or forms.is_equation(single) or forms.parts(single) or is_prose(among)):  # S = \{1,2\}
+            return unequal(gold)  # math-verify takes 7, 7 for the set of 7
     equation, gold_equation = forms.is_equation(answer), forms.is_equation(gold) and not is_prose(gold)
     if equation and gold_equation:
         return _compare_equations(answer, gold, renamed)
@@ -78,6 +87,9 @@ def compare(answer: str, gold: str, renamed: tuple[tuple[str, str], ...] = ()) -
         return compare(value, gold, renamed)
     verdict = _compare_values(answer, gold, renamed)
     return unequal(gold) if verdict == Verdict.INFRA_ERROR else verdict  # the parts of a list may be read where the whole is not
+
+
+_NO_LIST = re.compile(r'\d,\d{3}(?!\d)|\\langle')  # commas that separate thousands, or parts of a vector
 
 
 def _in_plain_form(text: str) -> str:

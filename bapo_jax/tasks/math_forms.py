@@ -86,7 +86,7 @@ _NAME = (
 _ANGLE = rf'(?:{_GREEK}|[A-Z]|\\angle ?[A-Z]{{1,3}})'
 # What is called by an expression of its own: f(2), \cos\theta, |AB|, \lim a_n. But |x|=5, \sqrt{x}=3 and x(x+1)=6 are relations.
 _LABEL = re.compile(
-    rf'{_NAME}|(?:[f-hFGHPE]|\\(?:var)?[pP][hs]i|\\(?:mathrm|operatorname|text) ?\{{[^{{}}]*\}}){_INDEX}'
+    rf'(?:\\# ?)?{_NAME}|(?:[f-hFGHPE]|\\(?:var)?[pP][hs]i|\\(?:mathrm|operatorname|text) ?\{{[^{{}}]*\}}){_INDEX}'
     r' ?\((?:[^()=]|\([^()=]*\))*\)|(?:P|\\Pr) ?\([^()]*\)'
     rf'|(?P<of>[A-Za-z]){_INDEX}\((?!(?P=of))(?:\d+(?:, ?\d+)*|[a-z](?: ?, ?[a-z])*|[A-Z](?: ?, ?[A-Z])*)\)'
     r'|[PE]\[[^\[\]=]*\]|\[[A-Z]{3,6}\]'
@@ -208,6 +208,17 @@ def parts(text: str) -> Parts | None:
             return None
     inner = split(text[1:-1], ',')
     return Parts(text[0], inner, text[-1]) if len(inner) > 1 and all(inner) else None
+
+
+_POINT = re.compile(r'[A-Z] ?(\(.*\))')
+
+
+def same_point(one: str, other: str) -> tuple[str, str] | None:
+    """Two tuples of which one was a point with a name, as A(1,2) and (1,2); None for any other texts."""
+    for named, plain in ((one, other), (other, one)):
+        if (match := _POINT.fullmatch(named)) and parts(match[1]) and parts(plain):
+            return (match[1], plain) if named is one else (plain, match[1])
+    return None
 
 
 _COLUMN = re.compile(r'[(\[]? ?\\begin\{([pb]?matrix|array)\}(?:\{[clr|]+\})?((?:(?!\\begin|\\end|&).)*)\\end\{\1\} ?[)\]]?')

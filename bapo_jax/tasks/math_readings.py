@@ -42,7 +42,9 @@ def read(text: str, *, anywhere: bool = False) -> tuple[Any, ...]:
     if anywhere or is_prose(text):
         # among formulas, a bare number is an answer only if it is announced as one
         number = math_verify.ExprExtractionConfig(try_extract_without_anchor=anywhere or not _FORMULA.search(text))
-        return tuple(math_verify.parse(text, [latex, number], parsing_timeout=None))
+        found = tuple(math_verify.parse(text, [latex, number], parsing_timeout=None))
+        listed = found[-1].replace('.', ',') if found else ''  # math-verify reads 2,3 in prose as 2.3
+        return read(listed) if listed and found[-1] not in text and listed in text else found
     text = _CONSTANT.sub(lambda m: m[1] or ('\\Upsilon_' if m[0] == 'I_' else '\\Xi_'), unmarked(text.replace('\\$', '')))
     text = '\\boxed{' + text + '}'
     return tuple(math_verify.parse(text, [latex], parsing_timeout=None))

@@ -83,6 +83,7 @@ _UNKNOWN = re.compile(
 _IN = re.compile(r'(.+?) ?\\in(?![a-z]) ?(.+)')
 _OR = re.compile(r',? ?(?:\\text\w* ?\{ ?,? ?or ?\}|(?<![A-Za-z\\])or(?![A-Za-z])|\\(?:vee|lor|cup)(?![a-z])) ?')
 _BOTH = re.compile(r',? ?(?:\\text\w* ?\{ ?,? ?and ?\}|(?<![A-Za-z\\])and(?![A-Za-z])|\\(?:wedge|land)(?![a-z])) ?')
+_BUT = re.compile(r', ?(?=[A-Za-z] ?\\neq?(?![a-z]))')  # '0<x<2, x \\ne 1'
 _ONLY_SETS = re.compile(r'(?:\\(?:mathbb\{[RZNQC]\}|infty|c[au]p|setminus|frac|sqrt|pi)(?![a-z])|\\?[{}]|[-+\d\[\](), ./])+')
 _INTERVAL = re.compile(r'\\?\{[^|:]*\}|[(\[].*[)\]]')
 
@@ -91,6 +92,7 @@ def domain(text: str) -> str | None:
     r"""The set, in LaTeX, that relations in one unknown, intervals, names or words describe; None for any other text."""
     if words := _in_words(text):
         return words
+    text = _BUT.sub(r' \\land ', text)
     said, text = text, _NAMED.sub(_named, text)
     pieces = _OR.split(text)
     if len(pieces) == 1 and len(intervals := _BOTH.split(text)) > 1 and all(map(_is_interval, intervals)):
@@ -100,7 +102,8 @@ def domain(text: str) -> str | None:
         if len(pieces) > 1 and _is_interval(piece):
             sets.append(piece)
             continue
-        relations = [_relation(part) for part in _BOTH.split(piece)]
+        parts = _BOTH.split(piece)
+        relations = [_relation(part, alone=len(parts) == 1) for part in parts]
         if None in relations:
             return text if text != said and _ONLY_SETS.fullmatch(text) else None
         unknowns |= {unknown for unknown, _ in relations}
@@ -112,12 +115,26 @@ def domain(text: str) -> str | None:
     return '\\cup'.join(sets) if _OPERATOR.search(text) or re.search(r'\\in(?![a-z])', text) or len(sets) > 1 else None
 
 
+def chain(text: str) -> tuple[list[str], list[str]] | None:
+    """The sides of a chain of inequalities, the smallest first, and its signs; None for any other text."""
+    pieces = _OPERATOR.split(text)
+    sides, signs = [piece.strip() for piece in pieces[::2]], [_kind(sign) for sign in pieces[1::2]]
+    if len(sides) < 3 or not all(sides) or len({sign[0] for sign in signs}) > 1 or signs[0] == '!=':
+        return None
+    if signs[0].startswith('>'):
+        return sides[::-1], [sign.replace('>', '<') for sign in signs[::-1]]
+    return sides, signs
+
+
 def _is_interval(text: str) -> bool:
     return _INTERVAL.fullmatch(text.strip()) is not None
 
 
-def _relation(text: str) -> tuple[str, str] | None:
-    """The unknown of a relation and the set of its values."""
+def _relation(text: str, *, alone: bool) -> tuple[str, str] | None:
+    r"""The unknown of a relation and the set of its values.
+
+    The set has no union where the relation does not stand `alone`, since \cap binds first.
+    """
     name, value = labelled(text)
     if _UNKNOWN.fullmatch(name):
         return name, f'\\{{{value}\\}}'
@@ -132,7 +149,8 @@ def _relation(text: str) -> tuple[str, str] | None:
     if len(sides) == 2 and _UNKNOWN.fullmatch(sides[0]) and sides[1]:
         unknown, end = sides
         closed = operators[0].endswith('=')
-        if operators[0] == '!=' and len(ends := [value for part in split(end, ',') for value in both_signs(part)]) > 1:
+        ends = [value for part in split(end, ',') for value in both_signs(part)]
+        if operators[0] == '!=' and (len(ends) > 1 or not alone):
             return unknown, f'\\mathbb{{R}}\\setminus\\{{{",".join(ends)}\\}}'
         if operators[0] == '!=':
             return unknown, f'(-\\infty,{end})\\cup({end},\\infty)'

@@ -11,7 +11,9 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from bapo_jax.tasks.math_conversion import ratio
+from bapo_jax.tasks.math_notation import in_degrees, usual
 from bapo_jax.tasks.math_numerals import MAX_DIGITS, improper, without_periods
+from bapo_jax.tasks.math_statement import is_withheld_at
 from bapo_jax.tasks.math_units import quantity
 
 ROUNDED_PLACES = 4  # a value rounded to this many decimals or more counts as the exact one
@@ -44,7 +46,8 @@ def last_box(text: str, *, stated: bool = False) -> str | None:
     r"""The content of the last balanced \boxed{} or \fbox{}, None where there is none or it is empty. Linear in the text.
 
     Of nested boxes the innermost counts. Boxes that only a comma, or a few words with 'and' or 'or', separates form one list. An
-    unterminated box is no box, and an escaped brace is no brace. With `stated`, 'final answer is $...$' is a box too.
+    unterminated box is no box, and an escaped brace is no brace. With `stated`, 'final answer is $...$' is a box
+    too, but not where the text takes it back.
     """
     closed: list[tuple[int, int, int, int]] = []  # of each box: where it begins and ends, where its content begins and ends
     opened: list[tuple[int, int] | None] = []  # of each open brace: where its box and its content begin; None for another brace
@@ -61,6 +64,8 @@ def last_box(text: str, *, stated: bool = False) -> str | None:
         elif token[0] == '}' and opened and (box := opened.pop()):
             closed.append((box[0], token.end(), box[1], token.start()))
     closed.sort(reverse=True)  # the last to open first
+    if closed and text[closed[0][0]] != '\\' and is_withheld_at(text, *closed[0][2:]):
+        return None
     contents: list[str] = []
     after = None  # where the box that follows begins
     for start, end, content_start, content_end in closed:
@@ -95,7 +100,8 @@ _FUNCTION_AS_TEXT = re.compile(
 )
 _ESCAPED_TWICE = re.compile(r'(?<!\\)\\\\(?=(?:text|frac|[dt]frac|left|right|sqrt|pi|cdot|times|leq?|geq?)(?![a-zA-Z]))')
 _LEADING = re.compile(
-    r'^(?:=|\\approx(?![a-z])|(?:\\text\w* ?\{ ?)?(?:about|approximately|approx\.?|roughly)(?:\b|(?<=\.)) ?\}?(?= ?[\d\\$.-])) ?'
+    r'^(?:=|\\approx(?![a-z])|(?:\\text\w* ?\{ ?)?(?:about|approximately|approx\.?|roughly)(?:\b|(?<=\.)) ?\}?'
+    r'(?= ?[\d\\$.-])|\\text\w* ?\{ ?(?:[Tt]he )?(?:[Ff]inal )?[Aa]nswer(?: is|:| is:) ?\}(?= ?[\w\\$.(-])) ?'
 )
 _DOTS = re.compile(r'\.\.\.|\\(?:[lc]?dots|dots[bcmo])(?![A-Za-z])')
 _SIZE = re.compile(r'\\(?:left|right|[bB]igg?[lmr]?)(?=[^a-zA-Z])')
@@ -111,6 +117,7 @@ def tidy(text: str) -> str:
         text = _SUPERSCRIPT.sub(lambda m: '^{' + m[0].translate(_SUPERSCRIPTS) + '}', text)
         text = ''.join(_SYMBOLS.get(c) or _plain(c) for c in text)
     text = _DOTS.sub(r'\\ldots ', text)
+    text = usual(text)
     text = _ESCAPED_TWICE.sub(r'\\', re.sub(r'\{,\}|,\\! ?', ',', _GROUPED.sub('', text))).replace('{:}', ':')
     text = re.sub(r'\\[dtc]frac(?![a-zA-Z])', r'\\frac', text)
     text = _SIZE.sub('', text).replace('\\varnothing', '\\emptyset').replace('\\degree', '^\\circ ')
@@ -119,7 +126,7 @@ def tidy(text: str) -> str:
     text = _LETTER_COMMAND.sub(lambda m: m['letter'] or m[0], _LATEX_SPACE.sub(' ', text))
     text = _FUNCTION_AS_TEXT.sub(_function, text)
     text = re.sub(r'(?<=\d)(?:and|or)(?=[A-Za-z(\d-])', ', ', text)  # '1orx=2'
-    text = _unwrapped(re.sub(r'\s+', ' ', text).strip().removesuffix('.').rstrip())
+    text = _unwrapped(_without_stop(re.sub(r'\s+', ' ', text).strip()))
     for start, end in (('$$', '$$'), ('$', '$'), (r'\(', r'\)'), (r'\[', r'\]')):
         inner = text[len(start) : -len(end)]
         if (
@@ -128,12 +135,13 @@ def tidy(text: str) -> str:
             and len(text) > len(start) + len(end)
             and not ('$' in inner.replace('\\$', '') or '\\(' in inner)
         ):
-            text = _unwrapped(inner.strip().removesuffix('.').rstrip())
+            text = _unwrapped(_without_stop(inner.strip()))
     if text.startswith('$') and '$' not in text[1:]:  # $2.50
         text = '\\' + text
     text = _LEADING.sub('', text)
     if (wrapped := _TEXT_COMMAND.fullmatch(text)) and re.search(r'\d', wrapped[1]):
         text = wrapped[1].strip()  # \text{5 cm}
+    text = in_degrees(text)
     if '\\circ' in text and _OF_AN_ANGLE.search(text):
         text = _ANGLE.sub(r'(\\frac{\1\\pi}{180})', text)
     return improper(without_periods(_braced(text)))
@@ -161,7 +169,11 @@ def _unwrapped(text: str) -> str:
         if not depth and i + 1 < len(text):
             return text
     inner = text[1:-1].strip()
-    return text if len(split(inner, ',')) > 1 else inner.removesuffix('.').rstrip()
+    return text if len(split(inner, ',')) > 1 else _without_stop(inner)
+
+
+def _without_stop(text: str) -> str:
+    return (text[:-1] if text.endswith(('.', ',', ';')) else text).rstrip()
 
 
 _TOKEN = re.compile(r'\\[A-Za-z]+|\\.|.', re.DOTALL)
@@ -196,10 +208,17 @@ def _plain(character: str) -> str:
     if unicodedata.category(character) == 'Cf':
         return ''
     digit = unicodedata.decimal(character, None)
-    return str(digit) if digit is not None else unicodedata.normalize('NFKC', character)
+    if digit is not None:
+        return str(digit)
+    plain = unicodedata.normalize('NFKC', character)
+    above, slash, below = plain.partition('⁄')
+    return f'\\frac{{{above}}}{{{below}}}' if slash and below else plain  # ½
 
 
 _TEXT_COMMAND = re.compile(r'\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}')
+
+
+_ARTICLE = re.compile(r' ?(?:[Aa]n?|[Tt]he) (?=[A-Za-z]{2})')
 
 
 def text_key(text: str) -> str:
@@ -207,6 +226,8 @@ def text_key(text: str) -> str:
     text = _TEXT_COMMAND.sub(r'\1', text)
     if choice := re.fullmatch(r'\(([A-Z])\)', text):
         return choice[1]
+    if (article := _ARTICLE.match(text)) and is_words(text):
+        text = text[article.end() :]
     text = re.sub(r'(?<=[\^_])\{(\w)\}', r'\1', text)
     text = re.sub(r'(?<!\d) | (?!\d)', '', text)  # '3 1/2' is not '31/2'
     return text.lower() if is_words(text) else text
@@ -228,7 +249,6 @@ _PLAIN = r'(?:(?:\d{1,3}(?:[, ]\d{3})+|\d+)(?:\.\d*)?|\.\d+)'
 _DECIMAL = re.compile(
     rf'([+-]?) ?(?:({_PLAIN}) ?(?:[eE]|\\(?:times|cdot) ?10 ?\^ ?)|10 ?\^ ?)(\{{?)([+-]?\d{{1,3}})(?(3)\}}?)|([+-]?) ?({_PLAIN})'
 )
-DECIMAL_COMMA = re.compile(r'[+-]?\d+,(?:\d\d?|\d{4,})')
 _FRACTION = re.compile(r'([+-]?) ?(?:\\frac ?(?:\{ ?(-?\d+) ?\} ?\{ ?(-?\d+) ?\}|(\d) ?(\d))|(\d+) ?/ ?(-?\d+))')
 
 

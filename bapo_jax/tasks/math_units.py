@@ -43,7 +43,8 @@ _CHANGING = re.compile(
 _WORD = r'(?:[a-z]{3,}|[mck]m|ft|in|yd|mi|lb|oz|kg|mg|hr|of|sq\.?|cu\.?)(?![a-z])'
 _UNIT = re.compile(
     r'(?:(?<=[\d})])|(?<=\\pi))'
-    r'(?: ?\\(?:text\w*|mathrm|mathbf|mbox) ?\{([A-Za-z./ ]+(?:\^ ?\{?-?\d\}?)?)\}| ?([cmk]m(?:/[a-z]+)?|kg|ft|mph|Hz)(?![a-z])'
+    r'(?: ?\\(?:text\w*|mathrm|mathbf|mbox) ?\{(?! ?[ijk] ?\})([A-Za-z./ ]+(?:\^ ?\{?-?\d\}?)?)\}'
+    r'| ?([cmk]m(?:/[a-z]+)?|kg|ft|mph|Hz)(?![a-z])'
     rf'| ({_WORD}(?:[ /]{_WORD}){{0,3}}(?:/[a-z]+)?))'
     r'(?:\^ ?\{? ?(-?\d) ?\}?)?\.?$'
 )
@@ -55,7 +56,7 @@ CURRENCIES = {
 _SIGN = '|'.join(map(re.escape, CURRENCIES))
 _BEFORE = re.compile(rf'(-?) ?(?:\\text ?\{{ ?)?({_SIGN})(?: ?\}})? ?(?=[\d.\\(])')
 _BEHIND = re.compile(rf'(?<=[\d}}]) ?(?:\\text ?\{{ ?)?({_SIGN})(?: ?\}})?$')
-_LETTER = re.compile(r'(?<=[\d})]) ?([mshgLlNJWV])$')  # a unit only beside one of its kind
+_LETTER = re.compile(r'(?<=[\d})]) ?([mshgLlNJWV]|m/s(?:\^?2)?)$')  # a unit only beside one of its kind
 _ORDINAL = re.compile(
     r'(?<=\d) ?(?:\^? ?\{? ?\\(?:text\w*|mathrm|mbox) ?\{ ?(?:st|nd|rd|th) ?\} ?\}?|\^ ?\{ ?(?:st|nd|rd|th) ?\}|(?:st|nd|rd|th))$'
 )
@@ -92,9 +93,13 @@ def quantity(text: str, beside: str = '') -> Quantity:
         words = next(filter(None, match.groups()[:3])).replace('.', ' ').split()
         while words and words[0] in _TIMES:
             times *= _TIMES[words.pop(0)]
-        unit, power = unit_name(' '.join(words)), match[4] or ''
-    elif beside and (match := _LETTER.search(text)) and ratio(_short(match[1]), beside):
-        text, unit = text[: match.start()], _short(match[1])
+        power = match[4] or ''
+        if power.startswith('-'):  # m s^{-2}
+            words.insert(-1, '/')
+            power = power[1:].replace('1', '')
+        unit = unit_name(' '.join(words))
+    elif beside and (match := _LETTER.search(text)) and ratio(unit_name(match[1]), beside):
+        text, unit = text[: match.start()], unit_name(match[1])
     text = _ORDINAL.sub('', text.strip())
     money = ''
     if match := _BEFORE.match(text):

@@ -3,7 +3,7 @@ r"""Compares one answer with the accepted ones by their meaning: what runs in a 
 Equality is math-verify's. What it gets wrong is decided before it is called:
 
     equal texts are equal; plain numbers are compared exactly, numerals by their base, times of day by the clock (`math_answers`)
-    code and hedged answers ('2 (or perhaps 3)') are no answers
+    code and hedged answers ('2 (or perhaps 3)') are no answers; nor is what prose denies or takes back (`math_statement`)
     lists, tuples, labelled values and sets are taken apart (`math_forms`), and compared part by part (`math_compare`)
     units count where both have one, and words such as 'million' or 'or more' always do (`math_units`)
     expressions are compared by their values (`math_values`), to the last digit
@@ -27,6 +27,7 @@ from bapo_jax.tasks.math_answers import MAX_LENGTH, quick_verdict, tidy_gold
 from bapo_jax.tasks.math_compare import compare, compare_choices, compare_readings, is_readable, unequal
 from bapo_jax.tasks.math_forms import rounded
 from bapo_jax.tasks.math_readings import is_prose, read, readings
+from bapo_jax.tasks.math_statement import is_withheld
 from bapo_jax.tasks.math_text import split, tidy
 from bapo_jax.tasks.verifier_pool import OVERRAN, serve
 
@@ -65,9 +66,9 @@ def slow_verdict(answer: str, accepted: Sequence[str], *, boxed: bool) -> tuple[
     """
     stated: tuple[Any, ...] = ()
     if not boxed:
-        stated = read(answer, anywhere=True)
+        text, stated = answer, read(answer, anywhere=True)
         answer = next((x for x in stated if isinstance(x, str)), None)
-        if answer is None:
+        if answer is None or is_withheld(text, answer):
             return Verdict.UNPARSEABLE, None
         answer = answer.strip().removesuffix('.')
         if (verdict := quick_verdict(answer, accepted)) is not None:

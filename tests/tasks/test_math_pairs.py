@@ -1,6 +1,7 @@
 """Pairs of an answer and an accepted one, right and wrong in equal parts, kind by kind: `math_pairs.tsv`.
 
-They were written down before any of them was judged. What is 'undecided' says why graders may differ on it.
+They were written down before any of them was judged. Those of the kind 'without a box' are whole responses.
+What is 'undecided' says why graders may differ on it.
 """
 
 import csv
@@ -10,6 +11,7 @@ import pytest
 
 from bapo_jax.groups import Verdict
 from bapo_jax.tasks.math_answers import quick_verdict
+from bapo_jax.tasks.math_text import last_box
 from bapo_jax.tasks.math_worker import slow_verdict
 
 with open(Path(__file__).with_name('math_pairs.tsv'), encoding='utf-8', newline='') as file:
@@ -18,15 +20,19 @@ KINDS = sorted({pair['kind'] for pair in PAIRS})
 VERDICTS = {'right': {Verdict.CORRECT}, 'wrong': {Verdict.WRONG, Verdict.UNPARSEABLE}}
 
 
-def judge(answer: str, gold: str) -> Verdict:
-    """As the task judges a boxed answer, but in this process and without a deadline."""
+def judge(answer: str, gold: str, *, boxed: bool = True) -> Verdict:
+    """As the task judges an answer in a box, or a response without one, but in this process and without a deadline."""
+    if not boxed:
+        stated = last_box(answer, stated=True)
+        return slow_verdict(answer, [gold], boxed=False)[0] if stated is None else judge(stated, gold)
     verdict = quick_verdict(answer, [gold])
     return slow_verdict(answer, [gold], boxed=True)[0] if verdict is None else verdict
 
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_every_pair_that_is_decided_is_judged_so(kind):
-    judged = [(pair, judge(pair['answer'], pair['accepted answer'])) for pair in PAIRS if pair['kind'] == kind]
+    boxed = kind != 'without a box'
+    judged = [(p, judge(p['answer'], p['accepted answer'], boxed=boxed)) for p in PAIRS if p['kind'] == kind]
     assert [(p, v) for p, v in judged if p['expected'] in VERDICTS and v not in VERDICTS[p['expected']]] == []
 
 
