@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 from ml_collections import ConfigDict
 
 from bapo_jax import cli, hub, terminal
@@ -78,7 +78,7 @@ def questions_of(words: Sequence[str], file: str | None) -> list[str]:
     return found
 
 
-def base_config(samples: int, response_tokens: int) -> ConfigDict:
+def base_config(response_tokens: int) -> ConfigDict:
     """For a policy of no run: nothing of it decides an answer but the model's own settings."""
     config = default_config()
     config.steps, config.rollout.rows = 1, 32
@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> None:
         questions = questions_of(argv[1:], FLAGS.questions)
         checkpoint = Path(hub.model_folder(FLAGS.checkpoint, '--checkpoint') if hub.is_model(FLAGS.checkpoint) else FLAGS.checkpoint)
         of_run = (checkpoint / 'checkpoints').is_dir()
-        config = None if of_run else base_config(FLAGS.samples, FLAGS.max_response_tokens)
+        config = None if of_run else base_config(FLAGS.max_response_tokens)
         policy = load_for_evaluation(checkpoint, config, FLAGS.engine, FLAGS.servers)
         prompts = asked(questions, policy.tokenizer, FLAGS.raw or not policy.tokenizer.chat_template)
         longest = max(len(prompt.tokens) for prompt in prompts)

@@ -25,7 +25,6 @@ from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.rollout.jax_engine import memory_of
 from bapo_jax.parallel import make_mesh
 from bapo_jax.run.checkpoint import copy_params
-from benchmarks.hlo import collectives, parse
 
 TPU_COMPILER = ROOT / '.tpu-compiler'
 MODEL = ModelConfig('qwen2', 1000, 128, 384, 3, 4, 2, 128, 1e4, 1e-6, False, 'bfloat16')

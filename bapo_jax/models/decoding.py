@@ -92,7 +92,7 @@ def decode(
     `position_B` counts the row's tokens before it. `used` is the most slots that a row which counts has filled, this one included:
     more slots are not read. Behind images a row's rotary positions are not its counts: `shift_B` is added to these.
     """
-    B, S = len(token_B), cache.k_BxKxSxH[0].shape[2]
+    B = len(token_B)
     keys, values, rows_B = list(cache.k_BxKxSxH), list(cache.v_BxKxSxH), jnp.arange(B)
 
     def attend_in(layer: int):
