@@ -7,11 +7,12 @@ import gguf
 import ml_dtypes
 import numpy as np
 import pytest
+from small_run import ROOT
 
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import read_tokenizer
 from bapo_jax.tasks import arithmetic
-from studies.real_policy import fetch
+from studies.real_policy import fetch, rows
 from studies.real_policy.gguf_to_hf import convert
 
 CHAT = '{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{{ "<|im_start|>assistant\n" }}'
@@ -22,6 +23,15 @@ NAMES = {
     'mlp.down_proj': 'ffn_down', 'model.embed_tokens': 'token_embd', 'model.norm': 'output_norm', 'lm_head': 'output',
 }  # fmt: skip
 FIELDS = {'llama': ('llama', 'smollm'), 'qwen2': ('qwen2', 'qwen2')}
+
+
+def test_the_page_and_the_first_page_have_the_rows_numbers():
+    table = rows.table(rows.read_rows())
+    assert f'<!-- part 1 -->\n{table}\n<!-- /part 1 -->' in rows.PAGE.read_text('utf-8')
+    [first] = [row for row in rows.read_rows() if (row['arm'], row['seed'], row['steps']) == ('bapo_tuned', 0, 40)]
+    before, after = (np.array(first[part]) for part in ('base', 'trained'))
+    said = f'mean@8 {before.mean() / 0.08:.1f} → {after.mean() / 0.08:.1f}, pass@8 {100 * (before > 0).mean():.1f} → {100 * (after > 0).mean():.1f}'
+    assert said == 'mean@8 6.1 → 44.4, pass@8 27.5 → 67.5' and f'one run: {said}' in (ROOT / 'README.md').read_text('utf-8')
 
 
 def byte_tokens():

@@ -1,0 +1,79 @@
+"""Part 1's rows: a finished run becomes a line of rows.jsonl, and the lines become the page's table.
+
+    python -m studies.real_policy.rows runs/arithmetic --seconds=993 --busy     # appends a row: the command's wall clock, the machine
+    python -m studies.real_policy.rows                                          # writes the table into page.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bapo_jax.files import replace_part
+from bapo_jax.scores import interval, ks, pass_at_k
+from benchmarks.host_load import cpu_name
+
+HERE = Path(__file__).resolve().parent
+ROWS, PAGE = HERE / 'rows.jsonl', HERE / 'page.md'
+SAMPLES = 8
+
+
+def row_of(run: Path, seconds: float, busy: bool) -> dict[str, Any]:
+    """What the study keeps of a run: every test question's count of right answers at its first and its last step."""
+    config = json.loads((run / 'config.json').read_text('utf-8'))
+    files = sorted((run / 'evals').glob('*.json'))
+    first, last = (json.loads(file.read_text('utf-8')) for file in (files[0], files[-1]))
+    if (first['step'], last['step']) != (0, config['steps']):
+        raise ValueError(f'{run} is not whole: evaluations of steps {first["step"]} to {last["step"]}, and steps={config["steps"]}')
+    scores = [each['benchmarks']['arithmetic'] for each in (first, last)]
+    return {
+        'arm': 'shuffled' if config['task']['name'] == 'studies.real_policy.shuffled' else config['method'],
+        'steps': config['steps'], 'seed': config['seed'], 'learning_rate': config['learner']['learning_rate'],
+        'base': scores[0]['correct'], 'trained': scores[1]['correct'], 'truncated': [s['truncated'] for s in scores],
+        'length': [s['length'] for s in scores], 'seconds': seconds, 'busy': busy, 'cpu': cpu_name(), 'date': str(date.today()),
+        **config['environment'],
+    }  # fmt: skip
+
+
+def in_percent(counts: list[int], k: int) -> str:
+    """pass@k of the questions with its 95 % interval over questions, in percent; k = 1: mean@8."""
+    of_question = pass_at_k(np.full(len(counts), SAMPLES), np.array(counts), k)
+    low, high = interval(of_question, np.arange(len(counts)))
+    return f'{100 * of_question.mean():.1f} ({100 * low:.1f} to {100 * high:.1f})'
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """A line a row."""
+    head = ['arm', 'steps', 'seed', *(f'{"mean@8" if k == 1 else f"pass@{k}"}: base → trained' for k in ks(SAMPLES)), 'tokens', 'wall clock']
+    lines = [f'| {" | ".join(head)} |', '|' + '---|' * len(head)]
+    for row in rows:
+        scores = [f'{in_percent(row["base"], k)} → {in_percent(row["trained"], k)}' for k in ks(SAMPLES)]
+        clock = f'{row["seconds"] / 60:.1f} min, {"busy" if row["busy"] else "idle"}'
+        tokens = ' → '.join(f'{length:.0f}' for length in row['length'])
+        lines.append(f'| {" | ".join([row["arm"], str(row["steps"]), str(row["seed"]), *scores, tokens, clock])} |')
+    return '\n'.join(lines)
+
+
+def read_rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('run', type=Path, nargs='?')
+    parser.add_argument('--seconds', type=float, default=0.0, help='wall clock of the whole command')
+    parser.add_argument('--busy', action='store_true', help='other work shared the cores')
+    arguments = parser.parse_args()
+    if arguments.run:
+        with ROWS.open('a', encoding='utf-8') as file:
+            file.write(json.dumps(row_of(arguments.run, arguments.seconds, arguments.busy)) + '\n')
+    replace_part(PAGE, 'part 1', table(read_rows()) + '\n')
+
+
+if __name__ == '__main__':
+    main()
