@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from bapo_jax.fields import Need, at_least_one, not_negative, one_of, positive
 from bapo_jax.replay.bapo import RULES
+from bapo_jax.replay.failures import LAGS
 from bapo_jax.replay.filters import FILTERS
 from bapo_jax.replay.kinds import GIVEN_BY, KINDS, REEVALUATE
 from bapo_jax.replay.repo import RETRIEVE
@@ -124,6 +125,8 @@ def replay_section() -> ConfigDict:
     p.retrieve_count = 0  # repo: how many of them; 0: G
     p.retrieve_normalisation = 'split'  # repo: fresh and earlier responses have baselines of their own, or one (mixed)
     p.per_prompt = 0  # repo: responses kept of a prompt, replayed once so many are there; 0: 2 G
+    p.probe = 0  # prompts that failed and are asked again, for what X2 could earn; only counted (replay/failures.py); 0: none
+    p.probe_every = 5  # steps between such questions
     p.x3_untrained = False  # but with nothing that was X1 or X3 before [wide_gaussian; wide_gaussian_untrained]
     return p
 
@@ -141,6 +144,9 @@ def check_replay(c: ConfigDict, need: Need) -> None:
     one_of(need, c, 'replay.improved_rule', RULES)
     one_of(need, c, 'replay.reevaluate', REEVALUATE)
     one_of(need, c, 'replay.given_by', GIVEN_BY)
+    need(c.replay.probe == 0 or c.replay.probe >= len(LAGS),
+         f'replay.probe={c.replay.probe} must be 0 or at least {len(LAGS)}: one prompt for each lag of {LAGS} steps')  # fmt: skip
+    at_least_one(need, c, 'replay.probe_every')
     not_negative(need, c, 'replay.reevaluate_after', 'replay.pool_within')
     one_of(need, c, 'replay.r_tot', R_TOT)
     one_of(need, c, 'replay.thresholds', DIRECTIONS)

@@ -35,6 +35,7 @@ from bapo_jax.learner.objective import PROXIMAL
 from bapo_jax.models.hf import architecture
 from bapo_jax.parallel import describe_devices
 from bapo_jax.replay.bapo import Bapo
+from bapo_jax.replay.failures import Failures, measured
 from bapo_jax.replay.kinds import make_replay, make_retries
 from bapo_jax.replay.repo import Repo
 from bapo_jax.replay.thresholds import levels_in_words
@@ -68,6 +69,7 @@ class Setup(NamedTuple):
     benchmarks: dict[str, list[Prompt]]
     schedule: Schedule
     replay: Bapo | Repo
+    failures: Failures
     rollouts: Rollouts
     learner: Learner
     hosts: Hosts
@@ -102,6 +104,7 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool
         benchmarks=read.benchmarks,
         schedule=schedule,
         replay=make_replay(c.replay, c.learner.batch_groups, schedule.reevaluation_due, retries),
+        failures=Failures(read.prompts, c.replay.probe, c.replay.probe_every),
         rollouts=Rollouts(engine, read.tokenizer, read.selector, schedule, c, reward, probe=read.prompts[0]),
         learner=learner,
         hosts=hosts,
@@ -112,7 +115,7 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool
 
 def train(s: Setup, workdir: Path) -> RunState:
     """Trains until `schedule.steps`, continuing what `workdir` holds. Returns where the run stands."""
-    schedule, replay, rollouts, learner = s.schedule, s.replay, s.rollouts, s.learner
+    schedule, replay, failures, rollouts, learner = s.schedule, s.replay, s.failures, s.rollouts, s.learner
     run = start_or_continue(s, workdir)
     state = run.state
 
@@ -140,6 +143,13 @@ def train(s: Setup, workdir: Path) -> RunState:
             if hard and schedule.reevaluation_syncs:
                 run.sync()
                 rollouts.serve(state, alpha_logprobs)
+
+            # What X2 could earn: prompts that failed some steps ago are asked again, and only counted.
+            if asked := failures.choose(step, now.rng('failures')):
+                with now.timer('failed_again'):
+                    groups = rollouts.ask_failed(step, [again.prompt for again in asked])
+                    now.record(measured(asked, groups))
+            failures.observe(step, fresh)
 
             # Lines 11 and 14-17, eq. 5-8: the adaptive batch X1 ∪ X2 ∪ X3.
             with now.timer('compose'):
@@ -177,6 +187,7 @@ def start_or_continue(s: Setup, workdir: Path) -> Run:
     if of_host:
         replayed, selector = of_host
         s.replay.restore(replayed)
+        s.failures.restore(replayed)
         s.rollouts.restore(selector)
         print(f'continuing {workdir} after step {state.step}')
         if s.changed:
@@ -193,7 +204,7 @@ def start_or_continue(s: Setup, workdir: Path) -> Run:
     return Run(
         c, workdir, s.schedule.steps, state, checkpoints, s.hosts, s.tokenizer,
         evaluate=lambda: evaluate_policy(s, state, workdir),
-        to_save=lambda: (s.replay.state(), s.rollouts.state()),
+        to_save=lambda: (s.replay.state() | s.failures.state(), s.rollouts.state()),
         ledger=open_ledger(c, workdir, state.step, len(s.training_prompts), s.replay),
     )  # fmt: skip
 

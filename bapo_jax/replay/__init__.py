@@ -11,4 +11,4 @@ Its class has these functions:
 PURPOSES, so no random state is saved.
 """
 
-PURPOSES = ('filter', 'reevaluate', 'compose', 'shuffle')  # a purpose's place is part of its generator's seed: append only
+PURPOSES = ('filter', 'reevaluate', 'compose', 'shuffle', 'failures')  # a purpose's place is part of its generator's seed: append only

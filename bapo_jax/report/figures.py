@@ -10,7 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bapo_jax.groups import ORIGINS, X1, X2, X3
+from bapo_jax.replay.failures import LAGS
 from bapo_jax.report.records import Records, column, has
+from bapo_jax.scores import wilson_interval
 
 MOST = 1000  # points of a series; a longer one is binned
 _ENTROPY = 0.05  # nats a token; below it the policy hardly samples
@@ -156,6 +158,26 @@ def composition(r: Records) -> Figure:
     empty = [o for o in (X2, X3) if replay.get(f'use_{o}') and not np.nansum(column(r, metrics[o]))]
     warnings = tuple(f'{o.upper()} is empty at every step though the config uses it (replay.use_{o}).' for o in empty)
     return figure._replace(panels=(Panel('Groups by origin', 'step', 'groups', lines, 'stack', marks=marks(r)),), warnings=warnings)
+
+
+def failed_again(r: Records) -> Figure:
+    """P(mixed | failed so many steps ago) over the whole run, beside P(mixed) of fresh groups; intervals are Wilson's."""
+    look = 'X2 can pay for a lag whose share is above that of fresh prompts: a response costs the same.'
+    figure = Figure('failed_again', 'Prompts that failed, asked again', 'Not a figure of the paper; what its X2 lives on', look)
+    if missing := need(r, *(f'failed_again/asked/{lag}' for lag in LAGS)):
+        return figure._replace(missing=missing)
+    counts = [[int(np.nansum(column(r, f'failed_again/{part}/{lag}'))) for part in ('asked', 'mixed')] for lag in LAGS]
+    names, counted = [f'failed {lag} step{"s" * (lag > 1)} ago' for lag in LAGS], r.bins[np.isfinite(r.bins).all(axis=1)]
+    if counted.size:
+        names, counts = ['fresh', *names], [[int(counted.sum()), int(counted[:, 1:-1].sum())], *counts]
+    rows, shares = [], []
+    for name, (asked, mixed) in zip(names, counts, strict=True):
+        low, high = wilson_interval(mixed / asked, asked) if asked else (np.nan, np.nan)
+        shares.append(mixed / asked if asked else np.nan)
+        rows.append((name, str(asked), str(mixed), f'{shares[-1]:.3f} ({low:.3f} to {high:.3f})' if asked else ''))
+    bars = Line('share mixed', np.array(shares[::-1]), np.arange(len(names)), 0)
+    panel = Panel('Mixed groups among those asked', 'share', '', (bars,), 'level', ticks=tuple(names[::-1]))
+    return figure._replace(panels=(panel,), table=Table(('prompts', 'asked', 'mixed', 'share, 95 % interval'), tuple(rows)))
 
 
 def rollouts(r: Records) -> Figure:

@@ -18,7 +18,8 @@ from bapo_jax.report.viewer import LIMIT_MB, Viewer, write_viewer
 
 _SECTIONS = (
     evaluations.cost, figures.reward, evaluations.curves, figures.bins, evaluations.migration, figures.composition,
-    figures.rollouts, figures.gradient, figures.dynamics, figures.staleness, figures.thresholds, figures.seconds, figures.faults,
+    figures.failed_again, figures.rollouts, figures.gradient, figures.dynamics, figures.staleness, figures.thresholds,
+    figures.seconds, figures.faults,
 )  # fmt: skip
 
 

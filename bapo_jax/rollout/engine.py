@@ -13,7 +13,7 @@ import numpy as np
 from bapo_jax.groups import Prompt, Response
 
 # The purpose of a draw. It enters the random keys, so one prompt at one step is drawn independently for each purpose.
-FRESH, REEVALUATION, EVALUATION, TRACKING, PROBE = range(5)
+FRESH, REEVALUATION, EVALUATION, TRACKING, PROBE, FAILED = range(6)
 
 
 class RolloutError(RuntimeError):

@@ -21,7 +21,7 @@ from bapo_jax.groups import X1, Batch, Group, Prompt, Response, make_batch
 from bapo_jax.prompts.selector import PromptSelector
 from bapo_jax.rollout.collect import Collected, check_judged, collect, judge_as_they_come
 from bapo_jax.rollout.continued import as_read
-from bapo_jax.rollout.engine import FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
+from bapo_jax.rollout.engine import FAILED, FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
 from bapo_jax.rollout.fidelity import check_probe
 from bapo_jax.rollout.schedule import Schedule
 from bapo_jax.stopping import leaving_waits
@@ -119,6 +119,13 @@ class Rollouts:
             self._taken['timing_s/reevaluate'] = generate_s + verify_s
         self._selector_state = selector  # now the step's groups are all there
         return fresh, reevaluated
+
+    def ask_failed(self, step: int, prompts: Sequence[Prompt]) -> list[Group]:
+        """α's groups of prompts that failed before. Nothing remembers them. A signal waits: the step was taken already."""
+        c = self._config
+        sampling, draws = Sampling(c.rollout.temperature, c.rollout.max_response_tokens), [Draw(c.seed, step, FAILED)] * len(prompts)
+        answers = self._engine.ask(prompts, c.rollout.group_size, sampling, draws)
+        return self._judged(Asked(list(prompts), [], draws, answers, self._selector_state)).groups
 
     @contextmanager
     def held_by_theta(self, policies: Policies) -> Iterator[Engine]:

@@ -89,6 +89,10 @@ TABLE: dict[str, tuple[Metric, ...]] = {
             'at most bapo/reevaluated; 0 throughout says that X2 spends responses for nothing',
         ),
         M(
+            'failed_again/{asked,mixed}/{1,5,20,60}', 'groups', 'prompts that failed so many steps ago, asked again; those now mixed',
+            'replay.probe; mixed/asked beside the share of mixed fresh groups says what X2 could earn. The report has both',
+        ),
+        M(
             'retries/may_be_asked', 'prompts', 'hard prompts that this step could ask again',
             'present where prompts were re-evaluated and replay.reevaluate is posterior or continue',
         ),

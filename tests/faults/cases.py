@@ -20,9 +20,10 @@ AHEAD = 6  # steps that are left where a fault strikes: on a busy machine they p
 
 
 def config_of(benchmark: Path, **changes: Any) -> ConfigDict:
-    """BAPO with all its parts: a sync every 3 steps, hard prompts every 2, an evaluation every 4, a checkpoint a step."""
+    """BAPO with all its parts: a sync every 3 steps, hard prompts and those that failed every 2, an evaluation every 4, a checkpoint a step."""
     parts = {
         'steps': STEPS, 'rollout__sync_every': 3, 'replay__use_x2': True, 'replay__reevaluate_every': 2, 'evaluate__every': 4,
+        'replay__probe': 4, 'replay__probe_every': 2,
         'rollout__overlap': False, 'checkpoint__every': 1, 'checkpoint__keep': STEPS, 'mesh__data': 1,
     }  # fmt: skip
     return small_config('bapo_tuned', benchmark, **parts | changes)
