@@ -158,6 +158,22 @@ def test_sigterm_stops_after_the_step_with_a_checkpoint(tmp_path, benchmark, mon
 
 
 @pytest.mark.slow
+def test_prompts_that_failed_are_asked_again_and_change_nothing_else(tmp_path, bapo_run, benchmark):
+    workdir, _, _ = bapo_run
+    run(bapo_config(benchmark, replay__probe=8, replay__probe_every=2), tmp_path / 'probed')
+    rows, asked = metrics(tmp_path / 'probed'), []
+    for row, without in zip(rows, metrics(workdir), strict=True):
+        added = {name: value for name, value in row.items() if name.startswith('failed_again/')}
+        assert {name: value for name, value in row.items() if name not in added} == without
+        asked.append(sum(value for name, value in added.items() if '/asked/' in name))
+        assert bool(added) == (row['step'] > 0 and row['step'] % 2 == 0)
+        assert all(row[name.replace('asked', 'mixed')] <= row[name] for name in added if '/asked/' in name)
+    failures = {row['step']: row['accuracy_bins'][0] for row in rows if row['step']}
+    assert asked == [0, 0, min(2, failures[1]), 0, min(2, failures[3]), 0, min(2, failures[5]) + min(2, failures[1])]
+    assert sum(asked) >= 4
+
+
+@pytest.mark.slow
 def test_alpha_moves_only_at_syncs_and_hard_prompts_are_answered_by_theta(bapo_run):
     workdir, _, _ = bapo_run
     alpha = {1: 0, 2: 0, 3: 2, 4: 2, 5: 2, 6: 5}
