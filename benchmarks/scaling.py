@@ -40,6 +40,7 @@ from bapo_jax.groups import X1, Prompt, make_batch
 from bapo_jax.learner.learner import Learner
 from bapo_jax.models import attention
 from bapo_jax.models.decoder import Decoder, ModelConfig
+from bapo_jax.models.rotary import Rotation
 from bapo_jax.parallel import make_mesh
 
 ONE = dataclasses.replace(W, prompts=1, optimizer_steps=1)
@@ -87,7 +88,7 @@ def measure(w: Workload) -> tuple[float, Learner]:
     """Median seconds of an update, after one that does not count, and who did it."""
     config, data = make_config(w), draw(w)
     model = ModelConfig(
-        'qwen2', w.vocabulary, w.hidden, w.mlp, w.layers, w.heads, w.kv_heads, w.head_dim, 1e4, 1e-6, tie_embeddings=True
+        'qwen2', w.vocabulary, w.hidden, w.mlp, w.layers, w.heads, w.kv_heads, w.head_dim, Rotation(1e4), 1e-6, tie_embeddings=True
     )
     learner = Learner(config, model, make_mesh(DEVICES, 1, 1), 'xla')
     params = nnx.to_pure_dict(nnx.state(Decoder(model, rngs=nnx.Rngs(0)), nnx.Param))

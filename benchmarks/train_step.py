@@ -34,14 +34,15 @@ from bapo_jax.learner.optimizer import clipped_adamw
 from bapo_jax.learner.update import Program, initial_state, state_shapes, update
 from bapo_jax.models import attention
 from bapo_jax.models.decoder import Decoder, ModelConfig, abstract_params
+from bapo_jax.models.rotary import Rotation
 from bapo_jax.models.remat import REMAT
 from benchmarks.timing import device, matrix_rate, require_gpu
 
 _QWEN2, _QWEN3 = functools.partial(ModelConfig, 'qwen2'), functools.partial(ModelConfig, 'qwen3')
 MODELS = {  # vocabulary, width, MLP width, layers, query heads, key heads, head size, rope theta, eps, tied embeddings
-    'tiny': _QWEN2(512, 64, 128, 2, 4, 2, 16, 1e4, 1e-6, True),
-    'qwen2.5-1.5b': _QWEN2(151_936, 1536, 8960, 28, 12, 2, 128, 1e6, 1e-6, True, dtype='bfloat16'),
-    'qwen3-0.6b': _QWEN3(151_936, 1024, 3072, 28, 16, 8, 128, 1e6, 1e-6, True, dtype='bfloat16'),
+    'tiny': _QWEN2(512, 64, 128, 2, 4, 2, 16, Rotation(1e4), 1e-6, True),
+    'qwen2.5-1.5b': _QWEN2(151_936, 1536, 8960, 28, 12, 2, 128, Rotation(1e6), 1e-6, True, dtype='bfloat16'),
+    'qwen3-0.6b': _QWEN3(151_936, 1024, 3072, 28, 16, 8, 128, Rotation(1e6), 1e-6, True, dtype='bfloat16'),
 }
 # The learner's part of the default config that the step is compiled for: BAPO, eq. 3.
 LEARNER = SimpleNamespace(

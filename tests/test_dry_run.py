@@ -22,12 +22,14 @@ from bapo_jax.dry_run import Result, Target, gpu_memory, matrix_sizes, measure
 from bapo_jax.learner.learner import Learner
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.models.rotary import Rotation
 from bapo_jax.rollout.jax_engine import memory_of
 from bapo_jax.parallel import make_mesh
 from bapo_jax.run.checkpoint import copy_params
+from benchmarks.hlo import collectives, parse  # noqa: F401  (of the processes below)
 
 TPU_COMPILER = ROOT / '.tpu-compiler'
-MODEL = ModelConfig('qwen2', 1000, 128, 384, 3, 4, 2, 128, 1e4, 1e-6, False, 'bfloat16')
+MODEL = ModelConfig('qwen2', 1000, 128, 384, 3, 4, 2, 128, Rotation(1e4), 1e-6, False, 'bfloat16')
 
 
 def config(topology_devices=1, **learner):
@@ -125,7 +127,7 @@ def test_the_in_process_engine_takes_what_the_update_leaves_unless_both_work_at_
 def test_the_papers_settings_fit_one_card():
     """configs/math.py as it stands, with the shape of DeepSeek-R1-Distill-Qwen-1.5B."""
     c = importlib.import_module('configs.math').get_config()
-    qwen = ModelConfig('qwen2', 151936, 1536, 8960, 28, 12, 2, 128, 1e4, 1e-6, False, 'bfloat16')
+    qwen = ModelConfig('qwen2', 151936, 1536, 8960, 28, 12, 2, 128, Rotation(1e4), 1e-6, False, 'bfloat16')
     assert measure(resolve(c), qwen, '1x80GB').fits
     c.learner.micro_batch_rows = 16
     assert not measure(resolve(c), qwen, '1x80GB').fits

@@ -25,11 +25,12 @@ from bapo_jax.learner.packed import blank_rows
 from bapo_jax.learner.update import Program, state_shapes, update
 from bapo_jax.models.parameters import PARAMETERS
 from bapo_jax.models.decoder import ModelConfig, abstract_params
+from bapo_jax.models.rotary import Rotation
 from bapo_jax.models.split import Split
 from bapo_jax.parallel import make_mesh
 from benchmarks.hlo import axes_of, collectives, parse
 
-MODEL = ModelConfig('qwen3', 96, 32, 64, 3, 4, 2, 8, 1e4, 1e-6, False)
+MODEL = ModelConfig('qwen3', 96, 32, 64, 3, 4, 2, 8, Rotation(1e4), 1e-6, False)
 ROWS, TOKENS = 8, 64
 CASES = {  # mesh sizes, remat, tile of the head
     'data and fsdp': ((2, 4, 1), 'full', (2048, 16384)),

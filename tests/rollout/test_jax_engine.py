@@ -15,6 +15,7 @@ from tiny_vl import seen_logp
 from bapo_jax.groups import Prompt
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.models.rotary import Rotation
 from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION, Draw, RolloutError, Sampling
 from bapo_jax.rollout import jax_engine, slots
 from bapo_jax.rollout.continued import as_read, continued
@@ -293,7 +294,7 @@ def test_a_draw_in_two_steps_gives_words_of_all_blocks_in_proportion():
 @pytest.mark.parametrize('vocabulary', [1024, 40_000])
 def test_the_memory_that_a_dry_run_counts_is_what_the_programs_need(vocabulary):
     """At least that, and at most a fifth more; in float32, since a CPU computes bfloat16 by way of wider copies."""
-    model = ModelConfig('qwen2', vocabulary, 256, 768, 2, 8, 2, 32, 1e4, 1e-6, True)
+    model = ModelConfig('qwen2', vocabulary, 256, 768, 2, 8, 2, 32, Rotation(1e4), 1e-6, True)
     graph, shapes = hf.abstract_params(model)
     mesh, B, G, L, T, Q = Mesh(jax.devices()[:1], 'rows'), 32, 8, 128, 384, 8
     P = 4 * B // G
