@@ -107,11 +107,12 @@ def test_a_command_says_how_it_is_used(installed, tmp_path):
 def test_the_readmes_commands_run_word_for_word_in_an_empty_folder(installed, tmp_path):
     """The config is found by its name, and names the base that the wheel brings."""
     commands = re.findall(r'^    (bapo-.*)$', (ROOT / 'README.md').read_text('utf-8'), re.M)
-    assert [c.split()[0] for c in commands] == ['bapo-train', 'bapo-report', 'bapo-buffers']
+    assert [c.split()[0] for c in commands] == ['bapo-train', 'bapo-report', 'bapo-buffers', 'bapo-sample']
     path = f'{installed / "bin"}{os.pathsep}{os.environ["PATH"]}'
     environment = os.environ | {'PATH': path, 'PYTHONPATH': str(installed), 'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '2'}
     said = [ok('bash', '-c', command, cwd=tmp_path, env=environment) for command in commands]
     assert 'cd34  mean@8, 200 problems' in said[0] and 'replay after step 3' in said[2]
+    assert '44 19 35=98' in said[3] and said[3].count('a token') == 4
     rows = (tmp_path / 'runs' / 'first' / 'metrics.jsonl').read_text('utf-8').splitlines()
     assert [json.loads(row)['step'] for row in rows] == [0, 1, 2, 3]
     assert '<svg' in (tmp_path / 'runs' / 'first' / 'report.html').read_text('utf-8')
