@@ -21,7 +21,7 @@ def test_a_model_may_be_taken_for_more_positions_than_it_was_made_for(benchmark)
     longer = {'rollout__max_response_tokens': 5000, 'learner__slot_tokens': 0, 'learner__row_tokens': 0}
     stated = {'model__max_positions': 8192, 'model__rope_theta': 40_000.0, **longer}
     model = read_inputs(small_config('bapo_tuned', benchmark, **stated)).model
-    assert (model.max_positions, model.rope_theta) == (8192, 40_000.0)
+    assert (model.max_positions, model.rotation.rope_theta) == (8192, 40_000.0)
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,8 @@ def _to_restore(names: Sequence[str], config: ConfigDict) -> str:
 
 
 def _listed(names: Sequence[str], between: str = ', ') -> str:
-    """As many names as a message has room for, each of them whole, and how many more there are."""
+    """As many names as a message has room for, and how many more there are. A name of a damaged file may be of any length."""
+    names = [name if len(name) <= 300 else f'{name[:300]}…' for name in names]
     kept = [name for i, name in enumerate(names) if i == 0 or len(between.join(names[: i + 1])) <= 1000]
     more = len(names) - len(kept)
     return between.join(kept) + (f' and {more} more' if more else '')

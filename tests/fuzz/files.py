@@ -159,7 +159,7 @@ def model_config(folder: Path) -> Iterator[Target]:
         if config.vision:
             sizes += [v for k, v in vars(config.vision).items() if k not in ('fullatt_block_indexes', 'image_token')]
         assert all(type(size) is int and 0 < size < 2**31 for size in sizes), sizes
-        assert type(config.max_positions) is int and 0 < config.rope_theta < 1e30 and 0 < config.rms_norm_eps < 1e30
+        assert type(config.max_positions) is int and 0 < config.rotation.rope_theta < 1e30 and 0 < config.rms_norm_eps < 1e30
         assert config.num_heads % config.num_kv_heads == 0 and config.head_dim % 2 == 0
         json.dumps(hf.architecture(config), allow_nan=False)
         hf.stored_dtype(folder)
