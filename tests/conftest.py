@@ -17,7 +17,10 @@ import sys
 import tempfile
 
 sys.path.append(os.path.join(sys.prefix, 'torch'))  # see the Makefile
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and so it would be in what tests start
+# Under nohup, or in a script's background, these are ignored, and so they would be in what tests start.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # One cache of compiled programs for the whole suite: its workers read it, and so does every process that a test starts.
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
