@@ -174,7 +174,10 @@ def test_a_run_directory_of_another_model(tmp_path, model, benchmark, monkeypatc
     monkeypatch.setattr(hf, 'load_params', lambda *_: pytest.fail('weights were read'))
     # where other weights were put into the same place
     config = json.loads((model / 'config.json').read_text())
-    (model / 'config.json').write_text(json.dumps({**config, 'num_hidden_layers': config['num_hidden_layers'] - 1}))
+    last = config['num_hidden_layers'] - 1
+    (model / 'config.json').write_text(json.dumps({**config, 'num_hidden_layers': last}))
+    weights = load_file(model / 'model.safetensors')
+    save_file({name: x for name, x in weights.items() if f'.layers.{last}.' not in name}, model / 'model.safetensors')
     with pytest.raises(ValueError, match=r'differ in fingerprints\.model\.num_hidden_layers\. Give another'):
         build(small_config('bapo_tuned', benchmark, steps=1, model__path=str(model)), tmp_path / 'run')
 
