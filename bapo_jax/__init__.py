@@ -9,6 +9,6 @@ __version__ = '0.1.0'  # the one place; pyproject.toml reads it
 # A command imports for seconds. Ctrl-C ends it there and then, without a traceback, and no library's callback can lose the signal.
 # terminal.guard gives the signal back to Python. Elsewhere, in a notebook say, nothing changes.
 _module = sys.orig_argv[sys.orig_argv.index('-m') + 1 :][:1] if '-m' in sys.orig_argv else []
-_is_command = any(name.startswith('bapo_jax.') for name in _module) or os.path.basename(sys.argv[0]).startswith('bapo-')
+_is_command = any(name.startswith('bapo_jax.') for name in _module) or os.path.basename((sys.argv or [''])[0]).startswith('bapo-')
 if _is_command and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -32,8 +32,8 @@ class Sight:
         """`path` is a model directory, `mark` the token in whose place a feature stands.
 
         Resized images have `least_pixels` to `most_pixels`; 0: what the directory says. Patches of up to `kept_bytes` stay in
-        memory. The first image loads the processor, and raises ValueError where it cannot be loaded or is not that of `tower`: patch_size, spatial_merge_size
-        and temporal_patch_size of its config.json.
+        memory. The first image loads the processor, and raises ValueError where it cannot be loaded or is not that of `tower`:
+        patch_size, spatial_merge_size and temporal_patch_size of its config.json.
         """
         self.row_windows = 0  # windows of the largest image of any prompt, once all are known; 0: not known
         self._path, self._mark, self._least, self._most, self._tower = path, mark, least_pixels, most_pixels, tower

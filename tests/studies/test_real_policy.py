@@ -12,7 +12,7 @@ from small_run import ROOT
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import read_tokenizer
 from bapo_jax.tasks import arithmetic
-from studies.real_policy import fetch, rows
+from studies.real_policy import fetch, rows, shuffled
 from studies.real_policy.gguf_to_hf import convert
 
 CHAT = '{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{{ "<|im_start|>assistant\n" }}'
@@ -32,6 +32,22 @@ def test_the_page_and_the_first_page_have_the_rows_numbers():
     before, after = (np.array(first[part]) for part in ('base', 'trained'))
     said = f'mean@8 {before.mean() / 0.08:.1f} → {after.mean() / 0.08:.1f}, pass@8 {100 * (before > 0).mean():.1f} → {100 * (after > 0).mean():.1f}'
     assert said == 'mean@8 6.1 → 44.4, pass@8 27.5 → 67.5' and f'one run: {said}' in (ROOT / 'README.md').read_text('utf-8')
+
+
+def test_the_control_permutes_verdicts_in_training_alone():
+    train = shuffled.training_problems('generated', limit=40, seed=0)
+    right = [str(value_of(q)) if i % 4 == 0 else 'no' for i, q in enumerate(train)]
+    judged, again = (shuffled.verify_all(right, train) for _ in range(2))
+    true = arithmetic.verify_all(right, train)
+    assert judged == again and judged != true
+    assert sorted(v for v, _ in judged) == sorted(v for v, _ in true) and [a for _, a in judged] == [a for _, a in true]
+    test = shuffled.benchmark('arithmetic')[:8]
+    assert shuffled.verify_all(['7'] * 8, test) == arithmetic.verify_all(['7'] * 8, test)
+
+
+def value_of(question):
+    a, b = question['a'], question['b']
+    return {'+': a + b, '-': a - b, '×': a * b}[question['sign']]
 
 
 def byte_tokens():
