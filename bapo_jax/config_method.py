@@ -37,6 +37,7 @@ def rollout_section() -> ConfigDict:
     r.engine = 'jax'  # who answers: jax (in this process) or vllm (a process of its own)
     r.overlap = False  # answer the prompts of later steps, up to the next sync, while a step trains
     r.rows = 256  # jax: slots of all devices together, each for one response at a time
+    r.cache_memory = 0.3  # jax: most of a device's memory for keys and values; slots that do not fit take no response
     r.servers = ()  # vllm: URLs of running servers; (): they are started and supervised, one for each of `gpus`
     r.gpus = ()  # vllm: CUDA's numbers of GPUs that JAX leaves free, such as (1, 2); (): one server, as on a CPU
     r.dtype = 'float32'  # vllm: what policies are shipped and served in: float32 or bfloat16
@@ -80,6 +81,7 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
     need(len(set(r.gpus)) == len(r.gpus), f'rollout.gpus={r.gpus} names a GPU twice; each server has one of its own')
     need(not r.servers or bool(os.environ.get(TOKEN_VARIABLE)),
          f"rollout.servers={r.servers}, but {TOKEN_VARIABLE} is not set; put the servers' token there")  # fmt: skip
+    need(0 < r.cache_memory < 1, f'rollout.cache_memory={r.cache_memory} must be in (0, 1): a share of the memory of a device')
     need(0 <= r.server_memory < 1, f'rollout.server_memory={r.server_memory} must be in [0, 1): a share of the memory of a GPU')
 
 

@@ -37,8 +37,8 @@ from bapo_jax.models import hf
 from bapo_jax.models.patches import Grid
 from bapo_jax.models.decoder import ModelConfig, parameters_of
 from bapo_jax.inputs import read_inputs
-from bapo_jax.rollout.continued import longest_read
-from bapo_jax.rollout.jax_engine import memory_of
+from bapo_jax.rollout.engines import cache_limits
+from bapo_jax.rollout.room import memory_of
 from bapo_jax.run.sinks import check_sinks
 from bapo_jax.seen import largest_images, tower_rows
 
@@ -160,11 +160,12 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequen
         compile_s = time.perf_counter() - started
     parameters = sum(x.size for x in jax.tree.leaves(hf.abstract_params(model)[1]))
     if config.rollout.engine == 'jax':
-        r = config.rollout
-        engine = memory_of(
-            model, 4 * parameters, slots=max(1, r.rows // target.mesh.size), group_size=r.group_size,
-            prompt_tokens=longest_read(config), response_tokens=r.max_response_tokens,
-        )  # fmt: skip
+        r, e = config.rollout, config.evaluate
+        limits = cache_limits(config, target.mesh.size, target.device_bytes)
+        engine = max(
+            memory_of(model, 4 * parameters, limits, group_size=size, response_tokens=tokens)
+            for size, tokens in ((r.group_size, r.max_response_tokens), (e.samples, e.max_response_tokens))
+        )
         of_update = sum(n for what, n in memory.items() if what not in kept and not what.startswith('θ'))
         what = 'the in-process engine' if r.overlap else 'the in-process engine, beyond what the update needs before and after it'
         memory[what] = engine if r.overlap else max(0, engine - of_update)
@@ -292,10 +293,8 @@ def find_target(topology: str, mesh: ConfigDict) -> Target:
     on_devices = parallel.make_mesh(mesh.data, mesh.fsdp, mesh.tensor, devices)
     if topology:
         device_bytes = int(TPU_GIB[kind] * 2**30) if kind in TPU_GIB else None
-    elif platform == 'cpu':
-        device_bytes = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // len(devices)
     else:
-        device_bytes = devices[0].memory_stats()['bytes_limit']
+        device_bytes = parallel.device_memory(devices)
     return Target(f'{len(devices)} {kind}', platform, on_devices, device_bytes)
 
 

@@ -1,7 +1,7 @@
 """The data that the loop passes on: Prompt -> Response -> Verdict -> Group -> Batch.
 
-A group is a prompt, its G responses, and all that was known when they were sampled. The data are plain, immutable and numpy only.
-Nothing here knows of the loop.
+A group is a prompt, its G responses, and all that was known when they were sampled. The data are plain, immutable and numpy only, but
+for `Response.scored`, which grows. Nothing here knows of the loop.
 """
 
 from __future__ import annotations
@@ -80,6 +80,8 @@ class Response:
     version: int  # the behaviour policy's version: how many steps had trained it
     author: Author = Author.POLICY
     loss_mask: np.ndarray | None = None  # bool [response tokens]; None: all True. See `trained_on`
+    # float32 [response tokens] by role: its log-probs under policies that never change. Who scores it first adds them (learner.py).
+    scored: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
     def trained_on(self) -> np.ndarray:
@@ -89,6 +91,11 @@ class Response:
         masked tokens, but they have no advantage and no token weight.
         """
         return np.ones(len(self.tokens), bool) if self.loss_mask is None else self.loss_mask
+
+    @property
+    def nbytes(self) -> int:
+        """Of its arrays of tokens and log-probs."""
+        return self.tokens.nbytes + self.logp.nbytes + sum(logp.nbytes for logp in self.scored.values())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -166,12 +173,16 @@ def make_batch(groups: Sequence[Group], origins: Sequence[str]) -> Batch:
     return Batch(tuple(groups), tuple(origins), tuple(np.full(g.size, i, np.int32) for i, g in enumerate(groups)))
 
 
+_SCORED = 'scored_'  # begins the names of arrays of `Response.scored`
+
+
 def groups_to_arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
     """Flattens groups into a few numpy arrays for a checkpoint. Exact.
 
     Every array has at least one element, since array stores dislike empty ones. 'count' is the number of groups.
     """
     responses = [r for g in groups for r in g.responses]
+    roles = sorted({role for r in responses for role in r.scored})
 
     def flat(arrays: Sequence[np.ndarray], dtype) -> np.ndarray:
         return np.concatenate([*arrays, np.zeros(1, dtype)]).astype(dtype, copy=False)
@@ -197,6 +208,8 @@ def groups_to_arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
         'version': flat([[r.version for r in responses]], np.int64),
         'author': flat([[int(r.author) for r in responses]], np.int8),
         'loss_mask': flat([r.trained_on for r in responses], np.int8),
+        # nan where a response was not scored
+        **{_SCORED + role: flat([r.scored.get(role, np.full(len(r.tokens), math.nan)) for r in responses], np.float32) for role in roles},
     }
 
 
@@ -207,6 +220,7 @@ def groups_from_arrays(arrays: Mapping[str, np.ndarray]) -> list[Group]:
     prompt_end, response_end = np.cumsum(a['prompt_len'][:-1]), np.cumsum(a['response_len'][:-1])
     truths = json.loads(a['task_and_truth'].tobytes())
     answers = json.loads(a['answers'].tobytes()) if 'answers' in a else [[None] * n for n in a['size'].tolist()]
+    roles = [name.removeprefix(_SCORED) for name in a if name.startswith(_SCORED)]
     groups, first = [], 0
     for i in range(count):
         task, truth = truths[i]
@@ -221,6 +235,11 @@ def groups_from_arrays(arrays: Mapping[str, np.ndarray]) -> list[Group]:
                 version=int(a['version'][j]),
                 author=Author(int(a['author'][j])),
                 loss_mask=_none_if_all(a['loss_mask'][response_end[j] - a['response_len'][j] : response_end[j]]),
+                scored={
+                    role: logp
+                    for role in roles
+                    if not np.isnan(logp := a[_SCORED + role][response_end[j] - a['response_len'][j] : response_end[j]]).any()
+                },
             )
             for j in rows
         )

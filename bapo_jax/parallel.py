@@ -84,6 +84,13 @@ def mesh_sizes(data: int, fsdp: int, tensor: int, devices: int) -> tuple[int, in
     return tuple(sizes)
 
 
+def device_memory(devices: Sequence[jax.Device]) -> int | None:
+    """Bytes of memory that each of these has; None where it does not say. CPU devices share the machine's."""
+    if devices[0].platform == 'cpu':
+        return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // len(devices)
+    return (devices[0].memory_stats() or {}).get('bytes_limit')
+
+
 def describe_devices() -> str:
     """'1 NVIDIA H200', '2 cpu', …; adds a hint where one CPU device stands for many cores."""
     devices, cores = jax.devices(), os.cpu_count()

@@ -36,6 +36,7 @@ from bapo_jax.rollout import slots
 from bapo_jax.rollout.engine import FRESH, Draw, Engine, Sampling
 from bapo_jax.rollout.engines import start_engine
 from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.rollout.room import Limits
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = (slots.lay_out, slots.nothing_yet, slots.read, slots.sample)
@@ -88,7 +89,7 @@ def programs(problems: Path, tokenizer: Path) -> str:
     lengths = np.array([n for n in lengths if n <= 2048])
     base = ROOT / 'configs' / 'quickstart_base'
     model = hf.read_config(base)
-    engine = JaxEngine(hf.abstract_params(model)[0], model, (256,), rows=32, prompt_tokens=2048)
+    engine = JaxEngine(hf.abstract_params(model)[0], model, (256,), Limits(32, 2048))
     params, rng = hf.init_params(model, 0), np.random.default_rng(0)
     before = sum(program._cache_size() for program in PROGRAMS)
     for step in range(200):

@@ -27,6 +27,7 @@ from bapo_jax.learner.update import TrainState
 from bapo_jax.methods import Fields
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.rollout.room import Limits
 
 DEVICES = 2  # one for each core
 WARM_UP = 2  # updates or iterations that do not count
@@ -91,9 +92,8 @@ def measure(what: str, directory: Path, name: str, repeats: int) -> dict[str, An
     w, data = peers_data.load(directory)
     c = make_config(directory, w, name)
     learner = build_learner(c)
-    engine = JaxEngine(  # with an end that is never sampled
-        learner.graph, learner.model, (w.vocabulary,), c.rollout.rows, w.prompt_tokens, learner.mesh
-    )
+    limits = Limits(c.rollout.rows // learner.mesh.size, w.prompt_tokens)
+    engine = JaxEngine(learner.graph, learner.model, (w.vocabulary,), limits, learner.mesh)  # with an end that is never sampled
     prompts = [Prompt(i, 'countdown', tokens, {}) for i, tokens in enumerate(data.prompts)]
 
     def update(state: TrainState, answers: Sequence[tuple[Response, ...]]) -> tuple[TrainState, dict[str, float]]:

@@ -47,6 +47,7 @@ from bapo_jax.learner.packed import Sequences
 from bapo_jax.models import hf
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.rollout.room import Limits
 
 
 # The files of tests that vLLM answers, by the fixture that starts its servers.
@@ -138,7 +139,7 @@ def prompts(policy):
 @pytest.fixture(scope='session')
 def groups(policy, prompts):
     """Six groups of four responses sampled from `policy` at temperature 1, each with right and wrong ones; up to 16 tokens."""
-    engine = JaxEngine(policy.graph, policy.config, STOP_TOKENS, rows=32, prompt_tokens=16)
+    engine = JaxEngine(policy.graph, policy.config, STOP_TOKENS, Limits(32, 16))
     engine.load(policy.params, 0)
     answers = engine.generate(prompts, 4, Sampling(1.0, 10), [Draw(0, 0, FRESH)] * len(prompts))
     return [graded(p, r, right(k, 4)) for p, r, k in zip(prompts, answers, (1, 2, 3, 2, 1, 3), strict=True)]

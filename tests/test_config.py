@@ -62,6 +62,7 @@ def a_config(**changes):
         ({'rollout__engine': 'sglang'}, r"rollout\.engine='sglang'.*jax, vllm"),
         ({'rollout__servers': ('http://127.0.0.1:8000',)}, r'rollout\.servers.*BAPO_ROLLOUT_TOKEN is not set'),
         ({'rollout__deadline_s': 0.0}, r'rollout\.deadline_s'),
+        ({'rollout__cache_memory': 0.0}, r'rollout\.cache_memory=0\.0 must be in \(0, 1\)'),
         ({'rollout__server_memory': 1.0}, r'rollout\.server_memory=1\.0 must be in \[0, 1\)'),
     ],
 )

@@ -23,7 +23,7 @@ from bapo_jax.learner.learner import Learner
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.rotary import Rotation
-from bapo_jax.rollout.jax_engine import memory_of
+from bapo_jax.rollout.room import Limits, memory_of
 from bapo_jax.parallel import make_mesh
 from bapo_jax.run.checkpoint import copy_params
 from benchmarks.hlo import collectives, parse  # noqa: F401  (of the processes below)
@@ -118,10 +118,10 @@ def test_the_in_process_engine_takes_what_the_update_leaves_unless_both_work_at_
     of_update = sum(n for what, n in both.memory.items() if what[0] not in 'θα' and 'engine' not in what)
     engine = both.memory['the in-process engine']
     assert both.total - alone.total == of_update > 0
+    limits = Limits(100_000, c.rollout.max_prompt_tokens, int(c.rollout.cache_memory * 80e9))
     assert engine == memory_of(
-        MODEL, 4 * parameters(MODEL), slots=100_000, group_size=c.rollout.group_size, prompt_tokens=c.rollout.max_prompt_tokens,
-        response_tokens=c.rollout.max_response_tokens,
-    )  # fmt: skip
+        MODEL, 4 * parameters(MODEL), limits, group_size=c.rollout.group_size, response_tokens=c.rollout.max_response_tokens
+    )
 
 
 def test_the_papers_settings_fit_one_card():

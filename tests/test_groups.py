@@ -71,15 +71,17 @@ def test_arrays_and_back_is_the_identity(verdicts, seed):
             assert (y.tokens.dtype, y.logp.dtype) == (np.int32, np.float32)
             assert np.array_equal(x.trained_on, y.trained_on) and y.trained_on.dtype == bool
             assert (y.loss_mask is None) == x.trained_on.all()
+            assert {role: a.tobytes() for role, a in x.scored.items()} == {role: a.tobytes() for role, a in y.scored.items()}
 
 
 def mixed(group, rng):
-    """The group with other authors, loss masks on some responses, and rewards that are fractions."""
+    """The group with other authors, loss masks and scores of some responses, and rewards that are fractions."""
     responses = [
         dataclasses.replace(
             r,
             author=Author(int(rng.integers(len(Author)))),
             loss_mask=[None, rng.random(len(r.tokens)) < 0.5][int(rng.integers(2))],
+            scored={'reference': -rng.random(len(r.tokens), np.float32)} if rng.integers(2) else {},
         )
         for r in group.responses
     ]

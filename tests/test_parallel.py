@@ -25,6 +25,7 @@ from bapo_jax.parallel import (
 )  # fmt: skip
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.rollout.room import Limits
 from bapo_jax.run.checksums import word_sum
 from bapo_jax.tasks.sight import Sight
 
@@ -54,7 +55,7 @@ def train_and_sample(model_path, groups, sizes, gather_once=False):
     learner = Learner(config, model_config, mesh, 'xla', sight=sight)
     state, metrics = learner.update(learner.init(params), make_batch(groups, ['x1'] * len(groups)), np.random.default_rng(0))
 
-    engine = JaxEngine(graph, model_config, (3,), 32, longest, mesh, sight)
+    engine = JaxEngine(graph, model_config, (3,), Limits(32 // mesh.size, longest), mesh, sight)
     engine.load(jax.device_put(params, parameter_sharding(mesh, params)), 0)
     answers = engine.generate([g.prompt for g in groups], 4, Sampling(1.0, 6), [Draw(1, 0, FRESH)] * len(groups))
     out = {f'm.{k}': np.float64(v) for k, v in metrics.items() if not k.startswith('timing_s/')}

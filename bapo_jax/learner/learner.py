@@ -19,7 +19,7 @@ from bapo_jax.hosts import Hosts
 from bapo_jax.learner import credit
 from bapo_jax.learner.critic import CRITIC, Critic, Targets, pack_targets, value_metrics
 from bapo_jax.learner.logprobs import Compute
-from bapo_jax.learner.objective import PROXIMAL, numbers_of, objective_of, switched
+from bapo_jax.learner.objective import PROXIMAL, REFERENCE, numbers_of, objective_of, switched
 from bapo_jax.learner.optimizer import clipped_adamw, learning_rate_of
 from bapo_jax.learner.packed import Rows, Sequences, blank_rows
 from bapo_jax.learner.packing import Part, capacity, cut, pack
@@ -111,7 +111,11 @@ class Learner:
         lap('pack')
         # The proximal policy is the one before any of this step's updates, so everything is scored first, and once.
         policies = {**(policies or {}), PROXIMAL: state.params}
-        scores = {role: self.score(role, policies.get(role), passes[0]) for role in self._scored(step)}
+        scores = {
+            role: self._score_once(role, policies.get(role), batch, orders[0]) if self._never_changes(role)
+            else self.score(role, policies.get(role), passes[0])
+            for role in self._scored(step)
+        }  # fmt: skip
         lap('old_log_prob')
         parts = [part for parts in passes for part in parts]
         metrics = image_metrics([part.seen for part in parts if part.seen])
@@ -196,6 +200,19 @@ class Learner:
             for s, n, images in zip(sequences, counts, pixels, strict=True)
         ]
         return [fetch(values if role == CRITIC else values[0]) for values in scored]
+
+    def _never_changes(self, role: str) -> bool:
+        """A switch makes another policy the reference."""
+        return role == REFERENCE and not self._config.switch_step
+
+    def _score_once(self, role: str, params: Any, batch: Batch, order: np.ndarray) -> ByGroup:
+        """`score` of a policy that never changes: responses keep what it says of them, so that replayed ones are not scored again."""
+        new = batch.take([i for i in order if any(role not in r.scored for r in batch.groups[i].responses)])
+        if new.groups:
+            for group, of_group in zip(new.groups, self.score_batch(role, params, new), strict=True):
+                for response, logp in zip(group.responses, of_group, strict=True):
+                    response.scored[role] = logp.copy()  # else it would hold the whole mini-batch's array
+        return [[r.scored[role] for r in g.responses] for g in batch.groups]
 
     def score_batch(self, role: str, params: Any, batch: Batch) -> ByGroup:
         """`score` of a batch in its own order."""

@@ -2,10 +2,10 @@
 
 Each row has its own place in the cache: token i of a row, the prompt's included, has slot i. Rows of any age share a batch, and what
 a row computes does not depend on the others: attention sums over blocks of a fixed size, and a block that a row does not use adds
-exactly 0 to it.
+exactly 0 to it. A cache may hold the first rows alone. The others compute beside them, so that shapes stay, and count for nothing.
 
-Shapes:  P prompts · L prompt tokens (right-padded) · B rows · S key slots · D width · N query heads · K key/value heads · H head size
-         V vocabulary.
+Shapes:  P prompts · L prompt tokens (right-padded) · B rows · A ≤ B rows that the cache holds · S key slots · D width · N query heads
+         K key/value heads · H head size · V vocabulary.
 """
 
 from __future__ import annotations
@@ -34,8 +34,12 @@ class Weights(NamedTuple):
 class KVCache(NamedTuple):
     """Keys and values of each layer. Each has its own array, so writing a token copies no other layer."""
 
-    k_BxKxSxH: tuple[jax.Array, ...]
-    v_BxKxSxH: tuple[jax.Array, ...]
+    k_AxKxSxH: tuple[jax.Array, ...]
+    v_AxKxSxH: tuple[jax.Array, ...]
+
+    @property
+    def rows(self) -> int:
+        return len(self.k_AxKxSxH[0])
 
 
 def unstacked(params: Any, config: ModelConfig) -> Weights:
@@ -92,14 +96,15 @@ def decode(
     `position_B` counts the row's tokens before it. `used` is the most slots that a row which counts has filled, this one included:
     more slots are not read. Behind images a row's rotary positions are not its counts: `shift_B` is added to these.
     """
-    B = len(token_B)
-    keys, values, rows_B = list(cache.k_BxKxSxH), list(cache.v_BxKxSxH), jnp.arange(B)
+    A, B = cache.rows, len(token_B)
+    keys, values, at_A = list(cache.k_AxKxSxH), list(cache.v_AxKxSxH), (jnp.arange(A), slice(None), position_B[:A])
 
     def attend_in(layer: int):
         def attend(q_Bx1xNxH, k_BxKx1xH, v_BxKx1xH):
-            keys[layer] = keys[layer].at[rows_B, :, position_B].set(k_BxKx1xH[:, :, 0], unique_indices=True, mode='drop')
-            values[layer] = values[layer].at[rows_B, :, position_B].set(v_BxKx1xH[:, :, 0], unique_indices=True, mode='drop')
-            return attend_to(q_Bx1xNxH, keys[layer], values[layer], position_B + 1, used)
+            keys[layer] = keys[layer].at[at_A].set(k_BxKx1xH[:A, :, 0], unique_indices=True, mode='drop')
+            values[layer] = values[layer].at[at_A].set(v_BxKx1xH[:A, :, 0], unique_indices=True, mode='drop')
+            sum_Ax1xW = attend_to(q_Bx1xNxH[:A], keys[layer], values[layer], position_B[:A] + 1, used)
+            return jnp.pad(sum_Ax1xW, ((0, B - A), (0, 0), (0, 0)))
 
         return attend
 
@@ -137,9 +142,10 @@ def attend_to(q_Bx1xNxH: jax.Array, k_BxKxSxH: jax.Array, v_BxKxSxH: jax.Array, 
     return (sum_BxKxGxH / total_BxKxG[..., None]).reshape(B, 1, N * H).astype(q_Bx1xNxH.dtype)
 
 
-def cache_slots(tokens: int) -> int:
-    """Key slots for sequences of that many tokens: one block, or whole blocks."""
-    return tokens if tokens <= _BLOCK else -(-tokens // _BLOCK) * _BLOCK
+def cache_slots(tokens: int, most: int) -> int:
+    """Key slots for sequences of up to that many tokens, where others have up to `most`: of these alone if a block holds them, else
+    whole blocks. A single block is summed otherwise than several, so there are two at least."""
+    return most if most <= _BLOCK else max(2, -(-tokens // _BLOCK)) * _BLOCK
 
 
 def logits(graph: nnx.GraphDef, weights: Weights, hidden_xD: jax.Array) -> jax.Array:

@@ -45,7 +45,7 @@ class HighEntry:
 
     @property
     def nbytes(self) -> int:
-        return self.group.prompt.tokens.nbytes + sum(r.tokens.nbytes + r.logp.nbytes for r in self.group.responses)
+        return self.group.prompt.tokens.nbytes + sum(r.nbytes for r in self.group.responses)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class Repo:
         return {
             'buffer/repo/prompts': len(prompts),
             'buffer/repo/responses': len(responses),
-            'buffer/repo/bytes': sum(p.tokens.nbytes for p in prompts) + sum(r.tokens.nbytes + r.logp.nbytes for r in responses),
+            'buffer/repo/bytes': sum(p.tokens.nbytes for p in prompts) + sum(r.nbytes for r in responses),
         }
 
     def state(self) -> dict[str, np.ndarray]:

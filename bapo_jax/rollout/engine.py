@@ -23,7 +23,7 @@ class RolloutError(RuntimeError):
 class Sampling(NamedTuple):
     """How to sample. The log-probs returned are of logits / temperature, over the whole vocabulary."""
 
-    temperature: float  # 0: the likeliest token always
+    temperature: float  # 0: the likeliest token always, with its log-prob at temperature 1
     max_tokens: int
     top_p: float = 1.0  # of the likeliest tokens that make up this share; below 1 in evaluations alone
 

@@ -17,9 +17,11 @@ from ml_collections import ConfigDict
 from bapo_jax.hosts import Hosts
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.parallel import device_memory
 from bapo_jax.rollout.continued import longest_read
 from bapo_jax.rollout.engine import Engine, gathered
 from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.rollout.room import Limits
 from bapo_jax.rollout.serve import reads_images
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
@@ -37,9 +39,10 @@ def start_engine(
 
     With engine 'vllm' and no servers listed, starts some, which takes a minute.
     """
-    r, e = config.rollout, config.evaluate
+    r = config.rollout
     if r.engine == 'jax':
-        return JaxEngine(graph, model, ends, r.rows, max(longest_read(config), e.max_prompt_tokens), mesh, sight)
+        limits = cache_limits(config, mesh.size, device_memory(mesh.devices.flat))
+        return JaxEngine(graph, model, ends, limits, mesh, sight)
     servers, token = list(r.servers), os.environ.get(TOKEN_VARIABLE)
     if not servers:
         servers = start_servers(config, workdir, sight)
@@ -48,6 +51,13 @@ def start_engine(
         servers, workdir / POLICIES, model, token=token, dtype=r.dtype, stop_tokens=ends, concurrency=r.concurrency,
         deadline_s=r.deadline_s, hosts=hosts, sight=sight,
     )  # fmt: skip
+
+
+def cache_limits(config: ConfigDict, devices: int, device_bytes: int | None) -> Limits:
+    """What the in-process engine may set aside on each of so many devices, of that memory."""
+    r = config.rollout
+    prompt_tokens = max(longest_read(config), config.evaluate.max_prompt_tokens)
+    return Limits(max(1, r.rows // devices), prompt_tokens, device_bytes and int(r.cache_memory * device_bytes))
 
 
 def start_servers(config: ConfigDict, workdir: Path, sight: Sight | None = None) -> list[SupervisedServer]:

@@ -21,37 +21,35 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from bapo_jax.groups import Prompt, Response
-from bapo_jax.models.decoding import cache_slots
 from bapo_jax.models.patches import Pixels, blank_pixels, windows_of
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling, trained_tokens
-from bapo_jax.rollout.slots import BLOCK, Images, Places, lay_out, nothing_yet, read, sample, split_rows
+from bapo_jax.rollout.room import Limits, Room, padded_length, room_for
+from bapo_jax.rollout.slots import Images, Places, lay_out, nothing_yet, read, sample, split_rows
 from bapo_jax.seen import Seen, Sight, see
 
-_SHORTEST = 128  # prompts are padded to a power of two from here on: few shapes, so few programs
-_LINE = 4  # so many times more prompts wait in a device's line than fill its slots
-_READ = 8  # prompts that a device reads at once
 _STEPS = 256  # most tokens of a slot between two looks at what has ended
 
 Held = dict[int, tuple['_Group', int]]  # the places of a device that are taken: whose response, and which of the group's
 
 
 class JaxEngine(Engine):
-    """`graph` is the model's nnx graph; `stop_tokens` end a response; all devices of `mesh` together sample up to `rows` at once.
+    """`graph` is the model's nnx graph; `stop_tokens` end a response; `limits` are those of each device of `mesh`.
 
-    No prompt is longer than `prompt_tokens`; `sight` gives their images. Weights and slots take memory only while something is asked.
+    `sight` gives the images of prompts. Weights and slots take memory only while something is asked, and slots as much as that needs
+    (room.py).
     """
 
     servers = 0
 
     def __init__(
-        self, graph: nnx.GraphDef, model: ModelConfig, stop_tokens: tuple[int, ...], rows: int, prompt_tokens: int,
-        mesh: Mesh | None = None, sight: Sight | None = None,
+        self, graph: nnx.GraphDef, model: ModelConfig, stop_tokens: tuple[int, ...], limits: Limits, mesh: Mesh | None = None,
+        sight: Sight | None = None,
     ):  # fmt: skip
-        self._graph, self._model, self._stop_tokens, self._prompt_tokens = graph, model, stop_tokens, prompt_tokens
+        self._graph, self._model, self._stop_tokens = graph, model, stop_tokens
         self._sight = sight
         self._mesh = mesh or Mesh(jax.devices()[:1], 'rows')
-        self._slots = max(1, rows // self._mesh.size)  # of a device
+        self._limits = limits
         self._params, self._weights, self._version = None, None, None
         self._waiting: collections.deque[_Group] = collections.deque()
         self._lock = threading.Lock()  # of `_waiting` and `_weights`
@@ -111,53 +109,65 @@ class JaxEngine(Engine):
 
     def _answer(self, size: int, sampling: Sampling, held: list[Held]) -> None:
         """Answers the first in line, and those behind them that ask for as many responses, sampled alike."""
-        places_in_line = max(1, _LINE * self._slots // size)  # of a device, for prompts
+        with self._lock:
+            room = self._wanted(self._alike(size, sampling), size, sampling)
         settings = {'graph': self._graph, 'mesh': self._mesh}
         rows, places, line = nothing_yet(
-            model=self._model, mesh=self._mesh, rows=self._slots, places=self._slots + places_in_line * size,
-            line=places_in_line, prompt_tokens=self._prompt_tokens, response_tokens=sampling.max_tokens,
+            model=self._model, mesh=self._mesh, rows=self._limits.slots, places=room.slots + room.line * size, line=room.line,
+            prompt_tokens=room.prompt_tokens, response_tokens=sampling.max_tokens, cached=room.slots, key_slots=room.key_slots,
         )  # fmt: skip
         begun = wanted = np.zeros(len(held), np.int32)
         while not self._closed:
             if (begun == wanted).all():
-                new = self._take(held, places_in_line, size, sampling)
+                new = self._take(held, room, size, sampling)
                 if not any(new) and not any(held):
                     return
                 begun, wanted = np.zeros_like(begun), np.array([size * len(groups) for groups in new], np.int32)
-                to = self._give_places(new, held, places_in_line, size)
-                for prompts in self._inputs(new, places_in_line):
+                to = self._give_places(new, held, room.line, size)
+                for prompts in self._inputs(new, room):
                     line = read(self._weights, line, *prompts, **settings)
             # No slot stands empty while more wait. At the end half of the rest is waited for, so that groups come out early.
-            more = self._next_is(size, sampling)
-            few = np.array([self._slots if more else min(self._slots, len(of_device)) // 2 for of_device in held], np.int32)
+            with self._lock:
+                more = bool(self._that_suit(room, size, sampling))
+            few = np.array([room.slots if more else min(room.slots, len(of_device)) // 2 for of_device in held], np.int32)
             rows, places, begun, steps = sample(
                 self._weights, rows, places, line, to, *jax.device_put((begun, few), split_rows(self._mesh)), jnp.int32(_STEPS),
-                jnp.float32(sampling.temperature), jnp.float32(sampling.top_p), **settings,
-                stop_tokens=self._stop_tokens, nucleus=sampling.top_p < 1,
+                jnp.float32(sampling.temperature or 1), jnp.float32(sampling.top_p), **settings,
+                stop_tokens=self._stop_tokens, greedy=sampling.temperature == 0, nucleus=0 < sampling.temperature and sampling.top_p < 1,
             )  # fmt: skip
             begun, steps = np.asarray(begun), np.asarray(steps)
-            self.room += int(steps.max()) * self._slots * self._mesh.size
+            self.room += int(steps.max()) * room.slots * self._mesh.size
             self._hand_out(places, held)
         raise RolloutError('the engine was closed before it had answered')
 
-    def _next_is(self, size: int, sampling: Sampling) -> bool:
-        """Whether the first in line asks for this."""
-        return bool(self._waiting) and (self._waiting[0].size, self._waiting[0].sampling) == (size, sampling)
+    def _alike(self, size: int, sampling: Sampling) -> list[_Group]:
+        """Those at the head of the line that ask for this."""
+        return list(itertools.takewhile(lambda group: (group.size, group.sampling) == (size, sampling), self._waiting))
 
-    def _take(self, held: list[Held], most: int, size: int, sampling: Sampling) -> list[list[_Group]]:
-        """The next groups of each device, up to `most`; those that wait go to the device that has least to do."""
+    def _wanted(self, alike: list[_Group], size: int, sampling: Sampling) -> Room:
+        longest, of_a_device = max(len(group.prompt.tokens) for group in alike), -(-len(alike) // self._mesh.size)
+        return room_for(self._model, self._limits, of_a_device, size, longest, sampling.max_tokens)
+
+    def _that_suit(self, room: Room, size: int, sampling: Sampling) -> list[_Group]:
+        """Those at the head of the line that ask for this, if there is room for all of them. Else another room is made for them."""
+        alike = self._alike(size, sampling)
+        wanted = self._wanted(alike, size, sampling) if alike else room
+        return alike if wanted.slots <= room.slots and wanted.prompt_tokens <= room.prompt_tokens else []
+
+    def _take(self, held: list[Held], room: Room, size: int, sampling: Sampling) -> list[list[_Group]]:
+        """The next groups of each device, as many as its line holds; those that wait go to the device that has least to do."""
         new: list[list[_Group]] = [[] for _ in held]
         with self._lock:
-            while self._next_is(size, sampling):
+            for group in self._that_suit(room, size, sampling):
                 device = min(range(len(held)), key=lambda i: len(held[i]) + size * len(new[i]))
-                if len(new[device]) == most:
+                if len(new[device]) == room.line:
                     break
-                group = self._waiting.popleft()
+                self._waiting.popleft()
                 if group.future.set_running_or_notify_cancel():
                     new[device].append(group)
         return new
 
-    def _inputs(self, new: list[list[_Group]], places_in_line: int) -> Iterator[tuple[Any, ...]]:
+    def _inputs(self, new: list[list[_Group]], room: Room) -> Iterator[tuple[Any, ...]]:
         """What `read` is given, call by call: prompts of one padded length, so that none is computed otherwise for its company.
 
         The same goes for rows of images.
@@ -165,15 +175,14 @@ class JaxEngine(Engine):
         waiting: dict[Any, list[list[_Waiting]]] = collections.defaultdict(lambda: [[] for _ in new])
         for device, groups in enumerate(new):
             for at, group in enumerate(groups):
-                padded = min(self._prompt_tokens, max(_SHORTEST, 1 << (len(group.prompt.tokens) - 1).bit_length()))
+                padded = padded_length(len(group.prompt.tokens), self._limits.prompt_tokens)
                 seen = self._see(group.prompt)
                 waiting[padded, seen and seen.pixel_shape][device].append(_Waiting(at, group, seen))
-        at_once = min(_READ, places_in_line)
         for (padded, pixel_shape), of_devices in waiting.items():
-            for first in range(0, max(map(len, of_devices)), at_once):
-                together = [of_device[first : first + at_once] for of_device in of_devices]
-                images = pixel_shape and self._images(together, at_once, padded, pixel_shape)
-                prompts = (*self._prompts(together, at_once, padded, places_in_line), images)
+            for first in range(0, max(map(len, of_devices)), room.at_once):
+                together = [of_device[first : first + room.at_once] for of_device in of_devices]
+                images = pixel_shape and self._images(together, room.at_once, padded, pixel_shape)
+                prompts = (*self._prompts(together, room.at_once, padded, room.line), images)
                 yield jax.device_put(prompts, split_rows(self._mesh))
 
     def _see(self, prompt: Prompt) -> Seen | None:
@@ -232,22 +241,6 @@ class JaxEngine(Engine):
                 self.sampled += int(n)
                 if len(group.responses) == group.size:
                     group.future.set_result(tuple(group.responses[i] for i in range(group.size)))
-
-
-def memory_of(model: ModelConfig, parameters: int, *, slots: int, group_size: int, prompt_tokens: int, response_tokens: int) -> int:
-    """Bytes that sampling takes on a device of `slots`; `parameters` is the size of a whole float32 copy of them.
-
-    Whole weights in the compute dtype, keys and values of the slots and of the prompts in line, responses, and the larger of a
-    layer's activations while prompts are read and of the scores over the vocabulary.
-    """
-    b, line = jnp.dtype(model.dtype).itemsize, max(1, _LINE * slots // group_size)  # prompts
-    of_a_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * b
-    kept = slots * cache_slots(prompt_tokens + response_tokens) + line * prompt_tokens
-    responses = 8 * (slots + line * group_size) * response_tokens
-    wide = 4 * model.hidden_size + 3 * model.intermediate_size + 2 * model.num_heads * model.head_dim
-    words = model.vocab_size if model.vocab_size <= BLOCK else -(-model.vocab_size // BLOCK) * BLOCK
-    at_work = max(min(_READ, line) * prompt_tokens * wide * b, 4 * 4 * slots * words)
-    return parameters * b // 4 + kept * of_a_token + responses + at_work
 
 
 class _Waiting(NamedTuple):

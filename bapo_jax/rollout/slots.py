@@ -2,7 +2,7 @@
 
 Every device has slots of its own and samples them alone: it waits for no other, and nothing crosses the mesh.
 
-Shapes:  B slots of a device · P prompts in line · Q prompts read at once · L prompt tokens (right-padded) · G responses a prompt
+Shapes:  B slots of a device, of which the first A have caches and take responses · P prompts in line · Q prompts read at once · L prompt tokens (right-padded) · G responses a prompt
          C places for responses · T most response tokens · R slots filled at once · D width · V vocabulary, N blocks of W words
          K, S, H as in models/decoding.py.
          Arrays of the whole mesh have the devices' parts one after the other on their first axis.
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bapo_jax.models.decoding import KVCache, Weights, cache_slots, decode, empty_cache, logits, look, prefill, unstacked
+from bapo_jax.models.decoding import KVCache, Weights, decode, empty_cache, logits, look, prefill, unstacked
 from bapo_jax.models.patches import Pixels
 from bapo_jax.models.decoder import ImageFeatures, ModelConfig
 from bapo_jax.parallel import per_device, replicated
@@ -78,17 +78,18 @@ def lay_out(params: Any, *, model: ModelConfig, mesh: Mesh) -> Weights:
     return jax.lax.with_sharding_constraint(unstacked(params, model), replicated(mesh))
 
 
-@functools.partial(jax.jit, static_argnames=('model', 'mesh', 'rows', 'places', 'line', 'prompt_tokens', 'response_tokens'))
+@functools.partial(jax.jit, static_argnames=('model', 'mesh', 'rows', 'places', 'line', 'prompt_tokens', 'response_tokens', 'cached', 'key_slots'))
 def nothing_yet(
-    *, model: ModelConfig, mesh: Mesh, rows: int, places: int, line: int, prompt_tokens: int, response_tokens: int
-) -> tuple[Rows, Places, Line]:
+    *, model: ModelConfig, mesh: Mesh, rows: int, places: int, line: int, prompt_tokens: int, response_tokens: int, cached: int,
+    key_slots: int,
+) -> tuple[Rows, Places, Line]:  # fmt: skip
     """Slots and places of each device, without responses, and a line of `line` prompts that are still to be read."""
 
     def of_device() -> tuple[Rows, Places, Line]:
         B, C, T, P = rows, places, response_tokens, line
         shift_B, shift_P = (jnp.zeros(n, jnp.int32) if model.vision else None for n in (B, P))
         return Rows(
-            empty_cache(model, B, cache_slots(prompt_tokens + T)), jnp.zeros((B, model.hidden_size), model.dtype),
+            empty_cache(model, cached, key_slots), jnp.zeros((B, model.hidden_size), model.dtype),
             jnp.zeros(B, jnp.int32), jnp.zeros(B, jnp.int32), jnp.full(B, -1, jnp.int32), jnp.zeros((B, 2), jnp.uint32),
             shift_B,
         ), Places(
@@ -133,18 +134,18 @@ def read(
     )
 
 
-@functools.partial(jax.jit, static_argnames=('graph', 'mesh', 'stop_tokens', 'nucleus'), donate_argnames=('rows', 'places'))
+@functools.partial(jax.jit, static_argnames=('graph', 'mesh', 'stop_tokens', 'greedy', 'nucleus'), donate_argnames=('rows', 'places'))
 def sample(
     weights: Weights, rows: Rows, places: Places, line: Line, place_PxG, begun_1, few_1, most, temperature, top_p, *,
-    graph: nnx.GraphDef, mesh: Mesh, stop_tokens: tuple[int, ...], nucleus: bool,
+    graph: nnx.GraphDef, mesh: Mesh, stop_tokens: tuple[int, ...], greedy: bool, nucleus: bool,
 ) -> tuple[Rows, Places, jax.Array, jax.Array]:  # fmt: skip
     """Samples until nobody is left in line and at most `few` responses are under way, or for `most` tokens of each slot.
 
     `place` says where the responses to the prompts in line go, -1 that none is wanted; prompts without responses come last. `begun`,
     how many in line have left it, and `few` are an integer a device. Returns `begun` and the steps made, too.
 
-    With `nucleus`, draws from the likeliest tokens that make up `top_p`. Temperature 0 takes the likeliest token, and gives its
-    log-prob at temperature 1. Log-probs are of the whole distribution always.
+    With `nucleus`, draws from the likeliest tokens that make up `top_p`; with `greedy`, takes the likeliest token. Log-probs are of the
+    whole distribution at `temperature` always.
     """
 
     def of_device(weights, rows, places, line, place_PxG, begun_1, few_1, most, temperature, top_p):
@@ -153,20 +154,22 @@ def sample(
         def one_step(state):
             rows, places, steps = state
             key_B = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(rows.key_Bx2), rows.count_B)
-            logits_BxV = logits(graph, weights, rows.hidden_BxD) / jnp.where(temperature > 0, temperature, 1)
-            token_B, logp_B = choose(logits_BxV, key_B, temperature == 0, top_p if nucleus else None)
+            logits_BxV = logits(graph, weights, rows.hidden_BxD) / temperature
+            token_B, logp_B = choose(logits_BxV, key_B, greedy, top_p if nucleus else None)
             position_B = rows.prompt_B + rows.count_B
             used = jnp.max(jnp.where(rows.place_B >= 0, position_B + 1, 0))
             hidden_BxD, cache = decode(graph, weights, token_B, position_B, rows.cache, used, rows.shift_B)
             rows, places = written(rows, places, token_B, logp_B, jnp.isin(token_B, jnp.array(stop_tokens)))
             return rows._replace(cache=cache, hidden_BxD=hidden_BxD), places, steps + 1
 
+        A = rows.cache.rows
+
         def free_slots(rows):
-            return jnp.sum(rows.place_B < 0)
+            return jnp.sum(rows.place_B[:A] < 0)
 
         def nobody_moves_up(begun, state):
             rows, _, steps = state
-            many = len(rows.place_B) - free_slots(rows) > few_1[0]
+            many = A - free_slots(rows) > few_1[0]
             return (steps < most) & jnp.where(begun < wanted, free_slots(rows) == 0, many)
 
         def refill_and_sample(state):
@@ -178,7 +181,7 @@ def sample(
 
         def go_on(state):
             rows, _, begun, steps = state
-            return (steps < most) & ((begun < wanted) | (len(rows.place_B) - free_slots(rows) > few_1[0]))
+            return (steps < most) & ((begun < wanted) | (A - free_slots(rows) > few_1[0]))
 
         rows, places, begun, steps = jax.lax.while_loop(go_on, refill_and_sample, (rows, places, begun_1[0], jnp.int32(0)))
         return rows, places, begun[None], steps[None]
@@ -212,9 +215,9 @@ def refill(
 
     The random numbers of response j depend on the prompt's and on j.
     """
-    B, (P, G) = len(rows.place_B), place_PxG.shape
-    R = min(B, max(4, B // 8))  # at most so many at once
-    [slot_R] = jnp.nonzero(rows.place_B < 0, size=R, fill_value=B)
+    A, B, (P, G) = rows.cache.rows, len(rows.place_B), place_PxG.shape
+    R = min(A, max(4, A // 8))  # at most so many at once
+    [slot_R] = jnp.nonzero(rows.place_B[:A] < 0, size=R, fill_value=B)
     number_R = begun + jnp.arange(R)
     takes_R = (slot_R < B) & (number_R < wanted)
     slot_R, (prompt_R, j_R) = jnp.where(takes_R, slot_R, B), jnp.divmod(jnp.minimum(number_R, P * G - 1), G)
@@ -222,8 +225,8 @@ def refill(
     def set_(old_B, new_R):
         return old_B.at[slot_R].set(new_R, mode='drop')
 
-    def copy(of_rows_BxKxSxH, of_line_PxKxLxH):
-        return of_rows_BxKxSxH.at[slot_R, :, : of_line_PxKxLxH.shape[2]].set(of_line_PxKxLxH[prompt_R], mode='drop')
+    def copy(of_rows_AxKxSxH, of_line_PxKxLxH):
+        return of_rows_AxKxSxH.at[slot_R, :, : of_line_PxKxLxH.shape[2]].set(of_line_PxKxLxH[prompt_R], mode='drop')
 
     key_R = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(line.key_Px2[prompt_R]), j_R)
     place_R = place_PxG[prompt_R, j_R]
@@ -237,16 +240,19 @@ def refill(
     return rows, places, begun + jnp.sum(takes_R)
 
 
-def choose(logits_BxV: jax.Array, key_B: jax.Array, greedy: jax.Array, top_p: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """A token of each row and its log-prob; `greedy` is a traced bool, `top_p` a traced share or None for the whole distribution."""
+def choose(logits_BxV: jax.Array, key_B: jax.Array, greedy: bool, top_p: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """A token of each row and its log-prob: the likeliest, or one drawn; `top_p` is a share, or None for the whole distribution."""
     logp_BxV = jax.nn.log_softmax(logits_BxV)
+    if greedy:  # an argmax costs several times what a draw does
+        token_B = jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
+        return token_B, jnp.take_along_axis(logp_BxV, token_B[:, None], axis=1)[:, 0]
     p_BxV = jnp.exp(logp_BxV)
     if top_p is not None:
         falling_BxV = -jnp.sort(-p_BxV, axis=-1)
         kept_BxV = jnp.cumsum(falling_BxV, axis=-1) - falling_BxV < top_p  # what is before a token makes up less than top_p
         least_Bx1 = jnp.min(jnp.where(kept_BxV, falling_BxV, jnp.inf), axis=-1, keepdims=True)
         p_BxV = jnp.where(p_BxV >= least_Bx1, p_BxV, 0)
-    token_B = jnp.where(greedy, jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32), draw(p_BxV, key_B))
+    token_B = draw(p_BxV, key_B)
     return token_B, jnp.take_along_axis(logp_BxV, token_B[:, None], axis=1)[:, 0]
 
 

@@ -69,10 +69,16 @@ def make_stale(groups):
     )
 
 
+def unscored(batch):
+    """The batch as if no policy had scored it yet: tests share groups, and give them references of their own."""
+    groups = with_responses(batch.groups, lambda r: dataclasses.replace(r, scored={}))
+    return dataclasses.replace(batch, groups=tuple(groups))
+
+
 def updated(learner, policy, batch, seed=0, policies=None, params=None):
-    """(state, metrics) after one update of the policy, or of `params`."""
+    """(state, metrics) after one update of the policy, or of `params`, on the batch as if it were new."""
     state = learner.init(copy_params(policy.params if params is None else params))
-    return learner.update(state, batch, np.random.default_rng(seed), policies)
+    return learner.update(state, unscored(batch), np.random.default_rng(seed), policies)
 
 
 def gradient(state):

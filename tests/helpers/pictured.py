@@ -15,6 +15,7 @@ from bapo_jax.models.patches import windows_of
 from bapo_jax.models.tokenizer import load_tokenizer
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.rollout.room import Limits
 from bapo_jax.tasks import encode_prompts
 from bapo_jax.tasks.images import file_image
 from bapo_jax.tasks.sight import Sight
@@ -47,7 +48,7 @@ def pictured(vl_directory, tmp_path_factory):
     sight = Sight(vl_directory, config.vision.image_token)
     prompts = encode_prompts('geometry', truths, tokenizer, template='plain', sight=sight)
     sight.row_windows = max(windows_of(grid, config.vision) for prompt in prompts for grid in sight.grids_of(prompt))
-    engine = JaxEngine(policy.graph, policy.config, (3,), rows=32, prompt_tokens=128, sight=sight)
+    engine = JaxEngine(policy.graph, policy.config, (3,), Limits(32, 128), sight=sight)
     engine.load(policy.params, 0)
     answers = engine.generate(prompts, 4, Sampling(1.0, 10), [Draw(0, 0, FRESH)] * len(prompts))
     groups = [graded(p, r, right(k, 4)) for p, r, k in zip(prompts, answers, (1, 2, 3, 2, 1, 3), strict=True)]

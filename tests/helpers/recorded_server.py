@@ -15,6 +15,7 @@ from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.rollout.room import Limits
 from bapo_jax.rollout.published import check_weights, read_manifest, read_tensors
 
 BASE = ROOT / 'configs' / 'quickstart_base'
@@ -25,9 +26,8 @@ class RecordedServer(HttpStub):
 
     def __init__(self):
         config = hf.read_config(BASE)
-        self._engine = JaxEngine(
-            hf.abstract_params(config)[0], config, stop_tokens(BASE, load_tokenizer(BASE)), rows=16, prompt_tokens=32
-        )
+        ends = stop_tokens(BASE, load_tokenizer(BASE))
+        self._engine = JaxEngine(hf.abstract_params(config)[0], config, ends, Limits(16, 32))
         self._engine.load(hf.load_params(BASE, config), 0)
         self._recorded, self._lock, self._version, self.loaded = {}, threading.Lock(), None, {}
         super().__init__(lambda path, _, body: (200, self._answer(path, body)))

@@ -8,7 +8,8 @@ import optax
 import pytest
 from group_builders import graded
 from learners import (
-    BARE, FULL, assert_same_update, batch_of, gradient, largest, learner_config, make_learner, updated, with_responses, with_right,
+    BARE, FULL, assert_same_update, batch_of, gradient, largest, learner_config, make_learner, unscored, updated, with_responses,
+    with_right,
 )  # fmt: skip
 from tiny import STOP_TOKENS
 
@@ -18,6 +19,7 @@ from bapo_jax.learner.learner import Learner
 from bapo_jax.learner.packing import cut
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.rollout.room import Limits
 from bapo_jax.run.checkpoint import copy_params
 
 
@@ -73,7 +75,7 @@ def test_a_copy_survives_the_update_that_its_original_does_not(learner, policy, 
     state, _ = learner(BARE).update(state, batch_of(groups[:3]), np.random.default_rng(0))
     assert all(x.is_deleted() for x in donated)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(alpha), policy.params)
-    engine = JaxEngine(policy.graph, policy.config, STOP_TOKENS, rows=32, prompt_tokens=16)
+    engine = JaxEngine(policy.graph, policy.config, STOP_TOKENS, Limits(32, 16))
     engine.load(alpha, 0)
     again = engine.generate([g.prompt for g in groups], 4, Sampling(1.0, 10), [Draw(0, 0, FRESH)] * len(groups))
     for group, responses in zip(groups, again, strict=True):
@@ -104,6 +106,44 @@ def test_scores_are_by_group_whatever_the_mini_batches(learner, policy, stale):
         assert [len(x) for x in a] == [len(r.tokens) for r in group.responses]
         for x, y in zip(a, b, strict=True):
             np.testing.assert_allclose(x, y, rtol=0, atol=2e-5)
+
+
+def test_what_the_reference_says_of_a_response_is_computed_once(learner, policy, groups, monkeypatch):
+    """A replayed group keeps its first scores, those of its first batch bit for bit, and only what is new is scored."""
+    pull = learner(BARE, kl_target='reference', kl_coef=1.0)
+    asked, scoring = [], Learner.score
+    monkeypatch.setattr(
+        Learner, 'score', lambda self, role, params, parts: asked.append(sum(len(p.indices) for p in parts)) or scoring(self, role, params, parts)
+    )
+    batch, state = unscored(batch_of(groups)), pull.init(copy_params(policy.params))
+    reference = {'reference': jax.tree.map(lambda x: 1.1 * x, policy.params)}
+
+    def update(state, groups):
+        return pull.update(state, batch_of(groups), np.random.default_rng(0), reference)[0]
+
+    state = update(state, batch.groups[:4])
+    kept = [r.scored['reference'] for g in batch.groups[:4] for r in g.responses]
+    want = pull.score_batch('reference', reference['reference'], batch_of(batch.groups))
+    asked.clear()
+    state = update(state, batch.groups[1:])  # three of them for the second time
+    assert asked == [2]
+    update(state, batch.groups)
+    assert asked == [2]
+    assert all(a is r.scored['reference'] for a, r in zip(kept, [r for g in batch.groups[:4] for r in g.responses], strict=True))
+    for group, of_group in zip(batch.groups, want, strict=True):
+        for response, logp in zip(group.responses, of_group, strict=True):
+            np.testing.assert_allclose(response.scored['reference'], logp, rtol=0, atol=2e-5)
+            assert response.scored['reference'].base is None  # not a view that keeps a whole mini-batch
+
+
+def test_a_reference_that_a_switch_replaces_is_asked_every_time(learner, policy, groups, monkeypatch):
+    asked, scoring = [], Learner.score
+    monkeypatch.setattr(Learner, 'score', lambda self, role, *rest: asked.append(role) or scoring(self, role, *rest))
+    pull = learner(BARE, kl_target='reference', kl_coef=1.0, switch_step=5)
+    batch, state = unscored(batch_of(groups[:3])), pull.init(copy_params(policy.params))
+    for step in (5, 6):
+        state, _ = pull.update(state, batch, np.random.default_rng(0), {'reference': policy.params}, step)
+    assert asked == ['reference'] * 2 and not any(r.scored for g in batch.groups for r in g.responses)
 
 
 @pytest.mark.slow

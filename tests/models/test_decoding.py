@@ -58,6 +58,6 @@ def test_blocks_that_a_row_does_not_use_change_no_bit_of_it():
     np.testing.assert_array_equal(other[:3], all_[:3])
 
 
-@pytest.mark.parametrize('tokens, slots', [(64, 64), (256, 256), (257, 512), (1280, 1280)])
-def test_a_long_cache_is_whole_blocks(tokens, slots):
-    assert decoding.cache_slots(tokens) == slots
+@pytest.mark.parametrize('tokens, most, slots', [(9, 64, 64), (64, 64, 64), (9, 256, 256), (9, 257, 512), (257, 257, 512), (1280, 2000, 1280)])
+def test_a_long_cache_is_whole_blocks(tokens, most, slots):
+    assert decoding.cache_slots(tokens, most) == slots

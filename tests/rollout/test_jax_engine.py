@@ -1,6 +1,7 @@
 """The in-process engine: what it samples, what it says about it, and what a response depends on."""
 
 import dataclasses
+import time
 from concurrent.futures import wait
 
 import jax
@@ -17,9 +18,10 @@ from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.rotary import Rotation
 from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION, Draw, RolloutError, Sampling
-from bapo_jax.rollout import jax_engine, slots
+from bapo_jax.rollout import jax_engine, room, slots
 from bapo_jax.rollout.continued import as_read, continued
-from bapo_jax.rollout.jax_engine import JaxEngine, memory_of
+from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.rollout.room import Limits, memory_of, room_for
 from benchmarks.sampling import drawn, logits_of, one_sum, total_variation
 
 SAMPLING, DRAW = Sampling(1.0, 10), Draw(5, 2, FRESH)
@@ -31,7 +33,7 @@ def generate(engine, prompts, group_size, sampling, draw):
 
 
 def make_engine(policy, rows=ROWS, stop_tokens=STOP_TOKENS, version=0):
-    engine = JaxEngine(policy.graph, policy.config, stop_tokens, rows, LONGEST)
+    engine = JaxEngine(policy.graph, policy.config, stop_tokens, Limits(rows, LONGEST))
     engine.load(policy.params, version)
     return engine
 
@@ -93,6 +95,55 @@ def test_a_response_does_not_depend_on_the_company(policy, prompts, answers):
     rng = np.random.default_rng(9)
     others = [Prompt(1000 + i, 'countdown', rng.integers(15, 96, 20, dtype=np.int32), {}) for i in range(2)]
     assert_same(generate(engine, [others[0], prompts[2], others[1]], G, SAMPLING, DRAW)[1:2], [answers[2]])  # more padding
+
+
+@pytest.fixture(scope='module')
+def wide(make_policy):
+    """With heads of 64 numbers, as real models have them."""
+    return make_policy(model_type='qwen3', head_dim=64)
+
+
+def drawn_prompts(*lengths):
+    rng = np.random.default_rng(1)
+    return [Prompt(i, 'countdown', rng.integers(15, 96, n, dtype=np.int32), {}) for i, n in enumerate(lengths)]
+
+
+def engine_of(policy, limits):
+    engine = JaxEngine(policy.graph, policy.config, (97,), limits)
+    engine.load(policy.params, 0)
+    return engine
+
+
+@pytest.mark.parametrize('prompt_tokens, lengths', [(120, (40, 3, 5, 7)), pytest.param(640, (600, 250, 3, 5), marks=pytest.mark.slow)])
+def test_a_response_does_not_depend_on_how_much_memory_is_set_aside(prompt_tokens, lengths, wide, monkeypatch):
+    """Where all slots are set aside, a quarter of them, or as many as fit: the same bits, in caches of one block and of several."""
+    drawn, sampling = drawn_prompts(*lengths), Sampling(1.0, 20)
+    limits = Limits(32, prompt_tokens)
+    want = generate(engine_of(wide, limits), drawn, 2, sampling, DRAW)
+    made = []
+    monkeypatch.setattr(jax_engine, 'nothing_yet', lambda **of: made.append(of['cached']) or slots.nothing_yet(**of))
+    monkeypatch.setattr(room, 'SMALL', 0)
+    few = engine_of(wide, limits)
+    got = generate(few, drawn[2:], 2, sampling, DRAW) + generate(few, drawn[:2], 2, sampling, DRAW)
+    assert_same(got, [*want[2:], *want[:2]])
+    whole = room_for(wide.config, limits, 32, 2, prompt_tokens, 20).cache_bytes(wide.config)
+    assert_same(generate(engine_of(wide, limits._replace(cache_bytes=whole * 11 // 32)), drawn * 4, 2, sampling, DRAW), want * 4)
+    assert made == [8, 8, 11]
+
+
+def test_what_comes_when_there_is_room_for_less_gets_more_room(wide, monkeypatch):
+    drawn, long = drawn_prompts(*[4] * 6), Sampling(1.0, 230)
+    draws = [DRAW] * len(drawn)
+    want = generate(engine_of(wide, Limits(32, 16)), drawn, G, long, DRAW)
+    monkeypatch.setattr(room, 'SMALL', 0)
+    engine, made = engine_of(wide, Limits(32, 16)), []
+    monkeypatch.setattr(jax_engine, 'nothing_yet', lambda **of: made.append(of['cached']) or slots.nothing_yet(**of))
+    first = engine.ask(drawn[:1], G, long, draws[:1])
+    while not made:
+        time.sleep(0.01)
+    rest = engine.ask(drawn[1:], G, long, draws[1:])
+    assert_same([future.result(120) for future in first + rest], want)
+    assert made == [8, 32]
 
 
 def test_a_response_does_not_depend_on_the_order(policy, prompts, answers):
@@ -194,7 +245,7 @@ def test_nothing_is_compiled_anew_from_step_to_step(policy, prompts):
 def test_prompts_of_any_length_are_few_programs(make_policy):
     """Lengths up to 512 are three shapes: 128, 256 and 512."""
     policy, rng = make_policy(), np.random.default_rng(0)
-    engine = JaxEngine(policy.graph, policy.config, STOP_TOKENS, rows=2, prompt_tokens=512)
+    engine = JaxEngine(policy.graph, policy.config, STOP_TOKENS, Limits(2, 512))
     engine.load(policy.params, 0)
     before = slots.read._cache_size(), slots.sample._cache_size()
     for i, length in enumerate((1, 40, 128, 129, 300, 500, 512)):
@@ -207,7 +258,7 @@ def test_long_prompts_and_caches_of_several_blocks_give_the_trainers_log_probs(p
     """Keys of up to 620 tokens are summed in three blocks, and the company changes no bit."""
     rng = np.random.default_rng(1)
     drawn = [Prompt(i, 'countdown', rng.integers(15, 96, n, dtype=np.int32), {}) for i, n in enumerate((600, 250, 3))]
-    engine = JaxEngine(policy.graph, policy.config, (97,), rows=4, prompt_tokens=640)
+    engine = JaxEngine(policy.graph, policy.config, (97,), Limits(4, 640))
     engine.load(policy.params, 0)
     answers = generate(engine, drawn, 2, Sampling(1.0, 20), DRAW)
     assert_log_probs_are_the_trainers(answers, drawn, score, policy)
@@ -304,13 +355,16 @@ def test_the_memory_that_a_dry_run_counts_is_what_the_programs_need(vocabulary):
 
     weights = jax.eval_shape(lambda params: slots.lay_out(params, model=model, mesh=mesh), shapes)
     state = jax.eval_shape(
-        lambda: slots.nothing_yet(model=model, mesh=mesh, rows=B, places=B + P * G, line=P, prompt_tokens=L, response_tokens=T)
+        lambda: slots.nothing_yet(
+            model=model, mesh=mesh, rows=B, places=B + P * G, line=P, prompt_tokens=L, response_tokens=T, cached=B,
+            key_slots=512,
+        )
     )
     asked = [array(jnp.int32, Q), array(jnp.int32, Q, L), array(jnp.int32, Q), array(jnp.int32, Q), array(jnp.uint32, Q, 2)]
     read = slots.read.lower(weights, state[2], *asked, graph=graph, mesh=mesh)
     to, one, number, share = array(jnp.int32, P, G), array(jnp.int32, 1), array(jnp.int32), array(jnp.float32)
     sample = slots.sample.lower(
-        weights, *state, to, one, one, number, share, share, graph=graph, mesh=mesh, stop_tokens=(3,), nucleus=False
+        weights, *state, to, one, one, number, share, share, graph=graph, mesh=mesh, stop_tokens=(3,), greedy=False, nucleus=False
     )
 
     def needed(program):
@@ -318,9 +372,7 @@ def test_the_memory_that_a_dry_run_counts_is_what_the_programs_need(vocabulary):
         return m.argument_size_in_bytes + m.temp_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
 
     needs = max(needed(sample), needed(read) + sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state[:2])))
-    counted = memory_of(
-        model, 4 * sum(x.size for x in jax.tree.leaves(shapes)), slots=B, group_size=G, prompt_tokens=L, response_tokens=T
-    )
+    counted = memory_of(model, 4 * sum(x.size for x in jax.tree.leaves(shapes)), Limits(B, L), group_size=G, response_tokens=T)
     assert needs <= counted <= 1.2 * needs
 
 
@@ -381,7 +433,7 @@ def test_no_prompts_no_answers(policy):
 
 def test_generate_before_load_is_an_error(policy, prompts):
     with pytest.raises(RuntimeError, match='load'):
-        generate(JaxEngine(policy.graph, policy.config, STOP_TOKENS, ROWS, LONGEST), prompts, G, SAMPLING, DRAW)
+        generate(JaxEngine(policy.graph, policy.config, STOP_TOKENS, Limits(ROWS, LONGEST)), prompts, G, SAMPLING, DRAW)
 
 
 # ---- questions with images
@@ -392,7 +444,7 @@ def make_seeing(pictured):
     """A function: the engine that answered `pictured.groups`, of those parameters or others."""
 
     def make(params=pictured.policy.params):
-        engine = JaxEngine(pictured.policy.graph, pictured.policy.config, (3,), rows=32, prompt_tokens=128, sight=pictured.sight)
+        engine = JaxEngine(pictured.policy.graph, pictured.policy.config, (3,), Limits(32, 128), sight=pictured.sight)
         engine.load(params, 0)
         return engine
 
