@@ -43,6 +43,7 @@ from bapo_jax.run.sinks import check_sinks
 from bapo_jax.seen import largest_images, tower_rows
 
 GB = 10**9
+PROCESS = 700 * 10**6  # bytes of a trainer on a CPU before it has a policy, and of what it compiles: measured (docs/memory.md)
 GPUS = re.compile(r'(\d+)x(\d+)GB')
 # Usable HBM of a device, GiB, by JAX's device_kind: the limit in the compiler's error for a far too large program.
 TPU_GIB = {'TPU v4': 30.75, 'TPU v5 lite': 15.75, 'TPU v5': 95.74, 'TPU v6 lite': 31.25}
@@ -166,10 +167,20 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequen
             memory_of(model, 4 * parameters, limits, group_size=size, response_tokens=tokens)
             for size, tokens in ((r.group_size, r.max_response_tokens), (e.samples, e.max_response_tokens))
         )
-        of_update = sum(n for what, n in memory.items() if what not in kept and not what.startswith('θ'))
-        what = 'the in-process engine' if r.overlap else 'the in-process engine, beyond what the update needs before and after it'
-        memory[what] = engine if r.overlap else max(0, engine - of_update)
+        # A CPU's allocator keeps the engine's many small arrays, so nothing of them is there for the update.
+        at_once = r.overlap or target.platform == 'cpu'
+        what = 'the in-process engine' if at_once else 'the in-process engine, beyond what the update needs before and after it'
+        memory[what] = engine if at_once else max(0, engine - _of_update(memory, kept))
+    if target.platform == 'cpu':
+        saved = frozen + state_bytes(a_copy, config.learner)
+        memory['a checkpoint that is written, beyond what the update needs'] = max(0, saved - _of_update(memory, kept))
+        memory['the process: libraries, compiled programs'] = PROCESS // target.mesh.size
     return Result(target, kernel, parameters, memory, compile_s, refused)
+
+
+def _of_update(memory: dict[str, int], kept: set[str]) -> int:
+    """What the update takes beside the state: of all the uses but those of `kept`, which are there as long as the run."""
+    return sum(n for what, n in memory.items() if what not in kept and not what.startswith(('θ', 'the in-process engine')))
 
 
 def gpu_memory(

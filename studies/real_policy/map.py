@@ -44,6 +44,12 @@ def math_questions(levels: range, count: int) -> list[dict]:
     return [{'problem': rows[i]['problem'], 'answer': rows[i]['answer']} for i in order]
 
 
+def countdown_questions(numbers: int, count: int) -> list[dict]:
+    """Problems of so many numbers, as the task's files have them."""
+    problems = countdown_data.generate(count, seed=numbers, sizes=(numbers,))
+    return [{'nums': problem['numbers'], 'target': problem['target']} for problem in problems]
+
+
 def write_sets(folder: Path) -> None:
     """A file a set, but for arithmetic, whose test questions the task itself has."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +57,7 @@ def write_sets(folder: Path) -> None:
     sets = {
         'math_1_2': math_questions(range(1, 3), of_math),
         'math_3_5': math_questions(range(3, 6), of_math),
-        **{f'countdown_{n}': countdown_data.generate(of_countdown, seed=n, sizes=(n,)) for n in (2, 3, 4)},
+        **{f'countdown_{n}': countdown_questions(n, of_countdown) for n in (2, 3, 4)},
     }
     for name, questions in sets.items():
         (folder / f'{name}.jsonl').write_text(''.join(json.dumps(q) + '\n' for q in questions), 'utf-8')

@@ -1,7 +1,7 @@
-"""Part 1's rows: a finished run becomes a line of rows.jsonl, and the lines become the page's table.
+"""The rows of training: a finished run becomes a line of rows.jsonl, and the lines become the page's tables.
 
     python -m studies.real_policy.rows runs/arithmetic --seconds=993 --busy     # appends a row: the command's wall clock, the machine
-    python -m studies.real_policy.rows                                          # writes the table into page.md
+    python -m studies.real_policy.rows                                          # writes the tables into page.md
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from benchmarks.host_load import cpu_name
 HERE = Path(__file__).resolve().parent
 ROWS, PAGE = HERE / 'rows.jsonl', HERE / 'page.md'
 SAMPLES = 8
+PARTS = {'part 1': 40, 'part 2': 60}  # the steps of its runs
 
 
 def row_of(run: Path, seconds: float, busy: bool) -> dict[str, Any]:
@@ -59,6 +60,10 @@ def table(rows: list[dict[str, Any]]) -> str:
     return '\n'.join(lines)
 
 
+def table_of(part: str) -> str:
+    return table([row for row in read_rows() if row['steps'] == PARTS[part]])
+
+
 def read_rows() -> list[dict[str, Any]]:
     return [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()]
 
@@ -72,7 +77,8 @@ def main() -> None:
     if arguments.run:
         with ROWS.open('a', encoding='utf-8') as file:
             file.write(json.dumps(row_of(arguments.run, arguments.seconds, arguments.busy)) + '\n')
-    replace_part(PAGE, 'part 1', table(read_rows()) + '\n')
+    for part in PARTS:
+        replace_part(PAGE, part, table_of(part) + '\n')
 
 
 if __name__ == '__main__':

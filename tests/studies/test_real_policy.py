@@ -26,8 +26,8 @@ FIELDS = {'llama': ('llama', 'smollm'), 'qwen2': ('qwen2', 'qwen2')}
 
 
 def test_the_page_and_the_first_page_have_the_rows_numbers():
-    table = rows.table(rows.read_rows())
-    assert f'<!-- part 1 -->\n{table}\n<!-- /part 1 -->' in rows.PAGE.read_text('utf-8')
+    for part in rows.PARTS:
+        assert f'<!-- {part} -->\n{rows.table_of(part)}\n<!-- /{part} -->' in rows.PAGE.read_text('utf-8')
     [first] = [row for row in rows.read_rows() if (row['arm'], row['seed'], row['steps']) == ('bapo_tuned', 0, 40)]
     before, after = (np.array(first[part]) for part in ('base', 'trained'))
     said = f'mean@8 {before.mean() / 0.08:.1f} → {after.mean() / 0.08:.1f}, pass@8 {100 * (before > 0).mean():.1f} → {100 * (after > 0).mean():.1f}'
