@@ -27,5 +27,6 @@ def get_config(method: str = 'bapo_tuned'):
     c.learner.learning_rate = 1e-5
     c.learner.entropy_coef = 0.0
     c.evaluate.benchmarks, c.evaluate.temperature, c.evaluate.samples = ('arithmetic',), 1.0, 8
+    c.replay.probe, c.replay.probe_every = 16, 5  # what X2 could earn; only counted
     apply_method(c, method, 'arithmetic')
     return c
