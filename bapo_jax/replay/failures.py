@@ -15,6 +15,7 @@ import numpy as np
 from bapo_jax.groups import Group, Prompt
 
 LAGS = (1, 5, 20, 60)  # steps
+_NOBODY = (-1, -1)  # ends the saved rows: array stores dislike empty arrays
 
 
 class Again(NamedTuple):
@@ -51,16 +52,16 @@ class Failures:
         return chosen
 
     def state(self) -> dict[str, np.ndarray]:
-        """Arrays for a checkpoint."""
+        """Arrays for a checkpoint; none is empty."""
         if not self._share:
             return {}
         rows = [(step, prompt_id) for step, ids in self._failed.items() for prompt_id in ids]
-        return {'failures': np.array(rows, np.int64).reshape(-1, 2)}
+        return {'failures': np.array([*rows, _NOBODY], np.int64)}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Puts back what `state` saved; of a run without failures there is nothing to put back."""
         self._failed = {}
-        for step, prompt_id in arrays.get('failures', np.zeros((0, 2), np.int64)).tolist():
+        for step, prompt_id in arrays.get('failures', np.array([_NOBODY])).tolist()[:-1]:
             self._failed.setdefault(step, []).append(prompt_id)
 
 
