@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from bapo_jax.files import replace_part
-from bapo_jax.scores import interval, ks, pass_at_k
+from bapo_jax.replay.failures import LAGS
+from bapo_jax.run.log import read_metrics
+from bapo_jax.scores import interval, ks, pass_at_k, wilson_interval
 from benchmarks.host_load import cpu_name
 
 HERE = Path(__file__).resolve().parent
@@ -36,9 +38,36 @@ def row_of(run: Path, seconds: float, busy: bool) -> dict[str, Any]:
         'arm': 'shuffled' if config['task']['name'] == 'studies.real_policy.shuffled' else config['method'],
         'steps': config['steps'], 'seed': config['seed'], 'learning_rate': config['learner']['learning_rate'],
         'base': scores[0]['correct'], 'trained': scores[1]['correct'], 'truncated': [s['truncated'] for s in scores],
-        'length': [s['length'] for s in scores], 'seconds': seconds, 'busy': busy, 'cpu': cpu_name(), 'date': str(date.today()),
+        'length': [s['length'] for s in scores], 'seconds': seconds, 'busy': busy,
+        'asked_again': asked_again(read_metrics(run)), 'cpu': cpu_name(), 'date': str(date.today()),
         **config['environment'],
     }  # fmt: skip
+
+
+def asked_again(metrics: list[dict[str, Any]]) -> dict[str, list[int]]:
+    """(groups, mixed ones) over a run: of fresh prompts, and of those that failed so many steps before; {} without `replay.probe`."""
+    if not any(f'failed_again/asked/{LAGS[0]}' in row for row in metrics):
+        return {}
+    bins = np.sum([row['accuracy_bins'] for row in metrics if 'accuracy_bins' in row], axis=0)
+    counts = {'fresh': [int(bins.sum()), int(bins[1:-1].sum())]}
+    for lag in LAGS:
+        counts[str(lag)] = [int(sum(row.get(f'failed_again/{part}/{lag}', 0) for row in metrics)) for part in ('asked', 'mixed')]
+    return counts
+
+
+def table_of_failures(rows: list[dict[str, Any]]) -> str:
+    """A line a run: the share of mixed groups, and its interval (Wilson's)."""
+    columns = ['fresh', *map(str, LAGS)]
+    lines = ['| arm | seed | fresh prompts | ' + ' | '.join(f'failed {lag} step{"s" * (lag > 1)} ago' for lag in LAGS) + ' |']
+    lines.append('|' + '---|' * (2 + len(columns)))
+    for row in rows:
+        cells = []
+        for column in columns:
+            asked, mixed = row['asked_again'][column]
+            low, high = wilson_interval(mixed / asked, asked) if asked else (0, 0)
+            cells.append(f'{100 * mixed / asked:.0f} of {asked} ({100 * low:.0f} to {100 * high:.0f})' if asked else '')
+        lines.append(f'| {" | ".join([row["arm"], str(row["seed"]), *cells])} |')
+    return '\n'.join(lines)
 
 
 def in_percent(counts: list[int], k: int) -> str:
@@ -64,6 +93,10 @@ def table_of(part: str) -> str:
     return table([row for row in read_rows() if row['steps'] == PARTS[part]])
 
 
+def probed() -> list[dict[str, Any]]:
+    return [row for row in read_rows() if row.get('asked_again')]
+
+
 def read_rows() -> list[dict[str, Any]]:
     return [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()]
 
@@ -79,6 +112,7 @@ def main() -> None:
             file.write(json.dumps(row_of(arguments.run, arguments.seconds, arguments.busy)) + '\n')
     for part in PARTS:
         replace_part(PAGE, part, table_of(part) + '\n')
+    replace_part(PAGE, 'asked again', table_of_failures(probed()) + '\n')
 
 
 if __name__ == '__main__':

@@ -28,10 +28,23 @@ FIELDS = {'llama': ('llama', 'smollm'), 'qwen2': ('qwen2', 'qwen2')}
 def test_the_page_and_the_first_page_have_the_rows_numbers():
     for part in rows.PARTS:
         assert f'<!-- {part} -->\n{rows.table_of(part)}\n<!-- /{part} -->' in rows.PAGE.read_text('utf-8')
+    assert f'<!-- asked again -->\n{rows.table_of_failures(rows.probed())}\n<!-- /asked again -->' in rows.PAGE.read_text('utf-8')
     [first] = [row for row in rows.read_rows() if (row['arm'], row['seed'], row['steps']) == ('bapo_tuned', 0, 40)]
     before, after = (np.array(first[part]) for part in ('base', 'trained'))
     said = f'mean@8 {before.mean() / 0.08:.1f} → {after.mean() / 0.08:.1f}, pass@8 {100 * (before > 0).mean():.1f} → {100 * (after > 0).mean():.1f}'
     assert said == 'mean@8 6.1 → 44.4, pass@8 27.5 → 67.5' and f'one run: {said}' in (ROOT / 'README.md').read_text('utf-8')
+
+
+def test_what_failed_and_was_asked_again_is_counted_over_the_run():
+    metrics = [
+        {'accuracy_bins': [3, 1, 1]},
+        {'accuracy_bins': [1, 2, 2], **{f'failed_again/{part}/{lag}': n for lag in (1, 5, 20, 60) for part, n in (('asked', lag), ('mixed', 1))}},
+        {'step': 3},
+    ]
+    assert rows.asked_again(metrics) == {'fresh': [10, 3], '1': [1, 1], '5': [5, 1], '20': [20, 1], '60': [60, 1]}
+    assert rows.asked_again(metrics[:1]) == {}
+    [_, _, line] = rows.table_of_failures([{'arm': 'x', 'seed': 1, 'asked_again': rows.asked_again(metrics) | {'60': [0, 0]}}]).splitlines()
+    assert line == '| x | 1 | 30 of 10 (11 to 60) | 100 of 1 (21 to 100) | 20 of 5 (4 to 62) | 5 of 20 (1 to 24) |  |'
 
 
 def test_the_control_permutes_verdicts_in_training_alone():
