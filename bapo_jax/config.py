@@ -5,6 +5,9 @@ Of the sections, config_method.py holds those that a method is made of: rollout,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from bapo_jax.config_method import (
@@ -220,6 +223,11 @@ SECTIONS = {
     'log': (log_section, check_log),
     'debug': (debug_section, lambda c, need: None),
 }
+
+
+def with_later_fields(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's settings, with the defaults of fields that came after the version that began it."""
+    return {**settings, **{name: section().to_dict() | settings.get(name, {}) for name, (section, _) in SECTIONS.items()}}
 
 
 def resolve(config: ConfigDict) -> ConfigDict:

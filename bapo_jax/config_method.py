@@ -37,7 +37,7 @@ def rollout_section() -> ConfigDict:
     r.engine = 'jax'  # who answers: jax (in this process) or vllm (a process of its own)
     r.overlap = False  # answer the prompts of later steps, up to the next sync, while a step trains
     r.rows = 256  # jax: slots of all devices together, each for one response at a time
-    r.cache_memory = 0.3  # jax: most of a device's memory for keys and values; slots that do not fit take no response
+    r.cache_memory = 0.3  # jax: at most this share of a device's memory for keys and values; slots that do not fit take no response
     r.servers = ()  # vllm: URLs of running servers; (): they are started and supervised, one for each of `gpus`
     r.gpus = ()  # vllm: CUDA's numbers of GPUs that JAX leaves free, such as (1, 2); (): one server, as on a CPU
     r.dtype = 'float32'  # vllm: what policies are shipped and served in: float32 or bfloat16

@@ -43,7 +43,7 @@ from bapo_jax.run.sinks import check_sinks
 from bapo_jax.seen import largest_images, tower_rows
 
 GB = 10**9
-PROCESS = 700 * 10**6  # bytes of a trainer on a CPU before it has a policy, and of what it compiles: measured (docs/memory.md)
+PROCESS = 700 * 10**6  # bytes of a trainer on a CPU before it has a policy, and of what it compiles (docs/memory.md)
 GPUS = re.compile(r'(\d+)x(\d+)GB')
 # Usable HBM of a device, GiB, by JAX's device_kind: the limit in the compiler's error for a far too large program.
 TPU_GIB = {'TPU v4': 30.75, 'TPU v5 lite': 15.75, 'TPU v5': 95.74, 'TPU v6 lite': 31.25}
@@ -162,7 +162,7 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequen
     parameters = sum(x.size for x in jax.tree.leaves(hf.abstract_params(model)[1]))
     if config.rollout.engine == 'jax':
         r, e = config.rollout, config.evaluate
-        limits = cache_limits(config, target.mesh.size, target.device_bytes)
+        limits = cache_limits(config, target.mesh.size, target.platform, target.device_bytes)
         engine = max(
             memory_of(model, 4 * parameters, limits, group_size=size, response_tokens=tokens)
             for size, tokens in ((r.group_size, r.max_response_tokens), (e.samples, e.max_response_tokens))
@@ -179,7 +179,7 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequen
 
 
 def _of_update(memory: dict[str, int], kept: set[str]) -> int:
-    """What the update takes beside the state: of all the uses but those of `kept`, which are there as long as the run."""
+    """Bytes of the update's gradients and activations. `kept` names what is there as long as the run is."""
     return sum(n for what, n in memory.items() if what not in kept and not what.startswith(('θ', 'the in-process engine')))
 
 

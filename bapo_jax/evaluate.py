@@ -166,9 +166,7 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
     if policy.run_config is not None:
         if config is not None:
             print("note: the run's own config.json counts, --config is not used", flush=True)
-        # an older run's config has no fields that came later
-        task = config_lib.task_section().to_dict() | policy.run_config['task']
-        config = ConfigDict(settings_of(policy.run_config) | {'task': task})
+        config = ConfigDict(config_lib.with_later_fields(settings_of(policy.run_config)))
         config.rollout.servers = ()
     elif config is None:
         raise ValueError(

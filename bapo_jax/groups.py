@@ -1,7 +1,7 @@
 """The data that the loop passes on: Prompt -> Response -> Verdict -> Group -> Batch.
 
-A group is a prompt, its G responses, and all that was known when they were sampled. The data are plain, immutable and numpy only, but
-for `Response.scored`, which grows. Nothing here knows of the loop.
+A group is a prompt, its G responses, and all that was known when they were sampled. The data are plain and numpy only. They are
+immutable but for `Response.scored`, which grows. Nothing here knows of the loop.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Response:
     version: int  # the behaviour policy's version: how many steps had trained it
     author: Author = Author.POLICY
     loss_mask: np.ndarray | None = None  # bool [response tokens]; None: all True. See `trained_on`
-    # float32 [response tokens] by role: its log-probs under policies that never change. Who scores it first adds them (learner.py).
+    # float32 [response tokens] by policy: its log-probs under policies that never change. Who scores it first adds them (learner.py).
     scored: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
@@ -168,6 +168,11 @@ def taken(group: Group, places: Sequence[int]) -> Group:
     )  # fmt: skip
 
 
+def unscored(group: Group) -> Group:
+    """The group as if no policy had scored its responses."""
+    return dataclasses.replace(group, responses=tuple(dataclasses.replace(r, scored={}) for r in group.responses))
+
+
 def make_batch(groups: Sequence[Group], origins: Sequence[str]) -> Batch:
     """A batch in which every group is normalised by itself."""
     return Batch(tuple(groups), tuple(origins), tuple(np.full(g.size, i, np.int32) for i, g in enumerate(groups)))
@@ -182,7 +187,7 @@ def groups_to_arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
     Every array has at least one element, since array stores dislike empty ones. 'count' is the number of groups.
     """
     responses = [r for g in groups for r in g.responses]
-    roles = sorted({role for r in responses for role in r.scored})
+    scored = sorted({name for r in responses for name in r.scored})
 
     def flat(arrays: Sequence[np.ndarray], dtype) -> np.ndarray:
         return np.concatenate([*arrays, np.zeros(1, dtype)]).astype(dtype, copy=False)
@@ -209,7 +214,10 @@ def groups_to_arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
         'author': flat([[int(r.author) for r in responses]], np.int8),
         'loss_mask': flat([r.trained_on for r in responses], np.int8),
         # nan where a response was not scored
-        **{_SCORED + role: flat([r.scored.get(role, np.full(len(r.tokens), math.nan)) for r in responses], np.float32) for role in roles},
+        **{
+            _SCORED + name: flat([r.scored.get(name, np.full(len(r.tokens), math.nan)) for r in responses], np.float32)
+            for name in scored
+        },
     }
 
 
@@ -220,7 +228,7 @@ def groups_from_arrays(arrays: Mapping[str, np.ndarray]) -> list[Group]:
     prompt_end, response_end = np.cumsum(a['prompt_len'][:-1]), np.cumsum(a['response_len'][:-1])
     truths = json.loads(a['task_and_truth'].tobytes())
     answers = json.loads(a['answers'].tobytes()) if 'answers' in a else [[None] * n for n in a['size'].tolist()]
-    roles = [name.removeprefix(_SCORED) for name in a if name.startswith(_SCORED)]
+    scored = [name.removeprefix(_SCORED) for name in a if name.startswith(_SCORED)]
     groups, first = [], 0
     for i in range(count):
         task, truth = truths[i]
@@ -236,9 +244,9 @@ def groups_from_arrays(arrays: Mapping[str, np.ndarray]) -> list[Group]:
                 author=Author(int(a['author'][j])),
                 loss_mask=_none_if_all(a['loss_mask'][response_end[j] - a['response_len'][j] : response_end[j]]),
                 scored={
-                    role: logp
-                    for role in roles
-                    if not np.isnan(logp := a[_SCORED + role][response_end[j] - a['response_len'][j] : response_end[j]]).any()
+                    name: logp
+                    for name in scored
+                    if not np.isnan(logp := a[_SCORED + name][response_end[j] - a['response_len'][j] : response_end[j]]).any()
                 },
             )
             for j in rows

@@ -91,7 +91,7 @@ def device_memory(devices: Sequence[jax.Device]) -> int | None:
     return (devices[0].memory_stats() or {}).get('bytes_limit')
 
 
-SMALL_POLICY = 10**7  # parameters; XLA's own threads do not speed up products as small as its own (docs/performance.md)
+SMALL_POLICY = 10**7  # parameters; matrix products as small as such a policy's gain nothing from XLA's own threads
 
 
 def describe_devices(params: Any) -> str:

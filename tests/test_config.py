@@ -6,7 +6,7 @@ import json
 import pytest
 from ml_collections import config_dict
 
-from bapo_jax.config import default_config, resolve
+from bapo_jax.config import default_config, resolve, with_later_fields
 from bapo_jax.config_method import check_server
 from bapo_jax.learner.credit import ADVANTAGES, AGGREGATIONS
 from bapo_jax.learner.losses import RATIO_LEVELS, SURROGATES
@@ -170,3 +170,11 @@ def test_a_url_with_a_password_is_no_setting_and_is_not_shown(field):
         resolve(a_config(**{field: (url,) if field.endswith('s') else url}))
     assert 'secret' not in str(said.value)
     resolve(a_config(task__train='mail@host.jsonl'))  # no URL
+
+
+def test_a_run_of_an_earlier_version_gets_the_defaults_of_later_fields():
+    written = default_config().to_dict()
+    written['rollout']['rows'] = 7
+    earlier = {name: dict(part) if isinstance(part, dict) else part for name, part in written.items()}
+    del earlier['rollout']['cache_memory'], earlier['replay']['probe'], earlier['log']
+    assert with_later_fields(earlier) == written

@@ -206,13 +206,17 @@ class Learner:
         return role == REFERENCE and not self._config.switch_step
 
     def _score_once(self, role: str, params: Any, batch: Batch, order: np.ndarray) -> ByGroup:
-        """`score` of a policy that never changes: responses keep what it says of them, so that replayed ones are not scored again."""
-        new = batch.take([i for i in order if any(role not in r.scored for r in batch.groups[i].responses)])
+        """`score` of a policy that never changes: responses keep what it says of them, so that replayed ones are not scored again.
+
+        Only at this temperature: a run may go on at another (--amend).
+        """
+        name = f'{role}_at_{self._temperature:g}'.replace('.', '_')  # a checkpoint's arrays have names without dots
+        new = batch.take([i for i in order if any(name not in r.scored for r in batch.groups[i].responses)])
         if new.groups:
             for group, of_group in zip(new.groups, self.score_batch(role, params, new), strict=True):
                 for response, logp in zip(group.responses, of_group, strict=True):
-                    response.scored[role] = logp.copy()  # else it would hold the whole mini-batch's array
-        return [[r.scored[role] for r in g.responses] for g in batch.groups]
+                    response.scored.setdefault(name, logp.copy())  # a view would hold the whole mini-batch's array
+        return [[r.scored[name] for r in g.responses] for g in batch.groups]
 
     def score_batch(self, role: str, params: Any, batch: Batch) -> ByGroup:
         """`score` of a batch in its own order."""

@@ -61,8 +61,9 @@ class Failures:
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Puts back what `state` saved; of a run without failures there is nothing to put back."""
         self._failed = {}
-        for step, prompt_id in arrays.get('failures', np.array([_NOBODY])).tolist()[:-1]:
-            self._failed.setdefault(step, []).append(prompt_id)
+        for step, prompt_id in arrays.get('failures', np.array([_NOBODY])).tolist():
+            if (step, prompt_id) != _NOBODY:  # earlier versions did not save it
+                self._failed.setdefault(step, []).append(prompt_id)
 
 
 def measured(asked: Sequence[Again], groups: Sequence[Group]) -> dict[str, int]:

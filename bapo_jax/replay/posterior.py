@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bapo_jax.groups import X2, Group, Prompt, groups_from_arrays, groups_to_arrays, joined, make_batch
+from bapo_jax.groups import X2, Group, Prompt, groups_from_arrays, groups_to_arrays, joined, make_batch, unscored
 from bapo_jax.replay.buffer import ReplayBuffer
 from bapo_jax.replay.retries import Score
 
@@ -78,7 +78,8 @@ class Posterior:
                 old = self._known.get(g.prompt.id, Known(0, 0, g.step))
                 self._known[g.prompt.id] = Known(old.asked + g.size, old.right + g.correct, g.step)
                 if self._pool_within:
-                    self._earlier[g.prompt.id] = g
+                    # A copy, as after a resume: what scores the buffer's responses does not score these.
+                    self._earlier[g.prompt.id] = unscored(g)
         self._earlier = {i: g for i, g in self._earlier.items() if i in buffer.bad}
 
     def metrics(self) -> dict[str, Any]:

@@ -41,7 +41,8 @@ def start_engine(
     """
     r = config.rollout
     if r.engine == 'jax':
-        limits = cache_limits(config, mesh.size, device_memory(mesh.devices.flat))
+        devices = mesh.devices.flat
+        limits = cache_limits(config, mesh.size, devices[0].platform, device_memory(devices))
         return JaxEngine(graph, model, ends, limits, mesh, sight)
     servers, token = list(r.servers), os.environ.get(TOKEN_VARIABLE)
     if not servers:
@@ -53,11 +54,11 @@ def start_engine(
     )  # fmt: skip
 
 
-def cache_limits(config: ConfigDict, devices: int, device_bytes: int | None) -> Limits:
-    """What the in-process engine may set aside on each of so many devices, of that memory."""
+def cache_limits(config: ConfigDict, devices: int, platform: str, device_bytes: int | None) -> Limits:
+    """What the in-process engine may set aside on each of so many devices, of that platform and memory."""
     r = config.rollout
     prompt_tokens = max(longest_read(config), config.evaluate.max_prompt_tokens)
-    return Limits(max(1, r.rows // devices), prompt_tokens, device_bytes and int(r.cache_memory * device_bytes))
+    return Limits(max(1, r.rows // devices), prompt_tokens, device_bytes and int(r.cache_memory * device_bytes), platform == 'cpu')
 
 
 def start_servers(config: ConfigDict, workdir: Path, sight: Sight | None = None) -> list[SupervisedServer]:

@@ -126,7 +126,8 @@ class JaxEngine(Engine):
                 to = self._give_places(new, held, room.line, size)
                 for prompts in self._inputs(new, room):
                     line = read(self._weights, line, *prompts, **settings)
-            # No slot stands empty while more wait. At the end half of the rest is waited for, so that groups come out early.
+            # No slot stands empty while more wait that this room suits. At the end half of the rest is waited for, so that groups come
+            # out early.
             with self._lock:
                 more = bool(self._that_suit(room, size, sampling))
             few = np.array([room.slots if more else min(room.slots, len(of_device)) // 2 for of_device in held], np.int32)

@@ -13,12 +13,12 @@ from bapo_jax.rollout.slots import BLOCK
 LINE = 4  # so many times more prompts wait in a device's line than fill its slots
 READ = 8  # prompts that a device reads at once, if its line has as many places
 SHORTEST = 128  # prompts are padded to a power of two from here on: few shapes, so few programs
-FEWEST = 8  # slots that have caches: on a CPU attention to fewer than five rows rounds otherwise than to more, whose bits are equal
+FEWEST = 8  # slots, where it is for us to choose: a CPU's attention of fewer than five rows rounds otherwise than that of more
 SMALL = 2**28  # bytes of keys and values that are set aside whatever waits: one size, so one program
 
 
 class Room(NamedTuple):
-    """Places on a device. No response depends on these numbers (models/decoding.py); see FEWEST."""
+    """Places on a device."""
 
     slots: int  # responses that are sampled at once
     line: int  # prompts that were read, and wait for slots
@@ -37,6 +37,7 @@ class Limits(NamedTuple):
     slots: int
     prompt_tokens: int  # no prompt is longer
     cache_bytes: int | None = None  # of keys and values; None: unbounded
+    fewer: bool = True  # fewer slots where few responses wait: tried on CPUs, where it changes no bit of a response
 
 
 def bytes_of_a_token(model: ModelConfig) -> int:
@@ -52,8 +53,8 @@ def padded_length(tokens: int, most: int) -> int:
 def room_for(model: ModelConfig, limits: Limits, groups: int, size: int, longest: int, response_tokens: int) -> Room:
     """Room for `groups` groups of `size` responses, to prompts of up to `longest` tokens.
 
-    All slots, or a quarter, a sixteenth, … of them where the rest would stand empty. Slots that exceed `cache_bytes` are none, but one
-    there always is. Caches that are SMALL are as large as can be.
+    All slots that fit into `cache_bytes`, at least one; with `fewer` a quarter of them, or a sixteenth, …, where the rest would stand
+    empty. Caches that are SMALL have one size.
     """
 
     def line(slots: int) -> int:
@@ -64,13 +65,14 @@ def room_for(model: ModelConfig, limits: Limits, groups: int, size: int, longest
         return Room(slots, line(slots), prompt_tokens, cache_slots(tokens, most), min(READ, line(limits.slots)))
 
     whole = room(limits.slots, limits.prompt_tokens)
+    slots = limits.slots
     if limits.cache_bytes is not None and whole.cache_bytes(model) > limits.cache_bytes:
-        fit = limits.slots * limits.cache_bytes // whole.cache_bytes(model)
-        whole = room(max(1, fit), limits.prompt_tokens)
-    if whole.cache_bytes(model) <= SMALL:
-        return whole
-    slots = whole.slots
-    while slots // 4 >= max(FEWEST, groups * size):
+        slots = max(1, limits.slots * limits.cache_bytes // whole.cache_bytes(model))
+        while slots > 1 and room(slots, limits.prompt_tokens).cache_bytes(model) > limits.cache_bytes:
+            slots -= 1  # its line has a place more than its share
+    if room(slots, limits.prompt_tokens).cache_bytes(model) <= SMALL:
+        return room(slots, limits.prompt_tokens)
+    while limits.fewer and slots // 4 >= max(FEWEST, groups * size):
         slots //= 4
     return room(slots, padded_length(longest, limits.prompt_tokens))
 

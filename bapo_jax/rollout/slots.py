@@ -2,9 +2,9 @@
 
 Every device has slots of its own and samples them alone: it waits for no other, and nothing crosses the mesh.
 
-Shapes:  B slots of a device, of which the first A have caches and take responses · P prompts in line · Q prompts read at once · L prompt tokens (right-padded) · G responses a prompt
-         C places for responses · T most response tokens · R slots filled at once · D width · V vocabulary, N blocks of W words
-         K, S, H as in models/decoding.py.
+Shapes:  B slots of a device, of which the first A have caches and take responses · P prompts in line · Q prompts read at once
+         L prompt tokens (right-padded) · G responses a prompt · C places for responses · T most response tokens
+         R slots filled at once · D width · V vocabulary, N blocks of W words; K, S, H as in models/decoding.py.
          Arrays of the whole mesh have the devices' parts one after the other on their first axis.
 """
 
@@ -78,12 +78,18 @@ def lay_out(params: Any, *, model: ModelConfig, mesh: Mesh) -> Weights:
     return jax.lax.with_sharding_constraint(unstacked(params, model), replicated(mesh))
 
 
-@functools.partial(jax.jit, static_argnames=('model', 'mesh', 'rows', 'places', 'line', 'prompt_tokens', 'response_tokens', 'cached', 'key_slots'))
+@functools.partial(
+    jax.jit,
+    static_argnames=('model', 'mesh', 'rows', 'places', 'line', 'prompt_tokens', 'response_tokens', 'cached', 'key_slots'),
+)
 def nothing_yet(
     *, model: ModelConfig, mesh: Mesh, rows: int, places: int, line: int, prompt_tokens: int, response_tokens: int, cached: int,
     key_slots: int,
 ) -> tuple[Rows, Places, Line]:  # fmt: skip
-    """Slots and places of each device, without responses, and a line of `line` prompts that are still to be read."""
+    """Slots and places of each device, without responses, and a line of `line` prompts that are still to be read.
+
+    The first `cached` slots hold `key_slots` keys each.
+    """
 
     def of_device() -> tuple[Rows, Places, Line]:
         B, C, T, P = rows, places, response_tokens, line
@@ -144,12 +150,15 @@ def sample(
     `place` says where the responses to the prompts in line go, -1 that none is wanted; prompts without responses come last. `begun`,
     how many in line have left it, and `few` are an integer a device. Returns `begun` and the steps made, too.
 
-    With `nucleus`, draws from the likeliest tokens that make up `top_p`; with `greedy`, takes the likeliest token. Log-probs are of the
-    whole distribution at `temperature` always.
+    With `nucleus`, draws from the likeliest tokens that make up `top_p`; with `greedy`, takes the likeliest token. Log-probs are of
+    the whole distribution at `temperature` always.
     """
 
     def of_device(weights, rows, places, line, place_PxG, begun_1, few_1, most, temperature, top_p):
-        wanted = jnp.sum(place_PxG >= 0)
+        wanted, (P, G), C = jnp.sum(place_PxG >= 0), place_PxG.shape, len(places.count_C)
+        # A place may still say how long an earlier response was. One that waits for a slot has not ended.
+        waits_PxG = (place_PxG >= 0) & (jnp.arange(P * G).reshape(P, G) >= begun_1[0])
+        places = places._replace(count_C=places.count_C.at[jnp.where(waits_PxG, place_PxG, C)].set(0, mode='drop'))
 
         def one_step(state):
             rows, places, steps = state
@@ -174,7 +183,7 @@ def sample(
 
         def refill_and_sample(state):
             rows, places, begun, steps = state
-            rows, places, begun = refill(rows, places, line, place_PxG, begun, wanted)
+            rows, begun = refill(rows, line, place_PxG, begun, wanted)
             stay = functools.partial(nobody_moves_up, begun)
             rows, places, steps = jax.lax.while_loop(stay, one_step, one_step((rows, places, steps)))
             return rows, places, begun, steps
@@ -208,9 +217,7 @@ def written(rows: Rows, places: Places, token_B, logp_B, stopped_B) -> tuple[Row
     return rows._replace(count_B=jnp.where(in_use_B, count_B, 0), place_B=jnp.where(done_B, -1, rows.place_B)), places
 
 
-def refill(
-    rows: Rows, places: Places, line: Line, place_PxG: jax.Array, begun: jax.Array, wanted: jax.Array
-) -> tuple[Rows, Places, jax.Array]:
+def refill(rows: Rows, line: Line, place_PxG: jax.Array, begun: jax.Array, wanted: jax.Array) -> tuple[Rows, jax.Array]:
     """Gives free slots to responses in line, of which `begun` have had theirs; returns how many have now.
 
     The random numbers of response j depend on the prompt's and on j.
@@ -230,14 +237,13 @@ def refill(
 
     key_R = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(line.key_Px2[prompt_R]), j_R)
     place_R = place_PxG[prompt_R, j_R]
-    places = places._replace(count_C=places.count_C.at[jnp.where(takes_R, place_R, len(places.count_C))].set(0, mode='drop'))
     rows = Rows(
         jax.tree.map(copy, rows.cache, line.cache_P), set_(rows.hidden_BxD, line.hidden_PxD[prompt_R]),
         set_(rows.prompt_B, line.length_P[prompt_R]), set_(rows.count_B, jnp.zeros(R, jnp.int32)),
         set_(rows.place_B, place_R), set_(rows.key_Bx2, jax.random.key_data(key_R)),
         None if rows.shift_B is None else set_(rows.shift_B, line.shift_P[prompt_R]),
     )  # fmt: skip
-    return rows, places, begun + jnp.sum(takes_R)
+    return rows, begun + jnp.sum(takes_R)
 
 
 def choose(logits_BxV: jax.Array, key_B: jax.Array, greedy: bool, top_p: jax.Array | None) -> tuple[jax.Array, jax.Array]:

@@ -19,14 +19,13 @@ from bapo_jax.run.remains import check_remains, has_checkpoint
 # What a run may be continued with at any time. First how it is computed: the mathematics stay, and a sum over other parts may differ
 # in its last bit. Then how long it goes on and what it writes, who answers and where.
 HOW_COMPUTED = (
-    'mesh', 'environment', 'model.attention', 'rollout.rows', 'rollout.server_args', 'learner.row_tokens', 'learner.slot_tokens',
-    'learner.micro_batch_rows', 'learner.remat',
+    'mesh', 'environment', 'model.attention', 'rollout.rows', 'rollout.cache_memory', 'rollout.server_args', 'learner.row_tokens',
+    'learner.slot_tokens', 'learner.micro_batch_rows', 'learner.remat',
 )  # fmt: skip
 FREE_TO_CHANGE = (
     *HOW_COMPUTED, 'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'log', 'theory', 'debug', 'model.path', 'hub',
     'task.verify_s', 'task.reward_deadline_s', 'task.reward_workers', 'rollout.overlap', 'rollout.servers', 'rollout.gpus',
-    'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance', 'rollout.server_memory', 'rollout.cache_memory',
-    'learner.skip_limit',
+    'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance', 'rollout.server_memory', 'learner.skip_limit',
 )  # fmt: skip
 # What may be changed on purpose (--amend), from the next step on: it only acts from step to step. The run is then another one, and
 # says so in events.jsonl.
@@ -50,8 +49,8 @@ _RECORDED = ('hub', 'fingerprints', 'environment')  # what config.json has besid
 OF_A_HOST = (
     'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'log', 'theory', 'debug', 'model.path', 'rollout.overlap',
     'rollout.servers', 'rollout.gpus', 'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance',
-    'rollout.server_memory', 'rollout.cache_memory', 'rollout.server_args', 'mesh.deadline_s', 'task.verify_s', 'task.reward_deadline_s',
-    'task.reward_workers',
+    'rollout.server_memory', 'rollout.cache_memory', 'rollout.server_args', 'mesh.deadline_s', 'task.verify_s',
+    'task.reward_deadline_s', 'task.reward_workers',
 )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ from bapo_jax.learner.learner import build_learner
 from bapo_jax.rollout.collect import collect
 from bapo_jax.rollout.engine import TRACKING, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.rollout.room import Limits
 from bapo_jax.run.checkpoint import Checkpoints
 from bapo_jax.run.directory import read_config, settings_of
 from studies.first_proof.grid import BASES, CENTRE, Setting, commands
@@ -71,7 +72,7 @@ def main(_) -> None:
     config = ConfigDict(settings_of(read_config(workdir / 'config.json')))
     read, learner = read_inputs(config), build_learner(config)
     prompts = {p.id: p for p in read.prompts}
-    engine = JaxEngine(learner.graph, read.model, read.stop_tokens, config.rollout.rows, config.rollout.max_prompt_tokens)
+    engine = JaxEngine(learner.graph, read.model, read.stop_tokens, Limits(config.rollout.rows, config.rollout.max_prompt_tokens))
     checkpoints = Checkpoints(workdir / 'checkpoints', keep=None)
     groups = reevaluated(workdir)
 

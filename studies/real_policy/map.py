@@ -144,7 +144,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def read_rows() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()]
+    return [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()] if ROWS.exists() else []
 
 
 def main() -> None:

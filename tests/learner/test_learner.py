@@ -108,13 +108,17 @@ def test_scores_are_by_group_whatever_the_mini_batches(learner, policy, stale):
             np.testing.assert_allclose(x, y, rtol=0, atol=2e-5)
 
 
+NAME = 'reference_at_1'  # at temperature 1
+
+
 def test_what_the_reference_says_of_a_response_is_computed_once(learner, policy, groups, monkeypatch):
     """A replayed group keeps its first scores, those of its first batch bit for bit, and only what is new is scored."""
     pull = learner(BARE, kl_target='reference', kl_coef=1.0)
     asked, scoring = [], Learner.score
     monkeypatch.setattr(
-        Learner, 'score', lambda self, role, params, parts: asked.append(sum(len(p.indices) for p in parts)) or scoring(self, role, params, parts)
-    )
+        Learner, 'score',
+        lambda self, role, params, parts: asked.append(sum(len(p.indices) for p in parts)) or scoring(self, role, params, parts),
+    )  # fmt: skip
     batch, state = unscored(batch_of(groups)), pull.init(copy_params(policy.params))
     reference = {'reference': jax.tree.map(lambda x: 1.1 * x, policy.params)}
 
@@ -122,18 +126,22 @@ def test_what_the_reference_says_of_a_response_is_computed_once(learner, policy,
         return pull.update(state, batch_of(groups), np.random.default_rng(0), reference)[0]
 
     state = update(state, batch.groups[:4])
-    kept = [r.scored['reference'] for g in batch.groups[:4] for r in g.responses]
+    kept = [r.scored[NAME] for g in batch.groups[:4] for r in g.responses]
     want = pull.score_batch('reference', reference['reference'], batch_of(batch.groups))
     asked.clear()
     state = update(state, batch.groups[1:])  # three of them for the second time
     assert asked == [2]
     update(state, batch.groups)
     assert asked == [2]
-    assert all(a is r.scored['reference'] for a, r in zip(kept, [r for g in batch.groups[:4] for r in g.responses], strict=True))
+    first, *others = batch.groups[0].responses
+    half = dataclasses.replace(batch.groups[0], responses=(dataclasses.replace(first, scored={}), *others))
+    update(pull.init(copy_params(policy.params)), [half])  # one response is new: the others keep theirs
+    assert asked == [2, 1] and half.responses[1].scored[NAME] is others[0].scored[NAME]
+    assert all(a is r.scored[NAME] for a, r in zip(kept, [r for g in batch.groups[:4] for r in g.responses], strict=True))
     for group, of_group in zip(batch.groups, want, strict=True):
         for response, logp in zip(group.responses, of_group, strict=True):
-            np.testing.assert_allclose(response.scored['reference'], logp, rtol=0, atol=2e-5)
-            assert response.scored['reference'].base is None  # not a view that keeps a whole mini-batch
+            np.testing.assert_allclose(response.scored[NAME], logp, rtol=0, atol=2e-5)
+            assert response.scored[NAME].base is None  # not a view that keeps a whole mini-batch
 
 
 def test_a_reference_that_a_switch_replaces_is_asked_every_time(learner, policy, groups, monkeypatch):

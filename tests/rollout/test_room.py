@@ -53,6 +53,15 @@ def test_slots_that_exceed_the_share_of_memory_are_none_and_one_there_is():
         assert room(500, 1024, limits=limits).slots == 256 // share
         assert room(500, 1024, limits=limits).cache_bytes(QWEN) <= limits.cache_bytes
     assert room(500, 1024, limits=LIMITS._replace(cache_bytes=1)).slots == 1
+    large_groups = Limits(32, 512)
+    of_two = room(500, 512, size=16, limits=large_groups).cache_bytes(QWEN) // 16
+    limits = large_groups._replace(cache_bytes=of_two)  # for two slots and half a prompt; a line has one at least
+    assert room(500, 512, size=16, limits=limits).slots == 1
+    assert room(500, 512, size=16, limits=limits).cache_bytes(QWEN) <= of_two
+
+
+def test_where_it_was_not_tried_slots_do_not_depend_on_what_waits():
+    assert {room(groups, 1024, limits=LIMITS._replace(fewer=False)).slots for groups in (1, 9, 500)} == {256}
 
 
 def test_small_caches_have_one_size_whatever_waits():
@@ -61,8 +70,14 @@ def test_small_caches_have_one_size_whatever_waits():
     assert room(1, 3, limits=few) == room(500, 1024, limits=few)
 
 
-def test_the_issues_48_responses_of_half_a_billion_parameters_take_a_third_of_what_they_took():
-    """It was 16 GB: caches for 256 slots and 128 prompts, and four arrays of scores."""
+def test_48_responses_of_half_a_billion_parameters_take_a_fifth_of_the_caches_for_all_slots():
     asked, most = room(6, 300), room(500, 1024)
     assert asked.slots == 64 and asked.cache_bytes(QWEN) < most.cache_bytes(QWEN) / 5
-    assert memory_of(QWEN, 4 * 494_000_000, LIMITS._replace(cache_bytes=2 * 10**9), group_size=8, response_tokens=384) < 6 * 10**9
+
+
+def test_what_a_dry_run_counts_is_bounded_by_the_share():
+    unbounded, bounded = (
+        memory_of(QWEN, 4 * 494_000_000, LIMITS._replace(cache_bytes=n), group_size=8, response_tokens=384) for n in (None, 2 * 10**9)
+    )
+    whole = room(500, 1024).cache_bytes(QWEN)
+    assert bounded < 6 * 10**9 < unbounded and unbounded - bounded > whole - 2 * 10**9
