@@ -170,17 +170,13 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequen
         # A CPU's allocator keeps the engine's many small arrays, so nothing of them is there for the update.
         at_once = r.overlap or target.platform == 'cpu'
         what = 'the in-process engine' if at_once else 'the in-process engine, beyond what the update needs before and after it'
-        memory[what] = engine if at_once else max(0, engine - _of_update(memory, kept))
+        of_update = sum(n for what, n in memory.items() if what not in kept and not what.startswith('θ'))
+        memory[what] = engine if at_once else max(0, engine - of_update)
     if target.platform == 'cpu':
-        saved = frozen + state_bytes(a_copy, config.learner)
-        memory['a checkpoint that is written, beyond what the update needs'] = max(0, saved - _of_update(memory, kept))
+        # The arrays that are being written are not reused, so training goes on in others; and what is written is copied first.
+        memory['a checkpoint that is written meanwhile'] = 2 * (frozen + state_bytes(a_copy, config.learner)) // target.mesh.shape['data']
         memory['the process: libraries, compiled programs'] = PROCESS // target.mesh.size
     return Result(target, kernel, parameters, memory, compile_s, refused)
-
-
-def _of_update(memory: dict[str, int], kept: set[str]) -> int:
-    """Bytes of the update's gradients and activations. `kept` names what is there as long as the run is."""
-    return sum(n for what, n in memory.items() if what not in kept and not what.startswith(('θ', 'the in-process engine')))
 
 
 def gpu_memory(

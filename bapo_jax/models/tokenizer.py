@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,6 @@ def tokenizer_file(path: str | Path) -> Path:
 def load_tokenizer(path: str | Path) -> Any:
     """The Hugging Face tokenizer in `path`. Raises ValueError where none loads."""
     tokenizer_file(path)
-    os.environ.setdefault('TRANSFORMERS_NO_ADVISORY_WARNINGS', '1')  # it would advise PyTorch, which the trainer does without
     from transformers import AutoTokenizer  # takes a second to import
 
     try:
