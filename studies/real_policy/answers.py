@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -27,6 +28,7 @@ def side_by_side(run: Path, count: int) -> Table:
     config, tokenizer = loaded.config, loaded.tokenizer
     config.evaluate.benchmarks = config.evaluate.benchmarks[:1]
     [prompts] = benchmark_prompts(config, tokenizer).values()
+    questions = what_differs([tokenizer.decode(prompt.tokens) for prompt in prompts])
     prompts, greedy = prompts[:count], Sampling(0.0, config.evaluate.max_response_tokens)
     model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
     base = find_policy(Path(config.model.path)).params(model, parallel.make_mesh(1, -1, 1))
@@ -42,9 +44,16 @@ def side_by_side(run: Path, count: int) -> Table:
         finally:
             engine.close()
     table = Table('question', 'base', f'after {loaded.step} steps', title='greedy answers', show_lines=True)
-    for prompt, *row in zip(prompts, *columns, strict=True):
-        table.add_row(terminal.plain(tokenizer.decode(prompt.tokens)[-120:]), *map(terminal.plain, row))
+    for row in zip(questions[:count], *columns, strict=True):
+        table.add_row(*map(terminal.plain, row))
     return table
+
+
+def what_differs(texts: list[str]) -> list[str]:
+    """The texts without what all of them begin and end with, such as a chat template's words."""
+    begin = len(os.path.commonprefix(texts))
+    end = len(os.path.commonprefix([text[begin:][::-1] for text in texts]))
+    return [text[begin : len(text) - end] for text in texts]
 
 
 def main() -> None:

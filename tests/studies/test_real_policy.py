@@ -12,7 +12,7 @@ from small_run import ROOT
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import read_tokenizer
 from bapo_jax.tasks import arithmetic
-from studies.real_policy import fetch, rows, shuffled
+from studies.real_policy import answers, fetch, rows, shuffled
 from studies.real_policy.gguf_to_hf import convert
 
 CHAT = '{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{{ "<|im_start|>assistant\n" }}'
@@ -40,6 +40,12 @@ def test_the_page_and_the_first_page_have_the_rows_numbers():
     assert said[0] in (ROOT / 'docs' / 'tasks.md').read_text('utf-8')
     config = ' '.join((ROOT / 'configs' / 'arithmetic.py').read_text('utf-8').split())
     assert ' %, '.join(said).replace('→', '->') + ' %' in config
+
+
+def test_a_question_is_shown_without_what_all_of_them_share():
+    assert answers.what_differs(['<s>What is 2 + 3?</s>', '<s>What is 4 - 1?</s>']) == ['2 + 3', '4 - 1']
+    assert answers.what_differs(['<s>11</s>', '<s>1</s>']) == ['1', '']
+    assert answers.what_differs(['alone']) == ['']
 
 
 def test_what_failed_and_was_asked_again_is_counted_over_the_run():
