@@ -127,7 +127,7 @@ def test_log_prob_and_entropy_are_their_definitions(temperature, policy, sequenc
 
 
 @pytest.mark.parametrize('temperature', [1.0, 0.6])
-@pytest.mark.parametrize('entropy_gradient', [True, False])
+@pytest.mark.parametrize('entropy_gradient', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_heads_gradient_is_that_of_the_definitions_at_a_temperature(temperature, entropy_gradient):
     """Σ a log-prob + b entropy by states and weights; the entropy is a constant where its gradient is not wanted."""
     rng = np.random.default_rng(0)

@@ -70,7 +70,7 @@ def test_only_the_micro_batches_that_are_asked_for_are_scored(parts, scored):
     assert not scored(sequences, 0).any()
 
 
-ROUNDED = [('bfloat16', 'matrix_products'), ('bfloat16', 'attention_and_mlp_inputs')]  # by JAX, of what is kept
+ROUNDED = [('bfloat16', 'matrix_products')]  # by JAX, of what is kept; attention_and_mlp_inputs likewise
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ TOLERANCE = 5e-5
 rng = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize('family', [{}, QWEN3], ids=['Qwen2', 'Qwen3'])
+@pytest.mark.parametrize('family', [{}, pytest.param(QWEN3, marks=pytest.mark.slow)], ids=['Qwen2', 'Qwen3'])
 def test_prompts_and_then_a_token_at_a_time_are_the_full_forward_pass(family, make_policy):
     """Prompts of 7, 3 and 1 tokens; what stands behind the shorter ones changes nothing."""
     policy, lengths, steps = make_policy(**family), np.array([7, 3, 1]), 5
@@ -58,6 +58,8 @@ def test_blocks_that_a_row_does_not_use_change_no_bit_of_it():
     np.testing.assert_array_equal(other[:3], all_[:3])
 
 
-@pytest.mark.parametrize('tokens, most, slots', [(9, 64, 64), (64, 64, 64), (9, 256, 256), (9, 257, 512), (257, 257, 512), (1280, 2000, 1280)])
+@pytest.mark.parametrize(
+    'tokens, most, slots', [(9, 64, 64), (64, 64, 64), (9, 256, 256), (9, 257, 512), (257, 257, 512), (1280, 2000, 1280)]
+)
 def test_a_long_cache_is_whole_blocks(tokens, most, slots):
     assert decoding.cache_slots(tokens, most) == slots

@@ -72,7 +72,9 @@ def assert_log_probs_are_the_trainers(answers, prompts, score, policy, temperatu
         np.testing.assert_allclose(r.logp[r.trained_on], logp[i, n : n + len(r.tokens)][r.trained_on], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize('family, temperature', [({}, 1.0), ({}, 0.6), (QWEN3, 0.6)])
+@pytest.mark.parametrize(
+    'family, temperature', [({}, 1.0), ({}, 0.6), pytest.param(QWEN3, 0.6, marks=pytest.mark.slow)]
+)
 def test_log_probs_are_the_trainers(family, temperature, make_policy, prompts, score):
     policy = make_policy(**family)
     answers = generate(make_engine(policy), prompts, G, Sampling(temperature, 10), DRAW)
@@ -131,6 +133,7 @@ def test_a_response_does_not_depend_on_how_much_memory_is_set_aside(prompt_token
     assert made == [8, 8, 11]
 
 
+@pytest.mark.slow
 def test_what_comes_when_there_is_room_for_less_gets_more_room(wide, monkeypatch):
     """The rest is asked while the first group is sampled, which ends in its small room."""
     drawn, long = drawn_prompts(*[4] * 6), Sampling(1.0, 230)
@@ -161,7 +164,7 @@ def test_a_response_does_not_depend_on_the_order(policy, prompts, answers):
     assert_same(generate(make_engine(policy), prompts[::-1], G, SAMPLING, DRAW), answers[::-1])
 
 
-@pytest.mark.parametrize('rows', [1, 8, 23])
+@pytest.mark.parametrize('rows', [8, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 23))])
 def test_a_response_does_not_depend_on_the_number_of_slots(rows, policy, prompts, answers):
     """Of another shape, a row's sums may be ordered otherwise."""
     assert_same(generate(make_engine(policy, rows=rows), prompts, G, SAMPLING, DRAW), answers, tolerance=1e-5)
