@@ -123,10 +123,10 @@ def main(_) -> None:
     read = read_inputs(config)
     rows = 32 if FLAGS.model else config.rollout.rows
     with tempfile.TemporaryDirectory() as directory:
-        tables = [beside_vllm(Path(directory), read, rows, ('float32', 'bfloat16') if FLAGS.model else ('float32',))]
+        console = Console(width=132)
+        console.print(beside_vllm(Path(directory), read, rows, ('float32', 'bfloat16') if FLAGS.model else ('float32',)))
     if FLAGS.model:
-        tables += [parts(FLAGS.model, read.model, rows, config.rollout.max_prompt_tokens, config.rollout.max_response_tokens)]
-    Console(width=132).print(*tables)
+        console.print(parts(FLAGS.model, read.model, rows, config.rollout.max_prompt_tokens, config.rollout.max_response_tokens))
 
 
 if __name__ == '__main__':
