@@ -174,7 +174,8 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequen
         memory[what] = engine if at_once else max(0, engine - of_update)
     if target.platform == 'cpu':
         # The arrays that are being written are not reused, so training goes on in others; and what is written is copied first.
-        memory['a checkpoint that is written meanwhile'] = 2 * (frozen + state_bytes(a_copy, config.learner)) // target.mesh.shape['data']
+        saved = frozen + state_bytes(a_copy, config.learner)
+        memory['a checkpoint that is written meanwhile'] = 2 * saved // target.mesh.shape['data']
         memory['the process: libraries, compiled programs'] = PROCESS // target.mesh.size
     return Result(target, kernel, parameters, memory, compile_s, refused)
 

@@ -134,7 +134,8 @@ class JaxEngine(Engine):
             rows, places, begun, steps = sample(
                 self._weights, rows, places, line, to, *jax.device_put((begun, few), split_rows(self._mesh)), jnp.int32(_STEPS),
                 jnp.float32(sampling.temperature or 1), jnp.float32(sampling.top_p), **settings,
-                stop_tokens=self._stop_tokens, greedy=sampling.temperature == 0, nucleus=0 < sampling.temperature and sampling.top_p < 1,
+                stop_tokens=self._stop_tokens, greedy=sampling.temperature == 0,
+                nucleus=sampling.temperature > 0 and sampling.top_p < 1,
             )  # fmt: skip
             begun, steps = np.asarray(begun), np.asarray(steps)
             self.room += int(steps.max()) * room.slots * self._mesh.size

@@ -10,7 +10,7 @@ import pytest
 from group_builders import graded, right
 
 from bapo_jax.config import default_config
-from bapo_jax.groups import make_batch
+from bapo_jax.groups import make_batch, unscored as unscored_group
 from bapo_jax.learner.learner import Learner
 from bapo_jax.parallel import make_mesh
 from bapo_jax.run.checkpoint import copy_params
@@ -71,8 +71,7 @@ def make_stale(groups):
 
 def unscored(batch):
     """The batch as if no policy had scored it yet: tests share groups, and give them references of their own."""
-    groups = with_responses(batch.groups, lambda r: dataclasses.replace(r, scored={}))
-    return dataclasses.replace(batch, groups=tuple(groups))
+    return dataclasses.replace(batch, groups=tuple(map(unscored_group, batch.groups)))
 
 
 def updated(learner, policy, batch, seed=0, policies=None, params=None):
