@@ -294,8 +294,8 @@ def test_a_busy_server_is_asked_again_and_none_else(connect, prompts, monkeypatc
 def test_a_server_that_stays_busy_has_its_deadline(headers, connect, prompts, monkeypatch):
     monkeypatch.setattr(vllm_engine, '_BACKOFF_S', 0.01)
     server = StandIn(lambda _: (429, {'error': 'later'}, headers))
-    with pytest.raises(Unreachable, match=r'status 429: .*later.* rollout\.deadline_s=0\.3 allows no further wait'):
-        connect(server, deadline_s=0.3).generate(prompts[:1], 2, SAMPLING, DRAWS)
+    with pytest.raises(Unreachable, match=r'status 429: .*later.* rollout\.deadline_s=3 allows no further wait'):
+        connect(server, deadline_s=3.0).generate(prompts[:1], 2, SAMPLING, DRAWS)
     assert len(server.asked) == 1 if headers else len(server.asked) > 2
 
 
