@@ -39,6 +39,7 @@ from bapo_jax.models.decoder import ModelConfig, parameters_of
 from bapo_jax.inputs import read_inputs
 from bapo_jax.rollout.engines import cache_limits
 from bapo_jax.rollout.room import memory_of
+from bapo_jax.run.checkpoint import copied_gb
 from bapo_jax.run.sinks import check_sinks
 from bapo_jax.seen import largest_images, tower_rows
 
@@ -173,9 +174,9 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequen
         of_update = sum(n for what, n in memory.items() if what not in kept and not what.startswith('θ'))
         memory[what] = engine if at_once else max(0, engine - of_update)
     if target.platform == 'cpu':
-        # The arrays that are being written are not reused, so training goes on in others; and what is written is copied first.
-        saved = frozen + state_bytes(a_copy, config.learner)
-        memory['a checkpoint that is written meanwhile'] = 2 * saved // target.mesh.shape['data']
+        # The arrays that are being written are not reused, so training goes on in others; a part of them is copied first.
+        saved, copied = frozen + state_bytes(a_copy, config.learner), GB * copied_gb(hf.abstract_params(model)[1])
+        memory['a checkpoint that is written meanwhile'] = (saved + min(saved, copied)) // target.mesh.shape['data']
         memory['the process: libraries, compiled programs'] = PROCESS // target.mesh.size
     return Result(target, kernel, parameters, memory, compile_s, refused)
 

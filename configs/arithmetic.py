@@ -3,7 +3,7 @@
     make real                                                                            # fetches the model first
     python -m bapo_jax.train --config=configs/arithmetic.py --workdir=runs/arithmetic
 
-Hardware: 2 cores of an AMD EPYC, 10 GB. Time: 13 minutes with both evaluations. Score of two seeds on 200 questions never trained on,
+Hardware: 2 cores of an AMD EPYC, 9 GB. Time: 13 minutes with both evaluations. Score of two seeds on 200 questions never trained on,
 8 samples at T = 1: mean@8 6.1 -> 51.4 and 5.6 -> 50.3 %, pass@8 27.5 -> 77.0 and 25.0 -> 69.5 % (studies/real_policy/page.md).
 """
 

@@ -164,6 +164,8 @@ def test_the_compiled_step_is_the_step_that_trains(policy, groups, monkeypatch):
         np.testing.assert_array_equal(a, b)
     memory = measure(config(1, micro_batch_rows=16, row_tokens=32), policy.config, '').memory
     assert memory['θ, the moments and the mini-batch'] > 12 * parameters(policy.config)
+    saved = memory['α, the rollout policy'] + 12 * parameters(policy.config)
+    assert memory['a checkpoint that is written meanwhile'] == 2 * saved  # a copy is less than a gigabyte
 
 
 def command(*flags):

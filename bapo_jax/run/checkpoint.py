@@ -137,9 +137,10 @@ class OtherWeights(ValueError):
 class Checkpoints:
     """The checkpoints of a run directory, newest last."""
 
-    def __init__(self, directory: Path, keep: int | None, read_only: bool = False):
+    def __init__(self, directory: Path, keep: int | None, read_only: bool = False, copied_gb: int = 1):
+        """The newest `keep` stay. Writing holds copies of `copied_gb` of a policy's arrays at once, of which each must be smaller."""
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=not read_only, read_only=read_only)
-        self._manager = ocp.CheckpointManager(directory.absolute(), options=options)
+        self._manager = ocp.CheckpointManager(directory.absolute(), options=options, handler_registry=_handlers(copied_gb))
         self._there = os.stat(directory)
 
     def steps(self) -> list[int]:
@@ -343,6 +344,21 @@ def _arrays(run: RunState) -> dict[str, Any]:
     return tree
 
 
+def copied_gb(params: Any) -> int:
+    """GB of arrays that a checkpoint's writing may copy at once. `params` are shapes, float32: nothing is larger."""
+    return 1 + max(x.size * 4 for x in jax.tree.leaves(params)) // 10**9
+
+
+def _handlers(save_gb: int) -> ocp.handlers.CheckpointHandlerRegistry:
+    """Orbax's own, but for the memory of writing a policy, which is all of it by default."""
+    registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    whole = ocp.StandardCheckpointHandler(save_concurrent_gb=save_gb)
+    registry.add('policy', ocp.args.StandardSave, whole)
+    registry.add('policy', ocp.args.StandardRestore, whole)
+    registry.add('policy', ocp.args.PyTreeRestore, ocp.PyTreeCheckpointHandler())
+    return registry
+
+
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     return {'.'.join(key.key for key in path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
@@ -361,10 +377,11 @@ def open_run(learner: Learner, config: ConfigDict, directory: Path) -> OpenedRun
     `config` is resolved. Damaged checkpoints newer than that are put aside. Raises DamagedCheckpoint where none is whole, and
     OtherWeights where the reference policy's weights are not those of before.
     """
-    checkpoints, switch_step = Checkpoints(directory, config.checkpoint.keep), config.learner.switch_step
+    like, switch_step = learner.shapes(), config.learner.switch_step
+    checkpoints = Checkpoints(directory, config.checkpoint.keep, copied_gb=copied_gb(like.params))
     wants_reference = REFERENCE in learner.objective.roles
     frozen = functools.partial(frozen_copy, dtype=config.model.dtype, on_host=config.mesh.frozen_on_host)
-    restored = _newest_whole(checkpoints, learner.shapes(), switch_step if wants_reference else 0, frozen)
+    restored = _newest_whole(checkpoints, like, switch_step if wants_reference else 0, frozen)
     initial = learner.read_initial() if restored is None or wants_reference else None
     checksum = checksum_of_text(checksums(initial)) if initial is not None else 0
     if restored is None:

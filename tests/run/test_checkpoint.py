@@ -12,7 +12,9 @@ from learners import BARE, batch_of, learner_config, make_learner
 from bapo_jax.groups import make_batch
 from bapo_jax.learner.learner import Learner
 from bapo_jax.learner.update import TrainState
-from bapo_jax.run.checkpoint import ROLLOUT, Checkpoints, DamagedCheckpoint, NotSaved, OtherWeights, RunState, copy_params, open_run
+from bapo_jax.run.checkpoint import (
+    ROLLOUT, Checkpoints, DamagedCheckpoint, NotSaved, OtherWeights, RunState, copied_gb, copy_params, open_run,
+)  # fmt: skip
 from bapo_jax.run.checksums import checksum_of_text, checksums
 
 REPLAY = {'r_tot': np.array([np.nan]), 'high_tokens': np.arange(7, dtype=np.int32), 'bad_stored': np.array([3, 0], np.int64)}
@@ -125,6 +127,16 @@ def test_the_counters_are_of_responses_and_count_each_group_once():
 
 
 # ---- what is saved
+
+
+def test_writing_a_policy_holds_copies_of_a_gigabyte_or_of_its_largest_array(tmp_path):
+    """Orbax refuses an array that is not smaller than what may be copied, so the limit of 1 GB is in force where it refuses this."""
+    large = {'w': jnp.zeros(10**9 // 4)}
+    assert copied_gb(large) == 2 and copied_gb({'w': jax.ShapeDtypeStruct((10**9 // 4 - 1,), jnp.float32)}) == 1
+    checkpoints = Checkpoints(tmp_path / 'checkpoints', keep=1, copied_gb=1)
+    checkpoints.save(RunState(TrainState(large, ()), None), REPLAY)
+    with pytest.raises(NotSaved, match='1000000000 > 1000000000'):
+        checkpoints.close()
 
 
 def test_what_comes_back_is_what_was_saved_bit_for_bit(saved, policy):
