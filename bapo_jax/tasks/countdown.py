@@ -4,8 +4,8 @@ A ground truth is {'numbers': [int, ...], 'target': int}. `verify` judges by the
 <answer> of the last line, each number once, the paper's binary reward. They call eval(); `verify` parses a grammar with exact
 values. `**`, `//`, decimals and anything else beyond plain arithmetic are no answers.
 
-Chat models write the answer over several lines, so that rule finds none. The template 'chat' has another, which `with_demands`
-notes in the ground truth:
+Chat models write the answer over several lines, so that rule finds none. The templates 'chat' and 'examples' have another, which
+`with_demands` notes in the ground truth:
 
     last_block    the last closed <answer> block counts, wherever it is and over however many lines
     thinking      the chat template has opened <think>, so the answer follows </think>
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -54,6 +54,8 @@ _TINYZERO = (
 )
 _TINYZERO_ENDS = 'Let me solve this step by step.\n<think>'
 _LAST_BLOCK = 'End with the expression alone in <answer> </answer> tags, for example <answer>(1 + 2) / 3</answer>.'
+# Earlier turns of the template 'examples'
+_SOLVED = (([3, 5], 8, '3 + 5'), ([61, 24], 37, '61 - 24'), ([4, 7, 13], 41, '4 * 7 + 13'), ([92, 46], 46, '92 - 46'))
 TEMPLATES = {
     'tinyzero': _TINYZERO,  # unchanged, for base models
     'tinyzero_chat': _TINYZERO,  # as a user turn of the model's chat template, as in verl, MoPPS and the BAPO release
@@ -61,6 +63,8 @@ TEMPLATES = {
         'Using each of the numbers {numbers} exactly once, write an arithmetic expression that equals {target}. You can use +, -, '
         f'*, / and parentheses. Think step by step. {_LAST_BLOCK}'
     ),
+    # As 'chat', behind turns that were answered so: small models do as was done, not as they are told
+    'examples': 'Write {target} with the numbers {numbers}, each exactly once.',
     'compact': '{spaced}={target}\n',  # a dozen tokens, for the small policies of the quickstart
 }
 
@@ -73,17 +77,24 @@ MAX_DEPTH = 100  # nested parentheses and signs
 
 
 def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
-    """The question as the policy reads it. `tokenizer` is used by 'tinyzero_chat' and 'chat' only (its chat template)."""
+    """The question as the policy reads it. `tokenizer` is used for its chat template, by 'tinyzero_chat', 'chat', 'examples'."""
     check_ground_truth(ground_truth)
     if template not in TEMPLATES:
         raise ValueError(f'task.template is {template!r}; choose one of {", ".join(TEMPLATES)}')
     numbers = ground_truth['numbers']
     text = TEMPLATES[template].format(numbers=numbers, spaced=' '.join(map(str, numbers)), target=ground_truth['target'])
-    if template not in ('tinyzero_chat', 'chat'):
+    if template not in ('tinyzero_chat', 'chat', 'examples'):
         return text
     if not getattr(tokenizer, 'chat_template', None):
         raise ValueError(f"task.template is {template!r}, but the tokenizer has no chat template; choose 'tinyzero'")
-    return tokenizer.apply_chat_template([{'role': 'user', 'content': text}], add_generation_prompt=True, tokenize=False)
+    turns = [*(_solved_turns() if template == 'examples' else ()), {'role': 'user', 'content': text}]
+    return tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+
+
+def _solved_turns() -> Iterator[dict[str, str]]:
+    for numbers, target, expression in _SOLVED:
+        yield {'role': 'user', 'content': TEMPLATES['examples'].format(numbers=numbers, target=target)}
+        yield {'role': 'assistant', 'content': f'<answer>{expression}</answer>'}
 
 
 def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:
@@ -125,7 +136,7 @@ def verify_all(
 def with_demands(ground_truth: dict, text: str) -> dict:
     """The ground truth with what the prompt `text` demands of a response's form, where that is not the last line's <answer>."""
     opened = text.rstrip().endswith('<think>')
-    if _LAST_BLOCK in text:
+    if _LAST_BLOCK in text or next(_solved_turns())['content'] in text:
         return {**ground_truth, 'last_block': True, 'thinking': opened}
     # TinyZero's own <think>, at the end of its text, is never looked at: base models seldom close it
     return {**ground_truth, 'thinking': True} if opened and not text.endswith(_TINYZERO_ENDS) else ground_truth

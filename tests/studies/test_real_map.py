@@ -49,7 +49,7 @@ def test_the_sets_are_drawn_alike_every_time_and_can_be_judged(tmp_path, monkeyp
     for name in ('a', 'b'):
         the_map.write_sets(tmp_path / name)
     files = sorted(file.name for file in (tmp_path / 'a').iterdir())
-    assert files == [f'{n}.jsonl' for n in ('countdown_2', 'countdown_3', 'countdown_4', 'math_1_2', 'math_3_5')]
+    assert files == [f'{n}.jsonl' for n in ('countdown_2', 'countdown_2_or_3', 'countdown_3', 'countdown_4', 'math_1_2', 'math_3_5')]
     assert all((tmp_path / 'a' / name).read_bytes() == (tmp_path / 'b' / name).read_bytes() for name in files)
     easy = [json.loads(line) for line in (tmp_path / 'a' / 'math_1_2.jsonl').read_text().splitlines()]
     assert len(easy) == 32 and all(int(q['answer']) % 5 < 2 for q in easy)
@@ -63,4 +63,5 @@ def test_what_asks_the_sets_is_a_config(task):
     c = map_config.get_config(task)
     c.model.path = str(ROOT / 'configs' / 'quickstart_base')
     c.task.limit = 1
-    assert resolve(c).task.name == task
+    c = resolve(c)
+    assert c.task.name == task.removesuffix('_examples') and c.task.template == ('examples' if '_' in task else 'chat')

@@ -1,5 +1,7 @@
 """Countdown for chat models: the prompt asks for an <answer> block, and the last one counts."""
 
+import re
+
 import pytest
 
 from bapo_jax.groups import Verdict
@@ -17,7 +19,7 @@ class ChatTokenizer:
 
     def apply_chat_template(self, messages, add_generation_prompt, tokenize):
         assert add_generation_prompt is True and tokenize is False
-        return f'<user>{messages[0]["content"]}<assistant>{self._opening}'
+        return ''.join(f'<{turn["role"]}>{turn["content"]}' for turn in messages) + f'<assistant>{self._opening}'
 
 
 def demands(opening=''):
@@ -33,7 +35,21 @@ def test_the_prompt_asks_for_a_block_and_the_ground_truth_notes_it():
         assert cd.with_demands(TRUTH, cd.prompt_text(TRUTH, template, ChatTokenizer())) == TRUTH
 
 
-@pytest.mark.parametrize('template', ['chat', 'tinyzero_chat'])
+def test_a_question_behind_solved_ones_is_asked_and_judged_as_they_were():
+    text = cd.prompt_text(TRUTH, 'examples', ChatTokenizer())
+    *turns, question, last = re.findall('<(user|assistant)>([^<]*(?:<answer>.*?</answer>)?)', text)
+    assert (question, last) == (('user', 'Write 9 with the numbers [1, 2, 3], each exactly once.'), ('assistant', ''))
+    assert [role for role, _ in turns] == ['user', 'assistant'] * 4
+    for (_, asked), (_, answer) in zip(turns[::2], turns[1::2], strict=True):
+        target, *numbers = map(int, re.findall(r'\d+', asked))
+        assert asked == question[1].replace('9', str(target), 1).replace('[1, 2, 3]', str(numbers))
+        truth = cd.with_demands({'numbers': numbers, 'target': target}, text)
+        assert truth['last_block'] and cd.verify(answer, truth)[0] is CORRECT
+    opened = cd.with_demands(TRUTH, cd.prompt_text(TRUTH, 'examples', ChatTokenizer('<think>\n')))
+    assert opened == {**TRUTH, 'last_block': True, 'thinking': True}
+
+
+@pytest.mark.parametrize('template', ['chat', 'examples', 'tinyzero_chat'])
 def test_an_answer_within_a_think_that_is_not_closed_does_not_count(template):
     for opening, response in (('', '<think> it is '), ('<think>\n', 'it is ')):
         truth = cd.with_demands(TRUTH, cd.prompt_text(TRUTH, template, ChatTokenizer(opening)))

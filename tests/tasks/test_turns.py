@@ -66,7 +66,8 @@ def test_a_chat_template_says_what_ends_an_answer():
 
 
 @pytest.mark.parametrize('name, truth, chats', [
-    ('countdown', {'numbers': [1, 2], 'target': 3}, {'tinyzero': False, 'compact': False, 'tinyzero_chat': True, 'chat': True}),
+    ('countdown', {'numbers': [1, 2], 'target': 3},
+     {'tinyzero': False, 'compact': False, 'tinyzero_chat': True, 'chat': True, 'examples': True}),
     ('questions', {'question': 'Why?', 'answer': '5'}, {'text': False, 'chat': True}),
     ('math', {'problem': 'Why?', 'answers': ['5']}, {'chat': True, 'r1': True, 'qwen2.5_math': True}),
     ('geometry', {'problem': 'Why?', 'answers': ['5']}, {'plain': False, 'paper': True}),
