@@ -24,6 +24,7 @@ import numpy as np
 
 from bapo_jax.files import replace_part
 from bapo_jax.tasks import arithmetic, countdown_data
+from bapo_jax.scores import wilson_interval
 from benchmarks.host_load import cpu_name
 
 HERE = Path(__file__).resolve().parent
@@ -125,10 +126,12 @@ def mean(correct: np.ndarray) -> float:
 
 
 def in_percent(measure: Callable[[np.ndarray], float], correct: np.ndarray) -> str:
-    """A measure with its 95 % bootstrap interval over questions."""
+    """A measure with its 95 % bootstrap interval over questions; Wilson's where all questions are alike."""
     rng = np.random.default_rng(0)
     drawn = [measure(correct[rng.integers(len(correct), size=len(correct))]) for _ in range(2000)]
     low, high = np.nanpercentile(drawn, [2.5, 97.5])
+    if low == high:
+        low, high = wilson_interval(low, len(correct))
     return f'{100 * measure(correct):.1f} ({100 * low:.1f} to {100 * high:.1f})'
 
 

@@ -31,6 +31,7 @@ def get_config(method: str = 'bapo'):
     c.learner.learning_rate = 1e-6
     c.checkpoint.every = 5
     c.evaluate.benchmarks, c.evaluate.temperature, c.evaluate.samples = ('runs/map/math_1_2.jsonl',), 1.0, 4
+    c.evaluate.max_prompt_tokens = 512
     apply_method(c, method, 'math')
     c.rollout.sync_every = 1
     return c

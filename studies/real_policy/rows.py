@@ -22,8 +22,7 @@ from benchmarks.host_load import cpu_name
 
 HERE = Path(__file__).resolve().parent
 ROWS, PAGE = HERE / 'rows.jsonl', HERE / 'page.md'
-SAMPLES = 8
-PARTS = {'part 1': 40, 'part 2': 60}  # the steps of its runs
+PARTS = {'part 1': ('arithmetic', 40), 'part 2': ('arithmetic', 60), 'part 3': ('countdown', 60)}  # task and steps of its runs
 
 
 def row_of(run: Path, seconds: float, busy: bool) -> dict[str, Any]:
@@ -33,8 +32,9 @@ def row_of(run: Path, seconds: float, busy: bool) -> dict[str, Any]:
     first, last = (json.loads(file.read_text('utf-8')) for file in (files[0], files[-1]))
     if (first['step'], last['step']) != (0, config['steps']):
         raise ValueError(f'{run} is not whole: evaluations of steps {first["step"]} to {last["step"]}, and steps={config["steps"]}')
-    scores = [each['benchmarks']['arithmetic'] for each in (first, last)]
+    scores = [each['benchmarks'][name] for each in (first, last) for name in list(each['benchmarks'])[:1]]
     return {
+        'task': config['task']['name'].replace('studies.real_policy.shuffled', 'arithmetic'), 'samples': config['evaluate']['samples'],
         'arm': 'shuffled' if config['task']['name'] == 'studies.real_policy.shuffled' else config['method'],
         'steps': config['steps'], 'seed': config['seed'], 'learning_rate': config['learner']['learning_rate'],
         'base': scores[0]['correct'], 'trained': scores[1]['correct'], 'truncated': [s['truncated'] for s in scores],
@@ -70,35 +70,42 @@ def table_of_failures(rows: list[dict[str, Any]]) -> str:
     return '\n'.join(lines)
 
 
-def in_percent(counts: list[int], k: int) -> str:
-    """pass@k of the questions with its 95 % interval over questions, in percent; k = 1: mean@8."""
-    of_question = pass_at_k(np.full(len(counts), SAMPLES), np.array(counts), k)
+def in_percent(counts: list[int], samples: int, k: int) -> str:
+    """pass@k of the questions with its 95 % interval over questions, in percent; k = 1: the mean of the samples."""
+    of_question = pass_at_k(np.full(len(counts), samples), np.array(counts), k)
     low, high = interval(of_question, np.arange(len(counts)))
     return f'{100 * of_question.mean():.1f} ({100 * low:.1f} to {100 * high:.1f})'
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A line a row."""
-    head = ['arm', 'steps', 'seed', *(f'{"mean@8" if k == 1 else f"pass@{k}"}: base → trained' for k in ks(SAMPLES)), 'tokens', 'wall clock']
+    """A line a row; all have as many samples."""
+    samples = rows[0]['samples'] if rows else 1
+    head = ['arm', 'steps', 'seed']
+    head += [f'{f"pass@{k}" if k > 1 else f"mean@{samples}"}: base → trained' for k in ks(samples)] + ['tokens', 'wall clock']
     lines = [f'| {" | ".join(head)} |', '|' + '---|' * len(head)]
     for row in rows:
-        scores = [f'{in_percent(row["base"], k)} → {in_percent(row["trained"], k)}' for k in ks(SAMPLES)]
+        scores = [' → '.join(in_percent(row[part], samples, k) for part in ('base', 'trained')) for k in ks(samples)]
         clock = f'{row["seconds"] / 60:.1f} min, {"busy" if row["busy"] else "idle"}'
         tokens = ' → '.join(f'{length:.0f}' for length in row['length'])
         lines.append(f'| {" | ".join([row["arm"], str(row["steps"]), str(row["seed"]), *scores, tokens, clock])} |')
     return '\n'.join(lines)
 
 
-def table_of(part: str) -> str:
-    return table([row for row in read_rows() if row['steps'] == PARTS[part]])
-
-
-def probed() -> list[dict[str, Any]]:
-    return [row for row in read_rows() if row.get('asked_again')]
+def tables() -> dict[str, str]:
+    """The page's tables by their names on it."""
+    found = {}
+    for part, of_part in PARTS.items():
+        rows = [row for row in read_rows() if (row['task'], row['steps']) == of_part]
+        found[part] = table(rows)
+        if probed := [row for row in rows if row.get('asked_again')]:
+            found[f'{part}, asked again'] = table_of_failures(probed)
+    return found
 
 
 def read_rows() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()]
+    """Of every part; rows of the first two do not say what they all have in common."""
+    first = {'task': 'arithmetic', 'samples': 8}
+    return [first | json.loads(line) for line in ROWS.read_text('utf-8').splitlines()]
 
 
 def main() -> None:
@@ -110,9 +117,8 @@ def main() -> None:
     if arguments.run:
         with ROWS.open('a', encoding='utf-8') as file:
             file.write(json.dumps(row_of(arguments.run, arguments.seconds, arguments.busy)) + '\n')
-    for part in PARTS:
-        replace_part(PAGE, part, table_of(part) + '\n')
-    replace_part(PAGE, 'asked again', table_of_failures(probed()) + '\n')
+    for name, lines in tables().items():
+        replace_part(PAGE, name, lines + '\n')
 
 
 if __name__ == '__main__':

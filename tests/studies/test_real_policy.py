@@ -26,12 +26,11 @@ FIELDS = {'llama': ('llama', 'smollm'), 'qwen2': ('qwen2', 'qwen2')}
 
 
 def test_the_page_and_the_first_page_have_the_rows_numbers():
-    for part in rows.PARTS:
-        assert f'<!-- {part} -->\n{rows.table_of(part)}\n<!-- /{part} -->' in rows.PAGE.read_text('utf-8')
-    assert f'<!-- asked again -->\n{rows.table_of_failures(rows.probed())}\n<!-- /asked again -->' in rows.PAGE.read_text('utf-8')
+    for name, lines in rows.tables().items():
+        assert f'<!-- {name} -->\n{lines}\n<!-- /{name} -->' in rows.PAGE.read_text('utf-8')
     scores = {}
     for row in rows.read_rows():
-        if (row['arm'], row['steps']) == ('bapo_tuned', 60):
+        if (row['task'], row['arm'], row['steps']) == ('arithmetic', 'bapo_tuned', 60):
             before, after = (np.array(row[part]) for part in ('base', 'trained'))
             scores.setdefault('mean@8', []).append(f'{before.mean() / 0.08:.1f} → {after.mean() / 0.08:.1f}')
             scores.setdefault('pass@8', []).append(f'{100 * (before > 0).mean():.1f} → {100 * (after > 0).mean():.1f}')
