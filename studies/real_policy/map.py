@@ -1,6 +1,6 @@
 """The map: what a pretrained model can do before any training, and which sets leave a method room.
 
-    BAPO_DATA=DIR python -m studies.real_policy.map sets FOLDER          # writes the sets; DIR has math_test.jsonl.gz (tasks/math_data.py)
+    BAPO_DATA=DIR python -m studies.real_policy.map sets FOLDER          # writes the sets; DIR: tasks/math_data.py
     python -m studies.real_policy.map ask FOLDER MODEL --engine=vllm      # asks a model (a directory) all of them; continues where it was cut
     python -m studies.real_policy.map row FOLDER MODEL                    # appends what it answered to map.jsonl
     python -m studies.real_policy.map                                    # writes the table into page.md
@@ -38,10 +38,10 @@ TASKS = {  # how it is asked (map_config.py): most tokens of a response, and the
 }
 
 
-def math_questions(levels: range, count: int) -> list[dict]:
-    """The first `count` problems of MATH-500 of these levels in an order drawn from seed 0."""
-    with gzip.open(Path(os.environ['BAPO_DATA']) / 'math_test.jsonl.gz', 'rt', encoding='utf-8') as lines:
-        rows = [row for row in map(json.loads, lines) if row['dataset'] == 'math500' and row['meta']['level'] in levels]
+def math_questions(file: str, dataset: str, levels: range, count: int | None = None) -> list[dict]:
+    """The first `count` problems of MATH of these levels in an order drawn from seed 0."""
+    with gzip.open(Path(os.environ['BAPO_DATA']) / file, 'rt', encoding='utf-8') as lines:
+        rows = [row for row in map(json.loads, lines) if row['dataset'] == dataset and row['meta']['level'] in levels]
     order = np.random.default_rng(0).permutation(len(rows))[:count]
     return [{'problem': rows[i]['problem'], 'answer': rows[i]['answer']} for i in order]
 
@@ -53,11 +53,12 @@ def countdown_questions(numbers: tuple[int, ...], count: int) -> list[dict]:
 
 
 def write_sets(folder: Path) -> None:
-    """A file a set, but for arithmetic, whose test questions the task itself has."""
+    """A file a set, but for arithmetic, whose test questions the task itself has; and what math_on_cpu.py trains on."""
     folder.mkdir(parents=True, exist_ok=True)
     sets = {
-        'math_1_2': math_questions(range(1, 3), 32),
-        'math_3_5': math_questions(range(3, 6), 32),
+        'math_1_2': math_questions('math_test.jsonl.gz', 'math500', range(1, 3), 32),
+        'math_3_5': math_questions('math_test.jsonl.gz', 'math500', range(3, 6), 32),
+        'math_train_1_2': math_questions('math_train.jsonl.gz', 'math_train_7474', range(1, 3)),
         **{f'countdown_{n}': countdown_questions((n,), 48) for n in (2, 3, 4)},
         'countdown_2_or_3': countdown_questions((2, 3), 48),
     }

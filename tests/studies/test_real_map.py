@@ -43,16 +43,19 @@ def test_questions_that_fail_more_often_weigh_more_among_the_failed():
 def test_the_sets_are_drawn_alike_every_time_and_can_be_judged(tmp_path, monkeypatch):
     data = tmp_path / 'data'
     data.mkdir()
-    rows = [{'dataset': 'math500', 'problem': f'{i}?', 'answer': str(i), 'meta': {'level': 1.0 + i % 5}} for i in range(200)]
-    (data / 'math_test.jsonl.gz').write_bytes(gzip.compress(''.join(json.dumps(r) + '\n' for r in rows).encode()))
+    rows = [{'problem': f'{i}?', 'answer': str(i), 'meta': {'level': 1.0 + i % 5}} for i in range(200)]
+    for file, dataset in (('math_test', 'math500'), ('math_train', 'math_train_7474')):
+        lines = ''.join(json.dumps(row | {'dataset': dataset}) + '\n' for row in rows)
+        (data / f'{file}.jsonl.gz').write_bytes(gzip.compress(lines.encode()))
     monkeypatch.setenv('BAPO_DATA', str(data))
     for name in ('a', 'b'):
         the_map.write_sets(tmp_path / name)
     files = sorted(file.name for file in (tmp_path / 'a').iterdir())
-    assert files == [f'{n}.jsonl' for n in ('countdown_2', 'countdown_2_or_3', 'countdown_3', 'countdown_4', 'math_1_2', 'math_3_5')]
+    assert files == [f'{n}.jsonl' for n in ('countdown_2', 'countdown_2_or_3', 'countdown_3', 'countdown_4', 'math_1_2', 'math_3_5', 'math_train_1_2')]
     assert all((tmp_path / 'a' / name).read_bytes() == (tmp_path / 'b' / name).read_bytes() for name in files)
     easy = [json.loads(line) for line in (tmp_path / 'a' / 'math_1_2.jsonl').read_text().splitlines()]
     assert len(easy) == 32 and all(int(q['answer']) % 5 < 2 for q in easy)
+    assert len((tmp_path / 'a' / 'math_train_1_2.jsonl').read_text().splitlines()) == 80
     for question in countdown.benchmark(str(tmp_path / 'a' / 'countdown_2.jsonl')):
         assert len(question['numbers']) == 2
         assert countdown.verify('<answer>0</answer>', question)[0] != Verdict.CORRECT
