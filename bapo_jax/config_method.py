@@ -146,8 +146,8 @@ def check_replay(c: ConfigDict, need: Need) -> None:
     one_of(need, c, 'replay.improved_rule', RULES)
     one_of(need, c, 'replay.reevaluate', REEVALUATE)
     one_of(need, c, 'replay.given_by', GIVEN_BY)
-    need(c.replay.probe == 0 or c.replay.probe >= len(LAGS),
-         f'replay.probe={c.replay.probe} must be 0 or at least {len(LAGS)}: one prompt for each lag of {LAGS} steps')  # fmt: skip
+    need(p.probe >= 0 and p.probe % len(LAGS) == 0,
+         f'replay.probe={p.probe} must be 0 or a multiple of {len(LAGS)}: as many prompts for each lag of {LAGS} steps')  # fmt: skip
     at_least_one(need, c, 'replay.probe_every')
     not_negative(need, c, 'replay.reevaluate_after', 'replay.pool_within')
     one_of(need, c, 'replay.r_tot', R_TOT)

@@ -37,7 +37,7 @@ from bapo_jax.models import hf
 from bapo_jax.models.patches import Grid
 from bapo_jax.models.decoder import ModelConfig, parameters_of
 from bapo_jax.inputs import read_inputs
-from bapo_jax.rollout.engines import cache_limits
+from bapo_jax.rollout.engines import cache_limits, slots_in_words
 from bapo_jax.rollout.room import memory_of
 from bapo_jax.run.checkpoint import copied_gb
 from bapo_jax.run.sinks import check_sinks
@@ -45,6 +45,7 @@ from bapo_jax.seen import largest_images, tower_rows
 
 GB = 10**9
 PROCESS = 700 * 10**6  # bytes of a trainer on a CPU before it has a policy, and of what it compiles (docs/memory.md)
+CRITIC, EARLIER = 'the critic and its moments', 'rollout policies before α'  # rows of the table
 GPUS = re.compile(r'(\d+)x(\d+)GB')
 # Usable HBM of a device, GiB, by JAX's device_kind: the limit in the compiler's error for a far too large program.
 TPU_GIB = {'TPU v4': 30.75, 'TPU v5 lite': 15.75, 'TPU v5': 95.74, 'TPU v6 lite': 31.25}
@@ -107,6 +108,10 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
     if not result.refused:
         print(f'  {result.total / GB:7.2f}  in all')
     print(verdict(result))
+    if c.rollout.engine == 'jax':
+        limits = cache_limits(c, mesh.size, result.target.platform, result.target.device_bytes)
+        if said := slots_in_words(c, read.model, limits, mesh.size):
+            print(said)
     more = _bytes_of_a_copy(read.model, mesh) * (3 * mesh.shape['fsdp'] - 2)  # three whole copies in place of two parts
     if mesh.shape['fsdp'] > 1 and not c.mesh.gather_once and result.fits and result.total + more <= result.target.device_bytes:
         print(f'mesh.gather_once=True should fit too, with {more / GB:.1f} GB more: the mesh is crossed once a mini-batch')
@@ -138,11 +143,11 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequen
     if REFERENCE in objective_of(config.learner).roles:
         memory['θ_0, the reference policy'] = frozen
     if config.rollout.mixture:
-        memory['rollout policies before α'] = config.rollout.mixture_policies * frozen
+        memory[EARLIER] = config.rollout.mixture_policies * frozen
     if config.learner.advantage == 'gae':
         # Its gradients and activations take the place of the policy's, which are larger and are counted below.
         critic = dataclasses.replace(model, value_head=True)
-        memory['the critic and its moments'] = state_bytes(_bytes_of_a_copy(critic, target.mesh), config.learner)
+        memory[CRITIC] = state_bytes(_bytes_of_a_copy(critic, target.mesh), config.learner)
     compile_s, refused, kept = None, '', set(memory)
     if isinstance(target.mesh, AbstractMesh):
         memory |= gpu_memory(model, config.learner, dict(target.mesh.shape), a_copy, config.mesh.gather_once, grids)
@@ -176,6 +181,7 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequen
     if target.platform == 'cpu':
         # The arrays that are being written are not reused, so training goes on in others; a part of them is copied first.
         saved, copied = frozen + state_bytes(a_copy, config.learner), GB * copied_gb(hf.abstract_params(model)[1])
+        saved += sum(memory.get(what, 0) for what in (CRITIC, EARLIER))
         memory['a checkpoint that is written meanwhile'] = (saved + min(saved, copied)) // target.mesh.shape['data']
         memory['the process: libraries, compiled programs'] = PROCESS // target.mesh.size
     return Result(target, kernel, parameters, memory, compile_s, refused)

@@ -165,7 +165,7 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
     policy = find_policy(checkpoint)
     if policy.run_config is not None:
         if config is not None:
-            print("note: the run's own config.json counts, --config is not used", flush=True)
+            print("note: the run's own config.json counts, --config is not used", file=sys.stderr, flush=True)
         config = ConfigDict(config_lib.with_later_fields(settings_of(policy.run_config)))
         config.rollout.servers = ()
     elif config is None:

@@ -5,11 +5,13 @@ Mesh axes: 'data' (whole copies), 'fsdp' (parameters and rows split), 'tensor' (
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bapo_jax.models.parameters import PARAMETERS, VISION_PARAMETERS
 
+CONTAINER = Path('/sys/fs/cgroup')  # where Linux says what a container may take
 MESH_AXES = ('data', 'fsdp', 'tensor')
 
 
@@ -85,10 +88,18 @@ def mesh_sizes(data: int, fsdp: int, tensor: int, devices: int) -> tuple[int, in
 
 
 def device_memory(devices: Sequence[jax.Device]) -> int | None:
-    """Bytes of memory that each of these has; None where it does not say. CPU devices share the machine's."""
+    """Bytes of memory that each of these has; None where it does not say. CPU devices share the machine's, or the container's."""
     if devices[0].platform == 'cpu':
-        return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // len(devices)
+        return min(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'), *_limits_of_containers()) // len(devices)
     return (devices[0].memory_stats() or {}).get('bytes_limit')
+
+
+def _limits_of_containers() -> Iterator[int]:
+    """Bytes that this process may take, where a container limits it: by the interface of now and by the one before."""
+    yield sys.maxsize
+    for name in ('memory.max', 'memory/memory.limit_in_bytes'):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or 'max'
+            yield int((CONTAINER / name).read_text('ascii'))
 
 
 SMALL_POLICY = 10**7  # parameters; matrix products as small as such a policy's gain nothing from XLA's own threads

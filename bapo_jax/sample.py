@@ -1,7 +1,7 @@
 """Asks a policy questions, and prints its answers with their log-probs.
 
     python -m bapo_jax.sample --checkpoint=runs/x 'What is 41 - 12?' --samples=4
-    python -m bapo_jax.sample --checkpoint=HF_DIRECTORY --questions=FILE --temperature=0     # a question a line; - is standard input
+    python -m bapo_jax.sample --checkpoint=HF_DIRECTORY --questions=FILE --temperature=0     # a line each, without its end; - is standard input
     python -m bapo_jax.sample --checkpoint=runs/quickstart --raw $'3 5 7=15\\n'
 
 A question is a user's message of the tokenizer's chat template. With --raw, or where there is no such template, it is the text that the
@@ -26,6 +26,9 @@ from bapo_jax import cli, hub, terminal
 from bapo_jax.config import default_config
 from bapo_jax.evaluate import load_for_evaluation
 from bapo_jax.groups import Prompt, Response
+from bapo_jax.inputs import positions_suffice
+from bapo_jax.models import hf
+from bapo_jax.policies import find_policy
 from bapo_jax.rollout.engine import EVALUATION, Draw, RolloutError, Sampling
 from bapo_jax.tasks.turns import chat
 
@@ -33,7 +36,7 @@ FLAGS = flags.FLAGS
 
 
 def asked(questions: Sequence[str], tokenizer: Any, raw: bool) -> list[Prompt]:
-    """The questions as the policy reads them. Raises ValueError where a question is empty, or holds a special token."""
+    """The questions as the policy reads them. Raises ValueError where one is empty or, as a turn, holds a special token."""
     prompts = []
     for i, question in enumerate(questions):
         if not question.strip():
@@ -91,13 +94,14 @@ def main(argv: Sequence[str]) -> None:
     try:
         questions = questions_of(argv[1:], FLAGS.questions)
         checkpoint = Path(hub.model_folder(FLAGS.checkpoint, '--checkpoint') if hub.is_model(FLAGS.checkpoint) else FLAGS.checkpoint)
-        of_run = (checkpoint / 'checkpoints').is_dir()
-        config = None if of_run else base_config(FLAGS.max_response_tokens)
+        config = None if find_policy(checkpoint).run_config is not None else base_config(FLAGS.max_response_tokens)
         policy = load_for_evaluation(checkpoint, config, FLAGS.engine, FLAGS.servers)
         prompts = asked(questions, policy.tokenizer, FLAGS.raw or not policy.tokenizer.chat_template)
         longest = max(len(prompt.tokens) for prompt in prompts)
         policy.config.evaluate.max_prompt_tokens = policy.config.rollout.max_prompt_tokens = longest
         policy.config.evaluate.max_response_tokens = policy.config.rollout.max_response_tokens = FLAGS.max_response_tokens
+        model = hf.read_config(policy.config.model.path, stated=hf.overrides(policy.config.model))
+        positions_suffice(policy.config, model)
         sampling = Sampling(FLAGS.temperature, FLAGS.max_response_tokens, FLAGS.top_p)
         with tempfile.TemporaryDirectory(prefix='bapo_sample') as workdir:
             engine = policy.start(Path(workdir))

@@ -166,6 +166,9 @@ def test_the_compiled_step_is_the_step_that_trains(policy, groups, monkeypatch):
     assert memory['θ, the moments and the mini-batch'] > 12 * parameters(policy.config)
     saved = memory['α, the rollout policy'] + 12 * parameters(policy.config)
     assert memory['a checkpoint that is written meanwhile'] == 2 * saved  # a copy is less than a gigabyte
+    with_critic = measure(config(1, micro_batch_rows=16, row_tokens=32, advantage='gae'), policy.config, '').memory
+    saved += with_critic['the critic and its moments']
+    assert with_critic['a checkpoint that is written meanwhile'] == 2 * saved
 
 
 def command(*flags):

@@ -15,6 +15,7 @@ from eight_devices import eight_devices
 from jax.sharding import AbstractMesh
 from tiny import QWEN3
 
+from bapo_jax import parallel
 from bapo_jax.config import default_config
 from bapo_jax.groups import groups_from_arrays, groups_to_arrays, make_batch
 from bapo_jax.learner.learner import Learner
@@ -173,6 +174,17 @@ def test_rules_that_split_two_dimensions_over_one_axis_are_an_error_that_names_t
         parameter_sharding(mesh, policy.params, ShardingRules(embed='tensor'))
     with pytest.raises(ValueError, match=r'two dimensions of layers\.\S+ .*over mesh\.data'):
         parameter_sharding(mesh, policy.params, ShardingRules(layers='data', heads='data', mlp='data'))
+
+
+@pytest.mark.parametrize('name', ['memory.max', 'memory/memory.limit_in_bytes'])
+def test_a_containers_limit_counts_where_it_has_one(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel, 'CONTAINER', tmp_path)
+    machine = parallel.device_memory(jax.devices()[:1])
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    for text, bytes_ in (('max\n', machine), (f'{2**62}\n', machine), ('1073741824\n', 2**30)):
+        (tmp_path / name).write_text(text)
+        assert parallel.device_memory(jax.devices()[:1]) == bytes_
+    assert parallel.device_memory(jax.devices()[:1] * 2) == 2**29
 
 
 @pytest.mark.parametrize(

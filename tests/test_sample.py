@@ -13,16 +13,21 @@ from small_run import ROOT
 
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer
+from bapo_jax.rollout.publish import publish
 from bapo_jax.sample import asked, questions_of
 
 BASE = ROOT / 'configs' / 'quickstart_base'
 CHAT = '{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>'
 
 
-def sample(*arguments, text=''):
-    command = [sys.executable, '-m', 'bapo_jax.sample', f'--checkpoint={BASE}', *arguments]
+def command(*arguments, text='', checkpoint=BASE):
+    whole = [sys.executable, '-m', 'bapo_jax.sample', f'--checkpoint={checkpoint}', *arguments]
     environment = os.environ | {'PYTHONPATH': str(ROOT)}
-    done = subprocess.run(command, env=environment, input=text, capture_output=True, text=True, timeout=200)
+    return subprocess.run(whole, env=environment, input=text, capture_output=True, text=True, timeout=200)
+
+
+def sample(*arguments, **how):
+    done = command(*arguments, **how)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -70,3 +75,14 @@ def test_greedy_answers_are_one_answer_and_are_shown():
     shown = sample('--samples=2', '--temperature=0', '--max_response_tokens=20', '44 19 35=98')
     head, first, second = shown.partition('1: ')[0], *shown.partition('1: ')[2].split('2: ')
     assert '44 19 35=98' in head and first.strip() == second.strip() and 'log-prob' in first and 'a token' in first
+
+
+@pytest.mark.slow
+def test_a_published_policy_is_asked_by_its_runs_config_and_prints_rows_alone(tmp_path):
+    (tmp_path / 'config.json').write_text(json.dumps({'model': {'path': str(BASE)}}))
+    config = hf.read_config(BASE)
+    flags = {'checkpoint': publish(tmp_path / 'policy', 7, hf.load_params(BASE, config), config, 'float32')}
+    [row] = map(json.loads, sample('--raw', '--json', '--max_response_tokens=4', '3 + 5', **flags).splitlines())
+    assert row['question'] == '3 + 5' and row['logp'] < 0
+    refused = command('--raw', '--max_response_tokens=5000', '3 + 5', **flags)
+    assert refused.returncode == 1 and 'max_position_embeddings' in refused.stderr and refused.stdout == ''

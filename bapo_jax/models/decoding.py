@@ -21,7 +21,7 @@ from bapo_jax.models.parameters import is_rounded
 from bapo_jax.models.patches import Pixels
 from bapo_jax.models.decoder import Decoder, ImageFeatures, ModelConfig
 
-_BLOCK = 256  # key slots that one sum of attention takes; shorter caches are one block
+BLOCK = 256  # key slots that one sum of attention takes; shorter caches are one block
 
 
 class Weights(NamedTuple):
@@ -119,15 +119,15 @@ def attend_to(q_Bx1xNxH: jax.Array, k_BxKxSxH: jax.Array, v_BxKxSxH: jax.Array, 
     Blocks are summed one after the other against the highest score so far (online softmax), as many as `used` needs.
     """
     (B, _, N, H), (K, S) = q_Bx1xNxH.shape, k_BxKxSxH.shape[1:3]
-    if S <= _BLOCK:
+    if S <= BLOCK:
         return masked(q_Bx1xNxH, k_BxKxSxH, v_BxKxSxH, (jnp.arange(S)[None] < length_B[:, None])[:, None])
     q_BxKxGxH = (q_Bx1xNxH * H**-0.5).reshape(B, K, N // K, H)
 
     def add_block(i, state):
         highest_BxKxG, total_BxKxG, sum_BxKxGxH = state
-        k_BxKxCxH, v_BxKxCxH = (jax.lax.dynamic_slice_in_dim(x, i * _BLOCK, _BLOCK, axis=2) for x in (k_BxKxSxH, v_BxKxSxH))
+        k_BxKxCxH, v_BxKxCxH = (jax.lax.dynamic_slice_in_dim(x, i * BLOCK, BLOCK, axis=2) for x in (k_BxKxSxH, v_BxKxSxH))
         score_BxKxGxC = jnp.einsum('bkgh,bkch->bkgc', q_BxKxGxH, k_BxKxCxH, preferred_element_type=jnp.float32)
-        seen_Bx1x1xC = (i * _BLOCK + jnp.arange(_BLOCK)[None] < length_B[:, None])[:, None, None]
+        seen_Bx1x1xC = (i * BLOCK + jnp.arange(BLOCK)[None] < length_B[:, None])[:, None, None]
         score_BxKxGxC = jnp.where(seen_Bx1x1xC, score_BxKxGxC, -jnp.inf)
         new_BxKxG = jnp.maximum(highest_BxKxG, score_BxKxGxC.max(axis=-1))
         weight_BxKxGxC, kept_BxKxG = jnp.exp(score_BxKxGxC - new_BxKxG[..., None]), jnp.exp(highest_BxKxG - new_BxKxG)
@@ -138,14 +138,14 @@ def attend_to(q_Bx1xNxH: jax.Array, k_BxKxSxH: jax.Array, v_BxKxSxH: jax.Array, 
         return new_BxKxG, total_BxKxG, sum_BxKxGxH * kept_BxKxG[..., None] + of_block
 
     nothing = (jnp.full((B, K, N // K), jnp.finfo(jnp.float32).min), jnp.zeros((B, K, N // K)), jnp.zeros((B, K, N // K, H)))
-    _, total_BxKxG, sum_BxKxGxH = jax.lax.fori_loop(0, -(-used // _BLOCK), add_block, nothing)
+    _, total_BxKxG, sum_BxKxGxH = jax.lax.fori_loop(0, -(-used // BLOCK), add_block, nothing)
     return (sum_BxKxGxH / total_BxKxG[..., None]).reshape(B, 1, N * H).astype(q_Bx1xNxH.dtype)
 
 
 def cache_slots(tokens: int, most: int) -> int:
     """Key slots for sequences of up to that many tokens, where others have up to `most`: of these alone if a block holds them, else
     whole blocks. A single block is summed otherwise than several, so there are two at least."""
-    return most if most <= _BLOCK else max(2, -(-tokens // _BLOCK)) * _BLOCK
+    return most if most <= BLOCK else max(2, -(-tokens // BLOCK)) * BLOCK
 
 
 def logits(graph: nnx.GraphDef, weights: Weights, hidden_xD: jax.Array) -> jax.Array:

@@ -44,9 +44,9 @@ class Failures:
         """Those that are asked again at `step`, where it is due: for each lag a draw from those that failed so many steps ago."""
         if not self._share or step % self._every:
             return []
-        chosen = []
-        for lag in LAGS:
-            failed = self._failed.get(step - lag, [])
+        chosen: list[Again] = []
+        for lag in LAGS:  # a prompt that failed more than once is asked for the shortest: its answers would be the same
+            failed = [i for i in self._failed.get(step - lag, []) if i not in {again.prompt.id for again in chosen}]
             drawn = rng.permutation(len(failed))[: self._share]
             chosen += [Again(self._prompts[failed[i]], lag) for i in drawn]
         return chosen

@@ -161,15 +161,20 @@ def composition(r: Records) -> Figure:
 
 
 def failed_again(r: Records) -> Figure:
-    """P(mixed | failed so many steps ago) over the whole run, beside P(mixed) of fresh groups; intervals are Wilson's."""
-    look = 'X2 can pay for a lag whose share is above that of fresh prompts: a response costs the same.'
+    """P(mixed | failed so many steps ago) beside P(mixed) of the same steps' fresh groups; intervals are Wilson's."""
+    look = "X2 can pay for a lag whose share is above that of the same steps' fresh prompts: a response costs the same."
     figure = Figure('failed_again', 'Prompts that failed, asked again', 'Not a figure of the paper; what its X2 lives on', look)
     if missing := need(r, *(f'failed_again/asked/{lag}' for lag in LAGS)):
         return figure._replace(missing=missing)
-    counts = [[int(np.nansum(column(r, f'failed_again/{part}/{lag}'))) for part in ('asked', 'mixed')] for lag in LAGS]
-    names, counted = [f'failed {lag} step{"s" * (lag > 1)} ago' for lag in LAGS], r.bins[np.isfinite(r.bins).all(axis=1)]
-    if counted.size:
-        names, counts = ['fresh', *names], [[int(counted.sum()), int(counted[:, 1:-1].sum())], *counts]
+    names, counts = [], []
+    for lag in LAGS:
+        asked, mixed = (np.nan_to_num(column(r, f'failed_again/{part}/{lag}')) for part in ('asked', 'mixed'))
+        names.append(f'failed {lag} step{"s" * (lag > 1)} ago')
+        counts.append((int(asked.sum()), int(mixed.sum())))
+        fresh = r.bins[asked > 0]
+        if fresh.size and np.isfinite(fresh).all():
+            names.append('fresh, the same steps')
+            counts.append((int(fresh.sum()), int(fresh[:, 1:-1].sum())))
     rows, shares = [], []
     for name, (asked, mixed) in zip(names, counts, strict=True):
         low, high = wilson_interval(mixed / asked, asked) if asked else (np.nan, np.nan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,7 @@ from bapo_jax.parallel import device_memory
 from bapo_jax.rollout.continued import longest_read
 from bapo_jax.rollout.engine import Engine, gathered
 from bapo_jax.rollout.jax_engine import JaxEngine
-from bapo_jax.rollout.room import Limits
+from bapo_jax.rollout.room import Limits, room_for
 from bapo_jax.rollout.serve import reads_images
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
@@ -43,6 +44,8 @@ def start_engine(
     if r.engine == 'jax':
         devices = mesh.devices.flat
         limits = cache_limits(config, mesh.size, devices[0].platform, device_memory(devices))
+        if said := slots_in_words(config, model, limits, mesh.size):
+            print(said, file=sys.stderr, flush=True)
         return JaxEngine(graph, model, ends, limits, mesh, sight)
     servers, token = list(r.servers), os.environ.get(TOKEN_VARIABLE)
     if not servers:
@@ -59,6 +62,18 @@ def cache_limits(config: ConfigDict, devices: int, platform: str, device_bytes: 
     r = config.rollout
     prompt_tokens = max(longest_read(config), config.evaluate.max_prompt_tokens)
     return Limits(max(1, r.rows // devices), prompt_tokens, device_bytes and int(r.cache_memory * device_bytes), platform == 'cpu')
+
+
+def slots_in_words(config: ConfigDict, model: ModelConfig, limits: Limits, devices: int) -> str:
+    """What is to be done where not all of rollout.rows can hold a response; '' where they can."""
+    r = config.rollout
+    fit = room_for(model, limits, limits.slots, r.group_size, limits.prompt_tokens, r.max_response_tokens).slots
+    if fit == limits.slots:
+        return ''
+    return (
+        f'rollout.cache_memory={r.cache_memory:g} has room for {fit * devices} of rollout.rows={r.rows}, and every step computes all '
+        f'of them: set rollout.rows={fit * devices}, or raise the share'
+    )
 
 
 def start_servers(config: ConfigDict, workdir: Path, sight: Sight | None = None) -> list[SupervisedServer]:

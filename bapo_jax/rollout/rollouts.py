@@ -121,11 +121,15 @@ class Rollouts:
         return fresh, reevaluated
 
     def ask_failed(self, step: int, prompts: Sequence[Prompt]) -> list[Group]:
-        """α's groups of prompts that failed before. Nothing remembers them. A signal waits: the step was taken already."""
+        """α's groups of prompts that failed before, behind what was begun ahead. Nothing remembers them.
+
+        A group that is lost is one without responses, however many are: only training needs most of them. A signal waits, since the
+        step was taken already.
+        """
         c = self._config
         sampling, draws = Sampling(c.rollout.temperature, c.rollout.max_response_tokens), [Draw(c.seed, step, FAILED)] * len(prompts)
         answers = self._engine.ask(prompts, c.rollout.group_size, sampling, draws)
-        return self._judged(Asked(list(prompts), [], draws, answers, self._selector_state)).groups
+        return self._collected(Asked(list(prompts), [], draws, answers, self._selector_state)).groups
 
     @contextmanager
     def held_by_theta(self, policies: Policies) -> Iterator[Engine]:
@@ -207,12 +211,15 @@ class Rollouts:
         return Asked(list(fresh), list(hard), draws, answers, self._selector.state())
 
     def _judged(self, asked: Asked) -> Collected:
-        c, prompts = self._config, asked.fresh + asked.hard
-        collected = judge_as_they_come(
-            asked.answers, self._tokenizer, prompts, asked.draws, self._reward, c.task.verify_s, c.rollout.max_response_tokens
-        )
+        c, collected = self._config, self._collected(asked)
         check_judged(collected.groups, c.rollout.group_size)
         if c.task.overlong_share:
             shaped = [punish_overlong(g, c.rollout.max_response_tokens, c.task.overlong_share) for g in collected.groups]
             collected = collected._replace(groups=shaped)
         return collected
+
+    def _collected(self, asked: Asked) -> Collected:
+        c, prompts = self._config, asked.fresh + asked.hard
+        return judge_as_they_come(
+            asked.answers, self._tokenizer, prompts, asked.draws, self._reward, c.task.verify_s, c.rollout.max_response_tokens
+        )

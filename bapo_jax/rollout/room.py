@@ -7,13 +7,16 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.models.decoding import BLOCK as ATTENDED
 from bapo_jax.models.decoding import cache_slots
 from bapo_jax.rollout.slots import BLOCK
 
 LINE = 4  # so many times more prompts wait in a device's line than fill its slots
 READ = 8  # prompts that a device reads at once, if its line has as many places
 SHORTEST = 128  # prompts are padded to a power of two from here on: few shapes, so few programs
-FEWEST = 8  # slots, where it is for us to choose: a CPU's attention of fewer than five rows rounds otherwise than that of more
+# Where it is for us to choose: a CPU's attention rounds otherwise for fewer than five rows, and where a block has fewer scores than
+# 4,096, of all rows and heads.
+FEWEST, SCORES = 8, 4096
 SMALL = 2**28  # bytes of keys and values that are set aside whatever waits: one size, so one program
 
 
@@ -53,8 +56,8 @@ def padded_length(tokens: int, most: int) -> int:
 def room_for(model: ModelConfig, limits: Limits, groups: int, size: int, longest: int, response_tokens: int) -> Room:
     """Room for `groups` groups of `size` responses, to prompts of up to `longest` tokens.
 
-    All slots that fit into `cache_bytes`, at least one; with `fewer` a quarter of them, or a sixteenth, …, where the rest would stand
-    empty. Caches that are SMALL have one size.
+    All slots that fit into `cache_bytes`, at least one; with `fewer` a quarter of them, or a sixteenth, and so on, where the
+    rest would stand empty and each response keeps its bits. Caches that are SMALL have one size.
     """
 
     def line(slots: int) -> int:
@@ -72,9 +75,11 @@ def room_for(model: ModelConfig, limits: Limits, groups: int, size: int, longest
             slots -= 1  # its line has a place more than its share
     if room(slots, limits.prompt_tokens).cache_bytes(model) <= SMALL:
         return room(slots, limits.prompt_tokens)
-    while limits.fewer and slots // 4 >= max(FEWEST, groups * size):
+    prompt_tokens = padded_length(longest, limits.prompt_tokens)
+    scores_of_a_row = model.num_heads * min(room(slots, prompt_tokens).key_slots, ATTENDED)
+    while limits.fewer and slots // 4 >= max(FEWEST, -(-SCORES // scores_of_a_row), groups * size):
         slots //= 4
-    return room(slots, padded_length(longest, limits.prompt_tokens))
+    return room(slots, prompt_tokens)
 
 
 def memory_of(model: ModelConfig, parameters: int, limits: Limits, *, group_size: int, response_tokens: int) -> int:

@@ -26,6 +26,7 @@ FREE_TO_CHANGE = (
     *HOW_COMPUTED, 'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'log', 'theory', 'debug', 'model.path', 'hub',
     'task.verify_s', 'task.reward_deadline_s', 'task.reward_workers', 'rollout.overlap', 'rollout.servers', 'rollout.gpus',
     'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance', 'rollout.server_memory', 'learner.skip_limit',
+    'replay.probe', 'replay.probe_every',
 )  # fmt: skip
 # What may be changed on purpose (--amend), from the next step on: it only acts from step to step. The run is then another one, and
 # says so in events.jsonl.

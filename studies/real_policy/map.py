@@ -160,6 +160,8 @@ def main() -> None:
     parser.add_argument('model', type=Path, nargs='?')
     parser.add_argument('--engine', choices=['jax', 'vllm'], default='jax')
     given = parser.parse_args()
+    if given.what != 'table' and not given.folder or given.what in ('ask', 'row') and not given.model:
+        parser.error(f'{given.what} needs a folder' + ' and a model' * (given.what != 'sets'))
     if given.what == 'sets':
         write_sets(given.folder)
     elif given.what == 'ask':

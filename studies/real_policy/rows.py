@@ -45,29 +45,36 @@ def row_of(run: Path, seconds: float, busy: bool) -> dict[str, Any]:
 
 
 def asked_again(metrics: list[dict[str, Any]]) -> dict[str, list[int]]:
-    """(groups, mixed ones) over a run: of fresh prompts, and of those that failed so many steps before; {} without `replay.probe`."""
+    """By lag (groups, mixed ones) of prompts that failed so many steps before, and of fresh ones at the steps that asked them.
+
+    {} without `replay.probe`.
+    """
     if not any(f'failed_again/asked/{LAGS[0]}' in row for row in metrics):
         return {}
-    bins = np.sum([row['accuracy_bins'] for row in metrics if 'accuracy_bins' in row], axis=0)
-    counts = {'fresh': [int(bins.sum()), int(bins[1:-1].sum())]}
+    counts = {}
     for lag in LAGS:
-        counts[str(lag)] = [int(sum(row.get(f'failed_again/{part}/{lag}', 0) for row in metrics)) for part in ('asked', 'mixed')]
+        due = [row for row in metrics if row.get(f'failed_again/asked/{lag}')]
+        bins = [sum(row['accuracy_bins']) for row in due], [sum(row['accuracy_bins'][1:-1]) for row in due]
+        counts[str(lag)] = [sum(row[f'failed_again/{part}/{lag}'] for row in due) for part in ('asked', 'mixed')] + [*map(sum, bins)]
     return counts
 
 
 def table_of_failures(rows: list[dict[str, Any]]) -> str:
-    """A line a run: the share of mixed groups, and its interval (Wilson's)."""
-    columns = ['fresh', *map(str, LAGS)]
-    lines = ['| arm | seed | fresh prompts | ' + ' | '.join(f'failed {lag} step{"s" * (lag > 1)} ago' for lag in LAGS) + ' |']
-    lines.append('|' + '---|' * (2 + len(columns)))
+    """Two columns a lag: the share of mixed groups with its interval (Wilson's), of those that failed and of fresh ones."""
+    head = [cell for lag in LAGS for cell in (f'failed {lag} step{"s" * (lag > 1)} ago', 'fresh then')]
+    lines = [f'| arm | seed | {" | ".join(head)} |', '|' + '---|' * (2 + len(head))]
     for row in rows:
         cells = []
-        for column in columns:
-            asked, mixed = row['asked_again'][column]
-            low, high = wilson_interval(mixed / asked, asked) if asked else (0, 0)
-            cells.append(f'{100 * mixed / asked:.0f} of {asked} ({100 * low:.0f} to {100 * high:.0f})' if asked else '')
+        for lag in LAGS:
+            asked, mixed, fresh, mixed_fresh = row['asked_again'][str(lag)]
+            cells += [share_of(mixed, asked), share_of(mixed_fresh, fresh)]
         lines.append(f'| {" | ".join([row["arm"], str(row["seed"]), *cells])} |')
     return '\n'.join(lines)
+
+
+def share_of(count: int, of: int) -> str:
+    low, high = wilson_interval(count / of, of) if of else (0, 0)
+    return f'{100 * count / of:.0f} of {of} ({100 * low:.0f} to {100 * high:.0f})' if of else ''
 
 
 def in_percent(counts: list[int], samples: int, k: int) -> str:
@@ -115,6 +122,8 @@ def main() -> None:
     parser.add_argument('--busy', action='store_true', help='other work shared the cores')
     arguments = parser.parse_args()
     if arguments.run:
+        if not (arguments.run / 'config.json').is_file():
+            parser.error(f'{arguments.run} is no run: it has no config.json')
         with ROWS.open('a', encoding='utf-8') as file:
             file.write(json.dumps(row_of(arguments.run, arguments.seconds, arguments.busy)) + '\n')
     for name, lines in tables().items():

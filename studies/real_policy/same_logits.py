@@ -75,6 +75,8 @@ def main() -> None:
     parser.add_argument('--count', type=int, default=4)
     given = parser.parse_args()
     tokens = np.array(questions(given.export, given.questions, given.count))
+    if len(tokens) < given.count:
+        parser.error(f'{given.questions} has {len(tokens)} questions of {TOKENS} tokens or more; --count={given.count}')
     ours, theirs = our_logits(given.export, tokens), logits_of_torch(given.export, tokens)
     logp = logp_of(ours, tokens)
     print(f'{len(tokens)} questions of {TOKENS} tokens; |logit| up to {abs(ours).max():.1f}, log-probs {logp.mean():.2f} on average')

@@ -30,6 +30,15 @@ def test_every_lag_has_its_share_of_what_failed_so_many_steps_ago(step, lags):
     assert len({(again.prompt.id, again.lag) for again in chosen}) == len(chosen)
 
 
+def test_a_prompt_that_failed_twice_is_asked_once():
+    """At two epochs' border, say. Its draws would be the same, and so its answers."""
+    failures = Failures(PROMPTS, 16, 5)
+    for step, numbers in ((5, (1, 2, 3)), (9, (3, 4))):
+        failures.observe(step, [make_group(i, 0) for i in numbers])
+    chosen = failures.choose(10, np.random.default_rng(0))
+    assert {(again.prompt.id, again.lag) for again in chosen} == {(1, 5), (2, 5), (3, 1), (4, 1)}
+
+
 def test_it_is_due_at_its_period_and_never_without_prompts():
     failures = after(9)
     assert [step for step in range(1, 70) if failures.choose(step, np.random.default_rng(0))] == [5, 10, 25, 65]

@@ -129,16 +129,17 @@ def test_the_lowest_effective_sample_size_is_named(tmp_path):
 
 def test_failed_prompts_that_are_mixed_now_stand_beside_fresh_ones(tmp_path):
     rows = [
-        row(s, accuracy_bins=[2, 1, 0, 1, 4], **{f'failed_again/{part}/{lag}': n for lag in (1, 5, 20, 60) for part, n in (
+        row(s, accuracy_bins=[2, 1, 0, 1, 4 + s], **{f'failed_again/{part}/{lag}': n for lag in (1, 5, 20, 60) for part, n in (
             ('asked', 4 * (s > lag)), ('mixed', lag % 3 * (s > lag)))})
         for s in (5, 10, 30)
     ]  # fmt: skip
     figure = figures.failed_again(of(tmp_path, rows))
     assert [line[:3] for line in figure.table.rows] == [
-        ('fresh', '24', '6'), ('failed 1 step ago', '12', '3'), ('failed 5 steps ago', '8', '4'), ('failed 20 steps ago', '4', '2'),
+        ('failed 1 step ago', '12', '3'), ('fresh, the same steps', '69', '6'), ('failed 5 steps ago', '8', '4'),
+        ('fresh, the same steps', '56', '4'), ('failed 20 steps ago', '4', '2'), ('fresh, the same steps', '38', '2'),
         ('failed 60 steps ago', '0', '0'),
     ]  # fmt: skip
-    assert figure.table.rows[0][3] == '0.250 (0.120 to 0.449)' and figure.table.rows[-1][3] == ''  # Wilson's of 6 in 24
+    assert figure.table.rows[0][3] == '0.250 (0.089 to 0.532)' and figure.table.rows[-1][3] == ''  # Wilson's of 3 in 12
     [bars] = figure.panels[0].lines
-    assert bars.x[::-1][:4].tolist() == [0.25, 0.25, 0.5, 0.5] and figure.panels[0].ticks[-1] == 'fresh'
+    assert bars.x[::-1][:3].tolist() == [0.25, 6 / 69, 0.5] and figure.panels[0].ticks[-1] == 'failed 1 step ago'
     assert figures.failed_again(of(tmp_path / 'without', [row(1)])).missing[0] == 'failed_again/asked/1'

@@ -1,5 +1,6 @@
 """Which engine a config names. Real servers: test_real_server.py."""
 
+import re
 import threading
 import types
 
@@ -9,6 +10,7 @@ from bapo_jax.config import default_config, resolve
 from bapo_jax.parallel import make_mesh
 from bapo_jax.rollout import engines
 from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.rollout.room import room_for
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.tasks.sight import Sight
 
@@ -28,6 +30,18 @@ def test_the_in_process_engine_starts_nothing_and_has_no_servers(policy, tmp_pat
     engine = start(config(policy), policy, tmp_path)
     assert isinstance(engine, JaxEngine) and engine.servers == 0
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize('share, said', [(0.3, ''), (1e-6, 'rollout.cache_memory=1e-06 has room for {} of rollout.rows=256, .* set rollout.rows={},')])
+def test_slots_that_do_not_fit_are_said_before_the_first_step(share, said, policy, tmp_path, monkeypatch, capsys):
+    """A share of a megabyte."""
+    monkeypatch.setattr(engines, 'device_memory', lambda _: 10**12)
+    c = config(policy, cache_memory=share)
+    start(c, policy, tmp_path)
+    limits = engines.cache_limits(c, 1, 'cpu', 10**12)
+    fit = room_for(policy.config, limits, 256, c.rollout.group_size, limits.prompt_tokens, c.rollout.max_response_tokens).slots
+    assert 0 < fit < 256 if said else fit == 256
+    assert re.fullmatch(said.format(fit, fit) and f'{said.format(fit, fit)}.*\n', capsys.readouterr().err)
 
 
 def test_listed_servers_are_asked_with_the_token_of_the_environment(policy, tmp_path, monkeypatch):

@@ -116,11 +116,11 @@ def engine_of(policy, limits):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('prompt_tokens, lengths', [(120, (40, 3, 5, 7)), (640, (600, 250, 3, 5))])
-def test_a_response_does_not_depend_on_how_much_memory_is_set_aside(prompt_tokens, lengths, wide, monkeypatch):
+@pytest.mark.parametrize('prompt_tokens, lengths, rows, fewer', [(120, (40, 3, 5, 7), 32, 8), (640, (600, 250, 3, 5), 32, 8), (12, (10, 3, 5, 7), 128, 32)])
+def test_a_response_does_not_depend_on_how_much_memory_is_set_aside(prompt_tokens, lengths, rows, fewer, wide, monkeypatch):
     """Where all slots are set aside, a quarter of them, or as many as fit: the same bits, in caches of one block and of several."""
     drawn, sampling = drawn_prompts(*lengths), Sampling(1.0, 20)
-    limits = Limits(32, prompt_tokens)
+    limits = Limits(rows, prompt_tokens)
     want = generate(engine_of(wide, limits), drawn, 2, sampling, DRAW)
     made = []
     monkeypatch.setattr(jax_engine, 'nothing_yet', lambda **of: made.append(of['cached']) or slots.nothing_yet(**of))
@@ -128,9 +128,9 @@ def test_a_response_does_not_depend_on_how_much_memory_is_set_aside(prompt_token
     few = engine_of(wide, limits)
     got = generate(few, drawn[2:], 2, sampling, DRAW) + generate(few, drawn[:2], 2, sampling, DRAW)
     assert_same(got, [*want[2:], *want[:2]])
-    whole = room_for(wide.config, limits, 32, 2, prompt_tokens, 20).cache_bytes(wide.config)
-    assert_same(generate(engine_of(wide, limits._replace(cache_bytes=whole * 11 // 32)), drawn * 4, 2, sampling, DRAW), want * 4)
-    assert made == [8, 8, 11]
+    whole = room_for(wide.config, limits, rows, 2, prompt_tokens, 20).cache_bytes(wide.config)
+    assert_same(generate(engine_of(wide, limits._replace(cache_bytes=whole * 11 // 32)), drawn * rows, 2, sampling, DRAW)[: len(want)], want)
+    assert made == [fewer, fewer, rows * 11 // 32]
 
 
 @pytest.mark.slow

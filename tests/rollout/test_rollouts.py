@@ -15,7 +15,7 @@ from bapo_jax.config import default_config, resolve
 from bapo_jax.groups import Prompt, Response, Verdict
 from bapo_jax.rollout import rollouts as module
 from bapo_jax.rollout.collect import Collected, TooFewJudged
-from bapo_jax.rollout.engine import FRESH, PROBE, REEVALUATION
+from bapo_jax.rollout.engine import FAILED, FRESH, PROBE, REEVALUATION
 from bapo_jax.rollout.fidelity import PolicyMismatch
 from bapo_jax.rollout.rollouts import Rollouts
 from bapo_jax.rollout.schedule import Schedule
@@ -237,6 +237,14 @@ def test_a_step_with_too_few_verdicts_ends_the_run(learns, rollouts):
     r, _ = rollouts(lambda _: (), learns=learns)
     with pytest.raises(TooFewJudged, match='16 of 16 responses of step 1 have no verdict.* gave up 2 groups of 8'):
         r.take(1, [], Trained(0))
+
+
+def test_prompts_that_are_only_counted_may_all_be_lost(rollouts):
+    """Nothing is trained on them, so a step that has been answered is not lost with them."""
+    r, engine = rollouts(lambda _: ())
+    groups = r.ask_failed(5, [prompt(3), prompt(4)])
+    assert ids(groups) == [3, 4] and all(group.infra_error for group in groups)
+    assert engine.events == [('ask', [(3, FAILED), (4, FAILED)])] and r.state() == str([])
 
 
 @pytest.mark.parametrize('learns', [False, True])

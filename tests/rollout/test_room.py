@@ -29,6 +29,14 @@ def test_slots_are_all_or_a_quarter_or_a_sixteenth(groups, slots):
     assert room(groups, 1024).slots == slots
 
 
+@pytest.mark.parametrize('heads, prompt_tokens, of, slots', [(14, 40, 256, 16), (9, 28, 128, 32), (9, 84, 128, 8), (2, 28, 256, 64), (1, 4, 200, 200)])
+def test_slots_are_never_so_few_that_a_response_loses_its_bits(heads, prompt_tokens, of, slots):
+    """A block has at least 4,096 scores, of all slots and heads; 12 tokens of a response join those of the prompt."""
+    model, limits = dataclasses.replace(QWEN, num_layers=2000, num_heads=heads), Limits(of, prompt_tokens)  # caches above SMALL
+    assert room(1, 3, limits=limits, model=model, tokens=12).slots == slots
+    assert slots == of or slots * heads * (prompt_tokens + 12) >= 4096
+
+
 @pytest.mark.parametrize('longest, prompt_tokens, key_slots', [(3, 128, 512), (128, 128, 512), (129, 256, 768), (900, 1024, 1536)])
 def test_prompts_and_keys_are_as_long_as_what_waits(longest, prompt_tokens, key_slots):
     assert room(9, longest)[2:4] == (prompt_tokens, key_slots)

@@ -34,6 +34,12 @@ def test_the_page_and_the_first_page_have_the_rows_numbers():
             before, after = (np.array(row[part]) for part in ('base', 'trained'))
             scores.setdefault('mean@8', []).append(f'{before.mean() / 0.08:.1f} → {after.mean() / 0.08:.1f}')
             scores.setdefault('pass@8', []).append(f'{100 * (before > 0).mean():.1f} → {100 * (after > 0).mean():.1f}')
+    rises = [100 * (np.mean(row['trained']) - np.mean(row['base'])) / row['samples'] for row in rows.read_rows() if row['task'] == 'arithmetic']
+    page = ' '.join(rows.PAGE.read_text('utf-8').split())
+    by_38, by_41, control, by_45, by_44, control_2 = (f'{rise:.1f}' for rise in rises)
+    assert f'rises by {by_38} points and not by 40; the other rises by {by_41}' in page
+    assert f'the control changes by {control} points' in page and f'the control changes by {control_2} points' in page
+    assert f'rises by {by_45} and {by_44} points' in page
     said = [f'{name} {" and ".join(of_seeds)}' for name, of_seeds in scores.items()]
     assert f'two seeds: {", ".join(said)} |' in (ROOT / 'README.md').read_text('utf-8')
     assert said[0] in (ROOT / 'docs' / 'tasks.md').read_text('utf-8')
@@ -48,15 +54,22 @@ def test_a_question_is_shown_without_what_all_of_them_share():
 
 
 def test_what_failed_and_was_asked_again_is_counted_over_the_run():
+    """Beside the fresh groups of those steps alone."""
+
+    def counts(*asked):
+        return {f'failed_again/{part}/{lag}': n for lag, n in zip((1, 5, 20, 60), asked, strict=True) for part in ('asked', 'mixed')}
+
     metrics = [
         {'accuracy_bins': [3, 1, 1]},
-        {'accuracy_bins': [1, 2, 2], **{f'failed_again/{part}/{lag}': n for lag in (1, 5, 20, 60) for part, n in (('asked', lag), ('mixed', 1))}},
+        {'accuracy_bins': [1, 2, 2], **counts(2, 0, 0, 0)},
+        {'accuracy_bins': [5, 4, 1], **counts(1, 4, 0, 0)},
         {'step': 3},
     ]
-    assert rows.asked_again(metrics) == {'fresh': [10, 3], '1': [1, 1], '5': [5, 1], '20': [20, 1], '60': [60, 1]}
+    assert rows.asked_again(metrics) == {'1': [3, 3, 15, 6], '5': [4, 4, 10, 4], '20': [0, 0, 0, 0], '60': [0, 0, 0, 0]}
     assert rows.asked_again(metrics[:1]) == {}
-    [_, _, line] = rows.table_of_failures([{'arm': 'x', 'seed': 1, 'asked_again': rows.asked_again(metrics) | {'60': [0, 0]}}]).splitlines()
-    assert line == '| x | 1 | 30 of 10 (11 to 60) | 100 of 1 (21 to 100) | 20 of 5 (4 to 62) | 5 of 20 (1 to 24) |  |'
+    [_, _, line] = rows.table_of_failures([{'arm': 'x', 'seed': 1, 'asked_again': rows.asked_again(metrics)}]).splitlines()
+    cells = ['100 of 3 (44 to 100)', '40 of 15 (20 to 64)', '100 of 4 (51 to 100)', '40 of 10 (17 to 69)', *[''] * 4]
+    assert line == f'| x | 1 | {" | ".join(cells)} |'
 
 
 def test_the_control_permutes_verdicts_in_training_alone():
