@@ -3,13 +3,31 @@
     python -m studies.real_policy.fetch Qwen2.5-Coder-0.5B-Instruct pretrained/Qwen2.5-Coder-0.5B-Instruct
     BAPO_DATA=DIR python -m studies.real_policy.map sets runs/map
     python -m bapo_jax.train --config=studies/real_policy/math_on_cpu.py --workdir=runs/math_on_cpu
+    python -m studies.real_policy.math_on_cpu runs/math_on_cpu     # keeps its steps in math_on_cpu.jsonl, and writes page.md's table
 
 MATH's training problems of levels 1 and 2, tested on 32 of those levels of MATH-500. Every step syncs the server, and every fifth asks
 hard prompts again. Ten steps teach nothing that could be measured; this shows that the path holds.
 """
 
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
 from bapo_jax.config import default_config
+from bapo_jax.files import replace_part
 from bapo_jax.methods import apply_method
+from bapo_jax.run.log import read_metrics
+
+HERE = Path(__file__).resolve().parent
+ROWS = HERE / 'math_on_cpu.jsonl'
+COLUMNS = {  # of the metrics, and how the page calls them
+    'step': '', 'critic/score/mean': 'right', 'response_length/clip_ratio': 'cut', 'bapo/x1_groups': 'X1', 'bapo/x2_groups': 'X2',
+    'bapo/x3_groups': 'X3', 'bapo/reevaluated': 'asked again', 'bapo/lag': 'lag', 'mismatch/logprob_abs_mean': 'mean abs. Δ log-prob',
+    'actor/grad_norm': 'gradient norm', 'timing_s/gen': 's to generate', 'timing_s/update_actor': 's to update', 'timing_s/step': 's in all',
+}  # fmt: skip
 
 
 def get_config(method: str = 'bapo_tuned'):
@@ -35,3 +53,31 @@ def get_config(method: str = 'bapo_tuned'):
     apply_method(c, method, 'math')
     c.replay.use_x2 = True  # off in this row; here every part is to run
     return c
+
+
+def kept(run: Path) -> list[dict[str, Any]]:
+    """What the study keeps of each step of a run."""
+    return [{name: row[name] for name in (*COLUMNS, 'accuracy_bins') if name in row} for row in read_metrics(run) if row['step']]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """A line a step."""
+    lines = [f'| step | mixed of 6 | {" | ".join(filter(None, COLUMNS.values()))} |', '|' + '---|' * (1 + len(COLUMNS))]
+    for row in rows:
+        cells = [f'{row[name]:.3g}' if name in row else '' for name, column in COLUMNS.items() if column]
+        lines.append(f'| {" | ".join([str(row["step"]), str(sum(row["accuracy_bins"][1:-1])), *cells])} |')
+    return '\n'.join(lines)
+
+
+def read_rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()] if ROWS.exists() else []
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        ROWS.write_text(''.join(json.dumps(row) + '\n' for row in kept(Path(sys.argv[1]))), 'utf-8')
+    replace_part(HERE / 'page.md', 'math on cpu', table(read_rows()) + '\n')
+
+
+if __name__ == '__main__':
+    main()

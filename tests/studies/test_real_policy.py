@@ -12,7 +12,7 @@ from small_run import ROOT
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import read_tokenizer
 from bapo_jax.tasks import arithmetic
-from studies.real_policy import answers, fetch, rows, shuffled
+from studies.real_policy import answers, fetch, math_on_cpu, rows, shuffled
 from studies.real_policy.gguf_to_hf import convert
 
 CHAT = '{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{{ "<|im_start|>assistant\n" }}'
@@ -45,6 +45,12 @@ def test_the_page_and_the_first_page_have_the_rows_numbers():
     assert said[0] in (ROOT / 'docs' / 'tasks.md').read_text('utf-8')
     config = ' '.join((ROOT / 'configs' / 'arithmetic.py').read_text('utf-8').split())
     assert ' %, '.join(said).replace('→', '->') + ' %' in config
+
+
+def test_the_page_has_the_steps_on_math():
+    lines = math_on_cpu.table(math_on_cpu.read_rows())
+    assert f'<!-- math on cpu -->\n{lines}\n<!-- /math on cpu -->' in rows.PAGE.read_text('utf-8')
+    assert len(lines.splitlines()) == 2 + math_on_cpu.get_config().steps
 
 
 def test_a_question_is_shown_without_what_all_of_them_share():
