@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,13 +89,12 @@ def mesh_sizes(data: int, fsdp: int, tensor: int, devices: int) -> tuple[int, in
 def device_memory(devices: Sequence[jax.Device]) -> int | None:
     """Bytes of memory that each of these has; None where it does not say. CPU devices share the machine's, or the container's."""
     if devices[0].platform == 'cpu':
-        return min(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'), *_limits_of_containers()) // len(devices)
+        return min([os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'), *_limits_of_containers()]) // len(devices)
     return (devices[0].memory_stats() or {}).get('bytes_limit')
 
 
 def _limits_of_containers() -> Iterator[int]:
     """Bytes that this process may take, where a container limits it: by the interface of now and by the one before."""
-    yield sys.maxsize
     for name in ('memory.max', 'memory/memory.limit_in_bytes'):
         with contextlib.suppress(OSError, ValueError):  # no such file, or 'max'
             yield int((CONTAINER / name).read_text('ascii'))
