@@ -123,6 +123,7 @@ def check_theory(c: ConfigDict, need: Need) -> None:
 def mesh_section() -> ConfigDict:
     """How devices share the work."""
     h = ConfigDict()
+    h.platform = ''  # what the trainer must compute on: cpu, gpu or tpu; '': what JAX finds, as JAX_PLATFORMS says
     h.data = 1  # whole copies of the policy
     h.fsdp = -1  # ways to split parameters and rows; -1: all devices that are left
     h.tensor = 1  # ways to split heads, MLP and vocabulary
@@ -134,6 +135,7 @@ def mesh_section() -> ConfigDict:
 
 def check_mesh(c: ConfigDict, need: Need) -> None:
     positive(need, c, 'mesh.deadline_s')
+    one_of(need, c, 'mesh.platform', ('', 'cpu', 'gpu', 'tpu'))
     need(not (c.mesh.frozen_on_host and c.rollout.engine == 'jax'),
          'mesh.frozen_on_host: the in-process engine needs α on the devices; set it to False, or rollout.engine=vllm')  # fmt: skip
 

@@ -15,6 +15,7 @@ from bapo_jax.replay.filters import FILTERS
 from bapo_jax.replay.kinds import GIVEN_BY, KINDS, REEVALUATE
 from bapo_jax.replay.repo import RETRIEVE
 from bapo_jax.replay.thresholds import DIRECTIONS, R_TOT, TOLERANCE
+from bapo_jax.rollout.gpus import named, parallel_flags
 from bapo_jax.rollout.schedule import PHASES
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 
@@ -39,13 +40,13 @@ def rollout_section() -> ConfigDict:
     r.rows = 256  # jax: slots of all devices together, each for one response at a time
     r.cache_memory = 0.3  # jax: at most this share of a device's memory for keys and values; slots that do not fit take no response
     r.servers = ()  # vllm: URLs of running servers; (): they are started and supervised, one for each of `gpus`
-    r.gpus = ()  # vllm: CUDA's numbers of GPUs that JAX leaves free, such as (1, 2); (): one server, as on a CPU
+    r.gpus = ()  # vllm: a server for each word: CUDA's numbers of its GPUs, which JAX leaves free: (4, '6,7'); (): one server
     r.dtype = 'float32'  # vllm: what policies are shipped and served in: float32 or bfloat16
     r.concurrency = 64  # vllm: groups under way at a server
     r.deadline_s = 600.0  # vllm: most seconds for a server to start, to load a policy, or to answer without making progress
     r.probe_tolerance = 0.0  # vllm: most mean |server's - trainer's| log-prob after a sync; 0: 1e-3 in float32, .05 in bfloat16
     r.server_memory = 0.0  # vllm: fraction of the GPU's memory for the server that is started; 0: vLLM's choice
-    r.server_args = ()  # vllm: more of vLLM's own flags for it, such as ('--tensor-parallel-size=2',)
+    r.server_args = ()  # vllm: more of vLLM's own flags for it, such as ('--enforce-eager',)
     return r
 
 
@@ -78,11 +79,23 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
         check_server(server, 'rollout.servers')
     need(not (r.servers and r.gpus),
          f'rollout.gpus={r.gpus} is for servers that are started, but rollout.servers={r.servers}; drop one')  # fmt: skip
-    need(len(set(r.gpus)) == len(r.gpus), f'rollout.gpus={r.gpus} names a GPU twice; each server has one of its own')
+    check_gpus(r, need)
     need(not r.servers or bool(os.environ.get(TOKEN_VARIABLE)),
          f"rollout.servers={r.servers}, but {TOKEN_VARIABLE} is not set; put the servers' token there")  # fmt: skip
     need(0 < r.cache_memory < 1, f'rollout.cache_memory={r.cache_memory} must be in (0, 1): a share of the memory of a device')
     need(0 <= r.server_memory < 1, f'rollout.server_memory={r.server_memory} must be in [0, 1): a share of the memory of a GPU')
+
+
+def check_gpus(r: ConfigDict, need: Need) -> None:
+    """Each word lists GPUs, none stands in two of them, and vLLM's own flags use as many."""
+    try:
+        of_servers = [named(word) for word in r.gpus]
+        names = [name for gpus in of_servers for name in gpus]
+        need(len({*names}) == len(names), f'rollout.gpus={tuple(r.gpus)} names a GPU twice; each server has its own')
+        for gpus in of_servers or [()]:
+            parallel_flags(gpus, r.server_args)
+    except ValueError as error:
+        need(False, f'rollout.gpus, rollout.server_args: {error}')
 
 
 def check_server(url: str, field: str) -> None:

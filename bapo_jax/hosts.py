@@ -20,6 +20,8 @@ from typing import Any, NoReturn
 import jax
 from jax._src import distributed  # the only access to JAX's coordination service; Orbax uses it too
 
+from bapo_jax.parallel import present
+
 _STOP_S = 30  # most seconds that host 0 waits for the others to hear of its end
 _SHUTDOWN_S = 60  # most seconds that each host waits for the others to end
 _BROKEN_OFF = ('Gloo', 'NCCL', 'UNAVAILABLE', 'ABORTED')  # in messages of JAX
@@ -39,12 +41,22 @@ def naming_losses() -> Iterator[None]:
     try:
         yield
     except jax.errors.JaxRuntimeError as e:
-        if jax.process_count() == 1 or not any(word in str(e) for word in _BROKEN_OFF):
+        if _hosts() == 1 or not any(word in str(e) for word in _BROKEN_OFF):
             raise
         raise HostLost(
-            f'host {jax.process_index()} lost another host in the middle of their work; its output may say why: '
+            f'host {_host()} lost another host in the middle of their work; its output may say why: '
             f'{str(e).splitlines()[0]}'
         ) from e
+
+
+def _hosts() -> int:
+    """How many hosts have joined. JAX's own count starts its devices, which may be what has failed."""
+    return distributed.global_state.num_processes
+
+
+def _host() -> int:
+    """Which of them this is."""
+    return distributed.global_state.process_id
 
 
 def leave(message: str) -> NoReturn:
@@ -82,12 +94,16 @@ def join(coordinator: str, hosts: int, host: int, timeout_s: int) -> None:
         shutdown_timeout_seconds=_SHUTDOWN_S,
     )  # fmt: skip
     watchdog.cancel()
-    print(f'host {host} of {hosts}: {jax.local_device_count()} of {jax.device_count()} devices', flush=True)
+    try:
+        devices = present()
+    except ValueError as e:
+        leave(f'error: {e}')
+    print(f'host {host} of {hosts}: {jax.local_device_count()} of {len(devices)} devices', flush=True)
 
 
 def part() -> None:
     """Waits for the other hosts to end too, _SHUTDOWN_S at most: one that is gone before them would count as lost."""
-    if jax.process_count() > 1:
+    if _hosts() > 1:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             jax.distributed.shutdown()
 
@@ -111,7 +127,7 @@ class Hosts:
 
     def tell(self, do: str, **what: Any) -> None:
         """Announces work to the other hosts, and returns when all are ready for it. Raises HostLost."""
-        if jax.process_count() == 1:
+        if _hosts() == 1:
             return
         client = distributed.global_state.client
         client.key_value_set(self._name(), json.dumps({'do': do, **what}))
@@ -126,7 +142,7 @@ class Hosts:
             plan = json.loads(client.blocking_key_value_get(self._name(), self._deadline_ms))
         except jax.errors.JaxRuntimeError as e:
             raise HostLost(
-                f'host {jax.process_index()} heard nothing from host 0 for {self._deadline_ms // 1000} s: it hangs, or a step '
+                f'host {_host()} heard nothing from host 0 for {self._deadline_ms // 1000} s: it hangs, or a step '
                 'takes longer than mesh.deadline_s'
             ) from e
         self._meet(f'to {plan["do"]}')
@@ -135,25 +151,25 @@ class Hosts:
 
     def agree(self, problem: str) -> None:
         """Exchanges the hosts' problems, '' for none. Raises HostError on every host where any host has a problem."""
-        if jax.process_count() == 1:
+        if _hosts() == 1:
             return
         client = distributed.global_state.client
-        client.key_value_set(f'{self._name()}/{jax.process_index()}', problem)
+        client.key_value_set(f'{self._name()}/{_host()}', problem)
         self._meet('to begin')
-        said = [client.blocking_key_value_get(f'{self._name()}/{i}', self._deadline_ms) for i in range(jax.process_count())]
+        said = [client.blocking_key_value_get(f'{self._name()}/{i}', self._deadline_ms) for i in range(_hosts())]
         self._meetings += 1
         if any(said):
             raise HostError('\n'.join(f'host {i}: {text}' for i, text in enumerate(said) if text))
 
     def collect(self, text: str) -> list[str]:
         """Returns every host's text, by host, on host 0, and nothing on the others; all have given theirs. Raises HostLost."""
-        if jax.process_count() == 1:
+        if _hosts() == 1:
             return [text]
         client, said = distributed.global_state.client, []
-        client.key_value_set(f'{self._name()}/{jax.process_index()}', text)
+        client.key_value_set(f'{self._name()}/{_host()}', text)
         self._meet('to collect')
-        if jax.process_index() == 0:
-            keys = [f'{self._name()}/{i}' for i in range(jax.process_count())]
+        if _host() == 0:
+            keys = [f'{self._name()}/{i}' for i in range(_hosts())]
             said = [client.blocking_key_value_get(key, self._deadline_ms) for key in keys]
             for key in keys:
                 client.key_value_delete(key)
@@ -168,6 +184,6 @@ class Hosts:
             distributed.global_state.client.wait_at_barrier(self._name(), self._deadline_ms)
         except jax.errors.JaxRuntimeError as e:
             raise HostLost(
-                f'host {jax.process_index()} waited {self._deadline_ms // 1000} s (mesh.deadline_s) for all hosts to meet '
+                f'host {_host()} waited {self._deadline_ms // 1000} s (mesh.deadline_s) for all hosts to meet '
                 f'{purpose}: {str(e).splitlines()[0]}'
             ) from e

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -39,15 +40,49 @@ class ShardingRules:
 _AXES = {parameter.path: parameter.axes for parameter in PARAMETERS + VISION_PARAMETERS}
 
 
+# The packages by which JAX reaches an accelerator. Where one is installed, the CPU is computed on only if somebody asks for it.
+PLUGINS = {'gpu': ('jax-cuda13-plugin', 'jax-cuda12-plugin'), 'tpu': ('libtpu',)}
+_LOOK = 'see what JAX says above, and `nvidia-smi`: CUDA 13 needs driver 580 or newer, CUDA 12 needs 525'
+
+
+def present(platform: str = '') -> list[jax.Device]:
+    """The devices that JAX computes on, those of all hosts.
+
+    Raises ValueError if they are not of `platform` ('cpu', 'gpu', 'tpu'; '': any), if there are none of those that JAX_PLATFORMS names,
+    or if JAX has fallen back on the CPU: it is installed for an accelerator, found none, and nobody asked for the CPU.
+    """
+    asked = jax.config.jax_platforms or ''
+    try:
+        devices = jax.devices()
+    except (RuntimeError, AssertionError) as e:  # a platform that fails to start; one that JAX does not know
+        said = str(e).splitlines()[0] if str(e) else 'no such device'
+        raise ValueError(f'JAX_PLATFORMS={asked}: JAX cannot start it ({said}); {_LOOK}') from e
+    found = devices[0].platform
+    if platform and found != platform:
+        raise ValueError(f'mesh.platform={platform}, but JAX computes on the {found}; {_LOOK}, or change mesh.platform')
+    installed = [package for packages in PLUGINS.values() for package in packages if _is_installed(package)]
+    if found == 'cpu' and installed and platform != 'cpu' and 'cpu' not in asked.split(','):
+        raise ValueError(f'{installed[0]} is installed, but JAX found no such device and fell back on the CPU; {_LOOK}. '
+                         'If the CPU is meant, set JAX_PLATFORMS=cpu')  # fmt: skip
+    return devices
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
 def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh of data × fsdp × tensor devices, by default those present, laid out by their interconnect: by JAX's mesh_utils.
+    """A mesh of data × fsdp × tensor devices, by default those `present`, laid out by their interconnect: by JAX's mesh_utils.
 
     On a TPU slice each axis follows the slice's own. Several slices (TPU slices, GPU hosts) are crossed by the outermost axes that
     can be: 'data' where the sizes allow, so that 'fsdp' and 'tensor' stay within one. A host's devices need not be neighbours.
 
-    Sizes and errors as `mesh_sizes`.
+    Sizes and errors as `mesh_sizes`; errors of `present`, too.
     """
-    devices = sorted(jax.devices() if devices is None else devices, key=lambda device: (device.process_index, device.id))
+    devices = sorted(present() if devices is None else devices, key=lambda device: (device.process_index, device.id))
     sizes, slices = mesh_sizes(data, fsdp, tensor, len(devices)), len({getattr(device, 'slice_index', 0) for device in devices})
     if slices == 1:
         laid_out = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)

@@ -8,8 +8,9 @@
 # IMAGE     has the repository in REPO (/bapo_jax) with `make env JAX=cuda` and `make vllm-env VLLM=cuda` done; bash, curl
 # CLAIM     a persistent volume claim (ReadWriteMany), mounted at MOUNT (/shared)
 # MODEL     Hugging Face directory that trainers (model.path) and servers start from: a path in the pods
-# TRAINERS, SERVERS  pods of each (1), with GPUS_PER_TRAINER (8) and GPUS_PER_SERVER (1)
-# SERVE_ARGS         words for bapo_jax.rollout.serve, after -- for vLLM: '--dtype=bfloat16 -- --tensor-parallel-size 2'
+# TRAINERS, SERVERS  pods of each (1), with GPUS_PER_TRAINER (8) and GPUS_PER_SERVER (1), over which a server splits its model
+# SERVE_ARGS         words for bapo_jax.rollout.serve, after -- for vLLM: '--dtype=bfloat16 -- --enforce-eager'
+# PLATFORM (gpu) that trainers must compute on
 # RESTARTS (3) · PORT (8000) · COORDINATOR_PORT (8476) · SERVER_DEADLINE (1800) seconds to start · PYTHON (REPO/.venv/bin/python)
 #
 # Needs kubectl, python3 and, in the cluster, JobSet. What follows -- goes to bapo_jax.train. A run that ended, or was ended with
@@ -46,11 +47,15 @@ yaml() {
   python3 -c 'import json, re, sys
 print(re.sub(r"\$(?!\((POD_IP|JOB_COMPLETION_INDEX)\))", "$$", json.dumps(sys.argv[1:], ensure_ascii=False)))' "$@"
 }
+gpus='' # a pod has GPUs of its own, and numbers them from 0
+for ((i = 0; i < GPUS_PER_SERVER; i++)); do gpus+=${gpus:+,}$i; done
 # shellcheck disable=SC2016 # for Kubernetes to expand
-SERVE=$(yaml "$python" -m bapo_jax.rollout.serve --model="$MODEL" --host='$(POD_IP)' --port="$port" ${serve_args[@]+"${serve_args[@]}"})
+SERVE=$(yaml "$python" -m bapo_jax.rollout.serve --model="$MODEL" --host='$(POD_IP)' --port="$port" ${gpus:+--gpus=$gpus} \
+  ${serve_args[@]+"${serve_args[@]}"})
 WAIT=$(yaml "$REPO/launch/wait_for_servers.sh" "${SERVER_DEADLINE:-1800}" "${urls[@]}")
 # shellcheck disable=SC2016 # for Kubernetes to expand
-TRAIN=$(yaml "$python" -m bapo_jax.train "$@" --config.model.path="$MODEL" --config.rollout.engine=vllm \
+TRAIN=$(yaml "$python" -m bapo_jax.train "$@" --config.model.path="$MODEL" --config.mesh.platform="${PLATFORM:-gpu}" \
+  --config.rollout.engine=vllm \
   --config.rollout.servers="($servers)" --coordinator="$NAME-trainer-0-0.$NAME:${COORDINATOR_PORT:-8476}" --hosts="$TRAINERS" \
   --host='$(JOB_COMPLETION_INDEX)')
 export SERVE WAIT TRAIN

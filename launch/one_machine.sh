@@ -5,9 +5,10 @@
 #       launch/one_machine.sh -- --config=configs/math.py --workdir=runs/math
 #
 # MODEL         Hugging Face directory that trainer (model.path) and servers start from
-# SERVER_GPUS   a server for each word, on the GPUs it lists (without GPUs: '0 1' is two servers)
+# SERVER_GPUS   a server for each word, its model split over the GPUs that the word lists (on a CPU '0 1' is two servers)
 # TRAINER_GPUS  the trainer's GPUs
-# SERVE_ARGS    words for bapo_jax.rollout.serve, after -- for vLLM: '--dtype=bfloat16 -- --tensor-parallel-size 2'
+# SERVE_ARGS    words for bapo_jax.rollout.serve, after -- for vLLM: '--dtype=bfloat16 -- --enforce-eager'
+# PLATFORM (gpu) that the trainer must compute on
 # PORT (8000) of the first server · SERVER_DEADLINE (900) seconds to start · PYTHON (.venv/bin/python)
 #
 # Needs `make env vllm-env`, curl. What follows -- goes to bapo_jax.train; paths count from the repository. Servers write to
@@ -52,7 +53,7 @@ set -m # each process below leads a group of its own, so that Ctrl-C reaches thi
 mkdir -p "$workdir/servers"
 urls=() servers=''
 for gpus in $SERVER_GPUS; do
-  CUDA_VISIBLE_DEVICES=$gpus "$python" -m bapo_jax.rollout.serve --model="$MODEL" --host=127.0.0.1 --port="$port" \
+  "$python" -m bapo_jax.rollout.serve --model="$MODEL" --host=127.0.0.1 --port="$port" --gpus="$gpus" \
     ${serve_args[@]+"${serve_args[@]}"} >"$workdir/servers/$port.log" 2>&1 </dev/null &
   started+="$! "
   urls+=("http://127.0.0.1:$port")
@@ -65,6 +66,7 @@ started+="$! "
 wait $! || exit 1
 
 CUDA_VISIBLE_DEVICES=$TRAINER_GPUS "$python" -m bapo_jax.train "$@" --config.model.path="$MODEL" \
+  --config.mesh.platform="${PLATFORM:-gpu}" \
   --config.rollout.engine=vllm --config.rollout.servers="($servers)" </dev/null &
 trainer=$!
 while kill -0 "$trainer" 2>/dev/null; do wait "$trainer" || true; done # a signal ends `wait` before the trainer has ended

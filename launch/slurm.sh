@@ -4,14 +4,16 @@
 #SBATCH --signal=B:TERM@600
 # Slurm: trainer hosts on the first nodes, vLLM servers on the last.
 #
-#   MODEL=/shared/DIR SERVER_NODES=2 SERVE_ARGS='--dtype=bfloat16' sbatch --nodes=6 --exclusive --gpus-per-node=8 \
-#       launch/slurm.sh -- --config=configs/math.py --workdir=/shared/runs/math
+#   MODEL=/shared/DIR SERVER_NODES=2 SERVER_GPUS='0 1 2 3 4 5 6 7' SERVE_ARGS='--dtype=bfloat16' \
+#       sbatch --nodes=6 --exclusive --gpus-per-node=8 launch/slurm.sh -- --config=configs/math.py --workdir=/shared/runs/math
 #
 # MODEL         Hugging Face directory that trainers (model.path) and servers start from
 # SERVER_NODES  how many nodes, the last ones, are for servers (1)
-# SERVER_GPUS   a server on each of them for each word, on the GPUs it lists: '0,1,2,3 4,5,6,7'; unset: one server with all
-# SERVE_ARGS    words for bapo_jax.rollout.serve, after -- for vLLM: '--dtype=bfloat16 -- --tensor-parallel-size 8'
+# SERVER_GPUS   a server on each of them for each word, its model split over the GPUs that the word lists: '0,1,2,3 4,5,6,7'; unset: one
+#               server, split over all GPUs of its node
+# SERVE_ARGS    words for bapo_jax.rollout.serve, after -- for vLLM: '--dtype=bfloat16 -- --enforce-eager'
 # REQUEUE       0: a run that a signal stopped stays stopped; else the job is queued again (exit status 75, docs/operations.md)
+# PLATFORM (gpu) that trainers must compute on
 # PORT (8000) of a node's first server · COORDINATOR_PORT (8476) · SERVER_DEADLINE (900) seconds to start · PYTHON (.venv/bin/python)
 #
 # Submit from the repository, on a file system that all nodes see, as they see MODEL and WORKDIR. Needs `make env vllm-env`, and curl
@@ -22,7 +24,7 @@ cd "${SLURM_SUBMIT_DIR:-.}"
 
 : "${SLURM_JOB_NODELIST:?it is set inside a job; submit this script with sbatch, or run it under salloc}"
 : "${MODEL:?set it to the Hugging Face directory to start from, seen by all nodes}"
-export MODEL PYTHON=${PYTHON:-.venv/bin/python} PORT=${PORT:-8000} SERVER_GPUS=${SERVER_GPUS:-}
+export MODEL PYTHON=${PYTHON:-.venv/bin/python} PORT=${PORT:-8000} SERVER_GPUS=${SERVER_GPUS:-all}
 [ -f bapo_jax/train.py ] || { echo "error: $PWD is not the repository; submit from there" >&2 && exit 1; }
 [ -x "$PYTHON" ] || { echo "error: PYTHON=$PYTHON does not run; make env, or set PYTHON" >&2 && exit 1; }
 [ -f "$MODEL/config.json" ] || { echo "error: MODEL=$MODEL has no config.json; give a Hugging Face directory" >&2 && exit 1; }
@@ -37,7 +39,7 @@ hosts=$((${#nodes[@]} - server_nodes))
   echo "error: ${#nodes[@]} nodes with SERVER_NODES=$server_nodes leave no trainer or no server; ask for more nodes, or set SERVER_NODES" >&2
   exit 1
 }
-read -r -a per_node <<<"${SERVER_GPUS:-all}"
+read -r -a per_node <<<"$SERVER_GPUS"
 read -r -a serve_args <<<"${SERVE_ARGS:-}"
 : "${BAPO_ROLLOUT_TOKEN:=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')}"
 export BAPO_ROLLOUT_TOKEN # srun hands the environment on; command lines can be read by others
@@ -65,8 +67,9 @@ for node in "${nodes[@]:hosts}"; do
   for i in "${!per_node[@]}"; do urls+=("http://$node:$((PORT + i))") && servers+="'http://$node:$((PORT + i))',"; done
 done
 # shellcheck disable=SC2016 # for the task's shell to expand
-serve='[ -z "$SERVER_GPUS" ] || { read -r -a gpus <<<"$SERVER_GPUS" && export CUDA_VISIBLE_DEVICES="${gpus[SLURM_LOCALID]}"; }
-  exec "$PYTHON" -m bapo_jax.rollout.serve --model="$MODEL" --host="$SLURMD_NODENAME" --port=$((PORT + SLURM_LOCALID)) "$@"'
+serve='read -r -a gpus <<<"$SERVER_GPUS"
+  exec "$PYTHON" -m bapo_jax.rollout.serve --model="$MODEL" --host="$SLURMD_NODENAME" --port=$((PORT + SLURM_LOCALID)) \
+    --gpus="${gpus[SLURM_LOCALID]}" "$@"'
 srun --export=ALL --cpu-bind=none --nodes="$server_nodes" --ntasks="${#urls[@]}" --ntasks-per-node="${#per_node[@]}" \
   --nodelist="$(comma_list "${nodes[@]:hosts}")" --kill-on-bad-exit=0 --output="$workdir/servers/%t.log" \
   bash -c "$serve" serve ${serve_args[@]+"${serve_args[@]}"} </dev/null &
@@ -80,7 +83,8 @@ wait $! || exit 1
 train='unset SLURM_LOCALID && exec "$PYTHON" -m bapo_jax.train "$@" --host="$SLURM_PROCID"'
 srun --export=ALL --cpu-bind=none --nodes="$hosts" --ntasks="$hosts" --ntasks-per-node=1 --distribution=block \
   --nodelist="$(comma_list "${nodes[@]:0:hosts}")" --kill-on-bad-exit=1 \
-  bash -c "$train" train "$@" --config.model.path="$MODEL" --config.rollout.engine=vllm --config.rollout.servers="($servers)" \
+  bash -c "$train" train "$@" --config.model.path="$MODEL" --config.mesh.platform="${PLATFORM:-gpu}" --config.rollout.engine=vllm \
+  --config.rollout.servers="($servers)" \
   --coordinator="${nodes[0]}:${COORDINATOR_PORT:-8476}" --hosts="$hosts" </dev/null &
 trainer=$!
 while kill -0 "$trainer" 2>/dev/null; do wait "$trainer" || true; done # a signal ends `wait` before the trainers have ended

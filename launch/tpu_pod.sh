@@ -8,7 +8,9 @@
 # SERVERS      Compute Engine instances with GPUs, for one server each, in SERVER_ZONE (ZONE)
 # REPO         the repository, on a file system that all these machines see under one path, as they see MODEL and WORKDIR
 # MODEL        Hugging Face directory that trainers (model.path) and servers start from
-# SERVE_ARGS   words for bapo_jax.rollout.serve, after -- for vLLM: '--dtype=bfloat16 -- --tensor-parallel-size 8'
+# SERVER_GPUS  the GPUs of an instance over which its server splits the model, as in 0,1,2,3 (all)
+# SERVE_ARGS   words for bapo_jax.rollout.serve, after -- for vLLM: '--dtype=bfloat16 -- --enforce-eager'
+# PLATFORM (tpu) that trainers must compute on
 # PORT (8000) · COORDINATOR_PORT (8476) · SERVER_DEADLINE (900) seconds to start · PYTHON (REPO/.venv/bin/python)
 #
 # Needs gcloud with project and ssh keys set up here; in REPO `make env JAX=tpu`, and `make vllm-env VLLM=cuda` from a GPU machine; bash
@@ -54,6 +56,7 @@ set -m # each process below leads a group of its own, so that Ctrl-C reaches thi
 printf -v at '%q' "$REPO" && printf -v logs '%q' "$workdir/servers" && i=0
 for server in $SERVERS; do
   printf -v serve '%q ' "$python" -m bapo_jax.rollout.serve --model="$MODEL" --host="${addresses[i]}" --port="$port" \
+    --gpus="${SERVER_GPUS:-all}" \
     ${serve_args[@]+"${serve_args[@]}"}
   remote="IFS= read -r BAPO_ROLLOUT_TOKEN && export BAPO_ROLLOUT_TOKEN && cd $at && mkdir -p $logs || exit 1; exec 3<&0
     $serve </dev/null >$logs/$i.log 2>&1 & server=\$!
@@ -69,8 +72,8 @@ printf '%s\n' "$BAPO_ROLLOUT_TOKEN" >"$token_file"
 gcloud compute tpus tpu-vm scp "$token_file" "$TPU:.bapo_token" --zone="$ZONE" --worker=all
 rm -f "$token_file"
 printf -v wait_for_servers '%q ' launch/wait_for_servers.sh "${SERVER_DEADLINE:-900}" "${urls[@]}"
-printf -v train '%q ' "$python" -m bapo_jax.train "$@" --config.model.path="$MODEL" --config.rollout.engine=vllm \
-  --config.rollout.servers="($servers)" --coordinator="${hosts[0]}:${COORDINATOR_PORT:-8476}" --hosts="${#hosts[@]}"
+printf -v train '%q ' "$python" -m bapo_jax.train "$@" --config.model.path="$MODEL" --config.mesh.platform="${PLATFORM:-tpu}" \
+  --config.rollout.engine=vllm --config.rollout.servers="($servers)" --coordinator="${hosts[0]}:${COORDINATOR_PORT:-8476}" --hosts="${#hosts[@]}"
 on_tpu "echo \$\$ >\"\$HOME/.bapo_trainer\" && cd $at &&
   IFS= read -r BAPO_ROLLOUT_TOKEN <\"\$HOME/.bapo_token\" && export BAPO_ROLLOUT_TOKEN && rm -f \"\$HOME/.bapo_token\" &&
   host=\$(curl --silent --fail --noproxy '*' --header Metadata-Flavor:Google \\

@@ -193,7 +193,7 @@ def test_a_host_that_does_not_join_ends_the_others_in_time_with_a_message(host, 
     ],
 )
 def test_what_jax_says_of_a_lost_host_is_told_as_that_and_nothing_else_is(hosts, said, told, monkeypatch):
-    monkeypatch.setattr(jax, 'process_count', lambda: hosts)
+    monkeypatch.setattr('bapo_jax.hosts._hosts', lambda: hosts)
     with pytest.raises((HostLost, jax.errors.JaxRuntimeError), match=told) as raised, naming_losses():
         raise jax.errors.JaxRuntimeError(said)
     assert (raised.type is HostLost) == ('lost' in told)

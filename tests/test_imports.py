@@ -23,9 +23,9 @@ HOUSE = (
     ('cli', 'output stopping terminal'),
     ('hub', ''),
     ('events', 'terminal'),
-    ('hosts', ''),
     ('methods', 'files output'),
     ('models parallel', ''),  # one table of parameters: models reads it, parallel shards by it
+    ('hosts', 'parallel'),
     ('seen', 'groups models'),
     ('scores', 'groups'),
     ('tasks', 'groups output terminal events hub'),

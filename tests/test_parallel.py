@@ -6,6 +6,7 @@ Tolerance: 1e-5 of the largest value, float32.
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import jax
@@ -250,3 +251,46 @@ def test_programs_are_kept_on_accelerators_where_nothing_else_was_said(backend, 
         assert jax.config.jax_compilation_cache_dir == (str(Path.home() / '.cache' / 'bapo_jax') if kept else directory)
     finally:
         jax.config.update('jax_compilation_cache_dir', before)
+
+
+@pytest.fixture
+def jax_finds(monkeypatch):
+    """Has JAX find devices of that platform, asked for `platforms`, with these packages installed."""
+
+    def finds(platform, platforms=None, installed=()):
+        monkeypatch.setattr(jax, 'devices', lambda: [types.SimpleNamespace(platform=platform)])
+        monkeypatch.setattr(parallel, '_is_installed', lambda package: package in installed)
+        jax.config.update('jax_platforms', platforms)
+
+    before = jax.config.jax_platforms
+    yield finds
+    jax.config.update('jax_platforms', before)
+
+
+@pytest.mark.parametrize('package', ['jax-cuda13-plugin', 'jax-cuda12-plugin', 'libtpu'])
+def test_an_accelerators_jax_does_not_fall_back_on_the_cpu(package, jax_finds):
+    jax_finds('cpu', installed=[package])
+    with pytest.raises(ValueError, match=f'{package} is installed, but .* fell back on the CPU; .*nvidia-smi.*JAX_PLATFORMS=cpu'):
+        make_mesh(1, -1, 1)
+    for asked in ({'platforms': 'cpu'}, {'platforms': 'cuda,cpu'}):  # JAX itself refuses to start without the first of several
+        jax_finds('cpu', installed=[package], **asked)
+        assert len(parallel.present()) == 1
+    jax_finds('cpu', installed=[package])
+    assert len(parallel.present('cpu')) == 1
+    jax_finds('gpu', installed=[package])
+    assert len(parallel.present()) == 1
+
+
+def test_a_platform_that_is_asked_for_is_the_one_or_an_error(jax_finds):
+    jax_finds('cpu')
+    assert len(parallel.present('cpu')) == len(parallel.present()) == 1
+    with pytest.raises(ValueError, match='mesh.platform=gpu, but JAX computes on the cpu; .*driver 580 or newer'):
+        parallel.present('gpu')
+
+
+@pytest.mark.slow
+def test_a_run_on_a_missing_platform_ends_in_one_line_before_it_claims_its_directory(tmp_path):
+    words = [sys.executable, '-m', 'bapo_jax.train', '--config=configs/quickstart.py', f'--workdir={tmp_path / "run"}']
+    done = subprocess.run(words, cwd=ROOT, env={**os.environ, 'JAX_PLATFORMS': 'cuda'}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and 'Traceback' not in done.stderr
+    assert 'error: JAX_PLATFORMS=cuda: JAX cannot start it' in done.stderr and not (tmp_path / 'run' / 'config.json').exists()

@@ -302,9 +302,10 @@ def build_learner(config: ConfigDict, hosts: Hosts = Hosts(), sight: Sight | Non
     `sight` is as of `Learner`. Raises ValueError or FileNotFoundError, naming the field and the remedy, where it cannot run on the
     devices here.
     """
+    devices = parallel.present(config.mesh.platform)
     parallel.keep_programs()
     model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
-    mesh = parallel.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    mesh = parallel.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
     if config.rollout.engine == 'jax' and jax.process_count() > 1:
         raise ValueError('rollout.engine=jax answers from the devices of one process; with several hosts set rollout.engine=vllm')
     kernel = choose_kernel(config, model, mesh, mesh.devices.flat[0].platform)

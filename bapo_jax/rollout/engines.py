@@ -21,6 +21,7 @@ from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.parallel import device_memory
 from bapo_jax.rollout.continued import longest_read
 from bapo_jax.rollout.engine import Engine, gathered
+from bapo_jax.rollout.gpus import named
 from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.rollout.room import Limits, room_for
 from bapo_jax.rollout.serve import reads_images
@@ -77,9 +78,13 @@ def slots_in_words(config: ConfigDict, model: ModelConfig, limits: Limits, devic
 
 
 def start_servers(config: ConfigDict, workdir: Path, sight: Sight | None = None) -> list[SupervisedServer]:
-    """A server for each of rollout.gpus, or one; all start at once. Raises ServerFailed, and ValueError where JAX has their GPU."""
+    """A server for each word of rollout.gpus, or one; all start at once.
+
+    Raises ServerFailed, and ValueError if JAX has their GPU or the model cannot be split over a server's GPUs.
+    """
     r, e, token = config.rollout, config.evaluate, secrets.token_urlsafe(24)
-    check_gpus(r.gpus, r.server_memory)
+    of_servers = [named(gpus) for gpus in r.gpus] or [()]
+    check_gpus(of_servers, r.server_memory)
     stated = []
     if changes := hf.overrides(config.model):
         stated += ['--hf-overrides', json.dumps({'text_config': changes} if reads_images(config.model.path) else changes)]
@@ -89,16 +94,16 @@ def start_servers(config: ConfigDict, workdir: Path, sight: Sight | None = None)
     servers = [
         SupervisedServer(
             config.model.path,
-            workdir / ('server.log' if gpu is None else f'server{gpu}.log'),
+            workdir / f'server{"-".join(gpus)}.log',
             dtype=r.dtype,
             max_tokens=max(r.max_prompt_tokens + r.max_response_tokens, e.max_prompt_tokens + e.max_response_tokens),
             memory=r.server_memory,
-            gpu=gpu,
+            gpus=gpus,
             token=os.environ.get(TOKEN_VARIABLE) or token,
             deadline_s=r.deadline_s,
             extra=(*stated, *r.server_args),
         )
-        for gpu in r.gpus or (None,)
+        for gpus in of_servers
     ]
     print(f'starting {"a vLLM server" if len(servers) == 1 else f"{len(servers)} vLLM servers"} …', flush=True)
     with ThreadPoolExecutor(len(servers)) as pool:
@@ -106,16 +111,17 @@ def start_servers(config: ConfigDict, workdir: Path, sight: Sight | None = None)
     return servers
 
 
-def check_gpus(gpus: Sequence[int], memory: float) -> None:
-    """Raises ValueError where a server would start on a GPU that JAX has taken, and no share of its `memory` is set aside."""
+def check_gpus(of_servers: Sequence[tuple[str, ...]], memory: float) -> None:
+    """Raises ValueError if a server would start on a GPU that JAX has taken, and no share of its `memory` is set aside."""
     if jax.default_backend() != 'gpu' or memory:
         return
     visible = os.environ.get('CUDA_VISIBLE_DEVICES')
     numbers = [device.local_hardware_id for device in jax.local_devices()]
     taken = [visible.split(',')[number] for number in numbers] if visible else [str(number) for number in numbers]
-    if not gpus or {str(gpu) for gpu in gpus} & set(taken):
+    if any(not gpus or {*gpus} & {*taken} for gpus in of_servers):
+        words = ' '.join(','.join(gpus) for gpus in of_servers)
         raise ValueError(
-            f'rollout.gpus={tuple(gpus)}, and JAX has taken GPU {", ".join(taken)} of this machine with a fixed pool of memory. '
+            f'rollout.gpus names {words or "no GPU"}, and JAX has taken GPU {", ".join(taken)} of this machine with a fixed pool of memory. '
             'Start the trainer with CUDA_VISIBLE_DEVICES naming its own GPUs and name others in rollout.gpus; or list servers in '
             'rollout.servers; or share a GPU by rollout.server_memory (docs/vllm.md)'
         )

@@ -19,10 +19,12 @@ import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags, logging
 
 from bapo_jax import cli, hub, output
+from bapo_jax.rollout.gpus import ALL, named, parallel_flags, visible
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 
 FLAGS = flags.FLAGS
@@ -36,11 +38,12 @@ IMAGE_OPTIONS = ('--limit-mm-per-prompt', '{"video": 0}', '--mm-processor-cache-
 
 def command(
     model: str, *, port: int, host: str = '127.0.0.1', python: str | Path = PYTHON, dtype: str = 'auto', max_tokens: int = 0,
-    sequences: int = 256, memory: float = 0.0, extra: Sequence[str] = (),
+    sequences: int = 256, memory: float = 0.0, gpus: Sequence[str] = (), extra: Sequence[str] = (),
 ) -> list[str]:  # fmt: skip
     """The server's command line.
 
-    `max_tokens` limits prompt and response together; `memory` is a fraction of the GPU's. 0 leaves either to vLLM.
+    `max_tokens` limits prompt and response together; `memory` is a fraction of the GPU's. 0 leaves either to vLLM. With `gpus` the
+    model is split over them all; `environment` shows the server the same ones. Raises ValueError if it cannot be split so.
     """
     return [
         str(python), '-m', 'vllm.entrypoints.openai.api_server',
@@ -56,17 +59,33 @@ def command(
         '--generation-config', 'vllm',  # the model's own has top-p and penalties, which change the distribution sampled from
         '--disable-uvicorn-access-log',
         *(IMAGE_OPTIONS if reads_images(model) else ()),
+        *parallel_flags(gpus, extra, heads(model)),
         *extra,
     ]  # fmt: skip
 
 
 def reads_images(model: str | Path) -> bool:
     """Whether the model of a Hugging Face directory has a vision tower."""
+    return 'vision_config' in _stated(model)
+
+
+def heads(model: str | Path) -> int:
+    """The attention heads of a directory's language model; 0 if its config.json does not say."""
+    stated = _stated(model)
+    count = (stated.get('text_config') or stated).get('num_attention_heads', stated.get('num_attention_heads'))
+    return count if type(count) is int else 0
+
+
+def _stated(model: str | Path) -> dict[str, Any]:
+    """What the config.json of a Hugging Face directory states; {} if there is none. Raises ValueError for a file that is no config."""
     file = Path(model) / 'config.json'
     try:
-        return file.is_file() and 'vision_config' in json.loads(file.read_text('utf-8'))
+        stated = json.loads(file.read_text('utf-8')) if file.is_file() else {}
+        if not isinstance(stated, dict) or not isinstance(stated.get('text_config') or {}, dict):
+            raise TypeError('it holds no object')
     except (ValueError, TypeError, RecursionError) as e:
         raise ValueError(f'{file}: no config of a model ({str(e)[:200]}); fetch the model directory again') from e
+    return stated
 
 
 def package_alone() -> Path:
@@ -86,10 +105,11 @@ def package_alone() -> Path:
     return folder
 
 
-def environment(token: str, cpu_cache_gib: int = 1) -> dict[str, str]:
-    """This process's environment variables and the server's own."""
+def environment(token: str, gpus: Sequence[str] = (), cpu_cache_gib: int = 1) -> dict[str, str]:
+    """This process's environment variables and the server's own. It sees `gpus`; if none are named, those that this process sees."""
     return {
         **os.environ,
+        **({'CUDA_VISIBLE_DEVICES': ','.join(gpus)} if gpus else {}),
         TOKEN_VARIABLE: token,
         'PYTHONPATH': os.pathsep.join(filter(None, [str(package_alone()), os.environ.get('PYTHONPATH')])),
         'VLLM_SERVER_DEV_MODE': '1',  # the routes that pause, load and resume
@@ -126,15 +146,18 @@ def main(argv: Sequence[str]) -> None:
         token = secrets.token_urlsafe(24)
         print(f'export {TOKEN_VARIABLE}={token}', flush=True)
     try:
-        reads_images(model)
+        gpus = visible() if FLAGS.gpus == ALL else named(FLAGS.gpus) if FLAGS.gpus else ()
     except ValueError as e:
         sys.exit(f'error: {e}')
-    words = command(
-        model, port=FLAGS.port, host=FLAGS.host, python=FLAGS.python, dtype=FLAGS.dtype, max_tokens=FLAGS.max_tokens,
-        sequences=FLAGS.sequences, memory=FLAGS.memory, extra=argv[1:],
-    )  # fmt: skip
+    try:
+        words = command(
+            model, port=FLAGS.port, host=FLAGS.host, python=FLAGS.python, dtype=FLAGS.dtype, max_tokens=FLAGS.max_tokens,
+            sequences=FLAGS.sequences, memory=FLAGS.memory, gpus=gpus, extra=argv[1:],
+        )  # fmt: skip
+    except ValueError as e:
+        sys.exit(f'error: {e}')
     output.hand_over()
-    os.execve(words[0], words, environment(token))
+    os.execve(words[0], words, environment(token, gpus))
 
 
 def run() -> None:
@@ -146,6 +169,7 @@ def run() -> None:
     flags.DEFINE_string('dtype', 'auto', 'auto, float32 or bfloat16.')
     flags.DEFINE_integer('max_tokens', 0, "Limit of prompt and response together; 0: the model's limit.")
     flags.DEFINE_integer('sequences', 256, 'Responses sampled at once.')
+    flags.DEFINE_string('gpus', '', "CUDA's numbers of the GPUs that the server splits the model over, as in 6,7, or all; '': vLLM's choice.")
     flags.DEFINE_float('memory', 0.0, "Fraction of the GPU's memory, where the trainer has the rest; 0: vLLM's choice.")
     cli.start(main)
 

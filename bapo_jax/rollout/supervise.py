@@ -32,14 +32,17 @@ class SupervisedServer:
     """
 
     def __init__(self, model: str, log: Path, *, dtype: str, max_tokens: int, deadline_s: float, memory: float = 0.0,
-                 gpu: int | None = None, token: str = '', python: str | Path | None = None, extra: Sequence[str] = ()):  # fmt: skip
-        """`gpu` is CUDA's number of the one that it sees. By default its `token` is the environment's, or a new one."""
+                 gpus: Sequence[str] = (), token: str = '', python: str | Path | None = None, extra: Sequence[str] = ()):  # fmt: skip
+        """`gpus` are CUDA's names of those that it sees and uses, all for one copy of the model.
+
+        By default its `token` is the environment's, or a new one. Raises ValueError if the model cannot be split over these GPUs.
+        """
         self.token = token or os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
-        self._gpu = {} if gpu is None else {'CUDA_VISIBLE_DEVICES': str(gpu)}
+        self._gpus = gpus
         port = free_port()
         self.url = f'http://127.0.0.1:{port}'
         options = {'python': python} if python else {}
-        self._command = command(model, port=port, dtype=dtype, max_tokens=max_tokens, memory=memory, extra=extra, **options)
+        self._command = command(model, port=port, dtype=dtype, max_tokens=max_tokens, memory=memory, gpus=gpus, extra=extra, **options)
         self._log, self._deadline_s, self._process, self._leash = log, deadline_s, None, None
         atexit.register(self.stop)
 
@@ -57,7 +60,7 @@ class SupervisedServer:
             # In a process group of its own, the server survives a Ctrl-C during a step, and stop() ends the engine process too.
             self._process = subprocess.Popen(
                 [sys.executable, '-I', str(LEASH), str(reading), *self._command],
-                env={**environment(self.token), **self._gpu}, stdout=log, stderr=subprocess.STDOUT, pass_fds=[reading],
+                env=environment(self.token, self._gpus), stdout=log, stderr=subprocess.STDOUT, pass_fds=[reading],
                 start_new_session=True,
             )  # fmt: skip
         os.close(reading)

@@ -48,7 +48,7 @@ def start(script: str, tmp_path: Path, *train_args: str, hosts: int = 2, servers
     needed = {
         'PATH': f'{stubs}:{os.environ["PATH"]}', 'PYTHON': str(stubs / 'python'), 'MODEL': str(BASE), 'SERVER_DEADLINE': '20',
         'STUB_RECORDS': str(records), 'STUB_HOSTS': str(hosts), 'STUB_CURL': shutil.which('curl'),
-        'PORT': str(free_ports(servers)),
+        'PORT': str(free_ports(servers)), 'PLATFORM': 'cpu',
     }  # fmt: skip
     needed |= {
         'one_machine': {'SERVER_GPUS': ' '.join(map(str, range(servers))), 'TRAINER_GPUS': '6,7'},

@@ -70,7 +70,7 @@ def test_every_host_runs_the_same_command_but_for_its_number(done):
     first = launched.trainers[0].argv
     assert first[: 2 + len(args)] == ['-m', 'bapo_jax.train', *args]
     added = {a.split('=', 1)[0] for a in first[2 + len(args) :]}
-    expected = {'--config.model.path', '--config.rollout.engine', '--config.rollout.servers'}
+    expected = {'--config.model.path', '--config.mesh.platform', '--config.rollout.engine', '--config.rollout.servers'}
     if script == 'one_machine':
         assert added == expected and len(launched.trainers) == 1
         return
@@ -267,7 +267,8 @@ def test_a_signal_while_servers_start_ends_them(script, tmp_path):
 
 def test_each_process_of_one_machine_has_its_gpus(tmp_path):
     launched = launch('one_machine', tmp_path, SERVER_GPUS='4 5,6', TRAINER_GPUS='0,1')
-    assert [c.env['CUDA_VISIBLE_DEVICES'] for c in launched.servers + launched.trainers] == ['4', '5,6', '0,1']
+    assert [flag(c, 'gpus') for c in launched.servers] == ['4', '5,6']  # serve shows them, and splits the model over them
+    assert launched.trainers[0].env['CUDA_VISIBLE_DEVICES'] == '0,1'
     assert {flag(c, 'host') for c in launched.servers} == {'127.0.0.1'}
 
 
@@ -275,10 +276,22 @@ def test_slurm_starts_a_server_for_each_word_on_each_server_node(tmp_path):
     launched = launch('slurm', tmp_path, servers=2, SERVER_GPUS='0,1 2,3')
     assert launched.status == 0, launched.output
     first = int(flag(launched.servers[0], 'port'))
-    assert [(flag(c, 'host'), int(flag(c, 'port')) - first, c.env['CUDA_VISIBLE_DEVICES']) for c in launched.servers] == [
+    assert [(flag(c, 'host'), int(flag(c, 'port')) - first, flag(c, 'gpus')) for c in launched.servers] == [
         ('127.0.0.101', 0, '0,1'), ('127.0.0.101', 1, '2,3'), ('127.0.0.102', 0, '0,1'), ('127.0.0.102', 1, '2,3'),
     ]  # fmt: skip
     assert len(ast.literal_eval(flag(launched.trainers[0], 'config.rollout.servers'))) == 4
+
+
+@pytest.mark.parametrize(('script', 'env', 'gpus', 'platform'), [
+    ('slurm', {}, 'all', 'gpu'),  # of the node, which has them all for one server
+    ('kubernetes', {'GPUS_PER_SERVER': '2'}, '0,1', 'gpu'), ('kubernetes', {'GPUS_PER_SERVER': '0'}, None, 'gpu'),
+    ('tpu_pod', {}, 'all', 'tpu'), ('tpu_pod', {'SERVER_GPUS': '0,1'}, '0,1', 'tpu'),
+])  # fmt: skip
+def test_a_server_is_told_its_gpus_and_a_trainer_what_it_must_compute_on(script, env, gpus, platform, tmp_path):
+    launched = launch(script, tmp_path, PLATFORM=None, **env)
+    assert launched.status == 0, launched.output
+    assert {flag(c, 'gpus') for c in launched.servers} == {gpus}
+    assert {flag(c, 'config.mesh.platform') for c in launched.trainers} == {platform}
 
 
 def test_a_host_of_slurm_uses_all_its_gpus(tmp_path):

@@ -74,7 +74,7 @@ def test_without_servers_one_is_started_and_its_token_used(policy, tmp_path, mon
     c = config(policy, engine='vllm', max_prompt_tokens=20, max_response_tokens=30, server_args=('--enforce-eager',))
     assert start(c, policy, tmp_path) == 'engine'
     (model, log, fields), last = started
-    assert fields['gpu'] is None
+    assert fields['gpus'] == ()
     assert (model, log, last) == (str(policy.path), tmp_path / 'server.log', 'started')
     assert fields['max_tokens'] == 50 and fields['extra'] == ('--enforce-eager',)
     assert made == [([Started], 'its own')] and 'starting a vLLM server' in capsys.readouterr().out
@@ -105,20 +105,20 @@ def test_a_server_that_is_started_has_the_trainers_sizes_of_images(vl_directory,
     )]  # fmt: skip
 
 
-def test_every_gpu_that_is_named_gets_a_server_and_all_have_one_token(policy, tmp_path, monkeypatch, capsys):
+def test_every_word_of_gpus_gets_a_server_and_all_have_one_token(policy, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     together = threading.Barrier(2)  # both start at once
 
     class Started:
-        def __init__(self, model, log, *, gpu, token, **fields):
-            self.log, self.gpu, self.token = log, gpu, token
+        def __init__(self, model, log, *, gpus, token, **fields):
+            self.log, self.gpus, self.token = log, gpus, token
 
         def start(self):
             together.wait(10)
 
     monkeypatch.setattr(engines, 'SupervisedServer', Started)
-    servers = engines.start_servers(config(policy, engine='vllm', gpus=(1, 3)), tmp_path)
-    assert [(s.gpu, s.log.name) for s in servers] == [(1, 'server1.log'), (3, 'server3.log')]
+    servers = engines.start_servers(config(policy, engine='vllm', gpus=(1, '6,7')), tmp_path)
+    assert [(s.gpus, s.log.name) for s in servers] == [(('1',), 'server1.log'), (('6', '7'), 'server6-7.log')]
     assert len({s.token for s in servers}) == 1 and servers[0].token
     assert 'starting 2 vLLM servers' in capsys.readouterr().out
 
@@ -126,12 +126,14 @@ def test_every_gpu_that_is_named_gets_a_server_and_all_have_one_token(policy, tm
 @pytest.mark.parametrize(
     'visible, gpus, memory, taken',
     [
-        (None, (2, 3), 0.0, None),  # JAX has 0 and 1
-        (None, (1, 2), 0.0, '0, 1'),
-        (None, (), 0.0, '0, 1'),
-        ('4,5', (0, 1), 0.0, None),  # numbers are CUDA's, whatever this process sees
-        ('4,5', (5,), 0.0, '4, 5'),
-        (None, (), 0.4, None),  # a share of the card is set aside for the server
+        (None, ('2', '3'), 0.0, None),  # JAX has 0 and 1
+        (None, ('2,3',), 0.0, None),
+        (None, ('1', '2'), 0.0, '0, 1'),
+        (None, ('2', '3,1'), 0.0, '0, 1'),
+        (None, ('',), 0.0, '0, 1'),
+        ('4,5', ('0', '1'), 0.0, None),  # numbers are CUDA's, whatever this process sees
+        ('4,5', ('5',), 0.0, '4, 5'),
+        (None, ('',), 0.4, None),  # a share of the card is set aside for the server
     ],
 )
 def test_a_gpu_that_jax_has_taken_is_refused(visible, gpus, memory, taken, monkeypatch):
@@ -140,12 +142,13 @@ def test_a_gpu_that_jax_has_taken_is_refused(visible, gpus, memory, taken, monke
         monkeypatch.setenv('CUDA_VISIBLE_DEVICES', visible)
     monkeypatch.setattr(engines.jax, 'default_backend', lambda: 'gpu')
     monkeypatch.setattr(engines.jax, 'local_devices', lambda: [types.SimpleNamespace(local_hardware_id=i) for i in range(2)])
+    of_servers = [tuple(filter(None, word.split(','))) for word in gpus]
     if taken:
-        with pytest.raises(ValueError, match=rf'rollout\.gpus=.* JAX has taken GPU {taken} of this machine'):
-            engines.check_gpus(gpus, memory)
+        with pytest.raises(ValueError, match=rf'rollout\.gpus names .* JAX has taken GPU {taken} of this machine'):
+            engines.check_gpus(of_servers, memory)
     else:
-        engines.check_gpus(gpus, memory)
+        engines.check_gpus(of_servers, memory)
 
 
 def test_on_a_cpu_nothing_is_taken():
-    engines.check_gpus((), 0.0)
+    engines.check_gpus([()], 0.0)

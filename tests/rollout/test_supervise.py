@@ -142,11 +142,11 @@ def test_a_server_and_its_engine_end_when_who_started_them_is_killed(tmp_path):
         time.sleep(0.05)
 
 
-def test_a_server_sees_the_gpu_that_is_its_own(make, tmp_path):
-    server = make(f'#!/bin/sh\necho $CUDA_VISIBLE_DEVICES > {tmp_path}/seen\nexit 3\n', gpu=5)
+def test_a_server_sees_the_gpus_that_are_its_own(make, tmp_path):
+    server = make(f'#!/bin/sh\necho $CUDA_VISIBLE_DEVICES "$(echo "$*" | grep -o -- "--tensor-parallel-size .")" > {tmp_path}/seen\nexit 3\n', gpus=('5', '6'))
     with pytest.raises(ServerFailed):
         server.start()
-    assert (tmp_path / 'seen').read_text() == '5\n'
+    assert (tmp_path / 'seen').read_text() == '5,6 --tensor-parallel-size 2\n'
 
 
 def test_a_server_that_ends_is_an_error_with_the_end_of_its_log(make):

@@ -1,0 +1,72 @@
+"""The GPUs of a rollout server: their names, and the tensor parallelism that follows from them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from collections.abc import Sequence
+
+ALL = 'all'  # every GPU that this process may use
+_TENSOR = ('--tensor-parallel-size', '-tp')
+_PIPELINE = ('--pipeline-parallel-size', '-pp')
+_DATA = ('--data-parallel-size', '-dp')
+
+
+def named(gpus: int | str) -> tuple[str, ...]:
+    """CUDA's names of the GPUs in a word: 4 or '4' has one, '6,7' two. Raises ValueError for an empty name or one given twice."""
+    names = tuple(name.strip() for name in str(gpus).split(','))
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError(f"{gpus!r} does not list GPUs; write '6,7' for two of them, each once")
+    return names
+
+
+def visible() -> tuple[str, ...]:
+    """The GPUs that CUDA shows this process, as the driver lists them. Raises ValueError if there is none."""
+    if shown := os.environ.get('CUDA_VISIBLE_DEVICES', '').strip():
+        return named(shown)
+    try:
+        words = ['nvidia-smi', '--query-gpu=index', '--format=csv,noheader']
+        listed = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError) as e:
+        raise ValueError(f'the GPUs of this machine cannot be listed (nvidia-smi: {e}); name them, as in 0,1,2,3') from e
+    if not listed:
+        raise ValueError('nvidia-smi lists no GPU on this machine; look at its driver')
+    return tuple(listed)
+
+
+def parallel_flags(gpus: Sequence[str], extra: Sequence[str], heads: int = 0) -> list[str]:
+    """vLLM's flags that make one server use all of `gpus`, beside its other flags `extra`; [] if no GPU is named.
+
+    Raises ValueError if `extra` uses another number of GPUs, if the model's attention `heads` (0: unknown) cannot be split evenly, or if `extra`
+    asks for data parallelism: such a server reports, and loads policies into, its first engine only.
+    """
+    tensor, pipeline, data = (_size(extra, names) for names in (_TENSOR, _PIPELINE, _DATA))
+    if (data or 1) > 1:
+        raise ValueError(f'{_DATA[0]} {data}: only the first engine would get policies; start a server for each engine instead')
+    if not gpus:
+        return []
+    wanted = tensor or len(gpus) // (pipeline or 1)
+    if wanted * (pipeline or 1) != len(gpus):
+        raise ValueError(
+            f'the server has GPU {",".join(gpus)}, but its flags use {wanted * (pipeline or 1)}: leave out {_TENSOR[0]}, '
+            'which follows from the GPUs, or name as many'
+        )
+    if heads % wanted:
+        fitting = [str(n) for n in range(1, wanted) if heads % n == 0]
+        raise ValueError(f'{heads} attention heads cannot be shared by {wanted} GPUs; give the server {" or ".join(fitting)}')
+    return [] if tensor else [_TENSOR[0], str(wanted)]
+
+
+def _size(words: Sequence[str], names: Sequence[str]) -> int:
+    """The value of a flag of vLLM, the last one given; 0 if it is not there. vLLM takes _ for - and `--flag=2` for `--flag 2`."""
+    size = 0
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=''):
+        name, equals, value = word.partition('=')
+        if name.replace('_', '-') in names:
+            value = value if equals else following
+            if not value.isdecimal() or int(value) < 1:
+                raise ValueError(f'{name} {value}: a flag of vLLM that takes a number of GPUs')
+            size = int(value)
+    return size
+
