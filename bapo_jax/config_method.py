@@ -95,7 +95,7 @@ def check_gpus(r: ConfigDict, need: Need) -> None:
         for gpus in of_servers or [()]:
             parallel_flags(gpus, r.server_args)
     except ValueError as error:
-        need(False, f'rollout.gpus, rollout.server_args: {error}')
+        need(False, str(error))
 
 
 def check_server(url: str, field: str) -> None:

@@ -62,7 +62,7 @@ MADE_ELSEWHERE = {
     'f"{file}: {\'; \'.join(messages)}"', "f'{setting}: {e}'", "f'{file}: {e}'", "f'{type(e).__name__}: {reason}'",
     "'\\n'.join((f'host {i}: {text}' for i, text in enumerate(said) if text))",
     "said if str(arguments.run) in said else f'{arguments.run}: {said}'", "f'error: {e}'", "f'error: {error}'",
-    "f'rollout.gpus, rollout.server_args: {error}'", "f'{said}: {error}'", "f'{_place(error, file)}: {_on_one_line(error)}'",
+    "f'{said}: {error}'", "f'{_place(error, file)}: {_on_one_line(error)}'",
 }  # fmt: skip
 RAISED_AGAIN = {'result', 'Stopped', 'next(iter(damaged.values()))', '_in_use(path, holder)', '_in_use(path, before)'}
 EXIT_STATUS = {'1', 'main()', 'stopping.STATUS', '0 if dry_run(FLAGS.config, FLAGS.topology).fits is not False else 1',

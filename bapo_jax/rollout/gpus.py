@@ -17,7 +17,7 @@ def named(gpus: int | str) -> tuple[str, ...]:
     """CUDA's names of the GPUs in a word: 4 or '4' has one, '6,7' two. Raises ValueError for an empty name or one given twice."""
     names = tuple(name.strip() for name in str(gpus).split(','))
     if not all(names) or len(set(names)) < len(names):
-        raise ValueError(f"{gpus!r} does not list GPUs; write '6,7' for two of them, each once")
+        raise ValueError(f"GPUs {gpus!r}: a server's are listed as in '6,7', each once; correct rollout.gpus, SERVER_GPUS or --gpus")
     return names
 
 
