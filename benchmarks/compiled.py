@@ -43,7 +43,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict, config_flags
 
 from bapo_jax import config as config_lib
-from bapo_jax.dry_run import GB, find_target, matrix_sizes
+from bapo_jax.memory import matrix_sizes
+from bapo_jax.targets import GB, find_target
 from bapo_jax.learner.head import Tile
 from bapo_jax.learner.learner import Learner, choose_kernel
 from bapo_jax.models import hf
@@ -113,7 +114,7 @@ def step_of(name: str, topology: str, config: ConfigDict, rows: int | None, keep
 
     `rows` are a micro-batch's on all chips, None: one a chip. The program's text goes into the directory `keep`, if that is named.
     """
-    target = find_target(topology, config.mesh)
+    target = find_target(topology, config)
     config.learner.micro_batch_rows = rows or target.mesh.shape['data'] * target.mesh.shape['fsdp']
     config, model = config_lib.resolve(config), model_of(name, config.model.dtype)
     learner = Learner(config, model, target.mesh, choose_kernel(config, model, target.mesh, target.platform))

@@ -21,7 +21,8 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 import jax
 
 from bapo_jax import config as config_lib
-from bapo_jax.dry_run import GB, measure
+from bapo_jax.dry_run import measure
+from bapo_jax.targets import GB
 from bapo_jax.learner.packing import most_groups
 from bapo_jax.models import hf
 from configs import geometry, math

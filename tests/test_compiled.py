@@ -328,7 +328,7 @@ def micro_batches(weights, x, n):
     return jax.lax.fori_loop(0, n, one, (jnp.zeros_like(x), jnp.zeros_like(weights)))
 
 if sys.argv[1:]:
-    from bapo_jax.dry_run import tpu_devices
+    from bapo_jax.targets import tpu_devices
     devices = tpu_devices(*sys.argv[1:])
 else:
     devices = jax.devices()

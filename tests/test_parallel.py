@@ -199,7 +199,7 @@ def test_slices_are_crossed_by_the_outermost_axes_that_can(sizes, slices, across
 ON_SLICES = """
 import numpy as np
 from jax.experimental import topologies
-from bapo_jax.dry_run import tpu_devices
+from bapo_jax.targets import tpu_devices
 from bapo_jax.parallel import make_mesh
 
 

@@ -111,8 +111,12 @@ def capacity(config: Any, group_size: int, shared: int) -> int:
 
     `config` and `shared` are as in `cut`.
     """
-    rows = -(-group_size * config.slot_tokens // (config.row_tokens - shared)) if shared else group_size
-    return -(-most_groups(config) * rows // config.micro_batch_rows)
+    return -(-most_groups(config) * rows_of_a_group(config, group_size, shared) // config.micro_batch_rows)
+
+
+def rows_of_a_group(config: Any, group_size: int, shared: int) -> int:
+    """Rows that a group takes, were each response alone in its row or slot."""
+    return -(-group_size * config.slot_tokens // (config.row_tokens - shared)) if shared else group_size
 
 
 def most_groups(config: Any) -> int:

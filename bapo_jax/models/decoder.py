@@ -13,6 +13,7 @@ Left out, because no checkpoint that this project trains needs them: sliding win
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -203,6 +204,7 @@ class Decoder(nnx.Module):
         return jnp.matmul(hidden_xD.astype(jnp.float32), split.gather(self.value.kernel[...], 0))[..., 0]
 
 
+@functools.cache  # a dry run asks for it a hundred times
 def abstract_params(config: ModelConfig) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """The model's graph and the shapes of its parameters; allocates nothing."""
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))), nnx.Param)[:2]

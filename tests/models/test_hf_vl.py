@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh
 from tiny_vl import GRIDS, SHAPES, make_vl, pixels_of, prompt_of, torch_inputs, torch_model  # noqa: F401  (a fixture)
 
 from bapo_jax import parallel
-from bapo_jax.dry_run import matrix_sizes
+from bapo_jax.memory import matrix_sizes
 from bapo_jax.models import hf
 from bapo_jax.models.rotary import Rotation
 

@@ -1,0 +1,133 @@
+"""What a dry run for GPUs advises: settings that fit, with modelled times; or, if nothing fits, the fields that would help.
+
+Memory is the formula's (memory.py), corrected by what the compiler said of the config as it stands. Times are a model too:
+
+    seconds = max(F / (d · s · peak), G / link) + M / memory + A / link    of a step whose responses are all of full length, on d cards
+
+F are the operations of all rows, recomputation included; s = SHARE. G are the bytes of weights gathered and gradients scattered over
+`fsdp`, M those of weights and gradients that each micro-batch reads and writes, A those of the gradients' sum over `data`. Between hosts a
+card has BETWEEN_HOSTS.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from bapo_jax.learner.packing import rows_of_a_group
+from bapo_jax.memory import matrix_sizes
+from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.targets import GB, POOL, Card
+
+SHARE = 0.5  # of the card's dense bfloat16 peak that products are taken to reach; prime-rl's trainer reaches .11 to .17 in RL
+BETWEEN_HOSTS = 50  # GB/s a card: 400 Gb/s
+_ROWS = (1, 2, 4, 8, 16, 32)  # of a device at once
+# Of a layer's forward pass, what each policy computes again in the backward pass.
+_AGAIN = {'none': 0.0, 'matrix_products': 0.05, 'attention_and_mlp_inputs': 0.75, 'full': 1.0}
+_SHOWN = 6
+
+
+class Setting(NamedTuple):
+    """Fields of a config, and what they would take."""
+
+    data: int
+    fsdp: int
+    tensor: int
+    rows: int  # learner.micro_batch_rows, of all devices
+    remat: str
+    bytes: int  # a device
+    seconds: float  # a step
+
+    def applied(self, config: ConfigDict) -> ConfigDict:
+        """A copy of the config with these fields."""
+        c = ConfigDict(config.to_dict())
+        c.mesh.data, c.mesh.fsdp, c.mesh.tensor = self.data, self.fsdp, self.tensor
+        c.learner.micro_batch_rows, c.learner.remat = self.rows, self.remat
+        return c
+
+
+def settings(config: ConfigDict, model: ModelConfig, card: Card, hosts: int, cards: int, memory: Callable[[ConfigDict], int],
+             device_bytes: int) -> list[Setting]:  # fmt: skip
+    """The settings of mesh, rows and remat that fit, the fastest first; `memory` gives the bytes a device of a config."""
+    found = []
+    for data, fsdp in sorted({(cards // n, n) for n in (1, cards // hosts, cards)}):
+        for rows in _ROWS:
+            for remat in _AGAIN:
+                trial = Setting(data, fsdp, 1, rows * cards, remat, 0, 0.0)
+                c = trial.applied(config)
+                needs = memory(c)
+                if needs <= device_bytes:
+                    found.append(trial._replace(bytes=needs, seconds=step_seconds(c, model, card, cards // hosts)))
+    of_each = {}  # of the same mesh and remat, the fastest: they differ in their rows
+    for setting in sorted(found, key=lambda s: (s.seconds, s.bytes)):
+        of_each.setdefault((setting.data, setting.fsdp, setting.remat), setting)
+    return list(of_each.values())
+
+
+def step_seconds(config: ConfigDict, model: ModelConfig, card: Card, cards_of_a_host: int) -> float:
+    """Modelled seconds of a training step on the config's mesh, which multiplies to all cards."""
+    l, r, m = config.learner, config.rollout, config.mesh
+    cards, a_sequence = m.data * m.fsdp * m.tensor, r.max_prompt_tokens + r.max_response_tokens
+    rows = l.batch_groups * rows_of_a_group(l, r.group_size, l.slot_tokens and r.max_prompt_tokens) * l.passes_per_batch
+    mini_batches = math.ceil(l.batch_groups / l.mini_batch_groups) * l.passes_per_batch
+    micro_batches = max(mini_batches, math.ceil(rows / l.micro_batch_rows))
+    embedding, head, layer = matrix_sizes(model)
+    # A product has two operations a number of its matrix; the backward pass has two products for each of the forward pass.
+    dense = 2 * layer * model.num_layers * l.row_tokens
+    attention = 2 * model.num_layers * model.num_heads * model.head_dim * a_sequence * l.row_tokens  # causal: half of all pairs
+    operations = rows * ((dense + attention) * (3 + _AGAIN[l.remat]) + 4 * 2 * head * l.row_tokens)
+    compute = operations / (cards * SHARE * card.teraflops * 1e12)
+    weights, link = embedding + head * (not model.tie_embeddings) + layer * model.num_layers, card.link_gb_per_s * GB
+    within = link if m.fsdp <= cards_of_a_host else BETWEEN_HOSTS * GB
+    gathered = micro_batches * weights * (2 * 2 + 4) * (m.fsdp - 1) / m.fsdp / within
+    between = link if cards <= cards_of_a_host else BETWEEN_HOSTS * GB
+    summed = mini_batches * 2 * 4 * weights / m.fsdp * (m.data > 1) / between
+    read = micro_batches * weights * (3 * 2 + 12 / m.fsdp) / (card.gb_per_s * GB)
+    return max(compute, gathered) + read + summed
+
+
+def tokens_of_a_step(config: ConfigDict) -> int:
+    """Of prompts and responses, if all of them are as long as they may be."""
+    r = config.rollout
+    return config.learner.batch_groups * r.group_size * (r.max_prompt_tokens + r.max_response_tokens)
+
+
+def as_table(found: Sequence[Setting], config: ConfigDict, best: Setting) -> Iterator[str]:
+    """The fastest of the settings as lines, the best marked."""
+    yield f'  {"mesh.data × fsdp":<17} {"micro_batch_rows":<17} {"remat":<25} {"GB":>7} {"s a step":>9} {"tokens/s":>9}'
+    for s in found[:_SHOWN]:
+        is_best, sizes, rate = s[:5] == best[:5], f'{s.data} × {s.fsdp}', tokens_of_a_step(config) / s.seconds
+        mark, size = ('*', f'{best.bytes / GB:.1f}') if is_best else (' ', f'~{s.bytes / GB:.1f}')
+        yield f'{mark} {sizes:<17} {s.rows:<17} {s.remat:<25} {size:>7} {s.seconds:9.1f} {rate:9,.0f}'
+
+
+def what_helps(config: ConfigDict, cards: int, memory: Callable[[ConfigDict], int], device_bytes: int, whole: int) -> Iterator[str]:
+    """If nothing fits: one field after the other that takes memory away, each on top of those before it, with what is then needed.
+
+    `whole` are the bytes of a device's memory, of which `device_bytes` are JAX's.
+    """
+    c = ConfigDict(config.to_dict())
+    steps: list[tuple[str, Callable[[ConfigDict], Any]]] = [
+        ('model.dtype=bfloat16', lambda c: c.model.update(dtype='bfloat16')),
+        ('learner.remat=full', lambda c: c.learner.update(remat='full')),
+        (f'learner.micro_batch_rows={cards}', lambda c: c.learner.update(micro_batch_rows=cards)),
+        (f'mesh.data=1 mesh.fsdp={cards}', lambda c: c.mesh.update(data=1, fsdp=cards, tensor=1)),
+        ('learner.first_moment_dtype=bfloat16', lambda c: c.learner.update(first_moment_dtype='bfloat16')),
+        ('mesh.frozen_on_host=True', lambda c: c.rollout.engine == 'vllm' and c.mesh.update(frozen_on_host=True)),
+    ]  # fmt: skip
+    now = memory(c)
+    for field, apply in steps:
+        apply(c)
+        needs = memory(c)
+        if needs < now:
+            yield f'  {needs / GB:7.1f} GB with {field}{"  fits" if needs <= device_bytes else ""}'
+            now = needs
+        if now <= device_bytes:
+            return
+    if now <= 0.93 * whole:
+        yield f'  {now / GB:7.1f} GB fit with {POOL}=.93: {0.93 * whole / GB:.1f} GB'
+        return
+    yield f'  at least {math.ceil(cards * now / (0.93 * whole))} of these cards, or larger ones; or shorter rows, by rollout.max_response_tokens'

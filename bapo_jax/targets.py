@@ -1,0 +1,170 @@
+"""The devices that a dry run is for: those present, an absent TPU slice, or absent GPUs. Both kinds have their real compiler."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import re
+from typing import NamedTuple
+
+import jax
+from jax.sharding import AbstractMesh, Mesh
+from ml_collections import ConfigDict
+
+from bapo_jax import parallel
+from bapo_jax.rollout.gpus import named
+
+GB = 10**9
+# Usable HBM of a device, GiB, by JAX's device_kind: the limit in the compiler's error for a far too large program.
+TPU_GIB = {'TPU v4': 30.75, 'TPU v5 lite': 15.75, 'TPU v5': 95.74, 'TPU v6 lite': 31.25}
+POOL = 'XLA_PYTHON_CLIENT_MEM_FRACTION'  # the share of a GPU that JAX takes when it starts
+_ANY = re.compile(r'(\d+)x(\d+)GB')  # GPUs of no particular kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """A GPU's own figures, of NVIDIA's data sheets and of what CUDA reports; XLA's compiler plans by them."""
+
+    gib: float  # memory that CUDA reports
+    capability: tuple[int, int]
+    cores: int  # streaming multiprocessors
+    lanes: int  # of float32, a core
+    shared_kib: int  # shared memory of a core; a block may have one less
+    l2_mib: int
+    gb_per_s: float  # to its memory
+    ghz: float
+    teraflops: float  # of dense bfloat16 products
+    link_gb_per_s: float  # to each other card of its host, one way
+
+
+CARDS = {
+    'A100-40GB': Card(39.4, (8, 0), 108, 64, 164, 40, 1555, 1.41, 312, 300),
+    'A100-80GB': Card(79.1, (8, 0), 108, 64, 164, 40, 2039, 1.41, 312, 300),
+    'L40S': Card(44.4, (8, 9), 142, 128, 100, 96, 864, 2.52, 362, 32),
+    'RTX4090': Card(23.5, (8, 9), 128, 128, 100, 72, 1008, 2.52, 165, 32),
+    'H100': Card(79.1, (9, 0), 132, 128, 228, 50, 3352, 1.98, 989, 450),
+    'H200': Card(139.8, (9, 0), 132, 128, 228, 50, 4800, 1.98, 989, 450),
+    'B200': Card(178.3, (10, 0), 148, 128, 228, 126, 8000, 1.965, 2250, 900),
+}
+_GPUS = re.compile(rf'(?:(\d+)x)?(\d+)x({"|".join(CARDS)})')
+
+
+class Target(NamedTuple):
+    """The devices that would train."""
+
+    name: str  # shown to the user: '8 TPU v5 lite'
+    platform: str  # 'cpu', 'gpu', 'tpu'
+    mesh: Mesh | AbstractMesh  # abstract where no compiler for the devices exists
+    device_bytes: int | None  # of memory a device that JAX may use; None: unknown
+    card: Card | None = None  # of absent GPUs
+    hosts: int = 1
+    note: str = ''  # on device_bytes
+
+
+def find_target(topology: str, config: ConfigDict, compiles: bool = True) -> Target:
+    """`topology` is '' for the devices present, '4xH100', '2x8xH200' (two hosts) or '8x80GB' for GPUs, or a TPU slice ('v5e:2x4').
+
+    GPUs of rollout.gpus are not the trainer's. Raises ValueError.
+    """
+    mesh = config.mesh
+    if wanted := _ANY.fullmatch(topology):
+        count, gigabytes = map(int, wanted.groups())
+        return _formula(f'{count} GPUs of {gigabytes} GB', count, mesh, gigabytes * GB)
+    if wanted := _GPUS.fullmatch(topology):
+        return _gpus(int(wanted[1] or 1), int(wanted[2]), wanted[3], config, compiles)
+    devices = tpu_devices(topology) if topology else parallel.present(mesh.platform)
+    platform, kind = devices[0].platform, devices[0].device_kind
+    on_devices = parallel.make_mesh(mesh.data, mesh.fsdp, mesh.tensor, devices)
+    if topology:
+        device_bytes = int(TPU_GIB[kind] * 2**30) if kind in TPU_GIB else None
+    else:
+        device_bytes = parallel.device_memory(devices)
+    return Target(f'{len(devices)} {kind}', platform, on_devices, device_bytes)
+
+
+def _formula(name: str, count: int, mesh: ConfigDict, device_bytes: int, **more: object) -> Target:
+    """GPUs without their compiler."""
+    sizes = parallel.mesh_sizes(mesh.data, mesh.fsdp, mesh.tensor, count)
+    return Target(name, 'gpu', AbstractMesh(sizes, parallel.MESH_AXES), device_bytes, **more)
+
+
+def _gpus(hosts: int, count: int, name: str, config: ConfigDict, compiles: bool) -> Target:
+    """`count` cards on each of so many hosts, with XLA's own compiler for them if it is installed."""
+    card, share, mesh = CARDS[name], pool_share(), config.mesh
+    servers = [gpu for word in config.rollout.gpus for gpu in named(word)]
+    if servers and (hosts > 1 or len(servers) >= count):
+        raise ValueError(f'rollout.gpus={tuple(config.rollout.gpus)} leaves the trainer no GPU of --topology; a topology of several '
+                         'hosts has trainers alone')  # fmt: skip
+    count -= len(servers)
+    title = f'{hosts} × {count} {name}' if hosts > 1 else f'{count} {name}'
+    title += f', beside {len(servers)} of servers' if servers else ''
+    more = {
+        'card': card, 'hosts': hosts,
+        'note': f'JAX takes {share:.0%} of the {card.gib * 2**30 / GB:.1f} GB of a card, by {POOL}',
+    }  # fmt: skip
+    device_bytes = int(share * card.gib * 2**30)
+    if not compiles or importlib.util.find_spec('jax_cuda13_plugin') is None:
+        return _formula(title, hosts * count, mesh, device_bytes, **more)
+    from jax.experimental import topologies  # imported here, since only a dry run for absent devices needs it
+
+    described = topologies.get_topology_desc(
+        platform='cuda', topology_name=name, topology=f'{hosts}x1x{count}', target_config=as_xla_reads_it(name, card)
+    )
+    return Target(title, 'gpu', parallel.make_mesh(mesh.data, mesh.fsdp, mesh.tensor, described.devices), device_bytes, **more)
+
+
+def pool_share() -> float:
+    """The share of a GPU's memory that JAX would take. Raises ValueError if the environment names none."""
+    said = os.environ.get(POOL, '0.75')
+    try:
+        share = float(said)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ValueError(f'{POOL}={said}: give a share in (0, 1], such as .93')
+    return share
+
+
+def as_xla_reads_it(name: str, card: Card) -> str:
+    """XLA's description of a GPU, a protobuf as text: GpuTargetConfigProto."""
+    major, minor = card.capability
+    # Kernels for Hopper and later may use what those cards alone have (wgmma, TMA).
+    features = 'feature_extension: ACCELERATED_FEATURES' if major >= 9 else ''
+    return (
+        'gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: '
+        f'{1536 if (major, minor) == (8, 9) else 2048} '
+        'block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 '
+        'registers_per_core_limit: 65536 registers_per_block_limit: 65536 shared_memory_per_block: 49152 '
+        f'shared_memory_per_core: {card.shared_kib * 1024} shared_memory_per_block_optin: {(card.shared_kib - 1) * 1024} '
+        f'core_count: {card.cores} fpus_per_core: {card.lanes} memory_bandwidth: {int(card.gb_per_s * GB)} '
+        f'l2_cache_size: {card.l2_mib * 2**20} clock_rate_ghz: {card.ghz} device_memory_size: {int(card.gib * 2**30)} '
+        f'cuda_compute_capability {{ major: {major} minor: {minor} {features} }} }} '
+        f'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} device_description_str: "NVIDIA {name}"'
+    )
+
+
+def tpu_devices(topology: str) -> list[jax.Device]:
+    """The devices of an absent TPU slice. Raises ValueError where the TPU compiler is missing or does not know the slice."""
+    if not re.fullmatch(r'[a-z0-9]+:\d+(x\d+)+', topology):
+        raise ValueError(
+            f"--topology={topology!r}: give a TPU slice such as 'v5e:2x4'; or GPUs, such as '4xH100', '2x8xH200' for two hosts (of "
+            f"{', '.join(CARDS)}) or '8x80GB' for any; or nothing for the devices here"
+        )
+    if importlib.util.find_spec('libtpu') is None:
+        raise ValueError(
+            f"--topology={topology!r}: the TPU compiler is missing; run `make tpu-compiler` and set PYTHONPATH=.tpu-compiler, or "
+            "pip install 'bapo_jax[tpu-compiler]'. No TPU is needed"
+        )
+    from jax.experimental import topologies  # imported here, since only a dry run for an absent slice needs it
+
+    # libtpu touches no chip here: it need not ask the network for its place in a slice, and other processes may compile too.
+    os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'TPU_WORKER_HOSTNAMES': 'localhost', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
+    # As libtpu describes it, a v4 chip is two devices; a chip that is there is one.
+    chip = {'chip_config_name': 'megacore'} if topology.startswith('v4:') else {}
+    if set(topology.split(':')[1].split('x')) == {'1'}:
+        chip['chips_per_host_bounds'] = (1, 1, 1)  # it takes hosts of four chips for granted
+    try:
+        return list(topologies.get_topology_desc(platform='tpu', topology_name=topology, **chip).devices)
+    except (jax.errors.JaxRuntimeError, RuntimeError) as e:
+        raise ValueError(f'--topology={topology!r}: {e}') from e
