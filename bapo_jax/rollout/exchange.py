@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import aiohttp
@@ -10,6 +11,10 @@ from bapo_jax.rollout.engine import RolloutError
 from bapo_jax.rollout.replies import BadResponse, seconds_to_wait
 
 _CONNECT_S = 10.0
+# A reply may take an hour, in which nothing is sent. Probes keep what lies between from forgetting the connection. They tell within
+# two minutes that a peer is gone. A platform has some of these: seconds to the first probe (Linux's name, then macOS's) and between
+# probes, how many may go unanswered, and milliseconds in which what is sent must be acknowledged.
+_KEEPALIVE = {'TCP_KEEPIDLE': 60, 'TCP_KEEPALIVE': 60, 'TCP_KEEPINTVL': 15, 'TCP_KEEPCNT': 4, 'TCP_USER_TIMEOUT': 120_000}
 
 
 class Unreachable(RolloutError):
@@ -26,8 +31,18 @@ async def open_session(token: str) -> aiohttp.ClientSession:
         headers={'Authorization': f'Bearer {token}', 'Accept-Encoding': 'identity'},
         auto_decompress=False,  # what a compressed reply becomes has no bound
         trust_env=False,  # a proxy of the environment would be given the token
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0, socket_factory=_socket),
     )
+
+
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """One that notices when its peer is gone."""
+    made = socket.socket(*address[:3])
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
 
 
 async def exchange(
