@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -47,25 +48,29 @@ def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
 
 async def exchange(
     session: aiohttp.ClientSession, url: str, body: Any, method: str, limit_s: float, most: int,
+    heard: Callable[[], None] = lambda: None,
 ) -> tuple[int, float, bytes]:  # fmt: skip
     """The reply's status, the seconds that it asks to wait (0: none are stated), and its body, of `most` bytes, within `limit_s` s.
 
-    Raises Dropped where there is no reply, TimeoutError, and BadResponse where its body is longer, or compressed.
+    `heard` is called for each part of it that comes. Raises Dropped where there is no reply, TimeoutError, and BadResponse where
+    its body is longer, or compressed.
     """
     timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=_CONNECT_S)
     try:
         async with session.request(method, url, json=body, allow_redirects=False, timeout=timeout) as reply:
-            return reply.status, seconds_to_wait(reply.headers.get('Retry-After', '')), await _read(reply, url, most)
+            heard()
+            return reply.status, seconds_to_wait(reply.headers.get('Retry-After', '')), await _read(reply, url, most, heard)
     except aiohttp.ClientError as e:
         raise Dropped(f'{url}: no answer ({type(e).__name__}: {e})') from e
 
 
-async def _read(reply: aiohttp.ClientResponse, url: str, most: int) -> bytes:
+async def _read(reply: aiohttp.ClientResponse, url: str, most: int, heard: Callable[[], None]) -> bytes:
     """Raises BadResponse where a reply is compressed, or once more than `most` bytes have come."""
     if encoding := reply.headers.get('Content-Encoding', ''):
         raise BadResponse(f'{url}: a reply is compressed ({encoding[:40]!r}), which was not asked for; let nothing between do that')
     pieces, size = [], 0
     async for piece in reply.content.iter_any():
+        heard()
         size += len(piece)
         if size > most:
             raise BadResponse(f'{url}: a reply has more than {most:,} bytes, and what was asked for takes fewer')
