@@ -40,6 +40,7 @@ NO_ROW = {
         'unknown countdown test set', 'no solution in non-negative integers', 'attempts without aim have all reached',
     ),
     'a command that ends closes its engine, and says its own message': ('the engine was closed',),
+    'caught: the group is asked for again, and the last time such a reply is waited for': ('a reply is lost',),
     'caught: the answer is unparseable': ('unexpected …', 'longer than … characters', 'nested deeper than', 'expected ")", found'),
     'caught: an infrastructure error, of which the row "have no verdict" tells': ('the verifier failed on this answer',),
     'caught: a note of the rollout viewer, beside what it shows': (

@@ -29,7 +29,10 @@ from bapo_jax.tasks.sight import Sight
 
 ROUTE = '/inference/v1/generate'
 # vLLM counts these at each of its iterations, one line for each engine of a server.
-_COUNTERS = re.compile(rb'^vllm:(?:prompt|generation)_tokens_total(?:\{.*\})? (\d+(?:\.\d+)?(?:e\+\d+)?)$', re.MULTILINE)
+_TOKENS, _SEQUENCES, _ITERATIONS = (
+    re.compile(rb'^vllm:' + name + rb'(?:\{.*\})? (\d+(?:\.\d+)?(?:e\+\d+)?)$', re.MULTILINE)
+    for name in (rb'(?:prompt|generation)_tokens_total', rb'num_requests_(?:running|waiting)', rb'iteration_tokens_total_count')
+)
 _MOST_A_TOKEN = 1024  # bytes of a reply; seven times what vLLM writes for a token of a response
 _MOST_BESIDE = 2**20  # what is not of tokens
 _NOT_FINITE = -9999.0  # what vLLM writes for nan and -inf, and where it has no log-prob
@@ -53,6 +56,14 @@ class Asked(NamedTuple):
     stop_tokens: tuple[int, ...]
     image_token: int | None = None  # of a model that reads images
     prompt: np.ndarray | None = None  # the tokens that the server must have read; None: it reads those that it was sent
+
+
+class Load(NamedTuple):
+    """A server's work, by its metrics; None for what it does not count."""
+
+    sequences: float | None = None  # that run or wait: one for each response of a group
+    tokens: float = 0.0  # read and written since it started; 0 where it counts none
+    iterations: float | None = None  # that gave tokens, since it started; None of several engines: a request is at one of them
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -200,9 +211,10 @@ def read_model_length(body: bytes, server: str) -> int:
     return _decoded(_models, body, server).data[0].max_model_len
 
 
-def read_tokens_done(body: bytes) -> float:
-    """How many tokens a server has read and written since it started, by its metrics; 0 where it counts none."""
-    return sum(map(float, _COUNTERS.findall(body)))
+def read_load(body: bytes) -> Load:
+    """A server's work, by its metrics."""
+    sequences, tokens, iterations = (list(map(float, counts.findall(body))) for counts in (_SEQUENCES, _TOKENS, _ITERATIONS))
+    return Load(sum(sequences) if len(sequences) > 1 else None, sum(tokens), iterations[0] if len(iterations) == 1 else None)
 
 
 def seconds_to_wait(retry_after: str) -> float:

@@ -2,8 +2,9 @@
 
 All servers of an engine hold the same policy, which travels as `rollout/publish.py` writes it. Each prompt is one request for its
 whole group. Every response is checked before the trainer sees it (`rollout/replies.py`). A group that fails is asked for again, of
-another server where there is one. A slow server is waited for while it makes progress, a busy one asked again later. Requests of a
-server that does neither go to the others until the next policy. With none left, a supervised server is restarted.
+another server where there is one. So is one whose reply is lost (`rollout/watch.py`). A slow server is waited for while it makes
+progress, a busy one asked again later. Requests of a server that does neither go to the others until the next policy. With none
+left, a supervised server is restarted.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import atexit
 import itertools
 import random
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,13 @@ from bapo_jax.rollout.exchange import Dropped, Unreachable, exchange, open_sessi
 from bapo_jax.rollout.publish import publish, remove_unneeded
 from bapo_jax.rollout.published import Manifest, RefusedPolicy, read_manifest
 from bapo_jax.rollout.replies import (
-    ROUTE, Asked, BadResponse, most_bytes, read_group, read_model_length, read_results, read_success, read_tokens_done, request,
+    ROUTE, Asked, BadResponse, most_bytes, read_group, read_model_length, read_results, read_success, request,
 )  # fmt: skip
 from bapo_jax.rollout.supervise import SupervisedServer
+from bapo_jax.rollout.watch import LostReply, Watch
 from bapo_jax.tasks.sight import Sight
 
 _ATTEMPTS = 3  # how often a group is asked for before its BadResponse is an error
-_ALIVE_S = 60.0  # most seconds for /health and /metrics: one process answers them and writes replies of megabytes
 _PATIENCE = 10  # deadlines that a reply may take in all from a server that makes progress
 _BACKOFF_S, _DOUBLINGS = 0.5, 6  # waits of a request to a busy server: the first, and how often they double, to 32 s
 _MOST_CONTROL = 2**24  # bytes of a reply that is no group; /metrics has some 100,000
@@ -83,6 +84,7 @@ class VllmEngine(Engine):
         self.asked_again = 0  # groups that were asked for once more, because of a BadResponse
         self._free = asyncio.Semaphore(concurrency * len(self._urls))
         self._under_way = dict.fromkeys(self._urls, 0)
+        self._watches = {url: Watch(url, self._send, deadline_s) for url in self._urls}
         self._revival = asyncio.Lock()
         atexit.register(self.close)  # a run that fails may leave it open
 
@@ -234,13 +236,14 @@ class VllmEngine(Engine):
             spoiled: set[str] = set()
             for attempt in range(1, _ATTEMPTS + 1):
                 try:
-                    return await self._answer(body, asked, len(prompt.tokens), spoiled)
+                    # The last reply is waited for whatever a look may say: it might be mistaken thrice.
+                    return await self._answer(body, asked, len(prompt.tokens), spoiled, attempt < _ATTEMPTS)
                 except BadResponse as e:
                     if attempt == _ATTEMPTS:
                         raise
                     self.asked_again += 1
                     message = f'{e}; asking for the group again ({attempt + 1} of {_ATTEMPTS})'
-                    events.report('group asked again', message, prompt=prompt.id)
+                    events.report('reply lost' if isinstance(e, LostReply) else 'group asked again', message, prompt=prompt.id)
 
     async def _with_images(self, prompt: Prompt, *what: Any) -> dict[str, Any]:
         """The request of a prompt with images, which take some 10 ms each. Raises RolloutError where one cannot be read."""
@@ -249,7 +252,9 @@ class VllmEngine(Engine):
         except (ValueError, OSError) as e:
             raise RolloutError(f'prompt {prompt.id}: {e}') from e
 
-    async def _answer(self, body: dict[str, Any], asked: Asked, prompt_tokens: int, spoiled: set[str]) -> tuple[Response, ...]:
+    async def _answer(
+        self, body: dict[str, Any], asked: Asked, prompt_tokens: int, spoiled: set[str], watched: bool
+    ) -> tuple[Response, ...]:
         """One reply, read and checked, from whichever server answers, if possible none of those that have `spoiled` the group.
 
         Raises BadResponse, and adds the server to these; raises Unreachable where none answers.
@@ -261,7 +266,7 @@ class VllmEngine(Engine):
             of_server = asked._replace(max_tokens=min(asked.max_tokens, self._serving[url] - prompt_tokens))
             self._under_way[url] += 1
             try:
-                reply = await self._reply(url, body, most_bytes(of_server, prompt_tokens))
+                reply = await self._reply(url, body, most_bytes(of_server, prompt_tokens), watched)
                 return await self._loop.run_in_executor(self._reader, read_group, reply, of_server, url)
             except BadResponse:
                 spoiled.add(url)
@@ -275,21 +280,22 @@ class VllmEngine(Engine):
             finally:
                 self._under_way[url] -= 1
 
-    async def _reply(self, url: str, body: dict[str, Any], most: int) -> bytes:
+    async def _reply(self, url: str, body: dict[str, Any], most: int, watched: bool) -> bytes:
         """A server's reply to a group, of `most` bytes, which may take several deadlines while the server makes progress with
         this group or others.
 
         Progress is one more token in its metrics from one deadline to the next. Its /health alone says nothing: vLLM 0.32 answers
-        that while its engine process is stopped. Raises Unreachable.
+        that while its engine process is stopped. Raises Unreachable, and LostReply where the request is `watched`.
         """
-        sending = asyncio.ensure_future(self._send(url, ROUTE, body, limit_s=(_PATIENCE + 1) * self._deadline_s, most=most))
+        limit_s, through = (_PATIENCE + 1) * self._deadline_s, self._watches[url].exchange if watched else exchange
+        sending = asyncio.ensure_future(self._send(url, ROUTE, body, limit_s=limit_s, most=most, through=through))
         try:
             done = None
             for deadlines in range(1, _PATIENCE + 1):
                 await asyncio.wait({sending}, timeout=self._deadline_s)
                 if sending.done():
                     return sending.result()
-                before, done, state = done, *await self._progress(url)
+                before, done, state = done, *await self._watches[url].progress()
                 if done in (None, before) and not sending.done():
                     break
         finally:
@@ -297,20 +303,11 @@ class VllmEngine(Engine):
         waited = f'{deadlines} × {self._deadline_s:g} s (rollout.deadline_s)'
         raise Unreachable(f'{url}{ROUTE}: no reply to a group in {waited}; {state}')
 
-    async def _progress(self, url: str) -> tuple[float | None, str]:
-        """How many tokens a server has read and written since it started, and its state in words; None where it is not alive."""
-        limit_s = min(_ALIVE_S, self._deadline_s)
-        try:
-            await self._send(url, '/health', method='GET', limit_s=limit_s)
-            done = read_tokens_done(await self._send(url, '/metrics', method='GET', limit_s=limit_s))
-        except RolloutError as e:
-            return None, str(e)
-        return done, f'/health is well, /metrics counts {done:.0f} tokens read and written'
-
     # ---- connections
 
     async def _send(
         self, url: str, route: str, body: Any = None, *, method: str = 'POST', limit_s: float = 0.0, most: int = _MOST_CONTROL,
+        through: Callable[..., Awaitable[tuple[int, float, bytes]]] = exchange,
     ) -> bytes:  # fmt: skip
         """The body of a server's reply, of `most` bytes, within `limit_s` seconds (0: rollout.deadline_s).
 
@@ -320,7 +317,7 @@ class VllmEngine(Engine):
         limit_s, give_up = limit_s or self._deadline_s, self._loop.time() + self._deadline_s
         for tried in itertools.count(1):
             try:
-                status, wait_s, said = await exchange(self._session, url + route, body, method, limit_s, most)
+                status, wait_s, said = await through(self._session, url + route, body, method, limit_s, most)
             except BadResponse as e:
                 raise e if route == ROUTE else Unreachable(str(e)) from e
             except TimeoutError as e:

@@ -6,7 +6,6 @@ trainer's kinds kill it first, so that inside the same command continues.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -14,7 +13,6 @@ import secrets
 import shutil
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -22,8 +20,10 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from between import Proxy
 from small_run import metrics
 
+from bapo_jax.rollout import watch
 from bapo_jax.rollout.engine import RolloutError
 from bapo_jax.rollout.replies import BadResponse
 from bapo_jax.rollout.supervise import SupervisedServer
@@ -31,7 +31,7 @@ from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.rollout.vllm_engine import VllmEngine
 from tests.faults.cases import STEPS, Injection, Outcome, Sound, case_of, differing, ledger_of, outcome_of
 from tests.faults.served import (
-    SERVER_ARGS, SHORT_S, START_S, Served, engine_of, members, served_run, striking,
+    DEADLINE_S, SERVER_ARGS, SHORT_S, START_S, Served, engine_of, members, served_run, striking,
 )  # fmt: skip
 
 BASE = Path(__file__).resolve().parents[2] / 'configs' / 'quickstart_base'
@@ -104,35 +104,6 @@ def of_server(
 # ---- the way to a server
 
 
-class Proxy:
-    """Passes bytes on to a server and back. `spoil` is called with each part of a reply and the client's connection."""
-
-    def __init__(self, url: str):
-        self.spoil: Callable[[bytes, socket.socket], bytes] = lambda data, _: data
-        self._to, self._socket = int(url.rpartition(':')[2]), socket.create_server(('127.0.0.1', 0))
-        self.url = f'http://127.0.0.1:{self._socket.getsockname()[1]}'
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                client, server = self._socket.accept()[0], socket.create_connection(('127.0.0.1', self._to))
-                for pair in ((client, server, False), (server, client, True)):
-                    threading.Thread(target=self._pass, args=pair, daemon=True).start()
-
-    def _pass(self, source: socket.socket, to: socket.socket, of_server: bool) -> None:
-        with contextlib.suppress(OSError):  # either end has closed, or was cut
-            while data := source.recv(65_536):
-                to.sendall(self.spoil(data, to) if of_server else data)
-        for end in (source, to):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-    def close(self) -> None:
-        self._socket.close()
-
-
 @contextmanager
 def through(served: Served) -> Iterator[Proxy]:
     """Inside, the run reaches its one server through a proxy."""
@@ -181,6 +152,20 @@ def trickling(served: Served) -> Iterator[None]:
         with striking(served.strike('request', 16, 0.1), arm), pytest.raises(RolloutError, match='no rollout server answers'):
             served.go_on()
     yield
+
+
+@contextmanager
+def swallowed(served: Served) -> Iterator[None]:
+    """Once, a whole reply; the connection stays."""
+    with through(served) as proxy, mock.patch.multiple(watch, _LONG_S=1.0, _EVERY_S=1.0):
+        served.deadline_s = DEADLINE_S  # two looks come before it
+
+        def arm() -> None:
+            proxy.swallow(b'POST /inference/v1/generate')
+
+        with striking(served.strike('request', 16, 0.1), arm) as hit, said(served, 'reply lost'):
+            yield
+        assert hit
 
 
 @contextmanager
@@ -269,6 +254,7 @@ SERVER_KINDS: dict[str, Kind] = {
     'both of two servers killed': of_server(kill, 'request', 16, 0.15, servers=2, struck=2),
     'a connection cut in the middle of a reply': cut,
     'a reply that trickles in': trickling,
+    'a reply that never comes': swallowed,
     'a damaged reply': damaged_once,
     'three damaged replies to a group': lost,
     'three damaged replies in an evaluation': damaged_in_an_evaluation,

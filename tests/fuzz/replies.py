@@ -13,7 +13,7 @@ from mutations import damaged, other_text
 
 from bapo_jax.rollout.engine import RolloutError
 from bapo_jax.rollout.replies import (
-    Asked, BadResponse, read_group, read_model_length, read_results, read_success, read_tokens_done, seconds_to_wait,
+    Asked, BadResponse, read_group, read_load, read_model_length, read_results, read_success, seconds_to_wait,
 )  # fmt: skip
 from benchmarks.replaying_server import random_group, reply
 from tests.fuzz.feed import Target, parsing
@@ -52,7 +52,7 @@ def _read(said: dict[str, str]) -> None:
     if route in ('group', 'seen'):
         read_sound_group(body, *((MARK, np.array(PROMPT, np.int32)) if route == 'seen' else ()))
     elif route == 'metrics':
-        assert read_tokens_done(body) >= 0
+        assert read_load(body).tokens >= 0
     elif route == 'wait':
         assert 0 <= seconds_to_wait(said['text']) < 1e12
     else:

@@ -160,8 +160,12 @@ def ask(server, prompt: Prompt, **sampling) -> list[dict]:
 
 def tokens_written(server) -> float:
     """Response tokens a server has sampled since it started, those of requests under way included."""
-    text = httpx.get(f'{server.url}/metrics', headers={'Authorization': f'Bearer {TOKEN}'}, timeout=60, trust_env=False).text
-    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith('vllm:generation_tokens_total'))
+    lines = metrics(server).decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith('vllm:generation_tokens_total'))
+
+
+def metrics(server) -> bytes:
+    return httpx.get(f'{server.url}/metrics', headers={'Authorization': f'Bearer {TOKEN}'}, timeout=60, trust_env=False).content
 
 
 def trainer_logp(base: Base, params, prompts, responses, temperature=1.0) -> list[np.ndarray]:

@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2 as httpx
 import numpy as np
 import pytest
-from real_servers import TOKEN, ask, memory_bytes, tokens_written, trainer_logp
+from real_servers import TOKEN, ask, memory_bytes, metrics, tokens_written, trainer_logp
 
-from bapo_jax.rollout import vllm_engine
+from bapo_jax.rollout import vllm_engine, watch
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.publish import path_of, publish
 from bapo_jax.rollout.published import MANIFEST, WEIGHTS, number_of, read_manifest
-from bapo_jax.rollout.replies import ROUTE, OtherPolicy, request
+from bapo_jax.rollout.replies import ROUTE, OtherPolicy, read_load, request
 from bapo_jax.rollout.vllm_engine import PolicyRefused, VllmEngine
 from benchmarks.replaying_server import Sampled, encode, reply
 
@@ -67,6 +67,20 @@ def test_a_reply_is_byte_for_byte_what_the_benchmarks_replay(base, server, conne
     for choice, theirs in zip(ours['choices'], read['choices'], strict=True):
         choice['stop_reason'] = theirs['stop_reason']  # a token of stop_token_ids, which the replayed ones never have
     assert encode({**ours, 'request_id': read['request_id'], 'created': read['created']}) == said
+
+
+def test_metrics_tell_what_runs_that_nothing_does_and_that_an_iteration_is_a_token_of_each(base, server, connect):
+    """By these `rollout/watch.py` tells a lost reply from a slow one."""
+    connect(server)
+    before, seen = read_load(metrics(server)), []
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, server, base.prompts[0], n=8, max_tokens=200, ignore_eos=True)
+        while not asked.done():
+            seen.append(read_load(metrics(server)).sequences)
+    assert len(asked.result()) == 8 and max(seen) == 8
+    after = read_load(metrics(server))
+    assert before.sequences == after.sequences == 0 and after.tokens - before.tokens >= 8 * 200
+    assert 200 <= after.iterations - before.iterations < watch._STAGES * 200
 
 
 def test_a_request_in_flight_across_a_reload_says_which_policy_wrote_which_token(base, server, connect):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bapo_jax.groups import Prompt
 from bapo_jax.rollout.engine import RolloutError, Sampling
 from bapo_jax.rollout.replies import (
-    Asked, BadResponse, OtherPolicy, read_group, read_model_length, read_results, read_success, read_tokens_done, request, seconds_to_wait,
+    Asked, BadResponse, Load, OtherPolicy, read_group, read_load, read_model_length, read_results, read_success, request, seconds_to_wait,
 )  # fmt: skip
 from benchmarks.replaying_server import Sampled, encode, reply
 
@@ -174,16 +174,25 @@ def test_a_control_reply_that_says_nothing_is_refused(read, said):
         read(said, SERVER)
 
 
-def test_tokens_done_are_those_read_and_written_by_all_engines():
-    said = b"""# HELP vllm:prompt_tokens_total Number of prefill tokens processed.
+METRICS = """# HELP vllm:prompt_tokens_total Number of prefill tokens processed.
 vllm:prompt_tokens_total{engine="0",model_name="policy"} 748.0
 vllm:prompt_tokens_created{engine="0",model_name="policy"} 1.795e+09
 vllm:generation_tokens_total{engine="0",model_name="policy"} 1.5e+03
-vllm:generation_tokens_total{engine="1",model_name="policy"} 12.0
 vllm:request_generation_tokens_count{engine="0",model_name="policy"} 99.0
+vllm:num_requests_running{engine="0",model_name="policy"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="policy"} 5.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="policy",reason="capacity"} 5.0
+vllm:iteration_tokens_total_bucket{engine="0",le="1.0",model_name="policy"} 2.0
+vllm:iteration_tokens_total_count{engine="0",model_name="policy"} 61.0
+vllm:iteration_tokens_total_sum{engine="0",model_name="policy"} 2248.0
 """
-    assert read_tokens_done(said) == 748 + 1500 + 12
-    assert read_tokens_done(b'\xff no metrics') == 0
+
+
+def test_a_servers_load_is_that_of_all_its_engines_and_iterations_are_counted_of_one_alone():
+    assert read_load(METRICS.encode()) == Load(sequences=8, tokens=748 + 1500, iterations=61)
+    second = METRICS.replace('engine="0"', 'engine="1"')
+    assert read_load((METRICS + second).encode()) == Load(sequences=16, tokens=2 * (748 + 1500), iterations=None)
+    assert read_load(b'\xff no metrics') == read_load(b'vllm:num_requests_running 0.0\n') == Load(None, 0, None)
 
 
 def test_a_server_says_how_long_to_wait_in_seconds_or_by_a_date():
