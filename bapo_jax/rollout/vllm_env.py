@@ -15,6 +15,7 @@ import hashlib
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +57,7 @@ def ready(folder: Path, build: str) -> bool:
 def make(folder: Path, build: str) -> None:
     """Makes the environment in an empty folder or over an earlier one. Raises CalledProcessError, OSError."""
     emptied(folder)
-    subprocess.run([sys.executable, '-m', 'venv', folder], check=True)
+    subprocess.run([sys.executable, '-m', 'venv', folder], check=True, stderr=subprocess.PIPE, text=True)
     python = folder / 'bin' / 'python'
     quiet = [] if sys.stdout.isatty() else ['-q']
     pip = [python, '-m', 'pip', 'install', *quiet, '--disable-pip-version-check', '--no-deps']
@@ -106,9 +107,11 @@ def main(folder: Path, build: str | None) -> None:
             make(folder, chosen)
         except KeyboardInterrupt:
             sys.exit(f'error: stopped; the same command makes {folder} anew')
-        except (OSError, subprocess.CalledProcessError) as e:
-            failed = shlex.join(map(str, e.cmd)) if isinstance(e, subprocess.CalledProcessError) else e
+        except subprocess.CalledProcessError as e:
+            failed = ': '.join([shlex.join(map(str, e.cmd)), *(e.stderr or '').splitlines()[-1:]])
             sys.exit(f'error: {folder} is not finished; mend what failed and run the same command: {failed}')
+        except OSError as e:
+            sys.exit(f'error: {folder} is not finished; mend what failed and run the same command: {e}')
     python = shlex.quote(str(folder.absolute() / 'bin' / 'python'))
     print(f'{folder} {"was there: " if found else "is ready: "}{vllm}, --build={chosen}. For the trainer and bapo-serve:')
     print(f'export BAPO_VLLM_PYTHON={python}')
@@ -116,9 +119,9 @@ def main(folder: Path, build: str | None) -> None:
 
 def run() -> None:
     """The command: its arguments, then `main`."""
-    parser = argparse.ArgumentParser(
-        'bapo-vllm-env', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see the package's __init__.py
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    parser = argparse.ArgumentParser('bapo-vllm-env', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('folder', metavar='DIR', type=Path, help='the folder of the environment')
     parser.add_argument('--build', choices=BUILDS, help='default: cuda where nvidia-smi is on the PATH, else cpu')
     arguments = parser.parse_args()

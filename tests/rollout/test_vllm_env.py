@@ -1,6 +1,7 @@
 """The command that makes vLLM's environment: what it asks venv and pip for, in which folder, and how it ends."""
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,17 @@ def test_a_failure_or_ctrl_c_ends_in_one_line_and_the_next_call_makes_it_anew(fa
     vars(asked).update({'failing': (), 'stopped': None})
     main(folder, 'cpu')
     assert [path.name for path in folder.iterdir()] == ['ready-cpu']
+
+
+def test_the_command_gives_ctrl_c_back_to_python(asked, tmp_path, monkeypatch):
+    """The package's import takes it away, for commands that import for seconds."""
+    monkeypatch.setattr(sys, 'argv', ['bapo-vllm-env', str(tmp_path / 'env'), '--build=cuda'])
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        vllm_env.run()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler and (tmp_path / 'env' / 'ready-cuda').is_file()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_folder_of_other_things_is_refused_and_kept(asked, tmp_path):
