@@ -124,7 +124,7 @@ def mesh_section() -> ConfigDict:
     """How devices share the work."""
     h = ConfigDict()
     h.platform = ''  # what the trainer must compute on: cpu, gpu or tpu; '': what JAX finds, as JAX_PLATFORMS says
-    h.data = 1  # whole copies of the policy
+    h.data = 0  # whole copies of the policy; 0: one for each host of GPUs, else 1, or what a stated fsdp leaves
     h.fsdp = -1  # ways to split parameters and rows; -1: all devices that are left
     h.tensor = 1  # ways to split heads, MLP and vocabulary
     h.gather_once = False  # weights cross the mesh once a mini-batch, not twice a micro-batch; costs memory (docs/memory.md)

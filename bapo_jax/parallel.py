@@ -83,7 +83,8 @@ def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] |
     Sizes and errors as `mesh_sizes`; errors of `present`, too.
     """
     devices = sorted(present() if devices is None else devices, key=lambda device: (device.process_index, device.id))
-    sizes, slices = mesh_sizes(data, fsdp, tensor, len(devices)), len({getattr(device, 'slice_index', 0) for device in devices})
+    sizes = mesh_sizes(data, fsdp, tensor, len(devices), gpu_hosts(devices))
+    slices = len({getattr(device, 'slice_index', 0) for device in devices})
     if slices == 1:
         laid_out = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     else:
@@ -105,11 +106,20 @@ def sizes_across(sizes: Sequence[int], slices: int) -> tuple[int, ...]:
     return tuple(across)
 
 
-def mesh_sizes(data: int, fsdp: int, tensor: int, devices: int) -> tuple[int, int, int]:
+def gpu_hosts(devices: Sequence[jax.Device]) -> int:
+    """Hosts of these GPUs, between which the links are slow; 1 for other devices."""
+    return len({device.process_index for device in devices}) if devices[0].platform == 'gpu' else 1
+
+
+def mesh_sizes(data: int, fsdp: int, tensor: int, devices: int, hosts: int = 1) -> tuple[int, int, int]:
     """The mesh's sizes on that many devices; one size may be -1, for all devices that are left.
 
-    Raises ValueError where the sizes do not multiply to the number of devices.
+    `data` = 0 is a copy for each of the `hosts` of GPUs, so that `fsdp` gathers weights within a host; or all that a stated `fsdp` leaves.
+
+    Raises ValueError if the sizes do not multiply to the number of devices.
     """
+    if data == 0:
+        data = hosts if fsdp == -1 else max(1, devices // max(1, fsdp * tensor))
     sizes = [data, fsdp, tensor]
     if sizes.count(-1) == 1 and 0 not in sizes:
         sizes[sizes.index(-1)] = max(1, devices // -int(np.prod(sizes)))

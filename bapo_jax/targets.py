@@ -91,7 +91,7 @@ def find_target(topology: str, config: ConfigDict, compiles: bool = True) -> Tar
 
 def _formula(name: str, count: int, mesh: ConfigDict, device_bytes: int, **more: object) -> Target:
     """GPUs without their compiler."""
-    sizes = parallel.mesh_sizes(mesh.data, mesh.fsdp, mesh.tensor, count)
+    sizes = parallel.mesh_sizes(mesh.data, mesh.fsdp, mesh.tensor, count, more.get('hosts', 1))
     return Target(name, 'gpu', AbstractMesh(sizes, parallel.MESH_AXES), device_bytes, **more)
 
 

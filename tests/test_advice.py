@@ -21,6 +21,7 @@ def whole_cards_without_the_compiler(monkeypatch):
 
 def of_papers_size(cards=1, **learner):
     c = config(cards, **learner)
+    c.mesh.data = 1
     c.rollout.max_prompt_tokens, c.rollout.max_response_tokens = 256, 256  # a row is one sequence
     return c
 

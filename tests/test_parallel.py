@@ -153,7 +153,7 @@ def test_a_mesh_takes_the_devices_that_are_left():
     ] * 4
 
 
-@pytest.mark.parametrize('sizes', [(2, 1, 1), (1, 1, 8), (2, -1, 1), (-1, -1, 1), (0, 1, 1), (0, -1, 1), (-2, -1, 1)])
+@pytest.mark.parametrize('sizes', [(2, 1, 1), (1, 1, 8), (2, -1, 1), (-1, -1, 1), (-2, -1, 1)])
 def test_a_mesh_that_does_not_fit_the_devices_is_an_error_that_names_the_fields(sizes):
     with pytest.raises(ValueError, match=f'mesh.data={sizes[0]} .*mesh.fsdp={sizes[1]} .*mesh.tensor={sizes[2]} .*1 devices'):
         make_mesh(*sizes)
@@ -251,6 +251,21 @@ def test_programs_are_kept_on_accelerators_where_nothing_else_was_said(backend, 
         assert jax.config.jax_compilation_cache_dir == (str(Path.home() / '.cache' / 'bapo_jax') if kept else directory)
     finally:
         jax.config.update('jax_compilation_cache_dir', before)
+
+
+@pytest.mark.parametrize(('data', 'fsdp', 'hosts', 'sizes'), [
+    (0, -1, 1, (1, 16, 1)), (0, -1, 2, (2, 8, 1)),  # weights are gathered within a host
+    (1, -1, 2, (1, 16, 1)), (0, 4, 1, (4, 4, 1)), (0, 4, 2, (4, 4, 1)), (-1, 1, 2, (16, 1, 1)),
+])  # fmt: skip
+def test_data_is_by_default_the_hosts_of_gpus(data, fsdp, hosts, sizes):
+    assert parallel.mesh_sizes(data, fsdp, 1, 16, hosts) == sizes
+
+
+def test_only_gpus_have_slow_links_between_hosts():
+    def devices(platform):
+        return [types.SimpleNamespace(platform=platform, process_index=i // 8) for i in range(16)]
+
+    assert (parallel.gpu_hosts(devices('gpu')), parallel.gpu_hosts(devices('tpu')), parallel.gpu_hosts(devices('cpu'))) == (2, 1, 1)
 
 
 @pytest.fixture
