@@ -81,11 +81,16 @@ def launch(script: str, tmp_path: Path, *train_args: str, **options) -> Launched
     output, _ = process.communicate(timeout=120)
     calls = recorded(tmp_path)
     trainers, servers = ([c for c in calls if c['name'] == 'python' and c['argv'][1] == m and 'after' not in c] for m in MODULES)
-    if manifest := next((c['stdin'] for c in calls if c['argv'][:1] == ['apply']), None):
+    if manifest := applied(calls):
         trainers, servers = (pods(yaml.safe_load(manifest), job, calls) for job in ('trainer', 'server'))
     trainers, servers = ([Command(c['argv'], c['env']) for c in commands] for commands in (trainers, servers))
     by_host = sorted(trainers, key=lambda c: int(flag(c, 'host') or 0))
     return Launched(process.returncode, output, by_host, sorted(servers, key=lambda c: (flag(c, 'host'), flag(c, 'port'))), calls)
+
+
+def applied(calls: list[dict]) -> str | None:
+    """What kubectl was given to apply."""
+    return next((c['stdin'] for c in calls if c['argv'] == ['apply', '-f', '-']), None)
 
 
 MODULES = ('bapo_jax.train', 'bapo_jax.rollout.serve')
@@ -132,8 +137,10 @@ def pods(manifest: dict, job: str, calls: list[dict]) -> list[dict]:
     for index in range(spec['completions']):
         env = {'JOB_COMPLETION_INDEX': str(index)}
         for variable in container['env']:
-            source = variable['valueFrom']
-            if 'secretKeyRef' in source:
+            source = variable.get('valueFrom', {})
+            if 'value' in variable:
+                env[variable['name']] = variable['value']
+            elif 'secretKeyRef' in source:
                 env[variable['name']] = secrets[source['secretKeyRef']['name']]
             elif source == {'fieldRef': {'fieldPath': 'status.podIP'}}:
                 env[variable['name']] = f'10.0.{["trainer", "server"].index(job)}.{index}'
