@@ -67,7 +67,8 @@ set -m # each process below leads a group of its own, so that Ctrl-C reaches thi
 
 watch() {
   local step
-  while sleep "$every" && kill -0 $$ 2>/dev/null; do
+  trap 'exit 0' TERM # bash would tell of it, as of the sleep, that a signal ended it
+  while { sleep "$every"; } 2>/dev/null && kill -0 $$ 2>/dev/null; do
     step=$(highest "$run/checkpoints" '')
     ((step <= copied)) || { copy "$step" && copied=$step; } ||
       echo "step $step was not copied to $copies; the next try is in $every s" >&2
@@ -81,7 +82,7 @@ while kill -0 "$command" 2>/dev/null; do wait "$command" || true; done # a signa
 status=0
 wait "$command" || status=$?
 kill -TERM -- "-$watching" 2>/dev/null || true # a copy that it was making stays without its mark
-wait "$watching" 2>/dev/null || true # bash would tell of its end
+wait "$watching" || true
 step=$(highest "$run/checkpoints" '')
 ((step == 0)) || copy "$step" || {
   echo "error: the last copy of $run in $copies is not whole; the one before it is" >&2

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / 'configs' / 'quickstart_base'
 SCRIPTS = ('one_machine', 'slurm', 'kubernetes', 'tpu_pod')
 STUBS = ('srun', 'scontrol', 'gcloud', 'kubectl', 'curl', 'python')
+COPY_RUNS = ROOT / 'launch' / 'copy_runs.sh'
 COORDINATOR_PORT = 8476  # the scripts' default
 
 
@@ -166,3 +167,9 @@ def free_ports(count: int) -> int:
         except (OSError, OverflowError):
             continue
         return first
+
+
+def copy_runs(directory: Path, copies: Path, *command: str, **env: str) -> subprocess.CompletedProcess:
+    """launch/copy_runs.sh around a command, by default one that does nothing; `env` is added to the environment."""
+    words = [str(COPY_RUNS), str(directory), str(copies), *(command or ('true',))]
+    return subprocess.run(words, env=os.environ | env, capture_output=True, text=True, timeout=60)
