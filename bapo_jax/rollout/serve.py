@@ -38,12 +38,12 @@ IMAGE_OPTIONS = ('--limit-mm-per-prompt', '{"video": 0}', '--mm-processor-cache-
 
 def command(
     model: str, *, port: int, host: str = '127.0.0.1', python: str = '', dtype: str = 'auto', max_tokens: int = 0,
-    sequences: int = 256, memory: float = 0.0, gpus: Sequence[str] = (), extra: Sequence[str] = (),
+    sequences: int = 0, memory: float = 0.0, gpus: Sequence[str] = (), extra: Sequence[str] = (),
 ) -> list[str]:  # fmt: skip
     """The server's command line. The module is what `vllm serve` runs; that command itself fails in vLLM's CPU build.
 
-    `python` is as of `python_of`. `max_tokens` limits prompt and response together; `memory` is a fraction of the GPU's. 0 leaves
-    either to vLLM. With `gpus` the model is split over them all; `environment` shows the server the same ones.
+    `python` is as of `python_of`. `max_tokens` limits prompt and response together, `sequences` the responses sampled at once; `memory` is
+    a fraction of the GPU's. 0 leaves each to vLLM. With `gpus` the model is split over them all; `environment` shows the server the same ones.
 
     Raises ValueError if it cannot be split so.
     """
@@ -51,7 +51,7 @@ def command(
         str(python_of(python)), '-m', 'vllm.entrypoints.launchers.api_server.entry',
         '--model', str(Path(model).absolute()), '--served-model-name', 'policy',
         '--host', host, '--port', str(port), '--dtype', dtype,
-        '--max-num-seqs', str(sequences),
+        *(['--max-num-seqs', str(sequences)] if sequences else []),
         *(['--max-model-len', str(max_tokens)] if max_tokens else []),
         *(['--gpu-memory-utilization', str(memory)] if memory else []),
         '--worker-extension-cls', 'bapo_jax.rollout.worker.PolicyLoader',
@@ -62,8 +62,30 @@ def command(
         '--disable-uvicorn-access-log',
         *(IMAGE_OPTIONS if reads_images(model) else ()),
         *parallel_flags(gpus, extra, heads(model)),
-        *extra,
+        *with_float32_head(extra),
     ]  # fmt: skip
+
+
+def with_float32_head(extra: Sequence[str]) -> list[str]:
+    """The flags, with all that they override in the model's config in one --hf-overrides: of several, vLLM would heed the last.
+
+    Logits are computed in float32 unless a flag says `"head_dtype": "model"`. The trainer's are; rounded to bfloat16, logits of 20 to 30
+    differ from them by .02 on average. Raises ValueError if an override is no JSON object.
+    """
+    others, overrides, flags_left = [], {'head_dtype': 'float32'}, iter(extra)
+    for word in flags_left:
+        name, equals, value = word.partition('=')
+        if name.replace('_', '-') != '--hf-overrides':
+            others.append(word)
+            continue
+        value = value if equals else next(flags_left, '')
+        try:
+            for field, of_field in dict(json.loads(value)).items():
+                before = overrides.get(field)
+                overrides[field] = before | of_field if isinstance(before, dict) and isinstance(of_field, dict) else of_field
+        except (ValueError, TypeError) as e:
+            raise ValueError(f'--hf-overrides {value}: give a JSON object, such as {{"max_position_embeddings": 16384}}') from e
+    return ['--hf-overrides', json.dumps(overrides), *others]
 
 
 def in_checkout() -> bool:
@@ -193,7 +215,7 @@ def run() -> None:
     flags.DEFINE_string('python', '', "The interpreter of vLLM's environment; default: $BAPO_VLLM_PYTHON, else the checkout's.")
     flags.DEFINE_string('dtype', 'auto', 'auto, float32 or bfloat16.')
     flags.DEFINE_integer('max_tokens', 0, "Limit of prompt and response together; 0: the model's limit.")
-    flags.DEFINE_integer('sequences', 256, 'Responses sampled at once.')
+    flags.DEFINE_integer('sequences', 0, "Responses sampled at once; 0: vLLM's choice.")
     flags.DEFINE_string('gpus', '', "CUDA's numbers of the GPUs that the server splits the model over, as in 6,7, or all; '': vLLM's choice.")
     flags.DEFINE_float('memory', 0.0, "Fraction of the GPU's memory, where the trainer has the rest; 0: vLLM's choice.")
     cli.start(main)

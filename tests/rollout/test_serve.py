@@ -1,6 +1,7 @@
 """How a rollout server is started. Real servers: test_real_server.py."""
 
 import functools
+import json
 import os
 import pty
 import re
@@ -29,7 +30,8 @@ def test_the_command_guards_every_route_and_samples_from_the_whole_distribution(
 def test_a_model_that_reads_images_is_served_without_videos_and_one_of_text_as_ever(vl_directory):
     command = functools.partial(serve.command, port=1234, python='python', extra=['--enforce-eager'])
     for_images = ['--limit-mm-per-prompt', '{"video": 0}', '--mm-processor-cache-gb', '1']
-    assert command(vl_directory)[-5:] == [*for_images, '--enforce-eager']
+    head = ['--hf-overrides', '{"head_dtype": "float32"}']
+    assert command(vl_directory)[-7:] == [*for_images, *head, '--enforce-eager']
     assert not {'--limit-mm-per-prompt', '--mm-processor-cache-gb'} & set(command(BASE))
 
 
@@ -71,6 +73,26 @@ def test_without_an_interpreter_the_message_says_how_to_make_one(checkout, pytho
     with pytest.raises(ValueError, match=f'^rollout.python and {serve.PYTHON_VARIABLE} are not set.* `bapo-vllm-env DIR`') as told:
         serve.check_python('', 'rollout.python')
     assert ('make vllm-env' in str(told.value)) == checkout
+
+
+@pytest.mark.parametrize('extra, overrides, others', [
+    ((), {'head_dtype': 'float32'}, []),  # logits as the trainer computes them
+    (('--a', '--hf-overrides={"rope_theta": 4e4}', '-b'), {'head_dtype': 'float32', 'rope_theta': 4e4}, ['--a', '-b']),
+    (('--hf_overrides', '{"head_dtype": "model"}'), {'head_dtype': 'model'}, []),
+    (
+        ('--hf-overrides', '{"text_config": {"a": 1, "b": 2}}', '--c', '--hf-overrides', '{"text_config": {"b": 3}}'),
+        {'head_dtype': 'float32', 'text_config': {'a': 1, 'b': 3}}, ['--c'],
+    ),
+])  # fmt: skip
+def test_all_overrides_of_a_models_config_are_one_flag(extra, overrides, others):
+    name, value, *rest = serve.with_float32_head(extra)
+    assert (name, json.loads(value), rest) == ('--hf-overrides', overrides, others)
+
+
+@pytest.mark.parametrize('value', ['', '[1]', 'rope_theta=1'])
+def test_an_override_that_is_no_object_is_refused(value):
+    with pytest.raises(ValueError, match='--hf-overrides .*: give a JSON object, such as'):
+        serve.with_float32_head(['--hf-overrides', value])
 
 
 def run_serve(*flags, monkeypatch):
