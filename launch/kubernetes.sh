@@ -5,16 +5,17 @@
 #       launch/kubernetes.sh -- --config=configs/math.py --workdir=/shared/runs/math
 #
 # NAME      of the JobSet, and NAME-token of the secret with the servers' token, made unless there
-# IMAGE     has the repository in REPO (/bapo_jax) with `make env JAX=cuda` and `make vllm-env VLLM=cuda` done; bash, curl
-# CLAIM     a persistent volume claim (ReadWriteMany), mounted at MOUNT (/shared)
+# IMAGE     that of launch/Dockerfile.cluster, or another with the repository in REPO (/bapo_jax), both environments, bash and curl
+# CLAIM     a persistent volume claim (ReadWriteMany), mounted at MOUNT (/shared); MOUNT/cache keeps what pods compile and download
 # MODEL     Hugging Face directory that trainers (model.path) and servers start from: a path in the pods
 # TRAINERS, SERVERS  pods of each (1), with GPUS_PER_TRAINER (8) and GPUS_PER_SERVER (1), over which a server splits its model
 # SERVE_ARGS         words for bapo_jax.rollout.serve, after -- for vLLM: '--dtype=bfloat16 -- --enforce-eager'
 # PLATFORM (gpu) that trainers must compute on
-# RESTARTS (3) · PORT (8000) · COORDINATOR_PORT (8476) · SERVER_DEADLINE (1800) seconds to start · PYTHON (REPO/.venv/bin/python)
+# RESTARTS (3) after failures; a trainer that stops on SIGTERM (exit status 75), or loses its node, does not count
+# PORT (8000) · COORDINATOR_PORT (8476) · SERVER_DEADLINE (1800) seconds to start · PYTHON (REPO/.venv/bin/python)
 #
-# Needs kubectl, python3 and, in the cluster, JobSet. What follows -- goes to bapo_jax.train. A run that ended, or was ended with
-# `kubectl delete jobset NAME`, is continued from its last checkpoint by the same command; docs/launch.md says how to make it save first.
+# Needs kubectl, python3 and, in the cluster, JobSet 0.6 or newer and Kubernetes 1.29 or newer. What follows -- goes to bapo_jax.train. A
+# run that ended, or was ended with `kubectl delete jobset NAME`, is continued from its last checkpoint by the same command.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 

@@ -45,6 +45,7 @@ read -r -a serve_args <<<"${SERVE_ARGS:-}"
 export BAPO_ROLLOUT_TOKEN # srun hands the environment on; command lines can be read by others
 
 started='' trainer=''
+# shellcheck disable=SC2329 # the trap calls it
 stop() { # srun hands the signal on, and ends when its tasks have; what is left then ends with the job
   for pid in $started; do kill -TERM "$pid" 2>/dev/null || true; done
   for _ in {1..100}; do
@@ -55,6 +56,7 @@ stop() { # srun hands the signal on, and ends when its tasks have; what is left 
   done
   for pid in $alive; do kill -KILL "$pid" 2>/dev/null || true; done
 }
+# shellcheck disable=SC2329 # the trap calls it
 interrupted() { [ -n "$trainer" ] || exit 143; kill -TERM "$trainer" 2>/dev/null || true; }
 trap stop EXIT
 trap interrupted INT TERM HUP USR1 USR2

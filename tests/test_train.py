@@ -15,6 +15,7 @@ from collections import Counter
 import jax
 import numpy as np
 import pytest
+from launched import copy_runs
 from small_run import ROOT, metrics, rollouts, run, small_config
 
 from bapo_jax.learner.learner import Learner
@@ -31,6 +32,8 @@ def bapo_run(tmp_path_factory, benchmark):
 
     def watched(self, state, batch, *rest):
         batches.append(batch)
+        if len(batches) == 6:  # its last checkpoint is of step 4, its last row of step 5
+            assert copy_runs(workdir, workdir.with_name('copies')).returncode == 0
         return update(self, state, batch, *rest)
 
     Learner.update = watched
@@ -140,6 +143,16 @@ def test_a_killed_run_loses_only_what_no_checkpoint_holds(tmp_path, bapo_run, be
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    run(bapo_config(benchmark), tmp_path / 'run')
+    assert metrics(tmp_path / 'run') == metrics(workdir)
+
+
+@pytest.mark.slow
+def test_a_copy_made_in_the_middle_of_a_step_continues(tmp_path, bapo_run, benchmark):
+    workdir, _, _ = bapo_run
+    assert copy_runs(tmp_path / 'run', workdir.with_name('copies')).returncode == 0
+    assert [path.name for path in (tmp_path / 'run' / 'checkpoints').iterdir()] == ['4']
+    assert metrics(tmp_path / 'run') == metrics(workdir)[:6]
     run(bapo_config(benchmark), tmp_path / 'run')
     assert metrics(tmp_path / 'run') == metrics(workdir)
 

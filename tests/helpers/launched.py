@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / 'configs' / 'quickstart_base'
 SCRIPTS = ('one_machine', 'slurm', 'kubernetes', 'tpu_pod')
 STUBS = ('srun', 'scontrol', 'gcloud', 'kubectl', 'curl', 'python')
+COPY_RUNS = ROOT / 'launch' / 'copy_runs.sh'
 COORDINATOR_PORT = 8476  # the scripts' default
 
 
@@ -81,11 +82,16 @@ def launch(script: str, tmp_path: Path, *train_args: str, **options) -> Launched
     output, _ = process.communicate(timeout=120)
     calls = recorded(tmp_path)
     trainers, servers = ([c for c in calls if c['name'] == 'python' and c['argv'][1] == m and 'after' not in c] for m in MODULES)
-    if manifest := next((c['stdin'] for c in calls if c['argv'][:1] == ['apply']), None):
+    if manifest := applied(calls):
         trainers, servers = (pods(yaml.safe_load(manifest), job, calls) for job in ('trainer', 'server'))
     trainers, servers = ([Command(c['argv'], c['env']) for c in commands] for commands in (trainers, servers))
     by_host = sorted(trainers, key=lambda c: int(flag(c, 'host') or 0))
     return Launched(process.returncode, output, by_host, sorted(servers, key=lambda c: (flag(c, 'host'), flag(c, 'port'))), calls)
+
+
+def applied(calls: list[dict]) -> str | None:
+    """What kubectl was given to apply."""
+    return next((c['stdin'] for c in calls if c['argv'] == ['apply', '-f', '-']), None)
 
 
 MODULES = ('bapo_jax.train', 'bapo_jax.rollout.serve')
@@ -132,8 +138,10 @@ def pods(manifest: dict, job: str, calls: list[dict]) -> list[dict]:
     for index in range(spec['completions']):
         env = {'JOB_COMPLETION_INDEX': str(index)}
         for variable in container['env']:
-            source = variable['valueFrom']
-            if 'secretKeyRef' in source:
+            source = variable.get('valueFrom', {})
+            if 'value' in variable:
+                env[variable['name']] = variable['value']
+            elif 'secretKeyRef' in source:
                 env[variable['name']] = secrets[source['secretKeyRef']['name']]
             elif source == {'fieldRef': {'fieldPath': 'status.podIP'}}:
                 env[variable['name']] = f'10.0.{["trainer", "server"].index(job)}.{index}'
@@ -159,3 +167,9 @@ def free_ports(count: int) -> int:
         except (OSError, OverflowError):
             continue
         return first
+
+
+def copy_runs(directory: Path, copies: Path, *command: str, **env: str) -> subprocess.CompletedProcess:
+    """launch/copy_runs.sh around a command, by default one that does nothing; `env` is added to the environment."""
+    words = [str(COPY_RUNS), str(directory), str(copies), *(command or ('true',))]
+    return subprocess.run(words, env=os.environ | env, capture_output=True, text=True, timeout=60)

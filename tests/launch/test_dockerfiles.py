@@ -7,12 +7,12 @@ import subprocess
 import pytest
 from small_run import ROOT
 
-FILES = ('Dockerfile', 'Dockerfile.vllm')
+FILES = ('Dockerfile', 'Dockerfile.vllm', 'Dockerfile.cluster')
 
 
 @pytest.mark.parametrize('name', FILES)
 def test_what_an_image_copies_is_there_and_is_all_that_its_set_up_needs(name, tmp_path):
-    steps = re.findall(r'^(COPY|RUN|ENTRYPOINT) (.+)$', (ROOT / 'launch' / name).read_text('utf-8'), re.MULTILINE)
+    steps = re.findall(r'^(COPY|RUN|ENTRYPOINT|CMD) (.+)$', (ROOT / 'launch' / name).read_text('utf-8'), re.MULTILINE)
     for what, rest in steps:
         if what == 'COPY':
             *sources, target = rest.split()
@@ -29,4 +29,28 @@ def test_what_an_image_copies_is_there_and_is_all_that_its_set_up_needs(name, tm
             command = re.sub(r'\$\w+', 'cpu', rest).replace('PYTHON=python3.11', 'PYTHON=python3')
             planned = subprocess.run(['make', '-n', *command.split()[1:]], cwd=tmp_path, capture_output=True, text=True)
             assert planned.returncode == 0 and re.search('-m venv|vllm_env.py', planned.stdout), planned.stderr
-    assert any(what == 'ENTRYPOINT' and '-m", "bapo_jax.' in rest for what, rest in steps)
+    if name == 'Dockerfile.cluster':  # Kubernetes names the command
+        assert steps[-1] == ('CMD', '["bash"]')
+    else:
+        assert any(what == 'ENTRYPOINT' and '-m", "bapo_jax.' in rest for what, rest in steps)
+
+
+def test_the_image_of_a_cluster_has_what_its_pods_run():
+    """Both environments, and the folder that kubernetes.sh takes for the repository."""
+    file = (ROOT / 'launch' / 'Dockerfile.cluster').read_text('utf-8')
+    assert re.findall(r'^RUN make (.+) PYTHON=python3\.11$', file, re.MULTILINE) == ['vllm-env VLLM=$VLLM', 'env JAX=$JAX']
+    assert re.findall('^ARG (.+)$', file, re.MULTILINE) == ['JAX=cuda', 'VLLM=cuda']
+    folder = re.search('^WORKDIR (.+)$', file, re.MULTILINE)[1]
+    copied = {word for words in re.findall('^COPY (.+) ', file, re.MULTILINE) for word in words.split()}
+    assert {'launch', 'configs', 'bapo_jax', 'locks', 'Makefile'} <= copied
+    installed = re.search('install -y --no-install-recommends (.+?) &&', file)[1].split()
+    assert {'bash', 'curl', 'make', 'gcc', 'g++'} <= set(installed)
+    script = (ROOT / 'launch' / 'kubernetes.sh').read_text('utf-8')
+    assert re.search(r'REPO=\$\{REPO:-(.+?)\}', script)[1] == folder
+    assert 'Dockerfile.cluster' in script.partition('set -euo')[0]
+
+
+@pytest.mark.parametrize('name', FILES)
+def test_containers_share_more_memory_than_docker_gives(name):
+    head = (ROOT / 'launch' / name).read_text('utf-8').partition('FROM ')[0]
+    assert re.findall(r'docker run --gpus=all --shm-size=(\w+)', head) == ['16g'] * head.count('docker run')

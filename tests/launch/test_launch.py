@@ -9,12 +9,15 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import yaml
-from launched import BASE, COORDINATOR_PORT, ROOT, SCRIPTS, flag, launch, plain_args, recorded, start, trainer_commands
+from launched import BASE, COORDINATOR_PORT, ROOT, SCRIPTS, applied, flag, launch, plain_args, recorded, start, trainer_commands
+
+from bapo_jax.stopping import STATUS
 
 pytestmark = pytest.mark.slow
 TOKEN = 'BAPO_ROLLOUT_TOKEN'
@@ -309,20 +312,23 @@ def test_a_host_of_slurm_uses_all_its_gpus(tmp_path):
         assert slurm.is_env_present()
 
 
-def test_the_jobset_says_what_it_should(tmp_path):
-    args = plain_args(tmp_path)
-    launched = launch(
-        'kubernetes', tmp_path, *args, hosts=4, servers=3, GPUS_PER_TRAINER='2', RESTARTS='5', REPO='/repo', PYTHON=None
-    )
+@pytest.fixture(scope='module')
+def jobset(tmp_path_factory):
+    """A JobSet of four trainers and three servers: the launch, the manifest, and the folder that its pods mount."""
+    tmp_path = tmp_path_factory.mktemp('jobset')
+    launched = launch('kubernetes', tmp_path, hosts=4, servers=3, GPUS_PER_TRAINER='2', RESTARTS='5', REPO='/repo', PYTHON=None)
     assert launched.status == 0, launched.output
-    text = next(c['stdin'] for c in launched.calls if c['argv'] == ['apply', '-f', '-'])
+    text = applied(launched.calls)
     assert not re.search('@[A-Z_]+@', text)
-    jobset = yaml.safe_load(text)
+    return launched, yaml.safe_load(text), tmp_path
+
+
+def test_the_jobset_says_what_it_should(jobset):
+    launched, jobset, tmp_path = jobset
     assert (jobset['apiVersion'], jobset['kind'], jobset['metadata']['name']) == ('jobset.x-k8s.io/v1alpha2', 'JobSet', 'math')
     spec = jobset['spec']
     assert spec['network'] == {'enableDNSHostnames': True, 'subdomain': 'math'}
     assert spec['successPolicy'] == {'operator': 'All', 'targetReplicatedJobs': ['trainer']}
-    assert spec['failurePolicy'] == {'maxRestarts': 5}
     jobs = {j['name']: j['template']['spec'] for j in spec['replicatedJobs']}
     assert {j['replicas'] for j in spec['replicatedJobs']} == {1}
     assert {name: (j['completionMode'], j['completions'], j['parallelism']) for name, j in jobs.items()} == {
@@ -341,6 +347,42 @@ def test_the_jobset_says_what_it_should(tmp_path):
     assert wait['command'][0] == '/repo/launch/wait_for_servers.sh' and wait['env'] == trainer['containers'][0]['env']
     assert tuple(wait['command'][2:]) == ast.literal_eval(flag(launched.trainers[0], 'config.rollout.servers'))
     assert [flag(c, 'host') for c in launched.trainers] == ['0', '1', '2', '3']
+
+
+def test_a_trainer_that_was_told_to_stop_does_not_count_as_a_failure(jobset):
+    spec = jobset[1]['spec']
+    jobs = {j['name']: j['template']['spec'] for j in spec['replicatedJobs']}
+    trainer = jobs['trainer']
+    # Kubernetes marks the job with this reason where one of these rules fails it, and JobSet looks for the reason.
+    assert spec['failurePolicy'] == {
+        'maxRestarts': 5,
+        'rules': [{
+            'name': 'preempted', 'action': 'RestartJobSetAndIgnoreMaxRestarts', 'targetReplicatedJobs': ['trainer'],
+            'onJobFailureReasons': ['PodFailurePolicy'],
+        }],
+    }  # fmt: skip
+    assert trainer['podFailurePolicy'] == {'rules': [
+        {'action': 'FailJob', 'onExitCodes': {'containerName': 'trainer', 'operator': 'In', 'values': [STATUS]}},
+        {'action': 'FailJob', 'onPodConditions': [{'type': 'DisruptionTarget', 'status': 'True'}]},
+    ]}  # fmt: skip
+    assert [c['name'] for c in trainer['template']['spec']['containers']] == ['trainer']
+    assert trainer['backoffLimit'] == 0 and trainer['template']['spec']['restartPolicy'] == 'Never'  # else it is not allowed
+    assert 'podFailurePolicy' not in jobs['server']
+
+
+def test_pods_keep_what_they_compile_and_download_on_the_claim(jobset):
+    _, manifest, mount = jobset
+    jobs = {j['name']: j['template']['spec']['template']['spec'] for j in manifest['spec']['replicatedJobs']}
+    caches = {
+        name: {v['name']: v['value'] for v in pod['containers'][0]['env'] if 'value' in v} for name, pod in jobs.items()
+    }
+    both = {'XDG_CACHE_HOME': f'{mount}/cache', 'TRITON_CACHE_DIR': f'{mount}/cache/triton'}
+    assert caches == {'trainer': both | {'JAX_COMPILATION_CACHE_DIR': f'{mount}/cache/bapo_jax'}, 'server': both}
+    read = 'from huggingface_hub import constants; print(constants.HF_HOME)'
+    said = subprocess.run(
+        [sys.executable, '-c', read], env={'PATH': os.environ['PATH'], 'HOME': '/nowhere', **both}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert said.stdout.strip() == f'{mount}/cache/huggingface', said.stderr
 
 
 def test_the_secret_comes_before_the_jobset_and_one_that_is_there_stays(tmp_path):
