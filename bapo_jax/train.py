@@ -170,7 +170,7 @@ def train(s: Setup, workdir: Path) -> RunState:
             replay.add(step, fresh, batch)
 
             now.record(fresh_metrics(fresh), batch_metrics(batch, step), discarded_metrics(fresh, batch), learned)
-            now.record(rollouts.metrics(), replay.metrics(step), state.metrics())
+            now.record(rollouts.metrics(now.started), replay.metrics(step), state.metrics())
 
     run.close()
     rollouts.close()
