@@ -92,6 +92,18 @@ def test_overlap_changes_no_metric(one_device_runs):
 
 
 @pytest.mark.slow
+def test_each_step_says_how_fast_its_sides_were_and_who_waited(one_device_runs):
+    for row in (row for path in one_device_runs for row in metrics(path, times=True)[1:]):
+        assert row['perf/throughput/update'] > 0 and row['perf/throughput/gen'] > 0 and 'perf/mfu/actor' not in row  # on a CPU
+        assert row['perf/idle/trainer'] == pytest.approx(row['timing_s/wait_rollouts'] / row['timing_s/step'], abs=0.05)
+        assert 0 <= row['perf/idle/engine'] <= 1 - row['perf/idle/trainer'] + 1e-9
+    in_turn, overlapping = (
+        sum(row['perf/idle/engine'] * row['timing_s/step'] for row in metrics(path, times=True)[1:]) for path in one_device_runs
+    )
+    assert 0 <= overlapping < in_turn
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('stop_after', [3, 4])
 def test_a_run_stopped_with_later_steps_under_way_repeats_every_metric(
     tmp_path, one_device_runs, benchmark, monkeypatch, stop_after

@@ -90,7 +90,7 @@ class Rollouts:
         with self._meter.handing_over():
             self._engine.load(policies.alpha, policies.alpha_version)
             if self._engine.servers:
-                self._check(policies, logprobs)
+                self._probe_servers(policies, logprobs)
 
     def begin_ahead(self, step: int) -> None:
         """Begins the later steps whose fresh prompts α can answer while `step` trains."""
@@ -103,19 +103,8 @@ class Rollouts:
 
         Raises what the engine raised, and Stopped where a signal comes; then the state is still that of the step before.
         """
-        one_wave = policies.alpha_version == step - 1  # α is π_θ
-        self._begin(step, hard if one_wave else (), policies)
-        if not hard or one_wave and not self._schedule.reevaluation_syncs:  # else the engine is to hold another policy before them
-            self.begin_ahead(step)
-        with self._meter.waiting(), leaving_waits():
-            fresh, reevaluated, generate_s, verify_s, measures, selector = self._begun.pop(step).result()
-        self._taken = {**measures, 'timing_s/gen': generate_s, 'timing_s/reward': verify_s}
-        if hard and not one_wave:
-            with self._meter.waiting(), self.held_by_theta(policies), leaving_waits():
-                reevaluated, generate_s, verify_s = self._judged(self._ask(step, [], hard))
-            self._taken['timing_s/reevaluate'] = generate_s + verify_s
-        self._selector_state = selector  # now the step's groups are all there
-        return fresh, reevaluated
+        with self._meter.waiting():
+            return self._take(step, hard, policies)
 
     def ask_failed(self, step: int, prompts: Sequence[Prompt]) -> list[Group]:
         """α's groups of prompts that failed before, behind what was begun ahead. Nothing remembers them.
@@ -155,7 +144,23 @@ class Rollouts:
         self._engine.close()  # so that no answer is waited for any more
         self._thread.shutdown(cancel_futures=True)
 
-    def _check(self, policies: Policies, logprobs: LogProbs) -> None:
+    def _take(self, step: int, hard: Sequence[Prompt], policies: Policies) -> tuple[list[Group], list[Group]]:
+        one_wave = policies.alpha_version == step - 1  # α is π_θ
+        self._begin(step, hard if one_wave else (), policies)
+        if not hard or one_wave and not self._schedule.reevaluation_syncs:  # else the engine is to hold another policy before them
+            self.begin_ahead(step)
+        with leaving_waits():
+            fresh, reevaluated, generate_s, verify_s, measures, selector = self._begun.pop(step).result()
+        self._taken = {**measures, 'timing_s/gen': generate_s, 'timing_s/reward': verify_s}
+        if hard and not one_wave:
+            with self.held_by_theta(policies), leaving_waits():
+                reevaluated, generate_s, verify_s = self._judged(self._ask(step, [], hard))
+            self._taken['timing_s/reevaluate'] = generate_s + verify_s
+        self._selector_state = selector  # now the step's groups are all there
+        return fresh, reevaluated
+
+    def _probe_servers(self, policies: Policies, logprobs: LogProbs) -> None:
+        """Asks each server the probe. Raises PolicyMismatch."""
         c, prompts = self._config, [self._probe] * self._engine.servers
         sampling = Sampling(c.rollout.temperature, min(_PROBE_TOKENS, c.rollout.max_response_tokens))
         draws = [Draw(c.seed, policies.step, PROBE)] * len(prompts)

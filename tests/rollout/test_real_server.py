@@ -15,9 +15,9 @@ from real_servers import TOKEN, ask, memory_bytes, metrics, tokens_written, trai
 
 from bapo_jax.rollout import vllm_engine, watch
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
+from bapo_jax.rollout.gauges import read_fill
 from bapo_jax.rollout.publish import path_of, publish
 from bapo_jax.rollout.published import MANIFEST, WEIGHTS, number_of, read_manifest
-from bapo_jax.rollout.gauges import read_fill
 from bapo_jax.rollout.replies import ROUTE, OtherPolicy, read_load, request
 from bapo_jax.rollout.vllm_engine import PolicyRefused, VllmEngine
 from benchmarks.replaying_server import Sampled, encode, reply
