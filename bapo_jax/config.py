@@ -241,6 +241,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
     c.replay.bad_capacity = c.replay.bad_capacity or c.learner.batch_groups
     c.replay.high_capacity = c.replay.high_capacity or c.replay.high_recent_steps * c.learner.batch_groups
     c.replay.per_prompt = c.replay.per_prompt or 2 * c.rollout.group_size
+    c.rollout.concurrency = c.rollout.concurrency or max(1, 2048 // c.rollout.group_size)
     slots = c.rollout.group_size * c.learner.slot_tokens
     c.learner.row_tokens = c.learner.row_tokens or c.rollout.max_prompt_tokens + (slots or c.rollout.max_response_tokens)
     if c.learner.schedule != 'constant':  # the steps of a constant rate are free to change

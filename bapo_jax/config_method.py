@@ -41,8 +41,9 @@ def rollout_section() -> ConfigDict:
     r.cache_memory = 0.3  # jax: at most this share of a device's memory for keys and values; slots that do not fit take no response
     r.servers = ()  # vllm: URLs of running servers; (): they are started and supervised, one for each of `gpus`
     r.gpus = ()  # vllm: a server for each word: CUDA's numbers of its GPUs, which JAX leaves free: (4, '6,7'); (): one server
+    r.python = ''  # vllm: the interpreter of its environment; '': $BAPO_VLLM_PYTHON, else that of a checkout's .venv-vllm
     r.dtype = 'float32'  # vllm: what policies are shipped and served in: float32 or bfloat16
-    r.concurrency = 64  # vllm: groups under way at a server
+    r.concurrency = 0  # vllm: groups under way at a server; 0: those of 2,048 responses, twice what vLLM samples at once on a large GPU
     r.deadline_s = 600.0  # vllm: most seconds for a server to start, to load a policy, or to answer without making progress
     r.probe_tolerance = 0.0  # vllm: most mean |server's - trainer's| log-prob after a sync; 0: 1e-3 in float32, .05 in bfloat16
     r.server_memory = 0.0  # vllm: fraction of the GPU's memory for the server that is started; 0: vLLM's choice
@@ -57,9 +58,10 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
     one_of(need, c, 'rollout.sync_phase', PHASES)
     at_least_one(
         need, c, 'rollout.sync_every', 'rollout.mixture_policies', 'rollout.refill_batches', 'rollout.max_prompt_tokens',
-        'rollout.max_response_tokens', 'rollout.rows', 'rollout.concurrency',
+        'rollout.max_response_tokens', 'rollout.rows',
     )  # fmt: skip
     positive(need, c, 'rollout.temperature', 'rollout.deadline_s')
+    not_negative(need, c, 'rollout.concurrency')
     need(0 <= r.mixture < 1, f'rollout.mixture={r.mixture} must be in [0, 1): a share of prompts')
     need(not (r.overlap and (r.mixture or r.refill_batches > 1)),
          f'rollout.overlap with rollout.mixture={r.mixture} and rollout.refill_batches={r.refill_batches}: how many prompts a step '
