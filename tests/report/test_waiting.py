@@ -4,7 +4,7 @@ import pytest
 from making import config, make_run, row
 
 from bapo_jax.report.records import read_run
-from bapo_jax.report.speed import Work, advice, speed, who_waits, work_of
+from bapo_jax.report.waiting import Work, advice, speed, who_waits, work_of
 
 IN_TURN = {'engine': 'vllm', 'overlap': False, 'sync_every': 5, 'mixture': 0.0, 'refill_batches': 1}
 OVERLAP = {**IN_TURN, 'overlap': True}
