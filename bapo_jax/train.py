@@ -39,7 +39,7 @@ from bapo_jax.replay.failures import Failures, measured
 from bapo_jax.replay.kinds import make_replay, make_retries
 from bapo_jax.replay.repo import Repo
 from bapo_jax.replay.thresholds import levels_in_words
-from bapo_jax.report import draw_run
+from bapo_jax.report import draw_run, who_waits
 from bapo_jax.rollout.engine import TRACKING
 from bapo_jax.rollout.engines import check_start, start_engine
 from bapo_jax.rollout.rollouts import Rollouts
@@ -171,7 +171,7 @@ def train(s: Setup, workdir: Path) -> RunState:
             replay.add(step, fresh, batch)
 
             now.record(fresh_metrics(fresh), batch_metrics(batch, step), discarded_metrics(fresh, batch), learned)
-            now.record(rollouts.metrics(), replay.metrics(step), state.metrics())
+            now.record(rollouts.metrics(now.started), replay.metrics(step), state.metrics())
 
     run.close()
     rollouts.close()
@@ -237,11 +237,11 @@ def tell_end(workdir: Path, step: int, steps: int) -> None:
 
 
 def print_results(workdir: Path, step: int) -> None:
-    """Base, where it was scored, against trained policy; where the figure is; what to look at where all went one way."""
+    """Base, where it was scored, against trained policy; where the figure is; what to look at, or to give more."""
     files = {name: workdir / 'evals' / f'{i:06d}.json' for name, i in (('base', 0), ('trained', step))}
     print_table(f'{workdir}, {step} steps, %', scores_in(files))
     print(f'figure: {draw_run(workdir)}   metrics: {workdir / "metrics.jsonl"}')
-    if advice := one_sided(read_metrics(workdir)):
+    for advice in filter(None, (one_sided(read_metrics(workdir)), who_waits(workdir))):
         print(advice)
 
 

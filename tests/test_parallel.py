@@ -60,7 +60,7 @@ def train_and_sample(model_path, groups, sizes, gather_once=False):
     engine = JaxEngine(graph, model_config, (3,), Limits(32 // mesh.size, longest), mesh, sight)
     engine.load(jax.device_put(params, parameter_sharding(mesh, params)), 0)
     answers = engine.generate([g.prompt for g in groups], 4, Sampling(1.0, 6), [Draw(1, 0, FRESH)] * len(groups))
-    out = {f'm.{k}': np.float64(v) for k, v in metrics.items() if not k.startswith('timing_s/')}
+    out = {f'm.{k}': np.float64(v) for k, v in metrics.items() if not k.startswith(('timing_s/', 'perf/'))}
     for path, leaf in jax.tree_util.tree_flatten_with_path(state.params)[0]:
         name = '.'.join(k.key for k in path)
         out[f'p.{name}'] = jax.device_get(leaf)

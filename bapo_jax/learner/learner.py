@@ -24,6 +24,7 @@ from bapo_jax.learner.optimizer import clipped_adamw, learning_rate_of
 from bapo_jax.learner.packed import Rows, Sequences, blank_rows
 from bapo_jax.learner.packing import Part, capacity, cut, pack
 from bapo_jax.learner.score import score
+from bapo_jax.learner.speed import update_speed
 from bapo_jax.learner.update import Program, TrainState, initial_state, mean_metrics, state_shapes, update
 from bapo_jax.models import attention, hf
 from bapo_jax.models.patches import Grid, Pixels, blank_pixels
@@ -139,6 +140,7 @@ class Learner:
                 of_policy = {name: x for name, x in of_policy.items() if not name.startswith('mismatch/')}
             metrics |= of_policy
             lap('update_actor')
+            metrics |= update_speed(parts, self.model, self.mesh.devices, seconds['timing_s/update_actor'])
         if self.critic:
             state, of_critic = self.update_critic_packed(state, targets, counts, map(pixels_of, parts))
             metrics |= of_critic

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import jinja2
 
 from bapo_jax.files import write_text
-from bapo_jax.report import comparison, draw, evaluations, figures
+from bapo_jax.report import comparison, draw, evaluations, figures, waiting
 from bapo_jax.report.figures import Figure
 from bapo_jax.report.records import Records, read_run
 from bapo_jax.report.viewer import LIMIT_MB, Viewer, write_viewer
@@ -19,7 +19,7 @@ from bapo_jax.report.viewer import LIMIT_MB, Viewer, write_viewer
 _SECTIONS = (
     evaluations.cost, figures.reward, evaluations.curves, figures.bins, evaluations.migration, figures.composition,
     figures.failed_again, figures.rollouts, figures.gradient, figures.dynamics, figures.staleness, figures.thresholds,
-    figures.seconds, figures.faults,
+    waiting.speed, figures.seconds, figures.faults,
 )  # fmt: skip
 
 

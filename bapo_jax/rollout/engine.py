@@ -67,6 +67,10 @@ class Engine(abc.ABC):
         """The groups of `ask`. Where one fails, cancels the others and raises its error."""
         return gathered(self.ask(prompts, group_size, sampling, draws))
 
+    def metrics(self) -> dict[str, float]:
+        """What the servers said of their work since this was last called, where there are any. Does not wait for them."""
+        return {}
+
     @abc.abstractmethod
     def close(self) -> None:
         """Gives up what is pending, ends the engine's processes and closes its connections."""

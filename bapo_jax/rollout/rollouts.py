@@ -23,6 +23,7 @@ from bapo_jax.rollout.collect import Collected, check_judged, collect, judge_as_
 from bapo_jax.rollout.continued import as_read
 from bapo_jax.rollout.engine import FAILED, FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
 from bapo_jax.rollout.fidelity import check_probe
+from bapo_jax.rollout.meter import Meter
 from bapo_jax.rollout.schedule import Schedule
 from bapo_jax.stopping import leaving_waits
 from bapo_jax.tasks.custom_reward import Rewards
@@ -82,18 +83,14 @@ class Rollouts:
         self._begun: dict[int, Future[Answered]] = {}
         self._selector_state = selector.state()
         self._taken: dict[str, float] = {}  # metrics of the last step taken
+        self._meter = Meter()
 
     def serve(self, policies: Policies, logprobs: LogProbs) -> None:
         """Loads α, and compares each server's log-probs of its answers to the probe with the trainer's. Raises PolicyMismatch."""
-        c = self._config
-        self._engine.load(policies.alpha, policies.alpha_version)
-        if self._engine.servers:
-            prompts = [self._probe] * self._engine.servers
-            sampling = Sampling(c.rollout.temperature, min(_PROBE_TOKENS, c.rollout.max_response_tokens))
-            draws = [Draw(c.seed, policies.step, PROBE)] * len(prompts)
-            groups = collect(self._engine, self._tokenizer, prompts, c.rollout.group_size, sampling, draws, self._reward)
-            for group in groups:  # one a server: among those of many, the tokens of one would be few
-                check_probe(*logprobs(make_batch([group], [X1])), c.rollout.probe_tolerance, policies.alpha_version)
+        with self._meter.handing_over():
+            self._engine.load(policies.alpha, policies.alpha_version)
+            if self._engine.servers:
+                self._probe_servers(policies, logprobs)
 
     def begin_ahead(self, step: int) -> None:
         """Begins the later steps whose fresh prompts α can answer while `step` trains."""
@@ -106,19 +103,8 @@ class Rollouts:
 
         Raises what the engine raised, and Stopped where a signal comes; then the state is still that of the step before.
         """
-        one_wave = policies.alpha_version == step - 1  # α is π_θ
-        self._begin(step, hard if one_wave else (), policies)
-        if not hard or one_wave and not self._schedule.reevaluation_syncs:  # else the engine is to hold another policy before them
-            self.begin_ahead(step)
-        with leaving_waits():
-            fresh, reevaluated, generate_s, verify_s, measures, selector = self._begun.pop(step).result()
-        self._taken = {**measures, 'timing_s/gen': generate_s, 'timing_s/reward': verify_s}
-        if hard and not one_wave:
-            with self.held_by_theta(policies), leaving_waits():
-                reevaluated, generate_s, verify_s = self._judged(self._ask(step, [], hard))
-            self._taken['timing_s/reevaluate'] = generate_s + verify_s
-        self._selector_state = selector  # now the step's groups are all there
-        return fresh, reevaluated
+        with self._meter.waiting():
+            return self._take(step, hard, policies)
 
     def ask_failed(self, step: int, prompts: Sequence[Prompt]) -> list[Group]:
         """α's groups of prompts that failed before, behind what was begun ahead. Nothing remembers them.
@@ -129,7 +115,9 @@ class Rollouts:
         c = self._config
         sampling, draws = Sampling(c.rollout.temperature, c.rollout.max_response_tokens), [Draw(c.seed, step, FAILED)] * len(prompts)
         answers = self._engine.ask(prompts, c.rollout.group_size, sampling, draws)
-        return self._collected(Asked(list(prompts), [], draws, answers, self._selector_state)).groups
+        self._meter.asked(answers)
+        with self._meter.waiting():
+            return self._collected(Asked(list(prompts), [], draws, answers, self._selector_state)).groups
 
     @contextmanager
     def held_by_theta(self, policies: Policies) -> Iterator[Engine]:
@@ -138,9 +126,9 @@ class Rollouts:
         yield self._engine
         self._engine.load(policies.alpha, policies.alpha_version)
 
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the last step taken: its seconds, and the selector's."""
-        return self._taken
+    def metrics(self, started: float) -> dict[str, float]:
+        """Metrics of the last step taken, which began at `started`, by perf_counter: its seconds, the selector's, the engine's."""
+        return self._taken | self._meter.read(started) | self._engine.metrics()
 
     def state(self) -> str:
         """The selector's state after the last step taken, for a checkpoint."""
@@ -155,6 +143,30 @@ class Rollouts:
         """Gives up the steps that were begun."""
         self._engine.close()  # so that no answer is waited for any more
         self._thread.shutdown(cancel_futures=True)
+
+    def _take(self, step: int, hard: Sequence[Prompt], policies: Policies) -> tuple[list[Group], list[Group]]:
+        one_wave = policies.alpha_version == step - 1  # α is π_θ
+        self._begin(step, hard if one_wave else (), policies)
+        if not hard or one_wave and not self._schedule.reevaluation_syncs:  # else the engine is to hold another policy before them
+            self.begin_ahead(step)
+        with leaving_waits():
+            fresh, reevaluated, generate_s, verify_s, measures, selector = self._begun.pop(step).result()
+        self._taken = {**measures, 'timing_s/gen': generate_s, 'timing_s/reward': verify_s}
+        if hard and not one_wave:
+            with self.held_by_theta(policies), leaving_waits():
+                reevaluated, generate_s, verify_s = self._judged(self._ask(step, [], hard))
+            self._taken['timing_s/reevaluate'] = generate_s + verify_s
+        self._selector_state = selector  # now the step's groups are all there
+        return fresh, reevaluated
+
+    def _probe_servers(self, policies: Policies, logprobs: LogProbs) -> None:
+        """Asks each server the probe. Raises PolicyMismatch."""
+        c, prompts = self._config, [self._probe] * self._engine.servers
+        sampling = Sampling(c.rollout.temperature, min(_PROBE_TOKENS, c.rollout.max_response_tokens))
+        draws = [Draw(c.seed, policies.step, PROBE)] * len(prompts)
+        groups = collect(self._engine, self._tokenizer, prompts, c.rollout.group_size, sampling, draws, self._reward)
+        for group in groups:  # one a server: among those of many, the tokens of one would be few
+            check_probe(*logprobs(make_batch([group], [X1])), c.rollout.probe_tolerance, policies.alpha_version)
 
     def _begin(self, step: int, hard: Sequence[Prompt] = (), policies: Policies | None = None) -> None:
         if step in self._begun:
@@ -208,6 +220,7 @@ class Rollouts:
         draws = [Draw(c.seed, step, FRESH)] * len(fresh) + [Draw(c.seed, step, REEVALUATION)] * len(hard)
         sampling = Sampling(c.rollout.temperature, c.rollout.max_response_tokens)
         answers = self._engine.ask([*fresh, *map(as_read, hard)], c.rollout.group_size, sampling, draws)
+        self._meter.asked(answers)
         return Asked(list(fresh), list(hard), draws, answers, self._selector.state())
 
     def _judged(self, asked: Asked) -> Collected:

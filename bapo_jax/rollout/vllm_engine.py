@@ -25,6 +25,7 @@ from bapo_jax.hosts import Hosts
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
 from bapo_jax.rollout.exchange import Dropped, Unreachable, exchange, open_session
+from bapo_jax.rollout.gauges import Gauges
 from bapo_jax.rollout.publish import publish, remove_unneeded
 from bapo_jax.rollout.published import Manifest, RefusedPolicy, read_manifest
 from bapo_jax.rollout.replies import (
@@ -84,7 +85,7 @@ class VllmEngine(Engine):
         self.asked_again = 0  # groups that were asked for once more, because of a BadResponse
         self._free = asyncio.Semaphore(concurrency * len(self._urls))
         self._under_way = dict.fromkeys(self._urls, 0)
-        self._watches = {url: Watch(url, self._send, deadline_s) for url in self._urls}
+        self._watches, self._gauges = {url: Watch(url, self._send, deadline_s) for url in self._urls}, Gauges(self._send)
         self._revival = asyncio.Lock()
         atexit.register(self.close)  # a run that fails may leave it open
 
@@ -119,6 +120,9 @@ class VllmEngine(Engine):
             group_size, sampling.max_tokens, self._manifest.name, self._model.vocab_size, tuple(self._stop_tokens), image_token
         )  # fmt: skip
         return [asyncio.run_coroutine_threadsafe(self._group(prompt, sampling, asked), self._loop) for prompt in prompts]
+
+    def metrics(self) -> dict[str, float]:
+        return self._gauges.taken()
 
     def close(self) -> None:
         if self._loop.is_closed():
@@ -267,6 +271,7 @@ class VllmEngine(Engine):
             self._under_way[url] += 1
             try:
                 reply = await self._reply(url, body, most_bytes(of_server, prompt_tokens), watched)
+                self._gauges.look(url, last=self._under_way[url] == 1)
                 return await self._loop.run_in_executor(self._reader, read_group, reply, of_server, url)
             except BadResponse:
                 spoiled.add(url)

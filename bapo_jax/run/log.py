@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
@@ -103,14 +104,22 @@ def iter_rows(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
+def short(number: float) -> str:
+    """950, 12.3k, 1234.5k."""
+    return f'{number:.0f}' if number < 1000 else f'{number / 1000:.1f}k'
+
+
 class ProgressBar:
-    """Shows the fresh groups' score, batch composition and time left: a bar on a terminal, else a line every ten steps."""
+    """Shows the fresh groups' score, batch composition, speed and time left: a bar on a terminal, else a line every ten steps.
+
+    The speed is seconds a step, and tokens a second of the update and of generation.
+    """
 
     def __init__(self, steps: int, done: int):
         self._console, self._steps, self._started, self._first = terminal.console(), steps, time.perf_counter(), done
         self._bar = Progress(
-            TextColumn('step'), MofNCompleteColumn(), BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn('left'),
-            TimeRemainingColumn(), TextColumn('{task.fields[note]}'), console=self._console,
+            TextColumn('step'), MofNCompleteColumn(), BarColumn(bar_width=8), TimeElapsedColumn(), TextColumn('left'),
+            TimeRemainingColumn(), TextColumn('{task.fields[note]}', table_column=Column()), console=self._console,  # it may wrap
             refresh_per_second=1,  # at rich's 10 its thread takes more than 1 % of a quickstart step (benchmarks/logging_cost.py)
         )  # fmt: skip
         self._task = self._bar.add_task('', total=steps, completed=done, note='compiling …')
@@ -123,6 +132,9 @@ class ProgressBar:
             f'reward {metrics["critic/score/mean"]:.3f}   X1/X2/X3 {metrics["bapo/x1_groups"]}/{metrics["bapo/x2_groups"]}'
             f'/{metrics["bapo/x3_groups"]}   {metrics["timing_s/step"]:.1f} s/step'
         )
+        rates = [metrics.get(f'perf/throughput/{side}') for side in ('update', 'gen')]
+        if None not in rates:
+            note += f'   {short(rates[0])}/{short(rates[1])} tok/s'
         if self._console.is_terminal:
             self._bar.update(self._task, completed=step, note=note)
         elif step % 10 == 0 or step == self._steps:

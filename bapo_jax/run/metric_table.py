@@ -323,6 +323,39 @@ TABLE: dict[str, tuple[Metric, ...]] = {
         ),
         M('perf/throughput', 'tokens/s', 'trained tokens per second of the step', 'steady; compare on one machine only'),
         M(
+            'perf/throughput/update', 'tokens/s',
+            "tokens in the rows of the policy's updates, a prompt once a row, per second of update_actor",
+            'steady after compilation; grows as rows are filled better',
+        ),
+        M(
+            'perf/throughput/gen', 'tokens/s', 'tokens of the groups that ended, per second in which any was asked for',
+            'steady; falls where a few long responses are waited for',
+        ),
+        M(
+            'perf/mfu/actor', 'share', "the model's arithmetic of the updates, of what the devices can do in update_actor",
+            'nothing recomputed counts; 0.3 to 0.5 is good; absent where the peak of the devices is not known, as on CPUs',
+        ),
+        M(
+            'perf/idle/trainer', 'share', 'of the step: the trainer waited for responses',
+            'low with rollout.overlap; else what sampling takes. The report says what to do',
+        ),
+        M(
+            'perf/idle/engine', 'share', 'of the step: nothing was sampled, while the trainer worked and handed over no policy',
+            'low with rollout.overlap; else what training takes',
+        ),
+        M(
+            'perf/servers/cache_used', 'share', 'of a server\'s KV cache; the largest that was seen in the step',
+            'below 1; where it is low, raise rollout.concurrency',
+        ),
+        M(
+            'perf/servers/waiting', 'responses', 'those that waited in a server; the most that were seen in the step',
+            'near 0; more says that a server has no room for rollout.concurrency groups',
+        ),
+        M(
+            'perf/servers/preemptions', 'preemptions', 'responses that a full cache threw out, to be computed again',
+            '0; otherwise lower rollout.concurrency, or give servers more memory',
+        ),
+        M(
             'perf/kept_pixel_bytes', 'bytes', 'pixels of images in host memory between uses',
             'bounded; a steady rise fills host memory',
         ),

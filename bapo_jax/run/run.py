@@ -45,6 +45,7 @@ class Step:
     def __init__(self, seed: int, number: int, seconds: Counter[str]):
         """`seconds` holds the time spent since the step before, by phase; the step adds its own."""
         self.number, self._seed, self.seconds, self.metrics = number, seed, seconds, {}
+        self.started = time.perf_counter()
 
     def rng(self, purpose: str) -> np.random.Generator:
         """The generator keyed by (seed, step, purpose); a purpose is one of replay.PURPOSES."""

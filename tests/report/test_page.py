@@ -87,7 +87,7 @@ def test_warnings_are_on_the_page(whole):
 
 def test_a_run_of_one_step_and_nothing_else_says_what_is_missing(tmp_path):
     html = write_report([make_run(tmp_path / 'one', [{'step': 1, 'critic/score/mean': 0.5}])]).read_text('utf-8')
-    assert outside(html) == [] and html.count('Not drawn, since the run lacks') == 13
+    assert outside(html) == [] and html.count('Not drawn, since the run lacks') == 14
     assert '<h1>one</h1>' in html and '<h2>' not in html  # its name stands once
 
 

@@ -15,6 +15,7 @@ from real_servers import TOKEN, ask, memory_bytes, metrics, tokens_written, trai
 
 from bapo_jax.rollout import vllm_engine, watch
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
+from bapo_jax.rollout.gauges import read_fill
 from bapo_jax.rollout.publish import path_of, publish
 from bapo_jax.rollout.published import MANIFEST, WEIGHTS, number_of, read_manifest
 from bapo_jax.rollout.replies import ROUTE, OtherPolicy, read_load, request
@@ -79,6 +80,7 @@ def test_metrics_tell_what_runs_that_nothing_does_and_that_an_iteration_is_a_tok
             seen.append(read_load(metrics(server)).sequences)
     assert len(asked.result()) == 8 and max(seen) == 8
     after = read_load(metrics(server))
+    assert None not in read_fill(metrics(server))  # rollout/gauges.py
     assert before.sequences == after.sequences == 0 and after.tokens - before.tokens >= 8 * 200
     assert 200 <= after.iterations - before.iterations < watch._STAGES * 200
 

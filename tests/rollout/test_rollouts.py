@@ -71,6 +71,9 @@ class Noting:
     def load(self, params, version):
         self.events.append(('load', params, version))
 
+    def metrics(self):
+        return {}
+
     def close(self):
         self.events.append('closed')
 
@@ -183,7 +186,7 @@ def test_hard_prompts_go_out_with_the_fresh_ones_where_alpha_is_theta_and_are_no
     fresh, reevaluated = r.take(1, HARD, Trained(0, alpha_version=0))
     assert ids(fresh) == [2, 3] and ids(reevaluated) == [77]
     assert r.state() == str(['next', [2, 3]])
-    assert 'timing_s/reevaluate' not in r.metrics()
+    assert 'timing_s/reevaluate' not in r.metrics(0.0)
 
 
 @pytest.mark.parametrize('alpha', [0, 2])
@@ -201,7 +204,7 @@ def test_hard_prompts_are_answered_by_theta_and_the_engine_then_holds_alpha_agai
     assert engine.events == [
         ('ask', [(2, FRESH), (3, FRESH)]), ('load', 'θ', 2), ('ask', [(77, REEVALUATION)]), ('load', 'α', 0)
     ]  # fmt: skip
-    row = r.metrics()
+    row = r.metrics(0.0)
     assert row['prompts/batches'] == 1
     assert (row['timing_s/gen'], row['timing_s/reward'], row['timing_s/reevaluate']) == (0.5, 0.25, 0.75)
 

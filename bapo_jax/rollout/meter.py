@@ -1,0 +1,90 @@
+"""Who waits for whom: when an engine was at work, how many tokens it sampled, and when the trainer waited for it.
+
+A spell is (first, last), in seconds of time.perf_counter. Evaluations and probes are not counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+Spell = tuple[float, float]
+
+
+class Meter:
+    """The spells since the last reading. Futures of an engine end in its own threads, so a lock holds them together."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._sampling: list[Spell] = []
+        self._waiting: list[Spell] = []
+        self._handing: list[Spell] = []
+        self._pending, self._since = 0, 0.0  # answers to come, and since when there are any
+        self._tokens, self._read = 0, time.perf_counter()
+
+    def asked(self, answers: Sequence[Future]) -> None:
+        """The engine is at work from now on, until all of these and of those before have ended."""
+        with self._lock:
+            if not self._pending:
+                self._since = time.perf_counter()
+            self._pending += len(answers)
+        for answer in answers:
+            answer.add_done_callback(self._ended)
+
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the trainer waits for responses."""
+        return _timed(self._waiting)
+
+    def handing_over(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the engine is given a policy: neither side waits for the other's work."""
+        return _timed(self._handing)
+
+    def read(self, started: float) -> dict[str, Any]:
+        """Metrics of the step that began at `started` and ends now. A group's tokens count at the step that it ends in."""
+        now = time.perf_counter()
+        with self._lock:
+            sampling = self._sampling + [(self._since, now)] * bool(self._pending)
+            tokens, self._tokens = self._tokens, 0
+            self._sampling.clear()
+        busy = covered(sampling, self._read, now)
+        measured = shares(sampling, self._waiting, self._handing, started, now)
+        self._waiting.clear()
+        self._handing.clear()
+        self._read = now
+        return measured | ({'perf/throughput/gen': tokens / busy} if tokens and busy else {})
+
+    def _ended(self, answer: Future) -> None:
+        lost = answer.cancelled() or answer.exception()
+        with self._lock:
+            self._tokens += 0 if lost else sum(len(response.tokens) for response in answer.result())
+            self._pending -= 1
+            if not self._pending:
+                self._sampling.append((self._since, time.perf_counter()))
+
+
+def shares(
+    sampling: Sequence[Spell], waiting: Sequence[Spell], handing: Sequence[Spell], start: float, end: float
+) -> dict[str, float]:  # fmt: skip
+    """Of the time from `start` to `end`: in which the trainer waited, and in which it worked while nothing was sampled."""
+    idle = end - start - covered([*sampling, *waiting, *handing], start, end)
+    return {'perf/idle/trainer': covered(waiting, start, end) / (end - start), 'perf/idle/engine': idle / (end - start)}
+
+
+def covered(spells: Sequence[Spell], start: float, end: float) -> float:
+    """Seconds between `start` and `end` that lie in any of the spells, which may overlap."""
+    seconds, until = 0.0, start
+    for first, last in sorted(spells):
+        seconds += max(0.0, min(last, end) - max(first, until))
+        until = max(until, last)
+    return seconds
+
+
+@contextlib.contextmanager
+def _timed(spells: list[Spell]) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    spells.append((started, time.perf_counter()))

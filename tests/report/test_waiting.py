@@ -1,0 +1,91 @@
+"""What a run is told of its two sides: shares of its time by hand, and one sentence for each case that is clear."""
+
+import pytest
+from making import config, make_run, row
+
+from bapo_jax.report.records import read_run
+from bapo_jax.report.waiting import Work, advice, speed, who_waits, work_of
+
+IN_TURN = {'engine': 'vllm', 'overlap': False, 'sync_every': 5, 'mixture': 0.0, 'refill_batches': 1}
+OVERLAP = {**IN_TURN, 'overlap': True}
+
+
+def measured(step, trainer, engine, seconds=2.0, **servers):
+    return row(
+        step,
+        **{
+            'timing_s/step': seconds, 'perf/idle/trainer': trainer, 'perf/idle/engine': engine, 'perf/throughput/update': 100.0 + step,
+            'perf/throughput/gen': 300.0 - step, **{f'perf/servers/{name}': value for name, value in servers.items()},
+        },
+    )  # fmt: skip
+
+
+def of(tmp_path, rows, rollout=OVERLAP):
+    return read_run(make_run(tmp_path / 'run', rows, settings=config(rollout=rollout)))
+
+
+@pytest.mark.parametrize(
+    'work, rollout, said',
+    [
+        (Work(0.4, 0.1), OVERLAP, 'The trainer idles 40% of the time: give a GPU to the servers.'),
+        (Work(0.4, 0.1, 0.5, 0), OVERLAP, 'give a GPU to the servers'),
+        (Work(0.4, 0.1, 0.3, 2), OVERLAP, 'give a GPU to the servers'),
+        (Work(0.4, 0.1, 0.3, 0), OVERLAP, 'the servers use 30% of their KV cache at most: raise rollout.concurrency'),
+        (Work(0.1, 0.25), OVERLAP, 'The servers idle 25% of the time: give the trainer more'),
+        (Work(0.6, 0.2), IN_TURN, 'wait 60% and 20% of the time: rollout.overlap=True trains and samples at once'),
+        (Work(0.6, 0.2), {**IN_TURN, 'sync_every': 1}, 'with rollout.sync_every above 1, rollout.overlap=True trains'),
+        (Work(0.6, 0.2), {**IN_TURN, 'engine': 'jax'}, 'rollout.overlap=True (in-process: on one device) trains'),
+        (Work(0.4, 0.1, 1.0, 5, 0.1), OVERLAP, 'cache was full in 10% of the steps, and responses were computed again: lower'),
+        (Work(0.6, 0.3, 1.0, 5, 0.5), IN_TURN, 'lower rollout.concurrency, or give the servers more memory'),
+    ],
+)
+def test_what_is_clear_is_said(work, rollout, said):
+    assert said in advice(work, rollout)
+
+
+@pytest.mark.parametrize(
+    'work, rollout',
+    [
+        (Work(0.24, 0.24, 0.1, 0, 0.09), OVERLAP),
+        (Work(0.4, 0.4), OVERLAP),  # each waits at times: neither has too much
+        (Work(0.4, 0.1), {**OVERLAP, 'engine': 'jax'}),
+        (Work(0.8, 0.19), IN_TURN),
+        (Work(0.5, 0.5), {**IN_TURN, 'mixture': 0.4}),
+        (Work(0.5, 0.5), {**IN_TURN, 'refill_batches': 4}),
+    ],
+)
+def test_nothing_is_said_where_nothing_is_clear(work, rollout):
+    assert advice(work, rollout) == ''
+
+
+def test_shares_are_of_the_time_of_all_steps_but_the_first(tmp_path):
+    """The first takes 100 s. Of the rest ten take 1 s, and ten 3 s."""
+    rows = [measured(1, 0.0, 1.0, 100.0, cache_used=1.0, waiting=9, preemptions=1)]
+    rows += [measured(s, 0.2, 0.1, 1.0, cache_used=0.5, waiting=1, preemptions=int(s < 4)) for s in range(2, 12)]
+    rows += [measured(s, 0.4, 0.0, 3.0, cache_used=0.25) for s in range(12, 22)]
+    work = work_of(of(tmp_path, rows))
+    assert work == pytest.approx(Work((2 + 12) / 40, 1 / 40, 0.5, 1, 2 / 20))
+    assert who_waits(tmp_path / 'run').startswith("The servers' KV cache was full in 10% of the steps")
+
+
+def test_a_short_run_is_told_nothing(tmp_path):
+    rows = [measured(s, 0.4, 0.1) for s in range(1, 22)]
+    assert who_waits(make_run(tmp_path / 'long', rows, settings=config(rollout=OVERLAP))).endswith('give a GPU to the servers.')
+    assert who_waits(make_run(tmp_path / 'short', rows[:20], settings=config(rollout=OVERLAP))) == ''
+    assert who_waits(make_run(tmp_path / 'old', [row(s) for s in range(1, 22)], settings=config(rollout=OVERLAP))) == ''
+
+
+def test_the_figure_has_what_was_measured_and_the_advice(tmp_path):
+    rows = [measured(s, 0.4, 0.1, cache_used=s / 100) for s in range(1, 22)]
+    figure = speed(of(tmp_path, rows))
+    lines = {x.label: x.y.tolist() for panel in figure.panels for x in panel.lines}
+    assert lines == {
+        'update': [100.0 + s for s in range(1, 22)], 'generation': [300.0 - s for s in range(1, 22)],
+        'trainer waits': [0.4] * 21, 'engine idle': [0.1] * 21, 'cache': [s / 100 for s in range(1, 22)],
+    }  # fmt: skip
+    assert figure.table.rows == (
+        ('update, tokens/s', '111', '121'), ('generation, tokens/s', '289', '299'), ('trainer waits, of the step', '40.0%', '40.0%'),
+        ('engine idle, of the step', '10.0%', '10.0%'), ("servers' KV cache in use", '11.0%', '21.0%'),
+    )  # fmt: skip
+    assert len(figure.warnings) == 1 and 'The trainer idles 40% of the time, and the servers use 21%' in figure.warnings[0]
+    assert speed(of(tmp_path / 'old', [row(1)])).missing == ('perf/idle/trainer', 'perf/idle/engine')
