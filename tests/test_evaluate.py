@@ -17,7 +17,7 @@ from small_run import ROOT, metrics, run, small_config
 
 from bapo_jax import evaluate as module
 from bapo_jax.config import default_config
-from bapo_jax.evaluate import chunk_size, core_metrics, evaluate, load_for_evaluation, score, summary_of, votes
+from bapo_jax.evaluate import chunk_size, core_metrics, evaluate, load_for_evaluation, summary_of, votes
 from bapo_jax.groups import Prompt, Verdict
 from bapo_jax.inputs import benchmark_prompts
 from bapo_jax.models import hf
@@ -188,7 +188,7 @@ def test_greedy_decoding_and_a_limit_of_its_own(tmp_path, prepared):
 
 
 @pytest.mark.parametrize('top_p', [0.9, 1.0])
-def test_what_an_evaluation_asks_is_its_configs_own_sampling_and_draw(top_p):
+def test_what_an_evaluation_asks_is_its_configs_own_sampling_and_draw(top_p, tmp_path):
     """Not the training's temperature or limit, and a draw of its own: equal questions get equal random keys at every step."""
 
     class Asked(Exception):
@@ -201,7 +201,7 @@ def test_what_an_evaluation_asks_is_its_configs_own_sampling_and_draw(top_p):
     config, prompts = quickstart('unused'), [Prompt(i, 'countdown', np.array([1], np.int32), {}) for i in range(3)]
     config.seed, config.evaluate.samples, config.evaluate.temperature, config.evaluate.top_p = 5, 4, 0.7, top_p
     with pytest.raises(Asked) as asked:
-        score(Asking(), None, prompts, config, EVALUATION)
+        evaluate(Asking(), None, 'x', prompts, config, tmp_path / 'x.jsonl', [])
     assert asked.value.args == (prompts, 4, Sampling(0.7, 24, top_p), [Draw(5, 0, EVALUATION)] * 3)
 
 
@@ -209,9 +209,10 @@ def test_what_training_logs_is_what_the_command_writes_and_a_majority_only_where
     engine, tokenizer, config, name, prompts, whole = prepared
     (tmp_path / 'x.jsonl').write_bytes(whole)
     questions = done_before(tmp_path / 'x.jsonl', 21, 2, 8)
+    asked = evaluate(engine, tokenizer, name, prompts, config, tmp_path / 'again.jsonl', [])
     for votes, measures in ((False, ('mean', 'pass')), (True, ('mean', 'pass', 'maj'))):
         monkeypatch.setattr(countdown, 'VOTES', votes)
-        s = score(engine, tokenizer, prompts, config, EVALUATION)
+        s = summary_of(asked, prompts, config)
         assert s == summary(questions, votes)
         assert core_metrics({'x': s}) == {f'val-core/x/acc/{m}@2': s[m] for m in measures}
 

@@ -79,7 +79,7 @@ def begin(tmp_path, monkeypatch):
     monkeypatch.setattr(module, 'write_rollouts', lambda path, *_: noted.rollouts.append(f'{path.parent.name}/{path.name}'))
     monkeypatch.setattr(module, 'two_responses', lambda step, *_: f'step {step}')
     monkeypatch.setattr(module.ProgressBar, 'show', lambda _, text: noted.shown.append(text))
-    noted = types.SimpleNamespace(shown=[], rollouts=[], evaluations=[], checkpoints=Saved(), told=[], during=lambda: None)
+    noted = types.SimpleNamespace(shown=[], rollouts=[], evaluations=[], checkpoints=Saved(), told=[], progress=[], during=lambda: None)
 
     def make(steps=4, evaluate=0, rollouts=0, checkpoint=100, state=None, at_start=False, sinks=()):
         c = default_config()
@@ -87,9 +87,10 @@ def begin(tmp_path, monkeypatch):
         c.evaluate.every, c.rollouts.every, c.checkpoint.every, c.evaluate.at_start = evaluate, rollouts, checkpoint, at_start
         state = state or RunState(None, None)
         monkeypatch.setattr(state, 'sync', lambda: (noted.told.append('θ'), setattr(state, 'synced_after', state.step)))
-        hosts = types.SimpleNamespace(tell=lambda what, **_: noted.told.append(what))
+        hosts = types.SimpleNamespace(tell=lambda what, **_: noted.told.append(what), progress=noted.progress.append)
 
-        def evaluated():
+        def evaluated(say):
+            say('evaluating')
             with stopping.leaving_waits():
                 noted.during()
             noted.evaluations.append(state.step)
