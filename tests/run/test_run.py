@@ -237,6 +237,29 @@ def test_an_evaluation_that_a_signal_cuts_short_is_made_up_for(begin, tmp_path):
     assert noted.evaluations == [2, 4]
 
 
+@pytest.mark.parametrize('row_is_there', [False, True])
+def test_a_due_checkpoint_comes_before_the_evaluation_and_a_run_killed_in_that_goes_on_with_it(row_is_there, begin, tmp_path):
+    """Where the evaluation had ended, its row is there: it is not made again."""
+    run, noted = begin(steps=4, evaluate=2, checkpoint=2)
+    states = []
+    noted.during = lambda: states.append((noted.checkpoints.latest_step(), json.loads(json.dumps(run.state.unwritten))))
+    for step in run.steps_left():
+        if step == 3:
+            break
+        take(run, step, loss=10 * step)
+    [(saved, unwritten)] = states
+    assert saved == 2 and unwritten['loss'] == 20 and noted.progress == ['evaluating']
+    assert noted.checkpoints.saves == [(2, ('replay', 'selector'))] and run.state.unwritten == {}
+    if not row_is_there:  # as a kill leaves it
+        lines = (tmp_path / 'metrics.jsonl').read_text().splitlines(keepends=True)
+        (tmp_path / 'metrics.jsonl').write_text(lines[0])
+    run, noted = begin(steps=4, evaluate=2, state=RunState(None, None, step=2, unwritten=unwritten))
+    assert next(run.steps_left()) == 3
+    assert noted.evaluations == ([2] if row_is_there else [2, 2])
+    assert [(row['step'], row['loss'], 'val-core/x/acc/mean@2' in row) for row in read_metrics(tmp_path)] == [(1, 10, False), (2, 20, True)]
+    run.close()
+
+
 def test_a_continued_run_goes_on_after_its_checkpoint_and_forgets_later_rows(begin, tmp_path):
     (tmp_path / 'metrics.jsonl').write_text(''.join(json.dumps({'step': step}) + '\n' for step in range(5)))
     run, _ = begin(steps=6, state=RunState(None, None, step=3))
