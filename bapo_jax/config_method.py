@@ -41,6 +41,7 @@ def rollout_section() -> ConfigDict:
     r.cache_memory = 0.3  # jax: at most this share of a device's memory for keys and values; slots that do not fit take no response
     r.servers = ()  # vllm: URLs of running servers; (): they are started and supervised, one for each of `gpus`
     r.gpus = ()  # vllm: a server for each word: CUDA's numbers of its GPUs, which JAX leaves free: (4, '6,7'); (): one server
+    r.python = ''  # vllm: the interpreter of its environment; '': $BAPO_VLLM_PYTHON, else that of a checkout's .venv-vllm
     r.dtype = 'float32'  # vllm: what policies are shipped and served in: float32 or bfloat16
     r.concurrency = 64  # vllm: groups under way at a server
     r.deadline_s = 600.0  # vllm: most seconds for a server to start, to load a policy, or to answer without making progress

@@ -49,7 +49,8 @@ from bapo_jax.run.evaluation import done_before, open_evaluation, sample_files, 
 from bapo_jax.run.lock import held
 from bapo_jax.run.tables import print_scores
 from bapo_jax.scores import Question, question, summary
-from bapo_jax.rollout.engines import POLICIES, start_engine
+from bapo_jax.rollout.engines import POLICIES, check_start, start_engine
+from bapo_jax.rollout.serve import PYTHON_VARIABLE
 from bapo_jax.tasks import custom_reward, get_task, repeats
 from bapo_jax.tasks.own_module import fingerprints_of_code
 from bapo_jax.tasks.sight import Sight
@@ -212,6 +213,8 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
             print("note: the run's own config.json counts, --config is not used", file=sys.stderr, flush=True)
         config = ConfigDict(config_lib.with_later_fields(settings_of(policy.run_config)))
         config.rollout.servers = ()
+        if os.environ.get(PYTHON_VARIABLE):  # the run may have been on another machine
+            config.rollout.python = ''
     elif config is None:
         raise ValueError(
             f'{checkpoint} belongs to no run with a config.json, so task, template and sampling are unknown; give --config=FILE'
@@ -228,6 +231,7 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
     config.rollout.servers = tuple(servers or config.rollout.servers)
     if config.rollout.servers and not os.environ.get(TOKEN_VARIABLE):
         raise ValueError(f'{TOKEN_VARIABLE} is not set; put the token that the servers were started with there')
+    check_start(config)
     config.model.path = hub.folder_in_run(config.model.path, policy.commits, weights=config.rollout.engine == 'vllm')
     custom_reward.find_reward(config.task.reward)  # now rather than when the first responses are there
     model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))

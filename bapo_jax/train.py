@@ -40,7 +40,7 @@ from bapo_jax.replay.kinds import make_replay, make_retries
 from bapo_jax.replay.repo import Repo
 from bapo_jax.replay.thresholds import levels_in_words
 from bapo_jax.report import draw_run
-from bapo_jax.rollout.engines import start_engine
+from bapo_jax.rollout.engines import check_start, start_engine
 from bapo_jax.rollout.rollouts import Rollouts
 from bapo_jax.rollout.schedule import Schedule, schedule_of
 from bapo_jax.run.checkpoint import ROLLOUT, RunState, open_run
@@ -86,6 +86,7 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool
     read = read_inputs(config, commits=recorded_commits(workdir))
     c = read.config
     check_sinks(c.log.sinks, workdir)
+    check_start(c)
     learner, reward = build_learner(c, hosts, read.sight), custom_reward.rewards_of(c.task)
     fingerprints = {
         **fingerprints_of(read.prompts, read.benchmarks, read.tokenizer, read.stop_tokens),

@@ -1,4 +1,4 @@
-"""Lets PyPI's torchvision load beside a torch without CUDA. `make vllm-env` puts it where each start of that Python imports it.
+"""Lets PyPI's torchvision load beside a torch without CUDA. `bapo-vllm-env` puts it where each start of that Python imports it.
 
 The wheel's operators are built for CUDA. Where they do not load, torchvision's own import fails on two of them, whose shapes it
 describes. They are declared here, without an implementation: Qwen2.5-VL uses neither. Where the operators load, nothing happens.

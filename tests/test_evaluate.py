@@ -27,6 +27,7 @@ from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.rollout.engine import EVALUATION, Draw, Sampling
 from bapo_jax.rollout.publish import publish
+from bapo_jax.rollout.serve import PYTHON_VARIABLE
 from bapo_jax.run.evaluation import done_before
 from bapo_jax.run.lock import held
 from bapo_jax.scores import Question, summary
@@ -361,6 +362,18 @@ def test_bad_flags_are_refused_in_one_message(tmp_path, monkeypatch):
 
 
 # ---- through a server
+
+
+def test_vllms_interpreter_is_looked_for_before_anything_starts_and_the_variables_goes_before_that_of_a_run(tmp_path, monkeypatch):
+    model, config = hf.read_config(BASE), quickstart('unused')
+    policy = publish(tmp_path / 'policy', 7, hf.load_params(BASE, model), model, 'float32')
+    config.model.path, config.rollout.python = str(BASE), '/of/another/machine'
+    (tmp_path / 'config.json').write_text(json.dumps(config.to_dict()))
+    monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
+    with pytest.raises(ValueError, match='rollout.python=/of/another/machine is no interpreter'):
+        load_for_evaluation(policy, None, 'vllm', None)
+    monkeypatch.setenv(PYTHON_VARIABLE, sys.executable)
+    assert load_for_evaluation(policy, None, 'vllm', None).config.rollout.python == ''
 
 
 @pytest.mark.slow

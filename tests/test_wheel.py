@@ -24,7 +24,7 @@ COMMANDS = {
     'bapo-train': '--join_timeout', 'bapo-evaluate': '--max_prompt_tokens', 'bapo-export': '--shard_gb', 'bapo-grade': '--help',
     'bapo-report': '--output', 'bapo-buffers': '--show', 'bapo-methods': '--write', 'bapo-sample': '--questions',
     'bapo-sft': '--layers',
-    'bapo-serve': '--memory', 'bapo-inspect': '--step',
+    'bapo-serve': '--memory', 'bapo-inspect': '--step', 'bapo-vllm-env': '--build',
 }  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def built(tmp_path_factory):
     """The folder of sdist and wheel, the wheel made from the sdist, of a copy of what is tracked."""
     copy = tmp_path_factory.mktemp('copy')
     for name in tracked():
-        if name.startswith(('bapo_jax/', 'configs/', 'tests/test_')) or '/' not in name:
+        if name.startswith(('bapo_jax/', 'configs/', 'locks/', 'tests/test_')) or '/' not in name:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, copy / name)
     ok(sys.executable, '-m', 'build', '--no-isolation', '--outdir', copy / 'dist', copy)
@@ -68,15 +68,15 @@ def installed(built, tmp_path_factory):
 
 
 def start(installed, folder, command, *flags):
-    environment = os.environ | {'PYTHONPATH': str(installed), 'JAX_PLATFORMS': 'cpu'}
+    environment = os.environ | {'PYTHONPATH': str(installed), 'JAX_PLATFORMS': 'cpu', 'BAPO_VLLM_PYTHON': ''}
     words = [sys.executable, installed / 'bin' / command, *flags]
     return subprocess.Popen(words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @slow
-def test_the_wheel_has_the_package_and_the_configs_with_their_bases_and_nothing_else(wheel):
+def test_the_wheel_has_the_package_and_the_configs_with_their_bases_and_the_locks_and_nothing_else(wheel):
     told = {name for name in wheel.namelist() if '.dist-info/' not in name}
-    assert told == {*tracked('bapo_jax'), *(f'bapo_jax/{name}' for name in tracked('configs'))}
+    assert told == {*tracked('bapo_jax'), *(f'bapo_jax/{name}' for name in tracked('configs', 'locks'))}
     assert {f'bapo_jax/configs/{base}_base/model.safetensors' for base in ('quickstart', 'diagrams')} <= told
 
 
@@ -101,6 +101,15 @@ def test_a_command_says_how_it_is_used(installed, tmp_path):
     started = {command: start(installed, tmp_path, command, '--help') for command in COMMANDS}
     said = {command: process.communicate(timeout=300)[0] for command, process in started.items()}
     assert not [command for command, flag in COMMANDS.items() if flag not in said[command]]
+
+
+@slow
+def test_without_an_environment_of_vllm_a_run_ends_with_the_command_that_makes_one_and_leaves_nothing(installed, tmp_path):
+    run = start(installed, tmp_path, 'bapo-train', '--config=quickstart', '--config.rollout.engine=vllm', '--workdir=x')
+    said = run.communicate(timeout=300)[1].splitlines()
+    assert run.returncode == 1 and list(tmp_path.iterdir()) == []
+    assert [line for line in said if line.startswith('error: ')] == [said[-1]] and 'Traceback' not in said[0]
+    assert re.search('rollout.python and BAPO_VLLM_PYTHON are not set.* `bapo-vllm-env DIR`', said[-1]) and 'make' not in said[-1].split()
 
 
 @slow

@@ -24,7 +24,7 @@ from bapo_jax.rollout.engine import Engine, gathered
 from bapo_jax.rollout.gpus import named
 from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.rollout.room import Limits, room_for
-from bapo_jax.rollout.serve import reads_images
+from bapo_jax.rollout.serve import check_python, reads_images
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.rollout.vllm_engine import VllmEngine
@@ -99,6 +99,7 @@ def start_servers(config: ConfigDict, workdir: Path, sight: Sight | None = None)
             max_tokens=max(r.max_prompt_tokens + r.max_response_tokens, e.max_prompt_tokens + e.max_response_tokens),
             memory=r.server_memory,
             gpus=gpus,
+            python=r.python,
             token=os.environ.get(TOKEN_VARIABLE) or token,
             deadline_s=r.deadline_s,
             extra=(*stated, *r.server_args),
@@ -109,6 +110,12 @@ def start_servers(config: ConfigDict, workdir: Path, sight: Sight | None = None)
     with ThreadPoolExecutor(len(servers)) as pool:
         gathered([pool.submit(server.start) for server in servers])
     return servers
+
+
+def check_start(config: ConfigDict) -> None:
+    """Raises ValueError where servers are to be started, and vLLM's interpreter is not there."""
+    if config.rollout.engine == 'vllm' and not config.rollout.servers:
+        check_python(config.rollout.python, 'rollout.python')
 
 
 def check_gpus(of_servers: Sequence[tuple[str, ...]], memory: float) -> None:

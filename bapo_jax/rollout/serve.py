@@ -4,8 +4,8 @@
 
 Every route demands the token (`Authorization: Bearer …`). Without one in the environment, a token is generated and shown, on a
 terminal alone: elsewhere it would stay in a log. The server listens on loopback by default, and on another address only with a
-token of yours. It runs in vLLM's own environment (`make vllm-env`), which has no JAX and of this project's requirements only numpy and
-ml_dtypes.
+token of yours. It runs in vLLM's own environment (`bapo-vllm-env DIR`, in a checkout `make vllm-env`), which has no JAX and of this
+project's requirements only numpy and ml_dtypes. Its interpreter is that of --python, else $BAPO_VLLM_PYTHON, else the checkout's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 
 FLAGS = flags.FLAGS
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON = ROOT / '.venv-vllm' / 'bin' / 'python'
+PYTHON_VARIABLE = 'BAPO_VLLM_PYTHON'
 
 # Without videos, vLLM sets no memory aside for them. Its cache of pixels, 4 GiB in each of two processes, would see few again: a
 # prompt's group is one request, and its image comes back steps later.
@@ -37,16 +37,18 @@ IMAGE_OPTIONS = ('--limit-mm-per-prompt', '{"video": 0}', '--mm-processor-cache-
 
 
 def command(
-    model: str, *, port: int, host: str = '127.0.0.1', python: str | Path = PYTHON, dtype: str = 'auto', max_tokens: int = 0,
+    model: str, *, port: int, host: str = '127.0.0.1', python: str = '', dtype: str = 'auto', max_tokens: int = 0,
     sequences: int = 256, memory: float = 0.0, gpus: Sequence[str] = (), extra: Sequence[str] = (),
 ) -> list[str]:  # fmt: skip
-    """The server's command line.
+    """The server's command line. The module is what `vllm serve` runs; that command itself fails in vLLM's CPU build.
 
-    `max_tokens` limits prompt and response together; `memory` is a fraction of the GPU's. 0 leaves either to vLLM. With `gpus` the
-    model is split over them all; `environment` shows the server the same ones. Raises ValueError if it cannot be split so.
+    `python` is as of `python_of`. `max_tokens` limits prompt and response together; `memory` is a fraction of the GPU's. 0 leaves
+    either to vLLM. With `gpus` the model is split over them all; `environment` shows the server the same ones.
+
+    Raises ValueError if it cannot be split so.
     """
     return [
-        str(python), '-m', 'vllm.entrypoints.openai.api_server',
+        str(python_of(python)), '-m', 'vllm.entrypoints.launchers.api_server.entry',
         '--model', str(Path(model).absolute()), '--served-model-name', 'policy',
         '--host', host, '--port', str(port), '--dtype', dtype,
         '--max-num-seqs', str(sequences),
@@ -62,6 +64,30 @@ def command(
         *parallel_flags(gpus, extra, heads(model)),
         *extra,
     ]  # fmt: skip
+
+
+def in_checkout() -> bool:
+    return (ROOT / 'pyproject.toml').is_file()
+
+
+def python_of(said: str = '') -> Path:
+    """The interpreter of vLLM's environment: `said`, else $BAPO_VLLM_PYTHON, else that of the checkout's .venv-vllm."""
+    return Path(said or os.environ.get(PYTHON_VARIABLE) or ROOT / '.venv-vllm' / 'bin' / 'python').absolute()
+
+
+def check_python(said: str, field: str) -> None:
+    """Raises ValueError where that interpreter is not there; `field` is what `said` it."""
+    python = python_of(said)
+    if python.is_file() and os.access(python, os.X_OK):
+        return
+    if said or os.environ.get(PYTHON_VARIABLE):
+        found = f'{field if said else PYTHON_VARIABLE}={python} is no interpreter'
+    else:
+        found = f'{field} and {PYTHON_VARIABLE} are not set, and there is no vLLM'
+    raise ValueError(
+        f'{found}; `bapo-vllm-env DIR` makes an environment with vLLM{" (here also: make vllm-env)" if in_checkout() else ""}, and its '
+        f'interpreter is {field}=DIR/bin/python'
+    )
 
 
 def reads_images(model: str | Path) -> bool:
@@ -94,7 +120,7 @@ def package_alone() -> Path:
     A checkout is one. An installed package lies beside the trainer's libraries, which would hide the server's own: a link to it,
     in the user's cache, stands alone.
     """
-    if (ROOT / 'pyproject.toml').is_file():
+    if in_checkout():
         return ROOT
     cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     folder = cache / 'bapo_jax' / hashlib.sha256(str(ROOT).encode()).hexdigest()[:16]
@@ -132,11 +158,10 @@ def main(argv: Sequence[str]) -> None:
     token = os.environ.get(TOKEN_VARIABLE)
     if not token and not is_loopback(FLAGS.host):
         sys.exit(f'error: --host={FLAGS.host} is no loopback address, so anyone could call the server; set {TOKEN_VARIABLE}')
-    if not Path(FLAGS.python).is_file():
-        sys.exit(f'error: --python={FLAGS.python} does not exist; run `make vllm-env`, or name a Python that has vllm')
     try:
+        check_python(FLAGS.python, '--python')
         model = hub.model_folder(FLAGS.model, '--model')
-    except OSError as e:
+    except (ValueError, OSError) as e:
         sys.exit(f'error: {e}')
     if not (Path(model) / 'config.json').is_file():
         sys.exit(f'error: --model={FLAGS.model} has no config.json; give a Hugging Face model directory')
@@ -165,7 +190,7 @@ def run() -> None:
     flags.DEFINE_string('model', None, 'Hugging Face directory or name; policies served are of its architecture.', required=True)
     flags.DEFINE_integer('port', 8000, 'Port to listen on.')
     flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on; an address other than loopback needs a token.')
-    flags.DEFINE_string('python', str(PYTHON), "The interpreter of vLLM's environment.")
+    flags.DEFINE_string('python', '', "The interpreter of vLLM's environment; default: $BAPO_VLLM_PYTHON, else the checkout's.")
     flags.DEFINE_string('dtype', 'auto', 'auto, float32 or bfloat16.')
     flags.DEFINE_integer('max_tokens', 0, "Limit of prompt and response together; 0: the model's limit.")
     flags.DEFINE_integer('sequences', 256, 'Responses sampled at once.')

@@ -32,7 +32,7 @@ class SupervisedServer:
     """
 
     def __init__(self, model: str, log: Path, *, dtype: str, max_tokens: int, deadline_s: float, memory: float = 0.0,
-                 gpus: Sequence[str] = (), token: str = '', python: str | Path | None = None, extra: Sequence[str] = ()):  # fmt: skip
+                 gpus: Sequence[str] = (), token: str = '', python: str = '', extra: Sequence[str] = ()):  # fmt: skip
         """`gpus` are CUDA's names of those that it sees and uses, all for one copy of the model.
 
         By default its `token` is the environment's, or a new one. Raises ValueError if the model cannot be split over these GPUs.
@@ -41,8 +41,9 @@ class SupervisedServer:
         self._gpus = gpus
         port = free_port()
         self.url = f'http://127.0.0.1:{port}'
-        options = {'python': python} if python else {}
-        self._command = command(model, port=port, dtype=dtype, max_tokens=max_tokens, memory=memory, gpus=gpus, extra=extra, **options)
+        self._command = command(
+            model, port=port, python=python, dtype=dtype, max_tokens=max_tokens, memory=memory, gpus=gpus, extra=extra
+        )
         self._log, self._deadline_s, self._process, self._leash = log, deadline_s, None, None
         atexit.register(self.stop)
 

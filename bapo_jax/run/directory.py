@@ -25,8 +25,8 @@ HOW_COMPUTED = (
 FREE_TO_CHANGE = (
     *HOW_COMPUTED, 'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'log', 'theory', 'debug', 'model.path', 'hub',
     'task.verify_s', 'task.reward_deadline_s', 'task.reward_workers', 'rollout.overlap', 'rollout.servers', 'rollout.gpus',
-    'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance', 'rollout.server_memory', 'learner.skip_limit',
-    'replay.probe', 'replay.probe_every',
+    'rollout.python', 'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance', 'rollout.server_memory',
+    'learner.skip_limit', 'replay.probe', 'replay.probe_every',
 )  # fmt: skip
 # What may be changed on purpose (--amend), from the next step on: it only acts from step to step. The run is then another one, and
 # says so in events.jsonl.
@@ -49,7 +49,7 @@ _RECORDED = ('hub', 'fingerprints', 'environment')  # what config.json has besid
 # What host 0 alone reads, or each host for itself.
 OF_A_HOST = (
     'steps', 'epochs', 'checkpoint', 'evaluate', 'rollouts', 'log', 'theory', 'debug', 'model.path', 'rollout.overlap',
-    'rollout.servers', 'rollout.gpus', 'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance',
+    'rollout.servers', 'rollout.gpus', 'rollout.python', 'rollout.concurrency', 'rollout.deadline_s', 'rollout.probe_tolerance',
     'rollout.server_memory', 'rollout.cache_memory', 'rollout.server_args', 'mesh.deadline_s', 'task.verify_s',
     'task.reward_deadline_s', 'task.reward_workers',
 )  # fmt: skip

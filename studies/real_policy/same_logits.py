@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bapo_jax.models.attention import xla
 from bapo_jax.models import hf
-from bapo_jax.rollout.serve import PYTHON
+from bapo_jax.rollout.serve import python_of
 
 OF_VLLM = Path(__file__).resolve().parents[2] / 'tests' / 'helpers' / 'vllm_logprobs.py'
 TOKENS = 60  # of a question: that script's model has 64
@@ -54,7 +54,7 @@ def logits_of_torch(export: Path, tokens_BxT: np.ndarray) -> np.ndarray:
 
 def logp_of_vllm(export: Path, tokens_BxT: np.ndarray) -> np.ndarray:
     """Of each token after the first."""
-    command = [str(PYTHON), str(OF_VLLM), json.dumps(tokens_BxT.tolist()), str(export)]
+    command = [str(python_of()), str(OF_VLLM), json.dumps(tokens_BxT.tolist()), str(export)]
     own = {'VLLM_CPU_KVCACHE_SPACE': '1', 'HF_HUB_OFFLINE': '1', 'VLLM_LOGGING_LEVEL': 'ERROR'}
     done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=600)
     lines = [line for line in done.stdout.splitlines() if line.startswith('[[')]

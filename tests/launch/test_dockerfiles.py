@@ -1,6 +1,7 @@
 """The Dockerfiles, as far as they can be tried without a container daemon: what they copy is there, what they run is a target."""
 
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -17,12 +18,15 @@ def test_what_an_image_copies_is_there_and_is_all_that_its_set_up_needs(name, tm
             *sources, target = rest.split()
             assert target == './' or [target] == sources
             for source in sources:
-                (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
-                (tmp_path / source).symlink_to(ROOT / source)
                 assert (ROOT / source).exists(), source
+                (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
+                if (ROOT / source).is_dir():
+                    shutil.copytree(ROOT / source, tmp_path / source, dirs_exist_ok=True)
+                else:
+                    shutil.copy(ROOT / source, tmp_path / source)
         elif what == 'RUN' and rest.startswith('make '):
             # What make would do in a folder that has the copied files alone: a missing one is an error.
             command = re.sub(r'\$\w+', 'cpu', rest).replace('PYTHON=python3.11', 'PYTHON=python3')
             planned = subprocess.run(['make', '-n', *command.split()[1:]], cwd=tmp_path, capture_output=True, text=True)
-            assert planned.returncode == 0 and '-m venv' in planned.stdout, planned.stderr
+            assert planned.returncode == 0 and re.search('-m venv|vllm_env.py', planned.stdout), planned.stderr
     assert any(what == 'ENTRYPOINT' and '-m", "bapo_jax.' in rest for what, rest in steps)

@@ -11,7 +11,7 @@ from scored import forward
 from small_run import ROOT
 
 from bapo_jax.models import hf
-from bapo_jax.rollout.serve import PYTHON
+from bapo_jax.rollout.serve import python_of
 
 pytestmark = pytest.mark.slow
 WIDE = {'hidden_size': 128, 'head_dim': 32, 'max_position_embeddings': 64}  # vLLM's attention on CPU has no narrower heads
@@ -32,7 +32,7 @@ def test_vllm_loads_the_export_of_every_family_and_says_what_we_say(make_policy,
     for name, policy in policies.items():
         hf.save(tmp_path / name, hf.to_hf(policy.config, policy.params), like=policy.path)
     directories = [str(tmp_path / name) for name in MODELS]
-    command = [str(PYTHON), str(ROOT / 'tests' / 'helpers' / 'vllm_logprobs.py'), json.dumps(tokens.tolist()), *directories]
+    command = [str(python_of()), str(ROOT / 'tests' / 'helpers' / 'vllm_logprobs.py'), json.dumps(tokens.tolist()), *directories]
     environment = os.environ | {'VLLM_CPU_KVCACHE_SPACE': '1', 'HF_HUB_OFFLINE': '1', 'VLLM_LOGGING_LEVEL': 'ERROR'}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
     lines = [line for line in done.stdout.splitlines() if line.startswith('[[')]

@@ -71,10 +71,10 @@ def test_without_servers_one_is_started_and_its_token_used(policy, tmp_path, mon
 
     monkeypatch.setattr(engines, 'SupervisedServer', Started)
     monkeypatch.setattr(engines, 'VllmEngine', lambda servers, *_, token, **__: made.append(([type(s) for s in servers], token)) or 'engine')
-    c = config(policy, engine='vllm', max_prompt_tokens=20, max_response_tokens=30, server_args=('--enforce-eager',))
+    c = config(policy, engine='vllm', max_prompt_tokens=20, max_response_tokens=30, server_args=('--enforce-eager',), python='/its/python')
     assert start(c, policy, tmp_path) == 'engine'
     (model, log, fields), last = started
-    assert fields['gpus'] == ()
+    assert fields['gpus'] == () and fields['python'] == '/its/python'
     assert (model, log, last) == (str(policy.path), tmp_path / 'server.log', 'started')
     assert fields['max_tokens'] == 50 and fields['extra'] == ('--enforce-eager',)
     assert made == [([Started], 'its own')] and 'starting a vLLM server' in capsys.readouterr().out
@@ -83,6 +83,15 @@ def test_without_servers_one_is_started_and_its_token_used(policy, tmp_path, mon
     start(c, policy, tmp_path)
     fields = started[-2][2]
     assert fields['max_tokens'] == 64 and fields['extra'] == ('--hf-overrides', '{"max_position_embeddings": 64}', '--enforce-eager')
+
+
+def test_only_servers_that_are_started_want_an_interpreter(policy, monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, 'a token')
+    missing = {'python': '/nowhere/python'}
+    engines.check_start(config(policy, **missing))
+    engines.check_start(config(policy, engine='vllm', servers=('http://127.0.0.1:9',), **missing))
+    with pytest.raises(ValueError, match='rollout.python=/nowhere/python is no interpreter'):
+        engines.check_start(config(policy, engine='vllm', **missing))
 
 
 def test_a_server_that_is_started_has_the_trainers_sizes_of_images(vl_directory, tmp_path, monkeypatch):

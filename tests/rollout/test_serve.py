@@ -33,6 +33,46 @@ def test_a_model_that_reads_images_is_served_without_videos_and_one_of_text_as_e
     assert not {'--limit-mm-per-prompt', '--mm-processor-cache-gb'} & set(command(BASE))
 
 
+@pytest.fixture
+def pythons(tmp_path, monkeypatch):
+    """Interpreters by name, in a folder that is no checkout until it has a pyproject.toml, and has no .venv-vllm."""
+    monkeypatch.setattr(serve, 'ROOT', tmp_path)
+    monkeypatch.delenv(serve.PYTHON_VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    made = {name: tmp_path / name for name in ('said', 'variable', '.venv-vllm/bin/python')}
+    for file in made.values():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch(0o755)
+    return made
+
+
+def test_the_interpreter_is_what_is_said_else_the_variables_else_the_checkouts(pythons, monkeypatch):
+    said, variable, checkouts = pythons.values()
+    assert serve.python_of() == checkouts and serve.command(BASE, port=1)[0] == str(checkouts)
+    monkeypatch.setenv(serve.PYTHON_VARIABLE, str(variable))
+    assert serve.python_of() == variable and serve.python_of('said') == said
+    assert serve.command(BASE, port=1, python='said')[0] == str(said)
+    serve.check_python('said', 'rollout.python')
+    said.unlink()
+    with pytest.raises(ValueError, match=rf'^rollout.python={said} is no interpreter; `bapo-vllm-env DIR` makes .* rollout.python=DIR/bin/python'):
+        serve.check_python('said', 'rollout.python')  # what is named and lacks is no reason to take another
+    serve.check_python('', 'rollout.python')
+    variable.chmod(0o644)
+    with pytest.raises(ValueError, match=f'^{serve.PYTHON_VARIABLE}={variable} is no interpreter'):
+        serve.check_python('', 'rollout.python')
+
+
+@pytest.mark.parametrize('checkout', [True, False])
+def test_without_an_interpreter_the_message_says_how_to_make_one(checkout, pythons, tmp_path):
+    if checkout:
+        (tmp_path / 'pyproject.toml').touch()
+    serve.check_python('', 'rollout.python')
+    pythons['.venv-vllm/bin/python'].unlink()
+    with pytest.raises(ValueError, match=f'^rollout.python and {serve.PYTHON_VARIABLE} are not set.* `bapo-vllm-env DIR`') as told:
+        serve.check_python('', 'rollout.python')
+    assert ('make vllm-env' in str(told.value)) == checkout
+
+
 def run_serve(*flags, monkeypatch):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     words = [sys.executable, '-m', 'bapo_jax.rollout.serve', *flags]
@@ -59,7 +99,7 @@ def test_a_generated_token_is_shown_on_a_terminal_and_handed_to_the_server(tmp_p
     [
         ((f'--model={BASE}', '--host=0.0.0.0'), f'error: --host=0.0.0.0 is no loopback address.*set {TOKEN_VARIABLE}'),
         ((f'--model={BASE}', '--host=example.org'), 'no loopback address'),
-        ((f'--model={BASE}', '--python=/nowhere/python'), 'error: --python=/nowhere/python does not exist.*make vllm-env'),
+        ((f'--model={BASE}', '--python=/nowhere/python'), 'error: --python=/nowhere/python is no interpreter; `bapo-vllm-env DIR`'),
         (('--model=/nowhere', f'--python={sys.executable}'), "error: --model='/nowhere' is not a directory; give a Hugging Face model directory"),
         ((f'--model={BASE}', f'--python={sys.executable}'), f'error: standard output is no terminal.* set {TOKEN_VARIABLE}'),
     ],

@@ -1,0 +1,46 @@
+"""What make would do: which environments it makes, from which locks, and which it leaves."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+from small_run import ROOT
+
+
+@pytest.fixture
+def planned(tmp_path):
+    """A function of make's words, and of the finished environments that are there: the commands that it would run."""
+    shutil.copy(ROOT / 'Makefile', tmp_path)
+    shutil.copytree(ROOT / 'locks', tmp_path / 'locks')
+    (tmp_path / 'bapo_jax' / 'rollout').mkdir(parents=True)
+    shutil.copy(ROOT / 'bapo_jax' / 'rollout' / 'vllm_env.py', tmp_path / 'bapo_jax' / 'rollout')
+
+    def plan(*words, there=()):
+        for marker in there:
+            (tmp_path / marker).parent.mkdir(exist_ok=True)
+            (tmp_path / marker).touch()
+        done = subprocess.run(['make', '-n', 'PYTHON=python3', *words], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return plan
+
+
+CUDA = ('.venv/ready-cuda', '.venv/ready-test', '.venv-vllm/ready-cuda')
+
+
+@pytest.mark.parametrize(
+    'words, there, trainer, vllm',
+    [
+        ((), (), r'-r locks/py3\d+\.txt *$', 'cpu'),
+        (('JAX=cuda', 'VLLM=cuda'), (), r'-r locks/(py3\d+)\.txt -r locks/cuda-\1\.txt$', 'cuda'),
+        ((), CUDA, None, None),
+        (('JAX=cuda12', 'VLLM=cpu'), CUDA, r'-r locks/(py3\d+)\.txt -r locks/cuda12-\1\.txt$', 'cpu'),
+    ],
+)
+def test_an_environment_that_is_there_is_kept_unless_another_is_asked_for(words, there, trainer, vllm, planned):
+    said = planned('train-vllm', *words, there=there)
+    assert 'bapo_jax.train' in said
+    assert re.search(trainer, said, re.MULTILINE) and 'venv --clear .venv\n' in said if trainer else 'venv --clear' not in said
+    assert f'vllm_env.py .venv-vllm --build={vllm}\n' in said if vllm else 'vllm_env.py' not in said
