@@ -117,8 +117,10 @@ def evaluate(
 
     `answered` hears after each chunk how many questions are answered. Returns all questions, those `done` included, in order.
     """
-    questions = list(done)
-    with closing(answer_and_judge(engine, tokenizer, prompts[len(done) :], config, purpose)) as chunks, file.open('ab') as f:
+    questions, missing = list(done), prompts[len(done) :]
+    if not missing:
+        return questions
+    with closing(answer_and_judge(engine, tokenizer, missing, config, purpose)) as chunks, file.open('ab') as f:
         for groups in chunks:
             rows = sample_rows(name, len(questions), groups, tokenizer)
             f.write(''.join(json.dumps(row) + '\n' for row in rows).encode())
