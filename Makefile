@@ -46,7 +46,7 @@ PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --no-loadscope-reorder
 
 # What it needs is installed side by side.
 test:
-	@$(MAKE) -j3 .venv/ready-test vllm-env tpu-compiler browser
+	@$(MAKE) -j3 .venv/ready-test vllm-env tpu-compiler gpu-compiler browser
 	$(PYTEST) $(ARGS)
 
 # Without the tests that start servers or processes, or train whole runs. LLVM's optimisation, a third of compiling, is left to `make test`.
@@ -131,6 +131,10 @@ gpu-compiler: .gpu-compiler/ready
 	$(PIP) --no-deps --target .gpu-compiler $(foreach p,$(GPU_COMPILER),$$(grep '^$(p)==' locks/cuda-$(PY).txt))
 	@touch $@
 
+# Every GPU kernel for A100, L40S, H100, H200, B200 and more, and the learner's step for four H100s: compiled, not run.
+gpu-kernels: .venv/ready-test gpu-compiler
+	.venv/bin/python -m pytest tests/gpu_compiled.py
+
 # Inspect itself reads what `report.inspect_log` wrote; the tests read it by its format, restated. Its many packages would hold some of
 # ours back, so it stands alone.
 inspect: .venv/ready-test .venv-inspect/ready
@@ -162,4 +166,4 @@ train-vllm: env vllm-env
 clean-env:
 	rm -rf .venv .venv-vllm .venv-audit .venv-inspect .tpu-compiler .gpu-compiler
 
-.PHONY: help env train real test quick check versions rows faults fuzz mutants audit gpu-report vllm-env tpu-compiler gpu-compiler inspect browser train-vllm clean-env
+.PHONY: help env train real test quick check versions rows faults fuzz mutants audit gpu-report vllm-env tpu-compiler gpu-compiler gpu-kernels inspect browser train-vllm clean-env

@@ -101,7 +101,7 @@ def as_table(found: Sequence[Setting], config: ConfigDict, best: Setting) -> Ite
     for s in found[:_SHOWN]:
         is_best, sizes, rate = s[:5] == best[:5], f'{s.data} × {s.fsdp}', tokens_of_a_step(config) / s.seconds
         mark, size = ('*', f'{best.bytes / GB:.1f}') if is_best else (' ', f'~{s.bytes / GB:.1f}')
-        yield f'{mark} {sizes:<17} {s.rows:<17} {s.remat:<25} {size:>7} {s.seconds:9.1f} {rate:9,.0f}'
+        yield f'{mark} {sizes:<17} {s.rows:<17} {s.remat:<25} {size:>7} {s.seconds:9.3g} {rate:9,.0f}'
 
 
 def what_helps(config: ConfigDict, cards: int, memory: Callable[[ConfigDict], int], device_bytes: int, whole: int) -> Iterator[str]:

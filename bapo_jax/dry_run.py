@@ -16,6 +16,7 @@ GB are 10^9 bytes, as on the cards' labels. Memory is the trainer's. Of a topolo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import time
@@ -28,7 +29,7 @@ from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from bapo_jax import parallel
-from bapo_jax.advice import SHARE, as_table, settings, what_helps
+from bapo_jax.advice import SHARE, Setting, as_table, settings, what_helps
 from bapo_jax.learner.learner import Learner, choose_kernel
 from bapo_jax.learner.objective import REFERENCE, objective_of
 from bapo_jax.learner.packing import most_groups
@@ -42,7 +43,7 @@ from bapo_jax.rollout.room import memory_of
 from bapo_jax.run.checkpoint import copied_gb
 from bapo_jax.run.sinks import check_sinks
 from bapo_jax.seen import largest_images
-from bapo_jax.targets import GB, Target, find_target
+from bapo_jax.targets import GB, Target, find_target, for_absent_devices
 
 TRIED = 3  # settings that are compiled, some half a minute each, until one fits
 PROCESS = 700 * 10**6  # bytes of a trainer on a CPU before it has a policy, and of what it compiles (docs/memory.md)
@@ -71,6 +72,8 @@ class Result(NamedTuple):
 
 def dry_run(config: ConfigDict, topology: str) -> Result:
     """Prints what a run needs. Raises ValueError or FileNotFoundError, naming the field, where the run could not start."""
+    if topology:
+        for_absent_devices()
     read = read_inputs(config, weights=False)
     c = read.config
     check_sinks(c.log.sinks)
@@ -128,31 +131,42 @@ def verdict(result: Result) -> str:
 
 
 def advice_of(result: Result, config: ConfigDict, model: ModelConfig, topology: str, grids: Sequence[Grid]) -> Iterator[str]:
-    """The table of settings that fit GPUs, the fastest of them compiled; or what would help if none does."""
-    target, cards = result.target, result.target.mesh.size
-
-    def estimate(c: ConfigDict) -> int:
-        return measure(c, model, topology, grids, compiles=False).total
-
-    found, best = settings(config, model, target.card, target.hosts, cards, estimate, target.device_bytes), None
-    if result.compile_s is None:
-        best = next(iter(found), None)
-    for setting in found[:TRIED] if result.compile_s is not None else ():
-        compiled = measure(setting.applied(config), model, topology, grids)
-        if compiled.fits:
-            best = setting._replace(bytes=compiled.total)
-            break
-        found.remove(setting)
+    """The table of settings that fit GPUs, or what would help if none does."""
+    target = result.target
+    found, best = chosen(target, config, model, topology, grids)
     if best:
-        how = 'compiled' if result.compile_s is not None else 'estimated'
+        how = 'estimated' if result.compile_s is None else 'compiled'
         yield (
             f'settings that fit, fastest first; * is {how}, ~ estimated. Seconds are modelled: responses of full length, products at '
             f'{SHARE:.0%} of the peak'
         )
         yield from as_table(found, config, best)
     else:
+        estimate = functools.partial(_estimate, model=model, topology=topology, grids=grids)
         yield 'no setting of mesh, rows and remat fits; what would help, one on top of the other:'
-        yield from what_helps(config, cards, estimate, target.device_bytes, int(target.card.gib * 2**30))
+        yield from what_helps(config, target.mesh.size, estimate, target.device_bytes, int(target.card.gib * 2**30))
+
+
+def chosen(
+    target: Target, config: ConfigDict, model: ModelConfig, topology: str, grids: Sequence[Grid] = ()
+) -> tuple[list[Setting], Setting | None]:
+    """The settings that fit, and the fastest that fits by the compiler too, with its bytes. Without the compiler, by the formula.
+
+    Settings that the compiler refuses are left out; it is asked for TRIED of them.
+    """
+    estimate = functools.partial(_estimate, model=model, topology=topology, grids=grids)
+    found = settings(config, model, target.card, target.hosts, target.mesh.size, estimate, target.device_bytes)
+    for setting in found[:TRIED]:
+        result = measure(setting.applied(config), model, topology, grids)
+        if result.fits:
+            return found, setting._replace(bytes=result.total)
+        found.remove(setting)
+    return found, None
+
+
+def _estimate(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequence[Grid]) -> int:
+    """Bytes of a device by the formula."""
+    return measure(config, model, topology, grids, compiles=False).total
 
 
 def measure(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequence[Grid] = (), compiles: bool = True) -> Result:

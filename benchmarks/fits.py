@@ -1,10 +1,12 @@
 """Which settings fit which devices, for the paper's responses, of mathematics and of visual geometry: the table of docs/memory.md.
 
-    make tpu-compiler
-    PYTHONPATH=.:.tpu-compiler python benchmarks/fits.py      # all rows, about 25 minutes on two cores; or name one: … fits.py v5e:2x4
+    make tpu-compiler gpu-compiler
+    PYTHONPATH=.:.tpu-compiler:.gpu-compiler python benchmarks/fits.py      # all rows; or those of some devices: … fits.py H100
+    PYTHONPATH=.:.gpu-compiler python benchmarks/fits.py advice             # the dry run's own choice on H100s: docs/performance.md
 
-Needs neither weights nor accelerators. Each model's config.json is written from the numbers below. GPUs go by the memory model of
-bapo_jax/dry_run.py, TPU slices by their own compiler. The images of visual geometry are as large as its config allows, all of them.
+Needs neither weights nor accelerators, and takes a minute a row. Each model's config.json is written from the numbers below. TPU slices
+and GPUs go by their own compilers; beside a GPU's stands the formula of bapo_jax/memory.py. The images of visual geometry are as large
+as its config allows, all of them.
 """
 
 import datetime
@@ -14,17 +16,22 @@ import platform
 import sys
 import tempfile
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', '.93')  # JAX's share of a GPU
 
 import jax
+from ml_collections import ConfigDict
 
 from bapo_jax import config as config_lib
-from bapo_jax.dry_run import measure
+from bapo_jax.advice import tokens_of_a_step
+from bapo_jax.dry_run import chosen, measure
 from bapo_jax.targets import GB
 from bapo_jax.learner.packing import most_groups
 from bapo_jax.models import hf
+from bapo_jax.models.decoder import ModelConfig
 from configs import geometry, math
 
 _VL = {
@@ -58,53 +65,98 @@ MODELS = {
 LARGEST = (1, 48, 64)  # patches: 768 features, the most_pixels of configs/geometry.py
 # model, devices, (data, fsdp, tensor), micro_batch_rows, remat. Some do not fit, to show where the edge is.
 SETTINGS = (
-    ('1.5B', '1x80GB', (1, 1, 1), 8, 'full'),
-    ('1.5B', '1x80GB', (1, 1, 1), 16, 'full'),
-    ('1.5B', '1x80GB', (1, 1, 1), 1, 'none'),
-    ('1.5B', '8x80GB', (1, 8, 1), 64, 'full'),
-    ('8B', '1x80GB', (1, 1, 1), 1, 'full'),
-    ('8B', '4x80GB', (1, 4, 1), 4, 'full'),
-    ('8B', '8x80GB', (1, 8, 1), 32, 'full'),
-    ('8B', '8x80GB', (1, 4, 2), 16, 'full'),
+    ('1.5B', '1xA100-40GB', (1, 1, 1), 1, 'full'),
+    ('1.5B', '1xH100', (1, 1, 1), 8, 'full'),
+    ('1.5B', '1xH100', (1, 1, 1), 16, 'full'),
+    ('1.5B', '1xH100', (1, 1, 1), 32, 'full'),
+    ('1.5B', '1xH100', (1, 1, 1), 8, 'attention_and_mlp_inputs'),
+    ('1.5B', '1xH100', (1, 1, 1), 2, 'matrix_products'),
+    ('1.5B', '1xH100', (1, 1, 1), 1, 'none'),
+    ('1.5B', '2xH100', (1, 2, 1), 2, 'none'),
+    ('1.5B', '4xH100', (1, 4, 1), 4, 'none'),
+    ('1.5B', '8xH100', (1, 8, 1), 64, 'full'),
+    ('1.5B', '8xH100', (8, 1, 1), 64, 'full'),
+    ('1.5B', '2x8xH100', (2, 8, 1), 16, 'none'),
+    ('8B', '1xH100', (1, 1, 1), 1, 'full'),
+    ('8B', '2xH100', (1, 2, 1), 2, 'full'),
+    ('8B', '4xH100', (1, 4, 1), 4, 'full'),
+    ('8B', '4xH100', (1, 4, 1), 8, 'full'),
+    ('8B', '8xH100', (1, 8, 1), 32, 'full'),
+    ('8B', '8xH100', (1, 4, 2), 16, 'full'),
+    ('8B', '2x8xH100', (2, 8, 1), 16, 'matrix_products'),
+    ('8B', '2x8xH100', (1, 16, 1), 16, 'full'),
+    ('8B', '8xB200', (1, 8, 1), 32, 'full'),
     ('1.5B', 'v5e:2x2', (1, 4, 1), 4, 'full'),
     ('1.5B', 'v5e:2x4', (1, 8, 1), 8, 'full'),
     ('8B', 'v5e:4x4', (1, 16, 1), 16, 'full'),
     ('8B', 'v5e:4x8', (1, 32, 1), 32, 'full'),
     ('8B', 'v6e:2x4', (1, 8, 1), 8, 'full'),
     ('8B', 'v5p:2x2x2', (1, 8, 1), 16, 'full'),
-    ('VL-3B', '8x80GB', (1, 8, 1), 32, 'full'),
-    ('VL-7B', '8x80GB', (1, 8, 1), 32, 'full'),
+    ('VL-3B', '8xH100', (1, 8, 1), 32, 'full'),
+    ('VL-7B', '8xH100', (1, 8, 1), 32, 'full'),
     ('VL-3B', 'v5e:4x4', (1, 16, 1), 16, 'full'),
     ('VL-7B', 'v6e:2x4', (1, 8, 1), 8, 'full'),
 )
 
 
-def main(wanted: str = '') -> None:
-    installed = ', '.join(f'{name} {version(name)}' for name in ('jax', 'libtpu'))
-    print(f'{datetime.date.today()}, {installed}, {os.cpu_count()} cores ({platform.machine()})\n')
-    print('| model | devices | data × fsdp × tensor | micro_batch_rows | remat | GB a device | of | fits | compile s |')
-    print('|' + '---|' * 9)
+def prepared(name: str, mesh: tuple[int, int, int], rows: int, remat: str) -> tuple[ConfigDict, ModelConfig]:
+    """The config of the model's task, resolved, and the model."""
+    c = (geometry if 'vision_config' in MODELS[name] else math).get_config()
+    c.mesh.data, c.mesh.fsdp, c.mesh.tensor = mesh
+    c.learner.micro_batch_rows, c.learner.remat = rows, remat
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / 'config.json').write_text(json.dumps(MODELS[name]))
+        c.model.path = directory
+        return config_lib.resolve(c), hf.read_config(directory, c.model.dtype)
+
+
+def rows_of(wanted: str) -> None:
+    print('| model | devices | data × fsdp × tensor | micro_batch_rows | remat | GB a device | formula | of | fits | compile s |')
+    print('|' + '---|' * 10)
     for name, devices, mesh, rows, remat in SETTINGS:
         if wanted not in devices:
             continue
-        sees = 'vision_config' in MODELS[name]
-        c = (geometry if sees else math).get_config()
-        c.mesh.data, c.mesh.fsdp, c.mesh.tensor = mesh
-        c.learner.micro_batch_rows, c.learner.remat = rows, remat
-        with tempfile.TemporaryDirectory() as directory:
-            (Path(directory) / 'config.json').write_text(json.dumps(MODELS[name]))
-            c.model.path = directory
-            images = [LARGEST] * most_groups(c.learner) if sees else []
-            result = measure(config_lib.resolve(c), hf.read_config(directory, c.model.dtype), devices, images)
+        c, model = prepared(name, mesh, rows, remat)
+        images = [LARGEST] * most_groups(c.learner) if model.vision else []
+        result = measure(c, model, devices, images)
+        formula = f'{measure(c, model, devices, images, compiles=False).total / GB:.1f}' if result.target.card else ''
         jax.clear_caches()
         size = result.target.device_bytes
         used = f'over: {result.refused}' if result.refused else f'{result.total / GB:.1f}'
         cells = (
-            name, devices, ' × '.join(map(str, mesh)), rows, remat, used, f'{size / GB:.1f}', 'yes' if result.fits else 'no',
-            'model' if result.compile_s is None else f'{result.compile_s:.0f}',
+            name, devices, ' × '.join(map(str, mesh)), rows, remat, used, formula, f'{size / GB:.1f}', 'yes' if result.fits else 'no',
+            f'{result.compile_s:.0f}',
         )  # fmt: skip
         print(f'| {" | ".join(map(str, cells))} |', flush=True)
 
+
+def advice() -> None:
+    print('| model | cards | data × fsdp | micro_batch_rows | remat | GB a card | of | modelled s a step | tokens/s |')
+    print('|' + '---|' * 9)
+    for name in ('1.5B', '8B'):
+        for devices in ('1xH100', '2xH100', '4xH100', '8xH100', '2x8xH100'):
+            c, model = prepared(name, (1, -1, 1), 16, 'full')
+            result = measure(c, model, devices, compiles=False)
+            found, best = chosen(result.target, c, model, devices)
+            jax.clear_caches()
+            if best:
+                size, rate = result.target.device_bytes / GB, tokens_of_a_step(c) / best.seconds
+                cells = (
+                    name, devices, f'{best.data} × {best.fsdp}', best.rows, best.remat, f'{best.bytes / GB:.1f}', f'{size:.1f}',
+                    f'{best.seconds:.0f}', f'{rate:,.0f}',
+                )  # fmt: skip
+            else:
+                cells = name, devices, 'nothing fits', *[''] * 6
+            print(f'| {" | ".join(map(str, cells))} |', flush=True)
+
+
+def main(wanted: str = '') -> None:
+    installed = ', '.join(f'{name} {version(name)}' for name in ('jax', 'libtpu', 'jax-cuda13-pjrt') if find_spec(MODULES[name]))
+    print(f'{datetime.date.today()}, {installed}, {os.cpu_count()} cores ({platform.machine()})\n')
+    advice() if wanted == 'advice' else rows_of(wanted)
+
+
+MODULES = {'jax': 'jax', 'libtpu': 'libtpu', 'jax-cuda13-pjrt': 'jax_cuda13_plugin'}
 
 if __name__ == '__main__':
     main(*sys.argv[1:])

@@ -40,6 +40,9 @@ HOUSE = (
     ('inputs', 'groups hub models tasks prompts config'),
     ('policies', 'models parallel rollout run'),
     ('bases', 'models tasks'),
+    ('memory', 'learner models seen'),
+    ('targets', 'parallel rollout'),
+    ('advice', 'learner models memory targets'),
 )
 COMMANDS = 'train ending evaluate export follow dry_run report buffers grade sample sft departures'  # the top floor, which may import everything
 

@@ -1,0 +1,103 @@
+"""What a dry run for GPUs advises, by hand: times, which settings fit, what would help; and the cards that a topology names."""
+
+import re
+
+import pytest
+from test_dry_run import MODEL, config
+
+from bapo_jax import targets
+from bapo_jax.advice import SHARE, as_table, settings, step_seconds, what_helps
+from bapo_jax.dry_run import chosen, measure
+from bapo_jax.targets import CARDS, POOL, find_target
+
+GB = 10**9
+
+
+@pytest.fixture(autouse=True)
+def whole_cards_without_the_compiler(monkeypatch):
+    monkeypatch.setenv(POOL, '1')
+    monkeypatch.setattr(targets.importlib.util, 'find_spec', lambda name: None)
+
+
+def of_papers_size(cards=1, **learner):
+    c = config(cards, **learner)
+    c.rollout.max_prompt_tokens, c.rollout.max_response_tokens = 256, 256  # a row is one sequence
+    return c
+
+
+def test_seconds_by_hand():
+    """2,048 rows of 512 tokens; a layer has W numbers in its matrices, of L layers; the head D · V."""
+    c, card = of_papers_size(1, remat='none', micro_batch_rows=8), CARDS['H100']
+    layer, tokens = 2 * 128 * (512 + 256) + 3 * 128 * 384, 2048 * 512
+    forward = tokens * (2 * 3 * layer + 2 * 3 * 512 * 512)  # N · H = 512, and a sequence of 512 tokens
+    operations = 3 * forward + 4 * 2 * 128 * 1000 * tokens
+    weights = 3 * layer + 2 * 128 * 1000
+    read = 256 * weights * (6 + 12) / (card.gb_per_s * GB)
+    assert step_seconds(c, MODEL, card, 1) == pytest.approx(operations / (SHARE * card.teraflops * 1e12) + read)
+    c.learner.remat = 'full'
+    assert step_seconds(c, MODEL, card, 1) == pytest.approx((operations + forward) / (SHARE * card.teraflops * 1e12) + read)
+
+
+def test_cards_share_the_work_until_their_links_are_the_limit():
+    card, eight = CARDS['H100'], of_papers_size(8, micro_batch_rows=8)
+    layer = 2 * 128 * (512 + 256) + 3 * 128 * 384
+    gathered = 256 * (3 * layer + 2 * 128 * 1000) * 8 * 7 / 8
+    within, between = (step_seconds(eight, MODEL, card, n) for n in (8, 4))
+    assert between - within == pytest.approx(gathered / (50 * GB) - gathered / (card.link_gb_per_s * GB))
+    assert within > step_seconds(of_papers_size(1, micro_batch_rows=8), MODEL, card, 8) / 8  # a network as small as this waits for links
+
+
+def test_of_the_settings_that_fit_the_fastest_comes_first_and_says_what_it_takes():
+    c = of_papers_size(1)
+    target = find_target('1xH100', c)
+    found, best = chosen(target, c, MODEL, '1xH100')
+    assert best == found[0] and best.seconds == min(s.seconds for s in found)
+    assert best.bytes == measure(best.applied(c), MODEL, '1xH100').total <= target.device_bytes
+    assert len({(s.data, s.fsdp, s.remat) for s in found}) == len(found) == 4  # of one card, one row for each remat
+    lines = list(as_table(found, c, best))
+    assert len(lines) == 5 and lines[1].startswith('* 1 × 1') and all(line.startswith('  ') for line in lines[2:])
+    needed = {'none': 9, 'matrix_products': 5, 'attention_and_mlp_inputs': 3, 'full': 1}
+    fitting = settings(c, MODEL, target.card, 1, 1, lambda c: needed[c.learner.remat] * c.learner.micro_batch_rows, 6)
+    assert {s.remat: (s.rows, s.bytes) for s in fitting} == {
+        'matrix_products': (1, 5), 'attention_and_mlp_inputs': (2, 6), 'full': (4, 4),
+    }  # fmt: skip
+
+
+def test_if_nothing_fits_the_fields_that_would_help_come_one_on_top_of_the_other():
+    def memory(c):
+        return GB * (10 * (c.learner.remat != 'full') + c.learner.micro_batch_rows + 5 * (c.model.dtype == 'float32')
+                     + 3 * (not c.mesh.frozen_on_host) + 40)  # fmt: skip
+
+    c = of_papers_size(1, remat='none', micro_batch_rows=16)
+    c.rollout.engine = 'vllm'
+    assert list(what_helps(c, 1, memory, 46 * GB, 80 * GB)) == [
+        '     59.0 GB with learner.remat=full', '     44.0 GB with learner.micro_batch_rows=1  fits',
+    ]  # fmt: skip
+    assert list(what_helps(c, 1, memory, 30 * GB, 50 * GB))[-2:] == [
+        '     41.0 GB with mesh.frozen_on_host=True', f'     41.0 GB fit with {POOL}=.93: 46.5 GB',
+    ]  # fmt: skip
+    assert list(what_helps(c, 1, memory, 10 * GB, 10 * GB))[-1].startswith('  at least 5 of these cards, or larger ones')
+
+
+@pytest.mark.parametrize(('topology', 'fsdp', 'cards', 'hosts', 'name'), [
+    ('1xA100-40GB', 1, 1, 1, '1 A100-40GB'), ('4xH100', 4, 4, 1, '4 H100'), ('2x8xH200', 16, 16, 2, '2 × 8 H200'),
+])  # fmt: skip
+def test_a_topology_names_cards(topology, fsdp, cards, hosts, name):
+    target = find_target(topology, config(fsdp))
+    assert (target.mesh.size, target.hosts, target.name, target.platform) == (cards, hosts, name, 'gpu')
+    assert target.device_bytes == int(target.card.gib * 2**30)
+
+
+def test_jax_has_its_share_of_a_card_and_servers_have_theirs(monkeypatch):
+    monkeypatch.delenv(POOL)
+    c = config(4)
+    c.rollout.gpus = (4, '5', '6,7')
+    target = find_target('8xH100', c)
+    assert target.mesh.size == 4 and target.name == '4 H100, beside 4 of servers'
+    assert target.device_bytes == int(0.75 * CARDS['H100'].gib * 2**30) and 'JAX takes 75% of the 84.9 GB' in target.note
+    for topology in ('4xH100', '2x8xH100'):
+        with pytest.raises(ValueError, match='rollout.gpus=.* leaves the trainer no GPU of --topology'):
+            find_target(topology, c)
+    monkeypatch.setenv(POOL, 'most')
+    with pytest.raises(ValueError, match=re.escape(f'{POOL}=most: give a share in (0, 1]')):
+        find_target('8xH100', config(8))
