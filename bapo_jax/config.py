@@ -129,7 +129,7 @@ def mesh_section() -> ConfigDict:
     h.tensor = 1  # ways to split heads, MLP and vocabulary
     h.gather_once = False  # weights cross the mesh once a mini-batch, not twice a micro-batch; costs memory (docs/memory.md)
     h.frozen_on_host = False  # vllm: α, θ_0 and earlier policies lie in host memory; they visit the devices to score or be published
-    h.deadline_s = 7200.0  # many hosts: most seconds they wait for each other; longer than a step's generation takes
+    h.deadline_s = 600.0  # many hosts: most seconds they wait for host 0 without a sign of life; its work may take longer
     return h
 
 

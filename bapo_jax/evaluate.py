@@ -23,7 +23,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import read_tokenizer
 from bapo_jax.policies import HUGGING_FACE, RUN, StoredPolicy, find_policy
 from bapo_jax.rollout.collect import judge
-from bapo_jax.rollout.engine import EVALUATION, Draw, Engine, RolloutError, Sampling
+from bapo_jax.rollout.engine import EVALUATION, TRACKING, Draw, Engine, RolloutError, Sampling
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.run.directory import settings_of
 from bapo_jax.run.evaluation import done_before, open_evaluation, sample_files, sample_rows, settings
@@ -57,6 +57,7 @@ from bapo_jax.tasks.sight import Sight
 
 FLAGS = flags.FLAGS
 _CHUNK = 256  # responses judged and written together; an interruption loses no more, beside those under way
+_TRACKED = ''  # stands for the tracked prompts where benchmarks have names
 
 
 def chunk_size(config: ConfigDict) -> int:
@@ -93,21 +94,9 @@ def answer_and_judge(
             answer.cancel()
 
 
-def score(engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], config: ConfigDict, purpose: int) -> dict[str, Any]:
-    """The summary (scores.py) of the policy in the engine on these prompts."""
-    with closing(answer_and_judge(engine, tokenizer, prompts, config, purpose)) as chunks:
-        questions = [question(g) for chunk in chunks for g in chunk]
-    return summary_of(questions, prompts, config)
-
-
 def summary_of(questions: Sequence[Question], prompts: Sequence[Prompt], config: ConfigDict) -> dict[str, Any]:
-    """The summary of the answers to these prompts, of which some may be copies of others."""
+    """The summary (scores.py) of the answers to these prompts, of which some may be copies of others."""
     return summary(questions, votes(config), repeats.numbered([p.ground_truth for p in prompts]))
-
-
-def score_benchmarks(engine: Engine, tokenizer: Any, benchmarks: dict[str, list[Prompt]], config: ConfigDict) -> dict[str, dict]:
-    """The summary of every benchmark, by name, of the policy in the engine."""
-    return {name: score(engine, tokenizer, prompts, config, EVALUATION) for name, prompts in benchmarks.items()}
 
 
 def core_metrics(summaries: dict[str, dict]) -> dict[str, float | None]:
@@ -120,25 +109,82 @@ def core_metrics(summaries: dict[str, dict]) -> dict[str, float | None]:
     }
 
 
-def evaluate(engine: Engine, tokenizer: Any, name: str, prompts: Sequence[Prompt], config: ConfigDict, file: Path,
-             done: list[Question]) -> list[Question]:  # fmt: skip
+def evaluate(
+    engine: Engine, tokenizer: Any, name: str, prompts: Sequence[Prompt], config: ConfigDict, file: Path, done: list[Question],
+    purpose: int = EVALUATION, answered: Callable[[int], Any] = lambda questions: None,
+) -> list[Question]:  # fmt: skip
     """Answers the prompts after those `done`, and appends each chunk's samples to `file` once it is judged.
 
-    Returns all questions, those `done` included, in order.
+    `answered` hears after each chunk how many questions are answered. Returns all questions, those `done` included, in order.
     """
-    questions, missing, size = list(done), prompts[len(done) :], chunk_size(config)
-    what = TextColumn('{task.description}', markup=False)
-    with (
-        closing(answer_and_judge(engine, tokenizer, missing, config, EVALUATION)) as chunks, file.open('ab') as f,
-        Progress(what, *Progress.get_default_columns()[1:], console=terminal.console()) as bar,
-    ):  # fmt: skip
-        terminal.guard()
-        for groups in bar.track(chunks, total=-(-len(missing) // size), description=terminal.plain(Path(name).stem)):
+    questions, missing = list(done), prompts[len(done) :]
+    if not missing:
+        return questions
+    with closing(answer_and_judge(engine, tokenizer, missing, config, purpose)) as chunks, file.open('ab') as f:
+        for groups in chunks:
             rows = sample_rows(name, len(questions), groups, tokenizer)
             f.write(''.join(json.dumps(row) + '\n' for row in rows).encode())
             f.flush()
             questions += map(question, groups)
+            answered(len(questions))
     return questions
+
+
+@contextlib.contextmanager
+def shown(name: str, questions: int, done: int) -> Iterator[Callable[[int], None]]:
+    """A bar of a benchmark's questions. Yields what moves it, a function of how many are answered."""
+    what = TextColumn('{task.description}', markup=False)
+    with Progress(what, *Progress.get_default_columns()[1:], console=terminal.console()) as bar:
+        terminal.guard()
+        task = bar.add_task(terminal.plain(Path(name).stem), total=questions, completed=done)
+        yield lambda answered: bar.update(task, completed=answered)
+
+
+def answered_before(
+    output: Path, chosen: dict[str, Any], files: dict[str, Path], benchmarks: dict[str, list[Prompt]], config: ConfigDict
+) -> dict[str, list[Question]]:
+    """Opens the directory of an evaluation, and returns the questions that it has answered, by benchmark.
+
+    Raises ValueError where it holds another evaluation than `chosen` says, or a damaged file.
+    """
+    open_evaluation(output, chosen, list(files.values()))
+    size = chunk_size(config)
+    return {name: done_before(files[name], len(p), config.evaluate.samples, size) for name, p in benchmarks.items()}
+
+
+def evaluate_in_training(
+    engine: Engine, tokenizer: Any, benchmarks: dict[str, list[Prompt]], tracked: list[Prompt], config: ConfigDict, evals: Path,
+    step: int, initial: int, say: Callable[[str], None],
+) -> dict[str, dict]:  # fmt: skip
+    """Scores the policy that a run has after `step` steps, and writes `evals`/STEP.json. Returns the benchmarks' summaries.
+
+    What is answered is kept in `evals`/STEP.partial until that file is there, so a run that ends in between goes on behind it.
+    `initial` is the checksum of θ_0. `say` hears from time to time how far the evaluation is.
+    """
+    asked = {**benchmarks, _TRACKED: tracked} if tracked else benchmarks
+    partial, summaries, before = evals / f'{step:06d}.partial', {}, 0
+    files = {name: partial / f'{i}.jsonl' for i, name in enumerate(asked)}
+    # A run directory may be moved: its policy is known by where it began, and by its steps.
+    chosen = settings(partial, step, config, asked, fingerprints_of_code(config.task)) | {'checkpoint': initial}
+    try:
+        done = answered_before(partial, chosen, files, asked, config)
+    except ValueError:  # of other settings, or damaged
+        shutil.rmtree(partial)
+        done = answered_before(partial, chosen, files, asked, config)
+    samples, total = config.evaluate.samples, sum(map(len, asked.values()))
+
+    def answered(questions: int) -> None:
+        say(f'evaluating: {samples * (before + questions):,} of {samples * total:,} responses')
+
+    for name, prompts in asked.items():
+        purpose = EVALUATION if name in benchmarks else TRACKING
+        questions = evaluate(engine, tokenizer, name, prompts, config, files[name], done[name], purpose, answered)
+        summaries[name], before = summary_of(questions, prompts, config), before + len(prompts)
+    of_tracked = {'prompt_ids': [p.id for p in tracked], **summaries.pop(_TRACKED)} if tracked else None
+    result = {'step': step, 'benchmarks': summaries, **({'tracked': of_tracked} if tracked else {})}
+    write_text(evals / f'{step:06d}.json', json.dumps(result) + '\n')
+    shutil.rmtree(partial)
+    return summaries
 
 
 class Loaded(NamedTuple):
@@ -245,16 +291,16 @@ def main(_) -> None:
             files = sample_files(output, config.evaluate.benchmarks)
             until_the_end.enter_context(held(output))
             chosen = settings(checkpoint, policy.step, config, benchmarks, fingerprints_of_code(config.task))
-            open_evaluation(output, chosen, list(files.values()))
-            size = chunk_size(config)
-            questions = {name: done_before(files[name], len(p), config.evaluate.samples, size) for name, p in benchmarks.items()}
+            questions = answered_before(output, chosen, files, benchmarks, config)
         except (ValueError, OSError) as e:
             sys.exit(f'error: {e}')
         if any(len(questions[name]) < len(prompts) for name, prompts in benchmarks.items()):
             try:
                 engine = policy.start(output)
                 for name, prompts in benchmarks.items():
-                    questions[name] = evaluate(engine, tokenizer, name, prompts, config, files[name], questions[name])
+                    with shown(name, len(prompts), len(questions[name])) as answered:
+                        of_name = name, prompts, config, files[name], questions[name]
+                        questions[name] = evaluate(engine, tokenizer, *of_name, answered=answered)
             except (ValueError, OSError, RolloutError) as e:
                 sys.exit(f'error: {e}')
             engine.close()

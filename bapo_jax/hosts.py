@@ -4,16 +4,21 @@ Host 0 owns prompts, verification, the buffer and the rollout servers. Before wo
 through JAX's coordination service. All hosts then meet at a barrier of that service, which has a deadline. So no host waits in a
 collective for a host that does not come.
 
+Between two announcements host 0 may work for hours, in an evaluation for one. So it says from time to time, from a thread beside the
+loop, that it is alive, what it does, and since when the loop stands still. The others wait while it says so and goes on.
+
 A run of one process announces nothing and waits for no host.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -24,6 +29,9 @@ from bapo_jax.parallel import present
 
 _STOP_S = 30  # most seconds that host 0 waits for the others to hear of its end
 _SHUTDOWN_S = 60  # most seconds that each host waits for the others to end
+_WORK_S = 3600.0  # most seconds of one piece of work on the devices, of reading a model, or of a checkpoint
+_BEATS = 20  # signs of life in the time in which one is expected
+_ALIVE = 'bapo/alive'  # the key of the newest one
 _BROKEN_OFF = ('Gloo', 'NCCL', 'UNAVAILABLE', 'ABORTED')  # in messages of JAX
 
 
@@ -111,19 +119,31 @@ def part() -> None:
 class Hosts:
     """Gathers all hosts whenever host 0 has work for their devices. With one host it does nothing."""
 
-    def __init__(self, deadline_s: float = 0.0):
-        """`deadline_s` is the longest wait for the other hosts, in seconds. It must exceed the time of a step's generation."""
-        self._deadline_ms, self._meetings = int(1000 * deadline_s), 0
+    def __init__(self, deadline_s: float = 0.0, waits_s: float = 0.0):
+        """`deadline_s` is the longest wait for a sign of life of host 0; `waits_s` bounds its waits for what is no host, in seconds."""
+        self._deadline_s, self._patience_s, self._meetings = deadline_s, waits_s + _WORK_S, 0
+        self._progress = time.monotonic(), 'begins'
+        self._heart, self._ended = threading.Thread(target=self._beat, name='alive', daemon=True), threading.Event()
 
     def __enter__(self) -> Hosts:
+        """On host 0: from now on it gives signs of life."""
+        if _hosts() > 1:
+            self._heart.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         """Tells the other hosts to stop, unless a HostError ended host 0: then they are lost."""
+        self._ended.set()
         if kind is None or not issubclass(kind, HostError):
-            self._deadline_ms = min(self._deadline_ms, 1000 * _STOP_S)
+            self._patience_s = min(self._patience_s, _STOP_S)
             with contextlib.suppress(HostError):  # the same error may have ended another host
                 self.tell('stop')
+        if self._heart.is_alive():
+            self._heart.join(_STOP_S)  # before JAX's client is taken away from it
+
+    def progress(self, doing: str) -> None:
+        """Notes that host 0 goes on, and with what. Any thread of it may: its work is bounded by deadlines of its own."""
+        self._progress = time.monotonic(), doing
 
     def tell(self, do: str, **what: Any) -> None:
         """Announces work to the other hosts, and returns when all are ready for it. Raises HostLost."""
@@ -132,19 +152,25 @@ class Hosts:
         client = distributed.global_state.client
         client.key_value_set(self._name(), json.dumps({'do': do, **what}))
         self._meet(f'to {do}')
+        self.progress(f'begins to {do}')
         client.key_value_delete(self._name())
         self._meetings += 1
 
     def hear(self) -> dict[str, Any]:
         """Returns host 0's next announcement when all hosts are ready for it. Raises HostLost."""
-        client = distributed.global_state.client
-        try:
-            plan = json.loads(client.blocking_key_value_get(self._name(), self._deadline_ms))
-        except jax.errors.JaxRuntimeError as e:
-            raise HostLost(
-                f'host {_host()} heard nothing from host 0 for {self._deadline_ms // 1000} s: it hangs, or a step '
-                'takes longer than mesh.deadline_s'
-            ) from e
+        last, heard = None, time.monotonic()
+        while (said := self._get(self._name())) is None:
+            if (beat := self._get(_ALIVE)) not in (None, last):
+                last, heard = beat, time.monotonic()
+                doing, still_s = json.loads(beat)[1:]
+                if still_s > self._patience_s:
+                    raise HostLost(f'host 0 is alive, and its loop has stood still for {still_s:.0f} s. The last it said: {doing}')
+            if time.monotonic() - heard > self._deadline_s:
+                raise HostLost(
+                    f'host {_host()} heard nothing from host 0 for {self._deadline_s:g} s (mesh.deadline_s): its process hangs or '
+                    'is gone, or its machine cannot be reached'
+                )
+        plan = json.loads(said)
         self._meet(f'to {plan["do"]}')
         self._meetings += 1
         return plan
@@ -156,7 +182,7 @@ class Hosts:
         client = distributed.global_state.client
         client.key_value_set(f'{self._name()}/{_host()}', problem)
         self._meet('to begin')
-        said = [client.blocking_key_value_get(f'{self._name()}/{i}', self._deadline_ms) for i in range(_hosts())]
+        said = [client.blocking_key_value_get(f'{self._name()}/{i}', int(1000 * self._patience_s)) for i in range(_hosts())]
         self._meetings += 1
         if any(said):
             raise HostError('\n'.join(f'host {i}: {text}' for i, text in enumerate(said) if text))
@@ -170,7 +196,7 @@ class Hosts:
         self._meet('to collect')
         if _host() == 0:
             keys = [f'{self._name()}/{i}' for i in range(_hosts())]
-            said = [client.blocking_key_value_get(key, self._deadline_ms) for key in keys]
+            said = [client.blocking_key_value_get(key, int(1000 * self._patience_s)) for key in keys]
             for key in keys:
                 client.key_value_delete(key)
         self._meetings += 1
@@ -179,11 +205,30 @@ class Hosts:
     def _name(self) -> str:
         return f'bapo/{self._meetings}'
 
-    def _meet(self, purpose: str) -> None:
+    def _beat(self) -> None:
+        """Gives signs of life until the end, each in the place of the one before: (its number, what the loop does, since when)."""
+        for number in itertools.count():
+            since, doing = self._progress
+            beat = json.dumps([number, doing, time.monotonic() - since])
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                distributed.global_state.client.key_value_set(_ALIVE, beat, allow_overwrite=True)
+            if self._ended.wait(self._deadline_s / _BEATS):
+                return
+
+    def _get(self, key: str) -> str | None:
+        """What host 0 said, or None where it says nothing for a while. Raises HostLost."""
         try:
-            distributed.global_state.client.wait_at_barrier(self._name(), self._deadline_ms)
+            return distributed.global_state.client.blocking_key_value_get(key, int(1000 * self._deadline_s / _BEATS))
+        except jax.errors.JaxRuntimeError as e:
+            if 'DEADLINE_EXCEEDED' in str(e):
+                return None
+            raise HostLost(f'host {_host()} has lost host 0: {str(e).splitlines()[0]}') from e
+
+    def _meet(self, purpose: str) -> None:
+        """Waits as long as a host may be behind another: by a piece of work. JAX itself finds one whose process or machine is gone."""
+        try:
+            distributed.global_state.client.wait_at_barrier(self._name(), int(1000 * self._patience_s))
         except jax.errors.JaxRuntimeError as e:
             raise HostLost(
-                f'host {_host()} waited {self._deadline_ms // 1000} s (mesh.deadline_s) for all hosts to meet '
-                f'{purpose}: {str(e).splitlines()[0]}'
+                f'host {_host()} waited {self._patience_s:.0f} s at most for all hosts to meet {purpose}: {str(e).splitlines()[0]}'
             ) from e

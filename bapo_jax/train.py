@@ -12,8 +12,8 @@ take, and whether it fits.
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +24,8 @@ from ml_collections import ConfigDict
 from bapo_jax import cli, config as config_lib, events, stopping
 from bapo_jax.dry_run import dry_run
 from bapo_jax.ending import explained, refused
-from bapo_jax.evaluate import core_metrics, score, score_benchmarks
-from bapo_jax.files import check_directory, write_text
+from bapo_jax.evaluate import core_metrics, evaluate_in_training
+from bapo_jax.files import check_directory
 from bapo_jax.follow import follow
 from bapo_jax.groups import Batch, ByGroup, Prompt
 from bapo_jax.hosts import Hosts, join, naming_losses, part
@@ -40,7 +40,6 @@ from bapo_jax.replay.kinds import make_replay, make_retries
 from bapo_jax.replay.repo import Repo
 from bapo_jax.replay.thresholds import levels_in_words
 from bapo_jax.report import draw_run, who_waits
-from bapo_jax.rollout.engine import TRACKING
 from bapo_jax.rollout.engines import check_start, start_engine
 from bapo_jax.rollout.rollouts import Rollouts
 from bapo_jax.rollout.schedule import Schedule, schedule_of
@@ -204,25 +203,22 @@ def start_or_continue(s: Setup, workdir: Path) -> Run:
         )  # fmt: skip
     return Run(
         c, workdir, s.schedule.steps, state, checkpoints, s.hosts, s.tokenizer,
-        evaluate=lambda: evaluate_policy(s, state, workdir),
+        evaluate=lambda say: evaluate_policy(s, state, workdir, say),
         to_save=lambda: (s.replay.state() | s.failures.state(), s.rollouts.state()),
         ledger=open_ledger(c, workdir, state.step, len(s.training_prompts), s.replay),
     )  # fmt: skip
 
 
-def evaluate_policy(s: Setup, state: RunState, workdir: Path) -> dict[str, float | None]:
+def evaluate_policy(s: Setup, state: RunState, workdir: Path, say: Callable[[str], None]) -> dict[str, float | None]:
     """Scores π_θ (not α) on the benchmarks and the tracked prompts, and keeps every question's count in evals/."""
     c = s.config
+    # A fixed subset of the training prompts, for the accuracy-migration figures.
+    chosen = np.random.default_rng(c.seed).permutation(len(s.training_prompts))[: c.evaluate.track_prompts]
+    tracked = [s.training_prompts[i] for i in np.sort(chosen)]
     with s.rollouts.held_by_theta(state) as engine, stopping.leaving_waits():
-        summaries = score_benchmarks(engine, s.tokenizer, s.benchmarks, c)
-        result = {'step': state.step, 'benchmarks': summaries}
-        if c.evaluate.track_prompts:
-            # A fixed subset of the training prompts, for the accuracy-migration figures.
-            chosen = np.random.default_rng(c.seed).permutation(len(s.training_prompts))[: c.evaluate.track_prompts]
-            tracked = [s.training_prompts[i] for i in np.sort(chosen)]
-            result['tracked'] = {'prompt_ids': [p.id for p in tracked], **score(engine, s.tokenizer, tracked, c, TRACKING)}
-    (workdir / 'evals').mkdir(exist_ok=True)
-    write_text(workdir / 'evals' / f'{state.step:06d}.json', json.dumps(result) + '\n')
+        summaries = evaluate_in_training(
+            engine, s.tokenizer, s.benchmarks, tracked, c, workdir / 'evals', state.step, state.initial, say
+        )
     return core_metrics(summaries)
 
 
@@ -268,14 +264,15 @@ def main(_) -> None:
             sys.exit(f'error: {e}')
     if not FLAGS.workdir:
         raise app.UsageError('--workdir is missing: the run directory')
-    workdir, hosts = Path(FLAGS.workdir), Hosts(FLAGS.config.mesh.deadline_s)
+    workdir, c = Path(FLAGS.workdir), FLAGS.config
+    hosts = Hosts(c.mesh.deadline_s, c.rollout.deadline_s + c.task.verify_s)
     if FLAGS.hosts > 1 and not FLAGS.coordinator:
         raise app.UsageError(f'--hosts={FLAGS.hosts} needs --coordinator=ADDRESS:PORT, an address of host 0 that the others reach')
     if FLAGS.coordinator:
         join(FLAGS.coordinator, FLAGS.hosts, FLAGS.host, FLAGS.join_timeout)
     try:
-        with explained(workdir), stopping.on_signal(FLAGS.config.checkpoint.grace_s):
-            ended = follow(FLAGS.config, workdir, hosts) if FLAGS.host else lead(FLAGS.config, workdir, hosts, FLAGS.amend)
+        with explained(workdir), stopping.on_signal(c.checkpoint.grace_s):
+            ended = follow(c, workdir, hosts) if FLAGS.host else lead(c, workdir, hosts, FLAGS.amend)
     finally:
         part()
     if stopping.requested() and not ended:

@@ -1,6 +1,7 @@
 """Evaluation: of θ rather than α, of runs, published policies and Hugging Face directories, and the same files however often it is
 interrupted."""
 
+import contextlib
 import importlib
 import json
 import os
@@ -15,9 +16,11 @@ import pytest
 from real_servers import BASE
 from small_run import ROOT, metrics, run, small_config
 
+from tests.faults.trainer import flags_of
+
 from bapo_jax import evaluate as module
 from bapo_jax.config import default_config
-from bapo_jax.evaluate import chunk_size, core_metrics, evaluate, load_for_evaluation, score, summary_of, votes
+from bapo_jax.evaluate import chunk_size, core_metrics, evaluate, evaluate_in_training, load_for_evaluation, summary_of, votes
 from bapo_jax.groups import Prompt, Verdict
 from bapo_jax.inputs import benchmark_prompts
 from bapo_jax.models import hf
@@ -26,8 +29,10 @@ from bapo_jax.rollout.engine import EVALUATION, Draw, Sampling
 from bapo_jax.rollout.publish import publish
 from bapo_jax.rollout.serve import PYTHON_VARIABLE
 from bapo_jax.run.evaluation import done_before
+from bapo_jax.run.lock import held
 from bapo_jax.scores import Question, summary
 from bapo_jax.tasks import countdown
+from bapo_jax.train import build, evaluate_policy, start_or_continue
 
 
 def problems_file(path, count):
@@ -133,6 +138,13 @@ class Watched:
         return self.engine.ask(prompts, *args)
 
 
+class Loading(Watched):
+    """One that holds a policy besides."""
+
+    def load(self, params, version):
+        self.engine.load(params, version)
+
+
 @pytest.fixture(autouse=True, scope='module')
 def small_chunks():
     """Of 8 questions × 2 samples."""
@@ -169,6 +181,55 @@ def test_wherever_it_was_cut_the_rest_is_asked_and_the_file_is_the_same(tmp_path
     assert summary(questions, votes=True) == summary(done_before(file, 21, 2, size), votes=True)
 
 
+class Cut(Exception):
+    """Ends an evaluation in its middle."""
+
+
+def in_training(prepared, evals, cut_after=None, initial=5, **changes):
+    """(ids of the questions asked, what was said, bytes of the result) of the evaluation after step 3, with tracked prompts."""
+    engine, tokenizer, config, name, prompts, _ = prepared
+    config, watched, said = config.copy_and_resolve_references(), Watched(engine), []
+    config.evaluate.update(changes)
+
+    def say(text):
+        said.append(text)
+        if len(said) == cut_after:
+            raise Cut
+
+    with contextlib.suppress(Cut):
+        evaluate_in_training(watched, tokenizer, {name: prompts}, prompts[2:5], config, evals, 3, initial, say)
+    result = evals / '000003.json'
+    return watched.asked, said, result.read_bytes() if result.exists() else b''
+
+
+@pytest.mark.parametrize('chunks', [1, 3, 4])
+def test_an_evaluation_in_training_goes_on_where_it_was_cut_and_writes_the_same_file(tmp_path, prepared, chunks):
+    *_, prompts, whole = prepared
+    asked, said, result = in_training(prepared, tmp_path / 'whole')
+    ids = [p.id for p in prompts]
+    assert asked == ids + ids[2:5] and [path.name for path in (tmp_path / 'whole').iterdir()] == ['000003.json']
+    assert said == [f'evaluating: {n} of 48 responses' for n in (16, 32, 42, 48)]
+    assert in_training(prepared, tmp_path / 'cut', cut_after=chunks)[2] == b''
+    assert [path.name for path in (tmp_path / 'cut').iterdir()] == ['000003.partial']
+    assert whole.startswith((tmp_path / 'cut' / '000003.partial' / '0.jsonl').read_bytes())
+    asked, _, again = in_training(prepared, tmp_path / 'cut')
+    assert again == result and asked == (ids + ids[2:5])[[8, 16, 21, 24][chunks - 1] :]
+    assert [path.name for path in (tmp_path / 'cut').iterdir()] == ['000003.json']
+    tracked = json.loads(result)['tracked']
+    assert tracked['prompt_ids'] == ids[2:5] and tracked['questions'] == 3
+
+
+@pytest.mark.parametrize('other', ['policy', 'temperature', 'damaged'])
+def test_what_another_evaluation_has_answered_is_not_used(tmp_path, prepared, other):
+    in_training(prepared, tmp_path, cut_after=2)
+    partial = tmp_path / '000003.partial'
+    if other == 'damaged':
+        (partial / '0.jsonl').write_bytes((partial / '0.jsonl').read_bytes().replace(b'{', b'[', 1))
+    changes = {'policy': {'initial': 6}, 'temperature': {'temperature': 0.5}}.get(other, {})
+    asked, *_ = in_training(prepared, tmp_path, **changes)
+    assert len(asked) == 24 and [path.name for path in tmp_path.iterdir()] == ['000003.json']
+
+
 def test_a_benchmarks_copies_of_a_problem_are_one_problem():
     c = default_config()
     prompts = [Prompt(i, 'countdown', np.zeros(1, np.int32), {'numbers': [i % 3, 1], 'target': 2}) for i in range(9)]
@@ -189,7 +250,7 @@ def test_greedy_decoding_and_a_limit_of_its_own(tmp_path, prepared):
 
 
 @pytest.mark.parametrize('top_p', [0.9, 1.0])
-def test_what_an_evaluation_asks_is_its_configs_own_sampling_and_draw(top_p):
+def test_what_an_evaluation_asks_is_its_configs_own_sampling_and_draw(top_p, tmp_path):
     """Not the training's temperature or limit, and a draw of its own: equal questions get equal random keys at every step."""
 
     class Asked(Exception):
@@ -202,7 +263,7 @@ def test_what_an_evaluation_asks_is_its_configs_own_sampling_and_draw(top_p):
     config, prompts = quickstart('unused'), [Prompt(i, 'countdown', np.array([1], np.int32), {}) for i in range(3)]
     config.seed, config.evaluate.samples, config.evaluate.temperature, config.evaluate.top_p = 5, 4, 0.7, top_p
     with pytest.raises(Asked) as asked:
-        score(Asking(), None, prompts, config, EVALUATION)
+        evaluate(Asking(), None, 'x', prompts, config, tmp_path / 'x.jsonl', [])
     assert asked.value.args == (prompts, 4, Sampling(0.7, 24, top_p), [Draw(5, 0, EVALUATION)] * 3)
 
 
@@ -210,11 +271,41 @@ def test_what_training_logs_is_what_the_command_writes_and_a_majority_only_where
     engine, tokenizer, config, name, prompts, whole = prepared
     (tmp_path / 'x.jsonl').write_bytes(whole)
     questions = done_before(tmp_path / 'x.jsonl', 21, 2, 8)
+    asked = evaluate(engine, tokenizer, name, prompts, config, tmp_path / 'again.jsonl', [])
     for votes, measures in ((False, ('mean', 'pass')), (True, ('mean', 'pass', 'maj'))):
         monkeypatch.setattr(countdown, 'VOTES', votes)
-        s = score(engine, tokenizer, prompts, config, EVALUATION)
+        s = summary_of(asked, prompts, config)
         assert s == summary(questions, votes)
         assert core_metrics({'x': s}) == {f'val-core/x/acc/{m}@2': s[m] for m in measures}
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_its_first_evaluation_goes_on_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, '_CHUNK', 256)  # as in the process
+    problems = problems_file(tmp_path / 'problems.jsonl', 300)
+    config = small_config('grpo', problems, steps=1)
+    flags = [*flags_of(config), f'--workdir={tmp_path}/killed']
+    quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}
+    process = subprocess.Popen([sys.executable, '-m', 'bapo_jax.train', *flags], cwd=ROOT, **quiet)
+    file, deadline = tmp_path / 'killed' / 'evals' / '000000.partial' / '0.jsonl', time.monotonic() + 240
+    while not (file.is_file() and file.stat().st_size):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    there = file.read_bytes().count(b'\n') // 256 * 128
+    assert 0 < there < 300
+
+    with held(tmp_path / 'killed'):
+        setup = build(config, tmp_path / 'killed')
+        watched = setup.rollouts._engine = Loading(setup.rollouts._engine)
+        run = start_or_continue(setup, tmp_path / 'killed')
+        next(run.steps_left())
+        assert len(watched.asked) == 300 + 4 - there
+        evaluate_policy(setup, run.state, tmp_path / 'whole', lambda text: None)
+        assert len(watched.asked) == 2 * (300 + 4) - there
+    assert [path.name for path in file.parents[1].iterdir()] == ['000000.json']
+    assert (file.parents[1] / '000000.json').read_bytes() == (tmp_path / 'whole' / 'evals' / '000000.json').read_bytes()
 
 
 @pytest.mark.slow

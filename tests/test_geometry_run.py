@@ -17,7 +17,7 @@ from real_servers import SEEING
 from small_run import metrics, rollouts
 from tiny_vl import torch_inputs
 
-from bapo_jax.evaluate import load_for_evaluation, score_benchmarks
+from bapo_jax.evaluate import evaluate, load_for_evaluation, summary_of
 from bapo_jax.export import export
 from bapo_jax.inputs import benchmark_prompts
 from bapo_jax.models import hf
@@ -150,7 +150,10 @@ def test_the_verifier_judges_the_export_on_both_splits(exported, trained, tmp_pa
     loaded = load_for_evaluation(exported, config, None, None)
     benchmarks = benchmark_prompts(loaded.config, loaded.tokenizer, loaded.sight)
     engine = loaded.start(tmp_path)
-    scores = score_benchmarks(engine, loaded.tokenizer, benchmarks, loaded.config)
+    scores = {}
+    for i, (name, prompts) in enumerate(benchmarks.items()):
+        questions = evaluate(engine, loaded.tokenizer, name, prompts, loaded.config, tmp_path / f'{i}.jsonl', [])
+        scores[name] = summary_of(questions, prompts, loaded.config)
     engine.close()
     assert list(scores) == list(BENCHMARKS)
     assert all((s['questions'], s['samples']) == (6, 2) and 'maj' in s for s in scores.values())

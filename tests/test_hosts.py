@@ -3,6 +3,7 @@
 Each has one CPU device; what they do is compared with one process that has two.
 """
 
+import json
 import signal
 import sys
 import time
@@ -16,7 +17,7 @@ from recorded_server import RecordedServer
 from small_run import metrics
 from two_hosts import MINUTES, TRAIN, arguments, finish, free_port, start, start_two
 
-from bapo_jax.hosts import HostLost, naming_losses
+from bapo_jax.hosts import HostLost, Hosts, naming_losses
 from bapo_jax.rollout.publish import path_of, publish
 from bapo_jax.rollout.published import check_weights, read_manifest, read_tensors
 from bapo_jax.run.log import read_metrics
@@ -90,7 +91,7 @@ from pathlib import Path
 from bapo_jax import hosts, parallel
 from bapo_jax.models import hf
 from bapo_jax.models.parameters import PARAMETERS
-from bapo_jax.hosts import HostLost, naming_losses
+from bapo_jax.hosts import HostLost, Hosts, naming_losses
 from bapo_jax.rollout.publish import path_of, publish, write_weights
 
 host, base, directory = int(sys.argv[1]), *map(Path, sys.argv[3:])
@@ -172,6 +173,103 @@ def test_an_error_of_host_0_is_told_once_and_ends_all(server, benchmark, tmp_pat
     (status, output), (status_of_1, output_of_1) = finish(*two)
     assert status == 1 and 'no_such_benchmark' in output and 'Traceback' not in output + output_of_1
     assert status_of_1 == 0 and not (tmp_path / 'run').exists()
+
+
+def test_an_evaluation_may_take_longer_than_the_hosts_deadline_and_host_0_may_not_fall_silent_in_it(
+    server, benchmark, tmp_path, monkeypatch
+):
+    answer, answered = server._answer, []
+
+    def slowly(path, body):
+        if path == '/inference/v1/generate':
+            time.sleep(1.2)
+            answered.append(path)
+        return answer(path, body)
+
+    monkeypatch.setattr(server, '_answer', slowly)
+    slow = ['--config.mesh.deadline_s=2.0', '--config.rollout.concurrency=1']
+    host_0, host_1 = start_two(arguments(tmp_path / 'run', server, benchmark, *slow))
+    deadline = time.monotonic() + 3 * MINUTES
+    try:
+        while len(answered) < 6:  # the probe, and five of eight questions, which take three times as long as the deadline
+            assert host_1.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        assert not list(tmp_path.glob('run/evals/*.json'))
+        host_0.send_signal(signal.SIGSTOP)
+        ((status, output),) = finish(host_1)
+    finally:
+        host_0.kill()
+        host_1.kill()
+        host_0.communicate()
+    # JAX would end the host as well, after 100 seconds and with a trace.
+    assert status == 1 and 'error: host 1 heard nothing from host 0 for 2 s (mesh.deadline_s)' in output
+    assert 'Start all hosts again' in output and 'stack trace' not in output
+
+
+WORKS = """
+import sys, time
+from bapo_jax import hosts
+
+host = int(sys.argv[1])
+hosts.join(sys.argv[2], 2, host, 60)
+together = hosts.Hosts(1.0)
+if host:
+    while True:
+        print('heard', together.hear(), flush=True)
+with together:
+    together.tell('work')
+    time.sleep(600)
+"""
+
+
+def test_a_host_0_that_is_killed_while_another_waits_ends_that_too():
+    where = f'127.0.0.1:{free_port()}'
+    host_0, host_1 = (start([sys.executable, '-c', WORKS, str(host), where]) for host in (0, 1))
+    try:
+        assert any(line.startswith("heard {'do': 'work'}") for line in host_1.stdout)
+        host_0.kill()
+        ((status, _),) = finish(host_1)
+    finally:
+        host_0.kill()
+        host_0.communicate()
+    assert status
+
+
+class Heard:
+    """JAX's coordination service, as a host that follows sees it: `beats` come one after the other, and then the last again."""
+
+    def __init__(self, *beats, announced=10**9):
+        self.beats, self.asked, self.announced = beats, 0, announced
+
+    def blocking_key_value_get(self, key, timeout_ms):
+        if key != 'bapo/alive':
+            self.asked += 1
+            if self.asked <= self.announced:
+                time.sleep(timeout_ms / 1000)
+                raise jax.errors.JaxRuntimeError('DEADLINE_EXCEEDED: GetKeyValue() timed out')
+            return '{"do": "stop"}'
+        beat = self.beats[min(self.asked, len(self.beats)) - 1]
+        if isinstance(beat, Exception):
+            raise beat
+        return json.dumps([min(self.asked, len(self.beats)), 'evaluating: 256 of 512 responses', beat])
+
+    def wait_at_barrier(self, name, timeout_ms):
+        pass
+
+
+def test_what_a_host_that_waits_makes_of_signs_of_life(monkeypatch):
+    def hear(client):
+        monkeypatch.setattr('bapo_jax.hosts.distributed.global_state.client', client)
+        return Hosts(0.2, waits_s=400.0).hear()
+
+    assert hear(Heard(*range(100), announced=60)) == {'do': 'stop'}  # three times as long as it waits without one
+    with pytest.raises(HostLost, match='heard nothing from host 0 for 0.2 s'):
+        hear(Heard(1.0, 2.0, 3.0))  # the last one again and again
+    # What host 0 may wait for servers and verdicts, and an hour for the devices.
+    with pytest.raises(HostLost, match='its loop has stood still for 4001 s. The last it said: evaluating: 256 of 512 responses'):
+        hear(Heard(3999.0, 4000.0, 4001.0))
+    with pytest.raises(HostLost, match='has lost host 0: UNAVAILABLE: gone'):
+        hear(Heard(jax.errors.JaxRuntimeError('UNAVAILABLE: gone')))
 
 
 @pytest.mark.parametrize('host', [0, 1])

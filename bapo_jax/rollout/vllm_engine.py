@@ -321,6 +321,7 @@ class VllmEngine(Engine):
         """
         limit_s, give_up = limit_s or self._deadline_s, self._loop.time() + self._deadline_s
         for tried in itertools.count(1):
+            self._hosts.progress(f'waits for {url}{route}')
             try:
                 status, wait_s, said = await through(self._session, url + route, body, method, limit_s, most)
             except BadResponse as e:

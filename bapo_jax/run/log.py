@@ -109,6 +109,9 @@ def short(number: float) -> str:
     return f'{number:.0f}' if number < 1000 else f'{number / 1000:.1f}k'
 
 
+_QUIET_S = 180.0  # least seconds between two notes where there is no terminal
+
+
 class ProgressBar:
     """Shows the fresh groups' score, batch composition, speed and time left: a bar on a terminal, else a line every ten steps.
 
@@ -126,6 +129,7 @@ class ProgressBar:
         if self._console.is_terminal:
             self._bar.start()
             terminal.guard()
+        self._noted = time.monotonic()
 
     def update(self, step: int, metrics: dict[str, Any]) -> None:
         note = (
@@ -140,6 +144,14 @@ class ProgressBar:
         elif step % 10 == 0 or step == self._steps:
             left = (time.perf_counter() - self._started) / max(1, step - self._first) * (self._steps - step)
             print(f'step {step}/{self._steps}   {note}   left {left / 60:.1f} min', flush=True)
+
+    def note(self, text: str) -> None:
+        """Says what goes on within a step: beside the bar, else in a line every few minutes."""
+        if self._console.is_terminal:
+            self._bar.update(self._task, note=text)
+        elif time.monotonic() - self._noted > _QUIET_S:
+            self._noted = time.monotonic()
+            print(text, flush=True)
 
     def show(self, text: str) -> None:
         """Prints it above the bar."""

@@ -9,6 +9,7 @@ it is refused.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,12 +62,12 @@ def drop_later(workdir: Path, step: int) -> None:
         events.report('begun anew', message, until=last)
     for of, file in _of_steps(workdir):
         if of > step:
-            file.unlink()
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
 
 
 def _of_steps(workdir: Path) -> Iterator[tuple[int, Path]]:
-    """(step, file) of the evaluations and rollouts."""
+    """(step, file) of the evaluations and rollouts; of an evaluation that was broken off, its folder."""
     for folder in _FOLDERS:
         for file in sorted((workdir / folder).glob('[0-9]*')):
-            if found := re.fullmatch(r'(\d+)\.(json|jsonl\.zst)', file.name):
+            if found := re.fullmatch(r'(\d+)\.(json|jsonl\.zst|partial)', file.name):
                 yield int(found[1]), file

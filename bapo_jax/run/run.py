@@ -21,7 +21,7 @@ from bapo_jax.replay import PURPOSES
 from bapo_jax.rollout.schedule import is_due
 from bapo_jax.run.checkpoint import Checkpoints, NotSaved, RunState
 from bapo_jax.run.ledger import Ledger
-from bapo_jax.run.log import MetricsLog, ProgressBar
+from bapo_jax.run.log import MetricsLog, ProgressBar, read_metrics
 from bapo_jax.run.measures import trained_tokens
 from bapo_jax.run.remains import drop_later, look_for_first
 from bapo_jax.run.rollouts import logged, two_responses, write_rollouts
@@ -74,16 +74,19 @@ class Run:
     """The state of a run, and its directory's writers.
 
     A signal (stopping.py) ends it after the step under way, with a checkpoint. If that step still waits for responses it is given
-    up, and the checkpoint is of the step before. An evaluation that a signal cuts short is made up for when the run goes on.
+    up, and the checkpoint is of the step before. An evaluation that is cut short is finished when the run goes on: by a signal, or
+    by a kill where a checkpoint is due at its step. That checkpoint comes first.
     """
 
     def __init__(
         self, config: ConfigDict, workdir: Path, steps: int, state: RunState, checkpoints: Checkpoints, hosts: Hosts,
         tokenizer: Any, *,
-        evaluate: Callable[[], dict[str, Any]], to_save: Callable[[], tuple[dict[str, np.ndarray], str]],
+        evaluate: Callable[[Callable[[str], None]], dict[str, Any]], to_save: Callable[[], tuple[dict[str, np.ndarray], str]],
         ledger: Ledger | None = None,
     ):  # fmt: skip
-        """`evaluate` scores π_θ; `to_save` returns the replay's arrays and the selector's state; `ledger` checks each step."""
+        """`evaluate` scores π_θ, and says how far it is; `to_save` returns the replay's arrays and the selector's state; `ledger` checks each step."""
+        if state.unwritten and any(row['step'] == state.step for row in read_metrics(workdir)):
+            state.unwritten = {}  # its evaluation has ended since the checkpoint
         written = state.step - 1 if state.unwritten else state.step
         drop_later(workdir, state.step)
         look_for_first(workdir)
@@ -101,9 +104,9 @@ class Run:
         try:
             with self._broken_off():
                 if state.unwritten:
-                    self._write(Step(self._config.seed, state.step, Counter()), state.unwritten, self._evaluate())
+                    self._write(Step(self._config.seed, state.step, Counter()), state.unwritten, self._evaluate(self._say))
                 elif state.step == 0 and self._config.evaluate.at_start:
-                    self._write(Step(self._config.seed, 0, Counter()), {}, self._evaluate())
+                    self._write(Step(self._config.seed, 0, Counter()), {}, self._evaluate(self._say))
         except Stopped:
             return
         while state.step < self._steps and not stopping.requested():
@@ -150,7 +153,7 @@ class Run:
             raise
 
     def _after(self, now: Step) -> None:
-        c, step = self._config, now.number
+        c, step, self._of_save = self._config, now.number, Counter()
         if not os.path.samestat(os.stat(self._workdir), self._there):
             raise NotSaved(f'{self._workdir} was removed or renamed, and another directory has its name; put it back')
         look_for_first(self._workdir)  # that of a step before may be whole now
@@ -163,17 +166,19 @@ class Run:
             self._progress.show(two_responses(step, self._tokenizer, now.fresh))
         self._look_at_skipped(now)
         now.record({'perf/throughput': trained_tokens(now.batch) / now.seconds['timing_s/step']})
-        scores = {}
-        try:
-            if step == self._steps or is_due(c.evaluate.every, step):
-                with now.timer('testing'):
-                    scores = self._evaluate()
-        except Stopped:
+        scores, saves = {}, step == self._steps or is_due(c.checkpoint.every, step)
+        if step == self._steps or is_due(c.evaluate.every, step):
             self.state.unwritten = now.metrics | dict(now.seconds)
-            self._save()
-            return
+            if saves:
+                self._save()
+            try:
+                with now.timer('testing'):
+                    scores = self._evaluate(self._say)
+            except Stopped:
+                self._save()
+                return
         self._write(now, now.metrics, scores)
-        if stopping.requested() or step == self._steps or is_due(c.checkpoint.every, step):
+        if saves or stopping.requested():
             self._save()
 
     def _write(self, now: Step, metrics: dict[str, Any], scores: dict[str, Any]) -> None:
@@ -182,7 +187,14 @@ class Run:
         self._log.write(now.number, row)
         if now.number:
             self._progress.update(now.number, row)
-        self._of_save, self.state.unwritten = Counter(), {}
+        else:
+            self._progress.note('compiling …')
+        self.state.unwritten = {}
+
+    def _say(self, text: str) -> None:
+        """Tells the terminal and the other hosts how far an evaluation is."""
+        self._progress.note(text)
+        self._hosts.progress(text)
 
     def _save(self) -> None:
         """Saves the state, unless there is nothing to save, or the same is saved already."""

@@ -85,6 +85,15 @@ def test_tensorboard_events_are_written(tmp_path):
     assert read_metrics(tmp_path) == [{'step': 1, 'actor/lr': 0.5, 'accuracy_bins': [1, 2], 'bapo/r_tot': None}]
 
 
+def test_elsewhere_than_on_a_terminal_a_note_is_a_line_every_few_minutes_at_most(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr('bapo_jax.run.log.time.monotonic', lambda: now[0])
+    bar = ProgressBar(9, 0)
+    for now[0] in range(0, 500, 10):
+        bar.note(f'evaluating: {now[0]:g}')
+    assert capsys.readouterr().out.splitlines() == ['evaluating: 190', 'evaluating: 380']
+
+
 @pytest.mark.parametrize('steps, shown', [(25, [10, 20, 25]), (3, [3])])
 def test_elsewhere_than_on_a_terminal_every_tenth_step_and_the_last_have_a_line(steps, shown, capsys):
     bar = ProgressBar(steps, 0)

@@ -66,6 +66,12 @@ def test_a_run_notes_that_it_has_no_checkpoint_until_the_first_is_whole(policy, 
     assert not (tmp_path / 'checkpoints' / NONE_YET).exists()
 
 
+def test_the_samples_of_a_lost_steps_evaluation_go_and_those_of_the_checkpoints_step_stay(tmp_path):
+    write(tmp_path, 'evals/000001.partial/0.jsonl', 'evals/000002.partial/0.jsonl')
+    drop_later(tmp_path, 1)
+    assert [path.name for path in (tmp_path / 'evals').iterdir()] == ['000001.partial']
+
+
 def test_what_is_later_than_the_checkpoint_goes_and_a_new_beginning_is_said(tmp_path, caplog):
     write(tmp_path, *LEFT, 'evals/000000.json', 'evals/000001.json', 'rollouts/000001.jsonl.zst', 'rollouts/notes.txt')
     drop_later(tmp_path, 1)

@@ -79,7 +79,7 @@ def begin(tmp_path, monkeypatch):
     monkeypatch.setattr(module, 'write_rollouts', lambda path, *_: noted.rollouts.append(f'{path.parent.name}/{path.name}'))
     monkeypatch.setattr(module, 'two_responses', lambda step, *_: f'step {step}')
     monkeypatch.setattr(module.ProgressBar, 'show', lambda _, text: noted.shown.append(text))
-    noted = types.SimpleNamespace(shown=[], rollouts=[], evaluations=[], checkpoints=Saved(), told=[], during=lambda: None)
+    noted = types.SimpleNamespace(shown=[], rollouts=[], evaluations=[], checkpoints=Saved(), told=[], progress=[], during=lambda: None)
 
     def make(steps=4, evaluate=0, rollouts=0, checkpoint=100, state=None, at_start=False, sinks=()):
         c = default_config()
@@ -87,9 +87,10 @@ def begin(tmp_path, monkeypatch):
         c.evaluate.every, c.rollouts.every, c.checkpoint.every, c.evaluate.at_start = evaluate, rollouts, checkpoint, at_start
         state = state or RunState(None, None)
         monkeypatch.setattr(state, 'sync', lambda: (noted.told.append('θ'), setattr(state, 'synced_after', state.step)))
-        hosts = types.SimpleNamespace(tell=lambda what, **_: noted.told.append(what))
+        hosts = types.SimpleNamespace(tell=lambda what, **_: noted.told.append(what), progress=noted.progress.append)
 
-        def evaluated():
+        def evaluated(say):
+            say('evaluating')
             with stopping.leaving_waits():
                 noted.during()
             noted.evaluations.append(state.step)
@@ -234,6 +235,29 @@ def test_an_evaluation_that_a_signal_cuts_short_is_made_up_for(begin, tmp_path):
     assert [(row['step'], row['loss']) for row in rows] == [(1, 10), (2, 20), (3, 30), (4, 40)]
     assert ['val-core/x/acc/mean@2' in row for row in rows] == [False, True, False, True]
     assert noted.evaluations == [2, 4]
+
+
+@pytest.mark.parametrize('row_is_there', [False, True])
+def test_a_due_checkpoint_comes_before_the_evaluation_and_a_run_killed_in_that_goes_on_with_it(row_is_there, begin, tmp_path):
+    """Where the evaluation had ended, its row is there: it is not made again."""
+    run, noted = begin(steps=4, evaluate=2, checkpoint=2)
+    states = []
+    noted.during = lambda: states.append((noted.checkpoints.latest_step(), json.loads(json.dumps(run.state.unwritten))))
+    for step in run.steps_left():
+        if step == 3:
+            break
+        take(run, step, loss=10 * step)
+    [(saved, unwritten)] = states
+    assert saved == 2 and unwritten['loss'] == 20 and noted.progress == ['evaluating']
+    assert noted.checkpoints.saves == [(2, ('replay', 'selector'))] and run.state.unwritten == {}
+    if not row_is_there:  # as a kill leaves it
+        lines = (tmp_path / 'metrics.jsonl').read_text().splitlines(keepends=True)
+        (tmp_path / 'metrics.jsonl').write_text(lines[0])
+    run, noted = begin(steps=4, evaluate=2, state=RunState(None, None, step=2, unwritten=unwritten))
+    assert next(run.steps_left()) == 3
+    assert noted.evaluations == ([2] if row_is_there else [2, 2])
+    assert [(row['step'], row['loss'], 'val-core/x/acc/mean@2' in row) for row in read_metrics(tmp_path)] == [(1, 10, False), (2, 20, True)]
+    run.close()
 
 
 def test_a_continued_run_goes_on_after_its_checkpoint_and_forgets_later_rows(begin, tmp_path):
