@@ -22,6 +22,7 @@ def get_config(method: str = 'bapo_tuned'):
     c.task.name, c.task.train, c.task.template = 'questions', 'questions.jsonl', 'chat'
     c.rollout.group_size = 8
     c.rollout.max_prompt_tokens, c.rollout.max_response_tokens = 1024, 4096
+    c.rollout.rows = 128  # responses at once, whose keys and values fit three tenths of the card
     c.rollout.dtype = 'bfloat16'  # of a vLLM server, if one answers in place of this process
     c.learner.batch_groups, c.learner.mini_batch_groups = 32, 32
     c.learner.remat, c.learner.micro_batch_rows = 'full', 8

@@ -16,7 +16,7 @@ import pytest
 from learners import batch_of
 from small_run import ROOT, small_config
 
-from bapo_jax import dry_run, targets
+from bapo_jax import dry_run, targets  # noqa: F401  (targets: of the processes below)
 from bapo_jax.config import default_config, resolve
 from bapo_jax.dry_run import Result, measure
 from bapo_jax.learner.learner import Learner
