@@ -6,6 +6,7 @@ launched.trainer_commands gives the trainers' commands to start as real processe
 import ast
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -263,6 +264,39 @@ def test_a_signal_while_servers_start_ends_them(script, tmp_path):
     assert process.returncode == 143, output
     wait_until(lambda: all_ended(tmp_path))
     assert pythons(tmp_path, 'bapo_jax.train') == []
+
+
+# ---- the commands of the page and of the scripts' heads, word for word but for the paths
+
+WANTED = {  # trainers, and the GPUs of each server
+    'one_machine': (1, ['4', '5', '6,7']),
+    'slurm': (4, ['0,1,2,3', '4,5,6,7'] * 2),
+    'kubernetes': (4, ['0', '0']),
+    'tpu_pod': (2, ['all', 'all']),
+}
+
+
+def documented(text: str, script: str) -> tuple[dict[str, str], list[str]]:
+    """Environment and trainer's arguments of the command in `text` that starts `script`."""
+    [command] = re.findall(rf'^(?:#  |   ) ((?:\w+=.*\n.*)?launch/{script}\.sh -- --config.*)$', text, re.MULTILINE)
+    words = shlex.split(re.sub(r'\\\n#? *', ' ', command))
+    at = words.index(f'launch/{script}.sh')
+    return dict(word.split('=', 1) for word in words[:at] if not word.startswith(('-', 'sbatch'))), words[at + 2 :]
+
+
+@pytest.mark.parametrize('script', SCRIPTS)
+def test_the_command_of_the_page_starts_what_it_says(script, tmp_path):
+    env, args = documented((ROOT / 'docs' / 'launch.md').read_text('utf-8'), script)
+    assert documented((ROOT / 'launch' / f'{script}.sh').read_text('utf-8'), script)[1] == args
+    here = {'MODEL': str(BASE), 'REPO': str(ROOT), 'SERVER_NODES': '2'}
+    env = {name: here.get(name, value) for name, value in env.items()} | ({'MOUNT': '/shared'} if script == 'kubernetes' else {})
+    if script != 'kubernetes':  # it makes nothing here
+        args = [re.sub(r'--workdir=.*', f'--workdir={tmp_path}/run', arg) for arg in args]
+    trainers, gpus = WANTED[script]
+    done = launch(script, tmp_path, *args, hosts=trainers, servers=len(set(gpus)) if script != 'one_machine' else 3, **env)
+    assert done.status == 0, done.output
+    assert len(done.trainers) == trainers and all(c.argv[2 : 2 + len(args)] == args for c in done.trainers)
+    assert [flag(c, 'gpus') for c in done.servers] == gpus
 
 
 # ---- one target each
