@@ -42,7 +42,7 @@ _AXES = {parameter.path: parameter.axes for parameter in PARAMETERS + VISION_PAR
 
 # The packages by which JAX reaches an accelerator. Where one is installed, the CPU is computed on only if somebody asks for it.
 PLUGINS = {'gpu': ('jax-cuda13-plugin', 'jax-cuda12-plugin'), 'tpu': ('libtpu',)}
-_LOOK = 'see what JAX says above, and `nvidia-smi`: CUDA 13 needs driver 580 or newer, CUDA 12 needs 525'
+_LOOK = 'see what JAX says above; on NVIDIA also `nvidia-smi`: CUDA 13 needs driver 580 or newer, CUDA 12 needs 525'
 
 
 def present(platform: str = '') -> list[jax.Device]:
