@@ -165,8 +165,8 @@ MUTANTS = (
     _GROUPS('old.responses + new.responses, old.verdicts + new.verdicts',
             'old.responses + new.responses, new.verdicts + old.verdicts', 'verdicts of joined groups are swapped'),
     # ---- run
-    _RUN('if stopping.requested() or step == self._steps or is_due(c.checkpoint.every, step):',
-         'if stopping.requested() or is_due(c.checkpoint.every, step):', 'the last step has no checkpoint'),
+    _RUN('saves = {}, step == self._steps or is_due(c.checkpoint.every, step)', 'saves = {}, is_due(c.checkpoint.every, step)',
+         'the last step has no checkpoint'),
     _RUN('if state.skipped_in_a_row >= limit:', 'if state.skipped_in_a_row > limit:', 'one more diverged step is borne'),
     _RUN('            state.skipped_in_a_row = 0\n', '            pass\n', 'skipped steps need not be in a row'),
     _CHECKPOINT('if self.step == self.switch_step and self.reference is not None:',
