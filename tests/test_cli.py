@@ -104,8 +104,7 @@ def test_a_stream_that_is_closed_leaves_its_number_to_no_file(closed, tmp_path):
     assert json.loads(text).keys() == {'token', 'pid', 'machine', 'host', 'renewed'} and len(text) == 512
 
 
-# The one that makes vLLM's environment runs without this package, too; Ctrl-C in it has a test of its own.
-@pytest.mark.parametrize('command', [command for command in COMMANDS if 'vllm_env' not in command])
+@pytest.mark.parametrize('command', COMMANDS)
 def test_every_command_opens_the_streams_first(command):
     module, function = command.split(':')
     tree = ast.parse(Path(importlib.util.find_spec(module).origin).read_text('utf-8'))

@@ -32,7 +32,7 @@ HOUSE = (
     ('prompts', 'groups'),
     ('replay', 'groups'),
     ('learner', 'groups hosts models parallel seen'),
-    ('rollout', 'groups files output cli hub events stopping hosts models parallel seen tasks prompts'),
+    ('rollout', 'groups files output terminal cli hub events stopping hosts models parallel seen tasks prompts'),
     ('fields', 'terminal'),
     ('config_method', 'fields replay rollout'),
     ('config', 'fields methods tasks config_method'),

@@ -119,6 +119,12 @@ def main(folder: Path, build: str | None) -> None:
 
 def run() -> None:
     """The command: its arguments, then `main`."""
+    if __package__:  # run as a file, it has no package around it
+        from bapo_jax import terminal
+        from bapo_jax.output import open_streams
+
+        open_streams()
+        terminal.guard()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see the package's __init__.py
         signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser('bapo-vllm-env', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
