@@ -243,5 +243,3 @@ def _beside_arguments(step: Any, platform: str) -> int:
         # and temporaries together exceed the chip (docs/memory.md).
         return step.peak_memory_in_bytes - step.argument_size_in_bytes
     return step.temp_size_in_bytes + step.output_size_in_bytes - step.alias_size_in_bytes + step.generated_code_size_in_bytes
-
-

@@ -33,7 +33,7 @@ from ml_collections import ConfigDict
 from rich.progress import Progress, TextColumn
 
 from bapo_jax import config as config_lib
-from bapo_jax import cli, hub, parallel, stopping, terminal
+from bapo_jax import cli, events, hub, parallel, stopping, terminal
 from bapo_jax.config_method import check_server
 from bapo_jax.groups import Group, Prompt
 from bapo_jax.files import check_directory, write_text
@@ -168,7 +168,8 @@ def evaluate_in_training(
     chosen = settings(partial, step, config, asked, fingerprints_of_code(config.task)) | {'checkpoint': initial}
     try:
         done = answered_before(partial, chosen, files, asked, config)
-    except ValueError:  # of other settings, or damaged
+    except ValueError as e:  # of other settings, or damaged
+        events.report('evaluation begun anew', f'the answers in {partial} are dropped: {e}')
         shutil.rmtree(partial)
         done = answered_before(partial, chosen, files, asked, config)
     samples, total = config.evaluate.samples, sum(map(len, asked.values()))

@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from bapo_jax import parallel
+from bapo_jax.learner.speed import TERAFLOPS
 from bapo_jax.rollout.gpus import named
 
 GB = 10**9
@@ -34,18 +35,23 @@ class Card:
     l2_mib: int
     gb_per_s: float  # to its memory
     ghz: float
-    teraflops: float  # of dense bfloat16 products
     link_gb_per_s: float  # to each other card of its host, one way
+    kind: str  # JAX's device_kind
+
+    @property
+    def teraflops(self) -> float:
+        """Of dense bfloat16 products."""
+        return TERAFLOPS[self.kind]
 
 
 CARDS = {
-    'A100-40GB': Card(39.4, (8, 0), 108, 64, 164, 40, 1555, 1.41, 312, 300),
-    'A100-80GB': Card(79.1, (8, 0), 108, 64, 164, 40, 2039, 1.41, 312, 300),
-    'L40S': Card(44.4, (8, 9), 142, 128, 100, 96, 864, 2.52, 362, 32),
-    'RTX4090': Card(23.5, (8, 9), 128, 128, 100, 72, 1008, 2.52, 165, 32),
-    'H100': Card(79.1, (9, 0), 132, 128, 228, 50, 3352, 1.98, 989, 450),
-    'H200': Card(139.8, (9, 0), 132, 128, 228, 50, 4800, 1.98, 989, 450),
-    'B200': Card(178.3, (10, 0), 148, 128, 228, 126, 8000, 1.965, 2250, 900),
+    'A100-40GB': Card(39.4, (8, 0), 108, 64, 164, 40, 1555, 1.41, 300, 'NVIDIA A100-SXM4-40GB'),
+    'A100-80GB': Card(79.1, (8, 0), 108, 64, 164, 40, 2039, 1.41, 300, 'NVIDIA A100-SXM4-80GB'),
+    'L40S': Card(44.4, (8, 9), 142, 128, 100, 96, 864, 2.52, 32, 'NVIDIA L40S'),
+    'RTX4090': Card(23.5, (8, 9), 128, 128, 100, 72, 1008, 2.52, 32, 'NVIDIA GeForce RTX 4090'),
+    'H100': Card(79.1, (9, 0), 132, 128, 228, 50, 3352, 1.98, 450, 'NVIDIA H100 80GB HBM3'),
+    'H200': Card(139.8, (9, 0), 132, 128, 228, 50, 4800, 1.98, 450, 'NVIDIA H200'),
+    'B200': Card(178.3, (10, 0), 148, 128, 228, 126, 8000, 1.965, 900, 'NVIDIA B200'),
 }
 _GPUS = re.compile(rf'(?:(\d+)x)?(\d+)x({"|".join(CARDS)})')
 

@@ -67,10 +67,13 @@ set -m # each process below leads a group of its own, so that Ctrl-C reaches thi
 
 watch() {
   local step
-  trap 'exit 0' TERM # bash would tell of it, as of the sleep, that a signal ended it
-  while { sleep "$every"; } 2>/dev/null && kill -0 $$ 2>/dev/null; do
+  trap 'exit 0' TERM
+  # All that takes time runs behind `wait`, which the trap ends: bash would tell of what it waits for that a signal ended it.
+  while sleep "$every" & wait $! && kill -0 $$ 2>/dev/null; do
     step=$(highest "$run/checkpoints" '')
-    ((step <= copied)) || { copy "$step" && copied=$step; } ||
+    ((step > copied)) || continue
+    copy "$step" &
+    { wait $! && copied=$step; } ||
       echo "step $step was not copied to $copies; the next try is in $every s" >&2
   done
 }

@@ -18,7 +18,7 @@ from small_run import ROOT, metrics, run, small_config
 
 from tests.faults.trainer import flags_of
 
-from bapo_jax import evaluate as module
+from bapo_jax import evaluate as module, events
 from bapo_jax.config import default_config
 from bapo_jax.evaluate import chunk_size, core_metrics, evaluate, evaluate_in_training, load_for_evaluation, summary_of, votes
 from bapo_jax.groups import Prompt, Verdict
@@ -221,13 +221,16 @@ def test_an_evaluation_in_training_goes_on_where_it_was_cut_and_writes_the_same_
 
 @pytest.mark.parametrize('other', ['policy', 'temperature', 'damaged'])
 def test_what_another_evaluation_has_answered_is_not_used(tmp_path, prepared, other):
-    in_training(prepared, tmp_path, cut_after=2)
-    partial = tmp_path / '000003.partial'
+    evals = tmp_path / 'evals'
+    in_training(prepared, evals, cut_after=2)
+    partial = evals / '000003.partial'
     if other == 'damaged':
         (partial / '0.jsonl').write_bytes((partial / '0.jsonl').read_bytes().replace(b'{', b'[', 1))
     changes = {'policy': {'initial': 6}, 'temperature': {'temperature': 0.5}}.get(other, {})
-    asked, *_ = in_training(prepared, tmp_path, **changes)
-    assert len(asked) == 24 and [path.name for path in tmp_path.iterdir()] == ['000003.json']
+    with events.recorded(tmp_path) as said:
+        asked, *_ = in_training(prepared, evals, **changes)
+    assert len(asked) == 24 and [path.name for path in evals.iterdir()] == ['000003.json']
+    assert said == {'evaluation begun anew': 1}
 
 
 def test_a_benchmarks_copies_of_a_problem_are_one_problem():

@@ -67,4 +67,3 @@ def test_the_command_ends_with_75_and_a_second_one_is_refused(benchmark, tmp_pat
         out, err = first.communicate(timeout=240)
     assert first.returncode == 75 and 'the same command continues' in out and 'Traceback' not in err
     assert not (tmp_path / 'run' / 'lock').exists()
-

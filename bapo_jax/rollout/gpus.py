@@ -69,4 +69,3 @@ def _size(words: Sequence[str], names: Sequence[str]) -> int:
                 raise ValueError(f'{name} {value}: a flag of vLLM that takes a number of GPUs')
             size = int(value)
     return size
-

@@ -194,9 +194,6 @@ def main(argv: Sequence[str]) -> None:
         print(f'export {TOKEN_VARIABLE}={token}', flush=True)
     try:
         gpus = visible() if FLAGS.gpus == ALL else named(FLAGS.gpus) if FLAGS.gpus else ()
-    except ValueError as e:
-        sys.exit(f'error: {e}')
-    try:
         words = command(
             model, port=FLAGS.port, host=FLAGS.host, python=FLAGS.python, dtype=FLAGS.dtype, max_tokens=FLAGS.max_tokens,
             sequences=FLAGS.sequences, memory=FLAGS.memory, gpus=gpus, extra=argv[1:],

@@ -138,8 +138,20 @@ def test_new_checkpoints_are_copied_while_the_command_runs_and_a_signal_reaches_
     with (directory / 'metrics.jsonl').open('a') as f:
         f.write('{"step": 7}\n')
     process.send_signal(signal.SIGTERM)
-    assert 'error' not in process.communicate(timeout=30)[1] and process.returncode == 75
+    assert process.communicate(timeout=30)[1] == '' and process.returncode == 75
     assert names(copies) == ['3.6.tar', '3.6.whole']  # with the last rows
+
+
+def test_a_signal_in_the_middle_of_a_copy_ends_it_without_a_word_and_the_last_one_is_whole(tmp_path, other_tar):
+    directory, copies = tmp_path / 'run', tmp_path / 'copies'
+    step(directory, 3)
+    env = other_tar(f'mkdir {tmp_path}/slow 2>/dev/null && exec sleep 60; exec tar "$@"')  # the first one alone
+    words = [COPY_RUNS, directory, copies, 'bash', '-c', 'trap "exit 75" TERM; while :; do sleep 0.05; done']
+    process = subprocess.Popen(words, env=os.environ | env | {'COPY_EVERY': '0.1'}, stderr=subprocess.PIPE, text=True)
+    wait_until((tmp_path / 'slow').exists)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=30)[1] == '' and process.returncode == 75
+    assert names(copies) == ['1.3.tar', '1.3.whole']
 
 
 def test_a_last_copy_that_fails_is_said(copied, other_tar):

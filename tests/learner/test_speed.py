@@ -52,12 +52,8 @@ def test_matrices_are_those_of_the_parameter_table():
     assert model_flops(MODEL, 1, 0, 0) == 6 * MODEL.num_layers * layer and model_flops(MODEL, 0, 1, 0) == 6 * head
 
 
-def test_peaks_are_those_of_the_devices_that_a_dry_run_knows():
-    known = {kind.replace('NVIDIA ', ''): peak for kind, peak in TERAFLOPS.items() if 'PCI' not in kind}
-    for name, card in CARDS.items():
-        first = name.split('-')[0].replace('RTX', 'GeForce RTX ')
-        assert {peak for kind, peak in known.items() if kind.startswith(first)} == {card.teraflops}
-    assert TPU_GIB.keys() <= TERAFLOPS.keys()
+def test_every_device_that_a_dry_run_knows_has_a_peak():
+    assert TPU_GIB.keys() | {card.kind for card in CARDS.values()} <= TERAFLOPS.keys()
 
 
 def test_float32_is_half_as_fast_on_a_gpu_and_a_cpu_has_no_peak():
