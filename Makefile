@@ -1,7 +1,7 @@
 # make train, make check, make quick and make test each set up what they need. Wants Python 3.11 or 3.12 with venv; everything goes into .venv.
 #   PYTHON=/path/to/python3.12   another interpreter (then `make clean-env` first)
 #   JAX=cuda, cuda12 or tpu      the accelerator's JAX, in a new environment
-#   VLLM=cuda                    vLLM for a GPU, likewise; later calls keep both, and `make clean-env` makes room for others
+#   VLLM=cuda                    vLLM for a GPU, likewise; later calls keep both, and another build replaces them
 #   ARGS='--config.steps=20'     more flags for train, or for pytest
 
 # The first interpreter that runs and is new enough: a shim on the PATH may exist and still fail.
@@ -12,6 +12,7 @@ LOCK = locks/$(PY).txt
 # The build of an environment that is there already, else cpu. $(1): its folder, $(2): the builds.
 build_of = $(or $(patsubst $(1)/ready-%,%,$(firstword $(wildcard $(2:%=$(1)/ready-%)))),cpu)
 JAX ?= $(call build_of,.venv,cpu cuda cuda12 tpu)
+$(if $(filter-out cpu cuda cuda12 tpu,$(JAX)),$(error JAX=$(JAX): give cpu, cuda, cuda12 or tpu))
 # What the accelerator adds to LOCK.
 ADDED_cuda = -r locks/cuda-$(PY).txt
 ADDED_cuda12 = -r locks/cuda12-$(PY).txt
@@ -105,6 +106,7 @@ TORCH = torch==2.13.0
 
 # vLLM pins torch and holds transformers back, so it has an environment of its own; on a GPU: make vllm-env VLLM=cuda.
 VLLM ?= $(call build_of,.venv-vllm,cpu cuda)
+$(if $(filter-out cpu cuda,$(VLLM)),$(error VLLM=$(VLLM): give cpu or cuda))
 
 vllm-env: .venv-vllm/ready-$(VLLM)
 

@@ -9,11 +9,12 @@
 #
 # A copy is N.STEP.tar: the checkpoint of that step, and all else from which `bapo_jax.train` continues. N.STEP.whole says that it is
 # whole; only then do those before it go. Every file is written once, from beginning to end, under a new name. A last copy is made when
-# COMMAND has ended; the exit status is COMMAND's. SIGTERM, SIGHUP and Ctrl-C reach COMMAND as SIGTERM. Needs GNU tar.
+# COMMAND has ended. The exit status is COMMAND's, or 1 if that is 0 and the last copy failed. SIGTERM, SIGHUP and Ctrl-C reach COMMAND as SIGTERM. Needs GNU tar.
 set -euo pipefail
 
 : "${3:?usage: copy_runs.sh RUN COPIES COMMAND...}"
 run=$(realpath -m "$1") copies=$(realpath -m "$2") every=${COPY_EVERY:-60}
+[[ $every =~ ^[0-9]+(\.[0-9]+)?$ ]] || { echo "error: COPY_EVERY=$every is no number of seconds" >&2 && exit 1; }
 links=$run.copying
 shift 2
 
@@ -88,6 +89,7 @@ kill -TERM -- "-$watching" 2>/dev/null || true # a copy that it was making stays
 wait "$watching" || true
 step=$(highest "$run/checkpoints" '')
 ((step == 0)) || copy "$step" || {
+  rm -rf "$links" # they hold the disk of a checkpoint that may be gone
   echo "error: the last copy of $run in $copies is not whole; the one before it is" >&2
   [ "$status" != 0 ] || status=1
 }

@@ -8,7 +8,7 @@
 # SERVER_GPUS   a server for each word, its model split over the GPUs that the word lists (on a CPU '0 1' is two servers)
 # TRAINER_GPUS  the trainer's GPUs
 # SERVE_ARGS    words for bapo_jax.rollout.serve, after -- for vLLM: '--dtype=bfloat16 -- --enforce-eager'
-# PLATFORM (gpu) that the trainer must compute on
+# PLATFORM (gpu) that the trainer must compute on; cpu for a try without GPUs
 # PORT (8000) of the first server · SERVER_DEADLINE (900) seconds to start · PYTHON (.venv/bin/python)
 #
 # Needs `make env vllm-env`, curl. What follows -- goes to bapo_jax.train; paths count from the repository. Servers write to

@@ -10,10 +10,10 @@
 # MODEL         Hugging Face directory that trainers (model.path) and servers start from
 # SERVER_NODES  how many nodes, the last ones, are for servers (1)
 # SERVER_GPUS   a server on each of them for each word, its model split over the GPUs that the word lists: '0,1,2,3 4,5,6,7'; unset: one
-#               server, split over all GPUs of its node
+#               server, split over all GPUs of its node (on nodes without GPUs: 0)
 # SERVE_ARGS    words for bapo_jax.rollout.serve, after -- for vLLM: '--dtype=bfloat16 -- --enforce-eager'
 # REQUEUE       0: a run that a signal stopped stays stopped; else the job is queued again (exit status 75, docs/operations.md)
-# PLATFORM (gpu) that trainers must compute on
+# PLATFORM (gpu) that trainers must compute on; cpu for a try without GPUs
 # PORT (8000) of a node's first server · COORDINATOR_PORT (8476) · SERVER_DEADLINE (900) seconds to start · PYTHON (.venv/bin/python)
 #
 # Submit from the repository, on a file system that all nodes see, as they see MODEL and WORKDIR. Needs `make env vllm-env`, and curl

@@ -7,6 +7,8 @@ import subprocess
 import pytest
 from small_run import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def planned(tmp_path):
@@ -25,6 +27,12 @@ def planned(tmp_path):
         return done.stdout
 
     return plan
+
+
+@pytest.mark.parametrize('word, said', [('JAX=gpu', 'JAX=gpu: give cpu, cuda, cuda12 or tpu'), ('VLLM=gpu', 'VLLM=gpu: give cpu or cuda')])
+def test_a_build_that_does_not_exist_is_refused(word, said):
+    done = subprocess.run(['make', '-n', 'PYTHON=python3', 'train-vllm', word], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode and said in done.stderr and not done.stdout
 
 
 CUDA = ('.venv/ready-cuda', '.venv/ready-test', '.venv-vllm/ready-cuda')

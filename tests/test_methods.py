@@ -11,7 +11,7 @@ from bapo_jax.methods import METHODS, PAGE, apply_method, differs_from_grpo, mar
 from bapo_jax.run.directory import differences
 
 
-@pytest.mark.parametrize('file', ['countdown', 'quickstart', 'math', 'geometry', 'diagrams'])
+@pytest.mark.parametrize('file', sorted(path.stem for path in (ROOT / 'configs').glob('[!_]*.py')))
 @pytest.mark.parametrize('method', METHODS)
 def test_every_config_file_takes_every_method_and_is_sound(file, method, monkeypatch):
     monkeypatch.syspath_prepend(ROOT)

@@ -18,10 +18,13 @@ import bapo_jax.tasks
 from bapo_jax import grade, inputs
 from bapo_jax.groups import Verdict
 from bapo_jax.methods import apply_method
+from bapo_jax.dry_run import measure
 from bapo_jax.models import families
 from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.tasks.custom_reward import rewards_of
-from configs import quickstart
+from bapo_jax.targets import GB, POOL
+from benchmarks.fits import MODELS
+from configs import one_gpu, quickstart
 
 
 def blocks(page, language):
@@ -47,6 +50,28 @@ def own_data():
     shutil.copytree(ROOT / 'configs' / 'quickstart_base', 'model')
     character_tokenizer('<{{ messages[0].content }}>').save_pretrained('model')
     return rewards, config, names['get_config']()
+
+
+def test_one_gpu_as_the_page_says(tmp_path, monkeypatch):
+    """All but the card: its commands are installed, its config reads the files that it names, and memory is the formula's."""
+    page, written = (ROOT / 'docs' / 'one_gpu.md').read_text('utf-8'), (ROOT / 'pyproject.toml').read_text('utf-8')
+    commands = re.findall(r'^    (?:\w+=\S+ )?(bapo-\S+) ', page, re.MULTILINE)
+    assert len(commands) == 6 and all(f'\n{command} = "bapo_jax.' in written for command in commands)
+    as_installed(tmp_path, monkeypatch)
+    for file in ('questions.jsonl', 'held_out.jsonl'):
+        rows = [{'question': f'What is {a} + {file}?', 'answer': str(a)} for a in range(40)]
+        Path(file).write_text(''.join(json.dumps(row) + '\n' for row in rows))
+        assert file in page
+    character_tokenizer('<{{ messages[0].content }}>').save_pretrained('model')
+    # Qwen2.5-1.5B-Instruct's sizes
+    Path('model/config.json').write_text(json.dumps(MODELS['1.5B'] | {'tie_word_embeddings': True, 'max_position_embeddings': 32768}))
+    config = one_gpu.get_config()
+    config.model.path = 'model'
+    read = inputs.read_inputs(config, weights=False)
+    assert (len(read.prompts), {name: len(p) for name, p in read.benchmarks.items()}) == (40, {'held_out.jsonl': 40})
+    monkeypatch.setenv(POOL, re.search(rf'export {POOL}=(\S+)', page)[1])
+    planned = measure(read.config, read.model, '1xH100', compiles=False)
+    assert f'plans {planned.total / GB:.1f} of the {planned.target.device_bytes / GB:.1f} GB' in page
 
 
 def test_own_data_as_the_page_says(tmp_path, monkeypatch):

@@ -306,6 +306,6 @@ def test_a_platform_that_is_asked_for_is_the_one_or_an_error(jax_finds):
 @pytest.mark.slow
 def test_a_run_on_a_missing_platform_ends_in_one_line_before_it_claims_its_directory(tmp_path):
     words = [sys.executable, '-m', 'bapo_jax.train', '--config=configs/quickstart.py', f'--workdir={tmp_path / "run"}']
-    done = subprocess.run(words, cwd=ROOT, env={**os.environ, 'JAX_PLATFORMS': 'cuda'}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, cwd=ROOT, env={**os.environ, 'JAX_PLATFORMS': 'cuda', 'CUDA_VISIBLE_DEVICES': ''}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and 'Traceback' not in done.stderr
     assert 'error: JAX_PLATFORMS=cuda: JAX cannot start it' in done.stderr and not (tmp_path / 'run' / 'config.json').exists()

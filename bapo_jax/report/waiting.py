@@ -75,7 +75,7 @@ def who_waits(directory: Path) -> str:
 def advice_of(r: Records) -> str:
     """One sentence on a run whose steps say clearly who waits for whom; else ''. The first step compiles, and is left out."""
     work = work_of(r)
-    return advice(work, r.config.get('rollout', {})) if work else ''
+    return advice(work, r.config) if work else ''
 
 
 def work_of(r: Records) -> Work | None:
@@ -99,8 +99,9 @@ def work_of(r: Records) -> Work | None:
     )  # fmt: skip
 
 
-def advice(work: Work, rollout: dict[str, Any]) -> str:
-    """One sentence; '' where nothing is clear. `rollout` is that section of the config."""
+def advice(work: Work, config: dict[str, Any]) -> str:
+    """One sentence; '' where nothing is clear."""
+    rollout = config.get('rollout', {})
     trainer, engine, servers = work.trainer_idle, work.engine_idle, rollout.get('engine') == 'vllm'
     if work.preempting >= _PREEMPTING:
         return (
@@ -121,7 +122,10 @@ def advice(work: Work, rollout: dict[str, Any]) -> str:
         return ''
     if engine >= _IDLE:
         return f'The servers idle {engine:.0%} of the time: give the trainer more, such as a GPU of theirs.'
-    if work.cache_used is not None and work.cache_used < _LITTLE and not work.waiting:
+    # As many groups as may be asked ahead, of which each server takes so many at a time.
+    asked = config.get('learner', {}).get('batch_groups', 0) * rollout.get('sync_every', 1)
+    taken = rollout.get('concurrency', asked) * max(1, len(rollout.get('servers', ())), len(rollout.get('gpus', ())))
+    if work.cache_used is not None and work.cache_used < _LITTLE and not work.waiting and taken < asked:
         return (
             f'The trainer idles {trainer:.0%} of the time, and the servers use {work.cache_used:.0%} of their KV cache at most: raise '
             'rollout.concurrency.'

@@ -345,11 +345,11 @@ TABLE: dict[str, tuple[Metric, ...]] = {
         ),
         M(
             'perf/servers/cache_used', 'share', 'of a server\'s KV cache; the largest that was seen in the step',
-            'below 1; where it is low, raise rollout.concurrency',
+            'below 1; low with none waiting: the server gets too few responses',
         ),
         M(
             'perf/servers/waiting', 'responses', 'those that waited in a server; the most that were seen in the step',
-            'near 0; more says that a server has no room for rollout.concurrency groups',
+            '0 while the trainer waits says that the servers have room',
         ),
         M(
             'perf/servers/preemptions', 'preemptions', 'responses that a full cache threw out, to be computed again',

@@ -12,6 +12,8 @@ import time
 import pytest
 from launched import COPY_RUNS, copy_runs
 
+pytestmark = pytest.mark.slow
+
 
 def step(directory, number, text='weights'):
     """Puts a checkpoint there as Orbax does, and a row of metrics."""
@@ -37,10 +39,10 @@ def wait_until(condition):
 
 @pytest.fixture
 def other_tar(tmp_path):
-    """A function of a shell script that takes tar's place, with the real one in $TAR: the environment for it."""
+    """A function of a shell script that takes tar's place, and finds the real one: the environment for it."""
 
     def stand_in(script):
-        (tmp_path / 'bin').mkdir()
+        (tmp_path / 'bin').mkdir(exist_ok=True)
         (tmp_path / 'bin' / 'tar').write_text(f'#!/bin/bash\nPATH=${{PATH#*:}}\n{script}\n')
         (tmp_path / 'bin' / 'tar').chmod(0o755)
         return {'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}'}
@@ -139,7 +141,9 @@ def test_new_checkpoints_are_copied_while_the_command_runs_and_a_signal_reaches_
         f.write('{"step": 7}\n')
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=30)[1] == '' and process.returncode == 75
-    assert names(copies) == ['3.6.tar', '3.6.whole']  # with the last rows
+    assert names(copies) == ['3.6.tar', '3.6.whole']
+    with tarfile.open(copies / '3.6.tar') as tar:
+        assert tar.extractfile('./metrics.jsonl').read() == b'{"step": 3}\n{"step": 6}\n{"step": 7}\n'
 
 
 def test_a_signal_in_the_middle_of_a_copy_ends_it_without_a_word_and_the_last_one_is_whole(tmp_path, other_tar):
@@ -158,3 +162,10 @@ def test_a_last_copy_that_fails_is_said(copied, other_tar):
     directory, copies = copied
     done = copy_runs(directory, copies, 'bash', '-c', 'exit 75', **other_tar('exit 2'))
     assert done.returncode == 75 and 'is not whole; the one before it is' in done.stderr
+    assert not directory.with_name('run.copying').exists()  # its links would hold the disk of checkpoints that are gone
+    assert copy_runs(directory, copies, **other_tar('exit 2')).returncode == 1
+
+
+def test_a_time_between_looks_that_is_none_is_refused(tmp_path):
+    done = copy_runs(tmp_path / 'run', tmp_path / 'copies', 'touch', str(tmp_path / 'begun'), COPY_EVERY='1m')
+    assert (done.returncode, done.stderr) == (1, 'error: COPY_EVERY=1m is no number of seconds\n') and not (tmp_path / 'begun').exists()

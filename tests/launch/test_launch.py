@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from launched import BASE, COORDINATOR_PORT, ROOT, SCRIPTS, applied, flag, launch, plain_args, recorded, start, trainer_commands
+from launched import (
+    BASE, COORDINATOR_PORT, ROOT, SCRIPTS, applied, flag, free_ports, launch, plain_args, recorded, start, trainer_commands,
+)  # fmt: skip
 
 from bapo_jax.stopping import STATUS
 
@@ -268,35 +270,60 @@ def test_a_signal_while_servers_start_ends_them(script, tmp_path):
 
 # ---- the commands of the page and of the scripts' heads, word for word but for the paths
 
-WANTED = {  # trainers, and the GPUs of each server
-    'one_machine': (1, ['4', '5', '6,7']),
-    'slurm': (4, ['0,1,2,3', '4,5,6,7'] * 2),
-    'kubernetes': (4, ['0', '0']),
-    'tpu_pod': (2, ['all', 'all']),
+WANTED = {  # trainers, machines of servers, and the GPUs of each server
+    'one_machine': (1, 1, ['4', '5', '6,7']),
+    'slurm': (4, 2, ['0,1,2,3', '4,5,6,7'] * 2),
+    'kubernetes': (4, 2, ['0', '0']),
+    'tpu_pod': (2, 2, ['all', 'all']),
 }
+OF_HEADS = WANTED | {'slurm': (4, 2, list('01234567') * 2)}
 
 
 def documented(text: str, script: str) -> tuple[dict[str, str], list[str]]:
     """Environment and trainer's arguments of the command in `text` that starts `script`."""
     [command] = re.findall(rf'^(?:#  |   ) ((?:\w+=.*\n.*)?launch/{script}\.sh -- --config.*)$', text, re.MULTILINE)
+    return words_of(command, script)
+
+
+def words_of(command: str, script: str) -> tuple[dict[str, str], list[str]]:
     words = shlex.split(re.sub(r'\\\n#? *', ' ', command))
     at = words.index(f'launch/{script}.sh')
-    return dict(word.split('=', 1) for word in words[:at] if not word.startswith(('-', 'sbatch'))), words[at + 2 :]
+    return dict(word.split('=', 1) for word in words[:at] if re.match(r'\w+=', word)), words[at + 2 :]
 
 
-@pytest.mark.parametrize('script', SCRIPTS)
-def test_the_command_of_the_page_starts_what_it_says(script, tmp_path):
-    env, args = documented((ROOT / 'docs' / 'launch.md').read_text('utf-8'), script)
-    assert documented((ROOT / 'launch' / f'{script}.sh').read_text('utf-8'), script)[1] == args
-    here = {'MODEL': str(BASE), 'REPO': str(ROOT), 'SERVER_NODES': '2'}
+def check_started(script, tmp_path, env, args, wanted):
+    """The command starts so many trainers with its arguments, and servers on these GPUs; paths alone are of this machine."""
+    here = {'MODEL': str(BASE), 'REPO': str(ROOT)}
     env = {name: here.get(name, value) for name, value in env.items()} | ({'MOUNT': '/shared'} if script == 'kubernetes' else {})
     if script != 'kubernetes':  # it makes nothing here
         args = [re.sub(r'--workdir=.*', f'--workdir={tmp_path}/run', arg) for arg in args]
-    trainers, gpus = WANTED[script]
-    done = launch(script, tmp_path, *args, hosts=trainers, servers=len(set(gpus)) if script != 'one_machine' else 3, **env)
+    trainers, machines, gpus = wanted
+    ports = {'PORT': str(free_ports(len(gpus) // machines))}
+    done = launch(script, tmp_path, *args, hosts=trainers, servers=machines, **ports, **env)
     assert done.status == 0, done.output
     assert len(done.trainers) == trainers and all(c.argv[2 : 2 + len(args)] == args for c in done.trainers)
     assert [flag(c, 'gpus') for c in done.servers] == gpus
+
+
+@pytest.mark.parametrize('script', SCRIPTS)
+@pytest.mark.parametrize('place, wanted', [('docs/launch.md', WANTED), ('launch/{}.sh', OF_HEADS)], ids=['page', 'head'])
+def test_the_command_of_the_page_or_the_head_starts_what_it_says(place, wanted, script, tmp_path):
+    env, args = documented((ROOT / place.format(script)).read_text('utf-8'), script)
+    check_started(script, tmp_path, env, args, wanted[script])
+
+
+def test_what_the_cloud_and_the_container_run_starts_what_it_says(tmp_path):
+    task = yaml.safe_load((ROOT / 'launch' / 'skypilot.yaml').read_text('utf-8'))
+    inner = task['run'].split('\n', 2)[2].replace('launch/copy_runs.sh "$WORKDIR" "/bucket/$WORKDIR" \\\n', '')  # test_copy_runs.py
+    env, args = words_of(re.sub(r'\$(\w+)', lambda name: task['envs'][name[1]], inner.strip()), 'one_machine')
+    assert args == ['--config=configs/math.py', '--workdir=runs/math']
+    (tmp_path / 'cloud').mkdir()
+    (tmp_path / 'container').mkdir()
+    check_started('one_machine', tmp_path / 'cloud', env, args, (1, 1, ['4', '5', '6', '7']))
+    head = (ROOT / 'launch' / 'Dockerfile.cluster').read_text('utf-8')
+    [command] = re.findall(r'docker run (?:.*\\\n)*.*', head)
+    env, args = words_of(command, 'one_machine')
+    check_started('one_machine', tmp_path / 'container', env, args, WANTED['one_machine'])
 
 
 # ---- one target each

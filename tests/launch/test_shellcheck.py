@@ -4,9 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from launched import ROOT
 
 
+@pytest.mark.slow
 def test_shellcheck_finds_nothing():
     scripts = [*sorted((ROOT / 'launch').glob('*.sh')), ROOT / '.ci' / 'run']
     assert len(scripts) > 6

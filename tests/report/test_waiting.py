@@ -8,6 +8,7 @@ from bapo_jax.report.waiting import Work, advice, speed, who_waits, work_of
 
 IN_TURN = {'engine': 'vllm', 'overlap': False, 'sync_every': 5, 'mixture': 0.0, 'refill_batches': 1}
 OVERLAP = {**IN_TURN, 'overlap': True}
+FEW = {**OVERLAP, 'concurrency': 20}  # of 40 groups, at one server
 
 
 def measured(step, trainer, engine, seconds=2.0, **servers):
@@ -21,7 +22,7 @@ def measured(step, trainer, engine, seconds=2.0, **servers):
 
 
 def of(tmp_path, rows, rollout=OVERLAP):
-    return read_run(make_run(tmp_path / 'run', rows, settings=config(rollout=rollout)))
+    return read_run(make_run(tmp_path / 'run', rows, settings=config(rollout=rollout, learner={'batch_groups': 8})))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,9 @@ def of(tmp_path, rows, rollout=OVERLAP):
         (Work(0.4, 0.1), OVERLAP, 'The trainer idles 40% of the time: give a GPU to the servers.'),
         (Work(0.4, 0.1, 0.5, 0), OVERLAP, 'give a GPU to the servers'),
         (Work(0.4, 0.1, 0.3, 2), OVERLAP, 'give a GPU to the servers'),
-        (Work(0.4, 0.1, 0.3, 0), OVERLAP, 'the servers use 30% of their KV cache at most: raise rollout.concurrency'),
+        (Work(0.4, 0.1, 0.3, 0), FEW, 'the servers use 30% of their KV cache at most: raise rollout.concurrency'),
+        (Work(0.4, 0.1, 0.3, 0), {**FEW, 'concurrency': 40}, 'give a GPU to the servers'),  # all that is asked is under way
+        (Work(0.4, 0.1, 0.3, 0), {**FEW, 'servers': ('a', 'b')}, 'give a GPU to the servers'),
         (Work(0.1, 0.25), OVERLAP, 'The servers idle 25% of the time: give the trainer more'),
         (Work(0.6, 0.2), IN_TURN, 'wait 60% and 20% of the time: rollout.overlap=True trains and samples at once'),
         (Work(0.6, 0.2), {**IN_TURN, 'sync_every': 1}, 'with rollout.sync_every above 1, rollout.overlap=True trains'),
@@ -40,7 +43,7 @@ def of(tmp_path, rows, rollout=OVERLAP):
     ],
 )
 def test_what_is_clear_is_said(work, rollout, said):
-    assert said in advice(work, rollout)
+    assert said in advice(work, {'rollout': rollout, 'learner': {'batch_groups': 8}})
 
 
 @pytest.mark.parametrize(
@@ -55,7 +58,7 @@ def test_what_is_clear_is_said(work, rollout, said):
     ],
 )
 def test_nothing_is_said_where_nothing_is_clear(work, rollout):
-    assert advice(work, rollout) == ''
+    assert advice(work, {'rollout': rollout, 'learner': {'batch_groups': 8}}) == ''
 
 
 def test_shares_are_of_the_time_of_all_steps_but_the_first(tmp_path):
@@ -77,7 +80,7 @@ def test_a_short_run_is_told_nothing(tmp_path):
 
 def test_the_figure_has_what_was_measured_and_the_advice(tmp_path):
     rows = [measured(s, 0.4, 0.1, cache_used=s / 100) for s in range(1, 22)]
-    figure = speed(of(tmp_path, rows))
+    figure = speed(of(tmp_path, rows, {**OVERLAP, 'concurrency': 1}))
     lines = {x.label: x.y.tolist() for panel in figure.panels for x in panel.lines}
     assert lines == {
         'update': [100.0 + s for s in range(1, 22)], 'generation': [300.0 - s for s in range(1, 22)],

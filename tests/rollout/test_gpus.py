@@ -13,8 +13,8 @@ def test_a_word_lists_gpus():
     assert named(4) == named('4') == ('4',)
     assert named('6,7') == named('6, 7') == ('6', '7')
     assert named('GPU-8f1a,MIG-2') == ('GPU-8f1a', 'MIG-2')
-    for wrong in ('', '6,,7', '6,6'):
-        with pytest.raises(ValueError, match='listed as in .*each once'):
+    for wrong in ('', '6,,7', '6,6', '4 5 6,7'):
+        with pytest.raises(ValueError, match="list a server's GPUs as in '6,7', each once"):
             named(wrong)
 
 

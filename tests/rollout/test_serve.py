@@ -37,7 +37,7 @@ def test_a_model_that_reads_images_is_served_without_videos_and_one_of_text_as_e
 
 @pytest.fixture
 def pythons(tmp_path, monkeypatch):
-    """Interpreters by name, in a folder that is no checkout until it has a pyproject.toml, and has no .venv-vllm."""
+    """Interpreters by name, in a folder that is no checkout until it has a pyproject.toml."""
     monkeypatch.setattr(serve, 'ROOT', tmp_path)
     monkeypatch.delenv(serve.PYTHON_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)

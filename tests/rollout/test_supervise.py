@@ -143,7 +143,8 @@ def test_a_server_and_its_engine_end_when_who_started_them_is_killed(tmp_path):
 
 
 def test_a_server_sees_the_gpus_that_are_its_own(make, tmp_path):
-    server = make(f'#!/bin/sh\necho $CUDA_VISIBLE_DEVICES "$(echo "$*" | grep -o -- "--tensor-parallel-size .")" > {tmp_path}/seen\nexit 3\n', gpus=('5', '6'))
+    tensor = '$(echo "$*" | grep -o -- "--tensor-parallel-size .")'
+    server = make(f'#!/bin/sh\necho $CUDA_VISIBLE_DEVICES "{tensor}" > {tmp_path}/seen\nexit 3\n', gpus=('5', '6'))
     with pytest.raises(ServerFailed):
         server.start()
     assert (tmp_path / 'seen').read_text() == '5,6 --tensor-parallel-size 2\n'

@@ -173,7 +173,9 @@ def test_neither_a_reply_that_is_being_written_is_lost_nor_one_behind_it(later, 
 
 def test_a_group_is_asked_three_times_at_most_whatever_the_server_says(connect, prompts, tmp_path):
     def reply(_, times):
-        time.sleep(0.5 if times == 3 else 5.0)  # at least LOOKS of them, the first two without an answer in time
+        deadline, enough = time.monotonic() + 30, server.looks + LOOKS
+        while (times < 3 or server.looks < enough) and time.monotonic() < deadline:
+            time.sleep(0.02)  # the first two are never answered, the third is after as many looks as ended those
 
     server = Counting(reply, lambda counts: counts.subtract(counts))
     with events.recorded(tmp_path) as said:

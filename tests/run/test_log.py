@@ -2,6 +2,8 @@
 
 import io
 import re
+import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -87,7 +89,7 @@ def test_tensorboard_events_are_written(tmp_path):
 
 def test_elsewhere_than_on_a_terminal_a_note_is_a_line_every_few_minutes_at_most(capsys, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr('bapo_jax.run.log.time.monotonic', lambda: now[0])
+    monkeypatch.setattr('bapo_jax.run.log.time', SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter))
     bar = ProgressBar(9, 0)
     for now[0] in range(0, 500, 10):
         bar.note(f'evaluating: {now[0]:g}')

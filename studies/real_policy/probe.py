@@ -1,0 +1,111 @@
+"""What the probe sees of a real Qwen2.5 (Coder, 0.5B, instructed): a sound server, and one that holds an earlier policy.
+
+    BAPO_DATA=DIR python -m studies.real_policy.map sets runs/map
+    python -m studies.real_policy.probe --rate=1e-6 --engine=vllm      # or jax; prints rows, wants 16 GB
+
+Ten optimizer steps on groups of the policy's own, half of whose responses are rewarded at random: the size of Adam's first steps hardly
+depends on what for. A server in bfloat16 is given the policy and answers probes: a real vLLM server, or, where a CPU multiplies no
+bfloat16 itself and vLLM takes hours, the in-process engine in bfloat16. The trainer's log-probs of those answers are computed in three
+ways: in float32 with weights in float32, in float32 with weights as shipped, and in bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from bapo_jax.groups import X1, Group, Prompt, Verdict, make_batch
+from bapo_jax.inputs import read_inputs
+from bapo_jax.learner.learner import build_learner
+from bapo_jax.rollout.engine import FRESH, PROBE, Draw, Engine, Sampling
+from bapo_jax.rollout.engines import start_engine
+from bapo_jax.run.checkpoint import ROLLOUT, frozen_copy
+from studies.real_policy import math_on_cpu
+
+STEPS, SOUND = 10, (0, 10)  # steps, and those after which sound servers are looked at
+BEHIND = (10, 5, 1)  # steps that a server is behind the last policy
+PROBES, SIZE, TOKENS = 4, 8, 32  # prompts, and answers to each, of so many tokens
+
+
+def config_of(rate: float, dtype: str, engine: str) -> ConfigDict:
+    c = math_on_cpu.get_config()
+    c.rollout.engine, c.rollout.rows = engine, PROBES * SIZE
+    c.replay.use_x2, c.replay.probe = False, 0
+    c.model.dtype = dtype
+    c.rollout.max_prompt_tokens, c.rollout.max_response_tokens = 96, TOKENS
+    c.rollout.group_size = SIZE
+    c.learner.batch_groups = c.learner.mini_batch_groups = 2
+    c.learner.micro_batch_rows, c.learner.row_tokens = 4, 0
+    c.learner.learning_rate = rate
+    c.evaluate.benchmarks = ()
+    return c
+
+
+def answered(engine: Engine, prompts: Sequence[Prompt], step: int, purpose: int) -> list[Group]:
+    """Groups of the server's policy; every second response counts as right."""
+    draws = [Draw(0, step, purpose)] * len(prompts)
+    answers = engine.generate(prompts, SIZE, Sampling(1.0, TOKENS), draws)
+    verdicts = tuple(Verdict(i % 2) for i in range(SIZE))
+    rewards = np.array([float(v == Verdict.CORRECT) for v in verdicts], np.float32)
+    return [Group(prompt, of_prompt, verdicts, rewards, step) for prompt, of_prompt in zip(prompts, answers, strict=True)]
+
+
+def apart(learner: Any, params: Any, groups: Sequence[Group]) -> list[dict[str, float]]:
+    """Of each probe: mean, 95 % quantile and maximum of |the server's log-prob - the trainer's|."""
+    scored = learner.score_batch(ROLLOUT, params, make_batch(groups, [X1] * len(groups)))
+    found = []
+    for group, of_group in zip(groups, scored, strict=True):
+        apart = np.abs(np.concatenate([r.logp - logp for r, logp in zip(group.responses, of_group, strict=True)]))
+        found.append({'mean': float(apart.mean()), 'q95': float(np.quantile(apart, 0.95)), 'most': float(apart.max())})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--rate', type=float, default=1e-6)
+    parser.add_argument('--engine', choices=('vllm', 'jax'), default='vllm')
+    given = parser.parse_args()
+    rate = given.rate
+    read, rounded = (read_inputs(config_of(rate, dtype, given.engine)) for dtype in ('float32', 'bfloat16'))
+    c = read.config
+    short = [p for p in read.prompts if len(p.tokens) <= c.rollout.max_prompt_tokens]
+    probes, to_train = short[:PROBES], short[PROBES:]
+    learner, in_bfloat16 = build_learner(c), build_learner(rounded.config)
+    with tempfile.TemporaryDirectory(prefix='probe_') as folder:
+        of_server = in_bfloat16 if given.engine == 'jax' else learner
+        engine = start_engine(rounded.config, of_server.model, of_server.graph, read.stop_tokens, learner.mesh, Path(folder))
+        state, kept = learner.init(learner.read_initial()), {}
+
+        def look(served_after: int, trained: int) -> None:
+            for name, of, params in (
+                ('float32', learner, state.params), ('float32, as shipped', learner, shipped), ('bfloat16', in_bfloat16, shipped),
+            ):  # fmt: skip
+                for i, found in enumerate(apart(of, params, kept[served_after])):
+                    row = {'rate': rate, 'server': served_after, 'trainer': trained, 'computes': name, 'probe': i, **found}
+                    print(json.dumps(row), flush=True)
+
+        for step in range(STEPS + 1):
+            shipped = frozen_copy(state.params, dtype='bfloat16', on_host=False)
+            engine.load(shipped, step)
+            if step in SOUND or STEPS - step in BEHIND:
+                kept[step] = answered(engine, probes, step, PROBE)
+            if step in SOUND:
+                look(step, step)
+            if step < STEPS:
+                groups = answered(engine, to_train[2 * step : 2 * step + 2], step, FRESH)
+                state, metrics = learner.update(state, make_batch(groups, [X1] * 2), np.random.default_rng(step), {}, step + 1)
+                print(json.dumps({'step': step + 1, 'grad_norm': metrics['actor/grad_norm'], 'lr': metrics['actor/lr']}), flush=True)
+        for behind in BEHIND:
+            look(STEPS - behind, STEPS)
+        engine.close()
+
+
+if __name__ == '__main__':
+    main()
