@@ -133,10 +133,22 @@ def test_a_policy_that_two_hosts_publish_in_parts_is_the_one_that_a_process_publ
             assert array.tobytes() == of_one.tobytes(), f'{version} {name}'
 
 
-def test_two_hosts_train_as_one_does_also_when_stopped_and_continued(one, server, benchmark, tmp_path):
+def test_two_hosts_train_as_one_does_also_when_stopped_and_continued_and_their_evaluation_outlasts_their_deadline(
+    one, server, benchmark, tmp_path, monkeypatch
+):
     rows_of_one, shipped_by_one = one
     server.loaded = {}
-    commands = launched('slurm', tmp_path / 'launch', server, arguments(tmp_path / 'run', server, benchmark))
+    answer, begun = server._answer, []
+
+    def slow_at_first(path, body):
+        if path == '/inference/v1/generate':
+            begun.append(time.monotonic())
+            time.sleep(max(0, begun[0] + 6 - begun[-1]))  # the probe and the evaluation before the first step
+        return answer(path, body)
+
+    monkeypatch.setattr(server, '_answer', slow_at_first)
+    given = [*arguments(tmp_path / 'run', server, benchmark), '--config.mesh.deadline_s=4.0']
+    commands = launched('slurm', tmp_path / 'launch', server, given)
     processes, deadline = [start(command) for command in commands], time.monotonic() + 3 * MINUTES
     while len(read_metrics(tmp_path / 'run')) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
 from launched import (
@@ -408,6 +409,18 @@ def test_the_jobset_says_what_it_should(jobset):
     assert wait['command'][0] == '/repo/launch/wait_for_servers.sh' and wait['env'] == trainer['containers'][0]['env']
     assert tuple(wait['command'][2:]) == ast.literal_eval(flag(launched.trainers[0], 'config.rollout.servers'))
     assert [flag(c, 'host') for c in launched.trainers] == ['0', '1', '2', '3']
+
+
+@pytest.mark.parametrize('version', ['1.29', '1.37'])
+def test_kubernetes_knows_every_field_of_the_jobs(jobset, version):
+    """The oldest version that the page names, and the newest. Kubernetes itself checks more than its schema says."""
+    for job in jobset[1]['spec']['replicatedJobs']:
+        one = {'apiVersion': 'batch/v1', 'kind': 'Job', 'metadata': {'name': job['name']}, **job['template']}
+        assert kubernetes_validate.validate(one, version, strict=True) == version
+        one['spec']['completionsMode'] = one['spec'].pop('completionMode')
+        with pytest.raises(kubernetes_validate.ValidationError, match='completionsMode'):
+            kubernetes_validate.validate(one, version, strict=True)
+        one['spec']['completionMode'] = one['spec'].pop('completionsMode')
 
 
 def test_a_trainer_that_was_told_to_stop_does_not_count_as_a_failure(jobset):
