@@ -3,8 +3,8 @@
     BAPO_DATA=DIR python -m studies.real_policy.map sets runs/map
     python -m studies.real_policy.probe --rate=1e-6 --engine=vllm      # or jax; prints rows, wants 16 GB
 
-Ten optimizer steps on groups of the policy's own, half of whose responses are rewarded at random: the size of Adam's first steps hardly
-depends on what for. A server in bfloat16 is given the policy and answers probes: a real vLLM server, or, where a CPU multiplies no
+Ten optimizer steps, each on two responses of the policy's own, of which one is rewarded: the size of Adam's first steps hardly depends on
+what for. A server in bfloat16 is given the policy and answers probes: a real vLLM server, or, where a CPU multiplies no
 bfloat16 itself and vLLM takes hours, the in-process engine in bfloat16. The trainer's log-probs of those answers are computed in three
 ways: in float32 with weights in float32, in float32 with weights as shipped, and in bfloat16.
 """
@@ -41,18 +41,18 @@ def config_of(rate: float, dtype: str, engine: str) -> ConfigDict:
     c.model.dtype = dtype
     c.rollout.max_prompt_tokens, c.rollout.max_response_tokens = 96, TOKENS
     c.rollout.group_size = SIZE
-    c.learner.batch_groups = c.learner.mini_batch_groups = 2
-    c.learner.micro_batch_rows, c.learner.row_tokens = 4, 0
+    c.learner.batch_groups = c.learner.mini_batch_groups = 1
+    c.learner.micro_batch_rows, c.learner.row_tokens = 2, 0
     c.learner.learning_rate = rate
     c.evaluate.benchmarks = ()
     return c
 
 
-def answered(engine: Engine, prompts: Sequence[Prompt], step: int, purpose: int) -> list[Group]:
+def answered(engine: Engine, prompts: Sequence[Prompt], size: int, step: int, purpose: int) -> list[Group]:
     """Groups of the server's policy; every second response counts as right."""
     draws = [Draw(0, step, purpose)] * len(prompts)
-    answers = engine.generate(prompts, SIZE, Sampling(1.0, TOKENS), draws)
-    verdicts = tuple(Verdict(i % 2) for i in range(SIZE))
+    answers = engine.generate(prompts, size, Sampling(1.0, TOKENS), draws)
+    verdicts = tuple(Verdict(i % 2) for i in range(size))
     rewards = np.array([float(v == Verdict.CORRECT) for v in verdicts], np.float32)
     return [Group(prompt, of_prompt, verdicts, rewards, step) for prompt, of_prompt in zip(prompts, answers, strict=True)]
 
@@ -76,7 +76,7 @@ def main() -> None:
     read, rounded = (read_inputs(config_of(rate, dtype, given.engine)) for dtype in ('float32', 'bfloat16'))
     c = read.config
     short = [p for p in read.prompts if len(p.tokens) <= c.rollout.max_prompt_tokens]
-    probes, to_train = short[:PROBES], short[PROBES:]
+    probes, to_train = short[:PROBES], short[PROBES : PROBES + STEPS]
     learner, in_bfloat16 = build_learner(c), build_learner(rounded.config)
     with tempfile.TemporaryDirectory(prefix='probe_') as folder:
         of_server = in_bfloat16 if given.engine == 'jax' else learner
@@ -92,15 +92,17 @@ def main() -> None:
                     print(json.dumps(row), flush=True)
 
         for step in range(STEPS + 1):
-            shipped = frozen_copy(state.params, dtype='bfloat16', on_host=False)
-            engine.load(shipped, step)
             if step in SOUND or STEPS - step in BEHIND:
-                kept[step] = answered(engine, probes, step, PROBE)
+                shipped = frozen_copy(state.params, dtype='bfloat16', on_host=False)
+                engine.load(shipped, step)
+                kept[step] = answered(engine, probes, SIZE, step, PROBE)
+            if step == 0:
+                groups = answered(engine, to_train, 2, step, FRESH)
             if step in SOUND:
                 look(step, step)
             if step < STEPS:
-                groups = answered(engine, to_train[2 * step : 2 * step + 2], step, FRESH)
-                state, metrics = learner.update(state, make_batch(groups, [X1] * 2), np.random.default_rng(step), {}, step + 1)
+                batch = make_batch(groups[step : step + 1], [X1])
+                state, metrics = learner.update(state, batch, np.random.default_rng(step), {}, step + 1)
                 print(json.dumps({'step': step + 1, 'grad_norm': metrics['actor/grad_norm'], 'lr': metrics['actor/lr']}), flush=True)
         for behind in BEHIND:
             look(STEPS - behind, STEPS)
