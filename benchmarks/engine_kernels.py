@@ -42,7 +42,7 @@ from bapo_jax.models.rotary import Rotation
 from bapo_jax.parallel import with_sharding
 from bapo_jax.rollout import slots
 from bapo_jax.targets import GB, find_target
-from benchmarks.hlo import Computation, Instruction, Program, arrays, attribute, called, parse, trip_count
+from benchmarks.hlo import Computation, Instruction, Program, arrays, attribute, called, parse, size, trip_count
 from benchmarks.hlo_time import instruction_traffic
 
 MODELS = {  # Qwen2.5-0.5B and -1.5B, of their config.json
@@ -121,7 +121,9 @@ def counted(text: str, words: int, rows: int = SLOTS, keys: int = PROMPT + RESPO
                 launched[kind_of(i)] += times
                 in_loops += times * looped
                 scores += times * _passes(program, computation, i, rows * words)
-                if looped or kind_of(i) == 'kernels':
+                if kind_of(i) == 'kernels':  # what it writes, it writes in place, or is little
+                    attention += times * sum(size(computation[name].shape) for name in i.operands)
+                elif looped:
                     attention += times * instruction_traffic(program, computation, i)
             if i.opcode == 'while':
                 trips = trip_count(program, computation, i)

@@ -11,6 +11,7 @@ Shapes:  B slots of a device, of which the first A have caches and take response
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,13 +19,31 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bapo_jax.models.decoding import KVCache, Weights, decode, empty_cache, logits, look, prefill, unstacked
+from bapo_jax.models.decoding import Attend, KVCache, Weights, attend, decode, empty_cache, logits, look, prefill, unstacked
 from bapo_jax.models.patches import Pixels
 from bapo_jax.models.decoder import ImageFeatures, ModelConfig
 from bapo_jax.parallel import per_device, replicated
 
 
 BLOCK = 1024  # words of a vocabulary that one cumulative sum takes
+
+
+class Ways(NamedTuple):
+    """How devices attend to the cache and choose a token: `attend` of models/decoding.py, and `choose`."""
+
+    attend: Attend
+    choose: Callable[[jax.Array, jax.Array, bool, jax.Array | None], tuple[jax.Array, jax.Array]]
+
+
+def ways_of(mesh: Mesh) -> Ways:
+    """The devices' own ways. This is all that differs between platforms; a sampled response is the platform's, bit for bit."""
+    if mesh.devices.flat[0].platform != 'gpu':
+        return Ways(attend, choose)
+    # Imported here, since the import takes seconds and only a GPU needs it.
+    from bapo_jax.models import gpu_decoding
+    from bapo_jax.rollout import gpu_draw
+
+    return Ways(gpu_decoding.attend, gpu_draw.choose)
 
 
 class Line(NamedTuple):
@@ -153,6 +172,7 @@ def sample(
     With `nucleus`, draws from the likeliest tokens that make up `top_p`; with `greedy`, takes the likeliest token. Log-probs are of
     the whole distribution at `temperature` always.
     """
+    ways = ways_of(mesh)
 
     def of_device(weights, rows, places, line, place_PxG, begun_1, few_1, most, temperature, top_p):
         wanted, (P, G), C = jnp.sum(place_PxG >= 0), place_PxG.shape, len(places.count_C)
@@ -164,10 +184,10 @@ def sample(
             rows, places, steps = state
             key_B = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(rows.key_Bx2), rows.count_B)
             logits_BxV = logits(graph, weights, rows.hidden_BxD) / temperature
-            token_B, logp_B = choose(logits_BxV, key_B, greedy, top_p if nucleus else None)
+            token_B, logp_B = ways.choose(logits_BxV, key_B, greedy, top_p if nucleus else None)
             position_B = rows.prompt_B + rows.count_B
             used = jnp.max(jnp.where(rows.place_B >= 0, position_B + 1, 0))
-            hidden_BxD, cache = decode(graph, weights, token_B, position_B, rows.cache, used, rows.shift_B)
+            hidden_BxD, cache = decode(graph, weights, token_B, position_B, rows.cache, used, rows.shift_B, ways.attend)
             rows, places = written(rows, places, token_B, logp_B, jnp.isin(token_B, jnp.array(stop_tokens)))
             return rows._replace(cache=cache, hidden_BxD=hidden_BxD), places, steps + 1
 
@@ -254,12 +274,17 @@ def choose(logits_BxV: jax.Array, key_B: jax.Array, greedy: bool, top_p: jax.Arr
         return token_B, jnp.take_along_axis(logp_BxV, token_B[:, None], axis=1)[:, 0]
     p_BxV = jnp.exp(logp_BxV)
     if top_p is not None:
-        falling_BxV = -jnp.sort(-p_BxV, axis=-1)
-        kept_BxV = jnp.cumsum(falling_BxV, axis=-1) - falling_BxV < top_p  # what is before a token makes up less than top_p
-        least_Bx1 = jnp.min(jnp.where(kept_BxV, falling_BxV, jnp.inf), axis=-1, keepdims=True)
-        p_BxV = jnp.where(p_BxV >= least_Bx1, p_BxV, 0)
+        p_BxV = likeliest(p_BxV, top_p)
     token_B = draw(p_BxV, key_B)
     return token_B, jnp.take_along_axis(logp_BxV, token_B[:, None], axis=1)[:, 0]
+
+
+def likeliest(p_BxV: jax.Array, top_p: jax.Array) -> jax.Array:
+    """The probabilities with zeros but for the likeliest words of each row that make up `top_p`."""
+    falling_BxV = -jnp.sort(-p_BxV, axis=-1)
+    kept_BxV = jnp.cumsum(falling_BxV, axis=-1) - falling_BxV < top_p  # what is before a token makes up less than top_p
+    least_Bx1 = jnp.min(jnp.where(kept_BxV, falling_BxV, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(p_BxV >= least_Bx1, p_BxV, 0)
 
 
 def draw(p_BxV: jax.Array, key_B: jax.Array) -> jax.Array:
