@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-KEYS = 64  # of a block
+_BLOCK_BYTES = 2**13  # of a block of keys, or of values: three of both fit the shared memory of any card
 _SMALLEST = 16  # of either side of a matrix product in Triton
 
 
@@ -29,11 +29,12 @@ def attend(
     """`decoding.attend`; the kernel needs no `used`. `interpret` runs its program on any device, for tests."""
     (A, _, N, H), (K, S) = q_Ax1xNxH.shape, k_AxKxSxH.shape[1:3]
     Q, W = (max(_SMALLEST, pl.next_power_of_2(n)) for n in (N // K, H))
+    C = min(64, max(_SMALLEST, _BLOCK_BYTES // (W * k_AxKxSxH.dtype.itemsize)))
     # One array of all heads, so that XLA makes it in one kernel: bias, rotation and all.
     of_token_AxMxH = jnp.concatenate([q_Ax1xNxH[:, 0], k_AxKx1xH[:, :, 0], v_AxKx1xH[:, :, 0]], axis=1)
-    of_keys = pl.BlockSpec((None, None, pl.cdiv(S, KEYS) * KEYS, W), lambda k, a: (a, k, 0, 0))
+    of_keys = pl.BlockSpec((None, None, pl.cdiv(S, C) * C, W), lambda k, a: (a, k, 0, 0))
     sum_AxKxGxH, k_AxKxSxH, v_AxKxSxH = pl.pallas_call(
-        functools.partial(_kernel, queries=N // K, slots=S, head=H),
+        functools.partial(_kernel, queries=N // K, slots=S, head=H, keys=C),
         grid=(K, A),
         in_specs=[
             pl.BlockSpec((None,), lambda k, a: (a,)),
@@ -51,9 +52,9 @@ def attend(
     return sum_AxKxGxH.reshape(A, 1, N * H), k_AxKxSxH, v_AxKxSxH
 
 
-def _kernel(position_ref, token_ref, _k_ref, _v_ref, out_ref, k_ref, v_ref, *, queries: int, slots: int, head: int):
+def _kernel(position_ref, token_ref, _k_ref, _v_ref, out_ref, k_ref, v_ref, *, queries: int, slots: int, head: int, keys: int):
     """The cache's arrays are written in place. Loads are masked: a tile may be larger than what there is, and no later key is read."""
-    (Q, W), G, K, k = out_ref.shape, queries, pl.num_programs(0), pl.program_id(0)
+    (Q, W), C, G, K, k = out_ref.shape, keys, queries, pl.num_programs(0), pl.program_id(0)
     position, scale = position_ref[...], math.log2(math.e) / math.sqrt(head)
     in_head_W = jnp.arange(W) < head
     is_query_QxW = (jnp.arange(Q) < G)[:, None] & in_head_W[None]
@@ -64,7 +65,7 @@ def _kernel(position_ref, token_ref, _k_ref, _v_ref, out_ref, k_ref, v_ref, *, q
 
     def visit(i, carry):
         sum_QxW, top_Q, total_Q = carry
-        at_C, seen_C = pl.ds(i * KEYS, KEYS), i * KEYS + jnp.arange(KEYS) < position
+        at_C, seen_C = pl.ds(i * C, C), i * C + jnp.arange(C) < position
         k_CxW, v_CxW = (triton.load(x.at[at_C, :], mask=seen_C[:, None] & in_head_W[None], other=0) for x in (k_ref, v_ref))
         score_QxC = jnp.where(seen_C[None], _dot(q_QxW, k_CxW, 1) * scale, -jnp.inf)
         new_Q = jnp.maximum(top_Q, jnp.max(score_QxC, axis=1))
@@ -75,7 +76,7 @@ def _kernel(position_ref, token_ref, _k_ref, _v_ref, out_ref, k_ref, v_ref, *, q
     # The token sees itself, from registers: what was stored above need not have arrived. With that the sum begins.
     own_score_Q = jnp.sum(q_QxW.astype(jnp.float32) * own_k_W.astype(jnp.float32)[None], axis=1) * scale
     start = jnp.broadcast_to(own_v_W.astype(jnp.float32)[None], (Q, W)), own_score_Q, jnp.ones(Q, jnp.float32)
-    sum_QxW, _, total_Q = jax.lax.fori_loop(0, pl.cdiv(position, KEYS), visit, start)
+    sum_QxW, _, total_Q = jax.lax.fori_loop(0, pl.cdiv(position, C), visit, start)
     triton.store(out_ref, (sum_QxW / total_Q[:, None]).astype(out_ref.dtype), mask=is_query_QxW)
 
 
