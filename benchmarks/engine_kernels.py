@@ -4,9 +4,9 @@
     PYTHONPATH=.:.gpu-compiler python benchmarks/engine_kernels.py                     # Qwen2.5-0.5B and 1.5B for an H100
     PYTHONPATH=.:.gpu-compiler python benchmarks/engine_kernels.py 0.5B --nucleus      # with top_p < 1
 
-Nothing runs, and no GPU is needed. Counted is the loop that gives every slot a token while no slot is refilled. A loop inside it has
-its trip count, or, where that is a runtime value, the most it can have: a trip for each block of the cache's keys. Such a loop also
-sends its condition to the host and waits, every trip.
+Nothing runs, and no GPU is needed. Counted is the loop that gives every slot a token while no slot is refilled. A loop inside it
+has its trip count, or, where that is a runtime value, the most it can have: a trip for each block of the cache's keys. Such a loop
+also sends its condition to the host and waits, every trip.
 
     products      matrix products that the compiler writes in Triton; on a card it may choose a library's, after trying both
     fusions       kernels that the compiler makes of other arithmetic
@@ -67,7 +67,7 @@ class Count(NamedTuple):
 def sample_program(
     model: ModelConfig, mesh: Mesh, *, rows: int = SLOTS, prompt: int = PROMPT, response: int = RESPONSE, nucleus: bool = False
 ) -> jax.stages.Lowered:
-    """`slots.sample` as the engine calls it, for the devices of `mesh`, with caches of all rows; tokens of a prompt and a response."""
+    """`slots.sample` as the engine calls it, for the devices of `mesh`, with caches of all rows for that many tokens."""
     line, whole, split = 4 * rows // GROUP, NamedSharding(mesh, PartitionSpec()), slots.split_rows(mesh)
     graph, shapes = hf.abstract_params(model)
 

@@ -1,4 +1,4 @@
-"""Every kernel, the learner's step and the engine's, through XLA's own compiler for GPUs, of which none is needed: `make gpu-kernels`.
+"""Kernels, the learner's step and the engine's, through XLA's own compiler for GPUs, of which none is needed: `make gpu-kernels`.
 
 Some four minutes; tests/test_gpu_compiled.py has a sample.
 """

@@ -3,6 +3,7 @@
 Each row has its own place in the cache: token i of a row, the prompt's included, has slot i. Rows of any age share a batch, and what
 a row computes does not depend on the others: attention sums over blocks of a fixed size, and a block that a row does not use adds
 exactly 0 to it. A cache may hold the first rows alone. The others compute beside them, so that shapes stay, and count for nothing.
+GPUs attend to the cache otherwise: gpu_decoding.py.
 
 Shapes:  P prompts · L prompt tokens (right-padded) · B rows · A ≤ B rows that the cache holds · S key slots · D width · N query heads
          K key/value heads · H head size · V vocabulary.

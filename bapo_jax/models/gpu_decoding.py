@@ -1,9 +1,9 @@
 """Attention of new tokens over the cache on GPU: one kernel a layer, which also writes their keys and values to it.
 
 XLA has no such kernel: its blocks (decoding.py) are a loop of a dozen kernels a trip, which copy each block before they read it. A
-program of ours holds one row's queries of one key head. It loops over blocks of that row's own keys and reads no others (online softmax).
-So what it computes depends neither on other rows nor on the cache's size. It is a Pallas program, which Triton compiles. Sums are float32;
-products take the cache's dtype, and float32 runs in TF32, JAX's own default on GPU.
+program of ours holds one row's queries of one key head. It loops over blocks of that row's own keys and reads no others (online
+softmax). So what it computes depends neither on other rows nor on the cache's size. It is a Pallas program, which Triton compiles.
+Sums are float32; products take the cache's dtype, and float32 runs in TF32, JAX's own default on GPU.
 
 Shapes:  A rows that the cache holds · S key slots · N query heads · K key/value heads · G = N/K · H head size
          C keys of a block · Q, W: G and H in whole tiles · M = N + 2 K heads of a token
@@ -53,7 +53,7 @@ def attend(
 
 
 def _kernel(position_ref, token_ref, _k_ref, _v_ref, out_ref, k_ref, v_ref, *, queries: int, slots: int, head: int, keys: int):
-    """The cache's arrays are written in place. Loads are masked: a tile may be larger than what there is, and no later key is read."""
+    """Writes the cache in place. Loads are masked: a tile may be larger than what there is, and no later key is read."""
     (Q, W), C, G, K, k = out_ref.shape, keys, queries, pl.num_programs(0), pl.program_id(0)
     position, scale = position_ref[...], math.log2(math.e) / math.sqrt(head)
     in_head_W = jnp.arange(W) < head

@@ -1,7 +1,8 @@
 """A token of each row, chosen on a GPU: a few sums over the scores, and Gumbel noise in place of cumulative sums.
 
-XLA makes a dozen kernels of a cumulative sum, and one of the largest of scores and noise. Noise for every word of a large vocabulary would
-cost more than reading the scores. So the scores are summed up in blocks of W words, once, and noise chooses a block and then a word of it.
+XLA makes several kernels of a cumulative sum, and one of the largest of scores and noise. Noise for every word of a large
+vocabulary would cost more than reading its score. So scores are summed up in blocks of W words, once, and noise chooses a block and
+then a word of it.
 
 Shapes:  B rows · V vocabulary, N blocks of W words
 """
@@ -52,8 +53,8 @@ def log_sum(score_xW: jax.Array) -> jax.Array:
 def draw(score_BxNxW: jax.Array, sum_BxN: jax.Array, key_B: jax.Array) -> jax.Array:
     """int32 [B]: a word of each row with probability proportional to exp(score); `sum` are the blocks' `log_sum`.
 
-    The largest of scores plus Gumbel noise stands at each with its probability. Float32 rounds such sums by about 2^-21, and a draw goes
-    wrong where the first two are as near as that: a total variation of some 2^-20 a step (benchmarks/sampling.py).
+    The largest of scores plus Gumbel noise stands at each word with its probability. Float32 rounds such sums by about 2^-21, and a
+    draw goes wrong where the first two are as near as that: a total variation of some 2^-20 a step (benchmarks/sampling.py).
     """
     B, N, W = score_BxNxW.shape
     noise_BxM = jax.vmap(lambda key: gumbel(key, N + W))(key_B)

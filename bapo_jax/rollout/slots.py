@@ -36,7 +36,7 @@ class Ways(NamedTuple):
 
 
 def ways_of(mesh: Mesh) -> Ways:
-    """The devices' own ways. This is all that differs between platforms; a sampled response is the platform's, bit for bit."""
+    """Those of the devices of `mesh`: all in which the engine's programs differ between platforms."""
     if mesh.devices.flat[0].platform != 'gpu':
         return Ways(attend, choose)
     # Imported here, since the import takes seconds and only a GPU needs it.
@@ -288,7 +288,9 @@ def likeliest(p_BxV: jax.Array, top_p: jax.Array) -> jax.Array:
 
 
 def draw(p_BxV: jax.Array, key_B: jax.Array) -> jax.Array:
-    """int32 [B]: a token of each row with probability proportional to p, by uniform numbers: Gumbel noise costs several times as much.
+    """int32 [B]: a token of each row with probability proportional to p, by uniform numbers.
+
+    Gumbel noise costs a CPU several times as much; a GPU draws by it (gpu_draw.py).
 
     A float32 sum over a large vocabulary, and 23 random bits for all of it, would miss the probabilities by some thousandths. So a
     vocabulary of more than one block is drawn from in two steps: a block, and a token within it (benchmarks/sampling.py).

@@ -1,6 +1,7 @@
 """The in-process engine: what it samples, what it says about it, and what a response depends on."""
 
 import dataclasses
+import functools
 from concurrent.futures import wait
 
 import jax
@@ -13,11 +14,11 @@ from tiny import QWEN3, STOP_TOKENS
 from tiny_vl import seen_logp
 
 from bapo_jax.groups import Prompt
-from bapo_jax.models import hf
+from bapo_jax.models import gpu_decoding, hf
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.rotary import Rotation
 from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION, Draw, RolloutError, Sampling
-from bapo_jax.rollout import jax_engine, room, slots
+from bapo_jax.rollout import gpu_draw, jax_engine, room, slots
 from bapo_jax.rollout.continued import as_read, continued
 from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.rollout.room import Limits, memory_of, room_for
@@ -79,6 +80,20 @@ def test_log_probs_are_the_trainers(family, temperature, make_policy, prompts, s
     policy = make_policy(**family)
     answers = generate(make_engine(policy), prompts, G, Sampling(temperature, 10), DRAW)
     assert_log_probs_are_the_trainers(answers, prompts, score, policy, temperature)
+
+
+@pytest.mark.slow
+def test_the_ways_of_a_gpu_give_the_trainers_log_probs_in_any_company(policy, prompts, score, monkeypatch):
+    """Their kernel runs in Pallas's interpreter."""
+    ways = slots.Ways(functools.partial(gpu_decoding.attend, interpret=True), gpu_draw.choose)
+    monkeypatch.setattr(slots, 'ways_of', lambda _: ways)
+    slots.sample.clear_cache()
+    try:
+        answers = generate(make_engine(policy), prompts, G, SAMPLING, DRAW)
+        assert_log_probs_are_the_trainers(answers, prompts, score, policy)
+        assert_same(generate(make_engine(policy), prompts[2:3], G, SAMPLING, DRAW), answers[2:3])
+    finally:
+        slots.sample.clear_cache()
 
 
 def test_what_continues_given_tokens_has_the_trainers_log_probs_of_the_whole_response(policy, prompts, score):
