@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh
 
 from bapo_jax.models import decoding, gpu_decoding
-from bapo_jax.rollout import slots
+from bapo_jax.rollout import drawing, slots
 
 POSITIONS = (0, 1, 63, 64, 65, 200)  # tokens before the new one: none, one, and as many as blocks end and begin with
 attend = jax.jit(functools.partial(gpu_decoding.attend, used=None, interpret=True))
@@ -79,4 +79,4 @@ def test_a_token_read_with_it_has_the_hidden_state_that_other_devices_give_it(po
 
 
 def test_a_cpu_keeps_its_own_ways():
-    assert slots.ways_of(Mesh(jax.devices()[:1], 'rows')) == (decoding.attend, slots.choose)
+    assert slots.ways_of(Mesh(jax.devices()[:1], 'rows')) == (decoding.attend, drawing.choose)

@@ -12,13 +12,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from bapo_jax.rollout.slots import BLOCK, likeliest
+from bapo_jax.rollout.drawing import BLOCK, likeliest
 
 _NEVER = float(jnp.finfo(jnp.float32).min)  # the score of a word that is not drawn; with -∞ a block of such words would have no sum
 
 
 def choose(logits_BxV: jax.Array, key_B: jax.Array, greedy: bool, top_p: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """`slots.choose`: the same probabilities, other random numbers."""
+    """`drawing.choose`: the same probabilities, other random numbers."""
     score_BxNxW = in_blocks(logits_BxV)
     sum_BxN = log_sum(score_BxNxW)
     whole_B = log_sum(sum_BxN)

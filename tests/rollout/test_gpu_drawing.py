@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from bapo_jax.rollout import gpu_draw, slots
+from bapo_jax.rollout import gpu_drawing
+from bapo_jax.rollout.drawing import BLOCK
 from benchmarks.sampling import decided_otherwise, logits_of
 
-N, V = 1024, slots.BLOCK + 17
-choose = jax.jit(gpu_draw.choose, static_argnames='greedy')
+N, V = 1024, BLOCK + 17
+choose = jax.jit(gpu_drawing.choose, static_argnames='greedy')
 key_N = jax.random.split(jax.random.key(0), N)
 
 
@@ -27,7 +28,7 @@ def test_a_token_has_the_log_prob_of_the_whole_distribution(greedy, top_p):
 @pytest.mark.parametrize('top_p, share', [(None, [0.1, 0.2, 0.4, 0.3]), (0.6, [0, 0, 4 / 7, 3 / 7])])
 def test_words_come_in_proportion(top_p, share):
     """Four words in two blocks, one of them the last; with `top_p` the likeliest two. Chi-square at the 0.1 % level."""
-    at, share = np.array([5, 700, slots.BLOCK + 3, V - 1]), np.array(share)
+    at, share = np.array([5, 700, BLOCK + 3, V - 1]), np.array(share)
     logits = np.full((N, V), -100, np.float32)
     logits[:, at] = np.log([0.1, 0.2, 0.4, 0.3]) + 3
     token = np.asarray(choose(logits, key_N, greedy=False, top_p=top_p)[0])
