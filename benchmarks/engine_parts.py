@@ -17,7 +17,7 @@ from rich.table import Table
 
 from bapo_jax.models import decoding, hf
 from bapo_jax.models.decoder import ModelConfig
-from bapo_jax.rollout import slots
+from bapo_jax.rollout import drawing, slots
 from bapo_jax.rollout.room import READ, bytes_of_a_token
 
 _TURNS, _REPEATS = 10, 4
@@ -62,7 +62,7 @@ def parts(directory: str, model: ModelConfig, rows: int, prompt_tokens: int, res
         return hidden + decoding.logits(graph, weights, hidden)[:, : hidden.shape[1]].astype(hidden.dtype) * 1e-9
 
     def draw(_, logits):
-        token, logp = slots.choose(logits, jax.random.wrap_key_data(keys), False, None)
+        token, logp = drawing.choose(logits, jax.random.wrap_key_data(keys), False, None)
         return logits + (logp + token)[:, None] * 1e-9
 
     def layers(weights, state):
@@ -77,7 +77,7 @@ def parts(directory: str, model: ModelConfig, rows: int, prompt_tokens: int, res
 
     def step(weights, state):
         hidden, cache = state
-        token, _ = slots.choose(decoding.logits(graph, weights, hidden), jax.random.wrap_key_data(keys), False, None)
+        token, _ = drawing.choose(decoding.logits(graph, weights, hidden), jax.random.wrap_key_data(keys), False, None)
         return decoding.decode(graph, weights, token, position, cache, jnp.max(position) + 1)
 
     q = jnp.asarray(rng.standard_normal((B, 1, model.num_heads, model.head_dim)), model.dtype)

@@ -1,6 +1,6 @@
-"""Every kernel, and the learner's step, through XLA's own compiler for GPUs, of which none is needed: `make gpu-kernels`.
+"""Kernels, the learner's step and the engine's, through XLA's own compiler for GPUs, of which none is needed: `make gpu-kernels`.
 
-Some three minutes; tests/test_gpu_compiled.py has a sample.
+Some four minutes; tests/test_gpu_compiled.py has a sample.
 """
 
 import os
@@ -15,7 +15,7 @@ EVERY = {'A100-80GB': (128, 256), 'L40S': (128,), 'RTX4090': (64,), 'H100': (64,
 KERNELS = """
 import jax, jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
-from bapo_jax.models import gpu_attention
+from bapo_jax.models import gpu_attention, gpu_decoding
 from bapo_jax.config import default_config
 from bapo_jax.targets import find_target
 
@@ -29,7 +29,23 @@ for card, sizes in {sizes}.items():
         arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=SingleDeviceSharding(device)) for shape in shapes]
         segment = jax.ShapeDtypeStruct((1, 256), jnp.int32, sharding=SingleDeviceSharding(device))
         text = jax.jit(jax.grad(loss, (0, 1, 2))).lower(*arrays, segment).compile().as_text()
+        shapes = ((4, 1, 6, H), (4, 2, 1, H), (4, 2, 1, H), (4, 2, 256, H), (4, 2, 256, H))
+        arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=SingleDeviceSharding(device)) for shape in shapes]
+        position = jax.ShapeDtypeStruct((4,), jnp.int32, sharding=SingleDeviceSharding(device))
+        text += jax.jit(gpu_decoding.attend).lower(*arrays, position, None).compile().as_text()
         print(card, H, text.count('custom_call_target="__gpu$xla.gpu.triton"'))
+"""
+ENGINE = """
+import dataclasses
+from bapo_jax.config import default_config
+from bapo_jax.targets import find_target
+from benchmarks.engine_kernels import MODELS, counted, sample_program
+
+mesh = find_target('1xH100', default_config()).mesh
+for layers in (1, 3):
+    model = dataclasses.replace(MODELS['0.5B'], num_layers=layers)
+    count = counted(sample_program(model, mesh).compile().as_text(), model.vocab_size)
+    print(count.launched['kernels'], count.loops, count.scores, count.launched.total())
 """
 STEP = """
 from test_dry_run import MODEL, config
@@ -51,8 +67,8 @@ def output(script):
 
 
 def check_kernels(sizes):
-    """The forward pass and the two of the backward pass compile, for each card and size of head."""
-    assert output(KERNELS.replace('{sizes}', repr(sizes))) == [f'{card} {H} 3' for card in sizes for H in sizes[card]]
+    """The forward pass, the two of the backward pass and the engine's compile, for each card and size of head."""
+    assert output(KERNELS.replace('{sizes}', repr(sizes))) == [f'{card} {H} 4' for card in sizes for H in sizes[card]]
 
 
 def test_every_kernel_compiles_for_every_card():
@@ -61,3 +77,10 @@ def test_every_kernel_compiles_for_every_card():
 
 def test_the_step_compiles_for_four_cards_and_its_memory_is_the_compilers():
     assert output(STEP) == ['4 H100 triton True True None']
+
+
+def test_a_token_is_few_kernels_and_no_loop():
+    """At the sizes of Qwen2.5-0.5B: 10 a layer and 20 more, one of a layer is attention; scores are written once and read once."""
+    one, three = ([int(n) for n in line.split()] for line in output(ENGINE))
+    assert (one[:3], three[:3]) == ([1, 0, 2], [3, 0, 2])
+    assert one[3] <= 30 and three[3] - one[3] <= 2 * 10

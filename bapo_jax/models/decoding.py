@@ -3,6 +3,7 @@
 Each row has its own place in the cache: token i of a row, the prompt's included, has slot i. Rows of any age share a batch, and what
 a row computes does not depend on the others: attention sums over blocks of a fixed size, and a block that a row does not use adds
 exactly 0 to it. A cache may hold the first rows alone. The others compute beside them, so that shapes stay, and count for nothing.
+GPUs attend to the cache otherwise: gpu_decoding.py.
 
 Shapes:  P prompts · L prompt tokens (right-padded) · B rows · A ≤ B rows that the cache holds · S key slots · D width · N query heads
          K key/value heads · H head size · V vocabulary.
@@ -10,6 +11,7 @@ Shapes:  P prompts · L prompt tokens (right-padded) · B rows · A ≤ B rows t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +23,7 @@ from bapo_jax.models.parameters import is_rounded
 from bapo_jax.models.patches import Pixels
 from bapo_jax.models.decoder import Decoder, ImageFeatures, ModelConfig
 
+Attend = Callable[..., tuple[jax.Array, jax.Array, jax.Array]]  # as `attend` here
 BLOCK = 256  # key slots that one sum of attention takes; shorter caches are one block
 
 
@@ -87,32 +90,6 @@ def prefill(
     return last_PxD, KVCache(tuple(keys), tuple(values))
 
 
-def decode(
-    graph: nnx.GraphDef, weights: Weights, token_B: jax.Array, position_B: jax.Array, cache: KVCache, used: jax.Array,
-    shift_B: jax.Array | None = None,
-) -> tuple[jax.Array, KVCache]:  # fmt: skip
-    """Reads one more token of every row; returns its hidden state [B, D] and the cache with it.
-
-    `position_B` counts the row's tokens before it. `used` is the most slots that a row which counts has filled, this one included:
-    more slots are not read. Behind images a row's rotary positions are not its counts: `shift_B` is added to these.
-    """
-    A, B = cache.rows, len(token_B)
-    keys, values, at_A = list(cache.k_AxKxSxH), list(cache.v_AxKxSxH), (jnp.arange(A), slice(None), position_B[:A])
-
-    def attend_in(layer: int):
-        def attend(q_Bx1xNxH, k_BxKx1xH, v_BxKx1xH):
-            keys[layer] = keys[layer].at[at_A].set(k_BxKx1xH[:A, :, 0], unique_indices=True, mode='drop')
-            values[layer] = values[layer].at[at_A].set(v_BxKx1xH[:A, :, 0], unique_indices=True, mode='drop')
-            sum_Ax1xW = attend_to(q_Bx1xNxH[:A], keys[layer], values[layer], position_B[:A] + 1, used)
-            return jnp.pad(sum_Ax1xW, ((0, B - A), (0, 0), (0, 0)))
-
-        return attend
-
-    rotary_B = position_B if shift_B is None else position_B + shift_B
-    hidden_Bx1xD = _forward(graph, weights, token_B[:, None], rotary_B[:, None], attend_in)
-    return hidden_Bx1xD[:, 0], KVCache(tuple(keys), tuple(values))
-
-
 def attend_to(q_Bx1xNxH: jax.Array, k_BxKxSxH: jax.Array, v_BxKxSxH: jax.Array, length_B: jax.Array, used: jax.Array) -> jax.Array:
     """Attention [B, 1, N·H] of one query a row to the row's first `length_B` keys; lengths are at most `used`.
 
@@ -140,6 +117,47 @@ def attend_to(q_Bx1xNxH: jax.Array, k_BxKxSxH: jax.Array, v_BxKxSxH: jax.Array, 
     nothing = (jnp.full((B, K, N // K), jnp.finfo(jnp.float32).min), jnp.zeros((B, K, N // K)), jnp.zeros((B, K, N // K, H)))
     _, total_BxKxG, sum_BxKxGxH = jax.lax.fori_loop(0, -(-used // BLOCK), add_block, nothing)
     return (sum_BxKxGxH / total_BxKxG[..., None]).reshape(B, 1, N * H).astype(q_Bx1xNxH.dtype)
+
+
+def attend(
+    q_Ax1xNxH, k_AxKx1xH, v_AxKx1xH, k_AxKxSxH, v_AxKxSxH, position_A: jax.Array, used: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Writes a new token's keys and values to the cache, and returns `attend_to` it with the cache's two arrays.
+
+    A row has `position` tokens before it. At most `used` keys are in any row that counts.
+    """
+    at_A = jnp.arange(len(position_A)), slice(None), position_A
+    k_AxKxSxH, v_AxKxSxH = (
+        cache.at[at_A].set(new[:, :, 0], unique_indices=True, mode='drop')
+        for cache, new in ((k_AxKxSxH, k_AxKx1xH), (v_AxKxSxH, v_AxKx1xH))
+    )
+    return attend_to(q_Ax1xNxH, k_AxKxSxH, v_AxKxSxH, position_A + 1, used), k_AxKxSxH, v_AxKxSxH
+
+
+def decode(
+    graph: nnx.GraphDef, weights: Weights, token_B: jax.Array, position_B: jax.Array, cache: KVCache, used: jax.Array,
+    shift_B: jax.Array | None = None, attend: Attend = attend,
+) -> tuple[jax.Array, KVCache]:  # fmt: skip
+    """Reads one more token of every row; returns its hidden state [B, D] and the cache with it.
+
+    `position_B` counts the row's tokens before it. `used` is the most slots that a row which counts has filled, this one included:
+    more slots are not read. Behind images a row's rotary positions are not its counts: `shift_B` is added to these. `attend` is the
+    platform's.
+    """
+    A, B = cache.rows, len(token_B)
+    keys, values = list(cache.k_AxKxSxH), list(cache.v_AxKxSxH)
+
+    def attend_in(layer: int):
+        def attend_with_cache(q_Bx1xNxH, k_BxKx1xH, v_BxKx1xH):
+            new = q_Bx1xNxH[:A], k_BxKx1xH[:A], v_BxKx1xH[:A]
+            sum_Ax1xW, keys[layer], values[layer] = attend(*new, keys[layer], values[layer], position_B[:A], used)
+            return jnp.pad(sum_Ax1xW, ((0, B - A), (0, 0), (0, 0)))
+
+        return attend_with_cache
+
+    rotary_B = position_B if shift_B is None else position_B + shift_B
+    hidden_Bx1xD = _forward(graph, weights, token_B[:, None], rotary_B[:, None], attend_in)
+    return hidden_Bx1xD[:, 0], KVCache(tuple(keys), tuple(values))
 
 
 def cache_slots(tokens: int, most: int) -> int:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.decoding import BLOCK as ATTENDED
 from bapo_jax.models.decoding import cache_slots
-from bapo_jax.rollout.slots import BLOCK
+from bapo_jax.rollout.drawing import BLOCK
 
 LINE = 4  # so many times more prompts wait in a device's line than fill its slots
 READ = 8  # prompts that a device reads at once, if its line has as many places

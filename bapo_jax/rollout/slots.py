@@ -4,13 +4,14 @@ Every device has slots of its own and samples them alone: it waits for no other,
 
 Shapes:  B slots of a device, of which the first A have caches and take responses · P prompts in line · Q prompts read at once
          L prompt tokens (right-padded) · G responses a prompt · C places for responses · T most response tokens
-         R slots filled at once · D width · V vocabulary, N blocks of W words; K, S, H as in models/decoding.py.
+         R slots filled at once · D width · V vocabulary; K, S, H as in models/decoding.py.
          Arrays of the whole mesh have the devices' parts one after the other on their first axis.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,13 +19,28 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bapo_jax.models.decoding import KVCache, Weights, decode, empty_cache, logits, look, prefill, unstacked
+from bapo_jax.models.decoding import Attend, KVCache, Weights, attend, decode, empty_cache, logits, look, prefill, unstacked
 from bapo_jax.models.patches import Pixels
 from bapo_jax.models.decoder import ImageFeatures, ModelConfig
 from bapo_jax.parallel import per_device, replicated
+from bapo_jax.rollout import drawing, gpu_drawing
 
 
-BLOCK = 1024  # words of a vocabulary that one cumulative sum takes
+class Ways(NamedTuple):
+    """How devices attend to the cache and choose a token: `attend` of models/decoding.py, `choose` of drawing.py."""
+
+    attend: Attend
+    choose: Callable[[jax.Array, jax.Array, bool, jax.Array | None], tuple[jax.Array, jax.Array]]
+
+
+def ways_of(mesh: Mesh) -> Ways:
+    """Those of the devices of `mesh`: all in which the engine's programs differ between platforms."""
+    if mesh.devices.flat[0].platform != 'gpu':
+        return Ways(attend, drawing.choose)
+    # Imported here, since the import takes seconds and only a GPU needs it.
+    from bapo_jax.models import gpu_decoding
+
+    return Ways(gpu_decoding.attend, gpu_drawing.choose)
 
 
 class Line(NamedTuple):
@@ -153,6 +169,7 @@ def sample(
     With `nucleus`, draws from the likeliest tokens that make up `top_p`; with `greedy`, takes the likeliest token. Log-probs are of
     the whole distribution at `temperature` always.
     """
+    ways = ways_of(mesh)
 
     def of_device(weights, rows, places, line, place_PxG, begun_1, few_1, most, temperature, top_p):
         wanted, (P, G), C = jnp.sum(place_PxG >= 0), place_PxG.shape, len(places.count_C)
@@ -164,10 +181,10 @@ def sample(
             rows, places, steps = state
             key_B = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(rows.key_Bx2), rows.count_B)
             logits_BxV = logits(graph, weights, rows.hidden_BxD) / temperature
-            token_B, logp_B = choose(logits_BxV, key_B, greedy, top_p if nucleus else None)
+            token_B, logp_B = ways.choose(logits_BxV, key_B, greedy, top_p if nucleus else None)
             position_B = rows.prompt_B + rows.count_B
             used = jnp.max(jnp.where(rows.place_B >= 0, position_B + 1, 0))
-            hidden_BxD, cache = decode(graph, weights, token_B, position_B, rows.cache, used, rows.shift_B)
+            hidden_BxD, cache = decode(graph, weights, token_B, position_B, rows.cache, used, rows.shift_B, ways.attend)
             rows, places = written(rows, places, token_B, logp_B, jnp.isin(token_B, jnp.array(stop_tokens)))
             return rows._replace(cache=cache, hidden_BxD=hidden_BxD), places, steps + 1
 
@@ -244,41 +261,3 @@ def refill(rows: Rows, line: Line, place_PxG: jax.Array, begun: jax.Array, wante
         None if rows.shift_B is None else set_(rows.shift_B, line.shift_P[prompt_R]),
     )  # fmt: skip
     return rows, begun + jnp.sum(takes_R)
-
-
-def choose(logits_BxV: jax.Array, key_B: jax.Array, greedy: bool, top_p: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """A token of each row and its log-prob: the likeliest, or one drawn; `top_p` is a share, or None for the whole distribution."""
-    logp_BxV = jax.nn.log_softmax(logits_BxV)
-    if greedy:  # an argmax costs several times what a draw does
-        token_B = jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
-        return token_B, jnp.take_along_axis(logp_BxV, token_B[:, None], axis=1)[:, 0]
-    p_BxV = jnp.exp(logp_BxV)
-    if top_p is not None:
-        falling_BxV = -jnp.sort(-p_BxV, axis=-1)
-        kept_BxV = jnp.cumsum(falling_BxV, axis=-1) - falling_BxV < top_p  # what is before a token makes up less than top_p
-        least_Bx1 = jnp.min(jnp.where(kept_BxV, falling_BxV, jnp.inf), axis=-1, keepdims=True)
-        p_BxV = jnp.where(p_BxV >= least_Bx1, p_BxV, 0)
-    token_B = draw(p_BxV, key_B)
-    return token_B, jnp.take_along_axis(logp_BxV, token_B[:, None], axis=1)[:, 0]
-
-
-def draw(p_BxV: jax.Array, key_B: jax.Array) -> jax.Array:
-    """int32 [B]: a token of each row with probability proportional to p, by uniform numbers: Gumbel noise costs several times as much.
-
-    A float32 sum over a large vocabulary, and 23 random bits for all of it, would miss the probabilities by some thousandths. So a
-    vocabulary of more than one block is drawn from in two steps: a block, and a token within it (benchmarks/sampling.py).
-    """
-    B, V = p_BxV.shape
-    if V <= BLOCK:
-        return look_up(p_BxV, jax.vmap(jax.random.uniform)(key_B))
-    uniform_Bx2 = jax.vmap(lambda key: jax.random.uniform(key, 2))(key_B)
-    p_BxNxW = jnp.pad(p_BxV, ((0, 0), (0, -V % BLOCK))).reshape(B, -1, BLOCK)
-    block_B = look_up(jnp.sum(p_BxNxW, axis=-1), uniform_Bx2[:, 0])
-    of_block_BxW = jnp.take_along_axis(p_BxNxW, block_B[:, None, None], axis=1)[:, 0]
-    return block_B * BLOCK + look_up(of_block_BxW, uniform_Bx2[:, 1])
-
-
-def look_up(p_BxW: jax.Array, uniform_B: jax.Array) -> jax.Array:
-    """int32 [B]: the first place of each row whose cumulative sum exceeds `uniform`, in [0, 1), of the whole sum."""
-    cumulative_BxW = jnp.cumsum(p_BxW, axis=-1)
-    return jnp.sum(cumulative_BxW <= (uniform_B * cumulative_BxW[:, -1])[:, None], axis=-1, dtype=jnp.int32)

@@ -37,6 +37,8 @@ _MONITORS = _of('learner/monitors.py', 'learner/test_monitors.py')
 _SCHEDULE = _of('rollout/schedule.py', 'rollout/test_schedule.py')
 _ROLLOUTS = _of('rollout/rollouts.py', 'rollout/test_rollouts.py')
 _SLOTS = _of('rollout/slots.py', 'rollout/test_jax_engine.py')
+_DRAWING = _of('rollout/drawing.py', 'rollout/test_jax_engine.py')
+_GPU_DRAWING = _of('rollout/gpu_drawing.py', 'rollout/test_gpu_drawing.py')
 _COLLECT = _of('rollout/collect.py', 'rollout/test_collect.py')
 _CONTINUED = _of('rollout/continued.py', 'rollout/test_continued.py')
 _FIDELITY = _of('rollout/fidelity.py', 'rollout/test_fidelity.py')
@@ -142,10 +144,11 @@ MUTANTS = (
               'a refill at exactly B groups'),
     _ROLLOUTS('self._selector.observe(groups[: len(prompts)])', 'self._selector.observe(groups)',
               'the selector sees re-evaluations'),
-    _SLOTS('kept_BxV = jnp.cumsum(falling_BxV, axis=-1) - falling_BxV < top_p',
-           'kept_BxV = jnp.cumsum(falling_BxV, axis=-1) < top_p', 'nucleus sampling drops the last token'),
+    _DRAWING('kept_BxV = jnp.cumsum(falling_BxV, axis=-1) - falling_BxV < top_p',
+             'kept_BxV = jnp.cumsum(falling_BxV, axis=-1) < top_p', 'nucleus sampling drops the last token'),
     _SLOTS('done_B = stopped_B | (count_B == T)', 'done_B = stopped_B | (count_B == T - 1)', 'responses end a token early'),
-    _SLOTS('return block_B * BLOCK + look_up', 'return block_B * BLOCK - 1 + look_up', 'a large vocabulary is off by one'),
+    _DRAWING('return block_B * BLOCK + look_up', 'return block_B * BLOCK - 1 + look_up', 'a large vocabulary is off by one'),
+    _GPU_DRAWING('jnp.where(p_BxV > 0, logits_BxV, _NEVER)', 'logits_BxV', 'a GPU draws from all words with top_p'),
     _COLLECT('if 5 * missing > asked:', 'if 4 * missing > asked:', 'a fifth without a verdict is borne'),
     _COLLECT('budget_s - verify_s)', 'budget_s)', 'the time for verdicts begins anew with each wave'),
     _CONTINUED('np.zeros(given, bool), own.trained_on', 'np.ones(given, bool), own.trained_on', 'given tokens are trained on'),

@@ -1,6 +1,7 @@
 """The in-process engine: what it samples, what it says about it, and what a response depends on."""
 
 import dataclasses
+import functools
 from concurrent.futures import wait
 
 import jax
@@ -13,11 +14,11 @@ from tiny import QWEN3, STOP_TOKENS
 from tiny_vl import seen_logp
 
 from bapo_jax.groups import Prompt
-from bapo_jax.models import hf
+from bapo_jax.models import gpu_decoding, hf
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.rotary import Rotation
 from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION, Draw, RolloutError, Sampling
-from bapo_jax.rollout import jax_engine, room, slots
+from bapo_jax.rollout import drawing, gpu_drawing, jax_engine, room, slots
 from bapo_jax.rollout.continued import as_read, continued
 from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.rollout.room import Limits, memory_of, room_for
@@ -79,6 +80,20 @@ def test_log_probs_are_the_trainers(family, temperature, make_policy, prompts, s
     policy = make_policy(**family)
     answers = generate(make_engine(policy), prompts, G, Sampling(temperature, 10), DRAW)
     assert_log_probs_are_the_trainers(answers, prompts, score, policy, temperature)
+
+
+@pytest.mark.slow
+def test_the_ways_of_a_gpu_give_the_trainers_log_probs_in_any_company(policy, prompts, score, monkeypatch):
+    """Their kernel runs in Pallas's interpreter."""
+    ways = slots.Ways(functools.partial(gpu_decoding.attend, interpret=True), gpu_drawing.choose)
+    monkeypatch.setattr(slots, 'ways_of', lambda _: ways)
+    slots.sample.clear_cache()
+    try:
+        answers = generate(make_engine(policy), prompts, G, SAMPLING, DRAW)
+        assert_log_probs_are_the_trainers(answers, prompts, score, policy)
+        assert_same(generate(make_engine(policy), prompts[2:3], G, SAMPLING, DRAW), answers[2:3])
+    finally:
+        slots.sample.clear_cache()
 
 
 def test_what_continues_given_tokens_has_the_trainers_log_probs_of_the_whole_response(policy, prompts, score):
@@ -333,7 +348,7 @@ def test_top_p_draws_from_the_likeliest_tokens_that_make_up_this_share(make_poli
 
 
 @pytest.mark.parametrize('kind', ['flat', 'Zipf', 'peaked'])
-@pytest.mark.parametrize('V', [slots.BLOCK, 151_936])
+@pytest.mark.parametrize('V', [drawing.BLOCK, 151_936])
 def test_a_large_vocabulary_is_drawn_from_as_exactly_as_one_block(V, kind):
     """Total variation of all that the draw's random numbers give to the float64 softmax; one sum over 151,936 words misses .0005 or more.
 
@@ -341,16 +356,16 @@ def test_a_large_vocabulary_is_drawn_from_as_exactly_as_one_block(V, kind):
     """
     logits = logits_of(kind, V)
     assert total_variation(logits, drawn) < 2**-13
-    if V > slots.BLOCK and kind == 'flat':
+    if V > drawing.BLOCK and kind == 'flat':
         assert total_variation(logits, one_sum) > 2**-13
 
 
 def test_a_draw_in_two_steps_gives_words_of_all_blocks_in_proportion():
     """Four words in four blocks, one of them the last, and weights that do not sum to 1: chi-square at the 0.1 % level."""
-    V, N = 3 * slots.BLOCK + 17, 4096
-    at, p = [5, slots.BLOCK + 7, 2 * slots.BLOCK, V - 1], np.array([0.1, 0.2, 0.3, 0.2])
+    V, N = 3 * drawing.BLOCK + 17, 4096
+    at, p = [5, drawing.BLOCK + 7, 2 * drawing.BLOCK, V - 1], np.array([0.1, 0.2, 0.3, 0.2])
     p_BxV = jnp.zeros((N, V)).at[:, jnp.array(at)].set(jnp.asarray(p, jnp.float32))
-    words = np.asarray(jax.jit(slots.draw)(p_BxV, jax.random.split(jax.random.key(0), N)))
+    words = np.asarray(jax.jit(drawing.draw)(p_BxV, jax.random.split(jax.random.key(0), N)))
     seen = np.array([(words == word).sum() for word in at])
     assert seen.sum() == N
     assert scipy.stats.chisquare(seen, N * p / p.sum()).pvalue > 1e-3
