@@ -41,7 +41,7 @@ HOUSE = (
     ('policies', 'models parallel rollout run'),
     ('bases', 'models tasks'),
     ('memory', 'learner models seen'),
-    ('targets', 'parallel rollout'),
+    ('targets', 'parallel learner rollout'),
     ('advice', 'learner models memory targets'),
 )
 COMMANDS = 'train ending evaluate export follow dry_run report buffers grade sample sft departures'  # the top floor, which may import everything
