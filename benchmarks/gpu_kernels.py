@@ -31,7 +31,6 @@ from bapo_jax.models.gpu_attention import Tile, Tiles
 from benchmarks.timing import device, matrix_rate, require_gpu, seconds_a_call
 
 TOLERANCE = 2e-2  # of the largest value, in bfloat16, which keeps 8 bits
-MOST_SEGMENTS = 4  # of a row here; cuDNN's packed call is compiled for a number of them
 
 
 class Candidate(NamedTuple):
@@ -60,7 +59,7 @@ def pallas_mha(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, interpret: bool 
     return out_BxTxNxH.reshape(B, T, N * H)
 
 
-def cudnn(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT):
+def cudnn_public(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT):
     """JAX's public call of cuDNN: one segment a row, with its length."""
     B, T, N, H = q_BxTxNxH.shape
     length_B = jnp.sum(segment_BxT > 0, axis=1, dtype=jnp.int32)
@@ -69,28 +68,6 @@ def cudnn(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT):
         query_seq_lengths=length_B, key_value_seq_lengths=length_B,
     )  # fmt: skip
     return out_BxTxNxH.reshape(B, T, N * H)
-
-
-def cudnn_packed(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT):
-    """JAX's private call of cuDNN for packed rows. Keys are repeated: jax 0.10.2 gives it wrong offsets for grouped queries."""
-    from jax._src.cudnn import fused_attention_stablehlo as fused
-
-    B, T, N, H = q_BxTxNxH.shape
-    length_BxM, offset_BxM1 = lengths_and_offsets(segment_BxT)
-    out_BxTxNxH = fused.dot_product_attention(
-        q_BxTxNxH, *_repeated(N, k_BxKxTxH, v_BxKxTxH), q_seqlen=length_BxM, kv_seqlen=length_BxM, q_offsets=offset_BxM1,
-        kv_offsets=offset_BxM1, scale=H**-0.5, mask_type=fused.MaskType.PADDING_CAUSAL,
-    )  # fmt: skip
-    return out_BxTxNxH.reshape(B, T, N * H)
-
-
-def lengths_and_offsets(segment_BxT) -> tuple[jax.Array, jax.Array]:
-    """int32 [B, M] and [B, M + 1]: length and start of the segments 1 to M of each row, -1 where there is none."""
-    number_M = jnp.arange(1, MOST_SEGMENTS + 1, dtype=segment_BxT.dtype)
-    length_BxM = jnp.sum(segment_BxT[:, None] == number_M[None, :, None], axis=2, dtype=jnp.int32)
-    start_BxM = jnp.cumsum(length_BxM, axis=1) - length_BxM
-    length_BxM, start_BxM = (jnp.where(length_BxM > 0, x, -1) for x in (length_BxM, start_BxM))
-    return length_BxM, jnp.pad(start_BxM, ((0, 0), (0, 1)), constant_values=-1)
 
 
 def tokamax(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, implementation: str = 'mosaic_gpu'):
@@ -115,8 +92,8 @@ def _repeated(N: int, *keys_BxKxTxH) -> list[jax.Array]:
 CANDIDATES = {
     'triton': Candidate(gpu_attention.attention),
     'pallas mha': Candidate(pallas_mha),
-    'cudnn': Candidate(cudnn, packs=False),
-    'cudnn packed': Candidate(cudnn_packed),
+    'cudnn': Candidate(attention.cudnn),
+    'cudnn public': Candidate(cudnn_public, packs=False),
     'tokamax': Candidate(tokamax),
     'xla': Candidate(attention.xla),
     'triton wide': ours((128, 128, 8, 2), (128, 128, 8, 2), (64, 128, 8, 2)),
