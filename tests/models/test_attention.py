@@ -28,7 +28,7 @@ TOLERANCE = 1e-5
 
 
 def by_offsets(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, q_seqlen, kv_seqlen, q_offsets, kv_offsets, scale):
-    """cuDNN's packed call as JAX documents it, over the offsets that JAX itself makes of its arguments; NaN outside of segments."""
+    """cuDNN's packed call as JAX documents it, over the offsets that JAX itself makes of its arguments; NaN outside of segments, gradients too."""
     (B, T, N, H), K = q_BxTxNxH.shape, k_BxTxKxH.shape[2]
     lengths_and_begins = fused._fix_seqlen_offsets(q_seqlen, kv_seqlen, q_offsets, kv_offsets, q_BxTxNxH, k_BxTxKxH)
     q_length, kv_length, q_begin, kv_begin = (x.reshape(-1) for x in lengths_and_begins)
@@ -41,12 +41,23 @@ def by_offsets(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, q_seqlen, kv_seqlen, q_offsets, 
         return jnp.where(inside_CxM.any(1), 1 + inside_CxM.argmax(1), 0)
 
     of_query_C, of_key_C = segment_of(q_begin, q_length, N * H), segment_of(kv_begin, kv_length, K * H)
+    written_BxTx1x1 = (of_query_C > 0).reshape(B, T, 1, 1)
+    q_BxTxNxH, k_BxTxKxH, v_BxTxKxH = (with_its_gradient_where(written_BxTx1x1, x) for x in (q_BxTxNxH, k_BxTxKxH, v_BxTxKxH))
     sees_CxC = (of_query_C[:, None] == of_key_C[None]) & (token_C[:, None] >= token_C[None])
     k_CxNxH, v_CxNxH = (jnp.repeat(x, N // K, axis=2).reshape(B * T, N, H).astype(jnp.float32) for x in (k_BxTxKxH, v_BxTxKxH))
     score_NxCxC = jnp.einsum('cnh,dnh->ncd', q_BxTxNxH.reshape(B * T, N, H).astype(jnp.float32), k_CxNxH) * scale
     weight_NxCxC = jax.nn.softmax(jnp.where(sees_CxC[None], score_NxCxC, jnp.finfo(jnp.float32).min), axis=-1)
-    out_CxNxH = jnp.where((of_query_C > 0)[:, None, None], jnp.einsum('ncd,dnh->cnh', weight_NxCxC, v_CxNxH), jnp.nan)
-    return out_CxNxH.reshape(q_BxTxNxH.shape).astype(q_BxTxNxH.dtype)
+    out_BxTxNxH = jnp.einsum('ncd,dnh->cnh', weight_NxCxC, v_CxNxH).reshape(q_BxTxNxH.shape).astype(q_BxTxNxH.dtype)
+    return jnp.where(written_BxTx1x1, out_BxTxNxH, jnp.nan)
+
+
+@jax.custom_vjp
+def with_its_gradient_where(written, x):
+    """`x`. Its gradient is NaN where nothing is written."""
+    return x
+
+
+with_its_gradient_where.defvjp(lambda written, x: (x, written), lambda written, g: (None, jnp.where(written, g, jnp.nan)))
 
 
 KERNELS = {
@@ -278,9 +289,9 @@ def test_cudnns_lengths_and_starts_by_hand(monkeypatch):
 
 def test_a_row_of_more_segments_than_cudnn_is_compiled_for_is_no_number(monkeypatch):
     monkeypatch.setattr(cudnn_attention, 'SEGMENTS', 2)
-    q, k, v, segment = inputs([[(1, 20), (2, 20), (3, 24)], [(1, 20), (2, 44)]])
+    q, k, v, segment = inputs([[(1, 20), (2, 20), (3, 24)], [(1, 20), (2, 40), (0, 4)]])
     out = np.asarray(jax.jit(KERNELS['cudnn'])(q, k, v, segment))
-    assert np.isnan(out[0]).all() and np.isfinite(out[1]).all()
+    assert np.isnan(out[0]).all() and np.isfinite(out[1]).all() and not out[1, 60:].any()
 
 
 @pytest.mark.parametrize(
