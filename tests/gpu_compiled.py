@@ -76,8 +76,9 @@ def output(script):
 
 def check_kernels(every):
     """The forward pass and the backward pass compile, for each kernel, card and size of head, to the kernel's own calls."""
-    lines = [f'{kernel} {card} {H} {CALLS.get(kernel, "")}'.strip() for kernel in every for card in every[kernel] for H in every[kernel][card]]
-    assert [line.strip() for line in output(KERNELS.replace('{every}', repr(every)))] == lines
+    sizes = [(kernel, card, H) for kernel, cards in every.items() for card in cards for H in cards[card]]
+    lines = output(KERNELS.replace('{every}', repr(every)))
+    assert lines == [f'{kernel} {card} {H} {CALLS.get(kernel, "")}'.strip() for kernel, card, H in sizes]
 
 
 def test_every_kernel_compiles_for_every_card():
