@@ -34,6 +34,7 @@ from bapo_jax.learner.learner import Learner, choose_kernel
 from bapo_jax.learner.objective import REFERENCE, objective_of
 from bapo_jax.learner.packing import most_groups
 from bapo_jax.models import hf
+from bapo_jax.models.attention import described
 from bapo_jax.models.patches import Grid
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.inputs import read_inputs
@@ -90,7 +91,7 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
         f'{c.learner.micro_batch_rows} rows of {c.learner.row_tokens:,} tokens at once'
     )
     sizes = ' × '.join(f'{axis} {n}' for axis, n in mesh.shape.items())
-    print(f'mesh       {sizes} on {result.target.name}; attention {result.kernel}')
+    print(f'mesh       {sizes} on {result.target.name}; attention {described(result.kernel)}')
     if result.compile_s is None:
         print('compile    nothing; activations are estimated as in docs/memory.md. A card by name (4xH100) is compiled for, '
               'after `make gpu-compiler`, with PYTHONPATH=.gpu-compiler')  # fmt: skip
@@ -176,6 +177,8 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequen
     """
     target = find_target(topology, config, compiles)
     kernel = choose_kernel(config, model, target.mesh, target.platform)
+    if target.card and kernel == 'cudnn':  # it asks a card what it can do, and plans its memory there
+        target = find_target(topology, config, compiles=False)
     a_copy = _bytes_of_a_copy(model, target.mesh)
     frozen = 0 if config.mesh.frozen_on_host else _bytes_of_a_copy(model, target.mesh, model.dtype)
     memory = {'α, the rollout policy': frozen}

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import mesh_utils, multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from bapo_jax.models.parameters import PARAMETERS, VISION_PARAMETERS
 
@@ -136,6 +136,13 @@ def device_memory(devices: Sequence[jax.Device]) -> int | None:
     if devices[0].platform == 'cpu':
         return min([os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'), *_limits_of_containers()]) // len(devices)
     return (devices[0].memory_stats() or {}).get('bytes_limit')
+
+
+def capability(mesh: Mesh | AbstractMesh) -> tuple[int, int] | None:
+    """The compute capability of a mesh's CUDA cards; None for other devices, and for cards that nothing describes."""
+    said = getattr(mesh.devices.flat[0], 'compute_capability', '') if isinstance(mesh, Mesh) else ''
+    major, _, minor = said.partition('.')
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
 
 
 def _limits_of_containers() -> Iterator[int]:

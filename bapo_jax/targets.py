@@ -53,6 +53,8 @@ CARDS = {
     'H200': Card(139.8, (9, 0), 132, 128, 228, 50, 4800, 1.98, 450, 'NVIDIA H200'),
     'B200': Card(178.3, (10, 0), 148, 128, 228, 126, 8000, 1.965, 900, 'NVIDIA B200'),
 }
+# Where JAX knows a card by another name. Since 0.12 it takes the capability of a card that is not there from its own list of names.
+_KINDS = {'L40S': 'L40', 'RTX4090': 'GeForce RTX 4090'}
 _GPUS = re.compile(rf'(?:(\d+)x)?(\d+)x({"|".join(CARDS)})')
 
 
@@ -152,7 +154,7 @@ def as_xla_reads_it(name: str, card: Card) -> str:
         f'core_count: {card.cores} fpus_per_core: {card.lanes} memory_bandwidth: {int(card.gb_per_s * GB)} '
         f'l2_cache_size: {card.l2_mib * 2**20} clock_rate_ghz: {card.ghz} device_memory_size: {int(card.gib * 2**30)} '
         f'cuda_compute_capability {{ major: {major} minor: {minor} {features} }} }} '
-        f'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} device_description_str: "NVIDIA {name}"'
+        f'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} device_description_str: "NVIDIA {_KINDS.get(name, name)}"'
     )
 
 

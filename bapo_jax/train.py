@@ -32,6 +32,7 @@ from bapo_jax.hosts import Hosts, join, naming_losses, part
 from bapo_jax.inputs import read_inputs
 from bapo_jax.learner.learner import Learner, build_learner
 from bapo_jax.learner.objective import PROXIMAL
+from bapo_jax.models.attention import described
 from bapo_jax.models.hf import architecture
 from bapo_jax.parallel import describe_devices
 from bapo_jax.replay.bapo import Bapo
@@ -198,7 +199,7 @@ def start_or_continue(s: Setup, workdir: Path) -> Run:
             f'{len(s.training_prompts):,} prompts, {s.schedule.steps} steps of {c.learner.batch_groups} prompts × '
             f'{c.rollout.group_size} responses; method {c.method}: v={c.rollout.sync_every}, anchor {c.learner.anchor}, '
             f'filter {c.replay.fresh_filter}, X2 {c.replay.use_x2}, X3 {c.replay.use_x3}; on '
-            f'{describe_devices(learner.parameters)}, attention {learner.kernel}',
+            f'{describe_devices(learner.parameters)}, attention {described(learner.kernel)}',
             *filter(None, [levels_in_words(c.replay, c.rollout.group_size)]), sep='\n', flush=True,
         )  # fmt: skip
     return Run(

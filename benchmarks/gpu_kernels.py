@@ -1,6 +1,7 @@
 """One attention kernel on a GPU: whether it computes the equations there, and its speed.
 
     python benchmarks/gpu_kernels.py triton          # ours; --help lists the others
+    PYTHONPATH=.:.gpu-compiler python benchmarks/gpu_kernels.py triton --absent=H100      # compiled for a card that is not there
     python benchmarks/gpu_kernels.py triton --tiny --any-device      # small shapes in Pallas's interpreter, on a CPU
 
 Prints one JSON object: the equation tests, each with its largest error over the largest value, and FLOP/s by useful work for every
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,13 +27,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, i
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from bapo_jax.models import attention, gpu_attention
 from bapo_jax.models.gpu_attention import Tile, Tiles
+from bapo_jax.parallel import per_device
 from benchmarks.timing import device, matrix_rate, require_gpu, seconds_a_call
 
 TOLERANCE = 2e-2  # of the largest value, in bfloat16, which keeps 8 bits
-MOST_SEGMENTS = 4  # of a row here; cuDNN's packed call is compiled for a number of them
 
 
 class Candidate(NamedTuple):
@@ -60,7 +63,7 @@ def pallas_mha(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, interpret: bool 
     return out_BxTxNxH.reshape(B, T, N * H)
 
 
-def cudnn(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT):
+def cudnn_public(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT):
     """JAX's public call of cuDNN: one segment a row, with its length."""
     B, T, N, H = q_BxTxNxH.shape
     length_B = jnp.sum(segment_BxT > 0, axis=1, dtype=jnp.int32)
@@ -69,28 +72,6 @@ def cudnn(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT):
         query_seq_lengths=length_B, key_value_seq_lengths=length_B,
     )  # fmt: skip
     return out_BxTxNxH.reshape(B, T, N * H)
-
-
-def cudnn_packed(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT):
-    """JAX's private call of cuDNN for packed rows. Keys are repeated: jax 0.10.2 gives it wrong offsets for grouped queries."""
-    from jax._src.cudnn import fused_attention_stablehlo as fused
-
-    B, T, N, H = q_BxTxNxH.shape
-    length_BxM, offset_BxM1 = lengths_and_offsets(segment_BxT)
-    out_BxTxNxH = fused.dot_product_attention(
-        q_BxTxNxH, *_repeated(N, k_BxKxTxH, v_BxKxTxH), q_seqlen=length_BxM, kv_seqlen=length_BxM, q_offsets=offset_BxM1,
-        kv_offsets=offset_BxM1, scale=H**-0.5, mask_type=fused.MaskType.PADDING_CAUSAL,
-    )  # fmt: skip
-    return out_BxTxNxH.reshape(B, T, N * H)
-
-
-def lengths_and_offsets(segment_BxT) -> tuple[jax.Array, jax.Array]:
-    """int32 [B, M] and [B, M + 1]: length and start of the segments 1 to M of each row, -1 where there is none."""
-    number_M = jnp.arange(1, MOST_SEGMENTS + 1, dtype=segment_BxT.dtype)
-    length_BxM = jnp.sum(segment_BxT[:, None] == number_M[None, :, None], axis=2, dtype=jnp.int32)
-    start_BxM = jnp.cumsum(length_BxM, axis=1) - length_BxM
-    length_BxM, start_BxM = (jnp.where(length_BxM > 0, x, -1) for x in (length_BxM, start_BxM))
-    return length_BxM, jnp.pad(start_BxM, ((0, 0), (0, 1)), constant_values=-1)
 
 
 def tokamax(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, implementation: str = 'mosaic_gpu'):
@@ -115,8 +96,8 @@ def _repeated(N: int, *keys_BxKxTxH) -> list[jax.Array]:
 CANDIDATES = {
     'triton': Candidate(gpu_attention.attention),
     'pallas mha': Candidate(pallas_mha),
-    'cudnn': Candidate(cudnn, packs=False),
-    'cudnn packed': Candidate(cudnn_packed),
+    'cudnn': Candidate(attention.cudnn),
+    'cudnn public': Candidate(cudnn_public, packs=False),
     'tokamax': Candidate(tokamax),
     'xla': Candidate(attention.xla),
     'triton wide': ours((128, 128, 8, 2), (128, 128, 8, 2), (64, 128, 8, 2)),
@@ -230,14 +211,42 @@ def speeds(candidate: Candidate, *, B: int = 4, tokens=(8192, 10_240), heads=((1
                 yield row
 
 
+def planned(candidate: Candidate, card: str, *, B: int = 8, T: int = 10_240, N: int = 12, K: int = 2, H: int = 128) -> dict[str, Any]:
+    """What XLA's compiler makes of forward and backward for a card that is not there: calls of kernels, and temporary GB.
+
+    cuDNN makes its own program, and the room that it needs, on a card: neither is in it.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    from bapo_jax.config import default_config
+    from bapo_jax.targets import find_target, for_absent_devices
+
+    for_absent_devices()
+    # JAX asks the card what it can do.
+    fused.check_cudnn_version, fused.check_compute_capability = lambda: 92_800, lambda least: True
+    fused.is_cuda_compute_capability_equal = lambda capability: False
+    mesh, whole = find_target(f'1x{card}', default_config()).mesh, PartitionSpec()
+    shapes = {(B, T, N, H): 'bfloat16', (B, K, T, H): 'bfloat16', (B, T): 'int32'}
+    q, k, segment = (jax.ShapeDtypeStruct(s, dtype, sharding=NamedSharding(mesh, whole)) for s, dtype in shapes.items())
+    attend = per_device(candidate.kernel, mesh, (whole,) * 4, whole)
+    gradients = jax.grad(lambda q, k, v, segment: attend(q, k, v, segment).astype(jnp.float32).sum(), (0, 1, 2))
+    compiled = jax.jit(gradients).lower(q, k, k, segment).compile()
+    calls = re.findall(r'custom_call_target="([^"]*)"', compiled.as_text())
+    return {'card': card, 'calls': calls, 'temporary_gb': compiled.memory_analysis().temp_size_in_bytes / 1e9}
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('candidate', choices=CANDIDATES)
     parser.add_argument('--tiny', action='store_true', help='small shapes; Pallas kernels in the interpreter where there is no GPU')
     parser.add_argument('--any-device', action='store_true', help='run on a CPU too')
+    parser.add_argument('--absent', default='', help='compile for such a card of bapo_jax/targets.py, and run nothing')
     asked = parser.parse_args(arguments)
-    require_gpu(asked.any_device)
     candidate = CANDIDATES[asked.candidate]
+    if asked.absent:
+        print(json.dumps({'candidate': asked.candidate, 'jax': jax.__version__, **planned(candidate, asked.absent)}))
+        return
+    require_gpu(asked.any_device)
     if asked.tiny and jax.devices()[0].platform != 'gpu' and asked.candidate.startswith(('triton', 'pallas')):
         candidate = candidate._replace(kernel=functools.partial(candidate.kernel, interpret=True))
     shapes: dict[str, Any] = {'heads': ((4, 2),), 'H': 16} if asked.tiny else {}

@@ -34,7 +34,7 @@ from bapo_jax.files import write_text
 
 PART_S = 470.0  # of a part, so that it ends within 8 minutes
 # Candidates of gpu_kernels.py: kernels against each other, and settings of ours to try.
-KERNELS = ('triton', 'cudnn packed', 'tokamax', 'cudnn', 'pallas mha', 'xla')
+KERNELS = ('triton', 'cudnn', 'tokamax', 'cudnn public', 'pallas mha', 'xla')
 TILES = ('triton wide', 'triton narrow', 'triton deep')
 SHAPES = tuple((tokens, heads) for tokens in (8192, 10_240) for heads in ('12/2', '16/8'))
 STEPS = {  # a training step: about 65,000 tokens a micro-batch

@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument('--tokens', type=int, default=256, help='in a row')
     parser.add_argument('--rows', type=int, default=4, help='in a micro-batch')
     parser.add_argument('--micro_batches', type=int, default=2, help='in an optimizer step')
-    parser.add_argument('--attention', choices=attention.KERNELS, default='auto')
+    parser.add_argument('--attention', choices=('auto', *attention.KERNELS), default='auto')
     parser.add_argument('--remat', choices=REMAT, default='full', help='what the backward pass recomputes')
     parser.add_argument('--head_tokens', type=int, default=Tile().tokens, help='of a tile of logits')
     parser.add_argument('--steps', type=int, default=5)
@@ -108,7 +108,9 @@ def compiled_step(asked: argparse.Namespace, model: ModelConfig, rows: Rows):
     What knows how the learner is put together stands here.
     """
     mesh = parallel.make_mesh(1, 1, 1, jax.devices()[:1])
-    kernel = attention.choose(asked.attention, mesh.devices.flat[0].platform, model, row_tokens=asked.tokens, tensor=1)
+    kernel = attention.choose(
+        asked.attention, mesh.devices.flat[0].platform, model, row_tokens=asked.tokens, tensor=1, capability=parallel.capability(mesh)
+    )
     graph, shapes = abstract_params(model)
     optimizer, objective = clipped_adamw(1e-6, LEARNER), objective_of(LEARNER)
     compute = Compute(attention.packed(kernel), asked.remat, tile=Tile(asked.head_tokens))

@@ -9,32 +9,57 @@ import sys
 
 from small_run import ROOT
 
+from bapo_jax.models import attention
+
 COMPILER = ROOT / '.gpu-compiler'
 # Sizes of heads: those that have tiles of their own, on the card with the least shared memory that takes them, and on newer ones.
-EVERY = {'A100-80GB': (128, 256), 'L40S': (128,), 'RTX4090': (64,), 'H100': (64, 128, 256), 'H200': (128,), 'B200': (64, 128, 256)}
+EVERY = {
+    'triton': {
+        'A100-80GB': (128, 256), 'L40S': (128,), 'RTX4090': (64,), 'H100': (64, 128, 256), 'H200': (128,), 'B200': (64, 128, 256),
+    },
+    'cudnn': {'H100': (64, 128, 256), 'B200': (64, 128, 256)},
+    'xla': {'A100-80GB': (128,), 'H100': (128,), 'B200': (128,)},
+}  # fmt: skip
 KERNELS = """
+import re, types
 import jax, jax.numpy as jnp
-from jax.sharding import SingleDeviceSharding
-from bapo_jax.models import gpu_attention, gpu_decoding
+from jax._src.cudnn import fused_attention_stablehlo as fused
+from jax.sharding import PartitionSpec
+from bapo_jax import parallel
 from bapo_jax.config import default_config
+from bapo_jax.models import attention, gpu_decoding
 from bapo_jax.targets import find_target
 
-def loss(q, k, v, segment):
-    return gpu_attention.attention(q, k, v, segment).astype(jnp.float32).sum()
+# JAX asks the card and its library what they can do, and here is neither. What XLA then makes ends at a call of cuDNN, whose own
+# program a card's library makes.
+fused.check_cudnn_version = lambda: 92800
+fused.check_compute_capability = lambda least: True
+fused.is_cuda_compute_capability_equal = lambda capability: False
+TARGET = re.compile('custom_call_target="(?:__gpu[$]xla[.]gpu[.])?([^"]*)"')
 
-for card, sizes in {sizes}.items():
-    device = find_target('1x' + card, default_config()).mesh.devices.flat[0]
-    for H in sizes:
-        shapes = ((1, 256, 4, H), (1, 2, 256, H), (1, 2, 256, H))
-        arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=SingleDeviceSharding(device)) for shape in shapes]
-        segment = jax.ShapeDtypeStruct((1, 256), jnp.int32, sharding=SingleDeviceSharding(device))
-        text = jax.jit(jax.grad(loss, (0, 1, 2))).lower(*arrays, segment).compile().as_text()
-        shapes = ((4, 1, 6, H), (4, 2, 1, H), (4, 2, 1, H), (4, 2, 256, H), (4, 2, 256, H))
-        arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=SingleDeviceSharding(device)) for shape in shapes]
-        position = jax.ShapeDtypeStruct((4,), jnp.int32, sharding=SingleDeviceSharding(device))
-        text += jax.jit(gpu_decoding.attend).lower(*arrays, position, None).compile().as_text()
-        print(card, H, text.count('custom_call_target="__gpu$xla.gpu.triton"'))
+for kernel, cards in {every}.items():
+    for card, sizes in cards.items():
+        mesh = find_target('1x' + card, default_config()).mesh
+        for H in sizes:
+            model = types.SimpleNamespace(num_heads=4, num_kv_heads=2, head_dim=H, dtype='bfloat16')
+            named = attention.choose(kernel, 'gpu', model, row_tokens=256, tensor=1, capability=parallel.capability(mesh))
+            none = PartitionSpec()
+            attend = parallel.per_device(attention.packed(named), mesh, (none,) * 4, none)
+            loss = lambda q, k, v, segment: attend(q, k, v, segment).astype(jnp.float32).sum()
+            sharding = jax.sharding.NamedSharding(mesh, none)
+            shapes = ((1, 256, 4, H), (1, 2, 256, H), (1, 2, 256, H))
+            arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding) for shape in shapes]
+            segment = jax.ShapeDtypeStruct((1, 256), jnp.int32, sharding=sharding)
+            text = jax.jit(jax.grad(loss, (0, 1, 2))).lower(*arrays, segment).compile().as_text()
+            if named == 'triton':  # beside it the in-process engine's
+                shapes = ((4, 1, 6, H), (4, 2, 1, H), (4, 2, 1, H), (4, 2, 256, H), (4, 2, 256, H))
+                arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding) for shape in shapes]
+                position = jax.ShapeDtypeStruct((4,), jnp.int32, sharding=sharding)
+                text += jax.jit(gpu_decoding.attend).lower(*arrays, position, None).compile().as_text()
+            calls = sorted(name for name in TARGET.findall(text) if name == 'triton' or name.startswith('__cudnn'))
+            print(kernel, card, H, *calls)
 """
+CALLS = {'triton': 'triton triton triton triton', 'cudnn': '__cudnn$fmhaSoftmax __cudnn$fmhaSoftmaxBackward'}
 ENGINE = """
 import dataclasses
 from bapo_jax.config import default_config
@@ -66,12 +91,15 @@ def output(script):
     return done.stdout.splitlines()
 
 
-def check_kernels(sizes):
-    """The forward pass, the two of the backward pass and the engine's compile, for each card and size of head."""
-    assert output(KERNELS.replace('{sizes}', repr(sizes))) == [f'{card} {H} 4' for card in sizes for H in sizes[card]]
+def check_kernels(every):
+    """The forward pass and the backward pass compile, for each kernel, card and size of head, to the kernel's own calls; with `triton` the engine's too."""
+    sizes = [(kernel, card, H) for kernel, cards in every.items() for card in cards for H in cards[card]]
+    lines = output(KERNELS.replace('{every}', repr(every)))
+    assert lines == [f'{kernel} {card} {H} {CALLS.get(kernel, "")}'.strip() for kernel, card, H in sizes]
 
 
 def test_every_kernel_compiles_for_every_card():
+    assert set(EVERY) == {name for name, row in attention.KERNELS.items() if row.platform in ('', 'gpu')}
     check_kernels(EVERY)
 
 

@@ -33,7 +33,7 @@ def a_config(**changes):
         ({'rollout__top_p': 0.95}, r'rollout\.top_p=0\.95.*incomparable'),
         ({'rollout__top_k': 20}, r'rollout\.top_k=20.*incomparable'),
         ({'model__path': ''}, r'model\.path is empty'),
-        ({'model__attention': 'cudnn'}, r"model\.attention='cudnn'.*auto, xla, splash, triton"),
+        ({'model__attention': 'flash'}, r"model\.attention='flash'.*auto, xla, splash, triton, cudnn"),
         ({'steps': 0, 'epochs': 0}, r'steps and epochs are both 0'),
         ({'learner__anchor': 'old'}, r"learner\.anchor='old'.*behaviour, proximal, decoupled"),
         ({'learner__kl_target': 'alpha'}, r'learner\.kl_target'),

@@ -249,7 +249,8 @@ class Learner:
 
     def _cut(self, batch: Batch, order: np.ndarray) -> list[Part]:
         """The mini-batches of one pass, and their images."""
-        parts = cut(batch, order, self._config, self._micro_batches, self._shared)
+        most = attention.KERNELS[self.kernel].most_segments
+        parts = cut(batch, order, self._config, self._micro_batches, self._shared, most_segments=most)
         return [part._replace(seen=self._see([g.prompt for g in part.batch.groups])) for part in parts]
 
     def _see(self, prompts: Sequence[Prompt]) -> Seen | None:
@@ -329,5 +330,5 @@ def choose_kernel(config: ConfigDict, model: ModelConfig, mesh: Mesh | AbstractM
         )
     return attention.choose(
         config.model.attention, platform, model, row_tokens=config.learner.row_tokens, tensor=mesh.shape['tensor'],
-        slot_tokens=config.learner.slot_tokens,
+        slot_tokens=config.learner.slot_tokens, capability=parallel.capability(mesh),
     )

@@ -125,10 +125,13 @@ def most_groups(config: Any) -> int:
     return min(groups, config.batch_groups)
 
 
-def cut(batch: Batch, order: np.ndarray, config: Any, micro_batches: int = 1, shared: int = 0) -> list[Part]:
+def cut(
+    batch: Batch, order: np.ndarray, config: Any, micro_batches: int = 1, shared: int = 0, *, most_segments: int | None = None
+) -> list[Part]:
     """The mini-batches of one pass over a batch, its groups taken in `order`; `config` is the learner's part of the config.
 
-    Each has a multiple of `micro_batches` of them. With `shared` > 0, a row begins with a prompt of up to so many tokens.
+    Each has a multiple of `micro_batches` of them. With `shared` > 0, a row begins with a prompt of up to so many tokens. No other row
+    has more than `most_segments` sequences.
     """
     parts = []
     for indices in mini_batches(len(batch.groups), config.mini_batch_groups, config.partial_mini_batch):
@@ -138,7 +141,7 @@ def cut(batch: Batch, order: np.ndarray, config: Any, micro_batches: int = 1, sh
             rows = rows_of_slots(lengths, shared=shared, slot=config.slot_tokens, row_tokens=config.row_tokens)
         else:
             lengths = [len(g.prompt.tokens) + len(r.tokens) for g in of_part.groups for r in g.responses]
-            rows = rows_end_to_end(lengths, config.row_tokens)
+            rows = rows_end_to_end(lengths, config.row_tokens, most_segments)
         layout = lay_out(rows, row_tokens=config.row_tokens, rows=config.micro_batch_rows, multiple=micro_batches)
         parts.append(Part(order[indices], of_part, layout))
     return parts
@@ -152,8 +155,8 @@ class Row(NamedTuple):
     token: np.ndarray
 
 
-def rows_end_to_end(lengths: Sequence[int], row_tokens: int) -> list[Row]:
-    """Packs sequences of these lengths, each with a prompt of its own.
+def rows_end_to_end(lengths: Sequence[int], row_tokens: int, most_segments: int | None = None) -> list[Row]:
+    """Packs sequences of these lengths, each with a prompt of its own, at most `most_segments` into a row.
 
     Raises ValueError for a sequence longer than `row_tokens`.
     """
@@ -168,6 +171,7 @@ def rows_end_to_end(lengths: Sequence[int], row_tokens: int) -> list[Row]:
         length_struct={'token': row_tokens},
         num_packing_bins=len(sequences),
         shuffle_bins=False,
+        max_sequences_per_bin=most_segments,
     )
     names = ('token_segment_ids', 'token_positions', 'token')  # Grain's
     return [Row(*(row[name] for name in names)) for row in packed if row['token_segment_ids'][0]]

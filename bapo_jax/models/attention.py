@@ -8,7 +8,10 @@ No kernel forms [T, T] scores for a long row, forward or backward. Padding is se
 
     xla      any device: query blocks, each recomputed in the backward pass
     splash   TPU: Pallas splash attention
-    triton   GPU: our own flash attention, gpu_attention.py. cuDNN's is no choice: JAX's public call takes no segment ids.
+    triton   GPU: our own flash attention, gpu_attention.py
+    cudnn    GPU, Hopper and later: cuDNN's, cudnn_attention.py
+
+The table KERNELS, below the functions, says where each runs, and which `auto` takes.
 
 Shapes:  B rows · T tokens in a row · S keys seen · Q queries of a block · M blocks
          N query heads · K key/value heads · G = N/K · H head size
@@ -17,58 +20,19 @@ Shapes:  B rows · T tokens in a row · S keys seen · Q queries of a block · M
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from bapo_jax.models import cudnn_attention
 from bapo_jax.models.remat import ATTENTION, kept
 
-KERNELS = ('auto', 'xla', 'splash', 'triton')
 Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 
-_AUTO = {'cpu': 'xla', 'gpu': 'triton', 'tpu': 'splash'}
-_PLATFORM = {kernel: platform for platform, kernel in _AUTO.items() if kernel != 'xla'}
-_ROW_MULTIPLE = {'splash': 128, 'triton': 1}  # the smallest tile of tokens of each kernel; ours pads to whole ones
-_HEAD_MULTIPLE = {'splash': 32, 'triton': 1}
 _XLA_BLOCK = 512  # the most queries whose scores exist at once
-
-
-def choose(name: str, platform: str, model: Any, *, row_tokens: int, tensor: int, slot_tokens: int = 0) -> str:
-    """The kernel that `name` means on `platform` ('cpu', 'gpu', 'tpu') for that ModelConfig, heads split `tensor` ways.
-
-    Raises ValueError, naming the field, the reason and the remedy, where the kernel cannot run there or refuses the shapes. No
-    other kernel replaces it.
-    """
-    kernel = _AUTO[platform] if name == 'auto' else name
-    problem, rows, heads = '', _ROW_MULTIPLE.get(kernel, 1), _HEAD_MULTIPLE.get(kernel, 1)
-    if kernel != 'xla' and platform != _PLATFORM[kernel]:
-        problem = f'runs on {_PLATFORM[kernel].upper()} alone, and the devices are {platform.upper()}; set model.attention=auto'
-    elif kernel != 'xla' and slot_tokens:
-        problem = f'has no rows of a prompt and slots (learner.slot_tokens={slot_tokens}); set it to 0, or set model.attention=xla'
-    elif row_tokens % rows:
-        problem = f'wants learner.row_tokens={row_tokens} to be a multiple of {rows}; raise it, or set model.attention=xla'
-    elif model.head_dim % heads:
-        problem = f"wants the model's head size {model.head_dim} to be a multiple of {heads}; set model.attention=xla"
-    elif model.num_heads % tensor or model.num_kv_heads % tensor:
-        problem = (
-            f'wants whole heads on a device, and mesh.tensor={tensor} does not divide {model.num_heads} query and '
-            f'{model.num_kv_heads} key heads; lower mesh.tensor'
-        )
-    if problem:
-        raise ValueError(f'model.attention={name!r}: the kernel {kernel} {problem}')
-    return kernel
-
-
-def packed(kernel: str, shared: int = 0, slot: int = 0) -> Attention:
-    """The kernel that `choose` named; it is given one device's own rows and heads.
-
-    With `slot` tokens in a slot, rows begin with a prompt of up to `shared` tokens that slots share.
-    """
-    if slot:
-        return functools.partial(slotted, shared=shared, slot=slot)
-    return {'xla': xla, 'splash': splash, 'triton': triton}[kernel]
 
 
 def masked(q_BxTxNxH: jax.Array, k_BxKxSxH: jax.Array, v_BxKxSxH: jax.Array, mask_BxTxS: jax.Array) -> jax.Array:
@@ -189,9 +153,115 @@ def triton(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, interpret: bool = Fa
     )
 
 
+def cudnn(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, call: Callable[..., jax.Array] | None = None):
+    """`call` stands in for cuDNN's own, for tests. The backward pass wants more than the result, so a policy that keeps it runs both."""
+    return kept(cudnn_attention.attention(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, call=call), ATTENTION)
+
+
 def largest_divisor(T: int, sizes: tuple[int, ...]) -> int:
     """The first of `sizes`, largest first, that divides T. Raises ValueError where none does."""
     for size in sizes:
         if T % size == 0:
             return size
     raise ValueError(f'a row of {T} tokens is no multiple of {sizes[-1]}; call choose() first, which checks this')
+
+
+class Kernel(NamedTuple):
+    """A row of the table: where a kernel runs and what it takes."""
+
+    run: Attention
+    platform: str = ''  # '': any
+    module: str = ''  # of JAX, which it cannot do without
+    capability: tuple[int, int] = (0, 0)  # the least of a card
+    bfloat16: bool = False  # and no other numbers
+    row_multiple: int = 1  # of learner.row_tokens
+    head_multiple: int = 1
+    most_segments: int | None = None  # of a row
+    note: str = ''  # printed where a run starts
+
+
+# `auto` takes the first row that the platform, this jax and the card have. Evidence: docs/performance.md#attention-kernels-for-gpus.
+KERNELS = {
+    # TPU: the kernel that comes with JAX.
+    'splash': Kernel(splash, 'tpu', row_multiple=128, head_multiple=32),
+    # GPU: every card since Ampere, nothing to install, and its equations and programs are tested without a card. JAX means to remove it.
+    'triton': Kernel(triton, 'gpu', module='jax.experimental.pallas.triton'),
+    # GPU, its successor: comes with jax[cuda13]. It is private to JAX, its values need a card, and no card has shown them yet.
+    'cudnn': Kernel(
+        cudnn, 'gpu', module='jax._src.cudnn.fused_attention_stablehlo', capability=(9, 0), bfloat16=True, row_multiple=64,
+        head_multiple=8, most_segments=cudnn_attention.SEGMENTS,
+        note='not confirmed on a card: run benchmarks/gpu_kernels.py cudnn first',
+    ),
+    # CPU, where it is the fastest, and whatever has no row above: it needs nothing, and is slow for long rows.
+    'xla': Kernel(xla),
+}  # fmt: skip
+
+
+def choose(
+    name: str, platform: str, model: Any, *, row_tokens: int, tensor: int, slot_tokens: int = 0,
+    capability: tuple[int, int] | None = None,
+) -> str:  # fmt: skip
+    """The kernel that `name` means on `platform` ('cpu', 'gpu', 'tpu') for that ModelConfig, heads split `tensor` ways.
+
+    `capability` is the card's, None where it is unknown. Raises ValueError, naming the field, the reason and the remedy, where the
+    kernel cannot run there or refuses the shapes. No other kernel replaces it.
+    """
+    kernel = next(k for k in KERNELS if not _missing(k, platform, capability)) if name == 'auto' else name
+    row, problem = KERNELS[kernel], _missing(kernel, platform, capability)
+    if problem:
+        problem += '; set model.attention=auto'
+    elif kernel != 'xla' and slot_tokens:
+        problem = f'has no rows of a prompt and slots (learner.slot_tokens={slot_tokens}); set it to 0, or set model.attention=xla'
+    elif row.bfloat16 and model.dtype != 'bfloat16':
+        problem = f'takes no {model.dtype}; set model.dtype=bfloat16, or set model.attention=xla'
+    elif row_tokens % row.row_multiple:
+        problem = f'wants learner.row_tokens={row_tokens} to be a multiple of {row.row_multiple}; raise it, or set model.attention=xla'
+    elif model.head_dim % row.head_multiple:
+        problem = f"wants the model's head size {model.head_dim} to be a multiple of {row.head_multiple}; set model.attention=xla"
+    elif model.num_heads % tensor or model.num_kv_heads % tensor:
+        problem = (
+            f'wants whole heads on a device, and mesh.tensor={tensor} does not divide {model.num_heads} query and '
+            f'{model.num_kv_heads} key heads; lower mesh.tensor'
+        )
+    if problem:
+        raise ValueError(f'model.attention={name!r}: the kernel {kernel} {problem}')
+    return kernel
+
+
+def _missing(kernel: str, platform: str, capability: tuple[int, int] | None) -> str:
+    """What keeps a kernel from running there, or ''."""
+    row = KERNELS[kernel]
+    if row.platform not in ('', platform):
+        return f'runs on {row.platform.upper()} alone, and the devices are {platform.upper()}'
+    if row.module and not _importable(row.module):
+        return f'needs {row.module}, which jax {jax.__version__} does not have'
+    if capability and capability < row.capability:
+        return f'runs on cards of compute capability {_dotted(row.capability)} and later, and this one has {_dotted(capability)}'
+    return ''
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package above it
+        return False
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return '.'.join(map(str, capability))
+
+
+def described(kernel: str) -> str:
+    """Its name, with the table's note."""
+    note = KERNELS[kernel].note
+    return f'{kernel} ({note})' if note else kernel
+
+
+def packed(kernel: str, shared: int = 0, slot: int = 0) -> Attention:
+    """The kernel that `choose` named; it is given one device's own rows and heads.
+
+    With `slot` tokens in a slot, rows begin with a prompt of up to `shared` tokens that slots share.
+    """
+    if slot:
+        return functools.partial(slotted, shared=shared, slot=slot)
+    return KERNELS[kernel].run

@@ -26,7 +26,6 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 
 class Tile(NamedTuple):
@@ -309,6 +308,9 @@ _flash.defvjp(_flash_forward, _flash_backward)
 
 
 def _call(kernel, static: _Static, tile: Tile, grid: tuple[int, ...], name: str, **specs):
+    # Imported here, since JAX means to remove it: attention.choose() says what then takes its place.
+    from jax.experimental.pallas import triton
+
     return pl.pallas_call(
         functools.partial(kernel, static=static), grid=grid, name=name, interpret=static.interpret, **specs,
         compiler_params=triton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),

@@ -147,12 +147,6 @@ def test_the_equation_tests_find_what_is_wrong(kernel, fails):
     assert ok == (not fails)
 
 
-def test_cudnns_lengths_and_offsets_by_hand():
-    lengths, offsets = gpu_kernels.lengths_and_offsets(jnp.array([[1, 1, 2, 3, 0], [1, 1, 1, 1, 1]]))
-    np.testing.assert_array_equal(lengths, [[2, 1, 1, -1], [5, -1, -1, -1]])
-    np.testing.assert_array_equal(offsets, [[0, 2, 3, -1, -1], [0, -1, -1, -1, -1]])
-
-
 def test_ragged_rows_are_packed_sequences():
     rows = train_step.ragged_rows(np.random.default_rng(0), (2, 4, 512), 100)
     s = rows.sequences

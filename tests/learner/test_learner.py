@@ -17,6 +17,7 @@ from bapo_jax.groups import Batch, Group, make_batch
 from bapo_jax.learner.credit import group_advantages
 from bapo_jax.learner.learner import Learner
 from bapo_jax.learner.packing import cut
+from bapo_jax.models import attention
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.rollout.room import Limits
@@ -29,6 +30,15 @@ def test_the_order_of_groups_in_a_mini_batch_changes_nothing(learner, policy, st
     assert_same_update(
         updated(learner(FULL), policy, backwards, seed=1), updated(learner(FULL), policy, batch, seed=0), policy
     )
+
+
+def test_rows_have_no_more_sequences_than_the_kernel_takes(learner, groups, monkeypatch):
+    def most():
+        return max(part.layout.segment.max() for part in learner(FULL)._cut(batch_of(groups), np.arange(len(groups))))
+
+    assert most() > 1
+    monkeypatch.setitem(attention.KERNELS, 'xla', attention.KERNELS['xla']._replace(most_segments=1))
+    assert most() == 1
 
 
 @pytest.mark.slow

@@ -207,6 +207,12 @@ def test_short_sequences_share_a_row():
     assert layout.segment.max() == 2
 
 
+def test_a_row_has_no_more_sequences_than_the_kernel_takes():
+    rows = rows_end_to_end([2] * 7, 12, 3)
+    assert [row.segment.max() for row in rows] == [3, 3, 1]
+    assert sorted(np.concatenate([row.token[row.segment > 0] for row in rows])) == list(range(14))
+
+
 def test_a_sequence_that_does_not_fit_is_an_error_that_names_the_field():
     lengths = [8, 8, 8, 13]
     rows_end_to_end(lengths, 13)

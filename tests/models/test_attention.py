@@ -1,10 +1,12 @@
 """Every packed kernel is the dense masked formula: value and gradient, on one device and on eight.
 
-The accelerators' kernels run in Pallas's interpreter. Eight fake CPU devices need a process of their own, which runs this file as a
-script. Tolerance: 1e-5 of the largest value, float32; 2e-2 in bfloat16, which keeps 8 bits.
+The accelerators' kernels run in Pallas's interpreter, and cuDNN has a stand-in that reads the flat arrays at the offsets it is given.
+Eight fake CPU devices need a process of their own, which runs this file as a script. Tolerance: 1e-5 of the largest value, float32; 2e-2 in
+bfloat16, which keeps 8 bits.
 """
 
 import functools
+import importlib
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -14,18 +16,56 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eight_devices import eight_devices
+from jax._src.cudnn import fused_attention_stablehlo as fused
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec
 
-from bapo_jax.models import attention
+from bapo_jax.config import check_model, default_config
+from bapo_jax.models import attention, cudnn_attention
 from bapo_jax.parallel import ROWS as SPLIT_ROWS
 from bapo_jax.parallel import make_mesh, per_device
 
 TOLERANCE = 1e-5
+
+
+def by_offsets(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, q_seqlen, kv_seqlen, q_offsets, kv_offsets, scale):
+    """cuDNN's packed call as JAX documents it, over the offsets that JAX makes of its arguments. Outside of segments all is NaN."""
+    (B, T, N, H), K = q_BxTxNxH.shape, k_BxTxKxH.shape[2]
+    lengths_and_begins = fused._fix_seqlen_offsets(q_seqlen, kv_seqlen, q_offsets, kv_offsets, q_BxTxNxH, k_BxTxKxH)
+    q_length, kv_length, q_begin, kv_begin = (x.reshape(-1) for x in lengths_and_begins)
+    token_C = jnp.arange(B * T)
+
+    def segment_of(begin, length, stride):
+        """[B · T]: the segment that a token of the flat array lies in, counted from 1; 0 if in none."""
+        begin_M = (begin // stride)[: length.size]
+        inside_CxM = (token_C[:, None] >= begin_M[None]) & (token_C[:, None] < (begin_M + length)[None])
+        return jnp.where(inside_CxM.any(1), 1 + inside_CxM.argmax(1), 0)
+
+    of_query_C, of_key_C = segment_of(q_begin, q_length, N * H), segment_of(kv_begin, kv_length, K * H)
+    written_BxTx1x1 = (of_query_C > 0).reshape(B, T, 1, 1)
+    q_BxTxNxH, k_BxTxKxH, v_BxTxKxH = (with_its_gradient_where(written_BxTx1x1, x) for x in (q_BxTxNxH, k_BxTxKxH, v_BxTxKxH))
+    sees_CxC = (of_query_C[:, None] == of_key_C[None]) & (token_C[:, None] >= token_C[None])
+    k_CxNxH, v_CxNxH = (jnp.repeat(x, N // K, axis=2).reshape(B * T, N, H).astype(jnp.float32) for x in (k_BxTxKxH, v_BxTxKxH))
+    score_NxCxC = jnp.einsum('cnh,dnh->ncd', q_BxTxNxH.reshape(B * T, N, H).astype(jnp.float32), k_CxNxH) * scale
+    weight_NxCxC = jax.nn.softmax(jnp.where(sees_CxC[None], score_NxCxC, jnp.finfo(jnp.float32).min), axis=-1)
+    out_BxTxNxH = jnp.einsum('ncd,dnh->cnh', weight_NxCxC, v_CxNxH).reshape(q_BxTxNxH.shape).astype(q_BxTxNxH.dtype)
+    return jnp.where(written_BxTx1x1, out_BxTxNxH, jnp.nan)
+
+
+@jax.custom_vjp
+def with_its_gradient_where(written, x):
+    """`x`. Its gradient is NaN where nothing is written."""
+    return x
+
+
+with_its_gradient_where.defvjp(lambda written, x: (x, written), lambda written, g: (None, jnp.where(written, g, jnp.nan)))
+
+
 KERNELS = {
     'xla': attention.xla,
     'splash': functools.partial(attention.splash, interpret=True),
     'triton': functools.partial(attention.triton, interpret=True),
+    'cudnn': functools.partial(attention.cudnn, call=by_offsets),
 }
 # For `make quick` the kernel of CPUs: the others run in an interpreter, and it compiles that.
 EVERY = ['xla', *(pytest.param(name, marks=pytest.mark.slow) for name in ('splash', 'triton'))]
@@ -128,7 +168,7 @@ def test_a_token_of_another_segment_changes_nothing(kernel):
         assert jnp.abs(x - y).max() > 1e-2  # the neighbours themselves did change
 
 
-@pytest.mark.parametrize('kernel', EVERY)
+@pytest.mark.parametrize('kernel', [*EVERY, 'cudnn'])
 def test_packed_is_unpacked(kernel):
     """Two sequences in a row are the same two, each in a padded row of its own."""
     q, k, v, segment = inputs([[(1, 100), (2, 156)]])
@@ -138,10 +178,11 @@ def test_packed_is_unpacked(kernel):
         x = jax.lax.slice_in_dim(x, half.start, half.stop, axis=axis)
         return jnp.pad(x, [(0, 256 - x.shape[axis] if i == axis else 0) for i in range(x.ndim)])
 
-    packed = KERNELS[kernel](q, k, v, segment)
+    attend = jax.jit(KERNELS[kernel])
+    packed = attend(q, k, v, segment)
     for half in halves:
         n = half.stop - half.start
-        got = KERNELS[kernel](alone(q, 1, half), alone(k, 2, half), alone(v, 2, half), alone(jnp.minimum(segment, 1), 1, half))
+        got = attend(alone(q, 1, half), alone(k, 2, half), alone(v, 2, half), alone(jnp.minimum(segment, 1), 1, half))
         np.testing.assert_allclose(got[:, :n], packed[:, half], rtol=0, atol=TOLERANCE)
 
 
@@ -200,16 +241,58 @@ def test_the_mask_by_hand():
     np.testing.assert_array_equal(attention.segment_mask(segment)[0], whole)
 
 
-QWEN_1_5B = SimpleNamespace(num_heads=12, num_kv_heads=2, head_dim=128)
+QWEN_1_5B = SimpleNamespace(num_heads=12, num_kv_heads=2, head_dim=128, dtype='bfloat16')
+A100, H100, B200 = (8, 0), (9, 0), (10, 0)
 
 
-def choose(name, platform, model=QWEN_1_5B, row_tokens=10_240, tensor=1, slot_tokens=0):
-    return attention.choose(name, platform, model, row_tokens=row_tokens, tensor=tensor, slot_tokens=slot_tokens)
+def choose(name, platform, model=QWEN_1_5B, row_tokens=10_240, tensor=1, slot_tokens=0, capability=None):
+    return attention.choose(
+        name, platform, model, row_tokens=row_tokens, tensor=tensor, slot_tokens=slot_tokens, capability=capability
+    )
 
 
 def test_auto_is_the_platforms_own():
     assert [choose('auto', p) for p in ('cpu', 'gpu', 'tpu')] == ['xla', 'triton', 'splash']
+    assert [choose('auto', 'gpu', capability=card) for card in (A100, H100, B200)] == ['triton'] * 3
     assert [choose('xla', p, tensor=2) for p in ('cpu', 'gpu', 'tpu')] == ['xla'] * 3
+
+
+def test_the_table_ends_with_the_kernel_that_runs_anywhere_and_the_config_names_its_rows():
+    assert list(attention.KERNELS)[-1] == 'xla' and attention.KERNELS['xla'] == attention.Kernel(attention.xla)
+    assert {row.platform for row in attention.KERNELS.values()} == {'', 'gpu', 'tpu'}
+    c, refused = default_config(), []
+    for c.model.attention in ('auto', *attention.KERNELS):
+        check_model(c, lambda holds, message: holds or refused.append(message))
+    assert not any('model.attention' in message for message in refused)
+    assert [name for name in attention.KERNELS if attention.described(name) != name] == ['cudnn']  # what no card has confirmed
+
+
+def test_a_jax_without_pallas_triton_has_a_successor_and_loads(monkeypatch):
+    """cuDNN's where the card takes it, and else XLA's; who asks for the old one is told. CPU and TPU do not notice."""
+    monkeypatch.setitem(sys.modules, 'jax.experimental.pallas.triton', None)
+    monkeypatch.delitem(sys.modules, 'bapo_jax.models.gpu_attention', raising=False)
+    importlib.import_module('bapo_jax.models.gpu_attention')
+    assert [choose('auto', 'gpu', capability=card) for card in (A100, H100, B200, None)] == ['xla', 'cudnn', 'cudnn', 'cudnn']
+    assert [choose('auto', p) for p in ('cpu', 'tpu')] == ['xla', 'splash']
+    with pytest.raises(ValueError, match='triton needs jax.experimental.pallas.triton, which jax .*; set model.attention=auto'):
+        choose('triton', 'gpu')
+    monkeypatch.delitem(sys.modules, 'jax._src.cudnn.fused_attention_stablehlo')
+    monkeypatch.setitem(sys.modules, 'jax._src.cudnn', None)
+    assert choose('auto', 'gpu', capability=H100) == 'xla'
+
+
+def test_cudnns_lengths_and_starts_by_hand(monkeypatch):
+    monkeypatch.setattr(cudnn_attention, 'SEGMENTS', 4)
+    lengths, starts = cudnn_attention.lengths_and_starts(jnp.array([[1, 1, 2, 3, 0], [1, 1, 1, 1, 1]]))
+    np.testing.assert_array_equal(lengths, [[2, 1, 1, -1], [5, -1, -1, -1]])
+    np.testing.assert_array_equal(starts, [[0, 2, 3, -1, -1], [0, -1, -1, -1, -1]])
+
+
+def test_a_row_of_more_segments_than_cudnn_is_compiled_for_is_no_number(monkeypatch):
+    monkeypatch.setattr(cudnn_attention, 'SEGMENTS', 2)
+    q, k, v, segment = inputs([[(1, 20), (2, 20), (3, 24)], [(1, 20), (2, 40), (0, 4)]])
+    out = np.asarray(jax.jit(KERNELS['cudnn'])(q, k, v, segment))
+    assert np.isnan(out[0]).all() and np.isfinite(out[1]).all() and not out[1, 60:].any()
 
 
 @pytest.mark.parametrize(
@@ -217,6 +300,12 @@ def test_auto_is_the_platforms_own():
     [
         ({'name': 'splash', 'platform': 'cpu'}, 'splash runs on TPU alone, and the devices are CPU; set model.attention=auto'),
         ({'name': 'triton', 'platform': 'tpu'}, 'triton runs on GPU alone, and the devices are TPU; set model.attention=auto'),
+        ({'name': 'cudnn', 'platform': 'gpu', 'capability': A100}, 'compute capability 9.0 .* has 8.0; set model.attention=auto'),
+        ({'name': 'cudnn', 'platform': 'gpu', 'row_tokens': 1000}, 'learner.row_tokens=1000 .*multiple of 64; raise it'),
+        (
+            {'name': 'cudnn', 'platform': 'gpu', 'model': SimpleNamespace(**vars(QWEN_1_5B) | {'dtype': 'float32'})},
+            'cudnn takes no float32; set model.dtype=bfloat16, or set model.attention=xla',
+        ),
         ({'name': 'auto', 'platform': 'tpu', 'row_tokens': 1000}, 'learner.row_tokens=1000 .*multiple of 128; raise it'),
         ({'name': 'auto', 'platform': 'gpu', 'tensor': 4}, 'mesh.tensor=4 does not divide 12 query and 2 key heads; lower'),
         ({'name': 'xla', 'platform': 'cpu', 'tensor': 4}, 'mesh.tensor=4 does not divide 12 query and 2 key heads; lower'),
