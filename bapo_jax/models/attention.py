@@ -206,8 +206,8 @@ def choose(
     `capability` is the card's, None where it is unknown. Raises ValueError, naming the field, the reason and the remedy, where the
     kernel cannot run there or refuses the shapes. No other kernel replaces it.
     """
-    kernel = next(k for k in KERNELS if not _missing(k, platform, capability)) if name == 'auto' else name
-    row, problem = KERNELS[kernel], _missing(kernel, platform, capability)
+    kernel = next(k for k in KERNELS if not missing(k, platform, capability)) if name == 'auto' else name
+    row, problem = KERNELS[kernel], missing(kernel, platform, capability)
     if problem:
         problem += '; set model.attention=auto'
     elif kernel != 'xla' and slot_tokens:
@@ -228,7 +228,7 @@ def choose(
     return kernel
 
 
-def _missing(kernel: str, platform: str, capability: tuple[int, int] | None) -> str:
+def missing(kernel: str, platform: str, capability: tuple[int, int] | None = None) -> str:
     """What keeps a kernel from running there, or ''."""
     row = KERNELS[kernel]
     if row.platform not in ('', platform):

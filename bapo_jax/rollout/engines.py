@@ -47,7 +47,7 @@ def start_engine(
         limits = cache_limits(config, mesh.size, devices[0].platform, device_memory(devices))
         if said := slots_in_words(config, model, limits, mesh.size):
             print(said, file=sys.stderr, flush=True)
-        return JaxEngine(graph, model, ends, limits, mesh, sight)
+        return JaxEngine(graph, model, ends, limits, mesh, sight, config.model.attention)
     servers, token = list(r.servers), os.environ.get(TOKEN_VARIABLE)
     if not servers:
         servers = start_servers(config, workdir, sight)

@@ -36,7 +36,7 @@ Held = dict[int, tuple['_Group', int]]  # the places of a device that are taken:
 class JaxEngine(Engine):
     """`graph` is the model's nnx graph; `stop_tokens` end a response; `limits` are those of each device of `mesh`.
 
-    `sight` gives the images of prompts. Weights and slots take memory only while something is asked, and slots as much as that needs
+    `sight` gives the images of prompts, `attention` is as of `slots.ways_of`. Weights and slots take memory only while something is asked, and slots as much as that needs
     (room.py).
     """
 
@@ -44,10 +44,10 @@ class JaxEngine(Engine):
 
     def __init__(
         self, graph: nnx.GraphDef, model: ModelConfig, stop_tokens: tuple[int, ...], limits: Limits, mesh: Mesh | None = None,
-        sight: Sight | None = None,
+        sight: Sight | None = None, attention: str = 'auto',
     ):  # fmt: skip
         self._graph, self._model, self._stop_tokens = graph, model, stop_tokens
-        self._sight = sight
+        self._sight, self._attention = sight, attention
         self._mesh = mesh or Mesh(jax.devices()[:1], 'rows')
         self._limits = limits
         self._params, self._weights, self._version = None, None, None
@@ -135,7 +135,7 @@ class JaxEngine(Engine):
                 self._weights, rows, places, line, to, *jax.device_put((begun, few), split_rows(self._mesh)), jnp.int32(_STEPS),
                 jnp.float32(sampling.temperature or 1), jnp.float32(sampling.top_p), **settings,
                 stop_tokens=self._stop_tokens, greedy=sampling.temperature == 0,
-                nucleus=sampling.temperature > 0 and sampling.top_p < 1,
+                nucleus=sampling.temperature > 0 and sampling.top_p < 1, attention=self._attention,
             )  # fmt: skip
             begun, steps = np.asarray(begun), np.asarray(steps)
             self.room += int(steps.max()) * room.slots * self._mesh.size

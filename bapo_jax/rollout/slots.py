@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bapo_jax.models.attention import missing
 from bapo_jax.models.decoding import Attend, KVCache, Weights, attend, decode, empty_cache, logits, look, prefill, unstacked
 from bapo_jax.models.patches import Pixels
 from bapo_jax.models.decoder import ImageFeatures, ModelConfig
@@ -33,10 +34,15 @@ class Ways(NamedTuple):
     choose: Callable[[jax.Array, jax.Array, bool, jax.Array | None], tuple[jax.Array, jax.Array]]
 
 
-def ways_of(mesh: Mesh) -> Ways:
-    """Those of the devices of `mesh`: all in which the engine's programs differ between platforms."""
+def ways_of(mesh: Mesh, attention: str = 'auto') -> Ways:
+    """Those of the devices of `mesh`: all in which the engine's programs differ between platforms.
+
+    `attention` is model.attention: with 'xla' no kernel of ours runs, nor in a jax that has no Pallas-Triton.
+    """
     if mesh.devices.flat[0].platform != 'gpu':
         return Ways(attend, drawing.choose)
+    if attention == 'xla' or missing('triton', 'gpu'):
+        return Ways(attend, gpu_drawing.choose)
     # Imported here, since the import takes seconds and only a GPU needs it.
     from bapo_jax.models import gpu_decoding
 
@@ -156,10 +162,12 @@ def read(
     )
 
 
-@functools.partial(jax.jit, static_argnames=('graph', 'mesh', 'stop_tokens', 'greedy', 'nucleus'), donate_argnames=('rows', 'places'))
+@functools.partial(
+    jax.jit, static_argnames=('graph', 'mesh', 'stop_tokens', 'greedy', 'nucleus', 'attention'), donate_argnames=('rows', 'places')
+)
 def sample(
     weights: Weights, rows: Rows, places: Places, line: Line, place_PxG, begun_1, few_1, most, temperature, top_p, *,
-    graph: nnx.GraphDef, mesh: Mesh, stop_tokens: tuple[int, ...], greedy: bool, nucleus: bool,
+    graph: nnx.GraphDef, mesh: Mesh, stop_tokens: tuple[int, ...], greedy: bool, nucleus: bool, attention: str = 'auto',
 ) -> tuple[Rows, Places, jax.Array, jax.Array]:  # fmt: skip
     """Samples until nobody is left in line and at most `few` responses are under way, or for `most` tokens of each slot.
 
@@ -169,7 +177,7 @@ def sample(
     With `nucleus`, draws from the likeliest tokens that make up `top_p`; with `greedy`, takes the likeliest token. Log-probs are of
     the whole distribution at `temperature` always.
     """
-    ways = ways_of(mesh)
+    ways = ways_of(mesh, attention)
 
     def of_device(weights, rows, places, line, place_PxG, begun_1, few_1, most, temperature, top_p):
         wanted, (P, G), C = jnp.sum(place_PxG >= 0), place_PxG.shape, len(places.count_C)

@@ -4,6 +4,7 @@ Tolerance, of the largest value: 1e-5 in float32; 2e-2 in bfloat16, which keeps 
 """
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from bapo_jax.models import decoding, gpu_decoding
-from bapo_jax.rollout import drawing, slots
+from bapo_jax.models import attention, decoding, gpu_decoding
+from bapo_jax.rollout import drawing, gpu_drawing, slots
 
 POSITIONS = (0, 1, 63, 64, 65, 200)  # tokens before the new one: none, one, and as many as blocks end and begin with
 attend = jax.jit(functools.partial(gpu_decoding.attend, used=None, interpret=True))
@@ -78,5 +79,10 @@ def test_a_token_read_with_it_has_the_hidden_state_that_other_devices_give_it(po
         np.testing.assert_allclose(a, b, rtol=0, atol=5e-5)
 
 
-def test_a_cpu_keeps_its_own_ways():
+def test_a_cpu_keeps_its_own_ways_and_a_gpu_has_ours_unless_xla_is_asked_for_or_pallas_has_no_triton(monkeypatch):
+    on_gpu = SimpleNamespace(devices=np.array([SimpleNamespace(platform='gpu')]))
     assert slots.ways_of(Mesh(jax.devices()[:1], 'rows')) == (decoding.attend, drawing.choose)
+    assert slots.ways_of(on_gpu) == slots.ways_of(on_gpu, 'cudnn') == (gpu_decoding.attend, gpu_drawing.choose)
+    assert slots.ways_of(on_gpu, 'xla') == (decoding.attend, gpu_drawing.choose)
+    monkeypatch.setattr(attention, '_importable', lambda module: False)
+    assert slots.ways_of(on_gpu) == (decoding.attend, gpu_drawing.choose)

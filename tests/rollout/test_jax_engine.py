@@ -86,7 +86,7 @@ def test_log_probs_are_the_trainers(family, temperature, make_policy, prompts, s
 def test_the_ways_of_a_gpu_give_the_trainers_log_probs_in_any_company(policy, prompts, score, monkeypatch):
     """Their kernel runs in Pallas's interpreter."""
     ways = slots.Ways(functools.partial(gpu_decoding.attend, interpret=True), gpu_drawing.choose)
-    monkeypatch.setattr(slots, 'ways_of', lambda _: ways)
+    monkeypatch.setattr(slots, 'ways_of', lambda *_: ways)
     slots.sample.clear_cache()
     try:
         answers = generate(make_engine(policy), prompts, G, SAMPLING, DRAW)
