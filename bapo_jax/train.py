@@ -31,7 +31,7 @@ from bapo_jax.groups import Batch, ByGroup, Prompt
 from bapo_jax.hosts import Hosts, join, naming_losses, part
 from bapo_jax.inputs import read_inputs
 from bapo_jax.learner.learner import Learner, build_learner
-from bapo_jax.learner.objective import PROXIMAL
+from bapo_jax.learner.objective import PROXIMAL, ROLLOUT
 from bapo_jax.models.attention import described
 from bapo_jax.models.hf import architecture
 from bapo_jax.parallel import describe_devices
@@ -44,7 +44,7 @@ from bapo_jax.report import draw_run, who_waits
 from bapo_jax.rollout.engines import check_start, start_engine
 from bapo_jax.rollout.rollouts import Rollouts
 from bapo_jax.rollout.schedule import Schedule, schedule_of
-from bapo_jax.run.checkpoint import ROLLOUT, RunState, open_run
+from bapo_jax.run.checkpoint import RunState, open_run
 from bapo_jax.run.directory import claim, environment, fingerprints_of, in_words, recorded_commits
 from bapo_jax.run.ledger import open_ledger
 from bapo_jax.run.lock import held

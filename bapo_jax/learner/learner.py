@@ -19,11 +19,11 @@ from bapo_jax.hosts import Hosts
 from bapo_jax.learner import credit
 from bapo_jax.learner.critic import CRITIC, Critic, Targets, pack_targets, value_metrics
 from bapo_jax.learner.logprobs import Compute
-from bapo_jax.learner.objective import PROXIMAL, REFERENCE, numbers_of, objective_of, switched
+from bapo_jax.learner.objective import PROXIMAL, REFERENCE, ROLLOUT, numbers_of, objective_of, switched
 from bapo_jax.learner.optimizer import clipped_adamw, learning_rate_of
 from bapo_jax.learner.packed import Rows, Sequences, blank_rows
 from bapo_jax.learner.packing import Part, capacity, cut, pack
-from bapo_jax.learner.score import score
+from bapo_jax.learner.score import as_shipped, score
 from bapo_jax.learner.speed import update_speed
 from bapo_jax.learner.update import Program, TrainState, initial_state, mean_metrics, state_shapes, update
 from bapo_jax.models import attention, hf
@@ -53,7 +53,7 @@ class Learner:
         self._sight, self._row_devices = sight, mesh.shape['data'] * mesh.shape['fsdp']
         self._shared = config.rollout.max_prompt_tokens if c.slot_tokens else 0
         self._micro_batches = capacity(c, config.rollout.group_size, self._shared)
-        self._model_path = config.model.path
+        self._model_path, self._shipped_dtype = config.model.path, config.rollout.dtype
         self.graph, shapes = hf.abstract_params(model)
         self._sharding = parallel.parameter_sharding(mesh, shapes)
         self.parameters = parallel.with_sharding(shapes, self._sharding)  # shapes, and where each lives
@@ -197,6 +197,8 @@ class Learner:
         of_rows, of_images = parallel.row_sharding(self.mesh, 1), parallel.row_sharding(self.mesh)
         of_batch = self.critic.score if role == CRITIC else functools.partial(self._score, temperature=self._temperature)
         params = parallel.on_device(params)
+        if role == ROLLOUT:
+            params = as_shipped(params, self._shipped_dtype)
         scored = [
             of_batch(params, spread(s, of_rows), n, pixels=spread(images, of_images))
             for s, n, images in zip(sequences, counts, pixels, strict=True)

@@ -22,6 +22,7 @@ from bapo_jax.learner.packed import Rows
 
 # Roles: policies whose log-probs a row's objective reads. A response stores the behaviour policy's; the others are scored.
 BEHAVIOUR, PROXIMAL, REFERENCE, PREVIOUS = 'behaviour', 'proximal', 'reference', 'previous'
+ROLLOUT = 'rollout'  # α as servers hold it, where its log-probs are compared with theirs; no objective reads it
 
 
 class KL(NamedTuple):

@@ -67,3 +67,13 @@ def over_micro_batches(
     specs, rows = parallel.parameter_specs(mesh, params), PartitionSpec(None, parallel.ROWS)
     in_specs = (specs, rows, PartitionSpec(parallel.ROWS), PartitionSpec(), PartitionSpec())
     return parallel.per_device(on_device, mesh, in_specs, rows)(params, sequences, pixels, n_micro, numbers)
+
+
+def as_shipped(params: Any, dtype: str) -> Any:
+    """Parameters as servers have them, which were shipped in `dtype`: rounded to it, in the dtype that they have here."""
+    return jax.tree.map(lambda x: _rounded(x) if x.dtype == jnp.float32 else x, params) if dtype == 'bfloat16' else params
+
+
+@jax.jit
+def _rounded(x: jax.Array) -> jax.Array:
+    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)  # XLA may leave out a cast to bfloat16 and back

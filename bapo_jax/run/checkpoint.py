@@ -30,7 +30,7 @@ from bapo_jax import events
 from bapo_jax.groups import REPLAY, X3, Batch, Group
 from bapo_jax.learner.critic import CRITIC
 from bapo_jax.learner.learner import Learner
-from bapo_jax.learner.objective import PREVIOUS, PROXIMAL, REFERENCE
+from bapo_jax.learner.objective import PREVIOUS, PROXIMAL, REFERENCE, ROLLOUT
 from bapo_jax.learner.update import TrainState
 from bapo_jax.models.parameters import is_rounded
 from bapo_jax.run.checksums import checksum_of_text, checksums
@@ -115,8 +115,6 @@ class RunState:
         critic = self.theta.critic.params if self.theta.critic else None
         return {ROLLOUT: self.alpha, PROXIMAL: self.theta.params, REFERENCE: self.reference, PREVIOUS: previous, CRITIC: critic}
 
-
-ROLLOUT = 'rollout'  # the role of α, where its log-probs are compared with the servers'
 
 # What the other hosts give in place of the replay: Orbax wants an item of every host, and writes the first's.
 NOT_WRITTEN = {'none': np.zeros(1)}

@@ -26,7 +26,7 @@ from bapo_jax.inputs import read_inputs
 from bapo_jax.learner.learner import build_learner
 from bapo_jax.rollout.engine import FRESH, PROBE, Draw, Engine, Sampling
 from bapo_jax.rollout.engines import start_engine
-from bapo_jax.run.checkpoint import ROLLOUT, frozen_copy
+from bapo_jax.run.checkpoint import frozen_copy
 from studies.real_policy import math_on_cpu
 
 STEPS, SOUND = 10, (0, 10)  # steps, and those after which sound servers are looked at

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -16,8 +17,10 @@ from tiny import STOP_TOKENS
 from bapo_jax.groups import Batch, Group, make_batch
 from bapo_jax.learner.credit import group_advantages
 from bapo_jax.learner.learner import Learner
+from bapo_jax.learner.objective import PROXIMAL, ROLLOUT
 from bapo_jax.learner.packing import cut
 from bapo_jax.models import attention
+from bapo_jax.parallel import make_mesh
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.rollout.room import Limits
@@ -30,6 +33,18 @@ def test_the_order_of_groups_in_a_mini_batch_changes_nothing(learner, policy, st
     assert_same_update(
         updated(learner(FULL), policy, backwards, seed=1), updated(learner(FULL), policy, batch, seed=0), policy
     )
+
+
+def test_the_probe_scores_the_policy_as_servers_have_it(learner, policy, groups):
+    config = learner_config(**BARE)
+    config.model.path, config.rollout.max_prompt_tokens, config.rollout.dtype = str(policy.path), 6, 'bfloat16'
+    ships_rounded, batch = Learner(config, policy.config, make_mesh(1, 1, 1), 'xla'), batch_of(groups)
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), policy.params)
+    behaviour, as_served = ships_rounded.logprobs(ROLLOUT, policy.params, batch)
+    np.testing.assert_array_equal(as_served, learner(BARE).logprobs(ROLLOUT, rounded, batch)[1])
+    _, exact = learner(BARE).logprobs(ROLLOUT, policy.params, batch)
+    np.testing.assert_array_equal(ships_rounded.logprobs(PROXIMAL, policy.params, batch)[1], exact)
+    assert np.abs(as_served - exact).max() > 1e-4 and len(behaviour) == len(exact)
 
 
 def test_rows_have_no_more_sequences_than_the_kernel_takes(learner, groups, monkeypatch):
