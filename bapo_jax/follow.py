@@ -45,6 +45,7 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> None:
                 blank = [blank_sequences(*given) for given in zip(plan['shapes'], map(bool, plan['images']), strict=True)]
                 learner.score_packed(plan['role'], state.policies()[plan['role']], blank, plan['counts'], blank_images(plan))
             case 'update':
+                state.before = None  # the probe is over
                 if learner.trains_policy(plan['step']):
                     roles = learner.objective.roles
                     blank = [blank_rows(shape, roles, bool(i)) for shape, i in zip(plan['shapes'], plan['images'], strict=True)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from bapo_jax.groups import Batch, ByGroup, Prompt
 from bapo_jax.hosts import Hosts, join, naming_losses, part
 from bapo_jax.inputs import read_inputs
 from bapo_jax.learner.learner import Learner, build_learner
-from bapo_jax.learner.objective import PROXIMAL, ROLLOUT
+from bapo_jax.learner.objective import BEFORE, PROXIMAL, ROLLOUT
 from bapo_jax.models.attention import described
 from bapo_jax.models.hf import architecture
 from bapo_jax.parallel import describe_devices
@@ -123,17 +123,23 @@ def train(s: Setup, workdir: Path) -> RunState:
     def theta_logprobs(batch: Batch) -> ByGroup:
         return learner.score_batch(PROXIMAL, state.theta.params, batch)
 
-    def alpha_logprobs(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        return learner.logprobs(ROLLOUT, state.alpha, batch)
+    def served_logprobs(batch: Batch) -> Iterator[np.ndarray]:
+        yield from learner.logprobs(ROLLOUT, state.alpha, batch)
+        if state.before is not None:
+            yield learner.logprobs(BEFORE, state.before, batch)[1]
 
-    rollouts.serve(state, alpha_logprobs)
+    def serve() -> None:
+        rollouts.serve(state, served_logprobs)
+        state.before = None
+
+    serve()
     for step in run.steps_left():
         with run.step(step) as now:
             # Lines 3-5: every v steps the rollout policy α becomes π_θ.
             if schedule.sync_due(step):
                 with now.timer('weight_sync'):
                     run.sync()
-                    rollouts.serve(state, alpha_logprobs)
+                    serve()
 
             # Lines 12-13: every m steps π_θ re-evaluates hard prompts.
             hard = replay.hard_prompts(step, now.rng)
@@ -143,7 +149,7 @@ def train(s: Setup, workdir: Path) -> RunState:
                 fresh, reevaluated = rollouts.take(step, hard, state)
             if hard and schedule.reevaluation_syncs:
                 run.sync()
-                rollouts.serve(state, alpha_logprobs)
+                serve()
 
             # What X2 could earn: prompts that failed some steps ago are asked again, and only counted.
             if asked := failures.choose(step, now.rng('failures')):

@@ -19,7 +19,7 @@ from bapo_jax.hosts import Hosts
 from bapo_jax.learner import credit
 from bapo_jax.learner.critic import CRITIC, Critic, Targets, pack_targets, value_metrics
 from bapo_jax.learner.logprobs import Compute
-from bapo_jax.learner.objective import PROXIMAL, REFERENCE, ROLLOUT, numbers_of, objective_of, switched
+from bapo_jax.learner.objective import PROXIMAL, REFERENCE, ROLLOUT, BEFORE, numbers_of, objective_of, switched
 from bapo_jax.learner.optimizer import clipped_adamw, learning_rate_of
 from bapo_jax.learner.packed import Rows, Sequences, blank_rows
 from bapo_jax.learner.packing import Part, capacity, cut, pack
@@ -197,7 +197,7 @@ class Learner:
         of_rows, of_images = parallel.row_sharding(self.mesh, 1), parallel.row_sharding(self.mesh)
         of_batch = self.critic.score if role == CRITIC else functools.partial(self._score, temperature=self._temperature)
         params = parallel.on_device(params)
-        if role == ROLLOUT:
+        if role in (ROLLOUT, BEFORE):
             params = as_shipped(params, self._shipped_dtype)
         scored = [
             of_batch(params, spread(s, of_rows), n, pixels=spread(images, of_images))

@@ -22,7 +22,8 @@ from bapo_jax.learner.packed import Rows
 
 # Roles: policies whose log-probs a row's objective reads. A response stores the behaviour policy's; the others are scored.
 BEHAVIOUR, PROXIMAL, REFERENCE, PREVIOUS = 'behaviour', 'proximal', 'reference', 'previous'
-ROLLOUT = 'rollout'  # α as servers hold it, where its log-probs are compared with theirs; no objective reads it
+# α, and α before the last sync, as servers hold them: for the probe (rollout/fidelity.py). No objective reads them.
+ROLLOUT, BEFORE = 'rollout', 'before'
 
 
 class KL(NamedTuple):

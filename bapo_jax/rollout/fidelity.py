@@ -6,6 +6,9 @@ the first mini-batch says how large they are (learner/update.py, `mismatch`).
 
 bfloat16 moves the log-prob of a rare token far and that of most tokens little. So the mean and a high quantile decide. The largest
 difference is logged alone: as a gate, it would stop sound runs or let a wrong policy pass.
+
+A few steps change a policy less than rounding does, so these bounds cannot see that a server still has the policy before. The
+direction can: on the way from that policy's log-probs to this one's, the server's stand at the beginning or at the end.
 """
 
 from __future__ import annotations
@@ -16,16 +19,19 @@ from absl import logging
 from bapo_jax.rollout.engine import RolloutError
 
 _QUANTILE, _TIMES = 0.95, 4.0  # the quantile may be so many times the mean's tolerance; of an exponential |Δ| it is 3 means
+_HALF_WAY, _ERRORS = 0.5, 3.0  # a server is refused if it is so many standard errors below half the way
 
 
 class PolicyMismatch(RolloutError):
     """The server's log-probs are not those of the policy it was given."""
 
 
-def check_probe(served: np.ndarray, trained: np.ndarray, tolerance: float, version: int) -> None:
+def check_probe(served: np.ndarray, trained: np.ndarray, tolerance: float, version: int, before: np.ndarray | None = None) -> None:
     """Checks one server's answer to the probe, by |Δ|, the difference of a token's log-probs. Logs its mean, quantile and maximum.
 
-    Raises PolicyMismatch where its mean is above `tolerance`, its 95 % quantile above 4 times that, or one is not a number (nan).
+    `trained` are those under the policy, `before` those under the one that the server had before it, if any. Raises PolicyMismatch if
+    the mean is above `tolerance`, the 95 % quantile above 4 times that, or one is not a number (nan); and if the server is below half
+    the `way` from the policy before to this one, by 3 standard errors.
     """
     apart = np.abs(served - trained)
     mean, high, most = float(apart.mean()), float(np.quantile(apart, _QUANTILE)), float(apart.max())
@@ -37,3 +43,25 @@ def check_probe(served: np.ndarray, trained: np.ndarray, tolerance: float, versi
             f'{tolerance:g} bounds the mean, and {_TIMES:g} times that the quantile; the server has other weights, another dtype '
             '(rollout.dtype) or a truncated distribution'
         )
+    if before is None or not np.any(trained != before):
+        return
+    share, error = way(served, trained, before)
+    logging.info('policy %d: %.2f ± %.2f of the way from the policy before it', version, share, error)
+    if share + _ERRORS * error < _HALF_WAY:
+        raise PolicyMismatch(
+            f'policy {version}: the server still answers with the policy before it: its log-probs are {share:.2f} ± {error:.2f} of the '
+            "way from that one's to this one's; it did not load what it was handed"
+        )
+
+
+def way(served: np.ndarray, trained: np.ndarray, before: np.ndarray) -> tuple[float, float]:
+    """How far the server's log-probs are from those under the policy before, 0, to those under this one, 1, and the standard error.
+
+    With m = trained - before:  share = Σ (served - before) m / Σ m²,  error = √Σ m² r² / Σ m²,  of the residuals r
+    (White 1980: a rare token is far off in both).
+    """
+    moved = (trained - before).astype(np.float64)
+    total = np.sum(moved**2)
+    share = np.sum((served - before) * moved) / total
+    left = served - before - share * moved
+    return float(share), float(np.sqrt(np.sum(moved**2 * left**2)) / total)

@@ -9,7 +9,7 @@ their order and what the selector knows stay the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
@@ -42,8 +42,9 @@ class Policies(Protocol):
     recent: list[tuple[int, Any]]  # (version, parameters) of rollout policies before α, newest first
 
 
-# Returns (log-probs as sampled, log-probs under α) of all response tokens of a batch, float32 [tokens] each, in one order.
-LogProbs = Callable[[Batch], tuple[np.ndarray, np.ndarray]]
+# Returns (log-probs as sampled, log-probs under α, and under the policy that was α before it, if any) of all response tokens of a batch,
+# float32 [tokens] each, in one order.
+LogProbs = Callable[[Batch], Iterable[np.ndarray]]
 
 
 class Asked(NamedTuple):
@@ -166,7 +167,8 @@ class Rollouts:
         draws = [Draw(c.seed, policies.step, PROBE)] * len(prompts)
         groups = collect(self._engine, self._tokenizer, prompts, c.rollout.group_size, sampling, draws, self._reward)
         for group in groups:  # one a server: among those of many, the tokens of one would be few
-            check_probe(*logprobs(make_batch([group], [X1])), c.rollout.probe_tolerance, policies.alpha_version)
+            served, trained, *before = logprobs(make_batch([group], [X1]))
+            check_probe(served, trained, c.rollout.probe_tolerance, policies.alpha_version, *before)
 
     def _begin(self, step: int, hard: Sequence[Prompt] = (), policies: Policies | None = None) -> None:
         if step in self._begun:

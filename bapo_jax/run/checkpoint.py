@@ -30,7 +30,7 @@ from bapo_jax import events
 from bapo_jax.groups import REPLAY, X3, Batch, Group
 from bapo_jax.learner.critic import CRITIC
 from bapo_jax.learner.learner import Learner
-from bapo_jax.learner.objective import PREVIOUS, PROXIMAL, REFERENCE, ROLLOUT
+from bapo_jax.learner.objective import BEFORE, PREVIOUS, PROXIMAL, REFERENCE, ROLLOUT
 from bapo_jax.learner.update import TrainState
 from bapo_jax.models.parameters import is_rounded
 from bapo_jax.run.checksums import checksum_of_text, checksums
@@ -80,11 +80,13 @@ class RunState:
     skipped_in_a_row: int = 0  # steps up to now with an update that was skipped
     unwritten: dict[str, Any] = dataclasses.field(default_factory=dict)  # the row of `step`, where its evaluation was cut short
     initial: int = 0  # the checksum of θ_0
+    before: Any = None  # α before the last sync, until servers have answered the probe; nothing saves it
     frozen: Callable[[Any], Any] = copy_params  # the copy of a policy that is not trained on: α, the reference, α before
 
     def sync(self) -> None:
         """α becomes π_θ."""
         self.recent = [(self.alpha_version, self.alpha), *self.recent][: self.keep_recent]
+        self.before = self.alpha
         self.alpha, self.alpha_version, self.synced_after = self.frozen(self.theta.params), self.step, self.step
 
     def trained(self) -> None:
@@ -113,7 +115,10 @@ class RunState:
         """The parameters that every host knows by role; a role that the run does not have is None."""
         previous = self.recent[0][1] if self.recent else self.alpha
         critic = self.theta.critic.params if self.theta.critic else None
-        return {ROLLOUT: self.alpha, PROXIMAL: self.theta.params, REFERENCE: self.reference, PREVIOUS: previous, CRITIC: critic}
+        return {
+            ROLLOUT: self.alpha, BEFORE: self.before, PROXIMAL: self.theta.params, REFERENCE: self.reference, PREVIOUS: previous,
+            CRITIC: critic,
+        }  # fmt: skip
 
 
 # What the other hosts give in place of the replay: Orbax wants an item of every host, and writes the first's.

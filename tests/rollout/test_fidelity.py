@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bapo_jax.rollout.fidelity import PolicyMismatch, check_probe
+from bapo_jax.rollout.fidelity import PolicyMismatch, check_probe, way
 
 
 def probe(*differences):
@@ -28,3 +28,36 @@ def test_one_rare_token_passes_and_a_tenth_of_the_tokens_does_not():
 def test_the_probe_does_not_let_a_missing_number_through(missing):
     with pytest.raises(PolicyMismatch, match=str(missing)):
         check_probe(*probe(missing, *[0.0] * 199), 1e-3, 3)
+
+
+@pytest.fixture
+def steps():
+    """Log-probs of 256 tokens under two policies, a few steps apart, and the noise of bfloat16: of the same size, and larger at rare ones."""
+    rng = np.random.default_rng(0)
+    before = -rng.exponential(1.5, 256)
+    moved, noise = (0.008 * rng.standard_normal(256) * -before for _ in range(2))
+    return before, moved, noise
+
+
+def test_a_server_that_has_the_policy_before_is_found_though_rounding_moves_as_much(steps):
+    before, moved, noise = steps
+    new = before + moved
+    check_probe(new + noise, new, 0.03, 3, before)
+    check_probe(before + noise, new, 0.03, 3)  # the differences alone do not say it
+    with pytest.raises(PolicyMismatch, match=r'policy 3: the server still answers with the policy before it: .* -?0\.\d\d ± 0\.\d\d of the way'):
+        check_probe(before + noise, new, 0.03, 3, before)
+
+
+def test_nothing_is_said_of_policies_that_rounding_does_not_tell_apart(steps):
+    before, moved, noise = steps
+    check_probe(before + noise, before + moved / 100, 0.03, 3, before)
+    check_probe(before + noise, before, 0.03, 3, before)
+
+
+def test_the_way_is_the_regression_on_what_moved_and_its_error_is_robust(steps):
+    """At a tenth of the way, without noise; and of many draws of the noise the spread is the error that is stated."""
+    before, moved, noise = steps
+    assert way(before + 0.1 * moved, before + moved, before) == pytest.approx((0.1, 0), abs=1e-9)
+    signs = np.random.default_rng(1).choice([-1, 1], (400, 256))
+    found = np.array([way(before + moved + sign * noise, before + moved, before) for sign in signs])
+    assert found[:, 0].mean() == pytest.approx(1, abs=0.01) and found[:, 0].std() == pytest.approx(found[:, 1].mean(), rel=0.15)
