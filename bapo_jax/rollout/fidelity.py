@@ -19,6 +19,7 @@ from absl import logging
 from bapo_jax.rollout.engine import RolloutError
 
 _QUANTILE, _TIMES = 0.95, 4.0  # the quantile may be so many times the mean's tolerance; of an exponential |Δ| it is 3 means
+_OFF = 1.0  # a tolerance above this lets a server answer with another policy on purpose
 _HALF_WAY, _ERRORS = 0.5, 3.0  # a server is refused if it is so many standard errors below half the way
 
 
@@ -31,7 +32,7 @@ def check_probe(served: np.ndarray, trained: np.ndarray, tolerance: float, versi
 
     `trained` are those under the policy, `before` those under the one that the server had before it, if any. Raises PolicyMismatch if
     the mean is above `tolerance`, the 95 % quantile above 4 times that, or one is not a number (nan); and if the server is below half
-    the `way` from the policy before to this one, by 3 standard errors.
+    the `way` from the policy before to this one, by 3 standard errors, where the tolerance is no more than 1.
     """
     apart = np.abs(served - trained)
     mean, high, most = float(apart.mean()), float(np.quantile(apart, _QUANTILE)), float(apart.max())
@@ -43,7 +44,7 @@ def check_probe(served: np.ndarray, trained: np.ndarray, tolerance: float, versi
             f'{tolerance:g} bounds the mean, and {_TIMES:g} times that the quantile; the server has other weights, another dtype '
             '(rollout.dtype) or a truncated distribution'
         )
-    if before is None or not np.any(trained != before):
+    if before is None or tolerance > _OFF or not np.any(trained != before):
         return
     share, error = way(served, trained, before)
     logging.info('policy %d: %.2f ± %.2f of the way from the policy before it', version, share, error)

@@ -52,6 +52,7 @@ def test_nothing_is_said_of_policies_that_rounding_does_not_tell_apart(steps):
     before, moved, noise = steps
     check_probe(before + noise, before + moved / 100, 0.03, 3, before)
     check_probe(before + noise, before, 0.03, 3, before)
+    check_probe(before + noise, before + moved, 2.0, 3, before)  # or where another policy may answer
 
 
 def test_the_way_is_the_regression_on_what_moved_and_its_error_is_robust(steps):

@@ -293,6 +293,17 @@ def test_every_server_is_asked_the_probe_after_it_got_alpha(rollouts):
         r.serve(Trained(4, alpha_version=4), served(0.1))
 
 
+def test_a_server_that_still_has_the_policy_before_is_found(rollouts):
+    r, _ = rollouts(servers=1)
+
+    def logprobs(batch):
+        logp, trained = served(1e-4)(batch)
+        return logp, trained, logp  # under the policy before, as the server said
+
+    with pytest.raises(PolicyMismatch, match='policy 4: the server still answers with the policy before it'):
+        r.serve(Trained(4, alpha_version=4), logprobs)
+
+
 def test_one_wrong_server_among_many_is_found(rollouts):
     """Its tokens are a thirtieth of all: too few for the mean and the quantile of all."""
     r, _ = rollouts(servers=30)
