@@ -20,7 +20,7 @@ from bapo_jax.rollout.engine import RolloutError
 
 _QUANTILE, _TIMES = 0.95, 4.0  # the quantile may be so many times the mean's tolerance; of an exponential |Δ| it is 3 means
 _OFF = 1.0  # a tolerance above this lets a server answer with another policy on purpose
-_HALF_WAY, _ERRORS = 0.5, 3.0  # a server is refused if it is so many standard errors below half the way
+_HALF_WAY, _ERRORS = 0.5, 5.0  # a server is refused below half the way, if it is so many standard errors from the end: 3 in 10^7
 
 
 class PolicyMismatch(RolloutError):
@@ -31,8 +31,8 @@ def check_probe(served: np.ndarray, trained: np.ndarray, tolerance: float, versi
     """Checks one server's answer to the probe, by |Δ|, the difference of a token's log-probs. Logs its mean, quantile and maximum.
 
     `trained` are those under the policy, `before` those under the one that the server had before it, if any. Raises PolicyMismatch if
-    the mean is above `tolerance`, the 95 % quantile above 4 times that, or one is not a number (nan); and if the server is below half
-    the `way` from the policy before to this one, by 3 standard errors, where the tolerance is no more than 1.
+    the mean is above `tolerance`, the 95 % quantile above 4 times that, or one is not a number (nan). Unless the tolerance is above 1,
+    raises it too if the server is below half the `way` from the policy before to this one, and 5 standard errors from its end.
     """
     apart = np.abs(served - trained)
     mean, high, most = float(apart.mean()), float(np.quantile(apart, _QUANTILE)), float(apart.max())
@@ -48,7 +48,7 @@ def check_probe(served: np.ndarray, trained: np.ndarray, tolerance: float, versi
         return
     share, error = way(served, trained, before)
     logging.info('policy %d: %.2f ± %.2f of the way from the policy before it', version, share, error)
-    if share + _ERRORS * error < _HALF_WAY:
+    if share < _HALF_WAY and 1 - share > _ERRORS * error:
         raise PolicyMismatch(
             f'policy {version}: the server still answers with the policy before it: its log-probs are {share:.2f} ± {error:.2f} of the '
             "way from that one's to this one's; it did not load what it was handed"
