@@ -111,6 +111,7 @@ def what_helps(config: ConfigDict, cards: int, memory: Callable[[ConfigDict], in
     """
     c = ConfigDict(config.to_dict())
     steps: list[tuple[str, Callable[[ConfigDict], Any]]] = [
+        ('mesh.gather_once=False', lambda c: c.mesh.update(gather_once=False)),
         ('model.dtype=bfloat16', lambda c: c.model.update(dtype='bfloat16')),
         ('learner.remat=full', lambda c: c.learner.update(remat='full')),
         (f'learner.micro_batch_rows={cards}', lambda c: c.learner.update(micro_batch_rows=cards)),

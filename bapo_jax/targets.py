@@ -20,7 +20,7 @@ GB = 10**9
 # Usable HBM of a device, GiB, by JAX's device_kind: the limit in the compiler's error for a far too large program.
 TPU_GIB = {'TPU v4': 30.75, 'TPU v5 lite': 15.75, 'TPU v5': 95.74, 'TPU v6 lite': 31.25}
 POOL = 'XLA_PYTHON_CLIENT_MEM_FRACTION'  # the share of a GPU that JAX takes when it starts
-_ANY = re.compile(r'(\d+)x(\d+)GB')  # GPUs of no particular kind
+_ANY = re.compile(r'([1-9]\d*)x([1-9]\d*)GB')  # GPUs of no particular kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ CARDS = {
 }
 # Where JAX knows a card by another name. Since 0.12 it takes the capability of a card that is not there from its own list of names.
 _KINDS = {'L40S': 'L40', 'RTX4090': 'GeForce RTX 4090'}
-_GPUS = re.compile(rf'(?:(\d+)x)?(\d+)x({"|".join(CARDS)})')
+_GPUS = re.compile(rf'(?:([1-9]\d*)x)?([1-9]\d*)x({"|".join(CARDS)})')
 
 
 def for_absent_devices() -> None:
@@ -106,7 +106,9 @@ def _formula(name: str, count: int, mesh: ConfigDict, device_bytes: int, **more:
 def _gpus(hosts: int, count: int, name: str, config: ConfigDict, compiles: bool) -> Target:
     """`count` cards on each of so many hosts, with XLA's own compiler for them if it is installed."""
     card, share, mesh = CARDS[name], pool_share(), config.mesh
-    servers = [gpu for word in config.rollout.gpus for gpu in named(word)]
+    r = config.rollout
+    # The in-process engine and servers with a share of memory are on the trainer's own.
+    servers = [gpu for word in r.gpus for gpu in named(word)] if r.engine == 'vllm' and not r.server_memory else []
     if servers and (hosts > 1 or len(servers) >= count):
         raise ValueError(f'rollout.gpus={tuple(config.rollout.gpus)} leaves the trainer no GPU of --topology; a topology of several '
                          'hosts has trainers alone')  # fmt: skip

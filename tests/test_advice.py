@@ -93,12 +93,16 @@ def test_jax_has_its_share_of_a_card_and_servers_have_theirs(monkeypatch):
     monkeypatch.delenv(POOL)
     c = config(4)
     c.rollout.gpus = (4, '5', '6,7')
+    assert find_target('4xH100', c).mesh.size == 4  # the in-process engine has no GPUs of its own
+    c.rollout.engine = 'vllm'
     target = find_target('8xH100', c)
     assert target.mesh.size == 4 and target.name == '4 H100, beside 4 of servers'
     assert target.device_bytes == int(0.75 * CARDS['H100'].gib * 2**30) and 'JAX takes 75% of the 84.9 GB' in target.note
     for topology in ('4xH100', '2x8xH100'):
         with pytest.raises(ValueError, match='rollout.gpus=.* leaves the trainer no GPU of --topology'):
             find_target(topology, c)
+    c.rollout.server_memory = 0.4  # of the trainer's own
+    assert find_target('4xH100', c).mesh.size == 4
     monkeypatch.setenv(POOL, 'most')
     with pytest.raises(ValueError, match=re.escape(f'{POOL}=most: give a share in (0, 1]')):
         find_target('8xH100', config(8))

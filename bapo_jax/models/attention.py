@@ -185,7 +185,7 @@ KERNELS = {
     # TPU: the kernel that comes with JAX.
     'splash': Kernel(splash, 'tpu', row_multiple=128, head_multiple=32),
     # GPU: every card since Ampere, nothing to install, and its equations and programs are tested without a card. JAX means to remove it.
-    'triton': Kernel(triton, 'gpu', module='jax.experimental.pallas.triton'),
+    'triton': Kernel(triton, 'gpu', module='jax.experimental.pallas.triton', capability=(8, 0)),
     # GPU, its successor: comes with jax[cuda13]. It is private to JAX, its values need a card, and no card has shown them yet.
     'cudnn': Kernel(
         cudnn, 'gpu', module='jax._src.cudnn.fused_attention_stablehlo', capability=(9, 0), bfloat16=True, row_multiple=64,

@@ -65,5 +65,6 @@ def draw(score_BxNxW: jax.Array, sum_BxN: jax.Array, key_B: jax.Array) -> jax.Ar
 
 def gumbel(key: jax.Array, n: int) -> jax.Array:
     """float32 [n] of Gumbel noise from 32 bits a number. JAX's own has 23, so that the largest of thousands are often equal."""
-    uniform_n = (jax.random.bits(key, n).astype(jnp.float32) + 0.5) * 2.0**-32  # in (0, 1], as fine near 0 as float32 is
+    uniform_n = (jax.random.bits(key, n).astype(jnp.float32) + 0.5) * 2.0**-32  # as fine near 0 as float32 is
+    uniform_n = jnp.minimum(uniform_n, 1 - 2.0**-24)  # the highest are rounded to 1, whose noise would lose to a word that is not drawn
     return -jnp.log(-jnp.log1p(-uniform_n))

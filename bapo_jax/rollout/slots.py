@@ -23,7 +23,7 @@ from bapo_jax.models.attention import missing
 from bapo_jax.models.decoding import Attend, KVCache, Weights, attend, decode, empty_cache, logits, look, prefill, unstacked
 from bapo_jax.models.patches import Pixels
 from bapo_jax.models.decoder import ImageFeatures, ModelConfig
-from bapo_jax.parallel import per_device, replicated
+from bapo_jax.parallel import capability, per_device, replicated
 from bapo_jax.rollout import drawing, gpu_drawing
 
 
@@ -37,11 +37,11 @@ class Ways(NamedTuple):
 def ways_of(mesh: Mesh, attention: str = 'auto') -> Ways:
     """Those of the devices of `mesh`: all in which the engine's programs differ between platforms.
 
-    `attention` is model.attention: with 'xla' no kernel of ours runs, nor in a jax that has no Pallas-Triton.
+    `attention` is model.attention: with 'xla' no kernel of ours runs, nor where Pallas-Triton does not.
     """
     if mesh.devices.flat[0].platform != 'gpu':
         return Ways(attend, drawing.choose)
-    if attention == 'xla' or missing('triton', 'gpu'):
+    if attention == 'xla' or missing('triton', 'gpu', capability(mesh)):
         return Ways(attend, gpu_drawing.choose)
     # Imported here, since the import takes seconds and only a GPU needs it.
     from bapo_jax.models import gpu_decoding

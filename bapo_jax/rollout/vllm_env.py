@@ -80,7 +80,10 @@ def may_be_made(folder: Path) -> bool:
     if not folder.is_dir():
         return not folder.exists()
     names = {path.name for path in folder.iterdir()}
-    return not names or not names.isdisjoint({UNFINISHED, *(f'ready-{build}' for build in BUILDS)})
+    marks = {UNFINISHED, *(f'ready-{build}' for build in BUILDS)}
+    marked = any((folder / name).is_file() for name in marks)
+    # A folder of somebody's may have a file of that name, and is no environment of Python's, whole or begun.
+    return not names or marked and ((folder / 'pyvenv.cfg').is_file() or names <= {*marks, 'bin', 'include', 'lib', 'lib64'})
 
 
 def emptied(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """How a GPU chooses tokens: by the softmax, exactly enough, and with the log-probs that other devices give."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
@@ -44,3 +45,9 @@ def test_rounding_decides_next_to_no_draw():
     Noise from 23 bits would be ∞ for one number in 2^23, and the draws have 208 million.
     """
     assert decided_otherwise(logits_of('flat', V), 200_000) < 5
+
+
+def test_the_highest_random_number_has_finite_noise(monkeypatch):
+    """Else a word would lose to those that the nucleus leaves out."""
+    monkeypatch.setattr(jax.random, 'bits', lambda key, n: jnp.full(n, 2**32 - 1, jnp.uint32))
+    assert np.isfinite(gpu_drawing.gumbel(jax.random.key(0), 3)).all()

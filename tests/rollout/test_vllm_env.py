@@ -113,6 +113,12 @@ def test_a_folder_of_other_things_is_refused_and_kept(asked, tmp_path):
         with pytest.raises(SystemExit, match='exists and is no environment that this command made; remove it'):
             main(path, 'cpu')
     assert not asked and (tmp_path / 'pyvenv.cfg').is_file()
+    for name, make in (('folder', Path.mkdir), ('file', Path.touch)):
+        (tmp_path / name / 'thesis').mkdir(parents=True)
+        make(tmp_path / name / UNFINISHED)
+        with pytest.raises(SystemExit, match='no environment that this command made'):
+            main(tmp_path / name, 'cpu')
+        assert (tmp_path / name / 'thesis').is_dir()
 
 
 def test_another_python_is_refused(asked, tmp_path, monkeypatch):
