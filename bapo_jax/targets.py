@@ -20,7 +20,7 @@ GB = 10**9
 # Usable HBM of a device, GiB, by JAX's device_kind: the limit in the compiler's error for a far too large program.
 TPU_GIB = {'TPU v4': 30.75, 'TPU v5 lite': 15.75, 'TPU v5': 95.74, 'TPU v6 lite': 31.25}
 POOL = 'XLA_PYTHON_CLIENT_MEM_FRACTION'  # the share of a GPU that JAX takes when it starts
-_ANY = re.compile(r'([1-9]\d*)x([1-9]\d*)GB')  # GPUs of no particular kind
+_ANY = re.compile(r'([1-9]\d*)x(\d+)GB')  # GPUs of no particular kind
 
 
 @dataclasses.dataclass(frozen=True)
