@@ -31,7 +31,8 @@ def planned(tmp_path):
 
 @pytest.mark.parametrize('word, said', [('JAX=gpu', 'JAX=gpu: give cpu, cuda, cuda12 or tpu'), ('VLLM=gpu', 'VLLM=gpu: give cpu or cuda')])
 def test_a_build_that_does_not_exist_is_refused(word, said):
-    done = subprocess.run(['make', '-n', 'PYTHON=python3', 'train-vllm', word], cwd=ROOT, capture_output=True, text=True)
+    make = ['make', '-n', '--no-print-directory', 'PYTHON=python3', 'train-vllm', word]  # a make in a make names its folder
+    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode and said in done.stderr and not done.stdout
 
 

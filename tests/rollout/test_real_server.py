@@ -73,16 +73,18 @@ def test_a_reply_is_byte_for_byte_what_the_benchmarks_replay(base, server, conne
 def test_metrics_tell_what_runs_that_nothing_does_and_that_an_iteration_is_a_token_of_each(base, server, connect):
     """By these `rollout/watch.py` tells a lost reply from a slow one."""
     connect(server)
-    before, seen = read_load(metrics(server)), []
+    before, seen, groups = read_load(metrics(server)), set(), 0
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, server, base.prompts[0], n=8, max_tokens=200, ignore_eos=True)
-        while not asked.done():
-            seen.append(read_load(metrics(server)).sequences)
-    assert len(asked.result()) == 8 and max(seen) == 8
+        while 8 not in seen and groups < 20:  # a busy machine may look only before and after a group
+            asked, groups = pool.submit(ask, server, base.prompts[0], n=8, max_tokens=200, ignore_eos=True), groups + 1
+            while not asked.done():
+                seen.add(read_load(metrics(server)).sequences)
+            assert len(asked.result()) == 8
+    assert max(seen) == 8
     after = read_load(metrics(server))
     assert None not in read_fill(metrics(server))  # rollout/gauges.py
-    assert before.sequences == after.sequences == 0 and after.tokens - before.tokens >= 8 * 200
-    assert 200 <= after.iterations - before.iterations < watch._STAGES * 200
+    assert before.sequences == after.sequences == 0 and after.tokens - before.tokens >= groups * 8 * 200
+    assert groups * 200 <= after.iterations - before.iterations < watch._STAGES * groups * 200
 
 
 def test_a_request_in_flight_across_a_reload_says_which_policy_wrote_which_token(base, server, connect):
