@@ -181,7 +181,7 @@ def train(s: Setup, workdir: Path) -> RunState:
 
     run.close()
     rollouts.close()
-    tell_end(workdir, state.step, schedule.steps)
+    tell_end(workdir, state, schedule.steps)
     return state
 
 
@@ -229,12 +229,19 @@ def evaluate_policy(s: Setup, state: RunState, workdir: Path, say: Callable[[str
     return core_metrics(summaries)
 
 
-def tell_end(workdir: Path, step: int, steps: int) -> None:
-    """What the run came to; or how it goes on where it has not had its steps, or more than these."""
-    if step == steps:
+def has_ended(state: RunState, steps: int) -> bool:
+    """Whether the run has had its steps, and the evaluation after the last one."""
+    return state.step >= steps and not state.unwritten
+
+
+def tell_end(workdir: Path, state: RunState, steps: int) -> None:
+    """What the run came to; or how it goes on where it has not ended, or has had more steps than these."""
+    step = state.step
+    if not has_ended(state, steps):
+        where = f'in the evaluation after step {step}' if state.unwritten else f'after step {step}'
+        print(f'stopped {where} of {steps}; the same command continues')
+    elif step == steps:
         print_results(workdir, step)
-    elif step < steps:
-        print(f'stopped after step {step} of {steps}; the same command continues')
     else:
         print(f'{workdir} is at step {step} and has had its {steps} steps; to train on, give more by --config.steps')
 
@@ -249,7 +256,7 @@ def print_results(workdir: Path, step: int) -> None:
 
 
 def lead(config: ConfigDict, workdir: Path, hosts: Hosts, amend: bool) -> bool:
-    """The run, on host 0 of its hosts. Returns whether it has reached its last step."""
+    """The run, on host 0 of its hosts. Returns whether it has ended."""
     with contextlib.ExitStack() as until_the_end, hosts, naming_losses():
         with refused():
             check_directory(workdir, '--workdir')
@@ -259,7 +266,7 @@ def lead(config: ConfigDict, workdir: Path, hosts: Hosts, amend: bool) -> bool:
         state = train(setup, workdir)
     if counts:
         print(f'{events.in_words(counts)}: {workdir / events.FILE}')
-    return state.step >= setup.schedule.steps
+    return has_ended(state, setup.schedule.steps)
 
 
 def main(_) -> None:

@@ -20,7 +20,8 @@ from small_run import ROOT, metrics, rollouts, run, small_config
 
 from bapo_jax.learner.learner import Learner
 from bapo_jax.report import inspect_log
-from bapo_jax.train import build, tell_end
+from bapo_jax.run.checkpoint import RunState
+from bapo_jax.train import build, has_ended, tell_end
 
 
 @pytest.fixture(scope='module')
@@ -348,13 +349,15 @@ def test_bad_input_is_refused_before_work_starts(tmp_path, benchmark, changes, m
     assert not (tmp_path / 'run').exists()
 
 
-@pytest.mark.parametrize(('step', 'told'), [
-    (1, 'stopped after step 1 of 2; the same command continues\n'),
-    (4, 'run is at step 4 and has had its 2 steps; to train on, give more by --config.steps\n'),
+@pytest.mark.parametrize(('step', 'unwritten', 'ended', 'told'), [
+    (1, {}, False, 'stopped after step 1 of 2; the same command continues\n'),
+    (2, {'loss': 1.0}, False, 'stopped in the evaluation after step 2 of 2; the same command continues\n'),
+    (4, {}, True, 'run is at step 4 and has had its 2 steps; to train on, give more by --config.steps\n'),
 ])  # fmt: skip
-def test_a_run_that_has_had_its_steps_is_not_told_to_go_on(tmp_path, capsys, step, told):
-    tell_end(tmp_path / 'run', step, 2)
-    assert capsys.readouterr().out.endswith(told)
+def test_a_run_that_has_had_its_steps_is_not_told_to_go_on(tmp_path, capsys, step, unwritten, ended, told):
+    state = RunState(None, None, step=step, unwritten=unwritten)
+    tell_end(tmp_path / 'run', state, 2)
+    assert capsys.readouterr().out.endswith(told) and has_ended(state, 2) == ended
 
 
 @pytest.mark.slow
