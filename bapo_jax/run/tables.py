@@ -39,7 +39,7 @@ def print_table(title: str, columns: dict[str, dict[str, dict]]) -> None:
     `columns` maps a policy's name to its summaries (scores.py) by benchmark; a policy may lack one. A summary of an earlier version
     has no interval of pass@n and maj@n, and shows none.
     """
-    if not columns:
+    if not any(columns.values()):
         return
     table = Table('', *columns, title=title, caption='in brackets: 95 % intervals over other problems of the kind')
     first = next(iter(columns.values()))
