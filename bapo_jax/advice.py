@@ -1,12 +1,12 @@
 """What a dry run for GPUs advises: settings that fit, with modelled times; or, if nothing fits, the fields that would help.
 
-Memory is the formula's (memory.py), corrected by what the compiler said of the config as it stands. Times are a model too:
+Memory is the formula's (memory.py). Times are a model too, of a step whose responses are all of full length, on d cards:
 
-    seconds = max(F / (d · s · peak), G / link) + M / memory + A / link    of a step whose responses are all of full length, on d cards
+    seconds = max(F / (d · s · peak), G / link, K · KERNEL_S) + M / memory + A / link
 
 F are the operations of all rows, recomputation included; s = SHARE. G are the bytes of weights gathered and gradients scattered over
-`fsdp`, M those of weights and gradients that each micro-batch reads and writes, A those of the gradients' sum over `data`. Between hosts a
-card has BETWEEN_HOSTS.
+`fsdp`: by each micro-batch, or by each mini-batch with mesh.gather_once. K are the kernels that a card launches. M are the bytes of weights
+and gradients that each micro-batch reads and writes, A those of the gradients' sum over `data`. Between hosts a card has BETWEEN_HOSTS.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from ml_collections import ConfigDict
 
 from bapo_jax.learner.packing import rows_of_a_group
 from bapo_jax.memory import matrix_sizes
+from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
-from bapo_jax.targets import GB, POOL, Card
+from bapo_jax.parallel import POOL
+from bapo_jax.targets import GB, Card
 
 SHARE = 0.5  # of the card's dense bfloat16 peak that products are taken to reach; prime-rl's trainer reaches .11 to .17 in RL
 BETWEEN_HOSTS = 50  # GB/s a card: 400 Gb/s
+KERNELS, KERNEL_S = 150, 3e-6  # of a layer in a micro-batch (145 to 160 compiled: docs/performance.md); what the least of them takes
 _ROWS = (1, 2, 4, 8, 16, 32)  # of a device at once
 # Of a layer's forward pass, what each policy computes again in the backward pass.
 _AGAIN = {'none': 0.0, 'matrix_products': 0.05, 'attention_and_mlp_inputs': 0.75, 'full': 1.0}
@@ -80,13 +83,16 @@ def step_seconds(config: ConfigDict, model: ModelConfig, card: Card, cards_of_a_
     attention = 2 * model.num_layers * model.num_heads * model.head_dim * a_sequence * l.row_tokens  # causal: half of all pairs
     operations = rows * ((dense + attention) * (3 + _AGAIN[l.remat]) + 4 * 2 * head * l.row_tokens)
     compute = operations / (cards * SHARE * card.teraflops * 1e12)
+    launches = micro_batches * model.num_layers * KERNELS * KERNEL_S
     weights, link = embedding + head * (not model.tie_embeddings) + layer * model.num_layers, card.link_gb_per_s * GB
     within = link if m.fsdp <= cards_of_a_host else BETWEEN_HOSTS * GB
-    gathered = micro_batches * weights * (2 * 2 + 4) * (m.fsdp - 1) / m.fsdp / within
+    # Twice in the compute dtype, or once in float32; the gradient is float32.
+    crossed = mini_batches * (4 + 4) if m.gather_once else micro_batches * (2 * hf.DTYPES[model.dtype].itemsize + 4)
+    gathered = crossed * weights * (m.fsdp - 1) / m.fsdp / within
     between = link if cards <= cards_of_a_host else BETWEEN_HOSTS * GB
-    summed = mini_batches * 2 * 4 * weights / m.fsdp * (m.data > 1) / between
+    summed = mini_batches * 2 * (m.data - 1) / m.data * 4 * weights / m.fsdp / between  # a ring: each number goes twice, but one part
     read = micro_batches * weights * (3 * 2 + 12 / m.fsdp) / (card.gb_per_s * GB)
-    return max(compute, gathered) + read + summed
+    return max(compute, gathered, launches) + read + summed
 
 
 def tokens_of_a_step(config: ConfigDict) -> int:
@@ -95,11 +101,11 @@ def tokens_of_a_step(config: ConfigDict) -> int:
     return config.learner.batch_groups * r.group_size * (r.max_prompt_tokens + r.max_response_tokens)
 
 
-def as_table(found: Sequence[Setting], config: ConfigDict, best: Setting) -> Iterator[str]:
-    """The fastest of the settings as lines, the best marked."""
+def as_table(found: Sequence[Setting], config: ConfigDict, best: Setting | None = None) -> Iterator[str]:
+    """The fastest of the settings as lines; the best, if one is known, is marked."""
     yield f'  {"mesh.data × fsdp":<17} {"micro_batch_rows":<17} {"remat":<25} {"GB":>7} {"s a step":>9} {"tokens/s":>9}'
     for s in found[:_SHOWN]:
-        is_best, sizes, rate = s[:5] == best[:5], f'{s.data} × {s.fsdp}', tokens_of_a_step(config) / s.seconds
+        is_best, sizes, rate = best is not None and s[:5] == best[:5], f'{s.data} × {s.fsdp}', tokens_of_a_step(config) / s.seconds
         mark, size = ('*', f'{best.bytes / GB:.1f}') if is_best else (' ', f'~{s.bytes / GB:.1f}')
         yield f'{mark} {sizes:<17} {s.rows:<17} {s.remat:<25} {size:>7} {s.seconds:9.3g} {rate:9,.0f}'
 

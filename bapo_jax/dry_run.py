@@ -39,7 +39,7 @@ from bapo_jax.models.patches import Grid
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.inputs import read_inputs
 from bapo_jax.memory import gpu_memory, state_bytes
-from bapo_jax.rollout.engines import cache_limits, slots_in_words
+from bapo_jax.rollout.engines import cache_limits, check_gpus, gpus_of_servers, slots_in_words
 from bapo_jax.rollout.room import memory_of
 from bapo_jax.run.checkpoint import copied_gb
 from bapo_jax.run.sinks import check_sinks
@@ -80,6 +80,8 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
     check_sinks(c.log.sinks)
     grids = largest_images(read.prompts, read.sight, most_groups(c.learner))
     result = measure(c, read.model, topology, grids)
+    if not topology and c.rollout.engine == 'vllm' and not c.rollout.servers:
+        check_gpus(gpus_of_servers(c), c.rollout.server_memory)
     mesh, sequences = result.target.mesh, c.learner.batch_groups * c.rollout.group_size
     longest = c.rollout.max_prompt_tokens + c.rollout.max_response_tokens
     print(f'model      {read.model.model_type}, {read.model.num_layers} layers, {result.parameters:,} parameters')
@@ -92,6 +94,8 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
     )
     sizes = ' × '.join(f'{axis} {n}' for axis, n in mesh.shape.items())
     print(f'mesh       {sizes} on {result.target.name}; attention {described(result.kernel)}')
+    if result.target.servers:
+        print(f'servers    {result.target.servers}')
     if result.compile_s is None:
         print('compile    nothing; activations are estimated as in docs/memory.md. A card by name (4xH100) is compiled for, '
               'after `make gpu-compiler`, with PYTHONPATH=.gpu-compiler')  # fmt: skip
@@ -142,6 +146,9 @@ def advice_of(result: Result, config: ConfigDict, model: ModelConfig, topology: 
             f'{SHARE:.0%} of the peak'
         )
         yield from as_table(found, config, best)
+    elif found:
+        yield f'the compiler refuses the {TRIED} fastest settings that the formula lets fit. Others, estimated alone, with modelled seconds:'
+        yield from as_table(found, config)
     else:
         estimate = functools.partial(_estimate, model=model, topology=topology, grids=grids)
         yield 'no setting of mesh, rows and remat fits; what would help, one on top of the other:'
@@ -176,7 +183,7 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequen
     Without `compiles`, absent GPUs go by the formula.
     """
     target = find_target(topology, config, compiles)
-    kernel = choose_kernel(config, model, target.mesh, target.platform)
+    kernel = choose_kernel(config, model, target.mesh, target.platform, target.card and target.card.capability)
     if target.card and kernel == 'cudnn':  # it asks a card what it can do, and plans its memory there
         target = find_target(topology, config, compiles=False)
     a_copy = _bytes_of_a_copy(model, target.mesh)

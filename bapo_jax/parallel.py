@@ -43,6 +43,7 @@ _AXES = {parameter.path: parameter.axes for parameter in PARAMETERS + VISION_PAR
 # The packages by which JAX reaches an accelerator. Where one is installed, the CPU is computed on only if somebody asks for it.
 PLUGINS = {'gpu': ('jax-cuda13-plugin', 'jax-cuda12-plugin'), 'tpu': ('libtpu',)}
 _LOOK = 'see what JAX says above; on NVIDIA also `nvidia-smi`: CUDA 13 needs driver 580 or newer, CUDA 12 needs 525'
+POOL, _EARLIER_POOL = 'XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION'  # the share of a GPU that JAX takes when it starts
 
 
 def present(platform: str = '') -> list[jax.Device]:
@@ -129,6 +130,33 @@ def mesh_sizes(data: int, fsdp: int, tensor: int, devices: int, hosts: int = 1) 
             'one of them may be -1, for all devices that are left'
         )
     return tuple(sizes)
+
+
+def pool_share() -> float:
+    """The share of a GPU's memory that JAX takes when it starts, by the environment.
+
+    Raises ValueError if it names none, or two: JAX, too, takes the newer name or the earlier one.
+    """
+    said = {name: os.environ[name] for name in (POOL, _EARLIER_POOL) if os.environ.get(name)}
+    if len(said) > 1:
+        raise ValueError(f'{POOL} and {_EARLIER_POOL} are set, and JAX takes one; unset the second, which is the earlier name')
+    name, value = next(iter(said.items()), (POOL, '0.75'))
+    try:
+        share = float(value)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ValueError(f'{name}={value}: give a share in (0, 1], such as .93')
+    return share
+
+
+def check_shares(server_memory: float) -> None:
+    """Raises ValueError if JAX's share of a GPU and that of a server on the same one make more than a whole."""
+    if pool_share() + server_memory > 1:
+        raise ValueError(
+            f'JAX takes {pool_share():.0%} of a GPU, by {POOL}, and a server on it would take rollout.server_memory={server_memory:g}: '
+            'more than there is; lower one of them (docs/vllm.md)'
+        )
 
 
 def device_memory(devices: Sequence[jax.Device]) -> int | None:

@@ -19,7 +19,6 @@ from bapo_jax.rollout.gpus import named
 GB = 10**9
 # Usable HBM of a device, GiB, by JAX's device_kind: the limit in the compiler's error for a far too large program.
 TPU_GIB = {'TPU v4': 30.75, 'TPU v5 lite': 15.75, 'TPU v5': 95.74, 'TPU v6 lite': 31.25}
-POOL = 'XLA_PYTHON_CLIENT_MEM_FRACTION'  # the share of a GPU that JAX takes when it starts
 _ANY = re.compile(r'([1-9]\d*)x(\d+)GB')  # GPUs of no particular kind
 
 
@@ -74,6 +73,7 @@ class Target(NamedTuple):
     card: Card | None = None  # of absent GPUs
     hosts: int = 1
     note: str = ''  # on device_bytes
+    servers: str = ''  # where absent GPUs have them, in words
 
 
 def find_target(topology: str, config: ConfigDict, compiles: bool = True) -> Target:
@@ -83,8 +83,8 @@ def find_target(topology: str, config: ConfigDict, compiles: bool = True) -> Tar
     """
     mesh = config.mesh
     if wanted := _ANY.fullmatch(topology):
-        count, gigabytes = map(int, wanted.groups())
-        return _formula(f'{count} GPUs of {gigabytes} GB', count, mesh, gigabytes * GB)
+        count, servers = _of_the_trainer(1, int(wanted[1]), config)
+        return _formula(f'{count} GPUs of {wanted[2]} GB', count, mesh, int(wanted[2]) * GB, servers=servers)
     if wanted := _GPUS.fullmatch(topology):
         return _gpus(int(wanted[1] or 1), int(wanted[2]), wanted[3], config, compiles)
     devices = tpu_devices(topology) if topology else parallel.present(mesh.platform)
@@ -103,21 +103,36 @@ def _formula(name: str, count: int, mesh: ConfigDict, device_bytes: int, **more:
     return Target(name, 'gpu', AbstractMesh(sizes, parallel.MESH_AXES), device_bytes, **more)
 
 
+def _of_the_trainer(hosts: int, count: int, config: ConfigDict) -> tuple[int, str]:
+    """How many of a host's `count` GPUs the trainer has, and in words where its servers are.
+
+    The in-process engine is on the trainer's own, as are servers with a share of the memory. Raises ValueError if none is left.
+    """
+    r = config.rollout
+    if r.engine != 'vllm' or r.servers:
+        return count, ''
+    if r.server_memory:
+        return count, f"one on the trainer's own, with rollout.server_memory={r.server_memory:g} of it"
+    servers = [gpu for word in r.gpus for gpu in named(word)]
+    if not servers:
+        return count, f'none: the trainer has all {hosts * count} GPUs; give vLLM others, by rollout.gpus or rollout.servers'
+    if hosts > 1 or len(servers) >= count:
+        raise ValueError(
+            f'rollout.gpus={tuple(r.gpus)} leaves the trainer no GPU of --topology; a topology of several hosts has trainers alone'
+        )
+    return count - len(servers), f'{len(r.gpus)}, on {len(servers)} other GPUs of this machine'
+
+
 def _gpus(hosts: int, count: int, name: str, config: ConfigDict, compiles: bool) -> Target:
     """`count` cards on each of so many hosts, with XLA's own compiler for them if it is installed."""
-    card, share, mesh = CARDS[name], pool_share(), config.mesh
-    r = config.rollout
-    # The in-process engine and servers with a share of memory are on the trainer's own.
-    servers = [gpu for word in r.gpus for gpu in named(word)] if r.engine == 'vllm' and not r.server_memory else []
-    if servers and (hosts > 1 or len(servers) >= count):
-        raise ValueError(f'rollout.gpus={tuple(config.rollout.gpus)} leaves the trainer no GPU of --topology; a topology of several '
-                         'hosts has trainers alone')  # fmt: skip
-    count -= len(servers)
+    card, share, mesh = CARDS[name], parallel.pool_share(), config.mesh
+    if config.rollout.engine == 'vllm' and not config.rollout.servers and config.rollout.server_memory:
+        parallel.check_shares(config.rollout.server_memory)
+    count, servers = _of_the_trainer(hosts, count, config)
     title = f'{hosts} × {count} {name}' if hosts > 1 else f'{count} {name}'
-    title += f', beside {len(servers)} of servers' if servers else ''
     more = {
-        'card': card, 'hosts': hosts,
-        'note': f'JAX takes {share:.0%} of the {card.gib * 2**30 / GB:.1f} GB of a card, by {POOL}',
+        'card': card, 'hosts': hosts, 'servers': servers,
+        'note': f'JAX takes {share:.0%} of the {card.gib * 2**30 / GB:.1f} GB of a card, by {parallel.POOL}',
     }  # fmt: skip
     device_bytes = int(share * card.gib * 2**30)
     if not compiles or importlib.util.find_spec('jax_cuda13_plugin') is None:
@@ -127,19 +142,8 @@ def _gpus(hosts: int, count: int, name: str, config: ConfigDict, compiles: bool)
     described = topologies.get_topology_desc(
         platform='cuda', topology_name=name, topology=f'{hosts}x1x{count}', target_config=as_xla_reads_it(name, card)
     )
-    return Target(title, 'gpu', parallel.make_mesh(mesh.data, mesh.fsdp, mesh.tensor, described.devices), device_bytes, **more)
-
-
-def pool_share() -> float:
-    """The share of a GPU's memory that JAX would take. Raises ValueError if the environment names none."""
-    said = os.environ.get(POOL, '0.75')
-    try:
-        share = float(said)
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise ValueError(f'{POOL}={said}: give a share in (0, 1], such as .93')
-    return share
+    on_cards = parallel.make_mesh(mesh.data, mesh.fsdp, mesh.tensor, described.devices)
+    return Target(title, 'gpu', on_cards, device_bytes, **more)
 
 
 def as_xla_reads_it(name: str, card: Card) -> str:

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', '.93')  # JAX's share of a GPU
+os.environ.setdefault('XLA_CLIENT_MEM_FRACTION', '.93')  # JAX's share of a GPU
 
 import jax
 from ml_collections import ConfigDict

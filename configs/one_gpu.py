@@ -1,6 +1,6 @@
 """Your questions, a 1.5B chat model, one GPU of 80 GB: trainer and in-process engine share it. docs/one_gpu.md goes through it.
 
-    export XLA_PYTHON_CLIENT_MEM_FRACTION=.93
+    export XLA_CLIENT_MEM_FRACTION=.93
     python -m bapo_jax.train --config=configs/one_gpu.py --dry_run
     python -m bapo_jax.train --config=configs/one_gpu.py --workdir=runs/one_gpu
 

@@ -1,16 +1,22 @@
 """What a dry run for GPUs advises, by hand: times, which settings fit, what would help; and the cards that a topology names."""
 
+import dataclasses
 import re
 
 import pytest
+from jaxlib import xla_client
 from test_dry_run import MODEL, config
 
-from bapo_jax import targets
-from bapo_jax.advice import SHARE, as_table, settings, step_seconds, what_helps
+from bapo_jax import dry_run, targets
+from bapo_jax.advice import KERNEL_S, KERNELS, SHARE, as_table, settings, step_seconds, what_helps
 from bapo_jax.dry_run import chosen, measure
-from bapo_jax.targets import CARDS, POOL, find_target
+from bapo_jax.parallel import POOL, pool_share
+from bapo_jax.targets import CARDS, find_target
 
-GB = 10**9
+GB, EARLIER = 10**9, 'XLA_PYTHON_CLIENT_MEM_FRACTION'
+LARGE = dataclasses.replace(MODEL, hidden_size=2048, intermediate_size=8192)  # its products take most of the time
+LAYER = 2 * 2048 * (512 + 256) + 3 * 2048 * 8192  # numbers in the matrices of a layer
+WEIGHTS = 3 * LAYER + 2 * 2048 * 1000
 
 
 @pytest.fixture(autouse=True)
@@ -29,23 +35,40 @@ def of_papers_size(cards=1, **learner):
 def test_seconds_by_hand():
     """2,048 rows of 512 tokens; a layer has W numbers in its matrices, of L layers; the head D · V."""
     c, card = of_papers_size(1, remat='none', micro_batch_rows=8), CARDS['H100']
-    layer, tokens = 2 * 128 * (512 + 256) + 3 * 128 * 384, 2048 * 512
-    forward = tokens * (2 * 3 * layer + 2 * 3 * 512 * 512)  # N · H = 512, and a sequence of 512 tokens
-    operations = 3 * forward + 4 * 2 * 128 * 1000 * tokens
-    weights = 3 * layer + 2 * 128 * 1000
-    read = 256 * weights * (6 + 12) / (card.gb_per_s * GB)
-    assert step_seconds(c, MODEL, card, 1) == pytest.approx(operations / (SHARE * card.teraflops * 1e12) + read)
+    tokens = 2048 * 512
+    forward = tokens * (2 * 3 * LAYER + 2 * 3 * 512 * 512)  # N · H = 512, and a sequence of 512 tokens
+    operations = 3 * forward + 4 * 2 * 2048 * 1000 * tokens
+    read = 256 * WEIGHTS * (6 + 12) / (card.gb_per_s * GB)
+    assert step_seconds(c, LARGE, card, 1) == pytest.approx(operations / (SHARE * card.teraflops * 1e12) + read)
     c.learner.remat = 'full'
-    assert step_seconds(c, MODEL, card, 1) == pytest.approx((operations + forward) / (SHARE * card.teraflops * 1e12) + read)
+    assert step_seconds(c, LARGE, card, 1) == pytest.approx((operations + forward) / (SHARE * card.teraflops * 1e12) + read)
 
 
 def test_cards_share_the_work_until_their_links_are_the_limit():
     card, eight = CARDS['H100'], of_papers_size(8, micro_batch_rows=8)
-    layer = 2 * 128 * (512 + 256) + 3 * 128 * 384
-    gathered = 256 * (3 * layer + 2 * 128 * 1000) * 8 * 7 / 8
-    within, between = (step_seconds(eight, MODEL, card, n) for n in (8, 4))
+    gathered = 256 * WEIGHTS * 8 * 7 / 8
+    within, between = (step_seconds(eight, LARGE, card, n) for n in (8, 4))
     assert between - within == pytest.approx(gathered / (50 * GB) - gathered / (card.link_gb_per_s * GB))
-    assert within > step_seconds(of_papers_size(1, micro_batch_rows=8), MODEL, card, 8) / 8  # a network as small as this waits for links
+    assert within > step_seconds(of_papers_size(1, micro_batch_rows=8), LARGE, card, 8) / 8  # so few rows at once wait for links
+    eight.mesh.gather_once = True  # the mesh is crossed once a mini-batch, and not by each of its 64 micro-batches
+    assert step_seconds(eight, LARGE, card, 8) < within
+    once = [step_seconds(eight, LARGE, dataclasses.replace(card, link_gb_per_s=rate), 8) for rate in (1.0, 2.0)]
+    assert once[0] - once[1] == pytest.approx(4 * WEIGHTS * 8 * 7 / 8 / (2 * GB))
+
+
+def test_copies_sum_their_gradient_once_a_mini_batch():
+    """A ring moves each number of the gradient twice, but for a card's own part."""
+    card, c = CARDS['H100'], of_papers_size(1, micro_batch_rows=8)
+    c.mesh.data = 8
+    slow, fast = (step_seconds(c, LARGE, dataclasses.replace(card, link_gb_per_s=rate), 8) for rate in (1.0, 2.0))
+    assert slow - fast == pytest.approx(4 * 2 * 7 / 8 * 4 * WEIGHTS / (2 * GB))
+
+
+def test_a_small_model_waits_for_the_starts_of_its_kernels():
+    c, card = of_papers_size(1, micro_batch_rows=8), CARDS['B200']
+    weights = 3 * (2 * 128 * (512 + 256) + 3 * 128 * 384) + 2 * 128 * 1000
+    read = 256 * weights * (6 + 12) / (card.gb_per_s * GB)
+    assert step_seconds(c, MODEL, card, 1) == pytest.approx(256 * 3 * KERNELS * KERNEL_S + read)
 
 
 def test_of_the_settings_that_fit_the_fastest_comes_first_and_says_what_it_takes():
@@ -96,13 +119,51 @@ def test_jax_has_its_share_of_a_card_and_servers_have_theirs(monkeypatch):
     assert find_target('4xH100', c).mesh.size == 4  # the in-process engine has no GPUs of its own
     c.rollout.engine = 'vllm'
     target = find_target('8xH100', c)
-    assert target.mesh.size == 4 and target.name == '4 H100, beside 4 of servers'
+    assert target.mesh.size == 4 and (target.name, target.servers) == ('4 H100', '3, on 4 other GPUs of this machine')
     assert target.device_bytes == int(0.75 * CARDS['H100'].gib * 2**30) and 'JAX takes 75% of the 84.9 GB' in target.note
     for topology in ('4xH100', '2x8xH100'):
         with pytest.raises(ValueError, match='rollout.gpus=.* leaves the trainer no GPU of --topology'):
             find_target(topology, c)
-    c.rollout.server_memory = 0.4  # of the trainer's own
-    assert find_target('4xH100', c).mesh.size == 4
-    monkeypatch.setenv(POOL, 'most')
-    with pytest.raises(ValueError, match=re.escape(f'{POOL}=most: give a share in (0, 1]')):
-        find_target('8xH100', config(8))
+    assert find_target('8x80GB', c)[:1] + (find_target('8x80GB', c).servers,) == ('4 GPUs of 80 GB', target.servers)
+    c.rollout.server_memory = 0.4  # of the trainer's own, where JAX leaves as much
+    with pytest.raises(ValueError, match='JAX takes 75% of a GPU, .* rollout.server_memory=0.4: more than there is; lower one'):
+        find_target('4xH100', c)
+    monkeypatch.setenv(POOL, '.6')
+    target = find_target('4xH100', c)
+    assert target.mesh.size == 4 and 'server_memory=0.4' in target.servers
+    c.rollout.server_memory, c.rollout.gpus = 0.0, ()
+    assert find_target('4xH100', c).servers.startswith('none: the trainer has all 4 GPUs')
+    c.rollout.servers = ('http://other:8000',)
+    assert find_target('4xH100', c).servers == ''
+
+
+@pytest.mark.parametrize(('environment', 'share'), [
+    ({}, 0.75), ({POOL: '.93'}, 0.93), ({EARLIER: '.5'}, 0.5), ({POOL: '', EARLIER: '.5'}, 0.5), ({POOL: '.4', EARLIER: ''}, 0.4),
+    ({POOL: 'most'}, None), ({EARLIER: '2'}, None), ({POOL: '.4', EARLIER: '.4'}, None),
+])  # fmt: skip
+def test_jaxs_share_is_read_as_jax_reads_it(environment, share, monkeypatch):
+    monkeypatch.delenv(POOL)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if share:
+        assert pool_share() == xla_client.generate_pjrt_gpu_plugin_options().get('memory_fraction', 0.75) == share
+    else:
+        with pytest.raises(ValueError, match=rf'({POOL}|{EARLIER})=.*: give a share in \(0, 1\]|{EARLIER} are set, and JAX takes one'):
+            pool_share()
+
+
+def test_settings_that_the_compiler_refuses_do_not_mean_that_none_fits(monkeypatch):
+    c = of_papers_size(1)
+    target = find_target('1xH100', c)
+    found, _ = chosen(target, c, MODEL, '1xH100')
+    real = measure
+
+    def refused(config, model, topology, grids=(), compiles=True):
+        result = real(config, model, topology, grids, compiles=False)
+        return result._replace(refused='too large') if compiles else result
+
+    monkeypatch.setattr(dry_run, 'measure', refused)
+    left, best = chosen(target, c, MODEL, '1xH100')
+    assert best is None and left == found[dry_run.TRIED:]
+    said = list(dry_run.advice_of(refused(c, MODEL, '1xH100'), c, MODEL, '1xH100', ()))
+    assert said[0].startswith('the compiler refuses the 3 fastest') and len(said) == 2 + len(left) and '*' not in ''.join(said)

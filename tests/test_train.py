@@ -20,6 +20,7 @@ from small_run import ROOT, metrics, rollouts, run, small_config
 
 from bapo_jax.learner.learner import Learner
 from bapo_jax.report import inspect_log
+from bapo_jax.rollout import engines
 from bapo_jax.run.checkpoint import RunState
 from bapo_jax.train import build, has_ended, tell_end
 
@@ -346,6 +347,17 @@ def test_a_run_directory_of_another_config_is_refused_with_the_fields_named(bapo
 def test_bad_input_is_refused_before_work_starts(tmp_path, benchmark, changes, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         build(small_config('bapo_tuned', benchmark, **changes), tmp_path / 'run')
+    assert not (tmp_path / 'run').exists()
+
+
+def test_servers_that_would_find_no_gpu_are_refused_before_the_directory_is_claimed(tmp_path, benchmark, monkeypatch):
+    def taken(*_):
+        raise ValueError('rollout.gpus names no GPU')
+
+    monkeypatch.setattr(engines, 'check_python', lambda *_: None)
+    monkeypatch.setattr(engines, 'check_gpus', taken)
+    with pytest.raises(ValueError, match='names no GPU'):
+        build(small_config('bapo_tuned', benchmark, rollout__engine='vllm'), tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
 
 

@@ -317,8 +317,13 @@ def build_learner(config: ConfigDict, hosts: Hosts = Hosts(), sight: Sight | Non
     return Learner(config, model, mesh, kernel, hosts, sight)
 
 
-def choose_kernel(config: ConfigDict, model: ModelConfig, mesh: Mesh | AbstractMesh, platform: str) -> str:
-    """The attention kernel for that mesh of 'cpu', 'gpu' or 'tpu' devices. Raises ValueError where the config cannot run on it."""
+def choose_kernel(
+    config: ConfigDict, model: ModelConfig, mesh: Mesh | AbstractMesh, platform: str, capability: tuple[int, int] | None = None
+) -> str:
+    """The attention kernel for that mesh of 'cpu', 'gpu' or 'tpu' devices; `capability` is of GPUs that the mesh does not have.
+
+    Raises ValueError where the config cannot run on it.
+    """
     if config.rollout.overlap and config.rollout.engine == 'jax' and mesh.size > 1:
         raise ValueError(
             f'rollout.overlap with rollout.engine=jax on {mesh.size} devices: two programs that exchange data between the same '
@@ -327,10 +332,10 @@ def choose_kernel(config: ConfigDict, model: ModelConfig, mesh: Mesh | AbstractM
     splits = mesh.shape['data'] * mesh.shape['fsdp']
     if config.learner.micro_batch_rows % splits:
         raise ValueError(
-            f'learner.micro_batch_rows={config.learner.micro_batch_rows} is no multiple of mesh.data × mesh.fsdp = {splits}; '
-            'rows are split over both'
+            f'learner.micro_batch_rows={config.learner.micro_batch_rows} is no multiple of mesh.data × mesh.fsdp = {splits}, over which '
+            f'rows are split; set it to {max(1, config.learner.micro_batch_rows // splits) * splits}'
         )
     return attention.choose(
         config.model.attention, platform, model, row_tokens=config.learner.row_tokens, tensor=mesh.shape['tensor'],
-        slot_tokens=config.learner.slot_tokens, capability=parallel.capability(mesh),
+        slot_tokens=config.learner.slot_tokens, capability=capability or parallel.capability(mesh),
     )

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from bapo_jax.hosts import Hosts
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
-from bapo_jax.parallel import device_memory
+from bapo_jax.parallel import check_shares, device_memory
 from bapo_jax.rollout.continued import longest_read
 from bapo_jax.rollout.engine import Engine, gathered
 from bapo_jax.rollout.gpus import named
@@ -80,12 +80,10 @@ def slots_in_words(config: ConfigDict, model: ModelConfig, limits: Limits, devic
 def start_servers(config: ConfigDict, workdir: Path, sight: Sight | None = None) -> list[SupervisedServer]:
     """A server for each word of rollout.gpus, or one; all start at once.
 
-    Raises ServerFailed, and ValueError if JAX has their GPU or the model cannot be split over a server's GPUs.
+    Raises ServerFailed, and ValueError if the model cannot be split over a server's GPUs.
     """
     r, e, token = config.rollout, config.evaluate, secrets.token_urlsafe(24)
-    of_servers = [named(gpus) for gpus in r.gpus] or [()]
-    check_gpus(of_servers, r.server_memory)
-    stated = []
+    of_servers, stated = gpus_of_servers(config), []
     if changes := hf.overrides(config.model):
         stated += ['--hf-overrides', json.dumps({'text_config': changes} if reads_images(config.model.path) else changes)]
     if sight:  # images come in the sizes in which the trainer sees them; a server with the same limits leaves them so
@@ -113,14 +111,26 @@ def start_servers(config: ConfigDict, workdir: Path, sight: Sight | None = None)
 
 
 def check_start(config: ConfigDict) -> None:
-    """Raises ValueError where servers are to be started, and vLLM's interpreter is not there."""
+    """Raises ValueError where servers are to be started, and vLLM's interpreter is not there, or JAX has taken their GPUs.
+
+    JAX has found its devices.
+    """
     if config.rollout.engine == 'vllm' and not config.rollout.servers:
         check_python(config.rollout.python, 'rollout.python')
+        check_gpus(gpus_of_servers(config), config.rollout.server_memory)
+
+
+def gpus_of_servers(config: ConfigDict) -> list[tuple[str, ...]]:
+    """The GPUs of each server that is started: () for one that takes what vLLM finds."""
+    return [named(gpus) for gpus in config.rollout.gpus] or [()]
 
 
 def check_gpus(of_servers: Sequence[tuple[str, ...]], memory: float) -> None:
-    """Raises ValueError if a server would start on a GPU that JAX has taken, and no share of its `memory` is set aside."""
-    if jax.default_backend() != 'gpu' or memory:
+    """Raises ValueError if a server would start on a GPU that JAX has taken, and no share of its `memory` is left for it."""
+    if jax.default_backend() != 'gpu':
+        return
+    if memory:
+        check_shares(memory)
         return
     visible = os.environ.get('CUDA_VISIBLE_DEVICES')
     numbers = [device.local_hardware_id for device in jax.local_devices()]

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from bapo_jax.config import default_config, resolve
-from bapo_jax.parallel import make_mesh
+from bapo_jax.parallel import POOL, make_mesh
 from bapo_jax.rollout import engines
 from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.rollout.room import room_for
@@ -143,6 +143,7 @@ def test_every_word_of_gpus_gets_a_server_and_all_have_one_token(policy, tmp_pat
         ('4,5', ('0', '1'), 0.0, None),  # numbers are CUDA's, whatever this process sees
         ('4,5', ('5',), 0.0, '4, 5'),
         (None, ('',), 0.4, None),  # a share of the card is set aside for the server
+        (None, ('',), 0.5, 'more than there is'),  # beside JAX's
     ],
 )
 def test_a_gpu_that_jax_has_taken_is_refused(visible, gpus, memory, taken, monkeypatch):
@@ -152,8 +153,10 @@ def test_a_gpu_that_jax_has_taken_is_refused(visible, gpus, memory, taken, monke
     monkeypatch.setattr(engines.jax, 'default_backend', lambda: 'gpu')
     monkeypatch.setattr(engines.jax, 'local_devices', lambda: [types.SimpleNamespace(local_hardware_id=i) for i in range(2)])
     of_servers = [tuple(filter(None, word.split(','))) for word in gpus]
+    monkeypatch.setenv(POOL, '.6')
     if taken:
-        with pytest.raises(ValueError, match=rf'rollout\.gpus names .* JAX has taken GPU {taken} of this machine'):
+        says = taken if memory else rf'rollout\.gpus names .* JAX has taken GPU {taken} of this machine'
+        with pytest.raises(ValueError, match=says):
             engines.check_gpus(of_servers, memory)
     else:
         engines.check_gpus(of_servers, memory)
