@@ -115,7 +115,8 @@ _QUIET_S = 180.0  # least seconds between two notes where there is no terminal
 class ProgressBar:
     """Shows the fresh groups' score, batch composition, speed and time left: a bar on a terminal, else a line every ten steps.
 
-    The speed is seconds a step, and tokens a second of the update and of generation.
+    The speed is seconds a step, and tokens a second of the update and of generation. Then the shares of the step in which the trainer
+    and the engine waited, and the update's share of the devices' peak where that is known.
     """
 
     def __init__(self, steps: int, done: int):
@@ -139,6 +140,11 @@ class ProgressBar:
         rates = [metrics.get(f'perf/throughput/{side}') for side in ('update', 'gen')]
         if None not in rates:
             note += f'   {short(rates[0])}/{short(rates[1])} tok/s'
+        idle = [metrics.get(f'perf/idle/{side}') for side in ('trainer', 'engine')]
+        if None not in idle:
+            note += f'   idle {100 * idle[0]:.0f}/{100 * idle[1]:.0f} %'
+        if 'perf/mfu/actor' in metrics:
+            note += f'   MFU {100 * metrics["perf/mfu/actor"]:.0f} %'
         if self._console.is_terminal:
             self._bar.update(self._task, completed=step, note=note)
         elif step % 10 == 0 or step == self._steps:

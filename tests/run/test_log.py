@@ -109,12 +109,15 @@ def test_elsewhere_than_on_a_terminal_every_tenth_step_and_the_last_have_a_line(
     assert 'reward 0.500   X1/X2/X3 5/1/2   1.5 s/step   left' in lines[0]
 
 
-def test_a_line_has_tokens_a_second_of_both_sides(capsys):
+def test_a_line_has_tokens_a_second_of_both_sides_and_who_waits(capsys):
     groups = {'critic/score/mean': 0.5, 'bapo/x1_groups': 5, 'bapo/x2_groups': 1, 'bapo/x3_groups': 2, 'timing_s/step': 1.5}
     bar = ProgressBar(1, 0)
-    bar.update(1, {**groups, 'perf/throughput/update': 12_345.6, 'perf/throughput/gen': 987.4})
-    bar.stop()
+    rates = {'perf/throughput/update': 12_345.6, 'perf/throughput/gen': 987.4}
+    bar.update(1, {**groups, **rates})
     assert '1.5 s/step   12.3k/987 tok/s   left 0.0 min' in capsys.readouterr().out
+    bar.update(1, {**groups, **rates, 'perf/idle/trainer': 0.204, 'perf/idle/engine': 0.6, 'perf/mfu/actor': 0.317})
+    assert '12.3k/987 tok/s   idle 20/60 %   MFU 32 %   left 0.0 min' in capsys.readouterr().out
+    bar.stop()
 
 
 def test_at_80_columns_the_counts_and_the_time_left_are_whole(monkeypatch):
@@ -124,9 +127,10 @@ def test_at_80_columns_the_counts_and_the_time_left_are_whole(monkeypatch):
     bar = ProgressBar(1000, 0)
     bar.stop()
     groups = {'critic/score/mean': 0.5, 'bapo/x1_groups': 120, 'bapo/x2_groups': 8, 'bapo/x3_groups': 128}
-    bar.update(123, {**groups, 'timing_s/step': 123.4, 'perf/throughput/update': 12_345.6, 'perf/throughput/gen': 34_567.8})
+    bar.update(123, {**groups, 'timing_s/step': 123.4, 'perf/throughput/update': 12_345.6, 'perf/throughput/gen': 34_567.8,
+                     'perf/idle/trainer': 0.5, 'perf/idle/engine': 0.25, 'perf/mfu/actor': 0.3})  # fmt: skip
     with shown.capture() as said:
         shown.print(bar._bar.get_renderable())
     lines = [' '.join(line.split()) for line in re.sub(r'\x1b\[[0-9;]*m', '', said.get()).splitlines()]
     assert lines[0].startswith('step 123/1000 ') and lines[0].endswith(' left -:--:-- reward 0.500 X1/X2/X3 120/8/128')
-    assert lines[1:] == ['123.4 s/step 12.3k/34.6k tok/s']
+    assert lines[1:] == ['123.4 s/step 12.3k/34.6k tok/s', 'idle 50/25 % MFU 30 %']
