@@ -81,7 +81,7 @@ class Number(flags.ArgumentParser):
         with contextlib.suppress(ValueError, OverflowError):
             if self._fits(number := self._kind(argument)):
                 return number
-        raise ValueError(f'give {self._wanted}')
+        raise ValueError(f'vLLM does not take it; give {self._wanted}')
 
 
 def check_words(extra: Sequence[str]) -> None:

@@ -109,10 +109,10 @@ def flag(word):
 @pytest.mark.parametrize(
     'wrong, wanted',
     [
-        (('--port=0', '--port=-1', '--port=65536', '--port=abc', '--port=', '--port=8000.0', '--port=1e3'), 'give a port, 1 to 65535'),
-        (('--memory=-1', '--memory=1.5', '--memory=nan', '--memory=40%'), "give a fraction of the GPU's memory, at most 1, or 0"),
-        (('--max_tokens=-1', '--max_tokens=many', '--max_tokens=inf'), 'give a number of tokens, or 0'),
-        (('--sequences=-1', '--sequences=0.5'), 'give a number of responses, or 0'),
+        (('--port=0', '--port=-1', '--port=65536', '--port=abc', '--port=', '--port=8000.0', '--port=1e3'), 'vLLM does not take it; give a port, 1 to 65535'),
+        (('--memory=-1', '--memory=1.5', '--memory=nan', '--memory=40%'), "vLLM does not take it; give a fraction of the GPU's memory, at most 1, or 0"),
+        (('--max_tokens=-1', '--max_tokens=many', '--max_tokens=inf'), 'vLLM does not take it; give a number of tokens, or 0'),
+        (('--sequences=-1', '--sequences=0.5'), 'vLLM does not take it; give a number of responses, or 0'),
         (('--dtype=foo', '--dtype=float16', '--dtype='), 'value should be one of <auto|float32|bfloat16>'),
     ],
 )
@@ -211,7 +211,7 @@ def test_what_its_flags_cannot_mean_is_said_before_vllm_is_started(words, messag
 @pytest.mark.parametrize(
     'flags, message',
     [
-        ((f'--model={BASE}', '--memory=1.5'), "flag --memory=1.5: give a fraction of the GPU's memory, at most 1, or 0\n"),
+        ((f'--model={BASE}', '--memory=1.5'), "flag --memory=1.5: vLLM does not take it; give a fraction of the GPU's memory, at most 1, or 0\n"),
         ((f'--model={BASE}', '--host=0.0.0.0'), f'error: --host=0.0.0.0 is no loopback address.*set {TOKEN_VARIABLE}'),
         ((f'--model={BASE}', '--host=example.org'), 'no loopback address'),
         ((f'--model={BASE}', '--python=/nowhere/python'), 'error: --python=/nowhere/python is no interpreter; `bapo-vllm-env DIR`'),
