@@ -17,7 +17,7 @@ _DATA = ('--data-parallel-size', '-dp')
 def named(gpus: int | str) -> tuple[str, ...]:
     """CUDA's names of the GPUs in a word: 4 or '4' has one, '6,7' two. Raises ValueError for an empty name or one given twice."""
     names = tuple(name.strip() for name in str(gpus).split(','))
-    if len(set(names)) < len(names) or not all(re.fullmatch(r'\d+|(GPU|MIG)-[\w/-]+', name) for name in names):
+    if len(set(names)) < len(names) or not all(re.fullmatch(r'0|[1-9][0-9]*|(GPU|MIG)-[\w/-]+', name) for name in names):
         raise ValueError(f"GPUs {gpus!r}: list a server's GPUs as in '6,7', each once; correct rollout.gpus, SERVER_GPUS or --gpus")
     return names
 

@@ -13,7 +13,7 @@ def test_a_word_lists_gpus():
     assert named(4) == named('4') == ('4',)
     assert named('6,7') == named('6, 7') == ('6', '7')
     assert named('GPU-8f1a,MIG-2') == ('GPU-8f1a', 'MIG-2')
-    for wrong in ('', '6,,7', '6,6', '4 5 6,7'):
+    for wrong in ('', '6,,7', '6,6', '4 5 6,7', '0,00', '٣'):  # 0 and 00 are one GPU
         with pytest.raises(ValueError, match="list a server's GPUs as in '6,7', each once"):
             named(wrong)
 
