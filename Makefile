@@ -1,7 +1,7 @@
 # make train, make check, make quick and make test each set up what they need. Wants Python 3.11 or 3.12 with venv; everything goes into .venv.
 #   PYTHON=/path/to/python3.12   another interpreter (then `make clean-env` first)
 #   JAX=cuda, cuda12 or tpu      the accelerator's JAX, in a new environment
-#   VLLM=cuda                    vLLM for a GPU, likewise; later calls keep both, and another build replaces them
+#   VLLM=cuda                    vLLM for a GPU; later calls keep both. Another JAX replaces it, and before another VLLM: rm -r .venv-vllm
 #   ARGS='--config.steps=20'     more flags for train, or for pytest
 
 # The first interpreter that runs and is new enough: a shim on the PATH may exist and still fail.

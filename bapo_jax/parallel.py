@@ -61,18 +61,23 @@ def present(platform: str = '') -> list[jax.Device]:
     found = devices[0].platform
     if platform and found != platform:
         raise ValueError(f'mesh.platform={platform}, but JAX computes on the {found}; {_LOOK}, or change mesh.platform')
-    installed = [package for packages in PLUGINS.values() for package in packages if _is_installed(package)]
+    installed = [package for packages in PLUGINS.values() for package in packages if _folder_of(package)]
     if found == 'cpu' and installed and platform != 'cpu' and 'cpu' not in asked.split(','):
+        of_environment = filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))
+        if named := [folder for folder in of_environment if Path(folder).resolve() == _folder_of(installed[0])]:
+            raise ValueError(f'PYTHONPATH names {named[0]}, so JAX finds {installed[0]} there, and no such device. Such a folder is for '
+                             'train --dry_run alone: take it out of PYTHONPATH')  # fmt: skip
         raise ValueError(f'{installed[0]} is installed, but JAX found no such device and fell back on the CPU; {_LOOK}. '
                          'If the CPU is meant, set JAX_PLATFORMS=cpu')  # fmt: skip
     return devices
 
 
-def _is_installed(package: str) -> bool:
+def _folder_of(package: str) -> Path | None:
+    """Where an installed package lies; None if it is not installed."""
     try:
-        return bool(importlib.metadata.version(package))
+        return Path(importlib.metadata.distribution(package).locate_file('')).resolve()
     except importlib.metadata.PackageNotFoundError:
-        return False
+        return None
 
 
 def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None) -> Mesh:

@@ -28,7 +28,7 @@ class Stopped(Exception):
     """A signal came during a wait."""
 
 
-_requested = _waiting = False
+_requested = _waiting = _heeding = False
 
 
 def on_asking(handler: Callable[[int, Any], None]) -> dict[int, Any]:
@@ -39,9 +39,13 @@ def on_asking(handler: Callable[[int, Any], None]) -> dict[int, Any]:
 
 @contextlib.contextmanager
 def on_signal(grace_s: float) -> Iterator[None]:
-    """Inside, a signal asks the run to stop. The process ends with STATUS `grace_s` seconds later, whatever it does."""
-    global _requested, _waiting
+    """Inside, a signal asks the run to stop. The process ends with STATUS `grace_s` seconds later, whatever it does.
+
+    Where it leaves a wait that nobody else does, of the run's start, the process ends.
+    """
+    global _requested, _waiting, _heeding
     _requested = _waiting = False
+    heeded, _heeding = _heeding, True
     late = threading.Timer(grace_s, _give_up, (grace_s,))
     late.daemon = True
     first = math.inf  # when the first of _AT_ONCE came
@@ -67,7 +71,11 @@ def on_signal(grace_s: float) -> Iterator[None]:
     before = on_asking(stop)
     try:
         yield
+    except Stopped:
+        say('stopped at the start; the same command continues')
+        sys.exit(STATUS)
     finally:
+        _heeding = heeded
         late.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -80,11 +88,14 @@ def requested() -> bool:
 
 @contextlib.contextmanager
 def leaving_waits() -> Iterator[None]:
-    """Inside, a signal raises Stopped, also one that came before. For waits of the main thread that change nothing."""
+    """Inside, a signal raises Stopped, also one that came before, while `on_signal` is on.
+
+    For waits of the main thread that change nothing.
+    """
     global _waiting
     _waiting = True
     try:
-        if _requested:
+        if _requested and _heeding:
             raise Stopped
         yield
     finally:

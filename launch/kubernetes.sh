@@ -18,6 +18,8 @@
 # run that ended, or was ended with `kubectl delete jobset NAME`, is continued from its last checkpoint by the same command.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
+# shellcheck source=/dev/null
+. ./checks.sh
 
 : "${NAME:?set it to the name of the JobSet}"
 : "${IMAGE:?set it to the image with the repository and its environments}"
@@ -26,11 +28,17 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 [[ $NAME =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] || { echo "error: NAME=$NAME: lower case letters, digits and -, a letter first" >&2 && exit 1; }
 export NAME IMAGE CLAIM REPO=${REPO:-/bapo_jax} MOUNT=${MOUNT:-/shared} TRAINERS=${TRAINERS:-1} SERVERS=${SERVERS:-1} \
   GPUS_PER_TRAINER=${GPUS_PER_TRAINER:-8} GPUS_PER_SERVER=${GPUS_PER_SERVER:-1} RESTARTS=${RESTARTS:-3}
-for count in TRAINERS SERVERS GPUS_PER_TRAINER GPUS_PER_SERVER RESTARTS; do
-  [[ ${!count} =~ ^[0-9]+$ ]] || { echo "error: $count=${!count} is no number" >&2 && exit 1; }
-done
-((TRAINERS > 0 && SERVERS > 0)) || { echo "error: TRAINERS=$TRAINERS and SERVERS=$SERVERS must be at least 1" >&2 && exit 1; }
-python=${PYTHON:-$REPO/.venv/bin/python} port=${PORT:-8000}
+python=${PYTHON:-$REPO/.venv/bin/python} PLATFORM=${PLATFORM:-gpu}
+PORT=${PORT:-8000} COORDINATOR_PORT=${COORDINATOR_PORT:-8476} SERVER_DEADLINE=${SERVER_DEADLINE:-1800}
+check_whole TRAINERS 1 100000
+check_whole SERVERS 1 100000
+check_whole GPUS_PER_TRAINER 0 1000
+check_whole GPUS_PER_SERVER 0 1000
+check_whole RESTARTS 0 999999999
+check_seconds SERVER_DEADLINE
+check_port PORT
+check_port COORDINATOR_PORT
+check_word PLATFORM cpu gpu tpu
 [ "${1:-}" != -- ] || shift
 config='' workdir=''
 for arg in "$@"; do case $arg in --workdir=*) workdir=${arg#*=} ;; --config=*) config=${arg#*=} ;; esac done
@@ -40,7 +48,7 @@ read -r -a serve_args <<<"${SERVE_ARGS:-}"
 
 urls=() servers=''
 for ((i = 0; i < SERVERS; i++)); do
-  urls+=("http://$NAME-server-0-$i.$NAME:$port") && servers+="'http://$NAME-server-0-$i.$NAME:$port',"
+  urls+=("http://$NAME-server-0-$i.$NAME:$PORT") && servers+="'http://$NAME-server-0-$i.$NAME:$PORT',"
 done
 # A command as YAML. Kubernetes expands $(…) in it, for which only the two names below are meant: every other $ is doubled.
 # shellcheck disable=SC2016 # Python's $
@@ -51,13 +59,13 @@ print(re.sub(r"\$(?!\((POD_IP|JOB_COMPLETION_INDEX)\))", "$$", json.dumps(sys.ar
 gpus='' # a pod has GPUs of its own, and numbers them from 0
 for ((i = 0; i < GPUS_PER_SERVER; i++)); do gpus+=${gpus:+,}$i; done
 # shellcheck disable=SC2016 # for Kubernetes to expand
-SERVE=$(yaml "$python" -m bapo_jax.rollout.serve --model="$MODEL" --host='$(POD_IP)' --port="$port" ${gpus:+--gpus=$gpus} \
+SERVE=$(yaml "$python" -m bapo_jax.rollout.serve --model="$MODEL" --host='$(POD_IP)' --port="$PORT" ${gpus:+--gpus=$gpus} \
   ${serve_args[@]+"${serve_args[@]}"})
-WAIT=$(yaml "$REPO/launch/wait_for_servers.sh" "${SERVER_DEADLINE:-1800}" "${urls[@]}")
+WAIT=$(yaml "$REPO/launch/wait_for_servers.sh" "$SERVER_DEADLINE" "${urls[@]}")
 # shellcheck disable=SC2016 # for Kubernetes to expand
-TRAIN=$(yaml "$python" -m bapo_jax.train "$@" --config.model.path="$MODEL" --config.mesh.platform="${PLATFORM:-gpu}" \
+TRAIN=$(yaml "$python" -m bapo_jax.train "$@" --config.model.path="$MODEL" --config.mesh.platform="$PLATFORM" \
   --config.rollout.engine=vllm \
-  --config.rollout.servers="($servers)" --coordinator="$NAME-trainer-0-0.$NAME:${COORDINATOR_PORT:-8476}" --hosts="$TRAINERS" \
+  --config.rollout.servers="($servers)" --coordinator="$NAME-trainer-0-0.$NAME:$COORDINATOR_PORT" --hosts="$TRAINERS" \
   --host='$(JOB_COMPLETION_INDEX)')
 export SERVE WAIT TRAIN
 manifest=$(python3 -c 'import os, re, sys

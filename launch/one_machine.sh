@@ -16,16 +16,21 @@
 # is the trainer's.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=/dev/null
+. launch/checks.sh
 
 : "${MODEL:?set it to the Hugging Face directory to start from}"
 : "${SERVER_GPUS:?set it to the GPUs of each server, as in SERVER_GPUS='4 5 6,7'}"
 : "${TRAINER_GPUS:?set it to the GPUs of the trainer, as in TRAINER_GPUS=0,1,2,3}"
-python=${PYTHON:-.venv/bin/python} port=${PORT:-8000}
+python=${PYTHON:-.venv/bin/python} PORT=${PORT:-8000} SERVER_DEADLINE=${SERVER_DEADLINE:-900} PLATFORM=${PLATFORM:-gpu}
 [ -x "$python" ] || { echo "error: PYTHON=$python does not run; make env, or set PYTHON" >&2 && exit 1; }
 [ -f "$MODEL/config.json" ] || { echo "error: MODEL=$MODEL has no config.json; give a Hugging Face directory" >&2 && exit 1; }
-for gpu in ${SERVER_GPUS//,/ }; do
-  case ",$TRAINER_GPUS," in *",$gpu,"*) echo "error: GPU $gpu is in SERVER_GPUS and TRAINER_GPUS; take it out of one" >&2 && exit 1 ;; esac
-done
+# shellcheck disable=SC2086 # a word for each server
+check_gpus SERVER_GPUS $SERVER_GPUS
+check_gpus TRAINER_GPUS "$TRAINER_GPUS"
+check_port PORT "$(wc -w <<<"$SERVER_GPUS")"
+check_seconds SERVER_DEADLINE
+check_word PLATFORM cpu gpu tpu
 [ "${1:-}" != -- ] || shift
 config='' workdir=''
 for arg in "$@"; do case $arg in --workdir=*) workdir=${arg#*=} ;; --config=*) config=${arg#*=} ;; esac done
@@ -51,7 +56,7 @@ trap interrupted INT TERM HUP USR1 USR2
 set -m # each process below leads a group of its own, so that Ctrl-C reaches this script alone
 
 mkdir -p "$workdir/servers"
-urls=() servers=''
+urls=() servers='' port=$PORT
 for gpus in $SERVER_GPUS; do
   "$python" -m bapo_jax.rollout.serve --model="$MODEL" --host=127.0.0.1 --port="$port" --gpus="$gpus" \
     ${serve_args[@]+"${serve_args[@]}"} >"$workdir/servers/$port.log" 2>&1 </dev/null &
@@ -61,12 +66,12 @@ for gpus in $SERVER_GPUS; do
   port=$((port + 1))
 done
 echo "${#urls[@]} vLLM servers are starting; they write to $workdir/servers/"
-WATCH=$started launch/wait_for_servers.sh "${SERVER_DEADLINE:-900}" "${urls[@]}" &
+WATCH=$started launch/wait_for_servers.sh "$SERVER_DEADLINE" "${urls[@]}" &
 started+="$! "
 wait $! || exit 1
 
 CUDA_VISIBLE_DEVICES=$TRAINER_GPUS "$python" -m bapo_jax.train "$@" --config.model.path="$MODEL" \
-  --config.mesh.platform="${PLATFORM:-gpu}" \
+  --config.mesh.platform="$PLATFORM" \
   --config.rollout.engine=vllm --config.rollout.servers="($servers)" </dev/null &
 trainer=$!
 while kill -0 "$trainer" 2>/dev/null; do wait "$trainer" || true; done # a signal ends `wait` before the trainer has ended

@@ -25,18 +25,27 @@ cd "${SLURM_SUBMIT_DIR:-.}"
 : "${SLURM_JOB_NODELIST:?it is set inside a job; submit this script with sbatch, or run it under salloc}"
 : "${MODEL:?set it to the Hugging Face directory to start from, seen by all nodes}"
 export MODEL PYTHON=${PYTHON:-.venv/bin/python} PORT=${PORT:-8000} SERVER_GPUS=${SERVER_GPUS:-all}
+SERVER_NODES=${SERVER_NODES:-1} COORDINATOR_PORT=${COORDINATOR_PORT:-8476} SERVER_DEADLINE=${SERVER_DEADLINE:-900} PLATFORM=${PLATFORM:-gpu}
 [ -f bapo_jax/train.py ] || { echo "error: $PWD is not the repository; submit from there" >&2 && exit 1; }
+# shellcheck source=/dev/null
+. launch/checks.sh
 [ -x "$PYTHON" ] || { echo "error: PYTHON=$PYTHON does not run; make env, or set PYTHON" >&2 && exit 1; }
 [ -f "$MODEL/config.json" ] || { echo "error: MODEL=$MODEL has no config.json; give a Hugging Face directory" >&2 && exit 1; }
+# shellcheck disable=SC2086 # a word for each server
+[ "$SERVER_GPUS" = all ] || check_gpus SERVER_GPUS $SERVER_GPUS
+check_whole SERVER_NODES 0 999999999
+check_port PORT "$(wc -w <<<"$SERVER_GPUS")"
+check_port COORDINATOR_PORT
+check_seconds SERVER_DEADLINE
+check_word PLATFORM cpu gpu tpu
 [ "${1:-}" != -- ] || shift
 config='' workdir=''
 for arg in "$@"; do case $arg in --workdir=*) workdir=${arg#*=} ;; --config=*) config=${arg#*=} ;; esac done
 : "${config:?give --config=FILE after --}" "${workdir:?give --workdir=DIR after --, seen by all nodes}"
 read -r -d '' -a nodes <<<"$(scontrol show hostnames "$SLURM_JOB_NODELIST")" || true
-server_nodes=${SERVER_NODES:-1}
-hosts=$((${#nodes[@]} - server_nodes))
-((server_nodes > 0 && hosts > 0)) || {
-  echo "error: ${#nodes[@]} nodes with SERVER_NODES=$server_nodes leave no trainer or no server; ask for more nodes, or set SERVER_NODES" >&2
+hosts=$((${#nodes[@]} - SERVER_NODES))
+((SERVER_NODES > 0 && hosts > 0)) || {
+  echo "error: ${#nodes[@]} nodes with SERVER_NODES=$SERVER_NODES leave no trainer or no server; ask for more nodes, or set SERVER_NODES" >&2
   exit 1
 }
 read -r -a per_node <<<"$SERVER_GPUS"
@@ -72,11 +81,11 @@ done
 serve='read -r -a gpus <<<"$SERVER_GPUS"
   exec "$PYTHON" -m bapo_jax.rollout.serve --model="$MODEL" --host="$SLURMD_NODENAME" --port=$((PORT + SLURM_LOCALID)) \
     --gpus="${gpus[SLURM_LOCALID]}" "$@"'
-srun --export=ALL --cpu-bind=none --nodes="$server_nodes" --ntasks="${#urls[@]}" --ntasks-per-node="${#per_node[@]}" \
+srun --export=ALL --cpu-bind=none --nodes="$SERVER_NODES" --ntasks="${#urls[@]}" --ntasks-per-node="${#per_node[@]}" \
   --nodelist="$(comma_list "${nodes[@]:hosts}")" --kill-on-bad-exit=0 --output="$workdir/servers/%t.log" \
   bash -c "$serve" serve ${serve_args[@]+"${serve_args[@]}"} </dev/null &
 started+="$! "
-WATCH=$started launch/wait_for_servers.sh "${SERVER_DEADLINE:-900}" "${urls[@]}" &
+WATCH=$started launch/wait_for_servers.sh "$SERVER_DEADLINE" "${urls[@]}" &
 started+="$! "
 wait $! || exit 1
 
@@ -85,9 +94,9 @@ wait $! || exit 1
 train='unset SLURM_LOCALID && exec "$PYTHON" -m bapo_jax.train "$@" --host="$SLURM_PROCID"'
 srun --export=ALL --cpu-bind=none --nodes="$hosts" --ntasks="$hosts" --ntasks-per-node=1 --distribution=block \
   --nodelist="$(comma_list "${nodes[@]:0:hosts}")" --kill-on-bad-exit=1 \
-  bash -c "$train" train "$@" --config.model.path="$MODEL" --config.mesh.platform="${PLATFORM:-gpu}" --config.rollout.engine=vllm \
+  bash -c "$train" train "$@" --config.model.path="$MODEL" --config.mesh.platform="$PLATFORM" --config.rollout.engine=vllm \
   --config.rollout.servers="($servers)" \
-  --coordinator="${nodes[0]}:${COORDINATOR_PORT:-8476}" --hosts="$hosts" </dev/null &
+  --coordinator="${nodes[0]}:$COORDINATOR_PORT" --hosts="$hosts" </dev/null &
 trainer=$!
 while kill -0 "$trainer" 2>/dev/null; do wait "$trainer" || true; done # a signal ends `wait` before the trainers have ended
 status=0

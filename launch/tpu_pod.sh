@@ -18,13 +18,24 @@
 # WORKDIR/servers/. Ctrl-C and SIGTERM stop the trainers with a checkpoint. The servers end with this script, however it ends.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=/dev/null
+. launch/checks.sh
 
 : "${TPU:?set it to the name of the TPU}"
 : "${ZONE:?set it to the zone of the TPU}"
 : "${SERVERS:?set it to the names of the instances for the vLLM servers}"
 : "${REPO:?set it to the path of the repository on all machines}"
 : "${MODEL:?set it to the Hugging Face directory to start from, a path on all machines}"
-server_zone=${SERVER_ZONE:-$ZONE} python=${PYTHON:-$REPO/.venv/bin/python} port=${PORT:-8000}
+server_zone=${SERVER_ZONE:-$ZONE} python=${PYTHON:-$REPO/.venv/bin/python} SERVER_GPUS=${SERVER_GPUS:-all} PLATFORM=${PLATFORM:-tpu}
+PORT=${PORT:-8000} COORDINATOR_PORT=${COORDINATOR_PORT:-8476} SERVER_DEADLINE=${SERVER_DEADLINE:-900}
+# shellcheck disable=SC2086 # a word for each server
+twice=$(printf '%s\n' $SERVERS | sort | uniq -d)
+[ -z "$twice" ] || { echo "error: SERVERS names ${twice//$'\n'/ } twice; an instance has one server" >&2 && exit 1; }
+[ "$SERVER_GPUS" = all ] || check_gpus SERVER_GPUS "$SERVER_GPUS"
+check_port PORT
+check_port COORDINATOR_PORT
+check_seconds SERVER_DEADLINE
+check_word PLATFORM cpu gpu tpu
 [ "${1:-}" != -- ] || shift
 config='' workdir=''
 for arg in "$@"; do case $arg in --workdir=*) workdir=${arg#*=} ;; --config=*) config=${arg#*=} ;; esac done
@@ -38,7 +49,7 @@ IFS=';, ' read -r -a hosts <<<"$(gcloud compute tpus tpu-vm describe "$TPU" --zo
 addresses=() urls=() servers=''
 for server in $SERVERS; do
   address=$(gcloud compute instances describe "$server" --zone="$server_zone" --format='value(networkInterfaces[0].networkIP)')
-  addresses+=("$address") urls+=("http://$address:$port") && servers+="'http://$address:$port',"
+  addresses+=("$address") urls+=("http://$address:$PORT") && servers+="'http://$address:$PORT',"
 done
 
 started='' trainer='' token_file=$(mktemp) # readable by its owner alone
@@ -55,8 +66,8 @@ set -m # each process below leads a group of its own, so that Ctrl-C reaches thi
 # A server gets the token as its first line of stdin, and is told to end by the end of stdin: also when this machine is gone.
 printf -v at '%q' "$REPO" && printf -v logs '%q' "$workdir/servers" && i=0
 for server in $SERVERS; do
-  printf -v serve '%q ' "$python" -m bapo_jax.rollout.serve --model="$MODEL" --host="${addresses[i]}" --port="$port" \
-    --gpus="${SERVER_GPUS:-all}" \
+  printf -v serve '%q ' "$python" -m bapo_jax.rollout.serve --model="$MODEL" --host="${addresses[i]}" --port="$PORT" \
+    --gpus="$SERVER_GPUS" \
     ${serve_args[@]+"${serve_args[@]}"}
   remote="IFS= read -r BAPO_ROLLOUT_TOKEN && export BAPO_ROLLOUT_TOKEN && cd $at && mkdir -p $logs || exit 1; exec 3<&0
     $serve </dev/null >$logs/$i.log 2>&1 & server=\$!
@@ -71,9 +82,9 @@ done
 printf '%s\n' "$BAPO_ROLLOUT_TOKEN" >"$token_file"
 gcloud compute tpus tpu-vm scp "$token_file" "$TPU:.bapo_token" --zone="$ZONE" --worker=all
 rm -f "$token_file"
-printf -v wait_for_servers '%q ' launch/wait_for_servers.sh "${SERVER_DEADLINE:-900}" "${urls[@]}"
-printf -v train '%q ' "$python" -m bapo_jax.train "$@" --config.model.path="$MODEL" --config.mesh.platform="${PLATFORM:-tpu}" \
-  --config.rollout.engine=vllm --config.rollout.servers="($servers)" --coordinator="${hosts[0]}:${COORDINATOR_PORT:-8476}" --hosts="${#hosts[@]}"
+printf -v wait_for_servers '%q ' launch/wait_for_servers.sh "$SERVER_DEADLINE" "${urls[@]}"
+printf -v train '%q ' "$python" -m bapo_jax.train "$@" --config.model.path="$MODEL" --config.mesh.platform="$PLATFORM" \
+  --config.rollout.engine=vllm --config.rollout.servers="($servers)" --coordinator="${hosts[0]}:$COORDINATOR_PORT" --hosts="${#hosts[@]}"
 on_tpu "echo \$\$ >\"\$HOME/.bapo_trainer\" && cd $at &&
   IFS= read -r BAPO_ROLLOUT_TOKEN <\"\$HOME/.bapo_token\" && export BAPO_ROLLOUT_TOKEN && rm -f \"\$HOME/.bapo_token\" &&
   host=\$(curl --silent --fail --noproxy '*' --header Metadata-Flavor:Google \\

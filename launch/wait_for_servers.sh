@@ -9,9 +9,12 @@ set -euo pipefail
 
 : "${BAPO_ROLLOUT_TOKEN:?set it to the token that the servers were started with}"
 : "${2:?usage: wait_for_servers.sh SECONDS URL...}"
-limit=$1
+SERVER_DEADLINE=$1
 shift
-deadline=$((SECONDS + limit))
+# shellcheck source=/dev/null
+. "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
+check_seconds SERVER_DEADLINE
+deadline=$((SECONDS + SERVER_DEADLINE))
 
 # The token goes by stdin: everyone on a machine can read its command lines.
 health() {
@@ -28,7 +31,7 @@ for url in "$@"; do
     for pid in ${WATCH:-}; do
       kill -0 "$pid" 2>/dev/null || { echo "error: a server ended before $url answered" >&2 && exit 1; }
     done
-    ((SECONDS < deadline)) || { echo "error: no answer from $url in $limit s; see its log, or set SERVER_DEADLINE" >&2 && exit 1; }
+    ((SECONDS < deadline)) || { echo "error: no answer from $url in $SERVER_DEADLINE s; see its log, or set SERVER_DEADLINE" >&2 && exit 1; }
     sleep 1
   done
 done

@@ -274,7 +274,7 @@ def jax_finds(monkeypatch):
 
     def finds(platform, platforms=None, installed=()):
         monkeypatch.setattr(jax, 'devices', lambda: [types.SimpleNamespace(platform=platform)])
-        monkeypatch.setattr(parallel, '_is_installed', lambda package: package in installed)
+        monkeypatch.setattr(parallel, '_folder_of', lambda package: Path('/packages') if package in installed else None)
         jax.config.update('jax_platforms', platforms)
 
     before = jax.config.jax_platforms
@@ -293,6 +293,15 @@ def test_an_accelerators_jax_does_not_fall_back_on_the_cpu(package, jax_finds):
     jax_finds('cpu', installed=[package])
     assert len(parallel.present('cpu')) == 1
     jax_finds('gpu', installed=[package])
+    assert len(parallel.present()) == 1
+
+
+def test_a_compiler_for_absent_devices_that_stays_in_pythonpath_is_named(jax_finds, monkeypatch):
+    monkeypatch.setenv('PYTHONPATH', 'elsewhere::/packages')
+    jax_finds('cpu', installed=['jax-cuda13-plugin'])
+    with pytest.raises(ValueError, match='PYTHONPATH names /packages, so JAX finds jax-cuda13-plugin there, .* take it out of PYTHONPATH'):
+        make_mesh(1, -1, 1)
+    jax_finds('cpu', 'cpu', installed=['jax-cuda13-plugin'])
     assert len(parallel.present()) == 1
 
 

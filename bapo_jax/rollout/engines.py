@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import sys
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +29,7 @@ from bapo_jax.rollout.serve import check_python, reads_images
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.rollout.vllm_engine import VllmEngine
+from bapo_jax.stopping import leaving_waits
 from bapo_jax.tasks.sight import Sight
 
 POLICIES = 'policy'  # the folder of published policies, in the directory of a run or an evaluation
@@ -80,7 +82,8 @@ def slots_in_words(config: ConfigDict, model: ModelConfig, limits: Limits, devic
 def start_servers(config: ConfigDict, workdir: Path, sight: Sight | None = None) -> list[SupervisedServer]:
     """A server for each word of rollout.gpus, or one; all start at once.
 
-    Raises ServerFailed, and ValueError if the model cannot be split over a server's GPUs.
+    Raises ServerFailed, Stopped where a signal comes meanwhile, and ValueError if the model cannot be split over a server's GPUs. None of
+    them is left then.
     """
     r, e, token = config.rollout, config.evaluate, secrets.token_urlsafe(24)
     of_servers, stated = gpus_of_servers(config), []
@@ -105,8 +108,14 @@ def start_servers(config: ConfigDict, workdir: Path, sight: Sight | None = None)
         for gpus in of_servers
     ]
     print(f'starting {"a vLLM server" if len(servers) == 1 else f"{len(servers)} vLLM servers"} …', flush=True)
+    given_up = threading.Event()
     with ThreadPoolExecutor(len(servers)) as pool:
-        gathered([pool.submit(server.start) for server in servers])
+        try:
+            with leaving_waits():
+                gathered([pool.submit(server.start, given_up) for server in servers])
+        except BaseException:  # also evaluate's end on a signal: it would wait here until a model of any size is loaded
+            given_up.set()
+            raise
     return servers
 
 

@@ -17,7 +17,7 @@ _DATA = ('--data-parallel-size', '-dp')
 def named(gpus: int | str) -> tuple[str, ...]:
     """CUDA's names of the GPUs in a word: 4 or '4' has one, '6,7' two. Raises ValueError for an empty name or one given twice."""
     names = tuple(name.strip() for name in str(gpus).split(','))
-    if len(set(names)) < len(names) or not all(re.fullmatch(r'\d+|(GPU|MIG)-[\w/-]+', name) for name in names):
+    if len(set(names)) < len(names) or not all(re.fullmatch(r'0|[1-9][0-9]*|(GPU|MIG)-[\w/-]+', name) for name in names):
         raise ValueError(f"GPUs {gpus!r}: list a server's GPUs as in '6,7', each once; correct rollout.gpus, SERVER_GPUS or --gpus")
     return names
 
@@ -27,13 +27,29 @@ def visible() -> tuple[str, ...]:
     if shown := os.environ.get('CUDA_VISIBLE_DEVICES', '').strip():
         return named(shown)
     try:
-        words = ['nvidia-smi', '--query-gpu=index', '--format=csv,noheader']
-        listed = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+        listed = _listed()
     except (OSError, subprocess.SubprocessError) as e:
         raise ValueError(f'the GPUs of this machine cannot be listed (nvidia-smi: {e}); name them, as in 0,1,2,3') from e
     if not listed:
         raise ValueError('nvidia-smi lists no GPU on this machine; look at its driver')
     return tuple(listed)
+
+
+def check_there(gpus: Sequence[str]) -> None:
+    """Raises ValueError for a number that no GPU of this machine has. Where the driver lists none, nothing is known."""
+    try:
+        count = len(_listed()) if gpus else 0
+    except (OSError, subprocess.SubprocessError):
+        return
+    beyond = [name for name in gpus if name.isdecimal() and int(name) >= count]
+    if count and beyond:
+        raise ValueError(f'GPU {", ".join(beyond)}: this machine has {count}, numbered from 0; correct --gpus or SERVER_GPUS')
+
+
+def _listed() -> list[str]:
+    """The numbers of the GPUs that the driver lists. Raises OSError, SubprocessError."""
+    words = ['nvidia-smi', '--query-gpu=index', '--format=csv,noheader']
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout.split()
 
 
 def parallel_flags(gpus: Sequence[str], extra: Sequence[str], heads: int = 0) -> list[str]:

@@ -16,15 +16,16 @@ import ipaddress
 import json
 import os
 import secrets
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import flags, logging
 
 from bapo_jax import cli, hub, output
-from bapo_jax.rollout.gpus import ALL, named, parallel_flags, visible
+from bapo_jax.rollout.gpus import ALL, check_there, named, parallel_flags, visible
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 
 FLAGS = flags.FLAGS
@@ -64,6 +65,59 @@ def command(
         *parallel_flags(gpus, extra, heads(model)),
         *with_float32_head(extra),
     ]  # fmt: skip
+
+
+class Number(flags.ArgumentParser):
+    """Of a flag: a number that vLLM takes. It would refuse another a minute later, with a traceback.
+
+    Raises ValueError, which says what is `wanted`, where the word is no number or does not fit.
+    """
+
+    def __init__(self, kind: type[int] | type[float], fits: Callable[[Any], bool], wanted: str):
+        super().__init__()
+        self._kind, self._fits, self._wanted = kind, fits, wanted
+
+    def parse(self, argument: Any) -> Any:
+        with contextlib.suppress(ValueError, OverflowError):
+            if self._fits(number := self._kind(argument)):
+                return number
+        raise ValueError(f'vLLM does not take it; give {self._wanted}')
+
+
+def check_words(extra: Sequence[str]) -> None:
+    """Raises ValueError where vLLM's own flags, `extra`, do not begin as flags do."""
+    if extra and not extra[0].startswith('-'):
+        raise ValueError(f"{extra[0]}: what follows this command's flags are vLLM's own, as in -- --enforce-eager; take it out")
+
+
+def check_length(model: str, max_tokens: int, extra: Sequence[str]) -> None:
+    """Raises ValueError if prompt and response may have more tokens than the model has positions, of which vLLM asks as many.
+
+    A model whose rotation is scaled is left to vLLM, which multiplies.
+    """
+    stated = _stated(model)
+    of_language = {**stated, **(stated.get('text_config') or {})}
+    overrides = json.loads(with_float32_head(extra)[1])
+    section = overrides.get('text_config')
+    changed = {**of_language, **overrides, **(section if isinstance(section, dict) else {})}
+    positions = changed.get('max_position_embeddings')
+    scaled = any(isinstance(part, dict) and 'factor' in part for part in (changed.get('rope_scaling'), changed.get('rope_parameters')))
+    if type(positions) is int and positions < max_tokens and not (scaled or os.environ.get('VLLM_ALLOW_LONG_MAX_MODEL_LEN')):
+        raise ValueError(
+            f'--max_tokens={max_tokens}: the model of --model has {positions} positions; give at most as many, or tell vLLM of more '
+            '(docs/vllm.md, "More positions than the model was made for")'
+        )
+
+
+def check_address(host: str, port: int) -> None:
+    """Raises ValueError if no server can listen there."""
+    try:
+        with socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET) as ours:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as vLLM does
+            ours.bind((host, port))
+            ours.listen()
+    except (OSError, UnicodeError) as e:
+        raise ValueError(f'--host={host} --port={port}: {e}; give an address of this machine, and a port that nobody listens on') from e
 
 
 def with_float32_head(extra: Sequence[str]) -> list[str]:
@@ -194,27 +248,43 @@ def main(argv: Sequence[str]) -> None:
         print(f'export {TOKEN_VARIABLE}={token}', flush=True)
     try:
         gpus = visible() if FLAGS.gpus == ALL else named(FLAGS.gpus) if FLAGS.gpus else ()
+        check_there(gpus)
+        check_words(argv[1:])
         words = command(
             model, port=FLAGS.port, host=FLAGS.host, python=FLAGS.python, dtype=FLAGS.dtype, max_tokens=FLAGS.max_tokens,
             sequences=FLAGS.sequences, memory=FLAGS.memory, gpus=gpus, extra=argv[1:],
         )  # fmt: skip
+        check_length(model, FLAGS.max_tokens, argv[1:])
+        check_address(FLAGS.host, FLAGS.port)
     except ValueError as e:
         sys.exit(f'error: {e}')
     output.hand_over()
     os.execve(words[0], words, environment(token, gpus))
 
 
+def define_flags(to: flags.FlagValues = FLAGS) -> None:
+    def number(name: str, default: float, meaning: str, fits: Callable[[Any], bool], wanted: str) -> None:
+        flags.DEFINE(Number(type(default), fits, wanted), name, default, meaning, to)
+
+    flags.DEFINE_string('model', None, 'Hugging Face directory or name; policies served are of its architecture.', to, required=True)
+    number('port', 8000, 'Port to listen on.', lambda n: 0 < n < 65536, 'a port, 1 to 65535')
+    flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on; an address other than loopback needs a token.', to)
+    flags.DEFINE_string('python', '', "The interpreter of vLLM's environment; default: $BAPO_VLLM_PYTHON, else the checkout's.", to)
+    flags.DEFINE_enum('dtype', 'auto', ['auto', 'float32', 'bfloat16'], 'What it computes in.', to)
+    number('max_tokens', 0, "Limit of prompt and response together; 0: the model's limit.", lambda n: n >= 0, 'a number of tokens, or 0')
+    number('sequences', 0, "Responses sampled at once; 0: vLLM's choice.", lambda n: n >= 0, 'a number of responses, or 0')
+    flags.DEFINE_string(
+        'gpus', '', "CUDA's numbers of the GPUs that the server splits the model over, as in 6,7, or all; '': vLLM's choice.", to
+    )
+    number(
+        'memory', 0.0, "Fraction of the GPU's memory, where the trainer has the rest; 0: vLLM's choice.", lambda x: 0 <= x <= 1,
+        "a fraction of the GPU's memory, at most 1, or 0",
+    )  # fmt: skip
+
+
 def run() -> None:
     """The command: its flags, then `main`."""
-    flags.DEFINE_string('model', None, 'Hugging Face directory or name; policies served are of its architecture.', required=True)
-    flags.DEFINE_integer('port', 8000, 'Port to listen on.')
-    flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on; an address other than loopback needs a token.')
-    flags.DEFINE_string('python', '', "The interpreter of vLLM's environment; default: $BAPO_VLLM_PYTHON, else the checkout's.")
-    flags.DEFINE_string('dtype', 'auto', 'auto, float32 or bfloat16.')
-    flags.DEFINE_integer('max_tokens', 0, "Limit of prompt and response together; 0: the model's limit.")
-    flags.DEFINE_integer('sequences', 0, "Responses sampled at once; 0: vLLM's choice.")
-    flags.DEFINE_string('gpus', '', "CUDA's numbers of the GPUs that the server splits the model over, as in 6,7, or all; '': vLLM's choice.")
-    flags.DEFINE_float('memory', 0.0, "Fraction of the GPU's memory, where the trainer has the rest; 0: vLLM's choice.")
+    define_flags()
     cli.start(main)
 
 

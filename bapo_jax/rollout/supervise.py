@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 from bapo_jax.rollout.engine import RolloutError
 from bapo_jax.rollout.serve import command, environment
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+from bapo_jax.stopping import Stopped
 
 LEASH = Path(__file__).with_name('leash.py')
 
@@ -52,25 +54,27 @@ class SupervisedServer:
         """The process id of the server's leash, which is also the id of the process group."""
         return self._process.pid
 
-    def start(self) -> None:
-        """Starts the process, and returns when it answers. Raises ServerFailed."""
+    def start(self, given_up: threading.Event | None = None) -> None:
+        """Starts the process, and returns when it answers. Raises ServerFailed, and Stopped once the start is `given_up`."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._let_go()
         reading, self._leash = os.pipe()
         with self._log.open('ab') as log:
             # In a process group of its own, the server survives a Ctrl-C during a step, and stop() ends the engine process too.
-            self._process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 [sys.executable, '-I', str(LEASH), str(reading), *self._command],
                 env=environment(self.token, self._gpus), stdout=log, stderr=subprocess.STDOUT, pass_fds=[reading],
                 start_new_session=True,
             )  # fmt: skip
         os.close(reading)
-        give_up = time.monotonic() + self._deadline_s
+        late = time.monotonic() + self._deadline_s
         while not self._answers():
-            if self._process.poll() is not None:
-                status = self._process.returncode
-                raise ServerFailed(f'the server ended with status {status}; the end of {self._log}:\n{self._tail()}')
-            if time.monotonic() > give_up:
+            if process.poll() is not None:
+                raise ServerFailed(f'the server ended with status {process.returncode}; the end of {self._log}:\n{self._tail()}')
+            if given_up and given_up.is_set():
+                self.stop()
+                raise Stopped
+            if time.monotonic() > late:
                 self.stop()
                 raise ServerFailed(f'the server was not ready in {self._deadline_s:.0f} s; the end of {self._log}:\n{self._tail()}')
             time.sleep(0.2)

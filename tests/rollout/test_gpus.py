@@ -6,14 +6,14 @@ import types
 import pytest
 
 from bapo_jax.rollout import gpus
-from bapo_jax.rollout.gpus import named, parallel_flags, visible
+from bapo_jax.rollout.gpus import check_there, named, parallel_flags, visible
 
 
 def test_a_word_lists_gpus():
     assert named(4) == named('4') == ('4',)
     assert named('6,7') == named('6, 7') == ('6', '7')
     assert named('GPU-8f1a,MIG-2') == ('GPU-8f1a', 'MIG-2')
-    for wrong in ('', '6,,7', '6,6', '4 5 6,7'):
+    for wrong in ('', '6,,7', '6,6', '4 5 6,7', '0,00', '٣'):  # 0 and 00 are one GPU
         with pytest.raises(ValueError, match="list a server's GPUs as in '6,7', each once"):
             named(wrong)
 
@@ -65,3 +65,13 @@ def test_all_gpus_are_those_that_cuda_shows(monkeypatch):
     monkeypatch.setattr(gpus.subprocess, 'run', missing)
     with pytest.raises(ValueError, match='cannot be listed.*name them, as in 0,1,2,3'):
         visible()
+
+
+def test_a_number_that_no_gpu_of_the_machine_has_is_refused(monkeypatch):
+    check_there(('7',))  # no driver here, or none that says
+    monkeypatch.setattr(gpus.subprocess, 'run', lambda *_, **__: types.SimpleNamespace(stdout='0\n1\n'))
+    check_there(('0', '1', 'GPU-8f1a', 'MIG-2'))
+    with pytest.raises(ValueError, match='^GPU 2, 7: this machine has 2, numbered from 0; correct --gpus or SERVER_GPUS'):
+        check_there(('1', '2', '7'))
+    monkeypatch.setattr(gpus.subprocess, 'run', lambda *_, **__: types.SimpleNamespace(stdout=''))
+    check_there(('7',))

@@ -182,6 +182,31 @@ def other_model(path):
     (path / MANIFEST).write_text(json.dumps(manifest))
 
 
+def damaged_by(damage):
+    """`publish`, and then the damage."""
+
+    def publish_and_damage(*args):
+        path = publish(*args)
+        damage(path)
+        return path
+
+    return publish_and_damage
+
+
+def other_head(path):
+    manifest = json.loads((path / MANIFEST).read_text())
+    manifest['model']['head_dtype'] = 'bfloat16'
+    (path / MANIFEST).write_text(json.dumps(manifest))
+
+
+def test_the_workers_model_has_a_head_in_float32(base, server, connect, monkeypatch):
+    """A worker that refuses a policy says what its own model's config has there, by which vLLM computes logits (`serve`)."""
+    engine = connect(server)
+    monkeypatch.setattr(vllm_engine, 'publish', damaged_by(other_head))
+    with pytest.raises(PolicyRefused, match=r"another model: head_dtype 'bfloat16' \(the server has 'float32'\)"):
+        engine.load(base.moved, 1)
+
+
 @pytest.mark.parametrize(
     ('damage', 'message'),
     [
@@ -195,13 +220,7 @@ def other_model(path):
 def test_a_policy_that_must_not_be_served_is_refused_and_the_old_one_stays(base, server, connect, monkeypatch, damage, message):
     engine = connect(server)
     name = name_of(engine, 0)
-
-    def publish_and_damage(*args):
-        path = publish(*args)
-        damage(path)
-        return path
-
-    monkeypatch.setattr(vllm_engine, 'publish', publish_and_damage)
+    monkeypatch.setattr(vllm_engine, 'publish', damaged_by(damage))
     with pytest.raises(PolicyRefused, match=message):
         engine.load(base.moved, 1)
     [choice] = ask(server, base.prompts[0], max_tokens=16, ignore_eos=True)

@@ -5,13 +5,16 @@ import json
 import os
 import pty
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from absl import flags
+from launched import free_ports
 
-from bapo_jax.rollout import serve
+from bapo_jax.rollout import gpus, serve
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 
 BASE = Path(__file__).resolve().parents[2] / 'configs' / 'quickstart_base'
@@ -95,6 +98,68 @@ def test_an_override_that_is_no_object_is_refused(value):
         serve.with_float32_head(['--hf-overrides', value])
 
 
+def flag(word):
+    """The value of a flag as the command reads it, from --NAME=VALUE."""
+    values = flags.FlagValues()
+    serve.define_flags(values)
+    values(['serve', '--model=DIR', word])
+    return values[word[2:].partition('=')[0]].value
+
+
+@pytest.mark.parametrize(
+    'wrong, wanted',
+    [
+        (('--port=0', '--port=-1', '--port=65536', '--port=abc', '--port=', '--port=8000.0', '--port=1e3'), 'vLLM does not take it; give a port, 1 to 65535'),
+        (('--memory=-1', '--memory=1.5', '--memory=nan', '--memory=40%'), "vLLM does not take it; give a fraction of the GPU's memory, at most 1, or 0"),
+        (('--max_tokens=-1', '--max_tokens=many', '--max_tokens=inf'), 'vLLM does not take it; give a number of tokens, or 0'),
+        (('--sequences=-1', '--sequences=0.5'), 'vLLM does not take it; give a number of responses, or 0'),
+        (('--dtype=foo', '--dtype=float16', '--dtype='), 'value should be one of <auto|float32|bfloat16>'),
+    ],
+)
+def test_numbers_that_vllm_would_not_take_are_refused_by_flag(wrong, wanted):
+    for word in wrong:
+        with pytest.raises(flags.IllegalFlagValueError, match=f'^{re.escape(f"flag {word}: {wanted}")}$'):
+            flag(word)
+
+
+def test_numbers_that_it_takes_or_chooses_are_read():
+    for word, value in (('--port=65535', 65535), ('--memory=1', 1.0), ('--memory=0', 0.0), ('--max_tokens=0', 0), ('--sequences=8', 8)):
+        assert flag(word) == value
+
+
+@pytest.mark.parametrize('config, extra, most', [
+    ({'max_position_embeddings': 512}, (), 512),
+    ({'text_config': {'max_position_embeddings': 512}}, (), 512),
+    ({'max_position_embeddings': 512}, ('--hf-overrides={"max_position_embeddings": 900}',), 900),
+    ({'text_config': {'max_position_embeddings': 512}}, ('--hf-overrides', '{"text_config": {"max_position_embeddings": 900}}'), 900),
+    ({'max_position_embeddings': 512, 'rope_scaling': {'rope_type': 'linear', 'factor': 4}}, (), None),  # vLLM multiplies, or not
+    ({}, (), None),
+])  # fmt: skip
+def test_more_tokens_than_positions_are_refused_unless_vllm_is_told_of_more(config, extra, most, tmp_path, monkeypatch):
+    (tmp_path / 'config.json').write_text(json.dumps(config))
+    serve.check_length(tmp_path, most or 10**6, extra)
+    if most:
+        with pytest.raises(ValueError, match=rf'^--max_tokens={most + 1}: the model of --model has {most} positions; give at most as many'):
+            serve.check_length(tmp_path, most + 1, extra)
+        monkeypatch.setenv('VLLM_ALLOW_LONG_MAX_MODEL_LEN', '1')
+        serve.check_length(tmp_path, most + 1, extra)
+
+
+def test_an_address_at_which_no_server_can_listen_is_refused():
+    with socket.create_server(('127.0.0.1', 0)) as others:
+        port = others.getsockname()[1]
+        for host in ('127.0.0.1', '192.0.2.1', 'no host', ''):  # taken; of no machine; no name; all addresses, of which one is taken
+            with pytest.raises(ValueError, match=f'^--host={host} --port={port}: .*; give an address of this machine, and a port that'):
+                serve.check_address(host, port)
+    serve.check_address('127.0.0.1', port)
+
+
+def test_a_word_that_is_no_flag_of_vllms_is_refused():
+    serve.check_words(['--enforce-eager', 'x'])
+    with pytest.raises(ValueError, match="^8000: what follows this command's flags are vLLM's own"):
+        serve.check_words(['8000'])
+
+
 def run_serve(*flags, monkeypatch):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     words = [sys.executable, '-m', 'bapo_jax.rollout.serve', *flags]
@@ -108,17 +173,45 @@ def test_a_generated_token_is_shown_on_a_terminal_and_handed_to_the_server(tmp_p
     python.write_text(f'#!/bin/sh\necho served with ${TOKEN_VARIABLE}\n')
     python.chmod(0o755)
     ours, its = pty.openpty()
-    words = [sys.executable, '-m', 'bapo_jax.rollout.serve', f'--model={BASE}', f'--python={python}']
+    words = [sys.executable, '-m', 'bapo_jax.rollout.serve', f'--model={BASE}', f'--python={python}', f'--port={free_ports(1)}']
     assert subprocess.run(words, stdout=its, timeout=60).returncode == 0
     said = os.read(ours, 10_000).decode()
     token = re.search(rf'export {TOKEN_VARIABLE}=(\S+)', said)[1]
     assert len(token) >= 32 and f'served with {token}' in said
 
 
+@pytest.mark.parametrize('words, message', [
+    (('--max_tokens=4097',), '--max_tokens=4097: the model of --model has 4096 positions; .*'),
+    (('--port={taken}',), '--host=127.0.0.1 --port=.*: .*; give an address of this machine, and a port that nobody listens on'),
+    (('--gpus=2',), 'GPU 2: this machine has 2, .*'),
+    (('8000',), "8000: what follows this command's flags are vLLM's own.*"),
+])  # fmt: skip
+def test_what_its_flags_cannot_mean_is_said_before_vllm_is_started(words, message, monkeypatch):
+    def read(*words):
+        values = flags.FlagValues()
+        serve.define_flags(values)
+        monkeypatch.setattr(serve, 'FLAGS', values)
+        serve.main(values(['serve', f'--model={BASE}', f'--python={sys.executable}', f'--port={free_ports(1)}', *words]))
+
+    def started(*_):
+        raise InterruptedError
+
+    monkeypatch.setenv(TOKEN_VARIABLE, 'ours')
+    monkeypatch.setattr(serve.os, 'execve', started)
+    monkeypatch.setattr(gpus, '_listed', lambda: ['0', '1'])
+    with socket.create_server(('127.0.0.1', 0)) as others:
+        words = [word.format(taken=others.getsockname()[1]) for word in words]
+        with pytest.raises(SystemExit, match=f'^error: {message}$'):
+            read(*words)
+    with pytest.raises(InterruptedError):
+        read()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     'flags, message',
     [
+        ((f'--model={BASE}', '--memory=1.5'), "flag --memory=1.5: vLLM does not take it; give a fraction of the GPU's memory, at most 1, or 0\n"),
         ((f'--model={BASE}', '--host=0.0.0.0'), f'error: --host=0.0.0.0 is no loopback address.*set {TOKEN_VARIABLE}'),
         ((f'--model={BASE}', '--host=example.org'), 'no loopback address'),
         ((f'--model={BASE}', '--python=/nowhere/python'), 'error: --python=/nowhere/python is no interpreter; `bapo-vllm-env DIR`'),
@@ -128,7 +221,7 @@ def test_a_generated_token_is_shown_on_a_terminal_and_handed_to_the_server(tmp_p
 )
 def test_what_cannot_be_served_is_refused_with_the_remedy(flags, message, monkeypatch):
     done = run_serve(*flags, monkeypatch=monkeypatch)
-    assert done.returncode != 0 and TOKEN_VARIABLE + '=' not in done.stdout
+    assert done.returncode == 1 and TOKEN_VARIABLE + '=' not in done.stdout
     assert re.search(message, done.stderr)
 
 

