@@ -246,8 +246,6 @@ def resolve(config: ConfigDict) -> ConfigDict:
     c.learner.row_tokens = c.learner.row_tokens or c.rollout.max_prompt_tokens + (slots or c.rollout.max_response_tokens)
     if c.learner.schedule != 'constant':  # the steps of a constant rate are free to change
         c.learner.decay_updates = c.learner.decay_updates or max(0, full_batch_updates(c) - c.learner.warmup_updates)
-    rounded = 'bfloat16' in (c.rollout.dtype, c.model.dtype)
-    c.rollout.probe_tolerance = c.rollout.probe_tolerance or (0.05 if rounded else 1e-3)
     check(c)
     return c
 
