@@ -332,5 +332,5 @@ def choose_kernel(config: ConfigDict, model: ModelConfig, mesh: Mesh | AbstractM
         )
     return attention.choose(
         config.model.attention, platform, model, row_tokens=config.learner.row_tokens, tensor=mesh.shape['tensor'],
-        slot_tokens=config.learner.slot_tokens, capability=parallel.capability(mesh),
+        rows=config.learner.micro_batch_rows // splits, slot_tokens=config.learner.slot_tokens, capability=parallel.capability(mesh),
     )
