@@ -38,7 +38,7 @@ def model_section() -> ConfigDict:
     """The policy."""
     m = ConfigDict()
     m.path = ''  # Hugging Face directory or hub name, owner/name[@revision], of the policy θ_0 (and of the reference policy)
-    m.attention = 'auto'  # the learner's kernel: xla, splash (TPU), triton, cudnn (GPU); auto: the first that runs, xla with slots; xla: in the engine, too
+    m.attention = 'auto'  # the learner's kernel: xla, splash (TPU), triton, cudnn (GPU); auto: the first that runs; xla: in the engine, too
     m.max_positions = 0  # tokens of the longest sequence, in place of config.json's max_position_embeddings; 0: as stated there
     m.rope_theta = 0.0  # in place of config.json's; 0: as stated there
     m.least_pixels = 0  # an image with fewer is enlarged to as many; 0: as preprocessor_config.json says

@@ -37,7 +37,7 @@ from jax.extend.core.primitives import dot_general_p
 from ml_collections import ConfigDict
 
 from bapo_jax.groups import X1, Group, Verdict, make_batch
-from bapo_jax.inputs import read_inputs
+from bapo_jax.inputs import Inputs, read_inputs
 from bapo_jax.learner.learner import Learner, build_learner
 from bapo_jax.learner.objective import PROXIMAL
 from bapo_jax.models import attention
@@ -105,9 +105,8 @@ def config_of(name: str, prompts: int) -> ConfigDict:
     return c
 
 
-def log_probs(name: str, prompts: int) -> Iterator[tuple[str, list[np.ndarray]]]:
+def log_probs(read: Inputs, prompts: int) -> Iterator[tuple[str, list[np.ndarray]]]:
     """Of each of WAYS: |the learner's log-prob - the engine's| of the tokens of each prompt's responses."""
-    read = read_inputs(config_of(name, prompts))
     c, asked = read.config, read.prompts[:prompts]
     learner = build_learner(c)
     params = learner.init(learner.read_initial()).params
@@ -154,10 +153,14 @@ def main() -> None:
     given = parser.parse_args()
     if given.prompts < 1:
         parser.error(f'--prompts={given.prompts}: give 1 or more')
+    try:
+        read = read_inputs(config_of(given.config, given.prompts))
+    except (ValueError, OSError) as e:  # the model may not have been fetched
+        raise SystemExit(f'error: {e}') from e
     print(f'{datetime.date.today()}, {cpu_name()}, jax {version("jax")}; configs/{given.config}.py, {given.prompts} prompts\n')
     attention.KERNELS['q rounded'] = attention.Kernel(_queries_rounded)
     print('| products | mean | 95 % quantile | maximum | of all |\n|---|---|---|---|---|')
-    for way, apart in log_probs(given.config, given.prompts):
+    for way, apart in log_probs(read, given.prompts):
         figures = ([x.mean() for x in apart], [np.quantile(x, 0.95) for x in apart], [x.max() for x in apart])
         whole = np.concatenate(apart)
         print(f'| {way} | {" | ".join(map(between, figures))} | {whole.mean():.3g}, {len(whole)} tokens |', flush=True)
