@@ -38,7 +38,7 @@ def model_section() -> ConfigDict:
     """The policy."""
     m = ConfigDict()
     m.path = ''  # Hugging Face directory or hub name, owner/name[@revision], of the policy θ_0 (and of the reference policy)
-    m.attention = 'auto'  # the packed kernel: xla, splash (TPU), triton, cudnn (GPU); auto: the first that runs, models/attention.py
+    m.attention = 'auto'  # the learner's kernel: xla, splash (TPU), triton, cudnn (GPU); auto: the first that runs; xla: in the engine, too
     m.max_positions = 0  # tokens of the longest sequence, in place of config.json's max_position_embeddings; 0: as stated there
     m.rope_theta = 0.0  # in place of config.json's; 0: as stated there
     m.least_pixels = 0  # an image with fewer is enlarged to as many; 0: as preprocessor_config.json says
@@ -246,8 +246,6 @@ def resolve(config: ConfigDict) -> ConfigDict:
     c.learner.row_tokens = c.learner.row_tokens or c.rollout.max_prompt_tokens + (slots or c.rollout.max_response_tokens)
     if c.learner.schedule != 'constant':  # the steps of a constant rate are free to change
         c.learner.decay_updates = c.learner.decay_updates or max(0, full_batch_updates(c) - c.learner.warmup_updates)
-    rounded = 'bfloat16' in (c.rollout.dtype, c.model.dtype)
-    c.rollout.probe_tolerance = c.rollout.probe_tolerance or (0.05 if rounded else 1e-3)
     check(c)
     return c
 

@@ -45,7 +45,7 @@ def rollout_section() -> ConfigDict:
     r.dtype = 'float32'  # vllm: what policies are shipped and served in: float32 or bfloat16
     r.concurrency = 0  # vllm: groups under way at a server; 0: those of 2,048 responses, twice what vLLM samples at once on an H100
     r.deadline_s = 600.0  # vllm: most seconds for a server to start, to load a policy, or to answer without making progress
-    r.probe_tolerance = 0.0  # vllm: most mean |server's - trainer's| log-prob after a sync; 0: 1e-3 in float32, .05 in bfloat16; above 1: none
+    r.probe_tolerance = 0.0  # vllm: most mean |server's - trainer's| log-prob after a sync; 0: as dtypes and devices want; above 1: none
     r.server_memory = 0.0  # vllm: fraction of the GPU's memory for the server that is started; 0: vLLM's choice
     r.server_args = ()  # vllm: more of vLLM's own flags for it, such as ('--enforce-eager',)
     return r

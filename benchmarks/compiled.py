@@ -31,7 +31,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +49,7 @@ from bapo_jax.learner.head import Tile
 from bapo_jax.learner.learner import Learner, choose_kernel
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
+from benchmarks.absent import require_compiler
 from benchmarks.fits import MODELS
 from benchmarks.hlo import Collective, Work, axes_of, collectives, flops, parse, total, visits
 from benchmarks.hlo_time import CHIPS, WAITING, Chip, kernel_flops, seconds, traffic
@@ -91,15 +92,13 @@ class Step(NamedTuple):
 
 
 def main(argv: list[str]) -> None:
-    try:
-        installed = ', '.join(f'{name} {version(name)}' for name in ('jax', 'libtpu'))
-    except PackageNotFoundError:
-        sys.exit('the TPU compiler is missing; run `make tpu-compiler` and set PYTHONPATH=.:.tpu-compiler. No TPU is needed')
+    if not FLAGS.all and (len(argv) != 3 or argv[1] not in MODELS or argv[2].split(':')[0] not in CHIPS):
+        sys.exit(f'error: give a model ({", ".join(MODELS)}) and a slice of {", ".join(CHIPS)}, as in: compiled.py 8B v5p:2x2x2; or --all')
+    require_compiler('tpu')
+    installed = ', '.join(f'{name} {version(name)}' for name in ('jax', 'libtpu'))
     print(f'{datetime.date.today()}, {installed}; rows of 2,048 + 8,192 tokens\n')
     config = FLAGS.config
     config.mesh.data, config.mesh.fsdp, config.mesh.tensor = FLAGS.data, FLAGS.fsdp, FLAGS.tensor
-    if not FLAGS.all and (len(argv) != 3 or argv[1] not in MODELS or argv[2].split(':')[0] not in CHIPS):
-        sys.exit(f'give a model ({", ".join(MODELS)}) and a slice of {", ".join(CHIPS)}, as in: compiled.py 8B v5p:2x2x2; or --all')
     try:
         if FLAGS.all:
             print_table(config, FLAGS.hlo)

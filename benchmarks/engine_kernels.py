@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
+import sys
 from collections import Counter
 from importlib.metadata import version
 from math import prod
@@ -42,6 +43,7 @@ from bapo_jax.models.rotary import Rotation
 from bapo_jax.parallel import with_sharding
 from bapo_jax.rollout import slots
 from bapo_jax.targets import GB, find_target
+from benchmarks.absent import card, require_compiler
 from benchmarks.hlo import Computation, Instruction, Program, arrays, attribute, called, parse, size, trip_count
 from benchmarks.hlo_time import instruction_traffic
 
@@ -151,20 +153,24 @@ def _passes(program: Program, computation: Computation, i: Instruction, numbers:
     return read + written
 
 
-def run() -> None:
+def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('models', nargs='*', default=list(MODELS), help=f'of {", ".join(MODELS)}')
-    parser.add_argument('--card', default='H100', help='a GPU that the dry run knows')
+    parser.add_argument('models', nargs='*', metavar='MODEL', help=f'of {", ".join(MODELS)}; default: all')
+    parser.add_argument('--card', default='H100', type=card, help='a GPU that the dry run knows')
     parser.add_argument('--nucleus', action='store_true', help='with top_p < 1')
     parser.add_argument('--hlo', default='', help="a directory for the programs' text; default: it is not kept")
-    asked = parser.parse_args()
+    asked = parser.parse_args(argv)
+    models = asked.models or list(MODELS)
+    if unknown := [name for name in models if name not in MODELS]:
+        parser.error(f'no model {unknown[0]!r}; there are {", ".join(MODELS)}')
+    require_compiler('gpu')
     installed = ', '.join(f'{package} {version(package)}' for package in ('jax', 'jax-cuda13-pjrt'))
     print(f'{datetime.date.today()}, {installed}; {asked.card}, {SLOTS} slots of {PROMPT + RESPONSE} keys\n')
     kinds = ('products', 'fusions', 'kernels', 'copies')
     head = ('model', *kinds, 'in all', 'of them in loops', 'loops', 'of unknown length', 'scores', 'attention GB')
     print(f'| {" | ".join(head)} |\n|{"---|" * len(head)}')
     mesh = find_target(f'1x{asked.card}', default_config()).mesh
-    for name in asked.models:
+    for name in models:
         text = sample_program(MODELS[name], mesh, nucleus=asked.nucleus).compile().as_text()
         if asked.hlo:
             Path(asked.hlo).mkdir(parents=True, exist_ok=True)
@@ -176,4 +182,4 @@ def run() -> None:
 
 
 if __name__ == '__main__':
-    run()
+    main(sys.argv[1:])

@@ -9,6 +9,7 @@ and GPUs go by their own compilers; beside a GPU's stands the formula of bapo_ja
 as its config allows, all of them.
 """
 
+import argparse
 import datetime
 import json
 import os
@@ -32,6 +33,7 @@ from bapo_jax.targets import GB
 from bapo_jax.learner.packing import most_groups
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
+from benchmarks.absent import require_compiler
 from configs import geometry, math
 
 _VL = {
@@ -150,7 +152,15 @@ def advice() -> None:
             print(f'| {" | ".join(map(str, cells))} |', flush=True)
 
 
-def main(wanted: str = '') -> None:
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('wanted', nargs='?', default='', metavar='DEVICES', help='rows of these alone: H100, v5e, …; or advice')
+    wanted = parser.parse_args(argv).wanted
+    devices = [row[1] for row in SETTINGS if wanted in row[1]] if wanted != 'advice' else ['1xH100']
+    if not devices:
+        parser.error(f'no row of {wanted!r}; there are {", ".join(dict.fromkeys(row[1] for row in SETTINGS))}, and advice')
+    for platform_ in sorted({'tpu' if ':' in name else 'gpu' for name in devices}):
+        require_compiler(platform_)
     installed = ', '.join(f'{name} {version(name)}' for name in ('jax', 'libtpu', 'jax-cuda13-pjrt') if find_spec(MODULES[name]))
     print(f'{datetime.date.today()}, {installed}, {os.cpu_count()} cores ({platform.machine()})\n')
     advice() if wanted == 'advice' else rows_of(wanted)
@@ -159,4 +169,4 @@ def main(wanted: str = '') -> None:
 MODULES = {'jax': 'jax', 'libtpu': 'libtpu', 'jax-cuda13-pjrt': 'jax_cuda13_plugin'}
 
 if __name__ == '__main__':
-    main(*sys.argv[1:])
+    main(sys.argv[1:])

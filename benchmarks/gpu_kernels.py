@@ -244,6 +244,14 @@ def main(arguments: list[str]) -> None:
     asked = parser.parse_args(arguments)
     candidate = CANDIDATES[asked.candidate]
     if asked.absent:
+        # Imported here, since it wants more than a card's own measurements do.
+        from benchmarks import absent
+
+        try:
+            absent.card(asked.absent)
+        except argparse.ArgumentTypeError as e:
+            parser.error(f'--absent: {e}')
+        absent.require_compiler('gpu')
         print(json.dumps({'candidate': asked.candidate, 'jax': jax.__version__, **planned(candidate, asked.absent)}))
         return
     require_gpu(asked.any_device)

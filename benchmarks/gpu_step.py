@@ -12,9 +12,11 @@ between whose start and end the schedule has a product or an attention kernel.
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 import sys
+from collections.abc import Sequence
 from collections import Counter
 from importlib.metadata import version
 from typing import NamedTuple
@@ -28,8 +30,10 @@ from bapo_jax import config as config_lib
 from bapo_jax.learner.head import Tile
 from bapo_jax.learner.learner import Learner, choose_kernel
 from bapo_jax.targets import GB, find_target
+from benchmarks.absent import cards, require_compiler
 from benchmarks.compiled import model_of
 from benchmarks.engine_kernels import kind_of
+from benchmarks.fits import MODELS
 from benchmarks.hlo import Computation, Program, arrays, groups_of, parse, received, visits
 from benchmarks.hlo import kind_of as collective_of
 from configs import math
@@ -108,7 +112,30 @@ def line(name: str, cards: str, sizes: tuple[int, int], rows: int) -> str:
     return f'| {" | ".join(map(str, cells))} |'
 
 
+def asked(argv: list[str]) -> Sequence[tuple[str, str, tuple[int, int], int]]:
+    """The settings that a command line names. Exits with status 2 and a line that names what is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('setting', nargs='*', metavar='MODEL CARDS ROWS', help='such as 8B 4xH100 4; default: the table of docs/performance.md')
+    given = parser.parse_args(argv).setting
+    if not given:
+        return SETTINGS
+    if len(given) != 3:
+        parser.error(f'got {" ".join(given)!r}; give a model, cards and the rows of a micro-batch, such as 8B 4xH100 4, or nothing')
+    name, topology, rows = given
+    if name not in MODELS:
+        parser.error(f'no model {name!r}; there are {", ".join(MODELS)}')
+    try:
+        hosts, of_host = cards(topology)
+    except ValueError as e:
+        parser.error(str(e))
+    if not rows.isdigit() or not int(rows) or int(rows) % (hosts * of_host):
+        parser.error(f'{rows!r} rows; give a multiple of the {hosts * of_host} cards')
+    return ((name, topology, (hosts, of_host), int(rows)),)
+
+
 def main(argv: list[str]) -> None:
+    settings = asked(argv)
+    require_compiler('gpu')
     installed = ', '.join(f'{package} {version(package)}' for package in ('jax', 'jax-cuda13-pjrt'))
     print(f'{datetime.date.today()}, {installed}; rows of 2,048 + 8,192 tokens, one a card, remat=full\n')
     head = (
@@ -116,11 +143,6 @@ def main(argv: list[str]) -> None:
         'reduce-scatters (GB)', 'others (GB)', 'beside work', 'GB a mini-batch', 'peak GB',
     )  # fmt: skip
     print(f'| {" | ".join(head)} |\n|{"---|" * len(head)}')
-    settings = SETTINGS
-    if argv:
-        name, cards, rows = argv
-        of_cards = int(rows)
-        settings = ((name, cards, (1, of_cards), of_cards),)
     for setting in settings:
         print(line(*setting), flush=True)
 

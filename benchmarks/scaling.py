@@ -28,6 +28,7 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
 import jax
 import numpy as np
+from absent import require_compiler
 from absl import app, flags
 from flax import nnx
 from host_load import cpu_name
@@ -55,6 +56,10 @@ ROWS = 2 * DEVICES  # of a micro-batch, each a sequence
 
 
 def main(_) -> None:
+    if unknown := [axis for axis in FLAGS.axes if axis not in (*AXES, 'chips', '')]:
+        sys.exit(f'error: --axes: no axis {unknown[0]!r}; there are {", ".join(AXES)}, chips')
+    if 'chips' in FLAGS.axes:
+        require_compiler('tpu')
     points = json.loads(Path(FLAGS.out).read_text()) if Path(FLAGS.out).exists() else {}
     for axis in filter(None, FLAGS.axes):
         points[axis] = list(on_chips() if axis == 'chips' else on_cores(AXES[axis]))

@@ -64,8 +64,24 @@ def main(arguments: list[str]) -> None:
     parser.add_argument('--steps', type=int, default=5)
     parser.add_argument('--any-device', action='store_true', help='run on a CPU too')
     asked = parser.parse_args(arguments)
+    for flag in ('tokens', 'rows', 'micro_batches', 'head_tokens', 'steps'):
+        if getattr(asked, flag) < 1:
+            parser.error(f'--{flag}={getattr(asked, flag)}: give 1 or more')
     require_gpu(asked.any_device)
+    try:
+        choose_kernel(asked, MODELS[asked.model])
+    except ValueError as e:
+        parser.error(f'--attention: {e}')
     print(json.dumps(measure(asked)))
+
+
+def choose_kernel(asked: argparse.Namespace, model: ModelConfig) -> str:
+    """The attention kernel for the first device. Raises as attention.choose."""
+    mesh = parallel.make_mesh(1, 1, 1, jax.devices()[:1])
+    return attention.choose(
+        asked.attention, mesh.devices.flat[0].platform, model, row_tokens=asked.tokens, rows=asked.rows, tensor=1,
+        capability=parallel.capability(mesh),
+    )  # fmt: skip
 
 
 def measure(asked: argparse.Namespace) -> dict[str, Any]:
@@ -108,9 +124,7 @@ def compiled_step(asked: argparse.Namespace, model: ModelConfig, rows: Rows):
     What knows how the learner is put together stands here.
     """
     mesh = parallel.make_mesh(1, 1, 1, jax.devices()[:1])
-    kernel = attention.choose(
-        asked.attention, mesh.devices.flat[0].platform, model, row_tokens=asked.tokens, tensor=1, capability=parallel.capability(mesh)
-    )
+    kernel = choose_kernel(asked, model)
     graph, shapes = abstract_params(model)
     optimizer, objective = clipped_adamw(1e-6, LEARNER), objective_of(LEARNER)
     compute = Compute(attention.packed(kernel), asked.remat, tile=Tile(asked.head_tokens))

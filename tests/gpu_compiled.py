@@ -59,6 +59,31 @@ for kernel, cards in {every}.items():
             calls = sorted(name for name in TARGET.findall(text) if name == 'triton' or name.startswith('__cudnn'))
             print(kernel, card, H, *calls)
 """
+# Heads at the table's edge for cards of little shared memory and of much: whether the kernel compiles, forward and backward.
+EDGES = """
+import types
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from bapo_jax import parallel
+from bapo_jax.config import default_config
+from bapo_jax.models import attention
+from bapo_jax.targets import find_target
+
+for card, dtype, H in (('L40S', 'float32', 128), ('L40S', 'bfloat16', 136), ('A100-80GB', 'bfloat16', 256), ('A100-80GB', 'float32', 136)):
+    mesh, none = find_target('1x' + card, default_config()).mesh, PartitionSpec()
+    refused = attention.unfit('triton', types.SimpleNamespace(head_dim=H, dtype=dtype), parallel.capability(mesh))
+    attend = parallel.per_device(attention.triton, mesh, (none,) * 4, none)
+    shapes = {(1, 256, 4, H): dtype, (1, 2, 256, H): dtype, (1, 256): 'int32'}
+    q, k, segment = (jax.ShapeDtypeStruct(s, d, sharding=NamedSharding(mesh, none)) for s, d in shapes.items())
+    gradients = jax.grad(lambda q, k, v, segment: attend(q, k, v, segment).astype(jnp.float32).sum(), (0, 1, 2))
+    try:
+        jax.jit(gradients).lower(q, k, k, segment).compile()
+        compiles = True
+    except (ValueError, jax.errors.JaxRuntimeError) as e:
+        assert 'Shared memory size limit' in str(e) or 'the kernel takes 512' in str(e), e
+        compiles = False
+    print(card, dtype, H, compiles, not refused)
+"""
 CALLS = {'triton': 'triton triton triton triton', 'cudnn': '__cudnn$fmhaSoftmax __cudnn$fmhaSoftmaxBackward'}
 ENGINE = """
 import dataclasses
@@ -101,6 +126,12 @@ def check_kernels(every):
 def test_every_kernel_compiles_for_every_card():
     assert set(EVERY) == {name for name, row in attention.KERNELS.items() if row.platform in ('', 'gpu')}
     check_kernels(EVERY)
+
+
+def test_what_the_table_refuses_does_not_compile_and_what_it_takes_does():
+    found = [line.rsplit(maxsplit=2) for line in output(EDGES)]
+    assert [(case, compiles) for case, compiles, _ in found] == [(case, takes) for case, _, takes in found]
+    assert [takes for *_, takes in found] == ['True', 'False'] * 2
 
 
 def test_the_step_compiles_for_four_cards_and_its_memory_is_the_compilers():

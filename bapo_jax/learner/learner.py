@@ -337,5 +337,6 @@ def choose_kernel(
         )
     return attention.choose(
         config.model.attention, platform, model, row_tokens=config.learner.row_tokens, tensor=mesh.shape['tensor'],
-        slot_tokens=config.learner.slot_tokens, capability=capability or parallel.capability(mesh),
+        rows=config.learner.micro_batch_rows // splits, slot_tokens=config.learner.slot_tokens,
+        capability=capability or parallel.capability(mesh),
     )

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 
 from bapo_jax.models import cudnn_attention
 from bapo_jax.models.remat import ATTENTION, kept
@@ -139,7 +140,9 @@ def splash(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, interpret: bool = Fa
     def one_row(q_NxTxH, k_KxTxH, v_KxTxH, segment_T):
         return kernel(q_NxTxH, k_KxTxH, v_KxTxH, segment_ids=splash_attention.SegmentIds(segment_T, segment_T))
 
-    out_BxNxTxH = jax.vmap(one_row)((q_BxTxNxH * H**-0.5).swapaxes(1, 2), k_BxKxTxH, v_BxKxTxH, segment_BxT)
+    # The kernel scales nothing. In bfloat16 the factor itself would be rounded, by up to 1.3e-3 for some sizes of heads.
+    q_BxTxNxH = (q_BxTxNxH.astype(jnp.float32) * H**-0.5).astype(q_BxTxNxH.dtype)
+    out_BxNxTxH = jax.vmap(one_row)(q_BxTxNxH.swapaxes(1, 2), k_BxKxTxH, v_BxKxTxH, segment_BxT)
     return out_BxNxTxH.swapaxes(1, 2).reshape(B, T, N * H)
 
 
@@ -176,56 +179,104 @@ class Kernel(NamedTuple):
     bfloat16: bool = False  # and no other numbers
     row_multiple: int = 1  # of learner.row_tokens
     head_multiple: int = 1
+    most_head: int | None = None  # numbers of a head
+    most_head_bytes: int | None = None
+    most_head_of_small: int | None = None  # numbers, on cards of little shared memory
+    int32_offsets: bool = False  # it counts the numbers of a device's queries in 32 bits
     most_segments: int | None = None  # of a row
     note: str = ''  # printed where a run starts
 
 
-# `auto` takes the first row that the platform, this jax and the card have. Evidence: docs/performance.md#attention-kernels-for-gpus.
+# `auto` takes the first row that the platform, this jax and the card have, and that takes the model's heads and numbers. Evidence:
+# docs/performance.md#attention-kernels-for-gpus.
 KERNELS = {
     # TPU: the kernel that comes with JAX.
     'splash': Kernel(splash, 'tpu', row_multiple=128, head_multiple=32),
     # GPU: every card since Ampere, nothing to install, and its equations and programs are tested without a card. JAX means to remove it.
-    'triton': Kernel(triton, 'gpu', module='jax.experimental.pallas.triton', capability=(8, 0)),
+    'triton': Kernel(
+        triton, 'gpu', module='jax.experimental.pallas.triton', capability=(8, 0), most_head_bytes=512, most_head_of_small=128,
+    ),
     # GPU, its successor: comes with jax[cuda13]. It is private to JAX, its values need a card, and no card has shown them yet.
     'cudnn': Kernel(
         cudnn, 'gpu', module='jax._src.cudnn.fused_attention_stablehlo', capability=(9, 0), bfloat16=True, row_multiple=64,
-        head_multiple=8, most_segments=cudnn_attention.SEGMENTS,
+        head_multiple=8, most_head=256, int32_offsets=True, most_segments=cudnn_attention.SEGMENTS,
         note='not confirmed on a card: run benchmarks/gpu_kernels.py cudnn first',
     ),
     # CPU, where it is the fastest, and whatever has no row above: it needs nothing, and is slow for long rows.
     'xla': Kernel(xla),
 }  # fmt: skip
+# Cards with 99 KiB of shared memory for a block, where those of data centres have 163 or more (CUDA C++ programming guide).
+SMALL = ((8, 6), (8, 9), (12, 0), (12, 1))
 
 
 def choose(
-    name: str, platform: str, model: Any, *, row_tokens: int, tensor: int, slot_tokens: int = 0,
+    name: str, platform: str, model: Any, *, row_tokens: int, tensor: int, rows: int = 1, slot_tokens: int = 0,
     capability: tuple[int, int] | None = None,
 ) -> str:  # fmt: skip
     """The kernel that `name` means on `platform` ('cpu', 'gpu', 'tpu') for that ModelConfig, heads split `tensor` ways.
 
-    `capability` is the card's, None where it is unknown. Raises ValueError, naming the field, the reason and the remedy, where the
-    kernel cannot run there or refuses the shapes. No other kernel replaces it.
+    `rows` are those of a device in a micro-batch; `capability` is the card's, None where it is unknown. `auto` is the first kernel that
+    runs there and takes the model, and `xla` with `slot_tokens`; the log says where that is not the platform's first. Raises ValueError,
+    naming the field, the reason and the remedy, where the kernel cannot run there or refuses the shapes. No other replaces one that was
+    named.
     """
-    kernel = next(k for k in KERNELS if not missing(k, platform, capability)) if name == 'auto' else name
+    kernel = _first(platform, model, slot_tokens, capability) if name == 'auto' else name
     row, problem = KERNELS[kernel], missing(kernel, platform, capability)
     if problem:
         problem += '; set model.attention=auto'
-    elif kernel != 'xla' and slot_tokens:
-        problem = f'has no rows of a prompt and slots (learner.slot_tokens={slot_tokens}); set it to 0, or set model.attention=xla'
-    elif row.bfloat16 and model.dtype != 'bfloat16':
-        problem = f'takes no {model.dtype}; set model.dtype=bfloat16, or set model.attention=xla'
+    elif slot_tokens and kernel != 'xla':
+        problem = f'has no rows of a prompt and slots (learner.slot_tokens={slot_tokens}); set it to 0, or set model.attention=auto'
+    elif unfit(kernel, model, capability):
+        dtype = 'set model.dtype=bfloat16, or ' * (row.bfloat16 and model.dtype != 'bfloat16')
+        problem = f'{unfit(kernel, model, capability)}; {dtype}set model.attention=xla'
     elif row_tokens % row.row_multiple:
         problem = f'wants learner.row_tokens={row_tokens} to be a multiple of {row.row_multiple}; raise it, or set model.attention=xla'
-    elif model.head_dim % row.head_multiple:
-        problem = f"wants the model's head size {model.head_dim} to be a multiple of {row.head_multiple}; set model.attention=xla"
     elif model.num_heads % tensor or model.num_kv_heads % tensor:
         problem = (
             f'wants whole heads on a device, and mesh.tensor={tensor} does not divide {model.num_heads} query and '
             f'{model.num_kv_heads} key heads; lower mesh.tensor'
         )
+    elif row.int32_offsets:
+        most = cudnn_attention.most_rows(row_tokens, model.num_heads // tensor, model.head_dim)
+        if rows > most:
+            fewer = f'lower learner.micro_batch_rows to {most} a device, or ' * bool(most)
+            problem = f'counts in 32 bits, which {rows} rows of {row_tokens} tokens on a device exceed; {fewer}set model.attention=xla'
     if problem:
         raise ValueError(f'model.attention={name!r}: the kernel {kernel} {problem}')
     return kernel
+
+
+def _first(platform: str, model: Any, slot_tokens: int, capability: tuple[int, int] | None) -> str:
+    """What `auto` means; says why, if the platform's own kernel is passed over."""
+    there = [kernel for kernel in KERNELS if not missing(kernel, platform, capability)]
+    if slot_tokens:
+        kernel, why = 'xla', f'has no rows of a prompt and slots (learner.slot_tokens={slot_tokens})'
+    else:
+        kernel = next(kernel for kernel in there if not unfit(kernel, model, capability))
+        why = unfit(there[0], model, capability)
+    if kernel != there[0]:
+        logging.log_first_n(logging.WARNING, 'model.attention=auto: the kernel %s %s; %s takes its place', 1, there[0], why, kernel)
+    return kernel
+
+
+def unfit(kernel: str, model: Any, capability: tuple[int, int] | None = None) -> str:
+    """What keeps a kernel from taking that model's heads and numbers, or ''."""
+    row, H = KERNELS[kernel], model.head_dim
+    size, small = H * jnp.dtype(model.dtype).itemsize, capability in SMALL
+    if row.bfloat16 and model.dtype != 'bfloat16':
+        return f'takes no {model.dtype}'
+    if H % row.head_multiple:
+        return f"wants the model's head size {H} to be a multiple of {row.head_multiple}"
+    if row.most_head and H > row.most_head:
+        return f'takes heads of up to {row.most_head} numbers, and the model has {H}'
+    if row.most_head_bytes and size > row.most_head_bytes:
+        return f"takes heads of up to {row.most_head_bytes} bytes, and the model's have {size}, {H} numbers in {model.dtype}"
+    if small and row.most_head_of_small and H > row.most_head_of_small:
+        return (
+            f'takes heads of up to {row.most_head_of_small} numbers on cards of compute capability {_dotted(capability)}, which have '
+            f'too little shared memory for {H}'
+        )
+    return ''
 
 
 def missing(kernel: str, platform: str, capability: tuple[int, int] | None = None) -> str:

@@ -7,6 +7,7 @@ JAX has it under a private name alone (`jax._src.cudnn.fused_attention_stablehlo
               a row of more gives NaN, not the attention of the first ones.
     keys      a head for every query head before jax 0.12: older ones multiply the offsets of keys by the number of query heads
               (jax#39521), which is silently wrong
+    rows      of a device at once as many as `most_rows`: JAX counts segments' first numbers in int32, the end of the last row included
 
 cuDNN writes nothing where a token has no segment, so padding is cut off its inputs, and with them its gradients, and off its result.
 """
@@ -40,6 +41,11 @@ def attention(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, call: Callable[..
     out_BxTxNxH = jnp.where(real_BxTx1x1, out_BxTxNxH, jnp.zeros((), out_BxTxNxH.dtype))
     fits_B = jnp.max(segment_BxT, axis=1) <= SEGMENTS
     return jnp.where(fits_B[:, None, None], out_BxTxNxH.reshape(B, T, N * H), jnp.full((), jnp.nan, out_BxTxNxH.dtype))
+
+
+def most_rows(T: int, N: int, H: int) -> int:
+    """The most rows B that a call takes, of T tokens with N heads of H numbers on a device: B · T · N · H < 2^31."""
+    return (2**31 - 1) // (T * N * H)
 
 
 def lengths_and_starts(segment_BxT: jax.Array) -> tuple[jax.Array, jax.Array]:

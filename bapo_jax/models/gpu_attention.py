@@ -47,7 +47,7 @@ class Tiles(NamedTuple):
 
 # By the most bytes of one head's vector: 64, 128 and 256 numbers in bfloat16. Compiled for an H200, all use its matrix instructions
 # (wgmma); the first two rows spill no register, the third next to none. All fit the shared memory of an A100, the first two also that of
-# an L40S or RTX 4090 (tests/test_gpu_compiled.py compiles them).
+# an L40S or RTX 4090, and the third only with heads of 128 numbers, in float32 (tests/gpu_compiled.py compiles them).
 _TILES = {
     128: Tiles(Tile(128, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 3)),
     256: Tiles(Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),

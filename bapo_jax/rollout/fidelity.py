@@ -13,11 +13,16 @@ direction can: on the way from that policy's log-probs to this one's, the server
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 from absl import logging
 
 from bapo_jax.rollout.engine import RolloutError
 
+# The most mean |Δ| of a sound server, by what the trainer multiplies with: bfloat16 of either side; float32 on its own devices, where JAX
+# rounds operands to 10 bits on a GPU (TF32) and to 7 on a TPU unless it is told otherwise. Figures: docs/vllm.md#the-probe.
+_BFLOAT16, _FLOAT32 = 0.05, {'cpu': 1e-3, 'gpu': 6e-3, 'tpu': 0.05}
 _QUANTILE, _TIMES = 0.95, 4.0  # the quantile may be so many times the mean's tolerance; of an exponential |Δ| it is 3 means
 _OFF = 1.0  # a tolerance above this lets a server answer with another policy on purpose
 _HALF_WAY, _ERRORS = 0.5, 5.0  # a server is refused below half the way, if it is so many standard errors from the end: 3 in 10^7
@@ -25,6 +30,11 @@ _HALF_WAY, _ERRORS = 0.5, 5.0  # a server is refused below half the way, if it i
 
 class PolicyMismatch(RolloutError):
     """The server's log-probs are not those of the policy it was given."""
+
+
+def tolerance_of(stated: float, dtypes: Collection[str], platform: str) -> float:
+    """rollout.probe_tolerance, or where that is 0, what trainer and server in these dtypes want; `platform` is the trainer's."""
+    return stated or (_BFLOAT16 if 'bfloat16' in dtypes else _FLOAT32.get(platform, 1e-3))
 
 
 def check_probe(served: np.ndarray, trained: np.ndarray, tolerance: float, version: int, before: np.ndarray | None = None) -> None:

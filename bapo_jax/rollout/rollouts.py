@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -22,7 +23,7 @@ from bapo_jax.prompts.selector import PromptSelector
 from bapo_jax.rollout.collect import Collected, check_judged, collect, judge_as_they_come
 from bapo_jax.rollout.continued import as_read
 from bapo_jax.rollout.engine import FAILED, FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
-from bapo_jax.rollout.fidelity import check_probe
+from bapo_jax.rollout.fidelity import check_probe, tolerance_of
 from bapo_jax.rollout.meter import Meter
 from bapo_jax.rollout.schedule import Schedule
 from bapo_jax.stopping import leaving_waits
@@ -166,9 +167,10 @@ class Rollouts:
         sampling = Sampling(c.rollout.temperature, min(_PROBE_TOKENS, c.rollout.max_response_tokens))
         draws = [Draw(c.seed, policies.step, PROBE)] * len(prompts)
         groups = collect(self._engine, self._tokenizer, prompts, c.rollout.group_size, sampling, draws, self._reward)
+        tolerance = tolerance_of(c.rollout.probe_tolerance, (c.rollout.dtype, c.model.dtype), jax.default_backend())
         for group in groups:  # one a server: among those of many, the tokens of one would be few
             served, trained, *before = logprobs(make_batch([group], [X1]))
-            check_probe(served, trained, c.rollout.probe_tolerance, policies.alpha_version, *before)
+            check_probe(served, trained, tolerance, policies.alpha_version, *before)
 
     def _begin(self, step: int, hard: Sequence[Prompt] = (), policies: Policies | None = None) -> None:
         if step in self._begun:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -34,14 +35,23 @@ class Ways(NamedTuple):
     choose: Callable[[jax.Array, jax.Array, bool, jax.Array | None], tuple[jax.Array, jax.Array]]
 
 
-def ways_of(mesh: Mesh, attention: str = 'auto') -> Ways:
+_MOST_HEAD_BYTES = 512  # of our kernel: more need shared memory that small cards lack if many query heads share a key head
+
+
+def ways_of(mesh: Mesh, attention: str = 'auto', head_bytes: int = 0) -> Ways:
     """Those of the devices of `mesh`: all in which the engine's programs differ between platforms.
 
-    `attention` is model.attention: with 'xla' no kernel of ours runs, nor where Pallas-Triton does not.
+    `attention` is model.attention: with 'xla' our kernel does not run, nor where Pallas-Triton does not, nor for larger heads than it
+    takes; the log says so. What the learner's kernel is decides nothing. `head_bytes` are those of one head in the cache.
     """
     if mesh.devices.flat[0].platform != 'gpu':
         return Ways(attend, drawing.choose)
-    if attention == 'xla' or missing('triton', 'gpu', capability(mesh)):
+    why = 'model.attention=xla leaves it out; auto keeps it, also with learner.slot_tokens' if attention == 'xla' else ''
+    why = why or missing('triton', 'gpu', capability(mesh))
+    if not why and head_bytes > _MOST_HEAD_BYTES:
+        why = f"it takes heads of up to {_MOST_HEAD_BYTES} bytes, and the model's have {head_bytes}"
+    if why:
+        logging.log_first_n(logging.WARNING, 'the in-process engine attends by XLA, without a kernel for GPUs: %s', 1, why)
         return Ways(attend, gpu_drawing.choose)
     # Imported here, since the import takes seconds and only a GPU needs it.
     from bapo_jax.models import gpu_decoding
@@ -177,7 +187,8 @@ def sample(
     With `nucleus`, draws from the likeliest tokens that make up `top_p`; with `greedy`, takes the likeliest token. Log-probs are of
     the whole distribution at `temperature` always.
     """
-    ways = ways_of(mesh, attention)
+    k_AxKxSxH = rows.cache.k_AxKxSxH[0]
+    ways = ways_of(mesh, attention, k_AxKxSxH.shape[-1] * k_AxKxSxH.dtype.itemsize)
 
     def of_device(weights, rows, places, line, place_PxG, begun_1, few_1, most, temperature, top_p):
         wanted, (P, G), C = jnp.sum(place_PxG >= 0), place_PxG.shape, len(places.count_C)

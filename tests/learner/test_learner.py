@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from group_builders import graded
+from jax.sharding import AbstractMesh
 from learners import (
     BARE, FULL, assert_same_update, batch_of, gradient, largest, learner_config, make_learner, unscored, updated, with_responses,
     with_right,
@@ -16,11 +17,11 @@ from tiny import STOP_TOKENS
 
 from bapo_jax.groups import Batch, Group, make_batch
 from bapo_jax.learner.credit import group_advantages
-from bapo_jax.learner.learner import Learner
+from bapo_jax.learner.learner import Learner, choose_kernel
 from bapo_jax.learner.objective import PROXIMAL, ROLLOUT
 from bapo_jax.learner.packing import cut
 from bapo_jax.models import attention
-from bapo_jax.parallel import make_mesh
+from bapo_jax.parallel import MESH_AXES, make_mesh
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.rollout.room import Limits
@@ -54,6 +55,20 @@ def test_rows_have_no_more_sequences_than_the_kernel_takes(learner, groups, monk
     assert most() > 1
     monkeypatch.setitem(attention.KERNELS, 'xla', attention.KERNELS['xla']._replace(most_segments=1))
     assert most() == 1
+
+
+@pytest.mark.parametrize('rows, refused', [(4 * 255, False), (4 * 256, True)])
+def test_the_kernel_is_asked_for_the_rows_of_one_device(rows, refused, policy):
+    """cuDNN counts 2^31 - 1 numbers: of 2^15 tokens with 2 heads of 128 on a device, 255 rows."""
+    config = learner_config(row_tokens=2**15, micro_batch_rows=rows)
+    config.model.attention = 'cudnn'
+    model = dataclasses.replace(policy.config, dtype='bfloat16', num_heads=4, num_kv_heads=2, head_dim=128)
+    mesh = AbstractMesh((2, 2, 2), MESH_AXES)
+    if refused:
+        with pytest.raises(ValueError, match='256 rows of 32768 tokens on a device exceed; lower learner.micro_batch_rows to 255 a device'):
+            choose_kernel(config, model, mesh, 'gpu')
+    else:
+        assert choose_kernel(config, model, mesh, 'gpu') == 'cudnn'
 
 
 @pytest.mark.slow

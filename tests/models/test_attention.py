@@ -7,6 +7,7 @@ bfloat16, which keeps 8 bits.
 
 import functools
 import importlib
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -242,13 +243,23 @@ def test_the_mask_by_hand():
 
 
 QWEN_1_5B = SimpleNamespace(num_heads=12, num_kv_heads=2, head_dim=128, dtype='bfloat16')
-A100, H100, B200 = (8, 0), (9, 0), (10, 0)
+A100, L40S, H100, B200 = (8, 0), (8, 9), (9, 0), (10, 0)
 
 
-def choose(name, platform, model=QWEN_1_5B, row_tokens=10_240, tensor=1, slot_tokens=0, capability=None):
-    return attention.choose(
-        name, platform, model, row_tokens=row_tokens, tensor=tensor, slot_tokens=slot_tokens, capability=capability
-    )
+def choose(name, platform, model=QWEN_1_5B, row_tokens=10_240, tensor=1, **more):
+    return attention.choose(name, platform, model, row_tokens=row_tokens, tensor=tensor, **more)
+
+
+def model_of(**fields):
+    return SimpleNamespace(**vars(QWEN_1_5B) | fields)
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """What `auto` says of itself, each time."""
+    lines = []
+    monkeypatch.setattr(attention.logging, 'log_first_n', lambda level, text, n, *values: lines.append(text % values))
+    return lines
 
 
 def test_auto_is_the_platforms_own():
@@ -281,6 +292,59 @@ def test_a_jax_without_pallas_triton_has_a_successor_and_loads(monkeypatch):
     assert choose('auto', 'gpu', capability=H100) == 'xla'
 
 
+@pytest.mark.parametrize(
+    'platform, card, fields, takes, says',
+    [
+        ('gpu', L40S, {'head_dim': 128, 'dtype': 'float32'}, 'triton', ''),
+        ('gpu', L40S, {'head_dim': 256}, 'xla', 'the kernel triton takes heads of up to 128 numbers on cards .* 8.9.*; xla takes its place'),
+        ('gpu', A100, {'head_dim': 256}, 'triton', ''),
+        ('gpu', A100, {'head_dim': 512}, 'xla', "triton takes heads of up to 512 bytes, and the model's have 1024"),
+        ('gpu', (12, 0), {'head_dim': 256}, 'cudnn', 'cudnn takes its place'),
+        ('gpu', H100, {'head_dim': 256, 'dtype': 'float32'}, 'xla', 'xla takes its place'),  # cuDNN takes no float32
+        ('tpu', None, {'head_dim': 80}, 'xla', 'splash wants .* head size 80'),
+        ('cpu', None, {'head_dim': 512}, 'xla', ''),
+    ],
+)  # fmt: skip
+def test_auto_passes_over_a_kernel_that_does_not_take_the_models_heads_and_says_so(platform, card, fields, takes, says, said):
+    """What tests/gpu_compiled.py finds not to compile."""
+    assert choose('auto', platform, model_of(**fields), capability=card) == takes
+    assert (len(said) == bool(says)) and re.search(says, ''.join(said))
+
+
+@pytest.mark.parametrize('platform, says', [('cpu', ''), ('gpu', 'triton has no rows of a prompt and slots'), ('tpu', 'splash has no')])
+def test_auto_is_xla_for_rows_of_slots(platform, says, said):
+    assert choose('auto', platform, slot_tokens=48, row_tokens=208) == 'xla'
+    assert (len(said) == bool(says)) and re.search(says, ''.join(said))
+
+
+def test_cudnns_offsets_are_right_up_to_the_bound_and_wrap_beyond():
+    """As JAX computes them: the end of the last row is the largest."""
+    B, T, H = 16, 2**16, 128
+    length, start = (np.full((B, n), -1, np.int32) for n in (2, 3))
+    length[:, 0], start[:, 0] = T, 0
+
+    @jax.jit
+    def offsets_of(length, start):
+        queries = [SimpleNamespace(shape=(B, T, N, H)) for N in (15, 16)]
+        return [fused._fix_seqlen_offsets(length, length, start, start, q, q)[2] for q in queries]
+
+    for N, offsets, right in zip((15, 16), offsets_of(length, start), (True, False), strict=True):
+        assert (int(offsets.min()) >= 0) == (B <= cudnn_attention.most_rows(T, N, H)) == right
+    assert choose('cudnn', 'gpu', row_tokens=10_240, rows=136) == choose('cudnn', 'gpu', row_tokens=10_240, rows=272, tensor=2) == 'cudnn'
+
+
+def test_splash_is_given_queries_that_one_exact_factor_scaled(monkeypatch):
+    """In bfloat16 each is rounded, and their mean factor is 1 / √H, which bfloat16 would miss by 1.3e-3 for heads of 192."""
+    given = []
+    kernels = importlib.import_module('jax.experimental.pallas.ops.tpu.splash_attention')
+    monkeypatch.setattr(kernels, 'make_splash_mha_single_device', lambda *_, **__: lambda q, k, v, segment_ids: given.append(q) or q)
+    monkeypatch.setattr(jax, 'vmap', lambda f: lambda *rows: f(*rows))
+    q, k, v, segment = inputs([ROWS['one']], 4, 2, 192, jnp.bfloat16)
+    attention.splash(q, k, v, segment)
+    scaled, q = (np.asarray(x, np.float64).reshape(-1) for x in (given[0].swapaxes(1, 2), q))
+    assert given[0].dtype == jnp.bfloat16 and (scaled @ q) / (q @ q) * np.sqrt(192) == pytest.approx(1, abs=1e-4)
+
+
 def test_cudnns_lengths_and_starts_by_hand(monkeypatch):
     monkeypatch.setattr(cudnn_attention, 'SEGMENTS', 4)
     lengths, starts = cudnn_attention.lengths_and_starts(jnp.array([[1, 1, 2, 3, 0], [1, 1, 1, 1, 1]]))
@@ -303,17 +367,21 @@ def test_a_row_of_more_segments_than_cudnn_is_compiled_for_is_no_number(monkeypa
         ({'name': 'cudnn', 'platform': 'gpu', 'capability': A100}, 'compute capability 9.0 .* has 8.0; set model.attention=auto'),
         ({'name': 'cudnn', 'platform': 'gpu', 'row_tokens': 1000}, 'learner.row_tokens=1000 .*multiple of 64; raise it'),
         (
-            {'name': 'cudnn', 'platform': 'gpu', 'model': SimpleNamespace(**vars(QWEN_1_5B) | {'dtype': 'float32'})},
+            {'name': 'cudnn', 'platform': 'gpu', 'model': model_of(dtype='float32')},
             'cudnn takes no float32; set model.dtype=bfloat16, or set model.attention=xla',
         ),
+        ({'name': 'cudnn', 'platform': 'gpu', 'model': model_of(head_dim=264)}, 'up to 256 numbers, .*has 264; set model.attention=xla'),
+        ({'name': 'triton', 'platform': 'gpu', 'model': model_of(head_dim=264)}, 'up to 512 bytes, .*528, 264 numbers in bfloat16; set'),
+        (
+            {'name': 'triton', 'platform': 'gpu', 'capability': L40S, 'model': model_of(head_dim=136)},
+            'up to 128 numbers on cards of compute capability 8.9, .*for 136; set model.attention=xla',
+        ),
+        ({'name': 'cudnn', 'platform': 'gpu', 'rows': 137}, '137 rows of 10240 tokens .*learner.micro_batch_rows to 136 a device, or set'),
         ({'name': 'auto', 'platform': 'tpu', 'row_tokens': 1000}, 'learner.row_tokens=1000 .*multiple of 128; raise it'),
         ({'name': 'auto', 'platform': 'gpu', 'tensor': 4}, 'mesh.tensor=4 does not divide 12 query and 2 key heads; lower'),
         ({'name': 'xla', 'platform': 'cpu', 'tensor': 4}, 'mesh.tensor=4 does not divide 12 query and 2 key heads; lower'),
-        ({'name': 'auto', 'platform': 'tpu', 'slot_tokens': 128}, 'learner.slot_tokens=128.*set it to 0, or set model.attention=xla'),
-        (
-            {'name': 'splash', 'platform': 'tpu', 'model': SimpleNamespace(num_heads=4, num_kv_heads=2, head_dim=80)},
-            'head size 80 .*set model.attention=xla',
-        ),
+        ({'name': 'splash', 'platform': 'tpu', 'slot_tokens': 128}, 'learner.slot_tokens=128.*set it to 0, or set model.attention=auto'),
+        ({'name': 'splash', 'platform': 'tpu', 'model': model_of(head_dim=80)}, 'head size 80 .*set model.attention=xla'),
     ],
 )
 def test_a_kernel_that_cannot_run_is_an_error_with_reason_and_remedy(arguments, says):

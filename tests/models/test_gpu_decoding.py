@@ -4,6 +4,7 @@ Tolerance, of the largest value: 1e-5 in float32; 2e-2 in bfloat16, which keeps 
 """
 
 import functools
+import re
 from types import SimpleNamespace
 
 import jax
@@ -79,10 +80,17 @@ def test_a_token_read_with_it_has_the_hidden_state_that_other_devices_give_it(po
         np.testing.assert_allclose(a, b, rtol=0, atol=5e-5)
 
 
-def test_a_cpu_keeps_its_own_ways_and_a_gpu_has_ours_unless_xla_is_asked_for_or_pallas_has_no_triton(monkeypatch):
+def test_a_cpu_keeps_its_own_ways_and_a_gpu_has_ours_unless_it_cannot_or_xla_is_asked_for_and_says_why(monkeypatch):
+    """The learner's kernel decides nothing: with rows of slots it is XLA's under `auto`, and the engine keeps its own."""
+    said = []
+    monkeypatch.setattr(slots.logging, 'log_first_n', lambda level, text, n, *values: said.append(text % values))
     on_gpu = SimpleNamespace(devices=np.array([SimpleNamespace(platform='gpu')]))
-    assert slots.ways_of(Mesh(jax.devices()[:1], 'rows')) == (decoding.attend, drawing.choose)
-    assert slots.ways_of(on_gpu) == slots.ways_of(on_gpu, 'cudnn') == (gpu_decoding.attend, gpu_drawing.choose)
-    assert slots.ways_of(on_gpu, 'xla') == (decoding.attend, gpu_drawing.choose)
+    ours, of_xla = (gpu_decoding.attend, gpu_drawing.choose), (decoding.attend, gpu_drawing.choose)
+    for asked in ('auto', 'xla'):
+        assert slots.ways_of(Mesh(jax.devices()[:1], 'rows'), asked, 4096) == (decoding.attend, drawing.choose)
+    assert slots.ways_of(on_gpu) == slots.ways_of(on_gpu, 'cudnn', 512) == ours and not said
+    assert slots.ways_of(on_gpu, 'xla') == slots.ways_of(on_gpu, 'auto', 520) == of_xla
     monkeypatch.setattr(attention, '_importable', lambda module: False)
-    assert slots.ways_of(on_gpu) == (decoding.attend, gpu_drawing.choose)
+    assert slots.ways_of(on_gpu) == of_xla
+    for line, why in zip(said, ('model.attention=xla leaves it out; auto keeps it', 'up to 512 bytes, .* 520', 'needs jax.experimental'), strict=True):
+        assert re.match(f'the in-process engine attends by XLA, without a kernel for GPUs: .*{why}', line)

@@ -3,12 +3,19 @@
 import numpy as np
 import pytest
 
-from bapo_jax.rollout.fidelity import PolicyMismatch, check_probe, way
+from bapo_jax.rollout.fidelity import PolicyMismatch, check_probe, tolerance_of, way
 
 
 def probe(*differences):
     served = np.linspace(-9, 0, 200, dtype=np.float32)
     return served, served + np.float32(np.resize(differences, 200))
+
+
+@pytest.mark.parametrize('platform, in_float32', [('cpu', 1e-3), ('gpu', 6e-3), ('tpu', 0.05)])
+def test_the_tolerance_is_that_of_the_dtypes_and_in_float32_of_the_trainers_products(platform, in_float32):
+    assert tolerance_of(0.0, ('float32', 'float32'), platform) == in_float32
+    assert tolerance_of(0.0, ('bfloat16', 'float32'), platform) == tolerance_of(0.0, ('float32', 'bfloat16'), platform) == 0.05
+    assert tolerance_of(2.0, ('float32', 'bfloat16'), platform) == 2.0
 
 
 def test_the_probe_stops_at_the_mean_and_names_policy_and_field():

@@ -85,13 +85,14 @@ def test_log_probs_are_the_trainers(family, temperature, make_policy, prompts, s
 @pytest.mark.slow
 def test_the_ways_of_a_gpu_give_the_trainers_log_probs_in_any_company(policy, prompts, score, monkeypatch):
     """Their kernel runs in Pallas's interpreter."""
-    ways = slots.Ways(functools.partial(gpu_decoding.attend, interpret=True), gpu_drawing.choose)
-    monkeypatch.setattr(slots, 'ways_of', lambda *_: ways)
+    ways, asked = slots.Ways(functools.partial(gpu_decoding.attend, interpret=True), gpu_drawing.choose), []
+    monkeypatch.setattr(slots, 'ways_of', lambda mesh, *of: asked.append(of) or ways)
     slots.sample.clear_cache()
     try:
         answers = generate(make_engine(policy), prompts, G, SAMPLING, DRAW)
         assert_log_probs_are_the_trainers(answers, prompts, score, policy)
         assert_same(generate(make_engine(policy), prompts[2:3], G, SAMPLING, DRAW), answers[2:3])
+        assert set(asked) == {('auto', 4 * policy.config.head_dim)}
     finally:
         slots.sample.clear_cache()
 

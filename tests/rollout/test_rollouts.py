@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import numpy as np
 import pytest
 from group_builders import graded
@@ -291,6 +292,17 @@ def test_every_server_is_asked_the_probe_after_it_got_alpha(rollouts):
     assert engine.events == [('load', 'α', 4), ('ask', [(9, PROBE), (9, PROBE)])]
     with pytest.raises(PolicyMismatch, match=r'policy 4: .* rollout\.probe_tolerance=0\.001'):
         r.serve(Trained(4, alpha_version=4), served(0.1))
+
+
+def test_the_probe_knows_what_both_sides_round_to_and_what_the_trainers_devices_multiply_with(rollouts, monkeypatch):
+    for field in ('rollout.dtype', 'model.dtype'):
+        r, _ = rollouts(servers=1, fields={field: 'bfloat16'})
+        r.serve(Trained(4, alpha_version=4), served(0.04))
+    r, _ = rollouts(servers=1)
+    with pytest.raises(PolicyMismatch, match=r'probe_tolerance=0\.001'):
+        r.serve(Trained(4, alpha_version=4), served(0.005))
+    monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+    r.serve(Trained(5, alpha_version=5), served(0.005))
 
 
 def test_a_server_that_still_has_the_policy_before_is_found(rollouts):
