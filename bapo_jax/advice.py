@@ -52,7 +52,7 @@ class Setting(NamedTuple):
         return c
 
 
-def settings(config: ConfigDict, model: ModelConfig, card: Card, hosts: int, cards: int, memory: Callable[[ConfigDict], int],
+def settings(config: ConfigDict, model: ModelConfig, card: Card, hosts: int, cards: int, memory: Callable[[ConfigDict], float],
              device_bytes: int) -> list[Setting]:  # fmt: skip
     """The settings of mesh, rows and remat that fit, the fastest first; `memory` gives the bytes a device of a config."""
     found = []
@@ -110,7 +110,7 @@ def as_table(found: Sequence[Setting], config: ConfigDict, best: Setting | None 
         yield f'{mark} {sizes:<17} {s.rows:<17} {s.remat:<25} {size:>7} {s.seconds:9.3g} {rate:9,.0f}'
 
 
-def what_helps(config: ConfigDict, cards: int, memory: Callable[[ConfigDict], int], device_bytes: int, whole: int) -> Iterator[str]:
+def what_helps(config: ConfigDict, cards: int, memory: Callable[[ConfigDict], float], device_bytes: int, whole: int) -> Iterator[str]:
     """If nothing fits: one field after the other that takes memory away, each on top of those before it, with what is then needed.
 
     `whole` are the bytes of a device's memory, of which `device_bytes` are JAX's.

@@ -172,9 +172,12 @@ def chosen(
     return found, None
 
 
-def _estimate(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequence[Grid]) -> int:
-    """Bytes of a device by the formula."""
-    return measure(config, model, topology, grids, compiles=False).total
+def _estimate(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequence[Grid]) -> float:
+    """Bytes of a device by the formula; infinite for more rows than the attention's kernel takes."""
+    try:
+        return measure(config, model, topology, grids, compiles=False).total
+    except ValueError:
+        return math.inf
 
 
 def measure(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequence[Grid] = (), compiles: bool = True) -> Result:

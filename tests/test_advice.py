@@ -1,7 +1,6 @@
 """What a dry run for GPUs advises, by hand: times, which settings fit, what would help; and the cards that a topology names."""
 
 import dataclasses
-import re
 
 import pytest
 from jaxlib import xla_client
@@ -85,6 +84,18 @@ def test_of_the_settings_that_fit_the_fastest_comes_first_and_says_what_it_takes
     assert {s.remat: (s.rows, s.bytes) for s in fitting} == {
         'matrix_products': (1, 5), 'attention_and_mlp_inputs': (2, 6), 'full': (4, 4),
     }  # fmt: skip
+
+
+def test_rows_that_the_kernel_refuses_are_no_setting(monkeypatch):
+    def takes_two_rows(config, *_):
+        if config.learner.micro_batch_rows > 2:
+            raise ValueError('the kernel counts in 32 bits')
+        return 'cudnn'
+
+    c = of_papers_size(1)
+    monkeypatch.setattr(dry_run, 'choose_kernel', takes_two_rows)
+    found, _ = chosen(find_target('1xH100', c), c, MODEL, '1xH100')
+    assert {s.rows for s in found} == {2}
 
 
 def test_if_nothing_fits_the_fields_that_would_help_come_one_on_top_of_the_other():
