@@ -35,6 +35,7 @@ import pytest
 from flax import nnx
 from group_builders import graded, right
 from hub_stub import hub_stub  # noqa: F401  (a fixture)
+from hypothesis import HealthCheck, settings
 from learners import make_learner, make_stale
 from pictured import pictured  # noqa: F401  (a fixture)
 from real_servers import base, connect, connect_seeing, seeing, seeing_server, server, two_servers  # noqa: F401  (fixtures)
@@ -48,6 +49,10 @@ from bapo_jax.models import hf
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.rollout.room import Limits
+
+# A busy machine is no fault of the code: hypothesis would fail an example that takes 200 ms.
+settings.register_profile('untimed', deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile('untimed')
 
 
 # The files of tests that vLLM answers, by the fixture that starts its servers.
