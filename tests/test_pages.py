@@ -22,7 +22,8 @@ from bapo_jax.dry_run import measure
 from bapo_jax.models import families
 from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.tasks.custom_reward import rewards_of
-from bapo_jax.targets import GB, POOL
+from bapo_jax.parallel import POOL
+from bapo_jax.targets import GB
 from benchmarks.fits import MODELS
 from configs import one_gpu, quickstart
 
