@@ -157,9 +157,9 @@ def pool_share() -> float:
 
 def check_shares(server_memory: float) -> None:
     """Raises ValueError if JAX's share of a GPU and that of a server on the same one make more than a whole."""
-    if pool_share() + server_memory > 1:
+    if (share := pool_share()) + server_memory > 1:
         raise ValueError(
-            f'JAX takes {pool_share():.0%} of a GPU, by {POOL}, and a server on it would take rollout.server_memory={server_memory:g}: '
+            f'JAX takes {share:.0%} of a GPU, by {POOL}, and a server on it would take rollout.server_memory={server_memory:g}: '
             'more than there is; lower one of them (docs/vllm.md)'
         )
 

@@ -112,6 +112,8 @@ def _of_the_trainer(hosts: int, count: int, config: ConfigDict) -> tuple[int, st
     if r.engine != 'vllm' or r.servers:
         return count, ''
     if r.server_memory:
+        if not r.gpus:  # else they may be others
+            parallel.check_shares(r.server_memory)
         return count, f"one on the trainer's own, with rollout.server_memory={r.server_memory:g} of it"
     servers = [gpu for word in r.gpus for gpu in named(word)]
     if not servers:
@@ -126,8 +128,6 @@ def _of_the_trainer(hosts: int, count: int, config: ConfigDict) -> tuple[int, st
 def _gpus(hosts: int, count: int, name: str, config: ConfigDict, compiles: bool) -> Target:
     """`count` cards on each of so many hosts, with XLA's own compiler for them if it is installed."""
     card, share, mesh = CARDS[name], parallel.pool_share(), config.mesh
-    if config.rollout.engine == 'vllm' and not config.rollout.servers and config.rollout.server_memory:
-        parallel.check_shares(config.rollout.server_memory)
     count, servers = _of_the_trainer(hosts, count, config)
     title = f'{hosts} × {count} {name}' if hosts > 1 else f'{count} {name}'
     more = {

@@ -137,6 +137,8 @@ def test_jax_has_its_share_of_a_card_and_servers_have_theirs(monkeypatch):
             find_target(topology, c)
     assert find_target('8x80GB', c)[:1] + (find_target('8x80GB', c).servers,) == ('4 GPUs of 80 GB', target.servers)
     c.rollout.server_memory = 0.4  # of the trainer's own, where JAX leaves as much
+    assert find_target('4xH100', c).mesh.size == 4
+    c.rollout.gpus = ()
     with pytest.raises(ValueError, match='JAX takes 75% of a GPU, .* rollout.server_memory=0.4: more than there is; lower one'):
         find_target('4xH100', c)
     monkeypatch.setenv(POOL, '.6')

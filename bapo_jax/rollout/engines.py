@@ -138,13 +138,13 @@ def check_gpus(of_servers: Sequence[tuple[str, ...]], memory: float) -> None:
     """Raises ValueError if a server would start on a GPU that JAX has taken, and no share of its `memory` is left for it."""
     if jax.default_backend() != 'gpu':
         return
-    if memory:
-        check_shares(memory)
-        return
     visible = os.environ.get('CUDA_VISIBLE_DEVICES')
     numbers = [device.local_hardware_id for device in jax.local_devices()]
     taken = [visible.split(',')[number] for number in numbers] if visible else [str(number) for number in numbers]
-    if any(not gpus or {*gpus} & {*taken} for gpus in of_servers):
+    shares = any(not gpus or {*gpus} & {*taken} for gpus in of_servers)
+    if shares and memory:
+        check_shares(memory)
+    elif shares:
         words = ' '.join(','.join(gpus) for gpus in of_servers)
         raise ValueError(
             f'rollout.gpus names {words or "no GPU"}, and JAX has taken GPU {", ".join(taken)} of this machine with a fixed pool of memory. '

@@ -181,6 +181,8 @@ def test_of_two_servers_one_that_ends_ends_the_start_of_the_other(starting, tmp_
         ('4,5', ('5',), 0.0, '4, 5'),
         (None, ('',), 0.4, None),  # a share of the card is set aside for the server
         (None, ('',), 0.5, 'more than there is'),  # beside JAX's
+        (None, ('1',), 0.5, 'more than there is'),
+        (None, ('2', '3'), 0.9, None),  # of cards that JAX does not have
     ],
 )
 def test_a_gpu_that_jax_has_taken_is_refused(visible, gpus, memory, taken, monkeypatch):
