@@ -297,9 +297,7 @@ def run() -> None:
     """The command: its flags, then `main`."""
     flags.DEFINE_string('workdir', None, 'The run directory; a used one continues.')
     flags.DEFINE_bool('dry_run', False, 'Check everything and compile the train step; train nothing, write nothing.')
-    flags.DEFINE_string(
-        'topology', '', "For --dry_run, in place of the devices here: GPUs ('4xH100', '2x8xH200' for two hosts, '8x80GB') or TPUs ('v5e:2x4')."
-    )
+    flags.DEFINE_string('topology', '', "For --dry_run: GPUs ('4xH100', '2x8xH200', '8x80GB') or a TPU slice ('v5e:2x4'), absent ones.")
     flags.DEFINE_bool('amend', False, 'Continue a run with other settings on purpose; events.jsonl says which, from which step on.')
     cli.define_config('NAME or NAME:METHOD, a config of this package; or FILE or FILE:METHOD.', config_lib.check_fields)
     flags.DEFINE_string('coordinator', None, 'Many hosts: ADDRESS:PORT of host 0, the port free there.')

@@ -1,13 +1,14 @@
 """What a dry run for GPUs advises, by hand: times, which settings fit, what would help; and the cards that a topology names."""
 
 import dataclasses
+import re
 
 import pytest
 from jaxlib import xla_client
 from test_dry_run import MODEL, config
 
-from bapo_jax import dry_run, targets
-from bapo_jax.advice import KERNEL_S, KERNELS, SHARE, as_table, settings, step_seconds, what_helps
+from bapo_jax import advice, dry_run, targets
+from bapo_jax.advice import KERNEL_S, KERNELS, SHARE, Setting, as_table, settings, step_seconds, tokens_of_a_step, what_helps
 from bapo_jax.dry_run import chosen, measure
 from bapo_jax.parallel import POOL, pool_share
 from bapo_jax.targets import CARDS, find_target
@@ -22,6 +23,12 @@ WEIGHTS = 3 * LAYER + 2 * 2048 * 1000
 def whole_cards_without_the_compiler(monkeypatch):
     monkeypatch.setenv(POOL, '1')
     monkeypatch.setattr(targets.importlib.util, 'find_spec', lambda name: None)
+
+
+@pytest.fixture
+def kernels_start_at_once(monkeypatch):
+    """Or they would decide how long a model as small as `MODEL` takes."""
+    monkeypatch.setattr(advice, 'KERNEL_S', 0.0)
 
 
 def of_papers_size(cards=1, **learner):
@@ -70,6 +77,90 @@ def test_a_small_model_waits_for_the_starts_of_its_kernels():
     assert step_seconds(c, MODEL, card, 1) == pytest.approx(256 * 3 * KERNELS * KERNEL_S + read)
 
 
+@pytest.mark.usefixtures('kernels_start_at_once')
+@pytest.mark.parametrize('tied', [False, True])
+@pytest.mark.parametrize(('at_once', 'micro_batches'), [(16, 6), (7, 9)])  # three passes over two mini-batches; 60 rows
+@pytest.mark.parametrize(('of_a_host', 'within', 'between'), [(16, 450, 450), (4, 450, 50), (2, 50, 50), (4, 10**6, 50)])
+def test_seconds_of_slots_in_three_passes_on_a_mesh_of_all_axes_by_hand(of_a_host, within, between, at_once, micro_batches, tied):
+    """10 groups of 8 responses, four slots of 40 tokens behind 56 of the prompt; 16 cards. With the fastest link products decide."""
+    c, model = config(16, remat='full', micro_batch_rows=at_once), dataclasses.replace(MODEL, tie_embeddings=tied)
+    c.mesh.data, c.mesh.fsdp, c.mesh.tensor = 2, 4, 2
+    c.rollout.group_size, c.rollout.max_prompt_tokens, c.rollout.max_response_tokens = 8, 56, 40
+    c.learner.slot_tokens, c.learner.row_tokens = 40, 56 + 4 * 40
+    c.learner.batch_groups, c.learner.mini_batch_groups, c.learner.passes_per_batch = 10, 6, 3
+    card = dataclasses.replace(CARDS['H100'], link_gb_per_s=within if within != 50 else 450)
+    layer, head, tokens = 2 * 128 * (512 + 256) + 3 * 128 * 384, 128 * 1000, 60 * 216
+    forward = tokens * (2 * 3 * layer + 2 * 3 * 512 * 96)
+    compute = (4 * forward + 4 * 2 * head * tokens) / (16 * SHARE * card.teraflops * 1e12)
+    weights = 3 * layer + (1 if tied else 2) * head
+    gathered = micro_batches * weights * 8 * 3 / 4 / (within * GB)
+    assert (compute > gathered) == (within == 10**6)
+    read = micro_batches * weights * (6 + 12 / 4) / (card.gb_per_s * GB)
+    summed = 6 * 2 * 4 * weights / 4 / 2 / (between * GB)
+    assert step_seconds(c, model, card, of_a_host) == pytest.approx(max(compute, gathered) + read + summed)
+    assert tokens_of_a_step(c) == 10 * 8 * 96
+
+
+@pytest.mark.usefixtures('kernels_start_at_once')
+def test_a_batch_of_a_part_of_a_mini_batch_more_has_one_more():
+    """And one copy of the weights sums nothing between cards."""
+    c, card = of_papers_size(8, micro_batch_rows=2048), CARDS['H100']
+    c.mesh.data, c.mesh.fsdp = 8, 1
+    layer = 2 * 128 * (512 + 256) + 3 * 128 * 384
+    a_sum = 8 * 7 / 8 * (3 * layer + 2 * 128 * 1000) / (card.link_gb_per_s * GB)
+    seconds = {}
+    for c.learner.mini_batch_groups in (255, 256):
+        seconds[c.learner.mini_batch_groups] = step_seconds(c, MODEL, card, 8)
+    read = (3 * layer + 2 * 128 * 1000) * (6 + 12) / (card.gb_per_s * GB)
+    assert seconds[255] - seconds[256] == pytest.approx(a_sum + read)
+
+
+@pytest.mark.usefixtures('kernels_start_at_once')
+def test_what_is_computed_again_costs_what_its_products_do():
+    """Of Qwen2.5-1.5B's dense products q, k, v, gate and up are two thirds; norms and rotations have none."""
+    none, little, most, all_ = (
+        step_seconds(of_papers_size(1, remat=remat), MODEL, CARDS['H100'], 1)
+        for remat in ('none', 'matrix_products', 'attention_and_mlp_inputs', 'full')
+    )  # fmt: skip
+    assert 0 < (little - none) / (all_ - none) < 0.1 and 0.6 < (most - none) / (all_ - none) < 0.8
+
+
+def test_settings_are_of_every_mesh_number_of_rows_and_remat_of_two_hosts():
+    c, card, asked = of_papers_size(16), CARDS['H100'], []
+    found = settings(c, MODEL, card, 2, 16, lambda trial: asked.append(trial) or 0, 0)
+    meshes = {(16, 1), (2, 8), (1, 16)}
+    assert {(t.mesh.data, t.mesh.fsdp, t.mesh.tensor, t.learner.micro_batch_rows, t.learner.remat) for t in asked} == {
+        (*mesh, 1, 16 * rows, remat) for mesh in meshes for rows in (1, 2, 4, 8, 16, 32)
+        for remat in ('none', 'matrix_products', 'attention_and_mlp_inputs', 'full')
+    }  # fmt: skip
+    assert len(found) == len({(s.data, s.fsdp, s.remat) for s in found}) == 12
+    for s in found:
+        assert s.seconds == step_seconds(s.applied(c), MODEL, card, 8) and {(s.data, s.fsdp)} < meshes
+    assert [s.seconds for s in found] == sorted(s.seconds for s in found)
+    assert (c.mesh.data, c.mesh.fsdp, c.learner.micro_batch_rows) == (1, 16, 8)  # a trial leaves the config as it was
+    tensor = of_papers_size(16)
+    tensor.mesh.tensor = 4
+    assert found[0].applied(tensor).mesh.tensor == 1
+
+
+def test_of_settings_as_fast_the_smallest_is_shown():
+    """All 2,048 rows fit one micro-batch of each of 64 cards and more: 32 rows a card are as fast as more, and take more."""
+    c = of_papers_size(64)
+    c.learner.mini_batch_groups = c.learner.batch_groups = 64
+    found = settings(c, MODEL, CARDS['H100'], 1, 64, lambda trial: trial.learner.micro_batch_rows, 64 * 32)
+    assert {s.rows for s in found} == {64 * 8}
+
+
+def test_the_table_has_six_settings_and_the_best_ones_measured_size():
+    c = of_papers_size(8)
+    found = [Setting(1, 8, 1, 8 * rows, remat, rows * GB, float(rows)) for rows in (1, 2, 4, 8) for remat in ('none', 'full')]
+    best = found[1]._replace(bytes=int(1.5 * GB))
+    header, *lines = as_table(found, c, best)
+    assert [line[0] for line in lines] == [' ', '*', ' ', ' ', ' ', ' ']
+    assert '1 × 8' in lines[0] and re.search(r' ~1\.0 +1 ', lines[0]) and re.search(r'full +1\.5 +1 ', lines[1])
+    assert lines[2].endswith(f'{tokens_of_a_step(c) / 2:,.0f}') and 'tokens/s' in header
+
+
 def test_of_the_settings_that_fit_the_fastest_comes_first_and_says_what_it_takes():
     c = of_papers_size(1)
     target = find_target('1xH100', c)
@@ -112,6 +203,50 @@ def test_if_nothing_fits_the_fields_that_would_help_come_one_on_top_of_the_other
         '     41.0 GB with mesh.frozen_on_host=True', f'     41.0 GB fit with {POOL}=.93: 46.5 GB',
     ]  # fmt: skip
     assert list(what_helps(c, 1, memory, 10 * GB, 10 * GB))[-1].startswith('  at least 5 of these cards, or larger ones')
+
+
+def test_each_field_that_helps_is_applied_on_top_of_those_before_it_and_the_config_stays():
+    """A field that frees nothing is left out, and so is host memory for the in-process engine, which reads α from the device."""
+    c, seen = of_papers_size(4, remat='none', micro_batch_rows=16), []
+    c.mesh.data, c.mesh.fsdp, c.mesh.tensor, c.mesh.gather_once, c.model.dtype, c.rollout.engine = 2, 1, 2, True, 'float32', 'vllm'
+    before = c.to_dict()
+
+    def fields(c):
+        return (
+            c.mesh.gather_once, c.model.dtype, c.learner.remat, c.learner.micro_batch_rows, (c.mesh.data, c.mesh.fsdp, c.mesh.tensor),
+            c.learner.first_moment_dtype, c.mesh.frozen_on_host,
+        )  # fmt: skip
+
+    def falls(c):
+        seen.append(fields(c))
+        return (100 - len(set(seen))) * GB
+
+    lines = list(what_helps(c, 4, falls, 0, 100 * GB))
+    values, want = (False, 'bfloat16', 'full', 4, (1, 4, 1), 'bfloat16', True), list(fields(c))
+    assert seen[0] == tuple(want) and c.to_dict() == before
+    for i, value in enumerate(values):
+        want[i] = value
+        assert seen[i + 1] == tuple(want)
+    names = (
+        'mesh.gather_once=False', 'model.dtype=bfloat16', 'learner.remat=full', 'learner.micro_batch_rows=4', 'mesh.data=1 mesh.fsdp=4',
+        'learner.first_moment_dtype=bfloat16', 'mesh.frozen_on_host=True',
+    )  # fmt: skip
+    assert lines[:-1] == [f'  {98 - i:7.1f} GB with {name}' for i, name in enumerate(names)]
+    c.rollout.engine = 'jax'
+    assert not any('frozen_on_host' in line for line in what_helps(c, 4, lambda c: 50 * GB - c.mesh.frozen_on_host, 0, 100 * GB))
+
+
+@pytest.mark.parametrize(('device', 'whole', 'last'), [
+    (10, 20, '     10.0 GB with learner.remat=full  fits'),  # just
+    (9, 10.0 / 0.93, f'     10.0 GB fit with {POOL}=.93: 10.0 GB'),
+    (9, 9.9 / 0.93, '  at least 5 of these cards, or larger ones'),  # 4 cards × 10 GB by 9.9
+    (9, 8 / 0.93, '  at least 5 of these cards, or larger ones'),
+    (9, 7.9 / 0.93, '  at least 6 of these cards, or larger ones'),
+])  # fmt: skip
+def test_what_the_last_line_says_is_the_least_that_is_enough(device, whole, last):
+    c = of_papers_size(4, remat='none')
+    lines = list(what_helps(c, 4, lambda c: GB * (10 + (c.learner.remat == 'none')), device * GB, int(whole * GB) + 1))
+    assert lines[-1].startswith(last) and lines[0].startswith('     10.0 GB with learner.remat=full')
 
 
 @pytest.mark.parametrize(('topology', 'fsdp', 'cards', 'hosts', 'name'), [

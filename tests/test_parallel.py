@@ -312,6 +312,40 @@ def test_a_platform_that_is_asked_for_is_the_one_or_an_error(jax_finds):
         parallel.present('gpu')
 
 
+@pytest.mark.parametrize(
+    'raised, said',
+    [
+        (RuntimeError('Unable to initialize backend cuda: no driver\nmore of it\n'), r'\(Unable to initialize backend cuda: no driver\)'),
+        (RuntimeError(), r'\(no such device\)'),
+        (AssertionError(), r'\(no such device\)'),  # of a platform whose plugin is not installed
+    ],
+)
+def test_a_platform_that_does_not_start_is_one_line_that_names_it(raised, said, jax_finds, monkeypatch):
+    def fails():
+        raise raised
+
+    jax_finds('cpu', platforms='cuda')
+    monkeypatch.setattr(jax, 'devices', fails)
+    with pytest.raises(ValueError, match=f'^JAX_PLATFORMS=cuda: JAX cannot start it {said}; .*nvidia-smi.*driver 580 or newer.*$'):
+        parallel.present()
+
+
+def test_the_cpu_is_meant_only_if_it_is_named(jax_finds):
+    """Whole words of JAX_PLATFORMS count. An accelerator that mesh.platform asks for is named first."""
+    for asked in ('cuda', 'notcpu'):
+        jax_finds('cpu', platforms=asked, installed=['libtpu'])
+        with pytest.raises(ValueError, match='libtpu is installed, but JAX found no such device and fell back on the CPU'):
+            parallel.present()
+    with pytest.raises(ValueError, match='mesh.platform=tpu, but JAX computes on the cpu'):
+        parallel.present('tpu')
+    jax_finds('cpu', installed=[])
+    assert len(parallel.present()) == 1
+
+
+def test_an_installed_package_is_one_that_pip_knows():
+    assert (parallel._folder_of('jax') / 'jax' / '__init__.py').is_file() and parallel._folder_of('no-such-package') is None
+
+
 @pytest.mark.slow
 def test_a_run_on_a_missing_platform_ends_in_one_line_before_it_claims_its_directory(tmp_path):
     words = [sys.executable, '-m', 'bapo_jax.train', '--config=configs/quickstart.py', f'--workdir={tmp_path / "run"}']
