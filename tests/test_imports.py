@@ -42,7 +42,7 @@ HOUSE = (
     ('bases', 'models tasks'),
     ('memory', 'learner models seen'),
     ('targets', 'parallel learner rollout'),
-    ('advice', 'learner models memory targets'),
+    ('advice', 'learner models parallel memory targets'),
 )
 COMMANDS = 'train ending evaluate export follow dry_run report buffers grade sample sft departures'  # the top floor, which may import everything
 
