@@ -116,7 +116,7 @@ class ProgressBar:
     """Shows the fresh groups' score, batch composition, speed and time left: a bar on a terminal, else a line every ten steps.
 
     The speed is seconds a step, and tokens a second of the update and of generation. Then the shares of the step in which the trainer
-    and the engine waited, and the update's share of the devices' peak where that is known.
+    and the engine waited, the update's share of the devices' peak if that is known, and how full vLLM servers' KV caches were.
     """
 
     def __init__(self, steps: int, done: int):
@@ -142,9 +142,13 @@ class ProgressBar:
             note += f'   {short(rates[0])}/{short(rates[1])} tok/s'
         idle = [metrics.get(f'perf/idle/{side}') for side in ('trainer', 'engine')]
         if None not in idle:
-            note += f'   idle {100 * idle[0]:.0f}/{100 * idle[1]:.0f} %'
+            note += f'   idle {100 * idle[0]:.0f}/{100 * idle[1]:.0f}%'
         if 'perf/mfu/actor' in metrics:
-            note += f'   MFU {100 * metrics["perf/mfu/actor"]:.0f} %'
+            note += f'   MFU {100 * metrics["perf/mfu/actor"]:.0f}%'
+        if 'perf/servers/cache_used' in metrics:
+            note += f'   cache {100 * metrics["perf/servers/cache_used"]:.0f}%'
+        if metrics.get('perf/servers/preemptions'):
+            note += f'   {metrics["perf/servers/preemptions"]:.0f} preempted'
         if self._console.is_terminal:
             self._bar.update(self._task, completed=step, note=note)
         elif step % 10 == 0 or step == self._steps:

@@ -116,7 +116,7 @@ def test_a_line_has_tokens_a_second_of_both_sides_and_who_waits(capsys):
     bar.update(1, {**groups, **rates})
     assert '1.5 s/step   12.3k/987 tok/s   left 0.0 min' in capsys.readouterr().out
     bar.update(1, {**groups, **rates, 'perf/idle/trainer': 0.204, 'perf/idle/engine': 0.6, 'perf/mfu/actor': 0.317})
-    assert '12.3k/987 tok/s   idle 20/60 %   MFU 32 %   left 0.0 min' in capsys.readouterr().out
+    assert '12.3k/987 tok/s   idle 20/60%   MFU 32%   left 0.0 min' in capsys.readouterr().out
     bar.stop()
 
 
@@ -128,9 +128,10 @@ def test_at_80_columns_the_counts_and_the_time_left_are_whole(monkeypatch):
     bar.stop()
     groups = {'critic/score/mean': 0.5, 'bapo/x1_groups': 120, 'bapo/x2_groups': 8, 'bapo/x3_groups': 128}
     bar.update(123, {**groups, 'timing_s/step': 123.4, 'perf/throughput/update': 12_345.6, 'perf/throughput/gen': 34_567.8,
-                     'perf/idle/trainer': 0.5, 'perf/idle/engine': 0.25, 'perf/mfu/actor': 0.3})  # fmt: skip
+                     'perf/idle/trainer': 0.5, 'perf/idle/engine': 0.25, 'perf/mfu/actor': 0.3,
+                     'perf/servers/cache_used': 0.987, 'perf/servers/preemptions': 3.0})  # fmt: skip
     with shown.capture() as said:
         shown.print(bar._bar.get_renderable())
     lines = [' '.join(line.split()) for line in re.sub(r'\x1b\[[0-9;]*m', '', said.get()).splitlines()]
     assert lines[0].startswith('step 123/1000 ') and lines[0].endswith(' left -:--:-- reward 0.500 X1/X2/X3 120/8/128')
-    assert lines[1:] == ['123.4 s/step 12.3k/34.6k tok/s', 'idle 50/25 % MFU 30 %']
+    assert lines[1:] == ['123.4 s/step 12.3k/34.6k tok/s', 'idle 50/25% MFU 30% cache 99%', '3 preempted']
