@@ -4,6 +4,9 @@ launched.trainer_commands gives the trainers' commands to start as real processe
 """
 
 import ast
+import copy
+import functools
+import operator
 import os
 import re
 import shlex
@@ -14,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -461,15 +465,60 @@ def test_the_jobset_says_what_it_should(jobset):
     for pod in (trainer, server):
         assert {'name': 'shared', 'persistentVolumeClaim': {'claimName': 'disk'}} in pod['volumes']
         assert {'name': 'shared', 'mountPath': str(tmp_path)} in pod['containers'][0]['volumeMounts']
+        # NCCL and vLLM's workers share memory, of which a pod has 64 MB unless it asks for more.
+        assert {'name': 'shm', 'emptyDir': {'medium': 'Memory'}} in pod['volumes']
+        assert {'name': 'shm', 'mountPath': '/dev/shm'} in pod['containers'][0]['volumeMounts']
         assert pod['containers'][0]['image'] == 'registry/bapo:1' and pod['containers'][0]['workingDir'] == '/repo'
         assert pod['containers'][0]['command'][0] == '/repo/.venv/bin/python'
         token = next(v for v in pod['containers'][0]['env'] if v['name'] == TOKEN)
         assert token['valueFrom'] == {'secretKeyRef': {'name': 'math-token', 'key': 'token'}}
-    assert trainer['containers'][0]['resources']['limits'] == {'nvidia.com/gpu': 2}
+    assert [pod['containers'][0]['resources']['limits'] for pod in (trainer, server)] == [{'nvidia.com/gpu': 2}, {'nvidia.com/gpu': 1}]
     wait = trainer['initContainers'][0]
     assert wait['command'][0] == '/repo/launch/wait_for_servers.sh' and wait['env'] == trainer['containers'][0]['env']
     assert tuple(wait['command'][2:]) == ast.literal_eval(flag(launched.trainers[0], 'config.rollout.servers'))
     assert [flag(c, 'host') for c in launched.trainers] == ['0', '1', '2', '3']
+
+
+def fields(required: str, **properties) -> dict:
+    """The schema of an object that has these fields and no others."""
+    return {'type': 'object', 'required': required.split(), 'additionalProperties': False, 'properties': properties}
+
+
+TEXT, NUMBER, FLAG = {'type': 'string', 'minLength': 1}, {'type': 'integer', 'minimum': 0}, {'type': 'boolean'}
+JOBS = {'type': 'array', 'minItems': 1, 'items': {'enum': ['trainer', 'server']}}
+# The fields of a JobSet that the manifest has, by jobset_types.go of kubernetes-sigs/jobset, v1alpha2. Kubernetes' own schema knows the rest.
+JOBSET = fields(
+    'apiVersion kind metadata spec',
+    apiVersion={'const': 'jobset.x-k8s.io/v1alpha2'},
+    kind={'const': 'JobSet'},
+    metadata=fields('name', name=TEXT),
+    spec=fields(
+        'replicatedJobs',
+        network=fields('', enableDNSHostnames=FLAG, subdomain=TEXT, publishNotReadyAddresses=FLAG),
+        successPolicy=fields('operator', operator={'enum': ['All', 'Any']}, targetReplicatedJobs=JOBS),
+        failurePolicy=fields(
+            '',
+            maxRestarts=NUMBER,
+            rules={'type': 'array', 'items': fields(
+                'name action', name=TEXT, targetReplicatedJobs=JOBS,
+                action={'enum': ['FailJobSet', 'RestartJobSet', 'RestartJobSetAndIgnoreMaxRestarts']},
+                onJobFailureReasons={'type': 'array', 'items': {'enum': [
+                    'BackoffLimitExceeded', 'DeadlineExceeded', 'FailedIndexes', 'MaxFailedIndexesExceeded', 'PodFailurePolicy',
+                ]}},
+            )},
+        ),
+        replicatedJobs={'type': 'array', 'items': fields('name template', name=TEXT, replicas=NUMBER, template={'type': 'object'})},
+    ),
+)  # fmt: skip
+
+
+def test_jobset_knows_every_field_of_the_manifest(jobset):
+    jsonschema.validate(jobset[1], JOBSET)
+    for path, wrong in ((('spec', 'network'), 'enableDnsHostnames'), (('spec', 'failurePolicy', 'rules', 0), 'onJobFailureReason')):
+        manifest = copy.deepcopy(jobset[1])
+        functools.reduce(operator.getitem, path, manifest)[wrong] = True
+        with pytest.raises(jsonschema.ValidationError, match=wrong):
+            jsonschema.validate(manifest, JOBSET)
 
 
 @pytest.mark.parametrize('version', ['1.29', '1.37'])

@@ -1,8 +1,9 @@
 """What a run is told of its two sides: shares of its time by hand, and one sentence for each case that is clear."""
 
 import pytest
-from making import config, make_run, row
+from making import config, evaluation, make_run, row
 
+from bapo_jax import train
 from bapo_jax.report.records import read_run
 from bapo_jax.report.waiting import Work, advice, speed, who_waits, work_of
 
@@ -92,3 +93,11 @@ def test_the_figure_has_what_was_measured_and_the_advice(tmp_path):
     )  # fmt: skip
     assert len(figure.warnings) == 1 and 'The trainer idles 40% of the time, and the servers use 21%' in figure.warnings[0]
     assert speed(of(tmp_path / 'old', [row(1)])).missing == ('perf/idle/trainer', 'perf/idle/engine')
+
+
+def test_a_run_ends_with_the_sentence(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(train, 'draw_run', lambda directory: directory / 'run.png')
+    rows = [measured(s, 0.4, 0.1) for s in range(1, 22)]
+    scores = [evaluation(0, [1, 0], 0.25, 0.5), evaluation(21, [2, 1], 0.75, 1.0)]
+    train.print_results(make_run(tmp_path / 'run', rows, scores, settings=config(rollout=OVERLAP)), 21)
+    assert capsys.readouterr().out.splitlines()[-1] == 'The trainer idles 40% of the time: give a GPU to the servers.'

@@ -73,7 +73,7 @@ class Noting:
         self.events.append(('load', params, version))
 
     def metrics(self):
-        return {}
+        return {'perf/servers/cache_used': 0.5}
 
     def close(self):
         self.events.append('closed')
@@ -132,6 +132,14 @@ def test_steps_begun_early_give_what_steps_taken_one_by_one_give(rollouts):
         assert ids(a) == ids(b) == [2 * step, 2 * step + 1]
         assert {g.step for g in b} == {step}
         assert late.state() == early.state()
+
+
+def test_a_step_has_the_metrics_of_selector_meter_and_engine(rollouts):
+    r, _ = rollouts()
+    started = time.perf_counter()
+    r.take(1, [], Trained(0))
+    found = r.metrics(started)
+    assert found['prompts/batches'] == 1 and found['perf/servers/cache_used'] == 0.5 and 0 <= found['perf/idle/trainer'] <= 1
 
 
 def test_a_selector_that_learns_observes_a_step_before_it_is_asked_for_the_next(rollouts):
