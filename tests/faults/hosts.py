@@ -1,4 +1,7 @@
-"""One of two trainer hosts is lost at a random step: the other ends by itself, and both started again end as the sound pair did."""
+"""Two trainer hosts. If one is lost at a random step, the other ends by itself, and both started again end as the sound pair did.
+
+If an evaluation takes forty times as long as the hosts' deadline, both go on and end so, too.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from tests.faults.cases import Injection, Outcome, differing, ledger_of, until
 
 STEPS = 4
 ENDS_S = 240.0  # most seconds until the host that is left has ended: JAX calls a host lost after a hundred
+OUTLASTS_S, DEADLINE_S = 120.0, 3.0  # how long the evaluation before the first step takes, and mesh.deadline_s
 KINDS = {
     'host 0 of 2 killed': (0, signal.SIGKILL),
     'host 1 of 2 killed': (1, signal.SIGKILL),
@@ -51,7 +55,8 @@ def injections(folder: Path, benchmark: Path) -> dict[str, Injection]:
     ended(start_two(blank.command(folder / 'sound')))
     shipped = blank.server.loaded[STEPS]
     sound = blank._replace(metrics=metrics(folder / 'sound'), ledger=ledger_of(folder / 'sound'), policy=shipped)
-    return {name: partial(inject, sound, folder, *of) for name, of in KINDS.items()}
+    kinds = {name: partial(inject, sound, folder, *of) for name, of in KINDS.items()}
+    return kinds | {f'an evaluation of {OUTLASTS_S:g} s, a deadline of {DEADLINE_S:g} s': partial(outlast, sound, folder)}
 
 
 def inject(sound: SoundPair, folder: Path, lost: int, number: signal.Signals, seed: int, case: int) -> Outcome:
@@ -72,6 +77,30 @@ def inject(sound: SoundPair, folder: Path, lost: int, number: signal.Signals, se
     sound.server.loaded.clear()
     ended(start_two(command))
     seconds = time.monotonic() - started
+    return judged(sound, workdir, seconds)
+
+
+def outlast(sound: SoundPair, folder: Path, seed: int, case: int) -> Outcome:
+    """Nothing is random here. The first replies, to the probe and to the evaluation, come once the time is over."""
+    workdir, answer, asked = folder / f'case{case}', sound.server._answer, []
+
+    def slow_at_first(path: str, body: dict[str, Any]) -> Any:
+        if path == '/inference/v1/generate':
+            asked.append(time.monotonic())
+            time.sleep(max(0.0, asked[0] + OUTLASTS_S - asked[-1]))
+        return answer(path, body)
+
+    sound.server._answer, started = slow_at_first, time.monotonic()
+    sound.server.loaded.clear()
+    try:
+        ended(start_two([*sound.command(workdir), f'--config.mesh.deadline_s={DEADLINE_S}']))
+    finally:
+        sound.server._answer = answer
+    return judged(sound, workdir, time.monotonic() - started)
+
+
+def judged(sound: SoundPair, workdir: Path, seconds: float) -> Outcome:
+    """Whether the pair of `workdir` ended as the sound one did."""
     lost_rows, shipped = differing(ledger_of(workdir), sound.ledger), sound.server.loaded[STEPS]
     why = '' if metrics(workdir) == sound.metrics else 'other metrics'
     why += '' if all(np.array_equal(shipped[name], tensor) for name, tensor in sound.policy.items()) else ' other weights'
