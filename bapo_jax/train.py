@@ -276,6 +276,8 @@ def main(_) -> None:
             sys.exit(0 if dry_run(FLAGS.config, FLAGS.topology).fits is not False else 1)
         except (ValueError, OSError) as e:
             sys.exit(f'error: {e}')
+    if FLAGS.topology:
+        raise app.UsageError(f'--topology={FLAGS.topology} is for --dry_run, which trains nothing')
     if not FLAGS.workdir:
         raise app.UsageError('--workdir is missing: the run directory')
     workdir, c = Path(FLAGS.workdir), FLAGS.config

@@ -20,6 +20,13 @@ check_word() { # VARIABLE WORD...
   [[ " ${*:2} " == *" ${!1} "* ]] || { echo "error: $1=${!1}: choose one of ${*:2}" >&2 && exit 1; }
 }
 
+# The file of --config=VALUE is here, where FILE is FILE:METHOD's, and NAME one of configs/.
+check_config() { # VALUE
+  local file=${1%%:*}
+  [[ $file == */* || $file == *.py ]] || file=configs/$file.py
+  [ -f "$file" ] || { echo "error: --config=$1: there is no file $file in $PWD; give a config of yours or of configs/" >&2 && exit 1; }
+}
+
 # Each LIST of the variable names GPUs as CUDA does, and none that was named before, here or in another variable.
 named=' '
 check_gpus() { # VARIABLE LIST...

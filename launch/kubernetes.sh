@@ -2,7 +2,7 @@
 # Kubernetes: a JobSet of trainer hosts and vLLM servers, from launch/jobset.yaml.
 #
 #   NAME=math IMAGE=registry/bapo:1 CLAIM=shared MODEL=/shared/models/DIR TRAINERS=4 SERVERS=2 SERVE_ARGS='--dtype=bfloat16' \
-#       launch/kubernetes.sh -- --config=configs/math.py --workdir=/shared/runs/math
+#       launch/kubernetes.sh -- --config=configs/math.py --workdir=/shared/runs/math --config.learner.micro_batch_rows=32
 #
 # NAME      of the JobSet, and NAME-token of the secret with the servers' token, made unless there
 # IMAGE     that of launch/Dockerfile.cluster, or another with the repository in REPO (/bapo_jax), both environments, bash and curl

@@ -35,6 +35,7 @@ check_word PLATFORM cpu gpu tpu
 config='' workdir=''
 for arg in "$@"; do case $arg in --workdir=*) workdir=${arg#*=} ;; --config=*) config=${arg#*=} ;; esac done
 : "${config:?give --config=FILE after --}" "${workdir:?give --workdir=DIR after --}"
+check_config "$config"
 read -r -a serve_args <<<"${SERVE_ARGS:-}"
 : "${BAPO_ROLLOUT_TOKEN:=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')}"
 export BAPO_ROLLOUT_TOKEN

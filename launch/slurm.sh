@@ -5,7 +5,8 @@
 # Slurm: trainer hosts on the first nodes, vLLM servers on the last.
 #
 #   MODEL=/shared/DIR SERVER_NODES=2 SERVER_GPUS='0 1 2 3 4 5 6 7' SERVE_ARGS='--dtype=bfloat16' \
-#       sbatch --nodes=6 --exclusive --gpus-per-node=8 launch/slurm.sh -- --config=configs/math.py --workdir=/shared/runs/math
+#       sbatch --nodes=6 --exclusive --gpus-per-node=8 launch/slurm.sh -- --config=configs/math.py --workdir=/shared/runs/math \
+#       --config.learner.micro_batch_rows=32
 #
 # MODEL         Hugging Face directory that trainers (model.path) and servers start from
 # SERVER_NODES  how many nodes, the last ones, are for servers (1)
@@ -33,7 +34,7 @@ SERVER_NODES=${SERVER_NODES:-1} COORDINATOR_PORT=${COORDINATOR_PORT:-8476} SERVE
 [ -f "$MODEL/config.json" ] || { echo "error: MODEL=$MODEL has no config.json; give a Hugging Face directory" >&2 && exit 1; }
 # shellcheck disable=SC2086 # a word for each server
 [ "$SERVER_GPUS" = all ] || check_gpus SERVER_GPUS $SERVER_GPUS
-check_whole SERVER_NODES 0 999999999
+check_whole SERVER_NODES 1 999999999
 check_port PORT "$(wc -w <<<"$SERVER_GPUS")"
 check_port COORDINATOR_PORT
 check_seconds SERVER_DEADLINE
@@ -42,6 +43,7 @@ check_word PLATFORM cpu gpu tpu
 config='' workdir=''
 for arg in "$@"; do case $arg in --workdir=*) workdir=${arg#*=} ;; --config=*) config=${arg#*=} ;; esac done
 : "${config:?give --config=FILE after --}" "${workdir:?give --workdir=DIR after --, seen by all nodes}"
+check_config "$config"
 read -r -d '' -a nodes <<<"$(scontrol show hostnames "$SLURM_JOB_NODELIST")" || true
 hosts=$((${#nodes[@]} - SERVER_NODES))
 ((SERVER_NODES > 0 && hosts > 0)) || {

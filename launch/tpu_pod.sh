@@ -2,7 +2,8 @@
 # Cloud TPU pod: a trainer on every host of the pod, vLLM servers on GPU machines.
 #
 #   TPU=my-v4-32 ZONE=us-central2-b SERVERS='gpu-a gpu-b' SERVER_ZONE=us-central1-a REPO=/shared/bapo_jax MODEL=/shared/models/DIR \
-#       SERVE_ARGS='--dtype=bfloat16' launch/tpu_pod.sh -- --config=configs/math.py --workdir=/shared/runs/math
+#       SERVE_ARGS='--dtype=bfloat16' launch/tpu_pod.sh -- --config=configs/math.py --workdir=/shared/runs/math \
+#       --config.learner.micro_batch_rows=16
 #
 # TPU, ZONE    the pod (`gcloud compute tpus tpu-vm list`)
 # SERVERS      Compute Engine instances with GPUs, for one server each, in SERVER_ZONE (ZONE)

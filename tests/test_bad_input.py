@@ -200,7 +200,7 @@ COMMANDS = [(train, 'workdir'), (evaluate, 'output'), (export, 'output'), (sft, 
 def flags(monkeypatch, command, **given):
     """The flags of a command, as its module reads them."""
     others = {
-        'config': default_config(), 'dry_run': False, 'hosts': 1, 'host': 0, 'coordinator': None, 'amend': False, 'start': None,
+        'config': default_config(), 'dry_run': False, 'topology': '', 'hosts': 1, 'host': 0, 'coordinator': None, 'amend': False, 'start': None,
         'searching': False, 'checkpoint': str(BASE), 'base': None, 'dtype': None, 'shard_gb': 1.0,
     }  # fmt: skip
     monkeypatch.setattr(command, 'FLAGS', SimpleNamespace(**others | given))
@@ -213,6 +213,14 @@ def test_an_empty_directory_flag_is_a_missing_one(tmp_path, monkeypatch, command
     flags(monkeypatch, command, **{flag: ''})
     with pytest.raises(app.UsageError, match=f'--{flag} is missing: the '):
         command.main(None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_topology_without_a_dry_run_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    """Else the run would begin on the devices that are here."""
+    flags(monkeypatch, train, workdir=str(tmp_path / 'run'), topology='4xH100')
+    with pytest.raises(app.UsageError, match='--topology=4xH100 is for --dry_run'):
+        train.main(None)
     assert not list(tmp_path.iterdir())
 
 

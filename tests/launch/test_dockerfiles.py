@@ -53,7 +53,21 @@ def test_the_image_of_a_cluster_has_what_its_pods_run():
     assert 'Dockerfile.cluster' in script.partition('set -euo')[0]
 
 
+def test_the_commands_of_trainer_and_server_go_together():
+    """They share the machine's network, the token and the folders; no GPU is in both; the trainer asks where the server listens."""
+    trainer, server = (
+        re.sub(r'\\\n# *', '', re.search(r'docker run (?:.*\\\n)*.*', (ROOT / 'launch' / name).read_text('utf-8'))[0]).split()
+        for name in ('Dockerfile', 'Dockerfile.vllm')
+    )
+    for command in (trainer, server):
+        assert '--network=host' in command and command[command.index('-e') + 1] == 'BAPO_ROLLOUT_TOKEN'
+    assert [w for w in trainer if w.startswith('$PWD')] == [w for w in server if w.startswith('$PWD')] != []
+    gpus = [set(re.search(r'device=([\d,]+)', ' '.join(command))[1].split(',')) for command in (trainer, server)]
+    assert all(gpus) and not gpus[0] & gpus[1]
+    assert "--config.rollout.servers=\"('http://127.0.0.1:8000',)\"" in trainer and not [w for w in server if w.startswith(('--port', '--host'))]
+
+
 @pytest.mark.parametrize('name', FILES)
 def test_containers_share_more_memory_than_docker_gives(name):
     head = (ROOT / 'launch' / name).read_text('utf-8').partition('FROM ')[0]
-    assert re.findall(r'docker run --gpus=all --shm-size=(\w+)', head) == ['16g'] * head.count('docker run')
+    assert re.findall(r'docker run --gpus=\S+ --shm-size=(\w+)', head) == ['16g'] * head.count('docker run')

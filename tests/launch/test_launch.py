@@ -25,6 +25,7 @@ from launched import (
     BASE, COORDINATOR_PORT, ROOT, SCRIPTS, applied, flag, free_ports, launch, plain_args, recorded, start, trainer_commands,
 )  # fmt: skip
 
+from bapo_jax.config import default_config
 from bapo_jax.stopping import STATUS
 
 pytestmark = pytest.mark.slow
@@ -179,6 +180,14 @@ def test_config_and_workdir_must_be_given(script, tmp_path):
     assert 'give --config=FILE after --' in refused(script, tmp_path, workdir)
 
 
+@pytest.mark.parametrize('script', ['one_machine', 'slurm'])  # the others' trainers read files that are not here
+def test_a_config_that_is_not_there_is_refused_before_servers_load(script, tmp_path):
+    _, workdir = plain_args(tmp_path)
+    for config, file in (('configs/nope.py', 'configs/nope.py'), ('nope:grpo', 'configs/nope.py'), ('/a/b.py:grpo', '/a/b.py')):
+        assert f'error: --config={config}: there is no file {file} in ' in refused(script, tmp_path, f'--config={config}', workdir)
+    assert launch(script, tmp_path, '--config=math:grpo', workdir).status == 0
+
+
 @pytest.mark.parametrize(
     'script, env, message',
     [
@@ -188,7 +197,6 @@ def test_config_and_workdir_must_be_given(script, tmp_path):
         ('slurm', {'SLURM_SUBMIT_DIR': '/'}, 'error: / is not the repository; submit from there'),
         ('slurm', {'MODEL': '/nowhere'}, 'error: MODEL=/nowhere has no config.json'),
         ('slurm', {'SERVER_NODES': '4'}, 'error: 4 nodes with SERVER_NODES=4 leave no trainer'),
-        ('slurm', {'SERVER_NODES': '0'}, 'error: 4 nodes with SERVER_NODES=0 leave no trainer or no server'),
         ('kubernetes', {'NAME': 'My run'}, 'error: NAME=My run: lower case'),
         ('slurm', {'PORT': '65535', 'SERVER_GPUS': '0,1 2,3'}, 'error: PORT=65535: give a whole number from 1 to 65534 for 2 servers'),
         ('kubernetes', {'MOUNT': '/data'}, 'is not below MOUNT=/data'),
@@ -201,7 +209,7 @@ def test_what_cannot_work_is_refused_with_the_remedy(script, env, message, tmp_p
 
 NUMBERS = {  # the variables of each script that are one, and the least it may be
     'one_machine': {'PORT': 1, 'SERVER_DEADLINE': 1},
-    'slurm': {'SERVER_NODES': 0, 'PORT': 1, 'COORDINATOR_PORT': 1, 'SERVER_DEADLINE': 1},
+    'slurm': {'SERVER_NODES': 1, 'PORT': 1, 'COORDINATOR_PORT': 1, 'SERVER_DEADLINE': 1},
     'kubernetes': {
         'TRAINERS': 1, 'SERVERS': 1, 'GPUS_PER_TRAINER': 0, 'GPUS_PER_SERVER': 0, 'RESTARTS': 0, 'PORT': 1, 'COORDINATOR_PORT': 1,
         'SERVER_DEADLINE': 1,
@@ -276,7 +284,7 @@ def test_a_server_that_never_answers_ends_the_start(script, tmp_path):
 def test_a_server_that_ends_ends_the_start_at_once(script, tmp_path):
     launched = launch(script, tmp_path, STUB_SERVERS='die', SERVER_DEADLINE='100')
     assert launched.status != 0 and launched.trainers == []
-    assert re.search(r'error: a server ended before http://127\.0\.0\.\d+:\d+ answered', launched.output)
+    assert re.search(r'error: a server ended before http://127\.0\.0\.\d+:\d+ answered; its log', launched.output)
     wait_until(lambda: all_ended(tmp_path))
 
 
@@ -342,12 +350,13 @@ WANTED = {  # trainers, machines of servers, and the GPUs of each server
     'kubernetes': (4, 2, ['0', '0']),
     'tpu_pod': (2, 2, ['all', 'all']),
 }
+DEVICES = {'one_machine': 4, 'slurm': 4 * 8, 'kubernetes': 4 * 8, 'tpu_pod': 16}  # of the trainers; a v4-32 has 16 chips
 OF_HEADS = WANTED | {'slurm': (4, 2, list('01234567') * 2)}
 
 
 def documented(text: str, script: str) -> tuple[dict[str, str], list[str]]:
     """Environment and trainer's arguments of the command in `text` that starts `script`."""
-    [command] = re.findall(rf'^(?:#  |   ) ((?:\w+=.*\n.*)?launch/{script}\.sh -- --config.*)$', text, re.MULTILINE)
+    [command] = re.findall(rf'^(?:#  |   ) ((?:\w+=.*\n.*)?launch/{script}\.sh -- --config(?:.*\\\n)*.*)$', text, re.MULTILINE)
     return words_of(command, script)
 
 
@@ -376,6 +385,8 @@ def check_started(script, tmp_path, env, args, wanted):
 def test_the_command_of_the_page_or_the_head_starts_what_it_says(place, wanted, script, tmp_path):
     env, args = documented((ROOT / place.format(script)).read_text('utf-8'), script)
     check_started(script, tmp_path, env, args, wanted[script])
+    rows = dict(arg.split('=', 1) for arg in args).get('--config.learner.micro_batch_rows', default_config().learner.micro_batch_rows)
+    assert int(rows) % DEVICES[script] == 0  # else the trainers would end once the servers have loaded
 
 
 def test_what_the_cloud_and_the_container_run_starts_what_it_says(tmp_path):
