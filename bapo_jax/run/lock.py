@@ -36,8 +36,9 @@ class DirectoryInUse(ValueError):
 def held(directory: Path) -> Iterator[None]:
     """Inside, the directory is this process's. Leaves no directory behind that it made and nothing was written into.
 
-    Raises DirectoryInUse, naming the holder, and ValueError for a path that is no UTF-8. Should another process take the directory though this one lives (a machine that slept,
-    a network that broke), or should directory or lock be removed or renamed, this process ends with status 1 and writes nothing more.
+    Raises DirectoryInUse, naming the holder, ValueError for a path that is no UTF-8, and OSError for one that cannot be made. Should
+    another process take the directory though this one lives (a machine that slept, a network that broke), or should directory or lock be
+    removed or renamed, this process ends with status 1 and writes nothing more.
     """
     try:
         os.path.abspath(directory).encode('utf-8')
@@ -47,7 +48,10 @@ def held(directory: Path) -> Iterator[None]:
             'locale such as LC_ALL=C.UTF-8'
         ) from None
     made = not directory.exists()
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise OSError(e.errno, f'{directory} cannot be made ({e.strerror}); give another directory') from e
     path = directory / FILE
     file, locked = _opened(path)
     try:

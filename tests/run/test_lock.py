@@ -186,3 +186,9 @@ def test_a_disk_that_fails_at_the_end_hides_no_error_and_anothers_lock_stays(tmp
     with lock.held(tmp_path / 'run'):
         replaced(tmp_path / 'run')
     assert json.loads((tmp_path / 'run' / 'lock').read_text())['pid'] == 7
+
+
+def test_a_directory_that_cannot_be_made_is_named():
+    with pytest.raises(OSError, match=r"/proc/runs/x cannot be made \(No such file or directory\); give another directory"):
+        with lock.held(Path('/proc/runs/x')):
+            pass
