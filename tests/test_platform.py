@@ -117,7 +117,7 @@ def test_a_learner_and_a_dry_run_are_made_on_the_configs_platform_alone(benchmar
     ('jax', 'cpu', ''),  # whoever asks for the CPU knows
     ('vllm', None, ''),  # servers answer, and the CPU hands them the policy
 ])  # fmt: skip
-def test_a_runs_policy_answers_on_the_runs_platform_unless_another_is_asked_for(engine, asked, wanted, tmp_path, jax_finds, monkeypatch):
+def test_a_runs_policy_answers_on_the_runs_platform_or_on_that_asked_for(engine, asked, wanted, tmp_path, jax_finds, monkeypatch):
     """As evaluate and sample load it."""
     (tmp_path / 'config.json').write_text(json.dumps({'model': {'path': str(BASE)}, 'mesh': {'platform': 'gpu'}}))
     model, devices, seen = hf.read_config(BASE), jax.devices(), []
@@ -125,7 +125,7 @@ def test_a_runs_policy_answers_on_the_runs_platform_unless_another_is_asked_for(
     monkeypatch.setenv(TOKEN_VARIABLE, 'x')
     jax_finds('cpu', platforms=asked)
     if wanted:
-        with pytest.raises(ValueError, match='mesh.platform=gpu, but JAX computes on the cpu; .*To evaluate .* set JAX_PLATFORMS=cpu'):
+        with pytest.raises(ValueError, match='mesh.platform=gpu, but JAX computes on the cpu; .*To evaluate .*JAX_PLATFORMS=cpu'):
             load_for_evaluation(policy, None, engine, None)
     monkeypatch.setattr(parallel, 'present', lambda platform='': seen.append(platform) or devices)
     load_for_evaluation(policy, None, engine, ['http://there:8000'] if engine == 'vllm' else None)
