@@ -140,6 +140,19 @@ def test_without_the_compiler_present_cards_are_by_the_formula_and_hosts_count()
         assert found(gpus(1, card.kind), True).card is card, kind
 
 
+def test_cudnn_is_compiled_for_the_card_that_is_present(monkeypatch):
+    """Only for one that is not there it goes by the formula."""
+
+    def compiles(*_):
+        raise NotImplementedError
+
+    monkeypatch.setattr(parallel, 'present', lambda platform: gpus(1, bytes_limit=79 * GB))
+    monkeypatch.setattr(dry_run, 'choose_kernel', lambda *_: 'cudnn')
+    monkeypatch.setattr(dry_run, 'Learner', compiles)
+    with pytest.raises(NotImplementedError):
+        measure(config(1), MODEL, '')
+
+
 def test_what_would_help_is_fields_that_run_together_and_need_what_each_line_says():
     """From a mesh of heads, whose rows are fewer than the cards: 2 rows do for two copies, and not for 4 cards."""
     c = config(4, remat='none', micro_batch_rows=2)
