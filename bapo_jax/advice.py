@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from bapo_jax.learner.packing import rows_of_a_group
@@ -22,7 +23,7 @@ from bapo_jax.memory import matrix_sizes
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.parallel import POOL
-from bapo_jax.targets import GB, Card
+from bapo_jax.targets import GB, MOST, Card
 
 SHARE = 0.5  # of the card's dense bfloat16 peak that products are taken to reach; prime-rl's trainer reaches .11 to .17 in RL
 BETWEEN_HOSTS = 50  # GB/s a card: 400 Gb/s
@@ -103,38 +104,48 @@ def tokens_of_a_step(config: ConfigDict) -> int:
 
 def as_table(found: Sequence[Setting], config: ConfigDict, best: Setting | None = None) -> Iterator[str]:
     """The fastest of the settings as lines; the best, if one is known, is marked."""
-    yield f'  {"mesh.data × fsdp":<17} {"micro_batch_rows":<17} {"remat":<25} {"GB":>7} {"s a step":>9} {"tokens/s":>9}'
+    yield f'  {"mesh.data × fsdp × tensor":<26} {"micro_batch_rows":<17} {"remat":<25} {"GB":>7} {"s a step":>9} {"tokens/s":>9}'
     for s in found[:_SHOWN]:
-        is_best, sizes, rate = best is not None and s[:5] == best[:5], f'{s.data} × {s.fsdp}', tokens_of_a_step(config) / s.seconds
+        sizes, rate = f'{s.data} × {s.fsdp} × {s.tensor}', tokens_of_a_step(config) / s.seconds
+        is_best = best is not None and s[:5] == best[:5]
         mark, size = ('*', f'{best.bytes / GB:.1f}') if is_best else (' ', f'~{s.bytes / GB:.1f}')
-        yield f'{mark} {sizes:<17} {s.rows:<17} {s.remat:<25} {size:>7} {s.seconds:9.3g} {rate:9,.0f}'
+        yield f'{mark} {sizes:<26} {s.rows:<17} {s.remat:<25} {size:>7} {s.seconds:9.3g} {rate:9,.0f}'
 
 
-def what_helps(config: ConfigDict, cards: int, memory: Callable[[ConfigDict], float], device_bytes: int, whole: int) -> Iterator[str]:
-    """If nothing fits: one field after the other that takes memory away, each on top of those before it, with what is then needed.
+def what_helps(
+    config: ConfigDict, cards: int, memory: Callable[[ConfigDict], float], device_bytes: int, most: int
+) -> Iterator[str]:
+    """If nothing fits: fields that take memory away, each on top of those before it, with the bytes that `memory` then estimates.
 
-    `whole` are the bytes of a device's memory, of which `device_bytes` are JAX's.
+    A line names every field that it changes, and a field that frees nothing stays as it is: a config with the fields of all lines
+    runs. JAX has `device_bytes` of a device, and can have `most`.
     """
-    c = ConfigDict(config.to_dict())
-    steps: list[tuple[str, Callable[[ConfigDict], Any]]] = [
-        ('mesh.gather_once=False', lambda c: c.mesh.update(gather_once=False)),
-        ('model.dtype=bfloat16', lambda c: c.model.update(dtype='bfloat16')),
-        ('learner.remat=full', lambda c: c.learner.update(remat='full')),
-        (f'learner.micro_batch_rows={cards}', lambda c: c.learner.update(micro_batch_rows=cards)),
-        (f'mesh.data=1 mesh.fsdp={cards}', lambda c: c.mesh.update(data=1, fsdp=cards, tensor=1)),
-        ('learner.first_moment_dtype=bfloat16', lambda c: c.learner.update(first_moment_dtype='bfloat16')),
-        ('mesh.frozen_on_host=True', lambda c: c.rollout.engine == 'vllm' and c.mesh.update(frozen_on_host=True)),
+    steps: list[dict[str, Any]] = [
+        {'mesh.gather_once': False},
+        {'model.dtype': 'bfloat16'},
+        {'learner.remat': 'full'},
+        {'learner.micro_batch_rows': cards},
+        {'mesh.data': 1, 'mesh.fsdp': cards, 'mesh.tensor': 1, 'learner.micro_batch_rows': cards},  # no mesh splits rows more
+        {'learner.first_moment_dtype': 'bfloat16'},
+        *([{'mesh.frozen_on_host': True}] if config.rollout.engine == 'vllm' else []),
     ]  # fmt: skip
-    now = memory(c)
-    for field, apply in steps:
-        apply(c)
-        needs = memory(c)
+    c, now = config, memory(config)
+    for fields in steps:
+        before, trial = flatten_dict(c.to_dict(), sep='.'), ConfigDict(c.to_dict())
+        trial.update_from_flattened_dict(fields)
+        needs = memory(trial)
         if needs < now:
-            yield f'  {needs / GB:7.1f} GB with {field}{"  fits" if needs <= device_bytes else ""}'
-            now = needs
-        if now <= device_bytes:
-            return
-    if now <= 0.93 * whole:
-        yield f'  {now / GB:7.1f} GB fit with {POOL}=.93: {0.93 * whole / GB:.1f} GB'
+            c, now = trial, needs
+            changed = ' '.join(f'{field}={value}' for field, value in fields.items() if value != before[field])
+            yield f'  {_estimated(now)} GB with {changed}{"  fits" if now <= device_bytes else ""}'
+            if now <= device_bytes:
+                return
+    if now <= most:
+        yield f'  {_estimated(now)} GB fit with {POOL}={MOST}: {most / GB:.1f} GB'
         return
-    yield f'  at least {math.ceil(cards * now / (0.93 * whole))} of these cards, or larger ones; or shorter rows, by rollout.max_response_tokens'
+    enough = math.ceil(cards * now / most)
+    yield f'  at least {enough} of these cards, or larger ones; or shorter rows, by rollout.max_response_tokens'
+
+
+def _estimated(size: float) -> str:
+    return f'{f"~{size / GB:.1f}":>8}'

@@ -111,7 +111,7 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
         limits = cache_limits(c, mesh.size, result.target.platform, result.target.device_bytes)
         if said := slots_in_words(c, read.model, limits, mesh.size):
             print(said)
-    if result.target.card:
+    if result.target.platform == 'gpu' and result.target.device_bytes:
         print(*advice_of(result, c, read.model, topology, grids), sep='\n')
     more = _bytes_of_a_copy(read.model, mesh) * (3 * mesh.shape['fsdp'] - 2)  # three whole copies in place of two parts
     if mesh.shape['fsdp'] > 1 and not c.mesh.gather_once and result.fits and result.total + more <= result.target.device_bytes:
@@ -136,9 +136,9 @@ def verdict(result: Result) -> str:
 
 
 def advice_of(result: Result, config: ConfigDict, model: ModelConfig, topology: str, grids: Sequence[Grid]) -> Iterator[str]:
-    """The table of settings that fit GPUs, or what would help if none does."""
+    """The table of settings that fit GPUs, or what would help if none does. GPUs of unknown speed have no table."""
     target = result.target
-    found, best = chosen(target, config, model, topology, grids)
+    found, best = chosen(target, config, model, topology, grids) if target.card else ([], None)
     if best:
         how = 'estimated' if result.compile_s is None else 'compiled'
         yield (
@@ -149,10 +149,14 @@ def advice_of(result: Result, config: ConfigDict, model: ModelConfig, topology: 
     elif found:
         yield f'the compiler refuses the {TRIED} fastest settings that the formula lets fit. Others, estimated alone, with modelled seconds:'
         yield from as_table(found, config)
+    elif target.card:
+        yield 'no setting of mesh.data, mesh.fsdp, learner.micro_batch_rows and learner.remat fits with mesh.tensor=1'
     else:
+        yield f'no table of settings: the speed of {target.name} is unknown'
+    if not found and not result.fits:
+        yield 'what would help, one on top of the other, estimated:'
         estimate = functools.partial(_estimate, model=model, topology=topology, grids=grids)
-        yield 'no setting of mesh, rows and remat fits; what would help, one on top of the other:'
-        yield from what_helps(config, target.mesh.size, estimate, target.device_bytes, int(target.card.gib * 2**30))
+        yield from what_helps(config, target.mesh.size, estimate, target.device_bytes, target.most)
 
 
 def chosen(
@@ -174,6 +178,7 @@ def chosen(
 
 def _estimate(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequence[Grid]) -> float:
     """Bytes of a device by the formula; infinite for more rows than the attention's kernel takes."""
+    model = dataclasses.replace(model, dtype=config.model.dtype)  # a field that may be tried
     try:
         return measure(config, model, topology, grids, compiles=False).total
     except ValueError:
@@ -183,11 +188,11 @@ def _estimate(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequ
 def measure(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequence[Grid] = (), compiles: bool = True) -> Result:
     """Measures a resolved config; `grids` are those of the images of its largest mini-batch. Raises as `dry_run` does.
 
-    Without `compiles`, absent GPUs go by the formula.
+    Without `compiles`, GPUs go by the formula.
     """
     target = find_target(topology, config, compiles)
     kernel = choose_kernel(config, model, target.mesh, target.platform, target.card and target.card.capability)
-    if target.card and kernel == 'cudnn':  # it asks a card what it can do, and plans its memory there
+    if topology and target.card and kernel == 'cudnn':  # it asks a card what it can do, and plans its memory there
         target = find_target(topology, config, compiles=False)
     a_copy = _bytes_of_a_copy(model, target.mesh)
     frozen = 0 if config.mesh.frozen_on_host else _bytes_of_a_copy(model, target.mesh, model.dtype)

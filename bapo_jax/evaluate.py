@@ -28,6 +28,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 from rich.progress import Progress, TextColumn
@@ -207,8 +208,8 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
     The run's own config counts, of a run and of a policy that it published; for any other policy `config` does. `engine` and
     `servers` override either. The servers of a run's config are never used: its trainer may be using them.
 
-    Raises ValueError where a config is needed or the policy is incomplete or of another model, FileNotFoundError where there is no
-    policy.
+    Raises ValueError where a config is needed, the policy is incomplete or of another model, or JAX computes on other devices than
+    mesh.platform says; FileNotFoundError where there is no policy.
     """
     policy = find_policy(checkpoint)
     if policy.run_config is not None:
@@ -234,13 +235,16 @@ def load_for_evaluation(checkpoint: Path, config: ConfigDict | None, engine: str
     config.rollout.servers = tuple(servers or config.rollout.servers)
     if config.rollout.servers and not os.environ.get(TOKEN_VARIABLE):
         raise ValueError(f'{TOKEN_VARIABLE} is not set; put the token that the servers were started with there')
+    # The in-process engine computes where the config says, unless whoever starts the command says otherwise.
+    wanted = config.mesh.platform if config.rollout.engine == 'jax' and not jax.config.jax_platforms else ''
+    devices = parallel.present(wanted)
     check_start(config)
     config.model.path = hub.folder_in_run(config.model.path, policy.commits, weights=config.rollout.engine == 'vllm')
     custom_reward.find_reward(config.task.reward)  # now rather than when the first responses are there
     model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
     tokenizer, ends = read_tokenizer(config.model.path, model)
     policy.check(model)
-    mesh, sight = parallel.make_mesh(1, -1, 1), make_sight(config, model)
+    mesh, sight = parallel.make_mesh(1, -1, 1, devices), make_sight(config, model)
 
     def start(output: Path) -> Engine:
         params = policy.params(model, mesh)

@@ -60,7 +60,8 @@ def present(platform: str = '') -> list[jax.Device]:
         raise ValueError(f'JAX_PLATFORMS={asked}: JAX cannot start it ({said}); {_LOOK}') from e
     found = devices[0].platform
     if platform and found != platform:
-        raise ValueError(f'mesh.platform={platform}, but JAX computes on the {found}; {_LOOK}, or change mesh.platform')
+        raise ValueError(f'mesh.platform={platform}, but JAX computes on the {found}; {_LOOK}, or change mesh.platform. '
+                         f'To evaluate or sample elsewhere, set JAX_PLATFORMS={found}')  # fmt: skip
     installed = [package for packages in PLUGINS.values() for package in packages if _folder_of(package)]
     if found == 'cpu' and installed and platform != 'cpu' and 'cpu' not in asked.split(','):
         of_environment = filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))

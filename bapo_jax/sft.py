@@ -31,7 +31,7 @@ import optax.contrib
 from absl import app, flags, logging
 from flax import nnx
 
-from bapo_jax import bases, cli, hub
+from bapo_jax import bases, cli, hub, parallel
 from bapo_jax.files import check_directory
 from bapo_jax.learner.logprobs import token_logprobs
 from bapo_jax.learner.packed import Sequences
@@ -104,7 +104,8 @@ def main(_) -> None:
     output = Path(FLAGS.output)
     try:
         check_directory(output, '--output')
-    except OSError as e:
+        parallel.present()  # a driver that does not load is an error, not hours on the CPU
+    except (ValueError, OSError) as e:
         sys.exit(f'error: {e}')
     if (output / 'model.safetensors').exists():
         raise app.UsageError(f'--output={output} already holds a model; give an empty directory')

@@ -19,6 +19,7 @@ from bapo_jax.rollout.gpus import named
 GB = 10**9
 # Usable HBM of a device, GiB, by JAX's device_kind: the limit in the compiler's error for a far too large program.
 TPU_GIB = {'TPU v4': 30.75, 'TPU v5 lite': 15.75, 'TPU v5': 95.74, 'TPU v6 lite': 31.25}
+MOST = 0.93  # of a GPU's memory that JAX can be given: CUDA and its libraries need the rest
 _ANY = re.compile(r'([1-9]\d*)x(\d+)GB')  # GPUs of no particular kind
 
 
@@ -52,6 +53,7 @@ CARDS = {
     'H200': Card(139.8, (9, 0), 132, 128, 228, 50, 4800, 1.98, 450, 'NVIDIA H200'),
     'B200': Card(178.3, (10, 0), 148, 128, 228, 126, 8000, 1.965, 900, 'NVIDIA B200'),
 }
+_CARD_OF_KIND = {card.kind: card for card in CARDS.values()}
 # Where JAX knows a card by another name. Since 0.12 it takes the capability of a card that is not there from its own list of names.
 _KINDS = {'L40S': 'L40', 'RTX4090': 'GeForce RTX 4090'}
 _GPUS = re.compile(rf'(?:([1-9]\d*)x)?([1-9]\d*)x({"|".join(CARDS)})')
@@ -70,7 +72,8 @@ class Target(NamedTuple):
     platform: str  # 'cpu', 'gpu', 'tpu'
     mesh: Mesh | AbstractMesh  # abstract where no compiler for the devices exists
     device_bytes: int | None  # of memory a device that JAX may use; None: unknown
-    card: Card | None = None  # of absent GPUs
+    most: int | None = None  # of GPUs: bytes a device that JAX could use, by another share of it
+    card: Card | None = None  # of GPUs whose figures are known
     hosts: int = 1
     note: str = ''  # on device_bytes
     servers: str = ''  # where absent GPUs have them, in words
@@ -79,22 +82,28 @@ class Target(NamedTuple):
 def find_target(topology: str, config: ConfigDict, compiles: bool = True) -> Target:
     """`topology` is '' for the devices present, '4xH100', '2x8xH200' (two hosts) or '8x80GB' for GPUs, or a TPU slice ('v5e:2x4').
 
-    GPUs of rollout.gpus are not the trainer's. Raises ValueError.
+    GPUs of rollout.gpus are not the trainer's. Without `compiles` the mesh of GPUs is abstract. Raises ValueError.
     """
     mesh = config.mesh
     if wanted := _ANY.fullmatch(topology):
         count, servers = _of_the_trainer(1, int(wanted[1]), config)
-        return _formula(f'{count} GPUs of {wanted[2]} GB', count, mesh, int(wanted[2]) * GB, servers=servers)
+        size = int(wanted[2]) * GB
+        return _formula(f'{count} GPUs of {wanted[2]} GB', count, mesh, size, most=size, servers=servers)
     if wanted := _GPUS.fullmatch(topology):
         return _gpus(int(wanted[1] or 1), int(wanted[2]), wanted[3], config, compiles)
     devices = tpu_devices(topology) if topology else parallel.present(mesh.platform)
     platform, kind = devices[0].platform, devices[0].device_kind
-    on_devices = parallel.make_mesh(mesh.data, mesh.fsdp, mesh.tensor, devices)
+    name, more = f'{len(devices)} {kind}', {}
     if topology:
         device_bytes = int(TPU_GIB[kind] * 2**30) if kind in TPU_GIB else None
     else:
         device_bytes = parallel.device_memory(devices)
-    return Target(f'{len(devices)} {kind}', platform, on_devices, device_bytes)
+    if platform == 'gpu':
+        more = {'card': _CARD_OF_KIND.get(kind), 'hosts': parallel.gpu_hosts(devices)}
+        more['most'] = device_bytes and int(device_bytes * MOST / parallel.pool_share())
+        if not compiles:
+            return _formula(name, len(devices), mesh, device_bytes, **more)
+    return Target(name, platform, parallel.make_mesh(mesh.data, mesh.fsdp, mesh.tensor, devices), device_bytes, **more)
 
 
 def _formula(name: str, count: int, mesh: ConfigDict, device_bytes: int, **more: object) -> Target:
@@ -131,7 +140,7 @@ def _gpus(hosts: int, count: int, name: str, config: ConfigDict, compiles: bool)
     count, servers = _of_the_trainer(hosts, count, config)
     title = f'{hosts} × {count} {name}' if hosts > 1 else f'{count} {name}'
     more = {
-        'card': card, 'hosts': hosts, 'servers': servers,
+        'most': int(MOST * card.gib * 2**30), 'card': card, 'hosts': hosts, 'servers': servers,
         'note': f'JAX takes {share:.0%} of the {card.gib * 2**30 / GB:.1f} GB of a card, by {parallel.POOL}',
     }  # fmt: skip
     device_bytes = int(share * card.gib * 2**30)

@@ -126,6 +126,14 @@ def test_a_hugging_face_directory_is_stored_otherwise(one, make_policy, tmp_path
     assert load_tokenizer(tmp_path / 'halves').chat_template == 'a template'
 
 
+def test_a_run_that_needs_a_gpu_is_exported_where_there_is_none(one, tmp_path):
+    """An export computes nothing."""
+    run = shutil.copytree(one[0], tmp_path / 'run')
+    written = json.loads((run / 'config.json').read_text())
+    (run / 'config.json').write_text(json.dumps({**written, 'mesh': {'platform': 'gpu'}}))
+    assert export(run, tmp_path / 'out') == (7, 'float32')
+
+
 def test_a_used_output_is_refused_and_left_alone(one, tmp_path):
     (tmp_path / 'notes.txt').write_text('mine')
     for output in (tmp_path, tmp_path / 'notes.txt'):

@@ -18,12 +18,9 @@ import bapo_jax.tasks
 from bapo_jax import grade, inputs
 from bapo_jax.groups import Verdict
 from bapo_jax.methods import apply_method
-from bapo_jax.dry_run import measure
 from bapo_jax.models import families
 from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.tasks.custom_reward import rewards_of
-from bapo_jax.parallel import POOL
-from bapo_jax.targets import GB
 from benchmarks.fits import MODELS
 from configs import one_gpu, quickstart
 
@@ -54,7 +51,7 @@ def own_data():
 
 
 def test_one_gpu_as_the_page_says(tmp_path, monkeypatch):
-    """All but the card: its commands are installed, its config reads the files that it names, and memory is the formula's."""
+    """All but the card and its memory: its commands are installed, and its config reads the files that it names."""
     page, written = (ROOT / 'docs' / 'one_gpu.md').read_text('utf-8'), (ROOT / 'pyproject.toml').read_text('utf-8')
     commands = re.findall(r'^    (?:\w+=\S+ )?(bapo-\S+) ', page, re.MULTILINE)
     assert len(commands) == 6 and all(f'\n{command} = "bapo_jax.' in written for command in commands)
@@ -70,9 +67,7 @@ def test_one_gpu_as_the_page_says(tmp_path, monkeypatch):
     config.model.path = 'model'
     read = inputs.read_inputs(config, weights=False)
     assert (len(read.prompts), {name: len(p) for name, p in read.benchmarks.items()}) == (40, {'held_out.jsonl': 40})
-    monkeypatch.setenv(POOL, re.search(rf'export {POOL}=(\S+)', page)[1])
-    planned = measure(read.config, read.model, '1xH100', compiles=False)
-    assert f'plans {planned.total / GB:.1f} of the {planned.target.device_bytes / GB:.1f} GB' in page
+    assert len(page.splitlines()) <= 30
 
 
 def test_own_data_as_the_page_says(tmp_path, monkeypatch):

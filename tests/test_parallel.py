@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from eight_devices import eight_devices
 from jax.sharding import AbstractMesh
+from stand_in_gpus import gpus
 from tiny import QWEN3
 
 from bapo_jax import parallel
@@ -261,94 +262,15 @@ def test_data_is_by_default_the_hosts_of_gpus(data, fsdp, hosts, sizes):
     assert parallel.mesh_sizes(data, fsdp, 1, 16, hosts) == sizes
 
 
+@pytest.mark.parametrize('hosts', [1, 2])
+def test_a_mesh_of_gpus_splits_weights_within_a_host_whatever_order_they_come_in(hosts):
+    mesh = make_mesh(0, -1, 1, gpus(8, hosts=hosts)[::-1])
+    assert dict(mesh.shape) == {'data': hosts, 'fsdp': 8 // hosts, 'tensor': 1}
+    assert [{device.process_index for device in copy.flat} for copy in mesh.devices] == [{host} for host in range(hosts)]
+
+
 def test_only_gpus_have_slow_links_between_hosts():
     def devices(platform):
         return [types.SimpleNamespace(platform=platform, process_index=i // 8) for i in range(16)]
 
     assert (parallel.gpu_hosts(devices('gpu')), parallel.gpu_hosts(devices('tpu')), parallel.gpu_hosts(devices('cpu'))) == (2, 1, 1)
-
-
-@pytest.fixture
-def jax_finds(monkeypatch):
-    """Has JAX find devices of that platform, asked for `platforms`, with these packages installed."""
-
-    def finds(platform, platforms=None, installed=()):
-        monkeypatch.setattr(jax, 'devices', lambda: [types.SimpleNamespace(platform=platform)])
-        monkeypatch.setattr(parallel, '_folder_of', lambda package: Path('/packages') if package in installed else None)
-        jax.config.update('jax_platforms', platforms)
-
-    before = jax.config.jax_platforms
-    yield finds
-    jax.config.update('jax_platforms', before)
-
-
-@pytest.mark.parametrize('package', ['jax-cuda13-plugin', 'jax-cuda12-plugin', 'libtpu'])
-def test_an_accelerators_jax_does_not_fall_back_on_the_cpu(package, jax_finds):
-    jax_finds('cpu', installed=[package])
-    with pytest.raises(ValueError, match=f'{package} is installed, but .* fell back on the CPU; .*nvidia-smi.*JAX_PLATFORMS=cpu'):
-        make_mesh(1, -1, 1)
-    for asked in ({'platforms': 'cpu'}, {'platforms': 'cuda,cpu'}):  # JAX itself refuses to start without the first of several
-        jax_finds('cpu', installed=[package], **asked)
-        assert len(parallel.present()) == 1
-    jax_finds('cpu', installed=[package])
-    assert len(parallel.present('cpu')) == 1
-    jax_finds('gpu', installed=[package])
-    assert len(parallel.present()) == 1
-
-
-def test_a_compiler_for_absent_devices_that_stays_in_pythonpath_is_named(jax_finds, monkeypatch):
-    monkeypatch.setenv('PYTHONPATH', 'elsewhere::/packages')
-    jax_finds('cpu', installed=['jax-cuda13-plugin'])
-    with pytest.raises(ValueError, match='PYTHONPATH names /packages, so JAX finds jax-cuda13-plugin there, .* take it out of PYTHONPATH'):
-        make_mesh(1, -1, 1)
-    jax_finds('cpu', 'cpu', installed=['jax-cuda13-plugin'])
-    assert len(parallel.present()) == 1
-
-
-def test_a_platform_that_is_asked_for_is_the_one_or_an_error(jax_finds):
-    jax_finds('cpu')
-    assert len(parallel.present('cpu')) == len(parallel.present()) == 1
-    with pytest.raises(ValueError, match='mesh.platform=gpu, but JAX computes on the cpu; .*driver 580 or newer'):
-        parallel.present('gpu')
-
-
-@pytest.mark.parametrize(
-    'raised, said',
-    [
-        (RuntimeError('Unable to initialize backend cuda: no driver\nmore of it\n'), r'\(Unable to initialize backend cuda: no driver\)'),
-        (RuntimeError(), r'\(no such device\)'),
-        (AssertionError(), r'\(no such device\)'),  # of a platform whose plugin is not installed
-    ],
-)
-def test_a_platform_that_does_not_start_is_one_line_that_names_it(raised, said, jax_finds, monkeypatch):
-    def fails():
-        raise raised
-
-    jax_finds('cpu', platforms='cuda')
-    monkeypatch.setattr(jax, 'devices', fails)
-    with pytest.raises(ValueError, match=f'^JAX_PLATFORMS=cuda: JAX cannot start it {said}; .*nvidia-smi.*driver 580 or newer.*$'):
-        parallel.present()
-
-
-def test_the_cpu_is_meant_only_if_it_is_named(jax_finds):
-    """Whole words of JAX_PLATFORMS count. An accelerator that mesh.platform asks for is named first."""
-    for asked in ('cuda', 'notcpu'):
-        jax_finds('cpu', platforms=asked, installed=['libtpu'])
-        with pytest.raises(ValueError, match='libtpu is installed, but JAX found no such device and fell back on the CPU'):
-            parallel.present()
-    with pytest.raises(ValueError, match='mesh.platform=tpu, but JAX computes on the cpu'):
-        parallel.present('tpu')
-    jax_finds('cpu', installed=[])
-    assert len(parallel.present()) == 1
-
-
-def test_an_installed_package_is_one_that_pip_knows():
-    assert (parallel._folder_of('jax') / 'jax' / '__init__.py').is_file() and parallel._folder_of('no-such-package') is None
-
-
-@pytest.mark.slow
-def test_a_run_on_a_missing_platform_ends_in_one_line_before_it_claims_its_directory(tmp_path):
-    words = [sys.executable, '-m', 'bapo_jax.train', '--config=configs/quickstart.py', f'--workdir={tmp_path / "run"}']
-    done = subprocess.run(words, cwd=ROOT, env={**os.environ, 'JAX_PLATFORMS': 'cuda', 'CUDA_VISIBLE_DEVICES': ''}, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and 'Traceback' not in done.stderr
-    assert 'error: JAX_PLATFORMS=cuda: JAX cannot start it' in done.stderr and not (tmp_path / 'run' / 'config.json').exists()

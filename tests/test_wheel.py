@@ -8,6 +8,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -26,6 +27,7 @@ COMMANDS = {
     'bapo-sft': '--layers',
     'bapo-serve': '--memory', 'bapo-inspect': '--step', 'bapo-vllm-env': '--build',
 }  # fmt: skip
+EXTRAS = {'cpu', 'cuda', 'cuda12', 'tpu', 'tpu-compiler', 'wandb', 'trackio'}
 
 
 def tracked(*folders):
@@ -90,7 +92,7 @@ def test_what_the_wheel_says_of_itself_is_what_the_files_say_and_a_package_index
     lines = (ROOT / 'requirements.txt').read_text('utf-8').splitlines()
     wanted = {str(Requirement(line.partition('#')[0])) for line in lines if line.partition('#')[0].strip()}
     assert wanted == {str(Requirement(r)) for r in said.get_all('Requires-Dist') if 'extra ==' not in r}
-    assert {'cpu', 'cuda', 'tpu'} <= set(said.get_all('Provides-Extra'))
+    assert EXTRAS == set(said.get_all('Provides-Extra'))
     checked = ok(sys.executable, '-m', 'twine', 'check', '--strict', *built.iterdir())
     assert checked.count('PASSED') == 2
 
@@ -153,6 +155,15 @@ def test_a_config_names_its_base_wherever_it_is_read(base, tmp_path, monkeypatch
 def test_every_command_of_the_package_is_tested_here():
     text = (ROOT / 'pyproject.toml').read_text('utf-8')
     assert set(re.findall(r'^(bapo-[\w-]+) =', text, re.M)) == set(COMMANDS)
+
+
+def test_the_extras_that_pages_and_messages_name_are_there():
+    """'bapo_jax[tpu-compiler]', and a bare '[cuda12]' of a page."""
+    assert set(tomllib.loads((ROOT / 'pyproject.toml').read_text('utf-8'))['project']['optional-dependencies']) == EXTRAS
+    pages = ''.join(file.read_text('utf-8') for file in [*ROOT.glob('*.md'), *(ROOT / 'docs').glob('*.md')])
+    package = ''.join(file.read_text('utf-8') for file in (ROOT / 'bapo_jax').rglob('*.py'))
+    named = {*re.findall(r'bapo_jax\[([\w-]+)\]', pages + package), *re.findall(r"['`]\[([\w-]+)\]['`]", pages)}
+    assert {'cuda', 'cuda12', 'tpu-compiler'} <= named <= EXTRAS
 
 
 def test_the_version_stands_in_one_place():
