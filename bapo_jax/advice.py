@@ -2,11 +2,12 @@
 
 Memory is the formula's (memory.py). Times are a model too, of a step whose responses are all of full length, on d cards:
 
-    seconds = max(F / (d · s · peak), G / link, K · KERNEL_S) + M / memory + A / link
+    seconds = max(F / (d · s · peak), G / link, K · KERNEL_S) + M / memory + A / link + H / link
 
 F are the operations of all rows, recomputation included; s = SHARE. G are the bytes of weights gathered and gradients scattered over
 `fsdp`: by each micro-batch, or by each mini-batch with mesh.gather_once. K are the kernels that a card launches. M are the bytes of weights
-and gradients that each micro-batch reads and writes, A those of the gradients' sum over `data`. Between hosts a card has BETWEEN_HOSTS.
+and gradients that each micro-batch reads and writes, A those of the gradients' sum over `data`, H those of a layer's outputs summed over
+`tensor`. Between hosts a card has BETWEEN_HOSTS.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from bapo_jax.learner.packing import rows_of_a_group
 from bapo_jax.memory import matrix_sizes
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
-from bapo_jax.parallel import POOL
-from bapo_jax.targets import GB, MOST, Card
+from bapo_jax.parallel import POOL, pool_share
+from bapo_jax.targets import GB, Card
 
 SHARE = 0.5  # of the card's dense bfloat16 peak that products are taken to reach; prime-rl's trainer reaches .11 to .17 in RL
 BETWEEN_HOSTS = 50  # GB/s a card: 400 Gb/s
@@ -55,16 +56,24 @@ class Setting(NamedTuple):
 
 def settings(config: ConfigDict, model: ModelConfig, card: Card, hosts: int, cards: int, memory: Callable[[ConfigDict], float],
              device_bytes: int) -> list[Setting]:  # fmt: skip
-    """The settings of mesh, rows and remat that fit, the fastest first; `memory` gives the bytes a device of a config."""
-    found = []
-    for data, fsdp in sorted({(cards // n, n) for n in (1, cards // hosts, cards)}):
-        for rows in _ROWS:
-            for remat in _AGAIN:
-                trial = Setting(data, fsdp, 1, rows * cards, remat, 0, 0.0)
-                c = trial.applied(config)
-                needs = memory(c)
-                if needs <= device_bytes:
-                    found.append(trial._replace(bytes=needs, seconds=step_seconds(c, model, card, cards // hosts)))
+    """The settings of mesh, rows and remat that fit, the fastest first; `memory` gives the bytes a device of a config.
+
+    `tensor` is 1 if anything fits so, else the least within a host by which something does.
+    """
+    found: list[Setting] = []
+    ways = [n for n in (1, 2, 4, 8) if (cards // hosts) % n == 0 and model.num_kv_heads % n == 0 and model.num_heads % n == 0]
+    for tensor in ways:
+        rest = cards // tensor
+        for data, fsdp in sorted({(rest // n, n) for n in (1, rest // hosts, rest)}):
+            for rows in _ROWS:
+                for remat in _AGAIN:
+                    trial = Setting(data, fsdp, tensor, rows * rest, remat, 0, 0.0)
+                    c = trial.applied(config)
+                    needs = memory(c)
+                    if needs <= device_bytes:
+                        found.append(trial._replace(bytes=needs, seconds=step_seconds(c, model, card, cards // hosts)))
+        if found:
+            break
     of_each = {}  # of the same mesh and remat, the fastest: they differ in their rows
     for setting in sorted(found, key=lambda s: (s.seconds, s.bytes)):
         of_each.setdefault((setting.data, setting.fsdp, setting.remat), setting)
@@ -89,11 +98,14 @@ def step_seconds(config: ConfigDict, model: ModelConfig, card: Card, cards_of_a_
     within = link if m.fsdp <= cards_of_a_host else BETWEEN_HOSTS * GB
     # Twice in the compute dtype, or once in float32; the gradient is float32.
     crossed = mini_batches * (4 + 4) if m.gather_once else micro_batches * (2 * hf.DTYPES[model.dtype].itemsize + 4)
-    gathered = crossed * weights * (m.fsdp - 1) / m.fsdp / within
+    gathered = crossed * weights / m.tensor * (m.fsdp - 1) / m.fsdp / within
     between = link if cards <= cards_of_a_host else BETWEEN_HOSTS * GB
-    summed = mini_batches * 2 * (m.data - 1) / m.data * 4 * weights / m.fsdp / between  # a ring: each number goes twice, but one part
-    read = micro_batches * weights * (3 * 2 + 12 / m.fsdp) / (card.gb_per_s * GB)
-    return max(compute, gathered, launches) + read + summed
+    summed = mini_batches * 2 * (m.data - 1) / m.data * 4 * weights / (m.fsdp * m.tensor) / between  # a ring: each number goes twice, but one part
+    read = micro_batches * weights * (3 * 2 + 12 / m.fsdp) / (m.tensor * card.gb_per_s * GB)
+    # Of each layer two sums of the residual stream forward, two backward, and those that are computed again; again a ring.
+    residual = rows * l.row_tokens * model.hidden_size * hf.DTYPES[model.dtype].itemsize / (m.data * m.fsdp)
+    of_heads = residual * model.num_layers * (4 + 2 * _AGAIN[l.remat]) * 2 * (m.tensor - 1) / m.tensor / link
+    return max(compute, gathered, launches) + read + summed + of_heads
 
 
 def tokens_of_a_step(config: ConfigDict) -> int:
@@ -115,10 +127,11 @@ def as_table(found: Sequence[Setting], config: ConfigDict, best: Setting | None 
 def what_helps(
     config: ConfigDict, cards: int, memory: Callable[[ConfigDict], float], device_bytes: int, most: int
 ) -> Iterator[str]:
-    """If nothing fits: fields that take memory away, each on top of those before it, with the bytes that `memory` then estimates.
+    """If nothing fits: a larger share of the GPU for JAX, if that is enough; else fields that take memory away.
 
-    A line names every field that it changes, and a field that frees nothing stays as it is: a config with the fields of all lines
-    runs. JAX has `device_bytes` of a device, and can have `most`.
+    Each is on top of those before it, with the bytes that `memory` then estimates. A line names every field that it changes, and a
+    field that frees nothing stays as it is: a config with the fields of all lines runs. JAX has `device_bytes` of a device, and can
+    have `most`.
     """
     steps: list[dict[str, Any]] = [
         {'mesh.gather_once': False},
@@ -130,6 +143,9 @@ def what_helps(
         *([{'mesh.frozen_on_host': True}] if config.rollout.engine == 'vllm' else []),
     ]  # fmt: skip
     c, now = config, memory(config)
+    if device_bytes < now <= most:
+        yield _by_a_larger_share(now, device_bytes, most)
+        return
     for fields in steps:
         before, trial = flatten_dict(c.to_dict(), sep='.'), ConfigDict(c.to_dict())
         trial.update_from_flattened_dict(fields)
@@ -140,11 +156,18 @@ def what_helps(
             yield f'  {_estimated(now)} GB with {changed}{"  fits" if now <= device_bytes else ""}'
             if now <= device_bytes:
                 return
-    if now <= most:
-        yield f'  {_estimated(now)} GB fit with {POOL}={MOST}: {most / GB:.1f} GB'
-        return
-    enough = math.ceil(cards * now / most)
-    yield f'  at least {enough} of these cards, or larger ones; or shorter rows, by rollout.max_response_tokens'
+            if now <= most:
+                yield _by_a_larger_share(now, device_bytes, most)
+                return
+    short = ConfigDict(c.to_dict())
+    short.learner.row_tokens //= 8
+    rows = '; or shorter rows, by rollout.max_response_tokens' if memory(short) <= most else ''
+    yield f'  at least {2 ** math.ceil(math.log2(cards * now / most))} of these cards, or larger ones{rows}'
+
+
+def _by_a_larger_share(needs: float, device_bytes: int, most: int) -> str:
+    share = round(most / device_bytes * pool_share(), 2)
+    return f'  {_estimated(needs)} GB fit with {POOL}={share:g}, which gives JAX {most / GB:.1f}'
 
 
 def _estimated(size: float) -> str:

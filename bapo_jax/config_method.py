@@ -81,6 +81,9 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
         check_server(server, 'rollout.servers')
     need(not (r.servers and r.gpus),
          f'rollout.gpus={r.gpus} is for servers that are started, but rollout.servers={r.servers}; drop one')  # fmt: skip
+    for name, value in (('gpus', r.gpus), ('server_memory', r.server_memory)):
+        need(not value or r.engine == 'vllm',
+             f'rollout.{name}={value} is for servers that are started, but rollout.engine={r.engine}; drop one')  # fmt: skip
     check_gpus(r, need)
     need(not r.servers or bool(os.environ.get(TOKEN_VARIABLE)),
          f"rollout.servers={r.servers}, but {TOKEN_VARIABLE} is not set; put the servers' token there")  # fmt: skip

@@ -30,7 +30,7 @@ from ml_collections import ConfigDict
 
 from bapo_jax import parallel
 from bapo_jax.advice import SHARE, Setting, as_table, settings, what_helps
-from bapo_jax.learner.learner import Learner, choose_kernel
+from bapo_jax.learner.learner import Learner, check_engine, choose_kernel
 from bapo_jax.learner.objective import REFERENCE, objective_of
 from bapo_jax.learner.packing import most_groups
 from bapo_jax.models import hf
@@ -111,11 +111,11 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
         limits = cache_limits(c, mesh.size, result.target.platform, result.target.device_bytes)
         if said := slots_in_words(c, read.model, limits, mesh.size):
             print(said)
-    if result.target.platform == 'gpu' and result.target.device_bytes:
-        print(*advice_of(result, c, read.model, topology, grids), sep='\n')
     more = _bytes_of_a_copy(read.model, mesh) * (3 * mesh.shape['fsdp'] - 2)  # three whole copies in place of two parts
     if mesh.shape['fsdp'] > 1 and not c.mesh.gather_once and result.fits and result.total + more <= result.target.device_bytes:
-        print(f'mesh.gather_once=True should fit too, with {more / GB:.1f} GB more: the mesh is crossed once a mini-batch')
+        print(f'so should this setting with mesh.gather_once=True, which takes ~{more / GB:.1f} GB more: the mesh is crossed once a mini-batch')
+    if result.target.platform == 'gpu' and result.target.device_bytes:
+        print(*advice_of(result, c, read.model, topology, grids), sep='\n')
     return result
 
 
@@ -150,7 +150,7 @@ def advice_of(result: Result, config: ConfigDict, model: ModelConfig, topology: 
         yield f'the compiler refuses the {TRIED} fastest settings that the formula lets fit. Others, estimated alone, with modelled seconds:'
         yield from as_table(found, config)
     elif target.card:
-        yield 'no setting of mesh.data, mesh.fsdp, learner.micro_batch_rows and learner.remat fits with mesh.tensor=1'
+        yield 'no setting of mesh.data, mesh.fsdp, mesh.tensor, learner.micro_batch_rows and learner.remat fits'
     else:
         yield f'no table of settings: the speed of {target.name} is unknown'
     if not found and not result.fits:
@@ -191,6 +191,8 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequen
     Without `compiles`, GPUs go by the formula.
     """
     target = find_target(topology, config, compiles)
+    on_devices = isinstance(target.mesh, Mesh)
+    check_engine(config, len({d.process_index for d in target.mesh.devices.flat}) if on_devices else target.hosts)
     kernel = choose_kernel(config, model, target.mesh, target.platform, target.card and target.card.capability)
     if topology and target.card and kernel == 'cudnn':  # it asks a card what it can do, and plans its memory there
         target = find_target(topology, config, compiles=False)

@@ -59,15 +59,17 @@ def present(platform: str = '') -> list[jax.Device]:
         said = str(e).splitlines()[0] if str(e) else 'no such device'
         raise ValueError(f'JAX_PLATFORMS={asked}: JAX cannot start it ({said}); {_LOOK}') from e
     found = devices[0].platform
-    if platform and found != platform:
-        raise ValueError(f'mesh.platform={platform}, but JAX computes on the {found}; {_LOOK}, or change mesh.platform. '
-                         f'To evaluate or sample elsewhere, set JAX_PLATFORMS={found}')  # fmt: skip
     installed = [package for packages in PLUGINS.values() for package in packages if _folder_of(package)]
-    if found == 'cpu' and installed and platform != 'cpu' and 'cpu' not in asked.split(','):
+    fallen_back = found == 'cpu' and installed and platform != 'cpu' and 'cpu' not in asked.split(',')
+    if fallen_back:
         of_environment = filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))
         if named := [folder for folder in of_environment if Path(folder).resolve() == _folder_of(installed[0])]:
             raise ValueError(f'PYTHONPATH names {named[0]}, so JAX finds {installed[0]} there, and no such device. Such a folder is for '
-                             'train --dry_run alone: take it out of PYTHONPATH')  # fmt: skip
+                             '--dry_run with --topology alone: take it out of PYTHONPATH')  # fmt: skip
+    if platform and found != platform:
+        raise ValueError(f'mesh.platform={platform}, but JAX computes on the {found}; {_LOOK}, or change mesh.platform. '
+                         f'To evaluate or sample elsewhere, set JAX_PLATFORMS={found}')  # fmt: skip
+    if fallen_back:
         raise ValueError(f'{installed[0]} is installed, but JAX found no such device and fell back on the CPU; {_LOOK}. '
                          'If the CPU is meant, set JAX_PLATFORMS=cpu')  # fmt: skip
     return devices

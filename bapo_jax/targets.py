@@ -85,10 +85,14 @@ def find_target(topology: str, config: ConfigDict, compiles: bool = True) -> Tar
     GPUs of rollout.gpus are not the trainer's. Without `compiles` the mesh of GPUs is abstract. Raises ValueError.
     """
     mesh = config.mesh
+    absent = topology and ('gpu' if _ANY.fullmatch(topology) or _GPUS.fullmatch(topology) else 'tpu')
+    if absent and mesh.platform not in ('', absent):
+        raise ValueError(f'mesh.platform={mesh.platform}, but --topology={topology} is of {absent.upper()}s; change one of them')
     if wanted := _ANY.fullmatch(topology):
         count, servers = _of_the_trainer(1, int(wanted[1]), config)
         size = int(wanted[2]) * GB
-        return _formula(f'{count} GPUs of {wanted[2]} GB', count, mesh, size, most=size, servers=servers)
+        more = {'most': _most(size, config), 'note': _note(size), 'servers': servers}
+        return _formula(f'{count} GPUs of {wanted[2]} GB', count, mesh, int(size * parallel.pool_share()), **more)
     if wanted := _GPUS.fullmatch(topology):
         return _gpus(int(wanted[1] or 1), int(wanted[2]), wanted[3], config, compiles)
     devices = tpu_devices(topology) if topology else parallel.present(mesh.platform)
@@ -100,7 +104,7 @@ def find_target(topology: str, config: ConfigDict, compiles: bool = True) -> Tar
         device_bytes = parallel.device_memory(devices)
     if platform == 'gpu':
         more = {'card': _CARD_OF_KIND.get(kind), 'hosts': parallel.gpu_hosts(devices)}
-        more['most'] = device_bytes and int(device_bytes * MOST / parallel.pool_share())
+        more['most'] = device_bytes and _most(device_bytes / parallel.pool_share(), config)
         if not compiles:
             return _formula(name, len(devices), mesh, device_bytes, **more)
     return Target(name, platform, parallel.make_mesh(mesh.data, mesh.fsdp, mesh.tensor, devices), device_bytes, **more)
@@ -110,6 +114,15 @@ def _formula(name: str, count: int, mesh: ConfigDict, device_bytes: int, **more:
     """GPUs without their compiler."""
     sizes = parallel.mesh_sizes(mesh.data, mesh.fsdp, mesh.tensor, count, more.get('hosts', 1))
     return Target(name, 'gpu', AbstractMesh(sizes, parallel.MESH_AXES), device_bytes, **more)
+
+
+def _most(whole: float, config: ConfigDict) -> int:
+    """Bytes that JAX can be given of a GPU of `whole` bytes: nearly all, or what a server on it leaves with a tenth free."""
+    return int(whole * min(MOST, 0.9 - config.rollout.server_memory) if config.rollout.server_memory else whole * MOST)
+
+
+def _note(whole: float) -> str:
+    return f'JAX takes {parallel.pool_share():.0%} of the {whole / GB:.1f} GB of a card, by {parallel.POOL}'
 
 
 def _of_the_trainer(hosts: int, count: int, config: ConfigDict) -> tuple[int, str]:
@@ -131,19 +144,21 @@ def _of_the_trainer(hosts: int, count: int, config: ConfigDict) -> tuple[int, st
         raise ValueError(
             f'rollout.gpus={tuple(r.gpus)} leaves the trainer no GPU of --topology; a topology of several hosts has trainers alone'
         )
+    if beyond := [gpu for gpu in servers if gpu.isdigit() and int(gpu) >= count]:
+        raise ValueError(f'rollout.gpus={tuple(r.gpus)} names GPU {beyond[0]}, and --topology has GPUs 0 to {count - 1}')
     return count - len(servers), f'{len(r.gpus)}, on {len(servers)} other GPUs of this machine'
 
 
 def _gpus(hosts: int, count: int, name: str, config: ConfigDict, compiles: bool) -> Target:
     """`count` cards on each of so many hosts, with XLA's own compiler for them if it is installed."""
-    card, share, mesh = CARDS[name], parallel.pool_share(), config.mesh
+    card, mesh = CARDS[name], config.mesh
+    whole = card.gib * 2**30
     count, servers = _of_the_trainer(hosts, count, config)
     title = f'{hosts} × {count} {name}' if hosts > 1 else f'{count} {name}'
     more = {
-        'most': int(MOST * card.gib * 2**30), 'card': card, 'hosts': hosts, 'servers': servers,
-        'note': f'JAX takes {share:.0%} of the {card.gib * 2**30 / GB:.1f} GB of a card, by {parallel.POOL}',
+        'most': _most(whole, config), 'card': card, 'hosts': hosts, 'servers': servers, 'note': _note(whole),
     }  # fmt: skip
-    device_bytes = int(share * card.gib * 2**30)
+    device_bytes = int(parallel.pool_share() * whole)
     if not compiles or importlib.util.find_spec('jax_cuda13_plugin') is None:
         return _formula(title, hosts * count, mesh, device_bytes, **more)
     from jax.experimental import topologies  # imported here, since only a dry run for absent devices needs it

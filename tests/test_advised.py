@@ -14,7 +14,7 @@ from stand_in_gpus import gpus
 from test_dry_run import MODEL, config
 
 from bapo_jax import dry_run, parallel, targets
-from bapo_jax.advice import as_table, what_helps
+from bapo_jax.advice import as_table, settings, what_helps
 from bapo_jax.dry_run import chosen, measure
 from bapo_jax.parallel import POOL
 from bapo_jax.targets import CARDS, GB, find_target
@@ -69,7 +69,7 @@ def test_a_dry_run_for_cards_by_name_ends_in_the_table_of_settings_that_fit(said
 def test_if_no_setting_fits_a_dry_run_for_cards_by_name_ends_in_what_would_help(said, monkeypatch):
     monkeypatch.setitem(targets.CARDS, 'H100', dataclasses.replace(CARDS['H100'], gib=0.003))
     lines = said('4xH100', model__dtype='float32')
-    refused = 'no setting of mesh.data, mesh.fsdp, learner.micro_batch_rows and learner.remat fits with mesh.tensor=1'
+    refused = 'no setting of mesh.data, mesh.fsdp, mesh.tensor, learner.micro_batch_rows and learner.remat fits'
     assert after(lines, refused)[0] == HELP
     assert [line.split('GB')[1] for line in after(lines, HELP)[:2]] == [' with model.dtype=bfloat16', ' with learner.remat=full']
     assert not any(line.startswith((TABLE, NONE)) for line in lines)
@@ -106,7 +106,7 @@ def test_gpus_that_do_not_say_their_memory_have_no_advice(said):
 
 
 @pytest.mark.parametrize(('topology', 'share', 'last'), [
-    ('2x4GB', '.93', '  at least 4 of these cards, '), ('', '.5', f'      ~7.0 GB fit with {POOL}=0.93: 7.4 GB'),
+    ('2x4GB', '.93', '  at least 4 of these cards, '), ('', '.5', f'      ~7.0 GB fit with {POOL}=0.93, which gives JAX 7.4'),
 ])  # fmt: skip
 def test_if_gpus_of_unknown_speed_are_too_small_it_says_what_would_help_without_times(topology, share, last, monkeypatch):
     """Of those present, JAX may have more than it has: half of 8 GB."""
@@ -161,7 +161,7 @@ def test_what_would_help_is_fields_that_run_together_and_need_what_each_line_say
     def memory(c):
         return dry_run._estimate(c, LARGE, '4xH100', ())
 
-    lines = [line for line in what_helps(c, 4, memory, 0, 1000 * GB) if ' GB with ' in line]
+    lines = [line for line in what_helps(c, 4, memory, 0, 1) if ' GB with ' in line]
     fields = [line.split(' GB with ')[1] for line in lines]
     assert 'mesh.data=1 mesh.fsdp=4 mesh.tensor=1 learner.micro_batch_rows=4' in fields and fields[-1] == 'mesh.frozen_on_host=True'
     for i, line in enumerate(lines):
@@ -180,3 +180,44 @@ def test_a_tables_line_names_every_field_that_it_changes():
     for line in lines:
         *values, size = re.match(r'[* ] (\d+) × (\d+) × (\d+) +(\d+) +(\w+) +~?([\d.]+) ', line).groups()
         assert f'{dry_run.measure(with_fields(c, names.format(*values)), LARGE, "4xH100").total / GB:.1f}' == size
+
+
+def test_heads_are_split_only_if_nothing_fits_without():
+    """Four heads and two of keys and values: two ways at most."""
+    c, card = config(4), CARDS['H100']
+    found = functools.partial(settings, c, MODEL, card, 1, 4)
+    halved = lambda c: 8 * GB // c.mesh.tensor  # noqa: E731
+    assert {s.tensor for s in found(halved, 8 * GB)} == {1}
+    assert {(s.tensor, s.data * s.fsdp) for s in found(halved, 4 * GB)} == {(2, 2)} and found(halved, 3 * GB) == []
+
+
+@pytest.mark.parametrize(('topology', 'fields', 'says'), [
+    ('2x8xH100', {'rollout.engine': 'jax'}, 'with several hosts set rollout.engine=vllm'),
+    ('8xH100', {'rollout.engine': 'vllm', 'rollout.gpus': (7, 8)}, r"rollout.gpus=\(7, 8\) names GPU 8, and --topology has GPUs 0 to 7"),
+    ('8xH100', {'mesh.platform': 'tpu'}, 'mesh.platform=tpu, but --topology=8xH100 is of GPUs'),
+    ('8x80GB', {'mesh.platform': 'cpu'}, 'mesh.platform=cpu, but --topology=8x80GB is of GPUs'),
+    ('v5e:2x4', {'mesh.platform': 'gpu'}, 'mesh.platform=gpu, but --topology=v5e:2x4 is of TPUs'),
+])  # fmt: skip
+def test_what_a_run_on_those_devices_would_refuse_is_refused(topology, fields, says):
+    c = config(-1)
+    c.update_from_flattened_dict(fields)
+    with pytest.raises(ValueError, match=says):
+        dry_run.measure(c, MODEL, topology)
+
+
+@pytest.mark.parametrize(('share', 'fits'), [('.93', True), ('.3', False)])
+def test_cards_known_by_their_memory_have_jaxs_share_too(share, fits, monkeypatch):
+    monkeypatch.setenv(POOL, share)
+    target = find_target('1x80GB', config(1))
+    assert target.device_bytes == int(float(share) * 80 * GB) and target.most == int(0.93 * 80 * GB)
+    assert f'JAX takes {float(share):.0%} of the 80.0 GB of a card' in target.note
+    assert (60 * GB <= target.device_bytes) == fits
+
+
+@pytest.mark.parametrize('topology', ['1xH100', '1x80GB'])
+def test_a_server_on_the_same_card_and_a_tenth_are_no_share_for_jax(topology, monkeypatch):
+    monkeypatch.setenv(POOL, '.2')
+    c = config(1)
+    c.rollout.engine, c.rollout.server_memory = 'vllm', 0.5
+    target = find_target(topology, c)
+    assert target.most == pytest.approx(target.device_bytes / 0.2 * 0.4)

@@ -123,7 +123,7 @@ def test_the_in_process_engine_takes_what_the_update_leaves_unless_both_work_at_
     of_update = sum(n for what, n in both.memory.items() if what[0] not in 'θα' and 'engine' not in what)
     engine = both.memory['the in-process engine']
     assert both.total - alone.total == of_update > 0
-    limits = Limits(100_000, c.rollout.max_prompt_tokens, int(c.rollout.cache_memory * 80e9))
+    limits = Limits(100_000, c.rollout.max_prompt_tokens, int(c.rollout.cache_memory * 0.75 * 80e9))  # JAX's pool
     assert engine == memory_of(
         MODEL, 4 * parameters(MODEL), limits, group_size=c.rollout.group_size, response_tokens=c.rollout.max_response_tokens
     )

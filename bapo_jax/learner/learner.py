@@ -311,10 +311,15 @@ def build_learner(config: ConfigDict, hosts: Hosts = Hosts(), sight: Sight | Non
     parallel.keep_programs()
     model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
     mesh = parallel.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
-    if config.rollout.engine == 'jax' and jax.process_count() > 1:
-        raise ValueError('rollout.engine=jax answers from the devices of one process; with several hosts set rollout.engine=vllm')
+    check_engine(config, jax.process_count())
     kernel = choose_kernel(config, model, mesh, mesh.devices.flat[0].platform)
     return Learner(config, model, mesh, kernel, hosts, sight)
+
+
+def check_engine(config: ConfigDict, hosts: int) -> None:
+    """Raises ValueError if the engine cannot answer from that many hosts."""
+    if config.rollout.engine == 'jax' and hosts > 1:
+        raise ValueError('rollout.engine=jax answers from the devices of one process; with several hosts set rollout.engine=vllm')
 
 
 def choose_kernel(
