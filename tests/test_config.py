@@ -101,6 +101,11 @@ def test_resolve_derives_what_is_zero_and_leaves_its_argument_alone():
     assert c.learner.row_tokens == 0
 
 
+def test_groups_under_way_are_2048_responses_unless_said_and_at_least_one():
+    for of_run, groups in (({}, 256), ({'rollout__group_size': 16}, 128), ({'rollout__group_size': 4096}, 1), ({'rollout__concurrency': 3}, 3)):
+        assert resolve(a_config(**of_run)).rollout.concurrency == groups
+
+
 def test_a_decay_without_a_length_ends_with_the_last_of_full_batches():
     """10 steps of ⌈250 / 64⌉ = 4 mini-batches, twice: 80 optimizer steps, warm-up among them."""
     of_run = {'steps': 10, 'learner__batch_groups': 250, 'learner__passes_per_batch': 2, 'learner__warmup_updates': 5}
