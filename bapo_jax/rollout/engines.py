@@ -127,10 +127,9 @@ def starts_servers(config: ConfigDict) -> bool:
 
 
 def check_start(config: ConfigDict) -> None:
-    """Raises ValueError where servers are to be started and cannot be: vLLM's interpreter is not there, its flags or a model are refused
-    (`check_commands`), or JAX has taken the GPUs.
+    """Raises ValueError where servers are to be started, and vLLM's interpreter is not there or JAX has taken their GPUs.
 
-    JAX has found its devices.
+    Also as `check_commands`. JAX has found its devices.
     """
     if starts_servers(config):
         check_python(config.rollout.python, 'rollout.python')

@@ -1,4 +1,4 @@
-"""vLLM's own flags: in which spellings they are read, and which are refused. The expectations are what vLLM 0.32.0's parser made of them."""
+"""vLLM's own flags: in which spellings they are read, and which are refused. What vLLM takes was tried with the parser of 0.32.0."""
 
 import re
 
