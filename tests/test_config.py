@@ -102,8 +102,9 @@ def test_resolve_derives_what_is_zero_and_leaves_its_argument_alone():
 
 
 def test_groups_under_way_are_2048_responses_unless_said_and_at_least_one():
-    for of_run, groups in (({}, 256), ({'rollout__group_size': 16}, 128), ({'rollout__group_size': 4096}, 1), ({'rollout__concurrency': 3}, 3)):
-        assert resolve(a_config(**of_run)).rollout.concurrency == groups
+    for group_size, groups in ((8, 256), (16, 128), (4096, 1)):
+        assert resolve(a_config(rollout__group_size=group_size)).rollout.concurrency == groups
+    assert resolve(a_config(rollout__concurrency=3)).rollout.concurrency == 3
 
 
 def test_a_decay_without_a_length_ends_with_the_last_of_full_batches():

@@ -136,7 +136,7 @@ with Path(sys.prefix, 'asked').open('a') as asked:
 if '-r' in sys.argv:
     folder = Path(sysconfig.get_path('purelib'), 'vllm', 'entrypoints', 'launchers', 'api_server')
     folder.mkdir(parents=True)
-    (folder / 'entry.py').write_text('import sys; from bapo_jax.rollout import token_guard; sys.exit(" ".join([token_guard.__file__, *sys.argv]))')
+    (folder / 'entry.py').write_text('import sys, bapo_jax; sys.exit(" ".join([bapo_jax.__file__, *sys.argv]))')
 """
 
 

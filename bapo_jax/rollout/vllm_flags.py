@@ -25,10 +25,10 @@ _READ = (OVERRIDES, *_SHORT.values(), *_SHORT, *_SET_BY, _FILE)
 
 
 def in_full(words: Sequence[str | int]) -> list[str]:
-    """The flags `words`, where those that this package reads have their whole name and are apart from their value: -tp=2 is two words.
+    """The flags `words`. Those that this package reads have their whole name, apart from their value: -tp=2 is two words.
 
-    vLLM takes _ for -, = for a space, and for a name any beginning that no other flag shares. (All was tried with the parser of vLLM
-    0.32.0, 2026-11-28.) Raises ValueError where the words are no flags, for a beginning, for a part of an object given by a dot (vLLM
+    vLLM takes _ for -, = for a space, and for a name any beginning that no other flag shares (tried with the parser of 0.32.0,
+    2026-11-28). Raises ValueError where the words are no flags, for a beginning, for a part of an object given by a dot (vLLM
     then drops the object given without), for a flag that is set elsewhere, and for flags in a file.
     """
     words, full = [str(word) for word in words], []  # a config's tuple may have numbers
@@ -48,7 +48,9 @@ def in_full(words: Sequence[str | int]) -> list[str]:
         elif name in _SET_BY:
             raise ValueError(f"{word}: vLLM's {name} is set by {_SET_BY[name]}; leave it out here")
         elif dot:
-            raise ValueError(f'{word}: a flag with a dot replaces the one without; give an object, as in {OVERRIDES} {{"rope_theta": 40000}}')
+            raise ValueError(
+                f'{word}: a flag with a dot replaces the one without; give an object, as in {OVERRIDES} {{"rope_theta": 40000}}'
+            )
         else:
             full += [_SHORT.get(name, name), *([value] if equals else [])]
     return full

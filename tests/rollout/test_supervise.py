@@ -143,9 +143,8 @@ def test_a_server_and_its_engine_end_when_who_started_them_is_killed(tmp_path):
 
 
 def test_a_server_sees_the_gpus_that_are_its_own_and_is_told_all(make, tmp_path):
-    server = make(
-        f'#!/bin/sh\necho $CUDA_VISIBLE_DEVICES "$*" > {tmp_path}/seen\nexit 3\n', gpus=('5', '6'), memory=0.35, extra=['--enforce-eager']
-    )
+    script = f'#!/bin/sh\necho $CUDA_VISIBLE_DEVICES "$*" > {tmp_path}/seen\nexit 3\n'
+    server = make(script, gpus=('5', '6'), memory=0.35, extra=['--enforce-eager'])
     with pytest.raises(ServerFailed):
         server.start()
     seen = (tmp_path / 'seen').read_text()
