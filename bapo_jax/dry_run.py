@@ -39,7 +39,7 @@ from bapo_jax.models.patches import Grid
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.inputs import read_inputs
 from bapo_jax.memory import gpu_memory, state_bytes
-from bapo_jax.rollout.engines import cache_limits, check_gpus, gpus_of_servers, slots_in_words
+from bapo_jax.rollout.engines import cache_limits, check_commands, check_gpus, gpus_of_servers, slots_in_words, starts_servers
 from bapo_jax.rollout.room import memory_of
 from bapo_jax.run.checkpoint import copied_gb
 from bapo_jax.run.sinks import check_sinks
@@ -78,9 +78,11 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
     read = read_inputs(config, weights=False)
     c = read.config
     check_sinks(c.log.sinks)
+    if starts_servers(c):
+        check_commands(c)
     grids = largest_images(read.prompts, read.sight, most_groups(c.learner))
     result = measure(c, read.model, topology, grids)
-    if not topology and c.rollout.engine == 'vllm' and not c.rollout.servers:
+    if not topology and starts_servers(c):
         check_gpus(gpus_of_servers(c), c.rollout.server_memory)
     mesh, sequences = result.target.mesh, c.learner.batch_groups * c.rollout.group_size
     longest = c.rollout.max_prompt_tokens + c.rollout.max_response_tokens

@@ -101,6 +101,12 @@ def test_resolve_derives_what_is_zero_and_leaves_its_argument_alone():
     assert c.learner.row_tokens == 0
 
 
+def test_groups_under_way_are_2048_responses_unless_said_and_at_least_one():
+    for group_size, groups in ((8, 256), (16, 128), (4096, 1)):
+        assert resolve(a_config(rollout__group_size=group_size)).rollout.concurrency == groups
+    assert resolve(a_config(rollout__concurrency=3)).rollout.concurrency == 3
+
+
 def test_a_decay_without_a_length_ends_with_the_last_of_full_batches():
     """10 steps of ⌈250 / 64⌉ = 4 mini-batches, twice: 80 optimizer steps, warm-up among them."""
     of_run = {'steps': 10, 'learner__batch_groups': 250, 'learner__passes_per_batch': 2, 'learner__warmup_updates': 5}

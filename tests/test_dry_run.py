@@ -232,6 +232,8 @@ def test_what_training_refuses_a_dry_run_refuses(benchmark):
         c = config(1)
         c.mesh.tensor = 8
         measure(c, MODEL, '8x80GB')
+    with pytest.raises(ValueError, match='4 attention heads cannot be shared by 3 GPUs'):
+        dry_run.dry_run(small_config('bapo_tuned', benchmark, rollout__engine='vllm', rollout__gpus=('0,1,2',)), '8x80GB')
 
 
 @pytest.mark.slow

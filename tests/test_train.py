@@ -361,6 +361,17 @@ def test_servers_that_would_find_no_gpu_are_refused_before_the_directory_is_clai
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.parametrize('changes, message', [
+    ({'rollout__gpus': ('0,1,2',)}, '4 attention heads cannot be shared by 3 GPUs'),
+    ({'rollout__server_args': ('--hf-overrides', 'x=1')}, 'give a JSON object'),
+])  # fmt: skip
+def test_servers_that_would_not_start_are_refused_before_the_directory_is_claimed(tmp_path, benchmark, monkeypatch, changes, message):
+    monkeypatch.setattr(engines, 'check_python', lambda *_: None)
+    with pytest.raises(ValueError, match=message):
+        build(small_config('bapo_tuned', benchmark, rollout__engine='vllm', **changes), tmp_path / 'run')
+    assert not (tmp_path / 'run').exists()
+
+
 @pytest.mark.parametrize(('step', 'unwritten', 'ended', 'told'), [
     (1, {}, False, 'stopped after step 1 of 2; the same command continues\n'),
     (2, {'loss': 1.0}, False, 'stopped in the evaluation after step 2 of 2; the same command continues\n'),

@@ -129,6 +129,43 @@ def test_the_readmes_commands_run_word_for_word_in_an_empty_folder(installed, tm
     assert '<svg' in (tmp_path / 'runs' / 'first' / 'report.html').read_text('utf-8')
 
 
+# Stands for pip: of a lock it installs a vLLM that says where and how it was started, and ends.
+PIP = """
+import sys, sysconfig
+from pathlib import Path
+with Path(sys.prefix, 'asked').open('a') as asked:
+    print(*sys.argv[1:], file=asked)
+if '-r' in sys.argv:
+    folder = Path(sysconfig.get_path('purelib'), 'vllm', 'entrypoints', 'launchers', 'api_server')
+    folder.mkdir(parents=True)
+    (folder / 'entry.py').write_text('import sys, bapo_jax; sys.exit(" ".join([bapo_jax.__file__, *sys.argv]))')
+"""
+
+
+@slow
+def test_the_pages_way_to_vllm_from_a_wheel_runs_word_for_word_until_a_server_starts(installed, tmp_path):
+    """All but pip and what it installs is real; with them the page's block was run by hand, as it says."""
+    page = (ROOT / 'docs' / 'vllm.md').read_text('utf-8')
+    [block] = re.findall(r'^## From an installed package\n\n((?:    .*\n)+)', page, re.M)
+    stubs, home = tmp_path / 'stubs', tmp_path / 'home'
+    for folder in (stubs, home):
+        folder.mkdir()
+    (stubs / 'pip.py').write_text(PIP)
+    (stubs / 'ensurepip.py').touch()  # which is most of venv's time
+    environment = os.environ | {
+        'HOME': str(home), 'XDG_CACHE_HOME': str(home / 'cache'), 'JAX_PLATFORMS': 'cpu', 'BAPO_VLLM_PYTHON': '',
+        'PATH': f'{installed / "bin"}{os.pathsep}{os.environ["PATH"]}', 'PYTHONPATH': f'{stubs}{os.pathsep}{installed}',
+    }  # fmt: skip
+    done = subprocess.run(['bash', '-c', block], cwd=home, env=environment, capture_output=True, text=True, timeout=300)
+    assert f'\nexport BAPO_VLLM_PYTHON={home}/vllm/bin/python\n' in done.stdout  # what the page says next
+    assert re.search(rf'--no-deps -r {installed}/bapo_jax/locks/vllm-(cpu|cuda)\.txt\n', (home / 'vllm' / 'asked').read_text())
+    ours, entry, *told = (home / 'runs' / 'x' / 'server.log').read_text().split()
+    assert ours.startswith(f'{home}/cache/') and entry.startswith(f'{home}/vllm/lib')
+    assert told[told.index('--model') + 1] == f'{installed}/bapo_jax/configs/quickstart_base' and told[-1] == '--enforce-eager'
+    assert json.loads((home / 'runs' / 'x' / 'config.json').read_text())['steps'] == 2
+    assert done.returncode == 1 and 'error: the server ended with status 1; the end of' in done.stderr
+
+
 def test_a_name_is_a_config_of_the_package_and_a_path_stays_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.config_file('quickstart') == f'{ROOT}/configs/quickstart.py'

@@ -25,7 +25,7 @@ from bapo_jax.rollout.engine import Engine, gathered
 from bapo_jax.rollout.gpus import named
 from bapo_jax.rollout.jax_engine import JaxEngine
 from bapo_jax.rollout.room import Limits, room_for
-from bapo_jax.rollout.serve import check_python, reads_images
+from bapo_jax.rollout.serve import check_python, command, reads_images
 from bapo_jax.rollout.supervise import SupervisedServer
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
 from bapo_jax.rollout.vllm_engine import VllmEngine
@@ -82,31 +82,16 @@ def slots_in_words(config: ConfigDict, model: ModelConfig, limits: Limits, devic
 def start_servers(config: ConfigDict, workdir: Path, sight: Sight | None = None) -> list[SupervisedServer]:
     """A server for each word of rollout.gpus, or one; all start at once.
 
-    Raises ServerFailed, Stopped where a signal comes meanwhile, and ValueError if the model cannot be split over a server's GPUs. None of
-    them is left then.
+    Raises ServerFailed, Stopped where a signal comes meanwhile, and ValueError as `check_commands`. None of them is left then.
     """
-    r, e, token = config.rollout, config.evaluate, secrets.token_urlsafe(24)
-    of_servers, stated = gpus_of_servers(config), []
-    if changes := hf.overrides(config.model):
-        stated += ['--hf-overrides', json.dumps({'text_config': changes} if reads_images(config.model.path) else changes)]
-    if sight:  # images come in the sizes in which the trainer sees them; a server with the same limits leaves them so
-        least, most = sight.limits()
-        stated += ['--mm-processor-kwargs', json.dumps({'size': {'shortest_edge': least, 'longest_edge': most}})]
+    token, options = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24), server_options(config, sight)
     servers = [
         SupervisedServer(
-            config.model.path,
-            workdir / f'server{"-".join(gpus)}.log',
-            dtype=r.dtype,
-            max_tokens=max(r.max_prompt_tokens + r.max_response_tokens, e.max_prompt_tokens + e.max_response_tokens),
-            memory=r.server_memory,
-            gpus=gpus,
-            python=r.python,
-            token=os.environ.get(TOKEN_VARIABLE) or token,
-            deadline_s=r.deadline_s,
-            extra=(*stated, *r.server_args),
+            config.model.path, workdir / f'server{"-".join(gpus)}.log', gpus=gpus, token=token,
+            deadline_s=config.rollout.deadline_s, **options,
         )
-        for gpus in of_servers
-    ]
+        for gpus in gpus_of_servers(config)
+    ]  # fmt: skip
     print(f'starting {"a vLLM server" if len(servers) == 1 else f"{len(servers)} vLLM servers"} …', flush=True)
     given_up = threading.Event()
     with ThreadPoolExecutor(len(servers)) as pool:
@@ -119,14 +104,44 @@ def start_servers(config: ConfigDict, workdir: Path, sight: Sight | None = None)
     return servers
 
 
-def check_start(config: ConfigDict) -> None:
-    """Raises ValueError where servers are to be started, and vLLM's interpreter is not there, or JAX has taken their GPUs.
+def server_options(config: ConfigDict, sight: Sight | None = None) -> dict[str, Any]:
+    """What the command of each server that is started is made from, besides its port and GPUs."""
+    r, e, stated = config.rollout, config.evaluate, []
+    if changes := hf.overrides(config.model):
+        stated += ['--hf-overrides', json.dumps({'text_config': changes} if reads_images(config.model.path) else changes)]
+    if sight:  # images come in the sizes in which the trainer sees them; a server with the same limits leaves them so
+        least, most = sight.limits()
+        stated += ['--mm-processor-kwargs', json.dumps({'size': {'shortest_edge': least, 'longest_edge': most}})]
+    return {
+        'python': r.python,
+        'dtype': r.dtype,
+        'max_tokens': max(r.max_prompt_tokens + r.max_response_tokens, e.max_prompt_tokens + e.max_response_tokens),
+        'memory': r.server_memory,
+        'extra': (*stated, *r.server_args),
+    }
 
-    JAX has found its devices.
+
+def starts_servers(config: ConfigDict) -> bool:
+    """Whether vLLM answers, and no servers are listed."""
+    return config.rollout.engine == 'vllm' and not config.rollout.servers
+
+
+def check_start(config: ConfigDict) -> None:
+    """Raises ValueError where servers are to be started, and vLLM's interpreter is not there or JAX has taken their GPUs.
+
+    Also as `check_commands`. JAX has found its devices.
     """
-    if config.rollout.engine == 'vllm' and not config.rollout.servers:
+    if starts_servers(config):
         check_python(config.rollout.python, 'rollout.python')
+        check_commands(config)
         check_gpus(gpus_of_servers(config), config.rollout.server_memory)
+
+
+def check_commands(config: ConfigDict) -> None:
+    """Raises ValueError where a server has flags of vLLM that are refused, or the model cannot be split over its GPUs."""
+    options = server_options(config)
+    for gpus in gpus_of_servers(config):
+        command(config.model.path, port=0, gpus=gpus, **options)
 
 
 def gpus_of_servers(config: ConfigDict) -> list[tuple[str, ...]]:

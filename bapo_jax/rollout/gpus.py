@@ -8,10 +8,9 @@ import re
 import subprocess
 from collections.abc import Sequence
 
+from bapo_jax.rollout.vllm_flags import DATA, PIPELINE, PREFILL, TENSOR, in_full
+
 ALL = 'all'  # every GPU that this process may use
-_TENSOR = ('--tensor-parallel-size', '-tp')
-_PIPELINE = ('--pipeline-parallel-size', '-pp')
-_DATA = ('--data-parallel-size', '-dp')
 
 
 def named(gpus: int | str) -> tuple[str, ...]:
@@ -56,33 +55,33 @@ def parallel_flags(gpus: Sequence[str], extra: Sequence[str], heads: int = 0) ->
     """vLLM's flags that make one server use all of `gpus`, beside its other flags `extra`; [] if no GPU is named.
 
     Raises ValueError if `extra` uses another number of GPUs, if the model's attention `heads` (0: unknown) cannot be split evenly, or if `extra`
-    asks for data parallelism: such a server reports, and loads policies into, its first engine only.
+    asks for data parallelism: such a server reports, and loads policies into, its first engine only. Also for what `in_full` refuses.
     """
-    tensor, pipeline, data = (_size(extra, names) for names in (_TENSOR, _PIPELINE, _DATA))
+    words = in_full(extra)
+    tensor, pipeline, prefill, data = (_size(words, name) for name in (TENSOR, PIPELINE, PREFILL, DATA))
     if (data or 1) > 1:
-        raise ValueError(f'{_DATA[0]} {data}: only the first engine would get policies; start a server for each engine instead')
+        raise ValueError(f'{DATA} {data}: only the first engine would get policies; start a server for each engine instead')
     if not gpus:
         return []
-    wanted = tensor or len(gpus) // (pipeline or 1)
-    if wanted * (pipeline or 1) != len(gpus):
+    others = (pipeline or 1) * (prefill or 1)
+    wanted = tensor or max(1, len(gpus) // others)
+    if wanted * others != len(gpus):
         raise ValueError(
-            f'the server has GPU {",".join(gpus)}, but its flags use {wanted * (pipeline or 1)}: leave out {_TENSOR[0]}, '
+            f'the server has GPU {",".join(gpus)}, but its flags use {wanted * others}: leave out {TENSOR}, '
             'which follows from the GPUs, or name as many'
         )
     if heads % wanted:
         fitting = [str(n) for n in range(1, wanted) if heads % n == 0]
         raise ValueError(f'{heads} attention heads cannot be shared by {wanted} GPUs; give the server {" or ".join(fitting)}')
-    return [] if tensor else [_TENSOR[0], str(wanted)]
+    return [] if tensor else [TENSOR, str(wanted)]
 
 
-def _size(words: Sequence[str], names: Sequence[str]) -> int:
-    """The value of a flag of vLLM, the last one given; 0 if it is not there. vLLM takes _ for - and `--flag=2` for `--flag 2`."""
+def _size(words: Sequence[str], flag: str) -> int:
+    """The value of a flag of vLLM in `words` as `in_full` writes them, the last one given; 0 if it is not there."""
     size = 0
-    for word, following in itertools.zip_longest(words, words[1:], fillvalue=''):
-        name, equals, value = word.partition('=')
-        if name.replace('_', '-') in names:
-            value = value if equals else following
+    for word, value in itertools.pairwise([*words, '']):
+        if word == flag:
             if not value.isdecimal() or int(value) < 1:
-                raise ValueError(f'{name} {value}: a flag of vLLM that takes a number of GPUs')
+                raise ValueError(f'{flag} {value}: a flag of vLLM that takes a number of GPUs')
             size = int(value)
     return size

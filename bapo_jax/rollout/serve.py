@@ -27,6 +27,7 @@ from absl import flags, logging
 from bapo_jax import cli, hub, output
 from bapo_jax.rollout.gpus import ALL, check_there, named, parallel_flags, visible
 from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+from bapo_jax.rollout.vllm_flags import OVERRIDES, in_full
 
 FLAGS = flags.FLAGS
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +47,7 @@ def command(
     `python` is as of `python_of`. `max_tokens` limits prompt and response together, `sequences` the responses sampled at once; `memory` is
     a fraction of the GPU's. 0 leaves each to vLLM. With `gpus` the model is split over them all; `environment` shows the server the same ones.
 
-    Raises ValueError if it cannot be split so.
+    Raises ValueError if it cannot be split so, and for other flags `extra` of vLLM that are refused.
     """
     return [
         str(python_of(python)), '-m', 'vllm.entrypoints.launchers.api_server.entry',
@@ -84,12 +85,6 @@ class Number(flags.ArgumentParser):
         raise ValueError(f'vLLM does not take it; give {self._wanted}')
 
 
-def check_words(extra: Sequence[str]) -> None:
-    """Raises ValueError where vLLM's own flags, `extra`, do not begin as flags do."""
-    if extra and not extra[0].startswith('-'):
-        raise ValueError(f"{extra[0]}: what follows this command's flags are vLLM's own, as in -- --enforce-eager; take it out")
-
-
 def check_length(model: str, max_tokens: int, extra: Sequence[str]) -> None:
     """Raises ValueError if prompt and response may have more tokens than the model has positions, of which vLLM asks as many.
 
@@ -124,22 +119,21 @@ def with_float32_head(extra: Sequence[str]) -> list[str]:
     """The flags, with all that they override in the model's config in one --hf-overrides: of several, vLLM would heed the last.
 
     Logits are computed in float32 unless a flag says `"head_dtype": "model"`. The trainer's are; rounded to bfloat16, logits of 20 to 30
-    differ from them by .02 on average. Raises ValueError if an override is no JSON object.
+    differ from them by .02 on average. Raises ValueError if an override is no JSON object, and for what `in_full` refuses.
     """
-    others, overrides, flags_left = [], {'head_dtype': 'float32'}, iter(extra)
+    others, overrides, flags_left = [], {'head_dtype': 'float32'}, iter(in_full(extra))
     for word in flags_left:
-        name, equals, value = word.partition('=')
-        if name.replace('_', '-') != '--hf-overrides':
+        if word != OVERRIDES:
             others.append(word)
             continue
-        value = value if equals else next(flags_left, '')
+        value = next(flags_left, '')
         try:
             for field, of_field in dict(json.loads(value)).items():
                 before = overrides.get(field)
                 overrides[field] = before | of_field if isinstance(before, dict) and isinstance(of_field, dict) else of_field
         except (ValueError, TypeError) as e:
-            raise ValueError(f'--hf-overrides {value}: give a JSON object, such as {{"max_position_embeddings": 16384}}') from e
-    return ['--hf-overrides', json.dumps(overrides), *others]
+            raise ValueError(f'{OVERRIDES} {value}: give a JSON object, such as {{"max_position_embeddings": 16384}}') from e
+    return [OVERRIDES, json.dumps(overrides), *others]
 
 
 def in_checkout() -> bool:
@@ -249,7 +243,6 @@ def main(argv: Sequence[str]) -> None:
     try:
         gpus = visible() if FLAGS.gpus == ALL else named(FLAGS.gpus) if FLAGS.gpus else ()
         check_there(gpus)
-        check_words(argv[1:])
         words = command(
             model, port=FLAGS.port, host=FLAGS.host, python=FLAGS.python, dtype=FLAGS.dtype, max_tokens=FLAGS.max_tokens,
             sequences=FLAGS.sequences, memory=FLAGS.memory, gpus=gpus, extra=argv[1:],

@@ -76,10 +76,14 @@ def test_without_servers_one_is_started_and_its_token_used(policy, tmp_path, mon
 
     monkeypatch.setattr(engines, 'SupervisedServer', Started)
     monkeypatch.setattr(engines, 'VllmEngine', lambda servers, *_, token, **__: made.append(([type(s) for s in servers], token)) or 'engine')
-    c = config(policy, engine='vllm', max_prompt_tokens=20, max_response_tokens=30, server_args=('--enforce-eager',), python='/its/python')
+    c = config(
+        policy, engine='vllm', max_prompt_tokens=20, max_response_tokens=30, server_args=('--enforce-eager',), python='/its/python',
+        server_memory=0.35, dtype='float32', deadline_s=77.0,
+    )  # fmt: skip
     assert start(c, policy, tmp_path) == 'engine'
     (model, log, fields), last = started
     assert fields['gpus'] == () and fields['python'] == '/its/python'
+    assert (fields['memory'], fields['dtype'], fields['deadline_s']) == (0.35, 'float32', 77.0)
     assert (model, log, last) == (str(policy.path), tmp_path / 'server.log', 'started')
     assert fields['max_tokens'] == 50 and fields['extra'] == ('--enforce-eager',)
     assert made == [([Started], 'its own')] and 'starting a vLLM server' in capsys.readouterr().out
@@ -97,6 +101,19 @@ def test_only_servers_that_are_started_want_an_interpreter(policy, monkeypatch):
     engines.check_start(config(policy, engine='vllm', servers=('http://127.0.0.1:9',), **missing))
     with pytest.raises(ValueError, match='rollout.python=/nowhere/python is no interpreter'):
         engines.check_start(config(policy, engine='vllm', **missing))
+
+
+def test_what_a_server_would_refuse_is_refused_before_any_is_started(policy, monkeypatch):
+    monkeypatch.setattr(engines, 'check_python', lambda *_: None)
+    there = {'engine': 'vllm', 'gpus': ('0', '1')}
+    engines.check_start(config(policy, **there))
+    for wrong, message in (
+        ({'server_args': ('--hf-overrides', 'x=1')}, '--hf-overrides x=1: give a JSON object'),
+        ({'gpus': ('0', '1,2,3')}, f'{policy.config.num_heads} attention heads cannot be shared by 3 GPUs'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            engines.check_start(config(policy, **{**there, **wrong}))
+    engines.check_start(config(policy, server_args=('--hf-overrides', 'x=1')))  # nobody is given them
 
 
 def test_a_server_that_is_started_has_the_trainers_sizes_of_images(vl_directory, tmp_path, monkeypatch):

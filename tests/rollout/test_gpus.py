@@ -29,6 +29,8 @@ def test_a_word_lists_gpus():
         (('6', '7'), ('-tp=2',), []),
         (('0', '1', '2', '3'), ('--pipeline_parallel_size=2',), ['--tensor-parallel-size', '2']),
         (('0', '1', '2', '3'), ('-tp', '2', '-pp', '2', '-dp', '1'), []),
+        (('0', '1', '2', '3'), ('-pcp', '2'), ['--tensor-parallel-size', '2']),
+        (('6', '7'), ('-tp', '1', '--tensor-parallel_size=2'), []),  # of two vLLM takes the last
     ],
 )
 def test_tensor_parallelism_follows_from_the_gpus(names, extra, flags):
@@ -44,7 +46,12 @@ def test_tensor_parallelism_follows_from_the_gpus(names, extra, flags):
         (tuple('01234567'), (), '12 attention heads cannot be shared by 8 GPUs; give the server 1 or 2 or 3 or 4 or 6'),
         (('4', '5'), ('--data-parallel-size=2',), 'only the first engine would get policies; start a server for each engine'),
         ((), ('-dp', '4'), 'only the first engine would get policies'),
-        (('4',), ('-tp', 'two'), '-tp two: a flag of vLLM that takes a number'),
+        (('4',), ('-tp', 'two'), '--tensor-parallel-size two: a flag of vLLM that takes a number'),
+        (('4',), ('-tp',), '--tensor-parallel-size : a flag of vLLM that takes a number'),
+        (('4',), ('-pp', '2'), 'the server has GPU 4, but its flags use 2'),
+        (('4', '5'), ('-tp=2', '-pcp=2'), 'the server has GPU 4,5, but its flags use 4'),
+        (('6',), ('--tensor-parallel', '2'), 'write the name of the flag in full'),
+        ((), ('--data-parallel', '2'), 'write the name of the flag in full'),
     ],
 )
 def test_flags_that_do_not_go_with_the_gpus_are_refused(names, extra, message):

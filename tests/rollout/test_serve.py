@@ -30,6 +30,15 @@ def test_the_command_guards_every_route_and_samples_from_the_whole_distribution(
     assert Path(options['--model']).is_absolute()
 
 
+def test_no_flag_that_the_command_gives_is_given_again_behind_its_back():
+    """Of two vLLM takes the last. Those left to the user take several, or are checked by nobody."""
+    words = serve.command(BASE, port=1, max_tokens=64, sequences=8, memory=0.4)
+    free = {'--max-num-seqs', '--middleware', '--enable-scale-out', '--disable-uvicorn-access-log', '--hf-overrides'}
+    for name in {word for word in words if word.startswith('--')} - free:
+        with pytest.raises(ValueError, match=f"vLLM's {name} is set by"):
+            serve.command(BASE, port=1, extra=[name, '2'])
+
+
 def test_a_model_that_reads_images_is_served_without_videos_and_one_of_text_as_ever(vl_directory):
     command = functools.partial(serve.command, port=1234, python='python', extra=['--enforce-eager'])
     for_images = ['--limit-mm-per-prompt', '{"video": 0}', '--mm-processor-cache-gb', '1']
@@ -83,8 +92,8 @@ def test_without_an_interpreter_the_message_says_how_to_make_one(checkout, pytho
     (('--a', '--hf-overrides={"rope_theta": 4e4}', '-b'), {'head_dtype': 'float32', 'rope_theta': 4e4}, ['--a', '-b']),
     (('--hf_overrides', '{"head_dtype": "model"}'), {'head_dtype': 'model'}, []),
     (
-        ('--hf-overrides', '{"text_config": {"a": 1, "b": 2}}', '--c', '--hf-overrides', '{"text_config": {"b": 3}}'),
-        {'head_dtype': 'float32', 'text_config': {'a': 1, 'b': 3}}, ['--c'],
+        ('--hf-overrides', '{"text_config": {"a": 1, "b": 2}}', '--other', '--hf-overrides', '{"text_config": {"b": 3}}'),
+        {'head_dtype': 'float32', 'text_config': {'a': 1, 'b': 3}}, ['--other'],
     ),
 ])  # fmt: skip
 def test_all_overrides_of_a_models_config_are_one_flag(extra, overrides, others):
@@ -154,12 +163,6 @@ def test_an_address_at_which_no_server_can_listen_is_refused():
     serve.check_address('127.0.0.1', port)
 
 
-def test_a_word_that_is_no_flag_of_vllms_is_refused():
-    serve.check_words(['--enforce-eager', 'x'])
-    with pytest.raises(ValueError, match="^8000: what follows this command's flags are vLLM's own"):
-        serve.check_words(['8000'])
-
-
 def run_serve(*flags, monkeypatch):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     words = [sys.executable, '-m', 'bapo_jax.rollout.serve', *flags]
@@ -180,31 +183,58 @@ def test_a_generated_token_is_shown_on_a_terminal_and_handed_to_the_server(tmp_p
     assert len(token) >= 32 and f'served with {token}' in said
 
 
+@pytest.fixture
+def served(monkeypatch):
+    """A function: the command line and environment that the command of these flags becomes, on a machine of eight GPUs."""
+
+    def of(*words):
+        values, became = flags.FlagValues(), []
+        serve.define_flags(values)
+        monkeypatch.setattr(serve, 'FLAGS', values)
+        monkeypatch.setattr(serve.os, 'execve', lambda python, *rest: became.extend(rest))
+        serve.main(values(['serve', f'--model={BASE}', f'--python={sys.executable}', f'--port={free_ports(1)}', *words]))
+        return became
+
+    monkeypatch.setenv(TOKEN_VARIABLE, 'ours')
+    monkeypatch.setattr(gpus, '_listed', lambda: list('01234567'))
+    return of
+
+
 @pytest.mark.parametrize('words, message', [
     (('--max_tokens=4097',), '--max_tokens=4097: the model of --model has 4096 positions; .*'),
     (('--port={taken}',), '--host=127.0.0.1 --port=.*: .*; give an address of this machine, and a port that nobody listens on'),
-    (('--gpus=2',), 'GPU 2: this machine has 2, .*'),
-    (('8000',), "8000: what follows this command's flags are vLLM's own.*"),
+    (('--gpus=8',), 'GPU 8: this machine has 8, .*'),
+    (('8000',), "8000: only flags of vLLM's own can stand here.*"),
+    (('--gpus=0,1', '--', '--tensor-parallel', '2'), '--tensor-parallel: .* write the name of the flag in full'),
+    (('--', '--hf-overrides.rope_theta', '40000'), '--hf-overrides.rope_theta: a flag with a dot replaces the one without.*'),
+    (('--', '--config', 'x.yaml'), '--config: flags in a file are not seen.*'),
+    (('--gpus=0,1,2',), '4 attention heads cannot be shared by 3 GPUs; give the server 1 or 2'),
 ])  # fmt: skip
-def test_what_its_flags_cannot_mean_is_said_before_vllm_is_started(words, message, monkeypatch):
-    def read(*words):
-        values = flags.FlagValues()
-        serve.define_flags(values)
-        monkeypatch.setattr(serve, 'FLAGS', values)
-        serve.main(values(['serve', f'--model={BASE}', f'--python={sys.executable}', f'--port={free_ports(1)}', *words]))
-
-    def started(*_):
-        raise InterruptedError
-
-    monkeypatch.setenv(TOKEN_VARIABLE, 'ours')
-    monkeypatch.setattr(serve.os, 'execve', started)
-    monkeypatch.setattr(gpus, '_listed', lambda: ['0', '1'])
+def test_what_its_flags_cannot_mean_is_said_before_vllm_is_started(words, message, served):
     with socket.create_server(('127.0.0.1', 0)) as others:
         words = [word.format(taken=others.getsockname()[1]) for word in words]
         with pytest.raises(SystemExit, match=f'^error: {message}$'):
-            read(*words)
-    with pytest.raises(InterruptedError):
-        read()
+            served(*words)
+
+
+def test_the_command_hands_its_flags_and_gpus_to_vllm(served, monkeypatch):
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '0,1')
+    words, environment = served('--gpus=6,7', '--dtype=bfloat16', '--max_tokens=64', '--memory=.4', '--', '--enforce-eager')
+    assert words[:3] == [sys.executable, '-m', 'vllm.entrypoints.launchers.api_server.entry']
+    assert words[-1] == '--enforce-eager' and environment['CUDA_VISIBLE_DEVICES'] == '6,7' and environment[TOKEN_VARIABLE] == 'ours'
+    given = {name: words[words.index(name) + 1] for name in words if name.startswith('--') and name != '--enforce-eager'}
+    assert given['--tensor-parallel-size'] == '2' and given['--dtype'] == 'bfloat16' and given['--max-model-len'] == '64'
+    assert given['--gpu-memory-utilization'] == '0.4' and '--max-num-seqs' not in words
+    words, environment = served('--gpus=all', '--sequences=8')
+    assert words[words.index('--tensor-parallel-size') + 1] == '2' and environment['CUDA_VISIBLE_DEVICES'] == '0,1'
+    assert words[words.index('--max-num-seqs') + 1] == '8'
+
+
+def test_what_is_not_said_is_left_to_vllm(served, monkeypatch):
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '3')
+    words, environment = served()
+    assert words[words.index('--dtype') + 1] == 'auto' and environment['CUDA_VISIBLE_DEVICES'] == '3'
+    assert not {'--tensor-parallel-size', '--max-num-seqs', '--max-model-len', '--gpu-memory-utilization'} & {*words}
 
 
 @pytest.mark.slow

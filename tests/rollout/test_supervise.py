@@ -142,12 +142,15 @@ def test_a_server_and_its_engine_end_when_who_started_them_is_killed(tmp_path):
         time.sleep(0.05)
 
 
-def test_a_server_sees_the_gpus_that_are_its_own(make, tmp_path):
-    tensor = '$(echo "$*" | grep -o -- "--tensor-parallel-size .")'
-    server = make(f'#!/bin/sh\necho $CUDA_VISIBLE_DEVICES "{tensor}" > {tmp_path}/seen\nexit 3\n', gpus=('5', '6'))
+def test_a_server_sees_the_gpus_that_are_its_own_and_is_told_all(make, tmp_path):
+    script = f'#!/bin/sh\necho $CUDA_VISIBLE_DEVICES "$*" > {tmp_path}/seen\nexit 3\n'
+    server = make(script, gpus=('5', '6'), memory=0.35, extra=['--enforce-eager'])
     with pytest.raises(ServerFailed):
         server.start()
-    assert (tmp_path / 'seen').read_text() == '5,6 --tensor-parallel-size 2\n'
+    seen = (tmp_path / 'seen').read_text()
+    told = ('--tensor-parallel-size 2', '--gpu-memory-utilization 0.35', '--dtype float32', '--max-model-len 64', '--enforce-eager')
+    assert seen.startswith('5,6 ') and [words for words in told if words not in seen] == []
+    assert '--max-num-seqs' not in seen
 
 
 def test_a_server_that_ends_is_an_error_with_the_end_of_its_log(make):
