@@ -33,6 +33,7 @@ _ROWS = (1, 2, 4, 8, 16, 32)  # of a device at once
 # Of a layer's forward pass, what each policy computes again in the backward pass.
 _AGAIN = {'none': 0.0, 'matrix_products': 0.05, 'attention_and_mlp_inputs': 0.75, 'full': 1.0}
 _SHOWN = 6
+_WAYS = (1, 2, 4, 8)  # to split heads, within a host
 
 
 class Setting(NamedTuple):
@@ -61,7 +62,7 @@ def settings(config: ConfigDict, model: ModelConfig, card: Card, hosts: int, car
     `tensor` is 1 if anything fits so, else the least within a host by which something does.
     """
     found: list[Setting] = []
-    ways = [n for n in (1, 2, 4, 8) if (cards // hosts) % n == 0 and model.num_kv_heads % n == 0 and model.num_heads % n == 0]
+    ways = [n for n in _WAYS if (cards // hosts) % n == 0 and model.num_kv_heads % n == 0 and model.num_heads % n == 0]
     for tensor in ways:
         rest = cards // tensor
         for data, fsdp in sorted({(rest // n, n) for n in (1, rest // hosts, rest)}):
@@ -139,6 +140,8 @@ def what_helps(
         {'learner.remat': 'full'},
         {'learner.micro_batch_rows': cards},
         {'mesh.data': 1, 'mesh.fsdp': cards, 'mesh.tensor': 1, 'learner.micro_batch_rows': cards},  # no mesh splits rows more
+        # Heads over the cards of a host; no layer is gathered then.
+        *([{'mesh.data': 1, 'mesh.fsdp': 1, 'mesh.tensor': cards, 'learner.micro_batch_rows': 1}] if cards <= _WAYS[-1] else []),
         {'learner.first_moment_dtype': 'bfloat16'},
         *([{'mesh.frozen_on_host': True}] if config.rollout.engine == 'vllm' else []),
     ]  # fmt: skip

@@ -133,7 +133,7 @@ def rows_of(wanted: str) -> None:
 
 
 def advice() -> None:
-    print('| model | cards | data × fsdp | micro_batch_rows | remat | GB a card | of | modelled s a step | tokens/s |')
+    print('| model | cards | data × fsdp × tensor | micro_batch_rows | remat | GB a card | of | modelled s a step | tokens/s |')
     print('|' + '---|' * 9)
     for name in ('1.5B', '8B'):
         for devices in ('1xH100', '2xH100', '4xH100', '8xH100', '2x8xH100'):
@@ -144,11 +144,11 @@ def advice() -> None:
             if best:
                 size, rate = result.target.device_bytes / GB, tokens_of_a_step(c) / best.seconds
                 cells = (
-                    name, devices, f'{best.data} × {best.fsdp}', best.rows, best.remat, f'{best.bytes / GB:.1f}', f'{size:.1f}',
+                    name, devices, f"{best.data} × {best.fsdp} × {best.tensor}", best.rows, best.remat, f'{best.bytes / GB:.1f}', f'{size:.1f}',
                     f'{best.seconds:.0f}', f'{rate:,.0f}',
                 )  # fmt: skip
             else:
-                cells = name, devices, 'nothing fits', *[''] * 6
+                cells = name, devices, 'none', *[''] * 6
             print(f'| {" | ".join(map(str, cells))} |', flush=True)
 
 

@@ -244,14 +244,16 @@ def test_each_field_that_helps_is_applied_on_top_of_those_before_it_and_the_conf
         return (100 - len(set(seen))) * GB
 
     lines = list(what_helps(c, 4, falls, 0, 1))
-    values, want = (False, 'bfloat16', 'full', 4, (1, 4, 1), 'bfloat16', True), list(fields(c))
+    values, want = (False, 'bfloat16', 'full', 4, (1, 4, 1), (1, 1, 4), 'bfloat16', True), list(fields(c))
     assert seen[0] == tuple(want) and c.to_dict() == before
     for i, value in enumerate(values):
-        want[i] = value
+        at = i - (i > 4)  # the mesh comes twice
+        want[at] = value
+        want[3] = 1 if i == 5 else want[3]
         assert seen[i + 1] == tuple(want)
     names = (
         'mesh.gather_once=False', 'model.dtype=bfloat16', 'learner.remat=full', 'learner.micro_batch_rows=4',
-        'mesh.data=1 mesh.fsdp=4 mesh.tensor=1',
+        'mesh.data=1 mesh.fsdp=4 mesh.tensor=1', 'mesh.fsdp=1 mesh.tensor=4 learner.micro_batch_rows=1',
         'learner.first_moment_dtype=bfloat16', 'mesh.frozen_on_host=True',
     )  # fmt: skip
     assert lines[:-1] == [f'     ~{98 - i:.1f} GB with {name}' for i, name in enumerate(names)]
