@@ -21,7 +21,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-os.environ.setdefault('XLA_CLIENT_MEM_FRACTION', '.93')  # JAX's share of a GPU
 
 import jax
 from ml_collections import ConfigDict
@@ -33,6 +32,7 @@ from bapo_jax.targets import GB
 from bapo_jax.learner.packing import most_groups
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.parallel import POOL
 from benchmarks.absent import require_compiler
 from configs import geometry, math
 
@@ -156,6 +156,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('wanted', nargs='?', default='', metavar='DEVICES', help='rows of these alone: H100, v5e, …; or advice')
     wanted = parser.parse_args(argv).wanted
+    os.environ.setdefault(POOL, '.93')
     devices = [row[1] for row in SETTINGS if wanted in row[1]] if wanted != 'advice' else ['1xH100']
     if not devices:
         parser.error(f'no row of {wanted!r}; there are {", ".join(dict.fromkeys(row[1] for row in SETTINGS))}, and advice')

@@ -24,7 +24,7 @@ from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.rotary import Rotation
 from bapo_jax.rollout.room import Limits, memory_of
-from bapo_jax.parallel import make_mesh
+from bapo_jax.parallel import POOL, make_mesh
 from bapo_jax.run.checkpoint import copy_params
 from bapo_jax.memory import gpu_memory, matrix_sizes
 from bapo_jax.targets import Target
@@ -114,7 +114,8 @@ def test_state_on_gpus_is_exact_and_split():
     assert (whole.kernel, whole.compile_s) == ('triton', None)
 
 
-def test_the_in_process_engine_takes_what_the_update_leaves_unless_both_work_at_once():
+def test_the_in_process_engine_takes_what_the_update_leaves_unless_both_work_at_once(monkeypatch):
+    monkeypatch.setenv(POOL, '.75')
     c = config(1)
     c.rollout.engine, c.rollout.rows = 'jax', 100_000
     alone = measure(c, MODEL, '1x80GB')
