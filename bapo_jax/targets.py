@@ -60,8 +60,7 @@ _GPUS = re.compile(rf'(?:([1-9]\d*)x)?([1-9]\d*)x({"|".join(CARDS)})')
 
 
 def for_absent_devices() -> None:
-    """Before JAX starts: it looks for no device here, and XLA's notes on a step that does not fit, which the table says, are not shown."""
-    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+    """Before JAX starts: it looks for no device here."""
     jax.config.update('jax_platforms', 'cpu')
 
 

@@ -147,3 +147,12 @@ def test_a_run_on_a_missing_platform_ends_in_one_line_before_it_claims_its_direc
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and 'Traceback' not in done.stderr
     assert 'error: JAX_PLATFORMS=cuda: JAX cannot start it' in done.stderr and not (tmp_path / 'run' / 'config.json').exists()
+
+
+@pytest.mark.parametrize(('flag', 'level'), [('--dry_run', '3'), ('--workdir=x', 'None')])
+def test_xlas_notes_on_a_step_that_does_not_fit_stay_out_of_a_dry_run(flag, level):
+    """They come in the middle of its table, of settings that it only tries. XLA reads the variable when JAX is imported."""
+    told = 'import os, bapo_jax; print(os.environ.get("TF_CPP_MIN_LOG_LEVEL"))'
+    environment = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
+    done = subprocess.run([sys.executable, '-c', told, flag], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == level, done.stderr
