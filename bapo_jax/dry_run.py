@@ -193,8 +193,7 @@ def measure(config: ConfigDict, model: ModelConfig, topology: str, grids: Sequen
     Without `compiles`, GPUs go by the formula.
     """
     target = find_target(topology, config, compiles)
-    on_devices = isinstance(target.mesh, Mesh)
-    check_engine(config, len({d.process_index for d in target.mesh.devices.flat}) if on_devices else target.hosts)
+    check_engine(config, target.hosts)  # of GPUs; a TPU slice may belong to one host or to several
     kernel = choose_kernel(config, model, target.mesh, target.platform, target.card and target.card.capability)
     if topology and target.card and kernel == 'cudnn':  # it asks a card what it can do, and plans its memory there
         target = find_target(topology, config, compiles=False)
