@@ -96,12 +96,13 @@ def step_seconds(config: ConfigDict, model: ModelConfig, card: Card, cards_of_a_
     compute = operations / (cards * SHARE * card.teraflops * 1e12)
     launches = micro_batches * model.num_layers * KERNELS * KERNEL_S
     weights, link = embedding + head * (not model.tie_embeddings) + layer * model.num_layers, card.link_gb_per_s * GB
-    within = link if m.fsdp <= cards_of_a_host else BETWEEN_HOSTS * GB
+    within = link if m.fsdp * m.tensor <= cards_of_a_host else BETWEEN_HOSTS * GB
     # Twice in the compute dtype, or once in float32; the gradient is float32.
     crossed = mini_batches * (4 + 4) if m.gather_once else micro_batches * (2 * hf.DTYPES[model.dtype].itemsize + 4)
     gathered = crossed * weights / m.tensor * (m.fsdp - 1) / m.fsdp / within
     between = link if cards <= cards_of_a_host else BETWEEN_HOSTS * GB
-    summed = mini_batches * 2 * (m.data - 1) / m.data * 4 * weights / (m.fsdp * m.tensor) / between  # a ring: each number goes twice, but one part
+    # A ring: each number goes twice, but one part.
+    summed = mini_batches * 2 * (m.data - 1) / m.data * 4 * weights / (m.fsdp * m.tensor) / between
     read = micro_batches * weights * (3 * 2 + 12 / m.fsdp) / (m.tensor * card.gb_per_s * GB)
     # Of each layer two sums of the residual stream forward, two backward, and those that are computed again; again a ring.
     residual = rows * l.row_tokens * model.hidden_size * hf.DTYPES[model.dtype].itemsize / (m.data * m.fsdp)

@@ -117,7 +117,9 @@ def _formula(name: str, count: int, mesh: ConfigDict, device_bytes: int, **more:
 
 def _most(whole: float, config: ConfigDict) -> int:
     """Bytes that JAX can be given of a GPU of `whole` bytes: nearly all, or what a server on it leaves with a tenth free."""
-    return int(whole * min(MOST, 0.9 - config.rollout.server_memory) if config.rollout.server_memory else whole * MOST)
+    r = config.rollout
+    beside = r.server_memory if not r.gpus else 0  # with rollout.gpus a server is on others
+    return int(whole * (max(parallel.pool_share(), 0.9 - beside) if beside else MOST))
 
 
 def _note(whole: float) -> str:

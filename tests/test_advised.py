@@ -221,3 +221,13 @@ def test_a_server_on_the_same_card_and_a_tenth_are_no_share_for_jax(topology, mo
     c.rollout.engine, c.rollout.server_memory = 'vllm', 0.5
     target = find_target(topology, c)
     assert target.most == pytest.approx(target.device_bytes / 0.2 * 0.4)
+    c.rollout.server_memory = 0.8  # which leaves JAX no more than it has
+    target = find_target(topology, c)
+    assert target.most == target.device_bytes
+
+
+def test_a_server_on_other_cards_leaves_jax_its_own(monkeypatch):
+    c = config(1)
+    c.rollout.engine, c.rollout.server_memory, c.rollout.gpus = 'vllm', 0.5, (1,)
+    target = find_target('2xH100', c)
+    assert target.most == target.device_bytes  # JAX's share is .93 here
