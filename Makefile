@@ -1,7 +1,7 @@
-# make train, make check, make quick and make test each set up what they need. Wants Python 3.11 or 3.12 with venv; everything goes into .venv.
+# make train, make check, make quick and make test install what they need into .venv. They need Python 3.11 or 3.12 with venv.
 #   PYTHON=/path/to/python3.12   another interpreter (then `make clean-env` first)
-#   JAX=cuda, cuda12 or tpu      the accelerator's JAX, in a new environment
-#   VLLM=cuda                    vLLM for a GPU; later calls keep both. Another JAX replaces it, and before another VLLM: rm -r .venv-vllm
+#   JAX=cuda, cuda12 or tpu      JAX for the accelerator, in a new .venv; kept by later calls
+#   VLLM=cuda                    vLLM for a GPU, kept by later calls; for another build, rm -r .venv-vllm first
 #   ARGS='--config.steps=20'     more flags for train, or for pytest
 
 # The first interpreter that runs and is new enough: a shim on the PATH may exist and still fail.
@@ -12,7 +12,7 @@ LOCK = locks/$(PY).txt
 # The build of an environment that is there already, else cpu. $(1): its folder, $(2): the builds.
 build_of = $(or $(patsubst $(1)/ready-%,%,$(firstword $(wildcard $(2:%=$(1)/ready-%)))),cpu)
 JAX ?= $(call build_of,.venv,cpu cuda cuda12 tpu)
-$(if $(filter-out cpu cuda cuda12 tpu,$(JAX)),$(error JAX=$(JAX): give cpu, cuda, cuda12 or tpu))
+$(if $(filter-out cpu cuda cuda12 tpu,$(JAX)),$(error JAX=$(JAX): choose one of cpu, cuda, cuda12 and tpu))
 # What the accelerator adds to LOCK.
 ADDED_cuda = -r locks/cuda-$(PY).txt
 ADDED_cuda12 = -r locks/cuda12-$(PY).txt
@@ -55,8 +55,8 @@ quick: .venv/ready-test
 	XLA_FLAGS=--xla_backend_optimization_level=0 $(PYTEST) -m 'not slow' $(ARGS)
 
 # Before each commit: what needs numpy alone, and what the pages and tables say.
-CHECK = replay learner/test_credit.py learner/test_packing.py run/test_metric_table.py studies test_config.py test_departures.py \
-	test_docs.py test_fields.py test_files.py test_groups.py test_imports.py test_methods.py test_pages.py test_scores.py
+CHECK = replay learner/test_credit.py learner/test_packing.py docs/test_metrics.py studies config/test_config.py docs/test_departures.py docs/test_fields.py \
+	test_docs.py config/test_field.py machine/test_files.py test_groups.py test_imports.py test_methods.py test_pages.py test_scores.py
 check: .venv/ready-test
 	$(PYTEST) -m 'not slow' $(CHECK:%=tests/%) $(ARGS)
 
@@ -64,15 +64,15 @@ check: .venv/ready-test
 versions: .venv/ready-test
 	.venv/bin/python -m benchmarks.versions
 
-# Every row of the methods table for 20 steps with a resume; its table goes into docs/methods.md.
+# Every row of the methods table for 20 steps with a resume; its table goes into benchmarks/rows.md.
 rows: env
 	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m benchmarks.rows $(ARGS)
 
-# Strikes runs with faults at random moments, and judges what became of them; its table goes into docs/operations.md.
+# Strikes runs with faults at random moments, and judges what became of them; its table goes into docs/reference/operations.md.
 faults: .venv/ready-test
 	.venv/bin/python -m tests.faults $(ARGS)
 
-# Feeds everything that parses what it did not write with a million inputs; its table goes into docs/operations.md.
+# Feeds everything that parses what it did not write with a million inputs; its table goes into docs/reference/operations.md.
 fuzz: .venv/ready-test
 	.venv/bin/python -m tests.fuzz $(ARGS)
 
@@ -106,12 +106,12 @@ TORCH = torch==2.13.0
 
 # vLLM pins torch and holds transformers back, so it has an environment of its own; on a GPU: make vllm-env VLLM=cuda.
 VLLM ?= $(call build_of,.venv-vllm,cpu cuda)
-$(if $(filter-out cpu cuda,$(VLLM)),$(error VLLM=$(VLLM): give cpu or cuda))
+$(if $(filter-out cpu cuda,$(VLLM)),$(error VLLM=$(VLLM): choose cpu or cuda))
 
 vllm-env: .venv-vllm/ready-$(VLLM)
 
-.venv-vllm/ready-$(VLLM): locks/vllm-$(VLLM).txt locks/torchvision_on_cpu.py bapo_jax/rollout/vllm_env.py
-	$(PYTHON) bapo_jax/rollout/vllm_env.py .venv-vllm --build=$(VLLM)
+.venv-vllm/ready-$(VLLM): locks/vllm-$(VLLM).txt locks/torchvision_on_cpu.py bapo_jax/rollout/vllm/environment.py
+	$(PYTHON) bapo_jax/rollout/vllm/environment.py .venv-vllm --build=$(VLLM)
 	@touch $@
 
 # The compiler of TPUs, for `--dry_run --topology=v5e:2x4`. In a directory of its own, used with PYTHONPATH=.tpu-compiler: where it is
@@ -150,7 +150,7 @@ inspect: .venv/ready-test .venv-inspect/ready
 # Debian's Chromium, which opens the rollout viewer in the tests; playwright only drives it.
 browser:
 	@command -v chromium > /dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends chromium; } || \
-		{ echo 'No chromium on the PATH, and apt-get could not install it; as root: apt-get install chromium' >&2; exit 1; }
+		{ echo 'chromium is not on the PATH, and apt-get could not install it; run apt-get install chromium as root' >&2; exit 1; }
 
 # Known weaknesses of every locked version, by the Python Packaging Advisory Database. Fails where it cannot be asked.
 audit: .venv-audit/ready
@@ -163,7 +163,7 @@ audit: .venv-audit/ready
 
 train-vllm: env vllm-env
 	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m bapo_jax.train --config=configs/quickstart.py --config.rollout.engine=vllm \
-		--config.rollout.server_args="('--enforce-eager',)" --workdir=runs/quickstart_vllm $(ARGS)
+		--config.rollout.server.args="('--enforce-eager',)" --workdir=runs/quickstart_vllm $(ARGS)
 
 clean-env:
 	rm -rf .venv .venv-vllm .venv-audit .venv-inspect .tpu-compiler .gpu-compiler

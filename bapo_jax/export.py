@@ -1,10 +1,14 @@
-"""A policy as a plain Hugging Face directory: config.json, tokenizer files, safetensors in shards with an index.
+"""Exports a policy as a Hugging Face directory: config.json, tokenizer, safetensors in shards with an index.
 
-    python -m bapo_jax.export --checkpoint=runs/x --output=hf_dir                  # π_θ of the newest checkpoint
-    python -m bapo_jax.export --checkpoint=runs/x/policy/000123 --output=hf_dir    # a published policy
-    python -m bapo_jax.export --checkpoint=DIR --output=hf_dir --dtype=bfloat16    # a Hugging Face directory, stored otherwise
+    # π_θ of the newest checkpoint
+    python -m bapo_jax.export --checkpoint=runs/x --output=hf_dir
+    # a published policy
+    python -m bapo_jax.export --checkpoint=runs/x/policy/000123 --output=hf_dir
+    # a Hugging Face directory, in another dtype
+    python -m bapo_jax.export --checkpoint=DIR --output=hf_dir --dtype=bfloat16
 
-The weights are written to `hf_dir.partial`, which is renamed when it is complete. The next export removes one left by a crash.
+The weights are written to `hf_dir.partial`, which is renamed when it is complete. If a crash leaves it
+behind, the next export removes it.
 """
 
 from __future__ import annotations
@@ -15,8 +19,8 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
-from bapo_jax import cli, hub
-from bapo_jax.files import check_directory
+from bapo_jax.machine import cli, hub
+from bapo_jax.machine.files import check_directory
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import read_tokenizer
 from bapo_jax.policies import StoredPolicy, find_policy
@@ -25,32 +29,43 @@ FLAGS = flags.FLAGS
 
 
 def export(
-    checkpoint: Path, output: Path, *, base: Path | None = None, dtype: str | None = None, shard_bytes: int = hf.SHARD_BYTES
+    checkpoint: Path,
+    output: Path,
+    *,
+    base: Path | None = None,
+    dtype: str | None = None,
+    shard_bytes: int = hf.SHARD_BYTES,
 ) -> tuple[int, str]:
     """Writes `output` and returns (steps the policy was trained, dtype of the weights).
 
-    `checkpoint` is any policy (policies.py). config.json and tokenizer come from `base`, by default the model that the run started
-    from, or the Hugging Face directory itself. `dtype` is by default what `base` says its weights are stored in.
+    `checkpoint` is any policy (policies.py). config.json and tokenizer come from `base`, by default the model
+    that the run started from, or the Hugging Face directory itself. `dtype` defaults to the one in the config
+    of `base`.
 
-    Raises FileExistsError where `output` holds anything, FileNotFoundError where there is no policy or no base, ValueError where
-    they, or the base and its tokenizer, are of different models or the dtype is unknown. Nothing is left at `output` then.
+    Raises FileExistsError if `output` is not empty, FileNotFoundError if there is no policy or no base, and
+    ValueError if the policy or the tokenizer does not belong to the base's model, or the dtype is unknown.
+    Then nothing is left at `output`.
     """
     checkpoint, output = checkpoint.absolute(), output.absolute()
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise FileExistsError(f'--output={str(output)!r} is there and not empty; give a new directory')
+        raise FileExistsError(f'--output={str(output)!r} exists and is not empty; give a new directory')
     policy = find_policy(checkpoint)
     base = base or _base_of(checkpoint, policy)
     stated = hf.overrides(policy.run_config['model']) if policy.run_config else {}
     model = hf.read_config(base, stated=stated)
-    read_tokenizer(base, model)  # so that what is exported can be asked
+    read_tokenizer(base, model)  # raises if the export would have no usable tokenizer
     dtype = dtype or hf.stored_dtype(base)
     if dtype not in hf.DTYPES:
-        raise ValueError(f'{base / "config.json"} says dtype {dtype!r}; give --dtype, one of {", ".join(hf.DTYPES)}')
+        raise ValueError(
+            f'{base / "config.json"} states dtype {dtype!r}; set --dtype to one of {", ".join(hf.DTYPES)}'
+        )
 
     partial = output.with_name(f'{output.name}.partial')
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        hf.save(partial, policy.tensors(model), like=base, dtype=dtype, shard_bytes=shard_bytes, stated=stated)
+        hf.save(
+            partial, policy.tensors(model), like=base, dtype=dtype, shard_bytes=shard_bytes, stated=stated
+        )
         partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -60,12 +75,14 @@ def export(
 def _base_of(checkpoint: Path, policy: StoredPolicy) -> Path:
     if policy.base is None:
         raise FileNotFoundError(
-            f"{checkpoint}: its run's config.json is missing, so the model trained from is unknown; give --base=DIRECTORY"
+            f"{checkpoint}: its run's config.json is missing, so its base model is unknown; give "
+            '--base=DIRECTORY'
         )
     base = Path(hub.folder_in_run(str(policy.base), policy.commits))
     if not base.is_dir():
         raise FileNotFoundError(
-            f"{checkpoint}: model.path={str(policy.base)!r} in its run's config.json is not a directory here; give --base=DIRECTORY"
+            f"{checkpoint}: model.path={str(policy.base)!r} in its run's config.json is not a directory "
+            'here; give --base=DIRECTORY'
         )
     return base
 
@@ -73,7 +90,7 @@ def _base_of(checkpoint: Path, policy: StoredPolicy) -> Path:
 def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
     if not FLAGS.output:
-        raise app.UsageError('--output is missing: the directory to write')
+        raise app.UsageError('--output is missing; give a directory to write')
     output = Path(FLAGS.output)
     try:
         check_directory(output.parent, '--output')
@@ -88,16 +105,38 @@ def main(_) -> None:
         sys.exit(f'error: {e}')
     files = sorted(output.glob('*.safetensors'))
     size = sum(file.stat().st_size for file in files)
-    print(f'wrote {output}: the policy after {step} steps, {dtype}, {size / 10**9:.3f} GB in {len(files)} file(s) of weights')
+    print(
+        f'wrote {output}: the policy after {step} steps, {dtype}, {size / 10**9:.3f} GB of weights in '
+        f'{len(files)} file(s)'
+    )
 
 
 def run() -> None:
-    """The command: its flags, then `main`."""
-    flags.DEFINE_string('checkpoint', None, 'A run, a policy (runs/x/policy/000123), or a Hugging Face directory.', required=True)
+    """The command: defines the flags and runs `main`."""
+    flags.DEFINE_string(
+        'checkpoint',
+        None,
+        'A run, a policy (runs/x/policy/000123), or a Hugging Face directory.',
+        required=True,
+    )
     flags.DEFINE_string('output', None, 'Directory to write; must be absent or empty.', required=True)
-    flags.DEFINE_string('base', None, 'Hugging Face directory that gives config and tokenizer; default: model.path of the run.')
-    flags.DEFINE_enum('dtype', None, list(hf.DTYPES), "What the weights are stored in; default: as the base's config.json says.")
-    flags.DEFINE_float('shard_gb', hf.SHARD_BYTES / 10**9, 'Most gigabytes (10^9 bytes) of a file of weights.', lower_bound=1e-9)
+    flags.DEFINE_string(
+        'base',
+        None,
+        'Hugging Face directory with the config and tokenizer to copy; default: model.path of the run.',
+    )
+    flags.DEFINE_enum(
+        'dtype',
+        None,
+        list(hf.DTYPES),
+        "dtype of the stored weights; default: that of the base's config.json.",
+    )
+    flags.DEFINE_float(
+        'shard_gb',
+        hf.SHARD_BYTES / 10**9,
+        'Maximum size of a weights file in gigabytes (10^9 bytes).',
+        lower_bound=1e-9,
+    )
     cli.start(main)
 
 

@@ -1,11 +1,11 @@
-"""Judges rows from stdin.
+"""Judges responses from standard input with a task's verifier.
 
     python -m bapo_jax.grade countdown < rows.jsonl > verdicts.jsonl
 
-A row is {"response": str, "ground_truth": ...} and gets one line {"verdict": "correct", "reward": 1.0, "answer": str or null}, in
-the same order. The task's module defines the ground truth: an object for countdown; for math and geometry an answer, a list of
-accepted ones, or an object that also says what the prompt demands. A malformed row stops the program with exit code 2, after the
-rows before it are judged. A summary goes to stderr.
+Each row {"response": str, "ground_truth": ...} gives one line {"verdict": "correct", "reward": 1.0, "answer":
+str or null}, in the same order. The task's module defines the ground truth: an object for countdown; for math
+and geometry an answer, a list of accepted answers, or an object that also says what the prompt demands. A
+malformed row ends the program with exit code 2 after the rows before it are judged. A summary goes to stderr.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from bapo_jax import terminal
 from bapo_jax.groups import Verdict, binary_rewards
-from bapo_jax.output import ends_with_its_reader, guard
+from bapo_jax.machine import terminal
+from bapo_jax.machine.output import ends_with_its_reader, guard_streams
 from bapo_jax.tasks import TASKS, get_task
 from bapo_jax.tasks.verifier_pool import WorkersFailed
 
-ROWS_AT_ONCE = 512  # enough to keep the task's workers busy, few enough to see the first verdicts soon
+ROWS_AT_ONCE = 512  # enough to keep the task's workers busy, but the first verdicts come soon
 
 
-def read_row(line: bytes, check_ground_truth: Callable) -> tuple[str, Any]:
-    """The response and the ground truth of one row. Raises ValueError, which names the field and what was expected."""
+def parse_row(line: bytes, check_ground_truth: Callable) -> tuple[str, Any]:
+    """The response and the ground truth of one row.
+
+    Raises ValueError, naming the field and what was expected, if the row is malformed.
+    """
     try:
         row = json.loads(line.decode('utf-8'))
     except UnicodeDecodeError:
-        raise ValueError('expected UTF-8 text') from None
+        raise ValueError('not UTF-8 text; save the file as UTF-8') from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f'expected a JSON object on one line ({error})') from None
     if not isinstance(row, dict):
@@ -48,8 +51,10 @@ def read_row(line: bytes, check_ground_truth: Callable) -> tuple[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog='python -m bapo_jax.grade', description='Verdicts for rows on stdin, one JSON a line.')
-    parser.add_argument('task', help=f'{", ".join(TASKS)}, or a module of yours such as my_tasks.chess')
+    parser = argparse.ArgumentParser(
+        prog='python -m bapo_jax.grade', description='Judge the JSON rows on standard input.'
+    )
+    parser.add_argument('task', help=f'{", ".join(TASKS)}, or your own module, such as my_tasks.chess')
     try:
         task = get_task(parser.parse_args().task)
     except ValueError as error:
@@ -61,19 +66,29 @@ def main() -> int:
         rows = []
         for number, line in some:
             try:
-                rows.append(read_row(line, task.check_ground_truth))
+                rows.append(parse_row(line, task.check_ground_truth))
             except ValueError as error:
                 trouble = f'line {number}: {error}'
                 break
         try:
-            judged = task.verify_all([response for response, _ in rows], [truth for _, truth in rows], math.inf)
+            judged = task.verify_all(
+                [response for response, _ in rows], [truth for _, truth in rows], math.inf
+            )
         except WorkersFailed as error:
             sys.exit(f'error: {error}')
         for verdict, answer in judged:
             counts[verdict] += 1
             score = float(binary_rewards([verdict])[0])
-            # JSON has no nan: where the verifier failed, the reward is null
-            print(json.dumps({'verdict': verdict.name.lower(), 'reward': None if math.isnan(score) else score, 'answer': answer}))
+            # JSON has no nan: if the verifier failed, the reward is null.
+            print(
+                json.dumps(
+                    {
+                        'verdict': verdict.name.lower(),
+                        'reward': None if math.isnan(score) else score,
+                        'answer': answer,
+                    }
+                )
+            )
         print(end='', flush=True)
     if trouble:
         print(trouble, file=sys.stderr)
@@ -83,8 +98,8 @@ def main() -> int:
 
 
 def run() -> None:
-    """The command."""
-    guard('stderr')  # the summary
+    """The command: runs `main` on guarded streams."""
+    guard_streams('stderr')  # the summary
     with ends_with_its_reader():
         terminal.guard()
         sys.exit(main())

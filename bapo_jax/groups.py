@@ -1,7 +1,8 @@
-"""The data that the loop passes on: Prompt -> Response -> Verdict -> Group -> Batch.
+"""The data structures of the training loop: Prompt -> Response -> Verdict -> Group -> Batch.
 
-A group is a prompt, its G responses, and all that was known when they were sampled. The data are plain and numpy only. They are
-immutable but for `Response.scored`, which grows. Nothing here knows of the loop.
+A group is a prompt with its G responses and everything that was known when they were sampled. The structures
+hold plain data and numpy arrays. They are immutable, except that entries are added to `Response.scored`. They
+do not depend on the loop.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ import numpy as np
 
 
 class Verdict(enum.IntEnum):
-    """The verifier's result for one response. An infrastructure error is never a reward of 0: its group is discarded."""
+    """The verifier's result for one response.
+
+    An infrastructure error does not count as a reward of 0; its group is discarded.
+    """
 
     CORRECT = 0
     WRONG = 1
@@ -26,31 +30,32 @@ class Verdict(enum.IntEnum):
 
 
 class Author(enum.IntEnum):
-    """Who wrote a response's tokens. It marks text of others for methods that train with it, such as LUFFY's traces.
+    """Who wrote a response's tokens, for methods that also train on other text, such as LUFFY's traces.
 
-    The engines sample POLICY responses only. A method that brings in other text makes groups whose responses say so; checkpoints
-    and buffers keep the author. `Response.loss_mask`, not the author, decides which tokens are trained on.
+    The engines only sample POLICY responses. A method that uses other text sets the author of its responses;
+    checkpoints and buffers keep it. `Response.loss_mask`, not the author, selects the tokens to train on.
     """
 
-    POLICY = 0  # the behaviour policy sampled all of them
-    TRACE = 1  # another model or a solver wrote all of them
-    PREFIX = 2  # another wrote the first ones, and the behaviour policy continued
+    POLICY = 0  # the behaviour policy sampled all tokens
+    TRACE = 1  # another model or a solver wrote all tokens
+    PREFIX = 2  # another model or a solver wrote the first tokens, and the behaviour policy continued
 
 
-# For each group and each of its responses, an array with one number for each token.
+# For each response of each group, an array with one number per token.
 ByGroup = list[list[np.ndarray]]
 
-# A group's origin in a batch: fresh groups (X1), re-evaluated ones (X2), BAPO's buffer (X3), another row's replay.
-X1, X2, X3, REPLAY = ORIGINS = ('x1', 'x2', 'x3', 'replay')
+X1 = 'x1'  # the origin of fresh groups in a batch; a method's replay names the other origins
 
 
 def binary_rewards(verdicts: Sequence[Verdict]) -> np.ndarray:
-    """float32 [G], the paper's reward (A.7): 1 for a correct response, else 0; nan where the verifier itself failed."""
-    return np.array([math.nan if v == Verdict.INFRA_ERROR else float(v == Verdict.CORRECT) for v in verdicts], np.float32)
+    """The paper's rewards (A.7), float32 [G]: 1 if correct, else 0; nan if the verifier itself failed."""
+    return np.array(
+        [math.nan if v == Verdict.INFRA_ERROR else float(v == Verdict.CORRECT) for v in verdicts], np.float32
+    )
 
 
 def images_of(ground_truth: Any) -> Sequence[dict]:
-    """References to the images of a question. They hold no pixels, and nor does anything that holds a prompt."""
+    """References to the images of a question. They hold no pixels, and neither do prompts."""
     return ground_truth.get('images', ()) if isinstance(ground_truth, dict) else ()
 
 
@@ -62,57 +67,58 @@ class Prompt:
     task: str
     tokens: np.ndarray  # int32 [prompt tokens]
     ground_truth: Any  # what the task's verifier needs; JSON-serialisable
-    given: np.ndarray | None = None  # int32 [tokens]: the first tokens of a response, which the policy is to continue
+    given: np.ndarray | None = None  # int32 [tokens]: first tokens of a response for the policy to continue
 
     @property
     def images(self) -> Sequence[dict]:
-        """References to its images (tasks/images.py), in the order of their places in the prompt."""
+        """References to its images (tasks/images.py), in their order in the prompt."""
         return images_of(self.ground_truth)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Response:
-    """Tokens as sampled, the ending token included when the policy produced one; never re-tokenised."""
+    """Tokens as sampled, never re-tokenised. They include the stop token if the policy produced one."""
 
     tokens: np.ndarray  # int32 [response tokens], at least one
-    logp: np.ndarray  # float32 [response tokens], log-prob of each token under the behaviour policy, of logits / temperature
-    finish: str  # 'stop' (ended itself) or 'length' (cut at the token limit)
-    version: int  # the behaviour policy's version: how many steps had trained it
+    logp: np.ndarray  # float32 [response tokens], behaviour policy's log-probs, of logits / temperature
+    finish: str  # 'stop' (with a stop token) or 'length' (cut at the token limit)
+    version: int  # the behaviour policy's version: the number of steps that had trained it
     author: Author = Author.POLICY
     loss_mask: np.ndarray | None = None  # bool [response tokens]; None: all True. See `trained_on`
-    # float32 [response tokens] by policy: its log-probs under policies that never change. Who scores it first adds them (learner.py).
+    # policy name -> float32 [response tokens]: log-probs under policies that never change. Added when the
+    # response is first scored (learner.py).
     scored: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
     def trained_on(self) -> np.ndarray:
-        """bool [response tokens]: True on the tokens that the loss covers, False on tokens that are only context.
+        """bool [response tokens]: True for tokens in the loss, False for tokens that are only context.
 
-        `loss_mask` is for responses that are not all the policy's own, such as the continuation of a given prefix. The model reads
-        masked tokens, but they have no advantage and no token weight.
+        `loss_mask` is for responses that the policy wrote only in part, such as the continuation of a given
+        prefix. The model reads masked tokens, but they have no advantage and no token weight.
         """
         return np.ones(len(self.tokens), bool) if self.loss_mask is None else self.loss_mask
 
     @property
     def nbytes(self) -> int:
-        """Of its arrays of tokens and log-probs."""
+        """Bytes of its token and log-prob arrays."""
         return self.tokens.nbytes + self.logp.nbytes + sum(logp.nbytes for logp in self.scored.values())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """A prompt and its G responses with their verdicts and rewards (eq. 4). Never split, relabelled or partly replaced.
+    """A prompt and its G responses with their verdicts and rewards (eq. 4).
 
-    A group that the engine lost has no responses. It counts as an infrastructure error, so that its prompt has an outcome too.
-
-    The verdicts give k, which drives filters, X2, X3, thresholds and accuracy. The rewards alone drive advantages.
+    A group is never split, relabelled or partly replaced. A group that the engine lost has no responses. It
+    counts as an infrastructure error, so that its prompt has an outcome, too. Filters, X2, X3, thresholds and
+    accuracy depend on k, which comes from the verdicts. Advantages depend only on the rewards.
     """
 
     prompt: Prompt
     responses: tuple[Response, ...]
     verdicts: tuple[Verdict, ...]  # one per response
     rewards: np.ndarray  # float32 [G], one per response; nan on an infrastructure error
-    step: int  # the training step it was sampled at
-    answers: tuple[str | None, ...] = ()  # what the verifier extracted from each response; None where nothing
+    step: int  # the training step in which it was sampled
+    answers: tuple[str | None, ...] = ()  # the answer that the verifier extracted from each response, or None
 
     @property
     def size(self) -> int:
@@ -125,7 +131,7 @@ class Group:
 
     @property
     def accuracy(self) -> float:
-        """mu = k / G."""
+        """μ = k / G."""
         return self.correct / self.size
 
     @property
@@ -135,11 +141,12 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """What a step trains on: intact groups, each with its origin, and for every response its normalisation group."""
+    """What a step trains on: whole groups with their origins, and each response's normalisation group."""
 
     groups: tuple[Group, ...]
-    origins: tuple[str, ...]  # one per group, of ORIGINS
-    normalisation: tuple[np.ndarray, ...]  # one per group, int32 [G]: responses with one number share mean and std of rewards
+    origins: tuple[str, ...]  # one per group: X1, or a name from the method's replay
+    # One per group, int32 [G]: responses with the same number share the mean and std of rewards.
+    normalisation: tuple[np.ndarray, ...]
 
     def count(self, origin: str) -> int:
         return self.origins.count(origin)
@@ -148,20 +155,26 @@ class Batch:
         return [g for g, o in zip(self.groups, self.origins, strict=True) if o == origin]
 
     def take(self, indices: Sequence[int]) -> Batch:
-        """The batch of these groups, in this order."""
-        return Batch(*(tuple(part[i] for i in indices) for part in (self.groups, self.origins, self.normalisation)))
+        """The batch with only these groups, in this order."""
+        return Batch(
+            *(tuple(part[i] for i in indices) for part in (self.groups, self.origins, self.normalisation))
+        )
 
 
 def joined(old: Group, new: Group) -> Group:
-    """Joins two groups of one prompt, the old responses first. The step is the new group's."""
+    """Joins two groups of the same prompt, old responses first. The step is that of the new group."""
     return Group(
-        new.prompt, old.responses + new.responses, old.verdicts + new.verdicts, np.concatenate([old.rewards, new.rewards]), new.step,
+        new.prompt,
+        old.responses + new.responses,
+        old.verdicts + new.verdicts,
+        np.concatenate([old.rewards, new.rewards]),
+        new.step,
         old.answers + new.answers,
-    )  # fmt: skip
+    )
 
 
 def taken(group: Group, places: Sequence[int]) -> Group:
-    """A group of the responses at `places`, with their verdicts and rewards."""
+    """A group with only the responses at `places`, and their verdicts and rewards."""
     return Group(
         group.prompt, tuple(group.responses[i] for i in places), tuple(group.verdicts[i] for i in places),
         group.rewards[np.asarray(places)], group.step, tuple(group.answers[i] for i in places),
@@ -169,22 +182,27 @@ def taken(group: Group, places: Sequence[int]) -> Group:
 
 
 def unscored(group: Group) -> Group:
-    """The group as if no policy had scored its responses."""
-    return dataclasses.replace(group, responses=tuple(dataclasses.replace(r, scored={}) for r in group.responses))
+    """The group without scored log-probs."""
+    return dataclasses.replace(
+        group, responses=tuple(dataclasses.replace(r, scored={}) for r in group.responses)
+    )
 
 
 def make_batch(groups: Sequence[Group], origins: Sequence[str]) -> Batch:
-    """A batch in which every group is normalised by itself."""
-    return Batch(tuple(groups), tuple(origins), tuple(np.full(g.size, i, np.int32) for i, g in enumerate(groups)))
+    """A batch in which each group is normalised separately."""
+    return Batch(
+        tuple(groups), tuple(origins), tuple(np.full(g.size, i, np.int32) for i, g in enumerate(groups))
+    )
 
 
-_SCORED = 'scored_'  # begins the names of arrays of `Response.scored`
+_SCORED = 'scored_'  # prefix of the arrays with `Response.scored`
 
 
 def groups_to_arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
-    """Flattens groups into a few numpy arrays for a checkpoint. Exact.
+    """Flattens groups into a few numpy arrays for a checkpoint, without loss.
 
-    Every array has at least one element, since array stores dislike empty ones. 'count' is the number of groups.
+    Every array has at least one element, since array stores may not support empty ones. 'count' is the number
+    of groups.
     """
     responses = [r for g in groups for r in g.responses]
     scored = sorted({name for r in responses for name in r.scored})
@@ -213,21 +231,25 @@ def groups_to_arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
         'version': flat([[r.version for r in responses]], np.int64),
         'author': flat([[int(r.author) for r in responses]], np.int8),
         'loss_mask': flat([r.trained_on for r in responses], np.int8),
-        # nan where a response was not scored
+        # nan if a response was not scored
         **{
-            _SCORED + name: flat([r.scored.get(name, np.full(len(r.tokens), math.nan)) for r in responses], np.float32)
+            _SCORED + name: flat(
+                [r.scored.get(name, np.full(len(r.tokens), math.nan)) for r in responses], np.float32
+            )
             for name in scored
         },
     }
 
 
 def groups_from_arrays(arrays: Mapping[str, np.ndarray]) -> list[Group]:
-    """The inverse of `groups_to_arrays`. Answers are None in arrays that an earlier version saved."""
+    """The inverse of `groups_to_arrays`. Answers are None if an earlier version saved the arrays."""
     a = {name: np.asarray(value) for name, value in arrays.items()}
     count = int(a['count'][0])
     prompt_end, response_end = np.cumsum(a['prompt_len'][:-1]), np.cumsum(a['response_len'][:-1])
     truths = json.loads(a['task_and_truth'].tobytes())
-    answers = json.loads(a['answers'].tobytes()) if 'answers' in a else [[None] * n for n in a['size'].tolist()]
+    answers = (
+        json.loads(a['answers'].tobytes()) if 'answers' in a else [[None] * n for n in a['size'].tolist()]
+    )
     scored = [name.removeprefix(_SCORED) for name in a if name.startswith(_SCORED)]
     groups, first = [], 0
     for i in range(count):
@@ -242,11 +264,15 @@ def groups_from_arrays(arrays: Mapping[str, np.ndarray]) -> list[Group]:
                 finish='stop' if a['stopped'][j] else 'length',
                 version=int(a['version'][j]),
                 author=Author(int(a['author'][j])),
-                loss_mask=_none_if_all(a['loss_mask'][response_end[j] - a['response_len'][j] : response_end[j]]),
+                loss_mask=_none_if_all(
+                    a['loss_mask'][response_end[j] - a['response_len'][j] : response_end[j]]
+                ),
                 scored={
                     name: logp
                     for name in scored
-                    if not np.isnan(logp := a[_SCORED + name][response_end[j] - a['response_len'][j] : response_end[j]]).any()
+                    if not np.isnan(
+                        logp := a[_SCORED + name][response_end[j] - a['response_len'][j] : response_end[j]]
+                    ).any()
                 },
             )
             for j in rows

@@ -1,6 +1,6 @@
-"""Reads and checks what a config names, cheapest first: model shape, tokenizer, benchmarks, training prompts.
+"""Reads and checks a run's inputs, cheapest first: model shape, tokenizer, benchmarks, training prompts.
 
-Reads no weights and touches no device.
+It reads no weights and uses no device.
 """
 
 from __future__ import annotations
@@ -13,44 +13,45 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from bapo_jax import config as config_lib, hub
+from bapo_jax import config as config_lib
 from bapo_jax.groups import Prompt
+from bapo_jax.machine import hub
 from bapo_jax.models import hf
-from bapo_jax.models.patches import windows_of
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.tokenizer import read_tokenizer, tokenizer_file
+from bapo_jax.models.vision.patches import windows_of
 from bapo_jax.prompts.selector import PromptSelector, make_selector
 from bapo_jax.tasks import TASKS, encode_prompts, get_task, leave_out_long, refuse_long, repeats
 from bapo_jax.tasks.jsonl import short
 from bapo_jax.tasks.sight import Sight
 from bapo_jax.tasks.turns import asks_in_chat, turn_end
 
-# Each benchmark has an id range of its own, so that no two questions share random keys. Training prompts count from 0.
+# Each benchmark has its own range of ids, so that questions share no random keys. Training ids start at 0.
 _FIRST_ID = 1 << 24
-_SAMPLE = 64  # questions whose tokens are read back
+_SAMPLE = 64  # questions whose tokens are decoded as a check
 
 
 class Inputs(NamedTuple):
-    """What a config names, without weights and devices."""
+    """The inputs that a config names, without weights and devices."""
 
     config: ConfigDict  # resolved; model.path is a directory
-    written: ConfigDict  # the same with model.path as it was written, perhaps a name of the hub
+    written: ConfigDict  # the same, but with model.path as it was given, perhaps a hub name
     commits: dict[str, str]  # the hub's commit of each name (hub.commits_of)
     model: ModelConfig
     tokenizer: Any
     stop_tokens: tuple[int, ...]
-    prompts: list[Prompt]  # trained on
+    prompts: list[Prompt]  # for training
     benchmarks: dict[str, list[Prompt]]
     selector: PromptSelector
     steps: int
-    sight: Sight | None  # of a model with a vision tower
+    sight: Sight | None  # None without a vision tower
 
 
 def read_inputs(config: ConfigDict, weights: bool = True, commits: Mapping[str, str] = {}) -> Inputs:
-    """Checks the config and, with `weights`, the weights' files. Reads data and tokenizer; fetches what the hub has of them.
+    """Checks the config, reads data and tokenizer, and with `weights` checks the files of weights.
 
-    `commits` are those that a run recorded for the names of its config. Raises ValueError or OSError, mostly FileNotFoundError. The
-    message names the field and the remedy.
+    Fetches from the hub what the config names there; `commits` are those that a run recorded for these names.
+    Raises ValueError or OSError, mostly FileNotFoundError, naming the field and the remedy.
     """
     with hub.commits_of(commits) as known:
         return _read(config_lib.resolve(config), weights, known)
@@ -65,11 +66,16 @@ def _read(written: ConfigDict, weights: bool, commits: dict[str, str]) -> Inputs
     tokenizer, ends = read_tokenizer(config.model.path, model)
     sight = make_sight(config, model)
     benchmarks = benchmark_prompts(config, tokenizer, sight)
-    truths = get_task(config.task.name).training_problems(config.task.train, limit=config.task.limit, seed=config.task.seed)
-    if config.task.name not in TASKS:  # those leave repeats out as they read; the control of diagrams repeats on purpose
+    truths = get_task(config.task.name).training_problems(
+        config.task.train, limit=config.task.limit, seed=config.task.seed
+    )
+    # Built-in tasks drop repeats when they read; the control of diagrams repeats on purpose.
+    if config.task.name not in TASKS:
         truths = repeats.left_out(truths, config.task.train)
     with _of(f'task.train={config.task.train}'):
-        prompts = encode_prompts(config.task.name, truths, tokenizer, template=config.task.template, sight=sight)
+        prompts = encode_prompts(
+            config.task.name, truths, tokenizer, template=config.task.template, sight=sight
+        )
     check_questions(config, prompts, tokenizer)
     check_turn_end(config, prompts, tokenizer, ends)
     prompts = leave_out_long(prompts, config.rollout.max_prompt_tokens)
@@ -77,36 +83,52 @@ def _read(written: ConfigDict, weights: bool, commits: dict[str, str]) -> Inputs
         grids = [grid for prompt in prompts for grid in sight.grids_of(prompt)]
         sight.row_windows = max((windows_of(grid, model.vision) for grid in grids), default=0)
     if len(truths) > _FIRST_ID:
-        raise ValueError(f'{len(truths):,} training problems; ids of benchmarks begin at {_FIRST_ID:,}: lower task.limit to that')
+        raise ValueError(
+            f'{len(truths):,} training problems, but at most {_FIRST_ID:,} are supported; set '
+            f'task.limit to at most {_FIRST_ID:,}'
+        )
     selector = make_selector(config, prompts)
     if config.evaluate.track_prompts > len(prompts):
-        raise ValueError(f'evaluate.track_prompts={config.evaluate.track_prompts} exceeds the {len(prompts)} training prompts')
+        raise ValueError(
+            f'evaluate.track_prompts={config.evaluate.track_prompts} exceeds the {len(prompts)} training '
+            'prompts; lower it'
+        )
     steps = config.steps or config.epochs * (len(prompts) // config.learner.batch_groups)
-    return Inputs(config, written, commits, model, tokenizer, ends, prompts, benchmarks, selector, steps, sight)
+    return Inputs(
+        config, written, commits, model, tokenizer, ends, prompts, benchmarks, selector, steps, sight
+    )
 
 
 def make_sight(config: ConfigDict, model: ModelConfig) -> Sight | None:
-    """How the policy sees images, by `config.model`; None where it has no vision tower."""
+    """The image settings of `config.model`; None if the model has no vision tower."""
     m = config.model
     if not (v := model.vision):
         return None
     tower = v.patch_size, v.spatial_merge_size, v.temporal_patch_size
-    return Sight(m.path, v.image_token, m.least_pixels, m.most_pixels, tower=tower)
+    return Sight(m.path, v.image_token, *m.pixels, tower=tower)
 
 
-def benchmark_prompts(config: ConfigDict, tokenizer: Any, sight: Sight | None = None) -> dict[str, list[Prompt]]:
-    """The questions of every benchmark in config.evaluate.benchmarks; `sight` is as of `make_sight`.
+def benchmark_prompts(
+    config: ConfigDict, tokenizer: Any, sight: Sight | None = None
+) -> dict[str, list[Prompt]]:
+    """The questions of every benchmark in config.evaluate.benchmarks; `sight` comes from `make_sight`.
 
-    Raises ValueError for an unknown name, a bad file or a prompt that is too long. Raises FileNotFoundError for a missing file.
+    Raises ValueError if a name is unknown, a file is bad or a prompt is too long, and FileNotFoundError if a
+    file is missing.
     """
     task, prompts = get_task(config.task.name), {}
     for i, name in enumerate(config.evaluate.benchmarks):
         first_id = _FIRST_ID * (1 + i)
         truths = task.benchmark(name)
-        repeats.report(truths, name)
+        repeats.report_repeats(truths, name)
         with _of(f'evaluate.benchmarks={name}'):
             encoded = encode_prompts(
-                config.task.name, truths, tokenizer, template=config.task.template, first_id=first_id, sight=sight
+                config.task.name,
+                truths,
+                tokenizer,
+                template=config.task.template,
+                first_id=first_id,
+                sight=sight,
             )
         check_questions(config, encoded, tokenizer)
         prompts[name] = refuse_long(encoded, config.evaluate.max_prompt_tokens, name)
@@ -115,7 +137,7 @@ def benchmark_prompts(config: ConfigDict, tokenizer: Any, sight: Sight | None = 
 
 @contextlib.contextmanager
 def _of(setting: str) -> Iterator[None]:
-    """Inside, a ValueError says which setting named the data."""
+    """Inside, the message of a ValueError begins with the setting that names the data."""
     try:
         yield
     except ValueError as e:
@@ -123,10 +145,11 @@ def _of(setting: str) -> Iterator[None]:
 
 
 def check_questions(config: ConfigDict, prompts: Sequence[Prompt], tokenizer: Any) -> None:
-    """Raises ValueError, naming the tokenizer's file, where the tokens do not say what the questions say.
+    """Raises ValueError, naming the tokenizer's file, if the tokens do not represent the questions.
 
-    Of distinct questions the tokens are distinct, and of a sample they give the text back. Texts are compared in Unicode's composed
-    form (NFC), to which Qwen's tokenizers bring every text: the two ways to write é are one question to the policy.
+    Distinct questions must have distinct tokens, and a sample must decode to its text. Texts are compared in
+    Unicode's composed form (NFC), to which Qwen's tokenizers convert all text: the two ways to write é are
+    the same question to the policy.
     """
     task, c = get_task(config.task.name), config.task
 
@@ -135,32 +158,36 @@ def check_questions(config: ConfigDict, prompts: Sequence[Prompt], tokenizer: An
 
     for prompt in prompts[:: max(1, len(prompts) // _SAMPLE)]:
         asked = text(prompt)
-        tokens = tokenizer(asked, add_special_tokens=False)['input_ids']  # without the further marks of images
+        tokens = tokenizer(asked, add_special_tokens=False)['input_ids']  # without the added image tokens
         if (said := unicodedata.normalize('NFC', tokenizer.decode(tokens))) != asked:
             raise ValueError(
-                f'{tokenizer_file(config.model.path)}: the tokens of the question {_apart(asked, said)} say {_apart(said, asked)}; '
-                'the tokenizer is damaged or of another model: fetch the model directory again'
+                f'{tokenizer_file(config.model.path)}: the tokens of the question {_apart(asked, said)} '
+                f'decode to {_apart(said, asked)}; the tokenizer is damaged or of another model. Download '
+                'the model directory again'
             )
     first: dict[bytes, Prompt] = {}
     for prompt in prompts:
         other = first.setdefault(prompt.tokens.tobytes(), prompt)
         if other.ground_truth != prompt.ground_truth and (one := text(other)) != (two := text(prompt)):
             raise ValueError(
-                f'{tokenizer_file(config.model.path)}: the questions {_apart(one, two)} and {_apart(two, one)} have the same tokens; '
-                'the tokenizer is damaged or of another model: fetch the model directory again'
+                f'{tokenizer_file(config.model.path)}: the questions {_apart(one, two)} and '
+                f'{_apart(two, one)} have the same tokens; '
+                'the tokenizer is damaged or of another model. Download the model directory again'
             )
 
 
 def _apart(text: str, other: str) -> str:
-    """A text as a message shows it, from shortly before the place where it begins to differ from another."""
+    """A text shortened for a message; it starts shortly before it first differs from `other`."""
     start = max(0, len(os.path.commonprefix([text, other])) - 20)
     return ('…' if start else '') + short(text[start:])
 
 
-def check_turn_end(config: ConfigDict, prompts: Sequence[Prompt], tokenizer: Any, ends: Sequence[int]) -> None:
-    """Raises ValueError where the questions are chats, and their template ends an answer with none of the stop tokens `ends`.
+def check_turn_end(
+    config: ConfigDict, prompts: Sequence[Prompt], tokenizer: Any, ends: Sequence[int]
+) -> None:
+    """Raises ValueError if the questions are chats whose template ends an answer with none of the `ends`.
 
-    The policy would write that end and go on, with turns of a user that nobody asked.
+    `ends` are the stop tokens. Otherwise the policy would write that end and continue with turns of the user.
     """
     task, after = get_task(config.task.name), turn_end(tokenizer)
     token = tokenizer(after, add_special_tokens=False)['input_ids'][0] if after else None
@@ -168,26 +195,33 @@ def check_turn_end(config: ConfigDict, prompts: Sequence[Prompt], tokenizer: Any
         return
     if prompts and asks_in_chat(task, prompts[0].ground_truth, config.task.template, tokenizer):
         raise ValueError(
-            f'{config.model.path}/generation_config.json: the chat template ends an answer with {tokenizer.decode([token])!r} (token '
-            f'{token}), which is no stop token, so responses would run on into further turns. Add it to eos_token_id there, or '
-            f'choose another template than task.template={config.task.template!r}'
+            f'{config.model.path}/generation_config.json: the chat template ends an answer with '
+            f'{tokenizer.decode([token])!r} (token {token}), which is not a stop token, so responses would '
+            'continue with further turns; add it to eos_token_id there, or choose another template than '
+            f'task.template={config.task.template!r}'
         )
 
 
 def positions_suffice(config: ConfigDict, model: ModelConfig) -> None:
-    """Raises ValueError where sequences may become longer than the model was made for."""
+    """Raises ValueError if sequences may become longer than the model supports."""
     for section in ('rollout', 'evaluate'):
         prompt, response = config[section].max_prompt_tokens, config[section].max_response_tokens
         if 0 < model.max_positions < prompt + response:
             raise ValueError(
-                f'{section}.max_prompt_tokens={prompt} + {section}.max_response_tokens={response} = {prompt + response} tokens; '
-                f'max_position_embeddings of {config.model.path}/config.json is {model.max_positions}. Lower them, or state what the '
-                'model is to be taken for: for Qwen2.5-Math people use model.max_positions=16384 with model.rope_theta=40000'
+                f'{section}.max_prompt_tokens={prompt} + {section}.max_response_tokens={response} = '
+                f'{prompt + response} tokens, '
+                f'but max_position_embeddings of {config.model.path}/config.json is {model.max_positions}; '
+                'lower them, or extend '
+                "the model's context: for Qwen2.5-Math, model.max_positions=16384 with "
+                'model.rope_theta=40000 is common'
             )
 
 
 def located(config: ConfigDict, weights: bool = True) -> ConfigDict:
-    """A copy whose model.path is a directory. Raises as `hub.model_folder`: cheaper to say now than after the data are read."""
+    """A copy of the config whose model.path is a directory.
+
+    Raises the errors of `hub.model_folder`, before time is spent on reading data.
+    """
     config = ConfigDict(config.to_dict())
     config.model.path = hub.model_folder(config.model.path, weights=weights)
     return config

@@ -1,63 +1,68 @@
-"""Every method is four choices: which prompts, which policy answers, what is trained on, how it learns.
+"""The methods. Each is four choices: which prompts, which policy answers, what is trained on, how it learns.
 
-One row each, as overrides of the config's fields; a new method is a new row, not a new trainer (docs/adding_a_method.md).
-Configs select a row with `--config=FILE:METHOD`.
+Each method is a row of overrides of config fields. To add a method, add a row, not a trainer
+(docs/methods.md). Configs select a row with `--config=FILE:METHOD`.
 
-    python -m bapo_jax.methods               # the table, and what each row changes in GRPO
-    python -m bapo_jax.methods --write       # the same into docs/methods.md
+    python -m bapo_jax.methods               # prints the table, and how each row differs from GRPO
 """
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from bapo_jax.files import replace_part
-from bapo_jax.output import ends_with_its_reader, open_streams
+from bapo_jax.machine.output import ends_with_its_reader, open_streams
+from bapo_jax.machine.terminal import console
 
-PAGE = Path(__file__).resolve().parents[1] / 'docs' / 'methods.md'
 Fields = dict[str, Any]  # dotted config field -> value
 
 
 class Method(NamedTuple):
-    """Overrides of config fields, by choice."""
+    """A row: overrides of config fields, by choice."""
 
     summary: str
     source: str
-    prompts: Fields = {}  # which questions now
+    prompts: Fields = {}  # which prompts
     schedule: Fields = {}  # which policy answers
     batch: Fields = {}  # what is trained on
     learning: Fields = {}  # how it learns
-    of_task: dict[str, Fields] = {}  # name of a file in configs/ -> what the method's authors set otherwise for that task
+    # Name of a file in configs/ -> what the method's authors changed for that task.
+    of_task: dict[str, Fields] = {}
 
     @property
     def fields(self) -> Fields:
-        """All overrides but those of a task."""
+        """All overrides, except those for one task."""
         return {**self.prompts, **self.schedule, **self.batch, **self.learning}
 
-    def but(self, summary: str, source: str, *, of_task: dict[str, Fields] | None = None, **choices: Fields) -> Method:
-        """This row with some fields of some choices set otherwise."""
+    def but(
+        self, summary: str, source: str, *, of_task: dict[str, Fields] | None = None, **choices: Fields
+    ) -> Method:
+        """A copy of this row with changes to some fields."""
         changed = {choice: {**getattr(self, choice), **fields} for choice, fields in choices.items()}
-        return self._replace(summary=summary, source=source, of_task=self.of_task if of_task is None else of_task, **changed)
+        return self._replace(
+            summary=summary, source=source, of_task=self.of_task if of_task is None else of_task, **changed
+        )
 
 
-# GRPO as the paper's baseline runs it (verl): ratio against the policy at the step's start, KL to the initial policy.
+# GRPO as in the paper's baseline (verl): ratio to the policy at the step's start, KL to the initial policy.
 _GRPO = Method(
-    summary='GRPO: every fresh group, once',
+    summary='GRPO: trains once on every fresh group',
     source='DeepSeekMath, arXiv 2402.03300',
     schedule={'rollout.sync_every': 1},
     batch={'replay.fresh_filter': 'none', 'replay.use_x2': False, 'replay.use_x3': False},
     learning={'learner.anchor': 'proximal', 'learner.kl_target': 'reference'},
-    # The authors' script: one optimizer step on all 256 groups, and a weaker KL.
+    # In the authors' script: one optimizer step on all 256 groups, and a weaker KL.
     of_task={'countdown': {'learner.kl_coef': 0.001, 'learner.mini_batch_groups': 256}},
 )
 
-# Algorithm 1 with Table 3; the ambiguities are settled as docs/method.md says.
+# Algorithm 1 with Table 3; docs/concepts.md says how ambiguities are resolved.
 _BAPO = Method(
-    summary='BAPO, the paper: delayed rollouts, filtered fresh groups (X1), re-evaluated hard prompts (X2), replay (X3)',
+    summary=(
+        'BAPO, as in the paper: delayed rollouts, filtered fresh groups (X1), re-evaluated hard prompts '
+        '(X2), replay (X3)'
+    ),
     source='arXiv 2602.20722, Algorithm 1 and Table 3',
     schedule={'rollout.sync_every': 5, 'replay.reevaluate_every': 5},
     batch={
@@ -72,14 +77,15 @@ _BAPO = Method(
     learning={'learner.anchor': 'behaviour', 'learner.kl_target': 'behaviour'},
 )
 
-# BAPO as measured at 0.8M parameters: beside each choice its row of studies/first_proof, and those it was chosen over.
+# BAPO as measured at 0.8M parameters. Comments name each choice's row in studies/first_proof; alternatives.
 _TUNED = _BAPO.but(
-    'BAPO as studies/first_proof supports it: no delay, every mixed group trained on and replayed, none re-evaluated',
+    'BAPO as studies/first_proof supports it: no delay, trains on and replays every mixed group, no '
+    're-evaluation',
     'studies/first_proof',
     schedule={'rollout.sync_every': 1},  # centre; v2_behaviour_lr2e-4, v5_behaviour_lr2e-4
     batch={
         'replay.fresh_filter': 'range',  # centre; gaussian, uniform, unfiltered
-        'replay.use_x2': False,  # wide_no_x2; wide scores alike and takes a tenth more responses
+        'replay.use_x2': False,  # wide_no_x2; wide scores the same and takes a tenth more responses
         'replay.use_x3': True,  # wide; no_x3
         'replay.c2': (0.0,),  # wide, of all mixed groups; centre
         'replay.c3': (1.0,),
@@ -99,81 +105,119 @@ METHODS: dict[str, Method] = {
         learning={'learner.anchor': 'behaviour'},
     ),
     'dr_grpo': _GRPO.but(
-        'Dr.GRPO: rewards centred, not scaled; tokens summed over the length limit; no KL',
+        'Dr.GRPO: rewards centred, not scaled; sum over tokens divided by the length limit; no KL',
         'arXiv 2503.20783',
-        learning={'learner.advantage': 'centred', 'learner.aggregation': 'seq_mean_token_sum', 'learner.kl_target': 'none'},
+        learning={
+            'learner.advantage': 'centred',
+            'learner.aggregation': 'seq_mean_token_sum',
+            'learner.kl_target': 'none',
+        },
         of_task={},
     ),
     'gspo': _GRPO.but(
-        "GSPO: the ratio of a whole response, the geometric mean of its tokens'; a narrow trust region; no KL",
+        'GSPO: importance ratio per response (geometric mean over tokens); narrow trust region; no KL',
         'arXiv 2507.18071',
         learning={
-            'learner.ratio_level': 'sequence', 'learner.clip_low': 3e-4, 'learner.clip_high': 4e-4, 'learner.dual_clip': 0.0,
-            'learner.aggregation': 'seq_mean_token_mean', 'learner.kl_target': 'none',
+            'learner.ratio_level': 'sequence',
+            'learner.clip_low': 3e-4,
+            'learner.clip_high': 4e-4,
+            'learner.dual_clip': 0.0,
+            'learner.aggregation': 'seq_mean_token_mean',
+            'learner.kl_target': 'none',
         },
         of_task={},
     ),
     'cispo': _GRPO.but(
-        "CISPO: the clip bounds a token's weight from above and holds back no gradient; no KL",
+        'CISPO: importance weights clipped from above, no gradient masked; no KL',
         'MiniMax-M1, arXiv 2506.13585; bounds as in verl',
         learning={
-            'learner.surrogate': 'cispo', 'learner.clip_low': 10.0, 'learner.clip_high': 0.2, 'learner.dual_clip': 0.0,
+            'learner.surrogate': 'cispo',
+            'learner.clip_low': 10.0,
+            'learner.clip_high': 0.2,
+            'learner.dual_clip': 0.0,
             'learner.kl_target': 'none',
         },
         of_task={},
     ),
     'maxrl': _GRPO.but(
-        'MaxRL: rewards centred and divided by their mean, the gradient of log pass rate; no KL',
+        'MaxRL: rewards centred and divided by their mean (the gradient of the log pass rate); no KL',
         "arXiv 2602.02710 and its authors' code",
         learning={'learner.advantage': 'over_mean', 'learner.kl_target': 'none'},
         of_task={},
     ),
     'dapo': _GRPO.but(
-        'DAPO: refills until B groups are mixed, within bounds; clip-higher; soft overlong punishment; no KL, no entropy bonus',
+        'DAPO: samples until B groups are mixed, at most 4 batches; clip-higher; soft overlong punishment; '
+        'no KL, no entropy bonus',
         'arXiv 2503.14476; at most 4 batches a step as in arXiv 2602.20722, Figure 9',
         schedule={'rollout.refill_batches': 4, 'rollout.overlap': False},
         batch={'replay.fresh_filter': 'range', 'task.overlong_share': 0.5},
         learning={
-            'learner.kl_target': 'none', 'learner.entropy_coef': 0.0, 'learner.clip_high': 0.28, 'learner.dual_clip': 10.0,
+            'learner.kl_target': 'none',
+            'learner.entropy_coef': 0.0,
+            'learner.clip_high': 0.28,
+            'learner.dual_clip': 10.0,
         },
         of_task={},
     ),
     'mopps': _GRPO.but(
-        'MoPPS: of 16 batches of candidates, the prompts whose Thompson-sampled success rate is nearest a half',
+        'MoPPS: chooses, from 16 batches of candidates, the prompts whose Thompson-sampled success rate is '
+        'closest to 0.5',
         'arXiv 2507.04632 and its scripts',
-        prompts={'prompts.selector': 'mopps', 'prompts.candidates': 16, 'prompts.target': 0.5, 'prompts.decay': 1.0},
+        prompts={
+            'prompts.selector': 'mopps',
+            'prompts.mopps.candidates': 16,
+            'prompts.mopps.target': 0.5,
+            'prompts.mopps.decay': 1.0,
+        },
         learning={'learner.kl_target': 'none', 'learner.clip_high': 0.28, 'learner.dual_clip': 10.0},
-        of_task={task: {'prompts.candidates': 8, 'prompts.decay': 0.5} for task in ('countdown', 'geometry')},
+        of_task={
+            task: {'prompts.mopps.candidates': 8, 'prompts.mopps.decay': 0.5}
+            for task in ('countdown', 'geometry')
+        },
     ),
     'repo': _GRPO.but(
-        'RePO: beside each fresh group the newest of its prompt\'s earlier responses, normalised by themselves; also '
-        'replay.retrieve=all, reward, variance',
+        'RePO: adds to each fresh group the newest earlier responses of its prompt, normalised separately; '
+        'other choices are replay.repo.retrieve=all, reward and variance',
         'arXiv 2506.09340 and its code',
-        batch={'replay.kind': 'repo', 'replay.retrieve': 'recent', 'replay.retrieve_normalisation': 'split'},
-        learning={'learner.anchor': 'behaviour', 'learner.kl_target': 'none', 'learner.aggregation': 'seq_mean_token_mean'},
+        batch={'replay.kind': 'repo', 'replay.repo.retrieve': 'recent', 'replay.repo.normalisation': 'split'},
+        learning={
+            'learner.anchor': 'behaviour',
+            'learner.kl_target': 'none',
+            'learner.aggregation': 'seq_mean_token_mean',
+        },
         of_task={},
     ),
     'remix': _GRPO.but(
-        'ReMix: recent policies answer 0.4 of the prompts, two passes a batch, KL to base and previous policy; GRPO after step 50',
+        'ReMix: recent policies answer 0.4 of the prompts; two passes per batch; KL to base and last policy; '
+        'GRPO after step 50',
         'arXiv 2507.06892',
-        schedule={'rollout.mixture': 0.4, 'rollout.overlap': False, 'rollout.mixture_policies': 2},
+        schedule={'rollout.mixture.share': 0.4, 'rollout.overlap': False, 'rollout.mixture.policies': 2},
         learning={
-            'learner.anchor': 'behaviour', 'learner.clip_centre': 'proximal', 'learner.kl_target': 'convex',
-            'learner.passes_per_batch': 2, 'learner.switch_step': 50,
+            'learner.anchor': 'behaviour',
+            'learner.clip_centre': 'proximal',
+            'learner.kl_target': 'convex',
+            'learner.passes_per_batch': 2,
+            'learner.switch_step': 50,
         },
         of_task={},
     ),
     'ppo': _GRPO.but(
-        'PPO: a critic gives every token a value, and advantages are estimated from those (GAE)',
+        'PPO: a critic predicts a value for every token; advantages from GAE',
         "arXiv 1707.06347; verl's PPO",
         learning={'learner.kl_target': 'none', 'learner.advantage': 'gae'},
-        of_task={**_GRPO.of_task, 'quickstart': {'learner.learning_rate': 1e-4, 'critic.learning_rate': 5e-4}},
+        of_task={
+            **_GRPO.of_task,
+            'quickstart': {'learner.learning_rate': 1e-4, 'critic.learning_rate': 5e-4},
+        },
     ),
     'ba_ppo': _BAPO.but(
-        'BA-PPO: PPO on the adaptive batch; values of replayed groups are those of the current critic',
+        'BA-PPO: PPO on the adaptive batch; the current critic values replayed groups',
         'arXiv 2602.20722, section A.9',
         batch={
-            'replay.fresh_filter': 'range', 'replay.c2': (4 / 8,), 'replay.c3': (5 / 8,), 'replay.bad_capacity': 64,
+            'replay.fresh_filter': 'range',
+            'replay.c2': (4 / 8,),
+            'replay.c3': (5 / 8,),
+            'replay.bad_capacity': 64,
             'replay.high_capacity': 64,
         },
         learning={'learner.advantage': 'gae'},
@@ -182,50 +226,73 @@ METHODS: dict[str, Method] = {
     'bapo': _BAPO,
     'bapo_tuned': _TUNED,
     'bapo_guarded': _TUNED.but(
-        'bapo_tuned that keeps pass@8 in the quickstart: rewards divided by their mean (MaxRL), held close to the initial policy',
+        'bapo_tuned with rewards divided by their mean (MaxRL) and a KL to the initial policy; keeps pass@8 '
+        'in the quickstart',
         'studies/second_proof, parts 4 and 7',
-        learning={'learner.advantage': 'over_mean', 'learner.kl_target': 'reference', 'learner.kl_coef': 0.05},
+        learning={
+            'learner.advantage': 'over_mean',
+            'learner.kl_target': 'reference',
+            'learner.kl_coef': 0.05,
+        },
     ),
     'bapo_posterior': _TUNED.but(
-        'bapo_tuned with hard prompts asked again after an epoch, those first whose next group is likeliest to be mixed',
+        'bapo_tuned that re-evaluates hard prompts after an epoch, first those whose next group is most '
+        'likely to be mixed',
         'studies/second_proof; pooling as in Reinforce-Ada, arXiv 2510.04996',
         batch={
-            'replay.use_x2': True, 'replay.reevaluate': 'posterior', 'replay.pool_within': 0.05, 'replay.improved_rule': 'mixed',
+            'replay.use_x2': True,
+            'replay.reevaluate': 'posterior',
+            'replay.posterior.pool_within': 0.05,
+            'replay.improved_rule': 'mixed',
             'replay.bad_capacity': 1_000_000,
         },
     ),
     'bapo_continue': _TUNED.but(
-        "bapo_tuned with hard prompts asked again from the first tokens of a right response, as many as let half succeed",
+        'bapo_tuned that re-evaluates hard prompts from a prefix of a correct response, long enough that '
+        'about half succeed',
         'studies/second_proof, after PrefixRL, arXiv 2601.18795',
         batch={'replay.use_x2': True, 'replay.reevaluate': 'continue', 'replay.improved_rule': 'mixed'},
     ),
     'bapo_official': _BAPO.but(
-        "BAPO as the authors' released code runs it, on intact groups",
-        'waunx/BAPO_ICLR at 426b5098; docs/departures.md',
-        schedule={'rollout.sync_phase': 'code', 'rollout.reevaluation_syncs': True},
+        "BAPO as in the authors' released code, but on intact groups",
+        'waunx/BAPO_ICLR at 426b5098; docs/reference/departures.md',
+        schedule={'rollout.sync_phase': 'code'},
         batch={
-            'replay.fresh_filter': 'range', 'replay.improved_rule': 'strict_increase', 'replay.shared_pool': True,
-            'replay.r_tot': 'buffer', 'replay.c2': (1 / 8,), 'replay.c3': (3 / 8,),
+            'replay.fresh_filter': 'range',
+            'replay.improved_rule': 'strict_increase',
+            'replay.shared_pool': True,
+            'replay.c2': (1 / 8,),
+            'replay.c3': (3 / 8,),
         },
         learning={
-            'learner.anchor': 'decoupled', 'learner.importance_cap': 3.0, 'learner.kl_target': 'proximal', 'learner.shuffle': False,
-            'learner.partial_mini_batch': 'keep',
+            'learner.anchor': 'decoupled',
+            'learner.importance_cap': 3.0,
+            'learner.kl_target': 'proximal',
+            'learner.mini_batches': 'released',
         },
     ),
     'bapo_mini': _BAPO.but(
-        'the parameter-free Mini-test: all-wrong prompts re-evaluated, half-right groups replayed',
+        'the parameter-free Mini-test: re-evaluates prompts without a correct response, replays half-correct '
+        'groups',
         'arXiv 2602.20722, section 5.2',
         schedule={'rollout.sync_every': 2, 'replay.reevaluate_every': 2},
         batch={'replay.fresh_filter': 'range', 'replay.c1': 0.0, 'replay.c2': (0.5,), 'replay.c3': (0.5,)},
         learning={'learner.kl_target': 'none', 'learner.clip_high': 0.28, 'learner.dual_clip': 10.0},
     ),
-    'bapo_no_x2': _BAPO.but('BAPO without re-evaluation', 'arXiv 2602.20722, Figure 6', batch={'replay.use_x2': False}),
-    'bapo_no_x3': _BAPO.but('BAPO without replay', 'arXiv 2602.20722, Figure 6', batch={'replay.use_x3': False}),
+    'bapo_no_x2': _BAPO.but(
+        'BAPO without re-evaluation', 'arXiv 2602.20722, Figure 6', batch={'replay.use_x2': False}
+    ),
+    'bapo_no_x3': _BAPO.but(
+        'BAPO without replay', 'arXiv 2602.20722, Figure 6', batch={'replay.use_x3': False}
+    ),
 }
 
 
 def apply_method(config: ConfigDict, name: str, task: str = '') -> None:
-    """Writes a row's choices into the config, those for `task` (a name of configs/) too. Raises ValueError for an unknown name."""
+    """Writes a row's overrides into the config, including those for `task` (a name in configs/).
+
+    Raises ValueError if the method is unknown.
+    """
     if name not in METHODS:
         raise ValueError(f'method {name!r} is unknown; choose one of {", ".join(METHODS)}')
     row = METHODS[name]
@@ -233,10 +300,15 @@ def apply_method(config: ConfigDict, name: str, task: str = '') -> None:
     config.method = name
 
 
+def differs_from(name: str, other: str) -> Fields:
+    """The overrides of a row that the other row does not have with the same value."""
+    theirs = METHODS[other].fields
+    return {field: value for field, value in METHODS[name].fields.items() if theirs.get(field) != value}
+
+
 def differs_from_grpo(name: str) -> Fields:
-    """What a row sets otherwise than GRPO's does, or what GRPO's leaves as the config has it."""
-    grpo = METHODS['grpo'].fields
-    return {field: value for field, value in METHODS[name].fields.items() if grpo.get(field) != value}
+    """The overrides of a row that GRPO's row does not have with the same value."""
+    return differs_from(name, 'grpo')
 
 
 def _short(fields: Fields) -> list[str]:
@@ -244,33 +316,32 @@ def _short(fields: Fields) -> list[str]:
 
 
 def run() -> None:
-    """The command: prints the table, or writes it into the page."""
-    from rich.console import Console
+    """The command: prints the table."""
     from rich.table import Table
+    from rich.text import Text
 
     open_streams()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--write', action='store_true', help="write the table into a checkout's docs/methods.md")
-    if parser.parse_args().write:
-        replace_part(PAGE, 'rows', markdown())
-        return
-    table = Table('method', 'which prompts', 'which policy answers', 'what is trained on', 'how it learns', 'other than GRPO',
-                  title='Methods', show_lines=True)  # fmt: skip
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
+    table = Table(
+        'method',
+        'which prompts',
+        'which policy answers',
+        'what is trained on',
+        'how it learns',
+        'differences from GRPO',
+        title='Methods',
+        show_lines=True,
+    )
     for name, row in METHODS.items():
         choices = ('\n'.join(_short(part)) for part in (row.prompts, row.schedule, row.batch, row.learning))
         differing = '\n'.join(_short(differs_from_grpo(name))) or '-'
-        table.add_row(f'[bold]{name}[/]\n{row.summary}\n[dim]{row.source}[/]', *choices, differing)
+        table.add_row(
+            Text.assemble((name, 'bold'), f'\n{row.summary}\n', (row.source, 'dim')), *choices, differing
+        )
     with ends_with_its_reader():
-        Console().print(table)
-
-
-def markdown() -> str:
-    """The table as it stands in docs/methods.md."""
-    lines = ['| method | what it is | other than GRPO | source |', '|---|---|---|---|']
-    for name, row in METHODS.items():
-        differing = ', '.join(f'`{field}={value}`' for field, value in differs_from_grpo(name).items()) or '-'
-        lines.append(f'| `{name}` | {row.summary} | {differing} | {row.source} |')
-    return '\n'.join(lines) + '\n'
+        console().print(table)
 
 
 if __name__ == '__main__':

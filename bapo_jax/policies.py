@@ -1,6 +1,7 @@
-"""Any policy that lies somewhere: a run's newest checkpoint, a published policy, or a Hugging Face directory.
+"""Stored policies: a run's newest checkpoint, a published policy, or a Hugging Face directory.
 
-`find_policy` says which of them a directory is. Evaluation reads the policy onto devices, export reads it tensor by tensor.
+`find_policy` determines which of these a directory is. Evaluation loads the policy onto devices; export reads
+it tensor by tensor.
 """
 
 from __future__ import annotations
@@ -15,47 +16,51 @@ import numpy as np
 from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
-from bapo_jax import parallel
+from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.hf import architecture
-from bapo_jax.rollout.published import MANIFEST, WEIGHTS, check_weights, read_manifest, read_tensors
+from bapo_jax.models.sharding import parameter_sharding
 from bapo_jax.run.checkpoint import Checkpoints
-from bapo_jax.run.directory import commits_in, read_config
+from bapo_jax.run.directory import commits_in, read_run_config
+from bapo_jax.weights.manifest import MANIFEST, WEIGHTS, check_bytes, read_manifest, read_tensors
 
 RUN, PUBLISHED, HUGGING_FACE = 'run', 'published policy', 'Hugging Face directory'
 
 
 class StoredPolicy(NamedTuple):
-    """A policy in files. No weights are read before `params` or `tensors` is called.
+    """A policy on disk. No weights are read until `params` or `tensors` is called.
 
-    The three functions take the model that `base`, or another directory in its place, describes. They raise ValueError where the
-    policy is of another model or damaged, and FileNotFoundError where a file is missing.
+    The three functions take the model that `base`, or a directory in its place, describes. They raise
+    ValueError if the policy is damaged or of another model, and FileNotFoundError if a file is missing.
     """
 
     kind: str  # RUN, PUBLISHED or HUGGING_FACE
-    step: int  # training steps it has had
-    run_config: dict[str, Any] | None  # config.json of the run that trained it; None where there is none
-    base: Path | None  # directory of its config.json and tokenizer, in a run perhaps a name of the hub; None where no run names it
-    check: Callable[[ModelConfig], None]  # what can be told of names and shapes alone
+    step: int  # number of training steps
+    run_config: dict[str, Any] | None  # config.json of the run that trained it; None if there is none
+    # Directory of its config.json and tokenizer, for a run perhaps a hub name; None if no run names it.
+    base: Path | None
+    check: Callable[[ModelConfig], None]  # checks names and shapes
     params: Callable[[ModelConfig, Mesh], hf.Params]  # float32, placed on the mesh by the sharding rules
-    tensors: Callable[[ModelConfig], Iterable[tuple[str, np.ndarray]]]  # (Hugging Face name, array [out, in]), as `hf.to_hf`
+    # (Hugging Face name, array [out, in]), as from `hf.to_hf`.
+    tensors: Callable[[ModelConfig], Iterable[tuple[str, np.ndarray]]]
 
     @property
     def commits(self) -> dict[str, str]:
-        """The hub's commits that its run recorded."""
+        """The hub commits that its run recorded."""
         return (self.run_config or {}).get('hub', {})
 
 
 def find_policy(path: Path) -> StoredPolicy:
     """The policy in a directory.
 
-    Raises FileNotFoundError where there is no directory or a run has no checkpoint, RefusedPolicy (a ValueError) where a published
-    policy has no readable manifest.
+    Raises FileNotFoundError if there is no directory or the run has no checkpoint, and RefusedPolicy (a
+    ValueError) if a published policy has no readable manifest.
     """
     if not path.is_dir():
         raise FileNotFoundError(
-            f'--checkpoint={str(path)!r} is not a directory; give a run, a published policy or a Hugging Face directory'
+            f'--checkpoint={str(path)!r} is not a directory; give a run, a published policy or a Hugging '
+            'Face directory'
         )
     if (path / 'checkpoints').is_dir():
         return _of_run(path)
@@ -65,23 +70,27 @@ def find_policy(path: Path) -> StoredPolicy:
 
 
 def _of_run(run: Path) -> StoredPolicy:
-    """π_θ of the newest checkpoint, not the rollout policy α."""
+    """π_θ in the newest checkpoint of a run, not the rollout policy α."""
     checkpoints = Checkpoints(run / 'checkpoints', keep=None)
     step = checkpoints.latest_step()
     if step is None:
-        raise FileNotFoundError(f'{run / "checkpoints"} holds no complete checkpoint; train until checkpoint.every steps are done')
+        raise FileNotFoundError(
+            f'{run / "checkpoints"} holds no complete checkpoint; train until checkpoint.every steps are done'
+        )
 
     def params(model: ModelConfig, mesh: Mesh) -> hf.Params:
         _, shapes = hf.abstract_params(model)
-        sharding = parallel.parameter_sharding(mesh, shapes)
-        like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, np.float32, sharding=s), shapes, sharding)
+        sharding = parameter_sharding(mesh, shapes)
+        like = jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, np.float32, sharding=s), shapes, sharding
+        )
         return checkpoints.restore_params(like)[0]
 
     def tensors(model: ModelConfig) -> Iterable[tuple[str, np.ndarray]]:
         return hf.to_hf(model, params(model, _all_devices()))
 
     def check(model: ModelConfig) -> None:
-        """Nothing: `restore_params` compares names and shapes before it reads."""
+        """Does nothing: `restore_params` compares names and shapes before it reads."""
 
     config = _run_config(run)
     return StoredPolicy(RUN, step, config, _base(config), check, params, tensors)
@@ -93,20 +102,30 @@ def _published(directory: Path) -> StoredPolicy:
 
     def check(model: ModelConfig) -> None:
         of_base = architecture(model)
-        differing = [f'{k} {v!r} (the base has {of_base.get(k)!r})' for k, v in manifest.model.items() if of_base.get(k) != v]
+        differing = [
+            f'{k} {v!r} (the base has {of_base.get(k)!r})'
+            for k, v in manifest.model.items()
+            if of_base.get(k) != v
+        ]
         if differing:
-            raise ValueError(f'{directory} is of another model than its base: {", ".join(differing)}; restore model.path')
+            raise ValueError(
+                f'{directory} is of another model than its base: {", ".join(differing)}; '
+                'restore the model in model.path'
+            )
         absent = [t.name for t in hf.layout(model) if t.name not in {m.name for m in manifest.tensors}]
         if absent:
-            raise ValueError(f'{directory / MANIFEST} has no tensor {absent[0]}; publish the policy again')
+            raise ValueError(
+                f'{directory / MANIFEST} has no tensor {absent[0]}; continue the run, which writes the '
+                'policy again'
+            )
 
     def tensors(model: ModelConfig) -> Iterable[tuple[str, np.ndarray]]:
         check(model)
-        check_weights(directory, manifest)
+        check_bytes(directory, manifest)
         return read_tensors(directory, manifest)
 
     def params(model: ModelConfig, mesh: Mesh) -> hf.Params:
-        # By way of a Hugging Face directory, so that one place knows how such tensors make a parameter tree.
+        # Through a Hugging Face directory, so that only one place builds a parameter tree from such tensors.
         with tempfile.TemporaryDirectory() as hf_directory:
             save_file(dict(tensors(model)), Path(hf_directory) / 'model.safetensors')
             return _load(Path(hf_directory), model, mesh)
@@ -132,11 +151,11 @@ def _run_config(run: Path) -> dict[str, Any] | None:
     file = run / 'config.json'
     if not file.is_file():
         return None
-    config = read_config(file)
+    config = read_run_config(file)
     model = config.get('model')
     if not (isinstance(model, dict) and isinstance(model.get('path'), str)):
-        raise ValueError(f'{file} is damaged (it does not name the model, model.path); restore it')
-    commits_in(config, file)  # raises where they are damaged
+        raise ValueError(f'{file} is damaged (it has no model.path); restore it')
+    commits_in(config, file)  # raises if the recorded commits are damaged
     return config
 
 
@@ -146,9 +165,9 @@ def _base(run_config: dict[str, Any] | None) -> Path | None:
 
 
 def _load(directory: Path, model: ModelConfig, mesh: Mesh) -> hf.Params:
-    return hf.load_params(directory, model, parallel.parameter_sharding(mesh, hf.abstract_params(model)[1]))
+    return hf.load_params(directory, model, parameter_sharding(mesh, hf.abstract_params(model)[1]))
 
 
 def _all_devices() -> Mesh:
-    """Those here, whatever the run's mesh.platform is: an export computes nothing."""
-    return parallel.make_mesh(1, -1, 1)
+    """A mesh of all devices here, regardless of the run's mesh.platform: an export computes nothing."""
+    return make_mesh(1, -1, 1)

@@ -1,7 +1,8 @@
-"""A policy's measures on a benchmark, from its judged responses: mean@n, pass@k, maj@n, an interval. Numpy alone.
+"""A policy's scores on a benchmark: mean@n, pass@k, maj@n and confidence intervals. Needs only numpy.
 
-A question has n judged responses, c of them correct. A response whose verifier failed (an infrastructure error) is not wrong: it is
-left out of its question's n. A question with too few responses for a measure is left out of that measure's mean.
+A question has n judged responses, of which c are correct. If the verifier failed on a response (an
+infrastructure error), the response is not wrong but is excluded from n. A question with too few responses for
+a measure is excluded from the mean of that measure.
 """
 
 from __future__ import annotations
@@ -15,41 +16,46 @@ import numpy as np
 
 from bapo_jax.groups import Group, Verdict
 
-_RESAMPLES, _SEED = 10_000, 0  # of the bootstrap; fixed, so that equal samples give equal intervals
+_RESAMPLES, _SEED = 10_000, 0  # of the bootstrap; fixed, so that the same samples give the same interval
 
 
 class Question(NamedTuple):
-    """What scores need of one question's responses; every field has one entry a response."""
+    """The data of one question's responses that the scores need. Each field has one entry per response."""
 
     verdicts: tuple[Verdict, ...]
-    answers: tuple[str | None, ...]  # what the verifier extracted
-    lengths: tuple[int, ...]  # tokens
+    answers: tuple[str | None, ...]  # as the verifier extracted them
+    lengths: tuple[int, ...]  # in tokens
     truncated: tuple[bool, ...]  # cut at the token limit
 
 
 def question(group: Group) -> Question:
-    """The question of a judged group."""
+    """The `Question` for a judged group."""
     lengths = tuple(len(r.tokens) for r in group.responses)
-    return Question(group.verdicts, group.answers, lengths, tuple(r.finish == 'length' for r in group.responses))
+    return Question(
+        group.verdicts, group.answers, lengths, tuple(r.finish == 'length' for r in group.responses)
+    )
 
 
-def summary(questions: Sequence[Question], votes: bool, problems: Sequence[int] | None = None) -> dict[str, Any]:
-    """A benchmark's measures, ready for JSON. All questions have equally many responses, `samples` of them.
+def summary(
+    questions: Sequence[Question], votes: bool, problems: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """A benchmark's scores, ready for JSON. All questions must have the same number of responses, `samples`.
 
-    `problems` numbers the problem of each question, where a file asks some more than once; None: all are different. Copies are no
-    news of other problems, so the interval is over problems, and `problems` in the result counts them.
+    `problems` gives the number of each question's problem, if a file asks some problems more than once; None
+    means that all differ. Copies add no information about other problems, so intervals are over problems.
+    `problems` in the result is their number.
 
-    mean        mean over questions of c/n; `interval` is its 95 % interval over problems (`interval` below)
-    pass_at_k   {k: pass@k} for the powers of two up to `samples`, and `samples` itself; `pass` is the last of them
-    maj         maj@n, where `votes` says that the task's answers can be voted on
-    pass_interval, maj_interval     theirs, so too
-    truncated   share of responses cut at the token limit; `length` their mean number of tokens
-    correct     every question's c
+    mean        mean of c/n over questions; `interval` is its 95 % confidence interval over problems
+    pass_at_k   {k: pass@k} for powers of two up to `samples`, and `samples` itself; `pass` is the last one
+    maj         maj@n, if `votes`: the task's answers can be voted on
+    pass_interval, maj_interval     intervals of `pass` and `maj`
+    truncated   share of responses cut at the token limit; `length` is the mean number of tokens
+    correct     c of every question
 
-    A measure is None where no question has enough judged responses. Raises ValueError where there are no questions.
+    A measure is None if no question has enough judged responses. Raises ValueError if there are no questions.
     """
     if not questions:
-        raise ValueError('a benchmark without questions has no score')
+        raise ValueError('a benchmark must have at least one question')
     verdicts = np.array([q.verdicts for q in questions])
     samples = verdicts.shape[1]
     judged, correct = (verdicts != Verdict.INFRA_ERROR).sum(axis=1), (verdicts == Verdict.CORRECT).sum(axis=1)
@@ -78,26 +84,27 @@ def summary(questions: Sequence[Question], votes: bool, problems: Sequence[int] 
 
 
 def ks(samples: int) -> list[int]:
-    """The k of pass@k: powers of two up to `samples`, and `samples`."""
+    """The values of k for pass@k: powers of two up to `samples`, and `samples` itself."""
     return sorted({1 << i for i in range(samples.bit_length())} | {samples})
 
 
 def pass_at_k(judged: np.ndarray, correct: np.ndarray, k: int) -> np.ndarray:
-    """1 - C(n-c, k) / C(n, k) of every question (Chen et al., arXiv 2107.03374), nan where n < k; n and c are int [questions].
+    """pass@k of every question, 1 - C(n-c, k) / C(n, k) (Chen et al., arXiv 2107.03374); nan if n < k.
 
-    It is the chance that k of the n responses, drawn without replacement, include a correct one: unbiased for the policy's pass@k.
+    n (`judged`) and c (`correct`) are int [questions]. This is the probability that k of the n responses,
+    drawn without replacement, include a correct one: an unbiased estimate of the policy's pass@k.
     """
     i = np.arange(k)
-    # C(n-c, k) / C(n, k) is the product of (n-c-i) / (n-i) over i < k. Where fewer than k are wrong, a factor is 0.
+    # C(n-c, k) / C(n, k) is the product of (n-c-i) / (n-i) over i < k; one is 0 if fewer than k are wrong.
     wrong, left = np.maximum((judged - correct)[:, None] - i, 0), np.maximum(judged[:, None] - i, 1)
     return np.where(judged >= k, 1 - np.prod(wrong / left, axis=1), np.nan)
 
 
 def majority(verdicts: Sequence[Verdict], answers: Sequence[str | None]) -> float:
-    """The correctness of a question's most frequent answer; the mean over tied answers, as if the winner were drawn among them.
+    """The correctness of a question's most frequent answer, averaged over ties.
 
-    Equal strings are equal answers. A response does not vote if it has no answer, is unparseable, or its verifier failed. Without
-    any vote the result is 0, or nan where the verifier failed on all responses.
+    Answers are compared as strings. A response does not vote if it has no answer, is unparseable, or its
+    verifier failed. Without votes the result is 0, or nan if the verifier failed on all responses.
     """
     if all(v == Verdict.INFRA_ERROR for v in verdicts):
         return float('nan')
@@ -110,10 +117,11 @@ def majority(verdicts: Sequence[Verdict], answers: Sequence[str | None]) -> floa
 
 
 def interval(values: np.ndarray, problems: np.ndarray) -> tuple[float, float]:
-    """The 95 % interval of the mean of `values` [questions], whose problems are numbered in `problems` [questions].
+    """The 95 % confidence interval of the mean of `values` [questions].
 
-    By bootstrap over problems. Where all problems score the same, as at 0 and at 100 %, resampling would show no width at all:
-    there it is Wilson's, of as many trials as there are problems.
+    `problems` [questions] has the number of each question's problem. The interval bootstraps over problems.
+    If all problems have the same score, as at 0 and 100 %, the bootstrap interval would have no width; then
+    it is Wilson's interval, with one trial per problem.
     """
     _, place, counts = np.unique(problems, return_inverse=True, return_counts=True)
     if len(counts) == len(values):
@@ -125,11 +133,13 @@ def interval(values: np.ndarray, problems: np.ndarray) -> tuple[float, float]:
     return bootstrap_interval(of_problems, counts)
 
 
-def bootstrap_interval(values: np.ndarray, counts: np.ndarray | None = None, level: float = 0.95) -> tuple[float, float]:
-    """The interval of the mean of `values` [problems] by resampling them with replacement: the percentile bootstrap.
+def bootstrap_interval(
+    values: np.ndarray, counts: np.ndarray | None = None, level: float = 0.95
+) -> tuple[float, float]:
+    """The percentile bootstrap interval of the mean of `values` [problems].
 
-    `counts` weighs each by its number of questions. It covers how the mean varies over other problems of the kind. Samples of the
-    same problems vary less.
+    `counts` weights each problem by its number of questions. The interval covers variation over other
+    problems of the same kind. New samples for the same problems vary less.
     """
     drawn = np.random.default_rng(_SEED).integers(len(values), size=(_RESAMPLES, len(values)), dtype=np.int32)
     if counts is None:
@@ -141,7 +151,7 @@ def bootstrap_interval(values: np.ndarray, counts: np.ndarray | None = None, lev
 
 
 def wilson_interval(share: float, trials: int, level: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a share of so many independent trials; it has width at 0 and at 1 too."""
+    """Wilson's score interval for a share of `trials` independent trials; it has width even at 0 and 1."""
     z2 = NormalDist().inv_cdf((1 + level) / 2) ** 2
     centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
     half = np.sqrt(z2 * (share * (1 - share) / trials + z2 / (4 * trials**2))) / (1 + z2 / trials)
@@ -149,12 +159,12 @@ def wilson_interval(share: float, trials: int, level: float = 0.95) -> tuple[flo
 
 
 def _interval(values: Sequence[float], problems: np.ndarray) -> list[float] | None:
-    """The interval of `_mean`."""
+    """The confidence interval of `_mean`; None if all values are nan."""
     there = ~np.isnan(values)
     return list(interval(np.asarray(values)[there], problems[there])) if there.any() else None
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """The mean of the values that are not nan; None where there are none, since JSON has no nan."""
+    """The mean of the values that are not nan; None if all are nan, since JSON has no nan."""
     kept = np.asarray(values)[~np.isnan(values)]
     return float(kept.mean()) if len(kept) else None

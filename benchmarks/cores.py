@@ -1,4 +1,6 @@
-"""Runs many one-core jobs on a machine of several cores. A policy this small gains next to nothing from a second core."""
+"""Runs many one-core jobs on a machine of several cores. A policy this small gains next to nothing from a
+second core.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,18 @@ from typing import Any
 
 
 def on_each_core(work: Callable[[Any], Any], items: Iterable[Any], cores: int = 1) -> Iterator[Any]:
-    """Yields `work(item)` as each ends, as many under way as that allows: a process that `work` starts has `cores` cores alone.
+    """Yields `work(item)` as each ends, as many under way as that allows: a process that `work` starts has
+    `cores` cores alone.
 
-    After a failure no further item is begun. Its error is raised once the items under way have ended and been yielded.
+    After a failure no further item is begun. Its error is raised once the items under way have ended and been
+    yielded.
     """
     free: queue.Queue[set[int]] = queue.Queue()
     failed = threading.Event()
     there = sorted(os.sched_getaffinity(0))
-    for first in range(0, max(cores, len(there) - cores + 1), cores):  # one set where the machine has fewer cores
+    for first in range(
+        0, max(cores, len(there) - cores + 1), cores
+    ):  # one set where the machine has fewer cores
         free.put(set(there[first : first + cores]))
 
     def pinned(item: Any) -> Any:

@@ -1,14 +1,16 @@
-"""What one CUDA card gives: attention kernels against each other, two training steps with an ablation each, the quickstart, and
-other tiles of our kernel.
+"""What one CUDA card gives: attention kernels against each other, two training steps with an ablation each,
+the quickstart, and other tiles of our kernel.
 
-    python benchmarks/gpu_report.py                # or `make gpu-report`; wants jax[cuda13], flax and optax alone
+    python benchmarks/gpu_report.py                # or `make gpu-report`; wants jax[cuda13], flax and optax
+    alone
     python benchmarks/gpu_report.py attention --again      # one part, though it has been run
     python benchmarks/gpu_report.py --table        # the tables of what has been run, anywhere
-    python benchmarks/gpu_report.py --rehearse     # small shapes on a CPU into a temporary directory: does everything start?
+    python benchmarks/gpu_report.py --rehearse     # small shapes on a CPU into a temporary directory: does
+    everything start?
 
-A part takes at most 8 minutes. Its raw numbers go to benchmarks/results/PART.json when it is done, whole or not at all. A part
-whose file is there is skipped, so a report that was cut short continues. Each row is a process of its own: it has the card's memory
-to itself, and one that fails fails alone.
+A part takes at most 8 minutes. Its raw numbers go to benchmarks/results/PART.json when it is done, whole or
+not at all. A part whose file is there is skipped, so a report that was cut short continues. Each row is a
+process of its own: it has the card's memory to itself, and one that fails fails alone.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # this checkout, installed or not
 
-from bapo_jax.files import write_text
+from bapo_jax.machine.files import write_text
 
 PART_S = 470.0  # of a part, so that it ends within 8 minutes
 # Candidates of gpu_kernels.py: kernels against each other, and settings of ours to try.
@@ -42,14 +44,17 @@ STEPS = {  # a training step: about 65,000 tokens a micro-batch
     'qwen3-0.6b': {'--tokens': 16_384, '--rows': 4, '--micro_batches': 2, '--remat': 'full'},
 }
 CAPTION = (
-    'Useful work counts neither padding nor masked pairs nor what is recomputed. The matrix rate is that of a bf16 product of '
-    '8192³ in the same process. Goal: at least 65 % of it on one H200. Elsewhere: 56.4 % of peak for a 1.3B model in JAX on one H100 '
-    '(jax-linear-attention 0.1.0, self-reported); about 50 % for MaxText 7B; 37.4 % for the best RL learner (prime-rl, 4B).'
+    'Useful work counts neither padding nor masked pairs nor what is recomputed. The matrix rate is that of '
+    'a bf16 product of 8192³ in the same process. Goal: at least 65 % of it on one H200. Elsewhere: 56.4 % '
+    'of peak for a 1.3B model in JAX on one H100 (jax-linear-attention 0.1.0, self-reported); about 50 % '
+    'for MaxText 7B; 37.4 % for the best RL learner (prime-rl, 4B).'
 )
 
 
 class Job(NamedTuple):
-    """A row: arguments of a Python process that prints a JSON object last; or, with `imports`, one whose last lines are kept."""
+    """A row: arguments of a Python process that prints a JSON object last; or, with `imports`, one whose last
+    lines are kept.
+    """
 
     name: str
     arguments: tuple[str, ...]
@@ -71,17 +76,28 @@ def parts(rehearse: bool) -> dict[str, list[Job]]:
         else:
             model_flags = {'--model': model, **base}
         jobs[model] = [
-            Job(name, ('benchmarks/train_step.py', *(f'{k}={v}' for k, v in {**model_flags, **changes}.items()), *small))
+            Job(
+                name,
+                (
+                    'benchmarks/train_step.py',
+                    *(f'{k}={v}' for k, v in {**model_flags, **changes}.items()),
+                    *small,
+                ),
+            )
             for name, changes in list(ablation(base).items())[: 2 if rehearse else None]
         ]
     train = ('-m', 'bapo_jax.train', '--config=configs/quickstart.py', '--workdir={workdir}')
-    jobs['quickstart'] = [Job('quickstart', (*train, '--config.steps=1') if rehearse else train, imports='bapo_jax.train')]
+    jobs['quickstart'] = [
+        Job('quickstart', (*train, '--config.steps=1') if rehearse else train, imports='bapo_jax.train')
+    ]
     jobs['tiles'] = kernels(*(TILES[:1] if rehearse else TILES))
     return jobs
 
 
 def ablation(base: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What changes in each row of a training step. What recomputes nothing has the memory for one row at a time."""
+    """What changes in each row of a training step. What recomputes nothing has the memory for one row at a
+    time.
+    """
     rows = base['--rows']
     return {
         'as it is': {},
@@ -101,7 +117,9 @@ def run_part(jobs: list[Job], environment: dict[str, str]) -> dict[str, Any]:
     ends, rows = time.monotonic() + PART_S, {}
     for job in jobs:
         left = ends - time.monotonic()
-        rows[job.name] = run_job(job, left, environment) if left > 5 else {'error': "not run: the part's time was up"}
+        rows[job.name] = (
+            run_job(job, left, environment) if left > 5 else {'error': "not run: the part's time was up"}
+        )
         print(f'  {job.name}: {rows[job.name].get("error", "done")}', flush=True)
     return {'date': str(datetime.date.today()), 'python': platform.python_version(), 'rows': rows}
 
@@ -121,7 +139,10 @@ def run_job(job: Job, seconds: float, environment: dict[str, str]) -> dict[str, 
         return {**row, 'error': f'stopped after {seconds:.0f} s'}
     if done.returncode:
         return {**row, 'error': last_line(done.stderr) or f'exit status {done.returncode}'}
-    return {**row, 'result': done.stdout.splitlines()[-15:] if job.imports else json.loads(done.stdout.splitlines()[-1])}
+    return {
+        **row,
+        'result': done.stdout.splitlines()[-15:] if job.imports else json.loads(done.stdout.splitlines()[-1]),
+    }
 
 
 class Done(NamedTuple):
@@ -133,7 +154,13 @@ class Done(NamedTuple):
 def run(command: list[str], seconds: float, environment: dict[str, str]) -> Done:
     """Runs it in a session of its own, which ends with it."""
     process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         stdout, stderr = process.communicate(timeout=seconds)
@@ -157,7 +184,9 @@ def tables(results: Path, rehearse: bool) -> str:
         file = results / f'{part}.json'
         found = json.loads(file.read_text('utf-8')) if file.is_file() else {'rows': {}}
         rows = {job.name: found['rows'].get(job.name, {'error': 'not run'}) for job in jobs}
-        as_table = {'attention': attention_table, 'tiles': attention_table, 'quickstart': plain}.get(part, step_table)
+        as_table = {'attention': attention_table, 'tiles': attention_table, 'quickstart': plain}.get(
+            part, step_table
+        )
         text += [f'### {part}', '', where(found), '', *as_table(rows), '']
     return '\n'.join([*text, CAPTION])
 
@@ -170,20 +199,36 @@ def where(found: dict[str, Any]) -> str:
 
 
 def attention_table(rows: dict[str, Any]) -> Iterator[str]:
-    """TFLOP/s forward / forward and backward, by tokens and heads, first with one segment a row and then with three."""
+    """TFLOP/s forward / forward and backward, by tokens and heads, first with one segment a row and then with
+    three.
+    """
     results = {name: row['result'] for name, row in rows.items() if 'result' in row}
-    shapes = sorted({(s['tokens'], s['heads']) for result in results.values() for s in result['speeds']}) or SHAPES
+    shapes = (
+        sorted({(s['tokens'], s['heads']) for result in results.values() for s in result['speeds']}) or SHAPES
+    )
     for segments in (1, 3):
-        yield f'TFLOP/s of useful work, forward / forward and backward, {segments} segment{"s" if segments > 1 else ""} a row:'
+        yield (
+            f'TFLOP/s of useful work, forward / forward and backward, {segments} '
+            f'segment{"s" if segments > 1 else ""} a row:'
+        )
         yield ''
-        yield from table_head('kernel', *(f'{tokens:,} × {heads}' for tokens, heads in shapes), 'matrix product', 'equations')
+        yield from table_head(
+            'kernel', *(f'{tokens:,} × {heads}' for tokens, heads in shapes), 'matrix product', 'equations'
+        )
         for name, row in rows.items():
             if 'error' in row:
                 yield table_row(name, *[''] * (len(shapes) + 1), row['error'])
                 continue
-            speeds = {(s['tokens'], s['heads']): s for s in row['result']['speeds'] if s['segments'] == segments}
+            speeds = {
+                (s['tokens'], s['heads']): s for s in row['result']['speeds'] if s['segments'] == segments
+            }
             cells = [speed_cell(speeds.get(shape, {})) for shape in shapes]
-            yield table_row(name, *cells, tera(row['result']['matrix_flops_per_s']), equations_cell(row['result']['equations']))
+            yield table_row(
+                name,
+                *cells,
+                tera(row['result']['matrix_flops_per_s']),
+                equations_cell(row['result']['equations']),
+            )
         yield ''
 
 
@@ -210,7 +255,15 @@ def equations_cell(equations: dict[str, Any]) -> str:
 
 def step_table(rows: dict[str, Any]) -> Iterator[str]:
     yield from table_head(
-        'setting', 'tokens/s', 'utilisation', 'useful TFLOP/s', 'matrix TFLOP/s', 's a step', 'peak GiB', 'compile s', 'note'
+        'setting',
+        'tokens/s',
+        'utilisation',
+        'useful TFLOP/s',
+        'matrix TFLOP/s',
+        's a step',
+        'peak GiB',
+        'compile s',
+        'note',
     )
     for name, row in rows.items():
         if 'error' in row:
@@ -219,8 +272,16 @@ def step_table(rows: dict[str, Any]) -> Iterator[str]:
         r = row['result']
         peak = '' if r['peak_bytes'] is None else f'{r["peak_bytes"] / 2**30:.1f}'
         flops = tera(r['model_flops_per_s']), tera(r['matrix_flops_per_s'])
-        numbers = f'{r["tokens_per_s"]:,.0f}', f'{100 * r["utilisation"]:.1f} %', *flops, f'{r["seconds"]:.3g}', peak
-        yield table_row(name, *numbers, f'{r["compile_s"]:.0f}', f'{r["rows"]} rows, {r["micro_batches"]} micro-batches')
+        numbers = (
+            f'{r["tokens_per_s"]:,.0f}',
+            f'{100 * r["utilisation"]:.1f} %',
+            *flops,
+            f'{r["seconds"]:.3g}',
+            peak,
+        )
+        yield table_row(
+            name, *numbers, f'{r["compile_s"]:.0f}', f'{r["rows"]} rows, {r["micro_batches"]} micro-batches'
+        )
 
 
 def plain(rows: dict[str, Any]) -> Iterator[str]:
@@ -242,11 +303,17 @@ def table_row(*cells: str) -> str:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('parts', nargs='*', metavar='PART', help=f'of {", ".join(parts(False))}; default: all')
+    parser.add_argument(
+        'parts', nargs='*', metavar='PART', help=f'of {", ".join(parts(False))}; default: all'
+    )
     parser.add_argument('--again', action='store_true', help='run parts that have been run')
     parser.add_argument('--table', action='store_true', help='print the tables and run nothing')
-    parser.add_argument('--rehearse', action='store_true', help='small shapes on a CPU, into a temporary directory')
-    parser.add_argument('--results', type=Path, default=ROOT / 'benchmarks/results', help='where the raw numbers are')
+    parser.add_argument(
+        '--rehearse', action='store_true', help='small shapes on a CPU, into a temporary directory'
+    )
+    parser.add_argument(
+        '--results', type=Path, default=ROOT / 'benchmarks/results', help='where the raw numbers are'
+    )
     asked = parser.parse_args(arguments)
     jobs, environment = parts(asked.rehearse), dict(os.environ)
     unknown = set(asked.parts) - set(jobs)
@@ -260,10 +327,14 @@ def main(arguments: list[str]) -> None:
         if asked.rehearse:
             environment['JAX_PLATFORMS'] = 'cpu'
         else:
-            found = run([sys.executable, '-c', 'import jax; print(jax.devices()[0].platform)'], 120, environment)
+            found = run(
+                [sys.executable, '-c', 'import jax; print(jax.devices()[0].platform)'], 120, environment
+            )
             if found.stdout.strip() != 'gpu':
                 says = last_line(found.stderr) or f'JAX finds a {found.stdout.strip()} alone'
-                raise SystemExit(f'error: no CUDA device: {says}; install jax[cuda13], or see --rehearse and --table')
+                raise SystemExit(
+                    f'error: no CUDA device: {says}; install jax[cuda13], or see --rehearse and --table'
+                )
         results.mkdir(parents=True, exist_ok=True)
         for part in asked.parts or jobs:
             file = results / f'{part}.json'

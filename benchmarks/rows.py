@@ -1,12 +1,13 @@
-"""Every row of the methods table for 20 steps with a resume, on prompts that come back, so that every part of the row acts.
+"""Every row of the methods table for 20 steps with a resume, on prompts that come back, so that every part of
+the row acts.
 
-    python -m benchmarks.rows                    # or `make rows`; writes the table into docs/methods.md
+    python -m benchmarks.rows                    # or `make rows`; writes the table into benchmarks/rows.md
     python -m benchmarks.rows --only=repo,dapo   # these rows, printed alone
-    python -m benchmarks.rows --task=diagrams    # on questions with images; the table goes into docs/diagrams.md
+    python -m benchmarks.rows --task=diagrams    # on questions with images; its table goes into the same page
 
-A policy of 0.8M parameters and 32 problems: what is shown is that the parts act, and what they cost, not which method is better.
-Each row is stopped after half its steps and continued, and its counters are asserted: RePO replays, MoPPS chooses, DAPO refills,
-ReMix mixes and then stops mixing, BAPO's parts fill its batch.
+A policy of 0.8M parameters and 32 problems: what is shown is that the parts act, and what they cost, not
+which method is better. Each row is stopped after half its steps and continued, and its counters are asserted:
+RePO replays, MoPPS chooses, DAPO refills, ReMix mixes and then stops mixing, BAPO's parts fill its batch.
 """
 
 from __future__ import annotations
@@ -24,23 +25,27 @@ from typing import Any
 import jax
 import numpy as np
 from absl import app, flags, logging
-from rich.console import Console
 from rich.table import Table
 
-from bapo_jax.files import replace_part
-from bapo_jax.methods import METHODS, PAGE
-from bapo_jax.run.log import read_metrics
+from bapo_jax.machine import terminal
+from bapo_jax.machine.files import replace_part
+from bapo_jax.methods import METHODS
+from bapo_jax.run.log.metrics import read_metrics
 from bapo_jax.train import build, train
-from benchmarks.host_load import cpu_name
+from benchmarks.host.load import cpu_name
 
 STEPS, RUNS = 20, Path('runs') / 'rows'
 SMALL = {
-    'task.limit': 32, 'learner.batch_groups': 16, 'learner.mini_batch_groups': 8, 'replay.max_reevaluate': 8, 'rollouts.every': 0,
+    'task.limit': 32, 'learner.batch_groups': 16, 'learner.mini_batch_groups': 8, 'replay.max_reevaluate': 8, 'log.rollouts_every': 0,
     'evaluate.benchmarks': (), 'evaluate.track_prompts': 0, 'checkpoint.keep': 1, 'checkpoint.every': 100,
 }  # fmt: skip
-PAGES = {'quickstart': PAGE, 'diagrams': PAGE.with_name('diagrams.md')}
+PAGE = Path(__file__).with_suffix('.md')
+TABLES = {
+    'quickstart': 'measured',
+    'diagrams': 'measured on diagrams',
+}  # config -> the table's name in the page
 OF_ROW = {
-    'mopps': {'prompts.candidates': 2, 'prompts.decay': 0.5},
+    'mopps': {'prompts.mopps.candidates': 2, 'prompts.mopps.decay': 0.5},
     'remix': {'learner.switch_step': 12},
     # Of 16 fresh groups a few are hard, and with a delay of 5 there are four chances to re-evaluate them.
     'bapo_official': {'rollout.sync_every': 3, 'replay.reevaluate_every': 2},
@@ -73,24 +78,37 @@ PARTS: dict[str, dict[str, Callable[[Rows], bool]]] = {
     'grpo_v5': {'delays': delayed},
     'dapo': {
         'refills': lambda rows: rows[-1]['rollout/responses_total'] > STEPS * 16 * 8,
-        'punishes long responses': lambda rows: any(row['critic/rewards/mean'] < row['critic/score/mean'] for row in rows),
+        'punishes long responses': lambda rows: any(
+            row['critic/rewards/mean'] < row['critic/score/mean'] for row in rows
+        ),
     },
     'mopps': {
-        'chooses': lambda rows: rows[-1]['prompts/candidates'] == 32 and abs(rows[-1]['prompts/posterior_mean'] - 0.5) > 1e-3,
+        'chooses': lambda rows: (
+            rows[-1]['prompts/candidates'] == 32 and abs(rows[-1]['prompts/posterior_mean'] - 0.5) > 1e-3
+        ),
     },
     'repo': {'replays': lambda rows: total(rows, 'bapo/replay_groups') > 0},
     'remix': {
         'mixes': lambda rows: max(row['staleness/max'] for row in rows[:12]) == 2,
-        'switches': lambda rows: max(row['staleness/max'] for row in rows[12:]) == 0 and rows[-1]['actor/updates'] == 2,
+        'switches': lambda rows: (
+            max(row['staleness/max'] for row in rows[12:]) == 0 and rows[-1]['actor/updates'] == 2
+        ),
     },
     'ppo': {'explains variance': lambda rows: rows[-1].get('critic/explained_variance') is not None},
-    'ba_ppo': {'X1': x1, 'X3': x3, 'explains variance': lambda rows: rows[-1].get('critic/explained_variance') is not None},
+    'ba_ppo': {
+        'X1': x1,
+        'X3': x3,
+        'explains variance': lambda rows: rows[-1].get('critic/explained_variance') is not None,
+    },
     'bapo': {'delays': delayed, 'X1': x1, 'X2': x2, 'X3': x3},
     'bapo_tuned': {'X1': x1, 'X3': x3},
     'bapo_guarded': {'X1': x1, 'X3': x3},
     'bapo_posterior': {'X1': x1, 'X2': x2, 'X3': x3, 'pools': lambda rows: total(rows, 'retries/pooled') > 0},
     'bapo_continue': {
-        'X1': x1, 'X2': x2, 'X3': x3, 'gives first tokens': lambda rows: total(rows, 'retries/given_share') > 0,
+        'X1': x1,
+        'X2': x2,
+        'X3': x3,
+        'gives first tokens': lambda rows: total(rows, 'retries/given_share') > 0,
     },
     'bapo_official': {'delays': delayed, 'X1': x1, 'X2': x2, 'X3': x3},
     'bapo_mini': {'X1': x1, 'X2': x2, 'X3': x3},
@@ -100,14 +118,16 @@ PARTS: dict[str, dict[str, Callable[[Rows], bool]]] = {
 
 
 def run_row(method: str, task: str) -> Rows:
-    """The metrics of the row's steps; it is stopped after half of them and continued. `task` is a name of configs/."""
+    """The metrics of the row's steps; it is stopped after half of them and continued. `task` is a name of
+    configs/.
+    """
     workdir = RUNS / task / method
     shutil.rmtree(workdir, ignore_errors=True)
     for steps in (STEPS // 2, STEPS):
         config = importlib.import_module(f'configs.{task}').get_config(method)
         config.update_from_flattened_dict({**SMALL, **OF_ROW.get(method, {}), 'steps': steps})
         config.learner.row_tokens = config.rollout.max_prompt_tokens + config.learner.slot_tokens
-        train(build(config, workdir), workdir)
+        train(build(config, workdir))
     return read_metrics(workdir)[1:]
 
 
@@ -124,8 +144,12 @@ def main(_) -> None:
         failed = [part for part, acted in PARTS.get(name, {}).items() if not acted(rows)]
         if failed:
             sys.exit(f'{name}: did not act: {", ".join(failed)}; {RUNS / FLAGS.task / name}/metrics.jsonl')
-        reward = [float(np.mean([row['critic/score/mean'] for row in part])) for part in (rows[:5], rows[-5:])]
-        counts = [rows[-1][f'rollout/{what}_total'] for what in ('responses', 'discarded', 'reevaluated', 'reused')]
+        reward = [
+            float(np.mean([row['critic/score/mean'] for row in part])) for part in (rows[:5], rows[-5:])
+        ]
+        counts = [
+            rows[-1][f'rollout/{what}_total'] for what in ('responses', 'discarded', 'reevaluated', 'reused')
+        ]
         lines.append((
             f'`{name}`', f'{reward[0]:.3f} → {reward[1]:.3f}', *(f'{n:,}' for n in counts), f'{total(rows, "actor/updates"):.0f}',
             ', '.join(PARTS.get(name, {})) or '-',
@@ -133,16 +157,18 @@ def main(_) -> None:
     table = Table(*header, title=f'{STEPS} steps of 16 prompts × 8 responses, 32 problems')
     for line in lines:
         table.add_row(*line)
-    Console().print(table)
+    terminal.console().print(table)
     if not FLAGS.only:
         where = f'{cpu_name()}, {os.cpu_count()} cores, jax {importlib.metadata.version("jax")}, {datetime.date.today()}'
         text = ''.join(f'| {" | ".join(line)} |\n' for line in (header, ['---'] * len(header), *lines))
-        command = 'make rows' if FLAGS.task == 'quickstart' else f'python -m benchmarks.rows --task={FLAGS.task}'
-        replace_part(PAGES[FLAGS.task], 'measured', f'{text}\n(`{command}`; {where})\n')
+        command = (
+            'make rows' if FLAGS.task == 'quickstart' else f'python -m benchmarks.rows --task={FLAGS.task}'
+        )
+        replace_part(PAGE, TABLES[FLAGS.task], f'{text}\n(`{command}`; {where})\n')
 
 
 if __name__ == '__main__':
     FLAGS = flags.FLAGS
     flags.DEFINE_list('only', [], 'Rows; default: all, and the table goes into the docs.')
-    flags.DEFINE_enum('task', 'quickstart', list(PAGES), 'The config whose questions are asked.')
+    flags.DEFINE_enum('task', 'quickstart', list(TABLES), 'The config whose questions are asked.')
     app.run(main)

@@ -1,7 +1,8 @@
-"""Which versions the quick tests pass with: a row for this Python in the table of docs/start.md. `make versions` runs it.
+"""Which versions the quick tests pass with: a row for this Python in the table of docs/start.md. `make
+versions` runs it.
 
-    make versions                          # the Python of .venv
-    make clean-env versions PYTHON=python3.12
+make versions                          # the Python of .venv
+make clean-env versions PYTHON=python3.12
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bapo_jax.files import replace_part
+from bapo_jax.machine.files import replace_part
 
 PAGE = Path(__file__).resolve().parents[1] / 'docs' / 'start.md'
 PACKAGES = ('jax', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'transformers', 'numpy')
@@ -33,7 +34,12 @@ def main() -> None:
     if tests.returncode:
         sys.exit(f'the quick tests did not pass:\n{tests.stdout[-4000:]}')
     passed = tests.stdout.strip().splitlines()[-1].split(',')[0]
-    cells = [platform.python_version(), *map(importlib.metadata.version, PACKAGES), passed, str(datetime.date.today())]
+    cells = [
+        platform.python_version(),
+        *map(importlib.metadata.version, PACKAGES),
+        passed,
+        str(datetime.date.today()),
+    ]
     rows = rows_of(PAGE.read_text('utf-8')) | {cells[0]: f'| {" | ".join(cells)} |'}
     replace_part(PAGE, 'versions', HEAD + ''.join(f'{rows[python]}\n' for python in sorted(rows)))
     print(rows[cells[0]])

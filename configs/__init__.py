@@ -1,1 +1,3 @@
-"""The configs by task, installed as bapo_jax.configs. `--config=NAME` finds them; each is a file to copy and change."""
+"""The configs by task, installed as bapo_jax.configs. `--config=NAME` finds them; each is a file to copy and
+change.
+"""

@@ -1,13 +1,15 @@
-"""Your questions, a 1.5B chat model, one GPU of 80 GB: trainer and in-process engine share it. docs/one_gpu.md goes through it.
+"""Your questions, a 1.5B chat model, one GPU of 80 GB: trainer and in-process engine share it.
+docs/your_data.md goes through it.
 
     export XLA_CLIENT_MEM_FRACTION=.93
     python -m bapo_jax.train --config=configs/one_gpu.py --dry_run
     python -m bapo_jax.train --config=configs/one_gpu.py --workdir=runs/one_gpu
 
-In the current folder it wants questions.jsonl and held_out.jsonl, a question a line: {"question": "…", "answer": "…"}. The last line of a
-response is compared with the answer; docs/own_data.md has other forms, and a function of yours.
+In the current folder it wants questions.jsonl and held_out.jsonl, a question a line: {"question": "…",
+"answer": "…"}. The last line of a response is compared with the answer; docs/your_data.md has other forms,
+and a function of yours.
 
-Hardware, time, score: not run on a card by us yet. The compiler's plan for an H100 is in docs/one_gpu.md.
+Hardware, time, score: not run on a card by us yet. The compiler's plan for an H100 is in docs/your_data.md.
 """
 
 from bapo_jax.config import default_config

@@ -13,7 +13,7 @@ check_whole() { # VARIABLE LEAST MOST [WHAT]
 check_seconds() { check_whole "$1" 1 999999999; } # VARIABLE
 
 # The variable is a port, and so are the SERVERS - 1 after it.
-check_port() { check_whole "$1" 1 "$((65536 - ${2:-1}))" "${2:+for $2 servers, each at the port after the one before}"; } # VARIABLE [SERVERS]
+check_port() { check_whole "$1" 1 "$((65536 - ${2:-1}))" "${2:+for $2 servers at consecutive ports}"; } # VARIABLE [SERVERS]
 
 # The variable is one of these words.
 check_word() { # VARIABLE WORD...
@@ -24,7 +24,7 @@ check_word() { # VARIABLE WORD...
 check_config() { # VALUE
   local file=${1%%:*}
   [[ $file == */* || $file == *.py ]] || file=configs/$file.py
-  [ -f "$file" ] || { echo "error: --config=$1: there is no file $file in $PWD; give a config of yours or of configs/" >&2 && exit 1; }
+  [ -f "$file" ] || { echo "error: --config=$1: there is no file $file in $PWD; give a file of your own, or a name in configs/" >&2 && exit 1; }
 }
 
 # Each LIST of the variable names GPUs as CUDA does, and none that was named before, here or in another variable.
@@ -34,10 +34,10 @@ check_gpus() { # VARIABLE LIST...
   (($# > 1)) || set -- "$1" ''
   for list in "${@:2}"; do
     [[ $list =~ ^$name(,$name)*$ ]] ||
-      { echo "error: $1=${!1}: '$list' lists no GPUs; give their numbers, with a comma alone between those of one process" >&2 && exit 1; }
+      { echo "error: $1=${!1}: '$list' is not a list of GPUs; give their numbers, with commas between those of one process" >&2 && exit 1; }
     for gpu in ${list//,/ }; do
       [[ $named != *" $gpu "* ]] ||
-        { echo "error: $1=${!1}: GPU $gpu is named a second time; each is of one server, or of the trainer" >&2 && exit 1; }
+        { echo "error: $1=${!1}: GPU $gpu is named twice; give each GPU to only one server, or to the trainer" >&2 && exit 1; }
       named+="$gpu "
     done
   done

@@ -14,7 +14,7 @@ set -euo pipefail
 
 : "${3:?usage: copy_runs.sh RUN COPIES COMMAND...}"
 run=$(realpath -m "$1") copies=$(realpath -m "$2") every=${COPY_EVERY:-60}
-[[ $every =~ ^[0-9]+(\.[0-9]+)?$ ]] || { echo "error: COPY_EVERY=$every is no number of seconds" >&2 && exit 1; }
+[[ $every =~ ^[0-9]+(\.[0-9]+)?$ ]] || { echo "error: COPY_EVERY=$every: give a number of seconds, such as 60" >&2 && exit 1; }
 links=$run.copying
 shift 2
 
@@ -52,11 +52,11 @@ if ((copied > 0)) && [ -z "$(ls -A "$run" 2>/dev/null)" ]; then
   # Under another name first: a run directory is there whole or not at all.
   rm -rf "$run.restored" && mkdir -p "$run.restored"
   tar -x -f "$copies/$newest.$copied.tar" -C "$run.restored" ||
-    { echo "error: $copies/$newest.$copied.tar cannot be unpacked; see above, or remove $copies to begin anew" >&2 && exit 1; }
+    { echo "error: $copies/$newest.$copied.tar cannot be unpacked; see tar's error above, or remove $copies to start again" >&2 && exit 1; }
   rm -rf "$run" && mv "$run.restored" "$run"
-  echo "$run was empty; it is the copy of step $copied in $copies now"
+  echo "$run was empty; restored the copy of step $copied from $copies"
 elif (($(highest "$run/checkpoints" '') < copied)); then
-  echo "error: $run is behind its copy of step $copied in $copies; remove $run to go on from there, or the copy" >&2
+  echo "error: $run is older than its copy of step $copied in $copies; remove $run to continue from the copy, or remove the copy" >&2
   exit 1
 fi
 
@@ -75,7 +75,7 @@ watch() {
     ((step > copied)) || continue
     copy "$step" &
     { wait $! && copied=$step; } ||
-      echo "step $step was not copied to $copies; the next try is in $every s" >&2
+      echo "step $step was not copied to $copies; trying again in $every s" >&2
   done
 }
 watch &
@@ -90,7 +90,7 @@ wait "$watching" || true
 step=$(highest "$run/checkpoints" '')
 ((step == 0)) || copy "$step" || {
   rm -rf "$links" # they hold the disk of a checkpoint that may be gone
-  echo "error: the last copy of $run in $copies is not whole; the one before it is" >&2
+  echo "error: the last copy of $run in $copies is incomplete, the previous one is kept; make room, then run the same command" >&2
   [ "$status" != 0 ] || status=1
 }
 exit "$status"

@@ -25,7 +25,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 : "${IMAGE:?set it to the image with the repository and its environments}"
 : "${CLAIM:?set it to the persistent volume claim with MODEL and WORKDIR}"
 : "${MODEL:?set it to the Hugging Face directory to start from, a path in the pods}"
-[[ $NAME =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] || { echo "error: NAME=$NAME: lower case letters, digits and -, a letter first" >&2 && exit 1; }
+[[ $NAME =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] || { echo "error: NAME=$NAME: use a-z, 0-9 and -, with a letter first and no - last" >&2 && exit 1; }
 export NAME IMAGE CLAIM REPO=${REPO:-/bapo_jax} MOUNT=${MOUNT:-/shared} TRAINERS=${TRAINERS:-1} SERVERS=${SERVERS:-1} \
   GPUS_PER_TRAINER=${GPUS_PER_TRAINER:-8} GPUS_PER_SERVER=${GPUS_PER_SERVER:-1} RESTARTS=${RESTARTS:-3}
 python=${PYTHON:-$REPO/.venv/bin/python} PLATFORM=${PLATFORM:-gpu}
@@ -43,7 +43,7 @@ check_word PLATFORM cpu gpu tpu
 config='' workdir=''
 for arg in "$@"; do case $arg in --workdir=*) workdir=${arg#*=} ;; --config=*) config=${arg#*=} ;; esac done
 : "${config:?give --config=FILE after --}" "${workdir:?give --workdir=DIR after --, below $MOUNT}"
-[[ $workdir == "$MOUNT"/* ]] || { echo "error: --workdir=$workdir is not below MOUNT=$MOUNT, so the pods would not share it" >&2 && exit 1; }
+[[ $workdir == "$MOUNT"/* ]] || { echo "error: --workdir=$workdir is not below MOUNT=$MOUNT; give a directory that the pods share" >&2 && exit 1; }
 read -r -a serve_args <<<"${SERVE_ARGS:-}"
 
 urls=() servers=''
@@ -77,4 +77,4 @@ kubectl get secret "$NAME-token" >/dev/null 2>&1 || {
   printf '%s' "$token" | kubectl create secret generic "$NAME-token" --from-file=token=/dev/stdin
 }
 kubectl apply -f - <<<"$manifest"
-echo "to read host 0: kubectl logs -f -c trainer -l jobset.sigs.k8s.io/jobset-name=$NAME,jobset.sigs.k8s.io/replicatedjob-name=trainer,batch.kubernetes.io/job-completion-index=0"
+echo "to follow host 0: kubectl logs -f -c trainer -l jobset.sigs.k8s.io/jobset-name=$NAME,jobset.sigs.k8s.io/replicatedjob-name=trainer,batch.kubernetes.io/job-completion-index=0"

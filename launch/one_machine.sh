@@ -23,7 +23,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${SERVER_GPUS:?set it to the GPUs of each server, as in SERVER_GPUS='4 5 6,7'}"
 : "${TRAINER_GPUS:?set it to the GPUs of the trainer, as in TRAINER_GPUS=0,1,2,3}"
 python=${PYTHON:-.venv/bin/python} PORT=${PORT:-8000} SERVER_DEADLINE=${SERVER_DEADLINE:-900} PLATFORM=${PLATFORM:-gpu}
-[ -x "$python" ] || { echo "error: PYTHON=$python does not run; make env, or set PYTHON" >&2 && exit 1; }
+[ -x "$python" ] || { echo "error: PYTHON=$python is not executable; run make env, or set PYTHON" >&2 && exit 1; }
 [ -f "$MODEL/config.json" ] || { echo "error: MODEL=$MODEL has no config.json; give a Hugging Face directory" >&2 && exit 1; }
 # shellcheck disable=SC2086 # a word for each server
 check_gpus SERVER_GPUS $SERVER_GPUS
@@ -66,7 +66,7 @@ for gpus in $SERVER_GPUS; do
   servers+="'http://127.0.0.1:$port',"
   port=$((port + 1))
 done
-echo "${#urls[@]} vLLM servers are starting; they write to $workdir/servers/"
+echo "starting ${#urls[@]} vLLM servers; their logs are in $workdir/servers/"
 WATCH=$started launch/wait_for_servers.sh "$SERVER_DEADLINE" "${urls[@]}" &
 started+="$! "
 wait $! || exit 1

@@ -13,7 +13,7 @@
 # SERVER_GPUS   a server on each of them for each word, its model split over the GPUs that the word lists: '0,1,2,3 4,5,6,7'; unset: one
 #               server, split over all GPUs of its node (on nodes without GPUs: 0)
 # SERVE_ARGS    words for bapo_jax.rollout.serve, after -- for vLLM: '--dtype=bfloat16 -- --enforce-eager'
-# REQUEUE       0: a run that a signal stopped stays stopped; else the job is queued again (exit status 75, docs/operations.md)
+# REQUEUE       0: a run that a signal stopped stays stopped; else the job is queued again (exit status 75, docs/reference/operations.md)
 # PLATFORM (gpu) that trainers must compute on; cpu for a try without GPUs
 # PORT (8000) of a node's first server · COORDINATOR_PORT (8476) · SERVER_DEADLINE (900) seconds to start · PYTHON (.venv/bin/python)
 #
@@ -23,14 +23,14 @@
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:-.}"
 
-: "${SLURM_JOB_NODELIST:?it is set inside a job; submit this script with sbatch, or run it under salloc}"
+: "${SLURM_JOB_NODELIST:?Slurm sets it in a job; submit this script with sbatch, or run it under salloc}"
 : "${MODEL:?set it to the Hugging Face directory to start from, seen by all nodes}"
 export MODEL PYTHON=${PYTHON:-.venv/bin/python} PORT=${PORT:-8000} SERVER_GPUS=${SERVER_GPUS:-all}
 SERVER_NODES=${SERVER_NODES:-1} COORDINATOR_PORT=${COORDINATOR_PORT:-8476} SERVER_DEADLINE=${SERVER_DEADLINE:-900} PLATFORM=${PLATFORM:-gpu}
-[ -f bapo_jax/train.py ] || { echo "error: $PWD is not the repository; submit from there" >&2 && exit 1; }
+[ -f bapo_jax/train.py ] || { echo "error: $PWD is not the repository; submit this script from the repository" >&2 && exit 1; }
 # shellcheck source=/dev/null
 . launch/checks.sh
-[ -x "$PYTHON" ] || { echo "error: PYTHON=$PYTHON does not run; make env, or set PYTHON" >&2 && exit 1; }
+[ -x "$PYTHON" ] || { echo "error: PYTHON=$PYTHON is not executable; run make env, or set PYTHON" >&2 && exit 1; }
 [ -f "$MODEL/config.json" ] || { echo "error: MODEL=$MODEL has no config.json; give a Hugging Face directory" >&2 && exit 1; }
 # shellcheck disable=SC2086 # a word for each server
 [ "$SERVER_GPUS" = all ] || check_gpus SERVER_GPUS $SERVER_GPUS
@@ -47,7 +47,7 @@ check_config "$config"
 read -r -d '' -a nodes <<<"$(scontrol show hostnames "$SLURM_JOB_NODELIST")" || true
 hosts=$((${#nodes[@]} - SERVER_NODES))
 ((SERVER_NODES > 0 && hosts > 0)) || {
-  echo "error: ${#nodes[@]} nodes with SERVER_NODES=$SERVER_NODES leave no trainer or no server; ask for more nodes, or set SERVER_NODES" >&2
+  echo "error: ${#nodes[@]} nodes with SERVER_NODES=$SERVER_NODES leave no node for a trainer or for a server; request more, or set SERVER_NODES" >&2
   exit 1
 }
 read -r -a per_node <<<"$SERVER_GPUS"

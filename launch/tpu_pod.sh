@@ -31,7 +31,7 @@ server_zone=${SERVER_ZONE:-$ZONE} python=${PYTHON:-$REPO/.venv/bin/python} SERVE
 PORT=${PORT:-8000} COORDINATOR_PORT=${COORDINATOR_PORT:-8476} SERVER_DEADLINE=${SERVER_DEADLINE:-900}
 # shellcheck disable=SC2086 # a word for each server
 twice=$(printf '%s\n' $SERVERS | sort | uniq -d)
-[ -z "$twice" ] || { echo "error: SERVERS names ${twice//$'\n'/ } twice; an instance has one server" >&2 && exit 1; }
+[ -z "$twice" ] || { echo "error: SERVERS names ${twice//$'\n'/ } twice; name each instance only once" >&2 && exit 1; }
 [ "$SERVER_GPUS" = all ] || check_gpus SERVER_GPUS "$SERVER_GPUS"
 check_port PORT
 check_port COORDINATOR_PORT
@@ -46,7 +46,7 @@ read -r -a serve_args <<<"${SERVE_ARGS:-}"
 on_tpu() { gcloud compute tpus tpu-vm ssh "$TPU" --zone="$ZONE" --worker=all --command="$1" </dev/null; }
 
 IFS=';, ' read -r -a hosts <<<"$(gcloud compute tpus tpu-vm describe "$TPU" --zone="$ZONE" --format='value(networkEndpoints[].ipAddress)')"
-((${#hosts[@]})) || { echo "error: TPU=$TPU in ZONE=$ZONE has no network endpoints; is it READY?" >&2 && exit 1; }
+((${#hosts[@]})) || { echo "error: TPU=$TPU in ZONE=$ZONE has no network endpoints; wait until it is READY, or correct TPU and ZONE" >&2 && exit 1; }
 addresses=() urls=() servers=''
 for server in $SERVERS; do
   address=$(gcloud compute instances describe "$server" --zone="$server_zone" --format='value(networkInterfaces[0].networkIP)')

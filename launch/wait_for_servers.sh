@@ -29,7 +29,7 @@ for url in "$@"; do
       exit 1
     fi
     for pid in ${WATCH:-}; do
-      kill -0 "$pid" 2>/dev/null || { echo "error: a server ended before $url answered; its log says why" >&2 && exit 1; }
+      kill -0 "$pid" 2>/dev/null || { echo "error: a server ended before $url answered; see its log" >&2 && exit 1; }
     done
     ((SECONDS < deadline)) || { echo "error: no answer from $url in $SERVER_DEADLINE s; see its log, or set SERVER_DEADLINE" >&2 && exit 1; }
     sleep 1

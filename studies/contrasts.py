@@ -24,7 +24,10 @@ def paired(name: str, differences: Sequence[float]) -> Contrast:
     d = np.asarray(differences, float)
     error, free = d.std(ddof=1) / np.sqrt(len(d)), len(d) - 1
     p = 2 * stats.t.sf(abs(d.mean() / error), free) if error else float(d.mean() == 0)
-    intervals = ((float(d.mean() - w), float(d.mean() + w)) for w in (stats.t.ppf(q, free) * error for q in (0.95, 0.975)))
+    intervals = (
+        (float(d.mean() - w), float(d.mean() + w))
+        for w in (stats.t.ppf(q, free) * error for q in (0.95, 0.975))
+    )
     return Contrast(name, float(d.mean()), float(p), *intervals)
 
 

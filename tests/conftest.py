@@ -44,11 +44,11 @@ from tiny_vl import vl_directory  # noqa: F401  (a fixture)
 
 from bapo_jax.groups import Prompt
 from bapo_jax.learner.logprobs import Compute, token_logprobs
-from bapo_jax.learner.packed import Sequences
+from bapo_jax.learner.mini_batch import Sequences
 from bapo_jax.models import hf
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
-from bapo_jax.rollout.jax_engine import JaxEngine
-from bapo_jax.rollout.room import Limits
+from bapo_jax.rollout.inprocess.engine import JaxEngine
+from bapo_jax.rollout.inprocess.room import Limits
 
 # A busy machine is no fault of the code: hypothesis would fail an example that takes 200 ms.
 settings.register_profile('untimed', deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -57,8 +57,8 @@ settings.load_profile('untimed')
 
 # The files of tests that vLLM answers, by the fixture that starts its servers.
 SERVED = {
-    'two_servers': ('rollout/test_real_server.py', 'test_evaluate.py', 'test_faults_servers.py', 'test_train_vllm.py'),
-    'seeing_server': ('rollout/test_real_server_images.py', 'test_geometry_run.py'),
+    'two_servers': ('rollout/servers/test_real_server.py', 'test_evaluate.py', 'test_faults_servers.py', 'test_train_vllm.py'),
+    'seeing_server': ('rollout/servers/test_real_server_images.py', 'test_geometry_run.py'),
 }
 
 

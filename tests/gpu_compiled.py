@@ -9,7 +9,7 @@ import sys
 
 from small_run import ROOT
 
-from bapo_jax.models import attention
+from bapo_jax.models import kernels
 
 COMPILER = ROOT / '.gpu-compiler'
 # Sizes of heads: those that have tiles of their own, on the card with the least shared memory that takes them, and on newer ones.
@@ -25,10 +25,12 @@ import re, types
 import jax, jax.numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo as fused
 from jax.sharding import PartitionSpec
-from bapo_jax import parallel
+from bapo_jax.cluster.devices import capability
+from bapo_jax.cluster.mesh import per_device
 from bapo_jax.config import default_config
-from bapo_jax.models import attention, gpu_decoding
-from bapo_jax.targets import find_target
+from bapo_jax.models import kernels
+from bapo_jax.rollout.inprocess import gpu_decoding
+from bapo_jax.dry_run.targets import find_target
 
 # JAX asks the card and its library what they can do, and here is neither. What XLA then makes ends at a call of cuDNN, whose own
 # program a card's library makes.
@@ -42,9 +44,9 @@ for kernel, cards in {every}.items():
         mesh = find_target('1x' + card, default_config()).mesh
         for H in sizes:
             model = types.SimpleNamespace(num_heads=4, num_kv_heads=2, head_dim=H, dtype='bfloat16')
-            named = attention.choose(kernel, 'gpu', model, row_tokens=256, tensor=1, capability=parallel.capability(mesh))
+            named = kernels.kernel_for(kernel, 'gpu', model, row_tokens=256, tensor=1, capability=capability(mesh))
             none = PartitionSpec()
-            attend = parallel.per_device(attention.packed(named), mesh, (none,) * 4, none)
+            attend = per_device(kernels.packed(named), mesh, (none,) * 4, none)
             loss = lambda q, k, v, segment: attend(q, k, v, segment).astype(jnp.float32).sum()
             sharding = jax.sharding.NamedSharding(mesh, none)
             shapes = ((1, 256, 4, H), (1, 2, 256, H), (1, 2, 256, H))
@@ -64,15 +66,16 @@ EDGES = """
 import types
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
-from bapo_jax import parallel
+from bapo_jax.cluster.devices import capability
+from bapo_jax.cluster.mesh import per_device
 from bapo_jax.config import default_config
-from bapo_jax.models import attention
-from bapo_jax.targets import find_target
+from bapo_jax.models import attention, kernels
+from bapo_jax.dry_run.targets import find_target
 
 for card, dtype, H in (('L40S', 'float32', 128), ('L40S', 'bfloat16', 136), ('A100-80GB', 'bfloat16', 256), ('A100-80GB', 'float32', 136)):
     mesh, none = find_target('1x' + card, default_config()).mesh, PartitionSpec()
-    refused = attention.unfit('triton', types.SimpleNamespace(head_dim=H, dtype=dtype), parallel.capability(mesh))
-    attend = parallel.per_device(attention.triton, mesh, (none,) * 4, none)
+    refused = kernels.unfit('triton', types.SimpleNamespace(head_dim=H, dtype=dtype), capability(mesh))
+    attend = per_device(attention.triton, mesh, (none,) * 4, none)
     shapes = {(1, 256, 4, H): dtype, (1, 2, 256, H): dtype, (1, 256): 'int32'}
     q, k, segment = (jax.ShapeDtypeStruct(s, d, sharding=NamedSharding(mesh, none)) for s, d in shapes.items())
     gradients = jax.grad(lambda q, k, v, segment: attend(q, k, v, segment).astype(jnp.float32).sum(), (0, 1, 2))
@@ -88,8 +91,8 @@ CALLS = {'triton': 'triton triton triton triton', 'cudnn': '__cudnn$fmhaSoftmax 
 ENGINE = """
 import dataclasses
 from bapo_jax.config import default_config
-from bapo_jax.targets import find_target
-from benchmarks.engine_kernels import MODELS, counted, sample_program
+from bapo_jax.dry_run.targets import find_target
+from benchmarks.compiled.engine_kernels import MODELS, counted, sample_program
 
 mesh = find_target('1xH100', default_config()).mesh
 for layers in (1, 3):
@@ -98,8 +101,8 @@ for layers in (1, 3):
     print(count.launched['kernels'], count.loops, count.scores, count.launched.total())
 """
 STEP = """
-from test_dry_run import MODEL, config
-from bapo_jax import dry_run
+from in_dry_runs import MODEL, config
+from bapo_jax.dry_run import command as dry_run
 
 compiled, formula = (dry_run.measure(config(4), MODEL, '4xH100', compiles=compiles) for compiles in (True, False))
 state = compiled.memory['θ, the moments and the mini-batch']
@@ -124,7 +127,7 @@ def check_kernels(every):
 
 
 def test_every_kernel_compiles_for_every_card():
-    assert set(EVERY) == {name for name, row in attention.KERNELS.items() if row.platform in ('', 'gpu')}
+    assert set(EVERY) == {name for name, row in kernels.KERNELS.items() if row.platform in ('', 'gpu')}
     check_kernels(EVERY)
 
 

@@ -15,12 +15,15 @@ from real_servers import BASE
 from safetensors.numpy import load_file, save_file
 from small_run import ROOT, metrics, run, small_config
 
-from bapo_jax import evaluate, export, inputs, sft, train
+from bapo_jax import command as run_command, evaluate, export, inputs, train
 from bapo_jax.config import default_config
 from bapo_jax.evaluate import load_for_evaluation
+from bapo_jax.inputs import read_inputs
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import character_tokenizer
+from bapo_jax.run.start import claim_directory
 from bapo_jax.train import build
+from configs.making import sft
 
 GOOD = '{"problem": "What is 1+1?", "answer": "2"}\n'
 LONG = json.dumps({'problem': 'p' * 300, 'answer': '2'})  # 370 tokens
@@ -64,11 +67,11 @@ def math_config(model, train, benchmark, **changes):
 @pytest.mark.parametrize(
     ('train', 'message'),
     [
-        ('{"problem": "p", "answer": ""}\n' * 9, 'bad.jsonl: none of its 9 rows has an answer; give a file whose'),
+        ('{"problem": "p", "answer": ""}\n' * 9, 'bad.jsonl: none of its 9 rows has an answer; fill in the column'),
         (GOOD + '{"problem": "p"}\n', "bad.jsonl, row 2: column 'answer' is missing; the row has problem; rename or add it"),
         (NOT_UTF8, 'bad.jsonl, row 2: not UTF-8 text; save the file as UTF-8'),
         (GOOD + '{"problem": \n', 'bad.jsonl, row 2: not a line of JSON'),
-        (LONG, 'all 1 prompts are longer than rollout.max_prompt_tokens=200; the shortest has 370 tokens'),
+        (LONG, 'all 1 prompts are longer than rollout.max_prompt_tokens=200 (the shortest has 370 tokens); raise it'),
     ],
 )
 def test_training_problems(tmp_path, model, refused, train, message):
@@ -81,7 +84,7 @@ def test_training_problems(tmp_path, model, refused, train, message):
     [
         (GOOD + '{"problem": "p", "answer": ""}\n', 'few.jsonl, row 2: "answer" must be an answer'),
         (NOT_UTF8, 'few.jsonl, row 2: not UTF-8 text'),
-        (GOOD + LONG, 'few.jsonl, problem 2 of 2: the prompt has 370 tokens, evaluate.max_prompt_tokens is 200; raise it'),
+        (GOOD + LONG, 'few.jsonl, problem 2 of 2: the prompt has 370 tokens, but evaluate.max_prompt_tokens is 200; raise it'),
         (None, 'few.jsonl: no such file'),
     ],
 )
@@ -107,19 +110,19 @@ def test_changed_answers_and_benchmarks_of_a_run_are_refused_by_file(tmp_path, m
         (train, before[train].replace('"2"', '"3"', 1), f'the answers of task.train={train}'),
         (few, GOOD.replace('"2"', '"3"'), f'fingerprints.benchmarks.{few}: questions and answers of a benchmark'),
         (few, GOOD.replace('1+1', '1+0'), f'fingerprints.benchmarks.{few}: questions and answers of a benchmark'),
-        (rewards, function.replace('.5', '.6'), 'fingerprints.code.rewards_that_change: the source of a module'),
+        (rewards, function.replace('.5', '.6'), 'fingerprints.code.rewards_that_change: the source of one of your modules'),
     ):
         file(path, text)
         with pytest.raises(ValueError, match=re.escape(what)):
             build(config, tmp_path / 'run')
         file(path, before[path])
-    assert build(config, tmp_path / 'run').changed == {}
+    assert claim_directory(read_inputs(config), tmp_path / 'run', amend=False).changed == {}
 
 
 def test_an_unknown_benchmark(tmp_path, model, refused):
     train = file(tmp_path / 'train.jsonl', GOOD * 8)
     message = refused(math_config(model, train, 'aime23'))
-    assert "unknown math benchmark 'aime23'; known: aime24, amc23, math500, minerva, olympiadbench, or a file" in message
+    assert "unknown math benchmark 'aime23'; choose one of aime24, amc23, math500, minerva, olympiadbench, a file" in message
 
 
 def without_shard(model):
@@ -147,7 +150,7 @@ def mixture_of_experts(model):
 
 SPOILED = [
     (without_shard, "the index names missing files ['model-00002-of-00004.safetensors']; fetch them again"),
-    (wrong_shape, 'model.norm.weight has shape (127,) here, config.json implies (128,)'),
+    (wrong_shape, 'model.norm.weight has shape (127,), but config.json implies (128,)'),
     (truncated, 'the file is truncated or of another model'),
     (mixture_of_experts, "config.json: model_type='qwen3_moe' is not supported; supported: qwen2, qwen3"),
 ]
@@ -194,16 +197,17 @@ def without_policy(file):
     shutil.rmtree(file.parents[2])
 
 
-COMMANDS = [(train, 'workdir'), (evaluate, 'output'), (export, 'output'), (sft, 'output')]
+TRAIN = SimpleNamespace(main=lambda _: run_command.conduct(train.build, train.train))
+COMMANDS = [(TRAIN, 'workdir'), (evaluate, 'output'), (export, 'output'), (sft, 'output')]
 
 
 def flags(monkeypatch, command, **given):
     """The flags of a command, as its module reads them."""
     others = {
-        'config': default_config(), 'dry_run': False, 'topology': '', 'hosts': 1, 'host': 0, 'coordinator': None, 'amend': False, 'start': None,
+        'config': default_config(), 'dry_run': False, 'fields': False, 'topology': '', 'hosts': 1, 'host': 0, 'coordinator': None, 'amend': False, 'start': None,
         'searching': False, 'checkpoint': str(BASE), 'base': None, 'dtype': None, 'shard_gb': 1.0,
     }  # fmt: skip
-    monkeypatch.setattr(command, 'FLAGS', SimpleNamespace(**others | given))
+    monkeypatch.setattr(run_command if command is TRAIN else command, 'FLAGS', SimpleNamespace(**others | given))
 
 
 @pytest.mark.parametrize(('command', 'flag'), COMMANDS)
@@ -211,16 +215,16 @@ def test_an_empty_directory_flag_is_a_missing_one(tmp_path, monkeypatch, command
     """As of a variable of the shell that is not set: the current folder is not meant."""
     monkeypatch.chdir(tmp_path)
     flags(monkeypatch, command, **{flag: ''})
-    with pytest.raises(app.UsageError, match=f'--{flag} is missing: the '):
+    with pytest.raises(app.UsageError, match=f'--{flag} is (missing|empty); give '):
         command.main(None)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_topology_without_a_dry_run_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     """Else the run would begin on the devices that are here."""
-    flags(monkeypatch, train, workdir=str(tmp_path / 'run'), topology='4xH100')
-    with pytest.raises(app.UsageError, match='--topology=4xH100 is for --dry_run'):
-        train.main(None)
+    flags(monkeypatch, TRAIN, workdir=str(tmp_path / 'run'), topology='4xH100')
+    with pytest.raises(app.UsageError, match='--topology=4xH100 is only for a dry run; add --dry_run'):
+        TRAIN.main(None)
     assert not list(tmp_path.iterdir())
 
 
@@ -229,7 +233,7 @@ def test_a_topology_without_a_dry_run_is_refused_before_anything_is_written(tmp_
 def test_a_file_in_the_place_of_a_directory_flag_is_named(tmp_path, monkeypatch, command, flag, below):
     file(tmp_path / 'file', 'mine')
     flags(monkeypatch, command, **{flag: f'{tmp_path}/file{below}'})
-    with pytest.raises(SystemExit, match=rf'error: --{flag}=.*{tmp_path}/file.*; give (another one|a new directory)'):
+    with pytest.raises(SystemExit, match=rf'error: --{flag}=.*{tmp_path}/file.*; give (another path|a new directory)'):
         command.main(None)
     assert (tmp_path / 'file').read_text() == 'mine'
 
@@ -240,7 +244,7 @@ def test_a_sink_that_is_not_installed_is_named(benchmark, refused, monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, 'version', version_of)
     config = small_config('bapo_tuned', benchmark, log__sinks=('wandb',))
-    assert refused(config) == "log.sinks has 'wandb', which is not installed; `pip install wandb`, or leave it out"
+    assert refused(config) == "log.sinks has 'wandb', which is not installed; run `pip install wandb`, or leave it out"
 
 
 @pytest.mark.slow
@@ -256,7 +260,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_run_goes_on_before_it(tmp_pat
         assert metrics(workdir) == metrics(tmp_path / 'run')
         [event] = [json.loads(line) for line in (workdir / 'events.jsonl').read_text().splitlines()]
         assert (event['event'], event['step']) == ('checkpoint damaged', 2)
-        assert re.search(r'checkpoints/2 cannot be read .*It lies in .*damaged-2 now; going on after step 1$', event['message'])
+        assert re.search(r'checkpoints/2 cannot be read .*It was moved to .*damaged-2; continuing after step 1$', event['message'])
 
 
 def command(module, *flags, **environment):
@@ -277,7 +281,7 @@ def test_both_commands_say_it_in_one_message_and_make_no_directory(tmp_path, mod
         'bapo_jax.train', *training, f"--config.evaluate.benchmarks=('{few}',)"
     )
     unreachable = command('bapo_jax.train', *training, "--config.evaluate.benchmarks=('aime24',)", HF_HUB_OFFLINE='1', BAPO_DATA='')
-    assert "error: evaluate.benchmarks='HuggingFaceH4/aime_2024:train' is no file here" in unreachable
+    assert "error: evaluate.benchmarks='HuggingFaceH4/aime_2024:train' is not a local file" in unreachable
     assert 'BAPO_DATA' in unreachable
     truncated(model)
     evaluation = [f'--checkpoint={model}', *config, f'--benchmarks={train}', f'--output={tmp_path}/out']

@@ -18,7 +18,8 @@ from bapo_jax.learner.update import TrainState
 from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.replay.buffer import ReplayBuffer
 from bapo_jax.replay.kinds import make_replay
-from bapo_jax.run.checkpoint import Checkpoints, RunState
+from bapo_jax.run.checkpoint import Checkpoints
+from bapo_jax.run.state import RunState
 
 RIGHT, WRONG = Verdict.CORRECT, Verdict.WRONG
 
@@ -29,7 +30,7 @@ def stored(directory: Path, method: str, damaged: bool = False) -> Path:
     character_tokenizer('a template').save_pretrained(directory / 'base')
     config.model.path = str(directory / 'base')
     rng = np.random.default_rng(0)
-    replay = make_replay(config.replay, 8, lambda step: True)
+    replay = make_replay(config, 100, lambda step: True, None)
     checkpoints = Checkpoints(directory / 'run' / 'checkpoints', keep=None)
     for step in (1, 2):
         verdicts = ([WRONG] * 4, [RIGHT, WRONG, WRONG, WRONG], [RIGHT, RIGHT, WRONG, WRONG])
@@ -64,7 +65,7 @@ def test_the_numbers_are_those_of_the_newest_checkpoint_and_no_file_changes(tmp_
     assert cells(text, 'bad')[1] == '2'  # the all-wrong prompts 10 and 20; one of four is above c1
     assert cells(text, 'high')[1] == '4'
     assert cells(text, '1/4') == ['1/4', '2'] and cells(text, '2/4') == ['2/4', '2']
-    assert text.index('Over the run, 2 steps') and '│ bad  │    10 │       4 │              2 │' in text  # step 3 is not in it
+    assert text.index('Whole run, 2 steps') and '│ bad  │    10 │       4 │              2 │' in text  # step 3 is not in it
     assert cells(text, '10')[:5] == ['10', '0.000', '0.000', '1', '3']
     assert {p: p.stat().st_mtime_ns for p in run.rglob('*')} == before
 
@@ -74,12 +75,12 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
     for file in (run / 'checkpoints' / '2' / 'replay').rglob('*'):
         if file.is_file():
             file.write_bytes(b'')
-    assert 'replay after step 1' in shown(run)
+    assert 'replay buffer after step 1' in shown(run)
 
 
 def test_repo_has_a_table_of_its_own_and_grpo_keeps_no_buffer(tmp_path):
     assert cells(shown(stored(tmp_path / 'a', 'repo')), '6')[:2] == ['6', '24']  # 6 prompts, 24 responses
-    assert 'keeps no buffer' in shown(stored(tmp_path / 'b', 'grpo'))
+    assert 'has no replay buffer' in shown(stored(tmp_path / 'b', 'grpo'))
 
 
 def test_an_error_is_one_line_with_the_remedy(tmp_path, capsys):

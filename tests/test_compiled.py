@@ -1,4 +1,4 @@
-"""What benchmarks/compiled.py reads from a program's text: trip counts, bytes, arithmetic and seconds by hand."""
+"""What benchmarks/compiled/step.py reads from a program's text: trip counts, bytes, arithmetic and seconds by hand."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ import sys
 import pytest
 from small_run import ROOT
 
-from benchmarks.hlo import (
+from benchmarks.compiled.hlo import (
     Work,
     attribute,
     axes_of,
@@ -21,7 +21,7 @@ from benchmarks.hlo import (
     trip_count,
     visits,
 )
-from benchmarks.hlo_time import WAITING, Chip, fewest_links, kernel_flops, most_on_a_link, seconds, traffic
+from benchmarks.compiled.hlo_time import WAITING, Chip, fewest_links, kernel_flops, most_on_a_link, seconds, traffic
 
 TPU_COMPILER = ROOT / '.tpu-compiler'
 LINE = ((0,), (1,), (2,), (3,))  # four chips in a row
@@ -328,7 +328,7 @@ def micro_batches(weights, x, n):
     return jax.lax.fori_loop(0, n, one, (jnp.zeros_like(x), jnp.zeros_like(weights)))
 
 if sys.argv[1:]:
-    from bapo_jax.targets import tpu_devices
+    from bapo_jax.dry_run.targets import tpu_devices
     devices = tpu_devices(*sys.argv[1:])
 else:
     devices = jax.devices()
@@ -346,8 +346,7 @@ print(jax.jit(step).lower(*arguments, number).compile().as_text())
 @pytest.mark.parametrize('topology', ['', 'v5e:2x4'])
 def test_a_compiled_step_by_hand(topology):
     """Five layers in a loop over micro-batches on 2 × 4 devices: eight of the CPU, or a TPU slice. In a process of its own."""
-    if topology and not (TPU_COMPILER / 'libtpu').is_dir():
-        pytest.skip('the TPU compiler is not there: make tpu-compiler')
+    assert not topology or (TPU_COMPILER / 'libtpu').is_dir(), 'run make tpu-compiler'
     path = f'{ROOT}:{TPU_COMPILER}' if topology else str(ROOT)
     environment = os.environ | {'PYTHONPATH': path, 'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8'}
     command = [sys.executable, '-c', STEP, *topology.split()]

@@ -131,8 +131,8 @@ def test_a_run_by_another_reward_is_another_run(rewarded, benchmark):
 
 
 @pytest.mark.parametrize('function, message', [
-    ('undefined', "rewards_of_this_run:undefined (task.reward) returned 'nan'; expected a finite number"),
-    ('leaves', '512 of 512 responses of step 1 have no verdict, more than a fifth'),
+    ('undefined', "rewards_of_this_run:undefined (task.reward) returned 'nan'; return a finite number"),
+    ('leaves', '512 of 512 responses of step 1 have no verdict (more than a fifth)'),
 ])  # fmt: skip
 def test_what_gives_no_rewards_ends_the_run_in_one_message(rewarded, benchmark, tmp_path, function, message):
     flags = ['--config=configs/quickstart.py', f'--workdir={tmp_path}/run', f'--config.task.reward=rewards_of_this_run:{function}',

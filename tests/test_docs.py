@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from small_run import ROOT
 
-PAGES = sorted([*ROOT.glob('*.md'), *(ROOT / 'docs').glob('*.md')])
+PAGES = sorted([*ROOT.glob('*.md'), *(ROOT / 'docs').rglob('*.md')])
 LINK = re.compile(r'\]\((?!https?://|#)([^)#\s]+)')
 
 
@@ -17,6 +17,26 @@ LINK = re.compile(r'\]\((?!https?://|#)([^)#\s]+)')
 def test_links_lead_to_files(page):
     missing = [target for target in LINK.findall(page.read_text('utf-8')) if not (page.parent / target).exists()]
     assert not missing
+
+
+@functools.cache
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r'^```.*?^```', '', page.read_text('utf-8'), flags=re.MULTILINE | re.DOTALL)
+    return {re.sub(r'[^\w\- ]', '', head.lower()).replace(' ', '-') for head in re.findall(r'^#+ (.*)', text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def test_links_lead_to_headings(page):
+    links = re.findall(r'\]\((?!https?://)([^)#\s]*)#([^)\s]+)\)', page.read_text('utf-8'))
+    assert not [(to, head) for to, head in links if head not in anchors(page.parent / to if to else page)]
+
+
+def test_there_are_seven_guides_and_the_pages_are_not_long():
+    """A page that is looked up belongs to docs/reference/."""
+    guides = {page.stem for page in (ROOT / 'docs').glob('*.md')}
+    assert guides == {'start', 'concepts', 'your_data', 'methods', 'vllm', 'many_hosts', 'evidence'}
+    assert sum(len(page.read_text('utf-8').split()) for page in PAGES) <= 40_000
 
 
 def test_no_command_leads_out_of_the_checkout():
@@ -28,42 +48,50 @@ def test_no_command_leads_out_of_the_checkout():
     assert len(commands) > 100 and not [line for line in commands if re.search(r'(?<![\w./(])\.\./', line)]
 
 
-# Messages without a row on the page of errors, and why. A part of the text is enough.
-NO_ROW = {
+# A message has a remedy if a clause begins with one of these verbs, or if it says what is required, supported or known.
+VERBS = """
+add allow ask build change check choose close compare continue convert copy correct create delete disable download drop end
+export fetch fill fix free give increase install keep leave list look lower make mend mount move name open pass pick point
+publish put quote raise reduce remove rename repeat replace report request restart restore return run save scale see select send
+serve set shorten specify split start state stop submit swap take train try unset update upgrade use wait wrap write
+"""
+REMEDY = re.compile(
+    rf'(?:^|[;:.,(] |\b(?:and|or|then) )(?:{"|".join(VERBS.split())})\b'
+    r'|\bmust\b|\bneeds?\b|\bexpected\b|\b(?:supported|allowed|known): |\bthe same command\b',
+    re.IGNORECASE,
+)
+# Messages without a remedy and without a row on the page of errors, and why. A part of the text is enough.
+NO_REMEDY = {
     'a mistake in the program; checks come before it, so no input leads there': (
-        'the objective reads the role', "is unknown; choose 'rebalance' or 'keep'", 'of … tokens does not fit',
-        'call choose() first', 'patches is no image', 'windows does not fit into a row', 'rows of … windows, and there are',
-        'features to stand there', 'is the prompt cut off?', 'behind the last of … images', 'exceed learner.batch_groups =',
-        'occurs twice among the … fresh', 'the buffer takes each step once', 'expected one of …', 'a threshold is one number',
-        'the engine holds no policy yet', 'was begun without its hard prompts', 'no checkpoint was written at step',
-        'a benchmark without questions', 'replay.bad_capacity, replay.high_capacity and', 'sizes must lie in 2..6',
-        'unknown countdown test set', 'no solution in non-negative integers', 'attempts without aim have all reached',
+        'the objective reads the role', 'patches is no image', 'features to stand there', 'is the prompt cut off?',
+        'behind the last of … images', 'the engine holds no policy yet', 'was begun without its hard prompts',
+        'no checkpoint was written at step', 'no solution in non-negative integers', 'random attempts reached the target',
+        'step …: …: …',
     ),
-    'a command that ends closes its engine, and says its own message': ('the engine was closed',),
-    'caught: the group is asked for again, and the last time such a reply is waited for': ('a reply is lost',),
-    'caught: the answer is unparseable': ('unexpected …', 'longer than … characters', 'nested deeper than', 'expected ")", found'),
-    'caught: an infrastructure error, of which the row "have no verdict" tells': ('the verifier failed on this answer',),
-    'caught: a note of the rollout viewer, beside what it shows': (
-        'the texts "use" and "prompt"', 'a text as "prompt_id"', '"responses" must be a list', 'lists with one entry a response',
-        'cut short', 'a line is longer than',
+    'a command that ends closes its engine, and prints its own message': ('the engine was closed',),
+    'caught: the group is requested again': ('a reply is lost',),
+    'caught: the answer is unparseable': ('unexpected …', 'longer than … characters', 'nested deeper than'),
+    'caught: an infrastructure error, which the row "have no verdict" explains': ('the verifier failed on this answer',),
+    'caught: a note in the rollout viewer, beside what it shows': ('cut short', 'a line is longer than'),
+    'the start of a message: what follows names the remedy': (
+        'the config cannot run:', 'prompt …: …', '--start=…: …', 'no reply to a group in',
     ),
-    'in the log of a sink, of which the row "is left out from here on" tells': ('another process still sends this run',),
-    'the tail of a message that has a row': (
-        'it lacks project, name or id', 'is not what was saved', 'bytes, more than any manifest', 'it holds no object',
-        '…: …; mend or drop the row', 'it is no object', 'neither a token nor a list of tokens', 'it has not ended in … s',
-        '… stands in another place',
+    'the end or the reason of a message that names the remedy': (
+        'is not what was saved', 'bytes, more than any manifest', 'it is not a JSON object', 'it did not finish within',
+        'is in another position',
     ),
-    'a reason within a note on standard error and in events.jsonl': (
-        'it has no scores',
-    ),
+    'its class appends the remedy': ('lost another host', 'for the other hosts', '…: a response …'),
+    'a reason within a note on standard error and in events.jsonl': ('it has no scores',),
 }  # fmt: skip
-# What is raised with a text that is made elsewhere: by another exception, or by a function whose texts have rows of their own.
+# What is raised with a text that is made elsewhere: by another exception, or by a function whose texts are messages themselves.
 MADE_ELSEWHERE = {
     'str(e)', 'told', 'str(warning.message)', "answer['bad']",
-    'f"{file}: {\'; \'.join(messages)}"', "f'{setting}: {e}'", "f'{file}: {e}'", "f'{type(e).__name__}: {reason}'",
+    'f"{file}: {\'; \'.join(messages)}"',
+    "f'{name}={value(c, name)!r} {row.check.wrong}'",
+    "f'{setting}: {e}'", "f'{file}: {e}'", "f'{type(e).__name__}: {reason}'",
     "'\\n'.join((f'host {i}: {text}' for i, text in enumerate(said) if text))",
     "said if str(arguments.run) in said else f'{arguments.run}: {said}'", "f'error: {e}'", "f'error: {error}'",
-    "f'{said}: {error}'", "f'{_place(error, file)}: {_on_one_line(error)}'",
+    "f'error: {e}{e.remedy}'", "f'{said}: {error}'", "f'{_place(error, file)}: {_on_one_line(error)}'",
 }  # fmt: skip
 RAISED_AGAIN = {'result', 'Stopped', 'next(iter(damaged.values()))', '_in_use(path, holder)', '_in_use(path, before)'}
 EXIT_STATUS = {'1', 'main()', 'STATUS', 'stopping.STATUS', '0 if dry_run(FLAGS.config, FLAGS.topology).fits is not False else 1',
@@ -110,12 +138,12 @@ def is_made(node):
 def message_nodes():
     """The nodes of all messages: of exceptions, of sys.exit, of the config's problems, and of errors that are printed.
 
-    Other modules' `need` puts its text into a message that they raise, and that has a row.
+    Other modules' `need` puts its text into a message that they raise.
     """
     for file, node in nodes():
         if not isinstance(node, ast.Call) or not node.args:
             continue
-        called, notes = ast.unparse(node.func), file.name.startswith(('config', 'fields'))
+        called, notes = ast.unparse(node.func), file.name in ('fields.py', 'rules.py', '__init__.py')
         if is_made(node):
             yield node.args[-1 if called in ('self._damaged', 'OSError') else 0]
         elif called in ('sys.exit', 'leave') or called == 'print' and (text_of(node.args[0]) or '').startswith('error: '):
@@ -137,7 +165,7 @@ def messages():
 
 
 def rows():
-    return re.findall(r'^\| `(.+?)` \|', (ROOT / 'docs' / 'errors.md').read_text('utf-8'), re.MULTILINE)
+    return re.findall(r'^\| `(.+?)` \|', (ROOT / 'docs' / 'reference' / 'errors.md').read_text('utf-8'), re.MULTILINE)
 
 
 def quotes(row, text):
@@ -153,17 +181,34 @@ def quotes(row, text):
 def test_quoted_errors_are_messages_of_the_package():
     texts = [' '.join(text.split()) for _, node in nodes() if (text := text_of(node))]
     texts += messages_of_scripts()
-    assert len(rows()) > 200 and len(set(rows())) == len(rows())
+    assert 25 <= len(rows()) <= 35 and len(set(rows())) == len(rows())
     # What varies may be a value, or text that the source puts in by another road.
     assert not [row for row in rows() if not any(quotes(row, text) for text in texts)]
 
 
-def test_every_message_has_a_row_or_a_reason_to_have_none():
-    reasoned = [part for parts in NO_ROW.values() for part in parts]
+@pytest.mark.parametrize(
+    ('text', 'has'),
+    [
+        ('…: the file is truncated', False),
+        ('the server lists no policies, and names none; it started in … s', False),
+        ('x=… is unknown; choose one of …', True),
+        ('the file is truncated. Download it again', True),
+        ('x=… must be above 0', True),
+        ('expected a line of JSON, got …', True),
+        ('format=… is not read; supported: …', True),
+    ],
+)
+def test_a_remedy_is_an_instruction_or_what_is_allowed(text, has):
+    assert bool(REMEDY.search(text)) == has
+
+
+def test_every_message_has_a_remedy_or_a_row_or_a_reason():
+    reasoned = [part for parts in NO_REMEDY.values() for part in parts]
     sizes = {row: len(row.replace('…', '')) for row in rows()}
     silent = [
         text for text in messages()
-        if not any(quotes(row, text) and size >= min(LEAST, len(text.replace('…', '')) / 2) for row, size in sizes.items())
+        if not REMEDY.search(text)
+        and not any(quotes(row, text) and size >= min(LEAST, len(text.replace('…', '')) / 2) for row, size in sizes.items())
     ]  # fmt: skip
     assert not [text for text in silent if not any(quotes(part, text) for part in reasoned)]
     assert not [part for part in reasoned if not any(quotes(part, text) for text in silent)], 'reasons for what is not there'
@@ -180,9 +225,7 @@ def test_a_message_is_written_where_it_is_raised():
 
 def test_the_first_page_leads_to_every_page():
     linked = set(LINK.findall((ROOT / 'README.md').read_text('utf-8')))
-    wanted = 'start concepts configure methods tasks vllm launch operations performance adding_a_method adding_a_task adding_a_model errors'
-    assert {f'docs/{name}.md' for name in wanted.split()} <= linked
-    assert {f'docs/{page.name}' for page in (ROOT / 'docs').glob('*.md')} <= linked
+    assert {page.relative_to(ROOT).as_posix() for page in (ROOT / 'docs').rglob('*.md')} <= linked
 
 
 def test_the_first_page_is_short():

@@ -2,6 +2,7 @@
 interrupted."""
 
 import contextlib
+import dataclasses
 import importlib
 import json
 import os
@@ -16,23 +17,24 @@ import pytest
 from real_servers import BASE
 from small_run import ROOT, metrics, run, small_config
 
-from tests.faults.trainer import flags_of
-
-from bapo_jax import evaluate as module, events
+from bapo_jax.run import evaluation as module
 from bapo_jax.config import default_config
-from bapo_jax.evaluate import chunk_size, core_metrics, evaluate, evaluate_in_training, load_for_evaluation, summary_of, votes
+from bapo_jax.evaluate import load_for_evaluation
 from bapo_jax.groups import Prompt, Verdict
 from bapo_jax.inputs import benchmark_prompts
+from bapo_jax.machine import events
+from bapo_jax.machine.lock import held
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.rollout.engine import EVALUATION, Draw, Sampling
-from bapo_jax.rollout.publish import publish
 from bapo_jax.rollout.serve import PYTHON_VARIABLE
-from bapo_jax.run.evaluation import done_before
-from bapo_jax.run.lock import held
+from bapo_jax.run.evaluation import chunk_size, core_metrics, evaluate, evaluate_in_training, summary_of, votes
+from bapo_jax.run.samples import done_before
 from bapo_jax.scores import Question, summary
-from bapo_jax.tasks import countdown
-from bapo_jax.train import build, evaluate_policy, start_or_continue
+from bapo_jax.tasks.countdown import task as countdown
+from bapo_jax.train import build
+from bapo_jax.weights.publish import publish
+from tests.faults.trainer import flags_of
 
 
 def problems_file(path, count):
@@ -302,10 +304,9 @@ def test_a_run_killed_in_its_first_evaluation_goes_on_with_it(tmp_path, monkeypa
     with held(tmp_path / 'killed'):
         setup = build(config, tmp_path / 'killed')
         watched = setup.rollouts._engine = Loading(setup.rollouts._engine)
-        run = start_or_continue(setup, tmp_path / 'killed')
-        next(run.steps_left())
+        next(setup.run.steps_left())
         assert len(watched.asked) == 300 + 4 - there
-        evaluate_policy(setup, run.state, tmp_path / 'whole', lambda text: None)
+        dataclasses.replace(setup.run.evaluate, evals=tmp_path / 'whole' / 'evals')(lambda text: None)
         assert len(watched.asked) == 2 * (300 + 4) - there
     assert [path.name for path in file.parents[1].iterdir()] == ['000000.json']
     assert (file.parents[1] / '000000.json').read_bytes() == (tmp_path / 'whole' / 'evals' / '000000.json').read_bytes()
@@ -350,17 +351,17 @@ def test_an_evaluation_killed_in_the_middle_ends_with_the_same_files(tmp_path):
 def test_bad_flags_are_refused_in_one_message(tmp_path, monkeypatch):
     assert '--config=FILE' in refused(f'--checkpoint={tmp_path}')
     too_long = refused(f'--checkpoint={BASE}', '--config=configs/quickstart.py', '--max_response_tokens=5000')
-    assert 'evaluate.max_response_tokens=5000 = 5016 tokens; max_position_embeddings of' in too_long
+    assert 'evaluate.max_response_tokens=5000 = 5016 tokens, but max_position_embeddings of' in too_long
     chats = shutil.copytree(BASE, tmp_path / 'chats')
     character_tokenizer('{% for m in messages %}{{ m.content }}</answer>{% endfor %}').save_pretrained(chats)
     flags = (f'--checkpoint={chats}', '--config=configs/quickstart.py', '--config.task.template=tinyzero_chat')
     no_stop = refused(*flags, '--max_prompt_tokens=1000')
-    assert "generation_config.json: the chat template ends an answer with '</answer>' (token 260), which is no stop token" in no_stop
+    assert "generation_config.json: the chat template ends an answer with '</answer>' (token 260), which is not a stop token" in no_stop
     config = quickstart(problems_file(tmp_path / 'problems.jsonl', 3))
     monkeypatch.delenv('BAPO_ROLLOUT_TOKEN', raising=False)
     with pytest.raises(ValueError, match='BAPO_ROLLOUT_TOKEN is not set'):
         load_for_evaluation(BASE, config, None, ['http://127.0.0.1:9'])
-    with pytest.raises(ValueError, match='--servers are asked with --engine=vllm'):
+    with pytest.raises(ValueError, match='--servers cannot be used with --engine=jax'):
         load_for_evaluation(BASE, config, 'jax', ['http://127.0.0.1:9'])
 
 
@@ -370,13 +371,13 @@ def test_bad_flags_are_refused_in_one_message(tmp_path, monkeypatch):
 def test_vllms_interpreter_is_looked_for_before_anything_starts_and_the_variables_goes_before_that_of_a_run(tmp_path, monkeypatch):
     model, config = hf.read_config(BASE), quickstart('unused')
     policy = publish(tmp_path / 'policy', 7, hf.load_params(BASE, model), model, 'float32')
-    config.model.path, config.rollout.python = str(BASE), '/of/another/machine'
+    config.model.path, config.rollout.server.python = str(BASE), '/of/another/machine'
     (tmp_path / 'config.json').write_text(json.dumps(config.to_dict()))
     monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
-    with pytest.raises(ValueError, match='rollout.python=/of/another/machine is no interpreter'):
+    with pytest.raises(ValueError, match='rollout.server.python=/of/another/machine is not an executable file'):
         load_for_evaluation(policy, None, 'vllm', None)
     monkeypatch.setenv(PYTHON_VARIABLE, sys.executable)
-    assert load_for_evaluation(policy, None, 'vllm', None).config.rollout.python == ''
+    assert load_for_evaluation(policy, None, 'vllm', None).config.rollout.server.python == ''
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from bapo_jax.export import export
 from bapo_jax.models import hf
 from bapo_jax.models.attention import xla
 from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer
-from bapo_jax.rollout.published import MANIFEST, WEIGHTS
+from bapo_jax.weights.manifest import MANIFEST, WEIGHTS
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = {'Qwen2, tied': {'vocab_size': 300}, 'Qwen3, untied': {'vocab_size': 300, 'tie_word_embeddings': False, **QWEN3}}
@@ -192,7 +192,7 @@ def without_tensor(run, tmp_path):
     [
         (lambda run, tmp: {'checkpoint': tmp / 'nowhere'}, FileNotFoundError, '--checkpoint=.*nowhere.* is not a directory'),
         (lambda run, tmp: {'checkpoint': tmp}, FileNotFoundError, 'no config.json there'),
-        (without_manifest, ValueError, 'copy/manifest.json is missing: .*not complete'),
+        (without_manifest, ValueError, 'copy/manifest.json is missing, so no complete policy'),
         (lambda run, tmp: {'checkpoint': policy_copy(run, tmp)}, FileNotFoundError, 'config.json is missing.*--base'),
         (lambda run, tmp: {'checkpoint': run, 'base': tmp / 'nowhere'}, FileNotFoundError, 'nowhere.*no config.json'),
         (lambda run, tmp: {'checkpoint': run, 'dtype': 'float16'}, ValueError, "'float16'.*--dtype.*bfloat16"),

@@ -25,11 +25,11 @@ def test_equal_settings_are_no_problem_and_tuples_are_equal_to_the_lists_that_we
 
 def test_differing_settings_are_named():
     problem = other_settings(of_host_0(seed=1, replay__c2=(0.1,)), a_config(learner__clip_low=0.1))
-    assert problem == 'other settings than host 0; they differ in learner.clip_low, replay.c2, seed'
+    assert problem == 'other settings than host 0, in learner.clip_low, replay.c2, seed; start all hosts with the same config'
 
 
 def test_another_commit_of_a_model_of_the_hub_is_a_problem_and_a_directory_is_none():
     assert other_commit('a' * 40, 'b' * 40) == (
-        f'model.path is commit {"b" * 40} of the hub, and {"a" * 40} for host 0: it moved just now; start all hosts again'
+        f'model.path is commit {"b" * 40} of the hub, but {"a" * 40} on host 0: it was just updated; start all hosts again'
     )
     assert [other_commit(*pair) for pair in (('a', 'a'), ('', 'a'), ('a', ''), ('', ''))] == [''] * 4

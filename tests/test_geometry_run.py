@@ -17,14 +17,15 @@ from real_servers import SEEING
 from small_run import metrics, rollouts
 from tiny_vl import torch_inputs
 
-from bapo_jax.evaluate import evaluate, load_for_evaluation, summary_of
+from bapo_jax.evaluate import load_for_evaluation
 from bapo_jax.export import export
 from bapo_jax.inputs import benchmark_prompts
 from bapo_jax.models import hf
-from bapo_jax.rollout import slots
-from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+from bapo_jax.rollout.inprocess import slots
+from bapo_jax.rollout.vllm.token_guard import TOKEN_VARIABLE
 from bapo_jax.run.directory import fingerprint_prompts
-from bapo_jax.tasks.geometry_data import BENCHMARKS
+from bapo_jax.run.evaluation import evaluate, summary_of
+from bapo_jax.tasks.geometry.problems import BENCHMARKS
 from bapo_jax.train import build, train
 
 SHARED = Path(__file__).resolve().parents[2] / 'shared' / 'data'
@@ -35,14 +36,14 @@ pytestmark = [
 
 STEPS = 3
 SMALL = {
-    'steps': STEPS, 'model.dtype': 'float32', 'model.least_pixels': 6 * 28 * 28, 'model.most_pixels': 32 * 28 * 28,
+    'steps': STEPS, 'model.dtype': 'float32', 'model.pixels': (6 * 28 * 28, 32 * 28 * 28),
     'task.train': str(SHARED / 'geometry3k_train_examples_10.parquet'), 'task.template': 'plain', 'task.reward': 'parity:odd',
     'rollout.group_size': 4, 'rollout.sync_every': 2, 'rollout.max_prompt_tokens': 600, 'rollout.max_response_tokens': 12,
     'rollout.rows': 16, 'rollout.dtype': 'float32', 'rollout.deadline_s': 400.0, 'replay.reevaluate_every': 3,  # between two syncs
     'replay.c1': 0.5,  # two of four responses: of the first two steps' eight groups, one in 10,000 runs has none as hard
     'learner.batch_groups': 4, 'learner.mini_batch_groups': 2, 'learner.row_tokens': 1024, 'learner.micro_batch_rows': 1,
     'learner.learning_rate': 1e-3, 'learner.remat': 'none', 'checkpoint.every': 1, 'checkpoint.keep': STEPS, 'evaluate.samples': 2,
-    'evaluate.every': 0, 'evaluate.max_prompt_tokens': 600, 'rollouts.every': 1,
+    'evaluate.every': 0, 'evaluate.max_prompt_tokens': 600, 'log.rollouts_every': 1,
 }  # fmt: skip
 
 
@@ -66,14 +67,14 @@ def geometry_config(path, method='bapo', **changes):
 
 def in_process(path, workdir, **changes):
     setup = build(geometry_config(path, rollout__engine='jax', rollout__overlap=False, **changes), workdir)
-    return setup, train(setup, workdir)
+    return setup, train(setup)
 
 
 @pytest.fixture(scope='module')
 def trained(vl_directory, tmp_path_factory):
     """(run directory, what it was built of, its last state, programs that read prompts) of a run in this process."""
-    workdir, before = tmp_path_factory.mktemp('run') / 'geometry', slots.read._cache_size()
-    return workdir, *in_process(vl_directory, workdir), slots.read._cache_size() - before
+    workdir, before = tmp_path_factory.mktemp('run') / 'geometry', slots.prefill_prompts._cache_size()
+    return workdir, *in_process(vl_directory, workdir), slots.prefill_prompts._cache_size() - before
 
 
 def test_it_trains_on_images_and_the_engine_has_the_learners_log_probs(trained):
@@ -92,9 +93,9 @@ def test_it_trains_on_images_and_the_engine_has_the_learners_log_probs(trained):
 def test_a_run_compiles_a_handful_of_programs(trained):
     """Images of 26 sizes; the tower's rows are as long as the largest."""
     learner = trained[1].learner
-    sizes = {(i['width'], i['height']) for p in trained[1].training_prompts for i in p.images}
+    sizes = {(i['width'], i['height']) for p in trained[1].run.evaluate.training_prompts for i in p.images}
     assert len(sizes) >= 8
-    assert learner._update._cache_size() <= 2 and 1 <= trained[3] <= 8
+    assert learner.policy.step._cache_size() <= 2 and 1 <= trained[3] <= 8
 
 
 def test_a_run_that_is_continued_repeats_bit_for_bit(trained, vl_directory, tmp_path):
@@ -111,7 +112,7 @@ def test_a_run_that_is_continued_repeats_bit_for_bit(trained, vl_directory, tmp_
 
 def test_other_images_are_another_run(trained):
     """Also those of the same size, whose prompts have the same tokens."""
-    recorded, prompts = json.loads((trained[0] / 'config.json').read_text()), trained[1].training_prompts
+    recorded, prompts = json.loads((trained[0] / 'config.json').read_text()), trained[1].run.evaluate.training_prompts
     assert fingerprint_prompts(prompts) == recorded['fingerprints']['dataset']
     truth = prompts[0].ground_truth | {'images': [prompts[0].images[0] | {'sha256': '0' * 64}]}
     other = [dataclasses.replace(prompts[0], ground_truth=truth), *prompts[1:]]
@@ -127,12 +128,12 @@ def exported(trained):
 
 def test_torch_reads_the_export_with_our_logits(exported, trained):
     import torch
-    from transformers import Qwen2_5_VLForConditionalGeneration
     from tiny_vl import seen_logp
+    from transformers import Qwen2_5_VLForConditionalGeneration
 
     setup, config = trained[1], hf.read_config(exported)
     params, sight = hf.load_params(exported, config), setup.learner._sight
-    prompts = [p for name in BENCHMARKS for p in setup.benchmarks[name]][:2]
+    prompts = [p for name in BENCHMARKS for p in setup.run.evaluate.benchmarks[name]][:2]
     policy = Qwen2_5_VLForConditionalGeneration.from_pretrained(exported)
     for prompt in prompts:
         response = np.arange(40, 50)
@@ -164,7 +165,7 @@ def test_a_vllm_server_answers_with_images_through_a_sync_and_a_reevaluation(
 ):
     monkeypatch.setenv(TOKEN_VARIABLE, seeing_server.token)
     config = geometry_config(vl_directory, rollout__servers=(seeing_server.url,), **{f'model__{k}': v for k, v in SEEING.items()})
-    train(build(config, tmp_path / 'run'), tmp_path / 'run')
+    train(build(config, tmp_path / 'run'))
     rows = metrics(tmp_path / 'run')
     assert [row['bapo/lag'] for row in rows[1:]] == [0, 0, 1]
     assert [row['step'] for row in rows if row.get('bapo/reevaluated')] == [3]

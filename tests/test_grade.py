@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from bapo_jax.grade import ROWS_AT_ONCE, read_row
-from bapo_jax.tasks.countdown import check_ground_truth
+
+from bapo_jax.grade import ROWS_AT_ONCE, parse_row
+from bapo_jax.tasks.countdown.task import check_ground_truth
 
 ROOT = Path(__file__).resolve().parents[1]
 TRUTH = {'numbers': [44, 19, 35], 'target': 98}
@@ -109,8 +110,8 @@ def test_workers_that_do_not_start_are_told_in_one_message():
     """As where memory is short: here a worker finds no module."""
     program = (
         'import sys; from bapo_jax import grade\n'
-        'from bapo_jax.tasks import math; from bapo_jax.tasks.verifier_pool import VerifierPool\n'
-        "math._pool = lambda: VerifierPool('no_such_module_here', workers=1, wall_s=1.0)\n"
+        'from bapo_jax.tasks.mathematics import task; from bapo_jax.tasks.verifier_pool import VerifierPool\n'
+        "task._pool = lambda: VerifierPool('no_such_module_here', workers=1, wall_s=1.0)\n"
         "sys.argv = ['grade', 'math']; grade.main()"
     )
     done = subprocess.run(
@@ -146,4 +147,4 @@ def test_an_unknown_task_is_refused_with_the_choices():
 )
 def test_a_malformed_row_is_explained(line, message):
     with pytest.raises(ValueError, match=message):
-        read_row(line, check_ground_truth)
+        parse_row(line, check_ground_truth)

@@ -5,6 +5,7 @@ Imports inside functions count like the others: a late import hides an arrow and
 
 import ast
 import graphlib
+import re
 import sys
 from pathlib import Path
 
@@ -15,36 +16,24 @@ PACKAGE = Path(bapo_jax.__file__).parent
 # The house, lowest floor first: the rooms of a floor, which may import each other, and the rooms that they may import beside.
 # A room is a folder of the package or a module at its top.
 HOUSE = (
+    ('machine', ''),
     ('groups', ''),
-    ('files', ''),
-    ('terminal', ''),
-    ('output', ''),
-    ('stopping', ''),
-    ('cli', 'output stopping terminal'),
-    ('hub', ''),
-    ('events', 'terminal'),
-    ('methods', 'files output'),
-    ('models parallel', ''),  # one table of parameters: models reads it, parallel shards by it
-    ('hosts', 'parallel'),
-    ('seen', 'groups models'),
+    ('methods', 'machine'),
+    ('cluster', 'machine'),
+    ('models', 'machine groups cluster'),
+    ('weights', 'machine cluster models'),
     ('scores', 'groups'),
-    ('tasks', 'groups output terminal events hub'),
+    ('tasks', 'machine groups'),
     ('prompts', 'groups'),
     ('replay', 'groups'),
-    ('learner', 'groups hosts models parallel seen'),
-    ('rollout', 'groups files output terminal cli hub events stopping hosts models parallel seen tasks prompts'),
-    ('fields', 'terminal'),
-    ('config_method', 'fields replay rollout'),
-    ('config', 'fields methods tasks config_method'),
-    ('run', 'groups files terminal events stopping hosts scores models parallel replay learner rollout config'),
-    ('inputs', 'groups hub models tasks prompts config'),
-    ('policies', 'models parallel rollout run'),
-    ('bases', 'models tasks'),
-    ('memory', 'learner models seen'),
-    ('targets', 'parallel learner rollout'),
-    ('advice', 'learner models parallel memory targets'),
+    ('learner', 'groups cluster models'),
+    ('rollout', 'machine groups cluster models weights tasks prompts'),
+    ('config', 'machine methods replay rollout tasks'),
+    ('inputs', 'machine groups models tasks prompts config'),
+    ('run', 'machine groups cluster scores models weights replay learner rollout config tasks inputs'),
+    ('policies', 'cluster models weights rollout run'),
 )
-COMMANDS = 'train ending evaluate export follow dry_run report buffers grade sample sft departures'  # the top floor, which may import everything
+COMMANDS = 'train command evaluate export follow dry_run report buffers compare grade sample'  # the top floor, which may import everything
 
 
 def module_name(path: Path) -> str:
@@ -116,11 +105,11 @@ def test_credit_and_losses_are_arrays_in_arrays_out():
 def test_one_file_alone_imports_vllm_and_torch():
     for foreign in ('vllm', 'torch'):
         importers = [p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob('*.py') if foreign in top(imported(p))]
-        assert importers == ['rollout/worker.py']
+        assert importers == ['rollout/vllm/worker.py']
 
 
 def test_what_loads_in_the_servers_process_needs_neither_jax_nor_the_trainer():
-    needed, waiting = set(), ['rollout/worker.py', 'rollout/token_guard.py', '__init__.py', 'rollout/__init__.py']
+    needed, waiting = set(), ['rollout/vllm/worker.py', 'rollout/vllm/token_guard.py', '__init__.py', 'rollout/__init__.py', 'rollout/vllm/__init__.py', 'weights/__init__.py']
     for file in waiting:
         names = imported(PACKAGE / file)
         needed |= top(names) - set(sys.stdlib_module_names) - {'bapo_jax'}
@@ -134,3 +123,54 @@ def test_the_buffer_is_numpy_alone():
         assert top(imported(path)) - set(sys.stdlib_module_names) <= {'numpy', 'bapo_jax'}
         ours = {name for name in imported(path) if name.startswith('bapo_jax')}
         assert all(name == 'bapo_jax.groups' or name.startswith('bapo_jax.replay.') for name in ours)
+
+
+# Files that play one role, one in place of the other, and so share names: the kernels of an engine or a learner, and a task's files,
+# of which those of the task itself have the names of its contract (tasks/__init__.py).
+ALTERNATIVES = (
+    r'rollout/inprocess/(gpu_)?decoding\.py',
+    r'rollout/inprocess/(gpu_)?drawing\.py',
+    r'models/(gpu|cudnn)_attention\.py',
+    r'tasks/(arithmetic|questions|\w+/(task|problems|answers))\.py',
+)
+COMMAND = {'FLAGS', 'main', 'run'}  # of a command, which is found by its module
+
+
+def public_names(path: Path) -> set[str]:
+    """What a module defines for others at its top."""
+    names = set()
+    for node in ast.parse(path.read_text('utf-8')).body:
+        match node:
+            case ast.FunctionDef() | ast.ClassDef():
+                names.add(node.name)
+            case ast.Assign() | ast.AnnAssign():
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names |= {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+    return {name for name in names if not name.startswith('_')}
+
+
+def test_a_name_means_one_thing_in_the_whole_package():
+    places: dict[str, set[str]] = {}
+    for path in MODULES.values():
+        file = path.relative_to(PACKAGE).as_posix()
+        role = next((role for role in ALTERNATIVES if re.fullmatch(role, file)), file)
+        for name in public_names(path) - COMMAND:
+            places.setdefault(name, set()).add(role)
+    assert {name: sorted(files) for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_no_module_is_long():
+    assert [name for name, path in MODULES.items() if len(path.read_text('utf-8').splitlines()) > 350] == []
+
+
+def test_no_line_is_long():
+    configs = (PACKAGE.parent / 'configs').rglob('*.py')
+    lines = [(path.name, line) for path in [*MODULES.values(), *configs] for line in path.read_text('utf-8').splitlines()]
+    assert [(name, line) for name, line in lines if len(line) > 110] == []
+
+
+def test_the_loop_stays_on_a_screen_and_the_top_of_the_package_in_sight():
+    train = (PACKAGE / 'train.py').read_text('utf-8')
+    names = [alias for node in ast.walk(ast.parse(train)) if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names]
+    assert len(train.splitlines()) <= 170 and len(names) <= 25
+    assert len(list(PACKAGE.glob('*.py'))) <= 14

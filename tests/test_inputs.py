@@ -29,12 +29,12 @@ def test_a_model_may_be_taken_for_more_positions_than_it_was_made_for(benchmark)
     [
         ({'model__path': 'nowhere'}, r'model\.path=.nowhere. is not a directory'),
         ({'task__train': 'missing.parquet'}, r'missing\.parquet'),
-        ({'task__limit': 7}, r'7 training prompts do not fill learner\.batch_groups=8'),
+        ({'task__limit': 7}, r'7 training prompts are fewer than learner\.batch_groups=8'),
         ({'rollout__max_prompt_tokens': 5}, r'rollout\.max_prompt_tokens'),
         ({'evaluate__benchmarks': ('cd5',)}, r'cd5'),
         ({'rollout__max_response_tokens': 5000, 'learner__slot_tokens': 0, 'learner__row_tokens': 0},
-         r'rollout\.max_prompt_tokens=16 \+ rollout\.max_response_tokens=5000 = 5016 tokens; '
-         r'max_position_embeddings of .*config\.json is 4096\. .*model\.max_positions=16384'),
+         r'rollout\.max_prompt_tokens=16 \+ rollout\.max_response_tokens=5000 = 5016 tokens, '
+         r'but max_position_embeddings of .*config\.json is 4096; .*model\.max_positions=16384'),
         ({'evaluate__max_response_tokens': 4081}, r'evaluate\.max_response_tokens=4081 = 4097 tokens'),
         ({'evaluate__track_prompts': 61}, r'evaluate\.track_prompts=61 exceeds the 60 training prompts'),
     ],
@@ -70,14 +70,14 @@ def test_copies_are_no_other_problems(benchmark, tmp_path, caplog):
         read = read_inputs(small_config('bapo_tuned', benchmark, **changes))
     assert [p.id for p in read.prompts] == list(range(20)) and len(read.benchmarks[str(test)]) == 12
     assert '30 of 60 rows repeat an earlier problem and are left out of training; 30 distinct problems' in caplog.text
-    assert 'test.jsonl: 12 rows ask 4 distinct problems; all rows are scored, and the interval is over problems' in caplog.text
+    assert 'test.jsonl: 12 rows have only 4 distinct problems; all rows are scored, and the confidence interval is over problems' in caplog.text
 
 
 def test_copies_of_a_task_of_the_users_are_no_other_problems_either(benchmark, tmp_path, monkeypatch):
     (tmp_path / 'own').mkdir()
     (tmp_path / 'own' / 'with_copies.py').write_text(
-        'from bapo_jax.tasks.countdown import *\nfrom bapo_jax.tasks import countdown\n'
-        'def training_problems(source, *, limit, seed): return 2 * countdown.training_problems(source, limit=limit, seed=seed)\n'
+        'from bapo_jax.tasks.countdown import task\nfrom bapo_jax.tasks.countdown.task import *\n'
+        'def training_problems(source, *, limit, seed): return 2 * task.training_problems(source, limit=limit, seed=seed)\n'
     )
     monkeypatch.syspath_prepend(tmp_path)
     read = read_inputs(small_config('bapo_tuned', benchmark, task__name='own.with_copies'))
@@ -179,7 +179,7 @@ def test_equal_questions_and_the_two_ways_to_write_a_letter_are_fine(asked):
 
 
 def test_questions_that_the_tokenizer_does_not_tell_apart(asked):
-    with pytest.raises(ValueError, match=r"model/tokenizer\.json: the tokens of the question zoo\?0 say oo\?0; .*another model"):
+    with pytest.raises(ValueError, match=r"model/tokenizer\.json: the tokens of the question zoo\?0 decode to oo\?0; .*another model"):
         read_inputs(without(asked(*(f'zoo?{i}' for i in range(9))), 'z'))
     many = [f'{i} oo?' for i in range(1000)]
     many[501] = 'z500 oo?'  # not in the sample of those that are read back

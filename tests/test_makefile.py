@@ -15,8 +15,8 @@ def planned(tmp_path):
     """A function of make's words, and of the finished environments that are there: the commands that it would run."""
     shutil.copy(ROOT / 'Makefile', tmp_path)
     shutil.copytree(ROOT / 'locks', tmp_path / 'locks')
-    (tmp_path / 'bapo_jax' / 'rollout').mkdir(parents=True)
-    shutil.copy(ROOT / 'bapo_jax' / 'rollout' / 'vllm_env.py', tmp_path / 'bapo_jax' / 'rollout')
+    (tmp_path / 'bapo_jax' / 'rollout' / 'vllm').mkdir(parents=True)
+    shutil.copy(ROOT / 'bapo_jax' / 'rollout' / 'vllm' / 'environment.py', tmp_path / 'bapo_jax' / 'rollout' / 'vllm')
 
     def plan(*words, there=()):
         for marker in there:
@@ -29,7 +29,7 @@ def planned(tmp_path):
     return plan
 
 
-@pytest.mark.parametrize('word, said', [('JAX=gpu', 'JAX=gpu: give cpu, cuda, cuda12 or tpu'), ('VLLM=gpu', 'VLLM=gpu: give cpu or cuda')])
+@pytest.mark.parametrize('word, said', [('JAX=gpu', 'JAX=gpu: choose one of cpu, cuda, cuda12 and tpu'), ('VLLM=gpu', 'VLLM=gpu: choose cpu or cuda')])
 def test_a_build_that_does_not_exist_is_refused(word, said):
     make = ['make', '-n', '--no-print-directory', 'PYTHON=python3', 'train-vllm', word]  # a make in a make names its folder
     done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True)
@@ -52,4 +52,4 @@ def test_an_environment_that_is_there_is_kept_unless_another_is_asked_for(words,
     said = planned('train-vllm', *words, there=there)
     assert 'bapo_jax.train' in said
     assert re.search(trainer, said, re.MULTILINE) and 'venv --clear .venv\n' in said if trainer else 'venv --clear' not in said
-    assert f'vllm_env.py .venv-vllm --build={vllm}\n' in said if vllm else 'vllm_env.py' not in said
+    assert f'environment.py .venv-vllm --build={vllm}\n' in said if vllm else 'environment.py' not in said

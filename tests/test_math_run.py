@@ -24,7 +24,7 @@ from bapo_jax.models import hf
 from bapo_jax.models.attention import xla
 from bapo_jax.models.tokenizer import load_tokenizer
 from bapo_jax.tasks import encode_prompts, get_task
-from bapo_jax.tasks.math_data import BENCHMARKS, training_problems
+from bapo_jax.tasks.mathematics.problems import BENCHMARKS, training_problems
 
 SHARED = Path(__file__).resolve().parents[2] / 'shared' / 'data'
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not SHARED.is_dir(), reason='the shared data directory is absent')]
@@ -48,10 +48,10 @@ LIMIT, PROMPT_TOKENS, RESPONSE_TOKENS = 64, 128, 24
 SMALL = {
     'steps': STEPS, 'task.limit': LIMIT, 'task.template': 'qwen3', 'task.reward': 'rewards_of_the_math_run:thinks_then_counts',
     'rollout.group_size': 4, 'rollout.sync_every': 2, 'rollout.max_prompt_tokens': PROMPT_TOKENS,
-    'rollout.max_response_tokens': RESPONSE_TOKENS, 'rollout.server_args': "('--enforce-eager',)", 'replay.reevaluate_every': 3,
+    'rollout.max_response_tokens': RESPONSE_TOKENS, 'rollout.server.args': "('--enforce-eager',)", 'replay.reevaluate_every': 3,
     'replay.c1': 1 / 4,  # of four responses one, as 1/8 is of eight
     'learner.batch_groups': 8, 'learner.mini_batch_groups': 4, 'learner.row_tokens': 1024, 
-    'learner.micro_batch_rows': 1, 'learner.learning_rate': 1e-3, 'evaluate.samples': 2, 'rollouts.every': 1,
+    'learner.micro_batch_rows': 1, 'learner.learning_rate': 1e-3, 'evaluate.samples': 2, 'log.rollouts_every': 1,
 }  # fmt: skip
 
 

@@ -7,8 +7,9 @@ import pytest
 from small_run import ROOT
 
 from bapo_jax.config import check, default_config, resolve
-from bapo_jax.methods import METHODS, PAGE, apply_method, differs_from_grpo, markdown
+from bapo_jax.methods import METHODS, apply_method, differs_from, differs_from_grpo
 from bapo_jax.run.directory import differences
+from docs.reference.methods import PAGE, markdown, nearest
 
 
 @pytest.mark.parametrize('file', sorted(path.stem for path in (ROOT / 'configs').glob('[!_]*.py')))
@@ -50,10 +51,19 @@ def test_what_the_authors_set_for_a_task_counts_for_that_task_alone():
     elsewhere, countdown = default_config(), default_config()
     apply_method(elsewhere, 'mopps')
     apply_method(countdown, 'mopps', 'countdown')
-    assert (elsewhere.prompts.candidates, countdown.prompts.candidates) == (16, 8)
+    assert (elsewhere.prompts.mopps.candidates, countdown.prompts.mopps.candidates) == (16, 8)
 
 
 def test_the_page_says_what_a_row_changes_in_grpo():
     assert differs_from_grpo('grpo') == {}
     assert differs_from_grpo('grpo_v5') == {'rollout.sync_every': 5, 'learner.anchor': 'behaviour'}
     assert '| `rollout.sync_every=5`, `learner.anchor=behaviour` |' in markdown()
+    assert '| `bapo` with `replay.use_x2=False` |' in markdown()
+
+
+def test_the_page_names_a_row_that_with_the_changes_is_the_method():
+    for name, row in METHODS.items():
+        other = nearest(name)
+        assert {**METHODS[other].fields, **differs_from(name, other)} == row.fields
+        assert other != name or name == 'grpo'
+    assert [nearest(name) for name in ('bapo', 'bapo_tuned', 'bapo_guarded')] == ['grpo', 'bapo', 'bapo_tuned']

@@ -21,7 +21,7 @@ from bapo_jax.methods import apply_method
 from bapo_jax.models import families
 from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.tasks.custom_reward import rewards_of
-from benchmarks.fits import MODELS
+from benchmarks.compiled.fits import MODELS
 from configs import one_gpu, quickstart
 
 
@@ -38,8 +38,8 @@ def as_installed(folder, monkeypatch):
 
 
 def own_data():
-    """Writes the files of docs/own_data.md into the current folder, and returns the reward function's text and the config."""
-    questions, rewards, config = blocks('own_data.md', 'python')
+    """Writes the files of docs/your_data.md into the current folder, and returns the reward function's text and the config."""
+    questions, rewards, config, *_ = blocks('your_data.md', 'python')
     names = {}
     exec(questions, {})
     exec(config, names)
@@ -52,7 +52,8 @@ def own_data():
 
 def test_one_gpu_as_the_page_says(tmp_path, monkeypatch):
     """All but the card and its memory: its commands are installed, and its config reads the files that it names."""
-    page, written = (ROOT / 'docs' / 'one_gpu.md').read_text('utf-8'), (ROOT / 'pyproject.toml').read_text('utf-8')
+    [page] = re.findall(r'^## Your questions, .*?(?=^## |\Z)', (ROOT / 'docs' / 'your_data.md').read_text('utf-8'), re.MULTILINE | re.DOTALL)
+    written = (ROOT / 'pyproject.toml').read_text('utf-8')
     commands = re.findall(r'^    (?:\w+=\S+ )?(bapo-\S+) ', page, re.MULTILINE)
     assert len(commands) == 6 and all(f'\n{command} = "bapo_jax.' in written for command in commands)
     as_installed(tmp_path, monkeypatch)
@@ -75,20 +76,20 @@ def test_own_data_as_the_page_says(tmp_path, monkeypatch):
     rewards, written, config = own_data()
     read = inputs.read_inputs(config)
     assert (len(read.prompts), read.steps, {name: len(p) for name, p in read.benchmarks.items()}) == (80, 4, {'held_out.jsonl': 20})
-    [row] = blocks('own_data.md', 'json')
+    [row] = blocks('your_data.md', 'json')
     assert read.prompts[0].ground_truth.keys() == json.loads(row).keys()
     assert read.tokenizer.decode(read.prompts[0].tokens) == '<Answer with one word that contains "ae".>'
     asked = [('questions', text, json.loads(row), {}) for text in ('Stone', 'a stone', 'rock')]
     outcomes = rewards_of(config.task)(asked, 60.0)
     assert outcomes == [(Verdict.CORRECT, 1.0, 'Stone'), (Verdict.CORRECT, 0.5, 'a stone'), (Verdict.WRONG, 0.0, 'rock')]
     lines = sum(bool(line.strip()) for line in (rewards + written).splitlines())
-    assert f'{lines} lines of code' in (ROOT / 'docs' / 'own_data.md').read_text('utf-8') and lines <= 25
+    assert f'{lines} lines of code' in (ROOT / 'docs' / 'your_data.md').read_text('utf-8') and lines <= 25
 
 
 def test_a_task_as_the_page_says(tmp_path, monkeypatch, capsys):
-    """The task and the config of docs/adding_a_task.md, where the page puts them."""
-    task, config = blocks('adding_a_task.md', 'python')
-    page = (ROOT / 'docs' / 'adding_a_task.md').read_text('utf-8')
+    """The task and the config of docs/your_data.md, where the page puts them."""
+    *_, task, config = blocks('your_data.md', 'python')
+    page = (ROOT / 'docs' / 'your_data.md').read_text('utf-8')
     as_installed(tmp_path, monkeypatch)
     Path('my_tasks').mkdir()
     Path('my_tasks/products.py').write_text(task)
@@ -130,11 +131,11 @@ def applied(page, folder):
 
 @pytest.mark.slow  # imports torch, for which `make check` has no time
 def test_the_family_as_the_page_says(tmp_path, make_policy, monkeypatch):
-    """The diff of docs/adding_a_model.md: with the row, a small Mistral has Hugging Face's logits, and a window is refused."""
-    added, replaced = applied('adding_a_model.md', tmp_path)
-    page, readme = ((ROOT / file).read_text('utf-8') for file in ('docs/adding_a_model.md', 'README.md'))
+    """The diff of docs/reference/models.md: with the row, a small Mistral has Hugging Face's logits, and a window is refused."""
+    added, replaced = applied('reference/models.md', tmp_path)
+    page, readme = ((ROOT / file).read_text('utf-8') for file in ('docs/reference/models.md', 'README.md'))
     assert f'the whole change, {added} lines added.' in page and replaced == 0 and added <= 40
-    assert f'[a family of models](docs/adding_a_model.md) in {added}' in readme
+    assert f'[a family of models](docs/reference/models.md) in {added}' in readme
     changed = loaded(tmp_path / 'bapo_jax' / 'models' / 'families.py', 'families').FAMILIES
     assert changed.keys() - families.FAMILIES.keys() == {'mistral'}
     monkeypatch.setitem(families.FAMILIES, 'mistral', changed['mistral'])
@@ -146,20 +147,18 @@ def test_the_family_as_the_page_says(tmp_path, make_policy, monkeypatch):
 
 
 def test_the_method_as_the_page_says(tmp_path):
-    """The diff of docs/adding_a_method.md: the row is there, is allowed, computes what it says."""
-    added, replaced = applied('adding_a_method.md', tmp_path)
-    assert f'{added} lines added and {replaced} replaced' in (ROOT / 'docs' / 'adding_a_method.md').read_text('utf-8')
-    assert f'[add a method](docs/adding_a_method.md) in {added} lines' in (ROOT / 'README.md').read_text('utf-8')
+    """The diff of docs/methods.md: the row is there, is allowed, computes what it says."""
+    added, replaced = applied('methods.md', tmp_path)
+    assert f'{added} lines added and {replaced} replaced' in (ROOT / 'docs' / 'methods.md').read_text('utf-8')
+    assert f'[add a method](docs/methods.md) in {added} lines' in (ROOT / 'README.md').read_text('utf-8')
     config, methods, credit, departures = (
-        loaded(tmp_path / 'bapo_jax' / f'{name}.py', name.replace('/', '_'))
-        for name in ('config_method', 'methods', 'learner/credit', 'departures')
+        loaded(tmp_path / f'{name}.py', name.replace('/', '_'))
+        for name in ('bapo_jax/config/method', 'bapo_jax/methods', 'bapo_jax/learner/credit', 'docs/reference/departures')
     )
     c = quickstart.get_config()
     methods.apply_method(c, 'rloo', 'quickstart')
     assert methods.differs_from_grpo('rloo') == {'learner.advantage': 'leave_one_out', 'learner.kl_target': 'none'}
-    problems = []
-    config.check_learner(c, lambda holds, text: holds or problems.append(text))
-    assert not problems
+    assert config.LEARNER_FIELDS['advantage'].check.holds(c.learner.advantage)
     rewards = np.array([1.0, 0, 0, 1, 0.5])
     others = [np.delete(rewards, i).mean() for i in range(5)]
     np.testing.assert_allclose(credit.ADVANTAGES['leave_one_out'](rewards), rewards - others, atol=1e-12)
@@ -176,5 +175,5 @@ def test_a_module_that_is_no_task_is_refused(tmp_path, monkeypatch):
         bapo_jax.tasks.get_task('my_tasks.half')
     with pytest.raises(ValueError, match="task.name='my_tasks.none': importing my_tasks.none failed"):
         bapo_jax.tasks.get_task('my_tasks.none')
-    with pytest.raises(ValueError, match='choose one of countdown, .*, or a module of yours such as my_tasks.chess'):
+    with pytest.raises(ValueError, match='choose one of countdown, .*, or name your own module, such as my_tasks.chess'):
         bapo_jax.tasks.get_task('half')

@@ -9,16 +9,19 @@ from pathlib import Path
 
 import jax
 import pytest
+from in_dry_runs import config
 from small_run import ROOT, small_config
-from test_dry_run import config
 
-from bapo_jax import dry_run, parallel, sft
+from bapo_jax import evaluate
+from configs.making import sft
+from bapo_jax.cluster import devices
+from bapo_jax.cluster.mesh import make_mesh
+from bapo_jax.dry_run import command as dry_run
 from bapo_jax.evaluate import load_for_evaluation
-from bapo_jax.learner.learner import build_learner
+from bapo_jax.learner.build import build_learner
 from bapo_jax.models import hf
-from bapo_jax.parallel import make_mesh
-from bapo_jax.rollout.publish import publish
-from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+from bapo_jax.rollout.vllm.token_guard import TOKEN_VARIABLE
+from bapo_jax.weights.publish import publish
 
 BASE = ROOT / 'configs' / 'quickstart_base'
 
@@ -29,7 +32,7 @@ def jax_finds(monkeypatch):
 
     def finds(platform, platforms=None, installed=()):
         monkeypatch.setattr(jax, 'devices', lambda: [types.SimpleNamespace(platform=platform)])
-        monkeypatch.setattr(parallel, '_folder_of', lambda package: Path('/packages') if package in installed else None)
+        monkeypatch.setattr(devices, '_folder_of', lambda package: Path('/packages') if package in installed else None)
         jax.config.update('jax_platforms', platforms)
 
     before = jax.config.jax_platforms
@@ -44,27 +47,27 @@ def test_an_accelerators_jax_does_not_fall_back_on_the_cpu(package, jax_finds):
         make_mesh(1, -1, 1)
     for asked in ({'platforms': 'cpu'}, {'platforms': 'cuda,cpu'}):  # JAX itself refuses to start without the first of several
         jax_finds('cpu', installed=[package], **asked)
-        assert len(parallel.present()) == 1
+        assert len(devices.present()) == 1
     jax_finds('cpu', installed=[package])
-    assert len(parallel.present('cpu')) == 1
+    assert len(devices.present('cpu')) == 1
     jax_finds('gpu', installed=[package])
-    assert len(parallel.present()) == 1
+    assert len(devices.present()) == 1
 
 
 def test_a_compiler_for_absent_devices_that_stays_in_pythonpath_is_named(jax_finds, monkeypatch):
     monkeypatch.setenv('PYTHONPATH', 'elsewhere::/packages')
     jax_finds('cpu', installed=['jax-cuda13-plugin'])
-    with pytest.raises(ValueError, match='PYTHONPATH names /packages, so JAX finds jax-cuda13-plugin there, .* take it out of PYTHONPATH'):
+    with pytest.raises(ValueError, match='PYTHONPATH names /packages, where JAX finds jax-cuda13-plugin, .* remove it from PYTHONPATH'):
         make_mesh(1, -1, 1)
     jax_finds('cpu', 'cpu', installed=['jax-cuda13-plugin'])
-    assert len(parallel.present()) == 1
+    assert len(devices.present()) == 1
 
 
 def test_a_platform_that_is_asked_for_is_the_one_or_an_error(jax_finds):
     jax_finds('cpu')
-    assert len(parallel.present('cpu')) == len(parallel.present()) == 1
+    assert len(devices.present('cpu')) == len(devices.present()) == 1
     with pytest.raises(ValueError, match='mesh.platform=gpu, but JAX computes on the cpu; .*driver 580 or newer'):
-        parallel.present('gpu')
+        devices.present('gpu')
 
 
 @pytest.mark.parametrize(
@@ -81,8 +84,8 @@ def test_a_platform_that_does_not_start_is_one_line_that_names_it(raised, said, 
 
     jax_finds('cpu', platforms='cuda')
     monkeypatch.setattr(jax, 'devices', fails)
-    with pytest.raises(ValueError, match=f'^JAX_PLATFORMS=cuda: JAX cannot start it {said}; .*nvidia-smi.*driver 580 or newer.*$'):
-        parallel.present()
+    with pytest.raises(ValueError, match=f'^JAX_PLATFORMS=cuda: JAX cannot start this platform {said}; .*nvidia-smi.*driver 580 or newer.*$'):
+        devices.present()
 
 
 def test_the_cpu_is_meant_only_if_it_is_named(jax_finds):
@@ -90,15 +93,15 @@ def test_the_cpu_is_meant_only_if_it_is_named(jax_finds):
     for asked in ('cuda', 'notcpu'):
         jax_finds('cpu', platforms=asked, installed=['libtpu'])
         with pytest.raises(ValueError, match='libtpu is installed, but JAX found no such device and fell back on the CPU'):
-            parallel.present()
+            devices.present()
     with pytest.raises(ValueError, match='mesh.platform=tpu, but JAX computes on the cpu'):
-        parallel.present('tpu')
+        devices.present('tpu')
     jax_finds('cpu', installed=[])
-    assert len(parallel.present()) == 1
+    assert len(devices.present()) == 1
 
 
 def test_an_installed_package_is_one_that_pip_knows():
-    assert (parallel._folder_of('jax') / 'jax' / '__init__.py').is_file() and parallel._folder_of('no-such-package') is None
+    assert (devices._folder_of('jax') / 'jax' / '__init__.py').is_file() and devices._folder_of('no-such-package') is None
 
 
 def test_a_learner_and_a_dry_run_are_made_on_the_configs_platform_alone(benchmark):
@@ -127,7 +130,7 @@ def test_a_runs_policy_answers_on_the_runs_platform_or_on_that_asked_for(engine,
     if wanted:
         with pytest.raises(ValueError, match='mesh.platform=gpu, but JAX computes on the cpu; .*To evaluate .*JAX_PLATFORMS=cpu'):
             load_for_evaluation(policy, None, engine, None)
-    monkeypatch.setattr(parallel, 'present', lambda platform='': seen.append(platform) or devices)
+    monkeypatch.setattr(evaluate, 'present', lambda platform='': seen.append(platform) or devices)
     load_for_evaluation(policy, None, engine, ['http://there:8000'] if engine == 'vllm' else None)
     assert seen == [wanted]
 
@@ -146,7 +149,7 @@ def test_a_run_on_a_missing_platform_ends_in_one_line_before_it_claims_its_direc
     environment = {**os.environ, 'JAX_PLATFORMS': 'cuda', 'CUDA_VISIBLE_DEVICES': ''}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and 'Traceback' not in done.stderr
-    assert 'error: JAX_PLATFORMS=cuda: JAX cannot start it' in done.stderr and not (tmp_path / 'run' / 'config.json').exists()
+    assert 'error: JAX_PLATFORMS=cuda: JAX cannot start this platform' in done.stderr and not (tmp_path / 'run' / 'config.json').exists()
 
 
 @pytest.mark.parametrize(('flag', 'level'), [('--dry_run', '3'), ('--workdir=x', 'None')])

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from stored_runs import make_run
 
+from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.models import hf
-from bapo_jax.parallel import make_mesh
 from bapo_jax.policies import HUGGING_FACE, PUBLISHED, RUN, find_policy
-from bapo_jax.rollout.publish import publish
+from bapo_jax.weights.publish import publish
 
 
 @pytest.fixture(scope='module')

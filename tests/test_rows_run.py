@@ -7,23 +7,23 @@ import numpy as np
 import pytest
 from small_run import metrics, run, small_config
 
-from bapo_jax.bases import countdown_files
+from configs.making.bases import countdown_files
 from bapo_jax.methods import METHODS
 from bapo_jax.models import hf
-from bapo_jax.run.log import read_metrics
-from bapo_jax.run.metric_table import entries_of
+from bapo_jax.run.log.metrics import read_metrics
+from docs.reference.metrics import entries_of
 from bapo_jax.train import build
 
 pytestmark = pytest.mark.slow
 
 # What lets a row's parts act within two steps.
 SMALL = {
-    'mopps': {'prompts__candidates': 3},
+    'mopps': {'prompts__mopps__candidates': 3},
     'remix': {'learner__switch_step': 1},
-    'repo': {'task__limit': 8, 'replay__per_prompt': 4},
+    'repo': {'task__limit': 8, 'replay__repo__per_prompt': 4},
     **{row: {'replay__reevaluate_every': 2, 'rollout__sync_every': 2} for row in METHODS if row.startswith('ba')},
 }
-SMALL['bapo_posterior'] |= {'replay__reevaluate_after': 1}
+SMALL['bapo_posterior'] |= {'replay__posterior__after': 1}
 SMALL['bapo_continue'] |= {'replay__c1': 0.5}  # so that hard prompts have a right response to continue
 
 
@@ -41,10 +41,10 @@ def row_config(method, base):
     changes = {
         'model__path': str(base), 'task__reward': 'parity:odd', 'rollout__max_response_tokens': 8,
         'learner__slot_tokens': 0, 'learner__row_tokens': 24,
-        'steps': 2, 'checkpoint__every': 1, 'checkpoint__keep': 3, 'theory__every': 2,
+        'steps': 2, 'checkpoint__every': 1, 'checkpoint__keep': 3, 'log__theory_every': 2,
     }  # fmt: skip
     config = small_config(method, base, **changes, **SMALL.get(method, {}))
-    config.evaluate.benchmarks, config.evaluate.track_prompts, config.rollouts.every = (), 0, 0
+    config.evaluate.benchmarks, config.evaluate.track_prompts, config.log.rollouts_every = (), 0, 0
     return config
 
 
@@ -84,7 +84,7 @@ def test_refilling_counts_every_response_and_trains_on_whole_batches(tiny_base, 
 def test_a_mixture_is_answered_by_policies_of_the_last_syncs_and_then_by_none(tiny_base, tmp_path):
     """ReMix: up to two versions behind, two passes a batch; after the switch, GRPO."""
     config = row_config('remix', tiny_base)
-    config.steps, config.learner.switch_step, config.rollout.mixture = 5, 4, 0.6
+    config.steps, config.learner.switch_step, config.rollout.mixture.share = 5, 4, 0.6
     state = run(config, tmp_path / 'remix')
     rows = read_metrics(tmp_path / 'remix')[1:]
     assert [row['staleness/max'] for row in rows[:2]] == [0, 1] and 1 <= rows[2]['staleness/max'] <= 2
@@ -107,20 +107,20 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
 @pytest.mark.parametrize(
     ('method', 'changes', 'message'),
     [
-        ('dapo', {'rollout__overlap': True, 'mesh__data': 1}, r'rollout\.overlap with .*=0\.0 and rollout\.refill_batches=4'),
-        ('dapo', {'replay__fresh_filter': 'none'}, r'rollout\.refill_batches=4 refills with mixed groups.*range'),
-        ('remix', {'rollout__sync_every': 5}, r'rollout\.mixture=0\.4.*rollout\.sync_every=1'),
-        ('remix', {'replay__use_x2': True}, r'rollout\.mixture=0\.4 re-evaluates nothing; set replay\.use_x2=False'),
+        ('dapo', {'rollout__overlap': True, 'mesh__data': 1}, r'rollout\.overlap=True with .*=0\.0 and rollout\.refill_batches=4'),
+        ('dapo', {'replay__fresh_filter': 'none'}, r'rollout\.refill_batches=4 needs a filter that keeps only mixed groups.*range'),
+        ('remix', {'rollout__sync_every': 5}, r'rollout\.mixture\.share=0\.4.*rollout\.sync_every=1'),
+        ('remix', {'replay__use_x2': True}, r'rollout\.mixture\.share=0\.4 does not support re-evaluation; set replay\.use_x2=False'),
         ('repo', {'replay__use_x3': True}, r'replay\.kind=repo.*replay\.use_x3=False'),
-        ('repo', {'replay__retrieve': 'oldest'}, r"replay\.retrieve='oldest' is unknown; choose .* all, recent, reward, variance"),
-        ('mopps', {'prompts__target': 1.0}, r'prompts\.target=1\.0'),
-        ('mopps', {'task__limit': 7}, r'7 training prompts do not fill learner\.batch_groups=8'),
+        ('repo', {'replay__repo__retrieve': 'oldest'}, r"replay\.repo\.retrieve='oldest' is unknown; choose .* all, recent, reward, variance"),
+        ('mopps', {'prompts__mopps__target': 1.0}, r'prompts\.mopps\.target=1\.0'),
+        ('mopps', {'task__limit': 7}, r'7 training prompts are fewer than learner\.batch_groups=8'),
         ('bapo', {'replay__improved_rule': 'better'}, r'replay\.improved_rule'),
-        ('bapo_continue', {'replay__given_by': 'solver', 'task__template': 'tinyzero'}, r'countdown has .* compact, .*given_by=policy'),
+        ('bapo_continue', {'replay__given_by': 'solver', 'task__template': 'tinyzero'}, r'countdown only has solutions for the templates compact, .*given_by=policy'),
         ('bapo_posterior', {'replay__reevaluate': 'likeliest'}, r'replay\.reevaluate'),
-        ('bapo_posterior', {'replay__pool_within': -0.1}, r'replay\.pool_within'),
+        ('bapo_posterior', {'replay__posterior__pool_within': -0.1}, r'replay\.posterior\.pool_within'),
         ('bapo', {'rollout__sync_phase': 'late'}, r'rollout\.sync_phase'),
-        ('ppo', {'critic__gae_lambda': 1.5}, r'critic\.gae_lambda=1\.5'),
+        ('ppo', {'critic__gae': (1.0, 1.5)}, r'critic\.gae=\(1\.0, 1\.5\)'),
         ('dapo', {'task__overlong_share': 1.0}, r'task\.overlong_share=1\.0'),
     ],
 )

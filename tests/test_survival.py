@@ -1,4 +1,4 @@
-"""What a run says and ends with (docs/operations.md): other settings, a second trainer, status 75, and no secret in its files.
+"""What a run says and ends with (docs/reference/operations.md): other settings, a second trainer, status 75, and no secret in its files.
 
 What it survives, tests/test_faults.py tries.
 """
@@ -14,7 +14,7 @@ import time
 import pytest
 from small_run import ROOT, metrics, run, small_config
 
-from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+from bapo_jax.rollout.vllm.token_guard import TOKEN_VARIABLE
 
 pytestmark = pytest.mark.slow
 TOKEN = 'a-token-that-nobody-may-read'
@@ -43,7 +43,7 @@ def test_other_settings_are_amended_on_purpose_and_said(whole, benchmark, tmp_pa
     run(longer, workdir, amend=True)
     [row] = [json.loads(line) for line in (workdir / 'events.jsonl').read_text().splitlines()]
     assert (row['event'], row['step'], row['changed']['learner.learning_rate'][1]) == ('settings changed', 2, 3e-5)
-    assert 'goes on after step 2 with other settings: learner.learning_rate' in row['message']
+    assert 'continues after step 2 with changed settings: learner.learning_rate' in row['message']
     assert metrics(workdir)[-1]['actor/lr'] == pytest.approx(3e-5)
 
 

@@ -20,9 +20,10 @@ from small_run import ROOT, metrics, rollouts, run, small_config
 
 from bapo_jax.learner.learner import Learner
 from bapo_jax.report import inspect_log
-from bapo_jax.rollout import engines
-from bapo_jax.run.checkpoint import RunState
-from bapo_jax.train import build, has_ended, tell_end
+from bapo_jax.report.results import print_results, tell_end
+from bapo_jax.rollout import start
+from bapo_jax.run.state import RunState
+from bapo_jax.train import build
 
 
 @pytest.fixture(scope='module')
@@ -53,8 +54,8 @@ def bapo_config(benchmark, **changes):
     """The learning rate rises and falls and a moment is rounded, so that continuing has to find its place in both."""
     parts = {
         'rollout__sync_every': 3, 'replay__use_x2': True, 'replay__reevaluate_every': 2, 'replay__c2': (0.2,), 'replay__c3': (0.8,),
-        'learner__schedule': 'cosine', 'learner__warmup_updates': 2, 'learner__decay_updates': 8, 'learner__final_share': 0.2,
-        'learner__first_moment_dtype': 'bfloat16',
+        'learner__schedule__kind': 'cosine', 'learner__schedule__warmup_updates': 2, 'learner__schedule__decay_updates': 8,
+        'learner__adam__first_moment_dtype': 'bfloat16',
     }  # fmt: skip
     return small_config('bapo_tuned', benchmark, **parts | changes)
 
@@ -190,7 +191,7 @@ def test_sigterm_stops_after_the_step_with_a_checkpoint(tmp_path, benchmark, mon
 @pytest.mark.slow
 def test_prompts_that_failed_are_asked_again_and_change_nothing_else(tmp_path, bapo_run, benchmark):
     workdir, _, _ = bapo_run
-    run(bapo_config(benchmark, replay__probe=8, replay__probe_every=2), tmp_path / 'probed')
+    run(bapo_config(benchmark, log__failed_again__prompts=8, log__failed_again__every=2), tmp_path / 'probed')
     rows, asked = metrics(tmp_path / 'probed'), []
     for row, without in zip(rows, metrics(workdir), strict=True):
         added = {name: value for name, value in row.items() if name.startswith('failed_again/')}
@@ -310,7 +311,7 @@ def test_the_learning_rate_follows_the_optimizer_steps_of_the_run(bapo_run):
     for row in metrics(bapo_run[0])[1:]:
         done += row.get('actor/updates', 0)
         u = min(max(done - 1 - 2, 0), 8)  # optimizer steps between the end of warm-up and the last one
-        share = max(done - 1, 0) / 2 if done < 3 else 0.2 + 0.8 * (1 + np.cos(np.pi * u / 8)) / 2
+        share = max(done - 1, 0) / 2 if done < 3 else 0.1 + 0.9 * (1 + np.cos(np.pi * u / 8)) / 2
         assert row['actor/lr'] == pytest.approx(5e-5 * share, rel=1e-5)
     assert done > 2 + 4  # well into the decay
 
@@ -325,6 +326,7 @@ def test_tracked_prompts_are_the_same_ones_at_every_evaluation(bapo_run):
 
 @pytest.mark.slow
 def test_the_run_ends_with_a_figure(bapo_run):
+    print_results(bapo_run[0], 6)
     assert (bapo_run[0] / 'run.png').read_bytes()[:8] == b'\x89PNG\r\n\x1a\n'
 
 
@@ -341,7 +343,7 @@ def test_a_run_directory_of_another_config_is_refused_with_the_fields_named(bapo
     ('changes', 'message'),
     [
         ({'mesh__data': 3, 'mesh__fsdp': 1}, r'mesh\.data=3'),
-        ({'model__attention': 'splash'}, r'model\.attention.*TPU alone, and the devices are CPU'),
+        ({'model__attention': 'splash'}, r'model\.attention.*only runs on TPU, and the devices are CPU'),
     ],
 )
 def test_bad_input_is_refused_before_work_starts(tmp_path, benchmark, changes, message):
@@ -354,19 +356,19 @@ def test_servers_that_would_find_no_gpu_are_refused_before_the_directory_is_clai
     def taken(*_):
         raise ValueError('rollout.gpus names no GPU')
 
-    monkeypatch.setattr(engines, 'check_python', lambda *_: None)
-    monkeypatch.setattr(engines, 'check_gpus', taken)
+    monkeypatch.setattr(start, 'check_python', lambda *_: None)
+    monkeypatch.setattr(start, 'check_gpus', taken)
     with pytest.raises(ValueError, match='names no GPU'):
         build(small_config('bapo_tuned', benchmark, rollout__engine='vllm'), tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
 
 
 @pytest.mark.parametrize('changes, message', [
-    ({'rollout__gpus': ('0,1,2',)}, '4 attention heads cannot be shared by 3 GPUs'),
-    ({'rollout__server_args': ('--hf-overrides', 'x=1')}, 'give a JSON object'),
+    ({'rollout__gpus': ('0,1,2',)}, '4 attention heads cannot be split over 3 GPUs'),
+    ({'rollout__server__args': ('--hf-overrides', 'x=1')}, 'give a JSON object'),
 ])  # fmt: skip
 def test_servers_that_would_not_start_are_refused_before_the_directory_is_claimed(tmp_path, benchmark, monkeypatch, changes, message):
-    monkeypatch.setattr(engines, 'check_python', lambda *_: None)
+    monkeypatch.setattr(start, 'check_python', lambda *_: None)
     with pytest.raises(ValueError, match=message):
         build(small_config('bapo_tuned', benchmark, rollout__engine='vllm', **changes), tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
@@ -375,12 +377,12 @@ def test_servers_that_would_not_start_are_refused_before_the_directory_is_claime
 @pytest.mark.parametrize(('step', 'unwritten', 'ended', 'told'), [
     (1, {}, False, 'stopped after step 1 of 2; the same command continues\n'),
     (2, {'loss': 1.0}, False, 'stopped in the evaluation after step 2 of 2; the same command continues\n'),
-    (4, {}, True, 'run is at step 4 and has had its 2 steps; to train on, give more by --config.steps\n'),
+    (4, {}, True, 'run is at step 4 and has finished its 2 steps; set --config.steps to a larger number to continue\n'),
 ])  # fmt: skip
 def test_a_run_that_has_had_its_steps_is_not_told_to_go_on(tmp_path, capsys, step, unwritten, ended, told):
     state = RunState(None, None, step=step, unwritten=unwritten)
     tell_end(tmp_path / 'run', state, 2)
-    assert capsys.readouterr().out.endswith(told) and has_ended(state, 2) == ended
+    assert capsys.readouterr().out.endswith(told) and state.has_ended(2) == ended
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import pytest
 from small_run import metrics, rollouts, run, small_config
 
 from bapo_jax.rollout.fidelity import PolicyMismatch
-from bapo_jax.rollout.vllm_engine import VllmEngine
+from bapo_jax.rollout.vllm.client import VllmEngine
 
 pytestmark = pytest.mark.slow
 STEPS = 6
@@ -15,7 +15,7 @@ def vllm_config(benchmark, *servers, **changes):
     """v = 3 and m = 2: re-evaluation falls between syncs, and with one."""
     small = {
         'rollout__engine': 'vllm', 'rollout__servers': tuple(s.url for s in servers), 'rollout__sync_every': 3,
-        'rollout__deadline_s': 400.0, 'rollout__server_args': ('--enforce-eager',),
+        'rollout__deadline_s': 400.0, 'rollout__server__args': ('--enforce-eager',),
         'replay__use_x2': True, 'replay__reevaluate_every': 2,
     }  # fmt: skip
     return small_config('bapo_tuned', benchmark, **small | changes)

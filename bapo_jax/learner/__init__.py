@@ -1,1 +1,1 @@
-"""How the policy improves: score, credit, packing, log-probs, objective, the jitted update."""
+"""Policy improvement: scoring, credit, packing, log-probs, objective, and the jitted update."""

@@ -1,8 +1,8 @@
-"""Credit: from a batch's rewards to an advantage and a weight for every response token. Numpy; arrays in, arrays out.
+"""Credit assignment: an advantage and a weight for every response token from a batch's rewards. Pure NumPy.
 
-    advantage(rewards [n]) -> [n]              of the responses of one normalisation group
-    gae(rewards [N], values) -> advantages     of every token of N responses, from a critic's values
-    aggregation(lengths [N], limit) -> [N]     the weight of one token of each of a mini-batch's N responses
+    advantage(rewards [n]) -> [n]              for the responses of one normalisation group
+    gae(rewards [N], values) -> advantages     for every token of N responses, from a critic's values
+    aggregation(lengths [N], limit) -> [N]     the weight of one token in each of a mini-batch's N responses
 
 Token weights carry the reduction, so the jitted step only sums: Σ weight · token loss.
 """
@@ -32,11 +32,12 @@ def centred(rewards: np.ndarray) -> np.ndarray:
 
 
 def over_mean(rewards: np.ndarray) -> np.ndarray:
-    """(r - mean) / (p + 1e-6) with p the mean of the positive parts: a prompt's weight is 1 / its pass rate (MaxRL).
+    """(r - mean) / (p + 1e-6) with p the mean of the positive parts (MaxRL).
 
-    For rewards of 0 and 1, p is their mean. For others: a negative reward is no negative share of successes, so it does not lower p;
-    of n responses p is at least 1/n, that of one right answer, so a small reward does not weigh more than a right answer; and where
-    no reward is positive there is no pass rate, and p is 1. So the sign is that of r - mean, and the size at most n times the range.
+    A prompt's weight is thus 1 / its pass rate. For rewards of 0 and 1, p is their mean. For other rewards:
+    negative rewards do not lower p. For n responses p is at least 1/n, the pass rate of one correct response,
+    so a small reward does not outweigh a correct response. If no reward is positive, p is 1. The sign is thus
+    that of r - mean, and the magnitude is at most n times the range.
     """
     p = np.maximum(rewards, 0).mean()
     p = max(p, 1 / len(rewards)) if p > 0 else 1.0
@@ -54,48 +55,65 @@ def seq_mean_token_mean(lengths: np.ndarray, limit: int) -> np.ndarray:
 
 
 def seq_mean_token_sum(lengths: np.ndarray, limit: int) -> np.ndarray:
-    """Every token counts alike whatever its response's length: a sum over `limit`, and a mean over responses (Dr.GRPO)."""
+    """Every token counts alike: a sum over `limit` per response, and a mean over responses (Dr.GRPO)."""
     return np.full(len(lengths), 1.0 / (len(lengths) * limit))
 
 
-ADVANTAGES = {'group_std': group_std, 'paper_eq2': paper_eq2, 'centred': centred, 'over_mean': over_mean}
-AGGREGATIONS = {'token_mean': token_mean, 'seq_mean_token_mean': seq_mean_token_mean, 'seq_mean_token_sum': seq_mean_token_sum}
+ADVANTAGES = {
+    'group_std': group_std,
+    'paper_eq2': paper_eq2,
+    'centred': centred,
+    'over_mean': over_mean,
+}
+AGGREGATIONS = {
+    'token_mean': token_mean,
+    'seq_mean_token_mean': seq_mean_token_mean,
+    'seq_mean_token_sum': seq_mean_token_sum,
+}
 
 
 def group_advantages(batch: Batch, kind: str) -> list[np.ndarray]:
-    """One advantage per response, float32 [G] for each group; a normalisation group of equal rewards gets exactly 0."""
+    """Returns one advantage per response, float32 [G] per group.
+
+    A normalisation group of equal rewards gets exactly 0.
+    """
     rewards = np.concatenate([np.zeros(0), *(g.rewards for g in batch.groups)]).astype(np.float64)
     number = np.concatenate([np.zeros(0, np.int32), *batch.normalisation])
     result = np.zeros(len(rewards), np.float32)
     for i in np.unique(number):
-        of_group = number == i
-        # All rewards equal: the mean may differ from them by rounding, and 1e-17 / 1e-6 is not the 0 that was promised.
-        if np.ptp(rewards[of_group]) > 0:
-            result[of_group] = ADVANTAGES[kind](rewards[of_group])
+        group_values = number == i
+        # Equal rewards may differ from their mean by rounding, and 1e-17 / 1e-6 is not the promised 0.
+        if np.ptp(rewards[group_values]) > 0:
+            result[group_values] = ADVANTAGES[kind](rewards[group_values])
     return np.split(result, np.cumsum([g.size for g in batch.groups]))[:-1]
 
 
 def advantages(batch: Batch, kind: str) -> ByGroup:
-    """The advantage of every response token, float32; all tokens of a response share one."""
+    """Returns the advantage of every response token, float32; all tokens of a response share it."""
     of_responses = group_advantages(batch, kind)
     return [
-        [np.full(len(r.tokens), a, np.float32) for r, a in zip(g.responses, of_group, strict=True)]
-        for g, of_group in zip(batch.groups, of_responses, strict=True)
+        [np.full(len(r.tokens), a, np.float32) for r, a in zip(g.responses, group_values, strict=True)]
+        for g, group_values in zip(batch.groups, of_responses, strict=True)
     ]
 
 
-def gae(rewards: np.ndarray, values: Sequence[np.ndarray], gamma: float, gae_lambda: float) -> list[np.ndarray]:
-    """Generalised advantage estimation (arXiv 1506.02438) of N responses, float64: from N rewards and each response's V(s_t).
+def gae(
+    rewards: np.ndarray, values: Sequence[np.ndarray], gamma: float, gae_lambda: float
+) -> list[np.ndarray]:
+    """Returns the generalised advantage estimates (arXiv 1506.02438) of N responses, float64.
+
+    `rewards` holds one reward per response, and `values` each response's V(s_t).
 
     A_t = δ_t + γλ A_{t+1} with δ_t = γ V(s_{t+1}) - V(s_t), and at the last token δ = reward - V.
     With γ = λ = 1: A_t = reward - V(s_t).
     """
     lengths = [len(v) for v in values]
     longest = max(lengths, default=0)
-    # Every response ends in the last column but one, so one sweep over time serves all; the last is the state after the end.
+    # Responses are right-aligned to end in the last column but one, so one sweep over time serves all of
+    # them. The last column is the state after the end.
     value, advantage = np.zeros((2, len(lengths), longest + 1))
-    for row, of_response, n in zip(value, values, lengths, strict=True):
-        row[longest - n : longest] = of_response
+    for row, values_T, n in zip(value, values, lengths, strict=True):
+        row[longest - n : longest] = values_T
     delta = gamma * value[:, 1:] - value[:, :-1]
     if longest:
         delta[:, -1] += rewards
@@ -104,48 +122,56 @@ def gae(rewards: np.ndarray, values: Sequence[np.ndarray], gamma: float, gae_lam
     return [row[longest - n : longest] for row, n in zip(advantage, lengths, strict=True)]
 
 
-def value_advantages(batch: Batch, values: ByGroup, gamma: float, gae_lambda: float) -> tuple[ByGroup, ByGroup]:
-    """(advantages by `gae`, returns A + V) of every response token, float32; 0 on tokens that are not trained on.
+def value_advantages(
+    batch: Batch, values: ByGroup, gamma: float, gae_lambda: float
+) -> tuple[ByGroup, ByGroup]:
+    """Returns (advantages from `gae`, returns A + V) of every response token, float32; 0 on untrained tokens.
 
-    Time passes on trained tokens alone. Another author's tokens within a response are part of the state, and no steps of their own.
+    Only trained tokens are time steps. Another author's tokens within a response are part of the state.
     """
     trained = [r.trained_on for g in batch.groups for r in g.responses]
-    value = [np.asarray(v, np.float64)[t] for v, t in zip((v for of_group in values for v in of_group), trained, strict=True)]
+    value = [
+        np.asarray(v, np.float64)[t]
+        for v, t in zip((v for group_values in values for v in group_values), trained, strict=True)
+    ]
     rewards = np.concatenate([np.zeros(0), *(g.rewards for g in batch.groups)])
     advantage = gae(rewards, value, gamma, gae_lambda)
     returns = [a + v for a, v in zip(advantage, value, strict=True)]
 
-    def by_group(of_trained: list[np.ndarray]) -> ByGroup:
-        everywhere = iter(zip(of_trained, trained, strict=True))
+    def by_group(trained_values: list[np.ndarray]) -> ByGroup:
+        everywhere = iter(zip(trained_values, trained, strict=True))
         return [[_scatter(*next(everywhere)) for _ in g.responses] for g in batch.groups]
 
     return by_group(advantage), by_group(returns)
 
 
 def whitened(advantage: ByGroup, trained: ByGroup) -> ByGroup:
-    """(A - mean) / (std + 1e-8) over the trained tokens of the whole batch, float32; 0 on the others."""
-    of_trained = on_trained(advantage, trained)
-    if not len(of_trained):
+    """Returns (A - mean) / (std + 1e-8) over all trained tokens of the batch, float32; 0 on the others."""
+    trained_values = on_trained(advantage, trained)
+    if not len(trained_values):
         return advantage
-    mean, std = of_trained.mean(), of_trained.std()
+    mean, std = trained_values.mean(), trained_values.std()
     return [
-        [np.where(t, (a - mean) / (std + 1e-8), 0).astype(np.float32) for a, t in zip(*of_group, strict=True)]
-        for of_group in zip(advantage, trained, strict=True)
+        [
+            np.where(t, (a - mean) / (std + 1e-8), 0).astype(np.float32)
+            for a, t in zip(*group_values, strict=True)
+        ]
+        for group_values in zip(advantage, trained, strict=True)
     ]
 
 
 def on_trained(values: ByGroup, trained: ByGroup) -> np.ndarray:
-    """float64 [tokens], the values of all trained tokens; `trained` is True on those."""
-    flat, where = ([x for of_group in by_group for x in of_group] for by_group in (values, trained))
+    """Returns the values of all tokens where `trained` is True, float64 [tokens]."""
+    flat, where = ([x for group_values in by_group for x in group_values] for by_group in (values, trained))
     return np.concatenate([np.zeros(0), *flat])[np.concatenate([np.zeros(0, bool), *where])]
 
 
-def _scatter(of_trained: np.ndarray, trained: np.ndarray) -> np.ndarray:
+def _scatter(trained_values: np.ndarray, trained: np.ndarray) -> np.ndarray:
     result = np.zeros(len(trained), np.float32)
-    result[trained] = of_trained
+    result[trained] = trained_values
     return result
 
 
 def token_weights(lengths: Sequence[int], aggregation: str, limit: int) -> np.ndarray:
-    """float32 [N], the weight of one token of each of N responses; `limit` is the most tokens a response may have."""
+    """Returns one token's weight in each of N responses, float32 [N]; `limit` is the response limit."""
     return AGGREGATIONS[aggregation](np.asarray(lengths), limit).astype(np.float32)

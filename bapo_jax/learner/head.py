@@ -1,16 +1,17 @@
-"""The LM head as one rule: log-probs and entropy of given tokens from hidden states, logits only a tile at a time.
+"""The LM head: log-probs and entropy of given tokens from hidden states, with logits computed tile by tile.
 
 With l = h W / τ over the vocabulary, y the token and p = softmax(l):
 
     log-prob  l_y - log Σ exp(l)                gradient by l_j:  1[j = y] - p_j
     entropy   log Σ exp(l) - Σ p l              gradient by l_j:  -p_j (log p_j + entropy)
 
-The forward pass carries Σ exp(l) and Σ exp(l) l of each token from block to block of the vocabulary. The backward pass computes
-each tile of logits again; their gradient has the states' dtype, that of W is summed in float32. A block of W crosses the mesh once
-in each pass, and its gradient once, however many tokens there are.
+The forward pass accumulates Σ exp(l) and Σ exp(l) l of each token over blocks of the vocabulary. The backward
+pass recomputes each tile of logits. Their gradient has the dtype of the hidden states; the gradient of W is
+summed in float32. Each block of W crosses the mesh once per pass, and its gradient once, for any number of
+tokens.
 
-Shapes:  N tokens, a multiple of the C tokens of a tile · D width · V vocabulary (of a split model, a device's part)
-         W words of a block
+Shapes:  N tokens, a multiple of the C tokens of a tile · D width · W words of a block
+         V vocabulary (a device's part, if the model is split)
 """
 
 from __future__ import annotations
@@ -22,31 +23,33 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bapo_jax.models.split import Split
+from bapo_jax.cluster.split import Split
 
 
 class Tile(NamedTuple):
-    """The most logits that exist at once: 128 MiB in float32."""
+    """The size of a tile of logits. Only one exists at a time: 128 MiB in float32."""
 
     tokens: int = 2048
     words: int = 16384
 
 
 class _Sums(NamedTuple):
-    """What is known of each token's logits [N] after some blocks of the vocabulary."""
+    """Running sums of each token's logits [N] over the blocks of the vocabulary so far."""
 
     largest: jax.Array
     exp: jax.Array  # Σ exp(l - largest)
     exp_l: jax.Array  # Σ exp(l - largest) l
-    chosen: jax.Array  # the token's own logit, once its block was seen
+    chosen: jax.Array  # the token's own logit, once its block has been processed
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
-def head(hidden_NxD, weight_VxD, token_N, count, temperature, split: Split, entropy_gradient: bool, tile: Tile):
-    """(log-prob, entropy), float32 [N], of the first `count` tokens; what the others hold means nothing.
+def head(
+    hidden_NxD, weight_VxD, token_N, count, temperature, split: Split, entropy_gradient: bool, tile: Tile
+):
+    """Returns (log-prob, entropy), float32 [N]; only the first `count` values are meaningful.
 
-    `hidden_NxD[i]` is the state that predicts `token_N[i]`; `weight_VxD` is this device's part of the head. Without
-    `entropy_gradient` the entropy is a constant to the gradient. The temperature is not differentiated.
+    `hidden_NxD[i]` is the state that predicts `token_N[i]`; `weight_VxD` is this device's part of the head.
+    Without `entropy_gradient` the entropy is treated as a constant. The temperature is not differentiated.
     """
     return _forward(hidden_NxD, weight_VxD, token_N, count, temperature, split, entropy_gradient, tile)[0]
 
@@ -75,7 +78,9 @@ def _forward(hidden_NxD, weight_VxD, token_N, count, temperature, split, entropy
     if split.tensor > 1:
         largest_N = jax.lax.pmax(sums.largest, 'tensor')
         scale_N = jnp.exp(sums.largest - largest_N)
-        sums = _Sums(largest_N, *jax.lax.psum((sums.exp * scale_N, sums.exp_l * scale_N, sums.chosen), 'tensor'))
+        sums = _Sums(
+            largest_N, *jax.lax.psum((sums.exp * scale_N, sums.exp_l * scale_N, sums.chosen), 'tensor')
+        )
     normaliser_N = sums.largest + jnp.log(sums.exp)
     entropy_N = normaliser_N - sums.exp_l / sums.exp
     saved = (hidden_NxD, weight_VxD, token_N, count, temperature, normaliser_N, entropy_N)
@@ -85,12 +90,12 @@ def _forward(hidden_NxD, weight_VxD, token_N, count, temperature, split, entropy
 def _backward(split, entropy_gradient, tile, saved, gradients):
     hidden_NxD, weight_VxD, token_N, count, temperature, normaliser_N, entropy_N = saved
     per_token = (hidden_NxD, token_N, normaliser_N, entropy_N, *gradients)
-    of_hidden_NxD, of_weight = jnp.zeros(hidden_NxD.shape, jnp.float32), []
+    d_hidden_NxD, d_weights = jnp.zeros(hidden_NxD.shape, jnp.float32), []
     for first, last in _blocks(weight_VxD, tile):
         weight_WxD = split.gather(weight_VxD[first:last].astype(hidden_NxD.dtype), 1)
 
         def add_tile(i, sums, weight_WxD=weight_WxD, first=first):
-            of_hidden_NxD, of_weight_WxD = sums
+            d_hidden_NxD, d_weight_WxD = sums
             hidden_CxD, token_C, normaliser_C, entropy_C, by_logp_C, by_entropy_C = _cut(per_token, i, tile)
             l_CxW = _logits(hidden_CxD, weight_WxD, temperature)
             logp_CxW = l_CxW - normaliser_C[:, None]
@@ -99,32 +104,34 @@ def _backward(split, entropy_gradient, tile, saved, gradients):
             if entropy_gradient:
                 g_CxW = g_CxW - by_entropy_C[:, None] * p_CxW * (logp_CxW + entropy_C[:, None])
             g_CxW = (g_CxW / temperature).astype(hidden_CxD.dtype)
-            of_hidden_CxD = jnp.matmul(g_CxW, weight_WxD, preferred_element_type=jnp.float32)
-            of_hidden_NxD = _put(of_hidden_NxD, _cut(of_hidden_NxD, i, tile) + of_hidden_CxD, i, tile)
-            return of_hidden_NxD, of_weight_WxD + jnp.matmul(g_CxW.T, hidden_CxD, preferred_element_type=jnp.float32)
+            d_hidden_CxD = jnp.matmul(g_CxW, weight_WxD, preferred_element_type=jnp.float32)
+            d_hidden_NxD = _put(d_hidden_NxD, _cut(d_hidden_NxD, i, tile) + d_hidden_CxD, i, tile)
+            return d_hidden_NxD, d_weight_WxD + jnp.matmul(
+                g_CxW.T, hidden_CxD, preferred_element_type=jnp.float32
+            )
 
-        sums = (of_hidden_NxD, jnp.zeros(weight_WxD.shape, jnp.float32))
-        of_hidden_NxD, of_weight_WxD = _over_tiles(add_tile, sums, len(token_N), count, tile)
-        of_weight.append(split.scatter(of_weight_WxD, 1))
+        sums = (d_hidden_NxD, jnp.zeros(weight_WxD.shape, jnp.float32))
+        d_hidden_NxD, d_weight_WxD = _over_tiles(add_tile, sums, len(token_N), count, tile)
+        d_weights.append(split.scatter(d_weight_WxD, 1))
     if split.tensor > 1:
-        of_hidden_NxD = jax.lax.psum(of_hidden_NxD, 'tensor')
-    of_weight_VxD = jnp.concatenate(of_weight).astype(weight_VxD.dtype)
-    return of_hidden_NxD.astype(hidden_NxD.dtype), of_weight_VxD, None, None, jnp.zeros_like(temperature)
+        d_hidden_NxD = jax.lax.psum(d_hidden_NxD, 'tensor')
+    d_weight_VxD = jnp.concatenate(d_weights).astype(weight_VxD.dtype)
+    return d_hidden_NxD.astype(hidden_NxD.dtype), d_weight_VxD, None, None, jnp.zeros_like(temperature)
 
 
 head.defvjp(_forward, _backward)
 
 
 def _blocks(weight_VxD: jax.Array, tile: Tile) -> list[tuple[int, int]]:
-    """First and last word of each block of the vocabulary."""
+    """Returns the bounds [first, last) of each block of the vocabulary."""
     V = weight_VxD.shape[0]
     return [(first, min(first + tile.words, V)) for first in range(0, V, tile.words)]
 
 
 def _over_tiles(add_tile: Callable[[Any, Any], Any], sums: Any, N: int, count, tile: Tile) -> Any:
-    """`add_tile(i, sums)` for every tile that has any of the first `count` tokens."""
+    """Applies `add_tile(i, sums)` for every tile that holds any of the first `count` tokens."""
     if N == tile.tokens:
-        return add_tile(0, sums)  # a loop would keep XLA from fusing it with what surrounds it
+        return add_tile(0, sums)  # a loop would keep XLA from fusing it with the code around it
     return jax.lax.fori_loop(0, (count + tile.tokens - 1) // tile.tokens, add_tile, sums)
 
 
@@ -133,7 +140,9 @@ def _cut(arrays: Any, i, tile: Tile) -> Any:
 
 
 def _put(arrays: Any, parts: Any, i, tile: Tile) -> Any:
-    return jax.tree.map(lambda x, part: jax.lax.dynamic_update_slice_in_dim(x, part, i * tile.tokens, 0), arrays, parts)
+    return jax.tree.map(
+        lambda x, part: jax.lax.dynamic_update_slice_in_dim(x, part, i * tile.tokens, 0), arrays, parts
+    )
 
 
 def _logits(hidden_CxD: jax.Array, weight_WxD: jax.Array, temperature) -> jax.Array:
@@ -141,10 +150,10 @@ def _logits(hidden_CxD: jax.Array, weight_WxD: jax.Array, temperature) -> jax.Ar
 
 
 def _within(token_N: jax.Array, weight_VxD: jax.Array, split: Split) -> jax.Array:
-    """The tokens' places in this device's part of the vocabulary; those of other parts lie outside of it."""
+    """Returns token ids relative to this device's part of the vocabulary; others are out of range."""
     return token_N if split.tensor == 1 else token_N - jax.lax.axis_index('tensor') * weight_VxD.shape[0]
 
 
 def _is_token(token_C: jax.Array, l_CxW: jax.Array, first: int) -> jax.Array:
-    """bool [C, W]: the token's own word, in a block that begins at word `first`."""
+    """Returns bool [C, W], True at each token's own word, for a block that begins at word `first`."""
     return token_C[:, None] == first + jnp.arange(l_CxW.shape[1], dtype=token_C.dtype)[None]

@@ -1,51 +1,67 @@
-"""The learner: what is compiled, and the order of work on a batch: score, credit, pack, one optimizer step per mini-batch."""
+"""The learner: score a batch, compute its advantages, pack it, and take one optimizer step per mini-batch."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-import optax
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from bapo_jax import parallel
+from bapo_jax.cluster.hosts import Hosts
+from bapo_jax.cluster.mesh import on_device, row_sharding
+from bapo_jax.cluster.split import Split
 from bapo_jax.groups import X1, Batch, ByGroup, Prompt
-from bapo_jax.hosts import Hosts
 from bapo_jax.learner import credit
-from bapo_jax.learner.critic import CRITIC, Critic, Targets, pack_targets, value_metrics
+from bapo_jax.learner.critic import CRITIC, critic_loss, critic_scores, pack_targets, value_metrics
 from bapo_jax.learner.logprobs import Compute
-from bapo_jax.learner.objective import PROXIMAL, REFERENCE, ROLLOUT, BEFORE, numbers_of, objective_of, switched
+from bapo_jax.learner.mini_batch import MiniBatch, Rows, blank_rows, lanes_of
+from bapo_jax.learner.objective import (
+    BEFORE,
+    PROXIMAL,
+    REFERENCE,
+    ROLLOUT,
+    numbers_of,
+    objective_of,
+    switched,
+)
 from bapo_jax.learner.optimizer import clipped_adamw, learning_rate_of
-from bapo_jax.learner.packed import Rows, Sequences, blank_rows
 from bapo_jax.learner.packing import Part, capacity, cut, pack
-from bapo_jax.learner.score import as_shipped, score
+from bapo_jax.learner.policy import policy_loss, policy_metrics, policy_scores
+from bapo_jax.learner.score import as_shipped
 from bapo_jax.learner.speed import update_speed
-from bapo_jax.learner.update import Program, TrainState, initial_state, mean_metrics, state_shapes, update
-from bapo_jax.models import attention, hf
-from bapo_jax.models.patches import Grid, Pixels, blank_pixels
+from bapo_jax.learner.sums import means
+from bapo_jax.learner.trainee import Trainee
+from bapo_jax.learner.update import TrainState
+from bapo_jax.models import kernels
 from bapo_jax.models.decoder import ModelConfig
-from bapo_jax.models.split import Split
-from bapo_jax.parallel import compiled_for, fetch, spread
-from bapo_jax.seen import Seen, Sight, see, tower_rows
+from bapo_jax.models.vision.layout import ImageSource, Seen, see, tower_rows
+from bapo_jax.models.vision.patches import Grid, blank_pixels
 
 
 class Learner:
-    """Holds what is compiled; every array it trains is in the TrainState that is passed through.
+    """Holds the compiled programs. All arrays that it trains are in the TrainState that callers pass in.
 
-    Every host has one, and does the device work of each step at the same time as the others (hosts.py).
+    Every host has a learner, and all hosts do the device work of a step at the same time (hosts.py).
     """
 
     def __init__(
-        self, config: ConfigDict, model: ModelConfig, mesh: Mesh, kernel: str, hosts: Hosts = Hosts(), sight: Sight | None = None
+        self,
+        config: ConfigDict,
+        model: ModelConfig,
+        mesh: Mesh,
+        kernel: str,
+        hosts: Hosts = Hosts(),
+        sight: ImageSource | None = None,
     ):
-        """`config` is resolved; `kernel` is the attention's, as `choose_kernel` gives it. Allocates nothing.
+        """`config` must be resolved; `kernel` is the attention kernel (build.py). Allocates nothing.
 
-        `sight` gives host 0 the images of prompts; None where they have none.
+        `sight` gives host 0 the images of prompts; None if the prompts have no images.
         """
         c = config.learner
         self.model, self.mesh, self.kernel = model, mesh, kernel
@@ -53,49 +69,63 @@ class Learner:
         self._sight, self._row_devices = sight, mesh.shape['data'] * mesh.shape['fsdp']
         self._shared = config.rollout.max_prompt_tokens if c.slot_tokens else 0
         self._micro_batches = capacity(c, config.rollout.group_size, self._shared)
-        self._model_path, self._shipped_dtype = config.model.path, config.rollout.dtype
-        self.graph, shapes = hf.abstract_params(model)
-        self._sharding = parallel.parameter_sharding(mesh, shapes)
-        self.parameters = parallel.with_sharding(shapes, self._sharding)  # shapes, and where each lives
+        self._shipped_dtype = config.rollout.dtype
         self.objective, self._temperature = objective_of(c), np.float32(config.rollout.temperature)
         self.learning_rate = learning_rate_of(c)
-        self._optimizer = clipped_adamw(self.learning_rate, c, vision=model.vision is not None)
         split = Split(1 if config.mesh.gather_once else mesh.shape['fsdp'], mesh.shape['tensor'])
-        compute = Compute(attention.packed(kernel, self._shared, c.slot_tokens), c.remat, split, shared=self._shared)
-        program = Program(self.graph, self.objective, self._optimizer, mesh, compute, frozen_vision=c.vision_rate == 0)
-        self._update = compiled_for(mesh, functools.partial(update, program=program), donate_argnames='state')
-        self._score = compiled_for(mesh, functools.partial(score, graph=self.graph, mesh=mesh, compute=compute))
-        self.critic = Critic(config, model, mesh, compute) if c.advantage == 'gae' else None
-        self._gae = (config.critic.gamma, config.critic.gae_lambda)
+        compute = Compute(
+            kernels.packed(kernel, self._shared, c.slot_tokens), c.remat, split, shared=self._shared
+        )
+        beside = {'model_path': config.model.path, 'frozen_vision': c.vision_rate == 0}
+        sees = model.vision is not None
+        self.policy = Trainee(
+            model, mesh, clipped_adamw(self.learning_rate, c, vision=sees), compute,
+            loss=policy_loss(self.objective, compute),
+            of_tokens=policy_scores(compute), **beside,
+        )  # fmt: skip
+        self.critic = None
+        if c.advantage == 'gae':
+            k = self._critic = config.critic
+            self.critic = Trainee(
+                dataclasses.replace(model, value_head=True), mesh,
+                clipped_adamw(k.learning_rate, c, vision=sees), compute,
+                loss=critic_loss(k.value_clip, compute), of_tokens=critic_scores(compute), **beside,
+            )  # fmt: skip
+        self.graph, self.parameters = self.policy.graph, self.policy.parameters
 
     # ---- state
 
     def read_initial(self) -> Any:
-        """θ_0 from model.path, on the mesh."""
-        return hf.load_params(self._model_path, self.model, self._sharding)
+        """Reads θ_0 from model.path onto the mesh."""
+        return self.policy.read_initial()
 
     def shapes(self) -> TrainState:
-        """The state's shapes and where each array lives, the moments as the parameters are."""
-        return self._policy_shapes()._replace(critic=self.critic.shapes() if self.critic else None)
+        """Returns the state's shapes with shardings; the moments are sharded like the parameters."""
+        return self.policy.shapes()._replace(critic=self.critic.shapes() if self.critic else None)
 
     def init(self, params: Any) -> TrainState:
-        """θ_0 on the mesh, and zero moments; the critic, where the row has one, from model.path."""
-        state = initial_state(self._optimizer, params, self._policy_shapes())
-        return state._replace(critic=self.critic.init() if self.critic else None)
+        """Returns the first state: θ_0 on the mesh and zero moments.
 
-    def _policy_shapes(self) -> TrainState:
-        return state_shapes(self._optimizer, self.parameters, self.mesh)
+        If the row has a critic, it starts from the decoder of model.path with a value head of 0.
+        """
+        critic = self.critic.init(self.critic.read_initial()) if self.critic else None
+        return self.policy.init(params)._replace(critic=critic)
 
     # ---- the work on a batch
 
     def update(
-        self, state: TrainState, batch: Batch, rng: np.random.Generator, policies: Mapping[str, Any] | None = None, step: int = 1
+        self,
+        state: TrainState,
+        batch: Batch,
+        rng: np.random.Generator,
+        policies: Mapping[str, Any] | None = None,
+        step: int = 1,
     ) -> tuple[TrainState, dict[str, float]]:
-        """Passes of optimizer steps over the batch's mini-batches, in an order drawn from `rng`; then the critic's, over the same.
+        """Trains the policy, then the critic, in passes over the mini-batches, in an order drawn from `rng`.
 
-        `policies` are the parameters of the roles that the objective reads, but for the proximal policy, which is `state`'s.
-        Returns the new state (the old one's buffers are donated) and metrics, means over the mini-batches.
-        An update whose gradient is not finite is skipped. A batch without groups changes nothing.
+        `policies` maps each role that the objective reads to its parameters; the proximal policy is that of
+        `state`. Returns the new state (the old state's buffers are donated) and metrics, means over the
+        mini-batches. An update with a non-finite gradient is skipped. Without groups nothing changes.
         """
         seconds, started = {}, time.perf_counter()
 
@@ -103,20 +133,21 @@ class Learner:
             nonlocal started
             seconds[f'timing_s/{phase}'], started = time.perf_counter() - started, time.perf_counter()
 
-        c, groups = self._config, len(batch.groups)
+        c, groups, lanes = self._config, len(batch.groups), lanes_of(batch)
         orders = [
-            rng.permutation(groups) if c.shuffle else np.arange(groups)
+            rng.permutation(groups) if c.mini_batches == 'even' else np.arange(groups)
             for _ in range(1 if switched(c, step) else c.passes_per_batch)
-        ]  # fmt: skip
+        ]
         passes = [self._cut(batch, order) for order in orders]
         lap('pack')
-        # The proximal policy is the one before any of this step's updates, so everything is scored first, and once.
+        # The proximal policy is the policy before this step's updates, so all scoring comes first, and once.
         policies = {**(policies or {}), PROXIMAL: state.params}
         scores = {
-            role: self._score_once(role, policies.get(role), batch, orders[0]) if self._never_changes(role)
+            role: self._score_once(role, policies.get(role), batch, orders[0])
+            if self._never_changes(role)
             else self.score(role, policies.get(role), passes[0])
             for role in self._scored(step)
-        }  # fmt: skip
+        }
         lap('old_log_prob')
         parts = [part for parts in passes for part in parts]
         metrics = image_metrics([part.seen for part in parts if part.seen])
@@ -124,224 +155,195 @@ class Learner:
             values = self.score(CRITIC, state.critic.params, passes[0])
             lap('values')
             trained = [[r.trained_on for r in g.responses] for g in batch.groups]
-            advantage, returns = credit.value_advantages(batch, values, *self._gae)
-            advantage, metrics = credit.whitened(advantage, trained), metrics | value_metrics(values, returns, trained)
-            targets = [pack_targets(part, values, returns) for part in parts]
+            advantage, returns = credit.value_advantages(batch, values, *self._critic.gae)
+            advantage, metrics = (
+                credit.whitened(advantage, trained),
+                metrics | value_metrics(values, returns, trained),
+            )
+            targets = [part.mini_batch(pack_targets(part, values, returns)) for part in parts]
         else:
             advantage = credit.advantages(batch, c.advantage)
-        packed = [self._pack(part, advantage, scores) for part in parts] if self.trains_policy(step) else []
-        counts, shapes = [part.layout.filled for part in parts], [part.layout.segment.shape for part in parts]
+        packed = (
+            [part.mini_batch(self._pack(part, lanes, advantage, scores)) for part in parts]
+            if self.trains_policy(step)
+            else []
+        )
         seconds['timing_s/pack'] += time.perf_counter() - started
-        self._hosts.tell('update', shapes=shapes, counts=counts, images=[pixel_shape(part) for part in parts], step=step)
+        self._hosts.tell('update', shapes=[part.shape() for part in parts], step=step)
         started = time.perf_counter()
         if self.trains_policy(step):
-            state, of_policy = self.update_packed(state, packed, counts, map(pixels_of, parts), step)
-            if any(g.responses[0].version < step - 1 for part in parts[:1] for g in part.batch.of_origin(X1)):  # α is older than π_θ
-                of_policy = {name: x for name, x in of_policy.items() if not name.startswith('mismatch/')}
-            metrics |= of_policy
+            state, actor_metrics = self.update_policy(state, packed, step, lanes)
+            # If α is older than π_θ, these metrics would measure its staleness too.
+            if any(g.responses[0].version < step - 1 for part in parts[:1] for g in part.batch.of_origin(X1)):
+                actor_metrics = {
+                    name: x for name, x in actor_metrics.items() if not name.startswith('mismatch/')
+                }
+            metrics |= actor_metrics
             lap('update_actor')
             metrics |= update_speed(parts, self.model, self.mesh.devices, seconds['timing_s/update_actor'])
         if self.critic:
-            state, of_critic = self.update_critic_packed(state, targets, counts, map(pixels_of, parts))
-            metrics |= of_critic
+            state, critic_metrics = self.update_critic(state, targets)
+            metrics |= critic_metrics
             lap('update_critic')
         return state, {**metrics, **seconds}
 
     def trains_policy(self, step: int) -> bool:
-        """False while the critic warms up alone."""
-        return not (self.critic and step <= self.critic.warmup_steps)
+        """Returns False during the critic's warm-up, when only the critic is trained."""
+        return not (self.critic and step <= self._critic.warmup_steps)
 
-    def update_packed(
-        self, state: TrainState, packed: Sequence[Rows], counts: Sequence[int], pixels: Iterable[Pixels | None], step: int
-    ):
-        """One optimizer step per mini-batch. All hosts do this part.
+    def update_policy(
+        self, state: TrainState, batches: Sequence[MiniBatch], step: int, lanes: Sequence[str] = ()
+    ) -> tuple[TrainState, dict[str, float]]:
+        """Takes one optimizer step per mini-batch; `lanes` names the origins. All hosts call this."""
+        critic, state = state.critic, state._replace(critic=None)  # the step donates its input
+        state, updates = self.policy.train(state, batches, numbers_of(self._config, self._temperature, step))
+        learning_rate = float(self.learning_rate(max(0, self.policy.updates_done(state) - 1)))
+        return state._replace(critic=critic), {**policy_metrics(updates, lanes), 'actor/lr': learning_rate}
 
-        `packed[i]` has `counts[i]` non-empty micro-batches; `pixels` gives the mini-batches' images one after the other.
-        """
-        sharding, metrics, numbers = parallel.row_sharding(self.mesh, 1), [], numbers_of(self._config, self._temperature, step)
-        critic, state = state.critic, state._replace(critic=None)  # the step donates what it is given
-        for rows, n, images in zip(packed, counts, pixels, strict=True):
-            images = spread(images, parallel.row_sharding(self.mesh))
-            state, part_metrics = self._update(state, spread(rows, sharding), n, numbers, images)
-            metrics.append(part_metrics)
-        learning_rate = float(self.learning_rate(max(0, self._updates_done(state) - 1)))
-        return state._replace(critic=critic), {**mean_metrics(jax.device_get(metrics)), 'actor/lr': learning_rate}
-
-    def update_critic_packed(
-        self, state: TrainState, targets: Sequence[Targets], counts: Sequence[int], pixels: Iterable[Pixels | None]
-    ):
-        """The critic's optimizer steps; arguments as of `update_packed`. All hosts do this part of `update`."""
-        critic, metrics = self.critic.update_packed(state.critic, targets, counts, pixels)
-        return state._replace(critic=critic), metrics
+    def update_critic(
+        self, state: TrainState, batches: Sequence[MiniBatch]
+    ) -> tuple[TrainState, dict[str, float]]:
+        """Takes one optimizer step of the critic per mini-batch. All hosts call this."""
+        critic, updates = self.critic.train(state.critic, batches)
+        return state._replace(critic=critic), means(updates, 'critic')
 
     def score(self, role: str, params: Any, parts: Sequence[Part]) -> ByGroup:
-        """Log-probs (the critic's: values) of every response token under `params`, by group of the batch that `parts` come from.
+        """Returns log-probs of every response token under `params`, by group of the batch that `parts` cover.
 
-        `role` is the name under which the other hosts know these parameters. Raises ValueError where there are none.
+        For the critic they are values. `role` is the name under which the other hosts know these parameters.
+        Raises ValueError if `params` is None.
         """
         if params is None:
             raise ValueError(f'the objective reads the role {role!r}, and no such policy was given')
-        sequences, counts = [part.sequences() for part in parts], [part.layout.filled for part in parts]
-        shapes, images = [s.tokens.shape for s in sequences], [pixel_shape(part) for part in parts]
-        self._hosts.tell('score', role=role, shapes=shapes, counts=counts, images=images)
-        scored = self.score_packed(role, params, sequences, counts, map(pixels_of, parts))
+        self._hosts.tell('score', role=role, shapes=[part.shape() for part in parts])
+        scored = self.score_packed(role, params, [part.mini_batch(part.sequences()) for part in parts])
         by_group: dict[int, list[np.ndarray]] = {}
         for part, packed in zip(parts, scored, strict=True):
             by_group |= dict(zip(part.indices.tolist(), part.of_responses(packed), strict=True))
         return [by_group[i] for i in range(len(by_group))]
 
-    def score_packed(
-        self, role: str, params: Any, sequences: Sequence[Sequences], counts: Sequence[int], pixels: Iterable[Pixels | None]
-    ) -> list[np.ndarray]:
-        """[M, R, T] for each of `sequences`, 0 but on response tokens; the rest as of `update_packed`. All hosts do this part."""
-        of_rows, of_images = parallel.row_sharding(self.mesh, 1), parallel.row_sharding(self.mesh)
-        of_batch = self.critic.score if role == CRITIC else functools.partial(self._score, temperature=self._temperature)
-        params = parallel.on_device(params)
+    def score_packed(self, role: str, params: Any, batches: Sequence[MiniBatch]) -> list[np.ndarray]:
+        """Returns [M, R, T] per mini-batch of sequences, 0 except on response tokens. All hosts call this."""
+        params = on_device(params)
+        if role == CRITIC:
+            return self.critic.score(params, batches)
         if role in (ROLLOUT, BEFORE):
             params = as_shipped(params, self._shipped_dtype)
-        scored = [
-            of_batch(params, spread(s, of_rows), n, pixels=spread(images, of_images))
-            for s, n, images in zip(sequences, counts, pixels, strict=True)
-        ]
-        return [fetch(values if role == CRITIC else values[0]) for values in scored]
+        return self.policy.score(params, batches, self._temperature)
 
     def _never_changes(self, role: str) -> bool:
-        """A switch makes another policy the reference."""
+        """Returns whether the role is a fixed reference policy. A switch replaces the reference."""
         return role == REFERENCE and not self._config.switch_step
 
     def _score_once(self, role: str, params: Any, batch: Batch, order: np.ndarray) -> ByGroup:
-        """`score` of a policy that never changes: responses keep what it says of them, so that replayed ones are not scored again.
+        """Scores under a policy that never changes, and caches the result on each response.
 
-        Only at this temperature: a run may go on at another (--amend).
+        Replayed responses are thus not scored again. The cache is per temperature: a run may continue at
+        another one (--amend).
         """
-        name = f'{role}_at_{self._temperature:g}'.replace('.', '_')  # a checkpoint's arrays have names without dots
+        # Array names in a checkpoint have no dots.
+        name = f'{role}_at_{self._temperature:g}'.replace('.', '_')
         new = batch.take([i for i in order if any(name not in r.scored for r in batch.groups[i].responses)])
         if new.groups:
-            for group, of_group in zip(new.groups, self.score_batch(role, params, new), strict=True):
-                for response, logp in zip(group.responses, of_group, strict=True):
-                    response.scored.setdefault(name, logp.copy())  # a view would hold the whole mini-batch's array
+            for group, group_values in zip(new.groups, self.score_batch(role, params, new), strict=True):
+                for response, logp in zip(group.responses, group_values, strict=True):
+                    # A view would keep the whole mini-batch's array alive.
+                    response.scored.setdefault(name, logp.copy())
         return [[r.scored[name] for r in g.responses] for g in batch.groups]
 
     def score_batch(self, role: str, params: Any, batch: Batch) -> ByGroup:
-        """`score` of a batch in its own order."""
+        """Returns the result of `score` for a whole batch, its groups in their own order."""
         return self.score(role, params, self._cut(batch, np.arange(len(batch.groups))))
 
+    def scorer(self, state: TrainState) -> Callable[[Batch], ByGroup]:
+        """Returns a function that maps a batch to the log-probs of its response tokens under π_θ."""
+        return functools.partial(self.score_batch, PROXIMAL, state.params)
+
+    def served_logprobs(self, policies: Mapping[str, Any], batch: Batch) -> Iterator[np.ndarray]:
+        """Yields log-probs of all trained tokens: as sampled, under α, and under the previous α, if any.
+
+        Each array is float32 [tokens], in the same order. `policies` maps roles to parameters.
+        """
+        yield from self.logprobs(ROLLOUT, policies[ROLLOUT], batch)
+        if policies[BEFORE] is not None:
+            yield self.logprobs(BEFORE, policies[BEFORE], batch)[1]
+
     def logprobs(self, role: str, params: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """(behaviour log-probs, log-probs under `params`) of all response tokens of a batch, float32 [tokens] each, in order."""
+        """Returns (behaviour log-probs, log-probs under `params`) of a batch's trained tokens, float32
+        [tokens].
+        """
         scored = self.score_batch(role, params, batch)
-        behaviour = [r.logp for g in batch.groups for r in g.responses]
-        return np.concatenate(behaviour), np.concatenate([logp for of_group in scored for logp in of_group])
+        pairs = [
+            (r.logp[r.trained_on], logp[r.trained_on])
+            for g, group_values in zip(batch.groups, scored, strict=True)
+            for r, logp in zip(g.responses, group_values, strict=True)
+        ]
+        return tuple(map(np.concatenate, zip(*pairs, strict=True)))
 
     def compile_update(self, grids: Sequence[Grid] = ()) -> jax.stages.Compiled:
-        """The optimizer step, compiled from shapes: nothing is allocated. `grids` are those of a mini-batch's images."""
+        """Compiles the optimizer step without allocation; `grids` are those of a mini-batch's images."""
         shape = (self._micro_batches, self._config.micro_batch_rows, self._config.row_tokens)
 
         def abstract(x: np.ndarray, *axes: int) -> jax.ShapeDtypeStruct:
-            """`x` with these axes in place of its first ones, its rows split; the last of them is that of rows' tokens or slots."""
-            sharding = parallel.row_sharding(self.mesh, len(axes) - 2)
+            """Returns the shape of `x` with leading `axes`, sharded on the last but one of them, the rows."""
+            sharding = row_sharding(self.mesh, len(axes) - 2)
             return jax.ShapeDtypeStruct((*axes, *x.shape[len(axes) :]), x.dtype, sharding=sharding)
 
-        rows = jax.tree.map(lambda x: abstract(x, *shape), blank_rows((0, 0, 0), self.objective.roles, bool(grids)))
+        rows = jax.tree.map(
+            lambda x: abstract(x, *shape), blank_rows((0, 0, 0), bool(grids), self.objective.roles)
+        )
         pixels = None
         if grids:
             of_tower = tower_rows(grids, self.model.vision, self._row_devices)
-            pixels = jax.tree.map(lambda x: abstract(x, *of_tower), blank_pixels((0, 0, self.model.vision.patch_numbers)))
+            pixels = jax.tree.map(
+                lambda x: abstract(x, *of_tower), blank_pixels((0, 0, self.model.vision.patch_numbers))
+            )
         numbers = numbers_of(self._config, self._temperature, 1)
-        return self._update.lower(self._policy_shapes(), rows, self._micro_batches, numbers, pixels).compile()
+        return self.policy.step.lower(
+            self.policy.shapes(), rows, self._micro_batches, numbers, pixels
+        ).compile()
 
     def _cut(self, batch: Batch, order: np.ndarray) -> list[Part]:
-        """The mini-batches of one pass, and their images."""
-        most = attention.KERNELS[self.kernel].most_segments
+        """Returns the mini-batches of one pass, with their images."""
+        most = kernels.KERNELS[self.kernel].most_segments
         parts = cut(batch, order, self._config, self._micro_batches, self._shared, most_segments=most)
         return [part._replace(seen=self._see([g.prompt for g in part.batch.groups])) for part in parts]
 
     def _see(self, prompts: Sequence[Prompt]) -> Seen | None:
-        """The images of a mini-batch's prompts. All rows of the tower are as long as the largest image: few programs."""
+        """Returns the images of a mini-batch's prompts. Tower rows fit the largest image: few programs."""
         row_windows = self._sight.row_windows if self._sight else 0
         return see(prompts, self._sight, self.model.vision, row_windows, self._row_devices)
 
     def _scored(self, step: int) -> list[str]:
-        """The policies that score a batch at `step`: not those whose only use is a KL term of share 0."""
+        """Returns the policies that score a batch at `step`, except any used only in KL terms of share 0."""
         if not self.trains_policy(step):
             return []
         numbers = numbers_of(self._config, self._temperature, step)
         idle = {term.role for term in self.objective.kl if term.share and not numbers[term.share]}
         return [role for role in self.objective.roles if role not in idle - self.objective.ratio_roles]
 
-    def _pack(self, part: Part, advantage: ByGroup, scores: Mapping[str, ByGroup]) -> Rows:
+    def _pack(
+        self, part: Part, lanes: Sequence[str], advantage: ByGroup, scores: Mapping[str, ByGroup]
+    ) -> Rows:
         lengths = [int(r.trained_on.sum()) for g in part.batch.groups for r in g.responses]
         weight = credit.token_weights(lengths, self._config.aggregation, self._response_limit)
         nothing = [[np.zeros(len(r.tokens), np.float32) for r in g.responses] for g in part.batch.groups]
-        of_part = {role: [scores[role][i] for i in part.indices] if role in scores else nothing for role in self.objective.roles}
-        return pack(part, [advantage[i] for i in part.indices], weight, of_part)
-
-    def _updates_done(self, state: TrainState) -> int:
-        return int(optax.tree.get(state.opt_state, 'count', filtering=lambda path, _: 'ScaleByAdamState' in str(path)))
-
-
-def pixels_of(part: Part) -> Pixels | None:
-    """The images of a mini-batch; reads their files."""
-    return part.seen and part.seen.pixels()
-
-
-def pixel_shape(part: Part) -> tuple[int, int, int] | None:
-    """The shape of the patches of its images."""
-    return part.seen and part.seen.pixel_shape
+        role_scores = {
+            role: [scores[role][i] for i in part.indices] if role in scores else nothing
+            for role in self.objective.roles
+        }
+        return pack(part, lanes, [advantage[i] for i in part.indices], weight, role_scores)
 
 
 def image_metrics(seen: Sequence[Seen]) -> dict[str, int]:
-    """What run/metric_table.py says of the images of a batch's mini-batches; {} where there are none."""
+    """Returns the image metrics of a batch's mini-batches (docs/reference/metrics.py); {} without images."""
     if not seen:
         return {}
     return {
         'images/prompts': sum(len(s.distinct) for s in seen),
         'images/features': sum(len(s.layout.feature_I) for s in seen),
-        'images/pixel_bytes': sum(4 * s.pixel_shape[-1] * int(np.count_nonzero(s.layout.image_RxP)) for s in seen),
+        'images/pixel_bytes': sum(
+            4 * s.pixel_shape[-1] * int(np.count_nonzero(s.layout.image_RxP)) for s in seen
+        ),
         'perf/kept_pixel_bytes': seen[0].sight.kept_bytes(),
     }
-
-
-def build_learner(config: ConfigDict, hosts: Hosts = Hosts(), sight: Sight | None = None) -> Learner:
-    """What every host needs to do its part of the device work; nothing is allocated. `config` is resolved.
-
-    `sight` is as of `Learner`. Raises ValueError or FileNotFoundError, naming the field and the remedy, where it cannot run on the
-    devices here.
-    """
-    devices = parallel.present(config.mesh.platform)
-    parallel.keep_programs()
-    model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
-    mesh = parallel.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
-    check_engine(config, jax.process_count())
-    kernel = choose_kernel(config, model, mesh, mesh.devices.flat[0].platform)
-    return Learner(config, model, mesh, kernel, hosts, sight)
-
-
-def check_engine(config: ConfigDict, hosts: int) -> None:
-    """Raises ValueError if the engine cannot answer from that many hosts."""
-    if config.rollout.engine == 'jax' and hosts > 1:
-        raise ValueError('rollout.engine=jax answers from the devices of one process; with several hosts set rollout.engine=vllm')
-
-
-def choose_kernel(
-    config: ConfigDict, model: ModelConfig, mesh: Mesh | AbstractMesh, platform: str, capability: tuple[int, int] | None = None
-) -> str:
-    """The attention kernel for that mesh of 'cpu', 'gpu' or 'tpu' devices; `capability` is of GPUs that the mesh does not have.
-
-    Raises ValueError where the config cannot run on it.
-    """
-    if config.rollout.overlap and config.rollout.engine == 'jax' and mesh.size > 1:
-        raise ValueError(
-            f'rollout.overlap with rollout.engine=jax on {mesh.size} devices: two programs that exchange data between the same '
-            'devices at once may wait for each other for ever, and would be no faster; set rollout.overlap=False, or engine=vllm'
-        )
-    splits = mesh.shape['data'] * mesh.shape['fsdp']
-    if config.learner.micro_batch_rows % splits:
-        raise ValueError(
-            f'learner.micro_batch_rows={config.learner.micro_batch_rows} is no multiple of mesh.data × mesh.fsdp = {splits}, over which '
-            f'rows are split; set it to {max(1, config.learner.micro_batch_rows // splits) * splits}'
-        )
-    return attention.choose(
-        config.model.attention, platform, model, row_tokens=config.learner.row_tokens, tensor=mesh.shape['tensor'],
-        rows=config.learner.micro_batch_rows // splits, slot_tokens=config.learner.slot_tokens,
-        capability=capability or parallel.capability(mesh),
-    )

@@ -1,10 +1,10 @@
-"""Surrogates, KL estimators and ratio levels: per-token arrays in, per-token arrays out. No model, no config object, no reduction.
+"""Surrogates, KL estimators and ratio levels, as functions of per-token arrays without any reduction.
 
-    surrogate(tokens, clip) -> (loss_RxT, held_RxT)     a loss to be minimised; held: the clip holds back this token's gradient
+    surrogate(tokens, clip) -> (loss_RxT, held_RxT)     a loss to minimise; held: the clip stops the gradient
     estimator(logp, target logp) -> kl_RxT              an estimate of the divergence from the target policy
-    level(log ratio, response) -> log ratio             of which the importance ratio is taken
+    level(log ratio, response) -> log ratio             the log of the importance ratio
 
-Shapes:  R rows · T tokens in a row.  `learner/objective.py` puts a row's choices of these together.
+Shapes:  R rows · T tokens in a row.  `learner/objective.py` combines a row's choices of these.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-_LOG_RATIO_LIMIT = 20.0  # exp(20) is far beyond any trust region; what lies past it is only an overflow
+_LOG_RATIO_LIMIT = 20.0  # exp(20) is far beyond any trust region; larger values only overflow
 
 
 class Tokens(NamedTuple):
-    """What a surrogate sees of each token; 0 except on response tokens."""
+    """The per-token inputs of a surrogate; 0 except on response tokens."""
 
     logp_RxT: jax.Array  # log π_θ, differentiated
     ratio_RxT: jax.Array  # ρ, the importance ratio π_θ / anchor at the row's level, differentiated
     advantage_RxT: jax.Array  # A
-    centre_RxT: jax.Array  # c, where the trust region sits
+    centre_RxT: jax.Array  # c, the centre of the trust region
 
 
 class Clip(NamedTuple):
-    """The trust region [c - low, c + high] of the importance ratio; `dual` bounds a negative advantage's loss, None: not at all."""
+    """The trust region [c - low, c + high] of the importance ratio.
+
+    `dual` bounds the loss of negative advantages; None means no bound.
+    """
 
     low: float
     high: float
@@ -37,7 +40,7 @@ class Clip(NamedTuple):
 def clipped(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
     """-min(ρ A, clip(ρ, c - ε_low, c + ε_high) A): PPO's clipped surrogate, BAPO eq. 1 and 3, GRPO.
 
-    With `clip.dual` = d, a negative advantage never costs more than -d·A however large ρ grows (Ye et al. 2020; d = 3 in
+    With `clip.dual` = d, the loss of a negative advantage is at most -d·A for any ρ (Ye et al. 2020; d = 3 in
     the authors' runs).
     """
     ratio_RxT, advantage_RxT = tokens.ratio_RxT, tokens.advantage_RxT
@@ -50,9 +53,9 @@ def clipped(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
 
 
 def cispo(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
-    """-sg(clip(ρ, c - ε_low, c + ε_high)) A log π_θ: the clip bounds a token's weight and holds back no gradient (CISPO).
+    """-sg(clip(ρ, c - ε_low, c + ε_high)) A log π_θ (CISPO).
 
-    What is held here is the weight of a token.
+    The clip bounds a token's weight and stops no gradient. Here `held` means that the weight was clipped.
     """
     inside_RxT = jnp.clip(tokens.ratio_RxT, tokens.centre_RxT - clip.low, tokens.centre_RxT + clip.high)
     loss_RxT = -jax.lax.stop_gradient(inside_RxT) * tokens.advantage_RxT * tokens.logp_RxT
@@ -60,29 +63,29 @@ def cispo(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
 
 
 def importance_ratio(log_ratio_RxT: jax.Array) -> jax.Array:
-    """exp of the log ratio, cut where it would overflow."""
+    """Returns exp(log ratio), clipped against overflow."""
     return jnp.exp(jnp.clip(log_ratio_RxT, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT))
 
 
 def token_level(log_ratio_RxT: jax.Array, response_RxT: jax.Array) -> jax.Array:
-    """Every token has a ratio of its own."""
+    """Each token has its own ratio."""
     return log_ratio_RxT
 
 
 def sequence_level(log_ratio_RxT: jax.Array, response_RxT: jax.Array) -> jax.Array:
-    """Every token of a response has the mean of its tokens' log ratios, so ρ is their geometric mean (GSPO)."""
+    """Each token gets its response's mean log ratio, so ρ is the geometric mean over its tokens (GSPO)."""
 
-    def of_row(log_ratio_T, response_T):
-        segments = response_T.shape[0] + 1  # more than a row has responses; number 0 is what belongs to none
+    def row_ratio(log_ratio_T, response_T):
+        segments = response_T.shape[0] + 1  # more than the responses in a row; 0 is for all other tokens
         total = jax.ops.segment_sum(log_ratio_T, response_T, segments)
         count = jax.ops.segment_sum(jnp.ones_like(log_ratio_T), response_T, segments)
         return (total / jnp.maximum(count, 1.0))[response_T]
 
-    return jax.vmap(of_row)(log_ratio_RxT, response_RxT)
+    return jax.vmap(row_ratio)(log_ratio_RxT, response_RxT)
 
 
 def truncated_weight(proximal_logp_RxT: jax.Array, behaviour_logp_RxT: jax.Array, cap: float) -> jax.Array:
-    """min(π_prox / α, cap), the importance weight of decoupled PPO (truncated importance sampling); not differentiated."""
+    """min(π_prox / α, cap), decoupled PPO's truncated importance weight; not differentiated."""
     return jax.lax.stop_gradient(jnp.minimum(importance_ratio(proximal_logp_RxT - behaviour_logp_RxT), cap))
 
 
@@ -93,7 +96,10 @@ def k3(logp_RxT: jax.Array, target_logp_RxT: jax.Array) -> jax.Array:
 
 
 def total_variation(logp_RxT: jax.Array, behaviour_logp_RxT: jax.Array) -> jax.Array:
-    """(1 - π_θ/α)_+ at tokens drawn from α: in [0, 1], and its mean is an unbiased estimate of TV(π_θ, α) = ½ Σ|π_θ - α|."""
+    """(1 - π_θ/α)_+ at tokens drawn from α, in [0, 1].
+
+    Its mean is an unbiased estimate of TV(π_θ, α) = ½ Σ|π_θ - α|.
+    """
     return 1.0 - jnp.exp(jnp.minimum(logp_RxT - behaviour_logp_RxT, 0.0))
 
 

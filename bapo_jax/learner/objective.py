@@ -1,4 +1,4 @@
-"""The objective of a row: which ratio, which surrogate, which trust region, held close to whom; and its value on packed rows.
+"""A row's objective (ratio, surrogate, trust region and KL penalties), and its value on packed rows.
 
 Shapes:  R rows · T tokens in a row · O origins.
 """
@@ -14,15 +14,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bapo_jax.groups import ORIGINS
 from bapo_jax.learner.losses import (
-    RATIO_LEVELS, SURROGATES, Clip, Tokens, importance_ratio, k3, total_variation, truncated_weight,
-)  # fmt: skip
-from bapo_jax.learner.packed import Rows
+    RATIO_LEVELS,
+    SURROGATES,
+    Clip,
+    Tokens,
+    importance_ratio,
+    k3,
+    total_variation,
+    truncated_weight,
+)
+from bapo_jax.learner.mini_batch import LANES, Rows
+from bapo_jax.learner.sums import TOKENS, Sums
 
-# Roles: policies whose log-probs a row's objective reads. A response stores the behaviour policy's; the others are scored.
+# Roles: policies whose log-probs the objective reads. Responses store the behaviour policy's; the others are
+# computed.
 BEHAVIOUR, PROXIMAL, REFERENCE, PREVIOUS = 'behaviour', 'proximal', 'reference', 'previous'
-# α, and α before the last sync, as servers hold them: for the probe (rollout/fidelity.py). No objective reads them.
+# α and the previous α, as servers hold them. Only the probe reads them (rollout/fidelity.py), no objective.
 ROLLOUT, BEFORE = 'rollout', 'before'
 
 
@@ -31,35 +39,39 @@ class KL(NamedTuple):
 
     role: str
     estimator: Callable[[jax.Array, jax.Array], jax.Array]
-    share: str | None = None  # names one of the objective's numbers; None: 1
+    share: str | None = None  # the name of one of the objective's numbers; None means 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What the compiled step is specialised to. Numbers that may vary by step are traced: see `numbers`."""
+    """The static part of the objective, for which the step is compiled. Numbers are traced (`numbers_of`)."""
 
     ratio_level: str  # a name of RATIO_LEVELS
     surrogate: str  # a name of SURROGATES
     clip: Clip
     anchor: str  # the role in the ratio's denominator: behaviour or proximal
-    clip_centre: str | None  # the role over the behaviour policy is the centre of the trust region; None: 1 is
-    importance_cap: float | None  # the surrogate is multiplied by min(π_prox / α, cap); None: it is not
+    clip_centre: str | None  # the trust region is centred at this role / behaviour policy; None: at 1
+    importance_cap: float | None  # the surrogate is multiplied by min(π_prox / α, cap); None: by 1
     kl: tuple[KL, ...]
-    entropy: bool  # is there an entropy bonus
+    entropy: bool  # whether there is an entropy bonus
 
     @property
     def ratio_roles(self) -> set[str]:
-        """The policies that the ratio, its trust region and its weight are made of."""
-        return {self.anchor, self.clip_centre or BEHAVIOUR, PROXIMAL if self.importance_cap else BEHAVIOUR} - {BEHAVIOUR}
+        """The policies that the ratio, its trust region and the importance weight need."""
+        return {
+            self.anchor,
+            self.clip_centre or BEHAVIOUR,
+            PROXIMAL if self.importance_cap else BEHAVIOUR,
+        } - {BEHAVIOUR}
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The policies that score a batch before its updates, in a fixed order."""
+        """The policies that must score a batch before its updates, in a fixed order."""
         return tuple(sorted(self.ratio_roles | {term.role for term in self.kl} - {BEHAVIOUR}))
 
 
 def objective_of(learner: Any) -> Objective:
-    """From the learner's part of a config."""
+    """Returns the objective that a config's learner section describes."""
     decoupled = learner.anchor == 'decoupled'
     kl = {
         'none': (),
@@ -78,7 +90,7 @@ def objective_of(learner: Any) -> Objective:
 
 
 def numbers_of(learner: Any, temperature: float, step: int) -> dict[str, np.float32]:
-    """The scalars that the compiled step is given at every call."""
+    """Returns the scalars that are passed to the compiled step."""
     share = 1.0 if switched(learner, step) else convex_share(step)
     numbers = {
         'temperature': temperature,
@@ -91,23 +103,30 @@ def numbers_of(learner: Any, temperature: float, step: int) -> dict[str, np.floa
 
 
 def switched(learner: Any, step: int) -> bool:
-    """Whether `step` comes after the row's switch to GRPO (ReMix's policy reincarnation)."""
+    """Returns whether `step` is after the row's switch to GRPO (ReMix's policy reincarnation)."""
     return 0 < learner.switch_step < step
 
 
 def convex_share(step: int) -> float:
-    """ReMix's λ(t) = max(1 - 0.1 ⌈max(t - 50, 0) / 10⌉, 0.5), the reference policy's share of the KL penalty (arXiv 2507.06892)."""
+    """Returns the reference policy's share of the KL penalty in ReMix (arXiv 2507.06892).
+
+    λ(t) = max(1 - 0.1 ⌈max(t - 50, 0) / 10⌉, 0.5).
+    """
     return max(1 - 0.1 * math.ceil(max(step - 50, 0) / 10), 0.5)
 
 
 def evaluate_objective(
-    objective: Objective, rows: Rows, logp_RxT: jax.Array, entropy_RxT: jax.Array, numbers: Mapping[str, jax.Array]
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Σ weight · (importance weight · surrogate + β Σ share · KL - entropy bonus) over rows, and sums for the metrics.
+    objective: Objective,
+    rows: Rows,
+    logp_RxT: jax.Array,
+    entropy_RxT: jax.Array,
+    numbers: Mapping[str, jax.Array],
+) -> tuple[jax.Array, Sums]:
+    """Returns the objective's value, summed over rows, and sums for the metrics.
 
-    Of a metric whose name ends in _max it is the largest. All but actor/pg_loss are over tokens, which count alike whatever the weight.
-
-    `logp_RxT` and `entropy_RxT` are those of π_θ; what they hold where no response token is does not count.
+    The value is Σ weight · (importance weight · surrogate + β Σ share · KL - entropy bonus). Sums over tokens
+    count all tokens alike, regardless of their weights. `logp_RxT` and `entropy_RxT` are those of π_θ; values
+    on other than response tokens are ignored.
     """
     response_RxT = rows.sequences.response > 0
     logp_RxT = jnp.where(response_RxT, logp_RxT, 0.0)
@@ -130,10 +149,10 @@ def evaluate_objective(
     if objective.entropy:
         total_RxT = total_RxT - numbers['entropy_coef'] * entropy_RxT
 
-    # Of the ratio to the policy that answered, whatever the anchor is.
+    # Diagnostics use the ratio to the behaviour policy, regardless of the anchor.
     gap_RxT = jnp.where(response_RxT, logp_RxT - rows.behaviour, 0.0)
     behaviour_ratio_RxT = jnp.exp(gap_RxT)
-    origin_O = 1 + jnp.arange(len(ORIGINS), dtype=rows.origin.dtype)
+    origin_O = 1 + jnp.arange(LANES, dtype=rows.origin.dtype)
     origin_RxTxO = (rows.origin[..., None] == origin_O[None, None]).astype(jnp.float32)
 
     def weighted(x_RxT):
@@ -145,18 +164,23 @@ def evaluate_objective(
     def by_origin(x_RxT):
         return jnp.sum(x_RxT[..., None] * origin_RxTxO, axis=(0, 1))
 
-    return weighted(total_RxT), {
-        'actor/pg_loss': weighted(policy_RxT),
-        'actor/kl_loss': over_tokens(kl_RxT),
-        'actor/entropy': over_tokens(entropy_RxT),
-        'actor/pg_clipfrac': over_tokens(held_RxT),
-        'actor/ppo_kl': over_tokens(anchor_RxT - logp_RxT),
-        'clipped_by_origin': by_origin(held_RxT),
-        'tv_by_origin': by_origin(total_variation(logp_RxT, rows.behaviour)),
-        'ratio_by_origin': by_origin(behaviour_ratio_RxT),
-        'squared_ratio_by_origin': by_origin(behaviour_ratio_RxT**2),
-        'tokens_by_origin': by_origin(jnp.ones_like(logp_RxT)),
-        'gap_by_origin': by_origin(jnp.abs(gap_RxT)),
-        'k3_by_origin': by_origin(jnp.maximum(jnp.expm1(gap_RxT) - gap_RxT, 0.0)),  # of KL(α ‖ π_θ); exact for small gaps too
-        'gap_by_origin_max': jnp.max(jnp.abs(gap_RxT)[..., None] * origin_RxTxO, axis=(0, 1)),
-    }
+    return weighted(total_RxT), Sums(
+        weighted={'actor/pg_loss': weighted(policy_RxT)},
+        over_tokens={
+            'actor/kl_loss': over_tokens(kl_RxT),
+            'actor/entropy': over_tokens(entropy_RxT),
+            'actor/pg_clipfrac': over_tokens(held_RxT),
+            'actor/ppo_kl': over_tokens(anchor_RxT - logp_RxT),
+        },
+        by_origin={
+            'clipped': by_origin(held_RxT),
+            'tv': by_origin(total_variation(logp_RxT, rows.behaviour)),
+            'ratio': by_origin(behaviour_ratio_RxT),
+            'squared_ratio': by_origin(behaviour_ratio_RxT**2),
+            TOKENS: by_origin(jnp.ones_like(logp_RxT)),
+            'gap': by_origin(jnp.abs(gap_RxT)),
+            # Estimates KL(α ‖ π_θ); exact for small gaps too.
+            'k3': by_origin(jnp.maximum(jnp.expm1(gap_RxT) - gap_RxT, 0.0)),
+        },
+        largest={'gap': jnp.max(jnp.abs(gap_RxT)[..., None] * origin_RxTxO, axis=(0, 1))},
+    )

@@ -1,8 +1,8 @@
-"""Reads the shape of a model from a Hugging Face config.json, and names it as there.
+"""Reads the shape of a model from a Hugging Face config.json, and names the fields as there.
 
-Qwen2.5-VL's decoder stands at the file's top before transformers 5, and under `text_config` since. Every value is the one that
-transformers' own config object has, since a rollout server reads the file through that: which of two places counts, and what counts
-where a field is absent.
+Qwen2.5-VL's decoder is described at the file's top level before transformers 5, and under `text_config`
+since. Every value is that of transformers' own config object, because a rollout server reads the file through
+it. That object also decides which of two places takes precedence, and the default of an absent field.
 """
 
 from __future__ import annotations
@@ -17,39 +17,47 @@ from typing import Any
 
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.families import FAMILIES, Family
-from bapo_jax.models.patches import VisionConfig
 from bapo_jax.models.rotary import read_rotation
+from bapo_jax.models.vision.patches import VisionConfig
+
 
 def overrides(model: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run's config (its section `model`) states in place of fields of the model's config.json, named as there.
+    """Returns the fields of the model's config.json that a run's config (section `model`) overrides.
 
-    Qwen2.5-Math was made for 4,096 positions. People train it on more with rope_theta 40,000 and 16,384 positions.
+    The names are those of config.json. Qwen2.5-Math was made for 4,096 positions. To train it on longer
+    sequences, people use rope_theta 40,000 and 16,384 positions.
     """
     stated: dict[str, Any] = {}
     if model.get('max_positions'):
         stated['max_position_embeddings'] = model['max_positions']
     if model.get('rope_theta'):
-        # By the names of transformers 4 and 5.
-        stated |= {'rope_theta': model['rope_theta'], 'rope_parameters': {'rope_type': 'default', 'rope_theta': model['rope_theta']}}
+        theta = model['rope_theta']  # under the names of transformers 4 and 5
+        stated |= {'rope_theta': theta, 'rope_parameters': {'rope_type': 'default', 'rope_theta': theta}}
     return stated
 
 
-def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, Any] = MappingProxyType({})) -> ModelConfig:
-    """Reads the decoder's shape from `path/config.json`; what is `stated` (`overrides`) counts in its place.
+def read_config(
+    path: str | Path, dtype: str = 'float32', stated: Mapping[str, Any] = MappingProxyType({})
+) -> ModelConfig:
+    """Reads the decoder's shape from `path/config.json`; fields `stated` (see `overrides`) take precedence.
 
-    Raises FileNotFoundError where the directory or the file is missing. Raises ValueError, naming the field, where the file asks
-    for something that `Decoder` leaves out, or a value is none from which a model can be made.
+    Raises FileNotFoundError if the directory or the file is missing. Raises ValueError, naming the field, if
+    the file requires something that `Decoder` does not support, or a value does not describe a model.
     """
     file = Path(path) / 'config.json'
     if not file.is_file():
-        raise FileNotFoundError(f'model.path={str(path)!r}: no config.json there; give a Hugging Face model directory')
+        raise FileNotFoundError(
+            f'model.path={str(path)!r}: no config.json there; give a Hugging Face model directory'
+        )
     try:
         c = json.loads(file.read_text('utf-8'))
     except (ValueError, RecursionError) as e:
         raise ValueError(f'{file}: not valid JSON ({str(e)[:200]}); fetch the model directory again') from e
     if not isinstance(c, dict) or c.get('model_type') not in tuple(FAMILIES):
         found = c.get('model_type') if isinstance(c, dict) else None
-        raise ValueError(f'{file}: model_type={_short(found)} is not supported; supported: {", ".join(FAMILIES)}')
+        raise ValueError(
+            f'{file}: model_type={_short(found)} is not supported; supported: {", ".join(FAMILIES)}'
+        )
     family = FAMILIES[c['model_type']]
 
     def refuse(messages: list[str]) -> None:
@@ -58,9 +66,16 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
 
     refuse(_malformed(c))
     refuse(_malformed(c.get('text_config') or {}))
-    stretched = [(field, rope) for field in _ROPE if not _turns_whole_heads(rope := _flat(c).get(field) or {}, ('default', 'mrope'))]
+    stretched = [
+        (field, rope)
+        for field in _ROPE
+        if not _turns_whole_heads(rope := _flat(c).get(field) or {}, ('default', 'mrope'))
+    ]
     if stretched and 'rope_theta' in stated:
-        raise ValueError(f'{file}: {stretched[0][0]}={_short(stretched[0][1])} would be lost with model.rope_theta; leave that out')
+        raise ValueError(
+            f'{file}: {stretched[0][0]}={_short(stretched[0][1])} would be lost with model.rope_theta; set '
+            'model.rope_theta=0'
+        )
     c = with_stated(c, stated)
     stands = {field: value for field, value in _flat(c).items() if value is not None}
     refuse(_malformed(stands))
@@ -102,42 +117,51 @@ def read_config(path: str | Path, dtype: str = 'float32', stated: Mapping[str, A
     )
     if config.num_heads % config.num_kv_heads or config.head_dim % 2 or not config.head_dim:
         raise ValueError(
-            f'{file}: {config.num_heads} heads of {config.head_dim} numbers and {config.num_kv_heads} heads of keys make no model; '
-            'num_key_value_heads divides num_attention_heads, and head_dim is even'
+            f'{file}: num_attention_heads={config.num_heads} must be a multiple of '
+            f'num_key_value_heads={config.num_kv_heads}, '
+            f'and head_dim={config.head_dim} must be even and positive; fetch the model directory again'
         )
     if family.vision and sum(config.mrope_section) != config.head_dim // 2:
         section = list(config.mrope_section)
-        raise ValueError(f'{file}: mrope_section={section} must add up to half of head_dim, {config.head_dim // 2}; fetch it again')
+        raise ValueError(
+            f'{file}: mrope_section={section} must add up to half of head_dim, {config.head_dim // 2}; fetch '
+            'it again'
+        )
     return config
 
 
 def _as_transformers_reads(c: dict[str, Any], file: Path) -> Any:
-    """The config object of the installed transformers. Raises ValueError where it refuses the file."""
+    """Returns the config object of the installed transformers. Raises ValueError if it rejects the file."""
     from transformers import AutoConfig  # takes seconds to import
 
     try:
-        return AutoConfig.for_model(**copy.deepcopy(c))  # it writes into what it is given
-    except Exception as e:  # its validators raise errors of many kinds
+        return AutoConfig.for_model(**copy.deepcopy(c))  # it modifies its arguments
+    except Exception as e:  # its validators raise many kinds of errors
         why = ' '.join(str(e).split())[:200]
-        raise ValueError(f'{file}: transformers does not read it ({why}); fetch the model directory again') from e
+        raise ValueError(
+            f'{file}: transformers does not read it ({why}); fetch the model directory again'
+        ) from e
 
 
 def with_stated(config: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json with what is `stated` (`overrides`) in place of its decoder's fields; the sections of its positions stay."""
+    """Returns a config.json with decoder fields replaced by `stated` (`overrides`); keeps `mrope_section`."""
     nested = config.get('text_config') is not None
     decoder = {**(config['text_config'] if nested else config), **stated}
     if 'rope_parameters' in stated:
         before = (config['text_config'] if nested else config).get('rope_parameters') or {}
-        decoder['rope_parameters'] = stated['rope_parameters'] | {k: v for k, v in before.items() if k == 'mrope_section'}
-        if decoder.get('rope_scaling'):  # counts before rope_parameters
+        decoder['rope_parameters'] = stated['rope_parameters'] | {
+            k: v for k, v in before.items() if k == 'mrope_section'
+        }
+        if decoder.get('rope_scaling'):  # takes precedence over rope_parameters
             decoder['rope_scaling'] = {**decoder['rope_scaling'], 'rope_theta': stated['rope_theta']}
     return {**config, 'text_config': decoder} if nested else decoder
 
 
 def for_all_readers(config: dict[str, Any], dtype: str, file: Path) -> dict[str, Any]:
-    """A config.json that transformers 4 and 5 read alike, with weights in `dtype`; of `file`, for a message.
+    """Returns a config.json, for weights in `dtype`, that transformers 4 and 5 read alike.
 
-    Version 4 looks for rope_theta at the decoder's top, version 5 first in its rope_parameters. What counts is as in `read_config`.
+    Version 4 looks for rope_theta at the decoder's top level, version 5 first in its rope_parameters.
+    Precedence is as in `read_config`. Errors name `file`.
     """
     config = copy.deepcopy(config)
     read, decoder = _as_transformers_reads(config, file), config.get('text_config') or config
@@ -151,25 +175,33 @@ def for_all_readers(config: dict[str, Any], dtype: str, file: Path) -> dict[str,
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
-    """What a config.json states, with the decoder's fields at its top, and the vision tower's there by dotted names."""
+    """Returns a config.json's fields, the decoder's at top level and the vision tower's by dotted names."""
     decoder = config if config.get('text_config') is None else config['text_config']
     return {
-        **{k: v for k, v in config.items() if decoder is config or k not in (*_NEEDED, *_ROPE)}, **decoder,
+        **{k: v for k, v in config.items() if decoder is config or k not in (*_NEEDED, *_ROPE)},
+        **decoder,
         **{f'vision_config.{field}': value for field, value in (config.get('vision_config') or {}).items()},
         'model_type': config['model_type'],
-    }  # fmt: skip
+    }
 
 
 def _needed(family: Family) -> tuple[str, ...]:
-    """The fields that a file must state. transformers has a value for each, which is that of some published model."""
+    """Returns the fields that a file must state.
+
+    transformers has a default for each, but that is the value of some published model.
+    """
     if not family.vision:
         return (*_NEEDED, *family.needs)
-    of_vision = [field.name for field in dataclasses.fields(VisionConfig) if field.name not in ('in_channels', 'image_token')]
+    of_vision = [
+        field.name
+        for field in dataclasses.fields(VisionConfig)
+        if field.name not in ('in_channels', 'image_token')
+    ]
     return (*_NEEDED, 'image_token_id', *(f'vision_config.{name}' for name in of_vision))
 
 
 def _vision(whole: Any) -> VisionConfig:
-    """Of transformers' config object."""
+    """Returns the VisionConfig of transformers' config object."""
     names = [field.name for field in dataclasses.fields(VisionConfig) if field.name != 'image_token']
     fields = {name: getattr(whole.vision_config, name) for name in names}
     fields['fullatt_block_indexes'] = tuple(fields['fullatt_block_indexes'])
@@ -178,11 +210,16 @@ def _vision(whole: Any) -> VisionConfig:
 
 _NEEDED = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads')
 _ROPE = ('rope_parameters', 'rope_scaling')
-_DTYPE = ('dtype', 'torch_dtype')  # of transformers 5 and before
+_DTYPE = ('dtype', 'torch_dtype')  # the names in transformers 5 and before
 _SECTIONS = ('text_config', 'vision_config', *_ROPE)
-_OF_VISION = [field.name for field in dataclasses.fields(VisionConfig) if field.type == 'int' and field.name != 'image_token']
+_OF_VISION = [
+    field.name
+    for field in dataclasses.fields(VisionConfig)
+    if field.type == 'int' and field.name != 'image_token'
+]
 _SIZES = (
-    'vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads', 'num_key_value_heads', 'head_dim',
+    'vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads',
+    'num_key_value_heads', 'head_dim',
     *(f'vision_config.{name}' for name in (*_OF_VISION, 'in_chans')),
 )  # fmt: skip
 
@@ -193,17 +230,16 @@ def _is_count(value: Any, least: int = 0) -> bool:
 
 _KINDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (_SECTIONS, lambda v: isinstance(v, dict), 'an object'),
-    (_SIZES, lambda v: _is_count(v, 1), 'a whole number from 1 on'),
-    (('max_position_embeddings', 'image_token_id'), _is_count, 'a whole number from 0 on'),
+    (_SIZES, lambda v: _is_count(v, 1), 'an integer of at least 1'),
+    (('max_position_embeddings', 'image_token_id'), _is_count, 'an integer of at least 0'),
     (('rope_theta', 'rms_norm_eps'), lambda v: type(v) in (int, float) and 0 < v < 1e30, 'a positive number'),
-    (('tie_word_embeddings', 'use_sliding_window', 'attention_bias', 'mlp_bias'), lambda v: type(v) is bool, 'true or false'),
+    (('tie_word_embeddings', 'use_sliding_window', 'attention_bias', 'mlp_bias'), lambda v: type(v) is bool,
+     'true or false'),
     (_DTYPE, lambda v: isinstance(v, str), 'the name of a dtype'),
-    (('layer_types',), lambda v: isinstance(v, list) and all(isinstance(t, str) for t in v), 'a list of names'),
-    (
-        ('mrope_section', 'vision_config.fullatt_block_indexes'),
-        lambda v: isinstance(v, list) and all(map(_is_count, v)),
-        'a list of whole numbers',
-    ),
+    (('layer_types',), lambda v: isinstance(v, list) and all(isinstance(t, str) for t in v),
+     'a list of names'),
+    (('mrope_section', 'vision_config.fullatt_block_indexes'),
+     lambda v: isinstance(v, list) and all(map(_is_count, v)), 'a list of integers of at least 0'),
 )  # fmt: skip
 
 
@@ -212,44 +248,78 @@ def _short(value: Any) -> str:
 
 
 def _malformed(c: Mapping[str, Any]) -> list[str]:
-    """One message for each field whose value is of another kind. null is as good as no field."""
+    """Returns one message for each field whose value is of the wrong kind. null counts as absent."""
     return [
         f'{field}={_short(c[field])} must be {kind}'
-        for fields, fits, kind in _KINDS for field in fields if c.get(field) is not None and not fits(c[field])
-    ]  # fmt: skip
+        for fields, fits, kind in _KINDS
+        for field in fields
+        if c.get(field) is not None and not fits(c[field])
+    ]
 
 
 def _unsupported(c: dict[str, Any], family: Family) -> list[str]:
-    """One message for each field of a flat config that asks for something `Decoder` leaves out."""
-    has_vision, vision_act, features = family.vision, 'vision_config.hidden_act', 'vision_config.out_hidden_size'
+    """Returns one message for each field of a flat config that `Decoder` does not support."""
+    has_vision, vision_act, features = (
+        family.vision,
+        'vision_config.hidden_act',
+        'vision_config.out_hidden_size',
+    )
     turning = f'rope_type {" or ".join(map(repr, family.rotations))} of whole heads'
     width = c.get('hidden_size', 0) // c.get('num_attention_heads', 1)
     supported = (
         ('hidden_act', c.get('hidden_act', 'silu') == 'silu', "'silu'"),
         ('use_sliding_window', not c.get('use_sliding_window'), 'False'),
-        ('layer_types', set(c.get('layer_types') or ()) <= {'full_attention'}, "'full_attention' in every layer"),
-        ('head_dim', not has_vision or c.get('head_dim') in (None, width), 'hidden_size / num_attention_heads'),
+        (
+            'layer_types',
+            set(c.get('layer_types') or ()) <= {'full_attention'},
+            "'full_attention' in every layer",
+        ),
+        (
+            'head_dim',
+            not has_vision or c.get('head_dim') in (None, width),
+            'hidden_size / num_attention_heads',
+        ),
         *((field, _turns_whole_heads(c.get(field) or {}, family.rotations), turning) for field in _ROPE),
         ('partial_rotary_factor', c.get('partial_rotary_factor') in (None, 1), '1'),
         ('dual_chunk_attention_config', not c.get('dual_chunk_attention_config'), 'null'),
-        ('per_layer_config', not c.get('per_layer_config'), 'null: all layers alike'),
-        ('transformers_weights', not c.get('transformers_weights'), 'weights in model.safetensors, or as its index says'),
+        ('per_layer_config', not c.get('per_layer_config'), 'null, for identical layers'),
+        (
+            'transformers_weights',
+            not c.get('transformers_weights'),
+            'weights in model.safetensors, or as its index says',
+        ),
         (vision_act, c.get(vision_act, 'silu') == 'silu', "'silu'"),
-        (features, not has_vision or c.get(features) in (None, c.get('hidden_size')), 'the width of the decoder, hidden_size'),
+        (
+            features,
+            not has_vision or c.get(features) in (None, c.get('hidden_size')),
+            'the width of the decoder, hidden_size',
+        ),
         ('quantization_config', not c.get('quantization_config'), 'weights that are not quantised'),
     )
-    return [f'{field}={_short(c[field])} is not supported; supported: {values}' for field, fine, values in supported if not fine]
+    return [
+        f'{field}={_short(c[field])} is not supported; supported: {values}'
+        for field, fine, values in supported
+        if not fine
+    ]
 
 
 def _turns_whole_heads(rope: Mapping[str, Any], kinds: Sequence[str]) -> bool:
-    """Whether the rotation is of one of the `kinds`, said once, and of whole heads. vLLM can turn a part of a head, transformers not."""
+    """Returns whether the rotation is of one of the `kinds`, without contradiction, and of whole heads.
+
+    vLLM can rotate part of a head; transformers cannot.
+    """
     stated = {str(rope[name]) for name in ('rope_type', 'type') if rope.get(name)}
-    once = len(stated - {'mrope'}) <= 1  # which is the default kind with sections
-    return stated <= {*kinds} and once and rope.get('partial_rotary_factor') in (None, 1) and not rope.get('rope_dim')
+    once = len(stated - {'mrope'}) <= 1  # mrope is the default kind with sections
+    return (
+        stated <= {*kinds}
+        and once
+        and rope.get('partial_rotary_factor') in (None, 1)
+        and not rope.get('rope_dim')
+    )
 
 
 def architecture(config: ModelConfig) -> dict[str, Any]:
-    """The fields, named as in transformers' config object, that tell this model from another."""
+    """Returns the fields that distinguish this model from others, named as in transformers' config object."""
     decoder = {
         'vocab_size': config.vocab_size,
         'hidden_size': config.hidden_size,
@@ -264,13 +334,15 @@ def architecture(config: ModelConfig) -> dict[str, Any]:
         return {**whole, **decoder}
     vision = dataclasses.asdict(config.vision)
     whole['image_token_id'] = vision.pop('image_token')
-    vision['fullatt_block_indexes'] = list(vision['fullatt_block_indexes'])  # as JSON has it
-    del decoder['head_dim']  # not in that object: width / heads
+    vision['fullatt_block_indexes'] = list(vision['fullatt_block_indexes'])  # as in JSON
+    del decoder['head_dim']  # not in that object, which implies it: width / heads
     of_parts = {'text_config': decoder, 'vision_config': vision}
-    return whole | {f'{part}.{name}': value for part, fields in of_parts.items() for name, value in fields.items()}
+    return whole | {
+        f'{part}.{name}': value for part, fields in of_parts.items() for name, value in fields.items()
+    }
 
 
 def stored_dtype(path: str | Path) -> str | None:
-    """The dtype that config.json states for the weights: 'bfloat16', 'float32', …; None where it states none."""
+    """Returns the weights' dtype in config.json ('bfloat16', 'float32', …), or None if it states no dtype."""
     config = json.loads((Path(path) / 'config.json').read_text('utf-8'))
-    return config.get('dtype') or config.get('torch_dtype')  # transformers 5 and before
+    return config.get('dtype') or config.get('torch_dtype')  # in transformers 5 and before

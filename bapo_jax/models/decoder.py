@@ -1,13 +1,13 @@
-"""The decoder in Flax NNX, layers scanned: that of the families in families.py.
+"""The decoder of the families in families.py, in Flax NNX with scanned layers.
 
-Qwen2.5-VL's is Qwen2's with three positions a token. Its vision tower (vision.py) makes the features that take the place of image
-tokens' embeddings.
+Qwen2.5-VL's decoder is Qwen2's with three positions per token. Its vision tower (vision/tower.py) computes
+the features that replace the embeddings of image tokens.
 
 Shapes:  B rows · T tokens · D width · N query heads · K key/value heads · H head size · F MLP width
-         V vocabulary · L layers · I features of images.
+         V vocabulary · L layers · I image features.
          Parameters (listed in parameters.py) are float32; matrix products run in `config.dtype`.
 
-Left out, because no checkpoint that this project trains needs them: sliding windows, dropout, attention sinks.
+Not supported, as no checkpoint trained by this project needs them: sliding windows, dropout, attention sinks.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from bapo_jax.cluster.split import Split
 from bapo_jax.models.families import FAMILIES
 from bapo_jax.models.layers import Linear, RMSNorm, Rope, rotate, swiglu
 from bapo_jax.models.parameters import PARAMETERS, VISION_PARAMETERS, Parameter
-from bapo_jax.models.patches import VisionConfig
 from bapo_jax.models.remat import MLP_INPUT, REMAT, kept
 from bapo_jax.models.rotary import Rotation, frequencies
-from bapo_jax.models.split import Split
-from bapo_jax.models.vision import VisionTower
+from bapo_jax.models.vision.patches import VisionConfig
+from bapo_jax.models.vision.tower import VisionTower
 
-# (q_BxTxNxH, k_BxKxTxH, v_BxKxTxH) -> [B, T, N·H]; the function itself masks.
+# (q_BxTxNxH, k_BxKxTxH, v_BxKxTxH) -> [B, T, N·H]; the function applies the mask itself.
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
@@ -51,9 +51,9 @@ class ModelConfig:
     rms_norm_eps: float
     tie_embeddings: bool
     dtype: str = 'float32'  # of the matrix products
-    value_head: bool = False  # a critic: states have values, and tokens no logits
-    max_positions: int = 0  # tokens of the longest sequence that the model was made for; 0: not stated
-    mrope_section: tuple[int, ...] = ()  # how many rotary frequencies turn by each of a token's three positions; (): one position
+    value_head: bool = False  # a critic, which has values and no logits
+    max_positions: int = 0  # longest sequence that the model was made for, in tokens; 0: not stated
+    mrope_section: tuple[int, ...] = ()  # rotary frequencies for each of three positions; (): one position
     vision: VisionConfig | None = None
 
     @property
@@ -70,19 +70,22 @@ class ModelConfig:
 
 
 def parameters_of(config: ModelConfig) -> tuple[Parameter, ...]:
-    """The rows of the parameter table that this model has, in the table's order."""
+    """Returns the rows of the parameter table that this model has, in table order."""
     return tuple(p for p in PARAMETERS + VISION_PARAMETERS if not p.needs or getattr(config, p.needs))
 
 
 class ImageFeatures(NamedTuple):
-    """What the vision tower made of the images of some rows, and the tokens whose embeddings it replaces."""
+    """The vision tower's features of some rows' images, and the tokens whose embeddings they replace."""
 
     values_IxD: jax.Array
-    at_BxT: jax.Array  # int32: which feature stands at a token; -1: the token's own embedding
+    at_BxT: jax.Array  # int32: index of the feature at a token; -1: the token's own embedding
 
 
 def rope_tables(positions: jax.Array, config: ModelConfig) -> Rope:
-    """`positions` are [B, T] or, of a model with `mrope_section`, [3, B, T]; text has three equal ones."""
+    """Returns the rotary tables of tokens at `positions`.
+
+    `positions` are [B, T] or, for a model with `mrope_section`, [3, B, T]; for text, all three are equal.
+    """
     frequency_h, scale = frequencies(config.rotation, config.head_dim), config.rotation.scale
     if positions.ndim == 2:
         position_Bx1xTxh = positions[:, None, :, None]
@@ -95,7 +98,7 @@ def rope_tables(positions: jax.Array, config: ModelConfig) -> Rope:
 
 
 class Block(nnx.Module):
-    """One decoder layer: attention, then gated MLP. Each reads the normalised residual stream and adds to it."""
+    """A decoder layer: attention, then gated MLP. Both read the normalised residual stream and add to it."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         c, self.config = config, config
@@ -103,7 +106,10 @@ class Block(nnx.Module):
         def linear(inputs: int, outputs: int, bias: bool = False, width: int = 0) -> Linear:
             return Linear(c.dtype, inputs, outputs, bias=bias, width=width, rngs=rngs)
 
-        self.attention_norm, self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps), RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.attention_norm, self.mlp_norm = (
+            RMSNorm(c.hidden_size, c.rms_norm_eps),
+            RMSNorm(c.hidden_size, c.rms_norm_eps),
+        )
         self.q = linear(c.hidden_size, c.num_heads * c.head_dim, bias=c.qkv_bias)
         self.k = linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
         self.v = linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
@@ -115,10 +121,10 @@ class Block(nnx.Module):
         self.down = linear(c.intermediate_size, c.hidden_size, width=1)
 
     def __call__(self, x_BxTxD, rope: Rope, attend: Attend, split: Split = Split()):
-        """Returns the residual stream [B, T, D]. Where `split` says so, weights are this device's heads and part of the MLP."""
+        """Returns the residual stream [B, T, D]. If split, weights are this device's heads and MLP part."""
         c, (B, T, _) = self.config, x_BxTxD.shape
         h_BxTxD = split.enter(self.attention_norm(x_BxTxD))
-        # Heads before tokens from here on: on a TPU, rotating in the kernel's own layout saves copies in float32.
+        # Heads precede tokens from here on: on a TPU, rotating in the kernel's layout saves float32 copies.
         q_BxNxTxH = self.q(h_BxTxD, split).reshape(B, T, -1, c.head_dim).swapaxes(1, 2)
         k_BxKxTxH = self.k(h_BxTxD, split).reshape(B, T, -1, c.head_dim).swapaxes(1, 2)
         if c.qk_norm:
@@ -128,11 +134,13 @@ class Block(nnx.Module):
         x_BxTxD = x_BxTxD + split.leave(self.o(attend(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH), split))
         x_BxTxD = kept(x_BxTxD, MLP_INPUT)
         h_BxTxD = split.enter(self.mlp_norm(x_BxTxD))
-        return x_BxTxD + split.leave(self.down(swiglu(self.gate(h_BxTxD, split), self.up(h_BxTxD, split)), split))
+        return x_BxTxD + split.leave(
+            self.down(swiglu(self.gate(h_BxTxD, split), self.up(h_BxTxD, split)), split)
+        )
 
 
 class Decoder(nnx.Module):
-    """Maps token ids to final hidden states; `logits` maps those to scores over the vocabulary, a critic's `values` to values."""
+    """Maps token ids to final hidden states. `logits` maps these to logits, a critic's `values` to values."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config = config
@@ -155,28 +163,44 @@ class Decoder(nnx.Module):
             self.vision = VisionTower(config.vision, config.dtype, rngs=rngs)
 
     def __call__(
-        self, tokens_BxT, positions, attend: Attend, images: ImageFeatures | None = None, *, remat: str = 'none',
+        self,
+        tokens_BxT,
+        positions,
+        attend: Attend,
+        images: ImageFeatures | None = None,
+        *,
+        remat: str = 'none',
         split: Split = Split(),
-    ):  # fmt: skip
-        """Returns hidden states [B, T, D] after the final norm; `remat` is a key of REMAT, what the backward pass recomputes.
+    ):
+        """Returns hidden states [B, T, D] after the final norm.
 
-        `positions` are as for `rope_tables`. Of a split model, `images` has all columns of its features.
+        `positions` are as for `rope_tables`. `remat` is a key of REMAT and selects what the backward pass
+        recomputes. In a split model, `images` has all columns of its features.
         """
         (graph, stacked), rope = nnx.split(self.layers), rope_tables(positions, self.config)
 
         def layer_step(x_BxTxD, weights):
             return nnx.merge(graph, weights)(x_BxTxD, rope, attend, split), None
 
-        # Inside a scan XLA cannot merge what is recomputed with the forward pass, so nothing need be done against it.
-        step = layer_step if remat == 'none' else jax.checkpoint(layer_step, policy=REMAT[remat], prevent_cse=False)
+        # In a scan XLA cannot merge recomputation with the forward pass, so CSE need not be prevented.
+        step = (
+            layer_step
+            if remat == 'none'
+            else jax.checkpoint(layer_step, policy=REMAT[remat], prevent_cse=False)
+        )
         x_BxTxD = self._embed(tokens_BxT, images, split)
         x_BxTxD, _ = jax.lax.scan(step, x_BxTxD, stacked)
         return self.norm(x_BxTxD)
 
     def unrolled(
-        self, layers: Sequence[Any], tokens_BxT, positions, attend_in: Callable[[int], Attend], images: ImageFeatures | None = None
+        self,
+        layers: Sequence[Any],
+        tokens_BxT,
+        positions,
+        attend_in: Callable[[int], Attend],
+        images: ImageFeatures | None = None,
     ):
-        """Returns hidden states [B, T, D] as above, of layers that are not stacked; `attend_in(i)` is the attention of layer i."""
+        """Returns hidden states [B, T, D] as above, from unstacked layers; layer i uses `attend_in(i)`."""
         x_BxTxD = self._embed(tokens_BxT, images, Split())
         graph, rope = nnx.split(self.layers)[0], rope_tables(positions, self.config)
         for i, weights in enumerate(layers):
@@ -187,25 +211,29 @@ class Decoder(nnx.Module):
         x_BxTxD = split.look_up(self.embedding.embedding[...], tokens_BxT, self.config.dtype)
         if images is None:
             return x_BxTxD
-        feature_BxTxD = jnp.take(images.values_IxD, jnp.maximum(images.at_BxT, 0), axis=0).astype(x_BxTxD.dtype)
+        feature_BxTxD = jnp.take(images.values_IxD, jnp.maximum(images.at_BxT, 0), axis=0).astype(
+            x_BxTxD.dtype
+        )
         return jnp.where((images.at_BxT >= 0)[..., None], feature_BxTxD, x_BxTxD)
 
     @property
     def head_VxD(self) -> jax.Array:
-        """The weights of the scores over the vocabulary: of a split model, this device's part."""
+        """The weights of the output head; in a split model, this device's shard."""
         return self.head.kernel[...].T if self.config.untied_head else self.embedding.embedding[...]
 
     def logits(self, hidden_xD: jax.Array) -> jax.Array:
-        """Scores [..., V] in float32, of a whole model; learner/head.py has log-probs without them."""
-        return jnp.matmul(hidden_xD, self.head_VxD.T.astype(hidden_xD.dtype), preferred_element_type=jnp.float32)
+        """Returns a whole model's float32 logits [..., V]; learner/head.py has log-probs without them."""
+        return jnp.matmul(
+            hidden_xD, self.head_VxD.T.astype(hidden_xD.dtype), preferred_element_type=jnp.float32
+        )
 
     def values(self, hidden_xD: jax.Array, split: Split = Split()) -> jax.Array:
-        """The value [...] of each state in float32; of a model with a value head alone."""
+        """Returns the float32 value [...] of each state; the model must have a value head."""
         return jnp.matmul(hidden_xD.astype(jnp.float32), split.gather(self.value.kernel[...], 0))[..., 0]
 
 
-@functools.cache  # a dry run asks for it a hundred times
+@functools.cache  # a dry run calls it a hundred times
 def abstract_params(config: ModelConfig) -> tuple[nnx.GraphDef, dict[str, Any]]:
-    """The model's graph and the shapes of its parameters; allocates nothing."""
+    """Returns the model's graph and the shapes of its parameters; allocates nothing."""
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))), nnx.Param)[:2]
     return graph, nnx.to_pure_dict(state)

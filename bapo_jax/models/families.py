@@ -1,6 +1,6 @@
-"""The families of decoders, one row each: what tells one from another, and what each leaves out of its config.json.
+"""The decoder families, one row each: what distinguishes them, and what their config.json leaves out.
 
-A family whose layers are those of decoder.py is one row here. docs/adding_a_model.md adds one.
+A family whose layers are those of decoder.py needs only a row here, as docs/reference/models.md shows.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 
 class Family(NamedTuple):
-    """Decoders of one `model_type`. All normalise by RMS, rotate queries and keys, and have a gated SiLU unit."""
+    """Decoders of one `model_type`. All have RMS norms, rotary queries and keys, and a gated SiLU MLP."""
 
     qkv_bias: bool = False  # queries, keys and values have a bias
     qk_norm: bool = False  # each head's queries and keys are normalised
-    needs: tuple[str, ...] = ()  # fields that a config.json must state, beside those that every family needs
-    rotations: tuple[str, ...] = ('default', 'linear', 'llama3', 'yarn')  # kinds of rotary.py, by the names of transformers
-    only: tuple[tuple[str, Any], ...] = ()  # fields of transformers' config object, and the only value that decoder.py can have
-    vision: bool = False  # the decoder has three positions a token, and a vision tower
+    needs: tuple[str, ...] = ()  # fields that a config.json must state, besides those that every family needs
+    rotations: tuple[str, ...] = ('default', 'linear', 'llama3', 'yarn')  # transformers' rope types
+    only: tuple[tuple[str, Any], ...] = ()  # transformers config fields, and their only supported value
+    vision: bool = False  # the decoder has three positions per token, and a vision tower
 
 
 FAMILIES = {

@@ -1,16 +1,17 @@
-"""Flash attention on GPU: causal, grouped-query, and over those blocks alone that a row's segments need.
+"""Flash attention on GPU: causal, grouped-query, and only over the blocks that a row's segments need.
 
-A query block reads the key blocks from the start of its first token's segment to its own. A key block is read by the query blocks up
-to the end of its last token's segment. So the cost is the sum of the squared segment lengths, and padding costs next to nothing.
-Blocks in which every query sees every key are not masked.
+A query block reads the key blocks from the start of its first token's segment to its own. A key block is read
+by the query blocks up to the end of its last token's segment. So the cost is the sum of the squared segment
+lengths, and padding costs next to nothing. Blocks in which every query sees every key are not masked.
 
-The kernels are Pallas programs, which Triton compiles. A program holds one block of one head, and loops over the blocks it reads:
+The kernels are Pallas programs, compiled by Triton. A program holds one block of one head and loops over the
+blocks it reads:
 
-    forward   a query block:  out = Σ_s exp2(score - lse) v,  with score = (q · k) log2(e) / √H  and  lse = log2 Σ_s exp2(score)
-    dq        a query block:  ds = exp2(score - lse) (do · v - delta),  dq = Σ_s ds k / √H,  with delta = Σ_h do · out
-    dkv       a key block:    dv = Σ exp2(score - lse) do,  dk = Σ ds q / √H,  over queries of all G query heads
+  forward query block: out = Σ_s exp2(score - lse) v, score = (q · k) log2(e) / √H, lse = log2 Σ_s exp2(score)
+  dq      query block: ds = exp2(score - lse) (do · v - delta), dq = Σ_s ds k / √H, delta = Σ_h do · out
+  dkv     key block:   dv = Σ exp2(score - lse) do, dk = Σ ds q / √H, over queries of all G query heads
 
-Sums are float32. Products take the inputs' dtype; float32 inputs run in TF32, JAX's own default on GPU.
+Sums are float32. Products have the inputs' dtype; float32 inputs use TF32, JAX's default on GPU.
 
 Shapes:  B rows · T tokens in a row · N query heads · K key/value heads · G = N/K · H head size
          Q queries of a block · S keys of a block · M blocks
@@ -27,37 +28,11 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 
-
-class Tile(NamedTuple):
-    """What one program of a kernel holds; tokens are powers of two."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int  # of the pipeline that loads blocks
-
-
-class Tiles(NamedTuple):
-    """A tile for each kernel."""
-
-    forward: Tile
-    dq: Tile
-    dkv: Tile
-
-
-# By the most bytes of one head's vector: 64, 128 and 256 numbers in bfloat16. Compiled for an H200, all use its matrix instructions
-# (wgmma); the first two rows spill no register, the third next to none. All fit the shared memory of an A100, the first two also that of
-# an L40S or RTX 4090, and the third only with heads of 128 numbers, in float32 (tests/gpu_compiled.py compiles them).
-_TILES = {
-    128: Tiles(Tile(128, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 3)),
-    256: Tiles(Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
-    512: Tiles(Tile(128, 32, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 2)),
-}
-_ENOUGH_PROGRAMS = 512  # of key blocks, to fill a GPU of 132 multiprocessors evenly though early blocks take longer
+from bapo_jax.models.gpu_tiles import ENOUGH_PROGRAMS, KernelTile, Tiles, key_bounds, query_bounds, tiles_of
 
 
 class _Static(NamedTuple):
-    """What the kernels are compiled for, beside the shapes."""
+    """Compile-time constants of the kernels, besides the shapes."""
 
     scale: float  # 1 / √H of the head's true size
     tiles: Tiles
@@ -66,13 +41,21 @@ class _Static(NamedTuple):
 
 
 def attention(
-    q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT, *, tiles: Tiles | None = None, residual_name: str = '', interpret: bool = False
+    q_BxTxNxH,
+    k_BxKxTxH,
+    v_BxKxTxH,
+    segment_BxT,
+    *,
+    tiles: Tiles | None = None,
+    residual_name: str = '',
+    interpret: bool = False,
 ):
-    """[B, T, N·H]: softmax_s(q_t · k_s / √H) v_s over s <= t with segment_s = segment_t, in the inputs' dtype.
+    """Returns [B, T, N·H]: softmax_s(q_t · k_s / √H) v_s over s <= t with segment_s = segment_t.
 
-    A segment's tokens stand together in a row. Segment 0 is padding: each of its tokens sees itself alone. Rows and heads of any
-    size run; they are padded to whole tiles. What the backward pass keeps of the forward one, the result and the log-sums, has the name
-    `residual_name` for rematerialisation policies. `interpret` runs the kernels' programs on any device, for tests.
+    The result has the inputs' dtype. A segment's tokens are contiguous in a row. Segment 0 is padding: each
+    of its tokens sees only itself. Rows and heads of any size are padded to whole tiles. The residuals of the
+    backward pass, the result and the log-sums, are named `residual_name` for rematerialisation policies.
+    `interpret` runs the kernels on any device, for tests.
     """
     B, T, N, H = q_BxTxNxH.shape
     tiles = tiles or tiles_of(H * q_BxTxNxH.dtype.itemsize)
@@ -86,7 +69,7 @@ def attention(
             widths[3] = (0, more_head)
         return jnp.pad(x, widths)
 
-    # A padding token gets a number of its own, so no other token sees it, and no block is read for it.
+    # Each padding token gets an id of its own, so that no other token sees it and no block is read for it.
     id_BxT = whole(segment_BxT, 1)
     id_BxT = jnp.where(id_BxT == 0, -1 - jnp.arange(T + more_tokens, dtype=id_BxT.dtype)[None], id_BxT)
     static = _Static(H**-0.5, tiles, residual_name, interpret)
@@ -94,62 +77,14 @@ def attention(
     return out_BxTxNxH[:, :T, :, :H].reshape(B, T, N * H)
 
 
-def tiles_of(head_bytes: int) -> Tiles:
-    """The table's row for a head's vector of that many bytes. Raises ValueError where it fits no table."""
-    for most, tiles in _TILES.items():
-        if head_bytes <= most:
-            return tiles
-    raise ValueError(f"a head's vector has {head_bytes} bytes, and the kernel takes {most}; set model.attention=xla")
-
-
 # ---- which blocks are read
-
-
-def key_bounds(id_BxT: jax.Array, Q: int, S: int) -> jax.Array:
-    """int32 [B, T/Q, 4]: first <= whole <= edge <= last for each block of Q queries.
-
-    The block reads the blocks [first, last) of S keys. It sees all pairs of [whole, edge), which need no mask. Equal neighbours in
-    `id_BxT` are a segment.
-    """
-    at_M = jnp.arange(0, id_BxT.shape[1], Q, dtype=jnp.int32)
-    first_BxM = _segment_start(id_BxT, at_M) // S
-    edge_BxM = jnp.broadcast_to(at_M // S, first_BxM.shape)  # the diagonal begins
-    whole_BxM = jnp.clip(pl.cdiv(_segment_start(id_BxT, at_M + Q - 1), S), first_BxM, edge_BxM)
-    last_BxM = jnp.broadcast_to(pl.cdiv(at_M + Q, S), first_BxM.shape)
-    return jnp.stack([first_BxM, whole_BxM, edge_BxM, last_BxM], axis=-1)
-
-
-def query_bounds(id_BxT: jax.Array, Q: int, S: int) -> jax.Array:
-    """int32 [B, T/S, 4]: for each block of S keys the blocks of Q queries that read it, as `key_bounds`."""
-    at_M = jnp.arange(0, id_BxT.shape[1], S, dtype=jnp.int32)
-    last_BxM = _segment_end(id_BxT, at_M + S - 1) // Q + 1
-    first_BxM = jnp.broadcast_to(at_M // Q, last_BxM.shape)
-    whole_BxM = jnp.broadcast_to(pl.cdiv(at_M + S, Q), last_BxM.shape)  # the diagonal has ended
-    edge_BxM = jnp.maximum((_segment_end(id_BxT, at_M) + 1) // Q, whole_BxM)
-    return jnp.stack([first_BxM, whole_BxM, edge_BxM, last_BxM], axis=-1)
-
-
-def _segment_start(id_BxT: jax.Array, at_M: jax.Array) -> jax.Array:
-    """int32 [B, M]: where the segments of the tokens `at_M` begin. One reduction; a running maximum would be many kernels."""
-    token_T, same_BxMxT = _same(id_BxT, at_M)
-    return jnp.min(jnp.where(same_BxMxT, token_T[None, None], token_T.size), axis=-1)
-
-
-def _segment_end(id_BxT: jax.Array, at_M: jax.Array) -> jax.Array:
-    """int32 [B, M]: the last token of each."""
-    token_T, same_BxMxT = _same(id_BxT, at_M)
-    return jnp.max(jnp.where(same_BxMxT, token_T[None, None], -1), axis=-1)
-
-
-def _same(id_BxT: jax.Array, at_M: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return jnp.arange(id_BxT.shape[1], dtype=jnp.int32), id_BxT[:, None, :] == id_BxT[:, at_M][:, :, None]
 
 
 # ---- the kernels
 
 
 def _read(bounds_ref, visit, carry):
-    """`visit(block, carry, masked)` over the blocks that `bounds_ref` [4] names."""
+    """Folds `visit(block, carry, masked)` over the blocks within the bounds `bounds_ref` [4]."""
     bounds = [bounds_ref[i] for i in range(4)]
     for first, last, masked in zip(bounds, bounds[1:], (True, False, True)):
         carry = jax.lax.fori_loop(first, last, functools.partial(visit, masked=masked), carry)
@@ -157,17 +92,19 @@ def _read(bounds_ref, visit, carry):
 
 
 def _dot(a_IxH: jax.Array, b_JxH: jax.Array, *, b_axis: int = 1) -> jax.Array:
-    """float32 [I, J] of a bᵀ, or [I, H] of a b with `b_axis` 0."""
-    return jax.lax.dot_general(a_IxH, b_JxH, (((1,), (b_axis,)), ((), ())), preferred_element_type=jnp.float32)
+    """Returns a bᵀ, float32 [I, J]; if `b_axis` is 0, a b, [I, H]."""
+    return jax.lax.dot_general(
+        a_IxH, b_JxH, (((1,), (b_axis,)), ((), ())), preferred_element_type=jnp.float32
+    )
 
 
 def _sees(query_id, query, key_id, key):
-    """Whether a query sees a key, by their segments and their tokens' numbers."""
+    """Returns whether a query sees a key, from their segment ids and token positions."""
     return (query_id == key_id) & (query >= key)
 
 
 def _block(index, size: int):
-    """The slice of a block's tokens, and their numbers in the row."""
+    """Returns the slice of a block's tokens, and their positions in the row."""
     return pl.ds(index * size, size), index * size + jnp.arange(size, dtype=jnp.int32)
 
 
@@ -188,7 +125,7 @@ def _forward_kernel(bounds_ref, q_ref, k_ref, v_ref, id_ref, out_ref, lse_ref, *
         sum_QxH = sum_QxH * fade_Q[:, None] + _dot(weight_QxS.astype(v_ref.dtype), v_ref[at_S, :], b_axis=0)
         return sum_QxH, new_Q, total_Q * fade_Q + jnp.sum(weight_QxS, axis=1)
 
-    # The least finite number, and not -∞: a block may hold no key that a query sees, and ∞ - ∞ is no number.
+    # The least finite number, not -∞: if a query sees no key of a block, ∞ - ∞ would be NaN.
     least_Q = jnp.full(Q, jnp.finfo(jnp.float32).min, jnp.float32)
     start = jnp.zeros(q_QxH.shape, jnp.float32), least_Q, jnp.zeros(Q, jnp.float32)
     sum_QxH, top_Q, total_Q = _read(bounds_ref, visit, start)
@@ -196,7 +133,9 @@ def _forward_kernel(bounds_ref, q_ref, k_ref, v_ref, id_ref, out_ref, lse_ref, *
     lse_ref[...] = top_Q + jnp.log2(total_Q)
 
 
-def _dq_kernel(bounds_ref, q_ref, k_ref, v_ref, id_ref, do_ref, lse_ref, delta_ref, dq_ref, *, static: _Static):
+def _dq_kernel(
+    bounds_ref, q_ref, k_ref, v_ref, id_ref, do_ref, lse_ref, delta_ref, dq_ref, *, static: _Static
+):
     Q, S, _, _ = static.tiles.dq
     at_Q, query_Q = _block(_reversed(), Q)
     q_QxH, do_QxH, lse_Q, delta_Q, id_Q = q_ref[...], do_ref[...], lse_ref[...], delta_ref[...], id_ref[at_Q]
@@ -215,8 +154,10 @@ def _dq_kernel(bounds_ref, q_ref, k_ref, v_ref, id_ref, do_ref, lse_ref, delta_r
     dq_ref[...] = (dq_QxH * static.scale).astype(dq_ref.dtype)
 
 
-def _dkv_kernel(bounds_ref, q_ref, k_ref, v_ref, id_ref, do_ref, lse_ref, delta_ref, dk_ref, dv_ref, *, static: _Static):
-    """Here scores stand transposed, [S, Q], so that no computed matrix has to be turned for a product."""
+def _dkv_kernel(
+    bounds_ref, q_ref, k_ref, v_ref, id_ref, do_ref, lse_ref, delta_ref, dk_ref, dv_ref, *, static: _Static
+):
+    """Keeps scores transposed, [S, Q], so that no computed matrix has to be transposed for a product."""
     Q, S, _, _ = static.tiles.dkv
     at_S, key_S = _block(pl.program_id(0), S)
     k_SxH, v_SxH, id_S = k_ref[...], v_ref[...], id_ref[at_S]
@@ -234,17 +175,17 @@ def _dkv_kernel(bounds_ref, q_ref, k_ref, v_ref, id_ref, do_ref, lse_ref, delta_
         ds_SxQ = weight_SxQ * (_dot(v_SxH, do_QxH) - delta_ref[head, at_Q][None, :])
         return dk_SxH + _dot(ds_SxQ.astype(q_QxH.dtype), q_QxH, b_axis=0), dv_SxH
 
-    def of_head(head, carry):
+    def add_head(head, carry):
         return _read(bounds_ref, functools.partial(visit, head=head), carry)
 
     zeros_SxH = jnp.zeros(k_SxH.shape, jnp.float32)
-    dk_SxH, dv_SxH = jax.lax.fori_loop(0, q_ref.shape[1], of_head, (zeros_SxH, zeros_SxH))
+    dk_SxH, dv_SxH = jax.lax.fori_loop(0, q_ref.shape[1], add_head, (zeros_SxH, zeros_SxH))
     dk_ref[...] = (dk_SxH * static.scale).astype(dk_ref.dtype)
     dv_ref[...] = dv_SxH.astype(dv_ref.dtype)
 
 
 def _reversed():
-    """The number of this program's query block. Late blocks read the most keys, so they start first."""
+    """Returns this program's query block index. Late blocks read the most keys, so they start first."""
     return pl.num_programs(0) - 1 - pl.program_id(0)
 
 
@@ -252,7 +193,7 @@ def _reversed():
 
 
 def _forward(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, id_BxT, static: _Static):
-    """(out [B, T, N, H], lse [B, N, T]), lse float32 in bits."""
+    """Returns (out [B, T, N, H], lse [B, N, T]); lse is float32, in bits."""
     grid, at_bounds, at_q, at_kv, at_id, at_lse = _by_query(q_BxTxNxH, k_BxKxTxH, static.tiles.forward)
     (B, T, N, _), tile = q_BxTxNxH.shape, static.tiles.forward
     return _call(
@@ -270,7 +211,8 @@ def _flash(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, id_BxT, static: _Static):
 
 def _flash_forward(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, id_BxT, static: _Static):
     out_BxTxNxH, lse_BxNxT = (
-        checkpoint_name(x, static.residual_name) for x in _forward(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, id_BxT, static)
+        checkpoint_name(x, static.residual_name)
+        for x in _forward(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, id_BxT, static)
     )
     return out_BxTxNxH, (q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, id_BxT, out_BxTxNxH, lse_BxNxT)
 
@@ -290,8 +232,8 @@ def _flash_backward(static: _Static, saved, do_BxTxNxH):
     )(key_bounds(id_BxT, tile.queries, tile.keys), *inputs)  # fmt: skip
 
     tile, (B, K, T, H), N = static.tiles.dkv, k_BxKxTxH.shape, q_BxTxNxH.shape[2]
-    # A program takes the query heads of a key head, or one of them, whose gradients are added up here.
-    heads = N // K if B * K * T // tile.keys >= _ENOUGH_PROGRAMS else 1
+    # A program handles all query heads of a key head, or only one; then their gradients are summed here.
+    heads = N // K if B * K * T // tile.keys >= ENOUGH_PROGRAMS else 1
     part = jax.ShapeDtypeStruct((B, N // heads, T, H), k_BxKxTxH.dtype if heads == N // K else jnp.float32)
     grid, at_bounds, at_q, at_kv, at_id, at_lse, at_part = _by_key(q_BxTxNxH, k_BxKxTxH, tile, heads)
     parts = _call(
@@ -307,8 +249,8 @@ def _flash_backward(static: _Static, saved, do_BxTxNxH):
 _flash.defvjp(_flash_forward, _flash_backward)
 
 
-def _call(kernel, static: _Static, tile: Tile, grid: tuple[int, ...], name: str, **specs):
-    # Imported here, since JAX means to remove it: attention.choose() says what then takes its place.
+def _call(kernel, static: _Static, tile: KernelTile, grid: tuple[int, ...], name: str, **specs):
+    # Imported here because JAX plans to remove it: kernels.kernel_for() then selects a replacement.
     from jax.experimental.pallas import triton
 
     return pl.pallas_call(
@@ -317,10 +259,10 @@ def _call(kernel, static: _Static, tile: Tile, grid: tuple[int, ...], name: str,
     )  # fmt: skip
 
 
-def _by_query(q_BxTxNxH, k_BxKxTxH, tile: Tile):
-    """The grid of a program for every query block, and what it is given of bounds, queries, keys, ids and log-sums."""
+def _by_query(q_BxTxNxH, k_BxKxTxH, tile: KernelTile):
+    """Returns the grid of one program per query block, and specs of bounds, queries, keys, ids, log-sums."""
     (B, T, N, H), K, Q = q_BxTxNxH.shape, k_BxKxTxH.shape[1], tile.queries
-    M = T // Q  # programs count down: see _reversed
+    M = T // Q  # programs count down, see _reversed
     return (
         (M, N, B),
         pl.BlockSpec((None, None, 4), lambda i, n, b: (b, M - 1 - i, 0)),
@@ -331,8 +273,8 @@ def _by_query(q_BxTxNxH, k_BxKxTxH, tile: Tile):
     )
 
 
-def _by_key(q_BxTxNxH, k_BxKxTxH, tile: Tile, heads: int):
-    """The grid of a program for every key block and `heads` query heads; what it is given of the same, and what it makes."""
+def _by_key(q_BxTxNxH, k_BxKxTxH, tile: KernelTile, heads: int):
+    """Returns the same for one program per key block and `heads` query heads, and the spec of its outputs."""
     (B, T, N, H), K, S = q_BxTxNxH.shape, k_BxKxTxH.shape[1], tile.keys
     parts = N // heads // K  # programs that share a key head
     return (

@@ -1,9 +1,9 @@
-"""Rotary position embedding: how fast each pair of numbers of a head turns, by the kinds that transformers names.
+"""Rotary position embedding: the frequency of each pair of a head's numbers, by transformers' rope types.
 
-    default   θ^(-2i/H)                                    RoFormer, arXiv 2104.09864
-    linear    all slower by the factor                     arXiv 2306.15595
-    llama3    those slower that turn seldom within the positions of the pretraining, and between them a blend
-    yarn      as llama3, by another blend; cosine and sine are scaled   arXiv 2309.00071, section 3
+default   θ^(-2i/H)                                    RoFormer, arXiv 2104.09864
+linear    all slower by the factor                     arXiv 2306.15595
+llama3    slower for pairs with few turns within the pretraining positions, with a blend in between
+yarn      like llama3, with another blend; cosine and sine are scaled   arXiv 2309.00071, section 3
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 
 class Rotation(NamedTuple):
-    """What `rope_parameters` of a config.json states, by the names there. `scale` is yarn's attention factor."""
+    """The `rope_parameters` of a config.json, with the same names. `scale` is YaRN's attention factor."""
 
     rope_theta: float
     rope_type: str = 'default'
@@ -33,37 +33,50 @@ class Rotation(NamedTuple):
 
     @property
     def positions(self) -> int:
-        """How many positions a model is made for that was stretched by YaRN; 0 of other kinds."""
+        """The number of positions that a model stretched by YaRN is made for; 0 for other kinds."""
         return int(self.factor * self.original_max_position_embeddings) if self.rope_type == 'yarn' else 0
 
 
-# What each kind reads beside rope_theta: what it must state, and what it may.
+# The fields of each kind besides rope_theta: required, then optional.
 _FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     'default': ((), ()),
     'linear': (('factor',), ()),
     'llama3': (('factor', 'original_max_position_embeddings', 'low_freq_factor', 'high_freq_factor'), ()),
-    'yarn': (('factor', 'original_max_position_embeddings'),
-             ('beta_fast', 'beta_slow', 'truncate', 'attention_factor', 'mscale', 'mscale_all_dim')),
-}  # fmt: skip
-_MARKS = ('rope_type', 'type', 'rope_theta', 'mrope_section', 'partial_rotary_factor')  # what says nothing of a speed
+    'yarn': (
+        ('factor', 'original_max_position_embeddings'),
+        ('beta_fast', 'beta_slow', 'truncate', 'attention_factor', 'mscale', 'mscale_all_dim'),
+    ),
+}
+# Fields that do not state a frequency.
+_MARKS = ('rope_type', 'type', 'rope_theta', 'mrope_section', 'partial_rotary_factor')
 
 
 def read_rotation(stated: Mapping[str, Any]) -> Rotation:
-    """The rotation of transformers' `rope_parameters`. Raises ValueError, naming the field, where it is of no kind above."""
+    """Returns the rotation of transformers' `rope_parameters`.
+
+    Raises ValueError, naming the field, if it is of no kind above.
+    """
     kind = stated.get('rope_type')
     if kind not in _FIELDS or stated.get('rope_theta') is None:
         kinds = ', '.join(_FIELDS)
-        raise ValueError(f'rope_parameters={str(dict(stated))[:150]} is not supported; supported: a rope_theta, a rope_type of {kinds}')
+        raise ValueError(
+            f'rope_parameters={str(dict(stated))[:150]} is not supported; supported: a rope_theta, a '
+            f'rope_type of {kinds}'
+        )
     must, may = _FIELDS[kind]
-    if kind == 'default':  # readers pass over what stands beside it
+    if kind == 'default':  # readers ignore all other fields
         return Rotation(float(stated['rope_theta']))
     given = {name: value for name, value in stated.items() if value is not None and name not in _MARKS}
     if kind == 'linear':
-        given.pop('original_max_position_embeddings', None)  # stands beside a factor that does not need it
+        given.pop('original_max_position_embeddings', None)  # may accompany a factor that does not need it
     if missing := [name for name in must if name not in given]:
-        raise ValueError(f'rope_parameters: rope_type {kind!r} needs {missing[0]}')
+        raise ValueError(f'rope_parameters: rope_type {kind!r} needs {missing[0]}; add it')
     if more := [name for name in given if name not in must + may]:
-        raise ValueError(f'rope_parameters: {more[0]}={str(given[more[0]])[:100]} is not supported with rope_type {kind!r}')
+        known = ', '.join(must + may)
+        raise ValueError(
+            f'rope_parameters: {more[0]}={str(given[more[0]])[:100]} is not supported with rope_type '
+            f'{kind!r}; supported: {known}'
+        )
     for name, value in given.items():
         fits, what = type(value) in (int, float) and 0 < value < 1e30, 'a positive number'
         if name == 'truncate':
@@ -79,7 +92,7 @@ def read_rotation(stated: Mapping[str, Any]) -> Rotation:
 
 
 def _attention_factor(given: Mapping[str, Any]) -> float:
-    """Of YaRN: √(1/t) of its section 3.4, or what a config.json states in its place."""
+    """Returns YaRN's attention factor: √(1/t) of its section 3.4, or what config.json states instead."""
 
     def of(scale: float) -> float:
         return 0.1 * scale * math.log(given['factor']) + 1.0 if given['factor'] > 1 else 1.0
@@ -92,7 +105,7 @@ def _attention_factor(given: Mapping[str, Any]) -> float:
 
 
 def frequencies(rotation: Rotation, head_dim: int) -> jax.Array:
-    """Radians a position, float32 [H / 2]."""
+    """Returns the radians per position, float32 [H / 2]."""
     half, r = head_dim // 2, rotation
     frequency_h = r.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     if r.rope_type == 'default':
@@ -108,10 +121,18 @@ def frequencies(rotation: Rotation, head_dim: int) -> jax.Array:
 
 
 def _ramp(r: Rotation, head_dim: int) -> np.ndarray:
-    """Of YaRN: 0 for pairs that turn more than β_fast times within the original positions, 1 for less than β_slow times, float32 [H / 2]."""
+    """Returns YaRN's ramp, float32 [H / 2].
+
+    It is 0 for pairs that turn more than β_fast times within the original positions, and 1 for less than
+    β_slow times.
+    """
 
     def pair_of(turns: float) -> float:
-        return head_dim * math.log(r.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(r.rope_theta))
+        return (
+            head_dim
+            * math.log(r.original_max_position_embeddings / (turns * 2 * math.pi))
+            / (2 * math.log(r.rope_theta))
+        )
 
     low, high = pair_of(r.beta_fast), pair_of(r.beta_slow)
     if r.truncate:

@@ -1,1 +1,1 @@
-"""Which questions: the stream of training prompts and the selectors that draw from it."""
+"""The stream of training prompts and the selectors that draw from it."""

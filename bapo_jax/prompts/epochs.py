@@ -1,4 +1,4 @@
-"""Shuffled epochs: every prompt once an epoch, in a new order each."""
+"""Shuffled epochs: every prompt once per epoch, in a new order each time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from bapo_jax.groups import Group, Prompt
 
 
 class ShuffledEpochs:
-    """Every prompt once an epoch, in a new order each; the remainder that fills no batch waits for the next epoch.
+    """Yields every prompt once per epoch, in a new order; a remainder that fills no batch is left out.
 
-    Raises ValueError where there are fewer prompts than one batch takes.
+    Raises ValueError if there are fewer prompts than one batch takes.
     """
 
     learns = False
@@ -22,10 +22,13 @@ class ShuffledEpochs:
     def __init__(self, prompts: Sequence[Prompt], batch: int, seed: int):
         if len(prompts) < batch:
             raise ValueError(
-                f'{len(prompts)} training prompts do not fill learner.batch_groups={batch}; lower it or raise task.limit'
+                f'{len(prompts)} training prompts are fewer than learner.batch_groups={batch}; lower it or '
+                'raise task.limit'
             )
         self._prompts = prompts
-        indices = grain.MapDataset.range(len(prompts)).shuffle(seed=seed).batch(batch, drop_remainder=True).repeat()
+        indices = (
+            grain.MapDataset.range(len(prompts)).shuffle(seed=seed).batch(batch, drop_remainder=True).repeat()
+        )
         self._stream = iter(indices.to_iter_dataset(grain.ReadOptions(num_threads=0)))
 
     def next(self) -> list[Prompt]:

@@ -1,9 +1,10 @@
-"""MoPPS (arXiv 2507.04632): the prompts whose Thompson-sampled success rate is nearest a target. Choosing generates no response.
+"""MoPPS (arXiv 2507.04632): selects prompts by Thompson-sampled success rate, without extra rollouts.
 
-Every prompt has a Beta(α, β) posterior over the rollout policy's success rate γ, at first the prior Beta(1, 1). A step
+Every prompt has a Beta(α, β) posterior of the rollout policy's success rate γ, with prior Beta(1, 1). A step
 1. draws candidates from shuffled epochs, a multiple of the batch;
 2. samples γ̂ ~ Beta(α, β) for each, and chooses the B candidates with the smallest (γ̂ - target)²;
-3. updates the chosen prompts by the k correct of G responses: α ← λα + (1-λ)·1 + k and β ← λβ + (1-λ)·1 + (G-k).
+3. updates the chosen prompts with k correct of G responses:
+   α ← λα + (1-λ)·1 + k and β ← λβ + (1-λ)·1 + (G-k).
 The decay λ < 1 forgets old evidence, since the policy moves.
 """
 
@@ -17,28 +18,38 @@ import numpy as np
 from bapo_jax.groups import Group, Prompt
 from bapo_jax.prompts.epochs import ShuffledEpochs
 
-PRIOR = 1.0  # α and β of a prompt that was never observed: γ is uniform
-# The last part of a draw's seed. A step's own generators end in an index into replay.PURPOSES, which never reaches it.
+PRIOR = 1.0  # α and β of a prompt that has not been observed: γ is uniform
+# The last part of a draw's seed. A step's generators end in an index into replay.PURPOSES, which is smaller.
 _THOMPSON = 1 << 16
 
 
 class Mopps:
-    """The prompts nearest the target success rate among a draw of candidates.
+    """Selects the prompts nearest to the target success rate among a draw of candidates.
 
     Random numbers are keyed by (seed, number of the draw), so only the number is saved.
     """
 
     learns = True
 
-    def __init__(self, prompts: Sequence[Prompt], batch: int, seed: int, *, candidates: int, target: float, decay: float):
-        """`batch` is B; `candidates` times B prompts are drawn, or every prompt where there are fewer; `decay` is λ in [0, 1].
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        batch: int,
+        seed: int,
+        *,
+        candidates: int,
+        target: float,
+        decay: float,
+    ):
+        """`batch` is B; draws `candidates` · B prompts, or all if there are fewer; `decay` is λ in [0, 1].
 
-        Raises ValueError where there are fewer prompts than B.
+        Raises ValueError if there are fewer prompts than B.
         """
         if len(prompts) < batch:
             raise ValueError(
-                f'{len(prompts)} training prompts do not fill learner.batch_groups={batch}, and prompts.candidates={candidates} '
-                'only chooses among them; lower learner.batch_groups or raise task.limit'
+                f'{len(prompts)} training prompts are fewer than learner.batch_groups={batch}; '
+                f'prompts.mopps.candidates={candidates} adds none. Lower learner.batch_groups or raise '
+                'task.limit'
             )
         self._stream = ShuffledEpochs(prompts, min(candidates * batch, len(prompts)), seed)
         self._batch, self._seed, self._target, self._decay = batch, seed, target, decay
@@ -47,7 +58,7 @@ class Mopps:
         self._drawn: dict[str, float] = {}  # metrics of the last draw
 
     def next(self) -> list[Prompt]:
-        """The B chosen prompts, nearest first; of equally near ones the earlier candidate."""
+        """The B chosen prompts, nearest first; ties go to the earlier candidate."""
         candidates = self._stream.next()
         alpha, beta = np.array([self._posterior.get(p.id, (PRIOR, PRIOR)) for p in candidates]).T
         rate = np.random.default_rng([self._seed, self._draws, _THOMPSON]).beta(alpha, beta)
@@ -60,7 +71,7 @@ class Mopps:
         return [candidates[i] for i in chosen]
 
     def observe(self, groups: Sequence[Group]) -> None:
-        """Updates the posteriors of the groups' prompts. A group with an infrastructure error is no evidence."""
+        """Updates the posteriors of the groups' prompts; ignores groups with an infrastructure error."""
         for g in groups:
             if not g.infra_error:
                 alpha, beta = self._posterior.get(g.prompt.id, (PRIOR, PRIOR))
@@ -70,7 +81,7 @@ class Mopps:
                 )
 
     def metrics(self) -> dict[str, float]:
-        """Of the last draw and of the run so far.
+        """Metrics of the last draw and of the run so far.
 
         prompts/posterior_mean  mean α/(α+β) of the chosen prompts, before their results
         prompts/candidates      prompts that the choice was made from
@@ -79,12 +90,12 @@ class Mopps:
         return {**self._drawn, 'prompts/seen': len(self._posterior)}
 
     def state(self) -> str:
-        """Everything `restore` needs, as JSON: posteriors of observed prompts, the stream's position, the number of the draw."""
+        """Everything `restore` needs, as JSON: posteriors, the stream's position, the draw's number."""
         posterior = [[prompt_id, *of_prompt] for prompt_id, of_prompt in self._posterior.items()]
         return json.dumps({'posterior': posterior, 'stream': self._stream.state(), 'draws': self._draws})
 
     def restore(self, state: str) -> None:
-        """Puts back what `state` saved, exactly."""
+        """Restores exactly what `state` saved."""
         saved = json.loads(state)
         self._stream.restore(saved['stream'])
         self._draws = saved['draws']

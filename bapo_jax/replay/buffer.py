@@ -1,12 +1,14 @@
-"""The replay buffer: two FIFO parts, filled with fresh groups at the end of every step (Algorithm 1, lines 8-9 and 19).
+"""The replay buffer: two FIFO parts that take in each step's fresh groups (Algorithm 1, lines 8-9 and 19).
 
-`bad` (the paper's B_bad) holds the hard prompts: the rollout policy's accuracy on them was mu <= c1. A newer policy re-evaluates
-them (X2). `high` (B_high) holds whole groups with both correct and wrong responses (0 < k < G), to be replayed (X3). The thresholds
-c2(t) and c3(t) move, so they choose among the groups when X3 is drawn. A hard prompt with a correct response is in both parts.
+`bad` (the paper's B_bad) holds the hard prompts, on which the rollout policy's accuracy was mu <= c1. A newer
+policy re-evaluates them (X2). `high` (B_high) holds whole groups with both correct and wrong responses
+(0 < k < G), to be replayed (X3). The thresholds c2(t) and c3(t) change over time, so they are applied when X3
+is drawn. A hard prompt with a correct response is in both parts.
 
-Each part holds a prompt at most once, and the newest evidence wins. A fresh group retires its prompt's older entries in both parts,
-even where it enters neither. A prompt that is now mostly solved is thus no longer re-evaluated, and its older responses are no
-longer trained on. Sampling an entry leaves it in place (the paper never removes one).
+Each part holds a prompt at most once, and the newest evidence wins. A fresh group replaces its prompt's older
+entries in both parts, even if it enters neither. A prompt that is now mostly solved is thus no longer
+re-evaluated, and its older responses are no longer trained on. Sampling does not remove an entry (the paper
+never removes one).
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ class BadEntry:
     prompt: Prompt  # its old responses are never trained on, so they are not kept
     accuracy: float  # mu of the group that put it here
     stored: int  # the step at whose end it was added
-    order: int = 0  # among that step's groups: with `stored` the age of an entry, in whichever part it is
-    sampled: int = 0  # how many times it was drawn for re-evaluation
-    best: float = math.nan  # the highest accuracy of its re-evaluations; nan before the first
+    order: int = 0  # rank among that step's groups; (stored, order) is an entry's age in either part
+    sampled: int = 0  # number of re-evaluations
+    best: float = math.nan  # highest accuracy over its re-evaluations; nan before the first
 
     @property
     def nbytes(self) -> int:
@@ -41,7 +43,7 @@ class HighEntry:
     stored: int
     order: int = 0
     was_x1: bool = False  # trained on in the step that sampled it
-    sampled: int = 0  # how many times it was part of X3
+    sampled: int = 0  # number of times in X3
 
     @property
     def nbytes(self) -> int:
@@ -61,15 +63,20 @@ class Eviction:
 
 
 class ReplayBuffer:
-    """The two parts, each a dict from prompt id to entry, oldest first. Every history is a live entry or an `Eviction`."""
+    """The two parts: dicts from prompt id to entry, oldest first. An evicted entry becomes an `Eviction`."""
 
-    def __init__(self, bad_capacity: int, high_capacity: int, high_recent_steps: int, c1: float, shared: bool = False):
-        """Capacities are in entries: prompts in `bad`, groups in `high`. c1 bounds the accuracy of a hard prompt.
+    def __init__(
+        self, bad_capacity: int, high_capacity: int, high_recent_steps: int, c1: float, shared: bool = False
+    ):
+        """Capacities count entries: prompts in `bad`, groups in `high`. c1 bounds a hard prompt's accuracy.
 
-        With `shared`, both parts share one pool of `bad_capacity` prompts, first in first out whichever part a prompt is in.
+        With `shared`, both parts share one first-in-first-out pool of `bad_capacity` prompts. Raises
+        ValueError if a capacity or `high_recent_steps` is below 1.
         """
         if min(bad_capacity, high_capacity, high_recent_steps) < 1:
-            raise ValueError('replay.bad_capacity, replay.high_capacity and replay.high_recent_steps must be at least 1')
+            raise ValueError(
+                'replay.bad_capacity, replay.high_capacity and replay.high_recent_steps must be at least 1'
+            )
         self.capacity = {'bad': bad_capacity, 'high': high_capacity}
         self.high_recent_steps = high_recent_steps
         self.c1 = c1
@@ -77,17 +84,25 @@ class ReplayBuffer:
         self.bad: dict[int, BadEntry] = {}
         self.high: dict[int, HighEntry] = {}
         self.step = -1  # the last step added
-        self.last = {'bad/added': 0, 'bad/evicted': 0, 'bad/evicted_unseen': 0, 'high/added': 0, 'high/evicted': 0}
+        self.last = {
+            'bad/added': 0,
+            'bad/evicted': 0,
+            'bad/evicted_unseen': 0,
+            'high/added': 0,
+            'high/evicted': 0,
+        }
 
     def add(self, groups: Sequence[Group], step: int, x1: Collection[int] = ()) -> list[Eviction]:
-        """Adds the fresh groups of `step`, once, at its end. Returns the evictions, in order. `x1` holds the prompt ids of its X1.
+        """Adds the fresh groups of `step`, at the end of that step. Returns the evictions, in order.
 
-        A group with an infrastructure error is ignored: it neither enters nor retires an entry. Of two groups of one prompt the
-        later counts, so (part, prompt id, stored) identifies an entry. All groups of a step enter before the oldest entries are
-        evicted for capacity. Groups are kept by reference. Raises ValueError where `step` is not after the last step added.
+        `x1` holds the prompt ids of the step's X1. A group with an infrastructure error is ignored: it
+        neither enters nor replaces an entry. If a prompt has two groups, the later one counts, so (part,
+        prompt id, stored) identifies an entry. All groups of a step enter before the oldest entries are
+        evicted for capacity. Groups are kept by reference. Raises ValueError if `step` is not after the last
+        step added.
         """
         if step <= self.step:
-            raise ValueError(f'step {step} added after step {self.step}: the buffer takes each step once, in order')
+            raise ValueError(f'step {step} was added after step {self.step}; add each step once, in order')
         parts = {'bad': self.bad, 'high': self.high}
         added = {'bad': 0, 'high': 0}
         evictions = []
@@ -96,7 +111,7 @@ class ReplayBuffer:
             entry = parts[part].pop(prompt_id)
             evictions.append(Eviction(part, prompt_id, entry.stored, entry.sampled, step, reason))
 
-        # The next reader is step + 1. It looks back to step + 1 - high_recent_steps at most, so older entries can go now.
+        # The next reader, step + 1, looks back at most to step + 1 - high_recent_steps. Drop older entries.
         for prompt_id in [i for i, e in self.high.items() if e.stored <= step - self.high_recent_steps]:
             evict('high', prompt_id, 'age')
 
@@ -116,8 +131,10 @@ class ReplayBuffer:
             for prompt_id in list(entries)[: max(0, len(entries) - self.capacity[part])]:
                 evict(part, prompt_id, 'capacity')
         if self.shared:
-            # Both entries of a prompt have the same age: a newer group of it would have replaced both.
-            age = {i: (entry.stored, entry.order) for entries in parts.values() for i, entry in entries.items()}
+            # The two entries of a prompt have the same age: a newer group would have replaced both.
+            age = {
+                i: (entry.stored, entry.order) for entries in parts.values() for i, entry in entries.items()
+            }
             for prompt_id in sorted(age, key=age.__getitem__)[: max(0, len(age) - self.capacity['bad'])]:
                 for part in [name for name, entries in parts.items() if prompt_id in entries]:
                     evict(part, prompt_id, 'capacity')
@@ -133,16 +150,17 @@ class ReplayBuffer:
         return evictions
 
     def hard_prompts(self, rng: np.random.Generator, limit: int) -> list[Prompt]:
-        """Up to `limit` hard prompts to re-evaluate (line 13), uniform without replacement, oldest first.
+        """Samples up to `limit` hard prompts to re-evaluate (line 13), uniformly without replacement.
 
-        Does not count them as sampled: see `mark_reevaluated`.
+        They are returned oldest first. This does not count them as sampled; `mark_reevaluated` does.
         """
         return [entry.prompt for entry in sample(rng, list(self.bad.values()), limit)]
 
     def mark_reevaluated(self, groups: Iterable[Group]) -> None:
-        """Counts one re-evaluation of the hard prompt of each group, and keeps the best that had no help.
+        """Counts one re-evaluation of each group's prompt, and updates its best accuracy.
 
-        Raises KeyError for one not held.
+        Groups whose prompt had given tokens do not count towards the best accuracy. Raises KeyError if the
+        bad part does not hold the prompt.
         """
         for group in groups:
             entry = self.bad[group.prompt.id]
@@ -150,11 +168,14 @@ class ReplayBuffer:
             if not group.infra_error and group.prompt.given is None:
                 entry.best = float(np.fmax(entry.best, group.accuracy))
 
-    def high_groups(self, step: int, low: float, high: float, exclude_ids: Collection[int], untrained: bool = False) -> list[Group]:
-        """The candidates for X3 at `step` (lines 9 and 16): low <= mu <= high, of the `high_recent_steps` steps before it.
+    def high_groups(
+        self, step: int, low: float, high: float, exclude_ids: Collection[int], untrained: bool = False
+    ) -> list[Group]:
+        """Returns the candidates for X3 at `step` (lines 9 and 16), oldest first.
 
-        Oldest first, without the prompts of `exclude_ids`. `untrained` leaves out groups trained on before, as X1 or X3.
-        Does not count the candidates as sampled: see `mark_sampled`.
+        Prompts in `exclude_ids` are left out. The groups have low <= mu <= high and come from the
+        `high_recent_steps` steps before `step`. `untrained` excludes groups already trained on, as X1 or X3.
+        This does not count the candidates as sampled; `mark_sampled` does.
         """
         return [
             entry.group
@@ -166,38 +187,44 @@ class ReplayBuffer:
         ]
 
     def uses(self, group: Group) -> int:
-        """How many times a group of the high part was trained on. Raises KeyError for a prompt that the part does not hold."""
+        """Returns how often a high group was trained on. Raises KeyError if its prompt is not held."""
         entry = self.high[group.prompt.id]
         return entry.was_x1 + entry.sampled
 
     def mark_sampled(self, groups: Sequence[Group]) -> None:
-        """Counts one sampling of each of these groups of the high part. Raises KeyError for a prompt it does not hold."""
+        """Counts one sampling of each high group. Raises KeyError if the part does not hold a prompt."""
         for group in groups:
             self.high[group.prompt.id].sampled += 1
 
     def mean_accuracy(self) -> float | None:
-        """Mean accuracy of the prompts held, each counted once; None for an empty buffer."""
-        accuracy = {i: entry.accuracy for i, entry in self.bad.items()} | {i: e.group.accuracy for i, e in self.high.items()}
+        """Returns the mean accuracy of the prompts held, each counted once; None if the buffer is empty."""
+        accuracy = {i: entry.accuracy for i, entry in self.bad.items()} | {
+            i: e.group.accuracy for i, e in self.high.items()
+        }
         return float(np.mean(list(accuracy.values()))) if accuracy else None
 
     def metrics(self, step: int) -> dict[str, float]:
-        """Size, mean age in steps and bytes of each part at `step`, and what the last `add` changed.
+        """Returns size, mean age in steps and bytes of each part at `step`, and the counts of the last `add`.
 
-        Bytes are those of the token and log-prob arrays. `evicted` counts every reason. `evicted_unseen` counts the hard prompts
-        that were evicted without a re-evaluation.
+        Bytes are those of the token and log-prob arrays. `evicted` counts evictions for any reason.
+        `evicted_unseen` counts hard prompts that were evicted without a re-evaluation.
         """
         result = {f'buffer/{name}': value for name, value in self.last.items()}
         for part, entries in [('bad', self.bad.values()), ('high', self.high.values())]:
             result[f'buffer/{part}/size'] = len(entries)
-            result[f'buffer/{part}/age_mean'] = float(np.mean([step - e.stored for e in entries])) if entries else 0.0
+            result[f'buffer/{part}/age_mean'] = (
+                float(np.mean([step - e.stored for e in entries])) if entries else 0.0
+            )
             result[f'buffer/{part}/bytes'] = sum(e.nbytes for e in entries)
         return result
 
     def state(self) -> dict[str, np.ndarray]:
-        """Returns everything the buffer holds, as arrays for a checkpoint. `restore` is the exact inverse. No array is empty."""
+        """Returns the whole buffer as non-empty arrays for a checkpoint. `restore` is the exact inverse."""
         bad, high = list(self.bad.values()), list(self.high.values())
-        # A hard prompt is saved as a group without responses, so that one function turns prompts into arrays.
-        bad_arrays = groups_to_arrays([Group(e.prompt, (), (), np.zeros(0, np.float32), e.stored) for e in bad])
+        # A hard prompt is saved as a group without responses, so that `groups_to_arrays` serves both parts.
+        bad_arrays = groups_to_arrays(
+            [Group(e.prompt, (), (), np.zeros(0, np.float32), e.stored) for e in bad]
+        )
         high_arrays = groups_to_arrays([e.group for e in high])
         return {
             'step': np.array([self.step], np.int64),
@@ -216,24 +243,29 @@ class ReplayBuffer:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Puts back what `state` saved, in place of what the buffer held. The groups are views into `arrays`.
+        """Replaces the buffer's contents by what `state` saved. The groups are views into `arrays`.
 
-        Raises ValueError where the saved parts exceed the capacities.
+        Raises ValueError if the saved parts exceed the capacities.
         """
 
         def part(prefix: str) -> list[Group]:
-            return groups_from_arrays({n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)})
+            return groups_from_arrays(
+                {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+            )
 
         bad, high = part('bad_'), part('high_')
         if len(bad) > self.capacity['bad'] or len(high) > self.capacity['high']:
             raise ValueError(
-                f'the saved buffer holds {len(bad)} hard prompts and {len(high)} groups, more than replay.bad_capacity = '
-                f'{self.capacity["bad"]} and replay.high_capacity = {self.capacity["high"]}; '
-                'set these fields to what the run started with'
+                f'the saved buffer holds {len(bad)} hard prompts and {len(high)} groups, more than '
+                f'replay.bad_capacity={self.capacity["bad"]} and '
+                f'replay.high_capacity={self.capacity["high"]}; set these '
+                'fields to the values that the run started with'
             )
-        # An earlier version saved neither of these.
+        # An earlier version saved neither of these arrays.
         best = arrays.get('bad_best', np.full(len(bad) + 1, math.nan))
-        bad_order, high_order = (arrays.get(f'{name}_order', np.arange(len(p) + 1)) for name, p in (('bad', bad), ('high', high)))
+        bad_order, high_order = (
+            arrays.get(f'{name}_order', np.arange(len(p) + 1)) for name, p in (('bad', bad), ('high', high))
+        )
         self.step = int(arrays['step'][0])
         self.last = dict(zip(self.last, (int(value) for value in arrays['last'])))
         self.bad = {
@@ -251,7 +283,10 @@ class ReplayBuffer:
 
 
 def sample(rng: np.random.Generator, items: Sequence, count: int) -> list:
-    """S(items, count) of eq. 7: a uniform sample without replacement, in the order of `items`; all of them if there are no more."""
+    """S(items, count) of eq. 7: a uniform sample without replacement, in the order of `items`.
+
+    Returns all items if there are at most `count`.
+    """
     if count >= len(items):
         return list(items)
     return [items[i] for i in np.sort(rng.choice(len(items), count, replace=False))]

@@ -1,12 +1,14 @@
-"""Hard prompts made easier: the policy continues the first tokens of a right response (PrefixRL, arXiv 2601.18795).
+"""Makes hard prompts easier: the policy continues part of a correct response (PrefixRL, arXiv 2601.18795).
 
-The given tokens are context: they are masked from the loss, and the response names its author. Where they come from: `solve` writes
-a response, or the policy itself wrote a right one once. How many are given is a share of that response, one of 1/16 … 15/16. Where
-more than half of the responses were right with so much help, the next have a sixteenth less, else a sixteenth more: a staircase,
-which stays about where half are right. So the help falls as the policy improves.
+The given tokens are context: they are masked from the loss, and the response names its author. They come from
+a response that `solve` writes, or from an earlier correct response of the policy itself. The prefix is a
+fraction of that response, one of 1/16 … 15/16. If more than half of the responses with that prefix were
+correct, the next prefixes are a sixteenth shorter, otherwise a sixteenth longer. This staircase stays near
+the point where half are correct, so prefixes shrink as the policy improves.
 
-Two things differ from the paper. Its prefixed problems are a fixed set, made before training with the base's success rate in mind.
-Here they are the prompts that the policy fails at now, and the length follows what it now succeeds at.
+Two things differ from the paper. Its prefixed problems are a fixed set, made before training according to the
+base model's success rate. Here they are the prompts that the policy currently fails, and the prefix length
+follows its current success.
 """
 
 from __future__ import annotations
@@ -19,23 +21,23 @@ import numpy as np
 
 from bapo_jax.groups import Author, Group, Prompt, Verdict, groups_from_arrays, groups_to_arrays, taken
 from bapo_jax.replay.buffer import ReplayBuffer, sample
-from bapo_jax.replay.retries import Score
+from bapo_jax.replay.protocol import ScoreBatch
 
-SHARES = 16  # a response is cut after a multiple of 1/16 of its tokens
-Solve = Callable[[Prompt, np.random.Generator], np.ndarray | None]  # the tokens of a right response; None where it has none
+SHARES = 16  # a prefix is a multiple of 1/16 of its response
+Solve = Callable[[Prompt, np.random.Generator], np.ndarray | None]  # tokens of a correct response, or None
 
 
 class Continuations:
-    """A random choice of the hard prompts that were not continued since they entered the buffer, each with its first tokens."""
+    """Samples hard prompts not continued since they entered the buffer, and gives each a response prefix."""
 
     def __init__(self, most: int, longest: int, solve: Solve | None):
-        """`most` prompts are asked at a time. A response of more than `longest` tokens is none: it has no room.
+        """Asks at most `most` prompts at a time, with prefixes of responses of at most `longest` tokens.
 
-        Where `solve` is None, the newest right response of the policy is continued.
+        If `solve` is None, prefixes come from the policy's newest correct response.
         """
         self._most, self._longest, self._solve = most, longest, solve
-        self._own: dict[int, Group] = {}  # by prompt id, the newest right response, as a group of one
-        self._given = SHARES // 2  # of SHARES, so many are given
+        self._own: dict[int, Group] = {}  # prompt id -> newest correct response, as a group of one
+        self._given = SHARES // 2  # prefix length in units of 1/SHARES
         self._last: dict[str, Any] = {}
 
     def choose(self, step: int, buffer: ReplayBuffer, rng: np.random.Generator) -> list[Prompt]:
@@ -46,12 +48,12 @@ class Continuations:
         self._last = {'retries/may_be_asked': len(held), 'retries/given_share': self._given / SHARES}
         return [prompt for prompt in prompts if prompt is not None]
 
-    def pooled(self, reevaluated: Sequence[Group], score: Score) -> list[Group]:
-        """The groups as they are: earlier responses answered another question."""
+    def pooled(self, reevaluated: Sequence[Group], score: ScoreBatch) -> list[Group]:
+        """Returns the groups unchanged: earlier responses answered another question."""
         return list(reevaluated)
 
     def observe(self, groups: Sequence[Group], buffer: ReplayBuffer) -> None:
-        """Keeps right responses of the policy's own. Continuations decide how much is given next."""
+        """Keeps the policy's own correct responses, and adapts the prefix length to the continuations."""
         right = asked = 0
         for g in groups:
             if g.infra_error:
@@ -65,21 +67,23 @@ class Continuations:
             self._last['retries/continued_right'] = right / asked
 
     def metrics(self) -> dict[str, Any]:
-        """Of the last choice: run/metric_table.py has the names."""
+        """Returns metrics of the last choice; docs/reference/metrics.py has the names."""
         return self._last
 
     def state(self) -> dict[str, np.ndarray]:
         return {**groups_to_arrays(list(self._own.values())), 'given': np.array([self._given], np.int64)}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Puts back what `state` saved. With the arrays of another choice, or none, nothing is known."""
+        """Restores what `state` saved. Arrays of another kind of retries, or no arrays, change nothing."""
         if 'given' in arrays:
             self._given = int(arrays['given'][0])
             self._own = {g.prompt.id: g for g in groups_from_arrays(arrays)}
 
     def _with_prefix(self, prompt: Prompt, rng: np.random.Generator) -> Prompt | None:
-        """The prompt with the first tokens of a response; None where there is no response, or one without room."""
-        response = self._own[prompt.id].responses[0].tokens if self._solve is None else self._solve(prompt, rng)
+        """Returns the prompt with a response prefix; None if there is no response that fits."""
+        response = (
+            self._own[prompt.id].responses[0].tokens if self._solve is None else self._solve(prompt, rng)
+        )
         if response is None or not 2 <= len(response) <= self._longest:
             return None
         given = min(len(response) - 1, max(1, round(len(response) * self._given / SHARES)))

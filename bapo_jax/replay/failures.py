@@ -1,8 +1,9 @@
-"""What became of prompts that failed: asked again 1, 5, 20 and 60 steps later, with whatever the policy has learned by then.
+"""Measures what becomes of failed prompts, by asking them again 1, 5, 20 and 60 steps later.
 
-X2 pays if a prompt that failed, all of whose responses were wrong, gives a mixed group later, and more often than a fresh prompt does.
-This measures both on the run itself. The answers are counted and forgotten: nothing is trained on them, and neither the buffer nor
-the selector hears of them. Prompts that X2 asks again are not left out, as X2 changes what the policy knows of them.
+X2 pays off if a failed prompt, all of whose responses were wrong, later gives a mixed group, and does so more
+often than a fresh prompt. This measures both during the run. The answers are counted and discarded: they are
+not trained on, and neither the buffer nor the selector sees them. Prompts that X2 asks again are not
+excluded, since X2 changes what the policy knows of them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from bapo_jax.groups import Group, Prompt
 
 LAGS = (1, 5, 20, 60)  # steps
-_NOBODY = (-1, -1)  # ends the saved rows: array stores dislike empty arrays
+_NOBODY = (-1, -1)  # sentinel at the end of the saved rows: array stores dislike empty arrays
 
 
 class Again(NamedTuple):
@@ -26,40 +27,46 @@ class Again(NamedTuple):
 
 
 class Failures:
-    """Which fresh prompts failed, step by step, as far back as the longest lag."""
+    """Remembers which fresh prompts failed at each step, as far back as the longest lag."""
 
     def __init__(self, prompts: Sequence[Prompt], asked: int, every: int):
-        """`asked` of the training `prompts` are asked again, in equal shares for each lag, at steps that `every` divides; 0: none."""
+        """Asks `asked` of the training `prompts` again, the same number per lag, every `every` steps.
+
+        If `asked` is 0, none are asked again.
+        """
         self._share, self._every = asked // len(LAGS), every
         self._prompts = {prompt.id: prompt for prompt in prompts} if asked else {}
         self._failed: dict[int, list[int]] = {}  # step -> prompt ids
 
     def observe(self, step: int, fresh: Sequence[Group]) -> None:
-        """Notes the failed prompts of a step."""
+        """Records the failed prompts of a step."""
         if self._share:
             self._failed[step] = [g.prompt.id for g in fresh if g.correct == 0 and not g.infra_error]
             self._failed.pop(step - max(LAGS), None)
 
     def choose(self, step: int, rng: np.random.Generator) -> list[Again]:
-        """Those that are asked again at `step`, where it is due: for each lag a draw from those that failed so many steps ago."""
+        """Returns the prompts to ask again, if `step` is due: per lag, a sample of those that failed then."""
         if not self._share or step % self._every:
             return []
         chosen: list[Again] = []
-        for lag in LAGS:  # a prompt that failed more than once is asked for the shortest: its answers would be the same
-            failed = [i for i in self._failed.get(step - lag, []) if i not in {again.prompt.id for again in chosen}]
+        # A prompt that failed more than once counts for its shortest lag: its answers would be the same.
+        for lag in LAGS:
+            failed = [
+                i for i in self._failed.get(step - lag, []) if i not in {again.prompt.id for again in chosen}
+            ]
             drawn = rng.permutation(len(failed))[: self._share]
             chosen += [Again(self._prompts[failed[i]], lag) for i in drawn]
         return chosen
 
     def state(self) -> dict[str, np.ndarray]:
-        """Arrays for a checkpoint; none is empty."""
+        """Returns non-empty arrays for a checkpoint."""
         if not self._share:
             return {}
         rows = [(step, prompt_id) for step, ids in self._failed.items() for prompt_id in ids]
         return {'failures': np.array([*rows, _NOBODY], np.int64)}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Puts back what `state` saved; of a run without failures there is nothing to put back."""
+        """Restores what `state` saved. A run without failures saved nothing."""
         self._failed = {}
         for step, prompt_id in arrays.get('failures', np.array([_NOBODY])).tolist():
             if (step, prompt_id) != _NOBODY:  # earlier versions did not save it
@@ -67,7 +74,7 @@ class Failures:
 
 
 def measured(asked: Sequence[Again], groups: Sequence[Group]) -> dict[str, int]:
-    """How many were asked again, and how many of these are mixed, by lag. A group with an infrastructure error counts as not asked."""
+    """Counts prompts asked again and mixed groups, by lag. Groups with infrastructure errors are ignored."""
     counts = {}
     for lag in LAGS:
         of_lag = [g for again, g in zip(asked, groups, strict=True) if again.lag == lag and not g.infra_error]

@@ -1,4 +1,4 @@
-"""Online filters: which of a step's fresh groups become X1 (A.3 of the paper). They keep or drop whole groups."""
+"""Online filters, which choose a step's fresh groups for X1, always whole groups (A.3 of the paper)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 
 from bapo_jax.groups import Group
 
-# The probability of keeping a group with k of G responses correct. The paper's Gaussian N(mu | 0.5, 0.2^2) is read as this
-# probability, scaled to 1 at its centre. It and the uniform filter may keep all-correct and all-wrong groups too (A.3).
+# The probability of keeping a group with k of G responses correct. The paper's Gaussian N(mu | 0.5, 0.2^2) is
+# taken as this probability, scaled to 1 at its centre. The Gaussian and uniform filters may keep all-correct
+# and all-wrong groups too (A.3).
 KEEP_PROBABILITY = {
     'none': lambda k, G: 1.0,
     'range': lambda k, G: float(1 <= k <= G - 1),
@@ -21,13 +22,14 @@ FILTERS = tuple(KEEP_PROBABILITY)
 
 
 def fresh_filter(groups: Sequence[Group], kind: str, rng: np.random.Generator) -> list[Group]:
-    """X1 of eq. 5: the fresh groups that the filter keeps, whole and in order. The result may be empty.
+    """Returns X1 of eq. 5: the fresh groups that the filter keeps, whole and in order. It may be empty.
 
-    A group with an infrastructure error has no accuracy, and every filter drops it. Each group takes one draw from rng whatever its
-    accuracy, so no group's fate depends on another group. Raises ValueError for an unknown kind.
+    A group with an infrastructure error has no accuracy, and every filter drops it. Each group takes one draw
+    from `rng` regardless of its accuracy, so the groups are filtered independently. Raises ValueError if the
+    kind is unknown.
     """
     if kind not in FILTERS:
-        raise ValueError(f'replay.fresh_filter = {kind!r}: expected one of {FILTERS}')
+        raise ValueError(f'replay.fresh_filter={kind!r} is unknown; choose one of {", ".join(FILTERS)}')
     keep = KEEP_PROBABILITY[kind]
     draws = rng.random(len(groups))
     return [g for g, draw in zip(groups, draws) if not g.infra_error and draw < keep(g.correct, g.size)]

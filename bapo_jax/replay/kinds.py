@@ -1,12 +1,14 @@
-"""Which files of replay/ build a row's batch."""
+"""Builds the replay and the retries that a config names."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from bapo_jax.replay.bapo import Bapo
 from bapo_jax.replay.continuations import Continuations, Solve
 from bapo_jax.replay.posterior import Posterior
+from bapo_jax.replay.protocol import Replay
 from bapo_jax.replay.repo import Repo
 from bapo_jax.replay.retries import Retries, Uniform
 
@@ -15,19 +17,27 @@ REEVALUATE = ('uniform', 'posterior', 'continue')
 GIVEN_BY = ('policy', 'solver')
 
 
-def make_replay(config: Any, batch_groups: int, reevaluation_due: Any, retries: Retries | None = None) -> Bapo | Repo:
-    """The replay that `config.kind` names. `config` is `replay` of a resolved config; bapo.py explains the others."""
-    if config.kind == 'repo':
-        return Repo(config, batch_groups)
-    return Bapo(config, batch_groups, reevaluation_due, retries)
+def make_replay(
+    config: Any, prompts: int, reevaluation_due: Callable[[int], bool], solve: Solve | None
+) -> Replay:
+    """Returns the replay that `config.replay.kind` names, for a resolved config.
+
+    `prompts` is the number of training prompts; `solve` writes correct responses. `reevaluation_due(step)` is
+    the condition of line 12.
+    """
+    if config.replay.kind == 'repo':
+        return Repo(config.replay, config.learner.batch_groups)
+    return Bapo(
+        config.replay, config.learner.batch_groups, reevaluation_due, make_retries(config, prompts, solve)
+    )
 
 
 def make_retries(config: Any, prompts: int, solve: Solve | None) -> Retries:
-    """What `config.replay.reevaluate` names. `config` is resolved; so many `prompts` are trained on; `solve` writes right responses."""
+    """Returns the retries that `config.replay.reevaluate` names; arguments are as in `make_replay`."""
     p, most = config.replay, config.replay.max_reevaluate
     if p.reevaluate == 'posterior':
-        after = p.reevaluate_after or max(1, prompts // config.learner.batch_groups)
-        return Posterior(most, config.rollout.group_size, after, p.pool_within)
+        after = p.posterior.after or max(1, prompts // config.learner.batch_groups)
+        return Posterior(most, config.rollout.group_size, after, p.posterior.pool_within)
     if p.reevaluate == 'continue':
         return Continuations(most, config.rollout.max_response_tokens, solve)
     return Uniform(most)

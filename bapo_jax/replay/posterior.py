@@ -1,11 +1,13 @@
-"""Hard prompts by the posterior probability that their next group is mixed.
+"""Chooses hard prompts by the posterior probability that their next group is mixed.
 
-X2 as the paper has it asks any hard prompt again, five steps later. Nearly all of those that failed every time fail again. Here a
-prompt's success rate has a Beta posterior over all its responses so far. The prior is that of all prompts: a Beta with the mean
-and spread of what they scored. Prompts with one right response thus come before those with none.
+The paper's X2 asks any hard prompt again, five steps later. Nearly all prompts that failed every time fail
+again. Here the success rate of a prompt has a Beta posterior given all its responses so far. The prior is a
+Beta fitted to the mean and variance of all prompts' success rates. Prompts with one correct response thus
+come before those with none.
 
-A prompt is asked again `after` steps or more, and no more once RETIRED responses were all wrong. Where π_θ has moved little since
-its earlier group, both groups are one group of twice the size (adaptive group size, as in Reinforce-Ada, arXiv 2510.04996).
+A prompt is asked again after at least `after` steps, and never again once RETIRED responses were all wrong.
+If π_θ has moved little since its earlier group, the two groups are pooled into one of twice the size
+(adaptive group size, as in Reinforce-Ada, arXiv 2510.04996).
 """
 
 from __future__ import annotations
@@ -16,50 +18,55 @@ from typing import Any
 
 import numpy as np
 
-from bapo_jax.groups import X2, Group, Prompt, groups_from_arrays, groups_to_arrays, joined, make_batch, unscored
+from bapo_jax.groups import Group, Prompt, groups_from_arrays, groups_to_arrays, joined, make_batch, unscored
+from bapo_jax.replay.bapo import X2
 from bapo_jax.replay.buffer import ReplayBuffer
-from bapo_jax.replay.retries import Score
+from bapo_jax.replay.protocol import ScoreBatch
 
-RETIRED = 16  # responses, none of them right
+RETIRED = 16  # a prompt with this many responses, all wrong, is not asked again
 
 
 @dataclasses.dataclass(slots=True)
 class Known:
-    """What is known of a prompt."""
+    """The evidence on a prompt."""
 
     asked: int  # responses so far
     right: int
-    step: int  # at which it was last asked
+    step: int  # the step at which it was last asked
 
 
 class Posterior:
-    """The hard prompts whose next group is mixed most probably, among those that may be asked again."""
+    """Chooses the eligible hard prompts whose next group is most probably mixed."""
 
     def __init__(self, most: int, group_size: int, after: int, pool_within: float):
-        """`most` prompts are asked at a time, for `group_size` responses, each `after` steps after its newest group or later.
+        """Asks at most `most` prompts at a time, for `group_size` responses each.
 
-        `pool_within` is the largest mean |log π_θ - log behaviour policy| of a token at which an earlier group is pooled; 0: none is.
+        A prompt becomes eligible `after` steps after its newest group. `pool_within` is the largest mean
+        |log π_θ - log behaviour policy| per token at which an earlier group is pooled; 0 turns pooling off.
         """
         self._most, self._group_size, self._after, self._pool_within = most, group_size, after, pool_within
         self._known: dict[int, Known] = {}
-        self._earlier: dict[int, Group] = {}  # the newest groups of hard prompts, where they may be pooled
+        self._earlier: dict[int, Group] = {}  # newest groups of hard prompts, if pooling is on
         self._last: dict[str, Any] = {}  # metrics of the last choice
 
     def choose(self, step: int, buffer: ReplayBuffer, rng: np.random.Generator) -> list[Prompt]:
-        """Likeliest first; of equally likely ones the one held longest. Draws nothing from `rng`."""
+        """Returns the most probable prompts first; the one held longest wins ties. Does not use `rng`."""
         may = [i for i in buffer.bad if i in self._known and self._may_be_asked(self._known[i], step)]
         a, b = prior(*_counts(self._known.values()))
         asked, right = _counts(self._known[i] for i in may)
         probability = mixed_probability(a + right, b + asked - right, self._group_size)
         chosen = np.argsort(-probability, kind='stable')[: self._most]
         self._last = {
-            'retries/may_be_asked': len(may), 'retries/prior_mean': a / (a + b), 'retries/prior_strength': a + b,
-            'retries/expected_mixed': float(probability[chosen].sum()), 'retries/pooled': 0,
-        }  # fmt: skip
+            'retries/may_be_asked': len(may),
+            'retries/prior_mean': a / (a + b),
+            'retries/prior_strength': a + b,
+            'retries/expected_mixed': float(probability[chosen].sum()),
+            'retries/pooled': 0,
+        }
         return [buffer.bad[may[i]].prompt for i in chosen]
 
-    def pooled(self, reevaluated: Sequence[Group], score: Score) -> list[Group]:
-        """Each group, joined with the prompt's newest earlier one where π_θ is still near the policies that sampled that."""
+    def pooled(self, reevaluated: Sequence[Group], score: ScoreBatch) -> list[Group]:
+        """Joins each group with the prompt's previous one, if that was sampled by policies near π_θ."""
         may = [i for i, g in enumerate(reevaluated) if g.prompt.id in self._earlier and not g.infra_error]
         groups = list(reevaluated)
         if not may:
@@ -72,26 +79,29 @@ class Posterior:
         return groups
 
     def observe(self, groups: Sequence[Group], buffer: ReplayBuffer) -> None:
-        """Counts the responses. A group with an infrastructure error is no evidence."""
+        """Counts the responses of groups without an infrastructure error."""
         for g in groups:
             if not g.infra_error:
                 old = self._known.get(g.prompt.id, Known(0, 0, g.step))
                 self._known[g.prompt.id] = Known(old.asked + g.size, old.right + g.correct, g.step)
                 if self._pool_within:
-                    # A copy, as after a resume: what scores the buffer's responses does not score these.
+                    # A copy, as after a resume: scores cached on the buffer's responses must not reach these.
                     self._earlier[g.prompt.id] = unscored(g)
         self._earlier = {i: g for i, g in self._earlier.items() if i in buffer.bad}
 
     def metrics(self) -> dict[str, Any]:
-        """Of the last choice: run/metric_table.py has the names."""
+        """Returns metrics of the last choice; docs/reference/metrics.py has the names."""
         return self._last
 
     def state(self) -> dict[str, np.ndarray]:
         known = [(i, k.asked, k.right, k.step) for i, k in self._known.items()]
-        return {**groups_to_arrays(list(self._earlier.values())), 'known': np.array([*known, (-1, 0, 0, 0)], np.int64)}
+        return {
+            **groups_to_arrays(list(self._earlier.values())),
+            'known': np.array([*known, (-1, 0, 0, 0)], np.int64),
+        }
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Puts back what `state` saved. With the arrays of another choice, or none, nothing is known."""
+        """Restores what `state` saved. Arrays of another kind of retries, or no arrays, change nothing."""
         if 'known' in arrays:
             self._known = {i: Known(*of_prompt) for i, *of_prompt in arrays['known'][:-1].tolist()}
             self._earlier = {g.prompt.id: g for g in groups_from_arrays(arrays)}
@@ -101,28 +111,30 @@ class Posterior:
 
 
 def _counts(known: Iterable[Known]) -> tuple[np.ndarray, np.ndarray]:
-    """Responses asked for and right ones, float64 [prompts] each."""
+    """Returns the numbers of responses and of correct ones, float64 [prompts] each."""
     asked, right = np.array([(k.asked, k.right) for k in known], float).reshape(-1, 2).T
     return asked, right
 
 
 def prior(asked: np.ndarray, right: np.ndarray) -> tuple[float, float]:
-    """(a, b) of the Beta distribution of success rates, by moments of `right` of `asked` responses to each prompt.
+    """Returns (a, b) of the Beta distribution of success rates, fitted by moments to right / asked.
 
-    Of a beta-binomial count, var(right / asked) = m (1 - m) (1/n + (1 - 1/n) / (a + b + 1)) with m = a / (a + b). n is the mean of
-    `asked`. Half a response of each kind is added to m, so that it is neither 0 nor 1. Beta(1, 1) for fewer than two prompts.
+    For a beta-binomial count, var(right / asked) = m (1 - m) (1/n + (1 - 1/n) / (a + b + 1))
+    with m = a / (a + b). n is the mean of `asked`. Half a response of each kind is added to m, so that it is
+    neither 0 nor 1. Returns (1, 1) for fewer than two prompts.
     """
     if len(asked) < 2:
         return 1.0, 1.0
     m, n = (right.sum() + 0.5) / (asked.sum() + 1), asked.mean()
     spread = np.var(right / asked, ddof=1) / (m * (1 - m))
-    correlation = np.clip((spread - 1 / n) / (1 - 1 / n), 1e-3, 0.99)  # 1 / (a + b + 1): between equal prompts and all or nothing
+    # 1 / (a + b + 1): near 0 if all prompts are equally hard, near 1 if each is always or never solved.
+    correlation = np.clip((spread - 1 / n) / (1 - 1 / n), 1e-3, 0.99)
     strength = 1 / correlation - 1
     return float(m * strength), float((1 - m) * strength)
 
 
 def mixed_probability(a: np.ndarray, b: np.ndarray, size: int) -> np.ndarray:
-    """The probability that of `size` responses some are right and some wrong, where the success rate is Beta(a, b) distributed.
+    """Returns the probability that a group of `size` responses is mixed, for a success rate p ~ Beta(a, b).
 
     1 - E[(1-p)^n] - E[p^n], and E[p^n] is the product of (a + i) / (a + b + i) over i < n.
     """
@@ -132,6 +144,9 @@ def mixed_probability(a: np.ndarray, b: np.ndarray, size: int) -> np.ndarray:
 
 
 def mean_log_ratio(group: Group, logp: Sequence[np.ndarray]) -> float:
-    """The mean |log π_θ - log behaviour policy| of the group's tokens; `logp` is that of π_θ, an array a response."""
+    """Returns the mean |log π_θ - log behaviour policy| of a group's tokens.
+
+    `logp` holds the log-probs under π_θ, one array per response.
+    """
     ratios = [np.abs(now - r.logp)[r.trained_on] for r, now in zip(group.responses, logp, strict=True)]
     return float(np.concatenate(ratios).mean())

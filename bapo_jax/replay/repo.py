@@ -1,28 +1,38 @@
-"""RePO's batch (arXiv 2506.09340): every fresh group, and with it a group of earlier responses to the same prompt.
+"""RePO's batch (arXiv 2506.09340): each fresh group, and a group of earlier responses to the same prompt.
 
-The objective is J_on + J_off. Fresh groups (origin X1) make the on-policy term, retrieved ones (origin REPLAY) the off-policy term.
-Token weights cover the whole mini-batch. So the sequence mean divides both terms by the number of all responses, as in the
-authors' code.
+The objective is J_on + J_off. Fresh groups (origin X1) form the on-policy term, retrieved ones (origin
+REPLAY) the off-policy term. Token weights cover the whole mini-batch, so the sequence mean divides both terms
+by the number of all responses, as in the authors' code.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from bapo_jax.groups import REPLAY, X1, Batch, Group, Prompt, groups_from_arrays, groups_to_arrays, joined, make_batch, taken
-from bapo_jax.replay.retries import Score
+from bapo_jax.groups import (
+    X1,
+    Batch,
+    Group,
+    Prompt,
+    groups_from_arrays,
+    groups_to_arrays,
+    joined,
+    make_batch,
+    taken,
+)
+from bapo_jax.replay.protocol import Rng, ScoreBatch
 
-Rng = Callable[[str], np.random.Generator]  # a step's generator for a purpose of replay.PURPOSES
+REPLAY = 'replay'  # the origin of retrieved groups in a batch
 
 
 def all_of_them(rewards: Sequence[float], count: int) -> list[int]:
-    """Full-scope: every response, whatever `count` is."""
+    """Full-scope: every response, regardless of `count`."""
     return list(range(len(rewards)))
 
 
@@ -32,15 +42,16 @@ def recent(rewards: Sequence[float], count: int) -> list[int]:
 
 
 def highest_reward(rewards: Sequence[float], count: int) -> list[int]:
-    """Reward-oriented: the `count` highest rewards; among equal ones the oldest, as in the authors' code."""
+    """Reward-oriented: the `count` highest rewards; ties go to the oldest, as in the authors' code."""
     return sorted(sorted(range(len(rewards)), key=lambda i: -rewards[i])[:count])
 
 
 def highest_variance(rewards: Sequence[float], count: int) -> list[int]:
-    """Variance-driven: the subset of largest population variance of rewards, then of largest sum; among equal rewards the oldest.
+    """Variance-driven: the subset with the largest population variance of rewards.
 
-    Exact. Variance is strictly convex in each reward, so no chosen reward lies strictly between two that are left out.
-    The best subset is thus the p lowest and the count - p highest for some p. Only count + 1 subsets are compared.
+    Ties go to the largest sum, and among equal rewards to the oldest. The result is exact: variance is
+    strictly convex in each reward, so no chosen reward lies strictly between two that are left out. The best
+    subset is thus the p lowest and the count - p highest for some p, and only count + 1 subsets are compared.
     """
     exact = sorted(Fraction(float(r)) for r in rewards)
 
@@ -59,65 +70,75 @@ def highest_variance(rewards: Sequence[float], count: int) -> list[int]:
     return chosen
 
 
-# Which of a prompt's responses are replayed: (rewards, oldest first; count) -> their places, oldest first.
+# Rules for the responses to replay: (rewards, oldest first; count) -> their indices, oldest first.
 RETRIEVE = {'all': all_of_them, 'recent': recent, 'reward': highest_reward, 'variance': highest_variance}
 
 
 class Repo:
-    """What RePO remembers: the last `per_prompt` responses to every prompt drawn so far, first in first out.
+    """RePO's memory: the last `per_prompt` responses to every prompt drawn so far, first in first out.
 
-    The number of prompts is not bounded, as in the authors' code. Host memory and checkpoints grow until every prompt was drawn.
+    The number of prompts is unbounded, as in the authors' code. Host memory and checkpoints grow until every
+    prompt has been drawn.
     """
 
-    def __init__(self, config: Any, batch_groups: int):
-        """`config` is `replay` of a resolved config; `batch_groups` is B, the most fresh groups of a step.
+    buffer = None
 
-        A batch holds up to 2·B groups. With retrieve='all' each replayed group has `per_prompt` responses.
+    def __init__(self, config: Any, batch_groups: int):
+        """`config` is the `replay` section of a resolved config; `batch_groups` is B.
+
+        A step has at most B fresh groups. A batch holds at most 2·B groups. With retrieve='all', each
+        replayed group has `per_prompt` responses.
         """
         self._config, self._batch_groups = config, batch_groups
-        # One group for each prompt, oldest response first. Its step is that of the newest response.
+        # One group per prompt, oldest response first. Its step is that of the newest response.
         self._history: dict[int, Group] = {}
 
     @property
     def history(self) -> dict[int, Group]:
-        """By prompt id, what is remembered; to be read only."""
+        """The remembered groups by prompt id; read-only."""
         return self._history
 
     def hard_prompts(self, step: int, rng: Rng) -> list[Prompt]:
-        """[]: RePO re-evaluates nothing."""
+        """Returns []: RePO re-evaluates nothing."""
         return []
 
-    def compose(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group], rng: Rng, score: Score) -> Batch:
-        """The fresh groups, then a group of retrieved responses for each of their prompts whose history is full.
+    def compose(
+        self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group], rng: Rng, score: ScoreBatch
+    ) -> Batch:
+        """Returns the fresh groups, then a retrieved group for each of their prompts that has a full history.
 
-        A fresh group with an infrastructure error is left out, and nothing is replayed for its prompt. Retrieval reads the history
-        from before this step. Raises ValueError for more fresh groups than B.
+        A fresh group with an infrastructure error is left out, and nothing is replayed for its prompt.
+        Retrieval reads the history from before this step. Raises ValueError if there are more than B fresh
+        groups.
         """
         x1 = [g for g in fresh if not g.infra_error]
         if len(x1) > self._batch_groups:
-            raise ValueError(f'{len(x1)} fresh groups of step {step} exceed learner.batch_groups = {self._batch_groups}')
+            raise ValueError(
+                f'{len(x1)} fresh groups of step {step} exceed learner.batch_groups={self._batch_groups}; '
+                'pass fewer'
+            )
         full = [i for i, g in enumerate(x1) if self._full(g.prompt.id)]
         replayed = [self._retrieved(x1[i]) for i in full]
         batch = make_batch([*x1, *replayed], [X1] * len(x1) + [REPLAY] * len(replayed))
-        if self._config.retrieve_normalisation == 'mixed':
+        if self._config.repo.normalisation == 'mixed':
             shared = (np.full(g.size, i, np.int32) for i, g in zip(full, replayed, strict=True))
             batch = dataclasses.replace(batch, normalisation=(*batch.normalisation[: len(x1)], *shared))
         return batch
 
     def times_trained(self, batch: Batch) -> list[int | None]:
-        """1 for each fresh group of the batch; None for a replayed one, whose responses are of several steps."""
+        """Returns 1 for fresh groups, and None for replayed ones: their responses come from several steps."""
         return [1 if o == X1 else None for o in batch.origins]
 
     def add(self, step: int, fresh: Sequence[Group], batch: Batch) -> None:
-        """Adds the fresh responses to their histories and drops the oldest. An infrastructure error keeps its group out."""
+        """Adds responses of groups without infrastructure errors to the histories, and drops the oldest."""
         for g in fresh:
             if not g.infra_error:
                 old = self._history.get(g.prompt.id)
                 kept = g if old is None else joined(old, g)
-                self._history[g.prompt.id] = taken(kept, recent(kept.rewards, self._config.per_prompt))
+                self._history[g.prompt.id] = taken(kept, recent(kept.rewards, self._config.repo.per_prompt))
 
     def metrics(self, step: int) -> dict[str, int]:
-        """Counts the prompts and responses remembered, and the bytes of their token and log-prob arrays."""
+        """Returns the numbers of remembered prompts and responses, and their token and log-prob bytes."""
         prompts = [g.prompt for g in self._history.values()]
         responses = [r for g in self._history.values() for r in g.responses]
         return {
@@ -131,24 +152,26 @@ class Repo:
         return groups_to_arrays(list(self._history.values()))
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Puts back what `state` saved, exactly. Raises ValueError where a history is longer than replay.per_prompt."""
+        """Restores `state` exactly. Raises ValueError if a history is longer than replay.repo.per_prompt."""
         history = {g.prompt.id: g for g in groups_from_arrays(arrays)}
         longest = max((g.size for g in history.values()), default=0)
-        if longest > self._config.per_prompt:
+        if longest > self._config.repo.per_prompt:
             raise ValueError(
-                f'a saved history holds {longest} responses, more than replay.per_prompt = {self._config.per_prompt}; '
-                'set that field to what the run started with'
+                f'a saved history holds {longest} responses, more than '
+                f'replay.repo.per_prompt={self._config.repo.per_prompt}; '
+                'set that field to the value that the run started with'
             )
         self._history = history
 
     def _full(self, prompt_id: int) -> bool:
-        return prompt_id in self._history and self._history[prompt_id].size == self._config.per_prompt
+        return prompt_id in self._history and self._history[prompt_id].size == self._config.repo.per_prompt
 
     def _retrieved(self, fresh: Group) -> Group:
-        """A new group of earlier responses to the prompt, with their own versions, log-probs, verdicts and rewards.
+        """Returns a new group of earlier responses to the prompt.
 
-        Its step is the one at which the history last grew.
+        They keep their versions, log-probs, verdicts and rewards. The group's step is the one at which the
+        history last grew.
         """
         history = self._history[fresh.prompt.id]
-        count = min(self._config.retrieve_count or fresh.size, history.size)
-        return taken(history, RETRIEVE[self._config.retrieve](history.rewards, count))
+        count = min(fresh.size, history.size)
+        return taken(history, RETRIEVE[self._config.repo.retrieve](history.rewards, count))

@@ -1,56 +1,55 @@
-"""Which hard prompts are asked again, and how: lines 12-13 of Algorithm 1, and what other rows do there."""
+"""Which hard prompts to ask again, and how: lines 12-13 of Algorithm 1, and alternatives to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from bapo_jax.groups import Batch, ByGroup, Group, Prompt
+from bapo_jax.groups import Group, Prompt
 from bapo_jax.replay.buffer import ReplayBuffer
-
-Score = Callable[[Batch], ByGroup]  # log-probs of every response token under π_θ
+from bapo_jax.replay.protocol import ScoreBatch
 
 
 class Retries(Protocol):
-    """What a row does with hard prompts, and what it remembers for that."""
+    """A row's rule for re-evaluating hard prompts, and the memory that it needs."""
 
     def choose(self, step: int, buffer: ReplayBuffer, rng: np.random.Generator) -> list[Prompt]:
-        """The prompts that π_θ answers at this step, all of them hard ones that the buffer holds."""
+        """Returns the hard prompts, all held by the buffer, that π_θ answers at this step."""
 
-    def pooled(self, reevaluated: Sequence[Group], score: Score) -> list[Group]:
-        """Their groups, in order, as they may enter X2. Called before `observe` has seen them."""
+    def pooled(self, reevaluated: Sequence[Group], score: ScoreBatch) -> list[Group]:
+        """Returns the groups as they may enter X2, in order. Called before `observe` sees them."""
 
     def observe(self, groups: Sequence[Group], buffer: ReplayBuffer) -> None:
-        """Remembers re-evaluated groups, or fresh ones once the buffer has taken them in."""
+        """Remembers re-evaluated groups, or fresh groups after the buffer has added them."""
 
     def metrics(self) -> dict[str, Any]:
-        """Of the last choice, and what became of it; run/metric_table.py has the names."""
+        """Returns metrics of the last choice and its outcome; docs/reference/metrics.py has the names."""
 
     def state(self) -> dict[str, np.ndarray]:
         """Returns everything that `restore` needs, as arrays for a checkpoint."""
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Puts back what `state` saved. With the arrays of another choice, or none, nothing is known."""
+        """Restores what `state` saved. Arrays of another kind of retries, or no arrays, change nothing."""
 
 
 class Uniform:
-    """The paper's: any of the hard prompts that are held, as they were asked before."""
+    """The paper's rule: a uniform sample of the hard prompts, asked as before."""
 
     def __init__(self, most: int):
-        """`most` prompts are asked again at a time."""
+        """Asks at most `most` prompts at a time."""
         self._most = most
 
     def choose(self, step: int, buffer: ReplayBuffer, rng: np.random.Generator) -> list[Prompt]:
         return buffer.hard_prompts(rng, self._most)
 
-    def pooled(self, reevaluated: Sequence[Group], score: Score) -> list[Group]:
-        """The groups as they are."""
+    def pooled(self, reevaluated: Sequence[Group], score: ScoreBatch) -> list[Group]:
+        """Returns the groups unchanged."""
         return list(reevaluated)
 
     def observe(self, groups: Sequence[Group], buffer: ReplayBuffer) -> None:
-        """Nothing: the buffer knows all that matters."""
+        """Does nothing: the buffer has all that matters."""
 
     def metrics(self) -> dict[str, Any]:
         return {}
@@ -59,4 +58,4 @@ class Uniform:
         return {}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Nothing was saved."""
+        """Does nothing: `state` saved nothing."""

@@ -1,6 +1,6 @@
-"""Writes what a run, or several, show as one page: figures, tables and warnings, with nothing outside the file.
+"""Writes one self-contained page about one or several runs: figures, tables and warnings.
 
-Beside the page lie PNGs of the figures, and for each run a viewer of its rollouts, which opens without a server.
+PNGs of the figures and a viewer of each run's rollouts, which opens without a server, go beside the page.
 
     python -m bapo_jax.report runs/a [runs/b …] [--output=report.html]
 """
@@ -11,20 +11,27 @@ import argparse
 import sys
 from pathlib import Path
 
-from bapo_jax import terminal
-from bapo_jax.output import ends_with_its_reader, open_streams
+from bapo_jax.machine import terminal
+from bapo_jax.machine.output import ends_with_its_reader, open_streams
 from bapo_jax.report.page import write_report
 from bapo_jax.report.viewer import LIMIT_MB
 
 
 def run() -> None:
-    """The command."""
+    """Runs the command."""
     open_streams()
     terminal.guard()
     parser = argparse.ArgumentParser(prog='python -m bapo_jax.report', description=__doc__.split('\n')[0])
     parser.add_argument('runs', nargs='+', type=Path, metavar='RUN', help='a run directory')
-    parser.add_argument('--output', type=Path, help='the page; PNGs and viewers go to a folder beside it. Default: RUN/report.html')
-    about = 'megabytes that the viewer of a run may take; older steps are left out. 0: none. Default: %(default)s'
+    parser.add_argument(
+        '--output',
+        type=Path,
+        help='file to write; PNGs and viewers go to a folder beside it. Default: RUN/report.html',
+    )
+    about = (
+        'maximum size of the viewer of a run in megabytes; older steps are left out. 0: no viewer. Default: '
+        '%(default)s'
+    )
     parser.add_argument('--rollouts_mb', type=float, default=LIMIT_MB, metavar='MB', help=about)
     args = parser.parse_args()
     with ends_with_its_reader():
@@ -32,7 +39,10 @@ def run() -> None:
             path = write_report(args.runs, args.output, args.rollouts_mb)
         except (ValueError, OSError) as e:
             sys.exit(f'error: {e}')
-        print(f'{path}   figures and rollouts: {path.with_suffix("") if path.suffix else path.with_name(path.name + "_figures")}')
+        print(
+            f'{path}   figures and rollouts: '
+            f'{path.with_suffix("") if path.suffix else path.with_name(path.name + "_figures")}'
+        )
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Several runs on one axis, seeds of one config as bands, and what each of them cost: figures 6, 10, 11 and 16, and Table 1."""
+"""Compares several runs and their costs, with seeds as bands: figures 6, 10, 11 and 16, and Table 1."""
 
 from __future__ import annotations
 
@@ -11,35 +11,43 @@ from bapo_jax.report.evaluations import best_step, first_and_last, migration_cou
 from bapo_jax.report.figures import Figure, Line, Panel, Table, binned, smoothed
 from bapo_jax.report.records import Records, Score, column, has
 
-_CURVES = {  # metric: title, unit
+_CURVES = {  # metric -> (title, unit)
     'critic/score/mean': ('Training reward', 'accuracy'),
     'actor/grad_norm': ('Gradient norm, before clipping', 'norm'),
-    'actor/entropy': ('Entropy', 'nats a token'),
+    'actor/entropy': ('Entropy', 'nats per token'),
     'response_length/mean': ('Response length', 'tokens'),
 }
 
 
 def comparison(runs: Sequence[Records]) -> Figure:
-    """Training and test curves of several runs, and a table of rollouts and scores; seeds of one config are one curve."""
-    look = 'Bands that overlap do not tell two methods apart; the band spans the lowest and the highest seed.'
-    figure = Figure('comparison', 'Runs on one axis', 'figures 6, 10, 11 and 16, and Table 1', look)
+    """Training and test curves of several runs, with a table of costs; seeds of one config are one curve."""
+    look = (
+        'A band spans the lowest to the highest seed. If two bands overlap, these runs do not show which '
+        'method is better.'
+    )
+    figure = Figure('comparison', 'Comparison of the runs', 'figures 6, 10, 11 and 16, and Table 1', look)
     groups, panels = by_seed(runs), []
     window = max(1, min(len(r.steps) for r in runs) // 20)
     for metric, (title, unit) in _CURVES.items():
         of = {name: [r for r in some if has(r, metric)] for name, some in groups.items()}
         lines = [
             over_seeds(name, [(r.steps, smoothed(column(r, metric), window)) for r in some], i)
-            for i, (name, some) in enumerate(of.items()) if some
-        ]  # fmt: skip
+            for i, (name, some) in enumerate(of.items())
+            if some
+        ]
         if lines:
             panels.append(Panel(f'{title}, mean of {window} steps', 'step', unit, tuple(lines)))
     for benchmark in benchmarks(runs):
         for measure in ('mean', 'passed'):
-            there = {name: [r.scores[benchmark] for r in some if benchmark in r.scores] for name, some in groups.items()}
+            there = {
+                name: [r.scores[benchmark] for r in some if benchmark in r.scores]
+                for name, some in groups.items()
+            }
             lines = [
                 over_seeds(name, [(s.steps, getattr(s, measure)) for s in scores], i)
-                for i, (name, scores) in enumerate(there.items()) if scores
-            ]  # fmt: skip
+                for i, (name, scores) in enumerate(there.items())
+                if scores
+            ]
             title = f'{benchmark}, {"mean" if measure == "mean" else "pass"}@{samples_of(runs, benchmark)}'
             panels.append(Panel(title, 'step', 'share of questions', tuple(x for x in lines if len(x.x))))
     missing = [f'critic/score/mean of {r.name}' for r in runs if not has(r, 'critic/score/mean')]
@@ -48,9 +56,9 @@ def comparison(runs: Sequence[Records]) -> Figure:
 
 
 def costs(groups: Mapping[str, Sequence[Records]]) -> Table:
-    """Table 1's columns, a row for each name at its best and its last step; each cell is the mean over the name's runs.
+    """Table 1's columns: a row for each name at its best and its last step, as means over the name's runs.
 
-    'solved' is the share of tracked prompts without a correct response at first that have one at last.
+    'solved' is the share of tracked prompts unsolved at first that have a correct response at last.
     """
     runs = [r for some in groups.values() for r in some]
     head = ['', 'step', 'rollouts']
@@ -67,16 +75,16 @@ def costs(groups: Mapping[str, Sequence[Records]]) -> Table:
                     cells.append(_mean([_at(s, getattr(s, measure), step) for s, step in scores], '{:.1%}'))
             solved = _mean([_solved(r) for r in some], '{:.1%}') if label == 'end' else '–'
             rows.append((f'{name}, {label}', _mean(list(steps.values()), '{:,.0f}'), *cells, solved))
-    return Table((*head, 'solved of those at 0'), tuple(rows))
+    return Table((*head, 'solved of those unsolved at first'), tuple(rows))
 
 
 def benchmarks(runs: Sequence[Records]) -> list[str]:
-    """The names of all benchmarks of these runs, each once."""
+    """The distinct names of all benchmarks of these runs."""
     return list(dict.fromkeys(b for r in runs for b in r.scores))
 
 
 def samples_of(runs: Sequence[Records], benchmark: str) -> str:
-    """n of mean@n; several where the runs differ."""
+    """n of mean@n; several values if the runs differ."""
     return '/'.join(dict.fromkeys(str(r.scores[benchmark].samples) for r in runs if benchmark in r.scores))
 
 
@@ -86,21 +94,21 @@ def _at(s: Score, values: np.ndarray, step: int) -> float | None:
 
 
 def _solved(r: Records) -> float | None:
-    """The share of tracked prompts at 0 first that have a correct response at last."""
+    """The share of tracked prompts with 0 correct responses at first that have a correct one at last."""
     pair = first_and_last(r)
     unsolved = migration_counts(*pair)[0] if pair else np.zeros(1)
     return float(unsolved[1:].sum() / unsolved.sum()) if unsolved.sum() else None
 
 
 def _mean(values: Sequence[float | None], form: str) -> str:
-    """The mean in words; '–' where a run lacks the value, since a mean over other runs would not compare."""
+    """Formats the mean; '–' if any run lacks the value, since a mean over the others is not comparable."""
     return form.format(np.mean(values)) if values and None not in values else '–'
 
 
 def by_seed(runs: Sequence[Records]) -> dict[str, list[Records]]:
-    """Runs whose config.json differs only in seed, under one name; a run without a config stands alone.
+    """Groups runs whose config.json differs only in the seed; a run without a config is its own group.
 
-    The name is the method where no other group has it, else the first run's name.
+    A group is named by its method if no other group has that method, else by its first run.
     """
     groups: dict[str, list[Records]] = {}
     for i, r in enumerate(runs):
@@ -115,7 +123,7 @@ def by_seed(runs: Sequence[Records]) -> dict[str, list[Records]]:
 
 
 def over_seeds(label: str, curves: Sequence[tuple[np.ndarray, np.ndarray]], style: int) -> Line:
-    """The mean of (steps, values) at the steps that all of them have; the band spans lowest and highest."""
+    """The mean of (steps, values) at the steps that all curves share; the band spans lowest and highest."""
     finite = [(steps[np.isfinite(y)], y[np.isfinite(y)]) for steps, y in curves]
     steps = finite[0][0]
     for other, _ in finite[1:]:

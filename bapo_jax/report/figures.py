@@ -1,117 +1,41 @@
-"""The figures of one run's training: each a pure function from records to the numbers drawn.
+"""The figures of one run's training. Each is a pure function from records to the numbers that are drawn.
 
-Shares and accuracies are in [0, 1]. A figure whose metrics the run lacks has no panels, and names the metric that is missing.
+Shares and accuracies are in [0, 1]. A figure whose metrics a run lacks names them and has no panels.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from bapo_jax.groups import ORIGINS, X1, X2, X3
+from bapo_jax.groups import X1
+from bapo_jax.replay.bapo import X2, X3
 from bapo_jax.replay.failures import LAGS
+from bapo_jax.replay.repo import REPLAY
+from bapo_jax.report.panels import (
+    Figure,
+    Line,
+    Panel,
+    Table,
+    binned,
+    line,
+    marks,
+    need,
+    over_steps,
+    smoothed,
+    tenths,
+)
 from bapo_jax.report.records import Records, column, has
 from bapo_jax.scores import wilson_interval
 
-MOST = 1000  # points of a series; a longer one is binned
-_ENTROPY = 0.05  # nats a token; below it the policy hardly samples
-_ESS = 0.5  # share of the tokens; below it a few tokens carry the gradient
-_RISE = 0.02  # of the all-wrong share, from first to last tenth, that warns
+_ENTROPY = 0.05  # nats per token; below it the policy is nearly greedy
+_ESS = 0.5  # share of the tokens; below it a few tokens dominate the gradient
+_RISE = 0.02  # warn if the all-wrong share rises by more, from the first to the last tenth
+_ORIGINS = (X1, X2, X3, REPLAY)
 _NAMES = {X1: 'X1 fresh', X2: 'X2 re-evaluated', X3: 'X3 replayed'}
 
 
-class Line(NamedTuple):
-    """One series. `style` picks colour, dashes and marker together; None is thin and grey."""
-
-    label: str
-    x: np.ndarray
-    y: np.ndarray
-    style: int | None = 0
-    low: np.ndarray | None = None  # a band around y
-    high: np.ndarray | None = None
-
-
-class Panel(NamedTuple):
-    """One pair of axes. `kind` is lines, stack, bars (side by side), level (horizontal bars, named by `ticks`) or matrix."""
-
-    title: str
-    xlabel: str
-    ylabel: str
-    lines: tuple[Line, ...] = ()
-    kind: str = 'lines'
-    ticks: tuple[str, ...] = ()
-    matrix: np.ndarray | None = None  # int [rows, columns], row 0 at the bottom
-    marks: tuple[int, ...] = ()  # steps of faults and restarts
-    log: bool = False
-
-
-class Table(NamedTuple):
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-class Figure(NamedTuple):
-    """A figure: `paper` names the paper's figure, `look` says what to look for."""
-
-    name: str
-    title: str
-    paper: str
-    look: str
-    panels: tuple[Panel, ...] = ()
-    table: Table | None = None
-    warnings: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-
-
-def binned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The finite points of a series; over MOST of them, the means of equal bins (the last may be smaller)."""
-    there = np.isfinite(y)
-    x, y = x[there], y[there]
-    size = -(-len(x) // MOST)
-    if size <= 1:
-        return x, y
-    starts = np.arange(0, len(x), size)
-    counts = np.diff([*starts, len(x)])
-    return np.add.reduceat(x, starts) / counts, np.add.reduceat(y, starts) / counts
-
-
-def smoothed(y: np.ndarray, window: int) -> np.ndarray:
-    """The mean of each value and the `window` - 1 before it, of those that are finite; nan before the first `window`."""
-    there = np.isfinite(y)
-    sums, counts = (np.cumsum([0, *a]) for a in (np.where(there, y, 0.0), there))
-    total, n = sums[window:] - sums[:-window], counts[window:] - counts[:-window]
-    means = np.divide(total, n, out=np.full(len(total), np.nan), where=n > 0)
-    return np.concatenate([np.full(min(window - 1, len(y)), np.nan), means])
-
-
-def line(records: Records, metric: str, label: str, style: int | None = 0) -> Line:
-    """A metric over steps."""
-    return Line(label, *binned(records.steps, column(records, metric)), style)
-
-
-def tenths(records: Records) -> tuple[slice, slice]:
-    """The first and the last tenth of the logged steps, at least one step each."""
-    tenth = max(1, len(records.steps) // 10)
-    return slice(0, tenth), slice(len(records.steps) - tenth, None)
-
-
-def marks(records: Records) -> tuple[int, ...]:
-    """The steps of faults and restarts, each once."""
-    return tuple(sorted({*(f.step for f in records.faults if f.step is not None), *records.restarts}))
-
-
-def over_steps(records: Records, title: str, ylabel: str, *lines: Line, log: bool = False) -> Panel:
-    return Panel(title, 'step', ylabel, lines, marks=marks(records), log=log)
-
-
-def need(records: Records, *metrics: str) -> tuple[str, ...]:
-    """Those of the metrics that the run lacks."""
-    return tuple(name for name in metrics if not has(records, name))
-
-
 def reward(r: Records) -> Figure:
-    look = 'A curve that rises and then flattens has learned what these prompts teach.'
+    look = 'The curve should rise; once it is flat, the policy learns little more from these prompts.'
     figure = Figure('reward', 'Training reward', 'figures 4 and 5', look)
     metric = 'critic/score/mean'
     if missing := need(r, metric):
@@ -121,16 +45,23 @@ def reward(r: Records) -> Figure:
     lines = [line(r, metric, 'each step', None), mean]
     shaped = column(r, 'critic/rewards/mean')
     if has(r, 'critic/rewards/mean') and not np.allclose(shaped, column(r, metric), equal_nan=True):
-        lines.append(line(r, 'critic/rewards/mean', 'reward, where it is not the accuracy', 1))
+        lines.append(line(r, 'critic/rewards/mean', 'reward, which differs from the accuracy', 1))
     panel = over_steps(r, 'Accuracy of fresh groups, before filtering', 'accuracy', *lines)
     return figure._replace(panels=(panel,))
 
 
 def bins(r: Records) -> Figure:
-    """Shares of the groups with k = 0..G correct responses: the mean over steps of each step's shares."""
-    look = 'Mass should move from 0 correct to the right; the all-wrong bar shows what is still out of reach.'
+    """Shares of groups with k = 0..G correct responses, averaged over steps."""
+    look = (
+        'Groups should move from 0 correct to the right; the bar at 0 shows what the policy still cannot '
+        'solve.'
+    )
     figure = Figure('bins', 'Accuracy of fresh groups, first and last tenth', 'figures 1, 7 and 13', look)
-    counted = np.isfinite(r.bins).all(axis=1) & (r.bins.sum(axis=1) > 0) if r.bins.size else np.zeros(len(r.steps), bool)
+    counted = (
+        np.isfinite(r.bins).all(axis=1) & (r.bins.sum(axis=1) > 0)
+        if r.bins.size
+        else np.zeros(len(r.steps), bool)
+    )
     first, last = (np.flatnonzero(counted[part]) + (part.start or 0) for part in tenths(r))
     if not len(first) or not len(last):
         return figure._replace(missing=('accuracy_bins',))
@@ -144,26 +75,38 @@ def bins(r: Records) -> Figure:
 
 
 def composition(r: Records) -> Figure:
-    """Groups of each origin in every batch; an origin that a step lacks counts 0."""
-    look = 'X1 shrinks as prompts become too easy or stay too hard; X2 and X3 should fill the batch.'
+    """Groups of each origin in every batch; an origin that a step lacks counts as 0."""
+    look = 'X1 shrinks as prompts become too easy or stay too hard; X2 and X3 should then fill the batch.'
     figure = Figure('composition', 'Batch composition', 'figures 8 and 14', look)
-    metrics = {origin: f'bapo/{origin}_groups' for origin in ORIGINS}
+    metrics = {origin: f'bapo/{origin}_groups' for origin in _ORIGINS}
     if missing := need(r, metrics[X1]):
         return figure._replace(missing=missing)
-    there = [o for o in ORIGINS if has(r, metrics[o])]
+    there = [o for o in _ORIGINS if has(r, metrics[o])]
     lines = tuple(
-        Line(_NAMES.get(o, f'{o} groups'), *binned(r.steps, np.nan_to_num(column(r, metrics[o]))), i) for i, o in enumerate(there)
+        Line(_NAMES.get(o, f'{o} groups'), *binned(r.steps, np.nan_to_num(column(r, metrics[o]))), i)
+        for i, o in enumerate(there)
     )
     replay = r.config.get('replay', {})
     empty = [o for o in (X2, X3) if replay.get(f'use_{o}') and not np.nansum(column(r, metrics[o]))]
-    warnings = tuple(f'{o.upper()} is empty at every step though the config uses it (replay.use_{o}).' for o in empty)
-    return figure._replace(panels=(Panel('Groups by origin', 'step', 'groups', lines, 'stack', marks=marks(r)),), warnings=warnings)
+    warnings = tuple(f'{o.upper()} is empty at every step, although replay.use_{o} is True.' for o in empty)
+    return figure._replace(
+        panels=(Panel('Groups by origin', 'step', 'groups', lines, 'stack', marks=marks(r)),),
+        warnings=warnings,
+    )
 
 
 def failed_again(r: Records) -> Figure:
-    """P(mixed | failed so many steps ago) beside P(mixed) of the same steps' fresh groups; intervals are Wilson's."""
-    look = "X2 can pay for a lag whose share is above that of the same steps' fresh prompts: a response costs the same."
-    figure = Figure('failed_again', 'Prompts that failed, asked again', 'Not a figure of the paper; what its X2 lives on', look)
+    """P(mixed | failed `lag` steps ago) and P(mixed) of the same steps' fresh groups; Wilson intervals."""
+    look = (
+        'X2 can pay off for a lag if its share is above that of the fresh prompts: a response costs the '
+        'same for both.'
+    )
+    figure = Figure(
+        'failed_again',
+        'Failed prompts, asked again',
+        'Not a figure of the paper; it measures what X2 can gain',
+        look,
+    )
     if missing := need(r, *(f'failed_again/asked/{lag}' for lag in LAGS)):
         return figure._replace(missing=missing)
     names, counts = [], []
@@ -173,61 +116,83 @@ def failed_again(r: Records) -> Figure:
         counts.append((int(asked.sum()), int(mixed.sum())))
         fresh = r.bins[asked > 0]
         if fresh.size and np.isfinite(fresh).all():
-            names.append('fresh, the same steps')
+            names.append('fresh, same steps')
             counts.append((int(fresh.sum()), int(fresh[:, 1:-1].sum())))
     rows, shares = [], []
     for name, (asked, mixed) in zip(names, counts, strict=True):
         low, high = wilson_interval(mixed / asked, asked) if asked else (np.nan, np.nan)
         shares.append(mixed / asked if asked else np.nan)
-        rows.append((name, str(asked), str(mixed), f'{shares[-1]:.3f} ({low:.3f} to {high:.3f})' if asked else ''))
-    bars = Line('share mixed', np.array(shares[::-1]), np.arange(len(names)), 0)
-    panel = Panel('Mixed groups among those asked', 'share', '', (bars,), 'level', ticks=tuple(names[::-1]))
-    return figure._replace(panels=(panel,), table=Table(('prompts', 'asked', 'mixed', 'share, 95 % interval'), tuple(rows)))
+        rows.append(
+            (name, str(asked), str(mixed), f'{shares[-1]:.3f} ({low:.3f} to {high:.3f})' if asked else '')
+        )
+    bars = Line('share of mixed groups', np.array(shares[::-1]), np.arange(len(names)), 0)
+    panel = Panel('Share of mixed groups', 'share', '', (bars,), 'level', ticks=tuple(names[::-1]))
+    return figure._replace(
+        panels=(panel,), table=Table(('prompts', 'asked', 'mixed', 'share (95 % interval)'), tuple(rows))
+    )
 
 
 def rollouts(r: Records) -> Figure:
     look = 'The slope is the cost of a step; re-evaluation and refills make it steeper.'
     figure = Figure('rollouts', 'Cumulative rollouts', 'figure 9', look)
-    parts = {'responses': 'generated', 'discarded': 'discarded', 'reevaluated': 're-evaluation', 'reused': 'replayed'}
+    parts = {
+        'responses': 'generated',
+        'discarded': 'discarded',
+        'reevaluated': 're-evaluation',
+        'reused': 'replayed',
+    }
     if missing := need(r, 'rollout/responses_total'):
         return figure._replace(missing=missing)
     lines = [line(r, f'rollout/{part}_total', label, i) for i, (part, label) in enumerate(parts.items())]
-    return figure._replace(panels=(over_steps(r, 'Responses since the run began', 'responses', *(x for x in lines if len(x.x))),))
+    return figure._replace(
+        panels=(over_steps(r, 'Responses since the run began', 'responses', *(x for x in lines if len(x.x))),)
+    )
 
 
 def gradient(r: Records) -> Figure:
-    look = 'A gradient norm that jumps while the score falls points to a step size that is too large.'
+    look = 'If the gradient norm jumps while the score falls, the learning rate may be too high.'
     figure = Figure('gradient', 'Gradient norm and score', 'figure 10', look)
     if missing := need(r, 'actor/grad_norm', 'critic/score/mean'):
         return figure._replace(missing=missing)
     panels = (
-        over_steps(r, 'Gradient norm, before clipping', 'norm', line(r, 'actor/grad_norm', 'gradient norm', 3)),
+        over_steps(
+            r, 'Gradient norm, before clipping', 'norm', line(r, 'actor/grad_norm', 'gradient norm', 3)
+        ),
         over_steps(r, 'Score', 'accuracy', line(r, 'critic/score/mean', 'score')),
     )
     return figure._replace(panels=panels)
 
 
 def dynamics(r: Records) -> Figure:
-    """Reward, entropy and response length. Warns where the last tenth's entropy is near 0."""
-    look = 'Entropy should fall slowly and stay above 0; length should not run into the limit.'
+    """Reward, entropy and response length. Warns if the entropy is near 0 in the last tenth of the run."""
+    look = 'Entropy should fall slowly and stay above 0; few responses should reach the length limit.'
     figure = Figure('dynamics', 'Reward, entropy and length', 'figure 11', look)
     shown = {
         'critic/score/mean': ('Reward', 'accuracy', 0),
-        'actor/entropy': ('Entropy', 'nats a token', 1),
+        'actor/entropy': ('Entropy', 'nats per token', 1),
         'response_length/mean': ('Response length', 'tokens', 2),
         'response_length/clip_ratio': ('Responses cut at the limit', 'share', 3),
     }
     there = [name for name in shown if has(r, name)]
-    panels = tuple(over_steps(r, shown[n][0], shown[n][1], line(r, n, shown[n][0], shown[n][2])) for n in there)
+    panels = tuple(
+        over_steps(r, shown[n][0], shown[n][1], line(r, n, shown[n][0], shown[n][2])) for n in there
+    )
     end = _mean(column(r, 'actor/entropy')[tenths(r)[1]])
-    warning = f'Entropy is near 0: {end:.3f} nats a token over the last tenth of the run (below {_ENTROPY}).'
+    warning = (
+        f'Entropy is near 0: {end:.3f} nats per token over the last tenth of the run (below {_ENTROPY}).'
+    )
     missing = need(r, *list(shown)[:3])
     return figure._replace(panels=panels, missing=missing, warnings=(warning,) if end < _ENTROPY else ())
 
 
 def seconds(r: Records) -> Figure:
-    """Mean seconds a logged step by phase; a step without the phase counts 0. gen and reward lie inside wait_rollouts in part."""
-    look = 'The longest bar is what to speed up; gen and reward run inside wait_rollouts where nothing overlaps.'
+    """Mean seconds per logged step by phase; a step without the phase counts as 0.
+
+    gen and reward partly overlap with wait_rollouts.
+    """
+    look = (
+        'Speed up the phase with the longest bar. Without overlap, gen and reward are part of wait_rollouts.'
+    )
     figure = Figure('seconds', 'Seconds by phase', 'Table 2', look)
     if missing := need(r, 'timing_s/step'):
         return figure._replace(missing=missing)
@@ -239,44 +204,62 @@ def seconds(r: Records) -> Figure:
     step = line(r, 'timing_s/step', 'whole step')
     panels = [over_steps(r, 'Seconds of each step', 'seconds', step)]
     if len(order):
-        panels.insert(0, Panel('Mean seconds a step', 'seconds', '', (bars,), 'level', ticks=names))
+        panels.insert(0, Panel('Mean seconds per step', 'seconds', '', (bars,), 'level', ticks=names))
     share = means / _mean(column(r, 'timing_s/step'))
-    rows = tuple((phases[i].removeprefix('timing_s/'), f'{means[i]:.3g}', f'{share[i]:.0%}') for i in order[::-1])
-    return figure._replace(panels=tuple(panels), table=Table(('phase', 'seconds a step', 'of the step'), rows))
+    rows = tuple(
+        (phases[i].removeprefix('timing_s/'), f'{means[i]:.3g}', f'{share[i]:.0%}') for i in order[::-1]
+    )
+    return figure._replace(
+        panels=tuple(panels), table=Table(('phase', 'seconds per step', 'share of the step'), rows)
+    )
 
 
 def staleness(r: Records) -> Figure:
-    """Age of the batch; by origin, importance ratio, effective sample size, TV, clipped share. Warns where ess is below a half."""
-    look = 'Ratios near 1 and effective sample sizes near 1 say that old responses still fit the policy.'
-    figure = Figure('staleness', 'Staleness, importance ratios and clipping', 'Not a figure of the paper', look)
+    """Age of the batch, and by origin: importance ratio, effective sample size, TV and clipped share.
+
+    Warns if an effective sample size is below a half.
+    """
+    look = 'If the ratios and effective sample sizes are near 1, old responses still fit the policy.'
+    figure = Figure(
+        'staleness', 'Staleness, importance ratios and clipping', 'Not a figure of the paper', look
+    )
     by_origin = {
         'staleness/ratio': ('Mean importance ratio', 'ratio'),
-        'staleness/ess': ('Effective sample size', 'share of the tokens'),
-        'staleness/tv': ('Total variation', 'TV of a token'),
-        'actor/pg_clipfrac': ('Held back by the clip', 'share of the tokens'),
+        'staleness/ess': ('Effective sample size', 'share of tokens'),
+        'staleness/tv': ('Total variation', 'TV per token'),
+        'actor/pg_clipfrac': ('Clipped tokens', 'share of tokens'),
     }
     panels, missing = [], []
     if has(r, 'staleness/mean'):
         ages = (line(r, 'staleness/mean', 'mean', 0), line(r, 'staleness/max', 'max', None))
         panels.append(over_steps(r, 'Age of the behaviour policy', 'steps', *ages))
     for metric, (title, ylabel) in by_origin.items():
-        lines = [line(r, f'{metric}/{o}', o.upper(), i) for i, o in enumerate(ORIGINS) if has(r, f'{metric}/{o}')]
+        lines = [
+            line(r, f'{metric}/{o}', o.upper(), i) for i, o in enumerate(_ORIGINS) if has(r, f'{metric}/{o}')
+        ]
         if lines:
             panels.append(over_steps(r, title, ylabel, *lines))
         else:
             missing.append(f'{metric}/ORIGIN')
     warnings = []
-    for o in ORIGINS:
+    for o in _ORIGINS:
         ess = column(r, f'staleness/ess/{o}')
         if low := int((ess < _ESS).sum()):
             where = f'at {low} step{"s" * (low > 1)}; the lowest is {np.nanmin(ess):.2f}'
-            warnings.append(f'The effective sample size of {o.upper()} is below a half {where}.')
-    return figure._replace(panels=tuple(panels), warnings=tuple(warnings), missing=(*need(r, 'staleness/mean'), *missing))
+            warnings.append(f'The effective sample size of {o.upper()} is below 0.5 {where}.')
+    return figure._replace(
+        panels=tuple(panels), warnings=tuple(warnings), missing=(*need(r, 'staleness/mean'), *missing)
+    )
 
 
 def thresholds(r: Records) -> Figure:
-    look = 'The window (c2, c3] of replayed accuracies should follow r_tot, from easy to hard or back as configured.'
-    figure = Figure('thresholds', 'Thresholds of X3, and performance', 'Not a figure of the paper; its eq. 5-8', look)
+    look = (
+        'The window [c2, c3] of replayed accuracies should move with r_tot, in the direction of '
+        'replay.thresholds.'
+    )
+    figure = Figure(
+        'thresholds', 'Thresholds of X3, and performance', 'Not a figure of the paper; its eq. 5-8', look
+    )
     if missing := need(r, 'bapo/c2', 'bapo/c3', 'bapo/r_tot'):
         return figure._replace(missing=missing)
     lines = (line(r, 'bapo/c2', 'c2', 0), line(r, 'bapo/c3', 'c3', 1), line(r, 'bapo/r_tot', 'r_tot', 2))
@@ -284,8 +267,11 @@ def thresholds(r: Records) -> Figure:
 
 
 def faults(r: Records) -> Figure:
-    """Faults and restarts by kind, over steps. Those whose step is unknown are in the table alone."""
-    look = 'A jump of a curve at a dotted line is the fault, not the method; the other figures have the same lines.'
+    """Faults and restarts by kind over steps. Those with an unknown step are only in the table."""
+    look = (
+        'Dotted lines mark faults in every figure; if a curve jumps there, the cause may be the fault, not '
+        'the method.'
+    )
     figure = Figure('faults', 'Faults and restarts', 'Not a figure of the paper', look)
     steps: dict[str, list[int | None]] = {}
     for fault in r.faults:
@@ -293,7 +279,7 @@ def faults(r: Records) -> Figure:
     if r.restarts:
         steps['restart'] = list(r.restarts)
     if not steps:
-        return figure._replace(missing=('a row of events.jsonl; nothing failed, or the file is absent',))
+        return figure._replace(missing=('rows of events.jsonl (nothing failed, or the file is missing)',))
     last = {fault.kind: fault.message for fault in r.faults}
     rows, lines = [], []
     for i, (kind, at) in enumerate(steps.items()):
@@ -303,11 +289,15 @@ def faults(r: Records) -> Figure:
         if len(known):
             counts = np.unique(known, return_counts=True)
             lines.append(Line(kind, counts[0], np.cumsum(counts[1]), i))
-    panels = (Panel('Count since the run began', 'step', 'faults', tuple(lines), marks=marks(r)),) if lines else ()
-    return figure._replace(panels=panels, table=Table(('kind', 'count', 'steps', 'last message'), tuple(rows)))
+    panels = (
+        (Panel('Count since the run began', 'step', 'faults', tuple(lines), marks=marks(r)),) if lines else ()
+    )
+    return figure._replace(
+        panels=panels, table=Table(('kind', 'count', 'steps', 'last message'), tuple(rows))
+    )
 
 
 def _mean(values: np.ndarray) -> float:
-    """The mean of the finite values, nan where there are none."""
+    """The mean of the finite values; nan if there are none."""
     there = values[np.isfinite(values)]
     return float(there.mean()) if len(there) else float('nan')

@@ -1,4 +1,4 @@
-"""Writes the report: one HTML file with every figure inside, a PNG of each figure, and a viewer of each run's rollouts."""
+"""Writes the report: an HTML page with every figure, their PNGs, and a viewer of each run's rollouts."""
 
 from __future__ import annotations
 
@@ -10,24 +10,39 @@ from urllib.parse import quote
 
 import jinja2
 
-from bapo_jax.files import write_text
+from bapo_jax.machine.files import write_text
 from bapo_jax.report import comparison, draw, evaluations, figures, waiting
 from bapo_jax.report.figures import Figure
 from bapo_jax.report.records import Records, read_run
 from bapo_jax.report.viewer import LIMIT_MB, Viewer, write_viewer
 
 _SECTIONS = (
-    evaluations.cost, figures.reward, evaluations.curves, figures.bins, evaluations.migration, figures.composition,
-    figures.failed_again, figures.rollouts, figures.gradient, figures.dynamics, figures.staleness, figures.thresholds,
-    waiting.speed, figures.seconds, figures.faults,
-)  # fmt: skip
+    evaluations.cost,
+    figures.reward,
+    evaluations.curves,
+    figures.bins,
+    evaluations.migration,
+    figures.composition,
+    figures.failed_again,
+    figures.rollouts,
+    figures.gradient,
+    figures.dynamics,
+    figures.staleness,
+    figures.thresholds,
+    waiting.speed,
+    figures.seconds,
+    figures.faults,
+)
 
 
-def write_report(directories: Sequence[Path], output: Path | None = None, rollouts_mb: float = LIMIT_MB) -> Path:
-    """Writes `output` (default: report.html in the first run), and into a folder of the same name its PNGs and the rollout viewers.
+def write_report(
+    directories: Sequence[Path], output: Path | None = None, rollouts_mb: float = LIMIT_MB
+) -> Path:
+    """Writes `output` (default: report.html in the first run) and returns its path.
 
-    Returns the page's path. A viewer holds up to `rollouts_mb` megabytes of its run's newest rollouts. Raises ValueError where a
-    directory is no run, OSError where the disk takes no file.
+    The PNGs and rollout viewers go to a folder of the same name. A viewer holds up to `rollouts_mb` megabytes
+    of its run's newest rollouts. Raises ValueError if a directory is not a run, and OSError if a file cannot
+    be written.
     """
     runs = read_runs(directories)
     path = directories[0] / 'report.html' if output is None else output
@@ -35,13 +50,19 @@ def write_report(directories: Sequence[Path], output: Path | None = None, rollou
     parts += [(r.name, tuple(figure(r) for figure in _SECTIONS)) for r in runs]
     beside = path.with_suffix('') if path.suffix else path.with_name(path.name + '_figures')
     beside.mkdir(parents=True, exist_ok=True)
-    prefixes = {r.name: f'{prefix}_' for r, prefix in zip(runs, slugs(r.name for r in runs), strict=True)} if len(runs) > 1 else {}
+    prefixes = (
+        {r.name: f'{prefix}_' for r, prefix in zip(runs, slugs(r.name for r in runs), strict=True)}
+        if len(runs) > 1
+        else {}
+    )
     for name, some in parts:
         for figure in some:
             if figure.panels:
                 draw.png(figure, beside / f'{prefixes.get(name, "")}{figure.name}.png')
     viewers = {
-        r.name: write_viewer(directory, beside / f'{prefixes.get(r.name, "")}rollout_viewer', r.name, rollouts_mb)
+        r.name: write_viewer(
+            directory, beside / f'{prefixes.get(r.name, "")}rollout_viewer', r.name, rollouts_mb
+        )
         for directory, r in zip(directories, runs, strict=True)
     }
     write_text(path, page(runs, parts, viewers, path.parent))
@@ -49,15 +70,24 @@ def write_report(directories: Sequence[Path], output: Path | None = None, rollou
 
 
 def read_runs(directories: Sequence[Path]) -> list[Records]:
-    """The runs, each under its directory's name, or under its whole path where two have the same name."""
+    """Reads the runs, each named by its directory, or by its whole path if two directories share a name."""
     names = [d.resolve().name for d in directories]
-    return [read_run(d, name if names.count(name) == 1 else str(d)) for d, name in zip(directories, names, strict=True)]
+    return [
+        read_run(d, name if names.count(name) == 1 else str(d))
+        for d, name in zip(directories, names, strict=True)
+    ]
 
 
 def page(
-    runs: Sequence[Records], parts: Sequence[tuple[str, tuple[Figure, ...]]], viewers: Mapping[str, Viewer], folder: Path
+    runs: Sequence[Records],
+    parts: Sequence[tuple[str, tuple[Figure, ...]]],
+    viewers: Mapping[str, Viewer],
+    folder: Path,
 ) -> str:
-    """The HTML of the figures, by part: the part of all runs has no name. Links to the viewers count from `folder`."""
+    """Renders the figures as HTML. `parts` are (run name, figures), with '' for the comparison of all runs.
+
+    Links to the viewers are relative to `folder`.
+    """
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     shown = [
@@ -73,30 +103,32 @@ def page(
             ],
         }
         for i, (name, some) in enumerate(parts)
-    ]  # fmt: skip
-    return environment.get_template('page.html.jinja').render(title=', '.join(r.name for r in runs), parts=shown)
+    ]
+    return environment.get_template('page.html.jinja').render(
+        title=', '.join(r.name for r in runs), parts=shown
+    )
 
 
 def about(r: Records) -> dict[str, Any]:
-    """What the head of a run's part says."""
+    """The facts shown at the head of a run's part."""
     config = r.config
     facts = {
         'method': config.get('method'),
         'seed': config.get('seed'),
         'steps logged': f'{len(r.steps):,}, from {r.steps[0]:,} to {r.steps[-1]:,}',
-        'groups a batch': config.get('learner', {}).get('batch_groups'),
-        'responses a group': config.get('rollout', {}).get('group_size'),
+        'groups per batch': config.get('learner', {}).get('batch_groups'),
+        'responses per group': config.get('rollout', {}).get('group_size'),
     }
     return {name: value for name, value in facts.items() if value is not None}
 
 
 def link(viewer: Viewer | None, folder: Path) -> str:
-    """Where the viewer lies, from `folder`, as a URL; empty where there is none."""
+    """The viewer's URL relative to `folder`; empty if there is no viewer."""
     return quote(viewer.path.relative_to(folder).as_posix()) if viewer and viewer.path else ''
 
 
 def slugs(names: Iterable[str]) -> list[str]:
-    """File names of letters, digits, '-' and '_', of which no two are the same unless the names are."""
+    """Turns names into file names of letters, digits, '-' and '_'; different names stay different."""
     taken: dict[str, str] = {}
     found = []
     for name in names:

@@ -1,6 +1,6 @@
-"""Reads a run directory into plain arrays: what the figures are computed from.
+"""Reads a run directory into plain arrays, from which the figures are computed.
 
-metrics.jsonl is needed. evals/, events.jsonl, config.json and tensorboard/ add what they hold; one that is absent adds nothing.
+metrics.jsonl is required. evals/, events.jsonl, config.json and tensorboard/ are optional.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from bapo_jax import events
-from bapo_jax.run.log import iter_rows
+from bapo_jax.config.earlier import as_now
+from bapo_jax.machine import events
+from bapo_jax.run.log.metrics import iter_rows
 
 VAL = 'val-core/'
 
@@ -26,11 +27,11 @@ class Tracked(NamedTuple):
 
     step: int
     correct: dict[int | str, int]  # correct responses, by prompt id
-    samples: int  # responses a prompt
+    samples: int  # responses per prompt
 
 
 class Score(NamedTuple):
-    """A benchmark's curves; every array has one entry an evaluation, shares in [0, 1]."""
+    """A benchmark's curves; every array has one entry per evaluation, and shares are in [0, 1]."""
 
     samples: int  # n of mean@n and pass@n
     steps: np.ndarray
@@ -39,7 +40,7 @@ class Score(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A row of events.jsonl, and the training step done when it was written; None where nothing tells."""
+    """A row of events.jsonl and the last training step done when it was written; None if unknown."""
 
     kind: str
     message: str
@@ -48,39 +49,43 @@ class Fault(NamedTuple):
 
 
 class Records(NamedTuple):
-    """A run. T steps are logged, ascending, perhaps with gaps."""
+    """A run's records. The T logged steps are ascending and may have gaps."""
 
     name: str
     steps: np.ndarray  # int [T]
-    columns: dict[str, np.ndarray]  # by metric, float [T]; nan where a step lacks it
-    bins: np.ndarray  # float [T, G+1]: groups by correct responses; nan where a step lacks them
+    columns: dict[str, np.ndarray]  # by metric, float [T]; nan if a step lacks it
+    bins: np.ndarray  # float [T, G+1]: groups by number of correct responses; nan if a step lacks them
     scores: dict[str, Score]  # by benchmark
     tracked: list[Tracked]  # by step
     faults: list[Fault]
     restarts: list[int]  # the first step after each restart
-    config: dict[str, Any]  # empty where config.json is absent
+    config: dict[str, Any]  # empty if config.json is absent
     notes: list[str]  # files that could not be read
 
 
 def column(records: Records, name: str) -> np.ndarray:
-    """The metric at every step, float [T]; all nan where the run lacks it."""
+    """The metric at every step, float [T]; all nan if the run lacks it."""
     return records.columns.get(name, np.full(len(records.steps), np.nan))
 
 
 def has(records: Records, name: str) -> bool:
-    """True where at least one step has a finite value of the metric."""
+    """Whether at least one step has a finite value of the metric."""
     return bool(np.isfinite(column(records, name)).any())
 
 
 def read_run(directory: Path, name: str | None = None) -> Records:
-    """Raises ValueError, naming the directory, where it holds no training step or a damaged row."""
+    """Reads a run directory. Raises ValueError, naming it, if it has no training step or a damaged row."""
     if not (directory / 'metrics.jsonl').is_file():
-        raise ValueError(f'{directory} is no run directory: it has no metrics.jsonl; give the --workdir of a run')
+        raise ValueError(
+            f'{directory} is not a run directory (no metrics.jsonl); give the --workdir of a run'
+        )
     steps, columns, bins, values = _metrics(directory / 'metrics.jsonl')
     if not len(steps):
-        raise ValueError(f'{directory}: metrics.jsonl holds no training step; wait for the first')
+        raise ValueError(f'{directory}: metrics.jsonl has no training step yet; wait for the first')
     notes: list[str] = []
-    evaluations = [e for file in sorted((directory / 'evals').glob('*.json')) if (e := _evaluation(file, notes))]
+    evaluations = [
+        e for file in sorted((directory / 'evals').glob('*.json')) if (e := _evaluation(file, notes))
+    ]
     clock, starts = _clock(directory / 'tensorboard', notes)
     return Records(
         name=directory.name if name is None else name,
@@ -89,15 +94,18 @@ def read_run(directory: Path, name: str | None = None) -> Records:
         bins=bins,
         scores={**_scores_of_metrics(values), **_scores_of_evals(evaluations)},
         tracked=_tracked(evaluations),
-        faults=_faults(directory / events.FILE, clock, notes),
+        faults=_faults(directory / events.EVENTS_FILE, clock, notes),
         restarts=[max(1, step) for step in starts[1:]],
-        config=_json(directory / 'config.json', notes) or {},
+        config=as_now(_json(directory / 'config.json', notes) or {}),
         notes=notes,
     )
 
 
 def _metrics(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray, dict[str, dict[int, float]]]:
-    """(steps, columns, bins) of the training steps, and val-core values by name and step, those of step 0 included."""
+    """Returns (steps, columns, bins) of the training steps, and val-core values by name and step.
+
+    The values include those of step 0.
+    """
     steps, places, numbers = array('q'), defaultdict(lambda: array('q')), defaultdict(lambda: array('d'))
     bins: list[tuple[int, list[int]]] = []
     scores: dict[str, dict[int, float]] = defaultdict(dict)
@@ -127,7 +135,7 @@ def _metrics(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray,
 
 
 def _scores_of_metrics(values: dict[str, dict[int, float]]) -> dict[str, Score]:
-    """The curves in val-core/BENCHMARK/acc/{mean@n,pass@n}."""
+    """Builds the curves from val-core/BENCHMARK/acc/{mean@n,pass@n}."""
     scores = {}
     for name, at in values.items():
         benchmark, _, measure = name.removeprefix(VAL).rpartition('/acc/')
@@ -136,13 +144,16 @@ def _scores_of_metrics(values: dict[str, dict[int, float]]) -> dict[str, Score]:
             steps = sorted(at)
             passed = values.get(f'{VAL}{benchmark}/acc/pass@{n}', {})
             scores[benchmark] = Score(
-                n, np.array(steps), np.array([at[s] for s in steps]), np.array([passed.get(s, np.nan) for s in steps])
+                n,
+                np.array(steps),
+                np.array([at[s] for s in steps]),
+                np.array([passed.get(s, np.nan) for s in steps]),
             )
     return scores
 
 
 def _scores_of_evals(evaluations: list[dict]) -> dict[str, Score]:
-    """The curves in evals/; a measure that is None becomes nan."""
+    """Builds the curves from evals/; a measure that is None becomes nan."""
     rows: dict[str, list[tuple]] = defaultdict(list)
     for e in evaluations:
         for benchmark, s in e.get('benchmarks', {}).items():
@@ -150,19 +161,24 @@ def _scores_of_evals(evaluations: list[dict]) -> dict[str, Score]:
     scores = {}
     for benchmark, of in rows.items():
         steps, means, passed, samples = zip(*sorted(of, key=lambda row: row[0]), strict=True)
-        scores[benchmark] = Score(samples[-1], np.array(steps), np.array(means, float), np.array(passed, float))
+        scores[benchmark] = Score(
+            samples[-1], np.array(steps), np.array(means, float), np.array(passed, float)
+        )
     return scores
 
 
 def _tracked(evaluations: list[dict]) -> list[Tracked]:
     """The tracked prompts of each evaluation that has them, by step."""
     there = [(e['step'], e['tracked']) for e in evaluations if e.get('tracked')]
-    of = [Tracked(step, dict(zip(t['prompt_ids'], t['correct'], strict=True)), t['samples']) for step, t in there]
+    of = [
+        Tracked(step, dict(zip(t['prompt_ids'], t['correct'], strict=True)), t['samples'])
+        for step, t in there
+    ]
     return sorted(of, key=lambda t: t.step)
 
 
 def _clock(directory: Path, notes: list[str]) -> tuple[list[tuple[float, int]], list[int]]:
-    """((seconds since 1970, step) of every row written, by time), and the first step of each session, by time.
+    """Returns (seconds since 1970, step) of every written row and the first step of each session, by time.
 
     Reads TensorBoard's records: 8 bytes of length, 4 of checksum, an Event, 4 of checksum.
     """
@@ -177,13 +193,13 @@ def _clock(directory: Path, notes: list[str]) -> tuple[list[tuple[float, int]], 
                         sessions.append((event.wall_time, event.step))
                     elif event.HasField('summary'):
                         written.append((event.wall_time, event.step))
-        except Exception as e:  # a crash cuts a record short, and the parser's errors have no common class
+        except Exception as e:  # a crash truncates a record, and the parser's errors have no common class
             notes.append(f'{file.name} ends in a damaged record ({type(e).__name__})')
     return sorted(written), [step for _, step in sorted(sessions)]
 
 
 def _faults(path: Path, clock: list[tuple[float, int]], notes: list[str]) -> list[Fault]:
-    """The rows of events.jsonl. One that names no step takes the last step written before it."""
+    """Returns the rows of events.jsonl. A row without a step gets the last step written before it."""
     if not path.is_file():
         return []
     times, faults = np.array([time for time, _ in clock]), []
@@ -195,14 +211,16 @@ def _faults(path: Path, clock: list[tuple[float, int]], notes: list[str]) -> lis
             if not isinstance(step, int) and clock:
                 place = np.searchsorted(times, datetime.fromisoformat(time).timestamp(), 'right')
                 step = clock[place - 1][1] if place else 0
-            faults.append(Fault(kind, str(row.get('message', '')), time, step if isinstance(step, int) else None))
+            faults.append(
+                Fault(kind, str(row.get('message', '')), time, step if isinstance(step, int) else None)
+            )
         except (ValueError, KeyError, TypeError, AttributeError):
-            notes.append(f'{path.name}, line {number} is damaged')
+            notes.append(f'line {number} of {path.name} is damaged')
     return faults
 
 
 def _evaluation(path: Path, notes: list[str]) -> dict | None:
-    """An evaluation whose scores and tracked prompts can be read; else None, with a note."""
+    """Returns an evaluation if its scores and tracked prompts can be read; else None, and adds a note."""
     read = _json(path, notes)
     try:
         if read is not None:
@@ -215,7 +233,7 @@ def _evaluation(path: Path, notes: list[str]) -> dict | None:
 
 
 def _json(path: Path, notes: list[str]) -> dict | None:
-    """The object in a file; None, with a note, where it is damaged; None where it is absent."""
+    """Returns the JSON object in a file; None if it is missing or damaged. Damage adds a note."""
     if not path.is_file():
         return None
     try:

@@ -233,7 +233,7 @@ function begin() {
   const responses = c.G.reduce((sum, G) => sum + G, 0);
   byId('about').textContent = `${steps.length.toLocaleString('en')} steps, ${c.step.length.toLocaleString('en')} prompts, ` +
     `${responses.toLocaleString('en')} responses`;
-  const old = data.coloured ? [] : ['the files hold no tokens, since an older version wrote them; there are no colours'];
+  const old = data.coloured ? [] : ['no colours, since the files were written by an older version, without tokens'];
   for (const note of [...old, ...data.notes]) byId('notes').append(element('p', 'warning', note));
   makeControls();
   const given = readHash();

@@ -6,12 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from bapo_jax.groups import X1, X2, X3
-from bapo_jax.run.log import read_metrics
+from bapo_jax.groups import X1
+from bapo_jax.replay.bapo import X2, X3
+from bapo_jax.run.log.metrics import read_metrics
 
 
 def draw_run(directory: Path) -> Path:
-    """Writes DIRECTORY/run.png from its metrics.jsonl and returns the path. Raises ValueError where no step is logged."""
+    """Draws DIRECTORY/run.png from metrics.jsonl and returns its path.
+
+    Raises ValueError if no step is logged.
+    """
     import matplotlib
 
     matplotlib.use('Agg')
@@ -19,14 +23,16 @@ def draw_run(directory: Path) -> Path:
 
     rows = [row for row in read_metrics(directory) if row['step'] > 0]
     if not rows:
-        raise ValueError(f'{directory}: metrics.jsonl holds no training step; wait for the first')
+        raise ValueError(f'{directory}: metrics.jsonl has no training step yet; wait for the first')
     steps = np.array([row['step'] for row in rows])
     figure, (reward, batch, bins) = plt.subplots(1, 3, figsize=(15, 4), constrained_layout=True)
 
     values = np.array([row['critic/score/mean'] for row in rows])
     reward.plot(steps, values, color='0.75', label='each step')
     window = max(1, len(values) // 10)
-    reward.plot(steps[window - 1 :], np.convolve(values, np.ones(window) / window, 'valid'), label=f'mean of {window}')
+    reward.plot(
+        steps[window - 1 :], np.convolve(values, np.ones(window) / window, 'valid'), label=f'mean of {window}'
+    )
     reward.set(title='Training reward (fresh groups, before filtering)', xlabel='step', ylabel='accuracy')
     reward.legend()
 
@@ -41,7 +47,12 @@ def draw_run(directory: Path) -> Path:
     k = np.arange(counts.shape[1])
     bins.bar(k - 0.2, shares[:tenth].mean(axis=0), 0.4, label=f'first {tenth} steps')
     bins.bar(k + 0.2, shares[-tenth:].mean(axis=0), 0.4, label=f'last {tenth} steps')
-    bins.set(title='Accuracy of fresh groups', xlabel='correct responses k of G', ylabel='share of groups', xticks=k)
+    bins.set(
+        title='Accuracy of fresh groups',
+        xlabel='correct responses k of G',
+        ylabel='share of groups',
+        xticks=k,
+    )
     bins.legend()
 
     path = Path(directory) / 'run.png'

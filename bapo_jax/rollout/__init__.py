@@ -1,1 +1,1 @@
-"""Who answers. Imports nothing: the vLLM worker loads from this package where JAX may be absent."""
+"""Rollout engines. Imports nothing: the vLLM worker loads from this package, and JAX may be absent there."""

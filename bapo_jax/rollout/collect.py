@@ -1,4 +1,4 @@
-"""Lines 6-7 of Algorithm 1: samples responses, judges them, and makes groups."""
+"""Lines 6-7 of Algorithm 1: samples responses, judges them and forms groups."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bapo_jax import events
 from bapo_jax.groups import Group, Prompt, Response, Verdict, binary_rewards
-from bapo_jax.rollout.continued import continued
+from bapo_jax.machine import events
 from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
-from bapo_jax.rollout.replies import BadResponse
+from bapo_jax.rollout.given import continued
+from bapo_jax.rollout.vllm.replies import BadResponse
 from bapo_jax.tasks import get_task
 from bapo_jax.tasks.custom_reward import Rewards
 
 
 class TooFewJudged(RolloutError):
-    """More than a fifth of a step's responses have no verdict: what is left would be another distribution of questions."""
+    """More than a fifth of a step's responses have no verdict, so the rest would be a biased sample."""
 
 
 class Collected(NamedTuple):
-    """Groups, and the seconds of waiting for responses and of judging them; the two add up to all the time it took."""
+    """Groups, and the seconds spent waiting for responses and judging them; they sum to the total time."""
 
     groups: list[Group]
     generate_s: float
@@ -32,25 +32,25 @@ class Collected(NamedTuple):
 
 
 def collect(
-    engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw],
-    rewards: Rewards | None,
+    engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], group_size: int, sampling: Sampling,
+    draws: Sequence[Draw], rewards: Rewards | None,
 ) -> list[Group]:  # fmt: skip
-    """Samples `group_size` responses to each prompt from the engine's policy and judges them. A group's step is its draw's.
+    """Samples `group_size` responses to each prompt from the engine's policy and judges them.
 
-    Raises what the engine raised for any of them, bad responses included.
+    A group's step is its draw's. Raises the engine's error if any group failed, also for bad responses.
     """
     return judge(tokenizer, prompts, engine.generate(prompts, group_size, sampling, draws), draws, rewards)
 
 
 def judge_as_they_come(
-    answers: Sequence[Future[tuple[Response, ...]]], tokenizer: Any, prompts: Sequence[Prompt], draws: Sequence[Draw],
-    rewards: Rewards | None, budget_s: float = math.inf, most_tokens: int = 0,
+    answers: Sequence[Future[tuple[Response, ...]]], tokenizer: Any, prompts: Sequence[Prompt],
+    draws: Sequence[Draw], rewards: Rewards | None, budget_s: float = math.inf, most_tokens: int = 0,
 ) -> Collected:  # fmt: skip
-    """Judges each prompt's responses once they are there, while others are still to come; the groups are in the prompts' order.
+    """Judges each prompt's responses as they arrive; the groups are in the order of the prompts.
 
-    `most_tokens` cuts responses to prompts that came with their first tokens. `budget_s` seconds are for judging all of them. A group
-    to which the engine got only bad responses has none, and an event says why. Where one ends with another error, cancels the others
-    and raises it.
+    `most_tokens` truncates responses to prompts that came with their first tokens. `budget_s` is the total
+    time for judging. A group for which the engine got only bad responses is left without any, and an event
+    says why. If a group ends with another error, cancels the others and raises it.
     """
     started, verify_s, groups = time.perf_counter(), 0.0, {}
     to_come = {answer: i for i, answer in enumerate(answers)}
@@ -65,11 +65,15 @@ def judge_as_they_come(
     finally:
         for answer in to_come:
             answer.cancel()
-    return Collected([groups[i] for i in range(len(answers))], time.perf_counter() - started - verify_s, verify_s)
+    return Collected(
+        [groups[i] for i in range(len(answers))], time.perf_counter() - started - verify_s, verify_s
+    )
 
 
-def _responses(answer: Future[tuple[Response, ...]], prompt: Prompt, most_tokens: int) -> tuple[Response, ...]:
-    """A group's responses, given tokens included; none where the engine gave it up for bad ones."""
+def _responses(
+    answer: Future[tuple[Response, ...]], prompt: Prompt, most_tokens: int
+) -> tuple[Response, ...]:
+    """A group's responses with their given tokens; () if the engine gave the group up as bad."""
     try:
         return tuple(continued(prompt, response, most_tokens) for response in answer.result())
     except BadResponse as error:
@@ -78,27 +82,29 @@ def _responses(answer: Future[tuple[Response, ...]], prompt: Prompt, most_tokens
 
 
 def check_judged(groups: Sequence[Group], group_size: int) -> None:
-    """Raises TooFewJudged where more than a fifth of the responses that were asked for have no verdict."""
+    """Raises TooFewJudged if more than a fifth of the requested responses have no verdict."""
     lost, asked = sum(not g.responses for g in groups), len(groups) * group_size
     failed = sum(v == Verdict.INFRA_ERROR for g in groups for v in g.verdicts)
     missing = lost * group_size + failed
     if 5 * missing > asked:
         raise TooFewJudged(
-            f'{missing} of {asked} responses of step {groups[0].step} have no verdict, more than a fifth: the engine gave up {lost} '
-            f'groups of {group_size}, and the verifier or the reward function failed on {failed} responses. events.jsonl says why. '
-            'Where judging is slow, raise task.verify_s, task.reward_deadline_s or task.reward_workers; where servers answer wrongly, '
-            'see docs/vllm.md'
+            f'{missing} of {asked} responses of step {groups[0].step} have no verdict (more than a fifth): '
+            f'the engine gave up {lost} groups of {group_size}, and the verifier or the reward function '
+            f'failed on {failed} responses. See events.jsonl for the reasons. If judging is slow, raise '
+            'task.judging.step_s, task.judging.reward_s or task.judging.workers; if servers give bad '
+            'responses, see docs/vllm.md'
         )
 
 
 def judge(
-    tokenizer: Any, prompts: Sequence[Prompt], responses: Sequence[tuple[Response, ...]], draws: Sequence[Draw],
-    rewards: Rewards | None, budget_s: float = math.inf,
+    tokenizer: Any, prompts: Sequence[Prompt], responses: Sequence[tuple[Response, ...]],
+    draws: Sequence[Draw], rewards: Rewards | None, budget_s: float = math.inf,
 ) -> list[Group]:  # fmt: skip
-    """Judges the responses to each prompt. All prompts are of one task.
+    """Judges the responses to each prompt. All prompts belong to one task.
 
-    `rewards` (tasks/custom_reward.py) asks the user's function for verdict and reward. Where it is None, the task's verifier gives the
-    verdict, and the reward is the paper's binary one. What is unjudged after `budget_s` seconds is INFRA_ERROR.
+    `rewards` (tasks/custom_reward.py) gets verdict and reward from the user's function. If it is None, the
+    task's verifier gives the verdict, and the reward is the paper's binary one. Responses not judged after
+    `budget_s` seconds are INFRA_ERROR.
     """
     pairs = [(p, r) for p, group in zip(prompts, responses, strict=True) for r in group]
     texts = tokenizer.batch_decode([r.tokens for _, r in pairs], skip_special_tokens=True) if pairs else []
@@ -106,15 +112,22 @@ def judge(
         verdicts, earned, extracted = (), np.empty(0, np.float32), ()
     elif rewards is None:
         task = get_task(prompts[0].task)
-        verdicts, extracted = zip(*task.verify_all(texts, [p.ground_truth for p, _ in pairs], budget_s), strict=True)
+        verdicts, extracted = zip(
+            *task.verify_all(texts, [p.ground_truth for p, _ in pairs], budget_s), strict=True
+        )
         earned = binary_rewards(verdicts)
     else:
         extras = [{'prompt_id': p.id, 'tokens': len(r.tokens), 'finish': r.finish} for p, r in pairs]
-        rows = [(p.task, text, p.ground_truth, extra) for text, (p, _), extra in zip(texts, pairs, extras, strict=True)]
+        rows = [
+            (p.task, text, p.ground_truth, extra)
+            for text, (p, _), extra in zip(texts, pairs, extras, strict=True)
+        ]
         verdicts, earned, extracted = zip(*rewards(rows, budget_s), strict=True)
         earned = np.array(earned, np.float32)
     groups, first = [], 0
     for prompt, group, draw in zip(prompts, responses, draws, strict=True):
         rows = slice(first, first := first + len(group))
-        groups.append(Group(prompt, group, tuple(verdicts[rows]), earned[rows], draw.step, tuple(extracted[rows])))
+        groups.append(
+            Group(prompt, group, tuple(verdicts[rows]), earned[rows], draw.step, tuple(extracted[rows]))
+        )
     return groups

@@ -1,4 +1,4 @@
-"""The interface of an engine. It holds one policy and answers prompts with it; tokens go in and come out as ids."""
+"""The interface of rollout engines, which hold one policy and answer prompts with it, all in token ids."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ import jax
 import numpy as np
 
 from bapo_jax.groups import Prompt, Response
+from bapo_jax.machine.ending import CONTINUES, Ending
 
-# The purpose of a draw. It enters the random keys, so one prompt at one step is drawn independently for each purpose.
+# The purpose of a draw. It is part of the random key, so each purpose samples a prompt independently.
 FRESH, REEVALUATION, EVALUATION, TRACKING, PROBE, FAILED = range(6)
 
 
-class RolloutError(RuntimeError):
+class RolloutError(Ending, RuntimeError):
     """The engine returned no trainable responses; the message names the server and the failure."""
+
+    remedy = CONTINUES
 
 
 class Sampling(NamedTuple):
     """How to sample. The log-probs returned are of logits / temperature, over the whole vocabulary."""
 
-    temperature: float  # 0: the likeliest token always, with its log-prob at temperature 1
+    temperature: float  # 0: greedy, with log-probs at temperature 1
     max_tokens: int
-    top_p: float = 1.0  # of the likeliest tokens that make up this share; below 1 in evaluations alone
+    top_p: float = 1.0  # nucleus sampling threshold; below 1 only in evaluations
 
 
 class Draw(NamedTuple):
-    """Names one use of randomness. The random numbers of response j to prompt p depend on (seed, step, purpose, p.id, j) alone."""
+    """One use of randomness. Response j to prompt p is keyed only by (seed, step, purpose, p.id, j)."""
 
     seed: int
     step: int
@@ -42,11 +45,12 @@ class Draw(NamedTuple):
 class Engine(abc.ABC):
     """An engine holds one policy at a time. `load` must not be called while futures of `ask` are pending."""
 
-    servers: int  # how many servers answer; the trainer checks their log-probs against its own. 0: this process answers
+    # The number of servers, whose log-probs the trainer checks against its own; 0 if this process samples.
+    servers: int
 
     @abc.abstractmethod
     def load(self, params: Any, version: int) -> None:
-        """Answers with `params` from now on, and stamps responses with `version`. Does nothing where it holds that version already.
+        """Makes `params` the policy; responses state `version`. Does nothing if it holds that version.
 
         The caller keeps `params` alive and unchanged until the next `load`. Raises RolloutError.
         """
@@ -55,39 +59,40 @@ class Engine(abc.ABC):
     def ask(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
     ) -> list[Future[tuple[Response, ...]]]:
-        """A future for each prompt's group of `group_size` responses, in order; `draws` has one for each prompt. Returns at once.
+        """Returns at once, with a future for each prompt's group of `group_size` responses, in order.
 
-        Prompts that were asked earlier, in this call or another, are answered first. A group that fails leaves the others alone:
-        its future raises RolloutError. Every future ends by the engine's own deadlines. Cancelling one gives its group up.
+        `draws` has one draw per prompt. Prompts requested earlier, in this call or another, are answered
+        first. If a group fails, its future raises RolloutError, and the others are not affected. Every future
+        ends within the engine's own deadlines. Cancelling a future gives up its group.
         """
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
     ) -> list[tuple[Response, ...]]:
-        """The groups of `ask`. Where one fails, cancels the others and raises its error."""
-        return gathered(self.ask(prompts, group_size, sampling, draws))
+        """The groups of `ask`. If one fails, cancels the others and raises its error."""
+        return results_of(self.ask(prompts, group_size, sampling, draws))
 
     def metrics(self) -> dict[str, float]:
-        """What the servers said of their work since this was last called, where there are any. Does not wait for them."""
+        """Metrics that the servers, if any, have reported since the last call. Does not wait for them."""
         return {}
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Gives up what is pending, ends the engine's processes and closes its connections."""
+        """Gives up pending requests, ends the engine's processes and closes its connections."""
 
 
 def trained_tokens(tokens: np.ndarray, image_token: int | None) -> np.ndarray | None:
-    """The loss mask of a response that a policy sampled, bool like `tokens`; None where all of them count.
+    """The loss mask of a sampled response, bool with the shape of `tokens`; None if all tokens count.
 
-    A policy that reads images may sample the token in whose place their features stand, `image_token`. There is no image there, so
-    the model reads the token as a word, and learns nothing of it.
+    A policy that reads images may sample `image_token`, the placeholder for image features. There is no image
+    there, so the model reads it as an ordinary token, and does not train on it.
     """
     trained = tokens != image_token
     return None if image_token is None or trained.all() else trained
 
 
-def gathered(futures: Sequence[Future]) -> list[Any]:
-    """The results of all futures, in order. Where one fails, cancels the others and raises its error."""
+def results_of(futures: Sequence[Future]) -> list[Any]:
+    """The results of all futures, in order. If one fails, cancels the others and raises its error."""
     try:
         for future in wait(futures, return_when=FIRST_EXCEPTION).done:
             future.result()

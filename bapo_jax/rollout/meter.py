@@ -1,6 +1,6 @@
-"""Who waits for whom: when an engine was at work, how many tokens it sampled, and when the trainer waited for it.
+"""Measures when an engine was busy, how many tokens it sampled, and when the trainer waited for it.
 
-A spell is (first, last), in seconds of time.perf_counter. Evaluations and probes are not counted.
+A spell is an interval (first, last), in seconds of time.perf_counter. Evaluations and probes do not count.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ Spell = tuple[float, float]
 
 
 class Meter:
-    """The spells since the last reading. Futures of an engine end in its own threads, so a lock holds them together."""
+    """The spells since the last `read`. An engine's futures end in its own threads, hence the lock."""
 
     def __init__(self):
         self._lock = threading.Lock()
         self._sampling: list[Spell] = []
         self._waiting: list[Spell] = []
         self._handing: list[Spell] = []
-        self._pending, self._since = 0, 0.0  # answers to come, and since when there are any
+        self._pending, self._since = 0, 0.0  # number of pending answers, and since when there are any
         self._tokens, self._read = 0, time.perf_counter()
 
     def asked(self, answers: Sequence[Future]) -> None:
-        """The engine is at work from now on, until all of these and of those before have ended."""
+        """Counts the engine as busy from now until these and all earlier answers have ended."""
         with self._lock:
             if not self._pending:
                 self._since = time.perf_counter()
@@ -36,15 +36,15 @@ class Meter:
             answer.add_done_callback(self._ended)
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, the trainer waits for responses."""
+        """A context in which the trainer waits for responses."""
         return _timed(self._waiting)
 
     def handing_over(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, the engine is given a policy: neither side waits for the other's work."""
+        """A context in which a policy is loaded into the engine: neither side waits for the other."""
         return _timed(self._handing)
 
     def read(self, started: float) -> dict[str, Any]:
-        """Metrics of the step that began at `started` and ends now. A group's tokens count at the step that it ends in."""
+        """Metrics of the step from `started` to now. A group's tokens count for the step in which it ends."""
         now = time.perf_counter()
         with self._lock:
             sampling = self._sampling + [(self._since, now)] * bool(self._pending)
@@ -68,14 +68,17 @@ class Meter:
 
 def shares(
     sampling: Sequence[Spell], waiting: Sequence[Spell], handing: Sequence[Spell], start: float, end: float
-) -> dict[str, float]:  # fmt: skip
-    """Of the time from `start` to `end`: in which the trainer waited, and in which it worked while nothing was sampled."""
+) -> dict[str, float]:
+    """Fractions of the time: the trainer waited, and the trainer worked while nothing was sampled."""
     idle = end - start - covered([*sampling, *waiting, *handing], start, end)
-    return {'perf/idle/trainer': covered(waiting, start, end) / (end - start), 'perf/idle/engine': idle / (end - start)}
+    return {
+        'perf/idle/trainer': covered(waiting, start, end) / (end - start),
+        'perf/idle/engine': idle / (end - start),
+    }
 
 
 def covered(spells: Sequence[Spell], start: float, end: float) -> float:
-    """Seconds between `start` and `end` that lie in any of the spells, which may overlap."""
+    """The seconds between `start` and `end` that lie in any of the spells, which may overlap."""
     seconds, until = 0.0, start
     for first, last in sorted(spells):
         seconds += max(0.0, min(last, end) - max(first, until))

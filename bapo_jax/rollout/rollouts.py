@@ -1,15 +1,19 @@
-"""Which policy answers, and when: α answers fresh prompts, π_θ hard prompts and evaluations. α may answer later steps ahead.
+"""Decides which policy answers which prompts, and when.
 
-One engine holds one policy. Where α is π_θ, fresh and hard prompts go out as one wave. Otherwise the engine switches to π_θ and
-back. α does not change between two syncs, so all steps up to the next sync can be asked at once, the earlier first: while one trains
-the next are answered, and no step waits for the last response of the one before. With T seconds to train and G to generate, a step
-then costs max(T + G/v, G + T/v) on average instead of T + G. The first generation after a sync overlaps with no training. The prompts,
-their order and what the selector knows stay the same.
+α answers fresh prompts, possibly several steps ahead; π_θ answers hard prompts and evaluations. One engine
+holds one policy. If α is π_θ, fresh and hard prompts are sent as one wave. Otherwise the engine switches to
+π_θ and back.
+
+α does not change between two syncs, so all steps up to the next sync can be requested at once, earlier steps
+first. While one step trains, the next are generated, and no step waits for the last response of the step
+before. With T seconds to train and G to generate, a step then costs max(T + G/v, G + T/v) on average instead
+of T + G. The first generation after a sync overlaps with no training. The prompts, their order and the
+selector's knowledge stay the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
@@ -18,15 +22,16 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.groups import X1, Batch, Group, Prompt, Response, make_batch
+from bapo_jax.machine.stopping import leaving_waits
 from bapo_jax.prompts.selector import PromptSelector
 from bapo_jax.rollout.collect import Collected, check_judged, collect, judge_as_they_come
-from bapo_jax.rollout.continued import as_read
 from bapo_jax.rollout.engine import FAILED, FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
 from bapo_jax.rollout.fidelity import check_probe, tolerance_of
+from bapo_jax.rollout.given import as_read
 from bapo_jax.rollout.meter import Meter
 from bapo_jax.rollout.schedule import Schedule
-from bapo_jax.stopping import leaving_waits
 from bapo_jax.tasks.custom_reward import Rewards
 from bapo_jax.tasks.shaping import punish_overlong
 
@@ -41,15 +46,23 @@ class Policies(Protocol):
     alpha: Any
     alpha_version: int
     recent: list[tuple[int, Any]]  # (version, parameters) of rollout policies before α, newest first
+    before: Any  # α before the last sync, until the servers have answered the probe; else None
+    synced_after: int  # the step after which α last became π_θ
+
+    def sync(self) -> None:
+        """Sets α to π_θ."""
+
+    def policies(self) -> Mapping[str, Any]:
+        """Parameters by role."""
 
 
-# Returns (log-probs as sampled, log-probs under α, and under the policy that was α before it, if any) of all response tokens of a batch,
-# float32 [tokens] each, in one order.
-LogProbs = Callable[[Batch], Iterable[np.ndarray]]
+# Takes (parameters by role, a batch). Yields the log-probs of all response tokens as sampled, under α, and
+# under the previous α if there is one; float32 [tokens] each, in the same order.
+LogProbs = Callable[[Mapping[str, Any], Batch], Iterable[np.ndarray]]
 
 
-class Asked(NamedTuple):
-    """A wave of prompts that the engine was asked, hard ones behind the fresh ones, and the selector's state after it named these."""
+class Wave(NamedTuple):
+    """A wave of prompts sent to the engine: fresh, then hard. `selector` is its state after choosing them."""
 
     fresh: list[Prompt]
     hard: list[Prompt]
@@ -59,77 +72,114 @@ class Asked(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A step's fresh groups, the hard prompts' groups of the same wave, and the selector's state after them."""
+    """A step's fresh groups, the groups of its hard prompts from the same wave, and the selector's state."""
 
     fresh: list[Group]
     reevaluated: list[Group]
     generate_s: float
     verify_s: float
     measures: dict[str, float]  # the selector's metrics
-    selector: str  # its state after it observed these groups: a run stopped after this step continues from there
+    selector: str  # its state after observing these groups; a run stopped after this step resumes from it
 
 
 class Rollouts:
-    """Generates the groups of one step after the other, and judges them in a thread of its own."""
+    """Generates groups, step by step, and judges them in its own thread."""
 
     def __init__(
-        self, engine: Engine, tokenizer: Any, selector: PromptSelector, schedule: Schedule, config: ConfigDict,
-        reward: Rewards | None, probe: Prompt,
+        self, engine: Engine, tokenizer: Any, selector: PromptSelector, schedule: Schedule,
+        config: ConfigDict, reward: Rewards | None, policies: Policies, hosts: Hosts, logprobs: LogProbs,
+        probe: Prompt,
     ):  # fmt: skip
-        """`config` is resolved; `reward` replaces the verifier, or is None; `probe` is the prompt answered after every sync."""
-        self._engine, self._probe = engine, probe
-        self._tokenizer, self._selector, self._schedule, self._config, self._reward = tokenizer, selector, schedule, config, reward
-        # Which prompts a step takes may depend on the results of the step before, or of its own first wave.
-        self._in_turn = selector.learns or config.rollout.refill_batches > 1 or config.rollout.mixture > 0
+        """`config` is resolved. `reward` replaces the verifier unless it is None. `probe` follows a sync.
+
+        `logprobs` computes the trainer's log-probs, with which the servers' are compared.
+        """
+        self._engine, self._policies, self._hosts, self._logprobs, self._probe = (
+            engine,
+            policies,
+            hosts,
+            logprobs,
+            probe,
+        )
+        self._tokenizer, self._selector, self._schedule, self._config, self._reward = (
+            tokenizer,
+            selector,
+            schedule,
+            config,
+            reward,
+        )
+        # A step's prompts may depend on the results of the step before, or of its own first wave.
+        self._in_turn = (
+            selector.learns or config.rollout.refill_batches > 1 or config.rollout.mixture.share > 0
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix='rollouts')
         self._begun: dict[int, Future[Answered]] = {}
         self._selector_state = selector.state()
         self._taken: dict[str, float] = {}  # metrics of the last step taken
         self._meter = Meter()
 
-    def serve(self, policies: Policies, logprobs: LogProbs) -> None:
-        """Loads α, and compares each server's log-probs of its answers to the probe with the trainer's. Raises PolicyMismatch."""
+    def sync(self) -> None:
+        """Lines 3-5 on every host: sets α to π_θ and loads it into the engine.
+
+        If a checkpoint taken within this step already includes this sync, α is only loaded.
+        """
+        p = self._policies
+        if p.synced_after != p.step:
+            self._hosts.tell('sync')
+            p.sync()
+        self.serve()
+
+    def serve(self) -> None:
+        """Loads α and probes each server. Raises PolicyMismatch if its log-probs are wrong."""
         with self._meter.handing_over():
-            self._engine.load(policies.alpha, policies.alpha_version)
+            self._hold_alpha()
             if self._engine.servers:
-                self._probe_servers(policies, logprobs)
+                self._probe_servers()
+        self._policies.before = None
 
     def begin_ahead(self, step: int) -> None:
-        """Begins the later steps whose fresh prompts α can answer while `step` trains."""
+        """Starts the later steps whose fresh prompts α can answer while `step` trains."""
         if self._config.rollout.overlap:
             for later in range(step + 1, self._schedule.last_ahead(step) + 1):
                 self._begin(later)
 
-    def take(self, step: int, hard: Sequence[Prompt], policies: Policies) -> tuple[list[Group], list[Group]]:
-        """The fresh groups of `step`, sampled from α, and those of its hard prompts, from π_θ.
+    def take(self, step: int, hard: Sequence[Prompt]) -> tuple[list[Group], list[Group]]:
+        """The fresh groups of `step`, sampled from α, and those of its hard prompts, sampled from π_θ.
 
-        Raises what the engine raised, and Stopped where a signal comes; then the state is still that of the step before.
+        With `reevaluation_syncs`, α is π_θ after re-evaluation. Raises the engine's errors, and Stopped if a
+        signal comes; the state is then still that of the step before.
         """
         with self._meter.waiting():
-            return self._take(step, hard, policies)
+            taken = self._take(step, hard)
+        if hard and self._schedule.reevaluation_syncs:
+            self.sync()
+        return taken
 
     def ask_failed(self, step: int, prompts: Sequence[Prompt]) -> list[Group]:
-        """α's groups of prompts that failed before, behind what was begun ahead. Nothing remembers them.
+        """α's groups for previously failed prompts, sampled after the steps started ahead and stored nowhere.
 
-        A group that is lost is one without responses, however many are: only training needs most of them. A signal waits, since the
-        step was taken already.
+        A lost group has no responses. Any number may be lost, since only training needs most of them. A
+        signal waits, since the step has already been taken.
         """
         c = self._config
-        sampling, draws = Sampling(c.rollout.temperature, c.rollout.max_response_tokens), [Draw(c.seed, step, FAILED)] * len(prompts)
+        sampling, draws = (
+            Sampling(c.rollout.temperature, c.rollout.max_response_tokens),
+            [Draw(c.seed, step, FAILED)] * len(prompts),
+        )
         answers = self._engine.ask(prompts, c.rollout.group_size, sampling, draws)
         self._meter.asked(answers)
         with self._meter.waiting():
-            return self._collected(Asked(list(prompts), [], draws, answers, self._selector_state)).groups
+            return self._collected(Wave(list(prompts), [], draws, answers, self._selector_state)).groups
 
     @contextmanager
-    def held_by_theta(self, policies: Policies) -> Iterator[Engine]:
-        """The engine holds π_θ inside, and α again after. Steps that were begun must have been taken."""
-        self._engine.load(policies.theta.params, policies.step)
+    def held_by_theta(self) -> Iterator[Engine]:
+        """Loads π_θ into the engine, and α again on exit. All started steps must have been taken."""
+        self._engine.load(self._policies.theta.params, self._policies.step)
         yield self._engine
-        self._engine.load(policies.alpha, policies.alpha_version)
+        self._hold_alpha()
 
     def metrics(self, started: float) -> dict[str, float]:
-        """Metrics of the last step taken, which began at `started`, by perf_counter: its seconds, the selector's, the engine's."""
+        """Metrics of the last step, which began at `started` (perf_counter), the selector and the engine."""
         return self._taken | self._meter.read(started) | self._engine.metrics()
 
     def state(self) -> str:
@@ -137,57 +187,67 @@ class Rollouts:
         return self._selector_state
 
     def restore(self, state: str) -> None:
-        """Puts the selector back into `state`."""
+        """Restores the selector to `state`."""
         self._selector.restore(state)
         self._selector_state = state
 
     def close(self) -> None:
-        """Gives up the steps that were begun."""
-        self._engine.close()  # so that no answer is waited for any more
+        """Cancels the steps that were started."""
+        self._engine.close()  # so that nothing waits for an answer any more
         self._thread.shutdown(cancel_futures=True)
 
-    def _take(self, step: int, hard: Sequence[Prompt], policies: Policies) -> tuple[list[Group], list[Group]]:
-        one_wave = policies.alpha_version == step - 1  # α is π_θ
-        self._begin(step, hard if one_wave else (), policies)
-        if not hard or one_wave and not self._schedule.reevaluation_syncs:  # else the engine is to hold another policy before them
+    def _hold_alpha(self) -> None:
+        self._engine.load(self._policies.alpha, self._policies.alpha_version)
+
+    def _take(self, step: int, hard: Sequence[Prompt]) -> tuple[list[Group], list[Group]]:
+        one_wave = self._policies.alpha_version == step - 1  # α is π_θ
+        self._begin(step, hard if one_wave else ())
+        # Otherwise the engine must hold another policy before the later steps start.
+        if not hard or one_wave and not self._schedule.reevaluation_syncs:
             self.begin_ahead(step)
         with leaving_waits():
             fresh, reevaluated, generate_s, verify_s, measures, selector = self._begun.pop(step).result()
         self._taken = {**measures, 'timing_s/gen': generate_s, 'timing_s/reward': verify_s}
         if hard and not one_wave:
-            with self.held_by_theta(policies), leaving_waits():
+            with self.held_by_theta(), leaving_waits():
                 reevaluated, generate_s, verify_s = self._judged(self._ask(step, [], hard))
             self._taken['timing_s/reevaluate'] = generate_s + verify_s
-        self._selector_state = selector  # now the step's groups are all there
+        self._selector_state = selector  # all groups of the step have arrived
         return fresh, reevaluated
 
-    def _probe_servers(self, policies: Policies, logprobs: LogProbs) -> None:
-        """Asks each server the probe. Raises PolicyMismatch."""
-        c, prompts = self._config, [self._probe] * self._engine.servers
+    def _probe_servers(self) -> None:
+        """Sends the probe to each server. Raises PolicyMismatch if log-probs differ too much."""
+        c, policies, prompts = self._config, self._policies, [self._probe] * self._engine.servers
         sampling = Sampling(c.rollout.temperature, min(_PROBE_TOKENS, c.rollout.max_response_tokens))
         draws = [Draw(c.seed, policies.step, PROBE)] * len(prompts)
-        groups = collect(self._engine, self._tokenizer, prompts, c.rollout.group_size, sampling, draws, self._reward)
-        tolerance = tolerance_of(c.rollout.probe_tolerance, (c.rollout.dtype, c.model.dtype), jax.default_backend())
-        for group in groups:  # one a server: among those of many, the tokens of one would be few
-            served, trained, *before = logprobs(make_batch([group], [X1]))
+        groups = collect(
+            self._engine, self._tokenizer, prompts, c.rollout.group_size, sampling, draws, self._reward
+        )
+        tolerance = tolerance_of(
+            c.rollout.probe_tolerance, (c.rollout.dtype, c.model.dtype), jax.default_backend()
+        )
+        for group in groups:  # one per server: among the tokens of many, those of one would be few
+            served, trained, *before = self._logprobs(policies.policies(), make_batch([group], [X1]))
             check_probe(served, trained, tolerance, policies.alpha_version, *before)
 
-    def _begin(self, step: int, hard: Sequence[Prompt] = (), policies: Policies | None = None) -> None:
+    def _begin(self, step: int, hard: Sequence[Prompt] = ()) -> None:
         if step in self._begun:
             if hard:
                 raise RuntimeError(f'step {step} was begun without its hard prompts')
         elif self._in_turn:
-            self._begun[step] = self._thread.submit(self._answer_in_turn, step, hard, policies)
+            self._begun[step] = self._thread.submit(self._answer_in_turn, step, hard)
         else:
-            self._begun[step] = self._thread.submit(self._answer, self._ask(step, self._selector.next(), hard))
+            self._begun[step] = self._thread.submit(
+                self._answer, self._ask(step, self._selector.next(), hard)
+            )
 
-    def _answer(self, asked: Asked) -> Answered:
+    def _answer(self, asked: Wave) -> Answered:
         groups, generate_s, verify_s = self._judged(asked)
         fresh, reevaluated = groups[: len(asked.fresh)], groups[len(asked.fresh) :]
         return Answered(fresh, reevaluated, generate_s, verify_s, self._selector.metrics(), asked.selector)
 
-    def _answer_in_turn(self, step: int, hard: Sequence[Prompt], policies: Policies | None) -> Answered:
-        """Asks once the step before is judged; hard prompts join the first wave.
+    def _answer_in_turn(self, step: int, hard: Sequence[Prompt]) -> Answered:
+        """Generates a step once the previous one has been judged; hard prompts join the first wave.
 
         Further waves follow until B groups are mixed, up to rollout.refill_batches waves.
         """
@@ -195,48 +255,64 @@ class Rollouts:
         for _ in range(c.rollout.refill_batches):
             drawn = {g.prompt.id for g in fresh}
             prompts = [p for p in self._selector.next() if p.id not in drawn]
-            if c.rollout.mixture:
-                groups, *spent = self._ask_mixture(step, prompts, policies)
+            if c.rollout.mixture.share:
+                groups, *spent = self._ask_mixture(step, prompts)
             else:
                 groups, *spent = self._judged(self._ask(step, prompts, () if fresh else hard))
             self._selector.observe(groups[: len(prompts)])
-            fresh, reevaluated, seconds = fresh + groups[: len(prompts)], reevaluated + groups[len(prompts) :], seconds + spent
+            fresh, reevaluated, seconds = (
+                fresh + groups[: len(prompts)],
+                reevaluated + groups[len(prompts) :],
+                seconds + spent,
+            )
             if sum(0 < g.correct < g.size and not g.infra_error for g in fresh) >= c.learner.batch_groups:
                 break
-        return Answered(fresh, reevaluated, *seconds.tolist(), self._selector.metrics(), self._selector.state())
+        return Answered(
+            fresh, reevaluated, *seconds.tolist(), self._selector.metrics(), self._selector.state()
+        )
 
-    def _ask_mixture(self, step: int, prompts: Sequence[Prompt], policies: Policies) -> Collected:
-        """Shares the prompts out among α and the rollout policies before it (ReMix). The policies answer one after the other."""
+    def _ask_mixture(self, step: int, prompts: Sequence[Prompt]) -> Collected:
+        """Divides the prompts among α and earlier rollout policies (ReMix), which answer one by one."""
+        policies = self._policies
         ages = np.minimum(self._schedule.ages(step, len(prompts)), len(policies.recent))
         answered, seconds = {}, np.zeros(2)
         for age, (version, params) in enumerate([(policies.alpha_version, policies.alpha), *policies.recent]):
-            of_age = np.flatnonzero(ages == age)
-            if len(of_age):
+            aged = np.flatnonzero(ages == age)
+            if len(aged):
                 self._engine.load(params, version)
-                groups, *spent = self._judged(self._ask(step, [prompts[i] for i in of_age], []))
-                answered |= dict(zip(of_age.tolist(), groups, strict=True))
+                groups, *spent = self._judged(self._ask(step, [prompts[i] for i in aged], []))
+                answered |= dict(zip(aged.tolist(), groups, strict=True))
                 seconds += spent
-        self._engine.load(policies.alpha, policies.alpha_version)
+        self._hold_alpha()
         return Collected([answered[i] for i in range(len(prompts))], *seconds.tolist())
 
-    def _ask(self, step: int, fresh: Sequence[Prompt], hard: Sequence[Prompt]) -> Asked:
+    def _ask(self, step: int, fresh: Sequence[Prompt], hard: Sequence[Prompt]) -> Wave:
         c = self._config
         draws = [Draw(c.seed, step, FRESH)] * len(fresh) + [Draw(c.seed, step, REEVALUATION)] * len(hard)
         sampling = Sampling(c.rollout.temperature, c.rollout.max_response_tokens)
         answers = self._engine.ask([*fresh, *map(as_read, hard)], c.rollout.group_size, sampling, draws)
         self._meter.asked(answers)
-        return Asked(list(fresh), list(hard), draws, answers, self._selector.state())
+        return Wave(list(fresh), list(hard), draws, answers, self._selector.state())
 
-    def _judged(self, asked: Asked) -> Collected:
+    def _judged(self, asked: Wave) -> Collected:
         c, collected = self._config, self._collected(asked)
         check_judged(collected.groups, c.rollout.group_size)
         if c.task.overlong_share:
-            shaped = [punish_overlong(g, c.rollout.max_response_tokens, c.task.overlong_share) for g in collected.groups]
+            shaped = [
+                punish_overlong(g, c.rollout.max_response_tokens, c.task.overlong_share)
+                for g in collected.groups
+            ]
             collected = collected._replace(groups=shaped)
         return collected
 
-    def _collected(self, asked: Asked) -> Collected:
+    def _collected(self, asked: Wave) -> Collected:
         c, prompts = self._config, asked.fresh + asked.hard
         return judge_as_they_come(
-            asked.answers, self._tokenizer, prompts, asked.draws, self._reward, c.task.verify_s, c.rollout.max_response_tokens
+            asked.answers,
+            self._tokenizer,
+            prompts,
+            asked.draws,
+            self._reward,
+            c.task.judging.step_s,
+            c.rollout.max_response_tokens,
         )

@@ -1,4 +1,4 @@
-"""When the rollout policy α becomes π_θ, when hard prompts are re-evaluated, and how far ahead α may answer. Steps count from 1."""
+"""The schedule of syncs of α with π_θ, re-evaluations, and rollouts ahead of training. Steps count from 1."""
 
 from __future__ import annotations
 
@@ -8,34 +8,39 @@ import numpy as np
 from ml_collections import ConfigDict
 
 PHASES = ('paper', 'code')
-_MIXTURE = 100  # the random stream of `ages`; its number differs from those of replay.PURPOSES
+_MIXTURE = 100  # random stream of `ages`; differs from the numbers of replay.PURPOSES
 
 
 class Schedule(NamedTuple):
-    """A row's choice of which policy answers when. A period of 0 means never."""
+    """A configuration's choice of which policy answers when. A period of 0 means never."""
 
     steps: int  # of the run
     sync_every: int  # v
     reevaluate_every: int  # m
     evaluate_every: int
     sync_phase: str = 'paper'
-    mixture: float = 0.0  # p, the share of prompts that older policies answer, until `switch_step`
-    mixture_policies: int = 0  # N, how many older policies
+    mixture: float = 0.0  # p, the fraction of prompts answered by older policies, until `switch_step`
+    mixture_policies: int = 0  # N, the number of older policies
     switch_step: int = 0
-    reevaluation_syncs: bool = False  # after a re-evaluation α is π_θ
-    seed: int = 0  # of the mixture's draws
+    seed: int = 0  # seed of the mixture
+
+    @property
+    def reevaluation_syncs(self) -> bool:
+        """Whether α stays π_θ after a re-evaluation, as in the authors' code, which restores only a flag."""
+        return self.sync_phase == 'code'
 
     def sync_due(self, step: int) -> bool:
-        """Returns whether α becomes π_θ before `step` generates. Algorithm 1, line 3: t mod v = 0; α starts as π_θ0.
+        """Returns whether α becomes π_θ before `step`. Algorithm 1, line 3: t mod v = 0; α starts as π_θ0.
 
-        The lag cycles through 0..v-1 (v=1: always 0). The phase 'code' is that of the authors' code: (t - 1) mod v = 0.
+        The lag cycles through 0..v-1 (v=1: always 0). Phase 'code' (the authors' code): (t - 1) mod v = 0.
         """
         return (step - (self.sync_phase == 'code')) % self.sync_every == 0
 
     def ages(self, step: int, prompts: int) -> np.ndarray:
-        """Which policy answers each prompt of a step, int [prompts]: 0 is α, i the one of i syncs before (ReMix: i ~ 1..N).
+        """Each prompt's policy at a step, int [prompts]: 0 is α, i that of i syncs before (ReMix: i ~ 1..N).
 
-        For a policy that does not exist yet the caller takes the oldest. Keyed by (seed, step), so a resumed run draws the same.
+        If a policy does not exist yet, the caller uses the oldest. Keyed by (seed, step), so a resumed run
+        gets the same values.
         """
         if not self.mixture or self.switch_step and step > self.switch_step:
             return np.zeros(prompts, int)
@@ -48,10 +53,10 @@ class Schedule(NamedTuple):
         return is_due(self.reevaluate_every, step)
 
     def last_ahead(self, step: int) -> int:
-        """The last step whose fresh prompts can be answered while `step` trains. Until then the engine need hold α alone.
+        """The last step whose fresh prompts can be answered while `step` trains: until then only α is needed.
 
-        It must hold π_θ for an evaluation, which comes after a step. It must also hold π_θ for a re-evaluation, which comes after
-        that step's fresh prompts. The re-evaluation of `step` itself is over.
+        The engine needs π_θ for an evaluation, which follows a step, and for a re-evaluation, which follows
+        that step's fresh prompts. The re-evaluation of `step` itself has already happened.
         """
         t = step
         while t < self.steps and not self.sync_due(t + 1):
@@ -62,7 +67,7 @@ class Schedule(NamedTuple):
 
 
 def is_due(period: int, step: int) -> bool:
-    """Returns whether t mod period = 0; never where the period is 0."""
+    """Returns whether t mod period = 0; False if the period is 0."""
     return period > 0 and step % period == 0
 
 
@@ -71,6 +76,6 @@ def schedule_of(config: ConfigDict, steps: int) -> Schedule:
     reevaluate_every = config.replay.reevaluate_every if config.replay.use_x2 else 0
     r = config.rollout
     return Schedule(
-        steps, r.sync_every, reevaluate_every, config.evaluate.every, r.sync_phase, r.mixture,
-        r.mixture_policies if r.mixture else 0, config.learner.switch_step, r.reevaluation_syncs, config.seed,
+        steps, r.sync_every, reevaluate_every, config.evaluate.every, r.sync_phase, r.mixture.share,
+        r.mixture.policies if r.mixture.share else 0, config.learner.switch_step, config.seed,
     )  # fmt: skip

@@ -1,1 +1,1 @@
-"""A run directory: what is written there, and what reads it."""
+"""Writes and reads run directories."""

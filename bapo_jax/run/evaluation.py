@@ -1,131 +1,207 @@
-"""The directory of one evaluation, and how an interrupted evaluation continues.
-
-    settings.json       what the samples depend on
-    BENCHMARK.jsonl     one JSON row for each sample, written a chunk of questions at a time
-    summary.json        the settings and every benchmark's measures (scores.py)
-"""
+"""Samples and judges answers to benchmark questions, and scores π_θ during training."""
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import json
-import os
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
-from bapo_jax.groups import Group, Prompt, Verdict
-from bapo_jax.files import write_text
-from bapo_jax.scores import Question
+from bapo_jax.groups import Group, Prompt
+from bapo_jax.machine import events, stopping
+from bapo_jax.machine.files import write_text
+from bapo_jax.rollout.collect import judge
+from bapo_jax.rollout.engine import EVALUATION, TRACKING, Draw, Engine, Sampling
+from bapo_jax.rollout.rollouts import Rollouts
+from bapo_jax.run.samples import done_before, evaluation_settings, open_evaluation, sample_rows
+from bapo_jax.run.state import RunState
+from bapo_jax.scores import Question, question, summary
+from bapo_jax.tasks import custom_reward, get_task, repeats
+from bapo_jax.tasks.own_module import fingerprints_of_code
+
+_CHUNK = 256  # responses judged and written together: the most an interruption loses, beside pending ones
+_TRACKED = ''  # the key of the tracked prompts among benchmark names
 
 
-def sample_files(output: Path, benchmarks: Sequence[str]) -> dict[str, Path]:
-    """The file of each benchmark's samples. Raises ValueError where two benchmarks would share a file."""
-    files = {name: output / f'{Path(name).stem}.jsonl' for name in benchmarks}
-    for name, file in files.items():
-        same = [other for other in files if files[other] == file]
-        if len(same) > 1:
-            raise ValueError(f'--benchmarks: {" and ".join(same)} would share {file.name}; rename one, or evaluate them one by one')
-    return files
+def chunk_size(config: ConfigDict) -> int:
+    """The number of questions that are judged and written together."""
+    return max(1, _CHUNK // config.evaluate.samples)
 
 
-def settings(
-    checkpoint: Path, step: int, config: ConfigDict, benchmarks: dict[str, list[Prompt]], code: Mapping[str, str] = {}
+def votes(config: ConfigDict) -> bool:
+    """Whether maj@n is reported, which requires that the task's own verifier extracts answers for voting.
+
+    A user's reward function may return no answer, or one that is not suitable for voting.
+    """
+    return get_task(config.task.name).VOTES and not config.task.reward
+
+
+def answer_and_judge(
+    engine: Engine, tokenizer: Any, prompts: Sequence[Prompt], config: ConfigDict, purpose: int
+) -> Generator[list[Group], None, None]:
+    """Yields `evaluate.samples` judged responses to each prompt, chunk by chunk, in order.
+
+    All prompts are requested at once, so later chunks are sampled while one is judged. Random keys depend
+    only on the question, not on the policy. Close the generator when leaving early, or the rest is sampled
+    too.
+    """
+    e, size, rewards = config.evaluate, chunk_size(config), custom_reward.rewards_of(config.task)
+    draws = [Draw(config.seed, 0, purpose)] * len(prompts)
+    answers = engine.ask(prompts, e.samples, Sampling(e.temperature, e.max_response_tokens, e.top_p), draws)
+    try:
+        for first in range(0, len(prompts), size):
+            chunk = slice(first, first + size)
+            responses = [answer.result() for answer in answers[chunk]]
+            yield judge(
+                tokenizer, prompts[chunk], responses, draws[chunk], rewards, config.task.judging.step_s
+            )
+    finally:
+        for answer in answers:
+            answer.cancel()
+
+
+def summary_of(
+    questions: Sequence[Question], prompts: Sequence[Prompt], config: ConfigDict
 ) -> dict[str, Any]:
-    """What the samples depend on, by the names of flags and config fields.
+    """Returns the summary (scores.py) of the answers to these prompts, which may contain duplicates."""
+    return summary(questions, votes(config), repeats.numbered([p.ground_truth for p in prompts]))
 
-    `code` has a hash of each of the user's modules that judge.
-    """
-    c = config
-    program = {'config.rollout.rows': c.rollout.rows} if c.rollout.engine == 'jax' else {'config.rollout.dtype': c.rollout.dtype}
+
+def core_metrics(summaries: dict[str, dict]) -> dict[str, float | None]:
+    """Returns the metrics to log: val-core/<benchmark>/acc/{mean@n,pass@n,maj@n}, maj@n only if reported."""
     return {
-        'checkpoint': str(checkpoint.resolve()), 'step': step, 'engine': c.rollout.engine, 'samples': c.evaluate.samples,
-        'config.seed': c.seed, 'config.model.dtype': c.model.dtype, 'config.task.name': c.task.name,
-        'config.task.reward': c.task.reward, 'config.task.template': c.task.template,
-        'config.evaluate.max_response_tokens': c.evaluate.max_response_tokens, 'config.evaluate.temperature': c.evaluate.temperature,
-        'config.evaluate.top_p': c.evaluate.top_p, 'benchmarks': list(benchmarks),
-        'questions': {name: fingerprint_questions(prompts) for name, prompts in benchmarks.items()}, **program,
-        **({'code': dict(code)} if code else {}),
-    }  # fmt: skip
+        f'val-core/{name}/acc/{measure}@{s["samples"]}': s[measure]
+        for name, s in summaries.items()
+        for measure in ('mean', 'pass', 'maj')
+        if measure in s
+    }
 
 
-def fingerprint_questions(prompts: Sequence[Prompt]) -> str:
-    """A hash of a benchmark's prompts and ground truths, in order."""
-    digest = hashlib.sha256()
-    for prompt in prompts:
-        digest.update(json.dumps([prompt.tokens.tolist(), prompt.ground_truth]).encode())
-    return digest.hexdigest()[:16]
+def evaluate(
+    engine: Engine, tokenizer: Any, name: str, prompts: Sequence[Prompt], config: ConfigDict, file: Path,
+    done: list[Question], purpose: int = EVALUATION, answered: Callable[[int], Any] = lambda questions: None,
+) -> list[Question]:  # fmt: skip
+    """Answers the prompts after those in `done`, and appends each judged chunk's samples to `file`.
 
-
-def open_evaluation(output: Path, new: dict[str, Any], files: Sequence[Path]) -> None:
-    """Writes settings.json into a new output directory, or checks that a used directory holds the same evaluation.
-
-    Raises ValueError where the directory holds another evaluation; the message names what differs. Raises it too where a sample
-    file exists without settings.json.
+    `answered` is called after each chunk with the number of answered questions. Returns all questions in
+    order, including `done`.
     """
-    path = output / 'settings.json'
-    if path.is_file():
-        old = json.loads(path.read_text('utf-8'))
-        may_lack = {'code'} - old.keys()  # an earlier version did not note it
-        names = [name for name in sorted((old.keys() | new) - may_lack) if old.get(name) != new.get(name)]
-        if names:
-            differing = [f'{name} ({old.get(name)!r} there, {new.get(name)!r} now)' for name in names]
-            raise ValueError(f'{output} holds an evaluation with other settings; they differ in {", ".join(differing)}. '
-                             'Give another --output, or the settings of that evaluation')  # fmt: skip
-    else:
-        foreign = [file.name for file in files if file.exists()]
-        if foreign:
-            raise ValueError(f'{output} holds {", ".join(foreign)}, but no settings.json of how it was made; give another --output')
-        output.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(new, indent=1) + '\n')
+    questions, missing = list(done), prompts[len(done) :]
+    if not missing:
+        return questions
+    with (
+        closing(answer_and_judge(engine, tokenizer, missing, config, purpose)) as chunks,
+        file.open('ab') as f,
+    ):
+        for groups in chunks:
+            rows = sample_rows(name, len(questions), groups, tokenizer)
+            f.write(''.join(json.dumps(row) + '\n' for row in rows).encode())
+            f.flush()
+            questions += map(question, groups)
+            answered(len(questions))
+    return questions
 
 
-def done_before(file: Path, questions: int, samples: int, chunk: int) -> list[Question]:
-    """Cuts `file` back to whole chunks, and returns the questions that an interrupted evaluation has answered there.
+def answered_before(
+    output: Path,
+    chosen: dict[str, Any],
+    files: dict[str, Path],
+    benchmarks: dict[str, list[Prompt]],
+    config: ConfigDict,
+) -> dict[str, list[Question]]:
+    """Opens an evaluation's directory and returns the questions already answered, by benchmark.
 
-    `questions` is the benchmark's number of questions, `samples` the responses to each, `chunk` the questions written at once.
-    A chunk is written in one piece, so only a kill during a write leaves part of one. Raises ValueError for a row that is no
-    valid JSON or is out of place, and then leaves the file unchanged.
+    Raises ValueError if it holds an evaluation with settings other than `chosen`, or a damaged file.
     """
-    if not file.is_file():
-        return []
-    lines = file.read_bytes().split(b'\n')[:-1]  # the text after the last newline is empty or half a row
-    if len(lines) < questions * samples:  # the last chunk may be a smaller one
-        lines = lines[: len(lines) // (chunk * samples) * chunk * samples]
-    rows = []
-    for i, line in enumerate(lines):
-        try:
-            row = json.loads(line)
-        except ValueError as e:
-            raise ValueError(f'{file}, line {i + 1}: not valid JSON ({e}); remove the file') from None
-        if i >= questions * samples or (row['question'], row['sample']) != divmod(i, samples):
-            place = f'question {row["question"]}, sample {row["sample"]}'
-            raise ValueError(f'{file}, line {i + 1}: {place} is out of place; remove the file')
-        rows.append(row)
-    os.truncate(file, sum(len(line) + 1 for line in lines))
-    return [_question(rows[i : i + samples]) for i in range(0, len(rows), samples)]
+    open_evaluation(output, chosen, list(files.values()))
+    size = chunk_size(config)
+    return {
+        name: done_before(files[name], len(p), config.evaluate.samples, size)
+        for name, p in benchmarks.items()
+    }
 
 
-def _question(rows: Sequence[dict[str, Any]]) -> Question:
-    """The inverse of `sample_rows` for one question."""
-    return Question(
-        tuple(Verdict[row['verdict'].upper()] for row in rows),
-        tuple(row['answer'] for row in rows),
-        tuple(row['tokens'] for row in rows),
-        tuple(row['finish'] == 'length' for row in rows),
-    )
+def evaluate_in_training(
+    engine: Engine, tokenizer: Any, benchmarks: dict[str, list[Prompt]], tracked: list[Prompt],
+    config: ConfigDict, evals: Path, step: int, initial: int, say: Callable[[str], None],
+) -> dict[str, dict]:  # fmt: skip
+    """Scores a run's policy after `step` steps, writes `evals`/STEP.json, and returns benchmark summaries.
+
+    Answers are kept in `evals`/STEP.partial until that file is written, so an interrupted evaluation can
+    continue. `initial` is the checksum of θ_0. `say` is called now and then with the evaluation's progress.
+    """
+    asked = {**benchmarks, _TRACKED: tracked} if tracked else benchmarks
+    partial, summaries, before = evals / f'{step:06d}.partial', {}, 0
+    files = {name: partial / f'{i}.jsonl' for i, name in enumerate(asked)}
+    # A run directory may be moved, so its policy is identified by the checksum of θ_0 and the step, not by a
+    # path.
+    chosen = evaluation_settings(partial, step, config, asked, fingerprints_of_code(config.task)) | {
+        'checkpoint': initial
+    }
+    try:
+        done = answered_before(partial, chosen, files, asked, config)
+    except ValueError as e:  # other settings or a damaged file
+        events.report('evaluation begun anew', f'the answers in {partial} were deleted: {e}')
+        shutil.rmtree(partial)
+        done = answered_before(partial, chosen, files, asked, config)
+    samples, total = config.evaluate.samples, sum(map(len, asked.values()))
+
+    def answered(questions: int) -> None:
+        say(f'evaluating: {samples * (before + questions):,} of {samples * total:,} responses')
+
+    for name, prompts in asked.items():
+        purpose = EVALUATION if name in benchmarks else TRACKING
+        with stopping.leaving_waits():
+            questions = evaluate(
+                engine, tokenizer, name, prompts, config, files[name], done[name], purpose, answered
+            )
+        summaries[name], before = summary_of(questions, prompts, config), before + len(prompts)
+    of_tracked = {'prompt_ids': [p.id for p in tracked], **summaries.pop(_TRACKED)} if tracked else None
+    result = {'step': step, 'benchmarks': summaries, **({'tracked': of_tracked} if tracked else {})}
+    write_text(evals / f'{step:06d}.json', json.dumps(result) + '\n')
+    shutil.rmtree(partial)
+    return summaries
 
 
-def sample_rows(benchmark: str, first: int, groups: Sequence[Group], tokenizer: Any) -> list[dict[str, Any]]:
-    """Makes a JSON row for each sample of a chunk. `first` is the number of its first question."""
-    rows = []
-    for i, g in enumerate(groups, start=first):
-        texts = tokenizer.batch_decode([r.tokens for r in g.responses])
-        for j, (response, verdict, answer, text) in enumerate(zip(g.responses, g.verdicts, g.answers, texts, strict=True)):
-            rows.append({
-                'benchmark': benchmark, 'question': i, 'sample': j, 'ground_truth': g.prompt.ground_truth, 'response': text,
-                'verdict': verdict.name.lower(), 'answer': answer, 'finish': response.finish, 'tokens': len(response.tokens),
-            })  # fmt: skip
-    return rows
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Scores π_θ (not α) on benchmarks and tracked prompts, and stores each question's count in `evals`."""
+
+    config: ConfigDict
+    tokenizer: Any
+    benchmarks: dict[str, list[Prompt]]
+    training_prompts: Sequence[Prompt]
+    rollouts: Rollouts
+    state: RunState
+    evals: Path
+
+    def __call__(self, say: Callable[[str], None]) -> dict[str, float | None]:
+        """Returns metrics of the current policy.
+
+        `say` is called now and then with the evaluation's progress.
+        """
+        c, state = self.config, self.state
+        with self.rollouts.held_by_theta() as engine:
+            summaries = evaluate_in_training(
+                engine,
+                self.tokenizer,
+                self.benchmarks,
+                self.tracked(),
+                c,
+                self.evals,
+                state.step,
+                state.initial,
+                say,
+            )
+        return core_metrics(summaries)
+
+    def tracked(self) -> list[Prompt]:
+        """Returns a fixed random subset of the training prompts, for the accuracy-migration figures."""
+        chosen = np.random.default_rng(self.config.seed).permutation(len(self.training_prompts))
+        return [self.training_prompts[i] for i in np.sort(chosen[: self.config.evaluate.track_prompts])]

@@ -1,9 +1,9 @@
-"""What lies in a run directory beside its checkpoints: files of steps, and whether a checkpoint was ever there.
+"""Tracks the files of steps in a run directory, and whether the run ever had a checkpoint.
 
-    checkpoints/none_yet    since a run begins, until its first checkpoint is whole
+    checkpoints/none_yet    exists from the start of a run until its first checkpoint is complete
 
-A run that ended before its first checkpoint begins anew. Where checkpoints were lost that would delete the record of the run, so
-it is refused.
+A run that ended before its first checkpoint starts over. If its checkpoints were lost instead, that would
+delete the run's records, so it is refused.
 """
 
 from __future__ import annotations
@@ -13,52 +13,57 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from bapo_jax import events
-from bapo_jax.run.log import read_metrics
+from bapo_jax.machine import events
+from bapo_jax.run.log.metrics import read_metrics
 
 NONE_YET = 'none_yet'
-_FOLDERS = ('evals', 'rollouts', 'skipped')  # a file a step, by its number
+_FOLDERS = ('evals', 'rollouts', 'skipped')  # each has one file per step, named by its number
 
 
 def say_none_yet(checkpoints: Path) -> None:
-    """Notes that no checkpoint was written so far."""
+    """Writes the note that no checkpoint is complete yet."""
     checkpoints.mkdir(parents=True, exist_ok=True)
-    (checkpoints / NONE_YET).write_text('No checkpoint of this run is whole yet. The same command begins it anew.\n', 'utf-8')
+    (checkpoints / NONE_YET).write_text(
+        'This run has no complete checkpoint yet. The same command starts it again.\n', 'utf-8'
+    )
 
 
 def has_checkpoint(workdir: Path) -> bool:
-    """Whether there is a complete one; it may be damaged."""
+    """Whether there is a complete checkpoint, which may be damaged."""
     return any(path.name.isdecimal() for path in (workdir / 'checkpoints').glob('[0-9]*'))
 
 
 def look_for_first(workdir: Path) -> None:
-    """Takes that note back once there is a checkpoint."""
+    """Removes the note of `say_none_yet` once there is a checkpoint."""
     if has_checkpoint(workdir):
         (workdir / 'checkpoints' / NONE_YET).unlink(missing_ok=True)
 
 
 def check_remains(workdir: Path) -> None:
-    """Raises ValueError where a run has files of steps and its checkpoints are gone, or metrics.jsonl is damaged."""
+    """Raises ValueError if a run has files but its checkpoints are gone, or if metrics.jsonl is damaged."""
     step, file = last_step(workdir)
     if step > 0 and not has_checkpoint(workdir) and not (workdir / 'checkpoints' / NONE_YET).is_file():
         raise ValueError(
-            f'{file} is of step {step}, and there is no checkpoint; to begin anew would delete what this run has recorded. Restore '
-            f'{workdir / "checkpoints"}, or give another --workdir'
+            f'{file} is of step {step}, but there is no checkpoint, and starting from the beginning would '
+            f'delete the records of this run. Restore {workdir / "checkpoints"}, or give another --workdir'
         )
 
 
 def last_step(workdir: Path) -> tuple[int, Path]:
-    """The last step of which there is a row of metrics or a file, and the file that says so. 0 in a new directory."""
+    """Returns the last step with a metrics row or a file, and that file; step 0 for a new directory."""
     rows = read_metrics(workdir)
     of_metrics = rows[-1]['step'] if rows else 0
     return max([(of_metrics, workdir / 'metrics.jsonl'), *_of_steps(workdir)], key=lambda of_file: of_file[0])
 
 
 def drop_later(workdir: Path, step: int) -> None:
-    """Deletes the files of steps after `step`, where the run goes on: their work was lost. Says so where it begins anew."""
+    """Deletes the files of steps after `step`: their work was lost. Reports it if the run starts over."""
     last, _ = last_step(workdir)
     if step == 0 and last > 0:
-        message = f'{workdir} begins anew: it ended at step {last} or later, before its first checkpoint (checkpoint.every)'
+        message = (
+            f'{workdir} starts from the beginning: it ended at step {last} or later, '
+            'before its first checkpoint (checkpoint.every)'
+        )
         events.report('begun anew', message, until=last)
     for of, file in _of_steps(workdir):
         if of > step:
@@ -66,7 +71,7 @@ def drop_later(workdir: Path, step: int) -> None:
 
 
 def _of_steps(workdir: Path) -> Iterator[tuple[int, Path]]:
-    """(step, file) of the evaluations and rollouts; of an evaluation that was broken off, its folder."""
+    """Yields (step, file) of evaluations, rollouts and skipped batches; a partial evaluation is a folder."""
     for folder in _FOLDERS:
         for file in sorted((workdir / folder).glob('[0-9]*')):
             if found := re.fullmatch(r'(\d+)\.(json|jsonl\.zst|partial)', file.name):

@@ -1,4 +1,4 @@
-"""A run under way: its steps, what each step records, and what is due after it: evaluate, log, save."""
+"""The training run: its steps, their metrics, and the evaluation, logging and checkpoints due after each."""
 
 from __future__ import annotations
 
@@ -13,100 +13,128 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from bapo_jax import events, stopping
-from bapo_jax.files import is_of_disk
+from bapo_jax.cluster.hosts import HostError, Hosts
 from bapo_jax.groups import Batch, Group
-from bapo_jax.hosts import HostError, Hosts
+from bapo_jax.machine import events, stopping
+from bapo_jax.machine.ending import Ending
+from bapo_jax.machine.files import is_of_disk
+from bapo_jax.machine.stopping import Stopped
 from bapo_jax.replay import PURPOSES
 from bapo_jax.rollout.schedule import is_due
-from bapo_jax.run.checkpoint import Checkpoints, NotSaved, RunState
+from bapo_jax.run.checkpoint import Checkpoints, NotSaved
 from bapo_jax.run.ledger import Ledger
-from bapo_jax.run.log import MetricsLog, ProgressBar, read_metrics
-from bapo_jax.run.measures import trained_tokens
+from bapo_jax.run.log.measures import batch_metrics, batch_tokens, discarded_metrics, fresh_metrics
+from bapo_jax.run.log.metrics import MetricsLog, read_metrics
+from bapo_jax.run.log.progress import ProgressBar
+from bapo_jax.run.log.responses import logged, two_responses, write_rollouts
 from bapo_jax.run.remains import drop_later, look_for_first
-from bapo_jax.run.rollouts import logged, two_responses, write_rollouts
-from bapo_jax.stopping import Stopped
+from bapo_jax.run.state import RunState
+
+SKIP_LIMIT = 5  # the run ends after this many consecutive steps with a skipped update
 
 
-class Diverged(RuntimeError):
-    """No update is finite any more."""
+class Diverged(Ending, RuntimeError):
+    """Too many consecutive steps had an update without a finite gradient."""
 
 
 class Step:
-    """One step: its random numbers, its seconds by phase, its row of metrics, its groups."""
+    """One training step: its random generators, timings, metrics and groups."""
 
     fresh: Sequence[Group]
     reevaluated: Sequence[Group]
     batch: Batch
     trained: Sequence[int | None]
-    logp: Sequence[Sequence[np.ndarray] | None]  # of the batch's groups under π_θ before the update; None where not scored
-    writes_rollouts = False  # whether its groups go into a file
+    # Log-probs of the batch's groups under π_θ before the update; None if not scored.
+    logp: Sequence[Sequence[np.ndarray] | None]
+    writes_rollouts = False  # whether its groups are written to a file
 
     def __init__(self, seed: int, number: int, seconds: Counter[str]):
-        """`seconds` holds the time spent since the step before, by phase; the step adds its own."""
+        """`seconds` holds the time spent since the previous step, by phase; the step adds its own."""
         self.number, self._seed, self.seconds, self.metrics = number, seed, seconds, {}
         self.started = time.perf_counter()
 
     def rng(self, purpose: str) -> np.random.Generator:
-        """The generator keyed by (seed, step, purpose); a purpose is one of replay.PURPOSES."""
+        """Returns the generator keyed by (seed, step, purpose); `purpose` is one of replay.PURPOSES."""
         return np.random.default_rng([self._seed, self.number, PURPOSES.index(purpose)])
 
     @contextlib.contextmanager
     def timer(self, phase: str) -> Iterator[None]:
-        """Adds the seconds inside to timing_s/phase."""
+        """Adds the duration of the block to timing_s/phase."""
         started = time.perf_counter()
         yield
         self.seconds[f'timing_s/{phase}'] += time.perf_counter() - started
 
     def record(self, *metrics: dict[str, Any]) -> None:
-        """Adds to the step's row of metrics."""
+        """Adds metrics to the step's row."""
         for part in metrics:
             self.metrics |= part
 
     def took(
-        self, fresh: Sequence[Group], reevaluated: Sequence[Group], batch: Batch, trained: Sequence[int | None]
+        self,
+        fresh: Sequence[Group],
+        reevaluated: Sequence[Group],
+        batch: Batch,
+        trained: Sequence[int | None],
     ) -> None:
-        """What the step generated, what it trained on, and how many times each of its batch's groups has been."""
+        """Records the groups generated, the batch, and how many times each of its groups was trained on."""
         self.fresh, self.reevaluated, self.batch, self.trained = fresh, reevaluated, batch, trained
 
 
 class Run:
-    """The state of a run, and its directory's writers.
+    """The state of a run and the writers of its directory.
 
-    A signal (stopping.py) ends it after the step under way, with a checkpoint. If that step still waits for responses it is given
-    up, and the checkpoint is of the step before. An evaluation that is cut short is finished when the run goes on: by a signal, or
-    by a kill where a checkpoint is due at its step. That checkpoint comes first.
+    A signal (stopping.py) ends the run after the current step, with a checkpoint. If that step still waits
+    for responses, it is abandoned, and the checkpoint is of the previous step. A resumed run finishes an
+    evaluation that a signal interrupted. After a kill it does so only if a checkpoint was due at that step,
+    since the checkpoint is saved first.
     """
 
     def __init__(
-        self, config: ConfigDict, workdir: Path, steps: int, state: RunState, checkpoints: Checkpoints, hosts: Hosts,
-        tokenizer: Any, *,
-        evaluate: Callable[[Callable[[str], None]], dict[str, Any]], to_save: Callable[[], tuple[dict[str, np.ndarray], str]],
-        ledger: Ledger | None = None,
+        self, config: ConfigDict, workdir: Path, steps: int, state: RunState, checkpoints: Checkpoints,
+        hosts: Hosts, tokenizer: Any, diagnostics: Any, *,
+        evaluate: Callable[[Callable[[str], None]], dict[str, Any]],
+        to_save: Callable[[], tuple[dict[str, np.ndarray], str]], ledger: Ledger | None = None,
     ):  # fmt: skip
-        """`evaluate` scores π_θ, and says how far it is; `to_save` returns the replay's arrays and the selector's state; `ledger` checks each step."""
+        """`diagnostics` (diagnostics.py) wrap each update; `evaluate` scores π_θ and reports its progress.
+
+        `to_save` returns the replay's arrays and the selector's state; `ledger` checks each step.
+        """
         if state.unwritten and any(row['step'] == state.step for row in read_metrics(workdir)):
-            state.unwritten = {}  # its evaluation has ended since the checkpoint
+            state.unwritten = {}  # its evaluation finished after the checkpoint was saved
         written = state.step - 1 if state.unwritten else state.step
         drop_later(workdir, state.step)
         look_for_first(workdir)
-        self.state, self._log = state, MetricsLog(workdir, written if state.step else -1, config.log.sinks)
+        self.state, self.diagnostics, self.evaluate = state, diagnostics, evaluate
+        self._log = MetricsLog(workdir, written if state.step else -1, config.log.sinks)
         self._there = os.stat(workdir)
-        self._config, self._workdir, self._steps, self._checkpoints, self._hosts = config, workdir, steps, checkpoints, hosts
-        self._tokenizer, self._evaluate, self._to_save = tokenizer, evaluate, to_save
+        self.config, self._workdir, self._steps, self._checkpoints, self._hosts = (
+            config,
+            workdir,
+            steps,
+            checkpoints,
+            hosts,
+        )
+        self._tokenizer, self._to_save = tokenizer, to_save
         self._progress = ProgressBar(steps, state.step)
-        self._of_save: Counter[str] = Counter()  # what the last checkpoint cost: the next step's row has it
+        self._of_save: Counter[str] = Counter()  # cost of the last checkpoint, logged in the next step's row
         self._ledger = ledger
 
     def steps_left(self) -> Iterator[int]:
-        """Each step that is left, until a signal comes. Before the first one evaluates θ_0, or what a signal cut short."""
+        """Yields the remaining steps until a signal arrives.
+
+        First evaluates θ_0, or finishes an interrupted evaluation.
+        """
         state = self.state
         try:
             with self._broken_off():
                 if state.unwritten:
-                    self._write(Step(self._config.seed, state.step, Counter()), state.unwritten, self._evaluate(self._say))
-                elif state.step == 0 and self._config.evaluate.at_start:
-                    self._write(Step(self._config.seed, 0, Counter()), {}, self._evaluate(self._say))
+                    self._write(
+                        Step(self.config.seed, state.step, Counter()),
+                        state.unwritten,
+                        self.evaluate(self._say),
+                    )
+                elif state.step == 0 and self.config.evaluate.at_start:
+                    self._write(Step(self.config.seed, 0, Counter()), {}, self.evaluate(self._say))
         except Stopped:
             return
         while state.step < self._steps and not stopping.requested():
@@ -114,26 +142,20 @@ class Run:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[Step]:
-        """The step `number`; counts the seconds inside. Then evaluates, logs and saves, each by its period."""
-        now, every = Step(self._config.seed, number, self._of_save), self._config.rollouts.every
+        """Times step `number`, then evaluates, logs and saves if each is due."""
+        now, every = Step(self.config.seed, number, self._of_save), self.config.log.rollouts_every
         now.writes_rollouts = is_due(every, number) or every > 0 and number in (1, self._steps)
         with self._broken_off():
             try:
                 with now.timer('step'):
                     yield now
-            except Stopped:  # in a wait for responses: the state is still that of the step before
+            except Stopped:  # while waiting for responses: the state is still that of the previous step
                 self._save()
                 return
             self._after(now)
 
-    def sync(self) -> None:
-        """Lines 3-5 on every host: α becomes π_θ. Does nothing where a checkpoint within this step has it already."""
-        if self.state.synced_after != self.state.step:
-            self._hosts.tell('sync')
-            self.state.sync()
-
     def close(self) -> None:
-        """Closes the writers and the progress bar."""
+        """Closes the progress bar and the writers."""
         self._progress.stop()
         self._log.close()
         self._checkpoints.close()
@@ -141,7 +163,7 @@ class Run:
 
     @contextlib.contextmanager
     def _broken_off(self) -> Iterator[None]:
-        """Inside, an error gives the terminal back, and waits for a checkpoint that is being written, unless its disk is at fault."""
+        """On an error, restores the terminal; waits for a pending checkpoint unless disk or host failed."""
         try:
             yield
         except Stopped:
@@ -149,23 +171,34 @@ class Run:
         except Exception as e:
             self._progress.stop()
             if not isinstance(e, (NotSaved, HostError)) and not (isinstance(e, OSError) and is_of_disk(e)):
-                self._checkpoints.finish(self._config.checkpoint.grace_s)
+                self._checkpoints.finish(self.config.checkpoint.grace_s)
             raise
 
     def _after(self, now: Step) -> None:
-        c, step, self._of_save = self._config, now.number, Counter()
+        c, step, self._of_save = self.config, now.number, Counter()
         if not os.path.samestat(os.stat(self._workdir), self._there):
-            raise NotSaved(f'{self._workdir} was removed or renamed, and another directory has its name; put it back')
-        look_for_first(self._workdir)  # that of a step before may be whole now
+            raise NotSaved(
+                f'{self._workdir} was removed or renamed, and another directory now has its name; put it back'
+            )
+        look_for_first(self._workdir)  # the checkpoint of an earlier step may be complete by now
+        self.state.count(now.fresh, now.reevaluated, now.batch)
+        now.record(
+            fresh_metrics(now.fresh), batch_metrics(now.batch, step), discarded_metrics(now.fresh, now.batch)
+        )
+        now.record(self.state.metrics())
         if self._ledger:
             self._ledger.check(step, now.fresh, now.reevaluated, now.batch)
         if now.writes_rollouts:
             path = self._workdir / 'rollouts' / f'{step:06d}.jsonl.zst'
             with now.timer('rollouts'):
-                write_rollouts(path, self._tokenizer, logged(now.fresh, now.reevaluated, now.batch, now.trained, now.logp))
+                write_rollouts(
+                    path,
+                    self._tokenizer,
+                    logged(now.fresh, now.reevaluated, now.batch, now.trained, now.logp),
+                )
             self._progress.show(two_responses(step, self._tokenizer, now.fresh))
         self._look_at_skipped(now)
-        now.record({'perf/throughput': trained_tokens(now.batch) / now.seconds['timing_s/step']})
+        now.record({'perf/throughput': batch_tokens(now.batch) / now.seconds['timing_s/step']})
         scores, saves = {}, step == self._steps or is_due(c.checkpoint.every, step)
         if step == self._steps or is_due(c.evaluate.every, step):
             self.state.unwritten = now.metrics | dict(now.seconds)
@@ -173,7 +206,7 @@ class Run:
                 self._save()
             try:
                 with now.timer('testing'):
-                    scores = self._evaluate(self._say)
+                    scores = self.evaluate(self._say)
             except Stopped:
                 self._save()
                 return
@@ -182,7 +215,7 @@ class Run:
             self._save()
 
     def _write(self, now: Step, metrics: dict[str, Any], scores: dict[str, Any]) -> None:
-        """The step's row, when all of it is there."""
+        """Writes the step's row once it is complete."""
         row = {**metrics, **scores, **now.seconds}
         self._log.write(now.number, row)
         if now.number:
@@ -192,21 +225,24 @@ class Run:
         self.state.unwritten = {}
 
     def _say(self, text: str) -> None:
-        """Tells the terminal and the other hosts how far an evaluation is."""
+        """Reports an evaluation's progress to the terminal and the other hosts."""
         self._progress.note(text)
         self._hosts.progress(text)
 
     def _save(self) -> None:
-        """Saves the state, unless there is nothing to save, or the same is saved already."""
+        """Saves the state, unless no step is done or this step is already saved."""
         if self.state.step in (0, self._checkpoints.latest_step()):
             return
-        with Step(self._config.seed, self.state.step, self._of_save).timer('save_checkpoint'):
+        with Step(self.config.seed, self.state.step, self._of_save).timer('save_checkpoint'):
             self._hosts.tell('save')
             self._of_save['perf/checkpoint_bytes'] = self._checkpoints.save(self.state, *self._to_save())
 
     def _look_at_skipped(self, now: Step) -> None:
-        """Keeps the batch of a step with an update that was skipped. Raises Diverged after too many such steps in a row."""
-        state, limit = self.state, self._config.learner.skip_limit
+        """Writes the batch of a step with a skipped update to a file.
+
+        Raises Diverged after SKIP_LIMIT such steps in a row.
+        """
+        state, limit = self.state, SKIP_LIMIT
         skipped = now.metrics.get('actor/skipped_updates', 0) + now.metrics.get('critic/skipped_updates', 0)
         if not skipped:
             state.skipped_in_a_row = 0
@@ -214,10 +250,13 @@ class Run:
         state.skipped_in_a_row += 1
         path = self._workdir / 'skipped' / f'{now.number:06d}.jsonl.zst'
         write_rollouts(path, self._tokenizer, logged((), (), now.batch, now.trained, now.logp))
-        message = f'step {now.number}: {skipped} updates without a finite gradient were skipped; their batch is in {path}'
+        message = (
+            f'step {now.number}: {skipped} updates were skipped because the gradient was not finite; '
+            f'their batch is in {path}'
+        )
         events.report('update skipped', message, step=now.number)
         if state.skipped_in_a_row >= limit:
             raise Diverged(
-                f'{limit} steps in a row had an update without a finite gradient (learner.skip_limit); their batches are in '
-                f'{path.parent}. Continue with a lower learner.learning_rate or learner.grad_clip and --amend'
+                f'{limit} steps in a row had an update whose gradient was not finite; their batches are in '
+                f'{path.parent}. Lower learner.learning_rate or learner.grad_clip, and continue with --amend'
             )

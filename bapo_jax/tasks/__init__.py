@@ -1,24 +1,26 @@
-"""The questions and how an answer is judged: one module per task, here or of the user's, all with the same functions.
+"""The tasks: questions and how answers are judged. Each is a module, here or the user's, with the same API.
 
 A task module has
 
-    BENCHMARKS: dict[str, str]       the names `benchmark` knows, with a short description of each
-    TEMPLATES: dict[str, str]        the names `prompt_text` knows, with the text or its description
-    training_problems(source, *, limit, seed) -> list[ground truth]     the questions trained on
+    BENCHMARKS: dict[str, str]       the names that `benchmark` knows, each with a short description
+    TEMPLATES: dict[str, str]        the names that `prompt_text` knows, each with its text or a description
+    training_problems(source, *, limit, seed) -> list[ground truth]     the questions to train on
     benchmark(name) -> list[ground truth]                               the questions of a test set
     prompt_text(ground_truth, template, tokenizer) -> str               a question as the policy reads it
-    with_demands(ground_truth, text) -> ground truth                    adds what that prompt text demands of a response's form
-    check_ground_truth(ground_truth)                                    ValueError, naming the field, if it cannot judge an answer
-    verify(response, ground_truth) -> (Verdict, answer text or None)    judges any response text without raising
-    verify_all(responses, ground_truths, budget_s) -> list of those     judges many at once, on all cores where they take long;
-                                     after so many seconds the rest is INFRA_ERROR
-    VOTES: bool                      whether equal answer texts agree, so that their majority (maj@n) is meaningful
+    with_demands(ground_truth, text) -> ground truth                    adds the form that the prompt demands
+    check_ground_truth(ground_truth)                                    raises ValueError, naming the field,
+                                     if it cannot judge an answer
+    verify(response, ground_truth) -> (Verdict, answer text or None)    judges any text without raising
+    verify_all(responses, ground_truths, budget_s) -> list of those     judges many, on all cores if it takes
+                                     long; after `budget_s` seconds the rest are INFRA_ERROR
+    VOTES: bool                      whether equal answer texts agree, so that majorities (maj@n) make sense
 
 and may have
 
-    SOLUTIONS: dict[str, function]   by template, f(ground_truth, rng) -> text, a right response in its style; ValueError where none
+    SOLUTIONS: dict[str, function]   by template, f(ground_truth, rng) -> text, a correct response in that
+                                     style; raises ValueError if there is none
 
-A ground truth is a JSON-serialisable dict with the question and what its verifier needs.
+A ground truth is a JSON-serialisable dict with the question and whatever the verifier needs.
 """
 
 from __future__ import annotations
@@ -44,39 +46,59 @@ from bapo_jax.tasks.jsonl import short
 from bapo_jax.tasks.own_module import import_own
 from bapo_jax.tasks.sight import Sight
 
-TASKS = ('countdown', 'math', 'geometry', 'diagrams', 'arithmetic', 'questions')
-PARTS = (  # what a task module has
-    'BENCHMARKS', 'TEMPLATES', 'VOTES', 'training_problems', 'benchmark', 'prompt_text', 'with_demands', 'check_ground_truth',
-    'verify', 'verify_all',
+TASKS = {  # task.name -> module
+    'countdown': 'countdown.task',
+    'math': 'mathematics.task',
+    'geometry': 'geometry.task',
+    'diagrams': 'diagrams.task',
+    'arithmetic': 'arithmetic',
+    'questions': 'questions',
+}
+PARTS = (  # what a task module must have
+    'BENCHMARKS', 'TEMPLATES', 'VOTES', 'training_problems', 'benchmark', 'prompt_text', 'with_demands',
+    'check_ground_truth', 'verify', 'verify_all',
 )  # fmt: skip
-_CHUNK = 25_000  # questions that a process renders in a few seconds, which is what its start costs
-_RENDER_S = 10.0  # most seconds for a question: a thousandth of one is usual
-_WORKERS = 16  # each takes some 400 MB
+_CHUNK = 25_000  # questions per process: rendering them takes a few seconds, as long as starting the process
+_RENDER_S = 10.0  # timeout in seconds for one question, which usually takes a thousandth of a second
+_WORKERS = 16  # each takes about 400 MB
 
 
 def get_task(name: str) -> ModuleType:
-    """The task module called `name`: one of TASKS, or, with a dot in its name, a module of the user's such as my_tasks.chess.
+    """Returns a task module by name: one of TASKS or, with a dot, a user's module such as my_tasks.chess.
 
-    Only that module is imported. Raises ValueError on an unknown name, or a module that is no task.
+    Imports only that module. Raises ValueError if the name is unknown or the module is not a task.
     """
     if name in TASKS:
-        return importlib.import_module(f'bapo_jax.tasks.{name}')
+        return importlib.import_module(f'bapo_jax.tasks.{TASKS[name]}')
     if '.' not in name:
-        raise ValueError(f'task.name is {name!r}; choose one of {", ".join(TASKS)}, or a module of yours such as my_tasks.chess')
+        raise ValueError(
+            f'task.name is {name!r}; choose one of {", ".join(TASKS)}, '
+            'or name your own module, such as my_tasks.chess'
+        )
     task = import_own(name, f'task.name={name!r}')
     if missing := [part for part in PARTS if not hasattr(task, part)]:
-        raise ValueError(f'task.name={name!r}: the module has no {", ".join(missing)}; docs/adding_a_task.md says what each is')
+        raise ValueError(
+            f'task.name={name!r}: the module has no {", ".join(missing)}; add it as described in '
+            'docs/your_data.md'
+        )
     return task
 
 
 def encode_prompts(
-    task_name: str, ground_truths: Sequence[Any], tokenizer: Any, *, template: str, first_id: int = 0, sight: Sight | None = None
+    task_name: str,
+    ground_truths: Sequence[Any],
+    tokenizer: Any,
+    *,
+    template: str,
+    first_id: int = 0,
+    sight: Sight | None = None,
 ) -> list[Prompt]:
     """Renders and tokenises every question. Prompt i has id `first_id + i` and int32 tokens [prompt tokens].
 
-    No special tokens are added: a template that wants them writes them. No prompt is cut, since the question is at its end. One
-    that is too long is left out of training (`leave_out_long`) or refused in a benchmark (`refuse_long`). Many questions are shared
-    out among processes. An image takes a token for each feature that `sight` gives it. Raises ValueError for images without a sight.
+    Adds no special tokens: a template writes those that it wants. Truncates no prompt, since the question is
+    at the end: too long a prompt is left out of training (`leave_out_long`) or refused in a benchmark
+    (`refuse_long`). Large numbers of questions are divided among processes. An image takes one token for each
+    feature that `sight` gives it. Raises ValueError if there are images but no `sight`.
     """
     encode = functools.partial(_encode, task_name, tokenizer, template)
     if len(ground_truths) <= _CHUNK:
@@ -95,18 +117,25 @@ def encode_prompts(
 def _with_features(tokens: np.ndarray, ground_truth: Any, sight: Sight | None) -> np.ndarray:
     images = images_of(ground_truth)
     if images and sight is None:
-        raise ValueError('the questions have images, and the model of model.path has no vision tower; give a Qwen2.5-VL model')
+        raise ValueError(
+            'the questions have images, but the model has no vision tower; set model.path to a Qwen2.5-VL '
+            'model'
+        )
     return sight.expanded(tokens, images) if images else tokens
 
 
-def _encode(task_name: str, tokenizer: Any, template: str, ground_truths: Sequence[Any]) -> list[tuple[np.ndarray, Any]]:
-    """Each question's tokens, int32, and its ground truth with what the prompt demands of a response."""
+def _encode(
+    task_name: str, tokenizer: Any, template: str, ground_truths: Sequence[Any]
+) -> list[tuple[np.ndarray, Any]]:
+    """Returns each question's int32 tokens, and its ground truth with what the prompt demands."""
     task = get_task(task_name)
     texts = []
     for ground_truth in ground_truths:
         with _rendering(template):
             texts.append(task.prompt_text(ground_truth, template, tokenizer))
-    rows = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)['input_ids'] if texts else []
+    rows = (
+        tokenizer(texts, add_special_tokens=False, return_attention_mask=False)['input_ids'] if texts else []
+    )
     return [
         (np.asarray(tokens, np.int32), task.with_demands(ground_truth, text))
         for tokens, ground_truth, text in zip(rows, ground_truths, texts, strict=True)
@@ -115,13 +144,13 @@ def _encode(task_name: str, tokenizer: Any, template: str, ground_truths: Sequen
 
 @contextlib.contextmanager
 def _rendering(template: str) -> Iterator[None]:
-    """Inside, a question is rendered: a model's chat template is a program, which may fail in any way or never end.
+    """Context for rendering a question: a chat template is a program, which may fail in any way or never end.
 
-    Raises ValueError. The time is kept in the main thread alone, by a signal.
+    Raises ValueError if it does. The timeout uses a signal, so it works only in the main thread.
     """
 
     def give_up(*_: Any) -> None:
-        raise TimeoutError(f'it has not ended in {_RENDER_S:g} s')
+        raise TimeoutError(f'it did not finish within {_RENDER_S:g} s')
 
     timed = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGALRM, give_up) if timed else None
@@ -133,8 +162,9 @@ def _rendering(template: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise ValueError(
-            f'task.template={template!r}: a question cannot be written by the chat template of model.path '
-            f'({type(error).__name__}: {short(error)}); mend chat_template.jinja or tokenizer_config.json there, or choose another'
+            f'task.template={template!r}: the chat template of model.path fails on a question '
+            f'({type(error).__name__}: {short(error)}); fix chat_template.jinja or tokenizer_config.json '
+            'there, or choose another task.template'
         ) from error
     finally:
         if timed:
@@ -142,10 +172,13 @@ def _rendering(template: str) -> Iterator[None]:
             signal.signal(signal.SIGALRM, before)
 
 
-def solver(config: ConfigDict, tokenizer: Any) -> Callable[[Prompt, np.random.Generator], np.ndarray | None] | None:
-    """What writes right responses, where `config.replay.given_by` wants the task to: a prompt's as int32 tokens without an end.
+def solver(
+    config: ConfigDict, tokenizer: Any
+) -> Callable[[Prompt, np.random.Generator], np.ndarray | None] | None:
+    """Returns a solver, which writes correct responses, or None unless `config.replay` asks for them.
 
-    They are None where the task finds none. `config` is resolved, and its task has solutions in the style of `config.task.template`.
+    It returns a prompt's response as int32 tokens without an end token, or None if the task finds none.
+    `config` is resolved, and its task has solutions in the style of `config.task.template`.
     """
     if config.replay.reevaluate != 'continue' or config.replay.given_by != 'solver':
         return None
@@ -162,34 +195,40 @@ def solver(config: ConfigDict, tokenizer: Any) -> Callable[[Prompt, np.random.Ge
 
 
 def leave_out_long(prompts: Sequence[Prompt], most: int) -> list[Prompt]:
-    """The prompts of at most `most` tokens, in order and with their ids. A warning counts the others.
+    """Returns the prompts of at most `most` tokens, in order and with their ids. A warning counts the others.
 
-    Raises ValueError where no prompt is left.
+    Raises ValueError if no prompt is left.
     """
     kept, lengths = [p for p in prompts if len(p.tokens) <= most], [len(p.tokens) for p in prompts]
     if prompts and not kept:
         raise ValueError(
-            f'all {len(prompts):,} prompts are longer than rollout.max_prompt_tokens={most}; the shortest has {min(lengths):,} '
-            f'tokens: raise it{_or_smaller_images(prompts[0])}'
+            f'all {len(prompts):,} prompts are longer than rollout.max_prompt_tokens={most} (the shortest '
+            f'has {min(lengths):,} tokens); raise it{_or_smaller_images(prompts[0])}'
         )
     if len(kept) < len(prompts):
         logging.warning(
-            '%s of %s prompts are longer than rollout.max_prompt_tokens=%d and are left out; the longest has %s',
+            '%s of %s prompts are longer than rollout.max_prompt_tokens=%d and are left out; raise it to '
+            'keep them (the longest has %s tokens)',
             f'{len(prompts) - len(kept):,}', f'{len(prompts):,}', most, f'{max(lengths):,}',
         )  # fmt: skip
     return kept
 
 
 def refuse_long(prompts: Sequence[Prompt], most: int, benchmark: str) -> list[Prompt]:
-    """All prompts, since a benchmark is scored whole. Raises ValueError where one exceeds `most` tokens."""
+    """Returns all prompts: a benchmark is scored whole. Raises ValueError if one exceeds `most` tokens."""
     for number, prompt in enumerate(prompts, start=1):
         if len(prompt.tokens) > most:
             raise ValueError(
-                f'{benchmark}, problem {number} of {len(prompts)}: the prompt has {len(prompt.tokens)} tokens, '
-                f'evaluate.max_prompt_tokens is {most}; raise it{_or_smaller_images(prompt)} (a benchmark is scored whole)'
+                f'{benchmark}, problem {number} of {len(prompts)}: the prompt has {len(prompt.tokens)} '
+                f'tokens, but evaluate.max_prompt_tokens is {most}; raise it{_or_smaller_images(prompt)} (no '
+                'benchmark problem is left out)'
             )
     return list(prompts)
 
 
 def _or_smaller_images(prompt: Prompt) -> str:
-    return ', or lower model.most_pixels: images take a token for each feature' if prompt.images else ''
+    return (
+        ', or lower the upper limit in model.pixels, so that each image takes fewer tokens'
+        if prompt.images
+        else ''
+    )

@@ -1,19 +1,20 @@
-r"""The form of answer that a prompt demands, and the answer of that form in a response.
+r"""The answer form that a prompt demands, and the answer in that form in a response.
 
-    line      `Answer: 5`, where the prompt has Answer: in quotation marks or behind the word 'form' or 'format'
-    hashes    `#### 5`, where it has #### so
-    block     `<answer>5</answer>`, where it has <answer>
-    box       `\boxed{5}`, where it has \boxed
+    line      `Answer: 5`, if the prompt has Answer: in quotation marks or after the word 'form' or 'format'
+    hashes    `#### 5`, if it has #### in the same way
+    block     `<answer>5</answer>`, if it has <answer>
+    box       `\boxed{5}`, if it has \boxed
 
-The first of them that the prompt has is the form that is judged; where it has none, the task says what counts. A box within a line
-or a block is opened. Of several answers of the form the last counts.
+The first of these that the prompt has is the form that is judged. If it has none, the task says what counts.
+A box within a line or a block is unwrapped. If a response has several answers in the form, the last one
+counts.
 """
 
 from __future__ import annotations
 
 import re
 
-from bapo_jax.tasks.math_text import last_box
+from bapo_jax.tasks.mathematics.text import last_box
 
 _BEHIND = r'(?:["“\'‘`]|\b(?:form|format)\W{1,3})'
 _DEMANDS = {
@@ -27,12 +28,12 @@ _LINE = re.compile(r'\banswer\b[ *]{0,5}:[ *]{0,5}\s{0,20}([^\n]+)', re.IGNORECA
 
 
 def demanded(prompt: str) -> str:
-    """The form that a prompt demands, one of FORMS; '' for none."""
+    """Returns the form that a prompt demands, one of FORMS; '' if it demands none."""
     return next((form for form, demand in _DEMANDS.items() if demand.search(prompt)), '')
 
 
 def stated(text: str, form: str) -> str | None:
-    """The last answer of this form in a response without its thinking; None where there is none. Takes linear time."""
+    """Returns the last answer in this form in a response without its thinking, or None. Takes linear time."""
     if form == 'box':
         return last_box(text)
     if form == 'line':
@@ -46,10 +47,10 @@ def stated(text: str, form: str) -> str | None:
 
 
 def last_block(text: str) -> str | None:
-    """The text of the last closed <answer>...</answer>, without the blanks and tabs around it.
+    """Returns the text of the last closed <answer>...</answer>, without surrounding blanks and tabs.
 
-    A tag opened inside another is part of the outer one's text, as with the regex <answer>(.*?)</answer> of the public code. Unlike
-    that regex, this is linear in the text.
+    A tag opened inside another is part of the outer one's text, as with the regex <answer>(.*?)</answer> of
+    the public code. Unlike that regex, this takes time linear in the text.
     """
     answer, position = None, 0
     while (start := text.find('<answer>', position)) >= 0:

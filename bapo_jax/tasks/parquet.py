@@ -1,4 +1,4 @@
-"""Reads columns of text and numbers from parquet files of others. Rows with images: images.py."""
+"""Reads text and number columns from untrusted parquet files. For rows with images see images.py."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ import pyarrow.parquet
 
 from bapo_jax.tasks.jsonl import MOST_FILE, bounded, short
 
-_AT_ONCE = 64  # rows; a value that a file holds once may stand in each of them
+_AT_ONCE = 64  # rows per batch; few, since a value that a file holds once may recur in every row
 
 
 def column_names(path: Path) -> list[str]:
-    """Raises ValueError, which names the file, where it cannot be read."""
+    """Returns the file's column names. Raises ValueError, naming the file, if it cannot be read."""
     with _naming(path), pyarrow.parquet.ParquetFile(path) as file:
         return file.schema_arrow.names
 
 
 def parquet_rows(path: Path, wanted: Container[str]) -> Iterator[dict]:
-    """Yields each row's columns that are `wanted`.
+    """Yields the `wanted` columns of each row.
 
-    Raises ValueError, which names the file, where it cannot be read, a text is no UTF-8, or it holds more than MOST_FILE bytes.
+    Raises ValueError, naming the file, if it cannot be read, a text is not UTF-8, or it has more than
+    MOST_FILE bytes.
     """
     batches = _batches(path, [name for name in column_names(path) if name in wanted])
     first = size = 0
@@ -36,7 +37,9 @@ def parquet_rows(path: Path, wanted: Container[str]) -> Iterator[dict]:
             rows = rows_in(batch)
         except UnicodeDecodeError:
             bad = next(i for i in range(batch.num_rows) if not _decodes(batch.slice(i, 1)))
-            raise ValueError(f'{path}, row {first + bad + 1}: not UTF-8 text; save the file as UTF-8') from None
+            raise ValueError(
+                f'{path}, row {first + bad + 1}: not UTF-8 text; save the file as UTF-8'
+            ) from None
         yield from rows
         first += batch.num_rows
 
@@ -47,7 +50,7 @@ def _batches(path: Path, columns: list[str]) -> Iterator[pyarrow.RecordBatch]:
 
 
 def rows_in(batch: pyarrow.RecordBatch) -> list[dict]:
-    """The rows of a batch. Decimal numbers, which JSON does not have, become ordinary ones. Raises UnicodeDecodeError."""
+    """Returns a batch's rows. Decimals, which JSON lacks, become int or float. Raises UnicodeDecodeError."""
     rows = batch.to_pylist()
     for field in batch.schema:
         if 'decimal' in str(field.type):
@@ -56,7 +59,7 @@ def rows_in(batch: pyarrow.RecordBatch) -> list[dict]:
 
 
 def _number(value: Any) -> Any:
-    """A decimal number as an int where it is whole, else as a float; of lists and objects what they hold."""
+    """Converts a Decimal to an int if it is whole, else to a float; also within lists and objects."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, list):
@@ -77,4 +80,6 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise ValueError(f'{path}: not a readable parquet file ({short(error)}); fetch or write it again') from error
+        raise ValueError(
+            f'{path}: not a readable parquet file ({short(error)}); download or write it again'
+        ) from error

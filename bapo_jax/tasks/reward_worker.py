@@ -1,4 +1,4 @@
-"""A process that runs a user's reward function: `custom_reward.rewards_of` starts it by way of verifier_pool.py."""
+"""Process that runs a user's reward function. verifier_pool.py starts it for `custom_reward.rewards_of`."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from bapo_jax import output, terminal
+from bapo_jax.machine import output, terminal
 from bapo_jax.tasks.custom_reward import BadReward, find_reward, judge_one
-from bapo_jax.tasks.verifier_pool import serve
+from bapo_jax.tasks.worker_process import serve
 
-_MOST_SHOWN = 10_000  # characters of a traceback, its end; a message may hold any text
+_MOST_SHOWN = 10_000  # most characters of a traceback, from its end: a message may hold any text
 
 
 def _answer(function: Callable, row: list[Any]) -> dict[str, Any]:
-    """What `judge_one` says of a row; or under 'bad' why it is no reward, or under 'raised' the traceback."""
+    """Returns `judge_one`'s result for a row, or {'bad': why it is no reward}, or {'raised': traceback}."""
     try:
         verdict, reward, answer = judge_one(function, *row)
         return {'verdict': verdict, 'reward': reward, 'answer': answer}
     except BadReward as error:
         return {'bad': str(error)}
-    except (Exception, SystemExit):  # whatever it is, it is the function's failure and not the response's
+    except (Exception, SystemExit):  # any error is the function's failure, not the response's
         return {'raised': traceback.format_exc()[-_MOST_SHOWN:]}
 
 
 if __name__ == '__main__':
-    output.guard('stderr')  # what a user prints must not fail a reward where nobody reads the trainer's output any more
+    # A user's prints must not fail a reward if nobody reads the trainer's output any more.
+    output.guard_streams('stderr')
     terminal.guard()  # a function may print the response that it judges
     serve(functools.partial(_answer, find_reward(sys.argv[3])), quiet=False)

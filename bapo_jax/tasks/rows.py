@@ -1,4 +1,4 @@
-"""Rows of a file from outside, .parquet or JSON, each with its place. Every error names file and row."""
+"""Reads rows of untrusted .parquet or JSON files, with their locations. Every error names file and row."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from bapo_jax.tasks.parquet import column_names, parquet_rows
 FILE_ENDINGS = ('.parquet', '.jsonl', '.jsonl.gz', '.json')
 
 
-def rows_of(path: str | Path, wanted: str, read: Callable[[str], bool] = lambda column: True) -> Iterator[tuple[str, dict]]:
-    """Yields (file and row, row) of a file. Raises ValueError or FileNotFoundError, which say what columns were `wanted`.
+def rows_of(
+    path: str | Path, wanted: str, read: Callable[[str], bool] = lambda column: True
+) -> Iterator[tuple[str, dict]]:
+    """Yields (file and row, row) for each row of a file.
 
-    Of a parquet file only the columns that `read` says are read; the others are None, so that errors can name them.
+    In a parquet file, only columns for which `read` is true are read; the others are None, so that errors can
+    name them. Raises FileNotFoundError, or ValueError, which may name the `wanted` columns.
     """
     path = Path(path)
     if not path.exists():
@@ -31,4 +34,6 @@ def rows_of(path: str | Path, wanted: str, read: Callable[[str], bool] = lambda 
 def _parquet_rows(path: Path, read: Callable[[str], bool]) -> Iterator[tuple[str, dict]]:
     columns = column_names(path)
     rows = parquet_rows(path, [column for column in columns if read(column)])
-    yield from ((f'{path}, row {i}', {**dict.fromkeys(columns), **row}) for i, row in enumerate(rows, start=1))
+    yield from (
+        (f'{path}, row {i}', {**dict.fromkeys(columns), **row}) for i, row in enumerate(rows, start=1)
+    )

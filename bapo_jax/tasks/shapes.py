@@ -1,14 +1,17 @@
-r"""What a row of a public data set asks, and what it accepts: the shapes that trainers and their data sets use.
+r"""Reads the question and accepted answer from a row of a public data set, in the formats that trainers use.
 
-    the question    `problem`, `question` or `query`, a text; `prompt`, a text or a chat (verl, TRL, slime); `messages` (OpenAI) or
-                    `conversations` (ShareGPT) up to the last answer, behind `system`; `0` (Open-Reasoner-Zero)
-    the answer      `reward_model.ground_truth` (verl); or the first of `answer`, `final_answer`, `expected_answer`, `gt_answer`,
-                    `ground_truth`, `label`; or what `solution`, `response` or the chat's last answer arrives at
+    the question    `problem`, `question` or `query`, a text; `prompt`, a text or a chat (verl, TRL, slime);
+                    `messages` (OpenAI) or `conversations` (ShareGPT) before the last answer, after `system`;
+                    `0` (Open-Reasoner-Zero)
+    the answer      `reward_model.ground_truth` (verl); or the first of `answer`, `final_answer`,
+                    `expected_answer`, `gt_answer`, `ground_truth`, `label`; or the result of `solution`,
+                    `response` or the chat's last answer
 
-Capital letters do not matter. A worked solution arrives at what stands in its last \boxed{}, behind its last ####, or behind 'the
-answer is'; a `solution` of a few characters is the answer itself. A text that is JSON, '"5"' or '["5", "five"]', is what it holds.
+Column names are case-insensitive. The result of a worked solution is its last \boxed{}, or the text after its
+last #### or after 'the answer is'; a `solution` of a few characters is the answer itself. A text that is
+JSON, such as '"5"' or '["5", "five"]', is decoded.
 
-docs/tasks.md has a table of data sets; tests/tasks/test_shapes.py reads one of each.
+docs/reference/tasks.md has a table of data sets; tests/tasks/test_shapes.py reads one of each.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from bapo_jax.tasks.jsonl import short, shown
-from bapo_jax.tasks.math_text import last_box
+from bapo_jax.tasks.mathematics.text import last_box
 
 _QUESTION = ('problem', 'question', 'query')
 _ANSWER = ('answer', 'final_answer', 'expected_answer', 'gt_answer', 'ground_truth', 'label')
@@ -28,77 +31,110 @@ _WORKED = ('solution', 'response', 'generated_solution')
 _CHAT = ('messages', 'conversations')
 _CHOICES = ('choices', 'options')
 _BESIDE = ('data_source', 'extra_info')  # what verl passes to a reward function
-COLUMNS = frozenset((*_QUESTION, *_ANSWER, *_WORKED, *_CHAT, *_CHOICES, *_BESIDE, 'system', 'prompt', 'reward_model', '0', '1'))
+COLUMNS = frozenset(
+    (
+        *_QUESTION,
+        *_ANSWER,
+        *_WORKED,
+        *_CHAT,
+        *_CHOICES,
+        *_BESIDE,
+        'system',
+        'prompt',
+        'reward_model',
+        '0',
+        '1',
+    )
+)
 
 _ROLES = {'human': 'user', 'gpt': 'assistant', 'model': 'assistant', 'bot': 'assistant'}  # ShareGPT's names
-_NO_ANSWER = ('', 'proof', 'notfound')  # NuminaMath-1.5 and OpenR1-Math write them for problems that have none
+_NO_ANSWER = ('', 'proof', 'notfound')  # in NuminaMath-1.5 and OpenR1-Math, for problems without an answer
 _PROVED = ('qed', 'q.e.d', '∎', '□', '■')  # the end of a proof, not a result
-_PROSE_WORDS = 25  # words of an answer that is a worked solution
-_SHORT = 60  # characters of a `solution` that is the answer itself
+_PROSE_WORDS = 25  # an answer with at least this many words is a worked solution
+_SHORT = 60  # most characters of a `solution` that is the answer itself
 _SAID = re.compile(r'[Tt]he (?:final )?answer is:?\s*([^\n]+)')
 _WORD = re.compile(r'(?<![\\A-Za-z])[A-Za-z]{2,}')
 
 
-class Row(NamedTuple):
-    """What is asked and accepted."""
+class QuestionRow(NamedTuple):
+    """A question and its accepted answer."""
 
-    chat: list[dict[str, str]]  # {'role', 'content'}, the last by the user
-    answer: Any  # as in the row, or what a worked solution arrives at; None where there is none
-    column: str  # where the answer is
+    chat: list[dict[str, str]]  # {'role', 'content'} messages, the last one the user's
+    answer: Any  # as in the row, or the result of a worked solution; None if there is none
+    column: str  # the column of the answer
 
 
 def reads(column: str) -> bool:
-    """Whether a column of this name can matter to `read_row`."""
+    """Whether `read_row` uses a column of this name."""
     return column.casefold() in COLUMNS
 
 
-def read_row(row: Mapping[str, Any], where: str, missing: str = 'problem') -> Row:
-    """The question and the answer of a row. Raises ValueError, naming column and remedy, where it has another shape.
+def read_row(row: Mapping[str, Any], where: str, missing: str = 'problem') -> QuestionRow:
+    """Returns the question and answer of a row.
 
-    `missing` is the column to name where there is no question.
+    Raises ValueError, naming column and remedy, if the row has another shape. `missing` is the column to name
+    if there is no question.
     """
     names = {name.casefold(): name for name in reversed(row)}
     column = _question_column(names)
     if column is None:
-        raise ValueError(f'{where}: column {missing!r} is missing; the row has {short(", ".join(row))}; rename or add it')
+        raise ValueError(
+            f'{where}: column {missing!r} is missing; the row has {short(", ".join(row))}; rename or add it'
+        )
     value, worked = row[column], None
     if column == '0':
         chat = _chat([value], where, column)
     elif column.casefold() in _QUESTION:
         if not isinstance(value, str) or not value.strip():
-            raise ValueError(f'{where}: the problem must be a text, got {shown(value)}; mend or drop the row')
+            raise ValueError(
+                f'{where}: the problem must be a string, got {shown(value)}; correct or drop the row'
+            )
         chat = [{'role': 'user', 'content': value.strip()}]
     else:
         chat = _chat(value, where, column)
         if column.casefold() in _CHAT and chat and chat[-1]['role'] == 'assistant':
             worked = column, chat.pop()['content']
-        if isinstance(system := row.get('system'), str) and system.strip() and chat[:1] and chat[0]['role'] != 'system':
+        if (
+            isinstance(system := row.get('system'), str)
+            and system.strip()
+            and chat[:1]
+            and chat[0]['role'] != 'system'
+        ):
             chat.insert(0, {'role': 'system', 'content': system})
     if not chat or chat[-1]['role'] != 'user' or not chat[-1]['content'].strip():
         raise ValueError(
-            f'{where}: the problem must be the last message of {column!r}, by the user, got {shown(value)}; mend or drop the row'
+            f'{where}: the last message of {column!r} must be the problem, from the user, got '
+            f'{shown(value)}; correct or drop the row'
         )
     answer, column = _answer(row, names, worked, where)
     refuse_choices(row, answer, where)
-    return Row(chat, answer, column)
+    return QuestionRow(chat, answer, column)
 
 
 def refuse_choices(row: Mapping[str, Any], answer: Any, where: str) -> None:
-    """Raises ValueError, with the remedy, where an answer says which of a column of choices is right."""
-    choices = next((name for name in row if name.casefold() in _CHOICES and _is_place(answer, row[name])), None)
+    """Raises ValueError, with the remedy, if an answer only says which of a row's choices is correct."""
+    choices = next(
+        (name for name in row if name.casefold() in _CHOICES and _is_place(answer, row[name])), None
+    )
     if choices is not None:
         raise ValueError(
-            f'{where}: a question with {choices!r}, one of which is right, is read by no task; write the choices into the '
-            'question, the letter or text of the right one as the answer, and leave the column out'
+            f'{where}: multiple-choice questions with a column {choices!r} are not supported; write the '
+            'choices into the question, '
+            'give the letter or text of the right one as the answer, and remove the column'
         )
 
 
 def _is_place(answer: Any, choices: Any) -> bool:
-    """Whether an answer says which of the choices is right (MMLU), and not what that one says (Geometry3K)."""
+    """Whether an answer is the index or letter of a choice (MMLU) and not the choice's text (Geometry3K)."""
     texts = choices.get('text') if isinstance(choices, dict) else choices
     if not isinstance(texts, list) or answer in texts:
         return False
-    return isinstance(answer, int) or isinstance(answer, str) and len(answer.strip()) == 1 and answer.strip().isalpha()
+    return (
+        isinstance(answer, int)
+        or isinstance(answer, str)
+        and len(answer.strip()) == 1
+        and answer.strip().isalpha()
+    )
 
 
 def _question_column(names: Mapping[str, str]) -> str | None:
@@ -109,24 +145,37 @@ def _question_column(names: Mapping[str, str]) -> str | None:
 
 
 def _chat(value: Any, where: str, column: str) -> list[dict[str, str]]:
-    """Messages by role and content, of OpenAI's or ShareGPT's form; a text is the user's. Images in a message become <image>."""
+    """Returns OpenAI or ShareGPT messages as role and content; text is the user's. Images become <image>."""
     chat = []
-    for message in [{'role': 'user', 'content': value}] if isinstance(value, str) else value if isinstance(value, list) else [None]:
+    for message in (
+        [{'role': 'user', 'content': value}]
+        if isinstance(value, str)
+        else value
+        if isinstance(value, list)
+        else [None]
+    ):
         message = message if isinstance(message, dict) else {}
-        role, content = message.get('role') or message.get('from'), message.get('content', message.get('value'))
-        if isinstance(content, list):  # parts, as OpenAI and TRL write them where there are images
+        role, content = (
+            message.get('role') or message.get('from'),
+            message.get('content', message.get('value')),
+        )
+        if isinstance(content, list):  # parts, as in OpenAI's and TRL's messages with images
             parts = [part if isinstance(part, dict) else {} for part in content]
-            content = ''.join('<image>' if part.get('type') == 'image' else str(part.get('text')) for part in parts)
+            content = ''.join(
+                '<image>' if part.get('type') == 'image' else str(part.get('text')) for part in parts
+            )
         if not isinstance(role, str) or not isinstance(content, str):
             raise ValueError(
-                f'{where}: the problem must be a text, or {column!r} a list of {{"role", "content"}} texts, got {shown(value)}; mend '
-                'or drop the row'
+                f'{where}: the problem must be a string, or {column!r} a list of {{"role", "content"}} '
+                f'messages, got {shown(value)}; correct or drop the row'
             )
         chat.append({'role': _ROLES.get(role, role), 'content': content})
     return chat
 
 
-def _answer(row: Mapping[str, Any], names: Mapping[str, str], worked: tuple[str, str] | None, where: str) -> tuple[Any, str]:
+def _answer(
+    row: Mapping[str, Any], names: Mapping[str, str], worked: tuple[str, str] | None, where: str
+) -> tuple[Any, str]:
     if '0' in names and '1' in names:
         truth = row['1'].get('ground_truth') if isinstance(row['1'], dict) else None
         return (truth.get('value') if isinstance(truth, dict) else None), '1.ground_truth.value'
@@ -134,7 +183,8 @@ def _answer(row: Mapping[str, Any], names: Mapping[str, str], worked: tuple[str,
         model = row[names['reward_model']]
         if not isinstance(model, dict) or 'ground_truth' not in model:
             raise ValueError(
-                f'{where}: "reward_model" must be an object with "ground_truth", got {shown(model)}; mend or drop the row'
+                f'{where}: "reward_model" must be an object with "ground_truth", got {shown(model)}; correct '
+                'or drop the row'
             )
         return opened(model['ground_truth']), 'reward_model.ground_truth'
     for name in _ANSWER:
@@ -147,23 +197,27 @@ def _answer(row: Mapping[str, Any], names: Mapping[str, str], worked: tuple[str,
     if worked is not None:
         column, text = worked
         return result(text), column
-    raise ValueError(f"{where}: column 'answer' is missing; the row has {short(', '.join(row))}; rename or add it")
+    raise ValueError(
+        f"{where}: column 'answer' is missing; the row has {short(', '.join(row))}; rename or add it"
+    )
 
 
 def opened(answer: Any) -> Any:
-    """What a text of JSON holds, where that is a text or a list of texts; anything else as it is."""
+    """Decodes a JSON text that holds a text or a list of texts; returns anything else unchanged."""
     if isinstance(answer, str) and answer.strip()[:1] in ('"', '['):
         try:
             held = json.loads(answer)
         except (ValueError, RecursionError):
             return answer
-        if isinstance(held, str) or (isinstance(held, list) and held and all(isinstance(a, str) for a in held)):
+        if isinstance(held, str) or (
+            isinstance(held, list) and held and all(isinstance(a, str) for a in held)
+        ):
             return held
     return answer
 
 
 def result(text: str, *, itself: bool = False) -> str | None:
-    """What a worked solution arrives at, None where it does not say; a short text `itself` where that is allowed."""
+    """Returns a worked solution's result, None if it has none. With `itself`, a short text is the result."""
     if box := last_box(text):
         return box
     if '####' in text:
@@ -175,7 +229,10 @@ def result(text: str, *, itself: bool = False) -> str | None:
 
 
 def answer_text(answer: Any) -> str | None:
-    """An accepted answer as text, 142.0 as '142', of GSM8K's solutions what stands behind ####; None where it is no answer."""
+    """Returns an accepted answer as text: 142.0 as '142', a GSM8K solution as the text after its ####.
+
+    None if it is not an answer.
+    """
     if isinstance(answer, str):
         if '####' in answer or '\\boxed' in answer:
             return result(answer)
@@ -188,9 +245,10 @@ def answer_text(answer: Any) -> str | None:
 
 
 def is_none(answer: Any) -> bool:
-    """Whether a row says that it has no answer that mathematics can judge.
+    """Whether a row has no answer that mathematics can judge.
 
-    That is one that `is_blank`, the end of a proof, an object of JSON (the tests of a program), or prose that marks no result.
+    That is an answer that `is_blank`, the end of a proof, a JSON object (the tests of a program), or prose
+    that marks no result.
     """
     if not isinstance(answer, str):
         return answer is None
@@ -202,7 +260,7 @@ def is_none(answer: Any) -> bool:
 
 
 def is_blank(answer: Any) -> bool:
-    """Whether a row has no answer, whatever its question: null, blank, 'proof' or 'notfound'."""
+    """Whether a row has no answer for any kind of question: null, blank, 'proof' or 'notfound'."""
     return answer is None or isinstance(answer, str) and answer.strip().casefold() in _NO_ANSWER
 
 
@@ -217,7 +275,7 @@ def _is_object(text: str) -> bool:
 
 
 def beside(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What verl passes to a reward function beside the response, as the row has it; {} for a row without any of it."""
+    """Returns the columns that verl passes to a reward function with the response; {} if the row has none."""
     told = {name: row[name] for name in _BESIDE if row.get(name) is not None}
     if isinstance(model := row.get('reward_model'), dict) and 'ground_truth' in model:
         told['ground_truth'] = model['ground_truth']

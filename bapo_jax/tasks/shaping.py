@@ -1,4 +1,4 @@
-"""Rewards that are shaped: what is added to the verifier's, whatever the task. Numpy; k and accuracy do not change."""
+"""Reward shaping in NumPy: terms added to the verifier's reward, for any task. k and accuracy stay."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from bapo_jax.groups import Group
 
 
 def overlong_penalty(lengths: np.ndarray, limit: int, share: float) -> np.ndarray:
-    """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13) of responses of so many tokens [G], in [-1, 0].
+    """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13) for lengths in tokens [G], in [-1, 0].
 
-    0 up to L_max - L_cache tokens, then falling linearly to -1 at L_max = `limit`; L_cache = `share` · L_max.
+    It is 0 up to L_max - L_cache tokens, then falls linearly to -1 at L_max = `limit`.
+    L_cache = `share` · L_max.
     """
     cache = share * limit
     return -np.clip((lengths - (limit - cache)) / cache, 0.0, 1.0)
 
 
 def punish_overlong(group: Group, limit: int, share: float) -> Group:
-    """The group with the penalty added to its rewards; verdicts stay."""
+    """Returns the group with the penalty added to its rewards; verdicts do not change."""
     lengths = np.array([len(r.tokens) for r in group.responses])
-    return dataclasses.replace(group, rewards=(group.rewards + overlong_penalty(lengths, limit, share)).astype(np.float32))
+    return dataclasses.replace(
+        group, rewards=(group.rewards + overlong_penalty(lengths, limit, share)).astype(np.float32)
+    )

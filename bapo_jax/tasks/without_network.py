@@ -1,7 +1,8 @@
-"""Runs a module as `python -m` does, in a network of its own that leads nowhere: `python without_network.py MODULE [ARGUMENT ...]`.
+"""Runs a module like `python -m`, but without a network: `python without_network.py MODULE [ARGUMENT ...]`.
 
-The module's imports start threads, and a process with threads may not leave its user namespace; so this runs before them. A kernel
-may refuse it, as in many containers. The module then runs in the machine's network: `serve` finds that out and says so.
+The process gets a network namespace of its own. The module's imports start threads, and a process with
+threads may not leave its user namespace, so this runs before them. A kernel may refuse it, as in many
+containers. The module then runs in the machine's network; `serve` detects that and reports it.
 """
 
 import ctypes

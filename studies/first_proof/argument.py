@@ -10,7 +10,8 @@ from studies.first_proof.rows import Rows, less_as_text
 
 PLACEHOLDER = re.compile(r'\{([^{}]+)\}')
 COMPARISON = re.compile(
-    r'(?P<of>\w+): (?P<name>[\w-]+) less (?P<other>[\w-]+)(, equal (?P<at>responses|seconds))?(, on (?P<benchmark>\w+))?'
+    r'(?P<of>\w+): (?P<name>[\w-]+) less (?P<other>[\w-]+)(, equal (?P<at>responses|seconds))?(, on '
+    r'(?P<benchmark>\w+))?'
 )
 
 
@@ -22,7 +23,10 @@ def sections() -> list[str]:
 
 def row_sets(rows: Rows) -> dict[str, Rows]:
     """What a comparison may name before its colon: every base, and three sets of rows beside them."""
-    sets = {base: [row for row in rows if row['base'] == base] for base in dict.fromkeys(row['base'] for row in rows)}
+    sets = {
+        base: [row for row in rows if row['base'] == base]
+        for base in dict.fromkeys(row['base'] for row in rows)
+    }
     return sets | {
         'together': [row for row in rows if row['base'] in TOGETHER],
         'weak_four_later': [row for row in sets.get('weak_four', []) if row['seed'] > 1],
@@ -31,7 +35,8 @@ def row_sets(rows: Rows) -> dict[str, Rows]:
 
 
 def fill(section: str, sets: dict[str, Rows], facts: dict[str, str]) -> str:
-    """The section with a value for every placeholder: a comparison of two settings in one of `sets`, or one of `facts`.
+    """The section with a value for every placeholder: a comparison of two settings in one of `sets`, or one
+    of `facts`.
 
     Raises KeyError with the placeholder's name where it is neither.
     """
@@ -41,6 +46,8 @@ def fill(section: str, sets: dict[str, Rows], facts: dict[str, str]) -> str:
         if not found:
             return facts[placeholder[1]]
         kind = (found['benchmark'],) if found['benchmark'] else ()
-        return less_as_text(sets.get(found['of'], []), found['name'], found['other'], found['at'] or 'steps', kind)
+        return less_as_text(
+            sets.get(found['of'], []), found['name'], found['other'], found['at'] or 'steps', kind
+        )
 
     return PLACEHOLDER.sub(value, section)

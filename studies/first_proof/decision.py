@@ -8,7 +8,9 @@ from studies.first_proof.rows import Rows, accuracies, held_out, less, markdown_
 
 
 class Choice(NamedTuple):
-    """A row with the default, and rows that differ from it in that field (an X3 of other groups counts as one field)."""
+    """A row with the default, and rows that differ from it in that field (an X3 of other groups counts as one
+    field).
+    """
 
     fields: str
     base: str
@@ -61,7 +63,10 @@ def choice_table(rows: Rows) -> str:
             if seeds:
                 gains = (spread(*less(mine, choice.row, other, at)) for at in ('steps', 'responses'))
                 lines.append([f'`{choice.fields}`', choice.base, choice.row, other, str(len(seeds)), *gains])
-    return markdown_table(['default', 'from', 'row', 'in place of', 'seeds', 'gains at equal steps', 'at equal responses'], lines)
+    return markdown_table(
+        ['default', 'from', 'row', 'in place of', 'seeds', 'gains at equal steps', 'at equal responses'],
+        lines,
+    )
 
 
 def anchor_table(rows: Rows) -> str:
@@ -71,12 +76,18 @@ def anchor_table(rows: Rows) -> str:
         rates = {rate: f'v{v}_{anchor}_lr{rate}' for rate in ('5e-5', '2e-4', '4e-4')}
         if (v, anchor) == (1, 'behaviour'):
             rates = {'5e-5': 'centre_lr5e-5', '2e-4': 'centre', '4e-4': 'centre_lr4e-4'}
-        of_rate = {rate: accuracies(rows, name, held_out(rows)).mean() for rate, name in rates.items() if of(rows, name)}
+        of_rate = {
+            rate: accuracies(rows, name, held_out(rows)).mean()
+            for rate, name in rates.items()
+            if of(rows, name)
+        }
         if not of_rate or not of(rows, 'grpo'):
             return '-'
         rate = max(of_rate, key=of_rate.__getitem__)
         return f'{spread(*less(rows, rates[rate], "grpo"))} at {rate}'
 
     delays = (1, 2, 5)
-    lines = [[anchor, *(cell(anchor, v) for v in delays)] for anchor in ('behaviour', 'proximal', 'decoupled')]
+    lines = [
+        [anchor, *(cell(anchor, v) for v in delays)] for anchor in ('behaviour', 'proximal', 'decoupled')
+    ]
     return markdown_table(['anchor', *(f'v = {v}' for v in delays)], lines)

@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 SAMPLES = 32  # responses to each question, after training
-# A base that solves a tenth but could solve a third: the quickstart's, after 200 steps on solutions that mostly aim at nothing.
+# A base that solves a tenth but could solve a third: the quickstart's, after 200 steps on solutions that
+# mostly aim at nothing.
 WEAK_BASE = 'runs/first_proof/weak_base'
 WEAK_BASE_COMMAND = (
-    'python -m bapo_jax.sft --start=configs/quickstart_base --aimless=0.9 --steps=200 --learning_rate=1e-3 --problems=20000 '
-    f'--output={WEAK_BASE}'
+    'python -m configs.making.sft --start=configs/quickstart_base --aimless=0.9 --steps=200 '
+    f'--learning_rate=1e-3 --problems=20000 --output={WEAK_BASE}'
 )
 
 
 class Setting(NamedTuple):
-    """A point of the grid: configs/quickstart.py:METHOD with these fields changed, those of BASES[base] among them."""
+    """A point of the grid: configs/quickstart.py:METHOD with these fields changed, those of BASES[base] among
+    them.
+    """
 
     base: str
     name: str
@@ -24,7 +27,9 @@ class Setting(NamedTuple):
 
 
 def numbers_only(numbers: int) -> dict[str, Any]:
-    """Fields for problems with `numbers` numbers alone, in training and in a third benchmark. Other bases mix three and four."""
+    """Fields for problems with `numbers` numbers alone, in training and in a third benchmark. Other bases mix
+    three and four.
+    """
     benchmarks = ('cd34', 'cd4', problems_file(numbers, 'test'))
     return {'task.train': problems_file(numbers, 'train'), 'evaluate.benchmarks': repr(benchmarks)}
 
@@ -40,11 +45,18 @@ GROUPS_OF_FOUR = {
     'learner.mini_batch_groups': 32,
     'replay.max_reevaluate': 64,
 }
-# Policies and problems with more and less headroom. Most axes are varied on the first, where a step gains half a point.
+# Policies and problems with more and less headroom. Most axes are varied on the first, where a step gains
+# half a point.
 RATE = 'learner.learning_rate'
 BASES: dict[str, dict[str, Any]] = {
     'weak': {'model.path': WEAK_BASE, 'steps': 30, 'evaluate.every': 10, RATE: '2e-4'},
-    'weak_four': {'model.path': WEAK_BASE, 'steps': 60, 'evaluate.every': 20, RATE: '1e-4', **numbers_only(4)},
+    'weak_four': {
+        'model.path': WEAK_BASE,
+        'steps': 60,
+        'evaluate.every': 20,
+        RATE: '1e-4',
+        **numbers_only(4),
+    },
     'weak_g4': {'model.path': WEAK_BASE, 'steps': 30, 'evaluate.every': 10, RATE: '2e-4', **GROUPS_OF_FOUR},
     'quickstart': {'steps': 100, 'evaluate.every': 20, RATE: '5e-5'},
     'three_numbers': {'steps': 100, 'evaluate.every': 20, RATE: '5e-5', **numbers_only(3)},
@@ -61,7 +73,9 @@ WIDE = {'replay.c2': (1 / 8,), 'replay.c3': (7 / 8,)}  # any mixed group is repl
 
 
 def settings() -> list[Setting]:
-    """The grid, most informative first. The centre is BAPO with v = 1, the behaviour anchor and the range filter."""
+    """The grid, most informative first. The centre is BAPO with v = 1, the behaviour anchor and the range
+    filter.
+    """
     grid = []
 
     def add(base: str, name: str, axis: str, changes: dict[str, Any], method: str = 'bapo') -> None:
@@ -91,16 +105,29 @@ def settings() -> list[Setting]:
             add(base, f'centre_lr{r}', 'learning rate', {RATE: r})
     for r in ('3e-4', '1e-4', '4e-4'):
         add('weak', f'wide_lr{r}', 'reuse', WIDE | {RATE: r})
-    # GRPO's four updates a step, from the centre's 40 groups or from X1's 29 (19 on four numbers); and GRPO with eight.
+    # GRPO's four updates a step, from the centre's 40 groups or from X1's 29 (19 on four numbers); and GRPO
+    # with eight.
     add('weak', 'four_updates', 'updates', {'learner.mini_batch_groups': 11})
     for base, groups in (('weak', 7), ('weak_four', 5)):
-        add(base, 'x1_only_four_updates', 'updates', {'learner.mini_batch_groups': groups, X2: False, X3: False})
+        add(
+            base,
+            'x1_only_four_updates',
+            'updates',
+            {'learner.mini_batch_groups': groups, X2: False, X3: False},
+        )
         add(base, 'grpo_eight_updates', 'updates', {'learner.mini_batch_groups': 8}, 'grpo')
     for r in ('2e-4', '4e-4', '8e-4'):
         # One update a step, as in the authors' script for this task.
         add('weak', f'grpo_one_update_lr{r}', 'updates', {'learner.mini_batch_groups': 64, RATE: r}, 'grpo')
-    # GRPO without the passes of its anchor and reference policy, which BAPO lacks. At v = 1 both anchors are the same policy.
-    add('weak', 'grpo_same_passes', 'KL target', {ANCHOR: 'behaviour', 'learner.kl_target': 'behaviour'}, 'grpo')
+    # GRPO without the passes of its anchor and reference policy, which BAPO lacks. At v = 1 both anchors are
+    # the same policy.
+    add(
+        'weak',
+        'grpo_same_passes',
+        'KL target',
+        {ANCHOR: 'behaviour', 'learner.kl_target': 'behaviour'},
+        'grpo',
+    )
     for base in ('three_numbers', 'four_numbers'):
         add(base, 'grpo', 'headroom', {}, 'grpo')
         add(base, 'centre', 'headroom', {})
@@ -117,11 +144,17 @@ def settings() -> list[Setting]:
                     add('weak', f'v{v}_{anchor}_lr{r}', 'anchor', {V: v, ANCHOR: anchor, RATE: r})
     add('weak', 'literal', 'thresholds', {'replay.thresholds': 'literal'})
     add('weak', 'half', 'thresholds', {'replay.c2': (0.5,), 'replay.c3': (0.5,)})
-    # How old a replayed group may be, in steps (3 elsewhere). Groups never trained on: what the Gaussian filter left out.
+    # How old a replayed group may be, in steps (3 elsewhere). Groups never trained on: what the Gaussian
+    # filter left out.
     add('weak', 'wide_recent_1', 'reuse', WIDE | {'replay.high_recent_steps': 1})
     add('weak', 'wide_recent_10', 'reuse', WIDE | {'replay.high_recent_steps': 10})
     add('weak', 'wide_gaussian', 'reuse', WIDE | {'replay.fresh_filter': 'gaussian'})
-    add('weak', 'wide_gaussian_untrained', 'reuse', WIDE | {'replay.fresh_filter': 'gaussian', 'replay.x3_untrained': True})
+    add(
+        'weak',
+        'wide_gaussian_untrained',
+        'reuse',
+        WIDE | {'replay.fresh_filter': 'gaussian', 'replay.x3_untrained': True},
+    )
     add('weak', 'gaussian', 'filter', {'replay.fresh_filter': 'gaussian'})
     add('weak', 'uniform', 'filter', {'replay.fresh_filter': 'uniform'})
     add('weak', 'unfiltered', 'filter', {'replay.fresh_filter': 'none'})
@@ -132,8 +165,17 @@ def settings() -> list[Setting]:
 
 
 def commands(setting: Setting, seed: int, workdir: str) -> list[list[str]]:
-    """The training command and the evaluation of its result. All seeds have the same questions; their samples differ."""
-    changes = {'seed': seed, 'rollouts.every': 0, 'checkpoint.every': 100} | setting.changes
+    """The training command and the evaluation of its result. All seeds have the same questions; their samples
+    differ.
+    """
+    changes = {'seed': seed, 'log.rollouts_every': 0, 'checkpoint.every': 100} | setting.changes
     flags_ = [f'--config.{field}={value}' for field, value in changes.items()]
-    train = ['python', '-m', 'bapo_jax.train', f'--config=configs/quickstart.py:{setting.method}', f'--workdir={workdir}', *flags_]
+    train = [
+        'python',
+        '-m',
+        'bapo_jax.train',
+        f'--config=configs/quickstart.py:{setting.method}',
+        f'--workdir={workdir}',
+        *flags_,
+    ]
     return [train, ['python', '-m', 'bapo_jax.evaluate', f'--checkpoint={workdir}', f'--samples={SAMPLES}']]

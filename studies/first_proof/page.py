@@ -1,4 +1,6 @@
-"""Makes page.md and its figure of rows.jsonl: the prose of argument.md, the numbers it names, and the tables behind them."""
+"""Makes page.md and its figure of rows.jsonl: the prose of argument.md, the numbers it names, and the tables
+behind them.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +35,30 @@ DIAGNOSTICS = (
 
 def write_page(rows: Rows, folder: Path, weak_base: str) -> None:
     """Writes folder/page.md and folder/page.png. `weak_base` is the command that makes that base."""
-    parts = {base: [row for row in rows if row['base'] == base] for base in ('weak', 'weak_g4', 'weak_four', 'quickstart')}
-    parts = {base: mine for base, mine in parts.items() if {'grpo', 'bapo'} <= {row['method'] for row in mine}}
+    parts = {
+        base: [row for row in rows if row['base'] == base]
+        for base in ('weak', 'weak_g4', 'weak_four', 'quickstart')
+    }
+    parts = {
+        base: mine for base, mine in parts.items() if {'grpo', 'bapo'} <= {row['method'] for row in mine}
+    }
     if parts:
         draw(parts, folder / 'page.png')
     head, answer, decision, of_base, diagnostics, x2 = sections()
     sets = row_sets(rows)
     page = [
         fill(head, sets, head_facts(rows, weak_base)),
-        fill(answer, sets, answer_facts(rows)) if enough(rows) else f'{answer.splitlines()[0]}\n\nToo few rows yet.\n',
+        fill(answer, sets, answer_facts(rows))
+        if enough(rows)
+        else f'{answer.splitlines()[0]}\n\nToo few rows yet.\n',
         fill(decision, sets, decision_facts(rows)),
         *(fill(of_base, sets, base_facts(base, mine)) for base, mine in parts.items()),
         fill(diagnostics, sets, diagnostics_facts(parts)),
     ]
     if (folder / 'x2.json').is_file():
-        page.append(fill(x2, sets, {'x2_table': x2_table(json.loads((folder / 'x2.json').read_text('utf-8')))}))
+        page.append(
+            fill(x2, sets, {'x2_table': x2_table(json.loads((folder / 'x2.json').read_text('utf-8')))})
+        )
     (folder / 'page.md').write_text('\n'.join(page), 'utf-8')
 
 
@@ -87,7 +98,9 @@ def diagnostics_facts(parts: dict[str, Rows]) -> dict[str, str]:
 
 
 def verdict(rows: Rows, bapo: str, grpo: str) -> str:
-    """The best setting of either method, compared at equal steps and responses on problems of the kind trained on."""
+    """The best setting of either method, compared at equal steps and responses on problems of the kind
+    trained on.
+    """
     kind, found = held_out(rows), []
     for what in ('steps', 'responses'):
         mean, low, high = less(rows, bapo, grpo, what)
@@ -102,36 +115,68 @@ def joined(kind: tuple[str, ...]) -> str:
 
 
 def setting_table(rows: Rows, reference: str) -> str:
-    """One line a setting, by axis and then by score. Differences are to `reference`, at equal steps, responses and seconds."""
+    """One line a setting, by axis and then by score. Differences are to `reference`, at equal steps,
+    responses and seconds.
+    """
     names = {row['name']: row['axis'] for row in rows}
-    kinds = dict.fromkeys([('cd34',), held_out(rows)])  # CD-34, and where they differ those of the kind trained on
+    kinds = dict.fromkeys(
+        [('cd34',), held_out(rows)]
+    )  # CD-34, and where they differ those of the kind trained on
     titles = ['axis', 'setting', 'seeds']
     for kind in kinds:
-        titles += [f'{joined(kind)} mean@32', f'less {reference}: equal steps', 'equal responses', 'equal seconds']
-    titles += ['cd34 pass@32', 'cd4 mean@32', 'cd4 pass@32', 'base-0/8 prompts solved later, %', 'responses', 'core s']
+        titles += [
+            f'{joined(kind)} mean@32',
+            f'less {reference}: equal steps',
+            'equal responses',
+            'equal seconds',
+        ]
+    titles += [
+        'cd34 pass@32',
+        'cd4 mean@32',
+        'cd4 pass@32',
+        'base-0/8 prompts solved later, %',
+        'responses',
+        'core s',
+    ]
     lines = []
-    for name, axis in sorted(names.items(), key=lambda item: (item[1], -accuracies(rows, item[0], held_out(rows)).mean())):
+    for name, axis in sorted(
+        names.items(), key=lambda item: (item[1], -accuracies(rows, item[0], held_out(rows)).mean())
+    ):
         mine = of(rows, name)
-        solved = sum(r['tracked']['solved_later'] for r in mine) / max(1, sum(r['tracked']['unsolved_at_base'] for r in mine))
+        solved = sum(r['tracked']['solved_later'] for r in mine) / max(
+            1, sum(r['tracked']['unsolved_at_base'] for r in mine)
+        )
         cells = [axis, name, str(len(mine))]
         for kind in kinds:
             cells.append(spread(*spread_of(accuracies(rows, name, kind))))
-            cells += [spread(*less(rows, name, reference, at, kind)) for at in ('steps', 'responses', 'seconds')]
+            cells += [
+                spread(*less(rows, name, reference, at, kind)) for at in ('steps', 'responses', 'seconds')
+            ]
         cd34, cd4 = (accuracies(rows, name, (benchmark,)) for benchmark in ('cd34', 'cd4'))
         cells += [spread(*spread_of(share)) for share in (cd34 > 0, cd4, cd4 > 0)]
-        lines.append([*cells, percent(solved), *(f'{spent(rows, name, what):,.0f}' for what in ('responses', 'seconds'))])
+        lines.append(
+            [
+                *cells,
+                percent(solved),
+                *(f'{spent(rows, name, what):,.0f}' for what in ('responses', 'seconds')),
+            ]
+        )
     return markdown_table(titles, lines)
 
 
 def curve_table(rows: Rows, reference: str) -> str:
-    """The settings with three or more seeds, less `reference`, at every evaluation along the way and at the end."""
+    """The settings with three or more seeds, less `reference`, at every evaluation along the way and at the
+    end.
+    """
     steps = [point['step'] for point in rows[0]['curve'] if point['step']]
     lines = [
         [name, *(spread(*less(rows, name, reference, step)) for step in steps)]
         for name in dict.fromkeys(row['name'] for row in rows)
         if name != reference and len(of(rows, name)) >= 3
     ]
-    return markdown_table([f'less {reference}, {joined(held_out(rows))}', *(f'step {step}' for step in steps)], lines)
+    return markdown_table(
+        [f'less {reference}, {joined(held_out(rows))}', *(f'step {step}' for step in steps)], lines
+    )
 
 
 def diagnostics_table(rows: Rows) -> str:
@@ -140,7 +185,9 @@ def diagnostics_table(rows: Rows) -> str:
     for name in dict.fromkeys(row['name'] for row in rows):
         cells = [name]
         for title, keys in DIAGNOSTICS:
-            values = [[r['diagnostics'][key] for r in of(rows, name) if key in r['diagnostics']] for key in keys]
+            values = [
+                [r['diagnostics'][key] for r in of(rows, name) if key in r['diagnostics']] for key in keys
+            ]
             scale = 100 if '%' in title else 1
             cells.append(' / '.join(f'{scale * np.mean(v):.3g}' if v else '-' for v in values))
         lines.append(cells)
@@ -152,9 +199,18 @@ def lag_table(rows: Rows) -> str:
     lines = []
     for name in dict.fromkeys(row['name'] for row in rows):
         for lag in range(5):
-            keys = [f'{k}/x1/lag{lag}' for k in ('actor/pg_clipfrac', 'staleness/tv', 'staleness/ess', 'staleness/ratio')]
-            values = [[r['diagnostics'][key] for r in of(rows, name) if key in r['diagnostics']] for key in keys]
-            if lag == 0 and not any('staleness/tv/x1/lag1' in r['diagnostics'] for r in of(rows, name)) or not values[1]:
+            keys = [
+                f'{k}/x1/lag{lag}'
+                for k in ('actor/pg_clipfrac', 'staleness/tv', 'staleness/ess', 'staleness/ratio')
+            ]
+            values = [
+                [r['diagnostics'][key] for r in of(rows, name) if key in r['diagnostics']] for key in keys
+            ]
+            if (
+                lag == 0
+                and not any('staleness/tv/x1/lag1' in r['diagnostics'] for r in of(rows, name))
+                or not values[1]
+            ):
                 continue
             *percents, ratio = (np.mean(v) for v in values)
             lines.append([name, str(lag), *(f'{100 * p:.3g}' for p in percents), f'{ratio:.4f}'])
@@ -179,16 +235,27 @@ def draw(parts: dict[str, Rows], path: Path) -> None:
     matplotlib.use('Agg')
     from matplotlib import pyplot as plt
 
-    figure, lines = plt.subplots(len(parts), 3, figsize=(15, 4 * len(parts)), constrained_layout=True, squeeze=False)
+    figure, lines = plt.subplots(
+        len(parts), 3, figsize=(15, 4 * len(parts)), constrained_layout=True, squeeze=False
+    )
     for axes, (base, rows) in zip(lines, parts.items(), strict=True):
         kind = held_out(rows)
         for axis, x in zip(axes, ('step', 'responses', 'seconds'), strict=True):
             for color, name in enumerate(('grpo', 'wide', 'wide_no_x2', 'no_x3', 'x1_only', 'paper_lr4e-4')):
                 if of(rows, name):
-                    curves = np.array([[100 * np.mean([p[f'{b}/mean'] for b in kind]) for p in r['curve']] for r in of(rows, name)])
+                    curves = np.array(
+                        [
+                            [100 * np.mean([p[f'{b}/mean'] for b in kind]) for p in r['curve']]
+                            for r in of(rows, name)
+                        ]
+                    )
                     xs = evaluated_at(rows, name, x).mean(axis=0)
-                    axis.plot(xs, curves.mean(axis=0), color=f'C{color}', label=f'{name} ({len(curves)} seeds)')
-                    axis.fill_between(xs, curves.min(axis=0), curves.max(axis=0), color=f'C{color}', alpha=0.15)
+                    axis.plot(
+                        xs, curves.mean(axis=0), color=f'C{color}', label=f'{name} ({len(curves)} seeds)'
+                    )
+                    axis.fill_between(
+                        xs, curves.min(axis=0), curves.max(axis=0), color=f'C{color}', alpha=0.15
+                    )
             axis.set(xlabel=x, ylabel=f'{joined(kind)} mean@8, %', title=f'{base} base')
         axes[0].legend()
     figure.savefig(path, dpi=90)

@@ -1,8 +1,9 @@
 """The study's claims and what it decided, by t over seeds: python -m studies.first_proof.restated [--write]
 
-page.md has intervals by bootstrap over problems and seeds together. With three to five seeds those are too narrow, and nothing
-corrects for the number of claims. Here a seed is one observation: the mean over its problems, and over bases if there are several.
-Holm corrects the claims. The decisions have no correction: each is a choice that had to be made.
+page.md has intervals by bootstrap over problems and seeds together. With three to five seeds those are too
+narrow, and nothing corrects for the number of claims. Here a seed is one observation: the mean over its
+problems, and over bases if there are several. Holm corrects the claims. The decisions have no correction:
+each is a choice that had to be made.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bapo_jax.files import replace_part
+from bapo_jax.machine.files import replace_part
 from studies.contrasts import Contrast, holm, paired
 from studies.first_proof.answer import TOGETHER
 from studies.first_proof.rows import Rows, accuracies, difference, held_out, markdown_table, of
 
 ROWS, README = (Path(__file__).with_name(name) for name in ('rows.jsonl', 'README.md'))
-EVIDENCE = Path(__file__).parents[2] / 'docs' / 'evidence.md'
 ALPHA = 0.05
 
 
@@ -43,7 +43,12 @@ CLAIMS = (
     Claim("the paper's settings less GRPO, weak base", ('weak',), 'paper_lr4e-4', 'grpo'),
     Claim('range filter less Gaussian filter, weak base', ('weak',), 'centre', 'gaussian'),
     Claim('v = 5 less v = 1, weak base', ('weak',), 'v5_behaviour_lr2e-4', 'centre'),
-    Claim('GRPO with one update a step less GRPO with four, weak base', ('weak',), 'grpo_one_update_lr2e-4', 'grpo'),
+    Claim(
+        'GRPO with one update a step less GRPO with four, weak base',
+        ('weak',),
+        'grpo_one_update_lr2e-4',
+        'grpo',
+    ),
 )
 
 
@@ -69,11 +74,15 @@ def by_seed(rows: Rows, claim: Claim) -> list[float]:
     of_seed: dict[int, list[float]] = {}
     for base in claim.bases:
         mine = [row for row in rows if row['base'] == base]
-        seeds = sorted({row['seed'] for row in of(mine, claim.row)} & {row['seed'] for row in of(mine, claim.other)})
+        seeds = sorted(
+            {row['seed'] for row in of(mine, claim.row)} & {row['seed'] for row in of(mine, claim.other)}
+        )
         differences_SxP = difference(mine, claim.row, claim.other, 'steps', held_out(mine))
         for seed, points in zip(seeds, 100 * differences_SxP.mean(axis=1), strict=True):
             of_seed.setdefault(seed, []).append(float(points))
-    return [float(np.mean(points)) for _, points in sorted(of_seed.items()) if len(points) == len(claim.bases)]
+    return [
+        float(np.mean(points)) for _, points in sorted(of_seed.items()) if len(points) == len(claim.bases)
+    ]
 
 
 def restated(rows: Rows) -> list[tuple[Contrast, int, bool]]:
@@ -88,21 +97,34 @@ def table(rows: Rows) -> str:
     for c, seeds, survives in restated(rows):
         points = f'{c.mean:.1f} ({c.interval95[0]:.1f} to {c.interval95[1]:.1f})'
         lines.append([c.name, str(seeds), points, f'{c.p:.4f}', 'yes' if survives else 'no'])
-    titles = ['compared, at equal steps', 'seeds', 'points, 95 % interval by t', 'p', f'survives Holm over {len(CLAIMS)}']
+    titles = [
+        'compared, at equal steps',
+        'seeds',
+        'points, 95 % interval by t',
+        'p',
+        f'survives Holm over {len(CLAIMS)}',
+    ]
     return markdown_table(titles, lines)
 
 
-def contrast_of(rows: Rows, base: str, row: str, other: str, benchmark: str = '') -> tuple[Contrast, Contrast, int]:
-    """row - other from one base at equal steps, by seed: mean@32 and pass@32 in points, and the number of seeds.
+def contrast_of(
+    rows: Rows, base: str, row: str, other: str, benchmark: str = ''
+) -> tuple[Contrast, Contrast, int]:
+    """row - other from one base at equal steps, by seed: mean@32 and pass@32 in points, and the number of
+    seeds.
 
     On one benchmark, or on those of the kind of problems that the base trains on.
     """
     mine = [x for x in rows if x['base'] == base]
     seeds = {x['seed'] for x in of(mine, row)} & {x['seed'] for x in of(mine, other)}
     mine = [x for x in mine if x['seed'] in seeds]
-    a_SxP, b_SxP = (accuracies(mine, name, (benchmark,) if benchmark else held_out(mine)) for name in (row, other))
+    a_SxP, b_SxP = (
+        accuracies(mine, name, (benchmark,) if benchmark else held_out(mine)) for name in (row, other)
+    )
     name = f'{row} - {other}'
-    mean, solved = (100 * (a - b).mean(axis=1) for a, b in ((a_SxP, b_SxP), ((a_SxP > 0) * 1.0, (b_SxP > 0) * 1.0)))
+    mean, solved = (
+        100 * (a - b).mean(axis=1) for a, b in ((a_SxP, b_SxP), ((a_SxP > 0) * 1.0, (b_SxP > 0) * 1.0))
+    )
     return paired(name, mean), paired(name, solved), len(seeds)
 
 
@@ -116,7 +138,7 @@ def decisions_table(rows: Rows) -> str:
 
 
 if __name__ == '__main__':
-    for page, part, text in ((README, 'claims', table(all_rows())), (EVIDENCE, 'decisions', decisions_table(all_rows()))):
+    for part, text in (('claims', table(all_rows())), ('decisions', decisions_table(all_rows()))):
         print(text, end='\n\n')
         if '--write' in sys.argv[1:]:
-            replace_part(page, part, text + '\n')
+            replace_part(README, part, text + '\n')

@@ -1,7 +1,8 @@
-"""What rows.jsonl says: scores, curves at any point, differences of settings, each with its interval; and how they are written.
+"""What rows.jsonl says: scores, curves at any point, differences of settings, each with its interval; and how
+they are written.
 
-Intervals are of 95 %, by bootstrap over problems and seeds together. Settings are compared problem by problem and seed by seed: a
-seed gives every setting the same order of prompts.
+Intervals are of 95 %, by bootstrap over problems and seeds together. Settings are compared problem by problem
+and seed by seed: a seed gives every setting the same order of prompts.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def accuracies(rows: Rows, name: str, benchmarks: Sequence[str]) -> np.ndarray:
 
 
 def of_final(row: dict[str, Any], benchmarks: Sequence[str]) -> np.ndarray:
-    return np.concatenate([np.array(row['final'][b]['correct']) / row['final'][b]['samples'] for b in benchmarks])
+    return np.concatenate(
+        [np.array(row['final'][b]['correct']) / row['final'][b]['samples'] for b in benchmarks]
+    )
 
 
 def spread_of(accuracy_SxP: np.ndarray) -> tuple[float, float, float]:
@@ -40,14 +43,22 @@ def resamples(n: int) -> np.ndarray:
     return np.random.default_rng(n).multinomial(n, np.full(n, 1 / n), RESAMPLES) / n
 
 
-def less(rows: Rows, name: str, reference: str, at: str | int = 'steps', kind: Sequence[str] = ()) -> tuple[float, float, float]:
-    """(mean, low, high) of the accuracy of `name` minus that of `reference`, seed by seed, over the bases in `rows` together.
+def less(
+    rows: Rows, name: str, reference: str, at: str | int = 'steps', kind: Sequence[str] = ()
+) -> tuple[float, float, float]:
+    """(mean, low, high) of the accuracy of `name` minus that of `reference`, seed by seed, over the bases in
+    `rows` together.
 
-    at    equal 'steps', 'responses' or 'seconds', or a step. The last two are read where the thriftier of the two settings ended.
+    at    equal 'steps', 'responses' or 'seconds', or a step. The last two are read where the thriftier of the
+    two settings ended.
     kind  benchmarks; (): those of the kind of problems that a base trains on.
     """
-    parts = [[row for row in rows if row['base'] == base] for base in dict.fromkeys(row['base'] for row in rows)]
-    return spread_of(np.concatenate([difference(part, name, reference, at, kind or held_out(part)) for part in parts]))
+    parts = [
+        [row for row in rows if row['base'] == base] for base in dict.fromkeys(row['base'] for row in rows)
+    ]
+    return spread_of(
+        np.concatenate([difference(part, name, reference, at, kind or held_out(part)) for part in parts])
+    )
 
 
 def difference(rows: Rows, name: str, reference: str, at: str | int, kind: Sequence[str]) -> np.ndarray:
@@ -56,23 +67,32 @@ def difference(rows: Rows, name: str, reference: str, at: str | int, kind: Seque
     rows = [row for row in rows if row['seed'] in seeds]
     if at == 'steps':
         return accuracies(rows, name, kind) - accuracies(rows, reference, kind)
-    axis, x = ('step', at) if isinstance(at, int) else (at, min(spent(rows, n, at) for n in (name, reference)))
+    axis, x = (
+        ('step', at) if isinstance(at, int) else (at, min(spent(rows, n, at) for n in (name, reference)))
+    )
     return read_off(rows, name, axis, x, kind) - read_off(rows, reference, axis, x, kind)
 
 
 def spent(rows: Rows, name: str, what: str) -> float:
-    """'responses': a setting's mean over seeds. 'seconds': its fastest seed's, since other work on a machine only adds to them."""
-    return float({'responses': np.mean, 'seconds': np.min}[what]([row['curve'][-1][what] for row in of(rows, name)]))
+    """'responses': a setting's mean over seeds. 'seconds': its fastest seed's, since other work on a machine
+    only adds to them.
+    """
+    return float(
+        {'responses': np.mean, 'seconds': np.min}[what]([row['curve'][-1][what] for row in of(rows, name)])
+    )
 
 
 def evaluated_at(rows: Rows, name: str, axis: str) -> np.ndarray:
-    """[seeds, evaluations] 'step', 'responses' or 'seconds' of each evaluation; seconds are scaled to the fastest seed's."""
+    """[seeds, evaluations] 'step', 'responses' or 'seconds' of each evaluation; seconds are scaled to the
+    fastest seed's.
+    """
     xs = np.array([[point[axis] for point in row['curve']] for row in of(rows, name)], float)
     return xs * (spent(rows, name, axis) / xs[:, -1:]) if axis == 'seconds' else xs
 
 
 def read_off(rows: Rows, name: str, axis: str, x: float, benchmarks: Sequence[str]) -> np.ndarray:
-    """[seeds, problems] shares of right responses at x of 'step', 'responses' or 'seconds', interpolated between evaluations.
+    """[seeds, problems] shares of right responses at x of 'step', 'responses' or 'seconds', interpolated
+    between evaluations.
 
     The last evaluation is the one with 32 samples. A run that ended before x counts as it ended.
     """
@@ -92,11 +112,14 @@ def of(rows: Rows, name: str) -> Rows:
 
 
 def best(rows: Rows, method: str, axes: Sequence[str]) -> str:
-    """The method's setting along these axes with the highest mean. Only those with the most seeds count: fewer may be lucky."""
+    """The method's setting along these axes with the highest mean. Only those with the most seeds count:
+    fewer may be lucky.
+    """
     names = sorted({row['name'] for row in rows if row['method'] == method and row['axis'] in axes})
     seeds = max(len(of(rows, name)) for name in names)
     return max(
-        (name for name in names if len(of(rows, name)) == seeds), key=lambda name: accuracies(rows, name, held_out(rows)).mean()
+        (name for name in names if len(of(rows, name)) == seeds),
+        key=lambda name: accuracies(rows, name, held_out(rows)).mean(),
     )
 
 

@@ -1,12 +1,17 @@
-"""First proof: BAPO against GRPO in miniature. One axis at a time around a centre, several seeds, each method at its own best.
+"""First proof: BAPO against GRPO in miniature. One axis at a time around a centre, several seeds, each method
+at its own best.
 
-    python -m studies.first_proof.runner                      # runs what is missing, most informative first, and writes the page
-    python -m studies.first_proof.runner --hours=2            # starts no row after two hours; run it again to go on
+    python -m studies.first_proof.runner                      # runs what is missing, most informative first,
+    and writes the page
+    python -m studies.first_proof.runner --hours=2            # starts no row after two hours; run it again to
+    go on
     python -m studies.first_proof.runner --only=grpo,centre   # these settings alone
-    python -m studies.first_proof.runner --print_only         # the page of the rows there are: while others run, or after a stop
+    python -m studies.first_proof.runner --print_only         # the page of the rows there are: while others
+    run, or after a stop
 
-Run from the root of the repository. A row is one setting and seed: a run of bapo_jax.train and an evaluation with 32 samples, both on
-one core; the row holds its commands. Rows go to rows.jsonl as they end (delete one to measure it again); page.py makes the page.
+Run from the root of the repository. A row is one setting and seed: a run of bapo_jax.train and an evaluation
+with 32 samples, both on one core; the row holds its commands. Rows go to rows.jsonl as they end (delete one
+to measure it again); page.py makes the page.
 """
 
 from __future__ import annotations
@@ -27,12 +32,20 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
-from bapo_jax.files import write_text
-from bapo_jax.run.log import read_metrics
-from bapo_jax.tasks.countdown_data import generate, problem_key, test_problems
+from bapo_jax.machine.files import write_text
+from bapo_jax.run.log.metrics import read_metrics
+from bapo_jax.tasks.countdown.problems import generate, problem_key, test_problems
 from benchmarks.cores import on_each_core
-from benchmarks.host_load import cpu_name
-from studies.first_proof.grid import HELD_OUT, WEAK_BASE, WEAK_BASE_COMMAND, Setting, commands, problems_file, settings
+from benchmarks.host.load import cpu_name
+from studies.first_proof.grid import (
+    HELD_OUT,
+    WEAK_BASE,
+    WEAK_BASE_COMMAND,
+    Setting,
+    commands,
+    problems_file,
+    settings,
+)
 from studies.first_proof.page import write_page
 
 FLAGS = flags.FLAGS
@@ -47,7 +60,9 @@ SEEDS, MORE_SEEDS = (1, 2, 3), (4, 5)  # the second: for GRPO, BAPO, its ablatio
 
 
 def write_problems() -> None:
-    """10,000 training and 200 test problems of three numbers, of which the base solves about 45 %, and as many of four (8 %)."""
+    """10,000 training and 200 test problems of three numbers, of which the base solves about 45 %, and as
+    many of four (8 %).
+    """
     for numbers in (3, 4):
         test = generate(200, seed=77, sizes=(numbers,))
         known = frozenset(map(problem_key, [*test, *test_problems('cd34'), *test_problems('cd4')]))
@@ -58,15 +73,28 @@ def write_problems() -> None:
 
 
 def rows_wanted() -> list[tuple[Setting, int]]:
-    """(setting, seed) in order: five seeds of the weak bases' cores, one of everything, five of the quickstart's core, the rest."""
+    """(setting, seed) in order: five seeds of the weak bases' cores, one of everything, five of the
+    quickstart's core, the rest.
+    """
     grid = [s for s in settings() if not FLAGS.only or s.name in FLAGS.only]
-    core = [s for s in grid if s.axis == 'sources' or s.name in ('grpo', 'centre', 'wide', 'wide_no_x2', 'wide_recent_1')]
+    core = [
+        s
+        for s in grid
+        if s.axis == 'sources' or s.name in ('grpo', 'centre', 'wide', 'wide_no_x2', 'wide_recent_1')
+    ]
     weak, weak_four, weak_g4, quickstart = (
         [(s, seed) for seed in (*SEEDS, *MORE_SEEDS) for s in core if s.base == base]
         for base in ('weak', 'weak_four', 'weak_g4', 'quickstart')
     )
     wanted = []
-    for item in [*weak, *weak_four, *weak_g4, *((s, 1) for s in grid), *quickstart, *((s, seed) for seed in SEEDS for s in grid)]:
+    for item in [
+        *weak,
+        *weak_four,
+        *weak_g4,
+        *((s, 1) for s in grid),
+        *quickstart,
+        *((s, seed) for seed in SEEDS for s in grid),
+    ]:
         if item not in wanted:
             wanted.append(item)
     return wanted
@@ -81,7 +109,14 @@ def measure(item: tuple[Setting, int]) -> dict[str, Any]:
     environment = os.environ | {'JAX_COMPILATION_CACHE_DIR': str(RUNS / 'cache'), 'JAX_PLATFORMS': 'cpu'}
     with (workdir / 'output.txt').open('a') as output:
         for words in commands(setting, seed, str(workdir.relative_to(ROOT))):
-            subprocess.run([sys.executable, *words[1:]], cwd=ROOT, env=environment, check=True, stdout=output, stderr=output)
+            subprocess.run(
+                [sys.executable, *words[1:]],
+                cwd=ROOT,
+                env=environment,
+                check=True,
+                stdout=output,
+                stderr=output,
+            )
     base = [WEAK_BASE_COMMAND] if setting.changes.get('model.path') == WEAK_BASE else []
     row = {
         **setting._asdict(), 'seed': seed, **story(workdir, setting),
@@ -93,16 +128,19 @@ def measure(item: tuple[Setting, int]) -> dict[str, Any]:
 
 
 def story(workdir: Path, setting: Setting) -> dict[str, Any]:
-    """What a row keeps of a run: final scores with a count for every question, the curve, tracked prompts, diagnostics."""
+    """What a row keeps of a run: final scores with a count for every question, the curve, tracked prompts,
+    diagnostics.
+    """
     parts = ('step', 'testing', 'save_checkpoint')
-    summary = json.loads((workdir / 'evaluation' / f'{setting.changes["steps"]:06d}' / 'summary.json').read_text('utf-8'))[
-        'benchmarks'
-    ]
+    summary = json.loads(
+        (workdir / 'evaluation' / f'{setting.changes["steps"]:06d}' / 'summary.json').read_text('utf-8')
+    )['benchmarks']
     logged = read_metrics(workdir)
     evals = [json.loads(path.read_text('utf-8')) for path in sorted((workdir / 'evals').glob('*.json'))]
     seconds = np.cumsum([row.get('timing_s/step', 0) for row in logged])
     spent = {
-        row['step']: {'responses': row.get('rollout/responses_total', 0), 'seconds': round(s)} for row, s in zip(logged, seconds)
+        row['step']: {'responses': row.get('rollout/responses_total', 0), 'seconds': round(s)}
+        for row, s in zip(logged, seconds)
     }
     base, trained = (np.array(evals[i]['tracked']['correct']) for i in (0, -1))
     return {
@@ -116,18 +154,23 @@ def story(workdir: Path, setting: Setting) -> dict[str, Any]:
         ],
         'tracked': {'unsolved_at_base': int((base == 0).sum()), 'solved_later': int(((base == 0) & (trained > 0)).sum()),
                     'solved_at_base': int((base > 0).sum()), 'unsolved_later': int(((base > 0) & (trained == 0)).sum())},
-        # Includes compilation and the evaluations along the way; excludes start-up and the last evaluation, with 32 samples.
+        # Includes compilation and the evaluations along the way; excludes start-up and the last evaluation,
+        # with 32 samples.
         'seconds': round(sum(row.get(f'timing_s/{part}', 0) for row in logged for part in parts)),
         'diagnostics': diagnostics(logged),
     }  # fmt: skip
 
 
 def diagnostics(logged: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means over the steps. What compares π_θ with the behaviour policy also stands by lag, the steps since the sync."""
+    """Means over the steps. What compares π_θ with the behaviour policy also stands by lag, the steps since
+    the sync.
+    """
     always = ('actor/grad_norm', 'actor/entropy', 'actor/updates', 'bapo/batch_groups', 'bapo/x1_groups', 'bapo/x2_groups',
               'bapo/x3_groups', 'bapo/reevaluated', 'bapo/improved', 'bapo/x3/age', 'bapo/x3/mean_reward',
               'bapo/x3/uses')  # fmt: skip
-    compared = tuple(name for row in logged for name in row if name.startswith(('actor/pg_clipfrac/', 'staleness/')))
+    compared = tuple(
+        name for row in logged for name in row if name.startswith(('actor/pg_clipfrac/', 'staleness/'))
+    )
     means: dict[str, list[float]] = defaultdict(list)
     for row in logged:
         for name in {*always, *compared} & row.keys():
@@ -140,13 +183,18 @@ def diagnostics(logged: list[dict[str, Any]]) -> dict[str, Any]:
 def main(_) -> None:
     rows = [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()] if ROWS.is_file() else []
     have = {(row['base'], row['name'], row['seed']) for row in rows}
-    missing = [(s, seed) for s, seed in rows_wanted() if (s.base, s.name, seed) not in have and not FLAGS.print_only]
+    missing = [
+        (s, seed) for s, seed in rows_wanted() if (s.base, s.name, seed) not in have and not FLAGS.print_only
+    ]
     print(f'{len(rows)} rows are there, {len(missing)} to go', flush=True)
     RUNS.mkdir(parents=True, exist_ok=True)
     write_problems()
     if missing and not (ROOT / WEAK_BASE / 'model.safetensors').is_file():
         subprocess.run(
-            [sys.executable, *WEAK_BASE_COMMAND.split()[1:]], cwd=ROOT, check=True, env=os.environ | {'JAX_PLATFORMS': 'cpu'}
+            [sys.executable, *WEAK_BASE_COMMAND.split()[1:]],
+            cwd=ROOT,
+            check=True,
+            env=os.environ | {'JAX_PLATFORMS': 'cpu'},
         )
     last_start = time.monotonic() + 3600 * FLAGS.hours
 
@@ -159,8 +207,14 @@ def main(_) -> None:
         rows.append(row)
         with ROWS.open('a', encoding='utf-8') as f:
             f.write(json.dumps(row) + '\n')
-        scores = '   '.join(f'{name} {100 * s["mean"]:.1f} / {100 * s["pass"]:.1f}' for name, s in row['final'].items())
-        print(f'{len(rows)} rows   {row["base"]} {row["name"]}, seed {row["seed"]}: {scores}   {row["seconds"]} s', flush=True)
+        scores = '   '.join(
+            f'{name} {100 * s["mean"]:.1f} / {100 * s["pass"]:.1f}' for name, s in row['final'].items()
+        )
+        print(
+            f'{len(rows)} rows   {row["base"]} {row["name"]}, seed {row["seed"]}: {scores}   '
+            f'{row["seconds"]} s',
+            flush=True,
+        )
     if rows:  # once, at the end: after every row it would take a core from the runs
         write_page(rows, STUDY, WEAK_BASE_COMMAND)
 

@@ -1,6 +1,7 @@
-"""The same questions to the policy that a run began with and to the one that it trained, their greedy answers side by side.
+"""The same questions to the policy that a run began with and to the one that it trained, their greedy answers
+side by side.
 
-    python -m studies.real_policy.answers runs/arithmetic
+python -m studies.real_policy.answers runs/arithmetic
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from pathlib import Path
 from absl import logging
 from rich.table import Table
 
-from bapo_jax import parallel, terminal
+from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.evaluate import load_for_evaluation
 from bapo_jax.inputs import benchmark_prompts
+from bapo_jax.machine import terminal
 from bapo_jax.models import hf
 from bapo_jax.policies import find_policy
 from bapo_jax.rollout.engine import EVALUATION, Draw, RolloutError, Sampling
@@ -31,7 +33,7 @@ def side_by_side(run: Path, count: int) -> Table:
     questions = what_differs([tokenizer.decode(prompt.tokens) for prompt in prompts])
     prompts, greedy = prompts[:count], Sampling(0.0, config.evaluate.max_response_tokens)
     model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
-    base = find_policy(Path(config.model.path)).params(model, parallel.make_mesh(1, -1, 1))
+    base = find_policy(Path(config.model.path)).params(model, make_mesh(1, -1, 1))
     columns = []
     with tempfile.TemporaryDirectory(prefix='bapo_answers') as workdir:
         engine = loaded.start(Path(workdir))
@@ -57,7 +59,9 @@ def what_differs(texts: list[str]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('run', type=Path)
     parser.add_argument('--questions', type=int, default=3)
     arguments = parser.parse_args()

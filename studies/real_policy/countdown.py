@@ -1,7 +1,10 @@
-"""Part 3: a pretrained language model (SmolLM2-135M-Instruct) on Countdown, behind four solved examples, on two CPU cores.
+"""Part 3: a pretrained language model (SmolLM2-135M-Instruct) on Countdown, behind four solved examples, on
+two CPU cores.
 
-    python -m studies.real_policy.countdown runs/countdown_2_or_3      # writes train.jsonl and test.jsonl there
-    python -m bapo_jax.train --config=studies/real_policy/countdown.py:grpo --workdir=runs/countdown_grpo --config.seed=1
+    python -m studies.real_policy.countdown runs/countdown_2_or_3      # writes train.jsonl and test.jsonl
+    there
+    python -m bapo_jax.train --config=studies/real_policy/countdown.py:grpo --workdir=runs/countdown_grpo
+    --config.seed=1
 
 From a checkout's own folder, as the problems and the model are looked for there.
 """
@@ -14,7 +17,7 @@ from pathlib import Path
 
 from bapo_jax.config import default_config
 from bapo_jax.methods import apply_method
-from bapo_jax.tasks.countdown_data import generate, problem_key
+from bapo_jax.tasks.countdown.problems import generate, problem_key
 
 SIZES = (2, 3)  # numbers of a problem
 FOLDER = Path('runs/countdown_2_or_3')
@@ -46,7 +49,7 @@ def get_config(method: str = 'bapo_tuned'):
     c.learner.learning_rate = 1e-5
     c.learner.entropy_coef = 0.0
     c.evaluate.benchmarks, c.evaluate.temperature, c.evaluate.samples = (str(FOLDER / 'test.jsonl'),), 1.0, 16
-    c.replay.probe, c.replay.probe_every = 16, 5  # what X2 could earn; only counted
+    c.log.failed_again.prompts, c.log.failed_again.every = 16, 5  # what X2 could earn; only counted
     apply_method(c, method, 'countdown')
     c.learner.mini_batch_groups = 16  # one optimizer step on all groups, as GRPO's row has it at its own size
     return c

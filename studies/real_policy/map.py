@@ -1,9 +1,11 @@
 """The map: what a pretrained model can do before any training, and which sets leave a method room.
 
-    BAPO_DATA=DIR python -m studies.real_policy.map sets FOLDER          # writes the sets; DIR: tasks/math_data.py
-    python -m studies.real_policy.map ask FOLDER MODEL --engine=vllm      # asks a model (a directory) all of them; continues where it was cut
-    python -m studies.real_policy.map row FOLDER MODEL                    # appends what it answered to map.jsonl
-    python -m studies.real_policy.map                                    # writes the table into page.md
+BAPO_DATA=DIR python -m studies.real_policy.map sets FOLDER          # writes the sets; DIR:
+tasks/mathematics/problems.py
+python -m studies.real_policy.map ask FOLDER MODEL --engine=vllm      # asks a model (a directory) all of
+them; continues where it was cut
+python -m studies.real_policy.map row FOLDER MODEL                    # appends what it answered to map.jsonl
+python -m studies.real_policy.map                                    # writes the table into page.md
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from bapo_jax.files import replace_part
-from bapo_jax.tasks import arithmetic, countdown_data
+from bapo_jax.machine.files import replace_part
 from bapo_jax.scores import wilson_interval
-from benchmarks.host_load import cpu_name
+from bapo_jax.tasks import arithmetic
+from bapo_jax.tasks.countdown import problems as countdown_problems
+from benchmarks.host.load import cpu_name
 
 HERE = Path(__file__).resolve().parent
 ROWS, PAGE = HERE / 'map.jsonl', HERE / 'page.md'
@@ -41,19 +44,25 @@ TASKS = {  # how it is asked (map_config.py): most tokens of a response, and the
 def math_questions(file: str, dataset: str, levels: range, count: int | None = None) -> list[dict]:
     """The first `count` problems of MATH of these levels in an order drawn from seed 0."""
     with gzip.open(Path(os.environ['BAPO_DATA']) / file, 'rt', encoding='utf-8') as lines:
-        rows = [row for row in map(json.loads, lines) if row['dataset'] == dataset and row['meta']['level'] in levels]
+        rows = [
+            row
+            for row in map(json.loads, lines)
+            if row['dataset'] == dataset and row['meta']['level'] in levels
+        ]
     order = np.random.default_rng(0).permutation(len(rows))[:count]
     return [{'problem': rows[i]['problem'], 'answer': rows[i]['answer']} for i in order]
 
 
 def countdown_questions(numbers: tuple[int, ...], count: int) -> list[dict]:
     """Problems of so many numbers, as the task's files have them."""
-    problems = countdown_data.generate(count, seed=sum(numbers), sizes=numbers)
+    problems = countdown_problems.generate(count, seed=sum(numbers), sizes=numbers)
     return [{'nums': problem['numbers'], 'target': problem['target']} for problem in problems]
 
 
 def write_sets(folder: Path) -> None:
-    """A file a set, but for arithmetic, whose test questions the task itself has; and what math_on_cpu.py trains on."""
+    """A file a set, but for arithmetic, whose test questions the task itself has; and what math_on_cpu.py
+    trains on.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     sets = {
         'math_1_2': math_questions('math_test.jsonl.gz', 'math500', range(1, 3), 32),
@@ -68,7 +77,11 @@ def write_sets(folder: Path) -> None:
 
 def files_of(task: str, folder: Path) -> list[str]:
     """The benchmarks of a task as `evaluate` takes them."""
-    return list(arithmetic.BENCHMARKS) if task == 'arithmetic' else [str(folder / f'{name}.jsonl') for name in TASKS[task][1]]
+    return (
+        list(arithmetic.BENCHMARKS)
+        if task == 'arithmetic'
+        else [str(folder / f'{name}.jsonl') for name in TASKS[task][1]]
+    )
 
 
 def answers_of(folder: Path, model: Path, task: str) -> Path:
@@ -89,7 +102,9 @@ def ask(folder: Path, model: Path, engine: str) -> None:
 
 
 def row_of(folder: Path, model: Path) -> dict[str, Any]:
-    """What the map keeps of a model: of every set each question's count of right answers, mean length and share cut."""
+    """What the map keeps of a model: of every set each question's count of right answers, mean length and
+    share cut.
+    """
     sets = {}
     for task in TASKS:
         found = json.loads((answers_of(folder, model, task) / 'summary.json').read_text('utf-8'))
@@ -117,7 +132,9 @@ def mixed(correct: np.ndarray) -> float:
 
 
 def mixed_after_failure(correct: np.ndarray) -> float:
-    """P(mixed | 0 of 8): of 16 answers split in two halves, the one is all wrong and the other mixed. nan where none is all wrong."""
+    """P(mixed | 0 of 8): of 16 answers split in two halves, the one is all wrong and the other mixed. nan
+    where none is all wrong.
+    """
     failed = np.array([p_of(c, 0) for c in correct])
     return float(failed @ ((correct > 0) & (correct < GROUP)) / failed.sum()) if failed.sum() else math.nan
 
@@ -138,13 +155,32 @@ def in_percent(measure: Callable[[np.ndarray], float], correct: np.ndarray) -> s
 
 def table(rows: list[dict[str, Any]]) -> str:
     """A line a model and set."""
-    head = ['model', 'set', 'questions', 'mean', 'P(0 of 8)', 'P(mixed)', 'P(mixed, given 0 of 8)', 'tokens', 'cut']
+    head = [
+        'model',
+        'set',
+        'questions',
+        'mean',
+        'P(0 of 8)',
+        'P(mixed)',
+        'P(mixed, given 0 of 8)',
+        'tokens',
+        'cut',
+    ]
     lines = [f'| {" | ".join(head)} |', '|' + '---|' * len(head)]
     for row in rows:
         for name, of_set in row['sets'].items():
             correct = np.array(of_set['correct'])
-            measures = [in_percent(measure, correct) for measure in (mean, all_wrong, mixed, mixed_after_failure)]
-            cells = [row['model'], name, str(len(correct)), *measures, f'{of_set["length"]:.0f}', f'{100 * of_set["truncated"]:.0f}']
+            measures = [
+                in_percent(measure, correct) for measure in (mean, all_wrong, mixed, mixed_after_failure)
+            ]
+            cells = [
+                row['model'],
+                name,
+                str(len(correct)),
+                *measures,
+                f'{of_set["length"]:.0f}',
+                f'{100 * of_set["truncated"]:.0f}',
+            ]
             lines.append(f'| {" | ".join(cells)} |')
     return '\n'.join(lines)
 
@@ -154,7 +190,9 @@ def read_rows() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('what', choices=['sets', 'ask', 'row', 'table'], nargs='?', default='table')
     parser.add_argument('folder', type=Path, nargs='?')
     parser.add_argument('model', type=Path, nargs='?')

@@ -1,4 +1,6 @@
-"""How the map asks: a chat model, through its template, in-process or by a vLLM server. `get_config` takes a key of LONGEST."""
+"""How the map asks: a chat model, through its template, in-process or by a vLLM server. `get_config` takes a
+key of LONGEST.
+"""
 
 from bapo_jax.config import default_config
 
@@ -12,5 +14,5 @@ def get_config(task: str = 'arithmetic'):
     c.task.name, c.task.train, c.task.template = name, 'generated', template or 'chat'
     c.rollout.max_prompt_tokens, c.rollout.rows = LONGEST[task], 32
     c.rollout.dtype = 'bfloat16'
-    c.rollout.server_args = ('--enforce-eager', '--max-num-seqs=64')
+    c.rollout.server.args = ('--enforce-eager', '--max-num-seqs=64')
     return c

@@ -1,12 +1,15 @@
-"""A real Qwen2.5 (Coder, 0.5B, instructed) on MATH through a real vLLM server, on two CPU cores and 24 GiB: the whole path, in small.
+"""A real Qwen2.5 (Coder, 0.5B, instructed) on MATH through a real vLLM server, on two CPU cores and 24 GiB:
+the whole path, in small.
 
     python -m studies.real_policy.fetch Qwen2.5-Coder-0.5B-Instruct pretrained/Qwen2.5-Coder-0.5B-Instruct
     BAPO_DATA=DIR python -m studies.real_policy.map sets runs/map
     python -m bapo_jax.train --config=studies/real_policy/math_on_cpu.py --workdir=runs/math_on_cpu
-    python -m studies.real_policy.math_on_cpu runs/math_on_cpu     # keeps its steps in math_on_cpu.jsonl, and writes page.md's table
+    python -m studies.real_policy.math_on_cpu runs/math_on_cpu     # keeps its steps in math_on_cpu.jsonl, and
+    writes page.md's table
 
-MATH's training problems of levels 1 and 2, tested on 32 of those levels of MATH-500. Every step syncs the server, and every fifth asks
-hard prompts again. Ten steps teach nothing that could be measured; this shows that the path holds.
+MATH's training problems of levels 1 and 2, tested on 32 of those levels of MATH-500. Every step syncs the
+server, and every fifth asks hard prompts again. Ten steps teach nothing that could be measured; this shows
+that the path holds.
 """
 
 from __future__ import annotations
@@ -17,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from bapo_jax.config import default_config
-from bapo_jax.files import replace_part
+from bapo_jax.machine.files import replace_part
 from bapo_jax.methods import apply_method
-from bapo_jax.run.log import read_metrics
+from bapo_jax.run.log.metrics import read_metrics
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / 'math_on_cpu.jsonl'
@@ -37,12 +40,12 @@ def get_config(method: str = 'bapo_tuned'):
     c.model.path = 'pretrained/Qwen2.5-Coder-0.5B-Instruct'
     c.model.attention = 'xla'
     c.rollout.engine, c.rollout.dtype = 'vllm', 'bfloat16'
-    c.rollout.server_args = ('--enforce-eager', '--max-num-seqs=64')
+    c.rollout.server.args = ('--enforce-eager', '--max-num-seqs=64')
     c.rollout.group_size = 8
     c.rollout.max_prompt_tokens, c.rollout.max_response_tokens = 256, 256
     c.rollout.deadline_s = 1800.0
     c.replay.max_reevaluate = 4
-    c.replay.probe, c.replay.probe_every = 8, 5
+    c.log.failed_again.prompts, c.log.failed_again.every = 8, 5
     c.learner.batch_groups, c.learner.mini_batch_groups = 6, 6
     c.learner.micro_batch_rows, c.learner.row_tokens = 1, 1024
     c.learner.remat = 'full'
@@ -57,12 +60,19 @@ def get_config(method: str = 'bapo_tuned'):
 
 def kept(run: Path) -> list[dict[str, Any]]:
     """What the study keeps of each step of a run."""
-    return [{name: row[name] for name in (*COLUMNS, 'accuracy_bins') if name in row} for row in read_metrics(run) if row['step']]
+    return [
+        {name: row[name] for name in (*COLUMNS, 'accuracy_bins') if name in row}
+        for row in read_metrics(run)
+        if row['step']
+    ]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """A line a step."""
-    lines = [f'| step | mixed of 6 | {" | ".join(filter(None, COLUMNS.values()))} |', '|' + '---|' * (1 + len(COLUMNS))]
+    lines = [
+        f'| step | mixed of 6 | {" | ".join(filter(None, COLUMNS.values()))} |',
+        '|' + '---|' * (1 + len(COLUMNS)),
+    ]
     for row in rows:
         cells = [f'{row[name]:.3g}' if name in row else '' for name, column in COLUMNS.items() if column]
         lines.append(f'| {" | ".join([str(row["step"]), str(sum(row["accuracy_bins"][1:-1])), *cells])} |')

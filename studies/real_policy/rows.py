@@ -1,7 +1,8 @@
 """The rows of training: a finished run becomes a line of rows.jsonl, and the lines become the page's tables.
 
-    python -m studies.real_policy.rows runs/arithmetic --seconds=993 --busy     # appends a row: the command's wall clock, the machine
-    python -m studies.real_policy.rows                                          # writes the tables into page.md
+python -m studies.real_policy.rows runs/arithmetic --seconds=993 --busy     # appends a row: the command's
+wall clock, the machine
+python -m studies.real_policy.rows                                          # writes the tables into page.md
 """
 
 from __future__ import annotations
@@ -14,24 +15,33 @@ from typing import Any
 
 import numpy as np
 
-from bapo_jax.files import replace_part
+from bapo_jax.machine.files import replace_part
 from bapo_jax.replay.failures import LAGS
-from bapo_jax.run.log import read_metrics
+from bapo_jax.run.log.metrics import read_metrics
 from bapo_jax.scores import interval, ks, pass_at_k, wilson_interval
-from benchmarks.host_load import cpu_name
+from benchmarks.host.load import cpu_name
 
 HERE = Path(__file__).resolve().parent
 ROWS, PAGE = HERE / 'rows.jsonl', HERE / 'page.md'
-PARTS = {'part 1': ('arithmetic', 40), 'part 2': ('arithmetic', 60), 'part 3': ('countdown', 60)}  # task and steps of its runs
+PARTS = {
+    'part 1': ('arithmetic', 40),
+    'part 2': ('arithmetic', 60),
+    'part 3': ('countdown', 60),
+}  # task and steps of its runs
 
 
 def row_of(run: Path, seconds: float, busy: bool) -> dict[str, Any]:
-    """What the study keeps of a run: every test question's count of right answers at its first and its last step."""
+    """What the study keeps of a run: every test question's count of right answers at its first and its last
+    step.
+    """
     config = json.loads((run / 'config.json').read_text('utf-8'))
     files = sorted((run / 'evals').glob('*.json'))
     first, last = (json.loads(file.read_text('utf-8')) for file in (files[0], files[-1]))
     if (first['step'], last['step']) != (0, config['steps']):
-        raise ValueError(f'{run} is not whole: evaluations of steps {first["step"]} to {last["step"]}, and steps={config["steps"]}')
+        raise ValueError(
+            f'{run} is not whole: evaluations of steps {first["step"]} to {last["step"]}, and '
+            f'steps={config["steps"]}'
+        )
     scores = [each['benchmarks'][name] for each in (first, last) for name in list(each['benchmarks'])[:1]]
     return {
         'task': config['task']['name'].replace('studies.real_policy.shuffled', 'arithmetic'), 'samples': config['evaluate']['samples'],
@@ -45,9 +55,10 @@ def row_of(run: Path, seconds: float, busy: bool) -> dict[str, Any]:
 
 
 def asked_again(metrics: list[dict[str, Any]]) -> dict[str, list[int]]:
-    """By lag (groups, mixed ones) of prompts that failed so many steps before, and of fresh ones at the steps that asked them.
+    """By lag (groups, mixed ones) of prompts that failed so many steps before, and of fresh ones at the steps
+    that asked them.
 
-    {} without `replay.probe`.
+    {} without `log.failed_again.prompts`.
     """
     if not any(f'failed_again/asked/{LAGS[0]}' in row for row in metrics):
         return {}
@@ -55,12 +66,16 @@ def asked_again(metrics: list[dict[str, Any]]) -> dict[str, list[int]]:
     for lag in LAGS:
         due = [row for row in metrics if row.get(f'failed_again/asked/{lag}')]
         bins = [sum(row['accuracy_bins']) for row in due], [sum(row['accuracy_bins'][1:-1]) for row in due]
-        counts[str(lag)] = [sum(row[f'failed_again/{part}/{lag}'] for row in due) for part in ('asked', 'mixed')] + [*map(sum, bins)]
+        counts[str(lag)] = [
+            sum(row[f'failed_again/{part}/{lag}'] for row in due) for part in ('asked', 'mixed')
+        ] + [*map(sum, bins)]
     return counts
 
 
 def table_of_failures(rows: list[dict[str, Any]]) -> str:
-    """Two columns a lag: the share of mixed groups with its interval (Wilson's), of those that failed and of fresh ones."""
+    """Two columns a lag: the share of mixed groups with its interval (Wilson's), of those that failed and of
+    fresh ones.
+    """
     head = [cell for lag in LAGS for cell in (f'failed {lag} step{"s" * (lag > 1)} ago', 'fresh then')]
     lines = [f'| arm | seed | {" | ".join(head)} |', '|' + '---|' * (2 + len(head))]
     for row in rows:
@@ -78,7 +93,9 @@ def share_of(count: int, of: int) -> str:
 
 
 def in_percent(counts: list[int], samples: int, k: int) -> str:
-    """pass@k of the questions with its 95 % interval over questions, in percent; k = 1: the mean of the samples."""
+    """pass@k of the questions with its 95 % interval over questions, in percent; k = 1: the mean of the
+    samples.
+    """
     of_question = pass_at_k(np.full(len(counts), samples), np.array(counts), k)
     low, high = interval(of_question, np.arange(len(counts)))
     return f'{100 * of_question.mean():.1f} ({100 * low:.1f} to {100 * high:.1f})'
@@ -88,13 +105,20 @@ def table(rows: list[dict[str, Any]]) -> str:
     """A line a row; all have as many samples."""
     samples = rows[0]['samples'] if rows else 1
     head = ['arm', 'steps', 'seed']
-    head += [f'{f"pass@{k}" if k > 1 else f"mean@{samples}"}: base → trained' for k in ks(samples)] + ['tokens', 'wall clock']
+    head += [f'{f"pass@{k}" if k > 1 else f"mean@{samples}"}: base → trained' for k in ks(samples)] + [
+        'tokens',
+        'wall clock',
+    ]
     lines = [f'| {" | ".join(head)} |', '|' + '---|' * len(head)]
     for row in rows:
-        scores = [' → '.join(in_percent(row[part], samples, k) for part in ('base', 'trained')) for k in ks(samples)]
+        scores = [
+            ' → '.join(in_percent(row[part], samples, k) for part in ('base', 'trained')) for k in ks(samples)
+        ]
         clock = f'{row["seconds"] / 60:.1f} min, {"busy" if row["busy"] else "idle"}'
         tokens = ' → '.join(f'{length:.0f}' for length in row['length'])
-        lines.append(f'| {" | ".join([row["arm"], str(row["steps"]), str(row["seed"]), *scores, tokens, clock])} |')
+        lines.append(
+            f'| {" | ".join([row["arm"], str(row["steps"]), str(row["seed"]), *scores, tokens, clock])} |'
+        )
     return '\n'.join(lines)
 
 
@@ -116,7 +140,9 @@ def read_rows() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('run', type=Path, nargs='?')
     parser.add_argument('--seconds', type=float, default=0.0, help='wall clock of the whole command')
     parser.add_argument('--busy', action='store_true', help='other work shared the cores')

@@ -1,8 +1,10 @@
-"""Does an export say the same in three libraries? Our forward pass, Hugging Face's in torch, and vLLM's, all in float32.
+"""Does an export say the same in three libraries? Our forward pass, Hugging Face's in torch, and vLLM's, all
+in float32.
 
     python -m studies.real_policy.same_logits EXPORT --questions=runs/map/math_1_2.jsonl
 
-Prints the largest difference of logits (ours and torch's) and of the log-probs of given tokens (ours and vLLM's, ours and torch's).
+Prints the largest difference of logits (ours and torch's) and of the log-probs of given tokens (ours and
+vLLM's, ours and torch's).
 """
 
 from __future__ import annotations
@@ -43,13 +45,19 @@ def our_logits(export: Path, tokens_BxT: np.ndarray) -> np.ndarray:
     config = hf.read_config(export)
     policy = nnx.merge(hf.abstract_params(config)[0], hf.load_params(export, config))
     positions = np.tile(np.arange(tokens_BxT.shape[1]), (len(tokens_BxT), 1))
-    hidden = policy(jnp.array(tokens_BxT), jnp.array(positions), functools.partial(xla, segment_BxT=jnp.ones(tokens_BxT.shape)))
+    hidden = policy(
+        jnp.array(tokens_BxT),
+        jnp.array(positions),
+        functools.partial(xla, segment_BxT=jnp.ones(tokens_BxT.shape)),
+    )
     return np.asarray(policy.logits(hidden))
 
 
 def logits_of_torch(export: Path, tokens_BxT: np.ndarray) -> np.ndarray:
     with torch.no_grad():
-        return AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32)(torch.tensor(tokens_BxT)).logits.numpy()
+        return AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32)(
+            torch.tensor(tokens_BxT)
+        ).logits.numpy()
 
 
 def logp_of_vllm(export: Path, tokens_BxT: np.ndarray) -> np.ndarray:
@@ -69,20 +77,30 @@ def logp_of(logits_BxTxV: np.ndarray, tokens_BxT: np.ndarray) -> np.ndarray:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('export', type=Path)
     parser.add_argument('--questions', type=Path, required=True)
     parser.add_argument('--count', type=int, default=4)
     given = parser.parse_args()
     tokens = np.array(questions(given.export, given.questions, given.count))
     if len(tokens) < given.count:
-        parser.error(f'{given.questions} has {len(tokens)} questions of {TOKENS} tokens or more; --count={given.count}')
+        parser.error(
+            f'{given.questions} has {len(tokens)} questions of {TOKENS} tokens or more; --count={given.count}'
+        )
     ours, theirs = our_logits(given.export, tokens), logits_of_torch(given.export, tokens)
     logp = logp_of(ours, tokens)
-    print(f'{len(tokens)} questions of {TOKENS} tokens; |logit| up to {abs(ours).max():.1f}, log-probs {logp.mean():.2f} on average')
+    print(
+        f'{len(tokens)} questions of {TOKENS} tokens; |logit| up to {abs(ours).max():.1f}, log-probs '
+        f'{logp.mean():.2f} on average'
+    )
     print(f'logits, ours and torch:      largest difference {abs(ours - theirs).max():.1e}')
     print(f'log-probs, ours and torch:   largest difference {abs(logp - logp_of(theirs, tokens)).max():.1e}')
-    print(f'log-probs, ours and vLLM:    largest difference {abs(logp - logp_of_vllm(given.export, tokens)).max():.1e}')
+    print(
+        'log-probs, ours and vLLM:    largest difference '
+        f'{abs(logp - logp_of_vllm(given.export, tokens)).max():.1e}'
+    )
 
 
 if __name__ == '__main__':

@@ -13,12 +13,30 @@ import numpy as np
 from studies.contrasts import Contrast, holm, mean_interval, paired
 from studies.first_proof.rows import markdown_table
 from studies.second_proof.arms import CEILING_SEEDS, CONTRASTS, DECISIVE, SEEDS
-from studies.second_proof.rows import SCANNED, Row, accuracy, best_rate, of_today, passed, read_rows, scanned, wanted
+from studies.second_proof.rows import (
+    SCANNED,
+    Row,
+    accuracy,
+    best_rate,
+    of_today,
+    passed,
+    read_rows,
+    scanned,
+    wanted,
+)
 
 GUARDED = (('R', 'P'), ('R', 'G'))
 ALPHA, RELEVANT, GUARD = 0.05, 1.0, -2.0  # points
 KS = (1, 2, 4, 8, 16, 32)  # of pass@k
-EDGES = (0, 1, 3, 7, 16, 26, 33)  # right answers of 32 from the base: 0, to 5 %, to 20 %, to 50 %, to 80 %, above
+EDGES = (
+    0,
+    1,
+    3,
+    7,
+    16,
+    26,
+    33,
+)  # right answers of 32 from the base: 0, to 5 %, to 20 %, to 50 %, to 80 %, above
 HISTORY = {  # what is known of a prompt: responses asked for and right ones, from … to
     'nothing': (0, 0, 0), '0 of 8': (8, 0, 0), '1 of 8': (8, 1, 1), '2 to 5 of 8': (8, 2, 5), '6 to 8 of 8': (8, 6, 8),
     '0 of 16': (16, 0, 0), '1 of 16': (16, 1, 1),
@@ -41,7 +59,11 @@ def of_arm(rows: Sequence[Row], arm: str, seeds: Sequence[int] = SEEDS) -> list[
 
 
 def difference(
-    rows: Sequence[Row], a: str, b: str, score: Callable[[Row], float] = accuracy, seeds: Sequence[int] = SEEDS
+    rows: Sequence[Row],
+    a: str,
+    b: str,
+    score: Callable[[Row], float] = accuracy,
+    seeds: Sequence[int] = SEEDS,
 ) -> Contrast:
     """a - b, paired by seed."""
     pairs = zip(of_arm(rows, a, seeds), of_arm(rows, b, seeds), strict=True)
@@ -49,13 +71,21 @@ def difference(
 
 
 def at_equal_seconds(rows: Sequence[Row], a: str, b: str) -> tuple[str, Contrast]:
-    """a - b where the slower arm has taken the seconds that the other took in all; which arm that is, and at which step."""
-    slower, other = next(((x, y) for x, y in ((a, b), (b, a)) if y in of_arm(rows, x)[0]['earlier']), ('', ''))
+    """a - b where the slower arm has taken the seconds that the other took in all; which arm that is, and at
+    which step.
+    """
+    slower, other = next(
+        ((x, y) for x, y in ((a, b), (b, a)) if y in of_arm(rows, x)[0]['earlier']), ('', '')
+    )
 
     def score(row: Row) -> float:
         return accuracy(row['earlier'][other] if row['arm'] == slower else row)
 
-    note = f'{slower} at step {of_arm(rows, slower)[0]["earlier"][other]["step"]}' if slower else 'both at their last steps'
+    note = (
+        f'{slower} at step {of_arm(rows, slower)[0]["earlier"][other]["step"]}'
+        if slower
+        else 'both at their last steps'
+    )
     return note, difference(rows, a, b, score)
 
 
@@ -83,14 +113,19 @@ def primary_table(rows: Sequence[Row]) -> str:
 
 def guard_table(rows: Sequence[Row]) -> str:
     contrasts = [difference(rows, a, b, lambda row: passed(row, 32)) for a, b in GUARDED]
-    lines = [[c.name, f'{c.mean:.2f}', interval(c.interval95), 'holds' if c.mean > GUARD else 'does not hold'] for c in contrasts]
+    lines = [
+        [c.name, f'{c.mean:.2f}', interval(c.interval95), 'holds' if c.mean > GUARD else 'does not hold']
+        for c in contrasts
+    ]
     return markdown_table(['pass@32', 'points', '95 % interval', f'the guard (above {GUARD:g})'], lines)
 
 
 def arms_table(rows: Sequence[Row]) -> str:
     """Every arm's scores and what they cost: means over its seeds."""
     base = [row for row in rows if row['part'] == 'base']
-    lines = [['the base', '', f'{np.mean([accuracy(r) for r in base]):.1f}', *scores(base), '', '', '', '', '']]
+    lines = [
+        ['the base', '', f'{np.mean([accuracy(r) for r in base]):.1f}', *scores(base), '', '', '', '', '']
+    ]
     for arm in DECISIVE:
         if arm != 'base':
             of = of_arm(rows, arm, CEILING_SEEDS if arm == 'C' else SEEDS)
@@ -106,7 +141,10 @@ def arms_table(rows: Sequence[Row]) -> str:
 
 def exploratory_table(rows: Sequence[Row]) -> str:
     ceiling = [difference(rows, 'C', other, seeds=CEILING_SEEDS) for other in ('R', 'P')]
-    lines = [[f'at equal steps, {len(CEILING_SEEDS)} seeds', c.name, f'{c.mean:.2f}', interval(c.interval95)] for c in ceiling]
+    lines = [
+        [f'at equal steps, {len(CEILING_SEEDS)} seeds', c.name, f'{c.mean:.2f}', interval(c.interval95)]
+        for c in ceiling
+    ]
     for a, b in CONTRASTS:
         note, c = at_equal_seconds(rows, a, b)
         lines.append([f'at equal seconds: {note}', c.name, f'{c.mean:.2f}', interval(c.interval95)])
@@ -114,21 +152,33 @@ def exploratory_table(rows: Sequence[Row]) -> str:
 
 
 def polarisation_table(rows: Sequence[Row]) -> str:
-    """Problems sorted by the first answers of the base; its second answers, and each arm's, on the same problems."""
+    """Problems sorted by the first answers of the base; its second answers, and each arm's, on the same
+    problems.
+    """
     by, again = (np.array(row['correct']) for row in rows if row['part'] == 'base')
-    arms = {'the base again': again[None], **{a: np.array([r['correct'] for r in of_arm(rows, a)]) for a in ('G', 'P', 'R', 'RX')}}
+    arms = {
+        'the base again': again[None],
+        **{a: np.array([r['correct'] for r in of_arm(rows, a)]) for a in ('G', 'P', 'R', 'RX')},
+    }
     lines = []
     for low, high in zip(EDGES, EDGES[1:]):
         of_bin = (by >= low) & (by < high)
         if not of_bin.any():
             continue
-        cells = [f'{100 * c[:, of_bin].mean() / 32:.1f} / {100 * (c[:, of_bin] == 0).mean():.0f}' for c in arms.values()]
+        cells = [
+            f'{100 * c[:, of_bin].mean() / 32:.1f} / {100 * (c[:, of_bin] == 0).mean():.0f}'
+            for c in arms.values()
+        ]
         lines.append([f'{low} to {high - 1} of 32', str(of_bin.sum()), *cells])
-    return markdown_table(['right at first', 'problems', *(f'{name}: mean % / none of 32 right, %' for name in arms)], lines)
+    return markdown_table(
+        ['right at first', 'problems', *(f'{name}: mean % / none of 32 right, %' for name in arms)], lines
+    )
 
 
 def moves_table(rows: Sequence[Row]) -> str:
-    """P(mixed) of a prompt's next group by what is known of it, with the number of groups, in the runs that kept their rollouts."""
+    """P(mixed) of a prompt's next group by what is known of it, with the number of groups, in the runs that
+    kept their rollouts.
+    """
     lines = []
     for known, (asked, low, high) in HISTORY.items():
         cells = []
@@ -146,7 +196,9 @@ def scores(rows: Sequence[Row]) -> list[str]:
 
 
 def trained(rows: Sequence[Row]) -> str:
-    """10⁶ tokens of prompts and responses that optimizer steps were made on, those of a further pass once more."""
+    """10⁶ tokens of prompts and responses that optimizer steps were made on, those of a further pass once
+    more.
+    """
     return f'{np.mean([row["tokens"] * row["changes"].get("learner.passes_per_batch", 1) for row in rows]) / 1e6:.1f}'
 
 
@@ -161,8 +213,18 @@ def interval(ends: tuple[float, float]) -> str:
 def main() -> None:
     rows = of_today(read_rows())
     if missing := wanted(rows):
-        sys.exit(f'error: {len(missing)} runs are missing; python -m studies.second_proof.run goes on with them')
-    for table in (rates_table, primary_table, guard_table, arms_table, exploratory_table, polarisation_table, moves_table):
+        sys.exit(
+            f'error: {len(missing)} runs are missing; python -m studies.second_proof.run goes on with them'
+        )
+    for table in (
+        rates_table,
+        primary_table,
+        guard_table,
+        arms_table,
+        exploratory_table,
+        polarisation_table,
+        moves_table,
+    ):
         print(table(rows), end='\n\n')
 
 

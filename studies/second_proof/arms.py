@@ -1,4 +1,6 @@
-"""What plan.md and plan_2.md to plan_6.md measure: problems, arms, rates and seeds, and the commands of a run."""
+"""What plan.md and plan_2.md to plan_6.md measure: problems, arms, rates and seeds, and the commands of a
+run.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bapo_jax.files import write_text
-from bapo_jax.tasks.countdown_data import generate, problem_key, test_problems, training_problems
+from bapo_jax.machine.files import write_text
+from bapo_jax.tasks.countdown.problems import generate, problem_key, test_problems, training_problems
 from configs import quickstart
 from studies.first_proof.grid import WEAK_BASE, WEAK_BASE_COMMAND
 
@@ -35,13 +37,18 @@ SAVED = 20  # steps between the checkpoints from which a run is scored at an ear
 STEPS, PROMPTS, RESPONSES = 240, 64, 8
 HARD, EVERY = 32, 5  # hard prompts that RX re-evaluates every so many steps
 PASSES, MINI_BATCH = 4, 17  # of P; plan.md says how they follow from the scan, README.md what was decided
-SEARCH_BASE, QUICKSTART_BASE, LARGE_BASE = f'{RUNS}/search_base', 'configs/quickstart_base', f'{RUNS}/large_base'
+SEARCH_BASE, QUICKSTART_BASE, LARGE_BASE = (
+    f'{RUNS}/search_base',
+    'configs/quickstart_base',
+    f'{RUNS}/large_base',
+)
 BASE_COMMANDS = {
-    QUICKSTART_BASE: 'python -m bapo_jax.sft --output=configs/quickstart_base',  # it is in the repository
+    # it is in the repository
+    QUICKSTART_BASE: 'python -m configs.making.sft --output=configs/quickstart_base',
     WEAK_BASE: WEAK_BASE_COMMAND,
-    SEARCH_BASE: 'python -m bapo_jax.sft --start=configs/quickstart_base --searching --steps=400 --learning_rate=2e-3 '
+    SEARCH_BASE: 'python -m configs.making.sft --start=configs/quickstart_base --searching --steps=400 --learning_rate=2e-3 '
     f'--problems=20000 --output={SEARCH_BASE}',
-    LARGE_BASE: f'python -m bapo_jax.sft --width=512 --steps=1500 --learning_rate=2.5e-3 --problems=20000 --output={LARGE_BASE}',
+    LARGE_BASE: f'python -m configs.making.sft --width=512 --steps=1500 --learning_rate=2.5e-3 --problems=20000 --output={LARGE_BASE}',
 }
 SEARCH_TOKENS = 160
 
@@ -54,7 +61,9 @@ class Arm(NamedTuple):
 
 
 def steps_with(hard: int, every: int, steps: int = STEPS) -> int:
-    """As many responses as in `steps` without re-evaluation, where so many prompts are asked again every so many steps."""
+    """As many responses as in `steps` without re-evaluation, where so many prompts are asked again every so
+    many steps.
+    """
     return round(steps * PROMPTS / (PROMPTS + hard / every))
 
 
@@ -79,7 +88,7 @@ _SOLVER = {'replay.given_by': 'solver'}
 KINDS = {
     'posterior': {
         'epoch': Arm('bapo_posterior', {}, steps_with(HARD, EVERY)),
-        'soon': Arm('bapo_posterior', {'replay.reevaluate_after': 10}, steps_with(HARD, EVERY)),
+        'soon': Arm('bapo_posterior', {'replay.posterior.after': 10}, steps_with(HARD, EVERY)),
     },
     'continue': {
         'solver': Arm('bapo_continue', _SOLVER, steps_with(HARD, EVERY)),
@@ -104,7 +113,10 @@ SEARCH = {
     'search_G': Arm('grpo', {**DECISIVE['G'].changes, **_LONGER}, SEARCH_STEPS, SEARCH_BASE),
     'search_R': Arm('bapo_tuned', _LONGER, SEARCH_STEPS, SEARCH_BASE),
     'search_RX': Arm(
-        'bapo_tuned', {**DECISIVE['RX'].changes, **_LONGER}, steps_with(HARD, EVERY, SEARCH_STEPS), SEARCH_BASE
+        'bapo_tuned',
+        {**DECISIVE['RX'].changes, **_LONGER},
+        steps_with(HARD, EVERY, SEARCH_STEPS),
+        SEARCH_BASE,
     ),
     'search_base': Arm('bapo_tuned', {}, 0, SEARCH_BASE),
 }
@@ -139,7 +151,12 @@ GUARD = {
     }.items()
 } | {'guard_base': Arm('bapo_tuned', {}, 0, QUICKSTART_BASE)}
 # Parts 5 and 6: the arms of part 1 from a base of 12.7M parameters, on a GPU.
-_ON_GPU = {'rollout.rows': 512, 'learner.micro_batch_rows': 36, 'learner.remat': 'none', 'checkpoint.every': STEPS}
+_ON_GPU = {
+    'rollout.rows': 512,
+    'learner.micro_batch_rows': 36,
+    'learner.remat': 'none',
+    'checkpoint.every': STEPS,
+}
 LARGE = {
     **{
         f'large_{name}': DECISIVE[name]._replace(changes=DECISIVE[name].changes | _ON_GPU, base=LARGE_BASE)
@@ -150,7 +167,14 @@ LARGE = {
 }
 LARGE_RATES, LARGE_SCAN_SEED, LARGE_SEEDS = (1.25e-5, 2.5e-5, 5e-5), 101, SEEDS[:8]
 OWN_RATES, OWN_SEEDS = (*LARGE_RATES, 1e-4), tuple(range(209, 215))
-ARMS = {**DECISIVE, **{name: arm for kind in KINDS.values() for name, arm in kind.items()}, **SEARCH, **TABLE, **GUARD, **LARGE}
+ARMS = {
+    **DECISIVE,
+    **{name: arm for kind in KINDS.values() for name, arm in kind.items()},
+    **SEARCH,
+    **TABLE,
+    **GUARD,
+    **LARGE,
+}
 
 
 class Job(NamedTuple):
@@ -163,9 +187,13 @@ class Job(NamedTuple):
 
 
 def write_problems() -> None:
-    """Writes the sets of problems; none is in two of them, in shipped test sets, in the first proof's or in the table's."""
+    """Writes the sets of problems; none is in two of them, in shipped test sets, in the first proof's or in
+    the table's.
+    """
     first_proof = [p for numbers in (3, 4) for p in generate(200, seed=77, sizes=(numbers,))]
-    table = training_problems('generated', limit=_GENERATED['task.limit'], seed=quickstart.get_config().task.seed)
+    table = training_problems(
+        'generated', limit=_GENERATED['task.limit'], seed=quickstart.get_config().task.seed
+    )
     known = set(map(problem_key, [*test_problems('cd34'), *test_problems('cd4'), *first_proof]))
     for name, (seed, count, sizes) in PROBLEMS.items():
         if name == 'scan_34':  # the other sets do not depend on part 3
@@ -186,7 +214,7 @@ def fields(job: Job) -> dict[str, Any]:
     return {
         'model.path': arm.base, 'task.train': problems_file('train'), 'task.limit': PROBLEMS['train'][1], 'seed': job.seed,
         'steps': arm.steps, 'learner.learning_rate': job.rate, 'evaluate.at_start': False, 'evaluate.benchmarks': '()',
-        'evaluate.track_prompts': 0, 'rollouts.every': int(keeps_rollouts(job)), 'checkpoint.every': SAVED,
+        'evaluate.track_prompts': 0, 'log.rollouts_every': int(keeps_rollouts(job)), 'checkpoint.every': SAVED,
         'checkpoint.keep': STEPS // SAVED, **arm.changes,
     }  # fmt: skip
 
@@ -202,9 +230,14 @@ def commands(job: Job, workdir: str) -> list[list[str]]:
     if arm.steps == 0:
         length = [f'--max_response_tokens={SEARCH_TOKENS}'] if arm.base == SEARCH_BASE else []
         changes = [f'--config.{field}={value}' for field, value in ({'seed': job.seed} | arm.changes).items()]
-        return [[*evaluation(job, arm.base, SAMPLES[job.part]), config, *changes, f'--output={workdir}', *length]]
+        return [
+            [*evaluation(job, arm.base, SAMPLES[job.part]), config, *changes, f'--output={workdir}', *length]
+        ]
     changes = [f'--config.{field}={value}' for field, value in fields(job).items()]
-    return [['python', '-m', 'bapo_jax.train', config, f'--workdir={workdir}', *changes], evaluation(job, workdir, SAMPLES[job.part])]
+    return [
+        ['python', '-m', 'bapo_jax.train', config, f'--workdir={workdir}', *changes],
+        evaluation(job, workdir, SAMPLES[job.part]),
+    ]
 
 
 def evaluation(job: Job, checkpoint: str, samples: int) -> list[str]:
@@ -214,4 +247,11 @@ def evaluation(job: Job, checkpoint: str, samples: int) -> list[str]:
         'guard_scan': 'scan_34',
     }.get(job.part, 'test')  # fmt: skip
     problems = 'cd34,cd4' if job.part in ('table', 'guard') else problems_file(problems)
-    return ['python', '-m', 'bapo_jax.evaluate', f'--checkpoint={checkpoint}', f'--benchmarks={problems}', f'--samples={samples}']
+    return [
+        'python',
+        '-m',
+        'bapo_jax.evaluate',
+        f'--checkpoint={checkpoint}',
+        f'--benchmarks={problems}',
+        f'--samples={samples}',
+    ]

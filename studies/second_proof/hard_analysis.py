@@ -15,7 +15,17 @@ from studies.first_proof.rows import markdown_table
 from studies.second_proof.analysis import ALPHA, KS, interval, mean_of, of_arm, scores, trained
 from studies.second_proof.arms import HARD_FINAL_SEEDS, KINDS, SEARCH, SEARCH_SEEDS
 from studies.second_proof.hard import SCAN, best_setting, wanted_hard
-from studies.second_proof.rows import Row, accuracy, best_rate, of_part, of_today, passed, read_rows, scanned, wanted
+from studies.second_proof.rows import (
+    Row,
+    accuracy,
+    best_rate,
+    of_part,
+    of_today,
+    passed,
+    read_rows,
+    scanned,
+    wanted,
+)
 
 
 def chosen(rows: Sequence[Row]) -> dict[str, str]:
@@ -29,7 +39,9 @@ def scan_table(rows: Sequence[Row]) -> str:
     for kind, settings in KINDS.items():
         for setting in settings:
             for rate, of in scanned(rows, setting, SCAN).items():
-                asked, improved, pooled = (sum(row[name] for row in of) for name in ('reevaluated', 'improved', 'pooled'))
+                asked, improved, pooled = (
+                    sum(row[name] for row in of) for name in ('reevaluated', 'improved', 'pooled')
+                )
                 given = [row['given_share'] for row in of if row['given_share']]
                 lines.append([
                     kind, setting, f'{rate:g}', mean_interval([accuracy(row) for row in of]),
@@ -38,7 +50,14 @@ def scan_table(rows: Sequence[Row]) -> str:
                     f'{np.mean([g[0] for g in given]):.2f} → {np.mean([g[-1] for g in given]):.2f}' if given else '-',
                     f'{np.mean([row["entropy"][-1] for row in of]):.3f}',
                 ])  # fmt: skip
-    costs = ['responses', '10⁶ tokens trained', 'asked again: for X2', 'pooled', 'given', 'entropy at the end']
+    costs = [
+        'responses',
+        '10⁶ tokens trained',
+        'asked again: for X2',
+        'pooled',
+        'given',
+        'entropy at the end',
+    ]
     return markdown_table(['kind', 'setting', 'rate', 'mean@8', 'pass@8', *costs], lines)
 
 
@@ -56,13 +75,18 @@ def kinds_table(rows: Sequence[Row]) -> str:
     lines = []
     for kind, setting in best.items():
         for other in ('G', 'P', 'R'):
-            mean, solved = (kind_contrast(rows, setting, other, score) for score in (accuracy, lambda row: passed(row, 32)))
+            mean, solved = (
+                kind_contrast(rows, setting, other, score)
+                for score in (accuracy, lambda row: passed(row, 32))
+            )
             holds = ('yes' if survives[kind] else 'no') if other == 'R' else ''
             lines.append([
                 kind, mean.name, f'{mean.mean:.2f} ({interval(mean.interval95)})', f'{mean.p:.4f}', holds,
                 f'{solved.mean:.2f} ({interval(solved.interval95)})',
             ])  # fmt: skip
-    return markdown_table(['kind', 'contrast', 'mean@32', 'p', f'survives Holm over {len(best)}', 'pass@32'], lines)
+    return markdown_table(
+        ['kind', 'contrast', 'mean@32', 'p', f'survives Holm over {len(best)}', 'pass@32'], lines
+    )
 
 
 def costs_table(rows: Sequence[Row]) -> str:
@@ -75,7 +99,9 @@ def costs_table(rows: Sequence[Row]) -> str:
             *mean_of(of, 'responses'), trained(of), *mean_of(of, 'seconds'),
         ])  # fmt: skip
     solved = [f'pass@{k}' for k in KS[1:]]
-    return markdown_table(['kind', 'setting, rate', 'mean@32', *solved, 'responses', '10⁶ tokens trained', 'seconds'], lines)
+    return markdown_table(
+        ['kind', 'setting, rate', 'mean@32', *solved, 'responses', '10⁶ tokens trained', 'seconds'], lines
+    )
 
 
 def search_table(rows: Sequence[Row]) -> str:
@@ -84,13 +110,22 @@ def search_table(rows: Sequence[Row]) -> str:
     for arm in SEARCH:
         of = of_part(rows, 'search', arm)
         trained = SEARCH[arm].steps > 0
-        asked, improved = (sum(row[name] for row in of) if trained else 0 for name in ('reevaluated', 'improved'))
+        asked, improved = (
+            sum(row[name] for row in of) if trained else 0 for name in ('reevaluated', 'improved')
+        )
         lengths = [np.mean([row['length'][i] for row in of]) for i in (0, 1)] if trained else []
         lines.append([
             arm, mean_interval([accuracy(row) for row in of]), *scores(of), ' → '.join(f'{x:.0f}' for x in lengths),
             f'{improved / asked:.2f} of {asked}' if asked else '-', *(mean_of(of, 'responses') if trained else ['']),
         ])  # fmt: skip
-    head = ['arm', 'mean@32', *(f'pass@{k}' for k in KS[1:]), 'tokens a response', 'asked again: for X2', 'responses']
+    head = [
+        'arm',
+        'mean@32',
+        *(f'pass@{k}' for k in KS[1:]),
+        'tokens a response',
+        'asked again: for X2',
+        'responses',
+    ]
     return markdown_table(head, lines)
 
 
@@ -98,15 +133,23 @@ def search_contrasts(rows: Sequence[Row]) -> str:
     lines = []
     for a, b in (('search_RX', 'search_R'), ('search_R', 'search_G')):
         for name, score in (('mean@32', accuracy), ('pass@32', lambda row: passed(row, 32))):
-            c = paired(f'{a} - {b}', [score(x) - score(y) for x, y in zip(of_part(rows, 'search', a), of_part(rows, 'search', b))])
+            c = paired(
+                f'{a} - {b}',
+                [score(x) - score(y) for x, y in zip(of_part(rows, 'search', a), of_part(rows, 'search', b))],
+            )
             lines.append([c.name, name, f'{c.mean:.2f}', interval(c.interval95)])
-    return markdown_table([f'from the base that searches, {len(SEARCH_SEEDS)} seeds', 'of', 'points', '95 % interval'], lines)
+    return markdown_table(
+        [f'from the base that searches, {len(SEARCH_SEEDS)} seeds', 'of', 'points', '95 % interval'], lines
+    )
 
 
 def main() -> None:
     rows = of_today(read_rows())
     if missing := [*wanted(rows), *wanted_hard(rows)]:
-        sys.exit(f'error: {len(missing)} runs are missing; python -m studies.second_proof.run goes on with them, or its --part=2')
+        sys.exit(
+            f'error: {len(missing)} runs are missing; python -m studies.second_proof.run goes on with them, '
+            'or its --part=2'
+        )
     for table in (scan_table, kinds_table, costs_table, search_table, search_contrasts):
         print(table(rows), end='\n\n')
 

@@ -1,6 +1,8 @@
-"""Parts 5 and 6 (plan_5.md, plan_6.md): which runs are wanted next, and the tables: python -m studies.second_proof.large
+"""Parts 5 and 6 (plan_5.md, plan_6.md): which runs are wanted next, and the tables: python -m
+studies.second_proof.large
 
-Tells of a part nothing while fewer than three of its seeds have all four arms; refuses where that is so of both.
+Tells of a part nothing while fewer than three of its seeds have all four arms; refuses where that is so of
+both.
 """
 
 from __future__ import annotations
@@ -12,8 +14,26 @@ from functools import partial
 from studies.contrasts import Contrast, holm, mean_interval, paired
 from studies.first_proof.rows import markdown_table
 from studies.second_proof.analysis import ALPHA, KS, interval, mean_of, scores, trained
-from studies.second_proof.arms import CONTRASTS, LARGE_RATES, LARGE_SCAN_SEED, LARGE_SEEDS, OWN_RATES, OWN_SEEDS, Job
-from studies.second_proof.rows import Row, accuracy, best_rate, job_of, of_part, of_today, passed, read_rows, scanned
+from studies.second_proof.arms import (
+    CONTRASTS,
+    LARGE_RATES,
+    LARGE_SCAN_SEED,
+    LARGE_SEEDS,
+    OWN_RATES,
+    OWN_SEEDS,
+    Job,
+)
+from studies.second_proof.rows import (
+    Row,
+    accuracy,
+    best_rate,
+    job_of,
+    of_part,
+    of_today,
+    passed,
+    read_rows,
+    scanned,
+)
 
 SCAN, FINAL, HALF, BASE = 'large_scan', 'large', 'large_half', 'large_base'
 OWN_SCAN, OWN = 'large_own_scan', 'large_own'  # part 6
@@ -23,13 +43,20 @@ LEAST = 3  # seeds that have to be there
 
 
 def wanted_large(rows: Sequence[Row]) -> list[Job]:
-    """The runs that are missing, given those of today: R's scan and the base, then seed after seed all four arms."""
+    """The runs that are missing, given those of today: R's scan and the base, then seed after seed all four
+    arms.
+    """
     have = set(map(job_of, rows))
-    scan = [*(Job(SCAN, HALF, rate, LARGE_SCAN_SEED) for rate in LARGE_RATES), Job(FINAL, BASE, 0.0, LARGE_SCAN_SEED)]
+    scan = [
+        *(Job(SCAN, HALF, rate, LARGE_SCAN_SEED) for rate in LARGE_RATES),
+        Job(FINAL, BASE, 0.0, LARGE_SCAN_SEED),
+    ]
     if missing := [job for job in scan if job not in have]:
         return missing
     rate = best_rate(rows, HALF, SCAN)
-    finals = [Job(FINAL, f'large_{arm}', times * rate, seed) for seed in LARGE_SEEDS for arm, times in RATIO.items()]
+    finals = [
+        Job(FINAL, f'large_{arm}', times * rate, seed) for seed in LARGE_SEEDS for arm, times in RATIO.items()
+    ]
     return [job for job in finals if job not in have]
 
 
@@ -46,7 +73,10 @@ def wanted_own(rows: Sequence[Row]) -> list[Job]:
 
 def seeds(rows: Sequence[Row], part: str = FINAL) -> list[int]:
     """The seeds of which every arm is there, from one base: made again on a GPU it may differ."""
-    of = {seed: [row['base'] for row in rows if row['part'] == part and row['seed'] == seed] for seed in SEEDS[part]}
+    of = {
+        seed: [row['base'] for row in rows if row['part'] == part and row['seed'] == seed]
+        for seed in SEEDS[part]
+    }
     return [seed for seed, bases in of.items() if len(bases) == len(RATIO) and len(set(bases)) == 1]
 
 
@@ -56,9 +86,14 @@ def of_arm(rows: Sequence[Row], arm: str, part: str = FINAL) -> list[Row]:
     return [row for row in of_part(rows, part, f'large_{arm}') if row['seed'] in whole]
 
 
-def difference(rows: Sequence[Row], a: str, b: str, score: Callable[[Row], float], part: str = FINAL) -> Contrast:
+def difference(
+    rows: Sequence[Row], a: str, b: str, score: Callable[[Row], float], part: str = FINAL
+) -> Contrast:
     """a - b, paired by seed."""
-    return paired(f'{a} - {b}', [score(x) - score(y) for x, y in zip(of_arm(rows, a, part), of_arm(rows, b, part), strict=True)])
+    return paired(
+        f'{a} - {b}',
+        [score(x) - score(y) for x, y in zip(of_arm(rows, a, part), of_arm(rows, b, part), strict=True)],
+    )
 
 
 def contrasts_table(rows: Sequence[Row], part: str = FINAL) -> str:
@@ -73,11 +108,22 @@ def contrasts_table(rows: Sequence[Row], part: str = FINAL) -> str:
         ]
         for c, s, holds in zip(means, solved, survives, strict=True)
     ]  # fmt: skip
-    return markdown_table([f'{len(seeds(rows, part))} seeds', 'mean@32', 'p', f'survives Holm over {len(CONTRASTS)}', 'pass@32'], lines)
+    return markdown_table(
+        [
+            f'{len(seeds(rows, part))} seeds',
+            'mean@32',
+            'p',
+            f'survives Holm over {len(CONTRASTS)}',
+            'pass@32',
+        ],
+        lines,
+    )
 
 
 def arms_table(rows: Sequence[Row], part: str = FINAL) -> str:
-    """Every arm's scores and what they cost: means over the seeds. The base is that of the first seeds of part 5."""
+    """Every arm's scores and what they cost: means over the seeds. The base is that of the first seeds of
+    part 5.
+    """
     base = of_part(rows, FINAL, BASE)
     lines = [['the base', '', f'{accuracy(base[0]):.1f}', *scores(base), '', '', '', '']]
     for arm in RATIO:
@@ -102,7 +148,9 @@ def own_scan_table(rows: Sequence[Row]) -> str:
     for arm in RATIO:
         best = best_rate(rows, f'large_{arm}', OWN_SCAN)
         star = '*' if best in (OWN_RATES[0], OWN_RATES[-1]) else ''
-        means = {rate: f'{accuracy(row):.1f}' for rate, [row] in scanned(rows, f'large_{arm}', OWN_SCAN).items()}
+        means = {
+            rate: f'{accuracy(row):.1f}' for rate, [row] in scanned(rows, f'large_{arm}', OWN_SCAN).items()
+        }
         lines.append([arm, *(f'**{mean}**{star}' if rate == best else mean for rate, mean in means.items())])
     return markdown_table(['mean@8', *(f'{rate:g}' for rate in OWN_RATES)], lines)
 
@@ -117,7 +165,9 @@ def main() -> None:
     rows = of_today(read_rows())
     there = [part for part in TABLES if len(seeds(rows, part)) >= LEAST]
     if not there:
-        sys.exit(f'error: fewer than {LEAST} seeds have all four arms; python -m studies.second_proof.run --part=5')
+        sys.exit(
+            f'error: fewer than {LEAST} seeds have all four arms; python -m studies.second_proof.run --part=5'
+        )
     for part in there:
         for table in TABLES[part]:
             print(table(rows), end='\n\n')

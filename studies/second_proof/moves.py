@@ -1,4 +1,6 @@
-"""What becomes of a prompt that is asked again, by what is known of it: P(mixed) of fresh prompts and of retries."""
+"""What becomes of a prompt that is asked again, by what is known of it: P(mixed) of fresh prompts and of
+retries.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ FRESH = ('x1', 'discarded')
 def moves(workdir: Path) -> list[list[int]]:
     """Rows [asked, right, retried, right now, how often] from a run that kept the rollouts of every step.
 
-    Of a prompt's next group: how many responses to it there were in earlier steps, and how many of these were right; 1 for a
-    re-evaluation, 0 for a fresh group; how many of the next group are right. A prompt's first group is in a row with 0 asked.
+    Of a prompt's next group: how many responses to it there were in earlier steps, and how many of these were
+    right; 1 for a re-evaluation, 0 for a fresh group; how many of the next group are right. A prompt's first
+    group is in a row with 0 asked.
     """
     known: dict[int, tuple[int, int]] = {}
     counts: Counter[tuple[int, int, int, int]] = Counter()

@@ -1,4 +1,5 @@
-"""Writes what the rows say: page.md with every table, and the figure and some of the tables of docs/evidence.md.
+"""Writes what the rows say: page.md with every table, and the figure and some of the tables of
+docs/evidence.md.
 
     python -m studies.second_proof.page
 
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bapo_jax.files import replace_part, write_text
+from bapo_jax.machine.files import replace_part, write_text
 from studies.contrasts import Contrast
 from studies.first_proof.restated import all_rows, restated
 from studies.second_proof import analysis, guard, hard_analysis, large, posthoc, table
@@ -57,8 +58,16 @@ PUBLISHED = {  # what docs/evidence.md has between <!-- NAME --> and <!-- /NAME 
 
 
 def whole(rows: Sequence[Row]) -> set[str]:
-    """The parts of which no run is missing, and parts 5 and 6 where enough of their seeds are there. Post hoc: parts 1 and 5."""
-    missing = {'Part 1': wanted, 'Part 2': wanted_hard, 'Part 3': wanted_table, 'Part 4': wanted_guard, 'Part 7': wanted_again}
+    """The parts of which no run is missing, and parts 5 and 6 where enough of their seeds are there. Post
+    hoc: parts 1 and 5.
+    """
+    missing = {
+        'Part 1': wanted,
+        'Part 2': wanted_hard,
+        'Part 3': wanted_table,
+        'Part 4': wanted_guard,
+        'Part 7': wanted_again,
+    }
     there = {part for part, jobs in missing.items() if not jobs(rows)}
     there |= {name for name, part in LARGER.items() if len(large.seeds(rows, part)) >= large.LEAST}
     return there | ({'Post hoc'} if {'Part 1', 'Part 5'} <= there else set())
@@ -69,8 +78,9 @@ def page(rows: Sequence[Row]) -> str:
     parts = whole(rows)
     text = [
         '# Second proof: every table',
-        'Written by `python -m studies.second_proof.page` from rows.jsonl. [README.md](README.md) has the answer, the plans say what was '
-        'decided beforehand, [docs/evidence.md](../../docs/evidence.md) is the summary. Brackets are 95 % intervals by t over seeds.',
+        'Written by `python -m studies.second_proof.page` from rows.jsonl. [README.md](README.md) has the '
+        'answer, the plans say what was decided beforehand, [docs/evidence.md](../../docs/evidence.md) is '
+        'the summary. Brackets are 95 % intervals by t over seeds.',
     ]
     for title, tables in SECTIONS.items():
         if title.partition(':')[0] in parts:
@@ -79,16 +89,23 @@ def page(rows: Sequence[Row]) -> str:
 
 
 def lines(rows: Sequence[Row]) -> list[tuple[str, Contrast, Contrast | None]]:
-    """What the figure shows: a heading or '', the contrast in mean@32, and the one in pass@32 on the same answers."""
+    """What the figure shows: a heading or '', the contrast in mean@32, and the one in pass@32 on the same
+    answers.
+    """
 
     def solved(row: Row) -> float:
         return passed(row, 32)
 
-    result = [('', analysis.difference(rows, a, b), analysis.difference(rows, a, b, solved)) for a, b in CONTRASTS]
+    result = [
+        ('', analysis.difference(rows, a, b), analysis.difference(rows, a, b, solved)) for a, b in CONTRASTS
+    ]
     result[0] = ('Second proof, twelve seeds: planned', *result[0][1:])
     if 'Part 2' in whole(rows):
         best = hard_analysis.chosen(rows).values()
-        kinds = [('', *(hard_analysis.kind_contrast(rows, s, 'R', score) for score in (accuracy, solved))) for s in best]
+        kinds = [
+            ('', *(hard_analysis.kind_contrast(rows, s, 'R', score) for score in (accuracy, solved)))
+            for s in best
+        ]
         result += [('Hard prompts and pass@k, five seeds: exploratory', *kinds[0][1:]), *kinds[1:]]
     first = [('', contrast, None) for contrast, _, _ in restated(all_rows())]
     return [*result, ('First proof, three to five seeds: exploratory', *first[0][1:]), *first[1:]]
@@ -106,10 +123,21 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     for heading, mean, solved in shown:
         if heading:
             y -= 0.5
-            axes.text(-0.01, y, heading, transform=axes.get_yaxis_transform(), fontweight='bold', ha='right', va='center')
+            axes.text(
+                -0.01,
+                y,
+                heading,
+                transform=axes.get_yaxis_transform(),
+                fontweight='bold',
+                ha='right',
+                va='center',
+            )
             y -= 0.9
         ticks.append((y, ASKED.get(mean.name, mean.name)))
-        for contrast, shift, marker, colour in ((mean, 0.0, 'o', 'tab:blue'), (solved, -0.28, 's', 'tab:orange')):
+        for contrast, shift, marker, colour in (
+            (mean, 0.0, 'o', 'tab:blue'),
+            (solved, -0.28, 's', 'tab:orange'),
+        ):
             if contrast:
                 low, high = contrast.interval95
                 axes.plot([low, high], [y + shift] * 2, color=colour, lw=1.6)
@@ -130,7 +158,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 def main() -> None:
     rows = of_today(read_rows())
     if missing := wanted(rows):
-        sys.exit(f'error: {len(missing)} runs are missing; python -m studies.second_proof.run goes on with them')
+        sys.exit(
+            f'error: {len(missing)} runs are missing; python -m studies.second_proof.run goes on with them'
+        )
     write_text(PAGE, page(rows))
     there = whole(rows)
     for name, (part, make) in PUBLISHED.items():

@@ -1,7 +1,7 @@
 """What the rows were asked after every outcome was known: python -m studies.second_proof.posthoc
 
-No plan has these numbers, and nothing corrects for how many were looked at: they say what a planned contrast may have measured, and
-carry no verdict. Refuses while a run of part 1 is missing.
+No plan has these numbers, and nothing corrects for how many were looked at: they say what a planned contrast
+may have measured, and carry no verdict. Refuses while a run of part 1 is missing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ def of_arm(rows: Sequence[Row], policy: str, arm: str) -> list[Row]:
 
 
 def bases(rows: Sequence[Row], policy: str) -> list[Row]:
-    return [row for row in rows if row['part'] == 'base'] if policy == '0.8M' else of_part(rows, large.FINAL, large.BASE)
+    return (
+        [row for row in rows if row['part'] == 'base']
+        if policy == '0.8M'
+        else of_part(rows, large.FINAL, large.BASE)
+    )
 
 
 def one_rate(rows: Sequence[Row]) -> float:
@@ -56,7 +60,10 @@ def equal_rates_table(rows: Sequence[Row]) -> str:
     for policy in POLICIES:
         for a, b in EQUAL_RATES:
             x, y = of_arm(rows, policy, a), of_arm(rows, policy, b)
-            cells = [told(paired('', [score(i) - score(j) for i, j in zip(x, y, strict=True)])) for score in (accuracy, solved)]
+            cells = [
+                told(paired('', [score(i) - score(j) for i, j in zip(x, y, strict=True)]))
+                for score in (accuracy, solved)
+            ]
             lines.append([f'{a} - {b}, {policy} parameters', f'{one_rate([*x, *y]):g}', str(len(x)), *cells])
     for base, words in FIRST:
         mean, most, seeds = contrast_of(all_rows(), base, 'wide', 'x1_only_four_updates')
@@ -66,15 +73,23 @@ def equal_rates_table(rows: Sequence[Row]) -> str:
 
 
 def percent_table(rows: Sequence[Row]) -> str:
-    """Contrasts in percent of the second arm's mean@32, as the paper states its own. R ran at half the rate of the others."""
+    """Contrasts in percent of the second arm's mean@32, as the paper states its own. R ran at half the rate
+    of the others.
+    """
     lines = []
-    for a, b, paper in (('R', 'G', '+12.5, BAPO over GRPO'), ('RX', 'G', '+12.5, BAPO over GRPO'), ('R', 'RX', '-21, without X2')):
+    for a, b, paper in (
+        ('R', 'G', '+12.5, BAPO over GRPO'),
+        ('RX', 'G', '+12.5, BAPO over GRPO'),
+        ('R', 'RX', '-21, without X2'),
+    ):
         shares = []
         for policy in POLICIES:
             pairs = zip(of_arm(rows, policy, a), of_arm(rows, policy, b), strict=True)
             shares.append(told(paired('', [100 * (accuracy(x) / accuracy(y) - 1) for x, y in pairs]), 1))
         lines.append([f'{a} / {b} - 1, %', *shares, paper])
-    return markdown_table(['post hoc, mean@32', *POLICIES, 'the paper, averages over other tasks and policies'], lines)
+    return markdown_table(
+        ['post hoc, mean@32', *POLICIES, 'the paper, averages over other tasks and policies'], lines
+    )
 
 
 def dose_table(rows: Sequence[Row]) -> str:
@@ -98,16 +113,23 @@ def hard_a_step(rows: Sequence[Row]) -> float:
 
 
 def allowed_table(rows: Sequence[Row]) -> str:
-    """RX - R as the ceiling would have it, by what a group of X2 is worth: (C - R) / log(fresh mixed groups of C over R's) is the
-    slope, and RX has the fresh mixed groups of its 218 steps and those of X2."""
+    """RX - R as the ceiling would have it, by what a group of X2 is worth: (C - R) / log(fresh mixed groups
+    of C over R's) is the slope, and RX has the fresh mixed groups of its 218 steps and those of X2.
+    """
     ceiling = analysis.difference(rows, 'C', 'R', seeds=CEILING_SEEDS)
-    slope = np.array([ceiling.mean, *ceiling.interval95]) / np.log(mixed_groups(rows, 'C') / mixed_groups(rows, 'R', CEILING_SEEDS))
+    slope = np.array([ceiling.mean, *ceiling.interval95]) / np.log(
+        mixed_groups(rows, 'C') / mixed_groups(rows, 'R', CEILING_SEEDS)
+    )
     lines = []
     for worth in WORTH:
-        has = mixed_groups(rows, 'RX') + worth * ARMS['RX'].steps * np.mean([r['x2'] for r in analysis.of_arm(rows, 'RX')])
+        has = mixed_groups(rows, 'RX') + worth * ARMS['RX'].steps * np.mean(
+            [r['x2'] for r in analysis.of_arm(rows, 'RX')]
+        )
         mean, *ends = slope * np.log(has / mixed_groups(rows, 'R'))
         lines.append([str(worth), f'{mean:.2f} ({min(ends):.2f} to {max(ends):.2f})'])
-    return markdown_table(['a group of X2 is worth so many fresh mixed ones', 'RX - R by the slope of C - R'], lines)
+    return markdown_table(
+        ['a group of X2 is worth so many fresh mixed ones', 'RX - R by the slope of C - R'], lines
+    )
 
 
 def mixed_groups(rows: Sequence[Row], arm: str, seeds: Sequence[int] = ()) -> float:
@@ -123,13 +145,18 @@ def all_alike(right: Sequence[int], samples: int, wrong: bool) -> np.ndarray:
 
 
 def failed_first(rows: Sequence[Row], policy: str, arm: str) -> tuple[float, float]:
-    """P(a group is mixed) after the whole run: of a problem whose group at the base was all wrong, and of any problem.
+    """P(a group is mixed) after the whole run: of a problem whose group at the base was all wrong, and of any
+    problem.
 
     Unbiased numerators and denominators, from 32 answers each, which are independent.
     """
-    weights = np.mean([all_alike(row['correct'], row['samples'], wrong=True) for row in bases(rows, policy)], axis=0)
+    weights = np.mean(
+        [all_alike(row['correct'], row['samples'], wrong=True) for row in bases(rows, policy)], axis=0
+    )
     runs = of_arm(rows, policy, arm)
-    mixed = 1 - np.mean([sum(all_alike(r['correct'], r['samples'], w) for w in (True, False)) for r in runs], axis=0)
+    mixed = 1 - np.mean(
+        [sum(all_alike(r['correct'], r['samples'], w) for w in (True, False)) for r in runs], axis=0
+    )
     return float(weights @ mixed / weights.sum()), float(mixed.mean())
 
 
@@ -148,7 +175,9 @@ def price_table(_: Sequence[Row] = ()) -> str:
         for benchmark, words in (('cd34', 'CD-34'), ('cd4', 'CD-4')):
             mean, most, seeds = contrast_of(all_rows(), 'quickstart', a, b, benchmark)
             lines.append([f'`{a}` - `{b}`', words, str(seeds), told(mean), told(most)])
-    return markdown_table(["post hoc, from the quickstart's base", 'on', 'seeds', 'mean@32', 'pass@32'], lines)
+    return markdown_table(
+        ["post hoc, from the quickstart's base", 'on', 'seeds', 'mean@32', 'pass@32'], lines
+    )
 
 
 TABLES: dict[str, tuple[Callable[[Sequence[Row]], str], ...]] = {
@@ -162,7 +191,9 @@ TABLES: dict[str, tuple[Callable[[Sequence[Row]], str], ...]] = {
 def main() -> None:
     rows = of_today(read_rows())
     if missing := wanted(rows):
-        sys.exit(f'error: {len(missing)} runs are missing; python -m studies.second_proof.run goes on with them')
+        sys.exit(
+            f'error: {len(missing)} runs are missing; python -m studies.second_proof.run goes on with them'
+        )
     for tables in TABLES.values():
         for table in tables:
             print(table(rows), end='\n\n')

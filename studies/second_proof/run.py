@@ -1,14 +1,17 @@
 """Second proof: runs what is missing of a part, one run a core, and goes on where it was stopped.
 
     python -m studies.second_proof.run                       # part 1, plan.md
-    python -m studies.second_proof.run --part=2 --hours=2    # part 2, plan_2.md; starts no run after two hours
+    python -m studies.second_proof.run --part=2 --hours=2    # part 2, plan_2.md; starts no run after two
+    hours
     python -m studies.second_proof.run --part=3              # part 3, plan_3.md; --part=4: plan_4.md
-    python -m studies.second_proof.run --part=5 --cores=2    # part 5, plan_5.md, on a GPU; a run for every two cores
+    python -m studies.second_proof.run --part=5 --cores=2    # part 5, plan_5.md, on a GPU; a run for every
+    two cores
     python -m studies.second_proof.run --part=6 --cores=2    # part 6, plan_6.md: the same
     python -m studies.second_proof.run --part=7              # part 7, plan_7.md: part 4 once more
     python -m studies.second_proof.analysis          # the numbers and verdicts, once no run is missing
 
-Run from the root of the repository. A row of rows.jsonl is a run of bapo_jax.train and an evaluation; it holds its commands.
+Run from the root of the repository. A row of rows.jsonl is a run of bapo_jax.train and an evaluation; it
+holds its commands.
 """
 
 from __future__ import annotations
@@ -29,9 +32,9 @@ from pathlib import Path
 import numpy as np
 from absl import app, flags
 
-from bapo_jax.run.log import read_metrics
+from bapo_jax.run.log.metrics import read_metrics
 from benchmarks.cores import on_each_core
-from benchmarks.host_load import cpu_name
+from benchmarks.host.load import cpu_name
 from studies.second_proof.arms import (
     ARMS, BASE_COMMANDS, GUARD_STEPS, ROOT, RUNS, SAMPLES, Job, commands, evaluation, keeps_rollouts, write_problems,
 )  # fmt: skip
@@ -69,12 +72,18 @@ def measure(job: Job, earlier: Mapping[str, int]) -> Row:
     if ARMS[job.arm].steps:
         row |= spent(workdir)
         row['earlier'], samples = {}, SAMPLES['guard_scan' if job.part.startswith('guard') else 'scan']
-        for other, step in sorted(earlier.items(), key=lambda of_other: -of_other[1]):  # falling: what is later is deleted
+        for other, step in sorted(
+            earlier.items(), key=lambda of_other: -of_other[1]
+        ):  # falling: what is later is deleted
             for saved in (workdir / 'checkpoints').iterdir():
                 if int(saved.name) > step:
                     shutil.rmtree(saved)
             call(evaluation(job, name, samples), workdir)
-            row['earlier'][other] = {'step': step, 'samples': samples, 'correct': answered(workdir, job, step)}
+            row['earlier'][other] = {
+                'step': step,
+                'samples': samples,
+                'correct': answered(workdir, job, step),
+            }
             shorter = commands(job, 'runs/x')[0]
             made_by += [[*shorter, f'--config.steps={step}'], evaluation(job, 'runs/x', samples)]
         if keeps_rollouts(job):
@@ -88,11 +97,15 @@ def call(words: list[str], workdir: Path) -> None:
     """Runs a command; what it prints goes to a file. Raises CalledProcessError where it fails."""
     environment = os.environ | {'JAX_COMPILATION_CACHE_DIR': str(ROOT / RUNS / 'cache')} | device()
     with (workdir / 'output.txt').open('a') as output:
-        subprocess.run([sys.executable, *words[1:]], cwd=ROOT, env=environment, check=True, stdout=output, stderr=output)
+        subprocess.run(
+            [sys.executable, *words[1:]], cwd=ROOT, env=environment, check=True, stdout=output, stderr=output
+        )
 
 
 def device() -> dict[str, str]:
-    """The variables that give a process its device: a GPU in parts 5 and 6, of whose memory each takes what it needs."""
+    """The variables that give a process its device: a GPU in parts 5 and 6, of whose memory each takes what
+    it needs.
+    """
     if FLAGS.part in ON_GPU:
         return {'JAX_PLATFORMS': 'cuda', 'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}
     return {'JAX_PLATFORMS': 'cpu'}
@@ -105,7 +118,9 @@ def gpu_name() -> str:
 
 
 def answered(workdir: Path, job: Job, step: int | None = None) -> list[int]:
-    """How many of the samples of each problem are right, benchmark after benchmark; after `step`, or after the last."""
+    """How many of the samples of each problem are right, benchmark after benchmark; after `step`, or after
+    the last.
+    """
     last = ARMS[job.arm].steps
     folder = workdir / 'evaluation' / f'{step or last:06d}' if last else workdir
     benchmarks = json.loads((folder / 'summary.json').read_text('utf-8'))['benchmarks'].values()
@@ -120,9 +135,18 @@ def spent(workdir: Path) -> Row:
         'responses': logged[-1]['rollout/responses_total'],
         'tokens': round(sum(row['perf/throughput'] * row['timing_s/step'] for row in logged)),
         'seconds': round(sum(row['timing_s/step'] for row in logged)),
-        'entropy': [round(float(np.mean([row['actor/entropy'] for row in part])), 4) for part in (logged[:24], logged[-24:])],
-        'length': [round(float(np.mean([row['response_length/mean'] for row in part])), 1) for part in (logged[:24], logged[-24:])],
-        **{origin: round(float(np.mean([row[f'bapo/{origin}_groups'] for row in logged])), 2) for origin in ('x1', 'x2', 'x3')},
+        'entropy': [
+            round(float(np.mean([row['actor/entropy'] for row in part])), 4)
+            for part in (logged[:24], logged[-24:])
+        ],
+        'length': [
+            round(float(np.mean([row['response_length/mean'] for row in part])), 1)
+            for part in (logged[:24], logged[-24:])
+        ],
+        **{
+            origin: round(float(np.mean([row[f'bapo/{origin}_groups'] for row in logged])), 2)
+            for origin in ('x1', 'x2', 'x3')
+        },
         **{name: sum(row.get(f'bapo/{name}', 0) for row in logged) for name in ('reevaluated', 'improved')},
         'pooled': sum(row.get('retries/pooled', 0) for row in logged),
         'expected_mixed': round(sum(row.get('retries/expected_mixed', 0) for row in logged), 1),
@@ -131,7 +155,9 @@ def spent(workdir: Path) -> Row:
 
 
 def scored_earlier(job: Job, rows: list[Row]) -> dict[str, int]:
-    """The earlier steps at which a run is scored: where another arm has taken as many seconds, or those of the guard."""
+    """The earlier steps at which a run is scored: where another arm has taken as many seconds, or those of
+    the guard.
+    """
     if job.part == 'final':
         return earlier_steps(rows, job.arm)
     return {str(step): step for step in GUARD_STEPS[:-1]} if job.part.startswith('guard') else {}

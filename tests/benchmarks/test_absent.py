@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks import absent, engine_kernels, fits, gpu_kernels, gpu_step, train_step
+from benchmarks import gpu_kernels, train_step
+from benchmarks.compiled import absent, engine_kernels, fits, gpu_step
 
 
 @pytest.mark.parametrize('main, words, says', [
@@ -16,7 +17,7 @@ from benchmarks import absent, engine_kernels, fits, gpu_kernels, gpu_step, trai
     (engine_kernels.main, '3B', "no model '3B'; there are 0.5B, 1.5B"),
     (engine_kernels.main, '--card=H900', "argument --card: no card 'H900'; there are A100-40GB"),
     (fits.main, 'H900', "no row of 'H900'; there are 1xA100-40GB, 1xH100"),
-    (train_step.main, '--any-device --attention=triton', '--attention: .*runs on GPU alone, and the devices are CPU; set model.attention=auto'),
+    (train_step.main, '--any-device --attention=triton', '--attention: .*only runs on GPU, and the devices are CPU; set model.attention=auto'),
     (train_step.main, '--any-device --rows=0', '--rows=0: give 1 or more'),
 ])  # fmt: skip
 def test_a_name_that_does_not_exist_is_a_line_with_those_that_do(main, words, says, capsys):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks import client_load
-from benchmarks.replaying_server import encode, random_group, reply, unnamed
+from benchmarks.engine import client_load
+from benchmarks.engine.replaying_server import encode, random_group, reply, unnamed
 
 
 @pytest.mark.slow

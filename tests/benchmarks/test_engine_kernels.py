@@ -1,8 +1,8 @@
-"""What benchmarks/engine_kernels.py counts of a token in a program's text, by hand."""
+"""What benchmarks/compiled/engine_kernels.py counts of a token in a program's text, by hand."""
 
 import pytest
 
-from benchmarks.engine_kernels import counted
+from benchmarks.compiled.engine_kernels import counted
 
 # Two slots, a vocabulary of 16 words and caches of 1,024 keys. Slots are refilled by a short loop, and given tokens by the long one.
 TEXT = """HloModule jit_sample, is_scheduled=true

@@ -1,9 +1,9 @@
-"""What benchmarks/gpu_step.py counts in a program's text, by hand."""
+"""What benchmarks/compiled/gpu_step.py counts in a program's text, by hand."""
 
 import pytest
 
-from benchmarks.gpu_step import counted
-from benchmarks.hlo import parse
+from benchmarks.compiled.gpu_step import counted
+from benchmarks.compiled.hlo import parse
 
 # Two layers in each micro-batch. The first gather has a product beside it and the second only a fusion; one sum follows the loops.
 TEXT = """HloModule jit_update, is_scheduled=true, num_partitions=4

@@ -1,10 +1,10 @@
-"""What benchmarks/rounding.py does to a product, by hand."""
+"""What benchmarks/engine/rounding.py does to a product, by hand."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.rounding import WAYS, rounded_products
+from benchmarks.engine.rounding import WAYS, rounded_products
 
 A, B = np.float32([[1 + 3 * 2.0**-12, 1 + 2.0**-9]]), np.eye(2, dtype=np.float32)
 

@@ -1,4 +1,4 @@
-"""The growth of an update's cost, as benchmarks/scaling.py tells it."""
+"""The growth of an update's cost, as benchmarks/compiled/scaling.py tells it."""
 
 import json
 import os
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_more_groups_are_more_optimizer_steps_of_one_size(tmp_path):
     """One axis, one update a point: its table, its points and its figure; the compiled step is the same at each."""
     out, figure = tmp_path / 'points.json', tmp_path / 'figure.svg'
-    command = [sys.executable, 'benchmarks/scaling.py', '--axes=groups', '--repeats=1', f'--out={out}', f'--plot={figure}']
+    command = [sys.executable, '-m', 'benchmarks.compiled.scaling', '--axes=groups', '--repeats=1', f'--out={out}', f'--plot={figure}']
     environment = os.environ | {'PYTHONPATH': str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

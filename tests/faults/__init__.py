@@ -1,6 +1,6 @@
 """The fault harness: what a run survives, tried at random moments that a seed repeats.
 
-    python -m tests.faults                     # or `make faults`: all suites; their tables go into docs/operations.md
+    python -m tests.faults                     # or `make faults`: all suites; their tables go into docs/reference/operations.md
     python -m tests.faults servers             # one suite: kinds (of one trainer), servers (real vLLM), hosts (two trainers)
     python -m tests.faults kinds --only=killed
     python -m tests.faults --seed=7 --times=1  # other moments

@@ -21,13 +21,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / 'tests' / 'helpers')]
 
-from bapo_jax.files import replace_part  # noqa: E402
-from benchmarks.host_load import cpu_name  # noqa: E402
+from bapo_jax.machine.files import replace_part  # noqa: E402
+from benchmarks.host.load import cpu_name  # noqa: E402
 from tests.faults import hosts, servers  # noqa: E402
 from tests.faults.cases import Injection, Outcome, case_of, sound_run, struck  # noqa: E402
 from tests.faults.kinds import CHAIN, KINDS, MOUNTED, Kind  # noqa: E402
 
-PAGE = ROOT / 'docs' / 'operations.md'
+PAGE = ROOT / 'docs' / 'reference' / 'operations.md'
 DEADLINE_S = 600  # of an injection and all that follows from it
 EASY = '{"nums": [44, 19, 35], "target": 98}\n{"nums": [3, 5, 7], "target": 15}\n'
 
@@ -44,6 +44,27 @@ def of_one_trainer(kinds: dict[str, Kind], folder: Path, benchmark: Path) -> dic
 
     return {name: partial(inject, strike) for name, strike in kinds.items()}
 
+
+# The rows of the tables, and how the names of their kinds begin.
+ROWS = {
+    'kill -9 in any phase, three times, or after a freeze': ('killed', 'frozen'),
+    'SIGTERM in any phase, or in an endless step': ('SIGTERM in ',),
+    'SIGHUP (also under nohup), SIGUSR1, SIGUSR2, Ctrl-C (twice; with `\\| tee`)': ('SIGHUP', 'SIGUSR', 'Ctrl-C'),
+    'SIGTERM while output is unread, closed or on a full disk': ('SIGTERM, and ',),
+    'disk full, read-only, failing or over quota': ('disk ',),
+    'checkpoint with a flipped bit, or a missing or truncated file': ('a bit ', 'a file of a checkpoint '),
+    '`metrics.jsonl` truncated or damaged': ('half a row ', 'a row of metrics '),
+    '`config.json` truncated or missing; `checkpoints/` deleted': ('config.json ', 'checkpoints lost'),
+    "run directory or lock renamed; another machine's lock": ('the run directory ', 'the lock ', 'a lock '),
+    'mounted disk full, or made read-only by the kernel': ('a real disk ',),
+    'only server or its engine killed': ('the server killed', "the server's engine killed"),
+    'only server or its engine frozen': ('the server frozen', "the server's engine frozen"),
+    'one or both of two servers killed or frozen': ('one of two ', 'both of two '),
+    'connection cut; lost or slow reply': ('a connection ', 'a reply '),
+    'invalid replies: one, or three for a group': ('a damaged reply', 'three damaged '),
+    'trainer killed, once or three times': ('the trainer killed while', 'the trainer killed in', 'the trainer killed three'),
+    'trainer with its own server killed or stopped': ('the trainer killed, with', 'SIGTERM to the trainer'),
+}
 
 # How often each kind is injected, and a function of a folder for the runs and a benchmark's file.
 SUITES: dict[str, tuple[int, Callable[[Path, Path], dict[str, Injection]]]] = {
@@ -76,13 +97,20 @@ def inject(kinds: dict[str, Injection], seed: int, times: dict[str, int]) -> dic
 
 
 def table(outcomes: dict[str, list[Outcome]]) -> str:
-    rows = [
-        f'| {name} | {len(of)} | {sum(o.survived for o in of)} | {sum(o.lost for o in of)} | {slowest(o.end_s for o in of)} | '
-        f'{slowest(o.recovery_s for o in of)} |'
-        for name, of in outcomes.items()
-    ]  # fmt: skip
-    head = '| fault | times | survived | rows of the ledger that differ | slowest end, s | slowest recovery, s |'
-    return '\n'.join([head, '|---|---|---|---|---|---|', *rows])
+    """A row for each of ROWS; a kind that none of them names has its own row."""
+    rows: dict[str, list[Outcome]] = {}
+    for name, of in outcomes.items():
+        row = next((row for row, begins in ROWS.items() if name.startswith(begins)), name)
+        rows.setdefault(row, []).extend(of)
+    heads = ['fault', 'survived', 'slowest exit, s', 'slowest recovery, s']
+    cells = [
+        [row, f'{sum(o.survived for o in of)}/{len(of)}', slowest(o.end_s for o in of), slowest(o.recovery_s for o in of)]
+        for row, of in rows.items()
+    ]
+    if not any(end for _, _, end, _ in cells):  # no trainer was struck that could say a last word
+        heads, cells = [heads[0], heads[1], heads[3]], [[row, survived, recovery] for row, survived, _, recovery in cells]
+    head, *lines = (f'| {" | ".join(line)} |' for line in [heads, *cells])
+    return '\n'.join([head, f'|{"---|" * len(heads)}', *lines])
 
 
 def slowest(seconds: Iterable[float | None]) -> str:
@@ -94,8 +122,7 @@ def caption(suite: str, seed: int, times: int | None) -> str:
     """The command of a table, its date and machine."""
     return (
         f'(`python -m tests.faults {suite} --seed={seed}{f" --times={times}" if times else ""}`, {datetime.date.today()}, '
-        f'{os.cpu_count()} cores of {cpu_name()}, jax {importlib.metadata.version("jax")}. The end is that of the trainer that was '
-        'struck, from its last word on, where it was heard and nobody killed it. Recovery is all of the run that was left.)'
+        f'{os.cpu_count()} cores of {cpu_name()}, jax {importlib.metadata.version("jax")}.)'
     )
 
 
@@ -124,7 +151,8 @@ def main() -> None:
         outcomes = inject(kinds, arguments.seed, {name: arguments.times or OFTENER.get(name, often) for name in kinds})
         print(table(outcomes))
         if not arguments.only:
-            where = caption(suite, arguments.seed, arguments.times)
+            lost = sum(o.lost for of in outcomes.values() for o in of)
+            where = f'{caption(suite, arguments.seed, arguments.times)} Rows of the ledger that differ: {lost}.'
             replace_part(PAGE, f'faults: {suite}', f'{table(outcomes)}\n\n{where}\n')
         survived &= all(o.survived for of in outcomes.values() for o in of)
     shutil.rmtree(everything)

@@ -23,7 +23,7 @@ def config_of(benchmark: Path, **changes: Any) -> ConfigDict:
     """BAPO with all its parts: a sync every 3 steps, hard prompts and those that failed every 2, an evaluation every 4, a checkpoint a step."""
     parts = {
         'steps': STEPS, 'rollout__sync_every': 3, 'replay__use_x2': True, 'replay__reevaluate_every': 2, 'evaluate__every': 4,
-        'replay__probe': 4, 'replay__probe_every': 2,
+        'log__failed_again__prompts': 4, 'log__failed_again__every': 2,
         'rollout__overlap': False, 'checkpoint__every': 1, 'checkpoint__keep': STEPS, 'mesh__data': 1,
     }  # fmt: skip
     return small_config('bapo_tuned', benchmark, **parts | changes)

@@ -18,7 +18,7 @@ from recorded_server import RecordedServer
 from small_run import metrics
 from two_hosts import arguments, finish, start_two
 
-from bapo_jax.run.log import read_metrics
+from bapo_jax.run.log.metrics import read_metrics
 from tests.faults.cases import Injection, Outcome, differing, ledger_of, until
 
 STEPS = 4
@@ -41,7 +41,7 @@ class SoundPair(NamedTuple):
     policy: dict[str, np.ndarray]  # the last one that was shipped
 
     def command(self, workdir: Path) -> list[str]:
-        return arguments(workdir, self.server, self.benchmark, '--config.checkpoint.every=1', '--config.debug.ledger=True')
+        return arguments(workdir, self.server, self.benchmark, '--config.checkpoint.every=1', '--config.log.ledger=True')
 
 
 def ended(pair: list[subprocess.Popen]) -> None:

@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bapo_jax import files
 from bapo_jax.learner.learner import Learner
+from bapo_jax.machine import files
 from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION
-from bapo_jax.rollout.jax_engine import JaxEngine
+from bapo_jax.rollout.inprocess.engine import JaxEngine
 from bapo_jax.run import run
 from bapo_jax.run.checkpoint import Checkpoints
-from bapo_jax.run.log import MetricsLog
+from bapo_jax.run.log.metrics import MetricsLog
 
 
 def _asked_for(purpose: int) -> tuple[Any, str, Callable[..., bool]]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bapo_jax.stopping import STATUS
+from bapo_jax.machine.stopping import STATUS
 from tests.faults.cases import AHEAD, STEPS, Case
 from tests.faults.trainer import Trainer, behind_tee
 
@@ -138,14 +138,14 @@ def beyond_its_grace(case: Case) -> float:
     """SIGTERM in an update that does not end: the last checkpoint counts."""
     fault = {'moment': 'an update', 'call': 2, 'signal': signal.SIGTERM, 'hangs': 600.0}
     with case.trainer(fault, checkpoint__grace_s=2.0) as trainer:
-        return trainer.ends(STATUS, 'not stopped after 2 s')
+        return trainer.ends(STATUS, 'did not stop within 2 s')
 
 
 def second_signal(case: Case) -> None:
     """Ctrl-C in an update that does not end, and again two seconds later."""
     fault = {'moment': 'an update', 'call': 2, 'signal': signal.SIGINT, 'hangs': 600.0}
     with case.trainer(fault) as trainer:
-        trainer.until(lambda: 'SIGINT: stopping' in trainer.said['stderr'])
+        trainer.until(lambda: 'SIGINT: saving a checkpoint and stopping' in trainer.said['stderr'])
         time.sleep(2.0)
         trainer.send(signal.SIGINT)
         trainer.ends(STATUS, heard=False)
@@ -413,7 +413,7 @@ KINDS: dict[str, Kind] = {
     'half a row of metrics': half_a_row,
     'a row of metrics damaged': refused_then_restored('metrics.jsonl', spoilt, 'line 1 is damaged'),
     'config.json cut': refused_then_restored('config.json', cut, 'is damaged'),
-    'config.json missing': refused_then_restored('config.json', os.unlink, 'checkpoints and no config.json'),
+    'config.json missing': refused_then_restored('config.json', os.unlink, 'checkpoints but no config.json'),
     'checkpoints lost': checkpoints_lost,
     'the run directory renamed': renamed(''),
     'the lock renamed': renamed('lock'),

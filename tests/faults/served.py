@@ -27,11 +27,13 @@ import jax
 from ml_collections import ConfigDict
 from small_run import ROOT, run
 
-from bapo_jax import stopping
-from bapo_jax.rollout import engines, vllm_engine
+from bapo_jax.machine import stopping
+from bapo_jax.rollout import start
 from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION
-from bapo_jax.rollout.supervise import SupervisedServer
-from bapo_jax.rollout.vllm_engine import VllmEngine
+from bapo_jax.rollout.vllm import client
+from bapo_jax.rollout.vllm.client import VllmEngine
+from bapo_jax.rollout.vllm.loading import PolicyLoading
+from bapo_jax.rollout.vllm.supervise import SupervisedServer
 from tests.faults.cases import Case, Sound, config_of, read_sound, until
 
 DEADLINE_S, SHORT_S = 20.0, 5.0  # rollout.deadline_s; a group takes .2 s. The short one: where it is to pass
@@ -58,8 +60,8 @@ MOMENTS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     'generation': _asks_for(FRESH),  # hard prompts may be asked with the fresh ones
     're-evaluation': _asks_for(REEVALUATION),
     'evaluation': _asks_for(EVALUATION),
-    'load': (VllmEngine, '_call_workers', lambda self, url, method: method == 'load_policy'),
-    'publication': (vllm_engine, 'publish', lambda *_: True),
+    'load': (PolicyLoading, '_call_workers', lambda self, url, method: method == 'load_policy'),
+    'publication': (client, 'publish', lambda *_: True),
 }
 
 
@@ -102,7 +104,7 @@ def served_config(benchmark: Path, urls: tuple[str, ...], deadline_s: float = DE
     """The harness's run, answered by the servers at `urls`. Without any it starts one itself."""
     config = config_of(benchmark, rollout__overlap=overlap)
     config.rollout.update({
-        'engine': 'vllm', 'servers': urls, 'concurrency': 2, 'server_args': SERVER_ARGS, 'deadline_s': deadline_s,
+        'engine': 'vllm', 'servers': urls, 'concurrency': 2, 'server': {'args': SERVER_ARGS}, 'deadline_s': deadline_s,
     })  # fmt: skip
     return config
 
@@ -153,7 +155,7 @@ class Served:
             server.start()
 
         with (
-            mock.patch.object(engines, 'start_servers', lambda *_: ours),
+            mock.patch.object(start, 'start_servers', lambda *_: ours),
             mock.patch.multiple(SupervisedServer, stop=lambda _: None, restart=restart),
         ):
             yield

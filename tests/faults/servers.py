@@ -23,15 +23,23 @@ import pytest
 from between import Proxy
 from small_run import metrics
 
-from bapo_jax.rollout import watch
 from bapo_jax.rollout.engine import RolloutError
-from bapo_jax.rollout.replies import BadResponse
-from bapo_jax.rollout.supervise import SupervisedServer
-from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
-from bapo_jax.rollout.vllm_engine import VllmEngine
+from bapo_jax.rollout.vllm import watch
+from bapo_jax.rollout.vllm.client import VllmEngine
+from bapo_jax.rollout.vllm.replies import BadResponse
+from bapo_jax.rollout.vllm.supervise import SupervisedServer
+from bapo_jax.rollout.vllm.token_guard import TOKEN_VARIABLE
 from tests.faults.cases import STEPS, Injection, Outcome, Sound, case_of, differing, ledger_of, outcome_of
 from tests.faults.served import (
-    DEADLINE_S, SERVER_ARGS, SHORT_S, START_S, Served, engine_of, members, served_run, striking,
+    DEADLINE_S,
+    SERVER_ARGS,
+    SHORT_S,
+    START_S,
+    Served,
+    engine_of,
+    members,
+    served_run,
+    striking,
 )  # fmt: skip
 
 BASE = Path(__file__).resolve().parents[2] / 'configs' / 'quickstart_base'

@@ -20,7 +20,7 @@ import jax
 from ml_collections import ConfigDict
 from small_run import ROOT
 
-ENDS_S = 10.0  # most seconds between the last word of a trainer and its end (docs/operations.md)
+ENDS_S = 10.0  # most seconds between the last word of a trainer and its end (docs/reference/operations.md)
 LIMIT_S = 500.0  # most seconds that a trainer may take to come to a moment, or to its last word
 
 

@@ -1,6 +1,6 @@
 """Fuzzing: everything that parses what it did not write is fed with inputs that a seed repeats.
 
-    python -m tests.fuzz                       # or `make fuzz`: a million inputs; the table goes into docs/operations.md
+    python -m tests.fuzz                       # or `make fuzz`: a million inputs; the table goes into docs/reference/operations.md
     python -m tests.fuzz --only=countdown --inputs=20000
     python -m tests.fuzz --seed=7              # other inputs
 

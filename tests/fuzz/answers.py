@@ -14,9 +14,12 @@ from typing import Any
 from unittest import mock
 
 from bapo_jax.groups import Verdict
-from bapo_jax.tasks import countdown, geometry, math, verifier_pool
-from bapo_jax.tasks.math_answers import is_plain, quick_verdict
-from bapo_jax.tasks.math_text import after_thinking, last_box, tidy
+from bapo_jax.tasks import verifier_pool
+from bapo_jax.tasks.countdown import task as countdown
+from bapo_jax.tasks.geometry import task as geometry
+from bapo_jax.tasks.mathematics import task as math_task
+from bapo_jax.tasks.mathematics.answers import is_plain, quick_verdict
+from bapo_jax.tasks.mathematics.text import after_thinking, last_box, tidy
 from tests.fuzz import latex
 from tests.fuzz.feed import ACCEPTED, CRASH, Outcome, Target, parsing, tried
 
@@ -67,13 +70,13 @@ class _Pool(verifier_pool.VerifierPool):
 
 @contextmanager
 def mathematics(_: Path) -> Iterator[Target]:
-    math._pool.cache_clear()
-    with mock.patch.object(math, 'VerifierPool', _Pool), mock.patch.object(verifier_pool, '_Worker', _Worker):
+    math_task._pool.cache_clear()
+    with mock.patch.object(math_task, 'VerifierPool', _Pool), mock.patch.object(verifier_pool, '_Worker', _Worker):
         try:
-            yield Target(_response, _judged, math.WALL_S, at_once=512)
+            yield Target(_response, _judged, math_task.WALL_S, at_once=512)
         finally:
-            math._pool().close()
-            math._pool.cache_clear()
+            math_task._pool().close()
+            math_task._pool.cache_clear()
 
 
 def _response(rng: Random) -> dict[str, Any]:
@@ -89,13 +92,13 @@ def _response(rng: Random) -> dict[str, Any]:
 
 def _judged(inputs: Sequence[dict[str, Any]]) -> list[Outcome]:
     """As a run does: golds are tried first, then a step's responses are judged at once."""
-    pool = math._pool()
+    pool = math_task._pool()
     pool.overran.clear()
     pool.seconds.clear()
     try:
-        unreadable = set(math.unreadable_answers([said['accepted'] for said in inputs]))
+        unreadable = set(math_task.unreadable_answers([said['accepted'] for said in inputs]))
         truths = [{'answers': said['accepted'], 'boxed': said['boxed']} for said in inputs]
-        verdicts = math.verify_all([said['response'] for said in inputs], truths)
+        verdicts = math_task.verify_all([said['response'] for said in inputs], truths)
     except Exception as e:
         if len(inputs) > 1:  # one of them
             return [outcome for said in inputs for outcome in _judged([said])]
@@ -107,7 +110,7 @@ def _judged(inputs: Sequence[dict[str, Any]]) -> list[Outcome]:
 
 def _outcome(pool: _Pool, said: dict[str, Any], verdict: Verdict, answer: str | None, unreadable: bool) -> Outcome:
     accepted = tuple(said['accepted'])
-    seconds = max(pool.seconds.get(text, 0.0) for text in (answer, said['response'][-math.TAIL :], *accepted))
+    seconds = max(pool.seconds.get(text, 0.0) for text in (answer, said['response'][-math_task.TAIL :], *accepted))
     if not isinstance(verdict, Verdict) or not isinstance(answer, str | None):
         return Outcome(CRASH, seconds, f'no verdict: {verdict!r}, {answer!r}')
     if said.get('verdict', verdict.name.lower()) != verdict.name.lower():
@@ -117,8 +120,8 @@ def _outcome(pool: _Pool, said: dict[str, Any], verdict: Verdict, answer: str | 
             return Outcome(UNREADABLE, seconds)
         if not pool.overran & {accepted, *((gold,) for gold in accepted)}:
             return Outcome(CRASH, seconds, 'an infrastructure error')
-    if {(answer, accepted), (said['response'][-math.TAIL :], accepted)} & pool.overran:
-        return Outcome(OVERRAN if seconds >= math.CPU_S else GIVEN_UP, seconds)
+    if {(answer, accepted), (said['response'][-math_task.TAIL :], accepted)} & pool.overran:
+        return Outcome(OVERRAN if seconds >= math_task.CPU_S else GIVEN_UP, seconds)
     return Outcome(UNPARSEABLE if verdict == Verdict.UNPARSEABLE else ACCEPTED, seconds)
 
 
@@ -138,7 +141,7 @@ def _read(said: dict[str, Any]) -> None:
         assert quick_verdict(answer, accepted) in (None, Verdict.CORRECT, Verdict.WRONG)
         assert not tidy(answer) or quick_verdict(answer, [answer]) in (None, Verdict.CORRECT)
         geometry.has_form(text)
-        geometry.quantity(answer)
+        geometry.stated_quantity(answer)
         geometry.statement(answer)
     for gold in accepted:
         is_plain(gold)

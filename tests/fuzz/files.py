@@ -16,22 +16,25 @@ import jax
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+from claims import claim
 from mutations import damaged, other_text
 from PIL import Image
 
 from bapo_jax import grade
 from bapo_jax.config import default_config
 from bapo_jax.learner.update import TrainState
+from bapo_jax.machine import lock
 from bapo_jax.models import hf
 from bapo_jax.policies import find_policy
-from bapo_jax.rollout.publish import publish
-from bapo_jax.rollout.published import MANIFEST, WEIGHTS, RefusedPolicy, check_weights, read_manifest, read_tensors
-from bapo_jax.run import directory, lock
-from bapo_jax.run.checkpoint import Checkpoints, DamagedCheckpoint, RunState
-from bapo_jax.run.log import MetricsLog, read_metrics
-from bapo_jax.tasks import countdown, countdown_data, geometry, geometry_data, math, math_data
+from bapo_jax.run.checkpoint import Checkpoints, DamagedCheckpoint
+from bapo_jax.run.log.metrics import MetricsLog, read_metrics
+from bapo_jax.run.state import RunState
+from bapo_jax.tasks.countdown import problems as countdown_problems, task as countdown
+from bapo_jax.tasks.geometry import problems as geometry_problems, task as geometry
+from bapo_jax.tasks.mathematics import problems as math_problems, task as mathematics
+from bapo_jax.weights.manifest import MANIFEST, WEIGHTS, RefusedPolicy, check_bytes, read_manifest, read_tensors
+from bapo_jax.weights.publish import publish
 from tests.fuzz.feed import Target, parsing
-
 
 # ---- problems ---------------------------------------------------------------------------------------------------------
 
@@ -57,19 +60,19 @@ def rows(folder: Path) -> Iterator[Target]:
     def parse(said: dict[str, str]) -> None:
         data = said['text'].encode('latin-1')
         if said['kind'] == 'graded':
-            grade.read_row(data, math.check_ground_truth)
+            grade.parse_row(data, mathematics.check_ground_truth)
         elif said['kind'] == 'geometry':
             (folder / '7' / 'data.json').write_bytes(data)
-            for problem in geometry_data.read_problems(folder):
+            for problem in geometry_problems.read_problems(folder):
                 geometry.prompt_text(problem, 'plain', None).encode()
         elif said['kind'] == 'math':
             file.write_bytes(data)
-            for problem in math_data.training_problems(str(file), limit=0, seed=0):
-                math.check_ground_truth(problem)
+            for problem in math_problems.training_problems(str(file), limit=0, seed=0):
+                mathematics.check_ground_truth(problem)
                 json.dumps(problem, ensure_ascii=False).encode()
         else:
             file.write_bytes(data)
-            for problem in countdown_data.training_problems(str(file), limit=0, seed=0):
+            for problem in countdown_problems.training_problems(str(file), limit=0, seed=0):
                 countdown.prompt_text(problem, 'tinyzero', None).encode()
 
     def checked(said: dict[str, str]) -> None:
@@ -99,7 +102,7 @@ def tables(folder: Path) -> Iterator[Target]:
     """Parquet files with flipped bits and other pieces: of Countdown, mathematics, and geometry with its images."""
     sound = {'countdown': [_COUNTDOWN] * 3, 'math': [_MATH[0]] * 3, 'geometry': [{**_MATH[0], 'images': [{'bytes': _png()}]}] * 2}
     texts = {kind: _parquet(rows_).decode('latin-1') for kind, rows_ in sound.items()}
-    readers = {'countdown': countdown_data, 'math': math_data, 'geometry': geometry_data}
+    readers = {'countdown': countdown_problems, 'math': math_problems, 'geometry': geometry_problems}
     file = folder / 'rows.parquet'
 
     def make(rng: Random) -> dict[str, str]:
@@ -195,7 +198,7 @@ def manifests(folder: Path) -> Iterator[Target]:
             policy = find_policy(path)
             policy.check(config)
             read = read_manifest(path)
-            check_weights(path, read)
+            check_bytes(path, read)
             for tensor, (name, array) in zip(read.tensors, read_tensors(path, read), strict=True):
                 assert (tensor.name, tensor.shape) == (name, array.shape)
         except RefusedPolicy as e:
@@ -215,12 +218,12 @@ def run_config(folder: Path) -> Iterator[Target]:
     """A run's config.json, as the next trainer reads it."""
     prints = {'dataset': 'd', 'answers': 'a', 'benchmarks': {'b.jsonl': 'b'}, 'code': {'my.rewards': 'c'}, 'model': {'layers': 2}}
     config, here = default_config(), {'devices': '1 cpu'}
-    directory.claim(folder, config, prints, here)
+    claim(folder, config, prints, here)
     sound = json.loads((folder / 'config.json').read_text())
 
     def parse(said: dict[str, Any]) -> None:
         (folder / 'config.json').write_bytes(said['text'].encode('latin-1'))
-        directory.claim(folder, config, prints, here, amend=said['amend'])
+        claim(folder, config, prints, here, amend=said['amend'])
 
     def make(rng: Random) -> dict[str, Any]:
         return {'text': other_text(sound, rng), 'amend': rng.random() < 0.5}
@@ -291,10 +294,10 @@ def lock_file(folder: Path) -> Iterator[Target]:
     sound = {'token': 'b' * 16, 'pid': 7, 'machine': 'node3 b00t', 'host': 'node3', 'renewed': 1}
 
     def parse(said: str) -> None:
-        (folder / lock.FILE).write_bytes(said.encode('latin-1'))
+        (folder / lock.LOCK_FILE).write_bytes(said.encode('latin-1'))
         with lock.held(folder):
-            assert json.loads((folder / lock.FILE).read_bytes()[:512])['pid'] != 7
-        assert not (folder / lock.FILE).exists()
+            assert json.loads((folder / lock.LOCK_FILE).read_bytes()[:512])['pid'] != 7
+        assert not (folder / lock.LOCK_FILE).exists()
 
     with mock.patch.object(lock, 'WATCH_S', 0.0), mock.patch('builtins.print'):
         yield parsing(lambda rng: other_text(sound, rng).ljust(512), parse, 10.0)

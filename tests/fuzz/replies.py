@@ -12,10 +12,17 @@ import numpy as np
 from mutations import damaged, other_text
 
 from bapo_jax.rollout.engine import RolloutError
-from bapo_jax.rollout.replies import (
-    Asked, BadResponse, read_group, read_load, read_model_length, read_results, read_success, seconds_to_wait,
+from bapo_jax.rollout.vllm.replies import (
+    Asked,
+    BadResponse,
+    read_group,
+    read_load,
+    read_model_length,
+    read_results,
+    read_success,
+    seconds_to_wait,
 )  # fmt: skip
-from benchmarks.replaying_server import random_group, reply
+from benchmarks.engine.replaying_server import random_group, reply
 from tests.fuzz.feed import Target, parsing
 
 SERVER = 'http://there:8000'
@@ -29,7 +36,7 @@ METRICS = '\n'.join(
 
 
 def recorded() -> dict[str, Any]:
-    """What vLLM says, byte for byte but for its names (rollout/test_real_server.py): a response that stops, and one that is cut."""
+    """What vLLM says, byte for byte but for its names (rollout/servers/test_real_server.py): a response that stops, and one that is cut."""
     stops, cut = random_group(0, 2, 4, VOCABULARY)
     stops = stops._replace(tokens=np.array([5, 999, 8, STOPS[0]], np.int32), finish='stop')
     said = reply([stops, cut._replace(tokens=np.array([7, 7, 0, MARK], np.int32))], POLICY)

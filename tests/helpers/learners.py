@@ -9,11 +9,11 @@ import optax
 import pytest
 from group_builders import graded, right
 
+from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.config import default_config
 from bapo_jax.groups import make_batch, unscored as unscored_group
 from bapo_jax.learner.learner import Learner
-from bapo_jax.parallel import make_mesh
-from bapo_jax.run.checkpoint import copy_params
+from bapo_jax.run.state import copy_params
 
 FULL = {
     'mini_batch_groups': 6, 'row_tokens': 32, 'micro_batch_rows': 2, 'learning_rate': 1e-4, 'grad_clip': 1e3,
@@ -29,7 +29,7 @@ BARE = {
 def learner_config(**changes):
     """The default config with these fields of its learner."""
     config = default_config()
-    config.learner.update(changes)
+    config.learner.update_from_flattened_dict({name.replace('__', '.'): value for name, value in changes.items()})
     return config
 
 

@@ -11,11 +11,11 @@ from tiny import Policy
 
 from bapo_jax.groups import Group, Prompt
 from bapo_jax.models import hf
-from bapo_jax.models.patches import windows_of
 from bapo_jax.models.tokenizer import load_tokenizer
+from bapo_jax.models.vision.patches import windows_of
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
-from bapo_jax.rollout.jax_engine import JaxEngine
-from bapo_jax.rollout.room import Limits
+from bapo_jax.rollout.inprocess.engine import JaxEngine
+from bapo_jax.rollout.inprocess.room import Limits
 from bapo_jax.tasks import encode_prompts
 from bapo_jax.tasks.images import file_image
 from bapo_jax.tasks.sight import Sight

@@ -1,6 +1,6 @@
 r"""One row in the shape of each public data set, in words and numbers of our own, and how its authors ask and judge.
 
-docs/tasks.md has a table of them, which `table` makes; tests/tasks/test_shapes.py holds both.
+docs/reference/tasks.md has a table of them, which `table` makes; tests/tasks/test_shapes.py holds both.
 """
 
 from __future__ import annotations
@@ -139,10 +139,10 @@ REFUSED = (
     Refused('Orca-Math and others whose answer is prose',
             {'question': Q, 'answer': 'There are seven boxes on the shelf. Each of them holds six pens. To find how many pens there '
              'are in all, multiply the number of boxes by the number of pens. So there are 42.'},
-            'none of its 1 rows has an answer; .* whose worked solutions mark their result',
+            'none of its 1 rows has an answer; .* whose worked solutions mark the result',
             'write the result into a column `answer`'),
     Refused('MMLU and others with `choices`', {'question': Q, 'choices': ['42', '43'], 'answer': 0},
-            "a question with 'choices', one of which is right, is read by no task; write the choices into the question",
+            "multiple-choice questions with a column 'choices' are not supported; write the choices into the question",
             'write the choices into the question, the letter of the right one as `answer`'),
     Refused('Alpaca: `instruction`, `input`, `output`', {'instruction': Q, 'input': '', 'output': '42'},
             "column 'problem' is missing; the row has instruction, input, output; rename or add it", 'rename the columns'),
@@ -152,7 +152,7 @@ REFUSED = (
 
 
 def table() -> str:
-    """The table of docs/tasks.md."""
+    """The table of docs/reference/tasks.md."""
     lines = ['| data set | columns read | `task.name` and `task.template` | judged |', '|---|---|---|---|']
     for shape in SHAPES:
         note = f'; {shape.note}' if shape.note else ''

@@ -18,14 +18,14 @@ from small_run import ROOT
 from bapo_jax.config import default_config
 from bapo_jax.groups import Prompt
 from bapo_jax.learner.logprobs import token_logprobs
-from bapo_jax.learner.packed import Sequences
+from bapo_jax.learner.mini_batch import Sequences
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
-from bapo_jax.rollout.engines import start_servers
-from bapo_jax.rollout.supervise import SupervisedServer
-from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
-from bapo_jax.rollout.vllm_engine import VllmEngine
+from bapo_jax.rollout.start import start_servers
+from bapo_jax.rollout.vllm.client import VllmEngine
+from bapo_jax.rollout.vllm.supervise import SupervisedServer
+from bapo_jax.rollout.vllm.token_guard import TOKEN_VARIABLE
 from bapo_jax.tasks import encode_prompts
 from bapo_jax.tasks.images import file_image
 from bapo_jax.tasks.sight import Sight
@@ -113,7 +113,7 @@ def seeing_server(seeing, vl_directory, tmp_path_factory):
     config.model.update({'path': str(vl_directory), **SEEING})
     tokens = {'max_prompt_tokens': 600, 'max_response_tokens': 600}
     config.evaluate.update(tokens)
-    config.rollout.update({'dtype': 'float32', 'deadline_s': 400.0, 'server_args': ('--enforce-eager',), **tokens})
+    config.rollout.update({'dtype': 'float32', 'deadline_s': 400.0, 'server': {'args': ('--enforce-eager',)}, **tokens})
     [server] = start_servers(config, tmp_path_factory.mktemp('seeing'), seeing.sight)
     yield server
     server.stop()

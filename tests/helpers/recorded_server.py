@@ -14,9 +14,9 @@ from bapo_jax.groups import Prompt
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
-from bapo_jax.rollout.jax_engine import JaxEngine
-from bapo_jax.rollout.room import Limits
-from bapo_jax.rollout.published import check_weights, read_manifest, read_tensors
+from bapo_jax.rollout.inprocess.engine import JaxEngine
+from bapo_jax.rollout.inprocess.room import Limits
+from bapo_jax.weights.manifest import check_bytes, read_manifest, read_tensors
 
 BASE = ROOT / 'configs' / 'quickstart_base'
 
@@ -36,7 +36,7 @@ class RecordedServer(HttpStub):
         if path == '/collective_rpc':
             manifest = read_manifest(body['kwargs']['path'])
             if body['method'] == 'check_policy':
-                check_weights(body['kwargs']['path'], manifest)
+                check_bytes(body['kwargs']['path'], manifest)
             if body['method'] == 'load_policy':
                 read = read_tensors(body['kwargs']['path'], manifest)
                 self.loaded[manifest.version] = {name: np.array(array) for name, array in read}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import zstandard
 
-from bapo_jax import events, stopping
-from bapo_jax.run.lock import held
+from bapo_jax.machine import events, stopping
+from bapo_jax.machine.lock import held
 from bapo_jax.train import build, train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,8 +20,8 @@ def small_config(method: str, benchmark: Path, **changes):
     small = {
         'steps': 6, 'task.limit': 60, 'rollout.group_size': 4, 'learner.batch_groups': 8, 'learner.mini_batch_groups': 4,
         'learner.row_tokens': 16 + 2 * 48, 'evaluate.samples': 2, 'evaluate.track_prompts': 4,
-        'evaluate.benchmarks': (str(benchmark),), 'replay.max_reevaluate': 4, 'checkpoint.every': 2, 'rollouts.every': 1,
-        'debug.ledger': True,
+        'evaluate.benchmarks': (str(benchmark),), 'replay.max_reevaluate': 4, 'checkpoint.every': 2, 'log.rollouts_every': 1,
+        'log.ledger': True,
     }  # fmt: skip
     config.update_from_flattened_dict(small | {name.replace('__', '.'): value for name, value in changes.items()})
     return config
@@ -30,7 +30,7 @@ def small_config(method: str, benchmark: Path, **changes):
 def run(config, workdir: Path, amend: bool = False):
     """As the command does."""
     with stopping.on_signal(120.0), held(workdir), events.recorded(workdir):
-        return train(build(config, workdir, amend=amend), workdir)
+        return train(build(config, workdir, amend=amend))
 
 
 def metrics(workdir: Path, times: bool = False) -> list[dict]:

@@ -6,9 +6,9 @@ import threading
 from http_stub import HttpStub
 
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
-from bapo_jax.rollout.published import read_manifest
-from bapo_jax.rollout.supervise import SupervisedServer
-from bapo_jax.rollout.vllm_engine import VllmEngine
+from bapo_jax.rollout.vllm.client import VllmEngine
+from bapo_jax.rollout.vllm.supervise import SupervisedServer
+from bapo_jax.weights.manifest import read_manifest
 
 SAMPLING, DRAWS = Sampling(1.0, 4), [Draw(0, 1, FRESH)] * 6  # one a prompt
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from bapo_jax.learner.update import TrainState
 from bapo_jax.models.tokenizer import character_tokenizer
-from bapo_jax.rollout.publish import publish
-from bapo_jax.run.checkpoint import Checkpoints, RunState
+from bapo_jax.run.checkpoint import Checkpoints
+from bapo_jax.run.state import RunState
+from bapo_jax.weights.publish import publish
 
 
 def moved(params, seed):

@@ -12,9 +12,9 @@ from tiny import Policy
 
 from bapo_jax.models import hf
 from bapo_jax.models.attention import xla
-from bapo_jax.models.patches import features_at, in_slots, lay_out_images, rope_positions
 from bapo_jax.models.decoder import ImageFeatures
 from bapo_jax.models.tokenizer import character_tokenizer
+from bapo_jax.models.vision.patches import features_at, in_slots, lay_out_images, rope_positions
 
 IMAGE, START, END = 5, 7, 8  # tokens
 TEXT = {

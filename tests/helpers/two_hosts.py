@@ -9,7 +9,7 @@ from pathlib import Path
 from recorded_server import RecordedServer
 from small_run import ROOT
 
-from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+from bapo_jax.rollout.vllm.token_guard import TOKEN_VARIABLE
 
 TOKEN = 'a token of the tests'
 MINUTES = 60.0

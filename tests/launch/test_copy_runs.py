@@ -82,14 +82,14 @@ def test_an_empty_run_is_put_back_and_another_left(copied, tmp_path):
     other = tmp_path / 'other'
     other.mkdir()
     done = copy_runs(other, copies, 'cat', str(other / 'checkpoints' / '5' / 'weights'))
-    assert f'{other} was empty; it is the copy of step 5' in done.stdout and done.stdout.endswith('weights of 5')
+    assert f'{other} was empty; restored the copy of step 5' in done.stdout and done.stdout.endswith('weights of 5')
 
 
 def test_a_run_behind_its_copy_is_refused(copied, tmp_path):
     _, copies = copied
     step(tmp_path / 'behind', 4)
     done = copy_runs(tmp_path / 'behind', copies, 'touch', str(tmp_path / 'begun'))
-    assert done.returncode == 1 and 'is behind its copy of step 5' in done.stderr
+    assert done.returncode == 1 and 'is older than its copy of step 5' in done.stderr
     assert names(copies) == ['1.5.tar', '1.5.whole'] and not (tmp_path / 'begun').exists()
 
 
@@ -161,11 +161,11 @@ def test_a_signal_in_the_middle_of_a_copy_ends_it_without_a_word_and_the_last_on
 def test_a_last_copy_that_fails_is_said(copied, other_tar):
     directory, copies = copied
     done = copy_runs(directory, copies, 'bash', '-c', 'exit 75', **other_tar('exit 2'))
-    assert done.returncode == 75 and 'is not whole; the one before it is' in done.stderr
+    assert done.returncode == 75 and 'is incomplete, the previous one is kept' in done.stderr
     assert not directory.with_name('run.copying').exists()  # its links would hold the disk of checkpoints that are gone
     assert copy_runs(directory, copies, **other_tar('exit 2')).returncode == 1
 
 
 def test_a_time_between_looks_that_is_none_is_refused(tmp_path):
     done = copy_runs(tmp_path / 'run', tmp_path / 'copies', 'touch', str(tmp_path / 'begun'), COPY_EVERY='1m')
-    assert (done.returncode, done.stderr) == (1, 'error: COPY_EVERY=1m is no number of seconds\n') and not (tmp_path / 'begun').exists()
+    assert (done.returncode, done.stderr) == (1, 'error: COPY_EVERY=1m: give a number of seconds, such as 60\n') and not (tmp_path / 'begun').exists()

@@ -31,7 +31,7 @@ def test_what_an_image_copies_is_there_and_is_all_that_its_set_up_needs(name, tm
             # What make would do in a folder that has the copied files alone: a missing one is an error.
             command = re.sub(r'\$(\w+)', lambda found: builds[found[1]], rest).replace('PYTHON=python3.11', 'PYTHON=python3')
             planned = subprocess.run(['make', '-n', *command.split()[1:]], cwd=tmp_path, capture_output=True, text=True)
-            assert planned.returncode == 0 and re.search('-m venv|vllm_env.py', planned.stdout), planned.stderr
+            assert planned.returncode == 0 and re.search('-m venv|environment.py', planned.stdout), planned.stderr
     if name == 'Dockerfile.cluster':  # Kubernetes names the command
         assert steps[-1] == ('CMD', '["bash"]')
     else:

@@ -22,11 +22,22 @@ import kubernetes_validate
 import pytest
 import yaml
 from launched import (
-    BASE, COORDINATOR_PORT, ROOT, SCRIPTS, applied, flag, free_ports, launch, plain_args, recorded, start, trainer_commands,
+    BASE,
+    COORDINATOR_PORT,
+    ROOT,
+    SCRIPTS,
+    applied,
+    flag,
+    free_ports,
+    launch,
+    plain_args,
+    recorded,
+    start,
+    trainer_commands,
 )  # fmt: skip
 
 from bapo_jax.config import default_config
-from bapo_jax.stopping import STATUS
+from bapo_jax.machine.stopping import STATUS
 
 pytestmark = pytest.mark.slow
 TOKEN = 'BAPO_ROLLOUT_TOKEN'
@@ -191,16 +202,16 @@ def test_a_config_that_is_not_there_is_refused_before_servers_load(script, tmp_p
 @pytest.mark.parametrize(
     'script, env, message',
     [
-        ('one_machine', {'PYTHON': '/nowhere/python'}, 'error: PYTHON=/nowhere/python does not run; make env'),
+        ('one_machine', {'PYTHON': '/nowhere/python'}, 'error: PYTHON=/nowhere/python is not executable; run make env'),
         ('one_machine', {'MODEL': '/nowhere'}, 'error: MODEL=/nowhere has no config.json'),
         ('one_machine', {'PORT': '65534', 'SERVER_GPUS': '1 2 3'}, 'error: PORT=65534: give a whole number from 1 to 65533 for 3 servers'),
-        ('slurm', {'SLURM_SUBMIT_DIR': '/'}, 'error: / is not the repository; submit from there'),
+        ('slurm', {'SLURM_SUBMIT_DIR': '/'}, 'error: / is not the repository; submit this script from the repository'),
         ('slurm', {'MODEL': '/nowhere'}, 'error: MODEL=/nowhere has no config.json'),
-        ('slurm', {'SERVER_NODES': '4'}, 'error: 4 nodes with SERVER_NODES=4 leave no trainer'),
-        ('kubernetes', {'NAME': 'My run'}, 'error: NAME=My run: lower case'),
+        ('slurm', {'SERVER_NODES': '4'}, 'error: 4 nodes with SERVER_NODES=4 leave no node for a trainer'),
+        ('kubernetes', {'NAME': 'My run'}, 'error: NAME=My run: use a-z, 0-9 and -'),
         ('slurm', {'PORT': '65535', 'SERVER_GPUS': '0,1 2,3'}, 'error: PORT=65535: give a whole number from 1 to 65534 for 2 servers'),
         ('kubernetes', {'MOUNT': '/data'}, 'is not below MOUNT=/data'),
-        ('tpu_pod', {'SERVERS': 'gpu-a gpu-b gpu-a'}, 'error: SERVERS names gpu-a twice; an instance has one server'),
+        ('tpu_pod', {'SERVERS': 'gpu-a gpu-b gpu-a'}, 'error: SERVERS names gpu-a twice; name each instance only once'),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_remedy(script, env, message, tmp_path):
@@ -238,7 +249,7 @@ def test_a_platform_that_is_none_is_refused(script, tmp_path):
     assert refused(script, tmp_path, PLATFORM='cuda') == 'error: PLATFORM=cuda: choose one of cpu gpu tpu\n'
 
 
-TWICE, NONE = 'is named a second time; each is of one server, or of the trainer', 'lists no GPUs; give their numbers, with a comma alone'
+TWICE, NONE = 'is named twice; give each GPU to only one server, or to the trainer', 'is not a list of GPUs; give their numbers, with commas'
 
 
 @pytest.mark.parametrize(('script', 'servers', 'trainer', 'message'), [
@@ -284,7 +295,7 @@ def test_a_server_that_never_answers_ends_the_start(script, tmp_path):
 def test_a_server_that_ends_ends_the_start_at_once(script, tmp_path):
     launched = launch(script, tmp_path, STUB_SERVERS='die', SERVER_DEADLINE='100')
     assert launched.status != 0 and launched.trainers == []
-    assert re.search(r'error: a server ended before http://127\.0\.0\.\d+:\d+ answered; its log', launched.output)
+    assert re.search(r'error: a server ended before http://127\.0\.0\.\d+:\d+ answered; see its log', launched.output)
     wait_until(lambda: all_ended(tmp_path))
 
 
@@ -356,7 +367,7 @@ OF_HEADS = WANTED | {'slurm': (4, 2, list('01234567') * 2)}
 
 def documented(text: str, script: str) -> tuple[dict[str, str], list[str]]:
     """Environment and trainer's arguments of the command in `text` that starts `script`."""
-    [command] = re.findall(rf'^(?:#  |   ) ((?:\w+=.*\n.*)?launch/{script}\.sh -- --config(?:.*\\\n)*.*)$', text, re.MULTILINE)
+    [command] = re.findall(rf'^(?:#  |   ) ((?:\w+=.*\n.*){{0,2}}launch/{script}\.sh -- --config(?:.*\\\n)*.*)$', text, re.MULTILINE)
     return words_of(command, script)
 
 
@@ -381,7 +392,7 @@ def check_started(script, tmp_path, env, args, wanted):
 
 
 @pytest.mark.parametrize('script', SCRIPTS)
-@pytest.mark.parametrize('place, wanted', [('docs/launch.md', WANTED), ('launch/{}.sh', OF_HEADS)], ids=['page', 'head'])
+@pytest.mark.parametrize('place, wanted', [('docs/many_hosts.md', WANTED), ('launch/{}.sh', OF_HEADS)], ids=['page', 'head'])
 def test_the_command_of_the_page_or_the_head_starts_what_it_says(place, wanted, script, tmp_path):
     env, args = documented((ROOT / place.format(script)).read_text('utf-8'), script)
     check_started(script, tmp_path, env, args, wanted[script])

@@ -15,20 +15,21 @@ import pytest
 from eight_devices import eight_devices
 from flax.traverse_util import flatten_dict
 
-from bapo_jax import parallel
+from bapo_jax.cluster.mesh import make_mesh, row_sharding, with_sharding
+from bapo_jax.cluster.split import Split
 from bapo_jax.config import default_config
 from bapo_jax.learner.head import Tile
 from bapo_jax.learner.logprobs import Compute
+from bapo_jax.learner.mini_batch import blank_rows
 from bapo_jax.learner.objective import numbers_of, objective_of
 from bapo_jax.learner.optimizer import clipped_adamw
-from bapo_jax.learner.packed import blank_rows
+from bapo_jax.learner.policy import policy_loss
 from bapo_jax.learner.update import Program, state_shapes, update
-from bapo_jax.models.parameters import PARAMETERS
 from bapo_jax.models.decoder import ModelConfig, abstract_params
+from bapo_jax.models.parameters import PARAMETERS
 from bapo_jax.models.rotary import Rotation
-from bapo_jax.models.split import Split
-from bapo_jax.parallel import make_mesh
-from benchmarks.hlo import axes_of, collectives, parse
+from bapo_jax.models.sharding import parameter_sharding
+from benchmarks.compiled.hlo import axes_of, collectives, parse
 
 MODEL = ModelConfig('qwen3', 96, 32, 64, 3, 4, 2, 8, Rotation(1e4), 1e-6, False)
 ROWS, TOKENS = 8, 64
@@ -46,11 +47,11 @@ def moved(sizes, remat, tile, gather_once=False) -> list:
     learner, mesh, (graph, shapes) = default_config().learner, make_mesh(*sizes), abstract_params(MODEL)
     compute = Compute(remat=remat, split=Split(1 if gather_once else mesh.shape['fsdp'], mesh.shape['tensor']), tile=Tile(*tile))
     optimizer, objective = clipped_adamw(1e-4, learner), objective_of(learner)
-    program = Program(graph, objective, optimizer, mesh, compute)
-    state = state_shapes(optimizer, parallel.with_sharding(shapes, parallel.parameter_sharding(mesh, shapes)), mesh)
+    program = Program(graph, policy_loss(objective, compute), optimizer, mesh, compute)
+    state = state_shapes(optimizer, with_sharding(shapes, parameter_sharding(mesh, shapes)), mesh)
     rows = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=parallel.row_sharding(mesh, 1)),
-        blank_rows((2, ROWS, TOKENS), objective.roles),
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=row_sharding(mesh, 1)),
+        blank_rows((2, ROWS, TOKENS), roles=objective.roles),
     )
     step = jax.jit(functools.partial(update, program=program), donate_argnums=0)
     text = step.lower(state, rows, 2, numbers_of(learner, np.float32(1.0), 1)).compile().as_text()

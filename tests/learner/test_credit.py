@@ -9,7 +9,14 @@ from hypothesis import given, strategies as st
 
 from bapo_jax.groups import Batch, make_batch
 from bapo_jax.learner.credit import (
-    ADVANTAGES, AGGREGATIONS, advantages, gae, group_advantages, token_weights, value_advantages, whitened,
+    ADVANTAGES,
+    AGGREGATIONS,
+    advantages,
+    gae,
+    group_advantages,
+    token_weights,
+    value_advantages,
+    whitened,
 )  # fmt: skip
 
 

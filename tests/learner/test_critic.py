@@ -14,17 +14,18 @@ import pytest
 from flax import nnx
 from learners import assert_close, batch_of, gradient, largest
 
+from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.config import default_config
 from bapo_jax.groups import make_batch
 from bapo_jax.learner import credit
 from bapo_jax.learner.critic import CRITIC, pack_targets, token_values, value_loss, value_metrics
 from bapo_jax.learner.learner import Learner
 from bapo_jax.learner.logprobs import Compute, hidden_states
-from bapo_jax.learner.packed import Sequences
+from bapo_jax.learner.mini_batch import Sequences
 from bapo_jax.learner.packing import cut
+from bapo_jax.learner.sums import means
 from bapo_jax.models import hf
-from bapo_jax.parallel import make_mesh
-from bapo_jax.run.checkpoint import copy_params
+from bapo_jax.run.state import copy_params
 
 PPO = {
     'advantage': 'gae', 'anchor': 'behaviour', 'kl_target': 'none', 'entropy_coef': 0.0, 'weight_decay': 0.0,
@@ -319,6 +320,6 @@ def test_an_update_without_a_finite_gradient_is_skipped_and_counted(alone, polic
     before = jax.device_get(state)
     [part] = cut(batch_of(groups), np.arange(len(groups)), alone._config)
     nan = [[np.full(len(r.tokens), np.nan, np.float32) for r in g.responses] for g in groups]
-    state, metrics = alone.critic.update_packed(state, [pack_targets(part, nan, nan)], [part.layout.filled], [None])
-    assert metrics == {'critic/skipped_updates': 1}
+    state, updates = alone.critic.train(state, [part.mini_batch(pack_targets(part, nan, nan))])
+    assert means(updates, 'critic') == {'critic/skipped_updates': 1}
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), before)

@@ -10,13 +10,14 @@ import pytest
 from learners import BARE, FULL, assert_close, batch_of, gradient, largest, learner_config, updated
 from tiny_vl import logp_of_rows, seen_logp, seen_rows
 
-from bapo_jax.learner.learner import Learner, pixel_shape, pixels_of
+from bapo_jax.cluster.mesh import make_mesh
+from bapo_jax.learner.learner import Learner
 from bapo_jax.learner.logprobs import Compute, token_logprobs
+from bapo_jax.learner.mini_batch import Sequences, blank_sequences
 from bapo_jax.learner.objective import numbers_of
-from bapo_jax.learner.packed import Sequences, blank_sequences
+from bapo_jax.learner.sums import Sums
 from bapo_jax.learner.update import Program, accumulate
-from bapo_jax.models.patches import blank_pixels
-from bapo_jax.parallel import make_mesh
+from bapo_jax.models.vision.patches import blank_pixels
 
 pytestmark = pytest.mark.slow
 ROWS = {'row_tokens': 256, 'max_prompt_tokens': 128}
@@ -64,10 +65,11 @@ def test_the_gradient_is_that_of_a_tower_that_reads_the_picture_for_every_respon
     weights = [[rng.standard_normal(len(r.tokens)).astype(np.float32) for r in g.responses] for g in groups]
     packed = Weighted(part.sequences(), part.on_responses(weights, np.float32))
     compute = Compute(remat='matrix_products')
-    program = Program(policy.graph, None, None, learner.mesh, compute)
 
     def loss(model, features, micro, _):
-        return jnp.sum(micro.weight * token_logprobs(model, micro.sequences, 1.0, compute, features)[0]), {}
+        return jnp.sum(micro.weight * token_logprobs(model, micro.sequences, 1.0, compute, features)[0]), Sums()
+
+    program = Program(policy.graph, loss, None, learner.mesh, compute)
 
     def apart(params, inputs, weight_BxT):
         return jnp.sum(weight_BxT * logp_of_rows(policy.graph, params, *inputs))
@@ -79,9 +81,9 @@ def test_the_gradient_is_that_of_a_tower_that_reads_the_picture_for_every_respon
         weight_BxT[b, len(prompt.tokens) - 1 :][: len(weight)] = weight
     want = jax.grad(apart)(policy.params, inputs, weight_BxT)
 
-    accumulated = jax.jit(lambda p, rows, pixels, n: accumulate(loss, p, rows, pixels, n, (), program)[0])
+    accumulated = jax.jit(lambda p, rows, pixels, n: accumulate(p, rows, pixels, n, (), program)[0])
     assert part.layout.filled >= 3
-    got = accumulated(policy.params, packed, pixels_of(part), part.layout.filled)
+    got = accumulated(policy.params, packed, part.seen.pixels(), part.layout.filled)
     assert largest(want['vision']) > 1e-2 * largest(want)
     assert_close(got['vision'], want['vision'], 1e-4)
     assert_close(got, want, 1e-5)
@@ -106,8 +108,8 @@ def test_the_tower_is_computed_before_the_loop_over_micro_batches_and_each_pictu
     assert len(shown) == 6  # of five prompts, one with two pictures; one prompt is there twice, and one has none
     assert part.seen.feature[0] is not None and (part.seen.feature[0] == part.seen.feature[6]).all()
     state = learner.init(jax.tree.map(jnp.array, pictured.policy.params))
-    rows = learner._pack(part, [[np.ones(len(r.tokens), np.float32) for r in g.responses] for g in batch.groups], {})
-    jaxpr = jax.make_jaxpr(learner._update)(state, rows, 2, numbers_of(learner._config, np.float32(1), 1), pixels_of(part))
+    rows = learner._pack(part, ('x1', 'x2', 'x3'), [[np.ones(len(r.tokens), np.float32) for r in g.responses] for g in batch.groups], {})
+    jaxpr = jax.make_jaxpr(learner.policy.step)(state, rows, 2, numbers_of(learner._config, np.float32(1), 1), part.seen.pixels())
     V, P, C = part.seen.pixel_shape
     assert f'{V},{P},{C}' in str(jaxpr)
     assert any('while' in str(body) or body.eqns for body in loops(jaxpr.jaxpr))
@@ -137,8 +139,8 @@ def test_a_run_compiles_a_handful_of_programs_for_pictures_of_all_sizes(make, pi
 def test_other_hosts_blanks_have_the_shapes_and_dtypes_of_what_host_0_packs(make, pictured):
     learner = make(FULL, **ROWS)
     [part] = learner._cut(batch_of(pictured.groups), np.arange(len(pictured.groups)))
-    packed = part.sequences(), pixels_of(part)
-    blank = blank_sequences(part.layout.segment.shape, True), blank_pixels(pixel_shape(part))
+    packed = part.sequences(), part.seen.pixels()
+    blank = blank_sequences(part.layout.segment.shape, True), blank_pixels(part.seen.pixel_shape)
     assert jax.tree.structure(packed) == jax.tree.structure(blank)
     for a, b in zip(jax.tree.leaves(packed), jax.tree.leaves(blank), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)

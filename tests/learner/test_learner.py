@@ -10,22 +10,33 @@ import pytest
 from group_builders import graded
 from jax.sharding import AbstractMesh
 from learners import (
-    BARE, FULL, assert_same_update, batch_of, gradient, largest, learner_config, make_learner, unscored, updated, with_responses,
+    BARE,
+    FULL,
+    assert_same_update,
+    batch_of,
+    gradient,
+    largest,
+    learner_config,
+    make_learner,
+    unscored,
+    updated,
+    with_responses,
     with_right,
 )  # fmt: skip
 from tiny import STOP_TOKENS
 
+from bapo_jax.cluster.mesh import MESH_AXES, make_mesh
 from bapo_jax.groups import Batch, Group, make_batch
 from bapo_jax.learner.credit import group_advantages
-from bapo_jax.learner.learner import Learner, choose_kernel
+from bapo_jax.learner.build import choose_kernel
+from bapo_jax.learner.learner import Learner
 from bapo_jax.learner.objective import PROXIMAL, ROLLOUT
 from bapo_jax.learner.packing import cut
-from bapo_jax.models import attention
-from bapo_jax.parallel import MESH_AXES, make_mesh
+from bapo_jax.models import kernels
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
-from bapo_jax.rollout.jax_engine import JaxEngine
-from bapo_jax.rollout.room import Limits
-from bapo_jax.run.checkpoint import copy_params
+from bapo_jax.rollout.inprocess.engine import JaxEngine
+from bapo_jax.rollout.inprocess.room import Limits
+from bapo_jax.run.state import copy_params
 
 
 def test_the_order_of_groups_in_a_mini_batch_changes_nothing(learner, policy, stale):
@@ -53,7 +64,7 @@ def test_rows_have_no_more_sequences_than_the_kernel_takes(learner, groups, monk
         return max(part.layout.segment.max() for part in learner(FULL)._cut(batch_of(groups), np.arange(len(groups))))
 
     assert most() > 1
-    monkeypatch.setitem(attention.KERNELS, 'xla', attention.KERNELS['xla']._replace(most_segments=1))
+    monkeypatch.setitem(kernels.KERNELS, 'xla', kernels.KERNELS['xla']._replace(most_segments=1))
     assert most() == 1
 
 
@@ -65,7 +76,7 @@ def test_the_kernel_is_asked_for_the_rows_of_one_device(rows, refused, policy):
     model = dataclasses.replace(policy.config, dtype='bfloat16', num_heads=4, num_kv_heads=2, head_dim=128)
     mesh = AbstractMesh((2, 2, 2), MESH_AXES)
     if refused:
-        with pytest.raises(ValueError, match='256 rows of 32768 tokens on a device exceed; lower learner.micro_batch_rows to 255 a device'):
+        with pytest.raises(ValueError, match='256 rows of 32768 tokens per device exceed; lower learner.micro_batch_rows to 255 per device'):
             choose_kernel(config, model, mesh, 'gpu')
     else:
         assert choose_kernel(config, model, mesh, 'gpu') == 'cudnn'
@@ -125,9 +136,9 @@ def test_a_copy_survives_the_update_that_its_original_does_not(learner, policy, 
 
 
 def test_the_learning_rate_reported_is_that_of_the_last_optimizer_step(policy, groups):
-    learner = make_learner(policy, BARE, learning_rate=1e-3, schedule='linear', decay_updates=4, final_share=0.5)
+    learner = make_learner(policy, BARE, learning_rate=1e-3, schedule__kind='linear', schedule__decay_updates=4)
     _, metrics = updated(learner, policy, batch_of(groups))
-    assert metrics['actor/updates'] == 2 and metrics['actor/lr'] == pytest.approx(1e-3 * (1 - 0.5 / 4))
+    assert metrics['actor/updates'] == 2 and metrics['actor/lr'] == pytest.approx(1e-3 * (1 - 0.9 / 4))
 
 
 def test_logprobs_are_those_of_the_policy_that_answered_in_the_order_of_the_batch(learner, policy, groups):
@@ -197,9 +208,9 @@ def test_a_reference_that_a_switch_replaces_is_asked_every_time(learner, policy,
 @pytest.mark.slow
 def test_every_policy_that_the_objective_reads_scores_the_batch_once_before_the_first_update(policy, groups, monkeypatch):
     events = []
-    scoring, updating = Learner.score, Learner.update_packed
+    scoring, updating = Learner.score, Learner.update_policy
     monkeypatch.setattr(Learner, 'score', lambda self, role, *rest: events.append(role) or scoring(self, role, *rest))
-    monkeypatch.setattr(Learner, 'update_packed', lambda self, *rest: events.append('updates') or updating(self, *rest))
+    monkeypatch.setattr(Learner, 'update_policy', lambda self, *rest: events.append('updates') or updating(self, *rest))
     learner = make_learner(policy, BARE, anchor='decoupled', kl_target='reference', kl_coef=0.1, passes_per_batch=2)
     updated(learner, policy, batch_of(groups), policies={'reference': policy.params})
     assert events == ['proximal', 'reference', 'updates']

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from bapo_jax.cluster.split import Split
 from bapo_jax.learner.head import Tile, head
 from bapo_jax.learner.logprobs import Compute, token_logprobs
-from bapo_jax.learner.packed import Sequences
+from bapo_jax.learner.mini_batch import Sequences
 from bapo_jax.models.attention import xla
-from bapo_jax.models.split import Split
 
 ATOL = 2e-5
 

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from bapo_jax.learner.losses import (
-    Clip, Tokens, cispo, clipped, importance_ratio, k3, sequence_level, token_level, total_variation, truncated_weight,
+    Clip,
+    Tokens,
+    cispo,
+    clipped,
+    importance_ratio,
+    k3,
+    sequence_level,
+    token_level,
+    total_variation,
+    truncated_weight,
 )  # fmt: skip
 
 RTOL = 1e-6

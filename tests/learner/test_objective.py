@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from learners import learner_config
 
-from bapo_jax.groups import ORIGINS
 from bapo_jax.learner.losses import Clip, k3
+from bapo_jax.learner.mini_batch import LANES, Rows, Sequences
 from bapo_jax.learner.objective import KL, Objective, evaluate_objective, numbers_of, objective_of, switched
-from bapo_jax.learner.packed import Rows, Sequences
-from bapo_jax.learner.update import mean_metrics
+from bapo_jax.learner.policy import policy_metrics
+from bapo_jax.learner.sums import Updated
 
 PLAIN = Objective('token', 'clip', Clip(0.2, 0.3, 3.0), 'behaviour', None, None, (), False)
 NUMBERS = {'temperature': np.float32(1), 'kl_coef': np.float32(0.3), 'entropy_coef': np.float32(0.05)}
@@ -86,14 +86,15 @@ def test_the_importance_weight_multiplies_the_surrogate_only(rows, logp, entropy
     plain = dataclasses.replace(PLAIN, anchor='proximal', kl=(KL('behaviour', k3),))
     _, want = evaluate(plain, rows, logp, entropy)
     _, got = evaluate(dataclasses.replace(plain, importance_cap=2.0), rows, logp, entropy)
-    assert got.keys() == want.keys()
-    changed = {name for name in want if not np.array_equal(got[name], want[name])}
-    assert changed == {'actor/pg_loss'}
+    changed = [
+        name for of_got, of_want in zip(got, want, strict=True) for name in of_want if not np.array_equal(of_got[name], of_want[name])
+    ]
+    assert changed == ['actor/pg_loss']
     # A weight that is the same for all tokens is a factor.
     same = rows._replace(roles={**rows.roles, 'proximal': rows.behaviour + np.float32(np.log(1.5))})
     _, one = evaluate(plain, same, logp, entropy)
     _, half_more = evaluate(dataclasses.replace(plain, importance_cap=2.0), same, logp, entropy)
-    assert float(half_more['actor/pg_loss']) == pytest.approx(1.5 * float(one['actor/pg_loss']), rel=1e-5)
+    assert float(half_more.weighted['actor/pg_loss']) == pytest.approx(1.5 * float(one.weighted['actor/pg_loss']), rel=1e-5)
 
 
 def test_what_lies_where_no_response_token_is_counts_in_nothing(rows, logp, entropy):
@@ -119,9 +120,9 @@ def test_behaviour_and_proximal_anchor_and_decoupled_are_one_where_alpha_is_pi(r
         results.append(jax.value_and_grad(lambda x, o=objective: evaluate(o, same, x, entropy), has_aux=True)(jnp.asarray(logp)))
     for other in results[1:]:
         jax.tree.map(np.testing.assert_array_equal, other, results[0])
-    (value, metrics), _ = results[0]
+    (value, sums), _ = results[0]
     assert float(value) == pytest.approx(-float((rows.weight * rows.advantage).sum()), rel=1e-6)
-    assert metrics['actor/kl_loss'] == metrics['actor/pg_clipfrac'] == metrics['actor/ppo_kl'] == 0
+    assert sums.over_tokens['actor/kl_loss'] == sums.over_tokens['actor/pg_clipfrac'] == sums.over_tokens['actor/ppo_kl'] == 0
 
 
 def test_penalties_towards_several_policies_add_up_each_with_its_own_share(rows, logp, entropy):
@@ -131,9 +132,9 @@ def test_penalties_towards_several_policies_add_up_each_with_its_own_share(rows,
     def penalty(*terms, **shares):
         numbers = {**NUMBERS, **{name: np.float32(x) for name, x in shares.items()}}
         plain = evaluate(PLAIN, rows, logp, entropy, numbers)[0]
-        value, metrics = evaluate(dataclasses.replace(PLAIN, kl=terms), rows, logp, entropy, numbers)
-        assert float(value - plain) == pytest.approx(0.3 * float(metrics['actor/kl_loss']), rel=1e-4, abs=1e-6)
-        return float(metrics['actor/kl_loss'])
+        value, sums = evaluate(dataclasses.replace(PLAIN, kl=terms), rows, logp, entropy, numbers)
+        assert float(value - plain) == pytest.approx(0.3 * float(sums.over_tokens['actor/kl_loss']), rel=1e-4, abs=1e-6)
+        return float(sums.over_tokens['actor/kl_loss'])
 
     a, b = KL('reference', k3, 'one'), KL('previous', k3, 'other')
     first, second = penalty(KL('reference', k3)), penalty(KL('previous', k3))
@@ -150,26 +151,26 @@ def test_a_clip_centre_is_the_roles_ratio_to_the_behaviour_policy(rows, entropy)
     held, free = (
         evaluate(dataclasses.replace(PLAIN, clip_centre=centre), good, moved, entropy)[1] for centre in (None, 'proximal')
     )
-    assert float(held['actor/pg_clipfrac']) == on.sum() and free['actor/pg_clipfrac'] == 0
-    assert float(held['actor/pg_loss']) == pytest.approx(-1.3 * rows.weight.sum(), rel=1e-5)
-    assert float(free['actor/pg_loss']) == pytest.approx(-2 * rows.weight.sum(), rel=1e-5)
+    assert float(held.over_tokens['actor/pg_clipfrac']) == on.sum() and free.over_tokens['actor/pg_clipfrac'] == 0
+    assert float(held.weighted['actor/pg_loss']) == pytest.approx(-1.3 * rows.weight.sum(), rel=1e-5)
+    assert float(free.weighted['actor/pg_loss']) == pytest.approx(-2 * rows.weight.sum(), rel=1e-5)
 
 
 def test_sums_by_origin_are_over_an_origins_response_tokens(rows, logp, entropy):
     """Of the ratio to the policy that answered, whatever the anchor is."""
-    _, metrics = evaluate(dataclasses.replace(PLAIN, anchor='proximal'), rows, logp, entropy)
+    _, sums = evaluate(dataclasses.replace(PLAIN, anchor='proximal'), rows, logp, entropy)
     x = logp.astype(np.float64) - rows.behaviour
     held = np.exp(logp - rows.roles['proximal'])
     clipped = (held * rows.advantage > np.clip(held, 0.8, 1.3) * rows.advantage) & (rows.sequences.response > 0)
-    for i in range(len(ORIGINS)):
+    for i in range(LANES):
         of = rows.origin == 1 + i
         for name, values in {
             'tokens': np.ones_like(x), 'ratio': np.exp(x), 'squared_ratio': np.exp(2 * x), 'tv': np.maximum(1 - np.exp(x), 0),
             'clipped': clipped.astype(float), 'gap': np.abs(x), 'k3': np.exp(x) - 1 - x,
         }.items():  # fmt: skip
-            np.testing.assert_allclose(metrics[f'{name}_by_origin'][i], values[of].sum(), rtol=1e-5, err_msg=f'{name} {i}')
-        assert metrics['gap_by_origin_max'][i] == pytest.approx(np.abs(x[of]).max(initial=0), rel=1e-6)
-    assert metrics['tokens_by_origin'].tolist() == [3, 0, 2, 4]
+            np.testing.assert_allclose(sums.by_origin[name][i], values[of].sum(), rtol=1e-5, err_msg=f'{name} {i}')
+        assert sums.largest['gap'][i] == pytest.approx(np.abs(x[of]).max(initial=0), rel=1e-6)
+    assert sums.by_origin['tokens'].tolist() == [3, 0, 2, 4]
 
 
 def test_what_is_logged_of_tokens_is_their_mean_whatever_the_loss_weighs_them_by(rows, logp, entropy):
@@ -185,7 +186,7 @@ def test_what_is_logged_of_tokens_is_their_mean_whatever_the_loss_weighs_them_by
     for weight in (np.where(on, 1 / on.sum(), 0), np.where(on, 1e-4, 0), rows.weight):
         of_weight = rows._replace(weight=weight.astype(np.float32))
         value, sums = evaluate(objective, of_weight, logp, entropy)
-        logged = mean_metrics([jax.device_get(sums | {'actor/skipped_updates': np.int32(0)})])
+        logged = policy_metrics([jax.device_get(Updated(sums, np.float32(1), np.int32(0)))], ('x1', 'x2', 'x3', 'replay'))
         assert {name: logged[name] for name in want} == pytest.approx(want, rel=1e-4)
         assert logged['actor/pg_loss'] + 0.3 * (weight[on] * (np.exp(gap) - gap - 1)).sum() == pytest.approx(float(value), rel=1e-4)
 

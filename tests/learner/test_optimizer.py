@@ -11,7 +11,7 @@ import pytest
 from learners import BARE, learner_config, make_learner
 
 from bapo_jax.learner.optimizer import clipped_adamw, learning_rate_of
-from bapo_jax.run.checkpoint import copy_params
+from bapo_jax.run.state import copy_params
 
 RATE = 1e-3
 
@@ -41,7 +41,7 @@ def trained(optimizer, steps=12):
 
 @pytest.mark.parametrize('warmup', [0, 4])
 def test_the_defaults_are_clipped_adamw_at_a_constant_rate_after_warm_up_bit_for_bit(warmup):
-    learner = learner_of(warmup_updates=warmup)
+    learner = learner_of(schedule__warmup_updates=warmup)
     rate = optax.linear_schedule(0.0, RATE, warmup) if warmup else optax.constant_schedule(RATE)
     plain = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=0.01))
     got, want = trained(clipped_adamw(learning_rate_of(learner), learner)), trained(plain)
@@ -52,18 +52,16 @@ def test_the_defaults_are_clipped_adamw_at_a_constant_rate_after_warm_up_bit_for
 @pytest.mark.parametrize(
     'fields, shares',
     [
-        ({'schedule': 'constant'}, {0: 1, 99: 1}),
-        ({'schedule': 'constant', 'warmup_updates': 4}, {0: 0, 1: 0.25, 4: 1, 99: 1}),
-        ({'schedule': 'linear'}, {0: 1, 2: 0.8, 4: 0.6, 8: 0.2, 9: 0.2, 99: 0.2}),
-        ({'schedule': 'linear', 'warmup_updates': 4}, {0: 0, 2: 0.5, 4: 1, 6: 0.8, 8: 0.6, 12: 0.2, 13: 0.2, 99: 0.2}),
-        ({'schedule': 'cosine'}, {0: 1, 2: 0.6 + 0.4 * math.sqrt(0.5), 4: 0.6, 8: 0.2, 9: 0.2, 99: 0.2}),
-        ({'schedule': 'cosine', 'warmup_updates': 4}, {0: 0, 3: 0.75, 4: 1, 8: 0.6, 12: 0.2, 13: 0.2, 99: 0.2}),
-        ({'schedule': 'cosine', 'final_share': 0.0}, {0: 1, 4: 0.5, 8: 0, 99: 0}),
-        ({'schedule': 'linear', 'final_share': 1.0}, {0: 1, 4: 1, 99: 1}),
+        ({'schedule__kind': 'constant'}, {0: 1, 99: 1}),
+        ({'schedule__kind': 'constant', 'schedule__warmup_updates': 4}, {0: 0, 1: 0.25, 4: 1, 99: 1}),
+        ({'schedule__kind': 'linear'}, {0: 1, 2: 0.775, 4: 0.55, 8: 0.1, 9: 0.1, 99: 0.1}),
+        ({'schedule__kind': 'linear', 'schedule__warmup_updates': 4}, {0: 0, 2: 0.5, 4: 1, 6: 0.775, 8: 0.55, 12: 0.1, 13: 0.1, 99: 0.1}),
+        ({'schedule__kind': 'cosine'}, {0: 1, 2: 0.55 + 0.45 * math.sqrt(0.5), 4: 0.55, 8: 0.1, 9: 0.1, 99: 0.1}),
+        ({'schedule__kind': 'cosine', 'schedule__warmup_updates': 4}, {0: 0, 3: 0.75, 4: 1, 8: 0.55, 12: 0.1, 13: 0.1, 99: 0.1}),
     ],
 )
 def test_the_learning_rate_at_the_start_the_end_of_warm_up_the_middle_the_end_and_after(fields, shares):
-    rate = learning_rate_of(learner_of(**{'decay_updates': 8, 'final_share': 0.2, **fields}))
+    rate = learning_rate_of(learner_of(**{'schedule__decay_updates': 8, **fields}))
     # As the metric reads it, and as the compiled step does.
     np.testing.assert_allclose([rate(i) for i in shares], RATE * np.array(list(shares.values())), rtol=1e-6, atol=1e-10)
     counts = np.array(list(shares), np.int32)
@@ -76,8 +74,8 @@ def test_the_learning_rate_at_the_start_the_end_of_warm_up_the_middle_the_end_an
 def test_adamw_from_its_formula_on_gradients_of_one_sign(dtype):
     """Without weight decay and clipping. Rounding m at every step changes a sum of terms of one sign by at most 2^-8 a rounding."""
     learner = learner_of(
-        adam_b1=0.8, adam_b2=0.9, adam_eps=1e-3, weight_decay=0.0, grad_clip=1e9, first_moment_dtype=dtype,
-        schedule='linear', decay_updates=4, final_share=0.0,
+        adam__b1=0.8, adam__b2=0.9, adam__eps=1e-3, weight_decay=0.0, grad_clip=1e9, adam__first_moment_dtype=dtype,
+        schedule__kind='linear', schedule__decay_updates=4,
     )  # fmt: skip
     optimizer, rng = clipped_adamw(learning_rate_of(learner), learner), np.random.default_rng(0)
     params = np.zeros(50, np.float32)
@@ -88,7 +86,7 @@ def test_adamw_from_its_formula_on_gradients_of_one_sign(dtype):
             updates, state = optimizer.update(gradient, state, params)
         params = optax.apply_updates(params, updates)
         m, v = 0.8 * m + 0.2 * gradient, 0.9 * v + 0.1 * gradient.astype(np.float64) ** 2
-        want -= RATE * (1 - (t - 1) / 4) * (m / (1 - 0.8**t)) / (np.sqrt(v / (1 - 0.9**t)) + 1e-3)
+        want -= RATE * (1 - 0.9 * (t - 1) / 4) * (m / (1 - 0.8**t)) / (np.sqrt(v / (1 - 0.9**t)) + 1e-3)
     np.testing.assert_allclose(params, want, rtol=1e-5 if dtype == 'float32' else 4 * 2**-8)
     moments = [np.asarray(optax.tree.get(state, name)) for name in ('mu', 'nu')]
     assert [x.dtype for x in moments] == [ml_dtypes.bfloat16 if dtype == 'bfloat16' else np.float32, np.float32]
@@ -97,7 +95,7 @@ def test_adamw_from_its_formula_on_gradients_of_one_sign(dtype):
 
 
 def test_a_state_with_a_rounded_first_moment_has_the_shapes_it_is_restored_by(policy):
-    learner = make_learner(policy, BARE, first_moment_dtype='bfloat16')
+    learner = make_learner(policy, BARE, adam__first_moment_dtype='bfloat16')
     state, shapes = learner.init(copy_params(policy.params)), learner.shapes()
     for array, shape in zip(jax.tree.leaves(state), jax.tree.leaves(shapes), strict=True):
         assert (array.shape, array.dtype, array.sharding) == (shape.shape, shape.dtype, shape.sharding)
@@ -108,7 +106,7 @@ def test_a_state_with_a_rounded_first_moment_has_the_shapes_it_is_restored_by(po
 def test_a_vision_tower_learns_at_its_own_rate_and_frozen_it_has_no_moments():
     params = {name: {'kernel': jnp.linspace(-1, 1, 6).reshape(2, 3)} for name in ('layers', 'vision')}
     gradient = jax.tree.map(lambda x: 0.1 + x**2, params)
-    learner = learner_config(vision_rate=0.25, schedule='constant').learner
+    learner = learner_config(vision_rate=0.25).learner
     plain, slower = (clipped_adamw(1e-2, learner, vision) for vision in (False, True))
     with jax.numpy_dtype_promotion('standard'):
         a, b = (o.update(gradient, o.init(params), params)[0] for o in (plain, slower))

@@ -9,10 +9,12 @@ import pytest
 from group_builders import graded, right as first_right
 from hypothesis import given, settings, strategies as st
 
-from bapo_jax.groups import ORIGINS, Prompt, Response, make_batch
+from bapo_jax.groups import Prompt, Response, make_batch
 from bapo_jax.learner.credit import AGGREGATIONS, advantages, token_weights
-from bapo_jax.learner.packed import blank_rows
+from bapo_jax.learner.mini_batch import blank_rows, lanes_of
 from bapo_jax.learner.packing import capacity, cut, first_fit, lay_out, mini_batches, pack, rows_end_to_end, rows_of_slots
+
+LANES_OF_TESTS = ('x1', 'x2', 'x3', 'replay')
 
 
 def make_group(prompt_id, prompt_length, lengths, right, masked=None):
@@ -36,7 +38,7 @@ def make_group(prompt_id, prompt_length, lengths, right, masked=None):
 def one_part(groups, origins, *, row_tokens, rows):
     """All groups as one mini-batch, in their order."""
     config = SimpleNamespace(
-        mini_batch_groups=len(groups), partial_mini_batch='keep', row_tokens=row_tokens, micro_batch_rows=rows
+        mini_batch_groups=len(groups), mini_batches='released', row_tokens=row_tokens, micro_batch_rows=rows
     )
     [part] = cut(make_batch(groups, origins), np.arange(len(groups)), config)
     return part
@@ -45,18 +47,18 @@ def one_part(groups, origins, *, row_tokens, rows):
 def packed(part, kind='group_std', aggregation='token_mean', roles=None):
     """The part's rows with the advantages and token weights that the learner gives it, over the tokens that are trained on."""
     trained = [int(r.trained_on.sum()) for g in part.batch.groups for r in g.responses]
-    return pack(part, advantages(part.batch, kind), token_weights(trained, aggregation, 100), roles or {})
+    return pack(part, LANES_OF_TESTS, advantages(part.batch, kind), token_weights(trained, aggregation, 100), roles or {})
 
 
 some_groups = st.lists(
     st.tuples(
-        st.integers(1, 12), st.lists(st.integers(1, 20), min_size=4, max_size=4), st.integers(0, 4), st.sampled_from(ORIGINS)
+        st.integers(1, 12), st.lists(st.integers(1, 20), min_size=4, max_size=4), st.integers(0, 4), st.sampled_from(LANES_OF_TESTS)
     ),
     min_size=1, max_size=6,
 )  # fmt: skip
 
 
-@given(st.integers(0, 300), st.integers(1, 70), st.sampled_from(['rebalance', 'keep']))
+@given(st.integers(0, 300), st.integers(1, 70), st.sampled_from(['even', 'released']))
 def test_every_group_is_in_one_mini_batch(groups, size, partial):
     parts = mini_batches(groups, size, partial)
     assert np.array_equal(np.concatenate([*parts, np.zeros(0, int)]), np.arange(groups))
@@ -65,23 +67,23 @@ def test_every_group_is_in_one_mini_batch(groups, size, partial):
 
 @given(st.integers(1, 300), st.integers(1, 70))
 def test_rebalanced_sizes_are_equal_within_one_and_near_the_size_asked_for(groups, size):
-    sizes = [len(part) for part in mini_batches(groups, size, 'rebalance')]
+    sizes = [len(part) for part in mini_batches(groups, size, 'even')]
     assert max(sizes) - min(sizes) <= 1
     assert abs(len(sizes) - groups / size) <= 0.5 or len(sizes) == 1 and groups < size
 
 
 @given(st.integers(1, 300), st.integers(1, 70))
 def test_kept_sizes_are_full_but_for_the_last(groups, size):
-    sizes = [len(part) for part in mini_batches(groups, size, 'keep')]
+    sizes = [len(part) for part in mini_batches(groups, size, 'released')]
     assert all(n == size for n in sizes[:-1]) and 1 <= sizes[-1] <= size
 
 
 @pytest.mark.parametrize(
     'groups, partial, sizes',
     [
-        (33, 'rebalance', [17, 16]), (33, 'keep', [16, 16, 1]), (32, 'rebalance', [16, 16]), (32, 'keep', [16, 16]),
-        (40, 'rebalance', [14, 13, 13]), (5, 'rebalance', [5]), (5, 'keep', [5]),
-        (1, 'rebalance', [1]), (1, 'keep', [1]), (0, 'rebalance', []), (0, 'keep', []),
+        (33, 'even', [17, 16]), (33, 'released', [16, 16, 1]), (32, 'even', [16, 16]), (32, 'released', [16, 16]),
+        (40, 'even', [14, 13, 13]), (5, 'even', [5]), (5, 'released', [5]),
+        (1, 'even', [1]), (1, 'released', [1]), (0, 'even', []), (0, 'released', []),
     ],
 )  # fmt: skip
 def test_mini_batches_of_sixteen(groups, partial, sizes):
@@ -90,7 +92,7 @@ def test_mini_batches_of_sixteen(groups, partial, sizes):
 
 def test_unknown_choices_are_errors_that_name_the_field():
     """Those of aggregation and advantage: test_config.py."""
-    with pytest.raises(ValueError, match="learner.partial_mini_batch='drop'.*rebalance"):
+    with pytest.raises(ValueError, match="learner.mini_batches='drop'.*even"):
         mini_batches(3, 2, 'drop')
 
 
@@ -116,7 +118,7 @@ def test_packed_rows_hold_every_sequence_once_and_nothing_else(described, row_to
                 'behaviour': np.float32([*blank, *(response.logp * on)]),
                 'advantage': np.float32([*blank, *(a * on)]),
                 'weight': np.float32([*blank, *(next(weights) * on)]),
-                'origin': np.int8([*blank, *((1 + ORIGINS.index(origin)) * on)]),
+                'origin': np.int8([*blank, *((1 + LANES_OF_TESTS.index(origin)) * on)]),
                 'reference': np.float32([*blank, *(2 * response.logp)]),
                 'trained_on': np.array([*blank, *on], bool),
             }  # fmt: skip
@@ -223,7 +225,7 @@ def test_a_sequence_that_does_not_fit_is_an_error_that_names_the_field():
 def test_a_batch_is_cut_in_the_order_given_with_origins_of_its_own():
     groups = [make_group(i, 3, [1, 2, 3, 4], 2) for i in range(5)]
     batch = make_batch(groups, ('x1', 'x2', 'x3', 'x1', 'x2'))
-    config = SimpleNamespace(mini_batch_groups=2, partial_mini_batch='keep', row_tokens=16, micro_batch_rows=2)
+    config = SimpleNamespace(mini_batch_groups=2, mini_batches='released', row_tokens=16, micro_batch_rows=2)
 
     parts = cut(batch, np.array([4, 0, 2, 3, 1]), config)
     found = []
@@ -231,7 +233,7 @@ def test_a_batch_is_cut_in_the_order_given_with_origins_of_its_own():
         rows = packed(part)
         assert rows.weight.sum(dtype=np.float64) == pytest.approx(1, abs=1e-6)
         ids = (rows.sequences.tokens - 1) // 10_000
-        of = {int(i): ORIGINS[o - 1] for i, o in zip(ids[rows.origin > 0], rows.origin[rows.origin > 0])}
+        of = {int(i): LANES_OF_TESTS[o - 1] for i, o in zip(ids[rows.origin > 0], rows.origin[rows.origin > 0])}
         assert all(batch.origins[i] == origin for i, origin in of.items())
         assert set(of) == set(part.indices.tolist())
         found.append(set(of))
@@ -252,7 +254,7 @@ def test_blank_rows_have_the_shapes_and_dtypes_of_packed_ones():
     """Other hosts give them in place of what host 0 packs."""
     part = one_part([make_group(0, 2, [3, 4], 1)], ['x1'], row_tokens=16, rows=2)
     rows = packed(part, roles={'proximal': [[np.zeros(n, np.float32) for n in (3, 4)]]})
-    blank = blank_rows(rows.origin.shape, ['proximal'])
+    blank = blank_rows(rows.origin.shape, roles=['proximal'])
     assert jax.tree.structure(blank) == jax.tree.structure(rows)
     for a, b in zip(jax.tree.leaves(blank), jax.tree.leaves(rows), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype) and not a.any()
@@ -305,15 +307,25 @@ def test_a_prompt_or_response_that_does_not_fit_is_an_error_that_names_the_field
         rows_of_slots([(5, [3, 10])], shared=6, slot=9, row_tokens=15)
 
 
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 4), st.sampled_from(['keep', 'rebalance']), st.sampled_from([0, 6]))
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 4), st.sampled_from(['released', 'even']), st.sampled_from([0, 6]))
 @settings(deadline=None, max_examples=40)
-def test_every_mini_batch_has_the_capacity_and_fits_it(groups, mini, rows, partial, shared):
+def test_every_mini_batch_has_the_capacity_and_fits_it(groups, mini, rows, rule, shared):
     """Responses of the greatest length, so none shares a row or slot."""
     config = SimpleNamespace(
-        mini_batch_groups=mini, batch_groups=9, partial_mini_batch=partial, micro_batch_rows=rows, slot_tokens=9 if shared else 0,
+        mini_batch_groups=mini, batch_groups=9, mini_batches=rule, micro_batch_rows=rows, slot_tokens=9 if shared else 0,
         row_tokens=24 if shared else 15,
     )  # fmt: skip
     batch = make_batch([make_group(i, 6, [9] * 3, 1) for i in range(groups)], ['x1'] * groups)
     most = capacity(config, 3, shared)
     for part in cut(batch, np.arange(groups), config, most, shared):
         assert part.layout.segment.shape[0] == most and part.layout.filled <= most
+
+
+def test_each_origin_has_a_lane_that_of_fresh_groups_the_first_and_too_many_are_refused():
+    def batch(*origins):
+        return make_batch([make_group(i, 2, [1, 1], 1) for i in range(len(origins))], origins)
+
+    assert lanes_of(batch('x3', 'x1', 'x3')) == ('x1', 'x3') and lanes_of(batch()) == ('x1',)
+    assert lanes_of(batch('replay', 'a', 'b')) == ('x1', 'replay', 'a', 'b')
+    with pytest.raises(ValueError, match='groups of 5 origins, more than LANES=4 in learner/mini_batch.py; raise it'):
+        lanes_of(batch(*'abcd'))

@@ -77,11 +77,11 @@ def ours(config, groups, step=1):
     roles = {role: [[getattr(t, role) for t in g] for _, g in groups] for role in objective.roles}
     if config.learner.advantage == 'gae':
         values, trained = [[t.value for t in g] for _, g in groups], [[r.trained_on for r in g.responses] for g in made]
-        estimate, _ = credit.value_advantages(batch, values, config.critic.gamma, config.critic.gae_lambda)
+        estimate, _ = credit.value_advantages(batch, values, *config.critic.gae)
         advantage = credit.whitened(estimate, trained)
     else:
         advantage = credit.advantages(batch, config.learner.advantage)
-    rows = pack(part, advantage, weight, roles)
+    rows = pack(part, ('x1',), advantage, weight, roles)
     numbers = numbers_of(config.learner, 1.0, step)
 
     def loss(logp):

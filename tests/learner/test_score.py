@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from learners import BARE, batch_of, learner_config, make_learner, updated, with_responses
 
+from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.groups import make_batch
 from bapo_jax.learner.logprobs import Compute
 from bapo_jax.learner.packing import cut
+from bapo_jax.learner.policy import policy_scores
 from bapo_jax.learner.score import score as score_rows
 from bapo_jax.models.remat import REMAT
-from bapo_jax.parallel import make_mesh
 
 
 @pytest.fixture(scope='module')
@@ -27,7 +28,9 @@ def parts(groups):
 @pytest.fixture(scope='module')
 def scored(policy):
     """A function of sequences, the number of micro-batches and the temperature: log-probs [M, R, T]."""
-    run = jax.jit(functools.partial(score_rows, graph=policy.graph, mesh=make_mesh(1, 1, 1), compute=Compute()))
+    run = jax.jit(functools.partial(
+        score_rows, of_tokens=policy_scores(Compute()), graph=policy.graph, mesh=make_mesh(1, 1, 1), compute=Compute(),
+    ))
     return lambda sequences, n, temperature=1.0: np.asarray(run(policy.params, sequences, n, np.float32(temperature))[0])
 
 
@@ -87,7 +90,7 @@ def test_an_update_of_the_policy_that_was_scored_begins_at_a_ratio_of_exactly_on
     """The update's log-probs are the score's, bit for bit: also GSPO's narrow trust region holds no token back."""
     policy = make_policy(dtype)
     learner = make_learner(
-        policy, BARE, mini_batch_groups=6, shuffle=False, anchor='proximal', remat=remat, ratio_level='sequence', clip_low=3e-4,
+        policy, BARE, mini_batch_groups=6, mini_batches='released', anchor='proximal', remat=remat, ratio_level='sequence', clip_low=3e-4,
         clip_high=4e-4,
     )  # fmt: skip
     scores = learner.score_batch('proximal', policy.params, make_batch(groups, ['x1'] * 6))

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from test_packing import make_group
 
+from bapo_jax.dry_run.memory import matrix_sizes
+from bapo_jax.dry_run.targets import CARDS, TPU_GIB
 from bapo_jax.groups import make_batch
 from bapo_jax.learner.packing import cut
 from bapo_jax.learner.speed import TERAFLOPS, model_flops, peak_flops, update_speed
-from bapo_jax.memory import matrix_sizes
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.rotary import Rotation
-from bapo_jax.targets import CARDS, TPU_GIB
 
 MODEL = ModelConfig('qwen3', 512, 64, 128, 2, 4, 2, 24, Rotation(1e4), 1e-6, True, dtype='bfloat16')
 CPU, H100 = SimpleNamespace(device_kind='cpu', platform='cpu'), SimpleNamespace(device_kind='NVIDIA H100 80GB HBM3', platform='gpu')
@@ -22,7 +22,7 @@ def parts(shared=0):
     """Two prompts of 3 and 2 tokens, responses of 4 and 1, and of 2 and 2: each pass has two mini-batches."""
     groups = [make_group(0, 3, [4, 1], 1), make_group(1, 2, [2, 2], 1)]
     config = SimpleNamespace(
-        mini_batch_groups=1, partial_mini_batch='keep', row_tokens=20, micro_batch_rows=2, slot_tokens=5 if shared else 0
+        mini_batch_groups=1, mini_batches='released', row_tokens=20, micro_batch_rows=2, slot_tokens=5 if shared else 0
     )
     return cut(make_batch(groups, ['x1', 'x1']), np.arange(2), config, shared=shared)
 

@@ -10,12 +10,22 @@ import jax
 import numpy as np
 import pytest
 from learners import (
-    BARE, FULL, assert_close, assert_same_update, batch_of, gradient, largest, updated, with_responses, with_right,
+    BARE,
+    FULL,
+    assert_close,
+    assert_same_update,
+    batch_of,
+    gradient,
+    largest,
+    updated,
+    with_responses,
+    with_right,
 )  # fmt: skip
 
 from bapo_jax.groups import Verdict, make_batch
 from bapo_jax.learner.credit import group_std
-from bapo_jax.learner.update import mismatch
+from bapo_jax.learner.policy import mismatch
+from bapo_jax.learner.sums import Sums
 
 
 @pytest.mark.slow
@@ -79,16 +89,16 @@ def test_kl_and_effective_sample_size_of_the_mismatch_are_those_of_two_explicit_
     # Tokens in exactly the proportions that the engine draws them in: sample means are then expectations.
     gap = np.log(trainer / engine)[np.repeat([0, 1, 2], [2, 1, 1])]
     first = {
-        'tokens_by_origin': 4, 'gap_by_origin': np.abs(gap).sum(), 'gap_by_origin_max': np.abs(gap).max(),
-        'k3_by_origin': (np.exp(gap) - 1 - gap).sum(), 'ratio_by_origin': np.exp(gap).sum(),
-        'squared_ratio_by_origin': np.exp(2 * gap).sum(),
+        'tokens': 4, 'gap': np.abs(gap).sum(), 'k3': (np.exp(gap) - 1 - gap).sum(), 'ratio': np.exp(gap).sum(),
+        'squared_ratio': np.exp(2 * gap).sum(),
     }  # fmt: skip
-    m = mismatch({name: np.array([x, 9, 9, 9]) for name, x in first.items()})
+    x1 = {name: np.array([x, 9, 9, 9]) for name, x in first.items()}
+    m = mismatch(Sums(by_origin=x1, largest={'gap': np.array([np.abs(gap).max(), 9, 9, 9])}))
     assert m['mismatch/kl'] == pytest.approx(np.sum(engine * np.log(engine / trainer)), rel=1e-12)
     assert m['mismatch/ess'] == pytest.approx(1 / np.sum(engine * (trainer / engine) ** 2), rel=1e-12)
     assert m['mismatch/logprob_abs_mean'] == pytest.approx(0.75 * np.log(2), rel=1e-12)
     assert m['mismatch/logprob_abs_max'] == pytest.approx(np.log(2), rel=1e-12)
-    assert mismatch({name: np.zeros(4) for name in first}) == {}
+    assert mismatch(Sums(by_origin={name: np.zeros(4) for name in first})) == {}
 
 
 def test_the_mismatch_is_that_of_x1_in_the_first_mini_batch_where_the_policy_itself_answered(learner, policy, groups):
@@ -184,7 +194,7 @@ def test_an_update_without_a_finite_gradient_is_skipped_and_counted(learner, pol
     spoilt = dataclasses.replace(groups[1], responses=tuple(
         dataclasses.replace(r, logp=np.full_like(r.logp, np.nan)) for r in groups[1].responses
     ))  # fmt: skip
-    one_each = learner(BARE, mini_batch_groups=1, shuffle=False)
+    one_each = learner(BARE, mini_batch_groups=1, mini_batches='released')
     state, metrics = updated(one_each, policy, batch_of([groups[0], spoilt, groups[2]]))
     assert (metrics['actor/updates'], metrics['actor/skipped_updates']) == (2, 1)
     assert all(np.isfinite(x) for x in metrics.values())

@@ -21,10 +21,9 @@ from jax._src.cudnn import fused_attention_stablehlo as fused
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec
 
-from bapo_jax.config import check_model, default_config
-from bapo_jax.models import attention, cudnn_attention
-from bapo_jax.parallel import ROWS as SPLIT_ROWS
-from bapo_jax.parallel import make_mesh, per_device
+from bapo_jax.cluster.mesh import ROWS as SPLIT_ROWS, make_mesh, per_device
+from bapo_jax.config import rows
+from bapo_jax.models import attention, cudnn_attention, kernels
 
 TOLERANCE = 1e-5
 
@@ -247,7 +246,7 @@ A100, L40S, H100, B200 = (8, 0), (8, 9), (9, 0), (10, 0)
 
 
 def choose(name, platform, model=QWEN_1_5B, row_tokens=10_240, tensor=1, **more):
-    return attention.choose(name, platform, model, row_tokens=row_tokens, tensor=tensor, **more)
+    return kernels.kernel_for(name, platform, model, row_tokens=row_tokens, tensor=tensor, **more)
 
 
 def model_of(**fields):
@@ -258,7 +257,7 @@ def model_of(**fields):
 def said(monkeypatch):
     """What `auto` says of itself, each time."""
     lines = []
-    monkeypatch.setattr(attention.logging, 'log_first_n', lambda level, text, n, *values: lines.append(text % values))
+    monkeypatch.setattr(kernels.logging, 'log_first_n', lambda level, text, n, *values: lines.append(text % values))
     return lines
 
 
@@ -269,13 +268,11 @@ def test_auto_is_the_platforms_own():
 
 
 def test_the_table_ends_with_the_kernel_that_runs_anywhere_and_the_config_names_its_rows():
-    assert list(attention.KERNELS)[-1] == 'xla' and attention.KERNELS['xla'] == attention.Kernel(attention.xla)
-    assert {row.platform for row in attention.KERNELS.values()} == {'', 'gpu', 'tpu'}
-    c, refused = default_config(), []
-    for c.model.attention in ('auto', *attention.KERNELS):
-        check_model(c, lambda holds, message: holds or refused.append(message))
-    assert not any('model.attention' in message for message in refused)
-    assert [name for name in attention.KERNELS if attention.described(name) != name] == ['cudnn']  # what no card has confirmed
+    assert list(kernels.KERNELS)[-1] == 'xla' and kernels.KERNELS['xla'] == kernels.Kernel(attention.xla)
+    assert {row.platform for row in kernels.KERNELS.values()} == {'', 'gpu', 'tpu'}
+    named = dict(rows())['model.attention'].check
+    assert all(named.holds(name) for name in ('auto', *kernels.KERNELS)) and not named.holds('flash')
+    assert [name for name in kernels.KERNELS if kernels.described(name) != name] == ['cudnn']  # what no card has confirmed
 
 
 def test_a_jax_without_pallas_triton_has_a_successor_and_loads(monkeypatch):
@@ -296,12 +293,12 @@ def test_a_jax_without_pallas_triton_has_a_successor_and_loads(monkeypatch):
     'platform, card, fields, takes, says',
     [
         ('gpu', L40S, {'head_dim': 128, 'dtype': 'float32'}, 'triton', ''),
-        ('gpu', L40S, {'head_dim': 256}, 'xla', 'the kernel triton takes heads of up to 128 numbers on cards .* 8.9.*; xla takes its place'),
+        ('gpu', L40S, {'head_dim': 256}, 'xla', 'the kernel triton supports head sizes of up to 128 on cards .* 8.9.*; using xla instead'),
         ('gpu', A100, {'head_dim': 256}, 'triton', ''),
-        ('gpu', A100, {'head_dim': 512}, 'xla', "triton takes heads of up to 512 bytes, and the model's have 1024"),
-        ('gpu', (12, 0), {'head_dim': 256}, 'cudnn', 'cudnn takes its place'),
-        ('gpu', H100, {'head_dim': 256, 'dtype': 'float32'}, 'xla', 'xla takes its place'),  # cuDNN takes no float32
-        ('tpu', None, {'head_dim': 80}, 'xla', 'splash wants .* head size 80'),
+        ('gpu', A100, {'head_dim': 512}, 'xla', 'triton supports heads of up to 512 bytes, and the model has 1024'),
+        ('gpu', (12, 0), {'head_dim': 256}, 'cudnn', 'using cudnn instead'),
+        ('gpu', H100, {'head_dim': 256, 'dtype': 'float32'}, 'xla', 'using xla instead'),  # cuDNN does not support float32
+        ('tpu', None, {'head_dim': 80}, 'xla', 'splash needs a head size .* has 80'),
         ('cpu', None, {'head_dim': 512}, 'xla', ''),
     ],
 )  # fmt: skip
@@ -311,7 +308,7 @@ def test_auto_passes_over_a_kernel_that_does_not_take_the_models_heads_and_says_
     assert (len(said) == bool(says)) and re.search(says, ''.join(said))
 
 
-@pytest.mark.parametrize('platform, says', [('cpu', ''), ('gpu', 'triton has no rows of a prompt and slots'), ('tpu', 'splash has no')])
+@pytest.mark.parametrize('platform, says', [('cpu', ''), ('gpu', 'triton does not support learner.slot_tokens=48'), ('tpu', 'splash does not support')])
 def test_auto_is_xla_for_rows_of_slots(platform, says, said):
     assert choose('auto', platform, slot_tokens=48, row_tokens=208) == 'xla'
     assert (len(said) == bool(says)) and re.search(says, ''.join(said))
@@ -362,26 +359,26 @@ def test_a_row_of_more_segments_than_cudnn_is_compiled_for_is_no_number(monkeypa
 @pytest.mark.parametrize(
     'arguments, says',
     [
-        ({'name': 'splash', 'platform': 'cpu'}, 'splash runs on TPU alone, and the devices are CPU; set model.attention=auto'),
-        ({'name': 'triton', 'platform': 'tpu'}, 'triton runs on GPU alone, and the devices are TPU; set model.attention=auto'),
+        ({'name': 'splash', 'platform': 'cpu'}, 'splash only runs on TPU, and the devices are CPU; set model.attention=auto'),
+        ({'name': 'triton', 'platform': 'tpu'}, 'triton only runs on GPU, and the devices are TPU; set model.attention=auto'),
         ({'name': 'cudnn', 'platform': 'gpu', 'capability': A100}, 'compute capability 9.0 .* has 8.0; set model.attention=auto'),
         ({'name': 'cudnn', 'platform': 'gpu', 'row_tokens': 1000}, 'learner.row_tokens=1000 .*multiple of 64; raise it'),
         (
             {'name': 'cudnn', 'platform': 'gpu', 'model': model_of(dtype='float32')},
-            'cudnn takes no float32; set model.dtype=bfloat16, or set model.attention=xla',
+            'cudnn does not support float32; set model.dtype=bfloat16, or set model.attention=xla',
         ),
-        ({'name': 'cudnn', 'platform': 'gpu', 'model': model_of(head_dim=264)}, 'up to 256 numbers, .*has 264; set model.attention=xla'),
-        ({'name': 'triton', 'platform': 'gpu', 'model': model_of(head_dim=264)}, 'up to 512 bytes, .*528, 264 numbers in bfloat16; set'),
+        ({'name': 'cudnn', 'platform': 'gpu', 'model': model_of(head_dim=264)}, 'up to 256, .*has 264; set model.attention=xla'),
+        ({'name': 'triton', 'platform': 'gpu', 'model': model_of(head_dim=264)}, r'up to 512 bytes, .*528 \(264 numbers in bfloat16\); set'),
         (
             {'name': 'triton', 'platform': 'gpu', 'capability': L40S, 'model': model_of(head_dim=136)},
-            'up to 128 numbers on cards of compute capability 8.9, .*for 136; set model.attention=xla',
+            'up to 128 on cards of compute capability 8.9, .*for 136; set model.attention=xla',
         ),
-        ({'name': 'cudnn', 'platform': 'gpu', 'rows': 137}, '137 rows of 10240 tokens .*learner.micro_batch_rows to 136 a device, or set'),
+        ({'name': 'cudnn', 'platform': 'gpu', 'rows': 137}, '137 rows of 10240 tokens .*learner.micro_batch_rows to 136 per device, or set'),
         ({'name': 'auto', 'platform': 'tpu', 'row_tokens': 1000}, 'learner.row_tokens=1000 .*multiple of 128; raise it'),
-        ({'name': 'auto', 'platform': 'gpu', 'tensor': 4}, 'mesh.tensor=4 does not divide 12 query and 2 key heads; lower'),
-        ({'name': 'xla', 'platform': 'cpu', 'tensor': 4}, 'mesh.tensor=4 does not divide 12 query and 2 key heads; lower'),
+        ({'name': 'auto', 'platform': 'gpu', 'tensor': 4}, 'mesh.tensor=4 does not divide 12 query and 2 key-value heads; lower'),
+        ({'name': 'xla', 'platform': 'cpu', 'tensor': 4}, 'mesh.tensor=4 does not divide 12 query and 2 key-value heads; lower'),
         ({'name': 'splash', 'platform': 'tpu', 'slot_tokens': 128}, 'learner.slot_tokens=128.*set it to 0, or set model.attention=auto'),
-        ({'name': 'splash', 'platform': 'tpu', 'model': model_of(head_dim=80)}, 'head size 80 .*set model.attention=xla'),
+        ({'name': 'splash', 'platform': 'tpu', 'model': model_of(head_dim=80)}, 'head size .* has 80; set model.attention=xla'),
     ],
 )
 def test_a_kernel_that_cannot_run_is_an_error_with_reason_and_remedy(arguments, says):
@@ -393,7 +390,7 @@ def test_a_mesh_of_another_platform_is_no_fallback():
     """What was chosen is what runs: packed() on a mesh of CPUs gives splash, which then refuses, and not xla."""
     q, k, v, segment = inputs([ROWS['one']])
     with pytest.raises(ValueError, match='interpret mode'):
-        attention.packed('splash', make_mesh(1, 1, 1))(q, k, v, segment)
+        kernels.packed('splash', make_mesh(1, 1, 1))(q, k, v, segment)
 
 
 @pytest.mark.parametrize('blocks', [30, 512])

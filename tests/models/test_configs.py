@@ -136,7 +136,7 @@ def test_a_stated_theta_does_not_drop_a_rotation(name, tmp_path):
     read = hf.read_config(model, stated=hf.overrides({'max_positions': 77}))
     assert (read.rotation.rope_type, read.max_positions) == (name, 77)
     assert hf.read_config(model).max_positions == {'linear': 32768}.get(name, 131072)
-    with pytest.raises(ValueError, match='config.json: rope_scaling=.* would be lost with model.rope_theta; leave that out'):
+    with pytest.raises(ValueError, match='config.json: rope_scaling=.* would be lost with model.rope_theta; set model.rope_theta=0'):
         hf.read_config(model, stated=hf.overrides({'rope_theta': 5e5}))
 
 

@@ -8,10 +8,10 @@ from flax import nnx
 from jax.test_util import check_grads
 from scored import causal, forward, logits_in
 
+from bapo_jax.cluster.split import Split, matmul
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import swiglu
 from bapo_jax.models.remat import REMAT
-from bapo_jax.models.split import Split, matmul
 
 TOLERANCE = 2e-5
 SHAPES = {

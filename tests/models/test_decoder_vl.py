@@ -10,12 +10,13 @@ import pytest
 from flax import nnx
 from tiny_vl import GRIDS, IMAGE, SHAPES, make_vl, pixels_of, prompt_of, torch_inputs, torch_model  # noqa: F401  (a fixture)
 
-from bapo_jax.models import decoding, hf
+from bapo_jax.models import hf
 from bapo_jax.models.attention import masked, xla
-from bapo_jax.models.parameters import VISION_PARAMETERS
-from bapo_jax.models.patches import features_at, in_slots, lay_out_images, rope_positions
 from bapo_jax.models.decoder import ImageFeatures, parameters_of
-from bapo_jax.models.vision import attend_within
+from bapo_jax.models.parameters import VISION_PARAMETERS
+from bapo_jax.models.vision.patches import features_at, in_slots, lay_out_images, rope_positions
+from bapo_jax.models.vision.tower import attend_within
+from bapo_jax.rollout.inprocess import decoding
 
 TOLERANCE = 5e-5
 

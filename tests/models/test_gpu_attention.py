@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from bapo_jax.models import gpu_attention
-from bapo_jax.models.gpu_attention import Tile, Tiles, key_bounds, query_bounds, tiles_of
+from bapo_jax.models.gpu_tiles import TILES, KernelTile, Tiles, key_bounds, query_bounds, tiles_of
 
 TOLERANCE = 1e-5
-SMALL = Tiles(Tile(16, 8, 4, 2), Tile(8, 16, 4, 2), Tile(16, 8, 4, 2))
+SMALL = Tiles(KernelTile(16, 8, 4, 2), KernelTile(8, 16, 4, 2), KernelTile(16, 8, 4, 2))
 ROWS = (
     [(1, 3), (2, 50), (3, 1), (4, 26), (0, 16)],  # begins inside a block, spans many, one token alone, padded tail
     [(1, 32), (2, 16), (3, 48)],  # begins and ends with blocks
@@ -84,7 +84,7 @@ def test_value_and_gradients_are_the_dense_formulas(heads):
 @pytest.mark.slow
 def test_many_programs_take_all_query_heads_of_a_key_head_each(monkeypatch):
     """Few programs, as in the other tests, take one query head each."""
-    monkeypatch.setattr(gpu_attention, '_ENOUGH_PROGRAMS', 0)
+    monkeypatch.setattr(gpu_attention, 'ENOUGH_PROGRAMS', 0)
     arrays = inputs(segments(ROWS[0]), 4, 2)
     assert_same(run.__wrapped__(*arrays), dense(*arrays))
 
@@ -215,6 +215,6 @@ def test_it_lowers_for_cuda_with_loops_that_triton_pipelines():
 
 
 def test_a_head_too_long_for_the_table_is_an_error_with_a_remedy():
-    assert tiles_of(2 * 128) == gpu_attention._TILES[256]
-    with pytest.raises(ValueError, match='has 1024 bytes, and the kernel takes 512; set model.attention=xla'):
+    assert tiles_of(2 * 128) == TILES[256]
+    with pytest.raises(ValueError, match='has 1024 bytes, and the kernel supports at most 512; set model.attention=xla'):
         tiles_of(4 * 256)

@@ -256,7 +256,7 @@ def test_weights_that_are_not_finite(value, directory):
 def test_an_index_that_is_none(text, directory):
     (directory / 'model.safetensors').unlink()
     (directory / 'model.safetensors.index.json').write_text(text)
-    with pytest.raises(ValueError, match='model.safetensors.index.json: not an index'):
+    with pytest.raises(ValueError, match='model.safetensors.index.json: not a safetensors index'):
         load(directory)
 
 
@@ -283,7 +283,7 @@ def test_an_index_names_files_beside_it_alone(place, directory):
     moved = f'{directory}/{shards[0].name}' if place == '/{}' else moved
     content['weight_map'] = {k: moved if v == shards[0].name else v for k, v in content['weight_map'].items()}
     index.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match='index.json: .* which is no name of a file beside the index'):
+    with pytest.raises(ValueError, match='index.json: .* must be in a file beside the index'):
         load(directory)
 
 
@@ -303,7 +303,7 @@ def test_a_tensor_in_two_files_is_refused(directory):
     first, second = (directory / f'model-0000{i}-of-00002.safetensors' for i in (1, 2))
     name = next(iter(load_file(first)))
     save_file({**load_file(second), name: load_file(first)[name] + 1}, second)
-    with pytest.raises(ValueError, match=f'{second.name}: {name} is in {first.name} too'):
+    with pytest.raises(ValueError, match=f'{second.name}: {name} is also in {first.name}'):
         load(directory)
 
 
@@ -344,7 +344,7 @@ def test_a_tensor_that_the_model_does_not_have_is_refused(name, sharded, directo
     edit_tensors(directory, lambda tensors: tensors.update({name: np.ones(4, np.float32)}))
     if sharded:
         shard(directory)
-    with pytest.raises(ValueError, match=f"1 tensors are not of the model that config.json describes, the first is '{name}'"):
+    with pytest.raises(ValueError, match=f"1 tensors do not belong to the model that config.json describes, the first is '{name}'"):
         hf.check_weights(directory, hf.read_config(directory))
 
 

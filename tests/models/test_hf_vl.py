@@ -10,10 +10,11 @@ import pytest
 from jax.sharding import AbstractMesh
 from tiny_vl import GRIDS, SHAPES, make_vl, pixels_of, prompt_of, torch_inputs, torch_model  # noqa: F401  (a fixture)
 
-from bapo_jax import parallel
-from bapo_jax.memory import matrix_sizes
+from bapo_jax.cluster.mesh import MESH_AXES
+from bapo_jax.dry_run.memory import matrix_sizes
 from bapo_jax.models import hf
 from bapo_jax.models.rotary import Rotation
+from bapo_jax.models.sharding import parameter_sharding
 
 
 def flat(config):
@@ -129,8 +130,8 @@ def test_the_published_configs_are_read_and_give_as_many_parameters(model, tmp_p
     shapes = hf.abstract_params(config)[1]
     assert sum(x.size for x in jax.tree.leaves(shapes)) == parameters
     assert (config.head_dim, config.mrope_section, config.vision.window_slots, config.vision.head_dim) == (128, (16, 24, 24), 64, 80)
-    mesh = AbstractMesh((1, 16, 1), parallel.MESH_AXES)
-    sharding = parallel.parameter_sharding(mesh, shapes)['vision']['blocks']['gate']['kernel']
+    mesh = AbstractMesh((1, 16, 1), MESH_AXES)
+    sharding = parameter_sharding(mesh, shapes)['vision']['blocks']['gate']['kernel']
     assert sharding.shard_shape(shapes['vision']['blocks']['gate']['kernel'].shape) == (32, 80, 3420)
     assert matrix_sizes(config) == matrix_sizes(dataclasses.replace(config, vision=None))
     with torch.device('meta'):

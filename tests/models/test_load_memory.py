@@ -23,8 +23,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.models import hf
-from bapo_jax.parallel import make_mesh, parameter_sharding
+from bapo_jax.models.sharding import parameter_sharding
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,9 +7,9 @@ import pytest
 from tiny import QWEN3
 
 from bapo_jax.models import hf
-from bapo_jax.models.parameters import HEAD, PARAMETERS
 from bapo_jax.models.decoder import parameters_of
-from bapo_jax.parallel import ShardingRules
+from bapo_jax.models.parameters import HEAD, PARAMETERS
+from bapo_jax.models.sharding import ShardingRules
 
 MODELS = [{'tie_word_embeddings': tied, **family} for family in ({}, QWEN3) for tied in (True, False)]
 

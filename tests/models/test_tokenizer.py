@@ -133,14 +133,14 @@ def test_a_tokenizer_without_words(model):
     content = json.loads((model / 'tokenizer.json').read_text())
     content['model']['vocab'], content['added_tokens'] = {'a': 0}, []
     (model / 'tokenizer.json').write_text(json.dumps(content))
-    with pytest.raises(ValueError, match='tokenizer.json: has no words'):
+    with pytest.raises(ValueError, match='tokenizer.json: the vocabulary is empty'):
         load_tokenizer(model)
 
 
 def test_a_tokenizer_of_a_larger_model(model):
     config = read_config(model)
     read_tokenizer(model, dataclasses.replace(config, vocab_size=265))
-    with pytest.raises(ValueError, match="tokenizer.json: '<.video_pad.>' is token 264, and the model has 264 embeddings"):
+    with pytest.raises(ValueError, match="tokenizer.json: '<.video_pad.>' is token 264, but the model has 264 embeddings"):
         read_tokenizer(model, dataclasses.replace(config, vocab_size=264))
 
 
@@ -149,13 +149,13 @@ def test_a_tokenizer_of_a_larger_model(model):
 def test_an_end_that_is_no_token(file, end, model):
     (model / file).write_text(json.dumps({'eos_token_id': end, 'model_type': 'qwen2'}))
     named = 'model/' + file.replace('.', r'\.')
-    with pytest.raises(ValueError, match=rf'{named}: eos_token_id 999 is no token of .*tokenizer\.json'):
+    with pytest.raises(ValueError, match=rf'{named}: eos_token_id 999 is not a token of .*tokenizer\.json'):
         read_tokenizer(model, read_config(BASES / 'diagrams_base'))
 
 
 def test_an_image_mark_that_is_no_token(model):
     (model / 'config.json').write_text((model / 'config.json').read_text().replace('"image_token_id": 262', '"image_token_id": 280'))
-    with pytest.raises(ValueError, match=r'model/config\.json: image_token_id 280 is no token of'):
+    with pytest.raises(ValueError, match=r'model/config\.json: image_token_id 280 is not a token of'):
         read_tokenizer(model, dataclasses.replace(read_config(model), vocab_size=300))
 
 
@@ -164,7 +164,7 @@ def test_an_image_mark_that_is_no_token(model):
                                   '{"eos_token_id": true}', '{"eos_token_id": 3.0}', '{"eos_token_id": -1}'])  # fmt: skip
 def test_a_config_of_another_shape_is_refused_by_name(file, text, tmp_path):
     (tmp_path / file).write_text(text)
-    with pytest.raises(ValueError, match=f'{file}: .*; mend it, or fetch the model directory again'):
+    with pytest.raises(ValueError, match=f'{file}: .*; correct it, or fetch the model directory again'):
         stop_tokens(tmp_path, SimpleNamespace(eos_token_id=1))
 
 
@@ -176,16 +176,16 @@ def test_tokenizer_files_of_any_shape_load_or_are_refused_by_the_field(file, tex
     try:
         load_tokenizer(tmp_path)
     except ValueError as error:
-        assert re.match(r"model\.path='.*': no tokenizer loads from there .*; fetch the model directory again|.*tokenizer\.json: has no words", str(error), re.DOTALL)
+        assert re.match(r"model\.path='.*': its tokenizer does not load .*; fetch the model directory again|.*tokenizer\.json: the vocabulary is empty", str(error), re.DOTALL)
 
 
 @pytest.mark.parametrize('file, text, said', [
-    ('tokenizer_config.json', '[1]', 'tokenizer_config.json holds no object'),
-    ('tokenizer_config.json', '{"eos_token": "x', 'tokenizer_config.json is no JSON: Unterminated'),
-    ('tokenizer.json', '{"version": ', 'tokenizer.json is no JSON: Expecting value'),
+    ('tokenizer_config.json', '[1]', 'tokenizer_config.json is not a JSON object'),
+    ('tokenizer_config.json', '{"eos_token": "x', 'tokenizer_config.json is not valid JSON: Unterminated'),
+    ('tokenizer.json', '{"version": ', 'tokenizer.json is not valid JSON: Expecting value'),
 ])  # fmt: skip
 def test_the_damaged_file_of_a_tokenizer_is_named(file, text, said, made, tmp_path):
     made.save_pretrained(tmp_path)
     (tmp_path / file).write_text(text)
-    with pytest.raises(ValueError, match=rf'no tokenizer loads from there \({re.escape(said)}.*fetch the model directory again'):
+    with pytest.raises(ValueError, match=rf'its tokenizer does not load \({re.escape(said)}.*fetch the model directory again'):
         load_tokenizer(tmp_path)

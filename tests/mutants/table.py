@@ -33,32 +33,35 @@ _UPDATE = _of('learner/update.py', 'learner/test_update.py', 'learner/test_objec
 _PACKING = _of('learner/packing.py', 'learner/test_packing.py')
 _OPTIMIZER = _of('learner/optimizer.py', 'learner/test_optimizer.py')
 _CRITIC = _of('learner/critic.py', 'learner/test_critic.py')
-_MONITORS = _of('learner/monitors.py', 'learner/test_monitors.py')
+_MONITORS = _of('run/theory.py', 'run/test_theory.py')
 _SCHEDULE = _of('rollout/schedule.py', 'rollout/test_schedule.py')
 _ROLLOUTS = _of('rollout/rollouts.py', 'rollout/test_rollouts.py')
-_SLOTS = _of('rollout/slots.py', 'rollout/test_jax_engine.py')
-_DRAWING = _of('rollout/drawing.py', 'rollout/test_jax_engine.py')
-_GPU_DRAWING = _of('rollout/gpu_drawing.py', 'rollout/test_gpu_drawing.py')
+_SLOTS = _of('rollout/inprocess/slots.py', 'rollout/inprocess/test_inprocess.py')
+_DRAWING = _of('rollout/inprocess/drawing.py', 'rollout/inprocess/test_inprocess.py')
+_GPU_DRAWING = _of('rollout/inprocess/gpu_drawing.py', 'rollout/inprocess/test_gpu_drawing.py')
 _COLLECT = _of('rollout/collect.py', 'rollout/test_collect.py')
-_CONTINUED = _of('rollout/continued.py', 'rollout/test_continued.py')
+_GIVEN = _of('rollout/given.py', 'rollout/test_given.py')
 _FIDELITY = _of('rollout/fidelity.py', 'rollout/test_fidelity.py')
 _MOPPS = _of('prompts/mopps.py', 'prompts/test_mopps.py')
 _EPOCHS = _of('prompts/epochs.py', 'prompts/test_epochs.py')
 _SHAPING = _of('tasks/shaping.py', 'tasks/test_shaping.py')
-_COUNTDOWN = _of('tasks/countdown.py', 'tasks/test_countdown.py')
+_COUNTDOWN = _of('tasks/countdown/task.py', 'tasks/test_countdown.py')
 _SCORES = _of('scores.py', 'test_scores.py')
 _RUN = _of('run/run.py', 'run/test_run.py')
 _CHECKPOINT = _of('run/checkpoint.py', 'run/test_checkpoint.py')
-_MEASURES = _of('run/measures.py', 'run/test_measures.py')
-_EVALUATION = _of('run/evaluation.py', 'run/test_evaluation.py')
+_MEASURES = _of('run/log/measures.py', 'run/test_measures.py')
+_EVALUATION = _of('run/samples.py', 'run/test_samples.py')
 _GROUPS = _of('groups.py', 'test_groups.py')
-_EVALUATE = _of('evaluate.py', 'test_evaluate.py')
+_EVALUATE = _of('run/evaluation.py', 'test_evaluate.py')
+_STATE = _of('run/state.py', 'run/test_checkpoint.py')
+_POLICY = _of('learner/policy.py', 'learner/test_update.py')
+_TRAINEE = _of('learner/trainee.py', 'learner/test_critic.py')
 
 MUTANTS = (
     # ---- replay
     _BUFFER("for prompt_id in sorted(age, key=age.__getitem__)[:",
             "for prompt_id in sorted(age, key=age.__getitem__, reverse=True)[:", 'the shared pool evicts the newest'),
-    _BUFFER('{i: (entry.stored, entry.order) for', '{i: entry.stored for',
+    _BUFFER('i: (entry.stored, entry.order) for', 'i: entry.stored for',
             'within a step the shared pool evicts hard prompts first'),
     _BUFFER("if e.stored <= step - self.high_recent_steps]", "if e.stored < step - self.high_recent_steps]",
             'groups are kept a step too long'),
@@ -74,7 +77,7 @@ MUTANTS = (
     _BAPO('return [g for g in groups if not g.infra_error and g.accuracy > before[g.prompt.id]]',
           'return [g for g in groups if not g.infra_error and g.accuracy >= before[g.prompt.id]]',
           'as good as before counts as better'),
-    _BAPO('[self.buffer.uses(g) if o == X3 else 1', '[self.buffer.uses(g) - 1 if o == X3 else 1',
+    _BAPO('self.buffer.uses(g) if o == X3 else 1', 'self.buffer.uses(g) - 1 if o == X3 else 1',
           'a replayed group counts one use less'),
     _BAPO('for x in (c.c2, c.c3))\n        low, high = on_grid', 'for x in (c.c3, c.c2))\n        low, high = on_grid',
           'c2 and c3 swapped'),
@@ -89,7 +92,7 @@ MUTANTS = (
     _FILTERS('float(1 <= k <= G - 1)', 'float(1 <= k <= G)', 'the range filter keeps all-right groups'),
     _FILTERS('/ (2 * 0.2**2))', '/ 0.2**2)', 'the width of the Gaussian filter'),
     _REPO('return list(range(len(rewards)))[-count:]', 'return list(range(len(rewards)))[:count]', 'the oldest for the newest'),
-    _REPO('self._history[prompt_id].size == self._config.per_prompt', 'self._history[prompt_id].size > 0',
+    _REPO('self._history[prompt_id].size == self._config.repo.per_prompt', 'self._history[prompt_id].size > 0',
           'replay before a history is full'),
     _POSTERIOR('step - known.step >= self._after', 'step - known.step > self._after', 'a prompt is asked again a step later'),
     _POSTERIOR('return 1 - all_right.prod(axis=1) - all_wrong.prod(axis=1)', 'return 1 - all_right.prod(axis=1)',
@@ -115,18 +118,18 @@ MUTANTS = (
     _OBJECTIVE('math.ceil(max(step - 50, 0) / 10)', 'math.floor(max(step - 50, 0) / 10)', "ReMix's λ falls later"),
     _HEAD('g_CxW = (g_CxW / temperature).astype', 'g_CxW = g_CxW.astype', "the head's gradient without 1/temperature"),
     _HEAD('if entropy_gradient:\n', 'if not entropy_gradient:\n', "the head's entropy gradient"),
-    _UPDATE("'mismatch/logprob_abs_mean': x1['gap_by_origin'] / tokens", "'mismatch/logprob_abs_mean': x1['gap_by_origin_max']",
+    _POLICY("'mismatch/logprob_abs_mean': x1['gap'] / tokens", "'mismatch/logprob_abs_mean': first.largest['gap'][0]",
             'the mean mismatch is the largest'),
     _UPDATE('jnp.where(finite, new, old)', 'jnp.where(finite, new, new)', 'an update that is not finite is taken'),
     _PACKING('int(groups / mini_batch_groups + 0.5)', 'int(groups / mini_batch_groups)', 'mini-batches are not rounded'),
     _PACKING('_write(row, at, np.arange(ends[j] - responses[j], ends[j]), prompt, number)',
              '_write(row, at, np.arange(ends[j] - responses[j], ends[j]), 0, number)', "a slot's positions begin at 0"),
     _OPTIMIZER('optax.scale(learner.vision_rate)', 'optax.scale(1.0)', "the tower's own learning rate"),
-    _OPTIMIZER('alpha=learner.final_share', 'alpha=0.0', 'a cosine ends at 0'),
+    _OPTIMIZER('alpha=FINAL_SHARE', 'alpha=0.0', 'a cosine ends at 0'),
     _CRITIC('return 0.5 * jnp.maximum(', 'return 0.5 * jnp.minimum(', "the value loss's pessimism"),
     _CRITIC('1 - (target - value).var() / target.var()', '(target - value).var() / target.var()', 'explained variance upside down'),
-    _CRITIC('hf.load_params(self._model_path, self._model, self._sharding)',
-            'jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self._parameters)', "the critic's file is not read"),
+    _TRAINEE('hf.load_params(self._model_path, self._model, self._sharding)',
+            'jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.parameters)', "the critic's file is not read"),
     _MONITORS('return float(-gap.sum())', 'return float(gap.sum())', "k1's sign"),
     _MONITORS('value = surrogate - factor * K * tv_now - factor * tv_start',
               'value = surrogate - factor * tv_now - factor * tv_start', 'the bound without K'),
@@ -147,11 +150,11 @@ MUTANTS = (
     _DRAWING('kept_BxV = jnp.cumsum(falling_BxV, axis=-1) - falling_BxV < top_p',
              'kept_BxV = jnp.cumsum(falling_BxV, axis=-1) < top_p', 'nucleus sampling drops the last token'),
     _SLOTS('done_B = stopped_B | (count_B == T)', 'done_B = stopped_B | (count_B == T - 1)', 'responses end a token early'),
-    _DRAWING('return block_B * BLOCK + look_up', 'return block_B * BLOCK - 1 + look_up', 'a large vocabulary is off by one'),
+    _DRAWING('return block_B * VOCABULARY_BLOCK + look_up', 'return block_B * VOCABULARY_BLOCK - 1 + look_up', 'a large vocabulary is off by one'),
     _GPU_DRAWING('jnp.where(p_BxV > 0, logits_BxV, _NEVER)', 'logits_BxV', 'a GPU draws from all words with top_p'),
     _COLLECT('if 5 * missing > asked:', 'if 4 * missing > asked:', 'a fifth without a verdict is borne'),
     _COLLECT('budget_s - verify_s)', 'budget_s)', 'the time for verdicts begins anew with each wave'),
-    _CONTINUED('np.zeros(given, bool), own.trained_on', 'np.ones(given, bool), own.trained_on', 'given tokens are trained on'),
+    _GIVEN('np.zeros(given, bool), own.trained_on', 'np.ones(given, bool), own.trained_on', 'given tokens are trained on'),
     _FIDELITY('if not (mean <= tolerance and high', 'if not (mean <= tolerance or high', 'a wrong policy passes the probe'),
     # ---- prompts, tasks, scores, groups
     _MOPPS('np.argsort((rate - self._target) ** 2', 'np.argsort(rate - self._target', 'the hardest prompts, not the nearest'),
@@ -165,16 +168,15 @@ MUTANTS = (
     _SCORES('np.where(judged >= k, 1 - np.prod(wrong / left, axis=1), np.nan)',
             'np.where(judged >= k, 1 - (1 - correct / judged) ** k, np.nan)', 'pass@k is biased'),
     _SCORES('if len(v) == most]', 'if len(v) >= 1]', 'every answer is a majority'),
-    _GROUPS('old.responses + new.responses, old.verdicts + new.verdicts',
-            'old.responses + new.responses, new.verdicts + old.verdicts', 'verdicts of joined groups are swapped'),
+    _GROUPS('old.verdicts + new.verdicts', 'new.verdicts + old.verdicts', 'verdicts of joined groups are swapped'),
     # ---- run
     _RUN('saves = {}, step == self._steps or is_due(c.checkpoint.every, step)', 'saves = {}, is_due(c.checkpoint.every, step)',
          'the last step has no checkpoint'),
     _RUN('if state.skipped_in_a_row >= limit:', 'if state.skipped_in_a_row > limit:', 'one more diverged step is borne'),
     _RUN('            state.skipped_in_a_row = 0\n', '            pass\n', 'skipped steps need not be in a row'),
-    _CHECKPOINT('if self.step == self.switch_step and self.reference is not None:',
+    _STATE('if self.step == self.switch_step and self.reference is not None:',
                 'if self.step == self.switch_step + 1 and self.reference is not None:', 'the reference after the switch'),
-    _CHECKPOINT('*self.recent][: self.keep_recent]', '*self.recent][: self.keep_recent + 1]', 'one policy too many is kept'),
+    _STATE('*self.recent][: self.keep_recent]', '*self.recent][: self.keep_recent + 1]', 'one policy too many is kept'),
     _CHECKPOINT("critic = TrainState(**policy['critic']) if like.critic else None", "critic = like.critic",
                 "the critic's arrays are not read again"),
     _MEASURES("[step - 1 - r.version for g", "[step - r.version for g", 'staleness is a step too large'),

@@ -205,5 +205,5 @@ def test_the_state_holds_observed_prompts_only():
 
 
 def test_fewer_prompts_than_a_batch_are_refused_with_the_fields_named():
-    with pytest.raises(ValueError, match=r'23 training prompts.*learner\.batch_groups=24.*prompts\.candidates=4.*task\.limit'):
+    with pytest.raises(ValueError, match=r'23 training prompts.*learner\.batch_groups=24.*prompts\.mopps\.candidates=4.*task\.limit'):
         make(batch=24)

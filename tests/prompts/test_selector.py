@@ -15,7 +15,7 @@ PROMPTS = [Prompt(i, 'countdown', np.array([i], np.int32), None) for i in range(
 def config(selector: str) -> ConfigDict:
     return ConfigDict({
         'seed': 3, 'learner': {'batch_groups': 4},
-        'prompts': {'selector': selector, 'candidates': 5, 'target': 0.5, 'decay': 1.0},
+        'prompts': {'selector': selector, 'mopps': {'candidates': 5, 'target': 0.5, 'decay': 1.0}},
     })  # fmt: skip
 
 

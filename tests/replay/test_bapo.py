@@ -248,7 +248,7 @@ def test_the_batch_is_filtered_improved_and_filled_as_the_parts_say():
     assert metrics['bapo/x3/uses'] == 1  # all of them were X1 of step 1
 
 
-@pytest.mark.parametrize('changes, fresh', [({'r_tot': 'buffer'}, [make_group(1, 3)]), ({}, [make_group(1, 3, infra=True)])])
+@pytest.mark.parametrize('changes, fresh', [({'shared_pool': True}, [make_group(1, 3)]), ({}, [make_group(1, 3, infra=True)])])
 def test_before_any_performance_is_known_the_thresholds_are_those_of_r_tot_0(changes, fresh):
     """An empty buffer, or a first step without a verdict."""
     bapo = make_bapo(**changes)
@@ -347,7 +347,7 @@ def test_a_restored_bapo_goes_on_as_the_one_that_was_saved(steps, judged):
 def test_a_state_that_does_not_fit_the_capacities_is_refused():
     bapo = make_bapo()
     step_of(bapo, 1, [make_group(i, 0) for i in range(8)])
-    with pytest.raises(ValueError, match='replay.bad_capacity = 2'):
+    with pytest.raises(ValueError, match='replay.bad_capacity=2'):
         make_bapo(bad_capacity=2).restore(bapo.state())
 
 

@@ -10,6 +10,7 @@ from bapo_jax.replay.buffer import ReplayBuffer
 from bapo_jax.replay.continuations import Continuations
 from bapo_jax.replay.kinds import KINDS, make_replay, make_retries
 from bapo_jax.replay.posterior import Posterior
+from bapo_jax.replay.protocol import Replay
 from bapo_jax.replay.repo import Repo
 from bapo_jax.replay.retries import Uniform
 
@@ -18,15 +19,15 @@ def config_of(method, **changes):
     config = default_config()
     config.model.path = 'somewhere'
     apply_method(config, method)
-    config.replay.update(changes)
+    config.replay.update_from_flattened_dict({name.replace('__', '.'): value for name, value in changes.items()})
     return config
 
 
 def test_a_name_builds_what_it_says():
     built = {}
     for method in ('bapo', 'repo'):
-        replay = resolve(config_of(method)).replay
-        built[replay.kind] = type(make_replay(replay, 8, lambda step: False))
+        config = resolve(config_of(method))
+        built[config.replay.kind] = type(make_replay(config, 100, lambda step: False, None))
     assert built == {'bapo': Bapo, 'repo': Repo}
     assert set(KINDS) == built.keys()
 
@@ -39,7 +40,7 @@ def test_a_row_asks_again_as_its_name_says(method, made):
 @pytest.mark.parametrize('after, prompts, first', [(0, 1_000, 4), (0, 100, 2), (7, 1_000, 8)])
 def test_a_posterior_waits_for_an_epoch_or_as_many_steps_as_are_wanted(after, prompts, first):
     """256 prompts a step: three steps an epoch of 1,000, one of 100."""
-    retries = make_retries(resolve(config_of('bapo_posterior', reevaluate_after=after)), prompts, None)
+    retries = make_retries(resolve(config_of('bapo_posterior', posterior__after=after)), prompts, None)
     buffer = ReplayBuffer(8, 8, 3, 1 / 8)
     buffer.add([make_group(1, 0, step=1)], 1)
     retries.observe([make_group(1, 0, step=1)], buffer)
@@ -52,13 +53,9 @@ def test_an_unknown_name_is_refused_with_the_choices():
         resolve(config_of('bapo', kind='fifo'))
 
 
-@pytest.mark.parametrize('kind, made', [('bapo', Bapo), ('repo', Repo)])
-def test_a_kind_is_made_with_the_functions_that_the_loop_calls(kind, made):
-    c = default_config()
-    c.model.path = 'unused'
-    fields = resolve(c).replay
-    fields.kind = kind
-    replay = make_replay(fields, 8, lambda step: False)
-    assert isinstance(replay, made) and kind in KINDS
-    for name in ('hard_prompts', 'compose', 'add', 'metrics', 'state', 'restore'):
+@pytest.mark.parametrize('method, made', [('bapo', Bapo), ('repo', Repo)])
+def test_a_kind_is_made_with_the_functions_that_the_loop_calls(method, made):
+    replay = make_replay(resolve(config_of(method)), 100, lambda step: False, None)
+    assert isinstance(replay, made) and (replay.buffer is None) == (method == 'repo')
+    for name in (name for name in vars(Replay) if not name.startswith('_')):
         assert callable(getattr(replay, name))

@@ -9,16 +9,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from ml_collections import ConfigDict
 
-from bapo_jax.groups import REPLAY, X1, Author, Group, Prompt, Response, Verdict, groups_to_arrays
+from bapo_jax.groups import X1, Author, Group, Prompt, Response, Verdict, groups_to_arrays
 from bapo_jax.learner.credit import ADVANTAGES, group_advantages, token_weights
-from bapo_jax.replay.repo import RETRIEVE, Repo
+from bapo_jax.replay.repo import REPLAY, RETRIEVE, Repo
 
 
-def make(retrieve='recent', per_prompt=16, retrieve_count=0, retrieve_normalisation='split', batch_groups=8) -> Repo:
-    fields = dict(
-        retrieve=retrieve, per_prompt=per_prompt, retrieve_count=retrieve_count, retrieve_normalisation=retrieve_normalisation
-    )
-    return Repo(ConfigDict(fields), batch_groups)
+def make(retrieve='recent', per_prompt=16, normalisation='split', batch_groups=8) -> Repo:
+    fields = {'retrieve': retrieve, 'per_prompt': per_prompt, 'normalisation': normalisation}
+    return Repo(ConfigDict({'repo': fields}), batch_groups)
 
 
 def group(prompt_id: int, step: int, rewards, infra=False) -> Group:
@@ -173,20 +171,12 @@ def test_a_group_with_an_infrastructure_error_neither_enters_nor_counts_as_a_vis
     assert {r.version for r in batch.of_origin(REPLAY)[0].responses} == {2}  # the newest eight: those of step 3
 
 
-@pytest.mark.parametrize('count, size', [(0, 8), (3, 3), (16, 16), (99, 16)])
-def test_as_many_responses_as_retrieve_count_says(count, size):
-    repo = make('recent', retrieve_count=count)
-    for step in (1, 2, 3):
-        batch = step_of(repo, step, [group(5, step, binary(5, step))])
-    assert batch.of_origin(REPLAY)[0].size == size
-
-
 def test_a_batch_may_hold_twice_the_fresh_groups_but_no_more_fresh_ones_than_b():
     repo = make(batch_groups=3)
     for step in (1, 2, 3):
         batch = step_of(repo, step, [group(i, step, binary(i, step)) for i in range(3)])
     assert len(batch.groups) == 6
-    with pytest.raises(ValueError, match=r'4 fresh groups of step 4 exceed learner\.batch_groups = 3'):
+    with pytest.raises(ValueError, match=r'4 fresh groups of step 4 exceed learner\.batch_groups=3; pass fewer'):
         repo.compose(4, [group(i, 4, [0, 1]) for i in range(4)], [], no_rng, no_score)
 
 
@@ -196,7 +186,7 @@ def test_a_batch_may_hold_twice_the_fresh_groups_but_no_more_fresh_ones_than_b()
 @pytest.mark.parametrize('normalisation', ['split', 'mixed'])
 @pytest.mark.parametrize('retrieve', RETRIEVE)
 def test_split_normalises_each_group_and_mixed_both_of_a_prompt(normalisation, retrieve):
-    repo = make(retrieve, retrieve_normalisation=normalisation)
+    repo = make(retrieve, normalisation=normalisation)
     for step in (1, 2):
         step_of(repo, step, [group(i, step, binary(i, step)) for i in (4, 2)])
     fresh = [group(i, 3, binary(i, 3)) for i in (1, 2, 3, 4)]  # 1 and 3 have no history
@@ -263,5 +253,5 @@ def test_a_history_longer_than_per_prompt_is_refused():
     repo = make(per_prompt=16)
     for step in (1, 2):
         step_of(repo, step, [group(0, step, binary(0, step))])
-    with pytest.raises(ValueError, match=r'16 responses, more than replay\.per_prompt = 8'):
+    with pytest.raises(ValueError, match=r'16 responses, more than replay\.repo\.per_prompt=8'):
         make(per_prompt=8).restore(repo.state())

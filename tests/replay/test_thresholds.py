@@ -92,13 +92,13 @@ def test_at_any_group_size_some_level_is_replayed_at_every_r_tot(direction):
 @pytest.mark.parametrize(
     ('method', 'G', 'said'),
     [
-        ('bapo', 8, 'X2 asks prompts again that had at most 1 of 8 right\nX3 replays groups with 4 of 8 right up to r_tot 0.33; '
-         '3 of 8 right up to r_tot 0.67; 2 of 8 right up to r_tot 1.00'),
-        ('bapo', 4, 'X2 asks prompts again that had at most 0 of 4 right\nX3 replays groups with 2 of 4 right up to r_tot 0.50; '
-         '1 of 4 right up to r_tot 1.00 (where replay.c2 and replay.c3 have no level between them, the nearest)'),
-        ('bapo_mini', 5, 'X2 asks prompts again that had at most 0 of 5 right\nX3 replays groups with 2, 3 of 5 right (where '
-         'replay.c2 and replay.c3 have no level between them, the nearest)'),
-        ('bapo_tuned', 3, 'X3 replays groups with 1, 2 of 3 right'),
+        ('bapo', 8, 'X2 re-evaluates prompts with at most 1 of 8 correct\nX3 replays groups with 4 of 8 correct up to r_tot 0.33; '
+         '3 of 8 correct up to r_tot 0.67; 2 of 8 correct up to r_tot 1.00'),
+        ('bapo', 4, 'X2 re-evaluates prompts with at most 0 of 4 correct\nX3 replays groups with 2 of 4 correct up to r_tot 0.50; '
+         '1 of 4 correct up to r_tot 1.00 (if no level is between replay.c2 and replay.c3, the nearest)'),
+        ('bapo_mini', 5, 'X2 re-evaluates prompts with at most 0 of 5 correct\nX3 replays groups with 2, 3 of 5 correct (if '
+         'no level is between replay.c2 and replay.c3, the nearest)'),
+        ('bapo_tuned', 3, 'X3 replays groups with 1, 2 of 3 correct'),
         ('grpo', 8, ''),
     ],
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """What a reader does with the rollout viewer, and sees."""
 
-from benchmarks.viewer import settled
+from benchmarks.host.viewer import settled
 
 
 def listed(page):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.viewer import DEADLINE, browser, settled
+from benchmarks.host.viewer import DEADLINE, browser, settled
 
 SIZES = {'desk': (1280, 900), 'phone': (390, 844)}
 

@@ -47,7 +47,7 @@ def test_a_table_says_what_each_method_cost_and_reached_at_its_best_and_at_its_e
         run(tmp_path, name='c', settings=config(method='grpo')),
     ]
     table = comparison(runs).table
-    assert table.head == ('', 'step', 'rollouts', 'cd4 mean@2', 'cd4 pass@2', 'solved of those at 0')
+    assert table.head == ('', 'step', 'rollouts', 'cd4 mean@2', 'cd4 pass@2', 'solved of those unsolved at first')
     assert table.rows == (
         ('bapo (2 seeds), best', '6', '96', '50.0%', '50.0%', '–'),  # of .6 at step 4 and .4 at step 8; 16 rollouts a step
         ('bapo (2 seeds), end', '8', '128', '45.0%', '45.0%', '37.5%'),  # of 3 of 4 prompts, and of none

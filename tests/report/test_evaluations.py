@@ -53,7 +53,7 @@ def test_one_evaluation_shows_no_migration(tmp_path, evals):
 
 def test_no_prompt_at_zero_has_no_share(tmp_path):
     evals = [evaluation(0, [1, 2], 0.7, 0.7), evaluation(8, [1, 2], 0.7, 0.7)]
-    assert evaluations.migration(run(tmp_path, evals)).table.rows[0][1] == 'no tracked prompt was at 0'
+    assert evaluations.migration(run(tmp_path, evals)).table.rows[0][1] == 'no tracked prompt was unsolved at first'
 
 
 def test_the_cost_is_the_counter_at_the_step(tmp_path):

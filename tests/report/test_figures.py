@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from making import config, make_run, row
 
-from bapo_jax.report import figures
+from bapo_jax.report import figures, panels
 from bapo_jax.report.records import read_run
 
 STEPS = [*range(1, 8), *range(11, 41)]  # with a gap
@@ -81,12 +81,12 @@ def test_seconds_are_means_over_all_steps(tmp_path):
 
 
 def test_long_series_are_means_of_equal_bins():
-    x, y = figures.binned(np.arange(10_000), np.arange(10_000.0) ** 2)
+    x, y = panels.binned(np.arange(10_000), np.arange(10_000.0) ** 2)
     assert len(x) == 1000
     np.testing.assert_allclose(y, (np.arange(10_000.0) ** 2).reshape(1000, 10).mean(axis=1), rtol=1e-12)
     np.testing.assert_allclose(x, np.arange(10_000).reshape(1000, 10).mean(axis=1), rtol=1e-12)
-    assert len(figures.binned(np.arange(1000), np.ones(1000))[0]) == 1000
-    assert len(figures.binned(np.arange(1001), np.ones(1001))[0]) == 501
+    assert len(panels.binned(np.arange(1000), np.ones(1000))[0]) == 1000
+    assert len(panels.binned(np.arange(1001), np.ones(1001))[0]) == 501
 
 
 @pytest.mark.parametrize('figure', ALL)
@@ -135,8 +135,8 @@ def test_failed_prompts_that_are_mixed_now_stand_beside_fresh_ones(tmp_path):
     ]  # fmt: skip
     figure = figures.failed_again(of(tmp_path, rows))
     assert [line[:3] for line in figure.table.rows] == [
-        ('failed 1 step ago', '12', '3'), ('fresh, the same steps', '69', '6'), ('failed 5 steps ago', '8', '4'),
-        ('fresh, the same steps', '56', '4'), ('failed 20 steps ago', '4', '2'), ('fresh, the same steps', '38', '2'),
+        ('failed 1 step ago', '12', '3'), ('fresh, same steps', '69', '6'), ('failed 5 steps ago', '8', '4'),
+        ('fresh, same steps', '56', '4'), ('failed 20 steps ago', '4', '2'), ('fresh, same steps', '38', '2'),
         ('failed 60 steps ago', '0', '0'),
     ]  # fmt: skip
     assert figure.table.rows[0][3] == '0.250 (0.089 to 0.532)' and figure.table.rows[-1][3] == ''  # Wilson's of 3 in 12

@@ -130,7 +130,7 @@ def test_writing_again_replaces_and_one_step_can_be_chosen(run_directory, tmp_pa
     [one] = (tmp_path / 'one').iterdir()
     everything = {file.name: file.read_bytes() for file in (tmp_path / 'all').iterdir()}
     assert len(everything) == 4 and everything[one.name] == one.read_bytes()
-    assert capsys.readouterr().out.endswith(f'\n1 logs: {tmp_path}/one   to look at them: inspect view --log-dir {tmp_path}/one\n')
+    assert capsys.readouterr().out.endswith(f'\n1 logs: {tmp_path}/one   to view them: inspect view --log-dir {tmp_path}/one\n')
 
 
 @pytest.mark.parametrize('truth, expected', [
@@ -142,9 +142,9 @@ def test_the_target_is_what_the_task_accepts(truth, expected):
 
 
 def test_what_cannot_be_exported_is_named(run_directory, tmp_path, monkeypatch):
-    with pytest.raises(SystemExit, match=f'^error: {tmp_path}/typo holds no run .*give the --workdir of a run$'):
+    with pytest.raises(SystemExit, match=f'^error: {tmp_path}/typo is not a run directory .*give the --workdir of a run$'):
         command(monkeypatch, tmp_path / 'typo')
-    with pytest.raises(SystemExit, match='^error: .* has no rollouts and no evaluations to export, or none of --step'):
+    with pytest.raises(SystemExit, match='^error: .* has no rollouts or evaluations to export, or none of --step'):
         command(monkeypatch, run_directory, '--step=3')
     assert not (run_directory / 'inspect').exists()
     for damaged in (b'no zstandard', zstandard.compress(b'{"use": ')):

@@ -82,7 +82,7 @@ def test_names_and_messages_are_text(whole):
 
 
 def test_warnings_are_on_the_page(whole):
-    assert 'pass@2 fell from 50.0% to 40.0%' in whole[0] and 'effective sample size of X3 is below a half at 500 steps' in whole[0]
+    assert 'pass@2 fell from 50.0% to 40.0%' in whole[0] and 'effective sample size of X3 is below 0.5 at 500 steps' in whole[0]
 
 
 def test_a_run_of_one_step_and_nothing_else_says_what_is_missing(tmp_path):
@@ -101,7 +101,7 @@ def test_several_runs_share_a_page(tmp_path):
     assert (tmp_path / 'out' / 'both' / 'comparison.png').is_file()
 
 
-NO_RUN = 'is no run directory: it has no metrics.jsonl; give the --workdir of a run'
+NO_RUN = 'is not a run directory (no metrics.jsonl); give the --workdir of a run'
 
 
 @pytest.mark.slow

@@ -6,16 +6,16 @@ from tensorboardX.event_file_writer import EventsWriter
 
 from bapo_jax.report import figures
 from bapo_jax.report.records import read_run
-from bapo_jax.run.log import MetricsLog
+from bapo_jax.run.log.metrics import MetricsLog
 
 
 def test_a_directory_that_is_no_run_is_named(tmp_path):
-    with pytest.raises(ValueError, match=f'{tmp_path} is no run directory'):
+    with pytest.raises(ValueError, match=f'{tmp_path} is not a run directory'):
         read_run(tmp_path)
 
 
 def test_a_run_without_a_training_step_is_named(tmp_path):
-    with pytest.raises(ValueError, match='holds no training step'):
+    with pytest.raises(ValueError, match='has no training step'):
         read_run(make_run(tmp_path / 'run', [{'step': 0, 'val-core/cd4/acc/mean@2': 0.5}]))
 
 
@@ -34,7 +34,7 @@ def test_a_damaged_file_becomes_a_note(tmp_path):
     (directory / 'config.json').write_text('[]')
     r = read_run(directory)
     evals = ['000001.json is damaged', '000002.json is damaged']
-    assert r.notes == [*evals, 'events.jsonl, line 1 is damaged', 'config.json is damaged']
+    assert r.notes == [*evals, 'line 1 of events.jsonl is damaged', 'config.json is damaged']
     assert len(r.tracked) == 1 and r.config == {} and r.faults == []
 
 

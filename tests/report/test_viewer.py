@@ -7,15 +7,14 @@ import tracemalloc
 
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from making import make_run
 
 from bapo_jax.report import viewer
 from bapo_jax.report.page import write_report
 from bapo_jax.report.viewer import LIMIT_MB, excerpts, tokens, write_viewer
-from bapo_jax.run import rollouts
-from benchmarks.viewer import row, write_rows
+from bapo_jax.run.log import responses
+from benchmarks.host.viewer import row, write_rows
 
 NEW = 'answers', 'trained', 'pieces', 'logp', 'ratio'
 
@@ -138,7 +137,7 @@ def test_tokens_that_do_not_fit_are_told(tmp_path):
     rows[5][2]['logp'][0].pop()
     done, index = made(tmp_path, rows)
     assert done.notes == index['notes']
-    assert done.notes == ['000005.jsonl.zst: responses without colours, since their tokens do not fit their texts: 2']
+    assert done.notes == ['000005.jsonl.zst: 2 responses have no colours, since their tokens do not match their texts']
     assert index['coloured'] == 10
 
 
@@ -177,7 +176,7 @@ def test_a_damaged_line_is_told_and_the_others_are_shown(tmp_path, damage):
     file.write_bytes(zstandard.compress(data if isinstance(data, bytes) else data.encode()))
     done = write_viewer(tmp_path / 'run', tmp_path / 'viewer', 'run')
     assert done.groups == 6 and len(done.notes) == 1
-    assert re.fullmatch(r'000002\.jsonl\.zst: damaged lines left out: 1, the first is line [14] \(.{10,}\)', done.notes[0])
+    assert re.fullmatch(r'000002\.jsonl\.zst: 1 damaged lines are left out, the first is line [14] \(.{10,}\)', done.notes[0])
 
 
 JSON = st.recursive(
@@ -193,7 +192,7 @@ def test_a_row_with_any_value_in_its_place_is_shown_or_told(tmp_path, data):
     name = data.draw(st.sampled_from(sorted(good)))
     bad = good | {name: data.draw(JSON | st.lists(JSON, min_size=2, max_size=2) | st.just([[1, 'a'], [None, {}]]))}
     done, index = made(tmp_path, {1: [bad, good]})
-    left_out = sum('damaged lines left out: 1, the first is line 1' in note for note in done.notes)
+    left_out = sum('1 damaged lines are left out, the first is line 1' in note for note in done.notes)
     assert done.groups == 2 - left_out == len(index['columns']['row']) and index['columns']['row'][-1] == 2
     parts_of(tmp_path / 'viewer')
 
@@ -211,11 +210,11 @@ def test_a_file_cut_short_is_told_and_the_other_steps_are_shown(tmp_path, keep):
 
 def test_a_line_is_read_to_its_limit_and_the_rows_before_are_shown(tmp_path, monkeypatch):
     """64 MB in 6 kB: no piece of it makes more than 16 MiB, and no line is longer than the limit."""
-    monkeypatch.setattr(rollouts, 'MOST_LINE', 2**20)
+    monkeypatch.setattr(responses, 'MOST_ROW_BYTES', 2**20)
     file = tmp_path / 'a.jsonl.zst'
     file.write_bytes(zstandard.compress(b'1\n' + b' ' * 2**26 + b'\n'))
     assert file.stat().st_size < 10_000
-    lines = rollouts.rollout_lines(file)
+    lines = responses.rollout_lines(file)
     assert next(lines) == b'1'
     tracemalloc.start()
     with pytest.raises(EOFError, match='a line is longer than 1 MiB'):
@@ -242,9 +241,9 @@ def test_the_newest_rows_are_taken_up_to_the_limit(tmp_path):
     assert whole.groups == 30 and part.notes == index['notes'] and len(part.notes) == 1
     assert c['step'][:10] == [30] * 10 and set(c['step'][10:]) == {20} and 13 <= part.groups <= 17
     line = part.groups - 10 + 1
-    assert f'of step 20 all from line {line}; older steps: 1 (--rollouts_mb=MB takes more)' in part.notes[0]
+    assert f'step 20 from line {line} on, and 1 older steps; raise --rollouts_mb for more' in part.notes[0]
     none = write_viewer(tmp_path / 'run', tmp_path / 'viewer', 'run', limit_mb=0)
-    assert none.path is None and 'of step 30 all from line 1; older steps: 2' in none.notes[0]
+    assert none.path is None and 'step 30 from line 1 on, and 2 older steps' in none.notes[0]
 
 
 def test_an_older_viewer_is_replaced_wholly_and_nothing_else_is(tmp_path):
@@ -261,7 +260,7 @@ def test_an_older_viewer_is_replaced_wholly_and_nothing_else_is(tmp_path):
     assert write_viewer(tmp_path / 'run', folder, 'run').path is None and not folder.exists()
     folder.mkdir()
     (folder / 'mine.txt').touch()
-    with pytest.raises(ValueError, match='is no rollout viewer; move it away'):
+    with pytest.raises(ValueError, match='is not a rollout viewer; move it, or'):
         write_viewer(tmp_path / 'run', folder, 'run')
     assert (folder / 'mine.txt').exists()
 

@@ -8,7 +8,7 @@ from browsing import colours_of, count, search
 
 from bapo_jax.report import viewer
 from bapo_jax.report.viewer import write_viewer
-from benchmarks.viewer import DEADLINE, row, settled, ten_thousand, write_rows
+from benchmarks.host.viewer import DEADLINE, row, settled, ten_thousand, write_rows
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +18,7 @@ def test_rows_of_an_older_version_say_why_there_are_no_colours(opened, tmp_path)
     rows = [row(random.Random(2), 10, 4, 30) for _ in range(3)]
     write_rows(tmp_path, 10, [{k: v for k, v in r.items() if k not in new} for r in rows])
     page = opened(write_viewer(tmp_path, tmp_path / 'viewer', 'old').path.as_uri())
-    assert 'hold no tokens' in page.inner_text('.warning') and page.locator('#colouring').is_hidden()
+    assert 'without tokens' in page.inner_text('.warning') and page.locator('#colouring').is_hidden()
     page.keyboard.press('c')
     settled(page)
     assert page.evaluate('cards[0].body.textContent') == rows[0]['responses'][0] and colours_of(page) == []

@@ -5,14 +5,12 @@ import re
 
 import pytest
 from browsing import colours_of, count, fill, listed, search
-from making import config, make_run
-from making import row as row_of_metrics
+from making import config, make_run, row as row_of_metrics
 
 from bapo_jax.report import figures
-from bapo_jax.report.page import page as report_of
-from bapo_jax.report.page import read_runs
+from bapo_jax.report.page import page as report_of, read_runs
 from bapo_jax.report.viewer import write_viewer
-from benchmarks.viewer import row, settled, write_rows
+from benchmarks.host.viewer import row, settled, write_rows
 
 pytestmark = pytest.mark.slow
 HOSTILE = '</script><script>window.hit = 1</script><img src=x onerror="window.hit = 2"> \u2028\u2029 🙂<b>bold</b>'

@@ -3,11 +3,11 @@
 import pytest
 from making import config, evaluation, make_run, row
 
-from bapo_jax import train
+from bapo_jax.report import results
 from bapo_jax.report.records import read_run
 from bapo_jax.report.waiting import Work, advice, speed, who_waits, work_of
 
-IN_TURN = {'engine': 'vllm', 'overlap': False, 'sync_every': 5, 'mixture': 0.0, 'refill_batches': 1}
+IN_TURN = {'engine': 'vllm', 'overlap': False, 'sync_every': 5, 'mixture': {'share': 0.0, 'policies': 2}, 'refill_batches': 1}
 OVERLAP = {**IN_TURN, 'overlap': True}
 FEW = {**OVERLAP, 'concurrency': 20}  # of 40 groups, at one server
 
@@ -29,17 +29,17 @@ def of(tmp_path, rows, rollout=OVERLAP):
 @pytest.mark.parametrize(
     'work, rollout, said',
     [
-        (Work(0.4, 0.1), OVERLAP, 'The trainer idles 40% of the time: give a GPU to the servers.'),
-        (Work(0.4, 0.1, 0.5, 0), OVERLAP, 'give a GPU to the servers'),
-        (Work(0.4, 0.1, 0.3, 2), OVERLAP, 'give a GPU to the servers'),
-        (Work(0.4, 0.1, 0.3, 0), FEW, 'the servers use 30% of their KV cache at most: raise rollout.concurrency'),
-        (Work(0.4, 0.1, 0.3, 0), {**FEW, 'concurrency': 40}, 'give a GPU to the servers'),  # all that is asked is under way
-        (Work(0.4, 0.1, 0.3, 0), {**FEW, 'servers': ('a', 'b')}, 'give a GPU to the servers'),
-        (Work(0.1, 0.25), OVERLAP, 'The servers idle 25% of the time: give the trainer more'),
-        (Work(0.6, 0.2), IN_TURN, 'wait 60% and 20% of the time: rollout.overlap=True trains and samples at once'),
-        (Work(0.6, 0.2), {**IN_TURN, 'sync_every': 1}, 'with rollout.sync_every above 1, rollout.overlap=True trains'),
-        (Work(0.6, 0.2), {**IN_TURN, 'engine': 'jax'}, 'rollout.overlap=True (in-process: on one device) trains'),
-        (Work(0.4, 0.1, 1.0, 5, 0.1), OVERLAP, 'cache was full in 10% of the steps, and responses were computed again: lower'),
+        (Work(0.4, 0.1), OVERLAP, 'The trainer is idle 40% of the time: give the servers another GPU.'),
+        (Work(0.4, 0.1, 0.5, 0), OVERLAP, 'give the servers another GPU'),
+        (Work(0.4, 0.1, 0.3, 2), OVERLAP, 'give the servers another GPU'),
+        (Work(0.4, 0.1, 0.3, 0), FEW, 'the servers use at most 30% of their KV cache: raise rollout.concurrency'),
+        (Work(0.4, 0.1, 0.3, 0), {**FEW, 'concurrency': 40}, 'give the servers another GPU'),  # all that is asked is under way
+        (Work(0.4, 0.1, 0.3, 0), {**FEW, 'servers': ('a', 'b')}, 'give the servers another GPU'),
+        (Work(0.1, 0.25), OVERLAP, 'The servers are idle 25% of the time: give the trainer more'),
+        (Work(0.6, 0.2), IN_TURN, 'are idle 60% and 20% of the time: set rollout.overlap=True to train and sample at the same time'),
+        (Work(0.6, 0.2), {**IN_TURN, 'sync_every': 1}, 'set rollout.sync_every above 1 and rollout.overlap=True to train'),
+        (Work(0.6, 0.2), {**IN_TURN, 'engine': 'jax'}, 'rollout.overlap=True (in-process: on one device) to train'),
+        (Work(0.4, 0.1, 1.0, 5, 0.1), OVERLAP, 'cache was full in 10% of the steps, so responses were preempted and recomputed: lower'),
         (Work(0.6, 0.3, 1.0, 5, 0.5), IN_TURN, 'lower rollout.concurrency, or give the servers more memory'),
     ],
 )
@@ -54,7 +54,7 @@ def test_what_is_clear_is_said(work, rollout, said):
         (Work(0.4, 0.4), OVERLAP),  # each waits at times: neither has too much
         (Work(0.4, 0.1), {**OVERLAP, 'engine': 'jax'}),
         (Work(0.8, 0.19), IN_TURN),
-        (Work(0.5, 0.5), {**IN_TURN, 'mixture': 0.4}),
+        (Work(0.5, 0.5), {**IN_TURN, 'mixture': {'share': 0.4, 'policies': 2}}),
         (Work(0.5, 0.5), {**IN_TURN, 'refill_batches': 4}),
     ],
 )
@@ -74,7 +74,7 @@ def test_shares_are_of_the_time_of_all_steps_but_the_first(tmp_path):
 
 def test_a_short_run_is_told_nothing(tmp_path):
     rows = [measured(s, 0.4, 0.1) for s in range(1, 22)]
-    assert who_waits(make_run(tmp_path / 'long', rows, settings=config(rollout=OVERLAP))).endswith('give a GPU to the servers.')
+    assert who_waits(make_run(tmp_path / 'long', rows, settings=config(rollout=OVERLAP))).endswith('give the servers another GPU.')
     assert who_waits(make_run(tmp_path / 'short', rows[:20], settings=config(rollout=OVERLAP))) == ''
     assert who_waits(make_run(tmp_path / 'old', [row(s) for s in range(1, 22)], settings=config(rollout=OVERLAP))) == ''
 
@@ -85,19 +85,19 @@ def test_the_figure_has_what_was_measured_and_the_advice(tmp_path):
     lines = {x.label: x.y.tolist() for panel in figure.panels for x in panel.lines}
     assert lines == {
         'update': [100.0 + s for s in range(1, 22)], 'generation': [300.0 - s for s in range(1, 22)],
-        'trainer waits': [0.4] * 21, 'engine idle': [0.1] * 21, 'cache': [s / 100 for s in range(1, 22)],
+        'trainer': [0.4] * 21, 'engine': [0.1] * 21, 'cache': [s / 100 for s in range(1, 22)],
     }  # fmt: skip
     assert figure.table.rows == (
-        ('update, tokens/s', '111', '121'), ('generation, tokens/s', '289', '299'), ('trainer waits, of the step', '40.0%', '40.0%'),
-        ('engine idle, of the step', '10.0%', '10.0%'), ("servers' KV cache in use", '11.0%', '21.0%'),
+        ('update, tokens/s', '111', '121'), ('generation, tokens/s', '289', '299'), ('trainer idle, share of the step', '40.0%', '40.0%'),
+        ('engine idle, share of the step', '10.0%', '10.0%'), ("servers' KV cache in use", '11.0%', '21.0%'),
     )  # fmt: skip
-    assert len(figure.warnings) == 1 and 'The trainer idles 40% of the time, and the servers use 21%' in figure.warnings[0]
+    assert len(figure.warnings) == 1 and 'The trainer is idle 40% of the time, and the servers use at most 21%' in figure.warnings[0]
     assert speed(of(tmp_path / 'old', [row(1)])).missing == ('perf/idle/trainer', 'perf/idle/engine')
 
 
 def test_a_run_ends_with_the_sentence(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(train, 'draw_run', lambda directory: directory / 'run.png')
+    monkeypatch.setattr(results, 'draw_run', lambda directory: directory / 'run.png')
     rows = [measured(s, 0.4, 0.1) for s in range(1, 22)]
     scores = [evaluation(0, [1, 0], 0.25, 0.5), evaluation(21, [2, 1], 0.75, 1.0)]
-    train.print_results(make_run(tmp_path / 'run', rows, scores, settings=config(rollout=OVERLAP)), 21)
-    assert capsys.readouterr().out.splitlines()[-1] == 'The trainer idles 40% of the time: give a GPU to the servers.'
+    results.print_results(make_run(tmp_path / 'run', rows, scores, settings=config(rollout=OVERLAP)), 21)
+    assert capsys.readouterr().out.splitlines()[-1] == 'The trainer is idle 40% of the time: give the servers another GPU.'

@@ -10,14 +10,14 @@ import pytest
 from group_builders import graded
 from real_servers import BASE
 
-from bapo_jax import events
 from bapo_jax.groups import X1, Prompt, Response, Verdict, make_batch
+from bapo_jax.machine import events
 from bapo_jax.models.tokenizer import load_tokenizer
 from bapo_jax.rollout import collect as module
 from bapo_jax.rollout.collect import TooFewJudged, check_judged, collect, judge, judge_as_they_come
 from bapo_jax.rollout.engine import FRESH, REEVALUATION, Draw, Engine, RolloutError, Sampling
-from bapo_jax.rollout.replies import BadResponse
-from bapo_jax.run.measures import discarded_metrics, fresh_metrics
+from bapo_jax.rollout.vllm.replies import BadResponse
+from bapo_jax.run.log.measures import discarded_metrics, fresh_metrics
 
 # 3 + 5 * 2 = 13 and 7 - 4 = 3
 TRUTHS = {5: {'numbers': [3, 5, 2], 'target': 13}, 9: {'numbers': [7, 4], 'target': 3}}
@@ -116,7 +116,7 @@ def test_a_group_of_bad_responses_leaves_the_others_alone_and_its_prompt_has_an_
         lost, sound = as_they_come(engine, tokenizer).groups
     assert (lost.prompt, lost.responses, lost.step, lost.infra_error) == (PROMPTS[0], (), 6, True)
     assert sound.responses == responses[1] and not sound.infra_error
-    told = json.loads((tmp_path / events.FILE).read_text())
+    told = json.loads((tmp_path / events.EVENTS_FILE).read_text())
     assert (told['event'], told['prompt']) == ('group lost', 5) and 'outside the vocabulary' in told['message']
     with pytest.raises(BadResponse):  # of the probe, it is an error: the answer is what is asked for
         collect(engine, tokenizer, PROMPTS, 2, Sampling(0.6, 32), DRAWS, None)
@@ -145,7 +145,7 @@ def test_more_than_a_fifth_without_a_verdict_ends_the_run(tokenizer, responses):
     failed = graded(PROMPTS[0], responses[0], (Verdict.CORRECT, Verdict.INFRA_ERROR), 6)
     check_judged([*[sound] * 8, lost, lost], 2)
     check_judged([*[sound] * 6, *[failed] * 4], 2)
-    with pytest.raises(TooFewJudged, match=r'5 of 20 responses of step 6 .*gave up 2 groups of 2, .* failed on 1 responses.*task\.verify_s'):
+    with pytest.raises(TooFewJudged, match=r'5 of 20 responses of step 6 .*gave up 2 groups of 2, .* failed on 1 responses.*task\.judging\.step_s'):
         check_judged([*[sound] * 7, lost, lost, failed], 2)
 
 

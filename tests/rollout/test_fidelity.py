@@ -51,7 +51,7 @@ def test_a_server_that_has_the_policy_before_is_found_though_rounding_moves_as_m
     new = before + moved
     check_probe(new + noise, new, 0.03, 3, before)
     check_probe(before + noise, new, 0.03, 3)  # the differences alone do not say it
-    with pytest.raises(PolicyMismatch, match=r'policy 3: the server still answers with the policy before it: .* -?0\.\d\d ± 0\.\d\d of the way'):
+    with pytest.raises(PolicyMismatch, match=r'policy 3: the server still answers with the previous policy: .* -?0\.\d\d ± 0\.\d\d of the way'):
         check_probe(before + noise, new, 0.03, 3, before)
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from group_builders import graded
 
+from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.config import default_config, resolve
 from bapo_jax.groups import Prompt, Response, Verdict
 from bapo_jax.rollout import rollouts as module
@@ -87,6 +89,14 @@ class Trained:
     alpha_version: int = 0
     alpha: str = 'α'
     recent: tuple = ()
+    before: str = 'α before'
+    synced_after: int = -1
+
+    def sync(self):
+        self.alpha, self.alpha_version, self.synced_after = 'θ', self.step, self.step
+
+    def policies(self):
+        return {}
 
     @property
     def theta(self):
@@ -112,7 +122,8 @@ def rollouts(monkeypatch):
         config.update_from_flattened_dict(fields or {})
         engine, schedule = Noting(answer), Schedule(STEPS, sync_every, 0, 0, **schedule)
         engine.servers = servers
-        made.append((Rollouts(engine, None, Counting(learns), schedule, resolve(config), None, probe=prompt(9)), engine))
+        of_run = {'policies': Trained(0), 'hosts': Hosts(), 'logprobs': served(0), 'probe': prompt(9)}
+        made.append((Rollouts(engine, None, Counting(learns), schedule, resolve(config), None, **of_run), engine))
         return made[-1]
 
     yield make
@@ -124,11 +135,24 @@ def ids(groups):
     return [g.prompt.id for g in groups]
 
 
+def take(r, step, hard, policies):
+    """A step of a run whose policies are these."""
+    r._policies = policies
+    return r.take(step, hard)
+
+
+def serve(r, policies, logprobs):
+    """α, with the trainer's log-probs of a batch."""
+    r._policies, r._logprobs = policies, lambda by_role, batch: logprobs(batch)
+    r.serve()
+    assert policies.before is None
+
+
 def test_steps_begun_early_give_what_steps_taken_one_by_one_give(rollouts):
     (late, _), (early, _) = rollouts(), rollouts(overlap=True)
     early.begin_ahead(0)
     for step in (1, 2, 3):
-        (a, _), (b, _) = late.take(step, [], Trained(step - 1)), early.take(step, [], Trained(step - 1))
+        (a, _), (b, _) = take(late, step, [], Trained(step - 1)), take(early, step, [], Trained(step - 1))
         assert ids(a) == ids(b) == [2 * step, 2 * step + 1]
         assert {g.step for g in b} == {step}
         assert late.state() == early.state()
@@ -137,7 +161,7 @@ def test_steps_begun_early_give_what_steps_taken_one_by_one_give(rollouts):
 def test_a_step_has_the_metrics_of_selector_meter_and_engine(rollouts):
     r, _ = rollouts()
     started = time.perf_counter()
-    r.take(1, [], Trained(0))
+    take(r, 1, [], Trained(0))
     found = r.metrics(started)
     assert found['prompts/batches'] == 1 and found['perf/servers/cache_used'] == 0.5 and 0 <= found['perf/idle/trainer'] <= 1
 
@@ -145,8 +169,8 @@ def test_a_step_has_the_metrics_of_selector_meter_and_engine(rollouts):
 def test_a_selector_that_learns_observes_a_step_before_it_is_asked_for_the_next(rollouts):
     r, _ = rollouts(overlap=True, learns=True)
     r.begin_ahead(0)
-    r.take(1, [], Trained(0))
-    r.take(2, [], Trained(1))
+    take(r, 1, [], Trained(0))
+    take(r, 2, [], Trained(1))
     assert r.state() == str(['next', [2, 3], 'next', [4, 5]])  # that of step 2, whatever of step 3 is done
 
 
@@ -155,7 +179,7 @@ def test_all_steps_up_to_the_sync_are_asked_while_the_first_is_still_answered(ro
     release = threading.Event()
     r, engine = rollouts(lambda _: release.wait(10) and (RESPONSE,), overlap=True)
     with ThreadPoolExecutor(1) as pool:
-        taken = pool.submit(r.take, 1, [], Trained(0))
+        taken = pool.submit(take, r, 1, [], Trained(0))
         deadline = time.monotonic() + 10
         while len(engine.events) < STEPS and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -167,32 +191,49 @@ def test_all_steps_up_to_the_sync_are_asked_while_the_first_is_still_answered(ro
 
 
 @pytest.mark.parametrize(
-    'hard, alpha_version, settings', [([], 0, {'learns': True}), (HARD, -1, {}), (HARD, 0, {'reevaluation_syncs': True})]
+    'hard, alpha_version, settings', [([], 0, {'learns': True}), (HARD, -1, {}), (HARD, 0, {'sync_phase': 'code'})]
 )
 def test_later_steps_are_not_asked_before_the_engine_may_hold_another_policy(hard, alpha_version, settings, rollouts):
     """Nor before a selector that learns has seen the step: π_θ answers the hard prompts, or becomes α with them."""
     release = threading.Event()
     r, engine = rollouts(lambda _: release.wait(10) and (RESPONSE,), overlap=True, **settings)
     threading.Timer(0.2, lambda: (engine.events.append('answered'), release.set())).start()
-    r.take(1, hard, Trained(0, alpha_version=alpha_version))
+    take(r, 1, hard, Trained(0, alpha_version=alpha_version))
     assert [event for event in engine.events[: engine.events.index('answered')] if event[0] == 'ask'] == engine.events[:1]
+
+
+def test_a_row_keeps_the_policy_that_answered_the_hard_prompts_as_alpha(rollouts):
+    r, engine = rollouts(sync_phase='code')
+    take(r, 3, HARD, policies := Trained(2, alpha_version=0))
+    assert engine.events[-2:] == [('load', 'α', 0), ('load', 'θ', 2)] and policies.alpha_version == 2
+    take(r, 4, [], policies := Trained(3, alpha_version=2))
+    assert policies.alpha_version == 2
+
+
+def test_a_sync_is_told_to_all_hosts_and_one_that_a_checkpoint_has_is_not_repeated(rollouts):
+    r, engine = rollouts()
+    told = []
+    r._hosts, r._policies = types.SimpleNamespace(tell=told.append), Trained(4)
+    r.sync()
+    r.sync()
+    assert told == ['sync'] and engine.events == [('load', 'θ', 4)] * 2
 
 
 def test_nothing_is_begun_ahead_without_overlap_or_past_a_sync(rollouts):
     for settings in ({'overlap': False}, {'overlap': True, 'sync_every': 2}):
         r, engine = rollouts(**settings)
-        r.take(1, [], Trained(0))
+        take(r, 1, [], Trained(0))
         r.begin_ahead(1)
         assert len(engine.events) == 1
 
 
 def test_hard_prompts_go_out_with_the_fresh_ones_where_alpha_is_theta_and_are_not_shown_to_the_selector(rollouts):
     r, engine = rollouts()
-    fresh, reevaluated = r.take(1, HARD, Trained(0, alpha_version=0))
+    fresh, reevaluated = take(r, 1, HARD, Trained(0, alpha_version=0))
     assert ids(fresh) == [2, 3] and ids(reevaluated) == [77]
     assert engine.events == [('ask', [(2, FRESH), (3, FRESH), (77, REEVALUATION)])]
     r, engine = rollouts(learns=True)
-    fresh, reevaluated = r.take(1, HARD, Trained(0, alpha_version=0))
+    fresh, reevaluated = take(r, 1, HARD, Trained(0, alpha_version=0))
     assert ids(fresh) == [2, 3] and ids(reevaluated) == [77]
     assert r.state() == str(['next', [2, 3]])
     assert 'timing_s/reevaluate' not in r.metrics(0.0)
@@ -202,13 +243,13 @@ def test_hard_prompts_go_out_with_the_fresh_ones_where_alpha_is_theta_and_are_no
 def test_an_engine_reads_given_tokens_behind_a_hard_prompt(rollouts, alpha):
     r, engine = rollouts()
     with_given = dataclasses.replace(HARD[0], given=np.array([8, 9], np.int32))
-    _, [group] = r.take(3, [with_given], Trained(2, alpha_version=alpha))
+    _, [group] = take(r, 3, [with_given], Trained(2, alpha_version=alpha))
     assert engine.read == [[1], [1], [1, 8, 9]] and group.prompt is with_given
 
 
 def test_hard_prompts_are_answered_by_theta_and_the_engine_then_holds_alpha_again(rollouts):
     r, engine = rollouts()
-    fresh, reevaluated = r.take(3, HARD, Trained(2, alpha_version=0))
+    fresh, reevaluated = take(r, 3, HARD, Trained(2, alpha_version=0))
     assert ids(fresh) == [2, 3] and ids(reevaluated) == [77] and {g.step for g in reevaluated} == {3}
     assert engine.events == [
         ('ask', [(2, FRESH), (3, FRESH)]), ('load', 'θ', 2), ('ask', [(77, REEVALUATION)]), ('load', 'α', 0)
@@ -222,12 +263,13 @@ def test_hard_prompts_cannot_join_a_step_that_was_begun(rollouts):
     r, _ = rollouts(overlap=True)
     r.begin_ahead(0)
     with pytest.raises(RuntimeError, match='step 1 was begun without its hard prompts'):
-        r.take(1, HARD, Trained(0))
+        take(r, 1, HARD, Trained(0))
 
 
 def test_an_evaluation_is_answered_by_theta_and_the_engine_then_holds_alpha_again(rollouts):
     r, engine = rollouts()
-    with r.held_by_theta(Trained(5, alpha_version=3)) as held:
+    r._policies = Trained(5, alpha_version=3)
+    with r.held_by_theta() as held:
         assert held is engine
         assert engine.events == [('load', 'θ', 5)]
     assert engine.events == [('load', 'θ', 5), ('load', 'α', 3)]
@@ -240,7 +282,7 @@ def test_what_the_engine_raises_reaches_whoever_takes_the_step(rollouts):
     r, _ = rollouts(gone, overlap=True)
     r.begin_ahead(0)
     with pytest.raises(OSError, match='the engine is gone'):
-        r.take(1, [], Trained(0))
+        take(r, 1, [], Trained(0))
 
 
 @pytest.mark.parametrize('learns', [False, True])
@@ -248,7 +290,7 @@ def test_a_step_with_too_few_verdicts_ends_the_run(learns, rollouts):
     """Both groups are lost, of eight responses each."""
     r, _ = rollouts(lambda _: (), learns=learns)
     with pytest.raises(TooFewJudged, match='16 of 16 responses of step 1 have no verdict.* gave up 2 groups of 8'):
-        r.take(1, [], Trained(0))
+        take(r, 1, [], Trained(0))
 
 
 def test_prompts_that_are_only_counted_may_all_be_lost(rollouts):
@@ -275,13 +317,13 @@ def test_close_waits_for_one_step_at_most(learns, rollouts):
 def test_a_restored_stream_goes_on_after_the_last_step_taken(rollouts):
     """Steps answered ahead of it are answered again."""
     (whole, _), (stopped, _), (continued, _) = rollouts(), rollouts(overlap=True), rollouts()
-    whole.take(1, [], Trained(0))
+    take(whole, 1, [], Trained(0))
     stopped.begin_ahead(0)
-    stopped.take(1, [], Trained(0))
+    take(stopped, 1, [], Trained(0))
     assert stopped.state() == whole.state()
     continued.restore(stopped.state())
     assert continued.state() == whole.state()
-    assert ids(continued.take(2, [], Trained(1))[0]) == ids(whole.take(2, [], Trained(1))[0]) == [4, 5]
+    assert ids(take(continued, 2, [], Trained(1))[0]) == ids(take(whole, 2, [], Trained(1))[0]) == [4, 5]
     assert continued.state() == whole.state()
 
 
@@ -296,21 +338,21 @@ def served(difference):
 
 def test_every_server_is_asked_the_probe_after_it_got_alpha(rollouts):
     r, engine = rollouts(servers=2)
-    r.serve(Trained(4, alpha_version=4), served(0))
+    serve(r, Trained(4, alpha_version=4), served(0))
     assert engine.events == [('load', 'α', 4), ('ask', [(9, PROBE), (9, PROBE)])]
     with pytest.raises(PolicyMismatch, match=r'policy 4: .* rollout\.probe_tolerance=0\.001'):
-        r.serve(Trained(4, alpha_version=4), served(0.1))
+        serve(r, Trained(4, alpha_version=4), served(0.1))
 
 
 def test_the_probe_knows_what_both_sides_round_to_and_what_the_trainers_devices_multiply_with(rollouts, monkeypatch):
     for field in ('rollout.dtype', 'model.dtype'):
         r, _ = rollouts(servers=1, fields={field: 'bfloat16'})
-        r.serve(Trained(4, alpha_version=4), served(0.04))
+        serve(r, Trained(4, alpha_version=4), served(0.04))
     r, _ = rollouts(servers=1)
     with pytest.raises(PolicyMismatch, match=r'probe_tolerance=0\.001'):
-        r.serve(Trained(4, alpha_version=4), served(0.005))
+        serve(r, Trained(4, alpha_version=4), served(0.005))
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-    r.serve(Trained(5, alpha_version=5), served(0.005))
+    serve(r, Trained(5, alpha_version=5), served(0.005))
 
 
 def test_a_server_that_still_has_the_policy_before_is_found(rollouts):
@@ -320,8 +362,8 @@ def test_a_server_that_still_has_the_policy_before_is_found(rollouts):
         logp, trained = served(1e-4)(batch)
         return logp, trained, logp  # under the policy before, as the server said
 
-    with pytest.raises(PolicyMismatch, match='policy 4: the server still answers with the policy before it'):
-        r.serve(Trained(4, alpha_version=4), logprobs)
+    with pytest.raises(PolicyMismatch, match='policy 4: the server still answers with the previous policy'):
+        serve(r, Trained(4, alpha_version=4), logprobs)
 
 
 def test_one_wrong_server_among_many_is_found(rollouts):
@@ -329,18 +371,18 @@ def test_one_wrong_server_among_many_is_found(rollouts):
     r, _ = rollouts(servers=30)
     asked = itertools.count()
     with pytest.raises(PolicyMismatch, match='mean 0.1,'):
-        r.serve(Trained(4, alpha_version=4), lambda batch: served(0.1 if next(asked) == 29 else 0.0)(batch))
+        serve(r, Trained(4, alpha_version=4), lambda batch: served(0.1 if next(asked) == 29 else 0.0)(batch))
 
 
 def test_an_engine_in_this_process_gets_alpha_and_no_probe(rollouts):
     r, engine = rollouts()
-    r.serve(Trained(4, alpha_version=4), None)
+    serve(r, Trained(4, alpha_version=4), None)
     assert engine.events == [('load', 'α', 4)]
 
 
 # ---- who answers of several, and how often is asked
 
-MIXTURE = {'rollout.mixture': 0.9, 'rollout.sync_every': 1, 'replay.use_x2': False, 'rollout.overlap': False}
+MIXTURE = {'rollout.mixture.share': 0.9, 'rollout.sync_every': 1, 'replay.use_x2': False, 'rollout.overlap': False}
 
 
 @pytest.mark.parametrize('recent', [((7, 'older'), (6, 'oldest')), ((7, 'older'),), ()])
@@ -348,7 +390,7 @@ def test_every_policy_that_is_kept_answers_some_prompts_of_a_mixture(recent, rol
     """Also the oldest; where fewer are kept than ages drawn, the oldest there is. Groups keep the prompts' order, and α is held last."""
     r, engine = rollouts(fields=MIXTURE, sync_every=1, mixture=0.9, mixture_policies=2)
     for step in range(1, 13):
-        fresh, _ = r.take(step, (), Trained(step, alpha_version=8, recent=recent))
+        fresh, _ = take(r, step, (), Trained(step, alpha_version=8, recent=recent))
         assert [g.prompt.id for g in fresh] == [2 * step, 2 * step + 1]
     loads = [params for event, params, *_ in engine.events if event == 'load']
     assert set(loads) == {'α', *(params for _, params in recent)} and loads[-1] == 'α'
@@ -368,5 +410,5 @@ def test_a_refill_ends_once_b_groups_are_mixed_or_no_wave_is_left(batch_groups, 
         'learner.mini_batch_groups': 1,
     }  # fmt: skip
     r, engine = rollouts(fields=fields)
-    fresh, _ = r.take(1, (), Trained(1))
+    fresh, _ = take(r, 1, (), Trained(1))
     assert len(engine.events) == waves and len(fresh) == 2 * waves

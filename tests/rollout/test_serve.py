@@ -14,8 +14,9 @@ import pytest
 from absl import flags
 from launched import free_ports
 
-from bapo_jax.rollout import gpus, serve
-from bapo_jax.rollout.token_guard import TOKEN_VARIABLE
+from bapo_jax.rollout import serve
+from bapo_jax.rollout.vllm import gpus
+from bapo_jax.rollout.vllm.token_guard import TOKEN_VARIABLE
 
 BASE = Path(__file__).resolve().parents[2] / 'configs' / 'quickstart_base'
 
@@ -24,8 +25,8 @@ def test_the_command_guards_every_route_and_samples_from_the_whole_distribution(
     words = serve.command('configs/quickstart_base', port=1234, python='python', dtype='float32', max_tokens=64)
     options = dict(zip(words, words[1:], strict=False))
     assert options['--host'] == '127.0.0.1' and options['--port'] == '1234'
-    assert options['--middleware'] == 'bapo_jax.rollout.token_guard.TokenGuard'
-    assert options['--worker-extension-cls'] == 'bapo_jax.rollout.worker.PolicyLoader'
+    assert options['--middleware'] == 'bapo_jax.rollout.vllm.token_guard.TokenGuard'
+    assert options['--worker-extension-cls'] == 'bapo_jax.rollout.vllm.worker.PolicyLoader'
     assert options['--generation-config'] == 'vllm' and options['--logprobs-mode'] == 'processed_logprobs'
     assert Path(options['--model']).is_absolute()
 
@@ -66,24 +67,24 @@ def test_the_interpreter_is_what_is_said_else_the_variables_else_the_checkouts(p
     monkeypatch.setenv(serve.PYTHON_VARIABLE, str(variable))
     assert serve.python_of() == variable and serve.python_of('said') == said
     assert serve.command(BASE, port=1, python='said')[0] == str(said)
-    serve.check_python('said', 'rollout.python')
+    serve.check_python('said', 'rollout.server.python')
     said.unlink()
-    with pytest.raises(ValueError, match=rf'^rollout.python={said} is no interpreter; `bapo-vllm-env DIR` makes .* rollout.python=DIR/bin/python'):
-        serve.check_python('said', 'rollout.python')  # what is named and lacks is no reason to take another
-    serve.check_python('', 'rollout.python')
+    with pytest.raises(ValueError, match=rf'^rollout.server.python={said} is not an executable file; run `bapo-vllm-env DIR` .* set rollout.server.python=DIR/bin/python'):
+        serve.check_python('said', 'rollout.server.python')  # what is named and lacks is no reason to take another
+    serve.check_python('', 'rollout.server.python')
     variable.chmod(0o644)
-    with pytest.raises(ValueError, match=f'^{serve.PYTHON_VARIABLE}={variable} is no interpreter'):
-        serve.check_python('', 'rollout.python')
+    with pytest.raises(ValueError, match=f'^{serve.PYTHON_VARIABLE}={variable} is not an executable file'):
+        serve.check_python('', 'rollout.server.python')
 
 
 @pytest.mark.parametrize('checkout', [True, False])
 def test_without_an_interpreter_the_message_says_how_to_make_one(checkout, pythons, tmp_path):
     if checkout:
         (tmp_path / 'pyproject.toml').touch()
-    serve.check_python('', 'rollout.python')
+    serve.check_python('', 'rollout.server.python')
     pythons['.venv-vllm/bin/python'].unlink()
-    with pytest.raises(ValueError, match=f'^rollout.python and {serve.PYTHON_VARIABLE} are not set.* `bapo-vllm-env DIR`') as told:
-        serve.check_python('', 'rollout.python')
+    with pytest.raises(ValueError, match=f'^rollout.server.python and {serve.PYTHON_VARIABLE} are not set.* `bapo-vllm-env DIR`') as told:
+        serve.check_python('', 'rollout.server.python')
     assert ('make vllm-env' in str(told.value)) == checkout
 
 
@@ -118,10 +119,10 @@ def flag(word):
 @pytest.mark.parametrize(
     'wrong, wanted',
     [
-        (('--port=0', '--port=-1', '--port=65536', '--port=abc', '--port=', '--port=8000.0', '--port=1e3'), 'vLLM does not take it; give a port, 1 to 65535'),
-        (('--memory=-1', '--memory=1.5', '--memory=nan', '--memory=40%'), "vLLM does not take it; give a fraction of the GPU's memory, at most 1, or 0"),
-        (('--max_tokens=-1', '--max_tokens=many', '--max_tokens=inf'), 'vLLM does not take it; give a number of tokens, or 0'),
-        (('--sequences=-1', '--sequences=0.5'), 'vLLM does not take it; give a number of responses, or 0'),
+        (('--port=0', '--port=-1', '--port=65536', '--port=abc', '--port=', '--port=8000.0', '--port=1e3'), 'vLLM does not accept it; give a port, 1 to 65535'),
+        (('--memory=-1', '--memory=1.5', '--memory=nan', '--memory=40%'), "vLLM does not accept it; give a fraction of the GPU's memory, from 0 to 1"),
+        (('--max_tokens=-1', '--max_tokens=many', '--max_tokens=inf'), 'vLLM does not accept it; give a number of tokens, or 0'),
+        (('--sequences=-1', '--sequences=0.5'), 'vLLM does not accept it; give a number of responses, or 0'),
         (('--dtype=foo', '--dtype=float16', '--dtype='), 'value should be one of <auto|float32|bfloat16>'),
     ],
 )
@@ -148,7 +149,7 @@ def test_more_tokens_than_positions_are_refused_unless_vllm_is_told_of_more(conf
     (tmp_path / 'config.json').write_text(json.dumps(config))
     serve.check_length(tmp_path, most or 10**6, extra)
     if most:
-        with pytest.raises(ValueError, match=rf'^--max_tokens={most + 1}: the model of --model has {most} positions; give at most as many'):
+        with pytest.raises(ValueError, match=rf'^--max_tokens={most + 1}: the model has only {most} positions .*; give at most {most}'):
             serve.check_length(tmp_path, most + 1, extra)
         monkeypatch.setenv('VLLM_ALLOW_LONG_MAX_MODEL_LEN', '1')
         serve.check_length(tmp_path, most + 1, extra)
@@ -158,7 +159,7 @@ def test_an_address_at_which_no_server_can_listen_is_refused():
     with socket.create_server(('127.0.0.1', 0)) as others:
         port = others.getsockname()[1]
         for host in ('127.0.0.1', '192.0.2.1', 'no host', ''):  # taken; of no machine; no name; all addresses, of which one is taken
-            with pytest.raises(ValueError, match=f'^--host={host} --port={port}: .*; give an address of this machine, and a port that'):
+            with pytest.raises(ValueError, match=f'^--host={host} --port={port}: .*; give an address of this machine and a free port'):
                 serve.check_address(host, port)
     serve.check_address('127.0.0.1', port)
 
@@ -201,14 +202,14 @@ def served(monkeypatch):
 
 
 @pytest.mark.parametrize('words, message', [
-    (('--max_tokens=4097',), '--max_tokens=4097: the model of --model has 4096 positions; .*'),
-    (('--port={taken}',), '--host=127.0.0.1 --port=.*: .*; give an address of this machine, and a port that nobody listens on'),
+    (('--max_tokens=4097',), '--max_tokens=4097: the model has only 4096 positions .*; give at most 4096, .*'),
+    (('--port={taken}',), '--host=127.0.0.1 --port=.*: .*; give an address of this machine and a free port'),
     (('--gpus=8',), 'GPU 8: this machine has 8, .*'),
-    (('8000',), "8000: only flags of vLLM's own can stand here.*"),
+    (('8000',), "8000: only vLLM's own flags are allowed here.*"),
     (('--gpus=0,1', '--', '--tensor-parallel', '2'), '--tensor-parallel: .* write the name of the flag in full'),
-    (('--', '--hf-overrides.rope_theta', '40000'), '--hf-overrides.rope_theta: a flag with a dot replaces the one without.*'),
-    (('--', '--config', 'x.yaml'), '--config: flags in a file are not seen.*'),
-    (('--gpus=0,1,2',), '4 attention heads cannot be shared by 3 GPUs; give the server 1 or 2'),
+    (('--', '--hf-overrides.rope_theta', '40000'), '--hf-overrides.rope_theta: a dotted flag replaces all others.*'),
+    (('--', '--config', 'x.yaml'), '--config: flags in a file are not checked.*'),
+    (('--gpus=0,1,2',), '4 attention heads cannot be split over 3 GPUs; give the server 1 or 2'),
 ])  # fmt: skip
 def test_what_its_flags_cannot_mean_is_said_before_vllm_is_started(words, message, served):
     with socket.create_server(('127.0.0.1', 0)) as others:
@@ -241,12 +242,12 @@ def test_what_is_not_said_is_left_to_vllm(served, monkeypatch):
 @pytest.mark.parametrize(
     'flags, message',
     [
-        ((f'--model={BASE}', '--memory=1.5'), "flag --memory=1.5: vLLM does not take it; give a fraction of the GPU's memory, at most 1, or 0\n"),
-        ((f'--model={BASE}', '--host=0.0.0.0'), f'error: --host=0.0.0.0 is no loopback address.*set {TOKEN_VARIABLE}'),
-        ((f'--model={BASE}', '--host=example.org'), 'no loopback address'),
-        ((f'--model={BASE}', '--python=/nowhere/python'), 'error: --python=/nowhere/python is no interpreter; `bapo-vllm-env DIR`'),
+        ((f'--model={BASE}', '--memory=1.5'), "flag --memory=1.5: vLLM does not accept it; give a fraction of the GPU's memory, from 0 to 1\n"),
+        ((f'--model={BASE}', '--host=0.0.0.0'), f'error: --host=0.0.0.0 is not a loopback address.*set {TOKEN_VARIABLE}'),
+        ((f'--model={BASE}', '--host=example.org'), 'not a loopback address'),
+        ((f'--model={BASE}', '--python=/nowhere/python'), 'error: --python=/nowhere/python is not an executable file; run `bapo-vllm-env DIR`'),
         (('--model=/nowhere', f'--python={sys.executable}'), "error: --model='/nowhere' is not a directory; give a Hugging Face model directory"),
-        ((f'--model={BASE}', f'--python={sys.executable}'), f'error: standard output is no terminal.* set {TOKEN_VARIABLE}'),
+        ((f'--model={BASE}', f'--python={sys.executable}'), f'error: standard output is not a terminal.* set {TOKEN_VARIABLE}'),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_the_remedy(flags, message, monkeypatch):
@@ -256,7 +257,7 @@ def test_what_cannot_be_served_is_refused_with_the_remedy(flags, message, monkey
 
 
 def test_from_an_installed_package_the_server_imports_it_and_none_of_the_libraries_beside_it(tmp_path, monkeypatch):
-    assert serve.environment('token')['PYTHONPATH'].split(os.pathsep)[0] == str(BASE.parents[1])  # a checkout has no others
+    assert serve.server_environment('token')['PYTHONPATH'].split(os.pathsep)[0] == str(BASE.parents[1])  # a checkout has no others
     site = tmp_path / 'site-packages'
     for name in ('bapo_jax', 'transformers'):
         (site / name).mkdir(parents=True)
@@ -264,6 +265,6 @@ def test_from_an_installed_package_the_server_imports_it_and_none_of_the_librari
     monkeypatch.setattr(serve, 'ROOT', site)
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
     for _ in range(2):  # a second server uses the same folder
-        path = serve.environment('token')['PYTHONPATH'].split(os.pathsep)
+        path = serve.server_environment('token')['PYTHONPATH'].split(os.pathsep)
         assert str(site) not in path
         assert [p.name for p in Path(path[0]).iterdir()] == ['bapo_jax'] and (Path(path[0]) / 'bapo_jax' / '__init__.py').is_file()

@@ -11,11 +11,12 @@ from learners import BARE, batch_of, learner_config, make_learner
 
 from bapo_jax.groups import make_batch
 from bapo_jax.learner.learner import Learner
+from bapo_jax.learner.objective import ROLLOUT
 from bapo_jax.learner.update import TrainState
-from bapo_jax.run.checkpoint import (
-    ROLLOUT, Checkpoints, DamagedCheckpoint, NotSaved, OtherWeights, RunState, copied_gb, copy_params, open_run,
-)  # fmt: skip
+from bapo_jax.run.checkpoint import Checkpoints, DamagedCheckpoint, NotSaved, copied_gb
 from bapo_jax.run.checksums import checksum_of_text, checksums
+from bapo_jax.run.opening import OtherWeights, open_run
+from bapo_jax.run.state import RunState, copy_params
 
 REPLAY = {'r_tot': np.array([np.nan]), 'high_tokens': np.arange(7, dtype=np.int32), 'bad_stored': np.array([3, 0], np.int64)}
 
@@ -215,7 +216,7 @@ def test_a_checkpoint_that_cannot_be_written_says_why(trained, tmp_path, monkeyp
         raise ValueError("RESOURCE_EXHAUSTED: Error writing: No space left on device [os_error_code='28']")
 
     monkeypatch.setattr(checkpoints._manager, 'save', full)
-    with pytest.raises(NotSaved, match=r'could not be written to .*/checkpoints: RESOURCE_EXHAUSTED: .* No space left on device'):
+    with pytest.raises(NotSaved, match=r'could not be written to .*/checkpoints; .*: RESOURCE_EXHAUSTED: .* No space left on device'):
         checkpoints.save(RunState(trained, trained.params, step=1), REPLAY, '')
     checkpoints.close()
 
@@ -289,7 +290,7 @@ def test_a_bit_that_storage_does_not_notice_is_found(saved, policy, monkeypatch)
 
 
 def test_the_checksum_is_its_equation():
-    """That it is the same on any mesh, tests/test_parallel.py says."""
+    """That it is the same on any mesh, tests/cluster/test_mesh.py says."""
     x = np.random.default_rng(0).standard_normal((4, 6, 8)).astype(np.float32)
     words, i = x.view(np.uint32).ravel().astype(object), np.arange(x.size).astype(object)
     assert checksums({'a': jnp.array(x)}) == {'a': int((words * (2 * i + 1)).sum() % 2**32)}
@@ -340,10 +341,10 @@ def break_host_part(checkpoint):
 def test_a_damaged_newest_checkpoint_is_put_aside_and_the_run_goes_on_before_it(two, policy, config, caplog):
     state, (_, selector), checkpoints = open_run(make_learner(policy, BARE), config, two)
     assert (state.step, selector, checkpoints.latest_step()) == (4, 'after 4', 4)
-    [report] = [r.row for r in caplog.records if r.name == 'bapo_jax.events']
+    [report] = [r.row for r in caplog.records if r.name == 'bapo_jax.machine.events']
     assert (report['event'], report['step']) == ('checkpoint damaged', 7)
     assert 'checkpoints/7 cannot be read (its host part is not what was saved' in report['message']
-    assert 'damaged-7 now; going on after step 4' in report['message']
+    assert 'damaged-7; continuing after step 4' in report['message']
     state.step = 7
     checkpoints.save(state, REPLAY, 'once more')
     checkpoints.close()
@@ -376,6 +377,6 @@ def test_a_reference_of_other_weights_is_refused(saved, policy, config, monkeypa
         return params
 
     monkeypatch.setattr(Learner, 'read_initial', flipped)
-    with pytest.raises(OtherWeights, match='holds other weights than those that the run began with'):
+    with pytest.raises(OtherWeights, match='holds other weights than at the start of the run'):
         open_run(make_learner(policy, BARE, kl_target='reference', kl_coef=0.1), config, saved[0])
     open_run(make_learner(policy, BARE), config, saved[0])  # a run that does not read them

@@ -5,14 +5,23 @@ import re
 
 import numpy as np
 import pytest
+from claims import claim
 from ml_collections import ConfigDict
 
-from bapo_jax.config import default_config
+from bapo_jax.config import default_config, fields_of_a_host
 from bapo_jax.groups import Prompt
 from bapo_jax.models.tokenizer import character_tokenizer
+from bapo_jax.run import directory
 from bapo_jax.run.directory import (
-    AMENDABLE, FREE_TO_CHANGE, OF_A_HOST, _flat, claim, fingerprint_answers, fingerprint_prompts, fingerprint_tokenizer, in_words,
-    read_config, settings_of,
+    AMENDABLE,
+    FREE_TO_CHANGE,
+    _flat,
+    changes_in_words,
+    fingerprint_answers,
+    fingerprint_prompts,
+    fingerprint_tokenizer,
+    read_run_config,
+    settings_of,
 )  # fmt: skip
 
 PRINTS = {
@@ -34,9 +43,19 @@ def test_a_new_directory_is_claimed_with_the_resolved_config(tmp_path):
     assert written['seed'] == 5 and written['replay']['c2'] == [0.5, 0.125] and written['fingerprints'] == PRINTS
 
 
+def test_a_start_that_fails_after_its_claim_leaves_the_settings(tmp_path):
+    """So the next start names the change again."""
+    claim(tmp_path, config(), PRINTS, HERE)
+    before = (tmp_path / 'config.json').read_bytes()
+    changed = {'learner.learning_rate': (1e-6, 1e-5)}
+    for _ in range(2):
+        assert directory.claim(tmp_path, config(learner__learning_rate=1e-5), PRINTS, HERE, amend=True).changed == changed
+        assert (tmp_path / 'config.json').read_bytes() == before
+
+
 def test_the_settings_of_a_run_are_a_config_whatever_its_files_are_called(tmp_path):
     claim(tmp_path, config(seed=5), PRINTS, HERE, commits={'owner/Name2.5': 'c'})
-    settings = ConfigDict(settings_of(read_config(tmp_path / 'config.json')))  # refuses names with a dot
+    settings = ConfigDict(settings_of(read_run_config(tmp_path / 'config.json')))  # refuses names with a dot
     assert settings.to_dict() == json.loads(json.dumps(config(seed=5).to_dict()))
 
 
@@ -71,6 +90,31 @@ def test_what_acts_from_step_to_step_is_changed_on_purpose(tmp_path):
         claim(tmp_path, config(seed=1, learner__learning_rate=1e-6), PRINTS, HERE, amend=True)
 
 
+@pytest.mark.parametrize(('field', 'value'), [
+    ('learner__adam__first_moment_dtype', 'bfloat16'), ('rollout__mixture__share', 0.5), ('replay__repo__retrieve', 'all'),
+])  # fmt: skip
+def test_a_field_of_a_sub_table_that_a_run_is_held_to_is_not_amended(tmp_path, field, value):
+    claim(tmp_path, config(), PRINTS, HERE)
+    name = field.replace('__', '.')
+    with pytest.raises(ValueError, match=rf'differ in {name}\. Give another --workdir, or the settings of that run$'):
+        claim(tmp_path, config(**{field: value}), PRINTS, HERE, amend=True)
+
+
+def test_a_run_of_an_earlier_version_goes_on_with_the_new_names(tmp_path):
+    claim(tmp_path, config(), PRINTS, HERE)
+    path = tmp_path / 'config.json'
+    written = json.loads(path.read_text())
+    adam, schedule = written['learner'].pop('adam'), written['learner'].pop('schedule')
+    written['learner'] |= {'adam_b1': adam['b1'], 'adam_b2': adam['b2'], 'adam_eps': adam['eps'], 'schedule': schedule['kind'], 'skip_limit': 5,
+                           'first_moment_dtype': adam['first_moment_dtype'], 'warmup_updates': 0, 'decay_updates': 0, 'final_share': 0.1}  # fmt: skip
+    path.write_text(json.dumps(written))
+    assert claim(tmp_path, config(), PRINTS, HERE) == {}
+    written['learner']['final_share'] = 0.5
+    path.write_text(json.dumps(written))
+    with pytest.raises(ValueError, match=r'differ in learner\.final_share\.'):
+        claim(tmp_path, config(), PRINTS, HERE, amend=True)
+
+
 def test_a_run_of_a_version_without_a_field_is_continued_on_purpose(tmp_path):
     claim(tmp_path, config(), PRINTS, HERE)
     path = tmp_path / 'config.json'
@@ -95,12 +139,12 @@ def test_a_run_of_a_version_without_a_field_is_continued_on_purpose(tmp_path):
     ],
 )  # fmt: skip
 def test_a_change_says_that_numbers_may_differ_where_they_may(field, may_differ):
-    assert in_words({'steps': (1, 2), field: (3, 4)}).endswith(f'{field} 3 → 4' + '. Numbers may differ from here on' * may_differ)
+    assert changes_in_words({'steps': (1, 2), field: (3, 4)}).endswith(f'{field} 3 → 4' + '. Results may differ from here on' * may_differ)
 
 
 def test_every_name_in_the_lists_is_a_field_or_a_section():
     fields = [*_flat(config().to_dict()), *_flat({'fingerprints': PRINTS}), 'environment.x', 'hub.owner/name']
-    for names in (FREE_TO_CHANGE, AMENDABLE, OF_A_HOST):
+    for names in (FREE_TO_CHANGE, AMENDABLE, fields_of_a_host()):
         assert [name for name in names if not any(f == name or f.startswith(f'{name}.') for f in fields)] == []
     assert not [name for name in AMENDABLE if name in FREE_TO_CHANGE]
 
@@ -115,7 +159,7 @@ def test_a_damaged_config_is_named_and_left_as_it_is(text, tmp_path):
 
 def test_checkpoints_without_a_config_are_nobodys(tmp_path):
     (tmp_path / 'checkpoints' / '20').mkdir(parents=True)
-    with pytest.raises(ValueError, match='has checkpoints and no config.json; restore that file'):
+    with pytest.raises(ValueError, match='has checkpoints but no config.json; restore that file'):
         claim(tmp_path, config(), PRINTS, HERE)
     assert not (tmp_path / 'config.json').exists()
 
@@ -151,13 +195,13 @@ def test_another_run_is_refused_naming_what_differs_and_leaves_it_as_it_is(chang
     ('answers', 'a', r'answers: the answers of task\.train=/data/train\.jsonl$'),
     ('dataset', 'a', r'dataset: the questions of task\.train=/data/train\.jsonl$'),
     ('stop_tokens', [3], r'stop_tokens: files of model\.path=/data/base$'),
-    ('benchmarks', {'/data/b.jsonl': 'other'}, r'--amend to change .*b\.jsonl: questions and answers of a benchmark; as another one'),
-    ('code', {'my.rewards': 'other'}, r'--amend to change .*my\.rewards: the source of a module of yours$'),
+    ('benchmarks', {'/data/b.jsonl': 'other'}, r'--amend to change .*b\.jsonl: questions and answers of a benchmark; give a changed benchmark'),
+    ('code', {'my.rewards': 'other'}, r'--amend to change .*my\.rewards: the source of one of your modules$'),
 ])  # fmt: skip
 def test_a_file_that_has_changed_is_named_with_what_may_be_restored(name, file, said, tmp_path):
     ours = config(task__train='/data/train.jsonl', model__path='/data/base')
     claim(tmp_path, ours, PRINTS | {'answers': 'x', 'dataset': 'x'}, HERE)
-    with pytest.raises(ValueError, match=r'may be restored: fingerprints\.' + said if name not in ('benchmarks', 'code') else said):
+    with pytest.raises(ValueError, match=r'restore what was changed: fingerprints\.' + said if name not in ('benchmarks', 'code') else said):
         claim(tmp_path, ours, PRINTS | {'answers': 'x', 'dataset': 'x'} | {name: file}, HERE)
 
 
@@ -178,7 +222,7 @@ def test_a_run_that_began_without_these_fingerprints_goes_on_with_them_and_says_
     changed = claim(tmp_path, config(), PRINTS, HERE)
     names = ['answers', 'benchmarks./data/b.jsonl', 'code.my.rewards', 'special_tokens', 'stop_tokens']
     assert list(changed) == [f'fingerprints.{name}' for name in names]
-    assert in_words(changed) == ', '.join(f'fingerprints.{name} (recorded from here on)' for name in names)
+    assert changes_in_words(changed) == ', '.join(f'fingerprints.{name} (recorded from here on)' for name in names)
     assert claim(tmp_path, config(), PRINTS, HERE) == {}
     with pytest.raises(ValueError, match=r'differ in fingerprints\.answers\.'):
         claim(tmp_path, config(), PRINTS | {'answers': 'other'}, HERE)

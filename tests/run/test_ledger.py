@@ -5,7 +5,8 @@ import json
 import pytest
 from group_builders import make_group
 
-from bapo_jax.groups import X1, X2, X3, joined, make_batch
+from bapo_jax.groups import X1, joined, make_batch
+from bapo_jax.replay.bapo import X2, X3
 from bapo_jax.replay.buffer import ReplayBuffer
 from bapo_jax.run.ledger import Ledger, Unbalanced
 
@@ -47,7 +48,7 @@ def test_a_run_that_goes_on_remembers_and_forgets_later_rows(ledger, buffer, tmp
     step_of(ledger, buffer, 2, [make_group(1, 4, step=2)])
     buffer.restore(saved)
     again = Ledger(tmp_path, 1, 2, buffer)
-    with pytest.raises(Unbalanced, match=r'step 2: prompts drawn before in this epoch: \[0\]'):
+    with pytest.raises(Unbalanced, match=r'step 2: prompts already drawn in this epoch: \[0\]'):
         step_of(again, buffer, 2, [make_group(0, 4, step=2)])
 
 
@@ -55,12 +56,12 @@ def test_a_run_that_goes_on_remembers_and_forgets_later_rows(ledger, buffer, tmp
     ('what', 'take'),
     [
         ('prompts drawn twice', lambda l, b, g: step_of(l, b, 2, [make_group(5, 4, step=2), make_group(5, 4, step=2)])),
-        ('prompts drawn before in this epoch', lambda l, b, g: step_of(l, b, 2, [make_group(0, 4, step=2)])),
-        ('a step that does not follow', lambda l, b, g: step_of(l, b, 3, [make_group(5, 4, step=3)])),
-        ('X1 of prompts that were not drawn', lambda l, b, g: step_of(l, b, 2, [], trained=[make_group(5, 4, step=2)])),
-        ('X2 of prompts that were not re-evaluated', lambda l, b, g: step_of(l, b, 2, [], x2=[make_group(5, 4, step=2)])),
-        ('X3 of groups that the buffer does not hold', lambda l, b, g: step_of(l, b, 2, [], replayed=[make_group(1, 4, step=1)])),
-        ('X3 of groups that the buffer does not hold', lambda l, b, g: step_of(l, b, 2, [], replayed=[make_group(0, 4, step=0)])),
+        ('prompts already drawn in this epoch', lambda l, b, g: step_of(l, b, 2, [make_group(0, 4, step=2)])),
+        ('the previous row is not of step 2', lambda l, b, g: step_of(l, b, 3, [make_group(5, 4, step=3)])),
+        ('X1 has prompts that were not drawn', lambda l, b, g: step_of(l, b, 2, [], trained=[make_group(5, 4, step=2)])),
+        ('X2 has prompts that were not re-evaluated', lambda l, b, g: step_of(l, b, 2, [], x2=[make_group(5, 4, step=2)])),
+        ('X3 has groups that the buffer did not hold', lambda l, b, g: step_of(l, b, 2, [], replayed=[make_group(1, 4, step=1)])),
+        ('X3 has groups that the buffer did not hold', lambda l, b, g: step_of(l, b, 2, [], replayed=[make_group(0, 4, step=0)])),
     ],
 )
 def test_what_is_lost_or_doubled_is_found(what, take, ledger, buffer):
@@ -75,7 +76,7 @@ def test_an_entry_that_comes_back_or_from_nowhere_is_found(ledger, buffer):
     entry = buffer.high.pop(0)
     step_of(ledger, buffer, 2, [make_group(1, 8, step=2)])  # it is gone
     buffer.high[0] = entry
-    with pytest.raises(Unbalanced, match=r'entries that came back: \[\(0, 1\)\]'):
+    with pytest.raises(Unbalanced, match=r'entries that returned after they were evicted: \[\(0, 1\)\]'):
         step_of(ledger, buffer, 3, [])
     buffer.high = {7: entry}
     with pytest.raises(Unbalanced, match=r'entries of groups that were not drawn: \[\(7, 1\)\]'):
@@ -86,5 +87,5 @@ def test_a_pooled_group_of_x2_is_of_a_prompt_that_was_asked(ledger, buffer):
     before, again, other = make_group(0, 0, step=1), make_group(0, 1, step=2), make_group(5, 1, step=2)
     step_of(ledger, buffer, 1, [before])
     step_of(ledger, buffer, 2, [make_group(1, 8, step=2)], reevaluated=[again], x2=[joined(before, again)])
-    with pytest.raises(Unbalanced, match='X2 of prompts that were not re-evaluated'):
+    with pytest.raises(Unbalanced, match='X2 has prompts that were not re-evaluated'):
         step_of(ledger, buffer, 3, [make_group(2, 8, step=3)], reevaluated=[again], x2=[other])

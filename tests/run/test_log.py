@@ -10,7 +10,8 @@ from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import RecordWriter
 
-from bapo_jax.run.log import MetricsLog, ProgressBar, read_metrics
+from bapo_jax.run.log.metrics import MetricsLog, read_metrics
+from bapo_jax.run.log.progress import ProgressBar
 
 
 def test_rows_after_the_checkpoint_go_and_a_half_written_row_goes(tmp_path):
@@ -44,7 +45,7 @@ def test_rows_that_the_checkpoint_should_have_are_missed_aloud(tmp_path, caplog)
     assert not caplog.records
     MetricsLog(tmp_path, 3).close()
     assert [r.row['event'] for r in caplog.records] == ['metrics missing']
-    assert 'ends at step 1, the checkpoint is of step 3; the rows between are lost' in caplog.text
+    assert 'ends at step 1, but the checkpoint is of step 3; rows between are lost' in caplog.text
 
 
 def test_rows_that_are_removed_while_the_run_goes_on_are_missed_aloud(tmp_path, caplog):
@@ -54,7 +55,7 @@ def test_rows_that_are_removed_while_the_run_goes_on_are_missed_aloud(tmp_path, 
     log.write(2, {'x': 2.0})
     log.write(3, {'x': 3.0})
     assert [row['step'] for row in read_metrics(tmp_path)] == [2, 3]
-    assert caplog.text.count('metrics.jsonl was removed while the run goes on; its rows up to now are lost') == 1
+    assert caplog.text.count('metrics.jsonl was removed during the run; its earlier rows are lost') == 1
     log.close()
 
 
@@ -89,7 +90,7 @@ def test_tensorboard_events_are_written(tmp_path):
 
 def test_elsewhere_than_on_a_terminal_a_note_is_a_line_every_few_minutes_at_most(capsys, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr('bapo_jax.run.log.time', SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter))
+    monkeypatch.setattr('bapo_jax.run.log.progress.time', SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter))
     bar = ProgressBar(9, 0)
     for now[0] in range(0, 500, 10):
         bar.note(f'evaluating: {now[0]:g}')
@@ -122,8 +123,8 @@ def test_a_line_has_tokens_a_second_of_both_sides_and_who_waits(capsys):
 
 def test_at_80_columns_the_counts_and_the_time_left_are_whole(monkeypatch):
     shown = Console(width=80, force_terminal=True, file=io.StringIO())
-    monkeypatch.setattr('bapo_jax.terminal.console', lambda: shown)
-    monkeypatch.setattr('bapo_jax.terminal.guard', lambda: None)
+    monkeypatch.setattr('bapo_jax.machine.terminal.console', lambda: shown)
+    monkeypatch.setattr('bapo_jax.machine.terminal.guard', lambda: None)
     bar = ProgressBar(1000, 0)
     bar.stop()
     groups = {'critic/score/mean': 0.5, 'bapo/x1_groups': 120, 'bapo/x2_groups': 8, 'bapo/x3_groups': 128}

@@ -5,7 +5,7 @@ import pytest
 from group_builders import graded, judged_group
 
 from bapo_jax.groups import Verdict, make_batch
-from bapo_jax.run.measures import batch_metrics, discarded_metrics, fresh_metrics, one_sided, trained_tokens
+from bapo_jax.run.log.measures import batch_metrics, discarded_metrics, fresh_metrics, one_sided, batch_tokens
 
 RIGHT, WRONG, NONE, BROKEN = Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE, Verdict.INFRA_ERROR
 
@@ -58,7 +58,7 @@ def test_batch_metrics_by_hand():
     m = batch_metrics(batch, step=7)
     assert (m['bapo/x1_groups'], m['bapo/x2_groups'], m['bapo/x3_groups'], m['bapo/batch_groups']) == (1, 0, 1, 2)
     assert (m['staleness/mean'], m['staleness/max']) == (np.mean(ages), max(ages))
-    assert trained_tokens(batch) == sum(5 + len(r.tokens) for group in batch.groups for r in group.responses)
+    assert batch_tokens(batch) == sum(5 + len(r.tokens) for group in batch.groups for r in group.responses)
     assert batch_metrics(make_batch((), ()), 1)['bapo/batch_groups'] == 0
 
 
@@ -71,7 +71,7 @@ def test_another_rows_replay_is_counted_where_a_row_has_one():
 
 def test_a_run_whose_responses_are_all_wrong_or_all_right_is_told_what_to_look_at():
     scores, wrong, mixed, right = {'step': 0}, *({'accuracy_bins': bins} for bins in ([2, 0, 0], [1, 1, 0], [0, 0, 1]))
-    assert one_sided([scores, wrong, wrong]).startswith('no response of the run was right, so no group was mixed')
+    assert one_sided([scores, wrong, wrong]).startswith('no response of the run was correct, so no group was mixed')
     assert one_sided([right]).startswith('no response of the run was wrong')
     nothing_to_say = ([], [scores], [wrong, right], [mixed], [wrong, mixed], [{'accuracy_bins': [0, 0, 0]}])
     assert [one_sided(rows) for rows in nothing_to_say] == [''] * 6

@@ -3,11 +3,11 @@
 import json
 
 import pytest
+from claims import claim
 from learners import BARE, learner_config, make_learner
 from test_directory import HERE, PRINTS, config
 
-from bapo_jax.run.checkpoint import open_run
-from bapo_jax.run.directory import claim
+from bapo_jax.run.opening import open_run
 from bapo_jax.run.remains import NONE_YET, drop_later, look_for_first
 
 LEFT = {

@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 from group_builders import make_group
 
-from bapo_jax import stopping
+from bapo_jax.cluster.hosts import HostLost
 from bapo_jax.config import default_config
 from bapo_jax.groups import make_batch
-from bapo_jax.hosts import HostLost
+from bapo_jax.machine import stopping
 from bapo_jax.replay import PURPOSES
-from bapo_jax.run import log
 from bapo_jax.run import run as module
-from bapo_jax.run.checkpoint import NotSaved, RunState
-from bapo_jax.run.log import read_metrics
+from bapo_jax.run.checkpoint import NotSaved
+from bapo_jax.run.log import metrics as log
+from bapo_jax.run.log.metrics import read_metrics
 from bapo_jax.run.run import Run, Step
+from bapo_jax.run.state import RunState
 
 
 def test_a_timer_adds_up_by_phase():
@@ -84,9 +85,8 @@ def begin(tmp_path, monkeypatch):
     def make(steps=4, evaluate=0, rollouts=0, checkpoint=100, state=None, at_start=False, sinks=()):
         c = default_config()
         c.log.sinks = sinks
-        c.evaluate.every, c.rollouts.every, c.checkpoint.every, c.evaluate.at_start = evaluate, rollouts, checkpoint, at_start
+        c.evaluate.every, c.log.rollouts_every, c.checkpoint.every, c.evaluate.at_start = evaluate, rollouts, checkpoint, at_start
         state = state or RunState(None, None)
-        monkeypatch.setattr(state, 'sync', lambda: (noted.told.append('θ'), setattr(state, 'synced_after', state.step)))
         hosts = types.SimpleNamespace(tell=lambda what, **_: noted.told.append(what), progress=noted.progress.append)
 
         def evaluated(say):
@@ -99,7 +99,7 @@ def begin(tmp_path, monkeypatch):
         def saved():
             return 'replay', 'selector'
 
-        run = Run(c, tmp_path, steps, state, noted.checkpoints, hosts, None, evaluate=evaluated, to_save=saved)
+        run = Run(c, tmp_path, steps, state, noted.checkpoints, hosts, None, None, evaluate=evaluated, to_save=saved)
         return run, noted
 
     with stopping.on_signal(600.0):
@@ -112,7 +112,8 @@ def take(run, number, before_the_end=lambda: None, **metrics):
         before_the_end()
         run.state.step = number
         now.logp = [None]
-        now.took([], [], make_batch([make_group(1, 4)], ['x1']), [1])
+        fresh = [make_group(1, 4)]
+        now.took(fresh, [], make_batch(fresh, ['x1']), [1])
         now.record({'critic/score/mean': 0.5, 'bapo/x1_groups': 1, 'bapo/x2_groups': 0, 'bapo/x3_groups': 0, **metrics})
 
 
@@ -125,7 +126,7 @@ def test_a_run_directory_that_has_another_in_its_place_ends_the_run(begin, tmp_p
     take(run, 1)
     tmp_path.rename(tmp_path.with_name('elsewhere'))
     tmp_path.mkdir()
-    with pytest.raises(NotSaved, match='was removed or renamed, and another directory has its name; put it back'):
+    with pytest.raises(NotSaved, match='was removed or renamed, and another directory now has its name; put it back'):
         take(run, 2)
     assert list(tmp_path.iterdir()) == []
 
@@ -184,7 +185,7 @@ def test_a_signal_while_a_step_trains_ends_the_run_after_it_with_a_checkpoint(nu
     for step in run.steps_left():
         take(run, step, lambda: step == 2 and signalled(number))  # noqa: B023
     assert [step for step, _ in noted.checkpoints.saves] == [2] and noted.evaluations == []
-    assert f'{number.name}: stopping, with a checkpoint, in at most 600 s' in capfd.readouterr().err
+    assert f'{number.name}: saving a checkpoint and stopping, within 600 s' in capfd.readouterr().err
     run.close()
 
 
@@ -268,22 +269,11 @@ def test_a_continued_run_goes_on_after_its_checkpoint_and_forgets_later_rows(beg
     run.close()
 
 
-def test_a_sync_is_told_to_the_other_hosts_first_and_happens_once_a_step(begin):
-    run, noted = begin()
-    run.sync()
-    run.sync()
-    assert noted.told == ['sync', 'θ']
-    run.state.step = 1
-    run.sync()
-    assert noted.told == ['sync', 'θ'] * 2
-    run.close()
-
-
 def test_too_many_steps_without_a_finite_gradient_end_the_run(begin, caplog):
     """Five in a row, and their batches are kept; a step without a skipped update begins the count anew."""
     run, noted = begin(steps=20)
     skipped = [1, 1, 0, 2, 1, 1, 1, 1, 1]
-    with pytest.raises(module.Diverged, match=r'5 steps in a row had an update without a finite gradient .* and --amend'):
+    with pytest.raises(module.Diverged, match=r'5 steps in a row had an update whose gradient was not finite; .* with --amend'):
         for step in run.steps_left():
             take(run, step, **{'actor/skipped_updates': skipped[step - 1]})
     assert noted.rollouts == [f'skipped/00000{step}.jsonl.zst' for step in (1, 2, 4, 5, 6, 7, 8)]

@@ -9,14 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
+from claims import claim
 from proxied import name_proxy
 from wandb_server import WandbServer
 
-from bapo_jax import events
 from bapo_jax.config import default_config, resolve
-from bapo_jax.run import sinks
-from bapo_jax.run.directory import claim
-from bapo_jax.run.log import MetricsLog, read_metrics
+from bapo_jax.machine import events
+from bapo_jax.run.log import sinks
+from bapo_jax.run.log.metrics import MetricsLog, read_metrics
 
 ROWS = [{'critic/score/mean': step / 7, 'accuracy_bins': [step, 2], 'bapo/r_tot': None, 'bapo/x1_groups': 1} for step in range(8)]
 KEY = 'c0ffee' * 7
@@ -89,7 +89,7 @@ def until_wandb_runs(directory):
 
 
 def lost(directory):
-    file = directory / events.FILE
+    file = directory / events.EVENTS_FILE
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     assert all(row['event'] == 'sink lost' for row in rows)
     return [(row['sink'], row['message']) for row in rows]
@@ -142,7 +142,7 @@ def test_a_sink_that_comes_later_is_sent_the_steps_before(directory):
 def test_a_run_that_is_killed_has_sent_what_it_wrote(directory):
     """The process that sends outlives the trainer, and ends by itself."""
     code = (
-        f'import os, sys; sys.path[:0] = {sys.path[:3]!r}\nfrom pathlib import Path\nfrom bapo_jax.run.log import MetricsLog\n'
+        f'import os, sys; sys.path[:0] = {sys.path[:3]!r}\nfrom pathlib import Path\nfrom bapo_jax.run.log.metrics import MetricsLog\n'
         f'log = MetricsLog(Path({str(directory)!r}), -1, ("wandb",))\nfor step in range(3): log.write(step, {ROWS[1]!r})\n'
         'os.kill(os.getpid(), 9)'
     )
@@ -193,7 +193,7 @@ def test_the_end_of_a_run_waits_for_a_stuck_sink_no_longer_than_its_deadline(dir
         log.close()
         assert 1.0 <= time.monotonic() - started < 5.0
     [(name, message)] = lost(directory)
-    assert name == 'wandb' and 'it had not taken the last rows after 1 s' in message
+    assert name == 'wandb' and 'it had not accepted the last rows after 1 s' in message
     with pytest.raises(ProcessLookupError):
         for _ in range(100):  # W&B's own process is gone too, once its new parent has seen to it
             os.killpg(group, 0)
@@ -216,11 +216,11 @@ def test_rows_are_read_as_they_are_written(tmp_path):
 
 
 def test_what_is_not_installed_or_not_known_is_named_before_work_starts(tmp_path):
-    with pytest.raises(ValueError, match=r"log\.sinks has 'clearml', which is not installed; `pip install clearml`, or"):
+    with pytest.raises(ValueError, match=r"log\.sinks has 'clearml', which is not installed; run `pip install clearml`, or"):
         sinks.check_sinks(('wandb', 'clearml'))
     c = default_config()
     c.model.path, c.log.sinks = 'x', ('wandb', 'clearml', 'wandb')
-    with pytest.raises(ValueError, match=r"(?s)log\.sinks has 'clearml', which is unknown.*names one twice"):
+    with pytest.raises(ValueError, match=r"(?s)log\.sinks has 'clearml', which is unknown.*names a sink twice"):
         resolve(c)
 
 
@@ -228,7 +228,7 @@ def test_what_is_not_installed_or_not_known_is_named_before_work_starts(tmp_path
 def test_a_damaged_name_of_the_run_is_named(text, tmp_path):
     (tmp_path / 'sinks').mkdir()
     (tmp_path / 'sinks' / 'run.json').write_text(text)
-    with pytest.raises(ValueError, match=r'sinks/run\.json is damaged \(.*restore it, or remove it: the sinks then begin a new'):
+    with pytest.raises(ValueError, match=r'sinks/run\.json is damaged \(.*restore it, or remove it to start a new run'):
         sinks.check_sinks(('wandb',), tmp_path)
 
 

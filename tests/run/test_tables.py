@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bapo_jax.groups import Verdict
-from bapo_jax.run.tables import percent, print_scores, print_table, scores_in
+from bapo_jax.run.log.tables import percent, print_scores, print_table, scores_in
 from bapo_jax.scores import Question, summary
 
 RIGHT, WRONG, NONE = Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE
@@ -74,7 +74,7 @@ def test_one_policy_has_a_row_for_every_measure_and_no_row_for_what_was_not_meas
     table = printed(print_scores, 'a title', {'data/cd4.jsonl': half})
     assert table[''] == ['cd4']
     assert (table['problems'], table['mean@2'], table['pass@1'], table['pass@2']) == (['1'], ['50.0'], ['50.0'], ['100.0'])
-    assert (table['mean tokens'], table['without an answer'], table['cut at the limit']) == (['10'], ['0.0'], ['0.0'])
+    assert (table['mean tokens'], table['without an answer'], table['truncated']) == (['10'], ['0.0'], ['0.0'])
     assert not {'maj@2', 'not judged'} & table.keys()
     voted = printed(print_scores, 'a title', {'aime': summary_of(Verdict.CORRECT, Verdict.INFRA_ERROR, votes=True)})
     assert (voted['maj@2'], voted['not judged']) == (['100.0'], ['50.0'])
@@ -112,7 +112,7 @@ def test_every_measure_of_one_policy(summaries, capsys, monkeypatch):
     print_scores('scores', {'data/cd3.jsonl': summaries['base']})
     lines = {line.split('│')[1].strip(): line.split('│')[2].strip() for line in capsys.readouterr().out.splitlines() if '│' in line}
     assert lines['problems'] == '2' and lines['mean@2'] == '25.0'
-    assert (lines['cut at the limit'], lines['mean tokens'], lines['without an answer']) == ('50.0', '15', '25.0')
+    assert (lines['truncated'], lines['mean tokens'], lines['without an answer']) == ('50.0', '15', '25.0')
     assert 'not judged' not in lines
 
 

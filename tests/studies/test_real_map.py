@@ -11,9 +11,8 @@ from small_run import ROOT
 
 from bapo_jax.config import resolve
 from bapo_jax.groups import Verdict
-from bapo_jax.tasks import countdown
-from studies.real_policy import map as the_map
-from studies.real_policy import map_config
+from bapo_jax.tasks.countdown import task as countdown
+from studies.real_policy import map as the_map, map_config
 
 
 def test_the_page_has_the_rows_numbers():

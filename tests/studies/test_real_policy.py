@@ -42,7 +42,7 @@ def test_the_page_and_the_first_page_have_the_rows_numbers():
     assert f'rises by {by_45} and {by_44} points' in page
     said = [f'{name} {" and ".join(of_seeds)}' for name, of_seeds in scores.items()]
     assert f'two seeds: {", ".join(said)} |' in (ROOT / 'README.md').read_text('utf-8')
-    assert said[0] in (ROOT / 'docs' / 'tasks.md').read_text('utf-8')
+    assert said[0] in (ROOT / 'docs' / 'reference' / 'tasks.md').read_text('utf-8')
     config = ' '.join((ROOT / 'configs' / 'arithmetic.py').read_text('utf-8').split())
     assert ' %, '.join(said).replace('→', '->') + ' %' in config
 

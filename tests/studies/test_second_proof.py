@@ -41,7 +41,7 @@ def test_a_scan_answers_scan_problems_and_a_final_run_the_test():
     [_, scan], [_, final] = (commands(Job(part, 'R', 1e-4, 201), 'runs/x') for part in ('scan', 'final'))
     assert '--benchmarks=runs/second_proof/scan.jsonl' in scan and '--samples=8' in scan
     assert '--benchmarks=runs/second_proof/test.jsonl' in final and '--samples=32' in final
-    assert fields(Job('final', 'R', 1e-4, 201))['rollouts.every'] == 1 and fields(Job('final', 'R', 1e-4, 203))['rollouts.every'] == 0
+    assert fields(Job('final', 'R', 1e-4, 201))['log.rollouts_every'] == 1 and fields(Job('final', 'R', 1e-4, 203))['log.rollouts_every'] == 0
 
 
 def row(part, arm, rate, seed, right, updates=960):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bapo_jax.config import resolve
+from bapo_jax.config import resolve, rows, value
 from configs import quickstart
 from studies.second_proof import hard_analysis
 from studies.second_proof.arms import ARMS, KINDS, RATES, SEARCH, Job, commands
@@ -18,8 +18,8 @@ SOLVED = {'often': 6, 'over_mean': 5}  # of 8; all others 4
 def config_of(arm):
     config = quickstart.get_config(ARMS[arm].method)
     config.update_from_flattened_dict(ARMS[arm].changes)
-    resolved = resolve(config).to_dict()
-    return {f'{name}.{field}': x for name, section in resolved.items() if isinstance(section, dict) for field, x in section.items()}
+    resolved = resolve(config)
+    return {name: value(resolved, name) for name, _ in rows() if '.' in name}
 
 
 def differing(arm):
@@ -50,12 +50,12 @@ def second_scan(better):
 @pytest.mark.parametrize('arm', SETTINGS + [arm for arm in SEARCH if ARMS[arm].steps])
 def test_an_arm_differs_from_replay_in_what_the_plan_names_alone(arm):
     named = {
-        'epoch': {'replay.use_x2', 'replay.reevaluate', 'replay.pool_within', 'replay.improved_rule', 'replay.bad_capacity'},
+        'epoch': {'replay.use_x2', 'replay.reevaluate', 'replay.posterior.pool_within', 'replay.improved_rule', 'replay.bad_capacity'},
         'solver': {'replay.use_x2', 'replay.reevaluate', 'replay.improved_rule', 'replay.given_by'},
         'over_mean': {'learner.advantage'}, 'reference_01': {'learner.kl_target', 'learner.kl_coef'}, 'higher': {'learner.clip_high'},
         'search_R': {'rollout.max_response_tokens', 'evaluate.max_response_tokens', 'learner.slot_tokens', 'learner.row_tokens'},
     }  # fmt: skip
-    named['soon'] = named['epoch'] | {'replay.reevaluate_after'}
+    named['soon'] = named['epoch'] | {'replay.posterior.after'}
     named['own'] = named['solver'] - {'replay.given_by'}
     named['often'] = named['solver'] | {'replay.reevaluate_every'}
     named['reference_05'] = named['reference_01']

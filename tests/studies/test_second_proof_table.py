@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from bapo_jax.config import resolve
-from bapo_jax.tasks.countdown_data import problem_key, test_problems, training_problems
+from bapo_jax.tasks.countdown.problems import problem_key, test_problems, training_problems
 from configs import quickstart
 from studies.second_proof import arms, table
 from studies.second_proof.arms import ARMS, TABLE_METHODS, TABLE_RATES, Job, commands, fields

@@ -76,11 +76,11 @@ def test_a_ground_truth_that_asks_nothing_is_refused(truth, named):
 
 
 def test_what_is_not_there_is_refused_by_name():
-    with pytest.raises(ValueError, match="no benchmark is called 'x'; choose one of arithmetic"):
+    with pytest.raises(ValueError, match="unknown arithmetic benchmark 'x'; choose one of arithmetic"):
         arithmetic.benchmark('x')
     with pytest.raises(ValueError, match='set task.train=generated'):
         arithmetic.training_problems('x', limit=1, seed=0)
-    with pytest.raises(ValueError, match='task.limit=6000 must be 1 to 5000'):
+    with pytest.raises(ValueError, match='task.limit is 6000; set it to a number of questions from 1 to 5000'):
         arithmetic.training_problems('generated', limit=6000, seed=0)
     with pytest.raises(ValueError, match="task.template is 'x'"):
         arithmetic.prompt_text(TRUTH, 'x', character_tokenizer(chat_template=CHAT))

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bapo_jax.groups import Verdict
+from hypothesis import given, settings, strategies as st
+
 from bapo_jax import tasks
+from bapo_jax.groups import Verdict
 from bapo_jax.tasks import PARTS, TASKS, encode_prompts, get_task, leave_out_long, refuse_long
-from bapo_jax.tasks import countdown as cd
-from bapo_jax.tasks.countdown_data import generate
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from bapo_jax.tasks.countdown.problems import generate
+from bapo_jax.tasks.countdown import task as cd
 
 SHARED = Path(__file__).resolve().parents[3] / 'shared' / 'data'
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason='the shared data directory is absent')
@@ -402,16 +402,16 @@ def test_training_leaves_long_prompts_out_and_counts_them_and_the_others_keep_th
         assert leave_out_long(prompts, 15) == prompts
         assert caplog.text == ''
         assert leave_out_long(prompts, 13) == [prompts[1], prompts[3], prompts[4]]
-    assert '2 of 5 prompts are longer than rollout.max_prompt_tokens=13 and are left out; the longest has 15' in caplog.text
+    assert '2 of 5 prompts are longer than rollout.max_prompt_tokens=13 and are left out; raise it to keep them (the longest has 15 tokens)' in caplog.text
     assert [p.id for p in leave_out_long(prompts, 13)] == [1, 3, 4]
-    with pytest.raises(ValueError, match=r'all 5 prompts are longer than rollout\.max_prompt_tokens=5; the shortest has 6 tokens'):
+    with pytest.raises(ValueError, match=r'all 5 prompts are longer than rollout\.max_prompt_tokens=5 \(the shortest has 6 tokens\); raise it'):
         leave_out_long(prompts, 5)
 
 
 def test_a_benchmark_with_a_prompt_that_is_too_long_is_refused_not_cut():
     prompts = encode_prompts('countdown', [TRUTH, HARD], CharacterTokenizer(), template='compact', first_id=7)
     assert refuse_long(prompts, 14, 'cd34') == prompts
-    with pytest.raises(ValueError, match=r'cd34, problem 2 of 2: the prompt has 14 tokens, evaluate\.max_prompt_tokens is 13'):
+    with pytest.raises(ValueError, match=r'cd34, problem 2 of 2: the prompt has 14 tokens, but evaluate\.max_prompt_tokens is 13'):
         refuse_long(prompts, 13, 'cd34')
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from bapo_jax.groups import Verdict
-from bapo_jax.tasks import countdown as cd
+from bapo_jax.tasks.countdown import task as cd
 
 CORRECT, WRONG, UNPARSEABLE, _ = Verdict
 TRUTH = {'numbers': [1, 2, 3], 'target': 9}

@@ -8,8 +8,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from bapo_jax import config, events
+
+from bapo_jax import config
 from bapo_jax.groups import Verdict
+from bapo_jax.machine import events
 from bapo_jax.tasks import get_task
 from bapo_jax.tasks.custom_reward import BadReward, find_reward, judge_one, rewards_of
 
@@ -135,20 +137,20 @@ def test_acc_says_what_is_correct_as_in_verl(score, acc, verdict):
 @pytest.mark.parametrize(
     ('name', 'message'),
     [
-        ('rewards_for_this_test:later', 'is async; give a function that returns its reward'),
+        ('rewards_for_this_test:later', 'is an async function; wrap it in one that returns the reward'),
         ('rewards_for_this_test', "expected 'module:function'"),
         (':exact', "expected 'module:function'"),
         ('rewards_for_this_test:', "expected 'module:function'"),
-        ('no_such_module_here:f', 'importing no_such_module_here failed .ModuleNotFoundError.*its directory must be on PYTHONPATH'),
-        ('broken_for_this_test:f', r'importing broken_for_this_test failed .ZeroDivisionError: .*; mend .*broken_for_this_test\.py, line 1'),
+        ('no_such_module_here:f', 'importing no_such_module_here failed .ModuleNotFoundError.*run in its directory, or add that to PYTHONPATH'),
+        ('broken_for_this_test:f', r'importing broken_for_this_test failed .ZeroDivisionError: .*; fix .*broken_for_this_test\.py, line 1'),
         ('rewards_for_this_test:missing', 'has no function missing'),
         ('rewards_for_this_test:number', 'has no function number'),
-        ('rewards_for_this_test:three', r'must take \(data_source, response, ground_truth, extra\).*too many positional'),
-        ('rewards_for_this_test:more', r'must take .* by name at least solution_str, but too many positional'),
-        ('rewards_for_this_test:other_order', r'must take .*, but response stands in another place; it is defined with \(response, '),
-        ('exits_for_this_test:f', r'importing exits_for_this_test failed .SystemExit: 3.; mend .*exits_for_this_test\.py, line 2'),
-        ('cut_for_this_test:f', r'importing cut_for_this_test failed .SyntaxError: .*cut_for_this_test\.py, line 1.*; mend the module'),
-        ('lacking_for_this_test:f', r'No module named .no_such_package_here.*; install it, or put its directory on PYTHONPATH'),
+        ('rewards_for_this_test:three', r'must take four arguments \(data_source, response, ground_truth, extra\).*too many positional'),
+        ('rewards_for_this_test:more', r'must take .* by name .* including solution_str\. .*\(too many positional'),
+        ('rewards_for_this_test:other_order', r'must take .* It is defined with \(response, .*\(response is in another position\)'),
+        ('exits_for_this_test:f', r'importing exits_for_this_test failed .SystemExit: 3.; fix .*exits_for_this_test\.py, line 2'),
+        ('cut_for_this_test:f', r'importing cut_for_this_test failed .SyntaxError: .*cut_for_this_test\.py, line 1.*; fix the module'),
+        ('lacking_for_this_test:f', r'No module named .no_such_package_here.*; install it, or add its directory to PYTHONPATH'),
     ],
 )
 def test_what_is_no_reward_function_is_refused_at_once(modules, name, message):
@@ -197,7 +199,7 @@ def test_what_is_no_finite_number_is_refused_by_name(outcome):
     def strange(*_):
         return outcome
 
-    with pytest.raises(BadReward, match='strange .task.reward. returned .*expected a finite number, or a dict'):
+    with pytest.raises(BadReward, match='strange .task.reward. returned .*return a finite number, or a dict'):
         judge_one(strange, 'd', 'r', 'g', {})
 
 
@@ -208,8 +210,8 @@ def rewards(modules, monkeypatch):
     monkeypatch.setenv('KEY_FOR_THIS_TEST', 'k')
 
     def make(name, deadline_s=60.0):
-        task = config.task_section()
-        task.update(reward=f'rewards_for_this_test:{name}', reward_deadline_s=deadline_s, reward_workers=2)
+        task = config.section_defaults('task')
+        task.update(reward=f'rewards_for_this_test:{name}', judging={'reward_s': deadline_s, 'workers': 2})
         made.append(rewards_of(task))
         return made[-1]
 
@@ -246,7 +248,7 @@ def test_what_the_function_fails_on_is_no_reward_and_is_told(rewards, tmp_path):
     """An exception, sys.exit, and a call that does not end."""
     with events.recorded(tmp_path):
         outcomes = rewards('odd_jobs', deadline_s=2.0)(rows('a', 'exit', 'raise', 'hang', 'b'), 60.0)
-    told = [json.loads(line) for line in (tmp_path / events.FILE).read_text().splitlines()]
+    told = [json.loads(line) for line in (tmp_path / events.EVENTS_FILE).read_text().splitlines()]
     assert [verdict for verdict, _, _ in outcomes] == [Verdict.CORRECT, *[Verdict.INFRA_ERROR] * 3, Verdict.CORRECT]
     assert all(math.isnan(reward) and answer is None for _, reward, answer in outcomes[1:4])
     assert [(e['event'], e.get('failed'), e.get('late')) for e in told] == [('verifier failed', None, 1), ('reward failed', 2, None)]
@@ -256,12 +258,12 @@ def test_what_the_function_fails_on_is_no_reward_and_is_told(rewards, tmp_path):
 
 @pytest.mark.slow
 def test_what_is_no_reward_ends_the_run(rewards):
-    with pytest.raises(BadReward, match="odd_jobs .task.reward. returned 'good'; expected a finite number"):
+    with pytest.raises(BadReward, match="odd_jobs .task.reward. returned 'good'; return a finite number"):
         rewards('odd_jobs')(rows('a', 'bad'), 60.0)
 
 
 def test_without_a_function_the_tasks_verifier_judges():
-    assert rewards_of(config.task_section()) is None
+    assert rewards_of(config.section_defaults('task')) is None
 
 
 @pytest.mark.slow

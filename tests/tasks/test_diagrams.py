@@ -10,8 +10,9 @@ from PIL import Image
 
 from bapo_jax.groups import Verdict
 from bapo_jax.models.tokenizer import character_tokenizer
-from bapo_jax.tasks import diagrams, diagrams_data, encode_prompts, figures, get_task
-from bapo_jax.tasks.diagrams_data import ASKED, KINDS, generate, missing_number, problem_key
+from bapo_jax.tasks import encode_prompts, get_task
+from bapo_jax.tasks.diagrams import pictures, problems as diagram_problems, task as diagrams
+from bapo_jax.tasks.diagrams.problems import ASKED, DIAGRAM_KINDS, generate, missing_number, problem_key
 from bapo_jax.tasks.images import open_image
 
 TRUTH = {'answer': 59}
@@ -50,7 +51,7 @@ def test_a_right_angle_is_right_and_its_hypotenuse_lies_opposite(problems):
 
 def test_kinds_come_equally_often_and_every_number_can_be_asked(problems):
     kinds = [figure_of(p)['kind'] for p in problems]
-    assert [kinds.count(kind) for kind in KINDS] == [200, 200, 200]
+    assert [kinds.count(kind) for kind in DIAGRAM_KINDS] == [200, 200, 200]
     places = {(figure_of(p)['kind'], figure_of(p)['labels'].index(ASKED)) for p in problems}
     assert len(places) == 3 + 3 + 4
 
@@ -67,17 +68,17 @@ def test_equal_descriptions_give_equal_pictures_and_labels_show(problems):
         figure, reference = figure_of(problem), problem['images'][0]
         picture = open_image(json.loads(json.dumps(reference)))  # as a checkpoint holds it
         assert picture.mode == 'RGB' and picture.size == (reference['width'], reference['height'])
-        assert picture.tobytes() == figures.draw(figure).tobytes()
+        assert picture.tobytes() == pictures.draw_diagram(figure).tobytes()
         for i, label in enumerate(figure['labels']):
             other = [*figure['labels'][:i], '7' if label != '7' else '8', *figure['labels'][i + 1 :]]
-            assert figures.pixels_hash(figures.draw({**figure, 'labels': other})) != reference['sha256']
+            assert pictures.pixels_hash(pictures.draw_diagram({**figure, 'labels': other})) != reference['sha256']
 
 
 def test_every_label_has_room(problems):
     """No label is cut off at the edge, and none covers another: the picture has the ink of all of them, drawn apart."""
 
     def ink(labels, figure):
-        black = (np.asarray(figures.draw({**figure, 'labels': labels})) < 60).all(axis=-1)
+        black = (np.asarray(pictures.draw_diagram({**figure, 'labels': labels})) < 60).all(axis=-1)
         assert not (black[0].any() or black[-1].any() or black[:, 0].any() or black[:, -1].any())
         return black.sum()
 
@@ -95,8 +96,8 @@ def test_the_sheet_in_the_docs_is_what_is_drawn():
 def test_a_changed_drawing_is_noticed(problems, monkeypatch):
     reference = problems[0]['images'][0]
     open_image(reference)
-    monkeypatch.setattr(figures, '_LINE', (70, 120, 211))
-    with pytest.raises(ValueError, match='drawn otherwise than when the problems were made'):
+    monkeypatch.setattr(pictures, '_LINE', (70, 120, 211))
+    with pytest.raises(ValueError, match='drawn differently than when the problems were made'):
         open_image(reference)
 
 
@@ -112,7 +113,7 @@ def test_a_changed_drawing_is_noticed(problems, monkeypatch):
 )
 def test_what_is_no_description_is_named(change, message):
     with pytest.raises(ValueError, match=message):
-        figures.draw(FIGURE | change)
+        pictures.draw_diagram(FIGURE | change)
 
 
 def test_test_problems_are_never_trained_on():
@@ -121,7 +122,7 @@ def test_test_problems_are_never_trained_on():
     pictures = {p['images'][0]['sha256'] for p in test}
     assert len(test) == len(held_out) == len(pictures) == 200
     kinds = [figure_of(p)['kind'] for p in test]
-    assert [kinds.count(kind) for kind in KINDS] == [67, 67, 66]
+    assert [kinds.count(kind) for kind in DIAGRAM_KINDS] == [67, 67, 66]
     for problem in diagrams.training_problems('generated', limit=1_000, seed=1001):  # the seed of the test problems
         assert problem_key(figure_of(problem)) not in held_out and problem['images'][0]['sha256'] not in pictures
 
@@ -202,7 +203,7 @@ def test_an_answer_within_a_think_that_is_not_closed_does_not_count(opening):
 
 def test_a_worked_solution_is_right_and_of_true_steps(problems):
     for problem in problems:
-        solution = diagrams.worked_solution(problem)
+        solution = diagrams.worked_diagram(problem)
         assert diagrams.verify(solution, problem)[0] == Verdict.CORRECT
         steps, answer = solution.removesuffix('</answer>').split('<answer>')
         *whole, last = steps.split(' ')
@@ -253,7 +254,7 @@ def test_other_sources_and_benchmarks_are_named():
         diagrams.training_problems('x.jsonl', limit=1, seed=1)
     with pytest.raises(ValueError, match='task.limit is 0'):
         diagrams.training_problems('blanked', limit=0, seed=1)
-    with pytest.raises(ValueError, match="unknown benchmark 'cd34'"):
+    with pytest.raises(ValueError, match="unknown diagrams benchmark 'cd34'"):
         diagrams.benchmark('cd34')
 
 
@@ -271,6 +272,6 @@ def test_it_is_a_task_with_one_image_a_prompt(problems):
     tokenizer = character_tokenizer()
     tokenizer.add_tokens(['<|vision_start|>', '<|image_pad|>', '<|vision_end|>'], special_tokens=True)
     mark = tokenizer.convert_tokens_to_ids('<|image_pad|>')
-    assert get_task('diagrams') is diagrams and diagrams.VOTES is True and diagrams_data.SOURCES[1] == 'blanked'
+    assert get_task('diagrams') is diagrams and diagrams.VOTES is True and diagram_problems.SOURCES[1] == 'blanked'
     prompts = encode_prompts('diagrams', problems[:2], tokenizer, template='compact', sight=Eyes())
     assert [len(p.tokens) for p in prompts] == [40, 40] and [p.ground_truth for p in prompts] == problems[:2]

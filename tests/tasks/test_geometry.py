@@ -10,10 +10,10 @@ from transformers import AutoTokenizer
 
 from bapo_jax.groups import Verdict
 from bapo_jax.tasks import TASKS, encode_prompts, get_task
-from bapo_jax.tasks import geometry as task
 from bapo_jax.tasks.custom_reward import find_reward, judge_one
-from bapo_jax.tasks.geometry_answers import accepted_statement, is_no_value, quantity
-from bapo_jax.tasks.math_text import last_box
+from bapo_jax.tasks.geometry.answers import accepted_statement, is_no_value, stated_quantity
+from bapo_jax.tasks.geometry import task
+from bapo_jax.tasks.mathematics.text import last_box
 from bapo_jax.tasks.sight import Sight
 
 SHARED = Path(__file__).resolve().parents[3] / 'shared' / 'data'
@@ -55,9 +55,9 @@ def test_a_question_asked_as_it_is_is_judged_by_its_own_demand():
     asked = task.with_demands(truth, text)
     assert task.verify('<answer>5</answer>', asked) == (Verdict.CORRECT, '5')
     assert task.verify('\\boxed{5}', asked) == (Verdict.UNPARSEABLE, None)
-    with pytest.raises(ValueError, match="'paper' asks for .*, and a question asks for <answer> itself"):
+    with pytest.raises(ValueError, match="'paper' asks for .*, but a question itself asks for <answer>"):
         task.prompt_text(truth, 'paper', Tokenizer())
-    with pytest.raises(ValueError, match="'as_is' asks one question, and a row has a chat"):
+    with pytest.raises(ValueError, match="'as_is': a row has several messages, which need a chat template"):
         task.prompt_text(truth, 'as_is', Tokenizer(chat_template=None))
 
 
@@ -65,7 +65,7 @@ def test_every_image_has_one_pad_where_the_problem_has_it():
     truth = {'problem': 'Is <image> like <image>?', 'answers': ['yes'], 'images': [IMAGE, IMAGE]}
     for template in task.TEMPLATES:
         assert f'Is {VISION} like {VISION}?' in task.prompt_text(truth, template, Tokenizer())
-        with pytest.raises(ValueError, match=r'ground_truth\.problem has 2 <image> for 1 images'):
+        with pytest.raises(ValueError, match=r'ground_truth\.problem has 2 <image> but 1 images'):
             task.prompt_text({**truth, 'images': [IMAGE]}, template, Tokenizer())
     with pytest.raises(ValueError, match=r"task\.template is 'r1'; choose one of paper, plain, as_is"):
         task.prompt_text(TRUTH, 'r1', Tokenizer())
@@ -194,7 +194,7 @@ def test_no_text_takes_long_or_raises():
     began = time.perf_counter()
     for box in [*boxes, 'sqrt' * 99, 'ab ' * 50_000 + '=30']:
         assert task.verify(f'\\boxed{{{box}}}', '30')[0] in (WRONG, UNPARSEABLE)
-    assert quantity('x = ' + '1' * 400) == ('x = ' + '1' * 400, '')  # the pool keeps time over what is long
+    assert stated_quantity('x = ' + '1' * 400) == ('x = ' + '1' * 400, '')  # the pool keeps time over what is long
     closing = '<think>' + '</think>\\boxed{' * 20_000
     assert not task.has_form(closing) and task.has_form(closing + '}')
     assert time.perf_counter() - began < 8
@@ -233,7 +233,7 @@ def test_mathematics_own_cases_keep_their_verdicts():
     cases = [  # the others reach mathematics' judge as they are
         c
         for c, box, gold in texts
-        if {quantity(box), quantity(gold, named=False)} != {(box, ''), (gold, '')} or is_no_value(box) or accepted_statement(gold)
+        if {stated_quantity(box), stated_quantity(gold, named=False)} != {(box, ''), (gold, '')} or is_no_value(box) or accepted_statement(gold)
     ]
     assert len(cases) > 40
     golds = [{'answers': c['gold'] if isinstance(c['gold'], list) else [c['gold']], 'boxed': True} for c in cases]
@@ -246,7 +246,7 @@ def test_mathematics_own_cases_keep_their_verdicts():
 
 
 def test_verls_reward_is_found_by_its_name():
-    reward = find_reward('bapo_jax.tasks.geometry:accuracy_and_format')
+    reward = find_reward('bapo_jax.tasks.geometry.task:accuracy_and_format')
     opened = {**TRUTH, 'thinking': True}
     for response, truth, verdict, score, answer in [
         ('<think>a</think> so \\boxed{5}.', TRUTH, CORRECT, 1.0, '5'),

@@ -16,8 +16,9 @@ import pytest
 from hub_stub import folder_files
 from PIL import Image
 
-from bapo_jax.tasks import geometry, images
-from bapo_jax.tasks.geometry_data import BENCHMARKS, SUFFIX, benchmark, open_image, read_problems, training_problems
+from bapo_jax.tasks import images
+from bapo_jax.tasks.geometry.problems import BENCHMARKS, SUFFIX, benchmark, open_image, read_problems, training_problems
+from bapo_jax.tasks.geometry import task as geometry
 from bapo_jax.tasks.images import MAX_PIXELS
 
 
@@ -133,7 +134,7 @@ def test_a_row_may_name_a_file_in_the_hubs_cache_where_all_are_links(tmp_path):
 def test_an_image_file_is_read_to_a_limit(tmp_path):
     with (tmp_path / 'b.png').open('wb') as file:
         file.truncate(images.MAX_BYTES + 1)
-    with pytest.raises(ValueError, match=r'b\.png: the image file has 268,435,457 bytes, at most 268,435,456 are read'):
+    with pytest.raises(ValueError, match=r'b\.png: the image file has 268,435,457 bytes, more than the limit of 268,435,456'):
         read_problems(write(tmp_path / 'a.parquet', [row(images=[{'bytes': None, 'path': 'b.png'}])]))
 
 
@@ -185,7 +186,7 @@ def test_folders_in_the_order_of_their_numbers(tmp_path):
         ({'answer': None}, r'"answer" must be the letter of one of the "choices", got None'),
         ({'choices': '48'}, r'"answer" must be the letter of one of the "choices", got .B. and .48.'),
         ({'choices': ['1', ' ']}, r'"answer" must be an answer'),
-        ({'annotat_text': None, 'problem_text': None}, 'the problem must be a text, got None'),
+        ({'annotat_text': None, 'problem_text': None}, 'the problem must be a string, got None'),
     ],
 )
 def test_a_bad_folder_is_named(tmp_path, changes, message):
@@ -202,11 +203,11 @@ def test_a_folder_without_its_files_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r'7/img_diagram\.png: the image cannot be read'):
         read_problems(tmp_path)
     (tmp_path / '7' / 'img_diagram.png').write_bytes(b'GIF')
-    with pytest.raises(ValueError, match=r'7/img_diagram\.png: not an image'):
+    with pytest.raises(ValueError, match=r'7/img_diagram\.png: not a readable image'):
         read_problems(tmp_path)
     (tmp_path / '7' / 'img_diagram.png').write_bytes(drawn()[0])
     (tmp_path / '8').mkdir()
-    with pytest.raises(ValueError, match=r'8/data\.json: not a readable file of JSON'):
+    with pytest.raises(ValueError, match=r'8/data\.json: not a readable JSON file'):
         read_problems(tmp_path)
 
 
@@ -225,7 +226,7 @@ def test_the_hubs_splits(tmp_path, monkeypatch, hub_stub):
 
 def test_an_unreachable_hub_is_said(monkeypatch):
     monkeypatch.delenv('BAPO_DATA', raising=False)
-    with pytest.raises(ConnectionError, match=r"task\.train='hiyouga/geometry3k' is no file here.*HF_HUB_OFFLINE is set"):
+    with pytest.raises(ConnectionError, match=r"task\.train='hiyouga/geometry3k' is not a local file.*HF_HUB_OFFLINE is set"):
         training_problems('hiyouga/geometry3k', limit=0, seed=0)
     with pytest.raises(ConnectionError, match=r"'hiyouga/geometry3k:test'.*BAPO_DATA"):
         benchmark('geo3k_test')
@@ -233,13 +234,13 @@ def test_an_unreachable_hub_is_said(monkeypatch):
 
 def test_benchmarks_in_bapo_data(tmp_path, monkeypatch):
     monkeypatch.setenv('BAPO_DATA', str(tmp_path))
-    with pytest.raises(FileNotFoundError, match='neither geo3k_val.parquet nor the folder geo3k_val'):
+    with pytest.raises(FileNotFoundError, match='neither geo3k_val.parquet nor a folder geo3k_val'):
         benchmark('geo3k_val')
     write_folder(tmp_path / 'geo3k_val' / '0')
     assert benchmark('geo3k_val')[0]['answers'] == ['48']
     write(tmp_path / 'geo3k_test.parquet', [row(5)])
     assert benchmark('geo3k_test')[0]['answers'] == ['5']
-    with pytest.raises(ValueError, match="unknown geometry benchmark 'geo3k'; known: geo3k_val, geo3k_test"):
+    with pytest.raises(ValueError, match="unknown geometry benchmark 'geo3k'; choose one of geo3k_val, geo3k_test"):
         benchmark('geo3k')
 
 
@@ -277,22 +278,22 @@ GOOD = drawn()[0]
 BAD = [
     ({'images': []}, r'"images" is empty'),
     ({'images': None}, r'"images" is empty'),
-    ({'images': [None]}, r'"images"\[0\]: expected encoded bytes, or an object .*, got None'),
-    ({'images': [struct_of(b'')]}, r'"images"\[0\]: expected encoded bytes'),
+    ({'images': [None]}, r'"images"\[0\]: expected the encoded bytes of an image, or an object .*, got None'),
+    ({'images': [struct_of(b'')]}, r'"images"\[0\]: expected the encoded bytes of an image'),
     ({'images': [{'bytes': None, 'path': 'absent.png'}]}, r'"images"\[0\]: expected .*absent\.png'),
-    ({'images': [struct_of(b'no image')]}, r'"images"\[0\]: not an image in the formats PNG, JPEG, WEBP'),
-    ({'images': [struct_of(GOOD[:500])]}, r'"images"\[0\]: the image is damaged or cut short'),
-    ({'images': [struct_of(flipped(GOOD))]}, r'"images"\[0\]: the image is damaged or cut short'),
-    ({'images': [struct_of(header(0, 5))]}, r'"images"\[0\]: not an image .* or one of zero size'),
-    ({'images': [struct_of(drawn(width=27)[0])]}, r'"images"\[0\]: the image is 27 x 30; both sides need 28 pixels'),
+    ({'images': [struct_of(b'no image')]}, r'"images"\[0\]: not a readable image in one of the formats PNG, JPEG, WEBP'),
+    ({'images': [struct_of(GOOD[:500])]}, r'"images"\[0\]: the image is damaged or truncated'),
+    ({'images': [struct_of(flipped(GOOD))]}, r'"images"\[0\]: the image is damaged or truncated'),
+    ({'images': [struct_of(header(0, 5))]}, r'"images"\[0\]: not a readable image in one of the formats'),
+    ({'images': [struct_of(drawn(width=27)[0])]}, r'"images"\[0\]: the image is 27 x 30; each side must have at least 28 pixels'),
     ({'images': [struct_of(drawn(width=28 * 201, height=28)[0])]}, r'the image is 5628 x 28; .*200 times'),
-    ({'images': [struct_of(header(8192, 4097))]}, r'the image is 8192 x 4097, at most 33,554,432 pixels are read'),
-    ({'images': [struct_of(header(60_000, 60_000))]}, r'at most 33,554,432 pixels are read'),
-    ({'images': [struct_of(GOOD)] * 2}, r'the problem has 1 <image> for 2 in "images"'),
-    ({'images': [struct_of(GOOD)] * 2, 'problem': 'p'}, r'the problem has 0 <image> for 2 in "images"'),
-    ({'problem': '<image> and <image>'}, r'the problem has 2 <image> for 1 in "images"'),
-    ({'problem': '<|image_pad|>p'}, r'the problem contains <\|image_pad\|>, which only the template may write'),
-    ({'problem': ' '}, 'the problem must be a text'),
+    ({'images': [struct_of(header(8192, 4097))]}, r'the image is 8192 x 4097, more than the limit of 33,554,432 pixels'),
+    ({'images': [struct_of(header(60_000, 60_000))]}, r'the limit is 33,554,432 pixels\. Scale the image down or drop it'),
+    ({'images': [struct_of(GOOD)] * 2}, r'the problem has 1 <image> but 2 in "images"'),
+    ({'images': [struct_of(GOOD)] * 2, 'problem': 'p'}, r'the problem has 0 <image> but 2 in "images"'),
+    ({'problem': '<image> and <image>'}, r'the problem has 2 <image> but 1 in "images"'),
+    ({'problem': '<|image_pad|>p'}, r'the problem contains <\|image_pad\|>, which the model would read as a part of an image; write <image> instead'),
+    ({'problem': ' '}, 'the problem must be a string'),
     ({'answer': ' '}, '"answer" must be an answer'),
     ({'answer': None}, '"answer" must be an answer'),
 ]
@@ -326,7 +327,7 @@ def test_a_changed_file_is_noticed(tmp_path):
     open_image(references[0])
     with pytest.raises(ValueError, match=r'a\.parquet, row 2, image 1: the image has changed since the problems were read'):
         open_image(references[1])
-    with pytest.raises(ValueError, match=r'a\.parquet, row 4, image 1: the file has 3 rows of images'):
+    with pytest.raises(ValueError, match=r'a\.parquet, row 4, image 1: the file now has 3 rows of images'):
         open_image(references[3])
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r'a\.parquet, row 1, image 1: no such file'):
@@ -374,4 +375,4 @@ def test_accepted_answers_are_tried_when_they_are_read(tmp_path, caplog):
     assert [p['answers'] for p in geometry.training_problems(file, limit=0, seed=0)] == [[answers[i]] for i in (0, 2, 3)]
     assert len(geometry.benchmark(file)) == 5
     assert ['left out of training' in m for m in caplog.messages] == [True, False]
-    assert all('2 of 5 problems cannot be read' in m for m in caplog.messages)
+    assert all('2 of 5 problems have no accepted answer that can be parsed' in m for m in caplog.messages)

@@ -27,7 +27,8 @@ def main(file, model):
     from bapo_jax.groups import Group, Response, Verdict, groups_to_arrays
     from bapo_jax.models import hf
     from bapo_jax.models.tokenizer import load_tokenizer
-    from bapo_jax.tasks import encode_prompts, geometry
+    from bapo_jax.tasks import encode_prompts
+    from bapo_jax.tasks.geometry import task as geometry
     from bapo_jax.tasks.sight import Sight
 
     config, tokenizer = hf.read_config(model), load_tokenizer(model)

@@ -23,7 +23,7 @@ def test_rows_come_with_their_place_and_blank_lines_count_but_are_no_rows(tmp_pa
 @pytest.mark.parametrize(
     ('line', 'message'),
     [
-        (b'{"a": ', r'a\.jsonl, row 2: not a line of JSON .*mend the line'),
+        (b'{"a": ', r'a\.jsonl, row 2: not a line of JSON .*correct the line'),
         (b'[' * 100_000, r'a\.jsonl, row 2: not a line of JSON'),
         (b'{"a": "\xe9"}', r'a\.jsonl, row 2: not UTF-8 text; save the file as UTF-8'),
         (b'[1]', r'a\.jsonl, row 2: expected an object with numbers and target, got \[1\]'),
@@ -42,7 +42,7 @@ def test_a_file_that_is_cut_short_or_missing_is_refused_by_name(tmp_path):
     file = tmp_path / 'a.jsonl.gz'
     file.write_bytes(gzip.compress(b'{"a": 1}\n' * 100)[:-9])
     for path in (file, tmp_path / 'none.jsonl'):
-        with pytest.raises(ValueError, match=rf'{path.name}: unreadable or cut short .*; fetch or write it again'):
+        with pytest.raises(ValueError, match=rf'{path.name}: unreadable or truncated .*; download or write it again'):
             list(jsonl_rows(path, 'a'))
 
 
@@ -53,7 +53,7 @@ def test_no_more_is_read_than_the_limits_say(tmp_path, name, monkeypatch):
     monkeypatch.setattr(jsonl, 'MOST_FILE', 3 * len(row))
     assert len(list(jsonl_rows(file, 'a'))) == 3
     monkeypatch.setattr(jsonl, 'MOST_FILE', 3 * len(row) - 1)
-    with pytest.raises(ValueError, match=rf'{name} has more than 0 MiB, the most that is read'):
+    with pytest.raises(ValueError, match=rf'{name} has more than 0 MiB, which is the limit'):
         list(jsonl_rows(file, 'a'))
 
 

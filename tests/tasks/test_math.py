@@ -9,14 +9,15 @@ from random import Random
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
+
 from bapo_jax.groups import Response, Verdict
 from bapo_jax.rollout.collect import judge
 from bapo_jax.rollout.engine import FRESH, Draw
 from bapo_jax.tasks import encode_prompts, get_task
-from bapo_jax.tasks import math as task
-from bapo_jax.tasks.math_answers import MAX_LENGTH
-from benchmarks import mutate_golds
-from transformers import AutoTokenizer
+from bapo_jax.tasks.mathematics import task
+from bapo_jax.tasks.mathematics.answers import MAX_LENGTH
+from benchmarks.host import mutate_golds
 
 SHARED = Path(__file__).resolve().parents[3] / 'shared' / 'data'
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason='the shared data directory is absent')
@@ -258,7 +259,7 @@ def test_only_a_gold_that_cannot_be_read_is_an_infrastructure_error(judged):
 @needs_shared
 def test_every_benchmark_answer_is_correct_by_itself(monkeypatch):
     monkeypatch.setenv('BAPO_DATA', str(SHARED))
-    problems = [p for name in task.BENCHMARKS for p in task.math_data.benchmark(name)]
+    problems = [p for name in task.BENCHMARKS for p in task.math_problems.benchmark(name)]
     assert len(problems) == 30 + 83 + 500 + 272 + 675
     rows = [(f'</think> It is $\\boxed{{{a}}}$.', {**p, 'boxed': True, 'thinking': True}) for p in problems for a in p['answers']]
     verdicts = task.verify_all(*zip(*rows, strict=True))
@@ -269,7 +270,7 @@ def test_every_benchmark_answer_is_correct_by_itself(monkeypatch):
 @needs_shared
 def test_benchmark_answers_differ_from_another_and_all_but_one_can_be_read(monkeypatch):
     monkeypatch.setenv('BAPO_DATA', str(SHARED))
-    problems = [p for name in task.BENCHMARKS for p in task.math_data.benchmark(name)]
+    problems = [p for name in task.BENCHMARKS for p in task.math_problems.benchmark(name)]
     unreadable = task.unreadable_answers([p['answers'] for p in problems])
     assert [problems[row]['answers'] for row in unreadable] == [['t(0,4]']]
     some = Random(0).sample([p for p in problems if p['answers'] != ['t(0,4]']], 200)
@@ -280,7 +281,7 @@ def test_benchmark_answers_differ_from_another_and_all_but_one_can_be_read(monke
 @needs_shared
 def test_a_changed_gold_is_wrong_and_a_restyled_one_right(monkeypatch):
     monkeypatch.setenv('BAPO_DATA', str(SHARED))
-    problems = [p for name in task.BENCHMARKS for p in Random(name).sample(task.math_data.benchmark(name), 20)]
+    problems = [p for name in task.BENCHMARKS for p in Random(name).sample(task.math_problems.benchmark(name), 20)]
     tried = mutate_golds.try_all(problems, seed=7)
     assert {mutant.kind for mutant, _ in tried} == {*mutate_golds.CHANGED, *mutate_golds.RESTYLED}
     assert [(mutant, verdict) for mutant, verdict in tried if not mutate_golds.as_it_must(mutant, verdict)] == []
@@ -301,9 +302,9 @@ def test_training_leaves_out_what_it_cannot_judge_and_says_so(tmp_path, caplog):
         problems = task.training_problems(write(tmp_path / 'a.jsonl', answers), limit=0, seed=0)
     assert [p['problem'] for p in problems] == [f'Question {i}?' for i in (1, 3, 4, 5, 7)]
     [message] = caplog.messages
-    assert 'a.jsonl: the accepted answers of 3 of 8 problems cannot be read and are left out of training' in message
+    assert 'a.jsonl: 3 of 8 problems have no accepted answer that can be parsed, and are left out of training' in message
     assert r'problem 2: \frac{; problem 6: t(0,4]; problem 8: \frac{' in message
-    with pytest.raises(ValueError, match=r'b\.jsonl: none of its 1 answers can be read; the first is \\frac'):
+    with pytest.raises(ValueError, match=r'b\.jsonl: none of its 1 answers can be parsed \(the first is \\frac'):
         task.training_problems(write(tmp_path / 'b.jsonl', [r'\frac{']), limit=0, seed=0)
 
 
@@ -313,7 +314,7 @@ def test_a_benchmark_keeps_what_it_cannot_judge_and_names_it(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         assert len(task.benchmark(write(tmp_path / 'a.jsonl', answers))) == 13
     [message] = caplog.messages
-    assert '12 of 13 problems cannot be read and are kept' in message
+    assert '12 of 13 problems have no accepted answer that can be parsed, and are kept' in message
     assert message.endswith('; problem 11: }{; and problems 12, 13')
 
 
@@ -330,7 +331,7 @@ def test_a_trial_that_the_machine_ends_leaves_no_problem_out(monkeypatch):
 @needs_shared
 def test_what_counts_as_plain_can_be_read(monkeypatch):
     monkeypatch.setenv('BAPO_DATA', str(SHARED))
-    golds = {a for name in task.BENCHMARKS for p in task.math_data.benchmark(name) for a in p['answers']}
+    golds = {a for name in task.BENCHMARKS for p in task.math_problems.benchmark(name) for a in p['answers']}
     plain = Random(0).sample(sorted(filter(task.is_plain, golds)), 300)
     assert all(task._pool().run([{'gold': gold} for gold in plain]))
 

@@ -4,12 +4,13 @@ import time
 from fractions import Fraction
 
 import pytest
+from hypothesis import given, settings, strategies as st
+
 from bapo_jax.groups import Verdict
-from bapo_jax.tasks.math_answers import quick_verdict
-from bapo_jax.tasks.math_text import last_box, parse_number, tidy
-from bapo_jax.tasks.math_worker import slow_verdict
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from bapo_jax.tasks.mathematics.answers import quick_verdict
+from bapo_jax.tasks.mathematics.plain_numbers import parse_number
+from bapo_jax.tasks.mathematics.text import last_box, tidy
+from bapo_jax.tasks.mathematics.worker import slow_verdict
 
 CORRECT, WRONG, UNPARSEABLE = Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE
 

@@ -3,8 +3,8 @@
 import pytest
 
 from bapo_jax.groups import Verdict
-from bapo_jax.tasks.math_answers import quick_verdict
-from bapo_jax.tasks.math_worker import slow_verdict
+from bapo_jax.tasks.mathematics.answers import quick_verdict
+from bapo_jax.tasks.mathematics.worker import slow_verdict
 
 EQUAL = {
     'labels': [

@@ -10,8 +10,8 @@ import pyarrow.parquet
 import pytest
 from hub_stub import folder_files
 
-from bapo_jax import hub
-from bapo_jax.tasks.math_data import _HUB, BENCHMARKS, SUFFIX, benchmark, read_problems, training_problems
+from bapo_jax.machine import hub
+from bapo_jax.tasks.mathematics.problems import _HUB, BENCHMARKS, SUFFIX, benchmark, read_problems, training_problems
 
 SHARED = Path(__file__).resolve().parents[3] / 'shared' / 'data'
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason='the shared data directory is absent')
@@ -158,7 +158,7 @@ def test_without_a_directory_a_benchmark_comes_from_the_hub(tmp_path, monkeypatc
 
 def test_an_unknown_benchmark_is_refused_with_the_known_ones():
     with pytest.raises(
-        ValueError, match=r"unknown math benchmark 'cd34'; known: aime24, amc23, math500, minerva, olympiadbench, or a file"
+        ValueError, match=r"unknown math benchmark 'cd34'; choose one of aime24, amc23, math500, minerva, olympiadbench, a file"
     ):
         benchmark('cd34')
 
@@ -169,24 +169,24 @@ GOOD = '{"problem": "p", "answer": "5"}'
 BAD_ROWS = {
     'no answer': ('{"problem": "p"}', r"column 'answer' is missing; the row has problem"),
     'no problem': ('{"answer": "5"}', r"column 'problem' is missing"),
-    'answer null': ('{"problem": "p", "answer": null}', '"answer" must be an answer, or a list'),
+    'answer null': ('{"problem": "p", "answer": null}', '"answer" must be an answer or a list'),
     'answer empty': ('{"problem": "p", "answer": " "}', '"answer" must be an answer'),
     'answer true': ('{"problem": "p", "answer": true}', '"answer" must be an answer'),
     'answer nan': ('{"problem": "p", "answer": NaN}', '"answer" must be an answer'),
     'answer an object': ('{"problem": "p", "answer": {}}', '"answer" must be an answer'),
     'no accepted answer': ('{"problem": "p", "answer": []}', '"answer" must be an answer'),
     'one of them empty': ('{"problem": "p", "answer": ["5", ""]}', '"answer" must be an answer'),
-    'problem null': ('{"problem": null, "answer": "5"}', 'the problem must be a text, got None'),
-    'problem empty': ('{"problem": "  ", "answer": "5"}', 'the problem must be a text'),
+    'problem null': ('{"problem": null, "answer": "5"}', 'the problem must be a string, got None'),
+    'problem empty': ('{"problem": "  ", "answer": "5"}', 'the problem must be a string'),
     'verl without a ground truth': (
         '{"prompt": [{"role": "user", "content": "p"}], "reward_model": {}}',
         '"reward_model" must be an object',
     ),
     'a prompt without an answer': ('{"prompt": [{"role": "user", "content": "p"}]}', "column 'answer' is missing; the row has"),
-    'a prompt that is no chat': ('{"prompt": [5], "answer": "5"}', "the problem must be a text, or 'prompt' a list of"),
-    'a chat without messages': ('{"messages": [], "answer": "5"}', 'the problem must be the last message'),
-    'a chat that is answered': ('{"prompt": [{"role": "assistant", "content": "p"}], "answer": "5"}', 'the problem must be the'),
-    'one of four': ('{"question": "p", "choices": ["5", "6"], "answer": 1}', "a question with 'choices', one of which is right"),
+    'a prompt that is no chat': ('{"prompt": [5], "answer": "5"}', "the problem must be a string, or 'prompt' a list of"),
+    'a chat without messages': ('{"messages": [], "answer": "5"}', "the last message of 'messages' must be the problem"),
+    'a chat that is answered': ('{"prompt": [{"role": "assistant", "content": "p"}], "answer": "5"}', "the last message of 'prompt' must be the problem, from the user"),
+    'one of four': ('{"question": "p", "choices": ["5", "6"], "answer": 1}', "multiple-choice questions with a column 'choices' are not supported"),
     'a worked solution without a result': (
         json.dumps({'question': 'p', 'answer': 'He has three apples and buys two more of them. ' * 3 + 'So he has five.'}),
         '"answer" must be an answer',
@@ -194,7 +194,7 @@ BAD_ROWS = {
     'a proof': ('{"problem": "p", "answer": "proof"}', '"answer" must be an answer'),
     'verl without a user': (
         '{"prompt": [{"role": "system", "content": "p"}], "reward_model": {"ground_truth": "5"}}',
-        'the problem must be',
+        "the last message of 'prompt' must be the problem, from the user",
     ),
     'verl with an empty answer': ('{"prompt": "p", "reward_model": {"ground_truth": ""}}', r'"reward_model\.ground_truth" must be'),
     'not an object': ('[1, 2]', 'expected an object'),
@@ -221,7 +221,7 @@ def test_training_rows_without_an_answer_are_left_out_and_counted(tmp_path, capl
     path = write(tmp_path / name, [ROWS[0], *blank, ROWS[1]])
     with caplog.at_level(logging.WARNING):
         assert training_problems(path, limit=0, seed=0) == PROBLEMS[:2]
-    assert f'3 of 5 rows have no answer and are left out, the first of them {path}, row 2' in caplog.text
+    assert f'3 of 5 rows have no answer and are left out; the first is {path}, row 2' in caplog.text
     with pytest.raises(ValueError, match='none of its 3 rows has an answer'):
         training_problems(write(tmp_path / name, blank), limit=0, seed=0)
 
@@ -298,13 +298,13 @@ def test_one_list_of_json_is_read_as_lines_are(tmp_path, hub_stub):
     hub_stub.repos['datasets/agentica-org/DeepScaleR-Preview-Dataset'] = {'main': {'deepscaler.json': data}}
     assert training_problems('agentica-org/DeepScaleR-Preview-Dataset', limit=0, seed=0) == PROBLEMS
     (tmp_path / 'cut.json').write_bytes(data[:-9])
-    with pytest.raises(ValueError, match=r'cut\.json: not a list in JSON'):
+    with pytest.raises(ValueError, match=r'cut\.json: not a JSON list'):
         training_problems(str(tmp_path / 'cut.json'), limit=0, seed=0)
 
 
 def test_a_hub_that_cannot_be_reached(monkeypatch):
     monkeypatch.delenv('BAPO_DATA', raising=False)
-    with pytest.raises(ConnectionError, match=r"task\.train='owner/name' is no file here, .*HF_HUB_OFFLINE is set"):
+    with pytest.raises(ConnectionError, match=r"task\.train='owner/name' is not a local file, .*HF_HUB_OFFLINE is set"):
         training_problems('owner/name', limit=0, seed=0)
     with pytest.raises(ConnectionError, match=r"'HuggingFaceH4/aime_2024:train'.*BAPO_DATA"):
         benchmark('aime24')

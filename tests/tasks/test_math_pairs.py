@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bapo_jax.groups import Verdict
-from bapo_jax.tasks.math_answers import quick_verdict
-from bapo_jax.tasks.math_text import last_box
-from bapo_jax.tasks.math_worker import slow_verdict
+from bapo_jax.tasks.mathematics.answers import quick_verdict
+from bapo_jax.tasks.mathematics.text import last_box
+from bapo_jax.tasks.mathematics.worker import slow_verdict
 
 with open(Path(__file__).with_name('math_pairs.tsv'), encoding='utf-8', newline='') as file:
     PAIRS = list(csv.DictReader(file, delimiter='\t', quoting=csv.QUOTE_NONE))

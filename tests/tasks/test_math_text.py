@@ -4,14 +4,14 @@ import itertools
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from bapo_jax.tasks.math_conversion import ratio
-from bapo_jax.tasks.math_elisions import written_out
-from bapo_jax.tasks.math_numerals import parse_numeral, without_periods
-from bapo_jax.tasks.math_text import Number, after_thinking, elements, last_box, parse_number, same_number, split
-from bapo_jax.tasks.math_units import Quantity, quantity
+from bapo_jax.tasks.mathematics.conversion import ratio
+from bapo_jax.tasks.mathematics.elisions import written_out
+from bapo_jax.tasks.mathematics.numerals import parse_numeral, without_periods
+from bapo_jax.tasks.mathematics.plain_numbers import Number, parse_number, same_number
+from bapo_jax.tasks.mathematics.text import after_thinking, elements, last_box, split
+from bapo_jax.tasks.mathematics.units import Quantity, quantity
 
 # ---- where the answer is ----------------------------------------------------------------------------------------------
 

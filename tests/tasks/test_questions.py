@@ -89,9 +89,9 @@ def test_a_row_is_the_ground_truth_and_the_limit_takes_the_first(tmp_path):
 @pytest.mark.parametrize('row, message', [
     ({'answer': 1}, r"row 2: column 'question' is missing; the row has answer; rename or add it"),
     ({'question': 'Why?', 'reply': 1}, r"row 2: column 'answer' is missing; the row has question, reply; rename or add it"),
-    ({'question': ' ', 'answer': 1}, r'row 2: "question" must be a text or a list .* got . .; mend or drop the row'),
-    ({'question': [{'role': 'user'}], 'answer': 1}, r'row 2: "question" must be a text or a list of {"role", "content"} texts, got'),
-    ({'question': 'Why?', 'answer': 1, 'choices': ['a', 'b']}, "row 2: a question with 'choices', one of which is right, is read by"),
+    ({'question': ' ', 'answer': 1}, r'row 2: "question" must be a string or a list .* got . .; correct or drop the row'),
+    ({'question': [{'role': 'user'}], 'answer': 1}, r'row 2: "question" must be a string or a list of {"role", "content"} messages, got'),
+    ({'question': 'Why?', 'answer': 1, 'choices': ['a', 'b']}, "row 2: multiple-choice questions with a column 'choices' are not supported"),
     ({'question': 'Why?', 'answer': []}, r'row 2: "answer" must be an answer'),
 ])  # fmt: skip
 def test_a_bad_row_is_named(tmp_path, row, message):
@@ -106,20 +106,20 @@ def test_a_row_without_an_answer_is_left_out_of_training_and_refused_in_a_benchm
         path = written(tmp_path / 'q.jsonl', row, {'question': 'Who?', 'answer': 1})
         assert questions.training_problems(path, limit=0, seed=1) == [{'question': 'Who?', 'answer': 1}]
         assert '1 of 2 rows have no answer and are left out' in caplog.text
-        with pytest.raises(ValueError, match='row 1: "answer" must be an answer or a list of accepted ones, got .*; mend or drop'):
+        with pytest.raises(ValueError, match='row 1: "answer" must be an answer or a list of accepted answers, got .*; correct or drop'):
             questions.benchmark(path)
-        with pytest.raises(ValueError, match='q.jsonl: none of its 1 rows has an answer; give a file'):
+        with pytest.raises(ValueError, match='q.jsonl: none of its 1 rows has an answer; fill in the column'):
             questions.training_problems(written(tmp_path / 'q.jsonl', row), limit=0, seed=1)
 
 
 def test_a_column_of_a_parquet_file_that_no_checkpoint_could_keep_is_named(tmp_path):
     pa.parquet.write_table(pa.table({'question': ['Why?'], 'answer': ['so'], 'picture': [b'PNG']}), tmp_path / 'q.parquet')
-    with pytest.raises(ValueError, match=r"q\.parquet, row 1: column 'picture' holds what is no JSON, b'PNG'; drop or convert it"):
+    with pytest.raises(ValueError, match=r"q\.parquet, row 1: column 'picture' has a value that JSON cannot hold, b'PNG'; drop or convert it"):
         questions.benchmark(str(tmp_path / 'q.parquet'))
 
 
 def test_what_is_no_file_of_questions_is_named(tmp_path):
-    with pytest.raises(ValueError, match="task.train is 'generated'; the task questions reads files alone: give one ending in .parquet or .jsonl"):
+    with pytest.raises(ValueError, match="task.train is 'generated'; the task questions only reads files; give one ending in .parquet or .jsonl"):
         questions.training_problems('generated', limit=0, seed=1)
     with pytest.raises(ValueError, match="evaluate.benchmarks is 'cd34'"):
         questions.benchmark('cd34')
@@ -149,7 +149,7 @@ def test_the_policy_reads_the_question_and_nothing_besides():
 
 @pytest.mark.parametrize('question, template, chat_template, message', [
     (CHAT, 'text', 'x', "a question is a chat, .*; choose 'chat'"),
-    ('Why?', 'chat', None, "the tokenizer has no chat template; choose 'text', or a chat model"),
+    ('Why?', 'chat', None, "the tokenizer has no chat template; choose 'text', or set model.path to a chat model"),
     ('Why?', 'no_thinking', 'x', "chat template has no enable_thinking; choose 'chat'"),
 ])  # fmt: skip
 def test_a_template_that_does_not_fit_is_refused(question, template, chat_template, message):
@@ -164,11 +164,11 @@ def test_a_template_that_does_not_fit_is_refused(question, template, chat_templa
         ('{{ messages[3].content.x.y }}', 'UndefinedError'),
         ('{{ 1 / 0 }}', 'ZeroDivisionError'),
         ('{% for %}', 'TemplateSyntaxError'),
-        ('{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}', r'TimeoutError: it has not ended in 0\.2 s'),
+        ('{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}', r'TimeoutError: it did not finish within 0\.2 s'),
     ],
 )
 def test_a_chat_template_that_fails_or_never_ends_is_refused_with_its_words(template, message, monkeypatch):
     monkeypatch.setattr(tasks, '_RENDER_S', 0.2)
-    with pytest.raises(ValueError, match=f"task.template='chat': a question cannot be written by the chat template .*{message}.*; mend "):
+    with pytest.raises(ValueError, match=f"task.template='chat': the chat template of model.path fails on a question .*{message}.*; fix "):
         tasks.encode_prompts('questions', [{'question': 'q', 'answer': 1}], character_tokenizer(template), template='chat')
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0) and signal.getsignal(signal.SIGALRM) == signal.SIG_DFL

@@ -1,4 +1,4 @@
-"""The shapes of public data sets: each is read, asked as its authors ask, and judged right and wrong; docs/tasks.md lists them."""
+"""The shapes of public data sets: each is read, asked as its authors ask, and judged right and wrong; docs/reference/tasks.md lists them."""
 
 import json
 from pathlib import Path
@@ -10,9 +10,9 @@ from public_rows import BOXED, GEO, REFUSED, SHAPES, table
 
 from bapo_jax.groups import Verdict
 from bapo_jax.tasks import demands, get_task, shapes
-from bapo_jax.tasks import math as math_task
+from bapo_jax.tasks.mathematics import task as math_task
 
-DOCS = Path(__file__).resolve().parents[2] / 'docs' / 'tasks.md'
+DOCS = Path(__file__).resolve().parents[2] / 'docs' / 'reference' / 'tasks.md'
 
 
 class Tokenizer:
@@ -73,7 +73,7 @@ def test_the_page_lists_these_shapes():
 def test_no_second_demand_is_put_to_a_question_that_has_one(template):
     demanding = (('The answer after "####".', '"####"'), ('End with "Answer:"', '"Answer:"'), ('In <answer> tags.', '<answer>'))
     for question, form in demanding:
-        with pytest.raises(ValueError, match=rf"asks for .*boxed.*, and a question asks for {form} itself.*task.template='as_is'"):
+        with pytest.raises(ValueError, match=rf"asks for .*boxed.*, but a question itself asks for {form}.*task.template='as_is'"):
             math_task.prompt_text({'problem': question, 'answers': ['5']}, template, Tokenizer())
 
 
@@ -87,7 +87,7 @@ def test_the_request_of_a_template_does_not_come_twice(task, template, request_)
 def test_a_system_message_is_kept_and_never_a_second_one():
     truth = {'problem': 'p', 'answers': ['5'], 'before': [{'role': 'system', 'content': 'Be brief.'}]}
     assert math_task.prompt_text(truth, 'chat', Tokenizer()).startswith('<|system|>Be brief.<|user|>p Let')
-    with pytest.raises(ValueError, match="'qwen2.5_math' writes a system message, and a row has one of its own; choose 'as_is'"):
+    with pytest.raises(ValueError, match="'qwen2.5_math' adds a system message, but a row already has one; choose 'as_is'"):
         math_task.prompt_text(truth, 'qwen2.5_math', Tokenizer())
 
 

@@ -68,7 +68,7 @@ def test_a_prompt_has_a_token_for_each_feature_and_back(model, images):
     want = [1, *[MARK] * counts[0], 2, *[MARK] * (counts[1] + counts[2]), 3]
     assert expanded.tolist() == want and expanded.dtype == np.int32
     np.testing.assert_array_equal(sight.collapsed(expanded, images), tokens)
-    with pytest.raises(ValueError, match='3 places for images, and 2 images'):
+    with pytest.raises(ValueError, match='3 image placeholders but 2 images; write one for each'):
         sight.expanded(tokens, images[:2])
 
 
@@ -93,12 +93,12 @@ def test_prompts_are_as_long_as_their_images_make_them(model, images):
     prompts = encode_prompts('geometry', truths, tokenizer, template='plain', sight=sight)
     assert [np.count_nonzero(p.tokens == mark) for p in prompts] == [sum(map(sight.features, images[:2])), 0]
     assert [len(p.images) for p in prompts] == [2, 0]
-    with pytest.raises(ValueError, match='no vision tower; give a Qwen2.5-VL model'):
+    with pytest.raises(ValueError, match='no vision tower; set model.path to a Qwen2.5-VL model'):
         encode_prompts('geometry', truths, tokenizer, template='plain')
 
 
 def test_a_directory_without_a_processor_is_named(tmp_path, images):
-    with pytest.raises(ValueError, match=f'model.path={str(tmp_path)!r}: no image processor'):
+    with pytest.raises(ValueError, match=f'model.path={str(tmp_path)!r}: the image processor in preprocessor_config.json cannot be used'):
         Sight(tmp_path, MARK).grid(images[0])
 
 
@@ -109,16 +109,16 @@ def test_a_directory_without_a_processor_is_named(tmp_path, images):
 ])  # fmt: skip
 def test_a_processors_file_of_another_shape_is_named(settings, tmp_path, images):
     (tmp_path / 'preprocessor_config.json').write_text(settings)
-    with pytest.raises(ValueError, match=f'model.path={str(tmp_path)!r}: no image processor .* preprocessor_config.json'):
+    with pytest.raises(ValueError, match=f'model.path={str(tmp_path)!r}: the image processor in preprocessor_config.json cannot be used'):
         Sight(tmp_path, MARK).grid(images[0])
 
 
 def test_a_processor_of_another_model_and_pixels_that_leave_no_size_are_refused(model, images):
     Sight(model, MARK, tower=(4, 2, 2)).grid(images[0])
     for tower in ((14, 2, 2), (4, 3, 2), (4, 2, 1)):
-        with pytest.raises(ValueError, match=r'patch_size.* of preprocessor_config.json are \(4, 2, 2\), and those of vision_config'):
+        with pytest.raises(ValueError, match=r'patch_size.* are \(4, 2, 2\) in preprocessor_config.json, but .* in vision_config'):
             Sight(model, MARK, tower=tower).grid(images[0])
-    with pytest.raises(ValueError, match='model.least_pixels=5000, .*leave no size for an image; set both'):
+    with pytest.raises(ValueError, match=r'model.pixels=\(5000, 0\) .*contradict each other; set both'):
         Sight(model, MARK, least_pixels=5000).grid(images[0])
     Sight(model, MARK, 5000, 9000).grid(images[0])
 
@@ -132,8 +132,8 @@ def test_a_prompt_that_outgrows_its_limit_with_its_images_is_refused_with_both_r
     features = sight.features(images[1])
     assert len(seen.tokens) == len(text.tokens) + features + 2 and features > 20
     most = len(text.tokens) + 10
-    with pytest.raises(ValueError, match=r'geo, problem 2 of 2: the prompt has \d+ tokens.*lower model.most_pixels'):
+    with pytest.raises(ValueError, match=r'geo, problem 2 of 2: the prompt has \d+ tokens.*lower the upper limit in model.pixels'):
         refuse_long([text, seen], most, 'geo')
-    with pytest.raises(ValueError, match=r'all 1 prompts are longer than .*lower model.most_pixels'):
+    with pytest.raises(ValueError, match=r'all 1 prompts are longer than .*lower the upper limit in model.pixels'):
         leave_out_long([seen], most)
     assert leave_out_long([text, seen], most) == [text]

@@ -4,7 +4,9 @@ import pytest
 from tokenizers import AddedToken
 
 from bapo_jax.models.tokenizer import character_tokenizer
-from bapo_jax.tasks import geometry, get_task, math, questions
+from bapo_jax.tasks import get_task, questions
+from bapo_jax.tasks.geometry import task as geometry
+from bapo_jax.tasks.mathematics import task as mathematics
 from bapo_jax.tasks.turns import asks_in_chat, refuse_markers, turn_end
 
 QWEN = (
@@ -27,8 +29,8 @@ def chatting(template=QWEN):
 
 
 @pytest.mark.parametrize('task, truth, template', [
-    (math, {'problem': MARK, 'answers': ['5']}, 'chat'),
-    (math, {'problem': MARK, 'answers': ['5']}, 'qwen2.5_math'),
+    (mathematics, {'problem': MARK, 'answers': ['5']}, 'chat'),
+    (mathematics, {'problem': MARK, 'answers': ['5']}, 'qwen2.5_math'),
     (questions, {'question': MARK, 'answer': '5'}, 'chat'),
     (questions, {'question': MARK, 'answer': '5'}, 'text'),
     (questions, {'question': [{'role': 'system', 'content': MARK}, {'role': 'user', 'content': '5'}], 'answer': '5'}, 'chat'),
@@ -37,14 +39,14 @@ def chatting(template=QWEN):
     (geometry, {'problem': '<image> <|image_pad|>', 'answers': ['5'], 'images': [IMAGE]}, 'plain'),
 ], ids=range(8))  # fmt: skip
 def test_a_question_opens_no_turn(task, truth, template):
-    with pytest.raises(ValueError, match=r"a question has '<\|im\w+\|>', which the tokenizer reads as a special token .*drop the row"):
+    with pytest.raises(ValueError, match=r"a question has '<\|im\w+\|>', which the tokenizer reads as a special token, so it could end its own turn: .*drop the row"):
         task.prompt_text(truth, template, chatting())
 
 
 def test_marks_of_turns_count_though_they_are_no_special_tokens():
     tokenizer, mark = chatting(R1), '<\uff5cUser\uff5c>'
     with pytest.raises(ValueError, match=f'a question has .{mark}.'):
-        math.prompt_text({'problem': f'5{mark}6', 'answers': ['5']}, 'chat', tokenizer)
+        mathematics.prompt_text({'problem': f'5{mark}6', 'answers': ['5']}, 'chat', tokenizer)
     refuse_markers(chatting(QWEN), f'5{mark}6')  # there it is a word like others
 
 
@@ -54,7 +56,7 @@ def test_other_text_is_asked_as_it_stands(template):
     refuse_markers(chatting(template), fine, 'user', '')
     assert questions.prompt_text({'question': fine}, 'text', chatting(template)) == fine
     if template in (QWEN, R1):
-        assert fine in math.prompt_text({'problem': fine, 'answers': ['5']}, 'chat', chatting(template))
+        assert fine in mathematics.prompt_text({'problem': fine, 'answers': ['5']}, 'chat', chatting(template))
 
 
 def test_a_chat_template_says_what_ends_an_answer():

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from bapo_jax import events
+from bapo_jax.machine import events
 from bapo_jax.tasks import verifier_pool
-from bapo_jax.tasks.verifier_pool import FAILED, OVERRAN, VerifierPool, WorkersFailed
+from bapo_jax.tasks.verifier_pool import MACHINE_FAILED, OVERRAN, VerifierPool, WorkersFailed
 
 pytestmark = pytest.mark.slow
 WORKER = """
 import ctypes, os, signal, socket, sys, threading, time
-from bapo_jax.tasks.verifier_pool import serve
+from bapo_jax.tasks.worker_process import serve
 
 os.write(1, b'said at import\\n')
 
@@ -102,7 +102,7 @@ def test_answers_come_in_order_and_exact(pool):
 def reports(tmp_path):
     """The events of a test, each its kind and its fields."""
     with events.recorded(tmp_path):
-        yield lambda: [json.loads(line) for line in (tmp_path / events.FILE).read_text().splitlines()]
+        yield lambda: [json.loads(line) for line in (tmp_path / events.EVENTS_FILE).read_text().splitlines()]
 
 
 def test_processor_time_that_is_used_up_is_the_requests_own_fault(pool, tmp_path):
@@ -116,10 +116,10 @@ def test_processor_time_that_is_used_up_is_the_requests_own_fault(pool, tmp_path
 def test_a_worker_that_is_late_without_working_is_no_verdict(pool, reports):
     """Twice: the second time on another worker."""
     pool.wall_s, pool.cpu_s = 2.0, 1.9
-    assert pool.run([1, 'freeze', 2, 3]) == [*got(1), FAILED, *got(2, 3)]
+    assert pool.run([1, 'freeze', 2, 3]) == [*got(1), MACHINE_FAILED, *got(2, 3)]
     [event] = reports()
     assert (event['event'], event['late'], event['requests']) == ('verifier failed', 1, 4)
-    assert '1 of 4 requests to work_for_this_test have no outcome: 1 late' in event['message']
+    assert '1 of 4 requests to work_for_this_test failed: 1 late' in event['message']
     assert pool.run([4, 5]) == got(4, 5)
 
 
@@ -136,16 +136,16 @@ def test_a_worker_that_is_stopped_from_outside_loses_no_answer(pool, tmp_path):
 
 def test_what_is_unjudged_when_the_time_for_all_is_over_failed(pool, reports):
     pool.run([0])
-    assert pool.run([1, *['sleep'] * 20], budget_s=1.0) == [*got(1), *[FAILED] * 20]
+    assert pool.run([1, *['sleep'] * 20], budget_s=1.0) == [*got(1), *[MACHINE_FAILED] * 20]
     [event] = reports()
     assert event['unjudged'] == 20 and '1 s for all' in event['message']
-    assert pool.run([1], budget_s=0.0) == [FAILED]
+    assert pool.run([1], budget_s=0.0) == [MACHINE_FAILED]
     assert pool.run([2]) == got(2)
 
 
 @pytest.mark.parametrize('death', ['raise', 'end', 'crash', 'memory'])
 def test_a_worker_that_ends_fails_its_request_only(pool, death):
-    assert pool.run([1, death, 2, death, 3]) == [*got(1), FAILED, *got(2), FAILED, *got(3)]
+    assert pool.run([1, death, 2, death, 3]) == [*got(1), MACHINE_FAILED, *got(2), MACHINE_FAILED, *got(3)]
 
 
 def test_workers_are_kept_and_one_that_ended_while_idle_harms_no_request(pool):
@@ -155,7 +155,7 @@ def test_workers_are_kept_and_one_that_ended_while_idle_harms_no_request(pool):
     os.kill(first, signal.SIGKILL)
     assert gone(first, 10)
     (again,) = set(pool.run(['pid'] * 4))
-    assert again not in (first, OVERRAN, FAILED)
+    assert again not in (first, OVERRAN, MACHINE_FAILED)
 
 
 def test_closing_ends_the_workers_and_running_starts_them_again(pool):
@@ -192,12 +192,12 @@ def test_a_line_that_is_no_answer_of_the_request_is_passed_over_or_fails_it(pool
         assert pool.run([{'says': said}, 2]) == got({'says': said}, 2)
     spoils = {'says': '1 {"got": 1} 2\n'}  # for whoever asks a new worker first
     pool.close()
-    assert pool.run([spoils]) == [FAILED] and pool.run([3]) == got(3)
+    assert pool.run([spoils]) == [MACHINE_FAILED] and pool.run([3]) == got(3)
     assert [(event['event'], event['garbled']) for event in reports()] == [('verifier failed', 1)]
 
 
 def test_an_outcome_that_is_too_long_fails_its_request_only_and_nothing_is_an_outcome(pool, reports):
-    assert pool.run([1, 'long', 'nothing']) == [*got(1), FAILED, None]
+    assert pool.run([1, 'long', 'nothing']) == [*got(1), MACHINE_FAILED, None]
     assert '1 longer than 16 MiB' in reports()[0]['message']
 
 

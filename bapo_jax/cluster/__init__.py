@@ -1,0 +1,1 @@
+"""Devices, hosts, and the mesh that splits a policy and its rows."""

@@ -1,0 +1,137 @@
+"""The training command around Algorithm 1: flags, hosts, the lock of the run directory, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags, logging
+from ml_collections import ConfigDict
+from rich.table import Table
+
+from bapo_jax import config as config_lib
+from bapo_jax.cluster.hosts import Hosts, join, naming_losses, part
+from bapo_jax.dry_run.command import dry_run
+from bapo_jax.follow import follow
+from bapo_jax.machine import cli, events, stopping, terminal
+from bapo_jax.machine.ending import explained, refused
+from bapo_jax.machine.files import check_directory
+from bapo_jax.machine.lock import held
+from bapo_jax.report.results import tell_end
+
+FLAGS = flags.FLAGS
+
+
+def conduct(build: Callable[..., Any], train: Callable[[Any], Any]) -> None:
+    """Runs one host's part: `train(build(config, workdir, hosts, amend))` on host 0, else `follow`."""
+    logging.set_verbosity(logging.WARNING)
+    if FLAGS.fields:
+        show_fields(FLAGS.config)
+        return
+    if FLAGS.dry_run:
+        try:
+            sys.exit(0 if dry_run(FLAGS.config, FLAGS.topology).fits is not False else 1)
+        except (ValueError, OSError) as e:
+            sys.exit(f'error: {e}')
+    if FLAGS.topology:
+        raise app.UsageError(
+            f'--topology={FLAGS.topology} is only for a dry run; add --dry_run, or leave it out'
+        )
+    if not FLAGS.workdir:
+        raise app.UsageError('--workdir is missing; give the run directory')
+    workdir, c = Path(FLAGS.workdir), FLAGS.config
+    hosts = Hosts(c.mesh.deadline_s, c.rollout.deadline_s + c.task.judging.step_s)
+    if (FLAGS.hosts > 1 or FLAGS.host) and not FLAGS.coordinator:
+        raise app.UsageError(
+            f'--hosts={FLAGS.hosts} --host={FLAGS.host} needs --coordinator; give an ADDRESS:PORT of host 0 '
+            'that the other hosts reach'
+        )
+    if FLAGS.coordinator:
+        join(FLAGS.coordinator, FLAGS.hosts, FLAGS.host, FLAGS.join_timeout)
+    try:
+        with explained(workdir), naming_losses(), stopping.on_signal(c.checkpoint.grace_s):
+            ended = follow(c, workdir, hosts) if FLAGS.host else lead(build, train, c, workdir, hosts)
+    finally:
+        part()
+    if stopping.requested() and not ended:
+        sys.exit(stopping.STATUS)
+
+
+def show_fields(config: ConfigDict) -> None:
+    """Prints every field of a config with its description; fields that differ from the default are marked."""
+    table = Table('field', 'value', 'default', 'description', title='* differs from the default')
+    for name, row in config_lib.rows():
+        value = config_lib.value(config, name)
+        differs = value != row.default
+        table.add_row(
+            f'* {name}' if differs else name,
+            repr(value),
+            repr(row.default) if differs else '',
+            terminal.plain(row.comment),
+        )
+    terminal.console().print(table)
+
+
+def lead(
+    build: Callable[..., Any], train: Callable[[Any], Any], config: ConfigDict, workdir: Path, hosts: Hosts
+) -> bool:
+    """Runs the training on host 0. Returns whether the run has finished."""
+    with contextlib.ExitStack() as until_the_end, hosts, naming_losses():
+        with refused():
+            check_directory(workdir, '--workdir')
+            until_the_end.enter_context(held(workdir))
+            counts = until_the_end.enter_context(events.recorded(workdir))
+            setup = build(config, workdir, hosts, FLAGS.amend)
+        state, steps = train(setup), setup.schedule.steps
+        tell_end(workdir, state, steps)
+        hosts.run_finished = state.has_ended(steps)
+    if counts:
+        print(f'{events.counts_in_words(counts)}: {workdir / events.EVENTS_FILE}')
+    return hosts.run_finished
+
+
+def command_of(build: Callable[..., Any], train: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """Defines the flags and returns the command's main function."""
+    flags.DEFINE_string('workdir', None, 'The run directory. If it has a run, that run continues.')
+    flags.DEFINE_bool(
+        'dry_run',
+        False,
+        'Check the config and its inputs, compile the training step where possible, and report its memory; '
+        'train and write nothing.',
+    )
+    flags.DEFINE_bool(
+        'fields', False, 'Print every field of the config with its value and description, and exit.'
+    )
+    flags.DEFINE_string(
+        'topology',
+        '',
+        "With --dry_run: absent GPUs ('4xH100', '2x8xH200', '8x80GB') or an absent TPU slice ('v5e:2x4').",
+    )
+    flags.DEFINE_bool(
+        'amend',
+        False,
+        'Continue a run with changed settings; events.jsonl records them and the step from which they apply.',
+    )
+    cli.define_config(
+        'NAME or NAME:METHOD for a config of this package, or FILE or FILE:METHOD.', config_lib.check_fields
+    )
+    flags.DEFINE_string(
+        'coordinator', None, 'Many hosts: ADDRESS:PORT of host 0; the port must be free there.'
+    )
+    flags.DEFINE_integer(
+        'hosts', 1, 'Many hosts: the number of processes that train together, one per host.', lower_bound=1
+    )
+    flags.DEFINE_integer(
+        'host',
+        0,
+        'Many hosts: the number of this host; 0 runs the training loop and talks to the rollout servers.',
+        lower_bound=0,
+    )
+    flags.DEFINE_integer(
+        'join_timeout', 300, 'Many hosts: timeout for all hosts to join, in seconds.', lower_bound=1
+    )
+    flags.mark_flag_as_required('config')
+    return lambda _: conduct(build, train)

@@ -1,0 +1,146 @@
+"""Bytes on a GPU during an optimizer step, by formula, for when the GPU compiler is not installed.
+
+docs/reference/memory.md has the formula in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flax.traverse_util import flatten_dict
+
+from bapo_jax.learner.head import Tile
+from bapo_jax.models import hf
+from bapo_jax.models.decoder import ModelConfig, parameters_of
+from bapo_jax.models.vision.layout import tower_rows
+from bapo_jax.models.vision.patches import Grid
+
+
+def gpu_memory(
+    model: ModelConfig,
+    learner: Any,
+    mesh: dict[str, int],
+    params: int,
+    gather_once: bool = False,
+    grids: Sequence[Grid] = (),
+) -> dict[str, int]:
+    """Bytes on one GPU during an optimizer step, by use.
+
+    `params` is the size of a float32 copy of the GPU's shard of the parameters. Symbols: r rows of T tokens
+    per device; b bytes per number in compute; D, F, N, K, H, V, L as in models/decoder.py; n = mesh.tensor.
+
+        state           (8 + m) / 4 params
+            θ and two moments, exact; the first moment has m bytes per number
+        gradients       2 params
+            their sum, and those of the micro-batch
+        gathered once   3 params · mesh.fsdp
+            replaces gradients with mesh.gather_once: unsharded gradients and weights
+        residuals       L r T D b
+            the residual stream between layers (remat: full, offload). Instead of D, attention_and_mlp_inputs
+            has 2 D + N H / n, matrix_products 2 D + (2 N H + 2 K H + 2 F) / n; none: 1.25 L `layer`
+        layer           r T b (4 D + (4 N + 4 K) H / n + 3 F / n)
+            activations of one layer; their gradients reuse the space
+        logits          3 · 4 C U
+            logits, probabilities and gradient of a tile in float32: at most 2,048 tokens and 16,384 words
+            (learner/head.py)
+        weights         (4 + b) U D + [(2 b + 4) W / n + 4 V D / n]
+            a block of the head and its gradient; [if fsdp > 1: the gathered matrices W of two layers, the
+            gradient of one, and that of the embedding]
+
+    C = min(r T, 2,048), U = min(V / n, 16,384). W comes from the parameter table (`matrix_sizes`). `layer`
+    and `logits` are live at different times, so only the larger counts. Fragmentation adds a twentieth of all
+    activations. Images with these `grids` add `tower_memory`; its block is live when no layer is.
+    """
+    b = hf.DTYPES[model.dtype].itemsize
+    n, (D, F, V, L) = (
+        mesh['tensor'],
+        (model.hidden_size, model.intermediate_size, model.vocab_size, model.num_layers),
+    )
+    layer = matrix_sizes(model)[2]
+    heads, key_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    tokens = learner.micro_batch_rows // (mesh['data'] * mesh['fsdp']) * learner.row_tokens
+    kept_by_a_layer = tokens * b * (4 * D + (4 * heads + 4 * key_heads) // n + 3 * F // n)
+    kept = {
+        'none': kept_by_a_layer * 5 // 4,
+        'matrix_products': tokens * b * (2 * D + (2 * heads + 2 * key_heads + 2 * F) // n),
+        'attention_and_mlp_inputs': tokens * b * (2 * D + heads // n),
+    }
+    residuals = L * kept.get(learner.remat, tokens * D * b)
+    logits = 3 * 4 * min(tokens, Tile().tokens) * min(V // n, Tile().words)
+    weights = (4 + b) * D * min(V // n, Tile().words)
+    if mesh['fsdp'] > 1 and not gather_once:
+        weights += (2 * b + 4) * layer // n + 4 * V * D // n
+    tower, block = (
+        tower_memory(model, learner.remat, mesh['data'] * mesh['fsdp'], grids) if grids else ({}, 0)
+    )
+    at_work = {
+        "one layer's recomputation": kept_by_a_layer,
+        'a tile of logits': logits,
+        "one vision block's recomputation": block,
+    }
+    largest = max(at_work, key=at_work.get)
+    activations = {
+        'residual stream': residuals,
+        **tower,
+        largest: at_work[largest],
+        'weights gathered or cast': weights,
+    }
+    return {
+        'θ and the moments': state_bytes(params, learner),
+        **(
+            {'gradients and weights, whole': 3 * params * mesh['fsdp']}
+            if gather_once
+            else {'gradients': 2 * params}
+        ),
+        **activations,
+        'fragmentation': sum(activations.values()) // 20,
+    }
+
+
+def tower_memory(
+    model: ModelConfig, remat: str, devices: int, grids: Sequence[Grid]
+) -> tuple[dict[str, int], int]:
+    """Bytes on a GPU for the images of a mini-batch: what lasts for the optimizer step, and one tower block.
+
+    Symbols: v rows of P slots per device, C numbers per patch, I features in all, D' the decoder's width;
+    D, F, N, L are the tower's.
+
+        images      (4 + b) v P C
+            pixels in float32 and in the compute dtype
+        features    2 · 4 I D'
+            float32 on every device, with their gradient
+        residuals   L v P D b
+            (remat: full, offload); instead of D, attention_and_mlp_inputs has 3 D, matrix_products 6 D + 2 F;
+            none: L / 2 block
+        block       2 v P b (8 D + 3 F) + 3 · 4 v N Q P
+            activations of one block, and the scores of Q = min(P, 512) slots
+    """
+    c, b = model.vision, hf.DTYPES[model.dtype].itemsize
+    V, P = tower_rows(grids, c, devices)
+    slots, D, F = V // devices * P, c.hidden_size, c.intermediate_size
+    block = 2 * slots * b * (8 * D + 3 * F) + 3 * 4 * V // devices * c.num_heads * min(P, 512) * P
+    kept = {
+        'none': block // 2,
+        'matrix_products': slots * b * (6 * D + 2 * F),
+        'attention_and_mlp_inputs': slots * b * 3 * D,
+    }
+    return {
+        'images and their features': (4 + b) * slots * c.patch_numbers
+        + 8 * V * P // c.spatial_merge_size**2 * model.hidden_size,
+        "the tower's residual stream": c.depth * kept.get(remat, slots * D * b),
+    }, block
+
+
+def state_bytes(params: int, learner: Any) -> int:
+    """Bytes of the parameters and their two moments; `params` is the size of a float32 copy."""
+    return (8 + hf.DTYPES[learner.adam.first_moment_dtype].itemsize) * params // 4
+
+
+def matrix_sizes(model: ModelConfig) -> tuple[int, int, int]:
+    """Numbers in the embedding, in the head (if tied, the embedding again), and in one layer's matrices."""
+    shapes, table = flatten_dict(hf.abstract_params(model)[1]), parameters_of(model)
+    over_vocabulary = [shapes[p.path].size for p in table if 'vocab' in p.axes]
+    # Biases and scales are small and not counted.
+    stacked = sum(shapes[p.path].size for p in table if p.path[0] == 'layers' and len(p.axes) == 3)
+    return over_vocabulary[0], over_vocabulary[-1], stacked // model.num_layers

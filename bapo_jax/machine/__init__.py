@@ -1,0 +1,1 @@
+"""What every command needs from the machine: flags, files, output, signals, locks and downloads."""

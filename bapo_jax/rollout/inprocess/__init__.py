@@ -1,0 +1,1 @@
+"""The engine that samples in the trainer's own process, with the trained decoder."""

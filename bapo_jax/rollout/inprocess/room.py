@@ -1,0 +1,108 @@
+"""The memory that the in-process engine reserves on a device: as needed, in few sizes, within a limit."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.rollout.inprocess.decoding import CACHE_BLOCK as ATTENDED, cache_slots
+from bapo_jax.rollout.inprocess.drawing import VOCABULARY_BLOCK
+
+LINE = 4  # a device's line holds this many times the prompts that fill its slots
+READ = 8  # prompts that a device prefills at once, if its line has that many places
+SHORTEST_PROMPT = 128  # prompts are padded to at least this power of two: few shapes
+# Lower bounds if the engine chooses: a CPU's attention rounds differently for fewer than five rows, and if a
+# block has fewer than 4,096 scores over all rows and heads.
+FEWEST, SCORES = 8, 4096
+SMALL_CACHE = 2**28  # bytes of KV cache that are always reserved: one size, so one program
+
+
+class Room(NamedTuple):
+    """Reserved places on a device."""
+
+    slots: int  # concurrent sequences
+    line: int  # prefilled prompts that wait for slots
+    prompt_tokens: int  # maximum, after padding
+    key_slots: int  # per slot, for a prompt and its response
+    at_once: int  # prompts prefilled together; padding fills up the number
+
+    def cache_bytes(self, model: ModelConfig) -> int:
+        """The size of the KV cache in bytes."""
+        return (self.slots * self.key_slots + self.line * self.prompt_tokens) * bytes_of_a_token(model)
+
+
+class Limits(NamedTuple):
+    """Limits of what an engine may reserve on a device."""
+
+    slots: int
+    prompt_tokens: int  # maximum prompt length
+    cache_bytes: int | None = None  # of the KV cache; None: unbounded
+    fewer: bool = True  # use fewer slots for few responses: tested on CPUs, where results are bit-identical
+
+
+def bytes_of_a_token(model: ModelConfig) -> int:
+    """The size of a token's keys and values in bytes."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * jnp.dtype(model.dtype).itemsize
+
+
+def padded_length(tokens: int, most: int) -> int:
+    """The length to which a prompt is padded: a power of two, or `most` if that is less."""
+    return min(most, max(SHORTEST_PROMPT, 1 << (tokens - 1).bit_length()))
+
+
+def room_for(
+    model: ModelConfig, limits: Limits, groups: int, size: int, longest: int, response_tokens: int
+) -> Room:
+    """Room for `groups` groups of `size` responses, to prompts of up to `longest` tokens.
+
+    Uses all slots that fit into `cache_bytes`, at least one. With `fewer`, uses a quarter of them, a
+    sixteenth and so on, if the rest would be idle and every response stays bit-identical. Caches up to
+    SMALL_CACHE have one size.
+    """
+
+    def line(slots: int) -> int:
+        return max(1, LINE * slots // size)
+
+    def room(slots: int, prompt_tokens: int) -> Room:
+        tokens, most = prompt_tokens + response_tokens, limits.prompt_tokens + response_tokens
+        return Room(
+            slots, line(slots), prompt_tokens, cache_slots(tokens, most), min(READ, line(limits.slots))
+        )
+
+    whole = room(limits.slots, limits.prompt_tokens)
+    slots = limits.slots
+    if limits.cache_bytes is not None and whole.cache_bytes(model) > limits.cache_bytes:
+        slots = max(1, limits.slots * limits.cache_bytes // whole.cache_bytes(model))
+        while slots > 1 and room(slots, limits.prompt_tokens).cache_bytes(model) > limits.cache_bytes:
+            slots -= 1  # its line can have a place more than its proportional share
+    if room(slots, limits.prompt_tokens).cache_bytes(model) <= SMALL_CACHE:
+        return room(slots, limits.prompt_tokens)
+    prompt_tokens = padded_length(longest, limits.prompt_tokens)
+    scores_of_a_row = model.num_heads * min(room(slots, prompt_tokens).key_slots, ATTENDED)
+    while limits.fewer and slots // 4 >= max(FEWEST, -(-SCORES // scores_of_a_row), groups * size):
+        slots //= 4
+    return room(slots, prompt_tokens)
+
+
+def memory_of(
+    model: ModelConfig, parameters: int, limits: Limits, *, group_size: int, response_tokens: int
+) -> int:
+    """The most bytes that sampling takes on a device; `parameters` is the size of a full float32 copy.
+
+    Counts full weights in the compute dtype, the KV cache of slots and of prompts in line, the responses, and
+    the larger of a layer's activations in prefill and the logits.
+    """
+    room = room_for(model, limits, limits.slots, group_size, limits.prompt_tokens, response_tokens)
+    b = jnp.dtype(model.dtype).itemsize
+    responses = 8 * (room.slots + room.line * group_size) * response_tokens
+    wide = 4 * model.hidden_size + 3 * model.intermediate_size + 2 * model.num_heads * model.head_dim
+    words = (
+        model.vocab_size
+        if model.vocab_size <= VOCABULARY_BLOCK
+        else -(-model.vocab_size // VOCABULARY_BLOCK) * VOCABULARY_BLOCK
+    )
+    scores = 4 * 4 * limits.slots * words
+    at_work = max(room.at_once * room.prompt_tokens * wide * b, scores)
+    return parameters * b // 4 + room.cache_bytes(model) + responses + at_work

@@ -1,0 +1,338 @@
+"""The client of vLLM servers: it sends token ids, and receives token ids, log-probs and policy versions.
+
+All servers of an engine hold the same policy, in the format of `weights/publish.py`. One request asks for a
+prompt's whole group. Every response is checked before the trainer sees it (`rollout/vllm/replies.py`). A
+failed group, or one whose reply is lost (`rollout/vllm/watch.py`), is requested again, from another server if
+there is one. The client waits for a slow server while it makes progress, and retries a busy one later.
+Requests to any other failing server move to the remaining ones until the next policy. If none remains,
+supervised servers are restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import itertools
+import random
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from bapo_jax.cluster.hosts import Hosts
+from bapo_jax.groups import Prompt, Response
+from bapo_jax.machine import events
+from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
+from bapo_jax.rollout.vllm.exchange import Dropped, Unreachable, exchange, open_session
+from bapo_jax.rollout.vllm.gauges import Gauges
+from bapo_jax.rollout.vllm.loading import PolicyLoading, PolicyRefused
+from bapo_jax.rollout.vllm.replies import ROUTE, Asked, BadResponse, most_bytes, read_group, request
+from bapo_jax.rollout.vllm.supervise import SupervisedServer
+from bapo_jax.rollout.vllm.watch import LostReply, Watch
+from bapo_jax.tasks.sight import Sight
+from bapo_jax.weights.manifest import RefusedPolicy, read_manifest
+from bapo_jax.weights.publish import publish, remove_unneeded
+
+_ATTEMPTS = 3  # requests for a group before its BadResponse is raised
+_PATIENCE = 10  # most deadlines that a reply may take from a server that makes progress
+_BACKOFF_S, _DOUBLINGS = 0.5, 6  # retries of a busy server: the first wait, and how often it doubles, to 32 s
+_MOST_CONTROL = 2**24  # most bytes of a control route's reply; /metrics has about 100,000
+_IMAGE_THREADS = 2  # reading, resizing and encoding mostly release the GIL
+
+
+class VllmEngine(Engine):
+    """Samples from `servers`, base URLs or servers to supervise, which all read the directory `policies`.
+
+    `sight` prepares images for a model that reads them; None for a text-only model.
+    """
+
+    def __init__(
+        self, servers: Sequence[str | SupervisedServer], policies: Path, model: ModelConfig, *, token: str,
+        dtype: str, stop_tokens: Sequence[int], concurrency: int, deadline_s: float, hosts: Hosts = Hosts(),
+        sight: Sight | None = None,
+    ):  # fmt: skip
+        self._supervised = {server.url: server for server in servers if isinstance(server, SupervisedServer)}
+        self._urls = [server.url if isinstance(server, SupervisedServer) else server for server in servers]
+        self.servers = len(self._urls)
+        self._serving: dict[str, int] = {}  # servers known to hold the current policy: URL, model length
+        self._dropped: Unreachable | None = None  # why the last server was left out
+        self._policies, self._model, self._dtype, self._hosts = Path(policies).absolute(), model, dtype, hosts
+        self._stop_tokens, self._deadline_s, self._sight = list(stop_tokens), deadline_s, sight
+        # A version left by an interrupted run may differ from this run's version of the same number.
+        remove_unneeded(self._policies, ())
+        self._loading = PolicyLoading(self._send)
+        self._version = self._previous = None
+        # The event loop has its own thread, so later steps are sampled while the trainer's thread trains.
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name='rollout', daemon=True)
+        self._thread.start()
+        self._session = self._run(open_session(token))
+        # Parsing a full reply holds the GIL for 10 ms, so more threads would gain nothing. On the event loop
+        # it would take the same total time, but stall the loop twice as long when many replies arrive at
+        # once.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix='replies')
+        self._images = ThreadPoolExecutor(_IMAGE_THREADS, thread_name_prefix='images')
+        self.asked_again = 0  # requests repeated because of a BadResponse
+        self._free = asyncio.Semaphore(concurrency * len(self._urls))
+        self._under_way = dict.fromkeys(self._urls, 0)
+        self._watches, self._gauges = (
+            {url: Watch(url, self._send, deadline_s) for url in self._urls},
+            Gauges(self._send),
+        )
+        self._revival = asyncio.Lock()
+        atexit.register(self.close)  # a failed run may leave it open
+
+    def load(self, params: Any, version: int) -> None:
+        """Publishes `params` and loads them into the servers; returns when every reachable server has them.
+
+        Raises PolicyRefused, or Unreachable if no server answers.
+        """
+        if version == self._version:
+            return
+        self._loading.path = publish(self._policies, version, params, self._model, self._dtype, self._hosts)
+        try:
+            self._loading.manifest = read_manifest(self._loading.path)
+        except RefusedPolicy as e:
+            raise PolicyRefused(str(e)) from e
+        self._previous, self._version = self._version, version
+        self._run(self._load_everywhere())
+        remove_unneeded(self._policies, {self._version, self._previous})
+
+    def ask(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
+    ) -> list[Future[tuple[Response, ...]]]:
+        """Sends one request per prompt, to the server with the fewest requests in flight.
+
+        `draws` are ignored: a server's samples depend on its other requests, even if each request has a seed.
+        On CPU such a seed also crashes vLLM 0.32 when a prompt is prefilled in two chunks.
+        """
+        if self._version is None:
+            raise RuntimeError('the engine holds no policy yet: call load(params, version) before asking it')
+        image_token = self._model.vision.image_token if self._model.vision else None
+        asked = Asked(
+            group_size, sampling.max_tokens, self._loading.manifest.name, self._model.vocab_size,
+            tuple(self._stop_tokens), image_token
+        )  # fmt: skip
+        return [
+            asyncio.run_coroutine_threadsafe(self._group(prompt, sampling, asked), self._loop)
+            for prompt in prompts
+        ]
+
+    def metrics(self) -> dict[str, float]:
+        return self._gauges.taken()
+
+    def close(self) -> None:
+        if self._loop.is_closed():
+            return
+        atexit.unregister(self.close)
+        self._run(self._give_up())
+        self._reader.shutdown()
+        self._images.shutdown(cancel_futures=True)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        self._loop.close()
+        for server in self._supervised.values():
+            server.stop()
+
+    def _run(self, work: Coroutine) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    # ---- policies
+
+    async def _load_everywhere(self) -> None:
+        """Loads the current policy into every server, and restarts supervised servers that do not answer.
+
+        Raises Unreachable if no server answers after that.
+        """
+        self._serving.clear()
+        results = await asyncio.gather(*(self._load(url) for url in self._urls), return_exceptions=True)
+        dead = {
+            url: result
+            for url, result in zip(self._urls, results, strict=True)
+            if isinstance(result, Unreachable)
+        }
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, Unreachable):
+                raise result
+        for url in dead.keys() - self._supervised.keys():
+            events.report(
+                'server left out',
+                f'{dead[url]}; continuing without this server until the next policy',
+                server=url,
+            )
+        await asyncio.gather(
+            *(self._restart(url, dead[url]) for url in dead.keys() & self._supervised.keys())
+        )
+        if not self._serving:
+            raise Unreachable(
+                f'no rollout server answers; see their logs. The last error: {results[-1]}'
+            ) from results[-1]
+
+    async def _load(self, url: str) -> None:
+        """Hands the policy to the server; retries once if the server drops the connection."""
+        try:
+            self._serving[url] = await self._loading.into(url)
+        except Dropped:
+            self._serving[url] = await self._loading.into(url)
+
+    async def _revive(self, reason: Unreachable) -> None:
+        """Brings the servers back, if any is supervised or the last one only dropped the connection.
+
+        Raises Unreachable otherwise, and if no server comes back.
+        """
+        async with self._revival:
+            if self._serving:  # another request has revived them
+                return
+            if not self._supervised and not isinstance(reason, Dropped):
+                raise Unreachable(
+                    f'no rollout server answers; see their logs. The last error: {reason}'
+                ) from reason
+            await self._load_everywhere()
+
+    async def _restart(self, url: str, reason: Unreachable) -> None:
+        """Restarts a supervised server, with the current policy."""
+        events.report(
+            'server restarted', f'{reason}; restarting the server with policy {self._version}', server=url
+        )
+        await asyncio.to_thread(self._supervised[url].restart)
+        await self._load(url)
+
+    # ---- responses
+
+    async def _group(self, prompt: Prompt, sampling: Sampling, asked: Asked) -> tuple[Response, ...]:
+        """One group's responses. A semaphore admits requests in order, which limits the images in memory."""
+        async with self._free:
+            what = prompt, asked.group_size, sampling, self._stop_tokens
+            if prompt.images:
+                body = await self._with_images(*what)
+                asked = asked._replace(prompt=prompt.tokens)
+            else:
+                body = request(*what)
+            spoiled: set[str] = set()
+            for attempt in range(1, _ATTEMPTS + 1):
+                try:
+                    # The last attempt is not watched: the watch might be mistaken three times.
+                    return await self._answer(body, asked, len(prompt.tokens), spoiled, attempt < _ATTEMPTS)
+                except BadResponse as e:
+                    if attempt == _ATTEMPTS:
+                        raise
+                    self.asked_again += 1
+                    message = f'{e}; requesting the group again (attempt {attempt + 1} of {_ATTEMPTS})'
+                    events.report(
+                        'reply lost' if isinstance(e, LostReply) else 'group asked again',
+                        message,
+                        prompt=prompt.id,
+                    )
+
+    async def _with_images(self, prompt: Prompt, *what: Any) -> dict[str, Any]:
+        """A request with images, which take about 10 ms each. Raises RolloutError if one cannot be read."""
+        try:
+            return await self._loop.run_in_executor(self._images, request, prompt, *what, self._sight)
+        except (ValueError, OSError) as e:
+            raise RolloutError(f'prompt {prompt.id}: {e}') from e
+
+    async def _answer(
+        self, body: dict[str, Any], asked: Asked, prompt_tokens: int, spoiled: set[str], watched: bool
+    ) -> tuple[Response, ...]:
+        """One reply, read and checked, preferably from a server that has not `spoiled` the group.
+
+        Raises BadResponse, after adding the server to `spoiled`, and Unreachable if no server answers.
+        """
+        for attempts_left in reversed(range(2 * len(self._urls) + 1)):
+            if not self._serving:
+                await self._revive(self._dropped)
+            url = min(self._serving.keys() - spoiled or self._serving, key=self._under_way.__getitem__)
+            fitting = asked._replace(max_tokens=min(asked.max_tokens, self._serving[url] - prompt_tokens))
+            self._under_way[url] += 1
+            try:
+                reply = await self._reply(url, body, most_bytes(fitting, prompt_tokens), watched)
+                self._gauges.look(url, last=self._under_way[url] == 1)
+                return await self._loop.run_in_executor(self._reader, read_group, reply, fitting, url)
+            except BadResponse:
+                spoiled.add(url)
+                raise
+            except Unreachable as e:
+                if not attempts_left:
+                    raise
+                if self._serving.pop(url, None) is not None:
+                    events.report('server left out', f'{e}; its requests will be sent again', server=url)
+                self._dropped = e
+            finally:
+                self._under_way[url] -= 1
+
+    async def _reply(self, url: str, body: dict[str, Any], most: int, watched: bool) -> bytes:
+        """A server's reply to a group, of at most `most` bytes.
+
+        It may take several deadlines while the server makes progress with any group: its token count in
+        /metrics must rise from one deadline to the next. /health is not enough: vLLM 0.32 answers it while
+        its engine process is stopped. Raises Unreachable if no reply comes, and LostReply if a `watched`
+        request is lost.
+        """
+        limit_s, through = (
+            (_PATIENCE + 1) * self._deadline_s,
+            self._watches[url].exchange if watched else exchange,
+        )
+        sending = asyncio.ensure_future(
+            self._send(url, ROUTE, body, limit_s=limit_s, most=most, through=through)
+        )
+        try:
+            done = None
+            for deadlines in range(1, _PATIENCE + 1):
+                await asyncio.wait({sending}, timeout=self._deadline_s)
+                if sending.done():
+                    return sending.result()
+                before, done, state = done, *await self._watches[url].progress()
+                if done in (None, before) and not sending.done():
+                    break
+        finally:
+            sending.cancel()
+        waited = f'{deadlines} × {self._deadline_s:g} s (rollout.deadline_s; raise it if the server is slow)'
+        raise Unreachable(f'{url}{ROUTE}: no reply to a group in {waited}; {state}')
+
+    # ---- connections
+
+    async def _send(
+        self, url: str, route: str, body: Any = None, *, method: str = 'POST', limit_s: float = 0.0,
+        most: int = _MOST_CONTROL, through: Callable[..., Awaitable[tuple[int, float, bytes]]] = exchange,
+    ) -> bytes:  # fmt: skip
+        """A server's reply, of at most `most` bytes, within `limit_s` seconds (0: rollout.deadline_s).
+
+        Retries a busy server for at most rollout.deadline_s seconds. Raises Unreachable if there is no reply,
+        RolloutError if the request is refused, and BadResponse (Unreachable on control routes) if the reply
+        is not read.
+        """
+        limit_s, give_up = limit_s or self._deadline_s, self._loop.time() + self._deadline_s
+        for tried in itertools.count(1):
+            self._hosts.progress(f'waiting for {url}{route}')
+            try:
+                status, wait_s, said = await through(self._session, url + route, body, method, limit_s, most)
+            except BadResponse as e:
+                raise e if route == ROUTE else Unreachable(str(e)) from e
+            except TimeoutError as e:
+                raise Unreachable(
+                    f'{url}{route}: no answer in {limit_s:g} s (rollout.deadline_s={self._deadline_s:g})'
+                ) from e
+            if status == 200:
+                return said
+            told = f'{url}{route}: status {status}: {said[:500].decode("utf-8", "replace")}'
+            busy = status == 429 or status == 503 and route == ROUTE  # 503: vLLM 0.32's queue is full
+            if not busy and status >= 500:
+                raise Unreachable(told)
+            if not busy:
+                raise RolloutError(told)
+            wait_s = wait_s or _BACKOFF_S * 2 ** min(tried - 1, _DOUBLINGS) * random.uniform(0.5, 1)
+            if self._loop.time() + wait_s > give_up:
+                raise Unreachable(
+                    f'{told} (tried {tried} times; raise rollout.deadline_s={self._deadline_s:g}, or lower '
+                    'rollout.concurrency)'
+                )
+            await asyncio.sleep(wait_s)
+
+    async def _give_up(self) -> None:
+        pending = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        await self._session.close()

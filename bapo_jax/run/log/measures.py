@@ -1,0 +1,84 @@
+"""Computes the metrics of a step's groups and batch. docs/reference/metrics.py has every metric's meaning."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bapo_jax.groups import X1, Batch, Group, Verdict
+from bapo_jax.replay.bapo import X2, X3
+from bapo_jax.replay.repo import REPLAY
+
+
+def fresh_metrics(groups: Sequence[Group]) -> dict[str, Any]:
+    """Returns metrics of a step's fresh groups before filtering: score, lengths, verdicts, accuracy bins."""
+    verdicts = Counter(v for g in groups for v in g.verdicts)
+    judged = [g for g in groups if not g.infra_error]
+    lengths = np.array([len(r.tokens) for g in groups for r in g.responses])
+    masked = [~r.trained_on for g in groups if g.prompt.images for r in g.responses]
+    bins = np.bincount([g.correct for g in judged], minlength=max(g.size for g in groups) + 1)
+    return {
+        'critic/score/mean': float(np.mean([g.accuracy for g in judged])) if judged else float('nan'),
+        'critic/rewards/mean': float(np.mean([g.rewards for g in judged], dtype=np.float64))
+        if judged
+        else float('nan'),
+        'accuracy_bins': bins.tolist(),
+        'response_length/mean': float(lengths.mean()),
+        'response_length/max': int(lengths.max()),
+        'response_length/clip_ratio': float(
+            np.mean([r.finish == 'length' for g in groups for r in g.responses])
+        ),
+        **({'response_length/image_tokens': int(np.concatenate(masked).sum())} if masked else {}),
+        'reward/unparseable': verdicts[Verdict.UNPARSEABLE],
+        'reward/infra_error': verdicts[Verdict.INFRA_ERROR],
+    }
+
+
+def one_sided(rows: Sequence[dict[str, Any]]) -> str:
+    """Returns advice if a run, given its metrics rows, sampled no correct or no wrong response; else ''."""
+    bins = [row['accuracy_bins'] for row in rows if 'accuracy_bins' in row]
+    missing = [
+        kind
+        for kind, ends in (('correct', slice(1, None)), ('wrong', slice(-1)))
+        if not any(sum(step[ends]) for step in bins)
+    ]
+    if len(missing) != 1:  # if both are missing, no group was judged
+        return ''
+    return (
+        f'no response of the run was {missing[0]}, so no group was mixed, and there was little or nothing to '
+        'learn from. Look at the responses and their verdicts with bapo_jax.report; then try other '
+        'questions, longer responses or another model'
+    )
+
+
+def batch_metrics(batch: Batch, step: int) -> dict[str, Any]:
+    """Returns the batch's composition and staleness: how many steps behaviour policies lag behind π_θ."""
+    ages = np.array([step - 1 - r.version for g in batch.groups for r in g.responses])
+    replayed = {f'bapo/{REPLAY}_groups': batch.count(REPLAY)} if REPLAY in batch.origins else {}
+    return {
+        **{f'bapo/{origin}_groups': batch.count(origin) for origin in (X1, X2, X3)},
+        **replayed,
+        'bapo/batch_groups': len(batch.groups),
+        'staleness/mean': float(ages.mean()) if len(ages) else 0.0,
+        'staleness/max': int(ages.max()) if len(ages) else 0,
+    }
+
+
+def discarded_metrics(fresh: Sequence[Group], batch: Batch) -> dict[str, int]:
+    """Counts fresh groups that are not in X1, by reason.
+
+    With bapo/x1_groups they add up to all fresh groups.
+    """
+    broken = sum(g.infra_error for g in fresh)
+    return {
+        'bapo/discarded/filtered': len(fresh) - broken - batch.count(X1),
+        'bapo/discarded/infra_error': broken,
+    }
+
+
+def batch_tokens(batch: Batch) -> int:
+    """The number of prompt and response tokens in a batch; a prompt counts once per response."""
+    return sum(len(g.prompt.tokens) + len(r.tokens) for g in batch.groups for r in g.responses)

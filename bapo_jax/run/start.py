@@ -1,0 +1,115 @@
+"""Starts or resumes a run: claims its directory, and opens or restores its state on every host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from bapo_jax.cluster.devices import describe_devices
+from bapo_jax.cluster.hosts import Hosts
+from bapo_jax.inputs import Inputs
+from bapo_jax.learner.learner import Learner
+from bapo_jax.machine import events
+from bapo_jax.models.hf import architecture
+from bapo_jax.models.kernels import described
+from bapo_jax.replay.kinds import Replay
+from bapo_jax.replay.thresholds import levels_in_words
+from bapo_jax.rollout.rollouts import Rollouts
+from bapo_jax.rollout.start import check_start
+from bapo_jax.run.diagnostics import Diagnostics
+from bapo_jax.run.directory import Claimed, changes_in_words, claim, environment, fingerprints_of, record
+from bapo_jax.run.evaluation import Evaluation
+from bapo_jax.run.ledger import open_ledger
+from bapo_jax.run.log.sinks import check_sinks
+from bapo_jax.run.opening import Opened, open_run
+from bapo_jax.run.run import Run
+from bapo_jax.tasks.own_module import fingerprints_of_code
+
+
+def claim_directory(read: Inputs, workdir: Path, amend: bool) -> Claimed:
+    """Claims `workdir` for this run, or checks that it already belongs to it.
+
+    `amend` allows settings to change that are otherwise fixed for a run. Raises ValueError or OSError before
+    anything is written.
+    """
+    c = read.config
+    check_sinks(c.log.sinks, workdir)
+    check_start(c)
+    fingerprints = {
+        **fingerprints_of(read.prompts, read.benchmarks, read.tokenizer, read.stop_tokens),
+        'code': fingerprints_of_code(c.task),
+        'model': architecture(read.model),
+    }
+    return claim(workdir, read.written, fingerprints, environment(), amend, read.commits)
+
+
+def open_on_hosts(read: Inputs, learner: Learner, hosts: Hosts, workdir: Path) -> Opened:
+    """Opens θ_0 or `workdir`'s newest checkpoint on all hosts. Raises HostError if settings differ."""
+    hosts.tell('open', config=read.config.to_dict(), commit=read.commits.get(read.written.model.path, ''))
+    hosts.agree('')
+    return open_run(learner, read.config, workdir / 'checkpoints')
+
+
+def start_or_continue(
+    read: Inputs, workdir: Path, hosts: Hosts, opened: Opened, claimed: Claimed, *,
+    replay: Replay, rollouts: Rollouts, learner: Learner,
+) -> Run:  # fmt: skip
+    """Returns the run at θ_0, or at its newest checkpoint with the replay and the prompt stream restored.
+
+    Writes config.json if the run continues. Raises ValueError before that if the replay does not fit the
+    settings.
+    """
+    c, state = read.config, opened.state
+    diagnostics = Diagnostics(c, read.prompts, learner, rollouts, state)
+    if opened.of_host:
+        replayed, selector = opened.of_host
+        check_rows(replayed, c)
+        replay.restore(replayed)
+        diagnostics.restore(replayed)
+        rollouts.restore(selector)
+        print(f'continuing {workdir} after step {state.step}')
+        if claimed.changed:
+            changes = changes_in_words(claimed.changed)
+            message = f'{workdir} continues after step {state.step} with changed settings: {changes}'
+            events.report('settings changed', message, step=state.step, changed=claimed.changed)
+    else:
+        print(*in_brief(read, learner), sep='\n', flush=True)
+    record(workdir, claimed.settings)
+    return Run(
+        c, workdir, read.steps, state, opened.checkpoints, hosts, read.tokenizer, diagnostics,
+        evaluate=Evaluation(
+            c, read.tokenizer, read.benchmarks, read.prompts, rollouts, state, workdir / 'evals'
+        ),
+        to_save=lambda: (replay.state() | diagnostics.state(), rollouts.state()),
+        ledger=open_ledger(c, workdir, state.step, len(read.prompts), replay),
+    )  # fmt: skip
+
+
+def check_rows(replayed: Mapping[str, np.ndarray], config: ConfigDict) -> None:
+    """Raises ValueError if a saved response no longer fits a packed row: the response limit was lowered."""
+    l, prompt = config.learner, config.rollout.max_prompt_tokens
+    longest = max(
+        (int(a.max(initial=0)) for name, a in replayed.items() if name.endswith('response_len')), default=0
+    )
+    if prompt + longest > l.row_tokens:
+        unit = max(1, l.slot_tokens)
+        raise ValueError(
+            f'learner.row_tokens={l.row_tokens} has no room for a replayed response of {longest} tokens '
+            f'beside rollout.max_prompt_tokens={prompt}; set '
+            f'learner.row_tokens={prompt + -(-longest // unit) * unit}'
+        )
+
+
+def in_brief(read: Inputs, learner: Learner) -> list[str]:
+    """Returns lines that summarise what a run will do, and on which devices."""
+    c = read.config
+    run = (
+        f'{len(read.prompts):,} prompts, {read.steps} steps of {c.learner.batch_groups} prompts × '
+        f'{c.rollout.group_size} responses; method {c.method}: v={c.rollout.sync_every}, anchor '
+        f'{c.learner.anchor}, filter {c.replay.fresh_filter}, X2 {c.replay.use_x2}, X3 {c.replay.use_x3}; on '
+        f'{describe_devices(learner.parameters)}, attention {described(learner.kernel)}'
+    )
+    return [run, *filter(None, [levels_in_words(c.replay, c.rollout.group_size)])]

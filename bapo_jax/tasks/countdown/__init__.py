@@ -1,0 +1,1 @@
+"""Countdown: write an expression that reaches a target with given numbers."""

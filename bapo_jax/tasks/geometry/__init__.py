@@ -1,0 +1,1 @@
+"""Geometry problems with figures."""

@@ -1,0 +1,1 @@
+"""Mathematics problems, and a verifier that compares answers with accepted ones."""

@@ -1,0 +1,212 @@
+"""Supervised training of a small base policy on generated worked solutions (bases.py).
+
+The quickstart's base, and the one that sees, were made by
+
+    python -m configs.making.sft --output=configs/quickstart_base
+    python -m configs.making.sft --task=diagrams --steps=1200 --output=runs/diagrams_reader
+    python -m configs.making.sft --task=diagrams --start=runs/diagrams_reader --aimless=0.3 --steps=100
+    --learning_rate=1e-3 --seed=8 \\
+        --output=configs/diagrams_base
+
+in 29 and 21 minutes on one CPU core. docs/evidence.md has other recipes. The bases are meant to have
+headroom: they solve many problems sometimes, but far from always. The result is an ordinary Hugging Face
+directory, loaded like any other checkpoint.
+
+--start with --aimless weakens a policy: it is shown steps that do not aim at the target, or the solutions of
+other pictures.
+studies/first_proof uses such a base. With --searching it is shown attempts one after another, in up to 160
+tokens (studies/second_proof).
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+import optax.contrib
+from absl import app, flags, logging
+from flax import nnx
+
+from configs.making import bases
+from bapo_jax.cluster.devices import present
+from bapo_jax.learner.logprobs import token_logprobs
+from bapo_jax.learner.mini_batch import Sequences
+from bapo_jax.machine import cli, hub
+from bapo_jax.machine.files import check_directory
+from bapo_jax.models import hf
+from bapo_jax.models.decoder import Decoder
+from bapo_jax.models.tokenizer import read_tokenizer
+
+FLAGS = flags.FLAGS
+
+
+def muon(learning_rate: float, steps: int) -> optax.GradientTransformation:
+    """Muon (Jordan et al. 2024) on the layers' matrices, AdamW on the rest: embedding, norms, biases.
+
+    At this size it reaches the loss of AdamW in half the steps (docs/evidence.md).
+    """
+
+    def matrices(params):
+        in_out = {
+            2: optax.contrib.MuonDimensionNumbers(reduction_axis=0, output_axis=1),
+            3: optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2),  # stacked layers
+        }
+        return jax.tree.map_with_path(
+            lambda path, x: in_out.get(x.ndim) if path[-1].key == 'kernel' else None, params
+        )
+
+    def schedule(peak: float) -> optax.Schedule:
+        return optax.warmup_cosine_decay_schedule(0.0, peak, min(50, steps // 2), steps)
+
+    return optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.contrib.muon(
+            schedule(learning_rate),
+            adam_learning_rate=schedule(0.3 * learning_rate),
+            weight_decay=0.01,
+            muon_weight_dimension_numbers=matrices,
+            consistent_rms=0.2,  # updates as large as AdamW's (Liu et al. 2025)
+        ),
+    )
+
+
+def target_logprobs(model: Decoder, batch: bases.Batch) -> jax.Array:
+    """The log-prob [B, T] of each target token, 0 elsewhere."""
+    tokens_BxT = batch.tokens_BxT
+    position_BxT = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
+    # Each row holds one sequence; no target lies in the padding at its end.
+    sequences = Sequences(
+        tokens_BxT, jnp.ones_like(tokens_BxT), position_BxT, response=batch.is_target_BxT.astype(jnp.int32),
+        rope=batch.rope_BxTx3, feature=batch.feature_BxT,
+    )  # fmt: skip
+    features = None if batch.pixels is None else model.vision(*batch.pixels)
+    return token_logprobs(model, sequences, jnp.float32(1.0), features=features)[0]
+
+
+@functools.partial(jax.jit, static_argnames=('graph', 'optimizer'), donate_argnames=('params', 'opt_state'))
+def train_step(params, opt_state, batch: bases.Batch, *, graph, optimizer):
+    """One optimizer step on the mean cross-entropy of the target tokens."""
+
+    def loss_fn(params):
+        logp_BxT = target_logprobs(nnx.merge(graph, params), batch)
+        return -jnp.sum(logp_BxT) / jnp.sum(batch.is_target_BxT).astype(logp_BxT.dtype)
+
+    loss, gradient = jax.value_and_grad(loss_fn)(params)
+    with jax.numpy_dtype_promotion('standard'):  # optax raises a float to the int32 number of updates
+        updates, opt_state = optimizer.update(gradient, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+
+def main(_) -> None:
+    logging.set_verbosity(logging.WARNING)
+    if not FLAGS.output:
+        raise app.UsageError('--output is missing; give a directory to write')
+    output = Path(FLAGS.output)
+    try:
+        check_directory(output, '--output')
+        present()  # a driver that does not load is an error, not hours on the CPU
+    except (ValueError, OSError) as e:
+        sys.exit(f'error: {e}')
+    if (output / 'model.safetensors').exists():
+        raise app.UsageError(f'--output={output} already contains a model; give an empty directory')
+    if FLAGS.searching and (FLAGS.task != 'countdown' or FLAGS.aimless):
+        raise app.UsageError(
+            '--searching needs --task=countdown and no --aimless: a search already has aimless attempts'
+        )
+    start = FLAGS.start
+    if start:
+        try:
+            start = hub.model_folder(start, '--start')
+            tokenizer, _ = read_tokenizer(start, hf.read_config(start))  # before anything is written
+        except (ValueError, OSError) as e:
+            sys.exit(f'error: --start={FLAGS.start}: {e}')
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        sys.exit(f'error: {e}')
+    if start:
+        tokenizer.save_pretrained(output)
+        for name in ('config.json', 'preprocessor_config.json'):
+            if (Path(start) / name).is_file():
+                shutil.copy(Path(start) / name, output)
+    else:
+        files = bases.countdown_files if FLAGS.task == 'countdown' else bases.diagrams_files
+        tokenizer = files(output, FLAGS.width, FLAGS.layers)
+    config = hf.read_config(output)
+    graph, _ = hf.abstract_params(config)
+    params = hf.load_params(start, config) if start else hf.init_params(config, FLAGS.seed)
+    optimizer = muon(FLAGS.learning_rate, FLAGS.steps)
+    opt_state = optimizer.init(params)
+    print(
+        f'{sum(x.size for x in jax.tree.leaves(params)):,} parameters; '
+        f'generating {FLAGS.problems:,} problems',
+        flush=True,
+    )
+    if FLAGS.task == 'countdown':
+        stream = bases.countdown_batches(
+            tokenizer, FLAGS.problems, FLAGS.batch, FLAGS.seed, FLAGS.aimless, FLAGS.searching
+        )
+    else:
+        stream = bases.diagrams_batches(
+            output, tokenizer, FLAGS.problems, FLAGS.batch, FLAGS.seed, FLAGS.aimless
+        )
+    started = time.perf_counter()
+    for step in range(1, FLAGS.steps + 1):
+        params, opt_state, loss = train_step(
+            params, opt_state, next(stream), graph=graph, optimizer=optimizer
+        )
+        if step % 100 == 0 or step == FLAGS.steps:
+            print(
+                f'step {step}/{FLAGS.steps}  loss {float(loss):.4f}  {time.perf_counter() - started:.0f} s',
+                flush=True,
+            )
+    hf.save(output, hf.to_hf(config, params), like=output)
+    name = {'countdown': 'quickstart', 'diagrams': 'diagrams'}[FLAGS.task]
+    print(f'wrote {output}; to score it: python -m bapo_jax.evaluate --checkpoint={output} --config={name}')
+
+
+def run() -> None:
+    """The command: its flags, then `main`."""
+    flags.DEFINE_enum('task', 'countdown', ['countdown', 'diagrams'], 'Task that the solutions solve.')
+    flags.DEFINE_string('output', None, 'Directory to write to; must not contain a model.', required=True)
+    flags.DEFINE_integer('steps', 3000, 'Optimizer steps.')
+    flags.DEFINE_integer('batch', 64, 'Solutions per step.')
+    flags.DEFINE_integer(
+        'problems', 60_000, 'Number of distinct problems; each use has a new random solution.'
+    )
+    flags.DEFINE_float(
+        'learning_rate',
+        5e-3,
+        'Peak learning rate of Muon, with a cosine schedule; AdamW uses 0.3 times that.',
+    )
+    flags.DEFINE_integer(
+        'seed',
+        7,
+        'Seed of problems, solutions and initial weights; the problems of RL configs have other seeds.',
+    )
+    flags.DEFINE_integer('width', 128, 'Hidden size.')
+    flags.DEFINE_integer('layers', 4, 'Decoder layers.')
+    flags.DEFINE_string(
+        'start', None, 'Directory or name of a policy to continue from, in place of --width and --layers.'
+    )
+    flags.DEFINE_float(
+        'aimless',
+        0.0,
+        'Fraction of solutions that ignore the target: correct steps, but mostly wrong answers.',
+    )
+    flags.DEFINE_bool(
+        'searching',
+        False,
+        'Countdown only: a solution is a series of attempts, until one is right or it gives up.',
+    )
+    cli.start(main)
+
+
+if __name__ == '__main__':
+    run()
