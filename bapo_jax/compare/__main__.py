@@ -1,0 +1,114 @@
+"""Compares methods or settings over seeds: trains the missing runs, then writes one table and one page.
+
+    bapo-compare quickstart:grpo quickstart:bapo quickstart:bapo_guarded --seeds=3 --steps=60
+    bapo-compare quickstart:grpo --set=learner.learning_rate=2.5e-5,5e-5,1e-4 --seeds=3
+
+Flags --config.FIELD=VALUE apply to all runs. The same command continues a comparison that was stopped, and
+trains only what is missing, so more seeds or methods can be added later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bapo_jax.compare.arms import Job, arms_of, jobs_of
+from bapo_jax.compare.jobs import RunFailed, finish, has_finished
+from bapo_jax.machine import stopping, terminal
+from bapo_jax.machine.output import guard_streams
+from bapo_jax.report.page import write_report
+
+PAGE = 'compare.html'
+
+
+def run() -> None:
+    """The command `bapo-compare`."""
+    with stopping.ending():
+        guard_streams()
+        terminal.guard()
+        compare(sys.argv[1:])
+
+
+def compare(arguments: Sequence[str]) -> None:
+    """Parses the arguments, trains what is missing, and reports. Exits with 1, or 75 if it was stopped."""
+    args, shared = _parser().parse_known_args(arguments)
+    try:
+        unknown = [flag for flag in shared if not flag.startswith('--config.') or '=' not in flag]
+        if unknown:
+            raise ValueError(
+                f'{unknown[0]}: unknown flag; write --config.FIELD=VALUE for a setting of all runs'
+            )
+        jobs = jobs_of(arms_of(args.config, args.set, shared), args.seeds, args.steps, args.workdir)
+        train_missing(jobs)
+        page = write_report([job.workdir for job in jobs], args.workdir / PAGE)
+    except stopping.Stopped:
+        print('stopped; the same command continues')
+        sys.exit(stopping.STATUS)
+    except (ValueError, OSError, RunFailed) as error:
+        sys.exit(f'error: {error}')
+    print(f'page: {page}')
+
+
+def train_missing(jobs: Sequence[Job]) -> None:
+    """Trains the runs that have not finished, with a progress bar on a terminal, else a line per run."""
+    left = [job for job in jobs if not has_finished(job)]
+    print(f'{len(jobs)} runs, {len(left)} of them to train', flush=True)
+    console = terminal.console()
+    bar = Progress(
+        TextColumn('{task.description}'), MofNCompleteColumn(), BarColumn(bar_width=20), TimeElapsedColumn(),
+        console=console, disable=not console.is_terminal, refresh_per_second=1,
+    )  # fmt: skip
+    with bar:
+        terminal.guard()
+        for number, job in enumerate(left, 1):
+            name, began = f'{job.arm}, seed {job.seed}', time.monotonic()
+            task = bar.add_task(f'{number} of {len(left)}: {name}', total=job.steps)
+            finish(job, lambda done, task=task: bar.update(task, completed=done))
+            bar.remove_task(task)
+            minutes = (time.monotonic() - began) / 60
+            console.print(f'{number} of {len(left)}: {name}: {job.steps} steps in {minutes:.1f} min')
+
+
+def _parser() -> argparse.ArgumentParser:
+    head, _, examples = __doc__.partition('\n\n')
+    parser = argparse.ArgumentParser(
+        prog='bapo-compare', description=head, epilog=examples, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument(
+        'config',
+        nargs='+',
+        metavar='CONFIG:METHOD',
+        help='as for bapo-train --config; the first is the baseline',
+    )
+    parser.add_argument('--seeds', type=_count, default=3, metavar='N', help='seeds per method; default: 3')
+    parser.add_argument('--steps', type=_count, metavar='N', help="steps per run; default: the config's")
+    parser.add_argument(
+        '--set',
+        action='append',
+        default=[],
+        metavar='FIELD=VALUE,VALUE',
+        help='settings to sweep; repeatable',
+    )
+    parser.add_argument(
+        '--workdir',
+        type=Path,
+        default=Path('runs/compare'),
+        help='directory of the runs; default: %(default)s',
+    )
+    return parser
+
+
+def _count(text: str) -> int:
+    if not (text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a positive number')
+    return int(text)
+
+
+if __name__ == '__main__':
+    run()

@@ -1,0 +1,75 @@
+"""Trains the runs of a comparison, one after the other, and continues those that were cut short."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bapo_jax.compare.arms import Job
+from bapo_jax.machine import stopping
+
+LOG = 'train.log'  # in a run directory: each start's command, and what it printed
+_POLL_S = 0.5
+_LAST_LINES = 5  # of a failed run's log
+
+
+class RunFailed(Exception):
+    """A run ended before its last step. The message has the end of its log."""
+
+
+def has_finished(job: Job) -> bool:
+    """Whether the same command has already trained this run to its last step and evaluated it."""
+    log = job.workdir / LOG
+    if not (job.workdir / 'evals' / f'{job.steps:06d}.json').is_file() or not log.is_file():
+        return False
+    starts = [line for line in log.read_text('utf-8', 'replace').splitlines() if line.startswith('$ ')]
+    return starts[-1:] == [_as_typed(job)]
+
+
+def finish(job: Job, watch: Callable[[int], None]) -> None:
+    """Trains a run to its end. `watch` gets the number of steps done, twice a second.
+
+    A signal to this process goes on to the run, which then saves a checkpoint. Raises Stopped if a signal
+    stopped it, and RunFailed if it failed.
+    """
+    job.workdir.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, '-m', 'bapo_jax.train', *_flags(job)]
+    with (job.workdir / LOG).open('a', encoding='utf-8') as log:
+        log.write(_as_typed(job) + '\n')
+        log.flush()
+        run = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    with stopping.passed_on(run.send_signal):
+        while run.poll() is None:
+            watch(steps_done(job))
+            time.sleep(_POLL_S)
+    if run.returncode == stopping.STATUS:
+        raise stopping.Stopped
+    if run.returncode:
+        raise RunFailed(
+            f'{job.workdir} failed with status {run.returncode}; mend what its {LOG} says, then run the same '
+            f'command to continue:\n{_end_of(job.workdir / LOG)}'
+        )
+
+
+def steps_done(job: Job) -> int:
+    """The number of training steps in the run's metrics."""
+    path = job.workdir / 'metrics.jsonl'
+    rows = path.read_bytes().splitlines() if path.is_file() else []
+    return sum(b'"critic/score/mean"' in row for row in rows)
+
+
+def _flags(job: Job) -> list[str]:
+    return [*job.flags, f'--workdir={job.workdir}']
+
+
+def _as_typed(job: Job) -> str:
+    return '$ ' + shlex.join(['bapo-train', *_flags(job)])
+
+
+def _end_of(log: Path) -> str:
+    lines = [line for line in log.read_text('utf-8', 'replace').splitlines() if line.strip()]
+    return '\n'.join(f'    {line}' for line in lines[-_LAST_LINES:])
