@@ -31,13 +31,15 @@ def run() -> None:
     with stopping.ending():
         guard_streams()
         terminal.guard()
-        compare(sys.argv[1:])
+        main(sys.argv[1:])
 
 
-def compare(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Parses the arguments, trains what is missing, and reports. Exits with 1, or 75 if it was stopped."""
     args, shared = _parser().parse_known_args(arguments)
     try:
+        if args.seeds < 1 or args.steps is not None and args.steps < 1:
+            raise ValueError('--seeds and --steps must be at least 1')
         unknown = [flag for flag in shared if not flag.startswith('--config.') or '=' not in flag]
         if unknown:
             raise ValueError(
@@ -86,8 +88,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar='CONFIG:METHOD',
         help='as for bapo-train --config; the first is the baseline',
     )
-    parser.add_argument('--seeds', type=_count, default=3, metavar='N', help='seeds per method; default: 3')
-    parser.add_argument('--steps', type=_count, metavar='N', help="steps per run; default: the config's")
+    parser.add_argument('--seeds', type=int, default=3, metavar='N', help='seeds per method; default: 3')
+    parser.add_argument('--steps', type=int, metavar='N', help="steps per run; default: the config's")
     parser.add_argument(
         '--set',
         action='append',
@@ -102,12 +104,6 @@ def _parser() -> argparse.ArgumentParser:
         help='directory of the runs; default: %(default)s',
     )
     return parser
-
-
-def _count(text: str) -> int:
-    if not (text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f'{text!r} is not a positive number')
-    return int(text)
 
 
 if __name__ == '__main__':

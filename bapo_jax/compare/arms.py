@@ -8,10 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from absl import flags
-from ml_collections import ConfigDict
-from ml_collections.config_flags import config_flags
-
 from bapo_jax import config as config_lib
 from bapo_jax.machine import cli
 
@@ -78,25 +74,6 @@ def jobs_of(arms: Sequence[Arm], seeds: int, steps: int | None, folder: Path) ->
         for arm in arms:
             of_all = (*arm.flags, *((f'--config.steps={steps}',) if steps else ()), f'--config.seed={seed}')
             directory = re.sub(r'[^\w.=+-]+', '_', arm.name)
-            config = config_with(of_all)
+            config = config_lib.resolve(cli.config_with(of_all, config_lib.check_fields))
             jobs.append(Job(arm.name, seed, folder / f'{directory}_seed{seed}', of_all, config.steps))
     return jobs
-
-
-def config_with(arguments: Sequence[str]) -> ConfigDict:
-    """The resolved config of bapo-train's flags, of which the first is --config=….
-
-    Raises ValueError if there is no such config or field, or if a value is impossible.
-    """
-    said = arguments[0].removeprefix('--config=')
-    path = cli.config_file(said)
-    config = cli.config_from(path)
-    cli.check_overrides(config, arguments)
-    values = flags.FlagValues()
-    of_all = [f'--config={path}', *arguments[1:]]
-    config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=of_all)
-    try:
-        values(['bapo-compare', *of_all])
-        return config_lib.resolve(values.config)
-    except (flags.Error, ValueError, TypeError) as error:
-        raise ValueError(f'{said}: {error}') from error

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bapo_jax.compare.arms import Job
 from bapo_jax.machine import stopping
+from bapo_jax.machine.stopping import Stopped
 
 LOG = 'train.log'  # in a run directory: each start's command, and what it printed
 _POLL_S = 0.5
@@ -33,8 +34,8 @@ def has_finished(job: Job) -> bool:
 def finish(job: Job, watch: Callable[[int], None]) -> None:
     """Trains a run to its end. `watch` gets the number of steps done, twice a second.
 
-    A signal to this process goes on to the run, which then saves a checkpoint. Raises Stopped if a signal
-    stopped it, and RunFailed if it failed.
+    A signal to this process goes on to the run, which then saves a checkpoint, or ends at once if it has not
+    begun. Raises Stopped if a signal stopped it, and RunFailed if it failed.
     """
     job.workdir.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, '-m', 'bapo_jax.train', *_flags(job)]
@@ -42,12 +43,18 @@ def finish(job: Job, watch: Callable[[int], None]) -> None:
         log.write(_as_typed(job) + '\n')
         log.flush()
         run = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    with stopping.passed_on(run.send_signal):
+    sent = set()
+
+    def pass_on(number: int) -> None:
+        sent.add(number)
+        run.send_signal(number)
+
+    with stopping.passed_on(pass_on):
         while run.poll() is None:
             watch(steps_done(job))
             time.sleep(_POLL_S)
-    if run.returncode == stopping.STATUS:
-        raise stopping.Stopped
+    if run.returncode == stopping.STATUS or -run.returncode in sent:
+        raise Stopped
     if run.returncode:
         raise RunFailed(
             f'{job.workdir} failed with status {run.returncode}; mend what its {LOG} says, then run the same '

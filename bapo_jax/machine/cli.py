@@ -103,14 +103,14 @@ def _on_one_line(error: BaseException) -> str:
 
 
 class _Parser(config_flags.ConfigFileFlagParser):
-    def __init__(self, check: Callable[[ConfigDict], None]):
+    def __init__(self, check: Callable[[ConfigDict], None], arguments: Sequence[str] | None = None):
         super().__init__(name='config')
-        self._check = check
+        self._check, self._arguments = check, arguments
 
     def parse(self, path):
         said = config_file(path)
         config = config_from(said)
-        check_overrides(config, sys.argv)
+        check_overrides(config, sys.argv if self._arguments is None else self._arguments)
         try:
             self._check(config)
         except ValueError as error:
@@ -125,6 +125,21 @@ def define_config(help_string: str, check: Callable[[ConfigDict], None]) -> None
     """
     config_flags.DEFINE_config_file('config', None, help_string, lock_config=True)
     flags.FLAGS['config'].parser = _Parser(check)
+
+
+def config_with(arguments: Sequence[str], check: Callable[[ConfigDict], None]) -> ConfigDict:
+    """The config of flags such as --config=NAME and --config.FIELD=VALUE, as `define_config` parses them.
+
+    Raises ValueError if there is no such config or field, or if a value has the wrong type.
+    """
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=list(arguments))
+    values['config'].parser = _Parser(check, arguments)
+    try:
+        values(['', *arguments])
+    except (flags.Error, ValueError, TypeError) as error:
+        raise ValueError(f'{arguments[0]}: {error}') from error
+    return values.config
 
 
 def start(main: Callable[..., None], said: str = '') -> None:

@@ -10,7 +10,7 @@ import pytest
 from small_run import ROOT
 
 from bapo_jax.compare import jobs as jobs_lib
-from bapo_jax.compare.__main__ import compare
+from bapo_jax.compare.__main__ import main
 from bapo_jax.compare.arms import Arm, arm_name, arms_of, jobs_of, values_in
 from bapo_jax.compare.jobs import LOG, RunFailed, finish, has_finished
 from bapo_jax.machine import stopping
@@ -56,13 +56,15 @@ def test_runs_come_seed_by_seed_with_directories_of_their_own(tmp_path):
     ([*TWO, '--set=learner.learning_rate=fast'], 'could not convert'),
     ([*TWO, '--set=learner.learning_rate=-1'], r'learner\.learning_rate=-1\.0'),
     ([*TWO, '--set=learner.learning_rate'], r'--set=learner\.learning_rate: write --set=FIELD=VALUE'),
+    ([*TWO, '--seeds=0'], '--seeds and --steps must be at least 1'),
+    ([*TWO, '--steps=0'], '--seeds and --steps must be at least 1'),
     (['quickstart:bapo', 'quickstart:bapo'], 'quickstart bapo is given twice'),
     ([*TWO, '--config.stepz=3'], r'--config\.stepz: no such field'),
     ([*TWO, '--learning_rate=3'], '--learning_rate=3: unknown flag'),
 ])  # fmt: skip
 def test_what_cannot_run_is_refused_before_any_run(arguments, message, tmp_path):
     with pytest.raises(SystemExit, match=message):
-        compare([*arguments, f'--workdir={tmp_path / "runs"}'])
+        main([*arguments, f'--workdir={tmp_path / "runs"}'])
     assert not (tmp_path / 'runs').exists()
 
 

@@ -109,7 +109,7 @@ def test_every_command_opens_the_streams_first(command):
     tree = ast.parse(Path(importlib.util.find_spec(module).origin).read_text('utf-8'))
     [run] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
     called = {ast.unparse(node.func) for node in ast.walk(run) if isinstance(node, ast.Call)}
-    assert called & {'cli.start', 'ends_with_its_reader', 'open_streams'}
+    assert called & {'cli.start', 'ends_with_its_reader', 'guard_streams', 'open_streams'}
 
 
 @pytest.mark.parametrize('command, status', [
