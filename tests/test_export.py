@@ -163,6 +163,22 @@ def test_what_breaks_half_way_leaves_nothing_and_an_interrupted_export_is_done_a
     assert len(written) == 2 and list(tmp_path.iterdir()) == []
 
 
+def test_every_file_of_a_run_and_of_its_export_has_the_permissions_of_the_umask(make_policy, tmp_path):
+    """Also if the base may only be read."""
+    before = os.umask(0o027)
+    try:
+        run, _ = make_run(make_policy(**MODELS['Qwen2, tied']), tmp_path)
+        for file in (tmp_path / 'base').iterdir():
+            file.chmod(0o400)
+        export(run, tmp_path / 'whole')
+        export(run, tmp_path / 'shards', shard_bytes=50_000)
+    finally:
+        os.umask(before)
+    files = [file for name in ('run', 'whole', 'shards') for file in (tmp_path / name).rglob('*') if file.is_file()]
+    assert len(files) > 50 and {file.suffix for file in files} >= {'.safetensors', '.json'}
+    assert [file for file in files if file.stat().st_mode & 0o777 != 0o640] == []
+
+
 def policy_copy(run, tmp_path):
     return shutil.copytree(run / 'policy' / '000007', tmp_path / 'copy')
 

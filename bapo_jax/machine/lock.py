@@ -89,7 +89,7 @@ def _opened(path: Path) -> tuple[int, bool]:
     Raises DirectoryInUse if another process has that lock.
     """
     while True:
-        file, locked = os.open(path, os.O_RDWR | os.O_CREAT, 0o644), True
+        file, locked = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), True
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -26,6 +26,7 @@ from safetensors.numpy import save_file
 
 from bapo_jax.cluster.mesh import fetch, on_device
 from bapo_jax.machine.ending import Ending
+from bapo_jax.machine.files import save_readable
 from bapo_jax.models.configs import (  # noqa: F401  (read as hf.NAME)
     architecture,
     for_all_readers,
@@ -238,7 +239,7 @@ def save(
     path.mkdir(parents=True, exist_ok=True)
     for name in ('config.json', *TOKENIZER_FILES):
         if (like / name).is_file() and like != path:
-            shutil.copy(like / name, path / name)
+            shutil.copyfile(like / name, path / name)  # not its permissions: it may be read-only
     file = path / 'config.json'
     config = json.loads(file.read_text('utf-8'))
     written = for_all_readers(with_stated(config, stated), dtype, file)
@@ -248,7 +249,9 @@ def save(
     shards: list[list[str]] = []
     sizes = 0
     for shard in _shards(tensors, DTYPES[dtype], shard_bytes):
-        save_file(shard, path / f'{len(shards)}.partial', metadata={'format': 'pt'})
+        partial = path / f'{len(shards)}.partial'
+        partial.unlink(missing_ok=True)  # of a save that was interrupted
+        save_readable(partial, functools.partial(save_file, shard, metadata={'format': 'pt'}))
         shards.append(list(shard))
         sizes += sum(array.nbytes for array in shard.values())
     files = [f'model-{i + 1:05d}-of-{len(shards):05d}.safetensors' for i in range(len(shards))]

@@ -80,6 +80,15 @@ def test_nothing_is_left_behind_but_what_was_written(tmp_path):
     assert [f.name for f in (tmp_path / 'used').iterdir()] == ['config.json']
 
 
+def test_the_lock_has_the_permissions_of_the_umask_so_that_a_group_may_continue_a_run(tmp_path):
+    before = os.umask(0o002)
+    try:
+        with lock.held(tmp_path / 'run'):
+            assert (tmp_path / 'run' / 'lock').stat().st_mode & 0o777 == 0o664
+    finally:
+        os.umask(before)
+
+
 def test_another_machine_that_counts_on_keeps_the_directory(elsewhere, tmp_path, monkeypatch):
     monkeypatch.setattr(lock.time, 'sleep', lambda _: elsewhere(2))
     with pytest.raises(lock.DirectoryInUse, match='in use by process 7 on node3'):
