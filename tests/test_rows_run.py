@@ -1,5 +1,6 @@
 """Every row of the methods table through the real trainer: two small steps, and one repeated from a checkpoint, bit for bit."""
 
+import json
 import shutil
 
 import jax
@@ -61,6 +62,8 @@ def test_a_row_trains_and_its_second_step_repeats_from_a_checkpoint(method, tiny
     shutil.rmtree(again / 'checkpoints' / '2')
     second = run(row_config(method, tiny_base), again)
     assert metrics(again) == rows
+    starts = json.loads((again / 'config.json').read_text('utf-8'))['starts']
+    assert [(s['step'], s['steps'], s['end']['step'], s['end']['outcome']) for s in starts] == [(0, 2, 2, 'finished'), (1, 2, 2, 'finished')]
     for name in ('theta', 'alpha', 'reference', 'recent'):
         jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, (getattr(first, name), getattr(second, name))))
 

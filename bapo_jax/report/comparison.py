@@ -112,7 +112,7 @@ def by_seed(runs: Sequence[Records]) -> dict[str, list[Records]]:
     """
     groups: dict[str, list[Records]] = {}
     for i, r in enumerate(runs):
-        same = {name: x for name, x in r.config.items() if name not in ('seed', 'environment')}
+        same = {name: x for name, x in r.config.items() if name not in ('seed', 'environment', 'starts')}
         groups.setdefault(json.dumps(same, sort_keys=True) if same else f'run {i}', []).append(r)
     methods = [str(of[0].config.get('method', '')) for of in groups.values()]
     named = {}

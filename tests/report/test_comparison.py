@@ -29,7 +29,7 @@ def test_seeds_of_one_config_are_one_curve_with_a_band(tmp_path):
 
 
 def test_runs_that_differ_in_more_than_seed_stand_apart(tmp_path):
-    settings = [config(seed=1), config(seed=2), config(seed=1, epochs=3), None, None]
+    settings = [config(seed=1), config(seed=2, starts=[{'host': 'b'}]), config(seed=1, epochs=3), None, None]
     runs = [run(tmp_path, name=f'r{i}', settings=s) for i, s in enumerate(settings)]
     groups = by_seed(runs)
     assert {name: [r.name for r in of] for name, of in groups.items()} == {
