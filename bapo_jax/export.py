@@ -19,11 +19,11 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
-from bapo_jax.machine import cli, hub
+from bapo_jax.machine import cli
 from bapo_jax.machine.files import check_directory
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import read_tokenizer
-from bapo_jax.policies import StoredPolicy, find_policy
+from bapo_jax.policies import base_of, check_base, find_policy
 
 FLAGS = flags.FLAGS
 
@@ -50,10 +50,11 @@ def export(
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise FileExistsError(f'--output={str(output)!r} exists and is not empty; give a new directory')
     policy = find_policy(checkpoint)
-    base = base or _base_of(checkpoint, policy)
+    given, base = base, base_of(checkpoint, policy.base and str(policy.base), policy.commits, base)
     stated = hf.overrides(policy.run_config['model']) if policy.run_config else {}
     model = hf.read_config(base, stated=stated)
-    read_tokenizer(base, model)  # raises if the export would have no usable tokenizer
+    tokenizer, _ = read_tokenizer(base, model)  # raises if the export would have no usable tokenizer
+    check_base(given, policy, tokenizer)
     dtype = dtype or hf.stored_dtype(base)
     if dtype not in hf.DTYPES:
         raise ValueError(
@@ -70,21 +71,6 @@ def export(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return policy.step, dtype
-
-
-def _base_of(checkpoint: Path, policy: StoredPolicy) -> Path:
-    if policy.base is None:
-        raise FileNotFoundError(
-            f"{checkpoint}: its run's config.json is missing, so its base model is unknown; give "
-            '--base=DIRECTORY'
-        )
-    base = Path(hub.folder_in_run(str(policy.base), policy.commits))
-    if not base.is_dir():
-        raise FileNotFoundError(
-            f"{checkpoint}: model.path={str(policy.base)!r} in its run's config.json is not a directory "
-            'here; give --base=DIRECTORY'
-        )
-    return base
 
 
 def main(_) -> None:

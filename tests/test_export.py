@@ -210,7 +210,7 @@ def without_tensor(run, tmp_path):
         (lambda run, tmp: {'checkpoint': tmp}, FileNotFoundError, 'no config.json there'),
         (without_manifest, ValueError, 'copy/manifest.json is missing, so no complete policy'),
         (lambda run, tmp: {'checkpoint': policy_copy(run, tmp)}, FileNotFoundError, 'config.json is missing.*--base'),
-        (lambda run, tmp: {'checkpoint': run, 'base': tmp / 'nowhere'}, FileNotFoundError, 'nowhere.*no config.json'),
+        (lambda run, tmp: {'checkpoint': run, 'base': tmp / 'nowhere'}, FileNotFoundError, '--base=.*nowhere.* is not a directory; give'),
         (lambda run, tmp: {'checkpoint': run, 'dtype': 'float16'}, ValueError, "'float16'.*--dtype.*bfloat16"),
         (damaged, ValueError, r'model\.norm\.weight/0 cannot be read'),
         (without_tensor, ValueError, r'manifest.json has no tensor lm_head\.weight'),

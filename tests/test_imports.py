@@ -31,7 +31,7 @@ HOUSE = (
     ('config', 'machine methods replay rollout tasks'),
     ('inputs', 'machine groups models tasks prompts config'),
     ('run', 'machine groups cluster scores models weights replay learner rollout config tasks inputs'),
-    ('policies', 'cluster models weights rollout run'),
+    ('policies', 'machine cluster models weights rollout run'),
 )
 COMMANDS = 'train command evaluate export follow dry_run report buffers compare grade sample'  # the top floor, which may import everything
 
