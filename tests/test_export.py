@@ -84,6 +84,19 @@ def test_files_hold_no_more_than_asked_and_the_index_names_everything_once(limit
         }  # fmt: skip
 
 
+def test_all_files_may_be_read_by_whom_the_umask_allows(one, tmp_path):
+    """Even if the base's files are private or read-only."""
+    base = shutil.copytree(json.loads((one[0] / 'config.json').read_text())['model']['path'], tmp_path / 'base')
+    (base / 'config.json').chmod(0o400)
+    before = os.umask(0o027)
+    try:
+        export(one[0], tmp_path / 'out', base=base, dtype='bfloat16', shard_bytes=50_000)
+    finally:
+        os.umask(before)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / 'out').iterdir()}
+    assert len(modes) > 5 and set(modes.values()) == {0o640}
+
+
 @pytest.mark.slow
 def test_the_command_and_the_dtypes(one, tmp_path):
     """By default the weights are stored as the base's config.json says, and the export's config.json says what they are."""
