@@ -1,4 +1,5 @@
-"""Exports a policy as a Hugging Face directory: config.json, tokenizer, safetensors in shards with an index.
+"""Exports a policy as a Hugging Face directory: config.json, tokenizer, safetensors in shards with an index, and
+a model card, README.md, made of what the run recorded.
 
     # π_θ of the newest checkpoint
     python -m bapo_jax.export --checkpoint=runs/x --output=hf_dir
@@ -14,16 +15,22 @@ behind, the next export removes it.
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 from absl import app, flags, logging
+from huggingface_hub import metadata_load
 
 from bapo_jax.machine import cli, hub
-from bapo_jax.machine.files import check_directory
+from bapo_jax.machine.files import check_directory, write_text
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import read_tokenizer
-from bapo_jax.policies import StoredPolicy, find_policy
+from bapo_jax.policies import HUGGING_FACE, RUN, StoredPolicy, find_policy
+from bapo_jax.report.card import Exported, model_card
+from bapo_jax.run.log.tables import scores_in
+
+CARD = 'README.md'
 
 FLAGS = flags.FLAGS
 
@@ -35,16 +42,18 @@ def export(
     base: Path | None = None,
     dtype: str | None = None,
     shard_bytes: int = hf.SHARD_BYTES,
+    name: str = '',
 ) -> tuple[int, str]:
     """Writes `output` and returns (steps the policy was trained, dtype of the weights).
 
     `checkpoint` is any policy (policies.py). config.json and tokenizer come from `base`, by default the model
     that the run started from, or the Hugging Face directory itself. `dtype` defaults to the one in the config
-    of `base`.
+    of `base`. README.md is a model card, which calls the policy `name`, by default that of `output`; a
+    Hugging Face directory keeps its own.
 
     Raises FileExistsError if `output` is not empty, FileNotFoundError if there is no policy or no base, and
-    ValueError if the policy or the tokenizer does not belong to the base's model, or the dtype is unknown.
-    Then nothing is left at `output`.
+    ValueError if the policy or the tokenizer does not belong to the base's model, the dtype is unknown, or a
+    record of the run is damaged. Then nothing is left at `output`.
     """
     checkpoint, output = checkpoint.absolute(), output.absolute()
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
@@ -59,6 +68,7 @@ def export(
         raise ValueError(
             f'{base / "config.json"} states dtype {dtype!r}; set --dtype to one of {", ".join(hf.DTYPES)}'
         )
+    card = _card(policy, checkpoint, base, name or output.name, dtype, model.vision is not None)
 
     partial = output.with_name(f'{output.name}.partial')
     shutil.rmtree(partial, ignore_errors=True)
@@ -66,10 +76,47 @@ def export(
         hf.save(
             partial, policy.tensors(model), like=base, dtype=dtype, shard_bytes=shard_bytes, stated=stated
         )
+        write_text(partial / CARD, card)
         partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return policy.step, dtype
+
+
+def _card(
+    policy: StoredPolicy, checkpoint: Path, base: Path, name: str, dtype: str, sees_images: bool
+) -> str:
+    """The text of README.md; see `export`."""
+    own = base / CARD
+    if policy.kind == HUGGING_FACE and own.is_file():
+        return own.read_text('utf-8')
+    evals = (checkpoint if policy.kind == RUN else checkpoint.parent.parent) / 'evals'
+    files = {'base': evals / f'{0:06d}.json', 'trained': evals / f'{policy.step:06d}.json'}
+    scores = {} if policy.run_config is None else scores_in(files)
+    return model_card(
+        Exported(name, policy.step, dtype, sees_images, policy.run_config, scores, _license(own), _commit())
+    )
+
+
+def _license(card: Path) -> dict[str, str]:
+    """What the card of the base says of its license; {} if it says nothing."""
+    if not card.is_file():
+        return {}
+    try:
+        stated = metadata_load(card) or {}
+    except Exception as e:  # the errors of YAML are no ValueErrors
+        short = ' '.join(str(e).split())[:160]
+        raise ValueError(f'{card} begins with damaged YAML ({short}); correct or remove that file') from e
+    return {key: stated[key] for key in ('license', 'license_name', 'license_link') if key in stated}
+
+
+def _commit() -> str:
+    """The commit of the checkout that this package is run from; '' without a checkout or without git."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / '.git').exists() or not shutil.which('git'):
+        return ''
+    words = ('git', 'describe', '--always', '--dirty', '--abbrev=12', '--exclude=*')
+    return subprocess.run(words, cwd=root, capture_output=True, text=True).stdout.strip()
 
 
 def _base_of(checkpoint: Path, policy: StoredPolicy) -> Path:
