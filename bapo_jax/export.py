@@ -1,5 +1,5 @@
-"""Exports a policy as a Hugging Face directory: config.json, tokenizer, safetensors in shards with an index, and
-a model card, README.md, made of what the run recorded.
+"""Exports a policy as a Hugging Face directory: config.json, tokenizer, safetensors in shards with an index,
+and a model card, README.md, made of what the run recorded. `--push` uploads it to the hub.
 
     # π_θ of the newest checkpoint
     python -m bapo_jax.export --checkpoint=runs/x --output=hf_dir
@@ -7,9 +7,11 @@ a model card, README.md, made of what the run recorded.
     python -m bapo_jax.export --checkpoint=runs/x/policy/000123 --output=hf_dir
     # a Hugging Face directory, in another dtype
     python -m bapo_jax.export --checkpoint=DIR --output=hf_dir --dtype=bfloat16
+    # to a private repository of the hub, too
+    python -m bapo_jax.export --checkpoint=runs/x --output=hf_dir --push=OWNER/NAME
 
 The weights are written to `hf_dir.partial`, which is renamed when it is complete. If a crash leaves it
-behind, the next export removes it.
+behind, the next export removes it. If an upload fails, the exported directory stays.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from pathlib import Path
 from absl import app, flags, logging
 from huggingface_hub import metadata_load
 
-from bapo_jax.machine import cli, hub
+from bapo_jax.machine import cli, hub, pushing
 from bapo_jax.machine.files import check_directory, write_text
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import read_tokenizer
@@ -140,6 +142,8 @@ def main(_) -> None:
         raise app.UsageError('--output is missing; give a directory to write')
     output = Path(FLAGS.output)
     try:
+        if FLAGS.push:
+            pushing.check_push(FLAGS.push)
         check_directory(output.parent, '--output')
         step, dtype = export(
             Path(FLAGS.checkpoint),
@@ -147,6 +151,7 @@ def main(_) -> None:
             base=Path(FLAGS.base) if FLAGS.base else None,
             dtype=FLAGS.dtype,
             shard_bytes=int(FLAGS.shard_gb * 10**9),
+            name=FLAGS.push or '',
         )
     except (ValueError, OSError) as e:
         sys.exit(f'error: {e}')
@@ -156,6 +161,11 @@ def main(_) -> None:
         f'wrote {output}: the policy after {step} steps, {dtype}, {size / 10**9:.3f} GB of weights in '
         f'{len(files)} file(s)'
     )
+    if FLAGS.push:
+        try:
+            print(f'pushed to {pushing.push(output, FLAGS.push, FLAGS.private)}')
+        except OSError as e:
+            sys.exit(f'error: {e}')
 
 
 def run() -> None:
@@ -184,6 +194,10 @@ def run() -> None:
         'Maximum size of a weights file in gigabytes (10^9 bytes).',
         lower_bound=1e-9,
     )
+    flags.DEFINE_string(
+        'push', None, 'OWNER/NAME: a repository of the Hugging Face hub to upload to, made if new.'
+    )
+    flags.DEFINE_bool('private', True, 'Whether a repository that --push makes is private.')
     cli.start(main)
 
 
