@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import huggingface_hub
@@ -50,7 +51,7 @@ def push(folder: Path, name: str, private: bool) -> str:
     except Exception as error:  # the client's errors have no common base class
         cause = error.__cause__ if isinstance(error.__cause__, errors.HfHubHTTPError) else error
         status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else 0
-        again = f'hf upload {name} {folder} .{" --private" if private else ""}'
+        again = f'hf upload {name} {shlex.quote(str(folder))} .{" --private" if private else ""}'
         said = f'--push={name!r}: the export in {folder} is complete, but'
         if status == 401:
             raise PermissionError(
