@@ -25,7 +25,7 @@ from absl import app, flags, logging
 from huggingface_hub import metadata_load
 
 from bapo_jax.machine import cli, hub, pushing
-from bapo_jax.machine.files import check_directory, write_text
+from bapo_jax.machine.files import check_directory, write_bytes
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import read_tokenizer
 from bapo_jax.policies import HUGGING_FACE, RUN, StoredPolicy, find_policy
@@ -78,7 +78,7 @@ def export(
         hf.save(
             partial, policy.tensors(model), like=base, dtype=dtype, shard_bytes=shard_bytes, stated=stated
         )
-        write_text(partial / CARD, card)
+        write_bytes(partial / CARD, card)
         partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -87,17 +87,18 @@ def export(
 
 def _card(
     policy: StoredPolicy, checkpoint: Path, base: Path, name: str, dtype: str, sees_images: bool
-) -> str:
-    """The text of README.md; see `export`."""
+) -> bytes:
+    """The contents of README.md; see `export`."""
     own = base / CARD
     if policy.kind == HUGGING_FACE and own.is_file():
-        return own.read_text('utf-8')
+        return own.read_bytes()
     evals = (checkpoint if policy.kind == RUN else checkpoint.parent.parent) / 'evals'
     files = {'base': evals / f'{0:06d}.json', 'trained': evals / f'{policy.step:06d}.json'}
     scores = {} if policy.run_config is None else scores_in(files)
-    return model_card(
-        Exported(name, policy.step, dtype, sees_images, policy.run_config, scores, _license(own), _commit())
+    known = Exported(
+        name, policy.step, dtype, sees_images, policy.run_config, scores, _license(own), _commit()
     )
+    return model_card(known).encode()
 
 
 def _license(card: Path) -> dict[str, str]:
@@ -142,7 +143,7 @@ def main(_) -> None:
         raise app.UsageError('--output is missing; give a directory to write')
     output = Path(FLAGS.output)
     try:
-        if FLAGS.push:
+        if FLAGS.push is not None:
             pushing.check_push(FLAGS.push)
         check_directory(output.parent, '--output')
         step, dtype = export(

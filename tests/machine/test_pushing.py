@@ -130,7 +130,8 @@ def test_an_export_stays_when_its_push_fails(command, hub, tmp_path):
     assert (tmp_path / 'out' / 'model.safetensors').is_file()
 
 
-def test_nothing_is_exported_for_a_name_that_cannot_be(command, hub, tmp_path):
+@pytest.mark.parametrize('name', ['mine', ''])
+def test_nothing_is_exported_for_a_name_that_cannot_be(name, command, hub, tmp_path):
     with pytest.raises(SystemExit, match='^error: --push=.* is not a name on the hub'):
-        command('--push=mine')
+        command(f'--push={name}')
     assert not (tmp_path / 'out').exists()
