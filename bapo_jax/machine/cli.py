@@ -138,7 +138,8 @@ def config_with(arguments: Sequence[str], check: Callable[[ConfigDict], None]) -
     try:
         values(['', *arguments])
     except (flags.Error, ValueError, TypeError) as error:
-        raise ValueError(f'{arguments[0]}: {error}') from error
+        said = arguments[0]
+        raise ValueError(f'{said}: {error}') from error
     return values.config
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
@@ -47,14 +45,3 @@ def write_bytes(path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + '.partial')
     temporary.write_bytes(data)
     os.replace(temporary, path)
-
-
-def save_readable(path: Path, save: Callable[[Path], Any]) -> None:
-    """Calls `save(path)` for a new file, which gets the permissions of a file that `open` makes there.
-
-    safetensors writes through a temporary file that only its owner may read, and keeps its permissions.
-    """
-    path.touch(exist_ok=False)
-    permissions = path.stat().st_mode
-    save(path)
-    path.chmod(permissions)

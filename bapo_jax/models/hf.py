@@ -26,7 +26,6 @@ from safetensors.numpy import save_file
 
 from bapo_jax.cluster.mesh import fetch, on_device
 from bapo_jax.machine.ending import Ending
-from bapo_jax.machine.files import save_readable
 from bapo_jax.models.configs import (  # noqa: F401  (read as hf.NAME)
     architecture,
     for_all_readers,
@@ -229,7 +228,8 @@ def save(
     """Writes a Hugging Face directory that transformers and vLLM load.
 
     `tensors` are as from `to_hf`; config and tokenizer files are copied from `like`. Weights files have at
-    most `shard_bytes`; a larger tensor gets its own file. Files get their final names once all are written.
+    most `shard_bytes`; a larger tensor gets its own file. Files get their final names once all are written,
+    and the permissions of any new file (umask).
     config.json states `dtype` and `stated` (`overrides`). Raises FileExistsError if `path` holds weights.
     """
     path, like = Path(path), Path(like)
@@ -239,7 +239,7 @@ def save(
     path.mkdir(parents=True, exist_ok=True)
     for name in ('config.json', *TOKENIZER_FILES):
         if (like / name).is_file() and like != path:
-            shutil.copyfile(like / name, path / name)  # not its permissions: it may be read-only
+            shutil.copyfile(like / name, path / name)
     file = path / 'config.json'
     config = json.loads(file.read_text('utf-8'))
     written = for_all_readers(with_stated(config, stated), dtype, file)
@@ -250,8 +250,8 @@ def save(
     sizes = 0
     for shard in _shards(tensors, DTYPES[dtype], shard_bytes):
         partial = path / f'{len(shards)}.partial'
-        partial.unlink(missing_ok=True)  # of a save that was interrupted
-        save_readable(partial, functools.partial(save_file, shard, metadata={'format': 'pt'}))
+        save_file(shard, partial, metadata={'format': 'pt'})
+        shutil.copymode(file, partial)  # safetensors makes files that only their owner can read
         shards.append(list(shard))
         sizes += sum(array.nbytes for array in shard.values())
     files = [f'model-{i + 1:05d}-of-{len(shards):05d}.safetensors' for i in range(len(shards))]

@@ -21,7 +21,7 @@ from bapo_jax.machine.terminal import without_passwords
 from bapo_jax.run.directory import environment, record
 
 FINISHED, STOPPED = 'finished', 'stopped'  # the outcomes that a start's `end` records
-_CHECKOUT = Path(bapo_jax.__file__).parents[1]
+CHECKOUT = Path(bapo_jax.__file__).parents[1]
 _GIT_S = 10.0  # most seconds to wait for git, which may read a slow disk
 
 
@@ -38,7 +38,7 @@ def with_start(
         'steps': steps,
         'command': as_typed(arguments),
         'version': bapo_jax.__version__,
-        'commit': commit_of(_CHECKOUT),
+        'commit': commit_of(CHECKOUT),
         'host': socket.gethostname(),
         **environment(),
     }
@@ -65,14 +65,23 @@ def as_typed(arguments: Sequence[str]) -> str:
     return without_passwords(shlex.join(words))
 
 
-def commit_of(checkout: Path) -> str | None:
-    """Returns the commit of a git checkout, with '-dirty' if tracked files differ from it.
+def commit_of(checkout: Path, digits: int = 40) -> str | None:
+    """Returns the commit of a git checkout, in so many digits, with '-dirty' if tracked files differ from it.
 
     Returns None if the directory is no checkout or git cannot tell.
     """
     if not (checkout / '.git').exists():  # git would find the repository of a directory above
         return None
-    command = ['git', '-C', str(checkout), 'describe', '--always', '--abbrev=40', '--exclude=*', '--dirty']
+    command = [
+        'git',
+        '-C',
+        str(checkout),
+        'describe',
+        '--always',
+        f'--abbrev={digits}',
+        '--exclude=*',
+        '--dirty',
+    ]
     # In a hook, git's variables name the hook's repository.
     here = {name: value for name, value in os.environ.items() if not name.startswith('GIT_')}
     try:
