@@ -32,7 +32,7 @@ def directory(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     path = tmp_path / 'my runs' / 'first'
     path.mkdir(parents=True)
-    (path / 'config.json').write_text(json.dumps(CONFIG))
+    (path / 'config.json').write_text(json.dumps(CONFIG | {'starts': [{'host': 'here'}]}))
     return path
 
 
