@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from bapo_jax.report.contrast import by_seed
 from bapo_jax.report.evaluations import best_step, first_and_last, migration_counts, responses_until
 from bapo_jax.report.figures import Figure, Line, Panel, Table, binned, smoothed
-from bapo_jax.report.records import Records, Score, column, has
+from bapo_jax.report.records import Records, Score, benchmarks, column, has, samples_of
 
 _CURVES = {  # metric -> (title, unit)
     'critic/score/mean': ('Training reward', 'accuracy'),
@@ -78,16 +78,6 @@ def costs(groups: Mapping[str, Sequence[Records]]) -> Table:
     return Table((*head, 'solved of those unsolved at first'), tuple(rows))
 
 
-def benchmarks(runs: Sequence[Records]) -> list[str]:
-    """The distinct names of all benchmarks of these runs."""
-    return list(dict.fromkeys(b for r in runs for b in r.scores))
-
-
-def samples_of(runs: Sequence[Records], benchmark: str) -> str:
-    """n of mean@n; several values if the runs differ."""
-    return '/'.join(dict.fromkeys(str(r.scores[benchmark].samples) for r in runs if benchmark in r.scores))
-
-
 def _at(s: Score, values: np.ndarray, step: int) -> float | None:
     there = values[s.steps == step]
     return float(there[0]) if len(there) and np.isfinite(there[0]) else None
@@ -103,23 +93,6 @@ def _solved(r: Records) -> float | None:
 def _mean(values: Sequence[float | None], form: str) -> str:
     """Formats the mean; '–' if any run lacks the value, since a mean over the others is not comparable."""
     return form.format(np.mean(values)) if values and None not in values else '–'
-
-
-def by_seed(runs: Sequence[Records]) -> dict[str, list[Records]]:
-    """Groups runs whose config.json differs only in the seed; a run without a config is its own group.
-
-    A group is named by its method if no other group has that method, else by its first run.
-    """
-    groups: dict[str, list[Records]] = {}
-    for i, r in enumerate(runs):
-        same = {name: x for name, x in r.config.items() if name not in ('seed', 'environment')}
-        groups.setdefault(json.dumps(same, sort_keys=True) if same else f'run {i}', []).append(r)
-    methods = [str(of[0].config.get('method', '')) for of in groups.values()]
-    named = {}
-    for method, of in zip(methods, groups.values(), strict=True):
-        name = method if method and methods.count(method) == 1 else of[0].name
-        named[f'{name} ({len(of)} seeds)' if len(of) > 1 else name] = of
-    return named
 
 
 def over_seeds(label: str, curves: Sequence[tuple[np.ndarray, np.ndarray]], style: int) -> Line:

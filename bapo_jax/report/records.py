@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,6 +72,16 @@ def column(records: Records, name: str) -> np.ndarray:
 def has(records: Records, name: str) -> bool:
     """Whether at least one step has a finite value of the metric."""
     return bool(np.isfinite(column(records, name)).any())
+
+
+def benchmarks(runs: Sequence[Records]) -> list[str]:
+    """The distinct names of all benchmarks of these runs."""
+    return list(dict.fromkeys(b for r in runs for b in r.scores))
+
+
+def samples_of(runs: Sequence[Records], benchmark: str) -> str:
+    """n of mean@n; several values if the runs differ."""
+    return '/'.join(dict.fromkeys(str(r.scores[benchmark].samples) for r in runs if benchmark in r.scores))
 
 
 def read_run(directory: Path, name: str | None = None) -> Records:

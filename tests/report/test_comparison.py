@@ -3,7 +3,7 @@
 import numpy as np
 from making import config, evaluation, make_run, row
 
-from bapo_jax.report.comparison import by_seed, comparison
+from bapo_jax.report.comparison import comparison
 from bapo_jax.report.records import read_run
 
 
@@ -20,21 +20,12 @@ def test_seeds_of_one_config_are_one_curve_with_a_band(tmp_path):
     figure = comparison([*runs, other])
     reward, norm, _, _, mean, passed = figure.panels
     assert norm.title.startswith('Gradient norm') and len(norm.lines) == 2
-    assert [x.label for x in reward.lines] == ['bapo (2 seeds)', 'grpo']
+    assert [x.label for x in reward.lines] == ['bapo', 'grpo']
     assert reward.lines[0].x.tolist() == list(range(2, 9))  # the steps that both have
     np.testing.assert_allclose(reward.lines[0].y, [0.1 + s / 100 for s in range(2, 9)], rtol=1e-12)
     band = mean.lines[0]
     assert (band.y.tolist(), band.low.tolist(), band.high.tolist()) == ([0.5], [0.25], [0.75])
     assert mean.lines[1].low is None and passed.title == 'cd4, pass@2'
-
-
-def test_runs_that_differ_in_more_than_seed_stand_apart(tmp_path):
-    settings = [config(seed=1), config(seed=2), config(seed=1, epochs=3), None, None]
-    runs = [run(tmp_path, name=f'r{i}', settings=s) for i, s in enumerate(settings)]
-    groups = by_seed(runs)
-    assert {name: [r.name for r in of] for name, of in groups.items()} == {
-        'r0 (2 seeds)': ['r0', 'r1'], 'r2': ['r2'], 'r3': ['r3'], 'r4': ['r4'],
-    }  # fmt: skip
 
 
 def test_a_table_says_what_each_method_cost_and_reached_at_its_best_and_at_its_end(tmp_path):
@@ -49,8 +40,8 @@ def test_a_table_says_what_each_method_cost_and_reached_at_its_best_and_at_its_e
     table = comparison(runs).table
     assert table.head == ('', 'step', 'rollouts', 'cd4 mean@2', 'cd4 pass@2', 'solved of those unsolved at first')
     assert table.rows == (
-        ('bapo (2 seeds), best', '6', '96', '50.0%', '50.0%', '–'),  # of .6 at step 4 and .4 at step 8; 16 rollouts a step
-        ('bapo (2 seeds), end', '8', '128', '45.0%', '45.0%', '37.5%'),  # of 3 of 4 prompts, and of none
+        ('bapo, best', '6', '96', '50.0%', '50.0%', '–'),  # of .6 at step 4 and .4 at step 8; 16 rollouts a step
+        ('bapo, end', '8', '128', '45.0%', '45.0%', '37.5%'),  # of 3 of 4 prompts, and of none
         ('grpo, best', '–', '–', '–', '–', '–'),
         ('grpo, end', '8', '128', '–', '–', '–'),
     )
