@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bapo_jax.report.figures import Figure, Line, Panel, Table, binned
-from bapo_jax.report.records import Records, Score, Tracked, column, has
+from bapo_jax.report.records import STEPS, Records, Score, Tracked, column, has
 
 _PAPER_SOLVED = 'the paper reports 31 % for BAPO on mathematics, and 40.7 % in its abstract'
 
@@ -25,7 +25,7 @@ def curves(r: Records) -> Figure:
             Line(f'mean@{s.samples}', *binned(s.steps, s.mean), 0),
             Line(f'pass@{s.samples}', *binned(s.steps, s.passed), 1),
         )
-        panels.append(Panel(name, 'step', 'share of questions', tuple(x for x in lines if len(x.x))))
+        panels.append(Panel(name, STEPS, 'share of questions', tuple(x for x in lines if len(x.x))))
         if s.mean[-1] > s.mean[0] and s.passed[-1] < s.passed[0]:
             mean, passed = (f'{a[0]:.1%} to {a[-1]:.1%}' for a in (s.mean, s.passed))
             warnings.append(

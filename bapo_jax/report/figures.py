@@ -24,7 +24,7 @@ from bapo_jax.report.panels import (
     smoothed,
     tenths,
 )
-from bapo_jax.report.records import Records, column, has
+from bapo_jax.report.records import STEPS, Records, column, has
 from bapo_jax.scores import wilson_interval
 
 _ENTROPY = 0.05  # nats per token; below it the policy is nearly greedy
@@ -90,7 +90,7 @@ def composition(r: Records) -> Figure:
     empty = [o for o in (X2, X3) if replay.get(f'use_{o}') and not np.nansum(column(r, metrics[o]))]
     warnings = tuple(f'{o.upper()} is empty at every step, although replay.use_{o} is True.' for o in empty)
     return figure._replace(
-        panels=(Panel('Groups by origin', 'step', 'groups', lines, 'stack', marks=marks(r)),),
+        panels=(Panel('Groups by origin', STEPS, 'groups', lines, 'stack', marks=marks(r)),),
         warnings=warnings,
     )
 
@@ -104,7 +104,7 @@ def failed_again(r: Records) -> Figure:
     figure = Figure(
         'failed_again',
         'Failed prompts, asked again',
-        'Not a figure of the paper; it measures what X2 can gain',
+        '',
         look,
     )
     if missing := need(r, *(f'failed_again/asked/{lag}' for lag in LAGS)):
@@ -220,9 +220,7 @@ def staleness(r: Records) -> Figure:
     Warns if an effective sample size is below a half.
     """
     look = 'If the ratios and effective sample sizes are near 1, old responses still fit the policy.'
-    figure = Figure(
-        'staleness', 'Staleness, importance ratios and clipping', 'Not a figure of the paper', look
-    )
+    figure = Figure('staleness', 'Staleness, importance ratios and clipping', '', look)
     by_origin = {
         'staleness/ratio': ('Mean importance ratio', 'ratio'),
         'staleness/ess': ('Effective sample size', 'share of tokens'),
@@ -257,9 +255,7 @@ def thresholds(r: Records) -> Figure:
         'The window [c2, c3] of replayed accuracies should move with r_tot, in the direction of '
         'replay.thresholds.'
     )
-    figure = Figure(
-        'thresholds', 'Thresholds of X3, and performance', 'Not a figure of the paper; its eq. 5-8', look
-    )
+    figure = Figure('thresholds', 'Thresholds of X3, and performance', '', look)
     if missing := need(r, 'bapo/c2', 'bapo/c3', 'bapo/r_tot'):
         return figure._replace(missing=missing)
     lines = (line(r, 'bapo/c2', 'c2', 0), line(r, 'bapo/c3', 'c3', 1), line(r, 'bapo/r_tot', 'r_tot', 2))
@@ -272,7 +268,7 @@ def faults(r: Records) -> Figure:
         'Dotted lines mark faults in every figure; if a curve jumps there, the cause may be the fault, not '
         'the method.'
     )
-    figure = Figure('faults', 'Faults and restarts', 'Not a figure of the paper', look)
+    figure = Figure('faults', 'Faults and restarts', '', look)
     steps: dict[str, list[int | None]] = {}
     for fault in r.faults:
         steps.setdefault(fault.kind, []).append(fault.step)
@@ -290,7 +286,7 @@ def faults(r: Records) -> Figure:
             counts = np.unique(known, return_counts=True)
             lines.append(Line(kind, counts[0], np.cumsum(counts[1]), i))
     panels = (
-        (Panel('Count since the run began', 'step', 'faults', tuple(lines), marks=marks(r)),) if lines else ()
+        (Panel('Count since the run began', STEPS, 'faults', tuple(lines), marks=marks(r)),) if lines else ()
     )
     return figure._replace(
         panels=panels, table=Table(('kind', 'count', 'steps', 'last message'), tuple(rows))

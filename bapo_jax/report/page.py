@@ -12,7 +12,7 @@ import jinja2
 
 from bapo_jax.machine.files import write_text
 from bapo_jax.report import comparison, draw, evaluations, figures, waiting
-from bapo_jax.report.figures import Figure
+from bapo_jax.report.figures import Figure, Panel
 from bapo_jax.report.records import Records, read_run
 from bapo_jax.report.viewer import LIMIT_MB, Viewer, write_viewer
 
@@ -40,25 +40,25 @@ def write_report(
 ) -> Path:
     """Writes `output` (default: report.html in the first run) and returns its path.
 
-    The PNGs and rollout viewers go to a folder of the same name. A viewer holds up to `rollouts_mb` megabytes
+    The PNGs and rollout viewers go to a folder of the same name. Several runs have PNGs of their comparison
+    alone; the page of one run has those of its figures. A viewer holds up to `rollouts_mb` megabytes
     of its run's newest rollouts. Raises ValueError if a directory is not a run, and OSError if a file cannot
     be written.
     """
     runs = read_runs(directories)
     path = directories[0] / 'report.html' if output is None else output
-    parts = [('', (comparison.comparison(runs),))] if len(runs) > 1 else []
+    parts = [('', comparison.comparison(runs))] if len(runs) > 1 else []
     parts += [(r.name, tuple(figure(r) for figure in _SECTIONS)) for r in runs]
     beside = path.with_suffix('') if path.suffix else path.with_name(path.name + '_figures')
     beside.mkdir(parents=True, exist_ok=True)
+    for figure in parts[0][1]:
+        if figure.panels:
+            draw.png(figure, beside / f'{figure.name}.png')
     prefixes = (
         {r.name: f'{prefix}_' for r, prefix in zip(runs, slugs(r.name for r in runs), strict=True)}
         if len(runs) > 1
         else {}
     )
-    for name, some in parts:
-        for figure in some:
-            if figure.panels:
-                draw.png(figure, beside / f'{prefixes.get(name, "")}{figure.name}.png')
     viewers = {
         r.name: write_viewer(
             directory, beside / f'{prefixes.get(r.name, "")}rollout_viewer', r.name, rollouts_mb
@@ -94,19 +94,44 @@ def page(
         {
             'name': name,
             'id': f'run-{i}',
-            'about': next((about(r) for r in runs if r.name == name), {}),
+            'head': list(next((about(r) for r in runs if r.name == name), {}).items()),
             'notes': next((r.notes for r in runs if r.name == name), []),
             'viewer': viewers.get(name),
             'link': link(viewers.get(name), folder),
+            'contents': len(parts) == 1,
+            'warned': sum(len(f.warnings) for f in some),
             'figures': [
-                (f, [draw.svg(panel, f'{i} {f.name} {k}') for k, panel in enumerate(f.panels)]) for f in some
+                {'figure': f, 'views': [_view(view, panels, f'{i} {f.name}') for view, panels in views_of(f)]}
+                for f in some
             ],
         }
         for i, (name, some) in enumerate(parts)
     ]
+    title = ', '.join(r.name for r in runs)
+    if len(runs) > 1:
+        title = f'{", ".join(comparison.by_seed(runs))}: {len(runs)} runs'
     return environment.get_template('page.html.jinja').render(
-        title=', '.join(r.name for r in runs), parts=shown
+        title=title, parts=shown, light=draw.COLOURS, dark=draw.ON_DARK
     )
+
+
+def views_of(figure: Figure) -> Sequence[tuple[str, Sequence[Panel]]]:
+    """The panels of a figure by x axis; one unnamed view if there is no choice, none without panels."""
+    return figure.views or ([('', figure.panels)] if figure.panels else [])
+
+
+def _view(name: str, panels: Sequence[Panel], salt: str) -> dict[str, Any]:
+    return {
+        'name': name,
+        'panels': [
+            {
+                'title': panel.title,
+                'svg': draw.svg(panel, f'{salt} {name} {k}'),
+                'legend': draw.legend(panel),
+            }
+            for k, panel in enumerate(panels)
+        ],
+    }
 
 
 def about(r: Records) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from bapo_jax.machine import events
 from bapo_jax.run.log.metrics import iter_rows
 
 VAL = 'val-core/'
+STEPS = 'training steps'  # the usual x axis
+BETWEEN_STEPS = ('rollouts', 'testing', 'save_checkpoint')  # phases after timing_s/step has ended
 
 
 class Tracked(NamedTuple):
@@ -84,6 +86,27 @@ def samples_of(runs: Sequence[Records], benchmark: str) -> str:
     return '/'.join(dict.fromkeys(str(r.scores[benchmark].samples) for r in runs if benchmark in r.scores))
 
 
+def costs_of(records: Records) -> dict[str, np.ndarray]:
+    """What the run had cost by the end of each logged step, float [T], by the name of an x axis.
+
+    Minutes are of training: the time between two rows, or the step's timings for a first or restarted step.
+    A cost that the run does not record is left out.
+    """
+    costs = {STEPS: records.steps.astype(float)}
+    if has(records, 'rollout/responses_total'):
+        costs['responses generated'] = column(records, 'rollout/responses_total')
+    if has(records, 'actor/updates'):
+        costs['optimizer updates'] = np.cumsum(np.nan_to_num(column(records, 'actor/updates')))
+    timings = [column(records, f'timing_s/{phase}') for phase in ('step', *BETWEEN_STEPS)]
+    seconds = np.nan_to_num(timings).sum(axis=0)
+    passed = np.diff(column(records, 'time'), prepend=np.nan)
+    ran_on = np.isfinite(passed) & ~np.isin(records.steps, records.restarts)
+    seconds = np.where(ran_on, passed, seconds)
+    if seconds.any():
+        costs['minutes of training'] = np.cumsum(seconds) / 60
+    return costs
+
+
 def read_run(directory: Path, name: str | None = None) -> Records:
     """Reads a run directory. Raises ValueError, naming it, if it has no training step or a damaged row."""
     if not (directory / 'metrics.jsonl').is_file():
@@ -128,7 +151,7 @@ def _metrics(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray,
         if step <= 0:
             continue
         steps.append(step)
-        for name, x in row.items():
+        for name, x in {**row, 'time': _seconds(row.get('time'))}.items():
             if type(x) in (int, float):
                 places[name].append(place)
                 numbers[name].append(x)
@@ -143,6 +166,16 @@ def _metrics(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray,
         counts[place] = 0
         counts[place, : len(b)] = b
     return np.array(steps, int), columns, counts, scores
+
+
+def _seconds(time: Any) -> float | None:
+    """A row's time, ISO 8601 or seconds since 1970, in seconds since 1970; None if it is neither."""
+    if isinstance(time, str):
+        try:
+            return datetime.fromisoformat(time).timestamp()
+        except ValueError:
+            return None
+    return time
 
 
 def _scores_of_metrics(values: dict[str, dict[int, float]]) -> dict[str, Score]:

@@ -42,7 +42,7 @@ class Work(NamedTuple):
 def speed(r: Records) -> Figure:
     """Tokens per second of trainer and engine, the share of the step that each waits, and server load."""
     look = 'The side that waits less limits the speed: it is the one to make faster.'
-    figure = Figure('speed', 'Speed and idle time', 'Not a figure of the paper', look)
+    figure = Figure('speed', 'Speed and idle time', '', look)
     if missing := need(r, 'perf/idle/trainer', 'perf/idle/engine'):
         return figure._replace(missing=missing)
     parts = (

@@ -81,12 +81,12 @@ def test_seconds_are_means_over_all_steps(tmp_path):
 
 
 def test_long_series_are_means_of_equal_bins():
-    x, y = panels.binned(np.arange(10_000), np.arange(10_000.0) ** 2)
-    assert len(x) == 1000
-    np.testing.assert_allclose(y, (np.arange(10_000.0) ** 2).reshape(1000, 10).mean(axis=1), rtol=1e-12)
-    np.testing.assert_allclose(x, np.arange(10_000).reshape(1000, 10).mean(axis=1), rtol=1e-12)
-    assert len(panels.binned(np.arange(1000), np.ones(1000))[0]) == 1000
-    assert len(panels.binned(np.arange(1001), np.ones(1001))[0]) == 501
+    most = panels.MOST_POINTS
+    x, y = panels.binned(np.arange(10 * most), np.arange(10.0 * most) ** 2)
+    np.testing.assert_allclose(y, (np.arange(10.0 * most) ** 2).reshape(most, 10).mean(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(x, np.arange(10 * most).reshape(most, 10).mean(axis=1), rtol=1e-12)
+    assert len(panels.binned(np.arange(most), np.ones(most))[0]) == most
+    assert len(panels.binned(np.arange(most + 1), np.ones(most + 1))[0]) == most // 2 + 1
 
 
 @pytest.mark.parametrize('figure', ALL)

@@ -5,10 +5,13 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from making import config, evaluation, make_run, row
 
+from bapo_jax.report import draw
 from bapo_jax.report.page import slugs, write_report
+from bapo_jax.report.panels import Line, Panel
 
 FIGURES = {
     'reward', 'tests', 'bins', 'migration', 'composition', 'rollouts', 'gradient', 'dynamics', 'staleness', 'thresholds', 'seconds',
@@ -91,14 +94,32 @@ def test_a_run_of_one_step_and_nothing_else_says_what_is_missing(tmp_path):
     assert '<h1>one</h1>' in html and '<h2>' not in html  # its name stands once
 
 
-def test_several_runs_share_a_page(tmp_path):
-    rows = [{'step': step, 'critic/score/mean': 0.5} for step in (1, 2)]
-    same = [make_run(tmp_path / part / 'x', rows, settings=config(seed=i)) for i, part in enumerate('ab')]
-    path = write_report(same, tmp_path / 'out' / 'both.html')
+def test_several_runs_share_a_page_that_begins_with_their_comparison(tmp_path):
+    rows = [row(step) for step in (1, 2)]
+    same = [make_run(tmp_path / part / 'x', rows, EVALS, settings=config(seed=i)) for i, part in enumerate('ab')]
+    other = make_run(tmp_path / 'grpo', rows, EVALS, settings=config(method='grpo', seed=0))
+    path = write_report([*same, other], tmp_path / 'out' / 'both.html')
     html = path.read_text('utf-8')
-    assert path == tmp_path / 'out' / 'both.html' and '<td>bapo</td>' in html or 'bapo' in html and f'<h2>{same[1]}</h2>' in html
-    assert len(list((tmp_path / 'out' / 'both').glob('*_reward.png'))) == 2
-    assert (tmp_path / 'out' / 'both' / 'comparison.png').is_file()
+    assert path == tmp_path / 'out' / 'both.html' and '<h1>bapo, grpo: 3 runs</h1>' in html and outside(html) == []
+    places = [html.index(x) for x in ('<td>bapo</td>', 'for grpo and bapo in', 'id="x-0" checked', f'<h2>{same[1]}</h2>')]
+    assert places == sorted(places) and html.count('<details') == html.count('</details>') == 3
+    assert '<details open' not in html and html.index('no interval can be computed') < html.index('<details')
+    assert [p.name for p in (tmp_path / 'out' / 'both').glob('*.png')] == ['comparison.png']
+
+
+def test_numbers_on_an_axis_keep_their_decimals():
+    """The coordinates alone are shortened."""
+    panel = Panel('a', 'step', 'b', (Line('c', np.arange(3), np.array([0.5725, 0.5775, 0.5825])),))
+    text = draw.svg(panel, '')
+    assert '>0.5775<' in text and not re.search(r' (d|x|y)="[^"]*\.\d\d', text)
+    assert 'axis from 0.57' in text and '#0072B2' not in text.upper() and 'var(--c0)' in text
+
+
+def test_a_legend_has_what_is_drawn_and_nothing_for_one_line():
+    empty, full = Line('no', np.zeros(0), np.zeros(0)), [Line(f'{i}', np.arange(2), np.arange(2), i) for i in (0, 1, None)]
+    assert [key.label for key in draw.legend(Panel('', '', '', (empty, *full)))] == ['0', '1', 'None']
+    assert [key.colour for key in draw.legend(Panel('', '', '', tuple(full)))] == [0, 1, len(draw.COLOURS) - 1]
+    assert draw.legend(Panel('', '', '', (empty, full[0]))) == []
 
 
 NO_RUN = 'is not a run directory (no metrics.jsonl); give the --workdir of a run'
