@@ -9,6 +9,7 @@ import numpy as np
 from bapo_jax.report.records import STEPS, Records, column, has
 
 MOST_POINTS = 250  # a series with more points is binned; a page is at most some 900 pixels wide
+ENOUGH_STEPS = 20  # a shorter run is too noisy for warnings and advice
 
 
 class Line(NamedTuple):
@@ -93,6 +94,11 @@ def smoothed(y: np.ndarray, window: int) -> np.ndarray:
 def line(records: Records, metric: str, label: str, style: int | None = 0) -> Line:
     """A line of a metric over steps."""
     return Line(label, *binned(records.steps, column(records, metric)), style)
+
+
+def enough(records: Records) -> bool:
+    """Whether a run has enough steps for a warning about how it went."""
+    return len(records.steps) >= ENOUGH_STEPS
 
 
 def tenths(records: Records) -> tuple[slice, slice]:

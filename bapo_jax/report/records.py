@@ -40,6 +40,8 @@ class Score(NamedTuple):
     steps: np.ndarray
     mean: np.ndarray
     passed: np.ndarray  # pass@n
+    # Correct responses by question, int [questions] each; None if an evaluation lacks them, () if all do.
+    correct: tuple[np.ndarray | None, ...] = ()
 
 
 class Fault(NamedTuple):
@@ -201,12 +203,16 @@ def _scores_of_evals(evaluations: list[dict]) -> dict[str, Score]:
     rows: dict[str, list[tuple]] = defaultdict(list)
     for e in evaluations:
         for benchmark, s in e.get('benchmarks', {}).items():
-            rows[benchmark].append((int(e['step']), s['mean'], s['pass'], s['samples']))
+            rows[benchmark].append((int(e['step']), s['mean'], s['pass'], s['samples'], s.get('correct')))
     scores = {}
     for benchmark, of in rows.items():
-        steps, means, passed, samples = zip(*sorted(of, key=lambda row: row[0]), strict=True)
+        steps, means, passed, samples, correct = zip(*sorted(of, key=lambda row: row[0]), strict=True)
         scores[benchmark] = Score(
-            samples[-1], np.array(steps), np.array(means, float), np.array(passed, float)
+            samples[-1],
+            np.array(steps),
+            np.array(means, float),
+            np.array(passed, float),
+            tuple(None if c is None else np.array(c, int) for c in correct),
         )
     return scores
 

@@ -17,7 +17,7 @@ FIGURES = {
     'reward', 'tests', 'bins', 'migration', 'composition', 'rollouts', 'gradient', 'dynamics', 'staleness', 'thresholds', 'seconds',
     'faults',
 }  # fmt: skip
-EVALS = [evaluation(0, [0, 1], 0.3, 0.5), evaluation(500, [1, 2], 0.5, 0.4)]
+EVALS = [evaluation(0, [0, *[1] * 9], 0.3, 0.5), evaluation(500, [1, 2, *[0] * 8], 0.5, 0.4)]
 EVENTS = [{'event': 'update <b>skipped</b>', 'time': '2026-01-01T00:00:00+00:00', 'step': 9, 'message': '$x_1$ & <script>'}]
 
 
@@ -85,7 +85,7 @@ def test_names_and_messages_are_text(whole):
 
 
 def test_warnings_are_on_the_page(whole):
-    assert 'pass@2 fell from 50.0% to 40.0%' in whole[0] and 'effective sample size of X3 is below 0.5 at 500 steps' in whole[0]
+    assert 'pass@2 fell from 50.0% to 40.0%' in whole[0] and 'effective sample size of X3 is below 0.5 at 500 of 500 steps' in whole[0]
 
 
 def test_a_run_of_one_step_and_nothing_else_says_what_is_missing(tmp_path):
