@@ -52,7 +52,7 @@ def reward(r: Records) -> Figure:
     shaped = column(r, 'critic/rewards/mean')
     if has(r, 'critic/rewards/mean') and not np.allclose(shaped, column(r, metric), equal_nan=True):
         lines.append(line(r, 'critic/rewards/mean', 'reward, which differs from the accuracy', 1))
-    panel = over_steps(r, 'Accuracy of fresh groups, before filtering', 'accuracy', *lines)
+    panel = over_steps(r, 'Training accuracy of fresh groups, before filtering', 'accuracy', *lines)
     return figure._replace(panels=(panel,))
 
 
@@ -75,7 +75,7 @@ def bins(r: Records) -> Figure:
     k, before, after = np.arange(r.bins.shape[1]), shares[first].mean(axis=0), shares[last].mean(axis=0)
     lines = (Line(f'first {len(first)} steps', k, before, 0), Line(f'last {len(last)} steps', k, after, 1))
     panel = Panel(
-        f'Correct responses of {len(k) - 1}', f'correct responses of {len(k) - 1}', 'share of groups', lines,
+        'Fresh groups by correct responses', f'correct responses of {len(k) - 1}', 'share of groups', lines,
         'bars',
     )  # fmt: skip
     warnings = [_sentence_of(said)] if (said := one_sided(_bins_of_rows(r))) else []
@@ -115,7 +115,7 @@ def composition(r: Records) -> Figure:
     empty = [o for o in (X2, X3) if enough(r) and replay.get(f'use_{o}') and not groups[o].any()]
     warnings = tuple(f'{o.upper()} is empty at every step, although replay.use_{o} is True.' for o in empty)
     return figure._replace(
-        panels=(Panel('Groups by origin', STEPS, 'groups', lines, 'stack', marks=marks(r)),),
+        panels=(Panel('Groups of the batch by origin', STEPS, 'groups', lines, 'stack', marks=marks(r)),),
         warnings=warnings,
     )
 
