@@ -23,7 +23,7 @@ _Curve = tuple[np.ndarray, np.ndarray]  # steps and values
 def comparison(runs: Sequence[Records]) -> tuple[Figure, ...]:
     """The figures of several runs; runs that differ only in the seed are one arm."""
     groups = by_seed(runs)
-    costs_look = 'Compare arms at the same number of rollouts, which is what a step costs.'
+    costs_look = 'Compare arms at equal numbers of rollouts, since rollouts are most of the cost.'
     return (
         *scores_of_arms(groups),
         curves_of_arms(groups),

@@ -1,6 +1,7 @@
 """Draws a figure's panels: as SVG in the page's colours, and together as a PNG on white.
 
-The page has a panel's title and legend as text, so that they keep their size on a narrow screen.
+The page has a panel's title, its legend and the name of its y axis as text, so that they keep their size
+on a narrow screen.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ _DASHES = ((), (4, 1.5), (1, 1.2), (4, 1.2, 1, 1.2), (7, 1.5), (2, 1))
 _INK, _GREY = '#010203', COLOURS[-1]  # _INK is a placeholder for the page's text colour
 _SIZE = 4.4, 2.9  # inches per panel of a PNG
 # Inches of a panel of the page, and around its axes. Text of 9 points is 15 pixels in a column of 900.
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _BELOW, _ABOVE = 7.4, 2.7, 0.75, 0.1, 0.5, 0.1
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _BELOW, _ABOVE = 7.4, 2.7, 0.6, 0.1, 0.55, 0.1
 _NAMES, _BAR = 1.8, 0.2  # inches of the names beside horizontal bars, and of each bar
 _FEW = 40  # lines with at most this many points have markers
+_THOUSANDS = 10_000  # an axis that goes this far counts in thousands
 _LOW = 0.4  # an axis starts at 0 if the lowest value is below this share of the highest
 _STYLE = {
     'svg.fonttype': 'none',
@@ -51,6 +53,7 @@ _STYLE = {
     'axes.linewidth': 0.6,
     'path.simplify': True,
     'figure.constrained_layout.w_pad': 0.08,
+    'axes.labelpad': 6,
     'xtick.major.size': 0,
     'ytick.major.size': 0,
 }
@@ -77,7 +80,7 @@ def legend(panel: Panel) -> list[LegendEntry]:
 
 
 def svg(panel: Panel, salt: str) -> str:
-    """Draws a panel as an SVG element, without title and legend.
+    """Draws a panel as an SVG element, without title, legend and the name of its y axis.
 
     `salt` keeps its ids distinct from those of the page's other panels.
     """
@@ -132,6 +135,7 @@ def png(figure: Figure, path: Path) -> None:
         for axes, panel in zip(all_axes, figure.panels, strict=False):
             draw_panel(axes, panel)
             axes.set_title(panel.title, loc='left')
+            axes.set_ylabel(y_label(panel))
             if legend(panel):
                 axes.legend(
                     fontsize=8, ncols=2, loc='upper left', bbox_to_anchor=(0, -0.2), borderaxespad=0,
@@ -143,29 +147,33 @@ def png(figure: Figure, path: Path) -> None:
 
 
 def draw_panel(axes: Axes, panel: Panel) -> None:
-    """Draws one panel of any kind, without title and legend. An axis that does not start at 0 says so."""
-    ylabel = panel.ylabel
+    """Draws one panel of any kind, without title, legend and the name of its y axis."""
     {'lines': _lines, 'stack': _stack, 'bars': _bars, 'level': _level, 'matrix': _matrix}[panel.kind](
         axes, panel
     )
     if panel.kind in ('lines', 'stack'):
         for step in panel.marks:
             axes.axvline(step, color=_GREY, linewidth=0.8, linestyle=':', zorder=0)
-    if panel.kind == 'lines' and (start := _start(axes, panel)):
-        ylabel += f', axis from {start:.2g}'
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_view_interval()[1] >= _THOUSANDS:
+            axis.set_major_formatter(lambda x, _: f'{x / 1000:g}k' if x else '0')
     axes.set_xlabel(panel.xlabel)
-    axes.set_ylabel(ylabel)
 
 
-def _start(axes: Axes, panel: Panel) -> float:
-    """Lets the y axis start at 0 if the values are not far from it, and returns where it starts."""
+def y_label(panel: Panel) -> str:
+    """What the y axis shows, and where it starts if that is not 0; '' for names, which need no title."""
+    start = _y_limits(panel)[0] if panel.kind == 'lines' else 0.0
+    return panel.ylabel + (f', axis from {start:.2g}' if start else '')
+
+
+def _y_limits(panel: Panel) -> tuple[float, float]:
+    """The y axis of lines: from 0 if the values are not far from it, else around the values."""
     values = [y for x in drawn(panel) for y in (x.y, x.low, x.high) if y is not None]
-    if not values:
-        return 0.0
-    low, high = min(y.min() for y in values), max(y.max() for y in values)
-    if 0 <= low <= _LOW * high:
-        axes.set_ylim(bottom=0)
-    return float(axes.get_ylim()[0])
+    low = min((float(y.min()) for y in values), default=0.0)
+    high = max((float(y.max()) for y in values), default=1.0)
+    from_0 = 0 <= low <= _LOW * high
+    space = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    return 0.0 if from_0 else low - space, high + space
 
 
 def _place(x: Line) -> int:
@@ -187,6 +195,7 @@ def _lines(axes: Axes, panel: Panel) -> None:
             x.x, x.y, color=colour, linestyle=(0, dashes) if dashes else '-', label=x.label,
             linewidth=0.7 if x.style is None else 1.4, marker='o' if len(x.x) <= _FEW else None, markersize=3,
         )  # fmt: skip
+    axes.set_ylim(*_y_limits(panel))
     axes.margins(x=0.02)
     axes.grid(axis='y', color=_GREY, alpha=0.25, linewidth=0.5)
     _few_ticks(axes)

@@ -89,9 +89,9 @@ def migration(r: Records) -> Figure:
     after = Line(names[1], k, counts.sum(axis=0) / total, 1)
     panels = (
         Panel(
-            f'Prompts by correct responses of {n}',
-            f'at {names[1]}',
-            f'at {names[0]}',
+            f'Tracked prompts by correct responses of {n}',
+            f'correct responses at {names[1]}',
+            f'correct responses at {names[0]}',
             kind='matrix',
             matrix=counts,
         ),

@@ -147,6 +147,7 @@ def _view(name: str, panels: Sequence[Panel], salt: str) -> dict[str, Any]:
         'panels': [
             {
                 'title': panel.title,
+                'y': draw.y_label(panel),
                 'svg': draw.svg(panel, f'{salt} {name} {k}'),
                 'legend': draw.legend(panel),
             }
