@@ -28,7 +28,7 @@ class Contrast(NamedTuple):
 
     table: Table  # a row per arm: its seeds, and each score at the end with the t-interval over seeds
     differences: Table  # a row per score and later arm: the paired difference from the first arm
-    verdict: tuple[str, ...]  # a sentence for each of these rows
+    verdict: tuple[str, ...]  # a sentence for each of these rows; one alone if no arm has two seeds
 
 
 class _Difference(NamedTuple):
@@ -70,14 +70,17 @@ def contrast(groups: Mapping[str, Sequence[Records]]) -> Contrast:
         rows.append((arm, str(len(some)), ' and '.join(map(str, sorted(steps))) or '–', *cells))
     table = Table(('', 'seeds', 'step', *scores), tuple(rows))
     head = ('score', 'difference', 'seeds', 'points', '95 % interval', "p (Holm's)")
-    return Contrast(table, Table(head, tuple(map(_row, found))), tuple(map(_sentence, found)))
+    verdict = tuple(map(_sentence, found))
+    if found and all(len(d.values) == 1 for d in found):
+        verdict = ('With one seed, no interval can be computed; train more seeds.',)
+    return Contrast(table, Table(head, tuple(map(_row, found))), verdict)
 
 
 def by_seed(runs: Sequence[Records]) -> dict[str, list[Records]]:
     """Groups runs whose config.json differs only in the seed; a run without a config is its own group.
 
-    A group is named by its method, with the fields in which the groups of that method differ:
-    'grpo learning_rate=5e-5'. With many such fields, or without a method, it has its first run's name.
+    A group is named by its method, if not all have the same one, with the fields in which the groups of that
+    method differ: 'grpo learning_rate=5e-5'. With many such fields, or without a method, it has its first run's name.
     """
     groups: list[list[Records]] = []
     for r in runs:
@@ -104,14 +107,18 @@ def _name(r: Records, firsts: Sequence[Records]) -> str:
     fields = sorted({field for other in alike for field in _differing(r, other, but)})
     if not method or len(fields) > _MOST_FIELDS:
         return r.name
-    return ' '.join([method, *(f'{f.rpartition(".")[2]}={_value(r.config, f)}' for f in fields)])
+    values = [f'{f.rpartition(".")[2]}={_value(r.config, f)}' for f in fields]
+    return ' '.join(values if values and len(alike) == len(firsts) else [method, *values])
 
 
 def _value(config: Any, field: str) -> str:
-    """A field's value in short: 5e-05 is '5e-5'. '–' if the config lacks it."""
+    """A field's value in short: 0.0001 is '1e-4'. '–' if the config lacks it."""
     for part in field.split('.'):
         config = config.get(part, '–') if isinstance(config, dict) else '–'
-    return f'{config:g}'.replace('e-0', 'e-') if isinstance(config, float) else str(config)
+    if isinstance(config, float):
+        small = 0 < abs(config) < 1e-3
+        return np.format_float_scientific(config, trim='-', exp_digits=1) if small else f'{config:g}'
+    return str(config)
 
 
 def _length(r: Records) -> tuple[Any, Any]:

@@ -56,7 +56,8 @@ def test_minutes_are_between_rows_where_they_have_times_and_the_steps_own_after_
 def test_the_comparison_begins_with_the_scores_and_a_sentence_on_each_difference(tmp_path):
     scores, differences, *_ = comparison(three(tmp_path))
     assert [r[:2] for r in scores.table.rows] == [('bapo', '2'), ('grpo', '1')]
-    assert len(differences.said) == len(differences.table.rows) == 2 and differences.title == 'Differences from bapo'
+    assert len(differences.table.rows) == 2 and differences.title == 'Differences from bapo'
+    assert differences.said == ('With one seed, no interval can be computed; train more seeds.',)
 
 
 def test_a_table_says_what_each_method_cost_and_reached_at_its_best_and_at_its_end(tmp_path):

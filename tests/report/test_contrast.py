@@ -59,8 +59,10 @@ def test_p_values_are_corrected_over_the_arms_and_the_sentence_follows_them(tmp_
 def test_one_seed_or_one_difference_has_no_interval(tmp_path):
     one = contrast({'grpo': arm(tmp_path, 'grpo', {0: (0.5, 0.8)}), 'bapo': arm(tmp_path, 'bapo', {0: (0.6, 0.8)})})
     assert one.table.rows[1][3] == '60.0' and one.differences.rows[0][2:] == ('1', '+10.0', '–', '–')
-    assert one.verdict[0] == (
-        'With one seed, no interval can be computed for bapo and grpo in mean@2 (difference +10.0 points); train more seeds.'
+    assert one.verdict == ('With one seed, no interval can be computed; train more seeds.',)
+    of_two = {'grpo': arm(tmp_path, 'g', GRPO), 'bapo': arm(tmp_path, 'b', BAPO), 'one': arm(tmp_path, 'c', {0: (0.2, 0.3)})}
+    assert contrast(of_two).verdict[1] == (
+        'With one seed, no interval can be computed for one and grpo in mean@2 (difference −30.0 points); train more seeds.'
     )
     scores = {0: (0.5, 0.8), 1: (0.6, 0.8)}
     equal = contrast({'a': arm(tmp_path, 'a', scores), 'b': arm(tmp_path, 'b', {s: (m + 0.1, p) for s, (m, p) in scores.items()})})
@@ -103,7 +105,9 @@ def test_arms_are_named_by_the_fields_that_differ(tmp_path):
         return {name: [r.name for r in of] for name, of in by_seed(runs(*settings)).items()}
 
     rate = [{'method': 'grpo', 'seed': s, 'learner': {'learning_rate': lr, 'clip': 1}} for lr in (5e-5, 1e-4) for s in (0, 1)]
-    assert names(*rate) == {'grpo learning_rate=5e-5': ['r0', 'r1'], 'grpo learning_rate=0.0001': ['r2', 'r3']}
+    assert names(*rate) == {'learning_rate=5e-5': ['r0', 'r1'], 'learning_rate=1e-4': ['r2', 'r3']}
+    bapo = {'method': 'bapo', 'seed': 0, 'learner': {}}
+    assert [*names(*rate, bapo)] == ['grpo learning_rate=5e-5', 'grpo learning_rate=1e-4', 'bapo']
     assert names(rate[0], {'method': 'bapo', 'seed': 0, 'learner': {}}, rate[1]) == {'grpo': ['r0', 'r2'], 'bapo': ['r1']}
     own = {'starts': [{'version': '1'}], 'environment': {'jax': '1'}, 'hub': {'a': 'b'}, 'log': {'sinks': ['wandb']}}
     assert names({'seed': 1}, {'seed': 2, **own}) == {'bapo': ['r0', 'r1']}
