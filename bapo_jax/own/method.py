@@ -62,10 +62,9 @@ def load_own(field: str, name: str) -> Callable[..., Any]:
     function, setting = find_own(name, field, 'my_method:focal'), f'{field}={name!r}'
     try:
         inspect.signature(function).bind(*ARGUMENTS[field])
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError: it is compiled and has no signature
         raise ValueError(
-            f'{setting} must take the arguments ({", ".join(ARGUMENTS[field])}). It is defined with '
-            f'{inspect.signature(function)} ({error})'
+            f'{setting} must take the arguments ({", ".join(ARGUMENTS[field])}); define it so ({error})'
         ) from error
 
     @functools.wraps(function)
