@@ -25,9 +25,10 @@ def try_own_replay(name: str, config: Any) -> None:
         first, second = _made(name, make, config), _made(name, make, config)
         _one_step(name, first, 1, _examples(config, step=1))
         state = first.state()
-        if not all(isinstance(a, np.ndarray) and a.size for a in state.values()):
+        if not state or not all(isinstance(a, np.ndarray) and a.size for a in state.values()):
             raise BadMethod(
-                f'state() of replay.kind={name!r} must return a dict of arrays that are not empty'
+                f'state() of replay.kind={name!r} must return a dict of one array or more, none of them empty '
+                '(a checkpoint holds no empty ones)'
             )
         second.restore(state)
         again = second.state()
