@@ -27,8 +27,8 @@ def try_own_replay(name: str, config: Any) -> None:
         state = first.state()
         if not state or not all(isinstance(a, np.ndarray) and a.size for a in state.values()):
             raise BadMethod(
-                f'state() of replay.kind={name!r} must return a dict of one array or more, none of them empty '
-                '(a checkpoint holds no empty ones)'
+                f'state() of replay.kind={name!r} must return a dict of one array or more, none empty: '
+                'a checkpoint holds no empty ones'
             )
         second.restore(state)
         again = second.state()
