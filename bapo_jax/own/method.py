@@ -15,7 +15,8 @@ learner.clip_centre and learner.dual_clip have no effect.
 
 Filter: a group's rewards, float32 [G] of NumPy, and its accuracy k/G.
 
-Replay: the resolved config, and `reevaluation_due(step)`, the condition of line 12 of Algorithm 1.
+Replay: the resolved config, and `reevaluation_due(step)`, the condition of line 12 of Algorithm 1. Fields of
+`config.replay`, such as the filter and the buffer's, only matter if it reads them.
 
 Each is tried on small examples before training, and anything wrong is one error with the field and the
 remedy. Advantages and filters are checked at every call, too.
