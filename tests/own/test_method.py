@@ -291,7 +291,7 @@ def test_the_example_of_the_page_trains_from_an_empty_folder(tmp_path, monkeypat
     small = [
         '--config.steps=1', '--config.task.limit=8', '--config.learner.batch_groups=8', '--config.learner.mini_batch_groups=8',
         '--config.learner.anchor=behaviour', '--config.learner.kl_target=none', '--config.evaluate.benchmarks=()',
-        '--config.evaluate.track_prompts=0', '--config.rollout.rows=32',
+        '--config.evaluate.track_prompts=0', '--config.learner.slot_tokens=0', '--config.learner.row_tokens=64', '--config.learner.remat=none',
     ]  # fmt: skip
     done = subprocess.run(
         [sys.executable, '-m', 'bapo_jax.train', *flags, *small], cwd=tmp_path, capture_output=True, text=True, timeout=300,
