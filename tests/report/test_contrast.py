@@ -60,7 +60,7 @@ def test_one_seed_or_one_difference_has_no_interval(tmp_path):
     one = contrast({'grpo': arm(tmp_path, 'grpo', {0: (0.5, 0.8)}), 'bapo': arm(tmp_path, 'bapo', {0: (0.6, 0.8)})})
     assert one.table.rows[1][3] == '60.0' and one.differences.rows[0][2:] == ('1', '+10.0', '–', '–')
     assert one.verdict == ('With one seed, no interval can be computed; train more seeds.',)
-    of_two = {'grpo': arm(tmp_path, 'g', GRPO), 'bapo': arm(tmp_path, 'b', BAPO), 'one': arm(tmp_path, 'c', {0: (0.2, 0.3)})}
+    of_two = {'grpo': arm(tmp_path, 'of_grpo', GRPO), 'bapo': arm(tmp_path, 'of_bapo', BAPO), 'one': arm(tmp_path, 'of_one', {0: (0.2, 0.3)})}
     assert contrast(of_two).verdict[1] == (
         'With one seed, no interval can be computed for one and grpo in mean@2 (difference −30.0 points); train more seeds.'
     )
