@@ -24,7 +24,8 @@ def run() -> None:
     open_streams()
     terminal.guard()
     parser = argparse.ArgumentParser(prog='python -m bapo_jax.report', description=__doc__.split('\n')[0])
-    parser.add_argument('runs', nargs='+', type=Path, metavar='RUN', help='a run directory; the first is of the baseline')
+    about = 'a run directory; the first is of the baseline'
+    parser.add_argument('runs', nargs='+', type=Path, metavar='RUN', help=about)
     parser.add_argument(
         '--output',
         type=Path,
