@@ -81,7 +81,7 @@ def train_missing(jobs: Sequence[Job]) -> None:
 
 
 def show(found: Contrast) -> None:
-    """Prints the scores, a row each with the arms side by side, then what differs, in a table and in words."""
+    """Prints the scores with the arms side by side, then the differences in a table and in words."""
     arms, *columns = zip(found.table.head, *found.table.rows, strict=True)
     console = terminal.console()
     caption = 'in brackets: 95 % confidence intervals over seeds'

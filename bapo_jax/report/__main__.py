@@ -1,6 +1,8 @@
 """Writes one self-contained page about one or several runs: figures, tables and warnings.
 
 PNGs of the figures and a viewer of each run's rollouts, which opens without a server, go beside the page.
+Runs that differ only in the seed are one arm. The page of several runs begins with the scores of the arms
+over their seeds, and what the differences from the first arm show.
 
     python -m bapo_jax.report runs/a [runs/b …] [--output=report.html]
 """
@@ -22,7 +24,8 @@ def run() -> None:
     open_streams()
     terminal.guard()
     parser = argparse.ArgumentParser(prog='python -m bapo_jax.report', description=__doc__.split('\n')[0])
-    parser.add_argument('runs', nargs='+', type=Path, metavar='RUN', help='a run directory')
+    about = 'a run directory; the first is of the baseline'
+    parser.add_argument('runs', nargs='+', type=Path, metavar='RUN', help=about)
     parser.add_argument(
         '--output',
         type=Path,

@@ -80,8 +80,8 @@ def by_seed(runs: Sequence[Records]) -> dict[str, list[Records]]:
     """Groups runs whose config.json differs only in the seed; a run without a config is its own group.
 
     A group is named by its method, if not all have the same one, with the fields in which the groups of that
-    method differ: 'grpo learning_rate=5e-5'. With many such fields, or without a method, it has its first
-    run's name.
+    method differ: 'grpo learning_rate=5e-5'. With many such fields, or without a method, it has the name of
+    its first run.
     """
     groups: list[list[Records]] = []
     for r in runs:

@@ -163,7 +163,8 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
 def y_label(panel: Panel) -> str:
     """What the y axis shows, and where it starts if that is not 0; '' for names, which need no title."""
     start = _y_limits(panel)[0] if panel.kind == 'lines' else 0.0
-    return panel.ylabel + (f', axis from {start:.2g}' if start else '')
+    shown = np.format_float_positional(start, 2, fractional=False, trim='-')  # two digits
+    return f'{panel.ylabel}, axis from {shown}' if start else panel.ylabel
 
 
 def _y_limits(panel: Panel) -> tuple[float, float]:

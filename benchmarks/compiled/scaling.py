@@ -46,6 +46,7 @@ from bapo_jax.learner.learner import Learner
 from bapo_jax.models import kernels
 from bapo_jax.models.decoder import Decoder, ModelConfig
 from bapo_jax.models.rotary import Rotation
+from bapo_jax.report.draw import COLOURS
 
 ONE = dataclasses.replace(W, prompts=1, optimizer_steps=1)
 # axis: its points, each a workload. A mini-batch has 8 groups at most, so that more groups are more optimizer
@@ -223,24 +224,34 @@ def plot(points: dict[str, list[dict[str, Any]]], path: Path) -> None:
     matplotlib.use('Agg')
     from matplotlib import pyplot as plt
 
+    across = min(2, len(points))
+    down = -(-len(points) // across)
     figure, panels = plt.subplots(
-        1, len(points), figsize=(3.6 * len(points), 3.2), constrained_layout=True, squeeze=False
+        down, across, figsize=(4.4 * across, 3.2 * down), constrained_layout=True, squeeze=False
     )
-    for panel, (axis, of_axis) in zip(panels[0], points.items(), strict=True):
+    for panel, (axis, of_axis) in zip(panels.ravel(), points.items(), strict=False):
         at, seconds = [p['at'] for p in of_axis], [p['s'] for p in of_axis]
-        panel.plot(at, seconds, 'o-', label='an update' if axis != 'chips' else 'a micro-batch, modelled')
+        panel.plot(
+            at,
+            seconds,
+            'o-',
+            color=COLOURS[0],
+            label='an update' if axis != 'chips' else 'a micro-batch, modelled',
+        )
         if axis != 'chips':
-            panel.plot(at, [p['without attention s'] for p in of_axis], 's-', label='without attention')
+            without = [p['without attention s'] for p in of_axis]
+            panel.plot(at, without, 's-', color=COLOURS[1], label='without attention')
         linear = [seconds[0] * (1 if axis == 'chips' else n / at[0]) for n in at]
         panel.plot(at, linear, 'k:', label='linear' if axis != 'chips' else 'as one chip')
-        panel.set(xscale='log', xlabel=axis, xticks=at, xticklabels=[f'{n:,}' for n in at])
+        panel.set(xscale='log', xlabel=axis, ylabel='seconds', xticks=at, xticklabels=[f'{n:,}' for n in at])
         if axis == 'chips':
             panel.set(ylim=(0, 2 * max(seconds)))
         else:
             panel.set(yscale='log', yticks=seconds, yticklabels=[f'{s:.2g}' for s in seconds])
         panel.minorticks_off()
         panel.legend(fontsize=8, loc='upper left')
-    panels[0][0].set_ylabel('seconds')
+    for panel in panels.ravel()[len(points) :]:
+        panel.set_axis_off()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     plt.close(figure)

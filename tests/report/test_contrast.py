@@ -81,8 +81,8 @@ def test_differences_are_paired_by_seed_and_by_nothing_else(tmp_path):
 def test_runs_of_one_length_are_compared_at_the_last_step_that_all_have_evaluated(tmp_path):
     grpo = arm(tmp_path, 'grpo', GRPO)
     cut = arm(tmp_path, 'bapo', {0: (0.3, 0.3)}, steps=4, at=8)
-    found = contrast({'grpo': grpo, 'bapo': cut})
-    assert [r[2:4] for r in found.table.rows] == [('4', '10.0 (10.0 to 10.0)'), ('4', '30.0')]
+    for groups in ({'grpo': grpo, 'bapo': cut}, {'bapo': cut, 'grpo': grpo}):
+        assert {r[0]: r[2:4] for r in contrast(groups).table.rows} == {'grpo': ('4', '10.0 (10.0 to 10.0)'), 'bapo': ('4', '30.0')}
     short = arm(tmp_path, 'short', {0: (0.3, 0.3)}, steps=6)  # planned as such, and so compared at its end
     assert [r[2] for r in contrast({'grpo': grpo, 'short': short}).table.rows] == ['8', '6']
 
