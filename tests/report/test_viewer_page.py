@@ -7,8 +7,7 @@ import pytest
 from browsing import colours_of, count, fill, listed, search
 from making import config, make_run, row as row_of_metrics
 
-from bapo_jax.report import figures
-from bapo_jax.report.page import page as report_of, read_runs
+from bapo_jax.report.page import write_report
 from bapo_jax.report.viewer import write_viewer
 from benchmarks.host.viewer import row, settled, write_rows
 
@@ -46,15 +45,22 @@ def url(rows, tmp_path_factory):
 
 
 def test_the_report_is_drawn_under_its_policy_and_runs_nothing(chromium, tmp_path):
-    [run] = read_runs([make_run(tmp_path / 'run', [row_of_metrics(s) for s in (1, 2)], [], [], config())])
-    html, said = report_of([run], [(run.name, (figures.reward(run),))], {}, tmp_path), []
-    shown = chromium.new_page()
+    runs = [
+        make_run(tmp_path / name, [row_of_metrics(s) for s in (1, 2)], [], [], config(method=name)) for name in ('grpo', 'bapo')
+    ]
+    html, said = write_report(runs, tmp_path / 'report.html').read_text('utf-8'), []
+    shown = chromium.new_page(viewport={'width': 390, 'height': 844})
     shown.on('console', lambda message: said.append(message.text))
-    (tmp_path / 'report.html').write_text(html)
     shown.goto((tmp_path / 'report.html').as_uri())
     assert said == []  # the policy refused nothing of the page's own
-    assert shown.evaluate('getComputedStyle(document.querySelector(".panels")).display') == 'grid'
-    assert shown.evaluate('getComputedStyle(document.querySelector(".panels path[style*=fill]")).fill') == 'none'
+    assert shown.evaluate('document.documentElement.scrollWidth') == 390  # nothing is wider than a phone
+    assert shown.evaluate('getComputedStyle(document.querySelector("figure path[style*=stroke]")).fill') == 'none'
+    assert [x.is_visible() for x in shown.locator('.view').all()] == [True, False, False]
+    shown.locator('#x-2').check()  # without a script
+    assert [x.is_visible() for x in shown.locator('.view').all()] == [False, False, True]
+    assert not shown.locator('#run-1-reward').is_visible()
+    shown.locator('#run-1 > summary').click()
+    assert shown.locator('#run-1-reward').is_visible()
     (tmp_path / 'report.html').write_text(html.replace('<h1>', f'{HOSTILE}<h1>'))
     shown.goto((tmp_path / 'report.html').as_uri())
     assert shown.evaluate('window.hit === undefined && document.images.length') == 1
