@@ -9,7 +9,6 @@ question. Bytes are those of the token and log-prob arrays.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 from collections import Counter
@@ -24,6 +23,7 @@ from rich.table import Table
 
 from bapo_jax.config import with_later_fields
 from bapo_jax.machine import hub, terminal
+from bapo_jax.machine.help import CommandParser
 from bapo_jax.machine.output import ends_with_its_reader
 from bapo_jax.models.tokenizer import load_tokenizer
 from bapo_jax.replay.bapo import Bapo
@@ -39,11 +39,11 @@ QUANTILES = (0, 0.25, 0.5, 0.75, 1)
 def run(argv: Sequence[str] | None = None) -> None:
     """The command: prints the tables. An error ends it with a one-line message and status 1."""
     terminal.guard()
-    parser = argparse.ArgumentParser(
-        prog='bapo_jax.buffers', description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    parser = CommandParser(__doc__)
+    parser.add_argument('run', type=Path, metavar='RUN', help='a run directory')
+    parser.add_argument(
+        '--show', type=int, default=10, metavar='N', help='hard prompts to print; default: 10'
     )
-    parser.add_argument('run', type=Path)
-    parser.add_argument('--show', type=int, default=10)
     arguments = parser.parse_args(argv)
     jax.config.update('jax_platforms', 'cpu')  # the trainer may be using the accelerator
     logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax warns that it will not write

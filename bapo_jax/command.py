@@ -10,10 +10,10 @@ from typing import Any
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict
-from rich.table import Table
 
 from bapo_jax import config as config_lib
 from bapo_jax.cluster.hosts import Hosts, join, naming_losses, part
+from bapo_jax.config.help import values_page
 from bapo_jax.dry_run.command import dry_run
 from bapo_jax.follow import follow
 from bapo_jax.machine import cli, events, stopping, terminal
@@ -29,7 +29,7 @@ def conduct(build: Callable[..., Any], train: Callable[[Any], Any]) -> None:
     """Runs one host's part: `train(build(config, workdir, hosts, amend))` on host 0, else `follow`."""
     logging.set_verbosity(logging.WARNING)
     if FLAGS.fields:
-        show_fields(FLAGS.config)
+        print(values_page(FLAGS.config, terminal.console().width))
         return
     if FLAGS.dry_run:
         try:
@@ -58,21 +58,6 @@ def conduct(build: Callable[..., Any], train: Callable[[Any], Any]) -> None:
         part()
     if stopping.requested() and not ended:
         sys.exit(stopping.STATUS)
-
-
-def show_fields(config: ConfigDict) -> None:
-    """Prints every field of a config with its description; fields that differ from the default are marked."""
-    table = Table('field', 'value', 'default', 'description', title='* differs from the default')
-    for name, row in config_lib.rows():
-        value = config_lib.value(config, name)
-        differs = value != row.default
-        table.add_row(
-            f'* {name}' if differs else name,
-            repr(value),
-            repr(row.default) if differs else '',
-            terminal.plain(row.comment),
-        )
-    terminal.console().print(table)
 
 
 def lead(

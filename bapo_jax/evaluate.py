@@ -39,6 +39,7 @@ from rich.progress import Progress, TextColumn
 from bapo_jax import config as config_lib
 from bapo_jax.cluster.devices import present
 from bapo_jax.cluster.mesh import make_mesh
+from bapo_jax.config.help import topics
 from bapo_jax.config.rules import check_server
 from bapo_jax.inputs import benchmark_prompts, check_turn_end, located, make_sight, positions_suffice
 from bapo_jax.machine import cli, hub, stopping, terminal
@@ -272,7 +273,7 @@ def run() -> None:
         'NAME or FILE; gives task, template and sampling if the checkpoint does not belong to a run.',
         config_lib.check_fields,
     )
-    cli.start(main)
+    cli.start(main, topics=topics)
 
 
 if __name__ == '__main__':

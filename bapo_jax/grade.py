@@ -10,7 +10,6 @@ malformed row ends the program with exit code 2 after the rows before it are jud
 
 from __future__ import annotations
 
-import argparse
 import collections
 import itertools
 import json
@@ -21,6 +20,7 @@ from typing import Any
 
 from bapo_jax.groups import Verdict, binary_rewards
 from bapo_jax.machine import terminal
+from bapo_jax.machine.help import CommandParser
 from bapo_jax.machine.output import ends_with_its_reader, guard_streams
 from bapo_jax.tasks import TASKS, get_task
 from bapo_jax.tasks.verifier_pool import WorkersFailed
@@ -51,10 +51,10 @@ def parse_row(line: bytes, check_ground_truth: Callable) -> tuple[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog='python -m bapo_jax.grade', description='Judge the JSON rows on standard input.'
+    parser = CommandParser(__doc__)
+    parser.add_argument(
+        'task', metavar='TASK', help=f'{", ".join(TASKS)}, or your own module, such as my_tasks.chess'
     )
-    parser.add_argument('task', help=f'{", ".join(TASKS)}, or your own module, such as my_tasks.chess')
     try:
         task = get_task(parser.parse_args().task)
     except ValueError as error:

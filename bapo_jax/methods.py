@@ -8,11 +8,11 @@ Each method is a row of overrides of config fields. To add a method, add a row, 
 
 from __future__ import annotations
 
-import argparse
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from bapo_jax.machine.help import CommandParser, did_you_mean
 from bapo_jax.machine.output import ends_with_its_reader, open_streams
 from bapo_jax.machine.terminal import console
 
@@ -294,7 +294,7 @@ def apply_method(config: ConfigDict, name: str, task: str = '') -> None:
     Raises ValueError if the method is unknown.
     """
     if name not in METHODS:
-        raise ValueError(f'method {name!r} is unknown; choose one of {", ".join(METHODS)}')
+        raise ValueError(f'method {name!r} is unknown{did_you_mean(name, METHODS)}; see `bapo-methods`')
     row = METHODS[name]
     config.update_from_flattened_dict({**row.fields, **row.of_task.get(task, {})})
     config.method = name
@@ -321,9 +321,7 @@ def run() -> None:
     from rich.text import Text
 
     open_streams()
-    argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
+    CommandParser(__doc__).parse_args()
     table = Table(
         'method',
         'which prompts',

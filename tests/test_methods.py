@@ -36,7 +36,7 @@ def test_the_page_of_methods_is_the_table():
 
 
 def test_an_unknown_method_is_refused():
-    with pytest.raises(ValueError, match='ppo2.*grpo_v5'):
+    with pytest.raises(ValueError, match=r'ppo2.*\(did you mean ppo\?\)'):
         apply_method(default_config(), 'ppo2')
 
 

@@ -7,11 +7,11 @@ PNGs of the figures and a viewer of each run's rollouts, which opens without a s
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from bapo_jax.machine import terminal
+from bapo_jax.machine.help import CommandParser
 from bapo_jax.machine.output import ends_with_its_reader, open_streams
 from bapo_jax.report.page import write_report
 from bapo_jax.report.viewer import LIMIT_MB
@@ -21,7 +21,7 @@ def run() -> None:
     """Runs the command."""
     open_streams()
     terminal.guard()
-    parser = argparse.ArgumentParser(prog='python -m bapo_jax.report', description=__doc__.split('\n')[0])
+    parser = CommandParser(__doc__)
     parser.add_argument('runs', nargs='+', type=Path, metavar='RUN', help='a run directory')
     parser.add_argument(
         '--output',
