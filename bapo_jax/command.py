@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from bapo_jax import config as config_lib
 from bapo_jax.cluster.hosts import Hosts, join, naming_losses, part
+from bapo_jax.config import completion
 from bapo_jax.config.help import values_page
 from bapo_jax.dry_run.command import dry_run
 from bapo_jax.follow import follow
@@ -28,6 +29,14 @@ FLAGS = flags.FLAGS
 def conduct(build: Callable[..., Any], train: Callable[[Any], Any]) -> None:
     """Runs one host's part: `train(build(config, workdir, hosts, amend))` on host 0, else `follow`."""
     logging.set_verbosity(logging.WARNING)
+    if FLAGS.completion:
+        print(completion.script(FLAGS.completion), end='')
+        return
+    if FLAGS.config is None:
+        raise app.UsageError(
+            f'--config is missing; choose one of {", ".join(cli.config_names())}, or give a file, as in '
+            '`bapo-train --config=quickstart --workdir=runs/quickstart`'
+        )
     if FLAGS.fields:
         print(values_page(FLAGS.config, terminal.console().width))
         return
@@ -118,5 +127,7 @@ def command_of(build: Callable[..., Any], train: Callable[[Any], Any]) -> Callab
     flags.DEFINE_integer(
         'join_timeout', 300, 'Many hosts: timeout for all hosts to join, in seconds.', lower_bound=1
     )
-    flags.mark_flag_as_required('config')
+    flags.DEFINE_enum(
+        'completion', None, completion.SHELLS, 'Print the script that completes words in a shell.'
+    )
     return lambda _: conduct(build, train)

@@ -14,7 +14,7 @@ from bapo_jax.run.start import check_rows
 @pytest.mark.parametrize('finished, status', [(True, None), (False, stopping.STATUS)])
 def test_a_signalled_follower_ends_as_the_run_does(finished, status, monkeypatch, tmp_path):
     flags = types.SimpleNamespace(
-        config=default_config(), workdir=str(tmp_path), fields=False, dry_run=False, topology='', amend=False,
+        config=default_config(), workdir=str(tmp_path), fields=False, completion=None, dry_run=False, topology='', amend=False,
         coordinator='localhost:1', hosts=2, host=1, join_timeout=1,
     )  # fmt: skip
     monkeypatch.setattr(command, 'FLAGS', flags)

@@ -276,9 +276,4 @@ def _explained(wrong: Exception, fields: Iterable[str]) -> ValueError:
     if _MISSING not in said:
         about = f' {flag.removeprefix("config.")}' if flag.startswith('config.') else ''
         return ValueError(f'{said}; give another value (`{name} --help{about}`)')
-    if flag == 'config':
-        return ValueError(
-            f'--config is missing; choose one of {", ".join(config_names())}, or give a file, as in '
-            f'`{name} --config=quickstart --workdir=runs/quickstart`'
-        )
     return ValueError(f'--{flag} is missing; see `{name} --help`')

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from absl import flags
 from small_run import ROOT
 
 from bapo_jax.config import default_config, rows
+from bapo_jax.config.completion import commands, flags_in
 from bapo_jax.config.help import topics, values_page
 from bapo_jax.machine import cli, stopping
 from bapo_jax.machine.help import CommandParser, did_you_mean, filled, nearest
@@ -93,7 +95,7 @@ def test_the_values_of_a_config_are_the_same_pages_and_mark_what_differs():
 
 
 MISTAKES = {
-    '': r'error: --config is missing; choose one of arithmetic, .*`bapo-train --config=quickstart --workdir=runs/quickstart`',
+    '--config=quickstart --workdir=x': 'error: --base is missing; see `bapo-train --help`',
     '--config=quick': r"error: 'quick' is neither a config .*\(did you mean quickstart\?\); choose one of .*",
     '--config=quickstart:bopo': r"error: \S+quickstart\.py, line \d+: method 'bopo' is unknown \(did you mean bapo\?\); see `bapo-methods`",
     '--config=quickstart --config.learner.lr=1':
@@ -101,13 +103,14 @@ MISTAKES = {
     '--config=quickstart --steps=3': r'error: --steps is a field of the config; write --config\.steps=3',
     '--config=quickstart --wrkdir=x': r'error: --wrkdir: no such flag \(did you mean workdir\?\); see `bapo-train --help`',
     '--config=quickstart --config.steps=x': r"error: --config\.steps=x: .*'x'; give another value \(`bapo-train --help steps`\)",
-    '--config=quickstart': 'error: --workdir is missing; give the run directory',
+    '--config=quickstart --base=x': 'error: --workdir is missing; give the run directory',
 }  # fmt: skip
 # bapo-train without its learner and its engine, which take most of the time to import. absl parses the flags of a process once.
 STARTED = """
 import os, sys
 from absl import app, flags
 from bapo_jax.config import check_fields
+from bapo_jax.config.completion import commands, flags_in
 from bapo_jax.config.help import topics
 from bapo_jax.machine import cli
 
@@ -115,8 +118,8 @@ def main(_):
     raise app.UsageError('--workdir is missing; give the run directory')
 
 flags.DEFINE_string('workdir', None, '')
+flags.DEFINE_string('base', None, '', required=True)
 cli.define_config('', check_fields)
-flags.mark_flag_as_required('config')
 mistakes = sys.argv[1:]
 for mistake in mistakes:
     if not os.fork():
@@ -170,3 +173,13 @@ def test_a_sentence_of_the_package_has_no_date_and_place(capsys):
     for path, shown in ((str(events), r'note: a server is lost'), ('/lib/x.py', r'W\d{4} .*x\.py:1\] a server is lost')):
         record = cli.python_logging.LogRecord('absl', 30, path, 1, 'a server is %s', ('lost',), None)
         assert re.fullmatch(shown, cli._Sentences().format(record))
+
+
+@pytest.mark.parametrize('command', COMMANDS)
+def test_the_completion_knows_the_flags_that_the_help_lists(command, said):
+    page = said(command, '--help')
+    source = inspect.getsource(importlib.import_module(commands()[command]))
+    known = {flag.rstrip('=') for flag in flags_in(source)} - {'--config.'}
+    assert known == set(re.findall(r'^  (?:-h, )?(--\w+)', page, re.M))
+    takes_a_value = set(re.findall(r'^  (--\w+)[ =][^ ]', page, re.M))
+    assert {flag for flag in flags_in(source) if flag.endswith('=')} == {f'{flag}=' for flag in takes_a_value}
