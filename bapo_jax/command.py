@@ -30,7 +30,8 @@ def conduct(build: Callable[..., Any], train: Callable[[Any], Any]) -> None:
     """Runs one host's part: `train(build(config, workdir, hosts, amend))` on host 0, else `follow`."""
     logging.set_verbosity(logging.WARNING)
     if FLAGS.completion:
-        print(completion.script(FLAGS.completion), end='')
+        with refused():
+            print(completion.script(FLAGS.completion), end='')
         return
     if FLAGS.config is None:
         raise app.UsageError(

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from bapo_jax.machine.help import CommandParser, did_you_mean
+from bapo_jax.machine.help import CommandParser, columns, did_you_mean, hanging
 from bapo_jax.machine.output import ends_with_its_reader, open_streams
-from bapo_jax.machine.terminal import console
 
 Fields = dict[str, Any]  # dotted config field -> value
 
@@ -311,35 +310,29 @@ def differs_from_grpo(name: str) -> Fields:
     return differs_from(name, 'grpo')
 
 
-def _short(fields: Fields) -> list[str]:
-    return [f'{field.split(".")[1]} {value}' for field, value in fields.items()]
+def _in_words(name: str, width: int) -> str:
+    """A row for the terminal: its summary and its fields by choice; * marks those that differ from GRPO."""
+    row, differing = METHODS[name], differs_from_grpo(name)
+    lines = [name, hanging(f'{row.summary} ({row.source})', width, '  ', '  ')]
+    choices = {
+        'which prompts': row.prompts,
+        'which policy answers': row.schedule,
+        'what is trained on': row.batch,
+        'how it learns': row.learning,
+    }
+    for choice, fields in choices.items():
+        said = (f'{"*" if f in differing else ""}{f.partition(".")[2]}={v}' for f, v in fields.items())
+        whole = ' '.join(word.replace(', ', ',') for word in said)
+        lines += [hanging(whole, width, f'  {choice:<22}', ' ' * 24)] if fields else []
+    return '\n'.join(lines)
 
 
 def run() -> None:
     """The command: prints the table."""
-    from rich.table import Table
-    from rich.text import Text
-
     open_streams()
     CommandParser(__doc__).parse_args()
-    table = Table(
-        'method',
-        'which prompts',
-        'which policy answers',
-        'what is trained on',
-        'how it learns',
-        'differences from GRPO',
-        title='Methods',
-        show_lines=True,
-    )
-    for name, row in METHODS.items():
-        choices = ('\n'.join(_short(part)) for part in (row.prompts, row.schedule, row.batch, row.learning))
-        differing = '\n'.join(_short(differs_from_grpo(name))) or '-'
-        table.add_row(
-            Text.assemble((name, 'bold'), f'\n{row.summary}\n', (row.source, 'dim')), *choices, differing
-        )
     with ends_with_its_reader():
-        console().print(table)
+        print(*(_in_words(name, columns()) for name in METHODS), '* differs from GRPO', sep='\n\n')
 
 
 if __name__ == '__main__':

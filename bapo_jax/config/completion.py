@@ -66,8 +66,10 @@ complete -o bashdefault -o default -F _bapo_complete {commands}
 
 
 def script(shell: str) -> str:
-    """The completion script for bash or zsh."""
+    """The completion script for bash or zsh. Raises ValueError if the commands are not installed."""
     flags = {name: flags_in(_source(module)) for name, module in commands().items()}
+    if not flags:
+        raise ValueError('there is no console command to complete; install the package: pip install -e .')
     return _START[shell] + _SCRIPT.format(
         version=bapo_jax.__version__,
         shell=shell,
