@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 
 from bapo_jax import config as config_lib
+from bapo_jax.cluster.devices import use_cores
 from bapo_jax.cluster.hosts import Hosts, join, naming_losses, part
 from bapo_jax.config import completion
 from bapo_jax.config.help import values_page
@@ -20,6 +22,7 @@ from bapo_jax.follow import follow
 from bapo_jax.machine import cli, events, stopping, terminal
 from bapo_jax.machine.ending import explained, refused
 from bapo_jax.machine.files import check_directory
+from bapo_jax.machine.help import command_name
 from bapo_jax.machine.lock import held
 from bapo_jax.report.results import tell_end
 
@@ -41,9 +44,12 @@ def conduct(build: Callable[..., Any], train: Callable[[Any], Any]) -> None:
     if FLAGS.fields:
         print(values_page(FLAGS.config, terminal.console().width))
         return
+    c = FLAGS.config
+    if FLAGS.hosts == 1 and c.mesh.data == -1 and not c.rollout.overlap:  # overlap needs one device
+        use_cores(Path(c.model.path), c.learner.micro_batch_rows)
     if FLAGS.dry_run:
         try:
-            sys.exit(0 if dry_run(FLAGS.config, FLAGS.topology).fits is not False else 1)
+            sys.exit(0 if dry_run(c, FLAGS.topology).fits is not False else 1)
         except (ValueError, OSError) as e:
             sys.exit(f'error: {e}')
     if FLAGS.topology:
@@ -52,7 +58,7 @@ def conduct(build: Callable[..., Any], train: Callable[[Any], Any]) -> None:
         )
     if not FLAGS.workdir:
         raise app.UsageError('--workdir is missing; give the run directory')
-    workdir, c = Path(FLAGS.workdir), FLAGS.config
+    workdir = Path(FLAGS.workdir)
     hosts = Hosts(c.mesh.deadline_s, c.rollout.deadline_s + c.task.judging.step_s)
     if (FLAGS.hosts > 1 or FLAGS.host) and not FLAGS.coordinator:
         raise app.UsageError(
@@ -83,9 +89,25 @@ def lead(
         state, steps = train(setup), setup.schedule.steps
         tell_end(workdir, state, steps)
         hosts.run_finished = state.has_ended(steps)
+        if state.step == steps:
+            print(next_commands(workdir))
     if counts:
         print(f'{events.counts_in_words(counts)}: {workdir / events.EVENTS_FILE}')
     return hosts.run_finished
+
+
+def next_commands(workdir: Path) -> str:
+    """What to type after a run, with the commands named as this one was started."""
+    run, typed = shlex.quote(str(workdir)), command_name().startswith('bapo-')
+    report, inspect, export = (
+        f'bapo-{name}' if typed else f'python -m bapo_jax.{module}'
+        for name, module in (('report', 'report'), ('inspect', 'report.inspect_log'), ('export', 'export'))
+    )
+    return (
+        f'next:\n    {report} {run}    # a page of its figures and responses'
+        f'\n    {inspect} {run}    # its responses as logs for Inspect'
+        f'\n    {export} --checkpoint={run} --output={run}/hf    # the policy for other programs'
+    )
 
 
 def command_of(build: Callable[..., Any], train: Callable[[Any], Any]) -> Callable[[Any], None]:

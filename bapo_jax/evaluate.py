@@ -208,6 +208,8 @@ def main(_) -> None:
         except (ValueError, OSError) as e:
             sys.exit(f'error: {e}')
         if any(len(questions[name]) < len(prompts) for name, prompts in benchmarks.items()):
+            problems = sum(map(len, benchmarks.values()))
+            print(f'{checkpoint}: {problems:,} problems × {config.evaluate.samples} responses', flush=True)
             try:
                 engine = policy.start(output)
                 for name, prompts in benchmarks.items():

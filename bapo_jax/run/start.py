@@ -12,7 +12,7 @@ from bapo_jax.cluster.devices import describe_devices
 from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.inputs import Inputs
 from bapo_jax.learner.learner import Learner
-from bapo_jax.machine import events
+from bapo_jax.machine import events, terminal
 from bapo_jax.models.hf import architecture
 from bapo_jax.models.kernels import described
 from bapo_jax.replay.kinds import Replay
@@ -76,7 +76,7 @@ def start_or_continue(
             message = f'{workdir} continues after step {state.step} with changed settings: {changes}'
             events.report('settings changed', message, step=state.step, changed=claimed.changed)
     else:
-        print(*in_brief(read, learner), sep='\n', flush=True)
+        terminal.console().print(*in_brief(read, learner), sep='\n', highlight=False)
     record(workdir, claimed.settings)
     return Run(
         c, workdir, read.steps, state, opened.checkpoints, hosts, read.tokenizer, diagnostics,
