@@ -104,9 +104,8 @@ def next_commands(workdir: Path) -> str:
         for name, module in (('report', 'report'), ('inspect', 'report.inspect_log'), ('export', 'export'))
     )
     return (
-        f'next:\n    {report} {run}    # a page of its figures and responses'
-        f'\n    {inspect} {run}    # its responses as logs for Inspect'
-        f'\n    {export} --checkpoint={run} --output={run}/hf    # the policy for other programs'
+        'next: a page of the run, logs for Inspect, and the policy for other programs'
+        f'\n    {report} {run}\n    {inspect} {run}\n    {export} --checkpoint={run} --output={run}/hf'
     )
 
 

@@ -48,7 +48,7 @@ def test_a_replayed_response_that_no_longer_fits_is_refused_with_the_field(slot,
 def test_a_finished_run_names_the_next_commands_with_its_own_directory(started, first, monkeypatch):
     monkeypatch.setattr('sys.argv', [started])
     said = command.next_commands(Path('runs/my run')).splitlines()
-    assert said[1].startswith(f"    {first} 'runs/my run' ") and len(said) == 4
+    assert said[1] == f"    {first} 'runs/my run'" and len(said) == 4
     assert "export --checkpoint='runs/my run' --output='runs/my run'/hf" in said[3]
 
 
