@@ -3,7 +3,7 @@
 Each method is a row of overrides of config fields. To add a method, add a row, not a trainer
 (docs/methods.md). Configs select a row with `--config=FILE:METHOD`.
 
-    python -m bapo_jax.methods               # prints the table, and how each row differs from GRPO
+    python -m bapo_jax.methods    # each row, and how it differs from GRPO
 """
 
 from __future__ import annotations

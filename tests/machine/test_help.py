@@ -52,6 +52,7 @@ def test_the_help_of_every_command_fits_80_columns_and_names_the_command_as_it_w
     page = said(command, '--help')
     assert page.startswith(f'usage: {command} ') and 'python -m bapo_jax' not in page
     assert '--version' in page and [line for line in page.splitlines() if len(line) > 80] == []
+    assert not re.search(r'#.*\\$', page, re.M)  # a comment cannot be continued
 
 
 @pytest.mark.parametrize('command', COMMANDS)
