@@ -152,4 +152,10 @@ def command_of(build: Callable[..., Any], train: Callable[[Any], Any]) -> Callab
     flags.DEFINE_enum(
         'completion', None, completion.SHELLS, 'Print the script that completes words in a shell.'
     )
-    return lambda _: conduct(build, train)
+
+    def main(words: list[str]) -> None:
+        if words[1:]:
+            raise app.UsageError(f'{words[1]!r} is no flag; write --NAME=VALUE, such as --config={words[1]}')
+        conduct(build, train)
+
+    return main

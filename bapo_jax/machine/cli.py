@@ -184,7 +184,7 @@ def start(main: Callable[..., None], said: str = '', topics: Topics = lambda wid
     def parsed(words: Sequence[str]) -> list[str]:
         try:
             return flags.FLAGS(words)
-        except flags.Error as wrong:
+        except (flags.Error, ValueError) as wrong:  # ValueError: --nodry_run=3
             error = _explained(wrong, topics(columns()))
             sys.exit(f'error: {error}')
 
@@ -263,13 +263,17 @@ def _explained(wrong: Exception, fields: Iterable[str]) -> ValueError:
     name, said = command_name(), str(wrong).removeprefix('flag ')
     if isinstance(wrong, flags.UnrecognizedFlagError):
         flag = wrong.flagname
-        if meant := [field for field in fields if flag in (field, field.rpartition('.')[2])]:
+        sections = {field.rpartition('.')[0] for field in fields}
+        if meant := [
+            field for field in fields if field not in sections and flag in (field, field.rpartition('.')[2])
+        ]:
             value = wrong.flagvalue.partition('=')[2] or 'VALUE'
             return ValueError(f'--{flag} is a field of the config; write --config.{meant[0]}={value}')
         return ValueError(f'--{flag}: no such flag{did_you_mean(flag, flags.FLAGS)}; see `{name} --help`')
-    if not isinstance(wrong, flags.IllegalFlagValueError):
+    found = re.match(r'--([\w.]+)=', said)
+    if not isinstance(wrong, flags.IllegalFlagValueError) or not found:
         return ValueError(f'{said}; see `{name} --help`')
-    flag = re.match(r'--([\w.]+)', said)[1]
+    flag = found[1]
     if flag == 'config' and wrong.__context__:  # of _Parser
         e = wrong.__context__
         return ValueError(str(e))

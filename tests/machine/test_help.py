@@ -102,6 +102,9 @@ MISTAKES = {
     '--config=quickstart --config.learner.lr=1':
         r'error: --config\.learner\.lr=1: no such field \(did you mean learner\.learning_rate\?\); see `bapo-train --help learner`',
     '--config=quickstart --steps=3': r'error: --steps is a field of the config; write --config\.steps=3',
+    '--config=quickstart --learner=3': r'error: --learner: no such flag; see `bapo-train --help`',
+    '--config=quickstart --nocheck=3': r'error: --nocheck=3 does not take an argument; see `bapo-train --help`',
+    '--config=quickstart --workdir': r'error: Missing value for flag --workdir; see `bapo-train --help`',
     '--config=quickstart --wrkdir=x': r'error: --wrkdir: no such flag \(did you mean workdir\?\); see `bapo-train --help`',
     '--config=quickstart --config.steps=x': r"error: --config\.steps=x: .*'x'; give another value \(`bapo-train --help steps`\)",
     '--config=quickstart --base=x': 'error: --workdir is missing; give the run directory',
@@ -119,6 +122,7 @@ def main(_):
     raise app.UsageError('--workdir is missing; give the run directory')
 
 flags.DEFINE_string('workdir', None, '')
+flags.DEFINE_bool('check', False, '')
 flags.DEFINE_string('base', None, '', required=True)
 cli.define_config('', check_fields)
 mistakes = sys.argv[1:]
