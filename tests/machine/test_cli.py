@@ -133,6 +133,7 @@ def test_a_warning_is_printed_once():
     )
     done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.stderr.count('said once'), done.stderr.count('and this')) == (1, 1)
+    assert 'note: said once\n' in done.stderr
 
 
 def handles_ctrl_c(pid):
