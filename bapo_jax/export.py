@@ -1,4 +1,5 @@
-"""Exports a policy as a Hugging Face directory: config.json, tokenizer, safetensors in shards with an index.
+"""Exports a policy as a Hugging Face directory: config.json, tokenizer, safetensors in shards with an index,
+and a model card, README.md, made of what the run recorded. `--push` uploads it to the hub.
 
     # π_θ of the newest checkpoint
     python -m bapo_jax.export --checkpoint=runs/x --output=hf_dir
@@ -6,24 +7,32 @@
     python -m bapo_jax.export --checkpoint=runs/x/policy/000123 --output=hf_dir
     # a Hugging Face directory, in another dtype
     python -m bapo_jax.export --checkpoint=DIR --output=hf_dir --dtype=bfloat16
+    # to a private repository of the hub, too
+    python -m bapo_jax.export --checkpoint=runs/x --output=hf_dir --push=OWNER/NAME
 
 The weights are written to `hf_dir.partial`, which is renamed when it is complete. If a crash leaves it
-behind, the next export removes it.
+behind, the next export removes it. If an upload fails, the exported directory stays.
 """
 
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 from absl import app, flags, logging
+from huggingface_hub import metadata_load
 
-from bapo_jax.machine import cli, hub
-from bapo_jax.machine.files import check_directory
+from bapo_jax.machine import cli, hub, pushing
+from bapo_jax.machine.files import check_directory, write_bytes
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import read_tokenizer
-from bapo_jax.policies import StoredPolicy, find_policy
+from bapo_jax.policies import HUGGING_FACE, RUN, StoredPolicy, find_policy
+from bapo_jax.report.card import Exported, model_card
+from bapo_jax.run.log.tables import scores_in
+
+CARD = 'README.md'
 
 FLAGS = flags.FLAGS
 
@@ -35,16 +44,18 @@ def export(
     base: Path | None = None,
     dtype: str | None = None,
     shard_bytes: int = hf.SHARD_BYTES,
+    name: str = '',
 ) -> tuple[int, str]:
     """Writes `output` and returns (steps the policy was trained, dtype of the weights).
 
     `checkpoint` is any policy (policies.py). config.json and tokenizer come from `base`, by default the model
     that the run started from, or the Hugging Face directory itself. `dtype` defaults to the one in the config
-    of `base`.
+    of `base`. README.md is a model card, which calls the policy `name`, by default that of `output`; a
+    Hugging Face directory keeps its own.
 
     Raises FileExistsError if `output` is not empty, FileNotFoundError if there is no policy or no base, and
-    ValueError if the policy or the tokenizer does not belong to the base's model, or the dtype is unknown.
-    Then nothing is left at `output`.
+    ValueError if the policy or the tokenizer does not belong to the base's model, the dtype is unknown, or a
+    record of the run is damaged. Then nothing is left at `output`.
     """
     checkpoint, output = checkpoint.absolute(), output.absolute()
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
@@ -59,6 +70,7 @@ def export(
         raise ValueError(
             f'{base / "config.json"} states dtype {dtype!r}; set --dtype to one of {", ".join(hf.DTYPES)}'
         )
+    card = _card(policy, checkpoint, base, name or output.name, dtype, model.vision is not None)
 
     partial = output.with_name(f'{output.name}.partial')
     shutil.rmtree(partial, ignore_errors=True)
@@ -66,10 +78,48 @@ def export(
         hf.save(
             partial, policy.tensors(model), like=base, dtype=dtype, shard_bytes=shard_bytes, stated=stated
         )
+        write_bytes(partial / CARD, card)
         partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return policy.step, dtype
+
+
+def _card(
+    policy: StoredPolicy, checkpoint: Path, base: Path, name: str, dtype: str, sees_images: bool
+) -> bytes:
+    """The contents of README.md; see `export`."""
+    own = base / CARD
+    if policy.kind == HUGGING_FACE and own.is_file():
+        return own.read_bytes()
+    evals = (checkpoint if policy.kind == RUN else checkpoint.parent.parent) / 'evals'
+    files = {'base': evals / f'{0:06d}.json', 'trained': evals / f'{policy.step:06d}.json'}
+    scores = {} if policy.run_config is None else scores_in(files)
+    known = Exported(
+        name, policy.step, dtype, sees_images, policy.run_config, scores, _license(own), _commit()
+    )
+    return model_card(known).encode()
+
+
+def _license(card: Path) -> dict[str, str]:
+    """What the card of the base says of its license; {} if it says nothing."""
+    if not card.is_file():
+        return {}
+    try:
+        stated = metadata_load(card) or {}
+    except Exception as e:  # the errors of YAML are no ValueErrors
+        short = ' '.join(str(e).split())[:160]
+        raise ValueError(f'{card} begins with damaged YAML ({short}); correct or remove that file') from e
+    return {key: stated[key] for key in ('license', 'license_name', 'license_link') if key in stated}
+
+
+def _commit() -> str:
+    """The commit of the checkout that this package is run from; '' without a checkout or without git."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / '.git').exists() or not shutil.which('git'):
+        return ''
+    words = ('git', 'describe', '--always', '--dirty', '--abbrev=12', '--exclude=*')
+    return subprocess.run(words, cwd=root, capture_output=True, text=True).stdout.strip()
 
 
 def _base_of(checkpoint: Path, policy: StoredPolicy) -> Path:
@@ -93,6 +143,8 @@ def main(_) -> None:
         raise app.UsageError('--output is missing; give a directory to write')
     output = Path(FLAGS.output)
     try:
+        if FLAGS.push is not None:
+            pushing.check_push(FLAGS.push)
         check_directory(output.parent, '--output')
         step, dtype = export(
             Path(FLAGS.checkpoint),
@@ -100,6 +152,7 @@ def main(_) -> None:
             base=Path(FLAGS.base) if FLAGS.base else None,
             dtype=FLAGS.dtype,
             shard_bytes=int(FLAGS.shard_gb * 10**9),
+            name=FLAGS.push or '',
         )
     except (ValueError, OSError) as e:
         sys.exit(f'error: {e}')
@@ -109,6 +162,11 @@ def main(_) -> None:
         f'wrote {output}: the policy after {step} steps, {dtype}, {size / 10**9:.3f} GB of weights in '
         f'{len(files)} file(s)'
     )
+    if FLAGS.push:
+        try:
+            print(f'pushed to {pushing.push(output, FLAGS.push, FLAGS.private)}')
+        except OSError as e:
+            sys.exit(f'error: {e}')
 
 
 def run() -> None:
@@ -137,6 +195,10 @@ def run() -> None:
         'Maximum size of a weights file in gigabytes (10^9 bytes).',
         lower_bound=1e-9,
     )
+    flags.DEFINE_string(
+        'push', None, 'OWNER/NAME: a repository of the Hugging Face hub to upload to, made if new.'
+    )
+    flags.DEFINE_bool('private', True, 'Whether a repository that --push makes is private.')
     cli.start(main)
 
 

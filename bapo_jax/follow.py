@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from bapo_jax import config as config_lib
 from bapo_jax.cluster.hosts import HostError, Hosts
+from bapo_jax.config.own_code import code_of
 from bapo_jax.inputs import located
 from bapo_jax.learner.build import build_learner
 from bapo_jax.learner.critic import blank_targets
@@ -42,7 +43,10 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> bool:
         match plan['do']:
             case 'open':
                 hosts.agree(
-                    problem or other_settings(plan['config'], config) or other_commit(plan['commit'], commit)
+                    problem
+                    or other_settings(plan['config'], config)
+                    or other_commit(plan['commit'], commit)
+                    or other_code(plan['code'], code_of(config))
                 )
                 state, _, checkpoints = open_run(learner, config, workdir / 'checkpoints')
             case 'sync':
@@ -103,4 +107,14 @@ def other_commit(of_host_0: str, here: str) -> str:
     return (
         f'model.path is commit {here} of the hub, but {of_host_0} on host 0: it was just updated; start all '
         'hosts again'
+    )
+
+
+def other_code(of_host_0: dict[str, str], here: dict[str, str]) -> str:
+    """The problem to report if a module of the user's has another source than on host 0; '' if none has."""
+    names = sorted(name for name in of_host_0.keys() | here.keys() if of_host_0.get(name) != here.get(name))
+    return (
+        f'another source than on host 0 of your {", ".join(names)}; copy the files of host 0 to all hosts'
+        if names
+        else ''
     )

@@ -1,11 +1,15 @@
-"""Judges responses from standard input with a task's verifier.
+"""Judges responses from standard input with a task's verifier, or with your reward function.
 
     python -m bapo_jax.grade countdown < rows.jsonl > verdicts.jsonl
+    python -m bapo_jax.grade --reward=my_rewards:exact < rows.jsonl > verdicts.jsonl
 
 Each row {"response": str, "ground_truth": ...} gives one line {"verdict": "correct", "reward": 1.0, "answer":
 str or null}, in the same order. The task's module defines the ground truth: an object for countdown; for math
 and geometry an answer, a list of accepted answers, or an object that also says what the prompt demands. A
 malformed row ends the program with exit code 2 after the rows before it are judged. A summary goes to stderr.
+
+A reward function (task.reward of a run, tasks/custom_reward.py) gets the row's ground truth as it is. It also
+gets the row's "data_source" and "extra" if the row has them, else '' and {}: no policy wrote the response.
 """
 
 from __future__ import annotations
@@ -15,21 +19,28 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
+from bapo_jax.config import section_defaults
 from bapo_jax.groups import Verdict, binary_rewards
 from bapo_jax.machine import terminal
 from bapo_jax.machine.help import CommandParser
 from bapo_jax.machine.output import ends_with_its_reader, guard_streams
 from bapo_jax.tasks import TASKS, get_task
+from bapo_jax.tasks.custom_reward import BadReward, Outcome, find_reward, rewards_of
 from bapo_jax.tasks.verifier_pool import WorkersFailed
 
 ROWS_AT_ONCE = 512  # enough to keep the task's workers busy, but the first verdicts come soon
 
 
-def parse_row(line: bytes, check_ground_truth: Callable) -> tuple[str, Any]:
-    """The response and the ground truth of one row.
+GradedRow = dict[str, Any]  # 'response', 'ground_truth' and what else a line has
+Judge = Callable[[Sequence[GradedRow]], list[Outcome]]
+
+
+def parse_row(line: bytes, check_ground_truth: Callable) -> GradedRow:
+    """The row of a line.
 
     Raises ValueError, naming the field and what was expected, if the row is malformed.
     """
@@ -47,16 +58,63 @@ def parse_row(line: bytes, check_ground_truth: Callable) -> tuple[str, Any]:
     if not isinstance(row['response'], str):
         raise ValueError(f'"response" must be a string, got {type(row["response"]).__name__}')
     check_ground_truth(row['ground_truth'])
-    return row['response'], row['ground_truth']
+    return row
+
+
+def task_judge(task: ModuleType) -> Judge:
+    """Judges by a task's verifier; the reward of a correct response is 1."""
+
+    def judge(rows: Sequence[GradedRow]) -> list[Outcome]:
+        judged = task.verify_all(
+            [row['response'] for row in rows], [row['ground_truth'] for row in rows], math.inf
+        )
+        return [(verdict, float(binary_rewards([verdict])[0]), answer) for verdict, answer in judged]
+
+    return judge
+
+
+def reward_judge(name: str) -> Judge:
+    """Judges by the user's reward function 'module:function', in processes as in a run.
+
+    Raises ValueError if the function is missing or takes other arguments.
+    """
+    find_reward(name)
+    config = section_defaults('task')
+    config.reward = name
+    rewards = rewards_of(config)
+
+    def judge(rows: Sequence[GradedRow]) -> list[Outcome]:
+        return rewards(
+            [
+                (row.get('data_source', ''), row['response'], row['ground_truth'], row.get('extra', {}))
+                for row in rows
+            ],
+            math.inf,
+        )
+
+    return judge
 
 
 def main() -> int:
     parser = CommandParser(__doc__)
     parser.add_argument(
-        'task', metavar='TASK', help=f'{", ".join(TASKS)}, or your own module, such as my_tasks.chess'
+        'task',
+        nargs='?',
+        metavar='TASK',
+        help=f'{", ".join(TASKS)}, or your own module, such as my_tasks.chess',
     )
+    parser.add_argument(
+        '--reward', metavar='MODULE:FUNCTION', help='judge by your reward function in place of a task'
+    )
+    arguments = parser.parse_args()
+    if bool(arguments.task) == bool(arguments.reward):
+        parser.error('give either a task or --reward=MODULE:FUNCTION')
     try:
-        task = get_task(parser.parse_args().task)
+        if arguments.reward:
+            check, judge = lambda ground_truth: None, reward_judge(arguments.reward)
+        else:
+            task = get_task(arguments.task)
+            check, judge = task.check_ground_truth, task_judge(task)
     except ValueError as error:
         parser.error(str(error))
     counts: collections.Counter[Verdict] = collections.Counter()
@@ -66,25 +124,22 @@ def main() -> int:
         rows = []
         for number, line in some:
             try:
-                rows.append(parse_row(line, task.check_ground_truth))
+                rows.append(parse_row(line, check))
             except ValueError as error:
                 trouble = f'line {number}: {error}'
                 break
         try:
-            judged = task.verify_all(
-                [response for response, _ in rows], [truth for _, truth in rows], math.inf
-            )
-        except WorkersFailed as error:
+            judged = judge(rows)
+        except (WorkersFailed, BadReward) as error:
             sys.exit(f'error: {error}')
-        for verdict, answer in judged:
+        for verdict, reward, answer in judged:
             counts[verdict] += 1
-            score = float(binary_rewards([verdict])[0])
             # JSON has no nan: if the verifier failed, the reward is null.
             print(
                 json.dumps(
                     {
                         'verdict': verdict.name.lower(),
-                        'reward': None if math.isnan(score) else score,
+                        'reward': None if math.isnan(reward) else reward,
                         'answer': answer,
                     }
                 )

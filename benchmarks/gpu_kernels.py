@@ -1,10 +1,10 @@
 """One attention kernel on a GPU: whether it computes the equations there, and its speed.
 
     python benchmarks/gpu_kernels.py triton          # ours; --help lists the others
-    PYTHONPATH=.:.gpu-compiler python benchmarks/gpu_kernels.py triton --absent=H100      # compiled for a
-    card that is not there
-    python benchmarks/gpu_kernels.py triton --tiny --any-device      # small shapes in Pallas's interpreter,
-    on a CPU
+    # compiled for a card that is not there
+    PYTHONPATH=.:.gpu-compiler python benchmarks/gpu_kernels.py triton --absent=H100
+    # small shapes in Pallas's interpreter, on a CPU
+    python benchmarks/gpu_kernels.py triton --tiny --any-device
 
 Prints one JSON object: the equation tests, each with its largest error over the largest value, and FLOP/s by
 useful work for every shape. Useful are 4 FLOP a head number and visible pair of tokens forward, and 3.5 times

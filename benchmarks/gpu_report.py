@@ -1,12 +1,11 @@
 """What one CUDA card gives: attention kernels against each other, two training steps with an ablation each,
 the quickstart, and other tiles of our kernel.
 
-    python benchmarks/gpu_report.py                # or `make gpu-report`; wants jax[cuda13], flax and optax
-    alone
+    python benchmarks/gpu_report.py    # or `make gpu-report`; wants jax[cuda13], flax and optax alone
     python benchmarks/gpu_report.py attention --again      # one part, though it has been run
     python benchmarks/gpu_report.py --table        # the tables of what has been run, anywhere
-    python benchmarks/gpu_report.py --rehearse     # small shapes on a CPU into a temporary directory: does
-    everything start?
+    # small shapes on a CPU into a temporary directory: does everything start?
+    python benchmarks/gpu_report.py --rehearse
 
 A part takes at most 8 minutes. Its raw numbers go to benchmarks/results/PART.json when it is done, whole or
 not at all. A part whose file is there is skipped, so a report that was cut short continues. Each row is a

@@ -1,8 +1,7 @@
 """Generated arithmetic, a pretrained language model (SmolLM2-135M-Instruct), two CPU cores, the in-process
 JAX engine.
 
-    make real                                                                            # fetches the model
-    first
+    make real    # fetches the model first
     python -m bapo_jax.train --config=configs/arithmetic.py --workdir=runs/arithmetic
 
 Hardware: 2 cores of an AMD EPYC, 9 GB. Time: 13 minutes with both evaluations. Score of two seeds on 200

@@ -2,10 +2,9 @@
 in-process JAX engine.
 
     JAX_NUM_CPU_DEVICES=2 python -m bapo_jax.train --config=configs/diagrams.py --workdir=runs/diagrams
-    JAX_NUM_CPU_DEVICES=2 python -m bapo_jax.train --config=configs/diagrams.py
-    --workdir=runs/diagrams_blanked \\
-        --config.task.train=blanked --config.evaluate.benchmarks="('diagrams_blanked',)"     # the control:
-        white pictures
+    JAX_NUM_CPU_DEVICES=2 python -m bapo_jax.train --config=configs/diagrams.py \\
+        --workdir=runs/diagrams_blanked --config.task.train=blanked \\
+        --config.evaluate.benchmarks="('diagrams_blanked',)"    # the control: white pictures
 
 Time: 4 minutes. Score on 200 held-out figures: mean@8 6.9 -> 40.9 %, pass@8 40.5 -> 64.0 % (seed 1; seed 2:
 7.4 -> 34.7, 43.5 -> 59.0). With white pictures it stays at 0.8 and 1.3 %. docs/reference/tasks.md has the

@@ -5,19 +5,16 @@ JAX engine.
     python -m bapo_jax.train --config=configs/quickstart.py:grpo --workdir=runs/quickstart_grpo
 
 Hardware: 2 cores of an AMD EPYC. Time: 5 minutes. Score of one run on 200 held-out problems of 3 or 4
-numbers: mean@8
-23.6 -> 33.8 %, pass@8 62.0 -> 61.0 %; of 4 numbers: 8.3 -> 14.5 % and 46.5 -> 45.0 %. Five seeds of 32
-samples: pass@8
-60.2 -> 59.5 % and 40.1 -> 44.9 %. `configs/making/sft.py` made the policy it starts from; the docstring there
-has the command. With
-`:bapo_tuned` it takes 4 minutes on idle cores, for 35.1, 54.0, 18.2 and 43.5 %.
+numbers: mean@8 23.6 -> 33.8 %, pass@8 62.0 -> 61.0 %; of 4 numbers: 8.3 -> 14.5 % and 46.5 -> 45.0 %. Five
+seeds of 32 samples: pass@8 60.2 -> 59.5 % and 40.1 -> 44.9 %. `configs/making/sft.py` made the policy it
+starts from; the docstring there has the command. With `:bapo_tuned` it takes 4 minutes on idle cores, for
+35.1, 54.0, 18.2 and 43.5 %.
 
 Six things differ from the paper. α becomes π_θ at every step (v = 1). X1 and X3 take every mixed group. There
 is no X2. The learning rate suits 0.8M parameters. Rewards are divided by their mean, as in MaxRL. The KL is
 to the initial policy. The first four make `bapo_tuned`, row `wide_no_x2` from the quickstart base of
-`studies/first_proof/page.md`. The last two keep pass@8, which
-`bapo_tuned` loses, and do not keep pass@16 or pass@32: `over_mean_05` at 5e-5 in
-`studies/second_proof/page.md`, part 7.
+`studies/first_proof/page.md`. The last two keep pass@8, which `bapo_tuned` loses, and do not keep pass@16 or
+pass@32: `over_mean_05` at 5e-5 in `studies/second_proof/page.md`, part 7.
 """
 
 from pathlib import Path

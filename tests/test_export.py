@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,7 +47,7 @@ def logits(config, params, tokens):
 
 @pytest.mark.parametrize('name', MODELS)
 @pytest.mark.parametrize('source', ['.', 'policy/000007'])
-def test_torch_reads_the_export_with_our_logits_and_so_do_we_bit_for_bit(source, name, runs, make_policy, tmp_path):
+def test_torch_reads_the_export_with_our_logits_and_so_do_we_bit_for_bit(source, name, runs, make_policy, tmp_path, monkeypatch, capsys):
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -62,6 +63,11 @@ def test_torch_reads_the_export_with_our_logits_and_so_do_we_bit_for_bit(source,
     assert got.std() > 0.5
     np.testing.assert_allclose(got, logits(config, theta, tokens), rtol=0, atol=2e-5)
     assert load_tokenizer(tmp_path / 'out').chat_template == 'a template'
+    # The lines that the card gives to others.
+    [use, _] = re.findall(r'^```python\n(.*?)^```', (tmp_path / 'out' / 'README.md').read_text(), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(use, {})
+    assert capsys.readouterr().out.startswith('A question?')
 
 
 @pytest.mark.parametrize('limit', [1, 40_000, 10**9])
@@ -82,6 +88,19 @@ def test_files_hold_no_more_than_asked_and_the_index_names_everything_once(limit
         assert json.loads(index.read_text()) == {
             'metadata': {'total_size': sum(x.nbytes for x in jax.tree.leaves(theta))}, 'weight_map': held,
         }  # fmt: skip
+
+
+def test_all_files_may_be_read_by_whom_the_umask_allows(one, tmp_path):
+    """Even if the base's files are private or read-only."""
+    base = shutil.copytree(json.loads((one[0] / 'config.json').read_text())['model']['path'], tmp_path / 'base')
+    (base / 'config.json').chmod(0o400)
+    before = os.umask(0o027)
+    try:
+        export(one[0], tmp_path / 'out', base=base, dtype='bfloat16', shard_bytes=50_000)
+    finally:
+        os.umask(before)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / 'out').iterdir()}
+    assert len(modes) > 5 and set(modes.values()) == {0o640}
 
 
 @pytest.mark.slow
@@ -124,6 +143,29 @@ def test_a_hugging_face_directory_is_stored_otherwise(one, make_policy, tmp_path
         np.testing.assert_array_equal(same, want)
         np.testing.assert_array_equal(halves, want.astype(ml_dtypes.bfloat16).astype(np.float32))
     assert load_tokenizer(tmp_path / 'halves').chat_template == 'a template'
+
+
+def test_the_card_has_the_scores_of_the_policy_that_is_exported_and_the_license_of_its_base(one, tmp_path):
+    run = shutil.copytree(one[0], tmp_path / 'run')
+    base = shutil.copytree(json.loads((run / 'config.json').read_text())['model']['path'], tmp_path / 'base')
+    (base / 'README.md').write_text('---\nlicense: other\nlicense_name: mine\ntags: [x]\n---\n# Base\n')
+    (run / 'evals').mkdir()
+    for step, mean in ((0, 0.25), (4, 0.5), (7, 0.75)):
+        of = {'few': {'samples': 2, 'questions': 8, 'mean': mean, 'interval': None, 'pass': mean}}
+        (run / 'evals' / f'{step:06d}.json').write_text(json.dumps({'step': step, 'benchmarks': of}))
+    for source in ('.', 'policy/000007'):
+        export(run / source, tmp_path / 'out', base=base, name='me/mine')
+        card = (tmp_path / 'out' / 'README.md').read_text()
+        assert '| few, mean@2, 8 problems | 25.0 | 75.0 |' in card and '# me/mine' in card and str(tmp_path) not in card
+        assert 'license: other\nlicense_name: mine\n' in card
+        assert export(tmp_path / 'out', tmp_path / 'halves', dtype='bfloat16')[1] == 'bfloat16'
+        assert (tmp_path / 'halves' / 'README.md').read_text() == card  # what is known of the policy goes with it
+        shutil.rmtree(tmp_path / 'out')
+        shutil.rmtree(tmp_path / 'halves')
+    (base / 'README.md').write_text('---\n: [\n---\n')
+    with pytest.raises(ValueError, match=r'README.md begins with damaged YAML .*; correct or remove'):
+        export(run, tmp_path / 'out', base=base)
+    assert not list(tmp_path.glob('out*'))
 
 
 def test_a_run_that_needs_a_gpu_is_exported_where_there_is_none(one, tmp_path):

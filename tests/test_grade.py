@@ -1,5 +1,6 @@
 """`python -m bapo_jax.grade`: one verdict a row, and a malformed row stops it with its line number."""
 
+import io
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bapo_jax import grade
 from bapo_jax.grade import ROWS_AT_ONCE, parse_row
 from bapo_jax.tasks.countdown.task import check_ground_truth
 
@@ -120,6 +122,54 @@ def test_workers_that_do_not_start_are_told_in_one_message():
     )  # fmt: skip
     assert done.returncode == 1 and b'Traceback' not in done.stderr
     assert b'error: 3 workers of no_such_module_here in a row ended before they were ready' in done.stderr
+
+
+OWN = """
+def exact(data_source, response, ground_truth, extra):
+    if extra.get('finish') == 'length':
+        raise RuntimeError('cut off')
+    right = response == ground_truth['answer']
+    return {'score': 1.0 if right else 0.25 * (data_source == 'easy'), 'correct': right, 'pred': response}
+"""
+
+
+def as_a_command(rows, monkeypatch, capsys, *arguments):
+    """(exit status, lines of stdout) of the command in this process."""
+    monkeypatch.setattr(sys, 'argv', ['grade', *arguments])
+    monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(b''.join(json.dumps(row).encode() + b'\n' for row in rows))))
+    status = grade.main()
+    return status, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_reward_function_judges_in_place_of_a_task(tmp_path, monkeypatch, capsys):
+    (tmp_path / 'my_own_grades.py').write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    plain = {'response': '4', 'ground_truth': {'answer': '4'}}
+    rows = [plain, plain | {'response': '5'}, plain | {'response': '5', 'data_source': 'easy'}, plain | {'extra': {'finish': 'length'}}]
+    status, graded = as_a_command(rows, monkeypatch, capsys, '--reward=my_own_grades:exact')
+    assert status == 0
+    assert graded == [
+        {'verdict': 'correct', 'reward': 1.0, 'answer': '4'},
+        {'verdict': 'wrong', 'reward': 0.0, 'answer': '5'},
+        {'verdict': 'wrong', 'reward': 0.25, 'answer': '5'},
+        {'verdict': 'infra_error', 'reward': None, 'answer': None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        ([], 'give either a task or --reward=MODULE:FUNCTION'),
+        (['math', '--reward=my_rewards:exact'], 'give either a task or --reward=MODULE:FUNCTION'),
+        (['--reward=math:hypot3'], 'math has no function hypot3; add it'),
+        (['--reward=exact'], "expected 'module:function', such as my_rewards:exact"),
+    ],
+)
+def test_either_a_task_or_a_reward_function_that_exists_is_needed(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['grade', *arguments])
+    with pytest.raises(SystemExit) as error:
+        grade.main()
+    assert error.value.code == 2 and message in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -114,9 +114,10 @@ def test_without_an_environment_of_vllm_a_run_ends_with_the_command_that_makes_o
 
 
 @slow
-def test_the_readmes_commands_run_word_for_word_in_an_empty_folder(installed, tmp_path):
+def test_the_commands_of_the_first_page_run_word_for_word_in_an_empty_folder(installed, tmp_path):
     """The config is found by its name, and names the base that the wheel brings."""
-    commands = re.findall(r'^    (bapo-.*)$', (ROOT / 'README.md').read_text('utf-8'), re.M)
+    [first] = re.findall(r'^The package also installs.*?^The others are', (ROOT / 'docs' / 'start.md').read_text('utf-8'), re.M | re.S)
+    commands = re.findall(r'^    (bapo-.*)$', first, re.M)
     assert [c.split()[0] for c in commands] == ['bapo-train', 'bapo-report', 'bapo-buffers', 'bapo-sample']
     path = f'{installed / "bin"}{os.pathsep}{os.environ["PATH"]}'
     environment = os.environ | {'PATH': path, 'PYTHONPATH': str(installed), 'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '2'}

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from bapo_jax.compare.arms import Job, arms_of, jobs_of
 from bapo_jax.compare.jobs import RunFailed, finish, has_finished
 from bapo_jax.machine import stopping, terminal
 from bapo_jax.machine.help import CommandParser
 from bapo_jax.machine.output import guard_streams
-from bapo_jax.report.page import write_report
+from bapo_jax.report.contrast import Contrast, by_seed, contrast
+from bapo_jax.report.page import read_runs, write_report
 
 PAGE = 'compare.html'
 
@@ -47,7 +49,9 @@ def main(arguments: Sequence[str]) -> None:
             )
         jobs = jobs_of(arms_of(args.config, args.set, shared), args.seeds, args.steps, args.workdir)
         train_missing(jobs)
-        page = write_report([job.workdir for job in jobs], args.workdir / PAGE)
+        runs = [job.workdir for job in jobs]
+        page = write_report(runs, args.workdir / PAGE)
+        show(contrast(by_seed(read_runs(runs))))
     except stopping.Stopped:
         print('stopped; the same command continues')
         sys.exit(stopping.STATUS)
@@ -74,6 +78,32 @@ def train_missing(jobs: Sequence[Job]) -> None:
             bar.remove_task(task)
             minutes = (time.monotonic() - began) / 60
             console.print(f'{number} of {len(left)}: {name}: {job.steps} steps in {minutes:.1f} min')
+
+
+def show(found: Contrast) -> None:
+    """Prints the scores, a row each with the arms side by side, then what differs, in a table and in words."""
+    arms, *columns = zip(found.table.head, *found.table.rows, strict=True)
+    console = terminal.console()
+    caption = 'in brackets: 95 % confidence intervals over seeds'
+    console.print(_table('scores in %', caption, arms, columns))
+    if found.differences.rows:
+        rows = [
+            (score, difference.removesuffix(f' − {arms[1]}'), *cells)
+            for score, difference, *cells in found.differences.rows
+        ]
+        caption = 'in percentage points, paired by seed'
+        console.print(_table(f'differences from {arms[1]}', caption, found.differences.head, rows))
+    for sentence in found.verdict:
+        console.print(sentence)
+
+
+def _table(title: str, caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(title=title, caption=caption)
+    for name in head:
+        table.add_column(name, overflow='fold')  # a narrow terminal shows long names whole
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _parser() -> CommandParser:

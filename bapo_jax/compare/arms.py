@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bapo_jax import config as config_lib
+from bapo_jax.config.own_code import code_of
 from bapo_jax.machine import cli
 
 
@@ -27,6 +28,7 @@ class Job(NamedTuple):
     workdir: Path
     flags: tuple[str, ...]  # of bapo-train, without --workdir
     steps: int
+    code: dict[str, str]  # source hash of each of the user's modules that it uses, by name
 
 
 def arms_of(configs: Sequence[str], settings: Sequence[str], shared: Sequence[str]) -> list[Arm]:
@@ -75,5 +77,6 @@ def jobs_of(arms: Sequence[Arm], seeds: int, steps: int | None, folder: Path) ->
             of_all = (*arm.flags, *((f'--config.steps={steps}',) if steps else ()), f'--config.seed={seed}')
             directory = re.sub(r'[^\w.=+-]+', '_', arm.name)
             config = config_lib.resolve(cli.config_with(of_all, config_lib.check_fields))
-            jobs.append(Job(arm.name, seed, folder / f'{directory}_seed{seed}', of_all, config.steps))
+            workdir = folder / f'{directory}_seed{seed}'
+            jobs.append(Job(arm.name, seed, workdir, of_all, config.steps, code_of(config)))
     return jobs

@@ -23,7 +23,7 @@ class RunFailed(Exception):
 
 
 def has_finished(job: Job) -> bool:
-    """Whether the same command has already trained this run to its last step and evaluated it."""
+    """Whether the same command, with the same code of the user's, has trained this run and evaluated it."""
     log = job.workdir / LOG
     if not (job.workdir / 'evals' / f'{job.steps:06d}.json').is_file() or not log.is_file():
         return False
@@ -74,7 +74,8 @@ def _flags(job: Job) -> list[str]:
 
 
 def _as_typed(job: Job) -> str:
-    return '$ ' + shlex.join(['bapo-train', *_flags(job)])
+    code = ', '.join(f'{module} {source}' for module, source in sorted(job.code.items()))
+    return '$ ' + shlex.join(['bapo-train', *_flags(job)]) + (f'  # {code}' if code else '')
 
 
 def _end_of(log: Path) -> str:

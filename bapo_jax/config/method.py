@@ -5,6 +5,7 @@ from __future__ import annotations
 from bapo_jax.config.field import (
     AMEND, ANY, AT_LEAST_1, COMPUTED, FREE, HELD, NOT_NEGATIVE, POSITIVE, SWITCH, Field, names, one_of, share,
 )  # fmt: skip
+from bapo_jax.config.own_code import names_or_own, or_own
 from bapo_jax.replay.bapo import RULES
 from bapo_jax.replay.filters import FILTERS
 from bapo_jax.replay.kinds import GIVEN_BY, KINDS, REEVALUATE
@@ -69,10 +70,10 @@ ROLLOUT_FIELDS = {
 }
 
 REPLAY_FIELDS = {
-    'kind': Field('bapo', names(KINDS), HELD,
+    'kind': Field('bapo', names_or_own(KINDS), HELD,
         "how batches are built: bapo (Algorithm 1; GRPO if its parts are off), repo (replay of a prompt's "
         'earlier responses)'),
-    'fresh_filter': Field('gaussian', names(FILTERS), AMEND,
+    'fresh_filter': Field('gaussian', names_or_own(FILTERS), AMEND,
         'X1: none, range (drop groups that are all right or all wrong), gaussian(.5, .2), uniform(.6)'),
     'use_x2': Field(True, SWITCH, AMEND, 'train on improved hard prompts'),
     'reevaluate_every': Field(5, AT_LEAST_1, AMEND, 'm: π_θ re-evaluates hard prompts every m steps'),
@@ -152,7 +153,8 @@ LEARNER_FIELDS = {
     'importance_cap': Field(2.0, POSITIVE, AMEND, 'decoupled: upper bound on the weight π_prox / α'),
     'ratio_level': Field('token', one_of('token', 'sequence'), AMEND,
         'level of the importance ratio: per token, or per sequence (GSPO)'),
-    'surrogate': Field('clip', one_of('clip', 'cispo'), AMEND, 'the policy-gradient loss: clip (PPO), cispo'),
+    'surrogate': Field('clip', or_own('clip', 'cispo'), AMEND,
+        'the policy-gradient loss: clip (PPO), cispo'),
     'clip_low': Field(0.2, POSITIVE, AMEND,
         'trust region [1 - clip_low, 1 + clip_high] of the importance ratio'),
     'clip_high': Field(0.2, POSITIVE, AMEND, 'its upper end'),
@@ -170,7 +172,7 @@ LEARNER_FIELDS = {
     'aggregation': Field('token_mean',
         one_of('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum'), AMEND,
         'reduction over a mini-batch; seq_mean_token_mean is eq. 1 [centre; sequence_mean]'),
-    'advantage': Field('group_std', one_of('group_std', 'paper_eq2', 'centred', 'over_mean', 'gae'), HELD,
+    'advantage': Field('group_std', or_own('group_std', 'paper_eq2', 'centred', 'over_mean', 'gae'), HELD,
         'group_std: (r - mean) / (std + 1e-6); paper_eq2: with the population variance; gae: from a critic '
         '(PPO)'),
     'row_tokens': Field(0, AT_LEAST_1, COMPUTED,

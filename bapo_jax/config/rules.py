@@ -9,6 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bapo_jax.config.field import Need
+from bapo_jax.config.own_code import check_own_code
 from bapo_jax.machine.terminal import without_passwords
 from bapo_jax.methods import METHODS
 from bapo_jax.replay.failures import LAGS
@@ -298,4 +299,5 @@ CROSS_RULES = (
     check_critic,
     check_mesh,
     check_log,
+    check_own_code,
 )

@@ -9,7 +9,7 @@ Token weights carry the reduction, so the jitted step only sums: Σ weight · to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -72,11 +72,15 @@ AGGREGATIONS = {
 }
 
 
-def group_advantages(batch: Batch, kind: str) -> list[np.ndarray]:
-    """Returns one advantage per response, float32 [G] per group.
+Advantage = Callable[[np.ndarray], np.ndarray]  # of a normalisation group's rewards, float64 [n]
+
+
+def group_advantages(batch: Batch, kind: str | Advantage) -> list[np.ndarray]:
+    """Returns one advantage per response, float32 [G] per group. `kind` is of ADVANTAGES, or a function.
 
     A normalisation group of equal rewards gets exactly 0.
     """
+    advantage = kind if callable(kind) else ADVANTAGES[kind]
     rewards = np.concatenate([np.zeros(0), *(g.rewards for g in batch.groups)]).astype(np.float64)
     number = np.concatenate([np.zeros(0, np.int32), *batch.normalisation])
     result = np.zeros(len(rewards), np.float32)
@@ -84,11 +88,11 @@ def group_advantages(batch: Batch, kind: str) -> list[np.ndarray]:
         group_values = number == i
         # Equal rewards may differ from their mean by rounding, and 1e-17 / 1e-6 is not the promised 0.
         if np.ptp(rewards[group_values]) > 0:
-            result[group_values] = ADVANTAGES[kind](rewards[group_values])
+            result[group_values] = advantage(rewards[group_values])
     return np.split(result, np.cumsum([g.size for g in batch.groups]))[:-1]
 
 
-def advantages(batch: Batch, kind: str) -> ByGroup:
+def advantages(batch: Batch, kind: str | Advantage) -> ByGroup:
     """Returns the advantage of every response token, float32; all tokens of a response share it."""
     of_responses = group_advantages(batch, kind)
     return [

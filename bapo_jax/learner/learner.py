@@ -42,6 +42,7 @@ from bapo_jax.models import kernels
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.vision.layout import ImageSource, Seen, see, tower_rows
 from bapo_jax.models.vision.patches import Grid, blank_pixels
+from bapo_jax.own.method import advantage_of
 
 
 class Learner:
@@ -162,7 +163,7 @@ class Learner:
             )
             targets = [part.mini_batch(pack_targets(part, values, returns)) for part in parts]
         else:
-            advantage = credit.advantages(batch, c.advantage)
+            advantage = credit.advantages(batch, advantage_of(c.advantage))
         packed = (
             [part.mini_batch(self._pack(part, lanes, advantage, scores)) for part in parts]
             if self.trains_policy(step)

@@ -9,6 +9,7 @@ Shapes:  R rows · T tokens in a row.  `learner/objective.py` combines a row's c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -35,6 +36,9 @@ class Clip(NamedTuple):
     low: float
     high: float
     dual: float | None
+
+
+Surrogate = Callable[[Tokens, Clip], tuple[jax.Array, jax.Array]]
 
 
 def clipped(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
@@ -103,5 +107,5 @@ def total_variation(logp_RxT: jax.Array, behaviour_logp_RxT: jax.Array) -> jax.A
     return 1.0 - jnp.exp(jnp.minimum(logp_RxT - behaviour_logp_RxT, 0.0))
 
 
-SURROGATES = {'clip': clipped, 'cispo': cispo}
+SURROGATES: dict[str, Surrogate] = {'clip': clipped, 'cispo': cispo}
 RATIO_LEVELS = {'token': token_level, 'sequence': sequence_level}

@@ -16,8 +16,8 @@ import numpy as np
 
 from bapo_jax.learner.losses import (
     RATIO_LEVELS,
-    SURROGATES,
     Clip,
+    Surrogate,
     Tokens,
     importance_ratio,
     k3,
@@ -25,6 +25,7 @@ from bapo_jax.learner.losses import (
     truncated_weight,
 )
 from bapo_jax.learner.mini_batch import LANES, Rows
+from bapo_jax.learner.own_surrogate import surrogate_of
 from bapo_jax.learner.sums import TOKENS, Sums
 
 # Roles: policies whose log-probs the objective reads. Responses store the behaviour policy's; the others are
@@ -47,7 +48,7 @@ class Objective:
     """The static part of the objective, for which the step is compiled. Numbers are traced (`numbers_of`)."""
 
     ratio_level: str  # a name of RATIO_LEVELS
-    surrogate: str  # a name of SURROGATES
+    surrogate: Surrogate
     clip: Clip
     anchor: str  # the role in the ratio's denominator: behaviour or proximal
     clip_centre: str | None  # the trust region is centred at this role / behaviour policy; None: at 1
@@ -79,7 +80,7 @@ def objective_of(learner: Any) -> Objective:
     }.get(learner.kl_target, (KL(learner.kl_target, k3),))
     return Objective(
         ratio_level=learner.ratio_level,
-        surrogate=learner.surrogate,
+        surrogate=surrogate_of(learner.surrogate),
         clip=Clip(learner.clip_low, learner.clip_high, learner.dual_clip or None),
         anchor=PROXIMAL if decoupled else learner.anchor,
         clip_centre=PROXIMAL if learner.clip_centre == 'proximal' else None,
@@ -137,7 +138,7 @@ def evaluate_objective(
     if objective.clip_centre is not None:
         centre_RxT = importance_ratio(roles[objective.clip_centre] - rows.behaviour)
     tokens = Tokens(logp_RxT, importance_ratio(log_ratio_RxT), rows.advantage, centre_RxT)
-    policy_RxT, held_RxT = SURROGATES[objective.surrogate](tokens, objective.clip)
+    policy_RxT, held_RxT = objective.surrogate(tokens, objective.clip)
     held_RxT = held_RxT.astype(jnp.float32)
     if objective.importance_cap is not None:
         policy_RxT = truncated_weight(roles[PROXIMAL], rows.behaviour, objective.importance_cap) * policy_RxT

@@ -10,7 +10,7 @@ HF_HUB_DOWNLOAD_TIMEOUT mean the same as to huggingface_hub.
 
 Functions that ask the hub raise OSError (FileNotFoundError, PermissionError, ConnectionError, or that of a
 full disk) with field, name and remedy. A hanging server is given up after seven tries of
-HF_HUB_DOWNLOAD_TIMEOUT (10 s) with pauses: within two minutes.
+HF_HUB_DOWNLOAD_TIMEOUT (10 s) with pauses: within two minutes. pushing.py uploads.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ _SMALL = ('*.json', '*.jinja', 'merges.txt', 'tokenizer.model')
 _SHARD = re.compile(r'(?P<split>.+)-\d{5}-of-(?P<shards>\d{5})(?:-\w+)?')
 _SPLITS = {'train', 'training', 'validation', 'valid', 'val', 'dev', 'test', 'testing', 'eval', 'evaluation'}
 _SPLITS_SHOWN = 20  # in a message
+UPLOAD_S = 300.0  # seconds in which the hub must answer to files that it was sent
 
 # Task modules read data sets by name; this gives them the commits without a parameter in every signature.
 _COMMITS: ContextVar[dict[str, str] | None] = ContextVar('commits', default=None)
@@ -214,16 +215,20 @@ def _listing(repo: str, commit: str) -> list[str]:
 
 
 @functools.cache
-def _with_deadlines() -> None:
-    """Bounds each wait of huggingface_hub: it has no timeout for commits and lists, a minute for files."""
+def with_deadlines() -> None:
+    """Bounds each wait of huggingface_hub: it has no timeout for commits and lists, a minute for files.
+
+    The answer to an upload may take `UPLOAD_S`.
+    """
     hooks = huggingface_hub.get_session().event_hooks['request']
 
     def deadline(request: httpx2.Request) -> None:
         most = max(constants.HF_HUB_DOWNLOAD_TIMEOUT, constants.HF_HUB_ETAG_TIMEOUT)
         waits = request.extensions.get('timeout', {})
-        request.extensions['timeout'] = {
-            on: min(waits.get(on) or most, most) for on in ('connect', 'read', 'write', 'pool')
-        }
+        bounds = dict.fromkeys(('connect', 'read', 'write', 'pool'), most)
+        if request.method in ('POST', 'PUT'):
+            bounds['read'] = max(most, UPLOAD_S)
+        request.extensions['timeout'] = {on: min(waits.get(on) or s, s) for on, s in bounds.items()}
 
     huggingface_hub.set_client_factory(
         lambda: httpx2.Client(event_hooks={'request': [*hooks, deadline]}, follow_redirects=True)
@@ -238,7 +243,7 @@ def _explained(field: str, name: str, repo: str, revision: str | None, kind: str
     options = ''.join(
         [' --repo-type dataset' if kind == 'dataset' else '', f' --revision {revision}' if revision else '']
     )
-    _with_deadlines()
+    with_deadlines()
     try:
         yield
     except Exception as error:  # the client's errors have no common base class

@@ -228,7 +228,8 @@ def save(
     """Writes a Hugging Face directory that transformers and vLLM load.
 
     `tensors` are as from `to_hf`; config and tokenizer files are copied from `like`. Weights files have at
-    most `shard_bytes`; a larger tensor gets its own file. Files get their final names once all are written.
+    most `shard_bytes`; a larger tensor gets its own file. Files get their final names once all are written,
+    and the permissions of any new file (umask).
     config.json states `dtype` and `stated` (`overrides`). Raises FileExistsError if `path` holds weights.
     """
     path, like = Path(path), Path(like)
@@ -238,7 +239,7 @@ def save(
     path.mkdir(parents=True, exist_ok=True)
     for name in ('config.json', *TOKENIZER_FILES):
         if (like / name).is_file() and like != path:
-            shutil.copy(like / name, path / name)
+            shutil.copyfile(like / name, path / name)
     file = path / 'config.json'
     config = json.loads(file.read_text('utf-8'))
     written = for_all_readers(with_stated(config, stated), dtype, file)
@@ -248,7 +249,9 @@ def save(
     shards: list[list[str]] = []
     sizes = 0
     for shard in _shards(tensors, DTYPES[dtype], shard_bytes):
-        save_file(shard, path / f'{len(shards)}.partial', metadata={'format': 'pt'})
+        partial = path / f'{len(shards)}.partial'
+        save_file(shard, partial, metadata={'format': 'pt'})
+        shutil.copymode(file, partial)  # safetensors makes files that only their owner can read
         shards.append(list(shard))
         sizes += sum(array.nbytes for array in shard.values())
     files = [f'model-{i + 1:05d}-of-{len(shards):05d}.safetensors' for i in range(len(shards))]

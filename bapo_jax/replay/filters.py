@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bapo_jax.groups import Group
+from bapo_jax.own.method import is_own, own_filter
 
 # The probability of keeping a group with k of G responses correct. The paper's Gaussian N(mu | 0.5, 0.2^2) is
 # taken as this probability, scaled to 1 at its centre. The Gaussian and uniform filters may keep all-correct
@@ -25,11 +26,16 @@ def fresh_filter(groups: Sequence[Group], kind: str, rng: np.random.Generator) -
     """Returns X1 of eq. 5: the fresh groups that the filter keeps, whole and in order. It may be empty.
 
     A group with an infrastructure error has no accuracy, and every filter drops it. Each group takes one draw
-    from `rng` regardless of its accuracy, so the groups are filtered independently. Raises ValueError if the
-    kind is unknown.
+    from `rng` regardless of its accuracy, so the groups are filtered independently. `kind` is of FILTERS, or
+    'module:function' of the user's. Raises ValueError if the kind is unknown.
     """
-    if kind not in FILTERS:
+    if kind not in FILTERS and not is_own(kind):
         raise ValueError(f'replay.fresh_filter={kind!r} is unknown; choose one of {", ".join(FILTERS)}')
-    keep = KEEP_PROBABILITY[kind]
     draws = rng.random(len(groups))
-    return [g for g, draw in zip(groups, draws) if not g.infra_error and draw < keep(g.correct, g.size)]
+    return [g for g, draw in zip(groups, draws) if not g.infra_error and draw < _keep_probability(g, kind)]
+
+
+def _keep_probability(group: Group, kind: str) -> float:
+    if is_own(kind):
+        return own_filter(kind)(group.rewards, group.accuracy)
+    return KEEP_PROBABILITY[kind](group.correct, group.size)

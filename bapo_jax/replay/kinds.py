@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from bapo_jax.own.method import is_own, load_own
 from bapo_jax.replay.bapo import Bapo
 from bapo_jax.replay.continuations import Continuations, Solve
 from bapo_jax.replay.posterior import Posterior
@@ -23,8 +24,10 @@ def make_replay(
     """Returns the replay that `config.replay.kind` names, for a resolved config.
 
     `prompts` is the number of training prompts; `solve` writes correct responses. `reevaluation_due(step)` is
-    the condition of line 12.
+    the condition of line 12. The user's own kind 'module:function' gets the config and that condition.
     """
+    if is_own(config.replay.kind):
+        return load_own('replay.kind', config.replay.kind)(config, reevaluation_due)
     if config.replay.kind == 'repo':
         return Repo(config.replay, config.learner.batch_groups)
     return Bapo(

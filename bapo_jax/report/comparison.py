@@ -1,58 +1,109 @@
-"""Compares several runs and their costs, with seeds as bands: figures 6, 10, 11 and 16, and Table 1."""
+"""Compares the arms of several runs: scores and differences over seeds, curves, and costs (Table 1)."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from bapo_jax.report.contrast import by_seed, contrast
 from bapo_jax.report.evaluations import best_step, first_and_last, migration_counts, responses_until
 from bapo_jax.report.figures import Figure, Line, Panel, Table, binned, smoothed
-from bapo_jax.report.records import Records, Score, column, has
+from bapo_jax.report.records import STEPS, Records, Score, benchmarks, column, costs_of, has, samples_of
 
 _CURVES = {  # metric -> (title, unit)
     'critic/score/mean': ('Training reward', 'accuracy'),
-    'actor/grad_norm': ('Gradient norm, before clipping', 'norm'),
+    'actor/grad_norm': ('Gradient norm, before clipping', 'gradient norm'),
     'actor/entropy': ('Entropy', 'nats per token'),
     'response_length/mean': ('Response length', 'tokens'),
 }
+_Curve = tuple[np.ndarray, np.ndarray]  # steps and values
 
 
-def comparison(runs: Sequence[Records]) -> Figure:
-    """Training and test curves of several runs, with a table of costs; seeds of one config are one curve."""
-    look = (
-        'A band spans the lowest to the highest seed. If two bands overlap, these runs do not show which '
-        'method is better.'
+def comparison(runs: Sequence[Records]) -> tuple[Figure, ...]:
+    """The figures of several runs; runs that differ only in the seed are one arm."""
+    groups = by_seed(runs)
+    costs_look = 'Compare arms at equal numbers of rollouts, since rollouts are most of the cost.'
+    return (
+        *scores_of_arms(groups),
+        curves_of_arms(groups),
+        Figure('costs', 'Costs at the best and at the last step', 'Table 1', costs_look, table=costs(groups)),
     )
-    figure = Figure('comparison', 'Comparison of the runs', 'figures 6, 10, 11 and 16, and Table 1', look)
-    groups, panels = by_seed(runs), []
-    window = max(1, min(len(r.steps) for r in runs) // 20)
-    for metric, (title, unit) in _CURVES.items():
-        of = {name: [r for r in some if has(r, metric)] for name, some in groups.items()}
+
+
+def scores_of_arms(groups: Mapping[str, Sequence[Records]]) -> tuple[Figure, ...]:
+    """The table of scores with t-intervals, and the paired differences from the first arm in words."""
+    found, base = contrast(groups), next(iter(groups))
+    mean = 'Each score is the mean over the seeds in %, with its 95 % confidence interval (t) over seeds.'
+    pairs = (
+        f'Differences are from {base}, in percentage points, paired by seed. p-values are corrected over the '
+        "arms by Holm's method. Intervals cover other seeds, not other test questions."
+    )
+    missing = tuple(
+        f'val-core/BENCHMARK/acc/mean@n of {r.name}' for of in groups.values() for r in of if not r.scores
+    )
+    figures = [Figure('scores', 'Scores', '', mean, table=found.table, missing=missing)]
+    if found.verdict:
+        title = f'Differences from {base}'
+        figures.append(Figure('differences', title, '', pairs, table=found.differences, said=found.verdict))
+    return tuple(figures)
+
+
+def curves_of_arms(groups: Mapping[str, Sequence[Records]]) -> Figure:
+    """Training and test curves, over steps and over whatever else all runs record the cost of."""
+    look = (
+        'A line is the mean of the seeds, and its band spans the lowest to the highest. If two bands '
+        'overlap, they do not show which arm is better.'
+    )
+    runs = [r for some in groups.values() for r in some]
+    costs_by_run = [costs_of(r) for r in runs]
+    axes = [name for name in costs_by_run[0] if all(name in costs for costs in costs_by_run)]
+    views = tuple((name, tuple(_panels(groups, name))) for name in axes)
+    missing = tuple(f'critic/score/mean of {r.name}' for r in runs if not has(r, 'critic/score/mean'))
+    title, paper = 'Curves', 'figures 6, 10, 11 and 16'
+    return Figure('comparison', title, paper, look, panels=views[0][1], views=views, missing=missing)
+
+
+def _panels(groups: Mapping[str, Sequence[Records]], axis: str) -> list[Panel]:
+    """The panels of all curves over one x axis."""
+    runs = [r for some in groups.values() for r in some]
+    window, panels = max(1, min(len(r.steps) for r in runs) // 20), []
+
+    def add(
+        title: str, unit: str, curve: Callable[[Records], _Curve], there: Callable[[Records], bool]
+    ) -> None:
+        of = [(name, [r for r in some if there(r)]) for name, some in groups.items()]
         lines = [
-            over_seeds(name, [(r.steps, smoothed(column(r, metric), window)) for r in some], i)
-            for i, (name, some) in enumerate(of.items())
+            over_seeds(name, [(*_over(axis, r, curve(r)[0]), curve(r)[1]) for r in some], i)
+            for i, (name, some) in enumerate(of)
             if some
         ]
-        if lines:
-            panels.append(Panel(f'{title}, mean of {window} steps', 'step', unit, tuple(lines)))
+        if lines := [x for x in lines if len(x.x)]:
+            panels.append(Panel(title, axis, unit, tuple(lines)))
+
     for benchmark in benchmarks(runs):
-        for measure in ('mean', 'passed'):
-            there = {
-                name: [r.scores[benchmark] for r in some if benchmark in r.scores]
-                for name, some in groups.items()
-            }
-            lines = [
-                over_seeds(name, [(s.steps, getattr(s, measure)) for s in scores], i)
-                for i, (name, scores) in enumerate(there.items())
-                if scores
-            ]
-            title = f'{benchmark}, {"mean" if measure == "mean" else "pass"}@{samples_of(runs, benchmark)}'
-            panels.append(Panel(title, 'step', 'share of questions', tuple(x for x in lines if len(x.x))))
-    missing = [f'critic/score/mean of {r.name}' for r in runs if not has(r, 'critic/score/mean')]
-    missing += [f'val-core/BENCHMARK/acc/mean@n of {r.name}' for r in runs if not r.scores]
-    return figure._replace(panels=tuple(panels), table=costs(groups), missing=tuple(missing))
+        for kind, field in (('mean', 'mean'), ('pass', 'passed')):
+            add(
+                f'{benchmark}, {kind}@{samples_of(runs, benchmark)}', 'share of questions',
+                lambda r, b=benchmark, field=field: (r.scores[b].steps, getattr(r.scores[b], field)),
+                lambda r, b=benchmark: b in r.scores,
+            )  # fmt: skip
+    smooth = f', mean of {window} steps' if window > 1 else ''
+    for metric, (title, unit) in _CURVES.items():
+        add(
+            title + smooth, unit, lambda r, metric=metric: (r.steps, smoothed(column(r, metric), window)),
+            lambda r, metric=metric: has(r, metric),
+        )  # fmt: skip
+    return panels
+
+
+def _over(axis: str, r: Records, steps: np.ndarray) -> _Curve:
+    """The steps, and what the run had cost by each of them; 0 before training."""
+    if axis == STEPS:
+        return steps, steps
+    costs = costs_of(r)[axis]
+    there = np.isfinite(costs)
+    return steps, np.interp(steps, [0, *r.steps[there]], [0, *costs[there]])
 
 
 def costs(groups: Mapping[str, Sequence[Records]]) -> Table:
@@ -78,16 +129,6 @@ def costs(groups: Mapping[str, Sequence[Records]]) -> Table:
     return Table((*head, 'solved of those unsolved at first'), tuple(rows))
 
 
-def benchmarks(runs: Sequence[Records]) -> list[str]:
-    """The distinct names of all benchmarks of these runs."""
-    return list(dict.fromkeys(b for r in runs for b in r.scores))
-
-
-def samples_of(runs: Sequence[Records], benchmark: str) -> str:
-    """n of mean@n; several values if the runs differ."""
-    return '/'.join(dict.fromkeys(str(r.scores[benchmark].samples) for r in runs if benchmark in r.scores))
-
-
 def _at(s: Score, values: np.ndarray, step: int) -> float | None:
     there = values[s.steps == step]
     return float(there[0]) if len(there) and np.isfinite(there[0]) else None
@@ -105,30 +146,14 @@ def _mean(values: Sequence[float | None], form: str) -> str:
     return form.format(np.mean(values)) if values and None not in values else '–'
 
 
-def by_seed(runs: Sequence[Records]) -> dict[str, list[Records]]:
-    """Groups runs whose config.json differs only in the seed; a run without a config is its own group.
-
-    A group is named by its method if no other group has that method, else by its first run.
-    """
-    groups: dict[str, list[Records]] = {}
-    for i, r in enumerate(runs):
-        same = {name: x for name, x in r.config.items() if name not in ('seed', 'environment')}
-        groups.setdefault(json.dumps(same, sort_keys=True) if same else f'run {i}', []).append(r)
-    methods = [str(of[0].config.get('method', '')) for of in groups.values()]
-    named = {}
-    for method, of in zip(methods, groups.values(), strict=True):
-        name = method if method and methods.count(method) == 1 else of[0].name
-        named[f'{name} ({len(of)} seeds)' if len(of) > 1 else name] = of
-    return named
-
-
-def over_seeds(label: str, curves: Sequence[tuple[np.ndarray, np.ndarray]], style: int) -> Line:
-    """The mean of (steps, values) at the steps that all curves share; the band spans lowest and highest."""
-    finite = [(steps[np.isfinite(y)], y[np.isfinite(y)]) for steps, y in curves]
-    steps = finite[0][0]
-    for other, _ in finite[1:]:
-        steps = np.intersect1d(steps, other)
-    values = np.array([y[np.isin(x, steps)] for x, y in finite])
-    x, y = binned(steps, values.mean(axis=0))
-    low, high = (binned(steps, edge(values, axis=0))[1] for edge in (np.min, np.max))
+def over_seeds(label: str, curves: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], style: int) -> Line:
+    """The mean of (steps, x, y) at the steps that all curves share; the band spans lowest and highest y."""
+    finite = [[part[np.isfinite(y)] for part in (steps, x, y)] for steps, x, y in curves]
+    shared = finite[0][0]
+    for steps, _, _ in finite[1:]:
+        shared = np.intersect1d(shared, steps)
+    xs, values = (np.array([of[part][np.isin(of[0], shared)] for of in finite]) for part in (1, 2))
+    at = xs.mean(axis=0)
+    x, y = binned(at, values.mean(axis=0))
+    low, high = (binned(at, edge(values, axis=0))[1] for edge in (np.min, np.max))
     return Line(label, x, y, style, *((low, high) if len(curves) > 1 else ()))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from bapo_jax.report.contrast import t_interval
 from bapo_jax.report.figures import Figure, Line, Panel, Table, binned
-from bapo_jax.report.records import Records, Score, Tracked, column, has
+from bapo_jax.report.panels import enough
+from bapo_jax.report.records import STEPS, Records, Score, Tracked, column, has
 
 _PAPER_SOLVED = 'the paper reports 31 % for BAPO on mathematics, and 40.7 % in its abstract'
 
@@ -13,7 +15,7 @@ _PAPER_SOLVED = 'the paper reports 31 % for BAPO on mathematics, and 40.7 % in i
 def curves(r: Records) -> Figure:
     """mean@n and pass@n of every benchmark.
 
-    Warns if pass@n falls while mean@n rises from the first to the last evaluation.
+    Warns if pass@n falls, beyond noise, while mean@n rises from the first to the last evaluation.
     """
     look = 'Both curves should rise; if pass@n falls while mean@n rises, the policy loses diversity.'
     figure = Figure('tests', 'Test curves', 'figure 12', look)
@@ -25,13 +27,27 @@ def curves(r: Records) -> Figure:
             Line(f'mean@{s.samples}', *binned(s.steps, s.mean), 0),
             Line(f'pass@{s.samples}', *binned(s.steps, s.passed), 1),
         )
-        panels.append(Panel(name, 'step', 'share of questions', tuple(x for x in lines if len(x.x))))
-        if s.mean[-1] > s.mean[0] and s.passed[-1] < s.passed[0]:
+        panels.append(Panel(name, STEPS, 'share of questions', tuple(x for x in lines if len(x.x))))
+        change = _change_of_solved(s) if enough(r) else None
+        if change and change[1] < 0 and s.mean[-1] > s.mean[0]:
             mean, passed = (f'{a[0]:.1%} to {a[-1]:.1%}' for a in (s.mean, s.passed))
+            points = '{:.1f} to {:.1f} points'.format(*(100 * x for x in change)).replace('-', '−')
             warnings.append(
-                f'{name}: pass@{s.samples} fell from {passed} while mean@{s.samples} rose from {mean}.'
+                f'{name}: pass@{s.samples} fell from {passed} (95 % CI of the change: {points}) while '
+                f'mean@{s.samples} rose from {mean}.'
             )
     return figure._replace(panels=tuple(panels), warnings=tuple(warnings))
+
+
+def _change_of_solved(s: Score) -> tuple[float, float] | None:
+    """The 95 % interval over questions of the change in the share with a correct response, first to last.
+
+    None if the evaluations do not have the same questions.
+    """
+    if not s.correct or any(c is None for c in (s.correct[0], s.correct[-1])):
+        return None
+    first, last = s.correct[0], s.correct[-1]
+    return t_interval((last > 0).astype(float) - (first > 0)) if len(first) == len(last) > 1 else None
 
 
 def first_and_last(r: Records) -> tuple[Tracked, Tracked] | None:
@@ -73,9 +89,9 @@ def migration(r: Records) -> Figure:
     after = Line(names[1], k, counts.sum(axis=0) / total, 1)
     panels = (
         Panel(
-            f'Prompts by correct responses of {n}',
-            f'at {names[1]}',
-            f'at {names[0]}',
+            f'Tracked prompts by correct responses of {n}',
+            f'correct responses at {names[1]}',
+            f'correct responses at {names[0]}',
             kind='matrix',
             matrix=counts,
         ),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import jinja2
 
 from bapo_jax.machine.files import write_text
 from bapo_jax.report import comparison, draw, evaluations, figures, waiting
-from bapo_jax.report.figures import Figure
+from bapo_jax.report.about import SampleResponse, head_of, sample_response
+from bapo_jax.report.figures import Figure, Panel
 from bapo_jax.report.records import Records, read_run
 from bapo_jax.report.viewer import LIMIT_MB, Viewer, write_viewer
 
@@ -35,37 +36,50 @@ _SECTIONS = (
 )
 
 
+class _Part(NamedTuple):
+    """One run on the page."""
+
+    records: Records
+    figures: tuple[Figure, ...]
+    viewer: Viewer
+    sample: SampleResponse | None
+
+
 def write_report(
     directories: Sequence[Path], output: Path | None = None, rollouts_mb: float = LIMIT_MB
 ) -> Path:
     """Writes `output` (default: report.html in the first run) and returns its path.
 
-    The PNGs and rollout viewers go to a folder of the same name. A viewer holds up to `rollouts_mb` megabytes
+    The PNGs and rollout viewers go to a folder of the same name. Several runs have PNGs of their comparison
+    alone; the page of one run has those of its figures. A viewer holds up to `rollouts_mb` megabytes
     of its run's newest rollouts. Raises ValueError if a directory is not a run, and OSError if a file cannot
     be written.
     """
     runs = read_runs(directories)
     path = directories[0] / 'report.html' if output is None else output
-    parts = [('', (comparison.comparison(runs),))] if len(runs) > 1 else []
-    parts += [(r.name, tuple(figure(r) for figure in _SECTIONS)) for r in runs]
+    several = len(runs) > 1
+    compared = comparison.comparison(runs) if several else ()
     beside = path.with_suffix('') if path.suffix else path.with_name(path.name + '_figures')
     beside.mkdir(parents=True, exist_ok=True)
-    prefixes = (
-        {r.name: f'{prefix}_' for r, prefix in zip(runs, slugs(r.name for r in runs), strict=True)}
-        if len(runs) > 1
-        else {}
-    )
-    for name, some in parts:
-        for figure in some:
-            if figure.panels:
-                draw.png(figure, beside / f'{prefixes.get(name, "")}{figure.name}.png')
-    viewers = {
-        r.name: write_viewer(
-            directory, beside / f'{prefixes.get(r.name, "")}rollout_viewer', r.name, rollouts_mb
+    names = slugs(r.name for r in runs)
+    parts = [
+        _Part(
+            r,
+            tuple(figure(r) for figure in _SECTIONS),
+            write_viewer(
+                directory,
+                beside / f'{name}_rollout_viewer' if several else beside / 'rollout_viewer',
+                r.name,
+                rollouts_mb,
+            ),
+            sample_response(directory),
         )
-        for directory, r in zip(directories, runs, strict=True)
-    }
-    write_text(path, page(runs, parts, viewers, path.parent))
+        for directory, r, name in zip(directories, runs, names, strict=True)
+    ]
+    for figure in compared or parts[0].figures:
+        if figure.panels:
+            draw.png(figure, beside / f'{figure.name}.png')
+    write_text(path, _page(compared, parts, path.parent))
     return path
 
 
@@ -78,53 +92,73 @@ def read_runs(directories: Sequence[Path]) -> list[Records]:
     ]
 
 
-def page(
-    runs: Sequence[Records],
-    parts: Sequence[tuple[str, tuple[Figure, ...]]],
-    viewers: Mapping[str, Viewer],
-    folder: Path,
-) -> str:
-    """Renders the figures as HTML. `parts` are (run name, figures), with '' for the comparison of all runs.
+def _page(compared: Sequence[Figure], parts: Sequence[_Part], folder: Path) -> str:
+    """Renders the figures as HTML. `compared` are those of all runs, () for one run.
 
     Links to the viewers are relative to `folder`.
     """
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    shown = [
-        {
-            'name': name,
-            'id': f'run-{i}',
-            'about': next((about(r) for r in runs if r.name == name), {}),
-            'notes': next((r.notes for r in runs if r.name == name), []),
-            'viewer': viewers.get(name),
-            'link': link(viewers.get(name), folder),
-            'figures': [
-                (f, [draw.svg(panel, f'{i} {f.name} {k}') for k, panel in enumerate(f.panels)]) for f in some
-            ],
-        }
-        for i, (name, some) in enumerate(parts)
-    ]
+    runs = [part.records for part in parts]
+    title = runs[0].name
+    if compared:
+        title = f'{", ".join(comparison.by_seed(runs))}: {len(runs)} runs'
     return environment.get_template('page.html.jinja').render(
-        title=', '.join(r.name for r in runs), parts=shown
+        title=title,
+        light=draw.COLOURS,
+        dark=draw.ON_DARK,
+        compared=_figures(compared, 'all'),
+        runs=[
+            {
+                'name': part.records.name,
+                'head': head_of(part.records),
+                'notes': part.records.notes,
+                'viewer': part.viewer,
+                'link': link(part.viewer, folder),
+                'sample': part.sample,
+                'warned': sum(len(f.warnings) for f in part.figures),
+                'figures': _figures(part.figures, f'run-{i}'),
+            }
+            for i, part in enumerate(parts)
+        ],
     )
 
 
-def about(r: Records) -> dict[str, Any]:
-    """The facts shown at the head of a run's part."""
-    config = r.config
-    facts = {
-        'method': config.get('method'),
-        'seed': config.get('seed'),
-        'steps logged': f'{len(r.steps):,}, from {r.steps[0]:,} to {r.steps[-1]:,}',
-        'groups per batch': config.get('learner', {}).get('batch_groups'),
-        'responses per group': config.get('rollout', {}).get('group_size'),
+def _figures(figures: Sequence[Figure], part: str) -> list[dict[str, Any]]:
+    """The figures as the template shows them; their ids begin with `part`."""
+    return [
+        {
+            'id': f'{part}-{f.name}',
+            'figure': f,
+            'views': [_view(name, panels, f'{part} {f.name}') for name, panels in views_of(f)],
+        }
+        for f in figures
+    ]
+
+
+def views_of(figure: Figure) -> Sequence[tuple[str, Sequence[Panel]]]:
+    """The panels of a figure by x axis; one unnamed view if there is no choice, none without panels."""
+    return figure.views or ([('', figure.panels)] if figure.panels else [])
+
+
+def _view(name: str, panels: Sequence[Panel], salt: str) -> dict[str, Any]:
+    return {
+        'name': name,
+        'panels': [
+            {
+                'title': panel.title,
+                'y': draw.y_label(panel),
+                'svg': draw.svg(panel, f'{salt} {name} {k}'),
+                'legend': draw.legend(panel),
+            }
+            for k, panel in enumerate(panels)
+        ],
     }
-    return {name: value for name, value in facts.items() if value is not None}
 
 
-def link(viewer: Viewer | None, folder: Path) -> str:
-    """The viewer's URL relative to `folder`; empty if there is no viewer."""
-    return quote(viewer.path.relative_to(folder).as_posix()) if viewer and viewer.path else ''
+def link(viewer: Viewer, folder: Path) -> str:
+    """The viewer's URL relative to `folder`; empty if it has no page."""
+    return quote(viewer.path.relative_to(folder).as_posix()) if viewer.path else ''
 
 
 def slugs(names: Iterable[str]) -> list[str]:

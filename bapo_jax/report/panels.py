@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bapo_jax.report.records import Records, column, has
+from bapo_jax.report.records import STEPS, Records, column, has
 
-MOST_POINTS = 1000  # a series with more points is binned
+MOST_POINTS = 250  # a series with more points is binned; a page is at most some 900 pixels wide
+ENOUGH_STEPS = 20  # a shorter run is too noisy for warnings and advice
 
 
 class Line(NamedTuple):
@@ -36,7 +37,6 @@ class Panel(NamedTuple):
     ticks: tuple[str, ...] = ()
     matrix: np.ndarray | None = None  # int [rows, columns], row 0 at the bottom
     marks: tuple[int, ...] = ()  # steps of faults and restarts
-    log: bool = False
 
 
 class Table(NamedTuple):
@@ -45,16 +45,26 @@ class Table(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A figure; `paper` names the paper's figure and `look` says what to look for."""
+    """A figure; `paper` names the paper's figure and `look` says what to look for.
+
+    `views` has the panels over other x axes, by the axis's name. `said` are sentences below the table.
+    """
 
     name: str
     title: str
     paper: str
     look: str
     panels: tuple[Panel, ...] = ()
+    views: tuple[tuple[str, tuple[Panel, ...]], ...] = ()
     table: Table | None = None
+    said: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+
+
+def drawn(panel: Panel) -> tuple[Line, ...]:
+    """The lines of a panel that have a point."""
+    return tuple(x for x in panel.lines if len(x.x))
 
 
 def binned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -86,6 +96,11 @@ def line(records: Records, metric: str, label: str, style: int | None = 0) -> Li
     return Line(label, *binned(records.steps, column(records, metric)), style)
 
 
+def enough(records: Records) -> bool:
+    """Whether a run has enough steps for a warning about how it went."""
+    return len(records.steps) >= ENOUGH_STEPS
+
+
 def tenths(records: Records) -> tuple[slice, slice]:
     """Slices of the first and the last tenth of the logged steps, at least one step each."""
     tenth = max(1, len(records.steps) // 10)
@@ -97,8 +112,9 @@ def marks(records: Records) -> tuple[int, ...]:
     return tuple(sorted({*(f.step for f in records.faults if f.step is not None), *records.restarts}))
 
 
-def over_steps(records: Records, title: str, ylabel: str, *lines: Line, log: bool = False) -> Panel:
-    return Panel(title, 'step', ylabel, lines, marks=marks(records), log=log)
+def over_steps(records: Records, title: str, ylabel: str, *lines: Line) -> Panel:
+    """A panel of lines over steps, with the run's faults and restarts."""
+    return Panel(title, STEPS, ylabel, lines, marks=marks(records))
 
 
 def need(records: Records, *metrics: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ from bapo_jax.machine import events
 from bapo_jax.run.log.metrics import iter_rows
 
 VAL = 'val-core/'
+STEPS = 'training steps'  # the usual x axis
+BETWEEN_STEPS = ('rollouts', 'testing', 'save_checkpoint')  # phases after timing_s/step has ended
 
 
 class Tracked(NamedTuple):
@@ -37,6 +40,8 @@ class Score(NamedTuple):
     steps: np.ndarray
     mean: np.ndarray
     passed: np.ndarray  # pass@n
+    # Correct responses by question, int [questions] each; None if an evaluation lacks them, () if all do.
+    correct: tuple[np.ndarray | None, ...] = ()
 
 
 class Fault(NamedTuple):
@@ -71,6 +76,37 @@ def column(records: Records, name: str) -> np.ndarray:
 def has(records: Records, name: str) -> bool:
     """Whether at least one step has a finite value of the metric."""
     return bool(np.isfinite(column(records, name)).any())
+
+
+def benchmarks(runs: Sequence[Records]) -> list[str]:
+    """The distinct names of all benchmarks of these runs."""
+    return list(dict.fromkeys(b for r in runs for b in r.scores))
+
+
+def samples_of(runs: Sequence[Records], benchmark: str) -> str:
+    """n of mean@n; several values if the runs differ."""
+    return '/'.join(dict.fromkeys(str(r.scores[benchmark].samples) for r in runs if benchmark in r.scores))
+
+
+def costs_of(records: Records) -> dict[str, np.ndarray]:
+    """What the run had cost by the end of each logged step, float [T], by the name of an x axis.
+
+    Minutes are of training: the time between two rows, or the step's timings for a first or restarted step.
+    A cost that the run does not record is left out.
+    """
+    costs = {STEPS: records.steps.astype(float)}
+    if has(records, 'rollout/responses_total'):
+        costs['responses generated'] = column(records, 'rollout/responses_total')
+    if has(records, 'actor/updates'):
+        costs['optimizer updates'] = np.cumsum(np.nan_to_num(column(records, 'actor/updates')))
+    timings = [column(records, f'timing_s/{phase}') for phase in ('step', *BETWEEN_STEPS)]
+    seconds = np.nan_to_num(timings).sum(axis=0)
+    passed = np.diff(column(records, 'time'), prepend=np.nan)
+    ran_on = np.isfinite(passed) & ~np.isin(records.steps, records.restarts)
+    seconds = np.where(ran_on, passed, seconds)
+    if seconds.any():
+        costs['minutes of training'] = np.cumsum(seconds) / 60
+    return costs
 
 
 def read_run(directory: Path, name: str | None = None) -> Records:
@@ -117,7 +153,7 @@ def _metrics(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray,
         if step <= 0:
             continue
         steps.append(step)
-        for name, x in row.items():
+        for name, x in {**row, 'time': _seconds(row.get('time'))}.items():
             if type(x) in (int, float):
                 places[name].append(place)
                 numbers[name].append(x)
@@ -132,6 +168,16 @@ def _metrics(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray,
         counts[place] = 0
         counts[place, : len(b)] = b
     return np.array(steps, int), columns, counts, scores
+
+
+def _seconds(time: Any) -> float | None:
+    """A row's time, ISO 8601 or seconds since 1970, in seconds since 1970; None if it is neither."""
+    if isinstance(time, str):
+        try:
+            return datetime.fromisoformat(time).timestamp()
+        except ValueError:
+            return None
+    return time
 
 
 def _scores_of_metrics(values: dict[str, dict[int, float]]) -> dict[str, Score]:
@@ -157,12 +203,16 @@ def _scores_of_evals(evaluations: list[dict]) -> dict[str, Score]:
     rows: dict[str, list[tuple]] = defaultdict(list)
     for e in evaluations:
         for benchmark, s in e.get('benchmarks', {}).items():
-            rows[benchmark].append((int(e['step']), s['mean'], s['pass'], s['samples']))
+            rows[benchmark].append((int(e['step']), s['mean'], s['pass'], s['samples'], s.get('correct')))
     scores = {}
     for benchmark, of in rows.items():
-        steps, means, passed, samples = zip(*sorted(of, key=lambda row: row[0]), strict=True)
+        steps, means, passed, samples, correct = zip(*sorted(of, key=lambda row: row[0]), strict=True)
         scores[benchmark] = Score(
-            samples[-1], np.array(steps), np.array(means, float), np.array(passed, float)
+            samples[-1],
+            np.array(steps),
+            np.array(means, float),
+            np.array(passed, float),
+            tuple(None if c is None else np.array(c, int) for c in correct),
         )
     return scores
 

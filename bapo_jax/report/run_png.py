@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
-from bapo_jax.groups import X1
-from bapo_jax.replay.bapo import X2, X3
-from bapo_jax.run.log.metrics import read_metrics
+from bapo_jax.report.figures import bins, composition, reward
+from bapo_jax.report.panels import Figure
+from bapo_jax.report.records import read_run
 
 
 def draw_run(directory: Path) -> Path:
@@ -16,46 +14,11 @@ def draw_run(directory: Path) -> Path:
 
     Raises ValueError if no step is logged.
     """
-    import matplotlib
+    from bapo_jax.report.draw import (
+        png,
+    )  # matplotlib takes a while to load, and a run needs it at its end only
 
-    matplotlib.use('Agg')
-    from matplotlib import pyplot as plt
-
-    rows = [row for row in read_metrics(directory) if row['step'] > 0]
-    if not rows:
-        raise ValueError(f'{directory}: metrics.jsonl has no training step yet; wait for the first')
-    steps = np.array([row['step'] for row in rows])
-    figure, (reward, batch, bins) = plt.subplots(1, 3, figsize=(15, 4), constrained_layout=True)
-
-    values = np.array([row['critic/score/mean'] for row in rows])
-    reward.plot(steps, values, color='0.75', label='each step')
-    window = max(1, len(values) // 10)
-    reward.plot(
-        steps[window - 1 :], np.convolve(values, np.ones(window) / window, 'valid'), label=f'mean of {window}'
-    )
-    reward.set(title='Training reward (fresh groups, before filtering)', xlabel='step', ylabel='accuracy')
-    reward.legend()
-
-    parts = [[row[f'bapo/{source}_groups'] for row in rows] for source in (X1, X2, X3)]
-    batch.stackplot(steps, parts, labels=['X1 fresh', 'X2 re-evaluated', 'X3 replayed'])
-    batch.set(title='Batch composition', xlabel='step', ylabel='groups')
-    batch.legend(loc='lower right')
-
-    counts = np.array([row['accuracy_bins'] for row in rows], float)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    tenth = max(1, len(rows) // 10)
-    k = np.arange(counts.shape[1])
-    bins.bar(k - 0.2, shares[:tenth].mean(axis=0), 0.4, label=f'first {tenth} steps')
-    bins.bar(k + 0.2, shares[-tenth:].mean(axis=0), 0.4, label=f'last {tenth} steps')
-    bins.set(
-        title='Accuracy of fresh groups',
-        xlabel='correct responses k of G',
-        ylabel='share of groups',
-        xticks=k,
-    )
-    bins.legend()
-
-    path = Path(directory) / 'run.png'
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    r, path = read_run(directory), Path(directory) / 'run.png'
+    parts = reward(r), composition(r), bins(r)
+    png(Figure('run', r.name, '', '', panels=tuple(p for part in parts for p in part.panels)), path)
     return path

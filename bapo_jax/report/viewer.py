@@ -123,7 +123,7 @@ def _write_chunks(files: list[Path], folder: Path, limit_mb: float) -> dict[str,
     chunks, coloured = _Chunks(folder), 0
     for place, file in enumerate(files):
         step, misspelt, full = int(file.name.partition('.')[0]), 0, False
-        for number, row in _rows(file, notes):
+        for number, row in readable_rows(file, notes):
             if full := chunks.bytes >= limit_mb * 1e6:
                 break
             parts = [{'prompt': row['prompt'], 'truth': _text(row.get('ground_truth'))}, *_responses(row)]
@@ -153,7 +153,7 @@ def _write_chunks(files: list[Path], folder: Path, limit_mb: float) -> dict[str,
     return {**head, 'columns': {**columns, 'excerpt': excerpts(prompts)}}
 
 
-def _rows(file: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def readable_rows(file: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields (line number, row) of every row that can be shown. Each problem adds a note."""
     damaged: list[tuple[int, str]] = []
     try:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bapo_jax.report.figures import Figure, Panel, Table, line, need, over_steps
+from bapo_jax.report.panels import ENOUGH_STEPS
 from bapo_jax.report.records import Records, column, has, read_run
 
 # Rules of thumb, not measured limits: below them a remedy would change little, or might be the wrong one.
-_STEPS = 20  # minimum steps for advice
 _IDLE = 0.25  # share of time idle, with overlap
 _IN_TURN = 0.2  # share of time idle on each side, without overlap
 _LITTLE = 0.5  # share of a server's KV cache in use
@@ -42,13 +42,13 @@ class Work(NamedTuple):
 def speed(r: Records) -> Figure:
     """Tokens per second of trainer and engine, the share of the step that each waits, and server load."""
     look = 'The side that waits less limits the speed: it is the one to make faster.'
-    figure = Figure('speed', 'Speed and idle time', 'Not a figure of the paper', look)
+    figure = Figure('speed', 'Speed and idle time', '', look)
     if missing := need(r, 'perf/idle/trainer', 'perf/idle/engine'):
         return figure._replace(missing=missing)
     parts = (
         (
             'Tokens per second',
-            'tokens/s',
+            'tokens per second',
             {'perf/throughput/update': 'update', 'perf/throughput/gen': 'generation'},
         ),
         ('Idle time', 'share of the step', {'perf/idle/trainer': 'trainer', 'perf/idle/engine': 'engine'}),
@@ -92,7 +92,7 @@ def advice_of_run(r: Records) -> str:
 
 def work_of(r: Records) -> Work | None:
     """Returns None if a run is short or does not record who waited. The first, compiling step is excluded."""
-    if len(r.steps) <= _STEPS or need(r, 'timing_s/step', 'perf/idle/trainer', 'perf/idle/engine'):
+    if len(r.steps) <= ENOUGH_STEPS or need(r, 'timing_s/step', 'perf/idle/trainer', 'perf/idle/engine'):
         return None
     seconds, trainer, engine, cache, waiting, preemptions = (
         column(r, name)[1:]

@@ -45,9 +45,9 @@ def claim(
     """Writes config.json into a new run directory, or checks that a used directory holds the same run.
 
     A used directory keeps its config.json until `record` writes the new one: a start that fails changes
-    nothing. `environment` is the hardware and
-    software that results depend on bit for bit. With `amend`, AMENDABLE fields and fields that an earlier
-    version did not have may also differ. `commits` maps the hub names in the config to their commits.
+    nothing. `environment` is the hardware and software that results depend on bit for bit. With `amend`,
+    AMENDABLE fields and fields that an earlier version did not have may also differ. `commits` maps the hub
+    names in the config to their commits.
 
     Raises ValueError, naming the differences, if the config, dataset, tokenizer or model is another. Raises
     it also if files, checkpoints included, are damaged or missing.

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from bapo_jax.config.own_code import JUDGES, code_of
 from bapo_jax.groups import Group, Prompt
 from bapo_jax.machine import events, stopping
 from bapo_jax.machine.files import write_text
@@ -23,7 +24,6 @@ from bapo_jax.run.samples import done_before, evaluation_settings, open_evaluati
 from bapo_jax.run.state import RunState
 from bapo_jax.scores import Question, question, summary
 from bapo_jax.tasks import custom_reward, get_task, repeats
-from bapo_jax.tasks.own_module import fingerprints_of_code
 
 _CHUNK = 256  # responses judged and written together: the most an interruption loses, beside pending ones
 _TRACKED = ''  # the key of the tracked prompts among benchmark names
@@ -141,7 +141,7 @@ def evaluate_in_training(
     files = {name: partial / f'{i}.jsonl' for i, name in enumerate(asked)}
     # A run directory may be moved, so its policy is identified by the checksum of θ_0 and the step, not by a
     # path.
-    chosen = evaluation_settings(partial, step, config, asked, fingerprints_of_code(config.task)) | {
+    chosen = evaluation_settings(partial, step, config, asked, code_of(config, JUDGES)) | {
         'checkpoint': initial
     }
     try:

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from bapo_jax.cluster.devices import describe_devices
 from bapo_jax.cluster.hosts import Hosts
+from bapo_jax.config.own_code import code_of
 from bapo_jax.inputs import Inputs
 from bapo_jax.learner.learner import Learner
 from bapo_jax.machine import events, terminal
@@ -26,7 +27,6 @@ from bapo_jax.run.ledger import open_ledger
 from bapo_jax.run.log.sinks import check_sinks
 from bapo_jax.run.opening import Opened, open_run
 from bapo_jax.run.run import Run
-from bapo_jax.tasks.own_module import fingerprints_of_code
 
 
 def claim_directory(read: Inputs, workdir: Path, amend: bool) -> Claimed:
@@ -40,7 +40,7 @@ def claim_directory(read: Inputs, workdir: Path, amend: bool) -> Claimed:
     check_start(c)
     fingerprints = {
         **fingerprints_of(read.prompts, read.benchmarks, read.tokenizer, read.stop_tokens),
-        'code': fingerprints_of_code(c.task),
+        'code': code_of(c),
         'model': architecture(read.model),
     }
     return claim(workdir, read.written, fingerprints, environment(), amend, read.commits)
@@ -48,7 +48,8 @@ def claim_directory(read: Inputs, workdir: Path, amend: bool) -> Claimed:
 
 def open_on_hosts(read: Inputs, learner: Learner, hosts: Hosts, workdir: Path) -> Opened:
     """Opens θ_0 or `workdir`'s newest checkpoint on all hosts. Raises HostError if settings differ."""
-    hosts.tell('open', config=read.config.to_dict(), commit=read.commits.get(read.written.model.path, ''))
+    commit = read.commits.get(read.written.model.path, '')
+    hosts.tell('open', config=read.config.to_dict(), commit=commit, code=code_of(read.config))
     hosts.agree('')
     return open_run(learner, read.config, workdir / 'checkpoints')
 

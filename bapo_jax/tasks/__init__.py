@@ -42,8 +42,8 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from bapo_jax.groups import Prompt, images_of
+from bapo_jax.own.module import import_own
 from bapo_jax.tasks.jsonl import short
-from bapo_jax.tasks.own_module import import_own
 from bapo_jax.tasks.sight import Sight
 
 TASKS = {  # task.name -> module

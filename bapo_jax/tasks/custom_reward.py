@@ -49,7 +49,7 @@ from ml_collections import ConfigDict
 from bapo_jax.groups import Verdict
 from bapo_jax.machine import events
 from bapo_jax.machine.ending import CONTINUES, Ending
-from bapo_jax.tasks.own_module import import_own
+from bapo_jax.own.module import find_own
 from bapo_jax.tasks.verifier_pool import MACHINE_FAILED, VerifierPool
 
 Outcome = tuple[Verdict, float, str | None]  # verdict, reward, and the answer if the function returns one
@@ -76,15 +76,7 @@ def find_reward(name: str) -> Callable | None:
     """
     if not name:
         return None
-    module_name, colon, function_name = name.partition(':')
-    if not (module_name and colon and function_name):
-        raise ValueError(f"task.reward={name!r}; expected 'module:function', such as my_rewards:exact")
-    module = import_own(module_name, f'task.reward={name!r}')
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise ValueError(
-            f'task.reward={name!r}: {module_name} has no function {function_name}; add it, or name another'
-        )
+    function = find_own(name, 'task.reward', 'my_rewards:exact')
     try:
         signature = inspect.signature(function)
     except ValueError:  # a compiled function may have no readable signature

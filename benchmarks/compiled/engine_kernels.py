@@ -2,10 +2,9 @@
 compiler makes for it.
 
     make gpu-compiler
-    PYTHONPATH=.:.gpu-compiler python -m benchmarks.compiled.engine_kernels                     # Qwen2.5-0.5B
-    and 1.5B for an H100
-    PYTHONPATH=.:.gpu-compiler python -m benchmarks.compiled.engine_kernels 0.5B --nucleus      # with top_p <
-    1
+    # Qwen2.5-0.5B and 1.5B for an H100
+    PYTHONPATH=.:.gpu-compiler python -m benchmarks.compiled.engine_kernels
+    PYTHONPATH=.:.gpu-compiler python -m benchmarks.compiled.engine_kernels 0.5B --nucleus    # with top_p < 1
 
 Nothing runs, and no GPU is needed. Counted is the loop that gives every slot a token while no slot is
 refilled. A loop inside it has its trip count, or, where that is a runtime value, the most it can have: a trip

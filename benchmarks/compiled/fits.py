@@ -2,10 +2,10 @@
 table of docs/reference/memory.md.
 
     make tpu-compiler gpu-compiler
-    PYTHONPATH=.:.tpu-compiler:.gpu-compiler python -m benchmarks.compiled.fits      # all rows; or those of
-    some devices: … fits.py H100
-    PYTHONPATH=.:.gpu-compiler python -m benchmarks.compiled.fits advice             # the dry run's own
-    choice on H100s: docs/reference/performance.md
+    # all rows; or those of some devices: … fits.py H100
+    PYTHONPATH=.:.tpu-compiler:.gpu-compiler python -m benchmarks.compiled.fits
+    # the dry run's own choice on H100s: docs/reference/performance.md
+    PYTHONPATH=.:.gpu-compiler python -m benchmarks.compiled.fits advice
 
 Needs neither weights nor accelerators, and takes a minute a row. Each model's config.json is written from the
 numbers below. TPU slices and GPUs go by their own compilers; beside a GPU's stands the formula of

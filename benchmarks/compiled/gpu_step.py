@@ -2,10 +2,10 @@
 makes for them.
 
     make gpu-compiler
-    PYTHONPATH=.:.gpu-compiler python -m benchmarks.compiled.gpu_step                  # the table of
-    docs/reference/performance.md, some ten minutes
-    PYTHONPATH=.:.gpu-compiler python -m benchmarks.compiled.gpu_step 8B 4xH100 4      # one: model, cards,
-    rows of a micro-batch on all of them
+    # the table of docs/reference/performance.md, some ten minutes
+    PYTHONPATH=.:.gpu-compiler python -m benchmarks.compiled.gpu_step
+    # one: model, cards, rows of a micro-batch on all of them
+    PYTHONPATH=.:.gpu-compiler python -m benchmarks.compiled.gpu_step 8B 4xH100 4
 
 Rows have 2,048 + 8,192 tokens (configs/math.py), with remat=full. Nothing runs, and no GPU is needed. "A
 micro-batch" and "a mini-batch" are as of benchmarks/compiled/step.py; the LM head's loop is counted as if all

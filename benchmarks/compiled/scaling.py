@@ -1,9 +1,8 @@
 """How the cost of an update grows, one axis at a time: a table and a plot.
 
-    python -m benchmarks.compiled.scaling                                            # two cores: response
-    length, vocabulary, groups
-    PYTHONPATH=.:.tpu-compiler python -m benchmarks.compiled.scaling --axes=chips    # the compiled program on
-    1 to 32 chips, modelled
+    python -m benchmarks.compiled.scaling    # two cores: response length, vocabulary, groups
+    # the compiled program on 1 to 32 chips, modelled
+    PYTHONPATH=.:.tpu-compiler python -m benchmarks.compiled.scaling --axes=chips
     python -m benchmarks.compiled.scaling --axes= --plot=docs/scaling.svg            # draws what --out holds
 
 A point on cores is `Learner.update` on GRPO groups of peers_data.py, host work included: 4 layers of width

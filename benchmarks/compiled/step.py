@@ -2,35 +2,30 @@
 slice.
 
     make tpu-compiler
-    PYTHONPATH=.:.tpu-compiler python -m benchmarks.compiled.step 8B v5p:2x2x2            # or 1.5B; one row a
-    chip
-    PYTHONPATH=.:.tpu-compiler python -m benchmarks.compiled.step 8B v5p:2x2x2 --rows=16
-    --config.learner.remat=attention_and_mlp_inputs
-    PYTHONPATH=.:.tpu-compiler python -m benchmarks.compiled.step --all                   # the table of
-    docs/reference/performance.md
+    PYTHONPATH=.:.tpu-compiler python -m benchmarks.compiled.step 8B v5p:2x2x2    # or 1.5B; one row a chip
+    PYTHONPATH=.:.tpu-compiler python -m benchmarks.compiled.step 8B v5p:2x2x2 --rows=16 \\
+        --config.learner.remat=attention_and_mlp_inputs
+    # the table of docs/reference/performance.md
+    PYTHONPATH=.:.tpu-compiler python -m benchmarks.compiled.step --all
 
 Rows have 2,048 + 8,192 tokens (configs/math.py). Needs no weights and no TPU; a program compiles in 1 to 4
-minutes on two cores.
---hlo=DIR keeps the programs' text. All figures are of one chip. "A micro-batch" is one trip of the loop over
-micro-batches, "a
-mini-batch" what runs outside it, once an optimizer step. Inner loops are multiplied by their trip counts
-(benchmarks/compiled/hlo.py), the LM head's loop over tiles of tokens as if all tokens of a row were
-responses'.
+minutes on two cores. --hlo=DIR keeps the programs' text. All figures are of one chip. "A micro-batch" is one
+trip of the loop over micro-batches, "a mini-batch" what runs outside it, once an optimizer step. Inner loops
+are multiplied by their trip counts (benchmarks/compiled/hlo.py), the LM head's loop over tiles of tokens as
+if all tokens of a row were responses'.
 
     moved         bytes that a chip receives from others. Of an operand of s bytes among n chips: all-gather
-    (n - 1) s, all-reduce
-                  2 (n - 1) / n s, reduce-scatter and all-to-all (n - 1) / n s, collective-permute s
+                  (n - 1) s, all-reduce 2 (n - 1) / n s, reduce-scatter and all-to-all (n - 1) / n s,
+                  collective-permute s
     arithmetic    matrix products as in the text; Splash kernels by formula, full tiles up to the diagonal
-    (benchmarks/compiled/hlo_time.py)
+                  (benchmarks/compiled/hlo_time.py)
     model         6 P T + 6 T² N H L a row: P numbers in the layers' matrices and the head, attention causal
-    over the whole row,
-                  nothing recomputed
+                  over the whole row, nothing recomputed
     HBM           operands and results of each instruction or fusion that are not in on-chip memory; an
-    estimate
+                  estimate
     seconds       a model: the compiler's estimated_cycles of each instruction, kernels at the peak, transfers
-    at the links' full
-                  rate, overlapped as the compiler scheduled them (benchmarks/compiled/hlo_time.py). No
-                  latency, no contention
+                  at the links' full rate, overlapped as the compiler scheduled them
+                  (benchmarks/compiled/hlo_time.py). No latency, no contention
     utilisation   model arithmetic / (seconds × peak): of a micro-batch, without the optimizer's part
 
 cost_analysis()['optimal_seconds'] is no help: it counts a loop's body once, knows nothing of kernels, and can

@@ -2,8 +2,8 @@
 workers.
 
     python -m benchmarks.engine.publish_load
-    VLLM_CPU_OMP_THREADS_BIND='0|1' python -m benchmarks.engine.publish_load --directory=/dev/shm
-    --workers=1,2    # a core each
+    VLLM_CPU_OMP_THREADS_BIND='0|1' python -m benchmarks.engine.publish_load --directory=/dev/shm \\
+        --workers=1,2    # a core each
 
 First a random policy of 1 GiB in float32. `publish` writes it from the trainer's parameters on the device as
 the trainer does (transposed, Orbax, checksums, manifest). The reading side checks every byte and maps the

@@ -1,12 +1,10 @@
 """Tokens a second of the in-process engine beside a vLLM server, on the quickstart's own prompts and lengths;
 and its programs.
 
-    python -m benchmarks.engine.rate                                    # both, one after the other, each on
-    two cores
-    python -m benchmarks.engine.rate --model=DIR                        # a real model at arithmetic: both at
-    32 rows, and the parts
-    python -m benchmarks.engine.rate --problems=FILE --tokenizer=DIR    # programs compiled over 200 steps of
-    these problems' lengths
+    python -m benchmarks.engine.rate    # both, one after the other, each on two cores
+    python -m benchmarks.engine.rate --model=DIR  # a real model at arithmetic: both at 32 rows, and the parts
+    # programs compiled over 200 steps of these problems' lengths
+    python -m benchmarks.engine.rate --problems=FILE --tokenizer=DIR
 
 The quickstart's policy answers 64 prompts × 8 responses a step, and so does a model (SmolLM2-135M-Instruct,
 say), on one CPU device. FILE is JSONL with a field `problem`, maybe gzipped; only the problems' lengths in

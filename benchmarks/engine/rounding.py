@@ -1,10 +1,9 @@
 """How far rounding moves log-probs, and what attention loses where queries are scaled in bfloat16: two
 tables.
 
-    python -m benchmarks.engine.rounding                                                   # the quickstart's
-    policy, 8 prompts
-    python -m benchmarks.engine.rounding --config=arithmetic --prompts=2                   #
-    SmolLM2-135M-Instruct; `make real` fetches it
+    python -m benchmarks.engine.rounding    # the quickstart's policy, 8 prompts
+    # SmolLM2-135M-Instruct; `make real` fetches it
+    python -m benchmarks.engine.rounding --config=arithmetic --prompts=2
 
 The in-process engine answers prompts in float32, 8 responses each, and the learner's own program scores them
 in several ways, as the probe of a server does (bapo_jax/rollout/fidelity.py). Printed are the smallest and

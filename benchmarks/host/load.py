@@ -9,8 +9,8 @@ order of a step:
 
     render                   prompts of 200 to 2,048 tokens through a chat template
     decode                   responses to text
-    judge                    their \boxed{} answers; half of the groups need computer algebra, which the
-    verifier's processes do
+    judge                    their \boxed{} answers; half of the groups need computer algebra, done by
+                             the verifier's processes
     filter, compose, buffer  X1, X2 ∪ X3, and what is remembered
     pack                     the rows of all mini-batches
 

@@ -2,15 +2,14 @@
 same machine.
 
     JAX_NUM_CPU_DEVICES=2 python -m benchmarks.host.step_phases
-    python -m benchmarks.host.step_phases --config=configs/countdown.py:grpo --steps=20
-    --config.model.path=DIR
+    python -m benchmarks.host.step_phases --config=configs/countdown.py:grpo --steps=20 \\
+        --config.model.path=DIR
 
 Trains in a temporary directory without evaluations. Steps count once every phase has run, since the ones
-before compile. Of the
---steps after them it prints one table: phase, seconds, share of the step, tokens a second. Below it stand the
-rate of a 2048³
-matrix product in the policy's dtype and the fraction of it that the update reaches. All else goes to stderr.
-A phase's largest time far above its median means that a step met a new shape and compiled again.
+before compile. Of the --steps after them it prints one table: phase, seconds, share of the step, tokens a
+second. Below it stand the rate of a 2048³ matrix product in the policy's dtype and the fraction of it that
+the update reaches. All else goes to stderr. A phase's largest time far above its median means that a step met
+a new shape and compiled again.
 """
 
 from __future__ import annotations

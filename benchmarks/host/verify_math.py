@@ -7,10 +7,8 @@ CASES is a file of grading cases (.jsonl.gz), a line each: {"gold", "pred", "for
 answers, workers running.
 
 BENCHMARKS is a directory with the test sets. With it, also verifies 2,048 boxed answers to questions of all
-sets, as 256 groups of
-8. Half of each group is right, and half of those are spelled with blanks and display fractions. A quarter is
-another question's
-answer, a quarter an expression of its own. Two answers never end.
+sets, as 256 groups of 8. Half of each group is right, and half of those are spelled with blanks and display
+fractions. A quarter is another question's answer, a quarter an expression of its own. Two answers never end.
 """
 
 import gzip

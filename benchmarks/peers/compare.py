@@ -1,8 +1,8 @@
 """Our update and iteration against plain PyTorch, TRL and google-tunix on two cores, in one run.
 
     python -m benchmarks.peers.compare --make_envs=DIR          # once: environments of TRL and tunix, 3 GB
-    python -m benchmarks.peers.compare --envs=DIR               # W and W2, full and ragged; leave the machine
-    idle meanwhile
+    # W and W2, full and ragged; leave the machine idle meanwhile
+    python -m benchmarks.peers.compare --envs=DIR
     python -m benchmarks.peers.compare --workloads=W            # without --envs: updates alone
 
 Every measurement is a process of its own, one after the other: first each peer's candidates, to find its

@@ -4,8 +4,8 @@ The quickstart's base, and the one that sees, were made by
 
     python -m configs.making.sft --output=configs/quickstart_base
     python -m configs.making.sft --task=diagrams --steps=1200 --output=runs/diagrams_reader
-    python -m configs.making.sft --task=diagrams --start=runs/diagrams_reader --aimless=0.3 --steps=100
-    --learning_rate=1e-3 --seed=8 \\
+    python -m configs.making.sft --task=diagrams --start=runs/diagrams_reader --aimless=0.3 --steps=100 \\
+        --learning_rate=1e-3 --seed=8 \\
         --output=configs/diagrams_base
 
 in 29 and 21 minutes on one CPU core. docs/evidence.md has other recipes. The bases are meant to have
@@ -13,9 +13,8 @@ headroom: they solve many problems sometimes, but far from always. The result is
 directory, loaded like any other checkpoint.
 
 --start with --aimless weakens a policy: it is shown steps that do not aim at the target, or the solutions of
-other pictures.
-studies/first_proof uses such a base. With --searching it is shown attempts one after another, in up to 160
-tokens (studies/second_proof).
+other pictures. studies/first_proof uses such a base. With --searching it is shown attempts one after another,
+in up to 160 tokens (studies/second_proof).
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """First proof: BAPO against GRPO in miniature. One axis at a time around a centre, several seeds, each method
 at its own best.
 
-    python -m studies.first_proof.runner                      # runs what is missing, most informative first,
-    and writes the page
-    python -m studies.first_proof.runner --hours=2            # starts no row after two hours; run it again to
-    go on
+    python -m studies.first_proof.runner  # runs what is missing, most informative first, and writes the page
+    python -m studies.first_proof.runner --hours=2    # starts no row after two hours; run it again to go on
     python -m studies.first_proof.runner --only=grpo,centre   # these settings alone
-    python -m studies.first_proof.runner --print_only         # the page of the rows there are: while others
-    run, or after a stop
+    # the page of the rows there are: while others run, or after a stop
+    python -m studies.first_proof.runner --print_only
 
 Run from the root of the repository. A row is one setting and seed: a run of bapo_jax.train and an evaluation
 with 32 samples, both on one core; the row holds its commands. Rows go to rows.jsonl as they end (delete one

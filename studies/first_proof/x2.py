@@ -1,7 +1,6 @@
 """X2: how much of a re-evaluated prompt's rise is progress, and how much regression to the mean?
 
-    python -m studies.first_proof.x2                      # from the weak base, which runner.py makes; 3
-    minutes
+    python -m studies.first_proof.x2    # from the weak base, which runner.py makes; 3 minutes
     python -m studies.first_proof.x2 --base=quickstart
 
 A hard prompt enters the buffer because k <= 1 of its G responses were right. It enters X2 because 1 < k' < G

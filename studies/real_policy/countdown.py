@@ -1,10 +1,9 @@
 """Part 3: a pretrained language model (SmolLM2-135M-Instruct) on Countdown, behind four solved examples, on
 two CPU cores.
 
-    python -m studies.real_policy.countdown runs/countdown_2_or_3      # writes train.jsonl and test.jsonl
-    there
-    python -m bapo_jax.train --config=studies/real_policy/countdown.py:grpo --workdir=runs/countdown_grpo
-    --config.seed=1
+    python -m studies.real_policy.countdown runs/countdown_2_or_3    # writes train.jsonl and test.jsonl there
+    python -m bapo_jax.train --config=studies/real_policy/countdown.py:grpo --workdir=runs/countdown_grpo \\
+        --config.seed=1
 
 From a checkout's own folder, as the problems and the model are looked for there.
 """

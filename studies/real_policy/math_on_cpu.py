@@ -4,8 +4,8 @@ the whole path, in small.
     python -m studies.real_policy.fetch Qwen2.5-Coder-0.5B-Instruct pretrained/Qwen2.5-Coder-0.5B-Instruct
     BAPO_DATA=DIR python -m studies.real_policy.map sets runs/map
     python -m bapo_jax.train --config=studies/real_policy/math_on_cpu.py --workdir=runs/math_on_cpu
-    python -m studies.real_policy.math_on_cpu runs/math_on_cpu     # keeps its steps in math_on_cpu.jsonl, and
-    writes page.md's table
+    # keeps its steps in math_on_cpu.jsonl, and writes page.md's table
+    python -m studies.real_policy.math_on_cpu runs/math_on_cpu
 
 MATH's training problems of levels 1 and 2, tested on 32 of those levels of MATH-500. Every step syncs the
 server, and every fifth asks hard prompts again. Ten steps teach nothing that could be measured; this shows

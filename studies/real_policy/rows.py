@@ -1,8 +1,8 @@
 """The rows of training: a finished run becomes a line of rows.jsonl, and the lines become the page's tables.
 
-python -m studies.real_policy.rows runs/arithmetic --seconds=993 --busy     # appends a row: the command's
-wall clock, the machine
-python -m studies.real_policy.rows                                          # writes the tables into page.md
+    # appends a row: the command's wall clock, the machine
+    python -m studies.real_policy.rows runs/arithmetic --seconds=993 --busy
+    python -m studies.real_policy.rows    # writes the tables into page.md
 """
 
 from __future__ import annotations

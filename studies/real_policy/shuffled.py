@@ -1,8 +1,8 @@
 """The control: arithmetic whose rewards in training are those of other responses. As many are rewarded, and
 nothing says which.
 
-    python -m bapo_jax.train --config=configs/arithmetic.py --config.task.name=studies.real_policy.shuffled
-    --workdir=runs/shuffled
+    python -m bapo_jax.train --config=configs/arithmetic.py --config.task.name=studies.real_policy.shuffled \\
+        --workdir=runs/shuffled
 
 Verdicts of the responses that are judged together are permuted among them, in training alone: the test set is
 judged as it is.

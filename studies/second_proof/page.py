@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bapo_jax.machine.files import replace_part, write_text
+from bapo_jax.report.draw import COLOURS
 from studies.contrasts import Contrast
 from studies.first_proof.restated import all_rows, restated
 from studies.second_proof import analysis, guard, hard_analysis, large, posthoc, table
@@ -24,12 +25,12 @@ from studies.second_proof.table import wanted_table
 
 PAGE = Path(__file__).with_name('page.md')
 ASKED = {
-    'R - P': 'replay, at equal optimizer steps: R - P',
-    'RX - R': 'X2 beside it, at equal responses: RX - R',
-    'R - G': 'filter and replay less GRPO: R - G',
-    'soon - R': 'asked again where mixed is likely: soon - R',
-    'own - R': 'from prefixes of own answers: own - R',
-    'reference_05 - R': 'KL .05 to the reference: reference_05 - R',
+    'R - P': 'replay, at equal optimizer steps',
+    'RX - R': 're-evaluated groups (X2) beside it, at equal responses',
+    'R - G': 'filter and replay less GRPO',
+    'soon - R': 'asked again where mixed is likely, less replay alone',
+    'own - R': 'from prefixes of own answers, less replay alone',
+    'reference_05 - R': 'KL .05 to the reference, less replay alone',
 }
 EVIDENCE, FIGURE = ROOT / 'docs' / 'evidence.md', ROOT / 'docs' / 'evidence.png'
 LARGER = {'Part 5': large.FINAL, 'Part 6': large.OWN}
@@ -135,8 +136,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             y -= 0.9
         ticks.append((y, ASKED.get(mean.name, mean.name)))
         for contrast, shift, marker, colour in (
-            (mean, 0.0, 'o', 'tab:blue'),
-            (solved, -0.28, 's', 'tab:orange'),
+            (mean, 0.0, 'o', COLOURS[0]),
+            (solved, -0.28, 's', COLOURS[1]),
         ):
             if contrast:
                 low, high = contrast.interval95
@@ -146,8 +147,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     axes.axvline(0, color='black', lw=0.8)
     axes.axvspan(-analysis.RELEVANT, analysis.RELEVANT, color='0.93', zorder=0)
     axes.set_yticks(*zip(*ticks))
-    axes.set_xlabel('points, 95 % intervals by t over seeds; grey: less than is relevant')
-    for label, marker, colour in (('mean@32', 'o', 'tab:blue'), ('pass@32', 's', 'tab:orange')):
+    axes.set_xlabel('difference in points, with 95 % intervals (t, over seeds)\ngrey: less than is relevant')
+    for label, marker, colour in (('mean@32', 'o', COLOURS[0]), ('pass@32', 's', COLOURS[1])):
         axes.plot([], [], marker, color=colour, label=label)
     axes.legend(loc='lower right')
     axes.set_ylim(y + 0.4, 0.2)

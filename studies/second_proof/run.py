@@ -1,11 +1,10 @@
 """Second proof: runs what is missing of a part, one run a core, and goes on where it was stopped.
 
     python -m studies.second_proof.run                       # part 1, plan.md
-    python -m studies.second_proof.run --part=2 --hours=2    # part 2, plan_2.md; starts no run after two
-    hours
+    python -m studies.second_proof.run --part=2 --hours=2  # part 2, plan_2.md; starts no run after two hours
     python -m studies.second_proof.run --part=3              # part 3, plan_3.md; --part=4: plan_4.md
-    python -m studies.second_proof.run --part=5 --cores=2    # part 5, plan_5.md, on a GPU; a run for every
-    two cores
+    # part 5, plan_5.md, on a GPU; a run for every two cores
+    python -m studies.second_proof.run --part=5 --cores=2
     python -m studies.second_proof.run --part=6 --cores=2    # part 6, plan_6.md: the same
     python -m studies.second_proof.run --part=7              # part 7, plan_7.md: part 4 once more
     python -m studies.second_proof.analysis          # the numbers and verdicts, once no run is missing

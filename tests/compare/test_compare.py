@@ -46,7 +46,14 @@ def test_runs_come_seed_by_seed_with_directories_of_their_own(tmp_path):
     assert jobs[0].workdir == tmp_path / 'quickstart_grpo_learner.learning_rate=1e-5_seed0'
     assert jobs[0].flags[-2:] == ('--config.steps=7', '--config.seed=0')
     [own] = jobs_of(arms_of(['quickstart'], [], ['--config.steps=9']), 1, None, tmp_path)
-    assert own.steps == 9
+    assert own.steps == 9 and own.code == {}
+
+
+def test_a_function_of_the_users_is_a_setting_whose_source_belongs_to_the_run(tmp_path, monkeypatch):
+    (tmp_path / 'my_compared.py').write_text('def half(rewards): return rewards / 2')
+    monkeypatch.syspath_prepend(tmp_path)
+    builtin, mine = jobs_of(arms_of(['quickstart:grpo'], ['learner.advantage=group_std,my_compared:half'], []), 1, 3, tmp_path)
+    assert builtin.code == {} and mine.code.keys() == {'my_compared'} and mine.workdir.name.endswith('my_compared_half_seed0')
 
 
 @pytest.mark.parametrize('arguments, message', [
@@ -88,6 +95,7 @@ def test_a_run_that_has_finished_is_not_trained_again_unless_its_command_changed
     assert has_finished(job) and seen and jobs_lib.steps_done(job) == 1
     assert not has_finished(job._replace(flags=(*job.flags, '--config.learner.clip_low=0.1')))
     assert not has_finished(job._replace(steps=4))
+    assert not has_finished(job._replace(code={'my_method': '0123456789abcdef'}))
 
 
 def test_a_run_that_fails_ends_the_comparison_with_what_it_said(job, monkeypatch):

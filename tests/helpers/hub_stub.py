@@ -2,8 +2,11 @@
 
 `repos` maps the name of a repository ('owner/name', 'datasets/owner/name') to its branches: {'main': {path: bytes}}. A commit's
 hash is made of its files, so a branch that is given other files has moved. What goes wrong is said by attributes.
+
+Uploads are taken, too: a repository is made, files come in the commit itself or, weights, by LFS before it.
 """
 
+import base64
 import hashlib
 import json
 import re
@@ -15,6 +18,7 @@ import pytest
 from http_stub import QuietServer
 
 API = re.compile(r'/api/(?:models/|(datasets/))([\w.-]+/[\w.-]+)(?:/(revision|tree)/([^/?]+))?')
+SENT = re.compile(r'/api/(repos/create|validate-yaml)|/api/models/([\w.-]+/[\w.-]+)/(preupload|commit)/main|/([\w.-]+/[\w.-]+)\.git/info/lfs/objects/batch|/lfs/(\w+)')
 RESOLVE = re.compile(r'/((?:datasets/)?[\w.-]+/[\w.-]+)/resolve/([^/]+)/(.+)')
 
 
@@ -28,6 +32,9 @@ class HubStub:
         self.ended = threading.Event()
         self.cuts = 0  # so many next transfers end in their middle; -1: all
         self.commits = {}  # hash -> files
+        self.made = {}  # repository that was made -> its visibility
+        self.by_lfs = False  # whether weights come by LFS
+        self.objects = {}  # sha256 -> bytes that came so
         stub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -37,6 +44,11 @@ class HubStub:
                 stub.answer(self)
 
             do_HEAD = do_GET
+
+            def do_POST(self):
+                stub.take(self)
+
+            do_PUT = do_POST
 
             def log_message(self, *_):
                 pass
@@ -101,6 +113,54 @@ class HubStub:
             self.cuts -= self.cuts > 0
             cut = (len(data) - start) // 2
         send(request, 206 if start else 200, data[start:], headers, cut)
+
+    def take(self, request):
+        """Answers a request that sends something."""
+        body = request.rfile.read(int(request.headers.get('Content-Length') or 0))
+        path = urlsplit(request.path).path
+        self.asked.append((request.command, path))
+        if token := request.headers.get('Authorization'):
+            self.tokens.add(token)
+        if self.hangs == request.command:
+            self.ended.wait(5)
+        act, repo, kind, of_batch, oid = SENT.fullmatch(path).groups()
+        if act == 'repos/create':
+            said = json.loads(body)
+            repo = f'{said["organization"]}/{said["name"]}'
+        if repo in self.refuses:
+            status, code = self.refuses[repo]
+            return send(request, status, b'', {'X-Error-Code': code} if code else {})
+        reply = {}
+        if act == 'repos/create':
+            if repo in self.repos:
+                return send(request, 409, b'{"url": "%s"}' % f'{self.url}/{repo}'.encode())
+            self.repos[repo], self.made[repo] = {'main': {'.gitattributes': b''}}, said['visibility']
+            reply = {'url': f'{self.url}/{repo}'}
+        elif kind == 'preupload':
+            modes = {file['path']: 'lfs' if self.by_lfs and file['path'].endswith('.safetensors') else 'regular' for file in json.loads(body)['files']}
+            reply = {'files': [{'path': p, 'uploadMode': mode, 'shouldIgnore': False} for p, mode in modes.items()]}
+        elif of_batch:
+            objects = json.loads(body)['objects']
+            reply = {'objects': [{**o, 'actions': {'upload': {'href': f'{self.url}/lfs/{o["oid"]}'}}} for o in objects]}
+        elif oid:
+            self.objects[oid] = body
+        elif kind == 'commit':
+            self.repos[repo]['main'] = self.after(self.repos[repo]['main'], [json.loads(line) for line in body.splitlines()])
+            reply = {'commitUrl': f'{self.url}/{repo}/commit/1', 'commitOid': self.commit(repo)}
+        send(request, 200, json.dumps(reply).encode())
+
+    def after(self, files, operations):
+        """The files of a branch after a commit's operations."""
+        files = dict(files)
+        for operation in operations:
+            of = operation['value']
+            if operation['key'] == 'file':
+                files[of['path']] = base64.b64decode(of['content'])
+            elif operation['key'] == 'lfsFile':
+                files[of['path']] = self.objects[of['oid']]
+            elif operation['key'] == 'deletedFile':
+                del files[of['path']]
+        return files
 
 
 def send(request, status, body, headers=(), cut=None):

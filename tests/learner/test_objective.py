@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from learners import learner_config
 
-from bapo_jax.learner.losses import Clip, k3
+from bapo_jax.learner.losses import SURROGATES, Clip, k3
 from bapo_jax.learner.mini_batch import LANES, Rows, Sequences
 from bapo_jax.learner.objective import KL, Objective, evaluate_objective, numbers_of, objective_of, switched
 from bapo_jax.learner.policy import policy_metrics
 from bapo_jax.learner.sums import Updated
 
-PLAIN = Objective('token', 'clip', Clip(0.2, 0.3, 3.0), 'behaviour', None, None, (), False)
+PLAIN = Objective('token', SURROGATES['clip'], Clip(0.2, 0.3, 3.0), 'behaviour', None, None, (), False)
 NUMBERS = {'temperature': np.float32(1), 'kl_coef': np.float32(0.3), 'entropy_coef': np.float32(0.05)}
 R, T = 2, 8
 

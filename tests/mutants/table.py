@@ -22,6 +22,10 @@ _BUFFER = _of('replay/buffer.py', 'replay/test_buffer.py', 'replay/test_bapo.py'
 _BAPO = _of('replay/bapo.py', 'replay/test_bapo.py')
 _THRESHOLDS = _of('replay/thresholds.py', 'replay/test_thresholds.py')
 _FILTERS = _of('replay/filters.py', 'replay/test_filters.py')
+_OWN = _of('own/method.py', 'own/test_method.py')
+_OWN_REPLAY = _of('replay/own_replay.py', 'own/test_method.py')
+_OWN_SURROGATE = _of('learner/own_surrogate.py', 'own/test_method.py')
+_OWN_CODE = _of('config/own_code.py', 'own/test_method.py')
 _REPO = _of('replay/repo.py', 'replay/test_repo.py')
 _POSTERIOR = _of('replay/posterior.py', 'replay/test_posterior.py')
 _CONTINUATIONS = _of('replay/continuations.py', 'replay/test_continuations.py')
@@ -98,6 +102,19 @@ MUTANTS = (
     _POSTERIOR('return 1 - all_right.prod(axis=1) - all_wrong.prod(axis=1)', 'return 1 - all_right.prod(axis=1)',
                'all-wrong groups count as mixed'),
     _CONTINUATIONS('(-1 if 2 * right > asked else 1)', '(1 if 2 * right > asked else -1)', 'help rises with success'),
+    # ---- functions of the user's
+    _OWN('result.shape != rewards.shape or', '', 'an advantage of any shape'),
+    _OWN('or not _all_finite(result)', '', 'an advantage that is not finite'),
+    _OWN('given.flags.writeable = False', 'pass', "an advantage may change the group's rewards"),
+    _OWN('or not 0 <= result <= 1', '', 'a probability above 1'),
+    _OWN_REPLAY('if any(g.infra_error for g in batch.groups):', 'if False:', 'a batch with groups that could not be judged'),
+    _OWN_REPLAY('        second.restore(state)\n', '', 'a state that nobody restores'),
+    _OWN_REPLAY('any(all(g is not f for f in fresh) for g in batch.of_origin(X1))', 'False', 'old groups as fresh ones'),
+    _OWN_SURROGATE('(slope_RxT == 0) & (advantage_RxT != 0)', '(slope_RxT == 0)', 'prompts count as clipped'),
+    _OWN_SURROGATE('return -function(ratio_RxT, advantage_RxT)', 'return function(ratio_RxT, advantage_RxT)',
+                   'the objective is minimised'),
+    _OWN_SURROGATE('if not at_one > 0:', 'if False:', 'a loss in place of an objective'),
+    _OWN_CODE('OWN_FIELDS = (*JUDGES, *ARGUMENTS)', 'OWN_FIELDS = JUDGES', 'the source of a method is not of the run'),
     # ---- learner
     _CREDIT('rewards.std(ddof=1)', 'rewards.std()', 'the population deviation for the sample one'),
     _CREDIT('p = max(p, 1 / len(rewards)) if p > 0 else 1.0', 'p = rewards.mean()', 'the guard of MaxRL\'s mean'),

@@ -3,38 +3,61 @@
 import numpy as np
 from making import config, evaluation, make_run, row
 
-from bapo_jax.report.comparison import by_seed, comparison
-from bapo_jax.report.records import read_run
+from bapo_jax.report.comparison import comparison
+from bapo_jax.report.records import costs_of, read_run
 
 
 def run(tmp_path, evals=(), steps=range(1, 9), name='run', **more):
     return read_run(make_run(tmp_path / name, [row(s) for s in steps], evals, **more))
 
 
-def test_seeds_of_one_config_are_one_curve_with_a_band(tmp_path):
+def section(figures, name):
+    return next(f for f in figures if f.name == name)
+
+
+def three(tmp_path, **more):
+    """Two seeds of one arm, whose second began at step 2, and one of another."""
     runs = [
-        run(tmp_path, [evaluation(8, [1], x, x)], steps, f'r{seed}', settings=config(seed=seed))
+        run(tmp_path, [evaluation(0, [1], 0, 0), evaluation(8, [1], x, x)], steps, f'r{seed}', settings=config(seed=seed))
         for seed, x, steps in ((1, 0.25, range(1, 9)), (2, 0.75, range(2, 9)))
     ]
-    other = run(tmp_path, [evaluation(8, [1], 0.5, 0.5)], name='other', settings=config(method='grpo'))
-    figure = comparison([*runs, other])
-    reward, norm, _, _, mean, passed = figure.panels
-    assert norm.title.startswith('Gradient norm') and len(norm.lines) == 2
-    assert [x.label for x in reward.lines] == ['bapo (2 seeds)', 'grpo']
+    return [*runs, run(tmp_path, [evaluation(8, [1], 0.5, 0.5)], name='other', settings=config(method='grpo'), **more)]
+
+
+def test_seeds_of_one_config_are_one_curve_with_a_band(tmp_path):
+    figure = section(comparison(three(tmp_path)), 'comparison')
+    mean, passed, reward, norm, _, _ = figure.panels
+    assert norm.title == 'Gradient norm, before clipping' and len(norm.lines) == 2
+    assert [x.label for x in reward.lines] == ['bapo', 'grpo']
     assert reward.lines[0].x.tolist() == list(range(2, 9))  # the steps that both have
     np.testing.assert_allclose(reward.lines[0].y, [0.1 + s / 100 for s in range(2, 9)], rtol=1e-12)
     band = mean.lines[0]
-    assert (band.y.tolist(), band.low.tolist(), band.high.tolist()) == ([0.5], [0.25], [0.75])
+    assert (band.y.tolist(), band.low.tolist(), band.high.tolist()) == ([0, 0.5], [0, 0.25], [0, 0.75])
     assert mean.lines[1].low is None and passed.title == 'cd4, pass@2'
 
 
-def test_runs_that_differ_in_more_than_seed_stand_apart(tmp_path):
-    settings = [config(seed=1), config(seed=2), config(seed=1, epochs=3), None, None]
-    runs = [run(tmp_path, name=f'r{i}', settings=s) for i, s in enumerate(settings)]
-    groups = by_seed(runs)
-    assert {name: [r.name for r in of] for name, of in groups.items()} == {
-        'r0 (2 seeds)': ['r0', 'r1'], 'r2': ['r2'], 'r3': ['r3'], 'r4': ['r4'],
-    }  # fmt: skip
+def test_curves_are_drawn_over_whatever_all_runs_record_the_cost_of(tmp_path):
+    views = dict(section(comparison(three(tmp_path)), 'comparison').views)
+    assert list(views) == ['training steps', 'responses generated', 'minutes of training']
+    score, reward = views['responses generated'][0].lines[0], views['minutes of training'][2].lines[0]
+    assert score.x.tolist() == [0, 8 * 16]  # before training, and at the counter of step 8
+    np.testing.assert_allclose(reward.x, [((s + s - 1) / 2) * 2 / 60 for s in range(2, 9)])  # 2 s each; one run has a step less
+    rows = [row(s, **{'actor/updates': 2}) for s in range(1, 9)]
+    assert list(costs_of(read_run(make_run(tmp_path / 'updates', rows))))[2] == 'optimizer updates'
+
+
+def test_minutes_are_between_rows_where_they_have_times_and_the_steps_own_after_a_restart(tmp_path):
+    iso = '1970-01-01T00:{:02}:00+00:00'
+    rows = [row(1, time=60.0), row(2, time=iso.format(3)), row(3, time=iso.format(33)), row(4, time='no time')]
+    r = read_run(make_run(tmp_path / 'run', rows))._replace(restarts=[3])
+    np.testing.assert_allclose(costs_of(r)['minutes of training'] * 60, [2, 122, 124, 126])
+
+
+def test_the_comparison_begins_with_the_scores_and_a_sentence_on_each_difference(tmp_path):
+    scores, differences, *_ = comparison(three(tmp_path))
+    assert [r[:2] for r in scores.table.rows] == [('bapo', '2'), ('grpo', '1')]
+    assert len(differences.table.rows) == 2 and differences.title == 'Differences from bapo'
+    assert differences.said == ('With one seed, no interval can be computed; train more seeds.',)
 
 
 def test_a_table_says_what_each_method_cost_and_reached_at_its_best_and_at_its_end(tmp_path):
@@ -46,11 +69,11 @@ def test_a_table_says_what_each_method_cost_and_reached_at_its_best_and_at_its_e
         run(tmp_path, three([0, 0, 0, 0, 2], 0.2, 0.4), name='b', settings=config(seed=2)),
         run(tmp_path, name='c', settings=config(method='grpo')),
     ]
-    table = comparison(runs).table
+    table = section(comparison(runs), 'costs').table
     assert table.head == ('', 'step', 'rollouts', 'cd4 mean@2', 'cd4 pass@2', 'solved of those unsolved at first')
     assert table.rows == (
-        ('bapo (2 seeds), best', '6', '96', '50.0%', '50.0%', '–'),  # of .6 at step 4 and .4 at step 8; 16 rollouts a step
-        ('bapo (2 seeds), end', '8', '128', '45.0%', '45.0%', '37.5%'),  # of 3 of 4 prompts, and of none
+        ('bapo, best', '6', '96', '50.0%', '50.0%', '–'),  # of .6 at step 4 and .4 at step 8; 16 rollouts a step
+        ('bapo, end', '8', '128', '45.0%', '45.0%', '37.5%'),  # of 3 of 4 prompts, and of none
         ('grpo, best', '–', '–', '–', '–', '–'),
         ('grpo, end', '8', '128', '–', '–', '–'),
     )

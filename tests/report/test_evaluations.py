@@ -25,10 +25,24 @@ def test_curves_are_the_evaluations(tmp_path):
     assert mean.y.tolist() == [0.30, 0.60, 0.50] and passed.y.tolist() == [0.40, 0.50, 0.45]
 
 
-@pytest.mark.parametrize('mean, passed, warns', [(0.4, 0.3, True), (0.4, 0.4, False), (0.2, 0.3, False), (0.4, 0.5, False)])
-def test_a_pass_rate_that_falls_while_the_mean_rises_warns(tmp_path, mean, passed, warns):
-    evals = [evaluation(0, [0], 0.3, 0.4), evaluation(8, [1], mean, passed)]
-    assert len(evaluations.curves(run(tmp_path, evals)).warnings) == warns
+@pytest.mark.parametrize('mean, lost, steps, warns', [
+    (0.4, 30, 20, True), (0.4, 5, 20, False), (0.2, 30, 20, False), (0.4, 0, 20, False), (0.4, 30, 19, False),
+])  # fmt: skip
+def test_a_pass_rate_that_falls_beyond_noise_while_the_mean_rises_warns(tmp_path, mean, lost, steps, warns):
+    """Of 200 questions 93 were solved at first; at last `lost` of them are not, and 4 others are."""
+    first, last = [1] * 93 + [0] * 107, [2] * (93 - lost) + [0] * (103 + lost) + [1] * 4
+    evals = [evaluation(0, first, 0.3, 0.465), evaluation(steps, last, mean, sum(c > 0 for c in last) / 200)]
+    warnings = evaluations.curves(run(tmp_path, evals, range(1, steps + 1))).warnings
+    assert len(warnings) == warns
+    if warns:
+        assert warnings[0].startswith('cd4: pass@2 fell from 46.5% to 33.5% (95 % CI of the change: −18.5 to −7.5 points) while')
+
+
+def test_no_warning_of_scores_whose_noise_is_unknown(tmp_path):
+    rows = [row(s, **({'val-core/a/acc/mean@4': s / 50, 'val-core/a/acc/pass@4': 1 - s / 50} if s in (1, 25) else {})) for s in range(1, 26)]
+    assert evaluations.curves(read_run(make_run(tmp_path / 'run', rows))).warnings == ()
+    apart = [evaluation(0, [1] * 200, 0.3, 1.0), evaluation(25, [0] * 100, 0.4, 0.0)]
+    assert evaluations.curves(run(tmp_path, apart, range(1, 26), 'apart')).warnings == ()  # other questions
 
 
 def test_the_migration_counts_every_tracked_prompt(tmp_path):

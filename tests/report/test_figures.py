@@ -19,10 +19,10 @@ LINES = {
         'Reward': 'critic/score/mean', 'Entropy': 'actor/entropy', 'Response length': 'response_length/mean',
         'Responses cut at the limit': 'response_length/clip_ratio',
     },
-    figures.thresholds: {'c2': 'bapo/c2', 'c3': 'bapo/c3', 'r_tot': 'bapo/r_tot'},
-    figures.composition: {'X1 fresh': 'bapo/x1_groups', 'X2 re-evaluated': 'bapo/x2_groups', 'X3 replayed': 'bapo/x3_groups'},
+    figures.thresholds: {'lower bound (c2)': 'bapo/c2', 'upper bound (c3)': 'bapo/c3', 'average accuracy (r_tot)': 'bapo/r_tot'},
+    figures.composition: {'fresh (X1)': 'bapo/x1_groups', 're-evaluated (X2)': 'bapo/x2_groups', 'replayed (X3)': 'bapo/x3_groups'},
     figures.seconds: {'whole step': 'timing_s/step'},
-    figures.staleness: {'mean': 'staleness/mean', 'max': 'staleness/max'},
+    figures.staleness: {'mean': 'staleness/mean', 'largest': 'staleness/max'},
 }  # fmt: skip
 ALL = (*LINES, figures.bins)
 
@@ -48,7 +48,7 @@ def test_lines_are_the_rows(tmp_path, figure, steps):
 def test_a_metric_of_some_steps_is_drawn_at_those(tmp_path):
     rows = [row(s, **({'staleness/ess/x2': 0.9 + s / 1000} if s % 5 == 0 else {})) for s in STEPS]
     lines = [p for p in figures.staleness(of(tmp_path, rows)).panels if p.title == 'Effective sample size'][0].lines
-    x2 = {x.label: x for x in lines}['X2']
+    x2 = {x.label: x for x in lines}['re-evaluated (X2)']
     assert x2.x.tolist() == [s for s in STEPS if s % 5 == 0]
     assert x2.y.tolist() == [0.9 + s / 1000 for s in STEPS if s % 5 == 0]
 
@@ -74,19 +74,25 @@ def test_bins_leave_out_a_step_without_a_judged_group(tmp_path):
     assert figures.bins(of(tmp_path, rows)).panels[0].lines[0].y.tolist() == [0.25, 0.25, 0.5]
 
 
-def test_seconds_are_means_over_all_steps(tmp_path):
+def test_phases_are_means_over_all_steps_that_add_up(tmp_path):
+    """A step takes 2 s, of which 1.25 s are the update; an evaluation of 3 s comes after one of four steps."""
     rows = [row(s, **({'timing_s/testing': 3.0} if s == 2 else {})) for s in range(1, 5)]
-    bars = figures.seconds(of(tmp_path, rows)).panels[0]
-    assert dict(zip(bars.ticks, bars.lines[0].x, strict=True)) == {'gen': 0.5, 'testing': 0.75, 'update_actor': 1.25}
+    figure = figures.seconds(of(tmp_path, rows))
+    bars = figure.panels[0]
+    assert dict(zip(bars.ticks, bars.lines[0].x, strict=True)) == {'other': 0.75, 'testing': 0.75, 'update_actor': 1.25}
+    assert figure.table.rows == (
+        ('update_actor', '1.25', '45.5%'), ('testing', '0.75', '27.3%'), ('other', '0.75', '27.3%'), ('all of these', '2.75', '100.0%'),
+        ('gen', '0.5', 'beside or inside other phases'),
+    )  # fmt: skip
 
 
 def test_long_series_are_means_of_equal_bins():
-    x, y = panels.binned(np.arange(10_000), np.arange(10_000.0) ** 2)
-    assert len(x) == 1000
-    np.testing.assert_allclose(y, (np.arange(10_000.0) ** 2).reshape(1000, 10).mean(axis=1), rtol=1e-12)
-    np.testing.assert_allclose(x, np.arange(10_000).reshape(1000, 10).mean(axis=1), rtol=1e-12)
-    assert len(panels.binned(np.arange(1000), np.ones(1000))[0]) == 1000
-    assert len(panels.binned(np.arange(1001), np.ones(1001))[0]) == 501
+    most = panels.MOST_POINTS
+    x, y = panels.binned(np.arange(10 * most), np.arange(10.0 * most) ** 2)
+    np.testing.assert_allclose(y, (np.arange(10.0 * most) ** 2).reshape(most, 10).mean(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(x, np.arange(10 * most).reshape(most, 10).mean(axis=1), rtol=1e-12)
+    assert len(panels.binned(np.arange(most), np.ones(most))[0]) == most
+    assert len(panels.binned(np.arange(most + 1), np.ones(most + 1))[0]) == most // 2 + 1
 
 
 @pytest.mark.parametrize('figure', ALL)
@@ -115,6 +121,32 @@ def test_no_warning_where_it_does_not(tmp_path, figure):
     assert figure(of(tmp_path, [row(s) for s in STEPS], settings=config())).warnings == ()
 
 
+@pytest.mark.parametrize('words', WARNED)
+def test_a_run_of_fewer_than_twenty_steps_warns_of_nothing(tmp_path, words):
+    figure, rows = WARNED[words]
+    assert figure(of(tmp_path, rows[1:], settings=config())).warnings == ()
+
+
+def test_a_change_within_noise_does_not_warn(tmp_path):
+    """8 of 40 groups all wrong, then 10; and one step of 30 with a small effective sample size."""
+    rows = [row(s, accuracy_bins=[4 + (s > 20), 14, 2]) for s in range(1, 31)]
+    assert figures.bins(of(tmp_path / 'bins', rows)).warnings == ()
+    rows = [row(s, **{'staleness/ess/x1': 0.4 if s == 3 else 0.9}) for s in range(1, 31)]
+    assert figures.staleness(of(tmp_path / 'ess', rows)).warnings == ()
+
+
+def test_a_run_without_a_correct_response_is_told_what_the_command_says_at_its_end(tmp_path):
+    (said,) = figures.bins(of(tmp_path, [row(s, accuracy_bins=[8, 0, 0]) for s in range(1, 4)])).warnings
+    assert said.startswith('No response of the run was correct, so no group was mixed') and said.endswith('another model.')
+
+
+def test_a_legend_names_no_origin_that_no_batch_had(tmp_path):
+    rows = [row(s, **{'bapo/x2_groups': 0, 'rollout/reevaluated_total': 0}) for s in STEPS]
+    assert [x.label for x in figures.composition(of(tmp_path / 'a', rows)).panels[0].lines] == ['fresh (X1)', 'replayed (X3)']
+    assert 're-evaluation' not in drawn(figures.rollouts(of(tmp_path / 'b', rows)))
+    assert list(drawn(figures.reward(of(tmp_path / 'c', rows[:30])))) == ['each step']  # a mean of 1 step is the step
+
+
 @pytest.mark.parametrize('settings', [None, config(replay={'use_x2': False, 'use_x3': False})])
 def test_an_origin_that_the_config_does_not_use_may_be_empty(tmp_path, settings):
     rows = [row(s, **{'bapo/x2_groups': 0, 'bapo/x3_groups': 0}) for s in STEPS]
@@ -124,7 +156,7 @@ def test_an_origin_that_the_config_does_not_use_may_be_empty(tmp_path, settings)
 def test_the_lowest_effective_sample_size_is_named(tmp_path):
     rows = [row(s, **{'staleness/ess/x1': 0.4 if s == 3 else 0.45 if s == 5 else 0.9}) for s in STEPS]
     (warning,) = figures.staleness(of(tmp_path, rows)).warnings
-    assert 'X1' in warning and 'at 2 steps' in warning and '0.40' in warning
+    assert 'X1' in warning and 'at 2 of 37 steps' in warning and '0.40' in warning
 
 
 def test_failed_prompts_that_are_mixed_now_stand_beside_fresh_ones(tmp_path):

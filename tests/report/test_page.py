@@ -5,16 +5,19 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from making import config, evaluation, make_run, row
 
+from bapo_jax.report import draw
 from bapo_jax.report.page import slugs, write_report
+from bapo_jax.report.panels import Line, Panel
 
 FIGURES = {
     'reward', 'tests', 'bins', 'migration', 'composition', 'rollouts', 'gradient', 'dynamics', 'staleness', 'thresholds', 'seconds',
     'faults',
 }  # fmt: skip
-EVALS = [evaluation(0, [0, 1], 0.3, 0.5), evaluation(500, [1, 2], 0.5, 0.4)]
+EVALS = [evaluation(0, [0, *[1] * 9], 0.3, 0.5), evaluation(500, [1, 2, *[0] * 8], 0.5, 0.4)]
 EVENTS = [{'event': 'update <b>skipped</b>', 'time': '2026-01-01T00:00:00+00:00', 'step': 9, 'message': '$x_1$ & <script>'}]
 
 
@@ -54,8 +57,8 @@ def test_the_pages_policy_lets_nothing_be_loaded_or_run(whole):
     assert whole[0].index(policy) < whole[0].index('<title>')
 
 
-def test_the_page_is_under_three_megabytes(whole):
-    assert len(whole[0].encode()) < 3_000_000
+def test_a_run_takes_less_than_a_quarter_of_a_megabyte(whole):
+    assert len(whole[0].encode()) < 250_000
 
 
 def test_every_figure_is_on_the_page_and_a_png(whole):
@@ -65,8 +68,11 @@ def test_every_figure_is_on_the_page_and_a_png(whole):
     assert all(p.read_bytes()[:8] == b'\x89PNG\r\n\x1a\n' for p in (directory / 'report').iterdir())
 
 
-def test_text_takes_the_pages_colour(whole):
-    assert 'currentColor' in whole[0] and '#010203' not in whole[0] and 'prefers-color-scheme: dark' in whole[0]
+def test_text_and_lines_take_the_pages_colours(whole):
+    drawn = ''.join(re.findall('<svg.*?</svg>', whole[0], re.S))
+    assert 'currentColor' in drawn and not re.search('#[0-9a-fA-F]{6}|font-family', drawn)
+    used = set(re.findall(r'var\((--c\d)\)', drawn))
+    assert used and all(whole[0].count(f'{name}: #') == 3 for name in used)  # light, dark and print
 
 
 def test_ids_are_unique_and_references_lead_to_them(whole):
@@ -82,7 +88,7 @@ def test_names_and_messages_are_text(whole):
 
 
 def test_warnings_are_on_the_page(whole):
-    assert 'pass@2 fell from 50.0% to 40.0%' in whole[0] and 'effective sample size of X3 is below 0.5 at 500 steps' in whole[0]
+    assert 'pass@2 fell from 50.0% to 40.0%' in whole[0] and 'effective sample size of X3 is below 0.5 at 500 of 500 steps' in whole[0]
 
 
 def test_a_run_of_one_step_and_nothing_else_says_what_is_missing(tmp_path):
@@ -91,14 +97,40 @@ def test_a_run_of_one_step_and_nothing_else_says_what_is_missing(tmp_path):
     assert '<h1>one</h1>' in html and '<h2>' not in html  # its name stands once
 
 
-def test_several_runs_share_a_page(tmp_path):
-    rows = [{'step': step, 'critic/score/mean': 0.5} for step in (1, 2)]
-    same = [make_run(tmp_path / part / 'x', rows, settings=config(seed=i)) for i, part in enumerate('ab')]
-    path = write_report(same, tmp_path / 'out' / 'both.html')
+def test_several_runs_share_a_page_that_begins_with_their_comparison(tmp_path):
+    rows = [row(step) for step in (1, 2)]
+    same = [make_run(tmp_path / part / 'x', rows, EVALS, settings=config(seed=i)) for i, part in enumerate('ab')]
+    other = make_run(tmp_path / 'grpo', rows, EVALS, settings=config(method='grpo', seed=0))
+    path = write_report([*same, other], tmp_path / 'out' / 'both.html')
     html = path.read_text('utf-8')
-    assert path == tmp_path / 'out' / 'both.html' and 'bapo (2 seeds)' in html and f'<h2>{same[1]}</h2>' in html
-    assert len(list((tmp_path / 'out' / 'both').glob('*_reward.png'))) == 2
-    assert (tmp_path / 'out' / 'both' / 'comparison.png').is_file()
+    assert path == tmp_path / 'out' / 'both.html' and '<h1>bapo, grpo: 3 runs</h1>' in html and outside(html) == []
+    places = [html.index(x) for x in ('<td>bapo</td>', 'for grpo and bapo in', 'id="x-0" checked', f'<h2>{same[1]}</h2>')]
+    assert places == sorted(places) and html.count('<details') == html.count('</details>') == 3
+    assert '<details open' not in html and html.index('no interval can be computed') < html.index('<details')
+    assert [p.name for p in (tmp_path / 'out' / 'both').glob('*.png')] == ['comparison.png']
+
+
+def test_numbers_on_an_axis_keep_their_decimals():
+    """The coordinates alone are shortened."""
+    panel = Panel('a', 'step', 'b', (Line('c', np.arange(3), np.array([0.5725, 0.5775, 0.5825])),))
+    text = draw.svg(panel, '')
+    assert '>0.5775<' in text and not re.search(r' (d|x|y)="[^"]*\.\d\d', text)
+    assert '#0072B2' not in text.upper() and 'var(--c0)' in text
+
+
+def test_an_axis_that_does_not_start_at_0_says_so():
+    def label(*values, kind='lines'):
+        return draw.y_label(Panel('a', 'step', 'accuracy', (Line('c', np.arange(len(values)), np.array(values)),), kind))
+
+    assert label(0.5, 0.7) == 'accuracy, axis from 0.49' and label(0.1, 0.7) == label(0.5, 0.7, kind='bars') == 'accuracy'
+    assert label(-1.0, 1.0) == 'accuracy, axis from -1.1' and label(0.0, 0.0) == 'accuracy'
+
+
+def test_a_legend_has_what_is_drawn_and_nothing_for_one_line():
+    empty, full = Line('no', np.zeros(0), np.zeros(0)), [Line(f'{i}', np.arange(2), np.arange(2), i) for i in (0, 1, None)]
+    assert [key.label for key in draw.legend(Panel('', '', '', (empty, *full)))] == ['0', '1', 'None']
+    assert [key.colour for key in draw.legend(Panel('', '', '', tuple(full)))] == [0, 1, len(draw.COLOURS) - 1]
+    assert draw.legend(Panel('', '', '', (empty, full[0]))) == []
 
 
 NO_RUN = 'is not a run directory (no metrics.jsonl); give the --workdir of a run'

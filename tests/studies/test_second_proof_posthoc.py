@@ -12,9 +12,9 @@ from small_run import ROOT
 from studies.second_proof import page, posthoc
 from studies.second_proof.rows import of_today, read_rows
 
-EVIDENCE, PAGE, README, STUDY = (
+EVIDENCE, PAGE, STUDY = (
     (ROOT / name).read_text('utf-8')
-    for name in ('docs/evidence.md', 'studies/second_proof/page.md', 'README.md', 'studies/second_proof/README.md')
+    for name in ('docs/evidence.md', 'studies/second_proof/page.md', 'studies/second_proof/README.md')
 )
 FINALS = {'0.8M': ('final', '{}', range(201, 213)), '12.7M': ('large', 'large_{}', range(201, 209))}
 
@@ -81,7 +81,7 @@ def test_what_x3_costs_in_the_quickstart():
         for benchmark, words_of in (('cd34', 'CD-34'), ('cd4', 'CD-4')):
             assert f"| `{a}` - `{b}` | {words_of} | {first_study('quickstart', a, b, (benchmark,))}" in PAGE
     assert '-5.10 (-8.62 to -1.58)' in PAGE and '-5.1 of pass@32 (-8.6 to -1.6)' in ' '.join(EVIDENCE.split())
-    assert '| 0.9 (0.2 to 1.5) | -5.1 (-8.6 to -1.6) |' in README
+    assert '| 0.9 (0.2 to 1.5) | -5.1 (-8.6 to -1.6) |' in EVIDENCE
 
 
 def test_the_papers_percent_beside_ours(rows):
@@ -146,7 +146,7 @@ def test_what_failed_at_the_base_still_seldom_gives_a_mixed_group(rows):
 
 
 def test_the_sentences_tell_the_rate_and_the_price_in_pass_at_32():
-    """Verdict 4 and the README: no lead in pass@32 and none of the larger policy is claimed without the rate."""
+    """Verdict 4 and its table: no lead in pass@32 and none of the larger policy is claimed without the rate."""
     lines = {cells[1].strip(): cells[4:6] for cells in (line.split('|') for line in PAGE.splitlines()) if len(cells) == 7}
     short = {name: [re.sub(r'(\d\.\d)\d', round_off, cell.strip()) for cell in cells] for name, cells in lines.items()}
     loss = short['RX - G, 0.8M parameters'][1]  # '-1.0 (-1.6 to -0.3)'
@@ -163,10 +163,10 @@ def test_the_sentences_tell_the_rate_and_the_price_in_pass_at_32():
                              ('0.8M', 'RX', 'G', 'BAPO against GRPO at one rate; post hoc'),
                              ('12.7M', 'RX', 'G', 'the same with 12.7M parameters, on an H200; post hoc')],
 )  # fmt: skip
-def test_the_first_pages_table_is_the_rows(rows, policy, a, b, begins):
+def test_the_table_of_every_comparison_is_the_rows(rows, policy, a, b, begins):
     (x, _), (y, _) = runs(rows, policy, a), runs(rows, policy, b)
     line = f'| {begins}, {len(x)} seeds | {words(mean(x) - mean(y), 1)} | {words(solved(x) - solved(y), 1)}'
-    assert line in README
+    assert line in EVIDENCE
 
 
 def round_off(found):
@@ -180,9 +180,8 @@ def test_what_was_made_once_or_twice_is_said_to_be(rows):
     assert 'have two bases, made by one command that ran twice on one day' in ' '.join(STUDY.split())
     diagrams = (ROOT / 'docs' / 'reference' / 'tasks.md').read_text('utf-8')
     seeds = re.findall(r'^\| figures \| \d \| ([\d.]+ → [\d.]+) \|', diagrams, re.MULTILINE)
-    for page_of in ('README.md', 'docs/reference/tasks.md'):
-        [line] = [line for line in (ROOT / page_of).read_text('utf-8').splitlines() if '#diagrams' in line and '→' in line]
-        assert len(seeds) == 2 and all(score in line for score in seeds)
+    [line] = [line for line in diagrams.splitlines() if '#diagrams' in line and '→' in line]
+    assert len(seeds) == 2 and all(score in line for score in seeds)
 
 
 def test_post_hoc_is_said_to_be_so(rows):

@@ -1,0 +1,97 @@
+"""The model card: a run's records, and nothing of the machine; its settings make the run's config again."""
+
+import re
+
+import pytest
+from huggingface_hub import ModelCard
+from small_run import small_config
+
+from bapo_jax.config import fields_that, resolve, value
+from bapo_jax.config.field import AMEND, HELD
+from bapo_jax.report.card import Exported, model_card
+
+COMMITS = {'Qwen/Tiny@v1': 'a' * 40, 'datasets/owner/cd': 'b' * 40}
+
+
+def exported(tmp_path, **changes):
+    c = resolve(small_config('dapo', tmp_path / 'few.jsonl'))
+    c.model.path, c.task.train = 'Qwen/Tiny@v1', 'owner/cd/main:train'
+    known = {**c.to_dict(), 'hub': COMMITS, 'environment': {'devices': '2 cpu', 'jax': '0.10.2'}}
+    e = Exported('me/mine', 1200, 'bfloat16', False, known, {}, {}, 'c0ffee')
+    return e._replace(**changes)
+
+
+def settings_in(card):
+    """The config that the card's own file returns."""
+    names = {}
+    exec(re.findall(r'^```python\n(.*?)^```', card, re.MULTILINE | re.DOTALL)[1], names)
+    return names['get_config']()
+
+
+def test_a_card_says_what_the_run_recorded(tmp_path):
+    e = exported(tmp_path)
+    e.run_config['task']['reward'] = 'my_rewards:one_word'
+    card = model_card(e)
+    for row in (
+        f'| base model | Qwen/Tiny@v1, commit {"a" * 40} |',
+        f'| training data | owner/cd/main:train, commit {"b" * 40}, 60 questions at most |',
+        '| task | countdown, template compact |',
+        '| reward | my_rewards:one_word |',
+        '| steps | 1,200, each on 8 prompts × 4 responses |',
+        '| learning rate | 5e-05, constant |',
+        '| trained on | devices 2 cpu, jax 0.10.2 |',
+        '| weights | bfloat16 |',
+    ):
+        assert row in card.splitlines()
+    assert '| method | dapo: DAPO' in card and ', commit c0ffee.' in card
+    data = ModelCard(card).data
+    assert (data.base_model, data.datasets, data.library_name, data.license) == ('Qwen/Tiny', ['owner/cd'], 'transformers', None)
+    assert data.pipeline_tag == 'text-generation' and data.tags == ['bapo_jax', 'rlvr', 'dapo']
+
+
+def test_the_settings_of_a_card_make_the_config_of_the_run_again(tmp_path):
+    e = exported(tmp_path)
+    again = resolve(settings_in(model_card(e)))
+    for name in (*fields_that(HELD), *fields_that(AMEND), 'model.path', 'steps', 'evaluate.samples', 'evaluate.temperature'):
+        want = e.run_config
+        for part in name.split('.'):
+            want = want[part]
+        assert value(again, name) == want, name
+
+
+def test_a_card_names_no_folder_of_the_machine(tmp_path):
+    e = exported(tmp_path)
+    e.run_config['model']['path'] = str(tmp_path / 'base')
+    e.run_config['task']['train'] = str(tmp_path / 'questions.jsonl')
+    e.run_config['rollout']['server']['python'] = str(tmp_path / 'python')
+    card = model_card(e)
+    assert '| base model | base |' in card and '| training data | questions.jsonl,' in card and 'few.jsonl' in card
+    assert str(tmp_path) not in card and 'base_model' not in card and 'datasets:' not in card
+
+
+def test_scores_stand_side_by_side_with_their_intervals(tmp_path):
+    few = {'samples': 4, 'questions': 9, 'mean': 0.25, 'interval': [0.2, 0.3], 'pass': 0.5, 'pass_interval': [0.4, 0.6]}
+    scores = {'base': {'/data/few.jsonl': few}, 'trained': {'/data/few.jsonl': few | {'mean': 0.5}, 'other': few}}
+    lines = model_card(exported(tmp_path, scores=scores)).splitlines()
+    assert '| few, mean@4, 9 problems | 25.0 (20.0 to 30.0) | 50.0 (20.0 to 30.0) |' in lines
+    assert '| other, pass@4, 9 problems | – | 50.0 (40.0 to 60.0) |' in lines
+    assert 'The run did not evaluate this policy.' in model_card(exported(tmp_path))
+
+
+def test_what_a_config_says_does_not_break_the_tables(tmp_path):
+    e = exported(tmp_path, name="it's me")
+    e.run_config['task']['reward'] = 'a|b\nc'
+    card = model_card(e)
+    assert '| reward | a\\|b c |' in card and "vllm serve 'it'\"'\"'s me'" in card
+    assert all(compile(code, 'card', 'exec') for code in re.findall(r'^```python\n(.*?)^```', card, re.MULTILINE | re.DOTALL))
+
+
+def test_a_policy_of_no_known_run_says_so(tmp_path):
+    card = model_card(exported(tmp_path, run_config=None, sees_images=True, license={'license': 'mit'}))
+    assert 'this card does not say how' in card and 'AutoModelForImageTextToText' in card and 'bapo-train' not in card
+    assert ModelCard(card).data.license == 'mit' and ModelCard(card).data.pipeline_tag == 'image-text-to-text'
+
+
+def test_a_damaged_record_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match='task of config.json is not a section; restore that file'):
+        model_card(exported(tmp_path, run_config={'task': 'x'}))
