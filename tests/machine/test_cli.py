@@ -70,7 +70,7 @@ def test_a_misspelt_field_in_a_config_file_is_refused_with_its_file(tmp_path):
     text = 'from bapo_jax.config import default_config\ndef get_config():\n    c = default_config()\n'
     text += '    c.stepz = 3\n    return c\n'
     (tmp_path / 'mine.py').write_text(text)
-    with pytest.raises(ValueError, match=r'mine\.py: the config cannot run:\n  - stepz: no such field; choose one of the fields of the config: '):
+    with pytest.raises(ValueError, match=r'mine\.py: the config cannot run:\n  - stepz: no such field \(did you mean steps\?\); choose one of the fields of the config: '):
         cli._Parser(check_fields).parse(f'{tmp_path}/mine.py')
 
 
