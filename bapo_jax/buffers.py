@@ -1,10 +1,11 @@
 """Shows what a run's replay buffer holds, how it was used, and which hard prompts never improved.
 
-    python -m bapo_jax.buffers runs/x [--show=10]
+    python -m bapo_jax.buffers runs/x [--show=10] [--base=DIRECTORY]
 
 It reads config.json, metrics.jsonl and the replay state of the newest complete checkpoint, but no weights. It
 writes nothing, and can run while the trainer does. --show sets how many hard prompts are printed with their
-question. Bytes are those of the token and log-prob arrays.
+question. --base names the model that the run started from, if it is not at the run's model.path. Bytes are
+those of the token and log-prob arrays.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bapo_jax.config import with_later_fields
-from bapo_jax.machine import hub, terminal
+from bapo_jax.machine import terminal
 from bapo_jax.machine.help import CommandParser
 from bapo_jax.machine.output import ends_with_its_reader
 from bapo_jax.models.tokenizer import load_tokenizer
 from bapo_jax.own.method import is_own
+from bapo_jax.policies import base_of
 from bapo_jax.replay.bapo import Bapo
 from bapo_jax.replay.buffer import BadEntry, ReplayBuffer
 from bapo_jax.replay.repo import Repo
@@ -45,12 +47,15 @@ def run(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         '--show', type=int, default=10, metavar='N', help='hard prompts to print; default: 10'
     )
+    parser.add_argument(
+        '--base', type=Path, metavar='DIRECTORY', help='the base model, if it is no longer at model.path'
+    )
     arguments = parser.parse_args(argv)
     jax.config.update('jax_platforms', 'cpu')  # the trainer may be using the accelerator
     logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax warns that it will not write
     with ends_with_its_reader():
         try:
-            show_run(arguments.run, arguments.show, terminal.console())
+            show_run(arguments.run, arguments.show, terminal.console(), arguments.base)
         except (ValueError, OSError) as e:
             if isinstance(e, BrokenPipeError):
                 raise
@@ -58,8 +63,8 @@ def run(argv: Sequence[str] | None = None) -> None:
             sys.exit(said if str(arguments.run) in said else f'{arguments.run}: {said}')
 
 
-def show_run(run: Path, show: int, console: Console) -> None:
-    """Prints a run's buffer.
+def show_run(run: Path, show: int, console: Console, base: Path | None = None) -> None:
+    """Prints a run's buffer. `base` has the tokenizer; None if it is at the run's model.path.
 
     Raises FileNotFoundError or ValueError, naming directory and remedy, if there is no run or it is damaged.
     """
@@ -98,7 +103,8 @@ def show_run(run: Path, show: int, console: Console) -> None:
         return
     hard = resisting(replay.buffer, show)
     if hard:
-        console.print(questions_table(hard, load_tokenizer(_tokenizer_of(recorded))))
+        path, commits = recorded['model']['path'], commits_in(recorded, run / 'config.json')
+        console.print(questions_table(hard, load_tokenizer(base_of(run, path, commits, base))))
     elif show > 0:
         console.print('no hard prompt in the buffer was re-evaluated without improving')
 
@@ -213,16 +219,6 @@ def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Ta
     for row in rows:
         table.add_row(*(f'{x:,}' if isinstance(x, int) else str(x) for x in row))
     return table
-
-
-def _tokenizer_of(config: Mapping[str, Any]) -> str:
-    path = hub.folder_in_run(config['model']['path'], commits_in(config, Path('config.json')))
-    if not Path(path).is_dir():
-        raise FileNotFoundError(
-            f'model.path={path} of config.json does not exist; restore it, '
-            'or leave out the questions with --show=0'
-        )
-    return path
 
 
 if __name__ == '__main__':

@@ -86,7 +86,11 @@ def lead(
             until_the_end.enter_context(held(workdir))
             counts = until_the_end.enter_context(events.recorded(workdir))
             setup = build(config, workdir, hosts, FLAGS.amend)
-        state, steps = train(setup), setup.schedule.steps
+        try:
+            state, steps = train(setup), setup.schedule.steps
+        except stopping.Stopped:  # while the servers loaded the policy
+            setup.run.end()
+            raise
         tell_end(workdir, state, steps)
         hosts.run_finished = state.has_ended(steps)
         if state.step == steps:

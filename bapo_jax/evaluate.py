@@ -48,7 +48,7 @@ from bapo_jax.machine.files import check_directory, write_text
 from bapo_jax.machine.lock import held
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import read_tokenizer
-from bapo_jax.policies import HUGGING_FACE, RUN, StoredPolicy, find_policy
+from bapo_jax.policies import HUGGING_FACE, RUN, StoredPolicy, base_of, check_base, find_policy
 from bapo_jax.rollout.engine import Engine, RolloutError
 from bapo_jax.rollout.serve import PYTHON_VARIABLE
 from bapo_jax.rollout.start import POLICIES, check_start, start_engine
@@ -90,16 +90,18 @@ class Loaded(NamedTuple):
 
 
 def load_for_evaluation(
-    checkpoint: Path, config: ConfigDict | None, engine: str | None, servers: list[str] | None
-) -> Loaded:
+    checkpoint: Path, config: ConfigDict | None, engine: str | None, servers: list[str] | None,
+    base: Path | None = None,
+) -> Loaded:  # fmt: skip
     """The policy in `checkpoint` (policies.py), with the config, tokenizer and engine to score it.
 
     A run, and a policy that it published, are scored with the run's own config; any other policy with
     `config`. `engine` and `servers` override both. The servers in a run's config are never used, since its
-    trainer may be using them.
+    trainer may be using them. `base` replaces model.path, which may be a directory of another machine.
 
     Raises ValueError if a config is needed, the policy is incomplete or belongs to another model, or JAX
-    computes on other devices than mesh.platform says. Raises FileNotFoundError if there is no policy.
+    computes on other devices than mesh.platform says. Raises FileNotFoundError if there is no policy or no
+    base.
     """
     policy = find_policy(checkpoint)
     if policy.run_config is not None:
@@ -115,8 +117,8 @@ def load_for_evaluation(
             'unknown; give --config=FILE'
         )
     else:
-        if policy.kind == HUGGING_FACE:
-            config.model.path = str(checkpoint)
+        if base or policy.kind == HUGGING_FACE:
+            config.model.path = str(base_of(checkpoint, str(checkpoint), {}, base))
         config = located(config_lib.resolve(config))
     if servers and engine == 'jax':
         raise ValueError('--servers cannot be used with --engine=jax; leave one of the two out')
@@ -132,12 +134,13 @@ def load_for_evaluation(
     wanted = config.mesh.platform if config.rollout.engine == 'jax' and not jax.config.jax_platforms else ''
     devices = present(wanted)
     check_start(config)
-    config.model.path = hub.folder_in_run(
-        config.model.path, policy.commits, weights=config.rollout.engine == 'vllm'
+    config.model.path = str(
+        base_of(checkpoint, config.model.path, policy.commits, base, weights=config.rollout.engine == 'vllm')
     )
     custom_reward.find_reward(config.task.reward)  # fail now, not at the first responses
     model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
     tokenizer, ends = read_tokenizer(config.model.path, model)
+    check_base(base, policy, tokenizer)
     policy.check(model)
     mesh, sight = make_mesh(1, -1, 1, devices), make_sight(config, model)
 
@@ -186,7 +189,8 @@ def main(_) -> None:
                         'without a directory here'
                     )
                 checkpoint = Path(hub.model_folder(FLAGS.checkpoint, '--checkpoint'))
-            policy = load_for_evaluation(checkpoint, FLAGS.config, FLAGS.engine, FLAGS.servers)
+            base = Path(FLAGS.base) if FLAGS.base else None
+            policy = load_for_evaluation(checkpoint, FLAGS.config, FLAGS.engine, FLAGS.servers, base)
             config, tokenizer = policy.config, policy.tokenizer
             config.evaluate.benchmarks = tuple(FLAGS.benchmarks or config.evaluate.benchmarks)
             for name in ('samples', 'temperature', 'top_p', 'max_prompt_tokens', 'max_response_tokens'):
@@ -237,6 +241,11 @@ def run() -> None:
         None,
         'A run, a policy (runs/x/policy/000123), a Hugging Face directory, or a hub name.',
         required=True,
+    )
+    flags.DEFINE_string(
+        'base',
+        None,
+        'Hugging Face directory of the model that the run started from; default: model.path of the run.',
     )
     flags.DEFINE_list(
         'benchmarks',

@@ -17,20 +17,20 @@ behind, the next export removes it. If an upload fails, the exported directory s
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from absl import app, flags, logging
 from huggingface_hub import metadata_load
 
-from bapo_jax.machine import cli, hub, pushing
+from bapo_jax.machine import cli, pushing
 from bapo_jax.machine.files import check_directory, write_bytes
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import read_tokenizer
-from bapo_jax.policies import HUGGING_FACE, RUN, StoredPolicy, find_policy
+from bapo_jax.policies import HUGGING_FACE, RUN, StoredPolicy, base_of, check_base, find_policy
 from bapo_jax.report.card import Exported, model_card
 from bapo_jax.run.log.tables import scores_in
+from bapo_jax.run.starts import CHECKOUT, commit_of
 
 CARD = 'README.md'
 
@@ -61,10 +61,11 @@ def export(
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise FileExistsError(f'--output={str(output)!r} exists and is not empty; give a new directory')
     policy = find_policy(checkpoint)
-    base = base or _base_of(checkpoint, policy)
+    given, base = base, base_of(checkpoint, policy.base and str(policy.base), policy.commits, base)
     stated = hf.overrides(policy.run_config['model']) if policy.run_config else {}
     model = hf.read_config(base, stated=stated)
-    read_tokenizer(base, model)  # raises if the export would have no usable tokenizer
+    tokenizer, _ = read_tokenizer(base, model)  # raises if the export would have no usable tokenizer
+    check_base(given, policy, tokenizer)
     dtype = dtype or hf.stored_dtype(base)
     if dtype not in hf.DTYPES:
         raise ValueError(
@@ -95,9 +96,8 @@ def _card(
     evals = (checkpoint if policy.kind == RUN else checkpoint.parent.parent) / 'evals'
     files = {'base': evals / f'{0:06d}.json', 'trained': evals / f'{policy.step:06d}.json'}
     scores = {} if policy.run_config is None else scores_in(files)
-    known = Exported(
-        name, policy.step, dtype, sees_images, policy.run_config, scores, _license(own), _commit()
-    )
+    commit = commit_of(CHECKOUT, 12) or ''
+    known = Exported(name, policy.step, dtype, sees_images, policy.run_config, scores, _license(own), commit)
     return model_card(known).encode()
 
 
@@ -111,30 +111,6 @@ def _license(card: Path) -> dict[str, str]:
         short = ' '.join(str(e).split())[:160]
         raise ValueError(f'{card} begins with damaged YAML ({short}); correct or remove that file') from e
     return {key: stated[key] for key in ('license', 'license_name', 'license_link') if key in stated}
-
-
-def _commit() -> str:
-    """The commit of the checkout that this package is run from; '' without a checkout or without git."""
-    root = Path(__file__).resolve().parents[1]
-    if not (root / '.git').exists() or not shutil.which('git'):
-        return ''
-    words = ('git', 'describe', '--always', '--dirty', '--abbrev=12', '--exclude=*')
-    return subprocess.run(words, cwd=root, capture_output=True, text=True).stdout.strip()
-
-
-def _base_of(checkpoint: Path, policy: StoredPolicy) -> Path:
-    if policy.base is None:
-        raise FileNotFoundError(
-            f"{checkpoint}: its run's config.json is missing, so its base model is unknown; give "
-            '--base=DIRECTORY'
-        )
-    base = Path(hub.folder_in_run(str(policy.base), policy.commits))
-    if not base.is_dir():
-        raise FileNotFoundError(
-            f"{checkpoint}: model.path={str(policy.base)!r} in its run's config.json is not a directory "
-            'here; give --base=DIRECTORY'
-        )
-    return base
 
 
 def main(_) -> None:

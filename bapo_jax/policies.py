@@ -7,7 +7,7 @@ it tensor by tensor.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +17,13 @@ from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
 from bapo_jax.cluster.mesh import make_mesh
+from bapo_jax.machine import hub
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.hf import architecture
 from bapo_jax.models.sharding import parameter_sharding
 from bapo_jax.run.checkpoint import Checkpoints
-from bapo_jax.run.directory import commits_in, read_run_config
+from bapo_jax.run.directory import commits_in, fingerprint_tokenizer, read_run_config
 from bapo_jax.weights.manifest import MANIFEST, WEIGHTS, check_bytes, read_manifest, read_tensors
 
 RUN, PUBLISHED, HUGGING_FACE = 'run', 'published policy', 'Hugging Face directory'
@@ -67,6 +68,48 @@ def find_policy(path: Path) -> StoredPolicy:
     if (path / MANIFEST).is_file() or (path / WEIGHTS).is_dir():
         return _published(path)
     return _of_hugging_face(path)
+
+
+def base_of(
+    of: Path, path: str | None, commits: Mapping[str, str], given: Path | None, weights: bool = False
+) -> Path:
+    """The directory with the config and tokenizer of a run's policies: `given` by --base, else model.path.
+
+    `path` is the model.path that the run `of` recorded, on the machine that trained it; None if unknown. A
+    hub name is fetched at the run's `commits`, with `weights` if the caller needs them. Raises
+    FileNotFoundError, naming --base, if there is no such directory here.
+    """
+    if given is not None:
+        if not given.is_dir():
+            raise FileNotFoundError(
+                f'--base={str(given)!r} is not a directory; give the Hugging Face directory that the run '
+                'started from, or a copy of it'
+            )
+        return given
+    if path is None:
+        raise FileNotFoundError(
+            f"{of}: its run's config.json is missing, so its base model is unknown; give --base=DIRECTORY"
+        )
+    base = Path(hub.folder_in_run(path, commits, weights))
+    if not base.is_dir():
+        raise FileNotFoundError(
+            f"{of}: model.path={path!r} in its run's config.json is not a directory here; give "
+            '--base=DIRECTORY, a copy of that model'
+        )
+    return base
+
+
+def check_base(given: Path | None, policy: StoredPolicy, tokenizer: Any) -> None:
+    """Raises ValueError if the base `given` by --base has another `tokenizer` than the policy's run recorded.
+
+    A model of the same shape with another vocabulary would be read without an error.
+    """
+    recorded = (policy.run_config or {}).get('fingerprints', {}).get('tokenizer')
+    if given is not None and recorded is not None and recorded != fingerprint_tokenizer(tokenizer):
+        raise ValueError(
+            f'--base={str(given)!r} has another tokenizer than the run; give the Hugging Face directory that '
+            'the run started from, or a copy of it'
+        )
 
 
 def _of_run(run: Path) -> StoredPolicy:

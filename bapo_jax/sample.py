@@ -114,7 +114,8 @@ def main(argv: Sequence[str]) -> None:
         config = (
             None if find_policy(checkpoint).run_config is not None else base_config(FLAGS.max_response_tokens)
         )
-        policy = load_for_evaluation(checkpoint, config, FLAGS.engine, FLAGS.servers)
+        base = Path(FLAGS.base) if FLAGS.base else None
+        policy = load_for_evaluation(checkpoint, config, FLAGS.engine, FLAGS.servers, base)
         prompts = asked(questions, policy.tokenizer, FLAGS.raw or not policy.tokenizer.chat_template)
         longest = max(len(prompt.tokens) for prompt in prompts)
         policy.config.evaluate.max_prompt_tokens = policy.config.rollout.max_prompt_tokens = longest
@@ -150,6 +151,11 @@ def run() -> None:
         None,
         'A run, a policy (runs/x/policy/000123), a Hugging Face directory, or a hub name.',
         required=True,
+    )
+    flags.DEFINE_string(
+        'base',
+        None,
+        'Hugging Face directory of the model that the run started from; default: model.path of the run.',
     )
     flags.DEFINE_string(
         'questions',

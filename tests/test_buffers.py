@@ -94,6 +94,18 @@ def test_an_error_is_one_line_with_the_remedy(tmp_path, capsys):
     assert not (run / 'checkpoints').exists()
 
 
+def test_the_questions_of_a_run_of_another_machine_are_read_with_a_base_that_is_named_here(tmp_path, capsys):
+    run = stored(tmp_path, 'bapo')
+    buffers.run([str(run)])
+    shown = capsys.readouterr().out
+    os.rename(tmp_path / 'base', tmp_path / 'elsewhere')
+    with pytest.raises(SystemExit, match=r"model\.path='.*base' in its run's config\.json is not a directory here; give --base="):
+        buffers.run([str(run)])
+    capsys.readouterr()
+    buffers.run([str(run), f'--base={tmp_path / "elsewhere"}'])
+    assert capsys.readouterr().out == shown and 'Hard prompts' in shown
+
+
 def test_the_prompts_that_resist_are_those_re_evaluated_most_often_then_the_oldest():
     rng = np.random.default_rng(0)
     buffer = ReplayBuffer(bad_capacity=8, high_capacity=8, high_recent_steps=3, c1=1 / 8)

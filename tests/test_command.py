@@ -1,4 +1,4 @@
-"""How the training command ends on a host that follows. Whole runs of two hosts: tests/cluster."""
+"""How the training command ends, also on a host that follows. Whole runs of two hosts: tests/cluster."""
 
 import types
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 
 from bapo_jax import command
 from bapo_jax.cluster.devices import use_cores
+from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.config import default_config
 from bapo_jax.machine import stopping
 from bapo_jax.run.start import check_rows
@@ -29,6 +30,20 @@ def test_a_signalled_follower_ends_as_the_run_does(finished, status, monkeypatch
         with pytest.raises(SystemExit) as ended:
             command.conduct(None, None)
         assert ended.value.code == status
+
+
+@pytest.mark.parametrize('error, ends', [(stopping.Stopped(), 1), (ZeroDivisionError(), 0)])
+def test_a_run_that_a_signal_stops_before_its_first_step_has_ended_in_order_and_a_crash_has_not(error, ends, monkeypatch, tmp_path):
+    told = []
+
+    def train(_):
+        raise error
+
+    monkeypatch.setattr(command, 'FLAGS', types.SimpleNamespace(amend=False))
+    setup = types.SimpleNamespace(run=types.SimpleNamespace(end=lambda: told.append('end')))
+    with pytest.raises(type(error)):
+        command.lead(lambda *_: setup, train, default_config(), tmp_path / 'run', Hosts())
+    assert told == ['end'] * ends
 
 
 @pytest.mark.parametrize('slot, row, remedy', [(0, 100 + 50, 180), (32, 100 + 64, 196)])

@@ -25,9 +25,10 @@ from bapo_jax.inputs import benchmark_prompts
 from bapo_jax.machine import events
 from bapo_jax.machine.lock import held
 from bapo_jax.models import hf
-from bapo_jax.models.tokenizer import character_tokenizer
+from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer
 from bapo_jax.rollout.engine import EVALUATION, Draw, Sampling
 from bapo_jax.rollout.serve import PYTHON_VARIABLE
+from bapo_jax.run.directory import fingerprint_tokenizer
 from bapo_jax.run.evaluation import chunk_size, core_metrics, evaluate, evaluate_in_training, summary_of, votes
 from bapo_jax.run.samples import done_before
 from bapo_jax.scores import Question, summary
@@ -94,7 +95,7 @@ def test_a_run_and_its_published_policy_score_as_the_runs_own_last_evaluation_an
 
     engine = load_for_evaluation(workdir, None, None, None).start(tmp_path)
     policy = publish(workdir / 'policy', 2, engine._params, hf.read_config(BASE), 'float32')
-    evaluated(f'--checkpoint={policy}', f'--output={tmp_path}/of_policy')
+    evaluated(f'--checkpoint={policy}', f'--base={BASE}', f'--output={tmp_path}/of_policy')
     assert scores(tmp_path / 'of_policy')['benchmarks'] == last
     assert samples(tmp_path / 'of_policy') == rows
     (policy / 'manifest.json').unlink()
@@ -117,6 +118,30 @@ def test_a_published_policy_of_another_model_is_refused_before_weights_are_read(
     config.model.path = str(other)
     with pytest.raises(ValueError, match=r'000007 is of another model than its base: num_hidden_layers 4 \(the base has 2\)'):
         load_for_evaluation(policy, config, None, None)
+
+
+def test_a_run_of_another_machine_is_scored_with_a_base_that_is_named_here(tmp_path):
+    """Its config.json names a directory there. A base with another vocabulary is refused, though it has the shape."""
+    model, there = hf.read_config(BASE), str(tmp_path / 'there')
+    config = quickstart(BASE / 'unused')
+    config.model.path = there
+    recorded = config.to_dict() | {'fingerprints': {'tokenizer': fingerprint_tokenizer(load_tokenizer(BASE))}}
+    (tmp_path / 'config.json').write_text(json.dumps(recorded))
+    policy = publish(tmp_path / 'policy', 7, hf.load_params(BASE, model), model, 'float32')
+    with pytest.raises(FileNotFoundError, match=rf"000007: model.path='{there}' in its run's config.json is not a directory here; give --base="):
+        load_for_evaluation(policy, None, None, None)
+    loaded = load_for_evaluation(policy, None, None, None, BASE)
+    assert loaded.step == 7 and loaded.config.model.path == str(BASE)
+    with pytest.raises(FileNotFoundError, match=rf"--base='{there}' is not a directory; give"):
+        load_for_evaluation(policy, None, None, None, tmp_path / 'there')
+    other = shutil.copytree(BASE, tmp_path / 'other')
+    tokens = json.loads((other / 'tokenizer.json').read_text())
+    vocabulary = tokens['model']['vocab']
+    first, second, *_ = vocabulary
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / 'tokenizer.json').write_text(json.dumps(tokens))
+    with pytest.raises(ValueError, match=r'other. has another tokenizer than the run; give the Hugging Face directory that the run'):
+        load_for_evaluation(policy, None, None, None, other)
 
 
 # ---- interruption

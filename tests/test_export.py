@@ -205,6 +205,17 @@ def test_what_breaks_half_way_leaves_nothing_and_an_interrupted_export_is_done_a
     assert len(written) == 2 and list(tmp_path.iterdir()) == []
 
 
+def test_every_file_of_a_run_may_be_read_by_whom_the_umask_allows(make_policy, tmp_path):
+    """Checkpoints and published policies, too."""
+    before = os.umask(0o027)
+    try:
+        run, _ = make_run(make_policy(**MODELS['Qwen2, tied']), tmp_path)
+    finally:
+        os.umask(before)
+    files = [file for file in run.rglob('*') if file.is_file()]
+    assert len(files) > 40 and [file for file in files if file.stat().st_mode & 0o777 != 0o640] == []
+
+
 def policy_copy(run, tmp_path):
     return shutil.copytree(run / 'policy' / '000007', tmp_path / 'copy')
 
@@ -236,7 +247,7 @@ def without_tensor(run, tmp_path):
         (lambda run, tmp: {'checkpoint': tmp}, FileNotFoundError, 'no config.json there'),
         (without_manifest, ValueError, 'copy/manifest.json is missing, so no complete policy'),
         (lambda run, tmp: {'checkpoint': policy_copy(run, tmp)}, FileNotFoundError, 'config.json is missing.*--base'),
-        (lambda run, tmp: {'checkpoint': run, 'base': tmp / 'nowhere'}, FileNotFoundError, 'nowhere.*no config.json'),
+        (lambda run, tmp: {'checkpoint': run, 'base': tmp / 'nowhere'}, FileNotFoundError, '--base=.*nowhere.* is not a directory; give'),
         (lambda run, tmp: {'checkpoint': run, 'dtype': 'float16'}, ValueError, "'float16'.*--dtype.*bfloat16"),
         (damaged, ValueError, r'model\.norm\.weight/0 cannot be read'),
         (without_tensor, ValueError, r'manifest.json has no tensor lm_head\.weight'),

@@ -32,9 +32,9 @@ HOUSE = (
     ('config', 'machine own methods replay rollout tasks'),
     ('inputs', 'machine groups models tasks prompts config'),
     ('run', 'machine groups cluster scores models weights replay learner rollout config tasks inputs'),
-    ('policies', 'cluster models weights rollout run'),
+    ('policies', 'machine cluster models weights rollout run'),
 )
-COMMANDS = 'train command evaluate export follow dry_run report buffers compare grade sample'  # the top floor, which may import everything
+COMMANDS = 'train command evaluate export follow dry_run report buffers compare grade sample show'  # the top floor, which may import everything
 
 
 def module_name(path: Path) -> str:

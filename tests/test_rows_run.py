@@ -1,5 +1,6 @@
 """Every row of the methods table through the real trainer: two small steps, and one repeated from a checkpoint, bit for bit."""
 
+import json
 import shutil
 
 import jax
@@ -11,6 +12,8 @@ from configs.making.bases import countdown_files
 from bapo_jax.methods import METHODS
 from bapo_jax.models import hf
 from bapo_jax.run.log.metrics import read_metrics
+from bapo_jax.show.lines import outcome_of
+from bapo_jax.show.story import read_story
 from docs.reference.metrics import entries_of
 from bapo_jax.train import build
 
@@ -61,6 +64,9 @@ def test_a_row_trains_and_its_second_step_repeats_from_a_checkpoint(method, tiny
     shutil.rmtree(again / 'checkpoints' / '2')
     second = run(row_config(method, tiny_base), again)
     assert metrics(again) == rows
+    starts = json.loads((again / 'config.json').read_text('utf-8'))['starts']
+    assert outcome_of(read_story(again)) == 'finished, 2 steps'
+    assert [(s['step'], s['steps'], s['end']['step'], s['end']['outcome']) for s in starts] == [(0, 2, 2, 'finished'), (1, 2, 2, 'finished')]
     for name in ('theta', 'alpha', 'reference', 'recent'):
         jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, (getattr(first, name), getattr(second, name))))
 

@@ -79,10 +79,11 @@ def test_greedy_answers_are_one_answer_and_are_shown():
 
 @pytest.mark.slow
 def test_a_published_policy_is_asked_by_its_runs_config_and_prints_rows_alone(tmp_path):
-    (tmp_path / 'config.json').write_text(json.dumps({'model': {'path': str(BASE)}}))
+    """The base is named here, since the run was of another machine."""
+    (tmp_path / 'config.json').write_text(json.dumps({'model': {'path': str(tmp_path / 'there')}}))
     config = hf.read_config(BASE)
     flags = {'checkpoint': publish(tmp_path / 'policy', 7, hf.load_params(BASE, config), config, 'float32')}
-    [row] = map(json.loads, sample('--raw', '--json', '--max_response_tokens=4', '3 + 5', **flags).splitlines())
+    [row] = map(json.loads, sample(f'--base={BASE}', '--raw', '--json', '--max_response_tokens=4', '3 + 5', **flags).splitlines())
     assert row['question'] == '3 + 5' and row['logp'] < 0
-    refused = command('--raw', '--max_response_tokens=5000', '3 + 5', **flags)
+    refused = command(f'--base={BASE}', '--raw', '--max_response_tokens=5000', '3 + 5', **flags)
     assert refused.returncode == 1 and 'max_position_embeddings' in refused.stderr and refused.stdout == ''

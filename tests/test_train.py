@@ -23,6 +23,8 @@ from bapo_jax.report import inspect_log
 from bapo_jax.report.results import print_results, tell_end
 from bapo_jax.rollout import start
 from bapo_jax.run.state import RunState
+from bapo_jax.show.lines import outcome_of
+from bapo_jax.show.story import read_story
 from bapo_jax.train import build
 
 
@@ -159,10 +161,13 @@ def test_a_killed_run_loses_only_what_no_checkpoint_holds(tmp_path, bapo_run, be
     while not (log.is_file() and log.read_text().count('\n') >= 4):  # steps 0..3: past the checkpoint of step 2
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
+    assert outcome_of(read_story(tmp_path / 'run')).startswith('running, after step ')
     process.send_signal(signal.SIGKILL)
     process.wait()
+    assert re.fullmatch(r'crashed after step \d of 6; the same command continues after step \d', outcome_of(read_story(tmp_path / 'run')))
     run(bapo_config(benchmark), tmp_path / 'run')
     assert metrics(tmp_path / 'run') == metrics(workdir)
+    assert outcome_of(read_story(tmp_path / 'run')) == 'finished, 6 steps'
 
 
 @pytest.mark.slow
@@ -186,6 +191,7 @@ def test_sigterm_stops_after_the_step_with_a_checkpoint(tmp_path, benchmark, mon
     monkeypatch.setattr(Learner, 'update', interrupted)
     assert run(bapo_config(benchmark), tmp_path).step == 1
     assert (tmp_path / 'checkpoints' / '1').is_dir()
+    assert outcome_of(read_story(tmp_path)) == 'stopped after step 1 of 6; the same command continues'
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ slow = pytest.mark.slow
 COMMANDS = {
     'bapo-train': '--join_timeout', 'bapo-evaluate': '--max_prompt_tokens', 'bapo-export': '--shard_gb', 'bapo-grade': '--help',
     'bapo-report': '--output', 'bapo-buffers': '--show', 'bapo-methods': 'differs from GRPO', 'bapo-sample': '--questions',
-    'bapo-compare': '--seeds', 'bapo-serve': '--memory', 'bapo-inspect': '--step', 'bapo-vllm-env': '--build',
+    'bapo-compare': '--seeds', 'bapo-serve': '--memory', 'bapo-inspect': '--step', 'bapo-show': '--help', 'bapo-vllm-env': '--build',
 }  # fmt: skip
 EXTRAS = {'cpu', 'cuda', 'cuda12', 'tpu', 'tpu-compiler', 'wandb', 'trackio'}
 

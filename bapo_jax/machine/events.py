@@ -26,6 +26,11 @@ def report(event: str, message: str, **fields: Any) -> None:
     _log.warning('%s', message, extra={'row': {'event': event, **fields, 'message': message}})
 
 
+def utc(seconds: float) -> str:
+    """Returns seconds since 1970 as the records of a run state them: '2026-11-29T07:18:34+00:00'."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec='seconds')
+
+
 class _Rows(logging.Handler):
     """Appends each report to the file as a row. If the disk fails, the row is lost, but the run continues."""
 
@@ -35,7 +40,7 @@ class _Rows(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         row = {
-            'time': datetime.fromtimestamp(record.created, UTC).isoformat(timespec='seconds'),
+            'time': utc(record.created),
             **record.row,
         }
         self.counts[row['event']] += 1

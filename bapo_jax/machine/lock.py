@@ -19,7 +19,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ def _opened(path: Path) -> tuple[int, bool]:
     Raises DirectoryInUse if another process has that lock.
     """
     while True:
-        file, locked = os.open(path, os.O_RDWR | os.O_CREAT, 0o644), True
+        file, locked = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), True
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -112,6 +112,12 @@ def _take(file: int, path: Path, locked: bool) -> None:
     before = _read(file)
     if not before or locked and before.get('machine') == _machine():
         return
+    if _is_renewed(path, lambda: _read(file), before):
+        raise _in_use(path, before)
+
+
+def _is_renewed(path: Path, read: Callable[[], dict[str, Any]], before: dict[str, Any]) -> bool:
+    """Watches a lock for WATCH_S at most, until it differs from `before`."""
     print(
         f'{path} belongs to {_name(before)}; waiting up to {WATCH_S:g} s to see whether that process still '
         'runs',
@@ -120,8 +126,37 @@ def _take(file: int, path: Path, locked: bool) -> None:
     until = time.monotonic() + WATCH_S
     while time.monotonic() < until:
         time.sleep(min(1.0, WATCH_S / 10))
-        if _read(file) not in ({}, before):
-            raise _in_use(path, before)
+        if read() not in ({}, before):
+            return True
+    return False
+
+
+def is_held(directory: Path) -> bool:
+    """Whether a process holds the directory. Takes and writes nothing, so the directory may be read-only.
+
+    If that cannot be told at once, as for another machine's process, it watches the lock for WATCH_S at most.
+    """
+    path = directory / LOCK_FILE
+    try:
+        before = _said_in(path)
+        if before.get('machine') == _machine():
+            if not Path(f'/proc/{before.get("pid")}').exists():
+                return False
+            if _is_listed(path, before['pid']):
+                return True
+        return _is_renewed(path, lambda: _said_in(path), before)
+    except FileNotFoundError:  # at the end of a run
+        return False
+
+
+def _is_listed(path: Path, pid: int) -> bool:
+    """Whether the kernel lists a process's lock on the file. It lists none of other machines."""
+    try:
+        listed = [line.split() for line in Path('/proc/locks').read_text('ascii').splitlines()]
+    except OSError:
+        return False
+    inode = path.stat().st_ino
+    return any(str(pid) in words and words[-3].endswith(f':{inode}') for words in listed)
 
 
 def _renew(file: int, path: Path, own: dict[str, Any], ended: threading.Event) -> None:

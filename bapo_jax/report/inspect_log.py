@@ -20,7 +20,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ import zstandard
 
 from bapo_jax.groups import Verdict
 from bapo_jax.machine import terminal
+from bapo_jax.machine.events import utc
 from bapo_jax.machine.files import write_text
 from bapo_jax.machine.help import CommandParser
 from bapo_jax.machine.output import ends_with_its_reader, open_streams
@@ -114,7 +114,7 @@ def log(
 
     `made` are the samples, and `s` are the measures of scores.py.
     """
-    at = datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat(timespec='seconds')
+    at = utc(file.stat().st_mtime)
     name, asked = (
         hashlib.sha256(f'{file.resolve()} {task}'.encode()).hexdigest()[:22],
         s['questions'] * s['samples'],

@@ -28,7 +28,7 @@ AMENDABLE = (*fields_that(AMEND), 'fingerprints.benchmarks', 'fingerprints.code'
 _MAY_LACK = tuple(
     f'fingerprints.{name}' for name in ('answers', 'stop_tokens', 'special_tokens', 'benchmarks', 'code')
 )
-_RECORDED = ('hub', 'fingerprints', 'environment')  # sections of config.json that are not settings
+_RECORDED = ('hub', 'fingerprints', 'environment', 'starts')  # sections of config.json that are not settings
 
 
 class Claimed(NamedTuple):
@@ -57,8 +57,11 @@ def claim(
     }  # fmt: skip
     new = json.loads(json.dumps(new))  # JSON turns tuples into lists
     changed: dict[str, tuple[Any, Any]] = {}
+    starts: list[dict[str, Any]] = []
     if path.is_file():
         old = read_run_config(path)
+        starts = starts_in(old, path)
+        old.pop('starts', None)  # they tell of the run, and do not make it another one
         for part in ('benchmarks', 'code'):  # one left out for a while may return, and must then be the same
             kept = _part(_part(old, 'fingerprints'), part) | _part(new['fingerprints'], part)
             new['fingerprints'] |= {part: kept} if kept else {}
@@ -81,6 +84,7 @@ def claim(
             f'{workdir} has checkpoints but no config.json; restore that file, or give another --workdir'
         )
     check_remains(Path(workdir))
+    new['starts'] = starts
     if not path.is_file():
         Path(workdir).mkdir(parents=True, exist_ok=True)
         record(workdir, new)
@@ -117,6 +121,19 @@ def commits_in(config: Mapping[str, Any], path: Path) -> dict[str, str]:
             f'{path} is damaged (hub is not a table of commits); restore it, or give another --workdir'
         )
     return commits
+
+
+def starts_in(config: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
+    """Returns the starts in a run's config (starts.py), oldest first; empty for a run of an earlier version.
+
+    Raises ValueError, naming `path`, if they are damaged.
+    """
+    starts = config.get('starts', [])
+    if not (isinstance(starts, list) and all(isinstance(start, dict) for start in starts)):
+        raise ValueError(
+            f'{path} is damaged (starts is not a list of objects); restore it, or give another --workdir'
+        )
+    return starts
 
 
 def read_run_config(path: Path) -> dict[str, Any]:

@@ -93,11 +93,13 @@ class Run:
         self, config: ConfigDict, workdir: Path, steps: int, state: RunState, checkpoints: Checkpoints,
         hosts: Hosts, tokenizer: Any, diagnostics: Any, *,
         evaluate: Callable[[Callable[[str], None]], dict[str, Any]],
-        to_save: Callable[[], tuple[dict[str, np.ndarray], str]], ledger: Ledger | None = None,
+        to_save: Callable[[], tuple[dict[str, np.ndarray], str]], ended: Callable[[int, bool], None],
+        ledger: Ledger | None = None,
     ):  # fmt: skip
         """`diagnostics` (diagnostics.py) wrap each update; `evaluate` scores π_θ and reports its progress.
 
-        `to_save` returns the replay's arrays and the selector's state; `ledger` checks each step.
+        `to_save` returns the replay's arrays and the selector's state. `ended` records the last step and
+        whether the run has finished; a run that crashes does not call it. `ledger` checks each step.
         """
         if state.unwritten and any(row['step'] == state.step for row in read_metrics(workdir)):
             state.unwritten = {}  # its evaluation finished after the checkpoint was saved
@@ -114,7 +116,7 @@ class Run:
             checkpoints,
             hosts,
         )
-        self._tokenizer, self._to_save = tokenizer, to_save
+        self._tokenizer, self._to_save, self._ended = tokenizer, to_save, ended
         self._progress = ProgressBar(steps, state.step)
         self._of_save: Counter[str] = Counter()  # cost of the last checkpoint, logged in the next step's row
         self._ledger = ledger
@@ -157,11 +159,16 @@ class Run:
             self._after(now)
 
     def close(self) -> None:
-        """Closes the progress bar and the writers."""
+        """Closes the progress bar and the writers, and records the end."""
         self._progress.stop()
         self._log.close()
         self._checkpoints.close()
         look_for_first(self._workdir)
+        self.end()
+
+    def end(self) -> None:
+        """Records that the run ends in order: it has finished, or a signal stopped it."""
+        self._ended(self.state.step, self.state.has_ended(self._steps))
 
     @contextlib.contextmanager
     def _broken_off(self) -> Iterator[None]:

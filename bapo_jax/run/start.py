@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from bapo_jax.run.ledger import open_ledger
 from bapo_jax.run.log.sinks import check_sinks
 from bapo_jax.run.opening import Opened, open_run
 from bapo_jax.run.run import Run
+from bapo_jax.run.starts import record_end, with_start
 
 
 def claim_directory(read: Inputs, workdir: Path, amend: bool) -> Claimed:
@@ -60,8 +63,7 @@ def start_or_continue(
 ) -> Run:  # fmt: skip
     """Returns the run at θ_0, or at its newest checkpoint with the replay and the prompt stream restored.
 
-    Writes config.json if the run continues. Raises ValueError before that if the replay does not fit the
-    settings.
+    Writes config.json with this start. Raises ValueError before that if the replay does not fit the settings.
     """
     c, state = read.config, opened.state
     diagnostics = Diagnostics(c, read.prompts, learner, rollouts, state)
@@ -78,13 +80,15 @@ def start_or_continue(
             events.report('settings changed', message, step=state.step, changed=claimed.changed)
     else:
         terminal.console().print(*in_brief(read, learner), sep='\n', highlight=False)
-    record(workdir, claimed.settings)
+    settings = with_start(claimed.settings, state.step, read.steps, sys.argv)
+    record(workdir, settings)
     return Run(
         c, workdir, read.steps, state, opened.checkpoints, hosts, read.tokenizer, diagnostics,
         evaluate=Evaluation(
             c, read.tokenizer, read.benchmarks, read.prompts, rollouts, state, workdir / 'evals'
         ),
         to_save=lambda: (replay.state() | diagnostics.state(), rollouts.state()),
+        ended=functools.partial(record_end, workdir, settings),
         ledger=open_ledger(c, workdir, state.step, len(read.prompts), replay),
     )  # fmt: skip
 

@@ -133,7 +133,7 @@ def main(_) -> None:
         tokenizer.save_pretrained(output)
         for name in ('config.json', 'preprocessor_config.json'):
             if (Path(start) / name).is_file():
-                shutil.copy(Path(start) / name, output)
+                shutil.copyfile(Path(start) / name, output / name)
     else:
         files = bases.countdown_files if FLAGS.task == 'countdown' else bases.diagrams_files
         tokenizer = files(output, FLAGS.width, FLAGS.layers)

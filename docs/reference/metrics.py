@@ -247,6 +247,7 @@ TABLE: dict[str, tuple[Metric, ...]] = {
         M('rollout/{reevaluated,reused}_total', 'responses', 'responses of re-evaluations; replayed responses', '0 if the method has none'),
     ),
     'Time, memory and speed': (
+        M('time', 'UTC', "when the step's row was written, by the trainer's clock", 'rises; absent from rows of earlier versions'),
         M(
             'timing_s/{step,weight_sync,wait_rollouts,gen,reward,reevaluate,compose,'
             'pack,old_log_prob,values,update_actor,update_critic,theory,rollouts,testing,save_checkpoint}', 's',

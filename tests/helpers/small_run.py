@@ -36,7 +36,7 @@ def run(config, workdir: Path, amend: bool = False):
 def metrics(workdir: Path, times: bool = False) -> list[dict]:
     """Rows of metrics.jsonl; without what may differ between two equal runs, times and speeds, unless asked for."""
     rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
-    return rows if times else [{k: v for k, v in row.items() if not k.startswith(('timing_s/', 'perf/'))} for row in rows]
+    return rows if times else [{k: v for k, v in row.items() if k != 'time' and not k.startswith(('timing_s/', 'perf/'))} for row in rows]
 
 
 def rollouts(workdir: Path, step: int) -> list[dict]:

@@ -80,11 +80,47 @@ def test_nothing_is_left_behind_but_what_was_written(tmp_path):
     assert [f.name for f in (tmp_path / 'used').iterdir()] == ['config.json']
 
 
+def test_the_lock_has_the_permissions_of_the_umask_so_that_a_group_may_continue_a_run(tmp_path):
+    before = os.umask(0o002)
+    try:
+        with lock.held(tmp_path / 'run'):
+            assert (tmp_path / 'run' / 'lock').stat().st_mode & 0o777 == 0o664
+    finally:
+        os.umask(before)
+
+
 def test_another_machine_that_counts_on_keeps_the_directory(elsewhere, tmp_path, monkeypatch):
     monkeypatch.setattr(lock.time, 'sleep', lambda _: elsewhere(2))
     with pytest.raises(lock.DirectoryInUse, match='in use by process 7 on node3'):
         with lock.held(tmp_path / 'run'):
             pass
+
+
+def test_a_reader_sees_at_once_that_a_process_here_holds_the_directory_and_takes_nothing(holder, tmp_path, capsys):
+    assert lock.is_held(tmp_path / 'run') and capsys.readouterr().out == ''
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    left = (tmp_path / 'run' / 'lock').read_bytes()
+    assert not lock.is_held(tmp_path / 'run') and capsys.readouterr().out == ''
+    assert (tmp_path / 'run' / 'lock').read_bytes() == left
+    assert not lock.is_held(tmp_path)
+
+
+def test_a_reader_watches_the_lock_of_another_machine(elsewhere, tmp_path, monkeypatch, capsys):
+    assert not lock.is_held(tmp_path / 'run')
+    assert 'belongs to process 7 on node3; waiting' in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr(lock.time, 'sleep', lambda _: elsewhere(2))
+        assert lock.is_held(tmp_path / 'run')
+    monkeypatch.setattr(lock.time, 'sleep', lambda _: (tmp_path / 'run' / 'lock').unlink())
+    assert not lock.is_held(tmp_path / 'run')  # it ended meanwhile
+
+
+def test_a_process_with_the_number_of_a_holder_that_crashed_holds_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, 'WATCH_S', 0.4)
+    said = {'token': 'b' * 16, 'pid': os.getpid(), 'machine': lock._machine(), 'host': 'here', 'renewed': 1}
+    (tmp_path / 'lock').write_bytes(json.dumps(said).encode().ljust(512))
+    assert not lock.is_held(tmp_path)
 
 
 def test_another_machine_that_stands_still_has_lost_it(elsewhere, tmp_path, capsys):

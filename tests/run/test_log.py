@@ -25,7 +25,26 @@ def test_rows_after_the_checkpoint_go_and_a_half_written_row_goes(tmp_path):
     log = MetricsLog(tmp_path, 2)
     log.write(3, {'x': 30})
     log.close()
-    assert read_metrics(tmp_path) == [{'step': 0, 'x': 0}, {'step': 1, 'x': 1}, {'step': 2, 'x': 2}, {'step': 3, 'x': 30}]
+    assert [(row['step'], row['x']) for row in read_metrics(tmp_path)] == [(0, 0), (1, 1), (2, 2), (3, 30)]
+
+
+def test_a_row_has_its_time_in_utc_and_keeps_it_when_the_run_continues(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, 'time', lambda: 1_795_936_771.9)
+    log = MetricsLog(tmp_path, -1)
+    log.write(1, {'x': 0.5})
+    log.close()
+    monkeypatch.setattr(time, 'time', lambda: 1_800_000_000.0)
+    MetricsLog(tmp_path, 1).close()
+    assert read_metrics(tmp_path) == [{'step': 1, 'time': '2026-11-29T07:19:31+00:00', 'x': 0.5}]
+
+
+def test_a_run_of_a_version_without_times_goes_on_with_them(tmp_path):
+    (tmp_path / 'metrics.jsonl').write_text('{"step": 0}\n{"step": 1, "x": 0.5}\n')
+    log = MetricsLog(tmp_path, 1)
+    log.write(2, {'x': 1.5})
+    log.close()
+    *earlier, last = read_metrics(tmp_path)
+    assert earlier == [{'step': 0}, {'step': 1, 'x': 0.5}] and last.keys() == {'step', 'time', 'x'}
 
 
 def test_a_directory_without_metrics_has_no_rows(tmp_path):
@@ -85,7 +104,9 @@ def test_tensorboard_events_are_written(tmp_path):
     assert file.read_bytes() == (tmp_path / 'theirs').read_bytes()  # lengths and checksums too
     assert events[0].file_version == 'brain.Event:2' and events[1].step == 0 and events[1].session_log.status == 1
     assert [(e.step, [(v.tag, v.simple_value) for v in e.summary.value]) for e in events[2:]] == [(1, [('actor/lr', 0.5)])]
-    assert read_metrics(tmp_path) == [{'step': 1, 'actor/lr': 0.5, 'accuracy_bins': [1, 2], 'bapo/r_tot': None}]
+    [row] = read_metrics(tmp_path)
+    del row['time']
+    assert row == {'step': 1, 'actor/lr': 0.5, 'accuracy_bins': [1, 2], 'bapo/r_tot': None}
 
 
 def test_elsewhere_than_on_a_terminal_the_start_of_other_work_is_a_line_and_then_one_every_few_minutes(capsys, monkeypatch):

@@ -80,7 +80,7 @@ def begin(tmp_path, monkeypatch):
     monkeypatch.setattr(module, 'write_rollouts', lambda path, *_: noted.rollouts.append(f'{path.parent.name}/{path.name}'))
     monkeypatch.setattr(module, 'two_responses', lambda step, *_: f'step {step}')
     monkeypatch.setattr(module.ProgressBar, 'show', lambda _, text: noted.shown.append(text))
-    noted = types.SimpleNamespace(shown=[], rollouts=[], evaluations=[], checkpoints=Saved(), told=[], progress=[], during=lambda: None)
+    noted = types.SimpleNamespace(shown=[], rollouts=[], evaluations=[], checkpoints=Saved(), told=[], progress=[], during=lambda: None, ended=[])
 
     def make(steps=4, evaluate=0, rollouts=0, checkpoint=100, state=None, at_start=False, sinks=()):
         c = default_config()
@@ -99,7 +99,7 @@ def begin(tmp_path, monkeypatch):
         def saved():
             return 'replay', 'selector'
 
-        run = Run(c, tmp_path, steps, state, noted.checkpoints, hosts, None, None, evaluate=evaluated, to_save=saved)
+        run = Run(c, tmp_path, steps, state, noted.checkpoints, hosts, None, None, evaluate=evaluated, to_save=saved, ended=lambda *how: noted.ended.append(how))
         return run, noted
 
     with stopping.on_signal(600.0):
@@ -139,9 +139,9 @@ def test_each_thing_is_done_at_its_period_and_at_the_end(begin):
     assert noted.rollouts == [f'rollouts/00000{step}.jsonl.zst' for step in (1, 2, 4, 6, 7)]
     assert noted.shown == ['step 1', 'step 2', 'step 4', 'step 6', 'step 7']
     assert noted.checkpoints.saves == [(5, ('replay', 'selector')), (7, ('replay', 'selector'))]
-    assert noted.told == ['save', 'save']
+    assert noted.told == ['save', 'save'] and noted.ended == []
     run.close()
-    assert noted.checkpoints.closed
+    assert noted.checkpoints.closed and noted.ended == [(7, True)]
 
 
 def test_files_of_lost_steps_go_and_the_note_that_there_is_no_checkpoint_goes_with_the_first_one(begin, tmp_path):
@@ -187,6 +187,7 @@ def test_a_signal_while_a_step_trains_ends_the_run_after_it_with_a_checkpoint(nu
     assert [step for step, _ in noted.checkpoints.saves] == [2] and noted.evaluations == []
     assert f'{number.name}: saving a checkpoint and stopping, within 600 s' in capfd.readouterr().err
     run.close()
+    assert noted.ended == [(2, False)]
 
 
 def test_a_signal_while_a_step_waits_gives_the_step_up_and_saves_the_one_before(begin, tmp_path):

@@ -32,7 +32,7 @@ def directory(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     path = tmp_path / 'my runs' / 'first'
     path.mkdir(parents=True)
-    (path / 'config.json').write_text(json.dumps(CONFIG))
+    (path / 'config.json').write_text(json.dumps(CONFIG | {'starts': [{'host': 'here'}]}))
     return path
 
 
@@ -198,7 +198,8 @@ def test_the_end_of_a_run_waits_for_a_stuck_sink_no_longer_than_its_deadline(dir
         for _ in range(100):  # W&B's own process is gone too, once its new parent has seen to it
             os.killpg(group, 0)
             time.sleep(0.05)
-    assert read_metrics(directory) == [{'step': 0, **ROWS[0]}]
+    [row] = read_metrics(directory)
+    assert {'time': row['time'], 'step': 0, **ROWS[0]} == row
 
 
 def test_rows_are_read_as_they_are_written(tmp_path):

@@ -49,12 +49,12 @@ class MetricsLog:
         self._sinks = start_sinks(sinks, directory)
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
-        """Writes a step's row. Raises OSError if the disk is full or cannot be written."""
+        """Writes a step's row, with the time. Raises OSError if the disk is full or cannot be written."""
         if not self._path.exists():
             message = f'{self._path} was removed during the run; its earlier rows are lost'
             events.report('metrics missing', message, until=step - 1)
         with self._path.open('a', encoding='utf-8') as f:
-            f.write(json.dumps({'step': step, **metrics}) + '\n')
+            f.write(json.dumps({'step': step, 'time': events.utc(time.time()), **metrics}) + '\n')
         scalars = [
             Summary.Value(tag=name, simple_value=x)
             for name, x in metrics.items()

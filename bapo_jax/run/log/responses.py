@@ -95,16 +95,16 @@ def two_responses(step: int, tokenizer: Any, fresh: Sequence[Group]) -> str:
     lines = []
     for _, group, response, verdict in filter(None, chosen):
         prompt, answer = (tokenizer.decode(tokens) for tokens in (group.prompt.tokens, response.tokens))
-        lines.append(f'step {step}, {verdict.name.lower()}: {_shown(prompt, last=True)} → {_shown(answer)}')
+        lines.append(f'step {step}, {verdict.name.lower()}: {excerpt(prompt, last=True)} → {excerpt(answer)}')
     return '\n'.join(lines)
 
 
-def _shown(text: str, last: bool = False) -> str:
-    """Returns a text on one line, truncated to its beginning or its end."""
+def excerpt(text: str, most: int = _SHOWN, last: bool = False) -> str:
+    """Returns a text on one line, truncated to its first or its last `most` characters."""
     text = json.dumps(text, ensure_ascii=False)[1:-1]
-    if len(text) <= _SHOWN:
+    if len(text) <= most:
         return text
-    return '…' + text[-_SHOWN:] if last else text[:_SHOWN] + '…'
+    return '…' + text[-most:] if last else text[:most] + '…'
 
 
 def rollout_lines(file: Path) -> Iterator[bytes]:

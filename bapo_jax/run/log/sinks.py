@@ -225,6 +225,7 @@ def main() -> None:
     said = parser.parse_args()
     name, directory = said.sink, said.run_directory
     config, names = json.loads((directory / 'config.json').read_text('utf-8')), names_of(directory)
+    config.pop('starts', None)  # each start adds one, and a sink keeps the config of the first
     with (directory / 'sinks' / f'{name}.lock').open('wb') as lock:
         try:
             _wait_for(lock)

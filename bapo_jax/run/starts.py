@@ -1,0 +1,91 @@
+"""Records each start of a run in its config.json: the command, the code, the hardware, and how it ended.
+
+A start that ends in order gets an `end`. A crash can write nothing, so a start without an end has crashed, or
+is still running.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import bapo_jax
+from bapo_jax.machine.events import utc
+from bapo_jax.machine.terminal import without_passwords
+from bapo_jax.run.directory import environment, record
+
+FINISHED, STOPPED = 'finished', 'stopped'  # the outcomes that a start's `end` records
+CHECKOUT = Path(bapo_jax.__file__).parents[1]
+_GIT_S = 10.0  # most seconds to wait for git, which may read a slow disk
+
+
+def with_start(
+    settings: Mapping[str, Any], step: int, steps: int, arguments: Sequence[str]
+) -> dict[str, Any]:
+    """Returns a run's settings with this process as its newest start.
+
+    The run is at `step` of `steps`; `arguments` are sys.argv.
+    """
+    start = {
+        'time': utc(time.time()),
+        'step': step,
+        'steps': steps,
+        'command': as_typed(arguments),
+        'version': bapo_jax.__version__,
+        'commit': commit_of(CHECKOUT),
+        'host': socket.gethostname(),
+        **environment(),
+    }
+    return {**settings, 'starts': [*settings['starts'], start]}
+
+
+def record_end(workdir: Path, settings: Mapping[str, Any], step: int, finished: bool) -> None:
+    """Writes into config.json that the newest start ended in order after `step`.
+
+    `settings` are those of `with_start`. Raises OSError if the file cannot be written.
+    """
+    *earlier, last = settings['starts']
+    end = {'time': utc(time.time()), 'step': step, 'outcome': FINISHED if finished else STOPPED}
+    record(workdir, {**settings, 'starts': [*earlier, {**last, 'end': end}]})
+
+
+def as_typed(arguments: Sequence[str]) -> str:
+    """Returns sys.argv as a command line, without passwords in URLs: 'bapo-train --config=quickstart …'.
+
+    `python -m bapo_jax.train` has the same flags, so it is named bapo-train, too.
+    """
+    program = Path(arguments[0]).name
+    words = ['bapo-train' if program == 'train.py' else program, *arguments[1:]]
+    return without_passwords(shlex.join(words))
+
+
+def commit_of(checkout: Path, digits: int = 40) -> str | None:
+    """Returns the commit of a git checkout, in so many digits, with '-dirty' if tracked files differ from it.
+
+    Returns None if the directory is no checkout or git cannot tell.
+    """
+    if not (checkout / '.git').exists():  # git would find the repository of a directory above
+        return None
+    command = [
+        'git',
+        '-C',
+        str(checkout),
+        'describe',
+        '--always',
+        f'--abbrev={digits}',
+        '--exclude=*',
+        '--dirty',
+    ]
+    # In a hook, git's variables name the hook's repository.
+    here = {name: value for name, value in os.environ.items() if not name.startswith('GIT_')}
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, check=True, env=here)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.stdout.strip()

@@ -1,0 +1,1 @@
+"""Tells the story of a run directory on one screen."""
