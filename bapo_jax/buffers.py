@@ -10,7 +10,6 @@ those of the token and log-prob arrays.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 from collections import Counter
@@ -25,6 +24,7 @@ from rich.table import Table
 
 from bapo_jax.config import with_later_fields
 from bapo_jax.machine import terminal
+from bapo_jax.machine.help import CommandParser
 from bapo_jax.machine.output import ends_with_its_reader
 from bapo_jax.models.tokenizer import load_tokenizer
 from bapo_jax.own.method import is_own
@@ -42,12 +42,14 @@ QUANTILES = (0, 0.25, 0.5, 0.75, 1)
 def run(argv: Sequence[str] | None = None) -> None:
     """The command: prints the tables. An error ends it with a one-line message and status 1."""
     terminal.guard()
-    parser = argparse.ArgumentParser(
-        prog='bapo_jax.buffers', description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    parser = CommandParser(__doc__)
+    parser.add_argument('run', type=Path, metavar='RUN', help='a run directory')
+    parser.add_argument(
+        '--show', type=int, default=10, metavar='N', help='hard prompts to print; default: 10'
     )
-    parser.add_argument('run', type=Path)
-    parser.add_argument('--show', type=int, default=10)
-    parser.add_argument('--base', type=Path, metavar='DIRECTORY')
+    parser.add_argument(
+        '--base', type=Path, metavar='DIRECTORY', help='the base model, if it is no longer at model.path'
+    )
     arguments = parser.parse_args(argv)
     jax.config.update('jax_platforms', 'cpu')  # the trainer may be using the accelerator
     logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax warns that it will not write

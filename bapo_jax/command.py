@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,15 +11,18 @@ from typing import Any
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict
-from rich.table import Table
 
 from bapo_jax import config as config_lib
+from bapo_jax.cluster.devices import use_cores
 from bapo_jax.cluster.hosts import Hosts, join, naming_losses, part
+from bapo_jax.config import completion
+from bapo_jax.config.help import values_page
 from bapo_jax.dry_run.command import dry_run
 from bapo_jax.follow import follow
 from bapo_jax.machine import cli, events, stopping, terminal
 from bapo_jax.machine.ending import explained, refused
 from bapo_jax.machine.files import check_directory
+from bapo_jax.machine.help import command_name
 from bapo_jax.machine.lock import held
 from bapo_jax.report.results import tell_end
 
@@ -28,12 +32,24 @@ FLAGS = flags.FLAGS
 def conduct(build: Callable[..., Any], train: Callable[[Any], Any]) -> None:
     """Runs one host's part: `train(build(config, workdir, hosts, amend))` on host 0, else `follow`."""
     logging.set_verbosity(logging.WARNING)
-    if FLAGS.fields:
-        show_fields(FLAGS.config)
+    if FLAGS.completion:
+        with refused():
+            print(completion.script(FLAGS.completion), end='')
         return
+    if FLAGS.config is None:
+        raise app.UsageError(
+            f'--config is missing; choose one of {", ".join(cli.config_names())}, or give a file, as in '
+            '`bapo-train --config=quickstart --workdir=runs/quickstart`'
+        )
+    if FLAGS.fields:
+        print(values_page(FLAGS.config, terminal.console().width))
+        return
+    c = FLAGS.config
+    if FLAGS.hosts == 1 and c.mesh.data == -1 and not c.rollout.overlap:  # overlap needs one device
+        use_cores(Path(c.model.path), c.learner.micro_batch_rows)
     if FLAGS.dry_run:
         try:
-            sys.exit(0 if dry_run(FLAGS.config, FLAGS.topology).fits is not False else 1)
+            sys.exit(0 if dry_run(c, FLAGS.topology).fits is not False else 1)
         except (ValueError, OSError) as e:
             sys.exit(f'error: {e}')
     if FLAGS.topology:
@@ -42,7 +58,7 @@ def conduct(build: Callable[..., Any], train: Callable[[Any], Any]) -> None:
         )
     if not FLAGS.workdir:
         raise app.UsageError('--workdir is missing; give the run directory')
-    workdir, c = Path(FLAGS.workdir), FLAGS.config
+    workdir = Path(FLAGS.workdir)
     hosts = Hosts(c.mesh.deadline_s, c.rollout.deadline_s + c.task.judging.step_s)
     if (FLAGS.hosts > 1 or FLAGS.host) and not FLAGS.coordinator:
         raise app.UsageError(
@@ -58,21 +74,6 @@ def conduct(build: Callable[..., Any], train: Callable[[Any], Any]) -> None:
         part()
     if stopping.requested() and not ended:
         sys.exit(stopping.STATUS)
-
-
-def show_fields(config: ConfigDict) -> None:
-    """Prints every field of a config with its description; fields that differ from the default are marked."""
-    table = Table('field', 'value', 'default', 'description', title='* differs from the default')
-    for name, row in config_lib.rows():
-        value = config_lib.value(config, name)
-        differs = value != row.default
-        table.add_row(
-            f'* {name}' if differs else name,
-            repr(value),
-            repr(row.default) if differs else '',
-            terminal.plain(row.comment),
-        )
-    terminal.console().print(table)
 
 
 def lead(
@@ -92,9 +93,24 @@ def lead(
             raise
         tell_end(workdir, state, steps)
         hosts.run_finished = state.has_ended(steps)
+        if state.step == steps:
+            print(next_commands(workdir))
     if counts:
         print(f'{events.counts_in_words(counts)}: {workdir / events.EVENTS_FILE}')
     return hosts.run_finished
+
+
+def next_commands(workdir: Path) -> str:
+    """What to type after a run, with the commands named as this one was started."""
+    run, typed = shlex.quote(str(workdir)), command_name().startswith('bapo-')
+    report, inspect, export = (
+        f'bapo-{name}' if typed else f'python -m bapo_jax.{module}'
+        for name, module in (('report', 'report'), ('inspect', 'report.inspect_log'), ('export', 'export'))
+    )
+    return (
+        'next: a page of the run, logs for Inspect, and the policy for other programs'
+        f'\n    {report} {run}\n    {inspect} {run}\n    {export} --checkpoint={run} --output={run}/hf'
+    )
 
 
 def command_of(build: Callable[..., Any], train: Callable[[Any], Any]) -> Callable[[Any], None]:
@@ -137,5 +153,13 @@ def command_of(build: Callable[..., Any], train: Callable[[Any], Any]) -> Callab
     flags.DEFINE_integer(
         'join_timeout', 300, 'Many hosts: timeout for all hosts to join, in seconds.', lower_bound=1
     )
-    flags.mark_flag_as_required('config')
-    return lambda _: conduct(build, train)
+    flags.DEFINE_enum(
+        'completion', None, completion.SHELLS, 'Print the script that completes words in a shell.'
+    )
+
+    def main(words: list[str]) -> None:
+        if words[1:]:
+            raise app.UsageError(f'{words[1]!r} is no flag; write --NAME=VALUE, such as --config={words[1]}')
+        conduct(build, train)
+
+    return main

@@ -39,6 +39,7 @@ from rich.progress import Progress, TextColumn
 from bapo_jax import config as config_lib
 from bapo_jax.cluster.devices import present
 from bapo_jax.cluster.mesh import make_mesh
+from bapo_jax.config.help import topics
 from bapo_jax.config.own_code import JUDGES, code_of
 from bapo_jax.config.rules import check_server
 from bapo_jax.inputs import benchmark_prompts, check_turn_end, located, make_sight, positions_suffice
@@ -209,6 +210,8 @@ def main(_) -> None:
         except (ValueError, OSError) as e:
             sys.exit(f'error: {e}')
         if any(len(questions[name]) < len(prompts) for name, prompts in benchmarks.items()):
+            problems = sum(map(len, benchmarks.values()))
+            print(f'{checkpoint}: {problems:,} problems × {config.evaluate.samples} responses', flush=True)
             try:
                 engine = policy.start(output)
                 for name, prompts in benchmarks.items():
@@ -279,7 +282,7 @@ def run() -> None:
         'NAME or FILE; gives task, template and sampling if the checkpoint does not belong to a run.',
         config_lib.check_fields,
     )
-    cli.start(main)
+    cli.start(main, topics=topics)
 
 
 if __name__ == '__main__':

@@ -14,7 +14,6 @@ gets the row's "data_source" and "extra" if the row has them, else '' and {}: no
 
 from __future__ import annotations
 
-import argparse
 import collections
 import itertools
 import json
@@ -27,6 +26,7 @@ from typing import Any
 from bapo_jax.config import section_defaults
 from bapo_jax.groups import Verdict, binary_rewards
 from bapo_jax.machine import terminal
+from bapo_jax.machine.help import CommandParser
 from bapo_jax.machine.output import ends_with_its_reader, guard_streams
 from bapo_jax.tasks import TASKS, get_task
 from bapo_jax.tasks.custom_reward import BadReward, Outcome, find_reward, rewards_of
@@ -96,11 +96,12 @@ def reward_judge(name: str) -> Judge:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog='python -m bapo_jax.grade', description='Judge the JSON rows on standard input.'
-    )
+    parser = CommandParser(__doc__)
     parser.add_argument(
-        'task', nargs='?', help=f'{", ".join(TASKS)}, or your own module, such as my_tasks.chess'
+        'task',
+        nargs='?',
+        metavar='TASK',
+        help=f'{", ".join(TASKS)}, or your own module, such as my_tasks.chess',
     )
     parser.add_argument(
         '--reward', metavar='MODULE:FUNCTION', help='judge by your reward function in place of a task'

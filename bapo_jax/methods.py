@@ -3,18 +3,17 @@
 Each method is a row of overrides of config fields. To add a method, add a row, not a trainer
 (docs/methods.md). Configs select a row with `--config=FILE:METHOD`.
 
-    python -m bapo_jax.methods               # prints the table, and how each row differs from GRPO
+    python -m bapo_jax.methods    # each row, and how it differs from GRPO
 """
 
 from __future__ import annotations
 
-import argparse
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from bapo_jax.machine.help import CommandParser, columns, did_you_mean, hanging
 from bapo_jax.machine.output import ends_with_its_reader, open_streams
-from bapo_jax.machine.terminal import console
 
 Fields = dict[str, Any]  # dotted config field -> value
 
@@ -294,7 +293,7 @@ def apply_method(config: ConfigDict, name: str, task: str = '') -> None:
     Raises ValueError if the method is unknown.
     """
     if name not in METHODS:
-        raise ValueError(f'method {name!r} is unknown; choose one of {", ".join(METHODS)}')
+        raise ValueError(f'method {name!r} is unknown{did_you_mean(name, METHODS)}; see `bapo-methods`')
     row = METHODS[name]
     config.update_from_flattened_dict({**row.fields, **row.of_task.get(task, {})})
     config.method = name
@@ -311,37 +310,29 @@ def differs_from_grpo(name: str) -> Fields:
     return differs_from(name, 'grpo')
 
 
-def _short(fields: Fields) -> list[str]:
-    return [f'{field.split(".")[1]} {value}' for field, value in fields.items()]
+def _in_words(name: str, width: int) -> str:
+    """A row for the terminal: its summary and its fields by choice; * marks those that differ from GRPO."""
+    row, differing = METHODS[name], differs_from_grpo(name)
+    lines = [name, hanging(f'{row.summary} ({row.source})', width, '  ', '  ')]
+    choices = {
+        'which prompts': row.prompts,
+        'which policy answers': row.schedule,
+        'what is trained on': row.batch,
+        'how it learns': row.learning,
+    }
+    for choice, fields in choices.items():
+        said = (f'{"*" if f in differing else ""}{f.partition(".")[2]}={v}' for f, v in fields.items())
+        whole = ' '.join(word.replace(', ', ',') for word in said)
+        lines += [hanging(whole, width, f'  {choice:<22}', ' ' * 24)] if fields else []
+    return '\n'.join(lines)
 
 
 def run() -> None:
     """The command: prints the table."""
-    from rich.table import Table
-    from rich.text import Text
-
     open_streams()
-    argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
-    table = Table(
-        'method',
-        'which prompts',
-        'which policy answers',
-        'what is trained on',
-        'how it learns',
-        'differences from GRPO',
-        title='Methods',
-        show_lines=True,
-    )
-    for name, row in METHODS.items():
-        choices = ('\n'.join(_short(part)) for part in (row.prompts, row.schedule, row.batch, row.learning))
-        differing = '\n'.join(_short(differs_from_grpo(name))) or '-'
-        table.add_row(
-            Text.assemble((name, 'bold'), f'\n{row.summary}\n', (row.source, 'dim')), *choices, differing
-        )
+    CommandParser(__doc__).parse_args()
     with ends_with_its_reader():
-        console().print(table)
+        print(*(_in_words(name, columns()) for name in METHODS), '* differs from GRPO', sep='\n\n')
 
 
 if __name__ == '__main__':

@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 
 from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.command import command_of
+from bapo_jax.config.help import topics
 from bapo_jax.inputs import read_inputs
 from bapo_jax.learner.build import build_learner
 from bapo_jax.learner.learner import Learner
@@ -123,7 +124,7 @@ def train(setup: Setup) -> RunState:
 
 def run() -> None:
     """The command `bapo-train`."""
-    cli.start(command_of(build, train), __doc__)
+    cli.start(command_of(build, train), __doc__, topics)
 
 
 if __name__ == '__main__':

@@ -5,6 +5,7 @@ import os
 # The tests' tolerances are those of float32 on CPU. Set before JAX and transformers are imported; nothing is fetched.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
+os.environ.setdefault('JAX_NUM_CPU_DEVICES', '1')  # whatever this machine's cores are; a test that wants more says so
 # No array changes its dtype or gains an axis unless the code says so. Set in the environment for the processes that tests start.
 os.environ['JAX_NUMPY_DTYPE_PROMOTION'] = 'strict'
 os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'

@@ -204,7 +204,7 @@ COMMANDS = [(TRAIN, 'workdir'), (evaluate, 'output'), (export, 'output'), (sft, 
 def flags(monkeypatch, command, **given):
     """The flags of a command, as its module reads them."""
     others = {
-        'config': default_config(), 'dry_run': False, 'fields': False, 'topology': '', 'hosts': 1, 'host': 0, 'coordinator': None, 'amend': False, 'start': None,
+        'config': default_config(), 'dry_run': False, 'fields': False, 'completion': None, 'topology': '', 'hosts': 1, 'host': 0, 'coordinator': None, 'amend': False, 'start': None,
         'searching': False, 'checkpoint': str(BASE), 'base': None, 'dtype': None, 'shard_gb': 1.0, 'push': None,
     }  # fmt: skip
     monkeypatch.setattr(run_command if command is TRAIN else command, 'FLAGS', SimpleNamespace(**others | given))
@@ -218,6 +218,12 @@ def test_an_empty_directory_flag_is_a_missing_one(tmp_path, monkeypatch, command
     with pytest.raises(app.UsageError, match=f'--{flag} is (missing|empty); give '):
         command.main(None)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_without_a_config_is_told_what_to_type(monkeypatch):
+    flags(monkeypatch, TRAIN, config=None)
+    with pytest.raises(app.UsageError, match='--config is missing; choose one of arithmetic, .*`bapo-train --config=quickstart --workdir=runs/quickstart`'):
+        TRAIN.main(None)
 
 
 def test_a_topology_without_a_dry_run_is_refused_before_anything_is_written(tmp_path, monkeypatch):

@@ -1,11 +1,13 @@
 """How the training command ends, also on a host that follows. Whole runs of two hosts: tests/cluster."""
 
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bapo_jax import command
+from bapo_jax.cluster.devices import use_cores
 from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.config import default_config
 from bapo_jax.machine import stopping
@@ -15,7 +17,7 @@ from bapo_jax.run.start import check_rows
 @pytest.mark.parametrize('finished, status', [(True, None), (False, stopping.STATUS)])
 def test_a_signalled_follower_ends_as_the_run_does(finished, status, monkeypatch, tmp_path):
     flags = types.SimpleNamespace(
-        config=default_config(), workdir=str(tmp_path), fields=False, dry_run=False, topology='', amend=False,
+        config=default_config(), workdir=str(tmp_path), fields=False, completion=None, dry_run=False, topology='', amend=False,
         coordinator='localhost:1', hosts=2, host=1, join_timeout=1,
     )  # fmt: skip
     monkeypatch.setattr(command, 'FLAGS', flags)
@@ -55,3 +57,29 @@ def test_a_replayed_response_that_no_longer_fits_is_refused_with_the_field(slot,
         check_rows(saved, c)
     c.learner.row_tokens = remedy
     check_rows(saved, c)
+
+
+@pytest.mark.parametrize('started, first', [('/bin/bapo-train', 'bapo-report'), ('train.py', 'python -m bapo_jax.report')])
+def test_a_finished_run_names_the_next_commands_with_its_own_directory(started, first, monkeypatch):
+    monkeypatch.setattr('sys.argv', [started])
+    said = command.next_commands(Path('runs/my run')).splitlines()
+    assert said[1] == f"    {first} 'runs/my run'" and len(said) == 4
+    assert "export --checkpoint='runs/my run' --output='runs/my run'/hf" in said[3]
+
+
+@pytest.mark.parametrize('size, environment, given', [
+    (1000, {}, 2), (41_000_000, {}, None), (None, {}, None), (1000, {'JAX_NUM_CPU_DEVICES': '3'}, None),
+    (1000, {'XLA_FLAGS': '--xla_force_host_platform_device_count=3'}, None),
+])  # fmt: skip
+def test_a_small_policy_gets_a_cpu_device_for_each_core_that_divides_the_rows(size, environment, given, monkeypatch, tmp_path):
+    """Three cores and four rows: two devices. A large policy, and an environment that says the number, keep what they have."""
+    set_to = []
+    monkeypatch.delenv('JAX_NUM_CPU_DEVICES', raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr('os.sched_getaffinity', lambda _: {0, 1, 2})
+    monkeypatch.setattr('jax.config.update', lambda _, number: set_to.append(number))
+    if size is not None:
+        (tmp_path / 'model.safetensors').write_bytes(b'x' * size)
+    use_cores(tmp_path, 4)
+    assert set_to == ([] if given is None else [given])

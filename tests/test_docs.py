@@ -94,7 +94,7 @@ MADE_ELSEWHERE = {
     "f'error: {e}{e.remedy}'", "f'{said}: {error}'", "f'{_place(error, file)}: {_on_one_line(error)}'",
 }  # fmt: skip
 RAISED_AGAIN = {'result', 'Stopped', 'next(iter(damaged.values()))', '_in_use(path, holder)', '_in_use(path, before)'}
-EXIT_STATUS = {'1', 'main()', 'STATUS', 'stopping.STATUS', '0 if dry_run(FLAGS.config, FLAGS.topology).fits is not False else 1',
+EXIT_STATUS = {'1', 'main()', 'STATUS', 'stopping.STATUS', '0 if dry_run(c, FLAGS.topology).fits is not False else 1',
                'process.returncode if process.returncode >= 0 else 128 - process.returncode'}  # fmt: skip
 LEAST = 12  # letters that a row quotes where it quotes less than half of a message: a shorter one would stand for anything
 

@@ -235,8 +235,8 @@ def test_an_evaluation_in_training_goes_on_where_it_was_cut_and_writes_the_same_
     asked, said, result = in_training(prepared, tmp_path / 'whole')
     ids = [p.id for p in prompts]
     assert asked == ids + ids[2:5] and [path.name for path in (tmp_path / 'whole').iterdir()] == ['000003.json']
-    assert said == [f'evaluating: {n} of 48 responses' for n in (16, 32, 42, 48)]
-    assert in_training(prepared, tmp_path / 'cut', cut_after=chunks)[2] == b''
+    assert said[1:] == [f'scoring the policy of step 3: {n} of 48 responses' for n in (16, 32, 42, 48)]
+    assert in_training(prepared, tmp_path / 'cut', cut_after=1 + chunks)[2] == b''
     assert [path.name for path in (tmp_path / 'cut').iterdir()] == ['000003.partial']
     assert whole.startswith((tmp_path / 'cut' / '000003.partial' / '0.jsonl').read_bytes())
     asked, _, again = in_training(prepared, tmp_path / 'cut')
@@ -249,7 +249,7 @@ def test_an_evaluation_in_training_goes_on_where_it_was_cut_and_writes_the_same_
 @pytest.mark.parametrize('other', ['policy', 'temperature', 'damaged'])
 def test_what_another_evaluation_has_answered_is_not_used(tmp_path, prepared, other):
     evals = tmp_path / 'evals'
-    in_training(prepared, evals, cut_after=2)
+    in_training(prepared, evals, cut_after=3)
     partial = evals / '000003.partial'
     if other == 'damaged':
         (partial / '0.jsonl').write_bytes((partial / '0.jsonl').read_bytes().replace(b'{', b'[', 1))

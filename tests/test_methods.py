@@ -6,6 +6,7 @@ import json
 import pytest
 from small_run import ROOT
 
+from bapo_jax import methods
 from bapo_jax.config import check, default_config, resolve
 from bapo_jax.methods import METHODS, apply_method, differs_from, differs_from_grpo
 from bapo_jax.run.directory import differences
@@ -36,7 +37,7 @@ def test_the_page_of_methods_is_the_table():
 
 
 def test_an_unknown_method_is_refused():
-    with pytest.raises(ValueError, match='ppo2.*grpo_v5'):
+    with pytest.raises(ValueError, match=r'ppo2.*\(did you mean ppo\?\)'):
         apply_method(default_config(), 'ppo2')
 
 
@@ -67,3 +68,13 @@ def test_the_page_names_a_row_that_with_the_changes_is_the_method():
         assert {**METHODS[other].fields, **differs_from(name, other)} == row.fields
         assert other != name or name == 'grpo'
     assert [nearest(name) for name in ('bapo', 'bapo_tuned', 'bapo_guarded')] == ['grpo', 'bapo', 'bapo_tuned']
+
+
+def test_the_command_shows_every_row_on_80_columns_and_marks_what_differs_from_grpo(monkeypatch, capsys):
+    monkeypatch.setenv('COLUMNS', '80')
+    monkeypatch.setattr('sys.argv', ['bapo-methods'])
+    methods.run()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line in METHODS] == list(METHODS) and max(map(len, lines)) <= 80
+    assert '  how it learns         anchor=proximal *kl_target=none *advantage=over_mean' in lines
+    assert any('*c2=(0.5,0.125) ' in line for line in lines)

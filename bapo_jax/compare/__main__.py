@@ -9,7 +9,6 @@ trains only what is missing, so more seeds or methods can be added later.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -21,6 +20,7 @@ from rich.table import Table
 from bapo_jax.compare.arms import Job, arms_of, jobs_of
 from bapo_jax.compare.jobs import RunFailed, finish, has_finished
 from bapo_jax.machine import stopping, terminal
+from bapo_jax.machine.help import CommandParser
 from bapo_jax.machine.output import guard_streams
 from bapo_jax.report.contrast import Contrast, by_seed, contrast
 from bapo_jax.report.page import read_runs, write_report
@@ -106,12 +106,8 @@ def _table(title: str, caption: str, head: Sequence[str], rows: Iterable[Sequenc
     return table
 
 
-def _parser() -> argparse.ArgumentParser:
-    head, _, examples = __doc__.partition('\n\n')
-    parser = argparse.ArgumentParser(
-        prog='bapo-compare', description=head, epilog=examples, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+def _parser() -> CommandParser:
+    parser = CommandParser(__doc__)
     parser.add_argument(
         'config',
         nargs='+',

@@ -11,6 +11,7 @@ from bapo_jax.config.earlier import MOVED
 from bapo_jax.config.field import Change, Field
 from bapo_jax.config.rules import CROSS_RULES, full_batch_updates
 from bapo_jax.config.table import SECTIONS, TOP_LEVEL
+from bapo_jax.machine.help import did_you_mean
 
 _Table = dict[str, Any]  # name -> field or sub-table
 
@@ -130,7 +131,8 @@ def _other_fields(config: ConfigDict, default: ConfigDict, section: str) -> list
             remedy = (
                 f'use {moved}, its new name' if moved else f'choose one of the fields of {place}: {there}'
             )
-            problems.append(f'{section}{name}: no such field; {remedy}')
+            meant = did_you_mean(section + name, (field for field, _ in rows()))
+            problems.append(f'{section}{name}: no such field{"" if moved else meant}; {remedy}')
     for name, value in default.items():
         if name not in config:
             problems.append(

@@ -1,4 +1,4 @@
-"""What the commands share: finding configs by name, and the same `--help` however a command was started."""
+"""What the commands share: configs found by name, one `--help`, and errors of one line (see help.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging as python_logging
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from absl import app, flags, logging
@@ -16,12 +16,24 @@ from ml_collections import ConfigDict
 from ml_collections.config_flags import config_flags
 
 from bapo_jax.machine import output, stopping, terminal
+from bapo_jax.machine.help import CommandParser, columns, command_name, did_you_mean, version_line
+
+# Pages of --help by their names, for a width.
+Topics = Callable[[int], Mapping[str, str]]
+
+_MISSING = 'must have a value other than None'  # how absl says that a required flag is not there
+_HELP = re.compile('-h|-{1,2}help(short|full)?')
 
 flags.disclaim_key_flags()  # a flag defined here belongs to its caller
 
 # Inside the package if it is installed, beside it in a checkout.
 _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = _PACKAGE / 'configs' if (_PACKAGE / 'configs').is_dir() else _PACKAGE.parent / 'configs'
+
+
+def config_names() -> list[str]:
+    """The names of the package's configs."""
+    return sorted(path.stem for path in CONFIGS.glob('[!_]*.py'))
 
 
 def config_file(said: str) -> str:
@@ -33,17 +45,17 @@ def config_file(said: str) -> str:
     file, colon, method = said.partition(':')
     if not file or '/' in file or file.endswith('.py') or Path(file).is_file():
         return said
-    names = sorted(path.stem for path in CONFIGS.glob('[!_]*.py'))
+    names = config_names()
     if file not in names:
         raise ValueError(
-            f'{file!r} is neither a config of this package nor a file; choose one of {", ".join(names)}, or '
-            'give a path'
+            f'{file!r} is neither a config of this package nor a file{did_you_mean(file, names)}; choose one '
+            f'of {", ".join(names)}, or give a path'
         )
     return f'{CONFIGS / file}.py{colon}{method}'
 
 
 def check_overrides(config: ConfigDict, arguments: Sequence[str]) -> None:
-    """Raises ValueError, listing the fields, if an argument --config.FIELD=VALUE names an unknown field."""
+    """Raises ValueError, with the nearest fields, if an argument --config.FIELD=VALUE names no field."""
     for argument in arguments:
         found = re.match(r'--?config\.([\w.]+)', argument)
         section, place = config, ''
@@ -54,10 +66,18 @@ def check_overrides(config: ConfigDict, arguments: Sequence[str]) -> None:
                 )
             if part not in section:
                 raise ValueError(
-                    f'--config.{found[1]}: no such field; choose one of the fields of '
-                    f'{place or "the config"}: {", ".join(sorted(section))}'
+                    f'{argument}: no such field{did_you_mean(found[1], _field_names(config))}; see '
+                    f'`bapo-train --help{f" {place}" if place else ""}`'
                 )
             section, place = section[part], f'{place}.{part}'.lstrip('.')
+
+
+def _field_names(config: ConfigDict, prefix: str = '') -> list[str]:
+    names = []
+    for name, held in config.items():
+        of_section = isinstance(held, ConfigDict)
+        names += _field_names(held, f'{prefix}{name}.') if of_section else [prefix + name]
+    return names
 
 
 def config_from(said: str) -> ConfigDict:
@@ -137,29 +157,127 @@ def config_with(arguments: Sequence[str], check: Callable[[ConfigDict], None]) -
     values['config'].parser = _Parser(check, arguments)
     try:
         values(['', *arguments])
-    except (flags.Error, ValueError, TypeError) as error:
-        said = arguments[0]
-        raise ValueError(f'{said}: {error}') from error
+    except (flags.Error, ValueError, TypeError) as wrong:
+        said, error = arguments[0], _explained(wrong, ())
+        raise ValueError(f'{said}: {error}') from wrong
     return values.config
 
 
-def start(main: Callable[..., None], said: str = '') -> None:
-    """Runs `main` with absl's `app.run` and ends the process.
+def start(main: Callable[..., None], said: str = '', topics: Topics = lambda width: {}) -> None:
+    """Runs `main` with absl's `app.run` and ends the process. A mistake in the flags is one line.
 
     --help shows `said`, or the docstring of the module that defines `main`, then that module's flags: the
-    same for a console command as for `python -m`.
+    same for a console command as for `python -m`. `topics` returns more pages for a width by their names:
+    --help ends with the page '', and --help NAME shows another one.
 
     Output cannot end the process (output.py) or control the terminal (terminal.py), and no thread delays its
     end (stopping.py).
     """
-    for flag in flags.FLAGS.flags_by_module_dict().get(main.__module__, ()):
-        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-    sys.modules['__main__'].__doc__ = said or sys.modules[main.__module__].__doc__
+    _answer(main, said, topics)
+
+    def of_absl(words: Sequence[str]) -> None:
+        try:
+            main(words)
+        except app.UsageError as error:
+            sys.exit(f'error: {error}')
+
+    def parsed(words: Sequence[str]) -> list[str]:
+        try:
+            return flags.FLAGS(words)
+        except (flags.Error, ValueError) as wrong:  # ValueError: --nodry_run=3
+            error = _explained(wrong, topics(columns()))
+            sys.exit(f'error: {error}')
+
     with stopping.ending():
         output.guard_streams()
         terminal.guard()
-        logging.get_absl_handler().python_handler.setStream(sys.stderr)
-        for handler in [h for h in python_logging.root.handlers if type(h) is python_logging.StreamHandler]:
+        handler = logging.get_absl_handler().python_handler
+        handler.setStream(sys.stderr)
+        handler.setFormatter(_Sentences())
+        for other in [h for h in python_logging.root.handlers if type(h) is python_logging.StreamHandler]:
             # A library added it when it was imported; it would repeat absl's messages.
-            python_logging.root.removeHandler(handler)
-        app.run(main)
+            python_logging.root.removeHandler(other)
+        app.run(of_absl, flags_parser=parsed)
+
+
+class _Sentences(logging.PythonFormatter):
+    """Shows what the package says (events.py and warnings) as sentences, without absl's date and place."""
+
+    def format(self, record: python_logging.LogRecord) -> str:
+        ours = Path(record.pathname).is_relative_to(_PACKAGE)
+        return f'note: {record.getMessage()}' if ours else super().format(record)
+
+
+def _answer(main: Callable[..., None], said: str, topics: Topics) -> None:
+    """Answers --help, --help NAME and --version on standard output, and ends the process."""
+    words = sys.argv[1 : sys.argv.index('--') if '--' in sys.argv else None]
+    asking = [i for i, word in enumerate(words) if _HELP.fullmatch(word)]
+    if asking:
+        pages, after = topics(columns()), [word for word in words[asking[0] + 1 :][:1] if word[0] != '-']
+        topic = after[0] if after and pages else ''
+        if topic and topic not in pages:
+            sys.exit(
+                f'error: --help {terminal.plain(topic)}: no such section or field'
+                f'{did_you_mean(topic, pages)}; see `{command_name()} --help`'
+            )
+        page = pages[topic] if topic else _usage(main, said, pages.get('', ''))
+    elif '--version' in words:
+        page = version_line()
+    else:
+        return
+    with output.ends_with_its_reader():
+        print(page)
+    sys.exit()
+
+
+def _usage(main: Callable[..., None], said: str, more: str) -> str:
+    """The command's docstring, its flags, and `more`."""
+    parser = CommandParser(said or sys.modules[main.__module__].__doc__ or '')
+    parser.epilog = more
+    own = flags.FLAGS.flags_by_module_dict().get(main.__module__, ())
+    for flag in sorted(own, key=lambda flag: not _is_required(flag)):
+        about, default = re.sub('^<.*?>: ', '', flag.help).replace('%', '%%'), flag.default
+        if default and 'efault' not in about:
+            about += f' Default: {default}.'
+        if flag.boolean:
+            parser.add_argument(f'--{flag.name}', action='store_true', help=about)
+        else:
+            choices = getattr(flag.parser, 'enum_values', None)
+            word = {'int': 'N', 'float': 'X'}.get(flag.flag_type(), flag.name.upper())
+            parser.add_argument(
+                f'--{flag.name}',
+                metavar=None if choices else word,
+                choices=choices,
+                required=_is_required(flag),
+                help=about,
+            )
+    return parser.format_help()
+
+
+def _is_required(flag: flags.Flag) -> bool:
+    return any(_MISSING in validator.message for validator in flag.validators)
+
+
+def _explained(wrong: Exception, fields: Iterable[str]) -> ValueError:
+    """An error of absl's flags in words: what was typed and what to type. `fields` are those of a config."""
+    name, said = command_name(), str(wrong).removeprefix('flag ')
+    if isinstance(wrong, flags.UnrecognizedFlagError):
+        flag = wrong.flagname
+        sections = {field.rpartition('.')[0] for field in fields}
+        if meant := [
+            field for field in fields if field not in sections and flag in (field, field.rpartition('.')[2])
+        ]:
+            value = wrong.flagvalue.partition('=')[2] or 'VALUE'
+            return ValueError(f'--{flag} is a field of the config; write --config.{meant[0]}={value}')
+        return ValueError(f'--{flag}: no such flag{did_you_mean(flag, flags.FLAGS)}; see `{name} --help`')
+    found = re.match(r'--([\w.]+)=', said)
+    if not isinstance(wrong, flags.IllegalFlagValueError) or not found:
+        return ValueError(f'{said}; see `{name} --help`')
+    flag = found[1]
+    if flag == 'config' and wrong.__context__:  # of _Parser
+        e = wrong.__context__
+        return ValueError(str(e))
+    if _MISSING not in said:
+        about = f' {flag.removeprefix("config.")}' if flag.startswith('config.') else ''
+        return ValueError(f'{said}; give another value (`{name} --help{about}`)')
+    return ValueError(f'--{flag} is missing; see `{name} --help`')

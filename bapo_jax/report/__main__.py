@@ -9,11 +9,11 @@ over their seeds, and what the differences from the first arm show.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from bapo_jax.machine import terminal
+from bapo_jax.machine.help import CommandParser
 from bapo_jax.machine.output import ends_with_its_reader, open_streams
 from bapo_jax.report.page import write_report
 from bapo_jax.report.viewer import LIMIT_MB
@@ -23,7 +23,7 @@ def run() -> None:
     """Runs the command."""
     open_streams()
     terminal.guard()
-    parser = argparse.ArgumentParser(prog='python -m bapo_jax.report', description=__doc__.split('\n')[0])
+    parser = CommandParser(__doc__)
     about = 'a run directory; the first is of the baseline'
     parser.add_argument('runs', nargs='+', type=Path, metavar='RUN', help=about)
     parser.add_argument(

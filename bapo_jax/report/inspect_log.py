@@ -1,18 +1,20 @@
 """Writes a run's rollouts and evaluations as logs for the viewer and scripts of Inspect (inspect_ai).
 
-    python -m bapo_jax.report.inspect_log RUN [--step=N] [--output=DIR]    # then: inspect view --log-dir DIR
+    python -m bapo_jax.report.inspect_log RUN [--step=N] [--output=DIR]
+    inspect view --log-dir DIR
 
-    RUN/rollouts/STEP.jsonl.zst   one log with every response of the step; a group's responses are a sample's
-                                  epochs
-    RUN/evaluation/STEP/          one log per benchmark with every response of a finished `evaluate`
-    RUN/evals/STEP.json           one log per benchmark with only the scores; training keeps no such responses
+    RUN/rollouts/STEP.jsonl.zst   one log with every response of the step; a
+                                  group's responses are a sample's epochs
+    RUN/evaluation/STEP/          one log per benchmark with every response of
+                                  a finished `evaluate`
+    RUN/evals/STEP.json           one log per benchmark with only the scores;
+                                  training keeps no such responses
 
 Inspect need not be installed.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import sys
@@ -27,6 +29,7 @@ from bapo_jax.groups import Verdict
 from bapo_jax.machine import terminal
 from bapo_jax.machine.events import utc
 from bapo_jax.machine.files import write_text
+from bapo_jax.machine.help import CommandParser
 from bapo_jax.machine.output import ends_with_its_reader, open_streams
 from bapo_jax.run.directory import read_run_config
 from bapo_jax.run.log.responses import rollout_lines
@@ -204,9 +207,7 @@ def run() -> None:
     """Runs the command."""
     open_streams()
     terminal.guard()
-    parser = argparse.ArgumentParser(
-        prog='python -m bapo_jax.report.inspect_log', description=__doc__.split('\n')[0]
-    )
+    parser = CommandParser(__doc__)
     parser.add_argument('run', type=Path, metavar='RUN', help='a run directory')
     parser.add_argument(
         '--step', type=int, help='only this step; default: every step with rollouts or evaluations'

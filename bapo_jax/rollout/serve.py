@@ -289,7 +289,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def define_flags(to: flags.FlagValues = FLAGS) -> None:
-    def number(name: str, default: float, meaning: str, fits: Callable[[Any], bool], wanted: str) -> None:
+    def define_number(
+        name: str, default: float, meaning: str, fits: Callable[[Any], bool], wanted: str
+    ) -> None:
         flags.DEFINE(NumberParser(type(default), fits, wanted), name, default, meaning, to)
 
     flags.DEFINE_string(
@@ -299,7 +301,7 @@ def define_flags(to: flags.FlagValues = FLAGS) -> None:
         to,
         required=True,
     )
-    number('port', 8000, 'Port to listen on.', lambda n: 0 < n < 65536, 'a port, 1 to 65535')
+    define_number('port', 8000, 'Port to listen on.', lambda n: 0 < n < 65536, 'a port, 1 to 65535')
     flags.DEFINE_string(
         'host', '127.0.0.1', f'Address to listen on; one that is not loopback needs {TOKEN_VARIABLE}.', to
     )
@@ -310,14 +312,14 @@ def define_flags(to: flags.FlagValues = FLAGS) -> None:
         to,
     )
     flags.DEFINE_enum('dtype', 'auto', ['auto', 'float32', 'bfloat16'], 'Compute dtype.', to)
-    number(
+    define_number(
         'max_tokens',
         0,
         "Most prompt plus response tokens; 0: the model's limit.",
         lambda n: n >= 0,
         'a number of tokens, or 0',
     )
-    number(
+    define_number(
         'sequences',
         0,
         "Most concurrent responses; 0: vLLM's default.",
@@ -327,7 +329,7 @@ def define_flags(to: flags.FlagValues = FLAGS) -> None:
     flags.DEFINE_string(
         'gpus', '', "GPUs to split the model over: CUDA's numbers, as in 6,7, or all; '': vLLM's choice.", to
     )
-    number(
+    define_number(
         'memory', 0.0, "Fraction of the GPU's memory, if the trainer has the rest; 0: vLLM's default.",
         lambda x: 0 <= x <= 1, "a fraction of the GPU's memory, from 0 to 1",
     )  # fmt: skip

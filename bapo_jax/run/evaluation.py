@@ -151,10 +151,12 @@ def evaluate_in_training(
         shutil.rmtree(partial)
         done = answered_before(partial, chosen, files, asked, config)
     samples, total = config.evaluate.samples, sum(map(len, asked.values()))
+    work = f'scoring the policy of step {step}' if step else 'scoring the base'
 
     def answered(questions: int) -> None:
-        say(f'evaluating: {samples * (before + questions):,} of {samples * total:,} responses')
+        say(f'{work}: {samples * (before + questions):,} of {samples * total:,} responses')
 
+    say(f'{work}: {total:,} problems × {samples} responses')
     for name, prompts in asked.items():
         purpose = EVALUATION if name in benchmarks else TRACKING
         with stopping.leaving_waits():

@@ -139,6 +139,8 @@ class Run:
                     self._write(Step(self.config.seed, 0, Counter()), {}, self.evaluate(self._say))
         except Stopped:
             return
+        if state.step < self._steps:
+            self._progress.note(f'step {state.step + 1}: sampling, then compiling the update')
         while state.step < self._steps and not stopping.requested():
             yield state.step + 1
 
@@ -227,8 +229,6 @@ class Run:
         self._log.write(now.number, row)
         if now.number:
             self._progress.update(now.number, row)
-        else:
-            self._progress.note('compiling …')
         self.state.unwritten = {}
 
     def _say(self, text: str) -> None:

@@ -15,7 +15,7 @@ from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.config.own_code import code_of
 from bapo_jax.inputs import Inputs
 from bapo_jax.learner.learner import Learner
-from bapo_jax.machine import events
+from bapo_jax.machine import events, terminal
 from bapo_jax.models.hf import architecture
 from bapo_jax.models.kernels import described
 from bapo_jax.replay.kinds import Replay
@@ -79,7 +79,7 @@ def start_or_continue(
             message = f'{workdir} continues after step {state.step} with changed settings: {changes}'
             events.report('settings changed', message, step=state.step, changed=claimed.changed)
     else:
-        print(*in_brief(read, learner), sep='\n', flush=True)
+        terminal.console().print(*in_brief(read, learner), sep='\n', highlight=False)
     settings = with_start(claimed.settings, state.step, read.steps, sys.argv)
     record(workdir, settings)
     return Run(

@@ -8,7 +8,6 @@ directory may be a read-only mount. Times are in UTC.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from rich.table import Table
 
 from bapo_jax.machine import terminal
+from bapo_jax.machine.help import CommandParser
 from bapo_jax.machine.output import ends_with_its_reader, open_streams
 from bapo_jax.show.lines import Labelled, lines_of
 from bapo_jax.show.story import read_story
@@ -28,9 +28,7 @@ def run() -> None:
     """The command `bapo-show`."""
     open_streams()
     terminal.guard()
-    parser = argparse.ArgumentParser(
-        prog='bapo-show', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = CommandParser(__doc__)
     parser.add_argument('run', type=Path, metavar='RUN', help='a run directory')
     args = parser.parse_args()
     with ends_with_its_reader():

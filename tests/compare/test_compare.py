@@ -59,14 +59,14 @@ def test_a_function_of_the_users_is_a_setting_whose_source_belongs_to_the_run(tm
 @pytest.mark.parametrize('arguments, message', [
     (['quickstart:grpp'], "method 'grpp' is unknown"),
     (['quickstrat'], "'quickstrat' is neither a config"),
-    ([*TWO, '--set=learner.lr=1'], r'--config\.learner\.lr: no such field'),
+    ([*TWO, '--set=learner.lr=1'], r'--config\.learner\.lr=1: no such field'),
     ([*TWO, '--set=learner.learning_rate=fast'], 'could not convert'),
     ([*TWO, '--set=learner.learning_rate=-1'], r'learner\.learning_rate=-1\.0'),
     ([*TWO, '--set=learner.learning_rate'], r'--set=learner\.learning_rate: write --set=FIELD=VALUE'),
     ([*TWO, '--seeds=0'], '--seeds and --steps must be at least 1'),
     ([*TWO, '--steps=0'], '--seeds and --steps must be at least 1'),
     (['quickstart:bapo', 'quickstart:bapo'], 'quickstart bapo is given twice'),
-    ([*TWO, '--config.stepz=3'], r'--config\.stepz: no such field'),
+    ([*TWO, '--config.stepz=3'], r'--config\.stepz=3: no such field'),
     ([*TWO, '--learning_rate=3'], '--learning_rate=3: unknown flag'),
 ])  # fmt: skip
 def test_what_cannot_run_is_refused_before_any_run(arguments, message, tmp_path):

@@ -164,8 +164,8 @@ def test_fields_that_no_config_has_and_fields_that_are_missing_are_all_named():
     del c.mesh, c.task.limit
     with pytest.raises(ValueError) as raised:
         resolve(c)
-    for told in ('- stepz: no such field; choose one of the fields of the config: checkpoint, ',
-                 '- learner.learning_ratee: no such field; choose one of the fields of learner: adam, ',
+    for told in ('- stepz: no such field (did you mean steps?); choose one of the fields of the config: checkpoint, ',
+                 '- learner.learning_ratee: no such field (did you mean learner.learning_rate?); choose one of the fields of learner: adam, ',
                  '- mesh is missing; begin the config with default_config()', '- task.limit is missing; '):  # fmt: skip
         assert told in str(raised.value)
 

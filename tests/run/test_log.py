@@ -11,7 +11,7 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import RecordWriter
 
 from bapo_jax.run.log.metrics import MetricsLog, read_metrics
-from bapo_jax.run.log.progress import ProgressBar
+from bapo_jax.run.log.progress import ProgressBar, side_by_side
 
 
 def test_rows_after_the_checkpoint_go_and_a_half_written_row_goes(tmp_path):
@@ -109,13 +109,14 @@ def test_tensorboard_events_are_written(tmp_path):
     assert row == {'step': 1, 'actor/lr': 0.5, 'accuracy_bins': [1, 2], 'bapo/r_tot': None}
 
 
-def test_elsewhere_than_on_a_terminal_a_note_is_a_line_every_few_minutes_at_most(capsys, monkeypatch):
+def test_elsewhere_than_on_a_terminal_the_start_of_other_work_is_a_line_and_then_one_every_few_minutes(capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr('bapo_jax.run.log.progress.time', SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter))
     bar = ProgressBar(9, 0)
     for now[0] in range(0, 500, 10):
-        bar.note(f'evaluating: {now[0]:g}')
-    assert capsys.readouterr().out.splitlines() == ['evaluating: 190', 'evaluating: 380']
+        bar.note(f'scoring the base: {now[0]:g}')
+    bar.note('step 1: sampling')
+    assert capsys.readouterr().out.splitlines() == [f'scoring the base: {n}' for n in (0, 190, 380)] + ['step 1: sampling']
 
 
 @pytest.mark.parametrize('steps, shown', [(25, [10, 20, 25]), (3, [3])])
@@ -157,3 +158,18 @@ def test_at_80_columns_the_counts_and_the_time_left_are_whole(monkeypatch):
     lines = [' '.join(line.split()) for line in re.sub(r'\x1b\[[0-9;]*m', '', said.get()).splitlines()]
     assert lines[0].startswith('step 123/1000 ') and lines[0].endswith(' left -:--:-- reward 0.500 X1/X2/X3 120/8/128')
     assert lines[1:] == ['123.4 s/step 12.3k/34.6k tok/s', 'idle 50/25% MFU 30% cache 99%', '3 preempted']
+
+
+def test_parts_of_a_line_are_packed_whole():
+    assert side_by_side(['reward 0.500', '1.5 s/step', 'idle 20/60%'], 25) == ['reward 0.500   1.5 s/step', 'idle 20/60%']
+    assert side_by_side(['longer than the line', 'x'], 5) == ['longer than the line', 'x']
+
+
+def test_what_is_printed_above_the_bar_breaks_no_word(monkeypatch):
+    shown = Console(width=20, force_terminal=True, file=io.StringIO())
+    monkeypatch.setattr('bapo_jax.machine.terminal.console', lambda: shown)
+    bar = ProgressBar(9, 0)
+    bar.stop()
+    with shown.capture() as said:
+        bar.show('step 1, correct: one two three')
+    assert said.get().split('\n') == ['step 1, correct: one', 'two three', '']

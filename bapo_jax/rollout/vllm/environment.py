@@ -1,6 +1,6 @@
 """Creates vLLM's own environment, in which the trainer's servers run.
 
-    bapo-vllm-env DIR                # cuda if nvidia-smi is on the PATH, else cpu
+    bapo-vllm-env DIR    # cuda if nvidia-smi is on the PATH, else cpu
     bapo-vllm-env DIR --build=cpu
 
 Installs the versions in locks/vllm-cpu.txt or locks/vllm-cuda.txt with pip, from the index that pip is
@@ -167,15 +167,18 @@ def run() -> None:
     """Runs the command: parses its arguments, then calls `main`."""
     if __package__:  # there is no package if this file is run on its own
         from bapo_jax.machine import terminal
+        from bapo_jax.machine.help import CommandParser
         from bapo_jax.machine.output import open_streams
 
         open_streams()
         terminal.guard()
+        parser = CommandParser(__doc__)
+    else:
+        parser = argparse.ArgumentParser(
+            'bapo-vllm-env', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see the package's __init__.py
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    parser = argparse.ArgumentParser(
-        'bapo-vllm-env', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
     parser.add_argument('folder', metavar='DIR', type=Path, help='folder for the environment')
     parser.add_argument(
         '--build', choices=BUILDS, help='default: cuda if nvidia-smi is on the PATH, else cpu'
