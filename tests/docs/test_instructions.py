@@ -8,6 +8,7 @@ import pytest
 from small_run import ROOT
 
 from bapo_jax.config import rows
+from bapo_jax.config.table import SECTIONS
 from bapo_jax.groups import Verdict
 from bapo_jax.machine import cli
 from bapo_jax.methods import METHODS
@@ -45,6 +46,8 @@ def is_command(words):
         return rest[0] == '-m' and (rest[1] == 'pytest' and (ROOT / rest[3]).is_file() or (ROOT / f'{rest[1].replace(".", "/")}.py').is_file())
     if name not in SCRIPTS:
         return None
+    if rest[0] == '--help':
+        return set(rest[1:]) <= {*SECTIONS, *FIELDS}
     module = ROOT / (SCRIPTS[name].partition(':')[0].replace('.', '/') + '.py')
     places = [ROOT / 'bapo_jax' / 'machine' / 'cli.py', *(module.parent.glob('*.py') if module.name == '__main__.py' else [module])]
     places += [ROOT / 'bapo_jax' / 'command.py'] if name == 'bapo-train' else []
