@@ -46,7 +46,7 @@ def is_command(words):
         return rest[0] == '-m' and (rest[1] == 'pytest' and (ROOT / rest[3]).is_file() or (ROOT / f'{rest[1].replace(".", "/")}.py').is_file())
     if name not in SCRIPTS:
         return None
-    if rest[0] == '--help':
+    if rest[:1] == ['--help']:
         return set(rest[1:]) <= {*SECTIONS, *FIELDS}
     module = ROOT / (SCRIPTS[name].partition(':')[0].replace('.', '/') + '.py')
     places = [ROOT / 'bapo_jax' / 'machine' / 'cli.py', *(module.parent.glob('*.py') if module.name == '__main__.py' else [module])]
