@@ -14,13 +14,14 @@ from bapo_jax.report import comparison, draw
 from bapo_jax.report.page import read_runs
 
 PNG = Path(__file__).resolve().parents[1] / 'compare.png'
-PANELS = 'cd34, mean@8', 'cd34, pass@8'
+PANELS = {'cd34, mean@8': 'Countdown, mean@8', 'cd34, pass@8': 'Countdown, pass@8'}  # with their titles there
 
 
 def write(runs: Sequence[Path], png: Path = PNG) -> None:
     """Draws the panels of PANELS, for runs in the order of their arms."""
     figure = comparison.curves_of_arms(comparison.by_seed(read_runs(runs)))
-    draw.png(figure._replace(panels=tuple(p for p in figure.panels if p.title in PANELS)), png)
+    panels = (p._replace(title=PANELS[p.title]) for p in figure.panels if p.title in PANELS)
+    draw.png(figure._replace(panels=tuple(panels)), png)
 
 
 if __name__ == '__main__':
