@@ -28,7 +28,7 @@ from bapo_jax.machine.help import CommandParser
 from bapo_jax.machine.output import ends_with_its_reader
 from bapo_jax.models.tokenizer import load_tokenizer
 from bapo_jax.own.method import is_own
-from bapo_jax.policies import base_of
+from bapo_jax.policies import BASE_HELP, base_of
 from bapo_jax.replay.bapo import Bapo
 from bapo_jax.replay.buffer import BadEntry, ReplayBuffer
 from bapo_jax.replay.repo import Repo
@@ -47,9 +47,7 @@ def run(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         '--show', type=int, default=10, metavar='N', help='hard prompts to print; default: 10'
     )
-    parser.add_argument(
-        '--base', type=Path, metavar='DIRECTORY', help='the base model, if it is no longer at model.path'
-    )
+    parser.add_argument('--base', type=Path, metavar='DIRECTORY', help=BASE_HELP)
     arguments = parser.parse_args(argv)
     jax.config.update('jax_platforms', 'cpu')  # the trainer may be using the accelerator
     logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax warns that it will not write

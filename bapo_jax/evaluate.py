@@ -48,7 +48,7 @@ from bapo_jax.machine.files import check_directory, write_text
 from bapo_jax.machine.lock import held
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import read_tokenizer
-from bapo_jax.policies import HUGGING_FACE, RUN, StoredPolicy, base_of, check_base, find_policy
+from bapo_jax.policies import BASE_HELP, HUGGING_FACE, RUN, StoredPolicy, base_of, check_base, find_policy
 from bapo_jax.rollout.engine import Engine, RolloutError
 from bapo_jax.rollout.serve import PYTHON_VARIABLE
 from bapo_jax.rollout.start import POLICIES, check_start, start_engine
@@ -242,11 +242,7 @@ def run() -> None:
         'A run, a policy (runs/x/policy/000123), a Hugging Face directory, or a hub name.',
         required=True,
     )
-    flags.DEFINE_string(
-        'base',
-        None,
-        'Hugging Face directory of the model that the run started from; default: model.path of the run.',
-    )
+    flags.DEFINE_string('base', None, BASE_HELP)
     flags.DEFINE_list(
         'benchmarks',
         None,

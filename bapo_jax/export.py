@@ -27,7 +27,7 @@ from bapo_jax.machine import cli, pushing
 from bapo_jax.machine.files import check_directory, write_bytes
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import read_tokenizer
-from bapo_jax.policies import HUGGING_FACE, RUN, StoredPolicy, base_of, check_base, find_policy
+from bapo_jax.policies import BASE_HELP, HUGGING_FACE, RUN, StoredPolicy, base_of, check_base, find_policy
 from bapo_jax.report.card import Exported, model_card
 from bapo_jax.run.log.tables import scores_in
 from bapo_jax.run.starts import CHECKOUT, commit_of
@@ -154,11 +154,7 @@ def run() -> None:
         required=True,
     )
     flags.DEFINE_string('output', None, 'Directory to write; must be absent or empty.', required=True)
-    flags.DEFINE_string(
-        'base',
-        None,
-        'Hugging Face directory with the config and tokenizer to copy; default: model.path of the run.',
-    )
+    flags.DEFINE_string('base', None, BASE_HELP)
     flags.DEFINE_enum(
         'dtype',
         None,

@@ -9,7 +9,8 @@ and geometry an answer, a list of accepted answers, or an object that also says 
 malformed row ends the program with exit code 2 after the rows before it are judged. A summary goes to stderr.
 
 A reward function (task.reward of a run, tasks/custom_reward.py) gets the row's ground truth as it is. It also
-gets the row's "data_source" and "extra" if the row has them, else '' and {}: no policy wrote the response.
+gets the row's "data_source", and its "extra" or "extra_info" (verl's name), if the row has them, else '' and
+{}: no policy wrote the response.
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ from bapo_jax.machine import terminal
 from bapo_jax.machine.help import CommandParser
 from bapo_jax.machine.output import ends_with_its_reader, guard_streams
 from bapo_jax.tasks import TASKS, get_task
-from bapo_jax.tasks.custom_reward import BadReward, Outcome, find_reward, rewards_of
+from bapo_jax.tasks.custom_reward import BadReward, Outcome, rewards_of
 from bapo_jax.tasks.verifier_pool import WorkersFailed
 
 ROWS_AT_ONCE = 512  # enough to keep the task's workers busy, but the first verdicts come soon
 
+# Columns that a reward function gets beside the response and the ground truth. null is as if absent.
+_COLUMNS = (('data_source', str, 'a string'), ('extra', dict, 'an object'), ('extra_info', dict, 'an object'))
 
 GradedRow = dict[str, Any]  # 'response', 'ground_truth' and what else a line has
 Judge = Callable[[Sequence[GradedRow]], list[Outcome]]
 
 
-def parse_row(line: bytes, check_ground_truth: Callable) -> GradedRow:
-    """The row of a line.
+def parse_row(line: bytes, check: Callable[[GradedRow], None]) -> GradedRow:
+    """The row of a line. `check` raises ValueError for what the task or the reward function cannot read.
 
     Raises ValueError, naming the field and what was expected, if the row is malformed.
     """
@@ -57,8 +60,15 @@ def parse_row(line: bytes, check_ground_truth: Callable) -> GradedRow:
             raise ValueError(f'"{field}" is missing; expected an object with "response" and "ground_truth"')
     if not isinstance(row['response'], str):
         raise ValueError(f'"response" must be a string, got {type(row["response"]).__name__}')
-    check_ground_truth(row['ground_truth'])
+    check(row)
     return row
+
+
+def check_columns(row: GradedRow) -> None:
+    """Raises ValueError, naming the column, if one that a reward function gets has another type."""
+    for name, kind, words in _COLUMNS:
+        if not isinstance(value := row.get(name), (kind, type(None))):
+            raise ValueError(f'"{name}" must be {words}, got {type(value).__name__}; correct or remove it')
 
 
 def task_judge(task: ModuleType) -> Judge:
@@ -78,7 +88,6 @@ def reward_judge(name: str) -> Judge:
 
     Raises ValueError if the function is missing or takes other arguments.
     """
-    find_reward(name)
     config = section_defaults('task')
     config.reward = name
     rewards = rewards_of(config)
@@ -86,7 +95,12 @@ def reward_judge(name: str) -> Judge:
     def judge(rows: Sequence[GradedRow]) -> list[Outcome]:
         return rewards(
             [
-                (row.get('data_source', ''), row['response'], row['ground_truth'], row.get('extra', {}))
+                (
+                    row.get('data_source') or '',
+                    row['response'],
+                    row['ground_truth'],
+                    {**(row.get('extra') or {}), **(row.get('extra_info') or {})},
+                )
                 for row in rows
             ],
             math.inf,
@@ -111,10 +125,10 @@ def main() -> int:
         parser.error('give either a task or --reward=MODULE:FUNCTION')
     try:
         if arguments.reward:
-            check, judge = lambda ground_truth: None, reward_judge(arguments.reward)
+            check, judge = check_columns, reward_judge(arguments.reward)
         else:
             task = get_task(arguments.task)
-            check, judge = task.check_ground_truth, task_judge(task)
+            check, judge = lambda row: task.check_ground_truth(row['ground_truth']), task_judge(task)
     except ValueError as error:
         parser.error(str(error))
     counts: collections.Counter[Verdict] = collections.Counter()

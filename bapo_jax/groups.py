@@ -45,6 +45,7 @@ class Author(enum.IntEnum):
 ByGroup = list[list[np.ndarray]]
 
 X1 = 'x1'  # the origin of fresh groups in a batch; a method's replay names the other origins
+LANES = 4  # maximum number of origins in a batch
 
 
 def binary_rewards(verdicts: Sequence[Verdict]) -> np.ndarray:
@@ -193,6 +194,17 @@ def make_batch(groups: Sequence[Group], origins: Sequence[str]) -> Batch:
     return Batch(
         tuple(groups), tuple(origins), tuple(np.full(g.size, i, np.int32) for i, g in enumerate(groups))
     )
+
+
+def lanes_of(batch: Batch) -> tuple[str, ...]:
+    """A batch's origins, X1 first, one lane each. Raises ValueError if there are more than LANES."""
+    origins = tuple(dict.fromkeys((X1, *batch.origins)))
+    if len(origins) > LANES:
+        raise ValueError(
+            f'a batch has groups of {len(origins)} origins, more than LANES={LANES} in groups.py; name '
+            'fewer, or raise it'
+        )
+    return origins
 
 
 _SCORED = 'scored_'  # prefix of the arrays with `Response.scored`

@@ -26,6 +26,8 @@ from bapo_jax.run.checkpoint import Checkpoints
 from bapo_jax.run.directory import commits_in, fingerprint_tokenizer, read_run_config
 from bapo_jax.weights.manifest import MANIFEST, WEIGHTS, check_bytes, read_manifest, read_tensors
 
+# The help of --base, which `base_of` reads.
+BASE_HELP = 'Hugging Face directory of the model that the run started from; default: model.path of the run.'
 RUN, PUBLISHED, HUGGING_FACE = 'run', 'published policy', 'Hugging Face directory'
 
 

@@ -29,7 +29,7 @@ from bapo_jax.groups import Prompt, Response
 from bapo_jax.inputs import positions_suffice
 from bapo_jax.machine import cli, hub, terminal
 from bapo_jax.models import hf
-from bapo_jax.policies import find_policy
+from bapo_jax.policies import BASE_HELP, find_policy
 from bapo_jax.rollout.engine import EVALUATION, Draw, RolloutError, Sampling
 from bapo_jax.tasks.turns import chat
 
@@ -152,11 +152,7 @@ def run() -> None:
         'A run, a policy (runs/x/policy/000123), a Hugging Face directory, or a hub name.',
         required=True,
     )
-    flags.DEFINE_string(
-        'base',
-        None,
-        'Hugging Face directory of the model that the run started from; default: model.path of the run.',
-    )
+    flags.DEFINE_string('base', None, BASE_HELP)
     flags.DEFINE_string(
         'questions',
         None,

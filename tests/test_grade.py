@@ -11,6 +11,7 @@ import pytest
 
 from bapo_jax import grade
 from bapo_jax.grade import ROWS_AT_ONCE, parse_row
+from bapo_jax.groups import Verdict
 from bapo_jax.tasks.countdown.task import check_ground_truth
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,31 +130,49 @@ def exact(data_source, response, ground_truth, extra):
     if extra.get('finish') == 'length':
         raise RuntimeError('cut off')
     right = response == ground_truth['answer']
-    return {'score': 1.0 if right else 0.25 * (data_source == 'easy'), 'correct': right, 'pred': response}
+    return {'score': 1.0 if right else 0.25 * data_source.startswith('easy'), 'correct': right, 'pred': response}
 """
 
 
 def as_a_command(rows, monkeypatch, capsys, *arguments):
-    """(exit status, lines of stdout) of the command in this process."""
+    """(exit status, rows of stdout, stderr) of the command in this process."""
     monkeypatch.setattr(sys, 'argv', ['grade', *arguments])
     monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(b''.join(json.dumps(row).encode() + b'\n' for row in rows))))
-    status = grade.main()
-    return status, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    status, said = grade.main(), capsys.readouterr()
+    return status, [json.loads(line) for line in said.out.splitlines()], said.err
 
 
 def test_a_reward_function_judges_in_place_of_a_task(tmp_path, monkeypatch, capsys):
     (tmp_path / 'my_own_grades.py').write_text(OWN)
     monkeypatch.chdir(tmp_path)
     plain = {'response': '4', 'ground_truth': {'answer': '4'}}
-    rows = [plain, plain | {'response': '5'}, plain | {'response': '5', 'data_source': 'easy'}, plain | {'extra': {'finish': 'length'}}]
-    status, graded = as_a_command(rows, monkeypatch, capsys, '--reward=my_own_grades:exact')
+    rows = [plain, plain | {'response': '5'}, plain | {'response': '5', 'data_source': 'easy'}]
+    rows += [plain | {'response': '5', 'data_source': None}]
+    rows += [plain | {name: {'finish': 'length'}} for name in ('extra', 'extra_info')]
+    status, graded, _ = as_a_command(rows, monkeypatch, capsys, '--reward=my_own_grades:exact')
     assert status == 0
     assert graded == [
         {'verdict': 'correct', 'reward': 1.0, 'answer': '4'},
         {'verdict': 'wrong', 'reward': 0.0, 'answer': '5'},
         {'verdict': 'wrong', 'reward': 0.25, 'answer': '5'},
-        {'verdict': 'infra_error', 'reward': None, 'answer': None},
+        {'verdict': 'wrong', 'reward': 0.0, 'answer': '5'},
+        *2 * [{'verdict': 'infra_error', 'reward': None, 'answer': None}],
     ]
+
+
+@pytest.mark.parametrize(
+    ('column', 'message'),
+    [
+        ({'data_source': 5}, '"data_source" must be a string, got int; correct or remove it'),
+        ({'extra': []}, '"extra" must be an object, got list; correct or remove it'),
+        ({'extra_info': '{}'}, '"extra_info" must be an object, got str; correct or remove it'),
+    ],
+)
+def test_a_column_that_no_reward_function_can_read_stops_it_with_the_line(column, message, monkeypatch, capsys):
+    monkeypatch.setattr(grade, 'reward_judge', lambda name: lambda rows: [(Verdict.CORRECT, 1.0, None) for _ in rows])
+    plain = {'response': '4', 'ground_truth': '4'}
+    status, graded, said = as_a_command([plain, plain | column], monkeypatch, capsys, '--reward=some:function')
+    assert (status, len(graded), said.splitlines()[0]) == (2, 1, f'line 2: {message}')
 
 
 @pytest.mark.parametrize(
@@ -197,4 +216,4 @@ def test_an_unknown_task_is_refused_with_the_choices():
 )
 def test_a_malformed_row_is_explained(line, message):
     with pytest.raises(ValueError, match=message):
-        parse_row(line, check_ground_truth)
+        parse_row(line, lambda row: check_ground_truth(row['ground_truth']))

@@ -15,6 +15,7 @@ from bapo_jax.groups import (
     groups_from_arrays,
     groups_to_arrays,
     joined,
+    lanes_of,
     make_batch,
     taken,
 )  # fmt: skip
@@ -120,6 +121,16 @@ def test_take_keeps_each_groups_origin_and_normalisation_group():
     assert taken.origins == ('x3', 'x2')
     assert [n.tolist() for n in taken.normalisation] == [[7, 0], [5, 6]]  # the numbers stay: 0 is still that of the group left out
     assert batch.take([]).groups == ()
+
+
+def test_each_origin_has_a_lane_that_of_fresh_groups_the_first_and_too_many_are_refused():
+    def batch(*origins):
+        return make_batch([make_group(i, 1, G=2) for i in range(len(origins))], origins)
+
+    assert lanes_of(batch('x3', 'x1', 'x3')) == ('x1', 'x3') and lanes_of(batch()) == ('x1',)
+    assert lanes_of(batch('replay', 'a', 'b')) == ('x1', 'replay', 'a', 'b')
+    with pytest.raises(ValueError, match=r'groups of 5 origins, more than LANES=4 in groups\.py; name fewer, or raise it'):
+        lanes_of(batch(*'abcd'))
 
 
 def test_answers_that_an_earlier_version_did_not_save_are_unknown():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bapo_jax.config.field import (
     AMEND, ANY, AT_LEAST_1, COMPUTED, FREE, HELD, NOT_NEGATIVE, POSITIVE, SWITCH, Field, names, one_of, share,
 )  # fmt: skip
-from bapo_jax.config.own_code import names_or_own, or_own
+from bapo_jax.config.own_code import or_own
 from bapo_jax.replay.bapo import RULES
 from bapo_jax.replay.filters import FILTERS
 from bapo_jax.replay.kinds import GIVEN_BY, KINDS, REEVALUATE
@@ -70,10 +70,10 @@ ROLLOUT_FIELDS = {
 }
 
 REPLAY_FIELDS = {
-    'kind': Field('bapo', names_or_own(KINDS), HELD,
+    'kind': Field('bapo', or_own(*KINDS), HELD,
         "how batches are built: bapo (Algorithm 1; GRPO if its parts are off), repo (replay of a prompt's "
         'earlier responses)'),
-    'fresh_filter': Field('gaussian', names_or_own(FILTERS), AMEND,
+    'fresh_filter': Field('gaussian', or_own(*FILTERS), AMEND,
         'X1: none, range (drop groups that are all right or all wrong), gaussian(.5, .2), uniform(.6)'),
     'use_x2': Field(True, SWITCH, AMEND, 'train on improved hard prompts'),
     'reevaluate_every': Field(5, AT_LEAST_1, AMEND, 'm: π_θ re-evaluates hard prompts every m steps'),

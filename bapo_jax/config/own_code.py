@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -26,11 +26,6 @@ def or_own(*choices: str) -> Check:
         lambda value: value in choices or is_own(value),
         f"is unknown; choose one of {words}, or name a function of yours as 'module:function'",
     )
-
-
-def names_or_own(of: Iterable[str]) -> Check:
-    """A check as `or_own` for names that another module defines."""
-    return or_own(*of)
 
 
 def check_own_code(c: ConfigDict, need: Need) -> None:

@@ -16,11 +16,11 @@ from ml_collections import ConfigDict
 from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.cluster.mesh import on_device, row_sharding
 from bapo_jax.cluster.split import Split
-from bapo_jax.groups import X1, Batch, ByGroup, Prompt
+from bapo_jax.groups import X1, Batch, ByGroup, Prompt, lanes_of
 from bapo_jax.learner import credit
 from bapo_jax.learner.critic import CRITIC, critic_loss, critic_scores, pack_targets, value_metrics
 from bapo_jax.learner.logprobs import Compute
-from bapo_jax.learner.mini_batch import MiniBatch, Rows, blank_rows, lanes_of
+from bapo_jax.learner.mini_batch import MiniBatch, Rows, blank_rows
 from bapo_jax.learner.objective import (
     BEFORE,
     PROXIMAL,

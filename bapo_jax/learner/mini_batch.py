@@ -12,21 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bapo_jax.cluster.mesh import row_sharding, spread
-from bapo_jax.groups import X1, Batch
 from bapo_jax.models.vision.patches import Pixels, blank_pixels
-
-LANES = 4  # maximum number of origins in a batch
-
-
-def lanes_of(batch: Batch) -> tuple[str, ...]:
-    """Returns a batch's origins, X1 first, one lane each. Raises ValueError if there are more than LANES."""
-    origins = tuple(dict.fromkeys((X1, *batch.origins)))
-    if len(origins) > LANES:
-        raise ValueError(
-            f'a batch has groups of {len(origins)} origins, more than LANES={LANES} in '
-            'learner/mini_batch.py; raise it'
-        )
-    return origins
 
 
 class Sequences(NamedTuple):
@@ -46,7 +32,7 @@ class Rows(NamedTuple):
     """The input of the objective, [M, R, T]; all but the sequences are 0 where `response` is 0."""
 
     sequences: Sequences
-    origin: np.ndarray  # int8, 1 + the lane of the group's origin (`lanes_of`)
+    origin: np.ndarray  # int8, 1 + the lane of the group's origin (`groups.lanes_of`)
     behaviour: np.ndarray  # float32, log-prob under the behaviour policy, as sampled
     advantage: np.ndarray  # float32
     weight: np.ndarray  # float32: the loss is Σ weight · token loss

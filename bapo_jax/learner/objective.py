@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bapo_jax.groups import LANES
 from bapo_jax.learner.losses import (
     RATIO_LEVELS,
     Clip,
@@ -24,7 +25,7 @@ from bapo_jax.learner.losses import (
     total_variation,
     truncated_weight,
 )
-from bapo_jax.learner.mini_batch import LANES, Rows
+from bapo_jax.learner.mini_batch import Rows
 from bapo_jax.learner.own_surrogate import surrogate_of
 from bapo_jax.learner.sums import TOKENS, Sums
 

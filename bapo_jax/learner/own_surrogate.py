@@ -52,22 +52,30 @@ def _own_surrogate(name: str) -> Surrogate:
 
 def _wrong(function: Callable[..., jax.Array]) -> str:
     """Says what is wrong with the objective of a user's function on examples; '' if nothing is."""
-    ratio, advantage = map(np.float32, np.meshgrid(_RATIOS, _ADVANTAGES))  # [advantages, ratios]
-
-    def total(ratio):
-        objective = function(ratio, advantage)
-        return jnp.sum(objective), objective
-
+    ratio, advantage = _examples()
     result = jax.eval_shape(function, ratio, advantage)
     if getattr(result, 'shape', None) != ratio.shape or result.dtype != jnp.float32:
         return f'returned {result} for float32 arrays of shape {ratio.shape}'
-    slope, objective = jax.jit(jax.grad(total, has_aux=True))(ratio)
-    alone = jax.jit(function)(ratio[:1], advantage[:1])
-    at_one = slope[_ADVANTAGES.index(0.5), _RATIOS.index(1.0)]
+    objective = np.ravel(jax.jit(function)(ratio, advantage))
+    of_one = ratio.reshape(-1, 1, 1), advantage.reshape(-1, 1, 1)  # each token alone in its row
+    alone = np.ravel(jax.jit(jax.vmap(function))(*of_one))
+    slope = np.reshape(jax.jit(jax.jacrev(function))(ratio, advantage), (ratio.size, ratio.size))
+    [at_one] = np.diag(slope)[np.ravel((ratio == 1.0) & (advantage == 0.5))]
     if not (np.isfinite(objective).all() and np.isfinite(slope).all()):
         return 'or its gradient is not finite at ordinary ratios and advantages'
-    if not np.allclose(alone, objective[:1], rtol=1e-4, atol=1e-6):
-        return 'mixes tokens: the objective of a token changes with the others'
+    if not np.allclose(alone, objective, rtol=1e-4, atol=1e-6) or (slope - np.diag(np.diag(slope))).any():
+        return 'mixes tokens: the objective of a token, or its gradient, changes with the others'
     if not at_one > 0:
         return 'does not rise with the ratio where the advantage is positive: it is maximised'
     return ''
+
+
+def _examples() -> tuple[np.ndarray, np.ndarray]:
+    """All pairs of the ratios and advantages, float32 [rows, tokens].
+
+    Their order is random: a mean over equal ratios or advantages would not show that tokens are mixed.
+    """
+    pairs = np.stack(np.meshgrid(_RATIOS, _ADVANTAGES), axis=-1).reshape(-1, 2).astype(np.float32)
+    order = np.random.default_rng(0).permutation(len(pairs))
+    ratio, advantage = pairs[order].T.reshape(2, len(_ADVANTAGES), len(_RATIOS))
+    return ratio, advantage

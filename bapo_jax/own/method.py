@@ -7,13 +7,13 @@
     replay.kind           f(config, reevaluation_due)     a `Replay` (replay/protocol.py)
 
 Advantage: the rewards of one normalisation group, usually a group, as float64 [n] of NumPy. They are not all
-equal: equal rewards have advantage 0.
+equal: equal rewards have advantage 0. The array is read-only.
 
 Surrogate: written with jax.numpy. The importance ratio π_θ / anchor and the advantage of each token, float32
-[rows, tokens]; tokens may not be mixed. The function clips by itself: learner.clip_low, learner.clip_high,
-learner.clip_centre and learner.dual_clip have no effect.
+[rows, tokens]; neither rows nor tokens may be mixed. The function clips by itself: learner.clip_low,
+learner.clip_high, learner.clip_centre and learner.dual_clip have no effect.
 
-Filter: a group's rewards, float32 [G] of NumPy, and its accuracy k/G.
+Filter: a group's rewards, float32 [G] of NumPy and read-only, and its accuracy k/G.
 
 Replay: the resolved config, and `reevaluation_due(step)`, the condition of line 12 of Algorithm 1. Fields of
 `config.replay`, such as the filter and the buffer's, only matter if it reads them.
@@ -101,9 +101,7 @@ def _own_advantage(name: str) -> Callable[[np.ndarray], np.ndarray]:
     function = load_own('learner.advantage', name)
 
     def advantage(rewards: np.ndarray) -> np.ndarray:
-        given = rewards.copy()
-        given.flags.writeable = False  # the function may not change what others read
-        result = np.asarray(function(given))
+        result = np.asarray(function(_read_only(rewards)))
         if result.shape != rewards.shape or result.dtype.kind not in 'fiu' or not _all_finite(result):
             raise BadMethod(
                 f'learner.advantage={name!r} returned {_short(result)} for the rewards '
@@ -125,7 +123,7 @@ def own_filter(name: str) -> Callable[[np.ndarray, float], float]:
     function = load_own('replay.fresh_filter', name)
 
     def keep(rewards: np.ndarray, accuracy: float) -> float:
-        result = function(rewards, accuracy)
+        result = function(_read_only(rewards), accuracy)
         if not isinstance(result, (bool, float, int, np.bool_, np.number)) or not 0 <= result <= 1:
             raise BadMethod(
                 f'replay.fresh_filter={name!r} returned {_short(result)} for the rewards {_short(rewards)}; '
@@ -136,6 +134,13 @@ def own_filter(name: str) -> Callable[[np.ndarray, float], float]:
     for correct in range(5):
         keep(np.array([1.0] * correct + [0.0] * (4 - correct), np.float32), correct / 4)
     return keep
+
+
+def _read_only(rewards: np.ndarray) -> np.ndarray:
+    """A copy that the function cannot write: it may not change what others read."""
+    given = rewards.copy()
+    given.flags.writeable = False
+    return given
 
 
 def _all_finite(values: np.ndarray) -> bool:

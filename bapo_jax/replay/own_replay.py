@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from bapo_jax.groups import X1, Batch, Group, Prompt, Response, Verdict, binary_rewards
+from bapo_jax.groups import X1, Batch, Group, Prompt, Response, Verdict, binary_rewards, lanes_of
 from bapo_jax.own.method import BadMethod, blamed, load_own
+from bapo_jax.replay import PURPOSES
+from bapo_jax.replay.failures import LAGS, Failures
 from bapo_jax.replay.protocol import Replay
 
 _PARTS = ('buffer', *(name for name in vars(Replay) if not name.startswith('_')))
@@ -24,19 +26,34 @@ def try_own_replay(name: str, config: Any) -> None:
     with blamed('replay.kind', name):
         first, second = _made(name, make, config), _made(name, make, config)
         _one_step(name, first, 1, _examples(config, step=1))
-        state = first.state()
-        if not state or not all(isinstance(a, np.ndarray) and a.size for a in state.values()):
+        state, others = first.state(), _others()
+        if not state or not all(map(_can_be_saved, state.values())):
             raise BadMethod(
-                f'state() of replay.kind={name!r} must return a dict of one array or more, none empty: '
-                'a checkpoint holds no empty ones'
+                f'state() of replay.kind={name!r} must return a dict of one array or more, of numbers or '
+                'booleans and none empty: a checkpoint holds no others'
             )
-        second.restore(state)
+        if taken := state.keys() & others.keys():
+            raise BadMethod(
+                f'state() of replay.kind={name!r} has an array {min(taken)!r}, but the checkpoint has one of '
+                'this name for log.failed_again; rename it'
+            )
+        second.restore(state | others)
         again = second.state()
         if state.keys() != again.keys() or any(state[n].tobytes() != again[n].tobytes() for n in state):
             raise BadMethod(
-                f'replay.kind={name!r} does not restore what it saved; make restore() undo state()'
+                f'replay.kind={name!r} does not restore what it saved; make restore() undo state(), and '
+                f'ignore arrays of others, such as {min(others)!r}'
             )
         _one_step(name, second, 2, _examples(config, step=2))
+
+
+def _others() -> dict[str, np.ndarray]:
+    """Arrays that a checkpoint holds beside those of the replay (run/diagnostics.py)."""
+    return Failures((), asked=len(LAGS), every=1).state()
+
+
+def _can_be_saved(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.size > 0 and array.dtype.kind in 'biuf'
 
 
 def _made(name: str, make: Any, config: Any) -> Replay:
@@ -53,7 +70,7 @@ def _one_step(name: str, replay: Replay, step: int, fresh: list[Group]) -> None:
     """Goes through the calls of a training step, and checks what they return."""
 
     def rng(purpose: str) -> np.random.Generator:
-        return np.random.default_rng(step)
+        return np.random.default_rng([step, PURPOSES.index(purpose)])
 
     hard = replay.hard_prompts(step, rng)
     if not all(isinstance(prompt, Prompt) for prompt in hard):
@@ -65,10 +82,13 @@ def _one_step(name: str, replay: Replay, step: int, fresh: list[Group]) -> None:
             f'compose() of replay.kind={name!r} returned {wrong}; return a Batch of whole groups, for '
             'example with make_batch(groups, origins) of bapo_jax.groups'
         )
+    lanes_of(batch)  # raises if there are too many origins
+    told = [replay.metrics(step)]  # a step reads them before and after `add`
     if len(replay.times_trained(batch)) != len(batch.groups):
         raise BadMethod(f'times_trained() of replay.kind={name!r} must return one number for each group')
     replay.add(step, fresh, batch)
-    if not isinstance(replay.metrics(step), dict):
+    told.append(replay.metrics(step))
+    if not all(isinstance(metrics, dict) for metrics in told):
         raise BadMethod(f'metrics() of replay.kind={name!r} must return a dict of numbers by name')
 
 

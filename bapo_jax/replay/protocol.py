@@ -43,4 +43,7 @@ class Replay(Protocol):
         """Returns everything that `restore` needs, as arrays for a checkpoint."""
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restores what `state` saved. Raises ValueError if it does not fit the config."""
+        """Restores what `state` saved. Raises ValueError if it does not fit the config.
+
+        `arrays` also has those of log.failed_again, if that is on, under other names.
+        """

@@ -110,11 +110,14 @@ def check_rows(replayed: Mapping[str, np.ndarray], config: ConfigDict) -> None:
 
 def in_brief(read: Inputs, learner: Learner) -> list[str]:
     """Returns lines that summarise what a run will do, and on which devices."""
-    c = read.config
+    c, p = read.config, read.config.replay
+    of_bapo = p.kind == 'bapo'  # another replay has none of its parts
+    parts = f'filter {p.fresh_filter}, X2 {p.use_x2}, X3 {p.use_x3}' if of_bapo else f'replay {p.kind}'
+    levels = levels_in_words(p, c.rollout.group_size) if of_bapo else ''
     run = (
         f'{len(read.prompts):,} prompts, {read.steps} steps of {c.learner.batch_groups} prompts × '
         f'{c.rollout.group_size} responses; method {c.method}: v={c.rollout.sync_every}, anchor '
-        f'{c.learner.anchor}, filter {c.replay.fresh_filter}, X2 {c.replay.use_x2}, X3 {c.replay.use_x3}; on '
-        f'{describe_devices(learner.parameters)}, attention {described(learner.kernel)}'
+        f'{c.learner.anchor}, {parts}; on {describe_devices(learner.parameters)}, attention '
+        f'{described(learner.kernel)}'
     )
-    return [run, *filter(None, [levels_in_words(c.replay, c.rollout.group_size)])]
+    return [run, *filter(None, [levels])]

@@ -194,7 +194,7 @@ def _as_verl(data_source: str, response: str, ground_truth: Any, extra: dict[str
     """Returns verl's arguments for this row; `ground_truth` falls back to the accepted answers."""
     truth = ground_truth if isinstance(ground_truth, dict) else {}
     # mathematics keeps the row's own columns under 'row'; in `questions` the ground truth is the row itself
-    row = {**truth, **truth.get('row', {})}
+    row = {**truth, **(told if isinstance(told := truth.get('row'), dict) else {})}
     if isinstance(model := row.get('reward_model'), dict) and 'ground_truth' in model:
         accepted = model['ground_truth']
     elif 'ground_truth' in row:

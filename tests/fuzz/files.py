@@ -60,7 +60,7 @@ def rows(folder: Path) -> Iterator[Target]:
     def parse(said: dict[str, str]) -> None:
         data = said['text'].encode('latin-1')
         if said['kind'] == 'graded':
-            grade.parse_row(data, mathematics.check_ground_truth)
+            grade.parse_row(data, lambda row: mathematics.check_ground_truth(row['ground_truth']))
         elif said['kind'] == 'geometry':
             (folder / '7' / 'data.json').write_bytes(data)
             for problem in geometry_problems.read_problems(folder):

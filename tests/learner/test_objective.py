@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from learners import learner_config
 
+from bapo_jax.groups import LANES
 from bapo_jax.learner.losses import SURROGATES, Clip, k3
-from bapo_jax.learner.mini_batch import LANES, Rows, Sequences
+from bapo_jax.learner.mini_batch import Rows, Sequences
 from bapo_jax.learner.objective import KL, Objective, evaluate_objective, numbers_of, objective_of, switched
 from bapo_jax.learner.policy import policy_metrics
 from bapo_jax.learner.sums import Updated

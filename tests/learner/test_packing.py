@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from bapo_jax.groups import Prompt, Response, make_batch
 from bapo_jax.learner.credit import AGGREGATIONS, advantages, token_weights
-from bapo_jax.learner.mini_batch import blank_rows, lanes_of
+from bapo_jax.learner.mini_batch import blank_rows
 from bapo_jax.learner.packing import capacity, cut, first_fit, lay_out, mini_batches, pack, rows_end_to_end, rows_of_slots
 
 LANES_OF_TESTS = ('x1', 'x2', 'x3', 'replay')
@@ -319,13 +319,3 @@ def test_every_mini_batch_has_the_capacity_and_fits_it(groups, mini, rows, rule,
     most = capacity(config, 3, shared)
     for part in cut(batch, np.arange(groups), config, most, shared):
         assert part.layout.segment.shape[0] == most and part.layout.filled <= most
-
-
-def test_each_origin_has_a_lane_that_of_fresh_groups_the_first_and_too_many_are_refused():
-    def batch(*origins):
-        return make_batch([make_group(i, 2, [1, 1], 1) for i in range(len(origins))], origins)
-
-    assert lanes_of(batch('x3', 'x1', 'x3')) == ('x1', 'x3') and lanes_of(batch()) == ('x1',)
-    assert lanes_of(batch('replay', 'a', 'b')) == ('x1', 'replay', 'a', 'b')
-    with pytest.raises(ValueError, match='groups of 5 origins, more than LANES=4 in learner/mini_batch.py; raise it'):
-        lanes_of(batch(*'abcd'))

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,10 +24,11 @@ from bapo_jax.methods import apply_method
 from bapo_jax.own.method import ARGUMENTS, BadMethod, advantage_of, own_filter
 from bapo_jax.replay.filters import fresh_filter
 from bapo_jax.replay.kinds import make_replay
-from bapo_jax.run.start import claim_directory
+from bapo_jax.run.start import claim_directory, in_brief
 from configs import quickstart
 
 SOUND = '''
+import jax
 import jax.numpy as jnp
 import numpy as np
 from bapo_jax.groups import groups_from_arrays, groups_to_arrays, make_batch
@@ -85,7 +87,14 @@ returns_groups = changed(compose=lambda self, step, fresh, *_: list(fresh))
 fails = changed(add=lambda self, step, fresh, batch: fresh[0].nothing)
 forgets = changed(restore=lambda self, arrays: None)
 saves_nothing = changed(state=lambda self: {})
+saves_words = changed(state=lambda self: {**groups_to_arrays(self.last), 'words': np.array(['a'])})
+saves_failures = changed(state=lambda self: {**groups_to_arrays(self.last), 'failures': np.zeros(1)})
+wants_no_more = changed(restore=lambda self, arrays: 1 / (arrays.keys() == self.state().keys()))
+keeps_all = changed(restore=lambda self, arrays: setattr(self, 'state', lambda: arrays))
+many_origins = changed(compose=lambda self, step, fresh, *_: make_batch(5 * fresh[:1], 'abcde'))
+draws_for_itself = changed(hard_prompts=lambda self, step, rng: list(rng('mine').permutation(0)))
 miscounts = changed(times_trained=lambda self, batch: [])
+measures_too_early = changed(metrics=lambda self, step: {'size': self.last[0].size})
 
 def no_replay(config, reevaluation_due):
     return object()
@@ -112,6 +121,10 @@ def twice(rewards, accuracy):
 def word(rewards, accuracy):
     return 'keep'
 
+def doubled(rewards, accuracy):
+    rewards *= 2
+    return True
+
 def a_loss(ratio, advantage):
     return -ratio * advantage
 
@@ -120,6 +133,19 @@ def a_mean(ratio, advantage):
 
 def whitened(ratio, advantage):
     return ratio * advantage / advantage.std()
+
+def less_row_mean(ratio, advantage):
+    return ratio * advantage - (ratio * advantage).mean(axis=1, keepdims=True) / 2
+
+def less_mean_ratio(ratio, advantage):
+    return (ratio - jax.lax.stop_gradient(ratio.mean(axis=0, keepdims=True)) / 2) * advantage
+
+def running(ratio, advantage):
+    return jnp.cumsum(ratio * advantage, axis=1)
+
+def pulls_others(ratio, advantage):
+    pull = ratio.mean()
+    return ratio * advantage + pull - jax.lax.stop_gradient(pull)
 
 def in_numpy(ratio, advantage):
     return np.minimum(ratio, 1.2) * advantage
@@ -191,6 +217,17 @@ def test_a_replay_is_built_with_the_config(folder):
     assert replay.compose(2, [new], [], None, None).groups == (new, old)
 
 
+def test_the_brief_of_a_run_says_what_its_replay_has(folder):
+    def brief(kind):
+        config = resolve(a_config(replay__kind=kind, replay__use_x2=True, replay__use_x3=True))
+        return in_brief(SimpleNamespace(config=config, prompts=[], steps=3), SimpleNamespace(parameters={}, kernel='xla'))
+
+    line, *levels = brief('bapo')
+    assert 'filter none, X2 True, X3 True; on' in line and 'X2 re-evaluates' in levels[0]
+    [line] = brief('my_functions:last')
+    assert 'anchor proximal, replay my_functions:last; on' in line and not re.search('filter|X2|X3', line)
+
+
 @pytest.mark.parametrize(
     ('field', 'function', 'message'),
     [
@@ -202,6 +239,7 @@ def test_a_replay_is_built_with_the_config(folder):
         ('learner.advantage', 'absent', r'my_functions has no function absent; add it'),
         ('replay.fresh_filter', 'twice', r'returned 1\.5 for .*; return True, False, or a probability in \[0, 1\]'),
         ('replay.fresh_filter', 'word', r"returned 'keep' for"),
+        ('replay.fresh_filter', 'doubled', r'read-only\); fix .*my_functions\.py, line \d+'),
         ('replay.fresh_filter', 'halved', r'must take the arguments \(rewards, accuracy\)'),
         ('learner.surrogate', 'halved', r'must take the arguments \(ratio, advantage\)'),
         ('replay.kind', 'no_replay', r'returned object without buffer, hard_prompts, compose, .*restore; add'),
@@ -211,6 +249,13 @@ def test_a_replay_is_built_with_the_config(folder):
         ('replay.kind', 'fails', r"failed \(AttributeError: .*'nothing'.*; fix .*my_functions\.py, line \d+"),
         ('replay.kind', 'forgets', r'does not restore what it saved; make restore\(\) undo state\(\)'),
         ('replay.kind', 'saves_nothing', r'state\(\) of .* must return a dict of one array or more'),
+        ('replay.kind', 'saves_words', r'state\(\) of .* must return .* of numbers or booleans'),
+        ('replay.kind', 'saves_failures', r"state\(\) of .* has an array 'failures', .*; rename it"),
+        ('replay.kind', 'wants_no_more', r'failed \(ZeroDivisionError: '),
+        ('replay.kind', 'keeps_all', r"does not restore what it saved; .* ignore arrays of others, such as 'failures'"),
+        ('replay.kind', 'many_origins', r'groups of 6 origins, more than LANES=4'),
+        ('replay.kind', 'draws_for_itself', r'failed \(ValueError: '),
+        ('replay.kind', 'measures_too_early', r'failed \(IndexError: '),
         ('replay.kind', 'miscounts', r'times_trained\(\) of .* must return one number for each group'),
     ],
 )  # fmt: skip
@@ -229,6 +274,10 @@ def test_what_is_wrong_is_refused_with_the_config_naming_field_and_remedy(folder
         ('no_ratio', 'does not rise with the ratio'),
         ('a_mean', r'returned .*shape=\(\)'),
         ('whitened', 'mixes tokens'),
+        ('less_row_mean', 'mixes tokens'),
+        ('less_mean_ratio', 'mixes tokens'),
+        ('running', 'mixes tokens'),
+        ('pulls_others', 'mixes tokens'),
         ('divides', 'is not finite'),
         ('in_numpy', r'failed \(TracerArrayConversionError.*; fix .*my_functions\.py, line \d+'),
     ],

@@ -119,7 +119,8 @@ def test_a_function_of_verl_runs_unchanged_and_is_told_what_the_row_says(modules
 
 @pytest.mark.parametrize('truth, answer', [
     ({'problem': 'p', 'answers': ['2']}, '2'), ({'problem': 'p', 'answers': ['2', 'two']}, ['2', 'two']),
-    ({'question': 'q', 'answer': '2'}, '2'), ({'numbers': [1, 2], 'target': 3}, {'numbers': [1, 2], 'target': 3}),
+    ({'question': 'q', 'answer': '2'}, '2'), ({'question': 'q', 'answer': '2', 'row': 5}, '2'),
+    ({'numbers': [1, 2], 'target': 3}, {'numbers': [1, 2], 'target': 3}),
     ({'problem': 'p', 'answers': ['2'], 'row': {'ground_truth': '["2"]'}}, '["2"]'),
 ])  # fmt: skip
 def test_of_other_rows_a_function_of_verl_gets_the_accepted_answer(modules, truth, answer):
