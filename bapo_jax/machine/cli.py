@@ -234,7 +234,9 @@ def _usage(main: Callable[..., None], said: str, more: str) -> str:
     """The command's docstring, its flags, and `more`."""
     parser = CommandParser(said or sys.modules[main.__module__].__doc__ or '')
     parser.epilog = more
-    own = flags.FLAGS.flags_by_module_dict().get(main.__module__, ())
+    # absl files the flags of a module that runs as __main__ under the program's path.
+    module = sys.argv[0] if main.__module__ == '__main__' else main.__module__
+    own = flags.FLAGS.flags_by_module_dict().get(module, ())
     for flag in sorted(own, key=lambda flag: not _is_required(flag)):
         about, default = re.sub('^<.*?>: ', '', flag.help).replace('%', '%%'), flag.default
         if default and 'efault' not in about:

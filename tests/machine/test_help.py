@@ -1,6 +1,7 @@
 """What every command says of itself, on 80 columns, and what a misspelt name is answered with."""
 
 import contextlib
+import functools
 import importlib
 import inspect
 import re
@@ -53,6 +54,13 @@ def test_the_help_of_every_command_fits_80_columns_and_names_the_command_as_it_w
     assert page.startswith(f'usage: {command} ') and 'python -m bapo_jax' not in page
     assert '--version' in page and [line for line in page.splitlines() if len(line) > 80] == []
     assert not re.search(r'#.*\\$', page, re.M)  # a comment cannot be continued
+
+
+def test_the_help_lists_the_same_flags_if_the_module_runs_as_the_program(said):
+    """absl names the module __main__ then."""
+    page = subprocess.run([sys.executable, '-m', 'bapo_jax.export', '--help'], cwd=ROOT, capture_output=True, text=True).stdout
+    flags_of = functools.partial(re.findall, r'^ +(?:-\w, )?(--\w+)', flags=re.MULTILINE)
+    assert flags_of(page) == flags_of(said('bapo-export', '--help')) and '--checkpoint' in flags_of(page)
 
 
 @pytest.mark.parametrize('command', COMMANDS)
