@@ -115,6 +115,6 @@ def in_brief(read: Inputs, learner: Learner) -> list[str]:
         f'{len(read.prompts):,} prompts, {read.steps} steps of {c.learner.batch_groups} prompts × '
         f'{c.rollout.group_size} responses; method {c.method}: v={c.rollout.sync_every}, anchor '
         f'{c.learner.anchor}, filter {c.replay.fresh_filter}, X2 {c.replay.use_x2}, X3 {c.replay.use_x3}; on '
-        f'{describe_devices(learner.parameters)}, attention {described(learner.kernel)}'
+        f'{describe_devices()}, attention {described(learner.kernel)}'
     )
     return [run, *filter(None, [levels_in_words(c.replay, c.rollout.group_size)])]
