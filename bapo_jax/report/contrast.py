@@ -14,11 +14,14 @@ from scipy.special import stdtr, stdtrit
 
 from bapo_jax.report.panels import Table
 from bapo_jax.report.records import Records, benchmarks, samples_of
-from bapo_jax.run.directory import differences
+from bapo_jax.run.directory import FREE_TO_CHANGE, differences
 
 ALPHA = 0.05  # two-sided level of significance, after Holm's correction
-# What a run may have of its own within an arm: its seed, what it records of itself, and what it writes.
-_OF_ONE_RUN = ('seed', 'environment', 'hub', 'starts', 'log', 'checkpoint', 'rollout.servers')
+# Fields that a continued run may change but that tell arms apart: how long it trains, how it is scored, and
+# its base, whose weights have no fingerprint.
+_OF_AN_ARM = ('steps', 'epochs', 'evaluate.', 'model.path')
+# What a run may have of its own within an arm: its seed, its starts, and what else it may change.
+_OF_ONE_RUN = ('seed', 'starts', *(name for name in FREE_TO_CHANGE if not name.startswith(_OF_AN_ARM)))
 _MOST_FIELDS = 3  # an arm that differs in more fields is named by its first run
 _COUNTS = 'no one two three four five six seven eight nine ten'.split()
 
@@ -77,7 +80,9 @@ def contrast(groups: Mapping[str, Sequence[Records]]) -> Contrast:
 
 
 def by_seed(runs: Sequence[Records]) -> dict[str, list[Records]]:
-    """Groups runs whose config.json differs only in the seed; a run without a config is its own group.
+    """Groups runs whose settings differ only in the seed; a run without a config is its own group.
+
+    Of the settings that a continued run may change, only its length, its evaluation and its base count.
 
     A group is named by its method, if not all have the same one, with the fields in which the groups of that
     method differ: 'grpo learning_rate=5e-5'. With many such fields, or without a method, it has the name of
