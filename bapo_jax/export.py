@@ -65,7 +65,7 @@ def export(
     stated = hf.overrides(policy.run_config['model']) if policy.run_config else {}
     model = hf.read_config(base, stated=stated)
     tokenizer, _ = read_tokenizer(base, model)  # raises if the export would have no usable tokenizer
-    check_base(given, policy, tokenizer)
+    check_base(given, policy.run_config, tokenizer)
     dtype = dtype or hf.stored_dtype(base)
     if dtype not in hf.DTYPES:
         raise ValueError(
