@@ -28,7 +28,7 @@ from bapo_jax.machine.help import CommandParser
 from bapo_jax.machine.output import ends_with_its_reader
 from bapo_jax.models.tokenizer import load_tokenizer
 from bapo_jax.own.method import is_own
-from bapo_jax.policies import BASE_HELP, base_of
+from bapo_jax.policies import BASE_HELP, base_of, check_base
 from bapo_jax.replay.bapo import Bapo
 from bapo_jax.replay.buffer import BadEntry, ReplayBuffer
 from bapo_jax.replay.repo import Repo
@@ -102,7 +102,9 @@ def show_run(run: Path, show: int, console: Console, base: Path | None = None) -
     hard = resisting(replay.buffer, show)
     if hard:
         path, commits = recorded['model']['path'], commits_in(recorded, run / 'config.json')
-        console.print(questions_table(hard, load_tokenizer(base_of(run, path, commits, base))))
+        tokenizer = load_tokenizer(base_of(run, path, commits, base))
+        check_base(base, recorded, tokenizer)
+        console.print(questions_table(hard, tokenizer))
     elif show > 0:
         console.print('no hard prompt in the buffer was re-evaluated without improving')
 

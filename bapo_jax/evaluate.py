@@ -140,7 +140,7 @@ def load_for_evaluation(
     custom_reward.find_reward(config.task.reward)  # fail now, not at the first responses
     model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
     tokenizer, ends = read_tokenizer(config.model.path, model)
-    check_base(base, policy, tokenizer)
+    check_base(base, policy.run_config, tokenizer)
     policy.check(model)
     mesh, sight = make_mesh(1, -1, 1, devices), make_sight(config, model)
 

@@ -65,13 +65,13 @@ def export(
     stated = hf.overrides(policy.run_config['model']) if policy.run_config else {}
     model = hf.read_config(base, stated=stated)
     tokenizer, _ = read_tokenizer(base, model)  # raises if the export would have no usable tokenizer
-    check_base(given, policy, tokenizer)
+    check_base(given, policy.run_config, tokenizer)
     dtype = dtype or hf.stored_dtype(base)
     if dtype not in hf.DTYPES:
         raise ValueError(
             f'{base / "config.json"} states dtype {dtype!r}; set --dtype to one of {", ".join(hf.DTYPES)}'
         )
-    card = _card(policy, checkpoint, base, name or output.name, dtype, model.vision is not None)
+    card = _card(policy, checkpoint, base, given, name or output.name, dtype, model.vision is not None)
 
     partial = output.with_name(f'{output.name}.partial')
     shutil.rmtree(partial, ignore_errors=True)
@@ -87,17 +87,21 @@ def export(
 
 
 def _card(
-    policy: StoredPolicy, checkpoint: Path, base: Path, name: str, dtype: str, sees_images: bool
-) -> bytes:
+    policy: StoredPolicy, checkpoint: Path, base: Path, given: Path | None, name: str, dtype: str,
+    sees_images: bool,
+) -> bytes:  # fmt: skip
     """The contents of README.md; see `export`."""
-    own = base / CARD
+    own = checkpoint / CARD
     if policy.kind == HUGGING_FACE and own.is_file():
         return own.read_bytes()
     evals = (checkpoint if policy.kind == RUN else checkpoint.parent.parent) / 'evals'
     files = {'base': evals / f'{0:06d}.json', 'trained': evals / f'{policy.step:06d}.json'}
     scores = {} if policy.run_config is None else scores_in(files)
     commit = commit_of(CHECKOUT, 12) or ''
-    known = Exported(name, policy.step, dtype, sees_images, policy.run_config, scores, _license(own), commit)
+    known = Exported(
+        name, policy.step, dtype, sees_images, policy.run_config, scores, _license(base / CARD), commit,
+        given.absolute().name if given else '',
+    )  # fmt: skip
     return model_card(known).encode()
 
 

@@ -23,7 +23,7 @@ from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.hf import architecture
 from bapo_jax.models.sharding import parameter_sharding
 from bapo_jax.run.checkpoint import Checkpoints
-from bapo_jax.run.directory import commits_in, fingerprint_tokenizer, read_run_config
+from bapo_jax.run.directory import commits_in, fingerprint_tokenizer, part_of, read_run_config
 from bapo_jax.weights.manifest import MANIFEST, WEIGHTS, check_bytes, read_manifest, read_tensors
 
 # The help of --base, which `base_of` reads.
@@ -101,12 +101,13 @@ def base_of(
     return base
 
 
-def check_base(given: Path | None, policy: StoredPolicy, tokenizer: Any) -> None:
-    """Raises ValueError if the base `given` by --base has another `tokenizer` than the policy's run recorded.
+def check_base(given: Path | None, run_config: Mapping[str, Any] | None, tokenizer: Any) -> None:
+    """Raises ValueError if the base `given` by --base has another `tokenizer` than the run recorded.
 
-    A model of the same shape with another vocabulary would be read without an error.
+    `run_config` is the run's config.json, None if there is none. A model of the same shape with another
+    vocabulary would be read without an error.
     """
-    recorded = (policy.run_config or {}).get('fingerprints', {}).get('tokenizer')
+    recorded = part_of(run_config, 'fingerprints').get('tokenizer')
     if given is not None and recorded is not None and recorded != fingerprint_tokenizer(tokenizer):
         raise ValueError(
             f'--base={str(given)!r} has another tokenizer than the run; give the Hugging Face directory that '

@@ -104,6 +104,10 @@ def test_the_questions_of_a_run_of_another_machine_are_read_with_a_base_that_is_
     capsys.readouterr()
     buffers.run([str(run), f'--base={tmp_path / "elsewhere"}'])
     assert capsys.readouterr().out == shown and 'Hard prompts' in shown
+    recorded = json.loads((run / 'config.json').read_text()) | {'fingerprints': {'tokenizer': 'of another one'}}
+    (run / 'config.json').write_text(json.dumps(recorded))
+    with pytest.raises(SystemExit, match=r"--base='.*elsewhere' has another tokenizer than the run; give"):
+        buffers.run([str(run), f'--base={tmp_path / "elsewhere"}'])
 
 
 def test_the_prompts_that_resist_are_those_re_evaluated_most_often_then_the_oldest():

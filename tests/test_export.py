@@ -162,6 +162,18 @@ def test_the_card_has_the_scores_of_the_policy_that_is_exported_and_the_license_
         assert (tmp_path / 'halves' / 'README.md').read_text() == card  # what is known of the policy goes with it
         shutil.rmtree(tmp_path / 'out')
         shutil.rmtree(tmp_path / 'halves')
+    # --base only says where the run's base lies here.
+    assert '| base model | base |' in card
+    elsewhere = shutil.copytree(base, tmp_path / 'elsewhere')
+    export(run, tmp_path / 'out', base=elsewhere)
+    assert '| base model | base |' in (tmp_path / 'out' / 'README.md').read_text()
+    (elsewhere / 'README.md').write_text('# Of the base\n')
+    export(tmp_path / 'out', tmp_path / 'halves', base=elsewhere, dtype='bfloat16')
+    assert (tmp_path / 'halves' / 'README.md').read_text() == (tmp_path / 'out' / 'README.md').read_text()
+    export(shutil.copytree(run / 'policy' / '000007', tmp_path / 'copy'), tmp_path / 'alone', base=elsewhere)
+    assert 'are those of elsewhere.\n' in (tmp_path / 'alone' / 'README.md').read_text()
+    for name in ('out', 'halves'):
+        shutil.rmtree(tmp_path / name)
     (base / 'README.md').write_text('---\n: [\n---\n')
     with pytest.raises(ValueError, match=r'README.md begins with damaged YAML .*; correct or remove'):
         export(run, tmp_path / 'out', base=base)

@@ -7,7 +7,6 @@ import importlib.metadata
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
@@ -150,16 +149,10 @@ def use_cores(policy: Path, rows: int) -> None:
         jax.config.update('jax_num_cpu_devices', max(n for n in cores if rows % n == 0))
 
 
-def describe_devices(params: Any) -> str:
-    """Returns '1 NVIDIA H200', '2 cpu', …; adds a hint if a small policy has a CPU device for many cores."""
-    devices, cores, size = jax.devices(), os.cpu_count(), sum(x.size for x in jax.tree.leaves(params))
-    text = f'{len(devices)} {devices[0].device_kind}'
-    if devices[0].platform == 'cpu' and len(devices) == 1 and cores > 1 and size < SMALL_POLICY:
-        text += (
-            ' (so small a policy is faster with a CPU device for each core; '
-            'set JAX_NUM_CPU_DEVICES=2 or more)'
-        )
-    return text
+def describe_devices() -> str:
+    """Returns the devices of all hosts: '1 NVIDIA H200', '2 cpu', …"""
+    devices = jax.devices()
+    return f'{len(devices)} {devices[0].device_kind}'
 
 
 def keep_programs() -> None:

@@ -35,8 +35,9 @@ def check_push(name: str) -> None:
 def push(folder: Path, name: str, private: bool) -> str:
     """Uploads the files of `folder` to the model repository `name`, and returns its address.
 
-    A new repository is `private` or not; one that exists keeps its visibility, its history and its other
-    files, but no other weights. Raises OSError with the remedy; `folder` stays as it is.
+    A new repository is `private` or not. One that exists keeps its visibility, its history and its other
+    files, except safetensors weights. Raises OSError with a command that does the same later; `folder` stays
+    as it is.
     """
     with_deadlines()
     hub = huggingface_hub.HfApi()
@@ -51,7 +52,8 @@ def push(folder: Path, name: str, private: bool) -> str:
     except Exception as error:  # the client's errors have no common base class
         cause = error.__cause__ if isinstance(error.__cause__, errors.HfHubHTTPError) else error
         status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else 0
-        again = f'hf upload {name} {shlex.quote(str(folder))} .{" --private" if private else ""}'
+        deleted = [word for pattern in _REPLACED for word in ('--delete', pattern)]
+        again = shlex.join(['hf', 'upload', name, str(folder), '.', *deleted, *['--private'] * private])
         said = f'--push={name!r}: the export in {folder} is complete, but'
         if status == 401:
             raise PermissionError(

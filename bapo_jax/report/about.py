@@ -7,8 +7,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bapo_jax.report.records import Records, costs_of
+from bapo_jax.report.records import Records, costs_of, starts_of
 from bapo_jax.report.viewer import readable_rows, rollout_files
+from bapo_jax.run.directory import part_of
+from bapo_jax.run.log.tables import duration
+from bapo_jax.run.starts import UNKNOWN, outcome
 
 _SHOWN = 2000  # most characters of a sample's prompt, and of its response
 _GROUPS = 8  # in which a correct response is looked for
@@ -27,15 +30,17 @@ def head_of(r: Records) -> list[tuple[str, str]]:
 
     Command, commit and host are those of the newest start, and the time is that of the first one.
     """
-    config, starts = r.config, [s for s in _list(r.config.get('starts')) if isinstance(s, dict)]
-    task, learner, last = _part(config, 'task'), _part(config, 'learner'), starts[-1] if starts else {}
-    where = {**_part(config, 'environment'), **last}
+    config, starts = r.config, starts_of(r)
+    task, learner, last = part_of(config, 'task'), part_of(config, 'learner'), starts[-1] if starts else {}
+    where = {**part_of(config, 'environment'), **last}
     minutes = costs_of(r).get('minutes of training')
     data = [task.get('train'), f'{task["limit"]:,} problems' if task.get('limit') else None]
-    groups, size = learner.get('batch_groups'), _part(config, 'rollout').get('group_size')
+    groups, size = learner.get('batch_groups'), part_of(config, 'rollout').get('group_size')
+    # Whether a process holds the run is not asked: the page is read later.
+    ended = outcome(starts or None, config.get('steps'), int(r.steps[-1]), held=None)
     versions = ('bapo_jax', last.get('version')), ('JAX', where.get('jax')), ('Python', where.get('python'))
     facts = {
-        'model': _part(config, 'model').get('path'),
+        'model': part_of(config, 'model').get('path'),
         'task': task.get('name'),
         'data': _joined(data),
         'method': config.get('method'),
@@ -49,26 +54,11 @@ def head_of(r: Records) -> list[tuple[str, str]]:
         'start': _joined([starts[0].get('time'), f'{len(starts)} starts' if len(starts) > 1 else None])
         if starts
         else None,
-        'wall clock': None if minutes is None else _duration(minutes[-1]),
+        'wall clock': None if minutes is None else duration(60 * minutes[-1]),
         'steps': f'{len(r.steps):,}, from {r.steps[0]:,} to {r.steps[-1]:,}',
-        'outcome': outcome(int(r.steps[-1]), config.get('steps'), last),
+        'outcome': None if ended.kind == UNKNOWN else ended.words,
     }  # fmt: skip
     return [(name, str(value)) for name, value in facts.items() if value not in (None, '')]
-
-
-def outcome(step: int, steps: Any, start: dict[str, Any]) -> str | None:
-    """How a run ended whose metrics go up to `step`; `start` is its newest one, {} if none is recorded.
-
-    Without a recorded start, the run has finished if it is at its planned `steps`; else nobody knows.
-    """
-    end = start.get('end')
-    if isinstance(end, dict):
-        return (
-            end['outcome'] if end.get('outcome') == 'finished' else f'stopped at step {end.get("step", step)}'
-        )
-    if isinstance(steps, int) and 0 < steps <= step:
-        return 'finished'
-    return f'crashed after step {step}, or still running' if start else None
 
 
 def sample_response(directory: Path) -> SampleResponse | None:
@@ -96,19 +86,5 @@ def _shown(row: dict[str, Any], i: int) -> SampleResponse:
     )
 
 
-def _duration(minutes: float) -> str:
-    return f'{minutes:.1f} min' if minutes < 120 else f'{minutes / 60:.1f} h'
-
-
 def _joined(parts: Iterable[Any]) -> str:
     return ', '.join(str(part) for part in parts if part)
-
-
-def _part(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """A section of a config that may be damaged; {} if it is missing."""
-    part = config.get(name)
-    return part if isinstance(part, dict) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pprint
 import shlex
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,11 +36,14 @@ class Exported(NamedTuple):
     scores: Mapping[str, Mapping[str, dict]]  # 'base' and 'trained' -> benchmark -> summary (scores.py)
     license: Mapping[str, str]  # license, license_name and license_link of the base, if it states them
     commit: str  # of this package; '' if unknown
+    base: str = ''  # the directory with its config and tokenizer, if another one was given
 
 
 def model_card(e: Exported) -> str:
     """The text of README.md. Raises ValueError if a section of the run's config is damaged."""
     commits = (e.run_config or {}).get('hub', {})
+    if not isinstance((e.run_config or {}).get('environment', {}), Mapping):
+        raise ValueError('environment of config.json is not a section; restore that file')
     config = None if e.run_config is None else with_later_fields(settings_of(e.run_config))
     base, _ = _recorded(config.model.path, commits, '') if config else ('', '')
     data, _ = _recorded(config.task.train, commits, 'datasets/') if config else ('', '')
@@ -92,13 +96,27 @@ def _facts(e: Exported, c: Any, commits: Mapping[str, str]) -> list[tuple[str, s
 def _score_rows(scores: Mapping[str, Mapping[str, dict]]) -> list[tuple[str, str, str]]:
     """(benchmark and measure, base, trained), in percent; '–' for a policy that was not evaluated."""
     found = {}
+    short = _told_apart({name for summaries in scores.values() for name in summaries})
     for policy, summaries in scores.items():
         for name, s in summaries.items():
             for measure in ('mean', 'pass', 'maj'):
                 if measure in s:
-                    row = f'{Path(name).stem}, {measure}@{s["samples"]}, {problems(s)}'
+                    row = f'{short[name]}, {measure}@{s["samples"]}, {problems(s)}'
                     found.setdefault(_cell(row), {})[policy] = with_interval(s, measure)
     return [(row, cells.get('base', '–'), cells.get('trained', '–')) for row, cells in found.items()]
+
+
+def _told_apart(names: Collection[str]) -> dict[str, str]:
+    """The stem of each name or path; if another one has the same, as many last parts as tell them apart."""
+    stems = Counter(Path(name).stem for name in names)
+
+    def short(name: str) -> str:
+        parts = Path(name).parts
+        ends = ('/'.join(parts[-n:]) for n in range(1, len(parts)))
+        alone = (end for end in ends if sum(f'/{other}'.endswith(f'/{end}') for other in names) == 1)
+        return Path(name).stem if stems[Path(name).stem] == 1 else next(alone, name)
+
+    return {name: short(name) for name in names}
 
 
 def _settings(config: Any, commits: Mapping[str, str]) -> dict[str, Any]:

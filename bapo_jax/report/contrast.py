@@ -14,11 +14,14 @@ from scipy.special import stdtr, stdtrit
 
 from bapo_jax.report.panels import Table
 from bapo_jax.report.records import Records, benchmarks, samples_of
-from bapo_jax.run.directory import differences
+from bapo_jax.run.directory import FREE_TO_CHANGE, differences
 
 ALPHA = 0.05  # two-sided level of significance, after Holm's correction
-# What a run may have of its own within an arm: its seed, what it records of itself, and what it writes.
-_OF_ONE_RUN = ('seed', 'environment', 'hub', 'starts', 'log', 'checkpoint', 'rollout.servers')
+# Fields that a continued run may change but that tell arms apart: how long it trains, how it is scored, and
+# its base, whose weights have no fingerprint.
+_OF_AN_ARM = ('steps', 'epochs', 'evaluate.', 'model.path')
+# What a run may have of its own within an arm: its seed, its starts, and what else it may change.
+_OF_ONE_RUN = ('seed', 'starts', *(name for name in FREE_TO_CHANGE if not name.startswith(_OF_AN_ARM)))
 _MOST_FIELDS = 3  # an arm that differs in more fields is named by its first run
 _COUNTS = 'no one two three four five six seven eight nine ten'.split()
 
@@ -77,35 +80,44 @@ def contrast(groups: Mapping[str, Sequence[Records]]) -> Contrast:
 
 
 def by_seed(runs: Sequence[Records]) -> dict[str, list[Records]]:
-    """Groups runs whose config.json differs only in the seed; a run without a config is its own group.
+    """Groups runs whose settings differ only in the seed; a run without a config is its own group.
+
+    Of the settings that a continued run may change, only its length, its evaluation and its base count; all
+    count if runs of one group would otherwise have the same seed.
 
     A group is named by its method, if not all have the same one, with the fields in which the groups of that
     method differ: 'grpo learning_rate=5e-5'. With many such fields, or without a method, it has the name of
     its first run.
     """
-    groups: list[list[Records]] = []
-    for r in runs:
-        same = (of for of in groups if r.config and of[0].config and not _differing(of[0], r))
-        if (of := next(same, None)) is not None:
-            of.append(r)
-        else:
-            groups.append([r])
+    but: Sequence[str] = _OF_ONE_RUN
+    groups = _grouped(runs, but)
+    if any(len({r.config.get('seed') for r in of}) < len(of) for of in groups):
+        groups = _grouped(runs, but := ('seed', 'starts'))
     firsts = [of[0] for of in groups]
-    names = [_name(r, firsts) for r in firsts]
+    names = [_name(r, firsts, but) for r in firsts]
     return {
         name if names.count(name) == 1 else of[0].name: of for name, of in zip(names, groups, strict=True)
     }
 
 
-def _differing(a: Records, b: Records, but: Sequence[str] = _OF_ONE_RUN) -> list[str]:
-    return differences(a.config, b.config, but)
+def _grouped(runs: Sequence[Records], but: Sequence[str]) -> list[list[Records]]:
+    groups: list[list[Records]] = []
+    for r in runs:
+        same = (
+            of for of in groups if r.config and of[0].config and not differences(of[0].config, r.config, but)
+        )
+        if (of := next(same, None)) is not None:
+            of.append(r)
+        else:
+            groups.append([r])
+    return groups
 
 
-def _name(r: Records, firsts: Sequence[Records]) -> str:
+def _name(r: Records, firsts: Sequence[Records], but: Sequence[str]) -> str:
     method = r.config.get('method')
     alike = [other for other in firsts if other.config.get('method') == method]
-    but = (*_OF_ONE_RUN, 'fingerprints')  # they follow from the settings, and nobody reads them
-    fields = sorted({field for other in alike for field in _differing(r, other, but)})
+    but = (*but, 'fingerprints')  # they follow from the settings, and nobody reads them
+    fields = sorted({field for other in alike for field in differences(r.config, other.config, but)})
     if not method or len(fields) > _MOST_FIELDS:
         return r.name
     values = [f'{f.rpartition(".")[2]}={_value(r.config, f)}' for f in fields]

@@ -18,6 +18,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from bapo_jax.config.earlier import as_now
 from bapo_jax.machine import events
+from bapo_jax.run.directory import part_of
 from bapo_jax.run.log.metrics import iter_rows
 
 VAL = 'val-core/'
@@ -88,11 +89,17 @@ def samples_of(runs: Sequence[Records], benchmark: str) -> str:
     return '/'.join(dict.fromkeys(str(r.scores[benchmark].samples) for r in runs if benchmark in r.scores))
 
 
+def starts_of(records: Records) -> list[dict[str, Any]]:
+    """The starts that config.json records (run/starts.py), oldest first, as far as they are not damaged."""
+    starts = records.config.get('starts')
+    return [start for start in starts if isinstance(start, dict)] if isinstance(starts, list) else []
+
+
 def costs_of(records: Records) -> dict[str, np.ndarray]:
     """What the run had cost by the end of each logged step, float [T], by the name of an x axis.
 
-    Minutes are of training: the time between two rows, or the step's timings for a first or restarted step.
-    A cost that the run does not record is left out.
+    Minutes are those that the run's starts had run, with compilation and evaluation. For a step of which they
+    do not tell, its own timings count. A cost that the run does not record is left out.
     """
     costs = {STEPS: records.steps.astype(float)}
     if has(records, 'rollout/responses_total'):
@@ -100,13 +107,30 @@ def costs_of(records: Records) -> dict[str, np.ndarray]:
     if has(records, 'actor/updates'):
         costs['optimizer updates'] = np.cumsum(np.nan_to_num(column(records, 'actor/updates')))
     timings = [column(records, f'timing_s/{phase}') for phase in ('step', *BETWEEN_STEPS)]
-    seconds = np.nan_to_num(timings).sum(axis=0)
-    passed = np.diff(column(records, 'time'), prepend=np.nan)
-    ran_on = np.isfinite(passed) & ~np.isin(records.steps, records.restarts)
-    seconds = np.where(ran_on, passed, seconds)
+    passed = np.diff(_seconds_run(records), prepend=0.0)
+    seconds = np.where(np.isfinite(passed), passed, np.nan_to_num(timings).sum(axis=0))
     if seconds.any():
         costs['minutes of training'] = np.cumsum(seconds) / 60
     return costs
+
+
+def _seconds_run(records: Records) -> np.ndarray:
+    """How long the starts in config.json had run by the time of each row, in seconds, float [T].
+
+    The time between two starts does not count. A start that crashed counts until its last row, since the time
+    of the crash is not recorded. nan for a row without a time or before the first start, and for all rows if
+    no start, or one without a time, is recorded.
+    """
+    starts = starts_of(records)
+    times, begun = column(records, 'time'), np.array([_moment(s.get('time')) for s in starts])
+    if not starts:
+        return np.full(len(times), np.nan)
+    ended = np.array([_moment(part_of(s, 'end').get('time')) for s in starts])
+    for i, next_begun in enumerate([*begun[1:], np.inf]):
+        if np.isnan(ended[i]):
+            ended[i] = times[(times >= begun[i]) & (times < next_begun)].max(initial=begun[i])
+    ran = np.clip(np.minimum(ended, times[:, None]) - begun, 0, None).sum(axis=1)
+    return np.where(times >= begun[0], ran, np.nan)
 
 
 def read_run(directory: Path, name: str | None = None) -> Records:
@@ -153,7 +177,7 @@ def _metrics(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray,
         if step <= 0:
             continue
         steps.append(step)
-        for name, x in {**row, 'time': _seconds(row.get('time'))}.items():
+        for name, x in {**row, 'time': _moment(row.get('time'))}.items():
             if type(x) in (int, float):
                 places[name].append(place)
                 numbers[name].append(x)
@@ -170,14 +194,14 @@ def _metrics(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray,
     return np.array(steps, int), columns, counts, scores
 
 
-def _seconds(time: Any) -> float | None:
-    """A row's time, ISO 8601 or seconds since 1970, in seconds since 1970; None if it is neither."""
+def _moment(time: Any) -> float:
+    """A time in a record, ISO 8601 or seconds since 1970, in seconds since 1970; nan if it is neither."""
     if isinstance(time, str):
         try:
             return datetime.fromisoformat(time).timestamp()
-        except ValueError:
-            return None
-    return time
+        except (ValueError, OverflowError):
+            return np.nan
+    return time if type(time) in (int, float) else np.nan
 
 
 def _scores_of_metrics(values: dict[str, dict[int, float]]) -> dict[str, Score]:

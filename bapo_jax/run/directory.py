@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
+from bapo_jax.cluster.devices import describe_devices
 from bapo_jax.config import fields_that
 from bapo_jax.config.earlier import as_now
 from bapo_jax.config.field import AMEND, COMPUTED, FREE
@@ -63,7 +64,7 @@ def claim(
         starts = starts_in(old, path)
         old.pop('starts', None)  # they tell of the run, and do not make it another one
         for part in ('benchmarks', 'code'):  # one left out for a while may return, and must then be the same
-            kept = _part(_part(old, 'fingerprints'), part) | _part(new['fingerprints'], part)
+            kept = part_of(part_of(old, 'fingerprints'), part) | part_of(new['fingerprints'], part)
             new['fingerprints'] |= {part: kept} if kept else {}
         before, now = _flat(old), _flat(new)
         differing = [
@@ -123,6 +124,12 @@ def commits_in(config: Mapping[str, Any], path: Path) -> dict[str, str]:
     return commits
 
 
+def part_of(tree: Any, name: str) -> dict[str, Any]:
+    """Returns a section of a config.json that may be damaged; {} if it is missing or no section."""
+    part = tree.get(name) if isinstance(tree, dict) else None
+    return part if isinstance(part, dict) else {}
+
+
 def starts_in(config: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
     """Returns the starts in a run's config (starts.py), oldest first; empty for a run of an earlier version.
 
@@ -151,9 +158,8 @@ def read_run_config(path: Path) -> dict[str, Any]:
 
 def environment() -> dict[str, str]:
     """Returns the hardware and software that, beside the config, determine results to the last bit."""
-    devices = jax.devices()
     return {
-        'devices': f'{len(devices)} {devices[0].device_kind}', 'hosts': str(jax.process_count()),
+        'devices': describe_devices(), 'hosts': str(jax.process_count()),
         'jax': jax.__version__, 'python': platform.python_version(), 'machine': platform.machine(),
     }  # fmt: skip
 
@@ -251,12 +257,6 @@ def _listed(names: Sequence[str], between: str = ', ') -> str:
     kept = [name for i, name in enumerate(names) if i == 0 or len(between.join(names[: i + 1])) <= 1000]
     more = len(names) - len(kept)
     return between.join(kept) + (f' and {more} more' if more else '')
-
-
-def _part(tree: Any, name: str) -> dict[str, Any]:
-    """Returns a section of a config that may be damaged; {} if it is missing."""
-    part = tree.get(name) if isinstance(tree, dict) else None
-    return part if isinstance(part, dict) else {}
 
 
 def _flat(tree: dict, prefix: str = '') -> dict[str, Any]:

@@ -117,7 +117,6 @@ def in_brief(read: Inputs, learner: Learner) -> list[str]:
     run = (
         f'{len(read.prompts):,} prompts, {read.steps} steps of {c.learner.batch_groups} prompts × '
         f'{c.rollout.group_size} responses; method {c.method}: v={c.rollout.sync_every}, anchor '
-        f'{c.learner.anchor}, {parts}; on {describe_devices(learner.parameters)}, attention '
-        f'{described(learner.kernel)}'
+        f'{c.learner.anchor}, {parts}; on {describe_devices()}, attention {described(learner.kernel)}'
     )
     return [run, *filter(None, [levels])]

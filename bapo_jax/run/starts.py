@@ -13,16 +13,52 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import bapo_jax
 from bapo_jax.machine.events import utc
 from bapo_jax.machine.terminal import without_passwords
-from bapo_jax.run.directory import environment, record
+from bapo_jax.run.directory import environment, part_of, record
 
 FINISHED, STOPPED = 'finished', 'stopped'  # the outcomes that a start's `end` records
+RUNNING, CRASHED, NOT_BEGUN, UNKNOWN = 'running', 'crashed', 'not begun', 'unknown'  # those that it does not
 CHECKOUT = Path(bapo_jax.__file__).parents[1]
 _GIT_S = 10.0  # most seconds to wait for git, which may read a slow disk
+
+
+class RunOutcome(NamedTuple):
+    """How a run has ended, or that it has not."""
+
+    kind: str  # FINISHED, STOPPED, RUNNING, CRASHED, NOT_BEGUN or UNKNOWN
+    words: str  # the same with the step: 'stopped after step 40 of 60'
+
+
+def outcome(
+    starts: Sequence[Mapping[str, Any]] | None, planned: Any, step: int, held: bool | None
+) -> RunOutcome:
+    """Returns how a run ended whose last training step in metrics.jsonl is `step`; 0 if it has none.
+
+    `starts` are those in its config.json, None if it records none, and `planned` is its `steps`. `held` says
+    whether a process trains the run; None if nobody looked. Damaged entries count as missing.
+    """
+    start = starts[-1] if starts else {}
+    steps = next((n for n in (start.get('steps'), planned) if type(n) is int and n), 0)
+    of = f' of {steps}' if steps else ''
+    done = f'after step {step}{of}' if step else f'before the first step{of}'
+    end = part_of(start, 'end')
+    if held:
+        return RunOutcome(RUNNING, f'running, {done}')
+    if end.get('outcome') == FINISHED:
+        return RunOutcome(FINISHED, f'finished, {end.get("step")} steps')
+    if end:
+        return RunOutcome(STOPPED, f'stopped after step {end.get("step")}{of}')
+    if start:
+        return RunOutcome(CRASHED, f'crashed {done}{", or still running" if held is None else ""}')
+    if starts is not None:
+        return RunOutcome(NOT_BEGUN, 'not begun: its start failed')
+    if 0 < steps <= step:
+        return RunOutcome(FINISHED, f'finished, {step} steps')
+    return RunOutcome(UNKNOWN, f'ended {done}; its version did not record how')
 
 
 def with_start(

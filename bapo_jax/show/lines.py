@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bapo_jax.machine.events import counts_in_words
+from bapo_jax.run.directory import part_of
 from bapo_jax.run.log.responses import excerpt
-from bapo_jax.run.log.tables import with_interval
-from bapo_jax.run.starts import FINISHED
+from bapo_jax.run.log.tables import duration, with_interval
+from bapo_jax.run.starts import CRASHED, STOPPED, outcome
 from bapo_jax.show.story import Sampled, Story
 
 Labelled = tuple[str, str]  # label and text; a line that continues the one above has no label
@@ -30,34 +31,25 @@ def lines_of(story: Story) -> list[Labelled]:
 
 
 def outcome_of(story: Story) -> str:
-    """Returns whether the run is running, or how it ended: finished, stopped or crashed, after which step."""
-    start = story.starts[-1] if story.starts else {}
-    steps = _count(start.get('steps')) or _count(story.config.get('steps'))
-    of = f' of {steps}' if steps else ''
-    done = f'after step {story.step}{of}' if story.rows else f'before the first step{of}'
-    end = _part(start, 'end')
-    if story.held:
-        return f'running, {done}'
-    if end.get('outcome') == FINISHED:
-        return f'finished, {end.get("step")} steps'
-    if end:
-        return f'stopped after step {end.get("step")}{of}; the same command continues'
-    if start:
-        again = 'starts again' if story.checkpoint is None else f'continues after step {story.checkpoint}'
-        return f'crashed {done}; the same command {again}'
-    if story.starts is not None:
-        return 'not begun: its start failed'
-    if 0 < steps <= story.step:
-        return f'finished, {story.step} steps'
-    return f'ended {done}; its version did not record how'
+    """Returns whether the run is running, or how it ended, and how it can continue."""
+    ended = outcome(story.starts, story.config.get('steps'), story.step, story.held)
+    if ended.kind == STOPPED:
+        return f'{ended.words}; the same command continues'
+    if ended.kind == CRASHED:
+        saved = story.checkpoint
+        again = 'starts again' if saved is None else f'continues after step {saved}'
+        return f'{ended.words}; the same command {again}'
+    return ended.words
 
 
 def _what(config: Mapping[str, Any]) -> Iterator[Labelled]:
     """What was trained, on what, and how."""
     if not config:
         return
-    model, task, learner, rollout = (_part(config, name) for name in ('model', 'task', 'learner', 'rollout'))
-    shape = _part(_part(config, 'fingerprints'), 'model')
+    model, task, learner, rollout = (
+        part_of(config, name) for name in ('model', 'task', 'learner', 'rollout')
+    )
+    shape = part_of(part_of(config, 'fingerprints'), 'model')
     kind, layers, width = (shape.get(name) for name in ('model_type', 'num_hidden_layers', 'hidden_size'))
     size = f' ({kind}, {layers} layers of {width})' if kind else ''
     data = f', {task["train"]}' if task.get('train') else ''
@@ -72,7 +64,7 @@ def _what(config: Mapping[str, Any]) -> Iterator[Labelled]:
 
 def _when(story: Story) -> Iterator[Labelled]:
     """When and where the run began, continued and ended, and with what."""
-    took = f', {_duration(story.seconds)} in {story.rows} steps' if story.seconds else ''
+    took = f', {duration(story.seconds)} in {story.rows} steps' if story.seconds else ''
     if not story.starts:
         if story.written:
             yield 'last row', f'{_time(story.written)}{took}'
@@ -84,7 +76,7 @@ def _when(story: Story) -> Iterator[Labelled]:
     if len(story.starts) > 1:
         times = 'once' if len(story.starts) == 2 else f'{len(story.starts) - 1} times, last'
         yield 'continued', f'{times} {_time(newest.get("time"))} on {_place(newest)}{_after(newest)}'
-    if end := _part(newest, 'end'):
+    if end := part_of(newest, 'end'):
         yield 'ended', f'{_time(end.get("time"))}{took}'
     elif story.written:
         yield 'last row', f'{_time(story.written)}{took}'
@@ -176,21 +168,8 @@ def _time(text: Any) -> str:
     """'2026-11-29T07:18:34+00:00' -> '2026-11-29 07:18 UTC'; the text itself if it is not a time."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC).strftime('%Y-%m-%d %H:%M UTC')
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return str(text)
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (('h', 3600.0), ('min', 60.0)):
-        if seconds >= 2 * size:
-            return f'{seconds / size:.1f} {unit}'
-    return f'{seconds:.0f} s'
-
-
-def _part(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A section of a config; empty if it is missing or damaged."""
-    part = tree.get(name)
-    return part if isinstance(part, dict) else {}
 
 
 def _count(value: Any) -> int:

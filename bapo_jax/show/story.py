@@ -94,7 +94,10 @@ def read_story(run: Path) -> Story:
 
 
 def check_is_run(directory: Path) -> None:
-    """Raises FileNotFoundError or NotADirectoryError, naming run directories nearby, if it is not one."""
+    """Raises FileNotFoundError or NotADirectoryError, naming run directories nearby, if it is not one.
+
+    Raises ValueError if only a damaged config.json is there.
+    """
     if _is_run(directory):
         return
     around = [directory.parent, directory.parent.parent]
@@ -108,6 +111,7 @@ def check_is_run(directory: Path) -> None:
             f'{directory} is a file and not a run directory; give the --workdir of a run{such_as}'
         )
     if (directory / 'config.json').is_file():
+        read_run_config(directory / 'config.json')  # if it is damaged, it may be that of a run
         raise FileNotFoundError(
             f'{directory} is not a run directory (its config.json has no settings of a run); give the '
             f'--workdir of a run{such_as}'

@@ -59,7 +59,7 @@ def test_the_help_of_every_command_fits_80_columns_and_names_the_command_as_it_w
 def test_the_help_lists_the_same_flags_if_the_module_runs_as_the_program(said):
     """absl names the module __main__ then."""
     page = subprocess.run([sys.executable, '-m', 'bapo_jax.export', '--help'], cwd=ROOT, capture_output=True, text=True).stdout
-    flags_of = functools.partial(re.findall, r'^ +(?:-\w, )?(--\w+)', flags=re.MULTILINE)
+    flags_of = functools.partial(re.findall, r'^  (?:-h, )?(--\w+)', flags=re.MULTILINE)
     assert flags_of(page) == flags_of(said('bapo-export', '--help')) and '--checkpoint' in flags_of(page)
 
 

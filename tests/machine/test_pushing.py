@@ -65,7 +65,8 @@ def test_what_the_hub_refuses_is_said_with_the_command_for_later(status, code, k
     hub.refuses[NAME] = (status, code)
     with pytest.raises(kind, match=rf"^--push='{NAME}': the export in {re.escape(str(folder))} is complete, but .*{words}.* `hf upload") as said:
         push(folder, NAME, True)
-    assert f'`hf upload {NAME} {folder} . --private`' in str(said.value)
+    # The same as a push: no weights of an earlier one are left.
+    assert f"`hf upload {NAME} {folder} . --delete '*.safetensors' --delete '*.safetensors.index.json' --private`" in str(said.value)
     assert 'hf_never_shown' not in str(said.value) and '\n' not in str(said.value)
 
 

@@ -75,6 +75,12 @@ def test_scores_stand_side_by_side_with_their_intervals(tmp_path):
     lines = model_card(exported(tmp_path, scores=scores)).splitlines()
     assert '| few, mean@4, 9 problems | 25.0 (20.0 to 30.0) | 50.0 (20.0 to 30.0) |' in lines
     assert '| other, pass@4, 9 problems | – | 50.0 (40.0 to 60.0) |' in lines
+    scores = {policy: {f'/data/{name}/few.jsonl': few | {'mean': mean} for name, mean in (('a', 0.25), ('b', 0.75))} for policy in ('base', 'trained')}
+    scores['trained'] |= {'few.jsonl': few, 'owner/few:test': few}
+    card = model_card(exported(tmp_path, scores=scores))
+    assert '| a/few.jsonl, mean@4, 9 problems | 25.0 (20.0 to 30.0) | 25.0 (20.0 to 30.0) |' in card.splitlines()
+    assert '| b/few.jsonl, mean@4, 9 problems | 75.0 (20.0 to 30.0) | 75.0 (20.0 to 30.0) |' in card.splitlines()
+    assert '\n| few.jsonl, mean@4, ' in card and '\n| few:test, mean@4, ' in card and '/data' not in card
     assert 'The run did not evaluate this policy.' in model_card(exported(tmp_path))
 
 
@@ -89,9 +95,14 @@ def test_what_a_config_says_does_not_break_the_tables(tmp_path):
 def test_a_policy_of_no_known_run_says_so(tmp_path):
     card = model_card(exported(tmp_path, run_config=None, sees_images=True, license={'license': 'mit'}))
     assert 'this card does not say how' in card and 'AutoModelForImageTextToText' in card and 'bapo-train' not in card
+    assert 'Its config and tokenizer' not in card
+    assert 'Its config and tokenizer are those of tiny.\n' in model_card(exported(tmp_path, run_config=None, base='tiny'))
     assert ModelCard(card).data.license == 'mit' and ModelCard(card).data.pipeline_tag == 'image-text-to-text'
 
 
 def test_a_damaged_record_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match='task of config.json is not a section; restore that file'):
         model_card(exported(tmp_path, run_config={'task': 'x'}))
+    for damaged in ('x', [1], None):
+        with pytest.raises(ValueError, match='environment of config.json is not a section; restore that file'):
+            model_card(exported(tmp_path, run_config={'environment': damaged}))

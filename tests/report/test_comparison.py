@@ -46,11 +46,30 @@ def test_curves_are_drawn_over_whatever_all_runs_record_the_cost_of(tmp_path):
     assert list(costs_of(read_run(make_run(tmp_path / 'updates', rows))))[2] == 'optimizer updates'
 
 
-def test_minutes_are_between_rows_where_they_have_times_and_the_steps_own_after_a_restart(tmp_path):
-    iso = '1970-01-01T00:{:02}:00+00:00'
-    rows = [row(1, time=60.0), row(2, time=iso.format(3)), row(3, time=iso.format(33)), row(4, time='no time')]
-    r = read_run(make_run(tmp_path / 'run', rows))._replace(restarts=[3])
-    np.testing.assert_allclose(costs_of(r)['minutes of training'] * 60, [2, 122, 124, 126])
+def minutes(tmp_path, starts, times):
+    """The minutes after each step. A start is (its time, that of its end or None), in minutes since 1970; a step has 2 s of timings."""
+    recorded = [{'time': 60 * begun} | ({} if ended is None else {'end': {'time': 60 * ended}}) for begun, ended in starts]
+    rows = [row(s, time=time if isinstance(time, str) else 60 * time) for s, time in enumerate(times, 1)]
+    return costs_of(read_run(make_run(tmp_path, rows, settings=config(starts=recorded))))['minutes of training'].tolist()
+
+
+def test_minutes_are_those_that_the_starts_had_run(tmp_path):
+    """The time between starts does not count; setup, and what a stopped start did after its last row, does."""
+    assert minutes(tmp_path / 'a', [(10, None)], [13, 15, 16]) == [3, 5, 6]
+    assert minutes(tmp_path / 'b', [(10, 17), (100, None)], [13, 15, 102, 103]) == [3, 5, 9, 10]  # stopped
+    assert minutes(tmp_path / 'c', [(10, None), (100, 103)], [13, 15, 102, 103]) == [3, 5, 7, 8]  # crashed: until its last row
+    assert minutes(tmp_path / 'd', [(10, 12), (20, None), (30, None)], [33, 35]) == [5, 7]  # two starts without a step
+
+
+def test_the_timings_of_a_step_count_where_no_start_tells_of_it(tmp_path):
+    two = 2 / 60
+    old = minutes(tmp_path / 'a', [(100, None)], [13, 15, 102, 103])  # an earlier version began it
+    np.testing.assert_allclose(old, [two, 2 * two, 3 * two, 3 * two + 1])
+    np.testing.assert_allclose(minutes(tmp_path / 'b', [(0, None)], [3, 'no time', '1970-01-01T00:05:00+00:00']), [3, 3 + two, 3 + 2 * two])
+    for name, starts in (('c', []), ('d', [(10, None), (float('nan'), None)])):
+        np.testing.assert_allclose(minutes(tmp_path / name, starts, [13, 15]), [two, 2 * two])
+    damaged = config(starts=[{'time': 'never'}, 3])
+    assert costs_of(read_run(make_run(tmp_path / 'e', [row(1, time=9)], settings=damaged)))['minutes of training'].tolist() == [two]
 
 
 def test_the_comparison_begins_with_the_scores_and_a_sentence_on_each_difference(tmp_path):

@@ -111,6 +111,12 @@ def test_arms_are_named_by_the_fields_that_differ(tmp_path):
     assert names(rate[0], {'method': 'bapo', 'seed': 0, 'learner': {}}, rate[1]) == {'grpo': ['r0', 'r2'], 'bapo': ['r1']}
     own = {'starts': [{'version': '1'}], 'environment': {'jax': '1'}, 'hub': {'a': 'b'}, 'log': {'sinks': ['wandb']}}
     assert names({'seed': 1}, {'seed': 2, **own}) == {'bapo': ['r0', 'r1']}
+    free = {'rollout': {'deadline_s': 5, 'rows': 8}, 'mesh': {'data': 2}, 'learner': {'micro_batch_rows': 1}}
+    assert names({'seed': 1}, {'seed': 2, **free}, {'seed': 1, 'method': 'grpo', **free}) == {'bapo': ['r0', 'r1'], 'grpo': ['r2']}
+    swept = [{'seed': s, 'rollout': {'rows': rows}} for rows in (8, 16) for s in (0, 1)]
+    assert names(*swept) == {'rows=8': ['r0', 'r1'], 'rows=16': ['r2', 'r3']}
+    for section, of in (('steps', (3, 4)), ('evaluate', ({'samples': 1}, {'samples': 2})), ('model', ({'path': 'x'}, {'path': 'y'}))):
+        assert len(names(*({'seed': i, section: x} for i, x in enumerate(of)))) == 2
     many = {f'f{i}': 1 for i in range(4)}
     assert names({'seed': 1}, {'seed': 1, **many}, None, None) == {'r0': ['r0'], 'r1': ['r1'], 'r2': ['r2'], 'r3': ['r3']}
     # The fingerprint alone differs: other data of the same name.

@@ -8,7 +8,7 @@ from test_directory import HERE, PRINTS, config
 
 import bapo_jax
 from bapo_jax.run import directory
-from bapo_jax.run.starts import FINISHED, STOPPED, as_typed, commit_of, record_end, with_start
+from bapo_jax.run.starts import CRASHED, FINISHED, NOT_BEGUN, RUNNING, STOPPED, UNKNOWN, as_typed, commit_of, outcome, record_end, with_start
 
 
 def begin(workdir, step, **changes):
@@ -50,6 +50,20 @@ def test_starts_do_not_make_a_run_another_one_and_an_earlier_run_has_none(tmp_pa
     assert directory.claim(tmp_path, config(), PRINTS, HERE) == ({}, written | {'starts': []})
     begin(tmp_path, 3)
     assert [start['step'] for start in starts(tmp_path)] == [3]
+
+
+@pytest.mark.parametrize('starts, planned, step, held, told', [
+    ([{'end': {'step': 60, 'outcome': 'finished'}}], 60, 60, False, (FINISHED, 'finished, 60 steps')),
+    ([{'end': {'step': 39, 'outcome': 'stopped'}}], 60, 40, None, (STOPPED, 'stopped after step 39 of 60')),
+    ([{'steps': 80}], 60, 40, False, (CRASHED, 'crashed after step 40 of 80')),
+    ([{'time': ''}], 60, 40, None, (CRASHED, 'crashed after step 40 of 60, or still running')),
+    ([{'time': ''}], 'many', 0, True, (RUNNING, 'running, before the first step')),
+    ([], 60, 0, None, (NOT_BEGUN, 'not begun: its start failed')),
+    (None, 60, 60, None, (FINISHED, 'finished, 60 steps')),
+    (None, 0, 40, None, (UNKNOWN, 'ended after step 40; its version did not record how')),
+])  # fmt: skip
+def test_the_outcome_is_told_by_the_newest_start(starts, planned, step, held, told):
+    assert outcome(starts, planned, step, held) == told
 
 
 @pytest.mark.parametrize('damaged', [{}, 'once', [1], None])

@@ -107,6 +107,7 @@ def test_damaged_files_are_noted_and_the_rest_is_told(tmp_path, caplog):
 
 
 @pytest.mark.parametrize('name, said', [
+    ('damaged', r'damaged/config\.json is damaged \(Expecting value.*\); restore it, or give another --workdir$'),
     ('nowhere', r'nowhere does not exist; give the --workdir of a run$'),
     ('empty', r'empty is not a run directory \(no config\.json and no metrics\.jsonl\); give the --workdir of a run$'),
     ('model', r'model is not a run directory \(its config\.json has no settings of a run\); give the --workdir of a run$'),
@@ -116,6 +117,8 @@ def test_damaged_files_are_noted_and_the_rest_is_told(tmp_path, caplog):
 ])  # fmt: skip
 def test_what_is_no_run_directory_is_said_with_those_nearby(name, said, tmp_path, monkeypatch):
     (tmp_path / 'empty').mkdir()
+    (tmp_path / 'damaged').mkdir()
+    (tmp_path / 'damaged' / 'config.json').write_text('{"task": ')
     (tmp_path / 'model').mkdir()
     (tmp_path / 'model' / 'config.json').write_text('{"model_type": "qwen2"}')
     for run in ('a', 'b'):

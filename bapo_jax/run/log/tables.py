@@ -98,5 +98,13 @@ def problems(summary: dict) -> str:
     return f'{distinct} problems' if distinct == rows else f'{distinct} in {rows} rows'
 
 
+def duration(seconds: float) -> str:
+    """Returns a time in words: '90 s', '2.5 min', '3.1 h'."""
+    for unit, size in (('h', 3600.0), ('min', 60.0)):
+        if seconds >= 2 * size:
+            return f'{seconds / size:.1f} {unit}'
+    return f'{seconds:.0f} s'
+
+
 def percent(share: float | None) -> str:
     return '?' if share is None else f'{100 * share:.1f}'
