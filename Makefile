@@ -24,11 +24,12 @@ help:
 
 env: .venv/ready-$(JAX)
 
-# Two CPU devices, for two cores: XLA's own threads do not speed up so small a policy. Accelerators take no notice.
+# Two CPU devices, as for the published numbers: with more cores, the default would be more devices, and the last bits would differ.
+# Accelerators take no notice.
 train: env
 	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m bapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart $(ARGS)
 
-# GRPO, the paper's BAPO and the guarded row over seeds: a table and a page. The same command continues.
+# GRPO, the paper's BAPO and the guarded row over seeds: a table and a page. The same command continues. Two devices, as for `train`.
 compare: env
 	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m bapo_jax.compare quickstart:grpo quickstart:bapo quickstart:bapo_guarded \
 		--seeds=3 --steps=60 --config.evaluate.every=20 $(ARGS)
@@ -167,7 +168,7 @@ audit: .venv-audit/ready
 	@touch $@
 
 train-vllm: env vllm-env
-	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m bapo_jax.train --config=configs/quickstart.py --config.rollout.engine=vllm \
+	.venv/bin/python -m bapo_jax.train --config=configs/quickstart.py --config.rollout.engine=vllm \
 		--config.rollout.server.args="('--enforce-eager',)" --workdir=runs/quickstart_vllm $(ARGS)
 
 clean-env:

@@ -24,7 +24,9 @@ from bapo_jax.machine.ending import explained, refused
 from bapo_jax.machine.files import check_directory
 from bapo_jax.machine.help import command_name
 from bapo_jax.machine.lock import held
+from bapo_jax.models.tensor_files import stored_values
 from bapo_jax.report.results import tell_end
+from bapo_jax.run.directory import recorded_devices
 
 FLAGS = flags.FLAGS
 
@@ -45,10 +47,9 @@ def conduct(build: Callable[..., Any], train: Callable[[Any], Any]) -> None:
         print(values_page(FLAGS.config, terminal.console().width))
         return
     c = FLAGS.config
-    if FLAGS.hosts == 1 and c.mesh.data == -1 and not c.rollout.overlap:  # overlap needs one device
-        use_cores(Path(c.model.path), c.learner.micro_batch_rows)
     if FLAGS.dry_run:
         try:
+            choose_devices(c, FLAGS.workdir)
             sys.exit(0 if dry_run(c, FLAGS.topology).fits is not False else 1)
         except (ValueError, OSError) as e:
             sys.exit(f'error: {e}')
@@ -85,6 +86,7 @@ def lead(
             check_directory(workdir, '--workdir')
             until_the_end.enter_context(held(workdir))
             counts = until_the_end.enter_context(events.recorded(workdir))
+            choose_devices(config, workdir)
             setup = build(config, workdir, hosts, FLAGS.amend)
         try:
             state, steps = train(setup), setup.schedule.steps
@@ -93,11 +95,18 @@ def lead(
             raise
         tell_end(workdir, state, steps)
         hosts.run_finished = state.has_ended(steps)
-        if state.step == steps:
+        if hosts.run_finished and state.step == steps:
             print(next_commands(workdir))
     if counts:
         print(f'{events.counts_in_words(counts)}: {workdir / events.EVENTS_FILE}')
     return hosts.run_finished
+
+
+def choose_devices(config: ConfigDict, workdir: Path | str | None) -> None:
+    """Sets the number of CPU devices: those of the run in `workdir`, if any, else by cores and policy."""
+    if FLAGS.hosts == 1 and config.mesh.data == -1 and not config.rollout.overlap:  # overlap needs one device
+        recorded = recorded_devices(Path(workdir)) if workdir else 0
+        use_cores(stored_values(Path(config.model.path)), config.learner.micro_batch_rows, recorded)
 
 
 def next_commands(workdir: Path) -> str:

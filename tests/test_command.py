@@ -1,17 +1,24 @@
 """How the training command ends, also on a host that follows. Whole runs of two hosts: tests/cluster."""
 
+import json
 import types
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
+from small_run import ROOT
 
 from bapo_jax import command
+from bapo_jax.cluster import devices
 from bapo_jax.cluster.devices import use_cores
 from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.config import default_config
 from bapo_jax.machine import stopping
+from bapo_jax.models.tensor_files import stored_values
 from bapo_jax.run.start import check_rows
+from bapo_jax.run.state import RunState
 
 
 @pytest.mark.parametrize('finished, status', [(True, None), (False, stopping.STATUS)])
@@ -39,7 +46,7 @@ def test_a_run_that_a_signal_stops_before_its_first_step_has_ended_in_order_and_
     def train(_):
         raise error
 
-    monkeypatch.setattr(command, 'FLAGS', types.SimpleNamespace(amend=False))
+    monkeypatch.setattr(command, 'FLAGS', types.SimpleNamespace(amend=False, hosts=1))
     setup = types.SimpleNamespace(run=types.SimpleNamespace(end=lambda: told.append('end')))
     with pytest.raises(type(error)):
         command.lead(lambda *_: setup, train, default_config(), tmp_path / 'run', Hosts())
@@ -67,19 +74,93 @@ def test_a_finished_run_names_the_next_commands_with_its_own_directory(started, 
     assert "export --checkpoint='runs/my run' --output='runs/my run'/hf" in said[3]
 
 
-@pytest.mark.parametrize('size, environment, given', [
-    (1000, {}, 2), (41_000_000, {}, None), (None, {}, None), (1000, {'JAX_NUM_CPU_DEVICES': '3'}, None),
-    (1000, {'XLA_FLAGS': '--xla_force_host_platform_device_count=3'}, None),
-])  # fmt: skip
-def test_a_small_policy_gets_a_cpu_device_for_each_core_that_divides_the_rows(size, environment, given, monkeypatch, tmp_path):
-    """Three cores and four rows: two devices. A large policy, and an environment that says the number, keep what they have."""
-    set_to = []
+@pytest.mark.parametrize('unwritten, says', [({}, True), ({'loss': 1.0}, False)])
+def test_the_next_commands_are_named_only_if_the_run_has_finished(unwritten, says, monkeypatch, tmp_path, capsys):
+    """A signal in the evaluation after the last step stops the run: all steps are done, and it has not finished."""
+    state, setup = RunState(None, None, step=2, unwritten=unwritten), types.SimpleNamespace(schedule=types.SimpleNamespace(steps=2))
+    monkeypatch.setattr(command, 'FLAGS', types.SimpleNamespace(amend=False, hosts=1))
+    monkeypatch.setattr(command, 'tell_end', lambda *_: None)
+    assert command.lead(lambda *_: setup, lambda _: state, default_config(), tmp_path / 'run', Hosts()) is says
+    assert ('next:' in capsys.readouterr().out) is says
+
+
+@pytest.fixture
+def set_to(monkeypatch, tmp_path):
+    """The numbers of CPU devices that JAX was given, on three cores without a quota."""
+    numbers = []
     monkeypatch.delenv('JAX_NUM_CPU_DEVICES', raising=False)
+    monkeypatch.setattr(devices, 'CONTAINER', tmp_path)
+    monkeypatch.setattr('os.sched_getaffinity', lambda _: {0, 1, 2})
+    monkeypatch.setattr('jax.config.update', lambda _, number: numbers.append(number))
+    return numbers
+
+
+@pytest.mark.parametrize('parameters, environment, given', [
+    (1000, {}, [2]), (10**7, {}, []), (0, {}, []), (1000, {'JAX_NUM_CPU_DEVICES': '3'}, []),
+    (1000, {'XLA_FLAGS': '--xla_force_host_platform_device_count=3'}, []),
+])  # fmt: skip
+def test_a_small_policy_gets_a_cpu_device_for_each_core_that_divides_the_rows(parameters, environment, given, monkeypatch, set_to):
+    """Three cores and four rows: two devices. A large policy, and an environment that says the number, keep what they have."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr('os.sched_getaffinity', lambda _: {0, 1, 2})
-    monkeypatch.setattr('jax.config.update', lambda _, number: set_to.append(number))
-    if size is not None:
-        (tmp_path / 'model.safetensors').write_bytes(b'x' * size)
-    use_cores(tmp_path, 4)
-    assert set_to == ([] if given is None else [given])
+    use_cores(parameters, 4)
+    assert set_to == given
+
+
+@pytest.mark.parametrize('recorded, given, said', [
+    (2, [2], ''), (4, [4], 'devices: 4,'), (1, [], 'devices: 1,'), (3, [2], ''), (0, [2], ''),
+])  # fmt: skip
+def test_a_run_keeps_its_number_of_devices_on_a_machine_with_other_cores_and_says_so(recorded, given, said, set_to, capsys):
+    """Three would not divide the four rows, which were changed since: then the cores count."""
+    use_cores(1000, 4, recorded)
+    told = capsys.readouterr().out
+    assert set_to == given and said in told and bool(told) == bool(said)
+    assert not said or 'as config.json records, so that results stay the same; this machine would take 2: set JAX_NUM_CPU_DEVICES=2 ' in told
+
+
+@pytest.mark.parametrize('files, cores', [
+    ({}, 8), ({'cpu.max': 'max 100000\n'}, 8), ({'cpu.max': '200000 100000\n'}, 2), ({'cpu.max': '50000 100000\n'}, 1),
+    ({'cpu/cpu.cfs_quota_us': '-1\n', 'cpu/cpu.cfs_period_us': '100000\n'}, 8),
+    ({'cpu/cpu.cfs_quota_us': '350000\n', 'cpu/cpu.cfs_period_us': '100000\n'}, 3),
+])  # fmt: skip
+def test_a_container_has_as_many_cores_as_its_quota_by_either_interface(files, cores, monkeypatch, tmp_path):
+    monkeypatch.setattr(devices, 'CONTAINER', tmp_path)
+    monkeypatch.setattr('os.sched_getaffinity', lambda _: set(range(8)))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert devices.usable_cores() == cores
+
+
+def test_the_command_chooses_devices_by_the_policys_parameters_and_by_the_run(monkeypatch, tmp_path, set_to):
+    """24 MB in two files of float16 are more than SMALL_POLICY parameters, though as few bytes as 6M of float32."""
+    c, here = default_config(), types.SimpleNamespace(hosts=1)
+    monkeypatch.setattr(command, 'FLAGS', here)
+    c.model.path, c.learner.micro_batch_rows, c.mesh.data = str(tmp_path), 4, -1
+    save_file({'a': np.zeros((6, 10**6), np.float16)}, tmp_path / 'model-1.safetensors')
+    command.choose_devices(c, None)
+    save_file({'b': np.zeros((6, 10**6), np.float16)}, tmp_path / 'model-2.safetensors')
+    command.choose_devices(c, tmp_path / 'new')
+    assert set_to == [2]
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run' / 'config.json').write_text(json.dumps({'environment': {'devices': '4 cpu', 'hosts': '1'}}))
+    command.choose_devices(c, tmp_path / 'run')
+    assert set_to == [2, 4]
+    here.hosts = 2
+    command.choose_devices(c, tmp_path / 'run')
+    assert set_to == [2, 4]
+    assert stored_values(tmp_path) == 12 * 10**6
+    (tmp_path / 'model-1.safetensors').write_bytes(b'cut off')
+    assert stored_values(tmp_path) == 0 == stored_values(tmp_path / 'no')
+
+
+def test_a_config_file_that_starts_jax_is_refused_in_one_line(monkeypatch, tmp_path):
+    jax.devices()
+    monkeypatch.delenv('JAX_NUM_CPU_DEVICES')
+    monkeypatch.setattr(devices, 'usable_cores', lambda: 2)
+    monkeypatch.setattr(command, 'FLAGS', types.SimpleNamespace(amend=False, hosts=1))
+    c = default_config()
+    c.model.path, c.mesh.data = str(ROOT / 'configs' / 'quickstart_base'), -1
+    with pytest.raises(SystemExit, match=r'^error: JAX has already started, .* in your config file .*, or set JAX_NUM_CPU_DEVICES=2$'):
+        command.lead(lambda *_: pytest.fail('built'), None, c, tmp_path / 'run', Hosts())
+    assert not (tmp_path / 'run').exists()

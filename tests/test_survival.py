@@ -15,6 +15,7 @@ import pytest
 from small_run import ROOT, metrics, run, small_config
 
 from bapo_jax.rollout.vllm.token_guard import TOKEN_VARIABLE
+from bapo_jax.run.directory import read_run_config
 
 pytestmark = pytest.mark.slow
 TOKEN = 'a-token-that-nobody-may-read'
@@ -45,6 +46,20 @@ def test_other_settings_are_amended_on_purpose_and_said(whole, benchmark, tmp_pa
     assert (row['event'], row['step'], row['changed']['learner.learning_rate'][1]) == ('settings changed', 2, 3e-5)
     assert 'continues after step 2 with changed settings: learner.learning_rate' in row['message']
     assert metrics(workdir)[-1]['actor/lr'] == pytest.approx(3e-5)
+
+
+def test_a_finished_run_that_is_started_again_stays_as_it_is(whole, benchmark, tmp_path):
+    """If its end is missing, since the disk was full or the process died, the same command adds a start with one."""
+    workdir = shutil.copytree(whole, tmp_path / 'run')
+    path = workdir / 'config.json'
+    before, ended = path.read_bytes(), read_run_config(path)
+    assert run(small_config('bapo_tuned', benchmark, steps=1, log__rollouts_every=9), workdir).step == 2
+    assert path.read_bytes() == before and not (workdir / 'events.jsonl').exists()
+    del ended['starts'][0]['end']
+    path.write_text(json.dumps(ended))
+    run(small_config('bapo_tuned', benchmark, steps=2), workdir)
+    first, second = read_run_config(path)['starts']
+    assert 'end' not in first and (second['step'], second['end']['step'], second['end']['outcome']) == (2, 2, 'finished')
 
 
 def test_the_command_ends_with_75_and_a_second_one_is_refused(benchmark, tmp_path):

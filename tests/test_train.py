@@ -1,6 +1,7 @@
 """Promises of the whole loop, on real prompts with the real quickstart policy: the GRPO identity, exact resumption, the schedule,
 the batch's rules, and what is refused."""
 
+import errno
 import io
 import json
 import logging
@@ -19,7 +20,7 @@ from launched import copy_runs
 from small_run import ROOT, metrics, rollouts, run, small_config
 
 from bapo_jax.learner.learner import Learner
-from bapo_jax.report import inspect_log
+from bapo_jax.report import inspect_log, results
 from bapo_jax.report.results import print_results, tell_end
 from bapo_jax.rollout import start
 from bapo_jax.run.state import RunState
@@ -389,6 +390,16 @@ def test_a_run_that_has_had_its_steps_is_not_told_to_go_on(tmp_path, capsys, ste
     state = RunState(None, None, step=step, unwritten=unwritten)
     tell_end(tmp_path / 'run', state, 2)
     assert capsys.readouterr().out.endswith(told) and state.has_ended(2) == ended
+
+
+def test_a_figure_that_cannot_be_written_does_not_fail_a_finished_run(tmp_path, monkeypatch, capsys):
+    def full(_):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    (tmp_path / 'metrics.jsonl').write_text('{"step": 1, "critic/score/mean": 0.5}\n')
+    monkeypatch.setattr(results, 'draw_run', full)
+    tell_end(tmp_path, RunState(None, None, step=2), 2)
+    assert 'figure: not drawn ([Errno 28] No space left on device); make room, then run the same command' in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -123,6 +123,20 @@ def capability(mesh: Mesh | AbstractMesh) -> tuple[int, int] | None:
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
 
 
+def usable_cores() -> int:
+    """Returns the number of cores that this process may use, by its affinity and the container's quota."""
+    return max(1, min([len(os.sched_getaffinity(0)), *_quotas_of_containers()]))
+
+
+def _quotas_of_containers() -> Iterator[int]:
+    """Yields the container's quotas in whole cores, if any: by the current interface and the earlier one."""
+    for names in (('cpu.max',), ('cpu/cpu.cfs_quota_us', 'cpu/cpu.cfs_period_us')):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or 'max'
+            quota, period = ' '.join((CONTAINER / name).read_text('ascii') for name in names).split()
+            if int(quota) > 0:  # -1: no limit
+                yield int(quota) // int(period)
+
+
 def _limits_of_containers() -> Iterator[int]:
     """Yields the container's memory limits in bytes, if any: by the current interface and the earlier one."""
     for name in ('memory.max', 'memory/memory.limit_in_bytes'):
@@ -135,18 +149,35 @@ SMALL_POLICY = 10**7
 _DEVICE_COUNT = '--xla_force_host_platform_device_count'  # XLA's own flag for the number of CPU devices
 
 
-def use_cores(policy: Path, rows: int) -> None:
-    """Gives a small policy, a directory of weights, a CPU device for each core, as far as they divide `rows`.
+def use_cores(parameters: int, rows: int, recorded: int = 0) -> None:
+    """Gives a small policy a CPU device for each core, as far as they divide `rows`; else JAX has one.
+
+    A run keeps the number that it `recorded` (0: none), since the last bits of results depend on it.
+    `parameters` is the size of the policy; 0 if unknown, which counts as large. XLA's threads share the cores
+    well for a large one, and each device would hold a copy of the training state.
 
     Call it before JAX starts; an accelerator takes no notice. It does nothing if the environment sets the
-    number of CPU devices, or if the policy is large: XLA's threads then share the cores well, and each device
-    would hold a copy of the training state.
+    number. Raises ValueError if JAX has started and has another number.
     """
-    weights = [file.stat().st_size for file in policy.glob('*.safetensors')]
-    is_set = 'JAX_NUM_CPU_DEVICES' in os.environ or _DEVICE_COUNT in os.environ.get('XLA_FLAGS', '')
-    if weights and sum(weights) < 4 * SMALL_POLICY and not is_set:  # float32 has 4 bytes
-        cores = range(1, len(os.sched_getaffinity(0)) + 1)
-        jax.config.update('jax_num_cpu_devices', max(n for n in cores if rows % n == 0))
+    if 'JAX_NUM_CPU_DEVICES' in os.environ or _DEVICE_COUNT in os.environ.get('XLA_FLAGS', ''):
+        return
+    most = usable_cores() if 0 < parameters < SMALL_POLICY else 1
+    here = max(n for n in range(1, most + 1) if rows % n == 0)
+    devices = recorded if recorded and rows % recorded == 0 else here
+    if devices != here:
+        print(
+            f'CPU devices: {devices}, as config.json records, so that results stay the same; this machine '
+            f'would take {here}: set JAX_NUM_CPU_DEVICES={here} to change that',
+            flush=True,
+        )
+    if devices > 1:
+        try:
+            jax.config.update('jax_num_cpu_devices', devices)
+        except RuntimeError as e:
+            raise ValueError(
+                f'JAX has already started, so it cannot get {devices} CPU devices; call no function of JAX '
+                f'in your config file or modules, or set JAX_NUM_CPU_DEVICES={devices}'
+            ) from e
 
 
 def describe_devices() -> str:

@@ -69,7 +69,8 @@ def arm_name(config: str) -> str:
 def jobs_of(arms: Sequence[Arm], seeds: int, steps: int | None, folder: Path) -> list[Job]:
     """The runs, seed by seed, so that a comparison that is cut short has all arms at its first seeds.
 
-    `steps` None leaves the configs' own. Raises ValueError, naming the arm, if a config cannot run.
+    `steps` None leaves the configs' own. Raises ValueError, naming the arm, if a config cannot run, or if it
+    gives its length in epochs: only the run itself learns from the data how many steps these are.
     """
     jobs = []
     for seed in range(seeds):
@@ -77,6 +78,11 @@ def jobs_of(arms: Sequence[Arm], seeds: int, steps: int | None, folder: Path) ->
             of_all = (*arm.flags, *((f'--config.steps={steps}',) if steps else ()), f'--config.seed={seed}')
             directory = re.sub(r'[^\w.=+-]+', '_', arm.name)
             config = config_lib.resolve(cli.config_with(of_all, config_lib.check_fields))
+            if not config.steps:
+                raise ValueError(
+                    f'{arm.name}: steps=0, so the length is epochs={config.epochs}; give --steps=N, the same '
+                    'number of steps for all runs'
+                )
             workdir = folder / f'{directory}_seed{seed}'
             jobs.append(Job(arm.name, seed, workdir, of_all, config.steps, code_of(config)))
     return jobs

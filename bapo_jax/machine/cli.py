@@ -213,12 +213,13 @@ def _answer(main: Callable[..., None], said: str, topics: Topics) -> None:
     words = sys.argv[1 : sys.argv.index('--') if '--' in sys.argv else None]
     asking = [i for i, word in enumerate(words) if _HELP.fullmatch(word)]
     if asking:
-        pages, after = topics(columns()), [word for word in words[asking[0] + 1 :][:1] if word[0] != '-']
-        topic = after[0] if after and pages else ''
-        if topic and topic not in pages:
+        pages = topics(columns())
+        after = [word for word in words[asking[0] + 1 :][:1] if not word.startswith('-')]
+        topic, named = after[0] if after and pages else None, [name for name in pages if name]
+        if topic is not None and topic not in named:
             sys.exit(
-                f'error: --help {terminal.plain(topic)}: no such section or field'
-                f'{did_you_mean(topic, pages)}; see `{command_name()} --help`'
+                f'error: --help {terminal.plain(topic) or repr(topic)}: no such section or field'
+                f'{did_you_mean(topic, named)}; see `{command_name()} --help`'
             )
         page = pages[topic] if topic else _usage(main, said, pages.get('', ''))
     elif '--version' in words:

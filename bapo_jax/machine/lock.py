@@ -64,6 +64,7 @@ def held(directory: Path) -> Iterator[None]:
             'pid': os.getpid(),
             'machine': _machine(),
             'host': socket.gethostname(),
+            'pids': _pids(),
         }
         _write(file, own | {'renewed': 0})
         ended = threading.Event()
@@ -140,16 +141,17 @@ def is_held(directory: Path) -> bool:
     try:
         before = _said_in(path)
         if before.get('machine') == _machine():
-            if not Path(f'/proc/{before.get("pid")}').exists():
+            # In another container, the process may live under a number that is free here.
+            if _pids() and before.get('pids') == _pids() and not Path(f'/proc/{before.get("pid")}').exists():
                 return False
-            if _is_listed(path, before['pid']):
+            if _is_listed(path, before.get('pid')):
                 return True
         return _is_renewed(path, lambda: _said_in(path), before)
     except FileNotFoundError:  # at the end of a run
         return False
 
 
-def _is_listed(path: Path, pid: int) -> bool:
+def _is_listed(path: Path, pid: Any) -> bool:
     """Whether the kernel lists a process's lock on the file. It lists none of other machines."""
     try:
         listed = [line.split() for line in Path('/proc/locks').read_text('ascii').splitlines()]
@@ -236,6 +238,14 @@ def _machine() -> str:
     except OSError:
         boot = ''
     return f'{socket.gethostname()} {boot}'
+
+
+def _pids() -> str:
+    """Identifies the numbers of processes that this one sees, which are a container's own; '' if unknown."""
+    try:
+        return os.readlink('/proc/self/ns/pid')
+    except OSError:
+        return ''
 
 
 def _in_use(path: Path, holder: dict[str, Any]) -> DirectoryInUse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,6 +108,18 @@ def open_tensors(
                 'set tie_word_embeddings to false there, or fetch the model directory again'
             )
     return handles
+
+
+def stored_values(path: Path) -> int:
+    """Returns how many values the safetensors files of a directory hold, by their headers.
+
+    Returns 0 if there is no such file, or if one cannot be read, which `open_tensors` explains.
+    """
+    try:
+        opened = [safe_open(file, framework='numpy') for file in path.glob('*.safetensors')]
+    except (SafetensorError, OSError):
+        return 0
+    return sum(math.prod(file.get_slice(name).get_shape()) for file in opened for name in file.keys())
 
 
 def _equal(a: Any, b: Any, rows: int = 4096) -> bool:

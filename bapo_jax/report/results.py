@@ -31,6 +31,10 @@ def print_results(workdir: Path, step: int) -> None:
     """Prints the scores of the base (if evaluated) and trained policy, the figure's path, and any advice."""
     files = {name: workdir / 'evals' / f'{i:06d}.json' for name, i in (('base', 0), ('trained', step))}
     print_table(f'{workdir}, {step} steps, %', scores_in(files))
-    print(f'figure: {draw_run(workdir)}   metrics: {workdir / "metrics.jsonl"}')
+    try:
+        figure = draw_run(workdir)
+    except OSError as e:  # a full disk: the run itself has not failed
+        figure = f'not drawn ({e}); make room, then run the same command'
+    print(f'figure: {figure}   metrics: {workdir / "metrics.jsonl"}')
     for advice in filter(None, (one_sided(read_metrics(workdir)), who_waits(workdir))):
         print(advice)

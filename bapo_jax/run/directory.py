@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,6 +110,18 @@ def recorded_commits(workdir: Path) -> dict[str, str]:
     """
     path = Path(workdir) / 'config.json'
     return commits_in(read_run_config(path), path) if path.is_file() else {}
+
+
+def recorded_devices(workdir: Path) -> int:
+    """Returns the number of CPU devices at the newest start of a run.
+
+    It is 0 for a new directory, an accelerator or several hosts. Raises ValueError if config.json is damaged.
+    """
+    path = Path(workdir) / 'config.json'
+    config = read_run_config(path) if path.is_file() else {}
+    newest = [_part(config, 'environment'), *starts_in(config, path)][-1]
+    found = re.fullmatch(r'(\d{1,6}) cpu', str(newest.get('devices')))
+    return int(found[1]) if found and newest.get('hosts', '1') == '1' else 0
 
 
 def commits_in(config: Mapping[str, Any], path: Path) -> dict[str, str]:

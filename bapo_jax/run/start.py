@@ -29,7 +29,7 @@ from bapo_jax.run.ledger import open_ledger
 from bapo_jax.run.log.sinks import check_sinks
 from bapo_jax.run.opening import Opened, open_run
 from bapo_jax.run.run import Run
-from bapo_jax.run.starts import record_end, with_start
+from bapo_jax.run.starts import record_end, records_finish, with_start
 
 
 def claim_directory(read: Inputs, workdir: Path, amend: bool) -> Claimed:
@@ -63,9 +63,11 @@ def start_or_continue(
 ) -> Run:  # fmt: skip
     """Returns the run at θ_0, or at its newest checkpoint with the replay and the prompt stream restored.
 
-    Writes config.json with this start. Raises ValueError before that if the replay does not fit the settings.
+    Writes config.json with this start, unless it records that the run has finished these steps: then nothing
+    is left to do. Raises ValueError before that if the replay does not fit the settings.
     """
-    c, state = read.config, opened.state
+    c, state, settings = read.config, opened.state, claimed.settings
+    finished = state.step >= read.steps and records_finish(settings['starts'], state.step)
     diagnostics = Diagnostics(c, read.prompts, learner, rollouts, state)
     if opened.of_host:
         replayed, selector = opened.of_host
@@ -74,14 +76,15 @@ def start_or_continue(
         diagnostics.restore(replayed)
         rollouts.restore(selector)
         print(f'continuing {workdir} after step {state.step}')
-        if claimed.changed:
+        if claimed.changed and not finished:
             changes = changes_in_words(claimed.changed)
             message = f'{workdir} continues after step {state.step} with changed settings: {changes}'
             events.report('settings changed', message, step=state.step, changed=claimed.changed)
     else:
         terminal.console().print(*in_brief(read, learner), sep='\n', highlight=False)
-    settings = with_start(claimed.settings, state.step, read.steps, sys.argv)
-    record(workdir, settings)
+    if not finished:
+        settings = with_start(settings, state.step, read.steps, sys.argv)
+        record(workdir, settings)
     return Run(
         c, workdir, read.steps, state, opened.checkpoints, hosts, read.tokenizer, diagnostics,
         evaluate=Evaluation(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import bapo_jax
-from bapo_jax.machine.events import utc
+from bapo_jax.machine import events
 from bapo_jax.machine.terminal import without_passwords
 from bapo_jax.run.directory import environment, part_of, record
 
@@ -69,7 +69,7 @@ def with_start(
     The run is at `step` of `steps`; `arguments` are sys.argv.
     """
     start = {
-        'time': utc(time.time()),
+        'time': events.utc(time.time()),
         'step': step,
         'steps': steps,
         'command': as_typed(arguments),
@@ -81,14 +81,30 @@ def with_start(
     return {**settings, 'starts': [*settings['starts'], start]}
 
 
+def records_finish(starts: Sequence[Mapping[str, Any]], step: int) -> bool:
+    """Whether the newest start, if any, has recorded that the run finished after `step`."""
+    end = starts[-1].get('end') if starts else None
+    return isinstance(end, dict) and (end.get('outcome'), end.get('step')) == (FINISHED, step)
+
+
 def record_end(workdir: Path, settings: Mapping[str, Any], step: int, finished: bool) -> None:
     """Writes into config.json that the newest start ended in order after `step`.
 
-    `settings` are those of `with_start`. Raises OSError if the file cannot be written.
+    `settings` are those of `with_start`. Does nothing if that start has an end: a finished run was started
+    again. If the file cannot be written, that is reported: the run itself has not failed.
     """
     *earlier, last = settings['starts']
-    end = {'time': utc(time.time()), 'step': step, 'outcome': FINISHED if finished else STOPPED}
-    record(workdir, {**settings, 'starts': [*earlier, {**last, 'end': end}]})
+    if 'end' in last:
+        return
+    end = {'time': events.utc(time.time()), 'step': step, 'outcome': FINISHED if finished else STOPPED}
+    try:
+        record(workdir, {**settings, 'starts': [*earlier, {**last, 'end': end}]})
+    except OSError as e:
+        message = (
+            f'{workdir}: {end["outcome"]} after step {step}, but config.json cannot record that ({e}), so '
+            'bapo-show will call it crashed; make room on the disk, then run the same command'
+        )
+        events.report('end not recorded', message, step=step)
 
 
 def as_typed(arguments: Sequence[str]) -> str:

@@ -65,11 +65,13 @@ def test_a_function_of_the_users_is_a_setting_whose_source_belongs_to_the_run(tm
     ([*TWO, '--set=learner.learning_rate'], r'--set=learner\.learning_rate: write --set=FIELD=VALUE'),
     ([*TWO, '--seeds=0'], '--seeds and --steps must be at least 1'),
     ([*TWO, '--steps=0'], '--seeds and --steps must be at least 1'),
+    ([*TWO, '--config.steps=0'], 'quickstart grpo: steps=0, so the length is epochs=3; give --steps=N'),
     (['quickstart:bapo', 'quickstart:bapo'], 'quickstart bapo is given twice'),
     ([*TWO, '--config.stepz=3'], r'--config\.stepz=3: no such field'),
     ([*TWO, '--learning_rate=3'], '--learning_rate=3: unknown flag'),
 ])  # fmt: skip
-def test_what_cannot_run_is_refused_before_any_run(arguments, message, tmp_path):
+def test_what_cannot_run_is_refused_before_any_run(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.setattr('bapo_jax.compare.__main__.train_missing', lambda _: pytest.fail('trained'))
     with pytest.raises(SystemExit, match=message):
         main([*arguments, f'--workdir={tmp_path / "runs"}'])
     assert not (tmp_path / 'runs').exists()

@@ -100,7 +100,7 @@ def test_a_stream_that_is_closed_leaves_its_number_to_no_file(closed, tmp_path):
     assert (done.returncode, done.stdout) == (0, b'')
     links, inherited, text = json.loads((tmp_path / 'seen').read_text())
     assert links[1] == os.devnull and (len(set(links)) == 1) == ('2' in closed) and all(inherited)
-    assert json.loads(text).keys() == {'token', 'pid', 'machine', 'host', 'renewed'} and len(text) == 512
+    assert json.loads(text).keys() == {'token', 'pid', 'machine', 'host', 'pids', 'renewed'} and len(text) == 512
 
 
 @pytest.mark.parametrize('command', COMMANDS)

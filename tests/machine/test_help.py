@@ -80,6 +80,7 @@ def test_the_help_of_a_command_with_a_config_lists_its_sections_and_explains_eac
 
 
 def test_an_unknown_page_of_the_help_is_told_the_nearest(said):
+    assert said('bapo-train', '--help', '') == "error: --help '': no such section or field; see `bapo-train --help`"
     assert said('bapo-train', '--help', 'lerner') == (
         'error: --help lerner: no such section or field (did you mean learner?); see `bapo-train --help`'
     )

@@ -123,6 +123,23 @@ def test_a_process_with_the_number_of_a_holder_that_crashed_holds_nothing(tmp_pa
     assert not lock.is_held(tmp_path)
 
 
+@pytest.mark.parametrize('pids', ['pid:[7]', '', None])
+def test_a_number_that_is_free_here_may_be_a_live_process_of_another_container(pids, tmp_path, monkeypatch):
+    """Containers may share the machine's name and boot, and each has its own numbers of processes."""
+    monkeypatch.setattr(lock, 'WATCH_S', 0.4)
+    if pids == '':
+        monkeypatch.setattr(lock, '_pids', str)  # this kernel does not tell
+
+    def write(renewed):
+        said = {'token': 'b' * 16, 'pid': 2**30, 'machine': lock._machine(), 'host': 'here', 'pids': pids, 'renewed': renewed}
+        (tmp_path / 'lock').write_bytes(json.dumps(said).encode().ljust(512))
+
+    write(1)
+    assert not lock.is_held(tmp_path)
+    monkeypatch.setattr(lock.time, 'sleep', lambda _: write(2))
+    assert lock.is_held(tmp_path)
+
+
 def test_another_machine_that_stands_still_has_lost_it(elsewhere, tmp_path, capsys):
     with lock.held(tmp_path / 'run'):
         assert json.loads((tmp_path / 'run' / 'lock').read_text())['pid'] == os.getpid()

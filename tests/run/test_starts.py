@@ -1,5 +1,6 @@
 """A run's config.json lists its starts: command, code, hardware and how each ended, and nothing of it makes the run another one."""
 
+import errno
 import json
 import subprocess
 
@@ -8,7 +9,10 @@ from test_directory import HERE, PRINTS, config
 
 import bapo_jax
 from bapo_jax.run import directory
-from bapo_jax.run.starts import CRASHED, FINISHED, NOT_BEGUN, RUNNING, STOPPED, UNKNOWN, as_typed, commit_of, outcome, record_end, with_start
+from bapo_jax.run import starts as module
+from bapo_jax.run.starts import (
+    CRASHED, FINISHED, NOT_BEGUN, RUNNING, STOPPED, UNKNOWN, as_typed, commit_of, outcome, record_end, records_finish, with_start,
+)  # fmt: skip
 
 
 def begin(workdir, step, **changes):
@@ -37,6 +41,42 @@ def test_each_start_adds_an_entry_and_one_that_ends_in_order_says_how(tmp_path):
         assert start['version'] == bapo_jax.__version__ and start['steps'] == 60 and start['host']
         assert start.keys() - {'end'} == {'time', 'step', 'steps', 'command', 'version', 'commit', 'host', *directory.environment()}
         assert start['time'].endswith('+00:00') and len(start['time']) == 25
+
+
+def test_an_end_that_cannot_be_written_is_reported_and_a_finished_run_has_not_failed(tmp_path, monkeypatch, caplog):
+    settings = begin(tmp_path, 0)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, 'record', full)
+        record_end(tmp_path, settings, 60, finished=True)
+    [said] = caplog.records
+    assert said.row['event'] == 'end not recorded' and 'finished after step 60' in said.message and 'make room' in said.message
+    assert 'end' not in starts(tmp_path)[0]
+
+
+def test_only_an_end_of_the_same_step_says_that_the_run_has_finished_and_it_stays(tmp_path):
+    record_end(tmp_path, begin(tmp_path, 0), 7, finished=True)
+    assert records_finish(starts(tmp_path), 7) and not records_finish(starts(tmp_path), 6)
+    before = (tmp_path / 'config.json').read_bytes()
+    record_end(tmp_path, directory.claim(tmp_path, config(), PRINTS, HERE).settings, 8, finished=True)
+    assert (tmp_path / 'config.json').read_bytes() == before
+    record_end(tmp_path, begin(tmp_path, 7), 9, finished=False)
+    for other in (starts(tmp_path), [], [{}], [{'end': 3}]):
+        assert not records_finish(other, 9)
+
+
+@pytest.mark.parametrize('environment, starts, number', [
+    ({'devices': '2 cpu', 'hosts': '1'}, [], 2), ({'devices': '2 cpu'}, [], 2), ({'devices': '2 cpu', 'hosts': '2'}, [], 0),
+    ({'devices': '1 NVIDIA H200', 'hosts': '1'}, [], 0), ({'devices': 7}, [], 0), (None, [], 0),
+    ({'devices': '2 cpu'}, [{'devices': '2 cpu', 'hosts': '1'}, {'devices': '8 cpu', 'hosts': '1'}], 8),
+])  # fmt: skip
+def test_the_devices_of_a_run_are_those_of_its_newest_start(environment, starts, number, tmp_path):
+    (tmp_path / 'config.json').write_text(json.dumps({'environment': environment, 'starts': starts}))
+    assert directory.recorded_devices(tmp_path) == number
+    assert directory.recorded_devices(tmp_path / 'new') == 0
 
 
 def test_starts_do_not_make_a_run_another_one_and_an_earlier_run_has_none(tmp_path):
