@@ -119,7 +119,7 @@ def recorded_devices(workdir: Path) -> int:
     """
     path = Path(workdir) / 'config.json'
     config = read_run_config(path) if path.is_file() else {}
-    newest = [_part(config, 'environment'), *starts_in(config, path)][-1]
+    newest = [part_of(config, 'environment'), *starts_in(config, path)][-1]
     found = re.fullmatch(r'(\d{1,6}) cpu', str(newest.get('devices')))
     return int(found[1]) if found and newest.get('hosts', '1') == '1' else 0
 
