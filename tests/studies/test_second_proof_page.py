@@ -1,5 +1,7 @@
 """The second proof's page has the tables of the parts that are whole, and its figure a line a contrast."""
 
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -12,10 +14,10 @@ from studies.second_proof.arms import CEILING_SEEDS, CONTRASTS, SEEDS
 from studies.second_proof.rows import accuracy, of_today, passed, read_rows, wanted
 
 
-def test_a_page_has_the_parts_that_are_whole():
-    of_part_1 = page.page(whole_study())
+def test_what_is_printed_are_the_parts_that_are_whole():
+    of_part_1 = page.sections(whole_study())
     assert of_part_1.count('## Part 1') == 5 and '## Part 2' not in of_part_1 and '## Part 3' not in of_part_1
-    both = page.page(whole_part_2())
+    both = page.sections(whole_part_2())
     assert both.count('## Part 1') == 5 and both.count('## Part 2') == 3
     assert '| R - P |' in both and '| posterior | epoch - R |' in both
 
@@ -34,10 +36,28 @@ def test_a_figure_has_every_contrast(tmp_path):
         assert figure.size[0] == 990
 
 
+def test_the_page_has_every_section_that_others_link_to():
+    """And those sections are what is printed, word for word."""
+    rows = of_today(read_rows())
+    written, printed = page.page(rows), page.sections(rows)
+    titles = re.findall('^## (.*)', written, re.MULTILINE)
+    assert titles == list(page.CITED) and set(titles) < set(page.SECTIONS)
+    assert all(section in printed for section in re.split('^(?=## )', written, flags=re.MULTILINE)[1:])
+    linked = re.findall(r'second_proof/page\.md#([\w-]+)', page.EVIDENCE.read_text('utf-8'))
+    assert linked and set(linked) <= {re.sub(r'[^\w\- ]', '', title.lower()).replace(' ', '-') for title in titles}
+
+
+def test_everything_is_printed_on_request(monkeypatch, capsys):
+    monkeypatch.setattr(page, 'read_rows', whole_study)
+    monkeypatch.setattr(page, 'write_text', None)  # nothing is written
+    page.main(['--all'])
+    assert capsys.readouterr().out == page.sections(whole_study())
+
+
 def test_nothing_is_written_while_a_run_of_part_1_is_missing(monkeypatch):
     monkeypatch.setattr(page, 'read_rows', lambda: whole_study()[:-1])
     with pytest.raises(SystemExit, match='1 runs are missing'):
-        page.main()
+        page.main([])
 
 
 def test_what_is_published_is_what_the_rows_say():
