@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from PIL import Image
+from scipy import stats
 from test_second_proof import whole_study
 from test_second_proof_hard import whole_part_2
 
@@ -88,6 +89,17 @@ def test_what_is_published_is_what_the_rows_say():
     assert all(c.mean > analysis.GUARD for c in kept) and 'The guard holds for both' in verdict_line(evidence, 4)
     for low, high in (c.interval95 for c in kept):
         assert f'({low:.1f} to {high:.1f})' in verdict_line(evidence, 4)
+
+
+def test_what_the_readme_alone_says_is_what_the_rows_say():
+    rows, readme = of_today(read_rows()), (page.PAGE.parent / 'README.md').read_text('utf-8')
+    of = {arm: {r['seed']: 100 * np.mean(r['correct']) / 32 for r in rows if r['part'] == 'search' and r['arm'] == arm}
+          for arm in ('search_RX', 'search_R')}  # fmt: skip
+    d = [of['search_RX'][seed] - of['search_R'][seed] for seed in of['search_R']]
+    told = [f'{x:.2f}'.removeprefix('0') for x in (np.mean(d), *stats.t.interval(0.95, len(d) - 1, np.mean(d), stats.sem(d)))]
+    assert 'RX leads R by {} ({} to {}), with three seeds'.format(*told) in readme and len(d) == 3
+    trained = [r['seconds'] for r in rows if r['part'] in ('table', 'table_scan') and r.get('seconds')]
+    assert f'its {len(trained)} runs trained for {sum(trained) / 3600:.1f} core-hours' in readme
 
 
 def verdict_line(evidence, i):
