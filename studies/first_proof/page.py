@@ -24,9 +24,9 @@ from studies.first_proof.rows import (
 AXES_OF_METHODS = ('filter', 'learning rate', 'sources', 'reuse', 'updates', 'anchor', 'paper')
 # The settings whose levels stand on the page.
 SCORED = {
-    'weak': ('grpo', 'grpo_one_update_lr2e-4', 'paper_lr4e-4', 'x1_only', 'no_x3', 'centre', 'wide', 'wide_no_x2'),
-    'quickstart': ('grpo', 'x1_only', 'no_x3', 'centre', 'wide', 'wide_no_x2'),
-}  # fmt: skip
+    'weak': ('grpo', 'grpo_one_update_lr2e-4', 'paper_lr4e-4', 'wide', 'wide_no_x2'),
+    'quickstart': ('grpo', 'x1_only', 'no_x3', 'wide', 'wide_no_x2'),
+}
 
 DIAGNOSTICS = (
     ('updates', ('actor/updates',)),
