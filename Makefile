@@ -70,7 +70,7 @@ check: .venv/ready-test
 versions: .venv/ready-test
 	.venv/bin/python -m benchmarks.versions
 
-# Every row of the methods table for 20 steps with a resume; its table goes into benchmarks/rows.md.
+# Every row of the methods table for 20 steps with a resume; its numbers go into benchmarks/results/rows.jsonl and rows.md.
 rows: env
 	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m benchmarks.rows $(ARGS)
 

@@ -1,13 +1,14 @@
 """Every row of the methods table for 20 steps with a resume, on prompts that come back, so that every part of
 the row acts.
 
-    python -m benchmarks.rows                    # or `make rows`; writes the table into benchmarks/rows.md
-    python -m benchmarks.rows --only=repo,dapo   # these rows, printed alone
-    python -m benchmarks.rows --task=diagrams    # on questions with images; its table goes into the same page
+    python -m benchmarks.rows                    # or `make rows`; counts go to benchmarks/results/rows.jsonl
+    python -m benchmarks.rows --only=repo,dapo   # these rows alone
+    python -m benchmarks.rows --task=diagrams    # on questions with images
 
 A policy of 0.8M parameters and 32 problems: what is shown is that the parts act, and what they cost, not
 which method is better. Each row is stopped after half its steps and continued, and its counters are asserted:
 RePO replays, MoPPS chooses, DAPO refills, ReMix mixes and then stops mixing, BAPO's parts fill its batch.
+The tables of benchmarks/rows.md are written anew from all that is recorded.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import datetime
 import importlib
 import importlib.metadata
+import json
 import os
 import shutil
 import sys
@@ -28,7 +30,7 @@ from absl import app, flags, logging
 from rich.table import Table
 
 from bapo_jax.machine import terminal
-from bapo_jax.machine.files import replace_part
+from bapo_jax.machine.files import replace_part, write_text
 from bapo_jax.methods import METHODS
 from bapo_jax.run.log.metrics import read_metrics
 from bapo_jax.train import build, train
@@ -40,10 +42,22 @@ SMALL = {
     'evaluate.benchmarks': (), 'evaluate.track_prompts': 0, 'checkpoint.keep': 1, 'checkpoint.every': 100,
 }  # fmt: skip
 PAGE = Path(__file__).with_suffix('.md')
-TABLES = {
-    'quickstart': 'measured',
-    'diagrams': 'measured on diagrams',
-}  # config -> the table's name in the page
+RECORD = PAGE.with_name('results') / 'rows.jsonl'
+COUNTS = ('responses', 'discarded', 'reevaluated', 'reused')
+COLUMNS = (
+    'row',
+    'reward, first and last 5 steps',
+    'generated',
+    'discarded',
+    're-evaluated',
+    'reused',
+    'updates',
+    'acted',
+)
+TABLES = {  # config -> the table's name in the page, and how many of the columns it has
+    'quickstart': ('measured', len(COLUMNS)),
+    'diagrams': ('measured on diagrams', 2),
+}
 OF_ROW = {
     'mopps': {'prompts.mopps.candidates': 2, 'prompts.mopps.decay': 0.5},
     'remix': {'learner.switch_step': 12},
@@ -131,44 +145,68 @@ def run_row(method: str, task: str) -> Rows:
     return read_metrics(workdir)[1:]
 
 
+def read_record() -> Rows:
+    return [json.loads(line) for line in RECORD.read_text('utf-8').splitlines()]
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A recorded row as its line of the widest table."""
+    return (
+        f'`{row["row"]}`', '{:.3f} → {:.3f}'.format(*row['reward']), *(f'{row[what]:,}' for what in COUNTS),
+        str(row['updates']), ', '.join(row['acted']) or '-',
+    )  # fmt: skip
+
+
+def table(record: Rows, task: str) -> str:
+    """The config's table for the page, in the order of the methods, and where its rows were measured."""
+    of = {row['row']: row for row in record if row['config'] == task}
+    width = TABLES[task][1]
+    lines = [COLUMNS, ['---'] * width, *(cells(of[name]) for name in METHODS if name in of)]
+    places: dict[str, list[str]] = {}
+    for name, row in of.items():
+        jax_of_row = [f'jax {row["jax"]}'] if row['jax'] else []
+        where = [row['cpu'], f'{row["cores"]} core{"s" * (row["cores"] > 1)}', *jax_of_row, row['date']]
+        places.setdefault(', '.join(where), []).append(f'`{name}`')
+    *few, most = sorted(places, key=lambda where: len(places[where]))
+    said = [f'{where}: {", ".join(places[where])}' for where in few] + [
+        f'{most}: the others' if few else most
+    ]
+    command = 'make rows' if task == 'quickstart' else f'python -m benchmarks.rows --task={task}'
+    text = ''.join(f'| {" | ".join(line[:width])} |\n' for line in lines)
+    return f'{text}\n(`{command}`; {"; ".join(said)})\n'
+
+
 def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
     names = FLAGS.only or list(METHODS)
     jax.config.update('jax_compilation_cache_dir', str(RUNS.absolute() / 'cache'))
-    header = (
-        'row', 'reward, first and last 5 steps', 'generated', 'discarded', 're-evaluated', 'reused', 'updates', 'acted',
-    )  # fmt: skip
-    lines = []
+    measured = []
     for name in names:
         rows = run_row(name, FLAGS.task)
         failed = [part for part, acted in PARTS.get(name, {}).items() if not acted(rows)]
         if failed:
             sys.exit(f'{name}: did not act: {", ".join(failed)}; {RUNS / FLAGS.task / name}/metrics.jsonl')
-        reward = [
-            float(np.mean([row['critic/score/mean'] for row in part])) for part in (rows[:5], rows[-5:])
-        ]
-        counts = [
-            rows[-1][f'rollout/{what}_total'] for what in ('responses', 'discarded', 'reevaluated', 'reused')
-        ]
-        lines.append((
-            f'`{name}`', f'{reward[0]:.3f} → {reward[1]:.3f}', *(f'{n:,}' for n in counts), f'{total(rows, "actor/updates"):.0f}',
-            ', '.join(PARTS.get(name, {})) or '-',
-        ))  # fmt: skip
-    table = Table(*header, title=f'{STEPS} steps of 16 prompts × 8 responses, 32 problems')
-    for line in lines:
-        table.add_row(*line)
-    terminal.console().print(table)
-    if not FLAGS.only:
-        where = f'{cpu_name()}, {os.cpu_count()} cores, jax {importlib.metadata.version("jax")}, {datetime.date.today()}'
-        text = ''.join(f'| {" | ".join(line)} |\n' for line in (header, ['---'] * len(header), *lines))
-        command = (
-            'make rows' if FLAGS.task == 'quickstart' else f'python -m benchmarks.rows --task={FLAGS.task}'
-        )
-        replace_part(PAGE, TABLES[FLAGS.task], f'{text}\n(`{command}`; {where})\n')
+        reward = [np.mean([row['critic/score/mean'] for row in part]) for part in (rows[:5], rows[-5:])]
+        measured.append({
+            'config': FLAGS.task, 'row': name, 'reward': [round(float(mean), 3) for mean in reward],
+            **{what: rows[-1][f'rollout/{what}_total'] for what in COUNTS},
+            'updates': round(total(rows, 'actor/updates')), 'acted': list(PARTS.get(name, {})),
+            'cpu': cpu_name(), 'cores': len(os.sched_getaffinity(0)),
+            'jax': importlib.metadata.version('jax'), 'date': str(datetime.date.today()),
+        })  # fmt: skip
+    shown = Table(*COLUMNS, title=f'{STEPS} steps of 16 prompts × 8 responses, 32 problems')
+    for row in measured:
+        shown.add_row(*cells(row))
+    terminal.console().print(shown)
+    replaced = {(FLAGS.task, name) for name in names}
+    record = [row for row in read_record() if (row['config'], row['row']) not in replaced] + measured
+    write_text(RECORD, ''.join(json.dumps(row) + '\n' for row in record))
+    for task, (part, _) in TABLES.items():
+        replace_part(PAGE, part, table(record, task))
 
 
 if __name__ == '__main__':
     FLAGS = flags.FLAGS
-    flags.DEFINE_list('only', [], 'Rows; default: all, and the table goes into the docs.')
+    flags.DEFINE_list('only', [], 'Rows; default: all.')
     flags.DEFINE_enum('task', 'quickstart', list(TABLES), 'The config whose questions are asked.')
     app.run(main)

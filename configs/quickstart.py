@@ -14,7 +14,7 @@ Six things differ from the paper. α becomes π_θ at every step (v = 1). X1 and
 is no X2. The learning rate suits 0.8M parameters. Rewards are divided by their mean, as in MaxRL. The KL is
 to the initial policy. The first four make `bapo_tuned`, row `wide_no_x2` from the quickstart base of
 `studies/first_proof/page.md`. The last two keep pass@8, which `bapo_tuned` loses, and do not keep pass@16 or
-pass@32: `over_mean_05` at 5e-5 in `studies/second_proof/page.md`, part 7.
+pass@32: `over_mean_05` at 5e-5 in `docs/evidence.md`, the quickstart's guard.
 """
 
 from pathlib import Path

@@ -42,9 +42,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bapo_jax.config import default_config
-from bapo_jax.groups import X1, Batch, Group, Prompt, Response, Verdict, binary_rewards
+from bapo_jax.groups import X1, Batch, Group, Prompt, Response, Verdict, binary_rewards, lanes_of
 from bapo_jax.learner.credit import advantages, token_weights
-from bapo_jax.learner.mini_batch import Rows, lanes_of
+from bapo_jax.learner.mini_batch import Rows
 from bapo_jax.learner.packing import cut, pack
 from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer
 from bapo_jax.replay.bapo import X2, X3, fill

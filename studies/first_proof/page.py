@@ -1,5 +1,7 @@
-"""Makes page.md and its figure of rows.jsonl: the prose of argument.md, the numbers it names, and the tables
-behind them.
+"""Makes page.md and its figure of rows.jsonl: the prose of argument.md and the numbers it names. Prints what is
+too long for a page: every setting of every base, its curve, and what was logged along the way.
+
+    python -m studies.first_proof.page
 """
 
 from __future__ import annotations
@@ -13,12 +15,18 @@ import numpy as np
 from studies.first_proof.answer import answer_facts, enough
 from studies.first_proof.argument import fill, row_sets, sections
 from studies.first_proof.decision import decision_facts
+from studies.first_proof.restated import all_rows
 from studies.first_proof.rows import (
     Rows, accuracies, best, evaluated_at, held_out, less, markdown_table, of, percent, spent, spread, spread_of,
 )  # fmt: skip
 
 # The axes along which each method is at its own best.
 AXES_OF_METHODS = ('filter', 'learning rate', 'sources', 'reuse', 'updates', 'anchor', 'paper')
+# The settings whose levels stand on the page.
+SCORED = {
+    'weak': ('grpo', 'grpo_one_update_lr2e-4', 'paper_lr4e-4', 'wide', 'wide_no_x2'),
+    'quickstart': ('grpo', 'x1_only', 'no_x3', 'wide', 'wide_no_x2'),
+}
 
 DIAGNOSTICS = (
     ('updates', ('actor/updates',)),
@@ -35,31 +43,57 @@ DIAGNOSTICS = (
 
 def write_page(rows: Rows, folder: Path, weak_base: str) -> None:
     """Writes folder/page.md and folder/page.png. `weak_base` is the command that makes that base."""
+    if parts := bases_compared(rows):
+        draw(parts, folder / 'page.png')
+    (folder / 'page.md').write_text(page_text(rows, folder / 'x2.json', weak_base), 'utf-8')
+
+
+def page_text(rows: Rows, x2_answers: Path, weak_base: str) -> str:
+    """The text of page.md; its last section needs the file that x2.py writes."""
+    head, answer, decision, x2 = sections()
+    sets = row_sets(rows)
+    page = [
+        fill(head, sets, head_facts(rows, weak_base)),
+        fill(answer, sets, answer_facts(rows) | {'score_table': score_table(rows)})
+        if enough(rows)
+        else f'{answer.splitlines()[0]}\n\nToo few rows yet.\n',
+        fill(decision, sets, decision_facts(rows)),
+    ]
+    if x2_answers.is_file():
+        page.append(fill(x2, sets, {'x2_table': x2_table(json.loads(x2_answers.read_text('utf-8')))}))
+    return '\n'.join(page)
+
+
+def bases_compared(rows: Rows) -> dict[str, Rows]:
+    """The rows by base, of those bases that have both methods and a section of their own among the tables."""
     parts = {
         base: [row for row in rows if row['base'] == base]
         for base in ('weak', 'weak_g4', 'weak_four', 'quickstart')
     }
-    parts = {
-        base: mine for base, mine in parts.items() if {'grpo', 'bapo'} <= {row['method'] for row in mine}
-    }
-    if parts:
-        draw(parts, folder / 'page.png')
-    head, answer, decision, of_base, diagnostics, x2 = sections()
-    sets = row_sets(rows)
-    page = [
-        fill(head, sets, head_facts(rows, weak_base)),
-        fill(answer, sets, answer_facts(rows))
-        if enough(rows)
-        else f'{answer.splitlines()[0]}\n\nToo few rows yet.\n',
-        fill(decision, sets, decision_facts(rows)),
-        *(fill(of_base, sets, base_facts(base, mine)) for base, mine in parts.items()),
-        fill(diagnostics, sets, diagnostics_facts(parts)),
+    return {base: mine for base, mine in parts.items() if {'grpo', 'bapo'} <= {row['method'] for row in mine}}
+
+
+def every_table(rows: Rows) -> str:
+    """What `python -m studies.first_proof.page` prints, as Markdown."""
+    parts, text = bases_compared(rows), []
+    for base, mine in parts.items():
+        grpo, bapo = (best(mine, method, AXES_OF_METHODS) for method in ('grpo', 'bapo'))
+        start, end = mine[0]['curve'][0], mine[0]['curve'][-1]
+        text += [
+            f'## From the {base} base',
+            f'{percent(start["cd34/mean"])} % before, {end["step"]} steps. {verdict(mine, bapo, grpo)}.',
+            setting_table(mine, grpo),
+            curve_table(mine, grpo),
+        ]
+    text += [
+        '## Diagnostics',
+        'Means over steps and seeds. TV is of π_θ from the policy that answered; earlier uses are of X3 '
+        'groups, as X1 or X3.',
     ]
-    if (folder / 'x2.json').is_file():
-        page.append(
-            fill(x2, sets, {'x2_table': x2_table(json.loads((folder / 'x2.json').read_text('utf-8')))})
-        )
-    (folder / 'page.md').write_text('\n'.join(page), 'utf-8')
+    for base, mine in parts.items():
+        text += [f'From the {base} base:', diagnostics_table(mine)]
+    text += ['X1 by lag, the steps since the sync, from the weak base:', lag_table(parts.get('weak', []))]
+    return '\n\n'.join(text) + '\n'
 
 
 def head_facts(rows: Rows, weak_base: str) -> dict[str, str]:
@@ -79,24 +113,6 @@ def head_facts(rows: Rows, weak_base: str) -> dict[str, str]:
     }
 
 
-def base_facts(base: str, rows: Rows) -> dict[str, str]:
-    grpo, bapo = (best(rows, method, AXES_OF_METHODS) for method in ('grpo', 'bapo'))
-    start, end = rows[0]['curve'][0], rows[0]['curve'][-1]
-    return {
-        'base': base,
-        'before': percent(start['cd34/mean']),
-        'steps': str(end['step']),
-        'verdict': verdict(rows, bapo, grpo),
-        'setting_table': setting_table(rows, grpo),
-        'curve_table': curve_table(rows, grpo),
-    }
-
-
-def diagnostics_facts(parts: dict[str, Rows]) -> dict[str, str]:
-    tables = (f'From the {base} base:\n\n{diagnostics_table(mine)}' for base, mine in parts.items())
-    return {'diagnostics_tables': '\n\n'.join(tables), 'lag_table': lag_table(parts.get('weak', []))}
-
-
 def verdict(rows: Rows, bapo: str, grpo: str) -> str:
     """The best setting of either method, compared at equal steps and responses on problems of the kind
     trained on.
@@ -112,6 +128,19 @@ def verdict(rows: Rows, bapo: str, grpo: str) -> str:
 def joined(kind: tuple[str, ...]) -> str:
     """Benchmarks as a title; of a file of problems its stem."""
     return ' + '.join(Path(benchmark).stem for benchmark in kind)
+
+
+def score_table(rows: Rows) -> str:
+    """The levels behind the differences: GRPO, BAPO, its parts and the paper's settings, on CD-34."""
+    lines = []
+    for base, names in SCORED.items():
+        mine = [row for row in rows if row['base'] == base]
+        for name in names:
+            if of(mine, name):
+                right = accuracies(mine, name, ('cd34',))
+                scores = (spread(*spread_of(share)) for share in (right, right > 0))
+                lines.append([base, name, str(len(right)), *scores])
+    return markdown_table(['from', 'setting', 'seeds', 'CD-34 mean@32', 'CD-34 pass@32'], lines)
 
 
 def setting_table(rows: Rows, reference: str) -> str:
@@ -260,3 +289,7 @@ def draw(parts: dict[str, Rows], path: Path) -> None:
         axes[0].legend()
     figure.savefig(path, dpi=90)
     plt.close(figure)
+
+
+if __name__ == '__main__':
+    print(every_table(all_rows()), end='')

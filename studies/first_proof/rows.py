@@ -136,7 +136,8 @@ def less_as_text(rows: Rows, name: str, other: str, at: str = 'steps', kind: Seq
 
 
 def percent(x: float) -> str:
-    return f'{100 * x:.1f}'
+    """A share in percent. Two machines sum in different orders, so the last bits go first: a tie rounds alike."""
+    return f'{round(100 * x, 6) + 0.0:.1f}'
 
 
 def spread(mean: float, low: float, high: float) -> str:

@@ -79,6 +79,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     return '\n'.join(lines)
 
 
+def on_page(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first step, the last, and the one at which hard prompts were first asked again."""
+    return [row for row in rows if row['step'] in (1, 5, 10)]
+
+
 def read_rows() -> list[dict[str, Any]]:
     return [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()] if ROWS.exists() else []
 
@@ -86,7 +91,8 @@ def read_rows() -> list[dict[str, Any]]:
 def main() -> None:
     if len(sys.argv) > 1:
         ROWS.write_text(''.join(json.dumps(row) + '\n' for row in kept(Path(sys.argv[1]))), 'utf-8')
-    replace_part(HERE / 'page.md', 'math on cpu', table(read_rows()) + '\n')
+    replace_part(HERE / 'page.md', 'math on cpu', table(on_page(read_rows())) + '\n')
+    print(table(read_rows()))
 
 
 if __name__ == '__main__':

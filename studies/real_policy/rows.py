@@ -1,8 +1,9 @@
 """The rows of training: a finished run becomes a line of rows.jsonl, and the lines become the page's tables.
 
-    # appends a row: the command's wall clock, the machine
-    python -m studies.real_policy.rows runs/arithmetic --seconds=993 --busy
-    python -m studies.real_policy.rows    # writes the tables into page.md
+# appends a row: the command's wall clock, the machine
+python -m studies.real_policy.rows runs/arithmetic --seconds=993 --busy
+# writes the tables into page.md, and prints them with every pass@k
+python -m studies.real_policy.rows
 """
 
 from __future__ import annotations
@@ -101,18 +102,19 @@ def in_percent(counts: list[int], samples: int, k: int) -> str:
     return f'{100 * of_question.mean():.1f} ({100 * low:.1f} to {100 * high:.1f})'
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """A line a row; all have as many samples."""
+def table(rows: list[dict[str, Any]], every: bool = False) -> str:
+    """A line a row; all have as many samples. `every`: each pass@k, not the mean and the last alone."""
     samples = rows[0]['samples'] if rows else 1
+    shown = ks(samples) if every else sorted({1, samples})
     head = ['arm', 'steps', 'seed']
-    head += [f'{f"pass@{k}" if k > 1 else f"mean@{samples}"}: base → trained' for k in ks(samples)] + [
+    head += [f'{f"pass@{k}" if k > 1 else f"mean@{samples}"}: base → trained' for k in shown] + [
         'tokens',
         'wall clock',
     ]
     lines = [f'| {" | ".join(head)} |', '|' + '---|' * len(head)]
     for row in rows:
         scores = [
-            ' → '.join(in_percent(row[part], samples, k) for part in ('base', 'trained')) for k in ks(samples)
+            ' → '.join(in_percent(row[part], samples, k) for part in ('base', 'trained')) for k in shown
         ]
         clock = f'{row["seconds"] / 60:.1f} min, {"busy" if row["busy"] else "idle"}'
         tokens = ' → '.join(f'{length:.0f}' for length in row['length'])
@@ -122,12 +124,12 @@ def table(rows: list[dict[str, Any]]) -> str:
     return '\n'.join(lines)
 
 
-def tables() -> dict[str, str]:
-    """The page's tables by their names on it."""
+def tables(every: bool = False) -> dict[str, str]:
+    """The page's tables by their names on it; `every`: with each pass@k."""
     found = {}
     for part, of_part in PARTS.items():
         rows = [row for row in read_rows() if (row['task'], row['steps']) == of_part]
-        found[part] = table(rows)
+        found[part] = table(rows, every)
         if probed := [row for row in rows if row.get('asked_again')]:
             found[f'{part}, asked again'] = table_of_failures(probed)
     return found
@@ -154,6 +156,8 @@ def main() -> None:
             file.write(json.dumps(row_of(arguments.run, arguments.seconds, arguments.busy)) + '\n')
     for name, lines in tables().items():
         replace_part(PAGE, name, lines + '\n')
+    for name, lines in tables(every=True).items():
+        print(f'{name}:\n\n{lines}\n')
 
 
 if __name__ == '__main__':

@@ -1,15 +1,17 @@
-"""Writes what the rows say: page.md with every table, and the figure and some of the tables of
-docs/evidence.md.
+"""Writes what the rows say: page.md with the tables that others cite, and the figure and some of the tables
+of docs/evidence.md.
 
     python -m studies.second_proof.page
+    python -m studies.second_proof.page --all    # writes nothing, and prints every table
 
 Part 1 must be whole. The others are written once they are.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from bapo_jax.machine.files import replace_part, write_text
@@ -43,13 +45,25 @@ SECTIONS = {
     'Part 2: the scans': (hard_analysis.scan_table,),
     'Part 2: the best of each kind, five seeds': (hard_analysis.kinds_table, hard_analysis.costs_table),
     'Part 2: from a base that searches': (hard_analysis.search_table, hard_analysis.search_contrasts),
-    'Part 3: thirteen methods': (table.table, table.scan_table),
+    'Part 3: thirteen methods': (table.table,),
+    'Part 3: the scan of learning rates': (table.scan_table,),
     "Part 4: the quickstart's guard": (guard.outcome, guard.five_seeds_table, guard.scan_table),
     'Part 5: a larger policy': large.TABLES[large.FINAL],
     'Part 6: a larger policy, every arm at its own best rate': large.TABLES[large.OWN],
     "Part 7: the quickstart's guard, once more": (guard.outcome_again,),
     **posthoc.TABLES,
 }
+# The sections of page.md. The other tables stand in docs/evidence.md, or are cited nowhere.
+CITED = (
+    'Part 1: the contrasts',
+    'Part 1: the arms',
+    "Part 1: how often a prompt's next group is mixed, by what is known of it",
+    'Part 2: the scans',
+    'Part 3: thirteen methods',
+    'Post hoc: what RX - R could show of X2',
+    "Post hoc: beside the paper's percent",
+    'Post hoc: what X3 costs in the quickstart',
+)
 PUBLISHED = {  # what docs/evidence.md has between <!-- NAME --> and <!-- /NAME -->, once the part is whole
     'guard': ('Part 7', guard.outcome_again),
     large.FINAL: ('Part 5', large.TABLES[large.FINAL][0]),
@@ -75,16 +89,20 @@ def whole(rows: Sequence[Row]) -> set[str]:
 
 
 def page(rows: Sequence[Row]) -> str:
-    """The text of page.md: the sections of the parts that are whole."""
-    parts = whole(rows)
-    text = [
-        '# Second proof: every table',
-        'Written by `python -m studies.second_proof.page` from rows.jsonl. [README.md](README.md) has the '
-        'answer, the plans say what was decided beforehand, [docs/evidence.md](../../docs/evidence.md) is '
-        'the summary. Brackets are 95 % intervals by t over seeds.',
-    ]
+    """The text of page.md."""
+    head = (
+        '# Second proof: the tables that are cited\n\n'
+        'Written from rows.jsonl; `python -m studies.second_proof.page --all` prints every other table too. '
+        '[README.md](README.md) has the answer. Brackets are 95 % intervals by t over seeds.\n\n'
+    )
+    return head + sections(rows, CITED)
+
+
+def sections(rows: Sequence[Row], titles: Collection[str] = SECTIONS.keys()) -> str:
+    """The sections with these titles of the parts that are whole."""
+    parts, text = whole(rows), []
     for title, tables in SECTIONS.items():
-        if title.partition(':')[0] in parts:
+        if title in titles and title.partition(':')[0] in parts:
             text += [f'## {title}', *(make(rows) for make in tables)]
     return '\n\n'.join(text) + '\n'
 
@@ -156,12 +174,20 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     plt.close(figure)
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--all', action='store_true', help='write nothing, and print every table')
+    every = parser.parse_args(arguments).all
     rows = of_today(read_rows())
     if missing := wanted(rows):
         sys.exit(
             f'error: {len(missing)} runs are missing; python -m studies.second_proof.run goes on with them'
         )
+    if every:
+        print(sections(rows), end='')
+        return
     write_text(PAGE, page(rows))
     there = whole(rows)
     for name, (part, make) in PUBLISHED.items():
@@ -171,4 +197,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    main(sys.argv[1:])

@@ -1,6 +1,7 @@
 """From a GGUF file to a Hugging Face directory: the same model, the same tokens; and what is said where there is none."""
 
 import json
+import re
 import subprocess
 
 import gguf
@@ -48,9 +49,19 @@ def test_the_page_and_the_first_page_have_the_rows_numbers():
 
 
 def test_the_page_has_the_steps_on_math():
-    lines = math_on_cpu.table(math_on_cpu.read_rows())
+    every = math_on_cpu.read_rows()
+    lines = math_on_cpu.table(math_on_cpu.on_page(every))
     assert f'<!-- math on cpu -->\n{lines}\n<!-- /math on cpu -->' in rows.PAGE.read_text('utf-8')
-    assert len(lines.splitlines()) == 2 + math_on_cpu.get_config().steps
+    assert [row['step'] for row in every] == [*range(1, math_on_cpu.get_config().steps + 1)]
+    assert set(lines.splitlines()) < set(math_on_cpu.table(every).splitlines()), 'all ten are printed'
+
+
+def test_every_pass_at_k_is_printed_and_two_stand_on_the_page():
+    page, printed = rows.tables()['part 2'], rows.tables(every=True)['part 2']
+    heads = [re.findall(r'(\S+@\d): base', table) for table in (page, printed)]
+    assert heads == [['mean@8', 'pass@8'], ['mean@8', 'pass@2', 'pass@4', 'pass@8']]
+    for row in page.splitlines():
+        assert any(set(row.split(' | ')) <= set(line.split(' | ')) for line in printed.splitlines()) or '---' in row
 
 
 def test_a_question_is_shown_without_what_all_of_them_share():

@@ -1,4 +1,4 @@
-"""What is post hoc in the second proof, computed again from the rows by other means, stands on its page and in docs/evidence.md."""
+"""What is post hoc in the second proof, computed again from the rows by other means, stands in its tables and in docs/evidence.md."""
 
 import json
 import math
@@ -12,10 +12,8 @@ from small_run import ROOT
 from studies.second_proof import page, posthoc
 from studies.second_proof.rows import of_today, read_rows
 
-EVIDENCE, PAGE, STUDY = (
-    (ROOT / name).read_text('utf-8')
-    for name in ('docs/evidence.md', 'studies/second_proof/page.md', 'studies/second_proof/README.md')
-)
+EVIDENCE, STUDY = ((ROOT / name).read_text('utf-8') for name in ('docs/evidence.md', 'studies/second_proof/README.md'))
+PAGE = page.sections(of_today(read_rows()))  # what the command prints; page.md is a part of it (test_second_proof_page.py)
 FINALS = {'0.8M': ('final', '{}', range(201, 213)), '12.7M': ('large', 'large_{}', range(201, 209))}
 
 
