@@ -54,6 +54,11 @@ def test_the_report_is_drawn_under_its_policy_and_runs_nothing(chromium, tmp_pat
     shown.goto((tmp_path / 'report.html').as_uri())
     assert said == []  # the policy refused nothing of the page's own
     assert shown.evaluate('document.documentElement.scrollWidth') == 390  # nothing is wider than a phone
+    start = {'commit': 40 * 'a', 'command': f'bapo-train --workdir={80 * "x"}', 'version': '1'}
+    long = make_run(tmp_path / 'long', [row_of_metrics(1)], [], [], config(starts=[start]))
+    shown.goto(write_report([long], tmp_path / 'long.html').as_uri())
+    assert 80 * 'x' in shown.content() and shown.evaluate('document.documentElement.scrollWidth') == 390
+    shown.goto((tmp_path / 'report.html').as_uri())
     assert shown.evaluate('getComputedStyle(document.querySelector("figure path[style*=stroke]")).fill') == 'none'
     assert [x.is_visible() for x in shown.locator('.view').all()] == [True, False, False]
     shown.locator('#x-2').check()  # without a script
