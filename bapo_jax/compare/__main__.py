@@ -9,6 +9,7 @@ trains only what is missing, so more seeds or methods can be added later.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -18,9 +19,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bapo_jax.compare.arms import Job, arms_of, jobs_of
-from bapo_jax.compare.jobs import RunFailed, finish, has_finished
+from bapo_jax.compare.jobs import RunFailed, check_begun, finish, has_finished
 from bapo_jax.machine import stopping, terminal
 from bapo_jax.machine.help import CommandParser
+from bapo_jax.machine.lock import held
 from bapo_jax.machine.output import guard_streams
 from bapo_jax.report.contrast import Contrast, by_seed, contrast
 from bapo_jax.report.page import read_runs, write_report
@@ -47,10 +49,15 @@ def main(arguments: Sequence[str]) -> None:
             raise ValueError(
                 f'{unknown[0]}: unknown flag; write --config.FIELD=VALUE for a setting of all runs'
             )
+        _check_own(args, shared)
         jobs = jobs_of(arms_of(args.config, args.set, shared), args.seeds, args.steps, args.workdir)
-        train_missing(jobs)
-        runs = [job.workdir for job in jobs]
-        page = write_report(runs, args.workdir / PAGE)
+        for job in jobs:
+            check_begun(job)
+        args.workdir.mkdir(parents=True, exist_ok=True)
+        with held(args.workdir):
+            train_missing(jobs)
+            runs = [job.workdir for job in jobs]
+            page = write_report(runs, args.workdir / PAGE)
         show(contrast(by_seed(read_runs(runs))))
     except stopping.Stopped:
         print('stopped; the same command continues')
@@ -60,10 +67,20 @@ def main(arguments: Sequence[str]) -> None:
     print(f'page: {page}')
 
 
+def _check_own(args: argparse.Namespace, shared: Sequence[str]) -> None:
+    """Raises ValueError for settings that the command itself gives to its runs."""
+    given = {word.removeprefix('--config.').partition('=')[0] for word in (*shared, *args.set)}
+    if 'seed' in given:
+        raise ValueError('seed: every run has a seed of its own; give --seeds=N')
+    if 'steps' in given and args.steps is not None:
+        raise ValueError('--steps and --config.steps are both given; leave one out')
+
+
 def train_missing(jobs: Sequence[Job]) -> None:
     """Trains the runs that have not finished, with a progress bar on a terminal, else a line per run."""
     left = [job for job in jobs if not has_finished(job)]
-    print(f'{len(jobs)} runs, {len(left)} of them to train', flush=True)
+    lengths = ' or '.join(map(str, sorted({job.steps for job in jobs})))
+    print(f'{len(jobs)} runs of {lengths} steps, {len(left)} of them to train', flush=True)
     console = terminal.console()
     bar = Progress(
         TextColumn('{task.description}'), MofNCompleteColumn(), BarColumn(bar_width=20), TimeElapsedColumn(),

@@ -24,11 +24,18 @@ class RunFailed(Exception):
 
 def has_finished(job: Job) -> bool:
     """Whether the same command, with the same code of the user's, has trained this run and evaluated it."""
-    log = job.workdir / LOG
-    if not (job.workdir / 'evals' / f'{job.steps:06d}.json').is_file() or not log.is_file():
-        return False
-    starts = [line for line in log.read_text('utf-8', 'replace').splitlines() if line.startswith('$ ')]
-    return starts[-1:] == [_as_typed(job)]
+    scored = (job.workdir / 'evals' / f'{job.steps:06d}.json').is_file()
+    return scored and _starts(job)[-1:] == [_as_typed(job)]
+
+
+def check_begun(job: Job) -> None:
+    """Raises ValueError if another command began this run: it would go on with a mixture of settings."""
+    starts = _starts(job)
+    if (job.workdir / 'config.json').is_file() and starts and starts[-1] != _as_typed(job):
+        raise ValueError(
+            f'{job.workdir} was begun with other settings, or another version of your code; give another '
+            f'--workdir, or repeat the command that has:\n    {starts[-1].removeprefix("$ ")}'
+        )
 
 
 def finish(job: Job, watch: Callable[[int], None]) -> None:
@@ -67,6 +74,13 @@ def steps_done(job: Job) -> int:
     path = job.workdir / 'metrics.jsonl'
     rows = path.read_bytes().splitlines() if path.is_file() else []
     return sum(b'"critic/score/mean"' in row for row in rows)
+
+
+def _starts(job: Job) -> list[str]:
+    """The commands that started this run, as `_as_typed`."""
+    log = job.workdir / LOG
+    lines = log.read_text('utf-8', 'replace').splitlines() if log.is_file() else []
+    return [line for line in lines if line.startswith('$ ')]
 
 
 def _flags(job: Job) -> list[str]:

@@ -76,6 +76,8 @@ def contrast(groups: Mapping[str, Sequence[Records]]) -> Contrast:
     verdict = tuple(map(_sentence, found))
     if found and all(len(d.values) == 1 for d in found):
         verdict = ('With one seed, no interval can be computed; train more seeds.',)
+    elif found and max(len(d.values) for d in found) == 2:
+        verdict = (*verdict, 'With two seeds, an interval spans 25 standard errors; train more seeds.')
     return Contrast(table, Table(head, tuple(map(_row, found))), verdict)
 
 
@@ -195,7 +197,11 @@ def _sentence(d: _Difference) -> str:
         )
     difference = f'difference {_signed(d.values.mean())} points'
     if d.p is None:
-        why = 'With one seed' if n == 1 else f'With the same difference in all {seeds}'
+        why = (
+            'With one seed'
+            if n == 1
+            else f'With the same difference in {"both seeds" if n == 2 else f"all {seeds}"}'
+        )
         return (
             f'{why}, no interval can be computed for {d.arm} and {d.base} in {d.measure} ({difference}); '
             'train more seeds.'

@@ -12,7 +12,7 @@ from small_run import ROOT
 from bapo_jax.compare import jobs as jobs_lib
 from bapo_jax.compare.__main__ import main
 from bapo_jax.compare.arms import Arm, arm_name, arms_of, jobs_of, values_in
-from bapo_jax.compare.jobs import LOG, RunFailed, finish, has_finished
+from bapo_jax.compare.jobs import LOG, RunFailed, check_begun, finish, has_finished
 from bapo_jax.machine import stopping
 
 TWO = ['quickstart:grpo', 'quickstart:bapo']
@@ -68,6 +68,9 @@ def test_a_function_of_the_users_is_a_setting_whose_source_belongs_to_the_run(tm
     ([*TWO, '--config.steps=0'], 'quickstart grpo: steps=0, so the length is epochs=3; give --steps=N'),
     (['quickstart:bapo', 'quickstart:bapo'], 'quickstart bapo is given twice'),
     ([*TWO, '--config.stepz=3'], r'--config\.stepz=3: no such field'),
+    ([*TWO, '--config.seed=3'], 'seed: every run has a seed of its own; give --seeds=N'),
+    ([*TWO, '--set=seed=3,4'], 'seed: every run has a seed of its own'),
+    ([*TWO, '--steps=3', '--config.steps=5'], '--steps and --config.steps are both given'),
     ([*TWO, '--learning_rate=3'], '--learning_rate=3: unknown flag'),
 ])  # fmt: skip
 def test_what_cannot_run_is_refused_before_any_run(arguments, message, tmp_path, monkeypatch):
@@ -98,6 +101,17 @@ def test_a_run_that_has_finished_is_not_trained_again_unless_its_command_changed
     assert not has_finished(job._replace(flags=(*job.flags, '--config.learner.clip_low=0.1')))
     assert not has_finished(job._replace(steps=4))
     assert not has_finished(job._replace(code={'my_method': '0123456789abcdef'}))
+
+
+def test_a_run_of_another_comparison_is_not_continued(job, monkeypatch):
+    """Else a comparison of 200 steps would train the runs of one of 3 further, and no page would tell."""
+    check_begun(job)
+    pretend(job, monkeypatch, 'echo {} > config.json')
+    finish(job, lambda done: None)
+    check_begun(job)
+    for other in (job._replace(flags=(*job.flags, '--config.evaluate.every=2')), job._replace(code={'my_method': '0123456789abcdef'})):
+        with pytest.raises(ValueError, match=r'was begun with other settings, or another version of your code; .*\n    bapo-train'):
+            check_begun(other)
 
 
 def test_a_run_that_fails_ends_the_comparison_with_what_it_said(job, monkeypatch):
@@ -140,8 +154,8 @@ def test_a_comparison_is_stopped_continued_and_reported(tmp_path, benchmark):
     assert started.returncode == stopping.STATUS and 'stopped; the same command continues' in said
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert '2 runs, 2 of them to train' in done.stdout
+    assert '2 runs of 2 steps, 2 of them to train' in done.stdout
     page = (tmp_path / 'runs' / 'compare' / 'compare.html').read_text()
     assert 'grpo' in page and 'bapo_tuned' in page
     again = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
-    assert '2 runs, 0 of them to train' in again.stdout
+    assert '2 runs of 2 steps, 0 of them to train' in again.stdout

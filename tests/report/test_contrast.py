@@ -66,7 +66,7 @@ def test_one_seed_or_one_difference_has_no_interval(tmp_path):
     )
     scores = {0: (0.5, 0.8), 1: (0.6, 0.8)}
     equal = contrast({'a': arm(tmp_path, 'a', scores), 'b': arm(tmp_path, 'b', {s: (m + 0.1, p) for s, (m, p) in scores.items()})})
-    assert equal.verdict[0].startswith('With the same difference in all two seeds, no interval can be computed for b and a')
+    assert equal.verdict[0].startswith('With the same difference in both seeds, no interval can be computed for b and a')
     assert equal.verdict[1].startswith('b and a do not differ significantly in pass@2 with two seeds (difference +0.0 points')
 
 
