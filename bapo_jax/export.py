@@ -45,8 +45,8 @@ def export(
     dtype: str | None = None,
     shard_bytes: int = hf.SHARD_BYTES,
     name: str = '',
-) -> tuple[int, str]:
-    """Writes `output` and returns (steps the policy was trained, dtype of the weights).
+) -> tuple[int | None, str]:
+    """Writes `output` and returns (steps the policy was trained, None if unknown, dtype of the weights).
 
     `checkpoint` is any policy (policies.py). config.json and tokenizer come from `base`, by default the model
     that the run started from, or the Hugging Face directory itself. `dtype` defaults to the one in the config
@@ -83,7 +83,7 @@ def export(
         partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return policy.step, dtype
+    return None if policy.kind == HUGGING_FACE else policy.step, dtype
 
 
 def _card(
@@ -138,8 +138,9 @@ def main(_) -> None:
         sys.exit(f'error: {e}')
     files = sorted(output.glob('*.safetensors'))
     size = sum(file.stat().st_size for file in files)
+    after = '' if step is None else f' after {step} steps'
     print(
-        f'wrote {output}: the policy after {step} steps, {dtype}, {size / 10**9:.3f} GB of weights in '
+        f'wrote {output}: the policy{after}, {dtype}, {size / 10**9:.3f} GB of weights in '
         f'{len(files)} file(s)'
     )
     if FLAGS.push:

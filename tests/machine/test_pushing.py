@@ -127,7 +127,8 @@ def command(tmp_path, monkeypatch, capsys):
 
 
 def test_the_command_exports_and_pushes(command, hub, tmp_path):
-    assert command(f'--push={NAME}').endswith(f'pushed to {hub.url}/{NAME}\n')
+    said = command(f'--push={NAME}')
+    assert said.endswith(f'pushed to {hub.url}/{NAME}\n') and ': the policy, float32, ' in said  # its steps are unknown
     there = hub.repos[NAME]['main']
     assert there == folder_files(tmp_path / 'out') | {'.gitattributes': b''}
     assert there['model.safetensors'] == (BASE / 'model.safetensors').read_bytes() and b'# me/mine' in there['README.md']
