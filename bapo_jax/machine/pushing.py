@@ -36,9 +36,9 @@ def check_push(name: str) -> None:
 def push(folder: Path, name: str, private: bool) -> str:
     """Uploads the files of `folder`, but not its evaluation/, to the model repository `name`.
 
-    Returns its address. A new repository is `private` or not. One that exists keeps its visibility, its history and its other
-    files, except safetensors weights. Raises OSError with a command that does the same later; `folder` stays
-    as it is.
+    Returns its address. A new repository is `private` or not. One that exists keeps its visibility, its
+    history and its other files, except safetensors weights. Raises OSError with a command that does the same
+    later; `folder` stays as it is.
     """
     with_deadlines()
     hub = huggingface_hub.HfApi()

@@ -82,7 +82,7 @@ def _lines_of_list(path: Path, data: bytes) -> list[bytes]:
 
 
 def flaw(error: Exception) -> str:
-    """Returns what is wrong with one line of JSON, for an error message: the decoder counts lines within it."""
+    """Returns what is wrong with one line of JSON, without the decoder's own count of lines."""
     found = isinstance(error, json.JSONDecodeError)
     return f'{error.msg}: character {error.pos + 1}' if found else short(error)
 
