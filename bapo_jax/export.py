@@ -19,6 +19,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags, logging
 from huggingface_hub import metadata_load
@@ -71,7 +72,8 @@ def export(
         raise ValueError(
             f'{base / "config.json"} states dtype {dtype!r}; set --dtype to one of {", ".join(hf.DTYPES)}'
         )
-    card = _card(policy, checkpoint, base, given, name or output.name, dtype, model.vision is not None)
+    name = name or output.name
+    card = _card(policy, checkpoint, base, given, name, dtype, model.vision is not None, tokenizer)
 
     partial = output.with_name(f'{output.name}.partial')
     shutil.rmtree(partial, ignore_errors=True)
@@ -88,7 +90,7 @@ def export(
 
 def _card(
     policy: StoredPolicy, checkpoint: Path, base: Path, given: Path | None, name: str, dtype: str,
-    sees_images: bool,
+    sees_images: bool, tokenizer: Any,
 ) -> bytes:  # fmt: skip
     """The contents of README.md; see `export`."""
     own = checkpoint / CARD
@@ -100,7 +102,7 @@ def _card(
     commit = commit_of(CHECKOUT, 12) or ''
     known = Exported(
         name, policy.step, dtype, sees_images, policy.run_config, scores, _license(base / CARD), commit,
-        given.absolute().name if given else '',
+        given.absolute().name if given else '', tokenizer,
     )  # fmt: skip
     return model_card(known).encode()
 

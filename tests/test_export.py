@@ -67,7 +67,7 @@ def test_torch_reads_the_export_with_our_logits_and_so_do_we_bit_for_bit(source,
     [use, _] = re.findall(r'^```python\n(.*?)^```', (tmp_path / 'out' / 'README.md').read_text(), re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(use, {})
-    assert capsys.readouterr().out.startswith('A question?')
+    assert capsys.readouterr().out.startswith('A conversation between User and Assistant.')  # as the run's task asks
 
 
 @pytest.mark.parametrize('limit', [1, 40_000, 10**9])
