@@ -98,7 +98,10 @@ def test_a_card_asks_as_the_run_did(task, template, truth, tmp_path):
     tokenizer = character_tokenizer(CHAT)
     e = exported(tmp_path, tokenizer=tokenizer)
     e.run_config['task'].update(name=task, template=template)
-    assert text_of(model_card(e), tokenizer) == get_task(task).prompt_text(truth, template, tokenizer)
+    card = model_card(e)
+    assert text_of(card, tokenizer) == get_task(task).prompt_text(truth, template, tokenizer)
+    # Not as a text that the reader could not change.
+    assert ('tokenizer.apply_chat_template(messages, ' in card) == (template not in ('text', 'compact'))
 
 
 def test_a_card_of_an_unknown_task_asks_in_the_chat_template_if_there_is_one(tmp_path):
