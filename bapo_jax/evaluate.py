@@ -85,6 +85,7 @@ class Loaded(NamedTuple):
     sight: Sight | None  # None without a vision tower
     commits: dict[str, str]  # the hub's commits that its run recorded
     step: int  # training steps the policy has had
+    title: str  # of its scores: the checkpoint, and after how many steps if that is known
     output: Path  # default directory of its evaluation
     start: Callable[[Path], Engine]
 
@@ -150,9 +151,11 @@ def load_for_evaluation(
         engine.load(params, policy.step)
         return engine
 
+    after = '' if policy.kind == HUGGING_FACE else f', after {policy.step} steps'
     return Loaded(
-        config, tokenizer, ends, sight, policy.commits, policy.step, default_output(checkpoint, policy), start
-    )
+        config, tokenizer, ends, sight, policy.commits, policy.step, f'{checkpoint}{after}',
+        default_output(checkpoint, policy), start,
+    )  # fmt: skip
 
 
 def default_output(checkpoint: Path, policy: StoredPolicy) -> Path:
@@ -230,7 +233,7 @@ def main(_) -> None:
             )
         except OSError as e:
             sys.exit(f'error: {e}')
-        print_scores(f'{checkpoint}, after {policy.step} steps, in %', summaries)
+        print_scores(f'{policy.title}, in %', summaries)
         print(f'samples: {output}/*.jsonl   summary: {output / "summary.json"}')
 
 

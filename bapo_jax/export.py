@@ -19,6 +19,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags, logging
 from huggingface_hub import metadata_load
@@ -45,8 +46,8 @@ def export(
     dtype: str | None = None,
     shard_bytes: int = hf.SHARD_BYTES,
     name: str = '',
-) -> tuple[int, str]:
-    """Writes `output` and returns (steps the policy was trained, dtype of the weights).
+) -> tuple[int | None, str]:
+    """Writes `output` and returns (steps the policy was trained, None if unknown, dtype of the weights).
 
     `checkpoint` is any policy (policies.py). config.json and tokenizer come from `base`, by default the model
     that the run started from, or the Hugging Face directory itself. `dtype` defaults to the one in the config
@@ -71,7 +72,8 @@ def export(
         raise ValueError(
             f'{base / "config.json"} states dtype {dtype!r}; set --dtype to one of {", ".join(hf.DTYPES)}'
         )
-    card = _card(policy, checkpoint, base, given, name or output.name, dtype, model.vision is not None)
+    name = name or output.name
+    card = _card(policy, checkpoint, base, given, name, dtype, model.vision is not None, tokenizer)
 
     partial = output.with_name(f'{output.name}.partial')
     shutil.rmtree(partial, ignore_errors=True)
@@ -83,12 +85,12 @@ def export(
         partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return policy.step, dtype
+    return None if policy.kind == HUGGING_FACE else policy.step, dtype
 
 
 def _card(
     policy: StoredPolicy, checkpoint: Path, base: Path, given: Path | None, name: str, dtype: str,
-    sees_images: bool,
+    sees_images: bool, tokenizer: Any,
 ) -> bytes:  # fmt: skip
     """The contents of README.md; see `export`."""
     own = checkpoint / CARD
@@ -100,7 +102,7 @@ def _card(
     commit = commit_of(CHECKOUT, 12) or ''
     known = Exported(
         name, policy.step, dtype, sees_images, policy.run_config, scores, _license(base / CARD), commit,
-        given.absolute().name if given else '',
+        given.absolute().name if given else '', tokenizer,
     )  # fmt: skip
     return model_card(known).encode()
 
@@ -138,8 +140,9 @@ def main(_) -> None:
         sys.exit(f'error: {e}')
     files = sorted(output.glob('*.safetensors'))
     size = sum(file.stat().st_size for file in files)
+    after = '' if step is None else f' after {step} steps'
     print(
-        f'wrote {output}: the policy after {step} steps, {dtype}, {size / 10**9:.3f} GB of weights in '
+        f'wrote {output}: the policy{after}, {dtype}, {size / 10**9:.3f} GB of weights in '
         f'{len(files)} file(s)'
     )
     if FLAGS.push:

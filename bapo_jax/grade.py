@@ -31,6 +31,7 @@ from bapo_jax.machine.help import CommandParser
 from bapo_jax.machine.output import ends_with_its_reader, guard_streams
 from bapo_jax.tasks import TASKS, get_task
 from bapo_jax.tasks.custom_reward import BadReward, Outcome, rewards_of
+from bapo_jax.tasks.jsonl import flaw
 from bapo_jax.tasks.verifier_pool import WorkersFailed
 
 ROWS_AT_ONCE = 512  # enough to keep the task's workers busy, but the first verdicts come soon
@@ -48,11 +49,11 @@ def parse_row(line: bytes, check: Callable[[GradedRow], None]) -> GradedRow:
     Raises ValueError, naming the field and what was expected, if the row is malformed.
     """
     try:
-        row = json.loads(line.decode('utf-8'))
+        row = json.loads(line.decode('utf-8').rstrip())
     except UnicodeDecodeError:
         raise ValueError('not UTF-8 text; save the file as UTF-8') from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f'expected a JSON object on one line ({error})') from None
+        raise ValueError(f'expected a JSON object on one line ({flaw(error)})') from None
     if not isinstance(row, dict):
         raise ValueError(f'expected an object with "response" and "ground_truth", got {type(row).__name__}')
     for field in ('response', 'ground_truth'):

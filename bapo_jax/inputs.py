@@ -79,6 +79,8 @@ def _read(written: ConfigDict, weights: bool, commits: dict[str, str]) -> Inputs
     check_questions(config, prompts, tokenizer)
     check_turn_end(config, prompts, tokenizer, ends)
     prompts = leave_out_long(prompts, config.rollout.max_prompt_tokens)
+    repeats.report_contradictions(prompts, config.task.train)
+    repeats.report_shared(prompts, benchmarks)
     if sight:
         grids = [grid for prompt in prompts for grid in sight.grids_of(prompt)]
         sight.row_windows = max((windows_of(grid, model.vision) for grid in grids), default=0)

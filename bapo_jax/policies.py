@@ -39,7 +39,7 @@ class StoredPolicy(NamedTuple):
     """
 
     kind: str  # RUN, PUBLISHED or HUGGING_FACE
-    step: int  # number of training steps
+    step: int  # number of training steps; 0 for a Hugging Face directory, which does not record them
     run_config: dict[str, Any] | None  # config.json of the run that trained it; None if there is none
     # Directory of its config.json and tokenizer, for a run perhaps a hub name; None if no run names it.
     base: Path | None

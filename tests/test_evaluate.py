@@ -111,7 +111,9 @@ def test_a_published_policy_of_another_model_is_refused_before_weights_are_read(
     config, model = quickstart(BASE / 'unused'), hf.read_config(BASE)
     policy = publish(tmp_path, 7, hf.load_params(BASE, model), model, 'float32')
     config.model.path = str(BASE)
-    assert load_for_evaluation(policy, config, None, None).step == 7
+    loaded = load_for_evaluation(policy, config, None, None)
+    assert (loaded.step, loaded.title) == (7, f'{policy}, after 7 steps')
+    assert load_for_evaluation(BASE, config, None, None).title == str(BASE)  # nobody knows its steps
     other = shutil.copytree(BASE, tmp_path / 'other')
     fields = json.loads((other / 'config.json').read_text())
     (other / 'config.json').write_text(json.dumps({**fields, 'num_hidden_layers': 2}))

@@ -178,6 +178,21 @@ def test_equal_questions_and_the_two_ways_to_write_a_letter_are_fine(asked):
     assert len({p.tokens.tobytes() for p in prompts}) == 7 and len(prompts) == 8  # of a question and its answer one is kept
 
 
+def test_held_out_questions_that_are_trained_on_and_contradictory_answers_are_noted(asked, tmp_path, caplog):
+    config = asked('one?', 'two?', *'345678')
+    with open(config.task.train, 'a') as rows:
+        rows.write(json.dumps({'question': 'two?', 'answer': '6'}) + '\n')
+    held_out, apart = tmp_path / 'held_out.jsonl', tmp_path / 'apart.jsonl'
+    held_out.write_text(''.join(json.dumps({'question': q, 'answer': '7'}) + '\n' for q in ('new?', 'two?', 'one?')))
+    apart.write_text(json.dumps({'question': 'new?', 'answer': '7'}) + '\n')
+    config.evaluate.benchmarks = (str(held_out), str(apart))
+    assert len(read_inputs(config).prompts) == 9
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{config.task.train}: questions that are asked again with another answer, and all trained on: 1; the first is 'two?', with '5' and '6'",
+        f'{held_out}: training also asks 2 of its 3 questions; the first is question 2. Its scores are not those of held-out questions',
+    ]
+
+
 def test_questions_that_the_tokenizer_does_not_tell_apart(asked):
     with pytest.raises(ValueError, match=r"model/tokenizer\.json: the tokens of the question zoo\?0 decode to oo\?0; .*another model"):
         read_inputs(without(asked(*(f'zoo?{i}' for i in range(9))), 'z'))

@@ -14,6 +14,7 @@ from bapo_jax.machine.hub import with_deadlines
 _NAME = re.compile(r'\w[\w.-]*/\w[\w.-]*', re.ASCII)
 # What an earlier push left and this one does not replace: loaders would read its weights as well.
 _REPLACED = ('*.safetensors', '*.safetensors.index.json')
+_KEPT_HERE = 'evaluation/*'  # bapo-evaluate writes held-out questions and their answers there
 
 
 def check_push(name: str) -> None:
@@ -33,11 +34,11 @@ def check_push(name: str) -> None:
 
 
 def push(folder: Path, name: str, private: bool) -> str:
-    """Uploads the files of `folder` to the model repository `name`, and returns its address.
+    """Uploads the files of `folder`, but not its evaluation/, to the model repository `name`.
 
-    A new repository is `private` or not. One that exists keeps its visibility, its history and its other
-    files, except safetensors weights. Raises OSError with a command that does the same later; `folder` stays
-    as it is.
+    Returns its address. A new repository is `private` or not. One that exists keeps its visibility, its
+    history and its other files, except safetensors weights. Raises OSError with a command that does the same
+    later; `folder` stays as it is.
     """
     with_deadlines()
     hub = huggingface_hub.HfApi()
@@ -48,12 +49,14 @@ def push(folder: Path, name: str, private: bool) -> str:
             folder_path=folder,
             commit_message='Upload a policy exported by bapo_jax',
             delete_patterns=list(_REPLACED),
+            ignore_patterns=_KEPT_HERE,
         )
     except Exception as error:  # the client's errors have no common base class
         cause = error.__cause__ if isinstance(error.__cause__, errors.HfHubHTTPError) else error
         status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else 0
         deleted = [word for pattern in _REPLACED for word in ('--delete', pattern)]
-        again = shlex.join(['hf', 'upload', name, str(folder), '.', *deleted, *['--private'] * private])
+        words = 'hf', 'upload', name, str(folder), '.', '--exclude', _KEPT_HERE, *deleted
+        again = shlex.join([*words, *['--private'] * private])
         said = f'--push={name!r}: the export in {folder} is complete, but'
         if status == 401:
             raise PermissionError(

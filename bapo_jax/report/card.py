@@ -21,7 +21,16 @@ from bapo_jax.config.field import AMEND, HELD
 from bapo_jax.methods import METHODS
 from bapo_jax.run.directory import settings_of
 from bapo_jax.run.log.tables import problems, with_interval
+from bapo_jax.tasks import get_task
+from bapo_jax.tasks.turns import as_chat
 
+_QUESTION = 'A question?'
+_EXAMPLES = {  # a question of each task without images, for the lines that show how to ask the policy
+    'questions': {'question': _QUESTION, 'answer': ''},
+    'math': {'problem': _QUESTION, 'answers': ['']},
+    'countdown': {'numbers': [25, 4, 2], 'target': 54},
+    'arithmetic': {'a': 12, 'b': 34, 'sign': '+'},
+}
 _PATHS = ('model.path', 'task.train', 'evaluate.benchmarks')  # fields with a hub name or a local path
 
 
@@ -37,10 +46,14 @@ class Exported(NamedTuple):
     license: Mapping[str, str]  # license, license_name and license_link of the base, if it states them
     commit: str  # of this package; '' if unknown
     base: str = ''  # the directory with its config and tokenizer, if another one was given
+    tokenizer: Any = None  # None: without a chat template
 
 
 def model_card(e: Exported) -> str:
-    """The text of README.md. Raises ValueError if a section of the run's config is damaged."""
+    """The text of README.md.
+
+    Raises ValueError if a section of the run's config is damaged or the tokenizer lacks what its task needs.
+    """
     commits = (e.run_config or {}).get('hub', {})
     if not isinstance((e.run_config or {}).get('environment', {}), Mapping):
         raise ValueError('environment of config.json is not a section; restore that file')
@@ -63,11 +76,36 @@ def model_card(e: Exported) -> str:
         front=front.to_yaml(),
         e=e,
         quoted=repr(e.name),
+        prompt='' if e.sees_images else _prompt_code(e, config),
         served=shlex.quote(e.name),
         version=__version__,
         facts=_facts(e, config, commits) if config else [],
         scores=_score_rows(e.scores),
         settings=pprint.pformat(_settings(config, commits), width=100, sort_dicts=False) if config else '',
+    )
+
+
+def _prompt_code(e: Exported, c: Any) -> str:
+    """Python that sets `text` to a prompt, from `tokenizer`: as the run's task asks, if it is in _EXAMPLES.
+
+    Otherwise by the chat template if there is one, as bapo-sample asks.
+    """
+    chats = bool(getattr(e.tokenizer, 'chat_template', None))
+    task = get_task(c.task.name) if c and c.task.name in _EXAMPLES else None
+    if task and c.task.template in task.TEMPLATES:
+        of_task = task, _EXAMPLES[c.task.name], c.task.template, e.tokenizer
+        called, text = (as_chat(*of_task) if chats else None), task.prompt_text(*of_task[1:])
+    else:
+        keywords = {'add_generation_prompt': True, 'tokenize': False}
+        called = ([{'role': 'user', 'content': _QUESTION}], keywords, '') if chats else None
+        text = _QUESTION
+    if called is None:
+        return f'text = {pprint.pformat(text, width=90)}'
+    messages, keywords, after = called
+    given = ', '.join(['messages', *(f'{name}={value!r}' for name, value in keywords.items())])
+    return (
+        f'messages = {pprint.pformat(messages, width=90, sort_dicts=False)}\n'
+        f'text = tokenizer.apply_chat_template({given})' + (f' + {after!r}' if after else '')
     )
 
 

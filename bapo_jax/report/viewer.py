@@ -21,6 +21,7 @@ import zstandard
 
 from bapo_jax.machine.files import write_text
 from bapo_jax.run.log.responses import rollout_lines
+from bapo_jax.tasks.jsonl import flaw
 
 LIMIT_MB = 256  # total size of the chunks; newer steps are written first
 CHUNK_BYTES = 400_000  # a browser parses this much in a few milliseconds
@@ -162,7 +163,7 @@ def readable_rows(file: Path, notes: list[str]) -> Iterator[tuple[int, dict[str,
                 row = json.loads(line, parse_constant=lambda constant: None)
                 check_row(row)
             except (ValueError, RecursionError) as e:
-                damaged.append((number, str(e)[:100]))
+                damaged.append((number, flaw(e)))
             else:
                 yield number, row
     except (zstandard.ZstdError, EOFError, OSError) as e:

@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from bapo_jax.groups import Group, Prompt, Verdict
 from bapo_jax.machine.files import write_text
 from bapo_jax.scores import Question
+from bapo_jax.tasks.jsonl import flaw
 
 
 def sample_files(output: Path, benchmarks: Sequence[str]) -> dict[str, Path]:
@@ -121,7 +122,7 @@ def done_before(file: Path, questions: int, samples: int, chunk: int) -> list[Qu
         try:
             row = json.loads(line)
         except ValueError as e:
-            raise ValueError(f'{file}, line {i + 1}: not valid JSON ({e}); remove the file') from None
+            raise ValueError(f'{file}, line {i + 1}: not valid JSON ({flaw(e)}); remove the file') from None
         if i >= questions * samples or (row['question'], row['sample']) != divmod(i, samples):
             place = f'question {row["question"]}, sample {row["sample"]}'
             raise ValueError(f'{file}, line {i + 1}: {place} is out of place; remove the file')

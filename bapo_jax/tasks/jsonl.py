@@ -26,14 +26,14 @@ def jsonl_rows(path: Path, wanted: str) -> Iterator[tuple[str, dict]]:
             continue
         where = f'{path}, row {number}'
         try:
-            row = json.loads(line.decode('utf-8'))
+            row = json.loads(line.decode('utf-8').rstrip())
             if b'\\u' in line:
                 json.dumps(row, ensure_ascii=False).encode()  # "\\ud800" is valid JSON, but not a character
         except UnicodeError:
             raise ValueError(f'{where}: not UTF-8 text; save the file as UTF-8') from None
         except (ValueError, RecursionError) as error:
             raise ValueError(
-                f'{where}: not a line of JSON ({short(error)}); correct the line, or write the file again'
+                f'{where}: not a line of JSON ({flaw(error)}); correct the line, or write the file again'
             ) from None
         if not isinstance(row, dict):
             raise ValueError(f'{where}: expected an object with {wanted}, got {shown(row)}')
@@ -79,6 +79,12 @@ def _lines_of_list(path: Path, data: bytes) -> list[bytes]:
         raise ValueError(
             f'{path}: not a JSON list ({short(error)}); correct it, or write the file again'
         ) from None
+
+
+def flaw(error: Exception) -> str:
+    """Returns what is wrong with one line of JSON, without the decoder's own count of lines."""
+    found = isinstance(error, json.JSONDecodeError)
+    return f'{error.msg}: character {error.pos + 1}' if found else short(error)
 
 
 def short(text: object) -> str:

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from absl import logging
+
+from bapo_jax.groups import Prompt
+from bapo_jax.tasks.jsonl import shown
 
 # The fields that identify a problem, if the ground truth has the first two.
 _PARTS = (('problem', 'answers', 'before', 'images'), ('question', 'answer', 'images'))
@@ -26,14 +29,17 @@ def key(ground_truth: Any) -> bytes:
     columns of the row such as its index. In any other ground truth everything counts.
     """
     parts = ground_truth
-    names = next(
-        (names for names in _PARTS if isinstance(parts, dict) and set(names[:2]) <= parts.keys()), ()
-    )
-    if names:
+    if names := _names(parts):
         parts = {name: parts[name] for name in names if name in parts}
         if 'images' in parts:
             parts['images'] = [image['sha256'] for image in parts['images']]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
+
+
+def _names(ground_truth: Any) -> tuple[str, ...]:
+    """The fields that identify this problem; () if it has no question and answers."""
+    fields = ground_truth if isinstance(ground_truth, dict) else {}
+    return next((names for names in _PARTS if set(names[:2]) <= fields.keys()), ())
 
 
 def numbered(ground_truths: Sequence[Any]) -> list[int]:
@@ -67,3 +73,38 @@ def report_repeats(ground_truths: Sequence[Any], benchmark: str) -> None:
             len(ground_truths),
             problems,
         )
+
+
+def report_shared(prompts: Sequence[Prompt], benchmarks: Mapping[str, Sequence[Prompt]]) -> None:
+    """Warns of each benchmark that asks some of the training `prompts`, whatever their answers."""
+    trained = {_asked(prompt) for prompt in prompts}
+    for name, held_out in benchmarks.items():
+        shared = [number for number, prompt in enumerate(held_out, start=1) if _asked(prompt) in trained]
+        if shared:
+            logging.warning(
+                '%s: training also asks %s of its %s questions; the first is question %s. Its scores are not '
+                'those of held-out questions',
+                name, f'{len(shared):,}', f'{len(held_out):,}', f'{shared[0]:,}',
+            )  # fmt: skip
+
+
+def report_contradictions(prompts: Sequence[Prompt], source: str) -> None:
+    """Warns if training `prompts` ask the same and accept other answers, where the answers are a field."""
+    first: dict[Any, Any] = {}
+    found = []
+    for prompt in prompts:
+        if names := _names(prompt.ground_truth):
+            question, answer = (prompt.ground_truth[name] for name in names[:2])
+            if (before := first.setdefault(_asked(prompt), answer)) != answer:
+                found.append((question, before, answer))
+    if found:
+        logging.warning(
+            '%s: questions that are asked again with another answer, and all trained on: %s; the first is '
+            '%s, with %s and %s',
+            source, f'{len(found):,}', *map(shown, found[0]),
+        )  # fmt: skip
+
+
+def _asked(prompt: Prompt) -> tuple:
+    """What the policy reads: equal for equal prompts."""
+    return prompt.tokens.tobytes(), *(image['sha256'] for image in prompt.images)

@@ -52,6 +52,25 @@ def asks_in_chat(task: Any, ground_truth: Any, template: str, tokenizer: Any) ->
     return texts[0] != texts[1]
 
 
+def as_chat(
+    task: Any, ground_truth: Any, template: str, tokenizer: Any
+) -> tuple[list[dict[str, str]], dict[str, Any], str] | None:
+    """How a task renders a question by the chat template: messages, keywords, and the text that follows.
+
+    None if it does not use the chat template. Raises ValueError as the task does.
+    """
+    calls: list[tuple[list[dict[str, str]], dict[str, Any]]] = []
+    spy = copy.copy(tokenizer)
+    spy.apply_chat_template = lambda messages, **keywords: calls.append((messages, keywords)) or ''
+    task.prompt_text(ground_truth, template, spy)
+    prompts = [call for call in calls if call[1].get('add_generation_prompt')]  # the others are probes
+    if not prompts:
+        return None
+    [(messages, keywords)] = prompts
+    text = task.prompt_text(ground_truth, template, tokenizer)
+    return messages, keywords, text.removeprefix(tokenizer.apply_chat_template(messages, **keywords))
+
+
 @functools.lru_cache(maxsize=4)
 def _markers(tokenizer: Any) -> re.Pattern | None:
     """Matches special tokens, and other added tokens around messages: R1's <｜User｜> is not special."""

@@ -45,6 +45,15 @@ def test_all_files_arrive_in_a_new_repository(private, by_lfs, hub, folder, monk
     assert bool(hub.objects) == by_lfs
 
 
+def test_an_evaluation_in_the_folder_is_not_published(hub, folder):
+    """It has every held-out question and its answer."""
+    exported = folder_files(folder)
+    (folder / 'evaluation').mkdir()
+    (folder / 'evaluation' / 'held_out.jsonl').write_text('{"question": 0}\n')
+    push(folder, NAME, True)
+    assert hub.repos[NAME]['main'] == exported | {'.gitattributes': b''}
+
+
 def test_a_second_push_leaves_no_weights_of_the_first_and_no_other_visibility(hub, folder):
     """Loaders would read the weights of both."""
     hub.repos[NAME] = {'main': {'model-00001-of-00002.safetensors': b'1', 'model-00002-of-00002.safetensors': b'2', 'model.safetensors.index.json': b'{}', 'figure.png': b'3'}}
@@ -65,8 +74,8 @@ def test_what_the_hub_refuses_is_said_with_the_command_for_later(status, code, k
     hub.refuses[NAME] = (status, code)
     with pytest.raises(kind, match=rf"^--push='{NAME}': the export in {re.escape(str(folder))} is complete, but .*{words}.* `hf upload") as said:
         push(folder, NAME, True)
-    # The same as a push: no weights of an earlier one are left.
-    assert f"`hf upload {NAME} {folder} . --delete '*.safetensors' --delete '*.safetensors.index.json' --private`" in str(said.value)
+    # The same as a push: no weights of an earlier one are left, and no held-out question is published.
+    assert f"`hf upload {NAME} {folder} . --exclude 'evaluation/*' --delete '*.safetensors' --delete '*.safetensors.index.json' --private`" in str(said.value)
     assert 'hf_never_shown' not in str(said.value) and '\n' not in str(said.value)
 
 
@@ -118,7 +127,8 @@ def command(tmp_path, monkeypatch, capsys):
 
 
 def test_the_command_exports_and_pushes(command, hub, tmp_path):
-    assert command(f'--push={NAME}').endswith(f'pushed to {hub.url}/{NAME}\n')
+    said = command(f'--push={NAME}')
+    assert said.endswith(f'pushed to {hub.url}/{NAME}\n') and ': the policy, float32, ' in said  # its steps are unknown
     there = hub.repos[NAME]['main']
     assert there == folder_files(tmp_path / 'out') | {'.gitattributes': b''}
     assert there['model.safetensors'] == (BASE / 'model.safetensors').read_bytes() and b'# me/mine' in there['README.md']

@@ -8,7 +8,9 @@ from small_run import small_config
 
 from bapo_jax.config import fields_that, resolve, value
 from bapo_jax.config.field import AMEND, HELD
+from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.report.card import Exported, model_card
+from bapo_jax.tasks import get_task
 
 COMMITS = {'Qwen/Tiny@v1': 'a' * 40, 'datasets/owner/cd': 'b' * 40}
 
@@ -67,6 +69,46 @@ def test_a_card_names_no_folder_of_the_machine(tmp_path):
     card = model_card(e)
     assert '| base model | base |' in card and '| training data | questions.jsonl,' in card and 'few.jsonl' in card
     assert str(tmp_path) not in card and 'base_model' not in card and 'datasets:' not in card
+
+
+CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>{% if enable_thinking is false %}</think>{% endif %}"
+
+
+def text_of(card, tokenizer):
+    """The prompt that the card's own lines make."""
+    use = re.search(r'^```python\n(.*?)^```', card, re.MULTILINE | re.DOTALL)[1]
+    [lines] = re.findall(r'^((?:messages|text) = .*)^prompt = ', use, re.MULTILINE | re.DOTALL)
+    names = {'tokenizer': tokenizer}
+    exec(lines, names)
+    return names['text']
+
+
+@pytest.mark.parametrize(('task', 'template', 'truth'), [
+    ('questions', 'chat', {'question': 'A question?'}),
+    ('questions', 'no_thinking', {'question': 'A question?'}),
+    ('questions', 'text', {'question': 'A question?'}),
+    ('math', 'qwen2.5_math', {'problem': 'A question?', 'answers': ['1']}),
+    ('math', 'qwen3_no_thinking', {'problem': 'A question?', 'answers': ['1']}),
+    ('math', 'r1', {'problem': 'A question?', 'answers': ['1']}),
+    ('countdown', 'examples', {'numbers': [25, 4, 2], 'target': 54}),
+    ('countdown', 'compact', {'numbers': [25, 4, 2], 'target': 54}),
+    ('arithmetic', 'chat', {'a': 12, 'b': 34, 'sign': '+'}),
+])  # fmt: skip
+def test_a_card_asks_as_the_run_did(task, template, truth, tmp_path):
+    tokenizer = character_tokenizer(CHAT)
+    e = exported(tmp_path, tokenizer=tokenizer)
+    e.run_config['task'].update(name=task, template=template)
+    card = model_card(e)
+    assert text_of(card, tokenizer) == get_task(task).prompt_text(truth, template, tokenizer)
+    # Not as a text that the reader could not change.
+    assert ('tokenizer.apply_chat_template(messages, ' in card) == (template not in ('text', 'compact'))
+
+
+def test_a_card_of_an_unknown_task_asks_in_the_chat_template_if_there_is_one(tmp_path):
+    for e in (exported(tmp_path), exported(tmp_path, run_config=None)):
+        (e.run_config or {}).get('task', {}).update(name='my_tasks.chess', template='x')
+        assert text_of(model_card(e._replace(tokenizer=(chats := character_tokenizer(CHAT)))), chats) == '<user>A question?<assistant>'
+        assert text_of(model_card(e), None) == 'A question?'
 
 
 def test_scores_stand_side_by_side_with_their_intervals(tmp_path):

@@ -23,7 +23,7 @@ def test_rows_come_with_their_place_and_blank_lines_count_but_are_no_rows(tmp_pa
 @pytest.mark.parametrize(
     ('line', 'message'),
     [
-        (b'{"a": ', r'a\.jsonl, row 2: not a line of JSON .*correct the line'),
+        (b'{"a": ', r'a\.jsonl, row 2: not a line of JSON \(Expecting value: character 6\); correct the line'),
         (b'[' * 100_000, r'a\.jsonl, row 2: not a line of JSON'),
         (b'{"a": "\xe9"}', r'a\.jsonl, row 2: not UTF-8 text; save the file as UTF-8'),
         (b'[1]', r'a\.jsonl, row 2: expected an object with numbers and target, got \[1\]'),
