@@ -143,7 +143,7 @@ def main(_) -> None:
     after = '' if step is None else f' after {step} steps'
     print(
         f'wrote {output}: the policy{after}, {dtype}, {size / 10**9:.3f} GB of weights in '
-        f'{len(files)} file(s)'
+        f'{len(files)} file{"s" * (len(files) != 1)}'
     )
     if FLAGS.push:
         try:

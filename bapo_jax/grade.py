@@ -163,7 +163,7 @@ def main() -> int:
     if trouble:
         print(trouble, file=sys.stderr)
     tally = ', '.join(f'{counts[v]} {v.name.lower()}' for v in Verdict)
-    print(f'graded {counts.total()} rows: {tally}', file=sys.stderr)
+    print(f'graded {(n := counts.total())} row{"s" * (n != 1)}: {tally}', file=sys.stderr)
     return 2 if trouble else 0
 
 
