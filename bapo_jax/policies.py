@@ -79,12 +79,17 @@ def base_of(
 
     `path` is the model.path that the run `of` recorded, on the machine that trained it; None if unknown. A
     hub name is fetched at the run's `commits`, with `weights` if the caller needs them. Raises
-    FileNotFoundError, naming --base, if there is no such directory here.
+    FileNotFoundError, naming --base, if there is no such directory here or --base has no config.json.
     """
     if given is not None:
         if not given.is_dir():
             raise FileNotFoundError(
                 f'--base={str(given)!r} is not a directory; give the Hugging Face directory that the run '
+                'started from, or a copy of it'
+            )
+        if not (given / 'config.json').is_file():
+            raise FileNotFoundError(
+                f'--base={str(given)!r} has no config.json; give the Hugging Face directory that the run '
                 'started from, or a copy of it'
             )
         return given
@@ -156,7 +161,7 @@ def _published(directory: Path) -> StoredPolicy:
         if differing:
             raise ValueError(
                 f'{directory} is of another model than its base: {", ".join(differing)}; '
-                'restore the model in model.path'
+                'restore the model in model.path, or give it by --base'
             )
         absent = [t.name for t in hf.layout(model) if t.name not in {m.name for m in manifest.tensors}]
         if absent:

@@ -28,6 +28,7 @@ def stored(directory: Path, method: str, damaged: bool = False) -> Path:
     """A run directory of `method` after step 2, whose weights are one number."""
     config = resolve(small_config(method, Path('cd4')))
     character_tokenizer('a template').save_pretrained(directory / 'base')
+    (directory / 'base' / 'config.json').write_text('{}')
     config.model.path = str(directory / 'base')
     rng = np.random.default_rng(0)
     replay = make_replay(config, 100, lambda step: True, None)

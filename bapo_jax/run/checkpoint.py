@@ -159,7 +159,8 @@ class Checkpoints:
             if saved.get(name) != wanted.get(name):
                 raise ValueError(
                     f'{directory} is of another model: {name} has shape {saved.get(name)} there and '
-                    f'{wanted.get(name)} in model.path; restore the files of model.path'
+                    f'{wanted.get(name)} in its base, which is model.path or --base; give the model that the '
+                    'run started from'
                 )
         like = {'params': params_like}
         only_params = ocp.args.PyTreeRestore(
