@@ -88,6 +88,11 @@ def records_finish(starts: Sequence[Mapping[str, Any]], step: int) -> bool:
     return isinstance(end, dict) and (end.get('outcome'), end.get('step')) == (FINISHED, step)
 
 
+def crashed(starts: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the newest start, if any, has recorded no end. Nobody may be training the run."""
+    return bool(starts) and not part_of(starts[-1], 'end')
+
+
 def record_end(workdir: Path, settings: Mapping[str, Any], step: int, finished: bool) -> None:
     """Writes into config.json that the newest start ended in order after `step`.
 
