@@ -22,7 +22,7 @@ from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.hf import architecture
 from bapo_jax.models.sharding import parameter_sharding
-from bapo_jax.run.checkpoint import Checkpoints
+from bapo_jax.run.checkpoint import Checkpoints, none_complete
 from bapo_jax.run.directory import commits_in, fingerprint_tokenizer, part_of, read_run_config
 from bapo_jax.weights.manifest import MANIFEST, WEIGHTS, check_bytes, read_manifest, read_tensors
 
@@ -125,9 +125,7 @@ def _of_run(run: Path) -> StoredPolicy:
     checkpoints = Checkpoints(run / 'checkpoints', keep=None)
     step = checkpoints.latest_step()
     if step is None:
-        raise FileNotFoundError(
-            f'{run / "checkpoints"} holds no complete checkpoint; train until checkpoint.every steps are done'
-        )
+        raise none_complete(run / 'checkpoints')
 
     def params(model: ModelConfig, mesh: Mesh) -> hf.Params:
         _, shapes = hf.abstract_params(model)

@@ -97,7 +97,7 @@ def test_an_error_is_one_line_with_the_remedy(tmp_path, capsys):
     assert none.value.code.startswith('error: ') and '\n' not in none.value.code and str(tmp_path) in none.value.code and '--workdir' in none.value.code
     run = stored(tmp_path, 'bapo')
     os.rename(run / 'checkpoints', run / 'elsewhere')
-    with pytest.raises(SystemExit, match='no complete checkpoint; train until'):
+    with pytest.raises(SystemExit, match=r'no complete checkpoint; train until step 2 \(checkpoint\.every\)'):
         buffers.run([str(run)])
     assert not (run / 'checkpoints').exists()
 
