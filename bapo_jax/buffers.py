@@ -25,7 +25,7 @@ from rich.table import Table
 from bapo_jax.config import with_later_fields
 from bapo_jax.machine import terminal
 from bapo_jax.machine.help import CommandParser
-from bapo_jax.machine.output import ends_with_its_reader
+from bapo_jax.machine.output import ends_with_its_reader, is_of_output
 from bapo_jax.models.tokenizer import load_tokenizer
 from bapo_jax.own.method import is_own
 from bapo_jax.policies import BASE_HELP, base_of, check_base
@@ -55,10 +55,10 @@ def run(argv: Sequence[str] | None = None) -> None:
         try:
             show_run(arguments.run, arguments.show, terminal.console(), arguments.base)
         except (ValueError, OSError) as e:
-            if isinstance(e, BrokenPipeError):
+            if isinstance(e, OSError) and is_of_output(e):
                 raise
             said = ' '.join(str(e).split())
-            sys.exit(said if str(arguments.run) in said else f'{arguments.run}: {said}')
+            sys.exit(f'error: {said}' if str(arguments.run) in said else f'error: {arguments.run}: {said}')
 
 
 def show_run(run: Path, show: int, console: Console, base: Path | None = None) -> None:
@@ -88,12 +88,12 @@ def show_run(run: Path, show: int, console: Console, base: Path | None = None) -
     replay.restore(arrays)
     rows = [row for row in read_metrics(run) if 0 < row['step'] <= step]
     console.print(f'{run}: replay buffer after step {step}', soft_wrap=True)
-    if repo:
-        for table in repo_tables(replay, c['repo']['per_prompt'], step):
+    tables = repo_tables(replay, c['repo']['per_prompt'], step) if repo else bapo_tables(replay, step, rows)
+    for table in tables:
+        if table.row_count:
             console.print(table)
+    if repo:
         return
-    for table in bapo_tables(replay, step, rows):
-        console.print(table)
     if not c['use_x3']:
         console.print('replay.use_x3 is off: the high part is filled but never replayed')
     if not c['use_x2']:

@@ -22,7 +22,7 @@ from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.hf import architecture
 from bapo_jax.models.sharding import parameter_sharding
-from bapo_jax.run.checkpoint import Checkpoints
+from bapo_jax.run.checkpoint import Checkpoints, none_complete
 from bapo_jax.run.directory import commits_in, fingerprint_tokenizer, part_of, read_run_config
 from bapo_jax.weights.manifest import MANIFEST, WEIGHTS, check_bytes, read_manifest, read_tensors
 
@@ -79,12 +79,17 @@ def base_of(
 
     `path` is the model.path that the run `of` recorded, on the machine that trained it; None if unknown. A
     hub name is fetched at the run's `commits`, with `weights` if the caller needs them. Raises
-    FileNotFoundError, naming --base, if there is no such directory here.
+    FileNotFoundError, naming --base, if there is no such directory here or --base has no config.json.
     """
     if given is not None:
         if not given.is_dir():
             raise FileNotFoundError(
                 f'--base={str(given)!r} is not a directory; give the Hugging Face directory that the run '
+                'started from, or a copy of it'
+            )
+        if not (given / 'config.json').is_file():
+            raise FileNotFoundError(
+                f'--base={str(given)!r} has no config.json; give the Hugging Face directory that the run '
                 'started from, or a copy of it'
             )
         return given
@@ -120,9 +125,7 @@ def _of_run(run: Path) -> StoredPolicy:
     checkpoints = Checkpoints(run / 'checkpoints', keep=None)
     step = checkpoints.latest_step()
     if step is None:
-        raise FileNotFoundError(
-            f'{run / "checkpoints"} holds no complete checkpoint; train until checkpoint.every steps are done'
-        )
+        raise none_complete(run / 'checkpoints')
 
     def params(model: ModelConfig, mesh: Mesh) -> hf.Params:
         _, shapes = hf.abstract_params(model)
@@ -156,7 +159,7 @@ def _published(directory: Path) -> StoredPolicy:
         if differing:
             raise ValueError(
                 f'{directory} is of another model than its base: {", ".join(differing)}; '
-                'restore the model in model.path'
+                'restore the model in model.path, or give it by --base'
             )
         absent = [t.name for t in hf.layout(model) if t.name not in {m.name for m in manifest.tensors}]
         if absent:

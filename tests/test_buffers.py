@@ -24,16 +24,19 @@ from bapo_jax.run.state import RunState
 RIGHT, WRONG = Verdict.CORRECT, Verdict.WRONG
 
 
-def stored(directory: Path, method: str, damaged: bool = False) -> Path:
+VERDICTS = ([WRONG] * 4, [RIGHT, WRONG, WRONG, WRONG], [RIGHT, RIGHT, WRONG, WRONG])
+
+
+def stored(directory: Path, method: str, verdicts=VERDICTS) -> Path:
     """A run directory of `method` after step 2, whose weights are one number."""
     config = resolve(small_config(method, Path('cd4')))
     character_tokenizer('a template').save_pretrained(directory / 'base')
+    (directory / 'base' / 'config.json').write_text('{}')
     config.model.path = str(directory / 'base')
     rng = np.random.default_rng(0)
     replay = make_replay(config, 100, lambda step: True, None)
     checkpoints = Checkpoints(directory / 'run' / 'checkpoints', keep=None)
     for step in (1, 2):
-        verdicts = ([WRONG] * 4, [RIGHT, WRONG, WRONG, WRONG], [RIGHT, RIGHT, WRONG, WRONG])
         fresh = [judged_group(10 * step + i, v, rng) for i, v in enumerate(verdicts)]
         replay.add(step, fresh, make_batch(fresh[1:], ['x1'] * 2))
         if step == 1 and method == 'bapo':
@@ -83,13 +86,18 @@ def test_repo_has_a_table_of_its_own_and_grpo_keeps_no_buffer(tmp_path):
     assert 'has no replay buffer' in shown(stored(tmp_path / 'b', 'grpo'))
 
 
+def test_a_table_without_rows_is_not_shown(tmp_path):
+    text = shown(stored(tmp_path, 'bapo', [[WRONG] * 4] * 3))
+    assert 'Contents' in text and 'Accuracy of the high part' not in text
+
+
 def test_an_error_is_one_line_with_the_remedy(tmp_path, capsys):
     with pytest.raises(SystemExit) as none:
         buffers.run([str(tmp_path)])
-    assert '\n' not in none.value.code and str(tmp_path) in none.value.code and '--workdir' in none.value.code
+    assert none.value.code.startswith('error: ') and '\n' not in none.value.code and str(tmp_path) in none.value.code and '--workdir' in none.value.code
     run = stored(tmp_path, 'bapo')
     os.rename(run / 'checkpoints', run / 'elsewhere')
-    with pytest.raises(SystemExit, match='no complete checkpoint; train until'):
+    with pytest.raises(SystemExit, match=r'no complete checkpoint; train until step 2 \(checkpoint\.every\)'):
         buffers.run([str(run)])
     assert not (run / 'checkpoints').exists()
 

@@ -261,6 +261,7 @@ def without_tensor(run, tmp_path):
         (lambda run, tmp: {'checkpoint': policy_copy(run, tmp)}, FileNotFoundError, 'config.json is missing.*--base'),
         (lambda run, tmp: {'checkpoint': run, 'base': tmp / 'nowhere'}, FileNotFoundError, '--base=.*nowhere.* is not a directory; give'),
         (lambda run, tmp: {'checkpoint': run, 'dtype': 'float16'}, ValueError, "'float16'.*--dtype.*bfloat16"),
+        (lambda run, tmp: {'checkpoint': run, 'base': tmp}, FileNotFoundError, '--base=.* has no config.json; give'),
         (damaged, ValueError, r'model\.norm\.weight/0 cannot be read'),
         (without_tensor, ValueError, r'manifest.json has no tensor lm_head\.weight'),
     ],
@@ -274,7 +275,7 @@ def test_what_cannot_be_exported_is_refused_by_name(spoil, error, message, one, 
 @pytest.mark.parametrize(
     'source, fields, message',
     [
-        ('.', {'hidden_size': 16}, r'another model: embedding\.embedding has shape \(300, 32\) there and \(300, 16\)'),
+        ('.', {'hidden_size': 16}, r'another model: embedding\.embedding has shape \(300, 32\) there and \(300, 16\) in its base, .*--base'),
         ('.', {'tie_word_embeddings': True}, r'another model: head\.kernel has shape \(32, 300\) there and None'),
         ('.', {'model_type': 'qwen2'}, r'another model: layers\.k\.bias has shape None there and \(2, 32\)'),
         ('policy/000007', {'model_type': 'qwen2'}, "model_type 'qwen3' .the base has 'qwen2'"),

@@ -58,6 +58,8 @@ def test_a_finished_run_that_is_started_again_stays_as_it_is(whole, benchmark, t
     del ended['starts'][0]['end']
     path.write_text(json.dumps(ended))
     run(small_config('bapo_tuned', benchmark, steps=2), workdir)
+    [row] = [json.loads(line) for line in (workdir / 'events.jsonl').read_text().splitlines()]
+    assert (row['event'], row['step']) == ('continued after a crash', 2)
     first, second = read_run_config(path)['starts']
     assert 'end' not in first and (second['step'], second['end']['step'], second['end']['outcome']) == (2, 2, 'finished')
 

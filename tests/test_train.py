@@ -165,10 +165,11 @@ def test_a_killed_run_loses_only_what_no_checkpoint_holds(tmp_path, bapo_run, be
     assert outcome_of(read_story(tmp_path / 'run')).startswith('running, after step ')
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert re.fullmatch(r'crashed after step \d of 6; the same command continues after step \d', outcome_of(read_story(tmp_path / 'run')))
+    assert re.fullmatch(r'crashed after step \d of 6, or copied while it ran; the same command continues after step \d', outcome_of(read_story(tmp_path / 'run')))
     run(bapo_config(benchmark), tmp_path / 'run')
     assert metrics(tmp_path / 'run') == metrics(workdir)
-    assert outcome_of(read_story(tmp_path / 'run')) == 'finished, 6 steps'
+    told = read_story(tmp_path / 'run')
+    assert outcome_of(told) == 'finished, 6 steps' and told.events == {'continued after a crash': 1}
 
 
 @pytest.mark.slow

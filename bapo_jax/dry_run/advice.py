@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from bapo_jax.cluster.devices import POOL, pool_share
 from bapo_jax.dry_run.memory import matrix_sizes
-from bapo_jax.dry_run.targets import GB, Card
+from bapo_jax.dry_run.targets import GB, Card, Target
 from bapo_jax.learner.packing import rows_of_a_group
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
@@ -145,17 +145,37 @@ def tokens_of_a_step(config: ConfigDict) -> int:
     return config.learner.batch_groups * r.group_size * (r.max_prompt_tokens + r.max_response_tokens)
 
 
-def as_table(found: Sequence[Setting], config: ConfigDict, best: Setting | None = None) -> Iterator[str]:
-    """Yields the fastest settings as lines; `best` is marked if it is given."""
+def own_setting(config: ConfigDict, model: ModelConfig, target: Target, size: int) -> Setting:
+    """The setting of the config itself on the target, where it takes `size` bytes per device."""
+    mesh, l = target.mesh, config.learner
+    sizes = (mesh.shape[axis] for axis in ('data', 'fsdp', 'tensor'))
+    own = Setting(*sizes, l.micro_batch_rows, l.remat, size, 0.0)
+    seconds = step_seconds(own.applied(config), model, target.card, mesh.size // target.hosts)
+    return own._replace(seconds=seconds)
+
+
+def as_table(
+    found: Sequence[Setting], config: ConfigDict, best: Setting | None = None, own: Setting | None = None
+) -> Iterator[str]:
+    """Yields the fastest settings as lines.
+
+    `best`, marked with *, is compiled if it is given, and so is `own`, the setting of the config, marked with
+    =. Other sizes are estimated.
+    """
+
+    def row(mark: str, s: Setting, size: str) -> str:
+        sizes, rate = f'{s.data} × {s.fsdp} × {s.tensor}', tokens_of_a_step(config) / s.seconds
+        return f'{mark} {sizes:<26} {s.rows:<17} {s.remat:<25} {size:>7} {s.seconds:9.3g} {rate:9,.0f}'
+
     yield (
         f'  {"mesh.data × fsdp × tensor":<26} {"micro_batch_rows":<17} {"remat":<25} {"GB":>7} {"s/step":>9} '
         f'{"tokens/s":>9}'
     )
+    if own:
+        yield row('=', own, f'{"" if best else "~"}{own.bytes / GB:.1f}')
     for s in found[:_SHOWN]:
-        sizes, rate = f'{s.data} × {s.fsdp} × {s.tensor}', tokens_of_a_step(config) / s.seconds
         is_best = best is not None and s[:5] == best[:5]
-        mark, size = ('*', f'{best.bytes / GB:.1f}') if is_best else (' ', f'~{s.bytes / GB:.1f}')
-        yield f'{mark} {sizes:<26} {s.rows:<17} {s.remat:<25} {size:>7} {s.seconds:9.3g} {rate:9,.0f}'
+        yield row('*', s, f'{best.bytes / GB:.1f}') if is_best else row(' ', s, f'~{s.bytes / GB:.1f}')
 
 
 def what_helps(

@@ -36,7 +36,7 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
-from bapo_jax.dry_run.advice import SHARE, Setting, as_table, settings, what_helps
+from bapo_jax.dry_run.advice import SHARE, Setting, as_table, own_setting, settings, what_helps
 from bapo_jax.dry_run.memory import gpu_memory, state_bytes
 from bapo_jax.dry_run.targets import GB, Target, find_target, for_absent_devices
 from bapo_jax.inputs import read_inputs
@@ -44,6 +44,7 @@ from bapo_jax.learner.build import check_engine, choose_kernel
 from bapo_jax.learner.learner import Learner
 from bapo_jax.learner.objective import REFERENCE, objective_of
 from bapo_jax.learner.packing import most_groups
+from bapo_jax.machine import terminal
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.kernels import described
@@ -107,13 +108,14 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
         check_gpus(gpus_of_servers(c), c.rollout.server.memory)
     mesh, sequences = result.target.mesh, c.learner.batch_groups * c.rollout.group_size
     longest = c.rollout.max_prompt_tokens + c.rollout.max_response_tokens
+    say = functools.partial(terminal.console().print, highlight=False)
     print(
         f'model      {read.model.model_type}, {read.model.num_layers} layers, {result.parameters:,} '
         'parameters'
     )
     first = read.prompts[0]
     print(f'data       {len(read.prompts):,} prompts, {read.steps} steps')
-    print(f'prompt     the first has {len(first.tokens)} tokens: {_cut(read.tokenizer.decode(first.tokens))}')
+    say(f'prompt     the first has {len(first.tokens)} tokens: {_cut(read.tokenizer.decode(first.tokens))}')
     print(
         f'step       up to {sequences:,} sequences = {sequences * longest:,} tokens, in micro-batches of '
         f'{c.learner.micro_batch_rows} rows of {c.learner.row_tokens:,} tokens'
@@ -123,9 +125,10 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
     if result.target.servers:
         print(f'servers    {result.target.servers}')
     if result.compile_s is None:
-        print(
+        say(
             'compile    skipped; activations are estimated (docs/reference/memory.md). To compile for a '
-            'card by name (4xH100), run `make gpu-compiler` and set PYTHONPATH=.gpu-compiler'
+            'card by name (4xH100), run `make gpu-compiler` in a checkout of bapo_jax, and set '
+            'PYTHONPATH=.gpu-compiler there'
         )
     else:
         print(f'compile    {result.compile_s:.1f} s')
@@ -152,7 +155,9 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
             'gathered once per mini-batch'
         )
     if result.target.platform == 'gpu' and result.target.device_bytes:
-        print(*advice_of(result, c, read.model, topology, grids), sep='\n')
+        for line in advice_of(result, c, read.model, topology, grids):
+            # A terminal wraps sentences; the rows of a table stay as they are.
+            say(line, soft_wrap=line.startswith((' ', '*', '=')))
     return result
 
 
@@ -184,12 +189,14 @@ def advice_of(
     target = result.target
     found, best = chosen(target, config, model, topology, grids) if target.card else ([], None)
     if best:
-        how = 'estimated' if result.compile_s is None else 'compiled'
+        compiled = result.compile_s is not None
+        marks = '* is compiled, ~ is estimated' if compiled else 'memory is estimated (~)'
         yield (
-            f'settings that fit, fastest first; * is {how}, ~ is estimated. Seconds are modelled, for '
+            f'settings that fit, fastest first; = is the config, {marks}. Seconds are modelled, for '
             f'responses of full length and matrix products at {SHARE:.0%} of the peak'
         )
-        yield from as_table(found, config, best)
+        own = own_setting(config, model, target, result.total) if result.fits else None
+        yield from as_table(found, config, best if compiled else None, own)
     elif found:
         yield (
             f'the {TRIED} fastest settings that fit by the formula did not compile. Other settings, with '

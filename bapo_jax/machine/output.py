@@ -18,6 +18,8 @@ import threading
 import time
 from collections.abc import Iterator
 
+from bapo_jax.machine.files import is_of_disk
+
 LEAST = 4096  # bytes that a pipe accepts atomically
 MOST_KEPT = 1 << 20  # bytes buffered for a slow reader; further output is lost
 LINGER_S = 2.0  # most seconds that the process waits for such a reader at its end
@@ -122,7 +124,7 @@ def hand_over() -> None:
 def ends_with_its_reader() -> Iterator[None]:
     """Inside, if the reader of standard output closes it (`| head`), the process ends silently with status 1.
 
-    If the disk is full, the process ends with a message.
+    If its disk is full, the process ends with a message.
     """
     open_streams()
     try:
@@ -134,7 +136,12 @@ def ends_with_its_reader() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # takes what Python flushes at its end
         if isinstance(e, BrokenPipeError):
             sys.exit(1)
-        sys.exit(f'error: {e}')
+        sys.exit(f'error: {"standard output: " if is_of_output(e) else ""}{e}')
+
+
+def is_of_output(error: OSError) -> bool:
+    """Whether a stream's reader ended, or its disk is full. An error of a file names the file."""
+    return isinstance(error, BrokenPipeError) or is_of_disk(error) and error.filename is None
 
 
 def _never_blocks(descriptor: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bapo_jax.machine import terminal
 from bapo_jax.report.run_png import draw_run
 from bapo_jax.report.waiting import who_waits
 from bapo_jax.run.log.measures import one_sided
@@ -37,4 +38,4 @@ def print_results(workdir: Path, step: int) -> None:
         figure = f'not drawn ({e}); make room, then run the same command'
     print(f'figure: {figure}   metrics: {workdir / "metrics.jsonl"}')
     for advice in filter(None, (one_sided(read_metrics(workdir)), who_waits(workdir))):
-        print(advice)
+        terminal.console().print(advice, highlight=False)

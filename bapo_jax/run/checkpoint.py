@@ -25,6 +25,7 @@ from jax.experimental import multihost_utils
 from bapo_jax.learner.update import TrainState
 from bapo_jax.machine.ending import CONTINUES, Ending
 from bapo_jax.run.checksums import checksum_of_text, checksums
+from bapo_jax.run.directory import part_of, read_run_config
 from bapo_jax.run.state import RunState
 
 # Other hosts pass this in place of the replay: Orbax expects an item from each host, and writes the first's.
@@ -145,9 +146,7 @@ class Checkpoints:
         step = self._manager.latest_step()
         if step is None:
             directory = self._manager.directory
-            raise FileNotFoundError(
-                f'{directory} holds no complete checkpoint; train until checkpoint.every steps are done'
-            )
+            raise none_complete(directory)
         # A partial restore would ignore tensors that the model lacks, and leave those untouched that the
         # checkpoint lacks.
         directory = self._manager.directory / str(step) / 'policy'
@@ -159,7 +158,8 @@ class Checkpoints:
             if saved.get(name) != wanted.get(name):
                 raise ValueError(
                     f'{directory} is of another model: {name} has shape {saved.get(name)} there and '
-                    f'{wanted.get(name)} in model.path; restore the files of model.path'
+                    f'{wanted.get(name)} in its base, which is model.path or --base; give the model that the '
+                    'run started from'
                 )
         like = {'params': params_like}
         only_params = ocp.args.PyTreeRestore(
@@ -267,9 +267,16 @@ def read_replay(directory: Path) -> tuple[int, dict[str, np.ndarray]]:
             return step, checkpoints.restore_replay(step)
         except DamagedCheckpoint as e:
             damaged = damaged or e
-    raise damaged or FileNotFoundError(
-        f'{directory} holds no complete checkpoint; train until checkpoint.every steps are done'
-    )
+    raise damaged or none_complete(directory)
+
+
+def none_complete(directory: Path) -> FileNotFoundError:
+    """The error for a directory without a complete checkpoint; it names the step of the first one."""
+    file = directory.parent / 'config.json'
+    config = read_run_config(file) if file.is_file() else {}
+    every = part_of(config, 'checkpoint').get('every')
+    first = f'step {every} (checkpoint.every)' if every else 'checkpoint.every steps'
+    return FileNotFoundError(f'{directory} holds no complete checkpoint; train until {first}')
 
 
 def _arrays(run: RunState) -> dict[str, Any]:

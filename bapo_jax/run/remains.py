@@ -24,7 +24,7 @@ def say_none_yet(checkpoints: Path) -> None:
     """Writes the note that no checkpoint is complete yet."""
     checkpoints.mkdir(parents=True, exist_ok=True)
     (checkpoints / NONE_YET).write_text(
-        'This run has no complete checkpoint yet. The same command starts it again.\n', 'utf-8'
+        'This run has no complete checkpoint yet. The same command starts it over.\n', 'utf-8'
     )
 
 

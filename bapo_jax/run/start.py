@@ -29,7 +29,7 @@ from bapo_jax.run.ledger import open_ledger
 from bapo_jax.run.log.sinks import check_sinks
 from bapo_jax.run.opening import Opened, open_run
 from bapo_jax.run.run import Run
-from bapo_jax.run.starts import record_end, records_finish, with_start
+from bapo_jax.run.starts import crashed, record_end, records_finish, with_start
 
 
 def claim_directory(read: Inputs, workdir: Path, amend: bool) -> Claimed:
@@ -76,6 +76,12 @@ def start_or_continue(
         diagnostics.restore(replayed)
         rollouts.restore(selector)
         print(f'continuing {workdir} after step {state.step}')
+        if not finished and crashed(settings['starts']):
+            message = (
+                f'{workdir} continues after step {state.step}; its last start recorded no end: it '
+                'crashed, or was copied while it ran'
+            )
+            events.report('continued after a crash', message, step=state.step)
         if claimed.changed and not finished:
             changes = changes_in_words(claimed.changed)
             message = f'{workdir} continues after step {state.step} with changed settings: {changes}'

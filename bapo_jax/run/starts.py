@@ -1,7 +1,7 @@
 """Records each start of a run in its config.json: the command, the code, the hardware, and how it ended.
 
-A start that ends in order gets an `end`. A crash can write nothing, so a start without an end has crashed, or
-is still running.
+A start that ends in order gets an `end`. A crash can write nothing, so a start without an end has crashed, is
+still running, or was copied while it ran.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def outcome(
     if end:
         return RunOutcome(STOPPED, f'stopped after step {end.get("step")}{of}')
     if start:
-        return RunOutcome(CRASHED, f'crashed {done}{", or still running" if held is None else ""}')
+        otherwise = 'still running' if held is None else 'copied while it ran'
+        return RunOutcome(CRASHED, f'crashed {done}, or {otherwise}')
     if starts is not None:
         return RunOutcome(NOT_BEGUN, 'not begun: its start failed')
     if 0 < steps <= step:
@@ -85,6 +86,11 @@ def records_finish(starts: Sequence[Mapping[str, Any]], step: int) -> bool:
     """Whether the newest start, if any, has recorded that the run finished after `step`."""
     end = starts[-1].get('end') if starts else None
     return isinstance(end, dict) and (end.get('outcome'), end.get('step')) == (FINISHED, step)
+
+
+def crashed(starts: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the newest start, if any, has recorded no end. Nobody may be training the run."""
+    return bool(starts) and not part_of(starts[-1], 'end')
 
 
 def record_end(workdir: Path, settings: Mapping[str, Any], step: int, finished: bool) -> None:

@@ -16,7 +16,7 @@ from bapo_jax.show.story import Sampled, Story
 
 Labelled = tuple[str, str]  # label and text; a line that continues the one above has no label
 
-_COMMAND, _TEXT = 150, 100  # most characters shown of a command, and of a prompt or response
+_TEXT = 100  # most characters shown of a prompt or response
 _SCORES = 6  # most lines of scores
 
 
@@ -37,7 +37,7 @@ def outcome_of(story: Story) -> str:
         return f'{ended.words}; the same command continues'
     if ended.kind == CRASHED:
         saved = story.checkpoint
-        again = 'starts again' if saved is None else f'continues after step {saved}'
+        again = 'starts over' if saved is None else f'continues after step {saved}'
         return f'{ended.words}; the same command {again}'
     return ended.words
 
@@ -86,7 +86,7 @@ def _when(story: Story) -> Iterator[Labelled]:
         'with',
         f'bapo_jax {newest.get("version")}{code}, jax {newest.get("jax")}, Python {newest.get("python")}',
     )
-    yield 'command', excerpt(str(newest.get('command')), _COMMAND)
+    yield 'command', str(newest.get('command'))
 
 
 def _scores(scores: Mapping[int, Mapping[str, dict]]) -> Iterator[Labelled]:

@@ -170,6 +170,10 @@ def test_the_table_has_six_settings_and_the_best_ones_measured_size():
     assert [line[0] for line in lines] == [' ', '*', ' ', ' ', ' ', ' ']
     assert '1 × 8 × 1 ' in lines[0] and re.search(r' ~1\.0 +1 ', lines[0]) and re.search(r'full +1\.5 +1 ', lines[1])
     assert lines[2].endswith(f'{tokens_of_a_step(c) / 2:,.0f}') and 'tokens/s' in header
+    own = Setting(8, 1, 1, 8, 'full', 3 * GB, 9.0)
+    assert re.match(r'= 8 × 1 × 1 .* 3\.0 ', list(as_table(found, c, best, own))[1])
+    only_estimated = list(as_table(found, c, own=own))
+    assert re.match('= 8 × 1 × 1 .* ~3\\.0 ', only_estimated[1]) and '*' not in ''.join(only_estimated)
 
 
 def test_of_the_settings_that_fit_the_fastest_comes_first_and_says_what_it_takes():

@@ -128,7 +128,7 @@ def test_a_closed_standard_output_is_not_the_next_file_that_is_opened(tmp_path):
 
 def test_a_filter_ends_with_its_reader_and_says_where_a_disk_is_full():
     code = 'from bapo_jax.machine.output import ends_with_its_reader\nwith ends_with_its_reader(): print("a verdict")'
-    for end, said in ((dead(), b''), (os.open('/dev/full', os.O_WRONLY), b'error: [Errno 28] No space left on device\n')):
+    for end, said in ((dead(), b''), (os.open('/dev/full', os.O_WRONLY), b'error: standard output: [Errno 28] No space left on device\n')):
         done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, stdout=end, stderr=subprocess.PIPE, timeout=60)
         os.close(end)
         assert (done.returncode, done.stderr) == (1, said)

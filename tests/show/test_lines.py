@@ -67,17 +67,17 @@ NEW = {'step': 0, 'rows': 0, 'checkpoint': None, 'first': [], 'last': [], 'secon
     ({'held': True, **NEW, 'starts': [start()]}, 'running, before the first step of 60'),
     ({'held': True, 'step': 40, 'starts': [start(**end(40, 'stopped'))]}, 'running, after step 40 of 60'),  # it is being built
     ({'step': 40, 'starts': [start(**end(40, 'stopped'))]}, 'stopped after step 40 of 60; the same command continues'),
-    ({'step': 37, 'checkpoint': 20, 'starts': [start()]}, 'crashed after step 37 of 60; the same command continues after step 20'),
-    ({'step': 7, 'checkpoint': None, 'starts': [start()]}, 'crashed after step 7 of 60; the same command starts again'),
-    ({**NEW, 'starts': [start()]}, 'crashed before the first step of 60; the same command starts again'),
+    ({'step': 37, 'checkpoint': 20, 'starts': [start()]}, 'crashed after step 37 of 60, or copied while it ran; the same command continues after step 20'),
+    ({'step': 7, 'checkpoint': None, 'starts': [start()]}, 'crashed after step 7 of 60, or copied while it ran; the same command starts over'),
+    ({**NEW, 'starts': [start()]}, 'crashed before the first step of 60, or copied while it ran; the same command starts over'),
     ({'step': 50, 'checkpoint': 40, 'starts': [start(**end(40, 'stopped')), start(40)]},
-     'crashed after step 50 of 60; the same command continues after step 40'),
+     'crashed after step 50 of 60, or copied while it ran; the same command continues after step 40'),
     ({**NEW, 'starts': []}, 'not begun: its start failed'),
     ({'starts': None}, 'finished, 60 steps'),
     ({'starts': None, 'step': 37}, 'ended after step 37 of 60; its version did not record how'),
     ({'starts': None, 'config': {}}, 'ended after step 60; its version did not record how'),
     ({'starts': None, 'held': True, 'step': 37}, 'running, after step 37 of 60'),
-    ({'starts': [start(steps='many', end=3)]}, 'crashed after step 60 of 60; the same command continues after step 60'),
+    ({'starts': [start(steps='many', end=3)]}, 'crashed after step 60 of 60, or copied while it ran; the same command continues after step 60'),
 ])  # fmt: skip
 def test_the_outcome_is_told_by_what_a_run_leaves_and_by_its_lock(changes, told):
     assert outcome_of(story(**changes)) == told
@@ -93,6 +93,8 @@ def test_what_was_trained_and_with_what():
     assert text(dirty, 'with') == ['bapo_jax 0.1.0 (bbbbbbbbbbbb, with changes), jax 0.10.2, Python 3.12.1']
     assert text(story(starts=[start(commit=None)]), 'with') == ['bapo_jax 0.1.0, jax 0.10.2, Python 3.12.1']
     assert text(story(), 'command') == ['bapo-train --config=quickstart --workdir=runs/x']
+    long = 'bapo-train ' + '--config.x=y ' * 99  # whole: it is to be typed again
+    assert text(story(starts=[start(command=long)]), 'command') == [long]
 
 
 def test_when_and_where_it_began_continued_and_ended():
@@ -155,7 +157,7 @@ def test_a_right_and_a_wrong_response_are_shown_and_no_more_are_read():
 def test_the_story_is_one_screen_of_80_columns_and_data_cannot_steer_the_terminal(capsys):
     long = [Sampled(60, verdict, 'question ' * 99, '\x1b[31m[bold]answer ' * 99) for verdict in ('correct', 'wrong')]
     told = story(
-        run='runs/' + 'deep/' * 9, starts=[start(), start(40, command='bapo-train ' + '--config.x=y ' * 99)], responses=long,
+        run='runs/' + 'deep/' * 9, starts=[start(), start(40, command='bapo-train ' + '--config.x=y ' * 9)], responses=long,
         events=Counter({'server lost': 2, 'server restarted': 3}),
     )  # fmt: skip
     terminal.console(width=80).print(table_of(lines_of(told)))

@@ -60,7 +60,7 @@ def test_a_run_tells_what_its_files_say_and_nothing_is_written(tmp_path):
     assert {step: of['cd4']['mean'] for step, of in told.scores.items()} == {0: 0.1, 4: 0.5}
     assert told.events == {'server lost': 2} and told.notes == []
     assert [(r.step, r.verdict, r.response) for r in told.responses] == [(2, 'correct', '5+3'), (4, 'wrong', '3*5')]
-    assert outcome_of(told) == 'crashed after step 4 of 4; the same command continues after step 2'
+    assert outcome_of(told) == 'crashed after step 4 of 4, or copied while it ran; the same command continues after step 2'
     assert files(run) == before
 
 
@@ -81,7 +81,7 @@ def test_an_old_run_and_one_that_has_only_begun_are_told(tmp_path):
     (tmp_path / 'new').mkdir()
     (tmp_path / 'new' / 'config.json').write_text(json.dumps(SETTINGS | {'starts': [START]}))
     new = read_story(tmp_path / 'new')
-    assert outcome_of(new) == 'crashed before the first step of 4; the same command starts again' and new.written is None
+    assert outcome_of(new) == 'crashed before the first step of 4, or copied while it ran; the same command starts over' and new.written is None
     with (tmp_path / 'new' / 'metrics.jsonl').open('w') as f:
         f.write('{"step": 0, "ti')  # killed while it wrote its first row
     assert read_story(tmp_path / 'new').rows == 0

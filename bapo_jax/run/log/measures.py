@@ -49,8 +49,8 @@ def one_sided(rows: Sequence[dict[str, Any]]) -> str:
         return ''
     return (
         f'no response of the run was {missing[0]}, so no group was mixed, and there was little or nothing to '
-        'learn from. Look at the responses and their verdicts with bapo_jax.report; then try other '
-        'questions, longer responses or another model'
+        'learn from. Look at the responses and their verdicts in the report; then try other questions, '
+        'longer responses or another model'
     )
 
 

@@ -46,9 +46,7 @@ def print_table(title: str, columns: dict[str, dict[str, dict]]) -> None:
     """
     if not any(columns.values()):
         return
-    table = Table(
-        '', *columns, title=title, caption='in brackets: 95 % confidence intervals over similar problems'
-    )
+    table = Table('', *columns, title=title, caption='in brackets: 95 % confidence intervals over problems')
     first = next(iter(columns.values()))
     for name, s in first.items():
         for measure in ('mean', 'pass', 'maj'):
