@@ -93,10 +93,14 @@ MADE_ELSEWHERE = {
     "f'{name}={value(c, name)!r} {row.check.wrong}'",
     "f'{setting}: {e}'", "f'{file}: {e}'", "f'{type(e).__name__}: {reason}'",
     "'\\n'.join((f'host {i}: {text}' for i, text in enumerate(said) if text))",
-    "said if str(arguments.run) in said else f'{arguments.run}: {said}'", "f'error: {e}'", "f'error: {error}'",
+    "f'error: {\"standard output: \" if is_of_output(e) else \"\"}{e}'",
+    "f'error: {said}' if str(arguments.run) in said else f'error: {arguments.run}: {said}'", "f'error: {e}'", "f'error: {error}'",
     "f'error: {e}{e.remedy}'", "f'{said}: {error}'", "f'{_place(error, file)}: {_on_one_line(error)}'",
 }  # fmt: skip
-RAISED_AGAIN = {'result', 'Stopped', 'next(iter(damaged.values()))', '_in_use(path, holder)', '_in_use(path, before)'}
+RAISED_AGAIN = {
+    'result', 'Stopped', 'next(iter(damaged.values()))', '_in_use(path, holder)', '_in_use(path, before)',
+    'none_complete(directory)', "none_complete(run / 'checkpoints')", 'damaged or none_complete(directory)',
+}  # fmt: skip
 EXIT_STATUS = {'1', 'main()', 'STATUS', 'stopping.STATUS', '0 if dry_run(c, FLAGS.topology).fits is not False else 1',
                'process.returncode if process.returncode >= 0 else 128 - process.returncode'}  # fmt: skip
 LEAST = 12  # letters that a row quotes where it quotes less than half of a message: a shorter one would stand for anything

@@ -281,6 +281,10 @@ def _explained(wrong: Exception, fields: Iterable[str]) -> ValueError:
         e = wrong.__context__
         return ValueError(str(e))
     if _MISSING not in said:
-        about = f' {flag.removeprefix("config.")}' if flag.startswith('config.') else ''
-        return ValueError(f'{said}; give another value (`{name} --help{about}`)')
+        page = f'`{name} --help`'
+        if flag.startswith('config.'):
+            page = f'`bapo-train --help {flag.removeprefix("config.")}`'
+        if '; give ' in said:
+            return ValueError(f'{said}; see {page}')
+        return ValueError(f'{said}; give another value ({page})')
     return ValueError(f'--{flag} is missing; see `{name} --help`')

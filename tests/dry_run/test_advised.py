@@ -34,6 +34,8 @@ def by_the_formula(monkeypatch):
 def said(benchmark, capsys, monkeypatch):
     """A function of a topology, present devices and fields of the quickstart's config: the lines of its dry run on GPUs."""
 
+    monkeypatch.delenv('COLUMNS', raising=False)  # else sentences are wrapped
+
     def run(topology, devices=(), **changes):
         monkeypatch.setattr(targets, 'present', lambda platform='': list(devices))
         c = small_config('bapo_tuned', benchmark, learner__micro_batch_rows=8, **changes)

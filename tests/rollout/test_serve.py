@@ -242,7 +242,7 @@ def test_what_is_not_said_is_left_to_vllm(served, monkeypatch):
 @pytest.mark.parametrize(
     'flags, message',
     [
-        ((f'--model={BASE}', '--memory=1.5'), "flag --memory=1.5: vLLM does not accept it; give a fraction of the GPU's memory, from 0 to 1\n"),
+        ((f'--model={BASE}', '--memory=1.5'), "error: --memory=1.5: vLLM does not accept it; give a fraction of the GPU's memory, from 0 to 1; see `"),
         ((f'--model={BASE}', '--host=0.0.0.0'), f'error: --host=0.0.0.0 is not a loopback address.*set {TOKEN_VARIABLE}'),
         ((f'--model={BASE}', '--host=example.org'), 'not a loopback address'),
         ((f'--model={BASE}', '--python=/nowhere/python'), 'error: --python=/nowhere/python is not an executable file; run `bapo-vllm-env DIR`'),

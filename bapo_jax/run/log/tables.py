@@ -66,7 +66,8 @@ def print_scores(title: str, summaries: dict[str, dict]) -> None:
     samples = columns[0]['samples']
     table.add_row('problems', *(problems(s).removesuffix(' problems') for s in columns))
     table.add_row(f'mean@{samples}', *(percent(s['mean']) for s in columns))
-    table.add_row('95 % interval', *(' to '.join(map(percent, s['interval'] or (None, None))) for s in columns))
+    ends = (map(percent, s['interval'] or (None, None)) for s in columns)
+    table.add_row('95 % interval', *map(' to '.join, ends))
     for k in columns[0]['pass_at_k']:
         table.add_row(f'pass@{k}', *(percent(s['pass_at_k'][k]) for s in columns))
     if 'maj' in columns[0]:
