@@ -53,7 +53,6 @@ def main(arguments: Sequence[str]) -> None:
         jobs = jobs_of(arms_of(args.config, args.set, shared), args.seeds, args.steps, args.workdir)
         for job in jobs:
             check_begun(job)
-        args.workdir.mkdir(parents=True, exist_ok=True)
         with held(args.workdir):
             train_missing(jobs)
             runs = [job.workdir for job in jobs]
