@@ -159,7 +159,7 @@ def repo_tables(replay: Repo, per_prompt: int, step: int) -> list[Table]:
     groups = list(replay.history.values())
     held = replay.metrics(step)
     sizes = Counter(g.size for g in groups)
-    ages = [step - r.version for g in groups for r in g.responses]
+    ages = [step - version for g in groups for r in g.responses for version in r.versions[-1:].tolist()]
     return [
         _table(
             'Contents',

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,16 +29,15 @@ class Verdict(enum.IntEnum):
 
 
 class Author(enum.IntEnum):
-    """Who wrote a response's tokens, for methods that also train on other text, such as LUFFY's traces.
+    """Who wrote a span of a response. Checkpoints and buffers hold the numbers."""
 
-    The engines only sample POLICY responses. A method that uses other text sets the author of its responses;
-    checkpoints and buffers keep it. `Response.loss_mask`, not the author, selects the tokens to train on.
-    """
+    POLICY = 0  # a rollout policy of the run sampled the tokens
+    TRACE = 1  # another model or a solver wrote them, for the policy to imitate
+    PREFIX = 2  # they were given, and the policy continued them
+    PLACEHOLDER = 3  # the policy sampled the token that stands for image features: see `sampled`
 
-    POLICY = 0  # the behaviour policy sampled all tokens
-    TRACE = 1  # another model or a solver wrote all tokens
-    PREFIX = 2  # another model or a solver wrote the first tokens, and the behaviour policy continued
 
+NO_VERSION = -1  # of tokens that no policy of the run sampled
 
 # For each response of each group, an array with one number per token.
 ByGroup = list[list[np.ndarray]]
@@ -68,7 +66,6 @@ class Prompt:
     task: str
     tokens: np.ndarray  # int32 [prompt tokens]
     ground_truth: Any  # what the task's verifier needs; JSON-serialisable
-    given: np.ndarray | None = None  # int32 [tokens]: first tokens of a response for the policy to continue
 
     @property
     def images(self) -> Sequence[dict]:
@@ -77,32 +74,75 @@ class Prompt:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Response:
-    """Tokens as sampled, never re-tokenised. They include the stop token if the policy produced one."""
+class Span:
+    """Consecutive tokens of a response with one author, and one version if a policy sampled them."""
 
-    tokens: np.ndarray  # int32 [response tokens], at least one
-    logp: np.ndarray  # float32 [response tokens], behaviour policy's log-probs, of logits / temperature
-    finish: str  # 'stop' (with a stop token) or 'length' (cut at the token limit)
-    version: int  # the behaviour policy's version: the number of steps that had trained it
+    tokens: np.ndarray  # int32 [tokens], at least one
+    logp: np.ndarray | None  # float32 [tokens], behaviour log-probs, of logits / temperature; None: unknown
     author: Author = Author.POLICY
-    loss_mask: np.ndarray | None = None  # bool [response tokens]; None: all True. See `trained_on`
+    version: int = NO_VERSION  # of the policy that sampled them: the number of steps that had trained it
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Response:
+    """A row of spans. Tokens are as sampled, never re-tokenised, and include the stop token, if any."""
+
+    spans: tuple[Span, ...]
+    finish: str  # 'stop' (with a stop token) or 'length' (cut at the token limit)
     # policy name -> float32 [response tokens]: log-probs under policies that never change. Added when the
     # response is first scored (learner.py).
     scored: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
-    def trained_on(self) -> np.ndarray:
-        """bool [response tokens]: True for tokens in the loss, False for tokens that are only context.
+    def tokens(self) -> np.ndarray:
+        """int32 [response tokens]"""
+        return _joined([span.tokens for span in self.spans], np.int32)
 
-        `loss_mask` is for responses that the policy wrote only in part, such as the continuation of a given
-        prefix. The model reads masked tokens, but they have no advantage and no token weight.
-        """
-        return np.ones(len(self.tokens), bool) if self.loss_mask is None else self.loss_mask
+    @property
+    def logp(self) -> np.ndarray:
+        """float32 [response tokens]: behaviour log-probs; 0 where they are unknown."""
+        return _joined(
+            [np.zeros(len(s.tokens), np.float32) if s.logp is None else s.logp for s in self.spans],
+            np.float32,
+        )
+
+    @property
+    def trained_on(self) -> np.ndarray:
+        """bool [response tokens]: False for tokens that are only context, which the model only reads."""
+        return self._of_spans([s.author == Author.POLICY for s in self.spans], bool)
+
+    @property
+    def versions(self) -> np.ndarray:
+        """int64 [policy's tokens]: the version of the policy that sampled each of its tokens."""
+        own = [s for s in self.spans if s.author == Author.POLICY]
+        return np.repeat([s.version for s in own], [len(s.tokens) for s in own]).astype(np.int64)
 
     @property
     def nbytes(self) -> int:
         """Bytes of its token and log-prob arrays."""
-        return self.tokens.nbytes + self.logp.nbytes + sum(logp.nbytes for logp in self.scored.values())
+        arrays = [array for s in self.spans for array in (s.tokens, s.logp) if array is not None]
+        return sum(array.nbytes for array in [*arrays, *self.scored.values()])
+
+    def _of_spans(self, values: list, dtype: Any) -> np.ndarray:
+        return np.repeat(np.array(values, dtype), [len(s.tokens) for s in self.spans])
+
+
+class Begun(NamedTuple):
+    """A prompt, and the spans with which all responses of its group begin."""
+
+    prompt: Prompt
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def read(self) -> Prompt:
+        """What an engine reads: the prompt, with the tokens of the spans behind its own."""
+        tokens = _joined([self.prompt.tokens, *(span.tokens for span in self.spans)], np.int32)
+        return dataclasses.replace(self.prompt, tokens=tokens)
+
+    @property
+    def length(self) -> int:
+        """The number of response tokens that there are already."""
+        return sum(len(span.tokens) for span in self.spans)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -139,6 +179,15 @@ class Group:
     def infra_error(self) -> bool:
         return Verdict.INFRA_ERROR in self.verdicts or not self.responses
 
+    @property
+    def continued(self) -> bool:
+        """Whether the policy continued given tokens: easier than answering the prompt."""
+        return any(r.spans[0].author == Author.PREFIX for r in self.responses)
+
+    def older_than(self, version: int) -> bool:
+        """Whether a policy before `version` sampled any of its tokens."""
+        return any((r.versions < version).any() for r in self.responses)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Batch:
@@ -160,6 +209,23 @@ class Batch:
         return Batch(
             *(tuple(part[i] for i in indices) for part in (self.groups, self.origins, self.normalisation))
         )
+
+
+def sampled(
+    tokens: np.ndarray, logp: np.ndarray, finish: str, version: int, image_token: int | None = None
+) -> Response:
+    """A response that one policy sampled, int32 and float32 [response tokens].
+
+    A policy that reads images may sample `image_token`, the placeholder of image features. There is no image,
+    so the model reads an ordinary token. It is not trained on, so it has a span of another author.
+    """
+    other = tokens == image_token if image_token is not None else np.zeros(len(tokens), bool)
+    starts = [0, *(1 + np.flatnonzero(np.diff(other))), len(tokens)]
+    spans = [
+        Span(tokens[i:j], logp[i:j], Author.PLACEHOLDER if other[i] else Author.POLICY, version)
+        for i, j in zip(starts, starts[1:])
+    ]
+    return Response(tuple(spans), finish)
 
 
 def joined(old: Group, new: Group) -> Group:
@@ -207,94 +273,6 @@ def lanes_of(batch: Batch) -> tuple[str, ...]:
     return origins
 
 
-_SCORED = 'scored_'  # prefix of the arrays with `Response.scored`
-
-
-def groups_to_arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
-    """Flattens groups into a few numpy arrays for a checkpoint, without loss.
-
-    Every array has at least one element, since array stores may not support empty ones. 'count' is the number
-    of groups.
-    """
-    responses = [r for g in groups for r in g.responses]
-    scored = sorted({name for r in responses for name in r.scored})
-
-    def flat(arrays: Sequence[np.ndarray], dtype) -> np.ndarray:
-        return np.concatenate([*arrays, np.zeros(1, dtype)]).astype(dtype, copy=False)
-
-    def in_json(values: list) -> np.ndarray:
-        return np.frombuffer(json.dumps(values).encode(), np.uint8)
-
-    return {
-        'count': np.array([len(groups)], np.int64),
-        'prompt_id': flat([[g.prompt.id for g in groups]], np.int64),
-        'prompt_len': flat([[len(g.prompt.tokens) for g in groups]], np.int32),
-        'prompt_tokens': flat([g.prompt.tokens for g in groups], np.int32),
-        'task_and_truth': in_json([[g.prompt.task, g.prompt.ground_truth] for g in groups]),
-        'step': flat([[g.step for g in groups]], np.int64),
-        'size': flat([[g.size for g in groups]], np.int32),
-        'verdict': flat([[int(v) for g in groups for v in g.verdicts]], np.int8),
-        'reward': flat([g.rewards for g in groups], np.float32),
-        'answers': in_json([g.answers for g in groups]),
-        'response_len': flat([[len(r.tokens) for r in responses]], np.int32),
-        'tokens': flat([r.tokens for r in responses], np.int32),
-        'logp': flat([r.logp for r in responses], np.float32),
-        'stopped': flat([[r.finish == 'stop' for r in responses]], np.int8),
-        'version': flat([[r.version for r in responses]], np.int64),
-        'author': flat([[int(r.author) for r in responses]], np.int8),
-        'loss_mask': flat([r.trained_on for r in responses], np.int8),
-        # nan if a response was not scored
-        **{
-            _SCORED + name: flat(
-                [r.scored.get(name, np.full(len(r.tokens), math.nan)) for r in responses], np.float32
-            )
-            for name in scored
-        },
-    }
-
-
-def groups_from_arrays(arrays: Mapping[str, np.ndarray]) -> list[Group]:
-    """The inverse of `groups_to_arrays`. Answers are None if an earlier version saved the arrays."""
-    a = {name: np.asarray(value) for name, value in arrays.items()}
-    count = int(a['count'][0])
-    prompt_end, response_end = np.cumsum(a['prompt_len'][:-1]), np.cumsum(a['response_len'][:-1])
-    truths = json.loads(a['task_and_truth'].tobytes())
-    answers = (
-        json.loads(a['answers'].tobytes()) if 'answers' in a else [[None] * n for n in a['size'].tolist()]
-    )
-    scored = [name.removeprefix(_SCORED) for name in a if name.startswith(_SCORED)]
-    groups, first = [], 0
-    for i in range(count):
-        task, truth = truths[i]
-        prompt_tokens = a['prompt_tokens'][prompt_end[i] - a['prompt_len'][i] : prompt_end[i]]
-        rows = range(first, first + int(a['size'][i]))
-        first = rows.stop
-        responses = tuple(
-            Response(
-                tokens=a['tokens'][response_end[j] - a['response_len'][j] : response_end[j]],
-                logp=a['logp'][response_end[j] - a['response_len'][j] : response_end[j]],
-                finish='stop' if a['stopped'][j] else 'length',
-                version=int(a['version'][j]),
-                author=Author(int(a['author'][j])),
-                loss_mask=_none_if_all(
-                    a['loss_mask'][response_end[j] - a['response_len'][j] : response_end[j]]
-                ),
-                scored={
-                    name: logp
-                    for name in scored
-                    if not np.isnan(
-                        logp := a[_SCORED + name][response_end[j] - a['response_len'][j] : response_end[j]]
-                    ).any()
-                },
-            )
-            for j in rows
-        )
-        verdicts = tuple(Verdict(int(a['verdict'][j])) for j in rows)
-        prompt = Prompt(int(a['prompt_id'][i]), task, prompt_tokens, truth)
-        rewards, step = a['reward'][rows.start : rows.stop], int(a['step'][i])
-        groups.append(Group(prompt, responses, verdicts, rewards, step, tuple(answers[i])))
-    return groups
-
-
-def _none_if_all(mask: np.ndarray) -> np.ndarray | None:
-    return None if mask.all() else mask.astype(bool)
+def _joined(parts: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
+    """The parts as one array; that of a single part, not a copy."""
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, dtype), *parts])

@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 
 from bapo_jax.config import default_config
 from bapo_jax.evaluate import load_for_evaluation
-from bapo_jax.groups import Prompt, Response
+from bapo_jax.groups import Begun, Prompt, Response
 from bapo_jax.inputs import positions_suffice
 from bapo_jax.machine import cli, hub, terminal
 from bapo_jax.models import hf
@@ -129,7 +129,10 @@ def main(argv: Sequence[str]) -> None:
             engine = policy.start(Path(workdir))
             try:
                 answers = engine.ask(
-                    prompts, FLAGS.samples, sampling, [Draw(FLAGS.seed, 0, EVALUATION)] * len(prompts)
+                    list(map(Begun, prompts)),
+                    FLAGS.samples,
+                    sampling,
+                    [Draw(FLAGS.seed, 0, EVALUATION)] * len(prompts),
                 )
                 for prompt, answer in zip(prompts, answers, strict=True):
                     responses = answer.result()

@@ -162,9 +162,9 @@ class Watched:
     def __init__(self, engine):
         self.engine, self.asked = engine, []
 
-    def ask(self, prompts, *args):
-        self.asked += [p.id for p in prompts]
-        return self.engine.ask(prompts, *args)
+    def ask(self, begun, *args):
+        self.asked += [one.prompt.id for one in begun]
+        return self.engine.ask(begun, *args)
 
 
 class Loading(Watched):

@@ -10,15 +10,17 @@ from hypothesis import given, settings, strategies as st
 from bapo_jax.groups import (
     Author,
     Batch,
+    Response,
+    Span,
     Verdict,
     binary_rewards,
-    groups_from_arrays,
-    groups_to_arrays,
     joined,
     lanes_of,
     make_batch,
+    sampled,
     taken,
-)  # fmt: skip
+)
+from bapo_jax.replay.arrays import groups_from_arrays, groups_to_arrays
 
 
 def test_rewards_are_the_papers_binary_ones_and_an_infrastructure_error_is_not_a_zero():
@@ -51,12 +53,33 @@ def test_a_group_cannot_be_relabelled():
         group.rewards = np.ones(2, np.float32)
 
 
-def test_a_response_is_trained_on_where_its_mask_says_so_and_everywhere_without_one():
-    response = make_group(1, 2).responses[0]
-    n = len(response.tokens)
-    assert response.trained_on.tolist() == [True] * n
-    mask = np.arange(n) > 0
-    assert dataclasses.replace(response, loss_mask=mask).trained_on.tolist() == mask.tolist()
+def test_the_arrays_of_a_response_are_those_of_its_spans():
+    """What the policy wrote is trained on, and nothing else."""
+    first = Span(np.array([5, 6], np.int32), np.float32([-1, -2]), Author.POLICY, 3)
+    given, trace = (Span(np.array([7], np.int32), logp, author) for logp, author in ((None, Author.PREFIX), (np.float32([-9]), Author.TRACE)))
+    image, last = Span(np.array([8], np.int32), np.float32([-3]), Author.PLACEHOLDER, 3), Span(np.array([9], np.int32), np.float32([-4]), Author.POLICY, 4)
+    response = Response((first, given, trace, image, last), 'stop')
+    assert response.tokens.tolist() == [5, 6, 7, 7, 8, 9] and response.tokens.dtype == np.int32
+    assert response.logp.tolist() == [-1, -2, 0, -9, -3, -4] and response.logp.dtype == np.float32
+    assert response.trained_on.tolist() == [True, True, False, False, False, True]
+    assert response.versions.tolist() == [3, 3, 4]
+    assert response.nbytes == 4 * (6 + 5)
+    assert Response((first,), 'stop').tokens is first.tokens
+    group = graded(make_group(1, 1, G=2).prompt, [Response((last,), 'stop'), response], [Verdict.WRONG] * 2)
+    assert group.older_than(4) and not group.older_than(3) and not group.continued
+    nothing = Response((), 'length')
+    assert [array.tolist() for array in (nothing.tokens, nothing.logp, nothing.trained_on, nothing.versions)] == [[]] * 4
+
+
+def test_an_image_token_that_was_sampled_is_not_trained_on():
+    tokens, logp = np.array([4, 7, 5, 7, 7, 3], np.int32), np.float32([-1, -2, -3, -4, -5, -6])
+    response = sampled(tokens, logp, 'stop', 9, image_token=7)
+    assert response.tokens.tolist() == tokens.tolist() and response.trained_on.tolist() == [True, False, True, False, False, True]
+    assert response.logp.tolist() == logp.tolist() and response.versions.tolist() == [9] * 3
+    for other in (6, None):
+        [span] = sampled(tokens, logp, 'stop', 9, other).spans
+        assert (span.author, span.version) == (Author.POLICY, 9)
+        assert span.tokens.tolist() == tokens.tolist() and span.logp.tolist() == logp.tolist()
 
 
 @settings(max_examples=50, deadline=None)
@@ -74,28 +97,59 @@ def test_arrays_and_back_is_the_identity(verdicts, seed):
         assert a.rewards.tobytes() == b.rewards.tobytes() and b.rewards.dtype == np.float32
         assert np.array_equal(a.prompt.tokens, b.prompt.tokens)
         for x, y in zip(a.responses, b.responses, strict=True):
-            assert (x.finish, x.version, x.author) == (y.finish, y.version, y.author)
+            assert x.finish == y.finish and list(map(told, x.spans)) == list(map(told, y.spans))
             assert np.array_equal(x.tokens, y.tokens) and x.logp.tobytes() == y.logp.tobytes()
             assert (y.tokens.dtype, y.logp.dtype) == (np.int32, np.float32)
             assert np.array_equal(x.trained_on, y.trained_on) and y.trained_on.dtype == bool
-            assert (y.loss_mask is None) == x.trained_on.all()
             assert {role: a.tobytes() for role, a in x.scored.items()} == {role: a.tobytes() for role, a in y.scored.items()}
 
 
+def told(span):
+    return span.author, span.version, span.tokens.tolist(), span.logp is None or span.logp.tobytes()
+
+
 def mixed(group, rng):
-    """The group with other authors, loss masks and scores of some responses, and rewards that are fractions."""
+    """The group with other authors and scores of some responses, and rewards that are fractions."""
+
+    def spans(response):
+        [whole], pieces = response.spans, []
+        for part in np.array_split(np.arange(len(whole.tokens)), rng.integers(1, 4)):
+            author, known = Author(int(rng.integers(len(Author)))), rng.integers(2)
+            if len(part):
+                pieces.append(Span(whole.tokens[part], whole.logp[part] if known else None, author, int(rng.integers(-1, 5))))
+        return tuple(pieces)
+
     responses = [
         dataclasses.replace(
-            r,
-            author=Author(int(rng.integers(len(Author)))),
-            loss_mask=[None, rng.random(len(r.tokens)) < 0.5][int(rng.integers(2))],
-            scored={'reference': -rng.random(len(r.tokens), np.float32)} if rng.integers(2) else {},
+            r, spans=spans(r), scored={'reference': -rng.random(len(r.tokens), np.float32)} if rng.integers(2) else {}
         )
         for r in group.responses
     ]
     rewards = np.where(np.isnan(group.rewards), np.nan, rng.standard_normal(group.size))
     answers = tuple(rng.choice([None, 'é', '1,2', '']) for _ in responses)
     return graded(group.prompt, responses, group.verdicts, group.step, rewards, answers)
+
+
+@pytest.mark.parametrize('author, mask, want', [
+    (Author.POLICY, [1, 1, 1], [(Author.POLICY, 4, 3, True)]),
+    (Author.POLICY, [0, 1, 0], [(Author.PLACEHOLDER, 4, 1, True), (Author.POLICY, 4, 1, True), (Author.PLACEHOLDER, 4, 1, True)]),
+    (Author.PREFIX, [0, 0, 1], [(Author.PREFIX, -1, 2, False), (Author.POLICY, 4, 1, True)]),
+    (Author.PREFIX, [0, 1, 0], [(Author.PREFIX, -1, 1, False), (Author.POLICY, 4, 1, True), (Author.PLACEHOLDER, 4, 1, True)]),
+    (Author.TRACE, [1, 1, 1], [(Author.TRACE, -1, 3, True)]),
+])  # fmt: skip
+def test_a_response_that_was_saved_with_one_author_and_a_mask_has_spans(author, mask, want):
+    """As every version before spans saved it."""
+    plain = graded(make_group(1, 1, G=2).prompt, [sampled(np.arange(3, dtype=np.int32), -np.ones(3, np.float32), 'stop', 4)] * 2,
+                   [Verdict.CORRECT, Verdict.WRONG], 5)  # fmt: skip
+    arrays = groups_to_arrays([plain])
+    earlier = {name: a for name, a in arrays.items() if not name.startswith('span')} | {
+        'response_len': np.array([3, 3, 0], np.int32), 'loss_mask': np.array([1, 1, 1, *mask, 0], np.int8),
+        'author': np.array([0, author, 0], np.int8), 'version': np.array([4, 4, 0], np.int64),
+    }  # fmt: skip
+    [back] = groups_from_arrays(earlier)
+    assert list(map(told, back.responses[0].spans)) == list(map(told, plain.responses[0].spans))
+    assert [(s.author, s.version, len(s.tokens), s.logp is not None) for s in back.responses[1].spans] == want
+    assert back.responses[1].tokens.tolist() == [0, 1, 2] and [r.finish for r in back.responses] == ['stop'] * 2
 
 
 def test_a_batch_normalises_every_group_by_itself_unless_told_otherwise():

@@ -16,6 +16,7 @@ from collections import Counter
 import jax
 import numpy as np
 import pytest
+from group_builders import version_of
 from launched import copy_runs
 from small_run import ROOT, metrics, rollouts, run, small_config
 
@@ -264,7 +265,7 @@ def test_the_batch_keeps_its_rules_through_the_real_trainer(bapo_run):
                 assert group.step == step and 0 < group.correct < 4
             if origin == 'x2':
                 assert group.step == step and 1 / 8 < group.accuracy < 1
-                assert {r.version for r in group.responses} == {step - 1}
+                assert {version_of(r) for r in group.responses} == {step - 1}
             if origin == 'x3':
                 assert step - 3 <= group.step <= step - 1 and 0.2 <= group.accuracy <= 0.8
                 assert stored[group.prompt.id, group.step] == [r.tokens.tolist() for r in group.responses]
@@ -302,7 +303,7 @@ def test_rollout_files_hold_what_was_trained_on_and_how_often(bapo_run):
             assert (row['step'], row['trained']) == (group.step, times[group.prompt.id, group.step])
             for of_row, r in zip(row['logp'], group.responses, strict=True):
                 assert np.abs(np.array(of_row) - r.logp).max() <= 0.0005001
-            if all(r.version == step - 1 for r in group.responses):
+            if all(version_of(r) == step - 1 for r in group.responses):
                 assert row['ratio'] is None  # π_θ sampled it
             else:
                 assert [len(ratios) for ratios in row['ratio']] == [len(r.tokens) for r in group.responses]

@@ -175,7 +175,7 @@ class Learner:
         if self.trains_policy(step):
             state, actor_metrics = self.update_policy(state, packed, step, lanes)
             # If α is older than π_θ, these metrics would measure its staleness too.
-            if any(g.responses[0].version < step - 1 for part in parts[:1] for g in part.batch.of_origin(X1)):
+            if any(g.older_than(step - 1) for part in parts[:1] for g in part.batch.of_origin(X1)):
                 actor_metrics = {
                     name: x for name, x in actor_metrics.items() if not name.startswith('mismatch/')
                 }

@@ -2,7 +2,7 @@
 
 Its class has these methods:
 
-    hard_prompts(step, rng) -> prompts                      those that π_θ re-evaluates at this step, or []
+    hard_prompts(step, rng) -> begun groups                 those that π_θ re-evaluates at this step, or []
     compose(step, fresh, reevaluated, rng, score) -> Batch  the batch that the step trains on
     times_trained(batch)                                    how often each group was trained on; before `add`
     add(step, fresh, batch)                                 remembers the step, after its update

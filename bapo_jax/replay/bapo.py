@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bapo_jax.groups import X1, Batch, Group, Prompt, make_batch
+from bapo_jax.groups import X1, Batch, Begun, Group, make_batch
 from bapo_jax.replay.buffer import ReplayBuffer, sample
 from bapo_jax.replay.filters import fresh_filter
 from bapo_jax.replay.protocol import Rng, ScoreBatch
@@ -45,7 +45,7 @@ class Bapo:
         self.r_tot: float | None = None
         self._composed: dict[str, Any] = {}  # metrics of the last batch
 
-    def hard_prompts(self, step: int, rng: Rng) -> list[Prompt]:
+    def hard_prompts(self, step: int, rng: Rng) -> list[Begun]:
         """Returns the hard prompts that π_θ re-evaluates, every m steps (lines 12-13)."""
         if not self._reevaluation_due(step):
             return []

@@ -19,7 +19,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from bapo_jax.groups import Group, Prompt, groups_from_arrays, groups_to_arrays
+from bapo_jax.groups import Group, Prompt
+from bapo_jax.replay.arrays import groups_from_arrays, groups_to_arrays
 from bapo_jax.replay.thresholds import in_range
 
 
@@ -159,13 +160,13 @@ class ReplayBuffer:
     def mark_reevaluated(self, groups: Iterable[Group]) -> None:
         """Counts one re-evaluation of each group's prompt, and updates its best accuracy.
 
-        Groups whose prompt had given tokens do not count towards the best accuracy. Raises KeyError if the
+        Groups that continue given tokens do not count towards the best accuracy. Raises KeyError if the
         bad part does not hold the prompt.
         """
         for group in groups:
             entry = self.bad[group.prompt.id]
             entry.sampled += 1
-            if not group.infra_error and group.prompt.given is None:
+            if not group.infra_error and not group.continued:
                 entry.best = float(np.fmax(entry.best, group.accuracy))
 
     def high_groups(

@@ -1,6 +1,6 @@
 """Makes hard prompts easier: the policy continues part of a correct response (PrefixRL, arXiv 2601.18795).
 
-The given tokens are context: they are masked from the loss, and the response names its author. They come from
+The given tokens are context: they are a span of their own, which no loss covers. They come from
 a response that `solve` writes, or from an earlier correct response of the policy itself. The prefix is a
 fraction of that response, one of 1/16 … 15/16. If more than half of the responses with that prefix were
 correct, the next prefixes are a sixteenth shorter, otherwise a sixteenth longer. This staircase stays near
@@ -13,13 +13,13 @@ follows its current success.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from bapo_jax.groups import Author, Group, Prompt, Verdict, groups_from_arrays, groups_to_arrays, taken
+from bapo_jax.groups import Author, Begun, Group, Prompt, Span, Verdict, taken
+from bapo_jax.replay.arrays import groups_from_arrays, groups_to_arrays
 from bapo_jax.replay.buffer import ReplayBuffer, sample
 from bapo_jax.replay.protocol import ScoreBatch
 
@@ -40,13 +40,13 @@ class Continuations:
         self._given = SHARES // 2  # prefix length in units of 1/SHARES
         self._last: dict[str, Any] = {}
 
-    def choose(self, step: int, buffer: ReplayBuffer, rng: np.random.Generator) -> list[Prompt]:
+    def choose(self, step: int, buffer: ReplayBuffer, rng: np.random.Generator) -> list[Begun]:
         held = [entry.prompt for entry in buffer.bad.values() if entry.sampled == 0]
         if self._solve is None:
             held = [prompt for prompt in held if prompt.id in self._own]
-        prompts = [self._with_prefix(prompt, rng) for prompt in sample(rng, held, self._most)]
+        begun = [self._with_prefix(prompt, rng) for prompt in sample(rng, held, self._most)]
         self._last = {'retries/may_be_asked': len(held), 'retries/given_share': self._given / SHARES}
-        return [prompt for prompt in prompts if prompt is not None]
+        return [one for one in begun if one is not None]
 
     def pooled(self, reevaluated: Sequence[Group], score: ScoreBatch) -> list[Group]:
         """Returns the groups unchanged: earlier responses answered another question."""
@@ -58,7 +58,7 @@ class Continuations:
         for g in groups:
             if g.infra_error:
                 continue
-            if g.responses[0].author == Author.PREFIX:
+            if g.continued:
                 right, asked = right + g.correct, asked + g.size
             elif self._solve is None and g.correct:
                 self._own[g.prompt.id] = taken(g, [g.size - 1 - g.verdicts[::-1].index(Verdict.CORRECT)])
@@ -79,7 +79,7 @@ class Continuations:
             self._given = int(arrays['given'][0])
             self._own = {g.prompt.id: g for g in groups_from_arrays(arrays)}
 
-    def _with_prefix(self, prompt: Prompt, rng: np.random.Generator) -> Prompt | None:
+    def _with_prefix(self, prompt: Prompt, rng: np.random.Generator) -> Begun | None:
         """Returns the prompt with a response prefix; None if there is no response that fits."""
         response = (
             self._own[prompt.id].responses[0].tokens if self._solve is None else self._solve(prompt, rng)
@@ -87,4 +87,4 @@ class Continuations:
         if response is None or not 2 <= len(response) <= self._longest:
             return None
         given = min(len(response) - 1, max(1, round(len(response) * self._given / SHARES)))
-        return dataclasses.replace(prompt, given=response[:given])
+        return Begun(prompt, (Span(response[:given], None, Author.PREFIX),))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bapo_jax.groups import X1, Batch, Group, Prompt, Response, Verdict, binary_rewards, lanes_of
+from bapo_jax.groups import X1, Batch, Begun, Group, Prompt, Verdict, binary_rewards, lanes_of, sampled
 from bapo_jax.own.method import BadMethod, blamed, load_own
 from bapo_jax.replay import PURPOSES
 from bapo_jax.replay.failures import LAGS, Failures
@@ -73,9 +73,11 @@ def _one_step(name: str, replay: Replay, step: int, fresh: list[Group]) -> None:
         return np.random.default_rng([step, PURPOSES.index(purpose)])
 
     hard = replay.hard_prompts(step, rng)
-    if not all(isinstance(prompt, Prompt) for prompt in hard):
-        raise BadMethod(f'hard_prompts() of replay.kind={name!r} must return a list of Prompt')
-    again = [group for group in fresh if group.prompt.id in {prompt.id for prompt in hard}]
+    if not all(isinstance(begun, Begun) for begun in hard):
+        raise BadMethod(
+            f'hard_prompts() of replay.kind={name!r} must return a list of Begun (bapo_jax/groups.py)'
+        )
+    again = [group for group in fresh if group.prompt.id in {begun.prompt.id for begun in hard}]
     batch = replay.compose(step, fresh, again, rng, _scores)
     if wrong := _wrong(batch, fresh):
         raise BadMethod(
@@ -117,7 +119,7 @@ def _examples(config: Any, step: int) -> list[Group]:
     right, wrong, failed = Verdict.CORRECT, Verdict.WRONG, Verdict.INFRA_ERROR
     rows = [right] + (size - 1) * [wrong], size * [wrong], size * [right], [failed] + (size - 1) * [wrong]
     tokens, logp = np.array([1, 2], np.int32), np.array([-0.5, -0.5], np.float32)
-    responses = tuple(Response(tokens, logp, 'stop', step - 1) for _ in range(size))
+    responses = tuple(sampled(tokens, logp, 'stop', step - 1) for _ in range(size))
     return [
         Group(
             Prompt(i, 'example', tokens, {}), responses, tuple(row), binary_rewards(row), step, (None,) * size

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from bapo_jax.groups import Group, Prompt, groups_from_arrays, groups_to_arrays, joined, make_batch, unscored
+from bapo_jax.groups import Begun, Group, joined, make_batch, unscored
+from bapo_jax.replay.arrays import groups_from_arrays, groups_to_arrays
 from bapo_jax.replay.bapo import X2
 from bapo_jax.replay.buffer import ReplayBuffer
 from bapo_jax.replay.protocol import ScoreBatch
@@ -49,7 +50,7 @@ class Posterior:
         self._earlier: dict[int, Group] = {}  # newest groups of hard prompts, if pooling is on
         self._last: dict[str, Any] = {}  # metrics of the last choice
 
-    def choose(self, step: int, buffer: ReplayBuffer, rng: np.random.Generator) -> list[Prompt]:
+    def choose(self, step: int, buffer: ReplayBuffer, rng: np.random.Generator) -> list[Begun]:
         """Returns the most probable prompts first; the one held longest wins ties. Does not use `rng`."""
         may = [i for i in buffer.bad if i in self._known and self._may_be_asked(self._known[i], step)]
         a, b = prior(*_counts(self._known.values()))
@@ -63,7 +64,7 @@ class Posterior:
             'retries/expected_mixed': float(probability[chosen].sum()),
             'retries/pooled': 0,
         }
-        return [buffer.bad[may[i]].prompt for i in chosen]
+        return [Begun(buffer.bad[may[i]].prompt) for i in chosen]
 
     def pooled(self, reevaluated: Sequence[Group], score: ScoreBatch) -> list[Group]:
         """Joins each group with the prompt's previous one, if that was sampled by policies near π_θ."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bapo_jax.groups import Batch, ByGroup, Group, Prompt
+from bapo_jax.groups import Batch, Begun, ByGroup, Group
 from bapo_jax.replay.buffer import ReplayBuffer
 
 Rng = Callable[[str], np.random.Generator]  # a step's generator for a purpose of replay.PURPOSES
@@ -19,8 +19,8 @@ class Replay(Protocol):
 
     buffer: ReplayBuffer | None  # BAPO's; None if the row has another memory
 
-    def hard_prompts(self, step: int, rng: Rng) -> list[Prompt]:
-        """Returns the prompts that π_θ re-evaluates at `step`."""
+    def hard_prompts(self, step: int, rng: Rng) -> list[Begun]:
+        """Returns the prompts that π_θ re-evaluates at `step`, and with what their responses begin."""
 
     def compose(
         self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group], rng: Rng, score: ScoreBatch

@@ -15,17 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from bapo_jax.groups import (
-    X1,
-    Batch,
-    Group,
-    Prompt,
-    groups_from_arrays,
-    groups_to_arrays,
-    joined,
-    make_batch,
-    taken,
-)
+from bapo_jax.groups import X1, Batch, Begun, Group, joined, make_batch, taken
+from bapo_jax.replay.arrays import groups_from_arrays, groups_to_arrays
 from bapo_jax.replay.protocol import Rng, ScoreBatch
 
 REPLAY = 'replay'  # the origin of retrieved groups in a batch
@@ -98,7 +89,7 @@ class Repo:
         """The remembered groups by prompt id; read-only."""
         return self._history
 
-    def hard_prompts(self, step: int, rng: Rng) -> list[Prompt]:
+    def hard_prompts(self, step: int, rng: Rng) -> list[Begun]:
         """Returns []: RePO re-evaluates nothing."""
         return []
 

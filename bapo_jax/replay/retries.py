@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bapo_jax.groups import Group, Prompt
+from bapo_jax.groups import Begun, Group
 from bapo_jax.replay.buffer import ReplayBuffer
 from bapo_jax.replay.protocol import ScoreBatch
 
@@ -15,7 +15,7 @@ from bapo_jax.replay.protocol import ScoreBatch
 class Retries(Protocol):
     """A row's rule for re-evaluating hard prompts, and the memory that it needs."""
 
-    def choose(self, step: int, buffer: ReplayBuffer, rng: np.random.Generator) -> list[Prompt]:
+    def choose(self, step: int, buffer: ReplayBuffer, rng: np.random.Generator) -> list[Begun]:
         """Returns the hard prompts, all held by the buffer, that π_θ answers at this step."""
 
     def pooled(self, reevaluated: Sequence[Group], score: ScoreBatch) -> list[Group]:
@@ -41,8 +41,8 @@ class Uniform:
         """Asks at most `most` prompts at a time."""
         self._most = most
 
-    def choose(self, step: int, buffer: ReplayBuffer, rng: np.random.Generator) -> list[Prompt]:
-        return buffer.hard_prompts(rng, self._most)
+    def choose(self, step: int, buffer: ReplayBuffer, rng: np.random.Generator) -> list[Begun]:
+        return [Begun(prompt) for prompt in buffer.hard_prompts(rng, self._most)]
 
     def pooled(self, reevaluated: Sequence[Group], score: ScoreBatch) -> list[Group]:
         """Returns the groups unchanged."""

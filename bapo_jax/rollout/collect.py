@@ -13,7 +13,6 @@ import numpy as np
 from bapo_jax.groups import Group, Prompt, Response, Verdict, binary_rewards
 from bapo_jax.machine import events
 from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
-from bapo_jax.rollout.given import continued
 from bapo_jax.rollout.vllm.replies import BadResponse
 from bapo_jax.tasks import get_task
 from bapo_jax.tasks.custom_reward import Rewards
@@ -44,13 +43,12 @@ def collect(
 
 def judge_as_they_come(
     answers: Sequence[Future[tuple[Response, ...]]], tokenizer: Any, prompts: Sequence[Prompt],
-    draws: Sequence[Draw], rewards: Rewards | None, budget_s: float = math.inf, most_tokens: int = 0,
+    draws: Sequence[Draw], rewards: Rewards | None, budget_s: float = math.inf,
 ) -> Collected:  # fmt: skip
     """Judges each prompt's responses as they arrive; the groups are in the order of the prompts.
 
-    `most_tokens` truncates responses to prompts that came with their first tokens. `budget_s` is the total
-    time for judging. A group for which the engine got only bad responses is left without any, and an event
-    says why. If a group ends with another error, cancels the others and raises it.
+    `budget_s` is the total time for judging. A group for which the engine got only bad responses is left
+    without any, and an event says why. If a group ends with another error, cancels the others and raises it.
     """
     started, verify_s, groups = time.perf_counter(), 0.0, {}
     to_come = {answer: i for i, answer in enumerate(answers)}
@@ -58,7 +56,7 @@ def judge_as_they_come(
         while to_come:
             here = sorted(to_come.pop(answer) for answer in wait(to_come, return_when=FIRST_COMPLETED).done)
             judging = time.perf_counter()
-            responses = [_responses(answers[i], prompts[i], most_tokens) for i in here]
+            responses = [_responses(answers[i], prompts[i]) for i in here]
             of_here = [prompts[i] for i in here], responses, [draws[i] for i in here]
             groups |= dict(zip(here, judge(tokenizer, *of_here, rewards, budget_s - verify_s), strict=True))
             verify_s += time.perf_counter() - judging
@@ -70,12 +68,10 @@ def judge_as_they_come(
     )
 
 
-def _responses(
-    answer: Future[tuple[Response, ...]], prompt: Prompt, most_tokens: int
-) -> tuple[Response, ...]:
-    """A group's responses with their given tokens; () if the engine gave the group up as bad."""
+def _responses(answer: Future[tuple[Response, ...]], prompt: Prompt) -> tuple[Response, ...]:
+    """A group's responses; () if the engine gave the group up as bad."""
     try:
-        return tuple(continued(prompt, response, most_tokens) for response in answer.result())
+        return answer.result()
     except BadResponse as error:
         events.report('group lost', f'prompt {prompt.id} has no responses: {error}', prompt=prompt.id)
         return ()

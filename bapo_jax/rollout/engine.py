@@ -8,9 +8,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
-
-from bapo_jax.groups import Prompt, Response
+from bapo_jax.groups import Begun, Prompt, Response
 from bapo_jax.machine.ending import CONTINUES, Ending
 
 # The purpose of a draw. It is part of the random key, so each purpose samples a prompt independently.
@@ -27,7 +25,7 @@ class Sampling(NamedTuple):
     """How to sample. The log-probs returned are of logits / temperature, over the whole vocabulary."""
 
     temperature: float  # 0: greedy, with log-probs at temperature 1
-    max_tokens: int
+    max_tokens: int  # of a response
     top_p: float = 1.0  # nucleus sampling threshold; below 1 only in evaluations
 
 
@@ -57,20 +55,21 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def ask(
-        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
+        self, begun: Sequence[Begun], group_size: int, sampling: Sampling, draws: Sequence[Draw]
     ) -> list[Future[tuple[Response, ...]]]:
-        """Returns at once, with a future for each prompt's group of `group_size` responses, in order.
+        """Returns at once, with a future for each group of `group_size` responses, in order.
 
-        `draws` has one draw per prompt. Prompts requested earlier, in this call or another, are answered
-        first. If a group fails, its future raises RolloutError, and the others are not affected. Every future
-        ends within the engine's own deadlines. Cancelling a future gives up its group.
+        A response has the spans that it begins with, and then a span by the policy. `sampling.max_tokens`
+        limits them together. `draws` has one draw per group. Groups requested earlier, in this call or
+        another, are answered first. If a group fails, its future raises RolloutError, and the others are not
+        affected. Every future ends within the engine's own deadlines. Cancelling a future gives up its group.
         """
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
     ) -> list[tuple[Response, ...]]:
-        """The groups of `ask`. If one fails, cancels the others and raises its error."""
-        return results_of(self.ask(prompts, group_size, sampling, draws))
+        """The groups of `ask` for these prompts. If one fails, cancels the others and raises its error."""
+        return results_of(self.ask([Begun(prompt) for prompt in prompts], group_size, sampling, draws))
 
     def metrics(self) -> dict[str, float]:
         """Metrics that the servers, if any, have reported since the last call. Does not wait for them."""
@@ -79,16 +78,6 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Gives up pending requests, ends the engine's processes and closes its connections."""
-
-
-def trained_tokens(tokens: np.ndarray, image_token: int | None) -> np.ndarray | None:
-    """The loss mask of a sampled response, bool with the shape of `tokens`; None if all tokens count.
-
-    A policy that reads images may sample `image_token`, the placeholder for image features. There is no image
-    there, so the model reads it as an ordinary token, and does not train on it.
-    """
-    trained = tokens != image_token
-    return None if image_token is None or trained.all() else trained
 
 
 def results_of(futures: Sequence[Future]) -> list[Any]:

@@ -23,13 +23,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bapo_jax.cluster.hosts import Hosts
-from bapo_jax.groups import X1, Batch, Group, Prompt, Response, make_batch
+from bapo_jax.groups import X1, Batch, Begun, Group, Prompt, Response, make_batch
 from bapo_jax.machine.stopping import leaving_waits
 from bapo_jax.prompts.selector import PromptSelector
 from bapo_jax.rollout.collect import Collected, check_judged, collect, judge_as_they_come
 from bapo_jax.rollout.engine import FAILED, FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
 from bapo_jax.rollout.fidelity import check_probe, tolerance_of
-from bapo_jax.rollout.given import as_read
 from bapo_jax.rollout.meter import Meter
 from bapo_jax.rollout.schedule import Schedule
 from bapo_jax.tasks.custom_reward import Rewards
@@ -62,10 +61,10 @@ LogProbs = Callable[[Mapping[str, Any], Batch], Iterable[np.ndarray]]
 
 
 class Wave(NamedTuple):
-    """A wave of prompts sent to the engine: fresh, then hard. `selector` is its state after choosing them."""
+    """A wave of groups sent to the engine: fresh, then hard. `selector` is its state after choosing them."""
 
     fresh: list[Prompt]
-    hard: list[Prompt]
+    hard: list[Begun]
     draws: list[Draw]
     answers: list[Future[tuple[Response, ...]]]
     selector: str
@@ -143,7 +142,7 @@ class Rollouts:
             for later in range(step + 1, self._schedule.last_ahead(step) + 1):
                 self._begin(later)
 
-    def take(self, step: int, hard: Sequence[Prompt]) -> tuple[list[Group], list[Group]]:
+    def take(self, step: int, hard: Sequence[Begun]) -> tuple[list[Group], list[Group]]:
         """The fresh groups of `step`, sampled from α, and those of its hard prompts, sampled from π_θ.
 
         With `reevaluation_syncs`, α is π_θ after re-evaluation. Raises the engine's errors, and Stopped if a
@@ -166,7 +165,7 @@ class Rollouts:
             Sampling(c.rollout.temperature, c.rollout.max_response_tokens),
             [Draw(c.seed, step, FAILED)] * len(prompts),
         )
-        answers = self._engine.ask(prompts, c.rollout.group_size, sampling, draws)
+        answers = self._engine.ask(list(map(Begun, prompts)), c.rollout.group_size, sampling, draws)
         self._meter.asked(answers)
         with self._meter.waiting():
             return self._collected(Wave(list(prompts), [], draws, answers, self._selector_state)).groups
@@ -199,7 +198,7 @@ class Rollouts:
     def _hold_alpha(self) -> None:
         self._engine.load(self._policies.alpha, self._policies.alpha_version)
 
-    def _take(self, step: int, hard: Sequence[Prompt]) -> tuple[list[Group], list[Group]]:
+    def _take(self, step: int, hard: Sequence[Begun]) -> tuple[list[Group], list[Group]]:
         one_wave = self._policies.alpha_version == step - 1  # α is π_θ
         self._begin(step, hard if one_wave else ())
         # Otherwise the engine must hold another policy before the later steps start.
@@ -230,7 +229,7 @@ class Rollouts:
             served, trained, *before = self._logprobs(policies.policies(), make_batch([group], [X1]))
             check_probe(served, trained, tolerance, policies.alpha_version, *before)
 
-    def _begin(self, step: int, hard: Sequence[Prompt] = ()) -> None:
+    def _begin(self, step: int, hard: Sequence[Begun] = ()) -> None:
         if step in self._begun:
             if hard:
                 raise RuntimeError(f'step {step} was begun without its hard prompts')
@@ -246,7 +245,7 @@ class Rollouts:
         fresh, reevaluated = groups[: len(asked.fresh)], groups[len(asked.fresh) :]
         return Answered(fresh, reevaluated, generate_s, verify_s, self._selector.metrics(), asked.selector)
 
-    def _answer_in_turn(self, step: int, hard: Sequence[Prompt]) -> Answered:
+    def _answer_in_turn(self, step: int, hard: Sequence[Begun]) -> Answered:
         """Generates a step once the previous one has been judged; hard prompts join the first wave.
 
         Further waves follow until B groups are mixed, up to rollout.refill_batches waves.
@@ -286,11 +285,11 @@ class Rollouts:
         self._hold_alpha()
         return Collected([answered[i] for i in range(len(prompts))], *seconds.tolist())
 
-    def _ask(self, step: int, fresh: Sequence[Prompt], hard: Sequence[Prompt]) -> Wave:
+    def _ask(self, step: int, fresh: Sequence[Prompt], hard: Sequence[Begun]) -> Wave:
         c = self._config
         draws = [Draw(c.seed, step, FRESH)] * len(fresh) + [Draw(c.seed, step, REEVALUATION)] * len(hard)
         sampling = Sampling(c.rollout.temperature, c.rollout.max_response_tokens)
-        answers = self._engine.ask([*fresh, *map(as_read, hard)], c.rollout.group_size, sampling, draws)
+        answers = self._engine.ask([*map(Begun, fresh), *hard], c.rollout.group_size, sampling, draws)
         self._meter.asked(answers)
         return Wave(list(fresh), list(hard), draws, answers, self._selector.state())
 
@@ -306,13 +305,12 @@ class Rollouts:
         return collected
 
     def _collected(self, asked: Wave) -> Collected:
-        c, prompts = self._config, asked.fresh + asked.hard
+        prompts = asked.fresh + [begun.prompt for begun in asked.hard]
         return judge_as_they_come(
             asked.answers,
             self._tokenizer,
             prompts,
             asked.draws,
             self._reward,
-            c.task.judging.step_s,
-            c.rollout.max_response_tokens,
+            self._config.task.judging.step_s,
         )

@@ -22,7 +22,6 @@ from bapo_jax.machine.stopping import leaving_waits
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.rollout.engine import Engine, results_of
-from bapo_jax.rollout.given import longest_read
 from bapo_jax.rollout.inprocess.engine import JaxEngine
 from bapo_jax.rollout.inprocess.room import Limits, room_for
 from bapo_jax.rollout.serve import check_python, command, reads_images
@@ -116,6 +115,12 @@ def start_servers(config: ConfigDict, workdir: Path, sight: Sight | None = None)
             given_up.set()
             raise
     return servers
+
+
+def longest_read(config: ConfigDict) -> int:
+    """The most tokens that an engine prefills in training: the prompt's and, if continued, the response's."""
+    r, p = config.rollout, config.replay
+    return r.max_prompt_tokens + (r.max_response_tokens if p.use_x2 and p.reevaluate == 'continue' else 0)
 
 
 def server_options(config: ConfigDict, sight: Sight | None = None) -> dict[str, Any]:

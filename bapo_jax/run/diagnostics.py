@@ -77,9 +77,7 @@ class Diagnostics:
         if every:
             scored = list(range(len(batch.groups)))
         elif now.writes_rollouts:  # responses sampled from π_θ have importance ratio 1
-            scored = [
-                i for i, g in enumerate(batch.groups) if any(r.version < now.number - 1 for r in g.responses)
-            ]
+            scored = [i for i, g in enumerate(batch.groups) if g.older_than(now.number - 1)]
         if scored:
             with now.timer('theory' if every else 'rollouts'):
                 for i, logp in zip(scored, self._score(batch.take(scored)), strict=True):

@@ -14,7 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bapo_jax.config.own_code import JUDGES, code_of
-from bapo_jax.groups import Group, Prompt
+from bapo_jax.groups import Begun, Group, Prompt
 from bapo_jax.machine import events, stopping
 from bapo_jax.machine.files import write_text
 from bapo_jax.rollout.collect import judge
@@ -53,7 +53,9 @@ def answer_and_judge(
     """
     e, size, rewards = config.evaluate, chunk_size(config), custom_reward.rewards_of(config.task)
     draws = [Draw(config.seed, 0, purpose)] * len(prompts)
-    answers = engine.ask(prompts, e.samples, Sampling(e.temperature, e.max_response_tokens, e.top_p), draws)
+    answers = engine.ask(
+        list(map(Begun, prompts)), e.samples, Sampling(e.temperature, e.max_response_tokens, e.top_p), draws
+    )
     try:
         for first in range(0, len(prompts), size):
             chunk = slice(first, first + size)

@@ -42,7 +42,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bapo_jax.config import default_config
-from bapo_jax.groups import X1, Batch, Group, Prompt, Response, Verdict, binary_rewards, lanes_of
+from bapo_jax.groups import X1, Batch, Group, Prompt, Response, Verdict, binary_rewards, lanes_of, sampled
 from bapo_jax.learner.credit import advantages, token_weights
 from bapo_jax.learner.mini_batch import Rows
 from bapo_jax.learner.packing import cut, pack
@@ -187,7 +187,7 @@ class Writer:
         n = max(len(tail), int(rng.integers(self._lengths[0], self._lengths[1] + 1)))
         start = int(rng.integers(len(self._filler) // 2))
         tokens = np.concatenate([self._filler[start : start + n - len(tail)], tail])
-        return Response(
+        return sampled(
             tokens, -rng.random(n, np.float32), 'length' if n == self._lengths[1] else 'stop', step - 1
         )
 

@@ -32,7 +32,7 @@ from benchmarks.peers.data import (
 from benchmarks.host.step_phases import matmul_rate
 
 from bapo_jax.config import default_config, resolve
-from bapo_jax.groups import X1, Group, Prompt, Response, Verdict, make_batch
+from bapo_jax.groups import X1, Group, Prompt, Response, Verdict, make_batch, sampled
 from bapo_jax.learner.build import build_learner
 from bapo_jax.learner.update import TrainState
 from bapo_jax.methods import Fields
@@ -89,7 +89,7 @@ def responses_of(data: Data, logp: np.ndarray) -> list[tuple[Response, ...]]:
 
     def one(i: int, j: int) -> Response:
         n = data.lengths[i, j]
-        return Response(data.responses[i, j, :n].copy(), logp[i, j, :n].copy(), 'length', version=0)
+        return sampled(data.responses[i, j, :n].copy(), logp[i, j, :n].copy(), 'length', version=0)
 
     return [tuple(one(i, j) for j in range(data.lengths.shape[1])) for i in range(len(data.prompts))]
 

@@ -21,7 +21,8 @@ from bapo_jax.cluster import devices
 from bapo_jax.cluster.devices import device_memory, gpu_hosts, keep_programs
 from bapo_jax.cluster.mesh import MESH_AXES, fetch, make_mesh, mesh_sizes, row_sharding, sizes_across, spread
 from bapo_jax.config import default_config
-from bapo_jax.groups import groups_from_arrays, groups_to_arrays, make_batch
+from bapo_jax.groups import make_batch
+from bapo_jax.replay.arrays import groups_from_arrays, groups_to_arrays
 from bapo_jax.learner.learner import Learner
 from bapo_jax.models import hf
 from bapo_jax.models.sharding import ShardingRules, parameter_sharding

@@ -48,7 +48,7 @@ def read_sound_group(body: bytes, *seen: Any) -> None:
     responses = read_group(body, Asked(2, 4, POLICY, VOCABULARY, STOPS, *seen), SERVER)
     assert len(responses) == 2
     for r in responses:
-        assert r.tokens.shape == r.logp.shape and 1 <= len(r.tokens) <= 4 and r.version == 7
+        assert r.tokens.shape == r.logp.shape and 1 <= len(r.tokens) <= 4 and set(r.versions) == {7}
         assert np.isfinite(r.logp).all() and (r.logp <= 0).all() and (r.tokens >= 0).all() and (r.tokens < VOCABULARY).all()
         stops = np.isin(r.tokens, STOPS)
         assert not stops[:-1].any() and stops[-1] == (r.finish == 'stop') and (r.finish == 'stop' or len(r.tokens) == 4)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from group_builders import graded, right
+from group_builders import graded, right, with_logp
 
 from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.config import default_config
@@ -65,7 +65,7 @@ def make_stale(groups):
     """The groups as if an older policy had sampled them: other log-probs, ratios on both sides of the trust region."""
     rng = np.random.default_rng(0)
     return with_responses(
-        groups, lambda r: dataclasses.replace(r, logp=r.logp + rng.normal(0, 0.3, len(r.logp)).astype(np.float32))
+        groups, lambda r: with_logp(r, r.logp + rng.normal(0, 0.3, len(r.logp)).astype(np.float32))
     )
 
 

@@ -4,10 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from group_builders import graded, make_group
+from group_builders import graded, make_group, masked
 from hypothesis import given, strategies as st
 
-from bapo_jax.groups import Batch, make_batch
+from bapo_jax.groups import Batch, make_batch, sampled
 from bapo_jax.learner.credit import (
     ADVANTAGES,
     AGGREGATIONS,
@@ -207,11 +207,11 @@ def valued(rewards, lengths, masks=None):
     rng, groups = np.random.default_rng(0), groups_of(*rewards)
     for i, (group, of_group) in enumerate(zip(groups, lengths, strict=True)):
         responses = [
-            dataclasses.replace(r, tokens=np.zeros(n, np.int32), logp=np.zeros(n, np.float32))
+            sampled(np.zeros(n, np.int32), np.zeros(n, np.float32), r.finish, 0)
             for r, n in zip(group.responses, of_group, strict=True)
         ]
         if masks:
-            responses = [dataclasses.replace(r, loss_mask=m) for r, m in zip(responses, masks[i], strict=True)]
+            responses = [r if m is None else masked(r, m) for r, m in zip(responses, masks[i], strict=True)]
         groups[i] = dataclasses.replace(group, responses=tuple(responses))
     values = [[rng.normal(size=n).astype(np.float32) for n in of_group] for of_group in lengths]
     return make_batch(groups, ['x1'] * len(groups)), values

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from group_builders import masked
 from learners import assert_close, batch_of, gradient, largest
 
 from bapo_jax.cluster.mesh import make_mesh
@@ -54,13 +55,13 @@ def alone(policy):
     return make_learner(policy, ALONE)
 
 
-def masked(groups):
+def partly(groups):
     """The groups with a loss mask on every second response: its first token, and the last where there are three, another wrote."""
 
     def mask(i, r):
         own = np.ones(len(r.tokens), bool)
         own[0], own[2:][-1:] = len(own) == 1, False
-        return dataclasses.replace(r, loss_mask=own if i % 2 else None)
+        return masked(r, own) if i % 2 else r
 
     return [dataclasses.replace(g, responses=tuple(mask(i, r) for i, r in enumerate(g.responses))) for g in groups]
 
@@ -212,7 +213,7 @@ def test_the_gradient_of_the_value_loss_is_its_slope():
 @pytest.mark.slow
 def test_the_steps_loss_and_gradient_by_hand(alone, policy, groups, head):
     """γ = λ = 1: R is the reward. The loss is the mean of ½ (V - R)² over trained tokens, the head's gradient that of (V - R) h."""
-    groups = masked(groups)
+    groups = partly(groups)
     state, metrics = updated(alone, policy, batch_of(groups), head=head)
     loss, slope, tokens = 0.0, 0.0, 0
     for g in groups:
@@ -228,7 +229,7 @@ def test_the_steps_loss_and_gradient_by_hand(alone, policy, groups, head):
 @pytest.mark.slow
 @pytest.mark.parametrize('cut_', [{'micro_batch_rows': 16}, {'row_tokens': 64, 'micro_batch_rows': 3}])
 def test_micro_batches_and_packing_change_nothing(cut_, alone, policy, groups, head):
-    batch = batch_of(masked(groups))
+    batch = batch_of(partly(groups))
     (a, of_a), (b, of_b) = (updated(x, policy, batch, head=head) for x in (make_learner(policy, ALONE, **cut_), alone))
     assert_close(gradient(a.critic), gradient(b.critic), 1e-5)
     assert_close(jax.device_get(a.critic.params), jax.device_get(b.critic.params), 1e-6)

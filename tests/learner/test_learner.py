@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from group_builders import graded
+from group_builders import graded, masked
 from jax.sharding import AbstractMesh
 from learners import (
     BARE,
@@ -219,23 +219,19 @@ def test_every_policy_that_the_objective_reads_scores_the_batch_once_before_the_
     assert events == ['updates']  # the behaviour policy's log-probs are stored with the responses
 
 
-def masked(groups):
+def partly(groups):
     """(groups of whose responses every second token is not the policy's own, the same with other log-probs there)"""
 
-    def mask(r):
-        return dataclasses.replace(r, loss_mask=np.arange(len(r.tokens)) % 2 == 0)
+    def with_others(logp):
+        return with_responses(groups, lambda r: masked(r, np.arange(len(r.tokens)) % 2 == 0, logp(r)))
 
-    def noise(r):
-        return dataclasses.replace(r, logp=np.where(r.loss_mask, r.logp, np.float32(-50)))
-
-    plain = with_responses(groups, mask)
-    return plain, with_responses(plain, noise)
+    return with_others(lambda r: None), with_others(lambda r: np.full(len(r.tokens), -50, np.float32))
 
 
 @pytest.mark.parametrize('changes', [{}, {'anchor': 'decoupled', 'kl_target': 'behaviour', 'kl_coef': 0.1}])
 def test_tokens_that_are_not_the_policys_own_teach_nothing(changes, learner, policy, stale):
     """Their log-probs do not matter, and the token mean counts the others alone."""
-    plain, noisy = masked(stale[:3])
+    plain, noisy = partly(stale[:3])
     (state, metrics), (want_state, want) = (updated(learner(BARE, **changes), policy, batch_of(gs)) for gs in (noisy, plain))
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), jax.device_get(want_state.params))
     learned, wanted = ({n: v for n, v in row.items() if not n.startswith(('timing_s/', 'perf/'))} for row in (metrics, want))
@@ -246,7 +242,7 @@ def test_tokens_that_are_not_the_policys_own_teach_nothing(changes, learner, pol
 
 def test_masked_tokens_count_neither_in_the_loss_nor_in_its_denominator(learner, policy, groups):
     """ρ = 1: the token mean is -Σ n_i A_i / Σ n_i over the n_i tokens of response i that are trained on."""
-    plain, _ = masked(groups[:3])
+    plain, _ = partly(groups[:3])
     _, metrics = updated(learner(BARE), policy, batch_of(plain))
     lengths = np.array([[r.trained_on.sum() for r in g.responses] for g in plain])
     advantage = np.stack(group_advantages(batch_of(plain), 'group_std'))

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from group_builders import graded, right as first_right
+from group_builders import graded, masked as with_others, right as first_right
 from hypothesis import given, settings, strategies as st
 
-from bapo_jax.groups import Prompt, Response, make_batch
+from bapo_jax.groups import Prompt, make_batch, sampled
 from bapo_jax.learner.credit import AGGREGATIONS, advantages, token_weights
 from bapo_jax.learner.mini_batch import blank_rows
 from bapo_jax.learner.packing import capacity, cut, first_fit, lay_out, mini_batches, pack, rows_end_to_end, rows_of_slots
@@ -31,7 +31,8 @@ def make_group(prompt_id, prompt_length, lengths, right, masked=None):
         if masked is not None and j % 2:
             mask = masked.random(n) < 0.5
             mask[masked.integers(n)] = True
-        responses.append(Response(tokens, -tokens.astype(np.float32) / 7, 'stop', 0, loss_mask=mask))
+        response = sampled(tokens, -tokens.astype(np.float32) / 7, 'stop', 0)
+        responses.append(response if mask is None else with_others(response, mask))
     return graded(prompt, responses, first_right(right, len(lengths)))
 
 
@@ -158,7 +159,7 @@ def test_a_token_that_is_not_trained_on_is_read_and_nothing_else():
     """Masked: tokens 1 and 2 of the second response. They stay in the sequence; response, weight, advantage, behaviour are 0."""
     [group] = [make_group(0, 2, [3, 4], 1)]
     mask = np.array([True, False, False, True])
-    responses = (group.responses[0], dataclasses.replace(group.responses[1], loss_mask=mask))
+    responses = (group.responses[0], with_others(group.responses[1], mask))
     part = one_part([dataclasses.replace(group, responses=responses)], ['x2'], row_tokens=6, rows=1)
     result = packed(part)
     m = int(np.flatnonzero(result.sequences.tokens[:, 0, 2] == responses[1].tokens[0])[0])

@@ -14,7 +14,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from bapo_jax.config import default_config, resolve
-from bapo_jax.groups import Group, Prompt, Response, Verdict, make_batch
+from bapo_jax.groups import Group, Prompt, Verdict, make_batch, sampled
 from bapo_jax.learner import credit
 from bapo_jax.learner.objective import evaluate_objective, numbers_of, objective_of
 from bapo_jax.learner.packing import cut, pack
@@ -68,7 +68,7 @@ def ours(config, groups, step=1):
     made = []
     for i, (rewards, responses) in enumerate(groups):
         verdicts = tuple(Verdict.CORRECT if r == 1 else Verdict.WRONG for r in rewards)
-        stored = tuple(Response(np.arange(len(t.logp), dtype=np.int32), np.float32(t.behaviour), 'stop', 0) for t in responses)
+        stored = tuple(sampled(np.arange(len(t.logp), dtype=np.int32), np.float32(t.behaviour), 'stop', 0) for t in responses)
         made.append(Group(Prompt(i, 'countdown', np.arange(3, dtype=np.int32), {}), stored, verdicts, np.float32(rewards), 0))
     batch = make_batch(made, ['x1'] * len(made))
     [part] = cut(batch, np.arange(len(made)), config.learner)

@@ -6,6 +6,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from group_builders import masked, with_logp
 from learners import BARE, batch_of, learner_config, make_learner, updated, with_responses
 
 from bapo_jax.cluster.mesh import make_mesh
@@ -20,9 +21,9 @@ from bapo_jax.models.remat import REMAT
 @pytest.fixture(scope='module')
 def parts(groups):
     """Two mini-batches; every second token of the second group's responses is not the policy's own."""
-    masked = with_responses([groups[1]], lambda r: dataclasses.replace(r, loss_mask=np.arange(len(r.tokens)) % 2 == 0))
+    partly = with_responses([groups[1]], lambda r: masked(r, np.arange(len(r.tokens)) % 2 == 0))
     config = learner_config(mini_batch_groups=3, row_tokens=32, micro_batch_rows=2).learner
-    return cut(batch_of([groups[0], *masked, *groups[2:]]), np.arange(6), config)
+    return cut(batch_of([groups[0], *partly, *groups[2:]]), np.arange(6), config)
 
 
 @pytest.fixture(scope='module')
@@ -95,7 +96,7 @@ def test_an_update_of_the_policy_that_was_scored_begins_at_a_ratio_of_exactly_on
     )  # fmt: skip
     scores = learner.score_batch('proximal', policy.params, make_batch(groups, ['x1'] * 6))
     scored = [
-        dataclasses.replace(g, responses=tuple(dataclasses.replace(r, logp=x) for r, x in zip(g.responses, of_group, strict=True)))
+        dataclasses.replace(g, responses=tuple(with_logp(r, x) for r, x in zip(g.responses, of_group, strict=True)))
         for g, of_group in zip(groups, scores, strict=True)
     ]
     _, metrics = updated(learner, policy, make_batch(scored, ['x1'] * 6))

@@ -9,6 +9,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from group_builders import with_logp
 from learners import (
     BARE,
     FULL,
@@ -66,10 +67,10 @@ def test_clip_fraction_total_variation_and_ratio_by_origin_by_hand(learner, poli
     Of X3 every second response is off: with a tokens at ρ = 2 and b at ρ = 1 the effective share is (2a + b)² / ((a + b) (4a + b)).
     """
     up, down = (
-        with_responses([g], lambda r, s=s: dataclasses.replace(r, logp=r.logp + np.float32(s * np.log(2))))[0]
+        with_responses([g], lambda r, s=s: with_logp(r, r.logp + np.float32(s * np.log(2))))[0]
         for g, s in zip(groups[:2], (-1, 1))
     )
-    halved = [dataclasses.replace(r, logp=r.logp - np.float32(np.log(2) * (i % 2))) for i, r in enumerate(groups[2].responses)]
+    halved = [with_logp(r, r.logp - np.float32(np.log(2) * (i % 2))) for i, r in enumerate(groups[2].responses)]
     mixed = dataclasses.replace(groups[2], responses=tuple(halved))
     _, metrics = updated(learner(BARE), policy, make_batch((up, down, mixed), ('x1', 'x2', 'x3')))
     a, b = (sum(len(r.tokens) for r in mixed.responses[i::2]) for i in (1, 0))
@@ -104,7 +105,7 @@ def test_kl_and_effective_sample_size_of_the_mismatch_are_those_of_two_explicit_
 def test_the_mismatch_is_that_of_x1_in_the_first_mini_batch_where_the_policy_itself_answered(learner, policy, groups):
     """Log-probs off by log 2: r = 2. Groups of X2 and of later mini-batches do not count, nor does a step after a sync."""
     first = np.random.default_rng(0).permutation(len(groups))[:3]  # the groups of the first mini-batch
-    off = with_responses(groups, lambda r: dataclasses.replace(r, logp=r.logp - np.float32(np.log(2))))
+    off = with_responses(groups, lambda r: with_logp(r, r.logp - np.float32(np.log(2))))
     of = [off[i] if i == first[0] else g for i, g in enumerate(groups)]
     batch = make_batch(of, ['x2' if i in first[1:] else 'x1' for i in range(len(of))])
     _, metrics = updated(learner(BARE), policy, batch)
@@ -151,7 +152,7 @@ def test_behaviour_and_proximal_anchor_agree_where_alpha_is_the_policy(learner, 
 @pytest.mark.parametrize('factor, weight', [(1.0, 1.0), (1.5, 1.5), (0.25, 0.25), (4.0, 2.0)])
 def test_decoupled_is_proximal_times_the_weight_cut_at_the_cap(factor, weight, learner, policy, groups):
     """π_prox / α = `factor` on every token; the cap is 2."""
-    older = with_responses(groups[:3], lambda r: dataclasses.replace(r, logp=r.logp - np.float32(np.log(factor))))
+    older = with_responses(groups[:3], lambda r: with_logp(r, r.logp - np.float32(np.log(factor))))
     state, metrics = updated(learner(BARE, anchor='decoupled', importance_cap=2.0), policy, batch_of(older))
     want_state, want = updated(learner(BARE, anchor='proximal'), policy, batch_of(older))
     assert metrics['actor/pg_loss'] == pytest.approx(weight * want['actor/pg_loss'], rel=1e-4)
@@ -192,7 +193,7 @@ def test_an_update_without_a_finite_gradient_is_skipped_and_counted(learner, pol
     """θ, both moments and the number of updates stay; the next batch is trained on as if nothing had been."""
     groups = groups[:3]
     spoilt = dataclasses.replace(groups[1], responses=tuple(
-        dataclasses.replace(r, logp=np.full_like(r.logp, np.nan)) for r in groups[1].responses
+        with_logp(r, np.full_like(r.logp, np.nan)) for r in groups[1].responses
     ))  # fmt: skip
     one_each = learner(BARE, mini_batch_groups=1, mini_batches='released')
     state, metrics = updated(one_each, policy, batch_of([groups[0], spoilt, groups[2]]))

@@ -31,7 +31,8 @@ SOUND = '''
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bapo_jax.groups import groups_from_arrays, groups_to_arrays, make_batch
+from bapo_jax.groups import make_batch
+from bapo_jax.replay.arrays import groups_from_arrays, groups_to_arrays
 
 def halved(rewards):
     return (rewards - rewards.mean()) / 2
@@ -92,6 +93,7 @@ saves_failures = changed(state=lambda self: {**groups_to_arrays(self.last), 'fai
 wants_no_more = changed(restore=lambda self, arrays: 1 / (arrays.keys() == self.state().keys()))
 keeps_all = changed(restore=lambda self, arrays: setattr(self, 'state', lambda: arrays))
 many_origins = changed(compose=lambda self, step, fresh, *_: make_batch(5 * fresh[:1], 'abcde'))
+asks_prompts = changed(hard_prompts=lambda self, step, rng: [group.prompt for group in self.last])
 draws_for_itself = changed(hard_prompts=lambda self, step, rng: list(rng('mine').permutation(0)))
 miscounts = changed(times_trained=lambda self, batch: [])
 measures_too_early = changed(metrics=lambda self, step: {'size': self.last[0].size})
@@ -242,6 +244,7 @@ def test_the_brief_of_a_run_says_what_its_replay_has(folder):
         ('replay.fresh_filter', 'doubled', r'read-only\); fix .*my_functions\.py, line \d+'),
         ('replay.fresh_filter', 'halved', r'must take the arguments \(rewards, accuracy\)'),
         ('learner.surrogate', 'halved', r'must take the arguments \(ratio, advantage\)'),
+        ('replay.kind', 'asks_prompts', r'hard_prompts\(\) of .* must return a list of Begun \(bapo_jax/groups\.py\)'),
         ('replay.kind', 'no_replay', r'returned object without buffer, hard_prompts, compose, .*restore; add'),
         ('replay.kind', 'keeps_what_failed', r'compose\(\) of .* returned a group with an infrastructure error'),
         ('replay.kind', 'says_fresh', r"returned groups of origin 'x1' that are not fresh"),

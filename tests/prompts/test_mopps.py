@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from bapo_jax.groups import Group, Prompt, Response, Verdict, binary_rewards
+from bapo_jax.groups import Group, Prompt, Verdict, binary_rewards, sampled
 from bapo_jax.prompts import mopps
 from bapo_jax.prompts.mopps import Mopps
 from bapo_jax.replay import PURPOSES
 
 PROMPTS = [Prompt(100 + i, 'countdown', np.array([i], np.int32), None) for i in range(23)]
-RESPONSE = Response(np.array([1], np.int32), np.array([-1.0], np.float32), 'stop', 0)
+RESPONSE = sampled(np.array([1], np.int32), np.array([-1.0], np.float32), 'stop', 0)
 
 
 def group(prompt: Prompt, k: int, G: int = 8, infra: bool = False) -> Group:

@@ -213,16 +213,16 @@ def test_hard_prompts_are_those_the_buffer_holds_and_only_when_due():
     assert bapo.hard_prompts(3, rng_of(3, asked)) == [] and asked == []
     assert not any(e.sampled for e in bapo.buffer.bad.values())
     hard = bapo.hard_prompts(2, rng_of(2, asked))
-    assert len(hard) == 2 and {p.id for p in hard} < {0, 1, 4} and asked == ['reevaluate']
+    assert len(hard) == 2 and set(ids_of(hard)) < {0, 1, 4} and asked == ['reevaluate']
     assert ids_of(bapo.hard_prompts(2, rng_of(2))) == ids_of(hard)  # a step's draw is repeatable
     assert not any(e.sampled for e in bapo.buffer.bad.values())  # a step that is given up leaves no trace
-    bapo.compose(2, [], [make_group(p.id, 3) for p in hard], rng_of(2), no_score)
-    assert [e.sampled for i, e in bapo.buffer.bad.items()] == [int(i in {p.id for p in hard}) for i in (0, 1, 4)]
+    bapo.compose(2, [], [make_group(i, 3) for i in ids_of(hard)], rng_of(2), no_score)
+    assert [e.sampled for i, e in bapo.buffer.bad.items()] == [int(i in set(ids_of(hard))) for i in (0, 1, 4)]
     assert make_bapo(due=lambda step: False).hard_prompts(2, rng_of(2)) == []
 
 
-def ids_of(prompts):
-    return [p.id for p in prompts]
+def ids_of(hard):
+    return [begun.prompt.id for begun in hard]
 
 
 def test_the_batch_is_filtered_improved_and_filled_as_the_parts_say():
@@ -368,7 +368,7 @@ def test_what_retries_remember_is_saved_beside_the_buffer_and_told_when_somethin
     assert_same_arrays(again.state(), bapo.state())
     [asked, _], [as_saved, _] = (step_of(one, 2, [], [make_group(1, 3, step=2)]) for one in (bapo, again))
     assert bapo.state()['retries_known'][:4].tolist() == [[0, 8, 0, 1], [1, 16, 4, 2], [2, 8, 0, 1], [3, 8, 1, 1]]
-    assert [p.id for p in as_saved] == [p.id for p in asked] == [1, 3, 0, 2]
+    assert ids_of(as_saved) == ids_of(asked) == [1, 3, 0, 2]
     assert bapo.metrics(2)['retries/may_be_asked'] == 4
     step_of(bapo, 3, [])
     assert not any(name.startswith('retries/') for name in bapo.metrics(3))

@@ -28,21 +28,22 @@ def hard(right_of, step=1):
     return buffer
 
 
-def answered(prompts, k, step=2):
-    """A group of 8 continuations of each prompt, k of them right."""
+def answered(asked, k, step=2):
+    """A group of 8 continuations of each of those asked, k of them right."""
     groups = []
-    for prompt in prompts:
-        plain = make_group(prompt.id, k, step=step)
-        responses = [dataclasses.replace(r, author=Author.PREFIX) for r in plain.responses]
-        groups.append(graded(prompt, responses, right(k, 8), step))
+    for begun in asked:
+        plain = make_group(begun.prompt.id, k, step=step)
+        responses = [dataclasses.replace(r, spans=begun.spans + r.spans) for r in plain.responses]
+        groups.append(graded(plain.prompt, responses, right(k, 8), step))
     return groups
 
 
 def test_half_of_a_solution_is_given_at_first():
     asked = Continuations(8, 48, solve).choose(2, hard({1: 0, 2: 1, 3: 4}), rng())
-    assert [p.id for p in asked] == [1, 2]
-    for prompt in asked:
-        np.testing.assert_array_equal(prompt.given, SOLUTION[:16] + 100 * prompt.id)
+    assert [begun.prompt.id for begun in asked] == [1, 2]
+    for prompt, [prefix] in asked:
+        np.testing.assert_array_equal(prefix.tokens, SOLUTION[:16] + 100 * prompt.id)
+        assert (prefix.logp, prefix.author) == (None, Author.PREFIX)
 
 
 def test_help_falls_where_more_than_half_are_right_and_rises_where_fewer_are():
@@ -51,7 +52,7 @@ def test_help_falls_where_more_than_half_are_right_and_rises_where_fewer_are():
     for k, given in ((5, 14), (8, 12), (4, 14), (0, 16), (3, 18)):
         continuations.observe(answered(asked, k), buffer)
         asked = continuations.choose(2, buffer, rng())
-        assert {len(p.given) for p in asked} == {given}, 'two tokens are a sixteenth of the solution'
+        assert {begun.length for begun in asked} == {given}, 'two tokens are a sixteenth of the solution'
     assert continuations.metrics()['retries/given_share'] == 9 / SHARES
 
 
@@ -60,7 +61,7 @@ def test_something_is_given_always_and_never_all():
         continuations, buffer = Continuations(8, 48, solve), hard({1: 0})
         for _ in range(2 * SHARES):
             continuations.observe(answered(continuations.choose(2, buffer, rng()), k), buffer)
-        assert [len(p.given) for p in continuations.choose(2, buffer, rng())] == [given]
+        assert [begun.length for begun in continuations.choose(2, buffer, rng())] == [given]
 
 
 @pytest.mark.parametrize('k, given', [(8, 1), (0, 2)])
@@ -68,7 +69,7 @@ def test_of_a_short_solution_one_token_is_given_at_least_and_one_is_left(k, give
     continuations, buffer = Continuations(8, 48, lambda prompt, rng: SOLUTION[:3]), hard({1: 0})
     for _ in range(2 * SHARES):
         continuations.observe(answered(continuations.choose(2, buffer, rng()), k), buffer)
-    assert [len(p.given) for p in continuations.choose(2, buffer, rng())] == [given]
+    assert [begun.length for begun in continuations.choose(2, buffer, rng())] == [given]
 
 
 def test_nothing_is_kept_where_a_solver_writes():
@@ -82,17 +83,17 @@ def test_a_prompt_is_continued_once_for_each_time_it_enters_the_buffer():
     [first] = continuations.choose(2, buffer, rng())
     buffer.mark_reevaluated(answered([first], 4))
     [second] = continuations.choose(3, buffer, rng())
-    assert {first.id, second.id} == {1, 2}
+    assert {first.prompt.id, second.prompt.id} == {1, 2}
     buffer.mark_reevaluated(answered([second], 4))
     assert continuations.choose(4, buffer, rng()) == []
     buffer.add([make_group(1, 0, step=4)], 4)
-    assert [p.id for p in continuations.choose(5, buffer, rng())] == [1]
+    assert [begun.prompt.id for begun in continuations.choose(5, buffer, rng())] == [1]
 
 
 def test_success_with_help_is_not_the_best_that_the_policy_did_alone():
     buffer = hard({1: 0})
-    [prompt] = Continuations(8, 48, solve).choose(2, buffer, rng())
-    buffer.mark_reevaluated(answered([prompt], 4))
+    asked = Continuations(8, 48, solve).choose(2, buffer, rng())
+    buffer.mark_reevaluated(answered(asked, 4))
     assert buffer.bad[1].sampled == 1 and np.isnan(buffer.bad[1].best)
 
 
@@ -110,7 +111,7 @@ def test_the_policys_own_newest_right_response_is_given():
     verdicts = [Verdict.WRONG] * 7 + [Verdict.CORRECT]
     older = graded(older.prompt, [*(older.responses[i] for i in order), older.responses[longest]], verdicts)
     continuations.observe([older, newer], buffer)
-    asked = {p.id: p.given for p in continuations.choose(2, buffer, rng())}
+    asked = {prompt.id: prefix.tokens for prompt, [prefix] in continuations.choose(2, buffer, rng())}
     for prompt_id, response in ((1, older.responses[-1]), (2, newer.responses[0])):
         if len(response.tokens) >= 2:
             n = max(1, round(len(response.tokens) / 2))
@@ -121,8 +122,8 @@ def test_the_policys_own_newest_right_response_is_given():
 
 def test_continuations_and_unjudged_groups_give_no_response_to_continue():
     continuations, buffer = Continuations(8, 48, None), hard({1: 0})
-    [prompt] = Continuations(8, 48, solve).choose(2, buffer, rng())
-    continuations.observe([*answered([prompt], 4), make_group(1, 4, infra=True)], buffer)
+    asked = Continuations(8, 48, solve).choose(2, buffer, rng())
+    continuations.observe([*answered(asked, 4), make_group(1, 4, infra=True)], buffer)
     assert continuations.choose(3, buffer, rng()) == []
 
 
@@ -135,5 +136,5 @@ def test_restored_continuations_go_on_as_the_saved_ones(own):
     restored.restore({name: array.copy() for name, array in continuations.state().items()})
     assert_same_arrays(restored.state(), continuations.state())
     for one, other in zip(continuations.choose(3, buffer, rng(1)), restored.choose(3, buffer, rng(1)), strict=True):
-        assert one.id == other.id
-        np.testing.assert_array_equal(one.given, other.given)
+        assert one.prompt.id == other.prompt.id
+        np.testing.assert_array_equal(one.spans[0].tokens, other.spans[0].tokens)

@@ -54,9 +54,9 @@ def test_a_prior_is_a_distribution_whatever_was_seen():
 
 def test_prompts_with_a_right_response_come_before_those_without():
     posterior, buffer = seen({1: {1: 0, 2: 1, 3: 0, 4: 1, 5: 4, 6: 8}})
-    assert [p.id for p in posterior.choose(9, buffer, no_rng)] == [2, 4, 1, 3]
+    assert [begun.prompt.id for begun in posterior.choose(9, buffer, no_rng)] == [2, 4, 1, 3]
     posterior, buffer = seen({1: {1: 0, 2: 1, 3: 0, 4: 1, 5: 4}}, most=1)
-    assert [p.id for p in posterior.choose(9, buffer, no_rng)] == [2]
+    assert [begun.prompt.id for begun in posterior.choose(9, buffer, no_rng)] == [2]
 
 
 def test_what_is_expected_is_the_sum_over_the_prompts_chosen():
@@ -64,24 +64,24 @@ def test_what_is_expected_is_the_sum_over_the_prompts_chosen():
     posterior, buffer = seen({1: right})
     asked = posterior.choose(9, buffer, no_rng)
     a, b = prior(np.full(6, 8.0), np.array([*right.values()], float))
-    of_prompt = [1 - sum(stats.betabinom(8, a + right[p.id], b + 8 - right[p.id]).pmf([0, 8])) for p in asked]
+    of_prompt = [1 - sum(stats.betabinom(8, a + right[begun.prompt.id], b + 8 - right[begun.prompt.id]).pmf([0, 8])) for begun in asked]
     assert len(asked) == 4 and posterior.metrics()['retries/expected_mixed'] == pytest.approx(sum(of_prompt))
 
 
 def test_all_that_is_known_of_a_prompt_counts():
     # Both failed last; prompt 1 was half right in an earlier epoch, so its next group is the likelier to be mixed.
     posterior, buffer = seen({1: {1: 4, 2: 1, 3: 8, 4: 0}, 2: {1: 0, 2: 0}})
-    assert [p.id for p in posterior.choose(9, buffer, no_rng)] == [1, 2, 4]
+    assert [begun.prompt.id for begun in posterior.choose(9, buffer, no_rng)] == [1, 2, 4]
 
 
 def test_a_prompt_is_asked_after_an_interval_and_retired_at_none_of_sixteen():
     posterior, buffer = seen({1: {1: 0}, 3: {2: 0}}, after=2)
     assert posterior.choose(2, buffer, no_rng) == []
-    assert [p.id for p in posterior.choose(3, buffer, no_rng)] == [1]
+    assert [begun.prompt.id for begun in posterior.choose(3, buffer, no_rng)] == [1]
     posterior.observe([make_group(1, 0, step=3)], buffer)  # 0 of 16 now
-    assert [p.id for p in posterior.choose(9, buffer, no_rng)] == [2]
+    assert [begun.prompt.id for begun in posterior.choose(9, buffer, no_rng)] == [2]
     posterior.observe([make_group(2, 1, step=9)], buffer)  # 1 of 16
-    assert [p.id for p in posterior.choose(11, buffer, no_rng)] == [2]
+    assert [begun.prompt.id for begun in posterior.choose(11, buffer, no_rng)] == [2]
 
 
 def test_an_infrastructure_error_is_no_evidence():
@@ -137,8 +137,8 @@ def test_a_restored_posterior_goes_on_as_the_saved_one():
     restored.restore({name: array.copy() for name, array in posterior.state().items()})
     assert_same_arrays(restored.state(), posterior.state())
     asked = posterior.choose(5, buffer, no_rng)
-    assert [p.id for p in restored.choose(5, buffer, no_rng)] == [p.id for p in asked]
-    again = [make_group(p.id, 0, step=5) for p in asked]
+    assert [begun.prompt.id for begun in restored.choose(5, buffer, no_rng)] == [begun.prompt.id for begun in asked]
+    again = [make_group(begun.prompt.id, 0, step=5) for begun in asked]
     assert ids(restored.pooled(again, as_sampled(0.01))) == ids(posterior.pooled(again, as_sampled(0.01)))
     assert restored.metrics() == posterior.metrics()
 

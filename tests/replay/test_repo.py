@@ -6,11 +6,13 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from group_builders import masked
 from hypothesis import given, settings, strategies as st
 from ml_collections import ConfigDict
 
-from bapo_jax.groups import X1, Author, Group, Prompt, Response, Verdict, groups_to_arrays
+from bapo_jax.groups import X1, Group, Prompt, Verdict, sampled
 from bapo_jax.learner.credit import ADVANTAGES, group_advantages, token_weights
+from bapo_jax.replay.arrays import groups_to_arrays
 from bapo_jax.replay.repo import REPLAY, RETRIEVE, Repo
 
 
@@ -20,18 +22,15 @@ def make(retrieve='recent', per_prompt=16, normalisation='split', batch_groups=8
 
 
 def group(prompt_id: int, step: int, rewards, infra=False) -> Group:
-    """A group whose tokens are drawn from (prompt, step). A reward of 1 is correct; loss masks and authors are mixed."""
+    """A group whose tokens are drawn from (prompt, step). A reward of 1 is correct; some first tokens are of another author."""
     rng = np.random.default_rng([prompt_id, step])
     responses = []
     for i in range(len(rewards)):
         n = int(rng.integers(1, 6))
         mask = np.arange(n) > 0 if n > 1 and i % 3 == 0 else None
-        responses.append(
-            Response(
-                rng.integers(0, 99, n).astype(np.int32), -rng.random(n, np.float32), ('stop', 'length')[i % 2], step - 1,
-                Author(i % 2), mask,
-            )
-        )  # fmt: skip
+        tokens, logp = rng.integers(0, 99, n).astype(np.int32), -rng.random(n, np.float32)
+        response = sampled(tokens, logp, ('stop', 'length')[i % 2], step - 1)
+        responses.append(response if mask is None else masked(response, mask))
     verdicts = [Verdict.CORRECT if r == 1 else Verdict.WRONG for r in rewards]
     rewards = np.array(rewards, np.float32)
     if infra:
@@ -125,7 +124,7 @@ def test_a_history_is_the_last_responses_of_its_prompt(history, capacity):
         step_of(repo, step, [g])
         if not infra:
             expected.setdefault(prompt_id, deque(maxlen=capacity)).extend(zip(g.responses, g.verdicts, g.answers, g.rewards.tolist()))
-    nbytes = sum(r.tokens.nbytes + r.logp.nbytes for queue in expected.values() for r, *_ in queue)
+    nbytes = sum(4 * (len(r.tokens) + int(r.trained_on.sum())) for queue in expected.values() for r, *_ in queue)
     assert repo.metrics(len(history)) == {
         'buffer/repo/prompts': len(expected),
         'buffer/repo/responses': sum(map(len, expected.values())),
@@ -154,7 +153,7 @@ def test_the_first_replay_is_at_the_third_visit_and_never_of_the_steps_own_respo
         own = {id(r) for g in fresh for r in g.responses}
         for g in replayed:
             assert not own & {id(r) for r in g.responses}
-            assert {r.version for r in g.responses} <= {step - 2, step - 3}
+            assert {v for r in g.responses for v in r.versions.tolist()} <= {step - 2, step - 3}
             assert g.step == step - 1  # of its newest visit
             assert g.size == (16 if retrieve == 'all' else 8)
 
@@ -168,7 +167,7 @@ def test_a_group_with_an_infrastructure_error_neither_enters_nor_counts_as_a_vis
         # Prompt 1 has a full history from step 3 on, but nothing fresh for it to stand beside.
         assert [g.prompt.id for g in batch.of_origin(REPLAY)] == ([0] if step == 4 else [])
         assert not any(g.infra_error for g in batch.groups)
-    assert {r.version for r in batch.of_origin(REPLAY)[0].responses} == {2}  # the newest eight: those of step 3
+    assert {v for r in batch.of_origin(REPLAY)[0].responses for v in r.versions.tolist()} == {2}  # the newest eight: those of step 3
 
 
 def test_a_batch_may_hold_twice_the_fresh_groups_but_no_more_fresh_ones_than_b():

@@ -7,10 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from group_builders import graded
+from group_builders import begun, graded
 from real_servers import BASE
 
-from bapo_jax.groups import X1, Prompt, Response, Verdict, make_batch
+from bapo_jax.groups import X1, Prompt, Verdict, make_batch, sampled
 from bapo_jax.machine import events
 from bapo_jax.models.tokenizer import load_tokenizer
 from bapo_jax.rollout import collect as module
@@ -35,7 +35,7 @@ def tokenizer():
 def responses(tokenizer):
     def response(text):
         tokens = np.array(tokenizer.encode(text), np.int32)
-        return Response(tokens, np.zeros(len(tokens), np.float32), 'stop', 4)
+        return sampled(tokens, np.zeros(len(tokens), np.float32), 'stop', 4)
 
     return [tuple(response(text) for text in of_prompt) for of_prompt in ANSWERS]
 
@@ -90,7 +90,7 @@ def test_the_engine_is_asked_once_and_answers_of_any_order_are_in_the_prompts_or
     for i in (1, 0):
         engine.answers[i].set_result(responses[i])
     groups = collect(engine, tokenizer, PROMPTS, 2, sampling, DRAWS, None)
-    assert engine.asked == [(PROMPTS, 2, sampling, DRAWS)] and [g.prompt.id for g in groups] == [5, 9]
+    assert engine.asked == [(begun(PROMPTS), 2, sampling, DRAWS)] and [g.prompt.id for g in groups] == [5, 9]
     collected = as_they_come(engine, tokenizer)
     assert [g.prompt.id for g in collected.groups] == [5, 9] and [g.correct for g in collected.groups] == [1, 1]
     assert collected.generate_s >= 0 and collected.verify_s > 0

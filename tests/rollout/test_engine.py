@@ -5,11 +5,10 @@ from concurrent.futures import Future
 from threading import Timer
 
 import jax
-import numpy as np
 import pytest
 
 from bapo_jax.rollout.engine import (
-    EVALUATION, FRESH, PROBE, REEVALUATION, TRACKING, Draw, Engine, RolloutError, Sampling, trained_tokens,
+    EVALUATION, FRESH, PROBE, REEVALUATION, TRACKING, Draw, Engine, RolloutError, Sampling,
 )  # fmt: skip
 
 
@@ -58,10 +57,3 @@ def test_generate_raises_what_failed_and_gives_up_the_others():
     with pytest.raises(RolloutError, match='nobody answers'):
         generate([pending, failed, done])
     assert pending.cancelled()
-
-
-def test_an_image_token_that_was_sampled_is_not_trained_on():
-    tokens = np.array([4, 7, 5, 7, 3], np.int32)
-    np.testing.assert_array_equal(trained_tokens(tokens, 7), [True, False, True, False, True])
-    assert trained_tokens(tokens, 7).dtype == bool
-    assert trained_tokens(tokens, 6) is None and trained_tokens(tokens, None) is None

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from bapo_jax.groups import Response
+from bapo_jax.groups import sampled
 from bapo_jax.rollout import meter as module
 from bapo_jax.rollout.meter import Meter, covered, shares
 
@@ -34,7 +34,7 @@ def clock(monkeypatch):
 
 
 def group(*lengths):
-    return tuple(Response(np.ones(n, np.int32), np.zeros(n, np.float32), 'stop', 0) for n in lengths)
+    return tuple(sampled(np.ones(n, np.int32), np.zeros(n, np.float32), 'stop', 0) for n in lengths)
 
 
 def test_a_step_has_the_tokens_of_groups_that_ended_by_the_seconds_in_which_any_was_asked(clock):

@@ -15,7 +15,7 @@ from group_builders import graded
 
 from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.config import default_config, resolve
-from bapo_jax.groups import Prompt, Response, Verdict
+from bapo_jax.groups import Author, Begun, Prompt, Span, Verdict, sampled
 from bapo_jax.rollout import rollouts as module
 from bapo_jax.rollout.collect import Collected, TooFewJudged
 from bapo_jax.rollout.engine import FAILED, FRESH, PROBE, REEVALUATION
@@ -23,7 +23,7 @@ from bapo_jax.rollout.fidelity import PolicyMismatch
 from bapo_jax.rollout.rollouts import Rollouts
 from bapo_jax.rollout.schedule import Schedule
 
-RESPONSE = Response(np.array([1], np.int32), np.array([-1.0], np.float32), 'stop', 0)
+RESPONSE = sampled(np.array([1], np.int32), np.array([-1.0], np.float32), 'stop', 0)
 STEPS = 3
 
 
@@ -31,7 +31,7 @@ def prompt(number):
     return Prompt(number, 'countdown', np.array([1], np.int32), {})
 
 
-HARD = [prompt(77)]
+HARD = [Begun(prompt(77))]
 
 
 class Counting:
@@ -66,9 +66,9 @@ class Noting:
     def __init__(self, answer):
         self.events, self.read, self._answer, self._thread = [], [], answer, ThreadPoolExecutor(1)
 
-    def ask(self, prompts, group_size, sampling, draws):
-        self.events.append(('ask', [(p.id, d.purpose) for p, d in zip(prompts, draws, strict=True)]))
-        self.read += [p.tokens.tolist() for p in prompts]
+    def ask(self, begun, group_size, sampling, draws):
+        self.events.append(('ask', [(one.prompt.id, d.purpose) for one, d in zip(begun, draws, strict=True)]))
+        self.read += [one.read.tokens.tolist() for one in begun]
         return [self._thread.submit(self._answer, draw) for draw in draws]
 
     def load(self, params, version):
@@ -103,7 +103,7 @@ class Trained:
         return type('Theta', (), {'params': 'θ'})
 
 
-def judged(answers, tokenizer, prompts, draws, reward, budget_s=0.0, most_tokens=0):
+def judged(answers, tokenizer, prompts, draws, reward, budget_s=0.0):
     groups = [graded(p, a.result(10), (Verdict.WRONG,), d.step) for p, a, d in zip(prompts, answers, draws, strict=True)]
     return Collected(groups, 0.5, 0.25)
 
@@ -114,7 +114,7 @@ def rollouts(monkeypatch):
     made = []
     monkeypatch.setattr(module, 'judge_as_they_come', judged)
     monkeypatch.setattr(module, 'collect', lambda engine, tokenizer, prompts, *rest: judged(
-        engine.ask(prompts, *rest[:3]), tokenizer, prompts, *rest[2:]).groups)  # fmt: skip
+        engine.ask(list(map(Begun, prompts)), *rest[:3]), tokenizer, prompts, *rest[2:]).groups)  # fmt: skip
 
     def make(answer=lambda _: (RESPONSE,), overlap=False, sync_every=100, servers=0, learns=False, fields=None, **schedule):
         config = default_config()
@@ -242,9 +242,9 @@ def test_hard_prompts_go_out_with_the_fresh_ones_where_alpha_is_theta_and_are_no
 @pytest.mark.parametrize('alpha', [0, 2])
 def test_an_engine_reads_given_tokens_behind_a_hard_prompt(rollouts, alpha):
     r, engine = rollouts()
-    with_given = dataclasses.replace(HARD[0], given=np.array([8, 9], np.int32))
-    _, [group] = take(r, 3, [with_given], Trained(2, alpha_version=alpha))
-    assert engine.read == [[1], [1], [1, 8, 9]] and group.prompt is with_given
+    begun = Begun(HARD[0].prompt, (Span(np.array([8, 9], np.int32), None, Author.PREFIX),))
+    _, [group] = take(r, 3, [begun], Trained(2, alpha_version=alpha))
+    assert engine.read == [[1], [1], [1, 8, 9]] and group.prompt is begun.prompt
 
 
 def test_hard_prompts_are_answered_by_theta_and_the_engine_then_holds_alpha_again(rollouts):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from group_builders import graded, judged_group
+from group_builders import graded, judged_group, version_of
 
 from bapo_jax.groups import Verdict, make_batch
 from bapo_jax.run.log.measures import batch_metrics, discarded_metrics, fresh_metrics, one_sided, batch_tokens
@@ -54,7 +54,7 @@ def test_discarded_and_kept_account_for_every_fresh_group():
 def test_batch_metrics_by_hand():
     g = groups()
     batch = make_batch((g[0], g[2]), ('x1', 'x3'))
-    ages = [7 - 1 - r.version for group in batch.groups for r in group.responses]
+    ages = [7 - 1 - version_of(r) for group in batch.groups for r in group.responses]
     m = batch_metrics(batch, step=7)
     assert (m['bapo/x1_groups'], m['bapo/x2_groups'], m['bapo/x3_groups'], m['bapo/batch_groups']) == (1, 0, 1, 2)
     assert (m['staleness/mean'], m['staleness/max']) == (np.mean(ages), max(ages))

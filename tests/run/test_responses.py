@@ -6,13 +6,12 @@ import json
 import numpy as np
 import pytest
 import zstandard
-from group_builders import graded, make_group, right
+from group_builders import graded, make_group, masked, right
 from hypothesis import given, strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from bapo_jax.groups import Verdict, make_batch
-from bapo_jax.rollout.given import continued
+from bapo_jax.groups import Author, Span, Verdict, make_batch
 from bapo_jax.run.log.responses import Logged, logged, token_texts, two_responses, write_rollouts
 
 
@@ -40,7 +39,7 @@ def test_everything_sampled_or_trained_on_has_one_use():
 def test_a_row_holds_what_was_asked_answered_judged_and_trained_on(tmp_path):
     g = make_group(3, 1, G=3, step=5)
     verdicts = [*right(1, 2), Verdict.INFRA_ERROR]
-    first = dataclasses.replace(g.responses[0], loss_mask=np.arange(len(g.responses[0].tokens)) > 0)
+    first = masked(g.responses[0], np.arange(len(g.responses[0].tokens)) > 0)
     shaped = graded(g.prompt, [first, *g.responses[1:]], verdicts, 5, [1, 0.25, float('nan')], ('7', None, None))
     logp = [r.logp + np.float32(np.log(2)) for r in shaped.responses]
     file = tmp_path / 'rollouts' / '000005.jsonl.zst'
@@ -56,12 +55,18 @@ def test_a_row_holds_what_was_asked_answered_judged_and_trained_on(tmp_path):
         'answers': ['7', None, None],
         'rewards': [1.0, 0.25, None],  # JSON has no nan
         'finish': [r.finish for r in g.responses],
-        'versions': [5, 5, 5],
-        'authors': ['policy', 'policy', 'policy'],
+        'versions': [5 if r.versions.size else -1 for r in shaped.responses],
+        'spans': [
+            [['trace', -1, 1], *([['policy', 5, n - 1]] if n > 1 else [])] if i == 0 else [['policy', 5, n]]
+            for i, n in enumerate(len(r.tokens) for r in g.responses)
+        ],
         'step': 5,
         'trained': 2,
         'pieces': [[f'{t} ' for t in r.tokens] for r in g.responses],
-        'logp': [[pytest.approx(float(x), abs=0.0005) for x in r.logp] for r in g.responses],
+        'logp': [
+            [pytest.approx(float(x), abs=0.0005) if t else None for x, t in zip(r.logp, r.trained_on, strict=True)]
+            for r in shaped.responses
+        ],
         'ratio': [[2.0 if t else None for t in r.trained_on] for r in shaped.responses],
     }
     assert (other['use'], other['rewards'], other['trained'], other['ratio']) == ('left_out', [1.0, 0.0, 0.0], 0, None)
@@ -70,12 +75,12 @@ def test_a_row_holds_what_was_asked_answered_judged_and_trained_on(tmp_path):
 def test_given_tokens_have_no_log_prob(tmp_path):
     g = make_group(3, 1, G=3, step=5)
     own = g.responses[1]
-    prompt = dataclasses.replace(g.prompt, given=np.array([4, 5], np.int32))
-    whole = continued(prompt, own, 99)
+    prefix = Span(np.array([4, 5], np.int32), None, Author.PREFIX)
+    whole = dataclasses.replace(own, spans=(prefix, *own.spans))
     file = tmp_path / '000005.jsonl.zst'
-    write_rollouts(file, Spelling(), [Logged('x2', graded(prompt, [whole], right(1, 1), 5))])
+    write_rollouts(file, Spelling(), [Logged('x2', graded(g.prompt, [whole], right(1, 1), 5))])
     row = json.loads(zstandard.decompress(file.read_bytes()))
-    assert row['authors'] == ['prefix'] and row['responses'] == [''.join(f'{t} ' for t in (4, 5, *own.tokens))]
+    assert row['spans'] == [[['prefix', -1, 2], ['policy', 5, len(own.tokens)]]] and row['responses'] == [''.join(f'{t} ' for t in (4, 5, *own.tokens))]
     assert row['logp'] == [[None, None, *(pytest.approx(float(x), abs=0.0005) for x in own.logp)]]
 
 

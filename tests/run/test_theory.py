@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from group_builders import masked
 
-from bapo_jax.groups import Group, Prompt, Response, Verdict, make_batch
+from bapo_jax.groups import Group, Prompt, Verdict, make_batch, sampled
 from bapo_jax.replay.bapo import improved
 from bapo_jax.replay.thresholds import in_range
 from bapo_jax.run import theory
@@ -35,7 +36,8 @@ END, LENGTH = 2, 3  # a response over the symbols 0, 1, 2 ends with its first 2,
 
 def response(logp, mask=None):
     logp = np.asarray(logp, np.float32)
-    return Response(np.zeros(len(logp), np.int32), logp, 'stop', 0, loss_mask=None if mask is None else np.array(mask))
+    whole = sampled(np.zeros(len(logp), np.int32), logp, 'stop', 0)
+    return whole if mask is None else masked(whole, mask)
 
 
 def group(correct, logps, masks=None, rewards=None):

@@ -24,7 +24,8 @@ def peak() -> int:
 
 
 def main(file, model):
-    from bapo_jax.groups import Group, Response, Verdict, groups_to_arrays
+    from bapo_jax.groups import Group, Verdict, sampled
+    from bapo_jax.replay.arrays import groups_to_arrays
     from bapo_jax.models import hf
     from bapo_jax.models.tokenizer import load_tokenizer
     from bapo_jax.tasks import encode_prompts
@@ -39,7 +40,7 @@ def main(file, model):
     prompts = encode_prompts('geometry', truths, tokenizer, template='paper', sight=sight)
     assert len(prompts) == PROBLEMS
     logp = np.zeros(16, np.float32)
-    responses = tuple(Response(np.arange(16, dtype=np.int32), logp, 'stop', 0) for _ in range(8))
+    responses = tuple(sampled(np.arange(16, dtype=np.int32), logp, 'stop', 0) for _ in range(8))
     groups = [Group(p, responses, (Verdict.WRONG,) * 8, np.zeros(8, np.float32), 1) for p in prompts]
     saved = groups_to_arrays(groups)
     for prompt in prompts[:LOOKED_AT]:

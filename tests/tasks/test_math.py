@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from bapo_jax.groups import Response, Verdict
+from bapo_jax.groups import Verdict, sampled
 from bapo_jax.rollout.collect import judge
 from bapo_jax.rollout.engine import FRESH, Draw
 from bapo_jax.tasks import encode_prompts, get_task
@@ -102,7 +102,7 @@ def test_a_template_that_cannot_be_rendered_is_refused():
 def test_what_the_qwen3_tokenizer_makes_of_a_response_keeps_the_thinking_apart(qwen3, response, judged):
     [prompt] = encode_prompts('math', [TRUTH], qwen3, template='qwen3')
     tokens = np.array(qwen3.encode(response, add_special_tokens=False), np.int32)
-    answer = Response(tokens, np.zeros(len(tokens), np.float32), 'stop', 0)
+    answer = sampled(tokens, np.zeros(len(tokens), np.float32), 'stop', 0)
     texts = []
 
     def seen(rows, budget_s):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from group_builders import graded
 
-from bapo_jax.groups import Prompt, Response, Verdict
+from bapo_jax.groups import Prompt, Verdict, sampled
 from bapo_jax.tasks.shaping import overlong_penalty, punish_overlong
 
 LENGTHS, PENALTIES = (1, 75, 80, 95, 100), (0, 0, -0.2, -0.8, -1)  # of a limit of 100 tokens, the last quarter punished
@@ -12,7 +12,7 @@ LENGTHS, PENALTIES = (1, 75, 80, 95, 100), (0, 0, -0.2, -0.8, -1)  # of a limit 
 
 def group_of(verdicts):
     """A group of responses of LENGTHS."""
-    responses = [Response(np.zeros(n, np.int32), np.zeros(n, np.float32), 'stop', 0) for n in LENGTHS]
+    responses = [sampled(np.zeros(n, np.int32), np.zeros(n, np.float32), 'stop', 0) for n in LENGTHS]
     return graded(Prompt(5, 'countdown', np.array([1], np.int32), {}), responses, verdicts, step=3)
 
 

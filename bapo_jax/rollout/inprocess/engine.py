@@ -21,11 +21,11 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from bapo_jax.groups import Prompt, Response
+from bapo_jax.groups import Begun, Prompt, Response, Span, sampled
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.vision.layout import ImageSource, Seen, see
 from bapo_jax.models.vision.patches import Pixels, blank_pixels, windows_of
-from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling, trained_tokens
+from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
 from bapo_jax.rollout.inprocess.room import Limits, Room, padded_length, room_for
 from bapo_jax.rollout.inprocess.slots import (
     ImagesInSlots,
@@ -71,14 +71,14 @@ class JaxEngine(Engine):
             self._params, self._version, self._weights = params, version, None
 
     def ask(
-        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
+        self, begun: Sequence[Begun], group_size: int, sampling: Sampling, draws: Sequence[Draw]
     ) -> list[Future[tuple[Response, ...]]]:
         if self._params is None:
             raise RuntimeError('the engine holds no policy yet: call load(params, version) before generate')
         key_of = {draw: np.asarray(jax.random.key_data(draw.key())) for draw in set(draws)}
         asked = [
-            _Group(prompt, key_of[draw], group_size, sampling, self._version)
-            for prompt, draw in zip(prompts, draws, strict=True)
+            _Group(one.read, one.spans, key_of[draw], group_size, sampling, self._version)
+            for one, draw in zip(begun, draws, strict=True)
         ]
         with self._lock:
             # Devices communicate here, as they do in the learner's programs, so one thread must launch both.
@@ -228,18 +228,14 @@ class JaxEngine(Engine):
     ) -> tuple[np.ndarray, ...]:
         """Arrays of `at_once` prompts per device; padding rows have the out-of-range place `nowhere`."""
         count = len(of_devices) * at_once
-        tokens, lengths, ids = (
-            np.zeros((count, padded), np.int32),
-            np.ones(count, np.int32),
-            np.zeros(count, np.int32),
-        )
+        tokens, (lengths, most, ids) = np.zeros((count, padded), np.int32), np.ones((3, count), np.int32)
         keys, places = np.zeros((count, 2), np.uint32), np.full(count, nowhere, np.int32)
         for device, waiting in enumerate(of_devices):
             for row, (at, group, _) in enumerate(waiting, start=device * at_once):
                 n = len(group.prompt.tokens)
-                tokens[row, :n], lengths[row] = group.prompt.tokens, n
+                tokens[row, :n], lengths[row], most[row] = group.prompt.tokens, n, group.most_tokens
                 places[row], ids[row], keys[row] = at, group.prompt.id, group.key
-        return places, tokens, lengths, ids, keys
+        return places, tokens, lengths, most, ids, keys
 
     def _images(
         self, of_devices: list[list[_Waiting]], at_once: int, padded: int, pixel_shape: tuple[int, int, int]
@@ -277,11 +273,11 @@ class JaxEngine(Engine):
             for place in [place for place in of_device if count[device, place]]:
                 (group, j), n = of_device.pop(place), count[device, place]
                 finish = 'stop' if stopped[device, place] else 'length'
-                own = tokens[device, place, :n].copy()
-                mask = trained_tokens(own, self._model.vision and self._model.vision.image_token)
-                group.responses[j] = Response(
-                    own, logp[device, place, :n].copy(), finish, group.version, loss_mask=mask
-                )
+                own = sampled(
+                    tokens[device, place, :n].copy(), logp[device, place, :n].copy(), finish, group.version,
+                    self._model.vision and self._model.vision.image_token,
+                )  # fmt: skip
+                group.responses[j] = Response(group.spans + own.spans, finish)
                 self.sampled += int(n)
                 if len(group.responses) == group.size:
                     group.future.set_result(tuple(group.responses[i] for i in range(group.size)))
@@ -299,10 +295,16 @@ class _Waiting(NamedTuple):
 class _Group:
     """A requested group, and its finished responses by index."""
 
-    prompt: Prompt
+    prompt: Prompt  # as it is read, with the tokens of `spans`
+    spans: tuple[Span, ...]  # with which its responses begin
     key: np.ndarray  # random key data, uint32 [2]
     size: int
     sampling: Sampling
     version: int
     responses: dict[int, Response] = dataclasses.field(default_factory=dict)
     future: Future[tuple[Response, ...]] = dataclasses.field(default_factory=Future)
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that the policy may add to a response."""
+        return self.sampling.max_tokens - sum(len(span.tokens) for span in self.spans)

@@ -87,6 +87,7 @@ class WaitingLine(NamedTuple):
     cache_P: KVCache  # of their tokens
     hidden_PxD: jax.Array  # of their last tokens
     length_P: jax.Array
+    most_P: jax.Array  # the most tokens of a response
     key_Px2: jax.Array  # random key data
     shift_P: jax.Array | None  # with a vision tower: rotary position after the prompt, minus the token count
 
@@ -98,6 +99,7 @@ class SlotRows(NamedTuple):
     hidden_BxD: jax.Array  # of the newest token; the next one is sampled from it
     prompt_B: jax.Array  # number of prompt tokens
     count_B: jax.Array  # number of sampled tokens
+    most_B: jax.Array  # limit of that number
     place_B: jax.Array  # of the response
     key_Bx2: jax.Array
     shift_B: jax.Array | None
@@ -160,14 +162,14 @@ def nothing_yet(
         shift_B, shift_P = (jnp.zeros(n, jnp.int32) if model.vision else None for n in (B, P))
         return SlotRows(
             empty_cache(model, cached, key_slots), jnp.zeros((B, model.hidden_size), model.dtype),
-            jnp.zeros(B, jnp.int32), jnp.zeros(B, jnp.int32), jnp.full(B, -1, jnp.int32),
+            *(jnp.zeros(B, jnp.int32) for _ in range(3)), jnp.full(B, -1, jnp.int32),
             jnp.zeros((B, 2), jnp.uint32), shift_B,
         ), Places(
             jnp.zeros((C, T), jnp.int32), jnp.zeros((C, T), jnp.float32), jnp.zeros(C, jnp.int32),
             jnp.zeros(C, bool),
         ), WaitingLine(
             empty_cache(model, P, prompt_tokens), jnp.zeros((P, model.hidden_size), model.dtype),
-            jnp.zeros(P, jnp.int32), jnp.zeros((P, 2), jnp.uint32), shift_P,
+            jnp.zeros(P, jnp.int32), jnp.zeros(P, jnp.int32), jnp.zeros((P, 2), jnp.uint32), shift_P,
         )  # fmt: skip
 
     return per_device(of_device, mesh, (), split_rows(mesh).spec)()
@@ -175,7 +177,7 @@ def nothing_yet(
 
 @functools.partial(jax.jit, static_argnames=('graph', 'mesh'), donate_argnames='line')
 def prefill_prompts(
-    weights: Weights, line: WaitingLine, at_Q, tokens_QxL, length_Q, id_Q, key_Qx2,
+    weights: Weights, line: WaitingLine, at_Q, tokens_QxL, length_Q, most_Q, id_Q, key_Qx2,
     images: ImagesInSlots | None = None, *, graph: nnx.GraphDef, mesh: Mesh,
 ) -> WaitingLine:  # fmt: skip
     """Prefills Q prompts per device into their places `at` in line; out-of-range places are dropped padding.
@@ -183,7 +185,7 @@ def prefill_prompts(
     Each image is encoded once for all responses to its prompt. Random keys depend on the prompt's key and id.
     """
 
-    def of_device(weights, line, at_Q, tokens_QxL, length_Q, id_Q, key_Qx2, images):
+    def of_device(weights, line, at_Q, tokens_QxL, length_Q, most_Q, id_Q, key_Qx2, images):
         seen = ()
         if images is not None:
             features = ImageFeatures(look(graph, weights, images.pixels), images.feature_QxL)
@@ -196,13 +198,14 @@ def prefill_prompts(
             jax.tree.map(lambda old, new: old.at[at_Q, :, :L].set(new, mode='drop'), line.cache_P, cache),
             line.hidden_PxD.at[at_Q].set(hidden_QxD, mode='drop'),
             line.length_P.at[at_Q].set(length_Q, mode='drop'),
+            line.most_P.at[at_Q].set(most_Q, mode='drop'),
             line.key_Px2.at[at_Q].set(jax.random.key_data(key_Q), mode='drop'),
             None if line.shift_P is None else line.shift_P.at[at_Q].set(shift_Q, mode='drop'),
         )
 
     rows = split_rows(mesh).spec
-    return per_device(of_device, mesh, (PartitionSpec(), *[rows] * 7), rows)(
-        weights, line, at_Q, tokens_QxL, length_Q, id_Q, key_Qx2, images
+    return per_device(of_device, mesh, (PartitionSpec(), *[rows] * 8), rows)(
+        weights, line, at_Q, tokens_QxL, length_Q, most_Q, id_Q, key_Qx2, images
     )
 
 
@@ -283,9 +286,9 @@ def sample_responses(
 
 def written(rows: SlotRows, places: Places, token_B, logp_B, stopped_B) -> tuple[SlotRows, Places]:
     """Writes one token of each response to its place, and frees the slots whose response has ended."""
-    C, T = places.tokens_CxT.shape
+    C = len(places.count_C)
     in_use_B, count_B = rows.place_B >= 0, rows.count_B + 1
-    done_B = stopped_B | (count_B == T)
+    done_B = stopped_B | (count_B == rows.most_B)
     place_B = jnp.where(in_use_B, rows.place_B, C)  # C is out of range, so the write is dropped
     ended_B = jnp.where(done_B, place_B, C)
     places = Places(
@@ -324,7 +327,8 @@ def refill(
     rows = SlotRows(
         jax.tree.map(copy, rows.cache, line.cache_P), set_(rows.hidden_BxD, line.hidden_PxD[prompt_R]),
         set_(rows.prompt_B, line.length_P[prompt_R]), set_(rows.count_B, jnp.zeros(R, jnp.int32)),
-        set_(rows.place_B, place_R), set_(rows.key_Bx2, jax.random.key_data(key_R)),
+        set_(rows.most_B, line.most_P[prompt_R]), set_(rows.place_B, place_R),
+        set_(rows.key_Bx2, jax.random.key_data(key_R)),
         None if rows.shift_B is None else set_(rows.shift_B, line.shift_P[prompt_R]),
     )  # fmt: skip
     return rows, begun + jnp.sum(takes_R)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo_jax.cluster.hosts import Hosts
-from bapo_jax.groups import Prompt, Response
+from bapo_jax.groups import Begun, Prompt, Response
 from bapo_jax.machine import events
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
@@ -101,7 +101,7 @@ class VllmEngine(Engine):
         remove_unneeded(self._policies, {self._version, self._previous})
 
     def ask(
-        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]
+        self, begun: Sequence[Begun], group_size: int, sampling: Sampling, draws: Sequence[Draw]
     ) -> list[Future[tuple[Response, ...]]]:
         """Sends one request per prompt, to the server with the fewest requests in flight.
 
@@ -116,8 +116,7 @@ class VllmEngine(Engine):
             tuple(self._stop_tokens), image_token
         )  # fmt: skip
         return [
-            asyncio.run_coroutine_threadsafe(self._group(prompt, sampling, asked), self._loop)
-            for prompt in prompts
+            asyncio.run_coroutine_threadsafe(self._group(one, sampling, asked), self._loop) for one in begun
         ]
 
     def metrics(self) -> dict[str, float]:
@@ -201,8 +200,17 @@ class VllmEngine(Engine):
 
     # ---- responses
 
-    async def _group(self, prompt: Prompt, sampling: Sampling, asked: Asked) -> tuple[Response, ...]:
-        """One group's responses. A semaphore admits requests in order, which limits the images in memory."""
+    async def _group(self, begun: Begun, sampling: Sampling, asked: Asked) -> tuple[Response, ...]:
+        """One group's responses, with what they begin with."""
+        most = sampling.max_tokens - begun.length
+        own = await self._own(begun.read, sampling._replace(max_tokens=most), asked._replace(max_tokens=most))
+        return tuple(Response(begun.spans + response.spans, response.finish) for response in own)
+
+    async def _own(self, prompt: Prompt, sampling: Sampling, asked: Asked) -> tuple[Response, ...]:
+        """One group's responses to what is read.
+
+        A semaphore admits requests in order, which limits the images in memory.
+        """
         async with self._free:
             what = prompt, asked.group_size, sampling, self._stop_tokens
             if prompt.images:

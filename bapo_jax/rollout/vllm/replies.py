@@ -23,8 +23,8 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from bapo_jax.groups import Prompt, Response
-from bapo_jax.rollout.engine import RolloutError, Sampling, trained_tokens
+from bapo_jax.groups import Prompt, Response, sampled
+from bapo_jax.rollout.engine import RolloutError, Sampling
 from bapo_jax.tasks.jsonl import short
 from bapo_jax.tasks.sight import Sight
 from bapo_jax.weights.manifest import NAME, OTHER_TRAINER, number_of
@@ -220,9 +220,7 @@ def _response(choice: _Choice, asked: Asked, need: Callable[[bool, str], None], 
         finish == 'stop' or len(tokens) == most,
         f"has finish_reason 'length' after {len(tokens)} of {most} tokens",
     )
-    return Response(
-        tokens, logp, finish, number_of(asked.policy), loss_mask=trained_tokens(tokens, asked.image_token)
-    )
+    return sampled(tokens, logp, finish, number_of(asked.policy), asked.image_token)
 
 
 def read_results(body: bytes, server: str) -> list[dict[str, Any]]:

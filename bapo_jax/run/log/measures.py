@@ -55,15 +55,18 @@ def one_sided(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def batch_metrics(batch: Batch, step: int) -> dict[str, Any]:
-    """Returns the batch's composition and staleness: how many steps behaviour policies lag behind π_θ."""
-    ages = np.array([step - 1 - r.version for g in batch.groups for r in g.responses])
+    """Returns the batch's composition and staleness: how many steps behaviour policies lag behind π_θ.
+
+    The mean is over responses, of each one's mean over the policy's tokens.
+    """
+    ages = [step - 1 - r.versions for g in batch.groups for r in g.responses if len(r.versions)]
     replayed = {f'bapo/{REPLAY}_groups': batch.count(REPLAY)} if REPLAY in batch.origins else {}
     return {
         **{f'bapo/{origin}_groups': batch.count(origin) for origin in (X1, X2, X3)},
         **replayed,
         'bapo/batch_groups': len(batch.groups),
-        'staleness/mean': float(ages.mean()) if len(ages) else 0.0,
-        'staleness/max': int(ages.max()) if len(ages) else 0,
+        'staleness/mean': float(np.mean([of_tokens.mean() for of_tokens in ages])) if ages else 0.0,
+        'staleness/max': max((int(of_tokens.max()) for of_tokens in ages), default=0),
     }
 
 

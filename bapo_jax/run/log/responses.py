@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
-from bapo_jax.groups import Author, Batch, Group, Response, Verdict
+from bapo_jax.groups import NO_VERSION, Batch, Group, Response, Verdict
 from bapo_jax.machine.files import write_bytes
 
 MOST_ROW_BYTES = 2**29  # decompressed bytes of a row: 64 responses of 32,768 tokens take an eighth of that
@@ -69,8 +69,11 @@ def write_rollouts(path: Path, tokenizer: Any, groups: Sequence[Logged]) -> None
             'answers': x.group.answers,
             'rewards': [None if np.isnan(r) else float(r) for r in x.group.rewards],
             'finish': [r.finish for r in x.group.responses],
-            'versions': [r.version for r in x.group.responses],
-            'authors': [r.author.name.lower() for r in x.group.responses],
+            'versions': [int(max(r.versions, default=NO_VERSION)) for r in x.group.responses],
+            'spans': [
+                [[s.author.name.lower(), s.version, len(s.tokens)] for s in r.spans]
+                for r in x.group.responses
+            ],
             'step': x.group.step,
             'trained': x.trained,
             'pieces': [token_texts(tokenizer, r.tokens, spelled) for r in x.group.responses],
@@ -152,10 +155,9 @@ def _spelled(tokenizer: Any, responses: Sequence[Response]) -> dict[int, str]:
 
 
 def _sampled(response: Response) -> list[float | None]:
-    """The log-prob of each token when it was sampled; None for the tokens of a given prefix."""
-    given = ~response.trained_on if response.author == Author.PREFIX else np.zeros(len(response.tokens), bool)
+    """The log-prob of each token when it was sampled; None if it is unknown, as of given tokens."""
     return [
-        None if was_given else x for x, was_given in zip(_rounded(response.logp), given.tolist(), strict=True)
+        x for s in response.spans for x in ([None] * len(s.tokens) if s.logp is None else _rounded(s.logp))
     ]
 
 

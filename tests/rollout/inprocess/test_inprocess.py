@@ -1,6 +1,5 @@
 """The in-process engine: what it samples, what it says about it, and what a response depends on."""
 
-import dataclasses
 import functools
 from concurrent.futures import wait
 
@@ -9,16 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from group_builders import begun, version_of
 from jax.sharding import Mesh
 from tiny import QWEN3, STOP_TOKENS
 from tiny_vl import seen_logp
 
-from bapo_jax.groups import Prompt
+from bapo_jax.groups import Author, Begun, Prompt, Span
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.rotary import Rotation
 from bapo_jax.rollout.engine import EVALUATION, FRESH, REEVALUATION, Draw, RolloutError, Sampling
-from bapo_jax.rollout.given import as_read, continued
 from bapo_jax.rollout.inprocess import drawing, engine as module, gpu_decoding, gpu_drawing, room, slots
 from bapo_jax.rollout.inprocess.engine import JaxEngine
 from bapo_jax.rollout.inprocess.room import Limits, memory_of, room_for
@@ -51,7 +50,7 @@ def assert_same(a, b, tolerance=0.0):
         for r, s in zip(x, y, strict=True):
             np.testing.assert_array_equal(r.tokens, s.tokens)
             np.testing.assert_allclose(r.logp, s.logp, rtol=0, atol=tolerance)
-            assert (r.finish, r.version) == (s.finish, s.version)
+            assert (r.finish, version_of(r)) == (s.finish, version_of(s))
 
 
 def tokens_of(answers):
@@ -98,11 +97,18 @@ def test_the_ways_of_a_gpu_give_the_trainers_log_probs_in_any_company(policy, pr
 
 
 def test_what_continues_given_tokens_has_the_trainers_log_probs_of_the_whole_response(policy, prompts, score):
-    with_given = [dataclasses.replace(p, given=np.arange(3, 5 + i, dtype=np.int32)) for i, p in enumerate(prompts[:3])]
-    own = generate(make_engine(policy), list(map(as_read, with_given)), G, SAMPLING, DRAW)
-    whole = [tuple(continued(p, r, SAMPLING.max_tokens) for r in responses) for p, responses in zip(with_given, own, strict=True)]
-    assert all(len(r.tokens) <= SAMPLING.max_tokens and r.trained_on.any() for responses in whole for r in responses)
-    assert_log_probs_are_the_trainers(whole, with_given, score, policy)
+    """It is no longer than others, and it stops where the whole response is as long as the limit."""
+    given = [Span(np.arange(3, 5 + i, dtype=np.int32), None, Author.PREFIX) for i in range(3)]
+    asked = [Begun(prompt, (span,)) for prompt, span in zip(prompts[:3], given, strict=True)]
+    engine = make_engine(policy)
+    whole = [future.result(60) for future in engine.ask(asked, G, SAMPLING, [DRAW] * 3)]
+    for span, responses in zip(given, whole, strict=True):
+        for r in responses:
+            assert r.spans[0] is span and r.spans[1].author == Author.POLICY
+            assert r.trained_on.tolist() == [False] * len(span.tokens) + [True] * len(r.spans[1].tokens)
+            assert r.finish == 'stop' or len(r.tokens) == SAMPLING.max_tokens
+    assert {r.finish for responses in whole for r in responses} == {'stop', 'length'}
+    assert_log_probs_are_the_trainers(whole, prompts[:3], score, policy)
 
 
 def test_a_response_does_not_depend_on_the_company(policy, prompts, answers):
@@ -160,12 +166,12 @@ def test_what_comes_when_there_is_room_for_less_gets_more_room(wide, monkeypatch
 
     def sample(*given, **settings):
         if not rest:
-            rest.extend(engine.ask(drawn[1:], G, long, draws[1:]))
+            rest.extend(engine.ask(begun(drawn[1:]), G, long, draws[1:]))
         return slots.sample_responses(*given, **settings)
 
     monkeypatch.setattr(module, 'nothing_yet', lambda **of: made.append(of['cached']) or slots.nothing_yet(**of))
     monkeypatch.setattr(module, 'sample_responses', sample)
-    [first] = engine.ask(drawn[:1], G, long, draws[:1])
+    [first] = engine.ask(begun(drawn[:1]), G, long, draws[:1])
     assert_same([first.result(120), *(future.result(120) for future in rest)], want)
     assert made == [8, 32]
 
@@ -216,7 +222,7 @@ def test_lengths_and_finish_reasons(policy, prompts):
         ended = int(r.tokens[-1]) in STOP_TOKENS
         assert r.finish == ('stop' if ended else 'length')
         assert ended or len(r.tokens) == 10
-        assert r.version == 7
+        assert set(r.versions) == {7}
     assert {r.finish for r in answers} == {'stop', 'length'}
 
 
@@ -309,7 +315,7 @@ def test_slots_that_are_free_are_filled_again(policy):
 def test_what_was_asked_first_is_answered_first_in_several_calls_as_in_one(policy, prompts):
     engine, order = make_engine(policy, rows=4), []
     draws = [[Draw(5, step, FRESH)] * len(prompts) for step in (2, 3, 4)]
-    asked = [engine.ask(prompts, G, SAMPLING, of_step) for of_step in draws]
+    asked = [engine.ask(begun(prompts), G, SAMPLING, of_step) for of_step in draws]
     for step, futures in enumerate(asked):
         for future in futures:
             future.add_done_callback(lambda _, step=step: order.append(step))
@@ -390,7 +396,7 @@ def test_the_memory_that_a_dry_run_counts_is_what_the_programs_need(vocabulary, 
             key_slots=512,
         )
     )
-    asked = [array(jnp.int32, Q), array(jnp.int32, Q, L), array(jnp.int32, Q), array(jnp.int32, Q), array(jnp.uint32, Q, 2)]
+    asked = [array(jnp.int32, Q), array(jnp.int32, Q, L), *[array(jnp.int32, Q)] * 3, array(jnp.uint32, Q, 2)]
     read = slots.prefill_prompts.lower(weights, state[2], *asked, graph=graph, mesh=mesh)
     to, one, number, share = array(jnp.int32, P, G), array(jnp.int32, 1), array(jnp.int32), array(jnp.float32)
     sample = slots.sample_responses.lower(
@@ -426,7 +432,7 @@ def test_an_error_while_sampling_reaches_everyone_who_waits(policy, prompts, mon
     for program in ('prefill_prompts', 'sample_responses'):
         with monkeypatch.context() as patch:
             patch.setattr(module, program, fails)
-            futures = engine.ask(prompts, G, SAMPLING, [DRAW] * len(prompts))
+            futures = engine.ask(begun(prompts), G, SAMPLING, [DRAW] * len(prompts))
             assert [str(future.exception(60)) for future in futures] == ['out of memory'] * len(prompts)
     assert len(generate(engine, prompts, G, SAMPLING, DRAW)) == len(prompts)
 
@@ -435,7 +441,7 @@ def test_load_replaces_the_policy(policy, prompts, answers):
     engine = make_engine(policy)
     engine.load(jax.tree.map(lambda x: 1.3 * x, policy.params), 4)
     other = generate(engine, prompts, G, SAMPLING, DRAW)
-    assert other[0][0].version == 4
+    assert other[0][0].versions[0] == 4
     assert tokens_of(other) != tokens_of(answers)
     engine.load(policy.params, 0)
     assert_same(generate(engine, prompts, G, SAMPLING, DRAW), answers)
@@ -446,12 +452,12 @@ def test_a_policy_loaded_right_after_the_last_answer_gives_the_next(policy, prom
     for version in range(10):
         engine.load((policy.params, other)[version % 2], version)
         given = generate(engine, prompts, G, SAMPLING, DRAW)
-        assert (tokens_of(given) == tokens_of(answers)) == (version % 2 == 0) and given[0][0].version == version
+        assert (tokens_of(given) == tokens_of(answers)) == (version % 2 == 0) and given[0][0].versions[0] == version
 
 
 def test_what_is_not_answered_when_the_engine_closes_is_an_error_or_cancelled(policy, prompts):
     engine = make_engine(policy, rows=4, stop_tokens=(97,))
-    futures = engine.ask(prompts, G, Sampling(1.0, 500), [DRAW] * len(prompts))
+    futures = engine.ask(begun(prompts), G, Sampling(1.0, 500), [DRAW] * len(prompts))
     engine.close()
     assert not wait(futures, timeout=10.0).not_done  # who waits for them goes on
     assert all(future.cancelled() or isinstance(future.exception(0), RolloutError) or future.result(0) for future in futures)

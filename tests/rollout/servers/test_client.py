@@ -11,10 +11,12 @@ import time
 
 import numpy as np
 import pytest
+from group_builders import begun, version_of
 from http_stub import HttpStub
 from proxied import proxy  # noqa: F401  (a fixture)
 from stand_in import DRAWS, SAMPLING, StandIn, choice, connecting, good, named
 
+from bapo_jax.groups import Author, Begun, Span
 from bapo_jax.rollout.engine import results_of
 from bapo_jax.rollout.vllm import client
 from bapo_jax.rollout.vllm.client import RolloutError, Unreachable
@@ -38,8 +40,27 @@ def test_sound_responses_come_in_order_with_the_token_on_every_call_and_no_proxy
     first, second = answers[0]
     np.testing.assert_array_equal(first.tokens, [9, 3])
     np.testing.assert_array_equal(second.logp, np.float32([-0.5] * 3))
-    assert (first.finish, first.version) == ('stop', 7)
+    assert (first.finish, version_of(first)) == ('stop', 7)
     assert {header for _, header in server.calls} == {'Bearer secret'} and proxy == []
+
+
+def test_given_tokens_are_read_behind_the_prompt_and_leave_the_policy_fewer(connect, prompts):
+    """Of four tokens two are given: a reply of two is as long as it may be, and one of three is bad."""
+    prefix = Span(np.array([7, 8], np.int32), None, Author.PREFIX)
+
+    def asked(*tokens):
+        cut = {'finish_reason': 'length'} if 3 not in tokens else {}
+        server = StandIn(lambda _: (200, {'choices': [choice(i, tokens=tokens) | cut for i in range(2)]}))
+        [group] = connect(server).ask([Begun(prompts[0], (prefix,))], 2, SAMPLING, DRAWS[:1])
+        return server, group
+
+    server, group = asked(5, 6)
+    for response in group.result(10):
+        assert response.tokens.tolist() == [7, 8, 5, 6] and response.trained_on.tolist() == [False, False, True, True]
+        assert response.spans[0] is prefix and (version_of(response), response.finish) == (7, 'length')
+    assert server.asked == [[*prompts[0].tokens.tolist(), 7, 8]]
+    with pytest.raises(BadResponse, match='has 3 tokens instead of 1 to 2'):
+        asked(5, 6, 3)[1].result(10)
 
 
 def test_a_policy_is_loaded_while_paused_and_caches_are_dropped_before_it_is_named(connect):
@@ -87,7 +108,7 @@ def test_a_group_that_is_no_good_is_asked_for_again_alone(spoiled, connect, prom
 def test_a_group_that_stays_no_good_is_an_error_that_names_the_server_and_leaves_the_others_alone(connect, prompts):
     server = StandIn(lambda number: OF_ANOTHER_POLICY if server.asked[-1] == prompts[0].tokens.tolist() else good(number))
     engine = connect(server, concurrency=1)
-    first, *others = engine.ask(prompts[:4], 2, SAMPLING, DRAWS)
+    first, *others = engine.ask(begun(prompts[:4]), 2, SAMPLING, DRAWS)
     with pytest.raises(BadResponse, match=rf"{server.url}: a response is of policy \['6'\] instead of 7-[0-9a-f]{{8}}"):
         first.result()
     assert [len(other.result()) for other in others] == [2, 2, 2]
@@ -113,7 +134,7 @@ def test_of_two_trainers_on_a_server_whose_numbers_meet_the_first_ends(connect, 
 def test_what_was_asked_first_goes_out_first(connect, prompts):
     server = StandIn(good)
     engine = connect(server, concurrency=1)
-    steps = [engine.ask(prompts[i : i + 2], 2, SAMPLING, DRAWS) for i in (0, 2, 4)]
+    steps = [engine.ask(begun(prompts[i : i + 2]), 2, SAMPLING, DRAWS) for i in (0, 2, 4)]
     for group in [group for step in steps for group in step]:
         group.result()
     assert server.asked == [prompt.tokens.tolist() for prompt in prompts[:6]]
@@ -153,7 +174,7 @@ def test_images_are_read_when_their_prompts_turn_comes_and_in_a_thread_of_their_
 
     server = StandIn(answer)
     engine = connect(server, concurrency=2, sight=sees, deadline_s=60.0)
-    groups = engine.ask(with_images(prompts, *'abcdef'), 2, SAMPLING, DRAWS)
+    groups = engine.ask(begun(with_images(prompts, *'abcdef')), 2, SAMPLING, DRAWS)
     for count in (2, 3, 4, 5, 6):
         deadline = time.monotonic() + 30
         while len(server.asked) < count:
@@ -169,7 +190,7 @@ def test_images_are_read_when_their_prompts_turn_comes_and_in_a_thread_of_their_
 
 def test_an_image_that_cannot_be_read_is_an_error_that_names_prompt_and_file_and_leaves_the_others_alone(connect, prompts):
     engine = connect(StandIn(lambda _: reads(prompts)), concurrency=1, sight=Sees())
-    first, gone, text = engine.ask([*with_images(prompts, 'a', 'gone'), prompts[2]], 2, SAMPLING, DRAWS)
+    first, gone, text = engine.ask(begun([*with_images(prompts, 'a', 'gone'), prompts[2]]), 2, SAMPLING, DRAWS)
     with pytest.raises(RolloutError, match=rf'prompt 1: /data/a\.png: the image cannot be read'):
         gone.result()
     assert len(first.result()) == len(text.result()) == 2
@@ -328,7 +349,7 @@ def silent():
 
 def test_close_gives_up_what_is_pending(silent, connect, prompts):
     engine = connect(silent)
-    groups = engine.ask(prompts[:6], 2, SAMPLING, DRAWS)  # more than go out at once
+    groups = engine.ask(begun(prompts[:6]), 2, SAMPLING, DRAWS)  # more than go out at once
     engine.close()
     assert all(group.cancelled() for group in groups)
     engine.close()  # again: nothing happens
@@ -423,7 +444,7 @@ def test_with_no_server_left_every_group_says_so_and_why(connect, prompts):
     server = StandIn(good)
     engine = connect(server, concurrency=1)
     server.stop()
-    for group in engine.ask(prompts, 2, SAMPLING, DRAWS):
+    for group in engine.ask(begun(prompts), 2, SAMPLING, DRAWS):
         with pytest.raises(Unreachable, match=f'no rollout server answers; see their logs. The last error: {server.url}.*: no answer'):
             group.result()
 

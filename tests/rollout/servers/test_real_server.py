@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2 as httpx
 import numpy as np
 import pytest
+from group_builders import version_of
 from real_servers import TOKEN, ask, memory_bytes, metrics, tokens_written, trainer_logp
 
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
@@ -50,7 +51,7 @@ def test_log_probs_are_the_trainers_before_and_after_ten_reloads_back_and_forth(
         engine.load(params, version)
         for temperature in (1.0, 0.6):
             answers = generate(engine, prompts, temperature)
-            assert {r.version for members in answers for r in members} == {version}
+            assert {version_of(r) for members in answers for r in members} == {version}
             assert_log_probs_are_the_trainers(base, params, answers, prompts, temperature)
 
 
