@@ -34,7 +34,7 @@ class Author(enum.IntEnum):
     POLICY = 0  # a rollout policy of the run sampled the tokens
     TRACE = 1  # another model or a solver wrote them, for the policy to imitate
     PREFIX = 2  # they were given, and the policy continued them
-    PLACEHOLDER = 3  # the policy sampled the token that stands for image features: see `sampled`
+    PLACEHOLDER = 3  # the policy sampled the token that stands for image features: see `sampled_spans`
 
 
 NO_VERSION = -1  # of tokens that no policy of the run sampled
@@ -211,21 +211,25 @@ class Batch:
         )
 
 
-def sampled(
-    tokens: np.ndarray, logp: np.ndarray, finish: str, version: int, image_token: int | None = None
-) -> Response:
-    """A response that one policy sampled, int32 and float32 [response tokens].
+def sampled(tokens: np.ndarray, logp: np.ndarray, finish: str, version: int) -> Response:
+    """A response that one policy sampled, int32 and float32 [response tokens]."""
+    return Response(sampled_spans(tokens, logp, version), finish)
+
+
+def sampled_spans(
+    tokens: np.ndarray, logp: np.ndarray, version: int, image_token: int | None = None
+) -> tuple[Span, ...]:
+    """What a policy sampled, int32 and float32 [tokens].
 
     A policy that reads images may sample `image_token`, the placeholder of image features. There is no image,
     so the model reads an ordinary token. It is not trained on, so it has a span of another author.
     """
     other = tokens == image_token if image_token is not None else np.zeros(len(tokens), bool)
     starts = [0, *(1 + np.flatnonzero(np.diff(other))), len(tokens)]
-    spans = [
+    return tuple(
         Span(tokens[i:j], logp[i:j], Author.PLACEHOLDER if other[i] else Author.POLICY, version)
         for i, j in zip(starts, starts[1:])
-    ]
-    return Response(tuple(spans), finish)
+    )
 
 
 def joined(old: Group, new: Group) -> Group:

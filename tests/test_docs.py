@@ -67,7 +67,7 @@ REMEDY = re.compile(
 NO_REMEDY = {
     'a mistake in the program; checks come before it, so no input leads there': (
         'the objective reads the role', 'patches is no image', 'features to stand there', 'is the prompt cut off?',
-        'behind the last of … images', 'the engine holds no policy yet', 'was begun without its hard prompts',
+        'behind the last of … images', 'the engine holds no policy yet',
         'no checkpoint was written at step', 'no solution in non-negative integers', 'random attempts reached the target',
         'step …: …: …',
     ),

@@ -18,6 +18,7 @@ from bapo_jax.groups import (
     lanes_of,
     make_batch,
     sampled,
+    sampled_spans,
     taken,
 )
 from bapo_jax.replay.arrays import groups_from_arrays, groups_to_arrays
@@ -73,11 +74,11 @@ def test_the_arrays_of_a_response_are_those_of_its_spans():
 
 def test_an_image_token_that_was_sampled_is_not_trained_on():
     tokens, logp = np.array([4, 7, 5, 7, 7, 3], np.int32), np.float32([-1, -2, -3, -4, -5, -6])
-    response = sampled(tokens, logp, 'stop', 9, image_token=7)
+    response = Response(sampled_spans(tokens, logp, 9, image_token=7), 'stop')
     assert response.tokens.tolist() == tokens.tolist() and response.trained_on.tolist() == [True, False, True, False, False, True]
     assert response.logp.tolist() == logp.tolist() and response.versions.tolist() == [9] * 3
     for other in (6, None):
-        [span] = sampled(tokens, logp, 'stop', 9, other).spans
+        [span] = sampled_spans(tokens, logp, 9, other)
         assert (span.author, span.version) == (Author.POLICY, 9)
         assert span.tokens.tolist() == tokens.tolist() and span.logp.tolist() == logp.tolist()
 

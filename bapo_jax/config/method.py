@@ -21,6 +21,9 @@ ROLLOUT_FIELDS = {
     'sync_phase': Field('paper', names(PHASES), HELD,
         "paper: sync at steps t with t mod v = 0; code (the authors'): at (t - 1) mod v = 0, and after a "
         're-evaluation'),
+    'most_behind': Field(0, NOT_NEGATIVE, AMEND,
+        'η: with overlap, up to η steps past a sync are requested before it, so that no step waits for '
+        'responses (AReaL)'),
     'mixture': {
         'share': Field(0.0, share('a share of prompts'), HELD,
             'p: the share of prompts answered by a recent rollout policy instead of the newest (ReMix)'),

@@ -71,6 +71,17 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
         'them, are only known when that step begins; set rollout.overlap=False',
     )
     need(
+        not r.most_behind or r.overlap,
+        f'rollout.most_behind={r.most_behind} requests steps ahead, which rollout.overlap=False excludes; '
+        'set rollout.overlap=True, or rollout.most_behind=0',
+    )
+    need(
+        not r.most_behind or c.prompts.selector == 'shuffled',
+        f'rollout.most_behind={r.most_behind} requests a step before the results of the one before it are '
+        f'known, from which prompts.selector={c.prompts.selector!r} learns; set prompts.selector=shuffled, '
+        'or rollout.most_behind=0',
+    )
+    need(
         not (r.mixture.share and r.sync_every > 1),
         f'rollout.mixture.share={r.mixture.share} draws from recent rollout policies, and '
         f'rollout.sync_every={r.sync_every} would make them much older; set rollout.sync_every=1',

@@ -41,16 +41,17 @@ class Draw(NamedTuple):
 
 
 class Engine(abc.ABC):
-    """An engine holds one policy at a time. `load` must not be called while futures of `ask` are pending."""
+    """An engine holds one policy at a time. A response says which policy sampled which of its tokens."""
 
     # The number of servers, whose log-probs the trainer checks against its own; 0 if this process samples.
     servers: int
 
     @abc.abstractmethod
     def load(self, params: Any, version: int) -> None:
-        """Makes `params` the policy; responses state `version`. Does nothing if it holds that version.
+        """Makes `params` the policy of what is requested from now on; responses state `version`.
 
-        The caller keeps `params` alive and unchanged until the next `load`. Raises RolloutError.
+        Groups may be pending. They may be completed by the policy that they were requested from, or by the
+        new one. The caller keeps `params` alive and unchanged until the next `load`. Raises RolloutError.
         """
 
     @abc.abstractmethod

@@ -181,14 +181,23 @@ class Rollouts:
         """Metrics of the last step, which began at `started` (perf_counter), the selector and the engine."""
         return self._taken | self._meter.read(started) | self._engine.metrics()
 
-    def state(self) -> str:
-        """The selector's state after the last step taken, for a checkpoint."""
-        return self._selector_state
+    def state(self) -> tuple[dict[int, Answered], str]:
+        """For a checkpoint: the steps requested ahead, and the selector's state after the last step taken.
 
-    def restore(self, state: str) -> None:
-        """Restores the selector to `state`."""
-        self._selector.restore(state)
+        Waits for those steps, since the policy that answers them is not saved. With most_behind=0 it does
+        not, as α answers them again.
+        """
+        ahead = self._begun if self._schedule.most_behind else {}
+        return {step: answer.result() for step, answer in ahead.items()}, self._selector_state
+
+    def restore(self, ahead: Mapping[int, Answered], state: str) -> None:
+        """Restores what `state` returned."""
         self._selector_state = state
+        for step, answered in sorted(ahead.items()):
+            self._begun[step] = Future()
+            self._begun[step].set_result(answered)
+            state = answered.selector
+        self._selector.restore(state)
 
     def close(self) -> None:
         """Cancels the steps that were started."""
@@ -199,13 +208,15 @@ class Rollouts:
         self._engine.load(self._policies.alpha, self._policies.alpha_version)
 
     def _take(self, step: int, hard: Sequence[Begun]) -> tuple[list[Group], list[Group]]:
-        one_wave = self._policies.alpha_version == step - 1  # α is π_θ
+        ahead = step in self._begun  # requested before the last sync, without its hard prompts
+        one_wave = not ahead and self._policies.alpha_version == step - 1  # α is π_θ
         self._begin(step, hard if one_wave else ())
         # Otherwise the engine must hold another policy before the later steps start.
         if not hard or one_wave and not self._schedule.reevaluation_syncs:
             self.begin_ahead(step)
         with leaving_waits():
-            fresh, reevaluated, generate_s, verify_s, measures, selector = self._begun.pop(step).result()
+            fresh, reevaluated, generate_s, verify_s, measures, selector = self._begun[step].result()
+        del self._begun[step]  # if a signal stops the wait, the step is still to be taken
         self._taken = {**measures, 'timing_s/gen': generate_s, 'timing_s/reward': verify_s}
         if hard and not one_wave:
             with self.held_by_theta(), leaving_waits():
@@ -231,9 +242,8 @@ class Rollouts:
 
     def _begin(self, step: int, hard: Sequence[Begun] = ()) -> None:
         if step in self._begun:
-            if hard:
-                raise RuntimeError(f'step {step} was begun without its hard prompts')
-        elif self._in_turn:
+            return
+        if self._in_turn:
             self._begun[step] = self._thread.submit(self._answer_in_turn, step, hard)
         else:
             self._begun[step] = self._thread.submit(

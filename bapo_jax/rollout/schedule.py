@@ -23,6 +23,7 @@ class Schedule(NamedTuple):
     mixture_policies: int = 0  # N, the number of older policies
     switch_step: int = 0
     seed: int = 0  # seed of the mixture
+    most_behind: int = 0  # η, how many steps past a sync may be requested before it
 
     @property
     def reevaluation_syncs(self) -> bool:
@@ -53,14 +54,20 @@ class Schedule(NamedTuple):
         return is_due(self.reevaluate_every, step)
 
     def last_ahead(self, step: int) -> int:
-        """The last step whose fresh prompts can be answered while `step` trains: until then only α is needed.
+        """The last step whose fresh prompts can be answered while `step` trains.
+
+        That is the last step before the next sync, since only α is needed until then, and the η steps after
+        it, which α answers in place of the next rollout policy (AReaL, arXiv 2505.24298).
 
         The engine needs π_θ for an evaluation, which follows a step, and for a re-evaluation, which follows
         that step's fresh prompts. The re-evaluation of `step` itself has already happened.
         """
-        t = step
-        while t < self.steps and not self.sync_due(t + 1):
-            if is_due(self.evaluate_every, t) or t > step and self.reevaluation_due(t):
+        t, behind = step, 0
+        while t < self.steps and not is_due(self.evaluate_every, t):
+            if t > step and self.reevaluation_due(t):
+                break
+            behind += behind > 0 or self.sync_due(t + 1)  # whether a sync precedes step t + 1
+            if behind > self.most_behind:
                 break
             t += 1
         return t
@@ -77,5 +84,5 @@ def schedule_of(config: ConfigDict, steps: int) -> Schedule:
     r = config.rollout
     return Schedule(
         steps, r.sync_every, reevaluate_every, config.evaluate.every, r.sync_phase, r.mixture.share,
-        r.mixture.policies if r.mixture.share else 0, config.learner.switch_step, config.seed,
+        r.mixture.policies if r.mixture.share else 0, config.learner.switch_step, config.seed, r.most_behind,
     )  # fmt: skip

@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -22,6 +23,7 @@ from bapo_jax.replay.kinds import Replay
 from bapo_jax.replay.thresholds import levels_in_words
 from bapo_jax.rollout.rollouts import Rollouts
 from bapo_jax.rollout.start import check_start
+from bapo_jax.run.ahead import from_arrays, to_arrays
 from bapo_jax.run.diagnostics import Diagnostics
 from bapo_jax.run.directory import Claimed, changes_in_words, claim, environment, fingerprints_of, record
 from bapo_jax.run.evaluation import Evaluation
@@ -74,7 +76,7 @@ def start_or_continue(
         check_rows(replayed, c)
         replay.restore(replayed)
         diagnostics.restore(replayed)
-        rollouts.restore(selector)
+        rollouts.restore(from_arrays(replayed), selector)
         print(f'continuing {workdir} after step {state.step}')
         if not finished and crashed(settings['starts']):
             message = (
@@ -96,10 +98,16 @@ def start_or_continue(
         evaluate=Evaluation(
             c, read.tokenizer, read.benchmarks, read.prompts, rollouts, state, workdir / 'evals'
         ),
-        to_save=lambda: (replay.state() | diagnostics.state(), rollouts.state()),
+        to_save=functools.partial(to_save, replay, diagnostics, rollouts),
         ended=functools.partial(record_end, workdir, settings),
         ledger=open_ledger(c, workdir, state.step, len(read.prompts), replay),
     )  # fmt: skip
+
+
+def to_save(replay: Replay, diagnostics: Diagnostics, rollouts: Rollouts) -> tuple[dict[str, Any], str]:
+    """What a checkpoint holds beside the policies: arrays, and the selector's state."""
+    ahead, selector = rollouts.state()
+    return replay.state() | diagnostics.state() | to_arrays(ahead), selector
 
 
 def check_rows(replayed: Mapping[str, np.ndarray], config: ConfigDict) -> None:

@@ -69,7 +69,7 @@ class Load(NamedTuple):
 def measure(groups: int, tokens: int, concurrency: int, repeats: int) -> Load:
     """The best of `repeats`, and the longest stall of all."""
     prompts = [Prompt(i, 'countdown', np.array([i, 1, 2, 3], np.int32), {}) for i in range(groups)]
-    asked = Asked(GROUP_SIZE, tokens, unnamed(POLICY), VOCABULARY, stop_tokens=())
+    asked = Asked(GROUP_SIZE, tokens, (unnamed(POLICY),), VOCABULARY, stop_tokens=())
     bodies = [
         encode(reply(random_group(i, GROUP_SIZE, tokens, VOCABULARY), unnamed(POLICY)))
         for i in range(REPLIES)

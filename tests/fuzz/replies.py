@@ -45,7 +45,7 @@ def recorded() -> dict[str, Any]:
 
 def read_sound_group(body: bytes, *seen: Any) -> None:
     """Reads a group; what comes out is what could be trained on."""
-    responses = read_group(body, Asked(2, 4, POLICY, VOCABULARY, STOPS, *seen), SERVER)
+    responses = read_group(body, Asked(2, 4, (POLICY,), VOCABULARY, STOPS, *seen), SERVER)
     assert len(responses) == 2
     for r in responses:
         assert r.tokens.shape == r.logp.shape and 1 <= len(r.tokens) <= 4 and set(r.versions) == {7}

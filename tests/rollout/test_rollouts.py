@@ -1,6 +1,7 @@
 """Which policy answers, and when: the order of prompts, what the selector knows, which policy the engine holds, and resumption."""
 
 import ast
+import contextlib
 import dataclasses
 import itertools
 import threading
@@ -11,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import numpy as np
 import pytest
-from group_builders import graded
+from group_builders import assert_same_groups, graded
 
 from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.config import default_config, resolve
 from bapo_jax.groups import Author, Begun, Prompt, Span, Verdict, sampled
+from bapo_jax.machine.stopping import Stopped
 from bapo_jax.rollout import rollouts as module
 from bapo_jax.rollout.collect import Collected, TooFewJudged
 from bapo_jax.rollout.engine import FAILED, FRESH, PROBE, REEVALUATION
@@ -171,7 +173,7 @@ def test_a_selector_that_learns_observes_a_step_before_it_is_asked_for_the_next(
     r.begin_ahead(0)
     take(r, 1, [], Trained(0))
     take(r, 2, [], Trained(1))
-    assert r.state() == str(['next', [2, 3], 'next', [4, 5]])  # that of step 2, whatever of step 3 is done
+    assert r.state()[1] == str(['next', [2, 3], 'next', [4, 5]])  # that of step 2, whatever of step 3 is done
 
 
 def test_all_steps_up_to_the_sync_are_asked_while_the_first_is_still_answered(rollouts):
@@ -187,7 +189,7 @@ def test_all_steps_up_to_the_sync_are_asked_while_the_first_is_still_answered(ro
         assert not taken.done()
         release.set()
         assert ids(taken.result(10)[0]) == [2, 3]
-    assert r.state() == str(['next'])
+    assert r.state()[1] == str(['next'])
 
 
 @pytest.mark.parametrize(
@@ -235,7 +237,7 @@ def test_hard_prompts_go_out_with_the_fresh_ones_where_alpha_is_theta_and_are_no
     r, engine = rollouts(learns=True)
     fresh, reevaluated = take(r, 1, HARD, Trained(0, alpha_version=0))
     assert ids(fresh) == [2, 3] and ids(reevaluated) == [77]
-    assert r.state() == str(['next', [2, 3]])
+    assert r.state()[1] == str(['next', [2, 3]])
     assert 'timing_s/reevaluate' not in r.metrics(0.0)
 
 
@@ -259,11 +261,48 @@ def test_hard_prompts_are_answered_by_theta_and_the_engine_then_holds_alpha_agai
     assert (row['timing_s/gen'], row['timing_s/reward'], row['timing_s/reevaluate']) == (0.5, 0.25, 0.75)
 
 
-def test_hard_prompts_cannot_join_a_step_that_was_begun(rollouts):
-    r, _ = rollouts(overlap=True)
+def test_hard_prompts_of_a_step_that_was_requested_ahead_are_asked_by_themselves(rollouts):
+    r, engine = rollouts(overlap=True, sync_every=1, most_behind=1)
     r.begin_ahead(0)
-    with pytest.raises(RuntimeError, match='step 1 was begun without its hard prompts'):
-        take(r, 1, HARD, Trained(0))
+    fresh, reevaluated = take(r, 1, HARD, Trained(0, alpha_version=0))
+    assert ids(fresh) == [2, 3] and ids(reevaluated) == [77]
+    assert engine.events[0] == ('ask', [(2, FRESH), (3, FRESH)])
+    assert engine.events[-3:] == [('load', 'θ', 0), ('ask', [(77, REEVALUATION)]), ('load', 'α', 0)]
+
+
+def test_steps_requested_before_a_sync_are_saved_as_they_were_answered(rollouts):
+    """A run that resumes takes them, asks nothing again, and goes on with the prompts after them."""
+    r, engine = rollouts(overlap=True, sync_every=1, most_behind=1)
+    take(r, 1, [], Trained(0, alpha_version=0))
+    assert engine.events == [('ask', [(i, FRESH), (i + 1, FRESH)]) for i in (2, 4)]
+    ahead, selector = r.state()
+    assert selector == str(['next'])
+    again, after = rollouts(overlap=True, sync_every=1, most_behind=1)
+    again.restore(ahead, selector)
+    fresh, _ = take(again, 2, [], Trained(1, alpha_version=1))
+    assert_same_groups(fresh, take(r, 2, [], Trained(1, alpha_version=1))[0])
+    assert ids(fresh) == [4, 5] and {g.step for g in fresh} == {2}
+    assert after.events == [('ask', [(6, FRESH), (7, FRESH)])]  # of step 3 alone
+    assert again.state()[1] == r.state()[1]
+
+
+def test_a_step_whose_wait_a_signal_ends_is_saved_as_well(rollouts, monkeypatch):
+    """Asked again, it would be answered by another policy."""
+
+    @contextlib.contextmanager
+    def ended():
+        raise Stopped
+        yield
+
+    r, engine = rollouts(overlap=True, sync_every=1, most_behind=1)
+    r.begin_ahead(0)
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(module, 'leaving_waits', ended)
+        take(r, 1, [], Trained(0, alpha_version=0))
+    again, after = rollouts(overlap=True, sync_every=1, most_behind=1)
+    again.restore(*r.state())
+    assert [ids(take(again, step, [], Trained(step - 1, alpha_version=step - 1))[0]) for step in (1, 2)] == [[2, 3], [4, 5]]
+    assert after.events == [('ask', [(6, FRESH), (7, FRESH)])]
 
 
 def test_an_evaluation_is_answered_by_theta_and_the_engine_then_holds_alpha_again(rollouts):
@@ -298,7 +337,7 @@ def test_prompts_that_are_only_counted_may_all_be_lost(rollouts):
     r, engine = rollouts(lambda _: ())
     groups = r.ask_failed(5, [prompt(3), prompt(4)])
     assert ids(groups) == [3, 4] and all(group.infra_error for group in groups)
-    assert engine.events == [('ask', [(3, FAILED), (4, FAILED)])] and r.state() == str([])
+    assert engine.events == [('ask', [(3, FAILED), (4, FAILED)])] and r.state() == ({}, str([]))
 
 
 @pytest.mark.parametrize('learns', [False, True])
@@ -321,7 +360,7 @@ def test_a_restored_stream_goes_on_after_the_last_step_taken(rollouts):
     stopped.begin_ahead(0)
     take(stopped, 1, [], Trained(0))
     assert stopped.state() == whole.state()
-    continued.restore(stopped.state())
+    continued.restore(*stopped.state())
     assert continued.state() == whole.state()
     assert ids(take(continued, 2, [], Trained(1))[0]) == ids(take(whole, 2, [], Trained(1))[0]) == [4, 5]
     assert continued.state() == whole.state()

@@ -69,6 +69,20 @@ def other_policy_times(v, m, e, last):
     ]  # fmt: skip
 
 
+@given(v=st.integers(1, 6), m=st.integers(0, 6), e=st.integers(0, 6), step=st.integers(1, 30), behind=st.integers(0, 5))
+def test_most_behind_steps_past_a_sync_are_asked_before_it(v, m, e, step, behind):
+    """As far as no re-evaluation or evaluation comes between: those wait for what is under way."""
+    last = 30
+    others = [load for load in other_policy_times(v, m, e, last) if load[1]]
+    plain, schedule = Schedule(last, v, m, e), Schedule(last, v, m, e, most_behind=behind)
+    syncs = [t for t in range(step + 1, last + 1) if t % v == 0]
+    first = syncs[0] if syncs else last + 1
+    wanted = [
+        t for t in range(step + 1, last + 1) if t < first + behind and not any((step, 2) < load < (t, 1) for load in others)
+    ]
+    assert schedule.last_ahead(step) == max(wanted, default=step) >= plain.last_ahead(step)
+
+
 @given(v=st.integers(1, 6), m=st.integers(0, 6), e=st.integers(0, 6), step=st.integers(1, 30))
 def test_a_step_is_asked_ahead_as_far_as_no_other_policy_comes_between(v, m, e, step):
     last = 30

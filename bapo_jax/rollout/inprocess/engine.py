@@ -21,7 +21,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from bapo_jax.groups import Begun, Prompt, Response, Span, sampled
+from bapo_jax.groups import Begun, Prompt, Response, Span, sampled_spans
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.vision.layout import ImageSource, Seen, see
 from bapo_jax.models.vision.patches import Pixels, blank_pixels, windows_of
@@ -59,31 +59,32 @@ class JaxEngine(Engine):
         self._sight, self._attention = sight, attention
         self._mesh = mesh or Mesh(jax.devices()[:1], 'rows')
         self._limits = limits
-        self._params, self._weights, self._version = None, None, None
+        self._policy: _Policy | None = None
         self._waiting: collections.deque[_Group] = collections.deque()
-        self._lock = threading.Lock()  # guards `_waiting` and `_weights`
+        self._lock = threading.Lock()  # guards `_waiting` and the policy's weights
         self._thread = ThreadPoolExecutor(1, thread_name_prefix='sampler')
         self._closed = False
         self.sampled = self.room = 0  # tokens sampled so far, and slot steps computed meanwhile
 
     def load(self, params: Any, version: int) -> None:
-        with self._lock:  # every request is answered, but the thread may not have released the weights yet
-            self._params, self._version, self._weights = params, version, None
+        self._policy = _Policy(params, version)
 
     def ask(
         self, begun: Sequence[Begun], group_size: int, sampling: Sampling, draws: Sequence[Draw]
     ) -> list[Future[tuple[Response, ...]]]:
-        if self._params is None:
+        if self._policy is None:
             raise RuntimeError('the engine holds no policy yet: call load(params, version) before generate')
         key_of = {draw: np.asarray(jax.random.key_data(draw.key())) for draw in set(draws)}
         asked = [
-            _Group(one.read, one.spans, key_of[draw], group_size, sampling, self._version)
+            _Group(one.read, one.spans, key_of[draw], group_size, sampling, self._policy)
             for one, draw in zip(begun, draws, strict=True)
         ]
         with self._lock:
             # Devices communicate here, as they do in the learner's programs, so one thread must launch both.
-            if self._weights is None:
-                self._weights = lay_out_weights(self._params, model=self._model, mesh=self._mesh)
+            if self._policy.weights is None:
+                self._policy.weights = lay_out_weights(
+                    self._policy.params, model=self._model, mesh=self._mesh
+                )
             self._waiting.extend(asked)
         self._thread.submit(self._answer_all)
         return [group.future for group in asked]
@@ -96,14 +97,14 @@ class JaxEngine(Engine):
                     group.future.set_running_or_notify_cancel()  # wakes the threads that wait for it
             self._waiting.clear()
         self._thread.shutdown()
-        self._params = None
+        self._policy = None
 
     def _answer_all(self) -> None:
         """Answers all waiting groups, then releases the weights."""
         while self._waiting:
             held: list[Held] = [{} for _ in range(self._mesh.size)]
             try:
-                self._answer(self._waiting[0].size, self._waiting[0].sampling, held)
+                self._answer(self._waiting[0].kind, held)
                 if self._closed:
                     raise RolloutError('the engine was closed')
             except Exception as e:  # waiting callers get the error instead of an answer
@@ -116,13 +117,14 @@ class JaxEngine(Engine):
                     if group.future.running() or group.future.set_running_or_notify_cancel():
                         group.future.set_exception(e)
         with self._lock:
-            if not self._waiting:
-                self._weights = None
+            if not self._waiting and self._policy:
+                self._policy.weights = None
 
-    def _answer(self, size: int, sampling: Sampling, held: list[Held]) -> None:
-        """Answers the first group in line, and those behind it with the same size and sampling settings."""
+    def _answer(self, kind: _Kind, held: list[Held]) -> None:
+        """Answers the first group in line, and those behind it of the same kind."""
+        size, sampling, weights = kind.size, kind.sampling, kind.policy.weights
         with self._lock:
-            room = self._wanted(self._alike(size, sampling), size, sampling)
+            room = self._wanted(self._alike(kind), kind)
         settings = {'graph': self._graph, 'mesh': self._mesh}
         rows, places, line = nothing_yet(
             model=self._model, mesh=self._mesh, rows=self._limits.slots, places=room.slots + room.line * size,
@@ -132,7 +134,7 @@ class JaxEngine(Engine):
         begun = wanted = np.zeros(len(held), np.int32)
         while not self._closed:
             if (begun == wanted).all():
-                new = self._take(held, room, size, sampling)
+                new = self._take(held, room, kind)
                 if not any(new) and not any(held):
                     return
                 begun, wanted = (
@@ -141,17 +143,17 @@ class JaxEngine(Engine):
                 )
                 to = self._give_places(new, held, room.line, size)
                 for prompts in self._inputs(new, room):
-                    line = prefill_prompts(self._weights, line, *prompts, **settings)
+                    line = prefill_prompts(weights, line, *prompts, **settings)
             # While more groups that fit this room wait, sampling returns once the line is empty, so that no
             # slot stays idle. After that it returns once half of the remaining responses have ended, so that
             # groups are returned early.
             with self._lock:
-                more = bool(self._that_suit(room, size, sampling))
+                more = bool(self._that_suit(room, kind))
             few = np.array(
                 [room.slots if more else min(room.slots, len(of_device)) // 2 for of_device in held], np.int32
             )
             rows, places, begun, steps = sample_responses(
-                self._weights, rows, places, line, to, *jax.device_put((begun, few), split_rows(self._mesh)),
+                weights, rows, places, line, to, *jax.device_put((begun, few), split_rows(self._mesh)),
                 jnp.int32(_STEPS), jnp.float32(sampling.temperature or 1), jnp.float32(sampling.top_p),
                 **settings, stop_tokens=self._stop_tokens, greedy=sampling.temperature == 0,
                 nucleus=sampling.temperature > 0 and sampling.top_p < 1, attention=self._attention,
@@ -161,31 +163,29 @@ class JaxEngine(Engine):
             self._hand_out(places, held)
         raise RolloutError('the engine was closed before it had answered')
 
-    def _alike(self, size: int, sampling: Sampling) -> list[_Group]:
-        """The groups at the head of the line with this size and these sampling settings."""
-        return list(
-            itertools.takewhile(lambda group: (group.size, group.sampling) == (size, sampling), self._waiting)
-        )
+    def _alike(self, kind: _Kind) -> list[_Group]:
+        """The groups of this kind at the head of the line."""
+        return list(itertools.takewhile(lambda group: group.kind == kind, self._waiting))
 
-    def _wanted(self, alike: list[_Group], size: int, sampling: Sampling) -> Room:
+    def _wanted(self, alike: list[_Group], kind: _Kind) -> Room:
         longest, of_a_device = (
             max(len(group.prompt.tokens) for group in alike),
             -(-len(alike) // self._mesh.size),
         )
-        return room_for(self._model, self._limits, of_a_device, size, longest, sampling.max_tokens)
+        return room_for(self._model, self._limits, of_a_device, kind.size, longest, kind.sampling.max_tokens)
 
-    def _that_suit(self, room: Room, size: int, sampling: Sampling) -> list[_Group]:
+    def _that_suit(self, room: Room, kind: _Kind) -> list[_Group]:
         """The groups of `_alike` if `room` is large enough for all of them, else []: they get a new room."""
-        alike = self._alike(size, sampling)
-        wanted = self._wanted(alike, size, sampling) if alike else room
+        alike = self._alike(kind)
+        wanted = self._wanted(alike, kind) if alike else room
         return alike if wanted.slots <= room.slots and wanted.prompt_tokens <= room.prompt_tokens else []
 
-    def _take(self, held: list[Held], room: Room, size: int, sampling: Sampling) -> list[list[_Group]]:
+    def _take(self, held: list[Held], room: Room, kind: _Kind) -> list[list[_Group]]:
         """The next groups for each device, as its line allows; each goes to the least loaded device."""
         new: list[list[_Group]] = [[] for _ in held]
         with self._lock:
-            for group in self._that_suit(room, size, sampling):
-                device = min(range(len(held)), key=lambda i: len(held[i]) + size * len(new[i]))
+            for group in self._that_suit(room, kind):
+                device = min(range(len(held)), key=lambda i: len(held[i]) + kind.size * len(new[i]))
                 if len(new[device]) == room.line:
                     break
                 self._waiting.popleft()
@@ -273,11 +273,11 @@ class JaxEngine(Engine):
             for place in [place for place in of_device if count[device, place]]:
                 (group, j), n = of_device.pop(place), count[device, place]
                 finish = 'stop' if stopped[device, place] else 'length'
-                own = sampled(
-                    tokens[device, place, :n].copy(), logp[device, place, :n].copy(), finish, group.version,
+                own = sampled_spans(
+                    tokens[device, place, :n].copy(), logp[device, place, :n].copy(), group.policy.version,
                     self._model.vision and self._model.vision.image_token,
                 )  # fmt: skip
-                group.responses[j] = Response(group.spans + own.spans, finish)
+                group.responses[j] = Response(group.spans + own, finish)
                 self.sampled += int(n)
                 if len(group.responses) == group.size:
                     group.future.set_result(tuple(group.responses[i] for i in range(group.size)))
@@ -292,6 +292,23 @@ class _Waiting(NamedTuple):
 
 
 @dataclasses.dataclass(eq=False)
+class _Policy:
+    """What was loaded. Its weights are laid out while groups wait for it."""
+
+    params: Any
+    version: int
+    weights: Any = None
+
+
+class _Kind(NamedTuple):
+    """What groups that are sampled together have in common."""
+
+    size: int
+    sampling: Sampling
+    policy: _Policy
+
+
+@dataclasses.dataclass(eq=False)
 class _Group:
     """A requested group, and its finished responses by index."""
 
@@ -300,9 +317,13 @@ class _Group:
     key: np.ndarray  # random key data, uint32 [2]
     size: int
     sampling: Sampling
-    version: int
+    policy: _Policy  # that was loaded when the group was requested; it writes all of it
     responses: dict[int, Response] = dataclasses.field(default_factory=dict)
     future: Future[tuple[Response, ...]] = dataclasses.field(default_factory=Future)
+
+    @property
+    def kind(self) -> _Kind:
+        return _Kind(self.size, self.sampling, self.policy)
 
     @property
     def most_tokens(self) -> int:

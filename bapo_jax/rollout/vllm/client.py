@@ -27,12 +27,11 @@ from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
 from bapo_jax.rollout.vllm.exchange import Dropped, Unreachable, exchange, open_session
 from bapo_jax.rollout.vllm.gauges import Gauges
-from bapo_jax.rollout.vllm.loading import PolicyLoading, PolicyRefused
+from bapo_jax.rollout.vllm.loading import PolicyLoading
 from bapo_jax.rollout.vllm.replies import ROUTE, Asked, BadResponse, most_bytes, read_group, request
 from bapo_jax.rollout.vllm.supervise import SupervisedServer
 from bapo_jax.rollout.vllm.watch import LostReply, Watch
 from bapo_jax.tasks.sight import Sight
-from bapo_jax.weights.manifest import RefusedPolicy, read_manifest
 from bapo_jax.weights.publish import publish, remove_unneeded
 
 _ATTEMPTS = 3  # requests for a group before its BadResponse is raised
@@ -64,6 +63,7 @@ class VllmEngine(Engine):
         remove_unneeded(self._policies, ())
         self._loading = PolicyLoading(self._send)
         self._version = self._previous = None
+        self._names: list[str] = []  # of all policies loaded so far
         # The event loop has its own thread, so later steps are sampled while the trainer's thread trains.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name='rollout', daemon=True)
@@ -91,13 +91,8 @@ class VllmEngine(Engine):
         """
         if version == self._version:
             return
-        self._loading.path = publish(self._policies, version, params, self._model, self._dtype, self._hosts)
-        try:
-            self._loading.manifest = read_manifest(self._loading.path)
-        except RefusedPolicy as e:
-            raise PolicyRefused(str(e)) from e
-        self._previous, self._version = self._version, version
-        self._run(self._load_everywhere())
+        path = publish(self._policies, version, params, self._model, self._dtype, self._hosts)
+        self._run(self._take_up(path, version))
         remove_unneeded(self._policies, {self._version, self._previous})
 
     def ask(
@@ -112,9 +107,8 @@ class VllmEngine(Engine):
             raise RuntimeError('the engine holds no policy yet: call load(params, version) before asking it')
         image_token = self._model.vision.image_token if self._model.vision else None
         asked = Asked(
-            group_size, sampling.max_tokens, self._loading.manifest.name, self._model.vocab_size,
-            tuple(self._stop_tokens), image_token
-        )  # fmt: skip
+            group_size, sampling.max_tokens, (), self._model.vocab_size, tuple(self._stop_tokens), image_token
+        )
         return [
             asyncio.run_coroutine_threadsafe(self._group(one, sampling, asked), self._loop) for one in begun
         ]
@@ -139,6 +133,14 @@ class VllmEngine(Engine):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     # ---- policies
+
+    async def _take_up(self, path: Path, version: int) -> None:
+        """Loads a published policy into every server, which then completes pending responses with it."""
+        async with self._revival:
+            self._loading.take(path)
+            self._previous, self._version = self._version, version
+            self._names.append(self._loading.manifest.name)
+            await self._load_everywhere()
 
     async def _load_everywhere(self) -> None:
         """Loads the current policy into every server, and restarts supervised servers that do not answer.
@@ -248,6 +250,7 @@ class VllmEngine(Engine):
 
         Raises BadResponse, after adding the server to `spoiled`, and Unreachable if no server answers.
         """
+        since = len(self._names) - 1
         for attempts_left in reversed(range(2 * len(self._urls) + 1)):
             if not self._serving:
                 await self._revive(self._dropped)
@@ -257,6 +260,7 @@ class VllmEngine(Engine):
             try:
                 reply = await self._reply(url, body, most_bytes(fitting, prompt_tokens), watched)
                 self._gauges.look(url, last=self._under_way[url] == 1)
+                fitting = fitting._replace(policies=tuple(self._names[since:]))
                 return await self._loop.run_in_executor(self._reader, read_group, reply, fitting, url)
             except BadResponse:
                 spoiled.add(url)

@@ -9,7 +9,7 @@ from typing import Any
 from bapo_jax.rollout.engine import RolloutError
 from bapo_jax.rollout.vllm.exchange import Unreachable
 from bapo_jax.rollout.vllm.replies import BadResponse, read_model_length, read_results, read_success
-from bapo_jax.weights.manifest import Manifest
+from bapo_jax.weights.manifest import Manifest, RefusedPolicy, read_manifest
 
 
 class LoadFailed(Unreachable):
@@ -27,6 +27,13 @@ class PolicyLoading:
         self._send = send
         self.path: Path | None = None  # of the newest published policy
         self.manifest: Manifest | None = None
+
+    def take(self, path: Path) -> None:
+        """Makes the policy published at `path` the one to load. Raises PolicyRefused if it is incomplete."""
+        try:
+            self.path, self.manifest = path, read_manifest(path)
+        except RefusedPolicy as e:
+            raise PolicyRefused(str(e)) from e
 
     async def into(self, url: str) -> int:
         """Makes the server check the policy, pause, load it, reset its caches, take its name and resume.

@@ -13,6 +13,7 @@ only for the declared fields, and gc=False hides them from the garbage collector
 from __future__ import annotations
 
 import email.utils
+import itertools
 import operator
 import re
 import time
@@ -23,7 +24,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from bapo_jax.groups import Prompt, Response, sampled
+from bapo_jax.groups import Prompt, Response, sampled_spans
 from bapo_jax.rollout.engine import RolloutError, Sampling
 from bapo_jax.tasks.jsonl import short
 from bapo_jax.tasks.sight import Sight
@@ -57,7 +58,7 @@ class Asked(NamedTuple):
 
     group_size: int
     max_tokens: int  # the requested limit, or what the server's model length leaves after the prompt, if less
-    policy: str  # its name
+    policies: tuple[str, ...]  # names; a response may be of several, if one was loaded while it was written
     vocab_size: int
     stop_tokens: tuple[int, ...]
     image_token: int | None = None  # for a model that reads images
@@ -189,18 +190,22 @@ def _response(choice: _Choice, asked: Asked, need: Callable[[bool, str], None], 
     with np.errstate(over='ignore'):  # values too large for float32 become infinite, and are refused
         logp = np.fromiter(map(_logprob, choice.logprobs.content), np.float32, len(choice.logprobs.content))
     spans, finish, most = choice.weight_versions or [], choice.finish_reason, asked.max_tokens
-    versions = sorted({span.version for span in spans})
-    if any(NAME.fullmatch(version) and version != asked.policy for version in versions):
+    versions, wanted = sorted({span.version for span in spans}), ' or '.join(asked.policies)
+    others = set(versions) - set(asked.policies)
+    if any(map(NAME.fullmatch, others)):
         raise OtherPolicy(
-            f'{server}: a response is of policy {versions} instead of {asked.policy}. {OTHER_TRAINER}'
+            f'{server}: a response is of policy {versions} instead of {wanted}. {OTHER_TRAINER}'
         )
-    need(versions == [asked.policy], f'is of policy {versions} instead of {asked.policy}')
+    need(versions and not others, f'is of policy {versions} instead of {wanted}')
     need(1 <= len(tokens) <= most, f'has {len(tokens)} tokens instead of 1 to {most}')
     need(len(logp) == len(tokens), f'has {len(tokens)} tokens but {len(logp)} log-probs')
     # vLLM starts a span where the version changes, so tokens of one version are one span.
     of_tokens = [(span.start, span.end) for span in spans]
+    bounds = [0, *(end for _, end in of_tokens)]
     need(
-        of_tokens == [(0, len(tokens))],
+        of_tokens == list(itertools.pairwise(bounds))
+        and bounds == sorted({*bounds})
+        and bounds[-1] == len(tokens),
         f'has {len(tokens)} tokens, but states the policy only for the spans {of_tokens}',
     )
     need(bool(tokens.min() >= 0 and tokens.max() < asked.vocab_size), 'has a token outside the vocabulary')
@@ -220,7 +225,11 @@ def _response(choice: _Choice, asked: Asked, need: Callable[[bool, str], None], 
         finish == 'stop' or len(tokens) == most,
         f"has finish_reason 'length' after {len(tokens)} of {most} tokens",
     )
-    return sampled(tokens, logp, finish, number_of(asked.policy), asked.image_token)
+    by_policy = [
+        sampled_spans(tokens[s.start : s.end], logp[s.start : s.end], number_of(s.version), asked.image_token)
+        for s in spans
+    ]
+    return Response(tuple(itertools.chain(*by_policy)), finish)
 
 
 def read_results(body: bytes, server: str) -> list[dict[str, Any]]:

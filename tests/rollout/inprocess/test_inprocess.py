@@ -455,6 +455,21 @@ def test_a_policy_loaded_right_after_the_last_answer_gives_the_next(policy, prom
         assert (tokens_of(given) == tokens_of(answers)) == (version % 2 == 0) and given[0][0].versions[0] == version
 
 
+def test_a_policy_loaded_while_groups_are_under_way_writes_what_is_asked_after_it(policy, prompts, answers):
+    """Which policy writes a response depends on no clock, so that a run that resumes goes on as before."""
+    engine, other = make_engine(policy, rows=4), jax.tree.map(lambda x: 1.3 * x, policy.params)
+    engine.load(other, 3)
+    want = generate(engine, prompts, G, SAMPLING, DRAW)
+    asked = []
+    for version in (4, 5, 6, 7):
+        engine.load((policy.params, other)[version % 2], version)
+        asked.append(engine.ask(begun(prompts), G, SAMPLING, [DRAW] * len(prompts)))
+    for version, futures in zip((4, 5, 6, 7), asked, strict=True):
+        given = [future.result(60) for future in futures]
+        assert {version_of(r) for responses in given for r in responses} == {version}
+        assert tokens_of(given) == tokens_of(want if version % 2 else answers)
+
+
 def test_what_is_not_answered_when_the_engine_closes_is_an_error_or_cancelled(policy, prompts):
     engine = make_engine(policy, rows=4, stop_tokens=(97,))
     futures = engine.ask(begun(prompts), G, Sampling(1.0, 500), [DRAW] * len(prompts))

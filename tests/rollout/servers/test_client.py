@@ -44,6 +44,30 @@ def test_sound_responses_come_in_order_with_the_token_on_every_call_and_no_proxy
     assert {header for _, header in server.calls} == {'Bearer secret'} and proxy == []
 
 
+def test_a_policy_may_be_loaded_while_a_group_is_under_way_and_each_token_says_whose_it_is(connect, prompts, policy):
+    """The server pauses, and goes on with the new policy. What is asked then is of that one alone."""
+    asked, loaded = threading.Event(), threading.Event()
+
+    def reply(number):
+        if number > 1:
+            return good(number)
+        before = server.name
+        asked.set()
+        assert loaded.wait(30)
+        spans = [{'version': before, 'start': 0, 'end': 1}, {'version': server.name, 'start': 1, 'end': 3}]
+        return 200, {'choices': [choice(0) | {'weight_versions': spans}, choice(1)]}
+
+    server = StandIn(reply)
+    engine = connect(server)
+    [under_way] = engine.ask(begun(prompts[:1]), 2, SAMPLING, DRAWS[:1])
+    assert asked.wait(30)
+    engine.load(policy.params, 8)
+    loaded.set()
+    assert [[(s.version, len(s.tokens)) for s in r.spans] for r in under_way.result(30)] == [[(7, 1), (8, 2)], [(8, 3)]]
+    [next_] = engine.generate(prompts[:1], 2, SAMPLING, DRAWS[:1])
+    assert [version_of(r) for r in next_] == [8, 8] and len(server.asked) == 2
+
+
 def test_given_tokens_are_read_behind_the_prompt_and_leave_the_policy_fewer(connect, prompts):
     """Of four tokens two are given: a reply of two is as long as it may be, and one of three is bad."""
     prefix = Span(np.array([7, 8], np.int32), None, Author.PREFIX)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2 as httpx
 import numpy as np
 import pytest
-from group_builders import version_of
+from group_builders import begun, version_of
 from real_servers import TOKEN, ask, memory_bytes, metrics, tokens_written, trainer_logp
 
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
@@ -117,6 +117,24 @@ def test_a_request_in_flight_across_a_reload_says_which_policy_wrote_which_token
         got = [entry['logprob'] for entry in choice['logprobs']['content']]
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-4)
     assert max(len(choice['weight_versions']) for choice in choices) > 1
+
+
+def test_the_engine_loads_while_groups_are_under_way_and_each_token_has_the_log_prob_of_its_own_policy(base, server, connect):
+    engine, prompts, responses, version = connect(server), base.prompts[:4] * 8, [], 0
+    asked = engine.ask(begun(prompts), G, Sampling(1.0, 300), [Draw(0, 1, FRESH)] * len(prompts))
+    for version in (1, 2, 3):
+        started, deadline = tokens_written(server) + 200, time.monotonic() + 100
+        while tokens_written(server) < started and not all(group.done() for group in asked):
+            assert time.monotonic() < deadline
+        engine.load((base.params, base.moved)[version % 2], version)
+    responses = [r for group in asked for r in group.result(120)]
+    of_response = [prompt for prompt in prompts for _ in range(G)]
+    by_policy = [trainer_logp(base, p, of_response, [r.tokens for r in responses]) for p in (base.params, base.moved)]
+    for response, *logp in zip(responses, *by_policy, strict=True):
+        parity = np.repeat([s.version % 2 for s in response.spans], [len(s.tokens) for s in response.spans])
+        np.testing.assert_allclose(response.logp, np.where(parity == 1, logp[1], logp[0]), rtol=0, atol=2e-4)
+        assert (np.diff([s.version for s in response.spans]) > 0).all()
+    assert max(len(r.spans) for r in responses) > 1
 
 
 def test_of_two_trainers_on_one_server_neither_takes_the_others_responses_for_its_own(base, server, connect, monkeypatch):

@@ -32,7 +32,7 @@ VOCABULARY, STOP, POLICY = 1000, 3, '7-0a1b2c3d'
 
 def read(said, group_size=2, max_tokens=4):
     body = said if isinstance(said, bytes) else json.dumps(said).encode()
-    return read_group(body, Asked(group_size, max_tokens, POLICY, VOCABULARY, (STOP, 4)), SERVER)
+    return read_group(body, Asked(group_size, max_tokens, (POLICY,), VOCABULARY, (STOP, 4)), SERVER)
 
 
 def test_a_request_asks_for_the_group_of_one_prompt_without_a_seed():
@@ -87,7 +87,7 @@ def test_what_a_server_states_comes_out_exactly(group, random):
     """Bit for bit, whatever the order in which the responses stand."""
     said = reply(group, POLICY)
     random.shuffle(said['choices'])
-    responses = read_group(encode(said), Asked(len(group), 40, POLICY, VOCABULARY, (STOP, 4)), SERVER)
+    responses = read_group(encode(said), Asked(len(group), 40, (POLICY,), VOCABULARY, (STOP, 4)), SERVER)
     for response, stated in zip(responses, group, strict=True):
         assert (response.tokens.dtype, response.logp.dtype) == (np.int32, np.float32)
         np.testing.assert_array_equal(response.tokens, stated.tokens)
@@ -143,6 +143,37 @@ def test_a_response_of_another_trainers_policy_is_an_error_at_once(others):
     with pytest.raises(OtherPolicy, match='instead of 7-0a1b2c3d. Another trainer has loaded .*; give each') as raised:
         read({'choices': [choice(0), choice(1, weight_versions=spans)]})
     assert not isinstance(raised.value, BadResponse)  # which would be asked again
+
+
+NEXT = '8-0b1b2c3d'
+
+
+def read_of_both(*spans):
+    """A reply to a request during which the policy NEXT was loaded, [(name, start, end), …] of its tokens."""
+    said = {'choices': [choice(0, weight_versions=[dict(zip(('version', 'start', 'end'), span, strict=True)) for span in spans])]}
+    [response] = read_group(json.dumps(said).encode(), Asked(1, 4, (POLICY, NEXT), VOCABULARY, (STOP,)), SERVER)
+    return response
+
+
+@pytest.mark.parametrize('spans', [[(POLICY, 0, 3)], [(NEXT, 0, 3)], [(POLICY, 0, 1), (NEXT, 1, 3)], [(NEXT, 0, 2), (POLICY, 2, 3)]])
+def test_a_response_that_several_policies_wrote_has_a_span_of_each(spans):
+    response = read_of_both(*spans)
+    assert [(s.version, len(s.tokens)) for s in response.spans] == [(int(name[0]), end - start) for name, start, end in spans]
+    assert response.tokens.tolist() == [5, 6, 3] and response.logp.tolist() == [-0.5] * 3 and response.trained_on.all()
+
+
+@pytest.mark.parametrize('spans', [
+    [(POLICY, 0, 1), (NEXT, 2, 3)], [(POLICY, 0, 2), (NEXT, 1, 3)], [(POLICY, 0, 1), (NEXT, 1, 2)], [(POLICY, 1, 2), (NEXT, 2, 3)],
+    [(POLICY, 0, 0), (NEXT, 0, 3)], [(POLICY, 0, 3), (NEXT, 3, 3)], [(POLICY, 0, 3), (NEXT, 3, 4)],
+])  # fmt: skip
+def test_spans_that_are_not_all_tokens_each_once_are_refused(spans):
+    with pytest.raises(BadResponse, match='has 3 tokens, but states the policy only for the spans'):
+        read_of_both(*spans)
+
+
+def test_a_policy_that_was_not_loaded_meanwhile_is_another_trainers():
+    with pytest.raises(OtherPolicy, match=f'instead of {POLICY} or {NEXT}. Another trainer'):
+        read_of_both((POLICY, 0, 1), ('9-0b1b2c3d', 1, 3))
 
 
 def test_a_group_that_is_not_whole_is_refused():
@@ -214,7 +245,7 @@ def test_a_server_says_how_long_to_wait_in_seconds_or_by_a_date():
 
 def read_seen(tokens):
     said = {'choices': [choice(0, token_ids=[5, MARK, 3])], 'prompt_token_ids': tokens}
-    return read_group(json.dumps(said).encode(), Asked(1, 4, POLICY, VOCABULARY, (STOP,), MARK, SEEN.tokens), SERVER)
+    return read_group(json.dumps(said).encode(), Asked(1, 4, (POLICY,), VOCABULARY, (STOP,), MARK, SEEN.tokens), SERVER)
 
 
 def test_of_a_prompt_that_was_read_as_it_is_the_responses_image_tokens_are_masked():
