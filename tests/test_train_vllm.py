@@ -86,3 +86,17 @@ def test_a_server_that_serves_other_weights_stops_the_run_at_the_sync(tmp_path, 
     monkeypatch.setattr(VllmEngine, 'load', load_others)
     with pytest.raises(PolicyMismatch, match='policy 2: .* rollout.probe_tolerance=0.001'):
         run(vllm_config(benchmark, server, replay__use_x2=False), tmp_path / 'run')
+
+
+def test_a_step_requested_before_a_sync_is_written_by_the_policies_from_its_request_to_its_step(tmp_path, benchmark, server):
+    """The server completes a pending response with the policy that it is given, so that none is older than most_behind allows."""
+    ahead = {'rollout__sync_every': 1, 'rollout__overlap': True, 'rollout__most_behind': 1, 'replay__use_x2': False, 'evaluate__every': 0}
+    run(vllm_config(benchmark, server, **ahead), tmp_path)
+    for step in range(1, STEPS + 1):
+        rows = [row for row in rollouts(tmp_path, step) if row['use'] in ('x1', 'discarded')]
+        assert [len(row['responses']) for row in rows] == [4] * 8
+        wrote = [[version for _, version, _ in spans] for row in rows for spans in row['spans']]
+        assert all(versions == sorted(versions) for versions in wrote)
+        assert {version for versions in wrote for version in versions} <= {max(0, step - 2), step - 1}
+    stale = [row['staleness/max'] for row in metrics(tmp_path)[1:]]
+    assert max(stale) >= 1 and not [row for row in metrics(tmp_path) if row.get('actor/skipped_updates')]

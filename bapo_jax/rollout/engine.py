@@ -72,6 +72,12 @@ class Engine(abc.ABC):
         """The groups of `ask` for these prompts. If one fails, cancels the others and raises its error."""
         return results_of(self.ask([Begun(prompt) for prompt in prompts], group_size, sampling, draws))
 
+    def probe(
+        self, prompt: Prompt, group_size: int, sampling: Sampling, draw: Draw
+    ) -> list[tuple[Response, ...]]:
+        """A group from each server, also while other groups are pending. If one fails, raises its error."""
+        return []
+
     def metrics(self) -> dict[str, float]:
         """Metrics that the servers, if any, have reported since the last call. Does not wait for them."""
         return {}

@@ -26,7 +26,7 @@ from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.groups import X1, Batch, Begun, Group, Prompt, Response, make_batch
 from bapo_jax.machine.stopping import leaving_waits
 from bapo_jax.prompts.selector import PromptSelector
-from bapo_jax.rollout.collect import Collected, check_judged, collect, judge_as_they_come
+from bapo_jax.rollout.collect import Collected, check_judged, judge, judge_as_they_come
 from bapo_jax.rollout.engine import FAILED, FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
 from bapo_jax.rollout.fidelity import check_probe, tolerance_of
 from bapo_jax.rollout.meter import Meter
@@ -227,12 +227,12 @@ class Rollouts:
 
     def _probe_servers(self) -> None:
         """Sends the probe to each server. Raises PolicyMismatch if log-probs differ too much."""
-        c, policies, prompts = self._config, self._policies, [self._probe] * self._engine.servers
+        c, policies = self._config, self._policies
         sampling = Sampling(c.rollout.temperature, min(_PROBE_TOKENS, c.rollout.max_response_tokens))
-        draws = [Draw(c.seed, policies.step, PROBE)] * len(prompts)
-        groups = collect(
-            self._engine, self._tokenizer, prompts, c.rollout.group_size, sampling, draws, self._reward
-        )
+        draw = Draw(c.seed, policies.step, PROBE)
+        answers = self._engine.probe(self._probe, c.rollout.group_size, sampling, draw)
+        prompts, draws = [self._probe] * len(answers), [draw] * len(answers)
+        groups = judge(self._tokenizer, prompts, answers, draws, self._reward)
         tolerance = tolerance_of(
             c.rollout.probe_tolerance, (c.rollout.dtype, c.model.dtype), jax.default_backend()
         )

@@ -73,6 +73,10 @@ class Noting:
         self.read += [one.read.tokens.tolist() for one in begun]
         return [self._thread.submit(self._answer, draw) for draw in draws]
 
+    def probe(self, prompt, group_size, sampling, draw):
+        self.events.append(('ask', [(prompt.id, draw.purpose)] * self.servers))
+        return [self._answer(draw) for _ in range(self.servers)]
+
     def load(self, params, version):
         self.events.append(('load', params, version))
 
@@ -115,8 +119,8 @@ def rollouts(monkeypatch):
     """A function that makes Rollouts, whose engine answers with `answer(draw)`; every response is judged wrong."""
     made = []
     monkeypatch.setattr(module, 'judge_as_they_come', judged)
-    monkeypatch.setattr(module, 'collect', lambda engine, tokenizer, prompts, *rest: judged(
-        engine.ask(list(map(Begun, prompts)), *rest[:3]), tokenizer, prompts, *rest[2:]).groups)  # fmt: skip
+    monkeypatch.setattr(module, 'judge', lambda tokenizer, prompts, responses, draws, reward: [
+        graded(p, r, (Verdict.WRONG,), d.step) for p, r, d in zip(prompts, responses, draws, strict=True)])  # fmt: skip
 
     def make(answer=lambda _: (RESPONSE,), overlap=False, sync_every=100, servers=0, learns=False, fields=None, **schedule):
         config = default_config()

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import itertools
 import random
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.groups import Begun, Prompt, Response
 from bapo_jax.machine import events
 from bapo_jax.models.decoder import ModelConfig
-from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
-from bapo_jax.rollout.vllm.exchange import Dropped, Unreachable, exchange, open_session
+from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling, results_of
+from bapo_jax.rollout.vllm.exchange import Unreachable, exchange, open_session
 from bapo_jax.rollout.vllm.gauges import Gauges
-from bapo_jax.rollout.vllm.loading import PolicyLoading
 from bapo_jax.rollout.vllm.replies import ROUTE, Asked, BadResponse, most_bytes, read_group, request
+from bapo_jax.rollout.vllm.serving import Serving
 from bapo_jax.rollout.vllm.supervise import SupervisedServer
 from bapo_jax.rollout.vllm.watch import LostReply, Watch
 from bapo_jax.tasks.sight import Sight
@@ -52,18 +53,13 @@ class VllmEngine(Engine):
         dtype: str, stop_tokens: Sequence[int], concurrency: int, deadline_s: float, hosts: Hosts = Hosts(),
         sight: Sight | None = None,
     ):  # fmt: skip
-        self._supervised = {server.url: server for server in servers if isinstance(server, SupervisedServer)}
-        self._urls = [server.url if isinstance(server, SupervisedServer) else server for server in servers]
-        self.servers = len(self._urls)
-        self._serving: dict[str, int] = {}  # servers known to hold the current policy: URL, model length
-        self._dropped: Unreachable | None = None  # why the last server was left out
+        self._serving = Serving(servers, self._send)
+        self._urls, self.servers = self._serving.urls, len(servers)
         self._policies, self._model, self._dtype, self._hosts = Path(policies).absolute(), model, dtype, hosts
         self._stop_tokens, self._deadline_s, self._sight = list(stop_tokens), deadline_s, sight
         # A version left by an interrupted run may differ from this run's version of the same number.
         remove_unneeded(self._policies, ())
-        self._loading = PolicyLoading(self._send)
         self._version = self._previous = None
-        self._names: list[str] = []  # of all policies loaded so far
         # The event loop has its own thread, so later steps are sampled while the trainer's thread trains.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name='rollout', daemon=True)
@@ -81,7 +77,6 @@ class VllmEngine(Engine):
             {url: Watch(url, self._send, deadline_s) for url in self._urls},
             Gauges(self._send),
         )
-        self._revival = asyncio.Lock()
         atexit.register(self.close)  # a failed run may leave it open
 
     def load(self, params: Any, version: int) -> None:
@@ -92,7 +87,8 @@ class VllmEngine(Engine):
         if version == self._version:
             return
         path = publish(self._policies, version, params, self._model, self._dtype, self._hosts)
-        self._run(self._take_up(path, version))
+        self._previous, self._version = self._version, version
+        self._run(self._serving.take_up(path))
         remove_unneeded(self._policies, {self._version, self._previous})
 
     def ask(
@@ -105,13 +101,14 @@ class VllmEngine(Engine):
         """
         if self._version is None:
             raise RuntimeError('the engine holds no policy yet: call load(params, version) before asking it')
-        image_token = self._model.vision.image_token if self._model.vision else None
-        asked = Asked(
-            group_size, sampling.max_tokens, (), self._model.vocab_size, tuple(self._stop_tokens), image_token
-        )
-        return [
-            asyncio.run_coroutine_threadsafe(self._group(one, sampling, asked), self._loop) for one in begun
-        ]
+        return [self._begin(self._group(one, group_size, sampling, self._free)) for one in begun]
+
+    def probe(
+        self, prompt: Prompt, group_size: int, sampling: Sampling, draw: Draw
+    ) -> list[tuple[Response, ...]]:
+        asked = Begun(prompt), group_size, sampling, contextlib.nullcontext()
+        others = (set(self._urls) - {url} for url in self._urls)
+        return results_of([self._begin(self._group(*asked, spoiled)) for spoiled in others])
 
     def metrics(self) -> dict[str, float]:
         return self._gauges.taken()
@@ -126,105 +123,39 @@ class VllmEngine(Engine):
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
         self._loop.close()
-        for server in self._supervised.values():
-            server.stop()
+        self._serving.stop()
+
+    def _begin(self, work: Coroutine) -> Future:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _run(self, work: Coroutine) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    # ---- policies
-
-    async def _take_up(self, path: Path, version: int) -> None:
-        """Loads a published policy into every server, which then completes pending responses with it."""
-        async with self._revival:
-            self._loading.take(path)
-            self._previous, self._version = self._version, version
-            self._names.append(self._loading.manifest.name)
-            await self._load_everywhere()
-
-    async def _load_everywhere(self) -> None:
-        """Loads the current policy into every server, and restarts supervised servers that do not answer.
-
-        Raises Unreachable if no server answers after that.
-        """
-        self._serving.clear()
-        results = await asyncio.gather(*(self._load(url) for url in self._urls), return_exceptions=True)
-        dead = {
-            url: result
-            for url, result in zip(self._urls, results, strict=True)
-            if isinstance(result, Unreachable)
-        }
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, Unreachable):
-                raise result
-        for url in dead.keys() - self._supervised.keys():
-            events.report(
-                'server left out',
-                f'{dead[url]}; continuing without this server until the next policy',
-                server=url,
-            )
-        await asyncio.gather(
-            *(self._restart(url, dead[url]) for url in dead.keys() & self._supervised.keys())
-        )
-        if not self._serving:
-            raise Unreachable(
-                f'no rollout server answers; see their logs. The last error: {results[-1]}'
-            ) from results[-1]
-
-    async def _load(self, url: str) -> None:
-        """Hands the policy to the server; retries once if the server drops the connection."""
-        try:
-            self._serving[url] = await self._loading.into(url)
-        except Dropped:
-            self._serving[url] = await self._loading.into(url)
-
-    async def _revive(self, reason: Unreachable) -> None:
-        """Brings the servers back, if any is supervised or the last one only dropped the connection.
-
-        Raises Unreachable otherwise, and if no server comes back.
-        """
-        async with self._revival:
-            if self._serving:  # another request has revived them
-                return
-            if not self._supervised and not isinstance(reason, Dropped):
-                raise Unreachable(
-                    f'no rollout server answers; see their logs. The last error: {reason}'
-                ) from reason
-            await self._load_everywhere()
-
-    async def _restart(self, url: str, reason: Unreachable) -> None:
-        """Restarts a supervised server, with the current policy."""
-        events.report(
-            'server restarted', f'{reason}; restarting the server with policy {self._version}', server=url
-        )
-        await asyncio.to_thread(self._supervised[url].restart)
-        await self._load(url)
+        return self._begin(work).result()
 
     # ---- responses
 
-    async def _group(self, begun: Begun, sampling: Sampling, asked: Asked) -> tuple[Response, ...]:
-        """One group's responses, with what they begin with."""
-        most = sampling.max_tokens - begun.length
-        own = await self._own(begun.read, sampling._replace(max_tokens=most), asked._replace(max_tokens=most))
-        return tuple(Response(begun.spans + response.spans, response.finish) for response in own)
+    async def _group(
+        self, begun: Begun, size: int, sampling: Sampling, room: contextlib.AbstractAsyncContextManager,
+        spoiled: Collection[str] = (),
+    ) -> tuple[Response, ...]:  # fmt: skip
+        """One group's responses, with what they begin with, preferably not from servers that are `spoiled`.
 
-    async def _own(self, prompt: Prompt, sampling: Sampling, asked: Asked) -> tuple[Response, ...]:
-        """One group's responses to what is read.
-
-        A semaphore admits requests in order, which limits the images in memory.
+        `room` admits requests in order, which limits the images in memory.
         """
-        async with self._free:
-            what = prompt, asked.group_size, sampling, self._stop_tokens
+        prompt, spoiled, most = begun.read, set(spoiled), sampling.max_tokens - begun.length
+        image_token = self._model.vision.image_token if self._model.vision else None
+        asked = Asked(size, most, (), self._model.vocab_size, tuple(self._stop_tokens), image_token)
+        async with room:
+            what = prompt, size, sampling._replace(max_tokens=most), self._stop_tokens
             if prompt.images:
                 body = await self._with_images(*what)
                 asked = asked._replace(prompt=prompt.tokens)
             else:
                 body = request(*what)
-            spoiled: set[str] = set()
             for attempt in range(1, _ATTEMPTS + 1):
                 try:
                     # The last attempt is not watched: the watch might be mistaken three times.
-                    return await self._answer(body, asked, len(prompt.tokens), spoiled, attempt < _ATTEMPTS)
+                    own = await self._answer(body, asked, len(prompt.tokens), spoiled, attempt < _ATTEMPTS)
+                    return tuple(Response(begun.spans + r.spans, r.finish) for r in own)
                 except BadResponse as e:
                     if attempt == _ATTEMPTS:
                         raise
@@ -250,17 +181,16 @@ class VllmEngine(Engine):
 
         Raises BadResponse, after adding the server to `spoiled`, and Unreachable if no server answers.
         """
-        since = len(self._names) - 1
+        loaded = len(self._serving.names)
         for attempts_left in reversed(range(2 * len(self._urls) + 1)):
-            if not self._serving:
-                await self._revive(self._dropped)
-            url = min(self._serving.keys() - spoiled or self._serving, key=self._under_way.__getitem__)
-            fitting = asked._replace(max_tokens=min(asked.max_tokens, self._serving[url] - prompt_tokens))
+            lengths = await self._serving.lengths()
+            url = min(lengths.keys() - spoiled or lengths, key=self._under_way.__getitem__)
+            fitting = asked._replace(max_tokens=min(asked.max_tokens, lengths[url] - prompt_tokens))
             self._under_way[url] += 1
             try:
                 reply = await self._reply(url, body, most_bytes(fitting, prompt_tokens), watched)
                 self._gauges.look(url, last=self._under_way[url] == 1)
-                fitting = fitting._replace(policies=tuple(self._names[since:]))
+                fitting = fitting._replace(policies=tuple(self._serving.names[loaded - 1 :]))
                 return await self._loop.run_in_executor(self._reader, read_group, reply, fitting, url)
             except BadResponse:
                 spoiled.add(url)
@@ -268,9 +198,7 @@ class VllmEngine(Engine):
             except Unreachable as e:
                 if not attempts_left:
                     raise
-                if self._serving.pop(url, None) is not None:
-                    events.report('server left out', f'{e}; its requests will be sent again', server=url)
-                self._dropped = e
+                self._serving.leave_out(url, e)
             finally:
                 self._under_way[url] -= 1
 

@@ -68,6 +68,25 @@ def test_a_policy_may_be_loaded_while_a_group_is_under_way_and_each_token_says_w
     assert [version_of(r) for r in next_] == [8, 8] and len(server.asked) == 2
 
 
+def test_the_probe_asks_each_server_though_others_are_busy_and_waits_for_nobodys_group(connect, prompts, policy):
+    released = threading.Event()
+
+    def busy(number):
+        assert number > 1 or released.wait(30)
+        return good(number)
+
+    one, other = StandIn(busy), StandIn(good)
+    engine = connect(one, other, concurrency=1)
+    waiting = [prompt for prompt in prompts[:4]]
+    asked = engine.ask(begun(waiting), 2, SAMPLING, DRAWS[:4])
+    answers = engine.probe(prompts[5], 2, SAMPLING, DRAWS[0])
+    released.set()
+    assert [len(group) for group in answers] == [2, 2]
+    probe = prompts[5].tokens.tolist()
+    assert one.asked.count(probe) == other.asked.count(probe) == 1
+    assert all(len(group.result(10)) == 2 for group in asked)
+
+
 def test_given_tokens_are_read_behind_the_prompt_and_leave_the_policy_fewer(connect, prompts):
     """Of four tokens two are given: a reply of two is as long as it may be, and one of three is bad."""
     prefix = Span(np.array([7, 8], np.int32), None, Author.PREFIX)

@@ -120,21 +120,23 @@ def test_a_request_in_flight_across_a_reload_says_which_policy_wrote_which_token
 
 
 def test_the_engine_loads_while_groups_are_under_way_and_each_token_has_the_log_prob_of_its_own_policy(base, server, connect):
-    engine, prompts, responses, version = connect(server), base.prompts[:4] * 8, [], 0
-    asked = engine.ask(begun(prompts), G, Sampling(1.0, 300), [Draw(0, 1, FRESH)] * len(prompts))
-    for version in (1, 2, 3):
-        started, deadline = tokens_written(server) + 200, time.monotonic() + 100
-        while tokens_written(server) < started and not all(group.done() for group in asked):
-            assert time.monotonic() < deadline
+    engine, prompts, version, deadline = connect(server), base.prompts * 8, 0, time.monotonic() + 120
+    longest = 0
+    while longest < 2:  # where most responses are short, a policy may come between them
+        assert time.monotonic() < deadline
+        asked = engine.ask(begun(prompts), G, Sampling(1.0, 400), [Draw(0, 1, FRESH)] * len(prompts))
+        started, version = tokens_written(server), version + 1
+        while tokens_written(server) < started + 100 and not asked[-1].done():
+            time.sleep(0.01)
         engine.load((base.params, base.moved)[version % 2], version)
-    responses = [r for group in asked for r in group.result(120)]
+        responses = [r for group in asked for r in group.result(120)]
+        longest = max(len(r.spans) for r in responses)
     of_response = [prompt for prompt in prompts for _ in range(G)]
     by_policy = [trainer_logp(base, p, of_response, [r.tokens for r in responses]) for p in (base.params, base.moved)]
     for response, *logp in zip(responses, *by_policy, strict=True):
-        parity = np.repeat([s.version % 2 for s in response.spans], [len(s.tokens) for s in response.spans])
-        np.testing.assert_allclose(response.logp, np.where(parity == 1, logp[1], logp[0]), rtol=0, atol=2e-4)
-        assert (np.diff([s.version for s in response.spans]) > 0).all()
-    assert max(len(r.spans) for r in responses) > 1
+        moved = np.repeat([s.version % 2 for s in response.spans], [len(s.tokens) for s in response.spans])
+        np.testing.assert_allclose(response.logp, np.where(moved, logp[1], logp[0]), rtol=0, atol=2e-4)
+        assert {s.version for s in response.spans} <= {version - 1, version} and sorted(response.versions) == response.versions.tolist()
 
 
 def test_of_two_trainers_on_one_server_neither_takes_the_others_responses_for_its_own(base, server, connect, monkeypatch):
@@ -150,7 +152,7 @@ def test_of_two_trainers_on_one_server_neither_takes_the_others_responses_for_it
     told = PolicyLoading._told
 
     async def in_between(self, url, route, *rest, **options):
-        if self is ours._loading and route == '/update_weight_version':
+        if self is ours._serving.loading and route == '/update_weight_version':
             await asyncio.to_thread(theirs.load, base.params, 2)
         return await told(self, url, route, *rest, **options)
 
