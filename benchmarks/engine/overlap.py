@@ -99,7 +99,7 @@ def arm(
         **os.environ,
         TOKEN_VARIABLE: token,
         'JAX_NUM_CPU_DEVICES': '1',
-        'PYTHONPATH': f'{ROOT}:{ROOT / "benchmarks"}',
+        'PYTHONPATH': f'{ROOT}:{Path(__file__).parent}',
     }
     done = subprocess.run(
         ['taskset', '-c', cores, *words], cwd=ROOT, env=environment, capture_output=True, text=True
