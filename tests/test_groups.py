@@ -90,6 +90,7 @@ def test_arrays_and_back_is_the_identity(verdicts, seed):
     groups = [mixed(judged_group(i * 7, v, rng, step=i), rng) for i, v in enumerate(verdicts)]
     arrays = groups_to_arrays(groups)
     assert all(a.size for a in arrays.values())  # array stores dislike empty arrays
+    assert arrays['response_len'][:-1].tolist() == [len(r.tokens) for g in groups for r in g.responses]
     back = groups_from_arrays(arrays)
     assert len(back) == len(groups)
     for a, b in zip(groups, back, strict=True):

@@ -293,8 +293,12 @@ def measure(
     if config.rollout.engine == 'jax':
         r, e = config.rollout, config.evaluate
         limits = cache_limits(config, target.mesh.size, target.platform, target.device_bytes)
+        # With most_behind, steps wait for the policies of which they were requested.
+        policies = 1 + -(-r.most_behind // r.sync_every)
         engine = max(
-            memory_of(model, 4 * parameters, limits, group_size=size, response_tokens=tokens)
+            memory_of(
+                model, 4 * parameters, limits, group_size=size, response_tokens=tokens, policies=policies
+            )
             for size, tokens in ((r.group_size, r.max_response_tokens), (e.samples, e.max_response_tokens))
         )
         # A CPU's allocator keeps the engine's many small arrays, so the update cannot reuse their memory.

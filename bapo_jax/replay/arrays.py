@@ -41,6 +41,7 @@ def groups_to_arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
         'verdict': flat([[int(v) for g in groups for v in g.verdicts]], np.int8),
         'reward': flat([g.rewards for g in groups], np.float32),
         'answers': in_json([g.answers for g in groups]),
+        'response_len': flat([[len(r.tokens) for r in responses]], np.int32),
         'spans': flat([[len(r.spans) for r in responses]], np.int32),
         'span_len': flat([[len(s.tokens) for s in spans]], np.int32),
         'tokens': flat([s.tokens for s in spans], np.int32),

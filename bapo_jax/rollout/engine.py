@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, NamedTuple
 
 import jax
+
 from bapo_jax.groups import Begun, Prompt, Response
 from bapo_jax.machine.ending import CONTINUES, Ending
 
@@ -85,6 +86,17 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Gives up pending requests, ends the engine's processes and closes its connections."""
+
+
+def tokens_left(begun: Begun, sampling: Sampling) -> int:
+    """The most tokens that a policy may add to a response. Raises ValueError if there are none."""
+    left = sampling.max_tokens - begun.length
+    if left < 1:
+        raise ValueError(
+            f'prompt {begun.prompt.id}: {begun.length} tokens are given of a response of at most '
+            f'{sampling.max_tokens}; give fewer'
+        )
+    return left
 
 
 def results_of(futures: Sequence[Future]) -> list[Any]:

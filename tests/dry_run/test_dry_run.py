@@ -121,6 +121,9 @@ def test_the_in_process_engine_takes_what_the_update_leaves_unless_both_work_at_
     assert engine == memory_of(
         MODEL, 4 * parameters(MODEL), limits, group_size=c.rollout.group_size, response_tokens=c.rollout.max_response_tokens
     )
+    c.rollout.sync_every, c.rollout.most_behind = 2, 3  # steps may wait for the two policies before α
+    behind = measure(c, MODEL, '1x80GB').memory['the in-process engine']
+    assert behind - engine == 2 * parameters(MODEL) * jax.numpy.dtype(MODEL.dtype).itemsize
 
 
 def test_the_papers_settings_fit_one_card():

@@ -13,7 +13,7 @@ from bapo_jax.learner.packing import cut
 from bapo_jax.models.tokenizer import load_tokenizer
 from bapo_jax.replay.bapo import X2
 from bapo_jax.rollout.collect import judge_as_they_come
-from bapo_jax.rollout.engine import REEVALUATION, Draw
+from bapo_jax.rollout.engine import REEVALUATION, Draw, Sampling, tokens_left
 from bapo_jax.rollout.start import longest_read
 from bapo_jax.tasks import encode_prompts, solver
 from configs import quickstart
@@ -27,6 +27,12 @@ def test_an_engine_reads_the_given_tokens_behind_the_question():
     assert Begun(PLAIN).read.tokens.tolist() == [7, 8] and Begun(PLAIN).length == 0
     begun = Begun(PLAIN, (PREFIX,))
     assert begun.read.tokens.tolist() == [7, 8, 20, 21, 22] and (begun.read.id, begun.length) == (3, 3)
+
+
+def test_a_response_that_is_given_whole_is_refused():
+    assert tokens_left(Begun(PLAIN, (PREFIX,)), Sampling(1.0, 5)) == 2
+    with pytest.raises(ValueError, match='prompt 3: 3 tokens are given of a response of at most 3; give fewer'):
+        tokens_left(Begun(PLAIN, (PREFIX,)), Sampling(1.0, 3))
 
 
 def test_the_loss_covers_no_given_token():

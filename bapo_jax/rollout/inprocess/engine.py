@@ -25,7 +25,7 @@ from bapo_jax.groups import Begun, Prompt, Response, Span, sampled_spans
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.vision.layout import ImageSource, Seen, see
 from bapo_jax.models.vision.patches import Pixels, blank_pixels, windows_of
-from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
+from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling, tokens_left
 from bapo_jax.rollout.inprocess.room import Limits, Room, padded_length, room_for
 from bapo_jax.rollout.inprocess.slots import (
     ImagesInSlots,
@@ -67,6 +67,8 @@ class JaxEngine(Engine):
         self.sampled = self.room = 0  # tokens sampled so far, and slot steps computed meanwhile
 
     def load(self, params: Any, version: int) -> None:
+        if self._policy:
+            self._policy.params = None  # groups that wait for it have its weights
         self._policy = _Policy(params, version)
 
     def ask(
@@ -76,7 +78,15 @@ class JaxEngine(Engine):
             raise RuntimeError('the engine holds no policy yet: call load(params, version) before generate')
         key_of = {draw: np.asarray(jax.random.key_data(draw.key())) for draw in set(draws)}
         asked = [
-            _Group(one.read, one.spans, key_of[draw], group_size, sampling, self._policy)
+            _Group(
+                one.read,
+                one.spans,
+                tokens_left(one, sampling),
+                key_of[draw],
+                group_size,
+                sampling,
+                self._policy,
+            )
             for one, draw in zip(begun, draws, strict=True)
         ]
         with self._lock:
@@ -314,6 +324,7 @@ class _Group:
 
     prompt: Prompt  # as it is read, with the tokens of `spans`
     spans: tuple[Span, ...]  # with which its responses begin
+    most_tokens: int  # that the policy may add to a response
     key: np.ndarray  # random key data, uint32 [2]
     size: int
     sampling: Sampling
@@ -324,8 +335,3 @@ class _Group:
     @property
     def kind(self) -> _Kind:
         return _Kind(self.size, self.sampling, self.policy)
-
-    @property
-    def most_tokens(self) -> int:
-        """The most tokens that the policy may add to a response."""
-        return self.sampling.max_tokens - sum(len(span.tokens) for span in self.spans)

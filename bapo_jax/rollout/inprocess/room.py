@@ -87,12 +87,13 @@ def room_for(
 
 
 def memory_of(
-    model: ModelConfig, parameters: int, limits: Limits, *, group_size: int, response_tokens: int
-) -> int:
+    model: ModelConfig, parameters: int, limits: Limits, *, group_size: int, response_tokens: int,
+    policies: int = 1,
+) -> int:  # fmt: skip
     """The most bytes that sampling takes on a device; `parameters` is the size of a full float32 copy.
 
-    Counts full weights in the compute dtype, the KV cache of slots and of prompts in line, the responses, and
-    the larger of a layer's activations in prefill and the logits.
+    Counts the full weights of `policies` in the compute dtype, the KV cache of slots and of prompts in line,
+    the responses, and the larger of a layer's activations in prefill and the logits.
     """
     room = room_for(model, limits, limits.slots, group_size, limits.prompt_tokens, response_tokens)
     b = jnp.dtype(model.dtype).itemsize
@@ -105,4 +106,4 @@ def memory_of(
     )
     scores = 4 * 4 * limits.slots * words
     at_work = max(room.at_once * room.prompt_tokens * wide * b, scores)
-    return parameters * b // 4 + room.cache_bytes(model) + responses + at_work
+    return policies * parameters * b // 4 + room.cache_bytes(model) + responses + at_work

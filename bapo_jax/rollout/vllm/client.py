@@ -25,7 +25,7 @@ from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.groups import Begun, Prompt, Response
 from bapo_jax.machine import events
 from bapo_jax.models.decoder import ModelConfig
-from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling, results_of
+from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling, results_of, tokens_left
 from bapo_jax.rollout.vllm.exchange import Unreachable, exchange, open_session
 from bapo_jax.rollout.vllm.gauges import Gauges
 from bapo_jax.rollout.vllm.replies import ROUTE, Asked, BadResponse, most_bytes, read_group, request
@@ -141,7 +141,7 @@ class VllmEngine(Engine):
 
         `room` admits requests in order, which limits the images in memory.
         """
-        prompt, spoiled, most = begun.read, set(spoiled), sampling.max_tokens - begun.length
+        prompt, spoiled, most = begun.read, set(spoiled), tokens_left(begun, sampling)
         image_token = self._model.vision.image_token if self._model.vision else None
         asked = Asked(size, most, (), self._model.vocab_size, tuple(self._stop_tokens), image_token)
         async with room:
