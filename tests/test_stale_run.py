@@ -36,7 +36,7 @@ def test_a_step_is_trained_on_groups_of_the_policy_that_was_rolled_out_when_it_w
         assert metrics(whole)[step]['staleness/max'] >= behind and metrics(whole)[step]['bapo/lag'] == 0
 
 
-@pytest.mark.parametrize('stop_after', [1, 3, 4])
+@pytest.mark.parametrize('stop_after', [1, 4])
 def test_a_stopped_run_goes_on_with_the_steps_that_were_under_way(tmp_path, whole, benchmark, monkeypatch, stop_after):
     update, updates = Learner.update, []
 

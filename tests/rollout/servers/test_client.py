@@ -69,16 +69,17 @@ def test_a_policy_may_be_loaded_while_a_group_is_under_way_and_each_token_says_w
 
 
 def test_the_probe_asks_each_server_though_others_are_busy_and_waits_for_nobodys_group(connect, prompts, policy):
-    released = threading.Event()
+    working, released = threading.Event(), threading.Event()
 
     def busy(number):
+        working.set()
         assert number > 1 or released.wait(30)
         return good(number)
 
     one, other = StandIn(busy), StandIn(good)
-    engine = connect(one, other, concurrency=1)
-    waiting = [prompt for prompt in prompts[:4]]
-    asked = engine.ask(begun(waiting), 2, SAMPLING, DRAWS[:4])
+    engine = connect(one, other, concurrency=1, deadline_s=30.0)
+    asked = engine.ask(begun(prompts[:4]), 2, SAMPLING, DRAWS[:4])
+    assert working.wait(30)
     answers = engine.probe(prompts[5], 2, SAMPLING, DRAWS[0])
     released.set()
     assert [len(group) for group in answers] == [2, 2]
