@@ -44,7 +44,6 @@ _SLOTS = _of('rollout/inprocess/slots.py', 'rollout/inprocess/test_inprocess.py'
 _DRAWING = _of('rollout/inprocess/drawing.py', 'rollout/inprocess/test_inprocess.py')
 _GPU_DRAWING = _of('rollout/inprocess/gpu_drawing.py', 'rollout/inprocess/test_gpu_drawing.py')
 _COLLECT = _of('rollout/collect.py', 'rollout/test_collect.py')
-_GIVEN = _of('rollout/given.py', 'rollout/test_given.py')
 _FIDELITY = _of('rollout/fidelity.py', 'rollout/test_fidelity.py')
 _MOPPS = _of('prompts/mopps.py', 'prompts/test_mopps.py')
 _EPOCHS = _of('prompts/epochs.py', 'prompts/test_epochs.py')
@@ -158,6 +157,9 @@ MUTANTS = (
     # ---- rollout
     _SCHEDULE("return (step - (self.sync_phase == 'code')) % self.sync_every == 0", 'return step % self.sync_every == 0',
               "the phase 'code'"),
+    _SCHEDULE('if behind > self.most_behind:', 'if behind >= self.most_behind > 0:',
+              'a step less is requested before a sync'),
+    _ROLLOUTS('one_wave = not ahead and self', 'one_wave = self', 'hard prompts of a step requested ahead are lost'),
     _SCHEDULE('rng.integers(1, self.mixture_policies + 1, prompts)', 'rng.integers(1, max(2, self.mixture_policies), prompts)',
               'ages that never reach N'),
     _SCHEDULE('self.switch_step and step > self.switch_step', 'self.switch_step and step >= self.switch_step',
@@ -171,12 +173,15 @@ MUTANTS = (
               'the selector sees re-evaluations'),
     _DRAWING('kept_BxV = jnp.cumsum(falling_BxV, axis=-1) - falling_BxV < top_p',
              'kept_BxV = jnp.cumsum(falling_BxV, axis=-1) < top_p', 'nucleus sampling drops the last token'),
-    _SLOTS('done_B = stopped_B | (count_B == T)', 'done_B = stopped_B | (count_B == T - 1)', 'responses end a token early'),
+    _SLOTS('done_B = stopped_B | (count_B == rows.most_B)', 'done_B = stopped_B | (count_B == rows.most_B - 1)',
+           'responses end a token early'),
     _DRAWING('return block_B * VOCABULARY_BLOCK + look_up', 'return block_B * VOCABULARY_BLOCK - 1 + look_up', 'a large vocabulary is off by one'),
     _GPU_DRAWING('jnp.where(p_BxV > 0, logits_BxV, _NEVER)', 'logits_BxV', 'a GPU draws from all words with top_p'),
     _COLLECT('if 5 * missing > asked:', 'if 4 * missing > asked:', 'a fifth without a verdict is borne'),
     _COLLECT('budget_s - verify_s)', 'budget_s)', 'the time for verdicts begins anew with each wave'),
-    _GIVEN('np.zeros(given, bool), own.trained_on', 'np.ones(given, bool), own.trained_on', 'given tokens are trained on'),
+    _GROUPS('s.author == Author.POLICY for s in self.spans], bool', 's.author != Author.TRACE for s in self.spans], bool',
+            'given tokens are trained on'),
+    _GROUPS('Author.PLACEHOLDER if other[i] else Author.POLICY', 'Author.POLICY', 'sampled image tokens are trained on'),
     _FIDELITY('if not (mean <= tolerance and high', 'if not (mean <= tolerance or high', 'a wrong policy passes the probe'),
     # ---- prompts, tasks, scores, groups
     _MOPPS('np.argsort((rate - self._target) ** 2', 'np.argsort(rate - self._target', 'the hardest prompts, not the nearest'),
@@ -201,7 +206,7 @@ MUTANTS = (
     _STATE('*self.recent][: self.keep_recent]', '*self.recent][: self.keep_recent + 1]', 'one policy too many is kept'),
     _CHECKPOINT("critic = TrainState(**policy['critic']) if like.critic else None", "critic = like.critic",
                 "the critic's arrays are not read again"),
-    _MEASURES("[step - 1 - r.version for g", "[step - r.version for g", 'staleness is a step too large'),
+    _MEASURES("[step - 1 - r.versions for g", "[step - r.versions for g", 'staleness is a step too large'),
     _EVALUATION('lines[: len(lines) // (chunk * samples) * chunk * samples]', 'lines[: len(lines) // samples * samples]',
                 'a half-written chunk is kept'),
     _EVALUATE('Sampling(e.temperature, e.max_response_tokens, e.top_p)', 'Sampling(e.temperature, e.max_response_tokens)',
