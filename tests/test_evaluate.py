@@ -14,6 +14,7 @@ import time
 
 import numpy as np
 import pytest
+from group_builders import begun
 from real_servers import BASE
 from small_run import ROOT, metrics, run, small_config
 
@@ -296,7 +297,7 @@ def test_what_an_evaluation_asks_is_its_configs_own_sampling_and_draw(top_p, tmp
     config.seed, config.evaluate.samples, config.evaluate.temperature, config.evaluate.top_p = 5, 4, 0.7, top_p
     with pytest.raises(Asked) as asked:
         evaluate(Asking(), None, 'x', prompts, config, tmp_path / 'x.jsonl', [])
-    assert asked.value.args == (prompts, 4, Sampling(0.7, 24, top_p), [Draw(5, 0, EVALUATION)] * 3)
+    assert asked.value.args == (begun(prompts), 4, Sampling(0.7, 24, top_p), [Draw(5, 0, EVALUATION)] * 3)
 
 
 def test_what_training_logs_is_what_the_command_writes_and_a_majority_only_where_answers_are_votes(tmp_path, prepared, monkeypatch):
