@@ -2,12 +2,9 @@
 
 import os
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
-from small_run import ROOT, metrics, rollouts, run, small_config
+from small_run import kill_after, metrics, rollouts, run, small_config
 
 from bapo_jax.learner.learner import Learner
 
@@ -53,17 +50,6 @@ def test_a_stopped_run_goes_on_with_the_steps_that_were_under_way(tmp_path, whol
 
 
 def test_a_killed_run_repeats_every_metric(tmp_path, whole, benchmark):
-    script = (
-        f'import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}, {str(ROOT / "tests" / "helpers")!r}]\n'
-        'from pathlib import Path; from small_run import run; from test_stale_run import stale_config\n'
-        f'run(stale_config(Path({str(benchmark)!r})), Path({str(tmp_path / "run")!r}))\n'
-    )
-    process = subprocess.Popen([sys.executable, '-c', script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    log, deadline = tmp_path / 'run' / 'metrics.jsonl', time.monotonic() + 240
-    while not (log.is_file() and log.read_text().count('\n') >= 4):  # steps 0..3: past the checkpoint of step 2
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
+    kill_after(4, stale_config, benchmark, tmp_path / 'run')  # steps 0..3: past the checkpoint of step 2
     run(stale_config(benchmark), tmp_path / 'run')
     assert metrics(tmp_path / 'run') == metrics(whole)

@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import jax
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 from group_builders import version_of
 from launched import copy_runs
-from small_run import ROOT, metrics, rollouts, run, small_config
+from small_run import ROOT, kill_after, metrics, rollouts, run, small_config
 
 from bapo_jax.learner.learner import Learner
 from bapo_jax.report import inspect_log, results
@@ -153,19 +152,11 @@ def test_a_run_stopped_at_any_step_and_started_again_repeats_every_metric(tmp_pa
 @pytest.mark.slow
 def test_a_killed_run_loses_only_what_no_checkpoint_holds(tmp_path, bapo_run, benchmark):
     workdir, _, _ = bapo_run
-    script = (
-        f'import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}, {str(ROOT / "tests" / "helpers")!r}]\n'
-        'from pathlib import Path; from small_run import run; from test_train import bapo_config\n'
-        f'run(bapo_config(Path({str(benchmark)!r})), Path({str(tmp_path / "run")!r}))\n'
-    )
-    process = subprocess.Popen([sys.executable, '-c', script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    log, deadline = tmp_path / 'run' / 'metrics.jsonl', time.monotonic() + 240
-    while not (log.is_file() and log.read_text().count('\n') >= 4):  # steps 0..3: past the checkpoint of step 2
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    assert outcome_of(read_story(tmp_path / 'run')).startswith('running, after step ')
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+
+    def look():
+        assert outcome_of(read_story(tmp_path / 'run')).startswith('running, after step ')
+
+    kill_after(4, bapo_config, benchmark, tmp_path / 'run', look)  # steps 0..3: past the checkpoint of step 2
     assert re.fullmatch(r'crashed after step \d of 6, or copied while it ran; the same command continues after step \d', outcome_of(read_story(tmp_path / 'run')))
     run(bapo_config(benchmark), tmp_path / 'run')
     assert metrics(tmp_path / 'run') == metrics(workdir)

@@ -2,6 +2,10 @@
 
 import importlib
 import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import zstandard
@@ -31,6 +35,25 @@ def run(config, workdir: Path, amend: bool = False):
     """As the command does."""
     with stopping.on_signal(120.0), held(workdir), events.recorded(workdir):
         return train(build(config, workdir, amend=amend))
+
+
+def kill_after(rows: int, config_of: Callable, benchmark: Path, workdir: Path, look: Callable = lambda: None) -> None:
+    """Runs `config_of(benchmark)` in a process of its own, and kills it once it has logged so many rows; `look` is called before."""
+    script = (
+        f'import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}, {str(ROOT / "tests" / "helpers")!r}]\n'
+        f'from pathlib import Path; from small_run import run; from {config_of.__module__} import {config_of.__name__}\n'
+        f'run({config_of.__name__}(Path({str(benchmark)!r})), Path({str(workdir)!r}))\n'
+    )
+    process = subprocess.Popen([sys.executable, '-c', script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log, deadline = workdir / 'metrics.jsonl', time.monotonic() + 240
+    try:
+        while not (log.is_file() and log.read_text().count('\n') >= rows):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        look()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def metrics(workdir: Path, times: bool = False) -> list[dict]:
