@@ -39,6 +39,10 @@ class Author(enum.IntEnum):
 
 NO_VERSION = -1  # of tokens that no policy of the run sampled
 
+# Finish reasons: cut at the limit of tokens; ended by a stop token; to be continued in a later step.
+# Checkpoints hold the indices.
+LENGTH, STOP, UNFINISHED = FINISHES = ('length', 'stop', 'unfinished')
+
 # For each response of each group, an array with one number per token.
 ByGroup = list[list[np.ndarray]]
 
@@ -88,7 +92,7 @@ class Response:
     """A row of spans. Tokens are as sampled, never re-tokenised, and include the stop token, if any."""
 
     spans: tuple[Span, ...]
-    finish: str  # 'stop' (with a stop token) or 'length' (cut at the token limit)
+    finish: str  # of FINISHES
     # policy name -> float32 [response tokens]: log-probs under policies that never change. Added when the
     # response is first scored (learner.py).
     scored: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -128,10 +132,12 @@ class Response:
 
 
 class Begun(NamedTuple):
-    """A prompt, and the spans with which all responses of its group begin."""
+    """A prompt, and the spans with which all responses to it begin."""
 
     prompt: Prompt
     spans: tuple[Span, ...] = ()
+    first: int = 0  # the index of the first response within its group, if only a part of it is requested
+    most: int = 0  # the most tokens to add, after which a response is unfinished; 0: up to the limit
 
     @property
     def read(self) -> Prompt:

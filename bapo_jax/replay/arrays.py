@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bapo_jax.groups import NO_VERSION, Author, Group, Prompt, Response, Span, Verdict
+from bapo_jax.groups import FINISHES, NO_VERSION, Author, Group, Prompt, Response, Span, Verdict
 
 _SCORED = 'scored_'  # prefix of the arrays with `Response.scored`
 _COLUMNS = 'span_len', 'span_known', 'span_author', 'span_version'
@@ -49,7 +49,7 @@ def groups_to_arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
         'span_known': flat([[s.logp is not None for s in spans]], np.int8),  # whether there are log-probs
         'span_author': flat([[int(s.author) for s in spans]], np.int8),
         'span_version': flat([[s.version for s in spans]], np.int64),
-        'stopped': flat([[r.finish == 'stop' for r in responses]], np.int8),
+        'stopped': flat([[FINISHES.index(r.finish) for r in responses]], np.int8),
         # nan if a response was not scored
         **{
             _SCORED + name: flat(
@@ -95,8 +95,8 @@ def _responses(a: Mapping[str, np.ndarray]) -> list[Response]:
     ]
     ends = np.cumsum(a['spans']).tolist()
     responses = [
-        Response(tuple(spans[end - n : end]), 'stop' if stopped else 'length')
-        for end, n, stopped in zip(ends, a['spans'].tolist(), a['stopped'].tolist(), strict=True)
+        Response(tuple(spans[end - n : end]), FINISHES[finish])
+        for end, n, finish in zip(ends, a['spans'].tolist(), a['stopped'].tolist(), strict=True)
     ]
     lengths = [len(r.tokens) for r in responses]
     for name in a:

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from bapo_jax.groups import Begun, Prompt, Response
+from bapo_jax.groups import LENGTH, STOP, UNFINISHED, Begun, Prompt, Response
 from bapo_jax.machine.ending import CONTINUES, Ending
 
 # The purpose of a draw. It is part of the random key, so each purpose samples a prompt independently.
 FRESH, REEVALUATION, EVALUATION, TRACKING, PROBE, FAILED = range(6)
+_PURPOSES = 16  # room for more of them
 
 
 class RolloutError(Ending, RuntimeError):
@@ -36,6 +37,10 @@ class Draw(NamedTuple):
     seed: int
     step: int
     purpose: int
+
+    def again(self, turn: int) -> Draw:
+        """The draw of a response's later turn, or of its continuation in a later step."""
+        return self._replace(purpose=self.purpose + _PURPOSES * turn)
 
     def key(self) -> jax.Array:
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), self.step), self.purpose)
@@ -62,9 +67,10 @@ class Engine(abc.ABC):
         """Returns at once, with a future for each group of `group_size` responses, in order.
 
         A response has the spans that it begins with, and then a span by the policy. `sampling.max_tokens`
-        limits them together. `draws` has one draw per group. Groups requested earlier, in this call or
-        another, are answered first. If a group fails, its future raises RolloutError, and the others are not
-        affected. Every future ends within the engine's own deadlines. Cancelling a future gives up its group.
+        limits them together. A response that `Begun.most` cuts is UNFINISHED. `draws` has one draw per group.
+        Groups requested earlier, in this call or another, are answered first. If a group fails, its future
+        raises RolloutError, and the others are not affected. Every future ends within the engine's own
+        deadlines. Cancelling a future gives up its group.
         """
 
     def generate(
@@ -96,7 +102,14 @@ def tokens_left(begun: Begun, sampling: Sampling) -> int:
             f'prompt {begun.prompt.id}: {begun.length} tokens are given of a response of at most '
             f'{sampling.max_tokens}; give fewer'
         )
-    return left
+    return min(left, begun.most or left)
+
+
+def finish_of(begun: Begun, added: int, stopped: bool, sampling: Sampling) -> str:
+    """The finish reason of a response to which a policy added that many tokens."""
+    if stopped:
+        return STOP
+    return UNFINISHED if added == begun.most and begun.length + added < sampling.max_tokens else LENGTH
 
 
 def results_of(futures: Sequence[Future]) -> list[Any]:

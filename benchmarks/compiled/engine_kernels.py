@@ -117,7 +117,8 @@ def sample_program(
             response_tokens=response, cached=rows, key_slots=prompt + response,
         )
     )  # fmt: skip
-    of_devices = [array(jnp.int32, line, GROUP), array(jnp.int32, 1), array(jnp.int32, 1)]
+    waiting = slots.Waiting(*[array(jnp.int32, line * GROUP)] * 3)
+    of_devices = [waiting, array(jnp.int32, 1), array(jnp.int32, 1)]
     numbers = [array(jnp.int32), array(jnp.float32), array(jnp.float32)]
     return slots.sample_responses.lower(
         on(whole, weights),

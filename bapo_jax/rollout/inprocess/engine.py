@@ -21,15 +21,16 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from bapo_jax.groups import Begun, Prompt, Response, Span, sampled_spans
+from bapo_jax.groups import Begun, Prompt, Response, sampled_spans
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.vision.layout import ImageSource, Seen, see
 from bapo_jax.models.vision.patches import Pixels, blank_pixels, windows_of
-from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling, tokens_left
+from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling, finish_of, tokens_left
 from bapo_jax.rollout.inprocess.room import Limits, Room, padded_length, room_for
 from bapo_jax.rollout.inprocess.slots import (
     ImagesInSlots,
     Places,
+    Waiting,
     lay_out_weights,
     nothing_yet,
     prefill_prompts,
@@ -79,13 +80,12 @@ class JaxEngine(Engine):
         key_of = {draw: np.asarray(jax.random.key_data(draw.key())) for draw in set(draws)}
         asked = [
             _Group(
+                one,
                 one.read,
-                one.spans,
                 tokens_left(one, sampling),
                 key_of[draw],
                 group_size,
-                sampling,
-                self._policy,
+                _Kind(sampling, self._policy),
             )
             for one, draw in zip(begun, draws, strict=True)
         ]
@@ -132,9 +132,11 @@ class JaxEngine(Engine):
 
     def _answer(self, kind: _Kind, held: list[Held]) -> None:
         """Answers the first group in line, and those behind it of the same kind."""
-        size, sampling, weights = kind.size, kind.sampling, kind.policy.weights
+        sampling, weights = kind.sampling, kind.policy.weights
         with self._lock:
-            room = self._wanted(self._alike(kind), kind)
+            alike = self._alike(kind)
+            size = max(group.size for group in alike)
+            room = self._wanted(alike, size)
         settings = {'graph': self._graph, 'mesh': self._mesh}
         rows, places, line = nothing_yet(
             model=self._model, mesh=self._mesh, rows=self._limits.slots, places=room.slots + room.line * size,
@@ -144,26 +146,26 @@ class JaxEngine(Engine):
         begun = wanted = np.zeros(len(held), np.int32)
         while not self._closed:
             if (begun == wanted).all():
-                new = self._take(held, room, kind)
+                new = self._take(held, room, size, kind)
                 if not any(new) and not any(held):
                     return
                 begun, wanted = (
                     np.zeros_like(begun),
-                    np.array([size * len(groups) for groups in new], np.int32),
+                    np.array([sum(group.size for group in groups) for groups in new], np.int32),
                 )
-                to = self._give_places(new, held, room.line, size)
+                waiting = self._give_places(new, held, room.line * size)
                 for prompts in self._inputs(new, room):
                     line = prefill_prompts(weights, line, *prompts, **settings)
             # While more groups that fit this room wait, sampling returns once the line is empty, so that no
             # slot stays idle. After that it returns once half of the remaining responses have ended, so that
             # groups are returned early.
             with self._lock:
-                more = bool(self._that_suit(room, kind))
+                more = bool(self._that_suit(room, size, kind))
             few = np.array(
                 [room.slots if more else min(room.slots, len(of_device)) // 2 for of_device in held], np.int32
             )
             rows, places, begun, steps = sample_responses(
-                weights, rows, places, line, to, *jax.device_put((begun, few), split_rows(self._mesh)),
+                weights, rows, places, line, waiting, *jax.device_put((begun, few), split_rows(self._mesh)),
                 jnp.int32(_STEPS), jnp.float32(sampling.temperature or 1), jnp.float32(sampling.top_p),
                 **settings, stop_tokens=self._stop_tokens, greedy=sampling.temperature == 0,
                 nucleus=sampling.temperature > 0 and sampling.top_p < 1, attention=self._attention,
@@ -177,25 +179,33 @@ class JaxEngine(Engine):
         """The groups of this kind at the head of the line."""
         return list(itertools.takewhile(lambda group: group.kind == kind, self._waiting))
 
-    def _wanted(self, alike: list[_Group], kind: _Kind) -> Room:
+    def _wanted(self, alike: list[_Group], size: int) -> Room:
         longest, of_a_device = (
             max(len(group.prompt.tokens) for group in alike),
             -(-len(alike) // self._mesh.size),
         )
-        return room_for(self._model, self._limits, of_a_device, kind.size, longest, kind.sampling.max_tokens)
+        most_tokens = alike[0].kind.sampling.max_tokens
+        return room_for(self._model, self._limits, of_a_device, size, longest, most_tokens)
 
-    def _that_suit(self, room: Room, kind: _Kind) -> list[_Group]:
-        """The groups of `_alike` if `room` is large enough for all of them, else []: they get a new room."""
+    def _that_suit(self, room: Room, size: int, kind: _Kind) -> list[_Group]:
+        """The groups of `_alike` if `room` is large enough for all of them, else []: they get a new room.
+
+        `size` is the most responses of a group in this room.
+        """
         alike = self._alike(kind)
-        wanted = self._wanted(alike, kind) if alike else room
+        if any(group.size > size for group in alike):
+            return []
+        wanted = self._wanted(alike, size) if alike else room
         return alike if wanted.slots <= room.slots and wanted.prompt_tokens <= room.prompt_tokens else []
 
-    def _take(self, held: list[Held], room: Room, kind: _Kind) -> list[list[_Group]]:
+    def _take(self, held: list[Held], room: Room, size: int, kind: _Kind) -> list[list[_Group]]:
         """The next groups for each device, as its line allows; each goes to the least loaded device."""
         new: list[list[_Group]] = [[] for _ in held]
         with self._lock:
-            for group in self._that_suit(room, kind):
-                device = min(range(len(held)), key=lambda i: len(held[i]) + kind.size * len(new[i]))
+            for group in self._that_suit(room, size, kind):
+                device = min(
+                    range(len(held)), key=lambda i: len(held[i]) + sum(other.size for other in new[i])
+                )
                 if len(new[device]) == room.line:
                     break
                 self._waiting.popleft()
@@ -208,12 +218,12 @@ class JaxEngine(Engine):
 
         So a prompt's result does not depend on which others are prefilled with it.
         """
-        waiting: dict[Any, list[list[_Waiting]]] = collections.defaultdict(lambda: [[] for _ in new])
+        waiting: dict[Any, list[list[_ToPrefill]]] = collections.defaultdict(lambda: [[] for _ in new])
         for device, groups in enumerate(new):
             for at, group in enumerate(groups):
                 padded = padded_length(len(group.prompt.tokens), self._limits.prompt_tokens)
                 seen = self._see(group.prompt)
-                waiting[padded, seen and seen.pixel_shape][device].append(_Waiting(at, group, seen))
+                waiting[padded, seen and seen.pixel_shape][device].append(_ToPrefill(at, group, seen))
         for (padded, pixel_shape), of_devices in waiting.items():
             for first in range(0, max(map(len, of_devices)), room.at_once):
                 together = [of_device[first : first + room.at_once] for of_device in of_devices]
@@ -234,7 +244,7 @@ class JaxEngine(Engine):
         )
 
     def _prompts(
-        self, of_devices: list[list[_Waiting]], at_once: int, padded: int, nowhere: int
+        self, of_devices: list[list[_ToPrefill]], at_once: int, padded: int, nowhere: int
     ) -> tuple[np.ndarray, ...]:
         """Arrays of `at_once` prompts per device; padding rows have the out-of-range place `nowhere`."""
         count = len(of_devices) * at_once
@@ -248,7 +258,7 @@ class JaxEngine(Engine):
         return places, tokens, lengths, most, ids, keys
 
     def _images(
-        self, of_devices: list[list[_Waiting]], at_once: int, padded: int, pixel_shape: tuple[int, int, int]
+        self, of_devices: list[list[_ToPrefill]], at_once: int, padded: int, pixel_shape: tuple[int, int, int]
     ) -> ImagesInSlots:
         """The images of the same prompts; each prompt has its own rows."""
         V, P, _ = pixel_shape
@@ -264,17 +274,17 @@ class JaxEngine(Engine):
                 rope[row, :n], shift[row] = seen.rope[0], seen.following[0] - n
         return ImagesInSlots(Pixels(*map(np.concatenate, zip(*pixels, strict=True))), feature, rope, shift)
 
-    def _give_places(
-        self, new: list[list[_Group]], held: list[Held], places_in_line: int, size: int
-    ) -> jax.Array:
-        """A free place for each response in line, [devices · places in line, size]; -1 is padding."""
-        places = np.full((len(new), places_in_line, size), -1, np.int32)
-        for groups, of_device, places_PxG in zip(new, held, places, strict=True):
+    def _give_places(self, new: list[list[_Group]], held: list[Held], most: int) -> Waiting:
+        """The responses in line, at most `most` per device, each with a free place."""
+        waiting = np.zeros((len(Waiting._fields), len(new), most), np.int32)
+        waiting[0] = -1
+        for device, (groups, of_device) in enumerate(zip(new, held, strict=True)):
+            responses = [(at, group, j) for at, group in enumerate(groups) for j in range(group.size)]
             free = itertools.filterfalse(set(of_device).__contains__, itertools.count())
-            for group, places_G in zip(groups, places_PxG, strict=False):
-                places_G[:] = list(itertools.islice(free, size))
-                of_device |= {place: (group, j) for j, place in enumerate(places_G.tolist())}
-        return jax.device_put(places.reshape(-1, size), split_rows(self._mesh))
+            for n, ((at, group, j), place) in enumerate(zip(responses, free)):
+                of_device[place] = group, j
+                waiting[:, device, n] = place, at, group.begun.first + j
+        return jax.device_put(Waiting(*waiting.reshape(len(waiting), -1)), split_rows(self._mesh))
 
     def _hand_out(self, places: Places, held: list[Held]) -> None:
         """Collects finished responses from their places, and answers the groups that are complete."""
@@ -282,18 +292,19 @@ class JaxEngine(Engine):
         for device, of_device in enumerate(held):
             for place in [place for place in of_device if count[device, place]]:
                 (group, j), n = of_device.pop(place), count[device, place]
-                finish = 'stop' if stopped[device, place] else 'length'
                 own = sampled_spans(
-                    tokens[device, place, :n].copy(), logp[device, place, :n].copy(), group.policy.version,
+                    tokens[device, place, :n].copy(), logp[device, place, :n].copy(),
+                    group.kind.policy.version,
                     self._model.vision and self._model.vision.image_token,
                 )  # fmt: skip
-                group.responses[j] = Response(group.spans + own, finish)
+                finish = finish_of(group.begun, int(n), bool(stopped[device, place]), group.kind.sampling)
+                group.responses[j] = Response(group.begun.spans + own, finish)
                 self.sampled += int(n)
                 if len(group.responses) == group.size:
                     group.future.set_result(tuple(group.responses[i] for i in range(group.size)))
 
 
-class _Waiting(NamedTuple):
+class _ToPrefill(NamedTuple):
     """A prompt to prefill: its place in line, and its images."""
 
     at: int
@@ -313,25 +324,19 @@ class _Policy:
 class _Kind(NamedTuple):
     """What groups that are sampled together have in common."""
 
-    size: int
     sampling: Sampling
-    policy: _Policy
+    policy: _Policy  # that was loaded when they were requested; it writes all of their responses
 
 
 @dataclasses.dataclass(eq=False)
 class _Group:
     """A requested group, and its finished responses by index."""
 
-    prompt: Prompt  # as it is read, with the tokens of `spans`
-    spans: tuple[Span, ...]  # with which its responses begin
+    begun: Begun
+    prompt: Prompt  # as it is read, with the tokens of the begun spans
     most_tokens: int  # that the policy may add to a response
     key: np.ndarray  # random key data, uint32 [2]
     size: int
-    sampling: Sampling
-    policy: _Policy  # that was loaded when the group was requested; it writes all of it
+    kind: _Kind
     responses: dict[int, Response] = dataclasses.field(default_factory=dict)
     future: Future[tuple[Response, ...]] = dataclasses.field(default_factory=Future)
-
-    @property
-    def kind(self) -> _Kind:
-        return _Kind(self.size, self.sampling, self.policy)

@@ -3,7 +3,7 @@
 Each device has its own slots and samples them independently, without communication across the mesh.
 
 Shapes:  B slots per device, of which the first A have a KV cache and take responses · P prompts in line
-         Q prompts prefilled at once · L prompt tokens (right-padded) · G responses per prompt
+         Q prompts prefilled at once · L prompt tokens (right-padded) · N waiting responses
          C places for responses · T maximum response tokens · R slots filled at once · D width · V vocabulary
          K, S, H as in rollout/inprocess/decoding.py.
          Arrays for the whole mesh are the devices' parts, concatenated along the first axis.
@@ -90,6 +90,14 @@ class WaitingLine(NamedTuple):
     most_P: jax.Array  # the most tokens of a response
     key_Px2: jax.Array  # random key data
     shift_P: jax.Array | None  # with a vision tower: rotary position after the prompt, minus the token count
+
+
+class Waiting(NamedTuple):
+    """The responses to the prompts in line, in the order in which they get slots."""
+
+    place_N: jax.Array  # int32; -1: no response. Those come last
+    prompt_N: jax.Array  # the prompt's place in line
+    j_N: jax.Array  # the response's index within its group
 
 
 class SlotRows(NamedTuple):
@@ -215,15 +223,14 @@ def prefill_prompts(
     donate_argnames=('rows', 'places'),
 )
 def sample_responses(
-    weights: Weights, rows: SlotRows, places: Places, line: WaitingLine, place_PxG, begun_1, few_1, most,
+    weights: Weights, rows: SlotRows, places: Places, line: WaitingLine, waiting: Waiting, begun_1, few_1, most,
     temperature, top_p, *, graph: nnx.GraphDef, mesh: Mesh, stop_tokens: tuple[int, ...], greedy: bool,
     nucleus: bool, attention: str = 'auto',
 ) -> tuple[SlotRows, Places, jax.Array, jax.Array]:  # fmt: skip
     """Samples until the line is empty and at most `few` responses are in progress, or for `most` steps.
 
-    `place` holds the place of each response to the prompts in line, or -1 if it is not wanted; prompts
-    without responses come last. `begun`, the number of responses that have left the line, and `few` have one
-    integer per device. Also returns the new `begun` and the number of steps.
+    `begun`, the number of waiting responses that have left the line, and `few` have one integer per device.
+    Also returns the new `begun` and the number of steps.
 
     `nucleus` enables nucleus (top-p) sampling with threshold `top_p`; `greedy` takes the most likely token.
     Log-probs are always those of the full distribution at `temperature`.
@@ -231,12 +238,13 @@ def sample_responses(
     k_AxKxSxH = rows.cache.k_AxKxSxH[0]
     ways = ways_of(mesh, attention, k_AxKxSxH.shape[-1] * k_AxKxSxH.dtype.itemsize)
 
-    def of_device(weights, rows, places, line, place_PxG, begun_1, few_1, most, temperature, top_p):
-        wanted, (P, G), C = jnp.sum(place_PxG >= 0), place_PxG.shape, len(places.count_C)
+    def of_device(weights, rows, places, line, waiting, begun_1, few_1, most, temperature, top_p):
+        place_N, C = waiting.place_N, len(places.count_C)
+        wanted = jnp.sum(place_N >= 0)
         # A place may still hold the length of an earlier response. One that waits for a slot has not ended.
-        waits_PxG = (place_PxG >= 0) & (jnp.arange(P * G).reshape(P, G) >= begun_1[0])
+        waits_N = (place_N >= 0) & (jnp.arange(len(place_N)) >= begun_1[0])
         places = places._replace(
-            count_C=places.count_C.at[jnp.where(waits_PxG, place_PxG, C)].set(0, mode='drop')
+            count_C=places.count_C.at[jnp.where(waits_N, place_N, C)].set(0, mode='drop')
         )
 
         def one_step(state):
@@ -264,7 +272,7 @@ def sample_responses(
 
         def refill_and_sample(state):
             rows, places, begun, steps = state
-            rows, begun = refill(rows, line, place_PxG, begun, wanted)
+            rows, begun = refill(rows, line, waiting, begun, wanted)
             stay = functools.partial(nobody_moves_up, begun)
             rows, places, steps = jax.lax.while_loop(stay, one_step, one_step((rows, places, steps)))
             return rows, places, begun, steps
@@ -280,7 +288,7 @@ def sample_responses(
 
     split, whole = split_rows(mesh).spec, PartitionSpec()
     return per_device(of_device, mesh, (whole, *[split] * 6, *[whole] * 3), split)(
-        weights, rows, places, line, place_PxG, begun_1, few_1, most, temperature, top_p
+        weights, rows, places, line, waiting, begun_1, few_1, most, temperature, top_p
     )
 
 
@@ -303,18 +311,19 @@ def written(rows: SlotRows, places: Places, token_B, logp_B, stopped_B) -> tuple
 
 
 def refill(
-    rows: SlotRows, line: WaitingLine, place_PxG: jax.Array, begun: jax.Array, wanted: jax.Array
+    rows: SlotRows, line: WaitingLine, waiting: Waiting, begun: jax.Array, wanted: jax.Array
 ) -> tuple[SlotRows, jax.Array]:
-    """Gives free slots to the next responses in line after the first `begun`; also returns the new `begun`.
+    """Gives free slots to the responses that wait, after the first `begun`; also returns the new `begun`.
 
     The random key of response j depends on the prompt's key and on j.
     """
-    A, B, (P, G) = rows.cache.rows, len(rows.place_B), place_PxG.shape
+    A, B = rows.cache.rows, len(rows.place_B)
     R = min(A, max(4, A // 8))  # most slots to fill at once
     [slot_R] = jnp.nonzero(rows.place_B[:A] < 0, size=R, fill_value=B)
     number_R = begun + jnp.arange(R)
     takes_R = (slot_R < B) & (number_R < wanted)
-    slot_R, (prompt_R, j_R) = jnp.where(takes_R, slot_R, B), jnp.divmod(jnp.minimum(number_R, P * G - 1), G)
+    slot_R = jnp.where(takes_R, slot_R, B)
+    place_R, prompt_R, j_R = jax.tree.map(lambda x_N: x_N[jnp.minimum(number_R, len(x_N) - 1)], waiting)
 
     def set_(old_B, new_R):
         return old_B.at[slot_R].set(new_R, mode='drop')
@@ -323,7 +332,6 @@ def refill(
         return rows_AxKxSxH.at[slot_R, :, : line_PxKxLxH.shape[2]].set(line_PxKxLxH[prompt_R], mode='drop')
 
     key_R = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(line.key_Px2[prompt_R]), j_R)
-    place_R = place_PxG[prompt_R, j_R]
     rows = SlotRows(
         jax.tree.map(copy, rows.cache, line.cache_P), set_(rows.hidden_BxD, line.hidden_PxD[prompt_R]),
         set_(rows.prompt_B, line.length_P[prompt_R]), set_(rows.count_B, jnp.zeros(R, jnp.int32)),

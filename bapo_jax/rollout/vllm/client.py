@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from bapo_jax.cluster.hosts import Hosts
-from bapo_jax.groups import Begun, Prompt, Response
+from bapo_jax.groups import STOP, Begun, Prompt, Response
 from bapo_jax.machine import events
 from bapo_jax.models.decoder import ModelConfig
-from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling, results_of, tokens_left
+from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling, finish_of, results_of, tokens_left
 from bapo_jax.rollout.vllm.exchange import Unreachable, exchange, open_session
 from bapo_jax.rollout.vllm.gauges import Gauges
 from bapo_jax.rollout.vllm.replies import ROUTE, Asked, BadResponse, most_bytes, read_group, request
@@ -155,7 +155,13 @@ class VllmEngine(Engine):
                 try:
                     # The last attempt is not watched: the watch might be mistaken three times.
                     own = await self._answer(body, asked, len(prompt.tokens), spoiled, attempt < _ATTEMPTS)
-                    return tuple(Response(begun.spans + r.spans, r.finish) for r in own)
+                    return tuple(
+                        Response(
+                            begun.spans + r.spans,
+                            finish_of(begun, len(r.tokens), r.finish == STOP, sampling),
+                        )
+                        for r in own
+                    )
                 except BadResponse as e:
                     if attempt == _ATTEMPTS:
                         raise

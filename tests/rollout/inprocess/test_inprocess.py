@@ -111,6 +111,39 @@ def test_what_continues_given_tokens_has_the_trainers_log_probs_of_the_whole_res
     assert_log_probs_are_the_trainers(whole, prompts[:3], score, policy)
 
 
+def test_a_part_of_a_group_is_answered_as_in_the_whole_group(policy, prompts, answers):
+    """Also in one call with whole groups of several sizes."""
+    engine = make_engine(policy)
+    asked = [([Begun(prompts[0], first=j)], 1) for j in range(G)] + [([Begun(prompts[1], first=1)], G - 1)]
+    futures = [engine.ask(some, size, SAMPLING, [DRAW])[0] for some, size in [*asked, (begun(prompts[2:3]), G)]]
+    *parts, rest, whole = [future.result(60) for future in futures]
+    assert_same([tuple(r for part in parts for r in part)], answers[:1])
+    assert_same([rest, whole], [answers[1][1:], answers[2]])
+
+
+def test_a_response_that_is_cut_before_the_limit_is_unfinished_and_can_be_continued(policy, prompts, answers, score):
+    engine, most = make_engine(policy), 4
+    asked = [Begun(prompt, most=most) for prompt in prompts]
+    cut = [future.result(60) for future in engine.ask(asked, G, SAMPLING, [DRAW] * len(prompts))]
+    pairs = [(c, w) for some, whole in zip(cut, answers, strict=True) for c, w in zip(some, whole, strict=True)]
+    for c, w in pairs:
+        np.testing.assert_array_equal(c.tokens, w.tokens[:most])
+        np.testing.assert_array_equal(c.logp, w.logp[:most])
+        assert c.finish == ('unfinished' if len(w.tokens) > most or w.finish == 'length' else 'stop')
+    assert {c.finish for c, _ in pairs} == {'stop', 'unfinished'}
+
+    rest = [(i, j) for i, some in enumerate(cut) for j, r in enumerate(some) if r.finish == 'unfinished']
+    engine.load(policy.params, 7)
+    again = [Begun(prompts[i], cut[i][j].spans, first=j, most=SAMPLING.max_tokens - most) for i, j in rest]
+    futures = engine.ask(again, 1, SAMPLING, [DRAW.again(1)] * len(rest))
+    continued = [future.result(60)[0] for future in futures]
+    for (i, j), r in zip(rest, continued, strict=True):
+        assert r.spans[0] is cut[i][j].spans[0] and [s.version for s in r.spans] == [0, 7]
+        assert r.finish == ('length' if len(r.tokens) == SAMPLING.max_tokens and r.tokens[-1] not in STOP_TOKENS else 'stop')
+    assert_log_probs_are_the_trainers([(r,) for r in continued], [prompts[i] for i, _ in rest], score, policy)
+    assert len({r.spans[1].tokens.tobytes() for r in continued}) > len(rest) // 2  # each is drawn for itself
+
+
 def test_a_response_does_not_depend_on_the_company(policy, prompts, answers):
     engine = make_engine(policy)
     for i in (0, 4):
@@ -398,9 +431,10 @@ def test_the_memory_that_a_dry_run_counts_is_what_the_programs_need(vocabulary, 
     )
     asked = [array(jnp.int32, Q), array(jnp.int32, Q, L), *[array(jnp.int32, Q)] * 3, array(jnp.uint32, Q, 2)]
     read = slots.prefill_prompts.lower(weights, state[2], *asked, graph=graph, mesh=mesh)
-    to, one, number, share = array(jnp.int32, P, G), array(jnp.int32, 1), array(jnp.int32), array(jnp.float32)
+    waiting = slots.Waiting(*[array(jnp.int32, P * G)] * 3)
+    one, number, share = array(jnp.int32, 1), array(jnp.int32), array(jnp.float32)
     sample = slots.sample_responses.lower(
-        weights, *state, to, one, one, number, share, share, graph=graph, mesh=mesh, stop_tokens=(3,), greedy=False, nucleus=False
+        weights, *state, waiting, one, one, number, share, share, graph=graph, mesh=mesh, stop_tokens=(3,), greedy=False, nucleus=False
     )
 
     def needed(program):
