@@ -182,7 +182,8 @@ LEARNER_FIELDS = {
     'aggregation': Field('token_mean',
         one_of('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum'), AMEND,
         'reduction over a mini-batch; seq_mean_token_mean is eq. 1 [centre; sequence_mean]'),
-    'advantage': Field('group_std', or_own('group_std', 'paper_eq2', 'centred', 'over_mean', 'gae'), HELD,
+    'advantage': Field('group_std',
+        or_own('group_std', 'paper_eq2', 'centred', 'over_mean', 'focal', 'gae'), HELD,
         'group_std: (r - mean) / (std + 1e-6); paper_eq2: with the population variance; gae: from a critic '
         '(PPO)'),
     'row_tokens': Field(0, AT_LEAST_1, COMPUTED,

@@ -78,6 +78,13 @@ ON_POLICY: dict[str, Method] = {
         },
         of_task={},
     ),
+    'f_grpo': GRPO.but(
+        'F-GRPO: prompts that the policy mostly solves count less: advantages times (1 - success rate)^0.5; '
+        'no KL',
+        'arXiv 2602.06717',
+        learning={'learner.advantage': 'focal', 'learner.kl_target': 'none'},
+        of_task={},
+    ),
     'mopps': GRPO.but(
         'MoPPS: chooses, from 16 batches of candidates, the prompts whose Thompson-sampled success rate is '
         'closest to 0.5',

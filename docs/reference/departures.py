@@ -270,6 +270,11 @@ ROWS = (
         'at least 1/n',
     ),
     RowDeparture(
+        'f_grpo', 'γ of 0.5, 1 or 2, chosen by validation; also with DAPO and CISPO',
+        'γ = 0.5; GRPO alone, with dual clip 3; for rewards other than 0 and 1 the success rate is the place of the mean between the '
+        'lowest and the highest reward of the group',
+    ),
+    RowDeparture(
         'dapo',
         '3 B prompts per batch; an error after 10 batches; 4,096 of 20,480 tokens are penalised; rewards ±1; mixed by accuracy or '
         'reward',

@@ -220,6 +220,15 @@ def maxrl(groups):
     return token_mean(groups, over_mean, lambda t, a: clipped(np.exp(t.logp - t.proximal), a) - ENTROPY * t.entropy)
 
 
+def f_grpo(groups):
+    """(1 - k/G)^γ times GRPO's advantage, γ = 0.5."""
+
+    def focal(rewards):
+        return np.sqrt(1 - (rewards == 1).sum() / len(rewards)) * z(rewards)
+
+    return token_mean(groups, focal, lambda t, a: clipped(np.exp(t.logp - t.proximal), a) - ENTROPY * t.entropy)
+
+
 def ppo(groups, anchor='proximal', beta=0.0):
     """γ = λ = 1: A_t = r - V(s_t), whitened over the batch's tokens; the mean over tokens of the clipped surrogate."""
     advantage = [r - t.value for rewards, g in groups for r, t in zip(rewards, g)]
@@ -241,6 +250,7 @@ STATEMENTS = {
     'grpo_v5': grpo_v5, 'dapo': dapo, 'mopps': mopps, 'repo': repo, 'remix': remix, 'bapo': bapo, 'bapo_tuned': bapo,
     'bapo_official': bapo_official, 'bapo_mini': bapo_mini, 'bapo_no_x2': bapo, 'bapo_no_x3': bapo, 'bapo_posterior': bapo,
     'bapo_continue': bapo, 'bapo_guarded': bapo_guarded,
+    'f_grpo': f_grpo,
 }  # fmt: skip
 # What a row sets to 0 itself, the statement leaves out: here it is set as the row has it.
 OWN = {'dapo': {'learner.entropy_coef': 0.0}}
@@ -343,6 +353,7 @@ def test_remix_is_held_close_to_its_new_base_alone_after_the_switch():
             },
         ),
         ('maxrl', {'learner.advantage': 'group_std', 'learner.kl_target': 'reference'}),
+        ('f_grpo', {'learner.advantage': 'group_std', 'learner.kl_target': 'reference'}),
         ('repo', {'learner.anchor': 'proximal', 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),
         ('remix', {'learner.anchor': 'proximal', 'learner.clip_centre': 'one', 'learner.kl_target': 'reference'}),
         ('bapo', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
