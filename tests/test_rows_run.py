@@ -128,6 +128,8 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
         ('bapo', {'rollout__sync_phase': 'late'}, r'rollout\.sync_phase'),
         ('ppo', {'critic__gae': (1.0, 1.5)}, r'critic\.gae=\(1\.0, 1\.5\)'),
         ('dapo', {'task__overlong_share': 1.0}, r'task\.overlong_share=1\.0'),
+        ('dppo', {'learner__ratio_level': 'sequence'}, r'learner\.surrogate=binary_tv compares probabilities of tokens.*ratio_level=token'),
+        ('dppo', {'learner__clip_centre': 'proximal'}, r'learner\.surrogate=binary_tv has no clip centre.*clip_centre=one'),
     ],
 )
 def test_impossible_settings_of_a_row_are_refused(tmp_path, benchmark, method, changes, message):

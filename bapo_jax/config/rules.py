@@ -116,6 +116,16 @@ def check_learner(c: ConfigDict, need: Need) -> None:
         'the importance ratio starts at 1; set learner.anchor=behaviour, or learner.clip_centre=one',
     )
     need(
+        l.surrogate != 'binary_tv' or l.ratio_level == 'token',
+        'learner.surrogate=binary_tv compares probabilities of tokens, not of responses '
+        f'(learner.ratio_level={l.ratio_level}); set learner.ratio_level=token',
+    )
+    need(
+        l.surrogate != 'binary_tv' or l.clip_centre == 'one',
+        f'learner.surrogate=binary_tv has no clip centre, but learner.clip_centre={l.clip_centre}; set '
+        'learner.clip_centre=one',
+    )
+    need(
         l.schedule.kind == 'constant' or l.schedule.decay_updates > 0,
         f'learner.schedule.kind={l.schedule.kind} has no optimizer steps to decay over: steps={c.steps} '
         f'leaves none after learner.schedule.warmup_updates={l.schedule.warmup_updates}; set '

@@ -85,6 +85,23 @@ ON_POLICY: dict[str, Method] = {
         learning={'learner.advantage': 'focal', 'learner.kl_target': 'none'},
         of_task={},
     ),
+    'dppo': GRPO.but(
+        "DPPO: no gradient where a token's probability has moved too far, instead of its ratio; no KL, no "
+        'entropy bonus',
+        "arXiv 2602.04879, Binary-TV, and its authors' recipe",
+        learning={
+            'learner.surrogate': 'binary_tv',
+            'learner.anchor': 'behaviour',
+            'learner.clip_low': 0.15,
+            'learner.clip_high': 0.15,
+            'learner.dual_clip': 0.0,
+            'learner.advantage': 'centred',
+            'learner.aggregation': 'seq_mean_token_sum',
+            'learner.kl_target': 'none',
+            'learner.entropy_coef': 0.0,
+        },
+        of_task={},
+    ),
     'mopps': GRPO.but(
         'MoPPS: chooses, from 16 batches of candidates, the prompts whose Thompson-sampled success rate is '
         'closest to 0.5',

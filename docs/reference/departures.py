@@ -245,7 +245,7 @@ DEPARTURES = (
 ROWS = (
     RowDeparture(
         'all rows', 'own batch sizes, learning rates, warm-up, weight decay, entropy bonus, response limits',
-        "those of the task's config; only dapo turns the entropy bonus off",
+        "those of the task's config; only dapo and dppo turn the entropy bonus off",
     ),
     RowDeparture(
         'grpo', 'mean over responses of the mean over tokens (DeepSeekMath)',
@@ -273,6 +273,10 @@ ROWS = (
         'f_grpo', 'γ of 0.5, 1 or 2, chosen by validation; also with DAPO and CISPO',
         'γ = 0.5; GRPO alone, with dual clip 3; for rewards other than 0 and 1 the success rate is the place of the mean between the '
         'lowest and the highest reward of the group',
+    ),
+    RowDeparture(
+        'dppo', "also Binary-KL; the recipe's C is 10,000, its code's 20 or 3 (a larger one is better); the paper's table of bounds: not read",
+        'only Binary-TV, bounds 0.15, C = 20, the ratio to the policy that sampled; the constant of the sum is rollout.max_response_tokens',
     ),
     RowDeparture(
         'dapo',

@@ -229,6 +229,16 @@ def f_grpo(groups):
     return token_mean(groups, focal, lambda t, a: clipped(np.exp(t.logp - t.proximal), a) - ENTROPY * t.entropy)
 
 
+def dppo(groups, at=None):
+    """Dr.GRPO's sum of -sg(min(π/α, 20)) A log π, without tokens whose probability has moved by more than 0.15 in A's direction."""
+    losses, at = [], [t for _, g in at or groups for t in g]
+    for (t, a), there in zip(((t, a) for rewards, g in groups for t, a in zip(g, rewards - rewards.mean())), at):
+        moved = np.exp(there.logp) - np.exp(there.behaviour)
+        kept = moved <= 0.15 if a > 0 else moved >= -0.15
+        losses.append((-a * np.minimum(np.exp(there.logp - there.behaviour), 20) * t.logp * kept).sum() / LIMIT)
+    return np.mean(losses)
+
+
 def ppo(groups, anchor='proximal', beta=0.0):
     """γ = λ = 1: A_t = r - V(s_t), whitened over the batch's tokens; the mean over tokens of the clipped surrogate."""
     advantage = [r - t.value for rewards, g in groups for r, t in zip(rewards, g)]
@@ -250,10 +260,12 @@ STATEMENTS = {
     'grpo_v5': grpo_v5, 'dapo': dapo, 'mopps': mopps, 'repo': repo, 'remix': remix, 'bapo': bapo, 'bapo_tuned': bapo,
     'bapo_official': bapo_official, 'bapo_mini': bapo_mini, 'bapo_no_x2': bapo, 'bapo_no_x3': bapo, 'bapo_posterior': bapo,
     'bapo_continue': bapo, 'bapo_guarded': bapo_guarded,
-    'f_grpo': f_grpo,
+    'f_grpo': f_grpo, 'dppo': dppo,
 }  # fmt: skip
 # What a row sets to 0 itself, the statement leaves out: here it is set as the row has it.
-OWN = {'dapo': {'learner.entropy_coef': 0.0}}
+OWN = {row: {'learner.entropy_coef': 0.0} for row in ('dapo', 'dppo')}
+# Parts of it are not differentiated: they are taken `at` these log-probs.
+STOPPED = ('cispo', 'dppo')
 
 
 def difference(statement, groups, h=1e-5):
@@ -289,8 +301,8 @@ def test_every_row_has_a_statement():
 @pytest.mark.parametrize('row', STATEMENTS)
 def test_a_rows_objective_is_its_formula(row):
     groups, statement = mini_batch(0), STATEMENTS[row]
-    if row == 'cispo':
-        statement = functools.partial(cispo, at=mini_batch(0))
+    if row in STOPPED:
+        statement = functools.partial(statement, at=mini_batch(0))
     assert_same(config_of(row, **OWN.get(row, {})), groups, statement)
 
 
@@ -353,6 +365,14 @@ def test_remix_is_held_close_to_its_new_base_alone_after_the_switch():
             },
         ),
         ('maxrl', {'learner.advantage': 'group_std', 'learner.kl_target': 'reference'}),
+        (
+            'dppo',
+            {
+                'learner.surrogate': 'clip', 'learner.anchor': 'proximal', 'learner.clip_low': 0.2, 'learner.clip_high': 0.2,
+                'learner.dual_clip': 3.0, 'learner.advantage': 'group_std', 'learner.aggregation': 'token_mean',
+                'learner.kl_target': 'reference',
+            },
+        ),
         ('f_grpo', {'learner.advantage': 'group_std', 'learner.kl_target': 'reference'}),
         ('repo', {'learner.anchor': 'proximal', 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),
         ('remix', {'learner.anchor': 'proximal', 'learner.clip_centre': 'one', 'learner.kl_target': 'reference'}),
