@@ -23,6 +23,8 @@ pytestmark = pytest.mark.slow
 SMALL = {
     'mopps': {'prompts__mopps__candidates': 3},
     'remix': {'learner__switch_step': 1},
+    'm2po': {'rollout__sync_every': 2, 'learner__trust__moment': 1e-6},
+    'sat': {'rollout__sync_every': 2},
     'repo': {'task__limit': 8, 'replay__repo__per_prompt': 4},
     **{row: {'replay__reevaluate_every': 2, 'rollout__sync_every': 2} for row in METHODS if row.startswith('ba')},
 }
@@ -128,6 +130,13 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
         ('bapo', {'rollout__sync_phase': 'late'}, r'rollout\.sync_phase'),
         ('ppo', {'critic__gae': (1.0, 1.5)}, r'critic\.gae=\(1\.0, 1\.5\)'),
         ('dapo', {'task__overlong_share': 1.0}, r'task\.overlong_share=1\.0'),
+        ('m2po', {'learner__anchor': 'proximal'}, r'learner\.trust\.kind=second_moment measures how far .*learner\.anchor=behaviour'),
+        ('sat', {'learner__anchor': 'proximal'}, r'learner\.trust\.kind=staleness measures how far .*learner\.anchor=behaviour'),
+        ('sat', {'learner__surrogate': 'unclipped'}, r'learner\.surrogate=unclipped does not read .*one of clip, cispo, binary_tv'),
+        ('gapo', {'learner__surrogate': 'math:pow'}, r'learner\.surrogate=math:pow does not read .*one of clip, cispo, binary_tv'),
+        ('gapo', {'learner__clip_low': 5e-3}, r'learner\.clip_low=0\.005 and learner\.clip_high=0\.005; set learner\.clip_high above'),
+        ('m2po', {'learner__trust__kind': 'variance'}, r"learner\.trust\.kind='variance' is unknown; choose .* second_moment, staleness, success"),
+        ('sat', {'learner__trust__quantile': 1.0}, r'learner\.trust\.quantile=1\.0 must be in \(0, 1\)'),
         ('dppo', {'learner__ratio_level': 'sequence'}, r'learner\.surrogate=binary_tv compares probabilities of tokens.*ratio_level=token'),
         ('dppo', {'learner__clip_centre': 'proximal'}, r'learner\.surrogate=binary_tv has no clip centre.*clip_centre=one'),
     ],

@@ -174,6 +174,15 @@ LEARNER_FIELDS = {
         'centre of the trust region: 1, or π_prox / α (proximal: GePPO, ReMix)'),
     'dual_clip': Field(3.0, NOT_NEGATIVE, AMEND,
         'dual clip: upper bound on the loss of a negative advantage, as a multiple of it; 0: off'),
+    'trust': {
+        'kind': Field('fixed', one_of('fixed', 'second_moment', 'staleness', 'success'), AMEND,
+            'the trust region: the same for all tokens (fixed), without stale tokens (second_moment: M2PO), '
+            'narrower for them (staleness: SAT), wider for rare successes (success: GAPO)'),
+        'moment': Field(0.04, POSITIVE, AMEND,
+            'second_moment: τ, largest mean squared log ratio of π_prox to α; older tokens are masked'),
+        'quantile': Field(0.9, share('', 'in (0, 1)'), AMEND,
+            'staleness: tokens beyond this quantile of |log ratio| have a narrower region'),
+    },
     'kl_target': Field('behaviour', one_of('behaviour', 'proximal', 'reference', 'convex', 'none'), HELD,
         'policy of the KL penalty: behaviour (eq. 3), proximal, reference (θ_0), convex (reference and '
         'previous), none'),

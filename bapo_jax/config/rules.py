@@ -154,6 +154,30 @@ def check_learner(c: ConfigDict, need: Need) -> None:
     )
 
 
+def check_trust(c: ConfigDict, need: Need) -> None:
+    l = c.learner  # noqa: E741
+    kind = l.trust.kind
+    need(
+        kind not in ('second_moment', 'staleness') or l.anchor != 'proximal',
+        f'learner.trust.kind={kind} measures how far the policy is from the behaviour policy, but '
+        'learner.anchor=proximal leaves that out of the ratio; set learner.anchor=behaviour, or '
+        'learner.trust.kind=fixed',
+    )
+    clips = 'clip', 'cispo', 'binary_tv'
+    need(
+        kind not in ('staleness', 'success') or l.surrogate in clips,
+        f'learner.trust.kind={kind} narrows the clip of a token, but learner.surrogate={l.surrogate} does '
+        f'not read learner.clip_low and clip_high; set learner.surrogate to one of {", ".join(clips)}, or '
+        'learner.trust.kind=fixed',
+    )
+    need(
+        kind != 'success' or l.clip_low < l.clip_high,
+        'learner.trust.kind=success moves the upper end of the clip between '
+        f'learner.clip_low={l.clip_low} and learner.clip_high={l.clip_high}; set learner.clip_high above '
+        'learner.clip_low',
+    )
+
+
 def check_task(c: ConfigDict, need: Need) -> None:
     try:
         task = get_task(c.task.name)
@@ -215,6 +239,7 @@ CROSS_RULES = (
     check_rollout,
     check_replay,
     check_learner,
+    check_trust,
     check_critic,
     check_mesh,
     check_log,

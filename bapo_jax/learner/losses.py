@@ -36,8 +36,8 @@ class Clip(NamedTuple):
     `dual` bounds the loss of negative advantages; None means no bound.
     """
 
-    low: float
-    high: float
+    low: float | jax.Array  # an array has one number per token
+    high: float | jax.Array
     dual: float | None
 
 

@@ -102,6 +102,23 @@ ON_POLICY: dict[str, Method] = {
         },
         of_task={},
     ),
+    'gapo': GRPO.but(
+        'GAPO: the fewer responses of a group are correct, the higher the upper end of their clip; '
+        'importance ratio per response; no KL, no entropy bonus',
+        'arXiv 2609.00444',
+        learning={
+            'learner.trust.kind': 'success',
+            'learner.ratio_level': 'sequence',
+            'learner.clip_low': 3e-3,
+            'learner.clip_high': 5e-3,
+            'learner.dual_clip': 0.0,
+            'learner.advantage': 'centred',
+            'learner.aggregation': 'seq_mean_token_mean',
+            'learner.kl_target': 'none',
+            'learner.entropy_coef': 0.0,
+        },
+        of_task={},
+    ),
     'mopps': GRPO.but(
         'MoPPS: chooses, from 16 batches of candidates, the prompts whose Thompson-sampled success rate is '
         'closest to 0.5',

@@ -245,7 +245,7 @@ DEPARTURES = (
 ROWS = (
     RowDeparture(
         'all rows', 'own batch sizes, learning rates, warm-up, weight decay, entropy bonus, response limits',
-        "those of the task's config; only dapo and dppo turn the entropy bonus off",
+        "those of the task's config; only dapo, dppo, gapo and m2po turn the entropy bonus off",
     ),
     RowDeparture(
         'grpo', 'mean over responses of the mean over tokens (DeepSeekMath)',
@@ -279,6 +279,11 @@ ROWS = (
         'only Binary-TV, bounds 0.15, C = 20, the ratio to the policy that sampled; the constant of the sum is rollout.max_response_tokens',
     ),
     RowDeparture(
+        'gapo', 'known only from summaries: rewards other than 0 and 1 are not defined there; also other bounds, and the token ratio',
+        'bounds 0.003 to 0.005 on the ratio of a response, as for the main result; k counts the correct verdicts, and responses with a '
+        'positive advantage get the wider clip',
+    ),
+    RowDeparture(
         'dapo',
         '3 B prompts per batch; an error after 10 batches; 4,096 of 20,480 tokens are penalised; rewards ±1; mixed by accuracy or '
         'reward',
@@ -300,6 +305,19 @@ ROWS = (
         'repo', "a prompt's fresh and earlier responses share an optimizer step; λ_off; random retrieval; std + 1e-4; no dual clip",
         'both are groups in shuffled mini-batches, with twice the optimizer steps; λ_off = 1; no random retrieval; std + 1e-6; dual '
         'clip 3',
+    ),
+    RowDeparture(
+        'm2po',
+        "the mask follows π_θ at every optimizer step, over a batch; its authors' code narrows PPO's clip per micro-batch instead; data 256 "
+        'updates old',
+        "Algorithm 1 with the policy at the step's start in place of π_θ, over a mini-batch; v = 5; group_std advantages, token mean",
+    ),
+    RowDeparture(
+        'sat',
+        'known only from summaries, not the exact kernel, KL or entropy bonus; q is taken over a micro-batch under π_θ; a fixed lag of 1 or '
+        '8; also with the ratio of GSPO',
+        "the factor is 1 / (1 + (d/q)²), which jumps from 1 to ½ at q; over a mini-batch, with the policy at the step's start in place of "
+        'π_θ; v = 8, so lags of 0 to 7; the token ratio; no KL',
     ),
     RowDeparture(
         'remix',
