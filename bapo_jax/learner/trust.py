@@ -74,19 +74,19 @@ def factors_of(
 
     `learner` is the config's section. `proximal` has the log-probs under π_prox, which READS_RATIOS need.
     """
-    kind, trust = learner.trust.kind, learner.trust
-    own = [[r.by(Author.POLICY) for r in g.responses] for g in batch.groups]
+    kind = learner.trust.kind
     if kind == 'fixed':
         return {}
+    own = [[r.by(Author.POLICY) for r in g.responses] for g in batch.groups]
     if kind == 'success':
         least = learner.clip_low / learner.clip_high
         factors = [success_clip(on_trained(advantage, own), on_trained(wrong_shares(batch), own), least)]
     else:
         log_ratio = on_trained(log_gaps(batch, proximal, learner.ratio_level), own)
         factors = (
-            [second_moment_mask(log_ratio, on_trained(advantage, own), trust.moment)]
+            [second_moment_mask(log_ratio, on_trained(advantage, own), learner.trust.moment)]
             if kind == 'second_moment'
-            else stale_clip(log_ratio, trust.quantile)
+            else stale_clip(log_ratio, learner.trust.quantile)
         )
     return {name: _onto(own, factor) for name, factor in zip(FACTORS[kind], factors, strict=True)}
 
