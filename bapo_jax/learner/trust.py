@@ -92,15 +92,19 @@ def factors_of(
 
 
 def log_gaps(batch: Batch, proximal: ByGroup, level: str) -> ByGroup:
-    """Returns log π_prox / α of each token, float64; its mean over the response at the level 'sequence'."""
+    """Returns log π_prox / α of each token, float64, at a level of RATIO_LEVELS (losses.py)."""
     gaps = [
         [np.subtract(p, r.logp, dtype=np.float64) for p, r in zip(of_group, g.responses, strict=True)]
         for of_group, g in zip(proximal, batch.groups, strict=True)
     ]
     if level == 'token':
         return gaps
+    of_response = {'sequence': np.mean, 'response': np.sum}[level]
     return [
-        [np.full(len(gap), gap[r.trained_on].mean()) for gap, r in zip(of_group, g.responses, strict=True)]
+        [
+            np.full(len(gap), of_response(gap[r.trained_on]))
+            for gap, r in zip(of_group, g.responses, strict=True)
+        ]
         for of_group, g in zip(gaps, batch.groups, strict=True)
     ]
 

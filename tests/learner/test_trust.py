@@ -104,12 +104,13 @@ def test_factors_are_those_of_all_the_mini_batchs_tokens_in_their_places():
     assert factors_of(trusted('fixed'), batch, advantage, None) == {}
 
 
-def test_at_the_level_of_responses_all_tokens_have_its_mean_log_ratio():
+@pytest.mark.parametrize('level, of_response', [('sequence', np.mean), ('response', np.sum)])
+def test_at_the_level_of_responses_all_tokens_have_one_log_ratio(level, of_response):
     batch, advantage, proximal = batch_and_scores()
-    stale = factors_of(trusted('staleness', ratio_level='sequence', trust__quantile=0.5), batch, advantage, proximal)
-    means = [[(p - r.logp).mean(dtype=float) for p, r in zip(x, g.responses)] for x, g in zip(proximal, batch.groups)]
+    stale = factors_of(trusted('staleness', ratio_level=level, trust__quantile=0.5), batch, advantage, proximal)
+    ratios = [[of_response(p - r.logp, dtype=float) for p, r in zip(x, g.responses)] for x, g in zip(proximal, batch.groups)]
     lengths = [len(r.tokens) for g in batch.groups for r in g.responses]
-    want = stale_clip(np.repeat(np.ravel(means), lengths), 0.5)
+    want = stale_clip(np.repeat(np.ravel(ratios), lengths), 0.5)
     np.testing.assert_allclose((flat(stale['low']), flat(stale['high'])), want, rtol=1e-5)
     assert (flat(stale['high']) < 1).any() and all(np.ptp(x) == 0 for of_group in stale['high'] for x in of_group)
 
