@@ -24,6 +24,8 @@ SMALL = {
     'mopps': {'prompts__mopps__candidates': 3},
     'remix': {'learner__switch_step': 1},
     'repo': {'task__limit': 8, 'replay__repo__per_prompt': 4},
+    'arpo': {'task__limit': 8},
+    'fifo': {'replay__fifo__ratio': 1},
     **{row: {'replay__reevaluate_every': 2, 'rollout__sync_every': 2} for row in METHODS if row.startswith('ba')},
 }
 SMALL['bapo_posterior'] |= {'replay__posterior__after': 1}
@@ -119,6 +121,12 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
         ('remix', {'replay__use_x2': True}, r'rollout\.mixture\.share=0\.4 does not support re-evaluation; set replay\.use_x2=False'),
         ('repo', {'replay__use_x3': True}, r'replay\.kind=repo.*replay\.use_x3=False'),
         ('repo', {'replay__repo__retrieve': 'oldest'}, r"replay\.repo\.retrieve='oldest' is unknown; choose .* all, recent, reward, variance"),
+        ('arpo', {'replay__use_x2': True}, r'replay\.kind=arpo.*replay\.use_x2=False'),
+        ('arpo', {'replay__arpo__per_prompt': 0}, r'replay\.arpo\.per_prompt=0 must be at least 1'),
+        ('fifo', {'replay__fresh_filter': 'range'}, r"replay\.kind=fifo.*set replay\.fresh_filter=none \(not 'range'\)"),
+        ('fifo', {'replay__fifo__capacity': 15}, r'replay\.fifo\.capacity=15 is smaller than a batch of replay\.fifo\.ratio=2 × .*=8'),
+        ('freshper', {'replay__freshper__base': 'td'}, r"replay\.freshper\.base='td' is unknown; choose one of advantage, reward"),
+        ('freshper', {'replay__freshper__tau': 0.0}, r'replay\.freshper\.tau=0\.0 must be positive'),
         ('mopps', {'prompts__mopps__target': 1.0}, r'prompts\.mopps\.target=1\.0'),
         ('mopps', {'task__limit': 7}, r'7 training prompts are fewer than learner\.batch_groups=8'),
         ('bapo', {'replay__improved_rule': 'better'}, r'replay\.improved_rule'),
