@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from bapo_jax.config import default_config, resolve
 from bapo_jax.groups import Group, Prompt, Verdict, make_batch, sampled
 from bapo_jax.learner import credit
-from bapo_jax.learner.objective import evaluate_objective, numbers_of, objective_of
+from bapo_jax.learner.objective import evaluate_objective, numbers_of, objective_of, weights_of
 from bapo_jax.learner.packing import cut, pack
 from bapo_jax.methods import METHODS, apply_method
 
@@ -63,17 +63,17 @@ def config_of(row, **changes) -> ConfigDict:
     return resolve(c)
 
 
-def ours(config, groups, step=1):
+def ours(config, groups, step=1, weights=()):
     """The trainer's own credit, packing and objective: the loss, and its gradient by group and response."""
     made = []
     for i, (rewards, responses) in enumerate(groups):
         verdicts = tuple(Verdict.CORRECT if r == 1 else Verdict.WRONG for r in rewards)
         stored = tuple(sampled(np.arange(len(t.logp), dtype=np.int32), np.float32(t.behaviour), 'stop', 0) for t in responses)
         made.append(Group(Prompt(i, 'countdown', np.arange(3, dtype=np.int32), {}), stored, verdicts, np.float32(rewards), 0))
-    batch = make_batch(made, ['x1'] * len(made))
+    batch = dataclasses.replace(make_batch(made, ['x1'] * len(made)), weights=weights)
     [part] = cut(batch, np.arange(len(made)), config.learner)
     objective = objective_of(config.learner)
-    weight = credit.token_weights([len(t.logp) for _, g in groups for t in g], config.learner.aggregation, LIMIT)
+    weight = weights_of(objective, config.learner, part.batch, LIMIT)
     roles = {role: [[getattr(t, role) for t in g] for _, g in groups] for role in objective.roles}
     if config.learner.advantage == 'gae':
         values, trained = [[t.value for t in g] for _, g in groups], [[r.trained_on for r in g.responses] for g in made]
@@ -276,8 +276,8 @@ def difference(statement, groups, h=1e-5):
     return result
 
 
-def assert_same(config, groups, statement, step=1):
-    value, gradient = ours(config, groups, step)
+def assert_same(config, groups, statement, step=1, weights=()):
+    value, gradient = ours(config, groups, step, weights)
     assert value == pytest.approx(statement(groups), rel=1e-5, abs=1e-6)
     want = np.concatenate([x for g in difference(statement, groups) for x in g])
     np.testing.assert_allclose(np.concatenate([x for g in gradient for x in g]), want, rtol=0, atol=1e-4 * np.abs(want).max())
@@ -326,6 +326,22 @@ def test_remix_moves_its_kl_from_the_base_to_the_previous_policy(step, share):
         return token_mean(groups, z, loss)
 
     assert_same(config_of('remix', **{'learner.switch_step': 0}), mini_batch(2), statement, step)
+
+
+def test_freshper_multiplies_what_a_group_adds_by_its_weight():
+    """Σ_g w_g Σ loss / the number of all tokens, which the weights do not change."""
+    weights = (1.0, 0.25, 0.5, 0.7)
+
+    def statement(groups):
+        tokens = [sum(len(t.logp) for t in g) for _, g in groups]
+        means = [replayed([group]) for group in groups]
+        return sum(w * n * mean for w, n, mean in zip(weights, tokens, means, strict=True)) / sum(tokens)
+
+    assert_same(config_of('freshper'), mini_batch(4), statement, weights=weights)
+    one, again = (ours(config_of('freshper'), mini_batch(4), weights=w) for w in ((), (1.0,) * 4))
+    assert one[0] == again[0]  # a weight of 1 is no weight, bit for bit
+    for a, b in zip([x for g in one[1] for x in g], [x for g in again[1] for x in g], strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_remix_is_held_close_to_its_new_base_alone_after_the_switch():
