@@ -10,6 +10,7 @@ from bapo_jax.config.own_code import check_own_code
 from bapo_jax.config.rollout_rules import check_rollout
 from bapo_jax.machine.terminal import without_passwords
 from bapo_jax.methods import METHODS
+from bapo_jax.replay.exgrpo import led_groups
 from bapo_jax.replay.failures import LAGS
 from bapo_jax.replay.kinds import OTHER_KINDS
 from bapo_jax.replay.thresholds import TOLERANCE
@@ -72,6 +73,11 @@ def check_replay(c: ConfigDict, need: Need) -> None:
         f'× learner.batch_groups={c.learner.batch_groups} groups, so nothing would be trained; raise it, or '
         'lower replay.fifo.ratio',
     )
+    need(
+        p.kind != 'exgrpo' or c.learner.traces.loss != 'none',
+        'replay.kind=exgrpo makes traces of stored responses, and learner.traces.loss=none trains on none; '
+        'set learner.traces.loss=shaped',
+    )
     G = c.rollout.group_size
     need(
         not p.use_x2
@@ -107,8 +113,13 @@ def full_batch_updates(c: ConfigDict) -> int:
     fewer, and so has a method after its switch_step. It is 0 if the number of steps depends on the data
     (`epochs`).
     """
-    of_fresh = {'fifo': c.replay.fifo.ratio, 'freshper': 1 + c.replay.freshper.ratio}.get(c.replay.kind, 1)
-    a_pass = -(-of_fresh * c.learner.batch_groups // max(1, c.learner.mini_batch_groups))  # 0: refused later
+    B, p = c.learner.batch_groups, c.replay
+    groups = {
+        'fifo': p.fifo.ratio * B,
+        'freshper': (1 + p.freshper.ratio) * B,
+        'exgrpo': B + led_groups(B, min(p.exgrpo.share, 0.99)),
+    }.get(p.kind, B)
+    a_pass = -(-groups // max(1, c.learner.mini_batch_groups))  # 0 is refused later
     return c.steps * a_pass * c.learner.passes_per_batch
 
 

@@ -9,6 +9,7 @@ from bapo_jax.own.method import is_own, load_own
 from bapo_jax.replay.arpo import Arpo
 from bapo_jax.replay.bapo import Bapo
 from bapo_jax.replay.continuations import Continuations, Solve
+from bapo_jax.replay.exgrpo import Exgrpo
 from bapo_jax.replay.fifo import Fifo
 from bapo_jax.replay.freshper import Freshper
 from bapo_jax.replay.posterior import Posterior
@@ -17,7 +18,7 @@ from bapo_jax.replay.repo import Repo
 from bapo_jax.replay.retries import Retries, Uniform
 
 # Kinds whose replay takes the place of all of BAPO's parts: made of (the section `replay`, B).
-OTHER_KINDS = {'repo': Repo, 'arpo': Arpo, 'fifo': Fifo, 'freshper': Freshper}
+OTHER_KINDS = {'repo': Repo, 'arpo': Arpo, 'fifo': Fifo, 'freshper': Freshper, 'exgrpo': Exgrpo}
 KINDS = ('bapo', *OTHER_KINDS)
 REEVALUATE = ('uniform', 'posterior', 'continue')
 GIVEN_BY = ('policy', 'solver')

@@ -312,6 +312,14 @@ ROWS = (
         "fresh and earlier groups in shuffled mini-batches; GRPO. The paper's text is unread: only the code was",
     ),
     RowDeparture(
+        'exgrpo', 'half of 128 prompts are replayed, each asked for 7 responses; the trace of lowest entropy; no limit per prompt; solved '
+        'prompts are no longer drawn; GRPO with a clip before the start; log-probs recomputed when a success is stored; entropy bonus on '
+        'traces; a step with a gradient above 500 is skipped',
+        'up to B groups are added to the B fresh ones, each asked for G responses, of which the first is dropped; the lowest mean -log '
+        'π_θ of the stored tokens; 32 per prompt; solved prompts are drawn but not stored; no clip at all; log-probs as sampled; no '
+        "bonus on traces. The paper's text is unread: only the code was",
+    ),
+    RowDeparture(
         'remix',
         'PPO or GRPO; a mixture of trajectories; a format reward (known only from summaries)',
         'only GRPO; recent policies generate anew, drawn per prompt with ages uniform over 1 … N; after T no mixture, one pass, KL only to '
