@@ -78,7 +78,7 @@ class Exgrpo:
         whole, mixed = [g for g in fresh if not g.infra_error], batch.of_origin(REPLAY)
         if self._started:
             for g, new in [*((g, g) for g in whole), *((g, taken(g, range(1, g.size))) for g in mixed)]:
-                if 0 < g.correct < g.size and g.prompt.id not in self._retired:
+                if 0 < g.correct < g.size:
                     self._latest[g.prompt.id] = g.correct, g.size
                     self._store(new)
         self._retired |= {g.prompt.id for g in [*whole, *mixed] if g.correct == g.size}
@@ -141,7 +141,7 @@ class Exgrpo:
 
 
 def led_groups(batch_groups: int, share: float) -> int:
-    """Returns the most groups that are led by a success, so that they are `share` of a batch of B fresh ones."""
+    """Returns how many groups, beside B fresh ones, are `share` of all."""
     return round(batch_groups * share / (1 - share))
 
 

@@ -136,6 +136,19 @@ def test_a_solved_prompt_is_retired_before_the_start_too():
     assert list(exgrpo.history) == [2]
 
 
+def test_a_leading_success_is_not_stored_again():
+    """The one stored success leads a group in the step in which a fresh group of its prompt pushes it out."""
+    exgrpo = make(start_above=0.0, per_prompt=1)
+    for step in (1, 2):
+        groups = [drawn(1, 1, step, 0)]
+        exgrpo.add(step, groups, exgrpo.compose(step, groups, [], rng_of(step), score))
+    [begun], fresh = exgrpo.hard_prompts(3, rng_of(3)), drawn(1, 1, 3, 0)
+    batch = exgrpo.compose(3, [fresh], [drawn(begun.prompt.id, 0, 3, 1)], rng_of(3), score)
+    assert batch.origins == (X1, REPLAY) and batch.groups[1].correct == 1
+    exgrpo.add(3, [fresh], batch)
+    assert exgrpo.history[1].responses == fresh.responses[-1:] and exgrpo._latest[1] == (1, G)
+
+
 def test_a_bucket_is_drawn_by_the_normal_density_of_its_count():
     """7 buckets of ample size, G = 8: the chance of k is proportional to exp(-(k - 4)² / 2)."""
     k = np.arange(1, 8)
