@@ -35,7 +35,7 @@ from bapo_jax.rollout.meter import Meter
 from bapo_jax.rollout.schedule import Schedule
 from bapo_jax.rollout.unfinished import Unfinished, ask_rest, budget_of, first_of
 from bapo_jax.tasks.custom_reward import Rewards
-from bapo_jax.tasks.shaping import punish_overlong
+from bapo_jax.tasks.shaping import shaped_rewards
 
 _PROBE_TOKENS = 32  # most tokens of each answer to the probe
 
@@ -325,13 +325,8 @@ class Rollouts:
     def _judged(self, asked: Wave) -> Collected:
         c, collected = self._config, self._collected(asked)
         check_judged(collected.groups, c.rollout.group_size)
-        if c.task.overlong_share:
-            shaped = [
-                punish_overlong(g, c.rollout.max_response_tokens, c.task.overlong_share)
-                for g in collected.groups
-            ]
-            collected = collected._replace(groups=shaped)
-        return collected
+        shaping = c.rollout.max_response_tokens, c.task.overlong_share, c.task.length_weight
+        return collected._replace(groups=[shaped_rewards(group, *shaping) for group in collected.groups])
 
     def _collected(self, asked: Wave) -> Collected:
         return judge_as_they_come(

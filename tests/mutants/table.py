@@ -172,7 +172,7 @@ MUTANTS = (
     _ROLLOUTS('for g in fresh) >= c.learner.batch_groups', 'for g in fresh) > c.learner.batch_groups',
               'a refill at exactly B groups'),
     _UNFINISHED('group.prompt.id in taken or len(taken) == most', 'len(taken) == most', 'a step trains on a prompt twice'),
-    _UNFINISHED('group.responses[j].spans, j, most)', 'group.responses[j].spans, 0, most)', 'continued responses share their draws'),
+    _UNFINISHED('.spans, j, most)', '.spans, 0, most)', 'continued responses share their draws'),
     _FINISH('if added == begun.most and', 'if added >= 0 and', 'responses cut at the limit are continued'),
     _ROLLOUTS('self._selector.observe(new)', 'self._selector.observe(groups)',
               'the selector sees re-evaluations'),
