@@ -10,7 +10,9 @@ from bapo_jax.config.own_code import check_own_code
 from bapo_jax.config.rollout_rules import check_rollout
 from bapo_jax.machine.terminal import without_passwords
 from bapo_jax.methods import METHODS
+from bapo_jax.replay.exgrpo import led_groups
 from bapo_jax.replay.failures import LAGS
+from bapo_jax.replay.kinds import OTHER_KINDS
 from bapo_jax.replay.thresholds import TOLERANCE
 from bapo_jax.tasks import custom_reward, get_task
 
@@ -61,9 +63,20 @@ def check_model(c: ConfigDict, need: Need) -> None:
 def check_replay(c: ConfigDict, need: Need) -> None:
     p = c.replay
     need(
-        p.kind != 'repo' or (p.fresh_filter == 'none' and not p.use_x2 and not p.use_x3),
-        'replay.kind=repo trains on all fresh groups and has its own replay; set replay.fresh_filter=none '
+        p.kind not in OTHER_KINDS or (p.fresh_filter == 'none' and not p.use_x2 and not p.use_x3),
+        f'replay.kind={p.kind} takes all fresh groups and has its own replay; set replay.fresh_filter=none '
         f'(not {p.fresh_filter!r}), replay.use_x2=False and replay.use_x3=False',
+    )
+    need(
+        p.kind != 'fifo' or p.fifo.capacity >= p.fifo.ratio * c.learner.batch_groups,
+        f'replay.fifo.capacity={p.fifo.capacity} is smaller than a batch of replay.fifo.ratio={p.fifo.ratio} '
+        f'× learner.batch_groups={c.learner.batch_groups} groups, so nothing would be trained; raise it, or '
+        'lower replay.fifo.ratio',
+    )
+    need(
+        p.kind != 'exgrpo' or c.learner.traces.loss != 'none',
+        'replay.kind=exgrpo makes traces of stored responses, and learner.traces.loss=none trains on none; '
+        'set learner.traces.loss=shaped',
     )
     G = c.rollout.group_size
     need(
@@ -96,10 +109,17 @@ def check_replay(c: ConfigDict, need: Need) -> None:
 def full_batch_updates(c: ConfigDict) -> int:
     """An upper bound on a run's optimizer steps.
 
-    It is steps × ⌈batch_groups / mini_batch_groups⌉ × passes_per_batch. A partly filled batch has fewer, and
-    so has a method after its switch_step. It is 0 if the number of steps depends on the data (`epochs`).
+    It is steps × ⌈groups of a full batch / mini_batch_groups⌉ × passes_per_batch. A partly filled batch has
+    fewer, and so has a method after its switch_step. It is 0 if the number of steps depends on the data
+    (`epochs`).
     """
-    a_pass = -(-c.learner.batch_groups // max(1, c.learner.mini_batch_groups))  # 0 is refused later
+    B, p = c.learner.batch_groups, c.replay
+    groups = {
+        'fifo': p.fifo.ratio * B,
+        'freshper': (1 + p.freshper.ratio) * B,
+        'exgrpo': B + led_groups(B, min(p.exgrpo.share, 0.99)),
+    }.get(p.kind, B)
+    a_pass = -(-groups // max(1, c.learner.mini_batch_groups))  # 0 is refused later
     return c.steps * a_pass * c.learner.passes_per_batch
 
 

@@ -303,6 +303,33 @@ ROWS = (
         'clip 3',
     ),
     RowDeparture(
+        'arpo', 'multi-turn GUI tasks; outcomes below thresholds; tasks pre-filtered; a response in each micro-batch (inferred: mean over '
+        'responses); 16 updates a step',
+        "k = 0 by the verifier; the config's prompts and mini-batches; the clip is of the ratio, not of its logarithm. The paper's text "
+        'is unread: only the code was',
+    ),
+    RowDeparture(
+        'fifo', 'unit: a response; asynchronous workers set the replay ratio; clip per response; positive bias and AsymRE as variants; '
+        'no dual clip',
+        'unit: a group, so a batch has whole groups; synchronous, 2 groups trained on per fresh one; ratio per token; no variants; dual '
+        'clip 3. What is done before there is a batch is not said: here nothing is trained',
+    ),
+    RowDeparture(
+        'freshper', 'unit: a response or an agent step; absolute reward, advantage or TD error, plus 1e-6; a new entry has the largest '
+        'priority until the next step; stratified draws with replacement; weights over the largest of the buffer; β rises to 1 '
+        '(README); separate optimizer steps; REINFORCE++; 50,000 responses',
+        'unit: a group, mean absolute advantage; priority 0 is never drawn; without replacement; weights over the largest of the draw; β = 0.4; '
+        "fresh and earlier groups in shuffled mini-batches; GRPO. The paper's text is unread: only the code was",
+    ),
+    RowDeparture(
+        'exgrpo', 'half of 128 prompts are replayed, each asked for 7 responses; the trace of lowest entropy; no limit per prompt; solved '
+        'prompts are no longer drawn; GRPO with a clip before the start; log-probs recomputed when a success is stored; entropy bonus on '
+        'traces; a step with a gradient above 500 is skipped',
+        'up to B groups are added to the B fresh ones, each asked for G responses, of which the first is dropped; the lowest mean -log '
+        'π_θ of the stored tokens; 32 per prompt; solved prompts are drawn but not stored; no clip at all; log-probs as sampled; no '
+        "bonus on traces. The paper's text is unread: only the code was",
+    ),
+    RowDeparture(
         'remix',
         'PPO or GRPO; a mixture of trajectories; a format reward (known only from summaries)',
         'only GRPO; recent policies generate anew, drawn per prompt with ages uniform over 1 … N; after T no mixture, one pass, KL only to '
