@@ -20,7 +20,8 @@ from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.tokenizer import read_tokenizer, tokenizer_file
 from bapo_jax.models.vision.patches import windows_of
-from bapo_jax.prompts.selector import PromptSelector, make_selector
+from bapo_jax.prompts.protocol import PromptSelector
+from bapo_jax.prompts.selector import make_selector
 from bapo_jax.tasks import TASKS, encode_prompts, get_task, leave_out_long, refuse_long, repeats
 from bapo_jax.tasks.jsonl import short
 from bapo_jax.tasks.sight import Sight

@@ -69,12 +69,17 @@ _TASK = {
 }
 
 _PROMPTS = {
-    'selector': Field('shuffled', one_of('shuffled', 'mopps'), HELD,
-        'shuffled: shuffled epochs; mopps: prompts whose predicted success rate is nearest to a target'),
+    'selector': Field('shuffled', one_of('shuffled', 'mopps', 'prioritised'), HELD,
+        'shuffled: shuffled epochs; mopps: prompts whose predicted success rate is nearest to a target; '
+        'prioritised: in proportion to their failure rate (Kimi k1.5)'),
     'mopps': {
         'candidates': Field(16, AT_LEAST_1, HELD, 'batches of candidate prompts for each batch'),
         'target': Field(0.5, share('a success rate', 'in (0, 1)'), HELD, 'target success rate'),
         'decay': Field(1.0, share('', 'in [0, 1]'), HELD, 'λ, decay of old evidence at each new one'),
+    },
+    'prioritised': {
+        'rate': Field(0.5, share('', 'in (0, 1]'), HELD,
+            "weight of a prompt's newest group in its success rate, which begins at 0"),
     },
 }
 

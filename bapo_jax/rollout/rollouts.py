@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.groups import X1, Batch, Begun, Group, Prompt, Response, make_batch
 from bapo_jax.machine.stopping import leaving_waits
-from bapo_jax.prompts.selector import PromptSelector
+from bapo_jax.prompts.protocol import PromptSelector
 from bapo_jax.rollout.collect import Collected, check_judged, judge, judge_as_they_come
 from bapo_jax.rollout.engine import FAILED, FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
 from bapo_jax.rollout.fidelity import check_probe, tolerance_of

@@ -113,12 +113,13 @@ TABLE: dict[str, tuple[Metric, ...]] = {
         ),
         M('bapo/lag', 'steps', 'steps from α to π_θ', 'below rollout.sync_every'),
     ),
-    'Prompt selector (MoPPS)': (
+    'Prompt selectors': (
         M(
             'prompts/posterior_mean', 'share', 'mean success rate expected of the chosen prompts',
             'moves towards its target; far from the score, evidence is old',
         ),
         M('prompts/candidates', 'prompts', 'prompts that were candidates', 'constant: prompts.mopps.candidates times the batch, or all prompts'),
+        M('prompts/success_mean', 'share', 'mean success rate of the drawn prompts before their results, 0 if not seen', 'prioritised only; rises with the score, and stays below it'),
         M('prompts/seen', 'prompts', 'prompts observed since the run began', 'a low plateau means that some are never chosen'),
     ),
     'Buffer, after the step': (

@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 from bapo_jax.groups import Prompt
 from bapo_jax.prompts.epochs import ShuffledEpochs
 from bapo_jax.prompts.mopps import Mopps
+from bapo_jax.prompts.prioritised import Prioritised
 from bapo_jax.prompts.selector import make_selector
 
 PROMPTS = [Prompt(i, 'countdown', np.array([i], np.int32), None) for i in range(40)]
@@ -15,7 +16,7 @@ PROMPTS = [Prompt(i, 'countdown', np.array([i], np.int32), None) for i in range(
 def config(selector: str) -> ConfigDict:
     return ConfigDict({
         'seed': 3, 'learner': {'batch_groups': 4},
-        'prompts': {'selector': selector, 'mopps': {'candidates': 5, 'target': 0.5, 'decay': 1.0}},
+        'prompts': {'selector': selector, 'mopps': {'candidates': 5, 'target': 0.5, 'decay': 1.0}, 'prioritised': {'rate': 0.5}},
     })  # fmt: skip
 
 
@@ -33,6 +34,12 @@ def test_mopps_takes_its_fields_from_the_section_prompts():
     assert selector.metrics()['prompts/candidates'] == 20
 
 
+def test_prioritised_takes_its_field_from_the_section_prompts():
+    selector, same = make_selector(config('prioritised'), PROMPTS), Prioritised(PROMPTS, 4, 3, rate=0.5)
+    assert isinstance(selector, Prioritised)
+    assert [p.id for p in selector.next()] == [p.id for p in same.next()]
+
+
 def test_an_unknown_selector_is_refused():
-    with pytest.raises(ValueError, match=r"prompts\.selector='hard' is unknown; choose one of shuffled, mopps"):
+    with pytest.raises(ValueError, match=r"prompts\.selector='hard' is unknown; choose one of shuffled, mopps, prioritised"):
         make_selector(config('hard'), PROMPTS)
