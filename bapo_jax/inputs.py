@@ -22,7 +22,7 @@ from bapo_jax.models.tokenizer import read_tokenizer, tokenizer_file
 from bapo_jax.models.vision.patches import windows_of
 from bapo_jax.prompts.protocol import PromptSelector
 from bapo_jax.prompts.selector import make_selector
-from bapo_jax.tasks import TASKS, encode_prompts, get_task, leave_out_long, refuse_long, repeats
+from bapo_jax.tasks import TASKS, encode_prompts, get_task, leave_out_long, refuse_long, repeats, solver
 from bapo_jax.tasks.jsonl import short
 from bapo_jax.tasks.sight import Sight
 from bapo_jax.tasks.turns import asks_in_chat, turn_end
@@ -90,13 +90,13 @@ def _read(written: ConfigDict, weights: bool, commits: dict[str, str]) -> Inputs
             f'{len(truths):,} training problems, but at most {_FIRST_ID:,} are supported; set '
             f'task.limit to at most {_FIRST_ID:,}'
         )
-    selector = make_selector(config, prompts)
+    steps = config.steps or config.epochs * (len(prompts) // config.learner.batch_groups)
+    selector = make_selector(config, prompts, steps=steps, solve=solver(config, tokenizer))
     if config.evaluate.track_prompts > len(prompts):
         raise ValueError(
             f'evaluate.track_prompts={config.evaluate.track_prompts} exceeds the {len(prompts)} training '
             'prompts; lower it'
         )
-    steps = config.steps or config.epochs * (len(prompts) // config.learner.batch_groups)
     return Inputs(
         config, written, commits, model, tokenizer, ends, prompts, benchmarks, selector, steps, sight
     )

@@ -90,7 +90,8 @@ REPLAY_FIELDS = {
             'pool with the earlier group if the mean |log ratio| per token is at most this; 0: never'),
     },
     'given_by': Field('policy', names(GIVEN_BY), AMEND,
-        "continue: source of the given prefix: a correct response of the policy, or the task's solver"),
+        "continue, adaprefix: source of the given prefix: a correct response of the policy, or the task's "
+        'solver'),
     'c1': Field(1 / 8, share(''), AMEND,
         'a group with accuracy <= c1 is hard; a re-evaluated one with c1 < accuracy < 1 enters X2'),
     'improved_rule': Field('threshold', names(RULES), AMEND,

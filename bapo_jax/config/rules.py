@@ -12,7 +12,7 @@ from bapo_jax.machine.terminal import without_passwords
 from bapo_jax.methods import METHODS
 from bapo_jax.replay.failures import LAGS
 from bapo_jax.replay.thresholds import TOLERANCE
-from bapo_jax.tasks import custom_reward, get_task
+from bapo_jax.tasks import asks_solver, custom_reward, get_task
 
 
 def check_run(c: ConfigDict, need: Need) -> None:
@@ -56,6 +56,26 @@ def check_model(c: ConfigDict, need: Need) -> None:
         return
     least, most = pixels
     need(not most or least <= most, f'model.pixels={pixels}: the first number exceeds the second; lower it')
+
+
+def check_prompts(c: ConfigDict, need: Need) -> None:
+    p, r = c.prompts, c.replay
+    first_and_last = p.adaprefix.withdrawal
+    need(
+        len(first_and_last) == 2 and 0 <= first_and_last[0] < first_and_last[1] <= 1,
+        f'prompts.adaprefix.withdrawal={first_and_last} must be two shares of the steps, the first below the '
+        'second, such as (0.6, 0.8)',
+    )
+    need(
+        p.selector != 'adaprefix' or (r.kind != 'repo' and not r.use_x2),
+        "prompts.selector=adaprefix: a prompt's groups continue prefixes of different lengths, so they are "
+        'not comparable; set replay.kind=bapo and replay.use_x2=False',
+    )
+    need(
+        p.selector != 'adaprefix' or c.rollout.refill_batches == 1,
+        'prompts.selector=adaprefix counts one draw of prompts a step; set rollout.refill_batches=1 (not '
+        f'{c.rollout.refill_batches})',
+    )
 
 
 def check_replay(c: ConfigDict, need: Need) -> None:
@@ -153,7 +173,7 @@ def check_task(c: ConfigDict, need: Need) -> None:
         )
         solved = getattr(task, 'SOLUTIONS', {})
         need(
-            c.task.template in solved or (c.replay.reevaluate, c.replay.given_by) != ('continue', 'solver'),
+            c.task.template in solved or not asks_solver(c),
             f'replay.given_by=solver: task.name={c.task.name} only has solutions for the templates '
             f'{", ".join(solved) or "(none)"}, not for task.template={c.task.template}; set '
             'replay.given_by=policy',
@@ -203,6 +223,7 @@ CROSS_RULES = (
     check_model,
     check_task,
     check_rollout,
+    check_prompts,
     check_replay,
     check_learner,
     check_critic,

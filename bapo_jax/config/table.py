@@ -69,9 +69,10 @@ _TASK = {
 }
 
 _PROMPTS = {
-    'selector': Field('shuffled', one_of('shuffled', 'mopps', 'prioritised'), HELD,
+    'selector': Field('shuffled', one_of('shuffled', 'mopps', 'prioritised', 'adaprefix'), HELD,
         'shuffled: shuffled epochs; mopps: prompts whose predicted success rate is nearest to a target; '
-        'prioritised: in proportion to their failure rate (Kimi k1.5)'),
+        'prioritised: in proportion to their failure rate (Kimi k1.5); adaprefix: epochs, each from a prefix '
+        'of a correct response'),
     'mopps': {
         'candidates': Field(16, AT_LEAST_1, HELD, 'batches of candidate prompts for each batch'),
         'target': Field(0.5, share('a success rate', 'in (0, 1)'), HELD, 'target success rate'),
@@ -80,6 +81,12 @@ _PROMPTS = {
     'prioritised': {
         'rate': Field(0.5, share('', 'in (0, 1]'), HELD,
             "weight of a prompt's newest group in its success rate, which begins at 0"),
+    },
+    'adaprefix': {
+        'gain': Field(0.25, POSITIVE, HELD,
+            "a prompt's prefix grows by gain × (1/2 - accuracy of its group), as a share of the response"),
+        'withdrawal': Field((0.6, 0.8), ANY, HELD,
+            'shares of the steps between which prefixes shrink to nothing'),
     },
 }
 

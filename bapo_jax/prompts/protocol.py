@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from bapo_jax.groups import Group, Prompt
+from bapo_jax.groups import Begun, Group, Prompt
 
 
 class PromptSelector(Protocol):
@@ -15,6 +15,10 @@ class PromptSelector(Protocol):
 
     def next(self) -> list[Prompt]:
         """The prompts of the next step, all different."""
+
+    def begin(self, prompts: Sequence[Prompt]) -> list[Begun]:
+        """With what the responses to prompts of the last `next` begin. Most selectors give nothing."""
+        return [Begun(prompt) for prompt in prompts]
 
     def observe(self, groups: Sequence[Group]) -> None:
         """Observes the rollout policy's results, for selectors that learn which prompts are useful."""

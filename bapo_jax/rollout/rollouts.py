@@ -299,7 +299,9 @@ class Rollouts:
         c = self._config
         draws = [Draw(c.seed, step, FRESH)] * len(fresh) + [Draw(c.seed, step, REEVALUATION)] * len(hard)
         sampling = Sampling(c.rollout.temperature, c.rollout.max_response_tokens)
-        answers = self._engine.ask([*map(Begun, fresh), *hard], c.rollout.group_size, sampling, draws)
+        answers = self._engine.ask(
+            [*self._selector.begin(fresh), *hard], c.rollout.group_size, sampling, draws
+        )
         self._meter.asked(answers)
         return Wave(list(fresh), list(hard), draws, answers, self._selector.state())
 

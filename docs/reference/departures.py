@@ -288,6 +288,14 @@ ROWS = (
         "Beta(1, 1) prior, the nearest B; the config's mini-batches",
     ),
     RowDeparture(
+        'adaprefix',
+        'a correct reference solution; prefixes adjusted by feedback to a success of one half, calibrated first, later withdrawn '
+        '(read in the abstract only)',
+        'our control law: f ← clip(f + 0.25 (1/2 − k/G), 0, 0.9) for each prompt, from 1/2, without calibration; withdrawn linearly '
+        'between 0.6 and 0.8 of the steps. Prefixes of the newest correct response of the policy, until which '
+        'a prompt is asked plainly, or of the solver with replay.given_by=solver. Cut at a token, and as a share of its tokens',
+    ),
+    RowDeparture(
         'repo', "a prompt's fresh and earlier responses share an optimizer step; λ_off; random retrieval; std + 1e-4; no dual clip",
         'both are groups in shuffled mini-batches, with twice the optimizer steps; λ_off = 1; no random retrieval; std + 1e-6; dual '
         'clip 3',

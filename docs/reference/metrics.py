@@ -120,6 +120,8 @@ TABLE: dict[str, tuple[Metric, ...]] = {
         ),
         M('prompts/candidates', 'prompts', 'prompts that were candidates', 'constant: prompts.mopps.candidates times the batch, or all prompts'),
         M('prompts/success_mean', 'share', 'mean success rate of the drawn prompts before their results, 0 if not seen', 'prioritised only; rises with the score, and stays below it'),
+        M('prompts/prefixed', 'prompts', 'prompts asked from a prefix of a correct response', 'adaprefix only; 0 after the withdrawal'),
+        M('prompts/given_share', 'share', 'mean share of that response in the prefix', 'adaprefix only; falls as the policy improves'),
         M('prompts/seen', 'prompts', 'prompts observed since the run began', 'a low plateau means that some are never chosen'),
     ),
     'Buffer, after the step': (

@@ -16,7 +16,9 @@ PROMPTS = [Prompt(i, 'countdown', np.array([i], np.int32), None) for i in range(
 def config(selector: str) -> ConfigDict:
     return ConfigDict({
         'seed': 3, 'learner': {'batch_groups': 4},
-        'prompts': {'selector': selector, 'mopps': {'candidates': 5, 'target': 0.5, 'decay': 1.0}, 'prioritised': {'rate': 0.5}},
+        'prompts': {'selector': selector, 'mopps': {'candidates': 5, 'target': 0.5, 'decay': 1.0}, 'prioritised': {'rate': 0.5},
+                    'adaprefix': {'gain': 0.25, 'withdrawal': (0.5, 1.0)}},
+        'rollout': {'max_response_tokens': 8},
     })  # fmt: skip
 
 
@@ -40,6 +42,15 @@ def test_prioritised_takes_its_field_from_the_section_prompts():
     assert [p.id for p in selector.next()] == [p.id for p in same.next()]
 
 
+def test_adaprefix_gets_the_steps_the_solver_and_the_limit():
+    solution = np.arange(8, dtype=np.int32)
+    selector = make_selector(config('adaprefix'), PROMPTS, steps=4, solve=lambda prompt, rng: solution)
+    given = [selector.begin(selector.next())[0].length for _ in range(5)]
+    assert given == [4, 4, 2, 0, 0]  # withdrawn between steps 2 and 4
+    long = make_selector(config('adaprefix'), PROMPTS, steps=4, solve=lambda prompt, rng: np.arange(9, dtype=np.int32))
+    assert [begun.length for begun in long.begin(long.next())] == [0] * 4
+
+
 def test_an_unknown_selector_is_refused():
-    with pytest.raises(ValueError, match=r"prompts\.selector='hard' is unknown; choose one of shuffled, mopps, prioritised"):
+    with pytest.raises(ValueError, match=r"prompts\.selector='hard' is unknown; choose one of shuffled, mopps, prioritised, adaprefix"):
         make_selector(config('hard'), PROMPTS)

@@ -18,6 +18,7 @@ from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.config import default_config, resolve
 from bapo_jax.groups import Author, Begun, Prompt, Span, Verdict, sampled
 from bapo_jax.machine.stopping import Stopped
+from bapo_jax.prompts.protocol import PromptSelector
 from bapo_jax.rollout import rollouts as module
 from bapo_jax.rollout.collect import Collected, TooFewJudged
 from bapo_jax.rollout.engine import FAILED, FRESH, PROBE, REEVALUATION
@@ -36,7 +37,7 @@ def prompt(number):
 HARD = [Begun(prompt(77))]
 
 
-class Counting:
+class Counting(PromptSelector):
     """A selector that counts up, and whose state is what it was asked and told."""
 
     def __init__(self, learns):
