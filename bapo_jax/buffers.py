@@ -76,6 +76,8 @@ def show_run(run: Path, show: int, console: Console, base: Path | None = None) -
             f'replay.kind={c.kind!r} is your own, and only built-in kinds can be shown; use '
             'read_replay of bapo_jax.run.checkpoint for what it saved'
         )
+    if c.kind not in ('bapo', 'repo'):
+        raise ValueError(f'replay.kind={c.kind} has a memory that this command cannot show yet')
     if c.kind != 'repo' and not (c.use_x2 or c.use_x3):
         console.print(
             f'the method {config.method} has no replay buffer: it neither re-evaluates nor replays',

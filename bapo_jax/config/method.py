@@ -75,7 +75,7 @@ ROLLOUT_FIELDS = {
 REPLAY_FIELDS = {
     'kind': Field('bapo', or_own(*KINDS), HELD,
         "how batches are built: bapo (Algorithm 1; GRPO if its parts are off), repo (replay of a prompt's "
-        'earlier responses)'),
+        'earlier responses), rollout_replay (fewer fresh groups, and recent ones)'),
     'fresh_filter': Field('gaussian', or_own(*FILTERS), AMEND,
         'X1: none, range (drop groups that are all right or all wrong), gaussian(.5, .2), uniform(.6)'),
     'use_x2': Field(True, SWITCH, AMEND, 'train on improved hard prompts'),
@@ -121,6 +121,10 @@ REPLAY_FIELDS = {
             'split: separate baselines for fresh and earlier responses; mixed: one baseline'),
         'per_prompt': Field(0, AT_LEAST_1, HELD,
             'responses kept per prompt, replayed once there are this many; 0: 2 G'),
+    },
+    'rollout_replay': {
+        'fresh': Field(0, AT_LEAST_1, HELD, 'fresh prompts per step; 0: half of learner.batch_groups'),
+        'capacity': Field(0, AT_LEAST_1, HELD, 'groups kept, FIFO; 0: learner.batch_groups'),
     },
 }
 

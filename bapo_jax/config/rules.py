@@ -10,6 +10,7 @@ from bapo_jax.config.own_code import check_own_code
 from bapo_jax.config.rollout_rules import check_rollout
 from bapo_jax.machine.terminal import without_passwords
 from bapo_jax.methods import METHODS
+from bapo_jax.own.method import is_own
 from bapo_jax.replay.failures import LAGS
 from bapo_jax.replay.thresholds import TOLERANCE
 from bapo_jax.tasks import asks_solver, custom_reward, get_task
@@ -72,18 +73,28 @@ def check_prompts(c: ConfigDict, need: Need) -> None:
         'not comparable; set replay.kind=bapo and replay.use_x2=False',
     )
     need(
-        p.selector != 'adaprefix' or c.rollout.refill_batches == 1,
-        'prompts.selector=adaprefix counts one draw of prompts a step; set rollout.refill_batches=1 (not '
+        p.selector not in ('adaprefix', 'dots') or c.rollout.refill_batches == 1,
+        f'prompts.selector={p.selector} counts one draw of prompts a step; set rollout.refill_batches=1 (not '
         f'{c.rollout.refill_batches})',
+    )
+    need(
+        p.selector != 'dots' or r.kind in ('bapo', 'rollout_replay') or is_own(r.kind),
+        f'prompts.selector=dots: replay.kind={r.kind} would also train on the groups of the references; set '
+        'replay.kind=rollout_replay, or bapo',
     )
 
 
 def check_replay(c: ConfigDict, need: Need) -> None:
     p = c.replay
     need(
-        p.kind != 'repo' or (p.fresh_filter == 'none' and not p.use_x2 and not p.use_x3),
-        'replay.kind=repo trains on all fresh groups and has its own replay; set replay.fresh_filter=none '
+        p.kind == 'bapo' or is_own(p.kind) or (p.fresh_filter == 'none' and not p.use_x2 and not p.use_x3),
+        f'replay.kind={p.kind} trains on all fresh groups and has its own replay; set replay.fresh_filter=none '
         f'(not {p.fresh_filter!r}), replay.use_x2=False and replay.use_x3=False',
+    )
+    need(
+        p.kind != 'rollout_replay' or p.rollout_replay.fresh <= c.learner.batch_groups,
+        f'replay.rollout_replay.fresh={p.rollout_replay.fresh} exceeds '
+        f'learner.batch_groups={c.learner.batch_groups}; lower it',
     )
     G = c.rollout.group_size
     need(

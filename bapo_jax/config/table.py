@@ -69,10 +69,10 @@ _TASK = {
 }
 
 _PROMPTS = {
-    'selector': Field('shuffled', one_of('shuffled', 'mopps', 'prioritised', 'adaprefix'), HELD,
+    'selector': Field('shuffled', one_of('shuffled', 'mopps', 'prioritised', 'adaprefix', 'dots'), HELD,
         'shuffled: shuffled epochs; mopps: prompts whose predicted success rate is nearest to a target; '
         'prioritised: in proportion to their failure rate (Kimi k1.5); adaprefix: epochs, each from a prefix '
-        'of a correct response'),
+        'of a correct response; dots: a success rate near 1/2, predicted from references'),
     'mopps': {
         'candidates': Field(16, AT_LEAST_1, HELD, 'batches of candidate prompts for each batch'),
         'target': Field(0.5, share('a success rate', 'in (0, 1)'), HELD, 'target success rate'),
@@ -81,6 +81,15 @@ _PROMPTS = {
     'prioritised': {
         'rate': Field(0.5, share('', 'in (0, 1]'), HELD,
             "weight of a prompt's newest group in its success rate, which begins at 0"),
+    },
+    'dots': {
+        'references': Field(256, AT_LEAST_1, HELD, 'K: random prompts answered in the first step of a cycle'),
+        'cycle': Field(2, AT_LEAST_1, HELD, 'μ: steps whose prompts are chosen by the same references'),
+        'temperature': Field(1e-3, POSITIVE, HELD,
+            'τ: prompts are drawn with probability ∝ exp(-|predicted success - 1/2| / τ)'),
+        'embeddings': Field('', ANY, AMEND,
+            'model whose mean last hidden state embeds a prompt: a Hugging Face directory, or a hub name; '
+            "'': hashed n-grams of tokens", alike=False),
     },
     'adaprefix': {
         'gain': Field(0.25, POSITIVE, HELD,

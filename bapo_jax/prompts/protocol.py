@@ -13,6 +13,13 @@ class PromptSelector(Protocol):
 
     learns: bool  # whether its observations change its later choices
 
+    def references(self) -> list[Prompt]:
+        """Prompts to ask before `next`, which may depend on their results. Most selectors need none.
+
+        `observe` gets their groups. They are trained on if `next` returns their prompts.
+        """
+        return []
+
     def next(self) -> list[Prompt]:
         """The prompts of the next step, all different."""
 

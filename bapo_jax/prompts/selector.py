@@ -9,23 +9,27 @@ from ml_collections import ConfigDict
 
 from bapo_jax.groups import Prompt
 from bapo_jax.prompts.adaprefix import AdaPrefix
+from bapo_jax.prompts.dots import Dots, Embed
 from bapo_jax.prompts.epochs import ShuffledEpochs
 from bapo_jax.prompts.mopps import Mopps
+from bapo_jax.prompts.ngrams import ngram_embeddings
 from bapo_jax.prompts.prioritised import Prioritised
 from bapo_jax.prompts.protocol import PromptSelector
 
-SELECTORS = ('shuffled', 'mopps', 'prioritised', 'adaprefix')
+SELECTORS = ('shuffled', 'mopps', 'prioritised', 'adaprefix', 'dots')
 
 
 def make_selector(
-    config: ConfigDict, prompts: Sequence[Prompt], *, steps: int = 0,
+    config: ConfigDict, prompts: Sequence[Prompt], batch: int, *, steps: int = 0,
     solve: Callable[[Prompt, np.random.Generator], np.ndarray | None] | None = None,
+    embed: Embed = ngram_embeddings,
 ) -> PromptSelector:  # fmt: skip
-    """The selector that the config names, for a run of `steps` steps. `solve` writes correct responses.
+    """The selector that the config names, for a run of `steps` steps with `batch` prompts each.
 
+    `solve` writes correct responses; `embed` embeds prompts. Both are only called if the selector needs them.
     Raises ValueError if it is unknown or there are too few prompts.
     """
-    p, batch, seed = config.prompts, config.learner.batch_groups, config.seed
+    p, seed = config.prompts, config.seed
     if p.selector == 'shuffled':
         return ShuffledEpochs(prompts, batch, seed)
     if p.selector == 'mopps':
@@ -35,4 +39,7 @@ def make_selector(
     if p.selector == 'adaprefix':
         longest = config.rollout.max_response_tokens
         return AdaPrefix(prompts, batch, seed, steps=steps, longest=longest, solve=solve, **p.adaprefix)
+    if p.selector == 'dots':
+        fields = {name: value for name, value in p.dots.items() if name != 'embeddings'}
+        return Dots(prompts, batch, seed, embed=embed, **fields)
     raise ValueError(f'prompts.selector={p.selector!r} is unknown; choose one of {", ".join(SELECTORS)}')

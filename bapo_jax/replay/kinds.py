@@ -12,8 +12,9 @@ from bapo_jax.replay.posterior import Posterior
 from bapo_jax.replay.protocol import Replay
 from bapo_jax.replay.repo import Repo
 from bapo_jax.replay.retries import Retries, Uniform
+from bapo_jax.replay.rollout_replay import RolloutReplay
 
-KINDS = ('bapo', 'repo')
+KINDS = ('bapo', 'repo', 'rollout_replay')
 REEVALUATE = ('uniform', 'posterior', 'continue')
 GIVEN_BY = ('policy', 'solver')
 
@@ -30,6 +31,8 @@ def make_replay(
         return load_own('replay.kind', config.replay.kind)(config, reevaluation_due)
     if config.replay.kind == 'repo':
         return Repo(config.replay, config.learner.batch_groups)
+    if config.replay.kind == 'rollout_replay':
+        return RolloutReplay(config.replay, config.learner.batch_groups)
     return Bapo(
         config.replay, config.learner.batch_groups, reevaluation_due, make_retries(config, prompts, solve)
     )

@@ -258,24 +258,34 @@ class Rollouts:
     def _answer_in_turn(self, step: int, hard: Sequence[Begun]) -> Answered:
         """Generates a step once the previous one has been judged; hard prompts join the first wave.
 
-        Further waves follow until B groups are mixed, up to rollout.refill_batches waves.
+        Further waves follow until B groups are mixed, up to rollout.refill_batches waves. The selector's
+        references are asked first. Those that it then does not choose are the last of the fresh groups.
         """
         c, fresh, reevaluated, seconds = self._config, [], [], np.zeros(2)
+        references = {}
+        if prompts := self._selector.references():
+            groups, *spent = self._judged(self._ask(step, prompts, ()))
+            self._selector.observe(groups)
+            references, seconds = {g.prompt.id: g for g in groups}, seconds + spent
         for _ in range(c.rollout.refill_batches):
             drawn = {g.prompt.id for g in fresh}
-            prompts = [p for p in self._selector.next() if p.id not in drawn]
+            chosen = [p for p in self._selector.next() if p.id not in drawn]
+            known = [references.pop(p.id) for p in chosen if p.id in references]
+            prompts = [p for p in chosen if all(p.id != g.prompt.id for g in known)]
             if c.rollout.mixture.share:
                 groups, *spent = self._ask_mixture(step, prompts)
             else:
                 groups, *spent = self._judged(self._ask(step, prompts, () if fresh else hard))
-            self._selector.observe(groups[: len(prompts)])
+            answered = known + groups[: len(prompts)]
+            self._selector.observe(answered)
             fresh, reevaluated, seconds = (
-                fresh + groups[: len(prompts)],
+                fresh + answered,
                 reevaluated + groups[len(prompts) :],
                 seconds + spent,
             )
             if sum(0 < g.correct < g.size and not g.infra_error for g in fresh) >= c.learner.batch_groups:
                 break
+        fresh += references.values()
         return Answered(
             fresh, reevaluated, *seconds.tolist(), self._selector.metrics(), self._selector.state()
         )

@@ -301,6 +301,17 @@ ROWS = (
         'clip 3',
     ),
     RowDeparture(
+        'dots',
+        'embeddings of the question by Qwen2.5-Math-1.5B-Instruct, with projections, temperature and bias trained beforehand on success '
+        'rates of several policies; the affine fit includes each reference among its own neighbours; a first cycle of full fresh '
+        'batches without replay; no entropy bonus (read in the code, not in the paper)',
+        'nothing is trained: centred embeddings of the rendered prompt, by default of hashed n-grams of tokens, or of the model '
+        'prompts.dots.embeddings; the fit leaves each reference out of its neighbours, with a slope of at least 0. Half a batch is fresh '
+        'from step 1 on. References are not trained on, as in the code, but one that is chosen in the same step is not asked again. '
+        'The ratio and clip are those of the code, as the weight π_prox / α, capped at 10⁶, times the clipped ratio to π_prox. All '
+        'groups are stored, also all-correct and all-wrong ones; a drawn group stays (the code)',
+    ),
+    RowDeparture(
         'remix',
         'PPO or GRPO; a mixture of trajectories; a format reward (known only from summaries)',
         'only GRPO; recent policies generate anew, drawn per prompt with ages uniform over 1 … N; after T no mixture, one pass, KL only to '

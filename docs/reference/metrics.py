@@ -58,7 +58,10 @@ TABLE: dict[str, tuple[Metric, ...]] = {
             'bapo/{x1,x2,x3}_groups', 'groups', 'fresh, re-evaluated and replayed groups',
             'X3 fills the places left by X1 and X2',
         ),
-        M('bapo/replay_groups', 'groups', 'groups replayed by RePO', '0 until the histories are full'),
+        M(
+            'bapo/replay_groups', 'groups', 'groups replayed by RePO or rollout replay',
+            '0 until the histories are full, or in the first step',
+        ),
         M(
             'bapo/batch_groups', 'groups', 'all groups of the batch',
             'at most learner.batch_groups (RePO: twice that)',
@@ -104,6 +107,9 @@ TABLE: dict[str, tuple[Metric, ...]] = {
             'bapo/r_tot', 'share', 'average performance, which sets c2 and c3',
             'follows critic/score/mean, or the buffer with replay.shared_pool',
         ),
+        M('bapo/replay/age', 'steps', 'mean age of replayed groups', 'rollout replay: 1 or 2, as the memory has the last two fresh batches'),
+        M('bapo/replay/mean_reward', 'share', 'mean accuracy of replayed groups', 'follows critic/score/mean'),
+        M('bapo/replay/uses', 'uses', 'mean number of earlier uses of replayed groups', 'rollout replay: 1 to 2'),
         M('bapo/x3/age', 'steps', 'mean age of X3', 'at most replay.high_recent_steps'),
         M('bapo/x3/mean_reward', 'share', 'mean accuracy of X3', 'between bapo/c2 and bapo/c3'),
         M('bapo/x3/uses', 'uses', 'mean number of earlier uses of X3', 'small; a rise means that the buffer is too small'),
@@ -122,6 +128,9 @@ TABLE: dict[str, tuple[Metric, ...]] = {
         M('prompts/success_mean', 'share', 'mean success rate of the drawn prompts before their results, 0 if not seen', 'prioritised only; rises with the score, and stays below it'),
         M('prompts/prefixed', 'prompts', 'prompts asked from a prefix of a correct response', 'adaprefix only; 0 after the withdrawal'),
         M('prompts/given_share', 'share', 'mean share of that response in the prefix', 'adaprefix only; falls as the policy improves'),
+        M('prompts/references', 'prompts', 'prompts asked for their success alone, in the first step of a cycle', 'dots only; prompts.dots.references'),
+        M('prompts/predicted', 'share', 'mean predicted success rate of the chosen prompts', 'dots only; near 1/2 if some prompts are of medium difficulty'),
+        M('prompts/prediction_error', 'share', 'mean |predicted success rate - accuracy| of the chosen prompts', 'dots only; large if the embeddings say little about success'),
         M('prompts/seen', 'prompts', 'prompts observed since the run began', 'a low plateau means that some are never chosen'),
     ),
     'Buffer, after the step': (
@@ -141,6 +150,7 @@ TABLE: dict[str, tuple[Metric, ...]] = {
         M('buffer/{bad,high}/bytes', 'bytes', 'size of token and log-prob arrays', 'bounded by the capacity'),
         M('buffer/repo/prompts', 'prompts', 'prompts that RePO remembers', 'grows until every prompt was drawn'),
         M('buffer/repo/responses', 'responses', 'responses that RePO remembers', 'at most replay.repo.per_prompt per prompt'),
+        M('buffer/rollout_replay/{groups,bytes}', 'groups, bytes', 'size of the memory of rollout replay', 'at most replay.rollout_replay.capacity groups'),
         M('buffer/repo/bytes', 'bytes', 'size of its token and log-prob arrays', 'grows with its responses; watch host memory'),
     ),
     'Update: means over mini-batches': (

@@ -169,7 +169,7 @@ MUTANTS = (
               'the oldest kept policy never answers'),
     _ROLLOUTS('for g in fresh) >= c.learner.batch_groups', 'for g in fresh) > c.learner.batch_groups',
               'a refill at exactly B groups'),
-    _ROLLOUTS('self._selector.observe(groups[: len(prompts)])', 'self._selector.observe(groups)',
+    _ROLLOUTS('answered = known + groups[: len(prompts)]', 'answered = known + groups',
               'the selector sees re-evaluations'),
     _DRAWING('kept_BxV = jnp.cumsum(falling_BxV, axis=-1) - falling_BxV < top_p',
              'kept_BxV = jnp.cumsum(falling_BxV, axis=-1) < top_p', 'nucleus sampling drops the last token'),

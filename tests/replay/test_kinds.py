@@ -12,6 +12,7 @@ from bapo_jax.replay.kinds import KINDS, make_replay, make_retries
 from bapo_jax.replay.posterior import Posterior
 from bapo_jax.replay.protocol import Replay
 from bapo_jax.replay.repo import Repo
+from bapo_jax.replay.rollout_replay import RolloutReplay
 from bapo_jax.replay.retries import Uniform
 
 
@@ -25,10 +26,10 @@ def config_of(method, **changes):
 
 def test_a_name_builds_what_it_says():
     built = {}
-    for method in ('bapo', 'repo'):
+    for method in ('bapo', 'repo', 'dots'):
         config = resolve(config_of(method))
         built[config.replay.kind] = type(make_replay(config, 100, lambda step: False, None))
-    assert built == {'bapo': Bapo, 'repo': Repo}
+    assert built == {'bapo': Bapo, 'repo': Repo, 'rollout_replay': RolloutReplay}
     assert set(KINDS) == built.keys()
 
 
@@ -49,13 +50,13 @@ def test_a_posterior_waits_for_an_epoch_or_as_many_steps_as_are_wanted(after, pr
 
 
 def test_an_unknown_name_is_refused_with_the_choices():
-    with pytest.raises(ValueError, match=r"replay\.kind='fifo' is unknown; choose one of bapo, repo"):
+    with pytest.raises(ValueError, match=r"replay\.kind='fifo' is unknown; choose one of bapo, repo, rollout_replay"):
         resolve(config_of('bapo', kind='fifo'))
 
 
-@pytest.mark.parametrize('method, made', [('bapo', Bapo), ('repo', Repo)])
+@pytest.mark.parametrize('method, made', [('bapo', Bapo), ('repo', Repo), ('dots', RolloutReplay)])
 def test_a_kind_is_made_with_the_functions_that_the_loop_calls(method, made):
     replay = make_replay(resolve(config_of(method)), 100, lambda step: False, None)
-    assert isinstance(replay, made) and (replay.buffer is None) == (method == 'repo')
+    assert isinstance(replay, made) and (replay.buffer is None) == (method != 'bapo')
     for name in (name for name in vars(Replay) if not name.startswith('_')):
         assert callable(getattr(replay, name))
