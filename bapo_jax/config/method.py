@@ -8,6 +8,7 @@ from bapo_jax.config.field import (
 from bapo_jax.config.own_code import or_own
 from bapo_jax.replay.bapo import RULES
 from bapo_jax.replay.filters import FILTERS
+from bapo_jax.replay.freshper import BASES
 from bapo_jax.replay.kinds import GIVEN_BY, KINDS, REEVALUATE
 from bapo_jax.replay.repo import RETRIEVE
 from bapo_jax.replay.thresholds import DIRECTIONS
@@ -75,7 +76,8 @@ ROLLOUT_FIELDS = {
 REPLAY_FIELDS = {
     'kind': Field('bapo', or_own(*KINDS), HELD,
         "how batches are built: bapo (Algorithm 1; GRPO if its parts are off), repo (replay of a prompt's "
-        'earlier responses), rollout_replay (fewer fresh groups, and recent ones)'),
+        'earlier responses), arpo (a success in a failed group), fifo (uniform), freshper (prioritised), '
+        'rollout_replay (fewer fresh groups, and recent ones)'),
     'fresh_filter': Field('gaussian', or_own(*FILTERS), AMEND,
         'X1: none, range (drop groups that are all right or all wrong), gaussian(.5, .2), uniform(.6)'),
     'use_x2': Field(True, SWITCH, AMEND, 'train on improved hard prompts'),
@@ -121,6 +123,23 @@ REPLAY_FIELDS = {
             'split: separate baselines for fresh and earlier responses; mixed: one baseline'),
         'per_prompt': Field(0, AT_LEAST_1, HELD,
             'responses kept per prompt, replayed once there are this many; 0: 2 G'),
+    },
+    'arpo': {
+        'per_prompt': Field(8, AT_LEAST_1, HELD, 'correct responses kept per prompt, FIFO'),
+    },
+    'fifo': {
+        'ratio': Field(2, AT_LEAST_1, HELD, 'groups trained on per fresh group: a batch has ratio × B'),
+        'capacity': Field(0, AT_LEAST_1, HELD, 'N: groups kept, FIFO; 0: 6 × learner.batch_groups'),
+    },
+    'freshper': {
+        'ratio': Field(1, AT_LEAST_1, HELD, 'most earlier groups per fresh group in a batch'),
+        'capacity': Field(0, AT_LEAST_1, HELD, "groups kept, FIFO; 0: 50,000 responses' worth"),
+        'base': Field('advantage', names(BASES), HELD,
+            'priority of a new group: mean |advantage| or mean |reward| of its responses'),
+        'tau': Field(500.0, POSITIVE, AMEND, 'τ: steps after which a priority has fallen to 1/e'),
+        'alpha': Field(0.6, NOT_NEGATIVE, AMEND, 'α: a group is drawn with P ∝ priority^α; 0: uniformly'),
+        'beta': Field(0.4, NOT_NEGATIVE, AMEND,
+            'β: token weights of an earlier group are multiplied by (N P)^-β / its maximum; 0: by 1'),
     },
     'rollout_replay': {
         'fresh': Field(0, AT_LEAST_1, HELD, 'fresh prompts per step; 0: half of learner.batch_groups'),

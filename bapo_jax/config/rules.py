@@ -12,6 +12,7 @@ from bapo_jax.machine.terminal import without_passwords
 from bapo_jax.methods import METHODS
 from bapo_jax.own.method import is_own
 from bapo_jax.replay.failures import LAGS
+from bapo_jax.replay.kinds import OTHER_KINDS
 from bapo_jax.replay.thresholds import TOLERANCE
 from bapo_jax.tasks import asks_solver, custom_reward, get_task
 
@@ -68,7 +69,7 @@ def check_prompts(c: ConfigDict, need: Need) -> None:
         'second, such as (0.6, 0.8)',
     )
     need(
-        p.selector != 'adaprefix' or (r.kind != 'repo' and not r.use_x2),
+        p.selector != 'adaprefix' or (r.kind not in ('repo', 'arpo') and not r.use_x2),
         "prompts.selector=adaprefix: a prompt's groups continue prefixes of different lengths, so they are "
         'not comparable; set replay.kind=bapo and replay.use_x2=False',
     )
@@ -87,9 +88,15 @@ def check_prompts(c: ConfigDict, need: Need) -> None:
 def check_replay(c: ConfigDict, need: Need) -> None:
     p = c.replay
     need(
-        p.kind == 'bapo' or is_own(p.kind) or (p.fresh_filter == 'none' and not p.use_x2 and not p.use_x3),
-        f'replay.kind={p.kind} trains on all fresh groups and has its own replay; set replay.fresh_filter=none '
+        p.kind not in OTHER_KINDS or (p.fresh_filter == 'none' and not p.use_x2 and not p.use_x3),
+        f'replay.kind={p.kind} takes all fresh groups and has its own replay; set replay.fresh_filter=none '
         f'(not {p.fresh_filter!r}), replay.use_x2=False and replay.use_x3=False',
+    )
+    need(
+        p.kind != 'fifo' or p.fifo.capacity >= p.fifo.ratio * c.learner.batch_groups,
+        f'replay.fifo.capacity={p.fifo.capacity} is smaller than a batch of replay.fifo.ratio={p.fifo.ratio} '
+        f'× learner.batch_groups={c.learner.batch_groups} groups, so nothing would be trained; raise it, or '
+        'lower replay.fifo.ratio',
     )
     need(
         p.kind != 'rollout_replay' or p.rollout_replay.fresh <= c.learner.batch_groups,
@@ -127,10 +134,12 @@ def check_replay(c: ConfigDict, need: Need) -> None:
 def full_batch_updates(c: ConfigDict) -> int:
     """An upper bound on a run's optimizer steps.
 
-    It is steps × ⌈batch_groups / mini_batch_groups⌉ × passes_per_batch. A partly filled batch has fewer, and
-    so has a method after its switch_step. It is 0 if the number of steps depends on the data (`epochs`).
+    It is steps × ⌈groups of a full batch / mini_batch_groups⌉ × passes_per_batch. A partly filled batch has
+    fewer, and so has a method after its switch_step. It is 0 if the number of steps depends on the data
+    (`epochs`).
     """
-    a_pass = -(-c.learner.batch_groups // max(1, c.learner.mini_batch_groups))  # 0 is refused later
+    of_fresh = {'fifo': c.replay.fifo.ratio, 'freshper': 1 + c.replay.freshper.ratio}.get(c.replay.kind, 1)
+    a_pass = -(-of_fresh * c.learner.batch_groups // max(1, c.learner.mini_batch_groups))  # 0: refused later
     return c.steps * a_pass * c.learner.passes_per_batch
 
 

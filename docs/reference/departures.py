@@ -301,6 +301,25 @@ ROWS = (
         'clip 3',
     ),
     RowDeparture(
+        'arpo', 'multi-turn GUI tasks; outcomes below thresholds; tasks pre-filtered; a response in each micro-batch (inferred: mean over '
+        'responses); 16 updates a step',
+        "k = 0 by the verifier; the config's prompts and mini-batches; the clip is of the ratio, not of its logarithm. The paper's text "
+        'is unread: only the code was',
+    ),
+    RowDeparture(
+        'fifo', 'unit: a response; asynchronous workers set the replay ratio; clip per response; positive bias and AsymRE as variants; '
+        'no dual clip',
+        'unit: a group, so a batch has whole groups; synchronous, 2 groups trained on per fresh one; ratio per token; no variants; dual '
+        'clip 3. What is done before there is a batch is not said: here nothing is trained',
+    ),
+    RowDeparture(
+        'freshper', 'unit: a response or an agent step; absolute reward, advantage or TD error, plus 1e-6; a new entry has the largest '
+        'priority until the next step; stratified draws with replacement; weights over the largest of the buffer; β rises to 1 '
+        '(README); separate optimizer steps; REINFORCE++; 50,000 responses',
+        'unit: a group, mean absolute advantage; priority 0 is never drawn; without replacement; weights over the largest of the draw; β = 0.4; '
+        "fresh and earlier groups in shuffled mini-batches; GRPO. The paper's text is unread: only the code was",
+    ),
+    RowDeparture(
         'dots',
         'embeddings of the question by Qwen2.5-Math-1.5B-Instruct, with projections, temperature and bias trained beforehand on success '
         'rates of several policies; the affine fit includes each reference among its own neighbours; a first cycle of full fresh '

@@ -12,9 +12,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from bapo_jax.groups import X1
+from bapo_jax.groups import REPLAY, X1
 from bapo_jax.replay.bapo import X2, X3
-from bapo_jax.replay.repo import REPLAY
 from bapo_jax.machine.files import replace_part
 
 PAGE = Path(__file__).with_suffix('.md')
@@ -58,13 +57,14 @@ TABLE: dict[str, tuple[Metric, ...]] = {
             'bapo/{x1,x2,x3}_groups', 'groups', 'fresh, re-evaluated and replayed groups',
             'X3 fills the places left by X1 and X2',
         ),
-        M(
-            'bapo/replay_groups', 'groups', 'groups replayed by RePO or rollout replay',
-            '0 until the histories are full, or in the first step',
-        ),
+        M('bapo/replay_groups', 'groups', 'groups with earlier responses, of rows with a replay of their own', '0 until there is something to replay'),
+        M('bapo/replay/age', 'steps', 'mean age of replayed groups', 'not repo, arpo; at most capacity / fresh groups of a step'),
+        M('bapo/replay/mean_reward', 'share', 'mean accuracy of replayed groups', 'not repo, arpo; follows critic/score/mean'),
+        M('bapo/replay/uses', 'uses', 'mean number of earlier uses of replayed groups', 'not repo, arpo; fifo: below replay.fifo.ratio'),
+        M('bapo/replay/weight', 'share', 'mean factor of the token weights of replayed groups', 'freshper; 1 if all have the same priority'),
         M(
             'bapo/batch_groups', 'groups', 'all groups of the batch',
-            'at most learner.batch_groups (RePO: twice that)',
+            'at most learner.batch_groups (RePO, fifo, freshper: twice that)',
         ),
         M(
             'bapo/discarded/filtered', 'groups', 'fresh groups that the filter kept out of X1',
@@ -107,9 +107,6 @@ TABLE: dict[str, tuple[Metric, ...]] = {
             'bapo/r_tot', 'share', 'average performance, which sets c2 and c3',
             'follows critic/score/mean, or the buffer with replay.shared_pool',
         ),
-        M('bapo/replay/age', 'steps', 'mean age of replayed groups', 'rollout replay: 1 or 2, as the memory has the last two fresh batches'),
-        M('bapo/replay/mean_reward', 'share', 'mean accuracy of replayed groups', 'follows critic/score/mean'),
-        M('bapo/replay/uses', 'uses', 'mean number of earlier uses of replayed groups', 'rollout replay: 1 to 2'),
         M('bapo/x3/age', 'steps', 'mean age of X3', 'at most replay.high_recent_steps'),
         M('bapo/x3/mean_reward', 'share', 'mean accuracy of X3', 'between bapo/c2 and bapo/c3'),
         M('bapo/x3/uses', 'uses', 'mean number of earlier uses of X3', 'small; a rise means that the buffer is too small'),
@@ -148,10 +145,10 @@ TABLE: dict[str, tuple[Metric, ...]] = {
             'high: below replay.high_recent_steps; bad: a steady rise means no turnover',
         ),
         M('buffer/{bad,high}/bytes', 'bytes', 'size of token and log-prob arrays', 'bounded by the capacity'),
-        M('buffer/repo/prompts', 'prompts', 'prompts that RePO remembers', 'grows until every prompt was drawn'),
-        M('buffer/repo/responses', 'responses', 'responses that RePO remembers', 'at most replay.repo.per_prompt per prompt'),
-        M('buffer/rollout_replay/{groups,bytes}', 'groups, bytes', 'size of the memory of rollout replay', 'at most replay.rollout_replay.capacity groups'),
-        M('buffer/repo/bytes', 'bytes', 'size of its token and log-prob arrays', 'grows with its responses; watch host memory'),
+        M('buffer/{repo,arpo}/prompts', 'prompts', 'prompts with stored responses', 'grows until every prompt was drawn, or solved'),
+        M('buffer/{repo,arpo}/responses', 'responses', 'stored responses', 'at most per_prompt of each prompt'),
+        M('buffer/{fifo,freshper,rollout_replay}/groups', 'groups', 'stored groups', 'at most the capacity'),
+        M('buffer/{repo,arpo,fifo,freshper,rollout_replay}/bytes', 'bytes', 'size of their token and log-prob arrays', 'grows with them; watch host memory'),
     ),
     'Update: means over mini-batches': (
         M('actor/pg_loss', 'loss', 'policy loss', 'near 0, of either sign; no measure of progress'),

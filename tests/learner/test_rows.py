@@ -175,6 +175,16 @@ def repo(groups):
     return sequence_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.behaviour), a) - ENTROPY * t.entropy)
 
 
+def arpo(groups):
+    """Clipped at 0.8 and 1.3 around the policy at the step's start; a mixed group is a group like another."""
+    return sequence_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.proximal), a, high=0.3) - ENTROPY * t.entropy)
+
+
+def replayed(groups):
+    """fifo, freshper: each response to the policy that sampled it; no KL."""
+    return token_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.behaviour), a) - ENTROPY * t.entropy)
+
+
 def dots(groups):
     """min(r A, clip(r, r_old (1 - ε), r_old (1 + ε)) A) with r = π_θ / μ, r_old = π_old / μ and ε = 0.2; no dual clip."""
 
@@ -251,6 +261,7 @@ STATEMENTS = {
     'grpo_v5': grpo_v5, 'dapo': dapo, 'mopps': mopps, 'repo': repo, 'remix': remix, 'bapo': bapo, 'bapo_tuned': bapo,
     'bapo_official': bapo_official, 'bapo_mini': bapo_mini, 'bapo_no_x2': bapo, 'bapo_no_x3': bapo, 'bapo_posterior': bapo,
     'bapo_continue': bapo, 'bapo_guarded': bapo_guarded, 'adaprefix': grpo, 'dots': dots,
+    'arpo': arpo, 'fifo': replayed, 'freshper': replayed,
 }  # fmt: skip
 # What a row sets to 0 itself, the statement leaves out: here it is set as the row has it.
 OWN = {'dapo': {'learner.entropy_coef': 0.0}}
@@ -356,6 +367,9 @@ def test_remix_is_held_close_to_its_new_base_alone_after_the_switch():
         ('dots', {'learner.anchor': 'proximal', 'learner.dual_clip': 3.0, 'learner.kl_target': 'reference'}),
         ('maxrl', {'learner.advantage': 'group_std', 'learner.kl_target': 'reference'}),
         ('repo', {'learner.anchor': 'proximal', 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),
+        ('arpo', {'learner.clip_high': 0.2, 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),
+        ('fifo', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
+        ('freshper', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
         ('remix', {'learner.anchor': 'proximal', 'learner.clip_centre': 'one', 'learner.kl_target': 'reference'}),
         ('bapo', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
         ('bapo_official', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),

@@ -5,8 +5,7 @@ import pytest
 from group_builders import assert_same_arrays, ids, make_group
 from ml_collections import ConfigDict
 
-from bapo_jax.groups import X1
-from bapo_jax.replay.repo import REPLAY
+from bapo_jax.groups import REPLAY, X1
 from bapo_jax.replay.rollout_replay import RolloutReplay
 
 
@@ -57,9 +56,10 @@ def test_a_prompts_newest_group_replaces_its_earlier_one():
     batch, uses = step_of(replay, 2, fresh(2, 2, 4, 5))
     assert ids(batch.groups) == [2, 4, 5, 1, 2, 3] and {g.step for g in batch.of_origin(REPLAY)} == {1}
     assert uses == [1, 1, 1, 2, 2, 2]
-    assert [(g.prompt.id, g.step) for g in replay.groups] == [(1, 1), (3, 1), (2, 2), (4, 2), (5, 2)]
-    batch, uses = step_of(replay, 3, [])
-    assert {i: n for i, n in zip(ids(batch.groups), uses)}.items() <= {1: 3, 3: 3, 2: 2, 4: 2, 5: 2}.items()
+    assert [(g.prompt.id, g.step) for g in replay.groups] == [(1, 1), (2, 1), (3, 1), (2, 2), (4, 2), (5, 2)]
+    for seed in range(20):
+        batch = replay.compose(3, [], [], lambda purpose: np.random.default_rng(seed), None)
+        assert {(g.prompt.id, g.step) for g in batch.groups} <= {(1, 1), (3, 1), (2, 2), (4, 2), (5, 2)}
 
 
 def test_a_group_whose_verifier_failed_is_neither_trained_on_nor_kept():

@@ -1,0 +1,86 @@
+"""Rows through 20 real steps, cut in the middle and continued: every part acts, and no number of the whole run changes."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from small_run import ROOT, metrics, run
+from test_rows_run import row_config, tiny_base
+
+pytestmark = pytest.mark.slow
+__all__ = ['tiny_base']  # a fixture
+
+
+def total(rows, name):
+    return sum(row.get(name, 0) for row in rows)
+
+
+def arpo_acted(rows):
+    """Some failed groups got a success, some had none; what is not fresh is one response of such a group."""
+    replayed = total(rows, 'bapo/replay_groups')
+    assert 0 < replayed < total(rows, 'bapo/batch_groups')
+    assert rows[-1]['rollout/reused_total'] == rows[-1]['rollout/discarded_total'] == replayed
+    assert rows[-1]['buffer/arpo/responses'] > rows[-1]['buffer/arpo/prompts'] > 0
+
+
+def fifo_acted(rows):
+    """It waits for a batch, forgets what is old, and trains on about two groups for each fresh one."""
+    assert rows[0]['bapo/batch_groups'] == 0 and all(row['bapo/batch_groups'] == 16 for row in rows[1:])
+    assert rows[-1]['buffer/fifo/groups'] == 24 and 0 < total(rows[3:], 'bapo/x1_groups') < 17 * 8
+    assert 1 < rows[-1]['bapo/replay/age'] <= 3 and rows[-1]['bapo/replay/uses'] > 0
+
+
+def freshper_acted(rows):
+    assert all(row['bapo/x1_groups'] == 8 for row in rows) and rows[0].get('bapo/replay_groups', 0) == 0
+    assert total(rows, 'bapo/replay_groups') > 60 and rows[-1]['buffer/freshper/groups'] == 80
+    assert all(0 < row['bapo/replay/weight'] < 1 for row in rows[3:]) and max(row['bapo/replay/age'] for row in rows[1:]) > 2
+
+
+def dots_acted(rows):
+    """Half of each batch is replayed from step 2 on; every second step asks references, which are not trained on unless chosen."""
+    assert all(row['bapo/x1_groups'] == 4 for row in rows) and [row.get('bapo/replay_groups', 0) for row in rows] == [0, *[4] * 19]
+    asked = np.diff([0, *(row['rollout/responses_total'] for row in rows)]) // 4
+    assert (asked[::2] > 4).all() and (asked[::2] <= 28).all() and (asked[1::2] == 4).all()
+    assert total(rows, 'bapo/discarded/filtered') == sum(asked) - 80
+    assert 1 <= rows[-1]['bapo/replay/age'] <= 2 and rows[-1]['buffer/rollout_replay/groups'] == 8
+    assert any(a['prompts/predicted'] != b['prompts/predicted'] for a, b in zip(rows[::2], rows[1::2]))  # they differ by prompt
+
+
+def adaprefix_acted(rows):
+    """Prefixes are given until they are withdrawn between steps 12 and 16, and follow the success."""
+    assert all(row['prompts/prefixed'] > 3 for row in rows[:12]) and all(row['prompts/prefixed'] == 0 for row in rows[15:])
+    given = [row['prompts/given_share'] for row in rows]
+    assert given[11] > given[12] > given[13] > given[14] > given[15] == 0 and len(set(given[:12])) > 4
+
+
+# Row -> (changes that let its parts act within 20 steps, what must have acted, of the rows of metrics.jsonl).
+LONG = {
+    'arpo': ({'task__limit': 16}, arpo_acted),
+    'adaprefix': ({'task__limit': 16}, adaprefix_acted),
+    'dots': ({'prompts__dots__references': 24, 'prompts__dots__embeddings': str(ROOT / 'configs' / 'quickstart_base')}, dots_acted),
+    'fifo': ({'replay__fifo__ratio': 2, 'replay__fifo__capacity': 24}, fifo_acted),
+    'freshper': ({'replay__freshper__capacity': 80, 'replay__freshper__tau': 5.0}, freshper_acted),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('method', LONG)
+def test_twenty_steps_with_a_resume(method, tiny_base, tmp_path):
+    changes, acted = LONG[method]
+    whole, again = tmp_path / 'whole', tmp_path / 'again'
+
+    def config():
+        c = row_config(method, tiny_base)
+        c.update_from_flattened_dict({name.replace('__', '.'): value for name, value in changes.items()})
+        c.steps, c.checkpoint.every, c.log.theory_every = 20, 10, 10
+        return c
+
+    first = run(config(), whole)
+    rows = metrics(whole)
+    assert [row['step'] for row in rows] == list(range(21))
+    acted(rows[1:])
+    shutil.copytree(whole, again)
+    shutil.rmtree(again / 'checkpoints' / '20')
+    second = run(config(), again)
+    assert metrics(again) == rows
+    jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, (first.theta, second.theta)))
