@@ -96,6 +96,9 @@ def test_a_reference_is_the_same_at_every_visit_and_leaves_a_token_to_the_policy
     assert {begun.prompt.id: begun.spans[0].tokens.tolist() for begun in first} == second
     assert {len(tokens) for tokens in second.values()} == {1}, 'round(0.625 · 2) = 1 of 2'
     assert len({tuple(tokens) for tokens in second.values()}) > 1
+    for _ in range(4):
+        given = visit(drawn, lambda i, _: 0)
+    assert set(given.values()) == {1}, 'not round(0.9 · 2) = 2'
 
 
 @pytest.mark.parametrize('reference', [None, np.arange(49, dtype=np.int32), np.arange(1, dtype=np.int32)])

@@ -47,9 +47,11 @@ def visit(selector, k=of_cluster):
     return ids(references), ids(chosen)
 
 
-def test_a_prediction_is_the_affine_fit_of_attention_over_the_references():
+@pytest.mark.parametrize('rises', [False, True])
+def test_a_prediction_is_the_affine_fit_of_attention_over_the_references(rises):
+    """With random embeddings, and with those of which the solved references have others than the failed ones."""
     rng = np.random.default_rng(0)
-    e, refs, y = rng.normal(size=(9, 6)), [1, 4, 5, 7], np.array([0.125, 0.5, 0.25, 1.0])
+    e, refs, y = rng.normal(size=(9, 6)) + rises * np.outer([0, -1, 0, 0, 1, -1, 0, 1, 0], np.ones(6)), [1, 4, 5, 7], np.array([0.125, 0.5, 0.25, 1.0])
     e = np.float64(normalised(np.float32(e)))
 
     def attended(q, others):
@@ -58,6 +60,7 @@ def test_a_prediction_is_the_affine_fit_of_attention_over_the_references():
 
     b = [attended(refs[j], [i for i in range(4) if i != j]) for j in range(4)]
     slope, intercept = np.linalg.lstsq(np.stack([b, np.ones(4)], 1), y, rcond=None)[0]
+    assert (slope > 0) == rises
     found = predicted_success(np.float32(e), np.array(refs), y)
     want = [max(slope, 0.0) * attended(q, range(4)) + (intercept if slope > 0 else y.mean()) for q in range(9)]
     np.testing.assert_allclose(found, want, rtol=1e-5)
