@@ -74,9 +74,11 @@ def check_prompts(c: ConfigDict, need: Need) -> None:
         'not comparable; set replay.kind=bapo and replay.use_x2=False',
     )
     need(
-        p.selector not in ('adaprefix', 'dots') or c.rollout.refill_batches == 1,
-        f'prompts.selector={p.selector} counts one draw of prompts a step; set rollout.refill_batches=1 (not '
-        f'{c.rollout.refill_batches})',
+        (p.selector not in ('adaprefix', 'dots') and r.kind != 'rollout_replay')
+        or (c.rollout.refill_batches == 1 and c.rollout.step_share == 1),
+        f'prompts.selector={p.selector} with replay.kind={r.kind} draws prompts once a step, and needs all of '
+        f'their groups in that step; set rollout.refill_batches=1 (not {c.rollout.refill_batches}) and '
+        f'rollout.step_share=1.0 (not {c.rollout.step_share})',
     )
     need(
         p.selector != 'dots' or r.kind in ('bapo', 'rollout_replay') or is_own(r.kind),
