@@ -37,6 +37,17 @@ def freshper_acted(rows):
     assert all(0 < row['bapo/replay/weight'] < 1 for row in rows[3:]) and max(row['bapo/replay/age'] for row in rows[1:]) > 2
 
 
+def exgrpo_acted(rows):
+    """It starts late, then asks prompts again, and each group that a success leads has one response of before."""
+    started = [row['buffer/exgrpo/started'] for row in rows]
+    assert started[0] == 0 and started[-1] == 1 and started == sorted(started)
+    first = started.index(1) + 2  # what is stored in the next step leads from the step after that
+    assert all(row['bapo/reevaluated'] == 0 for row in rows[:first]) and all(row['bapo/reevaluated'] > 0 for row in rows[first:])
+    assert rows[-1]['rollout/reused_total'] == total(rows, 'bapo/replay_groups') > 0
+    assert max(abs(row['actor/trace_loss']) for row in rows) > 0 and rows[-1]['staleness/max'] == 0
+    assert rows[-1]['buffer/exgrpo/retired'] > 0
+
+
 def dots_acted(rows):
     """Half of each batch is replayed from step 2 on; every second step asks references, which are not trained on unless chosen."""
     assert all(row['bapo/x1_groups'] == 4 for row in rows) and [row.get('bapo/replay_groups', 0) for row in rows] == [0, *[4] * 19]
@@ -61,6 +72,7 @@ LONG = {
     'dots': ({'prompts__dots__references': 24, 'prompts__dots__embeddings': str(ROOT / 'configs' / 'quickstart_base')}, dots_acted),
     'fifo': ({'replay__fifo__ratio': 2, 'replay__fifo__capacity': 24}, fifo_acted),
     'freshper': ({'replay__freshper__capacity': 80, 'replay__freshper__tau': 5.0}, freshper_acted),
+    'exgrpo': ({'task__limit': 16, 'replay__exgrpo__start_above': 0.25}, exgrpo_acted),
 }  # fmt: skip
 
 

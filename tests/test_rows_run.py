@@ -28,6 +28,7 @@ SMALL = {
     'repo': {'task__limit': 8, 'replay__repo__per_prompt': 4},
     'arpo': {'task__limit': 8},
     'fifo': {'replay__fifo__ratio': 1},
+    'exgrpo': {'task__limit': 8, 'replay__exgrpo__start_above': 0.01},
     **{row: {'replay__reevaluate_every': 2, 'rollout__sync_every': 2} for row in METHODS if row.startswith('ba')},
 }
 SMALL['bapo_posterior'] |= {'replay__posterior__after': 1}
@@ -127,6 +128,10 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
         ('arpo', {'replay__arpo__per_prompt': 0}, r'replay\.arpo\.per_prompt=0 must be at least 1'),
         ('fifo', {'replay__fresh_filter': 'range'}, r"replay\.kind=fifo.*set replay\.fresh_filter=none \(not 'range'\)"),
         ('fifo', {'replay__fifo__capacity': 15}, r'replay\.fifo\.capacity=15 is smaller than a batch of replay\.fifo\.ratio=2 × .*=8'),
+        ('exgrpo', {'learner__traces__loss': 'none'}, r'replay\.kind=exgrpo makes traces .* set learner\.traces\.loss=shaped'),
+        ('exgrpo', {'rollout__mixture__share': 0.4}, r'rollout\.mixture\.share=0\.4 does not support re-evaluation.*than exgrpo'),
+        ('exgrpo', {'replay__exgrpo__share': 1.0}, r'replay\.exgrpo\.share=1\.0 must be in \[0, 1\)'),
+        ('exgrpo', {'replay__use_x3': True}, r'replay\.kind=exgrpo.*replay\.use_x3=False'),
         ('freshper', {'replay__freshper__base': 'td'}, r"replay\.freshper\.base='td' is unknown; choose one of advantage, reward"),
         ('freshper', {'replay__freshper__tau': 0.0}, r'replay\.freshper\.tau=0\.0 must be positive'),
         ('mopps', {'prompts__mopps__target': 1.0}, r'prompts\.mopps\.target=1\.0'),

@@ -80,7 +80,7 @@ REPLAY_FIELDS = {
     'kind': Field('bapo', or_own(*KINDS), HELD,
         "how batches are built: bapo (Algorithm 1; GRPO if its parts are off), repo (replay of a prompt's "
         'earlier responses), arpo (a success in a failed group), fifo (uniform), freshper (prioritised), '
-        'rollout_replay (fewer fresh groups, and recent ones)'),
+        'exgrpo (groups led by a success), rollout_replay (fewer fresh groups, and recent ones)'),
     'fresh_filter': Field('gaussian', or_own(*FILTERS), AMEND,
         'X1: none, range (drop groups that are all right or all wrong), gaussian(.5, .2), uniform(.6)'),
     'use_x2': Field(True, SWITCH, AMEND, 'train on improved hard prompts'),
@@ -143,6 +143,13 @@ REPLAY_FIELDS = {
         'alpha': Field(0.6, NOT_NEGATIVE, AMEND, 'α: a group is drawn with P ∝ priority^α; 0: uniformly'),
         'beta': Field(0.4, NOT_NEGATIVE, AMEND,
             'β: token weights of an earlier group are multiplied by (N P)^-β / its maximum; 0: by 1'),
+    },
+    'exgrpo': {
+        'share': Field(0.5, share('a share of the groups of a batch'), HELD,
+            'ρ: the largest share of groups that a stored success leads'),
+        'start_above': Field(0.35, share('a share of responses'), HELD,
+            'successes are stored once more than this share of the responses of a batch is correct'),
+        'per_prompt': Field(32, AT_LEAST_1, HELD, 'correct responses kept per prompt, FIFO'),
     },
     'rollout_replay': {
         'fresh': Field(0, AT_LEAST_1, HELD, 'fresh prompts per step; 0: half of learner.batch_groups'),

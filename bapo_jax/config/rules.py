@@ -11,6 +11,7 @@ from bapo_jax.config.rollout_rules import check_rollout
 from bapo_jax.machine.terminal import without_passwords
 from bapo_jax.methods import METHODS
 from bapo_jax.own.method import is_own
+from bapo_jax.replay.exgrpo import led_groups
 from bapo_jax.replay.failures import LAGS
 from bapo_jax.replay.kinds import OTHER_KINDS
 from bapo_jax.replay.thresholds import TOLERANCE
@@ -69,15 +70,15 @@ def check_prompts(c: ConfigDict, need: Need) -> None:
         'second, such as (0.6, 0.8)',
     )
     need(
-        p.selector != 'adaprefix' or (r.kind not in ('repo', 'arpo') and not r.use_x2),
+        p.selector != 'adaprefix' or (r.kind not in ('repo', 'arpo', 'exgrpo') and not r.use_x2),
         "prompts.selector=adaprefix: a prompt's groups continue prefixes of different lengths, so they are "
         'not comparable; set replay.kind=bapo and replay.use_x2=False',
     )
     need(
         (p.selector not in ('adaprefix', 'dots') and r.kind != 'rollout_replay')
         or (c.rollout.refill_batches == 1 and c.rollout.step_share == 1),
-        f'prompts.selector={p.selector} with replay.kind={r.kind} draws prompts once a step, and needs all of '
-        f'their groups in that step; set rollout.refill_batches=1 (not {c.rollout.refill_batches}) and '
+        f'prompts.selector={p.selector} with replay.kind={r.kind} draws prompts once a step, and needs all '
+        f'groups in that step; set rollout.refill_batches=1 (not {c.rollout.refill_batches}) and '
         f'rollout.step_share=1.0 (not {c.rollout.step_share})',
     )
     need(
@@ -99,6 +100,11 @@ def check_replay(c: ConfigDict, need: Need) -> None:
         f'replay.fifo.capacity={p.fifo.capacity} is smaller than a batch of replay.fifo.ratio={p.fifo.ratio} '
         f'× learner.batch_groups={c.learner.batch_groups} groups, so nothing would be trained; raise it, or '
         'lower replay.fifo.ratio',
+    )
+    need(
+        p.kind != 'exgrpo' or c.learner.traces.loss != 'none',
+        'replay.kind=exgrpo makes traces of stored responses, and learner.traces.loss=none trains on none; '
+        'set learner.traces.loss=shaped',
     )
     need(
         p.kind != 'rollout_replay' or p.rollout_replay.fresh <= c.learner.batch_groups,
@@ -140,8 +146,13 @@ def full_batch_updates(c: ConfigDict) -> int:
     fewer, and so has a method after its switch_step. It is 0 if the number of steps depends on the data
     (`epochs`).
     """
-    of_fresh = {'fifo': c.replay.fifo.ratio, 'freshper': 1 + c.replay.freshper.ratio}.get(c.replay.kind, 1)
-    a_pass = -(-of_fresh * c.learner.batch_groups // max(1, c.learner.mini_batch_groups))  # 0: refused later
+    B, p = c.learner.batch_groups, c.replay
+    groups = {
+        'fifo': p.fifo.ratio * B,
+        'freshper': (1 + p.freshper.ratio) * B,
+        'exgrpo': B + led_groups(B, min(p.exgrpo.share, 0.99)),
+    }.get(p.kind, B)
+    a_pass = -(-groups // max(1, c.learner.mini_batch_groups))  # 0 is refused later
     return c.steps * a_pass * c.learner.passes_per_batch
 
 

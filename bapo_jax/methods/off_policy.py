@@ -50,6 +50,21 @@ OFF_POLICY: dict[str, Method] = {
         learning={'learner.anchor': 'behaviour', 'learner.kl_target': 'none'},
         of_task={},
     ),
+    'exgrpo': GRPO.but(
+        'ExGRPO: asks solved prompts again, and lets a likely earlier success lead the group, with a shaped '
+        'loss; rewards centred; no clip, no KL',
+        'arXiv 2510.02245 and its code',
+        batch={'replay.kind': 'exgrpo', 'replay.exgrpo.share': 0.5, 'replay.exgrpo.start_above': 0.35},
+        learning={
+            'learner.surrogate': 'unclipped',
+            'learner.traces.loss': 'shaped',
+            'learner.traces.gamma': 0.1,
+            'learner.advantage': 'centred',
+            'learner.aggregation': 'seq_mean_token_sum',
+            'learner.kl_target': 'none',
+        },
+        of_task={},
+    ),
     'dots': GRPO.but(
         'DOTS and rollout replay: prompts with a success rate near 1/2, predicted from references; half of a '
         'batch is replayed',

@@ -32,6 +32,10 @@ class Histories:
         kept = group if old is None else joined(old, group)
         self._groups[group.prompt.id] = taken(kept, range(kept.size)[-self._per_prompt :])
 
+    def drop(self, prompt_id: int) -> None:
+        """Forgets the history of a prompt, if there is one."""
+        self._groups.pop(prompt_id, None)
+
     def metrics(self) -> dict[str, int]:
         """Returns the numbers of prompts and responses, and the bytes of their tokens and log-probs."""
         groups = self._groups.values()

@@ -9,6 +9,7 @@ from bapo_jax.own.method import is_own, load_own
 from bapo_jax.replay.arpo import Arpo
 from bapo_jax.replay.bapo import Bapo
 from bapo_jax.replay.continuations import Continuations, Solve
+from bapo_jax.replay.exgrpo import Exgrpo
 from bapo_jax.replay.fifo import Fifo
 from bapo_jax.replay.freshper import Freshper
 from bapo_jax.replay.posterior import Posterior
@@ -23,6 +24,7 @@ OTHER_KINDS = {
     'arpo': Arpo,
     'fifo': Fifo,
     'freshper': Freshper,
+    'exgrpo': Exgrpo,
     'rollout_replay': RolloutReplay,
 }
 KINDS = ('bapo', *OTHER_KINDS)

@@ -75,20 +75,9 @@ class Rollouts:
 
         `logprobs` computes the trainer's log-probs, with which the servers' are compared.
         """
-        self._engine, self._policies, self._hosts, self._logprobs, self._probe = (
-            engine,
-            policies,
-            hosts,
-            logprobs,
-            probe,
-        )
-        self._tokenizer, self._selector, self._schedule, self._config, self._reward = (
-            tokenizer,
-            selector,
-            schedule,
-            config,
-            reward,
-        )
+        self._engine, self._policies, self._hosts = engine, policies, hosts
+        self._logprobs, self._probe, self._tokenizer = logprobs, probe, tokenizer
+        self._selector, self._schedule, self._config, self._reward = selector, schedule, config, reward
         # A step's prompts may depend on the results of the step before, or of its own first wave.
         self._in_turn = (
             selector.learns or config.rollout.refill_batches > 1 or config.rollout.mixture.share > 0

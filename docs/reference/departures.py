@@ -320,6 +320,14 @@ ROWS = (
         "fresh and earlier groups in shuffled mini-batches; GRPO. The paper's text is unread: only the code was",
     ),
     RowDeparture(
+        'exgrpo', 'half of 128 prompts are replayed, each asked for 7 responses; the trace of lowest entropy; no limit per prompt; solved '
+        'prompts are no longer drawn; GRPO with a clip before the start; log-probs recomputed when a success is stored; entropy bonus on '
+        'traces; a step with a gradient above 500 is skipped',
+        'up to B groups are added to the B fresh ones, each asked for G responses, of which the first is dropped; the lowest mean -log '
+        'π_θ of the stored tokens; 32 per prompt; solved prompts are drawn but not stored; no clip at all; log-probs as sampled; no '
+        "bonus on traces. The paper's text is unread: only the code was",
+    ),
+    RowDeparture(
         'dots',
         'embeddings of the question by Qwen2.5-Math-1.5B-Instruct, with projections, temperature and bias trained beforehand on success '
         'rates of several policies; the affine fit includes each reference among its own neighbours; a first cycle of full fresh '

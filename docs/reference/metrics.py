@@ -64,7 +64,7 @@ TABLE: dict[str, tuple[Metric, ...]] = {
         M('bapo/replay/weight', 'share', 'mean factor of the token weights of replayed groups', 'freshper; 1 if all have the same priority'),
         M(
             'bapo/batch_groups', 'groups', 'all groups of the batch',
-            'at most learner.batch_groups (RePO, fifo, freshper: twice that)',
+            'at most learner.batch_groups (RePO, fifo, freshper, exgrpo: twice that)',
         ),
         M(
             'bapo/discarded/filtered', 'groups', 'fresh groups that the filter kept out of X1',
@@ -74,7 +74,7 @@ TABLE: dict[str, tuple[Metric, ...]] = {
             'bapo/discarded/infra_error', 'groups', 'fresh groups without responses or whose verifier failed',
             '0; otherwise check verifier and servers',
         ),
-        M('bapo/reevaluated', 'groups', 'hard prompts re-evaluated', '0 except every replay.reevaluate_every steps'),
+        M('bapo/reevaluated', 'groups', 'hard prompts re-evaluated', '0 except every replay.reevaluate_every steps; exgrpo: rises after its start'),
         M(
             'bapo/improved', 'groups', 're-evaluated groups that qualify for X2',
             'at most bapo/reevaluated; if always 0, X2 wastes its responses',
@@ -145,13 +145,16 @@ TABLE: dict[str, tuple[Metric, ...]] = {
             'high: below replay.high_recent_steps; bad: a steady rise means no turnover',
         ),
         M('buffer/{bad,high}/bytes', 'bytes', 'size of token and log-prob arrays', 'bounded by the capacity'),
-        M('buffer/{repo,arpo}/prompts', 'prompts', 'prompts with stored responses', 'grows until every prompt was drawn, or solved'),
-        M('buffer/{repo,arpo}/responses', 'responses', 'stored responses', 'at most per_prompt of each prompt'),
+        M('buffer/{repo,arpo,exgrpo}/prompts', 'prompts', 'prompts with stored responses', 'grows until every prompt was drawn, or solved'),
+        M('buffer/{repo,arpo,exgrpo}/responses', 'responses', 'stored responses', 'at most per_prompt of each prompt'),
         M('buffer/{fifo,freshper,rollout_replay}/groups', 'groups', 'stored groups', 'at most the capacity'),
-        M('buffer/{repo,arpo,fifo,freshper,rollout_replay}/bytes', 'bytes', 'size of their token and log-prob arrays', 'grows with them; watch host memory'),
+        M('buffer/{repo,arpo,fifo,freshper,exgrpo,rollout_replay}/bytes', 'bytes', 'size of their token and log-prob arrays', 'grows with them; watch host memory'),
+        M('buffer/exgrpo/started', '0 or 1', 'whether successes are stored', '1 once the accuracy exceeded replay.exgrpo.start_above'),
+        M('buffer/exgrpo/retired', 'prompts', 'prompts of which a whole group was correct', 'grows; their successes are not stored'),
     ),
     'Update: means over mini-batches': (
         M('actor/pg_loss', 'loss', 'policy loss', 'near 0, of either sign; no measure of progress'),
+        M('actor/trace_loss', 'loss', 'loss of the tokens of traces', 'near 0; 0 without traces in the batch'),
         M('actor/kl_loss', 'nats/token', 'KL estimate to the reference policy', 'rises slowly, or 0 without a reference'),
         M(
             'actor/entropy', 'nats/token', "entropy of the policy's next token",

@@ -9,6 +9,7 @@ from bapo_jax.replay.arpo import Arpo
 from bapo_jax.replay.bapo import Bapo
 from bapo_jax.replay.buffer import ReplayBuffer
 from bapo_jax.replay.continuations import Continuations
+from bapo_jax.replay.exgrpo import Exgrpo
 from bapo_jax.replay.fifo import Fifo
 from bapo_jax.replay.freshper import Freshper
 from bapo_jax.replay.kinds import KINDS, OTHER_KINDS, make_replay, make_retries
@@ -37,7 +38,7 @@ def test_a_name_builds_what_it_says():
     for kind in KINDS:
         config = resolve(config_of(row_of(kind)))
         built[config.replay.kind] = type(make_replay(config, 100, lambda step: False, None))
-    assert built == {'bapo': Bapo, 'repo': Repo, 'arpo': Arpo, 'fifo': Fifo, 'freshper': Freshper, 'rollout_replay': RolloutReplay}
+    assert built == {'bapo': Bapo, 'repo': Repo, 'arpo': Arpo, 'fifo': Fifo, 'freshper': Freshper, 'exgrpo': Exgrpo, 'rollout_replay': RolloutReplay}
     assert set(KINDS) == built.keys()
 
 
@@ -58,7 +59,7 @@ def test_a_posterior_waits_for_an_epoch_or_as_many_steps_as_are_wanted(after, pr
 
 
 def test_an_unknown_name_is_refused_with_the_choices():
-    with pytest.raises(ValueError, match=r"replay\.kind='lifo' is unknown; choose one of bapo, repo, arpo, fifo, freshper, rollout_replay"):
+    with pytest.raises(ValueError, match=r"replay\.kind='lifo' is unknown; choose one of bapo, repo, arpo, fifo, freshper, exgrpo, rollout_replay"):
         resolve(config_of('bapo', kind='lifo'))
 
 
