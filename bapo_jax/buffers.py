@@ -36,6 +36,7 @@ from bapo_jax.replay.buffer import BadEntry, ReplayBuffer
 from bapo_jax.replay.fifo import Fifo
 from bapo_jax.replay.freshper import Freshper
 from bapo_jax.replay.kinds import OTHER_KINDS
+from bapo_jax.replay.rollout_replay import RolloutReplay
 from bapo_jax.run.checkpoint import read_replay
 from bapo_jax.run.directory import commits_in, read_run_config, settings_of
 from bapo_jax.run.log.metrics import read_metrics
@@ -179,7 +180,7 @@ def history_tables(history: Mapping[int, Group], per_prompt: int, step: int) -> 
     ]
 
 
-def newest_tables(replay: Fifo | Freshper, capacity: int, step: int) -> list[Table]:
+def newest_tables(replay: Fifo | Freshper | RolloutReplay, capacity: int, step: int) -> list[Table]:
     """Tables of contents, ages, accuracy and use of a memory of the newest groups."""
     groups = replay.groups
     accuracy, uses = Counter((g.correct, g.size) for g in groups), Counter(replay.uses)

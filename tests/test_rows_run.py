@@ -22,6 +22,8 @@ pytestmark = pytest.mark.slow
 # What lets a row's parts act within two steps.
 SMALL = {
     'mopps': {'prompts__mopps__candidates': 3},
+    'dots': {'prompts__dots__references': 12, 'prompts__dots__temperature': 0.05},
+    'adaprefix': {'replay__given_by': 'solver', 'rollout__max_response_tokens': 40, 'learner__row_tokens': 56},
     'remix': {'learner__switch_step': 1},
     'repo': {'task__limit': 8, 'replay__repo__per_prompt': 4},
     'arpo': {'task__limit': 8},
@@ -53,7 +55,7 @@ def row_config(method, base):
         'learner__slot_tokens': 0, 'learner__row_tokens': 24,
         'steps': 2, 'checkpoint__every': 1, 'checkpoint__keep': 3, 'log__theory_every': 2,
     }  # fmt: skip
-    config = small_config(method, base, **changes, **SMALL.get(method, {}))
+    config = small_config(method, base, **changes | SMALL.get(method, {}))
     config.evaluate.benchmarks, config.evaluate.track_prompts, config.log.rollouts_every = (), 0, 0
     return config
 
@@ -146,6 +148,15 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
         ('bapo_posterior', {'replay__reevaluate': 'likeliest'}, r'replay\.reevaluate'),
         ('bapo_posterior', {'replay__posterior__pool_within': -0.1}, r'replay\.posterior\.pool_within'),
         ('bapo', {'rollout__sync_phase': 'late'}, r'rollout\.sync_phase'),
+        ('adaprefix', {'prompts__adaprefix__withdrawal': (0.8, 0.6)}, r'prompts\.adaprefix\.withdrawal=\(0\.8, 0\.6\)'),
+        ('adaprefix', {'replay__use_x2': True}, r'prompts\.selector=adaprefix.*replay\.kind=bapo and replay\.use_x2=False'),
+        ('adaprefix', {'rollout__refill_batches': 2, 'rollout__overlap': False}, r'prompts\.selector=adaprefix.*rollout\.refill_batches=1'),
+        ('adaprefix', {'replay__given_by': 'solver', 'task__template': 'tinyzero'}, r'replay\.given_by=solver: .*countdown only has solutions for the templates compact'),
+        ('dots', {'prompts__dots__temperature': 0.0}, r'prompts\.dots\.temperature=0\.0 must be positive'),
+        ('dots', {'prompts__dots__cycle': 20}, r'60 training prompts are fewer than those of prompts\.dots\.cycle=20 steps with 4 prompts'),
+        ('dots', {'replay__kind': 'repo'}, r'prompts\.selector=dots: replay\.kind=repo would also train .*; set replay\.kind=rollout_replay, or bapo'),
+        ('dots', {'replay__use_x3': True}, r'replay\.kind=rollout_replay.*replay\.use_x3=False'),
+        ('dots', {'replay__rollout_replay__fresh': 9}, r'replay\.rollout_replay\.fresh=9 exceeds learner\.batch_groups=8'),
         ('ppo', {'critic__gae': (1.0, 1.5)}, r'critic\.gae=\(1\.0, 1\.5\)'),
         ('dapo', {'task__overlong_share': 1.0}, r'task\.overlong_share=1\.0'),
     ],

@@ -80,7 +80,7 @@ REPLAY_FIELDS = {
     'kind': Field('bapo', or_own(*KINDS), HELD,
         "how batches are built: bapo (Algorithm 1; GRPO if its parts are off), repo (replay of a prompt's "
         'earlier responses), arpo (a success in a failed group), fifo (uniform), freshper (prioritised), '
-        'exgrpo (groups led by a success)'),
+        'exgrpo (groups led by a success), rollout_replay (fewer fresh groups, and recent ones)'),
     'fresh_filter': Field('gaussian', or_own(*FILTERS), AMEND,
         'X1: none, range (drop groups that are all right or all wrong), gaussian(.5, .2), uniform(.6)'),
     'use_x2': Field(True, SWITCH, AMEND, 'train on improved hard prompts'),
@@ -95,7 +95,8 @@ REPLAY_FIELDS = {
             'pool with the earlier group if the mean |log ratio| per token is at most this; 0: never'),
     },
     'given_by': Field('policy', names(GIVEN_BY), AMEND,
-        "continue: source of the given prefix: a correct response of the policy, or the task's solver"),
+        "continue, adaprefix: source of the given prefix: a correct response of the policy, or the task's "
+        'solver'),
     'c1': Field(1 / 8, share(''), AMEND,
         'a group with accuracy <= c1 is hard; a re-evaluated one with c1 < accuracy < 1 enters X2'),
     'improved_rule': Field('threshold', names(RULES), AMEND,
@@ -149,6 +150,10 @@ REPLAY_FIELDS = {
         'start_above': Field(0.35, share('a share of responses'), HELD,
             'successes are stored once more than this share of the responses of a batch is correct'),
         'per_prompt': Field(32, AT_LEAST_1, HELD, 'correct responses kept per prompt, FIFO'),
+    },
+    'rollout_replay': {
+        'fresh': Field(0, AT_LEAST_1, HELD, 'fresh prompts per step; 0: half of learner.batch_groups'),
+        'capacity': Field(0, AT_LEAST_1, HELD, 'groups kept, FIFO; 0: learner.batch_groups'),
     },
 }
 

@@ -98,6 +98,26 @@ OFF_POLICY: dict[str, Method] = {
         },
         of_task={},
     ),
+    'dots': GRPO.but(
+        'DOTS and rollout replay: prompts with a success rate near 1/2, predicted from references; half of a '
+        'batch is replayed',
+        'arXiv 2506.05316 and its code',
+        prompts={
+            'prompts.selector': 'dots',
+            'prompts.dots.references': 256,
+            'prompts.dots.cycle': 2,
+            'prompts.dots.temperature': 1e-3,
+        },
+        batch={'replay.kind': 'rollout_replay'},
+        # The code clips π_θ / α to π_prox / α · [1 - ε, 1 + ε]: PPO's term times π_prox / α, uncapped.
+        learning={
+            'learner.anchor': 'decoupled',
+            'learner.importance_cap': 1e6,
+            'learner.dual_clip': 0.0,
+            'learner.kl_target': 'none',
+        },
+        of_task={},
+    ),
     'remix': GRPO.but(
         'ReMix: recent policies answer 0.4 of the prompts; two passes per batch; KL to base and last policy; '
         'GRPO after step 50',

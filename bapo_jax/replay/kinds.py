@@ -16,9 +16,17 @@ from bapo_jax.replay.posterior import Posterior
 from bapo_jax.replay.protocol import Replay
 from bapo_jax.replay.repo import Repo
 from bapo_jax.replay.retries import Retries, Uniform
+from bapo_jax.replay.rollout_replay import RolloutReplay
 
 # Kinds whose replay takes the place of all of BAPO's parts: made of (the section `replay`, B).
-OTHER_KINDS = {'repo': Repo, 'arpo': Arpo, 'fifo': Fifo, 'freshper': Freshper, 'exgrpo': Exgrpo}
+OTHER_KINDS = {
+    'repo': Repo,
+    'arpo': Arpo,
+    'fifo': Fifo,
+    'freshper': Freshper,
+    'exgrpo': Exgrpo,
+    'rollout_replay': RolloutReplay,
+}
 KINDS = ('bapo', *OTHER_KINDS)
 REEVALUATE = ('uniform', 'posterior', 'continue')
 GIVEN_BY = ('policy', 'solver')

@@ -298,6 +298,14 @@ ROWS = (
         "Beta(1, 1) prior, the nearest B; the config's mini-batches",
     ),
     RowDeparture(
+        'adaprefix',
+        'a correct reference solution; prefixes adjusted by feedback to a success of one half, calibrated first, later withdrawn '
+        '(read in the abstract only)',
+        'our control law: f ← clip(f + 0.25 (1/2 − k/G), 0, 0.9) for each prompt, from 1/2, without calibration; withdrawn linearly '
+        'between 0.6 and 0.8 of the steps. Prefixes of the newest correct response of the policy, until which '
+        'a prompt is asked plainly, or of the solver with replay.given_by=solver. Cut at a token, and as a share of its tokens',
+    ),
+    RowDeparture(
         'repo', "a prompt's fresh and earlier responses share an optimizer step; λ_off; random retrieval; std + 1e-4; no dual clip",
         'both are groups in shuffled mini-batches, with twice the optimizer steps; λ_off = 1; no random retrieval; std + 1e-6; dual '
         'clip 3',
@@ -328,6 +336,17 @@ ROWS = (
         'up to B groups are added to the B fresh ones, each asked for G responses, of which the first is dropped; the lowest mean -log '
         'π_θ of the stored tokens; 32 per prompt; solved prompts are drawn but not stored; no clip at all; log-probs as sampled; no '
         "bonus on traces. The paper's text is unread: only the code was",
+    ),
+    RowDeparture(
+        'dots',
+        'embeddings of the question by Qwen2.5-Math-1.5B-Instruct, with projections, temperature and bias trained beforehand on success '
+        'rates of several policies; the affine fit includes each reference among its own neighbours; a first cycle of full fresh '
+        'batches without replay; no entropy bonus (read in the code, not in the paper)',
+        'nothing is trained: centred embeddings of the rendered prompt, by default of hashed n-grams of tokens, or of the model '
+        'prompts.dots.embeddings; the fit leaves each reference out of its neighbours, with a slope of at least 0. Half a batch is fresh '
+        'from step 1 on. References are not trained on, as in the code, but one that is chosen in the same step is not asked again. '
+        'The ratio and clip are those of the code, as the weight π_prox / α, capped at 10⁶, times the clipped ratio to π_prox. All '
+        'groups are stored, also all-correct and all-wrong ones; a drawn group stays (the code)',
     ),
     RowDeparture(
         'remix',

@@ -203,6 +203,16 @@ def exgrpo(groups, led=False):
     return np.mean(losses)
 
 
+def dots(groups):
+    """min(r A, clip(r, r_old (1 - ε), r_old (1 + ε)) A) with r = π_θ / μ, r_old = π_old / μ and ε = 0.2; no dual clip."""
+
+    def loss(t, a):
+        ratio, old = np.exp(t.logp - t.behaviour), np.exp(t.proximal - t.behaviour)
+        return -np.minimum(ratio * a, np.clip(ratio, 0.8 * old, 1.2 * old) * a) - ENTROPY * t.entropy
+
+    return token_mean(groups, z, loss)
+
+
 def remix(groups):
     """Step 1: λ = 1, so the KL is to the base alone. The trust region sits around π_k / π_{k-i}."""
 
@@ -288,7 +298,7 @@ STATEMENTS = {
     'dr_grpo': dr_grpo, 'gspo': gspo, 'cispo': cispo, 'maxrl': maxrl, 'ppo': ppo, 'ba_ppo': ba_ppo, 'grpo': grpo,
     'grpo_v5': grpo_v5, 'dapo': dapo, 'mopps': mopps, 'repo': repo, 'remix': remix, 'bapo': bapo, 'bapo_tuned': bapo,
     'bapo_official': bapo_official, 'bapo_mini': bapo_mini, 'bapo_no_x2': bapo, 'bapo_no_x3': bapo, 'bapo_posterior': bapo,
-    'bapo_continue': bapo, 'bapo_guarded': bapo_guarded,
+    'bapo_continue': bapo, 'bapo_guarded': bapo_guarded, 'adaprefix': grpo, 'dots': dots,
     'arpo': arpo, 'fifo': replayed, 'freshper': replayed, 'exgrpo': exgrpo,
 }  # fmt: skip
 # What a row sets to 0 itself, the statement leaves out: here it is set as the row has it.
@@ -419,6 +429,8 @@ def test_remix_is_held_close_to_its_new_base_alone_after_the_switch():
                 'learner.kl_target': 'reference',
             },
         ),
+        ('adaprefix', {}),
+        ('dots', {'learner.anchor': 'proximal', 'learner.dual_clip': 3.0, 'learner.kl_target': 'reference'}),
         ('maxrl', {'learner.advantage': 'group_std', 'learner.kl_target': 'reference'}),
         ('repo', {'learner.anchor': 'proximal', 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),
         ('arpo', {'learner.clip_high': 0.2, 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),
