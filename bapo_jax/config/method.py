@@ -195,9 +195,9 @@ LEARNER_FIELDS = {
     'ratio_level': Field('token', one_of('token', 'sequence', 'response'), AMEND,
         'level of the importance ratio: per token, per sequence (the geometric mean: GSPO), or per response '
         '(the product)'),
-    'surrogate': Field('clip', or_own('clip', 'cispo', 'unclipped', 'regression'), AMEND,
-        'the policy-gradient loss: clip (PPO), cispo, unclipped (importance ratio times advantage), '
-        'regression (Kimi k1.5)'),
+    'surrogate': Field('clip', or_own('clip', 'cispo', 'binary_tv', 'unclipped', 'regression'), AMEND,
+        'the policy-gradient loss: clip (PPO), cispo, binary_tv (DPPO), unclipped (importance ratio times '
+        'advantage), regression (Kimi k1.5)'),
     'tau': Field(0.01, POSITIVE, AMEND, 'regression: τ, the weight of the squared log ratio of a response'),
     'traces': {
         'loss': Field('none', one_of('none', 'shaped', 'cross_entropy'), HELD,
@@ -207,12 +207,22 @@ LEARNER_FIELDS = {
         'coef': Field(1.0, POSITIVE, AMEND, 'cross_entropy: weight of its token mean'),
     },
     'clip_low': Field(0.2, POSITIVE, AMEND,
-        'trust region [1 - clip_low, 1 + clip_high] of the importance ratio'),
+        'trust region [1 - clip_low, 1 + clip_high] of the importance ratio (binary_tv: [-clip_low, '
+        "clip_high] of the change of a token's probability)"),
     'clip_high': Field(0.2, POSITIVE, AMEND, 'its upper end'),
     'clip_centre': Field('one', one_of('one', 'proximal'), AMEND,
         'centre of the trust region: 1, or π_prox / α (proximal: GePPO, ReMix)'),
     'dual_clip': Field(3.0, NOT_NEGATIVE, AMEND,
         'dual clip: upper bound on the loss of a negative advantage, as a multiple of it; 0: off'),
+    'trust': {
+        'kind': Field('fixed', one_of('fixed', 'second_moment', 'staleness', 'success'), AMEND,
+            'the trust region: the same for all tokens (fixed), without stale tokens (second_moment: M2PO), '
+            'narrower for them (staleness: SAT), wider for rare successes (success: GAPO)'),
+        'moment': Field(0.04, POSITIVE, AMEND,
+            'second_moment: τ, largest mean squared log ratio of π_prox to α; older tokens are masked'),
+        'quantile': Field(0.9, share('', 'in (0, 1)'), AMEND,
+            'staleness: tokens beyond this quantile of |log ratio| have a narrower region'),
+    },
     'kl_target': Field('behaviour', one_of('behaviour', 'proximal', 'reference', 'convex', 'none'), HELD,
         'policy of the KL penalty: behaviour (eq. 3), proximal, reference (θ_0), convex (reference and '
         'previous), none'),
@@ -223,7 +233,8 @@ LEARNER_FIELDS = {
     'aggregation': Field('token_mean',
         one_of('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum'), AMEND,
         'reduction over a mini-batch; seq_mean_token_mean is eq. 1 [centre; sequence_mean]'),
-    'advantage': Field('group_std', or_own('group_std', 'paper_eq2', 'centred', 'over_mean', 'gae'), HELD,
+    'advantage': Field('group_std',
+        or_own('group_std', 'paper_eq2', 'centred', 'over_mean', 'focal', 'gae'), HELD,
         'group_std: (r - mean) / (std + 1e-6); paper_eq2: with the population variance; gae: from a critic '
         '(PPO)'),
     'row_tokens': Field(0, AT_LEAST_1, COMPUTED,

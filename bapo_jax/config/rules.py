@@ -175,6 +175,16 @@ def check_learner(c: ConfigDict, need: Need) -> None:
         'learner.ratio_level=response and learner.anchor=behaviour',
     )
     need(
+        l.surrogate != 'binary_tv' or l.ratio_level == 'token',
+        'learner.surrogate=binary_tv compares probabilities of tokens, not of responses '
+        f'(learner.ratio_level={l.ratio_level}); set learner.ratio_level=token',
+    )
+    need(
+        l.surrogate != 'binary_tv' or l.clip_centre == 'one',
+        f'learner.surrogate=binary_tv has no clip centre, but learner.clip_centre={l.clip_centre}; set '
+        'learner.clip_centre=one',
+    )
+    need(
         l.schedule.kind == 'constant' or l.schedule.decay_updates > 0,
         f'learner.schedule.kind={l.schedule.kind} has no optimizer steps to decay over: steps={c.steps} '
         f'leaves none after learner.schedule.warmup_updates={l.schedule.warmup_updates}; set '
@@ -200,6 +210,30 @@ def check_learner(c: ConfigDict, need: Need) -> None:
         l.row_tokens >= r.max_prompt_tokens + r.max_response_tokens,
         f'learner.row_tokens={l.row_tokens} is shorter than rollout.max_prompt_tokens + '
         f'rollout.max_response_tokens = {r.max_prompt_tokens + r.max_response_tokens}; raise it',
+    )
+
+
+def check_trust(c: ConfigDict, need: Need) -> None:
+    l = c.learner  # noqa: E741
+    kind = l.trust.kind
+    need(
+        kind not in ('second_moment', 'staleness') or l.anchor != 'proximal',
+        f'learner.trust.kind={kind} measures how far the policy is from the behaviour policy, but '
+        'learner.anchor=proximal leaves that out of the ratio; set learner.anchor=behaviour, or '
+        'learner.trust.kind=fixed',
+    )
+    clips = 'clip', 'cispo', 'binary_tv'
+    need(
+        kind not in ('staleness', 'success') or l.surrogate in clips,
+        f'learner.trust.kind={kind} narrows the clip of a token, but learner.surrogate={l.surrogate} does '
+        f'not read learner.clip_low and clip_high; set learner.surrogate to one of {", ".join(clips)}, or '
+        'learner.trust.kind=fixed',
+    )
+    need(
+        kind != 'success' or l.clip_low < l.clip_high,
+        'learner.trust.kind=success moves the upper end of the clip between '
+        f'learner.clip_low={l.clip_low} and learner.clip_high={l.clip_high}; set learner.clip_high above '
+        'learner.clip_low',
     )
 
 
@@ -265,6 +299,7 @@ CROSS_RULES = (
     check_prompts,
     check_replay,
     check_learner,
+    check_trust,
     check_critic,
     check_mesh,
     check_log,

@@ -15,6 +15,8 @@ import numpy as np
 
 from bapo_jax.groups import Author, Batch, ByGroup
 
+_FOCAL_GAMMA = 0.5  # of 0.5, 1 and 2, the value that F-GRPO's authors selected most often
+
 
 def group_std(rewards: np.ndarray) -> np.ndarray:
     """(r - mean) / (std + 1e-6) with the sample standard deviation (ddof 1), as verl and TRL compute it."""
@@ -44,6 +46,15 @@ def over_mean(rewards: np.ndarray) -> np.ndarray:
     return (rewards - rewards.mean()) / (p + 1e-6)
 
 
+def focal(rewards: np.ndarray) -> np.ndarray:
+    """(1 - p)^γ times `group_std`, with p the success rate of the group (F-GRPO, arXiv 2602.06717).
+
+    p is the mean reward's place between the lowest and the highest reward. γ is 0.5.
+    """
+    p = (rewards.mean() - rewards.min()) / np.ptp(rewards)
+    return (1 - p) ** _FOCAL_GAMMA * group_std(rewards)
+
+
 def token_mean(lengths: np.ndarray, limit: int) -> np.ndarray:
     """Every token of the mini-batch counts alike; the weights of all tokens sum to 1."""
     return np.full(len(lengths), 1.0 / max(1, lengths.sum()))
@@ -64,6 +75,7 @@ ADVANTAGES = {
     'paper_eq2': paper_eq2,
     'centred': centred,
     'over_mean': over_mean,
+    'focal': focal,
 }
 AGGREGATIONS = {
     'token_mean': token_mean,

@@ -20,7 +20,7 @@ from bapo_jax.groups import X1, Batch, ByGroup, Prompt, lanes_of
 from bapo_jax.learner import credit
 from bapo_jax.learner.critic import CRITIC, critic_loss, critic_scores, pack_targets, value_metrics
 from bapo_jax.learner.logprobs import Compute
-from bapo_jax.learner.mini_batch import MiniBatch, Rows, blank_rows
+from bapo_jax.learner.mini_batch import MiniBatch, Rows
 from bapo_jax.learner.objective import (
     BEFORE,
     PROXIMAL,
@@ -38,6 +38,7 @@ from bapo_jax.learner.score import as_shipped
 from bapo_jax.learner.speed import update_speed
 from bapo_jax.learner.sums import means
 from bapo_jax.learner.trainee import Trainee
+from bapo_jax.learner.trust import factors_of
 from bapo_jax.learner.update import TrainState
 from bapo_jax.models import kernels
 from bapo_jax.models.decoder import ModelConfig
@@ -293,10 +294,8 @@ class Learner:
             sharding = row_sharding(self.mesh, len(axes) - 2)
             return jax.ShapeDtypeStruct((*axes, *x.shape[len(axes) :]), x.dtype, sharding=sharding)
 
-        rows = jax.tree.map(
-            lambda x: abstract(x, *shape),
-            blank_rows((0, 0, 0), bool(grids), self.objective.roles, self.objective.weights),
-        )
+        blank = self.objective.blank_rows((0, 0, 0), bool(grids))
+        rows = jax.tree.map(lambda x: abstract(x, *shape), blank)
         pixels = None
         if grids:
             of_tower = tower_rows(grids, self.model.vision, self._row_devices)
@@ -336,4 +335,6 @@ class Learner:
             role: [scores[role][i] for i in part.indices] if role in scores else nothing
             for role in self.objective.roles
         }
-        return pack(part, lanes, [advantage[i] for i in part.indices], weight, role_scores)
+        advantage = [advantage[i] for i in part.indices]
+        factors = factors_of(self._config, part.batch, advantage, role_scores.get(PROXIMAL))
+        return pack(part, lanes, advantage, weight, role_scores, factors)

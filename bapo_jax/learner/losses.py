@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 _LOG_RATIO_LIMIT = 20.0  # exp(20) is far beyond any trust region; larger values only overflow
+_MOST_WEIGHT = 20.0  # C of `binary_tv`: the paper wants it large; verl's code falls back to 20
 
 
 class Tokens(NamedTuple):
@@ -36,8 +37,8 @@ class Clip(NamedTuple):
     `dual` bounds the loss of negative advantages; None means no bound.
     """
 
-    low: float
-    high: float
+    low: float | jax.Array  # an array has one number per token
+    high: float | jax.Array
     dual: float | None
 
 
@@ -67,6 +68,22 @@ def cispo(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
     inside_RxT = jnp.clip(tokens.ratio_RxT, tokens.centre_RxT - clip.low, tokens.centre_RxT + clip.high)
     loss_RxT = -jax.lax.stop_gradient(inside_RxT) * tokens.advantage_RxT * tokens.logp_RxT
     return loss_RxT, inside_RxT != tokens.ratio_RxT
+
+
+def binary_tv(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
+    """-sg(min(ρ, C)) A log π_θ, but 0 where π_θ is too far from the anchor (DPPO, arXiv 2602.04879).
+
+    Too far means π_θ - anchor > ε_high if A > 0, and < -ε_low if A < 0. These are the token's probabilities:
+    the difference is the total variation of (p, 1 - p), which the paper calls Binary-TV. ρ must be per token.
+    """
+    p_RxT = jax.lax.stop_gradient(jnp.exp(tokens.logp_RxT))
+    weight_RxT = jax.lax.stop_gradient(tokens.ratio_RxT)
+    moved_RxT = p_RxT - p_RxT / weight_RxT
+    risen_RxT = (tokens.advantage_RxT > 0) & (moved_RxT > clip.high)
+    fallen_RxT = (tokens.advantage_RxT < 0) & (moved_RxT < -clip.low)
+    held_RxT = risen_RxT | fallen_RxT
+    loss_RxT = -jnp.minimum(weight_RxT, _MOST_WEIGHT) * tokens.advantage_RxT * tokens.logp_RxT
+    return jnp.where(held_RxT, 0.0, loss_RxT), held_RxT
 
 
 def unclipped(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
@@ -166,6 +183,11 @@ def total_variation(logp_RxT: jax.Array, behaviour_logp_RxT: jax.Array) -> jax.A
     return 1.0 - jnp.exp(jnp.minimum(logp_RxT - behaviour_logp_RxT, 0.0))
 
 
-SURROGATES: dict[str, Surrogate] = {'clip': clipped, 'cispo': cispo, 'unclipped': unclipped}
+SURROGATES: dict[str, Surrogate] = {
+    'clip': clipped,
+    'cispo': cispo,
+    'binary_tv': binary_tv,
+    'unclipped': unclipped,
+}
 RATIO_LEVELS = {'token': token_level, 'sequence': sequence_level, 'response': response_level}
 IMPORTANCE_WEIGHTS = {'truncate': truncated_weight, 'mask': masked_weight}

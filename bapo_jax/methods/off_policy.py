@@ -118,6 +118,34 @@ OFF_POLICY: dict[str, Method] = {
         },
         of_task={},
     ),
+    'm2po': GRPO.but(
+        'M2PO: importance sampling without a clip, and without the tokens that moved farthest from the '
+        'behaviour policy; no KL, no entropy bonus',
+        "arXiv 2510.01161, Algorithm 1; its authors' script",
+        schedule={'rollout.sync_every': 5},
+        learning={
+            'learner.trust.kind': 'second_moment',
+            'learner.trust.moment': 0.04,
+            'learner.surrogate': 'unclipped',
+            'learner.anchor': 'behaviour',
+            'learner.kl_target': 'none',
+            'learner.entropy_coef': 0.0,
+        },
+        of_task={},
+    ),
+    'sat': GRPO.but(
+        'SAT: a narrower clip for the tenth of tokens that moved farthest from the behaviour policy; no KL',
+        'arXiv 2607.18722',
+        schedule={'rollout.sync_every': 8},
+        learning={
+            'learner.trust.kind': 'staleness',
+            'learner.trust.quantile': 0.9,
+            'learner.anchor': 'behaviour',
+            'learner.dual_clip': 0.0,
+            'learner.kl_target': 'none',
+        },
+        of_task={},
+    ),
     'remix': GRPO.but(
         'ReMix: recent policies answer 0.4 of the prompts; two passes per batch; KL to base and last policy; '
         'GRPO after step 50',

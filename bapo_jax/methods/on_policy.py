@@ -78,6 +78,47 @@ ON_POLICY: dict[str, Method] = {
         },
         of_task={},
     ),
+    'f_grpo': GRPO.but(
+        'F-GRPO: prompts that the policy mostly solves count less: advantages times (1 - success rate)^0.5; '
+        'no KL',
+        'arXiv 2602.06717',
+        learning={'learner.advantage': 'focal', 'learner.kl_target': 'none'},
+        of_task={},
+    ),
+    'dppo': GRPO.but(
+        "DPPO: no gradient where a token's probability has moved too far, instead of its ratio; no KL, no "
+        'entropy bonus',
+        "arXiv 2602.04879, Binary-TV, and its authors' recipe",
+        learning={
+            'learner.surrogate': 'binary_tv',
+            'learner.anchor': 'behaviour',
+            'learner.clip_low': 0.15,
+            'learner.clip_high': 0.15,
+            'learner.dual_clip': 0.0,
+            'learner.advantage': 'centred',
+            'learner.aggregation': 'seq_mean_token_sum',
+            'learner.kl_target': 'none',
+            'learner.entropy_coef': 0.0,
+        },
+        of_task={},
+    ),
+    'gapo': GRPO.but(
+        'GAPO: the fewer responses of a group are correct, the higher the upper end of their clip; '
+        'importance ratio per response; no KL, no entropy bonus',
+        'arXiv 2609.00444',
+        learning={
+            'learner.trust.kind': 'success',
+            'learner.ratio_level': 'sequence',
+            'learner.clip_low': 3e-3,
+            'learner.clip_high': 5e-3,
+            'learner.dual_clip': 0.0,
+            'learner.advantage': 'centred',
+            'learner.aggregation': 'seq_mean_token_mean',
+            'learner.kl_target': 'none',
+            'learner.entropy_coef': 0.0,
+        },
+        of_task={},
+    ),
     'mopps': GRPO.but(
         'MoPPS: chooses, from 16 batches of candidates, the prompts whose Thompson-sampled success rate is '
         'closest to 0.5',

@@ -245,7 +245,7 @@ DEPARTURES = (
 ROWS = (
     RowDeparture(
         'all rows', 'own batch sizes, learning rates, warm-up, weight decay, entropy bonus, response limits',
-        "those of the task's config; only dapo turns the entropy bonus off",
+        "those of the task's config; only dapo, dppo, gapo and m2po turn the entropy bonus off",
     ),
     RowDeparture(
         'grpo', 'mean over responses of the mean over tokens (DeepSeekMath)',
@@ -278,6 +278,20 @@ ROWS = (
         'maxrl', 'the mean over successful responses, or (r − mean) / mean',
         'the second, with mean + 1e-6, clipped, dual clip 3. For rewards other than 0 and 1 the mean is that of the positive parts, '
         'at least 1/n',
+    ),
+    RowDeparture(
+        'f_grpo', 'γ of 0.5, 1 or 2, chosen by validation; also with DAPO and CISPO',
+        'γ = 0.5; GRPO alone, with dual clip 3; for rewards other than 0 and 1 the success rate is the place of the mean between the '
+        'lowest and the highest reward of the group',
+    ),
+    RowDeparture(
+        'dppo', "also Binary-KL; the recipe's C is 10,000, its code's 20 or 3 (a larger one is better); the paper's table of bounds: not read",
+        'only Binary-TV, bounds 0.15, C = 20, the ratio to the policy that sampled; the constant of the sum is rollout.max_response_tokens',
+    ),
+    RowDeparture(
+        'gapo', 'known only from summaries: rewards other than 0 and 1 are not defined there; also other bounds, and the token ratio',
+        'bounds 0.003 to 0.005 on the ratio of a response, as for the main result; k counts the correct verdicts, and responses with a '
+        'positive advantage get the wider clip',
     ),
     RowDeparture(
         'dapo',
@@ -347,6 +361,19 @@ ROWS = (
         'from step 1 on. References are not trained on, as in the code, but one that is chosen in the same step is not asked again. '
         'The ratio and clip are those of the code, as the weight π_prox / α, capped at 10⁶, times the clipped ratio to π_prox. All '
         'groups are stored, also all-correct and all-wrong ones; a drawn group stays (the code)',
+    ),
+    RowDeparture(
+        'm2po',
+        "the mask follows π_θ at every optimizer step, over a batch; its authors' code narrows PPO's clip per micro-batch instead; data 256 "
+        'updates old',
+        "Algorithm 1 with the policy at the step's start in place of π_θ, over a mini-batch; v = 5; group_std advantages, token mean",
+    ),
+    RowDeparture(
+        'sat',
+        'known only from summaries, not the exact kernel, KL or entropy bonus; q is taken over a micro-batch under π_θ; a fixed lag of 1 or '
+        '8; also with the ratio of GSPO',
+        "the factor is 1 / (1 + (d/q)²), which jumps from 1 to ½ at q; over a mini-batch, with the policy at the step's start in place of "
+        'π_θ; v = 8, so lags of 0 to 7; the token ratio; no KL',
     ),
     RowDeparture(
         'remix',

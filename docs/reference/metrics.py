@@ -165,6 +165,10 @@ TABLE: dict[str, tuple[Metric, ...]] = {
             'actor/ppo_kl', 'nats/token', "KL estimate to the objective's anchor policy (mean log-ratio)",
             'near 0, of either sign; if large, lower the learning rate',
         ),
+        M(
+            'actor/trust_narrowed', 'share', 'tokens that learner.trust masks, or whose clip it narrows; absent if it is fixed',
+            'second_moment: small, more for older data; staleness: up to 1 - quantile; success: most tokens',
+        ),
         M('actor/grad_norm', 'norm', 'gradient norm, before clipping', 'steady; repeated spikes or 0 are a fault'),
         M('actor/lr', 'rate', 'learning rate of the last optimizer step', 'follows learner.schedule.kind'),
         M(

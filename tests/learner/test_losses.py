@@ -8,6 +8,7 @@ import pytest
 from bapo_jax.learner.losses import (
     Clip,
     Tokens,
+    binary_tv,
     cispo,
     clipped,
     importance_ratio,
@@ -126,6 +127,33 @@ def test_cispos_weight_is_cut_around_the_clip_centre_and_every_token_has_a_gradi
     gradient = jax.grad(lambda logp: cispo(tokens._replace(logp_RxT=logp), Clip(0.2, 0.3, None))[0].sum())(array(-1.5))
     np.testing.assert_allclose((loss[0, 0], gradient[0, 0]), (weight * 0.5 * 1.5, -weight * 0.5), rtol=RTOL)
     assert bool(was_held[0, 0]) == held
+
+
+@pytest.mark.parametrize(
+    'p, anchor, advantage, weight',
+    [
+        (0.50, 0.40, 2.0, 1.25),
+        (0.60, 0.40, 2.0, None),  # risen by more than 0.15
+        (0.60, 0.40, -2.0, 1.5),  # risen though bad: pushed back
+        (0.30, 0.45, -2.0, 2 / 3),  # fallen by less than 0.2
+        (0.20, 0.45, -2.0, None),
+        (0.20, 0.45, 2.0, 4 / 9),
+        (0.10, 0.001, 2.0, 20.0),  # a hundred times as likely, but hardly moved: the weight is cut at C
+        (0.60, 0.10, 0.0, 6.0),  # nothing to stop
+    ],
+)
+def test_binary_tv_stops_a_token_by_its_probabilities_and_cuts_its_weight(p, anchor, advantage, weight):
+    """-sg(min(ρ, 20)) A log π unless p - p_old > .15 with A > 0, or < -.2 with A < 0: Binary-TV of (p, 1 - p) and (p_old, 1 - p_old)."""
+
+    def loss(logp):
+        ratio = importance_ratio(logp - jnp.log(array(anchor)))
+        value, held = binary_tv(Tokens(logp, ratio, array(advantage), jnp.ones((1, 1)), logp, logp), Clip(0.2, 0.15, None))
+        return value[0, 0], held[0, 0]
+
+    (value, held), gradient = jax.value_and_grad(loss, has_aux=True)(jnp.log(array(p)))
+    assert bool(held) == (weight is None)
+    want = -advantage * (weight or 0.0)
+    np.testing.assert_allclose((value, gradient[0, 0]), (want * np.log(p), want), rtol=1e-5, atol=1e-7)
 
 
 def test_ratio_and_closed_form():

@@ -18,11 +18,13 @@ from bapo_jax.groups import Group, Prompt, Verdict, make_batch, sampled
 from bapo_jax.learner import credit
 from bapo_jax.learner.objective import evaluate_objective, numbers_of, objective_of, weights_of
 from bapo_jax.learner.packing import cut, pack
+from bapo_jax.learner.trust import factors_of
 from bapo_jax.methods import METHODS, apply_method
 from bapo_jax.replay.exgrpo import as_trace
 
 LIMIT = 12  # most tokens of a response
 BETA, ENTROPY = 0.3, 0.2  # large enough to show
+M2PO_BUDGET = 0.015  # small enough to mask tokens
 
 
 @dataclasses.dataclass
@@ -86,7 +88,8 @@ def ours(config, groups, step=1, weights=(), led=False):
         advantage = credit.whitened(estimate, trained)
     else:
         advantage = credit.advantages(batch, config.learner.advantage)
-    rows = pack(part, ('x1',), advantage, weight, roles)
+    factors = factors_of(config.learner, part.batch, advantage, roles.get('proximal'))
+    rows = pack(part, ('x1',), advantage, weight, roles, factors)
     numbers = numbers_of(config.learner, 1.0, step)
 
     def loss(logp):
@@ -258,6 +261,66 @@ def maxrl(groups):
     return token_mean(groups, over_mean, lambda t, a: clipped(np.exp(t.logp - t.proximal), a) - ENTROPY * t.entropy)
 
 
+def f_grpo(groups):
+    """(1 - k/G)^γ times GRPO's advantage, γ = 0.5."""
+
+    def focal(rewards):
+        return np.sqrt(1 - (rewards == 1).sum() / len(rewards)) * z(rewards)
+
+    return token_mean(groups, focal, lambda t, a: clipped(np.exp(t.logp - t.proximal), a) - ENTROPY * t.entropy)
+
+
+def dppo(groups, at=None):
+    """Dr.GRPO's sum of -sg(min(π/α, 20)) A log π, without tokens whose probability has moved by more than 0.15 in A's direction."""
+    losses, at = [], [t for _, g in at or groups for t in g]
+    for (t, a), there in zip(((t, a) for rewards, g in groups for t, a in zip(g, rewards - rewards.mean())), at):
+        moved = np.exp(there.logp) - np.exp(there.behaviour)
+        kept = moved <= 0.15 if a > 0 else moved >= -0.15
+        losses.append((-a * np.minimum(np.exp(there.logp - there.behaviour), 20) * t.logp * kept).sum() / LIMIT)
+    return np.mean(losses)
+
+
+def gapo(groups):
+    """GSPO's ratio; k of 4 right: a right response is clipped at 1 + .003 + .002 (4 - k) / 3, a wrong one at 1 - .003."""
+    losses = []
+    for rewards, g in groups:
+        high = 0.003 + (0.005 - 0.003) * (4 - rewards.sum()) / 3
+        for t, a in zip(g, rewards - rewards.mean()):
+            s = np.exp((t.logp.sum() - t.proximal.sum()) / len(t.logp))
+            losses.append(-min(s * a, np.clip(s, 1 - 0.003, 1 + (high if a > 0 else 0.003)) * a))
+    return np.mean(losses)
+
+
+def m2po(groups, budget=M2PO_BUDGET):
+    """-(1/N) Σ M ρ A over all N tokens; M leaves out the largest (log π_prox / α)² until the mean of the others is the budget or less."""
+    tokens = [
+        [t.proximal[j] - t.behaviour[j], a, np.exp(t.logp[j] - t.behaviour[j])]
+        for rewards, g in groups for t, a in zip(g, z(rewards)) for j in range(len(t.logp))
+    ]  # fmt: skip
+    trusted = [x for x in tokens if (x[1] > 0 and x[0] > 0) or (x[1] < 0 and x[0] < 0)]
+    masked = []
+    while trusted and np.mean([d**2 for d, *_ in trusted]) > budget:
+        masked.append(max(trusted, key=lambda x: x[0] ** 2))
+        trusted.remove(masked[-1])
+    assert trusted and masked  # some of either, or nothing is tested
+    return -sum(ratio * a for x in tokens for d, a, ratio in [x] if x not in masked) / len(tokens)
+
+
+def sat(groups):
+    """q: the 0.9-quantile of |d|, d = log π_prox / α. Beyond it the clip is narrower on the side of d, by 1 / (1 + (d/q)²)."""
+    distances = np.sort(np.abs(np.concatenate([t.proximal - t.behaviour for _, g in groups for t in g])))
+    at = 0.9 * (len(distances) - 1)  # between the two nearest, linearly
+    q = distances[int(at)] + (at - int(at)) * (distances[int(at) + 1] - distances[int(at)])
+
+    def loss(t, a):
+        d = t.proximal - t.behaviour
+        c = np.where(np.abs(d) > q, q**2 / (q**2 + d**2), 1.0)
+        low, high = 0.2 * np.where(d < 0, c, 1), 0.2 * np.where(d > 0, c, 1)
+        return clipped(np.exp(t.logp - t.behaviour), a, low, high, dual=np.inf) - ENTROPY * t.entropy
+
+    return token_mean(groups, z, loss)
+
+
 def ppo(groups, anchor='proximal', beta=0.0):
     """γ = λ = 1: A_t = r - V(s_t), whitened over the batch's tokens; the mean over tokens of the clipped surrogate."""
     advantage = [r - t.value for rewards, g in groups for r, t in zip(rewards, g)]
@@ -300,9 +363,13 @@ STATEMENTS = {
     'bapo_official': bapo_official, 'bapo_mini': bapo_mini, 'bapo_no_x2': bapo, 'bapo_no_x3': bapo, 'bapo_posterior': bapo,
     'bapo_continue': bapo, 'bapo_guarded': bapo_guarded, 'adaprefix': grpo, 'dots': dots,
     'arpo': arpo, 'fifo': replayed, 'freshper': replayed, 'exgrpo': exgrpo,
+    'f_grpo': f_grpo, 'dppo': dppo, 'gapo': gapo, 'm2po': m2po, 'sat': sat,
 }  # fmt: skip
 # What a row sets to 0 itself, the statement leaves out: here it is set as the row has it.
-OWN = {'dapo': {'learner.entropy_coef': 0.0}, 'areal': {'learner.entropy_coef': 0.0}, 'kimi': {'learner.entropy_coef': 0.0}}
+OWN = {row: {'learner.entropy_coef': 0.0} for row in ('dapo', 'dppo', 'gapo', 'm2po', 'areal', 'kimi')}
+OWN['m2po'] |= {'learner.trust.moment': M2PO_BUDGET}
+# Parts of it are not differentiated: they are taken `at` these log-probs.
+STOPPED = ('cispo', 'dppo')
 
 
 def difference(statement, groups, h=1e-5):
@@ -338,8 +405,8 @@ def test_every_row_has_a_statement():
 @pytest.mark.parametrize('row', STATEMENTS)
 def test_a_rows_objective_is_its_formula(row):
     groups, statement = mini_batch(0), STATEMENTS[row]
-    if row == 'cispo':
-        statement = functools.partial(cispo, at=mini_batch(0))
+    if row in STOPPED:
+        statement = functools.partial(statement, at=mini_batch(0))
     assert_same(config_of(row, **OWN.get(row, {})), groups, statement)
 
 
@@ -432,6 +499,37 @@ def test_remix_is_held_close_to_its_new_base_alone_after_the_switch():
         ('adaprefix', {}),
         ('dots', {'learner.anchor': 'proximal', 'learner.dual_clip': 3.0, 'learner.kl_target': 'reference'}),
         ('maxrl', {'learner.advantage': 'group_std', 'learner.kl_target': 'reference'}),
+        (
+            'dppo',
+            {
+                'learner.surrogate': 'clip', 'learner.anchor': 'proximal', 'learner.clip_low': 0.2, 'learner.clip_high': 0.2,
+                'learner.dual_clip': 3.0, 'learner.advantage': 'group_std', 'learner.aggregation': 'token_mean',
+                'learner.kl_target': 'reference',
+            },
+        ),
+        ('f_grpo', {'learner.advantage': 'group_std', 'learner.kl_target': 'reference'}),
+        (
+            'gapo',
+            {
+                'learner.trust.kind': 'fixed', 'learner.ratio_level': 'token', 'learner.clip_low': 0.2, 'learner.clip_high': 0.2,
+                'learner.dual_clip': 3.0, 'learner.advantage': 'group_std', 'learner.aggregation': 'token_mean',
+                'learner.kl_target': 'reference',
+            },
+        ),
+        (
+            'm2po',
+            {
+                'learner.trust.kind': 'fixed', 'learner.surrogate': 'clip', 'learner.anchor': 'proximal',
+                'learner.kl_target': 'reference',
+            },
+        ),
+        (
+            'sat',
+            {
+                'learner.trust.kind': 'fixed', 'learner.anchor': 'proximal', 'learner.dual_clip': 3.0,
+                'learner.kl_target': 'reference',
+            },
+        ),
         ('repo', {'learner.anchor': 'proximal', 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),
         ('arpo', {'learner.clip_high': 0.2, 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),
         (

@@ -32,6 +32,7 @@ _CONTINUATIONS = _of('replay/continuations.py', 'replay/test_continuations.py')
 _CREDIT = _of('learner/credit.py', 'learner/test_credit.py')
 _LOSSES = _of('learner/losses.py', 'learner/test_losses.py', 'learner/test_objective.py')
 _OBJECTIVE = _of('learner/objective.py', 'learner/test_objective.py', 'learner/test_rows.py')
+_TRUST = _of('learner/trust.py', 'learner/test_trust.py')
 _HEAD = _of('learner/head.py', 'learner/test_logprobs.py')
 _UPDATE = _of('learner/update.py', 'learner/test_update.py', 'learner/test_objective.py')
 _PACKING = _of('learner/packing.py', 'learner/test_packing.py')
@@ -134,10 +135,19 @@ MUTANTS = (
             'Dr.GRPO divides by the longest response'),
     _LOSSES('tokens.centre_RxT - clip.low, tokens.centre_RxT + clip.high)\n    loss_RxT = -jax.lax.stop_gradient',
             '1.0 - clip.low, 1.0 + clip.high)\n    loss_RxT = -jax.lax.stop_gradient', "CISPO without the clip's centre"),
-    _LOSSES('return (total / jnp.maximum(count, 1.0))[response_T]', 'return total[response_T]', "GSPO's sum in place of the mean"),
+    _LOSSES(' / jnp.maximum(count, 1.0))[response_T]', ')[response_T]', "GSPO's sum in place of the mean"),
     _LOSSES('gap_RxT = jnp.clip(target_logp_RxT - logp_RxT,', 'gap_RxT = jnp.clip(logp_RxT - target_logp_RxT,', "k3's direction"),
     _LOSSES('importance_ratio(proximal_logp_RxT - behaviour_logp_RxT), cap)',
             'importance_ratio(behaviour_logp_RxT - proximal_logp_RxT), cap)', 'the importance weight upside down'),
+    _CREDIT('(1 - p) ** _FOCAL_GAMMA', 'p ** _FOCAL_GAMMA', 'F-GRPO turned round'),
+    _LOSSES('moved_RxT = p_RxT - p_RxT / weight_RxT', 'moved_RxT = weight_RxT - 1.0', "DPPO's probabilities are the ratio"),
+    _LOSSES('jnp.minimum(weight_RxT, _MOST_WEIGHT)', 'weight_RxT', "DPPO's weight has no bound"),
+    _TRUST('np.flatnonzero(log_ratio * advantage > 0)', 'np.flatnonzero(advantage)', 'M2PO counts all tokens'),
+    _TRUST("kind='stable')", "kind='stable')[::-1]", 'M2PO masks the smallest'),
+    _TRUST('np.where(log_ratio < 0, factor, 1.0), np.where(log_ratio > 0, factor, 1.0)',
+           'np.where(log_ratio > 0, factor, 1.0), np.where(log_ratio < 0, factor, 1.0)', "SAT's sides are swapped"),
+    _TRUST('min(1.0, (g.size - g.correct)', 'min(1.0, g.correct', 'GAPO widens the clip for frequent successes'),
+    _OBJECTIVE('advantage_RxT = advantage_RxT * factor_RxT', 'pass', "M2PO's mask is not applied"),
     _OBJECTIVE('over_tokens(anchor_RxT - logp_RxT)', 'over_tokens(logp_RxT - anchor_RxT)', 'the sign of actor/ppo_kl'),
     _OBJECTIVE('over_tokens(entropy_RxT)', 'weighted(entropy_RxT)', 'the entropy is logged as the loss weighs it'),
     _OBJECTIVE("total_RxT - numbers['entropy_coef'] * entropy_RxT", "total_RxT + numbers['entropy_coef'] * entropy_RxT",
