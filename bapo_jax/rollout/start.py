@@ -121,6 +121,7 @@ def longest_read(config: ConfigDict) -> int:
     """The most tokens that an engine prefills in training: the prompt's and, if continued, the response's."""
     r, p = config.rollout, config.replay
     continues = p.use_x2 and p.reevaluate == 'continue' or r.step_share < 1
+    continues = continues or config.prompts.selector == 'adaprefix'
     return r.max_prompt_tokens + (r.max_response_tokens if continues else 0)
 
 

@@ -146,9 +146,8 @@ def test_binary_tv_stops_a_token_by_its_probabilities_and_cuts_its_weight(p, anc
     """-sg(min(ρ, 20)) A log π unless p - p_old > .15 with A > 0, or < -.2 with A < 0: Binary-TV of (p, 1 - p) and (p_old, 1 - p_old)."""
 
     def loss(logp):
-        moved = logp - jnp.log(array(anchor))
-        tokens = Tokens(logp, importance_ratio(moved), array(advantage), jnp.ones((1, 1)), logp, moved)
-        value, held = binary_tv(tokens, Clip(0.2, 0.15, None))
+        ratio = importance_ratio(logp - jnp.log(array(anchor)))
+        value, held = binary_tv(Tokens(logp, ratio, array(advantage), jnp.ones((1, 1)), logp, logp), Clip(0.2, 0.15, None))
         return value[0, 0], held[0, 0]
 
     (value, held), gradient = jax.value_and_grad(loss, has_aux=True)(jnp.log(array(p)))
