@@ -41,7 +41,7 @@ from bapo_jax.cluster.devices import present
 from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.config.help import topics
 from bapo_jax.config.own_code import JUDGES, code_of
-from bapo_jax.config.rules import check_server
+from bapo_jax.config.rollout_rules import check_server
 from bapo_jax.inputs import benchmark_prompts, check_turn_end, located, make_sight, positions_suffice
 from bapo_jax.machine import cli, hub, stopping, terminal
 from bapo_jax.machine.files import check_directory, write_text

@@ -58,7 +58,9 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> bool:
                 state.before = None  # the probe is finished
                 shapes = [Shape(*shape) for shape in plan['shapes']]
                 if learner.trains_policy(plan['step']):
-                    rows = functools.partial(blank_rows, roles=learner.objective.roles)
+                    rows = functools.partial(
+                        blank_rows, roles=learner.objective.roles, weights=learner.objective.weights
+                    )
                     state.theta, _ = learner.update_policy(
                         state.theta, [blank(shape, rows) for shape in shapes], plan['step']
                     )

@@ -32,12 +32,13 @@ class Author(enum.IntEnum):
     """Who wrote a span of a response. Checkpoints and buffers hold the numbers."""
 
     POLICY = 0  # a rollout policy of the run sampled the tokens
-    TRACE = 1  # another model or a solver wrote them, for the policy to imitate
+    TRACE = 1  # another policy, model or solver wrote them, for the policy to imitate
     PREFIX = 2  # they were given, and the policy continued them
     PLACEHOLDER = 3  # the policy sampled the token that stands for image features: see `sampled_spans`
     ENVIRONMENT = 4  # a tool's reply to the policy: see rollout/episodes.py
 
 
+TRAINED_ON = Author.POLICY, Author.TRACE  # whose tokens have a loss; all others' are only read
 NO_VERSION = -1  # of tokens that no policy of the run sampled
 
 # Finish reasons: cut at the limit of tokens; ended by a stop token; to be continued in a later step.
@@ -114,7 +115,11 @@ class Response:
     @property
     def trained_on(self) -> np.ndarray:
         """bool [response tokens]: False for tokens that are only context, which the model only reads."""
-        return self._of_spans([s.author == Author.POLICY for s in self.spans], bool)
+        return self.by(*TRAINED_ON)
+
+    def by(self, *authors: Author) -> np.ndarray:
+        """bool [response tokens]: True for tokens of these authors."""
+        return self._of_spans([s.author in authors for s in self.spans], bool)
 
     @property
     def versions(self) -> np.ndarray:

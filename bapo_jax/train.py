@@ -4,7 +4,7 @@
     python -m bapo_jax.train --config=configs/countdown.py:grpo --workdir=runs/x \\
         --config.learner.learning_rate=2e-6
 
-Every method in methods.py is this loop with other choices. If the package is installed, the command is
+Every method in methods/ is this loop with other choices. If the package is installed, the command is
 `bapo-train`. --config=quickstart, without a path, names one of the package's configs from any folder.
 
 If --workdir already holds a run, it continues where it stopped. SIGTERM or Ctrl-C stops the run with a

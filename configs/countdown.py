@@ -4,7 +4,7 @@ G = 8.
     python -m bapo_jax.train --config=configs/countdown.py:METHOD --workdir=runs/countdown_METHOD \\
         --config.model.path=Qwen/Qwen2.5-Math-1.5B --config.task.train=Jiayi-Pan/Countdown-Tasks-3to4
 
-METHOD is a row of bapo_jax/methods.py, by default bapo (`python -m bapo_jax.methods` prints them).
+METHOD is a row of bapo_jax/methods/, by default bapo (`python -m bapo_jax.methods` prints them).
 
 Hardware, time, score: not run by us yet. The values are those of the paper and of the authors' scripts. The
 paper generates with vLLM. For that, add --config.rollout.engine=vllm --config.rollout.dtype=bfloat16

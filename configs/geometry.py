@@ -3,7 +3,7 @@ Geometry3K, B = 256, G = 8.
 
     python -m bapo_jax.train --config=configs/geometry.py:METHOD --workdir=runs/geometry_METHOD
 
-METHOD is a row of bapo_jax/methods.py (default bapo). For the 7B:
+METHOD is a row of bapo_jax/methods/ (default bapo). For the 7B:
 --config.model.path=Qwen/Qwen2.5-VL-7B-Instruct, or a directory. 2,101 problems make 8 steps an epoch, 240 in
 all. Evaluated on the validation (300) and test (601) splits. vLLM generates: docs/vllm.md. To train on a file
 or on InterGPS's folders: --config.task.train=PATH. The environment variable BAPO_DATA may name a directory

@@ -4,7 +4,7 @@ response tokens.
     python -m bapo_jax.train --config=configs/math.py:METHOD --workdir=runs/math_METHOD \\
         --config.model.path=deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B --config.task.template=r1
 
-METHOD is a row of bapo_jax/methods.py (default bapo). The other model of the paper is Qwen/Qwen3-8B (template
+METHOD is a row of bapo_jax/methods/ (default bapo). The other model of the paper is Qwen/Qwen3-8B (template
 qwen3). Names are of the Hugging Face hub and are fetched once; a directory does as well (docs/start.md).
 40,315 problems make 157 steps an epoch, 471 in all. The few problems with more than 2,048 prompt tokens are
 left out. vLLM generates: docs/vllm.md.

@@ -55,7 +55,7 @@ def test_a_group_cannot_be_relabelled():
 
 
 def test_the_arrays_of_a_response_are_those_of_its_spans():
-    """What the policy wrote is trained on, and nothing else."""
+    """What the policy and others' traces have is trained on, and nothing else."""
     first = Span(np.array([5, 6], np.int32), np.float32([-1, -2]), Author.POLICY, 3)
     given, trace = (Span(np.array([7], np.int32), logp, author) for logp, author in ((None, Author.PREFIX), (np.float32([-9]), Author.TRACE)))
     image, last = Span(np.array([8], np.int32), np.float32([-3]), Author.PLACEHOLDER, 3), Span(np.array([9], np.int32), np.float32([-4]), Author.POLICY, 4)
@@ -63,7 +63,8 @@ def test_the_arrays_of_a_response_are_those_of_its_spans():
     response = Response((first, given, trace, image, reply, last), 'stop')
     assert response.tokens.tolist() == [5, 6, 7, 7, 8, 10, 9] and response.tokens.dtype == np.int32
     assert response.logp.tolist() == [-1, -2, 0, -9, -3, 0, -4] and response.logp.dtype == np.float32
-    assert response.trained_on.tolist() == [True, True, False, False, False, False, True]
+    assert response.trained_on.tolist() == [True, True, False, True, False, False, True]
+    assert response.by(Author.TRACE, Author.PREFIX).tolist() == [False, False, True, True, False, False, False]
     assert response.versions.tolist() == [3, 3, 4]
     assert response.nbytes == 4 * (7 + 5)
     assert Response((first,), 'stop').tokens is first.tokens

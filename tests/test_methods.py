@@ -6,7 +6,7 @@ import json
 import pytest
 from small_run import ROOT
 
-from bapo_jax import methods
+from bapo_jax.methods import __main__
 from bapo_jax.config import check, default_config, resolve
 from bapo_jax.methods import METHODS, apply_method, differs_from, differs_from_grpo
 from bapo_jax.run.directory import differences
@@ -73,7 +73,7 @@ def test_the_page_names_a_row_that_with_the_changes_is_the_method():
 def test_the_command_shows_every_row_on_80_columns_and_marks_what_differs_from_grpo(monkeypatch, capsys):
     monkeypatch.setenv('COLUMNS', '80')
     monkeypatch.setattr('sys.argv', ['bapo-methods'])
-    methods.run()
+    __main__.run()
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line in METHODS] == list(METHODS) and max(map(len, lines)) <= 80
     assert '  how it learns         anchor=proximal *kl_target=none *advantage=over_mean' in lines

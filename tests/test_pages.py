@@ -151,13 +151,14 @@ def test_the_method_as_the_page_says(tmp_path):
     added, replaced = applied('methods.md', tmp_path)
     assert f'{added} lines added and {replaced} replaced' in (ROOT / 'docs' / 'methods.md').read_text('utf-8')
     assert f'[add a method](docs/methods.md) in {added} lines' in (ROOT / 'README.md').read_text('utf-8')
-    config, methods, credit, departures = (
+    config, on_policy, credit, departures = (
         loaded(tmp_path / f'{name}.py', name.replace('/', '_'))
-        for name in ('bapo_jax/config/method', 'bapo_jax/methods', 'bapo_jax/learner/credit', 'docs/reference/departures')
+        for name in ('bapo_jax/config/method', 'bapo_jax/methods/on_policy', 'bapo_jax/learner/credit', 'docs/reference/departures')
     )
     c = quickstart.get_config()
-    methods.apply_method(c, 'rloo', 'quickstart')
-    assert methods.differs_from_grpo('rloo') == {'learner.advantage': 'leave_one_out', 'learner.kl_target': 'none'}
+    rloo, grpo = (on_policy.ON_POLICY[name].fields for name in ('rloo', 'grpo'))
+    assert dict(rloo.items() - grpo.items()) == {'learner.advantage': 'leave_one_out', 'learner.kl_target': 'none'}
+    c.update_from_flattened_dict(rloo)
     assert config.LEARNER_FIELDS['advantage'].check.holds(c.learner.advantage)
     rewards = np.array([1.0, 0, 0, 1, 0.5])
     others = [np.delete(rewards, i).mean() for i in range(5)]

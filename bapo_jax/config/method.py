@@ -156,8 +156,15 @@ LEARNER_FIELDS = {
     'importance_cap': Field(2.0, POSITIVE, AMEND, 'decoupled: upper bound on the weight π_prox / α'),
     'ratio_level': Field('token', one_of('token', 'sequence'), AMEND,
         'level of the importance ratio: per token, or per sequence (GSPO)'),
-    'surrogate': Field('clip', or_own('clip', 'cispo'), AMEND,
-        'the policy-gradient loss: clip (PPO), cispo'),
+    'surrogate': Field('clip', or_own('clip', 'cispo', 'unclipped'), AMEND,
+        'the policy-gradient loss: clip (PPO), cispo, unclipped (importance ratio times advantage)'),
+    'traces': {
+        'loss': Field('none', one_of('none', 'shaped', 'cross_entropy'), HELD,
+            "loss of the tokens of others' responses: none, shaped (-A w / (w + gamma): LUFFY, ExGRPO), "
+            'cross_entropy (ReLIFT)'),
+        'gamma': Field(0.1, POSITIVE, AMEND, 'shaped: γ'),
+        'coef': Field(1.0, POSITIVE, AMEND, 'cross_entropy: weight of its token mean'),
+    },
     'clip_low': Field(0.2, POSITIVE, AMEND,
         'trust region [1 - clip_low, 1 + clip_high] of the importance ratio'),
     'clip_high': Field(0.2, POSITIVE, AMEND, 'its upper end'),

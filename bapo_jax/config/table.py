@@ -3,7 +3,7 @@
 This table gives the defaults, the checks, what a run may change, `--fields` and docs/reference/fields.md.
 
 Defaults are the paper's values (Table 3) if the paper has them. `configs/` changes what a task needs,
-`methods.py` what defines a method. Brackets in a comment name the row of studies/first_proof with the default
+`methods/` what defines a method. Brackets in a comment name the row of studies/first_proof with the default
 value, and the rows it was compared with.
 
 A section has fields, and sub-tables with the fields of one choice.
@@ -20,7 +20,7 @@ from bapo_jax.config.method import CRITIC_FIELDS, LEARNER_FIELDS, REPLAY_FIELDS,
 # fmt: off
 
 TOP_LEVEL = {
-    'method': Field('bapo', ANY, HELD, 'row of methods.py; set by the argument of --config=FILE:METHOD'),
+    'method': Field('bapo', ANY, HELD, 'row of methods/; set by the argument of --config=FILE:METHOD'),
     'seed': Field(42, ANY, HELD, 'seed of every random draw: prompts, responses, filters, replay'),
     'steps': Field(0, NOT_NEGATIVE, FREE, 'training steps; 0: by `epochs`', alike=False),
     'epochs': Field(3, NOT_NEGATIVE, FREE, 'passes over the training prompts if steps is 0', alike=False),

@@ -9,11 +9,11 @@ Token weights carry the reduction, so the jitted step only sums: Σ weight · to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from bapo_jax.groups import Batch, ByGroup
+from bapo_jax.groups import Author, Batch, ByGroup
 
 
 def group_std(rewards: np.ndarray) -> np.ndarray:
@@ -174,6 +174,25 @@ def _scatter(trained_values: np.ndarray, trained: np.ndarray) -> np.ndarray:
     result = np.zeros(len(trained), np.float32)
     result[trained] = trained_values
     return result
+
+
+def weights(
+    batch: Batch, author: Author, beside: Collection[Author], aggregation: str, limit: int
+) -> ByGroup:
+    """Returns the weight of every token by `author` in a mini-batch, float32; 0 on other tokens.
+
+    The reduction covers these tokens and those `beside` them. Responses without any do not count, if other
+    authors' tokens are trained on there.
+    """
+    responses = [r for g in batch.groups for r in g.responses]
+    lengths = [int(r.by(author, *beside).sum()) for r in responses]
+    counted = [n > 0 or not r.trained_on.any() for n, r in zip(lengths, responses, strict=True)]
+    weight = np.zeros(len(responses), np.float32)
+    weight[counted] = token_weights([n for n, c in zip(lengths, counted) if c], aggregation, limit)
+    of_responses = iter(weight)
+    return [
+        [np.where(r.by(author), next(of_responses), np.float32(0)) for r in g.responses] for g in batch.groups
+    ]
 
 
 def token_weights(lengths: Sequence[int], aggregation: str, limit: int) -> np.ndarray:

@@ -29,6 +29,7 @@ from bapo_jax.learner.objective import (
     numbers_of,
     objective_of,
     switched,
+    weights_of,
 )
 from bapo_jax.learner.optimizer import clipped_adamw, learning_rate_of
 from bapo_jax.learner.packing import Part, capacity, cut, pack
@@ -40,7 +41,7 @@ from bapo_jax.learner.trainee import Trainee
 from bapo_jax.learner.update import TrainState
 from bapo_jax.models import kernels
 from bapo_jax.models.decoder import ModelConfig
-from bapo_jax.models.vision.layout import ImageSource, Seen, see, tower_rows
+from bapo_jax.models.vision.layout import ImageSource, Seen, image_metrics, see, tower_rows
 from bapo_jax.models.vision.patches import Grid, blank_pixels
 from bapo_jax.own.method import advantage_of
 
@@ -291,7 +292,8 @@ class Learner:
             return jax.ShapeDtypeStruct((*axes, *x.shape[len(axes) :]), x.dtype, sharding=sharding)
 
         rows = jax.tree.map(
-            lambda x: abstract(x, *shape), blank_rows((0, 0, 0), bool(grids), self.objective.roles)
+            lambda x: abstract(x, *shape),
+            blank_rows((0, 0, 0), bool(grids), self.objective.roles, self.objective.weights),
         )
         pixels = None
         if grids:
@@ -326,25 +328,10 @@ class Learner:
     def _pack(
         self, part: Part, lanes: Sequence[str], advantage: ByGroup, scores: Mapping[str, ByGroup]
     ) -> Rows:
-        lengths = [int(r.trained_on.sum()) for g in part.batch.groups for r in g.responses]
-        weight = credit.token_weights(lengths, self._config.aggregation, self._response_limit)
+        weight = weights_of(self.objective, self._config, part.batch, self._response_limit)
         nothing = [[np.zeros(len(r.tokens), np.float32) for r in g.responses] for g in part.batch.groups]
         role_scores = {
             role: [scores[role][i] for i in part.indices] if role in scores else nothing
             for role in self.objective.roles
         }
         return pack(part, lanes, [advantage[i] for i in part.indices], weight, role_scores)
-
-
-def image_metrics(seen: Sequence[Seen]) -> dict[str, int]:
-    """Returns the image metrics of a batch's mini-batches (docs/reference/metrics.py); {} without images."""
-    if not seen:
-        return {}
-    return {
-        'images/prompts': sum(len(s.distinct) for s in seen),
-        'images/features': sum(len(s.layout.feature_I) for s in seen),
-        'images/pixel_bytes': sum(
-            4 * s.pixel_shape[-1] * int(np.count_nonzero(s.layout.image_RxP)) for s in seen
-        ),
-        'perf/kept_pixel_bytes': seen[0].sight.kept_bytes(),
-    }

@@ -9,6 +9,7 @@ Shapes:  R rows · T tokens in a row.  `learner/objective.py` combines a row's c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ class Tokens(NamedTuple):
     ratio_RxT: jax.Array  # ρ, the importance ratio π_θ / anchor at the row's level, differentiated
     advantage_RxT: jax.Array  # A
     centre_RxT: jax.Array  # c, the centre of the trust region
+    behaviour_RxT: jax.Array  # log-prob as sampled or stored; 0 if it is unknown
 
 
 class Clip(NamedTuple):
@@ -64,6 +66,30 @@ def cispo(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
     inside_RxT = jnp.clip(tokens.ratio_RxT, tokens.centre_RxT - clip.low, tokens.centre_RxT + clip.high)
     loss_RxT = -jax.lax.stop_gradient(inside_RxT) * tokens.advantage_RxT * tokens.logp_RxT
     return loss_RxT, inside_RxT != tokens.ratio_RxT
+
+
+def unclipped(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
+    """-ρ A: importance sampling without a trust region (LUFFY)."""
+    return -tokens.ratio_RxT * tokens.advantage_RxT, jnp.zeros_like(tokens.ratio_RxT, bool)
+
+
+@functools.cache  # one function a number: the step is compiled once
+def shaped(gamma: float) -> Surrogate:
+    """-f(w) A with f(w) = w / (w + γ): policy shaping (LUFFY, arXiv 2504.14945; ExGRPO, arXiv 2510.02245).
+
+    w is π_θ / the stored probability of a trace's token, or π_θ itself if that is unknown.
+    """
+
+    def surrogate(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
+        weight_RxT = importance_ratio(tokens.logp_RxT - tokens.behaviour_RxT)
+        return -weight_RxT / (weight_RxT + gamma) * tokens.advantage_RxT, jnp.zeros_like(weight_RxT, bool)
+
+    return surrogate
+
+
+def cross_entropy(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
+    """-log π_θ: supervised learning of a trace's tokens (ReLIFT, arXiv 2506.07527)."""
+    return -tokens.logp_RxT, jnp.zeros_like(tokens.logp_RxT, bool)
 
 
 def importance_ratio(log_ratio_RxT: jax.Array) -> jax.Array:
@@ -107,5 +133,5 @@ def total_variation(logp_RxT: jax.Array, behaviour_logp_RxT: jax.Array) -> jax.A
     return 1.0 - jnp.exp(jnp.minimum(logp_RxT - behaviour_logp_RxT, 0.0))
 
 
-SURROGATES: dict[str, Surrogate] = {'clip': clipped, 'cispo': cispo}
+SURROGATES: dict[str, Surrogate] = {'clip': clipped, 'cispo': cispo, 'unclipped': unclipped}
 RATIO_LEVELS = {'token': token_level, 'sequence': sequence_level}

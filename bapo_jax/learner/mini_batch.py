@@ -32,21 +32,28 @@ class Rows(NamedTuple):
     """The input of the objective, [M, R, T]; all but the sequences are 0 where `response` is 0."""
 
     sequences: Sequences
-    origin: np.ndarray  # int8, 1 + the lane of the group's origin (`groups.lanes_of`)
+    origin: np.ndarray  # int8, 1 + the lane of the group's origin (`groups.lanes_of`); 0 on others' traces
     behaviour: np.ndarray  # float32, log-prob under the behaviour policy, as sampled
     advantage: np.ndarray  # float32
-    weight: np.ndarray  # float32: the loss is Σ weight · token loss
+    weight: Mapping[
+        str, np.ndarray
+    ]  # float32, of each term: the loss is Σ weight · token loss over the terms
     roles: Mapping[str, np.ndarray]  # float32, log-probs under each role's policy
 
 
-def blank_rows(shape: tuple[int, int, int], images: bool = False, roles: Sequence[str] = ()) -> Rows:
+def blank_rows(
+    shape: tuple[int, int, int],
+    images: bool = False,
+    roles: Sequence[str] = (),
+    weights: Sequence[str] = ('rl',),
+) -> Rows:
     """Returns empty rows [M, R, T]; with `images`, they include the image fields."""
 
     def zeros(*dtypes: Any) -> list[np.ndarray]:
         return [np.zeros(shape, dtype) for dtype in dtypes]
 
-    rows = zeros(np.int8, *[np.float32] * 3)
-    return Rows(blank_sequences(shape, images), *rows, {role: zeros(np.float32)[0] for role in roles})
+    by_name = ({name: zeros(np.float32)[0] for name in names} for names in (weights, roles))
+    return Rows(blank_sequences(shape, images), *zeros(np.int8, *[np.float32] * 2), *by_name)
 
 
 def blank_sequences(shape: tuple[int, int, int], images: bool = False) -> Sequences:

@@ -1,4 +1,4 @@
-"""A row's objective (ratio, surrogate, trust region and KL penalties), and its value on packed rows.
+"""A row's objective (ratio, terms, trust region and KL penalties), and its value on packed rows.
 
 Shapes:  R rows · T tokens in a row · O origins.
 """
@@ -14,14 +14,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bapo_jax.groups import LANES
+from bapo_jax.groups import LANES, Author, Batch, ByGroup
+from bapo_jax.learner import credit
 from bapo_jax.learner.losses import (
     RATIO_LEVELS,
     Clip,
     Surrogate,
     Tokens,
+    cross_entropy,
     importance_ratio,
     k3,
+    shaped,
     total_variation,
     truncated_weight,
 )
@@ -44,12 +47,20 @@ class KL(NamedTuple):
     share: str | None = None  # the name of one of the objective's numbers; None means 1
 
 
+class Term(NamedTuple):
+    """A part of the objective: Σ weight · surrogate, over the tokens of one author."""
+
+    author: Author
+    surrogate: Surrogate
+    weight: str  # its name in Rows.weight: rl (the policy's tokens), trace or ce (those of traces)
+
+
 @dataclasses.dataclass(frozen=True)
 class Objective:
     """The static part of the objective, for which the step is compiled. Numbers are traced (`numbers_of`)."""
 
     ratio_level: str  # a name of RATIO_LEVELS
-    surrogate: Surrogate
+    terms: tuple[Term, ...]  # the first is that of the policy's own tokens
     clip: Clip
     anchor: str  # the role in the ratio's denominator: behaviour or proximal
     clip_centre: str | None  # the trust region is centred at this role / behaviour policy; None: at 1
@@ -67,9 +78,14 @@ class Objective:
         } - {BEHAVIOUR}
 
     @property
+    def weights(self) -> tuple[str, ...]:
+        """The names of the terms' weights."""
+        return tuple(term.weight for term in self.terms)
+
+    @property
     def roles(self) -> tuple[str, ...]:
         """The policies that must score a batch before its updates, in a fixed order."""
-        return tuple(sorted(self.ratio_roles | {term.role for term in self.kl} - {BEHAVIOUR}))
+        return tuple(sorted(self.ratio_roles | {kl.role for kl in self.kl} - {BEHAVIOUR}))
 
 
 def objective_of(learner: Any) -> Objective:
@@ -81,7 +97,7 @@ def objective_of(learner: Any) -> Objective:
     }.get(learner.kl_target, (KL(learner.kl_target, k3),))
     return Objective(
         ratio_level=learner.ratio_level,
-        surrogate=surrogate_of(learner.surrogate),
+        terms=(Term(Author.POLICY, surrogate_of(learner.surrogate), 'rl'), *trace_terms(learner.traces)),
         clip=Clip(learner.clip_low, learner.clip_high, learner.dual_clip or None),
         anchor=PROXIMAL if decoupled else learner.anchor,
         clip_centre=PROXIMAL if learner.clip_centre == 'proximal' else None,
@@ -89,6 +105,32 @@ def objective_of(learner: Any) -> Objective:
         kl=kl,
         entropy=learner.entropy_coef != 0,
     )
+
+
+def trace_terms(traces: Any) -> tuple[Term, ...]:
+    """Returns the term of the tokens of traces, if the config's learner.traces section has one."""
+    return {
+        'none': (),
+        'shaped': (Term(Author.TRACE, shaped(traces.gamma), 'trace'),),
+        'cross_entropy': (Term(Author.TRACE, cross_entropy, 'ce'),),
+    }[traces.loss]
+
+
+def weights_of(objective: Objective, learner: Any, batch: Batch, limit: int) -> dict[str, ByGroup]:
+    """Returns the token weights of each term for a mini-batch, by name.
+
+    The tokens of `rl` and `trace` share one reduction, learner.aggregation; `ce` is a token mean times
+    learner.traces.coef. `limit` is the response limit.
+    """
+    together = [term.author for term in objective.terms if term.weight != 'ce']
+    by_name = {}
+    for term in objective.terms:
+        if term.weight == 'ce':
+            mean = credit.weights(batch, term.author, (), 'token_mean', limit)
+            by_name['ce'] = [[np.float32(learner.traces.coef) * w for w in of_group] for of_group in mean]
+        else:
+            by_name[term.weight] = credit.weights(batch, term.author, together, learner.aggregation, limit)
+    return by_name
 
 
 def numbers_of(learner: Any, temperature: float, step: int) -> dict[str, np.float32]:
@@ -126,48 +168,54 @@ def evaluate_objective(
 ) -> tuple[jax.Array, Sums]:
     """Returns the objective's value, summed over rows, and sums for the metrics.
 
-    The value is Σ weight · (importance weight · surrogate + β Σ share · KL - entropy bonus). Sums over tokens
-    count all tokens alike, regardless of their weights. `logp_RxT` and `entropy_RxT` are those of π_θ; values
-    on other than response tokens are ignored.
+    On the policy's own tokens, the value is Σ weight · (importance weight · surrogate + β Σ share · KL -
+    entropy bonus). The other terms add Σ weight · surrogate. Sums for the metrics cover the policy's own
+    tokens only, and count all of them alike. `logp_RxT` and `entropy_RxT` are those of π_θ; values on other
+    than response tokens are ignored.
     """
-    response_RxT = rows.sequences.response > 0
-    logp_RxT = jnp.where(response_RxT, logp_RxT, 0.0)
+    own, *others = objective.terms
+    own_RxT = rows.origin > 0
+    logp_RxT = jnp.where(rows.sequences.response > 0, logp_RxT, 0.0)
     roles = {BEHAVIOUR: rows.behaviour, **rows.roles}
     anchor_RxT = roles[objective.anchor]
     log_ratio_RxT = RATIO_LEVELS[objective.ratio_level](logp_RxT - anchor_RxT, rows.sequences.response)
     centre_RxT = jnp.ones_like(logp_RxT)
     if objective.clip_centre is not None:
         centre_RxT = importance_ratio(roles[objective.clip_centre] - rows.behaviour)
-    tokens = Tokens(logp_RxT, importance_ratio(log_ratio_RxT), rows.advantage, centre_RxT)
-    policy_RxT, held_RxT = objective.surrogate(tokens, objective.clip)
+    tokens = Tokens(logp_RxT, importance_ratio(log_ratio_RxT), rows.advantage, centre_RxT, rows.behaviour)
+    policy_RxT, held_RxT = own.surrogate(tokens, objective.clip)
     held_RxT = held_RxT.astype(jnp.float32)
     if objective.importance_cap is not None:
         policy_RxT = truncated_weight(roles[PROXIMAL], rows.behaviour, objective.importance_cap) * policy_RxT
     kl_RxT = jnp.zeros_like(logp_RxT)
-    for term in objective.kl:
-        term_RxT = term.estimator(logp_RxT, roles[term.role])
-        kl_RxT = kl_RxT + (term_RxT if term.share is None else numbers[term.share] * term_RxT)
+    for kl in objective.kl:
+        one_RxT = kl.estimator(logp_RxT, roles[kl.role])
+        kl_RxT = kl_RxT + (one_RxT if kl.share is None else numbers[kl.share] * one_RxT)
     total_RxT = policy_RxT + numbers['kl_coef'] * kl_RxT if objective.kl else policy_RxT
     if objective.entropy:
         total_RxT = total_RxT - numbers['entropy_coef'] * entropy_RxT
 
     # Diagnostics use the ratio to the behaviour policy, regardless of the anchor.
-    gap_RxT = jnp.where(response_RxT, logp_RxT - rows.behaviour, 0.0)
+    gap_RxT = jnp.where(own_RxT, logp_RxT - rows.behaviour, 0.0)
     behaviour_ratio_RxT = jnp.exp(gap_RxT)
     origin_O = 1 + jnp.arange(LANES, dtype=rows.origin.dtype)
     origin_RxTxO = (rows.origin[..., None] == origin_O[None, None]).astype(jnp.float32)
 
-    def weighted(x_RxT):
-        return jnp.sum(rows.weight * x_RxT)
+    def weighted(x_RxT, term=own):
+        return jnp.sum(rows.weight[term.weight] * x_RxT)
 
     def over_tokens(x_RxT):
-        return jnp.sum(jnp.where(response_RxT, x_RxT, 0.0))
+        return jnp.sum(jnp.where(own_RxT, x_RxT, 0.0))
 
     def by_origin(x_RxT):
         return jnp.sum(x_RxT[..., None] * origin_RxTxO, axis=(0, 1))
 
-    return weighted(total_RxT), Sums(
-        weighted={'actor/pg_loss': weighted(policy_RxT)},
+    of_others = {
+        f'actor/{term.weight}_loss': weighted(term.surrogate(tokens, objective.clip)[0], term)
+        for term in others
+    }
+    return sum(of_others.values(), weighted(total_RxT)), Sums(
+        weighted={'actor/pg_loss': weighted(policy_RxT), **of_others},
         over_tokens={
             'actor/kl_loss': over_tokens(kl_RxT),
             'actor/entropy': over_tokens(entropy_RxT),

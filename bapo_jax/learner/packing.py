@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import grain
 import numpy as np
 
-from bapo_jax.groups import Batch, ByGroup
+from bapo_jax.groups import TRAINED_ON, Author, Batch, ByGroup
 from bapo_jax.learner.mini_batch import MiniBatch, Rows, Sequences, Shape
 from bapo_jax.models.vision.layout import Seen
 
@@ -283,28 +283,28 @@ def pack(
     part: Part,
     lanes: Sequence[str],
     advantage: ByGroup,
-    weight: Sequence[float],
+    weight: Mapping[str, ByGroup],
     roles: Mapping[str, ByGroup],
 ) -> Rows:
-    """Packs a mini-batch's rows from token advantages, a token weight per sequence [N], and scores by role.
+    """Packs a mini-batch's rows from token advantages, the weights of each term, and scores by role.
 
     `lanes` are those of the whole batch.
     """
-    groups, weights = part.batch.groups, iter(weight)
+    groups = part.batch.groups
 
-    def on_trained(value_of: Callable[[int, int], Any], dtype: Any) -> np.ndarray:
-        """Packs `value_of(group index, response index)` onto the trained tokens of that response."""
+    def on_tokens(value_of: Callable[[int, int], Any], dtype: Any, *authors: Author) -> np.ndarray:
+        """Packs `value_of(group index, response index)` onto the tokens of that response by the authors."""
         values = [
-            [np.where(r.trained_on, value_of(i, j), 0) for j, r in enumerate(g.responses)]
+            [np.where(r.by(*authors), value_of(i, j), 0) for j, r in enumerate(g.responses)]
             for i, g in enumerate(groups)
         ]
         return part.on_responses(values, dtype)
 
     return Rows(
         sequences=part.sequences(),
-        origin=on_trained(lambda i, j: 1 + lanes.index(part.batch.origins[i]), np.int8),
-        behaviour=on_trained(lambda i, j: groups[i].responses[j].logp, np.float32),
-        advantage=on_trained(lambda i, j: advantage[i][j], np.float32),
-        weight=on_trained(lambda i, j: next(weights), np.float32),
+        origin=on_tokens(lambda i, j: 1 + lanes.index(part.batch.origins[i]), np.int8, Author.POLICY),
+        behaviour=on_tokens(lambda i, j: groups[i].responses[j].logp, np.float32, *TRAINED_ON),
+        advantage=on_tokens(lambda i, j: advantage[i][j], np.float32, *TRAINED_ON),
+        weight={name: part.on_responses(values, np.float32) for name, values in weight.items()},
         roles={role: part.on_responses(scores, np.float32) for role, scores in roles.items()},
     )

@@ -18,8 +18,8 @@ OFFER = (  # what a prompt says of the tool
     ' You can run Python: end a message with a ```python block, and you get what it prints. sympy and numpy '
     'are installed. Each run begins anew.'
 )
-MEMORY_BYTES = 1 << 30  # address space of a run, 0.3 GB of it Python and its packages
-MAX_WORKERS = 16
+RUN_BYTES = 1 << 30  # address space of a run, 0.3 GB of it Python and its packages
+MOST_AT_ONCE = 16
 _LATE_S = 60.0  # a worker that takes so long did not get the CPU; it ends a run earlier by itself
 _OPENING = re.compile(r'(?:python|py)[ \t]*\n')
 
@@ -74,10 +74,10 @@ def check_reply() -> None:
 def _pools() -> queue.SimpleQueue[VerifierPool]:
     """Pools of one worker: each answers one thread at a time."""
     pools = queue.SimpleQueue()
-    for _ in range(min(len(os.sched_getaffinity(0)), MAX_WORKERS)):
+    for _ in range(min(len(os.sched_getaffinity(0)), MOST_AT_ONCE)):
         pools.put(
             VerifierPool(
-                'bapo_jax.tasks.python_worker', workers=1, wall_s=_LATE_S, memory_bytes=MEMORY_BYTES,
+                'bapo_jax.tasks.python_worker', workers=1, wall_s=_LATE_S, memory_bytes=RUN_BYTES,
                 environment={**bare_environment(), 'PYTHONHASHSEED': '0', 'OPENBLAS_NUM_THREADS': '1'},
             )
         )  # fmt: skip

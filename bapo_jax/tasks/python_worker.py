@@ -21,9 +21,9 @@ import sympy  # noqa: F401 - imported once, for every fork
 from bapo_jax.tasks.sandbox import confine
 from bapo_jax.tasks.worker_process import serve
 
-CPU_S = 5  # of one run
-WALL_S = 10.0
-MOST_BYTES = 65_536  # of its output, after which it is stopped
+RUN_CPU_S = 5  # of one run
+RUN_WALL_S = 10.0
+MOST_OUTPUT = 65_536  # of its output, after which it is stopped
 MOST_CHARACTERS = 1000  # of the output that is returned
 _UNCONFINED = 99  # exit status
 
@@ -35,8 +35,8 @@ def run(code: str) -> dict[str, str]:
     if child == 0:
         _run_confined(code, write)
     os.close(write)
-    output, until = b'', time.monotonic() + WALL_S
-    while len(output) <= MOST_BYTES and (left := until - time.monotonic()) > 0:
+    output, until = b'', time.monotonic() + RUN_WALL_S
+    while len(output) <= MOST_OUTPUT and (left := until - time.monotonic()) > 0:
         if not select.select([read], [], [], left)[0]:
             break
         if not (data := os.read(read, 65_536)):
@@ -65,7 +65,7 @@ def _run_confined(code: str, output: int) -> NoReturn:
         os.dup2(output, 2)
         sys.stdout = open(1, 'w', encoding='utf-8', errors='backslashreplace', closefd=False)
         sys.stderr = sys.stdout
-        confine(CPU_S)
+        confine(RUN_CPU_S)
         status = 0
         random.seed(0)
         np.random.seed(0)

@@ -42,8 +42,19 @@ from rich.console import Console
 from rich.table import Table
 
 from bapo_jax.config import default_config
-from bapo_jax.groups import X1, Batch, Group, Prompt, Response, Verdict, binary_rewards, lanes_of, sampled
-from bapo_jax.learner.credit import advantages, token_weights
+from bapo_jax.groups import (
+    X1,
+    Author,
+    Batch,
+    Group,
+    Prompt,
+    Response,
+    Verdict,
+    binary_rewards,
+    lanes_of,
+    sampled,
+)
+from bapo_jax.learner.credit import advantages, weights
 from bapo_jax.learner.mini_batch import Rows
 from bapo_jax.learner.packing import cut, pack
 from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer
@@ -205,8 +216,7 @@ def pack_batch(batch: Batch, order: np.ndarray, learner: ConfigDict, most_tokens
     """The rows of one pass, as `Learner.update` makes them where no policy scores the batch."""
     advantage, packed = advantages(batch, learner.advantage), []
     for part in cut(batch, order, learner):
-        lengths = [len(r.tokens) for g in part.batch.groups for r in g.responses]
-        weight = token_weights(lengths, learner.aggregation, most_tokens)
+        weight = {'rl': weights(part.batch, Author.POLICY, (), learner.aggregation, most_tokens)}
         packed.append(pack(part, lanes_of(batch), [advantage[i] for i in part.indices], weight, {}))
     return packed
 

@@ -1,4 +1,4 @@
-"""Where the paper, its authors' released code and this project differ, and where a row of methods.py differs from its source.
+"""Where the paper, its authors' released code and this project differ, and where a row of methods/ differs from its source.
 
     python -m docs.reference.departures            # both tables
     python -m docs.reference.departures --write    # the same into docs/reference/departures.md
@@ -28,7 +28,7 @@ class Departure(NamedTuple):
 
 
 class RowDeparture(NamedTuple):
-    """How a row of methods.py differs from its paper or its authors' code."""
+    """How a row of methods/ differs from its paper or its authors' code."""
 
     row: str
     source: str

@@ -1,4 +1,4 @@
-"""Writes the table of docs/reference/methods.md from the methods table (bapo_jax/methods.py).
+"""Writes the table of docs/reference/methods.md from the methods table (bapo_jax/methods/).
 
     python -m docs.reference.methods
 """

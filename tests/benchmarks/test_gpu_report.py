@@ -156,7 +156,7 @@ def test_ragged_rows_are_packed_sequences():
         assert lengths.min() > 0 and (segment == np.repeat([*range(1, len(lengths) + 1), 0], [*lengths, 512 - lengths.sum()])).all()
         np.testing.assert_array_equal(position[segment > 0], np.concatenate([np.arange(n) for n in lengths]))
         assert set(response[segment == 1]) == {0, 1} and (response[response > 0] == segment[response > 0]).all()
-    assert rows.weight.sum() == pytest.approx(1) and ((rows.weight > 0) == (s.response > 0)).all()
+    assert rows.weight['rl'].sum() == pytest.approx(1) and ((rows.weight['rl'] > 0) == (s.response > 0)).all()
 
 
 def test_useful_work_counts_products_and_visible_pairs():

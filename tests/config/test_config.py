@@ -7,7 +7,7 @@ import pytest
 from ml_collections import ConfigDict, config_dict
 
 from bapo_jax.config import default_config, resolve, with_later_fields
-from bapo_jax.config.rules import check_server
+from bapo_jax.config.rollout_rules import check_server
 from bapo_jax.learner.credit import ADVANTAGES, AGGREGATIONS
 from bapo_jax.learner.losses import RATIO_LEVELS, SURROGATES
 from bapo_jax.rollout.vllm.token_guard import TOKEN_VARIABLE

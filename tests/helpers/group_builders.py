@@ -71,7 +71,7 @@ def masked(response, mask, logp=None):
     starts = [0, *(1 + np.flatnonzero(np.diff(mask))), len(mask)]
     spans = [
         Span(response.tokens[i:j], response.logp[i:j], Author.POLICY, version_of(response))
-        if mask[i] else Span(response.tokens[i:j], None if logp is None else logp[i:j], Author.TRACE)
+        if mask[i] else Span(response.tokens[i:j], None if logp is None else logp[i:j], Author.PLACEHOLDER)
         for i, j in zip(starts, starts[1:])
     ]  # fmt: skip
     return dataclasses.replace(response, spans=tuple(spans))

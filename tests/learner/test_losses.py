@@ -28,7 +28,7 @@ def array(*values):
 def loss_of(logp, anchor, advantage, *, centre=None, low=0.2, high=0.2, dual=None):
     """(loss, held) of each token, with the ratio π/anchor of each."""
     ratio = importance_ratio(token_level(logp - anchor, jnp.ones_like(logp)))
-    return clipped(Tokens(logp, ratio, advantage, jnp.ones_like(logp) if centre is None else centre), Clip(low, high, dual))
+    return clipped(Tokens(logp, ratio, advantage, jnp.ones_like(logp) if centre is None else centre, logp), Clip(low, high, dual))
 
 
 def at_ratio(ratio, advantage, **kwargs):
@@ -120,7 +120,7 @@ def test_the_clip_centre_moves_the_trust_region(ratio, advantage, loss, gradient
 @pytest.mark.parametrize('ratio, weight, held', [(1.0, 1.8, True), (1.9, 1.9, False), (2.5, 2.3, True)])
 def test_cispos_weight_is_cut_around_the_clip_centre_and_every_token_has_a_gradient(ratio, weight, held):
     """-w A log π with w = clip(ρ, c - .2, c + .3) and c = 2; the gradient is -w A."""
-    tokens = Tokens(array(-1.5), array(ratio), array(0.5), array(2.0))
+    tokens = Tokens(array(-1.5), array(ratio), array(0.5), array(2.0), array(0.0))
     loss, was_held = cispo(tokens, Clip(0.2, 0.3, None))
     gradient = jax.grad(lambda logp: cispo(tokens._replace(logp_RxT=logp), Clip(0.2, 0.3, None))[0].sum())(array(-1.5))
     np.testing.assert_allclose((loss[0, 0], gradient[0, 0]), (weight * 0.5 * 1.5, -weight * 0.5), rtol=RTOL)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from learners import learner_config
 
-from bapo_jax.groups import LANES
-from bapo_jax.learner.losses import SURROGATES, Clip, k3
+from bapo_jax.groups import LANES, Author
+from bapo_jax.learner.losses import SURROGATES, Clip, cross_entropy, k3, shaped
 from bapo_jax.learner.mini_batch import Rows, Sequences
-from bapo_jax.learner.objective import KL, Objective, evaluate_objective, numbers_of, objective_of, switched
+from bapo_jax.learner.objective import KL, Objective, Term, evaluate_objective, numbers_of, objective_of, switched
 from bapo_jax.learner.policy import policy_metrics
 from bapo_jax.learner.sums import Updated
 
-PLAIN = Objective('token', SURROGATES['clip'], Clip(0.2, 0.3, 3.0), 'behaviour', None, None, (), False)
+PLAIN = Objective('token', (Term(Author.POLICY, SURROGATES['clip'], 'rl'),), Clip(0.2, 0.3, 3.0), 'behaviour', None, None, (), False)
 NUMBERS = {'temperature': np.float32(1), 'kl_coef': np.float32(0.3), 'entropy_coef': np.float32(0.05)}
 R, T = 2, 8
 
@@ -35,7 +35,7 @@ def rows():
     roles = {'proximal': behaviour + draw(0.3), 'reference': behaviour + draw(0.5), 'previous': behaviour + draw(0.4)}
     zeros = np.zeros((R, T), np.int32)
     sequences = Sequences(zeros, zeros, zeros, response)
-    return Rows(sequences, origin, behaviour, draw(1), np.abs(draw(0.2)), roles)
+    return Rows(sequences, origin, behaviour, draw(1), {'rl': np.abs(draw(0.2))}, roles)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def by_hand(rows, logp, entropy, anchor='behaviour', kl=None, cap=None, entropy_
     """The value, in float64 and over response tokens alone."""
     on = rows.sequences.response > 0
     roles = {'behaviour': rows.behaviour, **rows.roles}
-    x = {name: a.astype(np.float64)[on] for name, a in {**roles, 'logp': logp, 'A': rows.advantage, 'w': rows.weight}.items()}
+    x = {name: a.astype(np.float64)[on] for name, a in {**roles, 'logp': logp, 'A': rows.advantage, 'w': rows.weight['rl']}.items()}
     ratio = np.exp(x['logp'] - x[anchor])
     loss = -np.minimum(ratio * x['A'], np.clip(ratio, 0.8, 1.3) * x['A'])
     loss = np.where(x['A'] < 0, np.minimum(loss, -3 * x['A']), loss)
@@ -122,13 +122,13 @@ def test_behaviour_and_proximal_anchor_and_decoupled_are_one_where_alpha_is_pi(r
     for other in results[1:]:
         jax.tree.map(np.testing.assert_array_equal, other, results[0])
     (value, sums), _ = results[0]
-    assert float(value) == pytest.approx(-float((rows.weight * rows.advantage).sum()), rel=1e-6)
+    assert float(value) == pytest.approx(-float((rows.weight['rl'] * rows.advantage).sum()), rel=1e-6)
     assert sums.over_tokens['actor/kl_loss'] == sums.over_tokens['actor/pg_clipfrac'] == sums.over_tokens['actor/ppo_kl'] == 0
 
 
 def test_penalties_towards_several_policies_add_up_each_with_its_own_share(rows, logp, entropy):
     """β (λ k3(π_ref) + (1 - λ) k3(π_prev)); what is logged is the sum without β. Here every token weighs 1."""
-    rows = rows._replace(weight=(rows.sequences.response > 0).astype(np.float32))
+    rows = rows._replace(weight={'rl': (rows.sequences.response > 0).astype(np.float32)})
 
     def penalty(*terms, **shares):
         numbers = {**NUMBERS, **{name: np.float32(x) for name, x in shares.items()}}
@@ -153,8 +153,8 @@ def test_a_clip_centre_is_the_roles_ratio_to_the_behaviour_policy(rows, entropy)
         evaluate(dataclasses.replace(PLAIN, clip_centre=centre), good, moved, entropy)[1] for centre in (None, 'proximal')
     )
     assert float(held.over_tokens['actor/pg_clipfrac']) == on.sum() and free.over_tokens['actor/pg_clipfrac'] == 0
-    assert float(held.weighted['actor/pg_loss']) == pytest.approx(-1.3 * rows.weight.sum(), rel=1e-5)
-    assert float(free.weighted['actor/pg_loss']) == pytest.approx(-2 * rows.weight.sum(), rel=1e-5)
+    assert float(held.weighted['actor/pg_loss']) == pytest.approx(-1.3 * rows.weight['rl'].sum(), rel=1e-5)
+    assert float(free.weighted['actor/pg_loss']) == pytest.approx(-2 * rows.weight['rl'].sum(), rel=1e-5)
 
 
 def test_sums_by_origin_are_over_an_origins_response_tokens(rows, logp, entropy):
@@ -184,8 +184,8 @@ def test_what_is_logged_of_tokens_is_their_mean_whatever_the_loss_weighs_them_by
         'actor/kl_loss': (np.exp(gap) - gap - 1).mean(), 'actor/entropy': entropy[on].mean(), 'actor/ppo_kl': -np.log(ratio).mean(),
         'actor/pg_clipfrac': (ratio * advantage > np.clip(ratio, 0.8, 1.3) * advantage).mean(),
     }  # fmt: skip
-    for weight in (np.where(on, 1 / on.sum(), 0), np.where(on, 1e-4, 0), rows.weight):
-        of_weight = rows._replace(weight=weight.astype(np.float32))
+    for weight in (np.where(on, 1 / on.sum(), 0), np.where(on, 1e-4, 0), rows.weight['rl']):
+        of_weight = rows._replace(weight={'rl': weight.astype(np.float32)})
         value, sums = evaluate(objective, of_weight, logp, entropy)
         logged = policy_metrics([jax.device_get(Updated(sums, np.float32(1), np.int32(0)))], ('x1', 'x2', 'x3', 'replay'))
         assert {name: logged[name] for name in want} == pytest.approx(want, rel=1e-4)
@@ -243,3 +243,26 @@ def test_the_switch_comes_after_its_step():
     learner = learner_config(switch_step=4).learner
     assert [step for step in range(1, 8) if switched(learner, step)] == [5, 6, 7]
     assert not any(switched(learner_config(switch_step=0).learner, step) for step in range(8))
+
+
+@pytest.mark.parametrize('kind', ['trace', 'ce'])
+def test_a_term_adds_the_loss_of_a_traces_tokens_and_no_metric_of_the_policy_counts_them(rows, logp, entropy, kind):
+    """The last response of the second row is a trace: the other sums are those of the rows in which it is only read."""
+    trace = np.zeros((R, T), bool)
+    trace[1, 2:6] = True
+    own = np.where(trace, 0, rows.weight['rl'])
+    only_read = rows._replace(
+        sequences=rows.sequences._replace(response=np.where(trace, 0, rows.sequences.response)), origin=np.where(trace, 0, rows.origin),
+        behaviour=np.where(trace, 0, rows.behaviour), advantage=np.where(trace, 0, rows.advantage), weight={'rl': own},
+    )
+    plain, sums = evaluate(PLAIN, only_read, logp, entropy)
+    traced = rows._replace(origin=np.where(trace, 0, rows.origin), weight={'rl': own, kind: np.where(trace, rows.weight['rl'], 0)})
+    term = Term(Author.TRACE, {'trace': shaped(0.1), 'ce': cross_entropy}[kind], kind)
+    value, traced_sums = evaluate(dataclasses.replace(PLAIN, terms=(*PLAIN.terms, term)), traced, logp, entropy)
+    weight, of_trace = np.float64(rows.weight['rl'])[trace], np.float64(logp)[trace]
+    p = np.exp(of_trace - rows.behaviour[trace])
+    want = {'trace': -p / (p + 0.1) * rows.advantage[trace], 'ce': -of_trace}[kind]
+    assert float(value - plain) == pytest.approx((weight * want).sum(), rel=1e-4)
+    added = traced_sums.weighted.pop(f'actor/{kind}_loss')
+    assert float(added) == pytest.approx((weight * want).sum(), rel=1e-5)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), traced_sums, sums))

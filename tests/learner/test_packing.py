@@ -9,8 +9,8 @@ import pytest
 from group_builders import graded, masked as with_others, right as first_right
 from hypothesis import given, settings, strategies as st
 
-from bapo_jax.groups import Prompt, make_batch, sampled
-from bapo_jax.learner.credit import AGGREGATIONS, advantages, token_weights
+from bapo_jax.groups import Author, Prompt, make_batch, sampled
+from bapo_jax.learner.credit import AGGREGATIONS, advantages, token_weights, weights as credit_weights
 from bapo_jax.learner.mini_batch import blank_rows
 from bapo_jax.learner.packing import capacity, cut, first_fit, lay_out, mini_batches, pack, rows_end_to_end, rows_of_slots
 
@@ -47,8 +47,8 @@ def one_part(groups, origins, *, row_tokens, rows):
 
 def packed(part, kind='group_std', aggregation='token_mean', roles=None):
     """The part's rows with the advantages and token weights that the learner gives it, over the tokens that are trained on."""
-    trained = [int(r.trained_on.sum()) for g in part.batch.groups for r in g.responses]
-    return pack(part, LANES_OF_TESTS, advantages(part.batch, kind), token_weights(trained, aggregation, 100), roles or {})
+    weight = {'rl': credit_weights(part.batch, Author.POLICY, (), aggregation, 100)}
+    return pack(part, LANES_OF_TESTS, advantages(part.batch, kind), weight, roles or {})
 
 
 some_groups = st.lists(
@@ -124,7 +124,7 @@ def test_packed_rows_hold_every_sequence_once_and_nothing_else(described, row_to
                 'trained_on': np.array([*blank, *on], bool),
             }  # fmt: skip
 
-    fields = {**result.sequences._asdict(), **result._asdict(), **result.roles}
+    fields = {**result.sequences._asdict(), **result._asdict(), **result.roles, 'weight': result.weight['rl']}
     del fields['sequences'], fields['roles']
     assert fields.pop('rope') is fields.pop('feature') is None  # no images
     M, R, T = result.sequences.tokens.shape
@@ -152,7 +152,7 @@ def test_packed_rows_hold_every_sequence_once_and_nothing_else(described, row_to
     assert part.layout.filled == filled.sum() and filled[: filled.sum()].all()
     assert M == filled.sum()
     total = np.mean(lengths) / 100 if aggregation == 'seq_mean_token_sum' else 1
-    assert result.weight.sum(dtype=np.float64) == pytest.approx(total, abs=1e-5)
+    assert result.weight['rl'].sum(dtype=np.float64) == pytest.approx(total, abs=1e-5)
 
 
 def test_a_token_that_is_not_trained_on_is_read_and_nothing_else():
@@ -163,7 +163,7 @@ def test_a_token_that_is_not_trained_on_is_read_and_nothing_else():
     part = one_part([dataclasses.replace(group, responses=responses)], ['x2'], row_tokens=6, rows=1)
     result = packed(part)
     m = int(np.flatnonzero(result.sequences.tokens[:, 0, 2] == responses[1].tokens[0])[0])
-    row = {name: array[m, 0].tolist() for name, array in {**result.sequences._asdict(), **result._asdict()}.items()
+    row = {name: array[m, 0].tolist() for name, array in {**result.sequences._asdict(), **result._asdict(), 'weight': result.weight['rl']}.items()
            if name not in ('sequences', 'roles') and array is not None}  # fmt: skip
     assert row['tokens'] == [*group.prompt.tokens.tolist(), *responses[1].tokens.tolist()]
     assert row['segment'] == [1] * 6 and row['position'] == list(range(6))
@@ -232,7 +232,7 @@ def test_a_batch_is_cut_in_the_order_given_with_origins_of_its_own():
     found = []
     for part in parts:
         rows = packed(part)
-        assert rows.weight.sum(dtype=np.float64) == pytest.approx(1, abs=1e-6)
+        assert rows.weight['rl'].sum(dtype=np.float64) == pytest.approx(1, abs=1e-6)
         ids = (rows.sequences.tokens - 1) // 10_000
         of = {int(i): LANES_OF_TESTS[o - 1] for i, o in zip(ids[rows.origin > 0], rows.origin[rows.origin > 0])}
         assert all(batch.origins[i] == origin for i, origin in of.items())

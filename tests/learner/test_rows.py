@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from bapo_jax.config import default_config, resolve
 from bapo_jax.groups import Group, Prompt, Verdict, make_batch, sampled
 from bapo_jax.learner import credit
-from bapo_jax.learner.objective import evaluate_objective, numbers_of, objective_of
+from bapo_jax.learner.objective import evaluate_objective, numbers_of, objective_of, weights_of
 from bapo_jax.learner.packing import cut, pack
 from bapo_jax.methods import METHODS, apply_method
 
@@ -73,7 +73,7 @@ def ours(config, groups, step=1):
     batch = make_batch(made, ['x1'] * len(made))
     [part] = cut(batch, np.arange(len(made)), config.learner)
     objective = objective_of(config.learner)
-    weight = credit.token_weights([len(t.logp) for _, g in groups for t in g], config.learner.aggregation, LIMIT)
+    weight = weights_of(objective, config.learner, part.batch, LIMIT)
     roles = {role: [[getattr(t, role) for t in g] for _, g in groups] for role in objective.roles}
     if config.learner.advantage == 'gae':
         values, trained = [[t.value for t in g] for _, g in groups], [[r.trained_on for r in g.responses] for g in made]

@@ -55,6 +55,8 @@ def test_aimless_solutions_have_right_arithmetic_and_seldom_the_target(tmp_path)
 
 def test_a_base_that_calls_is_shown_what_the_calculator_replies(tmp_path):
     """And the end of a call, one token, ends a response; without `calling` no such file is written."""
+    for name in ('plain', 'calling'):
+        (tmp_path / name).mkdir()
     bases.countdown_files(tmp_path / 'plain', 32, 1)
     tokenizer = bases.countdown_files(tmp_path / 'calling', 32, 1, calling=True)
     ends = {name: stop_tokens(tmp_path / name, tokenizer) for name in ('plain', 'calling')}

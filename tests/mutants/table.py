@@ -179,8 +179,9 @@ MUTANTS = (
     _GPU_DRAWING('jnp.where(p_BxV > 0, logits_BxV, _NEVER)', 'logits_BxV', 'a GPU draws from all words with top_p'),
     _COLLECT('if 5 * missing > asked:', 'if 4 * missing > asked:', 'a fifth without a verdict is borne'),
     _COLLECT('budget_s - verify_s)', 'budget_s)', 'the time for verdicts begins anew with each wave'),
-    _GROUPS('s.author == Author.POLICY for s in self.spans], bool', 's.author != Author.TRACE for s in self.spans], bool',
+    _GROUPS('TRAINED_ON = Author.POLICY, Author.TRACE', 'TRAINED_ON = Author.POLICY, Author.TRACE, Author.PREFIX',
             'given tokens are trained on'),
+    _OBJECTIVE('own_RxT = rows.origin > 0', 'own_RxT = rows.sequences.response > 0', "traces count in the policy's metrics"),
     _GROUPS('Author.PLACEHOLDER if other[i] else Author.POLICY', 'Author.POLICY', 'sampled image tokens are trained on'),
     _FIDELITY('if not (mean <= tolerance and high', 'if not (mean <= tolerance or high', 'a wrong policy passes the probe'),
     # ---- prompts, tasks, scores, groups

@@ -41,7 +41,7 @@ def answered(asked, k, step=2):
 def test_half_of_a_solution_is_given_at_first():
     asked = Continuations(8, 48, solve).choose(2, hard({1: 0, 2: 1, 3: 4}), rng())
     assert [begun.prompt.id for begun in asked] == [1, 2]
-    for prompt, [prefix] in asked:
+    for prompt, [prefix], *_ in asked:
         np.testing.assert_array_equal(prefix.tokens, SOLUTION[:16] + 100 * prompt.id)
         assert (prefix.logp, prefix.author) == (None, Author.PREFIX)
 
@@ -111,7 +111,7 @@ def test_the_policys_own_newest_right_response_is_given():
     verdicts = [Verdict.WRONG] * 7 + [Verdict.CORRECT]
     older = graded(older.prompt, [*(older.responses[i] for i in order), older.responses[longest]], verdicts)
     continuations.observe([older, newer], buffer)
-    asked = {prompt.id: prefix.tokens for prompt, [prefix] in continuations.choose(2, buffer, rng())}
+    asked = {prompt.id: prefix.tokens for prompt, [prefix], *_ in continuations.choose(2, buffer, rng())}
     for prompt_id, response in ((1, older.responses[-1]), (2, newer.responses[0])):
         if len(response.tokens) >= 2:
             n = max(1, round(len(response.tokens) / 2))

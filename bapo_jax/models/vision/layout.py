@@ -108,3 +108,17 @@ def largest_images(prompts: Sequence[Prompt], sight: ImageSource | None, groups:
     of_prompts = [sight.grids_of(prompt) for prompt in prompts]
     of_prompts.sort(key=lambda grids: -sum(h * w for _, h, w in grids))
     return [grid for grids in of_prompts[:groups] for grid in grids]
+
+
+def image_metrics(seen: Sequence[Seen]) -> dict[str, int]:
+    """Returns the image metrics of a batch's mini-batches (docs/reference/metrics.py); {} without images."""
+    if not seen:
+        return {}
+    return {
+        'images/prompts': sum(len(s.distinct) for s in seen),
+        'images/features': sum(len(s.layout.feature_I) for s in seen),
+        'images/pixel_bytes': sum(
+            4 * s.pixel_shape[-1] * int(np.count_nonzero(s.layout.image_RxP)) for s in seen
+        ),
+        'perf/kept_pixel_bytes': seen[0].sight.kept_bytes(),
+    }

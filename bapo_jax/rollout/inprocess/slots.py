@@ -223,8 +223,8 @@ def prefill_prompts(
     donate_argnames=('rows', 'places'),
 )
 def sample_responses(
-    weights: Weights, rows: SlotRows, places: Places, line: WaitingLine, waiting: Waiting, begun_1, few_1, most,
-    temperature, top_p, *, graph: nnx.GraphDef, mesh: Mesh, stop_tokens: tuple[int, ...], greedy: bool,
+    weights: Weights, rows: SlotRows, places: Places, line: WaitingLine, waiting: Waiting, begun_1, few_1,
+    most, temperature, top_p, *, graph: nnx.GraphDef, mesh: Mesh, stop_tokens: tuple[int, ...], greedy: bool,
     nucleus: bool, attention: str = 'auto',
 ) -> tuple[SlotRows, Places, jax.Array, jax.Array]:  # fmt: skip
     """Samples until the line is empty and at most `few` responses are in progress, or for `most` steps.

@@ -26,7 +26,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 # Inside an installed package, but beside the package in a checkout.
 LOCKS = _PACKAGE / 'locks' if (_PACKAGE / 'locks').is_dir() else _PACKAGE.parent / 'locks'
 BUILDS = ('cpu', 'cuda')
-UNFINISHED = 'unfinished'  # marker file in DIR during creation; ready-cpu or ready-cuda afterwards
+CREATING = 'unfinished'  # marker file in DIR during creation; ready-cpu or ready-cuda afterwards
 TORCHVISION = 'torchvision_on_cpu'
 TORCH_INDEX = 'https://download.pytorch.org/whl/cpu'  # torch's CPU build is not on PyPI
 
@@ -59,7 +59,7 @@ def ready(folder: Path, build: str) -> bool:
 def make(folder: Path, build: str) -> None:
     """Creates the environment in a folder that is marked by `begun`. Raises CalledProcessError, OSError."""
     for path in folder.iterdir():
-        if path.name != UNFINISHED:
+        if path.name != CREATING:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     subprocess.run([sys.executable, '-m', 'venv', folder], check=True, stderr=subprocess.PIPE, text=True)
     python = folder / 'bin' / 'python'
@@ -75,7 +75,7 @@ def make(folder: Path, build: str) -> None:
         site = Path(subprocess.run(where, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
         shutil.copy(LOCKS / f'{TORCHVISION}.py', site)
         (site / f'{TORCHVISION}.pth').write_text(f'import {TORCHVISION}\n', 'utf-8')
-    (folder / UNFINISHED).unlink()
+    (folder / CREATING).unlink()
     (folder / f'ready-{build}').write_text(recipe(build) + '\n', 'utf-8')
 
 
@@ -84,7 +84,7 @@ def may_be_made(folder: Path) -> bool:
     if not folder.is_dir():
         return not folder.exists()
     names = {path.name for path in folder.iterdir()}
-    marks = {UNFINISHED, *(f'ready-{build}' for build in BUILDS)}
+    marks = {CREATING, *(f'ready-{build}' for build in BUILDS)}
     marked = any((folder / name).is_file() for name in marks)
     # A user's own folder may have a file of that name, but is not a Python environment, finished or not.
     return (
@@ -97,12 +97,12 @@ def may_be_made(folder: Path) -> bool:
 def begun(folder: Path) -> None:
     """Marks `folder` as an unfinished environment. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / UNFINISHED).touch()
+    (folder / CREATING).touch()
 
 
 def build_of(folder: Path) -> str | None:
     """The build of the finished environment in `folder`, from any locks; None if there is none."""
-    if (folder / UNFINISHED).exists():  # interrupted while an earlier one was being removed
+    if (folder / CREATING).exists():  # interrupted while an earlier one was being removed
         return None
     return next((build for build in BUILDS if (folder / f'ready-{build}').is_file()), None)
 

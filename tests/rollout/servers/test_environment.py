@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bapo_jax.rollout.vllm import environment
-from bapo_jax.rollout.vllm.environment import BUILDS, UNFINISHED, main, pinned
+from bapo_jax.rollout.vllm.environment import BUILDS, CREATING, main, pinned
 
 TORCH = pinned('cpu', 'torch')
 
@@ -88,7 +88,7 @@ def test_a_finished_environment_is_left_and_of_the_other_build_refused(build, ot
 
 def test_one_that_was_stopped_while_it_was_removed_is_not_taken_for_finished(asked, tmp_path):
     main(tmp_path / 'env', 'cuda')
-    (tmp_path / 'env' / UNFINISHED).touch()
+    (tmp_path / 'env' / CREATING).touch()
     del asked[:]
     main(tmp_path / 'env', 'cpu')
     assert asked and [path.name for path in (tmp_path / 'env').iterdir()] == ['ready-cpu']
@@ -131,7 +131,7 @@ def test_a_failure_or_ctrl_c_ends_in_one_line_and_the_next_call_makes_it_anew(fa
     with pytest.raises(SystemExit, match='^error: .*same command') as told:
         main(folder, 'cpu')
     assert '\n' not in str(told.value) and str(folder) in str(told.value)
-    assert [path.name for path in folder.iterdir()] == [UNFINISHED]
+    assert [path.name for path in folder.iterdir()] == [CREATING]
     (folder / 'lib').mkdir()
     (folder / 'lib64').symlink_to('lib')
     vars(asked).update({'failing': (), 'stopped': None})
@@ -158,7 +158,7 @@ def test_a_folder_of_other_things_is_refused_and_kept(asked, tmp_path):
     assert not asked and (tmp_path / 'pyvenv.cfg').is_file()
     for name, make in (('folder', Path.mkdir), ('file', Path.touch)):
         (tmp_path / name / 'thesis').mkdir(parents=True)
-        make(tmp_path / name / UNFINISHED)
+        make(tmp_path / name / CREATING)
         with pytest.raises(SystemExit, match='was not made by this command'):
             main(tmp_path / name, 'cpu')
         assert (tmp_path / name / 'thesis').is_dir()
