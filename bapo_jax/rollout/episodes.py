@@ -1,9 +1,9 @@
 """An engine around an engine: the task's environment replies to a response, and the policy continues it.
 
-The policy's turn ends with a stop token. If the task's `reply` has an answer to the turn, the answer becomes a
-span of the environment, which nobody trains on. The engine then continues that response alone, by the policy
-that its group was requested from. A response ends with a turn without a reply, after `most_turns` replies, or
-at the token limit. So a group of episodes is a group: nothing behind this engine knows the difference.
+The policy's turn ends with a stop token. If the task's `reply` has an answer to the turn, that becomes a span
+of the environment, which nobody trains on. The engine then continues this response alone, by the policy that
+its group was requested from. A response ends with a turn without a reply, after `most_turns` replies, or at
+the token limit. So a group of episodes is a group: nothing behind this engine knows the difference.
 
 A response depends only on its random keys and on the replies. Turn t has the draw `Draw.again(t)`.
 """

@@ -1,7 +1,7 @@
 """A Python tool: a turn that ends with a block of code gets what the code prints. It runs in a sandbox.
 
-Each run begins anew, with `sympy` and `numpy` at hand, and knows nothing of earlier runs. The limits are those
-of python_worker.py and sandbox.py.
+Each run begins anew, with `sympy` and `numpy` at hand, and knows nothing of earlier runs. Its limits are in
+python_worker.py and sandbox.py.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _LATE_S = 60.0  # a worker that takes so long did not get the CPU; it ends a run
 _OPENING = re.compile(r'(?:python|py)[ \t]*\n')
 
 
-def code_of(turn: str) -> str | None:
+def code_in(turn: str) -> str | None:
     """The code of the ```python block that a turn ends with; None if it ends with none."""
     _, _, block = (turn := turn.rstrip()).removesuffix('```').rpartition('```')
     opening = _OPENING.match(block)
     return block[opening.end() :] if opening and turn.endswith('```') else None
 
 
-def reply(ground_truth: object, turn: str) -> str | None:
+def block_for(turn: str) -> str | None:
     """What the code at the end of a turn prints, as a block; None if there is no code.
 
     Raises RuntimeError if the machine did not run the code.
     """
-    code = code_of(turn)
+    code = code_in(turn)
     return None if code is None else f'```output\n{output_of(code)}\n```'
 
 

@@ -1,4 +1,4 @@
-"""Chat templates: what messages may contain, what ends an assistant's turn and opens the next, who uses one."""
+"""Chat templates: what messages may contain, what ends a turn and opens the next, whether a task uses one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def turn_end(tokenizer: Any) -> str:
 
 
 def reply_text(tokenizer: Any, prompt: str, turn_token: str, reply: str) -> str:
-    """Returns what follows a policy's turn that ended with `turn_token`: the reply to it, and the next opening.
+    """Returns what follows a turn that ended with `turn_token`: the reply, and the opening of the next turn.
 
     If that token ends an assistant's message in the chat template, the reply is the user's next message. Then
     the assistant's turn is opened as `prompt` opened it, perhaps with a <think>. After any other token the

@@ -9,7 +9,7 @@ import pytest
 
 from bapo_jax.tasks import python_tool, python_worker, sandbox
 from bapo_jax.tasks.mathematics import task as mathematics
-from bapo_jax.tasks.python_tool import check_reply, code_of, output_of, reply
+from bapo_jax.tasks.python_tool import check_reply, code_in, output_of
 
 REFUSED = 'Operation not permitted'
 slow = pytest.mark.slow  # each starts a worker, or waits for a limit
@@ -21,7 +21,7 @@ slow = pytest.mark.slow  # each starts a worker, or waits for a limit
     ('```python\nx\n``` gives 3', None), ('```\nx\n```', None), ('```python\nx', None), ('```python x\n```', None), ('```', None), ('', None),
 ])  # fmt: skip
 def test_a_turn_that_ends_with_a_block_of_code_calls_the_tool(turn, code):
-    assert code_of(turn) == code
+    assert code_in(turn) == code
 
 
 def test_the_filter_allows_what_it_lists_and_opens_for_reading():
@@ -114,7 +114,7 @@ def test_a_run_knows_nothing_of_earlier_ones_and_is_always_the_same():
 def test_the_tool_replies_with_a_block_and_a_failure_of_the_machine_is_none_of_the_codes(monkeypatch):
     check_reply()
     assert mathematics.reply({}, 'Let me see.\n```python\nprint(2**10)\n```') == '```output\n1024\n```'
-    assert reply({}, 'It is 1024.') is None
+    assert mathematics.reply({}, 'It is 1024.') is None
     monkeypatch.setattr(python_tool.VerifierPool, 'run', lambda *_: ['failed'])
     with pytest.raises(RuntimeError, match='the Python tool did not run: its process failed'):
         output_of('print(1)')

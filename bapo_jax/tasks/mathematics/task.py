@@ -29,7 +29,7 @@ from bapo_jax.tasks.mathematics import problems as math_problems
 from bapo_jax.tasks.mathematics.answers import MAX_LENGTH, is_plain, quick_verdict
 from bapo_jax.tasks.mathematics.problems import BENCHMARKS, SUFFIX
 from bapo_jax.tasks.mathematics.text import after_thinking, last_box
-from bapo_jax.tasks.python_tool import OFFER, check_reply, reply
+from bapo_jax.tasks.python_tool import OFFER, block_for, check_reply
 from bapo_jax.tasks.turns import chat
 from bapo_jax.tasks.verifier_pool import MACHINE_FAILED, OVERRAN, VerifierPool
 
@@ -211,6 +211,11 @@ def with_demands(ground_truth: dict, text: str) -> dict:
     form = demanded(text)
     other = {'form': form} if form not in ('', 'box') else {}
     return {**ground_truth, 'boxed': form == 'box', **other, 'thinking': text.rstrip().endswith('<think>')}
+
+
+def reply(ground_truth: Any, turn: str) -> str | None:
+    """Returns what the Python code at the end of a turn prints (python_tool.py); None if there is none."""
+    return block_for(turn)
 
 
 def verify(response: str, ground_truth: Any) -> tuple[Verdict, str | None]:
