@@ -68,7 +68,7 @@ def test_a_base_that_calls_is_shown_what_the_calculator_replies(tmp_path):
         solution = tokenizer.decode(row[target], skip_special_tokens=True)
         *calls, answer = solution.split('</calc>')
         for call, after in zip(calls, [*calls[1:], answer], strict=True):
-            assert re.match(r'\d+', after)[0] == countdown.reply(truth, f'{call}</calc>')
+            assert after.partition('<')[0] == countdown.reply(truth, f'{call}</calc>')
         assert len(calls) == len(truth['numbers']) - 1 and countdown.verify(solution, truth)[0] == Verdict.CORRECT
 
 

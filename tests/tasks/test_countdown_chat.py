@@ -52,7 +52,7 @@ def test_a_question_behind_solved_ones_is_asked_and_judged_as_they_were():
 def test_a_prompt_that_offers_the_calculator_asks_for_the_same_answer():
     text = cd.prompt_text(TRUTH, 'calculator', ChatTokenizer())
     [example] = re.findall('for example (<calc>.*?</calc>)', text)
-    assert cd.reply(TRUTH, f'First {example}') == '45'
+    assert cd.reply(TRUTH, f'First {example}') == '45\n'
     assert cd.with_demands(TRUTH, text) == {**TRUTH, 'last_block': True, 'thinking': False}
 
 
@@ -63,7 +63,7 @@ def test_a_prompt_that_offers_the_calculator_asks_for_the_same_answer():
     ('<calc>1</calc></calc>', None), ('<calc>1</calc><calc>4-1</calc>', '3'),
 ])  # fmt: skip
 def test_the_calculator_shows_the_exact_value_of_what_a_turn_ends_with(turn, shown):
-    assert cd.reply(TRUTH, turn) == shown
+    assert cd.reply(TRUTH, turn) == (shown and shown + '\n')
 
 
 @pytest.mark.parametrize('template', ['chat', 'examples', 'calculator', 'tinyzero_chat'])

@@ -154,7 +154,7 @@ def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:
 def reply(ground_truth: dict, turn: str) -> str | None:
     """Returns what the calculator shows if a turn ends with <calc>EXPRESSION</calc>; else None.
 
-    It shows an exact value, as an integer or a fraction, or 'error'.
+    It shows an exact value, as an integer or a fraction, or 'error', on a line of its own.
     """
     expression, closed, after = turn.rstrip().rpartition('<calc>')[2].partition('</calc>')
     if not closed or after or '<calc>' not in turn:
@@ -163,7 +163,7 @@ def reply(ground_truth: dict, turn: str) -> str | None:
         value = value_of(parse(expression.strip()))
     except ValueError:
         value = None
-    return 'error' if value is None else str(value)
+    return f'{"error" if value is None else value}\n'
 
 
 def verify_all(
