@@ -95,10 +95,9 @@ class JaxEngine(Engine):
         self, policy: _Policy, begun: Sequence[Begun], group_size: int, sampling: Sampling,
         draws: Sequence[Draw],
     ) -> list[Future[tuple[Response, ...]]]:  # fmt: skip
-        key_of = {draw: np.asarray(jax.random.key_data(draw.key())) for draw in set(draws)}
         asked = [
             _Group(
-                one, one.read, tokens_left(one, sampling), key_of[draw], group_size, _Kind(sampling, policy)
+                one, one.read, tokens_left(one, sampling), _key_data(draw), group_size, _Kind(sampling, policy)
             )
             for one, draw in zip(begun, draws, strict=True)
         ]
@@ -307,6 +306,11 @@ class JaxEngine(Engine):
                 self.sampled += int(n)
                 if len(group.responses) == group.size:
                     group.future.set_result(tuple(group.responses[i] for i in range(group.size)))
+
+
+@functools.lru_cache(maxsize=256)  # each turn of a response is requested by itself
+def _key_data(draw: Draw) -> np.ndarray:
+    return np.asarray(jax.random.key_data(draw.key()))
 
 
 class _ToPrefill(NamedTuple):
