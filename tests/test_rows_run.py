@@ -26,6 +26,10 @@ SMALL = {
     'repo': {'task__limit': 8, 'replay__repo__per_prompt': 4},
     **{row: {'replay__reevaluate_every': 2, 'rollout__sync_every': 2} for row in METHODS if row.startswith('ba')},
 }
+SMALL |= {
+    'areal': {'mesh__data': 1, 'rollout__most_behind': 1},
+    'kimi': {'rollout__step_share': 1.0},  # two steps finish no response in parts: test_long_rows.py has them
+}
 SMALL['bapo_posterior'] |= {'replay__posterior__after': 1}
 SMALL['bapo_continue'] |= {'replay__c1': 0.5}  # so that hard prompts have a right response to continue
 
@@ -115,6 +119,9 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
     [
         ('dapo', {'rollout__overlap': True, 'mesh__data': 1}, r'rollout\.overlap=True with .*=0\.0 and rollout\.refill_batches=4'),
         ('dapo', {'replay__fresh_filter': 'none'}, r'rollout\.refill_batches=4 needs a filter that keeps only mixed groups.*range'),
+        ('areal', {'rollout__overlap': False}, r'rollout\.most_behind=4 requests steps ahead, which rollout\.overlap=False excludes'),
+        ('kimi', {'learner__anchor': 'proximal'}, r'learner\.surrogate=regression squares .*learner\.anchor=proximal; set'),
+        ('kimi', {'rollout__step_share': 1.5}, r'rollout\.step_share=1\.5'),
         ('remix', {'rollout__sync_every': 5}, r'rollout\.mixture\.share=0\.4.*rollout\.sync_every=1'),
         ('remix', {'replay__use_x2': True}, r'rollout\.mixture\.share=0\.4 does not support re-evaluation; set replay\.use_x2=False'),
         ('repo', {'replay__use_x3': True}, r'replay\.kind=repo.*replay\.use_x3=False'),

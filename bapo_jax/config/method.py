@@ -29,6 +29,9 @@ ROLLOUT_FIELDS = {
             'p: the share of prompts answered by a recent rollout policy instead of the newest (ReMix)'),
         'policies': Field(2, AT_LEAST_1, HELD, 'N: the number of recent rollout policies to draw from'),
     },
+    'step_share': Field(1.0, share('a share of rollout.max_response_tokens', 'in (0, 1]'), HELD,
+        'a response gets at most this share of max_response_tokens in a step; a later step continues it '
+        '(partial rollouts: Kimi k1.5); 1: whole responses'),
     'refill_batches': Field(1, AT_LEAST_1, AMEND,
         'most batches of prompts a step, until B groups pass the filter (DAPO); 1: no refill'),
     'group_size': Field(8, ANY, HELD, 'G responses to each prompt'),
@@ -149,15 +152,22 @@ LEARNER_FIELDS = {
         'first_moment_dtype': Field('float32', one_of('float32', 'bfloat16'), HELD,
             'the second moment stays float32: bfloat16 would round away the increments of 1 - b2'),
     },
+    'reset_every': Field(0, NOT_NEGATIVE, AMEND,
+        "reset Adam's moments before every so many steps (Kimi k1.5: at each sync); 0: never"),
     'weight_decay': Field(0.01, NOT_NEGATIVE, AMEND, "AdamW's decoupled weight decay"),
     'grad_clip': Field(1.0, POSITIVE, AMEND, 'largest global norm of a gradient'),
     'anchor': Field('behaviour', one_of('behaviour', 'proximal', 'decoupled'), HELD,
         "the ratio's denominator: behaviour (α), proximal (π at the step's start), decoupled"),
     'importance_cap': Field(2.0, POSITIVE, AMEND, 'decoupled: upper bound on the weight π_prox / α'),
-    'ratio_level': Field('token', one_of('token', 'sequence'), AMEND,
-        'level of the importance ratio: per token, or per sequence (GSPO)'),
-    'surrogate': Field('clip', or_own('clip', 'cispo', 'unclipped'), AMEND,
-        'the policy-gradient loss: clip (PPO), cispo, unclipped (importance ratio times advantage)'),
+    'importance_rule': Field('truncate', one_of('truncate', 'mask'), AMEND,
+        'decoupled: a weight above the cap becomes the cap (truncate) or 0 (mask: AReaL)'),
+    'ratio_level': Field('token', one_of('token', 'sequence', 'response'), AMEND,
+        'level of the importance ratio: per token, per sequence (the geometric mean: GSPO), or per response '
+        '(the product)'),
+    'surrogate': Field('clip', or_own('clip', 'cispo', 'unclipped', 'regression'), AMEND,
+        'the policy-gradient loss: clip (PPO), cispo, unclipped (importance ratio times advantage), '
+        'regression (Kimi k1.5)'),
+    'tau': Field(0.01, POSITIVE, AMEND, 'regression: τ, the weight of the squared log ratio of a response'),
     'traces': {
         'loss': Field('none', one_of('none', 'shaped', 'cross_entropy'), HELD,
             "loss of the tokens of others' responses: none, shaped (-A w / (w + gamma): LUFFY, ExGRPO), "

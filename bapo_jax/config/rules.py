@@ -118,6 +118,12 @@ def check_learner(c: ConfigDict, need: Need) -> None:
         'the importance ratio starts at 1; set learner.anchor=behaviour, or learner.clip_centre=one',
     )
     need(
+        l.surrogate != 'regression' or (l.ratio_level, l.anchor) == ('response', 'behaviour'),
+        f'learner.surrogate=regression squares the log ratio of whole responses to the behaviour policy, not '
+        f'learner.ratio_level={l.ratio_level} and learner.anchor={l.anchor}; set '
+        'learner.ratio_level=response and learner.anchor=behaviour',
+    )
+    need(
         l.schedule.kind == 'constant' or l.schedule.decay_updates > 0,
         f'learner.schedule.kind={l.schedule.kind} has no optimizer steps to decay over: steps={c.steps} '
         f'leaves none after learner.schedule.warmup_updates={l.schedule.warmup_updates}; set '

@@ -57,6 +57,9 @@ _TASK = {
     'overlong_share': Field(0.0, share('a share of the limit'), AMEND,
         'soft overlong punishment (DAPO): the reward falls by up to 1 over this last share of the token '
         'limit; 0: off'),
+    'length_weight': Field(0.0, NOT_NEGATIVE, AMEND,
+        'length reward (Kimi k1.5): within a group, short right responses get up to half of this more, long '
+        'ones up to half of it less; 0: off'),
     'reward': Field('', ANY, AMEND, "your reward function, as 'module:function'; '': the task's verifier"),
     'judging': {
         'step_s': Field(600.0, POSITIVE, FREE,

@@ -31,7 +31,7 @@ from bapo_jax.learner.objective import (
     switched,
     weights_of,
 )
-from bapo_jax.learner.optimizer import clipped_adamw, learning_rate_of
+from bapo_jax.learner.optimizer import clipped_adamw, learning_rate_of, without_moments
 from bapo_jax.learner.packing import Part, capacity, cut, pack
 from bapo_jax.learner.policy import policy_loss, policy_metrics, policy_scores
 from bapo_jax.learner.score import as_shipped
@@ -198,6 +198,8 @@ class Learner:
     ) -> tuple[TrainState, dict[str, float]]:
         """Takes one optimizer step per mini-batch; `lanes` names the origins. All hosts call this."""
         critic, state = state.critic, state._replace(critic=None)  # the step donates its input
+        if self._config.reset_every and step % self._config.reset_every == 0:
+            state = state._replace(opt_state=without_moments(state.opt_state))
         state, updates = self.policy.train(state, batches, numbers_of(self._config, self._temperature, step))
         learning_rate = float(self.learning_rate(max(0, self.policy.updates_done(state) - 1)))
         return state._replace(critic=critic), {**policy_metrics(updates, lanes), 'actor/lr': learning_rate}

@@ -17,6 +17,7 @@ import numpy as np
 from bapo_jax.groups import LANES, Author, Batch, ByGroup
 from bapo_jax.learner import credit
 from bapo_jax.learner.losses import (
+    IMPORTANCE_WEIGHTS,
     RATIO_LEVELS,
     Clip,
     Surrogate,
@@ -24,9 +25,9 @@ from bapo_jax.learner.losses import (
     cross_entropy,
     importance_ratio,
     k3,
+    regression,
     shaped,
     total_variation,
-    truncated_weight,
 )
 from bapo_jax.learner.mini_batch import Rows
 from bapo_jax.learner.own_surrogate import surrogate_of
@@ -64,9 +65,10 @@ class Objective:
     clip: Clip
     anchor: str  # the role in the ratio's denominator: behaviour or proximal
     clip_centre: str | None  # the trust region is centred at this role / behaviour policy; None: at 1
-    importance_cap: float | None  # the surrogate is multiplied by min(π_prox / α, cap); None: by 1
+    importance_cap: float | None  # the surrogate is multiplied by π_prox / α up to the cap; None: by 1
     kl: tuple[KL, ...]
     entropy: bool  # whether there is an entropy bonus
+    importance_rule: str = 'truncate'  # what happens above the cap: a name of IMPORTANCE_WEIGHTS
 
     @property
     def ratio_roles(self) -> set[str]:
@@ -91,19 +93,22 @@ class Objective:
 def objective_of(learner: Any) -> Objective:
     """Returns the objective that a config's learner section describes."""
     decoupled = learner.anchor == 'decoupled'
+    name = learner.surrogate
+    surrogate = regression(learner.tau) if name == 'regression' else surrogate_of(name)
     kl = {
         'none': (),
         'convex': (KL(REFERENCE, k3, 'reference_share'), KL(PREVIOUS, k3, 'previous_share')),
     }.get(learner.kl_target, (KL(learner.kl_target, k3),))
     return Objective(
         ratio_level=learner.ratio_level,
-        terms=(Term(Author.POLICY, surrogate_of(learner.surrogate), 'rl'), *trace_terms(learner.traces)),
+        terms=(Term(Author.POLICY, surrogate, 'rl'), *trace_terms(learner.traces)),
         clip=Clip(learner.clip_low, learner.clip_high, learner.dual_clip or None),
         anchor=PROXIMAL if decoupled else learner.anchor,
         clip_centre=PROXIMAL if learner.clip_centre == 'proximal' else None,
         importance_cap=learner.importance_cap if decoupled else None,
         kl=kl,
         entropy=learner.entropy_coef != 0,
+        importance_rule=learner.importance_rule,
     )
 
 
@@ -182,11 +187,14 @@ def evaluate_objective(
     centre_RxT = jnp.ones_like(logp_RxT)
     if objective.clip_centre is not None:
         centre_RxT = importance_ratio(roles[objective.clip_centre] - rows.behaviour)
-    tokens = Tokens(logp_RxT, importance_ratio(log_ratio_RxT), rows.advantage, centre_RxT, rows.behaviour)
+    tokens = Tokens(
+        logp_RxT, importance_ratio(log_ratio_RxT), rows.advantage, centre_RxT, rows.behaviour, log_ratio_RxT
+    )
     policy_RxT, held_RxT = own.surrogate(tokens, objective.clip)
     held_RxT = held_RxT.astype(jnp.float32)
     if objective.importance_cap is not None:
-        policy_RxT = truncated_weight(roles[PROXIMAL], rows.behaviour, objective.importance_cap) * policy_RxT
+        weight_of = IMPORTANCE_WEIGHTS[objective.importance_rule]
+        policy_RxT = weight_of(roles[PROXIMAL], rows.behaviour, objective.importance_cap) * policy_RxT
     kl_RxT = jnp.zeros_like(logp_RxT)
     for kl in objective.kl:
         one_RxT = kl.estimator(logp_RxT, roles[kl.role])

@@ -256,6 +256,16 @@ ROWS = (
         'grpo_v5', 'recommends masking groups of equal rewards', 'they have advantage 0, and count in the token mean and in the KL',
     ),
     RowDeparture(
+        'areal', 'new weights interrupt generation; group rewards and batch advantages are both normalised; η of 2 to 16 in the examples',
+        'true with vLLM servers; the in-process engine completes a group with the policy it was requested from, unless '
+        'rollout.step_share is below 1; GRPO\'s advantage; η = 4, and a weight above 5 is masked as in the examples',
+    ),
+    RowDeparture(
+        'kimi', 'τ, the weight of the length reward and the budget of tokens are not stated; no length reward at first; repetition ends a response',
+        'τ = 0.01, weight 0.1 from the first step, half of the limit a step; all segments are trained on, each against its own policy; '
+        'no curriculum by labels, no end at repetition',
+    ),
+    RowDeparture(
         'dr_grpo', 'no dual clip', 'dual clip 3 stays, beside the clip of 0.2; the constant is rollout.max_response_tokens',
     ),
     RowDeparture(

@@ -15,6 +15,7 @@ from bapo_jax.learner.losses import (
     sequence_level,
     token_level,
     total_variation,
+    masked_weight,
     truncated_weight,
 )  # fmt: skip
 
@@ -28,7 +29,7 @@ def array(*values):
 def loss_of(logp, anchor, advantage, *, centre=None, low=0.2, high=0.2, dual=None):
     """(loss, held) of each token, with the ratio π/anchor of each."""
     ratio = importance_ratio(token_level(logp - anchor, jnp.ones_like(logp)))
-    return clipped(Tokens(logp, ratio, advantage, jnp.ones_like(logp) if centre is None else centre, logp), Clip(low, high, dual))
+    return clipped(Tokens(logp, ratio, advantage, jnp.ones_like(logp) if centre is None else centre, logp, logp), Clip(low, high, dual))
 
 
 def at_ratio(ratio, advantage, **kwargs):
@@ -120,7 +121,7 @@ def test_the_clip_centre_moves_the_trust_region(ratio, advantage, loss, gradient
 @pytest.mark.parametrize('ratio, weight, held', [(1.0, 1.8, True), (1.9, 1.9, False), (2.5, 2.3, True)])
 def test_cispos_weight_is_cut_around_the_clip_centre_and_every_token_has_a_gradient(ratio, weight, held):
     """-w A log π with w = clip(ρ, c - .2, c + .3) and c = 2; the gradient is -w A."""
-    tokens = Tokens(array(-1.5), array(ratio), array(0.5), array(2.0), array(0.0))
+    tokens = Tokens(array(-1.5), array(ratio), array(0.5), array(2.0), array(0.0), array(0.0))
     loss, was_held = cispo(tokens, Clip(0.2, 0.3, None))
     gradient = jax.grad(lambda logp: cispo(tokens._replace(logp_RxT=logp), Clip(0.2, 0.3, None))[0].sum())(array(-1.5))
     np.testing.assert_allclose((loss[0, 0], gradient[0, 0]), (weight * 0.5 * 1.5, -weight * 0.5), rtol=RTOL)
@@ -173,9 +174,11 @@ def test_the_decoupled_weight_is_cut_and_not_differentiated():
     proximal, behaviour = jnp.log(array(0.1, 0.2, 0.4, 1.0)), jnp.log(array(0.2, 0.2, 0.2, 0.001))
     np.testing.assert_allclose(truncated_weight(proximal, behaviour, 1.5), [(0.5, 1.0, 1.5, 1.5)], rtol=RTOL)
     np.testing.assert_allclose(truncated_weight(proximal, behaviour, 3.0), [(0.5, 1.0, 2.0, 3.0)], rtol=RTOL)
-    for argument in (0, 1):
-        gradient = jax.grad(lambda p, b: truncated_weight(p, b, 1.5).sum(), argnums=argument)(proximal, behaviour)
-        assert (gradient == 0).all()
+    np.testing.assert_allclose(masked_weight(proximal, behaviour, 1.5), [(0.5, 1.0, 0.0, 0.0)], rtol=RTOL)
+    for weight_of in (truncated_weight, masked_weight):
+        for argument in (0, 1):
+            gradient = jax.grad(lambda p, b: weight_of(p, b, 1.5).sum(), argnums=argument)(proximal, behaviour)
+            assert (gradient == 0).all()
 
 
 def test_behaviour_and_proximal_anchor_and_decoupled_are_one_where_alpha_is_pi():

@@ -236,14 +236,34 @@ def ba_ppo(groups):
     return ppo(groups, anchor='behaviour', beta=BETA)
 
 
+def areal(groups):
+    """Decoupled PPO; tokens with π_prox / α above 5 have no gradient."""
+
+    def loss(t, a):
+        weight = np.exp(t.proximal - t.behaviour)
+        return np.where(weight > 5, 0, weight) * clipped(np.exp(t.logp - t.proximal), a)
+
+    return token_mean(groups, z, loss)
+
+
+def kimi(groups):
+    """Per response -(r - mean) log π(y) + τ/2 (log π/α of y)², over the limit of tokens; the mean over responses."""
+    tau = 0.01
+    return np.mean([
+        (-a * t.logp.sum() + tau / 2 * (t.logp - t.behaviour).sum() ** 2) / LIMIT
+        for rewards, g in groups for t, a in zip(g, rewards - rewards.mean())
+    ])  # fmt: skip
+
+
 STATEMENTS = {
+    'areal': areal, 'kimi': kimi,
     'dr_grpo': dr_grpo, 'gspo': gspo, 'cispo': cispo, 'maxrl': maxrl, 'ppo': ppo, 'ba_ppo': ba_ppo, 'grpo': grpo,
     'grpo_v5': grpo_v5, 'dapo': dapo, 'mopps': mopps, 'repo': repo, 'remix': remix, 'bapo': bapo, 'bapo_tuned': bapo,
     'bapo_official': bapo_official, 'bapo_mini': bapo_mini, 'bapo_no_x2': bapo, 'bapo_no_x3': bapo, 'bapo_posterior': bapo,
     'bapo_continue': bapo, 'bapo_guarded': bapo_guarded,
 }  # fmt: skip
 # What a row sets to 0 itself, the statement leaves out: here it is set as the row has it.
-OWN = {'dapo': {'learner.entropy_coef': 0.0}}
+OWN = {'dapo': {'learner.entropy_coef': 0.0}, 'areal': {'learner.entropy_coef': 0.0}, 'kimi': {'learner.entropy_coef': 0.0}}
 
 
 def difference(statement, groups, h=1e-5):
@@ -325,6 +345,14 @@ def test_remix_is_held_close_to_its_new_base_alone_after_the_switch():
     ('row', 'off'),
     [
         ('grpo_v5', {'learner.anchor': 'proximal'}),
+        ('areal', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
+        (
+            'kimi',
+            {
+                'learner.anchor': 'proximal', 'learner.ratio_level': 'token', 'learner.surrogate': 'clip', 'learner.advantage': 'group_std',
+                'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference',
+            },
+        ),
         ('dapo', {'learner.clip_high': 0.2, 'learner.dual_clip': 3.0, 'learner.kl_target': 'reference'}),
         ('mopps', {'learner.clip_high': 0.2, 'learner.dual_clip': 3.0, 'learner.kl_target': 'reference'}),
         ('dr_grpo', {'learner.advantage': 'group_std', 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),

@@ -191,7 +191,7 @@ def test_a_surrogate_is_the_clipped_one_if_it_says_the_same(folder):
     rng = np.random.default_rng(0)
     ratio, advantage = np.exp(rng.normal(0, 0.4, (3, 50))).astype(np.float32), rng.normal(size=(3, 50)).astype(np.float32)
     advantage[0, :9] = 0  # tokens of a prompt
-    tokens = Tokens(np.log(ratio), ratio, advantage, np.ones_like(ratio), np.zeros_like(ratio))
+    tokens = Tokens(np.log(ratio), ratio, advantage, np.ones_like(ratio), np.zeros_like(ratio), np.log(ratio))
     mine = surrogate_of('my_functions:ppo')
     got, want = mine(tokens, Clip(9.0, 9.0, 9.0)), clipped(tokens, Clip(0.2, 0.28, None))
     np.testing.assert_allclose(got[0], want[0], rtol=1e-6)

@@ -57,7 +57,7 @@ def test_a_row_holds_what_was_asked_answered_judged_and_trained_on(tmp_path):
         'finish': [r.finish for r in g.responses],
         'versions': [5 if r.versions.size else -1 for r in shaped.responses],
         'spans': [
-            [['trace', -1, 1], *([['policy', 5, n - 1]] if n > 1 else [])] if i == 0 else [['policy', 5, n]]
+            [['placeholder', -1, 1], *([['policy', 5, n - 1]] if n > 1 else [])] if i == 0 else [['policy', 5, n]]
             for i, n in enumerate(len(r.tokens) for r in g.responses)
         ],
         'step': 5,
