@@ -52,6 +52,15 @@ def test_nobody_trains_on_the_environments_tokens_and_its_words_are_no_answer(wh
             assert ' no ' not in (row['answers'][i] or '')
 
 
+def test_what_a_budget_of_tokens_cuts_goes_on_with_its_turns(tmp_path, benchmark):
+    """Partial rollouts: a response may have a reply and tokens of several policies, in any order."""
+    run(episodes_config(benchmark, rollout__step_share=0.3, rollout__most_behind=0, evaluate__every=0), tmp_path)
+    spans = [spans for step in range(1, 7) for row in rollouts(tmp_path, step) for spans in row['spans']]
+    mixed = [s for s in spans if len({v for author, v, _ in s if author == 'policy'}) > 1]
+    assert any('environment' in {author for author, _, _ in s} for s in mixed)
+    assert all(sum(n for _, _, n in s) <= TOKENS and sum(author == 'environment' for author, _, _ in s) <= 1 for s in spans)
+
+
 def test_a_killed_run_repeats_every_metric(tmp_path, whole, benchmark):
     kill_after(4, episodes_config, benchmark, tmp_path / 'run')
     run(episodes_config(benchmark), tmp_path / 'run')

@@ -5,7 +5,8 @@ of the environment, which nobody trains on. The engine then continues this respo
 its group was requested from. A response ends with a turn without a reply, after `most_turns` replies, or at
 the token limit. So a group of episodes is a group: nothing behind this engine knows the difference.
 
-A response depends only on its random keys and on the replies. Turn t has the draw `Draw.again(t)`.
+A response depends only on its random keys and on the replies. Turn t has the draw `Draw.again(2 t)`,
+since a continuation in a later step has `Draw.again(1)`.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class Episodes(Engine):
             return
         turn = sum(span.author == Author.ENVIRONMENT for span in begun.spans)
         try:
-            [answer] = group.ask([begun], 1, group.sampling, [group.draw.again(turn)])
+            [answer] = group.ask([begun], 1, group.sampling, [group.draw.again(2 * turn)])
         except Exception as error:
             group.fail(RolloutError(f'the engine takes no further turn: {error}'))
         else:

@@ -94,7 +94,7 @@ def test_every_turn_is_what_the_engine_samples_for_it_with_its_own_draw(policy, 
             assert same(first[j], type(response)(response.spans[:1], first[j].finish))
             for t in range(1, len(replies_of(response)) + 1):
                 some = [Begun(prompt, response.spans[: 2 * t], first=j)]
-                [[want]] = results(engine.ask(some, 1, SAMPLING, [DRAW.again(t)]))
+                [[want]] = results(engine.ask(some, 1, SAMPLING, [DRAW.again(2 * t)]))
                 np.testing.assert_array_equal(want.spans[-1].tokens, response.spans[2 * t].tokens)
                 np.testing.assert_array_equal(want.spans[-1].logp, response.spans[2 * t].logp)
     engine.close()

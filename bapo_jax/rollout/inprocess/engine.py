@@ -97,7 +97,12 @@ class JaxEngine(Engine):
     ) -> list[Future[tuple[Response, ...]]]:  # fmt: skip
         asked = [
             _Group(
-                one, one.read, tokens_left(one, sampling), _key_data(draw), group_size, _Kind(sampling, policy)
+                one,
+                one.read,
+                tokens_left(one, sampling),
+                _key_data(draw),
+                group_size,
+                _Kind(sampling, policy),
             )
             for one, draw in zip(begun, draws, strict=True)
         ]
