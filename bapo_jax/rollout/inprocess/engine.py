@@ -95,15 +95,9 @@ class JaxEngine(Engine):
         self, policy: _Policy, begun: Sequence[Begun], group_size: int, sampling: Sampling,
         draws: Sequence[Draw],
     ) -> list[Future[tuple[Response, ...]]]:  # fmt: skip
+        kind = _Kind(sampling, policy)
         asked = [
-            _Group(
-                one,
-                one.read,
-                tokens_left(one, sampling),
-                _key_data(draw),
-                group_size,
-                _Kind(sampling, policy),
-            )
+            _Group(one, one.read, tokens_left(one, sampling), _key_data(draw), group_size, kind)
             for one, draw in zip(begun, draws, strict=True)
         ]
         with self._lock:
