@@ -22,8 +22,13 @@ pytestmark = pytest.mark.slow
 # What lets a row's parts act within two steps.
 SMALL = {
     'mopps': {'prompts__mopps__candidates': 3},
+    'dots': {'prompts__dots__references': 12, 'prompts__dots__temperature': 0.05},
+    'adaprefix': {'replay__given_by': 'solver', 'rollout__max_response_tokens': 40, 'learner__row_tokens': 56},
     'remix': {'learner__switch_step': 1},
     'repo': {'task__limit': 8, 'replay__repo__per_prompt': 4},
+    'arpo': {'task__limit': 8},
+    'fifo': {'replay__fifo__ratio': 1},
+    'exgrpo': {'task__limit': 8, 'replay__exgrpo__start_above': 0.01},
     **{row: {'replay__reevaluate_every': 2, 'rollout__sync_every': 2} for row in METHODS if row.startswith('ba')},
 }
 SMALL |= {
@@ -50,7 +55,7 @@ def row_config(method, base):
         'learner__slot_tokens': 0, 'learner__row_tokens': 24,
         'steps': 2, 'checkpoint__every': 1, 'checkpoint__keep': 3, 'log__theory_every': 2,
     }  # fmt: skip
-    config = small_config(method, base, **changes, **SMALL.get(method, {}))
+    config = small_config(method, base, **changes | SMALL.get(method, {}))
     config.evaluate.benchmarks, config.evaluate.track_prompts, config.log.rollouts_every = (), 0, 0
     return config
 
@@ -126,6 +131,16 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
         ('remix', {'replay__use_x2': True}, r'rollout\.mixture\.share=0\.4 does not support re-evaluation; set replay\.use_x2=False'),
         ('repo', {'replay__use_x3': True}, r'replay\.kind=repo.*replay\.use_x3=False'),
         ('repo', {'replay__repo__retrieve': 'oldest'}, r"replay\.repo\.retrieve='oldest' is unknown; choose .* all, recent, reward, variance"),
+        ('arpo', {'replay__use_x2': True}, r'replay\.kind=arpo.*replay\.use_x2=False'),
+        ('arpo', {'replay__arpo__per_prompt': 0}, r'replay\.arpo\.per_prompt=0 must be at least 1'),
+        ('fifo', {'replay__fresh_filter': 'range'}, r"replay\.kind=fifo.*set replay\.fresh_filter=none \(not 'range'\)"),
+        ('fifo', {'replay__fifo__capacity': 15}, r'replay\.fifo\.capacity=15 is smaller than a batch of replay\.fifo\.ratio=2 × .*=8'),
+        ('exgrpo', {'learner__traces__loss': 'none'}, r'replay\.kind=exgrpo makes traces .* set learner\.traces\.loss=shaped'),
+        ('exgrpo', {'rollout__mixture__share': 0.4}, r'rollout\.mixture\.share=0\.4 does not support re-evaluation.*than exgrpo'),
+        ('exgrpo', {'replay__exgrpo__share': 1.0}, r'replay\.exgrpo\.share=1\.0 must be in \[0, 1\)'),
+        ('exgrpo', {'replay__use_x3': True}, r'replay\.kind=exgrpo.*replay\.use_x3=False'),
+        ('freshper', {'replay__freshper__base': 'td'}, r"replay\.freshper\.base='td' is unknown; choose one of advantage, reward"),
+        ('freshper', {'replay__freshper__tau': 0.0}, r'replay\.freshper\.tau=0\.0 must be positive'),
         ('mopps', {'prompts__mopps__target': 1.0}, r'prompts\.mopps\.target=1\.0'),
         ('mopps', {'task__limit': 7}, r'7 training prompts are fewer than learner\.batch_groups=8'),
         ('bapo', {'replay__improved_rule': 'better'}, r'replay\.improved_rule'),
@@ -133,6 +148,15 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
         ('bapo_posterior', {'replay__reevaluate': 'likeliest'}, r'replay\.reevaluate'),
         ('bapo_posterior', {'replay__posterior__pool_within': -0.1}, r'replay\.posterior\.pool_within'),
         ('bapo', {'rollout__sync_phase': 'late'}, r'rollout\.sync_phase'),
+        ('adaprefix', {'prompts__adaprefix__withdrawal': (0.8, 0.6)}, r'prompts\.adaprefix\.withdrawal=\(0\.8, 0\.6\)'),
+        ('adaprefix', {'replay__use_x2': True}, r'prompts\.selector=adaprefix.*replay\.kind=bapo and replay\.use_x2=False'),
+        ('adaprefix', {'rollout__refill_batches': 2, 'rollout__overlap': False}, r'prompts\.selector=adaprefix.*rollout\.refill_batches=1'),
+        ('adaprefix', {'replay__given_by': 'solver', 'task__template': 'tinyzero'}, r'replay\.given_by=solver: .*countdown only has solutions for the templates compact'),
+        ('dots', {'prompts__dots__temperature': 0.0}, r'prompts\.dots\.temperature=0\.0 must be positive'),
+        ('dots', {'prompts__dots__cycle': 20}, r'60 training prompts are fewer than those of prompts\.dots\.cycle=20 steps with 4 prompts'),
+        ('dots', {'replay__kind': 'repo'}, r'prompts\.selector=dots: replay\.kind=repo would also train .*; set replay\.kind=rollout_replay, or bapo'),
+        ('dots', {'replay__use_x3': True}, r'replay\.kind=rollout_replay.*replay\.use_x3=False'),
+        ('dots', {'replay__rollout_replay__fresh': 9}, r'replay\.rollout_replay\.fresh=9 exceeds learner\.batch_groups=8'),
         ('ppo', {'critic__gae': (1.0, 1.5)}, r'critic\.gae=\(1\.0, 1\.5\)'),
         ('dapo', {'task__overlong_share': 1.0}, r'task\.overlong_share=1\.0'),
     ],

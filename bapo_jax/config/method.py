@@ -8,6 +8,7 @@ from bapo_jax.config.field import (
 from bapo_jax.config.own_code import or_own
 from bapo_jax.replay.bapo import RULES
 from bapo_jax.replay.filters import FILTERS
+from bapo_jax.replay.freshper import BASES
 from bapo_jax.replay.kinds import GIVEN_BY, KINDS, REEVALUATE
 from bapo_jax.replay.repo import RETRIEVE
 from bapo_jax.replay.thresholds import DIRECTIONS
@@ -78,7 +79,8 @@ ROLLOUT_FIELDS = {
 REPLAY_FIELDS = {
     'kind': Field('bapo', or_own(*KINDS), HELD,
         "how batches are built: bapo (Algorithm 1; GRPO if its parts are off), repo (replay of a prompt's "
-        'earlier responses)'),
+        'earlier responses), arpo (a success in a failed group), fifo (uniform), freshper (prioritised), '
+        'exgrpo (groups led by a success), rollout_replay (fewer fresh groups, and recent ones)'),
     'fresh_filter': Field('gaussian', or_own(*FILTERS), AMEND,
         'X1: none, range (drop groups that are all right or all wrong), gaussian(.5, .2), uniform(.6)'),
     'use_x2': Field(True, SWITCH, AMEND, 'train on improved hard prompts'),
@@ -93,7 +95,8 @@ REPLAY_FIELDS = {
             'pool with the earlier group if the mean |log ratio| per token is at most this; 0: never'),
     },
     'given_by': Field('policy', names(GIVEN_BY), AMEND,
-        "continue: source of the given prefix: a correct response of the policy, or the task's solver"),
+        "continue, adaprefix: source of the given prefix: a correct response of the policy, or the task's "
+        'solver'),
     'c1': Field(1 / 8, share(''), AMEND,
         'a group with accuracy <= c1 is hard; a re-evaluated one with c1 < accuracy < 1 enters X2'),
     'improved_rule': Field('threshold', names(RULES), AMEND,
@@ -123,6 +126,34 @@ REPLAY_FIELDS = {
             'split: separate baselines for fresh and earlier responses; mixed: one baseline'),
         'per_prompt': Field(0, AT_LEAST_1, HELD,
             'responses kept per prompt, replayed once there are this many; 0: 2 G'),
+    },
+    'arpo': {
+        'per_prompt': Field(8, AT_LEAST_1, HELD, 'correct responses kept per prompt, FIFO'),
+    },
+    'fifo': {
+        'ratio': Field(2, AT_LEAST_1, HELD, 'groups trained on per fresh group: a batch has ratio × B'),
+        'capacity': Field(0, AT_LEAST_1, HELD, 'N: groups kept, FIFO; 0: 6 × learner.batch_groups'),
+    },
+    'freshper': {
+        'ratio': Field(1, AT_LEAST_1, HELD, 'most earlier groups per fresh group in a batch'),
+        'capacity': Field(0, AT_LEAST_1, HELD, "groups kept, FIFO; 0: 50,000 responses' worth"),
+        'base': Field('advantage', names(BASES), HELD,
+            'priority of a new group: mean |advantage| or mean |reward| of its responses'),
+        'tau': Field(500.0, POSITIVE, AMEND, 'τ: steps after which a priority has fallen to 1/e'),
+        'alpha': Field(0.6, NOT_NEGATIVE, AMEND, 'α: a group is drawn with P ∝ priority^α; 0: uniformly'),
+        'beta': Field(0.4, NOT_NEGATIVE, AMEND,
+            'β: token weights of an earlier group are multiplied by (N P)^-β / its maximum; 0: by 1'),
+    },
+    'exgrpo': {
+        'share': Field(0.5, share('a share of the groups of a batch'), HELD,
+            'ρ: the largest share of groups that a stored success leads'),
+        'start_above': Field(0.35, share('a share of responses'), HELD,
+            'successes are stored once more than this share of the responses of a batch is correct'),
+        'per_prompt': Field(32, AT_LEAST_1, HELD, 'correct responses kept per prompt, FIFO'),
+    },
+    'rollout_replay': {
+        'fresh': Field(0, AT_LEAST_1, HELD, 'fresh prompts per step; 0: half of learner.batch_groups'),
+        'capacity': Field(0, AT_LEAST_1, HELD, 'groups kept, FIFO; 0: learner.batch_groups'),
     },
 }
 

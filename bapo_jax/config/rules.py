@@ -12,9 +12,12 @@ from bapo_jax.config.own_code import check_own_code
 from bapo_jax.config.rollout_rules import check_rollout
 from bapo_jax.machine.terminal import without_passwords
 from bapo_jax.methods import METHODS
+from bapo_jax.own.method import is_own
+from bapo_jax.replay.exgrpo import led_groups
 from bapo_jax.replay.failures import LAGS
+from bapo_jax.replay.kinds import OTHER_KINDS
 from bapo_jax.replay.thresholds import TOLERANCE
-from bapo_jax.tasks import custom_reward, get_task
+from bapo_jax.tasks import asks_solver, custom_reward, get_task
 
 
 def check_run(c: ConfigDict, need: Need) -> None:
@@ -60,12 +63,55 @@ def check_model(c: ConfigDict, need: Need) -> None:
     need(not most or least <= most, f'model.pixels={pixels}: the first number exceeds the second; lower it')
 
 
+def check_prompts(c: ConfigDict, need: Need) -> None:
+    p, r = c.prompts, c.replay
+    first_and_last = p.adaprefix.withdrawal
+    need(
+        len(first_and_last) == 2 and 0 <= first_and_last[0] < first_and_last[1] <= 1,
+        f'prompts.adaprefix.withdrawal={first_and_last} must be two shares of the steps, the first below the '
+        'second, such as (0.6, 0.8)',
+    )
+    need(
+        p.selector != 'adaprefix' or (r.kind not in ('repo', 'arpo', 'exgrpo') and not r.use_x2),
+        "prompts.selector=adaprefix: a prompt's groups continue prefixes of different lengths, so they are "
+        'not comparable; set replay.kind=bapo and replay.use_x2=False',
+    )
+    need(
+        (p.selector not in ('adaprefix', 'dots') and r.kind != 'rollout_replay')
+        or (c.rollout.refill_batches == 1 and c.rollout.step_share == 1),
+        f'prompts.selector={p.selector} with replay.kind={r.kind} draws prompts once a step, and needs all '
+        f'groups in that step; set rollout.refill_batches=1 (not {c.rollout.refill_batches}) and '
+        f'rollout.step_share=1.0 (not {c.rollout.step_share})',
+    )
+    need(
+        p.selector != 'dots' or r.kind in ('bapo', 'rollout_replay') or is_own(r.kind),
+        f'prompts.selector=dots: replay.kind={r.kind} would also train on the groups of the references; set '
+        'replay.kind=rollout_replay, or bapo',
+    )
+
+
 def check_replay(c: ConfigDict, need: Need) -> None:
     p = c.replay
     need(
-        p.kind != 'repo' or (p.fresh_filter == 'none' and not p.use_x2 and not p.use_x3),
-        'replay.kind=repo trains on all fresh groups and has its own replay; set replay.fresh_filter=none '
+        p.kind not in OTHER_KINDS or (p.fresh_filter == 'none' and not p.use_x2 and not p.use_x3),
+        f'replay.kind={p.kind} takes all fresh groups and has its own replay; set replay.fresh_filter=none '
         f'(not {p.fresh_filter!r}), replay.use_x2=False and replay.use_x3=False',
+    )
+    need(
+        p.kind != 'fifo' or p.fifo.capacity >= p.fifo.ratio * c.learner.batch_groups,
+        f'replay.fifo.capacity={p.fifo.capacity} is smaller than a batch of replay.fifo.ratio={p.fifo.ratio} '
+        f'× learner.batch_groups={c.learner.batch_groups} groups, so nothing would be trained; raise it, or '
+        'lower replay.fifo.ratio',
+    )
+    need(
+        p.kind != 'exgrpo' or c.learner.traces.loss != 'none',
+        'replay.kind=exgrpo makes traces of stored responses, and learner.traces.loss=none trains on none; '
+        'set learner.traces.loss=shaped',
+    )
+    need(
+        p.kind != 'rollout_replay' or p.rollout_replay.fresh <= c.learner.batch_groups,
+        f'replay.rollout_replay.fresh={p.rollout_replay.fresh} exceeds '
+        f'learner.batch_groups={c.learner.batch_groups}; lower it',
     )
     G = c.rollout.group_size
     need(
@@ -98,10 +144,17 @@ def check_replay(c: ConfigDict, need: Need) -> None:
 def full_batch_updates(c: ConfigDict) -> int:
     """An upper bound on a run's optimizer steps.
 
-    It is steps × ⌈batch_groups / mini_batch_groups⌉ × passes_per_batch. A partly filled batch has fewer, and
-    so has a method after its switch_step. It is 0 if the number of steps depends on the data (`epochs`).
+    It is steps × ⌈groups of a full batch / mini_batch_groups⌉ × passes_per_batch. A partly filled batch has
+    fewer, and so has a method after its switch_step. It is 0 if the number of steps depends on the data
+    (`epochs`).
     """
-    a_pass = -(-c.learner.batch_groups // max(1, c.learner.mini_batch_groups))  # 0 is refused later
+    B, p = c.learner.batch_groups, c.replay
+    groups = {
+        'fifo': p.fifo.ratio * B,
+        'freshper': (1 + p.freshper.ratio) * B,
+        'exgrpo': B + led_groups(B, min(p.exgrpo.share, 0.99)),
+    }.get(p.kind, B)
+    a_pass = -(-groups // max(1, c.learner.mini_batch_groups))  # 0 is refused later
     return c.steps * a_pass * c.learner.passes_per_batch
 
 
@@ -161,7 +214,7 @@ def check_task(c: ConfigDict, need: Need) -> None:
         )
         solved = getattr(task, 'SOLUTIONS', {})
         need(
-            c.task.template in solved or (c.replay.reevaluate, c.replay.given_by) != ('continue', 'solver'),
+            c.task.template in solved or not asks_solver(c),
             f'replay.given_by=solver: task.name={c.task.name} only has solutions for the templates '
             f'{", ".join(solved) or "(none)"}, not for task.template={c.task.template}; set '
             'replay.given_by=policy',
@@ -227,6 +280,7 @@ CROSS_RULES = (
     check_model,
     check_task,
     check_rollout,
+    check_prompts,
     check_replay,
     check_learner,
     check_critic,

@@ -182,13 +182,15 @@ def weights(
     """Returns the weight of every token by `author` in a mini-batch, float32; 0 on other tokens.
 
     The reduction covers these tokens and those `beside` them. Responses without any do not count, if other
-    authors' tokens are trained on there.
+    authors' tokens are trained on there. The batch's weights of its groups multiply the result.
     """
     responses = [r for g in batch.groups for r in g.responses]
     lengths = [int(r.by(author, *beside).sum()) for r in responses]
     counted = [n > 0 or not r.trained_on.any() for n, r in zip(lengths, responses, strict=True)]
     weight = np.zeros(len(responses), np.float32)
     weight[counted] = token_weights([n for n, c in zip(lengths, counted) if c], aggregation, limit)
+    if batch.weights:
+        weight *= np.repeat(np.float32(batch.weights), [g.size for g in batch.groups])
     of_responses = iter(weight)
     return [
         [np.where(r.by(author), next(of_responses), np.float32(0)) for r in g.responses] for g in batch.groups

@@ -51,6 +51,73 @@ OFF_POLICY: dict[str, Method] = {
         },
         of_task={},
     ),
+    'arpo': GRPO.but(
+        'ARPO: where a whole group failed, an earlier success of its prompt takes the place of a response; '
+        'clip-higher; no KL',
+        'arXiv 2505.16282 and its code',
+        batch={'replay.kind': 'arpo', 'replay.arpo.per_prompt': 8},
+        learning={
+            'learner.clip_high': 0.3,
+            'learner.kl_target': 'none',
+            'learner.aggregation': 'seq_mean_token_mean',
+        },
+        of_task={},
+    ),
+    'fifo': GRPO.but(
+        'replay without removal: trains on a uniform sample of the newest groups, two for each fresh group; '
+        'no KL',
+        'Arnal et al., arXiv 2604.08706',
+        batch={'replay.kind': 'fifo', 'replay.fifo.ratio': 2},
+        learning={'learner.anchor': 'behaviour', 'learner.kl_target': 'none'},
+        of_task={},
+    ),
+    'freshper': GRPO.but(
+        'FreshPER: replays earlier groups by a priority that ages, beside every fresh group; no KL',
+        'arXiv 2604.16918 and its code',
+        batch={
+            'replay.kind': 'freshper',
+            'replay.freshper.tau': 500.0,
+            'replay.freshper.alpha': 0.6,
+            'replay.freshper.beta': 0.4,
+        },
+        learning={'learner.anchor': 'behaviour', 'learner.kl_target': 'none'},
+        of_task={},
+    ),
+    'exgrpo': GRPO.but(
+        'ExGRPO: asks solved prompts again, and lets a likely earlier success lead the group, with a shaped '
+        'loss; rewards centred; no clip, no KL',
+        'arXiv 2510.02245 and its code',
+        batch={'replay.kind': 'exgrpo', 'replay.exgrpo.share': 0.5, 'replay.exgrpo.start_above': 0.35},
+        learning={
+            'learner.surrogate': 'unclipped',
+            'learner.traces.loss': 'shaped',
+            'learner.traces.gamma': 0.1,
+            'learner.advantage': 'centred',
+            'learner.aggregation': 'seq_mean_token_sum',
+            'learner.kl_target': 'none',
+        },
+        of_task={},
+    ),
+    'dots': GRPO.but(
+        'DOTS and rollout replay: prompts with a success rate near 1/2, predicted from references; half of a '
+        'batch is replayed',
+        'arXiv 2506.05316 and its code',
+        prompts={
+            'prompts.selector': 'dots',
+            'prompts.dots.references': 256,
+            'prompts.dots.cycle': 2,
+            'prompts.dots.temperature': 1e-3,
+        },
+        batch={'replay.kind': 'rollout_replay'},
+        # The code clips π_θ / α to π_prox / α · [1 - ε, 1 + ε]: PPO's term times π_prox / α, uncapped.
+        learning={
+            'learner.anchor': 'decoupled',
+            'learner.importance_cap': 1e6,
+            'learner.dual_clip': 0.0,
+            'learner.kl_target': 'none',
+        },
+        of_task={},
+    ),
     'remix': GRPO.but(
         'ReMix: recent policies answer 0.4 of the prompts; two passes per batch; KL to base and last policy; '
         'GRPO after step 50',

@@ -94,6 +94,16 @@ ON_POLICY: dict[str, Method] = {
             for task in ('countdown', 'geometry')
         },
     ),
+    'adaprefix': GRPO.but(
+        'AdaPrefix: prompts are asked from a prefix of a correct response, long enough that half succeed; '
+        'later withdrawn',
+        "arXiv 2607.07674 (abstract); the control law is this project's own",
+        prompts={
+            'prompts.selector': 'adaprefix',
+            'prompts.adaprefix.gain': 0.25,
+            'prompts.adaprefix.withdrawal': (0.6, 0.8),
+        },
+    ),
     'ppo': GRPO.but(
         'PPO: a critic predicts a value for every token; advantages from GAE',
         "arXiv 1707.06347; verl's PPO",

@@ -6,14 +6,28 @@ from collections.abc import Callable
 from typing import Any
 
 from bapo_jax.own.method import is_own, load_own
+from bapo_jax.replay.arpo import Arpo
 from bapo_jax.replay.bapo import Bapo
 from bapo_jax.replay.continuations import Continuations, Solve
+from bapo_jax.replay.exgrpo import Exgrpo
+from bapo_jax.replay.fifo import Fifo
+from bapo_jax.replay.freshper import Freshper
 from bapo_jax.replay.posterior import Posterior
 from bapo_jax.replay.protocol import Replay
 from bapo_jax.replay.repo import Repo
 from bapo_jax.replay.retries import Retries, Uniform
+from bapo_jax.replay.rollout_replay import RolloutReplay
 
-KINDS = ('bapo', 'repo')
+# Kinds whose replay takes the place of all of BAPO's parts: made of (the section `replay`, B).
+OTHER_KINDS = {
+    'repo': Repo,
+    'arpo': Arpo,
+    'fifo': Fifo,
+    'freshper': Freshper,
+    'exgrpo': Exgrpo,
+    'rollout_replay': RolloutReplay,
+}
+KINDS = ('bapo', *OTHER_KINDS)
 REEVALUATE = ('uniform', 'posterior', 'continue')
 GIVEN_BY = ('policy', 'solver')
 
@@ -28,8 +42,8 @@ def make_replay(
     """
     if is_own(config.replay.kind):
         return load_own('replay.kind', config.replay.kind)(config, reevaluation_due)
-    if config.replay.kind == 'repo':
-        return Repo(config.replay, config.learner.batch_groups)
+    if config.replay.kind in OTHER_KINDS:
+        return OTHER_KINDS[config.replay.kind](config.replay, config.learner.batch_groups)
     return Bapo(
         config.replay, config.learner.batch_groups, reevaluation_due, make_retries(config, prompts, solve)
     )

@@ -177,15 +177,21 @@ def _rendering(template: str) -> Iterator[None]:
             signal.signal(signal.SIGALRM, before)
 
 
+def asks_solver(config: ConfigDict) -> bool:
+    """Whether responses are to continue correct ones that the task's solver writes."""
+    continues = config.replay.reevaluate == 'continue' or config.prompts.selector == 'adaprefix'
+    return continues and config.replay.given_by == 'solver'
+
+
 def solver(
     config: ConfigDict, tokenizer: Any
 ) -> Callable[[Prompt, np.random.Generator], np.ndarray | None] | None:
-    """Returns a solver, which writes correct responses, or None unless `config.replay` asks for them.
+    """Returns a solver, which writes correct responses, or None unless `config` asks for them.
 
     It returns a prompt's response as int32 tokens without an end token, or None if the task finds none.
     `config` is resolved, and its task has solutions in the style of `config.task.template`.
     """
-    if config.replay.reevaluate != 'continue' or config.replay.given_by != 'solver':
+    if not asks_solver(config):
         return None
     solution = get_task(config.task.name).SOLUTIONS[config.task.template]
 

@@ -298,9 +298,55 @@ ROWS = (
         "Beta(1, 1) prior, the nearest B; the config's mini-batches",
     ),
     RowDeparture(
+        'adaprefix',
+        'a correct reference solution; prefixes adjusted by feedback to a success of one half, calibrated first, later withdrawn '
+        '(read in the abstract only)',
+        'our control law: f ← clip(f + 0.25 (1/2 − k/G), 0, 0.9) for each prompt, from 1/2, without calibration; withdrawn linearly '
+        'between 0.6 and 0.8 of the steps. Prefixes of the newest correct response of the policy, until which '
+        'a prompt is asked plainly, or of the solver with replay.given_by=solver. Cut at a token, and as a share of its tokens',
+    ),
+    RowDeparture(
         'repo', "a prompt's fresh and earlier responses share an optimizer step; λ_off; random retrieval; std + 1e-4; no dual clip",
         'both are groups in shuffled mini-batches, with twice the optimizer steps; λ_off = 1; no random retrieval; std + 1e-6; dual '
         'clip 3',
+    ),
+    RowDeparture(
+        'arpo', 'multi-turn GUI tasks; outcomes below thresholds; tasks pre-filtered; a response in each micro-batch (inferred: mean over '
+        'responses); 16 updates a step',
+        "k = 0 by the verifier; the config's prompts and mini-batches; the clip is of the ratio, not of its logarithm. The paper's text "
+        'is unread: only the code was',
+    ),
+    RowDeparture(
+        'fifo', 'unit: a response; asynchronous workers set the replay ratio; clip per response; positive bias and AsymRE as variants; '
+        'no dual clip',
+        'unit: a group, so a batch has whole groups; synchronous, 2 groups trained on per fresh one; ratio per token; no variants; dual '
+        'clip 3. What is done before there is a batch is not said: here nothing is trained',
+    ),
+    RowDeparture(
+        'freshper', 'unit: a response or an agent step; absolute reward, advantage or TD error, plus 1e-6; a new entry has the largest '
+        'priority until the next step; stratified draws with replacement; weights over the largest of the buffer; β rises to 1 '
+        '(README); separate optimizer steps; REINFORCE++; 50,000 responses',
+        'unit: a group, mean absolute advantage; priority 0 is never drawn; without replacement; weights over the largest of the draw; β = 0.4; '
+        "fresh and earlier groups in shuffled mini-batches; GRPO. The paper's text is unread: only the code was",
+    ),
+    RowDeparture(
+        'exgrpo', 'half of 128 prompts are replayed, each asked for 7 responses; the trace of lowest entropy; no limit per prompt; solved '
+        'prompts are no longer drawn; GRPO with a clip before the start; log-probs recomputed when a success is stored; entropy bonus on '
+        'traces; a step with a gradient above 500 is skipped',
+        'up to B groups are added to the B fresh ones, each asked for G responses, of which the first is dropped; the lowest mean -log '
+        'π_θ of the stored tokens; 32 per prompt; solved prompts are drawn but not stored; no clip at all; log-probs as sampled; no '
+        "bonus on traces. The paper's text is unread: only the code was",
+    ),
+    RowDeparture(
+        'dots',
+        'embeddings of the question by Qwen2.5-Math-1.5B-Instruct, with projections, temperature and bias trained beforehand on success '
+        'rates of several policies; the affine fit includes each reference among its own neighbours; a first cycle of full fresh '
+        'batches without replay; no entropy bonus (read in the code, not in the paper)',
+        'nothing is trained: centred embeddings of the rendered prompt, by default of hashed n-grams of tokens, or of the model '
+        'prompts.dots.embeddings; the fit leaves each reference out of its neighbours, with a slope of at least 0. Half a batch is fresh '
+        'from step 1 on. References are not trained on, as in the code, but one that is chosen in the same step is not asked again. '
+        'The ratio and clip are those of the code, as the weight π_prox / α, capped at 10⁶, times the clipped ratio to π_prox. All '
+        'groups are stored, also all-correct and all-wrong ones; a drawn group stays (the code)',
     ),
     RowDeparture(
         'remix',

@@ -19,6 +19,7 @@ from bapo_jax.learner import credit
 from bapo_jax.learner.objective import evaluate_objective, numbers_of, objective_of, weights_of
 from bapo_jax.learner.packing import cut, pack
 from bapo_jax.methods import METHODS, apply_method
+from bapo_jax.replay.exgrpo import as_trace
 
 LIMIT = 12  # most tokens of a response
 BETA, ENTROPY = 0.3, 0.2  # large enough to show
@@ -63,14 +64,18 @@ def config_of(row, **changes) -> ConfigDict:
     return resolve(c)
 
 
-def ours(config, groups, step=1):
-    """The trainer's own credit, packing and objective: the loss, and its gradient by group and response."""
+def ours(config, groups, step=1, weights=(), led=False):
+    """The trainer's own credit, packing and objective: the loss, and its gradient by group and response.
+
+    `led`: a trace is the first response of each group, with its behaviour log-probs.
+    """
     made = []
     for i, (rewards, responses) in enumerate(groups):
         verdicts = tuple(Verdict.CORRECT if r == 1 else Verdict.WRONG for r in rewards)
         stored = tuple(sampled(np.arange(len(t.logp), dtype=np.int32), np.float32(t.behaviour), 'stop', 0) for t in responses)
+        stored = (as_trace(stored[0]), *stored[1:]) if led else stored
         made.append(Group(Prompt(i, 'countdown', np.arange(3, dtype=np.int32), {}), stored, verdicts, np.float32(rewards), 0))
-    batch = make_batch(made, ['x1'] * len(made))
+    batch = dataclasses.replace(make_batch(made, ['x1'] * len(made)), weights=weights)
     [part] = cut(batch, np.arange(len(made)), config.learner)
     objective = objective_of(config.learner)
     weight = weights_of(objective, config.learner, part.batch, LIMIT)
@@ -175,6 +180,39 @@ def repo(groups):
     return sequence_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.behaviour), a) - ENTROPY * t.entropy)
 
 
+def arpo(groups):
+    """Clipped at 0.8 and 1.3 around the policy at the step's start; a mixed group is a group like another."""
+    return sequence_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.proximal), a, high=0.3) - ENTROPY * t.entropy)
+
+
+def replayed(groups):
+    """fifo, freshper: each response to the policy that sampled it; no KL."""
+    return token_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.behaviour), a) - ENTROPY * t.entropy)
+
+
+def exgrpo(groups, led=False):
+    """(1/N) Σ_i (1/L_max) Σ_t: -A ρ of new tokens; -A w / (w + 0.1) of those of the leading success, w = π_θ / stored π."""
+
+    def loss(t, a, trace):
+        if trace:
+            w = np.exp(t.logp - t.behaviour)
+            return -a * w / (w + 0.1)
+        return -a * np.exp(t.logp - t.proximal) - ENTROPY * t.entropy
+
+    losses = [loss(t, a, led and j == 0).sum() / LIMIT for r, g in groups for j, (t, a) in enumerate(zip(g, r - r.mean()))]
+    return np.mean(losses)
+
+
+def dots(groups):
+    """min(r A, clip(r, r_old (1 - ε), r_old (1 + ε)) A) with r = π_θ / μ, r_old = π_old / μ and ε = 0.2; no dual clip."""
+
+    def loss(t, a):
+        ratio, old = np.exp(t.logp - t.behaviour), np.exp(t.proximal - t.behaviour)
+        return -np.minimum(ratio * a, np.clip(ratio, 0.8 * old, 1.2 * old) * a) - ENTROPY * t.entropy
+
+    return token_mean(groups, z, loss)
+
+
 def remix(groups):
     """Step 1: λ = 1, so the KL is to the base alone. The trust region sits around π_k / π_{k-i}."""
 
@@ -260,7 +298,8 @@ STATEMENTS = {
     'dr_grpo': dr_grpo, 'gspo': gspo, 'cispo': cispo, 'maxrl': maxrl, 'ppo': ppo, 'ba_ppo': ba_ppo, 'grpo': grpo,
     'grpo_v5': grpo_v5, 'dapo': dapo, 'mopps': mopps, 'repo': repo, 'remix': remix, 'bapo': bapo, 'bapo_tuned': bapo,
     'bapo_official': bapo_official, 'bapo_mini': bapo_mini, 'bapo_no_x2': bapo, 'bapo_no_x3': bapo, 'bapo_posterior': bapo,
-    'bapo_continue': bapo, 'bapo_guarded': bapo_guarded,
+    'bapo_continue': bapo, 'bapo_guarded': bapo_guarded, 'adaprefix': grpo, 'dots': dots,
+    'arpo': arpo, 'fifo': replayed, 'freshper': replayed, 'exgrpo': exgrpo,
 }  # fmt: skip
 # What a row sets to 0 itself, the statement leaves out: here it is set as the row has it.
 OWN = {'dapo': {'learner.entropy_coef': 0.0}, 'areal': {'learner.entropy_coef': 0.0}, 'kimi': {'learner.entropy_coef': 0.0}}
@@ -285,8 +324,8 @@ def difference(statement, groups, h=1e-5):
     return result
 
 
-def assert_same(config, groups, statement, step=1):
-    value, gradient = ours(config, groups, step)
+def assert_same(config, groups, statement, step=1, weights=(), led=False):
+    value, gradient = ours(config, groups, step, weights, led)
     assert value == pytest.approx(statement(groups), rel=1e-5, abs=1e-6)
     want = np.concatenate([x for g in difference(statement, groups) for x in g])
     np.testing.assert_allclose(np.concatenate([x for g in gradient for x in g]), want, rtol=0, atol=1e-4 * np.abs(want).max())
@@ -337,6 +376,26 @@ def test_remix_moves_its_kl_from_the_base_to_the_previous_policy(step, share):
     assert_same(config_of('remix', **{'learner.switch_step': 0}), mini_batch(2), statement, step)
 
 
+def test_freshper_multiplies_what_a_group_adds_by_its_weight():
+    """Σ_g w_g Σ loss / the number of all tokens, which the weights do not change."""
+    weights = (1.0, 0.25, 0.5, 0.7)
+
+    def statement(groups):
+        tokens = [sum(len(t.logp) for t in g) for _, g in groups]
+        means = [replayed([group]) for group in groups]
+        return sum(w * n * mean for w, n, mean in zip(weights, tokens, means, strict=True)) / sum(tokens)
+
+    assert_same(config_of('freshper'), mini_batch(4), statement, weights=weights)
+    one, again = (ours(config_of('freshper'), mini_batch(4), weights=w) for w in ((), (1.0,) * 4))
+    assert one[0] == again[0]  # a weight of 1 is no weight, bit for bit
+    for a, b in zip([x for g in one[1] for x in g], [x for g in again[1] for x in g], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_exgrpos_leading_success_is_shaped_by_its_stored_log_probs():
+    assert_same(config_of('exgrpo'), mini_batch(5), functools.partial(exgrpo, led=True), led=True)
+
+
 def test_remix_is_held_close_to_its_new_base_alone_after_the_switch():
     assert_same(config_of('remix', **{'learner.switch_step': 60}), mini_batch(2), remix, step=61)
 
@@ -370,8 +429,20 @@ def test_remix_is_held_close_to_its_new_base_alone_after_the_switch():
                 'learner.kl_target': 'reference',
             },
         ),
+        ('adaprefix', {}),
+        ('dots', {'learner.anchor': 'proximal', 'learner.dual_clip': 3.0, 'learner.kl_target': 'reference'}),
         ('maxrl', {'learner.advantage': 'group_std', 'learner.kl_target': 'reference'}),
         ('repo', {'learner.anchor': 'proximal', 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),
+        ('arpo', {'learner.clip_high': 0.2, 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),
+        (
+            'exgrpo',
+            {
+                'replay.kind': 'bapo', 'learner.traces.loss': 'none', 'learner.surrogate': 'clip', 'learner.advantage': 'group_std',
+                'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference',
+            },
+        ),
+        ('fifo', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
+        ('freshper', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
         ('remix', {'learner.anchor': 'proximal', 'learner.clip_centre': 'one', 'learner.kl_target': 'reference'}),
         ('bapo', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
         ('bapo_official', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),

@@ -52,7 +52,9 @@ def test_an_engine_has_room_for_given_tokens_where_a_row_gives_some(fields, long
     assert longest_read(config) == longest
     config.replay.use_x2 = False
     assert longest_read(config) == 512
-    config.task.turns = 1
+    config.prompts.selector = 'adaprefix'
+    assert longest_read(config) == 512 + 2048
+    config.prompts.selector, config.task.turns = 'shuffled', 1
     assert longest_read(config) == 512 + 2048
 
 

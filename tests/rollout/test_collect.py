@@ -10,9 +10,10 @@ import pytest
 from group_builders import begun, graded
 from real_servers import BASE
 
-from bapo_jax.groups import X1, Author, Prompt, Response, Span, Verdict, make_batch, sampled
+from bapo_jax.groups import X1, Author, Prompt, Response, Span, Verdict, make_batch, sampled, taken
 from bapo_jax.machine import events
 from bapo_jax.models.tokenizer import load_tokenizer
+from bapo_jax.replay.arpo import led_by
 from bapo_jax.rollout import collect as module
 from bapo_jax.rollout.collect import TooFewJudged, check_judged, collect, judge, judge_as_they_come, judged_texts
 from bapo_jax.rollout.engine import FRESH, REEVALUATION, Draw, Engine, RolloutError, Sampling
@@ -153,6 +154,9 @@ def test_a_group_of_bad_responses_leaves_the_others_alone_and_its_prompt_has_an_
     row = fresh_metrics([lost, sound])
     assert (row['accuracy_bins'], row['critic/score/mean']) == ([0, 1, 0], 0.5)
     assert discarded_metrics([lost, sound], make_batch([sound], [X1])) == {'bapo/discarded/filtered': 0, 'bapo/discarded/infra_error': 1}
+    assert discarded_metrics([lost, sound], make_batch([], [])) == {'bapo/discarded/filtered': 1, 'bapo/discarded/infra_error': 1}
+    mixed = led_by(taken(sound, [1]), sound)
+    assert discarded_metrics([sound], make_batch([mixed], ['replay'])) == {'bapo/discarded/filtered': 0, 'bapo/discarded/infra_error': 0}
 
 
 def test_groups_that_are_all_lost_are_groups_all_the_same(tokenizer):
