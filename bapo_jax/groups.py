@@ -35,6 +35,7 @@ class Author(enum.IntEnum):
     TRACE = 1  # another policy, model or solver wrote them, for the policy to imitate
     PREFIX = 2  # they were given, and the policy continued them
     PLACEHOLDER = 3  # the policy sampled the token that stands for image features: see `sampled_spans`
+    ENVIRONMENT = 4  # a tool's reply to the policy: see rollout/episodes.py
 
 
 TRAINED_ON = Author.POLICY, Author.TRACE  # whose tokens have a loss; all others' are only read

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -251,12 +253,28 @@ def check_task(c: ConfigDict, need: Need) -> None:
             f'{", ".join(solved) or "(none)"}, not for task.template={c.task.template}; set '
             'replay.given_by=policy',
         )
+        if c.task.turns:
+            check_turns(c, task, need)
     except ValueError as error:
         need(False, str(error))
     try:
         custom_reward.find_reward(c.task.reward)
     except ValueError as error:
         need(False, str(error))
+
+
+def check_turns(c: ConfigDict, task: ModuleType, need: Need) -> None:
+    need(
+        hasattr(task, 'reply'),
+        f'task.turns={c.task.turns}: task.name={c.task.name} has no tool (no function '
+        '`reply`); set task.turns=0',
+    )
+    need(
+        not c.replay.use_x2 or c.replay.reevaluate != 'continue',
+        f'task.turns={c.task.turns} with replay.reevaluate=continue: a part of a response may end within a '
+        "tool's reply; set another replay.reevaluate, or task.turns=0",
+    )
+    getattr(task, 'check_reply', lambda: None)()
 
 
 def check_mesh(c: ConfigDict, need: Need) -> None:

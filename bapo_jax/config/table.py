@@ -52,6 +52,8 @@ _TASK = {
         'number of training problems; 0: all (generated problems need a number)'),
     'seed': Field(1000, ANY, HELD, 'seed of generated problems'),
     'template': Field('tinyzero', ANY, HELD, "prompt template: a name in the task's TEMPLATES"),
+    'turns': Field(0, NOT_NEGATIVE, HELD,
+        "most replies of the task's tool to a response, each followed by another turn; 0: no tool"),
     'overlong_share': Field(0.0, share('a share of the limit'), AMEND,
         'soft overlong punishment (DAPO): the reward falls by up to 1 over this last share of the token '
         'limit; 0: off'),

@@ -7,10 +7,11 @@ from bapo_jax.methods.on_policy import GRPO
 
 OFF_POLICY: dict[str, Method] = {
     'kimi': GRPO.but(
-        'Kimi k1.5: regression of the log ratio of whole responses on rewards; partial rollouts; length '
-        'reward; Adam begins anew at each step',
+        'Kimi k1.5: failed prompts first; regression of the log ratio of whole responses on rewards; partial '
+        'rollouts; length reward; Adam begins anew at each step',
         'arXiv 2501.12599',
-        schedule={'rollout.step_share': 0.5},
+        prompts={'prompts.selector': 'prioritised'},
+        schedule={'rollout.step_share': 0.5, 'rollout.overlap': False},
         batch={'task.length_weight': 0.1},
         learning={
             'learner.anchor': 'behaviour',

@@ -19,6 +19,11 @@ and may have
 
     SOLUTIONS: dict[str, function]   by template, f(ground_truth, rng) -> text, a correct response in that
                                      style; raises ValueError if there is none
+    reply(ground_truth, turn) -> text or None           a tool: what the environment replies to a turn of the
+                                     policy (task.turns), or None if the turn calls no tool. Runs in several
+                                     threads, ends by itself, and always replies the same to the same turn. If
+                                     it raises, the group is lost
+    check_reply()                    raises ValueError if this machine cannot run the tool
 
 A ground truth is a JSON-serialisable dict with the question and whatever the verifier needs.
 """

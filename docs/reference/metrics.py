@@ -46,6 +46,10 @@ TABLE: dict[str, tuple[Metric, ...]] = {
             'low; if it rises, raise rollout.max_response_tokens or look for repetition',
         ),
         M(
+            'response_length/replies', 'replies', "a tool's replies per response, if there are any (task.turns)",
+            'up to task.turns; 0 if the policy stops calling the tool',
+        ),
+        M(
             'response_length/image_tokens', 'tokens', 'sampled image placeholders, which are not trained on; only with images',
             '0',
         ),

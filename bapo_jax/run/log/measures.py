@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bapo_jax.groups import REPLAY, X1, Batch, Group, Verdict
+from bapo_jax.groups import REPLAY, X1, Author, Batch, Group, Verdict
 from bapo_jax.replay.bapo import X2, X3
 
 
@@ -19,6 +19,7 @@ def fresh_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     judged = [g for g in groups if not g.infra_error]
     lengths = np.array([len(r.tokens) for g in groups for r in g.responses])
     masked = [~r.trained_on for g in groups if g.prompt.images for r in g.responses]
+    replies = [sum(s.author == Author.ENVIRONMENT for s in r.spans) for g in groups for r in g.responses]
     bins = np.bincount([g.correct for g in judged], minlength=max((g.size for g in groups), default=0) + 1)
     return {
         'critic/score/mean': float(np.mean([g.accuracy for g in judged])) if judged else nan,
@@ -33,6 +34,7 @@ def fresh_metrics(groups: Sequence[Group]) -> dict[str, Any]:
         )
         if groups
         else nan,
+        **({'response_length/replies': float(np.mean(replies))} if any(replies) else {}),
         **({'response_length/image_tokens': int(np.concatenate(masked).sum())} if masked else {}),
         'reward/unparseable': verdicts[Verdict.UNPARSEABLE],
         'reward/infra_error': verdicts[Verdict.INFRA_ERROR],
