@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from bapo_jax import config as config_lib
+from bapo_jax.config.rules import reads_traces
 from bapo_jax.groups import Prompt
 from bapo_jax.machine import hub
 from bapo_jax.models import hf
@@ -24,6 +25,7 @@ from bapo_jax.prompts.selector import PromptSelector, make_selector
 from bapo_jax.tasks import TASKS, encode_prompts, get_task, leave_out_long, refuse_long, repeats
 from bapo_jax.tasks.jsonl import short
 from bapo_jax.tasks.sight import Sight
+from bapo_jax.tasks.traces import Traces, traces_of
 from bapo_jax.tasks.turns import asks_in_chat, turn_end
 
 # Each benchmark has its own range of ids, so that questions share no random keys. Training ids start at 0.
@@ -45,6 +47,7 @@ class Inputs(NamedTuple):
     selector: PromptSelector
     steps: int
     sight: Sight | None  # None without a vision tower
+    traces: Traces | None = None  # what others wrote, if the method learns from it
 
 
 def read_inputs(config: ConfigDict, weights: bool = True, commits: Mapping[str, str] = {}) -> Inputs:
@@ -96,8 +99,11 @@ def _read(written: ConfigDict, weights: bool, commits: dict[str, str]) -> Inputs
             'prompts; lower it'
         )
     steps = config.steps or config.epochs * (len(prompts) // config.learner.batch_groups)
+    traces = None
+    if reads_traces(config):
+        traces = traces_of(config, prompts, len(truths), tokenizer, ends)
     return Inputs(
-        config, written, commits, model, tokenizer, ends, prompts, benchmarks, selector, steps, sight
+        config, written, commits, model, tokenizer, ends, prompts, benchmarks, selector, steps, sight, traces
     )
 
 

@@ -24,6 +24,7 @@ SMALL = {
     'mopps': {'prompts__mopps__candidates': 3},
     'remix': {'learner__switch_step': 1},
     'repo': {'task__limit': 8, 'replay__repo__per_prompt': 4},
+    'relift': {'replay__traces__demonstrations': 1},
     **{row: {'replay__reevaluate_every': 2, 'rollout__sync_every': 2} for row in METHODS if row.startswith('ba')},
 }
 SMALL['bapo_posterior'] |= {'replay__posterior__after': 1}
@@ -37,6 +38,9 @@ def tiny_base(tmp_path_factory):
     countdown_files(path, width=32, layers=1)
     config = hf.read_config(path)
     hf.save(path, hf.to_hf(config, hf.init_params(config, 0)), like=path)
+    # Traces of five prompts in six, some right and some wrong by their length.
+    rows = [{'prompt_id': i, 'text': '1' * (1 + i % 7)} for i in range(60) if i % 6]
+    (path / 'traces.jsonl').write_text('\n'.join(map(json.dumps, rows)))
     return path
 
 
@@ -46,6 +50,8 @@ def row_config(method, base):
         'learner__slot_tokens': 0, 'learner__row_tokens': 24,
         'steps': 2, 'checkpoint__every': 1, 'checkpoint__keep': 3, 'log__theory_every': 2,
     }  # fmt: skip
+    if METHODS[method].fields.get('learner.traces.loss'):
+        changes['replay__traces__file'] = str(base / 'traces.jsonl')
     config = small_config(method, base, **changes, **SMALL.get(method, {}))
     config.evaluate.benchmarks, config.evaluate.track_prompts, config.log.rollouts_every = (), 0, 0
     return config
@@ -119,6 +125,15 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
         ('remix', {'replay__use_x2': True}, r'rollout\.mixture\.share=0\.4 does not support re-evaluation; set replay\.use_x2=False'),
         ('repo', {'replay__use_x3': True}, r'replay\.kind=repo.*replay\.use_x3=False'),
         ('repo', {'replay__repo__retrieve': 'oldest'}, r"replay\.repo\.retrieve='oldest' is unknown; choose .* all, recent, reward, variance"),
+        ('luffy', {'replay__given_by': 'policy'}, r'replay\.kind=luffy learns from traces, and there are none; set replay\.traces\.file'),
+        ('luffy', {'task__template': 'tinyzero'}, r'only has solutions for the templates compact, .*set replay\.traces\.file'),
+        ('luffy', {'learner__traces__loss': 'none'}, r'replay\.kind=luffy: learner\.traces\.loss=none trains on none .*set learner\.traces\.loss=shaped'),
+        ('relift', {'learner__traces__loss': 'shaped'}, r'replay\.kind=relift: learner\.traces\.loss=shaped .*set learner\.traces\.loss=cross_entropy'),
+        ('grpo', {'learner__traces__loss': 'shaped'}, r'learner\.traces\.loss=shaped, but batches of replay\.kind=bapo have no traces; .*luffy, relift'),
+        ('grpo', {'replay__traces__file': 'some.jsonl'}, r"replay\.traces\.file='some\.jsonl' is not read by replay\.kind=bapo; remove it"),
+        ('luffy', {'learner__advantage': 'gae'}, r'learner\.traces\.loss=shaped: the critic of learner\.advantage=gae has no values'),
+        ('relift', {'replay__use_x2': True}, r'replay\.kind=relift trains on all fresh groups.*replay\.use_x2=False'),
+        ('luffy', {'rollout__max_response_tokens': 5}, r'replay\.given_by=solver: none of its 60 traces has at most rollout\.max_response_tokens=5'),
         ('mopps', {'prompts__mopps__target': 1.0}, r'prompts\.mopps\.target=1\.0'),
         ('mopps', {'task__limit': 7}, r'7 training prompts are fewer than learner\.batch_groups=8'),
         ('bapo', {'replay__improved_rule': 'better'}, r'replay\.improved_rule'),

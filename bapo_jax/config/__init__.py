@@ -103,6 +103,7 @@ def derive(c: ConfigDict) -> None:
     c.replay.bad_capacity = c.replay.bad_capacity or c.learner.batch_groups
     c.replay.high_capacity = c.replay.high_capacity or c.replay.high_recent_steps * c.learner.batch_groups
     c.replay.repo.per_prompt = c.replay.repo.per_prompt or 2 * c.rollout.group_size
+    c.replay.traces.demonstrations = c.replay.traces.demonstrations or c.learner.batch_groups
     c.rollout.concurrency = c.rollout.concurrency or 2048 // max(1, c.rollout.group_size) or 1
     slots = c.rollout.group_size * c.learner.slot_tokens
     c.learner.row_tokens = c.learner.row_tokens or c.rollout.max_prompt_tokens + (

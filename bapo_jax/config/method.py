@@ -75,7 +75,7 @@ ROLLOUT_FIELDS = {
 REPLAY_FIELDS = {
     'kind': Field('bapo', or_own(*KINDS), HELD,
         "how batches are built: bapo (Algorithm 1; GRPO if its parts are off), repo (replay of a prompt's "
-        'earlier responses)'),
+        'earlier responses), luffy (a trace in each group), relift (traces of failed prompts)'),
     'fresh_filter': Field('gaussian', or_own(*FILTERS), AMEND,
         'X1: none, range (drop groups that are all right or all wrong), gaussian(.5, .2), uniform(.6)'),
     'use_x2': Field(True, SWITCH, AMEND, 'train on improved hard prompts'),
@@ -90,7 +90,8 @@ REPLAY_FIELDS = {
             'pool with the earlier group if the mean |log ratio| per token is at most this; 0: never'),
     },
     'given_by': Field('policy', names(GIVEN_BY), AMEND,
-        "continue: source of the given prefix: a correct response of the policy, or the task's solver"),
+        "continue: source of the given prefix: a correct response of the policy, or the task's solver. "
+        'luffy, relift without traces.file: solver'),
     'c1': Field(1 / 8, share(''), AMEND,
         'a group with accuracy <= c1 is hard; a re-evaluated one with c1 < accuracy < 1 enters X2'),
     'improved_rule': Field('threshold', names(RULES), AMEND,
@@ -120,6 +121,13 @@ REPLAY_FIELDS = {
             'split: separate baselines for fresh and earlier responses; mixed: one baseline'),
         'per_prompt': Field(0, AT_LEAST_1, HELD,
             'responses kept per prompt, replayed once there are this many; 0: 2 G'),
+    },
+    'traces': {
+        'file': Field('', ANY, FREE,
+            "luffy, relift: file of responses by others, rows of prompt_id and text (docs/your_data.md); '': "
+            "the task's solver writes them, with given_by=solver", alike=False),
+        'demonstrations': Field(0, AT_LEAST_1, AMEND,
+            'relift: N, traces that join a batch once as many failed prompts wait; 0: learner.batch_groups'),
     },
 }
 

@@ -10,7 +10,9 @@ from bapo_jax.config.own_code import check_own_code
 from bapo_jax.config.rollout_rules import check_rollout
 from bapo_jax.machine.terminal import without_passwords
 from bapo_jax.methods import METHODS
+from bapo_jax.own.method import is_own
 from bapo_jax.replay.failures import LAGS
+from bapo_jax.replay.kinds import TRACED
 from bapo_jax.replay.thresholds import TOLERANCE
 from bapo_jax.tasks import custom_reward, get_task
 
@@ -61,9 +63,9 @@ def check_model(c: ConfigDict, need: Need) -> None:
 def check_replay(c: ConfigDict, need: Need) -> None:
     p = c.replay
     need(
-        p.kind != 'repo' or (p.fresh_filter == 'none' and not p.use_x2 and not p.use_x3),
-        'replay.kind=repo trains on all fresh groups and has its own replay; set replay.fresh_filter=none '
-        f'(not {p.fresh_filter!r}), replay.use_x2=False and replay.use_x3=False',
+        p.kind == 'bapo' or is_own(p.kind) or (p.fresh_filter == 'none' and not p.use_x2 and not p.use_x3),
+        f'replay.kind={p.kind} trains on all fresh groups and has its own replay; set '
+        f'replay.fresh_filter=none (not {p.fresh_filter!r}), replay.use_x2=False and replay.use_x3=False',
     )
     G = c.rollout.group_size
     need(
@@ -93,13 +95,45 @@ def check_replay(c: ConfigDict, need: Need) -> None:
     )
 
 
+def reads_traces(c: ConfigDict) -> bool:
+    """Whether the method learns from responses of other authors."""
+    return c.replay.kind in TRACED
+
+
+def check_traces(c: ConfigDict, need: Need) -> None:
+    p, l = c.replay, c.learner  # noqa: E741
+    loss = l.traces.loss
+    need(
+        not reads_traces(c) or loss == 'cross_entropy' or loss == 'shaped' and p.kind != 'relift',
+        f'replay.kind={p.kind}: learner.traces.loss={loss} trains on none of its traces; set '
+        f'learner.traces.loss={"cross_entropy" if p.kind == "relift" else "shaped"}',
+    )
+    need(
+        loss == 'none' or reads_traces(c) or is_own(p.kind),
+        f'learner.traces.loss={loss}, but batches of replay.kind={p.kind} have no traces; set '
+        f'learner.traces.loss=none, or replay.kind to one of {", ".join(TRACED)}',
+    )
+    need(
+        not p.traces.file or reads_traces(c),
+        f'replay.traces.file={p.traces.file!r} is not read by replay.kind={p.kind}; remove it, or set '
+        f'replay.kind to one of {", ".join(TRACED)}',
+    )
+    need(
+        loss == 'none' or l.advantage != 'gae',
+        f'learner.traces.loss={loss}: the critic of learner.advantage=gae has no values for what others '
+        'wrote; set another learner.advantage, such as centred',
+    )
+
+
 def full_batch_updates(c: ConfigDict) -> int:
     """An upper bound on a run's optimizer steps.
 
-    It is steps × ⌈batch_groups / mini_batch_groups⌉ × passes_per_batch. A partly filled batch has fewer, and
-    so has a method after its switch_step. It is 0 if the number of steps depends on the data (`epochs`).
+    It is steps × ⌈groups of a full batch / mini_batch_groups⌉ × passes_per_batch. A partly filled batch has
+    fewer, and so has a method after its switch_step. It is 0 if the number of steps depends on the data
+    (`epochs`).
     """
-    a_pass = -(-c.learner.batch_groups // max(1, c.learner.mini_batch_groups))  # 0 is refused later
+    groups = c.learner.batch_groups + (c.replay.kind == 'relift') * c.replay.traces.demonstrations
+    a_pass = -(-groups // max(1, c.learner.mini_batch_groups))  # 0 is refused later
     return c.steps * a_pass * c.learner.passes_per_batch
 
 
@@ -153,10 +187,12 @@ def check_task(c: ConfigDict, need: Need) -> None:
         )
         solved = getattr(task, 'SOLUTIONS', {})
         need(
-            c.task.template in solved or (c.replay.reevaluate, c.replay.given_by) != ('continue', 'solver'),
+            c.task.template in solved
+            or c.replay.given_by != 'solver'
+            or not (c.replay.reevaluate == 'continue' or reads_traces(c) and not c.replay.traces.file),
             f'replay.given_by=solver: task.name={c.task.name} only has solutions for the templates '
             f'{", ".join(solved) or "(none)"}, not for task.template={c.task.template}; set '
-            'replay.given_by=policy',
+            f'replay.{"traces.file" if reads_traces(c) else "given_by=policy"}',
         )
     except ValueError as error:
         need(False, str(error))
@@ -204,6 +240,7 @@ CROSS_RULES = (
     check_task,
     check_rollout,
     check_replay,
+    check_traces,
     check_learner,
     check_critic,
     check_mesh,

@@ -8,12 +8,16 @@ from typing import Any
 from bapo_jax.own.method import is_own, load_own
 from bapo_jax.replay.bapo import Bapo
 from bapo_jax.replay.continuations import Continuations, Solve
+from bapo_jax.replay.luffy import Luffy
 from bapo_jax.replay.posterior import Posterior
 from bapo_jax.replay.protocol import Replay
+from bapo_jax.replay.relift import Relift
 from bapo_jax.replay.repo import Repo
 from bapo_jax.replay.retries import Retries, Uniform
 
-KINDS = ('bapo', 'repo')
+# Kinds that learn from traces, which they `receive`: made of (the section `replay`, B).
+TRACED = {'luffy': Luffy, 'relift': Relift}
+KINDS = ('bapo', 'repo', *TRACED)
 REEVALUATE = ('uniform', 'posterior', 'continue')
 GIVEN_BY = ('policy', 'solver')
 
@@ -30,6 +34,8 @@ def make_replay(
         return load_own('replay.kind', config.replay.kind)(config, reevaluation_due)
     if config.replay.kind == 'repo':
         return Repo(config.replay, config.learner.batch_groups)
+    if config.replay.kind in TRACED:
+        return TRACED[config.replay.kind](config.replay, config.learner.batch_groups)
     return Bapo(
         config.replay, config.learner.batch_groups, reevaluation_due, make_retries(config, prompts, solve)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -91,17 +91,19 @@ class RunState:
             self.reference = self.frozen(self.theta.params)
 
     def count(self, fresh: Sequence[Group], reevaluated: Sequence[Group], batch: Batch) -> None:
-        """Adds a step's responses to the counters."""
-        used = {id(g) for g in batch.groups}
-        for name, groups in {
-            'responses': [*fresh, *reevaluated],
-            'discarded': [g for g in fresh if id(g) not in used],
-            'reevaluated': reevaluated,
-            'reused': [
-                g for g, origin in zip(batch.groups, batch.origins, strict=True) if origin in (X3, REPLAY)
-            ],
+        """Adds a step's responses to the counters. A replayed group may also have new ones."""
+
+        def ids(groups: Iterable[Group]) -> set[int]:
+            return {id(r) for g in groups for r in g.responses}
+
+        replayed = ids([*batch.of_origin(X3), *batch.of_origin(REPLAY)])
+        for name, responses in {
+            'responses': ids([*fresh, *reevaluated]),
+            'discarded': ids(fresh) - ids(batch.groups),
+            'reevaluated': ids(reevaluated),
+            'reused': replayed - ids([*fresh, *reevaluated]),
         }.items():
-            self.totals[name] += sum(g.size for g in groups)
+            self.totals[name] += len(responses)
 
     def metrics(self) -> dict[str, int]:
         """Returns the counters, and α's lag in steps behind the policy that the last step started from."""

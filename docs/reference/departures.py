@@ -293,6 +293,22 @@ ROWS = (
         'clip 3',
     ),
     RowDeparture(
+        'luffy',
+        "7 responses and a trace; entropy bonus on all tokens as a token mean; a sum over tokens / limit that is not divided by the "
+        "number of responses; too long a trace is cut and loses its stop token. Known from the code; the paper's own clip is unverified",
+        "G responses are generated, and a trace takes the place of the first, which is wasted; entropy bonus on the policy's tokens, with "
+        'their weights; the sum is divided by the responses of a mini-batch; too long a trace is left out, with a warning',
+    ),
+    RowDeparture(
+        'relift',
+        'after the update, one more optimizer step with moments of its own on 128 traces (its batch), token mean of each micro-batch of 2 to '
+        '4, with an entropy bonus; too long a trace is cut, its last token a stop token; a group of wrong formats does not wait; fails '
+        'if nothing waits. Known from the code; the paper is unverified',
+        'N traces (0: B) join the batch, so that they share mini-batches, moments and clip with the RL, in more optimizer steps '
+        '(learner.mini_batches=released: in steps of their own, after the others); token mean of a mini-batch; no entropy bonus on '
+        'traces; too long a trace is left out; all groups without a correct response wait',
+    ),
+    RowDeparture(
         'remix',
         'PPO or GRPO; a mixture of trajectories; a format reward (known only from summaries)',
         'only GRPO; recent policies generate anew, drawn per prompt with ages uniform over 1 … N; after T no mixture, one pass, KL only to '
