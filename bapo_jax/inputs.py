@@ -101,7 +101,8 @@ def _read(written: ConfigDict, weights: bool, commits: dict[str, str]) -> Inputs
     steps = config.steps or config.epochs * (len(prompts) // config.learner.batch_groups)
     traces = None
     if reads_traces(config):
-        traces = traces_of(config, prompts, len(truths), tokenizer, ends)
+        with _of('replay.traces'):
+            traces = traces_of(config, prompts, len(truths), tokenizer, ends)
     return Inputs(
         config, written, commits, model, tokenizer, ends, prompts, benchmarks, selector, steps, sight, traces
     )

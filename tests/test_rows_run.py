@@ -126,7 +126,6 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
         ('repo', {'replay__use_x3': True}, r'replay\.kind=repo.*replay\.use_x3=False'),
         ('repo', {'replay__repo__retrieve': 'oldest'}, r"replay\.repo\.retrieve='oldest' is unknown; choose .* all, recent, reward, variance"),
         ('luffy', {'replay__given_by': 'policy'}, r'replay\.kind=luffy learns from traces, and there are none; set replay\.traces\.file'),
-        ('luffy', {'task__template': 'tinyzero'}, r'only has solutions for the templates compact, .*set replay\.traces\.file'),
         ('luffy', {'learner__traces__loss': 'none'}, r'replay\.kind=luffy: learner\.traces\.loss=none trains on none .*set learner\.traces\.loss=shaped'),
         ('relift', {'learner__traces__loss': 'shaped'}, r'replay\.kind=relift: learner\.traces\.loss=shaped .*set learner\.traces\.loss=cross_entropy'),
         ('grpo', {'learner__traces__loss': 'shaped'}, r'learner\.traces\.loss=shaped, but batches of replay\.kind=bapo have no traces; .*luffy, relift'),

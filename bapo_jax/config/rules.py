@@ -187,12 +187,10 @@ def check_task(c: ConfigDict, need: Need) -> None:
         )
         solved = getattr(task, 'SOLUTIONS', {})
         need(
-            c.task.template in solved
-            or c.replay.given_by != 'solver'
-            or not (c.replay.reevaluate == 'continue' or reads_traces(c) and not c.replay.traces.file),
+            c.task.template in solved or (c.replay.reevaluate, c.replay.given_by) != ('continue', 'solver'),
             f'replay.given_by=solver: task.name={c.task.name} only has solutions for the templates '
             f'{", ".join(solved) or "(none)"}, not for task.template={c.task.template}; set '
-            f'replay.{"traces.file" if reads_traces(c) else "given_by=policy"}',
+            'replay.given_by=policy',
         )
     except ValueError as error:
         need(False, str(error))

@@ -25,8 +25,8 @@ def judged_traces(read: Inputs) -> dict[int, Group]:
     judged = [g for g in groups if not g.infra_error]
     if rewards is None and not any(g.correct for g in judged):
         raise ValueError(
-            f'{read.traces.source}: the verifier finds none of the {len(judged):,} traces correct; check that '
-            'each "prompt_id" is the place of its problem in task.train, counted from 0 after repeats were '
+            f'{read.traces.source}: the verifier finds none of the {len(judged):,} traces correct; check '
+            'that each "prompt_id" is the place of its problem in task.train, counted from 0 after repeats were '
             'left out, and that each "text" has the form of answer that task.template asks for'
         )
     if c.task.overlong_share:

@@ -1,7 +1,8 @@
 """Traces: responses that another model or a solver wrote, for the policy to learn from.
 
-A file of traces has one row for each of them, {"prompt_id": int, "text": str}. `prompt_id` is the place of its
-problem among those of task.train, from 0. `text` is what follows the prompt, as the policy should write it.
+A file of traces has one row for each of them, {"prompt_id": int, "text": str}. `prompt_id` is the place of
+its problem among those of task.train, from 0. `text` is what follows the prompt, as the policy should write
+it.
 """
 
 from __future__ import annotations
@@ -57,8 +58,14 @@ def traces_of(
         }
         digest = json.dumps(sorted((i, text) for i, (_, text) in texts.items()))
     elif p.given_by == 'solver':
-        source, solve = 'replay.given_by=solver', solver_of(config, tokenizer)
-        tokens = solved(prompts, solve, config.seed, stop)
+        source, known = 'replay.given_by=solver', getattr(get_task(config.task.name), 'SOLUTIONS', {})
+        if config.task.template not in known:
+            raise ValueError(
+                f'{source}: task.name={config.task.name} only has solutions for the templates '
+                f'{", ".join(known) or "(none)"}, not for task.template={config.task.template}; set '
+                'replay.traces.file'
+            )
+        tokens = solved(prompts, solver_of(config, tokenizer), config.seed, stop)
         digest = json.dumps([(i, of_one.tolist()) for i, of_one in tokens.items()])
     else:
         raise ValueError(
@@ -68,12 +75,12 @@ def traces_of(
     fitting = {i: of_one for i, of_one in tokens.items() if len(of_one) <= limit}
     if len(fitting) < len(tokens):
         logging.warning(
-            '%s: %s of %s traces are longer than rollout.max_response_tokens=%d and are left out (the longest '
-            'has %s tokens)', source, f'{len(tokens) - len(fitting):,}', f'{len(tokens):,}', limit,
-            f'{max(map(len, tokens.values())):,}',
+            '%s: %s of %s traces are longer than rollout.max_response_tokens=%d and are left out; raise it '
+            'to keep them (the longest has %s tokens)', source, f'{len(tokens) - len(fitting):,}',
+            f'{len(tokens):,}', limit, f'{max(map(len, tokens.values())):,}',
         )  # fmt: skip
-    known = {prompt.id for prompt in prompts}  # prompts that are too long are not asked
-    responses = {i: trace(of_one) for i, of_one in fitting.items() if i in known}
+    asked = {prompt.id for prompt in prompts}  # not those that are too long
+    responses = {i: trace(of_one) for i, of_one in fitting.items() if i in asked}
     if not responses:
         raise ValueError(
             f'{source}: none of its {len(tokens):,} traces has at most rollout.max_response_tokens={limit} '
@@ -85,34 +92,31 @@ def traces_of(
 def read_traces(path: str, problems: int) -> dict[int, tuple[str, str]]:
     """Returns (file and row, text) of each trace of a file, by prompt id, from 0 to `problems` - 1.
 
-    Raises ValueError or FileNotFoundError, naming the field, the file, the row and the remedy.
+    Raises ValueError or FileNotFoundError, naming the file, the row and the remedy.
     """
     texts: dict[int, tuple[str, str]] = {}
-    try:
-        for where, row in rows_of(path, _COLUMNS):
-            i, text = row.get('prompt_id'), row.get('text')
-            if isinstance(i, bool) or not isinstance(i, (int, np.integer)):
-                raise ValueError(
-                    f'{where}: "prompt_id" must be a whole number, the place of a problem in task.train from '
-                    f'0, got {shown(i)}; correct the row'
-                )
-            if not isinstance(text, str) or not text.strip():
-                raise ValueError(
-                    f'{where}: "text" must be the text of a response, got {shown(text)}; correct the row, or '
-                    'remove it'
-                )
-            if not 0 <= i < problems:
-                raise ValueError(
-                    f'{where}: "prompt_id" is {i}, but task.train has {problems:,} problems, from 0 to '
-                    f'{problems - 1}; remove the row, or raise task.limit'
-                )
-            if i in texts:
-                raise ValueError(
-                    f'{where}: "prompt_id" {i} has a trace already, in {texts[i][0]}; keep one of the two'
-                )
-            texts[int(i)] = where, text
-    except (ValueError, FileNotFoundError) as e:
-        raise type(e)(f'replay.traces.file: {e}') from e
+    for where, row in rows_of(path, _COLUMNS):
+        i, text = row.get('prompt_id'), row.get('text')
+        if isinstance(i, bool) or not isinstance(i, (int, np.integer)):
+            raise ValueError(
+                f'{where}: "prompt_id" must be a whole number, the place of a problem in task.train from '
+                f'0, got {shown(i)}; correct the row'
+            )
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(
+                f'{where}: "text" must be the text of a response, got {shown(text)}; correct the row, or '
+                'remove it'
+            )
+        if not 0 <= i < problems:
+            raise ValueError(
+                f'{where}: "prompt_id" is {i}, but task.train has {problems:,} problems, from 0 to '
+                f'{problems - 1}; remove the row, or raise task.limit'
+            )
+        if i in texts:
+            raise ValueError(
+                f'{where}: "prompt_id" {i} has a trace already, in {texts[i][0]}; keep one of the two'
+            )
+        texts[int(i)] = where, text
     return texts
 
 
@@ -133,13 +137,13 @@ def trace(tokens: np.ndarray) -> Response:
 
 
 def _ended(tokens: np.ndarray, stop: int, ends: Collection[int], where: str) -> np.ndarray:
-    """The tokens with a stop token at the end, if they have none there. Raises ValueError if there is another."""
+    """The tokens, with a stop token at the end if they have none. Raises ValueError if there is another."""
     if tokens[-1] not in ends:
         tokens = np.append(tokens, np.int32(stop))
     if np.isin(tokens[:-1], list(ends)).any():
         raise ValueError(
-            f'replay.traces.file: {where}: "text" has a stop token before its end, where a response would '
-            'have ended; cut the text there'
+            f'{where}: "text" has a stop token before its end, where a response would have ended; remove '
+            'what follows it'
         )
     return tokens
 

@@ -9,8 +9,10 @@ from bapo_jax.replay.bapo import Bapo
 from bapo_jax.replay.buffer import ReplayBuffer
 from bapo_jax.replay.continuations import Continuations
 from bapo_jax.replay.kinds import KINDS, make_replay, make_retries
+from bapo_jax.replay.luffy import Luffy
 from bapo_jax.replay.posterior import Posterior
 from bapo_jax.replay.protocol import Replay
+from bapo_jax.replay.relift import Relift
 from bapo_jax.replay.repo import Repo
 from bapo_jax.replay.retries import Uniform
 
@@ -25,10 +27,10 @@ def config_of(method, **changes):
 
 def test_a_name_builds_what_it_says():
     built = {}
-    for method in ('bapo', 'repo'):
+    for method in ('bapo', 'repo', 'luffy', 'relift'):
         config = resolve(config_of(method))
         built[config.replay.kind] = type(make_replay(config, 100, lambda step: False, None))
-    assert built == {'bapo': Bapo, 'repo': Repo}
+    assert built == {'bapo': Bapo, 'repo': Repo, 'luffy': Luffy, 'relift': Relift}
     assert set(KINDS) == built.keys()
 
 
@@ -53,9 +55,9 @@ def test_an_unknown_name_is_refused_with_the_choices():
         resolve(config_of('bapo', kind='fifo'))
 
 
-@pytest.mark.parametrize('method, made', [('bapo', Bapo), ('repo', Repo)])
+@pytest.mark.parametrize('method, made', [('bapo', Bapo), ('repo', Repo), ('luffy', Luffy), ('relift', Relift)])
 def test_a_kind_is_made_with_the_functions_that_the_loop_calls(method, made):
     replay = make_replay(resolve(config_of(method)), 100, lambda step: False, None)
-    assert isinstance(replay, made) and (replay.buffer is None) == (method == 'repo')
+    assert isinstance(replay, made) and (replay.buffer is None) == (method != 'bapo')
     for name in (name for name in vars(Replay) if not name.startswith('_')):
         assert callable(getattr(replay, name))

@@ -55,12 +55,12 @@ def prompts(*prompt_ids):
     ],
 )
 def test_a_bad_row_is_an_error_that_names_field_file_row_and_remedy(tmp_path, rows, message):
-    with pytest.raises(ValueError, match=r'^replay\.traces\.file: .*' + message):
+    with pytest.raises(ValueError, match=message):
         read_traces(written(tmp_path / 'file.jsonl', *rows), 5)
 
 
 def test_a_missing_file_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r'replay\.traces\.file: .*none\.jsonl: no such file; check the path'):
+    with pytest.raises(FileNotFoundError, match=r'none\.jsonl: no such file; check the path'):
         read_traces(str(tmp_path / 'none.jsonl'), 5)
 
 
@@ -80,7 +80,7 @@ def test_a_trace_is_one_span_of_another_author_that_ends_with_the_stop_token(tmp
 def test_a_stop_token_within_a_text_is_an_error(tmp_path, config, tokenizer):
     stop = tokenizer.decode([tokenizer.eos_token_id])
     file = written(tmp_path / 'file.jsonl', row(0), row(1, f'1+1{stop}=2'))
-    with pytest.raises(ValueError, match=r'file\.jsonl, row 2: "text" has a stop token before its end.*cut the text there'):
+    with pytest.raises(ValueError, match=r'file\.jsonl, row 2: "text" has a stop token before its end.*remove what follows it'):
         traces_of(config(replay__traces__file=file), prompts(0, 1), 2, tokenizer, (tokenizer.eos_token_id,))
 
 
@@ -93,7 +93,7 @@ def test_a_trace_of_more_tokens_than_a_response_may_have_is_left_out(tmp_path, c
     ends = (tokenizer.eos_token_id,)
     of_both, of_one = (traces_of(config(replay__traces__file=f), prompts(0, 1), 2, tokenizer, ends) for f in (both, one))
     assert list(of_both.responses) == [0] and len(of_both.responses[0].tokens) == 48
-    assert '1 of 2 traces are longer than rollout.max_response_tokens=48 and are left out (the longest has 49' in caplog.text
+    assert '1 of 2 traces are longer than rollout.max_response_tokens=48 and are left out; raise it to keep them (the longest has 49' in caplog.text
     assert of_both.fingerprint != of_one.fingerprint
     none = written(tmp_path / 'none.jsonl', row(1, longer))
     with pytest.raises(ValueError, match=r'none of its 1 traces has at most rollout\.max_response_tokens=48 tokens'):
@@ -136,6 +136,11 @@ def test_without_a_source_of_traces_the_message_names_both(config, tokenizer):
     c = config(replay__given_by='policy')
     with pytest.raises(ValueError, match=r'replay\.kind=luffy learns from traces.*set replay\.traces\.file .*or replay\.given_by=solver'):
         traces_of(c, prompts(0), 1, tokenizer, (tokenizer.eos_token_id,))
+
+
+def test_a_task_without_solutions_in_the_prompts_style_is_refused_with_the_remedy(config, tokenizer):
+    with pytest.raises(ValueError, match=r'replay\.given_by=solver: task\.name=countdown only has solutions for the templates compact, .*set replay\.traces\.file'):
+        traces_of(config(task__template='tinyzero'), prompts(0), 1, tokenizer, (tokenizer.eos_token_id,))
 
 
 def test_a_trace_of_a_chat_ends_as_the_template_ends_a_turn(tmp_path, config):

@@ -41,7 +41,8 @@ def logged(
 ) -> list[Logged]:  # fmt: skip
     """Returns every group that a step sampled or trained on, once.
 
-    A fresh group is left out if the batch has a new group with some of its responses. `trained` and `logp` belong to the batch's groups, in the batch's order.
+    A fresh group is left out if the batch has a new group with some of its responses. `trained` and `logp`
+    belong to the batch's groups, in the batch's order.
     """
     of_batch = {
         id(g): Logged(o, g, *known)
