@@ -169,7 +169,7 @@ class Group:
     responses: tuple[Response, ...]
     verdicts: tuple[Verdict, ...]  # one per response
     rewards: np.ndarray  # float32 [G], one per response; nan on an infrastructure error
-    step: int  # the training step in which it was sampled
+    step: int  # the training step that it was fresh or re-evaluated in
     answers: tuple[str | None, ...] = ()  # the answer that the verifier extracted from each response, or None
 
     @property

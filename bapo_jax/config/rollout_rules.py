@@ -32,6 +32,18 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
         'or rollout.most_behind=0',
     )
     need(
+        r.step_share == 1 or not (r.mixture.share or r.refill_batches > 1),
+        f'rollout.step_share={r.step_share} continues responses in a later step, which '
+        f'rollout.mixture.share={r.mixture.share} and rollout.refill_batches={r.refill_batches} do not '
+        'support; set rollout.step_share=1.0',
+    )
+    need(
+        r.step_share == 1 or not r.overlap or c.prompts.selector == 'shuffled',
+        f'rollout.step_share={r.step_share} with rollout.overlap=True: prompts.selector='
+        f'{c.prompts.selector!r} chooses prompts before the step that continues them is known; set '
+        'rollout.overlap=False, or prompts.selector=shuffled',
+    )
+    need(
         not (r.mixture.share and r.sync_every > 1),
         f'rollout.mixture.share={r.mixture.share} draws from recent rollout policies, and '
         f'rollout.sync_every={r.sync_every} would make them much older; set rollout.sync_every=1',

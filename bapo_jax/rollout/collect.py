@@ -13,6 +13,7 @@ import numpy as np
 from bapo_jax.groups import Group, Prompt, Response, Verdict, binary_rewards
 from bapo_jax.machine import events
 from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
+from bapo_jax.rollout.unfinished import Unfinished, is_unfinished
 from bapo_jax.rollout.vllm.replies import BadResponse
 from bapo_jax.tasks import get_task
 from bapo_jax.tasks.custom_reward import Rewards
@@ -28,6 +29,7 @@ class Collected(NamedTuple):
     groups: list[Group]
     generate_s: float
     verify_s: float
+    unfinished: list[Unfinished] = []  # the other groups, which are to be continued and judged later
 
 
 def collect(
@@ -47,25 +49,30 @@ def judge_as_they_come(
 ) -> Collected:  # fmt: skip
     """Judges each prompt's responses as they arrive; the groups are in the order of the prompts.
 
-    `budget_s` is the total time for judging. A group for which the engine got only bad responses is left
-    without any, and an event says why. If a group ends with another error, cancels the others and raises it.
+    Groups with unfinished responses are not judged. `budget_s` is the total time for judging. A group for
+    which the engine got only bad responses is left without any, and an event says why. If a group ends with
+    another error, cancels the others and raises it.
     """
-    started, verify_s, groups = time.perf_counter(), 0.0, {}
+    started, verify_s, groups, unfinished = time.perf_counter(), 0.0, {}, {}
     to_come = {answer: i for i, answer in enumerate(answers)}
     try:
         while to_come:
             here = sorted(to_come.pop(answer) for answer in wait(to_come, return_when=FIRST_COMPLETED).done)
             judging = time.perf_counter()
-            responses = [_responses(answers[i], prompts[i]) for i in here]
-            of_here = [prompts[i] for i in here], responses, [draws[i] for i in here]
+            responses = {i: _responses(answers[i], prompts[i]) for i in here}
+            cut = [i for i in here if any(map(is_unfinished, responses[i]))]
+            unfinished |= {i: Unfinished(prompts[i], responses[i]) for i in cut}
+            here = [i for i in here if i not in cut]
+            of_here = ([of[i] for i in here] for of in (prompts, responses, draws))
             groups |= dict(zip(here, judge(tokenizer, *of_here, rewards, budget_s - verify_s), strict=True))
             verify_s += time.perf_counter() - judging
     finally:
         for answer in to_come:
             answer.cancel()
     return Collected(
-        [groups[i] for i in range(len(answers))], time.perf_counter() - started - verify_s, verify_s
-    )
+        [groups[i] for i in sorted(groups)], time.perf_counter() - started - verify_s, verify_s,
+        [unfinished[i] for i in sorted(unfinished)],
+    )  # fmt: skip
 
 
 def _responses(answer: Future[tuple[Response, ...]], prompt: Prompt) -> tuple[Response, ...]:

@@ -13,24 +13,27 @@ selector's knowledge stay the same.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from bapo_jax.cluster.hosts import Hosts
-from bapo_jax.groups import X1, Batch, Begun, Group, Prompt, Response, make_batch
+from bapo_jax.groups import X1, Batch, Begun, Group, Prompt, make_batch
 from bapo_jax.machine.stopping import leaving_waits
 from bapo_jax.prompts.selector import PromptSelector
+from bapo_jax.rollout.answered import Answered, Pending, Wave
 from bapo_jax.rollout.collect import Collected, check_judged, judge, judge_as_they_come
 from bapo_jax.rollout.engine import FAILED, FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
 from bapo_jax.rollout.fidelity import check_probe, tolerance_of
 from bapo_jax.rollout.meter import Meter
 from bapo_jax.rollout.schedule import Schedule
+from bapo_jax.rollout.unfinished import Unfinished, ask_rest, budget_of, first_of
 from bapo_jax.tasks.custom_reward import Rewards
 from bapo_jax.tasks.shaping import punish_overlong
 
@@ -58,27 +61,6 @@ class Policies(Protocol):
 # Takes (parameters by role, a batch). Yields the log-probs of all response tokens as sampled, under α, and
 # under the previous α if there is one; float32 [tokens] each, in the same order.
 LogProbs = Callable[[Mapping[str, Any], Batch], Iterable[np.ndarray]]
-
-
-class Wave(NamedTuple):
-    """A wave of groups sent to the engine: fresh, then hard. `selector` is its state after choosing them."""
-
-    fresh: list[Prompt]
-    hard: list[Begun]
-    draws: list[Draw]
-    answers: list[Future[tuple[Response, ...]]]
-    selector: str
-
-
-class Answered(NamedTuple):
-    """A step's fresh groups, the groups of its hard prompts from the same wave, and the selector's state."""
-
-    fresh: list[Group]
-    reevaluated: list[Group]
-    generate_s: float
-    verify_s: float
-    measures: dict[str, float]  # the selector's metrics
-    selector: str  # its state after observing these groups; a run stopped after this step resumes from it
 
 
 class Rollouts:
@@ -113,6 +95,10 @@ class Rollouts:
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix='rollouts')
         self._begun: dict[int, Future[Answered]] = {}
+        self._budget = budget_of(config.rollout)
+        self._unfinished: list[Unfinished] = []  # to be continued by the next step that begins
+        self._continued: dict[int, list[Unfinished]] = {}  # by the steps that have begun
+        self._ready: list[Group] = []
         self._selector_state = selector.state()
         self._taken: dict[str, float] = {}  # metrics of the last step taken
         self._meter = Meter()
@@ -168,7 +154,7 @@ class Rollouts:
         answers = self._engine.ask(list(map(Begun, prompts)), c.rollout.group_size, sampling, draws)
         self._meter.asked(answers)
         with self._meter.waiting():
-            return self._collected(Wave(list(prompts), [], draws, answers, self._selector_state)).groups
+            return self._collected(Wave(list(prompts), 0, draws, answers, self._selector_state)).groups
 
     @contextmanager
     def held_by_theta(self) -> Iterator[Engine]:
@@ -181,19 +167,25 @@ class Rollouts:
         """Metrics of the last step, which began at `started` (perf_counter), the selector and the engine."""
         return self._taken | self._meter.read(started) | self._engine.metrics()
 
-    def state(self) -> tuple[dict[int, Answered], str]:
-        """For a checkpoint: the steps requested ahead, and the selector's state after the last step taken.
+    def state(self) -> tuple[Pending, str]:
+        """For a checkpoint: what is pending, and the selector's state after the last step taken.
 
-        Waits for those steps, since the policy that answers them is not saved. With most_behind=0 it does
-        not, as α answers them again.
+        Waits for the steps requested ahead, if the policy that answers them is not saved, or if they continue
+        what an earlier one left unfinished. Otherwise α answers them again.
         """
-        ahead = self._begun if self._schedule.most_behind else {}
-        return {step: answer.result() for step, answer in ahead.items()}, self._selector_state
+        kept = self._schedule.most_behind or self._budget and self._config.rollout.overlap
+        ahead = self._begun if kept else {}
+        continued = [
+            group for step in sorted(self._continued.keys() - ahead) for group in self._continued[step]
+        ]
+        answered = {step: answer.result() for step, answer in ahead.items()}
+        return Pending(answered, continued + self._unfinished, self._ready), self._selector_state
 
-    def restore(self, ahead: Mapping[int, Answered], state: str) -> None:
+    def restore(self, pending: Pending, state: str) -> None:
         """Restores what `state` returned."""
         self._selector_state = state
-        for step, answered in sorted(ahead.items()):
+        self._unfinished, self._ready = list(pending.unfinished), list(pending.ready)
+        for step, answered in sorted(pending.ahead.items()):
             self._begun[step] = Future()
             self._begun[step].set_result(answered)
             state = answered.selector
@@ -215,15 +207,32 @@ class Rollouts:
         if not hard or one_wave and not self._schedule.reevaluation_syncs:
             self.begin_ahead(step)
         with leaving_waits():
-            fresh, reevaluated, generate_s, verify_s, measures, selector = self._begun[step].result()
-        del self._begun[step]  # if a signal stops the wait, the step is still to be taken
-        self._taken = {**measures, 'timing_s/gen': generate_s, 'timing_s/reward': verify_s}
+            answered = self._begun[step].result()
+        self._taken = {
+            **answered.measures,
+            'timing_s/gen': answered.generate_s,
+            'timing_s/reward': answered.verify_s,
+        }
+        reevaluated = answered.reevaluated
         if hard and not one_wave:
             with self.held_by_theta(), leaving_waits():
-                reevaluated, generate_s, verify_s = self._judged(self._ask(step, [], hard))
+                reevaluated, generate_s, verify_s, _ = self._judged(self._ask(step, [], hard))
             self._taken['timing_s/reevaluate'] = generate_s + verify_s
-        self._selector_state = selector  # all groups of the step have arrived
-        return fresh, reevaluated
+        # All groups of the step have arrived. Had a signal stopped the wait, it would still be to be taken.
+        del self._begun[step]
+        self._continued.pop(step, None)
+        self._selector_state = answered.selector
+        return self._finished(step, answered), reevaluated
+
+    def _finished(self, step: int, answered: Answered) -> list[Group]:
+        """The fresh groups of a step. With a budget of tokens, those beyond B wait for a later step."""
+        if not (self._budget or self._ready):
+            return answered.fresh
+        self._unfinished += answered.unfinished
+        taken, self._ready = first_of(self._ready + answered.fresh, self._config.learner.batch_groups)
+        self._taken['rollout/unfinished'] = sum(len(group.rest()) for group in self._unfinished)
+        self._taken['rollout/ready'] = len(self._ready)
+        return [dataclasses.replace(group, step=step) for group in taken]
 
     def _probe_servers(self) -> None:
         """Sends the probe to each server. Raises PolicyMismatch if log-probs differ too much."""
@@ -243,42 +252,46 @@ class Rollouts:
     def _begin(self, step: int, hard: Sequence[Begun] = ()) -> None:
         if step in self._begun:
             return
+        rest, self._unfinished = self._unfinished, []
+        if rest:
+            self._continued[step] = rest
         if self._in_turn:
-            self._begun[step] = self._thread.submit(self._answer_in_turn, step, hard)
+            self._begun[step] = self._thread.submit(self._answer_in_turn, step, hard, rest)
         else:
             self._begun[step] = self._thread.submit(
-                self._answer, self._ask(step, self._selector.next(), hard)
+                self._answer, self._ask(step, self._selector.next(), hard, rest)
             )
 
     def _answer(self, asked: Wave) -> Answered:
-        groups, generate_s, verify_s = self._judged(asked)
-        fresh, reevaluated = groups[: len(asked.fresh)], groups[len(asked.fresh) :]
-        return Answered(fresh, reevaluated, generate_s, verify_s, self._selector.metrics(), asked.selector)
+        groups, generate_s, verify_s, unfinished = self._judged(asked)
+        fresh, reevaluated = _apart(groups, asked.hard)
+        metrics = self._selector.metrics()
+        return Answered(fresh, reevaluated, generate_s, verify_s, metrics, asked.selector, unfinished)
 
-    def _answer_in_turn(self, step: int, hard: Sequence[Begun]) -> Answered:
-        """Generates a step once the previous one has been judged; hard prompts join the first wave.
+    def _answer_in_turn(self, step: int, hard: Sequence[Begun], rest: Sequence[Unfinished]) -> Answered:
+        """Generates a step once the previous one has been judged; all other groups join its first wave.
 
         Further waves follow until B groups are mixed, up to rollout.refill_batches waves.
         """
-        c, fresh, reevaluated, seconds = self._config, [], [], np.zeros(2)
-        for _ in range(c.rollout.refill_batches):
+        c, fresh, reevaluated, unfinished, seconds = self._config, [], [], [], np.zeros(2)
+        for wave in range(c.rollout.refill_batches):
+            first = wave == 0
             drawn = {g.prompt.id for g in fresh}
             prompts = [p for p in self._selector.next() if p.id not in drawn]
             if c.rollout.mixture.share:
-                groups, *spent = self._ask_mixture(step, prompts)
+                groups, *spent, cut = self._ask_mixture(step, prompts)
             else:
-                groups, *spent = self._judged(self._ask(step, prompts, () if fresh else hard))
-            self._selector.observe(groups[: len(prompts)])
-            fresh, reevaluated, seconds = (
-                fresh + groups[: len(prompts)],
-                reevaluated + groups[len(prompts) :],
-                seconds + spent,
-            )
+                asked = self._ask(step, prompts, hard if first else (), rest if first else ())
+                groups, *spent, cut = self._judged(asked)
+            new, again = _apart(groups, len(hard) if first else 0)
+            self._selector.observe(new)
+            fresh, reevaluated, unfinished, seconds = (
+                fresh + new, reevaluated + again, unfinished + cut, seconds + spent
+            )  # fmt: skip
             if sum(0 < g.correct < g.size and not g.infra_error for g in fresh) >= c.learner.batch_groups:
                 break
-        return Answered(
-            fresh, reevaluated, *seconds.tolist(), self._selector.metrics(), self._selector.state()
-        )
+        measures, state = self._selector.metrics(), self._selector.state()
+        return Answered(fresh, reevaluated, *seconds.tolist(), measures, state, unfinished)
 
     def _ask_mixture(self, step: int, prompts: Sequence[Prompt]) -> Collected:
         """Divides the prompts among α and earlier rollout policies (ReMix), which answer one by one."""
@@ -289,19 +302,25 @@ class Rollouts:
             aged = np.flatnonzero(ages == age)
             if len(aged):
                 self._engine.load(params, version)
-                groups, *spent = self._judged(self._ask(step, [prompts[i] for i in aged], []))
+                groups, *spent, _ = self._judged(self._ask(step, [prompts[i] for i in aged], []))
                 answered |= dict(zip(aged.tolist(), groups, strict=True))
                 seconds += spent
         self._hold_alpha()
         return Collected([answered[i] for i in range(len(prompts))], *seconds.tolist())
 
-    def _ask(self, step: int, fresh: Sequence[Prompt], hard: Sequence[Begun]) -> Wave:
-        c = self._config
-        draws = [Draw(c.seed, step, FRESH)] * len(fresh) + [Draw(c.seed, step, REEVALUATION)] * len(hard)
+    def _ask(
+        self, step: int, fresh: Sequence[Prompt], hard: Sequence[Begun], rest: Sequence[Unfinished] = ()
+    ) -> Wave:
+        c, most = self._config, self._budget
+        draw, again = Draw(c.seed, step, FRESH), Draw(c.seed, step, REEVALUATION)
         sampling = Sampling(c.rollout.temperature, c.rollout.max_response_tokens)
-        answers = self._engine.ask([*map(Begun, fresh), *hard], c.rollout.group_size, sampling, draws)
+        answers = ask_rest(self._engine, rest, most, sampling, draw.again(1)) if rest else []
+        begun = [*(Begun(prompt, most=most) for prompt in fresh), *hard]
+        draws = [draw] * len(fresh) + [again] * len(hard)
+        answers += self._engine.ask(begun, c.rollout.group_size, sampling, draws)
         self._meter.asked(answers)
-        return Wave(list(fresh), list(hard), draws, answers, self._selector.state())
+        prompts = [one.prompt for one in (*rest, *begun)]
+        return Wave(prompts, len(hard), [draw] * len(rest) + draws, answers, self._selector.state())
 
     def _judged(self, asked: Wave) -> Collected:
         c, collected = self._config, self._collected(asked)
@@ -315,12 +334,16 @@ class Rollouts:
         return collected
 
     def _collected(self, asked: Wave) -> Collected:
-        prompts = asked.fresh + [begun.prompt for begun in asked.hard]
         return judge_as_they_come(
             asked.answers,
             self._tokenizer,
-            prompts,
+            asked.prompts,
             asked.draws,
             self._reward,
             self._config.task.judging.step_s,
         )
+
+
+def _apart(groups: list[Group], hard: int) -> tuple[list[Group], list[Group]]:
+    """The fresh groups, and the last `hard` groups."""
+    return groups[: len(groups) - hard], groups[len(groups) - hard :]

@@ -120,7 +120,8 @@ def start_servers(config: ConfigDict, workdir: Path, sight: Sight | None = None)
 def longest_read(config: ConfigDict) -> int:
     """The most tokens that an engine prefills in training: the prompt's and, if continued, the response's."""
     r, p = config.rollout, config.replay
-    return r.max_prompt_tokens + (r.max_response_tokens if p.use_x2 and p.reevaluate == 'continue' else 0)
+    continues = p.use_x2 and p.reevaluate == 'continue' or r.step_share < 1
+    return r.max_prompt_tokens + (r.max_response_tokens if continues else 0)
 
 
 def server_options(config: ConfigDict, sight: Sight | None = None) -> dict[str, Any]:

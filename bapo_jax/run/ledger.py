@@ -116,7 +116,8 @@ def open_ledger(
     """Opens the ledger of a run after `step`, with `prompts` training prompts; None if it is disabled."""
     if not config.log.ledger:
         return None
-    each_once = config.prompts.selector == 'shuffled' and config.rollout.refill_batches == 1
+    r = config.rollout
+    each_once = config.prompts.selector == 'shuffled' and r.refill_batches == 1 and r.step_share == 1
     steps_an_epoch = prompts // config.learner.batch_groups if each_once else 0
     return Ledger(directory, step, steps_an_epoch, replay.buffer)
 

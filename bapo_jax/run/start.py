@@ -113,8 +113,8 @@ def start_or_continue(
 
 def to_save(replay: Replay, diagnostics: Diagnostics, rollouts: Rollouts) -> tuple[dict[str, Any], str]:
     """What a checkpoint holds beside the policies: arrays, and the selector's state."""
-    ahead, selector = rollouts.state()
-    return replay.state() | diagnostics.state() | to_arrays(ahead), selector
+    pending, selector = rollouts.state()
+    return replay.state() | diagnostics.state() | to_arrays(pending), selector
 
 
 def check_rows(replayed: Mapping[str, np.ndarray], config: ConfigDict) -> None:

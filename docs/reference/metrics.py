@@ -254,6 +254,10 @@ TABLE: dict[str, tuple[Metric, ...]] = {
             'rollout/discarded_total', 'responses', 'fresh responses not trained on',
             'if near all, the filter or the task does not fit',
         ),
+        M(
+            'rollout/{unfinished,ready}', 'count', 'with rollout.step_share below 1: responses to be continued; finished groups that wait for a later step',
+            'steady after the first steps',
+        ),
         M('rollout/{reevaluated,reused}_total', 'responses', 'responses of re-evaluations; replayed responses', '0 if the method has none'),
     ),
     'Time, memory and speed': (

@@ -40,6 +40,8 @@ _CRITIC = _of('learner/critic.py', 'learner/test_critic.py')
 _MONITORS = _of('run/theory.py', 'run/test_theory.py')
 _SCHEDULE = _of('rollout/schedule.py', 'rollout/test_schedule.py')
 _ROLLOUTS = _of('rollout/rollouts.py', 'rollout/test_rollouts.py')
+_UNFINISHED = _of('rollout/unfinished.py', 'rollout/test_unfinished.py')
+_FINISH = _of('rollout/engine.py', 'rollout/test_unfinished.py')
 _SLOTS = _of('rollout/inprocess/slots.py', 'rollout/inprocess/test_inprocess.py')
 _DRAWING = _of('rollout/inprocess/drawing.py', 'rollout/inprocess/test_inprocess.py')
 _GPU_DRAWING = _of('rollout/inprocess/gpu_drawing.py', 'rollout/inprocess/test_gpu_drawing.py')
@@ -169,7 +171,10 @@ MUTANTS = (
               'the oldest kept policy never answers'),
     _ROLLOUTS('for g in fresh) >= c.learner.batch_groups', 'for g in fresh) > c.learner.batch_groups',
               'a refill at exactly B groups'),
-    _ROLLOUTS('self._selector.observe(groups[: len(prompts)])', 'self._selector.observe(groups)',
+    _UNFINISHED('group.prompt.id in taken or len(taken) == most', 'len(taken) == most', 'a step trains on a prompt twice'),
+    _UNFINISHED('group.responses[j].spans, j, most)', 'group.responses[j].spans, 0, most)', 'continued responses share their draws'),
+    _FINISH('if added == begun.most and', 'if added >= 0 and', 'responses cut at the limit are continued'),
+    _ROLLOUTS('self._selector.observe(new)', 'self._selector.observe(groups)',
               'the selector sees re-evaluations'),
     _DRAWING('kept_BxV = jnp.cumsum(falling_BxV, axis=-1) - falling_BxV < top_p',
              'kept_BxV = jnp.cumsum(falling_BxV, axis=-1) < top_p', 'nucleus sampling drops the last token'),

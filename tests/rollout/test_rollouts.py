@@ -22,6 +22,7 @@ from bapo_jax.rollout import rollouts as module
 from bapo_jax.rollout.collect import Collected, TooFewJudged
 from bapo_jax.rollout.engine import FAILED, FRESH, PROBE, REEVALUATION
 from bapo_jax.rollout.fidelity import PolicyMismatch
+from bapo_jax.rollout.answered import Pending
 from bapo_jax.rollout.rollouts import Rollouts
 from bapo_jax.rollout.schedule import Schedule
 
@@ -279,10 +280,10 @@ def test_steps_requested_before_a_sync_are_saved_as_they_were_answered(rollouts)
     r, engine = rollouts(overlap=True, sync_every=1, most_behind=1)
     take(r, 1, [], Trained(0, alpha_version=0))
     assert engine.events == [('ask', [(i, FRESH), (i + 1, FRESH)]) for i in (2, 4)]
-    ahead, selector = r.state()
+    pending, selector = r.state()
     assert selector == str(['next'])
     again, after = rollouts(overlap=True, sync_every=1, most_behind=1)
-    again.restore(ahead, selector)
+    again.restore(pending, selector)
     fresh, _ = take(again, 2, [], Trained(1, alpha_version=1))
     assert_same_groups(fresh, take(r, 2, [], Trained(1, alpha_version=1))[0])
     assert ids(fresh) == [4, 5] and {g.step for g in fresh} == {2}
@@ -341,7 +342,7 @@ def test_prompts_that_are_only_counted_may_all_be_lost(rollouts):
     r, engine = rollouts(lambda _: ())
     groups = r.ask_failed(5, [prompt(3), prompt(4)])
     assert ids(groups) == [3, 4] and all(group.infra_error for group in groups)
-    assert engine.events == [('ask', [(3, FAILED), (4, FAILED)])] and r.state() == ({}, str([]))
+    assert engine.events == [('ask', [(3, FAILED), (4, FAILED)])] and r.state() == (Pending(), str([]))
 
 
 @pytest.mark.parametrize('learns', [False, True])

@@ -15,22 +15,25 @@ from bapo_jax.replay.repo import REPLAY
 
 def fresh_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     """Returns metrics of a step's fresh groups before filtering: score, lengths, verdicts, accuracy bins."""
+    nan = float('nan')  # of no groups: with rollout.step_share below 1, the first steps may finish none
     verdicts = Counter(v for g in groups for v in g.verdicts)
     judged = [g for g in groups if not g.infra_error]
     lengths = np.array([len(r.tokens) for g in groups for r in g.responses])
     masked = [~r.trained_on for g in groups if g.prompt.images for r in g.responses]
-    bins = np.bincount([g.correct for g in judged], minlength=max(g.size for g in groups) + 1)
+    bins = np.bincount([g.correct for g in judged], minlength=max((g.size for g in groups), default=0) + 1)
     return {
-        'critic/score/mean': float(np.mean([g.accuracy for g in judged])) if judged else float('nan'),
+        'critic/score/mean': float(np.mean([g.accuracy for g in judged])) if judged else nan,
         'critic/rewards/mean': float(np.mean([g.rewards for g in judged], dtype=np.float64))
         if judged
-        else float('nan'),
+        else nan,
         'accuracy_bins': bins.tolist(),
-        'response_length/mean': float(lengths.mean()),
-        'response_length/max': int(lengths.max()),
+        'response_length/mean': float(lengths.mean()) if groups else nan,
+        'response_length/max': int(lengths.max(initial=0)),
         'response_length/clip_ratio': float(
             np.mean([r.finish == 'length' for g in groups for r in g.responses])
-        ),
+        )
+        if groups
+        else nan,
         **({'response_length/image_tokens': int(np.concatenate(masked).sum())} if masked else {}),
         'reward/unparseable': verdicts[Verdict.UNPARSEABLE],
         'reward/infra_error': verdicts[Verdict.INFRA_ERROR],

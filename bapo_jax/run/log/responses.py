@@ -154,7 +154,7 @@ def token_texts(tokenizer: Any, tokens: np.ndarray, spelled: dict[int, str]) -> 
 def _spelled(tokenizer: Any, responses: Sequence[Response]) -> dict[int, str]:
     """Decodes each distinct token on its own."""
     ids = np.unique(np.concatenate([r.tokens for r in responses] or [np.zeros(0, np.int32)])).tolist()
-    return dict(zip(ids, tokenizer.batch_decode([[i] for i in ids]), strict=True))
+    return dict(zip(ids, tokenizer.batch_decode([[i] for i in ids]) if ids else (), strict=True))
 
 
 def _sampled(response: Response) -> list[float | None]:
