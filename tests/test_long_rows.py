@@ -35,8 +35,7 @@ def relift_acted(rows):
 # Row -> (changes that let its parts act within 20 steps, what must have acted, of the rows of metrics.jsonl).
 LONG = {
     'luffy': ({}, luffy_acted),
-    # All groups of a step are one mini-batch, which demonstrations make larger than its arrays.
-    'relift': ({'replay__traces__demonstrations': 2, 'learner__mini_batch_groups': 8}, relift_acted),
+    'relift': ({'replay__traces__demonstrations': 2}, relift_acted),
 }  # fmt: skip
 
 
