@@ -27,11 +27,16 @@ from bapo_jax.machine import terminal
 from bapo_jax.machine.help import CommandParser
 from bapo_jax.machine.output import ends_with_its_reader, is_of_output
 from bapo_jax.models.tokenizer import load_tokenizer
+from bapo_jax.groups import Group
 from bapo_jax.own.method import is_own
 from bapo_jax.policies import BASE_HELP, base_of, check_base
 from bapo_jax.replay.bapo import Bapo
+from bapo_jax.replay.arrays import group_bytes
 from bapo_jax.replay.buffer import BadEntry, ReplayBuffer
-from bapo_jax.replay.repo import Repo
+from bapo_jax.replay.fifo import Fifo
+from bapo_jax.replay.freshper import Freshper
+from bapo_jax.replay.kinds import OTHER_KINDS, TRACED
+from bapo_jax.replay.rollout_replay import RolloutReplay
 from bapo_jax.run.checkpoint import read_replay
 from bapo_jax.run.directory import commits_in, read_run_config, settings_of
 from bapo_jax.run.log.metrics import read_metrics
@@ -76,23 +81,28 @@ def show_run(run: Path, show: int, console: Console, base: Path | None = None) -
             f'replay.kind={c.kind!r} is your own, and only built-in kinds can be shown; use '
             'read_replay of bapo_jax.run.checkpoint for what it saved'
         )
-    if c.kind != 'repo' and not (c.use_x2 or c.use_x3):
+    if c.kind in TRACED or c.kind == 'bapo' and not (c.use_x2 or c.use_x3):
         console.print(
             f'the method {config.method} has no replay buffer: it neither re-evaluates nor replays',
             soft_wrap=True,
         )
         return
     step, arrays = read_replay(run / 'checkpoints')
-    batch_groups, repo = config.learner.batch_groups, c.kind == 'repo'
-    replay = Repo(c, batch_groups) if repo else Bapo(c, batch_groups, lambda step: False)
+    batch_groups, other = config.learner.batch_groups, OTHER_KINDS.get(c.kind)
+    replay = other(c, batch_groups) if other else Bapo(c, batch_groups, lambda step: False)
     replay.restore(arrays)
     rows = [row for row in read_metrics(run) if 0 < row['step'] <= step]
     console.print(f'{run}: replay buffer after step {step}', soft_wrap=True)
-    tables = repo_tables(replay, c['repo']['per_prompt'], step) if repo else bapo_tables(replay, step, rows)
+    if other is None:
+        tables = bapo_tables(replay, step, rows)
+    elif hasattr(replay, 'history'):
+        tables = history_tables(replay.history, c[c.kind]['per_prompt'], step)
+    else:
+        tables = newest_tables(replay, c[c.kind]['capacity'], step)
     for table in tables:
         if table.row_count:
             console.print(table)
-    if repo:
+    if other:
         return
     if not c['use_x3']:
         console.print('replay.use_x3 is off: the high part is filled but never replayed')
@@ -154,27 +164,35 @@ def bapo_tables(replay: Bapo, step: int, rows: Iterable[Mapping[str, Any]]) -> l
     ]
 
 
-def repo_tables(replay: Repo, per_prompt: int, step: int) -> list[Table]:
-    """Tables of contents, ages and sizes of the histories; RePO counts no uses and limits no prompts."""
-    groups = list(replay.history.values())
-    held = replay.metrics(step)
+def history_tables(history: Mapping[int, Group], per_prompt: int, step: int) -> list[Table]:
+    """Tables of contents, ages and sizes of histories by prompt; they count no uses and limit no prompts."""
+    groups = list(history.values())
     sizes = Counter(g.size for g in groups)
     ages = [step - version for g in groups for r in g.responses for version in r.versions[-1:].tolist()]
     return [
         _table(
             'Contents',
             ('prompts', 'responses', 'limit per prompt', 'bytes'),
-            [
-                (
-                    held['buffer/repo/prompts'],
-                    held['buffer/repo/responses'],
-                    per_prompt,
-                    held['buffer/repo/bytes'],
-                )
-            ],
+            [(len(groups), sum(g.size for g in groups), per_prompt, sum(map(group_bytes, groups)))],
         ),
         _ages({'since the last response': [step - g.step for g in groups], 'of the rollout policy': ages}),
         _table('Responses kept per prompt', ('responses', 'prompts'), sorted(sizes.items())),
+    ]
+
+
+def newest_tables(replay: Fifo | Freshper | RolloutReplay, capacity: int, step: int) -> list[Table]:
+    """Tables of contents, ages, accuracy and use of a memory of the newest groups."""
+    groups = replay.groups
+    accuracy, uses = Counter((g.correct, g.size) for g in groups), Counter(replay.uses)
+    return [
+        _table(
+            'Contents',
+            ('groups', 'capacity', 'bytes'),
+            [(len(groups), capacity, sum(map(group_bytes, groups)))],
+        ),
+        _ages({'of the groups': [step - g.step for g in groups]}),
+        _table('Accuracy', ('k/G', 'groups'), [(f'{k}/{g}', n) for (k, g), n in sorted(accuracy.items())]),
+        _table('Uses of the groups', ('times trained on', 'groups'), sorted(uses.items())),
     ]
 
 

@@ -147,7 +147,9 @@ def load_for_evaluation(
 
     def start(output: Path) -> Engine:
         params = policy.params(model, mesh)
-        engine = start_engine(config, model, hf.abstract_params(model)[0], ends, mesh, output, sight=sight)
+        engine = start_engine(
+            config, model, hf.abstract_params(model)[0], ends, mesh, output, sight=sight, tokenizer=tokenizer
+        )
         engine.load(params, policy.step)
         return engine
 

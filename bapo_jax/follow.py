@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from bapo_jax.config.own_code import code_of
 from bapo_jax.inputs import located
 from bapo_jax.learner.build import build_learner
 from bapo_jax.learner.critic import blank_targets
-from bapo_jax.learner.mini_batch import Shape, blank, blank_rows, blank_sequences
+from bapo_jax.learner.mini_batch import Shape, blank, blank_sequences
 from bapo_jax.machine import hub
 from bapo_jax.models import hf
 from bapo_jax.rollout.start import POLICIES
@@ -58,9 +57,7 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> bool:
                 state.before = None  # the probe is finished
                 shapes = [Shape(*shape) for shape in plan['shapes']]
                 if learner.trains_policy(plan['step']):
-                    rows = functools.partial(
-                        blank_rows, roles=learner.objective.roles, weights=learner.objective.weights
-                    )
+                    rows = learner.objective.blank_rows
                     state.theta, _ = learner.update_policy(
                         state.theta, [blank(shape, rows) for shape in shapes], plan['step']
                     )

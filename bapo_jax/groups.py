@@ -35,6 +35,7 @@ class Author(enum.IntEnum):
     TRACE = 1  # another policy, model or solver wrote them, for the policy to imitate
     PREFIX = 2  # they were given, and the policy continued them
     PLACEHOLDER = 3  # the policy sampled the token that stands for image features: see `sampled_spans`
+    ENVIRONMENT = 4  # a tool's reply to the policy: see rollout/episodes.py
 
 
 TRAINED_ON = Author.POLICY, Author.TRACE  # whose tokens have a loss; all others' are only read
@@ -47,7 +48,8 @@ LENGTH, STOP, UNFINISHED = FINISHES = ('length', 'stop', 'unfinished')
 # For each response of each group, an array with one number per token.
 ByGroup = list[list[np.ndarray]]
 
-X1 = 'x1'  # the origin of fresh groups in a batch; a method's replay names the other origins
+# Origins of groups in a batch: fresh ones, and those with earlier responses. A method may name others.
+X1, REPLAY = 'x1', 'replay'
 LANES = 4  # maximum number of origins in a batch
 
 
@@ -208,6 +210,7 @@ class Batch:
     origins: tuple[str, ...]  # one per group: X1, or a name from the method's replay
     # One per group, int32 [G]: responses with the same number share the mean and std of rewards.
     normalisation: tuple[np.ndarray, ...]
+    weights: tuple[float, ...] = ()  # one per group, by which its token weights are multiplied; (): 1 each
 
     def count(self, origin: str) -> int:
         return self.origins.count(origin)
@@ -217,9 +220,8 @@ class Batch:
 
     def take(self, indices: Sequence[int]) -> Batch:
         """The batch with only these groups, in this order."""
-        return Batch(
-            *(tuple(part[i] for i in indices) for part in (self.groups, self.origins, self.normalisation))
-        )
+        parts = (self.groups, self.origins, self.normalisation, self.weights)
+        return Batch(*(tuple(part[i] for i in indices) if part else () for part in parts))
 
 
 def sampled(tokens: np.ndarray, logp: np.ndarray, finish: str, version: int) -> Response:

@@ -11,18 +11,23 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from bapo_jax import config as config_lib
-from bapo_jax.config.rules import reads_traces
+from bapo_jax.config.trace_rules import reads_traces
 from bapo_jax.groups import Prompt
 from bapo_jax.machine import hub
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.models.embedding import mean_states
 from bapo_jax.models.tokenizer import read_tokenizer, tokenizer_file
 from bapo_jax.models.vision.patches import windows_of
-from bapo_jax.prompts.selector import PromptSelector, make_selector
-from bapo_jax.tasks import TASKS, encode_prompts, get_task, leave_out_long, refuse_long, repeats
+from bapo_jax.prompts.dots import Embed
+from bapo_jax.prompts.ngrams import ngram_embeddings
+from bapo_jax.prompts.protocol import PromptSelector
+from bapo_jax.prompts.selector import make_selector
+from bapo_jax.tasks import TASKS, encode_prompts, get_task, leave_out_long, refuse_long, repeats, solver
 from bapo_jax.tasks.jsonl import short
 from bapo_jax.tasks.sight import Sight
 from bapo_jax.tasks.traces import Traces, traces_of
@@ -92,13 +97,21 @@ def _read(written: ConfigDict, weights: bool, commits: dict[str, str]) -> Inputs
             f'{len(truths):,} training problems, but at most {_FIRST_ID:,} are supported; set '
             f'task.limit to at most {_FIRST_ID:,}'
         )
-    selector = make_selector(config, prompts)
+    batch = config_lib.fresh_prompts(config)
+    steps = config.steps or config.epochs * (len(prompts) // batch)
+    selector = make_selector(
+        config,
+        prompts,
+        batch,
+        steps=steps,
+        solve=solver(config, tokenizer),
+        embed=embedder(config, tokenizer, weights),
+    )
     if config.evaluate.track_prompts > len(prompts):
         raise ValueError(
             f'evaluate.track_prompts={config.evaluate.track_prompts} exceeds the {len(prompts)} training '
             'prompts; lower it'
         )
-    steps = config.steps or config.epochs * (len(prompts) // config.learner.batch_groups)
     traces = None
     if reads_traces(config):
         with _of('replay.traces'):
@@ -106,6 +119,27 @@ def _read(written: ConfigDict, weights: bool, commits: dict[str, str]) -> Inputs
     return Inputs(
         config, written, commits, model, tokenizer, ends, prompts, benchmarks, selector, steps, sight, traces
     )
+
+
+def embedder(config: ConfigDict, tokenizer: Any, weights: bool = True) -> Embed:
+    """Returns a function that embeds prompts: by the model `prompts.dots.embeddings`, or else by n-grams.
+
+    The model reads the text of the prompt's tokens. It computes when the function is called; with `weights`
+    its files are checked here.
+    """
+    if not (named := config.prompts.dots.embeddings):
+        return ngram_embeddings
+    path = hub.model_folder(named, 'prompts.dots.embeddings', weights)
+    model = hf.read_config(path, config.model.dtype)
+    if weights:
+        hf.check_weights(path, model)
+    own, _ = read_tokenizer(path, model)
+
+    def embed(prompts: Sequence[Prompt]) -> np.ndarray:
+        texts = tokenizer.batch_decode([prompt.tokens for prompt in prompts])
+        return mean_states(path, model, own(texts, add_special_tokens=False)['input_ids'])
+
+    return embed
 
 
 def make_sight(config: ConfigDict, model: ModelConfig) -> Sight | None:

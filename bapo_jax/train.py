@@ -63,7 +63,15 @@ def build(config: ConfigDict, workdir: Path, hosts: Hosts = Hosts(), amend: bool
     learner = build_learner(c, hosts, read.sight)
     claimed = claim_directory(read, workdir, amend)
     engine = start_engine(
-        c, read.model, learner.graph, read.stop_tokens, learner.mesh, workdir, hosts, read.sight
+        c,
+        read.model,
+        learner.graph,
+        read.stop_tokens,
+        learner.mesh,
+        workdir,
+        hosts,
+        read.sight,
+        read.tokenizer,
     )
     schedule = schedule_of(c, read.steps)
     replay = make_replay(c, len(read.prompts), schedule.reevaluation_due, solver(c, read.tokenizer))

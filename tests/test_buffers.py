@@ -86,6 +86,15 @@ def test_repo_has_a_table_of_its_own_and_grpo_keeps_no_buffer(tmp_path):
     assert 'has no replay buffer' in shown(stored(tmp_path / 'b', 'grpo'))
 
 
+def test_rows_with_a_replay_of_their_own_have_a_table_of_what_they_hold(tmp_path):
+    successes = shown(stored(tmp_path / 'a', 'arpo'))
+    assert cells(successes, '4')[:3] == ['4', '6', '8']  # 4 prompts with 1, 2, 1 and 2 right responses, at most 8 each
+    for method, capacity in (('fifo', '48'), ('freshper', '12,500')):
+        groups = shown(stored(tmp_path / method, method))
+        assert cells(groups, '6')[:2] == ['6', capacity] and cells(groups, '0/4') == ['0/4', '2']
+        assert '│ 1                │      4 │' in groups  # each step trained on two of its three
+
+
 def test_a_table_without_rows_is_not_shown(tmp_path):
     text = shown(stored(tmp_path, 'bapo', [[WRONG] * 4] * 3))
     assert 'Contents' in text and 'Accuracy of the high part' not in text

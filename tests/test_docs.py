@@ -36,7 +36,7 @@ def test_there_are_seven_guides_and_the_pages_are_not_long():
     """A page that is looked up belongs to docs/reference/."""
     guides = {page.stem for page in (ROOT / 'docs').glob('*.md')}
     assert guides == {'start', 'concepts', 'your_data', 'methods', 'vllm', 'many_hosts', 'evidence'}
-    assert sum(len(page.read_text('utf-8').split()) for page in PAGES) <= 41_000
+    assert sum(len(page.read_text('utf-8').split()) for page in PAGES) <= 43_500
     # Whole tables are printed by the studies' commands. Plans are records, which nothing changes afterwards.
     of_studies = [page for folder in ('studies', 'benchmarks') for page in (ROOT / folder).rglob('*.md')]
     assert sum(len(page.read_text('utf-8').split()) for page in of_studies if not page.name.startswith('plan')) <= 10_500
@@ -71,17 +71,19 @@ NO_REMEDY = {
         'no checkpoint was written at step', 'no solution in non-negative integers', 'random attempts reached the target',
         'step …: …: …',
     ),
-    'a command that ends closes its engine, and prints its own message': ('the engine was closed',),
+    'a command that ends closes its engine, and prints its own message': ('the engine was closed', 'takes no further turn'),
     'caught: the group is requested again': ('a reply is lost',),
     'caught: the answer is unparseable': ('unexpected …', 'longer than … characters', 'nested deeper than'),
-    'caught: an infrastructure error, which the row "have no verdict" explains': ('the verifier failed on this answer',),
+    'caught: an infrastructure error, which the row "have no verdict" explains': (
+        'the verifier failed on this answer', 'no reply to a response', 'the Python tool did not run',
+    ),
     'caught: a note in the rollout viewer, beside what it shows': ('cut short', 'a line is longer than'),
     'the start of a message: what follows names the remedy': (
         'the config cannot run:', 'prompt …: …', '--start=…: …', 'no reply to a group in',
     ),
     'the end or the reason of a message that names the remedy': (
         'is not what was saved', 'bytes, more than any manifest', 'it is not a JSON object', 'it did not finish within',
-        'is in another position',
+        'is in another position', 'the kernel refuses to confine a process',
     ),
     'its class appends the remedy': ('lost another host', 'for the other hosts', '…: a response …'),
     'a reason within a note on standard error and in events.jsonl': ('it has no scores',),

@@ -59,13 +59,14 @@ def test_the_arrays_of_a_response_are_those_of_its_spans():
     first = Span(np.array([5, 6], np.int32), np.float32([-1, -2]), Author.POLICY, 3)
     given, trace = (Span(np.array([7], np.int32), logp, author) for logp, author in ((None, Author.PREFIX), (np.float32([-9]), Author.TRACE)))
     image, last = Span(np.array([8], np.int32), np.float32([-3]), Author.PLACEHOLDER, 3), Span(np.array([9], np.int32), np.float32([-4]), Author.POLICY, 4)
-    response = Response((first, given, trace, image, last), 'stop')
-    assert response.tokens.tolist() == [5, 6, 7, 7, 8, 9] and response.tokens.dtype == np.int32
-    assert response.logp.tolist() == [-1, -2, 0, -9, -3, -4] and response.logp.dtype == np.float32
-    assert response.trained_on.tolist() == [True, True, False, True, False, True]
-    assert response.by(Author.TRACE, Author.PREFIX).tolist() == [False, False, True, True, False, False]
+    reply = Span(np.array([10], np.int32), None, Author.ENVIRONMENT)
+    response = Response((first, given, trace, image, reply, last), 'stop')
+    assert response.tokens.tolist() == [5, 6, 7, 7, 8, 10, 9] and response.tokens.dtype == np.int32
+    assert response.logp.tolist() == [-1, -2, 0, -9, -3, 0, -4] and response.logp.dtype == np.float32
+    assert response.trained_on.tolist() == [True, True, False, True, False, False, True]
+    assert response.by(Author.TRACE, Author.PREFIX).tolist() == [False, False, True, True, False, False, False]
     assert response.versions.tolist() == [3, 3, 4]
-    assert response.nbytes == 4 * (6 + 5)
+    assert response.nbytes == 4 * (7 + 5)
     assert Response((first,), 'stop').tokens is first.tokens
     group = graded(make_group(1, 1, G=2).prompt, [Response((last,), 'stop'), response], [Verdict.WRONG] * 2)
     assert group.older_than(4) and not group.older_than(3) and not group.continued

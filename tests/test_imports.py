@@ -96,10 +96,12 @@ def test_imports_form_no_circle():
 
 
 def test_credit_and_losses_are_arrays_in_arrays_out():
-    """No config object, no model; of the package, credit imports groups alone and losses nothing."""
-    credit, losses = (PACKAGE / 'learner' / file for file in ('credit.py', 'losses.py'))
+    """No config object, no model; of the package, credit imports groups alone, trust that and credit, and losses nothing."""
+    credit, losses, trust = (PACKAGE / 'learner' / file for file in ('credit.py', 'losses.py', 'trust.py'))
     assert top(imported(credit)) - set(sys.stdlib_module_names) == {'numpy', 'bapo_jax'}
     assert of_package(credit) == {'bapo_jax.groups'}
+    assert top(imported(trust)) - set(sys.stdlib_module_names) == {'numpy', 'bapo_jax'}
+    assert of_package(trust) == {'bapo_jax.groups', 'bapo_jax.learner.credit'}
     assert top(imported(losses)) - set(sys.stdlib_module_names) == {'jax'}
 
 

@@ -3,13 +3,18 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 from small_run import ROOT, small_config
 
 from bapo_jax.evaluate import load_for_evaluation
-from bapo_jax.inputs import benchmark_prompts, check_turn_end, read_inputs
+from bapo_jax.inputs import benchmark_prompts, check_turn_end, embedder, read_inputs
 from bapo_jax.models import hf
+from bapo_jax.models.embedding import mean_states
 from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer
+from bapo_jax.prompts.ngrams import ngram_embeddings
+
+LOAD = hf.load_params
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +107,26 @@ def test_a_small_config_is_read_whole(benchmark):
     assert read.model.num_layers == 4 and read.steps == 6
     assert [p.id for p in read.selector.next()] != [p.id for p in read.selector.next()]
     assert all(isinstance(end, int) for end in read.stop_tokens) and read.stop_tokens
+
+
+def test_a_model_embeds_the_text_of_prompts_and_without_one_their_n_grams_do(benchmark, monkeypatch):
+    config = small_config('dots', benchmark)
+    read = read_inputs(config)
+    np.testing.assert_array_equal(embedder(read.config, read.tokenizer)(read.prompts), ngram_embeddings(read.prompts))
+    config.prompts.dots.embeddings = config.model.path  # the policy itself, whose tokenizer reads the prompts
+    read = read_inputs(config)
+    monkeypatch.setattr(hf, 'load_params', LOAD)
+    found = embedder(read.config, read.tokenizer)(read.prompts[:5])
+    want = mean_states(config.model.path, read.model, [p.tokens for p in read.prompts[:5]])
+    np.testing.assert_allclose(found, want, atol=1e-5)
+    config.prompts.dots.embeddings = 'nowhere'
+    with pytest.raises(FileNotFoundError, match=r"prompts\.dots\.embeddings='nowhere' is not a directory"):
+        read_inputs(config)
+
+
+def test_a_step_of_rollout_replay_has_half_as_many_prompts(benchmark):
+    read = read_inputs(small_config('dots', benchmark, steps=0, epochs=2, prompts__selector='shuffled'))
+    assert read.steps == 2 * (60 // 4) and len(read.selector.next()) == 4
 
 
 def test_no_steps_means_whole_epochs_of_full_batches(benchmark):

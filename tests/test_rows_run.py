@@ -11,6 +11,7 @@ from small_run import metrics, run, small_config
 from configs.making.bases import countdown_files
 from bapo_jax.methods import METHODS
 from bapo_jax.models import hf
+from bapo_jax.replay.kinds import TRACED
 from bapo_jax.run.log.metrics import read_metrics
 from bapo_jax.show.lines import outcome_of
 from bapo_jax.show.story import read_story
@@ -22,10 +23,21 @@ pytestmark = pytest.mark.slow
 # What lets a row's parts act within two steps.
 SMALL = {
     'mopps': {'prompts__mopps__candidates': 3},
+    'dots': {'prompts__dots__references': 12, 'prompts__dots__temperature': 0.05},
+    'adaprefix': {'replay__given_by': 'solver', 'rollout__max_response_tokens': 40, 'learner__row_tokens': 56},
     'remix': {'learner__switch_step': 1},
+    'm2po': {'rollout__sync_every': 2, 'learner__trust__moment': 1e-6},
+    'sat': {'rollout__sync_every': 2},
     'repo': {'task__limit': 8, 'replay__repo__per_prompt': 4},
     'relift': {'replay__traces__demonstrations': 1},
+    'arpo': {'task__limit': 8},
+    'fifo': {'replay__fifo__ratio': 1},
+    'exgrpo': {'task__limit': 8, 'replay__exgrpo__start_above': 0.01},
     **{row: {'replay__reevaluate_every': 2, 'rollout__sync_every': 2} for row in METHODS if row.startswith('ba')},
+}
+SMALL |= {
+    'areal': {'mesh__data': 1, 'rollout__most_behind': 1},
+    'kimi': {'rollout__step_share': 1.0},  # two steps finish no response in parts: test_long_rows.py has them
 }
 SMALL['bapo_posterior'] |= {'replay__posterior__after': 1}
 SMALL['bapo_continue'] |= {'replay__c1': 0.5}  # so that hard prompts have a right response to continue
@@ -50,9 +62,9 @@ def row_config(method, base):
         'learner__slot_tokens': 0, 'learner__row_tokens': 24,
         'steps': 2, 'checkpoint__every': 1, 'checkpoint__keep': 3, 'log__theory_every': 2,
     }  # fmt: skip
-    if METHODS[method].fields.get('learner.traces.loss'):
+    if METHODS[method].fields.get('replay.kind') in TRACED:
         changes['replay__traces__file'] = str(base / 'traces.jsonl')
-    config = small_config(method, base, **changes, **SMALL.get(method, {}))
+    config = small_config(method, base, **changes | SMALL.get(method, {}))
     config.evaluate.benchmarks, config.evaluate.track_prompts, config.log.rollouts_every = (), 0, 0
     return config
 
@@ -121,6 +133,9 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
     [
         ('dapo', {'rollout__overlap': True, 'mesh__data': 1}, r'rollout\.overlap=True with .*=0\.0 and rollout\.refill_batches=4'),
         ('dapo', {'replay__fresh_filter': 'none'}, r'rollout\.refill_batches=4 needs a filter that keeps only mixed groups.*range'),
+        ('areal', {'rollout__overlap': False}, r'rollout\.most_behind=4 requests steps ahead, which rollout\.overlap=False excludes'),
+        ('kimi', {'learner__anchor': 'proximal'}, r'learner\.surrogate=regression squares .*learner\.anchor=proximal; set'),
+        ('kimi', {'rollout__step_share': 1.5}, r'rollout\.step_share=1\.5'),
         ('remix', {'rollout__sync_every': 5}, r'rollout\.mixture\.share=0\.4.*rollout\.sync_every=1'),
         ('remix', {'replay__use_x2': True}, r'rollout\.mixture\.share=0\.4 does not support re-evaluation; set replay\.use_x2=False'),
         ('repo', {'replay__use_x3': True}, r'replay\.kind=repo.*replay\.use_x3=False'),
@@ -131,8 +146,19 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
         ('grpo', {'learner__traces__loss': 'shaped'}, r'learner\.traces\.loss=shaped, but batches of replay\.kind=bapo have no traces; .*luffy, relift'),
         ('grpo', {'replay__traces__file': 'some.jsonl'}, r"replay\.traces\.file='some\.jsonl' is not read by replay\.kind=bapo; remove it"),
         ('luffy', {'learner__advantage': 'gae'}, r'learner\.traces\.loss=shaped: the critic of learner\.advantage=gae has no values'),
-        ('relift', {'replay__use_x2': True}, r'replay\.kind=relift trains on all fresh groups.*replay\.use_x2=False'),
+        ('luffy', {'task__length_weight': 0.1}, r'task\.length_weight=0\.1 compares .* set task\.length_weight=0\.0'),
+        ('relift', {'replay__use_x2': True}, r'replay\.kind=relift takes all fresh groups.*replay\.use_x2=False'),
         ('luffy', {'rollout__max_response_tokens': 5}, r'replay\.given_by=solver: none of its 60 traces has at most rollout\.max_response_tokens=5'),
+        ('arpo', {'replay__use_x2': True}, r'replay\.kind=arpo.*replay\.use_x2=False'),
+        ('arpo', {'replay__arpo__per_prompt': 0}, r'replay\.arpo\.per_prompt=0 must be at least 1'),
+        ('fifo', {'replay__fresh_filter': 'range'}, r"replay\.kind=fifo.*set replay\.fresh_filter=none \(not 'range'\)"),
+        ('fifo', {'replay__fifo__capacity': 15}, r'replay\.fifo\.capacity=15 is smaller than a batch of replay\.fifo\.ratio=2 × .*=8'),
+        ('exgrpo', {'learner__traces__loss': 'none'}, r'replay\.kind=exgrpo makes traces .* set learner\.traces\.loss=shaped'),
+        ('exgrpo', {'rollout__mixture__share': 0.4}, r'rollout\.mixture\.share=0\.4 does not support re-evaluation.*than exgrpo'),
+        ('exgrpo', {'replay__exgrpo__share': 1.0}, r'replay\.exgrpo\.share=1\.0 must be in \[0, 1\)'),
+        ('exgrpo', {'replay__use_x3': True}, r'replay\.kind=exgrpo.*replay\.use_x3=False'),
+        ('freshper', {'replay__freshper__base': 'td'}, r"replay\.freshper\.base='td' is unknown; choose one of advantage, reward"),
+        ('freshper', {'replay__freshper__tau': 0.0}, r'replay\.freshper\.tau=0\.0 must be positive'),
         ('mopps', {'prompts__mopps__target': 1.0}, r'prompts\.mopps\.target=1\.0'),
         ('mopps', {'task__limit': 7}, r'7 training prompts are fewer than learner\.batch_groups=8'),
         ('bapo', {'replay__improved_rule': 'better'}, r'replay\.improved_rule'),
@@ -140,8 +166,26 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
         ('bapo_posterior', {'replay__reevaluate': 'likeliest'}, r'replay\.reevaluate'),
         ('bapo_posterior', {'replay__posterior__pool_within': -0.1}, r'replay\.posterior\.pool_within'),
         ('bapo', {'rollout__sync_phase': 'late'}, r'rollout\.sync_phase'),
+        ('adaprefix', {'prompts__adaprefix__withdrawal': (0.8, 0.6)}, r'prompts\.adaprefix\.withdrawal=\(0\.8, 0\.6\)'),
+        ('adaprefix', {'replay__use_x2': True}, r'prompts\.selector=adaprefix.*replay\.kind=bapo and replay\.use_x2=False'),
+        ('adaprefix', {'rollout__refill_batches': 2, 'rollout__overlap': False}, r'prompts\.selector=adaprefix.*rollout\.refill_batches=1'),
+        ('adaprefix', {'replay__given_by': 'solver', 'task__template': 'tinyzero'}, r'replay\.given_by=solver: .*countdown only has solutions for the templates compact'),
+        ('dots', {'prompts__dots__temperature': 0.0}, r'prompts\.dots\.temperature=0\.0 must be positive'),
+        ('dots', {'prompts__dots__cycle': 20}, r'60 training prompts are fewer than those of prompts\.dots\.cycle=20 steps with 4 prompts'),
+        ('dots', {'replay__kind': 'repo'}, r'prompts\.selector=dots: replay\.kind=repo would also train .*; set replay\.kind=rollout_replay, or bapo'),
+        ('dots', {'replay__use_x3': True}, r'replay\.kind=rollout_replay.*replay\.use_x3=False'),
+        ('dots', {'replay__rollout_replay__fresh': 9}, r'replay\.rollout_replay\.fresh=9 exceeds learner\.batch_groups=8'),
         ('ppo', {'critic__gae': (1.0, 1.5)}, r'critic\.gae=\(1\.0, 1\.5\)'),
         ('dapo', {'task__overlong_share': 1.0}, r'task\.overlong_share=1\.0'),
+        ('m2po', {'learner__anchor': 'proximal'}, r'learner\.trust\.kind=second_moment measures how far .*learner\.anchor=behaviour'),
+        ('sat', {'learner__anchor': 'proximal'}, r'learner\.trust\.kind=staleness measures how far .*learner\.anchor=behaviour'),
+        ('sat', {'learner__surrogate': 'unclipped'}, r'learner\.surrogate=unclipped does not read .*one of clip, cispo, binary_tv'),
+        ('gapo', {'learner__surrogate': 'math:pow'}, r'learner\.surrogate=math:pow does not read .*one of clip, cispo, binary_tv'),
+        ('gapo', {'learner__clip_low': 5e-3}, r'learner\.clip_low=0\.005 and learner\.clip_high=0\.005; set learner\.clip_high above'),
+        ('m2po', {'learner__trust__kind': 'variance'}, r"learner\.trust\.kind='variance' is unknown; choose .* second_moment, staleness, success"),
+        ('sat', {'learner__trust__quantile': 1.0}, r'learner\.trust\.quantile=1\.0 must be in \(0, 1\)'),
+        ('dppo', {'learner__ratio_level': 'sequence'}, r'learner\.surrogate=binary_tv compares probabilities of tokens.*ratio_level=token'),
+        ('dppo', {'learner__clip_centre': 'proximal'}, r'learner\.surrogate=binary_tv has no clip centre.*clip_centre=one'),
     ],
 )
 def test_impossible_settings_of_a_row_are_refused(tmp_path, benchmark, method, changes, message):

@@ -1,8 +1,12 @@
 """The whole loop with a real vLLM process: overlap, waves, the probe. Servers that die: test_faults_servers.py."""
 
+import signal
+import subprocess
+import sys
+
 import jax
 import pytest
-from small_run import metrics, rollouts, run, small_config
+from small_run import ROOT, metrics, rollouts, run, small_config
 
 from bapo_jax.rollout.fidelity import PolicyMismatch
 from bapo_jax.rollout.vllm.client import VllmEngine
@@ -100,3 +104,56 @@ def test_a_step_requested_before_a_sync_is_written_by_the_policies_from_its_requ
         assert {version for versions in wrote for version in versions} <= {max(0, step - 2), step - 1}
     stale = [row['staleness/max'] for row in metrics(tmp_path)[1:]]
     assert max(stale) >= 1 and not [row for row in metrics(tmp_path) if row.get('actor/skipped_updates')]
+
+
+def partial_config(benchmark, *servers):
+    """Responses of up to 48 tokens, 20 of them a step, each step by another policy."""
+    return vllm_config(
+        benchmark, *servers, rollout__step_share=0.4, rollout__sync_every=1, replay__use_x2=False, replay__fresh_filter='none',
+        evaluate__every=0,
+    )  # fmt: skip
+
+
+KILLED_WHILE_LOADING = """
+import os, signal, sys, threading
+sys.path[:0] = {paths!r}
+from pathlib import Path
+from types import SimpleNamespace
+from small_run import run
+from test_train_vllm import VllmEngine, partial_config
+
+load = VllmEngine.load
+
+def struck(self, params, version):
+    if version == 3:
+        threading.Timer({after}, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    load(self, params, version)
+
+VllmEngine.load = struck
+run(partial_config(Path({benchmark!r}), SimpleNamespace(url={url!r})), Path({workdir!r}))
+"""
+
+
+@pytest.mark.parametrize('after', [0.0, 0.1])
+def test_a_run_killed_while_a_policy_is_loaded_continues_the_responses_that_were_unfinished(tmp_path, benchmark, server, after):
+    """The ledger of the run checks that every prompt has one outcome. Of each response, a policy wrote at most 20 tokens, in order."""
+    script = KILLED_WHILE_LOADING.format(
+        paths=[str(ROOT), str(ROOT / 'tests'), str(ROOT / 'tests' / 'helpers')], benchmark=str(benchmark), url=server.url,
+        workdir=str(tmp_path), after=after,
+    )  # fmt: skip
+    killed = subprocess.run([sys.executable, '-c', script], stdout=subprocess.DEVNULL, timeout=500)
+    assert killed.returncode == -signal.SIGKILL
+    assert [row['step'] for row in metrics(tmp_path)] == [0, 1, 2, 3]
+    run(partial_config(benchmark, server), tmp_path)
+    rows = metrics(tmp_path)
+    assert [row['step'] for row in rows] == list(range(STEPS + 1))
+    finished = [row for step in range(1, STEPS + 1) for row in rollouts(tmp_path, step) if row['use'] in ('x1', 'discarded')]
+    waiting = rows[-1]['rollout/ready']
+    assert 0 < len(finished) <= 8 * STEPS - waiting and all(len(row['responses']) == 4 for row in finished)
+    wrote = [spans for row in finished for spans in row['spans']]
+    for spans in wrote:
+        versions = [version for _, version, _ in spans]
+        assert versions == sorted(versions) and max(versions) < STEPS
+        assert all(tokens <= 20 for _, _, tokens in spans) and sum(tokens for _, _, tokens in spans) <= 48
+        assert all(tokens == 20 for _, _, tokens in spans[:-1])
+    assert max(map(len, wrote)) > 1 and not [row for row in rows if row.get('actor/skipped_updates')]

@@ -104,6 +104,10 @@ def derive(c: ConfigDict) -> None:
     c.replay.high_capacity = c.replay.high_capacity or c.replay.high_recent_steps * c.learner.batch_groups
     c.replay.repo.per_prompt = c.replay.repo.per_prompt or 2 * c.rollout.group_size
     c.replay.traces.demonstrations = c.replay.traces.demonstrations or c.learner.batch_groups
+    c.replay.fifo.capacity = c.replay.fifo.capacity or 6 * c.learner.batch_groups
+    c.replay.freshper.capacity = c.replay.freshper.capacity or 50_000 // max(1, c.rollout.group_size) or 1
+    c.replay.rollout_replay.fresh = c.replay.rollout_replay.fresh or max(1, c.learner.batch_groups // 2)
+    c.replay.rollout_replay.capacity = c.replay.rollout_replay.capacity or c.learner.batch_groups
     c.rollout.concurrency = c.rollout.concurrency or 2048 // max(1, c.rollout.group_size) or 1
     slots = c.rollout.group_size * c.learner.slot_tokens
     c.learner.row_tokens = c.learner.row_tokens or c.rollout.max_prompt_tokens + (
@@ -114,6 +118,11 @@ def derive(c: ConfigDict) -> None:
         schedule.decay_updates = schedule.decay_updates or max(
             0, full_batch_updates(c) - schedule.warmup_updates
         )
+
+
+def fresh_prompts(c: ConfigDict) -> int:
+    """The number of prompts of a step, for a resolved config."""
+    return c.replay.rollout_replay.fresh if c.replay.kind == 'rollout_replay' else c.learner.batch_groups
 
 
 def check_fields(config: ConfigDict) -> None:

@@ -8,6 +8,7 @@ from bapo_jax.config.field import (
 from bapo_jax.config.own_code import or_own
 from bapo_jax.replay.bapo import RULES
 from bapo_jax.replay.filters import FILTERS
+from bapo_jax.replay.freshper import BASES
 from bapo_jax.replay.kinds import GIVEN_BY, KINDS, REEVALUATE
 from bapo_jax.replay.repo import RETRIEVE
 from bapo_jax.replay.thresholds import DIRECTIONS
@@ -78,7 +79,9 @@ ROLLOUT_FIELDS = {
 REPLAY_FIELDS = {
     'kind': Field('bapo', or_own(*KINDS), HELD,
         "how batches are built: bapo (Algorithm 1; GRPO if its parts are off), repo (replay of a prompt's "
-        'earlier responses), luffy (a trace in each group), relift (traces of failed prompts)'),
+        'earlier responses), arpo (a success in a failed group), fifo (uniform), freshper (prioritised), '
+        'exgrpo (groups led by a success), rollout_replay (fewer fresh groups, and recent ones), luffy (a '
+        'trace in each group), relift (traces of failed prompts)'),
     'fresh_filter': Field('gaussian', or_own(*FILTERS), AMEND,
         'X1: none, range (drop groups that are all right or all wrong), gaussian(.5, .2), uniform(.6)'),
     'use_x2': Field(True, SWITCH, AMEND, 'train on improved hard prompts'),
@@ -93,8 +96,8 @@ REPLAY_FIELDS = {
             'pool with the earlier group if the mean |log ratio| per token is at most this; 0: never'),
     },
     'given_by': Field('policy', names(GIVEN_BY), AMEND,
-        "continue: source of the given prefix: a correct response of the policy, or the task's solver. "
-        'luffy, relift without traces.file: solver'),
+        "continue, adaprefix: source of the given prefix: a correct response of the policy, or the task's "
+        'solver. luffy, relift without traces.file: solver'),
     'c1': Field(1 / 8, share(''), AMEND,
         'a group with accuracy <= c1 is hard; a re-evaluated one with c1 < accuracy < 1 enters X2'),
     'improved_rule': Field('threshold', names(RULES), AMEND,
@@ -124,6 +127,34 @@ REPLAY_FIELDS = {
             'split: separate baselines for fresh and earlier responses; mixed: one baseline'),
         'per_prompt': Field(0, AT_LEAST_1, HELD,
             'responses kept per prompt, replayed once there are this many; 0: 2 G'),
+    },
+    'arpo': {
+        'per_prompt': Field(8, AT_LEAST_1, HELD, 'correct responses kept per prompt, FIFO'),
+    },
+    'fifo': {
+        'ratio': Field(2, AT_LEAST_1, HELD, 'groups trained on per fresh group: a batch has ratio × B'),
+        'capacity': Field(0, AT_LEAST_1, HELD, 'N: groups kept, FIFO; 0: 6 × learner.batch_groups'),
+    },
+    'freshper': {
+        'ratio': Field(1, AT_LEAST_1, HELD, 'most earlier groups per fresh group in a batch'),
+        'capacity': Field(0, AT_LEAST_1, HELD, "groups kept, FIFO; 0: 50,000 responses' worth"),
+        'base': Field('advantage', names(BASES), HELD,
+            'priority of a new group: mean |advantage| or mean |reward| of its responses'),
+        'tau': Field(500.0, POSITIVE, AMEND, 'τ: steps after which a priority has fallen to 1/e'),
+        'alpha': Field(0.6, NOT_NEGATIVE, AMEND, 'α: a group is drawn with P ∝ priority^α; 0: uniformly'),
+        'beta': Field(0.4, NOT_NEGATIVE, AMEND,
+            'β: token weights of an earlier group are multiplied by (N P)^-β / its maximum; 0: by 1'),
+    },
+    'exgrpo': {
+        'share': Field(0.5, share('a share of the groups of a batch'), HELD,
+            'ρ: the largest share of groups that a stored success leads'),
+        'start_above': Field(0.35, share('a share of responses'), HELD,
+            'successes are stored once more than this share of the responses of a batch is correct'),
+        'per_prompt': Field(32, AT_LEAST_1, HELD, 'correct responses kept per prompt, FIFO'),
+    },
+    'rollout_replay': {
+        'fresh': Field(0, AT_LEAST_1, HELD, 'fresh prompts per step; 0: half of learner.batch_groups'),
+        'capacity': Field(0, AT_LEAST_1, HELD, 'groups kept, FIFO; 0: learner.batch_groups'),
     },
     'traces': {
         'file': Field('', ANY, FREE,
@@ -160,15 +191,22 @@ LEARNER_FIELDS = {
         'first_moment_dtype': Field('float32', one_of('float32', 'bfloat16'), HELD,
             'the second moment stays float32: bfloat16 would round away the increments of 1 - b2'),
     },
+    'reset_every': Field(0, NOT_NEGATIVE, AMEND,
+        "reset Adam's moments before every so many steps (Kimi k1.5: at each sync); 0: never"),
     'weight_decay': Field(0.01, NOT_NEGATIVE, AMEND, "AdamW's decoupled weight decay"),
     'grad_clip': Field(1.0, POSITIVE, AMEND, 'largest global norm of a gradient'),
     'anchor': Field('behaviour', one_of('behaviour', 'proximal', 'decoupled'), HELD,
         "the ratio's denominator: behaviour (α), proximal (π at the step's start), decoupled"),
     'importance_cap': Field(2.0, POSITIVE, AMEND, 'decoupled: upper bound on the weight π_prox / α'),
-    'ratio_level': Field('token', one_of('token', 'sequence'), AMEND,
-        'level of the importance ratio: per token, or per sequence (GSPO)'),
-    'surrogate': Field('clip', or_own('clip', 'cispo', 'unclipped'), AMEND,
-        'the policy-gradient loss: clip (PPO), cispo, unclipped (importance ratio times advantage)'),
+    'importance_rule': Field('truncate', one_of('truncate', 'mask'), AMEND,
+        'decoupled: a weight above the cap becomes the cap (truncate) or 0 (mask: AReaL)'),
+    'ratio_level': Field('token', one_of('token', 'sequence', 'response'), AMEND,
+        'level of the importance ratio: per token, per sequence (the geometric mean: GSPO), or per response '
+        '(the product)'),
+    'surrogate': Field('clip', or_own('clip', 'cispo', 'binary_tv', 'unclipped', 'regression'), AMEND,
+        'the policy-gradient loss: clip (PPO), cispo, binary_tv (DPPO), unclipped (importance ratio times '
+        'advantage), regression (Kimi k1.5)'),
+    'tau': Field(0.01, POSITIVE, AMEND, 'regression: τ, the weight of the squared log ratio of a response'),
     'traces': {
         'loss': Field('none', one_of('none', 'shaped', 'cross_entropy'), HELD,
             "loss of the tokens of others' responses: none, shaped (-A w / (w + gamma): LUFFY, ExGRPO), "
@@ -177,12 +215,22 @@ LEARNER_FIELDS = {
         'coef': Field(1.0, POSITIVE, AMEND, 'cross_entropy: weight of its token mean'),
     },
     'clip_low': Field(0.2, POSITIVE, AMEND,
-        'trust region [1 - clip_low, 1 + clip_high] of the importance ratio'),
+        'trust region [1 - clip_low, 1 + clip_high] of the importance ratio (binary_tv: [-clip_low, '
+        "clip_high] of the change of a token's probability)"),
     'clip_high': Field(0.2, POSITIVE, AMEND, 'its upper end'),
     'clip_centre': Field('one', one_of('one', 'proximal'), AMEND,
         'centre of the trust region: 1, or π_prox / α (proximal: GePPO, ReMix)'),
     'dual_clip': Field(3.0, NOT_NEGATIVE, AMEND,
         'dual clip: upper bound on the loss of a negative advantage, as a multiple of it; 0: off'),
+    'trust': {
+        'kind': Field('fixed', one_of('fixed', 'second_moment', 'staleness', 'success'), AMEND,
+            'the trust region: the same for all tokens (fixed), without stale tokens (second_moment: M2PO), '
+            'narrower for them (staleness: SAT), wider for rare successes (success: GAPO)'),
+        'moment': Field(0.04, POSITIVE, AMEND,
+            'second_moment: τ, largest mean squared log ratio of π_prox to α; older tokens are masked'),
+        'quantile': Field(0.9, share('', 'in (0, 1)'), AMEND,
+            'staleness: tokens beyond this quantile of |log ratio| have a narrower region'),
+    },
     'kl_target': Field('behaviour', one_of('behaviour', 'proximal', 'reference', 'convex', 'none'), HELD,
         'policy of the KL penalty: behaviour (eq. 3), proximal, reference (θ_0), convex (reference and '
         'previous), none'),
@@ -193,7 +241,8 @@ LEARNER_FIELDS = {
     'aggregation': Field('token_mean',
         one_of('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum'), AMEND,
         'reduction over a mini-batch; seq_mean_token_mean is eq. 1 [centre; sequence_mean]'),
-    'advantage': Field('group_std', or_own('group_std', 'paper_eq2', 'centred', 'over_mean', 'gae'), HELD,
+    'advantage': Field('group_std',
+        or_own('group_std', 'paper_eq2', 'centred', 'over_mean', 'focal', 'gae'), HELD,
         'group_std: (r - mean) / (std + 1e-6); paper_eq2: with the population variance; gae: from a critic '
         '(PPO)'),
     'row_tokens': Field(0, AT_LEAST_1, COMPUTED,

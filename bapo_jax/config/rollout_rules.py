@@ -49,8 +49,9 @@ def check_rollout(c: ConfigDict, need: Need) -> None:
         f'rollout.sync_every={r.sync_every} would make them much older; set rollout.sync_every=1',
     )
     need(
-        not (r.mixture.share and c.replay.use_x2),
-        f'rollout.mixture.share={r.mixture.share} does not support re-evaluation; set replay.use_x2=False',
+        not (r.mixture.share and (c.replay.use_x2 or c.replay.kind == 'exgrpo')),
+        f'rollout.mixture.share={r.mixture.share} does not support re-evaluation; set replay.use_x2=False, '
+        'and another replay.kind than exgrpo',
     )
     need(
         r.refill_batches == 1 or c.replay.fresh_filter == 'range',

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import numpy as np
 from ml_collections import ConfigDict
 
 from bapo_jax.config.field import Need
 from bapo_jax.config.own_code import check_own_code
 from bapo_jax.config.rollout_rules import check_rollout
+from bapo_jax.config.trace_rules import check_traces
 from bapo_jax.machine.terminal import without_passwords
 from bapo_jax.methods import METHODS
 from bapo_jax.own.method import is_own
+from bapo_jax.replay.exgrpo import led_groups
 from bapo_jax.replay.failures import LAGS
-from bapo_jax.replay.kinds import TRACED
+from bapo_jax.replay.kinds import OTHER_KINDS
 from bapo_jax.replay.thresholds import TOLERANCE
-from bapo_jax.tasks import custom_reward, get_task
+from bapo_jax.tasks import asks_solver, custom_reward, get_task
 
 
 def check_run(c: ConfigDict, need: Need) -> None:
@@ -60,12 +64,55 @@ def check_model(c: ConfigDict, need: Need) -> None:
     need(not most or least <= most, f'model.pixels={pixels}: the first number exceeds the second; lower it')
 
 
+def check_prompts(c: ConfigDict, need: Need) -> None:
+    p, r = c.prompts, c.replay
+    first_and_last = p.adaprefix.withdrawal
+    need(
+        len(first_and_last) == 2 and 0 <= first_and_last[0] < first_and_last[1] <= 1,
+        f'prompts.adaprefix.withdrawal={first_and_last} must be two shares of the steps, the first below the '
+        'second, such as (0.6, 0.8)',
+    )
+    need(
+        p.selector != 'adaprefix' or (r.kind not in ('repo', 'arpo', 'exgrpo') and not r.use_x2),
+        "prompts.selector=adaprefix: a prompt's groups continue prefixes of different lengths, so they are "
+        'not comparable; set replay.kind=bapo and replay.use_x2=False',
+    )
+    need(
+        (p.selector not in ('adaprefix', 'dots') and r.kind != 'rollout_replay')
+        or (c.rollout.refill_batches == 1 and c.rollout.step_share == 1),
+        f'prompts.selector={p.selector} with replay.kind={r.kind} draws prompts once a step, and needs all '
+        f'groups in that step; set rollout.refill_batches=1 (not {c.rollout.refill_batches}) and '
+        f'rollout.step_share=1.0 (not {c.rollout.step_share})',
+    )
+    need(
+        p.selector != 'dots' or r.kind in ('bapo', 'rollout_replay') or is_own(r.kind),
+        f'prompts.selector=dots: replay.kind={r.kind} would also train on the groups of the references; set '
+        'replay.kind=rollout_replay, or bapo',
+    )
+
+
 def check_replay(c: ConfigDict, need: Need) -> None:
     p = c.replay
     need(
-        p.kind == 'bapo' or is_own(p.kind) or (p.fresh_filter == 'none' and not p.use_x2 and not p.use_x3),
-        f'replay.kind={p.kind} trains on all fresh groups and has its own replay; set '
-        f'replay.fresh_filter=none (not {p.fresh_filter!r}), replay.use_x2=False and replay.use_x3=False',
+        p.kind not in OTHER_KINDS or (p.fresh_filter == 'none' and not p.use_x2 and not p.use_x3),
+        f'replay.kind={p.kind} takes all fresh groups and has its own replay; set replay.fresh_filter=none '
+        f'(not {p.fresh_filter!r}), replay.use_x2=False and replay.use_x3=False',
+    )
+    need(
+        p.kind != 'fifo' or p.fifo.capacity >= p.fifo.ratio * c.learner.batch_groups,
+        f'replay.fifo.capacity={p.fifo.capacity} is smaller than a batch of replay.fifo.ratio={p.fifo.ratio} '
+        f'× learner.batch_groups={c.learner.batch_groups} groups, so nothing would be trained; raise it, or '
+        'lower replay.fifo.ratio',
+    )
+    need(
+        p.kind != 'exgrpo' or c.learner.traces.loss != 'none',
+        'replay.kind=exgrpo makes traces of stored responses, and learner.traces.loss=none trains on none; '
+        'set learner.traces.loss=shaped',
+    )
+    need(
+        p.kind != 'rollout_replay' or p.rollout_replay.fresh <= c.learner.batch_groups,
+        f'replay.rollout_replay.fresh={p.rollout_replay.fresh} exceeds '
+        f'learner.batch_groups={c.learner.batch_groups}; lower it',
     )
     G = c.rollout.group_size
     need(
@@ -95,36 +142,6 @@ def check_replay(c: ConfigDict, need: Need) -> None:
     )
 
 
-def reads_traces(c: ConfigDict) -> bool:
-    """Whether the method learns from responses of other authors."""
-    return c.replay.kind in TRACED
-
-
-def check_traces(c: ConfigDict, need: Need) -> None:
-    p, l = c.replay, c.learner  # noqa: E741
-    loss = l.traces.loss
-    need(
-        not reads_traces(c) or loss == 'cross_entropy' or loss == 'shaped' and p.kind != 'relift',
-        f'replay.kind={p.kind}: learner.traces.loss={loss} trains on none of its traces; set '
-        f'learner.traces.loss={"cross_entropy" if p.kind == "relift" else "shaped"}',
-    )
-    need(
-        loss == 'none' or reads_traces(c) or is_own(p.kind),
-        f'learner.traces.loss={loss}, but batches of replay.kind={p.kind} have no traces; set '
-        f'learner.traces.loss=none, or replay.kind to one of {", ".join(TRACED)}',
-    )
-    need(
-        not p.traces.file or reads_traces(c),
-        f'replay.traces.file={p.traces.file!r} is not read by replay.kind={p.kind}; remove it, or set '
-        f'replay.kind to one of {", ".join(TRACED)}',
-    )
-    need(
-        loss == 'none' or l.advantage != 'gae',
-        f'learner.traces.loss={loss}: the critic of learner.advantage=gae has no values for what others '
-        'wrote; set another learner.advantage, such as centred',
-    )
-
-
 def full_batch_updates(c: ConfigDict) -> int:
     """An upper bound on a run's optimizer steps.
 
@@ -132,7 +149,13 @@ def full_batch_updates(c: ConfigDict) -> int:
     fewer, and so has a method after its switch_step. It is 0 if the number of steps depends on the data
     (`epochs`).
     """
-    groups = c.learner.batch_groups + (c.replay.kind == 'relift') * c.replay.traces.demonstrations
+    B, p = c.learner.batch_groups, c.replay
+    groups = {
+        'fifo': p.fifo.ratio * B,
+        'freshper': (1 + p.freshper.ratio) * B,
+        'relift': B + p.traces.demonstrations,
+        'exgrpo': B + led_groups(B, min(p.exgrpo.share, 0.99)),
+    }.get(p.kind, B)
     a_pass = -(-groups // max(1, c.learner.mini_batch_groups))  # 0 is refused later
     return c.steps * a_pass * c.learner.passes_per_batch
 
@@ -148,6 +171,22 @@ def check_learner(c: ConfigDict, need: Need) -> None:
         l.clip_centre == 'one' or l.anchor == 'behaviour',
         f'learner.clip_centre={l.clip_centre} clips around π_prox / α, but with learner.anchor={l.anchor} '
         'the importance ratio starts at 1; set learner.anchor=behaviour, or learner.clip_centre=one',
+    )
+    need(
+        l.surrogate != 'regression' or (l.ratio_level, l.anchor) == ('response', 'behaviour'),
+        f'learner.surrogate=regression squares the log ratio of whole responses to the behaviour policy, not '
+        f'learner.ratio_level={l.ratio_level} and learner.anchor={l.anchor}; set '
+        'learner.ratio_level=response and learner.anchor=behaviour',
+    )
+    need(
+        l.surrogate != 'binary_tv' or l.ratio_level == 'token',
+        'learner.surrogate=binary_tv compares probabilities of tokens, not of responses '
+        f'(learner.ratio_level={l.ratio_level}); set learner.ratio_level=token',
+    )
+    need(
+        l.surrogate != 'binary_tv' or l.clip_centre == 'one',
+        f'learner.surrogate=binary_tv has no clip centre, but learner.clip_centre={l.clip_centre}; set '
+        'learner.clip_centre=one',
     )
     need(
         l.schedule.kind == 'constant' or l.schedule.decay_updates > 0,
@@ -178,6 +217,30 @@ def check_learner(c: ConfigDict, need: Need) -> None:
     )
 
 
+def check_trust(c: ConfigDict, need: Need) -> None:
+    l = c.learner  # noqa: E741
+    kind = l.trust.kind
+    need(
+        kind not in ('second_moment', 'staleness') or l.anchor != 'proximal',
+        f'learner.trust.kind={kind} measures how far the policy is from the behaviour policy, but '
+        'learner.anchor=proximal leaves that out of the ratio; set learner.anchor=behaviour, or '
+        'learner.trust.kind=fixed',
+    )
+    clips = 'clip', 'cispo', 'binary_tv'
+    need(
+        kind not in ('staleness', 'success') or l.surrogate in clips,
+        f'learner.trust.kind={kind} narrows the clip of a token, but learner.surrogate={l.surrogate} does '
+        f'not read learner.clip_low and clip_high; set learner.surrogate to one of {", ".join(clips)}, or '
+        'learner.trust.kind=fixed',
+    )
+    need(
+        kind != 'success' or l.clip_low < l.clip_high,
+        'learner.trust.kind=success moves the upper end of the clip between '
+        f'learner.clip_low={l.clip_low} and learner.clip_high={l.clip_high}; set learner.clip_high above '
+        'learner.clip_low',
+    )
+
+
 def check_task(c: ConfigDict, need: Need) -> None:
     try:
         task = get_task(c.task.name)
@@ -187,17 +250,33 @@ def check_task(c: ConfigDict, need: Need) -> None:
         )
         solved = getattr(task, 'SOLUTIONS', {})
         need(
-            c.task.template in solved or (c.replay.reevaluate, c.replay.given_by) != ('continue', 'solver'),
+            c.task.template in solved or not asks_solver(c),
             f'replay.given_by=solver: task.name={c.task.name} only has solutions for the templates '
             f'{", ".join(solved) or "(none)"}, not for task.template={c.task.template}; set '
             'replay.given_by=policy',
         )
+        if c.task.turns:
+            check_turns(c, task, need)
     except ValueError as error:
         need(False, str(error))
     try:
         custom_reward.find_reward(c.task.reward)
     except ValueError as error:
         need(False, str(error))
+
+
+def check_turns(c: ConfigDict, task: ModuleType, need: Need) -> None:
+    need(
+        hasattr(task, 'reply'),
+        f'task.turns={c.task.turns}: task.name={c.task.name} has no tool (no function '
+        '`reply`); set task.turns=0',
+    )
+    need(
+        not c.replay.use_x2 or c.replay.reevaluate != 'continue',
+        f'task.turns={c.task.turns} with replay.reevaluate=continue: a part of a response may end within a '
+        "tool's reply; set another replay.reevaluate, or task.turns=0",
+    )
+    getattr(task, 'check_reply', lambda: None)()
 
 
 def check_mesh(c: ConfigDict, need: Need) -> None:
@@ -237,9 +316,11 @@ CROSS_RULES = (
     check_model,
     check_task,
     check_rollout,
+    check_prompts,
     check_replay,
     check_traces,
     check_learner,
+    check_trust,
     check_critic,
     check_mesh,
     check_log,

@@ -52,9 +52,14 @@ _TASK = {
         'number of training problems; 0: all (generated problems need a number)'),
     'seed': Field(1000, ANY, HELD, 'seed of generated problems'),
     'template': Field('tinyzero', ANY, HELD, "prompt template: a name in the task's TEMPLATES"),
+    'turns': Field(0, NOT_NEGATIVE, HELD,
+        "most replies of the task's tool to a response, each followed by another turn; 0: no tool"),
     'overlong_share': Field(0.0, share('a share of the limit'), AMEND,
         'soft overlong punishment (DAPO): the reward falls by up to 1 over this last share of the token '
         'limit; 0: off'),
+    'length_weight': Field(0.0, NOT_NEGATIVE, AMEND,
+        'length reward (Kimi k1.5): within a group, short right responses get up to half of this more, long '
+        'ones up to half of it less; 0: off'),
     'reward': Field('', ANY, AMEND, "your reward function, as 'module:function'; '': the task's verifier"),
     'judging': {
         'step_s': Field(600.0, POSITIVE, FREE,
@@ -69,12 +74,33 @@ _TASK = {
 }
 
 _PROMPTS = {
-    'selector': Field('shuffled', one_of('shuffled', 'mopps'), HELD,
-        'shuffled: shuffled epochs; mopps: prompts whose predicted success rate is nearest to a target'),
+    'selector': Field('shuffled', one_of('shuffled', 'mopps', 'prioritised', 'adaprefix', 'dots'), HELD,
+        'shuffled: shuffled epochs; mopps: prompts whose predicted success rate is nearest to a target; '
+        'prioritised: in proportion to their failure rate (Kimi k1.5); adaprefix: epochs, each from a prefix '
+        'of a correct response; dots: a success rate near 1/2, predicted from references'),
     'mopps': {
         'candidates': Field(16, AT_LEAST_1, HELD, 'batches of candidate prompts for each batch'),
         'target': Field(0.5, share('a success rate', 'in (0, 1)'), HELD, 'target success rate'),
         'decay': Field(1.0, share('', 'in [0, 1]'), HELD, 'λ, decay of old evidence at each new one'),
+    },
+    'prioritised': {
+        'rate': Field(0.5, share('', 'in (0, 1]'), HELD,
+            "weight of a prompt's newest group in its success rate, which begins at 0"),
+    },
+    'dots': {
+        'references': Field(256, AT_LEAST_1, HELD, 'K: random prompts answered in the first step of a cycle'),
+        'cycle': Field(2, AT_LEAST_1, HELD, 'μ: steps whose prompts are chosen by the same references'),
+        'temperature': Field(1e-3, POSITIVE, HELD,
+            'τ: prompts are drawn with probability ∝ exp(-|predicted success - 1/2| / τ)'),
+        'embeddings': Field('', ANY, AMEND,
+            'model whose mean last hidden state embeds a prompt: a Hugging Face directory, or a hub name; '
+            "'': hashed n-grams of tokens", alike=False),
+    },
+    'adaprefix': {
+        'gain': Field(0.25, POSITIVE, HELD,
+            "a prompt's prefix grows by gain × (1/2 - accuracy of its group), as a share of the response"),
+        'withdrawal': Field((0.6, 0.8), ANY, HELD,
+            'shares of the steps between which prefixes shrink to nothing'),
     },
 }
 

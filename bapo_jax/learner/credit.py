@@ -15,6 +15,8 @@ import numpy as np
 
 from bapo_jax.groups import Author, Batch, ByGroup
 
+_FOCAL_GAMMA = 0.5  # of 0.5, 1 and 2, the value that F-GRPO's authors selected most often
+
 
 def group_std(rewards: np.ndarray) -> np.ndarray:
     """(r - mean) / (std + 1e-6) with the sample standard deviation (ddof 1), as verl and TRL compute it."""
@@ -44,6 +46,15 @@ def over_mean(rewards: np.ndarray) -> np.ndarray:
     return (rewards - rewards.mean()) / (p + 1e-6)
 
 
+def focal(rewards: np.ndarray) -> np.ndarray:
+    """(1 - p)^γ times `group_std`, with p the success rate of the group (F-GRPO, arXiv 2602.06717).
+
+    p is the mean reward's place between the lowest and the highest reward. γ is 0.5.
+    """
+    p = (rewards.mean() - rewards.min()) / np.ptp(rewards)
+    return (1 - p) ** _FOCAL_GAMMA * group_std(rewards)
+
+
 def token_mean(lengths: np.ndarray, limit: int) -> np.ndarray:
     """Every token of the mini-batch counts alike; the weights of all tokens sum to 1."""
     return np.full(len(lengths), 1.0 / max(1, lengths.sum()))
@@ -64,6 +75,7 @@ ADVANTAGES = {
     'paper_eq2': paper_eq2,
     'centred': centred,
     'over_mean': over_mean,
+    'focal': focal,
 }
 AGGREGATIONS = {
     'token_mean': token_mean,
@@ -182,13 +194,15 @@ def weights(
     """Returns the weight of every token by `author` in a mini-batch, float32; 0 on other tokens.
 
     The reduction covers these tokens and those `beside` them. Responses without any do not count, if other
-    authors' tokens are trained on there.
+    authors' tokens are trained on there. The batch's weights of its groups multiply the result.
     """
     responses = [r for g in batch.groups for r in g.responses]
     lengths = [int(r.by(author, *beside).sum()) for r in responses]
     counted = [n > 0 or not r.trained_on.any() for n, r in zip(lengths, responses, strict=True)]
     weight = np.zeros(len(responses), np.float32)
     weight[counted] = token_weights([n for n, c in zip(lengths, counted) if c], aggregation, limit)
+    if batch.weights:
+        weight *= np.repeat(np.float32(batch.weights), [g.size for g in batch.groups])
     of_responses = iter(weight)
     return [
         [np.where(r.by(author), next(of_responses), np.float32(0)) for r in g.responses] for g in batch.groups

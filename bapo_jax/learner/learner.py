@@ -20,7 +20,7 @@ from bapo_jax.groups import X1, Batch, ByGroup, Prompt, lanes_of
 from bapo_jax.learner import credit
 from bapo_jax.learner.critic import CRITIC, critic_loss, critic_scores, pack_targets, value_metrics
 from bapo_jax.learner.logprobs import Compute
-from bapo_jax.learner.mini_batch import MiniBatch, Rows, blank_rows
+from bapo_jax.learner.mini_batch import MiniBatch, Rows
 from bapo_jax.learner.objective import (
     BEFORE,
     PROXIMAL,
@@ -31,13 +31,14 @@ from bapo_jax.learner.objective import (
     switched,
     weights_of,
 )
-from bapo_jax.learner.optimizer import clipped_adamw, learning_rate_of
+from bapo_jax.learner.optimizer import clipped_adamw, learning_rate_of, without_moments
 from bapo_jax.learner.packing import Part, capacity, cut, pack
 from bapo_jax.learner.policy import policy_loss, policy_metrics, policy_scores
 from bapo_jax.learner.score import as_shipped
 from bapo_jax.learner.speed import update_speed
 from bapo_jax.learner.sums import means
 from bapo_jax.learner.trainee import Trainee
+from bapo_jax.learner.trust import factors_of
 from bapo_jax.learner.update import TrainState
 from bapo_jax.models import kernels
 from bapo_jax.models.decoder import ModelConfig
@@ -198,6 +199,8 @@ class Learner:
     ) -> tuple[TrainState, dict[str, float]]:
         """Takes one optimizer step per mini-batch; `lanes` names the origins. All hosts call this."""
         critic, state = state.critic, state._replace(critic=None)  # the step donates its input
+        if self._config.reset_every and step % self._config.reset_every == 0:
+            state = state._replace(opt_state=without_moments(state.opt_state))
         state, updates = self.policy.train(state, batches, numbers_of(self._config, self._temperature, step))
         learning_rate = float(self.learning_rate(max(0, self.policy.updates_done(state) - 1)))
         return state._replace(critic=critic), {**policy_metrics(updates, lanes), 'actor/lr': learning_rate}
@@ -291,10 +294,8 @@ class Learner:
             sharding = row_sharding(self.mesh, len(axes) - 2)
             return jax.ShapeDtypeStruct((*axes, *x.shape[len(axes) :]), x.dtype, sharding=sharding)
 
-        rows = jax.tree.map(
-            lambda x: abstract(x, *shape),
-            blank_rows((0, 0, 0), bool(grids), self.objective.roles, self.objective.weights),
-        )
+        blank = self.objective.blank_rows((0, 0, 0), bool(grids))
+        rows = jax.tree.map(lambda x: abstract(x, *shape), blank)
         pixels = None
         if grids:
             of_tower = tower_rows(grids, self.model.vision, self._row_devices)
@@ -334,4 +335,6 @@ class Learner:
             role: [scores[role][i] for i in part.indices] if role in scores else nothing
             for role in self.objective.roles
         }
-        return pack(part, lanes, [advantage[i] for i in part.indices], weight, role_scores)
+        advantage = [advantage[i] for i in part.indices]
+        factors = factors_of(self._config, part.batch, advantage, role_scores.get(PROXIMAL))
+        return pack(part, lanes, advantage, weight, role_scores, factors)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 _LOG_RATIO_LIMIT = 20.0  # exp(20) is far beyond any trust region; larger values only overflow
+_MOST_WEIGHT = 20.0  # C of `binary_tv`: the paper wants it large; verl's code falls back to 20
 
 
 class Tokens(NamedTuple):
@@ -27,6 +28,7 @@ class Tokens(NamedTuple):
     advantage_RxT: jax.Array  # A
     centre_RxT: jax.Array  # c, the centre of the trust region
     behaviour_RxT: jax.Array  # log-prob as sampled or stored; 0 if it is unknown
+    log_ratio_RxT: jax.Array  # log ρ, not bounded
 
 
 class Clip(NamedTuple):
@@ -35,8 +37,8 @@ class Clip(NamedTuple):
     `dual` bounds the loss of negative advantages; None means no bound.
     """
 
-    low: float
-    high: float
+    low: float | jax.Array  # an array has one number per token
+    high: float | jax.Array
     dual: float | None
 
 
@@ -68,6 +70,22 @@ def cispo(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
     return loss_RxT, inside_RxT != tokens.ratio_RxT
 
 
+def binary_tv(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
+    """-sg(min(ρ, C)) A log π_θ, but 0 where π_θ is too far from the anchor (DPPO, arXiv 2602.04879).
+
+    Too far means π_θ - anchor > ε_high if A > 0, and < -ε_low if A < 0. These are the token's probabilities:
+    the difference is the total variation of (p, 1 - p), which the paper calls Binary-TV. ρ must be per token.
+    """
+    p_RxT = jax.lax.stop_gradient(jnp.exp(tokens.logp_RxT))
+    weight_RxT = jax.lax.stop_gradient(tokens.ratio_RxT)
+    moved_RxT = p_RxT - p_RxT / weight_RxT
+    risen_RxT = (tokens.advantage_RxT > 0) & (moved_RxT > clip.high)
+    fallen_RxT = (tokens.advantage_RxT < 0) & (moved_RxT < -clip.low)
+    held_RxT = risen_RxT | fallen_RxT
+    loss_RxT = -jnp.minimum(weight_RxT, _MOST_WEIGHT) * tokens.advantage_RxT * tokens.logp_RxT
+    return jnp.where(held_RxT, 0.0, loss_RxT), held_RxT
+
+
 def unclipped(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
     """-ρ A: importance sampling without a trust region (LUFFY)."""
     return -tokens.ratio_RxT * tokens.advantage_RxT, jnp.zeros_like(tokens.ratio_RxT, bool)
@@ -83,6 +101,22 @@ def shaped(gamma: float) -> Surrogate:
     def surrogate(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
         weight_RxT = importance_ratio(tokens.logp_RxT - tokens.behaviour_RxT)
         return -weight_RxT / (weight_RxT + gamma) * tokens.advantage_RxT, jnp.zeros_like(weight_RxT, bool)
+
+    return surrogate
+
+
+@functools.cache
+def regression(tau: float) -> Surrogate:
+    """-A log π_θ + τ/2 S Δ, with Δ = log π_θ/α of a token and S its sum over the response (Kimi k1.5).
+
+    Over a response, this sums to -A log π_θ(y) + τ/2 S². With A = r - mean, its gradient is that of
+    arXiv 2501.12599, eq. 3. It needs the ratio level `response` and the behaviour policy as anchor.
+    """
+
+    def surrogate(tokens: Tokens, clip: Clip) -> tuple[jax.Array, jax.Array]:
+        gap_RxT = tokens.logp_RxT - tokens.behaviour_RxT
+        loss_RxT = -tokens.advantage_RxT * tokens.logp_RxT + tau / 2 * tokens.log_ratio_RxT * gap_RxT
+        return loss_RxT, jnp.zeros_like(gap_RxT, bool)
 
     return surrogate
 
@@ -106,17 +140,33 @@ def sequence_level(log_ratio_RxT: jax.Array, response_RxT: jax.Array) -> jax.Arr
     """Each token gets its response's mean log ratio, so ρ is the geometric mean over its tokens (GSPO)."""
 
     def row_ratio(log_ratio_T, response_T):
-        segments = response_T.shape[0] + 1  # more than the responses in a row; 0 is for all other tokens
-        total = jax.ops.segment_sum(log_ratio_T, response_T, segments)
-        count = jax.ops.segment_sum(jnp.ones_like(log_ratio_T), response_T, segments)
-        return (total / jnp.maximum(count, 1.0))[response_T]
+        count = _sum_of_responses(jnp.ones_like(log_ratio_T), response_T)
+        return (_sum_of_responses(log_ratio_T, response_T) / jnp.maximum(count, 1.0))[response_T]
 
     return jax.vmap(row_ratio)(log_ratio_RxT, response_RxT)
+
+
+def response_level(log_ratio_RxT: jax.Array, response_RxT: jax.Array) -> jax.Array:
+    """Each token gets the sum of its response's log ratios, so ρ is the ratio of the whole response."""
+    return jax.vmap(lambda x_T, response_T: _sum_of_responses(x_T, response_T)[response_T])(
+        log_ratio_RxT, response_RxT
+    )
+
+
+def _sum_of_responses(x_T: jax.Array, response_T: jax.Array) -> jax.Array:
+    """The sum over each response of a row, [T + 1]: more than there are; 0 is for all other tokens."""
+    return jax.ops.segment_sum(x_T, response_T, response_T.shape[0] + 1)
 
 
 def truncated_weight(proximal_logp_RxT: jax.Array, behaviour_logp_RxT: jax.Array, cap: float) -> jax.Array:
     """min(π_prox / α, cap), decoupled PPO's truncated importance weight; not differentiated."""
     return jax.lax.stop_gradient(jnp.minimum(importance_ratio(proximal_logp_RxT - behaviour_logp_RxT), cap))
+
+
+def masked_weight(proximal_logp_RxT: jax.Array, behaviour_logp_RxT: jax.Array, cap: float) -> jax.Array:
+    """π_prox / α, or 0 where it exceeds the cap (AReaL); not differentiated."""
+    weight_RxT = importance_ratio(proximal_logp_RxT - behaviour_logp_RxT)
+    return jax.lax.stop_gradient(jnp.where(weight_RxT > cap, 0.0, weight_RxT))
 
 
 def k3(logp_RxT: jax.Array, target_logp_RxT: jax.Array) -> jax.Array:
@@ -133,5 +183,11 @@ def total_variation(logp_RxT: jax.Array, behaviour_logp_RxT: jax.Array) -> jax.A
     return 1.0 - jnp.exp(jnp.minimum(logp_RxT - behaviour_logp_RxT, 0.0))
 
 
-SURROGATES: dict[str, Surrogate] = {'clip': clipped, 'cispo': cispo, 'unclipped': unclipped}
-RATIO_LEVELS = {'token': token_level, 'sequence': sequence_level}
+SURROGATES: dict[str, Surrogate] = {
+    'clip': clipped,
+    'cispo': cispo,
+    'binary_tv': binary_tv,
+    'unclipped': unclipped,
+}
+RATIO_LEVELS = {'token': token_level, 'sequence': sequence_level, 'response': response_level}
+IMPORTANCE_WEIGHTS = {'truncate': truncated_weight, 'mask': masked_weight}

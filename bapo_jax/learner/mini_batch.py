@@ -39,6 +39,8 @@ class Rows(NamedTuple):
         str, np.ndarray
     ]  # float32, of each term: the loss is Σ weight · token loss over the terms
     roles: Mapping[str, np.ndarray]  # float32, log-probs under each role's policy
+    # float32 in [0, 1], factors of the advantage and of the clip's ends `low` and `high` (trust.py)
+    factors: Mapping[str, np.ndarray] = {}
 
 
 def blank_rows(
@@ -46,13 +48,14 @@ def blank_rows(
     images: bool = False,
     roles: Sequence[str] = (),
     weights: Sequence[str] = ('rl',),
+    factors: Sequence[str] = (),
 ) -> Rows:
     """Returns empty rows [M, R, T]; with `images`, they include the image fields."""
 
     def zeros(*dtypes: Any) -> list[np.ndarray]:
         return [np.zeros(shape, dtype) for dtype in dtypes]
 
-    by_name = ({name: zeros(np.float32)[0] for name in names} for names in (weights, roles))
+    by_name = ({name: zeros(np.float32)[0] for name in names} for names in (weights, roles, factors))
     return Rows(blank_sequences(shape, images), *zeros(np.int8, *[np.float32] * 2), *by_name)
 
 

@@ -6,6 +6,7 @@ Shapes:  R rows · T tokens in a row · O origins.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ import numpy as np
 from bapo_jax.groups import LANES, Author, Batch, ByGroup
 from bapo_jax.learner import credit
 from bapo_jax.learner.losses import (
+    IMPORTANCE_WEIGHTS,
     RATIO_LEVELS,
     Clip,
     Surrogate,
@@ -24,13 +26,14 @@ from bapo_jax.learner.losses import (
     cross_entropy,
     importance_ratio,
     k3,
+    regression,
     shaped,
     total_variation,
-    truncated_weight,
 )
-from bapo_jax.learner.mini_batch import Rows
+from bapo_jax.learner.mini_batch import Rows, blank_rows
 from bapo_jax.learner.own_surrogate import surrogate_of
 from bapo_jax.learner.sums import TOKENS, Sums
+from bapo_jax.learner.trust import FACTORS, READS_RATIOS
 
 # Roles: policies whose log-probs the objective reads. Responses store the behaviour policy's; the others are
 # computed.
@@ -64,9 +67,11 @@ class Objective:
     clip: Clip
     anchor: str  # the role in the ratio's denominator: behaviour or proximal
     clip_centre: str | None  # the trust region is centred at this role / behaviour policy; None: at 1
-    importance_cap: float | None  # the surrogate is multiplied by min(π_prox / α, cap); None: by 1
+    importance_cap: float | None  # the surrogate is multiplied by π_prox / α up to the cap; None: by 1
     kl: tuple[KL, ...]
     entropy: bool  # whether there is an entropy bonus
+    importance_rule: str = 'truncate'  # what happens above the cap: a name of IMPORTANCE_WEIGHTS
+    trust: str = 'fixed'  # a name of FACTORS
 
     @property
     def ratio_roles(self) -> set[str]:
@@ -74,7 +79,7 @@ class Objective:
         return {
             self.anchor,
             self.clip_centre or BEHAVIOUR,
-            PROXIMAL if self.importance_cap else BEHAVIOUR,
+            PROXIMAL if self.importance_cap or self.trust in READS_RATIOS else BEHAVIOUR,
         } - {BEHAVIOUR}
 
     @property
@@ -87,23 +92,31 @@ class Objective:
         """The policies that must score a batch before its updates, in a fixed order."""
         return tuple(sorted(self.ratio_roles | {kl.role for kl in self.kl} - {BEHAVIOUR}))
 
+    def blank_rows(self, shape: tuple[int, int, int], images: bool = False) -> Rows:
+        """Returns empty rows [M, R, T] with all that this objective reads."""
+        return blank_rows(shape, images, self.roles, self.weights, FACTORS[self.trust])
+
 
 def objective_of(learner: Any) -> Objective:
     """Returns the objective that a config's learner section describes."""
     decoupled = learner.anchor == 'decoupled'
+    name = learner.surrogate
+    surrogate = regression(learner.tau) if name == 'regression' else surrogate_of(name)
     kl = {
         'none': (),
         'convex': (KL(REFERENCE, k3, 'reference_share'), KL(PREVIOUS, k3, 'previous_share')),
     }.get(learner.kl_target, (KL(learner.kl_target, k3),))
     return Objective(
         ratio_level=learner.ratio_level,
-        terms=(Term(Author.POLICY, surrogate_of(learner.surrogate), 'rl'), *trace_terms(learner.traces)),
+        terms=(Term(Author.POLICY, surrogate, 'rl'), *trace_terms(learner.traces)),
         clip=Clip(learner.clip_low, learner.clip_high, learner.dual_clip or None),
         anchor=PROXIMAL if decoupled else learner.anchor,
         clip_centre=PROXIMAL if learner.clip_centre == 'proximal' else None,
         importance_cap=learner.importance_cap if decoupled else None,
         kl=kl,
         entropy=learner.entropy_coef != 0,
+        importance_rule=learner.importance_rule,
+        trust=learner.trust.kind,
     )
 
 
@@ -170,7 +183,8 @@ def evaluate_objective(
 
     On the policy's own tokens, the value is Σ weight · (importance weight · surrogate + β Σ share · KL -
     entropy bonus). The other terms add Σ weight · surrogate. Sums for the metrics cover the policy's own
-    tokens only, and count all of them alike. `logp_RxT` and `entropy_RxT` are those of π_θ; values on other
+    tokens only, and count all of them alike. The rows' factors multiply the advantage and the clip's ends.
+    `logp_RxT` and `entropy_RxT` are those of π_θ; values on other
     than response tokens are ignored.
     """
     own, *others = objective.terms
@@ -182,11 +196,15 @@ def evaluate_objective(
     centre_RxT = jnp.ones_like(logp_RxT)
     if objective.clip_centre is not None:
         centre_RxT = importance_ratio(roles[objective.clip_centre] - rows.behaviour)
-    tokens = Tokens(logp_RxT, importance_ratio(log_ratio_RxT), rows.advantage, centre_RxT, rows.behaviour)
-    policy_RxT, held_RxT = own.surrogate(tokens, objective.clip)
+    advantage_RxT, clip = _trusted(objective, rows)
+    tokens = Tokens(
+        logp_RxT, importance_ratio(log_ratio_RxT), advantage_RxT, centre_RxT, rows.behaviour, log_ratio_RxT
+    )
+    policy_RxT, held_RxT = own.surrogate(tokens, clip)
     held_RxT = held_RxT.astype(jnp.float32)
     if objective.importance_cap is not None:
-        policy_RxT = truncated_weight(roles[PROXIMAL], rows.behaviour, objective.importance_cap) * policy_RxT
+        weight_of = IMPORTANCE_WEIGHTS[objective.importance_rule]
+        policy_RxT = weight_of(roles[PROXIMAL], rows.behaviour, objective.importance_cap) * policy_RxT
     kl_RxT = jnp.zeros_like(logp_RxT)
     for kl in objective.kl:
         one_RxT = kl.estimator(logp_RxT, roles[kl.role])
@@ -210,6 +228,10 @@ def evaluate_objective(
     def by_origin(x_RxT):
         return jnp.sum(x_RxT[..., None] * origin_RxTxO, axis=(0, 1))
 
+    narrowed = {}
+    if rows.factors:
+        least_RxT = functools.reduce(jnp.minimum, rows.factors.values())
+        narrowed = {'actor/trust_narrowed': over_tokens((least_RxT < 1).astype(jnp.float32))}
     of_others = {
         f'actor/{term.weight}_loss': weighted(term.surrogate(tokens, objective.clip)[0], term)
         for term in others
@@ -221,6 +243,7 @@ def evaluate_objective(
             'actor/entropy': over_tokens(entropy_RxT),
             'actor/pg_clipfrac': over_tokens(held_RxT),
             'actor/ppo_kl': over_tokens(anchor_RxT - logp_RxT),
+            **narrowed,
         },
         by_origin={
             'clipped': by_origin(held_RxT),
@@ -234,3 +257,14 @@ def evaluate_objective(
         },
         largest={'gap': jnp.max(jnp.abs(gap_RxT)[..., None] * origin_RxTxO, axis=(0, 1))},
     )
+
+
+def _trusted(objective: Objective, rows: Rows) -> tuple[jax.Array, Clip]:
+    """Returns the advantage and the clip of each token, with the rows' factors."""
+    advantage_RxT, clip = rows.advantage, objective.clip
+    for name, factor_RxT in rows.factors.items():
+        if name == 'advantage':
+            advantage_RxT = advantage_RxT * factor_RxT
+        else:
+            clip = clip._replace(**{name: getattr(clip, name) * factor_RxT})
+    return advantage_RxT, clip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 
 FINAL_SHARE = 0.1  # final learning rate of cosine and linear, as a fraction of the peak
@@ -62,6 +64,20 @@ def clipped_adamw(
         )
         adamw = optax.chain(adamw, slower)
     return optax.chain(optax.clip_by_global_norm(learner.grad_clip), adamw)
+
+
+def without_moments(opt_state: Any) -> Any:
+    """Returns an optimizer state in which Adam begins anew; the count of a schedule goes on."""
+
+    def is_adam(part: Any) -> bool:
+        return isinstance(part, optax.ScaleByAdamState)
+
+    def zeros(x: jax.Array) -> jax.Array:
+        return jnp.zeros_like(x, device=x.sharding)
+
+    return jax.tree.map(
+        lambda part: jax.tree.map(zeros, part) if is_adam(part) else part, opt_state, is_leaf=is_adam
+    )
 
 
 def _of_vision(params: Any, tower: bool, rest: bool) -> dict[str, bool]:

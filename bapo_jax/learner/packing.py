@@ -285,10 +285,11 @@ def pack(
     advantage: ByGroup,
     weight: Mapping[str, ByGroup],
     roles: Mapping[str, ByGroup],
+    factors: Mapping[str, ByGroup] = {},
 ) -> Rows:
     """Packs a mini-batch's rows from token advantages, the weights of each term, and scores by role.
 
-    `lanes` are those of the whole batch.
+    `lanes` are those of the whole batch. `factors` are those of learner.trust, if it has any.
     """
     groups = part.batch.groups
 
@@ -307,4 +308,5 @@ def pack(
         advantage=on_tokens(lambda i, j: advantage[i][j], np.float32, *TRAINED_ON),
         weight={name: part.on_responses(values, np.float32) for name, values in weight.items()},
         roles={role: part.on_responses(scores, np.float32) for role, scores in roles.items()},
+        factors={name: part.on_responses(values, np.float32) for name, values in factors.items()},
     )

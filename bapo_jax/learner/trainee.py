@@ -85,8 +85,9 @@ class Trainee:
         return [fetch(x) for x in scored]
 
     def updates_done(self, state: TrainState) -> int:
+        """Returns the number of optimizer steps, if the rate has a schedule."""
         return int(
             optax.tree.get(
-                state.opt_state, 'count', filtering=lambda path, _: 'ScaleByAdamState' in str(path)
+                state.opt_state, 'count', filtering=lambda path, _: 'ScaleByScheduleState' in str(path)
             )
         )

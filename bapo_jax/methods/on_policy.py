@@ -78,6 +78,47 @@ ON_POLICY: dict[str, Method] = {
         },
         of_task={},
     ),
+    'f_grpo': GRPO.but(
+        'F-GRPO: prompts that the policy mostly solves count less: advantages times (1 - success rate)^0.5; '
+        'no KL',
+        'arXiv 2602.06717',
+        learning={'learner.advantage': 'focal', 'learner.kl_target': 'none'},
+        of_task={},
+    ),
+    'dppo': GRPO.but(
+        "DPPO: no gradient where a token's probability has moved too far, instead of its ratio; no KL, no "
+        'entropy bonus',
+        "arXiv 2602.04879, Binary-TV, and its authors' recipe",
+        learning={
+            'learner.surrogate': 'binary_tv',
+            'learner.anchor': 'behaviour',
+            'learner.clip_low': 0.15,
+            'learner.clip_high': 0.15,
+            'learner.dual_clip': 0.0,
+            'learner.advantage': 'centred',
+            'learner.aggregation': 'seq_mean_token_sum',
+            'learner.kl_target': 'none',
+            'learner.entropy_coef': 0.0,
+        },
+        of_task={},
+    ),
+    'gapo': GRPO.but(
+        'GAPO: the fewer responses of a group are correct, the higher the upper end of their clip; '
+        'importance ratio per response; no KL, no entropy bonus',
+        'arXiv 2609.00444',
+        learning={
+            'learner.trust.kind': 'success',
+            'learner.ratio_level': 'sequence',
+            'learner.clip_low': 3e-3,
+            'learner.clip_high': 5e-3,
+            'learner.dual_clip': 0.0,
+            'learner.advantage': 'centred',
+            'learner.aggregation': 'seq_mean_token_mean',
+            'learner.kl_target': 'none',
+            'learner.entropy_coef': 0.0,
+        },
+        of_task={},
+    ),
     'mopps': GRPO.but(
         'MoPPS: chooses, from 16 batches of candidates, the prompts whose Thompson-sampled success rate is '
         'closest to 0.5',
@@ -92,6 +133,16 @@ ON_POLICY: dict[str, Method] = {
         of_task={
             task: {'prompts.mopps.candidates': 8, 'prompts.mopps.decay': 0.5}
             for task in ('countdown', 'geometry')
+        },
+    ),
+    'adaprefix': GRPO.but(
+        'AdaPrefix: prompts are asked from a prefix of a correct response, long enough that half succeed; '
+        'later withdrawn',
+        "arXiv 2607.07674 (abstract); the control law is this project's own",
+        prompts={
+            'prompts.selector': 'adaprefix',
+            'prompts.adaprefix.gain': 0.25,
+            'prompts.adaprefix.withdrawal': (0.6, 0.8),
         },
     ),
     'ppo': GRPO.but(

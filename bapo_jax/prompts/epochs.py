@@ -9,9 +9,10 @@ from typing import Any
 import grain
 
 from bapo_jax.groups import Group, Prompt
+from bapo_jax.prompts.protocol import PromptSelector
 
 
-class ShuffledEpochs:
+class ShuffledEpochs(PromptSelector):
     """Yields every prompt once per epoch, in a new order; a remainder that fills no batch is left out.
 
     Raises ValueError if there are fewer prompts than one batch takes.

@@ -17,13 +17,14 @@ import numpy as np
 
 from bapo_jax.groups import Group, Prompt
 from bapo_jax.prompts.epochs import ShuffledEpochs
+from bapo_jax.prompts.protocol import PromptSelector
 
 PRIOR = 1.0  # α and β of a prompt that has not been observed: γ is uniform
 # The last part of a draw's seed. A step's generators end in an index into replay.PURPOSES, which is smaller.
 _THOMPSON = 1 << 16
 
 
-class Mopps:
+class Mopps(PromptSelector):
     """Selects the prompts nearest to the target success rate among a draw of candidates.
 
     Random numbers are keyed by (seed, number of the draw), so only the number is saved.

@@ -1,43 +1,45 @@
-"""Prompt selection. A selector chooses a step's prompts, observes their results, and can be saved."""
+"""Builds the prompt selector that a config names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
+import numpy as np
 from ml_collections import ConfigDict
 
-from bapo_jax.groups import Group, Prompt
+from bapo_jax.groups import Prompt
+from bapo_jax.prompts.adaprefix import AdaPrefix
+from bapo_jax.prompts.dots import Dots, Embed
 from bapo_jax.prompts.epochs import ShuffledEpochs
 from bapo_jax.prompts.mopps import Mopps
+from bapo_jax.prompts.ngrams import ngram_embeddings
+from bapo_jax.prompts.prioritised import Prioritised
+from bapo_jax.prompts.protocol import PromptSelector
+
+SELECTORS = ('shuffled', 'mopps', 'prioritised', 'adaprefix', 'dots')
 
 
-class PromptSelector(Protocol):
-    """Chooses the training prompts of each step."""
+def make_selector(
+    config: ConfigDict, prompts: Sequence[Prompt], batch: int, *, steps: int = 0,
+    solve: Callable[[Prompt, np.random.Generator], np.ndarray | None] | None = None,
+    embed: Embed = ngram_embeddings,
+) -> PromptSelector:  # fmt: skip
+    """The selector that the config names, for a run of `steps` steps with `batch` prompts each.
 
-    learns: bool  # whether its observations change its later choices
-
-    def next(self) -> list[Prompt]:
-        """The prompts of the next step, all different."""
-
-    def observe(self, groups: Sequence[Group]) -> None:
-        """Observes the rollout policy's results, for selectors that learn which prompts are useful."""
-
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the last `next` and of the observations, for the log."""
-
-    def state(self) -> str:
-        """Everything `restore` needs, as JSON."""
-
-    def restore(self, state: str) -> None:
-        """Restores what `state` saved."""
-
-
-def make_selector(config: ConfigDict, prompts: Sequence[Prompt]) -> PromptSelector:
-    """The selector that the config names. Raises ValueError if it is unknown or there are too few prompts."""
-    p, batch, seed = config.prompts, config.learner.batch_groups, config.seed
+    `solve` writes correct responses; `embed` embeds prompts. Both are only called if the selector needs them.
+    Raises ValueError if it is unknown or there are too few prompts.
+    """
+    p, seed = config.prompts, config.seed
     if p.selector == 'shuffled':
         return ShuffledEpochs(prompts, batch, seed)
     if p.selector == 'mopps':
         return Mopps(prompts, batch, seed, **p.mopps)
-    raise ValueError(f'prompts.selector={p.selector!r} is unknown; choose one of shuffled, mopps')
+    if p.selector == 'prioritised':
+        return Prioritised(prompts, batch, seed, **p.prioritised)
+    if p.selector == 'adaprefix':
+        longest = config.rollout.max_response_tokens
+        return AdaPrefix(prompts, batch, seed, steps=steps, longest=longest, solve=solve, **p.adaprefix)
+    if p.selector == 'dots':
+        fields = {name: value for name, value in p.dots.items() if name != 'embeddings'}
+        return Dots(prompts, batch, seed, embed=embed, **fields)
+    raise ValueError(f'prompts.selector={p.selector!r} is unknown; choose one of {", ".join(SELECTORS)}')

@@ -60,6 +60,11 @@ def groups_to_arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
     }
 
 
+def group_bytes(group: Group) -> int:
+    """Returns the bytes of a group's token and log-prob arrays."""
+    return group.prompt.tokens.nbytes + sum(r.nbytes for r in group.responses)
+
+
 def groups_from_arrays(arrays: Mapping[str, np.ndarray]) -> list[Group]:
     """The inverse of `groups_to_arrays`, also for arrays of earlier versions, which may lack the answers."""
     a = {name: np.asarray(value) for name, value in arrays.items()}

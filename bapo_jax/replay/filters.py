@@ -35,6 +35,16 @@ def fresh_filter(groups: Sequence[Group], kind: str, rng: np.random.Generator) -
     return [g for g, draw in zip(groups, draws) if not g.infra_error and draw < _keep_probability(g, kind)]
 
 
+def sound(step: int, groups: Sequence[Group], most: int) -> list[Group]:
+    """Returns the groups without infrastructure errors. Raises ValueError if they exceed `most` = B."""
+    kept = [g for g in groups if not g.infra_error]
+    if len(kept) > most:
+        raise ValueError(
+            f'{len(kept)} fresh groups of step {step} exceed learner.batch_groups={most}; pass fewer'
+        )
+    return kept
+
+
 def _keep_probability(group: Group, kind: str) -> float:
     if is_own(kind):
         return own_filter(kind)(group.rewards, group.accuracy)

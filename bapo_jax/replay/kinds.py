@@ -6,18 +6,35 @@ from collections.abc import Callable
 from typing import Any
 
 from bapo_jax.own.method import is_own, load_own
+from bapo_jax.replay.arpo import Arpo
 from bapo_jax.replay.bapo import Bapo
 from bapo_jax.replay.continuations import Continuations, Solve
+from bapo_jax.replay.exgrpo import Exgrpo
+from bapo_jax.replay.fifo import Fifo
+from bapo_jax.replay.freshper import Freshper
 from bapo_jax.replay.luffy import Luffy
 from bapo_jax.replay.posterior import Posterior
 from bapo_jax.replay.protocol import Replay
 from bapo_jax.replay.relift import Relift
 from bapo_jax.replay.repo import Repo
 from bapo_jax.replay.retries import Retries, Uniform
+from bapo_jax.replay.rollout_replay import RolloutReplay
 
-# Kinds that learn from traces, which they `receive`: made of (the section `replay`, B).
-TRACED = {'luffy': Luffy, 'relift': Relift}
-KINDS = ('bapo', 'repo', *TRACED)
+# Kinds whose replay takes the place of all of BAPO's parts: made of (the section `replay`, B).
+OTHER_KINDS = {
+    'repo': Repo,
+    'arpo': Arpo,
+    'fifo': Fifo,
+    'freshper': Freshper,
+    'exgrpo': Exgrpo,
+    'rollout_replay': RolloutReplay,
+    'luffy': Luffy,
+    'relift': Relift,
+}
+# Those that `receive` traces; and those whose batches have tokens of traces.
+TRACED = ('luffy', 'relift')
+WITH_TRACES = (*TRACED, 'exgrpo')
+KINDS = ('bapo', *OTHER_KINDS)
 REEVALUATE = ('uniform', 'posterior', 'continue')
 GIVEN_BY = ('policy', 'solver')
 
@@ -32,10 +49,8 @@ def make_replay(
     """
     if is_own(config.replay.kind):
         return load_own('replay.kind', config.replay.kind)(config, reevaluation_due)
-    if config.replay.kind == 'repo':
-        return Repo(config.replay, config.learner.batch_groups)
-    if config.replay.kind in TRACED:
-        return TRACED[config.replay.kind](config.replay, config.learner.batch_groups)
+    if config.replay.kind in OTHER_KINDS:
+        return OTHER_KINDS[config.replay.kind](config.replay, config.learner.batch_groups)
     return Bapo(
         config.replay, config.learner.batch_groups, reevaluation_due, make_retries(config, prompts, solve)
     )

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from bapo_jax.groups import X1, Batch, Begun, Group, Verdict, joined, make_batch, taken
+from bapo_jax.groups import X1, Batch, Begun, Group, Verdict, make_batch
+from bapo_jax.replay.arpo import led_by
+from bapo_jax.replay.filters import sound
 from bapo_jax.replay.protocol import Rng, ScoreBatch
 
 
@@ -23,6 +25,7 @@ class Luffy:
 
     def __init__(self, config: Any, batch_groups: int):
         """`config` is the `replay` section of a resolved config; `batch_groups` is B."""
+        self._batch_groups = batch_groups
         self._traces: Mapping[int, Group] = {}
         self._total = 0
         self._composed: dict[str, int] = {}  # metrics of the last batch
@@ -40,9 +43,9 @@ class Luffy:
     ) -> Batch:
         """Returns the fresh groups, new ones with the trace where there is one, all of origin X1.
 
-        Fresh groups with an infrastructure error are left out.
+        Fresh groups with an infrastructure error are left out. Raises ValueError if more than B are left.
         """
-        x1 = [g for g in fresh if not g.infra_error]
+        x1 = sound(step, fresh, self._batch_groups)
         traces = [self._traces.get(g.prompt.id) for g in x1]
         there = [trace for trace in traces if trace is not None]
         self._total += len(there)
@@ -51,10 +54,7 @@ class Luffy:
             'traces/correct': sum(trace.verdicts[0] == Verdict.CORRECT for trace in there),
             'traces/groups_total': self._total,
         }
-        groups = [
-            g if trace is None else joined(trace, taken(g, range(1, g.size)))
-            for g, trace in zip(x1, traces, strict=True)
-        ]
+        groups = [g if trace is None else led_by(trace, g) for g, trace in zip(x1, traces, strict=True)]
         return make_batch(groups, [X1] * len(groups))
 
     def times_trained(self, batch: Batch) -> list[int | None]:

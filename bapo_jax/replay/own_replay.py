@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -102,6 +103,10 @@ def _wrong(batch: Batch, fresh: Sequence[Group]) -> str:
         return f'{len(batch.groups)} groups with {len(batch.origins)} origins'
     if any(len(n) != g.size for g, n in zip(batch.groups, batch.normalisation)):
         return 'a normalisation that does not have one number for each response'
+    if batch.weights and not (
+        len(batch.weights) == len(batch.groups) and all(0 < w < math.inf for w in batch.weights)
+    ):
+        return 'weights that are not a positive number for each group'
     if any(g.infra_error for g in batch.groups):
         return 'a group with an infrastructure error (group.infra_error), which has no rewards'
     if any(all(g is not f for f in fresh) for g in batch.of_origin(X1)):

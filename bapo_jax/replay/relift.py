@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bapo_jax.groups import X1, Batch, Begun, Group, make_batch
+from bapo_jax.replay.filters import sound
 from bapo_jax.replay.protocol import Rng, ScoreBatch
 
 DEMONSTRATIONS = 'demonstrations'  # the origin of groups that are a trace alone
@@ -30,7 +31,7 @@ class Relift:
         A batch has at most B + N groups, N = config.traces.demonstrations. If these make a mini-batch larger
         than its arrays (`capacity` in learner/packing.py), they are doubled for it: one more compiled program.
         """
-        self._count = config.traces.demonstrations
+        self._batch_groups, self._count = batch_groups, config.traces.demonstrations
         self._traces: Mapping[int, Group] = {}
         self._queue: list[int] = []  # prompt ids, newest first
         self._joined = 0  # demonstrations in the last batch
@@ -49,9 +50,9 @@ class Relift:
         """Returns the fresh groups, then N demonstrations if enough prompts wait, this step's included.
 
         Failed groups stay in the batch. Groups with an infrastructure error are left out. A prompt without a
-        trace does not wait.
+        trace does not wait. Raises ValueError if more than B groups are fresh.
         """
-        x1 = [g for g in fresh if not g.infra_error]
+        x1 = sound(step, fresh, self._batch_groups)
         failed = [g.prompt.id for g in x1 if g.correct == 0 and g.prompt.id in self._traces]
         waiting = [*failed, *self._queue]
         self._joined = self._count if len(waiting) >= self._count else 0

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from bapo_jax.groups import X1, Batch, Begun, Group, joined, make_batch, taken
-from bapo_jax.replay.arrays import groups_from_arrays, groups_to_arrays
+from bapo_jax.groups import REPLAY, X1, Batch, Begun, Group, make_batch, taken
+from bapo_jax.replay.filters import sound
+from bapo_jax.replay.histories import Histories
 from bapo_jax.replay.protocol import Rng, ScoreBatch
-
-REPLAY = 'replay'  # the origin of retrieved groups in a batch
 
 
 def all_of_them(rewards: Sequence[float], count: int) -> list[int]:
@@ -68,8 +67,7 @@ RETRIEVE = {'all': all_of_them, 'recent': recent, 'reward': highest_reward, 'var
 class Repo:
     """RePO's memory: the last `per_prompt` responses to every prompt drawn so far, first in first out.
 
-    The number of prompts is unbounded, as in the authors' code. Host memory and checkpoints grow until every
-    prompt has been drawn.
+    The number of prompts is unbounded, as in the authors' code.
     """
 
     buffer = None
@@ -81,13 +79,12 @@ class Repo:
         replayed group has `per_prompt` responses.
         """
         self._config, self._batch_groups = config, batch_groups
-        # One group per prompt, oldest response first. Its step is that of the newest response.
-        self._history: dict[int, Group] = {}
+        self._histories = Histories('repo', config.repo.per_prompt)
 
     @property
     def history(self) -> dict[int, Group]:
         """The remembered groups by prompt id; read-only."""
-        return self._history
+        return self._histories.groups
 
     def hard_prompts(self, step: int, rng: Rng) -> list[Begun]:
         """Returns []: RePO re-evaluates nothing."""
@@ -102,12 +99,7 @@ class Repo:
         Retrieval reads the history from before this step. Raises ValueError if there are more than B fresh
         groups.
         """
-        x1 = [g for g in fresh if not g.infra_error]
-        if len(x1) > self._batch_groups:
-            raise ValueError(
-                f'{len(x1)} fresh groups of step {step} exceed learner.batch_groups={self._batch_groups}; '
-                'pass fewer'
-            )
+        x1 = sound(step, fresh, self._batch_groups)
         full = [i for i, g in enumerate(x1) if self._full(g.prompt.id)]
         replayed = [self._retrieved(x1[i]) for i in full]
         batch = make_batch([*x1, *replayed], [X1] * len(x1) + [REPLAY] * len(replayed))
@@ -124,38 +116,22 @@ class Repo:
         """Adds responses of groups without infrastructure errors to the histories, and drops the oldest."""
         for g in fresh:
             if not g.infra_error:
-                old = self._history.get(g.prompt.id)
-                kept = g if old is None else joined(old, g)
-                self._history[g.prompt.id] = taken(kept, recent(kept.rewards, self._config.repo.per_prompt))
+                self._histories.add(g)
 
     def metrics(self, step: int) -> dict[str, int]:
         """Returns the numbers of remembered prompts and responses, and their token and log-prob bytes."""
-        prompts = [g.prompt for g in self._history.values()]
-        responses = [r for g in self._history.values() for r in g.responses]
-        return {
-            'buffer/repo/prompts': len(prompts),
-            'buffer/repo/responses': len(responses),
-            'buffer/repo/bytes': sum(p.tokens.nbytes for p in prompts) + sum(r.nbytes for r in responses),
-        }
+        return self._histories.metrics()
 
     def state(self) -> dict[str, np.ndarray]:
         """Returns everything that `restore` needs, as arrays for a checkpoint."""
-        return groups_to_arrays(list(self._history.values()))
+        return self._histories.state()
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Restores `state` exactly. Raises ValueError if a history is longer than replay.repo.per_prompt."""
-        history = {g.prompt.id: g for g in groups_from_arrays(arrays)}
-        longest = max((g.size for g in history.values()), default=0)
-        if longest > self._config.repo.per_prompt:
-            raise ValueError(
-                f'a saved history holds {longest} responses, more than '
-                f'replay.repo.per_prompt={self._config.repo.per_prompt}; '
-                'set that field to the value that the run started with'
-            )
-        self._history = history
+        self._histories.restore(arrays)
 
     def _full(self, prompt_id: int) -> bool:
-        return prompt_id in self._history and self._history[prompt_id].size == self._config.repo.per_prompt
+        return prompt_id in self.history and self.history[prompt_id].size == self._config.repo.per_prompt
 
     def _retrieved(self, fresh: Group) -> Group:
         """Returns a new group of earlier responses to the prompt.
@@ -163,6 +139,6 @@ class Repo:
         They keep their versions, log-probs, verdicts and rewards. The group's step is the one at which the
         history last grew.
         """
-        history = self._history[fresh.prompt.id]
+        history = self.history[fresh.prompt.id]
         count = min(fresh.size, history.size)
         return taken(history, RETRIEVE[self._config.repo.retrieve](history.rewards, count))

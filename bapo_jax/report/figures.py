@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from bapo_jax.groups import X1
+from bapo_jax.groups import REPLAY, X1
 from bapo_jax.replay.bapo import X2, X3
 from bapo_jax.replay.failures import LAGS
-from bapo_jax.replay.repo import REPLAY
 from bapo_jax.report.panels import (
     Figure,
     Line,

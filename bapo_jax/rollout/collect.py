@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bapo_jax.groups import Group, Prompt, Response, Verdict, binary_rewards
+from bapo_jax.groups import Author, Group, Prompt, Response, Verdict, binary_rewards
 from bapo_jax.machine import events
 from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling
 from bapo_jax.rollout.unfinished import Unfinished, is_unfinished
@@ -103,14 +104,14 @@ def judge(
     tokenizer: Any, prompts: Sequence[Prompt], responses: Sequence[tuple[Response, ...]],
     draws: Sequence[Draw], rewards: Rewards | None, budget_s: float = math.inf,
 ) -> list[Group]:  # fmt: skip
-    """Judges the responses to each prompt. All prompts belong to one task.
+    """Judges the responses to each prompt, by what the environment did not write. One task has all prompts.
 
     `rewards` (tasks/custom_reward.py) gets verdict and reward from the user's function. If it is None, the
     task's verifier gives the verdict, and the reward is the paper's binary one. Responses not judged after
     `budget_s` seconds are INFRA_ERROR.
     """
     pairs = [(p, r) for p, group in zip(prompts, responses, strict=True) for r in group]
-    texts = tokenizer.batch_decode([r.tokens for _, r in pairs], skip_special_tokens=True) if pairs else []
+    texts = judged_texts(tokenizer, [r for _, r in pairs])
     if not pairs:
         verdicts, earned, extracted = (), np.empty(0, np.float32), ()
     elif rewards is None:
@@ -134,3 +135,31 @@ def judge(
             Group(prompt, group, tuple(verdicts[rows]), earned[rows], draw.step, tuple(extracted[rows]))
         )
     return groups
+
+
+def judged_texts(tokenizer: Any, responses: Sequence[Response]) -> list[str]:
+    """The texts by which responses are judged: the environment's tokens are left out, as lines that break.
+
+    So a tool's output is no answer, and the policy's words around it are not joined. If the environment
+    opened the policy's next turn with <think>, the <think> is kept: the answer follows its end.
+    """
+    parts, first = [part for r in responses for part in _by_environment(r)], 0
+    decoded = (
+        tokenizer.batch_decode([tokens for tokens, _ in parts], skip_special_tokens=True) if parts else []
+    )
+    texts = []
+    for response in responses:
+        own = slice(first, first := first + len(_by_environment(response)))
+        texts.append(
+            '\n'.join(
+                text if not replied else '<think>' * text.rstrip().endswith('<think>')
+                for text, (_, replied) in zip(decoded[own], parts[own], strict=True)
+            )
+        )
+    return texts
+
+
+def _by_environment(response: Response) -> list[tuple[np.ndarray, bool]]:
+    """A response's tokens in parts, and whether the environment wrote each."""
+    spans = itertools.groupby(response.spans, key=lambda span: span.author == Author.ENVIRONMENT)
+    return [(np.concatenate([span.tokens for span in part]), replied) for replied, part in spans]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, NamedTuple
 
@@ -15,6 +15,9 @@ from bapo_jax.machine.ending import CONTINUES, Ending
 # The purpose of a draw. It is part of the random key, so each purpose samples a prompt independently.
 FRESH, REEVALUATION, EVALUATION, TRACKING, PROBE, FAILED = range(6)
 _PURPOSES = 16  # room for more of them
+
+
+Ask = Callable[..., list[Future[tuple[Response, ...]]]]  # the signature of `Engine.ask`
 
 
 class RolloutError(Ending, RuntimeError):
@@ -72,6 +75,14 @@ class Engine(abc.ABC):
         raises RolloutError, and the others are not affected. Every future ends within the engine's own
         deadlines. Cancelling a future gives up its group.
         """
+
+    def asker(self) -> Ask:
+        """`ask`, answered by the policy that is loaded now also if it is called after the next `load`.
+
+        The engine keeps that policy while the caller keeps what is returned. Servers do not: they answer with
+        the policy that they hold by then.
+        """
+        return self.ask
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, draws: Sequence[Draw]

@@ -26,7 +26,7 @@ from ml_collections import ConfigDict
 from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.groups import X1, Batch, Begun, Group, Prompt, make_batch
 from bapo_jax.machine.stopping import leaving_waits
-from bapo_jax.prompts.selector import PromptSelector
+from bapo_jax.prompts.protocol import PromptSelector
 from bapo_jax.rollout.answered import Answered, Pending, Wave
 from bapo_jax.rollout.collect import Collected, check_judged, judge, judge_as_they_come
 from bapo_jax.rollout.engine import FAILED, FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
@@ -35,7 +35,7 @@ from bapo_jax.rollout.meter import Meter
 from bapo_jax.rollout.schedule import Schedule
 from bapo_jax.rollout.unfinished import Unfinished, ask_rest, budget_of, first_of
 from bapo_jax.tasks.custom_reward import Rewards
-from bapo_jax.tasks.shaping import punish_overlong
+from bapo_jax.tasks.shaping import shaped_rewards
 
 _PROBE_TOKENS = 32  # most tokens of each answer to the probe
 
@@ -75,20 +75,9 @@ class Rollouts:
 
         `logprobs` computes the trainer's log-probs, with which the servers' are compared.
         """
-        self._engine, self._policies, self._hosts, self._logprobs, self._probe = (
-            engine,
-            policies,
-            hosts,
-            logprobs,
-            probe,
-        )
-        self._tokenizer, self._selector, self._schedule, self._config, self._reward = (
-            tokenizer,
-            selector,
-            schedule,
-            config,
-            reward,
-        )
+        self._engine, self._policies, self._hosts = engine, policies, hosts
+        self._logprobs, self._probe, self._tokenizer = logprobs, probe, tokenizer
+        self._selector, self._schedule, self._config, self._reward = selector, schedule, config, reward
         # A step's prompts may depend on the results of the step before, or of its own first wave.
         self._in_turn = (
             selector.learns or config.rollout.refill_batches > 1 or config.rollout.mixture.share > 0
@@ -271,25 +260,35 @@ class Rollouts:
     def _answer_in_turn(self, step: int, hard: Sequence[Begun], rest: Sequence[Unfinished]) -> Answered:
         """Generates a step once the previous one has been judged; all other groups join its first wave.
 
-        Further waves follow until B groups are mixed, up to rollout.refill_batches waves.
+        Further waves follow until B groups are mixed, up to rollout.refill_batches waves. The selector's
+        references are asked first. Those that it then does not choose are the last of the fresh groups.
         """
         c, fresh, reevaluated, unfinished, seconds = self._config, [], [], [], np.zeros(2)
+        references = {}
+        if prompts := self._selector.references():
+            groups, *spent, _ = self._judged(self._ask(step, prompts, []))
+            self._selector.observe(groups)
+            references, seconds = {g.prompt.id: g for g in groups}, seconds + spent
         for wave in range(c.rollout.refill_batches):
             first = wave == 0
             drawn = {g.prompt.id for g in fresh}
-            prompts = [p for p in self._selector.next() if p.id not in drawn]
+            chosen = [p for p in self._selector.next() if p.id not in drawn]
+            known = [references.pop(p.id) for p in chosen if p.id in references]
+            prompts = [p for p in chosen if all(p.id != g.prompt.id for g in known)]
             if c.rollout.mixture.share:
                 groups, *spent, cut = self._ask_mixture(step, prompts)
             else:
                 asked = self._ask(step, prompts, hard if first else (), rest if first else ())
                 groups, *spent, cut = self._judged(asked)
             new, again = _apart(groups, len(hard) if first else 0)
+            new = known + new
             self._selector.observe(new)
             fresh, reevaluated, unfinished, seconds = (
                 fresh + new, reevaluated + again, unfinished + cut, seconds + spent
             )  # fmt: skip
             if sum(0 < g.correct < g.size and not g.infra_error for g in fresh) >= c.learner.batch_groups:
                 break
+        fresh += references.values()
         measures, state = self._selector.metrics(), self._selector.state()
         return Answered(fresh, reevaluated, *seconds.tolist(), measures, state, unfinished)
 
@@ -315,7 +314,7 @@ class Rollouts:
         draw, again = Draw(c.seed, step, FRESH), Draw(c.seed, step, REEVALUATION)
         sampling = Sampling(c.rollout.temperature, c.rollout.max_response_tokens)
         answers = ask_rest(self._engine, rest, most, sampling, draw.again(1)) if rest else []
-        begun = [*(Begun(prompt, most=most) for prompt in fresh), *hard]
+        begun = [*(one._replace(most=most) for one in self._selector.begin(fresh)), *hard]
         draws = [draw] * len(fresh) + [again] * len(hard)
         answers += self._engine.ask(begun, c.rollout.group_size, sampling, draws)
         self._meter.asked(answers)
@@ -325,13 +324,8 @@ class Rollouts:
     def _judged(self, asked: Wave) -> Collected:
         c, collected = self._config, self._collected(asked)
         check_judged(collected.groups, c.rollout.group_size)
-        if c.task.overlong_share:
-            shaped = [
-                punish_overlong(g, c.rollout.max_response_tokens, c.task.overlong_share)
-                for g in collected.groups
-            ]
-            collected = collected._replace(groups=shaped)
-        return collected
+        shaping = c.rollout.max_response_tokens, c.task.overlong_share, c.task.length_weight
+        return collected._replace(groups=[shaped_rewards(group, *shaping) for group in collected.groups])
 
     def _collected(self, asked: Wave) -> Collected:
         return judge_as_they_come(

@@ -81,6 +81,8 @@ def is_due(period: int, step: int) -> bool:
 def schedule_of(config: ConfigDict, steps: int) -> Schedule:
     """The schedule of a resolved config, for a run of `steps` steps."""
     reevaluate_every = config.replay.reevaluate_every if config.replay.use_x2 else 0
+    if config.replay.kind == 'exgrpo':  # which asks prompts again at every step
+        reevaluate_every = 1
     r = config.rollout
     return Schedule(
         steps, r.sync_every, reevaluate_every, config.evaluate.every, r.sync_phase, r.mixture.share,

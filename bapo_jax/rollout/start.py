@@ -22,6 +22,7 @@ from bapo_jax.machine.stopping import leaving_waits
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.rollout.engine import Engine, results_of
+from bapo_jax.rollout.episodes import Episodes
 from bapo_jax.rollout.inprocess.engine import JaxEngine
 from bapo_jax.rollout.inprocess.room import Limits, room_for
 from bapo_jax.rollout.serve import check_python, command, reads_images
@@ -29,6 +30,7 @@ from bapo_jax.rollout.vllm.client import VllmEngine
 from bapo_jax.rollout.vllm.gpus import named
 from bapo_jax.rollout.vllm.supervise import SupervisedServer
 from bapo_jax.rollout.vllm.token_guard import TOKEN_VARIABLE
+from bapo_jax.tasks import get_task
 from bapo_jax.tasks.sight import Sight
 
 POLICIES = 'policy'  # folder of published policies, in the directory of a run or evaluation
@@ -36,12 +38,23 @@ POLICIES = 'policy'  # folder of published policies, in the directory of a run o
 
 def start_engine(
     config: ConfigDict, model: ModelConfig, graph: Any, ends: tuple[int, ...], mesh: Mesh, workdir: Path,
-    hosts: Hosts = Hosts(), sight: Sight | None = None,
+    hosts: Hosts = Hosts(), sight: Sight | None = None, tokenizer: Any = None,
 ) -> Engine:  # fmt: skip
-    """The engine that `config` names; `sight` provides the images of prompts.
+    """The engine that `config` names, with the task's replies if task.turns asks for them.
 
-    With engine 'vllm' and no listed servers, starts servers, which takes a minute.
+    `sight` provides the images of prompts; `tokenizer` is for replies. With engine 'vllm' and no listed
+    servers, starts servers, which takes a minute.
     """
+    engine = _sampling(config, model, graph, ends, mesh, workdir, hosts, sight)
+    if not config.task.turns:
+        return engine
+    return Episodes(engine, tokenizer, get_task(config.task.name).reply, config.task.turns)
+
+
+def _sampling(
+    config: ConfigDict, model: ModelConfig, graph: Any, ends: tuple[int, ...], mesh: Mesh, workdir: Path,
+    hosts: Hosts, sight: Sight | None,
+) -> Engine:  # fmt: skip
     r = config.rollout
     if r.engine == 'jax':
         devices = mesh.devices.flat
@@ -62,7 +75,7 @@ def start_engine(
 def cache_limits(config: ConfigDict, devices: int, platform: str, device_bytes: int | None) -> Limits:
     """The in-process engine's limits on each of `devices` devices of a platform and memory size."""
     r = config.rollout
-    prompt_tokens = max(longest_read(config), config.evaluate.max_prompt_tokens)
+    prompt_tokens = max(longest_read(config), longest_evaluated(config))
     return Limits(
         max(1, r.rows // devices),
         prompt_tokens,
@@ -121,7 +134,14 @@ def longest_read(config: ConfigDict) -> int:
     """The most tokens that an engine prefills in training: the prompt's and, if continued, the response's."""
     r, p = config.rollout, config.replay
     continues = p.use_x2 and p.reevaluate == 'continue' or r.step_share < 1
+    continues = continues or config.prompts.selector == 'adaprefix' or config.task.turns
     return r.max_prompt_tokens + (r.max_response_tokens if continues else 0)
+
+
+def longest_evaluated(config: ConfigDict) -> int:
+    """The same of an evaluation."""
+    e = config.evaluate
+    return e.max_prompt_tokens + (e.max_response_tokens if config.task.turns else 0)
 
 
 def server_options(config: ConfigDict, sight: Sight | None = None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Partial rollouts (Kimi k1.5, arXiv 2501.12599): a later step continues what a budget of tokens cuts.
 
-The policy of that step adds to them, so a response has tokens of several policies, each with its own log-probs
-and version. A group is judged and trained on once all of its responses have finished.
+The policy of that step adds to them, so a response has tokens of several policies, each with its own
+log-probs and version. A group is judged and trained on once all of its responses have finished.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from bapo_jax.config import fresh_prompts
 from bapo_jax.groups import X1, Batch, Group
 from bapo_jax.machine.files import write_text
 from bapo_jax.replay.bapo import X2, X3
@@ -118,7 +119,7 @@ def open_ledger(
         return None
     r = config.rollout
     each_once = config.prompts.selector == 'shuffled' and r.refill_batches == 1 and r.step_share == 1
-    steps_an_epoch = prompts // config.learner.batch_groups if each_once else 0
+    steps_an_epoch = prompts // fresh_prompts(config) if each_once else 0
     return Ledger(directory, step, steps_an_epoch, replay.buffer)
 
 

@@ -65,6 +65,7 @@ def evaluation_settings(
         'benchmarks': list(benchmarks),
         'questions': {name: fingerprint_questions(prompts) for name, prompts in benchmarks.items()},
         **program, **({'code': dict(code)} if code else {}),
+        **({'config.task.turns': c.task.turns} if c.task.turns else {}),
     }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from bapo_jax.cluster.devices import describe_devices
 from bapo_jax.cluster.hosts import Hosts
+from bapo_jax.config import fresh_prompts
 from bapo_jax.config.own_code import code_of
 from bapo_jax.groups import Group
 from bapo_jax.inputs import Inputs
@@ -139,7 +140,7 @@ def in_brief(read: Inputs, learner: Learner, traces: Mapping[int, Group] = {}) -
     parts = f'filter {p.fresh_filter}, X2 {p.use_x2}, X3 {p.use_x3}' if of_bapo else f'replay {p.kind}'
     levels = levels_in_words(p, c.rollout.group_size) if of_bapo else ''
     run = (
-        f'{len(read.prompts):,} prompts, {read.steps} steps of {c.learner.batch_groups} prompts × '
+        f'{len(read.prompts):,} prompts, {read.steps} steps of {fresh_prompts(c)} prompts × '
         f'{c.rollout.group_size} responses; method {c.method}: v={c.rollout.sync_every}, anchor '
         f'{c.learner.anchor}, {parts}; on {describe_devices()}, attention {described(learner.kernel)}'
     )

@@ -9,13 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bapo_jax.groups import Batch, Group
+from bapo_jax.groups import REPLAY, Batch, Group
 from bapo_jax.learner.critic import CRITIC
 from bapo_jax.learner.objective import BEFORE, PREVIOUS, PROXIMAL, REFERENCE, ROLLOUT
 from bapo_jax.learner.update import TrainState
 from bapo_jax.models.parameters import is_rounded
 from bapo_jax.replay.bapo import X3
-from bapo_jax.replay.repo import REPLAY
 
 
 def copy_params(params: Any) -> Any:

@@ -19,6 +19,11 @@ and may have
 
     SOLUTIONS: dict[str, function]   by template, f(ground_truth, rng) -> text, a correct response in that
                                      style; raises ValueError if there is none
+    reply(ground_truth, turn) -> text or None           a tool: what the environment replies to a turn of the
+                                     policy (task.turns), or None if the turn calls no tool. Runs in several
+                                     threads, ends by itself, and always replies the same to the same turn. If
+                                     it raises, the group is lost
+    check_reply()                    raises ValueError if this machine cannot run the tool
 
 A ground truth is a JSON-serialisable dict with the question and whatever the verifier needs.
 """
@@ -172,15 +177,21 @@ def _rendering(template: str) -> Iterator[None]:
             signal.signal(signal.SIGALRM, before)
 
 
+def asks_solver(config: ConfigDict) -> bool:
+    """Whether responses are to continue correct ones that the task's solver writes."""
+    continues = config.replay.reevaluate == 'continue' or config.prompts.selector == 'adaprefix'
+    return continues and config.replay.given_by == 'solver'
+
+
 def solver(
     config: ConfigDict, tokenizer: Any
 ) -> Callable[[Prompt, np.random.Generator], np.ndarray | None] | None:
-    """Returns a solver, which writes correct responses, or None unless `config.replay` asks for them.
+    """Returns a solver, which writes correct responses, or None unless `config` asks for them.
 
     It returns a prompt's response as int32 tokens without an end token, or None if the task finds none.
     `config` is resolved, and its task has solutions in the style of `config.task.template`.
     """
-    if config.replay.reevaluate != 'continue' or config.replay.given_by != 'solver':
+    if not asks_solver(config):
         return None
     return solver_of(config, tokenizer)
 

@@ -1,4 +1,4 @@
-"""Chat templates: what messages may contain, what ends an assistant's turn, and whether a task uses one."""
+"""Chat templates: what messages may contain, what ends a turn and opens the next, whether a task uses one."""
 
 from __future__ import annotations
 
@@ -42,6 +42,29 @@ def turn_end(tokenizer: Any) -> str:
     """Returns what the chat template puts after an assistant's message; '' if nothing, or no such message."""
     _, found, after = _conversation(tokenizer, 2).rpartition(_TEXTS[1])
     return after.strip() if found else ''
+
+
+def reply_text(tokenizer: Any, prompt: str, turn_token: str, reply: str) -> str:
+    """Returns what follows a turn that ended with `turn_token`: the reply, and the opening of the next turn.
+
+    If that token ends an assistant's message in the chat template, the reply is the user's next message. Then
+    the assistant's turn is opened as `prompt` opened it, perhaps with a <think>. After any other token the
+    policy continues behind the bare reply. A reply cannot end its own turn: it loses its special tokens.
+    """
+    marker = _markers(tokenizer)
+    while marker and marker.search(reply):  # removing one may join the parts of another
+        reply = marker.sub('', reply)
+    if not turn_end(tokenizer).startswith(turn_token):
+        return reply
+    messages = [
+        {'role': role, 'content': text}
+        for role, text in zip(('user', 'assistant', 'user'), (*_TEXTS[:2], reply))
+    ]
+    asked = tokenizer.apply_chat_template(messages, tokenize=False)
+    opened = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    opening = opened.removeprefix(asked)
+    own = prompt.rpartition(opening)[2] if opening else ''
+    return opened.partition(_TEXTS[1])[2].lstrip().removeprefix(turn_token) + own
 
 
 def asks_in_chat(task: Any, ground_truth: Any, template: str, tokenizer: Any) -> bool:

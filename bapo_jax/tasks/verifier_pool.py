@@ -216,13 +216,11 @@ class _Worker:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None):
-        inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-        path = os.pathsep.join(filter(None, (_PACKAGE_PARENT, os.environ.get('PYTHONPATH'))))
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**inherited, 'PYTHONPATH': path} if environment is None else environment,
+            env=bare_environment() if environment is None else environment,
             start_new_session=True,  # only the trainer handles Ctrl-C
         )
         self.input, self.output = self._process.stdin.fileno(), self._process.stdout.fileno()
@@ -310,6 +308,13 @@ class _Worker:
         self._process.wait(timeout=10)
         self._process.stdin.close()
         self._process.stdout.close()
+
+
+def bare_environment() -> dict[str, str]:
+    """What Python needs of the trainer's environment, and the path of this package."""
+    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    path = os.pathsep.join(filter(None, (_PACKAGE_PARENT, os.environ.get('PYTHONPATH'))))
+    return {**inherited, 'PYTHONPATH': path}
 
 
 def _cpu_seconds(pid: int) -> float:

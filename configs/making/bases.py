@@ -15,7 +15,7 @@ from bapo_jax.models.configs import read_config
 from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.models.vision.patches import Pixels, features_at, in_slots, lay_out_images, rope_positions
 from bapo_jax.tasks.countdown import task as countdown
-from bapo_jax.tasks.countdown.solutions import searched_solution, worked_solution
+from bapo_jax.tasks.countdown.solutions import calling_solution, searched_solution, worked_solution
 from bapo_jax.tasks.diagrams import task as diagrams
 from bapo_jax.tasks.diagrams.pictures import SIDE
 from bapo_jax.tasks.sight import Sight
@@ -24,6 +24,7 @@ ROW_TOKENS = 64  # prompt and solution; the few problems that need more are skip
 SEARCH_TOKENS = 16 + 160  # the same of a search
 PATCH, MERGE = 8, 2  # pixels a patch's side; patches a feature's side: 36 features a figure
 MARK = '<|image_pad|>'
+CALL = ['<calc>', '</calc>']
 
 
 class Batch(NamedTuple):
@@ -37,9 +38,16 @@ class Batch(NamedTuple):
     pixels: Pixels | None = None  # of all pictures
 
 
-def countdown_files(output: Path, width: int, layers: int) -> Any:
-    """Writes config.json and the tokenizer. Returns the tokenizer."""
+def countdown_files(output: Path, width: int, layers: int, calling: bool = False) -> Any:
+    """Writes config.json and the tokenizer. Returns the tokenizer.
+
+    In a base that is `calling` the calculator, the end of a call ends the policy's turn.
+    """
     tokenizer = character_tokenizer()
+    if calling:
+        tokenizer.add_tokens(CALL)
+        ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(CALL[1])]
+        _write_json(output / 'generation_config.json', {'eos_token_id': ends})
     tokenizer.save_pretrained(output)
     config = {
         'architectures': ['Qwen2ForCausalLM'],
@@ -126,11 +134,13 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
 
 
 def countdown_batches(
-    tokenizer: Any, problems: int, batch: int, seed: int, aimless: float = 0.0, searching: bool = False
-) -> Iterator[Batch]:
+    tokenizer: Any, problems: int, batch: int, seed: int, aimless: float = 0.0, searching: bool = False,
+    calling: bool = False,
+) -> Iterator[Batch]:  # fmt: skip
     """Yields batches of [batch, ROW_TOKENS] without end; where solutions are searches, [batch,
-    SEARCH_TOKENS].
+    SEARCH_TOKENS]. Where they are `calling`, they call the calculator.
     """
+    steps = calling_solution if calling else worked_solution
     room = SEARCH_TOKENS if searching else ROW_TOKENS
     truths = countdown.training_problems('generated', limit=problems, seed=seed)
     prompts = [tokenizer.encode(countdown.prompt_text(t, 'compact', tokenizer)) for t in truths]
@@ -142,9 +152,7 @@ def countdown_batches(
             while end > room:  # draw another problem: some have long solutions only
                 i = rng.integers(len(truths))
                 aim = not aimless or rng.random() >= aimless
-                text = (
-                    searched_solution(truths[i], rng) if searching else worked_solution(truths[i], rng, aim)
-                )
+                text = searched_solution(truths[i], rng) if searching else steps(truths[i], rng, aim)
                 solution = [*tokenizer.encode(text), tokenizer.eos_token_id]
                 start, end = len(prompts[i]), len(prompts[i]) + len(solution)
             tokens[row, :end] = [*prompts[i], *solution]

@@ -14,7 +14,7 @@ directory, loaded like any other checkpoint.
 
 --start with --aimless weakens a policy: it is shown steps that do not aim at the target, or the solutions of
 other pictures. studies/first_proof uses such a base. With --searching it is shown attempts one after another,
-in up to 160 tokens (studies/second_proof).
+in up to 160 tokens (studies/second_proof). With --calling it calls a calculator (studies/episodes).
 """
 
 from __future__ import annotations
@@ -118,6 +118,8 @@ def main(_) -> None:
         raise app.UsageError(
             '--searching needs --task=countdown and no --aimless: a search already has aimless attempts'
         )
+    if FLAGS.calling and (FLAGS.task != 'countdown' or FLAGS.searching or FLAGS.start):
+        raise app.UsageError('--calling needs --task=countdown, no --searching and no --start')
     start = FLAGS.start
     if start:
         try:
@@ -135,8 +137,12 @@ def main(_) -> None:
             if (Path(start) / name).is_file():
                 shutil.copyfile(Path(start) / name, output / name)
     else:
-        files = bases.countdown_files if FLAGS.task == 'countdown' else bases.diagrams_files
-        tokenizer = files(output, FLAGS.width, FLAGS.layers)
+        shape = output, FLAGS.width, FLAGS.layers
+        tokenizer = (
+            bases.countdown_files(*shape, FLAGS.calling)
+            if FLAGS.task == 'countdown'
+            else bases.diagrams_files(*shape)
+        )
     config = hf.read_config(output)
     graph, _ = hf.abstract_params(config)
     params = hf.load_params(start, config) if start else hf.init_params(config, FLAGS.seed)
@@ -149,7 +155,13 @@ def main(_) -> None:
     )
     if FLAGS.task == 'countdown':
         stream = bases.countdown_batches(
-            tokenizer, FLAGS.problems, FLAGS.batch, FLAGS.seed, FLAGS.aimless, FLAGS.searching
+            tokenizer,
+            FLAGS.problems,
+            FLAGS.batch,
+            FLAGS.seed,
+            FLAGS.aimless,
+            FLAGS.searching,
+            FLAGS.calling,
         )
     else:
         stream = bases.diagrams_batches(
@@ -203,6 +215,11 @@ def run() -> None:
         'searching',
         False,
         'Countdown only: a solution is a series of attempts, until one is right or it gives up.',
+    )
+    flags.DEFINE_bool(
+        'calling',
+        False,
+        'Countdown only: a solution calls the calculator (task.turns); the end of a call is a stop token.',
     )
     cli.start(main)
 

@@ -245,7 +245,7 @@ DEPARTURES = (
 ROWS = (
     RowDeparture(
         'all rows', 'own batch sizes, learning rates, warm-up, weight decay, entropy bonus, response limits',
-        "those of the task's config; only dapo turns the entropy bonus off",
+        "those of the task's config; only dapo, dppo, gapo and m2po turn the entropy bonus off",
     ),
     RowDeparture(
         'grpo', 'mean over responses of the mean over tokens (DeepSeekMath)',
@@ -254,6 +254,16 @@ ROWS = (
     ),
     RowDeparture(
         'grpo_v5', 'recommends masking groups of equal rewards', 'they have advantage 0, and count in the token mean and in the KL',
+    ),
+    RowDeparture(
+        'areal', 'new weights interrupt generation; group rewards and batch advantages are both normalised; η of 2 to 16 in the examples',
+        'true with vLLM servers; the in-process engine completes a group with the policy it was requested from, unless '
+        'rollout.step_share is below 1; GRPO\'s advantage; η = 4, and a weight above 5 is masked as in the examples',
+    ),
+    RowDeparture(
+        'kimi', 'τ, the weight of the length reward and the budget of tokens are not stated; no length reward at first; repetition ends a response',
+        'τ = 0.01, weight 0.1 from the first step, half of the limit a step; all segments are trained on, each against its own policy; '
+        'no curriculum by labels, no end at repetition',
     ),
     RowDeparture(
         'dr_grpo', 'no dual clip', 'dual clip 3 stays, beside the clip of 0.2; the constant is rollout.max_response_tokens',
@@ -268,6 +278,20 @@ ROWS = (
         'maxrl', 'the mean over successful responses, or (r − mean) / mean',
         'the second, with mean + 1e-6, clipped, dual clip 3. For rewards other than 0 and 1 the mean is that of the positive parts, '
         'at least 1/n',
+    ),
+    RowDeparture(
+        'f_grpo', 'γ of 0.5, 1 or 2, chosen by validation; also with DAPO and CISPO',
+        'γ = 0.5; GRPO alone, with dual clip 3; for rewards other than 0 and 1 the success rate is the place of the mean between the '
+        'lowest and the highest reward of the group',
+    ),
+    RowDeparture(
+        'dppo', "also Binary-KL; the recipe's C is 10,000, its code's 20 or 3 (a larger one is better); the paper's table of bounds: not read",
+        'only Binary-TV, bounds 0.15, C = 20, the ratio to the policy that sampled; the constant of the sum is rollout.max_response_tokens',
+    ),
+    RowDeparture(
+        'gapo', 'known only from summaries: rewards other than 0 and 1 are not defined there; also other bounds, and the token ratio',
+        'bounds 0.003 to 0.005 on the ratio of a response, as for the main result; k counts the correct verdicts, and responses with a '
+        'positive advantage get the wider clip',
     ),
     RowDeparture(
         'dapo',
@@ -286,6 +310,14 @@ ROWS = (
     RowDeparture(
         'mopps', 'optional offline prior and interval of rates; mini-batches of 128 for mathematics',
         "Beta(1, 1) prior, the nearest B; the config's mini-batches",
+    ),
+    RowDeparture(
+        'adaprefix',
+        'a correct reference solution; prefixes adjusted by feedback to a success of one half, calibrated first, later withdrawn '
+        '(read in the abstract only)',
+        'our control law: f ← clip(f + 0.25 (1/2 − k/G), 0, 0.9) for each prompt, from 1/2, without calibration; withdrawn linearly '
+        'between 0.6 and 0.8 of the steps. Prefixes of the newest correct response of the policy, until which '
+        'a prompt is asked plainly, or of the solver with replay.given_by=solver. Cut at a token, and as a share of its tokens',
     ),
     RowDeparture(
         'repo', "a prompt's fresh and earlier responses share an optimizer step; λ_off; random retrieval; std + 1e-4; no dual clip",
@@ -307,6 +339,57 @@ ROWS = (
         'N traces (0: B) join the batch, so that they share mini-batches, moments and clip with the RL, in more optimizer steps '
         '(learner.mini_batches=released: in steps of their own, after the others); token mean of a mini-batch; no entropy bonus on '
         'traces; too long a trace is left out; all groups without a correct response wait',
+    ),
+    RowDeparture(
+        'arpo', 'multi-turn GUI tasks; outcomes below thresholds; tasks pre-filtered; a response in each micro-batch (inferred: mean over '
+        'responses); 16 updates a step',
+        "k = 0 by the verifier; the config's prompts and mini-batches; the clip is of the ratio, not of its logarithm. The paper's text "
+        'is unread: only the code was',
+    ),
+    RowDeparture(
+        'fifo', 'unit: a response; asynchronous workers set the replay ratio; clip per response; positive bias and AsymRE as variants; '
+        'no dual clip',
+        'unit: a group, so a batch has whole groups; synchronous, 2 groups trained on per fresh one; ratio per token; no variants; dual '
+        'clip 3. What is done before there is a batch is not said: here nothing is trained',
+    ),
+    RowDeparture(
+        'freshper', 'unit: a response or an agent step; absolute reward, advantage or TD error, plus 1e-6; a new entry has the largest '
+        'priority until the next step; stratified draws with replacement; weights over the largest of the buffer; β rises to 1 '
+        '(README); separate optimizer steps; REINFORCE++; 50,000 responses',
+        'unit: a group, mean absolute advantage; priority 0 is never drawn; without replacement; weights over the largest of the draw; β = 0.4; '
+        "fresh and earlier groups in shuffled mini-batches; GRPO. The paper's text is unread: only the code was",
+    ),
+    RowDeparture(
+        'exgrpo', 'half of 128 prompts are replayed, each asked for 7 responses; the trace of lowest entropy; no limit per prompt; solved '
+        'prompts are no longer drawn; GRPO with a clip before the start; log-probs recomputed when a success is stored; entropy bonus on '
+        'traces; a step with a gradient above 500 is skipped',
+        'up to B groups are added to the B fresh ones, each asked for G responses, of which the first is dropped; the lowest mean -log '
+        'π_θ of the stored tokens; 32 per prompt; solved prompts are drawn but not stored; no clip at all; log-probs as sampled; no '
+        "bonus on traces. The paper's text is unread: only the code was",
+    ),
+    RowDeparture(
+        'dots',
+        'embeddings of the question by Qwen2.5-Math-1.5B-Instruct, with projections, temperature and bias trained beforehand on success '
+        'rates of several policies; the affine fit includes each reference among its own neighbours; a first cycle of full fresh '
+        'batches without replay; no entropy bonus (read in the code, not in the paper)',
+        'nothing is trained: centred embeddings of the rendered prompt, by default of hashed n-grams of tokens, or of the model '
+        'prompts.dots.embeddings; the fit leaves each reference out of its neighbours, with a slope of at least 0. Half a batch is fresh '
+        'from step 1 on. References are not trained on, as in the code, but one that is chosen in the same step is not asked again. '
+        'The ratio and clip are those of the code, as the weight π_prox / α, capped at 10⁶, times the clipped ratio to π_prox. All '
+        'groups are stored, also all-correct and all-wrong ones; a drawn group stays (the code)',
+    ),
+    RowDeparture(
+        'm2po',
+        "the mask follows π_θ at every optimizer step, over a batch; its authors' code narrows PPO's clip per micro-batch instead; data 256 "
+        'updates old',
+        "Algorithm 1 with the policy at the step's start in place of π_θ, over a mini-batch; v = 5; group_std advantages, token mean",
+    ),
+    RowDeparture(
+        'sat',
+        'known only from summaries, not the exact kernel, KL or entropy bonus; q is taken over a micro-batch under π_θ; a fixed lag of 1 or '
+        '8; also with the ratio of GSPO',
+        "the factor is 1 / (1 + (d/q)²), which jumps from 1 to ½ at q; over a mini-batch, with the policy at the step's start in place of "
+        'π_θ; v = 8, so lags of 0 to 7; the token ratio; no KL',
     ),
     RowDeparture(
         'remix',

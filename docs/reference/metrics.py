@@ -12,9 +12,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from bapo_jax.groups import X1
+from bapo_jax.groups import REPLAY, X1
 from bapo_jax.replay.bapo import X2, X3
-from bapo_jax.replay.repo import REPLAY
 from bapo_jax.machine.files import replace_part
 
 PAGE = Path(__file__).with_suffix('.md')
@@ -47,6 +46,10 @@ TABLE: dict[str, tuple[Metric, ...]] = {
             'low; if it rises, raise rollout.max_response_tokens or look for repetition',
         ),
         M(
+            'response_length/replies', 'replies', "a tool's replies per response, if there are any (task.turns)",
+            'up to task.turns; 0 if the policy stops calling the tool',
+        ),
+        M(
             'response_length/image_tokens', 'tokens', 'sampled image placeholders, which are not trained on; only with images',
             '0',
         ),
@@ -58,10 +61,14 @@ TABLE: dict[str, tuple[Metric, ...]] = {
             'bapo/{x1,x2,x3}_groups', 'groups', 'fresh, re-evaluated and replayed groups',
             'X3 fills the places left by X1 and X2',
         ),
-        M('bapo/replay_groups', 'groups', 'groups replayed by RePO', '0 until the histories are full'),
+        M('bapo/replay_groups', 'groups', 'groups with earlier responses, of rows with a replay of their own', '0 until there is something to replay'),
+        M('bapo/replay/age', 'steps', 'mean age of replayed groups', 'not repo, arpo; at most capacity / fresh groups of a step'),
+        M('bapo/replay/mean_reward', 'share', 'mean accuracy of replayed groups', 'not repo, arpo; follows critic/score/mean'),
+        M('bapo/replay/uses', 'uses', 'mean number of earlier uses of replayed groups', 'not repo, arpo; fifo: below replay.fifo.ratio'),
+        M('bapo/replay/weight', 'share', 'mean factor of the token weights of replayed groups', 'freshper; 1 if all have the same priority'),
         M(
             'bapo/batch_groups', 'groups', 'all groups of the batch',
-            'at most learner.batch_groups (RePO: twice that; relift: plus replay.traces.demonstrations)',
+            'at most learner.batch_groups (RePO, fifo, freshper, exgrpo: twice that; relift: plus replay.traces.demonstrations)',
         ),
         M('traces/groups', 'groups', 'luffy: fresh groups with a trace', 'bapo/x1_groups, if every prompt has a trace'),
         M('traces/correct', 'groups', 'luffy: those whose trace is correct', 'near traces/groups; others push the policy away from their trace'),
@@ -76,7 +83,7 @@ TABLE: dict[str, tuple[Metric, ...]] = {
             'bapo/discarded/infra_error', 'groups', 'fresh groups without responses or whose verifier failed',
             '0; otherwise check verifier and servers',
         ),
-        M('bapo/reevaluated', 'groups', 'hard prompts re-evaluated', '0 except every replay.reevaluate_every steps'),
+        M('bapo/reevaluated', 'groups', 'hard prompts re-evaluated', '0 except every replay.reevaluate_every steps; exgrpo: rises after its start'),
         M(
             'bapo/improved', 'groups', 're-evaluated groups that qualify for X2',
             'at most bapo/reevaluated; if always 0, X2 wastes its responses',
@@ -118,12 +125,18 @@ TABLE: dict[str, tuple[Metric, ...]] = {
         ),
         M('bapo/lag', 'steps', 'steps from α to π_θ', 'below rollout.sync_every'),
     ),
-    'Prompt selector (MoPPS)': (
+    'Prompt selectors': (
         M(
             'prompts/posterior_mean', 'share', 'mean success rate expected of the chosen prompts',
             'moves towards its target; far from the score, evidence is old',
         ),
         M('prompts/candidates', 'prompts', 'prompts that were candidates', 'constant: prompts.mopps.candidates times the batch, or all prompts'),
+        M('prompts/success_mean', 'share', 'mean success rate of the drawn prompts before their results, 0 if not seen', 'prioritised only; rises with the score, and stays below it'),
+        M('prompts/prefixed', 'prompts', 'prompts asked from a prefix of a correct response', 'adaprefix only; 0 after the withdrawal'),
+        M('prompts/given_share', 'share', 'mean share of that response in the prefix', 'adaprefix only; falls as the policy improves'),
+        M('prompts/references', 'prompts', 'prompts asked for their success alone, in the first step of a cycle', 'dots only; prompts.dots.references'),
+        M('prompts/predicted', 'share', 'mean predicted success rate of the chosen prompts', 'dots only; near 1/2 if some prompts are of medium difficulty'),
+        M('prompts/prediction_error', 'share', 'mean |predicted success rate - accuracy| of the chosen prompts', 'dots only; large if the embeddings say little about success'),
         M('prompts/seen', 'prompts', 'prompts observed since the run began', 'a low plateau means that some are never chosen'),
     ),
     'Buffer, after the step': (
@@ -141,13 +154,16 @@ TABLE: dict[str, tuple[Metric, ...]] = {
             'high: below replay.high_recent_steps; bad: a steady rise means no turnover',
         ),
         M('buffer/{bad,high}/bytes', 'bytes', 'size of token and log-prob arrays', 'bounded by the capacity'),
-        M('buffer/repo/prompts', 'prompts', 'prompts that RePO remembers', 'grows until every prompt was drawn'),
-        M('buffer/repo/responses', 'responses', 'responses that RePO remembers', 'at most replay.repo.per_prompt per prompt'),
-        M('buffer/repo/bytes', 'bytes', 'size of its token and log-prob arrays', 'grows with its responses; watch host memory'),
+        M('buffer/{repo,arpo,exgrpo}/prompts', 'prompts', 'prompts with stored responses', 'grows until every prompt was drawn, or solved'),
+        M('buffer/{repo,arpo,exgrpo}/responses', 'responses', 'stored responses', 'at most per_prompt of each prompt'),
+        M('buffer/{fifo,freshper,rollout_replay}/groups', 'groups', 'stored groups', 'at most the capacity'),
+        M('buffer/{repo,arpo,fifo,freshper,exgrpo,rollout_replay}/bytes', 'bytes', 'size of their token and log-prob arrays', 'grows with them; watch host memory'),
+        M('buffer/exgrpo/started', '0 or 1', 'whether successes are stored', '1 once the accuracy exceeded replay.exgrpo.start_above'),
+        M('buffer/exgrpo/retired', 'prompts', 'prompts of which a whole group was correct', 'grows; their successes are not stored'),
     ),
     'Update: means over mini-batches': (
         M('actor/pg_loss', 'loss', 'policy loss', 'near 0, of either sign; no measure of progress'),
-        M('actor/trace_loss', 'loss', 'loss of the tokens of traces, part of the same objective', 'learner.traces.loss=shaped; of either sign'),
+        M('actor/trace_loss', 'loss', 'loss of the tokens of traces', 'near 0; 0 without traces in the batch'),
         M(
             'actor/ce_loss', 'nats/token', 'mean -log π of the tokens of traces, times learner.traces.coef',
             'learner.traces.loss=cross_entropy; falls; 0 in mini-batches without traces',
@@ -161,6 +177,10 @@ TABLE: dict[str, tuple[Metric, ...]] = {
         M(
             'actor/ppo_kl', 'nats/token', "KL estimate to the objective's anchor policy (mean log-ratio)",
             'near 0, of either sign; if large, lower the learning rate',
+        ),
+        M(
+            'actor/trust_narrowed', 'share', 'tokens that learner.trust masks, or whose clip it narrows; absent if it is fixed',
+            'second_moment: small, more for older data; staleness: up to 1 - quantile; success: most tokens',
         ),
         M('actor/grad_norm', 'norm', 'gradient norm, before clipping', 'steady; repeated spikes or 0 are a fault'),
         M('actor/lr', 'rate', 'learning rate of the last optimizer step', 'follows learner.schedule.kind'),

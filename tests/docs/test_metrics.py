@@ -22,7 +22,7 @@ def test_every_entry_says_unit_meaning_and_what_is_normal():
     [
         'actor/pg_clipfrac', 'actor/pg_clipfrac/x3', 'staleness/tv/replay', 'critic/skipped_updates', 'bapo/replay_groups',
         'val-core/data/a.jsonl/acc/maj@16', 'theory/delta3/p95', 'theory/K2_printed', 'timing_s/old_log_prob', 'images/pixel_bytes',
-        'time', 'perf/kept_pixel_bytes', 'buffer/bad/evicted_unseen', 'response_length/image_tokens', 'theory/surrogate_after/x2',
+        'time', 'perf/kept_pixel_bytes', 'buffer/bad/evicted_unseen', 'response_length/image_tokens', 'response_length/replies', 'theory/surrogate_after/x2',
     ],
 )  # fmt: skip
 def test_a_metric_has_one_entry(name):

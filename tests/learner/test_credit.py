@@ -74,7 +74,7 @@ def test_groups_do_not_see_each_other(kind):
     rewards = [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
     together = of(kind, *rewards)
     np.testing.assert_array_equal(together, [of(kind, r)[0] for r in rewards])
-    if kind != 'over_mean':  # which weighs rare successes more
+    if kind not in ('over_mean', 'focal'):  # which weigh rare successes more
         np.testing.assert_allclose(together[0], -together[1][::-1], rtol=1e-6)
     assert (together[2] == 0).all()
 
@@ -149,6 +149,18 @@ def test_over_mean_by_hand():
         rewards = (np.arange(8) < k).astype(np.float64)
         want = ((rewards - rewards.mean()) / (rewards.mean() + 1e-6)).astype(np.float32)
         np.testing.assert_array_equal(of('over_mean', rewards)[0], want)
+
+
+def test_focal_by_hand():
+    """k of 8 right: sqrt(1 - k/8) times group_std's. Other rewards of two values are a change of scale."""
+    for k in range(1, 8):
+        rewards = (np.arange(8) < k).astype(np.float64)
+        [plain] = of('group_std', rewards)
+        for shift, scale in ((0, 1), (-1, 2), (0.25, 0.5)):
+            np.testing.assert_allclose(of('focal', shift + scale * rewards)[0], np.sqrt(1 - k / 8) * plain, rtol=2e-5)
+    # mean 5/8 of the way from 0 to 1; the sum of squared deviations is 11/16, over ddof 1: 11/48
+    want = np.sqrt(3 / 8) * np.array([3 / 8, 3 / 8, -1 / 8, -5 / 8]) / np.sqrt(11 / 48)
+    np.testing.assert_allclose(of('focal', [1, 1, 0.5, 0])[0], want, rtol=1e-5)
 
 
 def test_all_tokens_of_a_response_share_its_advantage():

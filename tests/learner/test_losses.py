@@ -8,6 +8,7 @@ import pytest
 from bapo_jax.learner.losses import (
     Clip,
     Tokens,
+    binary_tv,
     cispo,
     clipped,
     importance_ratio,
@@ -15,6 +16,7 @@ from bapo_jax.learner.losses import (
     sequence_level,
     token_level,
     total_variation,
+    masked_weight,
     truncated_weight,
 )  # fmt: skip
 
@@ -28,7 +30,7 @@ def array(*values):
 def loss_of(logp, anchor, advantage, *, centre=None, low=0.2, high=0.2, dual=None):
     """(loss, held) of each token, with the ratio π/anchor of each."""
     ratio = importance_ratio(token_level(logp - anchor, jnp.ones_like(logp)))
-    return clipped(Tokens(logp, ratio, advantage, jnp.ones_like(logp) if centre is None else centre, logp), Clip(low, high, dual))
+    return clipped(Tokens(logp, ratio, advantage, jnp.ones_like(logp) if centre is None else centre, logp, logp), Clip(low, high, dual))
 
 
 def at_ratio(ratio, advantage, **kwargs):
@@ -120,11 +122,38 @@ def test_the_clip_centre_moves_the_trust_region(ratio, advantage, loss, gradient
 @pytest.mark.parametrize('ratio, weight, held', [(1.0, 1.8, True), (1.9, 1.9, False), (2.5, 2.3, True)])
 def test_cispos_weight_is_cut_around_the_clip_centre_and_every_token_has_a_gradient(ratio, weight, held):
     """-w A log π with w = clip(ρ, c - .2, c + .3) and c = 2; the gradient is -w A."""
-    tokens = Tokens(array(-1.5), array(ratio), array(0.5), array(2.0), array(0.0))
+    tokens = Tokens(array(-1.5), array(ratio), array(0.5), array(2.0), array(0.0), array(0.0))
     loss, was_held = cispo(tokens, Clip(0.2, 0.3, None))
     gradient = jax.grad(lambda logp: cispo(tokens._replace(logp_RxT=logp), Clip(0.2, 0.3, None))[0].sum())(array(-1.5))
     np.testing.assert_allclose((loss[0, 0], gradient[0, 0]), (weight * 0.5 * 1.5, -weight * 0.5), rtol=RTOL)
     assert bool(was_held[0, 0]) == held
+
+
+@pytest.mark.parametrize(
+    'p, anchor, advantage, weight',
+    [
+        (0.50, 0.40, 2.0, 1.25),
+        (0.60, 0.40, 2.0, None),  # risen by more than 0.15
+        (0.60, 0.40, -2.0, 1.5),  # risen though bad: pushed back
+        (0.30, 0.45, -2.0, 2 / 3),  # fallen by less than 0.2
+        (0.20, 0.45, -2.0, None),
+        (0.20, 0.45, 2.0, 4 / 9),
+        (0.10, 0.001, 2.0, 20.0),  # a hundred times as likely, but hardly moved: the weight is cut at C
+        (0.60, 0.10, 0.0, 6.0),  # nothing to stop
+    ],
+)
+def test_binary_tv_stops_a_token_by_its_probabilities_and_cuts_its_weight(p, anchor, advantage, weight):
+    """-sg(min(ρ, 20)) A log π unless p - p_old > .15 with A > 0, or < -.2 with A < 0: Binary-TV of (p, 1 - p) and (p_old, 1 - p_old)."""
+
+    def loss(logp):
+        ratio = importance_ratio(logp - jnp.log(array(anchor)))
+        value, held = binary_tv(Tokens(logp, ratio, array(advantage), jnp.ones((1, 1)), logp, logp), Clip(0.2, 0.15, None))
+        return value[0, 0], held[0, 0]
+
+    (value, held), gradient = jax.value_and_grad(loss, has_aux=True)(jnp.log(array(p)))
+    assert bool(held) == (weight is None)
+    want = -advantage * (weight or 0.0)
+    np.testing.assert_allclose((value, gradient[0, 0]), (want * np.log(p), want), rtol=1e-5, atol=1e-7)
 
 
 def test_ratio_and_closed_form():
@@ -173,9 +202,11 @@ def test_the_decoupled_weight_is_cut_and_not_differentiated():
     proximal, behaviour = jnp.log(array(0.1, 0.2, 0.4, 1.0)), jnp.log(array(0.2, 0.2, 0.2, 0.001))
     np.testing.assert_allclose(truncated_weight(proximal, behaviour, 1.5), [(0.5, 1.0, 1.5, 1.5)], rtol=RTOL)
     np.testing.assert_allclose(truncated_weight(proximal, behaviour, 3.0), [(0.5, 1.0, 2.0, 3.0)], rtol=RTOL)
-    for argument in (0, 1):
-        gradient = jax.grad(lambda p, b: truncated_weight(p, b, 1.5).sum(), argnums=argument)(proximal, behaviour)
-        assert (gradient == 0).all()
+    np.testing.assert_allclose(masked_weight(proximal, behaviour, 1.5), [(0.5, 1.0, 0.0, 0.0)], rtol=RTOL)
+    for weight_of in (truncated_weight, masked_weight):
+        for argument in (0, 1):
+            gradient = jax.grad(lambda p, b: weight_of(p, b, 1.5).sum(), argnums=argument)(proximal, behaviour)
+            assert (gradient == 0).all()
 
 
 def test_behaviour_and_proximal_anchor_and_decoupled_are_one_where_alpha_is_pi():

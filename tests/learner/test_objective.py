@@ -203,6 +203,9 @@ def test_what_is_logged_of_tokens_is_their_mean_whatever_the_loss_weighs_them_by
         ({'anchor': 'proximal', 'kl_target': 'reference'}, ('proximal', 'reference')),
         ({'anchor': 'behaviour', 'kl_target': 'none', 'clip_centre': 'proximal'}, ('proximal',)),
         ({'anchor': 'behaviour', 'kl_target': 'convex'}, ('previous', 'reference')),
+        ({'anchor': 'behaviour', 'kl_target': 'none', 'trust__kind': 'second_moment'}, ('proximal',)),
+        ({'anchor': 'behaviour', 'kl_target': 'none', 'trust__kind': 'staleness'}, ('proximal',)),
+        ({'anchor': 'behaviour', 'kl_target': 'none', 'trust__kind': 'success'}, ()),
     ],
 )
 def test_the_roles_that_are_scored_are_those_that_the_objective_reads(changes, roles):
@@ -243,6 +246,28 @@ def test_the_switch_comes_after_its_step():
     learner = learner_config(switch_step=4).learner
     assert [step for step in range(1, 8) if switched(learner, step)] == [5, 6, 7]
     assert not any(switched(learner_config(switch_step=0).learner, step) for step in range(8))
+
+
+def test_factors_multiply_the_advantage_and_the_clips_ends_and_1_is_no_change(rows, logp, entropy):
+    """By hand, token by token; what is logged is the share of the policy's tokens with a factor below 1."""
+    on = rows.sequences.response > 0
+    objective = dataclasses.replace(PLAIN, entropy=True)
+    ones = {name: on.astype(np.float32) for name in ('advantage', 'low', 'high')}
+    want, plain_sums = evaluate(objective, rows, logp, entropy)
+    got, sums = evaluate(objective, rows._replace(factors=ones), logp, entropy)
+    assert got == want and sums.over_tokens.pop('actor/trust_narrowed') == 0
+    jax.tree.map(np.testing.assert_array_equal, sums, plain_sums)
+    drawn = {name: np.where(on, np.random.default_rng(i).choice([0.1, 0.5, 1, 1, 1], (R, T)), 0) for i, name in enumerate(ones)}
+    factors = {name: x.astype(np.float32) for name, x in drawn.items()}
+    value, sums = evaluate(objective, rows._replace(factors=factors), logp, entropy)
+    w, f = rows.weight['rl'][on].astype(float), {name: x[on] for name, x in drawn.items()}
+    a = rows.advantage[on] * f['advantage']
+    ratio = np.exp(logp[on].astype(float) - rows.behaviour[on])
+    loss = -np.minimum(ratio * a, np.clip(ratio, 1 - 0.2 * f['low'], 1 + 0.3 * f['high']) * a)
+    loss = np.where(a < 0, np.minimum(loss, -3 * a), loss)
+    assert float(value) == pytest.approx((w * (loss - 0.05 * entropy[on])).sum(), rel=1e-5) != float(want)
+    narrowed = (np.min(list(f.values()), axis=0) < 1).sum()
+    assert 0 < narrowed < on.sum() and float(sums.over_tokens['actor/trust_narrowed']) == narrowed
 
 
 @pytest.mark.parametrize('kind', ['trace', 'ce'])

@@ -10,7 +10,7 @@ import optax
 import pytest
 from learners import BARE, learner_config, make_learner
 
-from bapo_jax.learner.optimizer import clipped_adamw, learning_rate_of
+from bapo_jax.learner.optimizer import clipped_adamw, learning_rate_of, without_moments
 from bapo_jax.run.state import copy_params
 
 RATE = 1e-3
@@ -120,3 +120,33 @@ def test_a_vision_tower_learns_at_its_own_rate_and_frozen_it_has_no_moments():
     assert not updates['vision']['kernel'].any()  # no weight decay either
     moments = optax.tree.get(state, 'mu')
     assert jax.tree.leaves(moments['layers']) and not jax.tree.leaves(moments['vision'])
+
+
+def test_adam_begins_anew_and_the_schedule_goes_on(policy):
+    """The next update is that of a new optimizer at the rate that is due, and shapes and shardings stay."""
+    learner = learner_config(schedule__kind='linear', schedule__decay_updates=10, learning_rate=0.1, weight_decay=0.0).learner
+    rate = learning_rate_of(learner)
+    optimizer, params = clipped_adamw(rate, learner), {'x': jnp.linspace(1.0, 2.0, 6)}
+    gradients, state = [{'x': jnp.full(6, g)} for g in (0.1, -0.2, 0.05)], optimizer.init(params)
+    with jax.numpy_dtype_promotion('standard'):
+        for gradient in gradients[:2]:
+            _, state = optimizer.update(gradient, state, params)
+        anew = without_moments(state)
+        assert jax.tree.all(jax.tree.map(lambda a, b: (a.shape, a.dtype, a.sharding) == (b.shape, b.dtype, b.sharding), anew, state))
+        got, _ = optimizer.update(gradients[2], anew, params)
+        first, _ = clipped_adamw(1.0, learner).update(gradients[2], clipped_adamw(1.0, learner).init(params), params)
+    np.testing.assert_allclose(got['x'], float(rate(2)) * first['x'], rtol=1e-6)
+    assert optax.tree.get(anew, 'mu')['x'].any() == False and optax.tree.get(state, 'mu')['x'].any()  # noqa: E712
+
+
+@pytest.mark.parametrize('every, reset_at', [(0, []), (1, [1, 2, 3, 4]), (2, [2, 4])])
+def test_the_learner_resets_as_often_as_it_says(policy, groups, monkeypatch, every, reset_at):
+    from bapo_jax.learner import learner as module
+
+    seen = []
+    monkeypatch.setattr(module, 'without_moments', lambda state: seen.append(step) or state)
+    learner = make_learner(policy, BARE, reset_every=every)
+    state = learner.init(copy_params(policy.params))
+    for step in (1, 2, 3, 4):
+        state, _ = learner.update_policy(state, [], step)
+    assert seen == reset_at

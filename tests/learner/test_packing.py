@@ -125,7 +125,7 @@ def test_packed_rows_hold_every_sequence_once_and_nothing_else(described, row_to
             }  # fmt: skip
 
     fields = {**result.sequences._asdict(), **result._asdict(), **result.roles, 'weight': result.weight['rl']}
-    del fields['sequences'], fields['roles']
+    del fields['sequences'], fields['roles'], fields['factors']
     assert fields.pop('rope') is fields.pop('feature') is None  # no images
     M, R, T = result.sequences.tokens.shape
     assert (R, T) == (rows, row_tokens)
@@ -164,7 +164,7 @@ def test_a_token_that_is_not_trained_on_is_read_and_nothing_else():
     result = packed(part)
     m = int(np.flatnonzero(result.sequences.tokens[:, 0, 2] == responses[1].tokens[0])[0])
     row = {name: array[m, 0].tolist() for name, array in {**result.sequences._asdict(), **result._asdict(), 'weight': result.weight['rl']}.items()
-           if name not in ('sequences', 'roles') and array is not None}  # fmt: skip
+           if name not in ('sequences', 'roles', 'factors') and array is not None}  # fmt: skip
     assert row['tokens'] == [*group.prompt.tokens.tolist(), *responses[1].tokens.tolist()]
     assert row['segment'] == [1] * 6 and row['position'] == list(range(6))
     assert row['response'] == [0, 0, 1, 0, 0, 1]

@@ -18,11 +18,14 @@ from bapo_jax.groups import Group, Prompt, Verdict, lanes_of, make_batch, sample
 from bapo_jax.learner import credit
 from bapo_jax.learner.objective import evaluate_objective, numbers_of, objective_of, weights_of
 from bapo_jax.learner.packing import cut, pack
+from bapo_jax.learner.trust import factors_of
 from bapo_jax.methods import METHODS, apply_method
+from bapo_jax.replay.exgrpo import as_trace
 from bapo_jax.tasks.traces import trace
 
 LIMIT = 12  # most tokens of a response
 BETA, ENTROPY = 0.3, 0.2  # large enough to show
+M2PO_BUDGET = 0.015  # small enough to mask tokens
 
 
 @dataclasses.dataclass
@@ -65,8 +68,11 @@ def config_of(row, **changes) -> ConfigDict:
     return resolve(c)
 
 
-def ours(config, groups, step=1):
-    """The trainer's own credit, packing and objective: the loss, and its gradient by group and response."""
+def ours(config, groups, step=1, weights=(), led=False):
+    """The trainer's own credit, packing and objective: the loss, and its gradient by group and response.
+
+    `led`: a trace is the first response of each group, with its behaviour log-probs.
+    """
     made = []
     for i, (rewards, responses) in enumerate(groups):
         verdicts = tuple(Verdict.CORRECT if r == 1 else Verdict.WRONG for r in rewards)
@@ -74,8 +80,10 @@ def ours(config, groups, step=1):
         for t in responses:
             tokens = np.arange(len(t.logp), dtype=np.int32)
             stored.append(trace(tokens) if t.trace else sampled(tokens, np.float32(t.behaviour), 'stop', 0))
-        made.append(Group(Prompt(i, 'countdown', np.arange(3, dtype=np.int32), {}), tuple(stored), verdicts, np.float32(rewards), 0))
+        stored = (as_trace(stored[0]), *stored[1:]) if led else tuple(stored)
+        made.append(Group(Prompt(i, 'countdown', np.arange(3, dtype=np.int32), {}), stored, verdicts, np.float32(rewards), 0))
     batch = make_batch(made, ['x1' if g.size > 1 else 'demonstrations' for g in made])
+    batch = dataclasses.replace(batch, weights=weights)
     [part] = cut(batch, np.arange(len(made)), config.learner)
     objective = objective_of(config.learner)
     weight = weights_of(objective, config.learner, part.batch, LIMIT)
@@ -86,7 +94,8 @@ def ours(config, groups, step=1):
         advantage = credit.whitened(estimate, trained)
     else:
         advantage = credit.advantages(batch, config.learner.advantage)
-    rows = pack(part, lanes_of(batch), advantage, weight, roles)
+    factors = factors_of(config.learner, part.batch, advantage, roles.get('proximal'))
+    rows = pack(part, lanes_of(batch), advantage, weight, roles, factors)
     numbers = numbers_of(config.learner, 1.0, step)
 
     def loss(logp):
@@ -180,6 +189,39 @@ def repo(groups):
     return sequence_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.behaviour), a) - ENTROPY * t.entropy)
 
 
+def arpo(groups):
+    """Clipped at 0.8 and 1.3 around the policy at the step's start; a mixed group is a group like another."""
+    return sequence_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.proximal), a, high=0.3) - ENTROPY * t.entropy)
+
+
+def replayed(groups):
+    """fifo, freshper: each response to the policy that sampled it; no KL."""
+    return token_mean(groups, z, lambda t, a: clipped(np.exp(t.logp - t.behaviour), a) - ENTROPY * t.entropy)
+
+
+def exgrpo(groups, led=False):
+    """(1/N) Σ_i (1/L_max) Σ_t: -A ρ of new tokens; -A w / (w + 0.1) of those of the leading success, w = π_θ / stored π."""
+
+    def loss(t, a, trace):
+        if trace:
+            w = np.exp(t.logp - t.behaviour)
+            return -a * w / (w + 0.1)
+        return -a * np.exp(t.logp - t.proximal) - ENTROPY * t.entropy
+
+    losses = [loss(t, a, led and j == 0).sum() / LIMIT for r, g in groups for j, (t, a) in enumerate(zip(g, r - r.mean()))]
+    return np.mean(losses)
+
+
+def dots(groups):
+    """min(r A, clip(r, r_old (1 - ε), r_old (1 + ε)) A) with r = π_θ / μ, r_old = π_old / μ and ε = 0.2; no dual clip."""
+
+    def loss(t, a):
+        ratio, old = np.exp(t.logp - t.behaviour), np.exp(t.proximal - t.behaviour)
+        return -np.minimum(ratio * a, np.clip(ratio, 0.8 * old, 1.2 * old) * a) - ENTROPY * t.entropy
+
+    return token_mean(groups, z, loss)
+
+
 def remix(groups):
     """Step 1: λ = 1, so the KL is to the base alone. The trust region sits around π_k / π_{k-i}."""
 
@@ -255,6 +297,66 @@ def maxrl(groups):
     return token_mean(groups, over_mean, lambda t, a: clipped(np.exp(t.logp - t.proximal), a) - ENTROPY * t.entropy)
 
 
+def f_grpo(groups):
+    """(1 - k/G)^γ times GRPO's advantage, γ = 0.5."""
+
+    def focal(rewards):
+        return np.sqrt(1 - (rewards == 1).sum() / len(rewards)) * z(rewards)
+
+    return token_mean(groups, focal, lambda t, a: clipped(np.exp(t.logp - t.proximal), a) - ENTROPY * t.entropy)
+
+
+def dppo(groups, at=None):
+    """Dr.GRPO's sum of -sg(min(π/α, 20)) A log π, without tokens whose probability has moved by more than 0.15 in A's direction."""
+    losses, at = [], [t for _, g in at or groups for t in g]
+    for (t, a), there in zip(((t, a) for rewards, g in groups for t, a in zip(g, rewards - rewards.mean())), at):
+        moved = np.exp(there.logp) - np.exp(there.behaviour)
+        kept = moved <= 0.15 if a > 0 else moved >= -0.15
+        losses.append((-a * np.minimum(np.exp(there.logp - there.behaviour), 20) * t.logp * kept).sum() / LIMIT)
+    return np.mean(losses)
+
+
+def gapo(groups):
+    """GSPO's ratio; k of 4 right: a right response is clipped at 1 + .003 + .002 (4 - k) / 3, a wrong one at 1 - .003."""
+    losses = []
+    for rewards, g in groups:
+        high = 0.003 + (0.005 - 0.003) * (4 - rewards.sum()) / 3
+        for t, a in zip(g, rewards - rewards.mean()):
+            s = np.exp((t.logp.sum() - t.proximal.sum()) / len(t.logp))
+            losses.append(-min(s * a, np.clip(s, 1 - 0.003, 1 + (high if a > 0 else 0.003)) * a))
+    return np.mean(losses)
+
+
+def m2po(groups, budget=M2PO_BUDGET):
+    """-(1/N) Σ M ρ A over all N tokens; M leaves out the largest (log π_prox / α)² until the mean of the others is the budget or less."""
+    tokens = [
+        [t.proximal[j] - t.behaviour[j], a, np.exp(t.logp[j] - t.behaviour[j])]
+        for rewards, g in groups for t, a in zip(g, z(rewards)) for j in range(len(t.logp))
+    ]  # fmt: skip
+    trusted = [x for x in tokens if (x[1] > 0 and x[0] > 0) or (x[1] < 0 and x[0] < 0)]
+    masked = []
+    while trusted and np.mean([d**2 for d, *_ in trusted]) > budget:
+        masked.append(max(trusted, key=lambda x: x[0] ** 2))
+        trusted.remove(masked[-1])
+    assert trusted and masked  # some of either, or nothing is tested
+    return -sum(ratio * a for x in tokens for d, a, ratio in [x] if x not in masked) / len(tokens)
+
+
+def sat(groups):
+    """q: the 0.9-quantile of |d|, d = log π_prox / α. Beyond it the clip is narrower on the side of d, by 1 / (1 + (d/q)²)."""
+    distances = np.sort(np.abs(np.concatenate([t.proximal - t.behaviour for _, g in groups for t in g])))
+    at = 0.9 * (len(distances) - 1)  # between the two nearest, linearly
+    q = distances[int(at)] + (at - int(at)) * (distances[int(at) + 1] - distances[int(at)])
+
+    def loss(t, a):
+        d = t.proximal - t.behaviour
+        c = np.where(np.abs(d) > q, q**2 / (q**2 + d**2), 1.0)
+        low, high = 0.2 * np.where(d < 0, c, 1), 0.2 * np.where(d > 0, c, 1)
+        return clipped(np.exp(t.logp - t.behaviour), a, low, high, dual=np.inf) - ENTROPY * t.entropy
+
+    return token_mean(groups, z, loss)
+
+
 def ppo(groups, anchor='proximal', beta=0.0):
     """γ = λ = 1: A_t = r - V(s_t), whitened over the batch's tokens; the mean over tokens of the clipped surrogate."""
     advantage = [r - t.value for rewards, g in groups for r, t in zip(rewards, g)]
@@ -271,14 +373,41 @@ def ba_ppo(groups):
     return ppo(groups, anchor='behaviour', beta=BETA)
 
 
+def areal(groups):
+    """Decoupled PPO; tokens with π_prox / α above 5 have no gradient."""
+
+    def loss(t, a):
+        weight = np.exp(t.proximal - t.behaviour)
+        return np.where(weight > 5, 0, weight) * clipped(np.exp(t.logp - t.proximal), a)
+
+    return token_mean(groups, z, loss)
+
+
+def kimi(groups):
+    """Per response -(r - mean) log π(y) + τ/2 (log π/α of y)², over the limit of tokens; the mean over responses."""
+    tau = 0.01
+    return np.mean([
+        (-a * t.logp.sum() + tau / 2 * (t.logp - t.behaviour).sum() ** 2) / LIMIT
+        for rewards, g in groups for t, a in zip(g, rewards - rewards.mean())
+    ])  # fmt: skip
+
+
 STATEMENTS = {
+    'areal': areal, 'kimi': kimi,
     'dr_grpo': dr_grpo, 'gspo': gspo, 'cispo': cispo, 'maxrl': maxrl, 'ppo': ppo, 'ba_ppo': ba_ppo, 'grpo': grpo,
     'grpo_v5': grpo_v5, 'dapo': dapo, 'mopps': mopps, 'repo': repo, 'remix': remix, 'bapo': bapo, 'bapo_tuned': bapo,
     'bapo_official': bapo_official, 'bapo_mini': bapo_mini, 'bapo_no_x2': bapo, 'bapo_no_x3': bapo, 'bapo_posterior': bapo,
-    'bapo_continue': bapo, 'bapo_guarded': bapo_guarded, 'luffy': luffy, 'relift': relift,
+    'bapo_continue': bapo, 'bapo_guarded': bapo_guarded, 'adaprefix': grpo, 'dots': dots,
+    'arpo': arpo, 'fifo': replayed, 'freshper': replayed, 'exgrpo': exgrpo,
+    'f_grpo': f_grpo, 'dppo': dppo, 'gapo': gapo, 'm2po': m2po, 'sat': sat,
+    'luffy': luffy, 'relift': relift,
 }  # fmt: skip
 # What a row sets to 0 itself, the statement leaves out: here it is set as the row has it.
-OWN = {'dapo': {'learner.entropy_coef': 0.0}, 'relift': {'learner.batch_groups': 6, 'learner.mini_batch_groups': 6}}
+OWN = {row: {'learner.entropy_coef': 0.0} for row in ('dapo', 'dppo', 'gapo', 'm2po', 'areal', 'kimi')}
+OWN['relift'] = {'learner.batch_groups': 6, 'learner.mini_batch_groups': 6}
+OWN['m2po'] |= {'learner.trust.moment': M2PO_BUDGET}
+# Parts of it are not differentiated: they are taken `at` these log-probs.
+STOPPED = ('cispo', 'dppo')
 
 
 def difference(statement, groups, h=1e-5):
@@ -300,8 +429,8 @@ def difference(statement, groups, h=1e-5):
     return result
 
 
-def assert_same(config, groups, statement, step=1):
-    value, gradient = ours(config, groups, step)
+def assert_same(config, groups, statement, step=1, weights=(), led=False):
+    value, gradient = ours(config, groups, step, weights, led)
     assert value == pytest.approx(statement(groups), rel=1e-5, abs=1e-6)
     want = np.concatenate([x for g in difference(statement, groups) for x in g])
     np.testing.assert_allclose(np.concatenate([x for g in gradient for x in g]), want, rtol=0, atol=1e-4 * np.abs(want).max())
@@ -314,8 +443,8 @@ def test_every_row_has_a_statement():
 @pytest.mark.parametrize('row', STATEMENTS)
 def test_a_rows_objective_is_its_formula(row):
     groups, statement = with_traces(row, mini_batch(0)), STATEMENTS[row]
-    if row == 'cispo':
-        statement = functools.partial(cispo, at=mini_batch(0))
+    if row in STOPPED:
+        statement = functools.partial(statement, at=mini_batch(0))
     assert_same(config_of(row, **OWN.get(row, {})), groups, statement)
 
 
@@ -352,6 +481,26 @@ def test_remix_moves_its_kl_from_the_base_to_the_previous_policy(step, share):
     assert_same(config_of('remix', **{'learner.switch_step': 0}), mini_batch(2), statement, step)
 
 
+def test_freshper_multiplies_what_a_group_adds_by_its_weight():
+    """Σ_g w_g Σ loss / the number of all tokens, which the weights do not change."""
+    weights = (1.0, 0.25, 0.5, 0.7)
+
+    def statement(groups):
+        tokens = [sum(len(t.logp) for t in g) for _, g in groups]
+        means = [replayed([group]) for group in groups]
+        return sum(w * n * mean for w, n, mean in zip(weights, tokens, means, strict=True)) / sum(tokens)
+
+    assert_same(config_of('freshper'), mini_batch(4), statement, weights=weights)
+    one, again = (ours(config_of('freshper'), mini_batch(4), weights=w) for w in ((), (1.0,) * 4))
+    assert one[0] == again[0]  # a weight of 1 is no weight, bit for bit
+    for a, b in zip([x for g in one[1] for x in g], [x for g in again[1] for x in g], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_exgrpos_leading_success_is_shaped_by_its_stored_log_probs():
+    assert_same(config_of('exgrpo'), mini_batch(5), functools.partial(exgrpo, led=True), led=True)
+
+
 def test_remix_is_held_close_to_its_new_base_alone_after_the_switch():
     assert_same(config_of('remix', **{'learner.switch_step': 60}), mini_batch(2), remix, step=61)
 
@@ -360,6 +509,14 @@ def test_remix_is_held_close_to_its_new_base_alone_after_the_switch():
     ('row', 'off'),
     [
         ('grpo_v5', {'learner.anchor': 'proximal'}),
+        ('areal', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
+        (
+            'kimi',
+            {
+                'learner.anchor': 'proximal', 'learner.ratio_level': 'token', 'learner.surrogate': 'clip', 'learner.advantage': 'group_std',
+                'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference',
+            },
+        ),
         ('dapo', {'learner.clip_high': 0.2, 'learner.dual_clip': 3.0, 'learner.kl_target': 'reference'}),
         ('mopps', {'learner.clip_high': 0.2, 'learner.dual_clip': 3.0, 'learner.kl_target': 'reference'}),
         ('dr_grpo', {'learner.advantage': 'group_std', 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),
@@ -377,8 +534,51 @@ def test_remix_is_held_close_to_its_new_base_alone_after_the_switch():
                 'learner.kl_target': 'reference',
             },
         ),
+        ('adaprefix', {}),
+        ('dots', {'learner.anchor': 'proximal', 'learner.dual_clip': 3.0, 'learner.kl_target': 'reference'}),
         ('maxrl', {'learner.advantage': 'group_std', 'learner.kl_target': 'reference'}),
+        (
+            'dppo',
+            {
+                'learner.surrogate': 'clip', 'learner.anchor': 'proximal', 'learner.clip_low': 0.2, 'learner.clip_high': 0.2,
+                'learner.dual_clip': 3.0, 'learner.advantage': 'group_std', 'learner.aggregation': 'token_mean',
+                'learner.kl_target': 'reference',
+            },
+        ),
+        ('f_grpo', {'learner.advantage': 'group_std', 'learner.kl_target': 'reference'}),
+        (
+            'gapo',
+            {
+                'learner.trust.kind': 'fixed', 'learner.ratio_level': 'token', 'learner.clip_low': 0.2, 'learner.clip_high': 0.2,
+                'learner.dual_clip': 3.0, 'learner.advantage': 'group_std', 'learner.aggregation': 'token_mean',
+                'learner.kl_target': 'reference',
+            },
+        ),
+        (
+            'm2po',
+            {
+                'learner.trust.kind': 'fixed', 'learner.surrogate': 'clip', 'learner.anchor': 'proximal',
+                'learner.kl_target': 'reference',
+            },
+        ),
+        (
+            'sat',
+            {
+                'learner.trust.kind': 'fixed', 'learner.anchor': 'proximal', 'learner.dual_clip': 3.0,
+                'learner.kl_target': 'reference',
+            },
+        ),
         ('repo', {'learner.anchor': 'proximal', 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),
+        ('arpo', {'learner.clip_high': 0.2, 'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference'}),
+        (
+            'exgrpo',
+            {
+                'replay.kind': 'bapo', 'learner.traces.loss': 'none', 'learner.surrogate': 'clip', 'learner.advantage': 'group_std',
+                'learner.aggregation': 'token_mean', 'learner.kl_target': 'reference',
+            },
+        ),
+        ('fifo', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
+        ('freshper', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
         *(
             (
                 row,  # its term is there, but no trace

@@ -53,6 +53,25 @@ def test_aimless_solutions_have_right_arithmetic_and_seldom_the_target(tmp_path)
     assert right < 16
 
 
+def test_a_base_that_calls_is_shown_what_the_calculator_replies(tmp_path):
+    """And the end of a call, one token, ends a response; without `calling` no such file is written."""
+    for name in ('plain', 'calling'):
+        (tmp_path / name).mkdir()
+    bases.countdown_files(tmp_path / 'plain', 32, 1)
+    tokenizer = bases.countdown_files(tmp_path / 'calling', 32, 1, calling=True)
+    ends = {name: stop_tokens(tmp_path / name, tokenizer) for name in ('plain', 'calling')}
+    assert set(ends['calling']) - set(ends['plain']) == set(tokenizer.encode('</calc>')) and len(tokenizer.encode('<calc>')) == 1
+    tokens, is_target, *_ = next(bases.countdown_batches(tokenizer, 40, 32, seed=1, calling=True))
+    for row, target in zip(tokens, is_target, strict=True):
+        numbers, goal = tokenizer.decode(row[: np.argmax(target)]).rstrip('\n').split('=')
+        truth = {'numbers': [int(n) for n in numbers.split()], 'target': int(goal)}
+        solution = tokenizer.decode(row[target], skip_special_tokens=True)
+        *calls, answer = solution.split('</calc>')
+        for call, after in zip(calls, [*calls[1:], answer], strict=True):
+            assert after.partition('<')[0] == countdown.reply(truth, f'{call}</calc>')
+        assert len(calls) == len(truth['numbers']) - 1 and countdown.verify(solution, truth)[0] == Verdict.CORRECT
+
+
 def test_a_search_misses_checks_goes_on_and_is_right_or_given_up(tmp_path):
     tokenizer, right, attempts = bases.countdown_files(tmp_path, 32, 1), [], []
     tokens, is_target, *_ = next(bases.countdown_batches(tokenizer, 40, 200, seed=1, searching=True))

@@ -32,6 +32,7 @@ _CONTINUATIONS = _of('replay/continuations.py', 'replay/test_continuations.py')
 _CREDIT = _of('learner/credit.py', 'learner/test_credit.py')
 _LOSSES = _of('learner/losses.py', 'learner/test_losses.py', 'learner/test_objective.py')
 _OBJECTIVE = _of('learner/objective.py', 'learner/test_objective.py', 'learner/test_rows.py')
+_TRUST = _of('learner/trust.py', 'learner/test_trust.py')
 _HEAD = _of('learner/head.py', 'learner/test_logprobs.py')
 _UPDATE = _of('learner/update.py', 'learner/test_update.py', 'learner/test_objective.py')
 _PACKING = _of('learner/packing.py', 'learner/test_packing.py')
@@ -48,6 +49,11 @@ _GPU_DRAWING = _of('rollout/inprocess/gpu_drawing.py', 'rollout/inprocess/test_g
 _COLLECT = _of('rollout/collect.py', 'rollout/test_collect.py')
 _FIDELITY = _of('rollout/fidelity.py', 'rollout/test_fidelity.py')
 _MOPPS = _of('prompts/mopps.py', 'prompts/test_mopps.py')
+_DOTS = _of('prompts/dots.py', 'prompts/test_dots.py')
+_NGRAMS = _of('prompts/ngrams.py', 'prompts/test_dots.py')
+_ADAPREFIX = _of('prompts/adaprefix.py', 'prompts/test_adaprefix.py')
+_PRIORITISED = _of('prompts/prioritised.py', 'prompts/test_prioritised.py')
+_ROLLOUT_REPLAY = _of('replay/rollout_replay.py', 'replay/test_rollout_replay.py')
 _EPOCHS = _of('prompts/epochs.py', 'prompts/test_epochs.py')
 _SHAPING = _of('tasks/shaping.py', 'tasks/test_shaping.py')
 _COUNTDOWN = _of('tasks/countdown/task.py', 'tasks/test_countdown.py')
@@ -97,7 +103,7 @@ MUTANTS = (
     _FILTERS('float(1 <= k <= G - 1)', 'float(1 <= k <= G)', 'the range filter keeps all-right groups'),
     _FILTERS('/ (2 * 0.2**2))', '/ 0.2**2)', 'the width of the Gaussian filter'),
     _REPO('return list(range(len(rewards)))[-count:]', 'return list(range(len(rewards)))[:count]', 'the oldest for the newest'),
-    _REPO('self._history[prompt_id].size == self._config.repo.per_prompt', 'self._history[prompt_id].size > 0',
+    _REPO('self.history[prompt_id].size == self._config.repo.per_prompt', 'self.history[prompt_id].size > 0',
           'replay before a history is full'),
     _POSTERIOR('step - known.step >= self._after', 'step - known.step > self._after', 'a prompt is asked again a step later'),
     _POSTERIOR('return 1 - all_right.prod(axis=1) - all_wrong.prod(axis=1)', 'return 1 - all_right.prod(axis=1)',
@@ -129,10 +135,19 @@ MUTANTS = (
             'Dr.GRPO divides by the longest response'),
     _LOSSES('tokens.centre_RxT - clip.low, tokens.centre_RxT + clip.high)\n    loss_RxT = -jax.lax.stop_gradient',
             '1.0 - clip.low, 1.0 + clip.high)\n    loss_RxT = -jax.lax.stop_gradient', "CISPO without the clip's centre"),
-    _LOSSES('return (total / jnp.maximum(count, 1.0))[response_T]', 'return total[response_T]', "GSPO's sum in place of the mean"),
+    _LOSSES(' / jnp.maximum(count, 1.0))[response_T]', ')[response_T]', "GSPO's sum in place of the mean"),
     _LOSSES('gap_RxT = jnp.clip(target_logp_RxT - logp_RxT,', 'gap_RxT = jnp.clip(logp_RxT - target_logp_RxT,', "k3's direction"),
     _LOSSES('importance_ratio(proximal_logp_RxT - behaviour_logp_RxT), cap)',
             'importance_ratio(behaviour_logp_RxT - proximal_logp_RxT), cap)', 'the importance weight upside down'),
+    _CREDIT('(1 - p) ** _FOCAL_GAMMA', 'p ** _FOCAL_GAMMA', 'F-GRPO turned round'),
+    _LOSSES('moved_RxT = p_RxT - p_RxT / weight_RxT', 'moved_RxT = weight_RxT - 1.0', "DPPO's probabilities are the ratio"),
+    _LOSSES('jnp.minimum(weight_RxT, _MOST_WEIGHT)', 'weight_RxT', "DPPO's weight has no bound"),
+    _TRUST('np.flatnonzero(log_ratio * advantage > 0)', 'np.flatnonzero(advantage)', 'M2PO counts all tokens'),
+    _TRUST("kind='stable')", "kind='stable')[::-1]", 'M2PO masks the smallest'),
+    _TRUST('np.where(log_ratio < 0, factor, 1.0), np.where(log_ratio > 0, factor, 1.0)',
+           'np.where(log_ratio > 0, factor, 1.0), np.where(log_ratio < 0, factor, 1.0)', "SAT's sides are swapped"),
+    _TRUST('min(1.0, (g.size - g.correct)', 'min(1.0, g.correct', 'GAPO widens the clip for frequent successes'),
+    _OBJECTIVE('advantage_RxT = advantage_RxT * factor_RxT', 'pass', "M2PO's mask is not applied"),
     _OBJECTIVE('over_tokens(anchor_RxT - logp_RxT)', 'over_tokens(logp_RxT - anchor_RxT)', 'the sign of actor/ppo_kl'),
     _OBJECTIVE('over_tokens(entropy_RxT)', 'weighted(entropy_RxT)', 'the entropy is logged as the loss weighs it'),
     _OBJECTIVE("total_RxT - numbers['entropy_coef'] * entropy_RxT", "total_RxT + numbers['entropy_coef'] * entropy_RxT",
@@ -172,7 +187,7 @@ MUTANTS = (
     _ROLLOUTS('for g in fresh) >= c.learner.batch_groups', 'for g in fresh) > c.learner.batch_groups',
               'a refill at exactly B groups'),
     _UNFINISHED('group.prompt.id in taken or len(taken) == most', 'len(taken) == most', 'a step trains on a prompt twice'),
-    _UNFINISHED('group.responses[j].spans, j, most)', 'group.responses[j].spans, 0, most)', 'continued responses share their draws'),
+    _UNFINISHED('.spans, j, most)', '.spans, 0, most)', 'continued responses share their draws'),
     _FINISH('if added == begun.most and', 'if added >= 0 and', 'responses cut at the limit are continued'),
     _ROLLOUTS('self._selector.observe(new)', 'self._selector.observe(groups)',
               'the selector sees re-evaluations'),
@@ -193,6 +208,25 @@ MUTANTS = (
     _MOPPS('np.argsort((rate - self._target) ** 2', 'np.argsort(rate - self._target', 'the hardest prompts, not the nearest'),
     _MOPPS('self._decay * beta + (1 - self._decay) * PRIOR + (g.size - g.correct)', 'self._decay * beta + (g.size - g.correct)',
            'decay forgets the prior too'),
+    _DOTS('np.fill_diagonal(others, -np.inf)', 'pass', 'a reference predicts itself'),
+    _DOTS('slope = max(0.0, float', 'slope = max(-9e9, float', 'a negative slope'),
+    _DOTS('log_weight = -np.abs(p - TARGET) / self._temperature', 'log_weight = np.abs(p - TARGET) / self._temperature', 'the easiest and the hardest'),
+    _DOTS('first = self._draws % self._cycle * self._batch', 'first = 0', 'the same prompts in each step of a cycle'),
+    _DOTS('drawn = rng.permutation(without_replacement(rng, log_weight, self._cycle * self._batch))',
+          'drawn = rng.choice(len(p), self._cycle * self._batch)', 'prompts twice, and any'),
+    _NGRAMS('hashed[: len(tokens) - n] + tokens[n:]', 'tokens[n:]', 'no n-grams'),
+    _ADAPREFIX('self._gain * (0.5 - g.accuracy)', 'self._gain * (g.accuracy - 0.5)', 'more help where it is not needed'),
+    _ADAPREFIX('min(len(reference) - 1, round', 'min(len(reference), round', 'the whole reference is given'),
+    _ADAPREFIX('(last - self._step / self._steps) / (last - first)', '(last - self._step / self._steps) / last', 'withdrawn too early'),
+    _ADAPREFIX("'own': list(self._own.items())", "'own': []", 'own responses are not saved'),
+    _PRIORITISED('np.log1p(-success)', 'np.log1p(success)', 'the solved prompts first'),
+    _PRIORITISED('[self._seed, self._draws, _PRIORITISED]', '[self._seed, _PRIORITISED]', 'each draw has the same random numbers'),
+    _ROLLOUT_REPLAY('for g in fresh[: self._fresh] if', 'for g in fresh if', 'references are trained on'),
+    _ROLLOUT_REPLAY('self._newest.add(batch.of_origin(X1), batch)', 'self._newest.add(fresh, batch)', 'references are kept'),
+    _ROLLOUTS('if p.id in references]', 'if p.id in references and not references]', 'references are asked twice'),
+    _ROLLOUTS('fresh += references.values()', 'pass', 'references are not counted'),
+    _ROLLOUTS('new = known + new', 'new = new + known', 'chosen references are behind the others'),
+    _ROLLOUTS('for one in self._selector.begin(fresh))', 'for one in map(Begun, fresh))', 'no prefixes'),
     _EPOCHS('drop_remainder=True).repeat()', 'drop_remainder=True).repeat(2)', 'the prompts end after two epochs'),
     _SHAPING('return -np.clip((lengths - (limit - cache)) / cache', 'return -np.clip((lengths - limit) / cache',
              'no answer is overlong'),

@@ -28,6 +28,7 @@ from bapo_jax.run.start import claim_directory, in_brief
 from configs import quickstart
 
 SOUND = '''
+import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,6 +85,7 @@ def changed(**methods):
 
 keeps_what_failed = changed(compose=lambda self, step, fresh, *_: make_batch(fresh, ['x1'] * len(fresh)))
 says_fresh = changed(compose=lambda self, step, fresh, *_: make_batch([*fresh[:1], *self.last], ['x1'] * (1 + len(self.last))))
+no_weight = changed(compose=lambda self, step, fresh, *_: dataclasses.replace(make_batch(fresh[:2], ['x1'] * 2), weights=(1.0, 0.0)))
 returns_groups = changed(compose=lambda self, step, fresh, *_: list(fresh))
 fails = changed(add=lambda self, step, fresh, batch: fresh[0].nothing)
 forgets = changed(restore=lambda self, arrays: None)
@@ -191,7 +193,7 @@ def test_a_surrogate_is_the_clipped_one_if_it_says_the_same(folder):
     rng = np.random.default_rng(0)
     ratio, advantage = np.exp(rng.normal(0, 0.4, (3, 50))).astype(np.float32), rng.normal(size=(3, 50)).astype(np.float32)
     advantage[0, :9] = 0  # tokens of a prompt
-    tokens = Tokens(np.log(ratio), ratio, advantage, np.ones_like(ratio), np.zeros_like(ratio))
+    tokens = Tokens(np.log(ratio), ratio, advantage, np.ones_like(ratio), np.zeros_like(ratio), np.log(ratio))
     mine = surrogate_of('my_functions:ppo')
     got, want = mine(tokens, Clip(9.0, 9.0, 9.0)), clipped(tokens, Clip(0.2, 0.28, None))
     np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
@@ -248,6 +250,7 @@ def test_the_brief_of_a_run_says_what_its_replay_has(folder):
         ('replay.kind', 'no_replay', r'returned object without buffer, hard_prompts, compose, .*restore; add'),
         ('replay.kind', 'keeps_what_failed', r'compose\(\) of .* returned a group with an infrastructure error'),
         ('replay.kind', 'says_fresh', r"returned groups of origin 'x1' that are not fresh"),
+        ('replay.kind', 'no_weight', r'returned weights that are not a positive number for each group'),
         ('replay.kind', 'returns_groups', r'returned list, no Batch; return a Batch'),
         ('replay.kind', 'fails', r"failed \(AttributeError: .*'nothing'.*; fix .*my_functions\.py, line \d+"),
         ('replay.kind', 'forgets', r'does not restore what it saved; make restore\(\) undo state\(\)'),

@@ -5,15 +5,20 @@ from group_builders import make_group
 
 from bapo_jax.config import default_config, resolve
 from bapo_jax.methods import apply_method
+from bapo_jax.replay.arpo import Arpo
 from bapo_jax.replay.bapo import Bapo
 from bapo_jax.replay.buffer import ReplayBuffer
 from bapo_jax.replay.continuations import Continuations
-from bapo_jax.replay.kinds import KINDS, make_replay, make_retries
+from bapo_jax.replay.exgrpo import Exgrpo
+from bapo_jax.replay.fifo import Fifo
+from bapo_jax.replay.freshper import Freshper
+from bapo_jax.replay.kinds import KINDS, OTHER_KINDS, make_replay, make_retries
 from bapo_jax.replay.luffy import Luffy
 from bapo_jax.replay.posterior import Posterior
 from bapo_jax.replay.protocol import Replay
 from bapo_jax.replay.relift import Relift
 from bapo_jax.replay.repo import Repo
+from bapo_jax.replay.rollout_replay import RolloutReplay
 from bapo_jax.replay.retries import Uniform
 
 
@@ -25,12 +30,18 @@ def config_of(method, **changes):
     return config
 
 
+def row_of(kind):
+    """A row with this kind of replay."""
+    return 'dots' if kind == 'rollout_replay' else kind
+
+
 def test_a_name_builds_what_it_says():
     built = {}
-    for method in ('bapo', 'repo', 'luffy', 'relift'):
-        config = resolve(config_of(method))
+    for kind in KINDS:
+        config = resolve(config_of(row_of(kind)))
         built[config.replay.kind] = type(make_replay(config, 100, lambda step: False, None))
-    assert built == {'bapo': Bapo, 'repo': Repo, 'luffy': Luffy, 'relift': Relift}
+    others = {'repo': Repo, 'arpo': Arpo, 'fifo': Fifo, 'freshper': Freshper, 'exgrpo': Exgrpo, 'rollout_replay': RolloutReplay}
+    assert built == {'bapo': Bapo, 'luffy': Luffy, 'relift': Relift, **others}
     assert set(KINDS) == built.keys()
 
 
@@ -51,13 +62,13 @@ def test_a_posterior_waits_for_an_epoch_or_as_many_steps_as_are_wanted(after, pr
 
 
 def test_an_unknown_name_is_refused_with_the_choices():
-    with pytest.raises(ValueError, match=r"replay\.kind='fifo' is unknown; choose one of bapo, repo"):
-        resolve(config_of('bapo', kind='fifo'))
+    with pytest.raises(ValueError, match=r"replay\.kind='lifo' is unknown; choose one of bapo, repo, arpo, fifo, freshper, exgrpo, rollout_replay"):
+        resolve(config_of('bapo', kind='lifo'))
 
 
-@pytest.mark.parametrize('method, made', [('bapo', Bapo), ('repo', Repo), ('luffy', Luffy), ('relift', Relift)])
+@pytest.mark.parametrize('method, made', [('bapo', Bapo), *OTHER_KINDS.items()])
 def test_a_kind_is_made_with_the_functions_that_the_loop_calls(method, made):
-    replay = make_replay(resolve(config_of(method)), 100, lambda step: False, None)
+    replay = make_replay(resolve(config_of(row_of(method))), 100, lambda step: False, None)
     assert isinstance(replay, made) and (replay.buffer is None) == (method != 'bapo')
     for name in (name for name in vars(Replay) if not name.startswith('_')):
         assert callable(getattr(replay, name))

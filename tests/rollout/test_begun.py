@@ -52,6 +52,10 @@ def test_an_engine_has_room_for_given_tokens_where_a_row_gives_some(fields, long
     assert longest_read(config) == longest
     config.replay.use_x2 = False
     assert longest_read(config) == 512
+    config.prompts.selector = 'adaprefix'
+    assert longest_read(config) == 512 + 2048
+    config.prompts.selector, config.task.turns = 'shuffled', 1
+    assert longest_read(config) == 512 + 2048
 
 
 def test_a_solvers_first_tokens_and_the_rest_of_them_are_judged_as_one_right_response():

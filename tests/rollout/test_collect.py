@@ -10,11 +10,12 @@ import pytest
 from group_builders import begun, graded
 from real_servers import BASE
 
-from bapo_jax.groups import X1, Prompt, Verdict, make_batch, sampled
+from bapo_jax.groups import X1, Author, Prompt, Response, Span, Verdict, make_batch, sampled, taken
 from bapo_jax.machine import events
 from bapo_jax.models.tokenizer import load_tokenizer
+from bapo_jax.replay.arpo import led_by
 from bapo_jax.rollout import collect as module
-from bapo_jax.rollout.collect import TooFewJudged, check_judged, collect, judge, judge_as_they_come
+from bapo_jax.rollout.collect import TooFewJudged, check_judged, collect, judge, judge_as_they_come, judged_texts
 from bapo_jax.rollout.engine import FRESH, REEVALUATION, Draw, Engine, RolloutError, Sampling
 from bapo_jax.rollout.vllm.replies import BadResponse
 from bapo_jax.run.log.measures import discarded_metrics, fresh_metrics
@@ -38,6 +39,36 @@ def responses(tokenizer):
         return sampled(tokens, np.zeros(len(tokens), np.float32), 'stop', 4)
 
     return [tuple(response(text) for text in of_prompt) for of_prompt in ANSWERS]
+
+
+def spoken(tokenizer, *parts):
+    """A response of texts, of which every second one is the environment's."""
+    spans = []
+    for i, text in enumerate(parts):
+        tokens = np.array(tokenizer.encode(text), np.int32)
+        logp = None if i % 2 else np.zeros(len(tokens), np.float32)
+        spans.append(Span(tokens, logp, (Author.POLICY, Author.ENVIRONMENT)[i % 2], -1 if i % 2 else 4))
+    return Response(tuple(spans), 'stop')
+
+
+@pytest.mark.parametrize('parts, verdict', [
+    (['7-4 is', '3 ', '<answer>7-4</answer>'], Verdict.CORRECT),
+    (['7-4 is', '<answer>7-4</answer>', ''], Verdict.UNPARSEABLE),  # the environment's words are no answer
+    (['7-4 is', '<answer>7-4</answer>', '<answer>7+4</answer>'], Verdict.WRONG),
+    (['<answer>7', '-4</answer>', '-4</answer>'], Verdict.UNPARSEABLE),  # nor do they join the policy's
+    (['<answer>7-4</answer>', 'Why?', 'Because.'], Verdict.UNPARSEABLE),  # the rule of this template: the last line counts
+])  # fmt: skip
+def test_a_response_is_judged_by_what_the_environment_did_not_write(tokenizer, parts, verdict):
+    [group] = judge(tokenizer, PROMPTS[1:], [(spoken(tokenizer, *parts),)], DRAWS[1:], None)
+    assert group.verdicts == (verdict,)
+
+
+def test_a_think_that_the_environment_opened_is_to_be_closed(tokenizer):
+    thinking = spoken(tokenizer, 'a</think> b', 'c<think>\n', 'd')
+    given = Response((Span(np.array(tokenizer.encode('x'), np.int32), None, Author.PREFIX), *thinking.spans), 'stop')
+    plain = spoken(tokenizer, 'a')
+    texts = judged_texts(tokenizer, [thinking, given, plain, Response((), 'length')])
+    assert texts == ['a</think> b\n<think>\nd', 'xa</think> b\n<think>\nd', 'a', '']
 
 
 def by_length(rows, budget_s):
@@ -123,6 +154,9 @@ def test_a_group_of_bad_responses_leaves_the_others_alone_and_its_prompt_has_an_
     row = fresh_metrics([lost, sound])
     assert (row['accuracy_bins'], row['critic/score/mean']) == ([0, 1, 0], 0.5)
     assert discarded_metrics([lost, sound], make_batch([sound], [X1])) == {'bapo/discarded/filtered': 0, 'bapo/discarded/infra_error': 1}
+    assert discarded_metrics([lost, sound], make_batch([], [])) == {'bapo/discarded/filtered': 1, 'bapo/discarded/infra_error': 1}
+    mixed = led_by(taken(sound, [1]), sound)
+    assert discarded_metrics([sound], make_batch([mixed], ['replay'])) == {'bapo/discarded/filtered': 0, 'bapo/discarded/infra_error': 0}
 
 
 def test_groups_that_are_all_lost_are_groups_all_the_same(tokenizer):

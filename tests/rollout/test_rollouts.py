@@ -18,6 +18,7 @@ from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.config import default_config, resolve
 from bapo_jax.groups import Author, Begun, Prompt, Span, Verdict, sampled
 from bapo_jax.machine.stopping import Stopped
+from bapo_jax.prompts.protocol import PromptSelector
 from bapo_jax.rollout import rollouts as module
 from bapo_jax.rollout.collect import Collected, TooFewJudged
 from bapo_jax.rollout.engine import FAILED, FRESH, PROBE, REEVALUATION
@@ -37,7 +38,7 @@ def prompt(number):
 HARD = [Begun(prompt(77))]
 
 
-class Counting:
+class Counting(PromptSelector):
     """A selector that counts up, and whose state is what it was asked and told."""
 
     def __init__(self, learns):
@@ -308,6 +309,24 @@ def test_a_step_whose_wait_a_signal_ends_is_saved_as_well(rollouts, monkeypatch)
     again.restore(*r.state())
     assert [ids(take(again, step, [], Trained(step - 1, alpha_version=step - 1))[0]) for step in (1, 2)] == [[2, 3], [4, 5]]
     assert after.events == [('ask', [(6, FRESH), (7, FRESH)])]
+
+
+def test_references_are_asked_and_observed_before_the_prompts_are_chosen(rollouts):
+    """One of them is chosen and not asked again; the other is the last of the fresh groups."""
+    r, engine = rollouts(learns=True)
+    r._selector.references = lambda: r._selector.events.append('references') or [prompt(50), prompt(2)]
+    fresh, reevaluated = take(r, 1, HARD, Trained(0, alpha_version=0))
+    assert ids(fresh) == [2, 3, 50] and ids(reevaluated) == [77]
+    assert engine.events == [('ask', [(50, FRESH), (2, FRESH)]), ('ask', [(3, FRESH), (77, REEVALUATION)])]
+    assert r.state()[1] == str(['references', [50, 2], 'next', [2, 3]])
+    assert r.metrics(0.0)['timing_s/gen'] == 1.0, 'of both waves'
+
+
+def test_responses_begin_with_what_the_selector_gives(rollouts):
+    r, engine = rollouts()
+    r._selector.begin = lambda prompts: [Begun(p, (Span(np.array([p.id], np.int32), None, Author.PREFIX),)) for p in prompts]
+    fresh, _ = take(r, 1, HARD, Trained(0, alpha_version=0))
+    assert engine.read == [[1, 2], [1, 3], [1]] and ids(fresh) == [2, 3]
 
 
 def test_an_evaluation_is_answered_by_theta_and_the_engine_then_holds_alpha_again(rollouts):

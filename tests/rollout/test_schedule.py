@@ -46,6 +46,8 @@ def test_the_schedule_of_a_row_re_evaluates_only_where_x2_is_trained_on():
         c.replay.use_x2 = use_x2
         schedule = schedule_of(resolve(c), 40)
         assert (schedule.steps, schedule.sync_every, schedule.reevaluate_every, schedule.evaluate_every) == (40, 3, m, 7)
+    c.replay.kind, c.learner.traces.loss, c.replay.fresh_filter, c.replay.use_x3 = 'exgrpo', 'shaped', 'none', False
+    assert schedule_of(resolve(c), 40).reevaluate_every == 1  # every step asks prompts again
 
 
 def test_a_mixture_draws_every_age_up_to_n_until_the_switch_and_at_it():

@@ -13,6 +13,7 @@ from bapo_jax.groups import joined, make_batch, taken
 from bapo_jax.learner.learner import Learner
 from bapo_jax.learner.objective import ROLLOUT
 from bapo_jax.learner.update import TrainState
+from bapo_jax.replay.arpo import led_by
 from bapo_jax.run.checkpoint import Checkpoints, DamagedCheckpoint, NotSaved, copied_gb
 from bapo_jax.run.checksums import checksum_of_text, checksums
 from bapo_jax.run.opening import OtherWeights, open_run
@@ -118,6 +119,10 @@ def test_the_counters_are_of_responses_and_count_each_group_once():
     state.trained()
     state.count(fresh, again, make_batch([fresh[0], again[0], *replayed], ['x1', 'x2', 'x3', 'replay']))
     assert state.totals == {'responses': 20, 'discarded': 8, 'reevaluated': 8, 'reused': 8}
+    mixed = led_by(taken(replayed[0], [0]), fresh[0])  # an earlier response, and three fresh ones
+    mixing = RunState(None, None)
+    mixing.count(fresh, [], make_batch([mixed, fresh[1]], ['replay', 'x1']))
+    assert mixing.totals == {'responses': 12, 'discarded': 5, 'reevaluated': 0, 'reused': 1}
     with_trace = RunState(None, None)  # in the place of a fresh response, and alone
     written = graded(fresh[0].prompt, [trace(np.arange(3, dtype=np.int32))], right(1, 1))
     mixed = joined(written, taken(fresh[0], range(1, 4)))

@@ -366,7 +366,7 @@ def test_prompt_texts():
 
 
 def test_prompt_errors():
-    with pytest.raises(ValueError, match=r"task\.template is 'nope'.*tinyzero, tinyzero_chat, chat, examples, compact"):
+    with pytest.raises(ValueError, match=r"task\.template is 'nope'.*tinyzero, tinyzero_chat, chat, examples, calculator, compact"):
         cd.prompt_text(HARD, 'nope', CharacterTokenizer())
     with pytest.raises(ValueError, match='no chat template'):
         cd.prompt_text(HARD, 'tinyzero_chat', object())

@@ -49,7 +49,24 @@ def test_a_question_behind_solved_ones_is_asked_and_judged_as_they_were():
     assert opened == {**TRUTH, 'last_block': True, 'thinking': True}
 
 
-@pytest.mark.parametrize('template', ['chat', 'examples', 'tinyzero_chat'])
+def test_a_prompt_that_offers_the_calculator_asks_for_the_same_answer():
+    text = cd.prompt_text(TRUTH, 'calculator', ChatTokenizer())
+    [example] = re.findall('for example (<calc>.*?</calc>)', text)
+    assert cd.reply(TRUTH, f'First {example}') == '45\n'
+    assert cd.with_demands(TRUTH, text) == {**TRUTH, 'last_block': True, 'thinking': False}
+
+
+@pytest.mark.parametrize('turn, shown', [
+    ('<calc>3*5-2</calc>', '13'), ('2+2=<calc> (1 + 2) * 3 </calc>\n', '9'), ('<calc>7/2</calc>', '7/2'), ('<calc>1-5/4</calc>', '-1/4'),
+    ('<calc>1/0</calc>', 'error'), ('<calc>2**3</calc>', 'error'), ('<calc></calc>', 'error'), ('<calc>1<calc>2</calc>', '2'),
+    ('<calc>1</calc> is it', None), ('<calc>1', None), ('1</calc>', None), ('<answer>1</answer>', None), ('', None),
+    ('<calc>1</calc></calc>', None), ('<calc>1</calc><calc>4-1</calc>', '3'),
+])  # fmt: skip
+def test_the_calculator_shows_the_exact_value_of_what_a_turn_ends_with(turn, shown):
+    assert cd.reply(TRUTH, turn) == (shown and shown + '\n')
+
+
+@pytest.mark.parametrize('template', ['chat', 'examples', 'calculator', 'tinyzero_chat'])
 def test_an_answer_within_a_think_that_is_not_closed_does_not_count(template):
     for opening, response in (('', '<think> it is '), ('<think>\n', 'it is ')):
         truth = cd.with_demands(TRUTH, cd.prompt_text(TRUTH, template, ChatTokenizer(opening)))

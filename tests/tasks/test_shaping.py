@@ -1,11 +1,13 @@
-"""DAPO's soft overlong punishment by hand; verdicts and k do not change."""
+"""DAPO's soft overlong punishment and Kimi k1.5's length reward by hand; verdicts and k do not change."""
+
+import dataclasses
 
 import numpy as np
 import pytest
 from group_builders import graded
 
 from bapo_jax.groups import Prompt, Verdict, sampled
-from bapo_jax.tasks.shaping import overlong_penalty, punish_overlong
+from bapo_jax.tasks.shaping import length_reward, overlong_penalty, punish_overlong, reward_length, shaped_rewards
 
 LENGTHS, PENALTIES = (1, 75, 80, 95, 100), (0, 0, -0.2, -0.8, -1)  # of a limit of 100 tokens, the last quarter punished
 
@@ -34,3 +36,23 @@ def test_the_penalty_is_added_to_the_rewards_and_nothing_else_changes():
 def test_a_reward_that_nobody_gave_stays_nan():
     group = group_of([Verdict.CORRECT] * 3 + [Verdict.INFRA_ERROR] * 2)
     np.testing.assert_allclose(punish_overlong(group, 100, 0.25).rewards, [1, 1, 0.8, np.nan, np.nan], atol=1e-7)
+
+
+def test_the_length_reward_is_highest_for_the_shortest_right_response_and_never_above_0_for_a_wrong_one():
+    lengths, right = np.array([10, 20, 30, 40, 50]), np.array([True, False, True, False, True])
+    np.testing.assert_allclose(length_reward(lengths, right), [0.5, 0, 0, -0.25, -0.5], atol=1e-12)
+    assert not length_reward(np.full(5, 7), right).any()
+
+
+def test_the_length_reward_is_added_with_its_weight_and_nothing_else_changes():
+    group = group_of([Verdict.CORRECT, Verdict.WRONG, Verdict.CORRECT, Verdict.UNPARSEABLE, Verdict.CORRECT])
+    share = 0.5 - (np.array(LENGTHS) - 1) / 99
+    want = group.rewards + 0.2 * np.where(group.rewards > 0, share, np.minimum(0, share))
+    shaped = reward_length(group, 0.2)
+    np.testing.assert_allclose(shaped.rewards, want, atol=1e-6)
+    assert shaped.rewards.dtype == np.float32 and shaped.verdicts == group.verdicts and shaped.responses is group.responses
+    lost = dataclasses.replace(group, responses=(), verdicts=(), rewards=np.zeros(0, np.float32))
+    assert reward_length(lost, 0.2) is lost
+    assert shaped_rewards(group, 100, 0.0, 0.0) is group
+    both = shaped_rewards(group, 100, 0.25, 0.2)
+    np.testing.assert_allclose(both.rewards, want + overlong_penalty(np.array(LENGTHS), 100, 0.25), atol=1e-6)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -25,7 +27,7 @@ from bapo_jax.groups import Begun, Prompt, Response, sampled_spans
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.vision.layout import ImageSource, Seen, see
 from bapo_jax.models.vision.patches import Pixels, blank_pixels, windows_of
-from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling, finish_of, tokens_left
+from bapo_jax.rollout.engine import Ask, Draw, Engine, RolloutError, Sampling, finish_of, tokens_left
 from bapo_jax.rollout.inprocess.room import Limits, Room, padded_length, room_for
 from bapo_jax.rollout.inprocess.slots import (
     ImagesInSlots,
@@ -60,41 +62,45 @@ class JaxEngine(Engine):
         self._sight, self._attention = sight, attention
         self._mesh = mesh or Mesh(jax.devices()[:1], 'rows')
         self._limits = limits
-        self._policy: _Policy | None = None
+        self._loaded: tuple[Any, int] | None = None  # parameters and version
+        self._policy: Callable[[], _Policy | None] = lambda: None  # what was loaded, while it is in use
         self._waiting: collections.deque[_Group] = collections.deque()
-        self._lock = threading.Lock()  # guards `_waiting` and the policy's weights
+        self._lock = threading.Lock()  # guards `_waiting` and `_policy`
         self._thread = ThreadPoolExecutor(1, thread_name_prefix='sampler')
         self._closed = False
         self.sampled = self.room = 0  # tokens sampled so far, and slot steps computed meanwhile
 
     def load(self, params: Any, version: int) -> None:
-        if self._policy:
-            self._policy.params = None  # groups that wait for it have its weights
-        self._policy = _Policy(params, version)
+        # Groups that wait for the policy before it keep that one.
+        self._loaded, self._policy = (params, version), lambda: None
 
     def ask(
         self, begun: Sequence[Begun], group_size: int, sampling: Sampling, draws: Sequence[Draw]
     ) -> list[Future[tuple[Response, ...]]]:
-        if self._policy is None:
+        return self.asker()(begun, group_size, sampling, draws)
+
+    def asker(self) -> Ask:
+        if self._loaded is None:
             raise RuntimeError('the engine holds no policy yet: call load(params, version) before generate')
-        key_of = {draw: np.asarray(jax.random.key_data(draw.key())) for draw in set(draws)}
+        with self._lock:
+            policy = self._policy()
+            if policy is None:
+                params, version = self._loaded
+                # Devices communicate here, as in the learner's programs, so one thread must launch both.
+                policy = _Policy(lay_out_weights(params, model=self._model, mesh=self._mesh), version)
+                self._policy = weakref.ref(policy)
+        return functools.partial(self._ask, policy)
+
+    def _ask(
+        self, policy: _Policy, begun: Sequence[Begun], group_size: int, sampling: Sampling,
+        draws: Sequence[Draw],
+    ) -> list[Future[tuple[Response, ...]]]:  # fmt: skip
+        kind = _Kind(sampling, policy)
         asked = [
-            _Group(
-                one,
-                one.read,
-                tokens_left(one, sampling),
-                key_of[draw],
-                group_size,
-                _Kind(sampling, self._policy),
-            )
+            _Group(one, one.read, tokens_left(one, sampling), _key_data(draw), group_size, kind)
             for one, draw in zip(begun, draws, strict=True)
         ]
         with self._lock:
-            # Devices communicate here, as they do in the learner's programs, so one thread must launch both.
-            if self._policy.weights is None:
-                self._policy.weights = lay_out_weights(
-                    self._policy.params, model=self._model, mesh=self._mesh
-                )
             self._waiting.extend(asked)
         self._thread.submit(self._answer_all)
         return [group.future for group in asked]
@@ -107,10 +113,10 @@ class JaxEngine(Engine):
                     group.future.set_running_or_notify_cancel()  # wakes the threads that wait for it
             self._waiting.clear()
         self._thread.shutdown()
-        self._policy = None
+        self._loaded = None
 
     def _answer_all(self) -> None:
-        """Answers all waiting groups, then releases the weights."""
+        """Answers all waiting groups."""
         while self._waiting:
             held: list[Held] = [{} for _ in range(self._mesh.size)]
             try:
@@ -126,9 +132,6 @@ class JaxEngine(Engine):
                 for group in lost:
                     if group.future.running() or group.future.set_running_or_notify_cancel():
                         group.future.set_exception(e)
-        with self._lock:
-            if not self._waiting and self._policy:
-                self._policy.weights = None
 
     def _answer(self, kind: _Kind, held: list[Held]) -> None:
         """Answers the first group in line, and those behind it of the same kind."""
@@ -304,6 +307,11 @@ class JaxEngine(Engine):
                     group.future.set_result(tuple(group.responses[i] for i in range(group.size)))
 
 
+@functools.lru_cache(maxsize=256)  # each turn of a response is requested by itself
+def _key_data(draw: Draw) -> np.ndarray:
+    return np.asarray(jax.random.key_data(draw.key()))
+
+
 class _ToPrefill(NamedTuple):
     """A prompt to prefill: its place in line, and its images."""
 
@@ -314,11 +322,10 @@ class _ToPrefill(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class _Policy:
-    """What was loaded. Its weights are laid out while groups wait for it."""
+    """The weights of what was loaded, as sampling reads them. They go with whoever asked for groups of it."""
 
-    params: Any
+    weights: Any
     version: int
-    weights: Any = None
 
 
 class _Kind(NamedTuple):

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bapo_jax.groups import X1, Batch, Group, Verdict
+from bapo_jax.groups import REPLAY, X1, Author, Batch, Group, Verdict
 from bapo_jax.replay.bapo import X2, X3
-from bapo_jax.replay.repo import REPLAY
 
 
 def fresh_metrics(groups: Sequence[Group]) -> dict[str, Any]:
@@ -20,6 +19,7 @@ def fresh_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     judged = [g for g in groups if not g.infra_error]
     lengths = np.array([len(r.tokens) for g in groups for r in g.responses])
     masked = [~r.trained_on for g in groups if g.prompt.images for r in g.responses]
+    replies = [sum(s.author == Author.ENVIRONMENT for s in r.spans) for g in groups for r in g.responses]
     bins = np.bincount([g.correct for g in judged], minlength=max((g.size for g in groups), default=0) + 1)
     return {
         'critic/score/mean': float(np.mean([g.accuracy for g in judged])) if judged else nan,
@@ -34,6 +34,7 @@ def fresh_metrics(groups: Sequence[Group]) -> dict[str, Any]:
         )
         if groups
         else nan,
+        **({'response_length/replies': float(np.mean(replies))} if any(replies) else {}),
         **({'response_length/image_tokens': int(np.concatenate(masked).sum())} if masked else {}),
         'reward/unparseable': verdicts[Verdict.UNPARSEABLE],
         'reward/infra_error': verdicts[Verdict.INFRA_ERROR],
@@ -76,11 +77,13 @@ def batch_metrics(batch: Batch, step: int) -> dict[str, Any]:
 def discarded_metrics(fresh: Sequence[Group], batch: Batch) -> dict[str, int]:
     """Counts fresh groups that are not in X1, by reason.
 
-    With bapo/x1_groups they add up to all fresh groups.
+    With bapo/x1_groups they add up to all fresh groups, except those of which the batch has a part.
     """
-    broken = sum(g.infra_error for g in fresh)
+    broken, used = sum(g.infra_error for g in fresh), {id(r) for g in batch.groups for r in g.responses}
     return {
-        'bapo/discarded/filtered': len(fresh) - broken - batch.count(X1),
+        'bapo/discarded/filtered': sum(
+            not g.infra_error and used.isdisjoint(map(id, g.responses)) for g in fresh
+        ),
         'bapo/discarded/infra_error': broken,
     }
 

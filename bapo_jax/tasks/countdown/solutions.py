@@ -36,6 +36,16 @@ def worked_solution(ground_truth: dict, rng: np.random.Generator, aim: bool = Tr
     return f'{attempt.steps}<answer>{attempt.expression}</answer>'
 
 
+def calling_solution(ground_truth: dict, rng: np.random.Generator, aim: bool = True) -> str:
+    """`worked_solution` as calls of the calculator, and what it shows:
+
+    '<calc>30-24</calc>6\\n<calc>6*6</calc>36\\n<calc>59+36</calc>95\\n<answer>59+6*(30-24)</answer>'
+    """
+    steps, _, answer = worked_solution(ground_truth, rng, aim).partition('<answer>')
+    calls = (step.partition('=') for step in steps.split())
+    return ''.join(f'<calc>{call}</calc>{value}\n' for call, _, value in calls) + f'<answer>{answer}'
+
+
 def searched_solution(
     ground_truth: dict, rng: np.random.Generator, most: int = 4, give_up: float = 0.3
 ) -> str:

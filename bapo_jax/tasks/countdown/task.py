@@ -37,6 +37,7 @@ __all__ = [
     'benchmark',
     'check_ground_truth',
     'prompt_text',
+    'reply',
     'training_problems',
     'verify',
     'verify_all',
@@ -73,6 +74,13 @@ TEMPLATES = {
     ),
     # As 'chat', after turns with such answers: small models follow examples better than instructions
     'examples': 'Write {target} with the numbers {numbers}, each exactly once.',
+    # As 'chat', with a calculator: set task.turns
+    'calculator': (
+        'Using each of the numbers {numbers} exactly once, write an arithmetic expression that equals '
+        '{target}. You can use +, -, *, / and parentheses. You have a calculator: end a message with an '
+        'expression in <calc> </calc> tags, for example <calc>(7 + 2) * 5</calc>, and you get its value. '
+        f'Think step by step. {_LAST_BLOCK}'
+    ),
     'compact': '{spaced}={target}\n',  # a dozen tokens, for the small policies of the quickstart
 }
 
@@ -87,8 +95,7 @@ MAX_DEPTH = 100  # nested parentheses and signs
 def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
     """Returns the question as the policy reads it.
 
-    'tinyzero_chat', 'chat' and 'examples' use the tokenizer's chat template. Raises ValueError if it has
-    none.
+    All but 'tinyzero' and 'compact' use the tokenizer's chat template. Raises ValueError if it has none.
     """
     check_ground_truth(ground_truth)
     if template not in TEMPLATES:
@@ -97,7 +104,7 @@ def prompt_text(ground_truth: dict, template: str, tokenizer: Any) -> str:
     text = TEMPLATES[template].format(
         numbers=numbers, spaced=' '.join(map(str, numbers)), target=ground_truth['target']
     )
-    if template not in ('tinyzero_chat', 'chat', 'examples'):
+    if template in ('tinyzero', 'compact'):
         return text
     if not getattr(tokenizer, 'chat_template', None):
         raise ValueError(
@@ -142,6 +149,21 @@ def verify(response: str, ground_truth: dict) -> tuple[Verdict, str | None]:
     return (
         Verdict.CORRECT if value is not None and value == Fraction(str(target)) else Verdict.WRONG
     ), answer
+
+
+def reply(ground_truth: dict, turn: str) -> str | None:
+    """Returns what the calculator shows if a turn ends with <calc>EXPRESSION</calc>; else None.
+
+    It shows an exact value, as an integer or a fraction, or 'error', on a line of its own.
+    """
+    expression, closed, after = turn.rstrip().rpartition('<calc>')[2].partition('</calc>')
+    if not closed or after or '<calc>' not in turn:
+        return None
+    try:
+        value = value_of(parse(expression.strip()))
+    except ValueError:
+        value = None
+    return f'{"error" if value is None else value}\n'
 
 
 def verify_all(

@@ -29,20 +29,14 @@ from bapo_jax.tasks.mathematics import problems as math_problems
 from bapo_jax.tasks.mathematics.answers import MAX_LENGTH, is_plain, quick_verdict
 from bapo_jax.tasks.mathematics.problems import BENCHMARKS, SUFFIX
 from bapo_jax.tasks.mathematics.text import after_thinking, last_box
+from bapo_jax.tasks.python_tool import OFFER, block_for, check_reply
 from bapo_jax.tasks.turns import chat
 from bapo_jax.tasks.verifier_pool import MACHINE_FAILED, OVERRAN, VerifierPool
 
 __all__ = [
-    'BENCHMARKS',
-    'TEMPLATES',
-    'benchmark',
-    'check_ground_truth',
-    'prompt_text',
-    'training_problems',
-    'verify',
-    'verify_all',
-    'with_demands',
-]
+    'BENCHMARKS', 'TEMPLATES', 'benchmark', 'check_ground_truth', 'check_reply', 'prompt_text', 'reply',
+    'training_problems', 'verify', 'verify_all', 'with_demands',
+]  # fmt: skip
 
 VOTES = True  # responses with equal answers agree, so maj@n is meaningful
 
@@ -55,10 +49,12 @@ TEMPLATES = {
     'as enable_thinking=False gives it',
     'qwen2.5_math': 'system: Please reason step by step, and put your final answer within \\boxed{}.',
     'chat': f'{{problem}}{SUFFIX}',
+    'python': f'{{problem}}{SUFFIX}{OFFER}',  # set task.turns
     'as_is': 'the question unchanged, in a chat template if the tokenizer has one; '
     'answers are judged in the form that it asks for',
 }
 _SYSTEM = {'qwen2.5_math': 'Please reason step by step, and put your final answer within \\boxed{}.'}
+_REQUEST = {'python': SUFFIX + OFFER, 'qwen2.5_math': ''}
 _SWITCH = {'qwen3': True, 'qwen3_no_thinking': False}
 
 CPU_S = 4.0  # CPU time limit per answer; the slowest honest answer known takes half a second
@@ -182,7 +178,7 @@ def _with_request(messages: list[dict], template: str) -> list[dict]:
     question = without_request(messages[-1]['content'], SUFFIX)
     messages = [
         *messages[:-1],
-        {'role': 'user', 'content': question + ('' if template in _SYSTEM else SUFFIX)},
+        {'role': 'user', 'content': question + _REQUEST.get(template, SUFFIX)},
     ]
     if template not in _SYSTEM:
         return messages
@@ -215,6 +211,11 @@ def with_demands(ground_truth: dict, text: str) -> dict:
     form = demanded(text)
     other = {'form': form} if form not in ('', 'box') else {}
     return {**ground_truth, 'boxed': form == 'box', **other, 'thinking': text.rstrip().endswith('<think>')}
+
+
+def reply(ground_truth: Any, turn: str) -> str | None:
+    """Returns what the Python code at the end of a turn prints (python_tool.py); None if there is none."""
+    return block_for(turn)
 
 
 def verify(response: str, ground_truth: Any) -> tuple[Verdict, str | None]:

@@ -12,9 +12,12 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 from group_builders import begun, version_of
-from real_servers import TOKEN, ask, memory_bytes, metrics, tokens_written, trainer_logp
+from real_servers import BASE, TOKEN, ask, memory_bytes, metrics, tokens_written, trainer_logp
 
+from bapo_jax.groups import Author
+from bapo_jax.models.tokenizer import load_tokenizer
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
+from bapo_jax.rollout.episodes import Episodes
 from bapo_jax.rollout.vllm import client, watch
 from bapo_jax.rollout.vllm.gauges import read_fill
 from bapo_jax.rollout.vllm.loading import PolicyLoading, PolicyRefused
@@ -53,6 +56,36 @@ def test_log_probs_are_the_trainers_before_and_after_ten_reloads_back_and_forth(
             answers = generate(engine, prompts, temperature)
             assert {version_of(r) for members in answers for r in members} == {version}
             assert_log_probs_are_the_trainers(base, params, answers, prompts, temperature)
+
+
+def test_turns_are_answered_while_a_policy_is_loaded_and_the_environments_tokens_are_read(base, server, connect):
+    """Every turn has the log-probs of the policy that its span names; a tool says when the next one is loaded."""
+    inner, tokenizer, loaded, called = connect(server), load_tokenizer(BASE), threading.Event(), threading.Event()
+
+    def again(ground_truth, turn):
+        called.set()
+        assert loaded.wait(120)
+        return ' no '
+
+    engine, prompts = Episodes(inner, tokenizer, again, 1), base.prompts[:4]
+    engine.load(base.params, 20)
+    futures = engine.ask(begun(prompts), G, Sampling(1.0, 120), [Draw(0, 1, FRESH)] * len(prompts))
+    assert called.wait(120)
+    engine.load(base.moved, 21)
+    loaded.set()
+    answers = [future.result(120) for future in futures]
+    said = [r for group in answers for r in group if len(r.spans) > 1]
+    assert said and all(r.spans[-2].author == Author.ENVIRONMENT and tokenizer.decode(r.spans[-2].tokens) == ' no ' for r in said)
+    assert {r.spans[-1].version for r in said} == {21} and 20 in {r.spans[0].version for r in said}
+    asked = [p for p, group in zip(prompts, answers, strict=True) for _ in group]
+    responses = [r for group in answers for r in group]
+    of = {v: trainer_logp(base, params, asked, [r.tokens for r in responses], 1.0) for v, params in ((20, base.params), (21, base.moved))}
+    for i, response in enumerate(responses):
+        at = 0
+        for span in response.spans:
+            part = slice(at, at := at + len(span.tokens))
+            if span.author == Author.POLICY:
+                np.testing.assert_allclose(span.logp, of[span.version][i][part], rtol=0, atol=2e-4)
 
 
 def test_a_reply_is_byte_for_byte_what_the_benchmarks_replay(base, server, connect):

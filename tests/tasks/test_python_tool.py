@@ -1,0 +1,127 @@
+"""What a policy's code may do: print, and nothing that reaches beyond its own process."""
+
+import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from bapo_jax.tasks import python_tool, python_worker, sandbox
+from bapo_jax.tasks.mathematics import task as mathematics
+from bapo_jax.tasks.python_tool import check_reply, code_in, output_of
+
+REFUSED = 'Operation not permitted'
+slow = pytest.mark.slow  # each starts a worker, or waits for a limit
+
+
+@pytest.mark.parametrize('turn, code', [
+    ('So:\n```python\nprint(1)\n```', 'print(1)\n'), ('```py\nx\n```  \n', 'x\n'),
+    ('```python\na\n```\nthen\n```python\nb\n```', 'b\n'),
+    ('```python\nx\n``` gives 3', None), ('```\nx\n```', None), ('```python\nx', None), ('```python x\n```', None), ('```', None), ('', None),
+])  # fmt: skip
+def test_a_turn_that_ends_with_a_block_of_code_calls_the_tool(turn, code):
+    assert code_in(turn) == code
+
+
+def test_the_filter_allows_what_it_lists_and_opens_for_reading():
+    """By running the program on the calls that it may see."""
+
+    def verdict(number, flags=0, architecture=sandbox._X86_64):
+        program, at, word = sandbox._filter(), 0, None
+        while True:
+            code, yes, no, operand = program[at]
+            at += 1
+            if code == sandbox._RETURN:
+                return operand
+            if code == sandbox._LOAD:
+                word = {sandbox._NUMBER: number, sandbox._ARCHITECTURE: architecture, sandbox._ARGUMENT_2: flags}[operand]
+            else:
+                at += yes if (word == operand if code == sandbox._IF_EQUAL else word & operand) else no
+
+    allowed = {number for number in range(600) if verdict(number) == sandbox._ALLOW}
+    assert allowed == {*sandbox._CALLS.values(), sandbox._OPENAT}
+    assert len(set(sandbox._CALLS.values())) == len(sandbox._CALLS)
+    for flags in (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TRUNC, os.O_APPEND, os.O_RDONLY | os.O_TRUNC):
+        assert (verdict(sandbox._OPENAT, flags) == sandbox._ALLOW) == (flags == 0)
+    assert verdict(sandbox._OPENAT, os.O_RDONLY | os.O_CLOEXEC) == sandbox._ALLOW
+    assert verdict(0, architecture=0x4000_0003) == verdict(0x4000_0000) == sandbox._EPERM  # the calls of 32 bits
+
+
+@slow
+@pytest.mark.parametrize('code, said', [
+    ('print(6 * 7)', '42'),
+    ('import sympy\nx = sympy.Symbol("x")\nprint(sympy.integrate(x**2, (x, 0, 3)))', '9'),
+    ('import numpy as np, statistics, fractions\nprint(np.linalg.det(np.eye(2)), statistics.mean([1, 2]))', '1.0 1.5'),
+    ('x = 3', '(no output)'), ('import sys\nprint(1)\nsys.exit(2)', '1'),
+    ('a = 1\n\nprint(a / 0)', 'line 3: ZeroDivisionError: division by zero'), ('x = (', "SyntaxError: '(' was never closed"),
+    ('print(input())', 'line 1: EOFError: EOF when reading a line'),
+    ('x = [0] * 10**10', 'line 1: MemoryError'), ('a = []\nwhile True: a.append("x" * 10**6)', 'line 2: MemoryError'),
+    ('def f(): f()\nf()', 'RecursionError'),
+    ('import ctypes\nctypes.string_at(0)', '(stopped: it crashed)'),
+    ('import socket\nsocket.socket()', REFUSED), ('import urllib.request\nurllib.request.urlopen("http://127.0.0.1:1")', REFUSED),
+    ('import os\nwhile True: os.fork()', REFUSED), ('import subprocess\nsubprocess.run(["true"])', REFUSED),
+    ('import threading\nthreading.Thread(target=print).start()', "can't start new thread"),
+    ('import os\nos.kill(os.getppid(), 9)', REFUSED), ('import os\nos.setpriority(0, 0, 19)', REFUSED),
+    ('open("here", "w")', REFUSED), ('open("/tmp/there", "a")', REFUSED), ('import os\nos.mkdir("here")', REFUSED),
+    ('import os\nos.memfd_create("x")', REFUSED), ('import os\nos.open("/tmp", os.O_TMPFILE | os.O_RDWR)', REFUSED),
+    ('print(open("/etc/passwd").read())', 'Permission denied'), ('import os\nprint(os.listdir("/proc"))', 'Permission denied'),
+    (f'print(open({__file__!r}).read())', 'Permission denied'),
+])  # fmt: skip
+def test_code_prints_and_reaches_nothing(code, said):
+    assert said in output_of(code)
+
+
+@slow
+@pytest.mark.parametrize('code', ['while True: pass', 'import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass',
+                                  'import time\ntime.sleep(60)', 'import os\nos.close(1)\nos.close(2)\nwhile True: pass'])  # fmt: skip
+def test_code_that_does_not_end_is_stopped(code):
+    began = time.monotonic()
+    assert output_of(f'print("begun", flush=True)\n{code}') == 'begun\n(stopped: too slow)'
+    assert time.monotonic() - began < python_worker.RUN_WALL_S + 10
+    assert output_of('print(1)') == '1'
+
+
+@slow
+def test_a_long_output_is_cut_and_ends_the_code():
+    for code in ('print("y" * 10**7)', 'while True: print("y" * 100)'):
+        text = output_of(code)
+        assert text.endswith('\n(the rest is cut)') and len(text) < python_worker.MOST_CHARACTERS + 50
+
+
+@slow
+def test_no_file_or_secret_of_the_trainer_is_touched(tmp_path, monkeypatch):
+    file = tmp_path / 'results'
+    file.write_text('kept')
+    monkeypatch.setenv('BAPO_VLLM_TOKEN', 'a secret')
+    ways = ['os.unlink(f)', 'os.truncate(f, 0)', 'os.rename(f, f + "2")', 'os.open(f, os.O_RDONLY | os.O_TRUNC)', 'os.chmod(f, 0)', 'os.rmdir(d)']
+    for way in ways:
+        assert REFUSED in output_of(f'import os\nf, d = {str(file)!r}, {str(tmp_path)!r}\n{way}')
+    assert file.read_text() == 'kept' and os.listdir(tmp_path) == ['results']
+    assert 'secret' not in output_of('import os\nprint(os.environ)')
+    assert 'Permission denied' in output_of(f'print(open("/proc/{os.getpid()}/environ").read())')
+
+
+@slow
+def test_a_run_knows_nothing_of_earlier_ones_and_is_always_the_same():
+    """Of random numbers and of the order of sets, too, in whichever worker."""
+    code = 'import random, numpy, sympy\nprint(random.random(), numpy.random.rand(), {"a", "b", "c", "d"}, getattr(sympy, "mine", 0))\nsympy.mine = 1'
+    with ThreadPoolExecutor(4) as threads:
+        assert len(set(threads.map(output_of, [code] * 8))) == 1
+
+
+@slow
+def test_the_tool_replies_with_a_block_and_a_failure_of_the_machine_is_none_of_the_codes(monkeypatch):
+    check_reply()
+    assert mathematics.reply({}, 'Let me see.\n```python\nprint(2**10)\n```') == '```output\n1024\n```'
+    assert mathematics.reply({}, 'It is 1024.') is None
+    monkeypatch.setattr(python_tool.VerifierPool, 'run', lambda *_: ['failed'])
+    with pytest.raises(RuntimeError, match='the Python tool did not run: its process failed'):
+        output_of('print(1)')
+
+
+def test_a_machine_that_cannot_confine_is_refused(monkeypatch):
+    monkeypatch.setattr(sandbox.platform, 'machine', lambda: 'riscv64')
+    with pytest.raises(ValueError, match=r'task\.turns needs a sandbox.*linux on riscv64, not Linux on x86-64; set task\.turns=0'):
+        check_reply.__wrapped__()
+    assert socket.socket().close() is None  # nothing was confined here
