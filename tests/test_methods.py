@@ -8,6 +8,7 @@ from small_run import ROOT
 
 from bapo_jax.methods import __main__
 from bapo_jax.config import check, default_config, resolve
+from bapo_jax.methods.off_policy import OFF_POLICY
 from bapo_jax.methods import METHODS, apply_method, differs_from, differs_from_grpo
 from bapo_jax.run.directory import differences
 from docs.reference.methods import PAGE, markdown, nearest
@@ -36,6 +37,11 @@ def test_the_page_of_methods_is_the_table():
     assert markdown() in PAGE.read_text('utf-8')
 
 
+def test_every_related_system_has_a_word_on_what_it_shares_with_bapo():
+    told = PAGE.read_text('utf-8').partition('## What they share with BAPO')[2]
+    assert [name for name in OFF_POLICY if f'`{name}`' not in told] == []
+
+
 def test_an_unknown_method_is_refused():
     with pytest.raises(ValueError, match=r'ppo2.*\(did you mean ppo\?\)'):
         apply_method(default_config(), 'ppo2')
@@ -58,8 +64,8 @@ def test_what_the_authors_set_for_a_task_counts_for_that_task_alone():
 def test_the_page_says_what_a_row_changes_in_grpo():
     assert differs_from_grpo('grpo') == {}
     assert differs_from_grpo('grpo_v5') == {'rollout.sync_every': 5, 'learner.anchor': 'behaviour'}
-    assert '| `rollout.sync_every=5`, `learner.anchor=behaviour` |' in markdown()
-    assert '| `bapo` with `replay.use_x2=False` |' in markdown()
+    assert '| `grpo` |  | `rollout.sync_every=5` |  | `learner.anchor=behaviour` |' in markdown()
+    assert '| `bapo` |  |  | `replay.use_x2=False` |  |' in markdown()
 
 
 def test_the_page_names_a_row_that_with_the_changes_is_the_method():

@@ -26,8 +26,8 @@ def judged_traces(read: Inputs) -> dict[int, Group]:
     if rewards is None and not any(g.correct for g in judged):
         raise ValueError(
             f'{read.traces.source}: the verifier finds none of the {len(judged):,} traces correct; check '
-            'that each "prompt_id" is the place of its problem in task.train, counted from 0 after repeats were '
-            'left out, and that each "text" has the form of answer that task.template asks for'
+            'that each "prompt_id" is the place of its problem in task.train, counted from 0 after repeats '
+            'were left out, and that each "text" has the form of answer that task.template asks for'
         )
     if c.task.overlong_share:
         limit, share = c.rollout.max_response_tokens, c.task.overlong_share

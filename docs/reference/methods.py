@@ -11,20 +11,22 @@ from bapo_jax.machine.files import replace_part
 from bapo_jax.methods import METHODS, differs_from
 
 PAGE = Path(__file__).with_suffix('.md')
+COLUMNS = (
+    'method', 'what it is', 'as', 'which prompts', 'which policy answers', 'what is trained on', 'how it learns', 'source',
+)  # fmt: skip
 BASES = ['grpo', 'bapo', 'bapo_tuned']  # rows that the table on the page compares others with
 
 
 def markdown() -> str:
-    """The table for docs/reference/methods.md."""
-    lines = ['| method | what it is | fields | source |', '|---|---|---|---|']
+    """The table for docs/reference/methods.md: the four choices of each row, where they differ from the row it names."""
+    lines = [f'| {" | ".join(COLUMNS)} |', '|---' * len(COLUMNS) + '|']
     for name, row in METHODS.items():
-        other = nearest(name)
-        differing = (
-            ', '.join(f'`{field}={value}`' for field, value in differs_from(name, other).items()) or '-'
-        )
-        if other != 'grpo':
-            differing = f'`{other}` with {differing}'
-        lines.append(f'| `{name}` | {row.summary} | {differing} | {row.source} |')
+        other, cells = nearest(name), []
+        differing = differs_from(name, other)
+        for choice in (row.prompts, row.schedule, row.batch, row.learning):
+            cells.append(', '.join(f'`{field}={differing[field]}`' for field in choice if field in differing))
+        base = '' if name == other else f'`{other}`'
+        lines.append(f'| `{name}` | {row.summary} | {base} | {" | ".join(cells)} | {row.source} |')
     return '\n'.join(lines) + '\n'
 
 
