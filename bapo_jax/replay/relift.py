@@ -28,8 +28,8 @@ class Relift:
     def __init__(self, config: Any, batch_groups: int):
         """`config` is the `replay` section of a resolved config; `batch_groups` is B.
 
-        A batch has at most B + N groups, N = config.traces.demonstrations. If these make a mini-batch
-        larger than its arrays (`capacity` in learner/packing.py), they are doubled for it: one more compiled program.
+        A batch has at most B + N groups, N = config.traces.demonstrations. For a mini-batch beyond `capacity`
+        (learner/packing.py), its arrays are doubled: one more compiled program.
         """
         self._batch_groups, self._count = batch_groups, config.traces.demonstrations
         self._traces: Mapping[int, Group] = {}

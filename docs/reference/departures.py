@@ -326,19 +326,17 @@ ROWS = (
     ),
     RowDeparture(
         'luffy',
-        "7 responses and a trace; entropy bonus on all tokens as a token mean; a sum over tokens / limit that is not divided by the "
-        "number of responses; too long a trace is cut and loses its stop token. Known from the code; the paper's own clip is unverified",
-        "G responses are generated, and a trace takes the place of the first, which is wasted; entropy bonus on the policy's tokens, with "
-        'their weights; the sum is divided by the responses of a mini-batch; too long a trace is left out, with a warning',
+        "7 responses and a trace; entropy bonus as a mean over all tokens; token losses / limit, summed; too long a trace is cut, without a "
+        "stop token. The paper's text is unread: only the code was",
+        "G responses are generated, and a trace takes the place of the first, which is wasted; entropy bonus on the policy's tokens alone; "
+        'the sum is divided by the responses of a mini-batch; too long a trace is left out',
     ),
     RowDeparture(
         'relift',
-        'after the update, one more optimizer step with moments of its own on 128 traces (its batch), token mean of each micro-batch of 2 to '
-        '4, with an entropy bonus; too long a trace is cut, its last token a stop token; a group of wrong formats does not wait; fails '
-        'if nothing waits. Known from the code; the paper is unverified',
-        'N traces (0: B) join the batch, so that they share mini-batches, moments and clip with the RL, in more optimizer steps '
-        '(learner.mini_batches=released: in steps of their own, after the others); token mean of a mini-batch; no entropy bonus on '
-        'traces; too long a trace is left out; all groups without a correct response wait',
+        'after the update, a step of a second optimizer on 128 traces (its batch), token mean of each micro-batch, with an entropy bonus; too '
+        "long a trace is cut, with a stop token; a group of wrong formats does not wait. The paper's text is unread: only the code was",
+        'N traces (0: B) join the mini-batches, with one optimizer and more steps (learner.mini_batches=released: traces come last, in steps '
+        'of their own); token mean of a mini-batch, no entropy bonus on traces; too long a trace is left out; wrong formats wait, too',
     ),
     RowDeparture(
         'arpo', 'multi-turn GUI tasks; outcomes below thresholds; tasks pre-filtered; a response in each micro-batch (inferred: mean over '
