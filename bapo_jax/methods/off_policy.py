@@ -16,10 +16,11 @@ _SOLVED = {'quickstart': {'replay.given_by': 'solver'}}  # it needs no file of t
 
 OFF_POLICY: dict[str, Method] = {
     'kimi': GRPO.but(
-        'Kimi k1.5: regression of the log ratio of whole responses on rewards; partial rollouts; length '
-        'reward; Adam begins anew at each step',
+        'Kimi k1.5: failed prompts first; regression of the log ratio of whole responses on rewards; partial '
+        'rollouts; length reward; Adam begins anew at each step',
         'arXiv 2501.12599',
-        schedule={'rollout.step_share': 0.5},
+        prompts={'prompts.selector': 'prioritised'},
+        schedule={'rollout.step_share': 0.5, 'rollout.overlap': False},
         batch={'task.length_weight': 0.1},
         learning={
             'learner.anchor': 'behaviour',

@@ -263,7 +263,7 @@ ROWS = (
     RowDeparture(
         'kimi', 'τ, the weight of the length reward and the budget of tokens are not stated; no length reward at first; repetition ends a response',
         'τ = 0.01, weight 0.1 from the first step, half of the limit a step; all segments are trained on, each against its own policy; '
-        'no curriculum by labels, no end at repetition',
+        'no curriculum by labels, no end at repetition; success rates are moving averages, which the paper does not say',
     ),
     RowDeparture(
         'dr_grpo', 'no dual clip', 'dual clip 3 stays, beside the clip of 0.2; the constant is rollout.max_response_tokens',
