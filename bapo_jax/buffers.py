@@ -35,7 +35,7 @@ from bapo_jax.replay.arrays import group_bytes
 from bapo_jax.replay.buffer import BadEntry, ReplayBuffer
 from bapo_jax.replay.fifo import Fifo
 from bapo_jax.replay.freshper import Freshper
-from bapo_jax.replay.kinds import OTHER_KINDS
+from bapo_jax.replay.kinds import OTHER_KINDS, TRACED
 from bapo_jax.replay.rollout_replay import RolloutReplay
 from bapo_jax.run.checkpoint import read_replay
 from bapo_jax.run.directory import commits_in, read_run_config, settings_of
@@ -81,7 +81,7 @@ def show_run(run: Path, show: int, console: Console, base: Path | None = None) -
             f'replay.kind={c.kind!r} is your own, and only built-in kinds can be shown; use '
             'read_replay of bapo_jax.run.checkpoint for what it saved'
         )
-    if c.kind == 'bapo' and not (c.use_x2 or c.use_x3):
+    if c.kind in TRACED or c.kind == 'bapo' and not (c.use_x2 or c.use_x3):
         console.print(
             f'the method {config.method} has no replay buffer: it neither re-evaluates nor replays',
             soft_wrap=True,

@@ -15,6 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bapo_jax import config as config_lib
+from bapo_jax.config.trace_rules import reads_traces
 from bapo_jax.groups import Prompt
 from bapo_jax.machine import hub
 from bapo_jax.models import hf
@@ -29,6 +30,7 @@ from bapo_jax.prompts.selector import make_selector
 from bapo_jax.tasks import TASKS, encode_prompts, get_task, leave_out_long, refuse_long, repeats, solver
 from bapo_jax.tasks.jsonl import short
 from bapo_jax.tasks.sight import Sight
+from bapo_jax.tasks.traces import Traces, traces_of
 from bapo_jax.tasks.turns import asks_in_chat, turn_end
 
 # Each benchmark has its own range of ids, so that questions share no random keys. Training ids start at 0.
@@ -50,6 +52,7 @@ class Inputs(NamedTuple):
     selector: PromptSelector
     steps: int
     sight: Sight | None  # None without a vision tower
+    traces: Traces | None = None  # what others wrote, if the method learns from it
 
 
 def read_inputs(config: ConfigDict, weights: bool = True, commits: Mapping[str, str] = {}) -> Inputs:
@@ -109,8 +112,12 @@ def _read(written: ConfigDict, weights: bool, commits: dict[str, str]) -> Inputs
             f'evaluate.track_prompts={config.evaluate.track_prompts} exceeds the {len(prompts)} training '
             'prompts; lower it'
         )
+    traces = None
+    if reads_traces(config):
+        with _of('replay.traces'):
+            traces = traces_of(config, prompts, len(truths), tokenizer, ends)
     return Inputs(
-        config, written, commits, model, tokenizer, ends, prompts, benchmarks, selector, steps, sight
+        config, written, commits, model, tokenizer, ends, prompts, benchmarks, selector, steps, sight, traces
     )
 
 

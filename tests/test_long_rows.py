@@ -49,6 +49,22 @@ def exgrpo_acted(rows):
     assert rows[-1]['buffer/exgrpo/retired'] > 0
 
 
+def luffy_acted(rows):
+    """Some prompts have a trace and some none; a trace makes room for itself, and some are wrong."""
+    groups = total(rows, 'traces/groups')
+    assert rows[-1]['rollout/discarded_total'] == rows[-1]['traces/groups_total'] == groups
+    assert 0 < total(rows, 'traces/correct') < groups < total(rows, 'bapo/x1_groups') == 20 * 8
+    assert all(row['actor/trace_loss'] != 0 for row in rows)
+
+
+def relift_acted(rows):
+    """Demonstrations join at some steps, and some prompts still wait; a batch of RL alone has no supervised loss."""
+    joined = [row['traces/demonstrations'] for row in rows]
+    assert set(joined) == {0, 2} and max(row['traces/queued'] for row in rows) > 0
+    assert [row['actor/ce_loss'] > 0 for row in rows] == [n > 0 for n in joined]
+    assert all(row['bapo/batch_groups'] == 8 + n for row, n in zip(rows, joined)) and rows[-1]['rollout/discarded_total'] == 0
+
+
 def f_grpo_acted(rows):
     """There are groups of more than one success rate strictly between 0 and 1: they count by it."""
     assert len({k for row in rows for k, n in enumerate(row['accuracy_bins']) if n and 0 < k < 4}) > 1
@@ -121,6 +137,8 @@ ROWS = {
     'areal': ({'rollout__most_behind': 2, 'rollout__step_share': 0.6}, areal_acted),
     'kimi': ({'rollout__step_share': 0.6}, kimi_acted),
     'arpo': ({'task__limit': 16}, arpo_acted),
+    'luffy': ({}, luffy_acted),
+    'relift': ({'replay__traces__demonstrations': 2}, relift_acted),
     'adaprefix': ({'task__limit': 16}, adaprefix_acted),
     'dots': ({'prompts__dots__references': 24, 'prompts__dots__embeddings': str(ROOT / 'configs' / 'quickstart_base')}, dots_acted),
     'fifo': ({'replay__fifo__ratio': 2, 'replay__fifo__capacity': 24}, fifo_acted),

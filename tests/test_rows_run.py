@@ -11,6 +11,7 @@ from small_run import metrics, run, small_config
 from configs.making.bases import countdown_files
 from bapo_jax.methods import METHODS
 from bapo_jax.models import hf
+from bapo_jax.replay.kinds import TRACED
 from bapo_jax.run.log.metrics import read_metrics
 from bapo_jax.show.lines import outcome_of
 from bapo_jax.show.story import read_story
@@ -28,6 +29,7 @@ SMALL = {
     'm2po': {'rollout__sync_every': 2, 'learner__trust__moment': 1e-6},
     'sat': {'rollout__sync_every': 2},
     'repo': {'task__limit': 8, 'replay__repo__per_prompt': 4},
+    'relift': {'replay__traces__demonstrations': 1},
     'arpo': {'task__limit': 8},
     'fifo': {'replay__fifo__ratio': 1},
     'exgrpo': {'task__limit': 8, 'replay__exgrpo__start_above': 0.01},
@@ -48,6 +50,9 @@ def tiny_base(tmp_path_factory):
     countdown_files(path, width=32, layers=1)
     config = hf.read_config(path)
     hf.save(path, hf.to_hf(config, hf.init_params(config, 0)), like=path)
+    # Traces of five prompts in six, some right and some wrong by their length.
+    rows = [{'prompt_id': i, 'text': '1' * (1 + i % 7)} for i in range(60) if i % 6]
+    (path / 'traces.jsonl').write_text('\n'.join(map(json.dumps, rows)))
     return path
 
 
@@ -57,6 +62,8 @@ def row_config(method, base):
         'learner__slot_tokens': 0, 'learner__row_tokens': 24,
         'steps': 2, 'checkpoint__every': 1, 'checkpoint__keep': 3, 'log__theory_every': 2,
     }  # fmt: skip
+    if METHODS[method].fields.get('replay.kind') in TRACED:
+        changes['replay__traces__file'] = str(base / 'traces.jsonl')
     config = small_config(method, base, **changes | SMALL.get(method, {}))
     config.evaluate.benchmarks, config.evaluate.track_prompts, config.log.rollouts_every = (), 0, 0
     return config
@@ -133,6 +140,15 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
         ('remix', {'replay__use_x2': True}, r'rollout\.mixture\.share=0\.4 does not support re-evaluation; set replay\.use_x2=False'),
         ('repo', {'replay__use_x3': True}, r'replay\.kind=repo.*replay\.use_x3=False'),
         ('repo', {'replay__repo__retrieve': 'oldest'}, r"replay\.repo\.retrieve='oldest' is unknown; choose .* all, recent, reward, variance"),
+        ('luffy', {'replay__given_by': 'policy'}, r'replay\.kind=luffy learns from traces, and there are none; set replay\.traces\.file'),
+        ('luffy', {'learner__traces__loss': 'none'}, r'replay\.kind=luffy: learner\.traces\.loss=none trains on none .*set learner\.traces\.loss=shaped'),
+        ('relift', {'learner__traces__loss': 'shaped'}, r'replay\.kind=relift: learner\.traces\.loss=shaped .*set learner\.traces\.loss=cross_entropy'),
+        ('grpo', {'learner__traces__loss': 'shaped'}, r'learner\.traces\.loss=shaped, but batches of replay\.kind=bapo have no traces; .*luffy, relift'),
+        ('grpo', {'replay__traces__file': 'some.jsonl'}, r"replay\.traces\.file='some\.jsonl' is not read by replay\.kind=bapo; remove it"),
+        ('luffy', {'learner__advantage': 'gae'}, r'learner\.traces\.loss=shaped: the critic of learner\.advantage=gae has no values'),
+        ('luffy', {'task__length_weight': 0.1}, r'task\.length_weight=0\.1 compares .* set task\.length_weight=0\.0'),
+        ('relift', {'replay__use_x2': True}, r'replay\.kind=relift takes all fresh groups.*replay\.use_x2=False'),
+        ('luffy', {'rollout__max_response_tokens': 5}, r'replay\.given_by=solver: none of its 60 traces has at most rollout\.max_response_tokens=5'),
         ('arpo', {'replay__use_x2': True}, r'replay\.kind=arpo.*replay\.use_x2=False'),
         ('arpo', {'replay__arpo__per_prompt': 0}, r'replay\.arpo\.per_prompt=0 must be at least 1'),
         ('fifo', {'replay__fresh_filter': 'range'}, r"replay\.kind=fifo.*set replay\.fresh_filter=none \(not 'range'\)"),

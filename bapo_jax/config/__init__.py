@@ -103,6 +103,7 @@ def derive(c: ConfigDict) -> None:
     c.replay.bad_capacity = c.replay.bad_capacity or c.learner.batch_groups
     c.replay.high_capacity = c.replay.high_capacity or c.replay.high_recent_steps * c.learner.batch_groups
     c.replay.repo.per_prompt = c.replay.repo.per_prompt or 2 * c.rollout.group_size
+    c.replay.traces.demonstrations = c.replay.traces.demonstrations or c.learner.batch_groups
     c.replay.fifo.capacity = c.replay.fifo.capacity or 6 * c.learner.batch_groups
     c.replay.freshper.capacity = c.replay.freshper.capacity or 50_000 // max(1, c.rollout.group_size) or 1
     c.replay.rollout_replay.fresh = c.replay.rollout_replay.fresh or max(1, c.learner.batch_groups // 2)

@@ -80,7 +80,8 @@ REPLAY_FIELDS = {
     'kind': Field('bapo', or_own(*KINDS), HELD,
         "how batches are built: bapo (Algorithm 1; GRPO if its parts are off), repo (replay of a prompt's "
         'earlier responses), arpo (a success in a failed group), fifo (uniform), freshper (prioritised), '
-        'exgrpo (groups led by a success), rollout_replay (fewer fresh groups, and recent ones)'),
+        'exgrpo (groups led by a success), rollout_replay (fewer fresh groups, and recent ones), luffy (a '
+        'trace in each group), relift (traces of failed prompts)'),
     'fresh_filter': Field('gaussian', or_own(*FILTERS), AMEND,
         'X1: none, range (drop groups that are all right or all wrong), gaussian(.5, .2), uniform(.6)'),
     'use_x2': Field(True, SWITCH, AMEND, 'train on improved hard prompts'),
@@ -96,7 +97,7 @@ REPLAY_FIELDS = {
     },
     'given_by': Field('policy', names(GIVEN_BY), AMEND,
         "continue, adaprefix: source of the given prefix: a correct response of the policy, or the task's "
-        'solver'),
+        'solver. luffy, relift without traces.file: solver'),
     'c1': Field(1 / 8, share(''), AMEND,
         'a group with accuracy <= c1 is hard; a re-evaluated one with c1 < accuracy < 1 enters X2'),
     'improved_rule': Field('threshold', names(RULES), AMEND,
@@ -154,6 +155,13 @@ REPLAY_FIELDS = {
     'rollout_replay': {
         'fresh': Field(0, AT_LEAST_1, HELD, 'fresh prompts per step; 0: half of learner.batch_groups'),
         'capacity': Field(0, AT_LEAST_1, HELD, 'groups kept, FIFO; 0: learner.batch_groups'),
+    },
+    'traces': {
+        'file': Field('', ANY, FREE,
+            "luffy, relift: file of responses by others, rows of prompt_id and text (docs/your_data.md); '': "
+            "the task's solver writes them, with given_by=solver", alike=False),
+        'demonstrations': Field(0, AT_LEAST_1, AMEND,
+            'relift: N, traces that join a batch once as many failed prompts wait; 0: learner.batch_groups'),
     },
 }
 

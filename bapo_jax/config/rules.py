@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from bapo_jax.config.field import Need
 from bapo_jax.config.own_code import check_own_code
 from bapo_jax.config.rollout_rules import check_rollout
+from bapo_jax.config.trace_rules import check_traces
 from bapo_jax.machine.terminal import without_passwords
 from bapo_jax.methods import METHODS
 from bapo_jax.own.method import is_own
@@ -152,6 +153,7 @@ def full_batch_updates(c: ConfigDict) -> int:
     groups = {
         'fifo': p.fifo.ratio * B,
         'freshper': (1 + p.freshper.ratio) * B,
+        'relift': B + p.traces.demonstrations,
         'exgrpo': B + led_groups(B, min(p.exgrpo.share, 0.99)),
     }.get(p.kind, B)
     a_pass = -(-groups // max(1, c.learner.mini_batch_groups))  # 0 is refused later
@@ -316,6 +318,7 @@ CROSS_RULES = (
     check_rollout,
     check_prompts,
     check_replay,
+    check_traces,
     check_learner,
     check_trust,
     check_critic,

@@ -67,7 +67,7 @@ def seq_mean_token_mean(lengths: np.ndarray, limit: int) -> np.ndarray:
 
 def seq_mean_token_sum(lengths: np.ndarray, limit: int) -> np.ndarray:
     """Every token counts alike: a sum over `limit` per response, and a mean over responses (Dr.GRPO)."""
-    return np.full(len(lengths), 1.0 / (len(lengths) * limit))
+    return np.full(len(lengths), 1.0 / (max(1, len(lengths)) * limit))
 
 
 ADVANTAGES = {

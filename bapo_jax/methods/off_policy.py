@@ -5,6 +5,15 @@ from __future__ import annotations
 from bapo_jax.methods.method import Method
 from bapo_jax.methods.on_policy import GRPO
 
+# The objective of the policy's own responses in LUFFY and ReLIFT.
+_WITHOUT_CLIP = {
+    'learner.surrogate': 'unclipped',
+    'learner.advantage': 'centred',
+    'learner.aggregation': 'seq_mean_token_sum',
+    'learner.kl_target': 'none',
+}
+_SOLVED = {'quickstart': {'replay.given_by': 'solver'}}  # it needs no file of traces
+
 OFF_POLICY: dict[str, Method] = {
     'kimi': GRPO.but(
         'Kimi k1.5: failed prompts first; regression of the log ratio of whole responses on rewards; partial '
@@ -51,6 +60,22 @@ OFF_POLICY: dict[str, Method] = {
             'learner.aggregation': 'seq_mean_token_mean',
         },
         of_task={},
+    ),
+    'luffy': GRPO.but(
+        'LUFFY: a response by another author in each fresh group, in a shaped objective; rewards centred; no '
+        'clip, no KL',
+        'arXiv 2504.14945 and its code',
+        batch={'replay.kind': 'luffy'},
+        learning={**_WITHOUT_CLIP, 'learner.traces.loss': 'shaped', 'learner.traces.gamma': 0.1},
+        of_task=_SOLVED,
+    ),
+    'relift': GRPO.but(
+        'ReLIFT: supervised learning from others of the prompts that the policy fails; rewards centred; no '
+        'clip, no KL',
+        'arXiv 2506.07527 and its code',
+        batch={'replay.kind': 'relift'},
+        learning={**_WITHOUT_CLIP, 'learner.traces.loss': 'cross_entropy'},
+        of_task=_SOLVED,
     ),
     'arpo': GRPO.but(
         'ARPO: where a whole group failed, an earlier success of its prompt takes the place of a response; '

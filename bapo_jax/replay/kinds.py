@@ -12,8 +12,10 @@ from bapo_jax.replay.continuations import Continuations, Solve
 from bapo_jax.replay.exgrpo import Exgrpo
 from bapo_jax.replay.fifo import Fifo
 from bapo_jax.replay.freshper import Freshper
+from bapo_jax.replay.luffy import Luffy
 from bapo_jax.replay.posterior import Posterior
 from bapo_jax.replay.protocol import Replay
+from bapo_jax.replay.relift import Relift
 from bapo_jax.replay.repo import Repo
 from bapo_jax.replay.retries import Retries, Uniform
 from bapo_jax.replay.rollout_replay import RolloutReplay
@@ -26,7 +28,12 @@ OTHER_KINDS = {
     'freshper': Freshper,
     'exgrpo': Exgrpo,
     'rollout_replay': RolloutReplay,
+    'luffy': Luffy,
+    'relift': Relift,
 }
+# Those that `receive` traces; and those whose batches have tokens of traces.
+TRACED = ('luffy', 'relift')
+WITH_TRACES = (*TRACED, 'exgrpo')
 KINDS = ('bapo', *OTHER_KINDS)
 REEVALUATE = ('uniform', 'posterior', 'continue')
 GIVEN_BY = ('policy', 'solver')

@@ -47,3 +47,13 @@ class Replay(Protocol):
 
         `arrays` also has those of log.failed_again, if that is on, under other names.
         """
+
+
+class FromTraces(Replay, Protocol):
+    """A replay whose batches have responses of other authors."""
+
+    def receive(self, traces: Mapping[int, Group]) -> None:
+        """Gets a judged trace of each prompt that has one, by prompt id, as a group of one response.
+
+        Called once, before `restore`.
+        """

@@ -249,6 +249,7 @@ def _to_restore(names: Sequence[str], config: ConfigDict) -> str:
     files = {
         'fingerprints.dataset': f'the questions of task.train={config.task.train}',
         'fingerprints.answers': f'the answers of task.train={config.task.train}',
+        'fingerprints.traces': f'the traces of replay.traces.file={config.replay.traces.file}',
         'fingerprints.benchmarks': 'questions and answers of a benchmark; '
         'give a changed benchmark a new name',
         'fingerprints.code': 'the source of one of your modules',

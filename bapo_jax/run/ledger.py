@@ -43,15 +43,19 @@ class Ledger:
 
         Raises Unbalanced, naming the step and the prompts, if a check fails.
         """
-        trained, of_fresh = batch.of_origin(X1), {id(g) for g in fresh}
+        # A group of X1 may have a trace beside its fresh responses.
+        trained, drawn_for = batch.of_origin(X1), {id(r): g.prompt.id for g in fresh for r in g.responses}
+        used = {id(r) for g in trained for r in g.responses}
         stored, gone = self._history()
         row = {
             'step': step,
             'trained': _ids(trained),
             'infra_error': _ids(g for g in fresh if g.infra_error),
-            'filtered': _ids(g for g in fresh if not g.infra_error and not any(g is t for t in trained)),
+            'filtered': _ids(g for g in fresh if not g.infra_error and used.isdisjoint(map(id, g.responses))),
         }
-        strangers = [g.prompt.id for g in trained if id(g) not in of_fresh]
+        strangers = [
+            g.prompt.id for g in trained if all(drawn_for.get(id(r)) != g.prompt.id for r in g.responses)
+        ]
         _need(not strangers, step, 'X1 has prompts that were not drawn', strangers)
         drawn = _ids(fresh)
         outcomes, wanted = Counter(row['trained'] + row['infra_error'] + row['filtered']), Counter(drawn)

@@ -15,6 +15,7 @@ from bapo_jax.cluster.devices import describe_devices
 from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.config import fresh_prompts
 from bapo_jax.config.own_code import code_of
+from bapo_jax.groups import Group
 from bapo_jax.inputs import Inputs
 from bapo_jax.learner.learner import Learner
 from bapo_jax.machine import events, terminal
@@ -33,6 +34,7 @@ from bapo_jax.run.log.sinks import check_sinks
 from bapo_jax.run.opening import Opened, open_run
 from bapo_jax.run.run import Run
 from bapo_jax.run.starts import crashed, record_end, records_finish, with_start
+from bapo_jax.run.traces import judged_traces
 
 
 def claim_directory(read: Inputs, workdir: Path, amend: bool) -> Claimed:
@@ -48,6 +50,7 @@ def claim_directory(read: Inputs, workdir: Path, amend: bool) -> Claimed:
         **fingerprints_of(read.prompts, read.benchmarks, read.tokenizer, read.stop_tokens),
         'code': code_of(c),
         'model': architecture(read.model),
+        **({'traces': read.traces.fingerprint} if read.traces else {}),
     }
     return claim(workdir, read.written, fingerprints, environment(), amend, read.commits)
 
@@ -72,6 +75,10 @@ def start_or_continue(
     c, state, settings = read.config, opened.state, claimed.settings
     finished = state.step >= read.steps and records_finish(settings['starts'], state.step)
     diagnostics = Diagnostics(c, read.prompts, learner, rollouts, state)
+    traces = {}
+    if read.traces:
+        traces = judged_traces(read)
+        replay.receive(traces)
     if opened.of_host:
         replayed, selector = opened.of_host
         check_rows(replayed, c)
@@ -90,7 +97,7 @@ def start_or_continue(
             message = f'{workdir} continues after step {state.step} with changed settings: {changes}'
             events.report('settings changed', message, step=state.step, changed=claimed.changed)
     else:
-        terminal.console().print(*in_brief(read, learner), sep='\n', highlight=False)
+        terminal.console().print(*in_brief(read, learner, traces), sep='\n', highlight=False)
     if not finished:
         settings = with_start(settings, state.step, read.steps, sys.argv)
         record(workdir, settings)
@@ -126,7 +133,7 @@ def check_rows(replayed: Mapping[str, np.ndarray], config: ConfigDict) -> None:
         )
 
 
-def in_brief(read: Inputs, learner: Learner) -> list[str]:
+def in_brief(read: Inputs, learner: Learner, traces: Mapping[int, Group] = {}) -> list[str]:
     """Returns lines that summarise what a run will do, and on which devices."""
     c, p = read.config, read.config.replay
     of_bapo = p.kind == 'bapo'  # another replay has none of its parts
@@ -137,4 +144,6 @@ def in_brief(read: Inputs, learner: Learner) -> list[str]:
         f'{c.rollout.group_size} responses; method {c.method}: v={c.rollout.sync_every}, anchor '
         f'{c.learner.anchor}, {parts}; on {describe_devices()}, attention {described(learner.kernel)}'
     )
-    return [run, *filter(None, [levels])]
+    correct = sum(g.correct for g in traces.values())
+    given = f'{len(traces):,} prompts have a trace; {correct:,} of these are correct' if traces else ''
+    return [run, *filter(None, [levels, given])]

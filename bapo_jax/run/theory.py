@@ -53,7 +53,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bapo_jax.groups import X1, Batch, Group
+from bapo_jax.groups import X1, Author, Batch, Group, taken
 from bapo_jax.replay.bapo import X2, X3
 
 ByToken = Sequence[Sequence[np.ndarray]]  # for each group and each response: one number per token
@@ -208,15 +208,19 @@ def monitor(
 
     `logp_before` and `logp_after` are log-probs of every response token, as `Learner.score` returns them; the
     latter may be None. c1, low = c2(t) and high = c3(t) are the thresholds that the batch was composed with.
+    Traces do not count: nobody knows the policy that wrote them.
     """
     row = {}
     for number, origin in enumerate((X1, X2, X3), 1):
         at = [i for i, o in enumerate(batch.origins) if o == origin]
         if not at:
             continue
-        groups = batch.of_origin(origin)
-        before = log_ratios(groups, [logp_before[i] for i in at])
-        after = None if logp_after is None else log_ratios(groups, [logp_after[i] for i in at])
+        every = batch.of_origin(origin)
+        before = _without_traces(every, log_ratios(every, [logp_before[i] for i in at]))
+        after = None
+        if logp_after is not None:
+            after = _without_traces(every, log_ratios(every, [logp_after[i] for i in at]))
+        groups = [taken(g, own) if len(own := _own(g)) < g.size else g for g in every]
         K = constants(groups[0].size, c1, low, high)
         row |= {f'theory/{name}': value for name, value in K.items() if name.startswith(f'K{number}')}
         row |= {f'theory/{name}/{origin}': value for name, value in _distances(before).items()}
@@ -229,6 +233,15 @@ def monitor(
             for name, value in _bound(groups, before, after, K[f'K{number}']).items()
         }
     return row
+
+
+def _own(group: Group) -> list[int]:
+    """The places of a group's responses that are not traces."""
+    return [i for i, r in enumerate(group.responses) if not r.by(Author.TRACE).any()]
+
+
+def _without_traces(groups: Sequence[Group], gaps: ByToken) -> ByToken:
+    return [[of_group[i] for i in _own(g)] for g, of_group in zip(groups, gaps, strict=True)]
 
 
 def _distances(gaps: ByToken) -> dict[str, float]:

@@ -193,6 +193,13 @@ def solver(
     """
     if not asks_solver(config):
         return None
+    return solver_of(config, tokenizer)
+
+
+def solver_of(
+    config: ConfigDict, tokenizer: Any
+) -> Callable[[Prompt, np.random.Generator], np.ndarray | None]:
+    """Returns the solver of `config.task`, whatever asks for it; otherwise as `solver`."""
     solution = get_task(config.task.name).SOLUTIONS[config.task.template]
 
     def solve(prompt: Prompt, rng: np.random.Generator) -> np.ndarray | None:

@@ -325,6 +325,20 @@ ROWS = (
         'clip 3',
     ),
     RowDeparture(
+        'luffy',
+        "7 responses and a trace; entropy bonus as a mean over all tokens; token losses / limit, summed; too long a trace is cut, without a "
+        "stop token. The paper's text is unread: only the code was",
+        "G responses are generated, and a trace takes the place of the first, which is wasted; entropy bonus on the policy's tokens alone; "
+        'the sum is divided by the responses of a mini-batch; too long a trace is left out',
+    ),
+    RowDeparture(
+        'relift',
+        'after the update, a step of a second optimizer on 128 traces (its batch), token mean of each micro-batch, with an entropy bonus; too '
+        "long a trace is cut, with a stop token; a group of wrong formats does not wait. The paper's text is unread: only the code was",
+        'N traces (0: B) join the mini-batches, with one optimizer and more steps (learner.mini_batches=released: traces come last, in steps '
+        'of their own); token mean of a mini-batch, no entropy bonus on traces; too long a trace is left out; wrong formats wait, too',
+    ),
+    RowDeparture(
         'arpo', 'multi-turn GUI tasks; outcomes below thresholds; tasks pre-filtered; a response in each micro-batch (inferred: mean over '
         'responses); 16 updates a step',
         "k = 0 by the verifier; the config's prompts and mini-batches; the clip is of the ratio, not of its logarithm. The paper's text "

@@ -68,8 +68,13 @@ TABLE: dict[str, tuple[Metric, ...]] = {
         M('bapo/replay/weight', 'share', 'mean factor of the token weights of replayed groups', 'freshper; 1 if all have the same priority'),
         M(
             'bapo/batch_groups', 'groups', 'all groups of the batch',
-            'at most learner.batch_groups (RePO, fifo, freshper, exgrpo: twice that)',
+            'at most learner.batch_groups (RePO, fifo, freshper, exgrpo: twice that; relift: plus replay.traces.demonstrations)',
         ),
+        M('traces/groups', 'groups', 'luffy: fresh groups with a trace', 'bapo/x1_groups, if every prompt has a trace'),
+        M('traces/correct', 'groups', 'luffy: those whose trace is correct', 'near traces/groups; others push the policy away from their trace'),
+        M('traces/groups_total', 'groups', 'luffy: groups with a trace since the run began', 'rises by traces/groups'),
+        M('traces/demonstrations', 'groups', 'relift: traces that joined the batch', '0 or replay.traces.demonstrations'),
+        M('traces/queued', 'prompts', 'relift: failed prompts that wait, after the step', 'a steady rise means that the oldest are never taken'),
         M(
             'bapo/discarded/filtered', 'groups', 'fresh groups that the filter kept out of X1',
             'grows as prompts become all right or all wrong',
@@ -159,6 +164,10 @@ TABLE: dict[str, tuple[Metric, ...]] = {
     'Update: means over mini-batches': (
         M('actor/pg_loss', 'loss', 'policy loss', 'near 0, of either sign; no measure of progress'),
         M('actor/trace_loss', 'loss', 'loss of the tokens of traces', 'near 0; 0 without traces in the batch'),
+        M(
+            'actor/ce_loss', 'nats/token', 'mean -log π of the tokens of traces, times learner.traces.coef',
+            'learner.traces.loss=cross_entropy; falls; 0 in mini-batches without traces',
+        ),
         M('actor/kl_loss', 'nats/token', 'KL estimate to the reference policy', 'rises slowly, or 0 without a reference'),
         M(
             'actor/entropy', 'nats/token', "entropy of the policy's next token",

@@ -320,3 +320,20 @@ def test_every_mini_batch_has_the_capacity_and_fits_it(groups, mini, rows, rule,
     most = capacity(config, 3, shared)
     for part in cut(batch, np.arange(groups), config, most, shared):
         assert part.layout.segment.shape[0] == most and part.layout.filled <= most
+
+
+@pytest.mark.parametrize('shared', [0, 6])
+def test_a_mini_batch_above_the_capacity_has_whole_further_arrays(shared):
+    """As with demonstrations beside a batch that is one mini-batch: a second compiled program, and the same tokens."""
+    config = SimpleNamespace(
+        mini_batch_groups=8, batch_groups=8, mini_batches='even', micro_batch_rows=4, slot_tokens=9 if shared else 0,
+        row_tokens=24 if shared else 15,
+    )  # fmt: skip
+    groups = [make_group(i, 6, [9] * 4, 1) for i in range(8)] + [make_group(8 + i, 6, [9], 1) for i in range(3)]
+    most = capacity(config, 4, shared)
+    [part] = cut(make_batch(groups, ['x1'] * 8 + ['demonstrations'] * 3), np.arange(11), config, most, shared)
+    assert part.layout.filled == most + 1 and part.layout.segment.shape[0] == 2 * most
+    given, tokens = [[r.tokens for r in g.responses] for g in groups], part.sequences().tokens
+    for of_group, packed_group in zip(given, part.of_responses(tokens), strict=True):
+        for want, got in zip(of_group, packed_group, strict=True):
+            np.testing.assert_array_equal(got, want)

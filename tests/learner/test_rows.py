@@ -14,13 +14,14 @@ import pytest
 from ml_collections import ConfigDict
 
 from bapo_jax.config import default_config, resolve
-from bapo_jax.groups import Group, Prompt, Verdict, make_batch, sampled
+from bapo_jax.groups import Group, Prompt, Verdict, lanes_of, make_batch, sampled
 from bapo_jax.learner import credit
 from bapo_jax.learner.objective import evaluate_objective, numbers_of, objective_of, weights_of
 from bapo_jax.learner.packing import cut, pack
 from bapo_jax.learner.trust import factors_of
 from bapo_jax.methods import METHODS, apply_method
 from bapo_jax.replay.exgrpo import as_trace
+from bapo_jax.tasks.traces import trace
 
 LIMIT = 12  # most tokens of a response
 BETA, ENTROPY = 0.3, 0.2  # large enough to show
@@ -38,6 +39,7 @@ class Tokens:
     previous: np.ndarray
     entropy: np.ndarray
     value: np.ndarray
+    trace: bool = False  # another author wrote it; its behaviour log-probs are unknown
 
 
 def mini_batch(seed):
@@ -74,10 +76,14 @@ def ours(config, groups, step=1, weights=(), led=False):
     made = []
     for i, (rewards, responses) in enumerate(groups):
         verdicts = tuple(Verdict.CORRECT if r == 1 else Verdict.WRONG for r in rewards)
-        stored = tuple(sampled(np.arange(len(t.logp), dtype=np.int32), np.float32(t.behaviour), 'stop', 0) for t in responses)
-        stored = (as_trace(stored[0]), *stored[1:]) if led else stored
+        stored = []
+        for t in responses:
+            tokens = np.arange(len(t.logp), dtype=np.int32)
+            stored.append(trace(tokens) if t.trace else sampled(tokens, np.float32(t.behaviour), 'stop', 0))
+        stored = (as_trace(stored[0]), *stored[1:]) if led else tuple(stored)
         made.append(Group(Prompt(i, 'countdown', np.arange(3, dtype=np.int32), {}), stored, verdicts, np.float32(rewards), 0))
-    batch = dataclasses.replace(make_batch(made, ['x1'] * len(made)), weights=weights)
+    batch = make_batch(made, ['x1' if g.size > 1 else 'demonstrations' for g in made])
+    batch = dataclasses.replace(batch, weights=weights)
     [part] = cut(batch, np.arange(len(made)), config.learner)
     objective = objective_of(config.learner)
     weight = weights_of(objective, config.learner, part.batch, LIMIT)
@@ -89,7 +95,7 @@ def ours(config, groups, step=1, weights=(), led=False):
     else:
         advantage = credit.advantages(batch, config.learner.advantage)
     factors = factors_of(config.learner, part.batch, advantage, roles.get('proximal'))
-    rows = pack(part, ('x1',), advantage, weight, roles, factors)
+    rows = pack(part, lanes_of(batch), advantage, weight, roles, factors)
     numbers = numbers_of(config.learner, 1.0, step)
 
     def loss(logp):
@@ -253,6 +259,36 @@ def cispo(groups, at=None):
     return token_mean(groups, z, lambda t, a: -next(weights) * a * t.logp - ENTROPY * t.entropy)
 
 
+def luffy(groups):
+    """(1/N) Σ_i (1/L) Σ_t of -A p / p_old on the policy's tokens and -A p / (p + 0.1) on a trace's; A = r - mean over both."""
+    losses = []
+    for rewards, g in groups:
+        for t, a in zip(g, rewards - rewards.mean()):
+            p = np.exp(t.logp)
+            loss = -a * p / (p + 0.1) if t.trace else -a * p / np.exp(t.proximal) - ENTROPY * t.entropy
+            losses.append(loss.sum() / LIMIT)
+    return np.mean(losses)
+
+
+def relift(groups):
+    """LUFFY's objective of the policy's responses, plus the mean over the tokens of traces of -log p."""
+    own = [(rewards, g) for rewards, g in groups if len(g) > 1]
+    return luffy(own) - np.concatenate([t.logp for _, g in groups for t in g if t.trace]).mean()
+
+
+def with_traces(row, groups):
+    """The groups as the row has them: a trace first in all but one of them, or two groups of a trace alone after them."""
+    if row == 'luffy':
+        for _, responses in groups[:-1]:
+            responses[0].trace = True
+    if row == 'relift':
+        alone = [(np.array([float(i)]), [responses[0]]) for i, (_, responses) in enumerate(mini_batch(9)[:2])]
+        for _, [response] in alone:
+            response.trace = True
+        groups = groups + alone
+    return groups
+
+
 def over_mean(rewards):
     return (rewards - rewards.mean()) / (rewards.mean() + 1e-6)
 
@@ -364,9 +400,11 @@ STATEMENTS = {
     'bapo_continue': bapo, 'bapo_guarded': bapo_guarded, 'adaprefix': grpo, 'dots': dots,
     'arpo': arpo, 'fifo': replayed, 'freshper': replayed, 'exgrpo': exgrpo,
     'f_grpo': f_grpo, 'dppo': dppo, 'gapo': gapo, 'm2po': m2po, 'sat': sat,
+    'luffy': luffy, 'relift': relift,
 }  # fmt: skip
 # What a row sets to 0 itself, the statement leaves out: here it is set as the row has it.
 OWN = {row: {'learner.entropy_coef': 0.0} for row in ('dapo', 'dppo', 'gapo', 'm2po', 'areal', 'kimi')}
+OWN['relift'] = {'learner.batch_groups': 6, 'learner.mini_batch_groups': 6}
 OWN['m2po'] |= {'learner.trust.moment': M2PO_BUDGET}
 # Parts of it are not differentiated: they are taken `at` these log-probs.
 STOPPED = ('cispo', 'dppo')
@@ -404,7 +442,7 @@ def test_every_row_has_a_statement():
 
 @pytest.mark.parametrize('row', STATEMENTS)
 def test_a_rows_objective_is_its_formula(row):
-    groups, statement = mini_batch(0), STATEMENTS[row]
+    groups, statement = with_traces(row, mini_batch(0)), STATEMENTS[row]
     if row in STOPPED:
         statement = functools.partial(statement, at=mini_batch(0))
     assert_same(config_of(row, **OWN.get(row, {})), groups, statement)
@@ -541,6 +579,16 @@ def test_remix_is_held_close_to_its_new_base_alone_after_the_switch():
         ),
         ('fifo', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
         ('freshper', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
+        *(
+            (
+                row,  # its term is there, but no trace
+                {
+                    'learner.surrogate': 'clip', 'learner.advantage': 'group_std', 'learner.aggregation': 'token_mean',
+                    'learner.kl_target': 'reference',
+                },
+            )
+            for row in ('luffy', 'relift')
+        ),
         ('remix', {'learner.anchor': 'proximal', 'learner.clip_centre': 'one', 'learner.kl_target': 'reference'}),
         ('bapo', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
         ('bapo_official', {'learner.anchor': 'proximal', 'learner.kl_target': 'reference'}),
@@ -553,3 +601,22 @@ def test_a_row_with_its_switches_off_is_grpo(row, off):
     for of_group, want_of_group in zip(gradient, want_gradient, strict=True):
         for a, b in zip(of_group, want_of_group, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_luffy_with_supervised_traces_is_the_authors_variant():
+    """train_rl_sft_loss.sh: GRPO on the rollouts, normalised with the trace, and a token mean of -log p on the traces times a coefficient."""
+
+    def statement(groups):
+        own = [
+            (-a * np.exp(t.logp - t.proximal) - ENTROPY * t.entropy).sum() / LIMIT
+            for rewards, g in groups for t, a in zip(g, rewards - rewards.mean()) if not t.trace
+        ]  # fmt: skip
+        return np.mean(own) - 0.5 * np.concatenate([t.logp for _, g in groups for t in g if t.trace]).mean()
+
+    changes = {'learner.traces.loss': 'cross_entropy', 'learner.traces.coef': 0.5}
+    assert_same(config_of('luffy', **changes), with_traces('luffy', mini_batch(4)), statement)
+
+
+def test_a_mini_batch_of_traces_alone_has_only_their_term():
+    groups = with_traces('relift', mini_batch(5))[-2:]
+    assert_same(config_of('relift'), groups, lambda g: -np.concatenate([t.logp for _, r in g for t in r]).mean())

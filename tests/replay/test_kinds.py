@@ -13,8 +13,10 @@ from bapo_jax.replay.exgrpo import Exgrpo
 from bapo_jax.replay.fifo import Fifo
 from bapo_jax.replay.freshper import Freshper
 from bapo_jax.replay.kinds import KINDS, OTHER_KINDS, make_replay, make_retries
+from bapo_jax.replay.luffy import Luffy
 from bapo_jax.replay.posterior import Posterior
 from bapo_jax.replay.protocol import Replay
+from bapo_jax.replay.relift import Relift
 from bapo_jax.replay.repo import Repo
 from bapo_jax.replay.rollout_replay import RolloutReplay
 from bapo_jax.replay.retries import Uniform
@@ -38,7 +40,8 @@ def test_a_name_builds_what_it_says():
     for kind in KINDS:
         config = resolve(config_of(row_of(kind)))
         built[config.replay.kind] = type(make_replay(config, 100, lambda step: False, None))
-    assert built == {'bapo': Bapo, 'repo': Repo, 'arpo': Arpo, 'fifo': Fifo, 'freshper': Freshper, 'exgrpo': Exgrpo, 'rollout_replay': RolloutReplay}
+    others = {'repo': Repo, 'arpo': Arpo, 'fifo': Fifo, 'freshper': Freshper, 'exgrpo': Exgrpo, 'rollout_replay': RolloutReplay}
+    assert built == {'bapo': Bapo, 'luffy': Luffy, 'relift': Relift, **others}
     assert set(KINDS) == built.keys()
 
 

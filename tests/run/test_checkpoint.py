@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from group_builders import assert_same_arrays, make_group
+from group_builders import assert_same_arrays, graded, make_group, right
 from learners import BARE, batch_of, learner_config, make_learner
 
-from bapo_jax.groups import make_batch, taken
+from bapo_jax.groups import joined, make_batch, taken
 from bapo_jax.learner.learner import Learner
 from bapo_jax.learner.objective import ROLLOUT
 from bapo_jax.learner.update import TrainState
@@ -18,6 +18,7 @@ from bapo_jax.run.checkpoint import Checkpoints, DamagedCheckpoint, NotSaved, co
 from bapo_jax.run.checksums import checksum_of_text, checksums
 from bapo_jax.run.opening import OtherWeights, open_run
 from bapo_jax.run.state import RunState, copy_params
+from bapo_jax.tasks.traces import trace
 
 REPLAY = {'r_tot': np.array([np.nan]), 'high_tokens': np.arange(7, dtype=np.int32), 'bad_stored': np.array([3, 0], np.int64)}
 
@@ -122,6 +123,11 @@ def test_the_counters_are_of_responses_and_count_each_group_once():
     mixing = RunState(None, None)
     mixing.count(fresh, [], make_batch([mixed, fresh[1]], ['replay', 'x1']))
     assert mixing.totals == {'responses': 12, 'discarded': 5, 'reevaluated': 0, 'reused': 1}
+    with_trace = RunState(None, None)  # in the place of a fresh response, and alone
+    written = graded(fresh[0].prompt, [trace(np.arange(3, dtype=np.int32))], right(1, 1))
+    mixed = joined(written, taken(fresh[0], range(1, 4)))
+    with_trace.count(fresh, [], make_batch([mixed, fresh[1], written], ['x1', 'x1', 'demonstrations']))
+    assert with_trace.totals == {'responses': 12, 'discarded': 5, 'reevaluated': 0, 'reused': 0}
     state.trained()
     state.trained()
     state.trained()

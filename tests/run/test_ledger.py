@@ -5,7 +5,7 @@ import json
 import pytest
 from group_builders import make_group
 
-from bapo_jax.groups import X1, joined, make_batch
+from bapo_jax.groups import X1, joined, make_batch, taken
 from bapo_jax.replay.bapo import X2, X3
 from bapo_jax.replay.buffer import ReplayBuffer
 from bapo_jax.run.ledger import Ledger, Unbalanced
@@ -40,6 +40,16 @@ def test_a_sound_run_is_written_down(ledger, buffer, tmp_path):
     assert [row['filtered'] for row in rows] == [[1], [2], [0]]
     assert [row['stored'] for row in rows] == [[[0, 1]], [[3, 2]], [[3, 3]]]
     assert [row['evicted'] for row in rows] == [[], [], [[0, 1], [3, 2]]]
+
+
+def test_a_group_with_an_earlier_response_in_the_place_of_a_fresh_one_is_the_fresh_ones_outcome(ledger, buffer, tmp_path):
+    fresh, other = make_group(0, 4, step=1), make_group(0, 4, step=0)
+    step_of(ledger, buffer, 1, [fresh, make_group(1, 0, step=1)], trained=[joined(taken(other, [0]), taken(fresh, range(1, 8)))])
+    [row] = [json.loads(line) for line in (tmp_path / 'ledger.jsonl').read_text().splitlines()]
+    assert (row['trained'], row['filtered']) == ([0], [1])
+    with pytest.raises(Unbalanced, match=r'X1 has prompts that were not drawn: \[2\]'):  # with a fresh response of another prompt
+        second = make_group(3, 4, step=2)
+        step_of(ledger, buffer, 2, [second], trained=[second, joined(taken(second, [0]), make_group(2, 4, step=0))])
 
 
 def test_a_run_that_goes_on_remembers_and_forgets_later_rows(ledger, buffer, tmp_path):

@@ -11,8 +11,9 @@ from hypothesis import given, strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from bapo_jax.groups import Author, Span, Verdict, make_batch
+from bapo_jax.groups import Author, Span, Verdict, joined, make_batch, taken
 from bapo_jax.run.log.responses import Logged, logged, token_texts, two_responses, write_rollouts
+from bapo_jax.tasks.traces import trace
 
 
 class Spelling:
@@ -34,6 +35,19 @@ def test_everything_sampled_or_trained_on_has_one_use():
         ('x2', again[0], 1, logp[1]), ('left_out', again[1], 0, None), ('x3', old, 4, logp[2]),
     ]  # fmt: skip
     assert logged([], [], batch, [1, 1, None], [None] * 3)[2] == ('x3', old, None, None)
+
+
+def test_a_group_with_a_trace_stands_for_the_fresh_one_and_nothing_is_known_of_the_trace(tmp_path):
+    fresh = [make_group(i, 1, G=3, step=5) for i in range(2)]
+    mixed = joined(graded(fresh[0].prompt, [trace(np.array([7, 8], np.int32))], right(1, 1)), taken(fresh[0], [1, 2]))
+    logp = [r.logp - np.float32(1) for r in mixed.responses]
+    groups = logged(fresh, [], make_batch([mixed], ['x1']), [1], [logp])
+    assert [(x.use, x.group) for x in groups] == [('discarded', fresh[1]), ('x1', mixed)]
+    write_rollouts(tmp_path / '000005.jsonl.zst', Spelling(), groups[1:])
+    row = json.loads(zstandard.decompress((tmp_path / '000005.jsonl.zst').read_bytes()))
+    assert row['spans'][0] == [['trace', -1, 2]] and row['versions'] == [-1, 5, 5] and row['responses'][0] == '7 8 '
+    assert row['logp'][0] == row['ratio'][0] == [None, None]
+    assert row['ratio'][1:] == [[pytest.approx(np.exp(-1), abs=0.0005)] * len(r.tokens) for r in fresh[0].responses[1:]]
 
 
 def test_a_row_holds_what_was_asked_answered_judged_and_trained_on(tmp_path):

@@ -1,6 +1,7 @@
 """The theory monitors against exact sums over small distributions, and numbers worked out by hand."""
 
 import ast
+import dataclasses
 import itertools
 import math
 import sys
@@ -8,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from group_builders import masked
+from group_builders import graded, masked, right
 
-from bapo_jax.groups import Group, Prompt, Verdict, make_batch, sampled
+from bapo_jax.groups import Group, Prompt, Verdict, joined, make_batch, sampled, taken
 from bapo_jax.replay.bapo import improved
 from bapo_jax.replay.thresholds import in_range
 from bapo_jax.run import theory
@@ -29,6 +30,7 @@ from bapo_jax.run.theory import (
     sequence_tv,
     token_tv,
 )  # fmt: skip
+from bapo_jax.tasks.traces import trace
 
 THRESHOLDS = {'c1': 1 / 8, 'low': 4 / 8, 'high': 5 / 8}
 END, LENGTH = 2, 3  # a response over the symbols 0, 1, 2 ends with its first 2, or after three tokens
@@ -323,6 +325,20 @@ def test_row_of_all_origins_after_an_update():
     assert row['theory/delta1/max'] == pytest.approx(0.1, abs=1e-6) and row['theory/delta3/max'] == pytest.approx(0.5, abs=1e-6)
     assert not [name for name in row if 'replay' in name or 'delta2' in name]
     assert all(isinstance(value, float) for value in row.values())
+
+
+def test_traces_do_not_count():
+    """Nobody knows the policy that wrote them: a group is what remains of it without them, and a group of a trace alone is not there."""
+    groups, logp = one_token_groups([[0.9, 0.5, 0.7, 0.8], [0.6, 0.8, 0.9, 0.5]])
+    groups = [dataclasses.replace(g, answers=(None,) * 4) for g in groups]
+    written = graded(groups[0].prompt, [trace(np.arange(2, dtype=np.int32))], right(1, 1))
+    mixed = joined(written, taken(groups[0], range(1, 4)))
+    batch = make_batch([mixed, groups[1], written], ['x1', 'x1', 'demonstrations'])
+    of_trace = np.full(2, -3.0)
+    before = [[of_trace, *logp[0][1:]], logp[1], [of_trace]]
+    own = make_batch([taken(groups[0], range(1, 4)), groups[1]], ['x1', 'x1'])
+    of_own = [logp[0][1:], logp[1]]
+    assert monitor(batch, before, before, **THRESHOLDS) == monitor(own, of_own, of_own, **THRESHOLDS)
 
 
 def test_an_update_towards_right_answers_raises_the_surrogate():

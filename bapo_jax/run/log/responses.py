@@ -41,13 +41,16 @@ def logged(
 ) -> list[Logged]:  # fmt: skip
     """Returns every group that a step sampled or trained on, once.
 
-    `trained` and `logp` belong to the batch's groups, in the batch's order.
+    A fresh group is left out if the batch has a new group with some of its responses. `trained` and `logp`
+    belong to the batch's groups, in the batch's order.
     """
     of_batch = {
         id(g): Logged(o, g, *known)
         for g, o, *known in zip(batch.groups, batch.origins, trained, logp, strict=True)
     }
-    sampled = [of_batch.pop(id(g), Logged('discarded', g)) for g in fresh]
+    used = {id(r) for g in batch.groups for r in g.responses}
+    whole = [g for g in fresh if id(g) in of_batch or used.isdisjoint(map(id, g.responses))]
+    sampled = [of_batch.pop(id(g), Logged('discarded', g)) for g in whole]
     sampled += [of_batch.pop(id(g), Logged('left_out', g)) for g in reevaluated]
     return [*sampled, *of_batch.values()]
 
@@ -162,10 +165,15 @@ def _sampled(response: Response) -> list[float | None]:
 
 
 def _ratios(response: Response, logp: np.ndarray) -> list[float | None]:
-    """The importance ratio π_θ / behaviour policy of each token; None if the loss excludes the token."""
+    """The importance ratio π_θ / behaviour policy of each token.
+
+    None if the loss excludes the token, or if its behaviour policy is unknown.
+    """
     ratios = _rounded(np.exp(logp - response.logp))
+    known = [x is not None for x in _sampled(response)]
     return [
-        x if trained_on else None for x, trained_on in zip(ratios, response.trained_on.tolist(), strict=True)
+        x if trained_on and there else None
+        for x, trained_on, there in zip(ratios, response.trained_on.tolist(), known, strict=True)
     ]
 
 
