@@ -63,6 +63,11 @@ OF_ROW = {
     'remix': {'learner.switch_step': 12},
     # Of 16 fresh groups a few are hard, and with a delay of 5 there are four chances to re-evaluate them.
     'bapo_official': {'rollout.sync_every': 3, 'replay.reevaluate_every': 2},
+    'areal': {'mesh.data': 1, 'rollout.most_behind': 2, 'rollout.step_share': 0.7},
+    'kimi': {'rollout.step_share': 0.7},
+    'dots': {'prompts.dots.references': 16},
+    'exgrpo': {'replay.exgrpo.start_above': 0.2},
+    'relift': {'replay.traces.demonstrations': 4},
 }
 Rows = list[dict[str, Any]]
 
@@ -87,6 +92,18 @@ def delayed(rows: Rows) -> bool:
     return max(row['bapo/lag'] for row in rows) > 0
 
 
+def replays(rows: Rows) -> bool:
+    return total(rows, 'bapo/replay_groups') > 0
+
+
+def continues(rows: Rows) -> bool:
+    return max(row['rollout/unfinished'] for row in rows) > 0
+
+
+def narrows(rows: Rows) -> bool:
+    return total(rows, 'actor/trust_narrowed') > 0
+
+
 # The parts of each row that must have acted, by what a reader calls them.
 PARTS: dict[str, dict[str, Callable[[Rows], bool]]] = {
     'grpo_v5': {'delays': delayed},
@@ -101,7 +118,30 @@ PARTS: dict[str, dict[str, Callable[[Rows], bool]]] = {
             rows[-1]['prompts/candidates'] == 32 and abs(rows[-1]['prompts/posterior_mean'] - 0.5) > 1e-3
         ),
     },
-    'repo': {'replays': lambda rows: total(rows, 'bapo/replay_groups') > 0},
+    'gapo': {'widens and narrows the clip': narrows},
+    'adaprefix': {
+        'gives prefixes, then none': lambda rows: (
+            rows[0]['prompts/prefixed'] > 0 and rows[-1]['prompts/prefixed'] == 0
+        )
+    },
+    'kimi': {'continues responses': continues},
+    'areal': {
+        'is behind': lambda rows: max(row['staleness/max'] for row in rows) >= 2,
+        'continues responses': continues,
+    },
+    'm2po': {'delays': delayed},
+    'sat': {'delays': delayed, 'narrows the clip': narrows},
+    'repo': {'replays': replays},
+    'arpo': {'replays': replays},
+    'fifo': {'replays': replays},
+    'freshper': {'replays': replays},
+    'exgrpo': {'replays': replays},
+    'dots': {
+        'replays': replays,
+        'predicts': lambda rows: len({row['prompts/predicted'] for row in rows}) > 1,
+    },
+    'luffy': {'trains on traces': lambda rows: rows[-1]['traces/groups_total'] > 0},
+    'relift': {'demonstrates': lambda rows: total(rows, 'traces/demonstrations') > 0},
     'remix': {
         'mixes': lambda rows: max(row['staleness/max'] for row in rows[:12]) == 2,
         'switches': lambda rows: (

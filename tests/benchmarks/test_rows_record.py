@@ -10,7 +10,7 @@ def test_the_page_has_the_records_numbers():
         table = rows.table(record, task)
         assert f'<!-- {part} -->\n{table}<!-- /{part} -->' in page
         recorded = {row['row']: row for row in record if row['config'] == task}
-        assert set(recorded) == set(METHODS)
+        assert set(recorded) == set(METHODS) if task == 'quickstart' else recorded.keys() <= METHODS.keys()
         for name, row in recorded.items():
             assert row['acted'] == list(rows.PARTS.get(name, {}))
             [line] = [line for line in table.splitlines() if line.startswith(f'| `{name}` |')]
