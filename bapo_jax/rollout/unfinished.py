@@ -7,7 +7,8 @@ log-probs and version. A group is judged and trained on once all of its response
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, NamedTuple
 
@@ -48,6 +49,16 @@ def first_of(finished: Sequence[Group], most: int) -> tuple[list[Group], list[Gr
     return list(taken.values()), rest
 
 
+def check_room(groups: Iterable[Unfinished], limit: int) -> None:
+    """Raises ValueError if a response to be continued has `limit` tokens already: the limit was lowered."""
+    longest = max((len(g.responses[j].tokens) for g in groups for j in g.rest()), default=0)
+    if longest >= limit:
+        raise ValueError(
+            f'rollout.max_response_tokens={limit} leaves no token to a saved response of {longest} tokens '
+            f'that is to be continued; set it to at least {longest + 1}'
+        )
+
+
 def ask_rest(
     engine: Engine, groups: Sequence[Unfinished], most: int, sampling: Sampling, draw: Draw
 ) -> list[Future[tuple[Response, ...]]]:
@@ -66,10 +77,14 @@ def ask_rest(
 def _whole(group: Unfinished, parts: dict[int, Future]) -> Future[tuple[Response, ...]]:
     """A future for the group's responses, with those that `parts` give in their places."""
     whole: Future = Future()
+    lock, to_come = threading.Lock(), set(parts)  # parts may end in several threads, or have ended already
 
-    def look(_: Future) -> None:
-        """Ends `whole` with the last part. Any part may be the last one, but only one thread ends it."""
-        if not all(part.done() for part in parts.values()) or not whole.set_running_or_notify_cancel():
+    def look(j: int) -> None:
+        """Ends `whole` with the last part to end, unless it was cancelled."""
+        with lock:
+            to_come.discard(j)
+            last = not to_come
+        if not last or not whole.set_running_or_notify_cancel():
             return
         failed = next((part for part in parts.values() if part.cancelled() or part.exception()), None)
         if failed is None:
@@ -85,6 +100,6 @@ def _whole(group: Unfinished, parts: dict[int, Future]) -> Future[tuple[Response
             part.cancel()
 
     whole.add_done_callback(give_up)
-    for part in parts.values():
-        part.add_done_callback(look)
+    for j, part in parts.items():
+        part.add_done_callback(lambda _, j=j: look(j))
     return whole

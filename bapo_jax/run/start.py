@@ -25,6 +25,7 @@ from bapo_jax.replay.kinds import Replay
 from bapo_jax.replay.thresholds import levels_in_words
 from bapo_jax.rollout.rollouts import Rollouts
 from bapo_jax.rollout.start import check_start
+from bapo_jax.rollout.unfinished import check_room
 from bapo_jax.run.ahead import from_arrays, to_arrays
 from bapo_jax.run.diagnostics import Diagnostics
 from bapo_jax.run.directory import Claimed, changes_in_words, claim, environment, fingerprints_of, record
@@ -82,9 +83,12 @@ def start_or_continue(
     if opened.of_host:
         replayed, selector = opened.of_host
         check_rows(replayed, c)
+        pending = from_arrays(replayed)
+        cut = [*pending.unfinished, *(one for step in pending.ahead.values() for one in step.unfinished)]
+        check_room(cut, c.rollout.max_response_tokens)
         replay.restore(replayed)
         diagnostics.restore(replayed)
-        rollouts.restore(from_arrays(replayed), selector)
+        rollouts.restore(pending, selector)
         print(f'continuing {workdir} after step {state.step}')
         if not finished and crashed(settings['starts']):
             message = (

@@ -10,7 +10,7 @@ from bapo_jax.config import default_config, resolve
 from bapo_jax.groups import Begun, Response, Span
 from bapo_jax.rollout.collect import judge_as_they_come
 from bapo_jax.rollout.engine import FRESH, REEVALUATION, Draw, Sampling, finish_of, tokens_left
-from bapo_jax.rollout.unfinished import Unfinished, ask_rest, budget_of, first_of
+from bapo_jax.rollout.unfinished import Unfinished, ask_rest, budget_of, check_room, first_of
 
 DRAW, SAMPLING = Draw(3, 5, FRESH), Sampling(1.0, 12)
 
@@ -64,6 +64,22 @@ def test_an_error_of_one_response_is_its_groups():
         wholes[1].result(1)
 
 
+class Ended(Asked):
+    """Every response has ended by the time that the engine returns."""
+
+    def ask(self, begun, group_size, sampling, draws):
+        futures = super().ask(begun, group_size, sampling, draws)
+        for future in futures:
+            future.set_result((part(5, 'stop'),))
+        return futures
+
+
+def test_a_group_ends_once_also_if_its_parts_have_ended_before(caplog):
+    wholes = ask_rest(Ended(), GROUPS, 4, SAMPLING, DRAW.again(1))
+    assert [[len(r.tokens) for r in whole.result(1)] for whole in wholes] == [[5, 2, 5], [3, 5, 1]]
+    assert not caplog.records  # a second end would be logged as an error of the callback
+
+
 def test_giving_up_a_group_gives_up_its_parts():
     engine, wholes = asked()
     wholes[0].cancel()
@@ -88,6 +104,13 @@ def test_a_response_is_unfinished_if_the_budget_cut_it_before_the_limit():
     assert finish_of(begun, 4, False, SAMPLING) == 'unfinished' and finish_of(begun, 4, True, SAMPLING) == 'stop'
     assert finish_of(begun, 3, False, Sampling(1.0, 7)) == 'length' and finish_of(begun, 4, False, Sampling(1.0, 8)) == 'length'
     assert finish_of(Begun(PROMPTS[0]), 12, False, SAMPLING) == 'length'
+
+
+def test_a_limit_that_leaves_nothing_to_continue_is_refused():
+    check_room(GROUPS, 5)
+    check_room([], 1)
+    with pytest.raises(ValueError, match=r'rollout\.max_response_tokens=4 leaves no token .* of 4 tokens .* at least 5'):
+        check_room(GROUPS, 4)
 
 
 def test_a_step_takes_the_oldest_groups_and_each_prompt_once():
