@@ -85,9 +85,12 @@ def _responses(answer: Future[tuple[Response, ...]], prompt: Prompt) -> tuple[Re
         return ()
 
 
-def check_judged(groups: Sequence[Group], group_size: int) -> None:
-    """Raises TooFewJudged if more than a fifth of the requested responses have no verdict."""
-    lost, asked = sum(not g.responses for g in groups), len(groups) * group_size
+def check_judged(groups: Sequence[Group], group_size: int, unfinished: int = 0) -> None:
+    """Raises TooFewJudged if more than a fifth of the requested responses have no verdict.
+
+    Those of `unfinished` more groups get theirs later.
+    """
+    lost, asked = sum(not g.responses for g in groups), (len(groups) + unfinished) * group_size
     failed = sum(v == Verdict.INFRA_ERROR for g in groups for v in g.verdicts)
     missing = lost * group_size + failed
     if 5 * missing > asked:

@@ -6,11 +6,15 @@ A spell is an interval (first, last), in seconds of time.perf_counter. Evaluatio
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
+
+from bapo_jax.groups import Author, Response
 
 Spell = tuple[float, float]
 
@@ -26,14 +30,17 @@ class Meter:
         self._pending, self._since = 0, 0.0  # number of pending answers, and since when there are any
         self._tokens, self._read = 0, time.perf_counter()
 
-    def asked(self, answers: Sequence[Future]) -> None:
-        """Counts the engine as busy from now until these and all earlier answers have ended."""
+    def asked(self, answers: Sequence[Future], before: Sequence[int] = ()) -> None:
+        """Counts the engine as busy from now until these and all earlier answers have ended.
+
+        `before` are the tokens of each answer that earlier steps sampled; (): none.
+        """
         with self._lock:
             if not self._pending:
                 self._since = time.perf_counter()
             self._pending += len(answers)
-        for answer in answers:
-            answer.add_done_callback(self._ended)
+        for answer, known in itertools.zip_longest(answers, before, fillvalue=0):
+            answer.add_done_callback(functools.partial(self._ended, known))
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
         """A context in which the trainer waits for responses."""
@@ -57,13 +64,18 @@ class Meter:
         self._read = now
         return measured | ({'perf/throughput/gen': tokens / busy} if tokens and busy else {})
 
-    def _ended(self, answer: Future) -> None:
+    def _ended(self, known: int, answer: Future) -> None:
         lost = answer.cancelled() or answer.exception()
         with self._lock:
-            self._tokens += 0 if lost else sum(len(response.tokens) for response in answer.result())
+            self._tokens += 0 if lost else tokens_sampled(answer.result()) - known
             self._pending -= 1
             if not self._pending:
                 self._sampling.append((self._since, time.perf_counter()))
+
+
+def tokens_sampled(responses: Sequence[Response]) -> int:
+    """The tokens that a policy sampled: not those that were given, nor an environment's."""
+    return sum(int(r.by(Author.POLICY, Author.PLACEHOLDER).sum()) for r in responses)
 
 
 def shares(

@@ -31,7 +31,7 @@ from bapo_jax.rollout.answered import Answered, Pending, Wave
 from bapo_jax.rollout.collect import Collected, check_judged, judge, judge_as_they_come
 from bapo_jax.rollout.engine import FAILED, FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
 from bapo_jax.rollout.fidelity import check_probe, tolerance_of
-from bapo_jax.rollout.meter import Meter
+from bapo_jax.rollout.meter import Meter, tokens_sampled
 from bapo_jax.rollout.schedule import Schedule
 from bapo_jax.rollout.unfinished import Unfinished, ask_rest, budget_of, first_of
 from bapo_jax.tasks.custom_reward import Rewards
@@ -317,13 +317,13 @@ class Rollouts:
         begun = [*(one._replace(most=most) for one in self._selector.begin(fresh)), *hard]
         draws = [draw] * len(fresh) + [again] * len(hard)
         answers += self._engine.ask(begun, c.rollout.group_size, sampling, draws)
-        self._meter.asked(answers)
+        self._meter.asked(answers, [tokens_sampled(group.responses) for group in rest])
         prompts = [one.prompt for one in (*rest, *begun)]
         return Wave(prompts, len(hard), [draw] * len(rest) + draws, answers, self._selector.state())
 
     def _judged(self, asked: Wave) -> Collected:
         c, collected = self._config, self._collected(asked)
-        check_judged(collected.groups, c.rollout.group_size)
+        check_judged(collected.groups, c.rollout.group_size, len(collected.unfinished))
         shaping = c.rollout.max_response_tokens, c.task.overlong_share, c.task.length_weight
         return collected._replace(groups=[shaped_rewards(group, *shaping) for group in collected.groups])
 

@@ -183,6 +183,14 @@ def test_more_than_a_fifth_without_a_verdict_ends_the_run(tokenizer, responses):
         check_judged([*[sound] * 7, lost, lost, failed], 2)
 
 
+def test_groups_that_later_steps_finish_count_among_those_of_the_step(responses):
+    """With a budget of tokens, the one group that has finished may be the one that was lost."""
+    lost = graded(PROMPTS[0], (), (), 6)
+    check_judged([lost], 2, unfinished=4)
+    with pytest.raises(TooFewJudged, match='2 of 8 responses'):
+        check_judged([lost], 2, unfinished=3)
+
+
 def test_what_is_left_of_the_steps_time_is_what_each_judging_gets(tokenizer, responses):
     """The first group's judging takes all of it, so the second has none."""
     engine, budgets = Told(), []

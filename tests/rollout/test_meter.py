@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from bapo_jax.groups import sampled
+from bapo_jax.groups import Author, Response, Span, sampled
 from bapo_jax.rollout import meter as module
 from bapo_jax.rollout.meter import Meter, covered, shares
 
@@ -62,3 +62,15 @@ def test_a_step_has_the_tokens_of_groups_that_ended_by_the_seconds_in_which_any_
 
     clock.append(20.0)
     assert meter.read(16.0) == {'perf/idle/trainer': 0, 'perf/idle/engine': 1}  # and no rate, since nothing was asked
+
+
+def test_tokens_that_the_engine_did_not_sample_now_do_not_count(clock):
+    """Of a group of two that is continued: what was there, and a tool's reply."""
+    meter, (continued, fresh) = Meter(), [Future() for _ in range(2)]
+    meter.asked([continued, fresh], [25])
+    clock.append(2.0)
+    whole, cut = group(10, 15)
+    reply, more = Span(np.ones(40, np.int32), None, Author.ENVIRONMENT), group(6)[0].spans
+    continued.set_result((whole, Response((*cut.spans, reply, *more), 'stop')))
+    fresh.set_result(group(4))
+    assert meter.read(0.0)['perf/throughput/gen'] == (6 + 4) / 2
