@@ -67,13 +67,18 @@ def clipped_adamw(
 
 
 def without_moments(opt_state: Any) -> Any:
-    """Returns an optimizer state in which Adam begins anew; the count of a schedule goes on."""
+    """Returns an optimizer state in which Adam begins anew; the count of a schedule goes on.
+
+    The old moments are deleted, as by an update: whoever holds them would keep their memory throughout it.
+    """
 
     def is_adam(part: Any) -> bool:
         return isinstance(part, optax.ScaleByAdamState)
 
     def zeros(x: jax.Array) -> jax.Array:
-        return jnp.zeros_like(x, device=x.sharding)
+        shape, dtype, sharding = x.shape, x.dtype, x.sharding
+        x.delete()
+        return jnp.zeros(shape, dtype, device=sharding)
 
     return jax.tree.map(
         lambda part: jax.tree.map(zeros, part) if is_adam(part) else part, opt_state, is_leaf=is_adam
