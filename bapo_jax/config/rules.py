@@ -276,6 +276,11 @@ def check_turns(c: ConfigDict, task: ModuleType, need: Need) -> None:
         f'task.turns={c.task.turns} with replay.reevaluate=continue: a part of a response may end within a '
         "tool's reply; set another replay.reevaluate, or task.turns=0",
     )
+    need(
+        c.prompts.selector != 'adaprefix',
+        f'task.turns={c.task.turns} with prompts.selector=adaprefix: a prefix of a response may have a '
+        "tool's reply; set another prompts.selector, or task.turns=0",
+    )
     getattr(task, 'check_reply', lambda: None)()
 
 
