@@ -35,9 +35,8 @@ class Rows(NamedTuple):
     origin: np.ndarray  # int8, 1 + the lane of the group's origin (`groups.lanes_of`); 0 on others' traces
     behaviour: np.ndarray  # float32, log-prob under the behaviour policy, as sampled
     advantage: np.ndarray  # float32
-    weight: Mapping[
-        str, np.ndarray
-    ]  # float32, of each term: the loss is Σ weight · token loss over the terms
+    # float32, of each term: the loss is Σ weight · token loss over the terms
+    weight: Mapping[str, np.ndarray]
     roles: Mapping[str, np.ndarray]  # float32, log-probs under each role's policy
     # float32 in [0, 1], factors of the advantage and of the clip's ends `low` and `high` (trust.py)
     factors: Mapping[str, np.ndarray] = {}

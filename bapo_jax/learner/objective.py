@@ -184,8 +184,7 @@ def evaluate_objective(
     On the policy's own tokens, the value is Σ weight · (importance weight · surrogate + β Σ share · KL -
     entropy bonus). The other terms add Σ weight · surrogate. Sums for the metrics cover the policy's own
     tokens only, and count all of them alike. The rows' factors multiply the advantage and the clip's ends.
-    `logp_RxT` and `entropy_RxT` are those of π_θ; values on other
-    than response tokens are ignored.
+    `logp_RxT` and `entropy_RxT` are those of π_θ; values on other than response tokens are ignored.
     """
     own, *others = objective.terms
     own_RxT = rows.origin > 0
