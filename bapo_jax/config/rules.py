@@ -149,15 +149,19 @@ def full_batch_updates(c: ConfigDict) -> int:
     fewer, and so has a method after its switch_step. It is 0 if the number of steps depends on the data
     (`epochs`).
     """
+    a_pass = -(-full_batch_groups(c) // max(1, c.learner.mini_batch_groups))  # 0 is refused later
+    return c.steps * a_pass * c.learner.passes_per_batch
+
+
+def full_batch_groups(c: ConfigDict) -> int:
+    """The most groups that a step trains on: B, or more with some kinds of replay."""
     B, p = c.learner.batch_groups, c.replay
-    groups = {
+    return {
         'fifo': p.fifo.ratio * B,
         'freshper': (1 + p.freshper.ratio) * B,
         'relift': B + p.traces.demonstrations,
         'exgrpo': B + led_groups(B, min(p.exgrpo.share, 0.99)),
     }.get(p.kind, B)
-    a_pass = -(-groups // max(1, c.learner.mini_batch_groups))  # 0 is refused later
-    return c.steps * a_pass * c.learner.passes_per_batch
 
 
 def check_learner(c: ConfigDict, need: Need) -> None:

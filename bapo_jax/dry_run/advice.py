@@ -22,6 +22,7 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from bapo_jax.cluster.devices import POOL, pool_share
+from bapo_jax.config.rules import full_batch_groups
 from bapo_jax.dry_run.memory import matrix_sizes
 from bapo_jax.dry_run.targets import GB, Card, Target
 from bapo_jax.learner.packing import rows_of_a_group
@@ -105,11 +106,11 @@ def step_seconds(config: ConfigDict, model: ModelConfig, card: Card, cards_of_a_
     l, r, m = config.learner, config.rollout, config.mesh
     cards, a_sequence = m.data * m.fsdp * m.tensor, r.max_prompt_tokens + r.max_response_tokens
     rows = (
-        l.batch_groups
+        full_batch_groups(config)
         * rows_of_a_group(l, r.group_size, l.slot_tokens and r.max_prompt_tokens)
         * l.passes_per_batch
     )
-    mini_batches = math.ceil(l.batch_groups / l.mini_batch_groups) * l.passes_per_batch
+    mini_batches = math.ceil(full_batch_groups(config) / l.mini_batch_groups) * l.passes_per_batch
     micro_batches = max(mini_batches, math.ceil(rows / l.micro_batch_rows))
     embedding, head, layer = matrix_sizes(model)
     # A product takes two operations per weight and token; the backward pass has two products per forward one.
@@ -142,7 +143,7 @@ def step_seconds(config: ConfigDict, model: ModelConfig, card: Card, cards_of_a_
 def tokens_of_a_step(config: ConfigDict) -> int:
     """Prompt and response tokens of a step in which all of them have full length."""
     r = config.rollout
-    return config.learner.batch_groups * r.group_size * (r.max_prompt_tokens + r.max_response_tokens)
+    return full_batch_groups(config) * r.group_size * (r.max_prompt_tokens + r.max_response_tokens)
 
 
 def own_setting(config: ConfigDict, model: ModelConfig, target: Target, size: int) -> Setting:

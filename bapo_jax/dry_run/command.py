@@ -36,6 +36,7 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
+from bapo_jax.config.rules import full_batch_groups
 from bapo_jax.dry_run.advice import SHARE, Setting, as_table, own_setting, settings, what_helps
 from bapo_jax.dry_run.memory import gpu_memory, state_bytes
 from bapo_jax.dry_run.targets import GB, Target, find_target, for_absent_devices
@@ -64,8 +65,7 @@ from bapo_jax.run.checkpoint import copied_gb
 from bapo_jax.run.log.sinks import check_sinks
 
 TRIED = 3  # most settings to compile, about half a minute each, until one fits
-# Bytes of a trainer process on a CPU: without its policy, and with the programs it compiles
-# (docs/reference/memory.md).
+# Bytes of a CPU's trainer process without its policy, with compiled programs (docs/reference/memory.md).
 PROCESS = 700 * 10**6
 OF_CRITIC, EARLIER = 'the critic and its moments', 'rollout policies before α'  # rows of the memory table
 
@@ -106,7 +106,7 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
     result = measure(c, read.model, topology, grids)
     if not topology and starts_servers(c):
         check_gpus(gpus_of_servers(c), c.rollout.server.memory)
-    mesh, sequences = result.target.mesh, c.learner.batch_groups * c.rollout.group_size
+    mesh, sequences = result.target.mesh, full_batch_groups(c) * c.rollout.group_size
     longest = c.rollout.max_prompt_tokens + c.rollout.max_response_tokens
     say = functools.partial(terminal.console().print, highlight=False)
     print(

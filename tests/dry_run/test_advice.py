@@ -8,6 +8,7 @@ from in_dry_runs import MODEL, config
 from jaxlib import xla_client
 
 from bapo_jax.cluster.devices import POOL, pool_share
+from bapo_jax.config.rules import full_batch_groups
 from bapo_jax.dry_run import advice, command as dry_run, targets
 from bapo_jax.dry_run.advice import (
     KERNEL_S,
@@ -354,3 +355,19 @@ def test_settings_that_the_compiler_refuses_do_not_mean_that_none_fits(monkeypat
     assert best is None and left == found[dry_run.TRIED:]
     said = list(dry_run.advice_of(refused(c, MODEL, '1xH100'), c, MODEL, '1xH100', ()))
     assert said[0].startswith('the 3 fastest settings that fit by the formula did not compile') and len(said) == 2 + len(left) and '*' not in ''.join(said)
+
+
+@pytest.mark.parametrize(
+    'kind, fields, groups',
+    [('bapo', {}, 256), ('fifo', {'fifo.ratio': 3}, 768), ('freshper', {'freshper.ratio': 1}, 512),
+     ('relift', {'traces.demonstrations': 64}, 320), ('exgrpo', {'exgrpo.share': 0.5}, 512), ('luffy', {}, 256)],
+)  # fmt: skip
+def test_a_step_trains_on_all_groups_of_a_full_batch(kernels_start_at_once, kind, fields, groups):
+    """Some kinds of replay add groups to the B fresh ones, and the step takes longer in proportion."""
+    c = of_papers_size(1, micro_batch_rows=8)
+    B, alone = c.learner.batch_groups, step_seconds(c, LARGE, CARDS['H100'], 1)
+    c.replay.kind = kind
+    c.replay.update_from_flattened_dict(fields)
+    assert full_batch_groups(c) == groups
+    assert tokens_of_a_step(c) == groups * c.rollout.group_size * 512
+    assert step_seconds(c, LARGE, CARDS['H100'], 1) == pytest.approx(groups / B * alone)
