@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from bapo_jax.groups import LENGTH, STOP, UNFINISHED, Begun, Prompt, Response
+from bapo_jax.groups import LENGTH, STOP, UNFINISHED, Author, Begun, Prompt, Response, Span
 from bapo_jax.machine.ending import CONTINUES, Ending
 
 # The purpose of a draw. It is part of the random key, so each purpose samples a prompt independently.
@@ -116,11 +116,16 @@ def tokens_left(begun: Begun, sampling: Sampling) -> int:
     return min(left, begun.most or left)
 
 
-def finish_of(begun: Begun, added: int, stopped: bool, sampling: Sampling) -> str:
-    """The finish reason of a response to which a policy added that many tokens."""
+def finish_of(begun: Begun, own: Sequence[Span], stopped: bool, sampling: Sampling) -> str:
+    """The finish reason of a response to which a policy added the spans `own`.
+
+    A sampled image token has no image, so no engine could read it again: that response ends here.
+    """
     if stopped:
         return STOP
-    return UNFINISHED if added == begun.most and begun.length + added < sampling.max_tokens else LENGTH
+    added = sum(len(span.tokens) for span in own)
+    goes_on = added == begun.most and begun.length + added < sampling.max_tokens
+    return UNFINISHED if goes_on and all(span.author != Author.PLACEHOLDER for span in own) else LENGTH
 
 
 def results_of(futures: Sequence[Future]) -> list[Any]:

@@ -121,6 +121,8 @@ class Episodes(Engine):
         replies = sum(span.author == Author.ENVIRONMENT for span in response.spans)
         if response.finish != STOP or replies == self._most_turns:
             return response
+        if response.by(Author.PLACEHOLDER).any():  # no engine could read it again: see `finish_of`
+            return response
         text = self._reply(prompt.ground_truth, self._tokenizer.decode(own, skip_special_tokens=True))
         if text is None:
             return response

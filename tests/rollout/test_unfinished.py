@@ -7,7 +7,7 @@ import pytest
 from group_builders import make_group
 
 from bapo_jax.config import default_config, resolve
-from bapo_jax.groups import Begun, Response, Span
+from bapo_jax.groups import Begun, Response, Span, sampled_spans
 from bapo_jax.rollout.collect import judge_as_they_come
 from bapo_jax.rollout.engine import FRESH, REEVALUATION, Draw, Sampling, finish_of, tokens_left
 from bapo_jax.rollout.unfinished import Unfinished, ask_rest, budget_of, check_room, first_of
@@ -100,10 +100,18 @@ def test_the_budget_is_a_share_of_the_limit_rounded_up(share, budget):
 
 def test_a_response_is_unfinished_if_the_budget_cut_it_before_the_limit():
     begun = Begun(PROMPTS[0], GROUPS[0].responses[0].spans, 0, 4)  # 4 of at most 12 tokens
+    three, four, twelve = (part(n, '').spans for n in (3, 4, 12))
     assert tokens_left(begun, SAMPLING) == 4 and tokens_left(begun, Sampling(1.0, 7)) == 3
-    assert finish_of(begun, 4, False, SAMPLING) == 'unfinished' and finish_of(begun, 4, True, SAMPLING) == 'stop'
-    assert finish_of(begun, 3, False, Sampling(1.0, 7)) == 'length' and finish_of(begun, 4, False, Sampling(1.0, 8)) == 'length'
-    assert finish_of(Begun(PROMPTS[0]), 12, False, SAMPLING) == 'length'
+    assert finish_of(begun, four, False, SAMPLING) == 'unfinished' and finish_of(begun, four, True, SAMPLING) == 'stop'
+    assert finish_of(begun, three, False, Sampling(1.0, 7)) == 'length' and finish_of(begun, four, False, Sampling(1.0, 8)) == 'length'
+    assert finish_of(Begun(PROMPTS[0]), twelve, False, SAMPLING) == 'length'
+
+
+def test_a_response_with_a_sampled_image_token_is_not_continued():
+    """In a prompt, which it would belong to, an image would have to stand there."""
+    begun, tokens, logp = Begun(PROMPTS[0], (), 0, 4), np.array([5, 9, 5, 5], np.int32), np.zeros(4, np.float32)
+    assert finish_of(begun, sampled_spans(tokens, logp, 1, image_token=9), False, SAMPLING) == 'length'
+    assert finish_of(begun, sampled_spans(tokens, logp, 1, image_token=8), False, SAMPLING) == 'unfinished'
 
 
 def test_a_limit_that_leaves_nothing_to_continue_is_refused():

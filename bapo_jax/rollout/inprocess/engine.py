@@ -300,7 +300,7 @@ class JaxEngine(Engine):
                     group.kind.policy.version,
                     self._model.vision and self._model.vision.image_token,
                 )  # fmt: skip
-                finish = finish_of(group.begun, int(n), bool(stopped[device, place]), group.kind.sampling)
+                finish = finish_of(group.begun, own, bool(stopped[device, place]), group.kind.sampling)
                 group.responses[j] = Response(group.begun.spans + own, finish)
                 self.sampled += int(n)
                 if len(group.responses) == group.size:

@@ -156,10 +156,7 @@ class VllmEngine(Engine):
                     # The last attempt is not watched: the watch might be mistaken three times.
                     own = await self._answer(body, asked, len(prompt.tokens), spoiled, attempt < _ATTEMPTS)
                     return tuple(
-                        Response(
-                            begun.spans + r.spans,
-                            finish_of(begun, len(r.tokens), r.finish == STOP, sampling),
-                        )
+                        Response(begun.spans + r.spans, finish_of(begun, r.spans, r.finish == STOP, sampling))
                         for r in own
                     )
                 except BadResponse as e:
