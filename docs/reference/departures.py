@@ -244,7 +244,7 @@ DEPARTURES = (
 
 ROWS = (
     RowDeparture(
-        'all rows', 'own batch sizes, learning rates, warm-up, weight decay, entropy bonus, response limits',
+        'all rows', 'own batch and group sizes, temperatures, learning rates, warm-up, weight decay, entropy bonus, response limits',
         "those of the task's config; only areal, dapo, dppo, gapo, kimi and m2po turn the entropy bonus off",
     ),
     RowDeparture(
@@ -256,9 +256,10 @@ ROWS = (
         'grpo_v5', 'recommends masking groups of equal rewards', 'they have advantage 0, and count in the token mean and in the KL',
     ),
     RowDeparture(
-        'areal', 'new weights interrupt generation; group rewards and batch advantages are both normalised; η of 2 to 16 in the examples',
+        'areal', 'new weights interrupt generation; group rewards and batch advantages are both normalised; in the examples η of 2 to 16 and a '
+        'clip of 0.4; dual clip as an option',
         'true with vLLM servers; the in-process engine completes a group with the policy it was requested from, unless '
-        'rollout.step_share is below 1; GRPO\'s advantage; η = 4, and a weight above 5 is masked as in the examples',
+        "rollout.step_share is below 1; GRPO's advantage, clip 0.2 and dual clip 3; η = 4, and a weight above 5 is masked as in the examples",
     ),
     RowDeparture(
         'kimi', 'τ, the weight of the length reward and the budget of tokens are not stated; no length reward at first; repetition ends a response',
