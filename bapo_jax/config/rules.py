@@ -74,8 +74,8 @@ def check_prompts(c: ConfigDict, need: Need) -> None:
     )
     need(
         p.selector != 'adaprefix' or (r.kind not in ('repo', 'arpo', 'exgrpo', 'luffy') and not r.use_x2),
-        "prompts.selector=adaprefix: a prompt's responses continue prefixes, of other lengths in other groups, "
-        'so they are not comparable; set replay.kind=bapo and replay.use_x2=False',
+        "prompts.selector=adaprefix: a prompt's groups continue prefixes of different lengths, and traces "
+        'none, so they are not comparable; set replay.kind=bapo and replay.use_x2=False',
     )
     need(
         (p.selector not in ('adaprefix', 'dots') and r.kind != 'rollout_replay')
