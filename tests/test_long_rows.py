@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 from small_run import ROOT, metrics, run
-from test_rows_run import row_config, tiny_base  # noqa: F401 - a fixture
+from test_rows_run import LONGER, assert_sound, row_config, tiny_base  # noqa: F401 - a fixture
 
 from bapo_jax.learner.learner import Learner
 
@@ -147,6 +147,10 @@ ROWS = {
 }
 
 
+def test_no_row_is_forgotten():
+    assert ROWS.keys() == set(LONGER)
+
+
 @pytest.mark.parametrize('method', ROWS)
 def test_twenty_steps_with_a_resume(method, tiny_base, tmp_path, monkeypatch):  # noqa: F811
     changes, acted = ROWS[method]
@@ -158,8 +162,8 @@ def test_twenty_steps_with_a_resume(method, tiny_base, tmp_path, monkeypatch):  
         return made
 
     run(config(), tmp_path / 'whole')
+    assert_sound(tmp_path / 'whole', 20)
     rows = metrics(tmp_path / 'whole')
-    assert [row['step'] for row in rows] == list(range(21))
     acted(rows[1:])
     update, updates = Learner.update, []
 

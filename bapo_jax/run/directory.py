@@ -14,7 +14,7 @@ import jax
 from ml_collections import ConfigDict
 
 from bapo_jax.cluster.devices import describe_devices
-from bapo_jax.config import fields_that
+from bapo_jax.config import default_config, derive, fields_that
 from bapo_jax.config.earlier import as_now
 from bapo_jax.config.field import AMEND, COMPUTED, FREE
 from bapo_jax.groups import Prompt
@@ -47,8 +47,9 @@ def claim(
     """Writes config.json into a new run directory, or checks that a used directory holds the same run.
 
     A used directory keeps its config.json until `record` writes the new one: a start that fails changes
-    nothing. `environment` is the hardware and software that results depend on bit for bit. With `amend`,
-    AMENDABLE fields and fields that an earlier version did not have may also differ. `commits` maps the hub
+    nothing. `environment` is the hardware and software that results depend on bit for bit. A field that an
+    earlier version did not have may have its default, which is what that version did. With `amend`, it may
+    have another value, and AMENDABLE fields may also differ. `commits` maps the hub
     names in the config to their commits.
 
     Raises ValueError, naming the differences, if the config, dataset, tokenizer or model is another. Raises
@@ -68,8 +69,10 @@ def claim(
             kept = part_of(part_of(old, 'fingerprints'), part) | part_of(new['fingerprints'], part)
             new['fingerprints'] |= {part: kept} if kept else {}
         before, now = _flat(old), _flat(new)
+        added = [name for name in now if _is_new_field(name, old)]
+        as_before = (*_MAY_LACK, *_at_default(added, config))
         differing = [
-            name for name in differences(old, new) if name in before or not _is_one_of(name, _MAY_LACK)
+            name for name in differences(old, new) if name in before or not _is_one_of(name, as_before)
         ]
         held = [name for name in differing if not (_is_one_of(name, AMENDABLE) or _is_new_field(name, old))]
         refused = held if amend else differing
@@ -284,6 +287,17 @@ def _is_new_field(name: str, old: dict) -> bool:
     """Whether the version that wrote `old` lacked this config field but had its section."""
     section = name.partition('.')[0]
     return section not in _RECORDED and isinstance(old.get(section), dict) and name not in _flat(old)
+
+
+def _at_default(names: Sequence[str], config: ConfigDict) -> list[str]:
+    """The fields that have their default, as it stands or as it follows from the others."""
+    flat, defaults = _flat(config.to_dict()), _flat(default_config().to_dict())
+    derived = ConfigDict(config.to_dict())
+    with derived.unlocked():
+        derived.update_from_flattened_dict({name: defaults[name] for name in names})
+    derive(derived)
+    follows = _flat(derived.to_dict())
+    return [name for name in names if flat[name] in (defaults[name], follows[name])]
 
 
 def _is_one_of(field: str, names: Sequence[str]) -> bool:

@@ -1,6 +1,7 @@
 """What a checkpoint holds because it was sampled and is not yet trained on."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -52,3 +53,13 @@ def test_arrays_and_back_is_the_identity_beside_any_other_arrays(pending):
         assert_same(back.ahead[step].unfinished, of_step.unfinished)
     assert_same(back.unfinished, pending.unfinished)
     assert_same_groups(back.ready, pending.ready)
+
+
+def test_arrays_of_an_earlier_version_had_no_unfinished_groups():
+    arrays = to_arrays(Pending({7: answered(0, 2), 8: answered(1, 1)}))
+    rows = [row[:6] for row in json.loads(arrays['ahead_steps'].tobytes())]
+    earlier = {**arrays, 'ahead_steps': np.frombuffer(json.dumps(rows).encode(), np.uint8)}
+    del earlier['ahead_counts']
+    back = from_arrays(earlier)
+    assert list(back.ahead) == [7, 8] and back[1:] == ([], []) and back.ahead[7][1:] == answered(0, 2)[1:]
+    assert_same_groups(back.ahead[8].fresh, answered(1, 1).fresh)

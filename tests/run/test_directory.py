@@ -115,16 +115,18 @@ def test_a_run_of_an_earlier_version_goes_on_with_the_new_names(tmp_path):
         claim(tmp_path, config(), PRINTS, HERE, amend=True)
 
 
-def test_a_run_of_a_version_without_a_field_is_continued_on_purpose(tmp_path):
+def test_a_run_of_a_version_without_a_field_continues_at_its_default_and_on_purpose_at_another_value(tmp_path):
     claim(tmp_path, config(), PRINTS, HERE)
     path = tmp_path / 'config.json'
     written = json.loads(path.read_text())
     del written['replay']['bad_capacity'], written['learner']['grad_clip']
     path.write_text(json.dumps(written))
+    other = config(learner__grad_clip=2.0, replay__bad_capacity=7)
     with pytest.raises(ValueError, match=r'learner\.grad_clip, replay\.bad_capacity\. .*or --amend to change learner\.grad_clip, replay'):
-        claim(tmp_path, config(), PRINTS, HERE)
-    changed = {'learner.grad_clip': (None, 1.0), 'replay.bad_capacity': (None, 0)}
-    assert claim(tmp_path, config(), PRINTS, HERE, amend=True) == changed
+        claim(tmp_path, other, PRINTS, HERE)
+    assert claim(tmp_path, other, PRINTS, HERE, amend=True) == {'learner.grad_clip': (None, 2.0), 'replay.bad_capacity': (None, 7)}
+    path.write_text(json.dumps(written))
+    assert claim(tmp_path, config(), PRINTS, HERE) == {'learner.grad_clip': (None, 1.0), 'replay.bad_capacity': (None, 0)}
     del written['fingerprints']['dataset']
     path.write_text(json.dumps(written))
     with pytest.raises(ValueError, match=r'differ in fingerprints\.dataset\. Give another --workdir'):
