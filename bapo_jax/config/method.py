@@ -167,7 +167,7 @@ REPLAY_FIELDS = {
 
 LEARNER_FIELDS = {
     'batch_groups': Field(256, AT_LEAST_1, HELD,
-        'B: fresh prompts per step, and the largest number of groups in a batch'),
+        'B: fresh prompts per step, and most groups of a batch; some kinds of replay change either'),
     'mini_batch_groups': Field(64, AT_LEAST_1, AMEND, 'groups per optimizer step'),
     'mini_batches': Field('even', one_of('even', 'released'), AMEND,
         "even: shuffled groups in equal parts; released (the authors' code): X1, X2, X3 in order, with a "

@@ -73,9 +73,9 @@ def check_prompts(c: ConfigDict, need: Need) -> None:
         'second, such as (0.6, 0.8)',
     )
     need(
-        p.selector != 'adaprefix' or (r.kind not in ('repo', 'arpo', 'exgrpo') and not r.use_x2),
-        "prompts.selector=adaprefix: a prompt's groups continue prefixes of different lengths, so they are "
-        'not comparable; set replay.kind=bapo and replay.use_x2=False',
+        p.selector != 'adaprefix' or (r.kind not in ('repo', 'arpo', 'exgrpo', 'luffy') and not r.use_x2),
+        "prompts.selector=adaprefix: a prompt's groups continue prefixes of different lengths, and traces "
+        'none, so they are not comparable; set replay.kind=bapo and replay.use_x2=False',
     )
     need(
         (p.selector not in ('adaprefix', 'dots') and r.kind != 'rollout_replay')
@@ -85,9 +85,10 @@ def check_prompts(c: ConfigDict, need: Need) -> None:
         f'rollout.step_share=1.0 (not {c.rollout.step_share})',
     )
     need(
-        p.selector != 'dots' or r.kind in ('bapo', 'rollout_replay') or is_own(r.kind),
-        f'prompts.selector=dots: replay.kind={r.kind} would also train on the groups of the references; set '
-        'replay.kind=rollout_replay, or bapo',
+        p.selector != 'dots' or r.kind == 'rollout_replay' or is_own(r.kind),
+        f'prompts.selector=dots: replay.kind={r.kind} may also train on the groups of the references; set '
+        'replay.kind=rollout_replay, which replays nothing if replay.rollout_replay.fresh is '
+        'learner.batch_groups',
     )
 
 
@@ -282,7 +283,7 @@ def check_turns(c: ConfigDict, task: ModuleType, need: Need) -> None:
     )
     need(
         c.prompts.selector != 'adaprefix',
-        f'task.turns={c.task.turns} with prompts.selector=adaprefix: a prefix of a response may have a '
+        f'task.turns={c.task.turns} with prompts.selector=adaprefix: a part of a response may end within a '
         "tool's reply; set another prompts.selector, or task.turns=0",
     )
     getattr(task, 'check_reply', lambda: None)()

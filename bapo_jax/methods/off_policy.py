@@ -16,8 +16,8 @@ _SOLVED = {'quickstart': {'replay.given_by': 'solver'}}  # it needs no file of t
 
 OFF_POLICY: dict[str, Method] = {
     'kimi': GRPO.but(
-        'Kimi k1.5: failed prompts first; regression of the log ratio of whole responses on rewards; partial '
-        'rollouts; length reward; Adam begins anew at each step',
+        'Kimi k1.5: prompts by their failure rate; regression of the log ratio of whole responses on '
+        'rewards; partial rollouts; length reward; Adam begins anew at each step',
         'arXiv 2501.12599',
         prompts={'prompts.selector': 'prioritised'},
         schedule={'rollout.step_share': 0.5, 'rollout.overlap': False},
@@ -110,8 +110,8 @@ OFF_POLICY: dict[str, Method] = {
         of_task={},
     ),
     'exgrpo': GRPO.but(
-        'ExGRPO: asks solved prompts again, and lets a likely earlier success lead the group, with a shaped '
-        'loss; rewards centred; no clip, no KL',
+        'ExGRPO: asks prompts again that are solved at times, and lets a likely earlier success lead the '
+        'group, with a shaped loss; rewards centred; no clip, no KL',
         'arXiv 2510.02245 and its code',
         batch={'replay.kind': 'exgrpo', 'replay.exgrpo.share': 0.5, 'replay.exgrpo.start_above': 0.35},
         learning={

@@ -10,6 +10,7 @@ def without_replacement(rng: np.random.Generator, log_weight: np.ndarray, count:
 
     `log_weight` is float64 [n]; -inf for an item that is only drawn if all others are. Returns indices,
     int64 [count], in the order drawn. The `count` largest log weights + Gumbel noise have this distribution,
-    and no weight underflows.
+    and no weight underflows. Items of weight 0 come last, in the order of their noise.
     """
-    return np.argsort(-(log_weight + rng.gumbel(size=len(log_weight))), kind='stable')[:count]
+    noise = rng.gumbel(size=len(log_weight))
+    return np.lexsort((-noise, -(log_weight + noise)))[:count]

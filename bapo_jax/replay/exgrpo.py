@@ -19,6 +19,8 @@ from bapo_jax.replay.filters import sound
 from bapo_jax.replay.histories import Histories
 from bapo_jax.replay.protocol import Rng, ScoreBatch
 
+_LEAST_WEIGHT = 1e-200  # of a bucket, so that large groups have no weight of 0: it may be the only one left
+
 
 class Exgrpo:
     """ExGRPO's memory: the successes of prompts that are neither failed nor solved.
@@ -119,7 +121,8 @@ class Exgrpo:
         buckets: dict[tuple[int, int], list[int]] = {}
         for prompt_id in self.history:
             buckets.setdefault(self._latest[prompt_id], []).append(prompt_id)
-        weight = np.array([np.exp(-((k - G / 2) ** 2) / 2) for k, G in buckets])
+        far = np.array([(k - G / 2) ** 2 / 2 for k, G in buckets])
+        weight = np.maximum(np.exp(far.min() - far), _LEAST_WEIGHT)
         sizes = np.array([len(ids) for ids in buckets.values()])
         count = min(led_groups(self._batch_groups, self._config.share), len(self.history))
         counts = dealt(count, weight, sizes, rng)

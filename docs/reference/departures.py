@@ -244,7 +244,7 @@ DEPARTURES = (
 
 ROWS = (
     RowDeparture(
-        'all rows', 'own batch sizes, learning rates, warm-up, weight decay, entropy bonus, response limits',
+        'all rows', 'own batch and group sizes, temperatures, learning rates, warm-up, weight decay, entropy bonus, response limits',
         "those of the task's config; only areal, dapo, dppo, gapo, kimi and m2po turn the entropy bonus off",
     ),
     RowDeparture(
@@ -256,14 +256,16 @@ ROWS = (
         'grpo_v5', 'recommends masking groups of equal rewards', 'they have advantage 0, and count in the token mean and in the KL',
     ),
     RowDeparture(
-        'areal', 'new weights interrupt generation; group rewards and batch advantages are both normalised; η of 2 to 16 in the examples',
+        'areal', 'new weights interrupt generation; group rewards and batch advantages are both normalised; in the examples η of 2 to 16 and a '
+        'clip of 0.4; dual clip as an option',
         'true with vLLM servers; the in-process engine completes a group with the policy it was requested from, unless '
-        'rollout.step_share is below 1; GRPO\'s advantage; η = 4, and a weight above 5 is masked as in the examples',
+        "rollout.step_share is below 1; GRPO's advantage, clip 0.2 and dual clip 3; η = 4, and a weight above 5 is masked as in the examples",
     ),
     RowDeparture(
         'kimi', 'τ, the weight of the length reward and the budget of tokens are not stated; no length reward at first; repetition ends a response',
         'τ = 0.01, weight 0.1 from the first step, half of the limit a step; all segments are trained on, each against its own policy; '
-        'no curriculum by labels, no end at repetition; success rates are moving averages, which the paper does not say',
+        'no curriculum by labels, no end at repetition; success rates are moving averages, which the paper does not say; '
+        'token sums are divided by rollout.max_response_tokens',
     ),
     RowDeparture(
         'dr_grpo', 'no dual clip', 'dual clip 3 stays, beside the clip of 0.2; the constant is rollout.max_response_tokens',
@@ -335,8 +337,9 @@ ROWS = (
         'relift',
         'after the update, a step of a second optimizer on 128 traces (its batch), token mean of each micro-batch, with an entropy bonus; too '
         "long a trace is cut, with a stop token; a group of wrong formats does not wait. The paper's text is unread: only the code was",
-        'N traces (0: B) join the mini-batches, with one optimizer and more steps (learner.mini_batches=released: traces come last, in steps '
-        'of their own); token mean of a mini-batch, no entropy bonus on traces; too long a trace is left out; wrong formats wait, too',
+        'the RL part is as in luffy; N traces (0: B) join the mini-batches, with one optimizer and more steps '
+        '(learner.mini_batches=released: traces come last, in steps of their own); token mean of a mini-batch, no entropy bonus on traces; '
+        'too long a trace is left out; wrong formats wait, too',
     ),
     RowDeparture(
         'arpo', 'multi-turn GUI tasks; outcomes below thresholds; tasks pre-filtered; a response in each micro-batch (inferred: mean over '
@@ -363,7 +366,7 @@ ROWS = (
         'traces; a step with a gradient above 500 is skipped',
         'up to B groups are added to the B fresh ones, each asked for G responses, of which the first is dropped; the lowest mean -log '
         'π_θ of the stored tokens; 32 per prompt; solved prompts are drawn but not stored; no clip at all; log-probs as sampled; no '
-        "bonus on traces. The paper's text is unread: only the code was",
+        "bonus on traces; the sum is divided by the responses of a mini-batch. The paper's text is unread: only the code was",
     ),
     RowDeparture(
         'dots',

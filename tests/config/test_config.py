@@ -60,7 +60,7 @@ def a_config(**changes):
         ({'learner__row_tokens': 100}, r'learner\.row_tokens=100 is shorter than.*2560'),
         ({'task__turns': 2, 'task__name': 'arithmetic', 'task__template': 'chat'}, r'task\.turns=2: task\.name=arithmetic has no tool.*set task\.turns=0'),
         ({'task__turns': 2, 'replay__reevaluate': 'continue', 'task__template': 'compact'}, r'task\.turns=2 with replay\.reevaluate=continue.*set another replay\.reevaluate'),
-        ({'task__turns': 2, 'prompts__selector': 'adaprefix', 'task__template': 'compact'}, r'task\.turns=2 with prompts\.selector=adaprefix.*set another prompts\.selector'),
+        ({'task__turns': 2, 'prompts__selector': 'adaprefix', 'replay__use_x2': False}, r'task\.turns=2 with prompts\.selector=adaprefix.*prompts\.selector'),
         ({'task__turns': -1}, r'task\.turns'),
         ({'learner__remat': 'True'}, r'learner\.remat.*attention_and_mlp_inputs'),
         ({'checkpoint__every': 0}, r'checkpoint\.every'),

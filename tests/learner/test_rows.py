@@ -26,6 +26,7 @@ from bapo_jax.tasks.traces import trace
 LIMIT = 12  # most tokens of a response
 BETA, ENTROPY = 0.3, 0.2  # large enough to show
 M2PO_BUDGET = 0.015  # small enough to mask tokens
+CAP = 1.15  # of π_prox / α in the rows areal (5) and bapo_official (3): small enough to act
 
 
 @dataclasses.dataclass
@@ -167,10 +168,10 @@ def bapo_mini(groups):
 
 
 def bapo_official(groups):
-    """Decoupled: min(π_prox / α, 3) × the clipped ratio to π_prox, held close to π_prox."""
+    """Decoupled: min(π_prox / α, cap) × the clipped ratio to π_prox, held close to π_prox."""
 
     def loss(t, a):
-        weight = np.minimum(np.exp(t.proximal - t.behaviour), 3.0)
+        weight = np.minimum(np.exp(t.proximal - t.behaviour), CAP)
         return weight * clipped(np.exp(t.logp - t.proximal), a) + BETA * k3(t, 'proximal') - ENTROPY * t.entropy
 
     return token_mean(groups, z, loss)
@@ -374,11 +375,11 @@ def ba_ppo(groups):
 
 
 def areal(groups):
-    """Decoupled PPO; tokens with π_prox / α above 5 have no gradient."""
+    """Decoupled PPO; tokens with π_prox / α above the cap have no gradient, and still count in the mean."""
 
     def loss(t, a):
         weight = np.exp(t.proximal - t.behaviour)
-        return np.where(weight > 5, 0, weight) * clipped(np.exp(t.logp - t.proximal), a)
+        return np.where(weight > CAP, 0, weight) * clipped(np.exp(t.logp - t.proximal), a)
 
     return token_mean(groups, z, loss)
 
@@ -406,6 +407,8 @@ STATEMENTS = {
 OWN = {row: {'learner.entropy_coef': 0.0} for row in ('dapo', 'dppo', 'gapo', 'm2po', 'areal', 'kimi')}
 OWN['relift'] = {'learner.batch_groups': 6, 'learner.mini_batch_groups': 6}
 OWN['m2po'] |= {'learner.trust.moment': M2PO_BUDGET}
+OWN['areal'] |= {'learner.importance_cap': CAP}
+OWN['bapo_official'] = {'learner.importance_cap': CAP}
 # Parts of it are not differentiated: they are taken `at` these log-probs.
 STOPPED = ('cispo', 'dppo')
 

@@ -188,7 +188,7 @@ MUTANTS = (
               'a refill at exactly B groups'),
     _UNFINISHED('group.prompt.id in taken or len(taken) == most', 'len(taken) == most', 'a step trains on a prompt twice'),
     _UNFINISHED('.spans, j, most)', '.spans, 0, most)', 'continued responses share their draws'),
-    _FINISH('if added == begun.most and', 'if added >= 0 and', 'responses cut at the limit are continued'),
+    _FINISH('goes_on = added == begun.most and', 'goes_on = added >= 0 and', 'responses cut at the limit are continued'),
     _ROLLOUTS('self._selector.observe(new)', 'self._selector.observe(groups)',
               'the selector sees re-evaluations'),
     _DRAWING('kept_BxV = jnp.cumsum(falling_BxV, axis=-1) - falling_BxV < top_p',

@@ -83,6 +83,15 @@ def test_a_step_asks_no_prompt_twice_even_if_all_are_solved():
     assert selector.metrics()['prompts/success_mean'] == pytest.approx(20 / 23)
 
 
+def test_if_all_are_solved_each_has_the_same_chance():
+    """Four prompts with s = 1, one a step: 1/4 each; 4,000 draws have a standard error of 0.007."""
+    selector, counts = make(PROMPTS[:4], batch=1, rate=1.0), np.zeros(4)
+    selector.observe([group(p, 8) for p in PROMPTS[:4]])
+    for _ in range(4_000):
+        counts[selector.next()[0].id - 100] += 1
+    np.testing.assert_allclose(counts / 4_000, 1 / 4, atol=0.03)
+
+
 def test_the_draw_depends_on_the_seed_its_number_and_the_results_alone():
     first = run(make(), range(9))
     assert run(make(), range(9)) == first

@@ -180,6 +180,19 @@ def test_prompts_of_medium_difficulty_are_asked_most():
     assert ((np.bincount(asked)[1:] - expected) ** 2 / expected).sum() < 13.9  # 2 degrees of freedom, p = 0.001
 
 
+def test_groups_so_large_that_densities_underflow_are_drawn_nearest_first():
+    """G = 256: exp(-(k - 128)² / 2) is 0 in float64 for k = 1, 2 and 3. The nearest, k = 3, is certain, then any that is left."""
+    exgrpo = make(start_above=0.0, share=0.25, batch_groups=3)
+    groups = [make_group(i, i, 256, step=1) for i in (1, 2, 3)]
+    for step in (1, 2):
+        exgrpo.add(step, groups, exgrpo.compose(step, groups, [], rng_of(step), score))
+    assert [b.prompt.id for b in exgrpo.hard_prompts(3, rng_of(3))] == [3]
+    exgrpo = make(start_above=0.0, share=0.5, batch_groups=3)
+    for step in (1, 2):
+        exgrpo.add(step, groups, exgrpo.compose(step, groups, [], rng_of(step), score))
+    assert sorted(b.prompt.id for b in exgrpo.hard_prompts(3, rng_of(3))) == [1, 2, 3]
+
+
 @pytest.mark.parametrize('share, groups', [(0.0, 0), (0.25, 2), (0.5, 6), (0.75, 18)])
 def test_the_share_is_of_all_groups(share, groups):
     assert led_groups(B, share) == groups and groups / (groups + B) == share
