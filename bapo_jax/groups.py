@@ -265,6 +265,19 @@ def taken(group: Group, places: Sequence[int]) -> Group:
     )  # fmt: skip
 
 
+def last_success(group: Group) -> int | None:
+    """The index of the last correct response that can be given to a policy, or None.
+
+    A sampled image token cannot: read as given, it would stand for the features of an image.
+    """
+    can = [
+        j
+        for j, (verdict, response) in enumerate(zip(group.verdicts, group.responses, strict=True))
+        if verdict == Verdict.CORRECT and not response.by(Author.PLACEHOLDER).any()
+    ]
+    return can[-1] if can else None
+
+
 def unscored(group: Group) -> Group:
     """The group without scored log-probs."""
     return dataclasses.replace(

@@ -127,7 +127,8 @@ def embedder(config: ConfigDict, tokenizer: Any, weights: bool = True) -> Embed:
     The model reads the text of the prompt's tokens. It computes when the function is called; with `weights`
     its files are checked here.
     """
-    if not (named := config.prompts.dots.embeddings):
+    named = config.prompts.dots.embeddings
+    if not named or config.prompts.selector != 'dots':
         return ngram_embeddings
     path = hub.model_folder(named, 'prompts.dots.embeddings', weights)
     model = hf.read_config(path, config.model.dtype)

@@ -8,6 +8,7 @@ from group_builders import graded, judged_group, make_group
 from hypothesis import given, settings, strategies as st
 
 from bapo_jax.groups import (
+    last_success,
     Author,
     Batch,
     Response,
@@ -207,3 +208,11 @@ def test_joined_groups_keep_each_response_with_its_verdict_reward_and_answer():
         again = taken(both, places)
         assert (again.responses, again.verdicts, again.answers) == (part.responses, part.verdicts, part.answers)
         np.testing.assert_array_equal(again.rewards, part.rewards)
+
+
+def test_the_last_success_that_can_be_given_has_no_sampled_image_token():
+    group = make_group(1, 3, G=4)
+    assert last_success(group) == 2 and last_success(make_group(1, 0, G=4)) is None
+    third = group.responses[2]
+    drawn = dataclasses.replace(third, spans=(*third.spans, Span(np.array([9], np.int32), np.float32([-1]), Author.PLACEHOLDER, 0)))
+    assert last_success(dataclasses.replace(group, responses=(*group.responses[:2], drawn, group.responses[3]))) == 1

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bapo_jax.groups import Author, Begun, Group, Prompt, Span, Verdict
+from bapo_jax.groups import Author, Begun, Group, Prompt, Span, last_success
 from bapo_jax.prompts.epochs import ShuffledEpochs
 from bapo_jax.prompts.protocol import PromptSelector
 
@@ -70,9 +70,9 @@ class AdaPrefix(PromptSelector):
             if self._solve is not None or g.prompt.id in self._own:
                 f = self._share.get(g.prompt.id, FIRST) + self._gain * (0.5 - g.accuracy)
                 self._share[g.prompt.id] = float(np.clip(f, 0.0, MOST))
-            if self._solve is None and g.correct:
-                newest = g.responses[g.size - 1 - g.verdicts[::-1].index(Verdict.CORRECT)]
-                self._own[g.prompt.id] = base64.b64encode(newest.tokens.astype('<i4').tobytes()).decode()
+            if self._solve is None and (newest := last_success(g)) is not None:
+                tokens = g.responses[newest].tokens.astype('<i4')
+                self._own[g.prompt.id] = base64.b64encode(tokens.tobytes()).decode()
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the last draw.

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bapo_jax.groups import Author, Begun, Group, Prompt, Span, Verdict, taken
+from bapo_jax.groups import Author, Begun, Group, Prompt, Span, last_success, taken
 from bapo_jax.replay.arrays import groups_from_arrays, groups_to_arrays
 from bapo_jax.replay.buffer import ReplayBuffer, sample
 from bapo_jax.replay.protocol import ScoreBatch
@@ -60,8 +60,8 @@ class Continuations:
                 continue
             if g.continued:
                 right, asked = right + g.correct, asked + g.size
-            elif self._solve is None and g.correct:
-                self._own[g.prompt.id] = taken(g, [g.size - 1 - g.verdicts[::-1].index(Verdict.CORRECT)])
+            elif self._solve is None and (newest := last_success(g)) is not None:
+                self._own[g.prompt.id] = taken(g, [newest])
         if asked:
             self._given = int(np.clip(self._given + (-1 if 2 * right > asked else 1), 1, SHARES - 1))
             self._last['retries/continued_right'] = right / asked

@@ -28,7 +28,6 @@ from bapo_jax.tasks.turns import reply_text
 Reply = Callable[[Any, str], str | None]
 
 _THREADS = 4  # per core: a tool's answer is waited for
-_CLOSED = 'the engine was closed before it had answered'
 
 
 class Episodes(Engine):
@@ -69,7 +68,7 @@ class Episodes(Engine):
         self._inner.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         for group in list(self._pending):
-            group.fail(RolloutError(_CLOSED))
+            group.fail(RolloutError('the engine was closed before it had answered'))
 
     def _follow(self, group: _Episodes, first: int, answer: Future[tuple[Response, ...]]) -> None:
         """Goes on with the responses that `answer` will hold; the first of them is number `first`."""
@@ -90,7 +89,7 @@ class Episodes(Engine):
                 try:
                     self._pool.submit(self._go_on, group, j, response)
                 except RuntimeError:  # the engine was closed
-                    group.fail(RolloutError(_CLOSED))
+                    group.fail(RolloutError('the engine was closed before it had answered'))
                     return
 
     def _go_on(self, group: _Episodes, j: int, response: Response) -> None:

@@ -313,10 +313,12 @@ class Rollouts:
         c, most = self._config, self._budget
         draw, again = Draw(c.seed, step, FRESH), Draw(c.seed, step, REEVALUATION)
         sampling = Sampling(c.rollout.temperature, c.rollout.max_response_tokens)
-        answers = ask_rest(self._engine, rest, most, sampling, draw.again(1)) if rest else []
         begun = [*(one._replace(most=most) for one in self._selector.begin(fresh)), *hard]
         draws = [draw] * len(fresh) + [again] * len(hard)
-        answers += self._engine.ask(begun, c.rollout.group_size, sampling, draws)
+        # Whole groups first: the in-process engine reserves room for the size of the first in line.
+        answers = self._engine.ask(begun, c.rollout.group_size, sampling, draws)
+        if rest:
+            answers = ask_rest(self._engine, rest, most, sampling, draw.again(1)) + answers
         self._meter.asked(answers, [tokens_sampled(group.responses) for group in rest])
         prompts = [one.prompt for one in (*rest, *begun)]
         return Wave(prompts, len(hard), [draw] * len(rest) + draws, answers, self._selector.state())

@@ -131,7 +131,7 @@ MUTANTS = (
     _CREDIT('rewards.std(ddof=1)', 'rewards.std()', 'the population deviation for the sample one'),
     _CREDIT('p = max(p, 1 / len(rewards)) if p > 0 else 1.0', 'p = rewards.mean()', 'the guard of MaxRL\'s mean'),
     _CREDIT('delta[:, -1] += rewards', 'delta[:, 0] += rewards', 'the reward comes with the first token'),
-    _CREDIT('1.0 / (len(lengths) * limit)', '1.0 / (len(lengths) * max(1, lengths.max()))',
+    _CREDIT('1.0 / (max(1, len(lengths)) * limit)', '1.0 / (len(lengths) * max(1, lengths.max()))',
             'Dr.GRPO divides by the longest response'),
     _LOSSES('tokens.centre_RxT - clip.low, tokens.centre_RxT + clip.high)\n    loss_RxT = -jax.lax.stop_gradient',
             '1.0 - clip.low, 1.0 + clip.high)\n    loss_RxT = -jax.lax.stop_gradient', "CISPO without the clip's centre"),
