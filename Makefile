@@ -72,7 +72,7 @@ versions: .venv/ready-test
 
 # Every row of the methods table for 20 steps with a resume; its numbers go into benchmarks/results/rows.jsonl and rows.md.
 rows: env
-	JAX_NUM_CPU_DEVICES=2 .venv/bin/python -m benchmarks.rows $(ARGS)
+	JAX_NUM_CPU_DEVICES=1 .venv/bin/python -m benchmarks.rows $(ARGS)
 
 # Strikes runs with faults at random moments, and judges what became of them; its table goes into docs/reference/operations.md.
 faults: .venv/ready-test

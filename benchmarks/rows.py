@@ -121,7 +121,7 @@ PARTS: dict[str, dict[str, Callable[[Rows], bool]]] = {
     'gapo': {'widens and narrows the clip': narrows},
     'adaprefix': {
         'gives prefixes, then none': lambda rows: (
-            rows[0]['prompts/prefixed'] > 0 and rows[-1]['prompts/prefixed'] == 0
+            total(rows, 'prompts/prefixed') > 0 == rows[-1]['prompts/prefixed']
         )
     },
     'kimi': {'continues responses': continues},

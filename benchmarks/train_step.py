@@ -54,7 +54,8 @@ MODELS = {
 LEARNER = SimpleNamespace(
     anchor='behaviour', clip_centre='one', importance_cap=2.0, ratio_level='token', surrogate='clip', clip_low=0.2, clip_high=0.2,
     dual_clip=3.0, kl_target='behaviour', kl_coef=0.001, entropy_coef=0.001, switch_step=0, grad_clip=1.0, weight_decay=0.01,
-    adam=SimpleNamespace(b1=0.9, b2=0.999, eps=1e-8, first_moment_dtype='float32'), traces=SimpleNamespace(loss='none'), importance_rule='truncate',
+    adam=SimpleNamespace(b1=0.9, b2=0.999, eps=1e-8, first_moment_dtype='float32'),
+    traces=SimpleNamespace(loss='none', gamma=0.1), trust=SimpleNamespace(kind='fixed'), importance_rule='truncate',
 )  # fmt: skip
 
 
