@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 # What lets a row's parts act within few steps.
 SMALL = {
     'mopps': {'prompts__mopps__candidates': 3},
-    'dots': {'prompts__dots__references': 12, 'prompts__dots__temperature': 0.05},
+    'dots': {'prompts__dots__references': 12, 'prompts__dots__tau': 0.05},
     'adaprefix': {'replay__given_by': 'solver', 'rollout__max_response_tokens': 40, 'learner__row_tokens': 56},
     'areal': {'mesh__data': 1},
     'remix': {'learner__switch_step': 1},
@@ -175,7 +175,7 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
         ('adaprefix', {'replay__kind': 'luffy', 'replay__given_by': 'solver', 'learner__traces__loss': 'shaped'}, r'adaprefix.*not comparable'),
         ('adaprefix', {'rollout__refill_batches': 2, 'rollout__overlap': False}, r'prompts\.selector=adaprefix.*rollout\.refill_batches=1'),
         ('adaprefix', {'replay__given_by': 'solver', 'task__template': 'tinyzero'}, r'replay\.given_by=solver: .*countdown only has solutions for the templates compact'),
-        ('dots', {'prompts__dots__temperature': 0.0}, r'prompts\.dots\.temperature=0\.0 must be positive'),
+        ('dots', {'prompts__dots__tau': 0.0}, r'prompts\.dots\.tau=0\.0 must be positive'),
         ('dots', {'prompts__dots__cycle': 20}, r'60 training prompts are fewer than those of prompts\.dots\.cycle=20 steps with 4 prompts'),
         ('dots', {'replay__kind': 'repo'}, r'prompts\.selector=dots: replay\.kind=repo may also train .*; set replay\.kind=rollout_replay'),
         ('dots', {'replay__kind': 'bapo', 'replay__fresh_filter': 'range'}, r'prompts\.selector=dots: replay\.kind=bapo may also train'),

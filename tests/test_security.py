@@ -15,6 +15,8 @@ from small_run import ROOT
 from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer
 
 SOURCES = sorted((ROOT / 'bapo_jax').rglob('*.py'))
+# Runs what a policy wrote, confined: tasks/sandbox.py, tests/tasks/test_python_tool.py.
+CONFINED = ROOT / 'bapo_jax' / 'tasks' / 'python_worker.py'
 RUN_CODE = {'eval', 'exec', 'compile', '__import__'}
 UNSAFE_MODULES = {'pickle', 'dill', 'cloudpickle', 'marshal', 'shelve', 'joblib'}
 
@@ -26,7 +28,8 @@ def calls(tree):
 @pytest.mark.parametrize('file', SOURCES, ids=lambda f: f.relative_to(ROOT).as_posix())
 def test_no_module_runs_text_or_unpickles(file):
     tree = ast.parse(file.read_text('utf-8'))
-    assert not [c.lineno for c in calls(tree) if isinstance(c.func, ast.Name) and c.func.id in RUN_CODE]
+    run_code = [c.func.id for c in calls(tree) if isinstance(c.func, ast.Name) and c.func.id in RUN_CODE]
+    assert sorted(run_code) == (['compile', 'exec'] if file == CONFINED else [])
     imported = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
     imported |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
     assert not {name.split('.')[0] for name in imported} & UNSAFE_MODULES

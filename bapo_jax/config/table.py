@@ -90,7 +90,7 @@ _PROMPTS = {
     'dots': {
         'references': Field(256, AT_LEAST_1, HELD, 'K: random prompts answered in the first step of a cycle'),
         'cycle': Field(2, AT_LEAST_1, HELD, 'μ: steps whose prompts are chosen by the same references'),
-        'temperature': Field(1e-3, POSITIVE, HELD,
+        'tau': Field(1e-3, POSITIVE, HELD,
             'τ: prompts are drawn with probability ∝ exp(-|predicted success - 1/2| / τ)'),
         'embeddings': Field('', ANY, AMEND,
             'model whose mean last hidden state embeds a prompt: a Hugging Face directory, or a hub name; '

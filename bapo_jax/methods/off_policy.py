@@ -132,7 +132,7 @@ OFF_POLICY: dict[str, Method] = {
             'prompts.selector': 'dots',
             'prompts.dots.references': 256,
             'prompts.dots.cycle': 2,
-            'prompts.dots.temperature': 1e-3,
+            'prompts.dots.tau': 1e-3,
         },
         batch={'replay.kind': 'rollout_replay'},
         # The code clips π_θ / α to π_prox / α · [1 - ε, 1 + ε]: PPO's term times π_prox / α, uncapped.

@@ -43,7 +43,7 @@ class Dots(PromptSelector):
 
     def __init__(
         self, prompts: Sequence[Prompt], batch: int, seed: int, *, embed: Embed, references: int, cycle: int,
-        temperature: float,
+        tau: float,
     ):  # fmt: skip
         """A step has `batch` prompts; `references` is K, or all prompts if there are fewer.
 
@@ -56,7 +56,7 @@ class Dots(PromptSelector):
                 'task.limit'
             )
         self._prompts, self._batch, self._seed, self._embed = prompts, batch, seed, embed
-        self._references, self._cycle, self._temperature = min(references, len(prompts)), cycle, temperature
+        self._references, self._cycle, self._tau = min(references, len(prompts)), cycle, tau
         self._place = {p.id: i for i, p in enumerate(prompts)}
         self._draws = 0
         self._awaits = False  # whether the next groups to observe are those of the references
@@ -124,7 +124,7 @@ class Dots(PromptSelector):
         """Draws the prompts of the cycle, by the places and accuracies of the references."""
         p = predicted_success(self._embedded, references, accuracy)
         rng = np.random.default_rng([self._seed, self._draws, _CHOICE])
-        log_weight = -np.abs(p - TARGET) / self._temperature
+        log_weight = -np.abs(p - TARGET) / self._tau
         drawn = rng.permutation(without_replacement(rng, log_weight, self._cycle * self._batch))
         self._chosen = [(int(i), float(p[i])) for i in drawn]
 

@@ -97,9 +97,9 @@ def test_every_field_is_on_a_page_that_fits():
 
 def test_the_values_of_a_config_are_the_same_pages_and_mark_what_differs():
     config = default_config()
-    config.learner.clip_low = 0.3
+    config.learner.clip_high = 0.3
     lines = values_page(config, 1000).splitlines()
-    assert '* learner.clip_low=0.3  trust region [1 - clip_low, 1 + clip_high] of the importance ratio (default: 0.2)' in lines
+    assert '* learner.clip_high=0.3  its upper end (default: 0.2)' in lines
     assert [line[2:].split('=')[0] for line in lines if re.match(r'[* ] [\w.]+=', line)] == [name for name, _ in rows()]
     assert sum(line.startswith('* ') for line in lines) == 2  # and the one that says what the mark means
 

@@ -210,7 +210,7 @@ MUTANTS = (
            'decay forgets the prior too'),
     _DOTS('np.fill_diagonal(others, -np.inf)', 'pass', 'a reference predicts itself'),
     _DOTS('slope = max(0.0, float', 'slope = max(-9e9, float', 'a negative slope'),
-    _DOTS('log_weight = -np.abs(p - TARGET) / self._temperature', 'log_weight = np.abs(p - TARGET) / self._temperature', 'the easiest and the hardest'),
+    _DOTS('log_weight = -np.abs(p - TARGET) / self._tau', 'log_weight = np.abs(p - TARGET) / self._tau', 'the easiest and the hardest'),
     _DOTS('first = self._draws % self._cycle * self._batch', 'first = 0', 'the same prompts in each step of a cycle'),
     _DOTS('drawn = rng.permutation(without_replacement(rng, log_weight, self._cycle * self._batch))',
           'drawn = rng.choice(len(p), self._cycle * self._batch)', 'prompts twice, and any'),

@@ -20,8 +20,8 @@ def embed(prompts):
     return np.float32([centres[p.tokens[1]] + 0.2 * rng.normal(size=32) for p in prompts])
 
 
-def make(batch=4, seed=7, references=10, cycle=2, temperature=1e-3, prompts=PROMPTS, embed=embed) -> Dots:
-    return Dots(prompts, batch, seed, embed=embed, references=references, cycle=cycle, temperature=temperature)
+def make(batch=4, seed=7, references=10, cycle=2, tau=1e-3, prompts=PROMPTS, embed=embed) -> Dots:
+    return Dots(prompts, batch, seed, embed=embed, references=references, cycle=cycle, tau=tau)
 
 
 def ids(prompts) -> list[int]:
@@ -97,9 +97,9 @@ def test_prompts_like_the_half_solved_references_are_chosen():
         assert selector.metrics()['prompts/prediction_error'] < 0.1
 
 
-def test_a_high_temperature_draws_uniformly():
+def test_a_high_tau_draws_uniformly():
     counts = np.zeros(40)
-    selector = make(temperature=1e6, references=2)
+    selector = make(tau=1e6, references=2)
     for _ in range(500):
         counts[np.array(visit(selector)[1]) - 100] += 1
     assert abs(counts / 2000 - 1 / 40).max() < 0.015

@@ -19,7 +19,7 @@ def config(selector: str) -> ConfigDict:
         'seed': 3,
         'prompts': {'selector': selector, 'mopps': {'candidates': 5, 'target': 0.5, 'decay': 1.0}, 'prioritised': {'rate': 0.5},
                     'adaprefix': {'gain': 0.25, 'withdrawal': (0.5, 1.0)},
-                    'dots': {'references': 6, 'cycle': 2, 'temperature': 1e-3, 'embeddings': 'ignored'}},
+                    'dots': {'references': 6, 'cycle': 2, 'tau': 1e-3, 'embeddings': 'ignored'}},
         'rollout': {'max_response_tokens': 8},
     })  # fmt: skip
 
