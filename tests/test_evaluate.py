@@ -95,7 +95,7 @@ def test_a_run_and_its_published_policy_score_as_the_runs_own_last_evaluation_an
     assert np.mean([row['verdict'] == 'correct' for row in rows]) == trained
 
     engine = load_for_evaluation(workdir, None, None, None).start(tmp_path)
-    policy = publish(workdir / 'policy', 2, engine._policy.params, hf.read_config(BASE), 'float32')
+    policy = publish(workdir / 'policy', 2, engine._loaded[0], hf.read_config(BASE), 'float32')
     evaluated(f'--checkpoint={policy}', f'--base={BASE}', f'--output={tmp_path}/of_policy')
     assert scores(tmp_path / 'of_policy')['benchmarks'] == last
     assert samples(tmp_path / 'of_policy') == rows
