@@ -7,12 +7,12 @@ weights of its tokens are multiplied by (N · P)^-β over the largest such facto
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from bapo_jax.groups import REPLAY, X1, Batch, Begun, Group, make_batch
+from bapo_jax.groups import REPLAY, X1, Batch, Group, make_batch
 from bapo_jax.replay.filters import sound
 from bapo_jax.replay.newest import Newest
 from bapo_jax.replay.protocol import Rng, ScoreBatch
@@ -34,10 +34,8 @@ def mean_reward(rewards: np.ndarray) -> float:
 BASES = {'advantage': mean_advantage, 'reward': mean_reward}
 
 
-class Freshper:
+class Freshper(Newest):
     """The last `capacity` groups, and their priorities."""
-
-    buffer = None
 
     def __init__(self, config: Any, batch_groups: int):
         """`config` is the `replay` section of a resolved config; `batch_groups` is B.
@@ -45,22 +43,7 @@ class Freshper:
         A batch has at most B fresh groups and ratio · B earlier ones.
         """
         self._config, self._batch_groups = config.freshper, batch_groups
-        self._newest = Newest('freshper', config.freshper.capacity)
-        self._composed: dict[str, float] = {}  # metrics of the last batch
-
-    @property
-    def groups(self) -> list[Group]:
-        """The held groups, oldest first; read-only."""
-        return self._newest.groups
-
-    @property
-    def uses(self) -> list[int]:
-        """How often each of them was trained on; read-only."""
-        return self._newest.uses
-
-    def hard_prompts(self, step: int, rng: Rng) -> list[Begun]:
-        """Returns []: nothing is re-evaluated."""
-        return []
+        super().__init__('freshper', config.freshper.capacity)
 
     def compose(
         self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group], rng: Rng, score: ScoreBatch
@@ -78,7 +61,7 @@ class Freshper:
         drawn = np.sort(drawn)
         weight = (len(held) * chance[drawn]) ** -self._config.beta
         batch = make_batch([*x1, *(held[i] for i in drawn)], [X1] * len(x1) + [REPLAY] * len(drawn))
-        self._composed = self._newest.replayed(batch, step)
+        self._composed = self.replayed(batch, step)
         if count:
             weight /= weight.max()
             batch = dataclasses.replace(batch, weights=(*[1.0] * len(x1), *weight.tolist()))
@@ -92,23 +75,3 @@ class Freshper:
         age = np.array([step - g.step for g in groups], np.float64)
         priority = base**c.alpha * np.exp(-c.alpha * age / c.tau)
         return priority / (priority.sum() or 1.0)
-
-    def times_trained(self, batch: Batch) -> list[int]:
-        """Returns how often each group of the last batch has been trained on, this time included."""
-        return self._newest.times_trained(batch)
-
-    def add(self, step: int, fresh: Sequence[Group], batch: Batch) -> None:
-        """Adds the fresh groups, and drops the oldest ones above the capacity."""
-        self._newest.add(fresh, batch)
-
-    def metrics(self, step: int) -> dict[str, float]:
-        """Returns metrics of the last batch, and the size of the memory."""
-        return {**self._composed, **self._newest.metrics()}
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Returns everything that `restore` needs, as arrays for a checkpoint."""
-        return self._newest.state()
-
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restores `state` exactly. Raises ValueError if it exceeds replay.freshper.capacity."""
-        self._newest.restore(arrays)

@@ -1,4 +1,4 @@
-"""The newest groups of a run, first in first out, and how often each of them was trained on."""
+"""The newest groups of a run, first in first out: the memory of several replays."""
 
 from __future__ import annotations
 
@@ -6,28 +6,39 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bapo_jax.groups import REPLAY, Batch, Group
+from bapo_jax.groups import REPLAY, Batch, Begun, Group
 from bapo_jax.replay.arrays import group_bytes, groups_from_arrays, groups_to_arrays
+from bapo_jax.replay.protocol import Rng
 
 
 class Newest:
-    """The last groups that were added, oldest first. Sampling removes none of them."""
+    """A replay but for `compose`: the last groups that were added, and how often each was trained on.
+
+    Sampling removes none of them.
+    """
+
+    buffer = None
 
     def __init__(self, kind: str, capacity: int):
         """`kind` is the replay's name; it holds at most `capacity` groups."""
         self._kind, self._capacity = kind, capacity
         self._groups: list[Group] = []
         self._uses: list[int] = []
+        self._composed: dict[str, float] = {}  # metrics of the last batch
 
     @property
     def groups(self) -> list[Group]:
-        """The held groups; read-only."""
+        """The held groups, oldest first; read-only."""
         return self._groups
 
     @property
     def uses(self) -> list[int]:
         """How often each held group was trained on; read-only."""
         return self._uses
+
+    def hard_prompts(self, step: int, rng: Rng) -> list[Begun]:
+        """Returns []: nothing is re-evaluated."""
+        return []
 
     def with_fresh(self, fresh: Sequence[Group]) -> list[Group]:
         """Returns what `add` would hold."""
@@ -38,7 +49,7 @@ class Newest:
         uses = self._uses_by_id()
         return [uses.get(id(g), 0) + 1 for g in batch.groups]
 
-    def add(self, fresh: Sequence[Group], batch: Batch) -> None:
+    def add(self, step: int, fresh: Sequence[Group], batch: Batch) -> None:
         """Appends the fresh groups without infrastructure errors, and counts what `batch` trained on."""
         uses, trained = self._uses_by_id(), {id(g) for g in batch.groups}
         self._groups = self.with_fresh(fresh)
@@ -55,9 +66,10 @@ class Newest:
             'bapo/replay/uses': float(np.mean([uses[id(g)] for g in groups])),
         }
 
-    def metrics(self) -> dict[str, int]:
-        """Returns the number of groups, and the bytes of their tokens and log-probs."""
+    def metrics(self, step: int) -> dict[str, float]:
+        """Returns metrics of the last batch, and the number and bytes of the groups."""
         return {
+            **self._composed,
             f'buffer/{self._kind}/groups': len(self._groups),
             f'buffer/{self._kind}/bytes': sum(map(group_bytes, self._groups)),
         }

@@ -222,7 +222,7 @@ MUTANTS = (
     _PRIORITISED('np.log1p(-success)', 'np.log1p(success)', 'the solved prompts first'),
     _PRIORITISED('[self._seed, self._draws, _PRIORITISED]', '[self._seed, _PRIORITISED]', 'each draw has the same random numbers'),
     _ROLLOUT_REPLAY('for g in fresh[: self._fresh] if', 'for g in fresh if', 'references are trained on'),
-    _ROLLOUT_REPLAY('self._newest.add(batch.of_origin(X1), batch)', 'self._newest.add(fresh, batch)', 'references are kept'),
+    _ROLLOUT_REPLAY('super().add(step, batch.of_origin(X1), batch)', 'super().add(step, fresh, batch)', 'references are kept'),
     _ROLLOUTS('if p.id in references]', 'if p.id in references and not references]', 'references are asked twice'),
     _ROLLOUTS('fresh += references.values()', 'pass', 'references are not counted'),
     _ROLLOUTS('new = known + new', 'new = new + known', 'chosen references are behind the others'),
