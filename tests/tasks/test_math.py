@@ -40,6 +40,10 @@ def qwen3(tmp_path_factory):
 
 
 USER = "<|im_start|>user\nWhat is $2+3$? Let's think step by step and output the final answer within \\boxed{}.<|im_end|>\n"
+TOOL = (
+    ' You can run Python: end a message with a ```python block, and you get what it prints. sympy and numpy are installed.'
+    ' Each run begins anew.<|im_end|>\n'
+)
 SYSTEM = '<|im_start|>system\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>\n'
 RENDERED = {
     'qwen3': (USER + '<|im_start|>assistant\n', False),
@@ -47,6 +51,7 @@ RENDERED = {
     'qwen2.5_math': (SYSTEM + '<|im_start|>user\nWhat is $2+3$?<|im_end|>\n<|im_start|>assistant\n', False),
     'chat': (USER + '<|im_start|>assistant\n', False),
     'r1': (USER + '<|im_start|>assistant\n<think>\n', True),
+    'python': (USER.replace('<|im_end|>\n', TOOL) + '<|im_start|>assistant\n', False),
     'as_is': ('<|im_start|>user\nWhat is $2+3$?<|im_end|>\n<|im_start|>assistant\n', False),
 }
 
