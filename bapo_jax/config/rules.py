@@ -111,6 +111,14 @@ def check_replay(c: ConfigDict, need: Need) -> None:
         'set learner.traces.loss=shaped',
     )
     need(
+        p.kind != 'exgrpo'
+        or not 0 < p.exgrpo.share < 1
+        or led_groups(c.learner.batch_groups, p.exgrpo.share) > 0,
+        f'replay.exgrpo.share={p.exgrpo.share} of a batch with '
+        f'learner.batch_groups={c.learner.batch_groups} fresh '
+        'groups rounds to no group; raise it, or set it to 0',
+    )
+    need(
         p.kind != 'rollout_replay' or p.rollout_replay.fresh <= c.learner.batch_groups,
         f'replay.rollout_replay.fresh={p.rollout_replay.fresh} exceeds '
         f'learner.batch_groups={c.learner.batch_groups}; lower it',

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from bapo_jax.groups import Group, Verdict
+from bapo_jax.groups import Author, Group, Verdict
 
 
 def overlong_penalty(lengths: np.ndarray, limit: int, share: float) -> np.ndarray:
@@ -41,10 +41,13 @@ def length_reward(lengths: np.ndarray, correct: np.ndarray) -> np.ndarray:
 
 
 def reward_length(group: Group, weight: float) -> Group:
-    """Returns the group with `weight` times the length reward added to its rewards."""
+    """Returns the group with `weight` times the length reward added to its rewards.
+
+    Lengths do not count the replies of a tool.
+    """
     if not group.responses:
         return group
-    lengths = np.array([len(r.tokens) for r in group.responses])
+    lengths = np.array([np.count_nonzero(~r.by(Author.ENVIRONMENT)) for r in group.responses])
     correct = np.array([v == Verdict.CORRECT for v in group.verdicts])
     rewards = group.rewards + weight * length_reward(lengths, correct)
     return dataclasses.replace(group, rewards=rewards.astype(np.float32))

@@ -76,7 +76,7 @@ TABLE: dict[str, tuple[Metric, ...]] = {
         M('traces/demonstrations', 'groups', 'relift: traces that joined the batch', '0 or replay.traces.demonstrations'),
         M('traces/queued', 'prompts', 'relift: failed prompts that wait, after the step', 'a steady rise means that the oldest are never taken'),
         M(
-            'bapo/discarded/filtered', 'groups', 'fresh groups that the filter kept out of X1',
+            'bapo/discarded/filtered', 'groups', 'fresh groups that are not in the batch; fifo and freshper keep them in memory',
             'grows as prompts become all right or all wrong',
         ),
         M(

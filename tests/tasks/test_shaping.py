@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from group_builders import graded
 
-from bapo_jax.groups import Prompt, Verdict, sampled
+from bapo_jax.groups import Author, Prompt, Response, Span, Verdict, sampled
 from bapo_jax.tasks.shaping import length_reward, overlong_penalty, punish_overlong, reward_length, shaped_rewards
 
 LENGTHS, PENALTIES = (1, 75, 80, 95, 100), (0, 0, -0.2, -0.8, -1)  # of a limit of 100 tokens, the last quarter punished
@@ -56,3 +56,12 @@ def test_the_length_reward_is_added_with_its_weight_and_nothing_else_changes():
     assert shaped_rewards(group, 100, 0.0, 0.0) is group
     both = shaped_rewards(group, 100, 0.25, 0.2)
     np.testing.assert_allclose(both.rewards, want + overlong_penalty(np.array(LENGTHS), 100, 0.25), atol=1e-6)
+
+
+def test_the_length_reward_does_not_count_the_replies_of_a_tool():
+    group = group_of([Verdict.CORRECT] * 5)
+    reply = Span(np.zeros(1000, np.int32), None, Author.ENVIRONMENT)
+    replied = dataclasses.replace(
+        group, responses=tuple(Response((*r.spans, reply) if i % 2 else r.spans, r.finish) for i, r in enumerate(group.responses))
+    )
+    np.testing.assert_array_equal(reward_length(replied, 0.2).rewards, reward_length(group, 0.2).rewards)
