@@ -25,12 +25,14 @@ from ml_collections import ConfigDict
 
 from bapo_jax.config import default_config
 from bapo_jax.evaluate import load_for_evaluation
-from bapo_jax.groups import Begun, Prompt, Response
+from bapo_jax.groups import Author, Begun, Prompt, Response
 from bapo_jax.inputs import positions_suffice
 from bapo_jax.machine import cli, hub, terminal
 from bapo_jax.models import hf
 from bapo_jax.policies import BASE_HELP, find_policy
 from bapo_jax.rollout.engine import EVALUATION, Draw, RolloutError, Sampling
+from bapo_jax.rollout.episodes import NoReply
+from bapo_jax.run.log.responses import spans_of
 from bapo_jax.tasks.turns import chat
 
 FLAGS = flags.FLAGS
@@ -52,13 +54,15 @@ def asked(questions: Sequence[str], tokenizer: Any, raw: bool) -> list[Prompt]:
 
 
 def row(tokenizer: Any, prompt: Prompt, response: Response) -> dict[str, Any]:
-    """What --json prints for an answer."""
+    """What --json prints for an answer. Tokens and log-prob are the policy's own, without a tool's replies."""
+    spans = {'spans': spans_of(response)} if response.by(Author.ENVIRONMENT).any() else {}
     return {
         'question': prompt.ground_truth['question'],
         'response': tokenizer.decode(response.tokens),
         'finish': response.finish,
-        'tokens': len(response.tokens),
+        'tokens': int(np.count_nonzero(~response.by(Author.ENVIRONMENT))),
         'logp': float(response.logp.sum(dtype=np.float64)),
+        **spans,
     }
 
 
@@ -74,7 +78,10 @@ def print_answers(tokenizer: Any, prompt: Prompt, responses: Sequence[Response])
             f'{number}: {tokens} tokens, {said["finish"]}, log-prob {logp:.2f}, {logp / tokens:.3f}/token',
             style='bold',
         )
-        console.print(said['response'], soft_wrap=True)
+        for span in response.spans if 'spans' in said else ():
+            style = 'dim' if span.author == Author.ENVIRONMENT else None  # a tool's reply
+            console.print(tokenizer.decode(span.tokens), style=style, soft_wrap=True, end='')
+        console.print('' if 'spans' in said else said['response'], soft_wrap=True)
 
 
 def questions_of(words: Sequence[str], file: str | None) -> list[str]:
@@ -143,6 +150,11 @@ def main(argv: Sequence[str]) -> None:
                         print_answers(policy.tokenizer, prompt, responses)
             finally:
                 engine.close()
+    except NoReply as e:
+        sys.exit(
+            f"error: {e}; here the ground truth of a question is {{'question': text}}, so a task's own `reply` "
+            'may miss a field: let it return None then'
+        )
     except (ValueError, OSError, RolloutError) as e:
         sys.exit(f'error: {e}')
 

@@ -160,6 +160,7 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
         ('exgrpo', {'learner__traces__loss': 'none'}, r'replay\.kind=exgrpo makes traces .* set learner\.traces\.loss=shaped'),
         ('exgrpo', {'rollout__mixture__share': 0.4}, r'rollout\.mixture\.share=0\.4 does not support re-evaluation.*than exgrpo'),
         ('exgrpo', {'replay__exgrpo__share': 1.0}, r'replay\.exgrpo\.share=1\.0 must be in \[0, 1\)'),
+        ('grpo', {'task__template': 'calculator'}, r'task\.template=calculator offers a tool, and with task\.turns=0 nobody replies'),
         ('exgrpo', {'replay__exgrpo__share': 0.05}, r'replay\.exgrpo\.share=0\.05 .*learner\.batch_groups=8 .*rounds to no group'),
         ('exgrpo', {'replay__use_x3': True}, r'replay\.kind=exgrpo.*replay\.use_x3=False'),
         ('freshper', {'replay__freshper__base': 'td'}, r"replay\.freshper\.base='td' is unknown; choose one of advantage, reward"),

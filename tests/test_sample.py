@@ -11,9 +11,10 @@ import pytest
 from scored import logits_in
 from small_run import ROOT
 
+from bapo_jax.groups import Author, Response, Span
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import character_tokenizer, load_tokenizer
-from bapo_jax.sample import asked, questions_of
+from bapo_jax.sample import asked, print_answers, questions_of, row
 from bapo_jax.weights.publish import publish
 
 BASE = ROOT / 'configs' / 'quickstart_base'
@@ -50,6 +51,19 @@ def test_questions_come_from_the_command_line_and_from_a_file(tmp_path):
         questions_of([], None)
     with pytest.raises(FileNotFoundError):
         questions_of([], str(tmp_path / 'none'))
+
+
+def test_a_tools_reply_counts_neither_as_tokens_nor_in_the_log_prob(capsys):
+    tokenizer = character_tokenizer()
+    own, said = (np.array(tokenizer.encode(text), np.int32) for text in ('1+1', 'two'))
+    spans = Span(own, np.full(3, -0.5, np.float32), Author.POLICY, 7), Span(said, None, Author.ENVIRONMENT)
+    [prompt] = asked(['x'], tokenizer, raw=True)
+    got = row(tokenizer, prompt, Response((*spans, spans[0]), 'stop'))
+    assert (got['response'], got['tokens'], got['logp']) == ('1+1two1+1', 6, -3.0)
+    assert got['spans'] == [['policy', 7, 3], ['environment', -1, 3], ['policy', 7, 3]]
+    print_answers(tokenizer, prompt, [Response((*spans, spans[0]), 'stop'), Response(spans[:1], 'stop')])
+    printed = capsys.readouterr().out
+    assert '6 tokens' in printed and '-0.500/token' in printed and '\n1+1two1+1\n' in printed and printed.endswith('\n1+1\n')
 
 
 @pytest.mark.slow

@@ -31,8 +31,8 @@ ROLLOUT_FIELDS = {
         'policies': Field(2, AT_LEAST_1, HELD, 'N: the number of recent rollout policies to draw from'),
     },
     'step_share': Field(1.0, share('a share of rollout.max_response_tokens', 'in (0, 1]'), HELD,
-        'a response gets at most this share of max_response_tokens in a step; a later step continues it '
-        '(partial rollouts: Kimi k1.5); 1: whole responses'),
+        'a response gets at most this share of max_response_tokens in a step; a later step continues it, and '
+        'the first steps have few whole groups (partial rollouts: Kimi k1.5); 1: whole responses'),
     'refill_batches': Field(1, AT_LEAST_1, AMEND,
         'most batches of prompts a step, until B groups pass the filter (DAPO); 1: no refill'),
     'group_size': Field(8, ANY, HELD, 'G responses to each prompt'),

@@ -80,9 +80,8 @@ def check_prompts(c: ConfigDict, need: Need) -> None:
     need(
         (p.selector not in ('adaprefix', 'dots') and r.kind != 'rollout_replay')
         or (c.rollout.refill_batches == 1 and c.rollout.step_share == 1),
-        f'prompts.selector={p.selector} with replay.kind={r.kind} draws prompts once a step, and needs all '
-        f'groups in that step; set rollout.refill_batches=1 (not {c.rollout.refill_batches}) and '
-        f'rollout.step_share=1.0 (not {c.rollout.step_share})',
+        f'prompts.selector={p.selector} with replay.kind={r.kind} needs all groups in one step; set '
+        'rollout.refill_batches=1 and rollout.step_share=1.0',
     )
     need(
         p.selector != 'dots' or r.kind == 'rollout_replay' or is_own(r.kind),
@@ -267,6 +266,11 @@ def check_task(c: ConfigDict, need: Need) -> None:
             f'replay.given_by=solver: task.name={c.task.name} only has solutions for the templates '
             f'{", ".join(solved) or "(none)"}, not for task.template={c.task.template}; set '
             'replay.given_by=policy',
+        )
+        need(
+            c.task.turns > 0 or c.task.template not in getattr(task, 'TOOL_TEMPLATES', ()),
+            f'task.template={c.task.template} offers a tool, and with task.turns=0 nobody replies; set '
+            'task.turns=3, say, or another task.template',
         )
         if c.task.turns:
             check_turns(c, task, need)

@@ -37,8 +37,11 @@ class Relift:
         self._joined = 0  # demonstrations in the last batch
 
     def receive(self, traces: Mapping[int, Group]) -> None:
-        """Gets a judged trace of each prompt that has one, by prompt id, as a group of one response."""
-        self._traces = traces
+        """Gets a judged trace of each prompt that has one, by prompt id, as a group of one response.
+
+        Wrong ones are left out: the cross-entropy would imitate them, too.
+        """
+        self._traces = {prompt_id: trace for prompt_id, trace in traces.items() if trace.correct}
 
     def hard_prompts(self, step: int, rng: Rng) -> list[Begun]:
         """Returns []: ReLIFT re-evaluates nothing."""

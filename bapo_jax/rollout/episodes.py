@@ -30,6 +30,10 @@ Reply = Callable[[Any, str], str | None]
 _THREADS = 4  # per core: a tool's answer is waited for
 
 
+class NoReply(BadResponse):
+    """The environment's reply to a response failed, which costs the group."""
+
+
 class Episodes(Engine):
     """`inner`, with at most `most_turns` replies to a response."""
 
@@ -99,7 +103,7 @@ class Episodes(Engine):
         try:
             begun = self._replied(group, j, response)
         except Exception as error:  # a tool may fail in any way
-            lost = BadResponse(f'no reply to a response ({type(error).__name__}: {str(error)[:300]})')
+            lost = NoReply(f'no reply to a response ({type(error).__name__}: {str(error)[:300]})')
             lost.__cause__ = error
             group.fail(lost)
             return

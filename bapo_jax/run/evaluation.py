@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bapo_jax.config.own_code import JUDGES, code_of
-from bapo_jax.groups import Begun, Group, Prompt
+from bapo_jax.groups import STOP, Begun, Group, Prompt, Response, Verdict
 from bapo_jax.machine import events, stopping
 from bapo_jax.machine.files import write_text
 from bapo_jax.rollout.collect import judge
 from bapo_jax.rollout.engine import EVALUATION, TRACKING, Draw, Engine, Sampling
+from bapo_jax.rollout.episodes import NoReply
 from bapo_jax.rollout.rollouts import Rollouts
 from bapo_jax.run.samples import done_before, evaluation_settings, open_evaluation, sample_rows
 from bapo_jax.run.state import RunState
@@ -59,13 +61,31 @@ def answer_and_judge(
     try:
         for first in range(0, len(prompts), size):
             chunk = slice(first, first + size)
-            responses = [answer.result() for answer in answers[chunk]]
-            yield judge(
+            responses = [_responses(answer, first + i) for i, answer in enumerate(answers[chunk])]
+            judged = judge(
                 tokenizer, prompts[chunk], responses, draws[chunk], rewards, config.task.judging.step_s
             )
+            yield [group if group.responses else without_verdicts(group, e.samples) for group in judged]
     finally:
         for answer in answers:
             answer.cancel()
+
+
+def _responses(answer: Future[tuple[Response, ...]], question: int) -> tuple[Response, ...]:
+    """The responses to a question; () if a tool failed on one of them."""
+    try:
+        return answer.result()
+    except NoReply as error:
+        events.report('group lost', f'question {question} has no responses: {error}', question=question)
+        return ()
+
+
+def without_verdicts(group: Group, samples: int) -> Group:
+    """A lost group as one of `samples` empty responses, all of them infrastructure errors."""
+    return dataclasses.replace(
+        group, responses=(Response((), STOP),) * samples, verdicts=(Verdict.INFRA_ERROR,) * samples,
+        rewards=np.full(samples, np.nan, np.float32), answers=(None,) * samples,
+    )  # fmt: skip
 
 
 def summary_of(

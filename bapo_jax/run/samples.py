@@ -16,8 +16,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bapo_jax.groups import Group, Prompt, Verdict
+from bapo_jax.groups import Author, Group, Prompt, Verdict
 from bapo_jax.machine.files import write_text
+from bapo_jax.run.log.responses import spans_of
 from bapo_jax.scores import Question
 from bapo_jax.tasks.jsonl import flaw
 
@@ -154,5 +155,6 @@ def sample_rows(benchmark: str, first: int, groups: Sequence[Group], tokenizer: 
                 'benchmark': benchmark, 'question': i, 'sample': j, 'ground_truth': g.prompt.ground_truth,
                 'response': text, 'verdict': verdict.name.lower(), 'answer': answer,
                 'finish': response.finish, 'tokens': len(response.tokens),
+                **({'spans': spans_of(response)} if response.by(Author.ENVIRONMENT).any() else {}),
             })  # fmt: skip
     return rows

@@ -23,6 +23,7 @@ and may have
                                      policy (task.turns), or None if the turn calls no tool. Runs in several
                                      threads, ends by itself, and always replies the same to the same turn. If
                                      it raises, the group is lost
+    TOOL_TEMPLATES: tuple[str, ...]  the templates that offer the tool; refused with task.turns=0
     check_reply()                    raises ValueError if this machine cannot run the tool
 
 A ground truth is a JSON-serialisable dict with the question and whatever the verifier needs.

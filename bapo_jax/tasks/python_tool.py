@@ -10,6 +10,7 @@ import functools
 import os
 import queue
 import re
+import textwrap
 
 from bapo_jax.tasks import sandbox
 from bapo_jax.tasks.verifier_pool import MACHINE_FAILED, VerifierPool, bare_environment
@@ -21,14 +22,18 @@ OFFER = (  # what a prompt says of the tool
 RUN_BYTES = 1 << 30  # address space of a run, 0.3 GB of it Python and its packages
 MOST_AT_ONCE = 16
 _LATE_S = 60.0  # a worker that takes so long did not get the CPU; it ends a run earlier by itself
-_OPENING = re.compile(r'(?:python|py)[ \t]*\n')
+_OPENING = re.compile(r'^[ \t]*```[ \t]*(?:python3?|py)[ \t]*\r?\n', re.MULTILINE | re.IGNORECASE)
+_FENCE = re.compile(r'^[ \t]*```', re.MULTILINE)
 
 
 def code_in(turn: str) -> str | None:
     """The code of the ```python block that a turn ends with; None if it ends with none."""
-    _, _, block = (turn := turn.rstrip()).removesuffix('```').rpartition('```')
-    opening = _OPENING.match(block)
-    return block[opening.end() :] if opening and turn.endswith('```') else None
+    turn = turn.rstrip()
+    openings = list(_OPENING.finditer(turn))
+    if not openings or not turn.endswith('```'):
+        return None
+    code = turn[openings[-1].end() :].removesuffix('```')
+    return None if _FENCE.search(code) else textwrap.dedent(code)  # another fence: the block ended before
 
 
 def block_for(turn: str) -> str | None:

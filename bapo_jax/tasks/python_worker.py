@@ -1,11 +1,13 @@
 """Process that runs Python code of a policy, each in a confined process of its own (sandbox.py).
 
-The same code prints the same text, unless it reads a clock: a fork has everything as it was after the import,
-the seeds of random numbers are set, and the pool sets that of hashes.
+The same code prints the same text, but for what it reads of the clock, of process numbers and of memory
+addresses: a fork has everything as it was after the import, all sources of random numbers are seeded, and the
+pool sets the seed of hashes.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import select
@@ -25,7 +27,7 @@ RUN_CPU_S = 5  # of one run
 RUN_WALL_S = 10.0
 MOST_OUTPUT = 65_536  # of its output, after which it is stopped
 MOST_CHARACTERS = 1000  # of the output that is returned
-_UNCONFINED = 99  # exit status
+_CONFINED = b'+'  # what a process writes before it runs the code; so no code can pass for a refusal
 
 
 def run(code: str) -> dict[str, str]:
@@ -35,22 +37,21 @@ def run(code: str) -> dict[str, str]:
     if child == 0:
         _run_confined(code, write)
     os.close(write)
+    ended = os.pidfd_open(child)
     output, until = b'', time.monotonic() + RUN_WALL_S
-    while len(output) <= MOST_OUTPUT and (left := until - time.monotonic()) > 0:
-        if not select.select([read], [], [], left)[0]:
-            break
-        if not (data := os.read(read, 65_536)):
-            break
+    while len(output) <= MOST_OUTPUT and _waits(read, until) and (data := os.read(read, 65_536)):
         output += data
-    late = time.monotonic() >= until
+    # It may have closed its output, and run on.
+    late = len(output) <= MOST_OUTPUT and not _waits(ended, until)
     os.kill(child, signal.SIGKILL)  # it is not reaped yet, so the number is still its own
     os.close(read)
+    os.close(ended)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    text = output.decode('utf-8', 'replace').rstrip()
-    if status == _UNCONFINED:
-        return {'refused': text}
-    if len(text) > MOST_CHARACTERS:
-        return {'output': f'{text[:MOST_CHARACTERS]}\n(the rest is cut)'}
+    text = output.removeprefix(_CONFINED).decode('utf-8', 'replace').rstrip()
+    if not output.startswith(_CONFINED):
+        return {'refused': text or f'its process ended with status {status}'}
+    if len(output) > MOST_OUTPUT or len(text) > MOST_CHARACTERS:
+        return {'output': f'{text[:MOST_CHARACTERS]}\n(the rest is cut)'.lstrip()}
     if late or status in (-signal.SIGXCPU, -signal.SIGKILL):
         text += '\n(stopped: too slow)'
     elif status < 0:
@@ -58,30 +59,49 @@ def run(code: str) -> dict[str, str]:
     return {'output': text.strip() or '(no output)'}
 
 
+def _waits(file: int, until: float) -> bool:
+    """Waits until `file` can be read; returns False if it is too late."""
+    return bool(select.select([file], [], [], max(0.0, until - time.monotonic()))[0])
+
+
 def _run_confined(code: str, output: int) -> NoReturn:
-    status = _UNCONFINED
     try:
         os.dup2(output, 1)
         os.dup2(output, 2)
-        sys.stdout = open(1, 'w', encoding='utf-8', errors='backslashreplace', closefd=False)
+        # Nothing is held back: what the code printed before it was stopped counts.
+        sys.stdout = io.TextIOWrapper(
+            open(1, 'wb', 0, closefd=False), 'utf-8', 'backslashreplace', write_through=True
+        )
         sys.stderr = sys.stdout
         confine(RUN_CPU_S)
-        status = 0
-        random.seed(0)
-        np.random.seed(0)
+        _seed()
+        os.write(1, _CONFINED)
         exec(compile(code, '<code>', 'exec'), {'__name__': '__main__'})
-    except SystemExit:
-        pass
+    except SystemExit as end:
+        if end.code is not None and not isinstance(end.code, int):
+            print(end.code)
     except BaseException as error:
-        places = traceback.extract_tb(error.__traceback__)
-        lines = [place.lineno for place in places if place.filename == '<code>']
-        where = f'line {lines[-1]}: ' if lines else ''
-        print(where + traceback.format_exception_only(error)[-1].rstrip())
+        print(_where(error) + traceback.format_exception_only(error)[-1].rstrip())
     finally:
-        try:
-            sys.stdout.flush()
-        finally:
-            os._exit(status)
+        os._exit(0)
+
+
+def _where(error: BaseException) -> str:
+    """The line of the code, if the error is of one."""
+    places = traceback.extract_tb(error.__traceback__)
+    lines = [place.lineno for place in places if place.filename == '<code>']
+    if not lines and isinstance(error, SyntaxError) and error.filename == '<code>':
+        lines = [error.lineno]
+    return f'line {lines[-1]}: ' if lines else ''
+
+
+def _seed() -> None:
+    """Seeds every source of random numbers, also of generators that the code makes without a seed."""
+    source, seed = random.Random(0), random.Random.seed
+    os.urandom = random._urandom = source.randbytes  # of secrets, uuid and numpy's default_rng
+    random.Random.seed = lambda self, a=None, version=2: seed(self, 0 if a is None else a, version)
+    random.seed(0)
+    np.random.seed(0)
 
 
 if __name__ == '__main__':

@@ -110,7 +110,7 @@ def read_traces(path: str, problems: int) -> dict[int, tuple[str, str]]:
         if not 0 <= i < problems:
             raise ValueError(
                 f'{where}: "prompt_id" is {i}, but task.train has {problems:,} problems, from 0 to '
-                f'{problems - 1}; remove the row, or raise task.limit'
+                f'{problems - 1}; remove the row, or train on all problems (task.limit=0)'
             )
         if i in texts:
             raise ValueError(

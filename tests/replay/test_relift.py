@@ -90,6 +90,12 @@ def test_the_queue_is_the_authors_list_also_from_a_checkpoint(steps, count, at):
             replay.restore({name: array.copy() for name, array in saved.items()})
 
 
+def test_a_wrong_trace_is_not_imitated():
+    wrong = {1: graded(TRACES[1].prompt, TRACES[1].responses, [Verdict.WRONG])}
+    batch = compose(make(1, {**TRACES, **wrong}), failed(1, 2))
+    assert ids(batch.of_origin(DEMONSTRATIONS)) == [2]
+
+
 def test_a_prompt_that_lost_its_trace_no_longer_waits():
     replay = make(9)
     compose(replay, failed(0, 1, 2))

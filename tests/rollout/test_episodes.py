@@ -1,5 +1,6 @@
 """An engine around the in-process engine: its turns, what they depend on, and how a group of them ends."""
 
+import dataclasses
 import threading
 import time
 from concurrent.futures import wait
@@ -9,13 +10,17 @@ import numpy as np
 import pytest
 from tiny import STOP_TOKENS
 
+from bapo_jax.config import default_config
 from bapo_jax.groups import NO_VERSION, Author, Begun
 from bapo_jax.models.tokenizer import character_tokenizer
-from bapo_jax.rollout.engine import FRESH, Draw, RolloutError, Sampling
+from bapo_jax.rollout.engine import EVALUATION, FRESH, Draw, RolloutError, Sampling
 from bapo_jax.rollout.episodes import Episodes, newest_turn
 from bapo_jax.rollout.inprocess.engine import JaxEngine
 from bapo_jax.rollout.inprocess.room import Limits
 from bapo_jax.rollout.vllm.replies import BadResponse
+from bapo_jax.run.evaluation import answer_and_judge
+from bapo_jax.run.samples import sample_rows
+from bapo_jax.scores import question, summary
 
 SAMPLING, DRAW = Sampling(1.0, 24), Draw(5, 2, FRESH)
 G, TURNS = 4, 2
@@ -211,6 +216,20 @@ def test_a_tool_that_fails_costs_its_group_alone(policy, prompts):
     with pytest.raises(BadResponse, match='no reply to a response.*OSError: no space left'):
         lost.result(60)
     assert len(sound.result(60)) == G
+
+    # In an evaluation its question has no verdicts, and the others do.
+    config = default_config()
+    config.task.name, config.evaluate.samples, config.evaluate.temperature = 'countdown', G, 1.0
+    config.evaluate.max_response_tokens = SAMPLING.max_tokens
+    asked_of = [broken, dataclasses.replace(prompts[1], ground_truth={'numbers': [1, 2], 'target': 3})]
+    [[no_verdicts, judged]] = answer_and_judge(engine, TOKENIZER, asked_of, config, EVALUATION)
+    assert no_verdicts.infra_error and no_verdicts.size == judged.size == G and not judged.infra_error
+    scored = summary([question(no_verdicts), question(judged)], votes=False)
+    assert (scored['infra_errors'], scored['correct']) == (G, [0, judged.correct])
+    rows = sample_rows('x', 0, [no_verdicts, judged], TOKENIZER)
+    assert [row['verdict'] for row in rows[:G]] == ['infra_error'] * G and rows[0]['tokens'] == 0
+    replied = [any(s.author == Author.ENVIRONMENT for s in r.spans) for r in judged.responses]
+    assert any(replied) and ['spans' in row for row in rows[G:]] == replied
     engine.close()
 
 

@@ -22,6 +22,8 @@ def slow(test):
 @pytest.mark.parametrize('turn, code', [
     ('So:\n```python\nprint(1)\n```', 'print(1)\n'), ('```py\nx\n```  \n', 'x\n'),
     ('```python\na\n```\nthen\n```python\nb\n```', 'b\n'),
+    ('1. Do:\n   ```python\n   if x:\n     y\n   ```', 'if x:\n  y\n'), ('```Python3 \nx\n```', 'x\n'),
+    ('```python\ns = "```"\n```', 's = "```"\n'), ('```python\nx\n```\nand ```', None),
     ('```python\nx\n``` gives 3', None), ('```\nx\n```', None), ('```python\nx', None), ('```python x\n```', None), ('```', None), ('', None),
 ])  # fmt: skip
 def test_a_turn_that_ends_with_a_block_of_code_calls_the_tool(turn, code):
@@ -57,7 +59,9 @@ def test_the_filter_allows_what_it_lists_and_opens_for_reading():
     ('print(6 * 7)', '42'),
     ('import sympy\nx = sympy.Symbol("x")\nprint(sympy.integrate(x**2, (x, 0, 3)))', '9'),
     ('import numpy as np, statistics, fractions\nprint(np.linalg.det(np.eye(2)), statistics.mean([1, 2]))', '1.0 1.5'),
-    ('x = 3', '(no output)'), ('import sys\nprint(1)\nsys.exit(2)', '1'),
+    ('x = 3', '(no output)'), ('import sys\nprint(1)\nsys.exit(2)', '1'), ('import sys\nsys.exit("why")', 'why'),
+    ('print("begun")\nimport os\nos._exit(99)', 'begun'), ('a = 1\nb = = 2', 'line 2: SyntaxError: invalid syntax'),
+    ('import os\nos.close(1)\nos.close(2)\nx = 3', '(no output)'),
     ('a = 1\n\nprint(a / 0)', 'line 3: ZeroDivisionError: division by zero'), ('x = (', "SyntaxError: '(' was never closed"),
     ('print(input())', 'line 1: EOFError: EOF when reading a line'),
     ('x = [0] * 10**10', 'line 1: MemoryError'), ('a = []\nwhile True: a.append("x" * 10**6)', 'line 2: MemoryError'),
@@ -80,15 +84,23 @@ def test_code_prints_and_reaches_nothing(code, said):
 @pytest.mark.parametrize('code', ['while True: pass', 'import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass',
                                   'import time\ntime.sleep(60)', 'import os\nos.close(1)\nos.close(2)\nwhile True: pass'])  # fmt: skip
 def test_code_that_does_not_end_is_stopped(code):
-    assert output_of(f'print("begun", flush=True)\n{code}') == 'begun\n(stopped: too slow)'
+    assert output_of(f'print("begun")\n{code}') == 'begun\n(stopped: too slow)'
     assert output_of('print(1)') == '1'
 
 
 @slow
 def test_a_long_output_is_cut_and_ends_the_code():
-    for code in ('print("y" * 10**7)', 'while True: print("y" * 100)'):
+    for code in ('print("y" * 10**7)', 'while True: print("y" * 100)', 'print("y\\n" * 10**6)'):
         text = output_of(code)
-        assert text.endswith('\n(the rest is cut)') and len(text) < python_worker.MOST_CHARACTERS + 50
+        assert text.startswith('y') and text.endswith('\n(the rest is cut)') and len(text) < python_worker.MOST_CHARACTERS + 50
+    assert output_of('print(" " * 10**7)') == '(the rest is cut)'
+
+
+@slow
+@pytest.mark.parametrize('code', ['print("refused")\nos._exit(99)', 'os.close(1)\nos._exit(1)', 'os.write(1, b"+")'])
+def test_no_code_can_pass_for_a_failure_of_the_machine(code):
+    """That would cost its group, and end an evaluation."""
+    assert 'did not run' not in output_of(f'import os\n{code}')
 
 
 @slow
@@ -107,7 +119,10 @@ def test_no_file_or_secret_of_the_trainer_is_touched(tmp_path, monkeypatch):
 @slow
 def test_a_run_knows_nothing_of_earlier_ones_and_is_always_the_same():
     """Of random numbers and of the order of sets, too, in whichever worker."""
-    code = 'import random, numpy, sympy\nprint(random.random(), numpy.random.rand(), {"a", "b", "c", "d"}, getattr(sympy, "mine", 0))\nsympy.mine = 1'
+    code = (
+        'import random, secrets, uuid, numpy, sympy\nprint(random.random(), random.Random().random(), secrets.token_hex(), uuid.uuid4(), '
+        'numpy.random.rand(), numpy.random.default_rng().random(), {"a", "b", "c", "d"}, getattr(sympy, "mine", 0))\nsympy.mine = 1'
+    )
     with ThreadPoolExecutor(4) as threads:
         assert len(set(threads.map(output_of, [code] * 8))) == 1
 

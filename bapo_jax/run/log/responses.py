@@ -73,10 +73,7 @@ def write_rollouts(path: Path, tokenizer: Any, groups: Sequence[Logged]) -> None
             'rewards': [None if np.isnan(r) else float(r) for r in x.group.rewards],
             'finish': [r.finish for r in x.group.responses],
             'versions': [int(max(r.versions, default=NO_VERSION)) for r in x.group.responses],
-            'spans': [
-                [[s.author.name.lower(), s.version, len(s.tokens)] for s in r.spans]
-                for r in x.group.responses
-            ],
+            'spans': [spans_of(r) for r in x.group.responses],
             'step': x.group.step,
             'trained': x.trained,
             'pieces': [token_texts(tokenizer, r.tokens, spelled) for r in x.group.responses],
@@ -87,6 +84,11 @@ def write_rollouts(path: Path, tokenizer: Any, groups: Sequence[Logged]) -> None
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, zstandard.compress(''.join(json.dumps(row) + '\n' for row in rows).encode()))
+
+
+def spans_of(response: Response) -> list[list[Any]]:
+    """Returns [author, version, tokens] of each span."""
+    return [[s.author.name.lower(), s.version, len(s.tokens)] for s in response.spans]
 
 
 def two_responses(step: int, tokenizer: Any, fresh: Sequence[Group]) -> str:

@@ -33,6 +33,7 @@ __all__ = [
     'BENCHMARKS',
     'SOLUTIONS',
     'TEMPLATES',
+    'TOOL_TEMPLATES',
     'VOTES',
     'benchmark',
     'check_ground_truth',
@@ -74,7 +75,7 @@ TEMPLATES = {
     ),
     # As 'chat', after turns with such answers: small models follow examples better than instructions
     'examples': 'Write {target} with the numbers {numbers}, each exactly once.',
-    # As 'chat', with a calculator: set task.turns
+    # As 'chat', with a calculator
     'calculator': (
         'Using each of the numbers {numbers} exactly once, write an arithmetic expression that equals '
         '{target}. You can use +, -, *, / and parentheses. You have a calculator: end a message with an '
@@ -83,6 +84,8 @@ TEMPLATES = {
     ),
     'compact': '{spaced}={target}\n',  # a dozen tokens, for the small policies of the quickstart
 }
+
+TOOL_TEMPLATES = ('calculator',)
 
 # No maj@n. Correct expressions differ, and their values are not votes either: the question states the wanted
 # value, so one of n expressions can be picked without counting, which is pass@n.

@@ -34,8 +34,8 @@ from bapo_jax.tasks.turns import chat
 from bapo_jax.tasks.verifier_pool import MACHINE_FAILED, OVERRAN, VerifierPool
 
 __all__ = [
-    'BENCHMARKS', 'TEMPLATES', 'benchmark', 'check_ground_truth', 'check_reply', 'prompt_text', 'reply',
-    'training_problems', 'verify', 'verify_all', 'with_demands',
+    'BENCHMARKS', 'TEMPLATES', 'TOOL_TEMPLATES', 'benchmark', 'check_ground_truth', 'check_reply',
+    'prompt_text', 'reply', 'training_problems', 'verify', 'verify_all', 'with_demands',
 ]  # fmt: skip
 
 VOTES = True  # responses with equal answers agree, so maj@n is meaningful
@@ -49,10 +49,11 @@ TEMPLATES = {
     'as enable_thinking=False gives it',
     'qwen2.5_math': 'system: Please reason step by step, and put your final answer within \\boxed{}.',
     'chat': f'{{problem}}{SUFFIX}',
-    'python': f'{{problem}}{SUFFIX}{OFFER}',  # set task.turns
+    'python': f'{{problem}}{SUFFIX}{OFFER}',
     'as_is': 'the question unchanged, in a chat template if the tokenizer has one; '
     'answers are judged in the form that it asks for',
 }
+TOOL_TEMPLATES = ('python',)
 _SYSTEM = {'qwen2.5_math': 'Please reason step by step, and put your final answer within \\boxed{}.'}
 _REQUEST = {'python': SUFFIX + OFFER, 'qwen2.5_math': ''}
 _SWITCH = {'qwen3': True, 'qwen3_no_thinking': False}
