@@ -54,7 +54,7 @@ def asked(questions: Sequence[str], tokenizer: Any, raw: bool) -> list[Prompt]:
 
 
 def row(tokenizer: Any, prompt: Prompt, response: Response) -> dict[str, Any]:
-    """What --json prints for an answer. Tokens and log-prob are the policy's own, without a tool's replies."""
+    """What --json prints for an answer. Tokens and log-prob are without a tool's replies."""
     spans = {'spans': spans_of(response)} if response.by(Author.ENVIRONMENT).any() else {}
     return {
         'question': prompt.ground_truth['question'],
@@ -152,8 +152,8 @@ def main(argv: Sequence[str]) -> None:
                 engine.close()
     except NoReply as e:
         sys.exit(
-            f"error: {e}; here the ground truth of a question is {{'question': text}}, so a task's own `reply` "
-            'may miss a field: let it return None then'
+            f"error: {e}; the ground truth of a question is {{'question': text}} here: make the task's "
+            '`reply` return None if another field is missing'
         )
     except (ValueError, OSError, RolloutError) as e:
         sys.exit(f'error: {e}')

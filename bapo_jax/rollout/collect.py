@@ -97,8 +97,8 @@ def check_judged(groups: Sequence[Group], group_size: int, unfinished: int = 0) 
         raise TooFewJudged(
             f'{missing} of {asked} responses of step {groups[0].step} have no verdict (more than a fifth): '
             f'the engine or a tool gave up {lost} groups of {group_size}, and the verifier or the reward '
-            f'function failed on {failed} responses. See events.jsonl for the reasons. If judging is slow, raise '
-            'task.judging.step_s, task.judging.reward_s or task.judging.workers; if servers give bad '
+            f'function failed on {failed} responses. See events.jsonl for the reasons. If judging is slow, '
+            'raise task.judging.step_s, task.judging.reward_s or task.judging.workers; if servers give bad '
             'responses, see docs/vllm.md'
         )
 
