@@ -47,6 +47,7 @@ from bapo_jax.machine import cli, hub, stopping, terminal
 from bapo_jax.machine.files import check_directory, write_text
 from bapo_jax.machine.lock import held
 from bapo_jax.models import hf
+from bapo_jax.models.adapters import model_of
 from bapo_jax.models.tokenizer import read_tokenizer
 from bapo_jax.policies import BASE_HELP, HUGGING_FACE, RUN, StoredPolicy, base_of, check_base, find_policy
 from bapo_jax.rollout.engine import Engine, RolloutError
@@ -136,17 +137,20 @@ def load_for_evaluation(
     devices = present(wanted)
     check_start(config)
     config.model.path = str(
-        base_of(checkpoint, config.model.path, policy.commits, base, weights=config.rollout.engine == 'vllm')
-    )
+        base_of(
+            checkpoint, config.model.path, policy.commits, base,
+            weights=config.rollout.engine == 'vllm' or policy.needs_base,
+        )
+    )  # fmt: skip
     custom_reward.find_reward(config.task.reward)  # fail now, not at the first responses
-    model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
+    model = model_of(config.model)
     tokenizer, ends = read_tokenizer(config.model.path, model)
     check_base(base, policy.run_config, tokenizer)
     policy.check(model)
     mesh, sight = make_mesh(1, -1, 1, devices), make_sight(config, model)
 
     def start(output: Path) -> Engine:
-        params = policy.params(model, mesh)
+        params = policy.params(model, Path(config.model.path), mesh)
         engine = start_engine(
             config, model, hf.abstract_params(model)[0], ends, mesh, output, sight=sight, tokenizer=tokenizer
         )

@@ -7,6 +7,8 @@ and a model card, README.md, made of what the run recorded. `--push` uploads it 
     python -m bapo_jax.export --checkpoint=runs/x/policy/000123 --output=hf_dir
     # a Hugging Face directory, in another dtype
     python -m bapo_jax.export --checkpoint=DIR --output=hf_dir --dtype=bfloat16
+    # the adapter of a run with model.adapter.rank, in PEFT's form; without --adapter it is merged
+    python -m bapo_jax.export --checkpoint=runs/x --output=adapter_dir --adapter
     # to a private repository of the hub, too
     python -m bapo_jax.export --checkpoint=runs/x --output=hf_dir --push=OWNER/NAME
 
@@ -16,6 +18,7 @@ behind, the next export removes it. If an upload fails, the exported directory s
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 from pathlib import Path
@@ -24,9 +27,11 @@ from typing import Any
 from absl import app, flags, logging
 from huggingface_hub import metadata_load
 
+from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.machine import cli, pushing
 from bapo_jax.machine.files import check_directory, write_bytes
 from bapo_jax.models import hf
+from bapo_jax.models.adapters import adapter_of, save_adapter
 from bapo_jax.models.tokenizer import read_tokenizer
 from bapo_jax.policies import BASE_HELP, HUGGING_FACE, RUN, StoredPolicy, base_of, check_base, find_policy
 from bapo_jax.report.card import Exported, model_card
@@ -46,13 +51,14 @@ def export(
     dtype: str | None = None,
     shard_bytes: int = hf.SHARD_BYTES,
     name: str = '',
+    adapter: bool = False,
 ) -> tuple[int | None, str]:
     """Writes `output` and returns (steps the policy was trained, None if unknown, dtype of the weights).
 
     `checkpoint` is any policy (policies.py). config.json and tokenizer come from `base`, by default the model
     that the run started from, or the Hugging Face directory itself. `dtype` defaults to the one in the config
     of `base`. README.md is a model card, which calls the policy `name`, by default that of `output`; a
-    Hugging Face directory keeps its own.
+    Hugging Face directory keeps its own. With `adapter`, only the adapter and the card are written.
 
     Raises FileExistsError if `output` is not empty, FileNotFoundError if there is no policy or no base, and
     ValueError if the policy or the tokenizer does not belong to the base's model, the dtype is unknown, or a
@@ -62,9 +68,15 @@ def export(
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise FileExistsError(f'--output={str(output)!r} exists and is not empty; give a new directory')
     policy = find_policy(checkpoint)
-    given, base = base, base_of(checkpoint, policy.base and str(policy.base), policy.commits, base)
-    stated = hf.overrides(policy.run_config['model']) if policy.run_config else {}
-    model = hf.read_config(base, stated=stated)
+    given, base = (
+        base,
+        base_of(
+            checkpoint, policy.base and str(policy.base), policy.commits, base, weights=policy.needs_base
+        ),
+    )
+    of_run = policy.run_config['model'] if policy.run_config else {}
+    stated = hf.overrides(of_run)
+    model = dataclasses.replace(hf.read_config(base, stated=stated), adapter=adapter_of(of_run))
     tokenizer, _ = read_tokenizer(base, model)  # raises if the export would have no usable tokenizer
     check_base(given, policy.run_config, tokenizer)
     dtype = dtype or hf.stored_dtype(base)
@@ -72,15 +84,23 @@ def export(
         raise ValueError(
             f'{base / "config.json"} states dtype {dtype!r}; set --dtype to one of {", ".join(hf.DTYPES)}'
         )
+    if adapter and (model.adapter is None or policy.kind != RUN):
+        raise ValueError(
+            f'--adapter: {checkpoint} is no run with an adapter (model.adapter.rank); leave --adapter out'
+        )
     name = name or output.name
     card = _card(policy, checkpoint, base, given, name, dtype, model.vision is not None, tokenizer)
 
     partial = output.with_name(f'{output.name}.partial')
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        hf.save(
-            partial, policy.tensors(model), like=base, dtype=dtype, shard_bytes=shard_bytes, stated=stated
-        )
+        if adapter:
+            partial.mkdir(parents=True)
+            params = policy.params(model, base, make_mesh(1, -1, 1))
+            save_adapter(partial, model, params, base=str(policy.base), dtype=dtype)
+        else:
+            tensors = policy.tensors(model, base)
+            hf.save(partial, tensors, like=base, dtype=dtype, shard_bytes=shard_bytes, stated=stated)
         write_bytes(partial / CARD, card)
         partial.rename(output)
     finally:
@@ -135,6 +155,7 @@ def main(_) -> None:
             dtype=FLAGS.dtype,
             shard_bytes=int(FLAGS.shard_gb * 10**9),
             name=FLAGS.push or '',
+            adapter=FLAGS.adapter,
         )
     except (ValueError, OSError) as e:
         sys.exit(f'error: {e}')
@@ -167,6 +188,9 @@ def run() -> None:
         None,
         list(hf.DTYPES),
         "dtype of the stored weights; default: that of the base's config.json.",
+    )
+    flags.DEFINE_boolean(
+        'adapter', False, "Write the run's adapter alone, as PEFT does; default: merged into the weights."
     )
     flags.DEFINE_float(
         'shard_gb',

@@ -19,6 +19,7 @@ from bapo_jax.config.trace_rules import reads_traces
 from bapo_jax.groups import Prompt
 from bapo_jax.machine import hub
 from bapo_jax.models import hf
+from bapo_jax.models.adapters import model_of
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.embedding import mean_states
 from bapo_jax.models.tokenizer import read_tokenizer, tokenizer_file
@@ -67,7 +68,7 @@ def read_inputs(config: ConfigDict, weights: bool = True, commits: Mapping[str, 
 
 def _read(written: ConfigDict, weights: bool, commits: dict[str, str]) -> Inputs:
     config = located(written, weights)
-    model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
+    model = model_of(config.model)
     positions_suffice(config, model)
     if weights:
         hf.check_weights(config.model.path, model)

@@ -19,8 +19,10 @@ from safetensors.numpy import save_file
 from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.machine import hub
 from bapo_jax.models import hf
-from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.models.adapters import adapter_of
+from bapo_jax.models.decoder import ModelConfig, trained_parameters
 from bapo_jax.models.hf import architecture
+from bapo_jax.models.parameters import parted, united
 from bapo_jax.models.sharding import parameter_sharding
 from bapo_jax.run.checkpoint import Checkpoints, none_complete
 from bapo_jax.run.directory import commits_in, fingerprint_tokenizer, part_of, read_run_config
@@ -34,8 +36,9 @@ RUN, PUBLISHED, HUGGING_FACE = 'run', 'published policy', 'Hugging Face director
 class StoredPolicy(NamedTuple):
     """A policy on disk. No weights are read until `params` or `tensors` is called.
 
-    The three functions take the model that `base`, or a directory in its place, describes. They raise
-    ValueError if the policy is damaged or of another model, and FileNotFoundError if a file is missing.
+    The three functions take the model that `base`, or a directory in its place, describes; the last two also
+    take that directory, in which they read the weights that a run did not train. They raise ValueError if the
+    policy is damaged or of another model, and FileNotFoundError if a file is missing.
     """
 
     kind: str  # RUN, PUBLISHED or HUGGING_FACE
@@ -44,9 +47,12 @@ class StoredPolicy(NamedTuple):
     # Directory of its config.json and tokenizer, for a run perhaps a hub name; None if no run names it.
     base: Path | None
     check: Callable[[ModelConfig], None]  # checks names and shapes
-    params: Callable[[ModelConfig, Mesh], hf.Params]  # float32, placed on the mesh by the sharding rules
+    params: Callable[
+        [ModelConfig, Path, Mesh], hf.Params
+    ]  # float32, placed on the mesh by the sharding rules
     # (Hugging Face name, array [out, in]), as from `hf.to_hf`.
-    tensors: Callable[[ModelConfig], Iterable[tuple[str, np.ndarray]]]
+    tensors: Callable[[ModelConfig, Path], Iterable[tuple[str, np.ndarray]]]
+    needs_base: bool = False  # the weights of the base are read
 
     @property
     def commits(self) -> dict[str, str]:
@@ -127,22 +133,31 @@ def _of_run(run: Path) -> StoredPolicy:
     if step is None:
         raise none_complete(run / 'checkpoints')
 
-    def params(model: ModelConfig, mesh: Mesh) -> hf.Params:
+    config = _run_config(run)
+    vision = part_of(config, 'learner').get('vision_rate') != 0
+    adapts = adapter_of(part_of(config, 'model')) is not None
+
+    def params(model: ModelConfig, base: Path, mesh: Mesh) -> hf.Params:
         _, shapes = hf.abstract_params(model)
         sharding = parameter_sharding(mesh, shapes)
         like = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, np.float32, sharding=s), shapes, sharding
         )
-        return checkpoints.restore_params(like)[0]
+        trained, frozen = parted(like, trained_parameters(model, vision))
+        read, _ = checkpoints.restore_params(trained, frozen)
+        if frozen is None or parted(read, frozen)[0] is not None:
+            return read
+        return united(read, parted(_load(base, model, mesh), frozen)[0])
 
-    def tensors(model: ModelConfig) -> Iterable[tuple[str, np.ndarray]]:
-        return hf.to_hf(model, params(model, _all_devices()))
+    def tensors(model: ModelConfig, base: Path) -> Iterable[tuple[str, np.ndarray]]:
+        return hf.to_hf(model, params(model, base, _all_devices()))
 
     def check(model: ModelConfig) -> None:
         """Does nothing: `restore_params` compares names and shapes before it reads."""
 
-    config = _run_config(run)
-    return StoredPolicy(RUN, step, config, _base(config), check, params, tensors)
+    return StoredPolicy(
+        RUN, step, config, _base(config), check, params, tensors, needs_base=adapts or not vision
+    )
 
 
 def _published(directory: Path) -> StoredPolicy:
@@ -168,15 +183,15 @@ def _published(directory: Path) -> StoredPolicy:
                 'policy again'
             )
 
-    def tensors(model: ModelConfig) -> Iterable[tuple[str, np.ndarray]]:
+    def tensors(model: ModelConfig, base: Path) -> Iterable[tuple[str, np.ndarray]]:
         check(model)
         check_bytes(directory, manifest)
         return read_tensors(directory, manifest)
 
-    def params(model: ModelConfig, mesh: Mesh) -> hf.Params:
+    def params(model: ModelConfig, base: Path, mesh: Mesh) -> hf.Params:
         # Through a Hugging Face directory, so that only one place builds a parameter tree from such tensors.
         with tempfile.TemporaryDirectory() as hf_directory:
-            save_file(dict(tensors(model)), Path(hf_directory) / 'model.safetensors')
+            save_file(dict(tensors(model, base)), Path(hf_directory) / 'model.safetensors')
             return _load(Path(hf_directory), model, mesh)
 
     config = _run_config(directory.absolute().parent.parent)
@@ -187,11 +202,11 @@ def _of_hugging_face(directory: Path) -> StoredPolicy:
     def check(model: ModelConfig) -> None:
         hf.check_weights(directory, model)
 
-    def params(model: ModelConfig, mesh: Mesh) -> hf.Params:
+    def params(model: ModelConfig, base: Path, mesh: Mesh) -> hf.Params:
         return _load(directory, model, mesh)
 
-    def tensors(model: ModelConfig) -> Iterable[tuple[str, np.ndarray]]:
-        return hf.to_hf(model, params(model, _all_devices()))
+    def tensors(model: ModelConfig, base: Path) -> Iterable[tuple[str, np.ndarray]]:
+        return hf.to_hf(model, _load(directory, model, _all_devices()))
 
     return StoredPolicy(HUGGING_FACE, 0, None, directory, check, params, tensors)
 

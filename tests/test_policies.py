@@ -31,21 +31,21 @@ def test_a_run_is_theta_of_its_newest_checkpoint_and_so_is_what_it_published(sto
     assert (policy.kind, policy.step, policy.run_config) == (kind, 7, json.loads((run / 'config.json').read_text()))
     assert hf.read_config(policy.base) == base.config
     policy.check(base.config)
-    same(policy.params(base.config, make_mesh(1, 1, 1)), theta)
-    same(dict(policy.tensors(base.config)), dict(hf.to_hf(base.config, theta)))
+    same(policy.params(base.config, base.path, make_mesh(1, 1, 1)), theta)
+    same(dict(policy.tensors(base.config, base.path)), dict(hf.to_hf(base.config, theta)))
 
 
 def test_a_hugging_face_directory_is_a_policy_that_no_run_trained_and_its_own_base(stored):
     base, *_ = stored
     policy = find_policy(base.path)
     assert (policy.kind, policy.step, policy.run_config, policy.base) == (HUGGING_FACE, 0, None, base.path)
-    same(policy.params(base.config, make_mesh(1, 1, 1)), base.params)
+    same(policy.params(base.config, base.path, make_mesh(1, 1, 1)), base.params)
 
 
 def test_a_policy_published_in_bfloat16_is_read_as_what_was_published(policy, tmp_path):
     published = find_policy(publish(tmp_path, 7, policy.params, policy.config, 'bfloat16'))
     assert (published.kind, published.step, published.run_config, published.base) == (PUBLISHED, 7, None, None)
-    params = published.params(policy.config, make_mesh(1, 1, 1))
+    params = published.params(policy.config, policy.path, make_mesh(1, 1, 1))
     tensors, read = (dict(hf.to_hf(policy.config, p)) for p in (policy.params, params))
     for name, tensor in tensors.items():
         np.testing.assert_allclose(read[name], tensor, rtol=2**-8)

@@ -33,7 +33,7 @@ def test_evaluation_and_export_see_the_policy_alone(ppo_run):
     stored = find_policy(ppo_run)
     model = hf.read_config(stored.base)
     assert stored.step == 3
-    assert [name for name, _ in stored.tensors(model)] == [t.name for t in hf.layout(model)]
+    assert [name for name, _ in stored.tensors(model, stored.base)] == [t.name for t in hf.layout(model)]
 
 
 def test_ba_ppo_trains_on_the_adaptive_batch_after_a_warm_up(tmp_path, benchmark):

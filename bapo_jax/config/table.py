@@ -40,6 +40,13 @@ _MODEL = {
         '(fewest, most) pixels of an image, which is resized to fit; 0: as in preprocessor_config.json'),
     'dtype': Field('float32', one_of('float32', 'bfloat16'), HELD,
         'dtype of matrix products; parameters are always float32'),
+    'adapter': {
+        'rank': Field(0, NOT_NEGATIVE, HELD,
+            'rank of a LoRA adapter (W + alpha / rank · A B), which alone is trained; 0: all weights are'),
+        'alpha': Field(32.0, POSITIVE, HELD, 'alpha of the adapter'),
+        'targets': Field('all', one_of('all', 'attention', 'mlp'), HELD,
+            'layers of the decoder whose matrices it changes'),
+    },
 }
 
 _TASK = {

@@ -32,13 +32,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from flax.traverse_util import flatten_dict
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh
 from ml_collections import ConfigDict
 
 from bapo_jax.config.rules import full_batch_groups
 from bapo_jax.dry_run.advice import SHARE, Setting, as_table, own_setting, settings, what_helps
-from bapo_jax.dry_run.memory import gpu_memory, state_bytes
+from bapo_jax.dry_run.memory import bytes_of_a_copy, gpu_memory, state_bytes
 from bapo_jax.dry_run.targets import GB, Target, find_target, for_absent_devices
 from bapo_jax.inputs import read_inputs
 from bapo_jax.learner.build import check_engine, choose_kernel
@@ -47,9 +46,8 @@ from bapo_jax.learner.objective import REFERENCE, objective_of
 from bapo_jax.learner.packing import most_groups
 from bapo_jax.machine import terminal
 from bapo_jax.models import hf
-from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.models.decoder import ModelConfig, trained_parameters
 from bapo_jax.models.kernels import described
-from bapo_jax.models.sharding import parameter_sharding
 from bapo_jax.models.vision.layout import largest_images
 from bapo_jax.models.vision.patches import Grid
 from bapo_jax.rollout.inprocess.room import memory_of
@@ -143,7 +141,7 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
         if said := slots_in_words(c, read.model, limits, mesh.size):
             print(said)
     # Three whole copies replace two sharded ones.
-    more = _bytes_of_a_copy(read.model, mesh) * (3 * mesh.shape['fsdp'] - 2)
+    more = bytes_of_a_copy(read.model, mesh) * (3 * mesh.shape['fsdp'] - 2)
     if (
         mesh.shape['fsdp'] > 1
         and not c.mesh.gather_once
@@ -259,8 +257,11 @@ def measure(
     # cuDNN needs a real card, which it queries and on which it plans its memory.
     if topology and target.card and kernel == 'cudnn':
         target = find_target(topology, config, compiles=False)
-    a_copy = _bytes_of_a_copy(model, target.mesh)
-    frozen = 0 if config.mesh.frozen_on_host else _bytes_of_a_copy(model, target.mesh, model.dtype)
+    trained = trained_parameters(model, vision=config.learner.vision_rate > 0)
+    a_copy = bytes_of_a_copy(model, target.mesh, of=trained)
+    of_all, of_trained = (bytes_of_a_copy(model, target.mesh, model.dtype, of) for of in (None, trained))
+    never_trained = of_all - of_trained
+    frozen = 0 if config.mesh.frozen_on_host else of_trained
     memory = {'α, the rollout policy': frozen}
     if REFERENCE in objective_of(config.learner).roles:
         memory['θ_0, the reference policy'] = frozen
@@ -269,12 +270,15 @@ def measure(
     if config.learner.advantage == 'gae':
         # Its gradients and activations reuse the space of the policy's, which are larger and counted below.
         critic = dataclasses.replace(model, value_head=True)
-        memory[OF_CRITIC] = state_bytes(_bytes_of_a_copy(critic, target.mesh), config.learner)
+        of_critic = trained_parameters(critic, vision=config.learner.vision_rate > 0)
+        memory[OF_CRITIC] = state_bytes(bytes_of_a_copy(critic, target.mesh, of=of_critic), config.learner)
     compile_s, refused, kept = None, '', set(memory)
     if isinstance(target.mesh, AbstractMesh):
         memory |= gpu_memory(
             model, config.learner, dict(target.mesh.shape), a_copy, config.mesh.gather_once, grids
         )
+        if never_trained:
+            memory['weights that are not trained'] = never_trained
     else:
         started = time.perf_counter()
         learner = Learner(config, model, target.mesh, kernel)
@@ -284,7 +288,7 @@ def measure(
             if 'RESOURCE_EXHAUSTED' not in str(e):
                 raise
             refused = re.sub(r'\s+', ' ', str(e))[:300]
-            memory['θ and the moments'] = state_bytes(a_copy, config.learner)
+            memory['θ and the moments'] = state_bytes(a_copy, config.learner) + never_trained
         else:
             memory['θ, the moments and the mini-batch'] = step.argument_size_in_bytes
             memory['gradients and activations'] = _beside_arguments(step, target.platform)
@@ -322,17 +326,6 @@ def measure(
         ]
         memory['the process: libraries, compiled programs'] = PROCESS // target.mesh.size
     return Result(target, kernel, parameters, memory, compile_s, refused)
-
-
-def _bytes_of_a_copy(model: ModelConfig, mesh: Mesh | AbstractMesh, dtype: str = 'float32') -> int:
-    """Bytes per device of one copy of the parameters; norm scales are always float32."""
-    _, shapes = hf.abstract_params(model)
-    shapes, sharding = flatten_dict(shapes), flatten_dict(parameter_sharding(mesh, shapes))
-    return sum(
-        math.prod(sharding[path].shard_shape(x.shape))
-        * (4 if path[-1] == 'scale' else hf.DTYPES[dtype].itemsize)
-        for path, x in shapes.items()
-    )
 
 
 def _beside_arguments(step: Any, platform: str) -> int:

@@ -5,14 +5,17 @@ docs/reference/memory.md has the formula in words.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from flax.traverse_util import flatten_dict
+from jax.sharding import AbstractMesh, Mesh
 
 from bapo_jax.learner.head import Tile
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig, parameters_of
+from bapo_jax.models.sharding import parameter_sharding
 from bapo_jax.models.vision.layout import tower_rows
 from bapo_jax.models.vision.patches import Grid
 
@@ -135,6 +138,23 @@ def tower_memory(
 def state_bytes(params: int, learner: Any) -> int:
     """Bytes of the parameters and their two moments; `params` is the size of a float32 copy."""
     return (8 + hf.DTYPES[learner.adam.first_moment_dtype].itemsize) * params // 4
+
+
+def bytes_of_a_copy(
+    model: ModelConfig, mesh: Mesh | AbstractMesh, dtype: str = 'float32', of: Any = None
+) -> int:
+    """Bytes per device of one copy of the parameters, or of those in the tree `of`.
+
+    Norm scales are always float32.
+    """
+    _, shapes = hf.abstract_params(model)
+    sharding = flatten_dict(parameter_sharding(mesh, shapes))
+    shapes = flatten_dict(shapes)
+    return sum(
+        math.prod(sharding[path].shard_shape(shapes[path].shape))
+        * (4 if path[-1] == 'scale' else hf.DTYPES[dtype].itemsize)
+        for path in (shapes if of is None else flatten_dict(of))
+    )
 
 
 def matrix_sizes(model: ModelConfig) -> tuple[int, int, int]:

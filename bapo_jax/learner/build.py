@@ -11,7 +11,8 @@ from bapo_jax.cluster.devices import keep_programs, present
 from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.learner.learner import Learner
-from bapo_jax.models import hf, kernels
+from bapo_jax.models import kernels
+from bapo_jax.models.adapters import model_of
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.vision.layout import ImageSource
 
@@ -24,7 +25,7 @@ def build_learner(config: ConfigDict, hosts: Hosts = Hosts(), sight: ImageSource
     """
     found = present(config.mesh.platform)
     keep_programs()
-    model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
+    model = model_of(config.model)
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, found)
     check_engine(config, jax.process_count())
     kernel = choose_kernel(config, model, mesh, mesh.devices.flat[0].platform)

@@ -39,7 +39,7 @@ from bapo_jax.learner.speed import update_speed
 from bapo_jax.learner.sums import means
 from bapo_jax.learner.trainee import Trainee
 from bapo_jax.learner.trust import factors_of
-from bapo_jax.learner.update import TrainState
+from bapo_jax.learner.update import TrainState, with_frozen
 from bapo_jax.models import kernels
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.vision.layout import ImageSource, Seen, image_metrics, see, tower_rows
@@ -79,10 +79,10 @@ class Learner:
         compute = Compute(
             kernels.packed(kernel, self._shared, c.slot_tokens), c.remat, split, shared=self._shared
         )
-        beside = {'model_path': config.model.path, 'frozen_vision': c.vision_rate == 0}
-        sees = model.vision is not None
+        vision = model.vision is not None and c.vision_rate > 0
+        beside = {'model_path': config.model.path, 'seed': config.seed, 'vision': vision}
         self.policy = Trainee(
-            model, mesh, clipped_adamw(self.learning_rate, c, vision=sees), compute,
+            model, mesh, clipped_adamw(self.learning_rate, c, vision=vision), compute,
             loss=policy_loss(self.objective, compute),
             of_tokens=policy_scores(compute), **beside,
         )  # fmt: skip
@@ -91,7 +91,7 @@ class Learner:
             k = self._critic = config.critic
             self.critic = Trainee(
                 dataclasses.replace(model, value_head=True), mesh,
-                clipped_adamw(k.learning_rate, c, vision=sees), compute,
+                clipped_adamw(k.learning_rate, c, vision=vision), compute,
                 loss=critic_loss(k.value_clip, compute), of_tokens=critic_scores(compute), **beside,
             )  # fmt: skip
         self.graph, self.parameters = self.policy.graph, self.policy.parameters
@@ -111,8 +111,9 @@ class Learner:
 
         If the row has a critic, it starts from the decoder of model.path with a value head of 0.
         """
+        state = self.policy.init(params)
         critic = self.critic.init(self.critic.read_initial()) if self.critic else None
-        return self.policy.init(params)._replace(critic=critic)
+        return state._replace(critic=critic and with_frozen(critic, state.frozen))
 
     # ---- the work on a batch
 
@@ -303,8 +304,9 @@ class Learner:
                 lambda x: abstract(x, *of_tower), blank_pixels((0, 0, self.model.vision.patch_numbers))
             )
         numbers = numbers_of(self._config, self._temperature, 1)
+        state = self.policy.shapes()
         return self.policy.step.lower(
-            self.policy.shapes(), rows, self._micro_batches, numbers, pixels
+            state._replace(frozen=None), rows, self._micro_batches, numbers, pixels, state.frozen
         ).compile()
 
     def _cut(self, batch: Batch, order: np.ndarray) -> list[Part]:

@@ -45,8 +45,8 @@ def clipped_adamw(
 ) -> optax.GradientTransformation:
     """Returns AdamW on gradients clipped by global norm, with the settings of a config's learner section.
 
-    With `vision`, the parameters include a vision tower, whose learning rate is `vision_rate` times that of
-    the others. A frozen tower has no moments, and its gradient must be 0.
+    With `vision`, the trained parameters include a vision tower, whose learning rate is `vision_rate` times
+    that of the others.
     """
     adamw = optax.adamw(
         learning_rate,
@@ -56,11 +56,9 @@ def clipped_adamw(
         weight_decay=learner.weight_decay,
         mu_dtype=learner.adam.first_moment_dtype,
     )
-    if vision and not learner.vision_rate:
-        adamw = optax.masked(adamw, lambda params: _of_vision(params, False, True))
-    elif vision and learner.vision_rate != 1:
+    if vision and learner.vision_rate != 1:
         slower = optax.masked(
-            optax.scale(learner.vision_rate), lambda params: _of_vision(params, True, False)
+            optax.scale(learner.vision_rate), lambda params: {name: name == 'vision' for name in params}
         )
         adamw = optax.chain(adamw, slower)
     return optax.chain(optax.clip_by_global_norm(learner.grad_clip), adamw)
@@ -83,7 +81,3 @@ def without_moments(opt_state: Any) -> Any:
     return jax.tree.map(
         lambda part: jax.tree.map(zeros, part) if is_adam(part) else part, opt_state, is_leaf=is_adam
     )
-
-
-def _of_vision(params: Any, tower: bool, rest: bool) -> dict[str, bool]:
-    return {name: tower if name == 'vision' else rest for name in params}

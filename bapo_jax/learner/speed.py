@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from bapo_jax.learner.packing import Part
-from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.models.decoder import ModelConfig, abstract_params, parameters_of
+from bapo_jax.models.parameters import ADAPTER
 
 # Dense bfloat16 peak in TFLOP/s by JAX's device_kind: the makers' published figures, without sparsity.
 TERAFLOPS = {
@@ -60,10 +62,16 @@ def model_flops(model: ModelConfig, tokens: int, responses: int, pairs: float) -
     gradient four:
 
         6 L (2 D N H + 2 D K H + 3 D F) tokens + 6 V D responses + 12 L N H pairs
+
+    With an adapter of P parameters, weights have no gradient, so the first two terms have 4 in place of 6,
+    and 6 P tokens are added.
     """
     D, L, heads = model.hidden_size, model.num_layers, model.num_heads * model.head_dim
     layer = 2 * D * (heads + model.num_kv_heads * model.head_dim) + 3 * D * model.intermediate_size
-    return 6.0 * (L * layer * tokens + model.vocab_size * D * responses) + 12.0 * L * heads * pairs
+    of_weights = (4.0 if model.adapter else 6.0) * (L * layer * tokens + model.vocab_size * D * responses)
+    shapes = flatten_dict(abstract_params(model)[1])
+    adapter = sum(shapes[p.path].size for p in parameters_of(model) if p.when == ADAPTER)
+    return of_weights + 6.0 * adapter * tokens + 12.0 * L * heads * pairs
 
 
 def peak_flops(device: jax.Device, dtype: str) -> float | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -18,7 +19,9 @@ from bapo_jax.learner.score import OfTokens, score
 from bapo_jax.learner.sums import Updated
 from bapo_jax.learner.update import Loss, Program, TrainState, initial_state, state_shapes, update
 from bapo_jax.models import hf
-from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.models.adapters import draw_first
+from bapo_jax.models.decoder import ModelConfig, trained_parameters
+from bapo_jax.models.parameters import is_rounded, parted, united
 from bapo_jax.models.sharding import parameter_sharding
 
 
@@ -35,32 +38,45 @@ class Trainee:
         loss: Loss,
         of_tokens: OfTokens,
         model_path: str,
-        frozen_vision: bool,
+        seed: int,
+        vision: bool,
     ):
         """`loss` and `of_tokens` take one micro-batch. `model_path` has the first parameters.
+
+        `seed` is that of an adapter. `vision`: the vision tower is trained.
 
         Allocates nothing.
         """
         self.graph, shapes = hf.abstract_params(model)
-        self._model, self._mesh, self._optimizer, self._model_path = model, mesh, optimizer, model_path
+        self._trained = trained_parameters(model, vision)
+        trained, frozen = parted(shapes, self._trained)
+        shapes = united(trained, as_rounded(frozen, model.dtype))
+        self._model, self._mesh, self._optimizer = model, mesh, optimizer
+        self._model_path, self._seed = model_path, seed
         self._sharding = parameter_sharding(mesh, shapes)
         self.parameters = with_sharding(shapes, self._sharding)  # shapes with shardings
-        program = Program(self.graph, loss, optimizer, mesh, compute, frozen_vision)
+        program = Program(self.graph, loss, optimizer, mesh, compute)
         self.step = compiled_for(mesh, functools.partial(update, program=program), donate_argnames='state')
         scoring = functools.partial(score, of_tokens=of_tokens, graph=self.graph, mesh=mesh, compute=compute)
         self._score = compiled_for(mesh, scoring)
 
     def read_initial(self) -> Any:
         """Reads the first parameters onto the mesh."""
-        return hf.load_params(self._model_path, self._model, self._sharding)
+        params = hf.load_params(self._model_path, self._model, self._sharding, self.parameters)
+        draw_first(params, self._model, self._seed)
+        return params
 
     def shapes(self) -> TrainState:
         """Returns the state's shapes with shardings; the moments are sharded like the parameters."""
-        return state_shapes(self._optimizer, self.parameters, self._mesh)
+        trained, frozen = parted(self.parameters, self._trained)
+        return state_shapes(self._optimizer, trained, self._mesh)._replace(frozen=frozen)
 
     def init(self, params: Any) -> TrainState:
-        """Returns the first state: `params` on the mesh and zero moments."""
-        return initial_state(self._optimizer, params, self.shapes())
+        """Returns the first state: `params` on the mesh and zero moments of those that are trained."""
+        trained, frozen = parted(params, self._trained)
+        shapes = self.shapes()
+        frozen = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), frozen, shapes.frozen)
+        return initial_state(self._optimizer, trained, shapes._replace(frozen=None))._replace(frozen=frozen)
 
     def train(
         self, state: TrainState, batches: Iterable[MiniBatch], numbers: Any = ()
@@ -69,12 +85,12 @@ class Trainee:
 
         `numbers` are the scalars for the loss.
         """
-        updates = []
+        updates, frozen, state = [], state.frozen, state._replace(frozen=None)
         for batch in batches:
             rows, filled, pixels = batch.spread(self._mesh)
-            state, updated = self.step(state, rows, filled, numbers, pixels)
+            state, updated = self.step(state, rows, filled, numbers, pixels, frozen)
             updates.append(updated)
-        return state, jax.device_get(updates)
+        return state._replace(frozen=frozen), jax.device_get(updates)
 
     def score(self, params: Any, batches: Sequence[MiniBatch], numbers: Any = ()) -> list[np.ndarray]:
         """Returns [M, R, T] per mini-batch of sequences, 0 except on response tokens; on all hosts."""
@@ -91,3 +107,12 @@ class Trainee:
                 state.opt_state, 'count', filtering=lambda path, _: 'ScaleByScheduleState' in str(path)
             )
         )
+
+
+def as_rounded(shapes: Any, dtype: str) -> Any:
+    """Returns the shapes with the dtype to which the model rounds each: all that a frozen parameter needs."""
+
+    def one(path: Any, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype) if is_rounded(path) else x.dtype)
+
+    return jax.tree_util.tree_map_with_path(one, shapes)

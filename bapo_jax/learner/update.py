@@ -21,16 +21,24 @@ from bapo_jax.cluster.split import gathered
 from bapo_jax.learner.logprobs import Compute, image_features
 from bapo_jax.learner.sums import Sums, Updated, joined_sums, over_mesh
 from bapo_jax.models.decoder import Decoder
+from bapo_jax.models.parameters import parted, united
 from bapo_jax.models.sharding import parameter_specs
 from bapo_jax.models.vision.patches import Pixels
 
 
 class TrainState(NamedTuple):
-    """The float32 master weights of a policy (or critic) and its optimizer state."""
+    """A policy (or critic) in training: its float32 master weights, and their optimizer state."""
 
-    params: Any
+    trained: Any
     opt_state: Any
     critic: TrainState | None = None  # only with a policy whose advantages come from values
+    # The other parameters, which have neither gradient nor moments, and are in no checkpoint.
+    frozen: Any = None
+
+    @property
+    def params(self) -> Any:
+        """All parameters of the model."""
+        return united(self.trained, self.frozen)
 
 
 # (model, image features, rows, numbers) -> (loss of one micro-batch [R, T], sums for the metrics).
@@ -45,17 +53,18 @@ class Program(NamedTuple):
     optimizer: optax.GradientTransformation
     mesh: Mesh
     compute: Compute
-    frozen_vision: bool = False  # the vision tower has no gradient
 
 
 def update(
-    state: TrainState, rows: Any, n_micro, numbers: Any, pixels: Pixels | None = None, *, program: Program
-) -> tuple[TrainState, Updated]:
+    state: TrainState, rows: Any, n_micro, numbers: Any, pixels: Pixels | None = None, frozen: Any = None, *,
+    program: Program,
+) -> tuple[TrainState, Updated]:  # fmt: skip
     """Sums the gradients of the first `n_micro` micro-batches, then takes one clipped AdamW step.
 
-    `numbers` are scalars for the loss; `pixels` are the images of the mini-batch.
+    `numbers` are scalars for the loss; `pixels` are the images of the mini-batch. `frozen` parameters are
+    apart from the state, whose buffers the compiled step reuses.
     """
-    gradient, sums = accumulate(state.params, rows, pixels, n_micro, numbers, program)
+    gradient, sums = accumulate(state.trained, frozen, rows, pixels, n_micro, numbers, program)
     norm = optax.tree.norm(gradient)
     finite = jnp.isfinite(norm)
     for x in sums.weighted.values():
@@ -66,9 +75,9 @@ def update(
 
 
 def accumulate(
-    params: Any, rows: Any, pixels: Pixels | None, n_micro, numbers: Any, program: Program
+    trained: Any, frozen: Any, rows: Any, pixels: Pixels | None, n_micro, numbers: Any, program: Program
 ) -> tuple[Any, Sums]:
-    """Returns (gradient, sums) of the program's loss over `n_micro` micro-batches.
+    """Returns (gradient by `trained`, sums) of the program's loss over `n_micro` micro-batches.
 
     Each device works on its own rows and its own shard of the parameters. Once per micro-batch, the model
     gathers the weights it needs (cluster/split.py) and sums their gradient over 'fsdp'. If `compute.split`
@@ -78,19 +87,23 @@ def accumulate(
     The vision tower reads each image once, before the first micro-batch. The gradient of its features is
     summed over all micro-batches and devices, and back-propagated through the tower once.
     """
-    mesh, split, specs = program.mesh, program.compute.split, parameter_specs(program.mesh, params)
+    mesh, split = program.mesh, program.compute.split
+    specs, frozen_specs = parted(parameter_specs(mesh, united(trained, frozen)), trained)
 
-    def on_device(params, rows, pixels, n_micro, numbers):
-        def prepared(params):
-            whole = gathered(params, specs, split, mesh.shape['fsdp'])
-            features = image_features(nnx.merge(program.graph, whole), pixels, program.compute)
-            return whole, jax.lax.stop_gradient(features) if program.frozen_vision else features
+    def on_device(trained, frozen, rows, pixels, n_micro, numbers):
+        frozen_whole = gathered(frozen, frozen_specs, split, mesh.shape['fsdp'])
 
-        prepared_once, transpose = jax.vjp(prepared, params)
+        def prepared(trained):
+            whole = gathered(trained, specs, split, mesh.shape['fsdp'])
+            model = nnx.merge(program.graph, united(whole, frozen_whole))
+            return whole, image_features(model, pixels, program.compute)
+
+        prepared_once, transpose = jax.vjp(prepared, trained)
 
         def micro_loss(prepared, micro, numbers):
-            params, features = prepared
-            return program.loss(nnx.merge(program.graph, params), features, micro, numbers)
+            whole, features = prepared
+            model = nnx.merge(program.graph, united(whole, frozen_whole))
+            return program.loss(model, features, micro, numbers)
 
         def add_micro_batch(i, carry):
             micro = jax.tree.map(lambda x: x[i], rows)
@@ -110,9 +123,9 @@ def accumulate(
         )
         return gradient, over_mesh(sums)
 
-    in_specs = (specs, PartitionSpec(None, ROWS), PartitionSpec(ROWS), PartitionSpec(), PartitionSpec())
-    on_devices = per_device(on_device, mesh, in_specs, (specs, PartitionSpec()))
-    return on_devices(params, rows, pixels, n_micro, numbers)
+    of_rows = PartitionSpec(None, ROWS), PartitionSpec(ROWS), PartitionSpec(), PartitionSpec()
+    on_devices = per_device(on_device, mesh, (specs, frozen_specs, *of_rows), (specs, PartitionSpec()))
+    return on_devices(trained, frozen, rows, pixels, n_micro, numbers)
 
 
 def stepped(
@@ -120,28 +133,29 @@ def stepped(
 ) -> TrainState:
     """Returns the state after one optimizer step; the old state if the gradient is not `finite`."""
     with jax.numpy_dtype_promotion('standard'):  # optax raises a float to the power of the int32 update count
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-    before = state.params, state.opt_state
-    after = optax.apply_updates(state.params, updates), opt_state
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.trained)
+    before = state.trained, state.opt_state
+    after = optax.apply_updates(state.trained, updates), opt_state
     return TrainState(*jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before))
 
 
-def state_shapes(optimizer: optax.GradientTransformation, parameters: Any, mesh: Mesh) -> TrainState:
-    """Returns a state's shapes with shardings; the moments are sharded like `parameters` (also shapes)."""
-    moments = jax.eval_shape(optimizer.init, parameters)
-
-    def is_left_out(x: Any) -> bool:  # frozen parameters have no moments
-        return isinstance(x, optax.MaskedNode)
-
+def state_shapes(optimizer: optax.GradientTransformation, trained: Any, mesh: Mesh) -> TrainState:
+    """Returns a state's shapes with shardings; the moments are sharded like the parameters (also shapes)."""
+    moments = jax.eval_shape(optimizer.init, trained)
     sharding = optax.tree.map_params(
-        optimizer, lambda moment, p: moment if is_left_out(moment) else p.sharding, moments, parameters,
-        transform_non_params=lambda _: replicated(mesh), is_leaf=is_left_out,
-    )  # fmt: skip
-    return TrainState(parameters, with_sharding(moments, sharding))
+        optimizer, lambda _, p: p.sharding, moments, trained, transform_non_params=lambda _: replicated(mesh)
+    )
+    return TrainState(trained, with_sharding(moments, sharding))
 
 
-def initial_state(optimizer: optax.GradientTransformation, params: Any, shapes: TrainState) -> TrainState:
-    """Returns `params` and zero moments on the mesh, sharded as in `shapes` (from `state_shapes`)."""
+def initial_state(optimizer: optax.GradientTransformation, trained: Any, shapes: TrainState) -> TrainState:
+    """Returns parameters and zero moments on the mesh, sharded as in `shapes` (from `state_shapes`)."""
     sharding = jax.tree.map(lambda x: x.sharding, shapes)
-    params = jax.device_put(params, sharding.params)
-    return TrainState(params, jax.jit(optimizer.init, out_shardings=sharding.opt_state)(params))
+    trained = jax.device_put(trained, sharding.trained)
+    return TrainState(trained, jax.jit(optimizer.init, out_shardings=sharding.opt_state)(trained))
+
+
+def with_frozen(state: TrainState, params: Any) -> TrainState:
+    """Returns the state with frozen parameters of `params`, which policy and critic share."""
+    critic = with_frozen(state.critic, params) if state.critic else None
+    return state._replace(frozen=parted(params, state.frozen)[0], critic=critic)

@@ -21,11 +21,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.traverse_util import unflatten_dict
 
 from bapo_jax.cluster.split import Split
 from bapo_jax.models.families import FAMILIES
-from bapo_jax.models.layers import Linear, RMSNorm, Rope, rotate, swiglu
-from bapo_jax.models.parameters import PARAMETERS, VISION_PARAMETERS, Parameter
+from bapo_jax.models.layers import Adapter, Linear, RMSNorm, Rope, rotate, swiglu
+from bapo_jax.models.parameters import (
+    ADAPTER_PARAMETERS,
+    PARAMETERS,
+    VISION_PARAMETERS,
+    Parameter,
+    is_trained,
+)
 from bapo_jax.models.remat import MLP_INPUT, REMAT, kept
 from bapo_jax.models.rotary import Rotation, frequencies
 from bapo_jax.models.vision.patches import VisionConfig
@@ -55,6 +62,15 @@ class ModelConfig:
     max_positions: int = 0  # longest sequence that the model was made for, in tokens; 0: not stated
     mrope_section: tuple[int, ...] = ()  # rotary frequencies for each of three positions; (): one position
     vision: VisionConfig | None = None
+    adapter: Adapter | None = None
+
+    @property
+    def adapts_attention(self) -> bool:
+        return self.adapter is not None and self.adapter.targets in ('all', 'attention')
+
+    @property
+    def adapts_mlp(self) -> bool:
+        return self.adapter is not None and self.adapter.targets in ('all', 'mlp')
 
     @property
     def qkv_bias(self) -> bool:
@@ -71,7 +87,14 @@ class ModelConfig:
 
 def parameters_of(config: ModelConfig) -> tuple[Parameter, ...]:
     """Returns the rows of the parameter table that this model has, in table order."""
-    return tuple(p for p in PARAMETERS + VISION_PARAMETERS if not p.needs or getattr(config, p.needs))
+    rows = PARAMETERS + VISION_PARAMETERS + ADAPTER_PARAMETERS
+    return tuple(p for p in rows if not p.needs or getattr(config, p.needs))
+
+
+def trained_parameters(config: ModelConfig, vision: bool) -> dict[str, Any]:
+    """Returns the rows of the parameters that a run trains, as a tree; `vision` is as in `is_trained`."""
+    adapts = config.adapter is not None
+    return unflatten_dict({p.path: p for p in parameters_of(config) if is_trained(p, adapts, vision)})
 
 
 class ImageFeatures(NamedTuple):
@@ -103,22 +126,23 @@ class Block(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         c, self.config = config, config
 
-        def linear(inputs: int, outputs: int, bias: bool = False, width: int = 0) -> Linear:
-            return Linear(c.dtype, inputs, outputs, bias=bias, width=width, rngs=rngs)
+        def linear(inputs: int, outputs: int, adapts: bool, bias: bool = False, width: int = 0) -> Linear:
+            adapter = c.adapter if adapts else None
+            return Linear(c.dtype, inputs, outputs, bias=bias, width=width, adapter=adapter, rngs=rngs)
 
         self.attention_norm, self.mlp_norm = (
             RMSNorm(c.hidden_size, c.rms_norm_eps),
             RMSNorm(c.hidden_size, c.rms_norm_eps),
         )
-        self.q = linear(c.hidden_size, c.num_heads * c.head_dim, bias=c.qkv_bias)
-        self.k = linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
-        self.v = linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
+        self.q = linear(c.hidden_size, c.num_heads * c.head_dim, c.adapts_attention, bias=c.qkv_bias)
+        self.k = linear(c.hidden_size, c.num_kv_heads * c.head_dim, c.adapts_attention, bias=c.qkv_bias)
+        self.v = linear(c.hidden_size, c.num_kv_heads * c.head_dim, c.adapts_attention, bias=c.qkv_bias)
         self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else None
         self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else None
-        self.o = linear(c.num_heads * c.head_dim, c.hidden_size, width=1)
-        self.gate = linear(c.hidden_size, c.intermediate_size)
-        self.up = linear(c.hidden_size, c.intermediate_size)
-        self.down = linear(c.intermediate_size, c.hidden_size, width=1)
+        self.o = linear(c.num_heads * c.head_dim, c.hidden_size, c.adapts_attention, width=1)
+        self.gate = linear(c.hidden_size, c.intermediate_size, c.adapts_mlp)
+        self.up = linear(c.hidden_size, c.intermediate_size, c.adapts_mlp)
+        self.down = linear(c.intermediate_size, c.hidden_size, c.adapts_mlp, width=1)
 
     def __call__(self, x_BxTxD, rope: Rope, attend: Attend, split: Split = Split()):
         """Returns the residual stream [B, T, D]. If split, weights are this device's heads and MLP part."""

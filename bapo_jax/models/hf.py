@@ -35,7 +35,7 @@ from bapo_jax.models.configs import (  # noqa: F401  (read as hf.NAME)
     with_stated,
 )
 from bapo_jax.models.decoder import Decoder, ModelConfig, abstract_params, parameters_of
-from bapo_jax.models.parameters import Parameter
+from bapo_jax.models.parameters import ADAPTER, Parameter
 from bapo_jax.models.tensor_files import Tensor, at, open_tensors
 
 Params = dict[str, Any]
@@ -72,7 +72,7 @@ def init_params(config: ModelConfig, seed: int) -> Params:
 def layout(config: ModelConfig) -> list[Tensor]:
     """Lists the model's checkpoint tensors in table order: embedding, layer by layer, norm, head, vision."""
     tensors = []
-    in_files = (p for p in parameters_of(config) if p.name)
+    in_files = (p for p in parameters_of(config) if p.in_files)
     for per_layer, group in itertools.groupby(in_files, key=lambda parameter: parameter.per_layer):
         group = list(group)
         for layer in range(_stacked(group[0], config)) if per_layer else (None,):
@@ -90,19 +90,21 @@ def check_weights(path: str | Path, config: ModelConfig) -> None:
     open_tensors(Path(path), config, layout(config), abstract_params(config)[1])
 
 
-def load_params(path: str | Path, config: ModelConfig, sharding: Any = None) -> Params:
-    """Reads the weights of a Hugging Face directory onto the devices as float32, tensor by tensor.
+def load_params(path: str | Path, config: ModelConfig, sharding: Any = None, like: Any = None) -> Params:
+    """Reads the weights of a Hugging Face directory onto the devices, tensor by tensor.
+
+    They are float32, or have the dtypes of the tree `like`.
 
     `sharding` is a tree of NamedShardings, as from `parameter_sharding`; by default all goes to the first
     device. Each device's shard of a tensor is read separately, and layers are stacked on the devices. So the
     host holds at most one tensor in float32 and one shard of it in the file's dtype. A parameter without a
-    tensor (a critic's value head) is 0.
+    tensor (a critic's value head, an adapter) is 0.
 
     Raises DamagedWeights (a ValueError) if a value is not finite. Before allocating, raises FileNotFoundError
     if a file is missing, and ValueError if one is truncated or a tensor is missing or has a wrong shape or
     dtype.
     """
-    shapes = abstract_params(config)[1]
+    shapes = like or abstract_params(config)[1]
     handles = open_tensors(Path(path), config, layout(config), shapes)
     one_device = NamedSharding(Mesh(jax.devices()[:1], 'x'), PartitionSpec())
     params: Params = {}
@@ -111,21 +113,19 @@ def load_params(path: str | Path, config: ModelConfig, sharding: Any = None) -> 
         of_tensor = (
             where if tensor.layer is None else NamedSharding(where.mesh, PartitionSpec(*where.spec[1:]))
         )
-        array = _place(handle, tensor.transposed, of_tensor)
+        shape, dtype = at(shapes, tensor.path).shape, at(shapes, tensor.path).dtype
+        array = _place(handle, tensor.transposed, of_tensor, dtype)
         if not _all_finite(array):
             raise DamagedWeights(
                 f'{path}: tensor {tensor.name} has a value that is not finite; restore the weight files'
             )
         if tensor.layer is not None:
-            shape = at(shapes, tensor.path).shape
-            stacked = (
-                jnp.zeros(shape, jnp.float32, device=where) if tensor.layer == 0 else at(params, tensor.path)
-            )
+            stacked = jnp.zeros(shape, dtype, device=where) if tensor.layer == 0 else at(params, tensor.path)
             array = _set_layer(stacked, array, tensor.layer, sharding=where)
         # Without this wait the host would run ahead and hold every tensor that no device has taken yet.
         _set(params, tensor.path, jax.block_until_ready(array))
     for parameter in parameters_of(config):
-        if not parameter.name:
+        if not parameter.in_files:
             where = at(sharding, parameter.path) if sharding else one_device
             _set(
                 params,
@@ -140,15 +140,15 @@ def _all_finite(array: jax.Array) -> jax.Array:
     return jnp.isfinite(array).all()
 
 
-def _place(handle: Any, transposed: bool, sharding: NamedSharding) -> jax.Array:
-    """Returns one tensor as float32 in the tree's orientation; each device's shard is read separately."""
+def _place(handle: Any, transposed: bool, sharding: NamedSharding, dtype: Any) -> jax.Array:
+    """Returns one tensor in the tree's orientation; each device's shard is read separately."""
     parts: dict[tuple, np.ndarray] = {}  # devices with the same shard share one copy
 
     def part(index: tuple[slice, ...]) -> np.ndarray:
         key = tuple((s.start, s.stop) for s in index)
         if key not in parts:
             read = handle[index[::-1]].T if transposed else handle[index]
-            parts[key] = np.ascontiguousarray(read, np.float32)
+            parts[key] = np.ascontiguousarray(read, dtype)
         return parts[key]
 
     shape = tuple(handle.get_shape())
@@ -172,17 +172,32 @@ def to_hf(config: ModelConfig, params: Params) -> Iterator[tuple[str, np.ndarray
 def as_in_files(config: ModelConfig, params: Params, dtype: str) -> Iterator[tuple[str, jax.Array]]:
     """Yields (Hugging Face name, array [out, in] in `dtype`) in `layout` order, computed on the devices.
 
-    An array is split like its parameter, so nothing is gathered; devices with the same rows of a matrix
-    divide them. One compiled program handles all layers, one at a time. Parameters in host memory are moved
-    to devices first.
+    An adapter is merged into the matrices that it changes. An array is split like its parameter, so nothing
+    but an adapter is gathered; devices with the same rows of a matrix divide them. One compiled program
+    handles all layers, one at a time. Parameters in host memory are moved to devices first.
     """
     params = on_device(jax.tree.map(jnp.asarray, params))
-    in_files = (p for p in parameters_of(config) if p.name)
-    for per_layer, group in itertools.groupby(in_files, key=lambda parameter: parameter.per_layer):
+    rows = [p for p in parameters_of(config) if p.in_files]
+    yield from _in_files(config, params, dtype, rows, config.adapter and config.adapter.scale)
+
+
+def adapter_in_files(config: ModelConfig, params: Params, dtype: str) -> Iterator[tuple[str, jax.Array]]:
+    """Yields (PEFT's name, array [out, in] in `dtype`) of the adapter alone, as `as_in_files` does."""
+    params = on_device(jax.tree.map(jnp.asarray, params))
+    rows = [p for p in parameters_of(config) if p.when == ADAPTER]
+    yield from _in_files(config, params, dtype, rows, None)
+
+
+def _in_files(
+    config: ModelConfig, params: Params, dtype: str, rows: Iterable[Parameter], scale: float | None
+) -> Iterator[tuple[str, jax.Array]]:
+    for per_layer, group in itertools.groupby(rows, key=lambda parameter: parameter.per_layer):
         group = tuple(group)
         shardings = tuple(_sharding_in_files(p, at(params, p.path)) for p in group)
         for layer in range(_stacked(group[0], config)) if per_layer else (0,):
-            arrays = _as_in_files(params, layer, parameters=group, dtype=dtype, shardings=shardings)
+            arrays = _as_in_files(
+                params, layer, parameters=group, dtype=dtype, shardings=shardings, scale=scale
+            )
             yield from zip((p.name.format(layer) for p in group), arrays, strict=True)
 
 
@@ -201,7 +216,7 @@ def _sharding_in_files(parameter: Parameter, array: jax.Array) -> NamedSharding 
     return NamedSharding(mesh, PartitionSpec(*axes))
 
 
-@functools.partial(jax.jit, static_argnames=('parameters', 'dtype', 'shardings'))
+@functools.partial(jax.jit, static_argnames=('parameters', 'dtype', 'shardings', 'scale'))
 def _as_in_files(
     params: Params,
     layer: jax.Array,
@@ -209,13 +224,24 @@ def _as_in_files(
     parameters: tuple[Parameter, ...],
     dtype: str,
     shardings: tuple[NamedSharding | None, ...],
+    scale: float | None = None,
 ) -> list[jax.Array]:
-    """Returns the tensors of `parameters` as in files; `layer` matters only if they are per layer."""
+    """Returns the tensors of `parameters` as in files; `layer` matters only if they are per layer.
+
+    With the `scale` of an adapter, matrices that have one are W + scale · A B.
+    """
     arrays = []
     for parameter, sharding in zip(parameters, shardings, strict=True):
-        array = at(params, parameter.path)
+        beside = at(params, parameter.path[:-1])
+        array = beside[parameter.path[-1]]
+        merged = scale is not None and parameter.path[-1] == 'kernel' and 'a' in beside
+        if merged:
+            array = array.astype(jnp.float32)
         if parameter.per_layer:
             array = jax.lax.dynamic_index_in_dim(array, layer, keepdims=False)
+        if merged:
+            a, b = (jax.lax.dynamic_index_in_dim(beside[x], layer, keepdims=False) for x in ('a', 'b'))
+            array += scale * jnp.matmul(a, b, precision='highest', preferred_element_type=jnp.float32)
         array = (array.T if parameter.transposed else array).astype(dtype)
         arrays.append(jax.lax.with_sharding_constraint(array, sharding) if sharding else array)
     return arrays

@@ -47,8 +47,24 @@ def _swiglu_backward(saved, gradient):
 swiglu.defvjp(lambda gate, up: (swiglu(gate, up), (gate, up)), _swiglu_backward)
 
 
+class Adapter(NamedTuple):
+    """The settings of a low-rank adapter (LoRA, arXiv 2106.09685)."""
+
+    rank: int
+    alpha: float
+    targets: str  # 'attention', 'mlp', or 'all' linear layers of the decoder
+
+    @property
+    def scale(self) -> float:
+        """The factor of A B in W + alpha / rank · A B."""
+        return self.alpha / self.rank
+
+
 class Linear(nnx.Module):
-    """x @ kernel (+ bias) in the compute dtype `dtype`; parameters are float32."""
+    """x @ kernel (+ bias) in the compute dtype `dtype`; parameters are float32.
+
+    With an adapter it is x @ kernel + alpha / rank · (x @ a) @ b.
+    """
 
     def __init__(
         self,
@@ -59,18 +75,38 @@ class Linear(nnx.Module):
         bias: bool = False,
         std: float = 0.02,
         width: int = 0,
+        adapter: Adapter | None = None,
         rngs: nnx.Rngs,
     ):
         """Initialises the layer. `width` is the kernel axis of the model's width, which 'fsdp' splits."""
         self.kernel = nnx.Param(nnx.initializers.normal(std)(rngs.params(), (inputs, outputs), jnp.float32))
         self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32)) if bias else None
-        self.dtype, self.width = dtype, width
+        self.dtype, self.width, self.adapter = dtype, width, adapter
+        if adapter:
+            self.a = nnx.Param(first_a(rngs.params(), (inputs, adapter.rank)))
+            self.b = nnx.Param(jnp.zeros((adapter.rank, outputs), jnp.float32))
 
     def __call__(self, x_xI: jax.Array, split: Split = Split()) -> jax.Array:
-        y_xO = kept(matmul(x_xI.astype(self.dtype), self.kernel[...], split, self.width), PRODUCT)
+        x_xI = x_xI.astype(self.dtype)
+        y_xO = kept(matmul(x_xI, self.kernel[...], split, self.width), PRODUCT)
+        if self.adapter:
+            y_xO += self.adapter.scale * self._adapted(x_xI, split)
         if self.bias is None:
             return y_xO
         return y_xO + jax.lax.broadcast_to_rank(self.bias[...].astype(self.dtype), y_xO.ndim)
+
+    def _adapted(self, x_xI: jax.Array, split: Split) -> jax.Array:
+        """Returns (x @ a) @ b. The matrix that 'tensor' does not split is shared, as a norm's scale is."""
+        a, b, whole = self.a[...], self.b[...], split._replace(fsdp=1)
+        if self.width == 0:
+            return matmul(matmul(x_xI, split.enter(a), split, 0), b, whole, 0)
+        return matmul(matmul(x_xI, a, whole, 0), split.enter(b), split, 1)
+
+
+def first_a(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Returns the first A of an adapter, [..., in, rank]: uniform in ± in^-½, as in PEFT. B starts at 0."""
+    bound = shape[-2] ** -0.5
+    return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 
 
 class RMSNorm(nnx.Module):

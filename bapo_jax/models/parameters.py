@@ -13,6 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+# When a parameter is trained: if the model has no adapter, with the vision tower, as part of an adapter,
+# as a critic's own.
+WHOLE, VISION, ADAPTER, CRITICS = 'whole', 'vision', 'adapter', 'critics'
+
 
 class Parameter(NamedTuple):
     """One parameter of the tree. Those of layers or vision blocks are stacked on the first axis."""
@@ -23,6 +27,13 @@ class Parameter(NamedTuple):
     axes: tuple[str | None, ...]
     transposed: bool = False  # Hugging Face stores [out, in], the tree [in, out]
     needs: str = ''  # the ModelConfig property of models with this parameter; '': every model has it
+    when: str = WHOLE  # it is trained; `is_trained` reads this
+    adapter: str = ''  # the targets among which it is, if an adapter may change it (ADAPTER_PARAMETERS)
+
+    @property
+    def in_files(self) -> bool:
+        """Whether a Hugging Face directory of the model has it."""
+        return bool(self.name) and self.when != ADAPTER
 
     @property
     def per_layer(self) -> bool:
@@ -44,28 +55,56 @@ PARAMETERS = (
         ('layers', 'attention_norm', 'scale'), 'model.layers.{}.input_layernorm.weight', ('layers', None)
     ),
     Parameter(
-        ('layers', 'q', 'kernel'), _ATTENTION + 'q_proj.weight', ('layers', 'embed', 'heads'), transposed=True
+        ('layers', 'q', 'kernel'),
+        _ATTENTION + 'q_proj.weight',
+        ('layers', 'embed', 'heads'),
+        transposed=True,
+        adapter='attention',
     ),
     Parameter(
-        ('layers', 'k', 'kernel'), _ATTENTION + 'k_proj.weight', ('layers', 'embed', 'heads'), transposed=True
+        ('layers', 'k', 'kernel'),
+        _ATTENTION + 'k_proj.weight',
+        ('layers', 'embed', 'heads'),
+        transposed=True,
+        adapter='attention',
     ),
     Parameter(
-        ('layers', 'v', 'kernel'), _ATTENTION + 'v_proj.weight', ('layers', 'embed', 'heads'), transposed=True
+        ('layers', 'v', 'kernel'),
+        _ATTENTION + 'v_proj.weight',
+        ('layers', 'embed', 'heads'),
+        transposed=True,
+        adapter='attention',
     ),
     Parameter(
-        ('layers', 'o', 'kernel'), _ATTENTION + 'o_proj.weight', ('layers', 'heads', 'embed'), transposed=True
+        ('layers', 'o', 'kernel'),
+        _ATTENTION + 'o_proj.weight',
+        ('layers', 'heads', 'embed'),
+        transposed=True,
+        adapter='attention',
     ),
     Parameter(
         ('layers', 'mlp_norm', 'scale'), 'model.layers.{}.post_attention_layernorm.weight', ('layers', None)
     ),
     Parameter(
-        ('layers', 'gate', 'kernel'), _MLP + 'gate_proj.weight', ('layers', 'embed', 'mlp'), transposed=True
+        ('layers', 'gate', 'kernel'),
+        _MLP + 'gate_proj.weight',
+        ('layers', 'embed', 'mlp'),
+        transposed=True,
+        adapter='mlp',
     ),
     Parameter(
-        ('layers', 'up', 'kernel'), _MLP + 'up_proj.weight', ('layers', 'embed', 'mlp'), transposed=True
+        ('layers', 'up', 'kernel'),
+        _MLP + 'up_proj.weight',
+        ('layers', 'embed', 'mlp'),
+        transposed=True,
+        adapter='mlp',
     ),
     Parameter(
-        ('layers', 'down', 'kernel'), _MLP + 'down_proj.weight', ('layers', 'mlp', 'embed'), transposed=True
+        ('layers', 'down', 'kernel'),
+        _MLP + 'down_proj.weight',
+        ('layers', 'mlp', 'embed'),
+        transposed=True,
+        adapter='mlp',
     ),
     Parameter(('layers', 'q', 'bias'), _ATTENTION + 'q_proj.bias', ('layers', 'heads'), needs='qkv_bias'),
     Parameter(('layers', 'k', 'bias'), _ATTENTION + 'k_proj.bias', ('layers', 'heads'), needs='qkv_bias'),
@@ -75,7 +114,7 @@ PARAMETERS = (
     Parameter(('norm', 'scale'), 'model.norm.weight', (None,)),
     HEAD,
     # A critic's, in place of the head. No policy has one, so no exported or published policy contains it.
-    Parameter(('value', 'kernel'), '', ('embed', None), needs='value_head'),
+    Parameter(('value', 'kernel'), '', ('embed', None), needs='value_head', when=CRITICS),
 )
 
 _BLOCK, _VISION, _MERGER = 'visual.blocks.{}.', ('vision', 'blocks'), 'visual.merger.'
@@ -83,7 +122,7 @@ _BLOCK, _VISION, _MERGER = 'visual.blocks.{}.', ('vision', 'blocks'), 'visual.me
 # The vision tower's parameters, published after the decoder's. Only 'fsdp' splits them; 'tensor' holds
 # copies, since the tower has a tenth of the parameters.
 VISION_PARAMETERS = tuple(
-    row._replace(needs='vision')
+    row._replace(needs='vision', when=VISION)
     for row in (
         # As in the file, [out, channel, time, height, width].
         Parameter(
@@ -136,6 +175,55 @@ VISION_PARAMETERS = tuple(
         Parameter(('vision', 'merge_out', 'bias'), _MERGER + 'mlp.2.bias', (None,)),
     )
 )
+
+
+def adapter_rows(matrix: Parameter) -> tuple[Parameter, Parameter]:
+    """Returns the two matrices A [in, rank] and B [rank, out] that an adapter adds to `matrix`.
+
+    Their names are PEFT's. 'fsdp' splits the model's width, and 'tensor' what it splits of the matrix.
+    """
+    *layer, inputs, outputs = matrix.axes
+    row = matrix._replace(needs=f'adapts_{matrix.adapter}', when=ADAPTER, adapter='')
+    stem = 'base_model.model.' + matrix.name.removesuffix('weight')
+    return (
+        row._replace(path=(*matrix.path[:-1], 'a'), name=stem + 'lora_A.weight', axes=(*layer, inputs, None)),
+        row._replace(
+            path=(*matrix.path[:-1], 'b'), name=stem + 'lora_B.weight', axes=(*layer, None, outputs)
+        ),
+    )
+
+
+# The adapters (LoRA, arXiv 2106.09685) of the decoder's matrices: W + alpha / rank · A B.
+ADAPTER_PARAMETERS = tuple(row for p in PARAMETERS if p.adapter for row in adapter_rows(p))
+
+
+def is_trained(parameter: Parameter, adapts: bool, vision: bool) -> bool:
+    """Returns whether a run trains the parameter: it has a gradient and moments, and checkpoints hold it.
+
+    A frozen one is read from model.path at each start. `adapts`: the model has an adapter. `vision`: the
+    vision tower is trained.
+    """
+    return {WHOLE: not adapts, VISION: vision and not adapts, ADAPTER: True, CRITICS: True}[parameter.when]
+
+
+def parted(params: Any, like: Any) -> tuple[Any, Any]:
+    """Splits a tree of nested dicts into (the part at the paths of `like`, the rest).
+
+    None stands for an empty part, also in `like`.
+    """
+    if like is None:
+        return None, params
+    if not isinstance(params, dict):
+        return params, None
+    parts = {key: parted(value, like.get(key)) for key, value in params.items()}
+    return tuple({key: part[i] for key, part in parts.items() if part[i] is not None} or None for i in (0, 1))
+
+
+def united(one: Any, other: Any) -> Any:
+    """Returns the tree that `parted` split."""
+    if one is None or other is None:
+        return other if one is None else one
+    return {key: united(one.get(key), other.get(key)) for key in [*one, *(k for k in other if k not in one)]}
 
 
 def is_rounded(path: Sequence[Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bapo_jax.models.parameters import PARAMETERS, VISION_PARAMETERS
+from bapo_jax.models.parameters import ADAPTER_PARAMETERS, PARAMETERS, VISION_PARAMETERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ShardingRules:
     vocab: str | None = 'tensor'
 
 
-_AXES = {parameter.path: parameter.axes for parameter in PARAMETERS + VISION_PARAMETERS}
+_AXES = {parameter.path: parameter.axes for parameter in PARAMETERS + VISION_PARAMETERS + ADAPTER_PARAMETERS}
 
 
 def parameter_sharding(mesh: Mesh, params: Any, rules: ShardingRules = ShardingRules()) -> Any:

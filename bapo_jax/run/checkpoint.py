@@ -22,8 +22,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from bapo_jax.learner.update import TrainState
+from bapo_jax.learner.update import TrainState, with_frozen
 from bapo_jax.machine.ending import CONTINUES, Ending
+from bapo_jax.models.parameters import parted, united
 from bapo_jax.run.checksums import checksum_of_text, checksums
 from bapo_jax.run.directory import part_of, read_run_config
 from bapo_jax.run.state import RunState
@@ -105,17 +106,24 @@ class Checkpoints:
         like: TrainState,
         switch_step: int = 0,
         frozen: Callable[[Any], Any] = lambda params: params,
+        initial: Any = None,
     ) -> tuple[RunState, dict[str, np.ndarray], str]:
         """Returns the checkpoint of `step` as (run state, replay arrays, selector state).
 
         `like` has the policy's shapes and shardings. A checkpoint after `switch_step` holds its own reference
-        policy. `frozen` maps parameters to the shapes of a frozen policy.
+        policy. `frozen` maps parameters to the shapes of a frozen policy. `initial` is θ_0 if some parameters
+        are not trained, since a checkpoint does not hold those.
 
         Raises DamagedCheckpoint if parts of it are missing or truncated, or if a bit has changed.
         """
         host = self._host_part(step)
         saved, selector, versions = host.pop('checksums'), host.pop('selector'), host.pop('recent')
-        copy = frozen(like.params)
+        if any(f'policy.params.{name}' in saved for name in _shapes(like.frozen)):
+            raise ValueError(
+                f'{self._manager.directory / str(step)} is of an earlier version, which also stored weights '
+                'that are not trained; continue with that version, or export the policy and start from it'
+            )
+        copy = frozen(like.trained)
         shapes = RunState(
             like, alpha=copy, recent=[(v, copy) for v in versions], step=step, switch_step=switch_step,
             reference=copy if 0 < switch_step <= step else None,
@@ -128,18 +136,21 @@ class Checkpoints:
         )
         self._compare(step, saved, {'policy': items.policy, 'replay': items.replay})
         policy = items.policy
-        recent = [(v, policy['recent'][str(i)]) for i, v in enumerate(versions)]
-        critic = TrainState(**policy['critic']) if like.critic else None
+        critic = policy.get('critic') and _of_tree(policy['critic'], like.critic)
+        theta = with_frozen(_of_tree(policy, like)._replace(critic=critic), initial)
+        recent = [(v, united(policy['recent'][str(i)], theta.frozen)) for i, v in enumerate(versions)]
+        reference = policy.get('reference') and united(policy['reference'], theta.frozen)
         run = RunState(
-            TrainState(policy['params'], policy['opt_state'], critic), policy['alpha'], recent=recent,
-            reference=policy.get('reference'), switch_step=switch_step, **host,
+            theta, united(policy['alpha'], theta.frozen), recent=recent, reference=reference,
+            switch_step=switch_step, **host,
         )  # fmt: skip
         return run, {name: np.asarray(a) for name, a in items.replay.items()}, selector
 
-    def restore_params(self, params_like: Any) -> tuple[Any, int]:
+    def restore_params(self, like: Any, frozen: Any = None) -> tuple[Any, int]:
         """Returns θ of the newest checkpoint and its step, for evaluation and export.
 
-        `params_like` has the shapes and shardings. Raises FileNotFoundError if there is no checkpoint,
+        `like` has the shapes and shardings of what the run trains, and `frozen` those of its other
+        parameters, which only older checkpoints hold. Raises FileNotFoundError if there is no checkpoint,
         ValueError if its tensors are those of another model, and DamagedCheckpoint if parts of it are missing
         or truncated, or if a bit has changed.
         """
@@ -150,10 +161,10 @@ class Checkpoints:
         # A partial restore would ignore tensors that the model lacks, and leave those untouched that the
         # checkpoint lacks.
         directory = self._manager.directory / str(step) / 'policy'
-        saved, wanted = (
-            _shapes(ocp.PyTreeCheckpointHandler().metadata(directory).tree['params']),
-            _shapes(params_like),
-        )
+        saved = _shapes(ocp.PyTreeCheckpointHandler().metadata(directory).tree['params'])
+        if saved.keys() & _shapes(frozen).keys():
+            like = united(like, frozen)
+        wanted = _shapes(like)
         for name in sorted(saved.keys() | wanted.keys()):
             if saved.get(name) != wanted.get(name):
                 raise ValueError(
@@ -161,9 +172,9 @@ class Checkpoints:
                     f'{wanted.get(name)} in its base, which is model.path or --base; give the model that the '
                     'run started from'
                 )
-        like = {'params': params_like}
+        tree = {'params': like}
         only_params = ocp.args.PyTreeRestore(
-            like, restore_args=ocp.checkpoint_utils.construct_restore_args(like), partial_restore=True
+            tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree), partial_restore=True
         )
         params = self._read(step, ocp.args.Composite(policy=only_params)).policy['params']
         self._compare(step, self._host_part(step)['checksums'], {'policy': {'params': params}})
@@ -280,15 +291,27 @@ def none_complete(directory: Path) -> FileNotFoundError:
 
 
 def _arrays(run: RunState) -> dict[str, Any]:
-    """The policy's arrays to save. A reference that is θ_0 is read from the model's files again instead."""
-    tree = {'params': run.theta.params, 'opt_state': run.theta.opt_state, 'alpha': run.alpha}
-    if run.theta.critic:
-        tree['critic'] = {'params': run.theta.critic.params, 'opt_state': run.theta.critic.opt_state}
+    """The policy's arrays to save: what is trained, of each policy.
+
+    Frozen parameters, and a reference that is θ_0, are read from the model's files again instead.
+    """
+    theta = run.theta
+
+    def trained(params: Any) -> Any:
+        return parted(params, theta.trained)[0]
+
+    tree = {'params': theta.trained, 'opt_state': theta.opt_state, 'alpha': trained(run.alpha)}
+    if theta.critic:
+        tree['critic'] = {'params': theta.critic.trained, 'opt_state': theta.critic.opt_state}
     if run.recent:
-        tree['recent'] = {str(i): params for i, (_, params) in enumerate(run.recent)}
+        tree['recent'] = {str(i): trained(params) for i, (_, params) in enumerate(run.recent)}
     if run.reference is not None and 0 < run.switch_step <= run.step:
-        tree['reference'] = run.reference
+        tree['reference'] = trained(run.reference)
     return tree
+
+
+def _of_tree(tree: dict[str, Any], like: TrainState) -> TrainState:
+    return TrainState(tree['params'], tree['opt_state'], frozen=like.frozen)
 
 
 def copied_gb(params: Any) -> int:

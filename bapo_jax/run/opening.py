@@ -15,6 +15,7 @@ from bapo_jax.learner.learner import Learner
 from bapo_jax.learner.objective import REFERENCE
 from bapo_jax.machine import events
 from bapo_jax.machine.ending import Ending
+from bapo_jax.models.parameters import parted, united
 from bapo_jax.run.checkpoint import Checkpoints, DamagedCheckpoint, copied_gb
 from bapo_jax.run.checksums import checksum_of_text, checksums
 from bapo_jax.run.remains import say_none_yet
@@ -37,32 +38,35 @@ def open_run(learner: Learner, config: ConfigDict, directory: Path) -> Opened:
     """Starts at θ_0, or resumes from the newest intact checkpoint in `directory`. Every host must call it.
 
     `config` must be resolved. Newer, damaged checkpoints are moved aside. Raises DamagedCheckpoint if
-    checkpoints exist but none is intact, and OtherWeights if the reference policy's weights have changed.
+    checkpoints exist but none is intact, and OtherWeights if weights have changed that are read from
+    model.path again: those of the reference policy, and those that are never trained.
     """
     like, switch_step = learner.shapes(), config.learner.switch_step
     checkpoints = Checkpoints(directory, config.checkpoint.keep, copied_gb=copied_gb(like.params))
     wants_reference = REFERENCE in learner.objective.roles
     frozen = functools.partial(frozen_copy, dtype=config.model.dtype, on_host=config.mesh.frozen_on_host)
-    restored = _newest_whole(checkpoints, like, switch_step if wants_reference else 0, frozen)
-    initial = learner.read_initial() if restored is None or wants_reference else None
+    reads_initial = wants_reference or like.frozen is not None or not checkpoints.steps()
+    initial = learner.read_initial() if reads_initial else None
     checksum = checksum_of_text(checksums(initial)) if initial is not None else 0
+    restored = _newest_whole(checkpoints, like, switch_step if wants_reference else 0, frozen, initial)
     if restored is None:
         if jax.process_index() == 0:
             say_none_yet(directory)
-        state, of_host = (
-            RunState(learner.init(initial), frozen(initial), switch_step=switch_step, initial=checksum),
-            None,
+        state = RunState(
+            learner.init(initial), None, switch_step=switch_step, initial=checksum, frozen=frozen
         )
+        state.alpha, of_host = state.kept(), None
     else:
         state, *of_host = restored
         if initial is not None and checksum != state.initial:
             raise OtherWeights(
-                f'model.path={config.model.path} holds other weights than at the start of the run, and the '
-                'reference policy is read from there; restore its files'
+                f'model.path={config.model.path} holds other weights than at the start of the run, and '
+                'those that training does not change are read from there; restore its files'
             )
-    state.frozen = frozen
+        state.frozen = frozen
     if wants_reference and state.reference is None:
-        state.reference = state.alpha if restored is None else frozen(initial)
+        trained, _ = parted(initial, state.theta.trained)
+        state.reference = state.alpha if restored is None else united(frozen(trained), state.theta.frozen)
     state.keep_recent = config.rollout.mixture.policies if config.rollout.mixture.share else 0
     return Opened(state, of_host, checkpoints)
 

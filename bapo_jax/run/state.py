@@ -13,7 +13,7 @@ from bapo_jax.groups import REPLAY, Batch, Group
 from bapo_jax.learner.critic import CRITIC
 from bapo_jax.learner.objective import BEFORE, PREVIOUS, PROXIMAL, REFERENCE, ROLLOUT
 from bapo_jax.learner.update import TrainState
-from bapo_jax.models.parameters import is_rounded
+from bapo_jax.models.parameters import is_rounded, united
 from bapo_jax.replay.bapo import X3
 
 
@@ -73,12 +73,16 @@ class RunState:
         """Whether the run has finished its `steps` and the evaluation after the last one."""
         return self.step >= steps and not self.unwritten
 
+    def kept(self) -> Any:
+        """Returns π_θ's parameters as they are now: copies of the trained ones, and the frozen ones."""
+        return united(self.frozen(self.theta.trained), self.theta.frozen)
+
     def sync(self) -> None:
         """Sets α to π_θ."""
         self.recent = [(self.alpha_version, self.alpha), *self.recent][: self.keep_recent]
         self.before = self.alpha
         self.alpha, self.alpha_version, self.synced_after = (
-            self.frozen(self.theta.params),
+            self.kept(),
             self.step,
             self.step,
         )
@@ -87,7 +91,7 @@ class RunState:
         """Counts one more training step, and switches the reference policy if that is due."""
         self.step += 1
         if self.step == self.switch_step and self.reference is not None:
-            self.reference = self.frozen(self.theta.params)
+            self.reference = self.kept()
 
     def count(self, fresh: Sequence[Group], reevaluated: Sequence[Group], batch: Batch) -> None:
         """Adds a step's responses to the counters. A replayed group may also have new ones."""

@@ -33,7 +33,7 @@ def side_by_side(run: Path, count: int) -> Table:
     questions = what_differs([tokenizer.decode(prompt.tokens) for prompt in prompts])
     prompts, greedy = prompts[:count], Sampling(0.0, config.evaluate.max_response_tokens)
     model = hf.read_config(config.model.path, config.model.dtype, hf.overrides(config.model))
-    base = find_policy(Path(config.model.path)).params(model, make_mesh(1, -1, 1))
+    base = find_policy(path := Path(config.model.path)).params(model, path, make_mesh(1, -1, 1))
     columns = []
     with tempfile.TemporaryDirectory(prefix='bapo_answers') as workdir:
         engine = loaded.start(Path(workdir))

@@ -3,6 +3,7 @@
 Tolerance: 1e-5 of the largest value, float32.
 """
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from bapo_jax.groups import make_batch
 from bapo_jax.replay.arrays import groups_from_arrays, groups_to_arrays
 from bapo_jax.learner.learner import Learner
 from bapo_jax.models import hf
+from bapo_jax.models.layers import Adapter
 from bapo_jax.models.sharding import ShardingRules, parameter_sharding
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.inprocess.engine import JaxEngine
@@ -34,18 +36,29 @@ from bapo_jax.tasks.sight import Sight
 
 FAMILIES = {'Qwen2': {}, 'Qwen3': QWEN3}
 VL = 'Qwen2.5-VL'  # with images
+ADAPTER = 'Qwen3 with an adapter'
+LORA = {ADAPTER: Adapter(4, 8.0, 'all')}
 # family, mesh sizes, mesh.gather_once
 CASES = (
     ('Qwen2', (2, 2, 2), False), ('Qwen3', (1, 8, 1), False), ('Qwen3', (2, 2, 2), True), (VL, (2, 2, 2), False),
+    (ADAPTER, (2, 2, 2), False),
 )  # fmt: skip
 
 
-def train_and_sample(model_path, groups, sizes, gather_once=False):
+def first(model_path, adapter):
+    """(model, parameters in numpy); an adapter is drawn at random, A and B."""
+    model, rng = dataclasses.replace(hf.read_config(model_path), adapter=adapter), np.random.default_rng(0)
+    params = jax.tree.map(np.array, hf.load_params(model_path, model))
+    if adapter:
+        for matrix in params['layers'].values():
+            matrix |= {x: 0.2 * rng.standard_normal(matrix[x].shape).astype(np.float32) for x in ('a', 'b') if x in matrix}
+    return model, params
+
+
+def train_and_sample(model_path, groups, sizes, gather_once=False, adapter=None):
     """Two optimizer steps on `groups` and then responses to their prompts, on that mesh: flat arrays, parameters under 'p.'."""
-    mesh = make_mesh(*sizes)
-    model_config = hf.read_config(model_path)
+    mesh, (model_config, params) = make_mesh(*sizes), first(model_path, adapter)
     graph, _ = hf.abstract_params(model_config)
-    params = jax.tree.map(np.array, hf.load_params(model_path, model_config))
     config = default_config()
     config.mesh.gather_once = gather_once
     longest = max(16, *(len(g.prompt.tokens) for g in groups))
@@ -74,9 +87,10 @@ def train_and_sample(model_path, groups, sizes, gather_once=False):
 def main(directory, *model_paths):
     assert jax.device_count() == 8
     path_of = dict(zip((*FAMILIES, VL), model_paths, strict=True))
+    path_of[ADAPTER] = path_of['Qwen3']
     for case in CASES:
         groups = groups_from_arrays(dict(np.load(Path(directory) / f'{case[0] == VL}.npz')))
-        np.savez(Path(directory) / f'{case}.npz', **train_and_sample(path_of[case[0]], groups, *case[1:]))
+        np.savez(Path(directory) / f'{case}.npz', **train_and_sample(path_of[case[0]], groups, *case[1:], LORA.get(case[0])))
 
 
 if __name__ == '__main__':
@@ -101,13 +115,15 @@ def sharded(tiny_hf, groups, pictured, tmp_path_factory):
 def single(tiny_hf, groups, pictured):
     """Family -> arrays from one device."""
     of_text = {family: train_and_sample(tiny_hf(**fields), groups, (1, 1, 1)) for family, fields in FAMILIES.items()}
+    of_text[ADAPTER] = train_and_sample(tiny_hf(**QWEN3), groups, (1, 1, 1), adapter=LORA[ADAPTER])
     return of_text | {VL: train_and_sample(pictured.policy.path, pictured.groups, (1, 1, 1))}
 
 
 @pytest.fixture(scope='module')
 def start(make_policy, pictured):
     """Family -> parameters before."""
-    return {family: make_policy(**fields).params for family, fields in FAMILIES.items()} | {VL: pictured.policy.params}
+    adapted = first(make_policy(**QWEN3).path, LORA[ADAPTER])[1]
+    return {family: make_policy(**fields).params for family, fields in FAMILIES.items()} | {VL: pictured.policy.params, ADAPTER: adapted}
 
 
 @pytest.mark.slow
@@ -119,8 +135,9 @@ def test_sharded_training_is_that_of_one_device(case, sharded, single, start):
     for name, want in one.items():
         if name.startswith(('m.', 'p.')):
             np.testing.assert_allclose(got[name], want, rtol=0, atol=1e-5 * max(1.0, np.abs(want).max()), err_msg=name)
-    moved = one['p.layers.q.kernel'] - start[case[0]]['layers']['q']['kernel']
-    assert np.abs(moved).max() > 1e-4  # ten times the tolerance
+    for name in ('a', 'b') if case[0] == ADAPTER else ('kernel',):
+        moved = one[f'p.layers.q.{name}'] - start[case[0]]['layers']['q'][name]
+        assert np.abs(moved).max() > 1e-4  # ten times the tolerance
 
 
 @pytest.mark.slow

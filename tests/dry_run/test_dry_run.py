@@ -156,11 +156,11 @@ def test_the_compiled_step_is_the_step_that_trains(policy, groups, monkeypatch):
     monkeypatch.setattr(learner.policy, 'step', lambda state, *rest: arguments.append(rest) or step(state, *rest))
     learner.update(learner.init(copy_params(policy.params)), batch_of(groups), np.random.default_rng(0))
     monkeypatch.undo()
-    [(rows, n_micro, numbers, pixels)] = arguments
-    assert pixels is None
+    [(rows, n_micro, numbers, pixels, frozen)] = arguments
+    assert pixels is None and frozen is None
     compiled = learner.compile_update()
-    want = step(learner.init(copy_params(policy.params)), rows, n_micro, numbers, pixels)
-    got = compiled(learner.init(copy_params(policy.params)), rows, n_micro, numbers, pixels)
+    want = step(learner.init(copy_params(policy.params)), rows, n_micro, numbers, pixels, frozen)
+    got = compiled(learner.init(copy_params(policy.params)), rows, n_micro, numbers, pixels, frozen)
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_array_equal(a, b)

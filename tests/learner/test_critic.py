@@ -76,7 +76,7 @@ def updated(learner, policy, batch, step=1, head=None):
 
 def with_head(state, head):
     params = {**copy_params(state.critic.params), 'value': {'kernel': jax.numpy.asarray(head)}}
-    return state._replace(critic=state.critic._replace(params=params))
+    return state._replace(critic=state.critic._replace(trained=params))
 
 
 @pytest.fixture(scope='module')

@@ -1,5 +1,6 @@
 """The update's tokens and arithmetic by hand, and the peaks that they are compared with."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from bapo_jax.groups import make_batch
 from bapo_jax.learner.packing import cut
 from bapo_jax.learner.speed import TERAFLOPS, model_flops, peak_flops, update_speed
 from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.models.layers import Adapter
 from bapo_jax.models.rotary import Rotation
 
 MODEL = ModelConfig('qwen3', 512, 64, 128, 2, 4, 2, 24, Rotation(1e4), 1e-6, True, dtype='bfloat16')
@@ -50,6 +52,8 @@ def test_an_update_without_tokens_has_no_speed():
 def test_matrices_are_those_of_the_parameter_table():
     _, head, layer = matrix_sizes(MODEL)
     assert model_flops(MODEL, 1, 0, 0) == 6 * MODEL.num_layers * layer and model_flops(MODEL, 0, 1, 0) == 6 * head
+    adapted = dataclasses.replace(MODEL, adapter=Adapter(3, 6.0, 'mlp'))  # gate, up and down have 64 + 128 rows of 3 each
+    assert model_flops(adapted, 1, 0, 0) == 2 * (4 * layer + 6 * 3 * 3 * (64 + 128)) and model_flops(adapted, 0, 1, 0) == 4 * head
 
 
 def test_every_device_that_a_dry_run_knows_has_a_peak():

@@ -8,7 +8,8 @@ from tiny import QWEN3
 
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import parameters_of
-from bapo_jax.models.parameters import HEAD, PARAMETERS
+from bapo_jax.models.layers import Adapter
+from bapo_jax.models.parameters import ADAPTER_PARAMETERS, HEAD, PARAMETERS, united, parted
 from bapo_jax.models.sharding import ShardingRules
 
 MODELS = [{'tie_word_embeddings': tied, **family} for family in ({}, QWEN3) for tied in (True, False)]
@@ -39,10 +40,23 @@ def test_a_critic_has_a_value_head_in_place_of_the_head(make_policy):
 
 
 def test_every_row_is_of_some_model_and_names_a_parameter_of_its_own(make_policy):
-    models = [dataclasses.replace(make_policy(**fields).config, value_head=critic) for fields in MODELS for critic in (False, True)]
-    assert {p for model in models for p in parameters_of(model)} == set(PARAMETERS)
-    assert len({p.path for p in PARAMETERS}) == len({p.name for p in PARAMETERS}) == len(PARAMETERS)
-    assert all(('{}' in p.name) == p.per_layer for p in PARAMETERS)
+    models = [
+        dataclasses.replace(make_policy(**fields).config, value_head=critic, adapter=adapter)
+        for fields in MODELS for critic in (False, True) for adapter in (None, Adapter(2, 4.0, 'all'))
+    ]  # fmt: skip
+    rows = PARAMETERS + ADAPTER_PARAMETERS
+    assert {p for model in models for p in parameters_of(model)} == set(rows)
+    assert len({p.path for p in rows}) == len({p.name for p in rows}) == len(rows)
+    assert all(('{}' in p.name) == p.per_layer for p in rows)
+
+
+@pytest.mark.parametrize('like', [{'b': {'d': 0}}, {'a': 0}, {'a': 0, 'b': {'c': 0, 'd': 0}}, {'x': 0}, None])
+def test_a_tree_is_parted_and_joined_again(like):
+    tree = {'a': 1, 'b': {'c': 2, 'd': 3}}
+    part, rest = parted(tree, like)
+    assert united(part, rest) == united(rest, part) == tree
+    assert (part is None) == (like in ({'x': 0}, None)) and (rest is None) == (like == {'a': 0, 'b': {'c': 0, 'd': 0}})
+    assert like != {'b': {'d': 0}} or (part, rest) == ({'b': {'d': 3}}, {'a': 1, 'b': {'c': 2}})
 
 
 def test_every_logical_axis_has_a_rule_and_every_rule_an_axis():

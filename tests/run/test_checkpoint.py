@@ -102,7 +102,7 @@ def test_a_critic_begins_as_the_decoder_of_the_models_files_and_comes_back_as_it
     decoder = {name: part for name, part in state.critic.params.items() if name != 'value'}
     same(decoder, {name: policy.params[name] for name in decoder})
     assert decoder.keys() == policy.params.keys() and not np.asarray(state.critic.params['value']['kernel']).any()
-    moved = state._replace(critic=state.critic._replace(params=times(state.critic.params, 3)))
+    moved = state._replace(critic=state.critic._replace(trained=times(state.critic.trained, 3)))
     checkpoints = Checkpoints(tmp_path / 'checkpoints', keep=2)
     checkpoints.save(RunState(moved, times(policy.params, 0.9), step=1), REPLAY)
     checkpoints.close()
