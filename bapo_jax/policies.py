@@ -47,9 +47,8 @@ class StoredPolicy(NamedTuple):
     # Directory of its config.json and tokenizer, for a run perhaps a hub name; None if no run names it.
     base: Path | None
     check: Callable[[ModelConfig], None]  # checks names and shapes
-    params: Callable[
-        [ModelConfig, Path, Mesh], hf.Params
-    ]  # float32, placed on the mesh by the sharding rules
+    # float32, placed on the mesh by the sharding rules
+    params: Callable[[ModelConfig, Path, Mesh], hf.Params]
     # (Hugging Face name, array [out, in]), as from `hf.to_hf`.
     tensors: Callable[[ModelConfig, Path], Iterable[tuple[str, np.ndarray]]]
     needs_base: bool = False  # the weights of the base are read
