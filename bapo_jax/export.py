@@ -7,7 +7,7 @@ and a model card, README.md, made of what the run recorded. `--push` uploads it 
     python -m bapo_jax.export --checkpoint=runs/x/policy/000123 --output=hf_dir
     # a Hugging Face directory, in another dtype
     python -m bapo_jax.export --checkpoint=DIR --output=hf_dir --dtype=bfloat16
-    # the adapter of a run with model.adapter.rank, in PEFT's form; without --adapter it is merged
+    # the adapter of a run with model.adapter.rank, as PEFT writes it
     python -m bapo_jax.export --checkpoint=runs/x --output=adapter_dir --adapter
     # to a private repository of the hub, too
     python -m bapo_jax.export --checkpoint=runs/x --output=hf_dir --push=OWNER/NAME
@@ -189,7 +189,7 @@ def run() -> None:
         list(hf.DTYPES),
         "dtype of the stored weights; default: that of the base's config.json.",
     )
-    flags.DEFINE_boolean(
+    flags.DEFINE_bool(
         'adapter', False, "Write the run's adapter alone, as PEFT does; default: merged into the weights."
     )
     flags.DEFINE_float(

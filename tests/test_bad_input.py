@@ -205,7 +205,7 @@ def flags(monkeypatch, command, **given):
     """The flags of a command, as its module reads them."""
     others = {
         'config': default_config(), 'dry_run': False, 'fields': False, 'completion': None, 'topology': '', 'hosts': 1, 'host': 0, 'coordinator': None, 'amend': False, 'start': None,
-        'searching': False, 'calling': False, 'checkpoint': str(BASE), 'base': None, 'dtype': None, 'shard_gb': 1.0, 'push': None,
+        'searching': False, 'calling': False, 'checkpoint': str(BASE), 'base': None, 'dtype': None, 'shard_gb': 1.0, 'push': None, 'adapter': False,
     }  # fmt: skip
     monkeypatch.setattr(run_command if command is TRAIN else command, 'FLAGS', SimpleNamespace(**others | given))
 

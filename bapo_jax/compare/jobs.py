@@ -46,17 +46,20 @@ def finish(job: Job, watch: Callable[[int], None]) -> None:
     """
     job.workdir.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, '-m', 'bapo_jax.train', *_flags(job)]
-    with (job.workdir / LOG).open('a', encoding='utf-8') as log:
-        log.write(_as_typed(job) + '\n')
-        log.flush()
-        run = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    sent = set()
+    run, sent = None, set()
 
     def pass_on(number: int) -> None:
         sent.add(number)
-        run.send_signal(number)
+        if run:
+            run.send_signal(number)
 
     with stopping.passed_on(pass_on):
+        with (job.workdir / LOG).open('a', encoding='utf-8') as log:
+            log.write(_as_typed(job) + '\n')
+            log.flush()
+            run = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        for number in tuple(sent):  # arrived while the run was started
+            run.send_signal(number)
         while run.poll() is None:
             watch(steps_done(job))
             time.sleep(_POLL_S)

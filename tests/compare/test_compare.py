@@ -103,6 +103,22 @@ def test_a_run_that_has_finished_is_not_trained_again_unless_its_command_changed
     assert not has_finished(job._replace(code={'my_method': '0123456789abcdef'}))
 
 
+def test_a_signal_while_a_run_is_started_stops_it_too(job, monkeypatch):
+    """Else the command would end, and its run go on alone."""
+    pretend(job, monkeypatch, 'exec sleep 60')
+    pretended = subprocess.Popen
+
+    def start(command, **how):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return pretended(command, **how)
+
+    monkeypatch.setattr(jobs_lib.subprocess, 'Popen', start)
+    began = time.monotonic()
+    with pytest.raises(stopping.Stopped):
+        finish(job, lambda done: None)
+    assert time.monotonic() - began < 30
+
+
 def test_a_run_of_another_comparison_is_not_continued(job, monkeypatch):
     """Else a comparison of 200 steps would train the runs of one of 3 further, and no page would tell."""
     check_begun(job)
@@ -147,7 +163,7 @@ def test_a_comparison_is_stopped_continued_and_reported(tmp_path, benchmark):
     with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as started:
         log = tmp_path / 'runs' / 'compare' / 'quickstart_grpo_seed0' / LOG
         deadline = time.monotonic() + 120
-        while not (log.is_file() and 'prompts' in log.read_text()) and time.monotonic() < deadline:
+        while not (log.is_file() and 'prompts' in log.read_text().partition('\n')[2]) and time.monotonic() < deadline:
             time.sleep(0.2)
         started.send_signal(signal.SIGTERM)
         said = started.communicate(timeout=120)[0]

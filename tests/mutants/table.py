@@ -166,7 +166,7 @@ MUTANTS = (
     _OPTIMIZER('alpha=FINAL_SHARE', 'alpha=0.0', 'a cosine ends at 0'),
     _CRITIC('return 0.5 * jnp.maximum(', 'return 0.5 * jnp.minimum(', "the value loss's pessimism"),
     _CRITIC('1 - (target - value).var() / target.var()', '(target - value).var() / target.var()', 'explained variance upside down'),
-    _TRAINEE('hf.load_params(self._model_path, self._model, self._sharding)',
+    _TRAINEE('hf.load_params(self._model_path, self._model, self._sharding, self.parameters)',
             'jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.parameters)', "the critic's file is not read"),
     _MONITORS('return float(-gap.sum())', 'return float(gap.sum())', "k1's sign"),
     _MONITORS('value = surrogate - factor * K * tv_now - factor * tv_start',

@@ -48,7 +48,7 @@ def prompts(*prompt_ids):
         ([{'text': 'a'}], r'row 1: "prompt_id" must be a whole number.*got None'),
         ([row(0), {'prompt_id': 1}], r'row 2: "text" must be the text of a response, got None'),
         ([row(0, ' \n')], r"row 1: \"text\" must be the text of a response, got ' \\n'; correct the row, or remove it"),
-        ([row(5)], r'row 1: "prompt_id" is 5, but task\.train has 5 problems, from 0 to 4; remove the row, or raise task\.limit'),
+        ([row(5)], r'row 1: "prompt_id" is 5, but task\.train has 5 problems, from 0 to 4; remove the row, or train on all problems \(task\.limit=0\)'),
         ([row(-1)], r'row 1: "prompt_id" is -1'),
         ([row(2), row(3), row(2)], r'row 3: "prompt_id" 2 has a trace already, in .*row 1; keep one of the two'),
         ([], r'file\.jsonl: no rows; expected columns "prompt_id"'),
