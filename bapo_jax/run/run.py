@@ -93,13 +93,13 @@ class Run:
         self, config: ConfigDict, workdir: Path, steps: int, state: RunState, checkpoints: Checkpoints,
         hosts: Hosts, tokenizer: Any, diagnostics: Any, *,
         evaluate: Callable[[Callable[[str], None]], dict[str, Any]],
-        to_save: Callable[[], tuple[dict[str, np.ndarray], str]], ended: Callable[[int, bool], None],
+        to_save: Callable[[], tuple[dict[str, np.ndarray], str]], ended: Callable[[int, bool, str], None],
         ledger: Ledger | None = None,
     ):  # fmt: skip
         """`diagnostics` (diagnostics.py) wrap each update; `evaluate` scores π_θ and reports its progress.
 
-        `to_save` returns the replay's arrays and the selector's state. `ended` records the last step and
-        whether the run has finished; a run that crashes does not call it. `ledger` checks each step.
+        `to_save` returns the replay's arrays and the selector's state. `ended` records the last step,
+        whether the run has finished, and the error that ended it, if any; a run that crashes does not call it. `ledger` checks each step.
         """
         if state.unwritten and any(row['step'] == state.step for row in read_metrics(workdir)):
             state.unwritten = {}  # its evaluation finished after the checkpoint was saved
@@ -166,26 +166,37 @@ class Run:
         look_for_first(self._workdir)
         self.end()
 
-    def end(self) -> None:
-        """Records that the run ends in order: it has finished, or a signal stopped it."""
-        self._ended(self.state.step, self.state.has_ended(self._steps))
+    def end(self, error: str = '') -> None:
+        """Records how the run ends: it has finished, a signal stopped it, or `error`, one line, ended it."""
+        if self._is_there():
+            self._ended(self.state.step, self.state.has_ended(self._steps), error)
+
+    def _is_there(self) -> bool:
+        """Whether the directory is still the one that the run began in."""
+        return self._workdir.is_dir() and os.path.samestat(os.stat(self._workdir), self._there)
 
     @contextlib.contextmanager
     def _broken_off(self) -> Iterator[None]:
-        """On an error, restores the terminal; waits for a pending checkpoint unless disk or host failed."""
+        """On an error, restores the terminal; unless the disk failed, records the error.
+
+        Waits for a pending checkpoint before, unless disk or host failed.
+        """
         try:
             yield
         except Stopped:
             raise
         except Exception as e:
             self._progress.stop()
-            if not isinstance(e, (NotSaved, HostError)) and not (isinstance(e, OSError) and is_of_disk(e)):
+            of_disk = isinstance(e, NotSaved) or isinstance(e, OSError) and is_of_disk(e)
+            if not of_disk and not isinstance(e, HostError):
                 self._checkpoints.finish(self.config.checkpoint.grace_s)
+            if not of_disk:
+                self.end(str(e).partition('\n')[0] or type(e).__name__)
             raise
 
     def _after(self, now: Step) -> None:
         c, step, self._of_save = self.config, now.number, Counter()
-        if not os.path.samestat(os.stat(self._workdir), self._there):
+        if not self._is_there():
             raise NotSaved(
                 f'{self._workdir} was removed or renamed, and another directory now has its name; put it back'
             )

@@ -1,7 +1,7 @@
 """Records each start of a run in its config.json: the command, the code, the hardware, and how it ended.
 
-A start that ends in order gets an `end`. A crash can write nothing, so a start without an end has crashed, is
-still running, or was copied while it ran.
+A start that ends in order, or with an error that names its cause, gets an `end`. A crash can write nothing, so
+a start without an end has crashed, is still running, or was copied while it ran.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bapo_jax.machine import events
 from bapo_jax.machine.terminal import without_passwords
 from bapo_jax.run.directory import environment, part_of, record
 
-FINISHED, STOPPED = 'finished', 'stopped'  # the outcomes that a start's `end` records
+FINISHED, STOPPED, FAILED = 'finished', 'stopped', 'failed'  # the outcomes that a start's `end` records
 RUNNING, CRASHED, NOT_BEGUN, UNKNOWN = 'running', 'crashed', 'not begun', 'unknown'  # those that it does not
 CHECKOUT = Path(bapo_jax.__file__).parents[1]
 _GIT_S = 10.0  # most seconds to wait for git, which may read a slow disk
@@ -29,7 +29,7 @@ _GIT_S = 10.0  # most seconds to wait for git, which may read a slow disk
 class RunOutcome(NamedTuple):
     """How a run has ended, or that it has not."""
 
-    kind: str  # FINISHED, STOPPED, RUNNING, CRASHED, NOT_BEGUN or UNKNOWN
+    kind: str  # one of the above
     words: str  # the same with the step: 'stopped after step 40 of 60'
 
 
@@ -50,6 +50,8 @@ def outcome(
         return RunOutcome(RUNNING, f'running, {done}')
     if end.get('outcome') == FINISHED:
         return RunOutcome(FINISHED, f'finished, {end.get("step")} steps')
+    if end.get('outcome') == FAILED:
+        return RunOutcome(FAILED, f'failed {done}: {end.get("error")}')
     if end:
         return RunOutcome(STOPPED, f'stopped after step {end.get("step")}{of}')
     if start:
@@ -93,8 +95,10 @@ def crashed(starts: Sequence[Mapping[str, Any]]) -> bool:
     return bool(starts) and not part_of(starts[-1], 'end')
 
 
-def record_end(workdir: Path, settings: Mapping[str, Any], step: int, finished: bool) -> None:
-    """Writes into config.json that the newest start ended in order after `step`.
+def record_end(
+    workdir: Path, settings: Mapping[str, Any], step: int, finished: bool, error: str = ''
+) -> None:
+    """Writes into config.json how the newest start ended after `step`: in order, or with `error`, one line.
 
     `settings` are those of `with_start`. Does nothing if that start has an end: a finished run was started
     again. If the file cannot be written, that is reported: the run itself has not failed.
@@ -103,6 +107,8 @@ def record_end(workdir: Path, settings: Mapping[str, Any], step: int, finished: 
     if 'end' in last:
         return
     end = {'time': events.utc(time.time()), 'step': step, 'outcome': FINISHED if finished else STOPPED}
+    if error:
+        end |= {'outcome': FAILED, 'error': without_passwords(error)}
     try:
         record(workdir, {**settings, 'starts': [*earlier, {**last, 'end': end}]})
     except OSError as e:

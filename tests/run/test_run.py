@@ -141,7 +141,7 @@ def test_each_thing_is_done_at_its_period_and_at_the_end(begin):
     assert noted.checkpoints.saves == [(5, ('replay', 'selector')), (7, ('replay', 'selector'))]
     assert noted.told == ['save', 'save'] and noted.ended == []
     run.close()
-    assert noted.checkpoints.closed and noted.ended == [(7, True)]
+    assert noted.checkpoints.closed and noted.ended == [(7, True, '')]
 
 
 def test_files_of_lost_steps_go_and_the_note_that_there_is_no_checkpoint_goes_with_the_first_one(begin, tmp_path):
@@ -187,7 +187,7 @@ def test_a_signal_while_a_step_trains_ends_the_run_after_it_with_a_checkpoint(nu
     assert [step for step, _ in noted.checkpoints.saves] == [2] and noted.evaluations == []
     assert f'{number.name}: saving a checkpoint and stopping, within 600 s' in capfd.readouterr().err
     run.close()
-    assert noted.ended == [(2, False)]
+    assert noted.ended == [(2, False, '')]
 
 
 def test_a_signal_while_a_step_waits_gives_the_step_up_and_saves_the_one_before(begin, tmp_path):
@@ -278,6 +278,8 @@ def test_too_many_steps_without_a_finite_gradient_end_the_run(begin, caplog):
         for step in run.steps_left():
             take(run, step, **{'actor/skipped_updates': skipped[step - 1]})
     assert noted.rollouts == [f'skipped/00000{step}.jsonl.zst' for step in (1, 2, 4, 5, 6, 7, 8)]
+    [(step, finished, error)] = noted.ended
+    assert (step, finished) == (8, False) and error.startswith('5 steps in a row had an update whose gradient was not finite; ')
     assert [r.row['event'] for r in caplog.records] == ['update skipped'] * 7
     run.close()
 
