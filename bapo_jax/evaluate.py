@@ -49,7 +49,7 @@ from bapo_jax.machine.lock import held
 from bapo_jax.models import hf
 from bapo_jax.models.adapters import model_of
 from bapo_jax.models.tokenizer import read_tokenizer
-from bapo_jax.policies import BASE_HELP, HUGGING_FACE, RUN, StoredPolicy, base_of, check_base, find_policy
+from bapo_jax.policies import BASE_HELP, HUGGING_FACE, PEFT, RUN, StoredPolicy, base_of, check_base, find_policy
 from bapo_jax.rollout.engine import Engine, RolloutError
 from bapo_jax.rollout.serve import PYTHON_VARIABLE
 from bapo_jax.rollout.start import POLICIES, check_start, start_engine
@@ -119,9 +119,12 @@ def load_for_evaluation(
             'unknown; give --config=FILE'
         )
     else:
-        if base or policy.kind == HUGGING_FACE:
-            config.model.path = str(base_of(checkpoint, str(checkpoint), {}, base))
+        if base or policy.kind in (HUGGING_FACE, PEFT):
+            of_base = base_of(checkpoint, policy.base and str(policy.base), {}, base, weights=True)
+            config.model.path = str(of_base)
         config = located(config_lib.resolve(config))
+    if policy.adapter:
+        config.model.adapter.update(policy.adapter._asdict())
     if servers and engine == 'jax':
         raise ValueError('--servers cannot be used with --engine=jax; leave one of the two out')
     for server in servers or ():
@@ -157,7 +160,7 @@ def load_for_evaluation(
         engine.load(params, policy.step)
         return engine
 
-    after = '' if policy.kind == HUGGING_FACE else f', after {policy.step} steps'
+    after = '' if policy.kind in (HUGGING_FACE, PEFT) else f', after {policy.step} steps'
     return Loaded(
         config, tokenizer, ends, sight, policy.commits, policy.step, f'{checkpoint}{after}',
         default_output(checkpoint, policy), start,
@@ -165,12 +168,12 @@ def load_for_evaluation(
 
 
 def default_output(checkpoint: Path, policy: StoredPolicy) -> Path:
-    """RUN/evaluation/STEP, HF_DIRECTORY/evaluation, or beside a published policy (a run may remove it)."""
+    """RUN/evaluation/STEP, DIRECTORY/evaluation, or beside a published policy (a run may remove it)."""
     if policy.kind == RUN:
         return checkpoint / 'evaluation' / f'{policy.step:06d}'
     return (
         checkpoint / 'evaluation'
-        if policy.kind == HUGGING_FACE
+        if policy.kind in (HUGGING_FACE, PEFT)
         else checkpoint.with_name(f'{checkpoint.name}_evaluation')
     )
 
@@ -248,7 +251,7 @@ def run() -> None:
     flags.DEFINE_string(
         'checkpoint',
         None,
-        'A run, a policy (runs/x/policy/000123), a Hugging Face directory, or a hub name.',
+        'A run, a policy (runs/x/policy/000123), a Hugging Face directory, an adapter of PEFT, or a hub name.',
         required=True,
     )
     flags.DEFINE_string('base', None, BASE_HELP)

@@ -31,9 +31,19 @@ from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.machine import cli, pushing
 from bapo_jax.machine.files import check_directory, write_bytes
 from bapo_jax.models import hf
-from bapo_jax.models.adapters import adapter_of, save_adapter
+from bapo_jax.models.adapters import adapter_of, gathered, save_adapter
 from bapo_jax.models.tokenizer import read_tokenizer
-from bapo_jax.policies import BASE_HELP, HUGGING_FACE, RUN, StoredPolicy, base_of, check_base, find_policy
+from bapo_jax.policies import (
+    BASE_HELP,
+    HUGGING_FACE,
+    PEFT,
+    PUBLISHED,
+    RUN,
+    StoredPolicy,
+    base_of,
+    check_base,
+    find_policy,
+)
 from bapo_jax.report.card import Exported, model_card
 from bapo_jax.run.log.tables import scores_in
 from bapo_jax.run.starts import CHECKOUT, commit_of
@@ -76,7 +86,9 @@ def export(
     )
     of_run = policy.run_config['model'] if policy.run_config else {}
     stated = hf.overrides(of_run)
-    model = dataclasses.replace(hf.read_config(base, stated=stated), adapter=adapter_of(of_run))
+    model = dataclasses.replace(
+        hf.read_config(base, stated=stated), adapter=policy.adapter or adapter_of(of_run)
+    )
     tokenizer, _ = read_tokenizer(base, model)  # raises if the export would have no usable tokenizer
     check_base(given, policy.run_config, tokenizer)
     dtype = dtype or hf.stored_dtype(base)
@@ -84,10 +96,8 @@ def export(
         raise ValueError(
             f'{base / "config.json"} states dtype {dtype!r}; set --dtype to one of {", ".join(hf.DTYPES)}'
         )
-    if adapter and (model.adapter is None or policy.kind != RUN):
-        raise ValueError(
-            f'--adapter: {checkpoint} is no run with an adapter (model.adapter.rank); leave --adapter out'
-        )
+    if adapter and (model.adapter is None or policy.kind == PUBLISHED and not policy.adapter):
+        raise ValueError(f'--adapter: {checkpoint} has no adapter (model.adapter.rank); leave --adapter out')
     name = name or output.name
     card = _card(policy, checkpoint, base, given, name, dtype, model.vision is not None, tokenizer)
 
@@ -97,7 +107,7 @@ def export(
         if adapter:
             partial.mkdir(parents=True)
             params = policy.params(model, base, make_mesh(1, -1, 1))
-            save_adapter(partial, model, params, base=str(policy.base), dtype=dtype)
+            save_adapter(partial, model, gathered(model, params, dtype), str(policy.base))
         else:
             tensors = policy.tensors(model, base)
             hf.save(partial, tensors, like=base, dtype=dtype, shard_bytes=shard_bytes, stated=stated)
@@ -105,7 +115,7 @@ def export(
         partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return None if policy.kind == HUGGING_FACE else policy.step, dtype
+    return None if policy.kind in (HUGGING_FACE, PEFT) else policy.step, dtype
 
 
 def _card(
@@ -178,7 +188,7 @@ def run() -> None:
     flags.DEFINE_string(
         'checkpoint',
         None,
-        'A run, a policy (runs/x/policy/000123), or a Hugging Face directory.',
+        'A run, a policy (runs/x/policy/000123), a Hugging Face directory, or an adapter of PEFT.',
         required=True,
     )
     flags.DEFINE_string('output', None, 'Directory to write; must be absent or empty.', required=True)

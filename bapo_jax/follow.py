@@ -20,7 +20,7 @@ from bapo_jax.models import hf
 from bapo_jax.rollout.start import POLICIES
 from bapo_jax.run.directory import differences, recorded_commits
 from bapo_jax.run.opening import open_run
-from bapo_jax.weights.publish import path_of, write_weights
+from bapo_jax.weights.publish import path_of, write_policy
 
 
 def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> bool:
@@ -73,7 +73,7 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> bool:
                     state.alpha_version: state.alpha,
                 }
                 path = path_of(workdir / POLICIES, plan['version'])
-                write_weights(path, held[plan['version']], learner.model, config.rollout.dtype, hosts)
+                write_policy(path, held[plan['version']], learner.model, config.rollout.dtype, hosts)
             case 'save':
                 checkpoints.save(state)
             case other:

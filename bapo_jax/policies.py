@@ -1,4 +1,4 @@
-"""Stored policies: a run's newest checkpoint, a published policy, or a Hugging Face directory.
+"""Stored policies: a run's newest checkpoint, a published policy, a Hugging Face directory, or an adapter.
 
 `find_policy` determines which of these a directory is. Evaluation loads the policy onto devices; export reads
 it tensor by tensor.
@@ -6,6 +6,7 @@ it tensor by tensor.
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -19,9 +20,10 @@ from safetensors.numpy import save_file
 from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.machine import hub
 from bapo_jax.models import hf
-from bapo_jax.models.adapters import adapter_of
+from bapo_jax.models.adapters import SETTINGS, adapter_of, put_adapter, read_adapter
 from bapo_jax.models.decoder import ModelConfig, trained_parameters
 from bapo_jax.models.hf import architecture
+from bapo_jax.models.layers import Adapter
 from bapo_jax.models.parameters import parted, united
 from bapo_jax.models.sharding import parameter_sharding
 from bapo_jax.run.checkpoint import Checkpoints, none_complete
@@ -30,7 +32,7 @@ from bapo_jax.weights.manifest import MANIFEST, WEIGHTS, check_bytes, read_manif
 
 # The help of --base, which `base_of` reads.
 BASE_HELP = 'Hugging Face directory of the model that the run started from; default: model.path of the run.'
-RUN, PUBLISHED, HUGGING_FACE = 'run', 'published policy', 'Hugging Face directory'
+RUN, PUBLISHED, HUGGING_FACE, PEFT = 'run', 'published policy', 'Hugging Face directory', 'adapter'
 
 
 class StoredPolicy(NamedTuple):
@@ -41,8 +43,8 @@ class StoredPolicy(NamedTuple):
     policy is damaged or of another model, and FileNotFoundError if a file is missing.
     """
 
-    kind: str  # RUN, PUBLISHED or HUGGING_FACE
-    step: int  # number of training steps; 0 for a Hugging Face directory, which does not record them
+    kind: str  # RUN, PUBLISHED, HUGGING_FACE or PEFT
+    step: int  # number of training steps; 0 for the last two, which do not record them
     run_config: dict[str, Any] | None  # config.json of the run that trained it; None if there is none
     # Directory of its config.json and tokenizer, for a run perhaps a hub name; None if no run names it.
     base: Path | None
@@ -52,6 +54,7 @@ class StoredPolicy(NamedTuple):
     # (Hugging Face name, array [out, in]), as from `hf.to_hf`.
     tensors: Callable[[ModelConfig, Path], Iterable[tuple[str, np.ndarray]]]
     needs_base: bool = False  # the weights of the base are read
+    adapter: Adapter | None = None  # the one that `model` must have, if the files state it
 
     @property
     def commits(self) -> dict[str, str]:
@@ -67,13 +70,15 @@ def find_policy(path: Path) -> StoredPolicy:
     """
     if not path.is_dir():
         raise FileNotFoundError(
-            f'--checkpoint={str(path)!r} is not a directory; give a run, a published policy or a Hugging '
-            'Face directory'
+            f'--checkpoint={str(path)!r} is not a directory; give a run, a published policy, a Hugging '
+            'Face directory or an adapter'
         )
     if (path / 'checkpoints').is_dir():
         return _of_run(path)
     if (path / MANIFEST).is_file() or (path / WEIGHTS).is_dir():
         return _published(path)
+    if (path / SETTINGS).is_file():
+        return _of_adapter(path)
     return _of_hugging_face(path)
 
 
@@ -104,9 +109,13 @@ def base_of(
         )
     base = Path(hub.folder_in_run(path, commits, weights))
     if not base.is_dir():
+        stated = (
+            f'base_model_name_or_path={path!r} in its {SETTINGS}'
+            if (of / SETTINGS).is_file()
+            else f"model.path={path!r} in its run's config.json"
+        )
         raise FileNotFoundError(
-            f"{of}: model.path={path!r} in its run's config.json is not a directory here; give "
-            '--base=DIRECTORY, a copy of that model'
+            f'{of}: {stated} is not a directory here; give --base=DIRECTORY, a copy of that model'
         )
     return base
 
@@ -162,6 +171,12 @@ def _of_run(run: Path) -> StoredPolicy:
 def _published(directory: Path) -> StoredPolicy:
     """A policy that a run published for its rollout servers, at RUN/policy/STEP."""
     manifest = read_manifest(directory)
+    config = _run_config(directory.absolute().parent.parent)
+    if manifest.files:
+        of_files = _of_adapter(directory, functools.partial(check_bytes, directory, manifest))
+        return of_files._replace(
+            kind=PUBLISHED, step=manifest.version, run_config=config, base=_base(config) or of_files.base
+        )
 
     def check(model: ModelConfig) -> None:
         of_base = architecture(model)
@@ -193,8 +208,29 @@ def _published(directory: Path) -> StoredPolicy:
             save_file(dict(tensors(model, base)), Path(hf_directory) / 'model.safetensors')
             return _load(Path(hf_directory), model, mesh)
 
-    config = _run_config(directory.absolute().parent.parent)
     return StoredPolicy(PUBLISHED, manifest.version, config, _base(config), check, params, tensors)
+
+
+def _of_adapter(directory: Path, check_files: Callable[[], None] = lambda: None) -> StoredPolicy:
+    """An adapter as PEFT writes it, of a base that its files name. `check_files` is called before a read."""
+    adapter, base = read_adapter(directory)
+
+    def params(model: ModelConfig, base: Path, mesh: Mesh) -> hf.Params:
+        check_files()
+        read = _load(base, model, mesh)
+        put_adapter(read, directory, model)
+        return read
+
+    def tensors(model: ModelConfig, base: Path) -> Iterable[tuple[str, np.ndarray]]:
+        return hf.to_hf(model, params(model, base, _all_devices()))
+
+    def check(model: ModelConfig) -> None:
+        """Does nothing: `put_adapter` compares names and shapes before it computes anything."""
+
+    of_base = Path(base) if base else None
+    return StoredPolicy(
+        PEFT, 0, None, of_base, check, params, tensors, needs_base=True, adapter=adapter
+    )
 
 
 def _of_hugging_face(directory: Path) -> StoredPolicy:

@@ -53,7 +53,7 @@ def test_a_policy_published_in_bfloat16_is_read_as_what_was_published(policy, tm
 
 
 def test_what_is_no_policy_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match='is not a directory; give a run, a published policy or a Hugging Face'):
+    with pytest.raises(FileNotFoundError, match='is not a directory; give a run, a published policy, a Hugging Face'):
         find_policy(tmp_path / 'none')
     (tmp_path / 'checkpoints').mkdir()
     with pytest.raises(FileNotFoundError, match='checkpoints holds no complete checkpoint'):
@@ -61,7 +61,7 @@ def test_what_is_no_policy_is_refused(tmp_path):
 
 
 def test_where_nothing_lies_it_says_what_could(tmp_path):
-    with pytest.raises(FileNotFoundError, match='give a run, a published policy or a Hugging Face directory'):
+    with pytest.raises(FileNotFoundError, match='give a run, a published policy, a Hugging Face directory or an adapter'):
         find_policy(tmp_path / 'nowhere')
     (tmp_path / 'checkpoints').mkdir()
     with pytest.raises(FileNotFoundError, match='checkpoints holds no complete checkpoint'):

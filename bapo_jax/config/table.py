@@ -46,6 +46,9 @@ _MODEL = {
         'alpha': Field(32.0, POSITIVE, HELD, 'alpha of the adapter'),
         'targets': Field('all', one_of('all', 'attention', 'mlp'), HELD,
             'layers of the decoder whose matrices it changes'),
+        'start': Field('', ANY, FREE,
+            'directory of the adapter that the run starts from, as PEFT writes it; empty: A is random, B is 0',
+            alike=False),
     },
 }
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -41,6 +42,7 @@ from bapo_jax.learner.trainee import Trainee
 from bapo_jax.learner.trust import factors_of
 from bapo_jax.learner.update import TrainState, with_frozen
 from bapo_jax.models import kernels
+from bapo_jax.models.adapters import put_adapter
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.vision.layout import ImageSource, Seen, image_metrics, see, tower_rows
 from bapo_jax.models.vision.patches import Grid, blank_pixels
@@ -72,7 +74,7 @@ class Learner:
         self._sight, self._row_devices = sight, mesh.shape['data'] * mesh.shape['fsdp']
         self._shared = config.rollout.max_prompt_tokens if c.slot_tokens else 0
         self._micro_batches = capacity(c, config.rollout.group_size, self._shared)
-        self._shipped_dtype = config.rollout.dtype
+        self._shipped_dtype, self._adapter = config.rollout.dtype, config.model.adapter.start
         self.objective, self._temperature = objective_of(c), np.float32(config.rollout.temperature)
         self.learning_rate = learning_rate_of(c)
         split = Split(1 if config.mesh.gather_once else mesh.shape['fsdp'], mesh.shape['tensor'])
@@ -99,8 +101,11 @@ class Learner:
     # ---- state
 
     def read_initial(self) -> Any:
-        """Reads θ_0 from model.path onto the mesh."""
-        return self.policy.read_initial()
+        """Reads θ_0 from model.path, and its adapter from model.adapter.start, onto the mesh."""
+        params = self.policy.read_initial()
+        if self._adapter:
+            put_adapter(params, Path(self._adapter), self.model)
+        return params
 
     def shapes(self) -> TrainState:
         """Returns the state's shapes with shardings; the moments are sharded like the parameters."""

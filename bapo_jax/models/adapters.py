@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685): which model has one, how it starts, and its files.
+"""Low-rank adapters (LoRA, arXiv 2106.09685): which model has one, how it starts, and its files, PEFT's.
 
 An adapter adds alpha / rank · A B to a matrix W [in, out], with A [in, rank] and B [rank, out]. Its
 parameters are rows of the table (parameters.py), and layers.py computes it.
@@ -8,26 +8,65 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-from safetensors.numpy import save_file
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from bapo_jax.cluster.mesh import fetch
 from bapo_jax.models import hf
 from bapo_jax.models.configs import overrides, read_config
 from bapo_jax.models.decoder import ModelConfig, parameters_of
 from bapo_jax.models.layers import Adapter, first_a
-from bapo_jax.models.parameters import ADAPTER, ADAPTER_PARAMETERS
+from bapo_jax.models.parameters import ADAPTER, ADAPTER_PARAMETERS, PARAMETERS
 from bapo_jax.models.tensor_files import at
+
+SETTINGS, MATRICES = 'adapter_config.json', 'adapter_model.safetensors'  # the files of an adapter
+# Fields of PEFT that change what an adapter computes, and their values in a plain one; None is plain, too.
+_PLAIN = {
+    'bias': 'none', 'use_dora': False, 'use_rslora': False, 'lora_bias': False, 'fan_in_fan_out': False,
+    'rank_pattern': {}, 'alpha_pattern': {}, 'modules_to_save': [], 'layers_to_transform': [],
+    'layer_replication': [], 'trainable_token_indices': [], 'target_parameters': [],
+}  # fmt: skip
+
+
+_CHANGE_THE_BASE = ('pissa', 'olora', 'corda', 'loftq')  # ways to start that subtract A B from W
+
+
+def _names(*targets: str) -> frozenset[str]:
+    return frozenset(p.name.split('.')[-2] for p in PARAMETERS if p.adapter in targets)
+
+
+# The layers of each choice of model.adapter.targets, by PEFT's names; the fewest come first.
+_NAMES = {'mlp': _names('mlp'), 'attention': _names('attention'), 'all': _names('mlp', 'attention')}
 
 
 def adapter_of(model: Mapping[str, Any]) -> Adapter | None:
     """Returns the adapter that a run's config (section `model`) trains; None if it trains whole matrices."""
     of = model.get('adapter', {})
     return Adapter(of['rank'], of['alpha'], of['targets']) if of.get('rank') else None
+
+
+def check_start(model: Mapping[str, Any]) -> None:
+    """Raises ValueError if model.adapter.start (section `model`) is no adapter of the config's settings."""
+    of = model['adapter']
+    if not of['start']:
+        return
+    if not (Path(of['start']) / SETTINGS).is_file():
+        raise ValueError(
+            f'model.adapter.start={of["start"]!r} has no {SETTINGS}; give a directory that PEFT or '
+            '`bapo-export --adapter` wrote'
+        )
+    there, _ = read_adapter(Path(of['start']))
+    if there != adapter_of(model):
+        fields = ', '.join(f'model.adapter.{name}={value}' for name, value in there._asdict().items())
+        raise ValueError(f'model.adapter.start={of["start"]!r} has other settings; set {fields}')
 
 
 def model_of(model: Mapping[str, Any]) -> ModelConfig:
@@ -45,14 +84,93 @@ def draw_first(params: dict[str, Any], config: ModelConfig, seed: int) -> None:
             matrix['a'] = draw(jax.random.fold_in(jax.random.key(seed), i), matrix['a'].shape)
 
 
-def save_adapter(path: Path, config: ModelConfig, params: dict[str, Any], *, base: str, dtype: str) -> None:
-    """Writes the adapter alone as PEFT does, for a `base` that PEFT and vLLM load beside it."""
-    names = {p.name.split('.')[-3] for p in parameters_of(config) if p.when == ADAPTER}
+def travels_alone(config: ModelConfig) -> bool:
+    """Returns whether servers get the adapter alone; vLLM reads none of a model with images by our names."""
+    return config.adapter is not None and config.vision is None
+
+
+def gathered(config: ModelConfig, params: dict[str, Any], dtype: str) -> dict[str, np.ndarray]:
+    """Returns the adapter's matrices by PEFT's names, [out, in] in `dtype`; every host must call it."""
+    return {name: fetch(array) for name, array in hf.adapter_in_files(config, params, dtype)}
+
+
+def save_adapter(path: Path, config: ModelConfig, tensors: Mapping[str, np.ndarray], base: str) -> None:
+    """Writes `tensors`, as from `gathered`, as PEFT does, for a `base` that PEFT and vLLM load beside it."""
+    names = {name.split('.')[-3] for name in tensors}
     stated = {
         'peft_type': 'LORA', 'task_type': 'CAUSAL_LM', 'base_model_name_or_path': base, 'bias': 'none',
         'r': config.adapter.rank, 'lora_alpha': config.adapter.alpha, 'lora_dropout': 0.0,
         'target_modules': sorted(names), 'fan_in_fan_out': False, 'inference_mode': True,
     }  # fmt: skip
-    tensors = {name: fetch(array) for name, array in hf.adapter_in_files(config, params, dtype)}
-    save_file(tensors, path / 'adapter_model.safetensors', metadata={'format': 'pt'})
-    (path / 'adapter_config.json').write_text(json.dumps(stated, indent=2) + '\n', 'utf-8')
+    save_file(dict(tensors), path / MATRICES, metadata={'format': 'pt'})
+    (path / SETTINGS).write_text(json.dumps(stated, indent=2) + '\n', 'utf-8')
+
+
+def read_adapter(path: Path) -> tuple[Adapter, str]:
+    """Returns the settings of the adapter that PEFT wrote to `path`, and the name of its base.
+
+    The targets are the fewest that have all its matrices; those that it lacks are 0, and stay 0 in training.
+    Raises ValueError, naming the file, if it does more than to add alpha / r · A B to them.
+    """
+    file = path / SETTINGS
+    try:
+        stated = dict(json.loads(file.read_text('utf-8')))
+    except (ValueError, TypeError, RecursionError) as e:
+        raise ValueError(f'{file}: not a JSON object ({str(e)[:200]}); fetch the adapter again') from e
+    rank, alpha, names = (stated.get(field) for field in ('r', 'lora_alpha', 'target_modules'))
+    other = [field for field, plain in _PLAIN.items() if stated.get(field, plain) not in (plain, None)]
+    if str(stated.get('init_lora_weights', True)).lower().startswith(_CHANGE_THE_BASE):
+        other.append('init_lora_weights')
+    if other or stated.get('peft_type') != 'LORA':
+        field = (other or ['peft_type'])[0]
+        raise ValueError(
+            f'{file}: {field}={stated.get(field)!r} is not supported; give a plain LoRA adapter of linear layers'
+        )
+    if not (_is_positive(rank) and isinstance(rank, int) and _is_positive(alpha)):
+        raise ValueError(f'{file}: r={rank!r} and lora_alpha={alpha!r} must be positive; fetch it again')
+    fitting = [kind for kind, theirs in _NAMES.items() if isinstance(names, list) and {*names} <= theirs]
+    if not fitting:
+        raise ValueError(
+            f'{file}: target_modules={names!r} is not supported; give an adapter of some of '
+            f'{", ".join(sorted(_NAMES["all"]))}'
+        )
+    base = stated.get('base_model_name_or_path')
+    return Adapter(rank, float(alpha), fitting[0]), base if isinstance(base, str) else ''
+
+
+def put_adapter(params: dict[str, Any], path: Path, config: ModelConfig) -> None:
+    """Puts the adapter that PEFT wrote to `path` into `params`, in place of that of `config`'s rank.
+
+    Raises ValueError, naming the file, if it is damaged, of another rank, or of another model.
+    """
+    file = path / MATRICES
+    try:
+        stored = load_file(file)
+    except (SafetensorError, OSError) as e:
+        raise ValueError(f'{file} cannot be read ({e}); fetch the adapter again') from e
+    for row in (p for p in parameters_of(config) if p.when == ADAPTER):
+        matrix = at(params, row.path[:-1])
+        now = matrix[row.path[-1]]
+        named = [stored.pop(row.name.format(layer), None) for layer in range(now.shape[0])]
+        if all(tensor is None for tensor in named):
+            matrix[row.path[-1]] = jnp.zeros_like(now)
+            continue
+        shape = now.shape[:0:-1]
+        for layer, tensor in enumerate(named):
+            if tensor is None or tensor.shape != shape or not np.isfinite(tensor.astype(np.float32)).all():
+                found = 'missing' if tensor is None else f'{tensor.shape}, or not finite'
+                raise ValueError(
+                    f'{file}: {row.name.format(layer)} is {found}; it must be {shape} of finite numbers: give '
+                    'the adapter of this base'
+                )
+        stacked = np.stack([tensor.astype(np.float32).T for tensor in named])
+        matrix[row.path[-1]] = jax.make_array_from_callback(now.shape, now.sharding, stacked.__getitem__)
+    if stored:
+        raise ValueError(
+            f'{file}: {len(stored)} tensors are of no layer of the base, the first is {min(stored)!r}; give '
+            'the adapter of this base'
+        )
+
+
+def _is_positive(number: Any) -> bool:
+    return type(number) in (int, float) and 0 < number < math.inf

@@ -79,8 +79,8 @@ class Engine(abc.ABC):
     def asker(self) -> Ask:
         """`ask`, answered by the policy that is loaded now also if it is called after the next `load`.
 
-        The engine keeps that policy while the caller keeps what is returned. Servers do not: they answer with
-        the policy that they hold by then.
+        The engine keeps that policy while the caller keeps what is returned. Servers that hold one policy
+        whole do not: they answer with the one that they hold by then.
         """
         return self.ask
 

@@ -235,6 +235,7 @@ def server_environment(token: str, gpus: Sequence[str] = (), cpu_cache_gib: int 
         TOKEN_VARIABLE: token,
         'PYTHONPATH': os.pathsep.join(filter(None, [str(package_alone()), os.environ.get('PYTHONPATH')])),
         'VLLM_SERVER_DEV_MODE': '1',  # enables the routes that pause, load and resume
+        'VLLM_ALLOW_RUNTIME_LORA_UPDATING': '1',  # enables those that add adapters and drop them
         'VLLM_CPU_KVCACHE_SPACE': os.environ.get('VLLM_CPU_KVCACHE_SPACE', str(cpu_cache_gib)),
         'VLLM_HTTP_TIMEOUT_KEEP_ALIVE': '600',  # seconds; longer than the client keeps an idle connection
         'VLLM_NO_USAGE_STATS': '1',

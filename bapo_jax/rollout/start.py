@@ -33,6 +33,7 @@ from bapo_jax.rollout.vllm.token_guard import TOKEN_VARIABLE
 from bapo_jax.tasks import get_task
 from bapo_jax.tasks.sight import Sight
 
+_SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of vLLM 0.32's --max-lora-rank
 POLICIES = 'policy'  # folder of published policies, in the directory of a run or evaluation
 
 
@@ -69,6 +70,7 @@ def _sampling(
     return VllmEngine(
         servers, workdir / POLICIES, model, token=token, dtype=r.dtype, stop_tokens=ends,
         concurrency=r.concurrency, deadline_s=r.deadline_s, hosts=hosts, sight=sight,
+        base=config.model.path,
     )  # fmt: skip
 
 
@@ -158,6 +160,9 @@ def server_options(config: ConfigDict, sight: Sight | None = None) -> dict[str, 
             '--mm-processor-kwargs',
             json.dumps({'size': {'shortest_edge': least, 'longest_edge': most}}),
         ]
+    if config.model.adapter.rank and not reads_images(config.model.path):
+        stated += ['--enable-lora', '--max-lora-rank', str(served_rank(config.model.adapter.rank))]
+        stated += ['--max-loras', str(adapters_under_way(config))]
     return {
         'python': r.server.python,
         'dtype': r.dtype,
@@ -167,6 +172,20 @@ def server_options(config: ConfigDict, sight: Sight | None = None) -> dict[str, 
         'memory': r.server.memory,
         'extra': (*stated, *r.server.args),
     }
+
+
+def served_rank(rank: int) -> int:
+    """The least rank that vLLM can be started with to serve adapters of `rank`."""
+    for fits in _SERVED_RANKS:
+        if rank <= fits:
+            return fits
+    raise ValueError(f'model.adapter.rank={rank}: vLLM serves at most {_SERVED_RANKS[-1]}; set it to that')
+
+
+def adapters_under_way(config: ConfigDict) -> int:
+    """The most policies that answer at once: α, π_θ, α before a sync that did not wait, and ReMix's earlier ones."""
+    r = config.rollout
+    return 2 + (r.most_behind > 0) + (r.mixture.policies if r.mixture.share else 0)
 
 
 def starts_servers(config: ConfigDict) -> bool:

@@ -3,6 +3,8 @@
     policy/000123/weights/         an Orbax checkpoint: a folder per tensor, with a file for each of its parts
     policy/000123/manifest.json    written last: it marks the directory as complete
 
+If training changes only an adapter, PEFT's two files (models/adapters.py) take the place of weights/.
+
 A tensor's parts are blocks of equal shape: the shards on the trainer's devices. The file of part (i, j) is
 `TENSOR/i.j`, with its bytes in C order (an uncompressed zarr array). The server's process imports this
 module, and JAX may be absent there, so it needs only numpy and ml_dtypes.
@@ -65,11 +67,13 @@ class Manifest(NamedTuple):
     version: int  # the number of training steps behind the policy
     model: dict[str, Any]  # the architecture, as `models.hf.architecture` names it
     tensors: tuple[PublishedTensor, ...]
+    files: dict[str, tuple[int, int]] = {}  # of an adapter: (bytes, crc32) by name; then there are no tensors
 
     @property
     def checksum(self) -> str:
         """CRC-32 of all names and checksums, in hexadecimal; the same for equal weights in equal parts."""
-        return f'{zlib.crc32(json.dumps([(t.name, t.crc32) for t in self.tensors]).encode()):08x}'
+        listed = [(t.name, t.crc32) for t in self.tensors] or sorted(self.files.items())
+        return f'{zlib.crc32(json.dumps(listed).encode()):08x}'
 
     @property
     def name(self) -> str:
@@ -121,8 +125,16 @@ def read_manifest(directory: str | Path) -> Manifest:
         type(fields['model'].get('tie_word_embeddings')) is bool,
         'model.tie_word_embeddings is missing or not of type bool',
     )
+    files = fields.get('files', {})
+    need(isinstance(files, dict), 'files is not a dict')
+    for name, entry in files.items():
+        need(re.fullmatch(_NAME, name) is not None, f'{name!a} is not a valid file name')
+        need(_are_counts(entry) and len(entry) == 2, f'{name} has no size and checksum')
+    need(not (files and fields['tensors']), 'it lists both tensors and files')
     tensors = tuple(_described(name, t, need) for name, t in fields['tensors'].items())
-    return Manifest(fields['version'], fields['model'], tensors)
+    return Manifest(
+        fields['version'], fields['model'], tensors, {name: tuple(entry) for name, entry in files.items()}
+    )
 
 
 def _described(name: str, fields: Any, need: Callable[[bool, str], None]) -> PublishedTensor:
@@ -188,31 +200,39 @@ def check_bytes(directory: str | Path, manifest: Manifest, worker: int = 0, work
     with ThreadPoolExecutor(THREADS) as pool:
         for _ in pool.map(lambda part: _check_part(directory, *part), mine):
             pass
+    for name, (size, crc) in manifest.files.items():  # vLLM lets every worker read an adapter whole
+        _check_file(Path(directory).absolute() / name, size, crc, name, '')
 
 
 def _check_part(directory: str | Path, tensor: PublishedTensor, part: str) -> None:
-    file = _file(directory, tensor, part)
-    crc = 0
+    said = f' ({tensor.part} of {tensor.name} in {tensor.dtype})'
+    _check_file(
+        _file(directory, tensor, part), tensor.part_bytes, tensor.crc32[part], tensor.name, said
+    )
+
+
+def _check_file(file: Path, size: int, crc: int, what: str, said: str) -> None:
+    """Raises RefusedPolicy unless a file that holds `what` has that size and checksum."""
+    read = 0
     try:
         with file.open('rb', buffering=0) as f:
-            size = os.fstat(f.fileno()).st_size
-            if size != tensor.part_bytes:
+            found = os.fstat(f.fileno()).st_size
+            if found != size:
                 raise RefusedPolicy(
-                    f'{file} has {size} bytes, but the manifest says {tensor.part_bytes} ({tensor.part} of '
-                    f'{tensor.name} in {tensor.dtype}); continue the run, which writes the policy again'
+                    f'{file} has {found} bytes, but the manifest says {size}{said}; continue the run, which '
+                    'writes the policy again'
                 )
             block = memoryview(bytearray(min(_BLOCK, size)))
             while n := f.readinto(block):
-                crc = zlib.crc32(block[:n], crc)
+                read = zlib.crc32(block[:n], read)
     except OSError as e:
         raise RefusedPolicy(
-            f'{file} cannot be read ({e.strerror}), so {tensor.name} is incomplete; continue the run, which '
+            f'{file} cannot be read ({e.strerror}), so {what} is incomplete; continue the run, which '
             'writes the policy again'
         ) from e
-    if crc != tensor.crc32[part]:
+    if read != crc:
         raise RefusedPolicy(
-            f'{file} is damaged: the checksum of {tensor.name} differs; continue the run, which writes the '
-            'policy again'
+            f'{file} is damaged: the checksum of {what} differs; continue the run, which writes the policy again'
         )
 
 

@@ -1,9 +1,13 @@
-"""Publishes a policy: its tensors as an Orbax checkpoint, then the manifest that marks completion."""
+"""Publishes a policy: its tensors as an Orbax checkpoint, then the manifest that marks completion.
+
+Where only an adapter is trained, it is published alone, in PEFT's two files, which vLLM reads.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +21,7 @@ from absl import logging
 from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.machine.files import write_text
 from bapo_jax.models import hf
+from bapo_jax.models.adapters import gathered, save_adapter, travels_alone
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.weights.manifest import FORMAT, MANIFEST, THREADS, WEIGHTS, crc32
 
@@ -35,16 +40,18 @@ def path_of(directory: Path, version: int) -> Path:
 
 
 def publish(
-    directory: Path, version: int, params: Any, config: ModelConfig, dtype: str, hosts: Hosts = Hosts()
-) -> Path:
+    directory: Path, version: int, params: Any, config: ModelConfig, dtype: str, hosts: Hosts = Hosts(),
+    base: str = '',
+) -> Path:  # fmt: skip
     """Writes `directory/{version:06d}` in `dtype` and returns its path. Does not touch a complete version.
 
     A version names one policy, the one after that many training steps. So a complete version stays correct
     even if it was written from θ and the parameters are now those of its copy, α.
 
     Leftovers of an interrupted publication are removed first. The manifest marks completion, so no rename is
-    needed and object stores work. Host 0 calls this and tells the other hosts, which call `write_weights`:
-    every host writes its own part. Raises HostError if another host fails.
+    needed and object stores work. Host 0 calls this and tells the other hosts, which call `write_policy`:
+    every host writes its own part. `base` is the model of an adapter, as its files name it. Raises HostError
+    if another host fails.
     """
     path = path_of(directory, version)
     if (path / MANIFEST).is_file():
@@ -52,10 +59,28 @@ def publish(
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     hosts.tell('publish', version=version)
-    tensors = write_weights(path, params, config, dtype, hosts)
-    manifest = {'format': FORMAT, 'version': version, 'model': hf.architecture(config), 'tensors': tensors}
+    written = write_policy(path, params, config, dtype, hosts, base)
+    manifest = {'format': FORMAT, 'version': version, 'model': hf.architecture(config), **written}
     write_text(path / MANIFEST, json.dumps(manifest, indent=1) + '\n')
     return path
+
+
+def write_policy(
+    path: Path, params: Any, config: ModelConfig, dtype: str, hosts: Hosts, base: str = ''
+) -> dict[str, dict[str, Any]]:
+    """Writes this host's part of a policy to `path`, and returns the manifest's entries of tensors or files.
+
+    Every host calls it, and its memory is that of `write_weights`. Host 0 writes an adapter. Raises HostError
+    if another host fails.
+    """
+    if not travels_alone(config):
+        return {'tensors': write_weights(path, params, config, dtype, hosts)}
+    tensors = gathered(config, params, dtype)
+    if jax.process_index():
+        return {}
+    save_adapter(path, config, tensors, base)
+    files = {file.name: file.read_bytes() for file in sorted(path.iterdir())}
+    return {'tensors': {}, 'files': {name: [len(said), zlib.crc32(said)] for name, said in files.items()}}
 
 
 def write_weights(

@@ -1,7 +1,7 @@
 """The client of vLLM servers: it sends token ids, and receives token ids, log-probs and policy versions.
 
-All servers of an engine hold the same policy, in the format of `weights/publish.py`. One request asks for a
-prompt's whole group. Every response is checked before the trainer sees it (`rollout/vllm/replies.py`). A
+All servers of an engine hold the same policies, in the format of `weights/publish.py`: one, or adapters of
+several versions. One request asks for a prompt's whole group. Every response is checked before the trainer sees it (`rollout/vllm/replies.py`). A
 failed group, or one whose reply is lost (`rollout/vllm/watch.py`), is requested again, from another server if
 there is one. The client waits for a slow server while it makes progress, and retries a busy one later.
 Requests to any other failing server move to the remaining ones until the next policy. If none remains,
@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import random
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -24,34 +25,62 @@ from typing import Any
 from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.groups import STOP, Begun, Prompt, Response
 from bapo_jax.machine import events
+from bapo_jax.models.adapters import travels_alone
 from bapo_jax.models.decoder import ModelConfig
-from bapo_jax.rollout.engine import Draw, Engine, RolloutError, Sampling, finish_of, results_of, tokens_left
+from bapo_jax.rollout.engine import (
+    Ask,
+    Draw,
+    Engine,
+    RolloutError,
+    Sampling,
+    finish_of,
+    results_of,
+    tokens_left,
+)
 from bapo_jax.rollout.vllm.exchange import Unreachable, exchange, open_session
 from bapo_jax.rollout.vllm.gauges import Gauges
-from bapo_jax.rollout.vllm.replies import ROUTE, Asked, BadResponse, most_bytes, read_group, request
+from bapo_jax.rollout.vllm.replies import (
+    BASE_WEIGHTS,
+    ROUTE,
+    Asked,
+    BadResponse,
+    most_bytes,
+    read_group,
+    request,
+)
 from bapo_jax.rollout.vllm.serving import Serving
 from bapo_jax.rollout.vllm.supervise import SupervisedServer
 from bapo_jax.rollout.vllm.watch import LostReply, Watch
 from bapo_jax.tasks.sight import Sight
+from bapo_jax.weights.manifest import number_of
 from bapo_jax.weights.publish import publish, remove_unneeded
 
 _ATTEMPTS = 3  # requests for a group before its BadResponse is raised
 _PATIENCE = 10  # most deadlines that a reply may take from a server that makes progress
 _BACKOFF_S, _DOUBLINGS = 0.5, 6  # retries of a busy server: the first wait, and how often it doubles, to 32 s
 _MOST_CONTROL = 2**24  # most bytes of a control route's reply; /metrics has about 100,000
+_LAST_WORDS_S = 2.0  # most seconds that servers get to drop a trainer's adapters at its end
 _IMAGE_THREADS = 2  # reading, resizing and encoding mostly release the GIL
+
+
+class _Held:
+    """A policy that the servers hold as long as this object is referred to, if it is an adapter."""
+
+    def __init__(self, version: int, adapter: str):
+        self.version, self.adapter = version, adapter  # its name on servers; '': no adapter
 
 
 class VllmEngine(Engine):
     """Samples from `servers`, base URLs or servers to supervise, which all read the directory `policies`.
 
-    `sight` prepares images for a model that reads them; None for a text-only model.
+    `sight` prepares images for a model that reads them; None for a text-only model. `base` is the model that
+    servers were started with; the files of an adapter name it.
     """
 
     def __init__(
         self, servers: Sequence[str | SupervisedServer], policies: Path, model: ModelConfig, *, token: str,
         dtype: str, stop_tokens: Sequence[int], concurrency: int, deadline_s: float, hosts: Hosts = Hosts(),
-        sight: Sight | None = None,
+        sight: Sight | None = None, base: str = '',
     ):  # fmt: skip
         self._serving = Serving(servers, self._send)
         self._urls, self.servers = self._serving.urls, len(servers)
@@ -60,6 +89,9 @@ class VllmEngine(Engine):
         # A version left by an interrupted run may differ from this run's version of the same number.
         remove_unneeded(self._policies, ())
         self._version = self._previous = None
+        self._base, self._alone = base, travels_alone(model)
+        self._held: weakref.WeakSet[_Held] = weakref.WeakSet()
+        self._holding = threading.Lock()
         # The event loop has its own thread, so later steps are sampled while the trainer's thread trains.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name='rollout', daemon=True)
@@ -86,10 +118,18 @@ class VllmEngine(Engine):
         """
         if version == self._version:
             return
-        path = publish(self._policies, version, params, self._model, self._dtype, self._hosts)
+        path = publish(
+            self._policies, version, params, self._model, self._dtype, self._hosts, self._base
+        )
         self._previous, self._version = self._version, version
         self._run(self._serving.take_up(path))
-        remove_unneeded(self._policies, {self._version, self._previous})
+        needed = {self._version, self._previous}
+        if self._alone:
+            with self._holding:
+                needed |= {held.version for held in self._held}
+            unneeded = [name for name in self._serving.loading.adapters if number_of(name) not in needed]
+            self._run(self._serving.drop(unneeded))
+        remove_unneeded(self._policies, needed)
 
     def ask(
         self, begun: Sequence[Begun], group_size: int, sampling: Sampling, draws: Sequence[Draw]
@@ -99,14 +139,25 @@ class VllmEngine(Engine):
         `draws` are ignored: a server's samples depend on its other requests, even if each request has a seed.
         On CPU such a seed also crashes vLLM 0.32 when a prompt is prefilled in two chunks.
         """
+        return self.asker()(begun, group_size, sampling, draws)
+
+    def asker(self) -> Ask:
         if self._version is None:
             raise RuntimeError('the engine holds no policy yet: call load(params, version) before asking it')
-        return [self._begin(self._group(one, group_size, sampling, self._free)) for one in begun]
+        held = _Held(self._version, self._serving.loading.adapter if self._alone else '')
+        with self._holding:
+            self._held.add(held)
+
+        def ask(begun, group_size, sampling, draws):
+            return [self._begin(self._group(one, group_size, sampling, self._free, held)) for one in begun]
+
+        return ask
 
     def probe(
         self, prompt: Prompt, group_size: int, sampling: Sampling, draw: Draw
     ) -> list[tuple[Response, ...]]:
-        asked = Begun(prompt), group_size, sampling, contextlib.nullcontext()
+        held = _Held(self._version, self._serving.loading.adapter if self._alone else '')
+        asked = Begun(prompt), group_size, sampling, contextlib.nullcontext(), held
         others = (set(self._urls) - {url} for url in self._urls)
         return results_of([self._begin(self._group(*asked, spoiled)) for spoiled in others])
 
@@ -117,6 +168,9 @@ class VllmEngine(Engine):
         if self._loop.is_closed():
             return
         atexit.unregister(self.close)
+        if adapters := list(self._serving.loading.adapters):
+            with contextlib.suppress(RolloutError, TimeoutError):
+                self._run(asyncio.wait_for(self._serving.drop(adapters), _LAST_WORDS_S))
         self._run(self._give_up())
         self._reader.shutdown()
         self._images.shutdown(cancel_futures=True)
@@ -135,22 +189,26 @@ class VllmEngine(Engine):
 
     async def _group(
         self, begun: Begun, size: int, sampling: Sampling, room: contextlib.AbstractAsyncContextManager,
-        spoiled: Collection[str] = (),
+        held: _Held, spoiled: Collection[str] = (),
     ) -> tuple[Response, ...]:  # fmt: skip
         """One group's responses, with what they begin with, preferably not from servers that are `spoiled`.
 
-        `room` admits requests in order, which limits the images in memory.
+        `room` admits requests in order, which limits the images in memory. The policy `held` answers if it is
+        an adapter, else the one that the servers hold by then.
         """
         prompt, spoiled, most = begun.read, set(spoiled), tokens_left(begun, sampling)
         image_token = self._model.vision.image_token if self._model.vision else None
-        asked = Asked(size, most, (), self._model.vocab_size, tuple(self._stop_tokens), image_token)
+        asked = Asked(
+            size, most, (), self._model.vocab_size, tuple(self._stop_tokens), image_token,
+            adapter=held.adapter,
+        )  # fmt: skip
         async with room:
             what = prompt, size, sampling._replace(max_tokens=most), self._stop_tokens
             if prompt.images:
                 body = await self._with_images(*what)
                 asked = asked._replace(prompt=prompt.tokens)
             else:
-                body = request(*what)
+                body = request(*what, adapter=held.adapter)
             for attempt in range(1, _ATTEMPTS + 1):
                 try:
                     # The last attempt is not watched: the watch might be mistaken three times.
@@ -193,7 +251,8 @@ class VllmEngine(Engine):
             try:
                 reply = await self._reply(url, body, most_bytes(fitting, prompt_tokens), watched)
                 self._gauges.look(url, last=self._under_way[url] == 1)
-                fitting = fitting._replace(policies=tuple(self._serving.names[loaded - 1 :]))
+                names = (BASE_WEIGHTS,) if asked.adapter else self._serving.names[loaded - 1 :]
+                fitting = fitting._replace(policies=tuple(names))
                 return await self._loop.run_in_executor(self._reader, read_group, reply, fitting, url)
             except BadResponse:
                 spoiled.add(url)

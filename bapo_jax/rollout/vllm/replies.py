@@ -31,6 +31,7 @@ from bapo_jax.tasks.sight import Sight
 from bapo_jax.weights.manifest import NAME, OTHER_TRAINER, number_of
 
 ROUTE = '/inference/v1/generate'
+BASE_WEIGHTS = 'default'  # how vLLM calls the weights that it was started with
 # vLLM updates these at each iteration, in one line for each engine of a server.
 _TOKENS, _SEQUENCES, _ITERATIONS = (
     re.compile(rb'^vllm:' + name + rb'(?:\{.*\})? (\d+(?:\.\d+)?(?:e\+\d+)?)$', re.MULTILINE)
@@ -63,6 +64,7 @@ class Asked(NamedTuple):
     stop_tokens: tuple[int, ...]
     image_token: int | None = None  # for a model that reads images
     prompt: np.ndarray | None = None  # the tokens that the server must read; None: exactly those it was sent
+    adapter: str = ''  # the policy that answers, if it is an adapter; `policies` then names its base
 
 
 class Load(NamedTuple):
@@ -101,6 +103,7 @@ class _Choice(msgspec.Struct):  # fields in wire order, which is faster to decod
 
 class _Reply(msgspec.Struct):
     choices: list[_Choice]
+    model: str = ''
     prompt_token_ids: list[int] | None = None
 
 
@@ -112,12 +115,20 @@ class _Success(msgspec.Struct):
     success: bool
 
 
-class _Served(msgspec.Struct):
-    max_model_len: _Count
+class _Model(msgspec.Struct):
+    id: str = ''
+    max_model_len: _Count | None = None  # only of the base, which comes before its adapters
 
 
 class _Models(msgspec.Struct):
-    data: Annotated[list[_Served], msgspec.Meta(min_length=1)]
+    data: Annotated[list[_Model], msgspec.Meta(min_length=1)]
+
+
+class Served(NamedTuple):
+    """What a server says that it serves."""
+
+    model_length: int  # its limit of prompt and response tokens together
+    names: frozenset[str]  # of its base and its adapters
 
 
 _group, _results, _success, _models = map(msgspec.json.Decoder, (_Reply, _Results, _Success, _Models))
@@ -125,9 +136,10 @@ _logprob = operator.attrgetter('logprob')
 
 
 def request(
-    prompt: Prompt, group_size: int, sampling: Sampling, stop_tokens: list[int], sight: Sight | None = None
-) -> dict[str, Any]:
-    """The request body for a prompt's whole group.
+    prompt: Prompt, group_size: int, sampling: Sampling, stop_tokens: list[int], sight: Sight | None = None,
+    adapter: str = '',
+) -> dict[str, Any]:  # fmt: skip
+    """The request body for a prompt's whole group, which `adapter` answers, if one is named.
 
     A prompt with images needs `sight`. Images are read, resized and sent, and each has one token in the
     prompt. The server expands that token to one per image feature, and its reply states the prompt that it
@@ -146,6 +158,8 @@ def request(
             'detokenize': False,
         },
     }
+    if adapter:
+        body['model'] = adapter
     if images:
         body['content_parts'] = [{'type': 'image_url', 'url': sight.data_url(image)} for image in images]
         body['return_token_ids'] = True
@@ -172,6 +186,7 @@ def read_group(body: bytes, asked: Asked, server: str) -> tuple[Response, ...]:
         if not condition:
             raise BadResponse(f'{server}: a response {what[:500]}')
 
+    need(asked.adapter in ('', reply.model), f'is of policy {reply.model!a} instead of {asked.adapter}')
     choices = sorted(reply.choices, key=lambda choice: choice.index)
     need(
         len(choices) == asked.group_size, f'group has {len(choices)} responses instead of {asked.group_size}'
@@ -226,7 +241,12 @@ def _response(choice: _Choice, asked: Asked, need: Callable[[bool, str], None], 
         f"has finish_reason 'length' after {len(tokens)} of {most} tokens",
     )
     by_policy = [
-        sampled_spans(tokens[s.start : s.end], logp[s.start : s.end], number_of(s.version), asked.image_token)
+        sampled_spans(
+            tokens[s.start : s.end],
+            logp[s.start : s.end],
+            number_of(asked.adapter or s.version),
+            asked.image_token,
+        )
         for s in spans
     ]
     return Response(tuple(itertools.chain(*by_policy)), finish)
@@ -242,9 +262,12 @@ def read_success(body: bytes, server: str) -> bool:
     return _decoded(_success, body, server).success
 
 
-def read_model_length(body: bytes, server: str) -> int:
-    """A server's limit of prompt and response tokens together. Raises BadResponse if unreadable."""
-    return _decoded(_models, body, server).data[0].max_model_len
+def read_served(body: bytes, server: str) -> Served:
+    """What a server serves. Raises BadResponse if unreadable."""
+    models = _decoded(_models, body, server).data
+    if models[0].max_model_len is None:
+        raise BadResponse(f'{server}: a reply has no max_model_len; serve with vLLM 0.32 or later')
+    return Served(models[0].max_model_len, frozenset(model.id for model in models))
 
 
 def read_load(body: bytes) -> Load:

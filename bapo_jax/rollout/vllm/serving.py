@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from bapo_jax.machine import events
+from bapo_jax.rollout.engine import RolloutError
 from bapo_jax.rollout.vllm.exchange import Dropped, Unreachable
 from bapo_jax.rollout.vllm.loading import PolicyLoading
 from bapo_jax.rollout.vllm.supervise import SupervisedServer
@@ -50,6 +51,16 @@ class Serving:
                 ) from self._dropped
             await self._load_everywhere()
             return self._lengths
+
+    async def drop(self, names: Iterable[str]) -> None:
+        """Makes every server that answers forget these adapters; one that does not answer is restarted empty."""
+        async with self._changing:
+            for name in names:
+                del self.loading.adapters[name]
+                dropping = (self.loading.drop(url, name) for url in self._lengths)
+                for result in await asyncio.gather(*dropping, return_exceptions=True):
+                    if isinstance(result, BaseException) and not isinstance(result, RolloutError):
+                        raise result
 
     def leave_out(self, url: str, reason: Unreachable) -> None:
         """Sends a server nothing more until the next policy."""

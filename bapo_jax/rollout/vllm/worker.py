@@ -42,11 +42,21 @@ class PolicyLoader:
         try:
             manifest = read_manifest(path)
             check_architecture(manifest, self.model_config.hf_config)
-            check_tensors(manifest, self.model_config.model)
+            if manifest.files:
+                self._check_adapter()
+            else:
+                check_tensors(manifest, self.model_config.model)
             check_bytes(path, manifest, self.rank, self.parallel_config.world_size)
         except RefusedPolicy as e:
             return {'refused': str(e)}
         return {'version': manifest.version, 'checksum': manifest.checksum}
+
+    def _check_adapter(self) -> None:
+        """Raises RefusedPolicy if this server cannot add an adapter to the weights that it was started with."""
+        if not getattr(self, 'lora_config', None):
+            raise RefusedPolicy('it takes no adapters; serve with --enable-lora --max-lora-rank=RANK')
+        if self._held:
+            raise RefusedPolicy(f'it holds the weights of {self._held} in place of its base; restart it')
 
     def load_policy(self, path: str) -> dict[str, Any]:
         """Loads the checked policy, tensor by tensor; returns {'version', 'checksum'} or {'broken': reason}.

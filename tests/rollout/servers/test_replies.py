@@ -18,8 +18,8 @@ from bapo_jax.rollout.vllm.replies import (
     OtherPolicy,
     read_group,
     read_load,
-    read_model_length,
     read_results,
+    read_served,
     read_success,
     request,
     seconds_to_wait,
@@ -208,7 +208,7 @@ def test_a_malformed_reply_is_refused(said, message):
         read(said)
 
 
-@pytest.mark.parametrize('read', [read_results, read_success, read_model_length])
+@pytest.mark.parametrize('read', [read_results, read_success, read_served])
 @pytest.mark.parametrize('said', [b'', b'<html>', b'null', b'[]', b'{}', b'{"results":[],"data":[],"success":null}', b'[' * 10**5])
 def test_a_control_reply_that_says_nothing_is_refused(read, said):
     with pytest.raises(BadResponse, match=f'{SERVER}: a reply cannot be read'):
