@@ -49,7 +49,16 @@ from bapo_jax.machine.lock import held
 from bapo_jax.models import hf
 from bapo_jax.models.adapters import model_of
 from bapo_jax.models.tokenizer import read_tokenizer
-from bapo_jax.policies import BASE_HELP, HUGGING_FACE, PEFT, RUN, StoredPolicy, base_of, check_base, find_policy
+from bapo_jax.policies import (
+    BASE_HELP,
+    HUGGING_FACE,
+    PEFT,
+    RUN,
+    StoredPolicy,
+    base_of,
+    check_base,
+    find_policy,
+)
 from bapo_jax.rollout.engine import Engine, RolloutError
 from bapo_jax.rollout.serve import PYTHON_VARIABLE
 from bapo_jax.rollout.start import POLICIES, check_start, start_engine
@@ -251,7 +260,7 @@ def run() -> None:
     flags.DEFINE_string(
         'checkpoint',
         None,
-        'A run, a policy (runs/x/policy/000123), a Hugging Face directory, an adapter of PEFT, or a hub name.',
+        'A run, a policy (runs/x/policy/000123), a Hugging Face directory, a PEFT adapter, or a hub name.',
         required=True,
     )
     flags.DEFINE_string('base', None, BASE_HELP)

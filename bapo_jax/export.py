@@ -31,7 +31,7 @@ from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.machine import cli, pushing
 from bapo_jax.machine.files import check_directory, write_bytes
 from bapo_jax.models import hf
-from bapo_jax.models.adapters import adapter_of, gathered, save_adapter
+from bapo_jax.models.adapters import adapter_of, adapter_tensors, save_adapter
 from bapo_jax.models.tokenizer import read_tokenizer
 from bapo_jax.policies import (
     BASE_HELP,
@@ -107,7 +107,7 @@ def export(
         if adapter:
             partial.mkdir(parents=True)
             params = policy.params(model, base, make_mesh(1, -1, 1))
-            save_adapter(partial, model, gathered(model, params, dtype), str(policy.base))
+            save_adapter(partial, model, adapter_tensors(model, params, dtype), str(policy.base))
         else:
             tensors = policy.tensors(model, base)
             hf.save(partial, tensors, like=base, dtype=dtype, shard_bytes=shard_bytes, stated=stated)
@@ -188,7 +188,7 @@ def run() -> None:
     flags.DEFINE_string(
         'checkpoint',
         None,
-        'A run, a policy (runs/x/policy/000123), a Hugging Face directory, or an adapter of PEFT.',
+        'A run, a policy (runs/x/policy/000123), a Hugging Face directory, or a PEFT adapter.',
         required=True,
     )
     flags.DEFINE_string('output', None, 'Directory to write; must be absent or empty.', required=True)

@@ -19,7 +19,7 @@ from bapo_jax.config.trace_rules import reads_traces
 from bapo_jax.groups import Prompt
 from bapo_jax.machine import hub
 from bapo_jax.models import hf
-from bapo_jax.models.adapters import check_start, model_of
+from bapo_jax.models.adapters import check_adapter, model_of
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.embedding import mean_states
 from bapo_jax.models.tokenizer import read_tokenizer, tokenizer_file
@@ -69,7 +69,7 @@ def read_inputs(config: ConfigDict, weights: bool = True, commits: Mapping[str, 
 def _read(written: ConfigDict, weights: bool, commits: dict[str, str]) -> Inputs:
     config = located(written, weights)
     model = model_of(config.model)
-    check_start(config.model)
+    check_adapter(config.model)
     positions_suffice(config, model)
     if weights:
         hf.check_weights(config.model.path, model)

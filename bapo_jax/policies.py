@@ -228,9 +228,7 @@ def _of_adapter(directory: Path, check_files: Callable[[], None] = lambda: None)
         """Does nothing: `put_adapter` compares names and shapes before it computes anything."""
 
     of_base = Path(base) if base else None
-    return StoredPolicy(
-        PEFT, 0, None, of_base, check, params, tensors, needs_base=True, adapter=adapter
-    )
+    return StoredPolicy(PEFT, 0, None, of_base, check, params, tensors, needs_base=True, adapter=adapter)
 
 
 def _of_hugging_face(directory: Path) -> StoredPolicy:

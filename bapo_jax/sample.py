@@ -164,7 +164,7 @@ def run() -> None:
     flags.DEFINE_string(
         'checkpoint',
         None,
-        'A run, a policy (runs/x/policy/000123), a Hugging Face directory, an adapter of PEFT, or a hub name.',
+        'A run, a policy (runs/x/policy/000123), a Hugging Face directory, a PEFT adapter, or a hub name.',
         required=True,
     )
     flags.DEFINE_string('base', None, BASE_HELP)

@@ -47,7 +47,7 @@ _MODEL = {
         'targets': Field('all', one_of('all', 'attention', 'mlp'), HELD,
             'layers of the decoder whose matrices it changes'),
         'start': Field('', ANY, FREE,
-            'directory of the adapter that the run starts from, as PEFT writes it; empty: A is random, B is 0',
+            'directory of the adapter that the run starts from, as PEFT writes it; empty: A is random, B 0',
             alike=False),
     },
 }

@@ -32,7 +32,9 @@ SETTINGS, MATRICES = 'adapter_config.json', 'adapter_model.safetensors'  # the f
 _PLAIN = {
     'bias': 'none', 'use_dora': False, 'use_rslora': False, 'lora_bias': False, 'fan_in_fan_out': False,
     'rank_pattern': {}, 'alpha_pattern': {}, 'modules_to_save': [], 'layers_to_transform': [],
-    'layer_replication': [], 'trainable_token_indices': [], 'target_parameters': [],
+    'layer_replication': [], 'trainable_token_indices': [], 'target_parameters': [], 'exclude_modules': [],
+    'use_qalora': False, 'use_bdlora': None, 'alora_invocation_tokens': None, 'arrow_config': None,
+    'kasa_config': None, 'velora_config': None, 'monteclora_config': None,
 }  # fmt: skip
 
 
@@ -53,7 +55,7 @@ def adapter_of(model: Mapping[str, Any]) -> Adapter | None:
     return Adapter(of['rank'], of['alpha'], of['targets']) if of.get('rank') else None
 
 
-def check_start(model: Mapping[str, Any]) -> None:
+def check_adapter(model: Mapping[str, Any]) -> None:
     """Raises ValueError if model.adapter.start (section `model`) is no adapter of the config's settings."""
     of = model['adapter']
     if not of['start']:
@@ -89,13 +91,13 @@ def travels_alone(config: ModelConfig) -> bool:
     return config.adapter is not None and config.vision is None
 
 
-def gathered(config: ModelConfig, params: dict[str, Any], dtype: str) -> dict[str, np.ndarray]:
+def adapter_tensors(config: ModelConfig, params: dict[str, Any], dtype: str) -> dict[str, np.ndarray]:
     """Returns the adapter's matrices by PEFT's names, [out, in] in `dtype`; every host must call it."""
     return {name: fetch(array) for name, array in hf.adapter_in_files(config, params, dtype)}
 
 
 def save_adapter(path: Path, config: ModelConfig, tensors: Mapping[str, np.ndarray], base: str) -> None:
-    """Writes `tensors`, as from `gathered`, as PEFT does, for a `base` that PEFT and vLLM load beside it."""
+    """Writes the `adapter_tensors` as PEFT does, for a `base` that PEFT and vLLM load beside it."""
     names = {name.split('.')[-3] for name in tensors}
     stated = {
         'peft_type': 'LORA', 'task_type': 'CAUSAL_LM', 'base_model_name_or_path': base, 'bias': 'none',
@@ -123,9 +125,7 @@ def read_adapter(path: Path) -> tuple[Adapter, str]:
         other.append('init_lora_weights')
     if other or stated.get('peft_type') != 'LORA':
         field = (other or ['peft_type'])[0]
-        raise ValueError(
-            f'{file}: {field}={stated.get(field)!r} is not supported; give a plain LoRA adapter of linear layers'
-        )
+        raise ValueError(f'{file}: {field}={stated.get(field)!r} is not supported; give a plain LoRA adapter')
     if not (_is_positive(rank) and isinstance(rank, int) and _is_positive(alpha)):
         raise ValueError(f'{file}: r={rank!r} and lora_alpha={alpha!r} must be positive; fetch it again')
     fitting = [kind for kind, theirs in _NAMES.items() if isinstance(names, list) and {*names} <= theirs]
@@ -160,8 +160,8 @@ def put_adapter(params: dict[str, Any], path: Path, config: ModelConfig) -> None
             if tensor is None or tensor.shape != shape or not np.isfinite(tensor.astype(np.float32)).all():
                 found = 'missing' if tensor is None else f'{tensor.shape}, or not finite'
                 raise ValueError(
-                    f'{file}: {row.name.format(layer)} is {found}; it must be {shape} of finite numbers: give '
-                    'the adapter of this base'
+                    f'{file}: {row.name.format(layer)} is {found}; it must be {shape} of finite numbers: '
+                    'give the adapter of this base'
                 )
         stacked = np.stack([tensor.astype(np.float32).T for tensor in named])
         matrix[row.path[-1]] = jax.make_array_from_callback(now.shape, now.sharding, stacked.__getitem__)

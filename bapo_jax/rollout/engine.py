@@ -50,10 +50,12 @@ class Draw(NamedTuple):
 
 
 class Engine(abc.ABC):
-    """An engine holds one policy at a time. A response says which policy sampled which of its tokens."""
+    """An engine asks the policy that was loaded last. A response says which policy sampled which tokens."""
 
     # The number of servers, whose log-probs the trainer checks against its own; 0 if this process samples.
     servers: int
+    # Whether several policies answer side by side, so that a `load` need not wait for pending groups.
+    holds_several = False
 
     @abc.abstractmethod
     def load(self, params: Any, version: int) -> None:

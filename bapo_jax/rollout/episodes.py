@@ -39,7 +39,7 @@ class Episodes(Engine):
 
     def __init__(self, inner: Engine, tokenizer: Any, reply: Reply, most_turns: int):
         self._inner, self._tokenizer, self._reply, self._most_turns = inner, tokenizer, reply, most_turns
-        self.servers = inner.servers
+        self.servers, self.holds_several = inner.servers, inner.holds_several
         threads = _THREADS * len(os.sched_getaffinity(0))
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix='replies')
         self._pending: set[_Episodes] = set()

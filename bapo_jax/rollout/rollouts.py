@@ -1,8 +1,8 @@
 """Decides which policy answers which prompts, and when.
 
-α answers fresh prompts, possibly several steps ahead; π_θ answers hard prompts and evaluations. One engine
-holds one policy. If α is π_θ, fresh and hard prompts are sent as one wave. Otherwise the engine switches to
-π_θ and back.
+α answers fresh prompts, possibly several steps ahead; π_θ answers hard prompts and evaluations. If α is π_θ,
+fresh and hard prompts are sent as one wave. Otherwise the engine switches to π_θ and back: at once if it
+holds several policies, else when α has answered.
 
 α does not change between two syncs, so all steps up to the next sync can be requested at once, earlier steps
 first. While one step trains, the next are generated, and no step waits for the last response of the step
@@ -13,21 +13,21 @@ selector's knowledge stay the same.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from bapo_jax.cluster.hosts import Hosts
-from bapo_jax.groups import X1, Batch, Begun, Group, Prompt, make_batch
+from bapo_jax.groups import X1, Begun, Group, Prompt, make_batch
 from bapo_jax.machine.stopping import leaving_waits
 from bapo_jax.prompts.protocol import PromptSelector
-from bapo_jax.rollout.answered import Answered, Pending, Wave
+from bapo_jax.rollout.answered import Answered, LogProbs, Pending, Policies, Wave
 from bapo_jax.rollout.collect import Collected, check_judged, judge, judge_as_they_come
 from bapo_jax.rollout.engine import FAILED, FRESH, PROBE, REEVALUATION, Draw, Engine, Sampling
 from bapo_jax.rollout.fidelity import check_probe, tolerance_of
@@ -38,29 +38,6 @@ from bapo_jax.tasks.custom_reward import Rewards
 from bapo_jax.tasks.shaping import shaped_rewards
 
 _PROBE_TOKENS = 32  # most tokens of each answer to the probe
-
-
-class Policies(Protocol):
-    """The policies of a run: θ after `step` steps, and α."""
-
-    step: int
-    theta: Any  # its `params` are those of π_θ
-    alpha: Any
-    alpha_version: int
-    recent: list[tuple[int, Any]]  # (version, parameters) of rollout policies before α, newest first
-    before: Any  # α before the last sync, until the servers have answered the probe; else None
-    synced_after: int  # the step after which α last became π_θ
-
-    def sync(self) -> None:
-        """Sets α to π_θ."""
-
-    def policies(self) -> Mapping[str, Any]:
-        """Parameters by role."""
-
-
-# Takes (parameters by role, a batch). Yields the log-probs of all response tokens as sampled, under α, and
-# under the previous α if there is one; float32 [tokens] each, in the same order.
-LogProbs = Callable[[Mapping[str, Any], Batch], Iterable[np.ndarray]]
 
 
 class Rollouts:
@@ -145,9 +122,12 @@ class Rollouts:
         with self._meter.waiting():
             return self._collected(Wave(list(prompts), 0, draws, answers, self._selector_state)).groups
 
-    @contextmanager
+    @contextlib.contextmanager
     def held_by_theta(self) -> Iterator[Engine]:
-        """Loads π_θ into the engine, and α again on exit. All started steps must have been taken."""
+        """Loads π_θ into the engine, and α again on exit.
+
+        All started steps must have been taken, unless the engine holds several policies.
+        """
         self._engine.load(self._policies.theta.params, self._policies.step)
         yield self._engine
         self._hold_alpha()
@@ -192,8 +172,14 @@ class Rollouts:
         ahead = step in self._begun  # requested before the last sync, without its hard prompts
         one_wave = not ahead and self._policies.alpha_version == step - 1  # α is π_θ
         self._begin(step, hard if one_wave else ())
+        # A step in turn asks from a thread of its own, which must not find π_θ in the engine.
+        at_once = self._engine.holds_several and not self._in_turn
+        asked = None
+        if hard and not one_wave and at_once:
+            with self.held_by_theta():
+                asked = self._ask(step, [], hard)
         # Otherwise the engine must hold another policy before the later steps start.
-        if not hard or one_wave and not self._schedule.reevaluation_syncs:
+        if not hard or (one_wave or at_once) and not self._schedule.reevaluation_syncs:
             self.begin_ahead(step)
         with leaving_waits():
             answered = self._begun[step].result()
@@ -204,8 +190,8 @@ class Rollouts:
         }
         reevaluated = answered.reevaluated
         if hard and not one_wave:
-            with self.held_by_theta(), leaving_waits():
-                reevaluated, generate_s, verify_s, _ = self._judged(self._ask(step, [], hard))
+            with contextlib.nullcontext() if asked else self.held_by_theta(), leaving_waits():
+                reevaluated, generate_s, verify_s, _ = self._judged(asked or self._ask(step, [], hard))
             self._taken['timing_s/reevaluate'] = generate_s + verify_s
         # All groups of the step have arrived. Had a signal stopped the wait, it would still be to be taken.
         del self._begun[step]
@@ -293,17 +279,23 @@ class Rollouts:
         return Answered(fresh, reevaluated, *seconds.tolist(), measures, state, unfinished)
 
     def _ask_mixture(self, step: int, prompts: Sequence[Prompt]) -> Collected:
-        """Divides the prompts among α and earlier rollout policies (ReMix), which answer one by one."""
+        """Divides the prompts among α and earlier rollout policies (ReMix).
+
+        They answer side by side if the engine holds several policies, else one by one.
+        """
         policies = self._policies
         ages = np.minimum(self._schedule.ages(step, len(prompts)), len(policies.recent))
-        answered, seconds = {}, np.zeros(2)
+        waves, answered, seconds = [], {}, np.zeros(2)
         for age, (version, params) in enumerate([(policies.alpha_version, policies.alpha), *policies.recent]):
             aged = np.flatnonzero(ages == age)
             if len(aged):
                 self._engine.load(params, version)
-                groups, *spent, _ = self._judged(self._ask(step, [prompts[i] for i in aged], []))
-                answered |= dict(zip(aged.tolist(), groups, strict=True))
-                seconds += spent
+                wave = self._ask(step, [prompts[i] for i in aged], [])
+                waves.append((aged, wave, None if self._engine.holds_several else self._judged(wave)))
+        for aged, wave, collected in waves:
+            groups, *spent, _ = collected or self._judged(wave)
+            answered |= dict(zip(aged.tolist(), groups, strict=True))
+            seconds += spent
         self._hold_alpha()
         return Collected([answered[i] for i in range(len(prompts))], *seconds.tolist())
 

@@ -183,7 +183,7 @@ def served_rank(rank: int) -> int:
 
 
 def adapters_under_way(config: ConfigDict) -> int:
-    """The most policies that answer at once: α, π_θ, α before a sync that did not wait, and ReMix's earlier ones."""
+    """The most policies that answer at once: α, π_θ, α before a sync that did not wait, and ReMix's."""
     r = config.rollout
     return 2 + (r.most_behind > 0) + (r.mixture.policies if r.mixture.share else 0)
 

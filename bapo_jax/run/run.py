@@ -99,7 +99,8 @@ class Run:
         """`diagnostics` (diagnostics.py) wrap each update; `evaluate` scores π_θ and reports its progress.
 
         `to_save` returns the replay's arrays and the selector's state. `ended` records the last step,
-        whether the run has finished, and the error that ended it, if any; a run that crashes does not call it. `ledger` checks each step.
+        whether the run has finished, and the error that ended it, if any; a crash does not call it. `ledger`
+        checks each step.
         """
         if state.unwritten and any(row['step'] == state.step for row in read_metrics(workdir)):
             state.unwritten = {}  # its evaluation finished after the checkpoint was saved

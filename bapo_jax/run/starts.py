@@ -1,7 +1,7 @@
 """Records each start of a run in its config.json: the command, the code, the hardware, and how it ended.
 
-A start that ends in order, or with an error that names its cause, gets an `end`. A crash can write nothing, so
-a start without an end has crashed, is still running, or was copied while it ran.
+A start that ends in order, or with an error, gets an `end`. A crash can write nothing, so a start without an
+end has crashed, is still running, or was copied while it ran.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bapo_jax.machine import events
 from bapo_jax.machine.terminal import without_passwords
 from bapo_jax.run.directory import environment, part_of, record
 
-FINISHED, STOPPED, FAILED = 'finished', 'stopped', 'failed'  # the outcomes that a start's `end` records
+FINISHED, STOPPED, WITH_ERROR = 'finished', 'stopped', 'failed'  # the outcomes that a start's `end` records
 RUNNING, CRASHED, NOT_BEGUN, UNKNOWN = 'running', 'crashed', 'not begun', 'unknown'  # those that it does not
 CHECKOUT = Path(bapo_jax.__file__).parents[1]
 _GIT_S = 10.0  # most seconds to wait for git, which may read a slow disk
@@ -50,8 +50,8 @@ def outcome(
         return RunOutcome(RUNNING, f'running, {done}')
     if end.get('outcome') == FINISHED:
         return RunOutcome(FINISHED, f'finished, {end.get("step")} steps')
-    if end.get('outcome') == FAILED:
-        return RunOutcome(FAILED, f'failed {done}: {end.get("error")}')
+    if end.get('outcome') == WITH_ERROR:
+        return RunOutcome(WITH_ERROR, f'failed {done}: {end.get("error")}')
     if end:
         return RunOutcome(STOPPED, f'stopped after step {end.get("step")}{of}')
     if start:
@@ -108,7 +108,7 @@ def record_end(
         return
     end = {'time': events.utc(time.time()), 'step': step, 'outcome': FINISHED if finished else STOPPED}
     if error:
-        end |= {'outcome': FAILED, 'error': without_passwords(error)}
+        end |= {'outcome': WITH_ERROR, 'error': without_passwords(error)}
     try:
         record(workdir, {**settings, 'starts': [*earlier, {**last, 'end': end}]})
     except OSError as e:

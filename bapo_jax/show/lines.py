@@ -11,7 +11,7 @@ from bapo_jax.machine.events import counts_in_words
 from bapo_jax.run.directory import part_of
 from bapo_jax.run.log.responses import excerpt
 from bapo_jax.run.log.tables import duration, with_interval
-from bapo_jax.run.starts import CRASHED, FAILED, STOPPED, outcome
+from bapo_jax.run.starts import CRASHED, WITH_ERROR, STOPPED, outcome
 from bapo_jax.show.story import Sampled, Story
 
 Labelled = tuple[str, str]  # label and text; a line that continues the one above has no label
@@ -35,7 +35,7 @@ def outcome_of(story: Story) -> str:
     ended = outcome(story.starts, story.config.get('steps'), story.step, story.held)
     if ended.kind == STOPPED:
         return f'{ended.words}; the same command continues'
-    if ended.kind in (CRASHED, FAILED):
+    if ended.kind in (CRASHED, WITH_ERROR):
         saved = story.checkpoint
         again = 'starts over' if saved is None else f'continues after step {saved}'
         return f'{ended.words}; the same command {again}'

@@ -206,9 +206,7 @@ def check_bytes(directory: str | Path, manifest: Manifest, worker: int = 0, work
 
 def _check_part(directory: str | Path, tensor: PublishedTensor, part: str) -> None:
     said = f' ({tensor.part} of {tensor.name} in {tensor.dtype})'
-    _check_file(
-        _file(directory, tensor, part), tensor.part_bytes, tensor.crc32[part], tensor.name, said
-    )
+    _check_file(_file(directory, tensor, part), tensor.part_bytes, tensor.crc32[part], tensor.name, said)
 
 
 def _check_file(file: Path, size: int, crc: int, what: str, said: str) -> None:
@@ -232,7 +230,8 @@ def _check_file(file: Path, size: int, crc: int, what: str, said: str) -> None:
         ) from e
     if read != crc:
         raise RefusedPolicy(
-            f'{file} is damaged: the checksum of {what} differs; continue the run, which writes the policy again'
+            f'{file} is damaged: the checksum of {what} differs; continue the run, which writes the policy '
+            'again'
         )
 
 

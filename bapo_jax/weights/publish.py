@@ -21,7 +21,7 @@ from absl import logging
 from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.machine.files import write_text
 from bapo_jax.models import hf
-from bapo_jax.models.adapters import gathered, save_adapter, travels_alone
+from bapo_jax.models.adapters import adapter_tensors, save_adapter, travels_alone
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.weights.manifest import FORMAT, MANIFEST, THREADS, WEIGHTS, crc32
 
@@ -75,7 +75,7 @@ def write_policy(
     """
     if not travels_alone(config):
         return {'tensors': write_weights(path, params, config, dtype, hosts)}
-    tensors = gathered(config, params, dtype)
+    tensors = adapter_tensors(config, params, dtype)
     if jax.process_index():
         return {}
     save_adapter(path, config, tensors, base)

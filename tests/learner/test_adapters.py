@@ -16,7 +16,7 @@ from small_run import metrics, run, small_config
 from bapo_jax.export import export
 from bapo_jax.learner.objective import REFERENCE, ROLLOUT
 from bapo_jax.models import hf
-from bapo_jax.models.adapters import gathered, save_adapter
+from bapo_jax.models.adapters import adapter_tensors, save_adapter
 from bapo_jax.models.configs import read_config
 from bapo_jax.models.decoder import parameters_of
 from bapo_jax.models.layers import Adapter
@@ -156,7 +156,7 @@ def test_a_frozen_base_has_the_dtype_to_which_the_model_rounds_it_and_nothing_el
 def test_an_adapters_files_are_pefts(policy, tmp_path):
     """A is [rank, in] and B [out, rank] there, under the names of the modules, and alpha / rank is their factor."""
     with_adapter = adapted(policy, targets='attention')
-    save_adapter(tmp_path, with_adapter.config, gathered(with_adapter.config, with_adapter.params, 'float32'), 'owner/base')
+    save_adapter(tmp_path, with_adapter.config, adapter_tensors(with_adapter.config, with_adapter.params, 'float32'), 'owner/base')
     stated, tensors = json.loads((tmp_path / 'adapter_config.json').read_text()), load_file(tmp_path / 'adapter_model.safetensors')
     assert (stated['r'], stated['lora_alpha'], stated['target_modules']) == (3, 6.0, ['k_proj', 'o_proj', 'q_proj', 'v_proj'])
     assert len(tensors) == 8 * with_adapter.config.num_layers

@@ -13,7 +13,7 @@ from small_run import run, small_config
 from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.export import export
 from bapo_jax.models import hf
-from bapo_jax.models.adapters import MATRICES, SETTINGS, check_start, gathered, put_adapter, read_adapter, save_adapter
+from bapo_jax.models.adapters import MATRICES, SETTINGS, check_adapter, adapter_tensors, put_adapter, read_adapter, save_adapter
 from bapo_jax.models.layers import Adapter
 from bapo_jax.policies import PEFT, PUBLISHED, find_policy
 from bapo_jax.weights.manifest import RefusedPolicy, read_manifest
@@ -36,7 +36,7 @@ def files(adapted, tmp_path):
     """The directory of its adapter, which names the policy's as its base."""
     folder = tmp_path / 'adapter'
     folder.mkdir()
-    save_adapter(folder, adapted.config, gathered(adapted.config, adapted.params, 'float32'), str(adapted.path))
+    save_adapter(folder, adapted.config, adapter_tensors(adapted.config, adapted.params, 'float32'), str(adapted.path))
     return folder
 
 
@@ -57,17 +57,6 @@ def test_what_was_written_is_read_bit_for_bit_also_by_its_directory_alone(adapte
     policy = find_policy(files)
     assert (policy.kind, policy.step, str(policy.base), policy.adapter) == (PEFT, 0, str(adapted.path), adapted.config.adapter)
     same(policy.params(adapted.config, adapted.path, make_mesh(1, 1, 1)), adapted.params)
-
-
-def test_an_export_of_the_directory_is_the_base_with_its_matrices_merged(adapted, files, tmp_path):
-    export(files, tmp_path / 'merged')
-    want = dict(hf.to_hf(adapted.config, adapted.params))
-    got = load_file(tmp_path / 'merged' / 'model.safetensors')
-    assert got.keys() == want.keys()
-    for name, array in got.items():
-        np.testing.assert_array_equal(array, want[name], err_msg=name)
-    export(files, tmp_path / 'again', adapter=True)
-    assert load_file(tmp_path / 'again' / MATRICES).keys() == load_file(files / MATRICES).keys()
 
 
 def test_of_two_matrices_a_layer_the_others_are_zero(adapted, files):
@@ -91,7 +80,7 @@ def test_of_two_matrices_a_layer_the_others_are_zero(adapted, files):
     ({'use_rslora': True}, 'use_rslora=True'), ({'bias': 'all'}, "bias='all'"), ({'modules_to_save': ['lm_head']}, 'modules_to_save='),
     ({'rank_pattern': {'q_proj': 8}}, 'rank_pattern='), ({'layers_to_transform': [0]}, 'layers_to_transform='),
     ({'init_lora_weights': 'pissa_niter_4'}, "init_lora_weights='pissa_niter_4'"), ({'peft_type': 'IA3'}, "peft_type='IA3'"),
-    ({'r': 0}, 'r=0 and lora_alpha=6.0 must be positive'), ({'lora_alpha': None}, 'lora_alpha=None must be positive'),
+    ({'r': 0}, 'r=0 and lora_alpha=6.0 must be positive'), ({'lora_alpha': None}, 'r=3 and lora_alpha=None must be positive'),
     ({'target_modules': ['q_proj', 'lm_head']}, r'target_modules=.* is not supported; give an adapter of some of down_proj, '),
     ({'target_modules': '.*q_proj'}, "target_modules='.*q_proj' is not supported"),
 ])  # fmt: skip
@@ -154,11 +143,11 @@ def test_an_adapter_is_published_alone_and_found_again_and_a_damaged_one_is_refu
 
 def test_a_run_may_start_from_an_adapter_of_its_own_settings_alone(adapted, files):
     model = {'path': str(adapted.path), 'adapter': {'rank': 3, 'alpha': 6.0, 'targets': 'all', 'start': str(files)}}
-    check_start(model)
+    check_adapter(model)
     with pytest.raises(ValueError, match=r'has other settings; set model\.adapter\.rank=3, model\.adapter\.alpha=6\.0, model\.adapter\.targets=all'):
-        check_start({**model, 'adapter': {**model['adapter'], 'rank': 4}})
+        check_adapter({**model, 'adapter': {**model['adapter'], 'rank': 4}})
     with pytest.raises(ValueError, match=r'model\.adapter\.start=.* has no adapter_config\.json; give a directory'):
-        check_start({**model, 'adapter': {**model['adapter'], 'start': str(adapted.path)}})
+        check_adapter({**model, 'adapter': {**model['adapter'], 'start': str(adapted.path)}})
 
 
 @pytest.mark.slow
@@ -166,6 +155,10 @@ def test_a_run_starts_where_the_adapter_of_another_ended(benchmark, tmp_path):
     fields = {'model__adapter__rank': 4, 'steps': 1}
     run(small_config('grpo', benchmark, **fields, learner__learning_rate=1e-2), tmp_path / 'first')
     export(tmp_path / 'first', tmp_path / 'ended', dtype='float32', adapter=True)
+    for of in ('first', 'ended'):  # the run, and its adapter's directory
+        export(tmp_path / of, tmp_path / f'merged_{of}')
+    merged = [load_file(tmp_path / f'merged_{of}' / 'model.safetensors') for of in ('first', 'ended')]
+    assert merged[0].keys() == merged[1].keys() and all((merged[0][name] == merged[1][name]).all() for name in merged[0])
     again = {'model__adapter__start': str(tmp_path / 'ended'), 'learner__learning_rate': 1e-12}
     run(small_config('grpo', benchmark, **fields, **again), tmp_path / 'second')
     export(tmp_path / 'second', tmp_path / 'there', dtype='float32', adapter=True)

@@ -11,7 +11,7 @@ import bapo_jax
 from bapo_jax.run import directory
 from bapo_jax.run import starts as module
 from bapo_jax.run.starts import (
-    CRASHED, FAILED, FINISHED, NOT_BEGUN, RUNNING, STOPPED, UNKNOWN, as_typed, commit_of, outcome, record_end, records_finish, with_start,
+    CRASHED, WITH_ERROR, FINISHED, NOT_BEGUN, RUNNING, STOPPED, UNKNOWN, as_typed, commit_of, outcome, record_end, records_finish, with_start,
 )  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def test_starts_do_not_make_a_run_another_one_and_an_earlier_run_has_none(tmp_pa
 @pytest.mark.parametrize('starts, planned, step, held, told', [
     ([{'end': {'step': 60, 'outcome': 'finished'}}], 60, 60, False, (FINISHED, 'finished, 60 steps')),
     ([{'end': {'step': 39, 'outcome': 'stopped'}}], 60, 40, None, (STOPPED, 'stopped after step 39 of 60')),
-    ([{'end': {'step': 40, 'outcome': 'failed', 'error': 'no reply'}}], 60, 41, False, (FAILED, 'failed after step 41 of 60: no reply')),
+    ([{'end': {'step': 40, 'outcome': 'failed', 'error': 'no reply'}}], 60, 41, False, (WITH_ERROR, 'failed after step 41 of 60: no reply')),
     ([{'steps': 80}], 60, 40, False, (CRASHED, 'crashed after step 40 of 80, or copied while it ran')),
     ([{'time': ''}], 60, 40, None, (CRASHED, 'crashed after step 40 of 60, or still running')),
     ([{'time': ''}], 'many', 0, True, (RUNNING, 'running, before the first step')),

@@ -1,11 +1,11 @@
 """The client of vLLM servers: it sends token ids, and receives token ids, log-probs and policy versions.
 
 All servers of an engine hold the same policies, in the format of `weights/publish.py`: one, or adapters of
-several versions. One request asks for a prompt's whole group. Every response is checked before the trainer sees it (`rollout/vllm/replies.py`). A
-failed group, or one whose reply is lost (`rollout/vllm/watch.py`), is requested again, from another server if
-there is one. The client waits for a slow server while it makes progress, and retries a busy one later.
-Requests to any other failing server move to the remaining ones until the next policy. If none remains,
-supervised servers are restarted.
+several versions. One request asks for a prompt's whole group. Every response is checked before the trainer
+sees it (`rollout/vllm/replies.py`). A failed group, or one whose reply is lost (`rollout/vllm/watch.py`), is
+requested again, from another server if there is one. The client waits for a slow server while it makes
+progress, and retries a busy one later. Requests to any other failing server move to the remaining ones until
+the next policy. If none remains, supervised servers are restarted.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class VllmEngine(Engine):
         # A version left by an interrupted run may differ from this run's version of the same number.
         remove_unneeded(self._policies, ())
         self._version = self._previous = None
-        self._base, self._alone = base, travels_alone(model)
+        self._base, self.holds_several = base, travels_alone(model)
         self._held: weakref.WeakSet[_Held] = weakref.WeakSet()
         self._holding = threading.Lock()
         # The event loop has its own thread, so later steps are sampled while the trainer's thread trains.
@@ -118,13 +118,11 @@ class VllmEngine(Engine):
         """
         if version == self._version:
             return
-        path = publish(
-            self._policies, version, params, self._model, self._dtype, self._hosts, self._base
-        )
+        path = publish(self._policies, version, params, self._model, self._dtype, self._hosts, self._base)
         self._previous, self._version = self._version, version
         self._run(self._serving.take_up(path))
         needed = {self._version, self._previous}
-        if self._alone:
+        if self.holds_several:
             with self._holding:
                 needed |= {held.version for held in self._held}
             unneeded = [name for name in self._serving.loading.adapters if number_of(name) not in needed]
@@ -144,7 +142,7 @@ class VllmEngine(Engine):
     def asker(self) -> Ask:
         if self._version is None:
             raise RuntimeError('the engine holds no policy yet: call load(params, version) before asking it')
-        held = _Held(self._version, self._serving.loading.adapter if self._alone else '')
+        held = _Held(self._version, self._serving.loading.adapter if self.holds_several else '')
         with self._holding:
             self._held.add(held)
 
@@ -156,7 +154,7 @@ class VllmEngine(Engine):
     def probe(
         self, prompt: Prompt, group_size: int, sampling: Sampling, draw: Draw
     ) -> list[tuple[Response, ...]]:
-        held = _Held(self._version, self._serving.loading.adapter if self._alone else '')
+        held = _Held(self._version, self._serving.loading.adapter if self.holds_several else '')
         asked = Begun(prompt), group_size, sampling, contextlib.nullcontext(), held
         others = (set(self._urls) - {url} for url in self._urls)
         return results_of([self._begin(self._group(*asked, spoiled)) for spoiled in others])

@@ -53,7 +53,7 @@ class Serving:
             return self._lengths
 
     async def drop(self, names: Iterable[str]) -> None:
-        """Makes every server that answers forget these adapters; one that does not answer is restarted empty."""
+        """Makes every server that answers forget these adapters; one that does not has lost them."""
         async with self._changing:
             for name in names:
                 del self.loading.adapters[name]

@@ -52,7 +52,7 @@ class PolicyLoader:
         return {'version': manifest.version, 'checksum': manifest.checksum}
 
     def _check_adapter(self) -> None:
-        """Raises RefusedPolicy if this server cannot add an adapter to the weights that it was started with."""
+        """Raises RefusedPolicy if this server cannot add an adapter to the weights of its start."""
         if not getattr(self, 'lora_config', None):
             raise RefusedPolicy('it takes no adapters; serve with --enable-lora --max-lora-rank=RANK')
         if self._held:

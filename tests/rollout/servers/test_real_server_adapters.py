@@ -1,6 +1,5 @@
 """Adapters on a real vLLM server: several answer at once, each as the trainer computes it, and none is ever stale."""
 
-import asyncio
 import dataclasses
 import shutil
 
@@ -142,15 +141,15 @@ def test_two_trainers_share_a_server_and_one_that_ends_leaves_the_others_adapter
     assert_trainers(adapted, ask(one, prompts), prompts, 1)
 
 
-def test_what_a_server_cannot_serve_is_refused_and_the_policy_before_still_answers(adapted, connect, server):
-    engine, prompts = connect(), adapted.prompts[:2]
+def test_a_damaged_adapter_is_refused_before_the_server_changes(adapted, connect, server):
+    engine = connect()
     engine.load(version(adapted, 1), 1)
-    path = path_of(engine._policies, 1)
+    before, path = models(server), path_of(engine._policies, 1)
     damaged = path.with_name('000007')
     shutil.copytree(path, damaged)
     with (damaged / 'adapter_model.safetensors').open('r+b') as file:
         file.seek(-3, 2)
         file.write(b'xyz')
-    said = asyncio.run_coroutine_threadsafe(engine._serving.take_up(damaged), engine._loop)
     with pytest.raises(PolicyRefused, match=r'adapter_model\.safetensors is damaged'):
-        said.result(60)
+        engine._run(engine._serving.take_up(damaged))
+    assert models(server) == before
