@@ -6,7 +6,7 @@ its group was requested from. A response ends with a turn without a reply, after
 the token limit. So a group of episodes is a group: nothing behind this engine knows the difference.
 
 A response depends only on its random keys and on the replies. Turn t has the draw `Draw.again(2 t)`,
-since a continuation in a later step has `Draw.again(1)`.
+since a continuation in a later step has an odd one.
 """
 
 from __future__ import annotations

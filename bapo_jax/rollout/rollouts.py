@@ -310,7 +310,7 @@ class Rollouts:
         # Whole groups first: the in-process engine reserves room for the size of the first in line.
         answers = self._engine.ask(begun, c.rollout.group_size, sampling, draws)
         if rest:
-            answers = ask_rest(self._engine, rest, most, sampling, draw.again(1)) + answers
+            answers = ask_rest(self._engine, rest, most, sampling, draw) + answers
         self._meter.asked(answers, [tokens_sampled(group.responses) for group in rest])
         prompts = [one.prompt for one in (*rest, *begun)]
         return Wave(prompts, len(hard), [draw] * len(rest) + draws, answers, self._selector.state())

@@ -64,12 +64,15 @@ def ask_rest(
 ) -> list[Future[tuple[Response, ...]]]:
     """Asks the engine to continue the groups; returns a future for all responses of each, in order.
 
-    `most` is the most tokens to add to a response, 0 for no budget.
+    `most` is the most tokens to add to a response, 0 for no budget; `draw` is that of the step's fresh groups.
+    Groups of one prompt get draws of their own, since a draw's keys tell prompts apart, but no groups.
     """
     places = [(i, j) for i, group in enumerate(groups) for j in group.rest()]
     begun = [Begun(groups[i].prompt, groups[i].responses[j].spans, j, most) for i, j in places]
+    ids = [group.prompt.id for group in groups]
+    draws = [draw.again(2 * ids[:i].count(ids[i]) + 1) for i, _ in places]
     parts: list[dict[int, Future]] = [{} for _ in groups]
-    for (i, j), future in zip(places, engine.ask(begun, 1, sampling, [draw] * len(begun)), strict=True):
+    for (i, j), future in zip(places, engine.ask(begun, 1, sampling, draws), strict=True):
         parts[i][j] = future
     return [_whole(group, of_group) for group, of_group in zip(groups, parts, strict=True)]
 

@@ -37,7 +37,7 @@ GROUPS = [
 
 def asked():
     engine = Asked()
-    return engine, ask_rest(engine, GROUPS, 4, SAMPLING, DRAW.again(1))
+    return engine, ask_rest(engine, GROUPS, 4, SAMPLING, DRAW)
 
 
 def test_only_unfinished_responses_are_continued_each_from_its_own_tokens_and_with_its_own_index():
@@ -51,6 +51,12 @@ def test_only_unfinished_responses_are_continued_each_from_its_own_tokens_and_wi
     assert wholes[1].result() == (GROUPS[1].responses[0], new[2], GROUPS[1].responses[2]) and not wholes[0].done()
     engine.futures[0].set_result((new[0],))
     assert wholes[0].result() == (new[0], GROUPS[0].responses[1], new[1])
+
+
+def test_two_groups_of_one_prompt_are_continued_by_draws_of_their_own():
+    engine = Asked()
+    ask_rest(engine, [GROUPS[0], GROUPS[1], GROUPS[0], GROUPS[0]], 4, SAMPLING, DRAW)
+    assert engine.draws == [DRAW.again(turn) for turn in (1, 1, 1, 3, 3, 5, 5)]
 
 
 def test_an_error_of_one_response_is_its_groups():
@@ -75,7 +81,7 @@ class Ended(Asked):
 
 
 def test_a_group_ends_once_also_if_its_parts_have_ended_before(caplog):
-    wholes = ask_rest(Ended(), GROUPS, 4, SAMPLING, DRAW.again(1))
+    wholes = ask_rest(Ended(), GROUPS, 4, SAMPLING, DRAW)
     assert [[len(r.tokens) for r in whole.result(1)] for whole in wholes] == [[5, 2, 5], [3, 5, 1]]
     assert not caplog.records  # a second end would be logged as an error of the callback
 
