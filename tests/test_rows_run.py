@@ -47,9 +47,9 @@ def tiny_base(tmp_path_factory):
     return path
 
 
-def row_config(method, base):
+def row_config(method, base, rank=0):
     changes = {
-        'model__path': str(base), 'task__reward': 'parity:odd', 'rollout__max_response_tokens': 8,
+        'model__path': str(base), 'model__adapter__rank': rank, 'task__reward': 'parity:odd', 'rollout__max_response_tokens': 8,
         'learner__slot_tokens': 0, 'learner__row_tokens': 24,
         'steps': 2, 'checkpoint__every': 1, 'checkpoint__keep': 3, 'log__theory_every': 2,
     }  # fmt: skip
@@ -75,16 +75,22 @@ def assert_sound(workdir, steps):
     assert outcome_of(read_story(workdir)) == f'finished, {steps} steps'
 
 
-@pytest.mark.parametrize('method', [method for method in METHODS if method not in LONGER])
-def test_a_row_trains_and_its_second_step_repeats_from_a_checkpoint(method, tiny_base, tmp_path):
+# Rows that also train an adapter here: of each, another part meets it.
+ADAPTED = ('bapo', 'ppo', 'remix', 'luffy', 'areal', 'kimi')
+
+
+@pytest.mark.parametrize(
+    ('method', 'rank'), [(method, 0) for method in METHODS if method not in LONGER] + [(method, 2) for method in ADAPTED]
+)
+def test_a_row_trains_and_its_second_step_repeats_from_a_checkpoint(method, rank, tiny_base, tmp_path):
     whole, again = tmp_path / 'whole', tmp_path / 'again'
-    first = run(row_config(method, tiny_base), whole)
+    first = run(row_config(method, tiny_base, rank), whole)
     assert_sound(whole, 2)
     rows = metrics(whole)
     assert not METHODS[method].fields.get('replay.use_x2') or rows[2]['bapo/reevaluated'] > 0
     shutil.copytree(whole, again)
     shutil.rmtree(again / 'checkpoints' / '2')
-    second = run(row_config(method, tiny_base), again)
+    second = run(row_config(method, tiny_base, rank), again)
     assert metrics(again) == rows
     starts = json.loads((again / 'config.json').read_text('utf-8'))['starts']
     assert outcome_of(read_story(again)) == 'finished, 2 steps'
