@@ -18,7 +18,6 @@ behind, the next export removes it. If an upload fails, the exported directory s
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import sys
 from pathlib import Path
@@ -31,7 +30,7 @@ from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.machine import cli, pushing
 from bapo_jax.machine.files import check_directory, write_bytes
 from bapo_jax.models import hf
-from bapo_jax.models.adapters import adapter_of, adapter_tensors, save_adapter
+from bapo_jax.models.adapters import adapted, adapter_of, adapter_tensors, save_adapter
 from bapo_jax.models.tokenizer import read_tokenizer
 from bapo_jax.policies import (
     BASE_HELP,
@@ -86,9 +85,7 @@ def export(
     )
     of_run = policy.run_config['model'] if policy.run_config else {}
     stated = hf.overrides(of_run)
-    model = dataclasses.replace(
-        hf.read_config(base, stated=stated), adapter=policy.adapter or adapter_of(of_run)
-    )
+    model = adapted(hf.read_config(base, stated=stated), policy.adapter or adapter_of(of_run))
     tokenizer, _ = read_tokenizer(base, model)  # raises if the export would have no usable tokenizer
     check_base(given, policy.run_config, tokenizer)
     dtype = dtype or hf.stored_dtype(base)

@@ -5,8 +5,9 @@ weights are gathered where they are used. 'tensor' splits heads, MLP and vocabul
 summed. Each function defines its own transpose: weight gradients are summed in float32 as they are scattered,
 and nothing crosses the mesh twice.
 
-Shapes:  B rows · T tokens · D width · V vocabulary · I, O inputs and outputs of a matrix. A device's shard
-         of a table is [V / tensor, D / fsdp], that of a matrix its part along 'fsdp'.
+Shapes:  B rows · T tokens · D width · V vocabulary · I, O inputs and outputs of a matrix · E experts ·
+         P pairs of a token and an expert. A device's shard of a table is [V / tensor, D / fsdp], that of a
+         matrix its part along 'fsdp'.
 """
 
 from __future__ import annotations
@@ -107,6 +108,45 @@ def _matmul_backward(split, axis, saved, gradient_xO):
 
 
 matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def grouped_matmul(
+    x_PxI: jax.Array, kernel_ExIxO: jax.Array, size_E: jax.Array, split: Split, axis: int
+) -> jax.Array:
+    """Returns [P, O]: each row of `x` times its expert's matrix, as `matmul` does for one matrix.
+
+    Rows are sorted by expert, `size_E` (int32) of each; together they must be all P rows. `axis` is that of
+    a matrix. XLA has an instruction for GPUs and TPUs. On CPUs, JAX multiplies every row by the matrices of
+    all experts, and masks.
+    """
+    return jax.lax.ragged_dot(x_PxI, split.gather(kernel_ExIxO.astype(x_PxI.dtype), axis + 1), size_E)
+
+
+def _grouped_forward(x_PxI, kernel_ExIxO, size_E, split, axis):
+    return grouped_matmul(x_PxI, kernel_ExIxO, size_E, split, axis), (x_PxI, kernel_ExIxO, size_E)
+
+
+_OVER_ROWS = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])  # x.T @ y of each expert
+
+
+def _grouped_backward(split, axis, saved, gradient_PxO):
+    x_PxI, kernel_ExIxO, size_E = saved
+    whole_ExIxO = split.gather(kernel_ExIxO.astype(gradient_PxO.dtype), axis + 1)
+    d_x_PxI = jax.lax.ragged_dot(gradient_PxO, whole_ExIxO.swapaxes(1, 2), size_E)
+
+    def product(x_PxA: jax.Array, y_PxB: jax.Array) -> jax.Array:
+        return jax.lax.ragged_dot_general(
+            x_PxA, y_PxB, size_E, _OVER_ROWS, preferred_element_type=kernel_ExIxO.dtype
+        )
+
+    # As in `matmul`, the last axis is scattered.
+    if split.fsdp > 1 and axis == 0:
+        return d_x_PxI, split.scatter(product(gradient_PxO, x_PxI), 2).swapaxes(1, 2), None
+    return d_x_PxI, split.scatter(product(x_PxI, gradient_PxO), 2), None
+
+
+grouped_matmul.defvjp(_grouped_forward, _grouped_backward)
 
 
 @jax.custom_vjp

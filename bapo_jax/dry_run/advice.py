@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from bapo_jax.cluster.devices import POOL, pool_share
 from bapo_jax.config.rules import full_batch_groups
-from bapo_jax.dry_run.memory import matrix_sizes
+from bapo_jax.dry_run.memory import matrix_sizes, numbers_idle
 from bapo_jax.dry_run.targets import GB, Card, Target
 from bapo_jax.learner.packing import rows_of_a_group
 from bapo_jax.models import hf
@@ -114,7 +114,7 @@ def step_seconds(config: ConfigDict, model: ModelConfig, card: Card, cards_of_a_
     micro_batches = max(mini_batches, math.ceil(rows / l.micro_batch_rows))
     embedding, head, layer = matrix_sizes(model)
     # A product takes two operations per weight and token; the backward pass has two products per forward one.
-    dense = 2 * layer * model.num_layers * l.row_tokens
+    dense = 2 * (layer - numbers_idle(model)) * model.num_layers * l.row_tokens
     # Causal attention computes half of all pairs.
     attention = 2 * model.num_layers * model.num_heads * model.head_dim * a_sequence * l.row_tokens
     operations = rows * ((dense + attention) * (3 + _AGAIN[l.remat]) + 4 * 2 * head * l.row_tokens)

@@ -37,7 +37,7 @@ from ml_collections import ConfigDict
 
 from bapo_jax.config.rules import full_batch_groups
 from bapo_jax.dry_run.advice import SHARE, Setting, as_table, own_setting, settings, what_helps
-from bapo_jax.dry_run.memory import bytes_of_a_copy, gpu_memory, state_bytes
+from bapo_jax.dry_run.memory import bytes_of_a_copy, gpu_memory, numbers_idle, state_bytes
 from bapo_jax.dry_run.targets import GB, Target, find_target, for_absent_devices
 from bapo_jax.inputs import read_inputs
 from bapo_jax.learner.build import check_engine, choose_kernel
@@ -107,9 +107,10 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
     mesh, sequences = result.target.mesh, full_batch_groups(c) * c.rollout.group_size
     longest = c.rollout.max_prompt_tokens + c.rollout.max_response_tokens
     say = functools.partial(terminal.console().print, highlight=False)
+    idle = read.model.num_layers * numbers_idle(read.model)
     print(
         f'model      {read.model.model_type}, {read.model.num_layers} layers, {result.parameters:,} '
-        'parameters'
+        f'parameters{f", {result.parameters - idle:,} of them for a token" if idle else ""}'
     )
     first = read.prompts[0]
     print(f'data       {len(read.prompts):,} prompts, {read.steps} steps')

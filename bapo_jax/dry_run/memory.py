@@ -43,7 +43,8 @@ def gpu_memory(
             the residual stream between layers (remat: full, offload). Instead of D, attention_and_mlp_inputs
             has 2 D + N H / n, matrix_products 2 D + (2 N H + 2 K H + 2 F) / n; none: 1.25 L `layer`
         layer           r T b (4 D + (4 N + 4 K) H / n + 3 F / n)
-            activations of one layer; their gradients reuse the space
+            activations of one layer; their gradients reuse the space. With experts, F is the width of the S
+            that a token chooses, together, and its copies add 3 S D
         logits          3 · 4 C U
             logits, probabilities and gradient of a tile in float32: at most 2,048 tokens and 16,384 words
             (learner/head.py)
@@ -58,12 +59,13 @@ def gpu_memory(
     b = hf.DTYPES[model.dtype].itemsize
     n, (D, F, V, L) = (
         mesh['tensor'],
-        (model.hidden_size, model.intermediate_size, model.vocab_size, model.num_layers),
+        (model.hidden_size, model.chosen_width, model.vocab_size, model.num_layers),
     )
+    copies = 3 * model.routing.chosen if model.routing else 0
     layer = matrix_sizes(model)[2]
     heads, key_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     tokens = learner.micro_batch_rows // (mesh['data'] * mesh['fsdp']) * learner.row_tokens
-    kept_by_a_layer = tokens * b * (4 * D + (4 * heads + 4 * key_heads) // n + 3 * F // n)
+    kept_by_a_layer = tokens * b * ((4 + copies) * D + (4 * heads + 4 * key_heads) // n + 3 * F // n)
     kept = {
         'none': kept_by_a_layer * 5 // 4,
         'matrix_products': tokens * b * (2 * D + (2 * heads + 2 * key_heads + 2 * F) // n),
@@ -158,9 +160,19 @@ def bytes_of_a_copy(
 
 
 def matrix_sizes(model: ModelConfig) -> tuple[int, int, int]:
-    """Numbers in the embedding, in the head (if tied, the embedding again), and in one layer's matrices."""
+    """Numbers in the embedding, in the head (if tied, the embedding again), and in one layer's matrices.
+
+    Those of all experts count; `numbers_idle` says how many a token does not pass.
+    """
     shapes, table = flatten_dict(hf.abstract_params(model)[1]), parameters_of(model)
     over_vocabulary = [shapes[p.path].size for p in table if 'vocab' in p.axes]
     # Biases and scales are small and not counted.
-    stacked = sum(shapes[p.path].size for p in table if p.path[0] == 'layers' and len(p.axes) == 3)
+    matrices = (p for p in table if p.path[0] == 'layers' and len(p.axes) - p.indices == 2)
+    stacked = sum(shapes[p.path].size for p in matrices)
     return over_vocabulary[0], over_vocabulary[-1], stacked // model.num_layers
+
+
+def numbers_idle(model: ModelConfig) -> int:
+    """Numbers in the matrices of the experts of a layer that a token does not choose; 0 without experts."""
+    r = model.routing
+    return 3 * model.hidden_size * model.intermediate_size * (r.experts - r.chosen) if r else 0

@@ -61,13 +61,17 @@ def model_flops(model: ModelConfig, tokens: int, responses: int, pairs: float) -
     a token and a token that it attends to, including itself. A multiply-add is two operations, and its
     gradient four:
 
-        6 L (2 D N H + 2 D K H + 3 D F) tokens + 6 V D responses + 12 L N H pairs
+        6 L (2 D N H + 2 D K H + 3 D F + D E) tokens + 6 V D responses + 12 L N H pairs
+
+    With E experts, F is the width of those that a token chooses, together; without any, E = 0.
 
     With an adapter of P parameters, weights have no gradient, so the first two terms have 4 in place of 6,
     and 6 P tokens are added.
     """
     D, L, heads = model.hidden_size, model.num_layers, model.num_heads * model.head_dim
-    layer = 2 * D * (heads + model.num_kv_heads * model.head_dim) + 3 * D * model.intermediate_size
+    layer = 2 * D * (heads + model.num_kv_heads * model.head_dim) + 3 * D * model.chosen_width
+    if model.routing:
+        layer += D * model.routing.experts
     of_weights = (4.0 if model.adapter else 6.0) * (L * layer * tokens + model.vocab_size * D * responses)
     shapes = flatten_dict(abstract_params(model)[1])
     adapter = sum(shapes[p.path].size for p in parameters_of(model) if p.when == ADAPTER)

@@ -72,9 +72,18 @@ def check_adapter(model: Mapping[str, Any]) -> None:
 
 
 def model_of(model: Mapping[str, Any]) -> ModelConfig:
-    """Returns the decoder that a config (section `model`) trains; raises as `read_config` does."""
-    read = read_config(model['path'], model['dtype'], overrides(model))
-    return dataclasses.replace(read, adapter=adapter_of(model))
+    """Returns the decoder that a config (section `model`) trains; raises as `read_config`, `adapted` do."""
+    return adapted(read_config(model['path'], model['dtype'], overrides(model)), adapter_of(model))
+
+
+def adapted(model: ModelConfig, adapter: Adapter | None) -> ModelConfig:
+    """Returns the model with the adapter. Raises ValueError if it would change experts, which have none."""
+    if model.routing and adapter and adapter.targets != 'attention':
+        raise ValueError(
+            f'model.adapter.targets={adapter.targets!r}: the experts of {model.model_type} have no adapter; '
+            "set model.adapter.targets='attention'"
+        )
+    return dataclasses.replace(model, adapter=adapter)
 
 
 def draw_first(params: dict[str, Any], config: ModelConfig, seed: int) -> None:

@@ -10,12 +10,21 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from bapo_jax.models.config_fields import (
+    DTYPE_FIELDS,
+    ROPE_FIELDS,
+    malformed,
+    quoted,
+    turns_whole_heads,
+    unsupported,
+)
 from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.models.experts import Routing
 from bapo_jax.models.families import FAMILIES, Family
 from bapo_jax.models.rotary import read_rotation
 from bapo_jax.models.vision.patches import VisionConfig
@@ -56,7 +65,7 @@ def read_config(
     if not isinstance(c, dict) or c.get('model_type') not in tuple(FAMILIES):
         found = c.get('model_type') if isinstance(c, dict) else None
         raise ValueError(
-            f'{file}: model_type={_short(found)} is not supported; supported: {", ".join(FAMILIES)}'
+            f'{file}: model_type={quoted(found)} is not supported; supported: {", ".join(FAMILIES)}'
         )
     family = FAMILIES[c['model_type']]
 
@@ -64,29 +73,29 @@ def read_config(
         if messages:
             raise ValueError(f'{file}: {"; ".join(messages)}')
 
-    refuse(_malformed(c))
-    refuse(_malformed(c.get('text_config') or {}))
+    refuse(malformed(c))
+    refuse(malformed(c.get('text_config') or {}))
     stretched = [
         (field, rope)
-        for field in _ROPE
-        if not _turns_whole_heads(rope := _flat(c).get(field) or {}, ('default', 'mrope'))
+        for field in ROPE_FIELDS
+        if not turns_whole_heads(rope := _flat(c).get(field) or {}, ('default', 'mrope'))
     ]
     if stretched and 'rope_theta' in stated:
         raise ValueError(
-            f'{file}: {stretched[0][0]}={_short(stretched[0][1])} would be lost with model.rope_theta; set '
+            f'{file}: {stretched[0][0]}={quoted(stretched[0][1])} would be lost with model.rope_theta; set '
             'model.rope_theta=0'
         )
     c = with_stated(c, stated)
     stands = {field: value for field, value in _flat(c).items() if value is not None}
-    refuse(_malformed(stands))
-    refuse([message for field in _ROPE for message in _malformed(stands.get(field) or {})])
-    refuse(_unsupported(stands, family))
+    refuse(malformed(stands))
+    refuse([message for field in ROPE_FIELDS for message in malformed(stands.get(field) or {})])
+    refuse(unsupported(stands, family))
     if missing := [field for field in _needed(family) if field not in stands]:
         raise ValueError(f'{file}: the field {missing[0]!r} is missing; fetch the model directory again')
     whole = _as_transformers_reads(c, file)
     decoder = whole.text_config if family.vision else whole
     refuse([
-        f'{field}={_short(found)} is not supported; supported: {value}'
+        f'{field}={quoted(found)} is not supported; supported: {value}'
         for field, value in family.only if (found := getattr(decoder, field)) != value
     ])  # fmt: skip
     rope = decoder.rope_parameters
@@ -102,7 +111,7 @@ def read_config(
         model_type=c['model_type'],
         vocab_size=decoder.vocab_size,
         hidden_size=decoder.hidden_size,
-        intermediate_size=decoder.intermediate_size,
+        intermediate_size=decoder.moe_intermediate_size if family.experts else decoder.intermediate_size,
         num_layers=decoder.num_hidden_layers,
         num_heads=decoder.num_attention_heads,
         num_kv_heads=decoder.num_key_value_heads,
@@ -112,6 +121,11 @@ def read_config(
         tie_embeddings=bool(whole.tie_word_embeddings),
         max_positions=decoder.max_position_embeddings if 'max_position_embeddings' in stated else positions,
         mrope_section=tuple(rope['mrope_section']) if family.vision else (),
+        routing=(
+            Routing(decoder.num_experts, decoder.num_experts_per_tok, decoder.norm_topk_prob)
+            if family.experts
+            else None
+        ),
         vision=_vision(whole) if family.vision else None,
         dtype=dtype,
     )
@@ -160,25 +174,33 @@ def with_stated(config: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[st
 def for_all_readers(config: dict[str, Any], dtype: str, file: Path) -> dict[str, Any]:
     """Returns a config.json, for weights in `dtype`, that transformers 4 and 5 read alike.
 
-    Version 4 looks for rope_theta at the decoder's top level, version 5 first in its rope_parameters.
+    Version 4 looks for rope_theta at the decoder's top level, version 5 first in its rope_parameters. Only
+    version 5 knows num_experts as num_local_experts, and writes it so.
     Precedence is as in `read_config`. Errors name `file`.
     """
     config = copy.deepcopy(config)
     read, decoder = _as_transformers_reads(config, file), config.get('text_config') or config
-    stating = [decoder[field] for field in _ROPE if (decoder.get(field) or {}).get('rope_theta')]
+    stating = [decoder[field] for field in ROPE_FIELDS if (decoder.get(field) or {}).get('rope_theta')]
     for part in [decoder, *stating] if stating else []:
         part['rope_theta'] = getattr(read, 'text_config', read).rope_parameters['rope_theta']
+    if 'num_local_experts' in decoder:
+        decoder.setdefault('num_experts', decoder['num_local_experts'])
     config.setdefault('dtype' if 'dtype' in config else 'torch_dtype', dtype)
     for part in filter(None, (config, config.get('text_config'), config.get('vision_config'))):
-        part.update((name, dtype) for name in _DTYPE if name in part)
+        part.update((name, dtype) for name in DTYPE_FIELDS if name in part)
     return config
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns a config.json's fields, the decoder's at top level and the vision tower's by dotted names."""
+    """Returns a config.json's fields, the decoder's at top level and the vision tower's by dotted names.
+
+    The number of experts is under num_experts, by whatever name the file states it.
+    """
     decoder = config if config.get('text_config') is None else config['text_config']
+    experts = decoder.get('num_local_experts')
     return {
-        **{k: v for k, v in config.items() if decoder is config or k not in (*_NEEDED, *_ROPE)},
+        **({} if experts is None else {'num_experts': experts}),
+        **{k: v for k, v in config.items() if decoder is config or k not in (*_NEEDED, *ROPE_FIELDS)},
         **decoder,
         **{f'vision_config.{field}': value for field, value in (config.get('vision_config') or {}).items()},
         'model_type': config['model_type'],
@@ -209,115 +231,6 @@ def _vision(whole: Any) -> VisionConfig:
 
 
 _NEEDED = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads')
-_ROPE = ('rope_parameters', 'rope_scaling')
-_DTYPE = ('dtype', 'torch_dtype')  # the names in transformers 5 and before
-_SECTIONS = ('text_config', 'vision_config', *_ROPE)
-_OF_VISION = [
-    field.name
-    for field in dataclasses.fields(VisionConfig)
-    if field.type == 'int' and field.name != 'image_token'
-]
-_SIZES = (
-    'vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads',
-    'num_key_value_heads', 'head_dim',
-    *(f'vision_config.{name}' for name in (*_OF_VISION, 'in_chans')),
-)  # fmt: skip
-
-
-def _is_count(value: Any, least: int = 0) -> bool:
-    return type(value) is int and least <= value < 2**31
-
-
-_KINDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
-    (_SECTIONS, lambda v: isinstance(v, dict), 'an object'),
-    (_SIZES, lambda v: _is_count(v, 1), 'an integer of at least 1'),
-    (('max_position_embeddings', 'image_token_id'), _is_count, 'an integer of at least 0'),
-    (('rope_theta', 'rms_norm_eps'), lambda v: type(v) in (int, float) and 0 < v < 1e30, 'a positive number'),
-    (('tie_word_embeddings', 'use_sliding_window', 'attention_bias', 'mlp_bias'), lambda v: type(v) is bool,
-     'true or false'),
-    (_DTYPE, lambda v: isinstance(v, str), 'the name of a dtype'),
-    (('layer_types',), lambda v: isinstance(v, list) and all(isinstance(t, str) for t in v),
-     'a list of names'),
-    (('mrope_section', 'vision_config.fullatt_block_indexes'),
-     lambda v: isinstance(v, list) and all(map(_is_count, v)), 'a list of integers of at least 0'),
-)  # fmt: skip
-
-
-def _short(value: Any) -> str:
-    return repr(value)[:100]
-
-
-def _malformed(c: Mapping[str, Any]) -> list[str]:
-    """Returns one message for each field whose value is of the wrong kind. null counts as absent."""
-    return [
-        f'{field}={_short(c[field])} must be {kind}'
-        for fields, fits, kind in _KINDS
-        for field in fields
-        if c.get(field) is not None and not fits(c[field])
-    ]
-
-
-def _unsupported(c: dict[str, Any], family: Family) -> list[str]:
-    """Returns one message for each field of a flat config that `Decoder` does not support."""
-    has_vision, vision_act, features = (
-        family.vision,
-        'vision_config.hidden_act',
-        'vision_config.out_hidden_size',
-    )
-    turning = f'rope_type {" or ".join(map(repr, family.rotations))} of whole heads'
-    width = c.get('hidden_size', 0) // c.get('num_attention_heads', 1)
-    supported = (
-        ('hidden_act', c.get('hidden_act', 'silu') == 'silu', "'silu'"),
-        ('use_sliding_window', not c.get('use_sliding_window'), 'False'),
-        (
-            'layer_types',
-            set(c.get('layer_types') or ()) <= {'full_attention'},
-            "'full_attention' in every layer",
-        ),
-        (
-            'head_dim',
-            not has_vision or c.get('head_dim') in (None, width),
-            'hidden_size / num_attention_heads',
-        ),
-        *((field, _turns_whole_heads(c.get(field) or {}, family.rotations), turning) for field in _ROPE),
-        ('partial_rotary_factor', c.get('partial_rotary_factor') in (None, 1), '1'),
-        ('dual_chunk_attention_config', not c.get('dual_chunk_attention_config'), 'null'),
-        ('per_layer_config', not c.get('per_layer_config'), 'null, for identical layers'),
-        (
-            'transformers_weights',
-            not c.get('transformers_weights'),
-            'weights in model.safetensors, or as its index says',
-        ),
-        (vision_act, c.get(vision_act, 'silu') == 'silu', "'silu'"),
-        (
-            features,
-            not has_vision or c.get(features) in (None, c.get('hidden_size')),
-            'the width of the decoder, hidden_size',
-        ),
-        ('quantization_config', not c.get('quantization_config'), 'weights that are not quantised'),
-    )
-    return [
-        f'{field}={_short(c[field])} is not supported; supported: {values}'
-        for field, fine, values in supported
-        if not fine
-    ]
-
-
-def _turns_whole_heads(rope: Mapping[str, Any], kinds: Sequence[str]) -> bool:
-    """Returns whether the rotation is of one of the `kinds`, without contradiction, and of whole heads.
-
-    vLLM can rotate part of a head; transformers cannot.
-    """
-    stated = {str(rope[name]) for name in ('rope_type', 'type') if rope.get(name)}
-    once = len(stated - {'mrope'}) <= 1  # mrope is the default kind with sections
-    return (
-        stated <= {*kinds}
-        and once
-        and rope.get('partial_rotary_factor') in (None, 1)
-        and not rope.get('rope_dim')
-    )
-
-
 def architecture(config: ModelConfig) -> dict[str, Any]:
     """Returns the fields that distinguish this model from others, named as in transformers' config object."""
     decoder = {
@@ -330,6 +243,13 @@ def architecture(config: ModelConfig) -> dict[str, Any]:
         'head_dim': config.head_dim,
     }
     whole = {'model_type': config.model_type, 'tie_word_embeddings': config.tie_embeddings}
+    if config.routing:
+        decoder |= {
+            'moe_intermediate_size': decoder.pop('intermediate_size'),
+            'num_experts': config.routing.experts,
+            'num_experts_per_tok': config.routing.chosen,
+            'norm_topk_prob': config.routing.normalised,
+        }
     if not config.vision:
         return {**whole, **decoder}
     vision = dataclasses.asdict(config.vision)

@@ -4,7 +4,7 @@ Qwen2.5-VL's decoder is Qwen2's with three positions per token. Its vision tower
 the features that replace the embeddings of image tokens.
 
 Shapes:  B rows · T tokens · D width · N query heads · K key/value heads · H head size · F MLP width
-         V vocabulary · L layers · I image features.
+         V vocabulary · L layers · I image features · S experts that a token chooses.
          Parameters (listed in parameters.py) are float32; matrix products run in `config.dtype`.
 
 Not supported, as no checkpoint trained by this project needs them: sliding windows, dropout, attention sinks.
@@ -24,6 +24,7 @@ from flax import nnx
 from flax.traverse_util import unflatten_dict
 
 from bapo_jax.cluster.split import Split
+from bapo_jax.models.experts import Experts, Routing, route
 from bapo_jax.models.families import FAMILIES
 from bapo_jax.models.layers import Adapter, Linear, RMSNorm, Rope, rotate, swiglu
 from bapo_jax.models.parameters import (
@@ -49,7 +50,7 @@ class ModelConfig:
     model_type: str  # a row of FAMILIES
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # of the MLP, or of each expert
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -61,8 +62,22 @@ class ModelConfig:
     value_head: bool = False  # a critic, which has values and no logits
     max_positions: int = 0  # longest sequence that the model was made for, in tokens; 0: not stated
     mrope_section: tuple[int, ...] = ()  # rotary frequencies for each of three positions; (): one position
+    routing: Routing | None = None  # None: each layer has one MLP, which every token passes
     vision: VisionConfig | None = None
     adapter: Adapter | None = None
+
+    @property
+    def routed(self) -> bool:
+        return self.routing is not None
+
+    @property
+    def dense(self) -> bool:
+        return self.routing is None
+
+    @property
+    def chosen_width(self) -> int:
+        """The width of the MLP, or of the experts that a token chooses, together."""
+        return self.intermediate_size * (self.routing.chosen if self.routing else 1)
 
     @property
     def adapts_attention(self) -> bool:
@@ -121,7 +136,10 @@ def rope_tables(positions: jax.Array, config: ModelConfig) -> Rope:
 
 
 class Block(nnx.Module):
-    """A decoder layer: attention, then gated MLP. Both read the normalised residual stream and add to it."""
+    """A decoder layer: attention, then gated MLP or experts.
+
+    Both read the normalised residual stream and add to it.
+    """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         c, self.config = config, config
@@ -140,9 +158,13 @@ class Block(nnx.Module):
         self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else None
         self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else None
         self.o = linear(c.num_heads * c.head_dim, c.hidden_size, c.adapts_attention, width=1)
-        self.gate = linear(c.hidden_size, c.intermediate_size, c.adapts_mlp)
-        self.up = linear(c.hidden_size, c.intermediate_size, c.adapts_mlp)
-        self.down = linear(c.intermediate_size, c.hidden_size, c.adapts_mlp, width=1)
+        if c.routing:
+            self.router = linear(c.hidden_size, c.routing.experts, adapts=False)
+            self.experts = Experts(c.dtype, c.routing.experts, c.hidden_size, c.intermediate_size, rngs=rngs)
+        else:
+            self.gate = linear(c.hidden_size, c.intermediate_size, c.adapts_mlp)
+            self.up = linear(c.hidden_size, c.intermediate_size, c.adapts_mlp)
+            self.down = linear(c.intermediate_size, c.hidden_size, c.adapts_mlp, width=1)
 
     def __call__(self, x_BxTxD, rope: Rope, attend: Attend, split: Split = Split()):
         """Returns the residual stream [B, T, D]. If split, weights are this device's heads and MLP part."""
@@ -157,10 +179,16 @@ class Block(nnx.Module):
         v_BxKxTxH = self.v(h_BxTxD, split).reshape(B, T, -1, c.head_dim).swapaxes(1, 2)
         x_BxTxD = x_BxTxD + split.leave(self.o(attend(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH), split))
         x_BxTxD = kept(x_BxTxD, MLP_INPUT)
-        h_BxTxD = split.enter(self.mlp_norm(x_BxTxD))
-        return x_BxTxD + split.leave(
-            self.down(swiglu(self.gate(h_BxTxD, split), self.up(h_BxTxD, split)), split)
-        )
+        return x_BxTxD + split.leave(self._mlp(self.mlp_norm(x_BxTxD), split))
+
+    def _mlp(self, h_BxTxD: jax.Array, split: Split) -> jax.Array:
+        """Returns [B, T, D] of the MLP or the experts; if split, what this device's part of them adds."""
+        if not self.config.routing:
+            h_BxTxD = split.enter(h_BxTxD)
+            return self.down(swiglu(self.gate(h_BxTxD, split), self.up(h_BxTxD, split)), split)
+        # Every device of 'tensor' routes all of its tokens alike.
+        weight_BxTxS, expert_BxTxS = route(self.router(h_BxTxD, split), self.config.routing)
+        return self.experts(split.enter(h_BxTxD), split.enter(weight_BxTxS), expert_BxTxS, split)
 
 
 class Decoder(nnx.Module):

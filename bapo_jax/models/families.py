@@ -9,19 +9,29 @@ from typing import Any, NamedTuple
 
 
 class Family(NamedTuple):
-    """Decoders of one `model_type`. All have RMS norms, rotary queries and keys, and a gated SiLU MLP."""
+    """Decoders of one `model_type`. All have RMS norms, rotary queries and keys, and a gated SiLU MLP.
+
+    If `experts`, each layer has routed ones in place of the MLP (models/experts.py).
+    """
 
     qkv_bias: bool = False  # queries, keys and values have a bias
     qk_norm: bool = False  # each head's queries and keys are normalised
     needs: tuple[str, ...] = ()  # fields that a config.json must state, besides those that every family needs
     rotations: tuple[str, ...] = ('default', 'linear', 'llama3', 'yarn')  # transformers' rope types
     only: tuple[tuple[str, Any], ...] = ()  # transformers config fields, and their only supported value
+    experts: bool = False
     vision: bool = False  # the decoder has three positions per token, and a vision tower
 
 
 FAMILIES = {
     'qwen2': Family(qkv_bias=True),
     'qwen3': Family(qk_norm=True, needs=('head_dim',), only=(('attention_bias', False),)),
+    'qwen3_moe': Family(
+        qk_norm=True,
+        needs=('head_dim', 'moe_intermediate_size', 'num_experts', 'num_experts_per_tok', 'norm_topk_prob'),
+        only=(('attention_bias', False), ('decoder_sparse_step', 1), ('mlp_only_layers', [])),
+        experts=True,
+    ),
     'llama': Family(only=(('attention_bias', False), ('mlp_bias', False))),
     'qwen2_5_vl': Family(qkv_bias=True, rotations=('default', 'mrope'), vision=True),
 }

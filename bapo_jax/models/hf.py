@@ -1,7 +1,8 @@
 """Reads and writes Hugging Face directories: safetensors (one or more), config.json (configs.py), tokenizer.
 
 A parameter tree is the pure state of `Decoder`: nested dicts of float32 arrays, layers stacked first, [L, in,
-out]. Hugging Face stores one [out, in] matrix per layer; parameters.py maps its tensors to parameters.
+out], and then experts, [L, E, in, out]. Hugging Face stores one [out, in] matrix per layer and expert;
+parameters.py maps its tensors to parameters.
 """
 
 from __future__ import annotations
@@ -71,18 +72,29 @@ def init_params(config: ModelConfig, seed: int) -> Params:
 
 def layout(config: ModelConfig) -> list[Tensor]:
     """Lists the model's checkpoint tensors in table order: embedding, layer by layer, norm, head, vision."""
-    tensors = []
-    in_files = (p for p in parameters_of(config) if p.in_files)
-    for per_layer, group in itertools.groupby(in_files, key=lambda parameter: parameter.per_layer):
-        group = list(group)
-        for layer in range(_stacked(group[0], config)) if per_layer else (None,):
-            tensors += [Tensor(p.name.format(layer), p.path, layer, p.transposed) for p in group]
-    return tensors
+    in_files = [p for p in parameters_of(config) if p.in_files]
+    return [
+        Tensor(p.name.format(*index), p.path, index, p.transposed)
+        for rows, index in _in_order(in_files, abstract_params(config)[1])
+        for p in rows
+    ]
 
 
-def _stacked(parameter: Parameter, config: ModelConfig) -> int:
-    """Returns the number of layers, or vision tower blocks, stacked in a parameter."""
-    return config.vision.depth if parameter.needs == 'vision' else config.num_layers
+def _in_order(
+    rows: Iterable[Parameter], shapes: Params, index: tuple[int, ...] = ()
+) -> Iterator[tuple[tuple[Parameter, ...], tuple[int, ...]]]:
+    """Yields (rows, index of their tensors) in the order of files: a layer's together, and in it an expert's.
+
+    All `rows` are numbered by at least the `index` given.
+    """
+    depth = len(index)
+    for deeper, group in itertools.groupby(rows, key=lambda row: row.indices > depth):
+        group = tuple(group)
+        if not deeper:
+            yield group, index
+            continue
+        for i in range(at(shapes, group[0].path).shape[depth]):
+            yield from _in_order(group, shapes, (*index, i))
 
 
 def check_weights(path: str | Path, config: ModelConfig) -> None:
@@ -110,18 +122,17 @@ def load_params(path: str | Path, config: ModelConfig, sharding: Any = None, lik
     params: Params = {}
     for tensor in layout(config):
         handle, where = handles[tensor.name], at(sharding, tensor.path) if sharding else one_device
-        of_tensor = (
-            where if tensor.layer is None else NamedSharding(where.mesh, PartitionSpec(*where.spec[1:]))
-        )
+        of_tensor = NamedSharding(where.mesh, PartitionSpec(*where.spec[len(tensor.index) :]))
         shape, dtype = at(shapes, tensor.path).shape, at(shapes, tensor.path).dtype
         array = _place(handle, tensor.transposed, of_tensor, dtype)
         if not _all_finite(array):
             raise DamagedWeights(
                 f'{path}: tensor {tensor.name} has a value that is not finite; restore the weight files'
             )
-        if tensor.layer is not None:
-            stacked = jnp.zeros(shape, dtype, device=where) if tensor.layer == 0 else at(params, tensor.path)
-            array = _set_layer(stacked, array, tensor.layer, sharding=where)
+        if tensor.index:
+            first = not any(tensor.index)
+            stacked = jnp.zeros(shape, dtype, device=where) if first else at(params, tensor.path)
+            array = _set_part(stacked, array, tensor.index, sharding=where)
         # Without this wait the host would run ahead and hold every tensor that no device has taken yet.
         _set(params, tensor.path, jax.block_until_ready(array))
     for parameter in parameters_of(config):
@@ -156,11 +167,21 @@ def _place(handle: Any, transposed: bool, sharding: NamedSharding, dtype: Any) -
 
 
 @functools.partial(jax.jit, donate_argnames='stacked', static_argnames='sharding')
-def _set_layer(stacked: jax.Array, layer: jax.Array, i: int, *, sharding: NamedSharding) -> jax.Array:
-    """Sets stacked[i] = layer in place."""
+def _set_part(
+    stacked: jax.Array, part: jax.Array, index: tuple[int, ...], *, sharding: NamedSharding
+) -> jax.Array:
+    """Sets stacked[index] = part in place."""
+    whole = part.reshape(*[1] * len(index), *part.shape)
     return jax.lax.with_sharding_constraint(
-        jax.lax.dynamic_update_index_in_dim(stacked, layer, i, 0), sharding
+        jax.lax.dynamic_update_slice(stacked, whole, (*index, *[0] * part.ndim)), sharding
     )
+
+
+def _part(stacked: jax.Array, index: tuple[jax.Array, ...]) -> jax.Array:
+    """Returns stacked[index]."""
+    shape = stacked.shape[len(index) :]
+    part = jax.lax.dynamic_slice(stacked, (*index, *[0] * len(shape)), (*[1] * len(index), *shape))
+    return part.reshape(shape)
 
 
 def to_hf(config: ModelConfig, params: Params) -> Iterator[tuple[str, np.ndarray]]:
@@ -174,7 +195,8 @@ def as_in_files(config: ModelConfig, params: Params, dtype: str) -> Iterator[tup
 
     An adapter is merged into the matrices that it changes. An array is split like its parameter, so nothing
     but an adapter is gathered; devices with the same rows of a matrix divide them. One compiled program
-    handles all layers, one at a time. Parameters in host memory are moved to devices first.
+    handles all layers, one at a time, and another all experts. Parameters in host memory are moved to devices
+    first.
     """
     params = on_device(jax.tree.map(jnp.asarray, params))
     rows = [p for p in parameters_of(config) if p.in_files]
@@ -191,21 +213,17 @@ def adapter_in_files(config: ModelConfig, params: Params, dtype: str) -> Iterato
 def _in_files(
     config: ModelConfig, params: Params, dtype: str, rows: Iterable[Parameter], scale: float | None
 ) -> Iterator[tuple[str, jax.Array]]:
-    for per_layer, group in itertools.groupby(rows, key=lambda parameter: parameter.per_layer):
-        group = tuple(group)
+    for group, index in _in_order(rows, abstract_params(config)[1]):
         shardings = tuple(_sharding_in_files(p, at(params, p.path)) for p in group)
-        for layer in range(_stacked(group[0], config)) if per_layer else (0,):
-            arrays = _as_in_files(
-                params, layer, parameters=group, dtype=dtype, shardings=shardings, scale=scale
-            )
-            yield from zip((p.name.format(layer) for p in group), arrays, strict=True)
+        arrays = _as_in_files(params, index, parameters=group, dtype=dtype, shardings=shardings, scale=scale)
+        yield from zip((p.name.format(*index) for p in group), arrays, strict=True)
 
 
 def _sharding_in_files(parameter: Parameter, array: jax.Array) -> NamedSharding | None:
     """Returns how a tensor of `parameter` is split; None without a mesh."""
     if not isinstance(array.sharding, NamedSharding):
         return None
-    mesh, first = array.sharding.mesh, int(parameter.per_layer)
+    mesh, first = array.sharding.mesh, parameter.indices
     shape, axes = array.shape[first:], [*array.sharding.spec, *[None] * array.ndim][first : array.ndim]
     if parameter.transposed:
         shape, axes = shape[::-1], axes[::-1]
@@ -219,14 +237,14 @@ def _sharding_in_files(parameter: Parameter, array: jax.Array) -> NamedSharding 
 @functools.partial(jax.jit, static_argnames=('parameters', 'dtype', 'shardings', 'scale'))
 def _as_in_files(
     params: Params,
-    layer: jax.Array,
+    index: tuple[jax.Array, ...],
     *,
     parameters: tuple[Parameter, ...],
     dtype: str,
     shardings: tuple[NamedSharding | None, ...],
     scale: float | None = None,
 ) -> list[jax.Array]:
-    """Returns the tensors of `parameters` as in files; `layer` matters only if they are per layer.
+    """Returns the tensors of `parameters` as in files; `index` is that of the layer, and of the expert.
 
     With the `scale` of an adapter, matrices that have one are W + scale · A B.
     """
@@ -237,10 +255,9 @@ def _as_in_files(
         merged = scale is not None and parameter.path[-1] == 'kernel' and 'a' in beside
         if merged:
             array = array.astype(jnp.float32)
-        if parameter.per_layer:
-            array = jax.lax.dynamic_index_in_dim(array, layer, keepdims=False)
+        array = _part(array, index)
         if merged:
-            a, b = (jax.lax.dynamic_index_in_dim(beside[x], layer, keepdims=False) for x in ('a', 'b'))
+            a, b = (_part(beside[x], index) for x in ('a', 'b'))
             array += scale * jnp.matmul(a, b, precision='highest', preferred_element_type=jnp.float32)
         array = (array.T if parameter.transposed else array).astype(dtype)
         arrays.append(jax.lax.with_sharding_constraint(array, sharding) if sharding else array)

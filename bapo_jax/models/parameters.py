@@ -18,11 +18,19 @@ from typing import Any, NamedTuple
 WHOLE, VISION, ADAPTER, CRITICS = 'whole', 'vision', 'adapter', 'critics'
 
 
+_STACKED = ('layers', 'experts')  # the axes on which tensors of files are stacked, in this order
+
+
 class Parameter(NamedTuple):
-    """One parameter of the tree. Those of layers or vision blocks are stacked on the first axis."""
+    """One parameter of the tree. The layers', or vision blocks', are stacked on the first axis.
+
+    The experts' are stacked on the second.
+    """
 
     path: tuple[str, ...]  # in the parameter tree
-    name: str  # Hugging Face's; '{}' is the layer's number; '': in no file: starts at 0 and is never written
+    # Hugging Face's; '{}' is the number of the layer, then of the expert. '': it is in no file, starts at 0
+    # and is never written.
+    name: str
     # Logical axis of each dimension (a field of sharding.ShardingRules); None: never split.
     axes: tuple[str | None, ...]
     transposed: bool = False  # Hugging Face stores [out, in], the tree [in, out]
@@ -36,8 +44,9 @@ class Parameter(NamedTuple):
         return bool(self.name) and self.when != ADAPTER
 
     @property
-    def per_layer(self) -> bool:
-        return self.axes[0] == 'layers'
+    def indices(self) -> int:
+        """How many leading axes number the tensors of files: 0, 1 (layers) or 2 (layers and experts)."""
+        return sum(axis in _STACKED for axis in self.axes)
 
 
 EMBEDDING = Parameter(('embedding', 'embedding'), 'model.embed_tokens.weight', ('vocab', 'embed'))
@@ -46,6 +55,7 @@ HEAD = Parameter(
 )
 
 _ATTENTION, _MLP = 'model.layers.{}.self_attn.', 'model.layers.{}.mlp.'
+_EXPERT = _MLP + 'experts.{}.'
 
 # In the order in which tensors are read, written and published. A layer's tensors are together, which keeps
 # the reader's memory small.
@@ -90,6 +100,7 @@ PARAMETERS = (
         _MLP + 'gate_proj.weight',
         ('layers', 'embed', 'mlp'),
         transposed=True,
+        needs='dense',
         adapter='mlp',
     ),
     Parameter(
@@ -97,6 +108,7 @@ PARAMETERS = (
         _MLP + 'up_proj.weight',
         ('layers', 'embed', 'mlp'),
         transposed=True,
+        needs='dense',
         adapter='mlp',
     ),
     Parameter(
@@ -104,7 +116,38 @@ PARAMETERS = (
         _MLP + 'down_proj.weight',
         ('layers', 'mlp', 'embed'),
         transposed=True,
+        needs='dense',
         adapter='mlp',
+    ),
+    # 'tensor' splits each expert's width as it does an MLP's. So all devices have equal work however tokens
+    # are routed, and no token crosses the mesh. An axis of the mesh over experts would give neither.
+    Parameter(
+        ('layers', 'router', 'kernel'),
+        _MLP + 'gate.weight',
+        ('layers', 'embed', None),
+        transposed=True,
+        needs='routed',
+    ),
+    Parameter(
+        ('layers', 'experts', 'gate', 'kernel'),
+        _EXPERT + 'gate_proj.weight',
+        ('layers', 'experts', 'embed', 'mlp'),
+        transposed=True,
+        needs='routed',
+    ),
+    Parameter(
+        ('layers', 'experts', 'up', 'kernel'),
+        _EXPERT + 'up_proj.weight',
+        ('layers', 'experts', 'embed', 'mlp'),
+        transposed=True,
+        needs='routed',
+    ),
+    Parameter(
+        ('layers', 'experts', 'down', 'kernel'),
+        _EXPERT + 'down_proj.weight',
+        ('layers', 'experts', 'mlp', 'embed'),
+        transposed=True,
+        needs='routed',
     ),
     Parameter(('layers', 'q', 'bias'), _ATTENTION + 'q_proj.bias', ('layers', 'heads'), needs='qkv_bias'),
     Parameter(('layers', 'k', 'bias'), _ATTENTION + 'k_proj.bias', ('layers', 'heads'), needs='qkv_bias'),

@@ -16,6 +16,7 @@ class ShardingRules:
     """Maps each logical axis of the parameter table to a mesh axis (None: not split)."""
 
     layers: str | None = None
+    experts: str | None = None
     embed: str | None = 'fsdp'
     heads: str | None = 'tensor'
     mlp: str | None = 'tensor'

@@ -22,7 +22,7 @@ class Tensor(NamedTuple):
 
     name: str  # Hugging Face's
     path: tuple[str, ...]
-    layer: int | None  # index on the first axis of the parameter at `path`; None if it is not per layer
+    index: tuple[int, ...]  # on the leading axes of the parameter at `path`: (), (layer,) or (layer, expert)
     transposed: bool
 
 
@@ -72,7 +72,7 @@ def open_tensors(
                 f'{file}: cannot read tensor {tensor.name!r} ({e}); the file is truncated or of another '
                 'model: fetch it again'
             ) from e
-        want = at(shapes, tensor.path).shape[0 if tensor.layer is None else 1 :]
+        want = at(shapes, tensor.path).shape[len(tensor.index) :]
         want = want[::-1] if tensor.transposed else want
         if tuple(handle.get_shape()) != want:
             raise ValueError(

@@ -91,7 +91,7 @@ from pathlib import Path
 from bapo_jax.cluster import hosts
 from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.models import hf
-from bapo_jax.models.parameters import PARAMETERS
+from bapo_jax.models.decoder import parameters_of
 from bapo_jax.models.sharding import parameter_sharding
 from bapo_jax.models.tensor_files import at
 from bapo_jax.weights.publish import path_of, publish, write_weights
@@ -102,9 +102,9 @@ config, together = hf.read_config(base), hosts.Hosts(60.0)
 for version, sizes in enumerate(((2, 2, 1), (1, 2, 2))):
     mesh = make_mesh(*sizes)
     params = hf.load_params(base, config, parameter_sharding(mesh, hf.abstract_params(config)[1]))
-    matrices = tuple(p for p in PARAMETERS if p.per_layer and p.transposed)
+    matrices = tuple(p for p in parameters_of(config) if p.indices and p.transposed)
     shardings = tuple(hf._sharding_in_files(p, at(params, p.path)) for p in matrices)
-    program = hf._as_in_files.lower(params, 0, parameters=matrices, dtype='bfloat16', shardings=shardings).compile().as_text()
+    program = hf._as_in_files.lower(params, (0,), parameters=matrices, dtype='bfloat16', shardings=shardings).compile().as_text()
     assert 'transpose' in program and not re.search('all-gather|all-to-all|all-reduce|permute', program)
     if host == 0:
         publish(directory, version, params, config, 'bfloat16', together)

@@ -16,7 +16,7 @@ import pytest
 from eight_devices import ROOT, eight_devices
 from jax.sharding import AbstractMesh
 from stand_in_gpus import gpus
-from tiny import QWEN3
+from tiny import QWEN3, QWEN3_MOE
 
 from bapo_jax.cluster import devices
 from bapo_jax.cluster.devices import device_memory, gpu_hosts, keep_programs
@@ -34,14 +34,14 @@ from bapo_jax.rollout.inprocess.room import Limits
 from bapo_jax.run.checksums import word_sum
 from bapo_jax.tasks.sight import Sight
 
-FAMILIES = {'Qwen2': {}, 'Qwen3': QWEN3}
+FAMILIES = {'Qwen2': {}, 'Qwen3': QWEN3, 'Qwen3-MoE': QWEN3_MOE}
 VL = 'Qwen2.5-VL'  # with images
 ADAPTER = 'Qwen3 with an adapter'
 LORA = {ADAPTER: Adapter(4, 8.0, 'all')}
 # family, mesh sizes, mesh.gather_once
 CASES = (
     ('Qwen2', (2, 2, 2), False), ('Qwen3', (1, 8, 1), False), ('Qwen3', (2, 2, 2), True), (VL, (2, 2, 2), False),
-    (ADAPTER, (2, 2, 2), False),
+    (ADAPTER, (2, 2, 2), False), ('Qwen3-MoE', (2, 2, 2), False),
 )  # fmt: skip
 
 

@@ -14,6 +14,10 @@ TINY = {
     'tie_word_embeddings': True, 'eos_token_id': 3,
 }  # fmt: skip
 QWEN3 = {'model_type': 'qwen3', 'head_dim': 16}  # heads wider than the model, as Qwen3-4B's
+QWEN3_MOE = {
+    'model_type': 'qwen3_moe', 'head_dim': 16, 'moe_intermediate_size': 24, 'num_experts': 6, 'num_experts_per_tok': 2,
+    'norm_topk_prob': True,
+}  # fmt: skip
 
 
 class Policy(NamedTuple):

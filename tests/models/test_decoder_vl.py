@@ -231,4 +231,4 @@ def test_the_rows_of_the_table_are_the_towers_parameters(make_vl):
         assert shapes.keys() == rows.keys() and set(VISION_PARAMETERS) <= set(rows.values())
         for path in (p for p in shapes if p[0] == 'vision'):
             assert len(shapes[path]) == len(rows[path].axes), path
-            assert not rows[path].per_layer or shapes[path][0] == config.vision.depth, path
+            assert not rows[path].indices or shapes[path][0] == config.vision.depth, path

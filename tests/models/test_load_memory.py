@@ -49,7 +49,7 @@ def write_checkpoint(directory: Path) -> None:
         shape = shapes[tensor.path[0]]
         for key in tensor.path[1:]:
             shape = shape[key]
-        shape = shape.shape[0 if tensor.layer is None else 1 :]
+        shape = shape.shape[len(tensor.index) :]
         bits = rng.integers(0, 2**16, shape[::-1] if tensor.transposed else shape, np.uint16) & 0xFF7F  # no infinity, no NaN
         shards[i % 2][tensor.name] = bits.view(ml_dtypes.bfloat16)
     for i, shard in enumerate(shards):

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 import pytest
-from tiny import QWEN3
+from tiny import QWEN3, QWEN3_MOE
 
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import parameters_of
@@ -12,7 +12,7 @@ from bapo_jax.models.layers import Adapter
 from bapo_jax.models.parameters import ADAPTER_PARAMETERS, HEAD, PARAMETERS, united, parted
 from bapo_jax.models.sharding import ShardingRules
 
-MODELS = [{'tie_word_embeddings': tied, **family} for family in ({}, QWEN3) for tied in (True, False)]
+MODELS = [{'tie_word_embeddings': tied, **family} for family in ({}, QWEN3, QWEN3_MOE) for tied in (True, False)]
 
 
 @pytest.mark.parametrize('fields', MODELS)
@@ -24,8 +24,9 @@ def test_a_model_has_exactly_the_parameters_of_its_rows(fields, make_policy):
     assert shapes.keys() == rows.keys()
     for path, shape in shapes.items():
         assert len(shape) == len(rows[path].axes), path
-        assert rows[path].per_layer == (path[0] == 'layers'), path
-        assert not rows[path].per_layer or shape[0] == config.num_layers, path
+        assert rows[path].indices == (path[0] == 'layers') + ('experts' in path), path
+        assert not rows[path].indices or shape[0] == config.num_layers, path
+        assert rows[path].indices < 2 or shape[1] == config.routing.experts, path
     assert (HEAD in rows.values()) is not fields['tie_word_embeddings']
 
 
@@ -42,12 +43,12 @@ def test_a_critic_has_a_value_head_in_place_of_the_head(make_policy):
 def test_every_row_is_of_some_model_and_names_a_parameter_of_its_own(make_policy):
     models = [
         dataclasses.replace(make_policy(**fields).config, value_head=critic, adapter=adapter)
-        for fields in MODELS for critic in (False, True) for adapter in (None, Adapter(2, 4.0, 'all'))
+        for fields in MODELS for critic in (False, True) for adapter in (None, Adapter(2, 4.0, 'attention' if 'num_experts' in fields else 'all'))
     ]  # fmt: skip
     rows = PARAMETERS + ADAPTER_PARAMETERS
     assert {p for model in models for p in parameters_of(model)} == set(rows)
     assert len({p.path for p in rows}) == len({p.name for p in rows}) == len(rows)
-    assert all(('{}' in p.name) == p.per_layer for p in rows)
+    assert all(p.name.count('{}') == p.indices for p in rows)
 
 
 @pytest.mark.parametrize('like', [{'b': {'d': 0}}, {'a': 0}, {'a': 0, 'b': {'c': 0, 'd': 0}}, {'x': 0}, None])

@@ -67,6 +67,9 @@ _EVALUATE = _of('run/evaluation.py', 'test_evaluate.py')
 _STATE = _of('run/state.py', 'run/test_checkpoint.py')
 _POLICY = _of('learner/policy.py', 'learner/test_update.py')
 _TRAINEE = _of('learner/trainee.py', 'learner/test_critic.py')
+_EXPERTS = _of('models/experts.py', 'models/test_experts.py')
+_SPLIT = _of('cluster/split.py', 'models/test_experts.py')
+_FILES = _of('models/hf.py', 'models/test_experts.py', 'models/test_hf.py')
 
 MUTANTS = (
     # ---- replay
@@ -236,6 +239,15 @@ MUTANTS = (
             'np.where(judged >= k, 1 - (1 - correct / judged) ** k, np.nan)', 'pass@k is biased'),
     _SCORES('if len(v) == most]', 'if len(v) >= 1]', 'every answer is a majority'),
     _GROUPS('old.verdicts + new.verdicts', 'new.verdicts + old.verdicts', 'verdicts of joined groups are swapped'),
+    # ---- models
+    _EXPERTS('    if routing.normalised:\n', '    if not routing.normalised:\n', 'weights add up to 1 where they must not'),
+    _EXPERTS('_permuted(y_PxD, jnp.argsort(order_P))', '_permuted(y_PxD, order_P)', "a token gets another's result"),
+    _EXPERTS('jnp.bincount(expert_P, length=E)', 'jnp.minimum(jnp.bincount(expert_P, length=E), 2 * expert_P.size // E)',
+             'an expert drops tokens above its capacity'),
+    _SPLIT('jax.lax.ragged_dot(gradient_PxO, whole_ExIxO.swapaxes(1, 2), size_E)',
+           'jax.lax.ragged_dot(gradient_PxO, whole_ExIxO[::-1].swapaxes(1, 2), size_E)', "a gradient through another expert's matrix"),
+    _FILES('yield from _in_order(group, shapes, (*index, i))', 'yield from _in_order(group, shapes, (*index, max(i - 1, 0)))',
+           'a tensor has the number of the one before'),
     # ---- run
     _RUN('saves = {}, step == self._steps or is_due(c.checkpoint.every, step)', 'saves = {}, is_due(c.checkpoint.every, step)',
          'the last step has no checkpoint'),

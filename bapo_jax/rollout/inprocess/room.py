@@ -98,7 +98,9 @@ def memory_of(
     room = room_for(model, limits, limits.slots, group_size, limits.prompt_tokens, response_tokens)
     b = jnp.dtype(model.dtype).itemsize
     responses = 8 * (room.slots + room.line * group_size) * response_tokens
-    wide = 4 * model.hidden_size + 3 * model.intermediate_size + 2 * model.num_heads * model.head_dim
+    wide = 4 * model.hidden_size + 3 * model.chosen_width + 2 * model.num_heads * model.head_dim
+    if model.routing:  # a token's copies, one for each of its experts, and their results
+        wide += 2 * model.routing.chosen * model.hidden_size
     words = (
         model.vocab_size
         if model.vocab_size <= VOCABULARY_BLOCK

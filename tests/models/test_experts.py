@@ -1,0 +1,273 @@
+"""Mixture of experts: Hugging Face's, a plain sum over all experts, and what a learner and an engine make of it.
+
+Tolerances, float32: logits 5e-5; gradients 5e-5 of the largest entry of a tensor.
+"""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from group_builders import graded, right, with_logp
+from learners import BARE, batch_of, gradient, learner_config, make_learner, unscored, updated
+from safetensors.numpy import load_file
+from scored import forward, logits_in
+from small_run import metrics, run, small_config
+from tiny import QWEN3_MOE, STOP_TOKENS
+
+from bapo_jax.cluster.mesh import MESH_AXES
+from bapo_jax.dry_run.memory import matrix_sizes, numbers_idle
+from bapo_jax.export import export
+from bapo_jax.groups import make_batch
+from bapo_jax.learner.speed import model_flops
+from bapo_jax.models import hf
+from bapo_jax.models.adapters import model_of
+from bapo_jax.models.experts import Experts, Routing, route
+from bapo_jax.models.sharding import parameter_sharding
+from bapo_jax.rollout.engine import FRESH, Draw, Sampling
+from bapo_jax.rollout.inprocess.engine import JaxEngine
+from bapo_jax.rollout.inprocess.room import Limits
+from bapo_jax.run.opening import open_run
+from configs.making.bases import countdown_files
+
+SHAPES = {
+    'normalised, tied': {},
+    'not normalised, untied, three of five': {'norm_topk_prob': False, 'num_experts': 5, 'num_experts_per_tok': 3, 'tie_word_embeddings': False},
+}
+
+
+@pytest.fixture(scope='module')
+def tokens():
+    return np.random.default_rng(1).integers(0, 96, (3, 20))
+
+
+@pytest.fixture(scope='module')
+def sampled(make_policy, prompts):
+    """The model, and groups that the engine sampled from it."""
+    policy = make_policy(**QWEN3_MOE)
+    engine = JaxEngine(policy.graph, policy.config, STOP_TOKENS, Limits(32, 16))
+    engine.load(policy.params, 0)
+    answers = engine.generate(prompts, 4, Sampling(1.0, 10), [Draw(0, 0, FRESH)] * len(prompts))
+    return policy, [graded(p, r, right(k, 4)) for p, r, k in zip(prompts, answers, (1, 2, 3, 2, 1, 3), strict=True)]
+
+
+def names_in_files(theirs):
+    """Hugging Face's tensors as in its files: in memory it holds a layer's experts, gate and up, as one."""
+    tensors = {}
+    for name, x in theirs.items():
+        if name.endswith('gate_up_proj'):
+            parts = {part: half for part, half in zip(('gate_proj', 'up_proj'), np.split(x, 2, axis=1), strict=True)}
+        elif name.endswith('experts.down_proj'):
+            parts = {'down_proj': x}
+        else:
+            tensors[name] = x
+            continue
+        tensors |= {f'{name.rpartition(".")[0]}.{i}.{part}.weight': one for part, all_ in parts.items() for i, one in enumerate(all_)}
+    return tensors
+
+
+@pytest.mark.parametrize('shape', SHAPES)
+def test_logits_and_gradients_are_hugging_faces(shape, make_policy, tokens):
+    """The gradients of the mean of sin(logits), for each tensor by its name."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    policy = make_policy(**QWEN3_MOE | SHAPES[shape])
+    theirs = AutoModelForCausalLM.from_pretrained(policy.path)
+    logits = theirs(torch.tensor(tokens)).logits
+    assert logits.std() > 0.5
+    np.testing.assert_allclose(forward(policy, tokens), logits.detach().numpy(), rtol=0, atol=5e-5)
+    torch.sin(logits).mean().backward()
+    want = names_in_files({name: x.grad.numpy() for name, x in theirs.named_parameters()})
+    got = dict(hf.to_hf(policy.config, jax.jit(jax.grad(lambda p: jnp.sin(logits_in(policy.graph, p, tokens)).mean()))(policy.params)))
+    assert got.keys() == want.keys() and len(got) > 2 * 3 * policy.config.routing.experts
+    for name, x in want.items():
+        np.testing.assert_allclose(got[name], x, rtol=0, atol=5e-5 * np.abs(x).max(), err_msg=name)
+    # An expert without a token has no gradient.
+    assert np.mean([np.abs(x).max() > 0 for name, x in got.items()]) > 0.8 and np.abs(got['model.layers.0.mlp.gate.weight']).max() > 0
+
+
+def test_transformers_loads_what_is_written_with_equal_logits(make_policy, tokens, tmp_path):
+    """Files have an expert's matrices by its number, as published ones do."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    policy = make_policy(**QWEN3_MOE)
+    hf.save(tmp_path / 'out', hf.to_hf(policy.config, policy.params), like=policy.path)
+    with torch.no_grad():
+        a, b = (AutoModelForCausalLM.from_pretrained(p)(torch.tensor(tokens)).logits for p in (policy.path, tmp_path / 'out'))
+    assert torch.equal(a, b)
+    written = load_file(tmp_path / 'out' / 'model.safetensors')
+    assert written['model.layers.1.mlp.experts.5.down_proj.weight'].shape == (32, 24)
+    assert written['model.layers.0.mlp.experts.0.gate_proj.weight'].shape == (24, 32)
+    assert written['model.layers.0.mlp.gate.weight'].shape == (6, 32)
+    assert json.loads((tmp_path / 'out' / 'config.json').read_text())['num_experts'] == 6  # transformers 4 knows no other name
+
+
+@pytest.mark.parametrize('routed', ['at random', 'all to one expert'])
+def test_every_pair_of_a_token_and_its_expert_is_computed(routed):
+    """Σ over all experts of weight · W_down (silu(W_gate x) · W_up x), with its gradients: 1e-5 of the largest."""
+    B, T, D, E, S, F = 2, 9, 8, 4, 2, 5
+    rng = np.random.default_rng(0)
+    experts = Experts('float32', E, D, F, rngs=nnx.Rngs(0))
+    graph, params = nnx.split(experts, nnx.Param)
+    params = jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), jnp.float32), params)
+    h, by = (jnp.asarray(rng.standard_normal((B, T, D)), jnp.float32) for _ in range(2))
+    weight = jnp.asarray(rng.random((B, T, S)), jnp.float32)
+    expert = jnp.asarray(np.argsort(rng.random((B, T, E)))[..., :S] if routed == 'at random' else np.full((B, T, S), 2), jnp.int32)
+
+    def ours(params, h, weight):
+        return nnx.merge(graph, params)(h, weight, expert)
+
+    def plain(params, h, weight):
+        of = nnx.to_pure_dict(params)
+        share_BxTxE = jnp.einsum('bts,btse->bte', weight, jax.nn.one_hot(expert, E))
+        gate, up = (jnp.einsum('btd,edf->btef', h, of[name]['kernel']) for name in ('gate', 'up'))
+        return jnp.einsum('bte,btef,efd->btd', share_BxTxE, jax.nn.silu(gate) * up, of['down']['kernel'])
+
+    (value, pullback), (want, want_pullback) = (jax.vjp(f, params, h, weight) for f in (ours, plain))
+    np.testing.assert_allclose(value, want, rtol=0, atol=1e-5 * np.abs(want).max())
+    for got, x in zip(jax.tree.leaves(pullback(by)), jax.tree.leaves(want_pullback(by)), strict=True):
+        assert np.abs(x).max() > 0
+        np.testing.assert_allclose(got, x, rtol=0, atol=1e-5 * np.abs(x).max())
+
+
+def test_a_router_chooses_the_most_probable_experts_by_hand():
+    logits = jnp.log(jnp.asarray([[[0.1, 0.4, 0.2, 0.3]]], jnp.float32))
+    for normalised, want in ((False, [0.4, 0.3]), (True, [4 / 7, 3 / 7])):
+        weight, expert = route(logits, Routing(4, 2, normalised))
+        np.testing.assert_array_equal(expert[0, 0], [1, 3])
+        np.testing.assert_allclose(weight[0, 0], want, atol=1e-6)
+
+
+def test_a_row_that_decodes_is_the_learners_and_does_not_depend_on_the_others(sampled, prompts):
+    policy, groups = sampled
+    learner = make_learner(policy, BARE)
+    _, measured = updated(learner, policy, make_batch(groups, ['x1'] * len(groups)))
+    assert measured['actor/updates'] == 2 and measured['mismatch/logprob_abs_max'] < 1e-4
+    engine = JaxEngine(policy.graph, policy.config, STOP_TOKENS, Limits(8, 16))
+    engine.load(policy.params, 0)
+    [alone] = engine.generate(prompts[:1], 4, Sampling(1.0, 10), [Draw(0, 0, FRESH)])
+    for one, other in zip(alone, groups[0].responses, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_allclose(one.logp, other.logp, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize('dtype, remat', [('float32', 'matrix_products'), ('bfloat16', 'full'), ('bfloat16', 'attention_and_mlp_inputs')])
+def test_an_update_of_the_policy_that_was_scored_begins_at_a_ratio_of_exactly_one(dtype, remat, sampled, make_policy):
+    """So both route alike; rows are packed."""
+    policy, groups = make_policy(dtype, **QWEN3_MOE), sampled[1]
+    learner = make_learner(policy, BARE, mini_batch_groups=6, anchor='proximal', remat=remat)
+    scores = learner.score_batch('proximal', policy.params, make_batch(groups, ['x1'] * 6))
+    scored = [
+        dataclasses.replace(g, responses=tuple(with_logp(r, x) for r, x in zip(g.responses, of_group, strict=True)))
+        for g, of_group in zip(groups, scores, strict=True)
+    ]
+    state, measured = updated(learner, policy, make_batch(scored, ['x1'] * 6))
+    assert measured['actor/updates'] == 1
+    assert measured['mismatch/logprob_abs_max'] == measured['actor/ppo_kl'] == measured['actor/pg_clipfrac'] == 0
+    of_layers = gradient(state)['layers']
+    assert min(np.abs(x).max() for x in (of_layers['router']['kernel'], *(m['kernel'] for m in of_layers['experts'].values()))) > 0
+
+
+def test_training_goes_on_bit_for_bit_from_a_checkpoint(sampled, tmp_path):
+    policy, groups = sampled
+    config, learner = learner_config(**BARE), make_learner(policy, BARE)
+    config.model.path = str(policy.path)
+    state, _, checkpoints = open_run(learner, config, tmp_path)
+
+    def step(theta):
+        return learner.update(theta, unscored(batch_of(groups[:3])), np.random.default_rng(0))
+
+    state.theta, _ = step(state.theta)
+    state.trained()
+    checkpoints.save(state, {'empty': np.zeros(1)}, 'selector')
+    checkpoints.close()
+    again, _, _ = open_run(learner, config, tmp_path)
+    (one, want), (other, got) = step(state.theta), step(again.theta)
+    assert want['actor/grad_norm'] == got['actor/grad_norm'] > 0
+    jax.tree.map(np.testing.assert_array_equal, *(jax.device_get(s.trained) for s in (one, other)))
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_bit_for_bit_and_its_export_is_its_policy(tmp_path):
+    """Two steps of GRPO on a small random base; the second again from the checkpoint of the first."""
+    base = tmp_path / 'base'
+    countdown_files(base, width=32, layers=1)
+    stated = json.loads((base / 'config.json').read_text()) | QWEN3_MOE
+    (base / 'config.json').write_text(json.dumps(stated | {'architectures': ['Qwen3MoeForCausalLM']}))
+    model = hf.read_config(base)
+    hf.save(base, hf.to_hf(model, hf.init_params(model, 0)), like=base)
+    config = small_config(
+        'grpo', base, model__path=str(base), task__reward='parity:odd', rollout__max_response_tokens=8, learner__slot_tokens=0,
+        learner__row_tokens=24, learner__learning_rate=1e-3, steps=2, checkpoint__every=1, evaluate__benchmarks=(), evaluate__track_prompts=0,
+    )  # fmt: skip
+    run(config, tmp_path / 'whole')
+    shutil.copytree(tmp_path / 'whole', tmp_path / 'again')
+    shutil.rmtree(tmp_path / 'again' / 'checkpoints' / '2')
+    run(config, tmp_path / 'again')
+    rows = metrics(tmp_path / 'whole')
+    assert metrics(tmp_path / 'again') == rows and len(rows) == 2 and all(row['actor/grad_norm'] > 0 for row in rows)
+    assert max(row['mismatch/logprob_abs_max'] for row in rows) < 1e-4
+    export(tmp_path / 'whole', tmp_path / 'exported')
+    first, last = (dict(hf.to_hf(model, hf.load_params(path, model))) for path in (base, tmp_path / 'exported'))
+    moved = {name for name in first if (first[name] != last[name]).any()}
+    assert {name for name in first if 'experts' in name or name.endswith('mlp.gate.weight')} <= moved
+
+
+def edited(policy, path, **fields):
+    """A copy of its directory with other fields in config.json."""
+    shutil.copytree(policy.path, path)
+    config = json.loads((path / 'config.json').read_text())
+    (path / 'config.json').write_text(json.dumps({k: v for k, v in (config | fields).items() if v is not ...}))
+    return path
+
+
+@pytest.mark.parametrize('fields, named', [
+    ({'decoder_sparse_step': 2}, 'decoder_sparse_step=2 is not supported; supported: 1'),
+    ({'mlp_only_layers': [0]}, r'mlp_only_layers=\[0\] is not supported; supported: \[\]'),
+    ({'num_experts_per_tok': 7}, 'num_experts_per_tok=7 is not supported; supported: at most num_experts'),
+    ({'num_experts': 5}, 'num_local_experts=6 is not supported; supported: the number of num_experts'),
+    ({'num_local_experts': ...}, "'num_experts' is missing"),
+    ({'norm_topk_prob': ...}, "'norm_topk_prob' is missing"),
+    ({'norm_topk_prob': 1}, 'norm_topk_prob=1 must be true or false'),
+    ({'moe_intermediate_size': 0}, 'moe_intermediate_size=0 must be an integer of at least 1'),
+])  # fmt: skip
+def test_what_the_decoder_does_not_compute_is_refused(fields, named, make_policy, tmp_path):
+    with pytest.raises(ValueError, match=f'config.json: .*{named}'):
+        hf.read_config(edited(make_policy(**QWEN3_MOE), tmp_path / 'model', **fields))
+
+
+def test_the_published_name_of_the_number_of_experts_is_read(make_policy, tmp_path):
+    policy = make_policy(**QWEN3_MOE)
+    assert hf.read_config(edited(policy, tmp_path / 'model', num_local_experts=..., num_experts=6)) == policy.config
+
+
+def test_adapters_are_of_attention_alone(make_policy):
+    section = {'path': str(make_policy(**QWEN3_MOE).path), 'dtype': 'float32', 'adapter': {'rank': 2, 'alpha': 4.0, 'targets': 'attention'}}
+    model = model_of(section)
+    adapted = {p[1].key for p, x in jax.tree_util.tree_flatten_with_path(hf.abstract_params(model)[1])[0] if p[-1].key == 'a'}
+    assert adapted == {'q', 'k', 'v', 'o'}
+    for targets in ('mlp', 'all'):
+        section['adapter']['targets'] = targets
+        with pytest.raises(ValueError, match="model.adapter.targets='.*': the experts of qwen3_moe .*; set model.adapter.targets='attention'"):
+            model_of(section)
+
+
+def test_a_width_that_the_mesh_does_not_divide_is_an_error_that_names_both(make_policy):
+    mesh = jax.sharding.AbstractMesh((1, 1, 16), MESH_AXES)
+    with pytest.raises(ValueError, match=r'mesh.tensor=16 does not divide 24, a dimension of layers\.experts'):
+        parameter_sharding(mesh, hf.abstract_params(make_policy(**QWEN3_MOE).config)[1])
+
+
+def test_a_tokens_arithmetic_is_that_of_its_experts_and_memory_that_of_all(make_policy):
+    """D 32, four query and two key heads of 16, six experts of 24, of which a token passes two."""
+    model = make_policy(**QWEN3_MOE).config
+    attention, router, expert = 2 * 32 * (64 + 32), 32 * 6, 3 * 32 * 24
+    layer = matrix_sizes(model)[2]
+    assert (layer, numbers_idle(model)) == (attention + router + 6 * expert, 4 * expert)
+    assert model_flops(model, 1, 0, 0) == 6 * 2 * (attention + router + 2 * expert) == 6 * 2 * (layer - numbers_idle(model))
