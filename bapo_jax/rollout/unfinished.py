@@ -64,8 +64,8 @@ def ask_rest(
 ) -> list[Future[tuple[Response, ...]]]:
     """Asks the engine to continue the groups; returns a future for all responses of each, in order.
 
-    `most` is the most tokens to add to a response, 0 for no budget; `draw` is that of the fresh groups. Groups
-    of one prompt get draws of their own, since the keys of a draw tell prompts apart, but not groups.
+    `most` is the most tokens to add to a response, 0 for no budget; `draw` is that of the fresh groups.
+    Groups of one prompt get draws of their own, since the keys of a draw tell prompts apart, but not groups.
     """
     places = [(i, j) for i, group in enumerate(groups) for j in group.rest()]
     begun = [Begun(groups[i].prompt, groups[i].responses[j].spans, j, most) for i, j in places]

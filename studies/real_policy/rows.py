@@ -74,14 +74,15 @@ def asked_again(metrics: list[dict[str, Any]]) -> dict[str, list[int]]:
 
 
 def table_of_failures(rows: list[dict[str, Any]]) -> str:
-    """Two columns a lag: the share of mixed groups with its interval (Wilson's), of those that failed and of
-    fresh ones.
+    """Two columns a lag that was asked: the share of mixed groups with its interval (Wilson's), of those that
+    failed and of fresh ones.
     """
-    head = [cell for lag in LAGS for cell in (f'failed {lag} step{"s" * (lag > 1)} ago', 'fresh then')]
+    lags = [lag for lag in LAGS if any(row['asked_again'][str(lag)][0] for row in rows)]
+    head = [cell for lag in lags for cell in (f'failed {lag} step{"s" * (lag > 1)} ago', 'fresh then')]
     lines = [f'| arm | seed | {" | ".join(head)} |', '|' + '---|' * (2 + len(head))]
     for row in rows:
         cells = []
-        for lag in LAGS:
+        for lag in lags:
             asked, mixed, fresh, mixed_fresh = row['asked_again'][str(lag)]
             cells += [share_of(mixed, asked), share_of(mixed_fresh, fresh)]
         lines.append(f'| {" | ".join([row["arm"], str(row["seed"]), *cells])} |')
