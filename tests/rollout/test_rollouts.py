@@ -65,7 +65,7 @@ class Counting(PromptSelector):
 class Noting:
     """An engine that notes which policy it is given and what it is asked; `answer(draws)` gives the answer to each prompt."""
 
-    servers = 0
+    servers, holds_several = 0, False
 
     def __init__(self, answer):
         self.events, self.read, self._answer, self._thread = [], [], answer, ThreadPoolExecutor(1)
@@ -265,6 +265,16 @@ def test_hard_prompts_are_answered_by_theta_and_the_engine_then_holds_alpha_agai
     row = r.metrics(0.0)
     assert row['prompts/batches'] == 1
     assert (row['timing_s/gen'], row['timing_s/reward'], row['timing_s/reevaluate']) == (0.5, 0.25, 0.75)
+
+
+def test_an_engine_of_several_policies_is_asked_for_hard_prompts_and_later_steps_before_any_answer(rollouts):
+    r, engine = rollouts(overlap=True)
+    engine.holds_several = True
+    fresh, reevaluated = take(r, 2, HARD, Trained(1, alpha_version=0))
+    assert ids(fresh) == [2, 3] and ids(reevaluated) == [77]
+    assert engine.events == [
+        ('ask', [(2, FRESH), (3, FRESH)]), ('load', 'θ', 1), ('ask', [(77, REEVALUATION)]), ('load', 'α', 0), ('ask', [(4, FRESH), (5, FRESH)])
+    ]  # fmt: skip
 
 
 def test_hard_prompts_of_a_step_that_was_requested_ahead_are_asked_by_themselves(rollouts):

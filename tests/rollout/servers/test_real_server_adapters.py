@@ -147,6 +147,8 @@ def test_a_damaged_adapter_is_refused_before_the_server_changes(adapted, connect
     before, path = models(server), path_of(engine._policies, 1)
     damaged = path.with_name('000007')
     shutil.copytree(path, damaged)
+    manifest = damaged / 'manifest.json'
+    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 7'))
     with (damaged / 'adapter_model.safetensors').open('r+b') as file:
         file.seek(-3, 2)
         file.write(b'xyz')
