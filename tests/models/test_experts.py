@@ -158,8 +158,8 @@ def test_a_row_that_decodes_is_the_learners_and_does_not_depend_on_the_others(sa
 
 
 @pytest.mark.parametrize('dtype, remat', [('float32', 'matrix_products'), ('bfloat16', 'full'), ('bfloat16', 'attention_and_mlp_inputs')])
-def test_an_update_of_the_policy_that_was_scored_begins_at_a_ratio_of_exactly_one(dtype, remat, sampled, make_policy):
-    """So both route alike; rows are packed."""
+def test_an_update_of_the_policy_that_was_scored_begins_at_a_ratio_of_one(dtype, remat, sampled, make_policy):
+    """So both route alike; rows are packed. In float32, a CPU's masked products of experts are fused in two ways, which round apart."""
     policy, groups = make_policy(dtype, **QWEN3_MOE), sampled[1]
     learner = make_learner(policy, BARE, mini_batch_groups=6, anchor='proximal', remat=remat)
     scores = learner.score_batch('proximal', policy.params, make_batch(groups, ['x1'] * 6))
@@ -169,7 +169,8 @@ def test_an_update_of_the_policy_that_was_scored_begins_at_a_ratio_of_exactly_on
     ]
     state, measured = updated(learner, policy, make_batch(scored, ['x1'] * 6))
     assert measured['actor/updates'] == 1
-    assert measured['mismatch/logprob_abs_max'] == measured['actor/ppo_kl'] == measured['actor/pg_clipfrac'] == 0
+    assert measured['actor/pg_clipfrac'] == 0
+    assert measured['mismatch/logprob_abs_max'] <= {'float32': 1e-5, 'bfloat16': 0}[dtype] >= abs(measured['actor/ppo_kl'])
     of_layers = gradient(state)['layers']
     assert min(np.abs(x).max() for x in (of_layers['router']['kernel'], *(m['kernel'] for m in of_layers['experts'].values()))) > 0
 
@@ -211,8 +212,8 @@ def test_a_run_goes_on_bit_for_bit_and_its_export_is_its_policy(tmp_path):
     shutil.rmtree(tmp_path / 'again' / 'checkpoints' / '2')
     run(config, tmp_path / 'again')
     rows = metrics(tmp_path / 'whole')
-    assert metrics(tmp_path / 'again') == rows and len(rows) == 2 and all(row['actor/grad_norm'] > 0 for row in rows)
-    assert max(row['mismatch/logprob_abs_max'] for row in rows) < 1e-4
+    assert metrics(tmp_path / 'again') == rows and [row['step'] for row in rows] == [0, 1, 2]
+    assert all(row['actor/grad_norm'] > 0 and row['mismatch/logprob_abs_max'] < 1e-4 for row in rows[1:])
     export(tmp_path / 'whole', tmp_path / 'exported')
     first, last = (dict(hf.to_hf(model, hf.load_params(path, model))) for path in (base, tmp_path / 'exported'))
     moved = {name for name in first if (first[name] != last[name]).any()}
