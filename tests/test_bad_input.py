@@ -143,16 +143,16 @@ def truncated(model):
     os.truncate(model / 'model.safetensors', 10**6)
 
 
-def mixture_of_experts(model):
+def unknown_family(model):
     config = json.loads((model / 'config.json').read_text())
-    (model / 'config.json').write_text(json.dumps({**config, 'model_type': 'qwen3_moe'}))
+    (model / 'config.json').write_text(json.dumps({**config, 'model_type': 'mixtral'}))
 
 
 SPOILED = [
     (without_shard, "the index names missing files ['model-00002-of-00004.safetensors']; fetch them again"),
     (wrong_shape, 'model.norm.weight has shape (127,), but config.json implies (128,)'),
     (truncated, 'the file is truncated or of another model'),
-    (mixture_of_experts, "config.json: model_type='qwen3_moe' is not supported; supported: qwen2, qwen3"),
+    (unknown_family, "config.json: model_type='mixtral' is not supported; supported: qwen2, qwen3"),
 ]
 
 

@@ -17,8 +17,8 @@ from bapo_jax.rollout.vllm.replies import (
     BadResponse,
     read_group,
     read_load,
-    read_model_length,
     read_results,
+    read_served,
     read_success,
     seconds_to_wait,
 )  # fmt: skip
@@ -62,9 +62,12 @@ def _read(said: dict[str, str]) -> None:
         assert read_load(body).tokens >= 0
     elif route == 'wait':
         assert 0 <= seconds_to_wait(said['text']) < 1e12
+    elif route == 'models':
+        served = read_served(body, SERVER)
+        assert isinstance(served.model_length, int) and all(isinstance(name, str) for name in served.names)
     else:
-        value = {'results': read_results, 'success': read_success, 'models': read_model_length}[route](body, SERVER)
-        assert isinstance(value, bool | int) or value and all(isinstance(worker, dict) for worker in value)
+        value = {'results': read_results, 'success': read_success}[route](body, SERVER)
+        assert isinstance(value, bool) or value and all(isinstance(worker, dict) for worker in value)
 
 
 def _make(rng: Random) -> dict[str, str]:

@@ -380,7 +380,9 @@ def test_close_waits_for_one_step_at_most(learns, rollouts):
     release = threading.Event()
     r, engine = rollouts(lambda _: release.wait(10) and (RESPONSE,), overlap=True, learns=learns)
     r.begin_ahead(0)
-    waiting = [r._begun[step] for step in (2, 3)]
+    waiting, end = [r._begun[step] for step in (2, 3)], time.monotonic() + 10
+    while len(engine.events) < (1 if learns else 3) and time.monotonic() < end:
+        time.sleep(0.01)  # a selector that learns asks from another thread
     threading.Timer(0.1, release.set).start()
     r.close()
     assert all(step.cancelled() for step in waiting)
