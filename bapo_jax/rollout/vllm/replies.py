@@ -266,7 +266,9 @@ def read_served(body: bytes, server: str) -> Served:
     """What a server serves. Raises BadResponse if unreadable."""
     models = _decoded(_models, body, server).data
     if models[0].max_model_len is None:
-        raise BadResponse(f'{server}: a reply has no max_model_len; serve with vLLM 0.32 or later')
+        raise BadResponse(
+            f'{server}: a reply cannot be read; serve with vLLM 0.32 or later: it has no max_model_len'
+        )
     return Served(models[0].max_model_len, frozenset(model.id for model in models))
 
 

@@ -79,10 +79,10 @@ def ask(engine, prompts, max_tokens=48):
     return engine.ask(begun(prompts), G, Sampling(1.0, max_tokens), [Draw(0, 1, FRESH)] * len(prompts))
 
 
-def models(server):
-    """What the server says that it serves."""
+def names(server):
+    """By what names the server says that it serves its base and its adapters."""
     said = httpx.get(f'{server.url}/v1/models', headers={'Authorization': f'Bearer {TOKEN}'}, timeout=60, trust_env=False)
-    return said.json()['data']
+    return {model['id'] for model in said.json()['data']}
 
 
 def assert_trainers(adapted, futures, prompts, number):
@@ -123,10 +123,9 @@ def test_over_fifty_syncs_with_requests_under_way_no_answer_is_stale(adapted, co
                 np.testing.assert_allclose(response.logp, logp, rtol=0, atol=1e-4)
     published = sorted(int(path.name) for path in engine._policies.iterdir())
     assert published[-2:] == [48, 49] and published[0] >= 46
-    names = {model['id'] for model in models(server)}
-    assert {name.split('-')[0] for name in names - {'policy'}} == set(map(str, published))
+    assert {name.split('-')[0] for name in names(server) - {'policy'}} == set(map(str, published))
     engine.close()
-    assert {model['id'] for model in models(server)} == {'policy'}
+    assert names(server) == {'policy'}
 
 
 def test_two_trainers_share_a_server_and_one_that_ends_leaves_the_others_adapters(adapted, connect):
@@ -144,7 +143,7 @@ def test_two_trainers_share_a_server_and_one_that_ends_leaves_the_others_adapter
 def test_a_damaged_adapter_is_refused_before_the_server_changes(adapted, connect, server):
     engine = connect()
     engine.load(version(adapted, 1), 1)
-    before, path = models(server), path_of(engine._policies, 1)
+    before, path = names(server), path_of(engine._policies, 1)
     damaged = path.with_name('000007')
     shutil.copytree(path, damaged)
     manifest = damaged / 'manifest.json'
@@ -154,4 +153,4 @@ def test_a_damaged_adapter_is_refused_before_the_server_changes(adapted, connect
         file.write(b'xyz')
     with pytest.raises(PolicyRefused, match=r'adapter_model\.safetensors is damaged'):
         engine._run(engine._serving.take_up(damaged))
-    assert models(server) == before
+    assert names(server) == before
