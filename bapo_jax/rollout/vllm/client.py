@@ -140,11 +140,7 @@ class VllmEngine(Engine):
         return self.asker()(begun, group_size, sampling, draws)
 
     def asker(self) -> Ask:
-        if self._version is None:
-            raise RuntimeError('the engine holds no policy yet: call load(params, version) before asking it')
-        held = _Held(self._version, self._serving.loading.adapter if self.holds_several else '')
-        with self._holding:
-            self._held.add(held)
+        held = self._hold()
 
         def ask(begun, group_size, sampling, draws):
             return [self._begin(self._group(one, group_size, sampling, self._free, held)) for one in begun]
@@ -154,8 +150,7 @@ class VllmEngine(Engine):
     def probe(
         self, prompt: Prompt, group_size: int, sampling: Sampling, draw: Draw
     ) -> list[tuple[Response, ...]]:
-        held = _Held(self._version, self._serving.loading.adapter if self.holds_several else '')
-        asked = Begun(prompt), group_size, sampling, contextlib.nullcontext(), held
+        asked = Begun(prompt), group_size, sampling, contextlib.nullcontext(), self._hold()
         others = (set(self._urls) - {url} for url in self._urls)
         return results_of([self._begin(self._group(*asked, spoiled)) for spoiled in others])
 
@@ -176,6 +171,15 @@ class VllmEngine(Engine):
         self._thread.join(timeout=10)
         self._loop.close()
         self._serving.stop()
+
+    def _hold(self) -> _Held:
+        """The policy that is loaded now. Raises RuntimeError if there is none."""
+        if self._version is None:
+            raise RuntimeError('the engine holds no policy yet: call load(params, version) before asking it')
+        held = _Held(self._version, self._serving.loading.adapter if self.holds_several else '')
+        with self._holding:
+            self._held.add(held)
+        return held
 
     def _begin(self, work: Coroutine) -> Future:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
