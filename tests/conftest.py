@@ -107,9 +107,13 @@ def tiny_hf(tmp_path_factory):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**TINY, **overrides}))
         with torch.no_grad():
-            for parameter in model.parameters():
+            for name, parameter in model.named_parameters():
                 parameter.copy_(torch.randn_like(parameter) * (0.2 if parameter.ndim > 1 else 0.3))
                 parameter.add_(1.0 if parameter.ndim == 1 else 0.0)
+                if model.config.model_type == 'qwen3_5_text' and name.endswith('norm.weight') and 'linear_attn' not in name:
+                    parameter.sub_(1.0)  # factors are 1 + weight
+                if name.endswith('dt_bias'):  # linear attention that forgets within a token would show nothing
+                    parameter.sub_(4.0)
         path = tmp_path_factory.mktemp('hf') / 'model'
         model.save_pretrained(path)
         made[key] = path
@@ -173,7 +177,7 @@ def score(policy):
     @functools.partial(jax.jit, static_argnames=('compute', 'graph'))
     def run(params, tokens, segment, position, temperature, *, compute=Compute(), graph=policy.graph):
         sequences = Sequences(tokens, segment, position, response=jnp.where(position > 0, segment, 0))
-        return token_logprobs(nnx.merge(graph, params), sequences, temperature, compute)
+        return token_logprobs(nnx.merge(graph, params), sequences, temperature, compute)[:2]
 
     return run
 

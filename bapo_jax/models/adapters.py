@@ -77,7 +77,15 @@ def model_of(model: Mapping[str, Any]) -> ModelConfig:
 
 
 def adapted(model: ModelConfig, adapter: Adapter | None) -> ModelConfig:
-    """Returns the model with the adapter. Raises ValueError if it would change experts, which have none."""
+    """Returns the model with the adapter.
+
+    Raises ValueError if it would change experts or linear attention, which have none.
+    """
+    if model.delta and adapter:
+        raise ValueError(
+            f'model.adapter.rank={adapter.rank}: {model.model_type} has no adapters, since its linear '
+            'attention supports none; set model.adapter.rank=0'
+        )
     if model.routing and adapter and adapter.targets != 'attention':
         raise ValueError(
             f'model.adapter.targets={adapter.targets!r}: the experts of {model.model_type} have no adapter; '

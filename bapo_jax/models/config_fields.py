@@ -21,6 +21,8 @@ _SIZES = (
     'vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads',
     'num_key_value_heads', 'head_dim',
     'moe_intermediate_size', 'num_experts', 'num_local_experts', 'num_experts_per_tok',
+    'linear_num_key_heads', 'linear_num_value_heads', 'linear_key_head_dim', 'linear_value_head_dim',
+    'linear_conv_kernel_dim', 'full_attention_interval',
     *(f'vision_config.{name}' for name in (*_OF_VISION, 'in_chans')),
 )  # fmt: skip
 
@@ -34,8 +36,10 @@ _KINDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (_SIZES, lambda v: _is_count(v, 1), 'an integer of at least 1'),
     (('max_position_embeddings', 'image_token_id'), _is_count, 'an integer of at least 0'),
     (('rope_theta', 'rms_norm_eps'), lambda v: type(v) in (int, float) and 0 < v < 1e30, 'a positive number'),
-    (('tie_word_embeddings', 'use_sliding_window', 'attention_bias', 'mlp_bias', 'norm_topk_prob'),
+    (('tie_word_embeddings', 'use_sliding_window', 'attention_bias', 'mlp_bias', 'norm_topk_prob',
+      'attn_output_gate'),
      lambda v: type(v) is bool, 'true or false'),
+    (('partial_rotary_factor',), lambda v: type(v) in (int, float) and 0 < v <= 1, 'a number in (0, 1]'),
     (DTYPE_FIELDS, lambda v: isinstance(v, str), 'the name of a dtype'),
     (('layer_types',), lambda v: isinstance(v, list) and all(isinstance(t, str) for t in v),
      'a list of names'),
@@ -66,23 +70,30 @@ def unsupported(c: dict[str, Any], family: Family) -> list[str]:
         'vision_config.hidden_act',
         'vision_config.out_hidden_size',
     )
-    turning = f'rope_type {" or ".join(map(repr, family.rotations))} of whole heads'
+    turning = f'rope_type {" or ".join(map(repr, family.rotations))}' + ' of whole heads' * (
+        not family.hybrid
+    )
+    kinds = {'full_attention', 'linear_attention'} if family.hybrid else {'full_attention'}
     width = c.get('hidden_size', 0) // c.get('num_attention_heads', 1)
     supported = (
         ('hidden_act', c.get('hidden_act', 'silu') == 'silu', "'silu'"),
         ('use_sliding_window', not c.get('use_sliding_window'), 'False'),
         (
             'layer_types',
-            set(c.get('layer_types') or ()) <= {'full_attention'},
-            "'full_attention' in every layer",
+            set(c.get('layer_types') or ()) <= kinds,
+            ' or '.join(map(repr, sorted(kinds))) + ' in every layer',
         ),
         (
             'head_dim',
             not has_vision or c.get('head_dim') in (None, width),
             'hidden_size / num_attention_heads',
         ),
-        *((field, turns_whole_heads(c.get(field) or {}, family.rotations), turning) for field in ROPE_FIELDS),
-        ('partial_rotary_factor', c.get('partial_rotary_factor') in (None, 1), '1'),
+        *(
+            (field, turns(c.get(field) or {}, family.rotations, family.hybrid), turning)
+            for field in ROPE_FIELDS
+        ),
+        ('partial_rotary_factor', family.hybrid or c.get('partial_rotary_factor') in (None, 1), '1'),
+        ('attn_output_gate', c.get('attn_output_gate') in (None, family.hybrid), f'{family.hybrid}'),
         ('dual_chunk_attention_config', not c.get('dual_chunk_attention_config'), 'null'),
         ('per_layer_config', not c.get('per_layer_config'), 'null, for identical layers'),
         (
@@ -115,16 +126,16 @@ def unsupported(c: dict[str, Any], family: Family) -> list[str]:
     ]
 
 
-def turns_whole_heads(rope: Mapping[str, Any], kinds: Sequence[str]) -> bool:
+def turns(rope: Mapping[str, Any], kinds: Sequence[str], partly: bool) -> bool:
     """Returns whether the rotation is of one of the `kinds`, without contradiction, and of whole heads.
 
-    vLLM can rotate part of a head; transformers cannot.
+    vLLM can rotate part of a head; transformers cannot, unless the family does so (`partly`).
     """
     stated = {str(rope[name]) for name in ('rope_type', 'type') if rope.get(name)}
     once = len(stated - {'mrope'}) <= 1  # mrope is the default kind with sections
     return (
         stated <= {*kinds}
         and once
-        and rope.get('partial_rotary_factor') in (None, 1)
+        and (partly or rope.get('partial_rotary_factor') in (None, 1))
         and not rope.get('rope_dim')
     )

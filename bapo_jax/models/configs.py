@@ -20,10 +20,11 @@ from bapo_jax.models.config_fields import (
     ROPE_FIELDS,
     malformed,
     quoted,
-    turns_whole_heads,
+    turns,
     unsupported,
 )
 from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.models.delta import DeltaShape
 from bapo_jax.models.experts import Routing
 from bapo_jax.models.families import FAMILIES, Family
 from bapo_jax.models.rotary import read_rotation
@@ -62,6 +63,12 @@ def read_config(
         c = json.loads(file.read_text('utf-8'))
     except (ValueError, RecursionError) as e:
         raise ValueError(f'{file}: not valid JSON ({str(e)[:200]}); fetch the model directory again') from e
+    if isinstance(c, dict) and c.get('model_type') == 'qwen3_5':
+        raise ValueError(
+            f"{file}: model_type='qwen3_5' has a vision tower, which is not supported. Write its text part "
+            'with transformers, and its tokenizer beside it: Qwen3_5ForCausalLM.from_pretrained(MODEL)'
+            '.save_pretrained(TEXT, save_original_format=False); then set model.path=TEXT'
+        )
     if not isinstance(c, dict) or c.get('model_type') not in tuple(FAMILIES):
         found = c.get('model_type') if isinstance(c, dict) else None
         raise ValueError(
@@ -78,7 +85,7 @@ def read_config(
     stretched = [
         (field, rope)
         for field in ROPE_FIELDS
-        if not turns_whole_heads(rope := _flat(c).get(field) or {}, ('default', 'mrope'))
+        if not turns(rope := _flat(c).get(field) or {}, ('default', 'mrope'), family.hybrid)
     ]
     if stretched and 'rope_theta' in stated:
         raise ValueError(
@@ -126,9 +133,17 @@ def read_config(
             if family.experts
             else None
         ),
+        delta=_delta(decoder, file) if family.hybrid else None,
         vision=_vision(whole) if family.vision else None,
         dtype=dtype,
     )
+    d = config.delta
+    if d and (d.value_heads % d.key_heads or int(config.head_dim * rotation.partial_rotary_factor) % 2):
+        raise ValueError(
+            f'{file}: linear_num_value_heads={d.value_heads} must be a multiple of '
+            f'linear_num_key_heads={d.key_heads}, and head_dim · partial_rotary_factor='
+            f'{config.head_dim * rotation.partial_rotary_factor:g} even; fetch the model directory again'
+        )
     if config.num_heads % config.num_kv_heads or config.head_dim % 2 or not config.head_dim:
         raise ValueError(
             f'{file}: num_attention_heads={config.num_heads} must be a multiple of '
@@ -158,13 +173,18 @@ def _as_transformers_reads(c: dict[str, Any], file: Path) -> Any:
 
 
 def with_stated(config: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a config.json with decoder fields replaced by `stated` (`overrides`); keeps `mrope_section`."""
+    """Returns a config.json with decoder fields replaced by `stated` (`overrides`).
+
+    What the rotation turns is kept: `mrope_section`, `partial_rotary_factor`.
+    """
     nested = config.get('text_config') is not None
     decoder = {**(config['text_config'] if nested else config), **stated}
     if 'rope_parameters' in stated:
         before = (config['text_config'] if nested else config).get('rope_parameters') or {}
         decoder['rope_parameters'] = stated['rope_parameters'] | {
-            k: v for k, v in before.items() if k == 'mrope_section'
+            k: v
+            for k, v in before.items()
+            if k in ('mrope_section', 'mrope_interleaved', 'partial_rotary_factor')
         }
         if decoder.get('rope_scaling'):  # takes precedence over rope_parameters
             decoder['rope_scaling'] = {**decoder['rope_scaling'], 'rope_theta': stated['rope_theta']}
@@ -222,6 +242,26 @@ def _needed(family: Family) -> tuple[str, ...]:
     return (*_NEEDED, 'image_token_id', *(f'vision_config.{name}' for name in of_vision))
 
 
+def _delta(decoder: Any, file: Path) -> DeltaShape:
+    """Returns the DeltaShape of transformers' config object; raises as `read_config` does."""
+    kinds = list(decoder.layer_types)
+    period = kinds.index('full_attention') + 1 if 'full_attention' in kinds else len(kinds) + 1
+    shape = DeltaShape(
+        period,
+        decoder.linear_num_key_heads,
+        decoder.linear_num_value_heads,
+        decoder.linear_key_head_dim,
+        decoder.linear_value_head_dim,
+        decoder.linear_conv_kernel_dim,
+    )
+    if period == 1 or kinds != shape.kinds(len(kinds)):
+        raise ValueError(
+            f'{file}: layer_types={quoted(kinds)} is not supported; supported: layers of linear_attention '
+            'and one of full_attention after each so many, the last layer included'
+        )
+    return shape
+
+
 def _vision(whole: Any) -> VisionConfig:
     """Returns the VisionConfig of transformers' config object."""
     names = [field.name for field in dataclasses.fields(VisionConfig) if field.name != 'image_token']
@@ -231,6 +271,8 @@ def _vision(whole: Any) -> VisionConfig:
 
 
 _NEEDED = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads')
+
+
 def architecture(config: ModelConfig) -> dict[str, Any]:
     """Returns the fields that distinguish this model from others, named as in transformers' config object."""
     decoder = {
@@ -249,6 +291,15 @@ def architecture(config: ModelConfig) -> dict[str, Any]:
             'num_experts': config.routing.experts,
             'num_experts_per_tok': config.routing.chosen,
             'norm_topk_prob': config.routing.normalised,
+        }
+    if d := config.delta:
+        decoder |= {
+            'linear_num_key_heads': d.key_heads,
+            'linear_num_value_heads': d.value_heads,
+            'linear_key_head_dim': d.key_dim,
+            'linear_value_head_dim': d.value_dim,
+            'linear_conv_kernel_dim': d.conv,
+            'layer_types': d.kinds(config.num_layers),
         }
     if not config.vision:
         return {**whole, **decoder}

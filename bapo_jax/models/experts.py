@@ -1,10 +1,10 @@
 """Mixture of experts in place of a layer's MLP: each token passes the experts that a router chooses for it.
 
-Routing is dropless: every token reaches all of its experts, however many tokens one expert gets. There is no
-auxiliary loss that evens out their load.
+Routing is dropless: every token reaches all of its experts, however many tokens one expert gets.
 
-Shapes:  B rows · T tokens · D width · E experts · S experts that a token chooses · F width of an expert
-         P = B T S pairs of a token and one of its experts · I, O inputs and outputs of a matrix.
+Shapes:  L layers · B rows · T tokens · D width · E experts · S experts that a token chooses ·
+         F width of an expert · P = B T S pairs of a token and one of its experts ·
+         I, O inputs and outputs of a matrix · G responses of a row.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from bapo_jax.cluster.long_rows import summed
 from bapo_jax.cluster.split import Split, grouped_matmul
 from bapo_jax.models.layers import swiglu
 from bapo_jax.models.remat import PRODUCT, kept
@@ -28,17 +29,50 @@ class Routing(NamedTuple):
     normalised: bool  # the weights of a token's experts add up to 1
 
 
-def route(logits_BxTxE: jax.Array, routing: Routing) -> tuple[jax.Array, jax.Array]:
-    """Returns (weight, expert) of the experts that each token chooses, [B, T, S]; experts are int32.
+class Routed(NamedTuple):
+    """What routing did; of several layers, stacked."""
 
-    As in Hugging Face, logits have the compute dtype, and probabilities are float32. The weights are the
-    largest of them, in the logits' dtype.
+    expert_BxTxS: jax.Array  # int32: the experts that tokens chose
+    imbalance: jax.Array | None  # a layer's `imbalance`, if asked for
+
+
+class Counted(NamedTuple):
+    """The tokens over which experts' loads are to be even."""
+
+    response_BxT: jax.Array  # int32, 1, 2, … along the row; 0 on tokens that do not count
+    weight_BxT: jax.Array  # float32, 0 on those
+
+
+def route(logits_BxTxE: jax.Array, routing: Routing) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns (weight, expert) of the experts that each token chooses, [B, T, S], and all probabilities.
+
+    Experts are int32. As in Hugging Face, logits have the compute dtype, and probabilities [B, T, E] are
+    float32. The weights are the largest of them, in the logits' dtype.
     """
     probability_BxTxE = jax.nn.softmax(logits_BxTxE.astype(jnp.float32))
     weight_BxTxS, expert_BxTxS = jax.lax.top_k(probability_BxTxE, routing.chosen)
     if routing.normalised:
         weight_BxTxS /= jnp.sum(weight_BxTxS, axis=-1, keepdims=True)
-    return weight_BxTxS.astype(logits_BxTxE.dtype), expert_BxTxS
+    return weight_BxTxS.astype(logits_BxTxE.dtype), expert_BxTxS, probability_BxTxE
+
+
+def imbalance(
+    probability_BxTxE: jax.Array, expert_BxTxS: jax.Array, counted: Counted, split: Split = Split()
+) -> jax.Array:
+    """Returns Σ_i w_i E / S Σ_e f_ie P_ie, responses' balance loss (DeepSeek-V3, arXiv 2412.19437, eq. 17).
+
+    f_ie is the share of a response's tokens that chose expert e, which has no gradient, and P_ie the mean of
+    their probabilities of it. The term of a response is 1 if all experts are chosen alike, and at most E / S.
+    A token's weight is w_i / its response's tokens. Thus it adds up over micro-batches and devices.
+    """
+    (B, T, E), response_BxT = probability_BxTxE.shape, counted.response_BxT
+    row_Bx1 = jnp.arange(B)[:, None]
+    zeros_BxGxE = jnp.zeros((B, split.tokens * T + 1, E), jnp.float32)
+    count_BxGxE = zeros_BxGxE.at[row_Bx1[..., None], response_BxT[..., None], expert_BxTxS].add(1.0)
+    count_BxGxE = summed(count_BxGxE, split.tokens)
+    load_BxGxE = count_BxGxE / jnp.maximum(count_BxGxE.sum(axis=-1, keepdims=True), 1.0)  # f / S
+    of_tokens_BxT = jnp.sum(load_BxGxE[row_Bx1, response_BxT] * probability_BxTxE, axis=-1)
+    return E * jnp.sum(counted.weight_BxT * of_tokens_BxT)
 
 
 class ExpertLinear(nnx.Module):
@@ -80,6 +114,15 @@ class Experts(nnx.Module):
         weight_P = _permuted(weight_BxTxS.reshape(-1), order_P)
         y_PxD = self.down(inner_PxF * weight_P[:, None], size_E, split)
         return _permuted(y_PxD, jnp.argsort(order_P)).reshape(B, T, S, D).sum(axis=2)
+
+
+def loads(expert_LxBxTxS: jax.Array, counts_BxT: jax.Array, experts: int) -> jax.Array:
+    """Returns how many of the tokens that count chose each expert, int32 [L, E]."""
+    L = expert_LxBxTxS.shape[0]
+    layer_Lx1 = jnp.arange(L)[:, None]
+    one_LxBxTxS = jnp.broadcast_to(counts_BxT[None, :, :, None], expert_LxBxTxS.shape).astype(jnp.int32)
+    zeros_LxE = jnp.zeros((L, experts), jnp.int32)
+    return zeros_LxE.at[layer_Lx1, expert_LxBxTxS.reshape(L, -1)].add(one_LxBxTxS.reshape(L, -1))
 
 
 def _permuted(x_Px: jax.Array, order_P: jax.Array) -> jax.Array:

@@ -74,27 +74,31 @@ def layout(config: ModelConfig) -> list[Tensor]:
     """Lists the model's checkpoint tensors in table order: embedding, layer by layer, norm, head, vision."""
     in_files = [p for p in parameters_of(config) if p.in_files]
     return [
-        Tensor(p.name.format(*index), p.path, index, p.transposed)
-        for rows, index in _in_order(in_files, abstract_params(config)[1])
+        Tensor(p.name.format(*number), p.path, index, p.transposed)
+        for rows, number, index in _in_order(config, in_files)
         for p in rows
     ]
 
 
 def _in_order(
-    rows: Iterable[Parameter], shapes: Params, index: tuple[int, ...] = ()
-) -> Iterator[tuple[tuple[Parameter, ...], tuple[int, ...]]]:
-    """Yields (rows, index of their tensors) in the order of files: a layer's together, and in it an expert's.
+    config: ModelConfig, rows: Iterable[Parameter], number: tuple[int, ...] = (), index: tuple[int, ...] = ()
+) -> Iterator[tuple[tuple[Parameter, ...], tuple[int, ...], tuple[int, ...]]]:
+    """Yields (rows, number, index) in the order of files: a layer's together, and in it an expert's.
 
-    All `rows` are numbered by at least the `index` given.
+    The number of a layer is that in names, and its index the place in its stack; they differ in a hybrid
+    model. All `rows` are numbered by at least the `number` given.
     """
-    depth = len(index)
+    depth, shapes = len(number), abstract_params(config)[1]
     for deeper, group in itertools.groupby(rows, key=lambda row: row.indices > depth):
         group = tuple(group)
         if not deeper:
-            yield group, index
+            yield group, number, index
             continue
-        for i in range(at(shapes, group[0].path).shape[depth]):
-            yield from _in_order(group, shapes, (*index, i))
+        of_decoder = depth == 0 and group[0].path[0] == 'layers'
+        for i in range(config.num_layers if of_decoder else at(shapes, group[0].path).shape[depth]):
+            stack, place = config.stack_of(i) if of_decoder else (None, i)
+            there = tuple(row for row in group if stack in (None, row.path[0]))
+            yield from _in_order(config, there, (*number, i), (*index, place))
 
 
 def check_weights(path: str | Path, config: ModelConfig) -> None:
@@ -213,10 +217,10 @@ def adapter_in_files(config: ModelConfig, params: Params, dtype: str) -> Iterato
 def _in_files(
     config: ModelConfig, params: Params, dtype: str, rows: Iterable[Parameter], scale: float | None
 ) -> Iterator[tuple[str, jax.Array]]:
-    for group, index in _in_order(rows, abstract_params(config)[1]):
+    for group, number, index in _in_order(config, rows):
         shardings = tuple(_sharding_in_files(p, at(params, p.path)) for p in group)
         arrays = _as_in_files(params, index, parameters=group, dtype=dtype, shardings=shardings, scale=scale)
-        yield from zip((p.name.format(*index) for p in group), arrays, strict=True)
+        yield from zip((p.name.format(*number) for p in group), arrays, strict=True)
 
 
 def _sharding_in_files(parameter: Parameter, array: jax.Array) -> NamedSharding | None:

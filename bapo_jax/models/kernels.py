@@ -79,14 +79,16 @@ def kernel_for(
     *,
     row_tokens: int,
     tensor: int,
+    tokens: int = 1,
     rows: int = 1,
     slot_tokens: int = 0,
     capability: tuple[int, int] | None = None,
 ) -> str:
     """Returns the kernel that `name` selects on `platform` ('cpu', 'gpu', 'tpu') for the ModelConfig `model`.
 
-    Heads are split `tensor` ways. `rows` is the number of rows per device in a micro-batch; `capability` is
-    the card's, None if unknown. `auto` selects the first kernel that runs there and accepts the model, or
+    Heads are split `tensor` ways, and once more `tokens` ways if so many devices share a row (long_rows.py).
+    `rows` is the number of rows of which a device has tokens in a micro-batch; `capability` is the card's,
+    None if unknown. `auto` selects the first kernel that runs there and accepts the model, or
     `xla` if `slot_tokens` is set. It logs a warning if that is not the platform's first kernel.
 
     Raises ValueError, naming the field, the reason and the remedy, if the kernel cannot run there or does not
@@ -114,7 +116,7 @@ def kernel_for(
             f'query and {model.num_kv_heads} key-value heads; lower mesh.tensor'
         )
     elif row.int32_offsets:
-        most = cudnn_attention.most_rows(row_tokens, model.num_heads // tensor, model.head_dim)
+        most = cudnn_attention.most_rows(row_tokens, model.num_heads // (tensor * tokens), model.head_dim)
         if rows > most:
             fewer = f'lower learner.micro_batch_rows to {most} per device, or ' * bool(most)
             problem = (

@@ -20,8 +20,15 @@ class Rope(NamedTuple):
 
 
 def rotate(x_BxNxTxH: jax.Array, rope: Rope) -> jax.Array:
-    """Applies rotary position embedding in Hugging Face's half-rotation layout."""
+    """Applies rotary position embedding in Hugging Face's half-rotation layout.
+
+    Tables of less than half a head's numbers turn the first ones, twice as many, and leave the rest.
+    """
     cos, sin = rope
+    turned = 2 * cos.shape[-1]
+    if turned < x_BxNxTxH.shape[-1]:
+        first, rest = x_BxNxTxH[..., :turned], x_BxNxTxH[..., turned:]
+        return jnp.concatenate([rotate(first, rope), rest], axis=-1)
     first, second = (half.astype(jnp.float32) for half in jnp.split(x_BxNxTxH, 2, axis=-1))
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(
         x_BxNxTxH.dtype
@@ -110,14 +117,20 @@ def first_a(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) · scale over the last axis, computed in float32 as in Hugging Face."""
+    """x / rms(x) · scale over the last axis, computed in float32 as in Hugging Face.
 
-    def __init__(self, size: int, eps: float):
-        self.scale = nnx.Param(jnp.ones(size, jnp.float32))
-        self.eps = eps
+    If `from_one`, the factor is 1 + scale.
+    """
+
+    def __init__(self, size: int, eps: float, from_one: bool = False):
+        self.scale = nnx.Param((jnp.zeros if from_one else jnp.ones)(size, jnp.float32))
+        self.eps, self.from_one = eps, from_one
 
     def __call__(self, x_xI: jax.Array, split: Split = Split()) -> jax.Array:
         """Normalises `x`; pass `split` if `x` is a device's share of work that is split over 'tensor'."""
         x = x_xI.astype(jnp.float32)
         x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
-        return (x * jax.lax.broadcast_to_rank(split.enter(self.scale[...]), x.ndim)).astype(x_xI.dtype)
+        scale = split.enter(self.scale[...])
+        if self.from_one:
+            scale = 1 + scale
+        return (x * jax.lax.broadcast_to_rank(scale, x.ndim)).astype(x_xI.dtype)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 WHOLE, VISION, ADAPTER, CRITICS = 'whole', 'vision', 'adapter', 'critics'
 
 
+FLOAT32 = ('scale', 'a_log', 'dt_bias')  # names in paths of parameters that are never rounded
 _STACKED = ('layers', 'experts')  # the axes on which tensors of files are stacked, in this order
 
 
@@ -57,10 +58,8 @@ HEAD = Parameter(
 _ATTENTION, _MLP = 'model.layers.{}.self_attn.', 'model.layers.{}.mlp.'
 _EXPERT = _MLP + 'experts.{}.'
 
-# In the order in which tensors are read, written and published. A layer's tensors are together, which keeps
-# the reader's memory small.
-PARAMETERS = (
-    EMBEDDING,
+# A layer's, or in a hybrid model those of a layer with full attention.
+_LAYER = (
     Parameter(
         ('layers', 'attention_norm', 'scale'), 'model.layers.{}.input_layernorm.weight', ('layers', None)
     ),
@@ -120,7 +119,8 @@ PARAMETERS = (
         adapter='mlp',
     ),
     # 'tensor' splits each expert's width as it does an MLP's. So all devices have equal work however tokens
-    # are routed, and no token crosses the mesh. An axis of the mesh over experts would give neither.
+    # are routed, and no token crosses the mesh. An axis of the mesh over experts would give neither, and as
+    # routing is dropless and shapes are fixed, each device would need room for the tokens of all.
     Parameter(
         ('layers', 'router', 'kernel'),
         _MLP + 'gate.weight',
@@ -154,6 +154,65 @@ PARAMETERS = (
     Parameter(('layers', 'v', 'bias'), _ATTENTION + 'v_proj.bias', ('layers', 'heads'), needs='qkv_bias'),
     Parameter(('layers', 'q_norm', 'scale'), _ATTENTION + 'q_norm.weight', ('layers', None), needs='qk_norm'),
     Parameter(('layers', 'k_norm', 'scale'), _ATTENTION + 'k_norm.weight', ('layers', None), needs='qk_norm'),
+)
+
+_DELTA, _LINEAR = ('delta_layers', 'delta'), 'model.layers.{}.linear_attn.'
+
+# Those of a hybrid model's layers with linear attention, which are stacked by themselves.
+_DELTA_LAYER = (
+    *(
+        row._replace(path=('delta_layers', *row.path[1:]), needs='hybrid', adapter='')
+        for row in _LAYER
+        if row.path[1] in ('attention_norm', 'mlp_norm', 'gate', 'up', 'down')
+    ),
+    *(
+        row._replace(needs='hybrid')
+        for row in (
+            # 'tensor' splits heads; this tensor, of queries, keys and values, is sliced when it is used.
+            Parameter(
+                (*_DELTA, 'qkv', 'kernel'),
+                _LINEAR + 'in_proj_qkv.weight',
+                ('layers', 'embed', None),
+                transposed=True,
+            ),
+            Parameter((*_DELTA, 'conv'), _LINEAR + 'conv1d.weight', ('layers', None, None, None)),
+            Parameter(
+                (*_DELTA, 'gate', 'kernel'),
+                _LINEAR + 'in_proj_z.weight',
+                ('layers', 'embed', 'heads'),
+                transposed=True,
+            ),
+            Parameter(
+                (*_DELTA, 'beta', 'kernel'),
+                _LINEAR + 'in_proj_b.weight',
+                ('layers', 'embed', 'heads'),
+                transposed=True,
+            ),
+            Parameter(
+                (*_DELTA, 'decay', 'kernel'),
+                _LINEAR + 'in_proj_a.weight',
+                ('layers', 'embed', 'heads'),
+                transposed=True,
+            ),
+            Parameter((*_DELTA, 'a_log'), _LINEAR + 'A_log', ('layers', 'heads')),
+            Parameter((*_DELTA, 'dt_bias'), _LINEAR + 'dt_bias', ('layers', 'heads')),
+            Parameter((*_DELTA, 'norm', 'scale'), _LINEAR + 'norm.weight', ('layers', None)),
+            Parameter(
+                (*_DELTA, 'out', 'kernel'),
+                _LINEAR + 'out_proj.weight',
+                ('layers', 'heads', 'embed'),
+                transposed=True,
+            ),
+        )
+    ),
+)
+
+# In the order in which tensors are read, written and published. A layer's tensors are together, which keeps
+# the reader's memory small.
+PARAMETERS = (
+    EMBEDDING,
+    *_LAYER,
+    *_DELTA_LAYER,
     Parameter(('norm', 'scale'), 'model.norm.weight', (None,)),
     HEAD,
     # A critic's, in place of the head. No policy has one, so no exported or published policy contains it.
@@ -272,6 +331,6 @@ def united(one: Any, other: Any) -> Any:
 def is_rounded(path: Sequence[Any]) -> bool:
     """Returns whether the model casts the parameter at `path` (JAX's keys) to its compute dtype.
 
-    The scales of norms stay float32.
+    The scales of norms, and the rates at which linear attention forgets, stay float32.
     """
-    return path[-1].key != 'scale'
+    return path[-1].key not in FLOAT32

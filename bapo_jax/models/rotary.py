@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bapo_jax.models.layers import Rope
+
 
 class Rotation(NamedTuple):
     """The `rope_parameters` of a config.json, with the same names. `scale` is YaRN's attention factor."""
@@ -30,6 +32,7 @@ class Rotation(NamedTuple):
     beta_slow: float = 1.0
     truncate: bool = True
     scale: float = 1.0
+    partial_rotary_factor: float = 1.0  # the share of a head's numbers that are turned, the first ones
 
     @property
     def positions(self) -> int:
@@ -65,7 +68,10 @@ def read_rotation(stated: Mapping[str, Any]) -> Rotation:
         )
     must, may = _FIELDS[kind]
     if kind == 'default':  # readers ignore all other fields
-        return Rotation(float(stated['rope_theta']))
+        share = stated.get('partial_rotary_factor')
+        return Rotation(
+            float(stated['rope_theta']), partial_rotary_factor=1.0 if share is None else float(share)
+        )
     given = {name: value for name, value in stated.items() if value is not None and name not in _MARKS}
     if kind == 'linear':
         given.pop('original_max_position_embeddings', None)  # may accompany a factor that does not need it
@@ -105,8 +111,8 @@ def _attention_factor(given: Mapping[str, Any]) -> float:
 
 
 def frequencies(rotation: Rotation, head_dim: int) -> jax.Array:
-    """Returns the radians per position, float32 [H / 2]."""
-    half, r = head_dim // 2, rotation
+    """Returns the radians per position, float32 [H / 2], or of the share of H that is turned."""
+    half, r = int(head_dim * rotation.partial_rotary_factor) // 2, rotation
     frequency_h = r.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     if r.rope_type == 'default':
         return frequency_h
@@ -140,3 +146,19 @@ def _ramp(r: Rotation, head_dim: int) -> np.ndarray:
     low, high = max(low, 0), min(high, head_dim - 1)
     high += 0.001 * (low == high)
     return np.clip((np.arange(head_dim // 2, dtype=np.float32) - low) / (high - low), 0, 1).astype(np.float32)
+
+
+def rope_tables(positions: jax.Array, config: Any) -> Rope:
+    """Returns the rotary tables of tokens at `positions`.
+
+    `positions` are [B, T] or, for a model with `mrope_section`, [3, B, T]; for text, all three are equal.
+    """
+    frequency_h, scale = frequencies(config.rotation, config.head_dim), config.rotation.scale
+    if positions.ndim == 2:
+        position_Bx1xTxh = positions[:, None, :, None]
+    else:
+        which_h = np.repeat(np.arange(len(config.mrope_section)) % 3, config.mrope_section)
+        position_Bx1xTxh = jnp.moveaxis(positions[which_h], 0, -1)[:, None]
+    angle_Bx1xTxh = position_Bx1xTxh.astype(jnp.float32) * frequency_h[None, None, None, :]
+    rope = Rope(jnp.cos(angle_Bx1xTxh), jnp.sin(angle_Bx1xTxh))
+    return rope if scale == 1 else Rope(scale * rope.cos, scale * rope.sin)

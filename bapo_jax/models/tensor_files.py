@@ -96,6 +96,13 @@ def open_tensors(
                 )
     known = {*handles, HEAD.name}
     if more := sorted(name for name in {*held, *file_of} - known if not name.endswith('rotary_emb.inv_freq')):
+        if more[0].startswith('mtp.'):
+            raise ValueError(
+                f'{held.get(more[0]) or file_of[more[0]]}: {more[0]} is of multi-token prediction, which is '
+                "not supported. Write the model without it, and its tokenizer beside it: transformers' "
+                'AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(TEXT, '
+                'save_original_format=False); then set model.path=TEXT'
+            )
         raise ValueError(
             f'{held.get(more[0]) or file_of[more[0]]}: {len(more)} tensors do not belong to the model that '
             f'config.json describes, the first is {more[0]!r}; fetch the model directory again'

@@ -15,6 +15,7 @@ from bapo_jax.machine.ending import CONTINUES, Ending
 # The purpose of a draw. It is part of the random key, so each purpose samples a prompt independently.
 FRESH, REEVALUATION, EVALUATION, TRACKING, PROBE, FAILED = range(6)
 _PURPOSES = 16  # room for more of them
+_TURNS = 1024  # twice as many as task.turns allows
 
 
 Ask = Callable[..., list[Future[tuple[Response, ...]]]]  # the signature of `Engine.ask`
@@ -41,9 +42,12 @@ class Draw(NamedTuple):
     step: int
     purpose: int
 
-    def again(self, turn: int) -> Draw:
-        """The draw of a response's later turn, or of its continuation in a later step."""
-        return self._replace(purpose=self.purpose + _PURPOSES * turn)
+    def again(self, turn: int, group: int = 0) -> Draw:
+        """The draw of a response's later turn, or of its continuation in a later step.
+
+        `group` numbers the groups of one prompt that are continued in the same step.
+        """
+        return self._replace(purpose=self.purpose + _PURPOSES * (turn + _TURNS * group))
 
     def key(self) -> jax.Array:
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), self.step), self.purpose)

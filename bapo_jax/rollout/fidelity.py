@@ -30,6 +30,9 @@ _QUANTILE, _TIMES = 0.95, 4.0
 _OFF = 1.0  # a higher tolerance deliberately lets a server answer with another policy
 # A server is refused if it is less than half-way and this many standard errors from the end: 3 in 10^7.
 _HALF_WAY, _ERRORS = 0.5, 5.0
+# Two programs' log-probs agree to no more than some units in the last place: a policy that moved by less has
+# no direction.
+_UNITS = 4
 
 
 class PolicyMismatch(RolloutError):
@@ -83,10 +86,11 @@ def way(served: np.ndarray, trained: np.ndarray, before: np.ndarray) -> tuple[fl
     """How far the server's log-probs are from the previous policy (0) to this one (1), and the error of that.
 
     With m = trained - before:  share = Σ (served - before) m / Σ m²,  error = √Σ m² r² / Σ m²,  of the
-    residuals r (White 1980: a rare token is far off in both).
+    residuals r (White 1980: a rare token is far off in both), each at least what rounding leaves unknown.
     """
     moved = (trained - before).astype(np.float64)
     total = np.sum(moved**2)
     share = np.sum((served - before) * moved) / total
     left = served - before - share * moved
-    return float(share), float(np.sqrt(np.sum(moved**2 * left**2)) / total)
+    unknown = _UNITS * np.spacing(np.abs(before, dtype=np.float32))
+    return float(share), float(np.sqrt(np.sum(moved**2 * np.maximum(left**2, unknown**2))) / total)

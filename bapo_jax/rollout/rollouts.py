@@ -21,10 +21,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from absl import logging
 from ml_collections import ConfigDict
 
 from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.groups import X1, Begun, Group, Prompt, make_batch
+from bapo_jax.machine import stopping
 from bapo_jax.machine.stopping import leaving_waits
 from bapo_jax.prompts.protocol import PromptSelector
 from bapo_jax.rollout.answered import Answered, LogProbs, Pending, Policies, Wave
@@ -140,14 +142,25 @@ class Rollouts:
         """For a checkpoint: what is pending, and the selector's state after the last step taken.
 
         Waits for the steps requested ahead, if the policy that answers them is not saved, or if they continue
-        what an earlier one left unfinished. Otherwise α answers them again.
+        what an earlier one left unfinished. Otherwise α answers them again. So it does from the first step on
+        that fails, whose error is raised when it is taken, or that keeps a stopping run waiting too long.
         """
         kept = self._schedule.most_behind or self._budget and self._config.rollout.overlap
-        ahead = self._begun if kept else {}
+        answered = {}
+        for step, answer in sorted(self._begun.items()) if kept else ():
+            try:
+                answered[step] = stopping.result_in_time(answer)
+            except Exception as error:
+                logging.warning(
+                    'the checkpoint is without the responses of step %d and later (%s); a run that continues '
+                    'from it asks for them again',
+                    step,
+                    str(error).partition('\n')[0] or type(error).__name__,
+                )
+                break
         continued = [
-            group for step in sorted(self._continued.keys() - ahead) for group in self._continued[step]
+            group for step in sorted(self._continued.keys() - answered) for group in self._continued[step]
         ]
-        answered = {step: answer.result() for step, answer in ahead.items()}
         return Pending(answered, continued + self._unfinished, self._ready), self._selector_state
 
     def restore(self, pending: Pending, state: str) -> None:

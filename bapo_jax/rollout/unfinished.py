@@ -70,7 +70,7 @@ def ask_rest(
     places = [(i, j) for i, group in enumerate(groups) for j in group.rest()]
     begun = [Begun(groups[i].prompt, groups[i].responses[j].spans, j, most) for i, j in places]
     ids = [group.prompt.id for group in groups]
-    draws = [draw.again(2 * ids[:i].count(ids[i]) + 1) for i, _ in places]
+    draws = [draw.again(1, ids[:i].count(ids[i])) for i, _ in places]
     parts: list[dict[int, Future]] = [{} for _ in groups]
     for (i, j), future in zip(places, engine.ask(begun, 1, sampling, draws), strict=True):
         parts[i][j] = future

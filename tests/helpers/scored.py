@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from bapo_jax.models import delta
 from bapo_jax.models.attention import xla
 
 
@@ -16,6 +17,8 @@ def causal(tokens_BxT):
 
 def logits_in(graph, params, tokens_BxT, **kwargs):
     model = nnx.merge(graph, params)
+    if model.config.hybrid:
+        kwargs['recur'] = delta.of_segments(jnp.ones(tokens_BxT.shape, jnp.int32))
     return model.logits(model(tokens_BxT, *causal(tokens_BxT), **kwargs))
 
 

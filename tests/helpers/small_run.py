@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import zstandard
 
+from bapo_jax.export import export
 from bapo_jax.machine import events, stopping
 from bapo_jax.machine.lock import held
 from bapo_jax.train import build, train
@@ -66,3 +68,19 @@ def rollouts(workdir: Path, step: int) -> list[dict]:
     """Rows of a step's rollout file."""
     data = zstandard.decompress((workdir / 'rollouts' / f'{step:06d}.jsonl.zst').read_bytes())
     return [json.loads(line) for line in data.decode().splitlines()]
+
+
+def assert_goes_on(base, tmp_path):
+    """Two steps of GRPO from `base`; the second again from the checkpoint of the first, bit for bit. Its export is in `exported`."""
+    config = small_config(
+        'grpo', base, model__path=str(base), task__reward='parity:odd', rollout__max_response_tokens=8, learner__slot_tokens=0,
+        learner__row_tokens=24, learner__learning_rate=1e-3, steps=2, checkpoint__every=1, evaluate__benchmarks=(), evaluate__track_prompts=0,
+    )  # fmt: skip
+    run(config, tmp_path / 'whole')
+    shutil.copytree(tmp_path / 'whole', tmp_path / 'again')
+    shutil.rmtree(tmp_path / 'again' / 'checkpoints' / '2')
+    run(config, tmp_path / 'again')
+    rows = metrics(tmp_path / 'whole')
+    assert metrics(tmp_path / 'again') == rows and [row['step'] for row in rows] == [0, 1, 2]
+    assert all(row['actor/grad_norm'] > 0 and row['mismatch/logprob_abs_max'] < 1e-4 for row in rows[1:])
+    export(tmp_path / 'whole', tmp_path / 'exported')

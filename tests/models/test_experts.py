@@ -5,7 +5,10 @@ Tolerances, float32: logits 5e-5; gradients 5e-5 of the largest entry of a tenso
 
 import dataclasses
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,26 +16,27 @@ import numpy as np
 import pytest
 from flax import nnx
 from group_builders import graded, right, with_logp
-from learners import BARE, batch_of, gradient, learner_config, make_learner, unscored, updated
+from jax.sharding import AbstractMesh
+from learners import BARE, assert_same_update, batch_of, gradient, learner_config, make_learner, unscored, updated
 from safetensors.numpy import load_file
 from scored import forward, logits_in
-from small_run import metrics, run, small_config
-from tiny import QWEN3_MOE, STOP_TOKENS
+from small_run import ROOT, assert_goes_on
+from tiny import QWEN3_MOE, STOP_TOKENS, expert_files
 
+from bapo_jax.cluster import grouped
 from bapo_jax.cluster.mesh import MESH_AXES
 from bapo_jax.dry_run.memory import matrix_sizes, numbers_idle
-from bapo_jax.export import export
 from bapo_jax.groups import make_batch
+from bapo_jax.learner.build import choose_kernel
 from bapo_jax.learner.speed import model_flops
 from bapo_jax.models import hf
 from bapo_jax.models.adapters import model_of
-from bapo_jax.models.experts import Experts, Routing, route
+from bapo_jax.models.experts import Counted, Experts, Routing, imbalance, loads, route
 from bapo_jax.models.sharding import parameter_sharding
 from bapo_jax.rollout.engine import FRESH, Draw, Sampling
 from bapo_jax.rollout.inprocess.engine import JaxEngine
 from bapo_jax.rollout.inprocess.room import Limits
 from bapo_jax.run.opening import open_run
-from configs.making.bases import countdown_files
 
 SHAPES = {
     'normalised, tied': {},
@@ -136,12 +140,114 @@ def test_every_pair_of_a_token_and_its_expert_is_computed(routed):
         np.testing.assert_allclose(got, x, rtol=0, atol=1e-5 * np.abs(x).max())
 
 
+def test_the_tpus_kernel_multiplies_the_rows_of_each_expert():
+    """x.T @ y of each expert's rows, also of experts that have none; interpreted, since no TPU is here."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((256, 40), np.float32), rng.standard_normal((256, 24), np.float32)
+    sizes = np.array([0, 100, 1, 0, 155, 0], np.int32)
+    want = [a.T @ b for a, b in zip(np.split(x, np.cumsum(sizes)[:-1]), np.split(y, np.cumsum(sizes)[:-1]), strict=True)]
+    x, y, sizes = map(jnp.asarray, (x, y, sizes))
+    for got in (grouped.outer_on_tpu(x, y, sizes, jnp.float32, interpret=True), grouped.outer(x, y, sizes, jnp.float32)):
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_tpu_multiplies_each_row_once_whatever_the_number_of_experts():
+    """As its compiler counts: XLA's own instruction for a product over rows would multiply each by all experts.
+
+    In a process of its own: libtpu stays loaded.
+    """
+    script = (
+        'import jax, jax.numpy as jnp\n'
+        'from bapo_jax.cluster import grouped\n'
+        'from bapo_jax.dry_run.targets import tpu_devices\n'
+        "[device] = tpu_devices('v6e:1x1')\n"
+        'at = jax.sharding.SingleDeviceSharding(device)\n'
+        'x, y = (jax.ShapeDtypeStruct((1024, n), jnp.bfloat16, sharding=at) for n in (256, 128))\n'
+        'sizes = jax.ShapeDtypeStruct((64,), jnp.int32, sharding=at)\n'
+        'outer = jax.jit(lambda x, y, sizes: grouped.outer(x, y, sizes, jnp.float32)).lower(x, y, sizes).compile()\n'
+        "print(outer.cost_analysis()['flops'] / (2 * 1024 * 256 * 128))\n"
+    )
+    path = {'PYTHONPATH': f'{ROOT / ".tpu-compiler"}:{ROOT}'}
+    done = subprocess.run([sys.executable, '-c', script], env=os.environ | path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert 1 <= float(done.stdout) < 1.1
+
+
 def test_a_router_chooses_the_most_probable_experts_by_hand():
     logits = jnp.log(jnp.asarray([[[0.1, 0.4, 0.2, 0.3]]], jnp.float32))
     for normalised, want in ((False, [0.4, 0.3]), (True, [4 / 7, 3 / 7])):
-        weight, expert = route(logits, Routing(4, 2, normalised))
+        weight, expert, probability = route(logits, Routing(4, 2, normalised))
+        np.testing.assert_allclose(probability, jnp.exp(logits), rtol=1e-6)
         np.testing.assert_array_equal(expert[0, 0], [1, 3])
         np.testing.assert_allclose(weight[0, 0], want, atol=1e-6)
+
+
+def test_loads_count_every_pair_of_a_real_token_and_its_expert():
+    rng = np.random.default_rng(0)
+    expert_LxBxTxS, counts_BxT = np.argsort(rng.random((3, 2, 7, 5)))[..., :2], rng.random((2, 7)) < 0.6
+    got_LxE = loads(jnp.asarray(expert_LxBxTxS), jnp.asarray(counts_BxT), 5)
+    want_LxE = [[(layer[counts_BxT] == e).sum() for e in range(5)] for layer in expert_LxBxTxS]
+    np.testing.assert_array_equal(got_LxE, want_LxE)
+    assert (got_LxE.sum(axis=1) == 2 * counts_BxT.sum()).all()
+
+
+def test_the_imbalance_is_deepseeks_of_each_response_value_and_gradient():
+    """w E / S Σ_e f_e P_e with f and P of a response's tokens; f has no gradient. 1 if even, E / S if all is one expert's."""
+    rng, (B, T, E, S) = np.random.default_rng(0), (2, 12, 6, 2)
+    response_BxT = np.array([[0, 1, 1, 1, 0, 2, 2, 0, 0, 3, 3, 0], [0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0]], np.int32)
+    logits_BxTxE = rng.standard_normal((B, T, E)).astype(np.float32)
+    expert_BxTxS = np.argsort(-logits_BxTxE)[..., :S]
+    weights, weight_BxT = {(0, 1): 0.3, (0, 2): 0.25, (0, 3): 0.2, (1, 1): 0.25}, np.zeros((B, T), np.float32)
+    want, gradient_BxTxE = 0.0, np.zeros((B, T, E))
+    p_BxTxE = np.exp(logits_BxTxE) / np.exp(logits_BxTxE).sum(axis=-1, keepdims=True)
+    for (b, number), w in weights.items():
+        at = np.flatnonzero(response_BxT[b] == number)
+        weight_BxT[b, at] = w / len(at)
+        f = np.array([(expert_BxTxS[b, at] == e).any(axis=-1).mean() for e in range(E)])
+        want += w * E / S * f @ p_BxTxE[b, at].mean(axis=0)
+        gradient_BxTxE[b, at] = w * E / S * f / len(at)
+    counted = Counted(jnp.asarray(response_BxT), jnp.asarray(weight_BxT))
+    value, gradient = jax.value_and_grad(lambda p: imbalance(p, jnp.asarray(expert_BxTxS), counted))(jnp.asarray(p_BxTxE))
+    np.testing.assert_allclose(value, want, rtol=1e-5)
+    np.testing.assert_allclose(gradient, gradient_BxTxE, rtol=1e-5, atol=1e-7)
+    even = imbalance(jnp.full((B, T, E), 1 / E), jnp.asarray(expert_BxTxS), counted)
+    one_BxTxE = jnp.zeros((B, T, E)).at[..., 0].set(1.0)
+    two_BxTxS = jnp.broadcast_to(jnp.arange(S), (B, T, S))
+    np.testing.assert_allclose([even, imbalance(one_BxTxE, two_BxTxS, counted)], [1, E / S], rtol=1e-5)
+
+
+def test_the_imbalance_is_added_to_the_loss_whatever_the_micro_batches(sampled):
+    """It moves the routers; its value is a metric. Without the coefficient, nothing is computed."""
+    policy, groups = sampled
+    batch = make_batch(groups, ['x1'] * len(groups))
+    both = [updated(make_learner(policy, BARE, mini_batch_groups=6, balance_coef=0.5, micro_batch_rows=rows), policy, batch) for rows in (2, 8)]
+    assert_same_update(*both, policy)
+    plain, measured = updated(make_learner(policy, BARE, mini_batch_groups=6), policy, batch)
+    assert 'experts/imbalance' not in measured and 1 < both[0][1]['experts/imbalance'] < 3
+    moved = [gradient(state)['layers']['router']['kernel'] for state in (both[0][0], plain)]
+    assert np.abs(moved[0] - moved[1]).max() > 0.01 * np.abs(moved[1]).max()
+
+
+def test_a_model_without_experts_has_no_loads_to_even_out(policy):
+    config = learner_config(balance_coef=0.01)
+    with pytest.raises(ValueError, match='learner.balance_coef=0.01 evens out the loads of experts, and model.path has none; set it to 0'):
+        choose_kernel(config, policy.config, AbstractMesh((1, 1, 1), MESH_AXES), 'cpu')
+
+
+@pytest.mark.parametrize('skewed', [False, True])
+def test_an_updates_loads_are_those_of_all_its_tokens(skewed, sampled):
+    """Padding counts nowhere; every token has two of six experts. Biased routers choose the first two."""
+    policy, groups = sampled
+    batch = make_batch(groups, ['x1'] * len(groups))
+    params = policy.params
+    if skewed:  # a router of zeros chooses experts 0 and 1 for every token
+        params = jax.tree_util.tree_map_with_path(lambda path, x: 0 * x if path[1].key == 'router' else x, params)
+    _, measured = updated(make_learner(policy, BARE, mini_batch_groups=6), policy._replace(params=params), batch)
+    if skewed:
+        assert measured['experts/load_max'] == 3 and measured['experts/idle'] == pytest.approx(4 / 6)
+    else:
+        assert measured['experts/idle'] < 0.2
 
 
 def test_a_row_that_decodes_is_the_learners_and_does_not_depend_on_the_others(sampled, prompts):
@@ -149,6 +255,7 @@ def test_a_row_that_decodes_is_the_learners_and_does_not_depend_on_the_others(sa
     learner = make_learner(policy, BARE)
     _, measured = updated(learner, policy, make_batch(groups, ['x1'] * len(groups)))
     assert measured['actor/updates'] == 2 and measured['mismatch/logprob_abs_max'] < 1e-4
+    assert 1 < measured['experts/load_max'] < 3 and 0 <= measured['experts/idle'] < 0.5  # of six, two a token: 3 is all of the tokens
     engine = JaxEngine(policy.graph, policy.config, STOP_TOKENS, Limits(8, 16))
     engine.load(policy.params, 0)
     [alone] = engine.generate(prompts[:1], 4, Sampling(1.0, 10), [Draw(0, 0, FRESH)])
@@ -159,7 +266,7 @@ def test_a_row_that_decodes_is_the_learners_and_does_not_depend_on_the_others(sa
 
 @pytest.mark.parametrize('dtype, remat', [('float32', 'matrix_products'), ('bfloat16', 'full'), ('bfloat16', 'attention_and_mlp_inputs')])
 def test_an_update_of_the_policy_that_was_scored_begins_at_a_ratio_of_one(dtype, remat, sampled, make_policy):
-    """So both route alike; rows are packed. In float32, a CPU's masked products of experts are fused in two ways, which round apart."""
+    """So both route alike; rows are packed. In float32, a CPU's products of experts are fused in two ways, which round apart."""
     policy, groups = make_policy(dtype, **QWEN3_MOE), sampled[1]
     learner = make_learner(policy, BARE, mini_batch_groups=6, anchor='proximal', remat=remat)
     scores = learner.score_batch('proximal', policy.params, make_batch(groups, ['x1'] * 6))
@@ -197,24 +304,9 @@ def test_training_goes_on_bit_for_bit_from_a_checkpoint(sampled, tmp_path):
 @pytest.mark.slow
 def test_a_run_goes_on_bit_for_bit_and_its_export_is_its_policy(tmp_path):
     """Two steps of GRPO on a small random base; the second again from the checkpoint of the first."""
-    base = tmp_path / 'base'
-    countdown_files(base, width=32, layers=1)
-    stated = json.loads((base / 'config.json').read_text()) | QWEN3_MOE
-    (base / 'config.json').write_text(json.dumps(stated | {'architectures': ['Qwen3MoeForCausalLM']}))
+    base = expert_files(tmp_path / 'base')
     model = hf.read_config(base)
-    hf.save(base, hf.to_hf(model, hf.init_params(model, 0)), like=base)
-    config = small_config(
-        'grpo', base, model__path=str(base), task__reward='parity:odd', rollout__max_response_tokens=8, learner__slot_tokens=0,
-        learner__row_tokens=24, learner__learning_rate=1e-3, steps=2, checkpoint__every=1, evaluate__benchmarks=(), evaluate__track_prompts=0,
-    )  # fmt: skip
-    run(config, tmp_path / 'whole')
-    shutil.copytree(tmp_path / 'whole', tmp_path / 'again')
-    shutil.rmtree(tmp_path / 'again' / 'checkpoints' / '2')
-    run(config, tmp_path / 'again')
-    rows = metrics(tmp_path / 'whole')
-    assert metrics(tmp_path / 'again') == rows and [row['step'] for row in rows] == [0, 1, 2]
-    assert all(row['actor/grad_norm'] > 0 and row['mismatch/logprob_abs_max'] < 1e-4 for row in rows[1:])
-    export(tmp_path / 'whole', tmp_path / 'exported')
+    assert_goes_on(base, tmp_path)
     first, last = (dict(hf.to_hf(model, hf.load_params(path, model))) for path in (base, tmp_path / 'exported'))
     moved = {name for name in first if (first[name] != last[name]).any()}
     assert {name for name in first if 'experts' in name or name.endswith('mlp.gate.weight')} <= moved

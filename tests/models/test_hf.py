@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny import QWEN3, QWEN3_MOE
+from tiny import QWEN3, QWEN3_5, QWEN3_MOE
 
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
@@ -62,7 +62,7 @@ def assert_same_tensors(a, b):
         assert a[name].tobytes() == b[name].tobytes(), name
 
 
-@pytest.mark.parametrize('family', [{}, QWEN3, QWEN3_MOE], ids=['Qwen2', 'Qwen3', 'Qwen3-MoE'])
+@pytest.mark.parametrize('family', [{}, QWEN3, QWEN3_MOE, QWEN3_5], ids=['Qwen2', 'Qwen3', 'Qwen3-MoE', 'Qwen3.5'])
 @pytest.mark.parametrize('tied', [True, False])
 @pytest.mark.parametrize('sharded', [False, True])
 def test_import_and_export_are_the_identity_bit_for_bit(family, tied, sharded, make_policy, tmp_path):
@@ -200,7 +200,7 @@ def test_a_config_that_is_no_json(directory):
         ({'layer_types': ['full_attention', 'sliding_attention']}, "layer_types=.*supported: 'full_attention' in every layer"),
         ({'quantization_config': {'quant_method': 'fp8'}}, 'quantization_config=.*fp8'),
         ({**QWEN3, 'attention_bias': True}, 'attention_bias=True is not supported; supported: False'),
-        ({'model_type': 'mixtral'}, "model_type='mixtral' is not supported; supported: qwen2, qwen3, qwen3_moe, llama"),
+        ({'model_type': 'mixtral'}, "model_type='mixtral' is not supported; supported: qwen2, qwen3, qwen3_5_text, qwen3_moe, llama"),
         ({'model_type': 'qwen3', 'head_dim': ...}, "'head_dim' is missing"),
         ({'hidden_size': ...}, "'hidden_size' is missing"),
         ({'num_hidden_layers': ...}, "'num_hidden_layers' is missing"),

@@ -321,6 +321,34 @@ def test_a_step_whose_wait_a_signal_ends_is_saved_as_well(rollouts, monkeypatch)
     assert after.events == [('ask', [(6, FRESH), (7, FRESH)])]
 
 
+@pytest.mark.parametrize('late', [False, True])
+def test_a_step_requested_ahead_that_fails_or_is_late_costs_no_checkpoint(late, rollouts, monkeypatch, caplog):
+    """It is asked again by the run that continues, with all that follows it, even where that was answered."""
+    free = threading.Event()
+
+    def answer(draw):
+        if draw.step == 2 and not free.is_set():
+            if not late:
+                raise ValueError('no server')
+            free.wait(10)
+        return (RESPONSE,)
+
+    r, _ = rollouts(answer, overlap=True, sync_every=1, most_behind=2)
+    take(r, 1, [], Trained(0, alpha_version=0))
+    if late:  # a signal comes while the checkpoint waits
+        threading.Timer(0.3, lambda: monkeypatch.setattr(module.stopping, '_half', time.monotonic())).start()
+    else:
+        assert r._begun[3].result(10)
+    pending, selector = r.state()
+    assert not pending.ahead and selector == str(['next'])
+    assert f'without the responses of step 2 and later ({"TimeoutError" if late else "no server"})' in caplog.text
+    free.set()
+    again, after = rollouts(overlap=True, sync_every=1, most_behind=2)
+    again.restore(pending, selector)
+    assert ids(take(again, 2, [], Trained(1, alpha_version=1))[0]) == [4, 5]
+    assert after.events == [('ask', [(i, FRESH), (i + 1, FRESH)]) for i in (4, 6)]
+
+
 def test_references_are_asked_and_observed_before_the_prompts_are_chosen(rollouts):
     """One of them is chosen and not asked again; the other is the last of the fresh groups."""
     r, engine = rollouts(learns=True)

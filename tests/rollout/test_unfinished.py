@@ -56,7 +56,7 @@ def test_only_unfinished_responses_are_continued_each_from_its_own_tokens_and_wi
 def test_two_groups_of_one_prompt_are_continued_by_draws_of_their_own():
     engine = Asked()
     ask_rest(engine, [GROUPS[0], GROUPS[1], GROUPS[0], GROUPS[0]], 4, SAMPLING, DRAW)
-    assert engine.draws == [DRAW.again(turn) for turn in (1, 1, 1, 3, 3, 5, 5)]
+    assert engine.draws == [DRAW.again(1, group) for group in (0, 0, 0, 1, 1, 2, 2)]
 
 
 def test_an_error_of_one_response_is_its_groups():
@@ -93,8 +93,10 @@ def test_giving_up_a_group_gives_up_its_parts():
 
 
 def test_the_draw_of_a_continuation_is_no_other_draw():
-    draws = {Draw(3, 5, purpose).again(turn) for purpose in (FRESH, REEVALUATION) for turn in range(3)}
-    assert len(draws) == 6 and DRAW.again(0) == DRAW
+    """Nor is that of a turn after it: turn t has `again(2 t)`."""
+    continued = [Draw(3, 5, purpose).again(1, group) for purpose in (FRESH, REEVALUATION) for group in range(3)]
+    draws = {draw.again(2 * turn) for draw in [*continued, DRAW] for turn in range(100)}
+    assert len(draws) == 700 and DRAW.again(0) == DRAW
 
 
 @pytest.mark.parametrize('share, budget', [(1.0, 0), (0.5, 1024), (0.001, 3)])

@@ -6,8 +6,11 @@ and a block that a row does not use adds exactly 0. A cache may hold only the fi
 computed to keep the shapes fixed, and their results are ignored. GPUs attend to the cache in another way:
 gpu_decoding.py.
 
+A layer with linear attention has a state of fixed size in place of keys and values (models/delta.py).
+
 Shapes:  P prompts · L prompt tokens (right-padded) · B rows · A ≤ B rows that the cache holds · S key slots
-         D width · N query heads · K key/value heads · H head size · V vocabulary.
+         D width · N query heads · K key/value heads · H head size · V vocabulary. Of linear attention:
+         C channels and S tokens of the convolution, N value heads, key heads of size H, value heads of W.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from bapo_jax.models import delta
 from bapo_jax.models.attention import masked, xla
 from bapo_jax.models.decoder import Decoder, ImageFeatures, ModelConfig
 from bapo_jax.models.parameters import is_rounded
@@ -39,10 +43,15 @@ class Weights(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """Keys and values, with separate arrays for each layer, so that writing a token copies no other layer."""
+    """Keys and values, with separate arrays for each layer, so that writing a token copies no other layer.
+
+    Of layers with linear attention, the convolution's earlier inputs and the state, float32.
+    """
 
     k_AxKxSxH: tuple[jax.Array, ...]
     v_AxKxSxH: tuple[jax.Array, ...]
+    conv_Ax1xSxC: tuple[jax.Array, ...] = ()
+    state_AxNxHxW: tuple[jax.Array, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -54,18 +63,25 @@ def unstacked(params: Any, config: ModelConfig) -> Weights:
     params = jax.tree_util.tree_map_with_path(
         lambda path, w: w.astype(config.dtype) if is_rounded(path) else w, params
     )
-    layers = tuple(jax.tree.map(lambda w: w[i], params['layers']) for i in range(config.num_layers))
-    return Weights(layers, {name: part for name, part in params.items() if name != 'layers'})
+    places = [config.stack_of(i) for i in range(config.num_layers)]
+    layers = tuple(jax.tree.map(lambda w: w[at], params[stack]) for stack, at in places)
+    return Weights(layers, {name: part for name, part in params.items() if name not in dict(places)})
 
 
 def empty_cache(config: ModelConfig, rows: int, slots: int) -> KVCache:
     """A cache of zeros in the model's compute dtype."""
 
-    def zeros() -> tuple[jax.Array, ...]:
-        shape = (rows, config.num_kv_heads, slots, config.head_dim)
-        return tuple(jnp.zeros(shape, config.dtype) for _ in range(config.num_layers))
+    full = config.num_layers // config.period
 
-    return KVCache(zeros(), zeros())
+    def zeros(*shape: int, layers: int = full, dtype: str = config.dtype) -> tuple[jax.Array, ...]:
+        return tuple(jnp.zeros((rows, *shape), dtype) for _ in range(layers))
+
+    keys, values = (zeros(config.num_kv_heads, slots, config.head_dim) for _ in range(2))
+    if not config.delta:
+        return KVCache(keys, values)
+    d, linear = config.delta, config.num_layers - full
+    state = zeros(d.value_heads, d.key_dim, d.value_dim, layers=linear, dtype='float32')
+    return KVCache(keys, values, zeros(1, d.conv - 1, d.channels, layers=linear), state)
 
 
 def look(graph: nnx.GraphDef, weights: Weights, pixels: Pixels) -> jax.Array:
@@ -83,17 +99,32 @@ def prefill(
     `positions` [3, P, L]; other positions count from 0.
     """
     P, L = tokens_PxL.shape
-    one_segment_PxL, keys, values = jnp.ones((P, L), jnp.int32), [], []
+    one_segment_PxL, counts_PxL = jnp.ones((P, L), jnp.int32), jnp.arange(L)[None] < length_P[:, None]
+    keys, values, convs, states = [], [], [], []
 
     def attend(q_PxLxNxH, k_PxKxLxH, v_PxKxLxH):
         keys.append(k_PxKxLxH)
         values.append(v_PxKxLxH)
         return xla(q_PxLxNxH, k_PxKxLxH, v_PxKxLxH, one_segment_PxL)
 
+    def conv(x_PxLxC, kernel_CxS):
+        earlier = kernel_CxS.shape[1] - 1
+        padded = jnp.pad(x_PxLxC, ((0, 0), (earlier, 0), (0, 0)))
+        at_PxS = length_P[:, None] + jnp.arange(earlier)[None]  # the prompt's last tokens
+        convs.append(jnp.take_along_axis(padded, at_PxS[..., None], axis=1)[:, None])
+        return delta.convolved(x_PxLxC, kernel_CxS, one_segment_PxL)
+
+    def rule(q, k, v, *log_decay_and_beta_PxLxN):
+        counted = (jnp.where(counts_PxL[..., None], x, 0.0) for x in log_decay_and_beta_PxLxN)
+        out_PxLxNxW, state = delta.delta_rule(q, k, v, *counted, one_segment_PxL)
+        states.append(state)
+        return out_PxLxNxW
+
     positions = jnp.broadcast_to(jnp.arange(L), (P, L)) if positions is None else positions
-    hidden_PxLxD = _forward(graph, weights, tokens_PxL, positions, lambda _: attend, images)
+    ways = {'layers': attend, 'delta_layers': delta.Recur(conv, rule)}
+    hidden_PxLxD = _forward(graph, weights, tokens_PxL, positions, lambda stack, _: ways[stack], images)
     last_PxD = jnp.take_along_axis(hidden_PxLxD, (length_P - 1)[:, None, None], axis=1)[:, 0]
-    return last_PxD, KVCache(tuple(keys), tuple(values))
+    return last_PxD, KVCache(*map(tuple, (keys, values, convs, states)))
 
 
 def attend_to(
@@ -168,7 +199,23 @@ def decode(
     give rotary positions. `attend` is the platform's.
     """
     A, B = cache.rows, len(token_B)
-    keys, values = list(cache.k_AxKxSxH), list(cache.v_AxKxSxH)
+    keys, values, convs, states = map(list, cache)
+
+    def of_all_rows(x_Ax):
+        return jnp.pad(x_Ax, ((0, B - A), *[(0, 0)] * (x_Ax.ndim - 1)))
+
+    def recur_in(layer: int):
+        def conv(x_Bx1xC, kernel_CxS):
+            seen_AxSxC = jnp.concatenate([convs[layer][:, 0], x_Bx1xC[:A]], axis=1)
+            convs[layer] = seen_AxSxC[:, None, 1:]
+            by_AxSxC = seen_AxSxC.astype(jnp.float32) * kernel_CxS.T[None].astype(jnp.float32)
+            return of_all_rows(jnp.sum(by_AxSxC, axis=1, keepdims=True))
+
+        def rule(*inputs_Bx1xN):
+            out_AxNxW, states[layer] = delta.next_token(*(x[:A, 0] for x in inputs_Bx1xN), states[layer])
+            return of_all_rows(out_AxNxW[:, None])
+
+        return delta.Recur(conv, rule)
 
     def attend_in(layer: int):
         def attend_with_cache(q_Bx1xNxH, k_BxKx1xH, v_BxKx1xH):
@@ -176,13 +223,16 @@ def decode(
             sum_Ax1xW, keys[layer], values[layer] = attend(
                 *new, keys[layer], values[layer], position_B[:A], used
             )
-            return jnp.pad(sum_Ax1xW, ((0, B - A), (0, 0), (0, 0)))
+            return of_all_rows(sum_Ax1xW)
 
         return attend_with_cache
 
     rotary_B = position_B if shift_B is None else position_B + shift_B
-    hidden_Bx1xD = _forward(graph, weights, token_B[:, None], rotary_B[:, None], attend_in)
-    return hidden_Bx1xD[:, 0], KVCache(tuple(keys), tuple(values))
+    ways = {'layers': attend_in, 'delta_layers': recur_in}
+    hidden_Bx1xD = _forward(
+        graph, weights, token_B[:, None], rotary_B[:, None], lambda stack, place: ways[stack](place)
+    )
+    return hidden_Bx1xD[:, 0], KVCache(*map(tuple, (keys, values, convs, states)))
 
 
 def cache_slots(tokens: int, most: int) -> int:
@@ -206,5 +256,6 @@ def _forward(
 
 
 def _model(graph: nnx.GraphDef, weights: Weights) -> Decoder:
-    """The model with its first layer for the stacked layers: `unrolled` needs only one layer's graph."""
-    return nnx.merge(graph, {**weights.rest, 'layers': weights.layers[0]})
+    """The model with a layer for each stack of layers: `unrolled` needs only one layer's graph."""
+    kinds = {'delta_layers' if 'delta' in layer else 'layers': layer for layer in weights.layers}
+    return nnx.merge(graph, {**weights.rest, **kinds})

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.models.delta import CHUNK
 from bapo_jax.rollout.inprocess.decoding import CACHE_BLOCK as ATTENDED, cache_slots
 from bapo_jax.rollout.inprocess.drawing import VOCABULARY_BLOCK
 
@@ -30,7 +31,8 @@ class Room(NamedTuple):
 
     def cache_bytes(self, model: ModelConfig) -> int:
         """The size of the KV cache in bytes."""
-        return (self.slots * self.key_slots + self.line * self.prompt_tokens) * bytes_of_a_token(model)
+        tokens = self.slots * self.key_slots + self.line * self.prompt_tokens
+        return tokens * bytes_of_a_token(model) + (self.slots + self.line) * bytes_of_a_state(model)
 
 
 class Limits(NamedTuple):
@@ -44,7 +46,17 @@ class Limits(NamedTuple):
 
 def bytes_of_a_token(model: ModelConfig) -> int:
     """The size of a token's keys and values in bytes."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * jnp.dtype(model.dtype).itemsize
+    layers = model.num_layers // model.period
+    return 2 * layers * model.num_kv_heads * model.head_dim * jnp.dtype(model.dtype).itemsize
+
+
+def bytes_of_a_state(model: ModelConfig) -> int:
+    """The size of what layers with linear attention keep of a sequence, in bytes; 0 without any."""
+    if not model.delta:
+        return 0
+    d, layers = model.delta, model.num_layers - model.num_layers // model.period
+    inputs = (d.conv - 1) * d.channels * jnp.dtype(model.dtype).itemsize
+    return layers * (inputs + 4 * d.value_heads * d.key_dim * d.value_dim)
 
 
 def padded_length(tokens: int, most: int) -> int:
@@ -101,6 +113,9 @@ def memory_of(
     wide = 4 * model.hidden_size + 3 * model.chosen_width + 2 * model.num_heads * model.head_dim
     if model.routing:  # a token's copies, one for each of its experts, and their results
         wide += 2 * model.routing.chosen * model.hidden_size
+    if model.delta:  # the chunks' decays and two products, and what enters them, float32
+        heads = model.delta.value_heads
+        wide += 4 * (3 * heads * CHUNK + 3 * model.delta.channels) // b
     words = (
         model.vocab_size
         if model.vocab_size <= VOCABULARY_BLOCK

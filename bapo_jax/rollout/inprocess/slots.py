@@ -201,9 +201,12 @@ def prefill_prompts(
         hidden_QxD, cache = prefill(graph, weights, tokens_QxL, length_Q, *seen)
         shift_Q = 0 if images is None else images.shift_Q
         key_Q = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(key_Qx2), id_Q)
-        L = tokens_QxL.shape[1]
+
+        def copy(old_PxKxSxH, new_QxKxLxH):
+            return old_PxKxSxH.at[at_Q, :, : new_QxKxLxH.shape[2]].set(new_QxKxLxH, mode='drop')
+
         return WaitingLine(
-            jax.tree.map(lambda old, new: old.at[at_Q, :, :L].set(new, mode='drop'), line.cache_P, cache),
+            jax.tree.map(copy, line.cache_P, cache),
             line.hidden_PxD.at[at_Q].set(hidden_QxD, mode='drop'),
             line.length_P.at[at_Q].set(length_Q, mode='drop'),
             line.most_P.at[at_Q].set(most_Q, mode='drop'),

@@ -67,6 +67,8 @@ class PolicyLoader:
         self._held = ''
         try:
             manifest = read_manifest(path)
+            if any('.experts.' in tensor.name for tensor in manifest.tensors):
+                forget_kernels(self.get_model())
             self.reload_weights(weights_iterator=streamed(path, manifest))
             if manifest.model['tie_word_embeddings']:
                 tie_head(self.get_model())
@@ -134,6 +136,22 @@ def checkpoint_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
             header = json.loads(f.read(int.from_bytes(f.read(8), 'little')))
         shapes |= {name: tuple(entry['shape']) for name, entry in header.items() if name != '__metadata__'}
     return shapes
+
+
+def forget_kernels(model: torch.nn.Module) -> None:
+    """Makes vLLM pack the weights of experts again, on a CPU, when they have been loaded.
+
+    It (0.32) packs them where it sets up their kernel, which it does at the first load alone. The kernel
+    would then read unpacked weights as packed ones.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():  # elsewhere a load keeps the kernel, whose addresses graphs have
+        return
+    for module in model.modules():
+        method = getattr(module, 'quant_method', None)
+        if getattr(method, 'moe_kernel', None) is not None:
+            method.moe_kernel = None
 
 
 def tie_head(model: torch.nn.Module) -> None:

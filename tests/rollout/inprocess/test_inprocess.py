@@ -184,7 +184,7 @@ def test_a_response_does_not_depend_on_how_much_memory_is_set_aside(prompt_token
     got = generate(few, drawn[2:], 2, sampling, DRAW) + generate(few, drawn[:2], 2, sampling, DRAW)
     assert_same(got, [*want[2:], *want[:2]])
     whole = room_for(wide.config, limits, rows, 2, prompt_tokens, 20).cache_bytes(wide.config)
-    assert_same(generate(engine_of(wide, limits._replace(cache_bytes=whole * 11 // 32)), drawn * rows, 2, sampling, DRAW)[: len(want)], want)
+    assert_same(generate(engine_of(wide, limits._replace(cache_bytes=whole * 11 // 32)), drawn * fewer, 2, sampling, DRAW)[: len(want)], want)
     assert made == [fewer, fewer, rows * 11 // 32]
 
 

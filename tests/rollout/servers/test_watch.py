@@ -186,10 +186,14 @@ def test_neither_a_reply_that_is_being_written_is_lost_nor_one_behind_it(later, 
 
 
 def test_a_group_is_asked_three_times_at_most_whatever_the_server_says(connect, prompts, tmp_path):
+    answered = threading.Event()
+
     def reply(_, times):
-        deadline, enough = time.monotonic() + 30, server.looks + LOOKS
-        while (times < 3 or server.looks < enough) and time.monotonic() < deadline:
-            time.sleep(0.02)  # the first two are never answered, the third is after as many looks as ended those
+        if times < 3:  # never answered
+            assert answered.wait(30)
+        else:  # nobody looks at the last one: it waits for as many looks as ended those, and as many again
+            time.sleep(2 * LOOKS * watch._EVERY_S)
+            answered.set()
 
     server = Counting(reply, lambda counts: counts.subtract(counts))
     with events.recorded(tmp_path) as said:
