@@ -1,6 +1,7 @@
 """The device mesh, and the placement of arrays on it.
 
-Mesh axes: 'data' (whole copies), 'fsdp' (parameters and rows split), 'tensor' (heads, MLP, vocabulary split).
+Mesh axes: 'data' (whole copies), 'fsdp' (parameters split, and rows or their tokens), 'tensor' (heads, MLP,
+vocabulary split).
 """
 
 from __future__ import annotations
@@ -108,12 +109,20 @@ def compiled_for(mesh: Mesh, function: Callable, **options: Any) -> Callable:
     return jax.jit(function, compiler_options=COMPILER_OPTIONS.get(mesh.devices.flat[0].platform), **options)
 
 
-ROWS = ('data', 'fsdp')  # the mesh axes that split rows
+ROWS = ('data', 'fsdp')  # the mesh axes that split rows, or the latter their tokens
 
 
-def row_sharding(mesh: Mesh, leading_axes: int = 0) -> NamedSharding:
-    """Returns a sharding of rows over 'data' and 'fsdp'; `leading_axes` axes before rows are not split."""
-    return NamedSharding(mesh, PartitionSpec(*[None] * leading_axes, ROWS))
+def row_spec(leading_axes: int = 0, tokens: bool = False) -> PartitionSpec:
+    """Returns how rows are split: over 'data' and 'fsdp' or, with `tokens`, theirs over the latter.
+
+    `leading_axes` axes before rows are not split.
+    """
+    return PartitionSpec(*[None] * leading_axes, *(ROWS if tokens else [ROWS]))
+
+
+def row_sharding(mesh: Mesh, leading_axes: int = 0, tokens: bool = False) -> NamedSharding:
+    """Returns a sharding of rows; arguments are as for `row_spec`."""
+    return NamedSharding(mesh, row_spec(leading_axes, tokens))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -1,9 +1,9 @@
 """One device's operations on a split model, for programs in which every array is the device's own shard.
 
-Rows are split over 'data' and 'fsdp'. 'fsdp' also splits every matrix along the model's width, and a layer's
-weights are gathered where they are used. 'tensor' splits heads, MLP and vocabulary, and a layer's output is
-summed. Each function defines its own transpose: weight gradients are summed in float32 as they are scattered,
-and nothing crosses the mesh twice.
+Rows are split over 'data' and 'fsdp', or over 'data' alone and their tokens over 'fsdp' (long_rows.py).
+'fsdp' also splits every matrix along the model's width, and a layer's weights are gathered for use. 'tensor'
+splits heads, MLP and vocabulary, and a layer's output is summed. Each function defines its own transpose:
+weight gradients are summed in float32 as they are scattered, and nothing crosses the mesh twice.
 
 Shapes:  B rows · T tokens · D width · V vocabulary · I, O inputs and outputs of a matrix · E experts ·
          P pairs of a token and an expert. A device's shard of a table is [V / tensor, D / fsdp], that of a
@@ -13,10 +13,14 @@ Shapes:  B rows · T tokens · D width · V vocabulary · I, O inputs and output
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from bapo_jax.cluster import grouped
+from bapo_jax.cluster.long_rows import AXIS, token_splits
 
 
 class Split(NamedTuple):
@@ -24,6 +28,12 @@ class Split(NamedTuple):
 
     fsdp: int = 1
     tensor: int = 1
+    tokens: int = 1  # those of 'fsdp' that split the tokens of each row, or 1
+
+    @property
+    def token_axis(self) -> str | None:
+        """The mesh axis that splits the tokens of rows, if one does."""
+        return AXIS if self.tokens > 1 else None
 
     def gather(self, part: jax.Array, axis: int) -> jax.Array:
         """Returns the whole of `part`, whose `axis` is split over 'fsdp'; not differentiated."""
@@ -62,6 +72,14 @@ class Split(NamedTuple):
         if self.fsdp > 1:  # from this device's columns of all rows to all columns of its own rows
             x_BxTxD = jax.lax.all_to_all(x_BxTxD, 'fsdp', split_axis=0, concat_axis=2, tiled=True)
         return x_BxTxD
+
+
+def split_of(mesh: Mapping[str, int], rows: int, gather_once: bool) -> Split:
+    """Returns how a mesh of those sizes splits the model, and micro-batches of `rows` rows.
+
+    `gather_once` is that of the config. Raises as `token_splits` does.
+    """
+    return Split(1 if gather_once else mesh['fsdp'], mesh['tensor'], token_splits(mesh, rows))
 
 
 def gathered(params: Any, specs: Any, split: Split, fsdp: int) -> Any:
@@ -117,29 +135,20 @@ def grouped_matmul(
     """Returns [P, O]: each row of `x` times its expert's matrix, as `matmul` does for one matrix.
 
     Rows are sorted by expert, `size_E` (int32) of each; together they must be all P rows. `axis` is that of
-    a matrix. XLA has an instruction for GPUs and TPUs. On CPUs, JAX multiplies every row by the matrices of
-    all experts, and masks.
+    a matrix.
     """
-    return jax.lax.ragged_dot(x_PxI, split.gather(kernel_ExIxO.astype(x_PxI.dtype), axis + 1), size_E)
+    return grouped.product(x_PxI, split.gather(kernel_ExIxO.astype(x_PxI.dtype), axis + 1), size_E)
 
 
 def _grouped_forward(x_PxI, kernel_ExIxO, size_E, split, axis):
     return grouped_matmul(x_PxI, kernel_ExIxO, size_E, split, axis), (x_PxI, kernel_ExIxO, size_E)
 
 
-_OVER_ROWS = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])  # x.T @ y of each expert
-
-
 def _grouped_backward(split, axis, saved, gradient_PxO):
     x_PxI, kernel_ExIxO, size_E = saved
     whole_ExIxO = split.gather(kernel_ExIxO.astype(gradient_PxO.dtype), axis + 1)
-    d_x_PxI = jax.lax.ragged_dot(gradient_PxO, whole_ExIxO.swapaxes(1, 2), size_E)
-
-    def product(x_PxA: jax.Array, y_PxB: jax.Array) -> jax.Array:
-        return jax.lax.ragged_dot_general(
-            x_PxA, y_PxB, size_E, _OVER_ROWS, preferred_element_type=kernel_ExIxO.dtype
-        )
-
+    d_x_PxI = grouped.product(gradient_PxO, whole_ExIxO.swapaxes(1, 2), size_E)
+    product = functools.partial(grouped.outer, size_E=size_E, dtype=kernel_ExIxO.dtype)
     # As in `matmul`, the last axis is scattered.
     if split.fsdp > 1 and axis == 0:
         return d_x_PxI, split.scatter(product(gradient_PxO, x_PxI), 2).swapaxes(1, 2), None
