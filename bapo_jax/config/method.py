@@ -190,6 +190,8 @@ LEARNER_FIELDS = {
         'eps': Field(1e-8, POSITIVE, AMEND, 'added to the square root of the second moment'),
         'first_moment_dtype': Field('float32', one_of('float32', 'bfloat16'), HELD,
             'the second moment stays float32: bfloat16 would round away the increments of 1 - b2'),
+        'on_host': Field(False, SWITCH, COMPUTED,
+            'keep the moments in host memory; they are copied to the devices for each update'),
     },
     'reset_every': Field(0, NOT_NEGATIVE, AMEND,
         "reset Adam's moments before every so many steps (Kimi k1.5: at each sync); 0: never"),
@@ -236,6 +238,8 @@ LEARNER_FIELDS = {
         'previous), none'),
     'kl_coef': Field(0.001, NOT_NEGATIVE, AMEND, 'β, weight of the KL penalty'),
     'entropy_coef': Field(0.001, NOT_NEGATIVE, AMEND, 'weight of the entropy bonus'),
+    'balance_coef': Field(0.0, NOT_NEGATIVE, AMEND,
+        "weight of the loss that evens out experts' loads, of a mixture of experts"),
     'switch_step': Field(0, NOT_NEGATIVE, HELD,
         'T: after this step train as GRPO with π_T as the reference (ReMix); 0: never'),
     'aggregation': Field('token_mean',
@@ -251,7 +255,8 @@ LEARNER_FIELDS = {
         'compute each prompt once: a row is a prompt and slots of this many tokens for its responses; 0: '
         'pack sequences end to end'),
     'micro_batch_rows': Field(8, AT_LEAST_1, COMPUTED,
-        'rows per micro-batch, over all devices; gradients are summed over micro-batches'),
+        'rows per micro-batch, over all devices; if they are fewer than data × fsdp, as for long rows, fsdp '
+        'splits the tokens of each; gradients are summed over micro-batches'),
     'remat': Field('none',
         one_of('none', 'matrix_products', 'attention_and_mlp_inputs', 'offload', 'full'), COMPUTED,
         'rematerialisation: what the backward pass recomputes of each layer'),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bapo_jax.config.field import (
     ANY, AT_LEAST_1, COMPUTED, FREE, HELD, AMEND, NOT_NEGATIVE, POSITIVE, SWITCH, Field, one_of, share,
+    within,
 )  # fmt: skip
 from bapo_jax.config.method import CRITIC_FIELDS, LEARNER_FIELDS, REPLAY_FIELDS, ROLLOUT_FIELDS
 
@@ -62,7 +63,7 @@ _TASK = {
         'number of training problems; 0: all (generated problems need a number)'),
     'seed': Field(1000, ANY, HELD, 'seed of generated problems'),
     'template': Field('tinyzero', ANY, HELD, "prompt template: a name in the task's TEMPLATES"),
-    'turns': Field(0, NOT_NEGATIVE, HELD,
+    'turns': Field(0, within('a whole number below 512', lambda x: x in range(512)), HELD,
         "most replies of the task's tool to a response, each followed by another turn; 0: no tool"),
     'overlong_share': Field(0.0, share('a share of the limit'), AMEND,
         'soft overlong punishment (DAPO): the reward falls by up to 1 over this last share of the token '
@@ -119,7 +120,8 @@ _MESH = {
         "required platform of the trainer; '': whatever JAX finds, which JAX_PLATFORMS can restrict"),
     'data': Field(0, ANY, COMPUTED,
         'data-parallel copies of the policy; 0: one per host of GPUs, else 1; what is left if fsdp is set'),
-    'fsdp': Field(-1, ANY, COMPUTED, 'ways to shard parameters and rows; -1: all remaining devices'),
+    'fsdp': Field(-1, ANY, COMPUTED,
+        'ways to shard parameters, and rows or their tokens; -1: all remaining devices'),
     'tensor': Field(1, ANY, COMPUTED, 'ways to shard heads, MLP and vocabulary'),
     'gather_once': Field(False, SWITCH, COMPUTED,
         'gather weights once per mini-batch instead of twice per micro-batch; costs memory '

@@ -16,7 +16,7 @@ import numpy as np
 
 from bapo_jax.groups import ByGroup
 from bapo_jax.learner import credit
-from bapo_jax.learner.logprobs import Compute, hidden_states, state_before
+from bapo_jax.learner.logprobs import Compute, hidden_states, states_before
 from bapo_jax.learner.mini_batch import Sequences, blank_sequences
 from bapo_jax.learner.packing import Part
 from bapo_jax.learner.score import OfTokens
@@ -43,8 +43,10 @@ def token_values(
 
     Arguments are as in `token_logprobs`.
     """
-    value_BxT = model.values(hidden_states(model, sequences, compute, features), compute.split)
-    return jnp.where(sequences.response > 0, value_BxT.reshape(-1)[state_before(sequences, compute)], 0.0)
+    hidden_BxTxD, _ = hidden_states(model, sequences, compute, features)
+    state_SxD, at_BxT = states_before(hidden_BxTxD, sequences, compute)
+    value_S = model.values(state_SxD, compute.split)
+    return jnp.where(sequences.response > 0, value_S[at_BxT], 0.0)
 
 
 def critic_scores(compute: Compute) -> OfTokens:

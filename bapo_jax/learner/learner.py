@@ -11,12 +11,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from bapo_jax.cluster.hosts import Hosts
 from bapo_jax.cluster.mesh import on_device, row_sharding
-from bapo_jax.cluster.split import Split
+from bapo_jax.cluster.split import split_of
 from bapo_jax.groups import X1, Batch, ByGroup, Prompt, lanes_of
 from bapo_jax.learner import credit
 from bapo_jax.learner.critic import CRITIC, critic_loss, critic_scores, pack_targets, value_metrics
@@ -77,12 +77,15 @@ class Learner:
         self._shipped_dtype, self._adapter = config.rollout.dtype, config.model.adapter.start
         self.objective, self._temperature = objective_of(c), np.float32(config.rollout.temperature)
         self.learning_rate = learning_rate_of(c)
-        split = Split(1 if config.mesh.gather_once else mesh.shape['fsdp'], mesh.shape['tensor'])
+        split = split_of(mesh.shape, c.micro_batch_rows, config.mesh.gather_once)
         compute = Compute(
             kernels.packed(kernel, self._shared, c.slot_tokens), c.remat, split, shared=self._shared
         )
         vision = model.vision is not None and c.vision_rate > 0
-        beside = {'model_path': config.model.path, 'seed': config.seed, 'vision': vision}
+        beside = {
+            'model_path': config.model.path, 'seed': config.seed, 'vision': vision,
+            'moments_on_host': config.learner.adam.on_host,
+        }  # fmt: skip
         self.policy = Trainee(
             model, mesh, clipped_adamw(self.learning_rate, c, vision=vision), compute,
             loss=policy_loss(self.objective, compute),
@@ -295,19 +298,19 @@ class Learner:
         """Compiles the optimizer step without allocation; `grids` are those of a mini-batch's images."""
         shape = (self._micro_batches, self._config.micro_batch_rows, self._config.row_tokens)
 
-        def abstract(x: np.ndarray, *axes: int) -> jax.ShapeDtypeStruct:
-            """Returns the shape of `x` with leading `axes`, sharded on the last but one of them, the rows."""
-            sharding = row_sharding(self.mesh, len(axes) - 2)
-            return jax.ShapeDtypeStruct((*axes, *x.shape[len(axes) :]), x.dtype, sharding=sharding)
+        def abstract(arrays: Any, axes: tuple[int, ...], sharding: NamedSharding) -> Any:
+            """Returns the shapes of the arrays with leading `axes`."""
+            return jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct((*axes, *x.shape[len(axes) :]), x.dtype, sharding=sharding),
+                arrays,
+            )
 
         blank = self.objective.blank_rows((0, 0, 0), bool(grids))
-        rows = jax.tree.map(lambda x: abstract(x, *shape), blank)
-        pixels = None
+        rows, pixels = abstract(blank, shape, self.policy.rows), None
         if grids:
             of_tower = tower_rows(grids, self.model.vision, self._row_devices)
-            pixels = jax.tree.map(
-                lambda x: abstract(x, *of_tower), blank_pixels((0, 0, self.model.vision.patch_numbers))
-            )
+            blank = blank_pixels((0, 0, self.model.vision.patch_numbers))
+            pixels = abstract(blank, of_tower, row_sharding(self.mesh))
         numbers = numbers_of(self._config, self._temperature, 1)
         state = self.policy.shapes()
         return self.policy.step.lower(

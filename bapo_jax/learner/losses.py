@@ -2,9 +2,10 @@
 
     surrogate(tokens, clip) -> (loss_RxT, held_RxT)     a loss to minimise; held: the clip stops the gradient
     estimator(logp, target logp) -> kl_RxT              an estimate of the divergence from the target policy
-    level(log ratio, response) -> log ratio             the log of the importance ratio
+    level(log ratio, response, axis) -> log ratio       the log of the importance ratio; if a mesh axis splits
+                                                        the tokens of rows, it is `axis`
 
-Shapes:  R rows · T tokens in a row.  `learner/objective.py` combines a row's choices of these.
+Shapes:  R rows · T tokens in a row · S responses.  `learner/objective.py` combines a row's choices of these.
 """
 
 from __future__ import annotations
@@ -131,31 +132,34 @@ def importance_ratio(log_ratio_RxT: jax.Array) -> jax.Array:
     return jnp.exp(jnp.clip(log_ratio_RxT, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT))
 
 
-def token_level(log_ratio_RxT: jax.Array, response_RxT: jax.Array) -> jax.Array:
+def token_level(log_ratio_RxT: jax.Array, response_RxT: jax.Array, axis: str | None = None) -> jax.Array:
     """Each token has its own ratio."""
     return log_ratio_RxT
 
 
-def sequence_level(log_ratio_RxT: jax.Array, response_RxT: jax.Array) -> jax.Array:
+def sequence_level(log_ratio_RxT: jax.Array, response_RxT: jax.Array, axis: str | None = None) -> jax.Array:
     """Each token gets its response's mean log ratio, so ρ is the geometric mean over its tokens (GSPO)."""
-
-    def row_ratio(log_ratio_T, response_T):
-        count = _sum_of_responses(jnp.ones_like(log_ratio_T), response_T)
-        return (_sum_of_responses(log_ratio_T, response_T) / jnp.maximum(count, 1.0))[response_T]
-
-    return jax.vmap(row_ratio)(log_ratio_RxT, response_RxT)
+    count_RxS = _sums_of_responses(jnp.ones_like(log_ratio_RxT), response_RxT, axis)
+    mean_RxS = _sums_of_responses(log_ratio_RxT, response_RxT, axis) / jnp.maximum(count_RxS, 1.0)
+    return _at_tokens(mean_RxS, response_RxT)
 
 
-def response_level(log_ratio_RxT: jax.Array, response_RxT: jax.Array) -> jax.Array:
+def response_level(log_ratio_RxT: jax.Array, response_RxT: jax.Array, axis: str | None = None) -> jax.Array:
     """Each token gets the sum of its response's log ratios, so ρ is the ratio of the whole response."""
-    return jax.vmap(lambda x_T, response_T: _sum_of_responses(x_T, response_T)[response_T])(
-        log_ratio_RxT, response_RxT
+    return _at_tokens(_sums_of_responses(log_ratio_RxT, response_RxT, axis), response_RxT)
+
+
+def _sums_of_responses(x_RxT: jax.Array, response_RxT: jax.Array, axis: str | None) -> jax.Array:
+    """The sum over each response of a row, [R, S]: more than there are; 0 is for all other tokens."""
+    most = response_RxT.shape[1] * (jax.lax.psum(1, axis) if axis else 1) + 1
+    sum_RxS = jax.vmap(lambda x_T, response_T: jax.ops.segment_sum(x_T, response_T, most))(
+        x_RxT, response_RxT
     )
+    return jax.lax.psum(sum_RxS, axis) if axis else sum_RxS
 
 
-def _sum_of_responses(x_T: jax.Array, response_T: jax.Array) -> jax.Array:
-    """The sum over each response of a row, [T + 1]: more than there are; 0 is for all other tokens."""
-    return jax.ops.segment_sum(x_T, response_T, response_T.shape[0] + 1)
+def _at_tokens(x_RxS: jax.Array, response_RxT: jax.Array) -> jax.Array:
+    return jax.vmap(lambda x_S, response_T: x_S[response_T])(x_RxS, response_RxT)
 
 
 def truncated_weight(proximal_logp_RxT: jax.Array, behaviour_logp_RxT: jax.Array, cap: float) -> jax.Array:

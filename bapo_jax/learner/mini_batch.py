@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import NamedSharding
 
 from bapo_jax.cluster.mesh import row_sharding, spread
 from bapo_jax.models.vision.patches import Pixels, blank_pixels
@@ -92,10 +92,10 @@ class MiniBatch(NamedTuple):
     filled: int  # number of leading micro-batches that hold tokens; the rest is padding
     images: Images | None = None
 
-    def spread(self, mesh: Mesh) -> tuple[Any, int, Pixels | None]:
-        """Puts (rows, filled, pixels) on the mesh, its rows split over devices. Reads the image files."""
+    def spread(self, sharding: NamedSharding) -> tuple[Any, int, Pixels | None]:
+        """Puts (rows, filled, pixels) on the mesh, its rows split so. Reads the image files."""
         pixels = self.images and self.images.pixels()
-        return spread(self.rows, row_sharding(mesh, 1)), self.filled, spread(pixels, row_sharding(mesh))
+        return spread(self.rows, sharding), self.filled, spread(pixels, row_sharding(sharding.mesh))
 
 
 class _Blank(NamedTuple):

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bapo_jax.cluster.split import Split
 from bapo_jax.groups import LANES, Author, Batch, ByGroup
 from bapo_jax.learner import credit
 from bapo_jax.learner.losses import (
@@ -40,6 +41,7 @@ from bapo_jax.learner.trust import FACTORS, READS_RATIOS
 BEHAVIOUR, PROXIMAL, REFERENCE, PREVIOUS = 'behaviour', 'proximal', 'reference', 'previous'
 # α and the previous α, as servers hold them. Only the probe reads them (rollout/fidelity.py), no objective.
 ROLLOUT, BEFORE = 'rollout', 'before'
+BALANCE = 'balance'  # the name of the weight of tokens in the experts' imbalance
 
 
 class KL(NamedTuple):
@@ -72,6 +74,7 @@ class Objective:
     entropy: bool  # whether there is an entropy bonus
     importance_rule: str = 'truncate'  # what happens above the cap: a name of IMPORTANCE_WEIGHTS
     trust: str = 'fixed'  # a name of FACTORS
+    balance: bool = False  # whether the experts' imbalance is added
 
     @property
     def ratio_roles(self) -> set[str]:
@@ -84,8 +87,8 @@ class Objective:
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """The names of the terms' weights."""
-        return tuple(term.weight for term in self.terms)
+        """The names of the terms' weights, and of that of the imbalance."""
+        return (*(term.weight for term in self.terms), *[BALANCE] * self.balance)
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -117,6 +120,7 @@ def objective_of(learner: Any) -> Objective:
         entropy=learner.entropy_coef != 0,
         importance_rule=learner.importance_rule,
         trust=learner.trust.kind,
+        balance=learner.balance_coef != 0,
     )
 
 
@@ -133,7 +137,7 @@ def weights_of(objective: Objective, learner: Any, batch: Batch, limit: int) -> 
     """Returns the token weights of each term for a mini-batch, by name.
 
     The tokens of `rl` and `trace` share one reduction, learner.aggregation; `ce` is a token mean times
-    learner.traces.coef. `limit` is the response limit.
+    learner.traces.coef. In the imbalance, every response counts alike. `limit` is the response limit.
     """
     together = [term.author for term in objective.terms if term.weight != 'ce']
     by_name = {}
@@ -143,6 +147,8 @@ def weights_of(objective: Objective, learner: Any, batch: Batch, limit: int) -> 
             by_name['ce'] = [[np.float32(learner.traces.coef) * w for w in of_group] for of_group in mean]
         else:
             by_name[term.weight] = credit.weights(batch, term.author, together, learner.aggregation, limit)
+    if objective.balance:
+        by_name[BALANCE] = credit.weights(batch, Author.POLICY, (), 'seq_mean_token_mean', limit)
     return by_name
 
 
@@ -155,6 +161,7 @@ def numbers_of(learner: Any, temperature: float, step: int) -> dict[str, np.floa
         'reference_share': share,
         'previous_share': 1 - share,
         'entropy_coef': learner.entropy_coef,
+        'balance_coef': learner.balance_coef,
     }
     return {name: np.float32(value) for name, value in numbers.items()}
 
@@ -178,6 +185,7 @@ def evaluate_objective(
     logp_RxT: jax.Array,
     entropy_RxT: jax.Array,
     numbers: Mapping[str, jax.Array],
+    split: Split = Split(),
 ) -> tuple[jax.Array, Sums]:
     """Returns the objective's value, summed over rows, and sums for the metrics.
 
@@ -191,7 +199,9 @@ def evaluate_objective(
     logp_RxT = jnp.where(rows.sequences.response > 0, logp_RxT, 0.0)
     roles = {BEHAVIOUR: rows.behaviour, **rows.roles}
     anchor_RxT = roles[objective.anchor]
-    log_ratio_RxT = RATIO_LEVELS[objective.ratio_level](logp_RxT - anchor_RxT, rows.sequences.response)
+    log_ratio_RxT = RATIO_LEVELS[objective.ratio_level](
+        logp_RxT - anchor_RxT, rows.sequences.response, split.token_axis
+    )
     centre_RxT = jnp.ones_like(logp_RxT)
     if objective.clip_centre is not None:
         centre_RxT = importance_ratio(roles[objective.clip_centre] - rows.behaviour)

@@ -76,7 +76,9 @@ def without_moments(opt_state: Any) -> Any:
     def zeros(x: jax.Array) -> jax.Array:
         shape, dtype, sharding = x.shape, x.dtype, x.sharding
         x.delete()
-        return jnp.zeros(shape, dtype, device=sharding)
+        # Arrays begin on a device, also those that are kept in host memory.
+        new = jnp.zeros(shape, dtype, device=sharding.with_memory_kind('device'))
+        return jax.device_put(new, sharding)
 
     return jax.tree.map(
         lambda part: jax.tree.map(zeros, part) if is_adam(part) else part, opt_state, is_leaf=is_adam

@@ -5,29 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 
 from bapo_jax.learner.logprobs import Compute, token_logprobs
 from bapo_jax.learner.mini_batch import Rows, Sequences
-from bapo_jax.learner.objective import Objective, evaluate_objective
+from bapo_jax.learner.objective import BALANCE, Objective, evaluate_objective
 from bapo_jax.learner.score import OfTokens
 from bapo_jax.learner.sums import TOKENS, Sums, Updated, means, not_skipped
 from bapo_jax.learner.update import Loss
 from bapo_jax.models.decoder import Decoder
+
+LOAD = 'experts'  # key of Sums.counts: the tokens of each expert, [layers, experts]
 
 
 def policy_loss(objective: Objective, compute: Compute) -> Loss:
     """Returns the objective of one micro-batch as a loss; its `numbers` come from `numbers_of`."""
 
     def loss(model: Decoder, features, micro: Rows, numbers) -> tuple[jax.Array, Sums]:
-        logp_RxT, entropy_RxT = token_logprobs(
+        said = token_logprobs(
             model,
             micro.sequences,
             numbers['temperature'],
             compute,
             features,
             entropy_gradient=objective.entropy,
+            balance_BxT=micro.weight.get(BALANCE),
         )
-        return evaluate_objective(objective, micro, logp_RxT, entropy_RxT, numbers)
+        value, sums = evaluate_objective(objective, micro, said.logp, said.entropy, numbers, compute.split)
+        if said.load_LxE is not None:
+            sums = sums._replace(counts={LOAD: said.load_LxE})
+        if said.imbalance is not None:
+            value = value + numbers['balance_coef'] * said.imbalance
+            sums = sums._replace(weighted=sums.weighted | {'experts/imbalance': said.imbalance})
+        return value, sums
 
     return loss
 
@@ -39,7 +49,7 @@ def policy_scores(compute: Compute) -> OfTokens:
     """
 
     def logprobs(model: Decoder, features, micro: Sequences, temperature) -> tuple[jax.Array, jax.Array]:
-        return token_logprobs(model, micro, temperature, compute, features)
+        return token_logprobs(model, micro, temperature, compute, features)[:2]
 
     return logprobs
 
@@ -69,7 +79,24 @@ def policy_metrics(updates: Sequence[Updated], lanes: Sequence[str]) -> dict[str
                 f'staleness/ratio/{origin}': float(ratio / tokens),
                 f'staleness/ess/{origin}': float(ratio**2 / (tokens * squared_ratio)),
             }
-    return metrics | mismatch(kept[0].sums)
+    return metrics | mismatch(kept[0].sums) | routing_metrics(kept)
+
+
+def routing_metrics(updates: Sequence[Updated]) -> dict[str, float]:
+    """Returns how evenly tokens are spread over experts; {} without experts.
+
+    The largest load is that of a layer's busiest expert, as a multiple of the mean load; idle experts are
+    those without a token. Both are means over layers. All mini-batches are counted together, with prompts,
+    and without padding.
+    """
+    loads = [update.sums.counts[LOAD] for update in updates if LOAD in update.sums.counts]
+    if not loads:
+        return {}
+    load_LxE = np.sum(loads, axis=0, dtype=np.int64)
+    return {
+        'experts/load_max': float((load_LxE.max(axis=1) / load_LxE.mean(axis=1)).mean()),
+        'experts/idle': float((load_LxE == 0).mean()),
+    }
 
 
 def mismatch(first: Sums) -> dict[str, float]:

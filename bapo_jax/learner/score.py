@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
-from bapo_jax.cluster.mesh import ROWS, per_device
+from bapo_jax.cluster.mesh import per_device, row_spec
 from bapo_jax.cluster.split import gathered
 from bapo_jax.learner.logprobs import Compute, image_features
 from bapo_jax.learner.mini_batch import Sequences
@@ -43,8 +43,7 @@ def score(
     """Scores the response tokens of the first `n_micro` micro-batches under `params`, [M, R, T]; 0 elsewhere.
 
     `of_tokens` computes [R, T] for one micro-batch; it may return several arrays, and so does this. `pixels`
-    are the images of the mini-batch. Each device works on its own rows and its own shard of the parameters,
-    or on all parameters, gathered once, as in `accumulate`.
+    are the images of the mini-batch. Devices share the work as in `accumulate`.
     """
 
     def on_device(params, sequences, pixels, n_micro, numbers):
@@ -66,8 +65,8 @@ def score(
         )
         return jax.lax.fori_loop(0, n_micro, score_micro_batch, zeros)
 
-    specs, rows = parameter_specs(mesh, params), PartitionSpec(None, ROWS)
-    in_specs = (specs, rows, PartitionSpec(ROWS), PartitionSpec(), PartitionSpec())
+    specs, rows = parameter_specs(mesh, params), row_spec(1, compute.split.tokens > 1)
+    in_specs = (specs, rows, row_spec(), PartitionSpec(), PartitionSpec())
     return per_device(on_device, mesh, in_specs, rows)(params, sequences, pixels, n_micro, numbers)
 
 

@@ -65,17 +65,26 @@ def model_flops(model: ModelConfig, tokens: int, responses: int, pairs: float) -
 
     With E experts, F is the width of those that a token chooses, together; without any, E = 0.
 
+    A layer with linear attention (its C, N, H and W are those of models/delta.py) has D (C + 2 N W + 2 N)
+    in place of attention's products, and 3 N W H for its state: two reads and a correction. Queries of a
+    hybrid model's other layers have gates, D N H more; only these layers have pairs.
+
     With an adapter of P parameters, weights have no gradient, so the first two terms have 4 in place of 6,
     and 6 P tokens are added.
     """
     D, L, heads = model.hidden_size, model.num_layers, model.num_heads * model.head_dim
-    layer = 2 * D * (heads + model.num_kv_heads * model.head_dim) + 3 * D * model.chosen_width
+    full = L // model.period
+    layers = full * 2 * D * (heads + model.num_kv_heads * model.head_dim) + L * 3 * D * model.chosen_width
     if model.routing:
-        layer += D * model.routing.experts
-    of_weights = (4.0 if model.adapter else 6.0) * (L * layer * tokens + model.vocab_size * D * responses)
+        layers += L * D * model.routing.experts
+    if d := model.delta:
+        values = d.value_heads * d.value_dim
+        of_delta = D * (d.channels + 2 * values + 2 * d.value_heads) + 3 * values * d.key_dim
+        layers += full * D * heads + (L - full) * of_delta
+    of_weights = (4.0 if model.adapter else 6.0) * (layers * tokens + model.vocab_size * D * responses)
     shapes = flatten_dict(abstract_params(model)[1])
     adapter = sum(shapes[p.path].size for p in parameters_of(model) if p.when == ADAPTER)
-    return of_weights + 6.0 * adapter * tokens + 12.0 * L * heads * pairs
+    return of_weights + 6.0 * adapter * tokens + 12.0 * full * heads * pairs
 
 
 def peak_flops(device: jax.Device, dtype: str) -> float | None:

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from bapo_jax.cluster.mesh import compiled_for, fetch, with_sharding
+from bapo_jax.cluster.mesh import compiled_for, fetch, row_sharding, with_sharding
 from bapo_jax.learner.logprobs import Compute
 from bapo_jax.learner.mini_batch import MiniBatch
 from bapo_jax.learner.score import OfTokens, score
@@ -40,10 +40,12 @@ class Trainee:
         model_path: str,
         seed: int,
         vision: bool,
+        moments_on_host: bool = False,
     ):
         """`loss` and `of_tokens` take one micro-batch. `model_path` has the first parameters.
 
-        `seed` is that of an adapter. `vision`: the vision tower is trained.
+        `seed` is that of an adapter. `vision`: the vision tower is trained. `moments_on_host`: only an update
+        has Adam's moments on the devices.
 
         Allocates nothing.
         """
@@ -55,7 +57,9 @@ class Trainee:
         self._model_path, self._seed = model_path, seed
         self._sharding = parameter_sharding(mesh, shapes)
         self.parameters = with_sharding(shapes, self._sharding)  # shapes with shardings
-        program = Program(self.graph, loss, optimizer, mesh, compute)
+        self._on_host = moments_on_host
+        self.rows = row_sharding(mesh, 1, compute.split.tokens > 1)
+        program = Program(self.graph, loss, optimizer, mesh, compute, moments_on_host)
         self.step = compiled_for(mesh, functools.partial(update, program=program), donate_argnames='state')
         scoring = functools.partial(score, of_tokens=of_tokens, graph=self.graph, mesh=mesh, compute=compute)
         self._score = compiled_for(mesh, scoring)
@@ -69,7 +73,8 @@ class Trainee:
     def shapes(self) -> TrainState:
         """Returns the state's shapes with shardings; the moments are sharded like the parameters."""
         trained, frozen = parted(self.parameters, self._trained)
-        return state_shapes(self._optimizer, trained, self._mesh)._replace(frozen=frozen)
+        shapes = state_shapes(self._optimizer, trained, self._mesh, self._on_host)
+        return shapes._replace(frozen=frozen)
 
     def init(self, params: Any) -> TrainState:
         """Returns the first state: `params` on the mesh and zero moments of those that are trained."""
@@ -87,7 +92,7 @@ class Trainee:
         """
         updates, frozen, state = [], state.frozen, state._replace(frozen=None)
         for batch in batches:
-            rows, filled, pixels = batch.spread(self._mesh)
+            rows, filled, pixels = batch.spread(self.rows)
             state, updated = self.step(state, rows, filled, numbers, pixels, frozen)
             updates.append(updated)
         return state._replace(frozen=frozen), jax.device_get(updates)
@@ -96,7 +101,7 @@ class Trainee:
         """Returns [M, R, T] per mini-batch of sequences, 0 except on response tokens; on all hosts."""
         scored = []
         for batch in batches:
-            sequences, filled, pixels = batch.spread(self._mesh)
+            sequences, filled, pixels = batch.spread(self.rows)
             scored.append(jax.tree.leaves(self._score(params, sequences, filled, numbers, pixels))[0])
         return [fetch(x) for x in scored]
 

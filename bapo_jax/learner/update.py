@@ -16,7 +16,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
-from bapo_jax.cluster.mesh import ROWS, per_device, replicated, with_sharding
+from bapo_jax.cluster.mesh import ROWS, per_device, replicated, row_spec, with_sharding
 from bapo_jax.cluster.split import gathered
 from bapo_jax.learner.logprobs import Compute, image_features
 from bapo_jax.learner.sums import Sums, Updated, joined_sums, over_mesh
@@ -53,6 +53,7 @@ class Program(NamedTuple):
     optimizer: optax.GradientTransformation
     mesh: Mesh
     compute: Compute
+    moments_on_host: bool = False
 
 
 def update(
@@ -69,9 +70,12 @@ def update(
     finite = jnp.isfinite(norm)
     for x in sums.weighted.values():
         finite &= jnp.isfinite(x)
-    return stepped(state, gradient, finite, program.optimizer), Updated(
-        sums, norm, 1 - finite.astype(jnp.int32)
-    )
+    if program.moments_on_host:
+        state = state._replace(opt_state=in_memory('device', program.optimizer, state.opt_state))
+    state = stepped(state, gradient, finite, program.optimizer)
+    if program.moments_on_host:
+        state = state._replace(opt_state=in_memory('pinned_host', program.optimizer, state.opt_state))
+    return state, Updated(sums, norm, 1 - finite.astype(jnp.int32))
 
 
 def accumulate(
@@ -79,10 +83,10 @@ def accumulate(
 ) -> tuple[Any, Sums]:
     """Returns (gradient by `trained`, sums) of the program's loss over `n_micro` micro-batches.
 
-    Each device works on its own rows and its own shard of the parameters. Once per micro-batch, the model
-    gathers the weights it needs (cluster/split.py) and sums their gradient over 'fsdp'. If `compute.split`
-    asks for it, all weights are instead gathered before the first micro-batch and their gradient is summed
-    after the last. Everything else is summed over the mesh once, at the end.
+    Each device works on its own rows, or tokens of rows, and its own shard of the parameters. Once per
+    micro-batch, the model gathers the weights it needs (cluster/split.py) and sums their gradient over
+    'fsdp'. If `compute.split` asks for it, all weights are instead gathered before the first micro-batch and
+    their gradient is summed after the last. Everything else is summed over the mesh once, at the end.
 
     The vision tower reads each image once, before the first micro-batch. The gradient of its features is
     summed over all micro-batches and devices, and back-propagated through the tower once.
@@ -123,7 +127,7 @@ def accumulate(
         )
         return gradient, over_mesh(sums)
 
-    of_rows = PartitionSpec(None, ROWS), PartitionSpec(ROWS), PartitionSpec(), PartitionSpec()
+    of_rows = row_spec(1, split.tokens > 1), row_spec(), PartitionSpec(), PartitionSpec()
     on_devices = per_device(on_device, mesh, (specs, frozen_specs, *of_rows), (specs, PartitionSpec()))
     return on_devices(trained, frozen, rows, pixels, n_micro, numbers)
 
@@ -139,12 +143,22 @@ def stepped(
     return TrainState(*jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before))
 
 
-def state_shapes(optimizer: optax.GradientTransformation, trained: Any, mesh: Mesh) -> TrainState:
+def in_memory(kind: str, optimizer: optax.GradientTransformation, opt_state: Any) -> Any:
+    """Returns an optimizer state whose moments are in a kind of memory: 'device' or 'pinned_host'."""
+    space = jax.memory.Space.Device if kind == 'device' else jax.memory.Space.Host
+    return optax.tree.map_params(optimizer, lambda moment: jax.device_put(moment, space), opt_state)
+
+
+def state_shapes(
+    optimizer: optax.GradientTransformation, trained: Any, mesh: Mesh, moments_on_host: bool = False
+) -> TrainState:
     """Returns a state's shapes with shardings; the moments are sharded like the parameters (also shapes)."""
     moments = jax.eval_shape(optimizer.init, trained)
+    kind = 'pinned_host' if moments_on_host else None
     sharding = optax.tree.map_params(
-        optimizer, lambda _, p: p.sharding, moments, trained, transform_non_params=lambda _: replicated(mesh)
-    )
+        optimizer, lambda _, p: p.sharding.with_memory_kind(kind) if kind else p.sharding, moments, trained,
+        transform_non_params=lambda _: replicated(mesh),
+    )  # fmt: skip
     return TrainState(trained, with_sharding(moments, sharding))
 
 

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from typing import Any
 
 STATUS = 75  # exit status of a run that was stopped before its end (EX_TEMPFAIL): start it again
@@ -32,6 +33,7 @@ class Stopped(Exception):
 
 
 _requested = _waiting = _heeding = False
+_half = math.inf  # the time at which half of the grace period is over
 
 
 def on_asking(handler: Callable[[int, Any], None]) -> dict[int, Any]:
@@ -62,15 +64,16 @@ def on_signal(grace_s: float) -> Iterator[None]:
 
     If the signal interrupts a wait and nothing else catches Stopped, as at the run's start, the process ends.
     """
-    global _requested, _waiting, _heeding
+    global _requested, _waiting, _heeding, _half
     _requested = _waiting = False
+    _half = math.inf
     heeded, _heeding = _heeding, True
     late = threading.Timer(grace_s, _give_up, (grace_s,))
     late.daemon = True
     first = math.inf  # time of the first signal in _AT_ONCE
 
     def stop(number: int, _) -> None:
-        global _requested
+        global _requested, _half
         nonlocal first
         if number in _AT_ONCE:
             if time.monotonic() - first > _TOGETHER_S:
@@ -78,7 +81,7 @@ def on_signal(grace_s: float) -> Iterator[None]:
             first = min(first, time.monotonic())
         if _requested:
             return
-        _requested = True
+        _requested, _half = True, time.monotonic() + grace_s / 2
         late.start()
         say(
             f'\n{signal.Signals(number).name}: saving a checkpoint and stopping, within {grace_s:g} s '
@@ -103,6 +106,16 @@ def on_signal(grace_s: float) -> Iterator[None]:
 def requested() -> bool:
     """Whether a signal asked the run to stop."""
     return _requested
+
+
+def result_in_time(future: Future) -> Any:
+    """Returns the result of a future, for which a run that is to stop waits half of its time at most.
+
+    Raises the future's error, or TimeoutError.
+    """
+    while not future.done() and time.monotonic() < _half:
+        wait([future], timeout=0.5)  # a signal may come meanwhile
+    return future.result(timeout=0)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from bapo_jax.config import fresh_prompts
 from bapo_jax.config.own_code import code_of
 from bapo_jax.groups import Group
 from bapo_jax.inputs import Inputs
+from bapo_jax.learner.build import rows_in_words
 from bapo_jax.learner.learner import Learner
 from bapo_jax.machine import events, terminal
 from bapo_jax.models.hf import architecture
@@ -147,6 +148,7 @@ def in_brief(read: Inputs, learner: Learner, traces: Mapping[int, Group] = {}) -
         f'{len(read.prompts):,} prompts, {read.steps} steps of {fresh_prompts(c)} prompts × '
         f'{c.rollout.group_size} responses; method {c.method}: v={c.rollout.sync_every}, anchor '
         f'{c.learner.anchor}, {parts}; on {describe_devices()}, attention {described(learner.kernel)}'
+        f'{rows_in_words(c, learner.mesh)}'
     )
     correct = sum(g.correct for g in traces.values())
     given = f'{len(traces):,} prompts have a trace; {correct:,} of these are correct' if traces else ''

@@ -88,7 +88,8 @@ def head(policy):
 @functools.partial(jax.jit, static_argnames='graph')
 def hidden(graph, params, tokens, position):
     """[1, T, D]; what follows the sequence does not matter to it."""
-    return hidden_states(nnx.merge(graph, params), Sequences(tokens, *[jax.numpy.ones_like(position)] * 3)._replace(position=position))
+    sequences = Sequences(tokens, *[jax.numpy.ones_like(position)] * 3)._replace(position=position)
+    return hidden_states(nnx.merge(graph, params), sequences)[0]
 
 
 def states_before_tokens(policy, sequence):

@@ -61,7 +61,7 @@ def value_and_gradient(policy):
     def loss(params, tokens, segment, position, weight, compute):
         sequences = Sequences(tokens, segment, position, response=jnp.where(position > 0, segment, 0))
         model = nnx.merge(policy.graph, params)
-        logp, entropy = token_logprobs(model, sequences, 0.8, compute, entropy_gradient=True)
+        logp, entropy, *_ = token_logprobs(model, sequences, 0.8, compute, entropy_gradient=True)
         return jnp.sum(weight * (logp + 0.5 * entropy))
 
     return jax.jit(jax.value_and_grad(loss), static_argnums=5)

@@ -108,7 +108,7 @@ def test_a_run_of_an_earlier_version_goes_on_with_the_new_names(tmp_path):
     written['learner'] |= {'adam_b1': adam['b1'], 'adam_b2': adam['b2'], 'adam_eps': adam['eps'], 'schedule': schedule['kind'], 'skip_limit': 5,
                            'first_moment_dtype': adam['first_moment_dtype'], 'warmup_updates': 0, 'decay_updates': 0, 'final_share': 0.1}  # fmt: skip
     path.write_text(json.dumps(written))
-    assert claim(tmp_path, config(), PRINTS, HERE) == {}
+    assert claim(tmp_path, config(), PRINTS, HERE) == {'learner.adam.on_host': (None, False)}  # new since
     written['learner']['final_share'] = 0.5
     path.write_text(json.dumps(written))
     with pytest.raises(ValueError, match=r'differ in learner\.final_share\.'):
