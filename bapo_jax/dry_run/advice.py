@@ -7,9 +7,11 @@ have full length:
 
 F is the number of operations of all rows, recomputation included, and s = SHARE. G is the bytes of weights
 gathered and gradients scattered over `fsdp`: per micro-batch, or per mini-batch with mesh.gather_once. K is
-the number of kernels that a card launches. M is the bytes of weights and gradients that the micro-batches
-read and write. A is the bytes of summing gradients over `data`, H those of summing the layers' outputs over
-`tensor`. The bandwidth of a card to other hosts is BETWEEN_HOSTS.
+the number of kernels that a card launches. If the tokens of rows are split, G includes the heads that cards
+exchange. M is the bytes of weights and gradients that the micro-batches read and write, with experts also
+the copies in their tiles. A is the bytes of summing gradients over `data`, H those of summing the layers'
+outputs over `tensor`. The bandwidth of a card to other hosts is BETWEEN_HOSTS. Weights beside an adapter
+have no gradient.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from bapo_jax.cluster.devices import POOL, pool_share
+from bapo_jax.cluster.grouped import tiles_for
+from bapo_jax.cluster.long_rows import copies_of_key_heads
 from bapo_jax.config.rules import full_batch_groups
-from bapo_jax.dry_run.memory import matrix_sizes, numbers_idle
+from bapo_jax.dry_run.memory import matrix_sizes, numbers_adapted, numbers_idle
 from bapo_jax.dry_run.targets import GB, Card, Target
 from bapo_jax.learner.packing import rows_of_a_group
 from bapo_jax.models import hf
@@ -73,7 +77,8 @@ def settings(
 ) -> list[Setting]:
     """The settings of mesh, rows and remat that fit, fastest first; `memory(config)` is in bytes per device.
 
-    `tensor` is 1 if any such setting fits, else the smallest split within a host with which one fits.
+    `tensor` is 1 if any such setting fits, else the smallest split within a host with which one fits. Between
+    hosts, all splits are tried: with them, fewer weights cross.
     """
     found: list[Setting] = []
     ways = [
@@ -83,21 +88,25 @@ def settings(
     ]
     for tensor in ways:
         rest = cards // tensor
-        for data, fsdp in sorted({(rest // n, n) for n in (1, rest // hosts, rest)}):
-            for rows in _ROWS:
+        meshes = sorted({(rest // n, n) for n in (1, rest // hosts, rest)})
+        whole = [(data, fsdp, rows * rest) for data, fsdp in meshes for rows in _ROWS]
+        parts = [(data, fsdp, data) for data, fsdp in meshes if fsdp > 1]  # a row's tokens split over fsdp
+        for tried in (whole, parts):
+            for data, fsdp, rows in tried:
                 for remat in _AGAIN:
-                    trial = Setting(data, fsdp, tensor, rows * rest, remat, 0, 0.0)
+                    trial = Setting(data, fsdp, tensor, rows, remat, 0, 0.0)
                     c = trial.applied(config)
                     needs = memory(c)
                     if needs <= device_bytes:
-                        found.append(
-                            trial._replace(bytes=needs, seconds=step_seconds(c, model, card, cards // hosts))
-                        )
-        if found:
+                        seconds = step_seconds(c, model, card, cards // hosts)
+                        found.append(trial._replace(bytes=needs, seconds=seconds))
+            if found:
+                break
+        if found and hosts == 1:
             break
     of_each = {}  # the fastest number of rows for each mesh and remat
     for setting in sorted(found, key=lambda s: (s.seconds, s.bytes)):
-        of_each.setdefault((setting.data, setting.fsdp, setting.remat), setting)
+        of_each.setdefault((setting.data, setting.fsdp, setting.tensor, setting.remat), setting)
     return list(of_each.values())
 
 
@@ -113,31 +122,59 @@ def step_seconds(config: ConfigDict, model: ModelConfig, card: Card, cards_of_a_
     mini_batches = math.ceil(full_batch_groups(config) / l.mini_batch_groups) * l.passes_per_batch
     micro_batches = max(mini_batches, math.ceil(rows / l.micro_batch_rows))
     embedding, head, layer = matrix_sizes(model)
-    # A product takes two operations per weight and token; the backward pass has two products per forward one.
-    dense = 2 * (layer - numbers_idle(model)) * model.num_layers * l.row_tokens
+    weights = embedding + head * (not model.tie_embeddings) + layer * model.num_layers
+    trained = numbers_adapted(model) * model.num_layers if model.adapter else weights
+    # A product takes two operations per weight and token. The backward pass has one for the gradient of the
+    # input and, if the weights are trained, one for theirs. An adapter's own products are not counted.
+    passes = 2 + (model.adapter is None)
+    unfilled, copied = cost_of_tiles(config, model) if model.routing else (0.0, 0.0)
+    layer_passed = layer - numbers_idle(model) + unfilled
+    dense = 2 * layer_passed * model.num_layers * l.row_tokens * (passes + _AGAIN[l.remat])
     # Causal attention computes half of all pairs.
-    attention = 2 * model.num_layers * model.num_heads * model.head_dim * a_sequence * l.row_tokens
-    operations = rows * ((dense + attention) * (3 + _AGAIN[l.remat]) + 4 * 2 * head * l.row_tokens)
+    full = model.num_layers // model.period
+    attention = 2 * full * model.num_heads * model.head_dim * a_sequence * l.row_tokens
+    attention *= 3 + _AGAIN[l.remat]
+    operations = rows * (dense + attention + 2 * head * l.row_tokens * (passes + 1))
     compute = operations / (cards * SHARE * card.teraflops * 1e12)
     launches = micro_batches * model.num_layers * LAYER_KERNELS * KERNEL_S
-    weights, link = (
-        embedding + head * (not model.tie_embeddings) + layer * model.num_layers,
-        card.link_gb_per_s * GB,
-    )
+    link = card.link_gb_per_s * GB
     within = link if m.fsdp * m.tensor <= cards_of_a_host else BETWEEN_HOSTS * GB
     # Weights are gathered twice in the compute dtype, or once in float32; the gradient is float32.
-    crossed = (
-        mini_batches * (4 + 4) if m.gather_once else micro_batches * (2 * hf.DTYPES[model.dtype].itemsize + 4)
-    )
-    gathered = crossed * weights / m.tensor * (m.fsdp - 1) / m.fsdp / within
+    crossed = 4 * weights if m.gather_once else 2 * hf.DTYPES[model.dtype].itemsize * weights
+    crossed = (mini_batches if m.gather_once else micro_batches) * (crossed + 4 * trained)
+    gathered = crossed / m.tensor * (m.fsdp - 1) / m.fsdp / within
+    tokens = rows * l.row_tokens / (m.data * m.fsdp)  # of a card
+    if l.micro_batch_rows < m.data * m.fsdp:
+        copies = copies_of_key_heads(model.num_heads // m.tensor, model.num_kv_heads // m.tensor, m.fsdp)
+        exchanged = 2 * (model.num_heads + copies * model.num_kv_heads) * model.head_dim / m.tensor
+        exchanged *= tokens * model.num_layers * (2 + _AGAIN[l.remat]) * (m.fsdp - 1) / m.fsdp
+        gathered += exchanged * hf.DTYPES[model.dtype].itemsize / within
     between = link if cards <= cards_of_a_host else BETWEEN_HOSTS * GB
     # A ring all-reduce sends each number twice, except a device's own part.
-    summed = mini_batches * 2 * (m.data - 1) / m.data * 4 * weights / (m.fsdp * m.tensor) / between
-    read = micro_batches * weights * (3 * 2 + 12 / m.fsdp) / (m.tensor * card.gb_per_s * GB)
+    summed = mini_batches * 2 * (m.data - 1) / m.data * 4 * trained / (m.fsdp * m.tensor) / between
+    read = 3 * 2 * weights + 12 / m.fsdp * trained + copied
+    read *= micro_batches / (m.tensor * card.gb_per_s * GB)
     # Per layer, two ring all-reduces of the residual stream forward, two backward, and the recomputed ones.
-    residual = rows * l.row_tokens * model.hidden_size * hf.DTYPES[model.dtype].itemsize / (m.data * m.fsdp)
+    residual = tokens * model.hidden_size * hf.DTYPES[model.dtype].itemsize
     of_heads = residual * model.num_layers * (4 + 2 * _AGAIN[l.remat]) * 2 * (m.tensor - 1) / m.tensor / link
     return max(compute, gathered, launches) + read + summed + of_heads
+
+
+def cost_of_tiles(config: ConfigDict, model: ModelConfig) -> tuple[float, float]:
+    """What the tiles of experts cost on GPUs (cluster/grouped.py), in a micro-batch on one card.
+
+    Returns the numbers of a layer's matrices that tiles which are not full add for each token, and the bytes
+    of matrices that all layers copy to tiles and of gradients that they sum over tiles.
+    """
+    l, m, r = config.learner, config.mesh, model.routing
+    pairs = max(1, l.micro_batch_rows * l.row_tokens // (m.data * m.fsdp)) * r.chosen
+    tiles, rows = tiles_for(pairs, r.experts)
+    matrices = 3 * model.hidden_size * model.intermediate_size
+    # Copies are read, written and read again; a tile's gradient is written and read, in float32.
+    copies = 3 * hf.DTYPES[model.dtype].itemsize * (2 + _AGAIN[l.remat])
+    sums = 0 if model.adapter else 2 * 4
+    unfilled = matrices * r.chosen * (tiles * rows / pairs - 1)
+    return unfilled, model.num_layers * tiles * matrices * (copies + sums)
 
 
 def tokens_of_a_step(config: ConfigDict) -> int:
@@ -193,8 +230,9 @@ def what_helps(
         {'model.dtype': 'bfloat16'},
         {'learner.remat': 'full'},
         {'learner.micro_batch_rows': cards},
-        # No other mesh splits rows more.
+        # No other mesh splits rows more; then their tokens.
         {'mesh.data': 1, 'mesh.fsdp': cards, 'mesh.tensor': 1, 'learner.micro_batch_rows': cards},
+        {'mesh.data': 1, 'mesh.fsdp': cards, 'mesh.tensor': 1, 'learner.micro_batch_rows': 1},
         # Split heads over the cards of a host, so that no layer is gathered.
         *(
             [{'mesh.data': 1, 'mesh.fsdp': 1, 'mesh.tensor': cards, 'learner.micro_batch_rows': 1}]
@@ -203,6 +241,7 @@ def what_helps(
         ),
         {'learner.adam.first_moment_dtype': 'bfloat16'},
         *([{'mesh.frozen_on_host': True}] if config.rollout.engine == 'vllm' else []),
+        {'learner.adam.on_host': True},
     ]
     c, now = config, memory(config)
     if device_bytes < now <= most:

@@ -40,7 +40,7 @@ from bapo_jax.dry_run.advice import SHARE, Setting, as_table, own_setting, setti
 from bapo_jax.dry_run.memory import bytes_of_a_copy, gpu_memory, numbers_idle, state_bytes
 from bapo_jax.dry_run.targets import GB, Target, find_target, for_absent_devices
 from bapo_jax.inputs import read_inputs
-from bapo_jax.learner.build import check_engine, choose_kernel
+from bapo_jax.learner.build import check_engine, choose_kernel, rows_in_words
 from bapo_jax.learner.learner import Learner
 from bapo_jax.learner.objective import REFERENCE, objective_of
 from bapo_jax.learner.packing import most_groups
@@ -117,7 +117,7 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
     say(f'prompt     the first has {len(first.tokens)} tokens: {_cut(read.tokenizer.decode(first.tokens))}')
     print(
         f'step       up to {sequences:,} sequences = {sequences * longest:,} tokens, in micro-batches of '
-        f'{c.learner.micro_batch_rows} rows of {c.learner.row_tokens:,} tokens'
+        f'{c.learner.micro_batch_rows} rows of {c.learner.row_tokens:,} tokens{rows_in_words(c, mesh)}'
     )
     sizes = ' × '.join(f'{axis} {n}' for axis, n in mesh.shape.items())
     print(f'mesh       {sizes} on {result.target.name}; attention {described(result.kernel)}')
@@ -263,6 +263,9 @@ def measure(
     of_all, of_trained = (bytes_of_a_copy(model, target.mesh, model.dtype, of) for of in (None, trained))
     never_trained = of_all - of_trained
     frozen = 0 if config.mesh.frozen_on_host else of_trained
+    of_state = functools.partial(
+        state_bytes, learner=config.learner, devices=target.mesh.size, platform=target.platform
+    )
     memory = {'α, the rollout policy': frozen}
     if REFERENCE in objective_of(config.learner).roles:
         memory['θ_0, the reference policy'] = frozen
@@ -272,7 +275,7 @@ def measure(
         # Its gradients and activations reuse the space of the policy's, which are larger and counted below.
         critic = dataclasses.replace(model, value_head=True)
         of_critic = trained_parameters(critic, vision=config.learner.vision_rate > 0)
-        memory[OF_CRITIC] = state_bytes(bytes_of_a_copy(critic, target.mesh, of=of_critic), config.learner)
+        memory[OF_CRITIC] = of_state(bytes_of_a_copy(critic, target.mesh, of=of_critic))
     compile_s, refused, kept = None, '', set(memory)
     if isinstance(target.mesh, AbstractMesh):
         memory |= gpu_memory(
@@ -289,7 +292,7 @@ def measure(
             if 'RESOURCE_EXHAUSTED' not in str(e):
                 raise
             refused = re.sub(r'\s+', ' ', str(e))[:300]
-            memory['θ and the moments'] = state_bytes(a_copy, config.learner) + never_trained
+            memory['θ and the moments'] = of_state(a_copy) + never_trained
         else:
             memory['θ, the moments and the mini-batch'] = step.argument_size_in_bytes
             memory['gradients and activations'] = _beside_arguments(step, target.platform)
@@ -318,7 +321,7 @@ def measure(
     if target.platform == 'cpu':
         # Arrays that are being written are not reused: training continues in new ones. Some are copied first.
         saved, copied = (
-            frozen + state_bytes(a_copy, config.learner),
+            frozen + of_state(a_copy),
             GB * copied_gb(hf.abstract_params(model)[1]),
         )
         saved += sum(memory.get(what, 0) for what in (OF_CRITIC, EARLIER))

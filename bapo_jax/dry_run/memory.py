@@ -5,6 +5,7 @@ docs/reference/memory.md has the formula in words.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +13,13 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, Mesh
 
+from bapo_jax.cluster.grouped import tiles_for
+from bapo_jax.cluster.long_rows import copies_of_key_heads
 from bapo_jax.learner.head import Tile
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig, parameters_of
+from bapo_jax.models.delta import CHUNK
+from bapo_jax.models.parameters import FLOAT32
 from bapo_jax.models.sharding import parameter_sharding
 from bapo_jax.models.vision.layout import tower_rows
 from bapo_jax.models.vision.patches import Grid
@@ -34,7 +39,9 @@ def gpu_memory(
     per device; b bytes per number in compute; D, F, N, K, H, V, L as in models/decoder.py; n = mesh.tensor.
 
         state           (8 + m) / 4 params
-            θ and two moments, exact; the first moment has m bytes per number
+            θ and two moments, exact; the first moment has m bytes per number. On one card with
+            learner.adam.on_host only θ: the moments come tensor by tensor, when the activations are gone.
+            With several cards XLA's plan is no smaller
         gradients       2 params
             their sum, and those of the micro-batch
         gathered once   3 params · mesh.fsdp
@@ -44,17 +51,21 @@ def gpu_memory(
             has 2 D + N H / n, matrix_products 2 D + (2 N H + 2 K H + 2 F) / n; none: 1.25 L `layer`
         layer           r T b (4 D + (4 N + 4 K) H / n + 3 F / n)
             activations of one layer; their gradients reuse the space. With experts, F is the width of the S
-            that a token chooses, together, and its copies add 3 S D
+            that a token chooses, together, and its copies add 3 S D. `delta_numbers` has what replaces
+            N and K in layers with linear attention; the larger layer counts. It was checked nowhere.
         logits          3 · 4 C U
             logits, probabilities and gradient of a tile in float32: at most 2,048 tokens and 16,384 words
             (learner/head.py)
         weights         (4 + b) U D + [(2 b + 4) W / n + 4 V D / n]
             a block of the head and its gradient; [if fsdp > 1: the gathered matrices W of two layers, the
-            gradient of one, and that of the embedding]
+            gradient of one, and that of the embedding]. With experts also 2 b · 3 D F / n numbers for each
+            tile (cluster/grouped.py): its copies of an expert's matrices, forward and backward
 
-    C = min(r T, 2,048), U = min(V / n, 16,384). W comes from the parameter table (`matrix_sizes`). `layer`
-    and `logits` are live at different times, so only the larger counts. Fragmentation adds a twentieth of all
-    activations. Images with these `grids` add `tower_memory`; its block is live when no layer is.
+    If the tokens of rows are split, r is a fraction, and K counts the copies of key heads that devices
+    exchange. C = min(r T, 2,048), U = min(V / n, 16,384). W comes from the parameter table (`matrix_sizes`).
+    `layer` and `logits` are live at different times, so only the larger counts. Fragmentation adds a
+    twentieth of all activations. Images with these `grids` add `tower_memory`; its block is live when no
+    layer is.
     """
     b = hf.DTYPES[model.dtype].itemsize
     n, (D, F, V, L) = (
@@ -64,21 +75,34 @@ def gpu_memory(
     copies = 3 * model.routing.chosen if model.routing else 0
     layer = matrix_sizes(model)[2]
     heads, key_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    tokens = learner.micro_batch_rows // (mesh['data'] * mesh['fsdp']) * learner.row_tokens
-    kept_by_a_layer = tokens * b * ((4 + copies) * D + (4 * heads + 4 * key_heads) // n + 3 * F // n)
-    kept = {
-        'none': kept_by_a_layer * 5 // 4,
-        'matrix_products': tokens * b * (2 * D + (2 * heads + 2 * key_heads + 2 * F) // n),
-        'attention_and_mlp_inputs': tokens * b * (2 * D + heads // n),
-    }
-    residuals = L * kept.get(learner.remat, tokens * D * b)
+    row_devices = mesh['data'] * mesh['fsdp']
+    tokens = learner.micro_batch_rows * learner.row_tokens // row_devices
+    if learner.micro_batch_rows < row_devices:
+        key_heads *= copies_of_key_heads(model.num_heads // n, model.num_kv_heads // n, mesh['fsdp'])
+    gates = heads if model.hybrid else 0
+    kinds = [
+        (L // model.period, 4 * heads + 4 * key_heads + 2 * gates, 2 * heads + 2 * key_heads + gates, heads)
+    ]
+    if model.hybrid:
+        kinds.append((L - L // model.period, *delta_numbers(model)))
+    kept_by_a_layer = residuals = 0
+    for layers, in_work, of_products, attended in kinds:
+        of_kind = tokens * b * ((4 + copies) * D + in_work // n + 3 * F // n)
+        kept = {
+            'none': of_kind * 5 // 4,
+            'matrix_products': tokens * b * (2 * D + (of_products + 2 * F) // n),
+            'attention_and_mlp_inputs': tokens * b * (2 * D + attended // n),
+        }
+        residuals += layers * kept.get(learner.remat, tokens * D * b)
+        kept_by_a_layer = max(kept_by_a_layer, of_kind)
     logits = 3 * 4 * min(tokens, Tile().tokens) * min(V // n, Tile().words)
     weights = (4 + b) * D * min(V // n, Tile().words)
+    if model.routing:
+        tiles, _ = tiles_for(max(1, tokens) * model.routing.chosen, model.routing.experts)
+        weights += 2 * b * tiles * 3 * D * model.intermediate_size // n
     if mesh['fsdp'] > 1 and not gather_once:
         weights += (2 * b + 4) * layer // n + 4 * V * D // n
-    tower, block = (
-        tower_memory(model, learner.remat, mesh['data'] * mesh['fsdp'], grids) if grids else ({}, 0)
-    )
+    tower, block = tower_memory(model, learner.remat, row_devices, grids) if grids else ({}, 0)
     at_work = {
         "one layer's recomputation": kept_by_a_layer,
         'a tile of logits': logits,
@@ -92,7 +116,7 @@ def gpu_memory(
         'weights gathered or cast': weights,
     }
     return {
-        'θ and the moments': state_bytes(params, learner),
+        'θ and the moments': state_bytes(params, learner, math.prod(mesh.values())),
         **(
             {'gradients and weights, whole': 3 * params * mesh['fsdp']}
             if gather_once
@@ -101,6 +125,19 @@ def gpu_memory(
         **activations,
         'fragmentation': sum(activations.values()) // 20,
     }
+
+
+def delta_numbers(model: ModelConfig) -> tuple[int, int, int]:
+    """Numbers of a token in linear attention: all at work, of matrix products, and of the result.
+
+    Of N heads in chunks of Q tokens, float32 ones count 4 / b times: 3 N Q of decays and products,
+    N (5 H + 3 W) of a chunk's inputs and corrections, and N H W / Q of the states between chunks.
+    """
+    d, b = model.delta, hf.DTYPES[model.dtype].itemsize
+    N, H, W = d.value_heads, d.key_dim, d.value_dim
+    products = d.channels + N * W
+    in_float32 = N * (3 * CHUNK + 5 * H + 3 * W + H * W // CHUNK)
+    return products + N * W + in_float32 * 4 // b, products + N * W, N * W
 
 
 def tower_memory(
@@ -137,8 +174,13 @@ def tower_memory(
     }, block
 
 
-def state_bytes(params: int, learner: Any) -> int:
-    """Bytes of the parameters and their two moments; `params` is the size of a float32 copy."""
+def state_bytes(params: int, learner: Any, devices: int, platform: str = 'gpu') -> int:
+    """Bytes on a device of the parameters and, unless the host keeps them, of their two moments.
+
+    `params` is the size of a float32 copy.
+    """
+    if learner.adam.on_host and platform == 'gpu' and devices == 1:
+        return params
     return (8 + hf.DTYPES[learner.adam.first_moment_dtype].itemsize) * params // 4
 
 
@@ -147,14 +189,14 @@ def bytes_of_a_copy(
 ) -> int:
     """Bytes per device of one copy of the parameters, or of those in the tree `of`.
 
-    Norm scales are always float32.
+    Those named in FLOAT32 always are.
     """
     _, shapes = hf.abstract_params(model)
     sharding = flatten_dict(parameter_sharding(mesh, shapes))
     shapes = flatten_dict(shapes)
     return sum(
         math.prod(sharding[path].shard_shape(shapes[path].shape))
-        * (4 if path[-1] == 'scale' else hf.DTYPES[dtype].itemsize)
+        * (4 if path[-1] in FLOAT32 else hf.DTYPES[dtype].itemsize)
         for path in (shapes if of is None else flatten_dict(of))
     )
 
@@ -162,12 +204,14 @@ def bytes_of_a_copy(
 def matrix_sizes(model: ModelConfig) -> tuple[int, int, int]:
     """Numbers in the embedding, in the head (if tied, the embedding again), and in one layer's matrices.
 
+    The latter is the mean over both kinds of a hybrid model's layers.
     Those of all experts count; `numbers_idle` says how many a token does not pass.
     """
     shapes, table = flatten_dict(hf.abstract_params(model)[1]), parameters_of(model)
     over_vocabulary = [shapes[p.path].size for p in table if 'vocab' in p.axes]
     # Biases and scales are small and not counted.
-    matrices = (p for p in table if p.path[0] == 'layers' and len(p.axes) - p.indices == 2)
+    of_layers = (p for p in table if p.path[0] in ('layers', 'delta_layers'))
+    matrices = (p for p in of_layers if len(p.axes) - p.indices == 2)
     stacked = sum(shapes[p.path].size for p in matrices)
     return over_vocabulary[0], over_vocabulary[-1], stacked // model.num_layers
 
@@ -176,3 +220,8 @@ def numbers_idle(model: ModelConfig) -> int:
     """Numbers in the matrices of the experts of a layer that a token does not choose; 0 without experts."""
     r = model.routing
     return 3 * model.hidden_size * model.intermediate_size * (r.experts - r.chosen) if r else 0
+
+
+def numbers_adapted(model: ModelConfig) -> int:
+    """Numbers in the matrices of a layer's adapter; 0 without one."""
+    return matrix_sizes(model)[2] - matrix_sizes(dataclasses.replace(model, adapter=None))[2]

@@ -6,12 +6,17 @@ makes for them.
     PYTHONPATH=.:.gpu-compiler python -m benchmarks.compiled.gpu_step
     # one: model, cards, rows of a micro-batch on all of them
     PYTHONPATH=.:.gpu-compiler python -m benchmarks.compiled.gpu_step 8B 4xH100 4
+    # an adapter, or another name of OTHER in benchmarks/compiled/fits.py; experts
+    PYTHONPATH=.:.gpu-compiler python -m benchmarks.compiled.gpu_step 8B 8xH100 8 --other=LoRA
+    PYTHONPATH=.:.gpu-compiler python -m benchmarks.compiled.gpu_step 30B-A3B 8xH200 8
+    # a row of 32k whose tokens are split over the cards
+    PYTHONPATH=.:.gpu-compiler python -m benchmarks.compiled.gpu_step 8B 8xH100 1 --response_tokens=30720
 
-Rows have 2,048 + 8,192 tokens (configs/math.py), with remat=full. Nothing runs, and no GPU is needed. "A
-micro-batch" and "a mini-batch" are as of benchmarks/compiled/step.py; the LM head's loop is counted as if all
-tokens of a row were responses'. Kinds of kernels are those of benchmarks/compiled/engine_kernels.py. Bytes
-are what a card receives, as hlo.py counts them. "Beside work" are those of collectives between whose start
-and end the schedule has a product or an attention kernel.
+Rows have 2,048 + 8,192 tokens (configs/math.py) unless said otherwise, with remat=full. Nothing runs, and no
+GPU is needed. "A micro-batch" and "a mini-batch" are as of benchmarks/compiled/step.py; the LM head's loop is
+counted as if all tokens of a row were responses'. Kinds of kernels are those of
+benchmarks/compiled/engine_kernels.py. Bytes are what a card receives, as hlo.py counts them. "Beside work"
+are those of collectives between whose start and end the schedule has a product or an attention kernel.
 """
 
 from __future__ import annotations
@@ -35,9 +40,10 @@ from bapo_jax.dry_run.targets import GB, find_target
 from bapo_jax.learner.head import Tile
 from bapo_jax.learner.build import choose_kernel
 from bapo_jax.learner.learner import Learner
+from bapo_jax.models.adapters import adapted, adapter_of
 from benchmarks.compiled.absent import cards, require_compiler
 from benchmarks.compiled.engine_kernels import kind_of
-from benchmarks.compiled.fits import MODELS
+from benchmarks.compiled.fits import MODELS, OTHER
 from benchmarks.compiled.hlo import (
     Computation,
     Program,
@@ -51,14 +57,17 @@ from benchmarks.compiled.hlo import (
 from benchmarks.compiled.step import model_of
 from configs import math
 
-# model, cards, (data, fsdp), rows of a micro-batch: one a card
+# model, cards, (data, fsdp), rows of a micro-batch: one a card, and a name of OTHER
 SETTINGS = (
-    ('1.5B', '1xH100', (1, 1), 1),
-    ('1.5B', '4xH100', (1, 4), 4),
-    ('8B', '4xH100', (1, 4), 4),
-    ('8B', '8xH100', (1, 8), 8),
-    ('8B', '2x8xH100', (2, 8), 16),
-    ('8B', '8xB200', (1, 8), 8),
+    ('1.5B', '1xH100', (1, 1), 1, ''),
+    ('1.5B', '4xH100', (1, 4), 4, ''),
+    ('8B', '4xH100', (1, 4), 4, ''),
+    ('8B', '8xH100', (1, 8), 8, ''),
+    ('8B', '2x8xH100', (2, 8), 16, ''),
+    ('8B', '8xB200', (1, 8), 8, ''),
+    ('8B', '8xH100', (1, 8), 8, 'LoRA'),
+    ('30B-A3B', '8xH100', (1, 8), 8, 'LoRA of attention'),
+    ('30B-A3B', '8xH200', (1, 8), 8, ''),
 )
 _COUNTED = ('all-gather', 'reduce-scatter', 'all-reduce', 'all-to-all', 'collective-permute')
 
@@ -106,16 +115,22 @@ def is_beside_work(start: str, computation: Computation) -> bool:
     return any(kind_of(computation[name]) in ('products', 'kernels') for name in between)
 
 
-def compiled(name: str, cards: str, sizes: tuple[int, int], rows: int) -> tuple[Program, int]:
+def compiled(
+    name: str, cards: str, sizes: tuple[int, int], rows: int, other: str, response_tokens: int
+) -> tuple[Program, int]:
     """The step of a model of benchmarks/compiled/fits.py, and the bytes of its peak on a card."""
     c = math.get_config()
+    c.update_from_flattened_dict(OTHER[other] if other else {})
+    c.rollout.max_response_tokens = response_tokens
     c.mesh.data, c.mesh.fsdp = sizes
     c.learner.micro_batch_rows, c.learner.remat = rows, 'full'
     target, c = find_target(cards, c), config_lib.resolve(c)
-    model = model_of(name, c.model.dtype)
-    step = Learner(
-        c, model, target.mesh, choose_kernel(c, model, target.mesh, target.platform)
-    ).compile_update()
+    model = adapted(model_of(name, c.model.dtype), adapter_of(c.model))
+    try:
+        kernel = choose_kernel(c, model, target.mesh, target.platform)
+    except ValueError as e:
+        sys.exit(f'error: {e}')
+    step = Learner(c, model, target.mesh, kernel).compile_update()
     jax.clear_caches()
     memory = step.memory_analysis()
     peak = (
@@ -124,19 +139,17 @@ def compiled(name: str, cards: str, sizes: tuple[int, int], rows: int) -> tuple[
         + memory.output_size_in_bytes
         - memory.alias_size_in_bytes
     )
-    of_card = rows // (sizes[0] * sizes[1])
-    return parse(step.as_text())._replace(
-        inner_trips=-(-of_card * c.learner.row_tokens // Tile().tokens)
-    ), peak
+    of_card = rows * c.learner.row_tokens // (sizes[0] * sizes[1])
+    return parse(step.as_text())._replace(inner_trips=-(-of_card // Tile().tokens)), peak
 
 
-def line(name: str, cards: str, sizes: tuple[int, int], rows: int) -> str:
+def line(name: str, cards: str, sizes: tuple[int, int], rows: int, other: str, response_tokens: int) -> str:
     """The table's row."""
-    program, peak = compiled(name, cards, sizes, rows)
+    program, peak = compiled(name, cards, sizes, rows, other, response_tokens)
     found = counted(program)
     kernels, moved = found.kernels[True], found.moved[True]
     cells = [
-        name,
+        ', '.join(filter(None, (name, other))),
         cards,
         ' × '.join(map(str, sizes)),
         *(kernels[kind] for kind in ('products', 'fusions', 'kernels', 'copies')),
@@ -160,8 +173,11 @@ def line(name: str, cards: str, sizes: tuple[int, int], rows: int) -> str:
     return f'| {" | ".join(map(str, cells))} |'
 
 
-def asked(argv: list[str]) -> Sequence[tuple[str, str, tuple[int, int], int]]:
-    """The settings that a command line names. Exits with status 2 and a line that names what is wrong."""
+def asked(argv: list[str]) -> tuple[Sequence[tuple[str, str, tuple[int, int], int, str]], int]:
+    """The settings that a command line names, and the tokens of a response.
+
+    Exits with status 2 and a line that names what is wrong.
+    """
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument(
         'setting',
@@ -169,9 +185,14 @@ def asked(argv: list[str]) -> Sequence[tuple[str, str, tuple[int, int], int]]:
         metavar='MODEL CARDS ROWS',
         help='such as 8B 4xH100 4; default: the table of docs/reference/performance.md',
     )
-    given = parser.parse_args(argv).setting
+    parser.add_argument(
+        '--response_tokens', type=int, default=8192, help='rollout.max_response_tokens (default: %(default)s)'
+    )
+    parser.add_argument('--other', choices=list(OTHER), default='', help='fields that a setting has beside')
+    flags = parser.parse_args(argv)
+    given = flags.setting
     if not given:
-        return SETTINGS
+        return SETTINGS, flags.response_tokens
     if len(given) != 3:
         parser.error(
             f'got {" ".join(given)!r}; give a model, cards and the rows of a micro-batch, such as 8B 4xH100 '
@@ -184,16 +205,20 @@ def asked(argv: list[str]) -> Sequence[tuple[str, str, tuple[int, int], int]]:
         hosts, of_host = cards(topology)
     except ValueError as e:
         parser.error(str(e))
-    if not rows.isdigit() or not int(rows) or int(rows) % (hosts * of_host):
-        parser.error(f'{rows!r} rows; give a multiple of the {hosts * of_host} cards')
-    return ((name, topology, (hosts, of_host), int(rows)),)
+    n = int(rows) if rows.isdigit() else 0
+    if not n or n % hosts or 0 < n % (hosts * of_host) < n:
+        parser.error(
+            f'{rows!r} rows; give a multiple of the {hosts * of_host} cards or, to split their tokens, a '
+            f'smaller one of the hosts ({hosts})'
+        )
+    return ((name, topology, (hosts, of_host), n, flags.other),), flags.response_tokens
 
 
 def main(argv: list[str]) -> None:
-    settings = asked(argv)
+    settings, response_tokens = asked(argv)
     require_compiler('gpu')
     installed = ', '.join(f'{package} {version(package)}' for package in ('jax', 'jax-cuda13-pjrt'))
-    print(f'{datetime.date.today()}, {installed}; rows of 2,048 + 8,192 tokens, one a card, remat=full\n')
+    print(f'{datetime.date.today()}, {installed}; rows of 2,048 + {response_tokens:,} tokens, remat=full\n')
     head = (
         'model',
         'cards',
@@ -212,7 +237,7 @@ def main(argv: list[str]) -> None:
     )
     print(f'| {" | ".join(head)} |\n|{"---|" * len(head)}')
     for setting in settings:
-        print(line(*setting), flush=True)
+        print(line(*setting, response_tokens), flush=True)
 
 
 if __name__ == '__main__':

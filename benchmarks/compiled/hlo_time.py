@@ -82,14 +82,25 @@ Places = tuple[tuple[int, ...], ...]  # coordinates in the slice of each positio
 _PRODUCTS = {'splash_mha_fwd': (2, ''), 'splash_mha_dkv': (4, '_dkv'), 'splash_mha_dq': (3, '_dq')}
 
 
-def kernel_flops(computation: Computation, i: Instruction) -> int:
-    """Arithmetic of a kernel on full tiles up to the diagonal; 0 of what is no custom kernel.
+# Of experts: rows times their group's matrix [P, I] → [P, O], and its gradient [P, A], [P, B] → [E, A, B].
+# The first's preparation multiplies nothing.
+_GROUPED, _PREPARES = ('ragged-dot', 'tgmm'), 'ragged-dot-metadata'
 
-    products × 2 × rows × heads × head size × Σ over tiles of queries (tile × keys up to the end of the tile
-    that its last sees). Segments shorten none of it. Raises ValueError for a kernel without a formula.
+
+def kernel_flops(computation: Computation, i: Instruction) -> int:
+    """Arithmetic of a kernel; 0 of what is no custom kernel.
+
+    Attention, on full tiles up to the diagonal: products × 2 × rows × heads × head size × Σ over tiles of
+    queries (tile × keys up to the end of the tile that its last sees). Segments shorten none of it. Experts:
+    2 P I O; tiles that two experts share are not counted twice. Raises ValueError for a kernel without a
+    formula.
     """
-    if not _is_kernel(i):
+    if not _is_kernel(i) or i.name.startswith(_PREPARES):
         return 0
+    if is_grouped(i):
+        rows, inputs = _queries(computation, i)
+        output = arrays(i.shape)[0].dims
+        return 2 * rows * inputs * output[-1]
     known = [(products, tile) for name, (products, tile) in _PRODUCTS.items() if i.name.startswith(name)]
     tiles = {name: int(n) for name, n in re.findall(r'(block_\w+)\\*": (\d+)', i.rest)}
     if not known or not tiles:
@@ -106,12 +117,17 @@ def kernel_flops(computation: Computation, i: Instruction) -> int:
     return products * 2 * prod(heads) * head * pairs
 
 
+def is_grouped(i: Instruction) -> bool:
+    """Whether it is a product of experts."""
+    return _is_kernel(i) and i.name.startswith(_GROUPED)
+
+
 def _is_kernel(i: Instruction) -> bool:
     return i.opcode == 'custom-call' and '"tpu_custom_call"' in i.rest
 
 
 def _queries(computation: Computation, i: Instruction) -> tuple[int, ...]:
-    """[heads, T, H] or [rows, heads, T, H]: a kernel's first operand that is no integer."""
+    """[heads, T, H], [rows, heads, T, H] or [P, I]: a kernel's first operand that is no integer."""
     return next(a.dims for name in i.operands for a in arrays(computation[name].shape) if 'f' in a.dtype)
 
 
@@ -305,6 +321,8 @@ def _channel(i: Instruction) -> str:
 
 
 def _what(program: Program, i: Instruction) -> str:
+    if is_grouped(i):
+        return 'experts'
     if _is_kernel(i):
         return 'attention'
     return 'matrix products' if _multiplies(program, i) else 'other'
@@ -324,6 +342,8 @@ def _compute_seconds(program: Program, computation: Computation, i: Instruction,
         i.opcode == 'fusion' and any(map(kind_of, program.computations[attribute(i, 'calls')].values()))
     ):
         return 0.0
+    if is_grouped(i):
+        return kernel_flops(computation, i) / chip.flops
     if _is_kernel(i):  # each of its products is over the head size, or gives it
         return kernel_flops(computation, i) / (chip.flops * min(1, _queries(computation, i)[-1] / chip.unit))
     return instruction_traffic(program, computation, i) / chip.hbm

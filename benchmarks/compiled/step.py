@@ -5,10 +5,16 @@ slice.
     PYTHONPATH=.:.tpu-compiler python -m benchmarks.compiled.step 8B v5p:2x2x2    # or 1.5B; one row a chip
     PYTHONPATH=.:.tpu-compiler python -m benchmarks.compiled.step 8B v5p:2x2x2 --rows=16 \\
         --config.learner.remat=attention_and_mlp_inputs
+    # an adapter; experts
+    PYTHONPATH=.:.tpu-compiler python -m benchmarks.compiled.step 8B v5e:4x8 --config.model.adapter.rank=16
+    PYTHONPATH=.:.tpu-compiler python -m benchmarks.compiled.step 30B-A3B v5p:2x4x4
+    # a row of 32k whose tokens are split over the chips
+    PYTHONPATH=.:.tpu-compiler python -m benchmarks.compiled.step 8B v5p:2x2x2 --rows=1 \\
+        --config.rollout.max_response_tokens=30720
     # the table of docs/reference/performance.md
     PYTHONPATH=.:.tpu-compiler python -m benchmarks.compiled.step --all
 
-Rows have 2,048 + 8,192 tokens (configs/math.py). Needs no weights and no TPU; a program compiles in 1 to 4
+Rows have 2,048 + 8,192 tokens (configs/math.py) unless said otherwise. Needs no weights and no TPU; a program compiles in 1 to 4
 minutes on two cores. --hlo=DIR keeps the programs' text. All figures are of one chip. "A micro-batch" is one
 trip of the loop over micro-batches, "a mini-batch" what runs outside it, once an optimizer step. Inner loops
 are multiplied by their trip counts (benchmarks/compiled/hlo.py), the LM head's loop over tiles of tokens as
@@ -17,10 +23,9 @@ if all tokens of a row were responses'.
     moved         bytes that a chip receives from others. Of an operand of s bytes among n chips: all-gather
                   (n - 1) s, all-reduce 2 (n - 1) / n s, reduce-scatter and all-to-all (n - 1) / n s,
                   collective-permute s
-    arithmetic    matrix products as in the text; Splash kernels by formula, full tiles up to the diagonal
-                  (benchmarks/compiled/hlo_time.py)
-    model         6 P T + 6 T² N H L a row: P numbers in the layers' matrices and the head, attention causal
-                  over the whole row, nothing recomputed
+    arithmetic    matrix products as in the text; Splash kernels by formula, full tiles up to the diagonal;
+                  kernels of experts by formula (benchmarks/compiled/hlo_time.py)
+    model         the arithmetic of learner/speed.py: attention causal over the whole row, nothing recomputed
     HBM           operands and results of each instruction or fusion that are not in on-chip memory; an
                   estimate
     seconds       a model: the compiler's estimated_cycles of each instruction, kernels at the peak, transfers
@@ -52,12 +57,13 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict, config_flags
 
 from bapo_jax import config as config_lib
-from bapo_jax.dry_run.memory import matrix_sizes
 from bapo_jax.dry_run.targets import GB, find_target
 from bapo_jax.learner.head import Tile
 from bapo_jax.learner.build import choose_kernel
 from bapo_jax.learner.learner import Learner
+from bapo_jax.learner.speed import model_flops
 from bapo_jax.models import hf
+from bapo_jax.models.adapters import adapted, adapter_of
 from bapo_jax.models.decoder import ModelConfig
 from benchmarks.compiled.absent import require_compiler
 from benchmarks.compiled.fits import MODELS
@@ -82,12 +88,12 @@ class Step(NamedTuple):
 
     chip: Chip
     mesh: dict[str, int]
-    rows: int  # of a micro-batch on one chip
+    rows: float  # of a micro-batch on one chip
     peak_bytes: int
     argument_bytes: int
     moved: list[Collective]
     products: Work  # FLOPs
-    attention: Work  # FLOPs of the kernels
+    kernels: Work  # FLOPs, of attention and experts
     model_flops: float  # of a micro-batch
     traffic: Work  # bytes
     micro_batch: Counter[str]  # seconds
@@ -114,8 +120,9 @@ def main(argv: list[str]) -> None:
         )
     require_compiler('tpu')
     installed = ', '.join(f'{name} {version(name)}' for name in ('jax', 'libtpu'))
-    print(f'{datetime.date.today()}, {installed}; rows of 2,048 + 8,192 tokens\n')
     config = FLAGS.config
+    tokens = config.rollout.max_response_tokens
+    print(f'{datetime.date.today()}, {installed}; rows of 2,048 + {tokens:,} tokens\n')
     config.mesh.data, config.mesh.fsdp, config.mesh.tensor = FLAGS.data, FLAGS.fsdp, FLAGS.tensor
     try:
         if FLAGS.all:
@@ -134,7 +141,8 @@ def step_of(name: str, topology: str, config: ConfigDict, rows: int | None, keep
     """
     target = find_target(topology, config)
     config.learner.micro_batch_rows = rows or target.mesh.shape['data'] * target.mesh.shape['fsdp']
-    config, model = config_lib.resolve(config), model_of(name, config.model.dtype)
+    config = config_lib.resolve(config)
+    model = adapted(model_of(name, config.model.dtype), adapter_of(config.model))
     learner = Learner(config, model, target.mesh, choose_kernel(config, model, target.mesh, target.platform))
     compiled = learner.compile_update()
     jax.clear_caches()
@@ -152,8 +160,9 @@ def read(
 ) -> Step:
     """What the text of a compiled step says."""
     learner, memory = config.learner, compiled.memory_analysis()
-    rows = learner.micro_batch_rows // (mesh.shape['data'] * mesh.shape['fsdp'])
-    program = parse(text)._replace(inner_trips=-(-rows * learner.row_tokens // Tile().tokens))
+    T = learner.row_tokens
+    rows = learner.micro_batch_rows / (mesh.shape['data'] * mesh.shape['fsdp'])
+    program = parse(text)._replace(inner_trips=-(-int(rows * learner.row_tokens) // Tile().tokens))
     places = tuple(tuple(device.coords) for device in mesh.devices.flat)
     loop_body = next(visit.computation for visit in visits(program) if visit.in_loop)
     return Step(
@@ -164,8 +173,8 @@ def read(
         argument_bytes=memory.argument_size_in_bytes,
         moved=collectives(program),
         products=flops(program),
-        attention=total(program, lambda computation, i, fused: kernel_flops(computation, i)),
-        model_flops=learner.micro_batch_rows * row_flops(model, learner.row_tokens) / mesh.size,
+        kernels=total(program, lambda computation, i, fused: kernel_flops(computation, i)),
+        model_flops=learner.micro_batch_rows * model_flops(model, T, T, T * T / 2) / mesh.size,
         traffic=traffic(program),
         micro_batch=seconds(program, loop_body, chip, places),
         mini_batch=seconds(program, program.entry, chip, places),
@@ -178,26 +187,19 @@ def model_of(name: str, dtype: str) -> ModelConfig:
         return hf.read_config(directory, dtype)
 
 
-def row_flops(model: ModelConfig, tokens: int) -> int:
-    """Arithmetic that a row needs, forward and backward: the line "model" above."""
-    _, head, layer = matrix_sizes(model)
-    attention = 6 * tokens**2 * model.num_heads * model.head_dim * model.num_layers
-    return 6 * (head + model.num_layers * layer) * tokens + attention
-
-
 # ---- what is printed
 
 
 def print_step(step: Step) -> None:
     sizes = ' × '.join(f'{axis} {n}' for axis, n in step.mesh.items())
-    print(f'mesh {sizes}; {step.rows} row{"s" * (step.rows > 1)} a chip in a micro-batch')
+    print(f'mesh {sizes}; {step.rows:g} row{"s" * (step.rows > 1)} a chip in a micro-batch')
     print(f'memory: peak {step.peak_bytes / GB:.2f} GB, of it arguments {step.argument_bytes / GB:.2f} GB\n')
     print_moved(step)
-    chip, in_loop, outside = step.chip, step.products.in_loop + step.attention.in_loop, step.products.outside
+    chip, in_loop, outside = step.chip, step.products.in_loop + step.kernels.in_loop, step.products.outside
     print('\n| | a micro-batch | a mini-batch |\n|---|---|---|')
     for what, micro, mini in (
         ('matrix products, TFLOP', step.products.in_loop / 1e12, outside / 1e12),
-        ('attention kernels, TFLOP', step.attention.in_loop / 1e12, step.attention.outside / 1e12),
+        ('kernels, TFLOP', step.kernels.in_loop / 1e12, step.kernels.outside / 1e12),
         ('model, TFLOP', step.model_flops / 1e12, 0),
         ('HBM traffic, GB', step.traffic.in_loop / GB, step.traffic.outside / GB),
         (
@@ -274,14 +276,19 @@ def print_table(config: ConfigDict, keep: str) -> None:
             step.moved_bytes('collective-permute', 'all-to-all', in_loop=True) / GB,
             step.moved_bytes(in_loop=False) / GB,
             step.traffic.in_loop / GB,
-            (step.products.in_loop + step.attention.in_loop) / 1e12,
+            (step.products.in_loop + step.kernels.in_loop) / 1e12,
             step.model_flops / 1e12,
             step.micro_batch.total(),
             step.micro_batch[WAITING],
             step.micro_batch['attention'],
             step.mini_batch.total(),
         )
-        cells = (name, topology, str(step.rows), *(f'{n:,.0f}' if n >= 100 else f'{n:.2f}' for n in numbers))
+        cells = (
+            name,
+            topology,
+            f'{step.rows:g}',
+            *(f'{n:,.0f}' if n >= 100 else f'{n:.2f}' for n in numbers),
+        )
         print(f'| {" | ".join(cells)} | {step.utilisation:.1%} |', flush=True)
 
 

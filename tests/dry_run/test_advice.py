@@ -23,6 +23,8 @@ from bapo_jax.dry_run.advice import (
 )
 from bapo_jax.dry_run.command import chosen, measure
 from bapo_jax.dry_run.targets import CARDS, find_target
+from bapo_jax.models import hf
+from bapo_jax.models.layers import Adapter
 
 GB, EARLIER = 10**9, 'XLA_PYTHON_CLIENT_MEM_FRACTION'
 LARGE = dataclasses.replace(MODEL, hidden_size=2048, intermediate_size=8192)  # its products take most of the time
@@ -61,6 +63,18 @@ def test_seconds_by_hand():
     assert step_seconds(c, LARGE, card, 1) == pytest.approx((operations + forward) / (SHARE * card.teraflops * 1e12) + read)
 
 
+def test_seconds_of_an_adapter_by_hand():
+    """Its base has no gradient: a product less for each weight and token, and weights are read alone."""
+    adapter = Adapter(4, 8.0, 'all')
+    c, card, model = of_papers_size(1, remat='none', micro_batch_rows=8), CARDS['H100'], dataclasses.replace(LARGE, adapter=adapter)
+    tokens, attention = 2048 * 512, 2 * 3 * 512 * 512
+    adapted = 4 * (3 * (2048 + 8192) + 2 * (2048 + 512) + 2 * (2048 + 256))  # r (I + O) of each matrix
+    weights = 2 * 3 * (LAYER + adapted)
+    operations = tokens * (2 * weights + 3 * attention + 3 * 2 * 2048 * 1000)
+    read = 256 * (6 * (WEIGHTS + 3 * adapted) + 12 * 3 * adapted) / (card.gb_per_s * GB)
+    assert step_seconds(c, model, card, 1) == pytest.approx(operations / (SHARE * card.teraflops * 1e12) + read)
+
+
 def test_cards_share_the_work_until_their_links_are_the_limit():
     card, eight = CARDS['H100'], of_papers_size(8, micro_batch_rows=8)
     gathered = 256 * WEIGHTS * 8 * 7 / 8
@@ -90,7 +104,7 @@ def test_a_small_model_waits_for_the_starts_of_its_kernels():
 
 @pytest.mark.usefixtures('kernels_start_at_once')
 @pytest.mark.parametrize('tied', [False, True])
-@pytest.mark.parametrize(('at_once', 'micro_batches'), [(16, 6), (7, 9)])  # three passes over two mini-batches; 60 rows
+@pytest.mark.parametrize(('at_once', 'micro_batches'), [(16, 6), (8, 8)])  # three passes over two mini-batches; 60 rows
 @pytest.mark.parametrize(('of_a_host', 'within', 'between'), [(16, 450, 450), (8, 450, 50), (4, 50, 50), (8, 10**6, 50)])
 def test_seconds_of_slots_in_three_passes_on_a_mesh_of_all_axes_by_hand(of_a_host, within, between, at_once, micro_batches, tied):
     """10 groups of 8 responses, four slots of 40 tokens behind 56 of the prompt; 16 cards. With the fastest link products decide."""
@@ -140,19 +154,41 @@ def test_what_is_computed_again_costs_what_its_products_do():
 def test_settings_are_of_every_mesh_number_of_rows_and_remat_of_two_hosts():
     c, card, asked = of_papers_size(16), CARDS['H100'], []
     found = settings(c, MODEL, card, 2, 16, lambda trial: asked.append(trial) or 0, 0)
-    meshes = {(16, 1), (2, 8), (1, 16)}
+    meshes = {(16, 1, 1), (2, 8, 1), (1, 16, 1), (8, 1, 2), (2, 4, 2), (1, 8, 2)}  # between hosts, heads are split too
     assert {(t.mesh.data, t.mesh.fsdp, t.mesh.tensor, t.learner.micro_batch_rows, t.learner.remat) for t in asked} == {
-        (*mesh, 1, 16 * rows, remat) for mesh in meshes for rows in (1, 2, 4, 8, 16, 32)
+        (*mesh, mesh[0] * mesh[1] * rows, remat) for mesh in meshes for rows in (1, 2, 4, 8, 16, 32)
         for remat in ('none', 'matrix_products', 'attention_and_mlp_inputs', 'full')
     }  # fmt: skip
-    assert len(found) == len({(s.data, s.fsdp, s.remat) for s in found}) == 12
+    assert len(found) == len({(s.data, s.fsdp, s.tensor, s.remat) for s in found}) == 24
     for s in found:
-        assert s.seconds == step_seconds(s.applied(c), MODEL, card, 8) and {(s.data, s.fsdp)} < meshes
+        assert s.seconds == step_seconds(s.applied(c), MODEL, card, 8) and {(s.data, s.fsdp, s.tensor)} < meshes
     assert [s.seconds for s in found] == sorted(s.seconds for s in found)
     assert (c.mesh.data, c.mesh.fsdp, c.learner.micro_batch_rows) == (1, 16, 8)  # a trial leaves the config as it was
+    assert found[0].tensor == 1  # of so small a model, the residual stream is more than the weights
     tensor = of_papers_size(16)
     tensor.mesh.tensor = 4
     assert found[0].applied(tensor).mesh.tensor == 1
+
+
+def test_tokens_of_rows_are_split_only_if_no_row_fits_a_card():
+    """Two hosts of two cards: within a host, or over all."""
+    c = of_papers_size(4)
+    needs = lambda trial: GB * trial.learner.micro_batch_rows // (trial.mesh.data * trial.mesh.fsdp / 4)  # noqa: E731
+    whole, parts = (settings(c, MODEL, CARDS['H100'], 2, 4, needs, n * GB) for n in (4, 3))
+    assert {s.rows * s.tensor for s in whole} == {4}
+    assert {(s.data, s.fsdp, s.rows) for s in parts if s.tensor == 1} == {(2, 2, 2), (1, 4, 1)}
+
+
+def test_exchanged_heads_count_if_tokens_are_split():
+    """Per layer and token: queries, results, keys and values, forward, backward and again; each card keeps its part."""
+    c, card, seconds = of_papers_size(4, micro_batch_rows=1), dataclasses.replace(CARDS['H100'], link_gb_per_s=0.001), {}
+    for c.learner.remat in ('none', 'full'):
+        seconds[c.learner.remat] = step_seconds(c, MODEL, card, 4)
+    rows = full_batch_groups(c) * c.rollout.group_size
+    tokens = rows * c.learner.row_tokens / 4
+    copies = 4 // MODEL.num_kv_heads
+    again = tokens * 2 * (MODEL.num_heads + copies * MODEL.num_kv_heads) * MODEL.head_dim * MODEL.num_layers * 3 / 4
+    assert seconds['full'] - seconds['none'] == pytest.approx(again * hf.DTYPES[MODEL.dtype].itemsize / (0.001 * GB))
 
 
 def test_of_settings_as_fast_the_smallest_is_shown():
@@ -251,7 +287,7 @@ def test_each_field_that_helps_is_applied_on_top_of_those_before_it_and_the_conf
     def fields(c):
         return (
             c.mesh.gather_once, c.model.dtype, c.learner.remat, c.learner.micro_batch_rows, (c.mesh.data, c.mesh.fsdp, c.mesh.tensor),
-            c.learner.adam.first_moment_dtype, c.mesh.frozen_on_host,
+            c.learner.adam.first_moment_dtype, c.mesh.frozen_on_host, c.learner.adam.on_host,
         )  # fmt: skip
 
     def falls(c):
@@ -259,17 +295,18 @@ def test_each_field_that_helps_is_applied_on_top_of_those_before_it_and_the_conf
         return (100 - len(set(seen))) * GB
 
     lines = list(what_helps(c, 4, falls, 0, 1))
-    values, want = (False, 'bfloat16', 'full', 4, (1, 4, 1), (1, 1, 4), 'bfloat16', True), list(fields(c))
+    changes = [
+        (0, False), (1, 'bfloat16'), (2, 'full'), (3, 4), (4, (1, 4, 1)), (3, 1), (4, (1, 1, 4)), (5, 'bfloat16'), (6, True), (7, True),
+    ]  # fmt: skip
+    want = list(fields(c))
     assert seen[0] == tuple(want) and c.to_dict() == before
-    for i, value in enumerate(values):
-        at = i - (i > 4)  # the mesh comes twice
+    for i, (at, value) in enumerate(changes):
         want[at] = value
-        want[3] = 1 if i == 5 else want[3]
         assert seen[i + 1] == tuple(want)
     names = (
         'mesh.gather_once=False', 'model.dtype=bfloat16', 'learner.remat=full', 'learner.micro_batch_rows=4',
-        'mesh.data=1 mesh.fsdp=4 mesh.tensor=1', 'mesh.fsdp=1 mesh.tensor=4 learner.micro_batch_rows=1',
-        'learner.adam.first_moment_dtype=bfloat16', 'mesh.frozen_on_host=True',
+        'mesh.data=1 mesh.fsdp=4 mesh.tensor=1', 'learner.micro_batch_rows=1', 'mesh.fsdp=1 mesh.tensor=4',
+        'learner.adam.first_moment_dtype=bfloat16', 'mesh.frozen_on_host=True', 'learner.adam.on_host=True',
     )  # fmt: skip
     assert lines[:-1] == [f'     ~{98 - i:.1f} GB with {name}' for i, name in enumerate(names)]
     c.rollout.engine = 'jax'

@@ -60,6 +60,9 @@ def test_the_gpu_model_by_hand():
     assert rounded == memory | {'θ and the moments': 2_500_000}
     without = gpu_memory(MODEL, config(4, remat='none').learner, {'data': 1, 'fsdp': 4, 'tensor': 1}, 1_000_000)
     assert without['residual stream'] == 3 * (kept * 5 // 4)
+    on_host = config(4, adam__on_host=True).learner
+    assert gpu_memory(MODEL, on_host, {'data': 1, 'fsdp': 4, 'tensor': 1}, 1_000_000) == memory  # XLA's plan is no smaller
+    assert gpu_memory(MODEL, on_host, {'data': 1, 'fsdp': 1, 'tensor': 1}, 1_000_000)['θ and the moments'] == 1_000_000
     once = gpu_memory(MODEL, config(4).learner, {'data': 1, 'fsdp': 4, 'tensor': 1}, 1_000_000, gather_once=True)
     assert once['gradients and weights, whole'] == 12_000_000 and 'gradients' not in once
     assert once['weights gathered or cast'] == 1000 * 128 * (4 + 2)
@@ -221,9 +224,9 @@ def test_a_missing_tpu_compiler_is_an_error_that_names_the_extra(monkeypatch):
 
 
 def test_what_training_refuses_a_dry_run_refuses(benchmark):
-    c = small_config('bapo_tuned', benchmark, learner__micro_batch_rows=12)
-    c.mesh.data, c.mesh.fsdp = 1, 8
-    with pytest.raises(ValueError, match='learner.micro_batch_rows=12 is not a multiple of mesh.data × mesh.fsdp = 8'):
+    c = small_config('bapo_tuned', benchmark, learner__micro_batch_rows=3)
+    c.mesh.data, c.mesh.fsdp = 2, 4
+    with pytest.raises(ValueError, match='learner.micro_batch_rows=3 is not a multiple of mesh.data × mesh.fsdp = 8'):
         dry_run.dry_run(c, '8x80GB')
     with pytest.raises(ValueError, match='mesh.tensor=8 does not divide 4 query and 2 key-value heads'):
         c = config(1)

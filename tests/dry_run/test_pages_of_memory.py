@@ -16,7 +16,7 @@ from bapo_jax.dry_run.targets import CARDS, GB
 from bapo_jax.learner.packing import most_groups
 from bapo_jax.machine import cli
 from bapo_jax.models import hf
-from benchmarks.compiled.fits import LARGEST, MODELS, SETTINGS, prepared
+from benchmarks.compiled.fits import LARGEST, MODELS, OTHER, SETTINGS, prepared, utilisation
 from configs import math, one_gpu
 
 
@@ -46,35 +46,43 @@ def numbers(cell):
 
 def test_the_table_of_what_fits_has_the_rows_of_its_command():
     assert not any(row[6] for row in TABLE if row not in FITS)  # the formula is of GPUs
-    shown = [(model, devices, numbers(mesh), int(at_once), remat) for model, devices, mesh, at_once, remat, *_ in TABLE]
+    shown = []
+    for what, devices, mesh, at_once, remat, *_ in TABLE:
+        model, *other = what.split(', ')
+        shown.append((model, devices, numbers(mesh), int(at_once), remat, *other))
     assert sorted(shown) == sorted(SETTINGS)
 
 
 @pytest.mark.parametrize('row', FITS, ids=lambda row: ' '.join(row[:5]))
 def test_the_formulas_column_is_the_formula(row):
-    name, devices, mesh, at_once, remat, compiled, formula, size, fits = row
-    c, model = prepared(name, numbers(mesh), int(at_once), remat)
+    what, devices, mesh, at_once, remat, compiled, formula, size, fits = row
+    name, *other = what.split(', ')
+    c, model = prepared(name, numbers(mesh), int(at_once), remat, *(OTHER[part] for part in other))
     result = measure(c, model, devices, [LARGEST] * most_groups(c.learner) if model.vision else [], compiles=False)
     assert (f'{result.total / GB:.1f}', f'{result.target.device_bytes / GB:.1f}') == (formula, size)
     assert fits == ('yes' if float(compiled) <= float(size) else 'no')
 
 
 def test_how_far_the_formula_lies_from_the_compiler_is_what_the_table_shows():
-    over = [(row[0].startswith('VL'), 100 * (float(row[6]) / float(row[5]) - 1)) for row in FITS]
-    text, (less, more) = [x for images, x in over if not images], sorted(x for images, x in over if images)
+    over = {' '.join(row[:5]): 100 * (float(row[6]) / float(row[5]) - 1) for row in FITS}
+    experts, images = ([x for name, x in over.items() if name.startswith(kind)] for kind in ('30B-A3B', 'VL'))
+    text = [x for name, x in over.items() if not name.startswith(('30B-A3B', 'VL'))]
     assert (
         f'the formula is {-min(text):.1f} % too low to {max(text):.1f} % too high for text models, '
-        f'and {less:.0f} and {more:.0f} % too high with images'
+        f'{min(images):.0f} and {max(images):.0f} % too high with images, and '
+        f'{-min(experts):.1f} % too low to {max(experts):.1f} % too high with experts'
     ) in ' '.join(page('reference/memory.md').split())
 
 
 @pytest.mark.parametrize('row', CHOSEN, ids=lambda row: ' '.join(row[:2]))
 def test_modelled_seconds_are_the_models(row):
-    name, devices, mesh, at_once, remat, _, _, seconds, rate = row
-    c, model = prepared(name, numbers(mesh), int(at_once), remat)
+    what, devices, mesh, at_once, remat, _, _, seconds, rate, share = row
+    name, *other = what.split(', ')
+    c, model = prepared(name, numbers(mesh), int(at_once), remat, *(OTHER[part] for part in other))
     of_a_host, card = devices.split('x')[-2:]
     modelled = step_seconds(c, model, CARDS[card], int(of_a_host))
     assert (f'{modelled:.0f}', f'{tokens_of_a_step(c) / modelled:,.0f}') == (seconds, rate)
+    assert share == f'{utilisation(c, model, devices, modelled):.0%}'
 
 
 def commands(name, word):
