@@ -3,7 +3,9 @@ the row acts.
 
     python -m benchmarks.rows                    # or `make rows`; counts go to benchmarks/results/rows.jsonl
     python -m benchmarks.rows --only=repo,dapo   # these rows alone
-    python -m benchmarks.rows --task=diagrams    # on questions with images
+    python -m benchmarks.rows --on=diagrams      # on questions with images
+    python -m benchmarks.rows --on=adapter       # training a LoRA adapter
+    python -m benchmarks.rows --on=experts       # on a mixture of experts, which docs/reference/models.md makes
 
 A policy of 0.8M parameters and 32 problems: what is shown is that the parts act, and what they cost, not
 which method is better. Each row is stopped after half its steps and continued, and its counters are asserted:
@@ -22,7 +24,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -54,9 +56,20 @@ COLUMNS = (
     'updates',
     'acted',
 )
-TABLES = {  # config -> the table's name in the page, and how many of the columns it has
-    'quickstart': ('measured', len(COLUMNS)),
-    'diagrams': ('measured on diagrams', 2),
+
+
+class On(NamedTuple):
+    """What the rows train: a config, and changes to it."""
+
+    config: str
+    changes: dict[str, Any] = {}
+
+
+ON = {
+    'quickstart': On('quickstart'),
+    'diagrams': On('diagrams'),
+    'adapter': On('quickstart', {'model.adapter.rank': 8, 'learner.learning_rate': 1e-3}),
+    'experts': On('quickstart', {'model.path': 'runs/experts/base'}),
 }
 OF_ROW = {
     'mopps': {'prompts.mopps.candidates': 2, 'prompts.mopps.decay': 0.5},
@@ -171,15 +184,14 @@ PARTS: dict[str, dict[str, Callable[[Rows], bool]]] = {
 }
 
 
-def run_row(method: str, task: str) -> Rows:
-    """The metrics of the row's steps; it is stopped after half of them and continued. `task` is a name of
-    configs/.
-    """
-    workdir = RUNS / task / method
+def run_row(method: str, on: str) -> Rows:
+    """The metrics of the row's steps; it is stopped after half of them and continued."""
+    workdir = RUNS / on / method
     shutil.rmtree(workdir, ignore_errors=True)
     for steps in (STEPS // 2, STEPS):
-        config = importlib.import_module(f'configs.{task}').get_config(method)
-        config.update_from_flattened_dict({**SMALL, **OF_ROW.get(method, {}), 'steps': steps})
+        config = importlib.import_module(f'configs.{ON[on].config}').get_config(method)
+        changes = {**SMALL, **ON[on].changes, **OF_ROW.get(method, {}), 'steps': steps}
+        config.update_from_flattened_dict(changes)
         config.learner.row_tokens = config.rollout.max_prompt_tokens + config.learner.slot_tokens
         train(build(config, workdir))
     return read_metrics(workdir)[1:]
@@ -197,23 +209,37 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def table(record: Rows, task: str) -> str:
-    """The config's table for the page, in the order of the methods, and where its rows were measured."""
-    of = {row['row']: row for row in record if row['config'] == task}
-    width = TABLES[task][1]
-    lines = [COLUMNS, ['---'] * width, *(cells(of[name]) for name in METHODS if name in of)]
+def table(record: Rows) -> str:
+    """The quickstart's rows for the page, in the order of the methods, and where they were measured."""
+    of = {row['row']: row for row in record if row['config'] == 'quickstart'}
+    lines = [COLUMNS, ['---'] * len(COLUMNS), *(cells(of[name]) for name in METHODS if name in of)]
     places: dict[str, list[str]] = {}
     for name, row in of.items():
-        jax_of_row = [f'jax {row["jax"]}'] if row['jax'] else []
-        where = [row['cpu'], f'{row["cores"]} core{"s" * (row["cores"] > 1)}', *jax_of_row, row['date']]
-        places.setdefault(', '.join(where), []).append(f'`{name}`')
-    *few, most = sorted(places, key=lambda where: len(places[where]))
-    said = [f'{where}: {", ".join(places[where])}' for where in few] + [
+        places.setdefault(f'{where(row)}, {row["date"]}', []).append(f'`{name}`')
+    *few, most = sorted(places, key=lambda place: len(places[place]))
+    said = [f'{place}: {", ".join(places[place])}' for place in few] + [
         f'{most}: the others' if few else most
     ]
-    command = 'make rows' if task == 'quickstart' else f'python -m benchmarks.rows --task={task}'
-    text = ''.join(f'| {" | ".join(line[:width])} |\n' for line in lines)
-    return f'{text}\n(`{command}`; {"; ".join(said)})\n'
+    text = ''.join(f'| {" | ".join(line)} |\n' for line in lines)
+    return f'{text}\n(`make rows`; {"; ".join(said)})\n'
+
+
+def where(row: dict[str, Any]) -> str:
+    of_jax = [f'jax {row["jax"]}'] if row['jax'] else []
+    return ', '.join([row['cpu'], f'{row["cores"]} core{"s" * (row["cores"] > 1)}', *of_jax])
+
+
+def elsewhere(record: Rows) -> str:
+    """What else the rows trained: how many there are, their mean reward, and where they were measured."""
+    lines = ['| command | rows | reward, first and last 5 steps, mean | measured |', '|---|---|---|---|']
+    for on in ON:
+        of = [row for row in record if row['config'] == on != 'quickstart']
+        if of:
+            reward = '{:.3f} → {:.3f}'.format(*np.mean([row['reward'] for row in of], axis=0))
+            places, dates = sorted({where(row) for row in of}), sorted({row['date'] for row in of})
+            when = f'{"; ".join(places)}; {" to ".join([dates[0], dates[-1]][: len(dates)])}'
+            lines.append(f'| `python -m benchmarks.rows --on={on}` | {len(of)} | {reward} | {when} |')
+    return '\n'.join(lines) + '\n'
 
 
 def main(_) -> None:
@@ -222,13 +248,13 @@ def main(_) -> None:
     jax.config.update('jax_compilation_cache_dir', str(RUNS.absolute() / 'cache'))
     measured = []
     for name in names:
-        rows = run_row(name, FLAGS.task)
+        rows = run_row(name, FLAGS.on)
         failed = [part for part, acted in PARTS.get(name, {}).items() if not acted(rows)]
         if failed:
-            sys.exit(f'{name}: did not act: {", ".join(failed)}; {RUNS / FLAGS.task / name}/metrics.jsonl')
+            sys.exit(f'{name}: did not act: {", ".join(failed)}; {RUNS / FLAGS.on / name}/metrics.jsonl')
         reward = [np.mean([row['critic/score/mean'] for row in part]) for part in (rows[:5], rows[-5:])]
         measured.append({
-            'config': FLAGS.task, 'row': name, 'reward': [round(float(mean), 3) for mean in reward],
+            'config': FLAGS.on, 'row': name, 'reward': [round(float(mean), 3) for mean in reward],
             **{what: rows[-1][f'rollout/{what}_total'] for what in COUNTS},
             'updates': round(total(rows, 'actor/updates')), 'acted': list(PARTS.get(name, {})),
             'cpu': cpu_name(), 'cores': len(os.sched_getaffinity(0)),
@@ -238,15 +264,15 @@ def main(_) -> None:
     for row in measured:
         shown.add_row(*cells(row))
     terminal.console().print(shown)
-    replaced = {(FLAGS.task, name) for name in names}
+    replaced = {(FLAGS.on, name) for name in names}
     record = [row for row in read_record() if (row['config'], row['row']) not in replaced] + measured
     write_text(RECORD, ''.join(json.dumps(row) + '\n' for row in record))
-    for task, (part, _) in TABLES.items():
-        replace_part(PAGE, part, table(record, task))
+    replace_part(PAGE, 'measured', table(record))
+    replace_part(PAGE, 'elsewhere', elsewhere(record))
 
 
 if __name__ == '__main__':
     FLAGS = flags.FLAGS
     flags.DEFINE_list('only', [], 'Rows; default: all.')
-    flags.DEFINE_enum('task', 'quickstart', list(TABLES), 'The config whose questions are asked.')
+    flags.DEFINE_enum('on', 'quickstart', list(ON), 'What the rows train.')
     app.run(main)

@@ -56,6 +56,7 @@ LEARNER = SimpleNamespace(
     dual_clip=3.0, kl_target='behaviour', kl_coef=0.001, entropy_coef=0.001, switch_step=0, grad_clip=1.0, weight_decay=0.01,
     adam=SimpleNamespace(b1=0.9, b2=0.999, eps=1e-8, first_moment_dtype='float32'),
     traces=SimpleNamespace(loss='none', gamma=0.1), trust=SimpleNamespace(kind='fixed'), importance_rule='truncate',
+    balance_coef=0.0,
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ program, and loads them without a check. Then the same publication of 1 GiB in b
 for 8 billion parameters.
 
 Then the quickstart's policy, as the trainer hands it to a real vLLM server (`make vllm-env`): written,
-checked, loaded, caches reset.
+checked, loaded, caches reset. So is a LoRA adapter to it, alone, and one of 1.5B is written.
 
 Last the memory of a real server's workers while they load another policy of 1 GiB in bfloat16, for each
 number of workers (--tensor-parallel-size). A worker's peak counts the file pages that it has mapped. Its
@@ -39,13 +39,17 @@ from typing import Any
 import jax
 import numpy as np
 from absl import app, flags, logging
+from benchmarks.compiled.step import model_of
 from benchmarks.host.load import cpu_name
+from flax.traverse_util import flatten_dict, unflatten_dict
 from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file, save_file
 
 from bapo_jax.models import hf
-from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.models.decoder import ModelConfig, parameters_of
+from bapo_jax.models.layers import Adapter
+from bapo_jax.models.parameters import ADAPTER as ADAPTER_ROW
 from bapo_jax.models.tokenizer import load_tokenizer, stop_tokens
 from bapo_jax.rollout.vllm.client import VllmEngine
 from bapo_jax.rollout.vllm.supervise import SupervisedServer
@@ -61,6 +65,7 @@ LARGE = {
     'num_kv_heads': 4,
     'head_dim': 64,
 }
+ADAPTER = Adapter(16, 32.0, 'all')
 LAYERS = {'float32': 16, 'bfloat16': 34}  # that make 1.0 GiB
 GIB = 2**30
 BYTES_8B = 2 * 8_190_735_360  # Qwen3-8B in bfloat16
@@ -148,30 +153,68 @@ def connect(
         stop_tokens=ends,
         concurrency=1,
         deadline_s=300,
+        base=str(BASE),
     )
 
 
 def quickstart_policy(directory: Path) -> Table:
-    config = hf.read_config(BASE, 'float32')
-    params = hf.load_params(BASE, config)
-    ends = stop_tokens(BASE, load_tokenizer(BASE))
-    server = SupervisedServer(
-        str(BASE), directory / 'server.log', dtype='float32', max_tokens=128, deadline_s=600
-    )
-    engine = connect(server, directory, config, 'float32', ends)
-    try:
-        engine.load(params, 0)
-        whole = [seconds(lambda: engine.load(params, i)) for i in range(1, 1 + 5 * FLAGS.repeats)]
-    finally:
-        engine.close()
-    alone = [
-        seconds(lambda: publish(directory / 'alone', i, params, config, 'float32'))
-        for i in range(5 * FLAGS.repeats)
-    ]
-    table = Table('the quickstart policy, to a real vLLM server', 'median s', 'largest s')
-    table.add_row('publish alone', f'{np.median(alone):.3f}', f'{max(alone):.3f}')
-    table.add_row('publish and load (target 0.5)', f'{np.median(whole):.3f}', f'{max(whole):.3f}')
+    table = Table('the quickstart, to a real vLLM server', 'MB', 'median s', 'largest s')
+    for what, config in (
+        ('policy', hf.read_config(BASE, 'float32')),
+        (f'adapter of rank {ADAPTER.rank}', with_adapter(hf.read_config(BASE, 'float32'))),
+    ):
+        folder = directory / what.split()[0]
+        folder.mkdir()
+        params = hf.load_params(BASE, config)
+        lora = ['--enable-lora', f'--max-lora-rank={ADAPTER.rank}', '--max-loras=2'] if config.adapter else []
+        server = SupervisedServer(
+            str(BASE), folder / 'server.log', dtype='float32', max_tokens=128, deadline_s=600, extra=lora
+        )
+        engine = connect(server, folder, config, 'float32', stop_tokens(BASE, load_tokenizer(BASE)))
+        times = range(1, 1 + 5 * FLAGS.repeats)
+        try:
+            engine.load(params, 0)
+            loaded = [seconds(lambda: engine.load(params, i)) for i in times]
+        finally:
+            engine.close()
+        written = [seconds(lambda: publish(folder / 'alone', i, params, config, 'float32')) for i in times]
+        size = bytes_of(folder / 'alone' / f'{times[0]:06d}')
+        for how, measured in (('publish', written), ('publish and load (target 0.5)', loaded)):
+            median, largest = np.median(measured), max(measured)
+            table.add_row(f'{what}: {how}', f'{size / 1e6:.2f}', f'{median:.3f}', f'{largest:.3f}')
     return table
+
+
+def large_adapter(directory: Path) -> Table:
+    config, rng = with_adapter(model_of('1.5B', 'bfloat16')), np.random.default_rng(0)
+    shapes = flatten_dict(hf.abstract_params(config)[1])
+    matrices = {
+        p.path: jax.device_put(0.02 * rng.standard_normal(shapes[p.path].shape, np.float32))
+        for p in parameters_of(config)
+        if p.when == ADAPTER_ROW
+    }
+    times = range(1 + FLAGS.repeats)
+    written = [
+        seconds(lambda: publish(directory, i, unflatten_dict(matrices), config, 'bfloat16')) for i in times
+    ]
+    size, of_all = (
+        bytes_of(directory / '000000'),
+        2 * sum(x.size for path, x in shapes.items() if path[-1] not in 'ab'),
+    )
+    table = Table(
+        '1.5B in bfloat16', 'MB', 'publish, best s', title=f'rank {ADAPTER.rank}, all linear layers'
+    )
+    table.add_row('adapter', f'{size / 1e6:.1f}', f'{min(written):.3f}')
+    table.add_row('policy', f'{of_all / 1e6:.0f}', '')
+    return table
+
+
+def with_adapter(config: ModelConfig) -> ModelConfig:
+    return dataclasses.replace(config, adapter=ADAPTER)
+
+
+def bytes_of(published: Path) -> int:
+    return sum(file.stat().st_size for file in published.rglob('*') if file.is_file())
 
 
 def worker_memory(directory: Path) -> Table:
@@ -247,7 +290,8 @@ def where() -> str:
 
 def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
-    for part in (large_policy, in_bfloat16, quickstart_policy, worker_memory):
+    parts = [large_policy, in_bfloat16, quickstart_policy, large_adapter, worker_memory]
+    for part in [part for part in parts if not FLAGS.only or part.__name__ in FLAGS.only]:
         with tempfile.TemporaryDirectory(dir=FLAGS.directory) as directory:
             Console(width=132).print(part(Path(directory)))
 
@@ -255,6 +299,7 @@ def main(_) -> None:
 if __name__ == '__main__':
     FLAGS = flags.FLAGS
     flags.DEFINE_integer('repeats', 3, 'Measurements of each way.', lower_bound=1)
+    flags.DEFINE_list('only', [], 'Names of functions of this file that make a table; default: all.')
     flags.DEFINE_string('directory', None, "Where to write; default: the system's temporary directory.")
     flags.DEFINE_list(
         'workers', ['1'], 'Numbers of tensor-parallel workers of the server whose memory is measured.'

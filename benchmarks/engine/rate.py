@@ -13,9 +13,11 @@ tokens count, since a small random policy answers them, with up to 8 tokens.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import gzip
 import importlib
+import itertools
 import json
 import os
 import sys
@@ -67,19 +69,18 @@ def rates(engine: Engine, read: Inputs) -> tuple[list[float], list[int]]:
 
 
 def beside_vllm(directory: Path, read: Inputs, rows: int, dtypes: Sequence[str]) -> Table:
-    """The in-process engine, then a server in each of `dtypes`; none answers more than `rows` at once."""
+    """The in-process engine, then a server, each in all of `dtypes`; none answers more than `rows` at once."""
     params = hf.load_params(read.config.model.path, read.model)
     table = Table('engine', 'tokens/s (median)', 'least', 'most', 'slots in use')
-    for name, dtype in (('jax', read.model.dtype), *(('vllm', dtype) for dtype in dtypes)):
+    for name, dtype in itertools.product(('jax', 'vllm'), dtypes):
+        model = dataclasses.replace(read.model, dtype=dtype)
         c = read.config.copy_and_resolve_references()
         c.rollout.engine, c.rollout.rows, c.rollout.dtype = name, rows, dtype
         c.rollout.server.args = ('--enforce-eager', f'--max-num-seqs={rows}')
         mesh = make_mesh(-1, 1, 1)
         workdir = directory / f'{name}_{dtype}'
         workdir.mkdir()
-        engine = start_engine(
-            c, read.model, hf.abstract_params(read.model)[0], read.stop_tokens, mesh, workdir
-        )
+        engine = start_engine(c, model, hf.abstract_params(model)[0], read.stop_tokens, mesh, workdir)
         engine.load(jax.device_put(params, slots.replicated(mesh)), 0)
         found, lengths = rates(engine, read)
         in_use = f'{100 * engine.sampled / engine.room:.0f} %' if name == 'jax' else ''

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bapo_jax.learner.objective import numbers_of, objective_of
+from bapo_jax.learner.optimizer import clipped_adamw
 from bapo_jax.models import attention
 from bapo_jax.models.decoder import abstract_params
 from benchmarks import gpu_kernels, gpu_report, train_step
@@ -53,6 +55,12 @@ def test_a_rehearsal_runs_every_part_and_names_what_the_quickstart_lacks(bare):
         found = [row for row in rows if row.startswith(f'| {name} |')]
         assert len(found) == times and not any('not run' in row for row in found), done.stdout
     assert all(row.endswith('| right |') for row in rows if row.startswith(('| triton |', '| xla |')))
+
+
+def test_the_benchmarks_rule_names_every_field_that_the_learner_reads():
+    """Also quickly: the whole command is a slow test."""
+    rule = train_step.LEARNER
+    assert objective_of(rule).terms and numbers_of(rule, 1.0, 1) and clipped_adamw(1e-6, rule)
 
 
 @pytest.mark.slow
