@@ -1,11 +1,11 @@
 """The map: what a pretrained model can do before any training, and which sets leave a method room.
 
-BAPO_DATA=DIR python -m studies.real_policy.map sets FOLDER          # writes the sets; DIR:
-tasks/mathematics/problems.py
-python -m studies.real_policy.map ask FOLDER MODEL --engine=vllm      # asks a model (a directory) all of
-them; continues where it was cut
-python -m studies.real_policy.map row FOLDER MODEL                    # appends what it answered to map.jsonl
-python -m studies.real_policy.map                                    # writes the table into page.md
+    BAPO_DATA=DIR python -m studies.real_policy.map sets FOLDER       # writes the sets; DIR: tasks/mathematics/problems.py
+    python -m studies.real_policy.map ask FOLDER MODEL --engine=vllm  # asks a model; continues where it was cut
+    python -m studies.real_policy.map row FOLDER MODEL                # appends what it answered to map.jsonl
+    python -m studies.real_policy.map                                 # writes the table into page.md
+
+A vLLM server on two cores needs VLLM_CPU_OMP_THREADS_BIND=0-1, else it computes on one.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def in_percent(measure: Callable[[np.ndarray], float], correct: np.ndarray) -> s
     low, high = np.nanpercentile(drawn, [2.5, 97.5])
     if low == high:
         low, high = wilson_interval(low, len(correct))
-    return f'{100 * measure(correct):.1f} ({100 * low:.1f} to {100 * high:.1f})'
+    return f'{100 * measure(correct):.1f} ({100 * low:.1f}–{100 * high:.1f})'
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -175,7 +175,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             ]
             cells = [
                 row['model'],
-                name,
+                name.replace(', solved ones before it', ' after examples'),
                 str(len(correct)),
                 *measures,
                 f'{of_set["length"]:.0f}',

@@ -14,5 +14,5 @@ def get_config(task: str = 'arithmetic'):
     c.task.name, c.task.train, c.task.template = name, 'generated', template or 'chat'
     c.rollout.max_prompt_tokens, c.rollout.rows = LONGEST[task], 32
     c.rollout.dtype = 'bfloat16'
-    c.rollout.server.args = ('--enforce-eager', '--max-num-seqs=64')
+    c.rollout.server.args = ('--enforce-eager', '--max-num-seqs=256')
     return c

@@ -91,7 +91,7 @@ def table_of_failures(rows: list[dict[str, Any]]) -> str:
 
 def share_of(count: int, of: int) -> str:
     low, high = wilson_interval(count / of, of) if of else (0, 0)
-    return f'{100 * count / of:.0f} of {of} ({100 * low:.0f} to {100 * high:.0f})' if of else ''
+    return f'{100 * count / of:.0f} of {of} ({100 * low:.0f}–{100 * high:.0f})' if of else ''
 
 
 def in_percent(counts: list[int], samples: int, k: int) -> str:
@@ -100,7 +100,7 @@ def in_percent(counts: list[int], samples: int, k: int) -> str:
     """
     of_question = pass_at_k(np.full(len(counts), samples), np.array(counts), k)
     low, high = interval(of_question, np.arange(len(counts)))
-    return f'{100 * of_question.mean():.1f} ({100 * low:.1f} to {100 * high:.1f})'
+    return f'{100 * of_question.mean():.1f} ({100 * low:.1f}–{100 * high:.1f})'
 
 
 def table(rows: list[dict[str, Any]], every: bool = False) -> str:

@@ -62,7 +62,7 @@ def logits_of_torch(export: Path, tokens_BxT: np.ndarray) -> np.ndarray:
 
 def logp_of_vllm(export: Path, tokens_BxT: np.ndarray) -> np.ndarray:
     """Of each token after the first."""
-    command = [str(python_of()), str(OF_VLLM), json.dumps(tokens_BxT.tolist()), str(export)]
+    command = [str(python_of()), str(OF_VLLM), json.dumps(tokens_BxT.tolist()), 'float32', str(export)]
     own = {'VLLM_CPU_KVCACHE_SPACE': '1', 'HF_HUB_OFFLINE': '1', 'VLLM_LOGGING_LEVEL': 'ERROR'}
     done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=600)
     lines = [line for line in done.stdout.splitlines() if line.startswith('[[')]

@@ -85,7 +85,7 @@ def test_what_failed_and_was_asked_again_is_counted_over_the_run():
     assert rows.asked_again(metrics) == {'1': [3, 3, 15, 6], '5': [4, 4, 10, 4], '20': [0, 0, 0, 0], '60': [0, 0, 0, 0]}
     assert rows.asked_again(metrics[:1]) == {}
     [head, _, line] = rows.table_of_failures([{'arm': 'x', 'seed': 1, 'asked_again': rows.asked_again(metrics)}]).splitlines()
-    cells = ['100 of 3 (44 to 100)', '40 of 15 (20 to 64)', '100 of 4 (51 to 100)', '40 of 10 (17 to 69)']
+    cells = ['100 of 3 (44–100)', '40 of 15 (20–64)', '100 of 4 (51–100)', '40 of 10 (17–69)']
     assert head == '| arm | seed | failed 1 step ago | fresh then | failed 5 steps ago | fresh then |'  # no other lag was asked
     assert line == f'| x | 1 | {" | ".join(cells)} |'
 
