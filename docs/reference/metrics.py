@@ -268,6 +268,11 @@ TABLE: dict[str, tuple[Metric, ...]] = {
         ),
         M('mismatch/ess', 'share', "effective sample size of the engine's tokens", 'near 1; lower if engine and trainer disagree'),
     ),
+    'Experts, over the layers and mini-batches of a step': (
+        M('experts/load_max', 'multiple', "load of a layer's busiest expert, by the mean load", '1 is even; a rise means that routing collapses'),
+        M('experts/imbalance', 'ratio', "mean over responses of E/S Σ share × probability of each expert, with learner.balance_coef", '1 is even'),
+        M('experts/idle', 'share', 'experts that no token chose', 'near 0 with enough tokens'),
+    ),
     'Counters since the run began': (
         M('rollout/responses_total', 'responses', 'all generated responses', 'compare methods at equal values'),
         M(
