@@ -189,7 +189,7 @@ def test_torch_reads_the_export_with_our_logits(exported, model):
 def test_the_verifier_judges_the_export(exported, data, tmp_path):
     flags = ['--config=configs/math.py', '--config.task.template=qwen3', f'--config.rollout.max_prompt_tokens={PROMPT_TOKENS}',
              f'--config.rollout.max_response_tokens={RESPONSE_TOKENS}', '--samples=2',
-             '--engine=jax']  # fmt: skip
+             '--engine=jax', '--config.rollout.rows=32']  # fmt: skip
     done = command('bapo_jax.evaluate', f'--checkpoint={exported}', f'--output={tmp_path}', *flags, BAPO_DATA=str(data))
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / 'summary.json').read_text())

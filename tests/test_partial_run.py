@@ -63,9 +63,9 @@ def test_a_stopped_run_continues_its_responses(whole, tmp_path, benchmark, monke
     assert metrics(tmp_path) == metrics(workdir)
 
 
-def test_a_killed_run_repeats_every_metric(tmp_path, benchmark):
+@pytest.mark.parametrize('whole', ['in_turn'], indirect=True)
+def test_a_killed_run_repeats_every_metric(tmp_path, whole, benchmark):
     """It is killed past the checkpoint of step 2, which holds unfinished responses."""
-    run(partial_config(benchmark), tmp_path / 'whole')
     kill_after(4, partial_config, benchmark, tmp_path / 'run')
     run(partial_config(benchmark), tmp_path / 'run')
-    assert metrics(tmp_path / 'run') == metrics(tmp_path / 'whole')
+    assert metrics(tmp_path / 'run') == metrics(whole[1])

@@ -196,6 +196,7 @@ def test_the_released_codes_re_evaluation_moves_alpha(tiny_base, tmp_path):
         ('sat', {'learner__surrogate': 'unclipped'}, r'learner\.surrogate=unclipped does not read .*one of clip, cispo, binary_tv'),
         ('gapo', {'learner__surrogate': 'math:pow'}, r'learner\.surrogate=math:pow does not read .*one of clip, cispo, binary_tv'),
         ('gapo', {'learner__clip_low': 5e-3}, r'learner\.clip_low=0\.005 and learner\.clip_high=0\.005; set learner\.clip_high above'),
+        ('kimi', {'learner__trust__kind': 'second_moment'}, r'learner\.surrogate=regression has a term without it; set learner\.trust\.kind=fixed'),
         ('m2po', {'learner__trust__kind': 'variance'}, r"learner\.trust\.kind='variance' is unknown; choose .* second_moment, staleness, success"),
         ('sat', {'learner__trust__quantile': 1.0}, r'learner\.trust\.quantile=1\.0 must be in \(0, 1\)'),
         ('dppo', {'learner__ratio_level': 'sequence'}, r'learner\.surrogate=binary_tv compares probabilities of tokens.*ratio_level=token'),

@@ -92,10 +92,19 @@ def test_a_server_that_serves_other_weights_stops_the_run_at_the_sync(tmp_path, 
         run(vllm_config(benchmark, server, replay__use_x2=False), tmp_path / 'run')
 
 
-def test_a_step_requested_before_a_sync_is_written_by_the_policies_from_its_request_to_its_step(tmp_path, benchmark, server):
-    """The server completes a pending response with the policy that it is given, so that none is older than most_behind allows."""
+def ahead_config(benchmark, *servers):
+    """A step is requested while the one before it is trained on, and the sync between them finds it under way."""
     ahead = {'rollout__sync_every': 1, 'rollout__overlap': True, 'rollout__most_behind': 1, 'replay__use_x2': False, 'evaluate__every': 0}
-    run(vllm_config(benchmark, server, **ahead), tmp_path)
+    return vllm_config(benchmark, *servers, **ahead)
+
+
+def test_a_step_requested_before_a_sync_is_written_by_the_policies_from_its_request_to_its_step(tmp_path, benchmark, server):
+    """The server completes a pending response with the policy that it is given, so that none is older than most_behind allows.
+
+    The run is killed within a load, while the server is paused with those responses, and continued.
+    """
+    kill_while_loading('ahead_config', benchmark, server, tmp_path)
+    run(ahead_config(benchmark, server), tmp_path)
     for step in range(1, STEPS + 1):
         rows = [row for row in rollouts(tmp_path, step) if row['use'] in ('x1', 'discarded')]
         assert [len(row['responses']) for row in rows] == [4] * 8
@@ -115,34 +124,41 @@ def partial_config(benchmark, *servers):
 
 
 KILLED_WHILE_LOADING = """
-import os, signal, sys, threading
+import os, signal, sys
 sys.path[:0] = {paths!r}
 from pathlib import Path
 from types import SimpleNamespace
+import test_train_vllm
+from bapo_jax.rollout.vllm.loading import PolicyLoading
 from small_run import run
-from test_train_vllm import VllmEngine, partial_config
 
-load = VllmEngine.load
+told = PolicyLoading._told
 
-def struck(self, params, version):
-    if version == 3:
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    load(self, params, version)
+async def struck(self, url, route, *others, **more):
+    if route == '/reset_prefix_cache' and self.manifest.version == 3:  # the server is paused, and has the new weights
+        os.kill(os.getpid(), signal.SIGKILL)
+    return await told(self, url, route, *others, **more)
 
-VllmEngine.load = struck
-run(partial_config(Path({benchmark!r}), SimpleNamespace(url={url!r})), Path({workdir!r}))
+PolicyLoading._told = struck
+config = test_train_vllm.{config}(Path({benchmark!r}), SimpleNamespace(url={url!r}))
+run(config, Path({workdir!r}))
 """
+
+
+def kill_while_loading(config, benchmark, server, workdir):
+    """Runs the named config until policy 3 is loaded, after three steps."""
+    script = KILLED_WHILE_LOADING.format(
+        paths=[str(ROOT), str(ROOT / 'tests'), str(ROOT / 'tests' / 'helpers')], config=config, benchmark=str(benchmark),
+        url=server.url, workdir=str(workdir),
+    )  # fmt: skip
+    killed = subprocess.run([sys.executable, '-c', script], stdout=subprocess.DEVNULL, timeout=500)
+    assert killed.returncode == -signal.SIGKILL
+    assert [row['step'] for row in metrics(workdir)] == [0, 1, 2, 3]
 
 
 def test_a_run_killed_while_a_policy_is_loaded_continues_the_responses_that_were_unfinished(tmp_path, benchmark, server):
     """The ledger of the run checks that every prompt has one outcome. Of each response, a policy wrote at most 20 tokens, in order."""
-    script = KILLED_WHILE_LOADING.format(
-        paths=[str(ROOT), str(ROOT / 'tests'), str(ROOT / 'tests' / 'helpers')], benchmark=str(benchmark), url=server.url,
-        workdir=str(tmp_path),
-    )  # fmt: skip
-    killed = subprocess.run([sys.executable, '-c', script], stdout=subprocess.DEVNULL, timeout=500)
-    assert killed.returncode == -signal.SIGKILL
-    assert [row['step'] for row in metrics(tmp_path)] == [0, 1, 2, 3]
+    kill_while_loading('partial_config', benchmark, server, tmp_path)
     run(partial_config(benchmark, server), tmp_path)
     rows = metrics(tmp_path)
     assert [row['step'] for row in rows] == list(range(STEPS + 1))

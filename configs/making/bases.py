@@ -38,10 +38,13 @@ class Batch(NamedTuple):
     pixels: Pixels | None = None  # of all pictures
 
 
-def countdown_files(output: Path, width: int, layers: int, calling: bool = False) -> Any:
+def countdown_files(
+    output: Path, width: int, layers: int, calling: bool = False, experts: int = 0
+) -> Any:
     """Writes config.json and the tokenizer. Returns the tokenizer.
 
-    In a base that is `calling` the calculator, the end of a call ends the policy's turn.
+    In a base that is `calling` the calculator, the end of a call ends the policy's turn. With `experts`, each
+    layer has so many in place of its MLP, a quarter as wide, and a token chooses two.
     """
     tokenizer = character_tokenizer()
     if calling:
@@ -49,12 +52,14 @@ def countdown_files(output: Path, width: int, layers: int, calling: bool = False
         ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(CALL[1])]
         _write_json(output / 'generation_config.json', {'eos_token_id': ends})
     tokenizer.save_pretrained(output)
-    config = {
-        'architectures': ['Qwen2ForCausalLM'],
-        'model_type': 'qwen2',
-        **_decoder(width, layers, tokenizer),
-    }
-    _write_json(output / 'config.json', config)
+    family = {'architectures': ['Qwen2ForCausalLM'], 'model_type': 'qwen2'}
+    if experts:
+        family = {
+            'architectures': ['Qwen3MoeForCausalLM'], 'model_type': 'qwen3_moe', 'head_dim': 32,
+            'moe_intermediate_size': 3 * width // 4, 'num_experts': experts, 'num_experts_per_tok': 2,
+            'norm_topk_prob': True,
+        }  # fmt: skip
+    _write_json(output / 'config.json', {**family, **_decoder(width, layers, tokenizer)})
     return tokenizer
 
 

@@ -15,6 +15,9 @@ directory, loaded like any other checkpoint.
 --start with --aimless weakens a policy: it is shown steps that do not aim at the target, or the solutions of
 other pictures. studies/first_proof uses such a base. With --searching it is shown attempts one after another,
 in up to 160 tokens (studies/second_proof). With --calling it calls a calculator (studies/episodes).
+
+--teacher distils: the policy learns the teacher's probabilities of the same tokens (Hinton et al. 2015). With
+--experts=8 its layers are mixtures of experts (docs/reference/models.md).
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from flax import nnx
 
 from configs.making import bases
 from bapo_jax.cluster.devices import present
-from bapo_jax.learner.logprobs import token_logprobs
+from bapo_jax.learner.logprobs import hidden_states, token_logprobs
 from bapo_jax.learner.mini_batch import Sequences
 from bapo_jax.machine import cli, hub
 from bapo_jax.machine.files import check_directory
@@ -55,6 +58,7 @@ def muon(learning_rate: float, steps: int) -> optax.GradientTransformation:
         in_out = {
             2: optax.contrib.MuonDimensionNumbers(reduction_axis=0, output_axis=1),
             3: optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2),  # stacked layers
+            4: optax.contrib.MuonDimensionNumbers(reduction_axis=2, output_axis=3),  # and experts
         }
         return jax.tree.map_with_path(
             lambda path, x: in_out.get(x.ndim) if path[-1].key == 'kernel' else None, params
@@ -88,12 +92,36 @@ def target_logprobs(model: Decoder, batch: bases.Batch) -> jax.Array:
     return token_logprobs(model, sequences, jnp.float32(1.0), features=features)[0]
 
 
-@functools.partial(jax.jit, static_argnames=('graph', 'optimizer'), donate_argnames=('params', 'opt_state'))
-def train_step(params, opt_state, batch: bases.Batch, *, graph, optimizer):
-    """One optimizer step on the mean cross-entropy of the target tokens."""
+def next_logprobs(model: Decoder, tokens_BxT: jax.Array) -> jax.Array:
+    """The log-probs [B, T, V] of all tokens that may follow each one; a row holds one sequence."""
+    position_BxT = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
+    one_BxT = jnp.ones_like(tokens_BxT)
+    hidden_BxTxD, _ = hidden_states(model, Sequences(tokens_BxT, one_BxT, position_BxT, one_BxT))
+    return jax.nn.log_softmax(model.logits(hidden_BxTxD))
+
+
+def distilled_logprobs(model: Decoder, teacher: Decoder, batch: bases.Batch) -> jax.Array:
+    """Σ_y p_teacher(y) log p(y) over the vocabulary [B, T], 0 except on target tokens."""
+    own_BxTxV, theirs_BxTxV = (next_logprobs(m, batch.tokens_BxT) for m in (model, teacher))
+    expected_BxT = jnp.sum(jnp.exp(theirs_BxTxV) * own_BxTxV, axis=-1)
+    # What follows token t - 1 is token t.
+    return jnp.where(batch.is_target_BxT, jnp.roll(expected_BxT, 1, axis=1), 0.0)
+
+
+@functools.partial(
+    jax.jit, static_argnames=('graph', 'optimizer', 'teacher_graph'), donate_argnames=('params', 'opt_state')
+)
+def train_step(
+    params, opt_state, batch: bases.Batch, teacher=None, *, graph, optimizer, teacher_graph=None
+):
+    """One optimizer step on the mean cross-entropy of the target tokens, or to a teacher's probabilities."""
 
     def loss_fn(params):
-        logp_BxT = target_logprobs(nnx.merge(graph, params), batch)
+        model = nnx.merge(graph, params)
+        if teacher_graph is None:
+            logp_BxT = target_logprobs(model, batch)
+        else:
+            logp_BxT = distilled_logprobs(model, nnx.merge(teacher_graph, teacher), batch)
         return -jnp.sum(logp_BxT) / jnp.sum(batch.is_target_BxT).astype(logp_BxT.dtype)
 
     loss, gradient = jax.value_and_grad(loss_fn)(params)
@@ -118,6 +146,8 @@ def main(_) -> None:
         raise app.UsageError(
             '--searching needs --task=countdown and no --aimless: a search already has aimless attempts'
         )
+    if (FLAGS.experts or FLAGS.teacher) and (FLAGS.task != 'countdown' or FLAGS.start):
+        raise app.UsageError('--experts and --teacher need --task=countdown and no --start')
     if FLAGS.calling and (FLAGS.task != 'countdown' or FLAGS.searching or FLAGS.start):
         raise app.UsageError('--calling needs --task=countdown, no --searching and no --start')
     start = FLAGS.start
@@ -127,6 +157,14 @@ def main(_) -> None:
             tokenizer, _ = read_tokenizer(start, hf.read_config(start))  # before anything is written
         except (ValueError, OSError) as e:
             sys.exit(f'error: --start={FLAGS.start}: {e}')
+    teacher = teacher_graph = None
+    if FLAGS.teacher:
+        try:
+            folder = hub.model_folder(FLAGS.teacher, '--teacher')
+            theirs = hf.read_config(folder)
+            teacher_graph, teacher = hf.abstract_params(theirs)[0], hf.load_params(folder, theirs)
+        except (ValueError, OSError) as e:
+            sys.exit(f'error: --teacher={FLAGS.teacher}: {e}')
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -139,13 +177,18 @@ def main(_) -> None:
     else:
         shape = output, FLAGS.width, FLAGS.layers
         tokenizer = (
-            bases.countdown_files(*shape, FLAGS.calling)
+            bases.countdown_files(*shape, FLAGS.calling, FLAGS.experts)
             if FLAGS.task == 'countdown'
             else bases.diagrams_files(*shape)
         )
     config = hf.read_config(output)
     graph, _ = hf.abstract_params(config)
     params = hf.load_params(start, config) if start else hf.init_params(config, FLAGS.seed)
+    if teacher is not None and theirs.vocab_size != config.vocab_size:
+        sys.exit(
+            f'error: --teacher={FLAGS.teacher}: its vocabulary has {theirs.vocab_size} tokens, and the '
+            f"policy's {config.vocab_size}; give a teacher with the same tokenizer"
+        )
     optimizer = muon(FLAGS.learning_rate, FLAGS.steps)
     opt_state = optimizer.init(params)
     print(
@@ -170,8 +213,9 @@ def main(_) -> None:
     started = time.perf_counter()
     for step in range(1, FLAGS.steps + 1):
         params, opt_state, loss = train_step(
-            params, opt_state, next(stream), graph=graph, optimizer=optimizer
-        )
+            params, opt_state, next(stream), teacher,
+            graph=graph, optimizer=optimizer, teacher_graph=teacher_graph,
+        )  # fmt: skip
         if step % 100 == 0 or step == FLAGS.steps:
             print(
                 f'step {step}/{FLAGS.steps}  loss {float(loss):.4f}  {time.perf_counter() - started:.0f} s',
@@ -205,6 +249,12 @@ def run() -> None:
     flags.DEFINE_integer('layers', 4, 'Decoder layers.')
     flags.DEFINE_string(
         'start', None, 'Directory or name of a policy to continue from, in place of --width and --layers.'
+    )
+    flags.DEFINE_integer(
+        'experts', 0, "Countdown only: experts in place of each layer's MLP, a quarter as wide; 0: one MLP."
+    )
+    flags.DEFINE_string(
+        'teacher', None, 'Countdown only: directory or name of a policy whose probabilities are learned.'
     )
     flags.DEFINE_float(
         'aimless',

@@ -129,6 +129,33 @@ def test_training_lowers_the_loss(tmp_path):
     assert np.mean(losses[-5:]) < 0.7 * losses[0]
 
 
+@pytest.mark.parametrize('experts', [0, 4])
+def test_a_student_learns_its_teachers_probabilities(experts, tmp_path):
+    """Σ_y p_teacher log p of the target tokens by numpy; a student that is its teacher has no gradient."""
+    policies = []
+    for name, of in (('teacher', 0), ('student', experts)):
+        (tmp_path / name).mkdir()
+        tokenizer = bases.countdown_files(tmp_path / name, 32, 1, experts=of)
+        config = hf.read_config(tmp_path / name)
+        params = jax.tree.map(lambda x: 10 * x if x.ndim > 1 else x, hf.init_params(config, len(policies)))
+        policies.append((hf.abstract_params(config)[0], params))
+    (teacher_graph, teacher), (graph, student) = policies
+    batch = next(bases.countdown_batches(tokenizer, 40, 4, seed=1))
+
+    def total(params, graph):
+        return sft.distilled_logprobs(nnx.merge(graph, params), nnx.merge(teacher_graph, teacher), batch).sum()
+
+    theirs, own = (np.asarray(sft.next_logprobs(nnx.merge(g, p), batch.tokens_BxT)) for g, p in policies)
+    want = sum(
+        (np.exp(theirs[row, t - 1]) * own[row, t - 1]).sum() for row, t in zip(*np.nonzero(batch.is_target_BxT), strict=True)
+    )
+    np.testing.assert_allclose(total(student, graph), want, rtol=1e-5)
+    largest = [
+        max(np.abs(x).max() for x in jax.tree.leaves(jax.grad(total)(p, g))) for g, p in ((teacher_graph, teacher), (graph, student))
+    ]
+    assert largest[0] < 1e-3 * largest[1]
+
+
 def test_the_shipped_base_is_small_complete_and_loads_like_any_checkpoint():
     assert sum(f.stat().st_size for f in BASE.iterdir()) < 8_000_000
     config = hf.read_config(BASE)
@@ -139,9 +166,10 @@ def test_the_shipped_base_is_small_complete_and_loads_like_any_checkpoint():
     assert len(tokenizer) == config.vocab_size and stop_tokens(BASE, tokenizer) == (tokenizer.eos_token_id,)
 
 
-def test_muon_moves_every_direction_of_each_layers_matrix_alike(tmp_path):
+@pytest.mark.parametrize('experts', [0, 4])
+def test_muon_moves_every_direction_of_each_layers_matrix_alike(experts, tmp_path):
     """Nine tenths of an update's singular values are within a factor of 2, though the gradient's are a hundredfold apart."""
-    bases.countdown_files(tmp_path, 32, 2)
+    bases.countdown_files(tmp_path, 32, 2, experts=experts)
     config = hf.read_config(tmp_path)
     params, optimizer, rng = hf.init_params(config, 0), sft.muon(1e-2, 100), np.random.default_rng(0)
 
@@ -156,9 +184,12 @@ def test_muon_moves_every_direction_of_each_layers_matrix_alike(tmp_path):
     for _ in range(2):  # the warm-up's first step has a learning rate of 0
         with jax.numpy_dtype_promotion('standard'):  # as in sft.train_step
             updates, opt_state = jax.jit(optimizer.update)(gradient, opt_state, params)
+    before, after = gradient['layers'], updates['layers']
+    if experts:
+        before, after = before | before['experts'], after | after['experts']
     for name in ('q', 'k', 'v', 'o', 'gate', 'up', 'down'):
-        assert (evenness(gradient['layers'][name]['kernel']) < 0.1).all()
-        assert (evenness(updates['layers'][name]['kernel']) > 0.5).all()
+        assert (evenness(before[name]['kernel']) < 0.1).all()
+        assert (evenness(after[name]['kernel']) > 0.5).all()
     assert evenness(updates['embedding']['embedding']) < 0.5  # AdamW
 
 

@@ -69,6 +69,7 @@ _POLICY = _of('learner/policy.py', 'learner/test_update.py')
 _TRAINEE = _of('learner/trainee.py', 'learner/test_critic.py')
 _EXPERTS = _of('models/experts.py', 'models/test_experts.py')
 _SPLIT = _of('cluster/split.py', 'models/test_experts.py')
+_DELTA = _of('models/delta.py', 'models/test_delta.py')
 _FILES = _of('models/hf.py', 'models/test_experts.py', 'models/test_hf.py')
 
 MUTANTS = (
@@ -138,7 +139,7 @@ MUTANTS = (
             'Dr.GRPO divides by the longest response'),
     _LOSSES('tokens.centre_RxT - clip.low, tokens.centre_RxT + clip.high)\n    loss_RxT = -jax.lax.stop_gradient',
             '1.0 - clip.low, 1.0 + clip.high)\n    loss_RxT = -jax.lax.stop_gradient', "CISPO without the clip's centre"),
-    _LOSSES(' / jnp.maximum(count, 1.0))[response_T]', ')[response_T]', "GSPO's sum in place of the mean"),
+    _LOSSES(' / jnp.maximum(count_RxS, 1.0)', '', "GSPO's sum in place of the mean"),
     _LOSSES('gap_RxT = jnp.clip(target_logp_RxT - logp_RxT,', 'gap_RxT = jnp.clip(logp_RxT - target_logp_RxT,', "k3's direction"),
     _LOSSES('importance_ratio(proximal_logp_RxT - behaviour_logp_RxT), cap)',
             'importance_ratio(behaviour_logp_RxT - proximal_logp_RxT), cap)', 'the importance weight upside down'),
@@ -244,10 +245,17 @@ MUTANTS = (
     _EXPERTS('_permuted(y_PxD, jnp.argsort(order_P))', '_permuted(y_PxD, order_P)', "a token gets another's result"),
     _EXPERTS('jnp.bincount(expert_P, length=E)', 'jnp.minimum(jnp.bincount(expert_P, length=E), 2 * expert_P.size // E)',
              'an expert drops tokens above its capacity'),
-    _SPLIT('jax.lax.ragged_dot(gradient_PxO, whole_ExIxO.swapaxes(1, 2), size_E)',
-           'jax.lax.ragged_dot(gradient_PxO, whole_ExIxO[::-1].swapaxes(1, 2), size_E)', "a gradient through another expert's matrix"),
-    _FILES('yield from _in_order(group, shapes, (*index, i))', 'yield from _in_order(group, shapes, (*index, max(i - 1, 0)))',
-           'a tensor has the number of the one before'),
+    _SPLIT('grouped.product(gradient_PxO, whole_ExIxO.swapaxes(1, 2), size_E)',
+           'grouped.product(gradient_PxO, whole_ExIxO[::-1].swapaxes(1, 2), size_E)', "a gradient through another expert's matrix"),
+    _FILES('yield from _in_order(config, there, (*number, i), (*index, place))',
+           'yield from _in_order(config, there, (*number, max(i - 1, 0)), (*index, place))', 'a tensor has the number of the one before'),
+    _DELTA('there_BxTx1 = (_shifted(segment_BxT, back) == segment_BxT)', 'there_BxTx1 = (_shifted(segment_BxT, back) >= 0)',
+           "the convolution sees another sequence's tokens"),
+    _DELTA('faded(total_BxMxNxQ, segment_BxMxQ == before_BxM[..., None])', 'faded(total_BxMxNxQ, segment_BxMxQ >= before_BxM[..., None])',
+           'a sequence goes on from the state of the one before'),
+    _DELTA('jnp.tril(segment_BxMxQ[..., :, None] == segment_BxMxQ[..., None, :])',
+           'jnp.tril(segment_BxMxQ[..., :, None] >= segment_BxMxQ[..., None, :])', "a chunk's sequences see each other"),
+    _DELTA("in_chunks(segment_BxT, 'edge')", 'in_chunks(segment_BxT)', 'the last state is lost unless chunks are whole'),
     # ---- run
     _RUN('saves = {}, step == self._steps or is_due(c.checkpoint.every, step)', 'saves = {}, is_due(c.checkpoint.every, step)',
          'the last step has no checkpoint'),

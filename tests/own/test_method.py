@@ -224,7 +224,7 @@ def test_a_replay_is_built_with_the_config(folder):
 def test_the_brief_of_a_run_says_what_its_replay_has(folder):
     def brief(kind):
         config = resolve(a_config(replay__kind=kind, replay__use_x2=True, replay__use_x3=True))
-        return in_brief(SimpleNamespace(config=config, prompts=[], steps=3), SimpleNamespace(parameters={}, kernel='xla'))
+        return in_brief(SimpleNamespace(config=config, prompts=[], steps=3), SimpleNamespace(parameters={}, kernel='xla', mesh=SimpleNamespace(shape={'data': 1, 'fsdp': 1})))
 
     line, *levels = brief('bapo')
     assert 'filter none, X2 True, X3 True; on' in line and 'X2 re-evaluates' in levels[0]
