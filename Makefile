@@ -49,7 +49,7 @@ real: .venv/ready-real
 
 # Two workers, for two cores and 24 GiB; tests/conftest.py says which tests stay together. WORKERS=0 runs them in one process.
 WORKERS ?= 2
-PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --no-loadscope-reorder
+PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --no-loadscope-reorder --max-worker-restart=0
 
 # What it needs is installed side by side.
 test:
