@@ -11,11 +11,13 @@ os.environ['JAX_NUMPY_DTYPE_PROMOTION'] = 'strict'
 os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'
 
 import functools
+import gc
 import json
 import logging
 import signal
 import sys
 import tempfile
+from pathlib import Path
 
 sys.path.append(os.path.join(sys.prefix, 'torch'))  # see the Makefile
 # Under nohup, or in a script's background, these are ignored, and so they would be in what tests start.
@@ -90,6 +92,15 @@ def level_of_logs():
     before = logging.getLogger('absl').level
     yield
     logging.getLogger('absl').setLevel(before)
+
+
+@pytest.fixture(autouse=True, scope='module')
+def room_for_programs():
+    """Programs keep memory, and memory maps, of which Linux gives a process 65,530; one that needs more crashes."""
+    yield
+    if len(Path('/proc/self/maps').read_bytes().splitlines()) > 20_000:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope='session')
