@@ -66,6 +66,8 @@ def train_and_sample(model_path, groups, sizes, gather_once=False, adapter=None,
     config.learner.update({
         'mini_batch_groups': 3, 'row_tokens': 16 + longest, 'micro_batch_rows': 8, 'learning_rate': 1e-4,
         'grad_clip': 0.1, 'anchor': 'decoupled', 'kl_coef': 0.1, 'entropy_coef': 0.01,
+        # A gradient near 0 decides the step by its rounding if eps is smaller.
+        'adam': {'eps': 1e-4},
     })  # fmt: skip
     sight = Sight(model_path, model_config.vision.image_token) if model_config.vision else None
     learner = Learner(config, model_config, mesh, 'xla', sight=sight)
