@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from bapo_jax.models import hf
+from bapo_jax.models import delta, hf
 from bapo_jax.models.decoder import ModelConfig, abstract_params
 from bapo_jax.models.kernels import packed
 
@@ -30,11 +30,13 @@ def mean_states(path: str | Path, config: ModelConfig, texts: Sequence[Sequence[
     def means(params, tokens_BxT, length_B):
         at_BxT = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
         is_text_BxT = at_BxT < length_B[:, None]
+        segment_BxT = is_text_BxT.astype(jnp.int32)
 
         def attend(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH):
-            return attention(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, is_text_BxT.astype(jnp.int32))
+            return attention(q_BxTxNxH, k_BxKxTxH, v_BxKxTxH, segment_BxT)
 
-        state_BxTxD = nnx.merge(graph, params)(tokens_BxT, at_BxT, attend).astype(jnp.float32)
+        recur = delta.of_segments(segment_BxT) if config.hybrid else None
+        state_BxTxD = nnx.merge(graph, params)(tokens_BxT, at_BxT, attend, recur=recur).astype(jnp.float32)
         total_BxD = jnp.sum(jnp.where(is_text_BxT[..., None], state_BxTxD, 0.0), axis=1)
         return total_BxD / jnp.maximum(length_B, 1)[:, None].astype(jnp.float32)
 

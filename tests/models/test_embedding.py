@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from small_run import ROOT
+from tiny import QWEN3_5
 from transformers import AutoModel
 
 from bapo_jax.models import hf
@@ -11,11 +13,9 @@ from bapo_jax.models.embedding import mean_states
 LENGTHS = (3, 17, 1, 40, 8)
 
 
-@pytest.fixture(scope='module')
-def model():
-    from small_run import ROOT
-
-    return ROOT / 'configs' / 'quickstart_base'
+@pytest.fixture(scope='module', params=['the quickstart', 'a hybrid'])
+def model(request, tiny_hf):
+    return tiny_hf(**QWEN3_5) if request.param == 'a hybrid' else ROOT / 'configs' / 'quickstart_base'
 
 
 def test_an_embedding_is_the_mean_of_hugging_faces_last_hidden_states(model):
