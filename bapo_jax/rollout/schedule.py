@@ -78,6 +78,11 @@ def is_due(period: int, step: int) -> bool:
     return period > 0 and step % period == 0
 
 
+def policies_before(rollout: ConfigDict) -> int:
+    """Returns how many policies before α pending steps may have been requested of: ⌈η / v⌉."""
+    return -(-rollout.most_behind // rollout.sync_every)
+
+
 def schedule_of(config: ConfigDict, steps: int) -> Schedule:
     """The schedule of a resolved config, for a run of `steps` steps."""
     reevaluate_every = config.replay.reevaluate_every if config.replay.use_x2 else 0

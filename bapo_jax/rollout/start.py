@@ -25,6 +25,7 @@ from bapo_jax.rollout.engine import Engine, results_of
 from bapo_jax.rollout.episodes import Episodes
 from bapo_jax.rollout.inprocess.engine import JaxEngine
 from bapo_jax.rollout.inprocess.room import Limits, room_for
+from bapo_jax.rollout.schedule import policies_before
 from bapo_jax.rollout.serve import check_python, command, reads_images
 from bapo_jax.rollout.vllm.client import VllmEngine
 from bapo_jax.rollout.vllm.gpus import named
@@ -183,9 +184,9 @@ def served_rank(rank: int) -> int:
 
 
 def adapters_under_way(config: ConfigDict) -> int:
-    """The most policies that answer at once: α, π_θ, α before a sync that did not wait, and ReMix's."""
+    """The most policies that answer at once: α, π_θ, those of syncs that did not wait, and ReMix's."""
     r = config.rollout
-    return 2 + (r.most_behind > 0) + (r.mixture.policies if r.mixture.share else 0)
+    return 2 + policies_before(r) + (r.mixture.policies if r.mixture.share else 0)
 
 
 def starts_servers(config: ConfigDict) -> bool:

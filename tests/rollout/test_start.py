@@ -16,6 +16,7 @@ from bapo_jax.machine import stopping
 from bapo_jax.rollout import start
 from bapo_jax.rollout.inprocess.engine import JaxEngine
 from bapo_jax.rollout.inprocess.room import room_for
+from bapo_jax.rollout.schedule import Schedule
 from bapo_jax.rollout.vllm.supervise import ServerFailed
 from bapo_jax.rollout.vllm.token_guard import TOKEN_VARIABLE
 from bapo_jax.tasks.sight import Sight
@@ -221,3 +222,18 @@ def test_a_gpu_that_jax_has_taken_is_refused(visible, gpus, memory, taken, monke
 
 def test_on_a_cpu_nothing_is_taken():
     start.check_gpus([()], 0.0)
+
+
+@pytest.mark.parametrize('v, behind, mixed', [(1, 0, 0), (1, 1, 0), (1, 4, 0), (2, 3, 0), (5, 4, 0), (1, 0, 3)])
+def test_a_server_holds_an_adapter_for_each_policy_under_way(v, behind, mixed):
+    c = default_config()
+    c.rollout.sync_every, c.rollout.most_behind = v, behind
+    c.rollout.mixture.share, c.rollout.mixture.policies = (0.4, mixed) if mixed else (0.0, 3)
+    schedule, alpha, asked, most = Schedule(60, v, 0, 0, most_behind=behind), 0, {}, 0
+    for step in range(1, 41):
+        alpha = step - 1 if schedule.sync_due(step) else alpha
+        for ahead in range(step, schedule.last_ahead(step) + 1):
+            asked.setdefault(ahead, alpha)
+        pending = {policy for of_step, policy in asked.items() if of_step >= step}
+        most = max(most, len(pending | {alpha}) + 1 + mixed)  # π_θ evaluates
+    assert start.adapters_under_way(c) == most
