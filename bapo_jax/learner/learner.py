@@ -242,7 +242,7 @@ class Learner:
         if role == CRITIC:
             return self.critic.score(params, batches)
         if role in (ROLLOUT, BEFORE):
-            params = as_shipped(params, self._shipped_dtype)
+            params = as_shipped(params, self._shipped_dtype, self.model)
         return self.policy.score(params, batches, self._temperature)
 
     def _never_changes(self, role: str) -> bool:

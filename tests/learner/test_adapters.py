@@ -13,7 +13,11 @@ from learners import BARE, assert_close, batch_of, gradient, largest, learner_co
 from safetensors.numpy import load_file
 from small_run import metrics, run, small_config
 
+from bapo_jax.cluster.mesh import make_mesh
+from bapo_jax.cluster.mesh import make_mesh
 from bapo_jax.export import export
+from bapo_jax.learner.learner import Learner
+from bapo_jax.learner.learner import Learner
 from bapo_jax.learner.objective import REFERENCE, ROLLOUT
 from bapo_jax.models import hf
 from bapo_jax.models.adapters import adapter_tensors, save_adapter
@@ -21,7 +25,7 @@ from bapo_jax.models.configs import read_config
 from bapo_jax.models.decoder import parameters_of
 from bapo_jax.models.layers import Adapter
 from bapo_jax.models.parameters import ADAPTER
-from bapo_jax.run.opening import open_run
+from bapo_jax.run.opening import OtherWeights, open_run
 from bapo_jax.run.state import copy_params
 
 REPLAY = {'empty': np.zeros(1)}
@@ -63,6 +67,23 @@ def test_an_adapter_is_the_decoder_of_merged_matrices_and_so_it_is_written_in_fi
     assert written.keys() == plain.keys()
     for name, tensor in plain.items():
         np.testing.assert_allclose(written[name], tensor, atol=1e-6, err_msg=name)
+
+
+def test_with_images_the_merged_weights_travel_and_are_scored_as_they_arrive(pictured, tmp_path):
+    """vLLM reads no adapter of a model with images by our names. The vision tower is frozen beside an adapter."""
+    with_adapter, config = adapted(pictured.policy), learner_config(**BARE)
+    config.rollout.dtype, config.rollout.max_prompt_tokens = 'bfloat16', max(len(p.tokens) for p in pictured.prompts)
+    config.learner.row_tokens = config.rollout.max_prompt_tokens + 16
+
+    def scored(policy, params):
+        learner = Learner(config, policy.config, make_mesh(1, 1, 1), 'xla', sight=pictured.sight)
+        assert any('vision' in path for path in flatten_dict(learner.init(copy_params(params)).trained)) == (policy is pictured.policy)
+        return logprobs(learner, params, pictured.groups)
+
+    hf.save(tmp_path / 'sent', hf.to_hf(with_adapter.config, with_adapter.params), like=pictured.policy.path, dtype='bfloat16')
+    want = scored(pictured.policy, hf.load_params(tmp_path / 'sent', pictured.policy.config))
+    np.testing.assert_allclose(scored(with_adapter, with_adapter.params), want, atol=2e-5)
+    assert np.abs(scored(pictured.policy, pictured.policy.params) - want).max() > 0.05
 
 
 def test_at_full_rank_the_first_update_is_that_of_full_training(policy, groups):
@@ -126,6 +147,55 @@ def test_a_run_begins_as_its_base_and_its_checkpoint_holds_the_adapter_alone(pol
     again, _, _ = open_run(learner, config, tmp_path)
     for name in ('theta', 'alpha', 'reference'):
         jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, (getattr(again, name), getattr(state, name))))
+
+
+def of_another_base(monkeypatch):
+    """From here on, one number of the base's files is another."""
+    read = Learner.read_initial
+
+    def flipped(self):
+        params = read(self)
+        params['norm']['scale'] = params['norm']['scale'].at[0].multiply(-1)
+        return params
+
+    monkeypatch.setattr(Learner, 'read_initial', flipped)
+
+
+def begun_from_files(policy, directory, **objective):
+    """(learner, config, state) of a run that begins from an adapter's files, and has a checkpoint."""
+    with_adapter, files = adapted(policy), directory / 'files'
+    files.mkdir()
+    save_adapter(files, with_adapter.config, adapter_tensors(with_adapter.config, with_adapter.params, 'float32'), str(policy.path))
+    config = learner_config(**{**BARE, **objective})
+    config.model.path, config.model.adapter.start = str(policy.path), str(files)
+    learner = Learner(config, with_adapter.config, make_mesh(1, 1, 1), 'xla')
+    state, _, checkpoints = open_run(learner, config, directory / 'checkpoints')
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.theta.params), with_adapter.params)
+    state.trained()
+    checkpoints.save(state, REPLAY, 'selector')
+    checkpoints.close()
+    return learner, config, state
+
+
+def test_without_a_reference_a_run_goes_on_without_the_files_that_it_began_from(policy, tmp_path, monkeypatch):
+    learner, config, state = begun_from_files(policy, tmp_path)
+    config.model.adapter.start = ''
+    learner = Learner(config, learner.model, learner.mesh, 'xla')
+    again, _, _ = open_run(learner, config, tmp_path / 'checkpoints')
+    jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, (again.theta, state.theta)))
+    of_another_base(monkeypatch)
+    with pytest.raises(OtherWeights, match=r'^model\.path=\S+ holds other weights than at the start .*; restore its files$'):
+        open_run(learner, config, tmp_path / 'checkpoints')
+
+
+def test_with_a_reference_the_files_that_a_run_began_from_are_asked_for(policy, tmp_path):
+    learner, config, state = begun_from_files(policy, tmp_path, kl_target='reference', kl_coef=0.1)
+    again, _, _ = open_run(learner, config, tmp_path / 'checkpoints')
+    jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, (again.reference, state.reference)))
+    config.model.adapter.start = ''
+    learner = Learner(config, learner.model, learner.mesh, 'xla')
+    with pytest.raises(OtherWeights, match=r"^model\.path=\S+ with model\.adapter\.start='' holds other weights .*; restore both$"):
+        open_run(learner, config, tmp_path / 'checkpoints')
 
 
 def test_a_checkpoint_of_all_weights_is_not_read_as_one_of_an_adapter(policy, tmp_path):
