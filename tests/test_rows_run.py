@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from small_run import metrics, run, small_config
+from tiny import expert_files
 
 from configs.making.bases import countdown_files
 from bapo_jax.methods import METHODS
@@ -75,22 +76,31 @@ def assert_sound(workdir, steps):
     assert outcome_of(read_story(workdir)) == f'finished, {steps} steps'
 
 
-# Rows that also train an adapter here: of each, another part meets it.
+# Rows that also train an adapter here: of each, another part meets it. And those that train experts.
 ADAPTED = ('bapo', 'ppo', 'remix', 'luffy', 'areal', 'kimi')
+OF_EXPERTS = ('ppo', 'remix')
+
+
+@pytest.fixture(scope='module')
+def experts_base(tmp_path_factory):
+    return expert_files(tmp_path_factory.mktemp('experts') / 'base')
 
 
 @pytest.mark.parametrize(
-    ('method', 'rank'), [(method, 0) for method in METHODS if method not in LONGER] + [(method, 2) for method in ADAPTED]
+    ('method', 'rank', 'base'),
+    [(method, 0, 'tiny_base') for method in METHODS if method not in LONGER]
+    + [(method, 2, 'tiny_base') for method in ADAPTED]
+    + [(method, 0, 'experts_base') for method in OF_EXPERTS],
 )
-def test_a_row_trains_and_its_second_step_repeats_from_a_checkpoint(method, rank, tiny_base, tmp_path):
-    whole, again = tmp_path / 'whole', tmp_path / 'again'
-    first = run(row_config(method, tiny_base, rank), whole)
+def test_a_row_trains_and_its_second_step_repeats_from_a_checkpoint(method, rank, base, request, tmp_path):
+    whole, again, base = tmp_path / 'whole', tmp_path / 'again', request.getfixturevalue(base)
+    first = run(row_config(method, base, rank), whole)
     assert_sound(whole, 2)
     rows = metrics(whole)
     assert not METHODS[method].fields.get('replay.use_x2') or rows[2]['bapo/reevaluated'] > 0
     shutil.copytree(whole, again)
     shutil.rmtree(again / 'checkpoints' / '2')
-    second = run(row_config(method, tiny_base, rank), again)
+    second = run(row_config(method, base, rank), again)
     assert metrics(again) == rows
     starts = json.loads((again / 'config.json').read_text('utf-8'))['starts']
     assert outcome_of(read_story(again)) == 'finished, 2 steps'

@@ -14,6 +14,8 @@ def test_the_page_has_the_records_numbers():
         [line] = [line for line in rows.table(record).splitlines() if line.startswith(f'| `{name}` |')]
         told = f'{row["reward"][0]:.3f} → {row["reward"][1]:.3f}'
         assert line.split(' | ')[1] == told and line.count(' | ') == len(rows.COLUMNS) - 1
+    for config in ('adapter', 'experts'):
+        assert {row['row'] for row in record if row['config'] == config} == set(METHODS)
     for row in record:
         assert row['config'] in rows.ON and row['acted'] == list(rows.PARTS.get(row['row'], {}))
 

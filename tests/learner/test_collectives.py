@@ -3,6 +3,7 @@
 Float32, since XLA on CPU moves bfloat16 as float32.
 """
 
+import dataclasses
 import functools
 import json
 import math
@@ -25,8 +26,9 @@ from bapo_jax.learner.objective import numbers_of, objective_of
 from bapo_jax.learner.optimizer import clipped_adamw
 from bapo_jax.learner.policy import policy_loss
 from bapo_jax.learner.update import Program, state_shapes, update
-from bapo_jax.models.decoder import ModelConfig, abstract_params
-from bapo_jax.models.parameters import PARAMETERS
+from bapo_jax.models.decoder import ModelConfig, abstract_params, trained_parameters
+from bapo_jax.models.layers import Adapter
+from bapo_jax.models.parameters import ADAPTER_PARAMETERS, PARAMETERS, parted
 from bapo_jax.models.rotary import Rotation
 from bapo_jax.models.sharding import parameter_sharding
 from benchmarks.compiled.hlo import axes_of, collectives, parse
@@ -40,21 +42,24 @@ CASES = {  # mesh sizes, remat, tile of the head
     'tensor': ((1, 4, 2), 'full', (2048, 16384)),
 }
 GATHERED_ONCE = 'gathered once'  # mesh.gather_once
+ADAPTED, ADAPTER = 'an adapter', Adapter(4, 8.0, 'all')
 
 
-def moved(sizes, remat, tile, gather_once=False) -> list:
+def moved(sizes, remat, tile, gather_once=False, adapter=None) -> list:
     """[kind, dtype, axes, in the loop over micro-batches, bytes a device receives]; equal ones summed."""
-    learner, mesh, (graph, shapes) = default_config().learner, make_mesh(*sizes), abstract_params(MODEL)
+    model = dataclasses.replace(MODEL, adapter=adapter)
+    learner, mesh, (graph, shapes) = default_config().learner, make_mesh(*sizes), abstract_params(model)
     compute = Compute(remat=remat, split=Split(1 if gather_once else mesh.shape['fsdp'], mesh.shape['tensor']), tile=Tile(*tile))
     optimizer, objective = clipped_adamw(1e-4, learner), objective_of(learner)
     program = Program(graph, policy_loss(objective, compute), optimizer, mesh, compute)
-    state = state_shapes(optimizer, with_sharding(shapes, parameter_sharding(mesh, shapes)), mesh)
+    trained, frozen = parted(with_sharding(shapes, parameter_sharding(mesh, shapes)), trained_parameters(model, False))
+    state = state_shapes(optimizer, trained, mesh)
     rows = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=row_sharding(mesh, 1)),
         blank_rows((2, ROWS, TOKENS), roles=objective.roles),
     )
     step = jax.jit(functools.partial(update, program=program), donate_argnums=0)
-    text = step.lower(state, rows, 2, numbers_of(learner, np.float32(1.0), 1)).compile().as_text()
+    text = step.lower(state, rows, 2, numbers_of(learner, np.float32(1.0), 1), frozen=frozen).compile().as_text()
     sums = {}
     for c in collectives(parse(text)._replace(inner_trips=1)):
         key = (c.kind, c.dtype, axes_of(c.groups, dict(mesh.shape)), c.in_loop)
@@ -64,7 +69,9 @@ def moved(sizes, remat, tile, gather_once=False) -> list:
 
 if __name__ == '__main__':
     assert jax.device_count() == 8
-    print(json.dumps({name: moved(*case) for name, case in CASES.items()} | {GATHERED_ONCE: moved(*CASES['data and fsdp'], True)}))
+    plain = CASES['data and fsdp']
+    others = {GATHERED_ONCE: moved(*plain, True), ADAPTED: moved(*plain, adapter=ADAPTER)}
+    print(json.dumps({name: moved(*case) for name, case in CASES.items()} | others))
     sys.exit()
 
 
@@ -134,3 +141,18 @@ def test_gathered_once_nothing_crosses_the_mesh_in_a_micro_batch(counted):
     assert of(counts, 'all-gather', axes='fsdp', in_loop=False) == whole * (fsdp - 1) // fsdp
     assert of(counts, 'reduce-scatter', axes='fsdp', in_loop=False) == whole * (fsdp - 1) // fsdp
     assert of(counts, 'all-reduce', axes='data', in_loop=False) == 2 * whole // fsdp * (data - 1) // data
+
+
+@pytest.mark.slow
+def test_with_an_adapter_all_weights_are_gathered_and_its_gradient_alone_is_summed(counted):
+    (data, fsdp, _), counts = CASES['data and fsdp'][0], counted[ADAPTED]
+    shapes = flatten_dict(abstract_params(dataclasses.replace(MODEL, adapter=ADAPTER))[1])
+    rows = {p.path: 4 * math.prod(shapes[p.path].shape) for p in ADAPTER_PARAMETERS if p.path in shapes}
+    split = sum(rows[p.path] for p in ADAPTER_PARAMETERS if p.path in rows and 'embed' in p.axes)
+    assert 0 < split < split_bytes() < of(counts, 'all-gather') * fsdp // (fsdp - 1)
+    assert of(counts, 'reduce-scatter') == split * (fsdp - 1) // fsdp
+    parts, copies = split // fsdp, sum(rows.values()) - split
+    assert of(counts, 'all-reduce', axes='data', in_loop=False) == 2 * parts * (data - 1) // data
+    # Over all devices: matrices that 'fsdp' does not split, and the sums of the metrics.
+    everywhere = of(counts, 'all-reduce', axes='data × fsdp', in_loop=False) - 2 * copies * (data * fsdp - 1) // (data * fsdp)
+    assert 0 <= everywhere < 1_000
