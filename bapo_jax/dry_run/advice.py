@@ -41,8 +41,16 @@ BETWEEN_HOSTS = 50  # GB/s per card: 400 Gb/s
 # shortest.
 LAYER_KERNELS, KERNEL_S = 150, 3e-6
 _ROWS = (1, 2, 4, 8, 16, 32)  # per device at once
-# The share of a layer's forward pass that each remat policy recomputes in the backward pass.
-_AGAIN = {'none': 0.0, 'matrix_products': 0.05, 'attention_and_mlp_inputs': 0.75, 'full': 1.0}
+# The share of a layer's forward pass that each remat policy recomputes in the backward pass. What offload
+# copies to the host and back is not counted, so no setting is advised that has it.
+_AGAIN = {
+    'none': 0.0,
+    'matrix_products': 0.05,
+    'attention_and_mlp_inputs': 0.75,
+    'offload': 0.75,
+    'full': 1.0,
+}
+_ADVISED = [remat for remat in _AGAIN if remat != 'offload']
 _SHOWN = 6
 _WAYS = (1, 2, 4, 8)  # ways to split heads within a host
 
@@ -93,7 +101,7 @@ def settings(
         parts = [(data, fsdp, data) for data, fsdp in meshes if fsdp > 1]  # a row's tokens split over fsdp
         for tried in (whole, parts):
             for data, fsdp, rows in tried:
-                for remat in _AGAIN:
+                for remat in _ADVISED:
                     trial = Setting(data, fsdp, tensor, rows, remat, 0, 0.0)
                     c = trial.applied(config)
                     needs = memory(c)
@@ -123,24 +131,29 @@ def step_seconds(config: ConfigDict, model: ModelConfig, card: Card, cards_of_a_
     micro_batches = max(mini_batches, math.ceil(rows / l.micro_batch_rows))
     embedding, head, layer = matrix_sizes(model)
     weights = embedding + head * (not model.tie_embeddings) + layer * model.num_layers
-    trained = numbers_adapted(model) * model.num_layers if model.adapter else weights
-    # A product takes two operations per weight and token. The backward pass has one for the gradient of the
-    # input and, if the weights are trained, one for theirs. An adapter's own products are not counted.
-    passes = 2 + (model.adapter is None)
+    adapted = numbers_adapted(model)
+    trained = adapted * model.num_layers if model.adapter else weights
     unfilled, copied = cost_of_tiles(config, model) if model.routing else (0.0, 0.0)
     layer_passed = layer - numbers_idle(model) + unfilled
-    dense = 2 * layer_passed * model.num_layers * l.row_tokens * (passes + _AGAIN[l.remat])
+    # A product takes two operations per weight and token. The backward pass has one for the gradient of the
+    # input and, if the weights are trained, one for theirs. The head's forward pass is always recomputed.
+    have_gradients = adapted if model.adapter else layer_passed
+    dense = layer_passed * (2 + _AGAIN[l.remat]) + have_gradients
+    dense *= 2 * model.num_layers * l.row_tokens
     # Causal attention computes half of all pairs.
     full = model.num_layers // model.period
     attention = 2 * full * model.num_heads * model.head_dim * a_sequence * l.row_tokens
     attention *= 3 + _AGAIN[l.remat]
-    operations = rows * (dense + attention + 2 * head * l.row_tokens * (passes + 1))
+    of_head = 2 * head * l.row_tokens * (3 + (model.adapter is None))
+    operations = rows * (dense + attention + of_head)
     compute = operations / (cards * SHARE * card.teraflops * 1e12)
     launches = micro_batches * model.num_layers * LAYER_KERNELS * KERNEL_S
     link = card.link_gb_per_s * GB
     within = link if m.fsdp * m.tensor <= cards_of_a_host else BETWEEN_HOSTS * GB
-    # Weights are gathered twice in the compute dtype, or once in float32; the gradient is float32.
-    crossed = 4 * weights if m.gather_once else 2 * hf.DTYPES[model.dtype].itemsize * weights
+    b = hf.DTYPES[model.dtype].itemsize
+    # Weights are gathered twice in the compute dtype, or once: those that are trained in float32, others in
+    # the compute dtype. The gradient is float32.
+    crossed = 4 * trained + b * (weights - trained) if m.gather_once else 2 * b * weights
     crossed = (mini_batches if m.gather_once else micro_batches) * (crossed + 4 * trained)
     gathered = crossed / m.tensor * (m.fsdp - 1) / m.fsdp / within
     tokens = rows * l.row_tokens / (m.data * m.fsdp)  # of a card
@@ -148,14 +161,14 @@ def step_seconds(config: ConfigDict, model: ModelConfig, card: Card, cards_of_a_
         copies = copies_of_key_heads(model.num_heads // m.tensor, model.num_kv_heads // m.tensor, m.fsdp)
         exchanged = 2 * (model.num_heads + copies * model.num_kv_heads) * model.head_dim / m.tensor
         exchanged *= tokens * model.num_layers * (2 + _AGAIN[l.remat]) * (m.fsdp - 1) / m.fsdp
-        gathered += exchanged * hf.DTYPES[model.dtype].itemsize / within
+        gathered += exchanged * b / within
     between = link if cards <= cards_of_a_host else BETWEEN_HOSTS * GB
     # A ring all-reduce sends each number twice, except a device's own part.
     summed = mini_batches * 2 * (m.data - 1) / m.data * 4 * trained / (m.fsdp * m.tensor) / between
     read = 3 * 2 * weights + 12 / m.fsdp * trained + copied
     read *= micro_batches / (m.tensor * card.gb_per_s * GB)
     # Per layer, two ring all-reduces of the residual stream forward, two backward, and the recomputed ones.
-    residual = tokens * model.hidden_size * hf.DTYPES[model.dtype].itemsize
+    residual = tokens * model.hidden_size * b
     of_heads = residual * model.num_layers * (4 + 2 * _AGAIN[l.remat]) * 2 * (m.tensor - 1) / m.tensor / link
     return max(compute, gathered, launches) + read + summed + of_heads
 
@@ -225,14 +238,15 @@ def what_helps(
     changes, and a field that frees nothing stays unchanged, so the fields of all lines together give a config
     that runs. JAX has `device_bytes` of a device, and can have up to `most`.
     """
+    over_all = {'mesh.data': 1, 'mesh.fsdp': cards, 'mesh.tensor': 1, 'mesh.gather_once': False}
     steps: list[dict[str, Any]] = [
         {'mesh.gather_once': False},
         {'model.dtype': 'bfloat16'},
         {'learner.remat': 'full'},
         {'learner.micro_batch_rows': cards},
         # No other mesh splits rows more; then their tokens.
-        {'mesh.data': 1, 'mesh.fsdp': cards, 'mesh.tensor': 1, 'learner.micro_batch_rows': cards},
-        {'mesh.data': 1, 'mesh.fsdp': cards, 'mesh.tensor': 1, 'learner.micro_batch_rows': 1},
+        over_all | {'learner.micro_batch_rows': cards},
+        over_all | {'learner.micro_batch_rows': 1},
         # Split heads over the cards of a host, so that no layer is gathered.
         *(
             [{'mesh.data': 1, 'mesh.fsdp': 1, 'mesh.tensor': cards, 'learner.micro_batch_rows': 1}]

@@ -51,6 +51,7 @@ from bapo_jax.models.kernels import described
 from bapo_jax.models.vision.layout import largest_images
 from bapo_jax.models.vision.patches import Grid
 from bapo_jax.rollout.inprocess.room import memory_of
+from bapo_jax.rollout.schedule import policies_before
 from bapo_jax.rollout.start import (
     cache_limits,
     check_commands,
@@ -75,6 +76,7 @@ class Result(NamedTuple):
     memory: dict[str, int]  # bytes per device, by use
     compile_s: float | None  # None if nothing was compiled
     refused: str  # the compiler's message if the step does not fit, else ''
+    gathered_once: int = 0  # bytes per device that mesh.gather_once would add
 
     @property
     def total(self) -> int:
@@ -141,17 +143,15 @@ def dry_run(config: ConfigDict, topology: str) -> Result:
         limits = cache_limits(c, mesh.size, result.target.platform, result.target.device_bytes)
         if said := slots_in_words(c, read.model, limits, mesh.size):
             print(said)
-    # Three whole copies replace two sharded ones.
-    more = bytes_of_a_copy(read.model, mesh) * (3 * mesh.shape['fsdp'] - 2)
     if (
         mesh.shape['fsdp'] > 1
         and not c.mesh.gather_once
         and result.fits
-        and result.total + more <= result.target.device_bytes
+        and result.total + result.gathered_once <= result.target.device_bytes
     ):
         print(
-            f'mesh.gather_once=True should also fit, with ~{more / GB:.1f} GB more: weights are then '
-            'gathered once per mini-batch'
+            f'mesh.gather_once=True should also fit, with ~{result.gathered_once / GB:.1f} GB more: weights '
+            'are then gathered once per mini-batch'
         )
     if result.target.platform == 'gpu' and result.target.device_bytes:
         for line in advice_of(result, c, read.model, topology, grids):
@@ -276,13 +276,16 @@ def measure(
         critic = dataclasses.replace(model, value_head=True)
         of_critic = trained_parameters(critic, vision=config.learner.vision_rate > 0)
         memory[OF_CRITIC] = of_state(bytes_of_a_copy(critic, target.mesh, of=of_critic))
+    by_formula, sizes = isinstance(target.mesh, AbstractMesh), dict(target.mesh.shape)
+    if by_formula and never_trained:  # the compiled step has them among its arguments
+        memory['weights that are not trained'] = never_trained
+    # Of what is trained, three whole copies replace two shards; of the rest, there is one whole copy more.
+    once = a_copy * (3 * sizes['fsdp'] - 2) + never_trained * sizes['fsdp']
     compile_s, refused, kept = None, '', set(memory)
-    if isinstance(target.mesh, AbstractMesh):
+    if by_formula:
         memory |= gpu_memory(
-            model, config.learner, dict(target.mesh.shape), a_copy, config.mesh.gather_once, grids
+            model, config.learner, sizes, a_copy, never_trained, config.mesh.gather_once, grids
         )
-        if never_trained:
-            memory['weights that are not trained'] = never_trained
     else:
         started = time.perf_counter()
         learner = Learner(config, model, target.mesh, kernel)
@@ -301,13 +304,13 @@ def measure(
     if config.rollout.engine == 'jax':
         r, e = config.rollout, config.evaluate
         limits = cache_limits(config, target.mesh.size, target.platform, target.device_bytes)
-        # With most_behind, steps wait for the policies of which they were requested.
-        policies = 1 + -(-r.most_behind // r.sync_every)
+        policies = 1 + policies_before(r)
+        of_engine = functools.partial(
+            memory_of, model, 4 * parameters, limits, policies=policies, platform=target.platform
+        )
         engine = max(
-            memory_of(
-                model, 4 * parameters, limits, group_size=size, response_tokens=tokens, policies=policies
-            )
-            for size, tokens in ((r.group_size, r.max_response_tokens), (e.samples, e.max_response_tokens))
+            of_engine(group_size=r.group_size, response_tokens=r.max_response_tokens),
+            of_engine(group_size=e.samples, response_tokens=e.max_response_tokens),
         )
         # A CPU's allocator keeps the engine's many small arrays, so the update cannot reuse their memory.
         at_once = r.overlap or target.platform == 'cpu'
@@ -329,7 +332,7 @@ def measure(
             'data'
         ]
         memory['the process: libraries, compiled programs'] = PROCESS // target.mesh.size
-    return Result(target, kernel, parameters, memory, compile_s, refused)
+    return Result(target, kernel, parameters, memory, compile_s, refused, once)
 
 
 def _beside_arguments(step: Any, platform: str) -> int:

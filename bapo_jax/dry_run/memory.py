@@ -30,13 +30,15 @@ def gpu_memory(
     learner: Any,
     mesh: dict[str, int],
     params: int,
+    never_trained: int = 0,
     gather_once: bool = False,
     grids: Sequence[Grid] = (),
 ) -> dict[str, int]:
     """Bytes on one GPU during an optimizer step, by use.
 
-    `params` is the size of a float32 copy of the GPU's shard of the parameters. Symbols: r rows of T tokens
-    per device; b bytes per number in compute; D, F, N, K, H, V, L as in models/decoder.py; n = mesh.tensor.
+    `params` is the size of a float32 copy of the GPU's shard of the parameters, if all are trained; else of
+    those that are, and `never_trained` that of the rest, as they are kept. Symbols: r rows of T tokens per
+    device; b bytes per number in compute; D, F, N, K, H, V, L as in models/decoder.py; n = mesh.tensor.
 
         state           (8 + m) / 4 params
             θ and two moments, exact; the first moment has m bytes per number. On one card with
@@ -44,8 +46,8 @@ def gpu_memory(
             With several cards XLA's plan is no smaller
         gradients       2 params
             their sum, and those of the micro-batch
-        gathered once   3 params · mesh.fsdp
-            replaces gradients with mesh.gather_once: unsharded gradients and weights
+        gathered once   (3 params + never_trained) · mesh.fsdp
+            replaces gradients with mesh.gather_once, if fsdp > 1: unsharded gradients and weights
         residuals       L r T D b
             the residual stream between layers (remat: full, offload). Instead of D, attention_and_mlp_inputs
             has 2 D + N H / n, matrix_products 2 D + (2 N H + 2 K H + 2 F) / n; none: 1.25 L `layer`
@@ -100,6 +102,7 @@ def gpu_memory(
     if model.routing:
         tiles, _ = tiles_for(max(1, tokens) * model.routing.chosen, model.routing.experts)
         weights += 2 * b * tiles * 3 * D * model.intermediate_size // n
+    gather_once = gather_once and mesh['fsdp'] > 1
     if mesh['fsdp'] > 1 and not gather_once:
         weights += (2 * b + 4) * layer // n + 4 * V * D // n
     tower, block = tower_memory(model, learner.remat, row_devices, grids) if grids else ({}, 0)
@@ -118,7 +121,7 @@ def gpu_memory(
     return {
         'θ and the moments': state_bytes(params, learner, math.prod(mesh.values())),
         **(
-            {'gradients and weights, whole': 3 * params * mesh['fsdp']}
+            {'gradients and weights, whole': (3 * params + never_trained) * mesh['fsdp']}
             if gather_once
             else {'gradients': 2 * params}
         ),

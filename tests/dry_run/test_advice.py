@@ -25,11 +25,14 @@ from bapo_jax.dry_run.command import chosen, measure
 from bapo_jax.dry_run.targets import CARDS, find_target
 from bapo_jax.models import hf
 from bapo_jax.models.layers import Adapter
+from bapo_jax.models.remat import REMAT
 
 GB, EARLIER = 10**9, 'XLA_PYTHON_CLIENT_MEM_FRACTION'
 LARGE = dataclasses.replace(MODEL, hidden_size=2048, intermediate_size=8192)  # its products take most of the time
 LAYER = 2 * 2048 * (512 + 256) + 3 * 2048 * 8192  # numbers in the matrices of a layer
 WEIGHTS = 3 * LAYER + 2 * 2048 * 1000
+ADAPTER = Adapter(4, 8.0, 'all')
+ADAPTED = 4 * (3 * (2048 + 8192) + 2 * (2048 + 512) + 2 * (2048 + 256))  # r (I + O) of each matrix of a layer
 
 
 @pytest.fixture(autouse=True)
@@ -64,15 +67,21 @@ def test_seconds_by_hand():
 
 
 def test_seconds_of_an_adapter_by_hand():
-    """Its base has no gradient: a product less for each weight and token, and weights are read alone."""
-    adapter = Adapter(4, 8.0, 'all')
-    c, card, model = of_papers_size(1, remat='none', micro_batch_rows=8), CARDS['H100'], dataclasses.replace(LARGE, adapter=adapter)
+    """Its base has no gradient: two products for each weight and token, and three for the adapter's. Weights are read alone."""
+    c, card, model = of_papers_size(1, remat='none', micro_batch_rows=8), CARDS['H100'], dataclasses.replace(LARGE, adapter=ADAPTER)
     tokens, attention = 2048 * 512, 2 * 3 * 512 * 512
-    adapted = 4 * (3 * (2048 + 8192) + 2 * (2048 + 512) + 2 * (2048 + 256))  # r (I + O) of each matrix
-    weights = 2 * 3 * (LAYER + adapted)
-    operations = tokens * (2 * weights + 3 * attention + 3 * 2 * 2048 * 1000)
-    read = 256 * (6 * (WEIGHTS + 3 * adapted) + 12 * 3 * adapted) / (card.gb_per_s * GB)
+    products = 2 * 3 * (2 * LAYER + 3 * ADAPTED)
+    operations = tokens * (products + 3 * attention + 3 * 2 * 2048 * 1000)
+    read = 256 * (6 * (WEIGHTS + 3 * ADAPTED) + 12 * 3 * ADAPTED) / (card.gb_per_s * GB)
     assert step_seconds(c, model, card, 1) == pytest.approx(operations / (SHARE * card.teraflops * 1e12) + read)
+
+
+def test_a_base_is_gathered_once_as_it_is_kept_and_its_adapter_in_float32():
+    """In each of 4 mini-batches. The adapter's gradient is float32 too."""
+    c, card, model = of_papers_size(8, micro_batch_rows=8), CARDS['H100'], dataclasses.replace(LARGE, adapter=ADAPTER)
+    c.mesh.gather_once = True
+    slow, fast = (step_seconds(c, model, dataclasses.replace(card, link_gb_per_s=rate), 8) for rate in (0.01, 0.02))
+    assert slow - fast == pytest.approx(4 * (2 * WEIGHTS + 8 * 3 * ADAPTED) * 7 / 8 / (0.02 * GB))
 
 
 def test_cards_share_the_work_until_their_links_are_the_limit():
@@ -149,6 +158,11 @@ def test_what_is_computed_again_costs_what_its_products_do():
         for remat in ('none', 'matrix_products', 'attention_and_mlp_inputs', 'full')
     )  # fmt: skip
     assert 0 < (little - none) / (all_ - none) < 0.1 and 0.6 < (most - none) / (all_ - none) < 0.8
+    assert step_seconds(of_papers_size(1, remat='offload'), MODEL, CARDS['H100'], 1) == most  # what the host keeps is the same
+
+
+def test_every_way_to_rematerialise_has_a_share():
+    assert advice._AGAIN.keys() == REMAT.keys()
 
 
 def test_settings_are_of_every_mesh_number_of_rows_and_remat_of_two_hosts():

@@ -69,6 +69,28 @@ def test_a_dry_run_for_cards_by_name_ends_in_the_table_of_settings_that_fit(said
     assert not any(line.startswith((HELP, NONE)) for line in lines)
 
 
+def test_a_config_that_offloads_has_its_row_and_is_advised_what_does_not(said):
+    _, own, *others = after(said('4xH100', learner__remat='offload'), TABLE)
+    assert re.match('= .* offload ', own) and others and not any('offload' in line for line in others)
+
+
+@pytest.mark.parametrize('fits', [True, False])
+def test_gathering_once_is_advised_if_all_weights_fit_whole_also_those_that_are_not_trained(said, fits, monkeypatch):
+    """With an adapter, that is the base as it is kept, and not three times in float32."""
+    needs = []
+
+    def measured(*args, **options):
+        result = measure(*args, **options | {'compiles': False})
+        most = result.total + result.gathered_once - (not fits)
+        needs.append(result.gathered_once)
+        return result._replace(target=result.target._replace(device_bytes=most))
+
+    monkeypatch.setattr(dry_run, 'measure', measured)
+    lines = said('4xH100', model__adapter__rank=2)
+    whole = f'mesh.gather_once=True should also fit, with ~{needs[0] / GB:.1f} GB more: '
+    assert [line.startswith(whole) for line in lines if 'gather_once' in line] == [True] * fits
+
+
 def test_if_no_setting_fits_a_dry_run_for_cards_by_name_ends_in_what_would_help(said, monkeypatch):
     monkeypatch.setitem(targets.CARDS, 'H100', dataclasses.replace(CARDS['H100'], gib=0.003))
     lines = said('4xH100', model__dtype='float32')
@@ -165,7 +187,9 @@ def test_what_would_help_is_fields_that_run_together_and_need_what_each_line_say
 
     lines = [line for line in what_helps(c, 4, memory, 0, 1) if ' GB with ' in line]
     fields = [line.split(' GB with ')[1] for line in lines]
-    assert 'mesh.data=1 mesh.fsdp=4 mesh.tensor=1 learner.micro_batch_rows=4' in fields and fields[-1] == 'mesh.frozen_on_host=True'
+    # Nothing was gathered, so at first nothing is freed; over all cards it would be.
+    assert 'mesh.data=1 mesh.fsdp=4 mesh.tensor=1 mesh.gather_once=False learner.micro_batch_rows=4' in fields
+    assert fields[-1] == 'mesh.frozen_on_host=True' and 'mesh.gather_once=False' not in fields
     for i, line in enumerate(lines):
         needs = memory(with_fields(c, ' '.join(fields[: i + 1])))
         assert line.split(' GB')[0].strip() == f'~{needs / GB:.1f}'

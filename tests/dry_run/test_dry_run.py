@@ -27,9 +27,12 @@ from bapo_jax.dry_run.targets import Target
 from bapo_jax.learner.learner import Learner
 from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.models.experts import Routing
+from bapo_jax.models.layers import Adapter
 from bapo_jax.models.rotary import Rotation
 from bapo_jax.rollout.inprocess.room import Limits, memory_of
 from bapo_jax.run.state import copy_params
+from benchmarks.compiled.fits import OTHER, prepared
 from benchmarks.compiled.hlo import collectives, parse  # noqa: F401  (of the processes below)
 
 TPU_COMPILER = ROOT / '.tpu-compiler'
@@ -66,11 +69,41 @@ def test_the_gpu_model_by_hand():
     once = gpu_memory(MODEL, config(4).learner, {'data': 1, 'fsdp': 4, 'tensor': 1}, 1_000_000, gather_once=True)
     assert once['gradients and weights, whole'] == 12_000_000 and 'gradients' not in once
     assert once['weights gathered or cast'] == 1000 * 128 * (4 + 2)
+    beside = gpu_memory(MODEL, config(4).learner, {'data': 1, 'fsdp': 4, 'tensor': 1}, 1_000_000, 50_000, gather_once=True)
+    assert beside == once | {'gradients and weights, whole': 12_200_000}
+    alone = gpu_memory(MODEL, config(4).learner, {'data': 4, 'fsdp': 1, 'tensor': 1}, 1_000_000, 50_000, gather_once=True)
+    assert alone['gradients'] == 2_000_000  # nothing is gathered
     some = gpu_memory(MODEL, config(4, remat='attention_and_mlp_inputs').learner, {'data': 1, 'fsdp': 4, 'tensor': 1}, 1_000_000)
     assert some['residual stream'] == 3 * tokens * 2 * (2 * 128 + 512)
     many_words = dataclasses.replace(MODEL, vocab_size=30_000)
     wide = gpu_memory(many_words, config(4).learner, {'data': 1, 'fsdp': 2, 'tensor': 2}, 1_000_000)
     assert wide['a tile of logits'] == 3 * 4 * 2048 * 15_000 > kept
+
+
+def test_gathering_once_also_gathers_what_is_not_trained_as_it_is_kept():
+    """The base of an adapter: a shard in bfloat16 but for scales, of which each device has all, and then all of it."""
+    c, model = config(4), dataclasses.replace(MODEL, adapter=Adapter(4, 8.0, 'all'))
+    each = measure(c, model, '4x80GB')
+    c.mesh.gather_once = True
+    once = measure(c, model, '4x80GB').memory
+    small = 3 * (512 + 2 * 256 + 2 * 128) + 128  # biases and scales
+    shard = 2 * ((parameters(MODEL) - small) // 4 + small) + 2 * (3 * 2 * 128 + 128)
+    assert once['weights that are not trained'] == each.memory['weights that are not trained'] == shard
+    trained = each.memory['gradients'] // 2
+    assert once['gradients and weights, whole'] == 4 * (3 * trained + shard)
+    assert each.gathered_once == once['gradients and weights, whole'] - each.memory['gradients']
+
+
+def test_the_base_of_30b_gathered_once_is_too_large_for_h100s(monkeypatch):
+    """61 GB beside a shard. XLA's plan has 88.2 GB, and 27.7 without: jax and jax-cuda13-pjrt 0.10.2, 2026-12-01."""
+    monkeypatch.setenv(POOL, '.93')
+    total = {}
+    for once in (False, True):
+        changes = OTHER['LoRA of attention'] | {'mesh.gather_once': once}
+        c, model = prepared('30B-A3B', (1, 8, 1), 8, 'full', changes)
+        total[once] = measure(c, model, '8xH100', compiles=False)
+    assert total[False].fits and not total[True].fits
+    assert 0.9 < total[True].total / 88.2e9 < 1.1
 
 
 def test_a_tied_head_is_the_embedding_and_only_matrices_count():
@@ -124,9 +157,32 @@ def test_the_in_process_engine_takes_what_the_update_leaves_unless_both_work_at_
     assert engine == memory_of(
         MODEL, 4 * parameters(MODEL), limits, group_size=c.rollout.group_size, response_tokens=c.rollout.max_response_tokens
     )
+    based = dataclasses.replace(MODEL, adapter=Adapter(4, 8.0, 'all'))  # its base stays where it is
+    both = measure(c, based, '1x80GB')
+    c.rollout.overlap = False
+    alone = measure(c, based, '1x80GB')
+    of_update = sum(n for what, n in both.memory.items() if what[0] not in 'θα' and 'engine' not in what and 'not trained' not in what)
+    assert both.total - alone.total == of_update
+    c.rollout.overlap = True
     c.rollout.sync_every, c.rollout.most_behind = 2, 3  # steps may wait for the two policies before α
     behind = measure(c, MODEL, '1x80GB').memory['the in-process engine']
     assert behind - engine == 2 * parameters(MODEL) * jax.numpy.dtype(MODEL.dtype).itemsize
+
+
+@pytest.mark.parametrize('platform', ['gpu', 'tpu'])
+def test_the_in_process_engine_is_counted_for_its_platform(platform, monkeypatch):
+    """Experts have tiles off TPUs. TPUs go by the formula here, which has the engine's bytes too."""
+    c = config(1)
+    c.rollout.engine, c.rollout.overlap = 'jax', True
+    target = dry_run.find_target('1x80GB', c)._replace(platform=platform)
+    monkeypatch.setattr(dry_run, 'find_target', lambda *_: target)
+    model = dataclasses.replace(MODEL, model_type='qwen3_moe', routing=Routing(16, 4, True))
+    engine = measure(c, model, '1x80GB').memory['the in-process engine']
+    limits = Limits(c.rollout.rows, c.rollout.max_prompt_tokens, int(c.rollout.cache_memory * target.device_bytes))
+    assert engine == memory_of(
+        model, 4 * parameters(model), limits, group_size=c.rollout.group_size, response_tokens=c.rollout.max_response_tokens,
+        platform=platform,
+    )  # fmt: skip
 
 
 def test_the_papers_settings_fit_one_card():

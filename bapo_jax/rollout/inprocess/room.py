@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from bapo_jax.cluster.grouped import tiles_for
 from bapo_jax.models.decoder import ModelConfig
 from bapo_jax.models.delta import CHUNK
 from bapo_jax.rollout.inprocess.decoding import CACHE_BLOCK as ATTENDED, cache_slots
@@ -98,29 +99,46 @@ def room_for(
     return room(slots, prompt_tokens)
 
 
+def bytes_of_a_layer(model: ModelConfig, tokens: int, platform: str) -> int:
+    """The most bytes that a layer's activations take, for so many tokens.
+
+    Off TPUs, experts compute tiles of rows, some partly empty. XLA copies their three matrices to all tiles
+    before the first product (cluster/grouped.py).
+    """
+    b, D, F = jnp.dtype(model.dtype).itemsize, model.hidden_size, model.intermediate_size
+    wide = 4 * D + 2 * model.num_heads * model.head_dim
+    if model.delta:  # the chunks' decays and two products, and what enters them, float32
+        wide += 4 * (3 * model.delta.value_heads * CHUNK + 3 * model.delta.channels) // b
+    if not model.routing:
+        return tokens * (wide + 3 * F) * b
+    rows, copied = tokens * model.routing.chosen, 0
+    if platform != 'tpu':
+        tiles, of_a_tile = tiles_for(rows, model.routing.experts)
+        rows, copied = tiles * of_a_tile, 3 * tiles * D * F
+    return (tokens * wide + rows * (3 * F + 2 * D) + copied) * b
+
+
 def memory_of(
     model: ModelConfig, parameters: int, limits: Limits, *, group_size: int, response_tokens: int,
-    policies: int = 1,
+    policies: int = 1, platform: str = 'gpu',
 ) -> int:  # fmt: skip
     """The most bytes that sampling takes on a device; `parameters` is the size of a full float32 copy.
 
     Counts the full weights of `policies` in the compute dtype, the KV cache of slots and of prompts in line,
-    the responses, and the larger of a layer's activations in prefill and the logits.
+    the responses, and the largest of the logits and a layer's activations in prefill and in decoding.
     """
     room = room_for(model, limits, limits.slots, group_size, limits.prompt_tokens, response_tokens)
     b = jnp.dtype(model.dtype).itemsize
     responses = 8 * (room.slots + room.line * group_size) * response_tokens
-    wide = 4 * model.hidden_size + 3 * model.chosen_width + 2 * model.num_heads * model.head_dim
-    if model.routing:  # a token's copies, one for each of its experts, and their results
-        wide += 2 * model.routing.chosen * model.hidden_size
-    if model.delta:  # the chunks' decays and two products, and what enters them, float32
-        heads = model.delta.value_heads
-        wide += 4 * (3 * heads * CHUNK + 3 * model.delta.channels) // b
     words = (
         model.vocab_size
         if model.vocab_size <= VOCABULARY_BLOCK
         else -(-model.vocab_size // VOCABULARY_BLOCK) * VOCABULARY_BLOCK
     )
     scores = 4 * 4 * limits.slots * words
-    at_work = max(room.at_once * room.prompt_tokens * wide * b, scores)
+    prefilled, decoded = (
+        bytes_of_a_layer(model, tokens, platform)
+        for tokens in (room.at_once * room.prompt_tokens, limits.slots)
+    )
+    at_work = max(prefilled, decoded, scores)
     return policies * parameters * b // 4 + room.cache_bytes(model) + responses + at_work

@@ -1,16 +1,24 @@
 """What the in-process engine sets aside: room for what waits, in few sizes, within its share of memory."""
 
 import dataclasses
+import functools
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from bapo_jax.models import hf
 from bapo_jax.models.decoder import ModelConfig
+from bapo_jax.models.experts import Routing
 from bapo_jax.models.rotary import Rotation
-from bapo_jax.rollout.inprocess.room import SMALL_CACHE, Limits, Room, bytes_of_a_token, memory_of, room_for
+from bapo_jax.rollout.inprocess.decoding import decode, empty_cache, prefill, unstacked
+from bapo_jax.rollout.inprocess.room import SMALL_CACHE, Limits, Room, bytes_of_a_layer, bytes_of_a_token, memory_of, room_for
 
 # Qwen2.5-0.5B: 24 layers, two heads of 64 for keys and values. 24,576 bytes a token in float32.
 QWEN = ModelConfig('qwen2', 151_936, 896, 4864, 24, 14, 2, 64, Rotation(1e6), 1e-6, True)
 LIMITS = Limits(256, 1024)
+# 16 experts, of which a token chooses four.
+EXPERTS = ModelConfig('qwen3_moe', 1024, 256, 128, 2, 8, 2, 32, Rotation(1e4), 1e-6, True, routing=Routing(16, 4, True))
 
 
 def room(groups, longest, size=8, limits=LIMITS, model=QWEN, tokens=384):
@@ -89,3 +97,36 @@ def test_what_a_dry_run_counts_is_bounded_by_the_share():
     )
     whole = room(500, 1024).cache_bytes(QWEN)
     assert bounded < 6 * 10**9 < unbounded and unbounded - bounded > whole - 2 * 10**9
+
+
+def test_experts_work_on_tiles_that_have_their_matrices_but_for_tpus():
+    """A token has four rows, of 3 F + 2 D numbers; those of 1,024 tokens fill 16 tiles of 256, and each expert may have one partly empty."""
+    of_tokens = 1024 * (4 * 256 + 2 * 8 * 32)
+    in_tiles, on_tpu = (bytes_of_a_layer(EXPERTS, 1024, platform) for platform in ('gpu', 'tpu'))
+    assert in_tiles == 4 * (of_tokens + 32 * 256 * (3 * 128 + 2 * 256) + 3 * 32 * 256 * 128)
+    assert on_tpu == 4 * (of_tokens + 4 * 1024 * (3 * 128 + 2 * 256))
+    dense = dataclasses.replace(EXPERTS, routing=None, model_type='qwen3')
+    assert {bytes_of_a_layer(dense, 1024, platform) for platform in ('gpu', 'tpu')} == {4 * (of_tokens + 1024 * 3 * 128)}
+
+
+@pytest.mark.parametrize('decodes', [False, True])
+def test_what_is_counted_of_a_layer_with_experts_is_what_xla_allocates(decodes):
+    """At least that, and at most a fifth more, of eight prompts of 128 tokens, and of a token of each of 32 rows, with their keys."""
+    graph, shapes = hf.abstract_params(EXPERTS)
+    weights = jax.eval_shape(lambda params: unstacked(params, EXPERTS), shapes)
+    numbers = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+    if decodes:
+        cache = jax.eval_shape(lambda: empty_cache(EXPERTS, 32, 128))
+        lowered = jax.jit(functools.partial(decode, graph), donate_argnums=3).lower(weights, numbers((32,)), numbers((32,)), cache, numbers(()))
+    else:
+        lowered = jax.jit(functools.partial(prefill, graph)).lower(weights, numbers((8, 128)), numbers((8,)))
+    needs = lowered.compile().memory_analysis().temp_size_in_bytes
+    assert needs <= bytes_of_a_layer(EXPERTS, 32 if decodes else 1024, 'cpu') <= 1.2 * needs
+
+
+def test_a_decode_step_counts_if_it_takes_more_than_short_prompts():
+    """With experts, 1,024 slots have more tiles than a prompt of one token."""
+    limits = Limits(1024, 1)
+    counted = memory_of(EXPERTS, 0, limits, group_size=8192, response_tokens=8)
+    kept = room(1024, 1, size=8192, limits=limits, model=EXPERTS, tokens=8).cache_bytes(EXPERTS) + 8 * (1024 + 8192) * 8
+    assert counted - kept == bytes_of_a_layer(EXPERTS, 1024, 'gpu') > 16 * 1024 * 1024
