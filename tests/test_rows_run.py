@@ -61,7 +61,7 @@ def row_config(method, base, rank=0):
     return config
 
 
-# Rows that test_long_rows.py lets go through 20 steps.
+# Rows that test_rows_longer.py lets go through 20 steps.
 LONGER = (
     'f_grpo dppo gapo adaprefix areal kimi m2po sat arpo fifo freshper exgrpo dots luffy relift'.split()
 )
