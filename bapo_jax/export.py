@@ -27,7 +27,7 @@ from absl import app, flags, logging
 from huggingface_hub import metadata_load
 
 from bapo_jax.cluster.mesh import make_mesh
-from bapo_jax.machine import cli, pushing
+from bapo_jax.machine import cli, hub, pushing
 from bapo_jax.machine.files import check_directory, write_bytes
 from bapo_jax.models import hf
 from bapo_jax.models.adapters import adapted, adapter_of, adapter_tensors, save_adapter
@@ -43,7 +43,7 @@ from bapo_jax.policies import (
     check_base,
     find_policy,
 )
-from bapo_jax.report.card import Exported, model_card
+from bapo_jax.report.card import Exported, OfAdapter, model_card
 from bapo_jax.run.log.tables import scores_in
 from bapo_jax.run.starts import CHECKOUT, commit_of
 
@@ -67,7 +67,8 @@ def export(
     `checkpoint` is any policy (policies.py). config.json and tokenizer come from `base`, by default the model
     that the run started from, or the Hugging Face directory itself. `dtype` defaults to the one in the config
     of `base`. README.md is a model card, which calls the policy `name`, by default that of `output`; a
-    Hugging Face directory keeps its own. With `adapter`, only the adapter and the card are written.
+    Hugging Face directory keeps its own. With `adapter`, only the adapter and the card are written. Its
+    files name a local base by its path; with a `name`, that of a repository, by the path's last part.
 
     Raises FileExistsError if `output` is not empty, FileNotFoundError if there is no policy or no base, and
     ValueError if the policy or the tokenizer does not belong to the base's model, the dtype is unknown, or a
@@ -95,16 +96,20 @@ def export(
         )
     if adapter and (model.adapter is None or policy.kind == PUBLISHED and not policy.adapter):
         raise ValueError(f'--adapter: {checkpoint} has no adapter (model.adapter.rank); leave --adapter out')
-    name = name or output.name
-    card = _card(policy, checkpoint, base, given, name, dtype, model.vision is not None, tokenizer)
+    alone = _adapter_alone(policy, base, model.adapter.rank) if adapter else None
+    card = _card(
+        policy, checkpoint, base, given, name or output.name, dtype, model.vision is not None, tokenizer,
+        alone,
+    )  # fmt: skip
 
     partial = output.with_name(f'{output.name}.partial')
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        if adapter:
+        if alone:
             partial.mkdir(parents=True)
             params = policy.params(model, base, make_mesh(1, -1, 1))
-            save_adapter(partial, model, adapter_tensors(model, params, dtype), str(policy.base))
+            of_base = alone.base if name or alone.on_hub else str(base.absolute())
+            save_adapter(partial, model, adapter_tensors(model, params, dtype), of_base, alone.revision)
         else:
             tensors = policy.tensors(model, base)
             hf.save(partial, tensors, like=base, dtype=dtype, shard_bytes=shard_bytes, stated=stated)
@@ -117,7 +122,7 @@ def export(
 
 def _card(
     policy: StoredPolicy, checkpoint: Path, base: Path, given: Path | None, name: str, dtype: str,
-    sees_images: bool, tokenizer: Any,
+    sees_images: bool, tokenizer: Any, alone: OfAdapter | None,
 ) -> bytes:  # fmt: skip
     """The contents of README.md; see `export`."""
     own = checkpoint / CARD
@@ -129,9 +134,18 @@ def _card(
     commit = commit_of(CHECKOUT, 12) or ''
     known = Exported(
         name, policy.step, dtype, sees_images, policy.run_config, scores, _license(base / CARD), commit,
-        given.absolute().name if given else '', tokenizer,
+        given.absolute().name if given else '', tokenizer, alone,
     )  # fmt: skip
     return model_card(known).encode()
+
+
+def _adapter_alone(policy: StoredPolicy, base: Path, rank: int) -> OfAdapter:
+    """What the files of an adapter say of it; `base` is the directory of its base here."""
+    stated = str(policy.base or '')
+    if stated in policy.commits or policy.kind == PEFT and hub.is_model(stated):
+        repo, _, revision = stated.partition('@')
+        return OfAdapter(rank, repo, policy.commits.get(stated, revision), on_hub=True)
+    return OfAdapter(rank, Path(stated).name or base.absolute().name, '', on_hub=False)
 
 
 def _license(card: Path) -> dict[str, str]:

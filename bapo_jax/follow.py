@@ -17,6 +17,7 @@ from bapo_jax.learner.critic import blank_targets
 from bapo_jax.learner.mini_batch import Shape, blank, blank_sequences
 from bapo_jax.machine import hub
 from bapo_jax.models import hf
+from bapo_jax.models.adapters import check_adapter
 from bapo_jax.rollout.start import POLICIES
 from bapo_jax.run.directory import differences, recorded_commits
 from bapo_jax.run.opening import open_run
@@ -36,6 +37,7 @@ def follow(config: ConfigDict, workdir: Path, hosts: Hosts) -> bool:
         commit = commits.get(written.model.path, '')
         learner = build_learner(config, hosts)
         hf.check_weights(config.model.path, learner.model)
+        check_adapter(config.model)
     except (ValueError, OSError) as e:
         problem = str(e)
     while (plan := hosts.hear())['do'] != 'stop':  # also after a signal: host 0 saves and says stop

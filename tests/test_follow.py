@@ -1,9 +1,14 @@
 """What a host that follows reports where it cannot do host 0's work."""
 
 import json
+from types import SimpleNamespace
 
+import pytest
+from small_run import small_config
+
+from bapo_jax.cluster.hosts import HostError
 from bapo_jax.config import default_config, resolve
-from bapo_jax.follow import other_commit, other_settings
+from bapo_jax.follow import follow, other_commit, other_settings
 
 
 def a_config(**changes):
@@ -33,3 +38,13 @@ def test_another_commit_of_a_model_of_the_hub_is_a_problem_and_a_directory_is_no
         f'model.path is commit {"b" * 40} of the hub, but {"a" * 40} on host 0: it was just updated; start all hosts again'
     )
     assert [other_commit(*pair) for pair in (('a', 'a'), ('', 'a'), ('a', ''), ('', ''))] == [''] * 4
+
+
+def test_an_adapter_that_this_host_lacks_is_a_problem_before_any_host_waits_in_shared_work(tmp_path):
+    def agree(problem):
+        raise HostError(problem)
+
+    config = small_config('grpo', tmp_path / 'few.jsonl', model__adapter__rank=4, model__adapter__start=str(tmp_path / 'none'))
+    hosts = SimpleNamespace(hear=lambda: {'do': 'open', 'config': {}, 'commit': '', 'code': {}}, agree=agree)
+    with pytest.raises(HostError, match=r'^model\.adapter\.start=.*none. has no adapter_config\.json; give a directory'):
+        follow(config, tmp_path / 'run', hosts)

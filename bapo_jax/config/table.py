@@ -48,7 +48,8 @@ _MODEL = {
         'targets': Field('all', one_of('all', 'attention', 'mlp'), HELD,
             'layers of the decoder whose matrices it changes'),
         'start': Field('', ANY, FREE,
-            'directory of the adapter that the run starts from, as PEFT writes it; empty: A is random, B 0',
+            'directory of the adapter that the run starts from, as PEFT writes it; empty: A is random, B 0; '
+            'its files must stay the same if there is a reference policy',
             alike=False),
     },
 }

@@ -20,11 +20,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from bapo_jax.cluster.mesh import fetch
+from bapo_jax.machine import hub
 from bapo_jax.models import hf
 from bapo_jax.models.configs import overrides, read_config
 from bapo_jax.models.decoder import ModelConfig, parameters_of
 from bapo_jax.models.layers import Adapter, first_a
-from bapo_jax.models.parameters import ADAPTER, ADAPTER_PARAMETERS, PARAMETERS
+from bapo_jax.models.parameters import ADAPTER, ADAPTER_PARAMETERS, PARAMETERS, Parameter
 from bapo_jax.models.tensor_files import at
 
 SETTINGS, MATRICES = 'adapter_config.json', 'adapter_model.safetensors'  # the files of an adapter
@@ -56,19 +57,24 @@ def adapter_of(model: Mapping[str, Any]) -> Adapter | None:
 
 
 def check_adapter(model: Mapping[str, Any]) -> None:
-    """Raises ValueError if model.adapter.start (section `model`) is no adapter of the config's settings."""
+    """Raises ValueError if model.adapter.start (section `model`) is no adapter of the config's settings.
+
+    It reads the matrices, too: a host should say what is wrong with them before the others wait for it.
+    """
     of = model['adapter']
     if not of['start']:
         return
-    if not (Path(of['start']) / SETTINGS).is_file():
+    start = Path(of['start'])
+    if not (start / SETTINGS).is_file():
         raise ValueError(
             f'model.adapter.start={of["start"]!r} has no {SETTINGS}; give a directory that PEFT or '
-            '`bapo-export --adapter` wrote'
+            '`bapo-export --adapter` wrote; to continue a run without a reference policy, it may be left out'
         )
-    there, _ = read_adapter(Path(of['start']))
+    there, _ = read_adapter(start)
     if there != adapter_of(model):
         fields = ', '.join(f'model.adapter.{name}={value}' for name, value in there._asdict().items())
         raise ValueError(f'model.adapter.start={of["start"]!r} has other settings; set {fields}')
+    _matrices(start, model_of(model))
 
 
 def model_of(model: Mapping[str, Any]) -> ModelConfig:
@@ -113,13 +119,16 @@ def adapter_tensors(config: ModelConfig, params: dict[str, Any], dtype: str) -> 
     return {name: fetch(array) for name, array in hf.adapter_in_files(config, params, dtype)}
 
 
-def save_adapter(path: Path, config: ModelConfig, tensors: Mapping[str, np.ndarray], base: str) -> None:
-    """Writes the `adapter_tensors` as PEFT does, for a `base` that PEFT and vLLM load beside it."""
+def save_adapter(
+    path: Path, config: ModelConfig, tensors: Mapping[str, np.ndarray], base: str, revision: str = ''
+) -> None:
+    """Writes the `adapter_tensors` as PEFT does, for a `base` that it loads, at a `revision` of the hub."""
     names = {name.split('.')[-3] for name in tensors}
     stated = {
-        'peft_type': 'LORA', 'task_type': 'CAUSAL_LM', 'base_model_name_or_path': base, 'bias': 'none',
-        'r': config.adapter.rank, 'lora_alpha': config.adapter.alpha, 'lora_dropout': 0.0,
-        'target_modules': sorted(names), 'fan_in_fan_out': False, 'inference_mode': True,
+        'peft_type': 'LORA', 'task_type': 'CAUSAL_LM', 'base_model_name_or_path': base,
+        'revision': revision or None, 'r': config.adapter.rank, 'lora_alpha': config.adapter.alpha,
+        'lora_dropout': 0.0, 'bias': 'none', 'target_modules': sorted(names), 'fan_in_fan_out': False,
+        'inference_mode': True,
     }  # fmt: skip
     save_file(dict(tensors), path / MATRICES, metadata={'format': 'pt'})
     (path / SETTINGS).write_text(json.dumps(stated, indent=2) + '\n', 'utf-8')
@@ -129,8 +138,20 @@ def read_adapter(path: Path) -> tuple[Adapter, str]:
     """Returns the settings of the adapter that PEFT wrote to `path`, and the name of its base.
 
     The targets are the fewest that have all its matrices; those that it lacks are 0, and stay 0 in training.
-    Raises ValueError, naming the file, if it does more than to add alpha / r · A B to them.
+    The name is owner/name[@revision] for a model of the hub, '' if none is stated. Raises ValueError, naming
+    the file, if it does more than to add alpha / r · A B to them.
     """
+    stated = _settings(path)
+    base, revision = (stated.get(field) for field in ('base_model_name_or_path', 'revision'))
+    base = base if isinstance(base, str) else ''
+    if isinstance(revision, str) and hub.is_model(base):
+        base += f'@{revision}'
+    fitting = next(kind for kind, theirs in _NAMES.items() if {*stated['target_modules']} <= theirs)
+    return Adapter(stated['r'], float(stated['lora_alpha']), fitting), base
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """The contents of the adapter's settings; raises as `read_adapter` does."""
     file = path / SETTINGS
     try:
         stated = dict(json.loads(file.read_text('utf-8')))
@@ -145,14 +166,12 @@ def read_adapter(path: Path) -> tuple[Adapter, str]:
         raise ValueError(f'{file}: {field}={stated.get(field)!r} is not supported; give a plain LoRA adapter')
     if not (_is_positive(rank) and isinstance(rank, int) and _is_positive(alpha)):
         raise ValueError(f'{file}: r={rank!r} and lora_alpha={alpha!r} must be positive; fetch it again')
-    fitting = [kind for kind, theirs in _NAMES.items() if isinstance(names, list) and {*names} <= theirs]
-    if not fitting:
+    if not (isinstance(names, list) and names and {*names} <= _NAMES['all']):
         raise ValueError(
             f'{file}: target_modules={names!r} is not supported; give an adapter of some of '
             f'{", ".join(sorted(_NAMES["all"]))}'
         )
-    base = stated.get('base_model_name_or_path')
-    return Adapter(rank, float(alpha), fitting[0]), base if isinstance(base, str) else ''
+    return stated
 
 
 def put_adapter(params: dict[str, Any], path: Path, config: ModelConfig) -> None:
@@ -160,33 +179,48 @@ def put_adapter(params: dict[str, Any], path: Path, config: ModelConfig) -> None
 
     Raises ValueError, naming the file, if it is damaged, of another rank, or of another model.
     """
-    file = path / MATRICES
+    for row, of_layers in _matrices(path, config):
+        matrix = at(params, row.path[:-1])
+        now = matrix[row.path[-1]]
+        if not of_layers:
+            matrix[row.path[-1]] = jnp.zeros_like(now)
+            continue
+        stacked = np.stack([tensor.astype(np.float32).T for tensor in of_layers])
+        matrix[row.path[-1]] = jax.make_array_from_callback(now.shape, now.sharding, stacked.__getitem__)
+
+
+def _matrices(path: Path, config: ModelConfig) -> list[tuple[Parameter, list[np.ndarray]]]:
+    """Returns each A and B of `config` with those of all layers in the files; none if no target has it.
+
+    Raises as `put_adapter` does.
+    """
+    file, modules = path / MATRICES, _settings(path)['target_modules']
     try:
         stored = load_file(file)
     except (SafetensorError, OSError) as e:
         raise ValueError(f'{file} cannot be read ({e}); fetch the adapter again') from e
+    matrices = []
     for row in (p for p in parameters_of(config) if p.when == ADAPTER):
-        matrix = at(params, row.path[:-1])
-        now = matrix[row.path[-1]]
-        named = [stored.pop(row.name.format(layer), None) for layer in range(now.shape[0])]
-        if all(tensor is None for tensor in named):
-            matrix[row.path[-1]] = jnp.zeros_like(now)
+        if row.name.split('.')[-3] not in modules:
+            matrices.append((row, []))
             continue
-        shape = now.shape[:0:-1]
+        layers, *shape = at(hf.abstract_params(config)[1], row.path).shape
+        shape = tuple(shape[::-1])
+        named = [stored.pop(row.name.format(layer), None) for layer in range(layers)]
         for layer, tensor in enumerate(named):
             if tensor is None or tensor.shape != shape or not np.isfinite(tensor.astype(np.float32)).all():
                 found = 'missing' if tensor is None else f'{tensor.shape}, or not finite'
                 raise ValueError(
                     f'{file}: {row.name.format(layer)} is {found}; it must be {shape} of finite numbers: '
-                    'give the adapter of this base'
+                    'fetch the adapter again, or give that of this base'
                 )
-        stacked = np.stack([tensor.astype(np.float32).T for tensor in named])
-        matrix[row.path[-1]] = jax.make_array_from_callback(now.shape, now.sharding, stacked.__getitem__)
+        matrices.append((row, named))
     if stored:
         raise ValueError(
-            f'{file}: {len(stored)} tensors are of no layer of the base, the first is {min(stored)!r}; give '
-            'the adapter of this base'
+            f'{file}: {len(stored)} tensors are of no layer of the base that target_modules of {SETTINGS} '
+            f'names, the first is {min(stored)!r}; fetch the adapter again, or give that of this base'
         )
+    return matrices
 
 
 def _is_positive(number: Any) -> bool:

@@ -19,6 +19,7 @@ from bapo_jax import __version__
 from bapo_jax.config import default_config, fields_that, rows, value, with_later_fields
 from bapo_jax.config.field import AMEND, HELD
 from bapo_jax.methods import METHODS
+from bapo_jax.rollout.start import served_rank
 from bapo_jax.run.directory import settings_of
 from bapo_jax.run.log.tables import problems, with_interval
 from bapo_jax.tasks import get_task
@@ -31,7 +32,17 @@ _EXAMPLES = {  # a question of each task without images, for the lines that show
     'countdown': {'numbers': [25, 4, 2], 'target': 54},
     'arithmetic': {'a': 12, 'b': 34, 'sign': '+'},
 }
-_PATHS = ('model.path', 'task.train', 'evaluate.benchmarks')  # fields with a hub name or a local path
+# Fields with a hub name or a local path.
+_PATHS = ('model.path', 'model.adapter.start', 'task.train', 'evaluate.benchmarks')
+
+
+class OfAdapter(NamedTuple):
+    """What an export knows of an adapter that it writes alone."""
+
+    rank: int
+    base: str  # the hub's name of its base without revision, or the last part of its local path
+    revision: str  # its commit, if the hub has it and one is known
+    on_hub: bool
 
 
 class Exported(NamedTuple):
@@ -47,6 +58,7 @@ class Exported(NamedTuple):
     commit: str  # of this package; '' if unknown
     base: str = ''  # the directory with its config and tokenizer, if another one was given
     tokenizer: Any = None  # None: without a chat template
+    adapter: OfAdapter | None = None  # None: a whole model
 
 
 def model_card(e: Exported) -> str:
@@ -59,11 +71,13 @@ def model_card(e: Exported) -> str:
         raise ValueError('environment of config.json is not a section; restore that file')
     config = None if e.run_config is None else with_later_fields(settings_of(e.run_config))
     base, _ = _recorded(config.model.path, commits, '') if config else ('', '')
+    if e.adapter and e.adapter.on_hub:
+        base = e.adapter.base
     data, _ = _recorded(config.task.train, commits, 'datasets/') if config else ('', '')
     front = ModelCardData(
         base_model=base or None,
         datasets=[data] if data else None,
-        library_name='transformers',
+        library_name='peft' if e.adapter else 'transformers',
         pipeline_tag='image-text-to-text' if e.sees_images else 'text-generation',
         tags=['bapo_jax', *(['rlvr', config.method] if config else [])],
         **e.license,
@@ -77,12 +91,32 @@ def model_card(e: Exported) -> str:
         e=e,
         quoted=repr(e.name),
         prompt='' if e.sees_images else _prompt_code(e, config),
-        served=shlex.quote(e.name),
+        base=_base_code(e.adapter) if e.adapter else '',
+        served=_served(e),
         version=__version__,
         facts=_facts(e, config, commits) if config else [],
         scores=_score_rows(e.scores),
         settings=pprint.pformat(_settings(config, commits), width=100, sort_dicts=False) if config else '',
     )
+
+
+def _base_code(adapter: OfAdapter) -> str:
+    """The arguments of from_pretrained that read its base, in Python."""
+    return repr(adapter.base) + (f', revision={adapter.revision!r}' if adapter.revision else '')
+
+
+def _served(e: Exported) -> str:
+    """The command with which vLLM serves it; '' for an adapter that it cannot read (images, a large rank)."""
+    if not e.adapter:
+        return shlex.join(['vllm', 'serve', e.name])
+    try:
+        rank = str(served_rank(e.adapter.rank))
+    except ValueError:
+        return ''
+    revision = ['--revision', e.adapter.revision] if e.adapter.revision else []
+    files = f'{e.name.split("/")[-1]}={e.name}'
+    lora = ['--enable-lora', '--max-lora-rank', rank, '--lora-modules', files]
+    return '' if e.sees_images else shlex.join(['vllm', 'serve', e.adapter.base, *revision, *lora])
 
 
 def _prompt_code(e: Exported, c: Any) -> str:
@@ -159,7 +193,7 @@ def _told_apart(names: Collection[str]) -> dict[str, str]:
 
 def _settings(config: Any, commits: Mapping[str, str]) -> dict[str, Any]:
     """The fields that define the run and its evaluation, where they differ from the defaults."""
-    shown = {*fields_that(HELD), *fields_that(AMEND), 'model.path', 'steps', 'epochs'}
+    shown = {*fields_that(HELD), *fields_that(AMEND), 'model.path', 'model.adapter.start', 'steps', 'epochs'}
     default, settings = default_config(), {}
     for name, _ in rows():
         now = value(config, name)

@@ -38,8 +38,8 @@ def open_run(learner: Learner, config: ConfigDict, directory: Path) -> Opened:
     """Starts at θ_0, or resumes from the newest intact checkpoint in `directory`. Every host must call it.
 
     `config` must be resolved. Newer, damaged checkpoints are moved aside. Raises DamagedCheckpoint if
-    checkpoints exist but none is intact, and OtherWeights if weights have changed that are read from
-    model.path again: those of the reference policy, and those that are never trained.
+    checkpoints exist but none is intact, and OtherWeights if weights have changed that are read again from
+    model.path and model.adapter.start: those of the reference policy, and those that are never trained.
     """
     like, switch_step = learner.shapes(), config.learner.switch_step
     checkpoints = Checkpoints(directory, config.checkpoint.keep, copied_gb=copied_gb(like.params))
@@ -47,7 +47,10 @@ def open_run(learner: Learner, config: ConfigDict, directory: Path) -> Opened:
     frozen = functools.partial(frozen_copy, dtype=config.model.dtype, on_host=config.mesh.frozen_on_host)
     reads_initial = wants_reference or like.frozen is not None or not checkpoints.steps()
     initial = learner.read_initial() if reads_initial else None
-    checksum = checksum_of_text(checksums(initial)) if initial is not None else 0
+    # Without a reference, an adapter is in the checkpoint, and model.adapter.start need not be there again.
+    adapts = learner.model.adapter is not None
+    read_again = parted(initial, like.trained)[1] if adapts and not wants_reference else initial
+    checksum = checksum_of_text(checksums(read_again)) if initial is not None else 0
     restored = _newest_whole(checkpoints, like, switch_step if wants_reference else 0, frozen, initial)
     if restored is None:
         if jax.process_index() == 0:
@@ -59,9 +62,12 @@ def open_run(learner: Learner, config: ConfigDict, directory: Path) -> Opened:
     else:
         state, *of_host = restored
         if initial is not None and checksum != state.initial:
+            named, what = f'model.path={config.model.path}', 'its files'
+            if adapts and wants_reference:
+                named, what = f'{named} with model.adapter.start={config.model.adapter.start!r}', 'both'
             raise OtherWeights(
-                f'model.path={config.model.path} holds other weights than at the start of the run, and '
-                'those that training does not change are read from there; restore its files'
+                f'{named} holds other weights than at the start of the run, and '
+                f'those that training does not change are read from there; restore {what}'
             )
         state.frozen = frozen
     if wants_reference and state.reference is None:

@@ -64,7 +64,7 @@ class RunState:
     skipped_in_a_row: int = 0  # consecutive steps with a skipped update
     # The row of `step`, if its evaluation was interrupted.
     unwritten: dict[str, Any] = dataclasses.field(default_factory=dict)
-    initial: int = 0  # the checksum of θ_0
+    initial: int = 0  # the checksum of the weights of θ_0 that are read at each start
     before: Any = None  # α before the last sync, until the servers have answered the probe; never saved
     # Copies a policy that is not trained: α, the reference, earlier α.
     frozen: Callable[[Any], Any] = copy_params

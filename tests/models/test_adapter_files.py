@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -15,6 +17,7 @@ from bapo_jax.export import export
 from bapo_jax.models import hf
 from bapo_jax.models.adapters import MATRICES, SETTINGS, check_adapter, adapter_tensors, put_adapter, read_adapter, save_adapter
 from bapo_jax.models.layers import Adapter
+from bapo_jax.models.tokenizer import character_tokenizer
 from bapo_jax.policies import PEFT, PUBLISHED, find_policy
 from bapo_jax.weights.manifest import RefusedPolicy, read_manifest
 from bapo_jax.weights.publish import publish
@@ -38,6 +41,14 @@ def files(adapted, tmp_path):
     folder.mkdir()
     save_adapter(folder, adapted.config, adapter_tensors(adapted.config, adapted.params, 'float32'), str(adapted.path))
     return folder
+
+
+@pytest.fixture
+def here(make_policy, tmp_path):
+    """The directory of a base, with a tokenizer."""
+    base = shutil.copytree(make_policy(vocab_size=300).path, tmp_path / 'elsewhere')
+    character_tokenizer().save_pretrained(base)
+    return base
 
 
 def same(got, want):
@@ -97,6 +108,8 @@ def test_what_plain_adapters_state_too_is_read(adapted, files):
 
 @pytest.mark.parametrize('change, message', [
     (lambda t: t.pop(next(n for n in t if 'layers.1.' in n)), r'layers\.1\..* is missing; it must be \(\d+, \d+\) of finite numbers'),
+    (lambda t: [t.pop(n) for n in list(t) if 'lora_B' in n], r'layers\.0\..*lora_B\.weight is missing; it must be'),
+    (lambda t: t.clear(), r'layers\.0\..*lora_A\.weight is missing; .*: fetch the adapter again'),
     (lambda t: t.update({n: x[:1] for n, x in t.items() if 'lora_A' in n}), r'is \(1, \d+\), or not finite'),
     (lambda t: t.update({n: x * np.nan for n, x in t.items()}), 'or not finite'),
     (lambda t: t.update({'base_model.model.lm_head.lora_A.weight': np.zeros((3, 8), np.float32)}), '1 tensors are of no layer of the base'),
@@ -142,12 +155,48 @@ def test_an_adapter_is_published_alone_and_found_again_and_a_damaged_one_is_refu
 
 
 def test_a_run_may_start_from_an_adapter_of_its_own_settings_alone(adapted, files):
-    model = {'path': str(adapted.path), 'adapter': {'rank': 3, 'alpha': 6.0, 'targets': 'all', 'start': str(files)}}
+    model = {'path': str(adapted.path), 'dtype': 'float32', 'adapter': {'rank': 3, 'alpha': 6.0, 'targets': 'all', 'start': str(files)}}
     check_adapter(model)
     with pytest.raises(ValueError, match=r'has other settings; set model\.adapter\.rank=3, model\.adapter\.alpha=6\.0, model\.adapter\.targets=all'):
         check_adapter({**model, 'adapter': {**model['adapter'], 'rank': 4}})
     with pytest.raises(ValueError, match=r'model\.adapter\.start=.* has no adapter_config\.json; give a directory'):
         check_adapter({**model, 'adapter': {**model['adapter'], 'start': str(adapted.path)}})
+    save_file({}, files / MATRICES)
+    with pytest.raises(ValueError, match=r'adapter_model\.safetensors: .* is missing'):
+        check_adapter(model)
+
+
+def test_tensors_that_the_settings_do_not_target_are_refused(adapted, files):
+    """PEFT would not read them."""
+    state(files, target_modules=['q_proj', 'k_proj', 'v_proj', 'o_proj', 'up_proj', 'down_proj'])
+    with pytest.raises(ValueError, match=r'tensors are of no layer of the base that target_modules of .* names, the first is .*gate_proj'):
+        put_adapter(hf.load_params(adapted.path, adapted.config), files, adapted.config)
+
+
+@pytest.mark.parametrize(('pushed', 'base'), [('', 'elsewhere'), ('me/mine', 'base')])
+def test_an_exported_adapter_names_its_base_by_a_path_only_if_it_stays_here(pushed, base, here, files, tmp_path):
+    state(files, base_model_name_or_path='/of/another/base')
+    export(files, tmp_path / 'out', base=here, adapter=True, name=pushed)
+    assert {file.name for file in (tmp_path / 'out').iterdir()} == {'README.md', SETTINGS, MATRICES}
+    assert read_adapter(tmp_path / 'out')[1] == (base if pushed else str(here))
+    card = (tmp_path / 'out' / 'README.md').read_text()
+    assert f"AutoModelForCausalLM.from_pretrained('base')\nmodel = PeftModel.from_pretrained(base, {pushed or 'out'!r})" in card
+    assert str(tmp_path) not in card
+
+
+def test_an_exported_adapter_names_a_base_that_its_files_did_not(here, files, tmp_path):
+    state(files, base_model_name_or_path=None)
+    export(files, tmp_path / 'out', base=here, adapter=True)
+    assert read_adapter(tmp_path / 'out')[1] == str(here)
+    assert "tokenizer = AutoTokenizer.from_pretrained('elsewhere')" in (tmp_path / 'out' / 'README.md').read_text()
+
+
+def test_a_base_of_the_hub_is_named_with_its_revision(here, files, tmp_path):
+    state(files, base_model_name_or_path='owner/tiny', revision='c0ffee')
+    export(files, tmp_path / 'out', base=here, adapter=True)
+    stated = json.loads((tmp_path / 'out' / SETTINGS).read_text())
+    assert (stated['base_model_name_or_path'], stated['revision']) == ('owner/tiny', 'c0ffee')
+    assert find_policy(tmp_path / 'out').base == Path('owner/tiny@c0ffee')
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from small_run import small_config
 from bapo_jax.config import fields_that, resolve, value
 from bapo_jax.config.field import AMEND, HELD
 from bapo_jax.models.tokenizer import character_tokenizer
-from bapo_jax.report.card import Exported, model_card
+from bapo_jax.report.card import Exported, OfAdapter, model_card
 from bapo_jax.tasks import get_task
 
 COMMITS = {'Qwen/Tiny@v1': 'a' * 40, 'datasets/owner/cd': 'b' * 40}
@@ -69,6 +69,32 @@ def test_a_card_names_no_folder_of_the_machine(tmp_path):
     card = model_card(e)
     assert '| base model | base |' in card and '| training data | questions.jsonl,' in card and 'few.jsonl' in card
     assert str(tmp_path) not in card and 'base_model' not in card and 'datasets:' not in card
+
+
+def test_the_card_of_an_adapter_reads_its_base_first(tmp_path):
+    adapter = OfAdapter(12, 'Qwen/Tiny', 'a' * 40, on_hub=True)
+    e = exported(tmp_path, adapter=adapter)
+    e.run_config['model']['adapter'].update(rank=12, start=str(tmp_path / 'first'))
+    card = model_card(e)
+    data, base = ModelCard(card).data, f"from_pretrained('Qwen/Tiny', revision='{'a' * 40}')"
+    assert (data.base_model, data.library_name, data.pipeline_tag) == ('Qwen/Tiny', 'peft', 'text-generation')
+    assert '\nA LoRA adapter of rank 12 for Qwen/Tiny after 1,200 steps' in card
+    read = f"tokenizer = AutoTokenizer.{base}\nbase = AutoModelForCausalLM.{base}\nmodel = PeftModel.from_pretrained(base, 'me/mine')\n"
+    assert f'\n{read}' in card
+    serve = f'vllm serve Qwen/Tiny --revision {"a" * 40} --enable-lora --max-lora-rank 16 --lora-modules mine=me/mine'
+    assert f'\nWith vLLM: `{serve}`, where requests name the model `mine`.\n' in card
+    assert value(settings_in(card), 'model.adapter.start') == 'first' and str(tmp_path) not in card
+    assert all(compile(code, 'card', 'exec') for code in re.findall(r'^```python\n(.*?)^```', card, re.MULTILINE | re.DOTALL))
+
+
+def test_the_card_of_an_adapter_says_only_what_can_read_it(tmp_path):
+    adapter = OfAdapter(12, 'base', '', on_hub=False)
+    card = model_card(exported(tmp_path, adapter=adapter, run_config=None))
+    assert 'A LoRA adapter of rank 12 for base, exported by bapo_jax. No run' in card and ModelCard(card).data.base_model is None
+    assert '`vllm serve base --enable-lora --max-lora-rank 16 --lora-modules mine=me/mine`' in card
+    assert 'vllm' not in model_card(exported(tmp_path, adapter=adapter._replace(rank=513)))  # vLLM serves 512 at most
+    images = model_card(exported(tmp_path, adapter=adapter, sees_images=True))
+    assert 'vllm' not in images and 'from_pretrained' not in images and 'bapo-export --checkpoint=DIR --base=BASE' in images
 
 
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>{% if enable_thinking is false %}</think>{% endif %}"

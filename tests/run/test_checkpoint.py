@@ -317,6 +317,7 @@ def test_a_new_run_begins_at_theta_0_with_an_alpha_of_its_own(policy, config, tm
     state, of_host, checkpoints = open_run(make_learner(policy, BARE), config, tmp_path / 'checkpoints')
     assert of_host is None and (state.step, state.alpha_version, state.reference) == (0, 0, None)
     same(state.theta.params, policy.params)
+    assert state.initial == checksum_of_text(checksums(state.theta.params))  # which every later start computes again
     for x in jax.tree.leaves(state.theta.params):
         x.delete()
     same(state.alpha, policy.params)
