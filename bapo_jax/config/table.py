@@ -86,10 +86,12 @@ _TASK = {
 }
 
 _PROMPTS = {
-    'selector': Field('shuffled', one_of('shuffled', 'mopps', 'prioritised', 'adaprefix', 'dots'), HELD,
-        'shuffled: shuffled epochs; mopps: prompts whose predicted success rate is nearest to a target; '
-        'prioritised: in proportion to their failure rate (Kimi k1.5); adaprefix: epochs, each from a prefix '
-        'of a correct response; dots: a success rate near 1/2, predicted from references'),
+    'selector': Field('shuffled', one_of('shuffled', 'mixed', 'mopps', 'prioritised', 'adaprefix', 'dots'),
+        HELD,
+        'shuffled: shuffled epochs; mixed: half of them prompts whose last group was mixed; mopps: prompts '
+        'whose predicted success rate is nearest to a target; prioritised: in proportion to their failure '
+        'rate (Kimi k1.5); adaprefix: epochs, each from a prefix of a correct response; dots: a success rate '
+        'near 1/2, predicted from references'),
     'mopps': {
         'candidates': Field(16, AT_LEAST_1, HELD, 'batches of candidate prompts for each batch'),
         'target': Field(0.5, share('a success rate', 'in (0, 1)'), HELD, 'target success rate'),

@@ -35,7 +35,7 @@ from bapo_jax.learner.objective import (
 from bapo_jax.learner.optimizer import clipped_adamw, learning_rate_of, without_moments
 from bapo_jax.learner.packing import Part, capacity, cut, pack
 from bapo_jax.learner.policy import policy_loss, policy_metrics, policy_scores
-from bapo_jax.learner.score import as_shipped
+from bapo_jax.learner.shipped import as_shipped
 from bapo_jax.learner.speed import update_speed
 from bapo_jax.learner.sums import means
 from bapo_jax.learner.trainee import Trainee

@@ -12,6 +12,15 @@ from bapo_jax.groups import Group, Prompt
 from bapo_jax.prompts.protocol import PromptSelector
 
 
+def check_enough(prompts: Sequence[Prompt], batch: int) -> None:
+    """Raises ValueError if there are fewer prompts than one batch takes."""
+    if len(prompts) < batch:
+        raise ValueError(
+            f'{len(prompts)} training prompts are fewer than learner.batch_groups={batch}; lower it or '
+            'raise task.limit'
+        )
+
+
 class ShuffledEpochs(PromptSelector):
     """Yields every prompt once per epoch, in a new order; a remainder that fills no batch is left out.
 
@@ -21,11 +30,7 @@ class ShuffledEpochs(PromptSelector):
     learns = False
 
     def __init__(self, prompts: Sequence[Prompt], batch: int, seed: int):
-        if len(prompts) < batch:
-            raise ValueError(
-                f'{len(prompts)} training prompts are fewer than learner.batch_groups={batch}; lower it or '
-                'raise task.limit'
-            )
+        check_enough(prompts, batch)
         self._prompts = prompts
         indices = (
             grain.MapDataset.range(len(prompts)).shuffle(seed=seed).batch(batch, drop_remainder=True).repeat()

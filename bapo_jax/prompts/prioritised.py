@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bapo_jax.groups import Group, Prompt
+from bapo_jax.prompts.epochs import check_enough
 from bapo_jax.prompts.protocol import PromptSelector
 from bapo_jax.prompts.weighted import without_replacement
 
@@ -32,11 +33,7 @@ class Prioritised(PromptSelector):
 
         Raises ValueError if there are fewer prompts than B.
         """
-        if len(prompts) < batch:
-            raise ValueError(
-                f'{len(prompts)} training prompts are fewer than learner.batch_groups={batch}; lower it or '
-                'raise task.limit'
-            )
+        check_enough(prompts, batch)
         self._prompts, self._batch, self._seed, self._rate = prompts, batch, seed, rate
         self._success: dict[int, float] = {}  # s by prompt id, of the observed prompts
         self._draws = 0

@@ -11,12 +11,13 @@ from bapo_jax.groups import Prompt
 from bapo_jax.prompts.adaprefix import AdaPrefix
 from bapo_jax.prompts.dots import Dots, Embed
 from bapo_jax.prompts.epochs import ShuffledEpochs
+from bapo_jax.prompts.mixed import MixedLast
 from bapo_jax.prompts.mopps import Mopps
 from bapo_jax.prompts.ngrams import ngram_embeddings
 from bapo_jax.prompts.prioritised import Prioritised
 from bapo_jax.prompts.protocol import PromptSelector
 
-SELECTORS = ('shuffled', 'mopps', 'prioritised', 'adaprefix', 'dots')
+SELECTORS = ('shuffled', 'mixed', 'mopps', 'prioritised', 'adaprefix', 'dots')
 
 
 def make_selector(
@@ -32,6 +33,8 @@ def make_selector(
     p, seed = config.prompts, config.seed
     if p.selector == 'shuffled':
         return ShuffledEpochs(prompts, batch, seed)
+    if p.selector == 'mixed':
+        return MixedLast(prompts, batch, seed)
     if p.selector == 'mopps':
         return Mopps(prompts, batch, seed, **p.mopps)
     if p.selector == 'prioritised':

@@ -131,6 +131,7 @@ TABLE: dict[str, tuple[Metric, ...]] = {
             'moves towards its target; far from the score, evidence is old',
         ),
         M('prompts/candidates', 'prompts', 'prompts that were candidates', 'constant: prompts.mopps.candidates times the batch, or all prompts'),
+        M('prompts/{again, mixed}', 'prompts', 'prompts whose last group was mixed: of this step, and in all', 'mixed only; again is half a step'),
         M('prompts/success_mean', 'share', 'mean success rate of the drawn prompts before their results, 0 if not seen', 'prioritised only; rises with the score, and stays below it'),
         M('prompts/prefixed', 'prompts', 'prompts asked from a prefix of a correct response', 'adaprefix only; 0 after the withdrawal'),
         M('prompts/given_share', 'share', 'mean share of that response in the prefix', 'adaprefix only; falls as the policy improves'),

@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 from bapo_jax.groups import Prompt
 from bapo_jax.prompts.dots import Dots
 from bapo_jax.prompts.epochs import ShuffledEpochs
+from bapo_jax.prompts.mixed import MixedLast
 from bapo_jax.prompts.mopps import Mopps
 from bapo_jax.prompts.prioritised import Prioritised
 from bapo_jax.prompts.selector import make_selector
@@ -62,6 +63,10 @@ def test_dots_gets_its_fields_and_the_embeddings():
     assert asked == [PROMPTS]
 
 
+def test_mixed_needs_no_field():
+    assert isinstance(make_selector(config('mixed'), PROMPTS, 4), MixedLast)
+
+
 def test_an_unknown_selector_is_refused():
-    with pytest.raises(ValueError, match=r"prompts\.selector='hard' is unknown; choose one of shuffled, mopps, prioritised, adaprefix, dots"):
+    with pytest.raises(ValueError, match=r"prompts\.selector='hard' is unknown; choose one of shuffled, mixed, mopps, prioritised, adaprefix, dots"):
         make_selector(config('hard'), PROMPTS, 4)
