@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import stdtr, stdtrit
 
 from bapo_jax.report import contrast
 from bapo_jax.report.contrast import mean_interval as mean_interval
@@ -26,6 +27,23 @@ def paired(name: str, differences: Sequence[float]) -> Contrast:
     """The paired t of these differences, one a seed."""
     d = np.asarray(differences, float)
     return Contrast(name, float(d.mean()), p_of_mean(d), t_interval(d, 0.9), t_interval(d))
+
+
+def paired_both(name: str, differences: np.ndarray) -> Contrast:
+    """The mean of differences [seeds, problems] for other seeds and other problems; t, seeds - 1 degrees.
+
+    The variance is that of the seeds' means plus that of the problems' means minus that of the cells, each
+    over its number; it is at least that of the seeds' means alone.
+    """
+    d = np.asarray(differences, float)
+    over_seeds = d.mean(axis=1).var(ddof=1) / len(d)
+    both = over_seeds + d.mean(axis=0).var(ddof=1) / d.shape[1] - d.var(ddof=1) / d.size
+    mean, error, free = float(d.mean()), float(np.sqrt(max(both, over_seeds))), len(d) - 1
+    p = 2 * float(stdtr(free, -abs(mean) / error)) if error else float(mean == 0)
+    ends = (
+        (mean - half, mean + half) for half in (error * float(stdtrit(free, q)) for q in (0.95, 0.975))
+    )
+    return Contrast(name, mean, p, *ends)
 
 
 def holm(ps: Sequence[float], alpha: float) -> list[bool]:

@@ -1,4 +1,4 @@
-"""What plan.md and plan_2.md to plan_6.md measure: problems, arms, rates and seeds, and the commands of a
+"""What plan.md and plan_2.md to plan_8.md measure: problems, arms, rates and seeds, and the commands of a
 run.
 """
 
@@ -28,7 +28,7 @@ KEPT = (201, 202)  # seeds whose rollouts of every step are kept, for P(mixed)
 SAMPLES = {
     'scan': 8, 'final': 32, 'ceiling': 32, 'base': 32, 'hard_scan': 8, 'hard': 32, 'search': 32, 'table_scan': 8, 'table': 32,
     'guard_scan': 32, 'guard': 32, 'large_scan': 8, 'large': 32,
-    'large_own_scan': 8, 'large_own': 32,
+    'large_own_scan': 8, 'large_own': 32, 'repeat': 32, 'matched': 32, 'second': 32,
 }  # fmt: skip
 CONTRASTS = (('R', 'P'), ('RX', 'R'), ('R', 'G'))
 BASE_SEEDS = (1, 2)  # problems are sorted by the answers of one, and compared with those of the other
@@ -42,10 +42,12 @@ SEARCH_BASE, QUICKSTART_BASE, LARGE_BASE = (
     'configs/quickstart_base',
     f'{RUNS}/large_base',
 )
+SECOND_BASE = f'{RUNS}/second_base'
 BASE_COMMANDS = {
     # it is in the repository
     QUICKSTART_BASE: 'python -m configs.making.sft --output=configs/quickstart_base',
     WEAK_BASE: WEAK_BASE_COMMAND,
+    SECOND_BASE: WEAK_BASE_COMMAND.replace(WEAK_BASE, SECOND_BASE) + ' --seed=8',
     SEARCH_BASE: 'python -m configs.making.sft --start=configs/quickstart_base --searching --steps=400 --learning_rate=2e-3 '
     f'--problems=20000 --output={SEARCH_BASE}',
     LARGE_BASE: f'python -m configs.making.sft --width=512 --steps=1500 --learning_rate=2.5e-3 --problems=20000 --output={LARGE_BASE}',
@@ -167,8 +169,21 @@ LARGE = {
 }
 LARGE_RATES, LARGE_SCAN_SEED, LARGE_SEEDS = (1.25e-5, 2.5e-5, 5e-5), 101, SEEDS[:8]
 OWN_RATES, OWN_SEEDS = (*LARGE_RATES, 1e-4), tuple(range(209, 215))
+# Part 8: arms of part 1 at the other rate, and prompts that were mixed last time.
+SELECTED = {
+    'S': Arm('bapo_tuned', {'prompts.selector': 'mixed'}),
+    'M': Arm('bapo_tuned', {'prompts.selector': 'mopps'}),
+}
+ON_SECOND_BASE = {
+    f'second_{name}': arm._replace(base=SECOND_BASE)
+    for name, arm in {**DECISIVE, **SELECTED}.items()
+    if name in ('G', 'R', 'S')
+}
+MATCHED_RATES = (5e-5, 1e-4)
 ARMS = {
     **DECISIVE,
+    **SELECTED,
+    **ON_SECOND_BASE,
     **{name: arm for kind in KINDS.values() for name, arm in kind.items()},
     **SEARCH,
     **TABLE,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,24 @@ Row = dict[str, Any]
 
 def read_rows() -> list[Row]:
     return [json.loads(line) for line in FILE.read_text('utf-8').splitlines()] if FILE.is_file() else []
+
+
+def sealed(row: Row) -> Row:
+    """The row with its answers compressed, beside their hash, so that nobody reads an outcome by accident."""
+    answers = json.dumps(row['correct']).encode()
+    return {
+        **{name: value for name, value in row.items() if name != 'correct'},
+        'sealed': base64.b85encode(zlib.compress(answers)).decode(),
+        'sha256': hashlib.sha256(answers).hexdigest(),
+    }
+
+
+def opened(row: Row) -> Row:
+    """The row with its answers; raises ValueError if they are not those of the hash."""
+    answers = zlib.decompress(base64.b85decode(row['sealed']))
+    if hashlib.sha256(answers).hexdigest() != row['sha256']:
+        raise ValueError(f'{job_of(row)}: the answers have another hash; restore rows.jsonl')
+    return {**row, 'correct': json.loads(answers)}
 
 
 def of_today(rows: Iterable[Row]) -> list[Row]:

@@ -7,6 +7,7 @@
     python -m studies.second_proof.run --part=5 --cores=2
     python -m studies.second_proof.run --part=6 --cores=2    # part 6, plan_6.md: the same
     python -m studies.second_proof.run --part=7              # part 7, plan_7.md: part 4 once more
+    python -m studies.second_proof.run --part=8              # part 8, plan_8.md: rates matched
     python -m studies.second_proof.analysis          # the numbers and verdicts, once no run is missing
 
 Run from the root of the repository. A row of rows.jsonl is a run of bapo_jax.train and an evaluation; it
@@ -40,12 +41,14 @@ from studies.second_proof.arms import (
 from studies.second_proof.guard import wanted_again, wanted_guard
 from studies.second_proof.hard import wanted_hard
 from studies.second_proof.large import wanted_large, wanted_own
+from studies.second_proof.matched import check_base, wanted_matched
 from studies.second_proof.moves import moves
-from studies.second_proof.rows import FILE, Row, earlier_steps, of_today, read_rows, wanted
+from studies.second_proof.rows import FILE, Row, earlier_steps, of_today, read_rows, sealed, wanted
 from studies.second_proof.table import wanted_table
 
 WANTED = {  # runs of a part
     '1': wanted, '2': wanted_hard, '3': wanted_table, '4': wanted_guard, '5': wanted_large, '6': wanted_own, '7': wanted_again,
+    '8': wanted_matched,
 }  # fmt: skip
 ON_GPU = ('5', '6')
 FLAGS = flags.FLAGS
@@ -65,7 +68,7 @@ def measure(job: Job, earlier: Mapping[str, int]) -> Row:
         **job._asdict(), 'changes': ARMS[job.arm].changes, 'samples': SAMPLES[job.part], 'correct': answered(workdir, job),
         'commit': subprocess.run(['git', 'rev-parse', 'HEAD'], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip(),
         'base': hashlib.sha256((ROOT / ARMS[job.arm].base / 'model.safetensors').read_bytes()).hexdigest()[:16],
-        'cpu': cpu_name(), **({'gpu': gpu_name()} if FLAGS.part in ON_GPU else {}), 'jax': importlib.metadata.version('jax'),
+        'cpu': cpu_name(), 'cores': os.cpu_count(), **({'gpu': gpu_name()} if FLAGS.part in ON_GPU else {}), 'jax': importlib.metadata.version('jax'),
         'date': datetime.datetime.now().isoformat(timespec='minutes'),
     }  # fmt: skip
     if ARMS[job.arm].steps:
@@ -179,8 +182,11 @@ def main(_) -> None:
             if not (ROOT / base / 'model.safetensors').is_file():
                 words = [sys.executable, *BASE_COMMANDS[base].split()[1:]]
                 subprocess.run(words, cwd=ROOT, check=True, env=os.environ | device())
+        if FLAGS.part == '8':
+            check_base()
         for row in on_each_core(work, jobs, FLAGS.cores):
             if row is not None:
+                row = sealed(row) if FLAGS.part == '8' else row
                 rows.append(row)
                 with FILE.open('a', encoding='utf-8') as f:
                     f.write(json.dumps(row) + '\n')

@@ -1,0 +1,165 @@
+"""Part 8 (plan_8.md): which runs are wanted next, and the tables: python -m studies.second_proof.matched
+
+Opens no answers while a run of the six new cells is missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from bapo_jax.scores import pass_at_k
+from studies.contrasts import Contrast, holm, mean_interval, paired, paired_both
+from studies.first_proof.grid import WEAK_BASE
+from studies.first_proof.rows import markdown_table
+from studies.second_proof.analysis import ALPHA, KS, interval, mean_of, scores, trained, verdict
+from studies.second_proof.arms import MATCHED_RATES, ROOT, SEEDS, Job
+from studies.second_proof.rows import Row, accuracy, job_of, of_today, opened, passed, read_rows
+
+BASE = '79d97665f267273a'  # of part 1: the first half of the hash of its weights
+PART_1 = {'G': 1e-4, 'P': 1e-4, 'R': 5e-5, 'RX': 1e-4}  # the rates of the cells that it has
+R_RATE = PART_1['R']
+NEW = {
+    **{arm: next(rate for rate in MATCHED_RATES if rate != had) for arm, had in PART_1.items()},
+    'S': R_RATE,
+    'M': R_RATE,
+}
+CELLS = [*PART_1.items(), *NEW.items()]
+CONTRASTS = [
+    *((a, b, rate) for a, b in (('R', 'G'), ('R', 'P'), ('RX', 'R')) for rate in MATCHED_RATES),
+    ('S', 'R', R_RATE),
+    ('M', 'R', R_RATE),
+]
+SECOND_SEEDS = SEEDS[:4]
+ON_SECOND = [*(('second_' + arm, rate) for arm in 'GR' for rate in MATCHED_RATES), ('second_S', R_RATE)]
+Cell = tuple[str, float]
+
+
+def wanted_matched(rows: Sequence[Row]) -> list[Job]:
+    """The runs that are missing, in the plan's order."""
+    have = set(map(job_of, rows))
+    wanted = [
+        Job('repeat', 'R', R_RATE, SEEDS[0]),
+        *(Job('matched', arm, rate, seed) for seed in SEEDS for arm, rate in NEW.items()),
+        *(Job('second', arm, rate, seed) for seed in SECOND_SEEDS for arm, rate in ON_SECOND),
+    ]
+    return [job for job in wanted if job not in have]
+
+
+def check_base() -> None:
+    """Raises ValueError if the base is not that of part 1, with whose runs the new ones are compared."""
+    found = hashlib.sha256((ROOT / WEAK_BASE / 'model.safetensors').read_bytes()).hexdigest()[: len(BASE)]
+    if found != BASE:
+        raise ValueError(
+            f'{WEAK_BASE} has the hash {found}, and part 1 had {BASE}; make it again on two cores of an AMD '
+            'EPYC with jax 0.10.2'
+        )
+
+
+def of_cell(rows: Sequence[Row], cell: Cell) -> list[Row]:
+    """The runs of a cell, in the order of their seeds."""
+    part = 'final' if cell in PART_1.items() else 'second' if cell in ON_SECOND else 'matched'
+    of = {row['seed']: row for row in rows if (row['part'], row['arm'], row['rate']) == (part, *cell)}
+    return [
+        opened(of[seed]) if 'sealed' in of[seed] else of[seed]
+        for seed in (SECOND_SEEDS if part == 'second' else SEEDS)
+    ]
+
+
+def of_problems(row: Row, k: int) -> np.ndarray:
+    """pass@k of each problem in percent."""
+    correct = np.array(row['correct'])
+    return 100 * pass_at_k(np.full(len(correct), row['samples']), correct, k)
+
+
+def differences(rows: Sequence[Row], a: Cell, b: Cell, k: int) -> np.ndarray:
+    """a - b in points, [seeds, problems]."""
+    pairs = zip(of_cell(rows, a), of_cell(rows, b), strict=True)
+    return np.stack([of_problems(x, k) - of_problems(y, k) for x, y in pairs])
+
+
+def contrasts(rows: Sequence[Row]) -> list[tuple[str, int, Contrast, Contrast]]:
+    """(contrast and rate, k, by seeds and problems, by seeds alone) of each; k = 1 is mean@32."""
+    found = []
+    for k in (1, 32):
+        for a, b, rate in CONTRASTS:
+            d, name = differences(rows, (a, rate), (b, rate), k), f'{a} - {b} at {rate:g}'
+            found.append((name, k, paired_both(name, d), paired(name, d.mean(axis=1))))
+    return found
+
+
+def contrasts_table(rows: Sequence[Row]) -> str:
+    found = contrasts(rows)
+    rejected = holm([both.p for _, _, both, _ in found], ALPHA)
+    lines = [
+        [
+            name, 'mean@32' if k == 1 else f'pass@{k}', f'{both.mean:.2f}', interval(both.interval95), interval(seeds.interval95),
+            f'{both.p:.4f}' if both.p >= 1e-4 else '< 0.0001', verdict(both, holds),
+        ]
+        for (name, k, both, seeds), holds in zip(found, rejected, strict=True)
+    ]  # fmt: skip
+    return markdown_table(
+        ['contrast', 'score', 'points', '95 %, seeds and problems', '95 %, seeds', 'p', 'verdict'], lines
+    )
+
+
+def repeats(rows: Sequence[Row]) -> bool:
+    """Whether R's first run gave the same answers once more."""
+    [again] = [row for row in rows if row['part'] == 'repeat']
+    return opened(again)['correct'] == of_cell(rows, ('R', R_RATE))[0]['correct']
+
+
+def cells_table(rows: Sequence[Row], cells: Sequence[Cell] = CELLS) -> str:
+    """Every cell's scores and what they cost: means over its seeds."""
+    lines = []
+    for arm, rate in cells:
+        of = of_cell(rows, (arm, rate))
+        start, end = np.mean([row['entropy'] for row in of], axis=0)
+        lines.append([
+            arm.removeprefix('second_'), f'{rate:g}', mean_interval([accuracy(row) for row in of]), *scores(of), *mean_of(of, 'updates'),
+            trained(of), *mean_of(of, 'seconds'), f'{np.mean([row["x1"] for row in of]):.1f}', f'{start:.3f} → {end:.3f}',
+        ])  # fmt: skip
+    costs = ['updates', '10⁶ tokens trained', 'seconds', 'mixed fresh groups a step', 'entropy']
+    return markdown_table(['arm', 'rate', 'mean@32', *(f'pass@{k}' for k in KS[1:]), *costs], lines)
+
+
+def frontier(rows: Sequence[Row]) -> dict[Cell, tuple[float, float]]:
+    """(mean@32, pass@32) of each cell."""
+    return {
+        cell: tuple(float(np.mean([passed(row, k) for row in of_cell(rows, cell)])) for k in (1, 32))
+        for cell in CELLS
+    }
+
+
+def dominated(rows: Sequence[Row]) -> dict[Cell, Cell]:
+    """Cells that have less of both scores than another, each difference with an interval without 0."""
+    found = {}
+    for cell in CELLS:
+        for other in CELLS:
+            over = (paired_both('', differences(rows, other, cell, k)) for k in (1, 32))
+            if other != cell and all(c.interval95[0] > 0 for c in over):
+                found[cell] = other
+    return found
+
+
+TABLES: tuple[Callable[[Sequence[Row]], str], ...] = (contrasts_table, cells_table)
+
+
+def main() -> None:
+    rows = of_today(read_rows())
+    if missing := [job for job in wanted_matched(rows) if job.part != 'second']:
+        sys.exit(f'error: {len(missing)} runs are missing; python -m studies.second_proof.run --part=8')
+    print(f"R's first run {'repeats' if repeats(rows) else 'does not repeat'}.\n")
+    for table in TABLES:
+        print(table(rows), end='\n\n')
+    for cell, other in dominated(rows).items():
+        print(f'{cell} is dominated by {other}')
+    if not wanted_matched(rows):
+        print(f'\n{cells_table(rows, ON_SECOND)}')
+
+
+if __name__ == '__main__':
+    main()
