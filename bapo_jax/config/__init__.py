@@ -100,7 +100,8 @@ def derive(c: ConfigDict) -> None:
     """Fills in every 0 that the table says follows from other fields, in place."""
     c.evaluate.max_prompt_tokens = c.evaluate.max_prompt_tokens or c.rollout.max_prompt_tokens
     c.evaluate.max_response_tokens = c.evaluate.max_response_tokens or c.rollout.max_response_tokens
-    c.replay.bad_capacity = c.replay.bad_capacity or c.learner.batch_groups
+    waits = c.replay.reevaluate_every if c.replay.reevaluate == 'delayed' else 0
+    c.replay.bad_capacity = c.replay.bad_capacity or (waits + 1) * c.learner.batch_groups
     c.replay.high_capacity = c.replay.high_capacity or c.replay.high_recent_steps * c.learner.batch_groups
     c.replay.repo.per_prompt = c.replay.repo.per_prompt or 2 * c.rollout.group_size
     c.replay.traces.demonstrations = c.replay.traces.demonstrations or c.learner.batch_groups

@@ -88,8 +88,8 @@ REPLAY_FIELDS = {
     'reevaluate_every': Field(5, AT_LEAST_1, AMEND, 'm: π_θ re-evaluates hard prompts every m steps'),
     'max_reevaluate': Field(128, AT_LEAST_1, AMEND, 'most hard prompts per re-evaluation'),
     'reevaluate': Field('uniform', names(REEVALUATE), AMEND,
-        'which hard prompts, and how: uniform (the paper), posterior (most likely to give a mixed group), '
-        'continue (from a given prefix)'),
+        'which hard prompts, and how: uniform (the paper), delayed (at every step, those that failed m steps '
+        'ago), posterior (most likely to give a mixed group), continue (from a given prefix)'),
     'posterior': {
         'after': Field(0, NOT_NEGATIVE, AMEND, 'steps before a prompt is asked again; 0: one epoch'),
         'pool_within': Field(0.0, NOT_NEGATIVE, AMEND,
@@ -109,7 +109,9 @@ REPLAY_FIELDS = {
     'thresholds': Field('easy_to_hard', names(DIRECTIONS), AMEND,
         "direction in which c2 and c3 move with r_tot; 'literal' is eq. 8 as printed [centre; literal, half]"
         ),
-    'bad_capacity': Field(0, AT_LEAST_1, HELD, 'capacity for hard prompts, FIFO; 0: learner.batch_groups'),
+    'bad_capacity': Field(0, AT_LEAST_1, HELD,
+        'capacity for hard prompts, FIFO; 0: learner.batch_groups, and m + 1 times that with '
+        'reevaluate=delayed'),
     'high_capacity': Field(0, AT_LEAST_1, HELD,
         'capacity for replayable groups; 0: high_recent_steps × learner.batch_groups'),
     'high_recent_steps': Field(3, AT_LEAST_1, HELD,

@@ -17,7 +17,7 @@ from bapo_jax.replay.posterior import Posterior
 from bapo_jax.replay.protocol import Replay
 from bapo_jax.replay.relift import Relift
 from bapo_jax.replay.repo import Repo
-from bapo_jax.replay.retries import Retries, Uniform
+from bapo_jax.replay.retries import Delayed, Retries, Uniform
 from bapo_jax.replay.rollout_replay import RolloutReplay
 
 # Kinds whose replay takes the place of all of BAPO's parts: made of (the section `replay`, B).
@@ -35,7 +35,7 @@ OTHER_KINDS = {
 TRACED = ('luffy', 'relift')
 WITH_TRACES = (*TRACED, 'exgrpo')
 KINDS = ('bapo', *OTHER_KINDS)
-REEVALUATE = ('uniform', 'posterior', 'continue')
+REEVALUATE = ('uniform', 'delayed', 'posterior', 'continue')
 GIVEN_BY = ('policy', 'solver')
 
 
@@ -64,4 +64,6 @@ def make_retries(config: Any, prompts: int, solve: Solve | None) -> Retries:
         return Posterior(most, config.rollout.group_size, after, p.posterior.pool_within)
     if p.reevaluate == 'continue':
         return Continuations(most, config.rollout.max_response_tokens, solve)
+    if p.reevaluate == 'delayed':
+        return Delayed(most, p.reevaluate_every)
     return Uniform(most)

@@ -59,3 +59,20 @@ class Uniform:
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Does nothing: `state` saved nothing."""
+
+
+class Delayed(Uniform):
+    """Hard prompts that failed at least m steps ago, each asked once, those that wait longest first."""
+
+    def __init__(self, most: int, after: int):
+        """Asks at most `most` prompts at a time, and each `after` = m steps or more after it failed."""
+        super().__init__(most)
+        self._after = after
+
+    def choose(self, step: int, buffer: ReplayBuffer, rng: np.random.Generator) -> list[Begun]:
+        waited = [
+            entry.prompt
+            for entry in buffer.bad.values()
+            if not entry.sampled and step - entry.stored >= self._after
+        ]
+        return list(map(Begun, waited[: self._most]))

@@ -86,7 +86,8 @@ def policies_before(rollout: ConfigDict) -> int:
 def schedule_of(config: ConfigDict, steps: int) -> Schedule:
     """The schedule of a resolved config, for a run of `steps` steps."""
     reevaluate_every = config.replay.reevaluate_every if config.replay.use_x2 else 0
-    if config.replay.kind == 'exgrpo':  # which asks prompts again at every step
+    delayed = config.replay.use_x2 and config.replay.reevaluate == 'delayed'
+    if delayed or config.replay.kind == 'exgrpo':  # which ask prompts again at every step
         reevaluate_every = 1
     r = config.rollout
     return Schedule(

@@ -118,8 +118,8 @@ DEPARTURES = (
         '#8 q9',
     ),
     Departure(
-        'hard prompts evicted before a re-evaluation', 'not said', 'not logged', 'logged (`buffer/bad/evicted_unseen`)',
-        '`replay.bad_capacity=0`: raise it if there are many', '#9',
+        'hard prompts evicted before a re-evaluation', 'not said', 'not logged', 'logged (`buffer/bad/evicted_unseen`); with B of them a prompt waits 1 or 2 steps, whatever m is',
+        '`replay.bad_capacity=0`: raise it if there are many; `replay.reevaluate=delayed` asks each after m steps', '#9',
     ),
     Departure(
         'when c2 and c3 apply', 'on storing and on reading', 'old values on storing, new values on reading',
