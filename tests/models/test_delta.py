@@ -1,6 +1,6 @@
 """Hybrid models: the gated delta rule token by token, Hugging Face's logits, and rows of several sequences.
 
-Tolerances, float32: gradients 5e-5 of the largest entry of a tensor; logits 1e-4, where torch itself differs from its float64
+Tolerances, float32: gradients 5e-5 of the largest entry of a tensor; logits 5e-5, but 1e-4 against torch, which differs from its float64
 by 3e-5 and we by 6e-5: four layers of a recurrence add up their rounding, and machines round differently.
 """
 
@@ -166,7 +166,7 @@ def packed_logits(policy, tokens, lengths):
 
 
 def test_a_sequence_does_not_depend_on_what_shares_its_row(make_policy, tokens):
-    """Other tokens beside it change no bit; another place in the row, rounding: 1e-4."""
+    """Other tokens beside it change no bit; another place in the row, rounding: 5e-5."""
     policy, row = make_policy(**QWEN3_5), tokens[:1]
     lengths, own = (5, 66, 3), slice(5, 71)
     changed = (row + 1) % 96
@@ -175,7 +175,7 @@ def test_a_sequence_does_not_depend_on_what_shares_its_row(make_policy, tokens):
     np.testing.assert_array_equal(one[:, own], other[:, own])
     assert (np.abs(one - other)[:, 71:74].max(axis=-1) > 1e-3).all()
     alone = packed_logits(policy, np.roll(row, -5, axis=1), (66,))
-    np.testing.assert_allclose(one[:, own], alone[:, :66], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(one[:, own], alone[:, :66], rtol=0, atol=5e-5)
 
 
 def loss_in(policy, tokens, remat):
@@ -187,7 +187,7 @@ def loss_in(policy, tokens, remat):
 def test_rematerialised_is_the_same_value_and_gradient(remat, make_policy, tokens):
     policy = make_policy(**QWEN3_5)
     (value, gradient), (want, want_gradient) = (loss_in(policy, tokens, x) for x in (remat, 'none'))
-    np.testing.assert_allclose(value, want, rtol=1e-5)
+    np.testing.assert_allclose(value, want, rtol=1e-6)
     for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(want_gradient), strict=True):
         assert jnp.abs(b).max() > 0
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * float(jnp.abs(b).max()))
@@ -211,7 +211,7 @@ def test_a_row_that_decodes_is_the_learners_and_does_not_depend_on_the_others(sa
         row, n = np.zeros((1, 80), np.int64), len(prompt) + len(response.tokens)
         row[0, :n] = *prompt, *response.tokens
         logp = np.asarray(jax.nn.log_softmax(packed_logits(policy, row, (n,))[0, len(prompt) - 1 : n - 1]))
-        np.testing.assert_allclose(response.logp, logp[np.arange(len(logp)), response.tokens], rtol=0, atol=1e-4)
+        np.testing.assert_allclose(response.logp, logp[np.arange(len(logp)), response.tokens], rtol=0, atol=5e-5)
     engine = JaxEngine(policy.graph, policy.config, STOP_TOKENS, Limits(8, 16))
     engine.load(policy.params, 0)
     for asked, wanted in ((prompts[:1], groups[:1]), (prompts[::-1], groups[::-1])):
