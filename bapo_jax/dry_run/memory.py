@@ -54,14 +54,15 @@ def gpu_memory(
         layer           r T b (4 D + (4 N + 4 K) H / n + 3 F / n)
             activations of one layer; their gradients reuse the space. With experts, F is the width of the S
             that a token chooses, together, and its copies add 3 S D. `delta_numbers` has what replaces
-            N and K in layers with linear attention; the larger layer counts. It was checked nowhere.
+            N and K in layers with linear attention; the larger layer counts
         logits          3 · 4 C U
             logits, probabilities and gradient of a tile in float32: at most 2,048 tokens and 16,384 words
             (learner/head.py)
         weights         (4 + b) U D + [(2 b + 4) W / n + 4 V D / n]
             a block of the head and its gradient; [if fsdp > 1: the gathered matrices W of two layers, the
-            gradient of one, and that of the embedding]. With experts also 2 b · 3 D F / n numbers for each
-            tile (cluster/grouped.py): its copies of an expert's matrices, forward and backward
+            gradient of one, and that of the embedding]. With an adapter [2 b W / n, with experts twice that],
+            and with fsdp = 1 a copy of the head. With experts also 2 b · 3 D F / n numbers for each tile
+            (cluster/grouped.py): its copies of an expert's matrices, forward and backward
 
     If the tokens of rows are split, r is a fraction, and K counts the copies of key heads that devices
     exchange. C = min(r T, 2,048), U = min(V / n, 16,384). W comes from the parameter table (`matrix_sizes`).
@@ -103,7 +104,11 @@ def gpu_memory(
         tiles, _ = tiles_for(max(1, tokens) * model.routing.chosen, model.routing.experts)
         weights += 2 * b * tiles * 3 * D * model.intermediate_size // n
     gather_once = gather_once and mesh['fsdp'] > 1
-    if mesh['fsdp'] > 1 and not gather_once:
+    if model.adapter and mesh['fsdp'] == 1:
+        weights += b * V * D // n
+    elif model.adapter and not gather_once:
+        weights += (4 if model.routing else 2) * b * layer // n
+    elif mesh['fsdp'] > 1 and not gather_once:
         weights += (2 * b + 4) * layer // n + 4 * V * D // n
     tower, block = tower_memory(model, learner.remat, row_devices, grids) if grids else ({}, 0)
     at_work = {
@@ -133,14 +138,15 @@ def gpu_memory(
 def delta_numbers(model: ModelConfig) -> tuple[int, int, int]:
     """Numbers of a token in linear attention: all at work, of matrix products, and of the result.
 
-    Of N heads in chunks of Q tokens, float32 ones count 4 / b times: 3 N Q of decays and products,
-    N (5 H + 3 W) of a chunk's inputs and corrections, and N H W / Q of the states between chunks.
+    Of N heads in chunks of Q tokens, float32 ones count 4 / b times, and again for their gradients: 3 N Q of
+    decays and products, N (5 H + 3 W) of a chunk's inputs and corrections, and N H W / Q of the states
+    between chunks.
     """
     d, b = model.delta, hf.DTYPES[model.dtype].itemsize
     N, H, W = d.value_heads, d.key_dim, d.value_dim
     products = d.channels + N * W
     in_float32 = N * (3 * CHUNK + 5 * H + 3 * W + H * W // CHUNK)
-    return products + N * W + in_float32 * 4 // b, products + N * W, N * W
+    return products + N * W + 2 * in_float32 * 4 // b, products + N * W, N * W
 
 
 def tower_memory(

@@ -68,6 +68,8 @@ SETTINGS = (
     ('8B', '8xH100', (1, 8), 8, 'LoRA'),
     ('30B-A3B', '8xH100', (1, 8), 8, 'LoRA of attention'),
     ('30B-A3B', '8xH200', (1, 8), 8, ''),
+    ('30B-A3B', '4x8xH100', (1, 32), 32, 'LoRA of attention'),
+    ('30B-A3B', '4x8xH100', (1, 32), 32, ''),
 )
 _COUNTED = ('all-gather', 'reduce-scatter', 'all-reduce', 'all-to-all', 'collective-permute')
 
