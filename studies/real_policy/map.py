@@ -154,7 +154,7 @@ def in_percent(measure: Callable[[np.ndarray], float], correct: np.ndarray) -> s
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A line a model and set."""
+    """A line a model and set; those on which no answer was right are named below."""
     head = [
         'model',
         'set',
@@ -166,23 +166,29 @@ def table(rows: list[dict[str, Any]]) -> str:
         'tokens',
         'cut',
     ]
-    lines = [f'| {" | ".join(head)} |', '|' + '---|' * len(head)]
+    lines, nothing = [f'| {" | ".join(head)} |', '|' + '---|' * len(head)], []
     for row in rows:
         for name, of_set in row['sets'].items():
-            correct = np.array(of_set['correct'])
+            name, correct = (
+                name.replace(', solved ones before it', ' after examples'),
+                np.array(of_set['correct']),
+            )
+            if not correct.any():
+                nothing.append(f'{row["model"]} on {name}')
+                continue
             measures = [
                 in_percent(measure, correct) for measure in (mean, all_wrong, mixed, mixed_after_failure)
             ]
             cells = [
                 row['model'],
-                name.replace(', solved ones before it', ' after examples'),
+                name,
                 str(len(correct)),
                 *measures,
                 f'{of_set["length"]:.0f}',
                 f'{100 * of_set["truncated"]:.0f}',
             ]
             lines.append(f'| {" | ".join(cells)} |')
-    return '\n'.join(lines)
+    return '\n'.join([*lines, '', f'No answer was right: {", ".join(nothing)}.'])
 
 
 def read_rows() -> list[dict[str, Any]]:
