@@ -1,0 +1,185 @@
+"""Six ways: the tables of plan.md, from rows.jsonl: python -m studies.six_ways.analysis
+
+Opens no answers while a run is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bapo_jax.report.contrast import p_of_mean, t_interval
+from bapo_jax.scores import pass_at_k
+from studies.contrasts import holm
+from studies.first_proof.rows import markdown_table
+from studies.second_proof.rows import Row, opened
+from studies.six_ways.run import read_rows
+from studies.six_ways.ways import CELLS, COMMON, EVALUATED, OWN, SAMPLES, SEEDS, STEPS, best_rate, wanted
+
+COSTS = ('responses', 'tokens', 'seconds')
+AIMED = 80  # G's steps whose score is s
+DRAWS, ALPHA = 2_000, 0.05
+
+
+class Run(NamedTuple):
+    """A run's curves, from the base on: costs [evaluations], and right answers [evaluations, problems]."""
+
+    costs: dict[str, np.ndarray]
+    correct: np.ndarray
+
+    def mean(self, problems: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Percent right after each evaluation."""
+        return 100 * self.correct[:, problems].mean(axis=1) / SAMPLES
+
+    def passed(self, k: int = SAMPLES) -> np.ndarray:
+        """pass@k in percent after each evaluation."""
+        return np.array(
+            [100 * pass_at_k(np.full(len(counts), SAMPLES), counts, k).mean() for counts in self.correct]
+        )
+
+
+def run_of(row: Row, base: Row) -> Run:
+    row = opened(row) if 'sealed' in row else row
+    steps = range(EVALUATED, STEPS + 1, EVALUATED)
+    correct = [base['correct']['0'], *(row['correct'][str(step)] for step in steps)]
+    return Run({name: np.array([0, *row[name]], float) for name in COSTS}, np.array(correct))
+
+
+def crossing(costs: np.ndarray, scores: np.ndarray, s: float) -> tuple[float, bool]:
+    """The cost at which the scores first reach s, linear between them; without, the whole cost and False."""
+    for i in range(1, len(scores)):
+        if scores[i] >= s:
+            share = (s - scores[i - 1]) / (scores[i] - scores[i - 1]) if scores[i - 1] < s else 0.0
+            return float(costs[i - 1] + share * (costs[i] - costs[i - 1])), True
+    return float(costs[-1]), False
+
+
+class Contrast(NamedTuple):
+    """Of a cell less G: the log ratio of costs, of each seed, and its interval over problems."""
+
+    cell: str
+    cost: str
+    logs: np.ndarray
+    reached: int
+    by_problems: tuple[float, float]
+
+    @property
+    def p(self) -> float:
+        return p_of_mean(self.logs)
+
+
+def aim(runs_of_g: Sequence[Run], problems: np.ndarray | slice = slice(None)) -> float:
+    """s: the mean over seeds of G's mean@16 after 80 steps."""
+    return float(np.mean([run.mean(problems)[AIMED // EVALUATED] for run in runs_of_g]))
+
+
+def contrasts(runs: dict[str, list[Run]], rng: np.random.Generator | None = None) -> list[Contrast]:
+    """Each cell against G, for each cost; runs are in the order of the seeds."""
+    rng = rng or np.random.default_rng(0)
+    problems = runs['G'][0].correct.shape[1]
+    draws = [slice(None), *rng.integers(0, problems, (DRAWS, problems))]
+    logs: dict[tuple[str, str], list[np.ndarray]] = {}
+    reached: dict[str, int] = {}
+    for draw in draws:
+        s = aim(runs['G'], draw)
+        found: dict[tuple[str, str], list[float]] = {}
+        for cell, of in runs.items():
+            scores = [run.mean(draw) for run in of]
+            for cost in COSTS:
+                crossed = [crossing(run.costs[cost], score, s) for run, score in zip(of, scores, strict=True)]
+                found[cell, cost] = [np.log(x) for x, _ in crossed]
+                reached.setdefault(
+                    cell, sum(there for _, there in crossed)
+                )  # of the first draw, all problems
+        for cell, cost in found:
+            if cell != 'G':
+                logs.setdefault((cell, cost), []).append(np.subtract(found[cell, cost], found['G', cost]))
+    return [
+        Contrast(
+            cell, cost, of[0], reached[cell], tuple(np.percentile([d.mean() for d in of[1:]], (2.5, 97.5)))
+        )
+        for (cell, cost), of in logs.items()
+    ]
+
+
+def verdict(contrast: Contrast, rejected: bool) -> str:
+    low, high = contrast.by_problems
+    if not rejected or low <= 0 <= high:
+        return 'open'
+    return 'cheaper' if contrast.logs.mean() < 0 else 'dearer'
+
+
+def contrasts_table(found: Sequence[Contrast], seeds: int = len(SEEDS)) -> str:
+    rejected = holm([c.p for c in found], ALPHA)
+    lines = []
+    for c, holds in zip(found, rejected, strict=True):
+        of_seeds, of_problems = (
+            ' to '.join(f'{np.exp(x):.2f}' for x in ends) for ends in (t_interval(c.logs), c.by_problems)
+        )
+        lines.append([
+            CELLS[c.cell].way, c.cost, f'{np.exp(c.logs.mean()):.2f}', of_seeds, of_problems,
+            f'{c.reached} of {seeds}', verdict(c, holds),
+        ])  # fmt: skip
+    return markdown_table(
+        ['way', 'cost', 'of G', '95 %, seeds', '95 %, problems', 'reached s', 'verdict'], lines
+    )
+
+
+def at_aim_table(runs: dict[str, list[Run]]) -> str:
+    """pass@16 where the mean is s, less G's: of the runs that reach it."""
+    s = aim(runs['G'])
+
+    def passed(run: Run) -> float:
+        at, there = crossing(run.costs['responses'], run.mean(), s)
+        return float(np.interp(at, run.costs['responses'], run.passed())) if there else np.nan
+
+    of = {cell: np.array([passed(run) for run in each]) for cell, each in runs.items()}
+    lines = []
+    for cell, values in of.items():
+        d = values - of['G']
+        d = d[np.isfinite(d)]
+        there = values[np.isfinite(values)]
+        mean = f'{there.mean():.1f}' if len(there) else ''
+        of_seeds = ' to '.join(f'{x:.1f}' for x in t_interval(d)) if cell != 'G' and len(d) > 1 else ''
+        lines.append([CELLS[cell].way, mean, f'{d.mean():.1f}' if of_seeds else '', of_seeds])
+    return markdown_table(['way', f'pass@{SAMPLES} at s', 'less G', '95 %, seeds'], lines)
+
+
+def ends_table(runs: dict[str, list[Run]]) -> str:
+    """Every cell at its end: scores and costs, means over its seeds."""
+    lines = [
+        [
+            cell, f'{np.mean([run.mean()[-1] for run in of]):.1f}', f'{np.mean([run.passed()[-1] for run in of]):.1f}',
+            *(f'{np.mean([run.costs[cost][-1] for run in of]):,.0f}' for cost in COSTS),
+        ]
+        for cell, of in runs.items()
+    ]  # fmt: skip
+    return markdown_table(['cell', f'mean@{SAMPLES}', f'pass@{SAMPLES}', *COSTS], lines)
+
+
+def runs_at(rows: Sequence[Row], rates: dict[str, float]) -> dict[str, list[Run]]:
+    """The runs of each cell at its rate, in the order of the seeds."""
+    [base] = [row for row in rows if row['part'] == 'base']
+    by = {(row['arm'], row['rate'], row['seed']): row for row in rows if row['part'] in ('common', 'best')}
+    return {cell: [run_of(by[cell, rate, seed], base) for seed in SEEDS] for cell, rate in rates.items()}
+
+
+def main() -> None:
+    rows = read_rows()
+    if missing := wanted(rows):
+        sys.exit(f'error: {len(missing)} runs are missing; run python -m studies.six_ways.run')
+    best = runs_at(rows, {cell: best_rate(rows, cell) for cell in OWN})
+    common = runs_at(rows, dict.fromkeys(CELLS, COMMON))
+    print(f's is {aim(best["G"]):.2f}, at the common rate {aim(common["G"]):.2f}\n')
+    for table in (
+        contrasts_table(contrasts(best)), at_aim_table(best), ends_table(best),
+        contrasts_table(contrasts(common)), at_aim_table(common), ends_table(common),
+    ):  # fmt: skip
+        print(table, end='\n\n')
+
+
+if __name__ == '__main__':
+    main()
