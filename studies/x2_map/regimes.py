@@ -1,0 +1,293 @@
+"""Where X2 can pay, built (plan_2.md): problems that a late policy mostly solves, and problems as they come.
+
+python -m studies.x2_map.regimes pools            # the problems of both, and the base's answers
+python -m studies.x2_map.regimes predict          # fits the simulation to those answers; into plan_2.md
+python -m studies.x2_map.regimes run --hours=2    # runs what is missing, one run a core
+python -m studies.x2_map.regimes                  # what came, beside what was predicted
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import itertools
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bapo_jax.machine.files import replace_part, write_text
+from bapo_jax.report.contrast import t_interval
+from bapo_jax.run.log.metrics import read_metrics
+from bapo_jax.tasks.countdown.problems import generate, problem_key, test_problems
+from benchmarks.cores import on_each_core
+from benchmarks.host.load import cpu_name
+from studies.first_proof.rows import markdown_table
+from studies.real_policy.rows import asked_again
+from studies.second_proof.arms import ROOT
+from studies.x2_map.calibrate import QUICKSTART, Answers, answers, fit
+from studies.x2_map.page import ends, number
+from studies.x2_map.simulate import Policy, Retry, accuracy, delayed, fifo, gain, mixed
+
+HERE = Path(__file__).resolve().parent
+ROWS, PLAN = HERE / 'rows.jsonl', HERE / 'plan_2.md'
+RUNS, BASE = 'runs/x2_map', 'runs/x2_map/late'
+ASKED_OF, TRAIN, TEST, RIGHT_OF_8 = 24_000, 2_560, 500, 8
+LATE_STEPS, LATE_RATE, LATE_SEED = 240, 1e-4, 400
+PROBLEM_SEED, STEPS, SAMPLES, RATE = 20261203, 120, 16, 5e-5
+SEEDS, POOLS, WAIT = (401, 402, 403, 404), ('solved', 'raw'), 20
+ARMS: dict[str, dict[str, Any]] = {
+    'none': {},
+    'fifo': {'replay.use_x2': True, 'replay.reevaluate_every': 5, 'replay.max_reevaluate': 32},
+    'delayed': {
+        'replay.use_x2': True, 'replay.reevaluate': 'delayed', 'replay.reevaluate_every': WAIT,
+        'replay.max_reevaluate': 32,
+    },
+}  # fmt: skip
+WAYS = {'fifo': fifo, 'delayed': lambda policy: delayed(policy, WAIT)}
+Row = dict[str, Any]
+
+
+# ---- problems
+
+
+def file_of(pool: str, part: str) -> str:
+    return f'{RUNS}/{pool}_{part}.jsonl'
+
+
+def write_pools() -> None:
+    """Problems of 3 numbers: as they come, and those that the late policy gets right 8 times of 8."""
+    (ROOT / RUNS).mkdir(parents=True, exist_ok=True)
+    known = frozenset(problem_key(p) for p in test_problems('cd34'))
+    problems = generate(TRAIN + ASKED_OF, seed=PROBLEM_SEED, sizes=(3,), exclude=known)
+    write(file_of('late', 'train'), problems[:TRAIN])
+    if not (ROOT / BASE).is_dir():
+        make_late()
+    problems = problems[TRAIN:]
+    write(file_of('all', 'problems'), problems)
+    right = asked(file_of('all', 'problems'), 8)
+    solved = [p for p, n in zip(problems, right, strict=True) if n >= RIGHT_OF_8]
+    if len(solved) < TRAIN + TEST:
+        raise ValueError(f'{len(solved)} of {ASKED_OF} problems are mostly solved; raise ASKED_OF')
+    for pool, of in (('solved', solved), ('raw', problems)):
+        write(file_of(pool, 'train'), of[:TRAIN])
+        write(file_of(pool, 'test'), of[TRAIN : TRAIN + TEST])
+
+
+def make_late() -> None:
+    """Trains the quickstart's base on problems of 3 numbers that are in no pool."""
+    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '1'}
+    for words in late_commands():
+        subprocess.run([sys.executable, *words[1:]], cwd=ROOT, check=True, env=environment)
+
+
+def late_commands() -> list[list[str]]:
+    changes = {
+        'task.train': file_of('late', 'train'), 'task.limit': TRAIN, 'seed': LATE_SEED, 'steps': LATE_STEPS,
+        'learner.learning_rate': LATE_RATE, 'evaluate.at_start': False, 'evaluate.benchmarks': '()',
+        'evaluate.track_prompts': 0, 'checkpoint.every': LATE_STEPS,
+    }  # fmt: skip
+    run = f'{RUNS}/late_run'
+    words = [
+        'python',
+        '-m',
+        'bapo_jax.train',
+        '--config=configs/quickstart.py:bapo_tuned',
+        f'--workdir={run}',
+    ]
+    return [
+        [*words, *(f'--config.{field}={value}' for field, value in changes.items())],
+        ['python', '-m', 'bapo_jax.export', f'--checkpoint={run}', f'--output={BASE}'],
+    ]
+
+
+def write(file: str, problems: Sequence[dict[str, Any]]) -> None:
+    lines = (json.dumps({'nums': p['numbers'], 'target': p['target']}) + '\n' for p in problems)
+    write_text(ROOT / file, ''.join(lines))
+
+
+def asked(file: str, samples: int) -> list[int]:
+    """How many of the late policy's answers to each problem are right."""
+    output = ROOT / RUNS / f'{Path(file).stem}_{samples}'
+    words = [
+        sys.executable, '-m', 'bapo_jax.evaluate', f'--checkpoint={BASE}',
+        '--config=configs/quickstart.py:grpo',
+        f'--benchmarks={file}', f'--samples={samples}', f'--output={output}',
+    ]  # fmt: skip
+    subprocess.run(words, cwd=ROOT, check=True, env=os.environ | {'JAX_PLATFORMS': 'cpu'})
+    [scores] = json.loads((output / 'summary.json').read_text('utf-8'))['benchmarks'].values()
+    return scores['correct']
+
+
+# ---- the prediction
+
+
+def policies(pool: str) -> tuple[Policy, list[Policy]]:
+    """What fits the late policy on the pool's test problems, half-way if it changes as the quickstart's does.
+
+    And the ends: at the start and the end, without change and with twice that of the quickstart.
+    """
+    counts = np.bincount(asked(file_of(pool, 'test'), SAMPLES), minlength=SAMPLES + 1)[:, None]
+    base, usual = fit(Answers(counts, 0)).first, fit(answers()[QUICKSTART]).first
+    changes = [base._replace(growth=n * usual.growth, sharpening=n * usual.sharpening) for n in (0, 1, 2)]
+    return changes[1].after(STEPS / 2), [p.after(at) for p, at in itertools.product(changes, (0, STEPS))]
+
+
+def prediction_table() -> str:
+    lines = []
+    for pool in POOLS:
+        expected, others = policies(pool)
+        retries: list[Retry] = [way(expected) for way in WAYS.values()]
+        lines.append([
+            pool, *(f'{100 * x:.0f}' for x in (accuracy(others[0]), expected.hopeless)),
+            number(others[0].spread),
+            f'{100 * mixed(expected):.0f}', '/'.join(f'{100 * r.enters:.0f}' for r in retries),
+            *(
+                f'{number(gain(expected, retry))} ({ends(gain(p, way(p)) for p in others)})'
+                for retry, way in zip(retries, WAYS.values(), strict=True)
+            ),
+        ])  # fmt: skip
+    return markdown_table(
+        ['pool', 'right', 'hopeless', 'spread', 'fresh mixed', 'enter X2', 'FIFO', '20 steps'], lines
+    )
+
+
+# ---- runs
+
+
+def command(pool: str, arm: str, seed: int, workdir: str) -> list[str]:
+    changes = {
+        'model.path': BASE,
+        'task.train': file_of(pool, 'train'), 'task.limit': TRAIN, 'seed': seed, 'steps': STEPS,
+        'learner.learning_rate': RATE, 'evaluate.at_start': True, 'evaluate.samples': SAMPLES,
+        'evaluate.benchmarks': f"('{file_of(pool, 'test')}',)", 'evaluate.track_prompts': 0,
+        'checkpoint.every': STEPS, 'log.failed_again.prompts': 8, 'log.failed_again.every': 5, **ARMS[arm],
+    }  # fmt: skip
+    words = [
+        'python',
+        '-m',
+        'bapo_jax.train',
+        '--config=configs/quickstart.py:bapo_tuned',
+        f'--workdir={workdir}',
+    ]
+    return [*words, *(f'--config.{field}={value}' for field, value in changes.items())]
+
+
+def measure(pool: str, arm: str, seed: int) -> Row:
+    """Makes a run, or goes on with it; returns its row."""
+    name = f'{RUNS}/{pool}_{arm}_{seed}'
+    workdir = ROOT / name
+    workdir.mkdir(parents=True, exist_ok=True)
+    with (workdir / 'output.txt').open('a') as output:
+        environment = os.environ | {
+            'JAX_PLATFORMS': 'cpu',
+            'JAX_COMPILATION_CACHE_DIR': str(ROOT / RUNS / 'cache'),
+        }
+        words = [sys.executable, *command(pool, arm, seed, name)[1:]]
+        subprocess.run(words, cwd=ROOT, env=environment, check=True, stdout=output, stderr=output)
+    logged = [row for row in read_metrics(workdir) if row['step'] > 0]
+    row = {
+        'pool': pool, 'arm': arm, 'seed': seed, 'responses': logged[-1]['rollout/responses_total'],
+        **{origin: sum(row[f'bapo/{origin}_groups'] for row in logged) for origin in ('x1', 'x2')},
+        'reevaluated': sum(row.get('bapo/reevaluated', 0) for row in logged),
+        'asked_again': asked_again(logged),
+        'correct': [scores_of(workdir, step) for step in (0, STEPS)], 'samples': SAMPLES,
+        'cpu': cpu_name(), 'cores': os.cpu_count(), 'jax': importlib.metadata.version('jax'),
+        'date': datetime.datetime.now().isoformat(timespec='minutes'),
+        'command': shlex.join(command(pool, arm, seed, 'runs/x')),
+    }  # fmt: skip
+    shutil.rmtree(workdir / 'checkpoints')
+    return row
+
+
+def scores_of(workdir: Path, step: int) -> list[int]:
+    file = workdir / 'evals' / f'{step:06d}.json'
+    [scores] = json.loads(file.read_text('utf-8'))['benchmarks'].values()
+    return scores['correct']
+
+
+def read_rows() -> list[Row]:
+    return [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()] if ROWS.is_file() else []
+
+
+def wanted(rows: Sequence[Row]) -> list[tuple[str, str, int]]:
+    """The runs that are missing: seed by seed, all of one."""
+    have = {(row['pool'], row['arm'], row['seed']) for row in rows}
+    return [job for seed in SEEDS for pool in POOLS for arm in ARMS if (job := (pool, arm, seed)) not in have]
+
+
+def run_missing(hours: float) -> None:
+    last_start = time.monotonic() + 3600 * hours
+
+    def work(job: tuple[str, str, int]) -> Row | None:
+        return measure(*job) if time.monotonic() < last_start else None
+
+    for row in on_each_core(work, wanted(read_rows())):
+        if row:
+            with ROWS.open('a', encoding='utf-8') as file:
+                file.write(json.dumps(row) + '\n')
+            print(f'{row["pool"]} {row["arm"]}, seed {row["seed"]}: there', flush=True)
+
+
+# ---- what came
+
+
+def gains(rows: Sequence[Row], pool: str, arm: str) -> np.ndarray:
+    """Mixed groups a response with X2, less those without, in percent of those without; of each seed."""
+    by = {
+        (row['arm'], row['seed']): (row['x1'] + row['x2']) / row['responses']
+        for row in rows
+        if row['pool'] == pool
+    }
+    return np.array([100 * (by[arm, seed] / by['none', seed] - 1) for seed in SEEDS])
+
+
+def interval(values: np.ndarray) -> str:
+    low, high = t_interval(values)
+    return f'{number(values.mean())} ({number(low)} to {number(high)})'
+
+
+def outcome_table(rows: Sequence[Row]) -> str:
+    lines = []
+    for pool, arm in itertools.product(POOLS, ARMS):
+        of = [row for row in rows if (row['pool'], row['arm']) == (pool, arm)]
+        mean = ['→'.join(f'{100 * np.mean([r["correct"][i] for r in of]) / SAMPLES:.1f}' for i in (0, 1))]
+        x2 = ['', '', ''] if arm == 'none' else [
+            f'{100 * sum(r["x2"] for r in of) / max(1, sum(r["reevaluated"] for r in of)):.0f}',
+            f'{100 * 8 * sum(r["reevaluated"] for r in of) / sum(r["responses"] for r in of):.1f}',
+            interval(gains(rows, pool, arm)),
+        ]  # fmt: skip
+        lines.append([pool, arm, *mean, *x2])
+    return markdown_table(['pool', 'X2', 'right', 'enter X2', '% of responses', 'gain'], lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('what', nargs='?', default='tables', choices=['pools', 'predict', 'run', 'tables'])
+    parser.add_argument('--hours', type=float, default=24.0, help='start no run after this many hours')
+    given = parser.parse_args()
+    if given.what == 'pools':
+        write_pools()
+    elif given.what == 'predict':
+        replace_part(PLAN, 'prediction', prediction_table() + '\n')
+    elif given.what == 'run':
+        run_missing(given.hours)
+    elif missing := wanted(read_rows()):
+        sys.exit(f'error: {len(missing)} runs are missing; run python -m studies.x2_map.regimes run')
+    else:
+        print(outcome_table(read_rows()))
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,44 @@
+"""Where X2 can pay, built: runs in the plan's order that differ in X2 and the pool alone, and gains by hand."""
+
+import shlex
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from studies.x2_map import regimes
+from studies.x2_map.regimes import ARMS, POOLS, SEEDS, command, gains, late_commands, outcome_table, wanted
+
+
+def test_runs_differ_in_x2_and_the_pool_alone():
+    assert len(wanted([])) == 24 and wanted([])[:6] == [(pool, arm, 401) for pool in POOLS for arm in ARMS]
+    of = {(pool, arm): dict(x.split('=', 1) for x in command(pool, arm, 401, 'x')[4:]) for pool in POOLS for arm in ARMS}
+    plain = of['solved', 'none']
+    for (pool, arm), fields in of.items():
+        changed = {name for name in fields if fields[name] != plain.get(name)} - {'--config.task.train', '--config.evaluate.benchmarks'}
+        assert changed == {f'--config.{name}' for name in ARMS[arm]}
+        assert pool in fields['--config.task.train'] and pool in fields['--config.evaluate.benchmarks']
+    assert ARMS['delayed']['replay.reevaluate_every'] == regimes.WAIT == 20 and regimes.BASE in shlex.join(late_commands()[1])
+
+
+def row(pool, arm, seed, x1, x2=0, reevaluated=0):
+    responses = 8 * (64 * 120 + reevaluated)
+    return {'pool': pool, 'arm': arm, 'seed': seed, 'x1': x1, 'x2': x2, 'reevaluated': reevaluated, 'responses': responses,
+            'correct': [[8] * 4, [12] * 4]}  # fmt: skip
+
+
+def test_a_gain_is_of_mixed_groups_a_response_and_paired_by_seed():
+    rows = [row(pool, 'none', seed, 1000 + seed) for pool in POOLS for seed in SEEDS]
+    rows += [row(pool, arm, seed, 980 + seed, 60 + seed % 3, 700) for pool in POOLS for arm in ('fifo', 'delayed') for seed in SEEDS]
+    by_hand = [100 * ((1040 + seed + seed % 3) / (64 * 120 + 700) * (64 * 120) / (1000 + seed) - 1) for seed in SEEDS]
+    np.testing.assert_allclose(gains(rows, 'raw', 'fifo'), by_hand)
+    low, high = stats.t.interval(0.95, 3, np.mean(by_hand), stats.sem(by_hand))
+    line = f'| raw | delayed | 50.0→75.0 | 9 | 8.4 | {np.mean(by_hand):.1f} ({low:.1f} to {high:.1f}) |'
+    assert line in outcome_table(rows) and '| raw | none | 50.0→75.0 |  |  |  |' in outcome_table(rows)
+
+
+def test_no_table_is_made_while_a_run_is_missing(monkeypatch):
+    monkeypatch.setattr(regimes, 'read_rows', list)
+    monkeypatch.setattr('sys.argv', ['regimes'])
+    with pytest.raises(SystemExit, match='24 runs are missing; run'):
+        regimes.main()
