@@ -1,6 +1,6 @@
 """Where X2 can pay, built (plan_2.md): problems that a late policy mostly solves, and problems as they come.
 
-python -m studies.x2_map.regimes pools            # the problems of both, and the base's answers
+python -m studies.x2_map.regimes pools            # the policy, its answers to 24,000 problems, and the pools
 python -m studies.x2_map.regimes predict          # fits the simulation to those answers; into plan_2.md
 python -m studies.x2_map.regimes run --hours=2    # runs what is missing, one run a core
 python -m studies.x2_map.regimes                  # what came, beside what was predicted
