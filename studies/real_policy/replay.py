@@ -1,0 +1,134 @@
+"""Part 4 (plan_4.md): what replay and prompts that were mixed last bring SmolLM2-135M-Instruct.
+
+python -m studies.real_policy.replay run --hours=2    # runs what is missing, one after the other
+python -m studies.real_policy.replay                  # the tables
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bapo_jax.scores import pass_at_k
+from studies.contrasts import Contrast, holm, paired_both
+from studies.first_proof.rows import markdown_table
+from studies.real_policy.rows import read_rows as of_part_2, row_of, table_of_failures
+from studies.second_proof.arms import DECISIVE, ROOT, SELECTED
+
+ROWS = Path(__file__).with_name('rows_4.jsonl')
+RUNS, SEEDS, SAMPLES = 'runs/real_replay', (0, 1, 2, 3), 8
+ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+    'G': ('grpo', DECISIVE['G'].changes),
+    'R': ('bapo_tuned', {}),
+    'S': ('bapo_tuned', SELECTED['S'].changes),
+}
+CONTRASTS = (('R', 'G'), ('S', 'R'))
+Row = dict[str, Any]
+
+
+def read_rows() -> list[Row]:
+    """The rows of this part, and part 2's two of R."""
+    earlier = [
+        row | {'arm': 'R'}
+        for row in of_part_2()
+        if (row['task'], row['steps'], row['arm']) == ('arithmetic', 60, 'bapo_tuned')
+    ]
+    new = [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()] if ROWS.is_file() else []
+    return [*earlier, *new]
+
+
+def wanted(rows: Sequence[Row]) -> list[tuple[str, int]]:
+    """The runs that are missing, seed by seed."""
+    have = {(row['arm'], row['seed']) for row in rows}
+    return [(arm, seed) for seed in SEEDS for arm in ARMS if (arm, seed) not in have]
+
+
+def command(arm: str, seed: int, workdir: str) -> list[str]:
+    method, changes = ARMS[arm]
+    words = [
+        'python',
+        '-m',
+        'bapo_jax.train',
+        f'--config=configs/arithmetic.py:{method}',
+        f'--workdir={workdir}',
+    ]
+    return [*words, *(f'--config.{field}={value}' for field, value in ({'seed': seed} | changes).items())]
+
+
+def run_missing(hours: float) -> None:
+    last_start = time.monotonic() + 3600 * hours
+    for arm, seed in wanted(read_rows()):
+        if time.monotonic() > last_start:
+            return
+        workdir, began = f'{RUNS}/{arm}_{seed}', time.monotonic()
+        (ROOT / workdir).mkdir(parents=True, exist_ok=True)
+        with (ROOT / workdir / 'output.txt').open('a') as output:
+            words = [sys.executable, *command(arm, seed, workdir)[1:]]
+            subprocess.run(words, cwd=ROOT, check=True, stdout=output, stderr=output)
+        row = row_of(ROOT / workdir, seconds=round(time.monotonic() - began), busy=False) | {'arm': arm}
+        with ROWS.open('a', encoding='utf-8') as file:
+            file.write(json.dumps(row) + '\n')
+        print(f'{arm}, seed {seed}: there', flush=True)
+
+
+def score(row: Row, k: int, part: str = 'trained') -> np.ndarray:
+    """pass@k of each question, in percent; k = 1: the mean of the samples."""
+    return 100 * pass_at_k(np.full(len(row[part]), SAMPLES), np.array(row[part]), k)
+
+
+def contrasts(rows: Sequence[Row]) -> list[tuple[str, int, Contrast]]:
+    """(contrast, k, by seeds and questions) of each; k = 1 is mean@8."""
+    by = {(row['arm'], row['seed']): row for row in rows}
+    return [
+        (f'{a} - {b}', k, paired_both('', np.stack([score(by[a, s], k) - score(by[b, s], k) for s in SEEDS])))
+        for a, b in CONTRASTS
+        for k in (1, SAMPLES)
+    ]
+
+
+def contrasts_table(rows: Sequence[Row]) -> str:
+    found = contrasts(rows)
+    lines = []
+    for (name, k, c), rejected in zip(found, holm([c.p for _, _, c in found], 0.05), strict=True):
+        word = 'open' if not rejected else 'helps' if c.mean > 0 else 'harms'
+        low, high = c.interval95
+        lines.append(
+            [name, 'mean@8' if k == 1 else 'pass@8', f'{c.mean:.1f} ({low:.1f} to {high:.1f})', word]
+        )
+    return markdown_table(['contrast', 'score', 'points, 95 %', ''], lines)
+
+
+def rises_table(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in sorted(rows, key=lambda row: (row['arm'], row['seed'])):
+        cells = [f'{score(row, k, "base").mean():.1f} → {score(row, k).mean():.1f}' for k in (1, SAMPLES)]
+        lines.append([row['arm'], str(row['seed']), *cells])
+    return markdown_table(['arm', 'seed', 'mean@8', 'pass@8'], lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('what', nargs='?', default='tables', choices=['run', 'tables'])
+    parser.add_argument('--hours', type=float, default=24.0, help='start no run after this many hours')
+    given = parser.parse_args()
+    if given.what == 'run':
+        run_missing(given.hours)
+    elif missing := wanted(rows := read_rows()):
+        sys.exit(f'error: {len(missing)} runs are missing; run python -m studies.real_policy.replay run')
+    else:
+        for table in (contrasts_table(rows), rises_table(rows), table_of_failures(rows)):
+            print(table, end='\n\n')
+
+
+if __name__ == '__main__':
+    main()
