@@ -71,8 +71,9 @@ def export(
     files name a local base by its path; with a `name`, that of a repository, by the path's last part.
 
     Raises FileExistsError if `output` is not empty, FileNotFoundError if there is no policy or no base, and
-    ValueError if the policy or the tokenizer does not belong to the base's model, the dtype is unknown, or a
-    record of the run is damaged. Then nothing is left at `output`.
+    ValueError if the policy or the tokenizer does not belong to the base's model, the dtype is unknown, an
+    adapter's files cannot say what the run needs, or a record of the run is damaged. Then nothing is left at
+    `output`.
     """
     checkpoint, output = checkpoint.absolute(), output.absolute()
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
@@ -96,6 +97,11 @@ def export(
         )
     if adapter and (model.adapter is None or policy.kind == PUBLISHED and not policy.adapter):
         raise ValueError(f'--adapter: {checkpoint} has no adapter (model.adapter.rank); leave --adapter out')
+    if adapter and 'rope_theta' in stated:
+        raise ValueError(
+            f"--adapter: the run has model.rope_theta={stated['rope_theta']:g}, which an adapter's files "
+            'cannot say; leave --adapter out to export the merged weights'
+        )
     alone = _adapter_alone(policy, base, model.adapter.rank) if adapter else None
     card = _card(
         policy, checkpoint, base, given, name or output.name, dtype, model.vision is not None, tokenizer,

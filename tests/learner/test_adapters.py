@@ -263,3 +263,10 @@ def test_a_run_of_an_adapter_goes_on_bit_for_bit_and_its_exports_are_its_policy(
     assert not adapter and len(changed) == 7 * read_config(config.model.path).num_layers
     with pytest.raises(ValueError, match='--adapter: .* has no adapter'):
         export(tmp_path / 'merged', tmp_path / 'none', adapter=True)
+    recorded = tmp_path / 'whole' / 'config.json'
+    said = json.loads(recorded.read_text('utf-8'))
+    said['model']['rope_theta'] = 4e4
+    recorded.write_text(json.dumps(said))
+    with pytest.raises(ValueError, match='model.rope_theta=40000, .* leave --adapter out'):
+        export(tmp_path / 'whole', tmp_path / 'none', adapter=True)
+    assert not (tmp_path / 'none').exists()
