@@ -112,7 +112,7 @@ def costs(workdir: Path) -> Row:
             found['seconds'].append(round(seconds, 1))
     of = [row for row in logged if row['step'] > EVALUATED]
     return found | {
-        'updates': sum(row['actor/updates'] for row in logged),
+        'updates': sum(row.get('actor/updates', 0) for row in logged),
         'groups': {
             origin: round(sum(row.get(f'bapo/{origin}_groups', 0) for row in of) / len(of), 2)
             for origin in ('x1', 'x2', 'x3', 'replay')
