@@ -7,6 +7,7 @@ Run from the root of the repository. A row of rows.jsonl is a run of bapo_jax.tr
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import hashlib
 import importlib.metadata
@@ -18,8 +19,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-
-from absl import app, flags
 
 from bapo_jax.run.log.metrics import read_metrics
 from benchmarks.cores import on_each_core
@@ -41,8 +40,6 @@ from studies.six_ways.ways import (
 )
 
 FILE = Path(__file__).with_name('rows.jsonl')
-FLAGS = flags.FLAGS
-flags.DEFINE_float('hours', 24.0, 'Start no run after this many hours.')
 
 
 def read_rows() -> list[Row]:
@@ -120,8 +117,10 @@ def costs(workdir: Path) -> Row:
     }
 
 
-def main(_) -> None:
-    rows, last_start = read_rows(), time.monotonic() + 3600 * FLAGS.hours
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--hours', type=float, default=24.0, help='start no run after this many hours')
+    rows, last_start = read_rows(), time.monotonic() + 3600 * parser.parse_args().hours
     write_problems()
     if not (ROOT / WEAK_BASE / 'model.safetensors').is_file():
         subprocess.run([sys.executable, *WEAK_BASE_COMMAND.split()[1:]], cwd=ROOT, check=True)
@@ -142,4 +141,4 @@ def main(_) -> None:
 
 
 if __name__ == '__main__':
-    app.run(main)
+    main()
