@@ -22,12 +22,6 @@ from studies.first_proof.rows import (
 
 # The axes along which each method is at its own best.
 AXES_OF_METHODS = ('filter', 'learning rate', 'sources', 'reuse', 'updates', 'anchor', 'paper')
-# The settings whose levels stand on the page.
-SCORED = {
-    'weak': ('grpo', 'grpo_one_update_lr2e-4', 'paper_lr4e-4', 'wide', 'wide_no_x2'),
-    'quickstart': ('grpo', 'x1_only', 'no_x3', 'wide', 'wide_no_x2'),
-}
-
 DIAGNOSTICS = (
     ('updates', ('actor/updates',)),
     ('groups X1 / X2 / X3', ('bapo/x1_groups', 'bapo/x2_groups', 'bapo/x3_groups')),
@@ -54,7 +48,7 @@ def page_text(rows: Rows, x2_answers: Path, weak_base: str) -> str:
     sets = row_sets(rows)
     page = [
         fill(head, sets, head_facts(rows, weak_base)),
-        fill(answer, sets, answer_facts(rows) | {'score_table': score_table(rows)})
+        fill(answer, sets, answer_facts(rows))
         if enough(rows)
         else f'{answer.splitlines()[0]}\n\nToo few rows yet.\n',
         fill(decision, sets, decision_facts(rows)),
@@ -128,19 +122,6 @@ def verdict(rows: Rows, bapo: str, grpo: str) -> str:
 def joined(kind: tuple[str, ...]) -> str:
     """Benchmarks as a title; of a file of problems its stem."""
     return ' + '.join(Path(benchmark).stem for benchmark in kind)
-
-
-def score_table(rows: Rows) -> str:
-    """The levels behind the differences: GRPO, BAPO, its parts and the paper's settings, on CD-34."""
-    lines = []
-    for base, names in SCORED.items():
-        mine = [row for row in rows if row['base'] == base]
-        for name in names:
-            if of(mine, name):
-                right = accuracies(mine, name, ('cd34',))
-                scores = (spread(*spread_of(share)) for share in (right, right > 0))
-                lines.append([base, name, str(len(right)), *scores])
-    return markdown_table(['from', 'setting', 'seeds', 'CD-34 mean@32', 'CD-34 pass@32'], lines)
 
 
 def setting_table(rows: Rows, reference: str) -> str:
