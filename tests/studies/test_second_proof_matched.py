@@ -57,11 +57,16 @@ def test_sealed_answers_cannot_be_read_and_come_back_whole():
         opened(closed | {'sha256': 'x'})
 
 
-def test_no_table_is_made_while_a_run_is_missing(rows, monkeypatch):
-    monkeypatch.setattr(matched, 'read_rows', lambda: rows[:-1])
+def test_no_answer_is_read_while_a_run_is_missing(rows, monkeypatch, capsys):
+    """That part 1 repeats is seen by a hash."""
+    *others, last, again = rows
     monkeypatch.setattr(matched, 'opened', lambda row: pytest.fail('answers were read'))
-    with pytest.raises(SystemExit, match='1 runs are missing'):
-        matched.main()
+    changed = sealed(row('repeat', 'R', 5e-5, 201, 0.33))
+    for there, said in (([*others, again], 'run repeats.'), ([*others, changed], 'does not repeat.'), ([*others, last], '')):
+        monkeypatch.setattr(matched, 'read_rows', lambda: there)
+        with pytest.raises(SystemExit, match='1 runs are missing'):
+            matched.main()
+        assert said in (out := capsys.readouterr().out) and bool(out) == bool(said)
 
 
 def test_an_interval_by_seeds_and_problems_by_hand():
