@@ -11,6 +11,7 @@ from scipy.special import stdtr, stdtrit
 from bapo_jax.report import contrast
 from bapo_jax.report.contrast import mean_interval as mean_interval
 from bapo_jax.report.contrast import p_of_mean, t_interval
+from bapo_jax.scores import pass_at_k
 
 
 class Contrast(NamedTuple):
@@ -40,10 +41,13 @@ def paired_both(name: str, differences: np.ndarray) -> Contrast:
     both = over_seeds + d.mean(axis=0).var(ddof=1) / d.shape[1] - d.var(ddof=1) / d.size
     mean, error, free = float(d.mean()), float(np.sqrt(max(both, over_seeds))), len(d) - 1
     p = 2 * float(stdtr(free, -abs(mean) / error)) if error else float(mean == 0)
-    ends = (
-        (mean - half, mean + half) for half in (error * float(stdtrit(free, q)) for q in (0.95, 0.975))
-    )
+    ends = ((mean - half, mean + half) for half in (error * float(stdtrit(free, q)) for q in (0.95, 0.975)))
     return Contrast(name, mean, p, *ends)
+
+
+def of_questions(correct: Sequence[int], samples: int, k: int) -> np.ndarray:
+    """pass@k of each question in percent; k = 1 gives the mean of its samples."""
+    return 100 * pass_at_k(np.full(len(correct), samples), np.array(correct), k)
 
 
 def holm(ps: Sequence[float], alpha: float) -> list[bool]:

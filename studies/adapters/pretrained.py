@@ -30,9 +30,9 @@ from bapo_jax.models.parameters import parted
 from bapo_jax.policies import find_policy
 from bapo_jax.report.contrast import t_interval
 from bapo_jax.run.log.metrics import read_metrics
-from bapo_jax.scores import pass_at_k
 from bapo_jax.weights.publish import publish
 from benchmarks.host.load import cpu_name
+from studies.contrasts import of_questions
 from studies.real_policy import rows as real_policy
 
 HERE = Path(__file__).resolve().parent
@@ -128,7 +128,7 @@ def append(row: Row) -> None:
 
 def score(row: Row, k: int, part: str = 'trained') -> np.ndarray:
     """pass@k of each question, in percent; k = 1: the mean of the samples."""
-    return 100 * pass_at_k(np.full(len(row[part]), SAMPLES), np.array(row[part]), k)
+    return of_questions(row[part], SAMPLES, k)
 
 
 def best_rate(adapters: Sequence[Row]) -> float:

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bapo_jax.scores import pass_at_k
-from studies.contrasts import Contrast, holm, paired_both
+from studies.contrasts import Contrast, holm, of_questions, paired_both
 from studies.first_proof.rows import markdown_table
 from studies.real_policy.rows import read_rows as of_part_2, row_of, table_of_failures
 from studies.second_proof.arms import DECISIVE, ROOT, SELECTED
@@ -81,7 +80,7 @@ def run_missing(hours: float) -> None:
 
 def score(row: Row, k: int, part: str = 'trained') -> np.ndarray:
     """pass@k of each question, in percent; k = 1: the mean of the samples."""
-    return 100 * pass_at_k(np.full(len(row[part]), SAMPLES), np.array(row[part]), k)
+    return of_questions(row[part], SAMPLES, k)
 
 
 def contrasts(rows: Sequence[Row]) -> list[tuple[str, int, Contrast]]:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bapo_jax.scores import pass_at_k
-from studies.contrasts import Contrast, holm, mean_interval, paired, paired_both
+from studies.contrasts import Contrast, holm, mean_interval, of_questions, paired, paired_both
 from studies.first_proof.grid import WEAK_BASE
 from studies.first_proof.rows import markdown_table
 from studies.second_proof.analysis import ALPHA, KS, interval, mean_of, scores, trained, verdict
@@ -69,16 +68,15 @@ def of_cell(rows: Sequence[Row], cell: Cell) -> list[Row]:
     ]
 
 
-def of_problems(row: Row, k: int) -> np.ndarray:
-    """pass@k of each problem in percent."""
-    correct = np.array(row['correct'])
-    return 100 * pass_at_k(np.full(len(correct), row['samples']), correct, k)
-
-
 def differences(rows: Sequence[Row], a: Cell, b: Cell, k: int) -> np.ndarray:
     """a - b in points, [seeds, problems]."""
     pairs = zip(of_cell(rows, a), of_cell(rows, b), strict=True)
-    return np.stack([of_problems(x, k) - of_problems(y, k) for x, y in pairs])
+    return np.stack(
+        [
+            of_questions(x['correct'], x['samples'], k) - of_questions(y['correct'], y['samples'], k)
+            for x, y in pairs
+        ]
+    )
 
 
 def contrasts(rows: Sequence[Row]) -> list[tuple[str, int, Contrast, Contrast]]:
