@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -32,7 +31,8 @@ from bapo_jax.report.contrast import t_interval
 from bapo_jax.run.log.metrics import read_metrics
 from bapo_jax.weights.publish import publish
 from benchmarks.host.load import cpu_name
-from studies.contrasts import of_questions
+from studies.lib.contrasts import of_questions
+from studies.lib.rows import Row, append_row, markdown_table, rows_in
 from studies.real_policy import rows as real_policy
 
 HERE = Path(__file__).resolve().parent
@@ -41,7 +41,6 @@ MODEL = 'pretrained/SmolLM2-135M-Instruct'
 ADAPTER = {'rank': 16, 'alpha': 32}
 SAMPLES, SCAN_SEED, SEEDS = 8, 0, (0, 1)
 COST_STEPS = 3
-Row = dict[str, Any]
 
 
 # ---- rows
@@ -114,15 +113,6 @@ def bytes_in(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.rglob('*') if file.is_file())
 
 
-def read_rows() -> list[Row]:
-    return [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()] if ROWS.is_file() else []
-
-
-def append(row: Row) -> None:
-    with ROWS.open('a', encoding='utf-8') as file:
-        file.write(json.dumps(row) + '\n')
-
-
 # ---- tables
 
 
@@ -138,11 +128,11 @@ def best_rate(adapters: Sequence[Row]) -> float:
 
 
 def scores_table(rows: Sequence[Row]) -> str:
-    lines = ['| arm | rate | seed | mean@8 | pass@8 |', '|---|---|---|---|---|']
+    lines = []
     for row in rows:
         cells = [f'{score(row, k, "base").mean():.1f} → {score(row, k).mean():.1f}' for k in (1, SAMPLES)]
-        lines.append(f'| {row["arm"]} | {row["rate"]:g} | {row["seed"]} | {" | ".join(cells)} |')
-    return '\n'.join(lines)
+        lines.append([row['arm'], f'{row["rate"]:g}', str(row['seed']), *cells])
+    return markdown_table(['arm', 'rate', 'seed', 'mean@8', 'pass@8'], lines)
 
 
 def differences(adapters: Sequence[Row], full: Sequence[Row]) -> dict[tuple[int, int], np.ndarray]:
@@ -158,14 +148,14 @@ def differences(adapters: Sequence[Row], full: Sequence[Row]) -> dict[tuple[int,
 
 
 def differences_table(found: dict[tuple[int, int], np.ndarray]) -> str:
-    lines = ['| seed | mean@8 | pass@8 |', '|---|---|---|']
+    lines = []
     for seed in sorted({seed for seed, _ in found}):
         cells = [
             '{:.1f} ({:.1f} to {:.1f})'.format(d.mean(), *t_interval(d))
             for d in (found[seed, 1], found[seed, SAMPLES])
         ]
-        lines.append(f'| {seed} | {" | ".join(cells)} |')
-    return '\n'.join(lines)
+        lines.append([str(seed), *cells])
+    return markdown_table(['seed', 'mean@8', 'pass@8'], lines)
 
 
 def outcome(found: dict[tuple[int, int], np.ndarray]) -> str:
@@ -180,20 +170,19 @@ def outcome(found: dict[tuple[int, int], np.ndarray]) -> str:
 
 def costs_table(rows: Sequence[Row]) -> str:
     lines = [
-        '| arm | trained parameters | peak, GB | a checkpoint, MB | published, MB | a sync, ms | an update, s |',
-        '|---|---|---|---|---|---|---|',
-    ]
-    for row in rows:
-        lines.append(
-            f'| {row["costs"]} | {row["trained_parameters"]:,} | {row["peak_bytes"] / 1e9:.2f} | '
-            f'{row["checkpoint_bytes"] / 1e6:,.1f} | {row["published_bytes"] / 1e6:,.1f} | {1e3 * row["sync_s"]:.0f} | '
-            f'{row["update_s"]:.2f} |'
-        )
-    return '\n'.join(lines)
+        [
+            row['costs'], f'{row["trained_parameters"]:,}', f'{row["peak_bytes"] / 1e9:.2f}',
+            f'{row["checkpoint_bytes"] / 1e6:,.1f}', f'{row["published_bytes"] / 1e6:,.1f}',
+            f'{1e3 * row["sync_s"]:.0f}', f'{row["update_s"]:.2f}',
+        ]
+        for row in rows
+    ]  # fmt: skip
+    titles = ['a checkpoint, MB', 'published, MB', 'a sync, ms', 'an update, s']
+    return markdown_table(['arm', 'trained parameters', 'peak, GB', *titles], lines)
 
 
 def tables() -> dict[str, str]:
-    rows = read_rows()
+    rows = rows_in(ROWS)
     adapters, full = [row for row in rows if 'arm' in row], of_all_weights()
     found = differences(adapters, full)
     return {
@@ -209,13 +198,13 @@ def tables() -> dict[str, str]:
 def main(argv: Sequence[str]) -> None:
     if '--costs' in argv:
         for arm in ('all', 'adapter'):
-            append(costs_of(arm))
+            append_row(ROWS, costs_of(arm))
         return
-    there = {(row['rate'], row['seed']) for row in read_rows() if 'arm' in row}
+    there = {(row['rate'], row['seed']) for row in rows_in(ROWS) if 'arm' in row}
     for run in argv:
         row = row_of(Path(run))
         if (row['rate'], row['seed']) not in there:
-            append(row)
+            append_row(ROWS, row)
     if not argv:
         for name, lines in tables().items():
             replace_part(PAGE, name, lines + '\n')

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,8 @@ from bapo_jax.report.contrast import p_of_mean, t_interval
 from bapo_jax.run.log.metrics import read_metrics
 from bapo_jax.scores import pass_at_k
 from benchmarks.host.load import cpu_name
-from studies.contrasts import holm
+from studies.lib.contrasts import holm
+from studies.lib.rows import Row, append_row, markdown_table, rows_in
 
 HERE = Path(__file__).resolve().parent
 ROWS, PAGE = HERE / 'rows.jsonl', HERE / 'page.md'
@@ -29,7 +29,6 @@ SCAN_SEED, SEEDS = 0, (1, 2, 3)
 MATCHED = 5e-5
 MOST_LOST = -2.0  # points of pass@8 on cd34 that the best rate may lose
 CLOSE = 3.0  # points of mean@8 within which the arms are as good
-Row = dict[str, Any]
 
 
 def row_of(run: Path) -> Row:
@@ -73,7 +72,7 @@ def change(row: Row, k: int) -> float:
 
 
 def scan_table(rows: Sequence[Row]) -> str:
-    lines = ['| arm | rate | mean@8 | pass@8 | |', '|---|---|---|---|---|']
+    lines = []
     for row in sorted(rows, key=lambda row: (row['arm'] != 'all', row['rate'])):
         if row['seed'] == SCAN_SEED:
             cells = [
@@ -81,8 +80,8 @@ def scan_table(rows: Sequence[Row]) -> str:
                 for k in (1, 8)
             ]
             best = 'best' if row['rate'] == best_rate(rows, row['arm']) else ''
-            lines.append(f'| {row["arm"]} | {row["rate"]:g} | {" | ".join(cells)} | {best} |')
-    return '\n'.join(lines)
+            lines.append([row['arm'], f'{row["rate"]:g}', *cells, best])
+    return markdown_table(['arm', 'rate', 'mean@8', 'pass@8', ''], lines)
 
 
 def differences(rows: Sequence[Row]) -> dict[tuple[str, str, int], np.ndarray]:
@@ -111,15 +110,15 @@ def contrast_table(rows: Sequence[Row]) -> str:
         way: dict(zip(found, holm([p_of_mean(values(d)) for d in found.values()], 0.05), strict=True))
         for way, values in over.items()
     }
-    lines = ['| rates | score | points | by seeds | by problems |', '|---|---|---|---|---|']
+    lines = []
     for (name, benchmark, k), d in found.items():
         cells = [
             interval(values(d)) + (' *' if excluded[way][name, benchmark, k] else '')
             for way, values in over.items()
         ]
         measure = f'{benchmark} {"pass" if k > 1 else "mean"}@8'
-        lines.append(f'| {name} | {measure} | {d.mean():.1f} | {" | ".join(cells)} |')
-    return '\n'.join(lines)
+        lines.append([name, measure, f'{d.mean():.1f}', *cells])
+    return markdown_table(['rates', 'score', 'points', 'by seeds', 'by problems'], lines)
 
 
 def interval(values: np.ndarray, show: Callable[[float], str] = '{:.1f}'.format) -> str:
@@ -141,20 +140,16 @@ def outcome(rows: Sequence[Row]) -> str:
 
 
 def costs_table(rows: Sequence[Row]) -> str:
-    lines = ['| arm | a checkpoint, MB | a sync, ms | a step, s |', '|---|---|---|---|']
+    lines = []
     for arm in ('all', 'adapter'):
         of = [row for row in rows if row['arm'] == arm]
         size, sync, step = (np.median([row[name] for row in of]) for name in ('bytes', 'sync_s', 'step_s'))
-        lines.append(f'| {arm} | {size / 1e6:.2f} | {1e3 * sync:.1f} | {step:.2f} |')
-    return '\n'.join(lines)
-
-
-def read_rows() -> list[Row]:
-    return [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()] if ROWS.is_file() else []
+        lines.append([arm, f'{size / 1e6:.2f}', f'{1e3 * sync:.1f}', f'{step:.2f}'])
+    return markdown_table(['arm', 'a checkpoint, MB', 'a sync, ms', 'a step, s'], lines)
 
 
 def tables() -> dict[str, str]:
-    rows = read_rows()
+    rows = rows_in(ROWS)
     return {
         'rates': scan_table(rows), 'differences': contrast_table(rows), 'costs': costs_table(rows),
         'outcome': f'**{outcome(rows)}**',
@@ -162,12 +157,11 @@ def tables() -> dict[str, str]:
 
 
 def main(runs: Sequence[str]) -> None:
-    there = {(row['arm'], row['rate'], row['seed']) for row in read_rows()}
+    there = {(row['arm'], row['rate'], row['seed']) for row in rows_in(ROWS)}
     for run in runs:
         row = row_of(Path(run))
         if (row['arm'], row['rate'], row['seed']) not in there:
-            with ROWS.open('a', encoding='utf-8') as file:
-                file.write(json.dumps(row) + '\n')
+            append_row(ROWS, row)
     if not runs:
         for name, lines in tables().items():
             replace_part(PAGE, name, lines + '\n')

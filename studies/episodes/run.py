@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from studies.lib.rows import Row, append_row, markdown_table, rows_in
+
 FOLDER, RUNS = Path(__file__).parent, Path('runs/episodes')
 ROWS, PAGE = FOLDER / 'rows.jsonl', FOLDER / 'page.md'
 ARMS, SEEDS = ('tool', 'alone'), (0, 1)
@@ -28,12 +30,12 @@ LEARNS, HELPS = 8.0, 2.0  # points of mean@8
 def main() -> None:
     if '--page' not in sys.argv[1:]:
         steps = steps_that_fit()
-        done = {(row['arm'], row['seed']) for row in read_rows()}
+        done = {(row['arm'], row['seed']) for row in rows_in(ROWS)}
         for seed in SEEDS:
             for arm in ARMS:
                 if (arm, seed) not in done:
                     measure(arm, seed, steps)
-    PAGE.write_text(page(read_rows()), 'utf-8')
+    PAGE.write_text(page(rows_in(ROWS)), 'utf-8')
 
 
 def command(arm: str, seed: int, workdir: Path, *more: str) -> list[str]:
@@ -47,7 +49,7 @@ def train(*arguments: Any) -> None:
     subprocess.run(command(*arguments), check=True, env={**os.environ, 'JAX_NUM_CPU_DEVICES': '2'})
 
 
-def metrics(workdir: Path) -> list[dict[str, Any]]:
+def metrics(workdir: Path) -> list[Row]:
     rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text('utf-8').splitlines()]
     return [row for row in rows if 'timing_s/step' in row]
 
@@ -72,11 +74,10 @@ def measure(arm: str, seed: int, steps: int) -> None:
         **{when: scores(workdir / 'evals' / f'{step:06d}.json') for when, step in (('before', 0), ('after', steps))},
         'command': ' '.join(['python', *command(arm, seed, workdir, *more)[1:]]), 'date': time.strftime('%Y-%m-%d'),
     }  # fmt: skip
-    with ROWS.open('a', encoding='utf-8') as file:
-        file.write(json.dumps(row) + '\n')
+    append_row(ROWS, row)
 
 
-def ends(logged: list[dict[str, Any]], name: str) -> list[float]:
+def ends(logged: list[Row], name: str) -> list[float]:
     """The mean of a metric over the first and the last ten steps; 0 where it is not logged."""
     return [round(float(np.mean([r.get(name, 0) for r in part])), 3) for part in (logged[:10], logged[-10:])]
 
@@ -86,16 +87,12 @@ def scores(file: Path) -> dict[str, dict[str, float]]:
     return {name: {m: found[name][m] for m in ('mean', 'pass')} for name in BENCHMARKS}
 
 
-def read_rows() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()] if ROWS.is_file() else []
-
-
-def rise(row: dict[str, Any]) -> float:
+def rise(row: Row) -> float:
     """Of mean@8 on cd34, in points."""
     return 100 * (row['after']['cd34']['mean'] - row['before']['cd34']['mean'])
 
 
-def verdict(rows: list[dict[str, Any]]) -> str:
+def verdict(rows: list[Row]) -> str:
     """What plan.md concludes from all runs."""
     of = {(row['arm'], row['seed']): row for row in rows}
     if missing := [f'{arm} {seed}' for arm in ARMS for seed in SEEDS if (arm, seed) not in of]:
@@ -111,21 +108,22 @@ def verdict(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def page(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        '# Episodes: a small policy with a calculator', '', 'By the rules of [plan.md](plan.md). ' + verdict(rows), '',
-        '| arm | seed | steps | minutes | cd34 mean@8 | pass@8 | cd4 mean@8 | pass@8 | replies | without an answer |',
-        '|---|---|---|---|---|---|---|---|---|---|',
-    ]  # fmt: skip
+def page(rows: list[Row]) -> str:
+    lines = []
     for row in sorted(rows, key=lambda row: (row['seed'], -ARMS.index(row['arm']))):
         cells = [
-            f'{100 * row["before"][name][m]:.1f} → {100 * row["after"][name][m]:.1f}' for name in BENCHMARKS for m in ('mean', 'pass')
+            f'{100 * row["before"][name][m]:.1f} → {100 * row["after"][name][m]:.1f}'
+            for name in BENCHMARKS
+            for m in ('mean', 'pass')
         ]
         both = [f'{row[name][0]:g} → {row[name][1]:g}' for name in ('replies', 'unparseable')]
-        cells = [f'`{row["arm"]}`', row['seed'], row['steps'], f'{row["seconds"] / 60:.0f}', *cells, *both]
-        lines.append(f'| {" | ".join(map(str, cells))} |')
+        minutes = f'{row["seconds"] / 60:.0f}'
+        lines.append([f'`{row["arm"]}`', str(row['seed']), str(row['steps']), minutes, *cells, *both])
+    titles = ['arm', 'seed', 'steps', 'minutes', 'cd34 mean@8', 'pass@8', 'cd4 mean@8', 'pass@8', 'replies', 'without an answer']
     return '\n'.join([
-        *lines, '', 'Replies are per response and answers missing per step of 512 responses, in the first and last ten steps.', '',
+        '# Episodes: a small policy with a calculator', '', 'By the rules of [plan.md](plan.md). ' + verdict(rows), '',
+        markdown_table(titles, lines), '',
+        'Replies are per response and answers missing per step of 512 responses, in the first and last ten steps.', '',
     ])  # fmt: skip
 
 

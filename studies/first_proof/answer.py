@@ -13,13 +13,13 @@ from studies.first_proof.rows import (
     accuracies,
     held_out,
     less_as_text,
-    markdown_table,
     of,
     percent,
     spent,
     spread,
     spread_of,
 )
+from studies.lib.rows import markdown_table
 
 TRAINED_ON = {  # base -> what its runs train on
     'weak_four': '4 numbers',

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from studies.first_proof.rows import Rows, accuracies, held_out, less, markdown_table, of, percent, spread
+from studies.first_proof.rows import Rows, accuracies, held_out, less, of, percent, spread
+from studies.lib.rows import markdown_table
 
 
 class Choice(NamedTuple):

@@ -17,8 +17,19 @@ from studies.first_proof.argument import fill, row_sets, sections
 from studies.first_proof.decision import decision_facts
 from studies.first_proof.restated import all_rows
 from studies.first_proof.rows import (
-    Rows, accuracies, best, evaluated_at, held_out, less, markdown_table, of, percent, spent, spread, spread_of,
-)  # fmt: skip
+    Rows,
+    accuracies,
+    best,
+    evaluated_at,
+    held_out,
+    less,
+    of,
+    percent,
+    spent,
+    spread,
+    spread_of,
+)
+from studies.lib.rows import markdown_table
 
 # The axes along which each method is at its own best.
 AXES_OF_METHODS = ('filter', 'learning rate', 'sources', 'reuse', 'updates', 'anchor', 'paper')

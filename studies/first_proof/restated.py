@@ -16,9 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from bapo_jax.machine.files import replace_part
-from studies.contrasts import Contrast, holm, paired
 from studies.first_proof.answer import TOGETHER
-from studies.first_proof.rows import Rows, accuracies, difference, held_out, markdown_table, of
+from studies.first_proof.rows import Rows, accuracies, difference, held_out, of
+from studies.lib.contrasts import Contrast, holm, paired
+from studies.lib.rows import markdown_table
 
 ROWS, README = (Path(__file__).with_name(name) for name in ('rows.jsonl', 'README.md'))
 ALPHA = 0.05

@@ -142,8 +142,3 @@ def percent(x: float) -> str:
 
 def spread(mean: float, low: float, high: float) -> str:
     return f'{percent(mean)} ({percent(low)} to {percent(high)})'
-
-
-def markdown_table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    first, *rest = ('| ' + ' | '.join(cells) + ' |' for cells in (titles, *lines))
-    return '\n'.join([first, '|---' * len(titles) + '|', *rest])

@@ -14,14 +14,9 @@ to measure it again); page.py makes the page.
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
 import json
-import os
 import shlex
 import shutil
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -33,8 +28,6 @@ from absl import app, flags
 from bapo_jax.machine.files import write_text
 from bapo_jax.run.log.metrics import read_metrics
 from bapo_jax.tasks.countdown.problems import generate, problem_key, test_problems
-from benchmarks.cores import on_each_core
-from benchmarks.host.load import cpu_name
 from studies.first_proof.grid import (
     HELD_OUT,
     WEAK_BASE,
@@ -45,6 +38,8 @@ from studies.first_proof.grid import (
     settings,
 )
 from studies.first_proof.page import write_page
+from studies.lib.rows import ROOT, rows_in
+from studies.lib.runner import call, made_by, make_policy, measure_all
 
 FLAGS = flags.FLAGS
 flags.DEFINE_float('hours', 24.0, 'Start no row after this many hours.')
@@ -52,7 +47,6 @@ flags.DEFINE_list('only', [], 'Names of settings; default: all.')
 flags.DEFINE_bool('print_only', False, 'Run nothing.')
 
 STUDY = Path(__file__).resolve().parent
-ROOT = STUDY.parents[1]
 ROWS, RUNS = STUDY / 'rows.jsonl', ROOT / 'runs' / 'first_proof'
 SEEDS, MORE_SEEDS = (1, 2, 3), (4, 5)  # the second: for GRPO, BAPO, its ablations, and what led with three
 
@@ -102,24 +96,12 @@ def measure(item: tuple[Setting, int]) -> dict[str, Any]:
     """Trains and evaluates one setting with one seed; returns its row."""
     setting, seed = item
     workdir = RUNS / f'{setting.base}_{setting.name}_{seed}'
-    workdir.mkdir(parents=True, exist_ok=True)  # a run that was interrupted is continued
-    # Many runs share a few compiled programs.
-    environment = os.environ | {'JAX_COMPILATION_CACHE_DIR': str(RUNS / 'cache'), 'JAX_PLATFORMS': 'cpu'}
-    with (workdir / 'output.txt').open('a') as output:
-        for words in commands(setting, seed, str(workdir.relative_to(ROOT))):
-            subprocess.run(
-                [sys.executable, *words[1:]],
-                cwd=ROOT,
-                env=environment,
-                check=True,
-                stdout=output,
-                stderr=output,
-            )
+    for words in commands(setting, seed, str(workdir.relative_to(ROOT))):
+        call(words, workdir)
     base = [WEAK_BASE_COMMAND] if setting.changes.get('model.path') == WEAK_BASE else []
     row = {
         **setting._asdict(), 'seed': seed, **story(workdir, setting),
-        'cpu': cpu_name(), 'jax': importlib.metadata.version('jax'), 'date': datetime.date.today().isoformat(),
-        'commands': [*base, *map(shlex.join, commands(setting, seed, 'runs/x'))],
+        **made_by(), 'commands': [*base, *map(shlex.join, commands(setting, seed, 'runs/x'))],
     }  # fmt: skip
     shutil.rmtree(workdir / 'checkpoints')
     return row
@@ -179,7 +161,7 @@ def diagnostics(logged: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main(_) -> None:
-    rows = [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()] if ROWS.is_file() else []
+    rows = rows_in(ROWS)
     have = {(row['base'], row['name'], row['seed']) for row in rows}
     missing = [
         (s, seed) for s, seed in rows_wanted() if (s.base, s.name, seed) not in have and not FLAGS.print_only
@@ -187,32 +169,9 @@ def main(_) -> None:
     print(f'{len(rows)} rows are there, {len(missing)} to go', flush=True)
     RUNS.mkdir(parents=True, exist_ok=True)
     write_problems()
-    if missing and not (ROOT / WEAK_BASE / 'model.safetensors').is_file():
-        subprocess.run(
-            [sys.executable, *WEAK_BASE_COMMAND.split()[1:]],
-            cwd=ROOT,
-            check=True,
-            env=os.environ | {'JAX_PLATFORMS': 'cpu'},
-        )
-    last_start = time.monotonic() + 3600 * FLAGS.hours
-
-    def work(item: tuple[Setting, int]) -> dict[str, Any] | None:
-        return measure(item) if time.monotonic() < last_start else None
-
-    for row in on_each_core(work, missing):
-        if row is None:
-            continue
-        rows.append(row)
-        with ROWS.open('a', encoding='utf-8') as f:
-            f.write(json.dumps(row) + '\n')
-        scores = '   '.join(
-            f'{name} {100 * s["mean"]:.1f} / {100 * s["pass"]:.1f}' for name, s in row['final'].items()
-        )
-        print(
-            f'{len(rows)} rows   {row["base"]} {row["name"]}, seed {row["seed"]}: {scores}   '
-            f'{row["seconds"]} s',
-            flush=True,
-        )
+    if missing:
+        make_policy(WEAK_BASE, WEAK_BASE_COMMAND)
+    rows += measure_all(ROWS, missing, measure, time.monotonic() + 3600 * FLAGS.hours)
     if rows:  # once, at the end: after every row it would take a core from the runs
         write_page(rows, STUDY, WEAK_BASE_COMMAND)
 

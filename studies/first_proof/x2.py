@@ -39,6 +39,7 @@ from bapo_jax.rollout.inprocess.room import Limits
 from bapo_jax.run.checkpoint import Checkpoints
 from bapo_jax.run.directory import read_run_config, settings_of
 from studies.first_proof.grid import BASES, CENTRE, Setting, commands
+from studies.lib.rows import ROOT
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum(
@@ -47,7 +48,6 @@ flags.DEFINE_enum(
 flags.DEFINE_integer('samples', 64, 'Fresh responses of each policy to each prompt.')
 
 STUDY = Path(__file__).resolve().parent
-ROOT = STUDY.parents[1]
 ANSWERS = STUDY / 'x2.json'
 
 

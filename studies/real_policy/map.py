@@ -20,7 +20,6 @@ import sys
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from bapo_jax.scores import wilson_interval
 from bapo_jax.tasks import arithmetic
 from bapo_jax.tasks.countdown import problems as countdown_problems
 from benchmarks.host.load import cpu_name
+from studies.lib.rows import Row, append_row, markdown_table, rows_in
 
 HERE = Path(__file__).resolve().parent
 ROWS, PAGE = HERE / 'map.jsonl', HERE / 'page.md'
@@ -101,7 +101,7 @@ def ask(folder: Path, model: Path, engine: str) -> None:
         )  # fmt: skip
 
 
-def row_of(folder: Path, model: Path) -> dict[str, Any]:
+def row_of(folder: Path, model: Path) -> Row:
     """What the map keeps of a model: of every set each question's count of right answers, mean length and
     share cut.
     """
@@ -153,7 +153,7 @@ def in_percent(measure: Callable[[np.ndarray], float], correct: np.ndarray) -> s
     return f'{100 * measure(correct):.1f} ({100 * low:.1f}–{100 * high:.1f})'
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[Row]) -> str:
     """A line a model and set; those on which no answer was right are named below."""
     head = [
         'model',
@@ -166,7 +166,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         'tokens',
         'cut',
     ]
-    lines, nothing = [f'| {" | ".join(head)} |', '|' + '---|' * len(head)], []
+    lines, nothing = [], []
     for row in rows:
         for name, of_set in row['sets'].items():
             name, correct = (
@@ -187,12 +187,8 @@ def table(rows: list[dict[str, Any]]) -> str:
                 f'{of_set["length"]:.0f}',
                 f'{100 * of_set["truncated"]:.0f}',
             ]
-            lines.append(f'| {" | ".join(cells)} |')
-    return '\n'.join([*lines, '', f'No answer was right: {", ".join(nothing)}.'])
-
-
-def read_rows() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()] if ROWS.exists() else []
+            lines.append(cells)
+    return f'{markdown_table(head, lines)}\n\nNo answer was right: {", ".join(nothing)}.'
 
 
 def main() -> None:
@@ -211,10 +207,9 @@ def main() -> None:
     elif given.what == 'ask':
         ask(given.folder, given.model, given.engine)
     elif given.what == 'row':
-        with ROWS.open('a', encoding='utf-8') as file:
-            file.write(json.dumps(row_of(given.folder, given.model)) + '\n')
+        append_row(ROWS, row_of(given.folder, given.model))
     if given.what in ('row', 'table'):
-        replace_part(PAGE, 'the map', table(read_rows()) + '\n')
+        replace_part(PAGE, 'the map', table(rows_in(ROWS)) + '\n')
 
 
 if __name__ == '__main__':

@@ -17,12 +17,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from bapo_jax.config import default_config
 from bapo_jax.machine.files import replace_part
 from bapo_jax.methods import apply_method
 from bapo_jax.run.log.metrics import read_metrics
+from studies.lib.rows import Row, markdown_table, rows_in
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / 'math_on_cpu.jsonl'
@@ -58,7 +58,7 @@ def get_config(method: str = 'bapo_tuned'):
     return c
 
 
-def kept(run: Path) -> list[dict[str, Any]]:
+def kept(run: Path) -> list[Row]:
     """What the study keeps of each step of a run."""
     return [
         {name: row[name] for name in (*COLUMNS, 'accuracy_bins') if name in row}
@@ -67,32 +67,25 @@ def kept(run: Path) -> list[dict[str, Any]]:
     ]
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[Row]) -> str:
     """A line a step."""
-    lines = [
-        f'| step | mixed of 6 | {" | ".join(filter(None, COLUMNS.values()))} |',
-        '|' + '---|' * (1 + len(COLUMNS)),
-    ]
+    lines = []
     for row in rows:
         cells = [f'{row[name]:.3g}' if name in row else '' for name, column in COLUMNS.items() if column]
-        lines.append(f'| {" | ".join([str(row["step"]), str(sum(row["accuracy_bins"][1:-1])), *cells])} |')
-    return '\n'.join(lines)
+        lines.append([str(row['step']), str(sum(row['accuracy_bins'][1:-1])), *cells])
+    return markdown_table(['step', 'mixed of 6', *filter(None, COLUMNS.values())], lines)
 
 
-def on_page(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def on_page(rows: list[Row]) -> list[Row]:
     """The first step, the last, and the one at which hard prompts were first asked again."""
     return [row for row in rows if row['step'] in (1, 5, 10)]
-
-
-def read_rows() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()] if ROWS.exists() else []
 
 
 def main() -> None:
     if len(sys.argv) > 1:
         ROWS.write_text(''.join(json.dumps(row) + '\n' for row in kept(Path(sys.argv[1]))), 'utf-8')
-    replace_part(HERE / 'page.md', 'math on cpu', table(on_page(read_rows())) + '\n')
-    print(table(read_rows()))
+    replace_part(HERE / 'page.md', 'math on cpu', table(on_page(rows_in(ROWS))) + '\n')
+    print(table(rows_in(ROWS)))
 
 
 if __name__ == '__main__':

@@ -7,8 +7,6 @@ python -m studies.real_policy.replay                  # the tables
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from studies.contrasts import Contrast, holm, of_questions, paired_both
-from studies.first_proof.rows import markdown_table
-from studies.real_policy.rows import read_rows as of_part_2, row_of, table_of_failures
-from studies.second_proof.arms import DECISIVE, ROOT, SELECTED
+from studies.lib.contrasts import Contrast, holm, of_questions, paired_both
+from studies.lib.rows import ROOT, Row, append_row, markdown_table, rows_in
+from studies.lib.runner import call
+from studies.real_policy.rows import read_rows as of_part_2
+from studies.real_policy.rows import row_of, table_of_failures
+from studies.second_proof.arms import DECISIVE, SELECTED
 
 ROWS = Path(__file__).with_name('rows_4.jsonl')
 RUNS, SEEDS, SAMPLES = 'runs/real_replay', (0, 1, 2, 3), 8
@@ -30,7 +30,6 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     'S': ('bapo_tuned', SELECTED['S'].changes),
 }
 CONTRASTS = (('R', 'G'), ('S', 'R'))
-Row = dict[str, Any]
 
 
 def read_rows() -> list[Row]:
@@ -40,8 +39,7 @@ def read_rows() -> list[Row]:
         for row in of_part_2()
         if (row['task'], row['steps'], row['arm']) == ('arithmetic', 60, 'bapo_tuned')
     ]
-    new = [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()] if ROWS.is_file() else []
-    return [*earlier, *new]
+    return [*earlier, *rows_in(ROWS)]
 
 
 def wanted(rows: Sequence[Row]) -> list[tuple[str, int]]:
@@ -68,13 +66,9 @@ def run_missing(hours: float) -> None:
         if time.monotonic() > last_start:
             return
         workdir, began = f'{RUNS}/{arm}_{seed}', time.monotonic()
-        (ROOT / workdir).mkdir(parents=True, exist_ok=True)
-        with (ROOT / workdir / 'output.txt').open('a') as output:
-            words = [sys.executable, *command(arm, seed, workdir)[1:]]
-            subprocess.run(words, cwd=ROOT, check=True, stdout=output, stderr=output)
+        call(command(arm, seed, workdir), ROOT / workdir)
         row = row_of(ROOT / workdir, seconds=round(time.monotonic() - began), busy=False) | {'arm': arm}
-        with ROWS.open('a', encoding='utf-8') as file:
-            file.write(json.dumps(row) + '\n')
+        append_row(ROWS, row)
         print(f'{arm}, seed {seed}: there', flush=True)
 
 

@@ -12,7 +12,6 @@ import argparse
 import json
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from bapo_jax.replay.failures import LAGS
 from bapo_jax.run.log.metrics import read_metrics
 from bapo_jax.scores import interval, ks, pass_at_k, wilson_interval
 from benchmarks.host.load import cpu_name
+from studies.lib.rows import Row, append_row, markdown_table, rows_in
 
 HERE = Path(__file__).resolve().parent
 ROWS, PAGE = HERE / 'rows.jsonl', HERE / 'page.md'
@@ -31,7 +31,7 @@ PARTS = {
 }  # task and steps of its runs
 
 
-def row_of(run: Path, seconds: float, busy: bool) -> dict[str, Any]:
+def row_of(run: Path, seconds: float, busy: bool) -> Row:
     """What the study keeps of a run: every test question's count of right answers at its first and its last
     step.
     """
@@ -55,7 +55,7 @@ def row_of(run: Path, seconds: float, busy: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def asked_again(metrics: list[dict[str, Any]]) -> dict[str, list[int]]:
+def asked_again(metrics: list[Row]) -> dict[str, list[int]]:
     """By lag (groups, mixed ones) of prompts that failed so many steps before, and of fresh ones at the steps
     that asked them.
 
@@ -73,20 +73,20 @@ def asked_again(metrics: list[dict[str, Any]]) -> dict[str, list[int]]:
     return counts
 
 
-def table_of_failures(rows: list[dict[str, Any]]) -> str:
+def table_of_failures(rows: list[Row]) -> str:
     """Two columns a lag that was asked: the share of mixed groups with its interval (Wilson's), of those that
     failed and of fresh ones.
     """
     lags = [lag for lag in LAGS if any(row['asked_again'][str(lag)][0] for row in rows)]
     head = [cell for lag in lags for cell in (f'failed {lag} step{"s" * (lag > 1)} ago', 'fresh then')]
-    lines = [f'| arm | seed | {" | ".join(head)} |', '|' + '---|' * (2 + len(head))]
+    lines = []
     for row in rows:
         cells = []
         for lag in lags:
             asked, mixed, fresh, mixed_fresh = row['asked_again'][str(lag)]
             cells += [share_of(mixed, asked), share_of(mixed_fresh, fresh)]
-        lines.append(f'| {" | ".join([row["arm"], str(row["seed"]), *cells])} |')
-    return '\n'.join(lines)
+        lines.append([row['arm'], str(row['seed']), *cells])
+    return markdown_table(['arm', 'seed', *head], lines)
 
 
 def share_of(count: int, of: int) -> str:
@@ -103,7 +103,7 @@ def in_percent(counts: list[int], samples: int, k: int) -> str:
     return f'{100 * of_question.mean():.1f} ({100 * low:.1f}–{100 * high:.1f})'
 
 
-def table(rows: list[dict[str, Any]], every: bool = False) -> str:
+def table(rows: list[Row], every: bool = False) -> str:
     """A line a row; all have as many samples. `every`: each pass@k, not the mean and the last alone."""
     samples = rows[0]['samples'] if rows else 1
     shown = ks(samples) if every else sorted({1, samples})
@@ -112,17 +112,15 @@ def table(rows: list[dict[str, Any]], every: bool = False) -> str:
         'tokens',
         'wall clock',
     ]
-    lines = [f'| {" | ".join(head)} |', '|' + '---|' * len(head)]
+    lines = []
     for row in rows:
         scores = [
             ' → '.join(in_percent(row[part], samples, k) for part in ('base', 'trained')) for k in shown
         ]
         clock = f'{row["seconds"] / 60:.1f} min, {"busy" if row["busy"] else "idle"}'
         tokens = ' → '.join(f'{length:.0f}' for length in row['length'])
-        lines.append(
-            f'| {" | ".join([row["arm"], str(row["steps"]), str(row["seed"]), *scores, tokens, clock])} |'
-        )
-    return '\n'.join(lines)
+        lines.append([row['arm'], str(row['steps']), str(row['seed']), *scores, tokens, clock])
+    return markdown_table(head, lines)
 
 
 def tables(every: bool = False) -> dict[str, str]:
@@ -136,10 +134,10 @@ def tables(every: bool = False) -> dict[str, str]:
     return found
 
 
-def read_rows() -> list[dict[str, Any]]:
+def read_rows() -> list[Row]:
     """Of every part; rows of the first two do not say what they all have in common."""
     first = {'task': 'arithmetic', 'samples': 8}
-    return [first | json.loads(line) for line in ROWS.read_text('utf-8').splitlines()]
+    return [first | row for row in rows_in(ROWS)]
 
 
 def main() -> None:
@@ -153,8 +151,7 @@ def main() -> None:
     if arguments.run:
         if not (arguments.run / 'config.json').is_file():
             parser.error(f'{arguments.run} is no run: it has no config.json')
-        with ROWS.open('a', encoding='utf-8') as file:
-            file.write(json.dumps(row_of(arguments.run, arguments.seconds, arguments.busy)) + '\n')
+        append_row(ROWS, row_of(arguments.run, arguments.seconds, arguments.busy))
     for name, lines in tables().items():
         replace_part(PAGE, name, lines + '\n')
     for name, lines in tables(every=True).items():

@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from studies.contrasts import Contrast, holm, mean_interval, paired
-from studies.first_proof.rows import markdown_table
+from studies.lib.contrasts import Contrast, holm, mean_interval, paired
+from studies.lib.rows import Row, markdown_table
 from studies.second_proof.arms import CEILING_SEEDS, CONTRASTS, DECISIVE, SEEDS
 from studies.second_proof.rows import (
     SCANNED,
-    Row,
     accuracy,
     best_rate,
     of_today,

@@ -5,15 +5,14 @@ run.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from bapo_jax.machine.files import write_text
 from bapo_jax.tasks.countdown.problems import generate, problem_key, test_problems, training_problems
 from configs import quickstart
 from studies.first_proof.grid import WEAK_BASE, WEAK_BASE_COMMAND
+from studies.lib.rows import ROOT, Job
 
-ROOT = Path(__file__).resolve().parents[2]
 RUNS = 'runs/second_proof'
 PROBLEMS = {  # seed, number, and numbers in a problem
     'test': (20261125, 1_000, (4,)),
@@ -190,15 +189,6 @@ ARMS = {
     **GUARD,
     **LARGE,
 }
-
-
-class Job(NamedTuple):
-    """A run: a part of SAMPLES, an arm, its learning rate and its seed."""
-
-    part: str
-    arm: str
-    rate: float
-    seed: int
 
 
 def write_problems() -> None:

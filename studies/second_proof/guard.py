@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bapo_jax.tasks.countdown.problems import TEST_ROWS
-from studies.contrasts import Contrast, mean_interval, paired
-from studies.first_proof.rows import markdown_table
-from studies.second_proof.arms import GUARD, GUARD_RATE, GUARD_SCAN_SEED, GUARD_SEEDS, GUARD_STEPS, Job
-from studies.second_proof.rows import Row, accuracy, job_of, of_today, passed, read_rows
+from studies.lib.contrasts import Contrast, mean_interval, paired
+from studies.lib.rows import Job, Row, job_of, markdown_table
+from studies.second_proof.arms import GUARD, GUARD_RATE, GUARD_SCAN_SEED, GUARD_SEEDS, GUARD_STEPS
+from studies.second_proof.rows import accuracy, of_today, passed, read_rows
 
 SCAN, FINAL, BASE, AS_IS = 'guard_scan', 'guard', 'guard_base', 'guard_as_is'
 MARGIN, RISE, FALL = (

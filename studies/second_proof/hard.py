@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from studies.second_proof.arms import HARD_FINAL_SEEDS, HARD_SEEDS, KINDS, SEARCH, SEARCH_SEEDS, Job
-from studies.second_proof.rows import Row, accuracy, best_rate, job_of, passed, scanned, wanted
+from studies.lib.rows import Job, Row, job_of
+from studies.second_proof.arms import HARD_FINAL_SEEDS, HARD_SEEDS, KINDS, SEARCH, SEARCH_SEEDS
+from studies.second_proof.rows import accuracy, best_rate, passed, scanned, wanted
 
 SCAN = 'hard_scan'
 WITHIN = 1.0  # points of mean@8 that a setting of `spread` may be behind the best of its kind

@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from studies.contrasts import Contrast, holm, mean_interval, paired
-from studies.first_proof.rows import markdown_table
+from studies.lib.contrasts import Contrast, holm, mean_interval, paired
+from studies.lib.rows import Row, markdown_table
 from studies.second_proof.analysis import ALPHA, KS, interval, mean_of, of_arm, scores, trained
 from studies.second_proof.arms import HARD_FINAL_SEEDS, KINDS, SEARCH, SEARCH_SEEDS
 from studies.second_proof.hard import SCAN, best_setting, wanted_hard
 from studies.second_proof.rows import (
-    Row,
     accuracy,
     best_rate,
     of_part,

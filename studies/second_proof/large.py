@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from studies.contrasts import Contrast, holm, mean_interval, paired
-from studies.first_proof.rows import markdown_table
+from studies.lib.contrasts import Contrast, holm, mean_interval, paired
+from studies.lib.rows import Job, Row, job_of, markdown_table
 from studies.second_proof.analysis import ALPHA, KS, interval, mean_of, scores, trained
 from studies.second_proof.arms import (
     CONTRASTS,
@@ -21,19 +21,8 @@ from studies.second_proof.arms import (
     LARGE_SEEDS,
     OWN_RATES,
     OWN_SEEDS,
-    Job,
 )
-from studies.second_proof.rows import (
-    Row,
-    accuracy,
-    best_rate,
-    job_of,
-    of_part,
-    of_today,
-    passed,
-    read_rows,
-    scanned,
-)
+from studies.second_proof.rows import accuracy, best_rate, of_part, of_today, passed, read_rows, scanned
 
 SCAN, FINAL, HALF, BASE = 'large_scan', 'large', 'large_half', 'large_base'
 OWN_SCAN, OWN = 'large_own_scan', 'large_own'  # part 6

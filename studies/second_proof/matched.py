@@ -5,20 +5,20 @@ Opens no answers while a run of the six new cells is missing.
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from studies.contrasts import Contrast, holm, mean_interval, of_questions, paired, paired_both
 from studies.first_proof.grid import WEAK_BASE
-from studies.first_proof.rows import markdown_table
+from studies.lib.contrasts import Contrast, holm, mean_interval, of_questions, paired, paired_both
+from studies.lib.rows import Job, Row, job_of, markdown_table, opened, sealed
+from studies.lib.runner import hash_of
 from studies.second_proof.analysis import ALPHA, KS, interval, mean_of, scores, trained, verdict
-from studies.second_proof.arms import MATCHED_RATES, ROOT, SEEDS, Job
-from studies.second_proof.rows import Row, accuracy, job_of, of_today, opened, passed, read_rows, sealed
+from studies.second_proof.arms import MATCHED_RATES, SEEDS
+from studies.second_proof.rows import accuracy, of_today, passed, read_rows
 
-BASE = '79d97665f267273a'  # of part 1: the first half of the hash of its weights
+BASE = '79d97665f267273a'  # of part 1, as hash_of says
 PART_1 = {'G': 1e-4, 'P': 1e-4, 'R': 5e-5, 'RX': 1e-4}  # the rates of the cells that it has
 R_RATE = PART_1['R']
 NEW = {
@@ -50,7 +50,7 @@ def wanted_matched(rows: Sequence[Row]) -> list[Job]:
 
 def check_base() -> None:
     """Raises ValueError if the base is not that of part 1, with whose runs the new ones are compared."""
-    found = hashlib.sha256((ROOT / WEAK_BASE / 'model.safetensors').read_bytes()).hexdigest()[: len(BASE)]
+    found = hash_of(WEAK_BASE)
     if found != BASE:
         raise ValueError(
             f'{WEAK_BASE} has the hash {found}, and part 1 had {BASE}; make it again on two cores of an AMD '
@@ -62,10 +62,7 @@ def of_cell(rows: Sequence[Row], cell: Cell) -> list[Row]:
     """The runs of a cell, in the order of their seeds."""
     part = 'final' if cell in PART_1.items() else 'second' if cell in ON_SECOND else 'matched'
     of = {row['seed']: row for row in rows if (row['part'], row['arm'], row['rate']) == (part, *cell)}
-    return [
-        opened(of[seed]) if 'sealed' in of[seed] else of[seed]
-        for seed in (SECOND_SEEDS if part == 'second' else SEEDS)
-    ]
+    return [opened(of[seed]) for seed in (SECOND_SEEDS if part == 'second' else SEEDS)]
 
 
 def differences(rows: Sequence[Row], a: Cell, b: Cell, k: int) -> np.ndarray:

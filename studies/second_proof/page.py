@@ -16,13 +16,14 @@ from pathlib import Path
 
 from bapo_jax.machine.files import replace_part, write_text
 from bapo_jax.report.draw import COLOURS
-from studies.contrasts import Contrast
 from studies.first_proof.restated import all_rows, restated
+from studies.lib.contrasts import Contrast
+from studies.lib.rows import ROOT, Row
 from studies.second_proof import analysis, guard, hard_analysis, large, posthoc, table
-from studies.second_proof.arms import CONTRASTS, ROOT
+from studies.second_proof.arms import CONTRASTS
 from studies.second_proof.guard import wanted_again, wanted_guard
 from studies.second_proof.hard import wanted_hard
-from studies.second_proof.rows import Row, accuracy, of_today, passed, read_rows, wanted
+from studies.second_proof.rows import accuracy, of_today, passed, read_rows, wanted
 from studies.second_proof.table import wanted_table
 
 PAGE = Path(__file__).with_name('page.md')

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.special import comb
 
-from studies.contrasts import Contrast, paired
 from studies.first_proof.grid import BASES, RATE
 from studies.first_proof.restated import all_rows, contrast_of
-from studies.first_proof.rows import markdown_table
+from studies.lib.contrasts import Contrast, paired
+from studies.lib.rows import Row, markdown_table
 from studies.second_proof import analysis, large
 from studies.second_proof.arms import ARMS, CEILING_SEEDS, PROMPTS, RESPONSES, SEEDS
-from studies.second_proof.rows import Row, accuracy, of_part, of_today, passed, read_rows, wanted
+from studies.second_proof.rows import accuracy, of_part, of_today, passed, read_rows, wanted
 
 EQUAL_RATES = (('RX', 'G'), ('RX', 'P'))  # G, P and RX ran at one rate, R at half of it
 FIRST = (('weak_four', 'problems of 4 numbers'), ('weak', 'problems of 3 or 4'))

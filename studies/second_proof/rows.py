@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bapo_jax.config.earlier import MOVED
 from bapo_jax.scores import pass_at_k
+from studies.lib.rows import Job, Row, job_of, rows_in
 from studies.second_proof.arms import (
     ARMS,
     BASE_SEEDS,
@@ -23,35 +19,15 @@ from studies.second_proof.arms import (
     SAVED,
     SCAN_SEEDS,
     SEEDS,
-    Job,
 )
 
 FILE = Path(__file__).with_name('rows.jsonl')
 SCANNED = ('R', 'G', 'RX', 'P')  # P last: its passes follow from what R does
 MOST_ADDED = 2  # rates beyond an edge
-Row = dict[str, Any]
 
 
 def read_rows() -> list[Row]:
-    return [json.loads(line) for line in FILE.read_text('utf-8').splitlines()] if FILE.is_file() else []
-
-
-def sealed(row: Row) -> Row:
-    """The row with its answers compressed, beside their hash, so that nobody reads an outcome by accident."""
-    answers = json.dumps(row['correct']).encode()
-    return {
-        **{name: value for name, value in row.items() if name != 'correct'},
-        'sealed': base64.b85encode(zlib.compress(answers)).decode(),
-        'sha256': hashlib.sha256(answers).hexdigest(),
-    }
-
-
-def opened(row: Row) -> Row:
-    """The row with its answers; raises ValueError if they are not those of the hash."""
-    answers = zlib.decompress(base64.b85decode(row['sealed']))
-    if hashlib.sha256(answers).hexdigest() != row['sha256']:
-        raise ValueError(f'{job_of(row)}: the answers have another hash; restore rows.jsonl')
-    return {**row, 'correct': json.loads(answers)}
+    return rows_in(FILE)
 
 
 def of_today(rows: Iterable[Row]) -> list[Row]:
@@ -63,10 +39,6 @@ def of_today(rows: Iterable[Row]) -> list[Row]:
         for row in rows
         if {MOVED.get(f, f): x for f, x in row['changes'].items()} == ARMS[row['arm']].changes
     ]
-
-
-def job_of(row: Row) -> Job:
-    return Job(row['part'], row['arm'], row['rate'], row['seed'])
 
 
 def accuracy(row: Row) -> float:

@@ -16,15 +16,9 @@ holds its commands.
 
 from __future__ import annotations
 
-import datetime
-import hashlib
-import importlib.metadata
-import json
-import os
 import shlex
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,17 +27,25 @@ import numpy as np
 from absl import app, flags
 
 from bapo_jax.run.log.metrics import read_metrics
-from benchmarks.cores import on_each_core
-from benchmarks.host.load import cpu_name
+from studies.lib.rows import ROOT, Job, Row, answered, sealed
+from studies.lib.runner import call, hash_of, made_by, make_policy, measure_all
 from studies.second_proof.arms import (
-    ARMS, BASE_COMMANDS, GUARD_STEPS, ROOT, RUNS, SAMPLES, Job, commands, evaluation, keeps_rollouts, write_problems,
+    ARMS,
+    BASE_COMMANDS,
+    GUARD_STEPS,
+    RUNS,
+    SAMPLES,
+    commands,
+    evaluation,
+    keeps_rollouts,
+    write_problems,
 )  # fmt: skip
 from studies.second_proof.guard import wanted_again, wanted_guard
 from studies.second_proof.hard import wanted_hard
 from studies.second_proof.large import wanted_large, wanted_own
 from studies.second_proof.matched import check_base, wanted_matched
 from studies.second_proof.moves import moves
-from studies.second_proof.rows import FILE, Row, earlier_steps, of_today, read_rows, sealed, wanted
+from studies.second_proof.rows import FILE, earlier_steps, of_today, read_rows, wanted
 from studies.second_proof.table import wanted_table
 
 WANTED = {  # runs of a part
@@ -60,16 +62,12 @@ flags.DEFINE_float('hours', 24.0, 'Start no run after this many hours.')
 def measure(job: Job, earlier: Mapping[str, int]) -> Row:
     """Trains and evaluates; returns the row. `earlier` names the steps at which the run is scored, too."""
     workdir = ROOT / RUNS / f'{job.part}_{job.arm}_{job.rate:g}_{job.seed}'
-    workdir.mkdir(parents=True, exist_ok=True)  # a run that was interrupted is continued
-    name, made_by = str(workdir.relative_to(ROOT)), commands(job, 'runs/x')
+    name, told, base = str(workdir.relative_to(ROOT)), commands(job, 'runs/x'), ARMS[job.arm].base
     for words in commands(job, name):
-        call(words, workdir)
+        call(words, workdir, device())
     row = {
-        **job._asdict(), 'changes': ARMS[job.arm].changes, 'samples': SAMPLES[job.part], 'correct': answered(workdir, job),
-        'commit': subprocess.run(['git', 'rev-parse', 'HEAD'], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip(),
-        'base': hashlib.sha256((ROOT / ARMS[job.arm].base / 'model.safetensors').read_bytes()).hexdigest()[:16],
-        'cpu': cpu_name(), 'cores': os.cpu_count(), **({'gpu': gpu_name()} if FLAGS.part in ON_GPU else {}), 'jax': importlib.metadata.version('jax'),
-        'date': datetime.datetime.now().isoformat(timespec='minutes'),
+        **job._asdict(), 'changes': ARMS[job.arm].changes, 'samples': SAMPLES[job.part], 'correct': scores(workdir, job),
+        **made_by(), 'base': hash_of(base), **({'gpu': gpu_name()} if FLAGS.part in ON_GPU else {}),
     }  # fmt: skip
     if ARMS[job.arm].steps:
         row |= spent(workdir)
@@ -80,28 +78,15 @@ def measure(job: Job, earlier: Mapping[str, int]) -> Row:
             for saved in (workdir / 'checkpoints').iterdir():
                 if int(saved.name) > step:
                     shutil.rmtree(saved)
-            call(evaluation(job, name, samples), workdir)
-            row['earlier'][other] = {
-                'step': step,
-                'samples': samples,
-                'correct': answered(workdir, job, step),
-            }
-            shorter = commands(job, 'runs/x')[0]
-            made_by += [[*shorter, f'--config.steps={step}'], evaluation(job, 'runs/x', samples)]
+            call(evaluation(job, name, samples), workdir, device())
+            row['earlier'][other] = {'step': step, 'samples': samples, 'correct': scores(workdir, job, step)}
+            told += [[*told[0], f'--config.steps={step}'], evaluation(job, 'runs/x', samples)]
         if keeps_rollouts(job):
             row['moves'] = moves(workdir)
             shutil.rmtree(workdir / 'rollouts')
         shutil.rmtree(workdir / 'checkpoints')
-    return {**row, 'commands': [BASE_COMMANDS[ARMS[job.arm].base], *map(shlex.join, made_by)]}
-
-
-def call(words: list[str], workdir: Path) -> None:
-    """Runs a command; what it prints goes to a file. Raises CalledProcessError where it fails."""
-    environment = os.environ | {'JAX_COMPILATION_CACHE_DIR': str(ROOT / RUNS / 'cache')} | device()
-    with (workdir / 'output.txt').open('a') as output:
-        subprocess.run(
-            [sys.executable, *words[1:]], cwd=ROOT, env=environment, check=True, stdout=output, stderr=output
-        )
+    row |= {'commands': [BASE_COMMANDS[base], *map(shlex.join, told)]}
+    return sealed(row) if FLAGS.part == '8' else row
 
 
 def device() -> dict[str, str]:
@@ -119,14 +104,11 @@ def gpu_name() -> str:
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()[0]
 
 
-def answered(workdir: Path, job: Job, step: int | None = None) -> list[int]:
-    """How many of the samples of each problem are right, benchmark after benchmark; after `step`, or after
-    the last.
-    """
+def scores(workdir: Path, job: Job, step: int | None = None) -> list[int]:
+    """The right answers to each problem after `step`, or after the last."""
     last = ARMS[job.arm].steps
     folder = workdir / 'evaluation' / f'{step or last:06d}' if last else workdir
-    benchmarks = json.loads((folder / 'summary.json').read_text('utf-8'))['benchmarks'].values()
-    return [count for scores in benchmarks for count in scores['correct']]
+    return answered(folder / 'summary.json')
 
 
 def spent(workdir: Path) -> Row:
@@ -170,27 +152,14 @@ def main(_) -> None:
     write_problems()
     rows, missing = read_rows(), WANTED[FLAGS.part]
     last_start = time.monotonic() + 3600 * FLAGS.hours
-
-    def work(job: Job) -> Row | None:
-        if time.monotonic() >= last_start:
-            return None
-        return measure(job, scored_earlier(job, of_today(rows)))
-
     while (jobs := missing(of_today(rows))) and time.monotonic() < last_start:
         print(f'{len(rows)} rows are there, {len(jobs)} runs to go before the next decision', flush=True)
         for base in sorted({ARMS[job.arm].base for job in jobs}):
-            if not (ROOT / base / 'model.safetensors').is_file():
-                words = [sys.executable, *BASE_COMMANDS[base].split()[1:]]
-                subprocess.run(words, cwd=ROOT, check=True, env=os.environ | device())
+            make_policy(base, BASE_COMMANDS[base], device())
         if FLAGS.part == '8':
             check_base()
-        for row in on_each_core(work, jobs, FLAGS.cores):
-            if row is not None:
-                row = sealed(row) if FLAGS.part == '8' else row
-                rows.append(row)
-                with FILE.open('a', encoding='utf-8') as f:
-                    f.write(json.dumps(row) + '\n')
-                print(f'{row["part"]} {row["arm"]} {row["rate"]:g}, seed {row["seed"]}: there', flush=True)
+        earlier = {job: scored_earlier(job, of_today(rows)) for job in jobs}
+        rows += measure_all(FILE, jobs, lambda job: measure(job, earlier[job]), last_start, FLAGS.cores)
 
 
 if __name__ == '__main__':

@@ -11,21 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from bapo_jax.tasks.countdown.problems import TEST_ROWS
-from studies.contrasts import mean_interval, paired
-from studies.first_proof.rows import markdown_table
+from studies.lib.contrasts import mean_interval, paired
+from studies.lib.rows import Job, Row, job_of, markdown_table
 from studies.second_proof.analysis import rates_table
-from studies.second_proof.arms import TABLE, TABLE_RATES, TABLE_SCAN_SEEDS, TABLE_SEEDS, Job
-from studies.second_proof.rows import (
-    Row,
-    accuracy,
-    best_rate,
-    job_of,
-    of_part,
-    of_today,
-    passed,
-    read_rows,
-    scanned,
-)
+from studies.second_proof.arms import TABLE, TABLE_RATES, TABLE_SCAN_SEEDS, TABLE_SEEDS
+from studies.second_proof.rows import accuracy, best_rate, of_part, of_today, passed, read_rows, scanned
 
 SCAN = 'table_scan'
 METHODS = [arm for arm in TABLE if TABLE[arm].steps]

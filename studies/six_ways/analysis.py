@@ -13,10 +13,9 @@ import numpy as np
 
 from bapo_jax.report.contrast import p_of_mean, t_interval
 from bapo_jax.scores import pass_at_k
-from studies.contrasts import holm
-from studies.first_proof.rows import markdown_table
-from studies.second_proof.rows import Row, opened
-from studies.six_ways.run import read_rows
+from studies.lib.contrasts import holm
+from studies.lib.rows import Row, markdown_table, opened, rows_in
+from studies.six_ways.run import FILE
 from studies.six_ways.ways import CELLS, COMMON, EVALUATED, OWN, SAMPLES, SEEDS, STEPS, best_rate, wanted
 
 COSTS = ('responses', 'tokens', 'seconds')
@@ -42,7 +41,7 @@ class Run(NamedTuple):
 
 
 def run_of(row: Row, base: Row) -> Run:
-    row = opened(row) if 'sealed' in row else row
+    row = opened(row)
     steps = range(EVALUATED, STEPS + 1, EVALUATED)
     correct = [base['correct']['0'], *(row['correct'][str(step)] for step in steps)]
     return Run({name: np.array([0, *row[name]], float) for name in COSTS}, np.array(correct))
@@ -168,7 +167,7 @@ def runs_at(rows: Sequence[Row], rates: dict[str, float]) -> dict[str, list[Run]
 
 
 def main() -> None:
-    rows = read_rows()
+    rows = rows_in(FILE)
     if missing := wanted(rows):
         sys.exit(f'error: {len(missing)} runs are missing; run python -m studies.six_ways.run')
     best = runs_at(rows, {cell: best_rate(rows, cell) for cell in OWN})

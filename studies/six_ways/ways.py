@@ -11,9 +11,9 @@ import numpy as np
 from bapo_jax.machine.files import write_text
 from bapo_jax.tasks.countdown.problems import generate, problem_key, test_problems
 from studies.first_proof.grid import WEAK_BASE
+from studies.lib.rows import ROOT, Job, Row, job_of
 from studies.second_proof import arms as second_proof
-from studies.second_proof.arms import EVERY, HARD, ROOT, Job
-from studies.second_proof.rows import Row, job_of
+from studies.second_proof.arms import EVERY, HARD
 
 RUNS = 'runs/six_ways'
 TEST = f'{RUNS}/test.jsonl'

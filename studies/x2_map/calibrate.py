@@ -10,11 +10,13 @@ from scipy.optimize import minimize
 from scipy.special import comb, expit
 
 from bapo_jax.replay.failures import LAGS
-from studies.real_policy import map as the_map, rows as real_policy
+from studies.lib.rows import Row, rows_in
+from studies.real_policy import map as the_map
+from studies.real_policy import rows as real_policy
 from studies.second_proof import analysis
 from studies.second_proof.arms import GUARD, PROBLEMS, PROMPTS, RESPONSES
 from studies.second_proof.guard import AS_IS, CD34, FINAL, base_of
-from studies.second_proof.rows import Row, of_part, of_today, read_rows
+from studies.second_proof.rows import of_part, of_today, read_rows
 from studies.x2_map.simulate import FAILED, GROUP, WEIGHT, Policy, again, fifo, mixed, right
 
 WEAK, QUICKSTART, QWEN = '0.8M, CD-4', '0.8M, CD-34', '0.5B, arithmetic'
@@ -122,7 +124,7 @@ def answers() -> dict[str, Answers]:
     for name, runs in of_real().items():
         counts = pairs([(row['base'], row['trained']) for row in runs], runs[0]['samples'])
         found[name] = Answers(counts, runs[0]['steps'])
-    [qwen] = [row['sets']['arithmetic'] for row in the_map.read_rows() if 'Qwen' in row['model']]
+    [qwen] = [row['sets']['arithmetic'] for row in rows_in(the_map.ROWS) if 'Qwen' in row['model']]
     return found | {QWEN: Answers(np.bincount(qwen['correct'], minlength=the_map.SAMPLES + 1)[:, None], 0)}
 
 

@@ -16,10 +16,19 @@ from pathlib import Path
 from bapo_jax.machine.files import replace_part
 from bapo_jax.report.draw import COLOURS
 from bapo_jax.scores import wilson_interval
-from studies.first_proof.rows import markdown_table
+from studies.lib.rows import markdown_table
 from studies.x2_map.calibrate import WEAK, Fit, answers, checks, fit
 from studies.x2_map.simulate import (
-    FAILED, PAPER, Policy, Retry, accuracy, delayed, fifo, gain, mixed, with_accuracy,
+    FAILED,
+    PAPER,
+    Policy,
+    Retry,
+    accuracy,
+    delayed,
+    fifo,
+    gain,
+    mixed,
+    with_accuracy,
 )  # fmt: skip
 
 PAGE, FIGURE, PLAN = map(Path(__file__).with_name, ('page.md', 'page.png', 'plan.md'))

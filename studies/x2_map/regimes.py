@@ -9,8 +9,6 @@ python -m studies.x2_map.regimes                  # what came, beside what was p
 from __future__ import annotations
 
 import argparse
-import datetime
-import importlib.metadata
 import itertools
 import json
 import os
@@ -29,11 +27,9 @@ from bapo_jax.machine.files import replace_part, write_text
 from bapo_jax.report.contrast import t_interval
 from bapo_jax.run.log.metrics import read_metrics
 from bapo_jax.tasks.countdown.problems import generate, problem_key, test_problems
-from benchmarks.cores import on_each_core
-from benchmarks.host.load import cpu_name
-from studies.first_proof.rows import markdown_table
+from studies.lib.rows import ROOT, Row, answered, markdown_table, rows_in
+from studies.lib.runner import call, made_by, measure_all
 from studies.real_policy.rows import asked_again
-from studies.second_proof.arms import ROOT
 from studies.x2_map.calibrate import QUICKSTART, Answers, answers, fit
 from studies.x2_map.page import ends, number
 from studies.x2_map.simulate import Policy, Retry, accuracy, delayed, fifo, gain, mixed
@@ -54,7 +50,6 @@ ARMS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 WAYS = {'fifo': fifo, 'delayed': lambda policy: delayed(policy, WAIT)}
-Row = dict[str, Any]
 
 
 # ---- problems
@@ -124,8 +119,7 @@ def asked(file: str, samples: int) -> list[int]:
         f'--benchmarks={file}', f'--samples={samples}', f'--output={output}',
     ]  # fmt: skip
     subprocess.run(words, cwd=ROOT, check=True, env=os.environ | {'JAX_PLATFORMS': 'cpu'})
-    [scores] = json.loads((output / 'summary.json').read_text('utf-8'))['benchmarks'].values()
-    return scores['correct']
+    return answered(output / 'summary.json')
 
 
 # ---- the prediction
@@ -186,56 +180,24 @@ def measure(pool: str, arm: str, seed: int) -> Row:
     """Makes a run, or goes on with it; returns its row."""
     name = f'{RUNS}/{pool}_{arm}_{seed}'
     workdir = ROOT / name
-    workdir.mkdir(parents=True, exist_ok=True)
-    with (workdir / 'output.txt').open('a') as output:
-        environment = os.environ | {
-            'JAX_PLATFORMS': 'cpu',
-            'JAX_COMPILATION_CACHE_DIR': str(ROOT / RUNS / 'cache'),
-        }
-        words = [sys.executable, *command(pool, arm, seed, name)[1:]]
-        subprocess.run(words, cwd=ROOT, env=environment, check=True, stdout=output, stderr=output)
+    call(command(pool, arm, seed, name), workdir)
     logged = [row for row in read_metrics(workdir) if row['step'] > 0]
     row = {
         'pool': pool, 'arm': arm, 'seed': seed, 'responses': logged[-1]['rollout/responses_total'],
         **{origin: sum(row[f'bapo/{origin}_groups'] for row in logged) for origin in ('x1', 'x2')},
         'reevaluated': sum(row.get('bapo/reevaluated', 0) for row in logged),
         'asked_again': asked_again(logged),
-        'correct': [scores_of(workdir, step) for step in (0, STEPS)], 'samples': SAMPLES,
-        'cpu': cpu_name(), 'cores': os.cpu_count(), 'jax': importlib.metadata.version('jax'),
-        'date': datetime.datetime.now().isoformat(timespec='minutes'),
-        'command': shlex.join(command(pool, arm, seed, 'runs/x')),
+        'correct': [answered(workdir / 'evals' / f'{step:06d}.json') for step in (0, STEPS)], 'samples': SAMPLES,
+        **made_by(), 'command': shlex.join(command(pool, arm, seed, 'runs/x')),
     }  # fmt: skip
     shutil.rmtree(workdir / 'checkpoints')
     return row
-
-
-def scores_of(workdir: Path, step: int) -> list[int]:
-    file = workdir / 'evals' / f'{step:06d}.json'
-    [scores] = json.loads(file.read_text('utf-8'))['benchmarks'].values()
-    return scores['correct']
-
-
-def read_rows() -> list[Row]:
-    return [json.loads(line) for line in ROWS.read_text('utf-8').splitlines()] if ROWS.is_file() else []
 
 
 def wanted(rows: Sequence[Row]) -> list[tuple[str, str, int]]:
     """The runs that are missing: seed by seed, all of one."""
     have = {(row['pool'], row['arm'], row['seed']) for row in rows}
     return [job for seed in SEEDS for pool in POOLS for arm in ARMS if (job := (pool, arm, seed)) not in have]
-
-
-def run_missing(hours: float) -> None:
-    last_start = time.monotonic() + 3600 * hours
-
-    def work(job: tuple[str, str, int]) -> Row | None:
-        return measure(*job) if time.monotonic() < last_start else None
-
-    for row in on_each_core(work, wanted(read_rows())):
-        if row:
-            with ROWS.open('a', encoding='utf-8') as file:
-                file.write(json.dumps(row) + '\n')
-            print(f'{row["pool"]} {row["arm"]}, seed {row["seed"]}: there', flush=True)
 
 
 # ---- what came
@@ -282,11 +244,12 @@ def main() -> None:
     elif given.what == 'predict':
         replace_part(PLAN, 'prediction', prediction_table() + '\n')
     elif given.what == 'run':
-        run_missing(given.hours)
-    elif missing := wanted(read_rows()):
+        jobs, last_start = wanted(rows_in(ROWS)), time.monotonic() + 3600 * given.hours
+        measure_all(ROWS, jobs, lambda job: measure(*job), last_start)
+    elif missing := wanted(rows_in(ROWS)):
         sys.exit(f'error: {len(missing)} runs are missing; run python -m studies.x2_map.regimes run')
     else:
-        print(outcome_table(read_rows()))
+        print(outcome_table(rows_in(ROWS)))
 
 
 if __name__ == '__main__':

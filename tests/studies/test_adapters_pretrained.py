@@ -6,6 +6,7 @@ from scipy import stats
 
 from studies.adapters import pretrained
 from studies.adapters.pretrained import best_rate, differences, outcome, tables
+from studies.lib.rows import rows_in
 
 
 def row(arm, rate, seed, mean):
@@ -40,6 +41,6 @@ def test_differences_are_of_questions():
 
 def test_the_page_has_the_rows_numbers():
     page = pretrained.PAGE.read_text('utf-8')
-    assert len(pretrained.read_rows()) == 6
+    assert len(rows_in(pretrained.ROWS)) == 6
     for name, lines in tables().items():
         assert f'<!-- {name} -->\n{lines}\n<!-- /{name} -->' in page

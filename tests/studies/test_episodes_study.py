@@ -5,6 +5,7 @@ import pytest
 from bapo_jax.config import resolve
 from studies.episodes import run
 from studies.episodes.config import get_config
+from studies.lib.rows import rows_in
 
 
 def row(arm, seed, before, after):
@@ -15,7 +16,7 @@ def row(arm, seed, before, after):
 
 
 def test_the_page_has_the_rows_numbers():
-    rows = run.read_rows()
+    rows = rows_in(run.ROWS)
     assert (run.PAGE.read_text('utf-8') if run.PAGE.is_file() else '') == (run.page(rows) if rows else '')
 
 

@@ -13,6 +13,7 @@ from small_run import ROOT
 from bapo_jax.models import hf
 from bapo_jax.models.tokenizer import read_tokenizer
 from bapo_jax.tasks import arithmetic
+from studies.lib.rows import rows_in
 from studies.real_policy import answers, fetch, math_on_cpu, rows, shuffled
 from studies.real_policy.gguf_to_hf import convert
 
@@ -49,7 +50,7 @@ def test_the_page_and_the_first_page_have_the_rows_numbers():
 
 
 def test_the_page_has_the_steps_on_math():
-    every = math_on_cpu.read_rows()
+    every = rows_in(math_on_cpu.ROWS)
     lines = math_on_cpu.table(math_on_cpu.on_page(every))
     assert f'<!-- math on cpu -->\n{lines}\n<!-- /math on cpu -->' in rows.PAGE.read_text('utf-8')
     assert [row['step'] for row in every] == [*range(1, math_on_cpu.get_config().steps + 1)]

@@ -5,7 +5,7 @@ import pytest
 
 from bapo_jax.config import resolve
 from configs import arithmetic
-from studies.contrasts import paired_both
+from studies.lib.contrasts import paired_both
 from studies.real_policy import replay
 from studies.real_policy.replay import ARMS, SEEDS, command, contrasts, contrasts_table, read_rows, rises_table, wanted
 

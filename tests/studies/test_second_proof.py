@@ -10,7 +10,8 @@ from scipy import stats
 from bapo_jax.run.directory import differences
 from configs import quickstart
 from studies.second_proof import analysis, rows
-from studies.second_proof.arms import ARMS, RATES, SEEDS, Job, commands, fields
+from studies.lib.rows import Job
+from studies.second_proof.arms import ARMS, RATES, SEEDS, commands, fields
 from studies.second_proof.moves import moves
 
 METHODS = {arm: quickstart.get_config(ARMS[arm].method) for arm in ARMS}

@@ -12,7 +12,8 @@ from bapo_jax.run.directory import differences
 from bapo_jax.scores import pass_at_k
 from configs import quickstart
 from studies.second_proof import guard
-from studies.second_proof.arms import ARMS, GUARD, GUARD_SEEDS, Job, commands, fields
+from studies.lib.rows import Job
+from studies.second_proof.arms import ARMS, GUARD, GUARD_SEEDS, commands, fields
 from studies.second_proof.guard import SETTINGS, Point, best, best_settings, wanted_guard
 from studies.second_proof.rows import of_today, read_rows
 from studies.second_proof.run import scored_earlier

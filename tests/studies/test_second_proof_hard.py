@@ -7,7 +7,8 @@ from scipy import stats
 from bapo_jax.config import resolve, rows, value
 from configs import quickstart
 from studies.second_proof import hard_analysis
-from studies.second_proof.arms import ARMS, KINDS, RATES, SEARCH, Job, commands
+from studies.lib.rows import Job
+from studies.second_proof.arms import ARMS, KINDS, RATES, SEARCH, commands
 from studies.second_proof.hard import best_setting, wanted_hard
 from studies.second_proof.rows import SCANNED, wanted
 

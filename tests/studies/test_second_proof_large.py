@@ -5,7 +5,8 @@ import pytest
 from scipy import stats
 
 from studies.second_proof import large, page
-from studies.second_proof.arms import ARMS, DECISIVE, LARGE_BASE, Job, commands, fields
+from studies.lib.rows import Job
+from studies.second_proof.arms import ARMS, DECISIVE, LARGE_BASE, commands, fields
 from studies.second_proof.large import OWN, OWN_SCAN, RATIO, wanted_large, wanted_own
 
 

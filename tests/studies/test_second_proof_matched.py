@@ -7,11 +7,12 @@ import pytest
 from scipy import stats
 from scipy.special import comb
 
-from studies.contrasts import paired_both
+from studies.lib.contrasts import paired_both
 from studies.second_proof import matched
-from studies.second_proof.arms import ARMS, SECOND_BASE, SEEDS, Job, commands
+from studies.lib.rows import Job, opened, sealed
+from studies.second_proof.arms import ARMS, SECOND_BASE, SEEDS, commands
 from studies.second_proof.matched import CELLS, CONTRASTS, NEW, contrasts, dominated, frontier, repeats, wanted_matched
-from studies.second_proof.rows import of_today, opened, read_rows, sealed
+from studies.second_proof.rows import of_today, read_rows
 
 LEVELS = {('G', 5e-5): 0.3, ('G', 1e-4): 0.3, ('P', 5e-5): 0.2, ('P', 1e-4): 0.2, ('R', 5e-5): 0.32, ('R', 1e-4): 0.36,
           ('RX', 5e-5): 0.32, ('RX', 1e-4): 0.36, ('S', 5e-5): 0.45, ('M', 5e-5): 0.32}  # fmt: skip
@@ -60,7 +61,7 @@ def test_sealed_answers_cannot_be_read_and_come_back_whole():
 def test_no_answer_is_read_while_a_run_is_missing(rows, monkeypatch, capsys):
     """That part 1 repeats is seen by a hash."""
     *others, last, again = rows
-    monkeypatch.setattr(matched, 'opened', lambda row: pytest.fail('answers were read'))
+    monkeypatch.setattr(matched, 'opened', lambda row: pytest.fail('answers were read') if 'sealed' in row else row)
     changed = sealed(row('repeat', 'R', 5e-5, 201, 0.33))
     for there, said in (([*others, again], 'run repeats.'), ([*others, changed], 'does not repeat.'), ([*others, last], '')):
         monkeypatch.setattr(matched, 'read_rows', lambda: there)
@@ -94,7 +95,7 @@ def test_it_covers_where_seeds_and_problems_both_vary():
 def test_contrasts_and_frontier_are_those_of_the_answers(rows):
     found = {(name, k): (both, seeds) for name, k, both, seeds in contrasts(rows)}
     assert len(found) == 16
-    s, r = (np.array([opened(x)['correct'] if 'sealed' in x else x['correct'] for x in matched.of_cell(rows, (a, 5e-5))]) for a in 'SR')
+    s, r = (np.array([x['correct'] for x in matched.of_cell(rows, (a, 5e-5))]) for a in 'SR')
     assert found['S - R at 5e-05', 1][0].mean == pytest.approx(100 * (s - r).mean() / 32)
     solved = [100 * (1 - comb(32 - x, 32) / comb(32, 32)) for x in (s, r)]
     assert found['S - R at 5e-05', 32][1].mean == pytest.approx((solved[0] - solved[1]).mean())

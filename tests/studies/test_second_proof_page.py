@@ -9,7 +9,7 @@ from scipy import stats
 from test_second_proof import whole_study
 from test_second_proof_hard import whole_part_2
 
-from studies.contrasts import holm
+from studies.lib.contrasts import holm
 from studies.second_proof import analysis, hard_analysis, page
 from studies.second_proof.arms import CEILING_SEEDS, CONTRASTS, SEEDS
 from studies.second_proof.rows import accuracy, of_today, passed, read_rows, wanted

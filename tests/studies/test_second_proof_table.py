@@ -10,7 +10,8 @@ from bapo_jax.config import resolve
 from bapo_jax.tasks.countdown.problems import problem_key, test_problems, training_problems
 from configs import quickstart
 from studies.second_proof import arms, table
-from studies.second_proof.arms import ARMS, TABLE_METHODS, TABLE_RATES, Job, commands, fields
+from studies.lib.rows import Job
+from studies.second_proof.arms import ARMS, TABLE_METHODS, TABLE_RATES, commands, fields
 from studies.second_proof.table import METHODS, wanted_table
 
 

@@ -6,7 +6,7 @@ from scipy import stats
 
 from bapo_jax.config import resolve, value
 from configs import quickstart
-from studies.second_proof.arms import Job
+from studies.lib.rows import Job
 from studies.six_ways import analysis, ways
 from studies.six_ways.analysis import Run, aim, at_aim_table, contrasts, contrasts_table, crossing
 from studies.six_ways.ways import CELLS, COMMON, OWN, RATES, SEEDS, STEPS, fields, wanted
@@ -79,7 +79,7 @@ def test_a_run_that_never_reaches_the_score_counts_whole_and_is_marked():
 
 
 def test_no_table_is_made_while_a_run_is_missing(monkeypatch):
-    monkeypatch.setattr(analysis, 'read_rows', list)
+    monkeypatch.setattr(analysis, 'rows_in', lambda file: [])
     monkeypatch.setattr(analysis, 'opened', lambda row: pytest.fail('answers were read'))
     with pytest.raises(SystemExit, match='93 runs are missing; run'):
         analysis.main()

@@ -38,7 +38,7 @@ def test_a_gain_is_of_mixed_groups_a_response_and_paired_by_seed():
 
 
 def test_no_table_is_made_while_a_run_is_missing(monkeypatch):
-    monkeypatch.setattr(regimes, 'read_rows', list)
+    monkeypatch.setattr(regimes, 'rows_in', lambda file: [])
     monkeypatch.setattr('sys.argv', ['regimes'])
     with pytest.raises(SystemExit, match='24 runs are missing; run'):
         regimes.main()
