@@ -32,6 +32,10 @@ CONTRASTS = [
     ('S', 'R', R_RATE),
     ('M', 'R', R_RATE),
 ]
+PREDICTED = {  # points of mean@32 and pass@32, by the plan, whose G - R is R - G here
+    ('R', 'G', 5e-5): ('1', '-2 to -1'), ('R', 'G', 1e-4): ('1', '-1'), ('S', 'R', 5e-5): ('0.9', 'falls'),
+    ('M', 'R', 5e-5): ('0.5', 'falls'),
+}  # fmt: skip
 SECOND_SEEDS = SEEDS[:4]
 ON_SECOND = [*(('second_' + arm, rate) for arm in 'GR' for rate in MATCHED_RATES), ('second_S', R_RATE)]
 Cell = tuple[str, float]
@@ -98,6 +102,26 @@ def contrasts_table(rows: Sequence[Row]) -> str:
     ]  # fmt: skip
     return markdown_table(
         ['contrast', 'score', 'points', '95 %, seeds and problems', '95 %, seeds', 'p', 'verdict'], lines
+    )
+
+
+def summary_table(rows: Sequence[Row]) -> str:
+    """A line a contrast: both scores, each with its interval by seeds and problems, what was predicted, and
+    the verdict.
+    """
+    found = contrasts(rows)
+    rejected = holm([both.p for _, _, both, _ in found], ALPHA)
+    told = {
+        (name, k): [f'{both.mean:.1f} ({both.interval95[0]:.1f} to {both.interval95[1]:.1f})', verdict(both, holds)]
+        for (name, k, both, _), holds in zip(found, rejected, strict=True)
+    }  # fmt: skip
+    lines = []
+    for a, b, rate in CONTRASTS:
+        name, predicted = f'{a} - {b} at {rate:g}', PREDICTED.get((a, b, rate), ('', ''))
+        cells = [(told[name, k][0], x, told[name, k][1]) for k, x in zip((1, 32), predicted, strict=True)]
+        lines.append([name, *cells[0], *cells[1]])
+    return markdown_table(
+        ['contrast', 'mean@32', 'predicted', 'verdict', 'pass@32', 'predicted', 'verdict'], lines
     )
 
 

@@ -21,6 +21,15 @@ from studies.six_ways.ways import CELLS, COMMON, EVALUATED, OWN, SAMPLES, SEEDS,
 COSTS = ('responses', 'tokens', 'seconds')
 AIMED = 80  # G's steps whose score is s
 DRAWS, ALPHA = 2_000, 0.05
+PREDICTED = {  # by the plan: ratios to G of responses, tokens and seconds; points of pass@16 where the mean is s
+    'fifo': ('.85', '1.7', '1.4', '−1'),
+    'freshper': ('.85', '1.7', '1.4', '−1'),
+    'repo': ('.95', '1.4', '1.3', '0'),
+    'exgrpo': ('1.1', '1.6', '1.9', '−2'),
+    'x3': ('.85', '.85', '.9', '−1'),
+    'x2_x3': ('.95', '.85', '.95', '−1'),
+    'mixed': ('.65', '.65', '.7', '−2'),
+}
 
 
 class Run(NamedTuple):
@@ -127,16 +136,20 @@ def contrasts_table(found: Sequence[Contrast], seeds: int = len(SEEDS)) -> str:
     )
 
 
-def at_aim_table(runs: dict[str, list[Run]]) -> str:
-    """pass@16 where the mean is s, less G's: of the runs that reach it."""
+def at_aim(runs: dict[str, list[Run]]) -> dict[str, np.ndarray]:
+    """pass@16 of each run where its mean is s; nan where it does not reach s."""
     s = aim(runs['G'])
 
     def passed(run: Run) -> float:
         at, there = crossing(run.costs['responses'], run.mean(), s)
         return float(np.interp(at, run.costs['responses'], run.passed())) if there else np.nan
 
-    of = {cell: np.array([passed(run) for run in each]) for cell, each in runs.items()}
-    lines = []
+    return {cell: np.array([passed(run) for run in each]) for cell, each in runs.items()}
+
+
+def at_aim_table(runs: dict[str, list[Run]]) -> str:
+    """pass@16 where the mean is s, less G's: of the runs that reach it."""
+    of, lines = at_aim(runs), []
     for cell, values in of.items():
         d = values - of['G']
         d = d[np.isfinite(d)]
@@ -145,6 +158,28 @@ def at_aim_table(runs: dict[str, list[Run]]) -> str:
         of_seeds = ' to '.join(f'{x:.1f}' for x in t_interval(d)) if cell != 'G' and len(d) > 1 else ''
         lines.append([CELLS[cell].way, mean, f'{d.mean():.1f}' if of_seeds else '', of_seeds])
     return markdown_table(['way', f'pass@{SAMPLES} at s', 'less G', '95 %, seeds'], lines)
+
+
+def summary_table(found: Sequence[Contrast], runs: dict[str, list[Run]]) -> str:
+    """A line a way: each cost over G's with its interval by seeds, what was predicted, and what Holm leaves."""
+    words = [verdict(c, holds) for c, holds in zip(found, holm([c.p for c in found], ALPHA), strict=True)]
+    told = {}
+    for c, word in zip(found, words, strict=True):
+        low, high = np.exp(t_interval(c.logs))
+        more = '' if c.reached == len(c.logs) else f', {c.reached} of {len(c.logs)} reach s'
+        told[c.cell, c.cost] = f'{np.exp(c.logs.mean()):.2f} ({low:.2f} to {high:.2f}), {word}{more}'
+    passed, lines = at_aim(runs), []
+    for cell, predicted in PREDICTED.items():
+        d = passed[cell] - passed['G']
+        d = d[np.isfinite(d)]
+        low, high = t_interval(d) if len(d) > 1 else (np.nan, np.nan)
+        at_s = f'{d.mean():.1f} ({low:.1f} to {high:.1f})' if len(d) > 1 else ''
+        values = [*(told[cell, cost] for cost in COSTS), at_s]
+        lines.append(
+            [CELLS[cell].way, *(x for pair in zip(values, predicted, strict=True) for x in pair)]
+        )
+    titles = ['responses', 'tokens trained', 'seconds', f'pass@{SAMPLES} at s']
+    return markdown_table(['way', *(x for title in titles for x in (title, 'predicted'))], lines)
 
 
 def ends_table(runs: dict[str, list[Run]]) -> str:

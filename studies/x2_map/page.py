@@ -13,6 +13,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
 from bapo_jax.machine.files import replace_part
 from bapo_jax.report.draw import COLOURS
 from bapo_jax.scores import wilson_interval
@@ -35,6 +38,7 @@ PAGE, FIGURE, PLAN = map(Path(__file__).with_name, ('page.md', 'page.png', 'plan
 SPREADS, GROWTHS, HOPELESS = (1, 2, 3), (0, 0.01, 0.03, 0.1), (0, 0.02, 0.1, 0.3, 0.57)
 RIGHT = range(5, 96, 5)  # accuracy in percent
 MIDDLE, MOST = range(20, 61, 5), RIGHT[-1]
+MARKS = 'osD^v'  # of our policies
 EDGE = 0.98  # the map ends where more of the problems that are not hopeless would be solved
 RULES = {PAPER: '≤1 of 8', FAILED: '0 of 8'}
 LAGS = (1.5, 5, 20, 80, 157)  # the last is an epoch of the paper
@@ -169,31 +173,31 @@ def tables(fits: dict[str, Fit]) -> dict[str, str]:
     return {'map': map_table(), 'fits': fits_table(fits), 'prediction': prediction_table(fits)}
 
 
+def draw_map(fits: dict[str, Fit], rule: int, axes: Axes) -> None:
+    """The gain by FIFO against accuracy, a band a hopeless share; our policies before and after training."""
+    for hopeless, colour in zip(HOPELESS, COLOURS):
+        of = {percent: found for percent in RIGHT if (found := gains(percent, hopeless, rule))}
+        low, high = ([end(found) for found in of.values()] for end in (min, max))
+        label = f'{100 * hopeless:g} % hopeless'
+        axes.fill_between(list(of), low, high, color=colour, alpha=0.35, linewidth=0, label=label)
+    for found, mark in zip(fits.values(), MARKS):
+        both = found.first, found.last
+        at = [100 * accuracy(p) for p in both], [gain(p, fifo(p, rule)) for p in both]
+        axes.plot(*at, color='black', lw=0.8, marker=mark, ms=4)
+    axes.axhline(0, color='black', lw=0.8)
+    axes.set(title=f'X2 by FIFO; hard: {RULES[rule]}', xlabel='right, %', ylim=(-10, 30))
+
+
 def draw(fits: dict[str, Fit], path: Path) -> None:
     """The map by both rules, with our policies; failed prompts against fresh ones, as seen and as fitted."""
-    import matplotlib
-
-    matplotlib.use('Agg')
-    from matplotlib import pyplot as plt
-
-    figure, (*maps, panel) = plt.subplots(1, 3, figsize=(13, 4.2), layout='constrained')
-    marks = dict(zip(fits, 'osD^v', strict=True))
-    for axes, (rule, words) in zip(maps, RULES.items(), strict=True):
-        for hopeless, colour in zip(HOPELESS, COLOURS):
-            of = {percent: found for percent in RIGHT if (found := gains(percent, hopeless, rule))}
-            low, high = ([end(found) for found in of.values()] for end in (min, max))
-            label = f'{100 * hopeless:g} % hopeless'
-            axes.fill_between(list(of), low, high, color=colour, alpha=0.35, linewidth=0, label=label)
-        for name, found in fits.items():
-            both = found.first, found.last
-            at = [100 * accuracy(p) for p in both], [gain(p, fifo(p, rule)) for p in both]
-            axes.plot(*at, color='black', lw=0.8, marker=marks[name], ms=4)
-        axes.axhline(0, color='black', lw=0.8)
-        axes.set(title=f'X2 by FIFO; hard: {words}', xlabel='right, %', ylim=(-10, 30))
+    figure = Figure((13, 4.2), layout='constrained')
+    *maps, panel = figure.subplots(1, 3)
+    for axes, rule in zip(maps, RULES, strict=True):
+        draw_map(fits, rule, axes)
     maps[0].set_ylabel('gain in mixed groups a response, %')
     maps[0].legend(loc='upper left', fontsize=8, frameon=False)
 
-    checked = checks(fits)
+    checked, marks = checks(fits), dict(zip(fits, MARKS))
     for name, mark in marks.items():
         if name not in checked:
             panel.plot([], [], f'k{mark}', ms=4, label=f'{name}: on the map alone')
@@ -212,7 +216,6 @@ def draw(fits: dict[str, Fit], path: Path) -> None:
     heading = 'dots: seen, with 95 % intervals; dashes: fitted'
     panel.legend(fontsize=8, frameon=False, loc='upper left', title=heading, title_fontsize=8)
     figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ import argparse
 import itertools
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -24,9 +25,10 @@ from typing import Any
 import numpy as np
 
 from bapo_jax.machine.files import replace_part, write_text
-from bapo_jax.report.contrast import t_interval
+from bapo_jax.report.contrast import p_of_mean, t_interval
 from bapo_jax.run.log.metrics import read_metrics
 from bapo_jax.tasks.countdown.problems import generate, problem_key, test_problems
+from studies.lib.contrasts import holm
 from studies.lib.rows import ROOT, Row, answered, markdown_table, rows_in
 from studies.lib.runner import call, made_by, measure_all
 from studies.real_policy.rows import asked_again
@@ -218,18 +220,47 @@ def interval(values: np.ndarray) -> str:
     return f'{number(values.mean())} ({number(low)} to {number(high)})'
 
 
+def predicted() -> dict[tuple[str, str], tuple[float, float, float]]:
+    """What the plan's table says of each pool and X2: the gain, and the ends of its bracket."""
+    table = PLAN.read_text('utf-8').partition('<!-- prediction -->\n')[2].partition('<!-- /prediction -->')[0]
+    found = {}
+    for line in table.splitlines()[2:]:
+        pool, *_, of_fifo, of_delayed = (cell.strip() for cell in line.strip('|').split('|'))
+        for arm, cell in zip(WAYS, (of_fifo, of_delayed), strict=True):
+            found[pool, arm] = tuple(map(float, re.findall(r'-?[\d.]+', cell)))
+    return found
+
+
+def verdicts(rows: Sequence[Row]) -> dict[tuple[str, str], tuple[str, str]]:
+    """In the plan's words: whether X2 pays, and whether the simulation holds."""
+    of = {(pool, arm): gains(rows, pool, arm) for pool, arm in itertools.product(POOLS, WAYS)}
+    rejected = dict(zip(of, holm([p_of_mean(values) for values in of.values()], 0.05), strict=True))
+    found = {}
+    for key, values in of.items():
+        (low, high), (expected, least, most) = t_interval(values), predicted()[key]
+        word = 'open' if not rejected[key] or low <= 0 <= high else 'pays' if low > 0 else 'costs'
+        holds = low <= most and high >= least and values.mean() * expected > 0
+        found[key] = word, 'holds' if holds else 'does not hold'
+    return found
+
+
 def outcome_table(rows: Sequence[Row]) -> str:
-    lines = []
+    lines, words = [], verdicts(rows)
     for pool, arm in itertools.product(POOLS, ARMS):
         of = [row for row in rows if (row['pool'], row['arm']) == (pool, arm)]
         mean = ['→'.join(f'{100 * np.mean([r["correct"][i] for r in of]) / SAMPLES:.1f}' for i in (0, 1))]
-        x2 = ['', '', ''] if arm == 'none' else [
-            f'{100 * sum(r["x2"] for r in of) / max(1, sum(r["reevaluated"] for r in of)):.0f}',
-            f'{100 * 8 * sum(r["reevaluated"] for r in of) / sum(r["responses"] for r in of):.1f}',
-            interval(gains(rows, pool, arm)),
-        ]  # fmt: skip
+        x2 = [''] * 6
+        if arm in WAYS:
+            expected, least, most = predicted()[pool, arm]
+            asked = sum(r['reevaluated'] for r in of)
+            x2 = [
+                f'{100 * sum(r["x2"] for r in of) / max(1, asked):.0f}',
+                f'{100 * 8 * asked / sum(r["responses"] for r in of):.1f}',
+                interval(gains(rows, pool, arm)), f'{number(expected)} ({number(least)}…{number(most)})', *words[pool, arm],
+            ]  # fmt: skip
         lines.append([pool, arm, *mean, *x2])
-    return markdown_table(['pool', 'X2', 'right', 'enter X2', '% of responses', 'gain'], lines)
+    titles = ['enter X2', '% of responses', 'gain', 'predicted', 'X2', 'the simulation']
+    return markdown_table(['pool', 'X2', 'right', *titles], lines)
 
 
 def main() -> None:

@@ -27,14 +27,27 @@ def row(pool, arm, seed, x1, x2=0, reevaluated=0):
             'correct': [[8] * 4, [12] * 4]}  # fmt: skip
 
 
-def test_a_gain_is_of_mixed_groups_a_response_and_paired_by_seed():
+PREDICTION = """<!-- prediction -->
+| pool | right | hopeless | spread | fresh mixed | enter X2 | FIFO | 20 steps |
+|---|---|---|---|---|---|---|---|
+| solved | 93 | 0 | 1.0 | 30 | 40/45 | 5.0 (-2.5…15.0) | 6.0 (1.0…17.0) |
+| raw | 60 | 20 | 2.0 | 50 | 15/20 | -6.0 (-8.0…-4.0) | -5.0 (-7.0…-3.0) |
+<!-- /prediction -->
+"""
+
+
+def test_a_gain_is_of_mixed_groups_a_response_and_paired_by_seed(tmp_path, monkeypatch):
+    monkeypatch.setattr(regimes, 'PLAN', tmp_path / 'plan.md')
+    regimes.PLAN.write_text(PREDICTION, 'utf-8')
+    assert regimes.predicted()['solved', 'fifo'] == (5.0, -2.5, 15.0) and regimes.predicted()['raw', 'delayed'] == (-5.0, -7.0, -3.0)
     rows = [row(pool, 'none', seed, 1000 + seed) for pool in POOLS for seed in SEEDS]
     rows += [row(pool, arm, seed, 980 + seed, 60 + seed % 3, 700) for pool in POOLS for arm in ('fifo', 'delayed') for seed in SEEDS]
     by_hand = [100 * ((1040 + seed + seed % 3) / (64 * 120 + 700) * (64 * 120) / (1000 + seed) - 1) for seed in SEEDS]
     np.testing.assert_allclose(gains(rows, 'raw', 'fifo'), by_hand)
     low, high = stats.t.interval(0.95, 3, np.mean(by_hand), stats.sem(by_hand))
-    line = f'| raw | delayed | 50.0→75.0 | 9 | 8.4 | {np.mean(by_hand):.1f} ({low:.1f} to {high:.1f}) |'
+    line = f'| raw | delayed | 50.0→75.0 | 9 | 8.4 | {np.mean(by_hand):.1f} ({low:.1f} to {high:.1f}) | -5.0 (-7.0…-3.0) | costs | holds |'
     assert line in outcome_table(rows) and '| raw | none | 50.0→75.0 |  |  |  |' in outcome_table(rows)
+    assert regimes.verdicts(rows)['solved', 'fifo'] == ('costs', 'does not hold') and high < 0
 
 
 def test_no_table_is_made_while_a_run_is_missing(monkeypatch):
