@@ -19,7 +19,7 @@ from bapo_jax.report.draw import COLOURS
 from studies.first_proof.restated import all_rows, restated
 from studies.lib.contrasts import Contrast
 from studies.lib.rows import ROOT, Row
-from studies.second_proof import analysis, guard, hard_analysis, large, posthoc, table
+from studies.second_proof import analysis, guard, hard_analysis, large, matched, posthoc, table
 from studies.second_proof.arms import CONTRASTS
 from studies.second_proof.guard import wanted_again, wanted_guard
 from studies.second_proof.hard import wanted_hard
@@ -52,6 +52,8 @@ SECTIONS = {
     'Part 5: a larger policy': large.TABLES[large.FINAL],
     'Part 6: a larger policy, every arm at its own best rate': large.TABLES[large.OWN],
     "Part 7: the quickstart's guard, once more": (guard.outcome_again,),
+    'Part 8: rates matched': matched.TABLES,
+    'Part 8: a second base': (matched.second_table,),
     **posthoc.TABLES,
 }
 # The sections of page.md. The other tables stand in docs/evidence.md, or are cited nowhere.
@@ -83,6 +85,7 @@ def whole(rows: Sequence[Row]) -> set[str]:
         'Part 3': wanted_table,
         'Part 4': wanted_guard,
         'Part 7': wanted_again,
+        'Part 8': matched.wanted_matched,
     }
     there = {part for part, jobs in missing.items() if not jobs(rows)}
     there |= {name for name, part in LARGER.items() if len(large.seeds(rows, part)) >= large.LEAST}

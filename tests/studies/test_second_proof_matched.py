@@ -104,3 +104,5 @@ def test_contrasts_and_frontier_are_those_of_the_answers(rows):
     assert over['P', 5e-5] in CELLS and ('S', 5e-5) not in over
     assert repeats(rows)
     assert matched.contrasts_table(rows).count('\n') >= 17 - 1
+    d = [np.array([x['correct'] for x in matched.of_cell(rows, (arm, rate))]) for arm in 'RG' for rate in (1e-4, 5e-5)]
+    assert f'| mean@32 | {100 * (d[0] - d[2] - d[1] + d[3]).mean() / 32:.2f} |' in matched.interaction_table(rows)
