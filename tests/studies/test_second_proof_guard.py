@@ -181,12 +181,12 @@ def test_the_guard_is_told_with_k_to_32_and_its_price():
     assert 'pass@8 changes by {:.1f} ({:.1f} to {:.1f})'.format(*lost(8)) in ' '.join(evidence.split())
     assert '| 9.5 (9.0 to 10.0) | {:.1f} ({:.1f} to {:.1f}) |'.format(*lost(32)) in evidence
     # The base's pass@8 on CD-4: this row's score and four more in the study's README.
-    study = (ROOT / 'studies' / 'second_proof' / 'README.md').read_text('utf-8')
+    start, study = ((ROOT / name).read_text('utf-8') for name in ('docs/start.md', 'studies/second_proof/README.md'))
     scored = [line.strip('| ').split(' | ') for line in study.splitlines()]
     more = [float(cells[-1]) for cells in scored if len(cells) == 5 and cells[0].isdigit()]
     right = np.array(base['correct'][200:])
     mean = np.mean([100 * np.mean(1 - comb(32 - right, 8) / comb(32, 8)), *more])
-    assert len(more) == 4 and f'from {mean:.1f} to 44.9 (44.3 to 45.4)' in evidence and f'all five is {mean:.1f}' in study
+    assert len(more) == 4 and f'from {mean:.1f} to 44.9 (44.3 to 45.4)' in start and f'all five is {mean:.1f}' in study
     [line] = [line for line in guard.five_seeds_table(rows).splitlines() if line.startswith('| over_mean_05 | 5e-05 | 200 |')]
     assert '| 44.9 (44.3 to 45.4) |' in line
 
