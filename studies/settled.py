@@ -28,8 +28,12 @@ from studies.x2_map import page as x2_map
 from studies.x2_map import regimes
 from studies.x2_map.simulate import PAPER
 
-EVIDENCE, FIGURE = ROOT / 'docs' / 'evidence.md', ROOT / 'docs' / 'evidence.png'
-AXES = {'responses': 'responses, thousands', 'tokens': 'tokens trained, millions', 'seconds': 'seconds of steps'}
+EVIDENCE, FIGURE = ROOT / 'docs' / 'evidence.md', ROOT / 'docs' / 'replay.png'
+AXES = {
+    'responses': 'responses, thousands',
+    'tokens': 'tokens trained, millions',
+    'seconds': 'seconds, in those of a step of G',
+}
 UNITS = {'responses': 1e3, 'tokens': 1e6, 'seconds': 1}
 
 
@@ -119,7 +123,9 @@ def draw_x2(axes: Axes) -> None:
         right = np.mean([row['correct'] for row in rows if row['pool'] == pool]) * 100 / regimes.SAMPLES
         for arm, colour in zip(regimes.WAYS, ('black', COLOURS[1])):
             found = regimes.gains(rows, pool, arm)
-            axes.plot([right] * 2, t_interval(found), color=colour, lw=1)
+            low, high = t_interval(found)
+            axes.plot([right] * 2, (low, high), color=colour, lw=1)
+            axes.set_ylim(bottom=min(axes.get_ylim()[0], low - 1))
             axes.plot(right, found.mean(), mark, color=colour, ms=8, label=f'measured: {pool}, {arm}')
     axes.set_ylabel('gain in mixed groups a response, %')
     axes.legend(fontsize=7, frameon=False, loc='upper left')

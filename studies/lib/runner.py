@@ -52,12 +52,14 @@ def hash_of(policy: str) -> str:
 
 
 def made_by() -> Row:
-    """What a row says of the code and the machine."""
+    """What a row says of the code and the machine: its cores, and those that the run may use. To repeat a run
+    of one core, bit for bit, run its commands after `taskset -c 0`.
+    """
     asked = ['git', 'rev-parse', 'HEAD']
     commit = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     return {
-        'commit': commit, 'cpu': cpu_name(), 'cores': os.cpu_count(), 'jax': importlib.metadata.version('jax'),
-        'date': datetime.datetime.now().isoformat(timespec='minutes'),
+        'commit': commit, 'cpu': cpu_name(), 'cores': os.cpu_count(), 'run_cores': len(os.sched_getaffinity(0)),
+        'jax': importlib.metadata.version('jax'), 'date': datetime.datetime.now().isoformat(timespec='minutes'),
     }  # fmt: skip
 
 

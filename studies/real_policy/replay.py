@@ -7,6 +7,8 @@ python -m studies.real_policy.replay                  # the tables
 from __future__ import annotations
 
 import argparse
+import shlex
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -15,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from studies.lib.contrasts import Contrast, holm, of_questions, paired_both
+from studies.lib.contrasts import Contrast, holm, mean_interval, of_questions, paired_both
 from studies.lib.rows import ROOT, Row, append_row, markdown_table, rows_in
-from studies.lib.runner import call
+from studies.lib.runner import call, made_by
 from studies.real_policy.rows import read_rows as of_part_2
 from studies.real_policy.rows import row_of, table_of_failures
 from studies.second_proof.arms import DECISIVE, SELECTED
@@ -30,6 +32,7 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     'S': ('bapo_tuned', SELECTED['S'].changes),
 }
 CONTRASTS = (('R', 'G'), ('S', 'R'))
+PREDICTED = '3, open'  # of mean@8, both
 
 
 def read_rows() -> list[Row]:
@@ -67,8 +70,9 @@ def run_missing(hours: float) -> None:
             return
         workdir, began = f'{RUNS}/{arm}_{seed}', time.monotonic()
         call(command(arm, seed, workdir), ROOT / workdir)
-        row = row_of(ROOT / workdir, seconds=round(time.monotonic() - began), busy=False) | {'arm': arm}
-        append_row(ROWS, row)
+        row = row_of(ROOT / workdir, seconds=round(time.monotonic() - began), busy=False)
+        append_row(ROWS, row | made_by() | {'arm': arm, 'command': shlex.join(command(arm, seed, 'runs/x'))})
+        shutil.rmtree(ROOT / workdir / 'checkpoints')  # 4 GB
         print(f'{arm}, seed {seed}: there', flush=True)
 
 
@@ -94,9 +98,15 @@ def contrasts_table(rows: Sequence[Row]) -> str:
         word = 'open' if not rejected else 'helps' if c.mean > 0 else 'harms'
         low, high = c.interval95
         lines.append(
-            [name, 'mean@8' if k == 1 else 'pass@8', f'{c.mean:.1f} ({low:.1f} to {high:.1f})', word]
+            [
+                name,
+                'mean@8' if k == 1 else 'pass@8',
+                f'{c.mean:.1f} ({low:.1f} to {high:.1f})',
+                PREDICTED * (k == 1),
+                word,
+            ]
         )
-    return markdown_table(['contrast', 'score', 'points, 95 %', ''], lines)
+    return markdown_table(['contrast', 'score', 'points, 95 %', 'predicted', ''], lines)
 
 
 def rises_table(rows: Sequence[Row]) -> str:
@@ -104,6 +114,10 @@ def rises_table(rows: Sequence[Row]) -> str:
     for row in sorted(rows, key=lambda row: (row['arm'], row['seed'])):
         cells = [f'{score(row, k, "base").mean():.1f} → {score(row, k).mean():.1f}' for k in (1, SAMPLES)]
         lines.append([row['arm'], str(row['seed']), *cells])
+    for arm in ARMS:
+        of = [row for row in rows if row['arm'] == arm]
+        rises = [[(score(row, k) - score(row, k, 'base')).mean() for row in of] for k in (1, SAMPLES)]
+        lines.append([arm, 'rise', *map(mean_interval, rises)])
     return markdown_table(['arm', 'seed', 'mean@8', 'pass@8'], lines)
 
 

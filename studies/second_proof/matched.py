@@ -18,7 +18,7 @@ from studies.second_proof.analysis import ALPHA, KS, interval, mean_of, scores, 
 from studies.second_proof.arms import MATCHED_RATES, SEEDS
 from studies.second_proof.rows import accuracy, of_today, passed, read_rows
 
-BASE = '79d97665f267273a'  # of part 1, as hash_of says
+BASE, CPU = '79d97665f267273a', 'AMD EPYC'  # of part 1; its base as hash_of says
 PART_1 = {'G': 1e-4, 'P': 1e-4, 'R': 5e-5, 'RX': 1e-4}  # the rates of the cells that it has
 R_RATE = PART_1['R']
 NEW = {
@@ -132,14 +132,16 @@ def repeats(rows: Sequence[Row]) -> bool:
 
 
 def cells_table(rows: Sequence[Row], cells: Sequence[Cell] = CELLS) -> str:
-    """Every cell's scores and what they cost: means over its seeds."""
+    """Every cell's scores and what they cost: means over its seeds; of seconds the median, since sessions had
+    machines of one name and different speeds. † marks a cell with rows of another processor than part 1's.
+    """
     lines = []
     for arm, rate in cells:
         of = of_cell(rows, (arm, rate))
         start, end = np.mean([row['entropy'] for row in of], axis=0)
         lines.append([
-            arm.removeprefix('second_'), f'{rate:g}', mean_interval([accuracy(row) for row in of]), *scores(of), *mean_of(of, 'updates'),
-            trained(of), *mean_of(of, 'seconds'), f'{np.mean([row["x1"] for row in of]):.1f}', f'{start:.3f} → {end:.3f}',
+            arm.removeprefix('second_') + '†' * any(row['cpu'] != CPU for row in of), f'{rate:g}', mean_interval([accuracy(row) for row in of]), *scores(of), *mean_of(of, 'updates'),
+            trained(of), f'{np.median([row["seconds"] for row in of]):,.0f}', f'{np.mean([row["x1"] for row in of]):.1f}', f'{start:.3f} → {end:.3f}',
         ])  # fmt: skip
     costs = ['updates', '10⁶ tokens trained', 'seconds', 'mixed fresh groups a step', 'entropy']
     return markdown_table(['arm', 'rate', 'mean@32', *(f'pass@{k}' for k in KS[1:]), *costs], lines)

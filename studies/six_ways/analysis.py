@@ -18,7 +18,7 @@ from studies.lib.rows import Row, markdown_table, opened, rows_in
 from studies.six_ways.run import FILE
 from studies.six_ways.ways import CELLS, COMMON, EVALUATED, OWN, SAMPLES, SEEDS, STEPS, best_rate, wanted
 
-COSTS = ('responses', 'tokens', 'seconds')
+COSTS = ('responses', 'tokens', 'seconds')  # seconds are divided by those of a step of G
 AIMED = 80  # G's steps whose score is s
 DRAWS, ALPHA = 2_000, 0.05
 PREDICTED = {  # by the plan: ratios to G of responses, tokens and seconds; points of pass@16 where the mean is s
@@ -37,6 +37,8 @@ class Run(NamedTuple):
 
     costs: dict[str, np.ndarray]
     correct: np.ndarray
+    updates: int = 0  # optimizer steps
+    old: float = 0.0  # share of its batches that was not fresh, from the second evaluation on
 
     def mean(self, problems: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Percent right after each evaluation."""
@@ -53,7 +55,11 @@ def run_of(row: Row, base: Row) -> Run:
     row = opened(row)
     steps = range(EVALUATED, STEPS + 1, EVALUATED)
     correct = [base['correct']['0'], *(row['correct'][str(step)] for step in steps)]
-    return Run({name: np.array([0, *row[name]], float) for name in COSTS}, np.array(correct))
+    costs = {name: np.array([0, *row[name]], float) for name in COSTS}
+    costs['seconds'] /= row['a_step']  # sessions had machines of one name and different speeds
+    groups = row['groups']
+    old = 1 - groups['x1'] / max(1e-9, sum(groups.values()))
+    return Run(costs, np.array(correct), row['updates'], old)
 
 
 def crossing(costs: np.ndarray, scores: np.ndarray, s: float) -> tuple[float, bool]:
@@ -71,7 +77,8 @@ class Contrast(NamedTuple):
     cell: str
     cost: str
     logs: np.ndarray
-    reached: int
+    reached: int  # runs of the cell that reach s
+    reached_g: int
     by_problems: tuple[float, float]
 
     @property
@@ -107,17 +114,30 @@ def contrasts(runs: dict[str, list[Run]], rng: np.random.Generator | None = None
                 logs.setdefault((cell, cost), []).append(np.subtract(found[cell, cost], found['G', cost]))
     return [
         Contrast(
-            cell, cost, of[0], reached[cell], tuple(np.percentile([d.mean() for d in of[1:]], (2.5, 97.5)))
-        )
+            cell,
+            cost,
+            of[0],
+            reached[cell],
+            reached['G'],
+            tuple(np.percentile([d.mean() for d in of[1:]], (2.5, 97.5))),
+        )  # fmt: skip
         for (cell, cost), of in logs.items()
     ]
 
 
 def verdict(contrast: Contrast, rejected: bool) -> str:
+    """In the plan's words. A cost without a crossing is a lower bound, which can show one of them only."""
     low, high = contrast.by_problems
     if not rejected or low <= 0 <= high:
         return 'open'
-    return 'cheaper' if contrast.logs.mean() < 0 else 'dearer'
+    cheaper = contrast.logs.mean() < 0
+    bounded = (contrast.reached if cheaper else contrast.reached_g) < len(contrast.logs)
+    return 'open' if bounded else 'cheaper' if cheaper else 'dearer'
+
+
+def name_of(cell: str) -> str:
+    """A way's own cell by the way."""
+    return CELLS[cell].way if cell in OWN else cell
 
 
 def contrasts_table(found: Sequence[Contrast], seeds: int = len(SEEDS)) -> str:
@@ -128,11 +148,11 @@ def contrasts_table(found: Sequence[Contrast], seeds: int = len(SEEDS)) -> str:
             ' to '.join(f'{np.exp(x):.2f}' for x in ends) for ends in (t_interval(c.logs), c.by_problems)
         )
         lines.append([
-            CELLS[c.cell].way, c.cost, f'{np.exp(c.logs.mean()):.2f}', of_seeds, of_problems,
-            f'{c.reached} of {seeds}', verdict(c, holds),
+            name_of(c.cell), c.cost, f'{np.exp(c.logs.mean()):.2f}', of_seeds, of_problems,
+            f'{c.reached} of {seeds}', f'{c.reached_g} of {seeds}', verdict(c, holds),
         ])  # fmt: skip
     return markdown_table(
-        ['way', 'cost', 'of G', '95 %, seeds', '95 %, problems', 'reached s', 'verdict'], lines
+        ['way', 'cost', 'of G', '95 %, seeds', '95 %, problems', 'reach s', 'of G', 'verdict'], lines
     )
 
 
@@ -156,7 +176,7 @@ def at_aim_table(runs: dict[str, list[Run]]) -> str:
         there = values[np.isfinite(values)]
         mean = f'{there.mean():.1f}' if len(there) else ''
         of_seeds = ' to '.join(f'{x:.1f}' for x in t_interval(d)) if cell != 'G' and len(d) > 1 else ''
-        lines.append([CELLS[cell].way, mean, f'{d.mean():.1f}' if of_seeds else '', of_seeds])
+        lines.append([name_of(cell), mean, f'{d.mean():.1f}' if of_seeds else '', of_seeds])
     return markdown_table(['way', f'pass@{SAMPLES} at s', 'less G', '95 %, seeds'], lines)
 
 
@@ -166,7 +186,11 @@ def summary_table(found: Sequence[Contrast], runs: dict[str, list[Run]]) -> str:
     told = {}
     for c, word in zip(found, words, strict=True):
         low, high = np.exp(t_interval(c.logs))
-        more = '' if c.reached == len(c.logs) else f', {c.reached} of {len(c.logs)} reach s'
+        more = ''.join(
+            f', {n} of {len(c.logs)} {of}reach s'
+            for n, of in ((c.reached, ''), (c.reached_g, 'of G '))
+            if n < len(c.logs)
+        )
         told[c.cell, c.cost] = f'{np.exp(c.logs.mean()):.2f} ({low:.2f} to {high:.2f}), {word}{more}'
     passed, lines = at_aim(runs), []
     for cell, predicted in PREDICTED.items():
@@ -175,9 +199,7 @@ def summary_table(found: Sequence[Contrast], runs: dict[str, list[Run]]) -> str:
         low, high = t_interval(d) if len(d) > 1 else (np.nan, np.nan)
         at_s = f'{d.mean():.1f} ({low:.1f} to {high:.1f})' if len(d) > 1 else ''
         values = [*(told[cell, cost] for cost in COSTS), at_s]
-        lines.append(
-            [CELLS[cell].way, *(x for pair in zip(values, predicted, strict=True) for x in pair)]
-        )
+        lines.append([CELLS[cell].way, *(x for pair in zip(values, predicted, strict=True) for x in pair)])
     titles = ['responses', 'tokens trained', 'seconds', f'pass@{SAMPLES} at s']
     return markdown_table(['way', *(x for title in titles for x in (title, 'predicted'))], lines)
 
@@ -188,10 +210,12 @@ def ends_table(runs: dict[str, list[Run]]) -> str:
         [
             cell, f'{np.mean([run.mean()[-1] for run in of]):.1f}', f'{np.mean([run.passed()[-1] for run in of]):.1f}',
             *(f'{np.mean([run.costs[cost][-1] for run in of]):,.0f}' for cost in COSTS),
+            f'{np.mean([run.updates for run in of]):,.0f}', f'{np.mean([run.old for run in of]):.2f}',
         ]
         for cell, of in runs.items()
     ]  # fmt: skip
-    return markdown_table(['cell', f'mean@{SAMPLES}', f'pass@{SAMPLES}', *COSTS], lines)
+    titles = [f'mean@{SAMPLES}', f'pass@{SAMPLES}', *COSTS, 'updates', 'old groups']
+    return markdown_table(['cell', *titles], lines)
 
 
 def runs_at(rows: Sequence[Row], rates: dict[str, float]) -> dict[str, list[Run]]:

@@ -19,6 +19,7 @@ RUNS = 'runs/six_ways'
 TEST = f'{RUNS}/test.jsonl'
 TEST_SEED, TEST_PROBLEMS = 20261202, 500
 STEPS, EVALUATED, SAMPLES, TRAIN = 120, 20, 16, 2_560
+SPEED_STEPS = 8  # of G, by which a machine's seconds are told
 PROMPTS = second_proof.PROMPTS
 COMMON, RATES = 5e-5, (5e-5, 1e-4, 2e-4)
 SCAN_SEED, SEEDS = 301, (302, 303, 304, 305)
@@ -55,7 +56,7 @@ CELLS = {
     'fifo_three_quarters': _fifo(4, 8),
     'freshper': Cell('FreshPER', 'freshper', ALIKE),
     'freshper_8_steps': Cell('FreshPER', 'freshper', {**ALIKE, 'replay.freshper.capacity': 8 * PROMPTS}),
-    'repo': Cell('RePO', 'repo', ALIKE),
+    'repo': Cell('RePO', 'repo', {**ALIKE, 'replay.repo.per_prompt': 8}),
     'exgrpo': Cell('ExGRPO', 'exgrpo', {'replay.exgrpo.start_above': 0.05}),
     'x3': _x3(),
     'x3_2_steps': _x3(high_recent_steps=2),
@@ -90,7 +91,7 @@ def fields(job: Job) -> dict[str, Any]:
         'model.path': WEAK_BASE, 'task.train': second_proof.problems_file('train'), 'task.limit': TRAIN, 'seed': job.seed,
         'steps': STEPS, 'learner.learning_rate': job.rate, 'evaluate.at_start': False,
         'evaluate.benchmarks': f"('{TEST}',)", 'evaluate.every': EVALUATED, 'evaluate.samples': SAMPLES,
-        'evaluate.track_prompts': 0, 'log.rollouts_every': 0, 'checkpoint.every': STEPS, **CELLS[job.arm].changes,
+        'evaluate.track_prompts': 0, 'log.rollouts_every': 0, 'checkpoint.every': EVALUATED, **CELLS[job.arm].changes,
     }  # fmt: skip
 
 
@@ -98,6 +99,12 @@ def command(job: Job, workdir: str) -> list[str]:
     changes = [f'--config.{field}={value}' for field, value in fields(job).items()]
     config = f'--config=configs/quickstart.py:{CELLS[job.arm].method}'
     return ['python', '-m', 'bapo_jax.train', config, f'--workdir={workdir}', *changes]
+
+
+def speed_command(workdir: str) -> list[str]:
+    """A few steps of G, for their seconds."""
+    job = Job('speed', 'G', COMMON, SCAN_SEED)
+    return [*command(job, workdir), f'--config.steps={SPEED_STEPS}', '--config.evaluate.benchmarks=()']
 
 
 def base_command(workdir: str) -> list[str]:

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,30 +28,32 @@ from bapo_jax.machine.files import replace_part, write_text
 from bapo_jax.report.contrast import p_of_mean, t_interval
 from bapo_jax.run.log.metrics import read_metrics
 from bapo_jax.tasks.countdown.problems import generate, problem_key, test_problems
-from studies.lib.contrasts import holm
+from studies.lib.contrasts import holm, of_questions
 from studies.lib.rows import ROOT, Row, answered, markdown_table, rows_in
-from studies.lib.runner import call, made_by, measure_all
-from studies.real_policy.rows import asked_again
+from studies.lib.runner import call, hash_of, made_by, measure_all
+from studies.real_policy.rows import asked_again, table_of_failures
 from studies.x2_map.calibrate import QUICKSTART, Answers, answers, fit
 from studies.x2_map.page import ends, number
-from studies.x2_map.simulate import Policy, Retry, accuracy, delayed, fifo, gain, mixed
+from studies.x2_map.simulate import Policy, Retry, accuracy, delayed, fifo, mixed
 
 HERE = Path(__file__).resolve().parent
 ROWS, PLAN = HERE / 'rows.jsonl', HERE / 'plan_2.md'
 RUNS, BASE = 'runs/x2_map', 'runs/x2_map/late'
 ASKED_OF, TRAIN, TEST, RIGHT_OF_8 = 24_000, 2_560, 500, 8
 LATE_STEPS, LATE_RATE, LATE_SEED = 240, 1e-4, 400
-PROBLEM_SEED, STEPS, SAMPLES, RATE = 20261203, 120, 16, 5e-5
+PROBLEM_SEED, STEPS, SAVED, SAMPLES, RATE = 20261203, 120, 20, 16, 5e-5
 SEEDS, POOLS, WAIT = (401, 402, 403, 404), ('solved', 'raw'), 20
+BATCH, EVERY, MOST = 64, 5, 32  # prompts of a step; m, and how many are asked again at most
+POOLS_COMMAND = 'python -m studies.x2_map.regimes pools'
 ARMS: dict[str, dict[str, Any]] = {
     'none': {},
-    'fifo': {'replay.use_x2': True, 'replay.reevaluate_every': 5, 'replay.max_reevaluate': 32},
+    'fifo': {'replay.use_x2': True, 'replay.reevaluate_every': EVERY, 'replay.max_reevaluate': MOST},
     'delayed': {
         'replay.use_x2': True, 'replay.reevaluate': 'delayed', 'replay.reevaluate_every': WAIT,
-        'replay.max_reevaluate': 32,
+        'replay.max_reevaluate': MOST,
     },
 }  # fmt: skip
-WAYS = {'fifo': fifo, 'delayed': lambda policy: delayed(policy, WAIT)}
+WAYS = ('fifo', 'delayed')
 
 
 # ---- problems
@@ -127,30 +129,53 @@ def asked(file: str, samples: int) -> list[int]:
 # ---- the prediction
 
 
-def policies(pool: str) -> tuple[Policy, list[Policy]]:
-    """What fits the late policy on the pool's test problems, half-way if it changes as the quickstart's does.
-
-    And the ends: at the start and the end, without change and with twice that of the quickstart.
+def policies(pool: str) -> list[Policy]:
+    """What fits the late policy on the pool's test problems, if it changes in training by 0, 1 and 2 times
+    what the quickstart's does.
     """
     counts = np.bincount(asked(file_of(pool, 'test'), SAMPLES), minlength=SAMPLES + 1)[:, None]
     base, usual = fit(Answers(counts, 0)).first, fit(answers()[QUICKSTART]).first
-    changes = [base._replace(growth=n * usual.growth, sharpening=n * usual.sharpening) for n in (0, 1, 2)]
-    return changes[1].after(STEPS / 2), [p.after(at) for p, at in itertools.product(changes, (0, STEPS))]
+    return [base._replace(growth=n * usual.growth, sharpening=n * usual.sharpening) for n in (0, 1, 2)]
+
+
+def retry_at(policy: Policy, arm: str, step: int) -> Retry:
+    """X2 of an arm at a step, given the policy then: an epoch is 40 steps, and nothing is from before the
+    first.
+    """
+    if arm == 'fifo':
+        return fifo(policy, oldest=min(TRAIN // BATCH, step - 1))
+    retry = delayed(policy, WAIT, asked=MOST / BATCH)
+    return retry if step > WAIT else retry._replace(asked=0.0)
+
+
+class Expected(NamedTuple):
+    """What the simulation says of a run: shares of fresh and of asked groups, and the gain in percent."""
+
+    fresh: float
+    enters: float
+    gain: float
+
+
+def expected_of(policy: Policy, arm: str) -> Expected:
+    """A run that begins with this policy, its steps summed up."""
+    steps = range(EVERY, STEPS + 1, EVERY)
+    fresh = np.array([mixed(policy.after(step)) for step in steps])
+    retries = [retry_at(policy.after(step), arm, step) for step in steps]
+    asked_again = np.array([retry.asked for retry in retries])
+    entered = asked_again * [retry.enters for retry in retries]
+    gain = (fresh + entered).sum() / (1 + asked_again).sum() / fresh.mean() - 1
+    return Expected(float(fresh.mean()), float(entered.sum() / asked_again.sum()), 100 * float(gain))
 
 
 def prediction_table() -> str:
     lines = []
     for pool in POOLS:
-        expected, others = policies(pool)
-        retries: list[Retry] = [way(expected) for way in WAYS.values()]
+        of = policies(pool)
+        found = {arm: [expected_of(policy, arm) for policy in of] for arm in WAYS}
         lines.append([
-            pool, *(f'{100 * x:.0f}' for x in (accuracy(others[0]), expected.hopeless)),
-            number(others[0].spread),
-            f'{100 * mixed(expected):.0f}', '/'.join(f'{100 * r.enters:.0f}' for r in retries),
-            *(
-                f'{number(gain(expected, retry))} ({ends(gain(p, way(p)) for p in others)})'
-                for retry, way in zip(retries, WAYS.values(), strict=True)
-            ),
+            pool, *(f'{100 * x:.0f}' for x in (accuracy(of[0]), of[0].hopeless)), number(of[0].spread),
+            f'{100 * found["fifo"][1].fresh:.0f}', '/'.join(f'{100 * runs[1].enters:.0f}' for runs in found.values()),
+            *(f'{number(runs[1].gain)} ({ends(run.gain for run in runs)})' for runs in found.values()),
         ])  # fmt: skip
     return markdown_table(
         ['pool', 'right', 'hopeless', 'spread', 'fresh mixed', 'enter X2', 'FIFO', '20 steps'], lines
@@ -166,7 +191,7 @@ def command(pool: str, arm: str, seed: int, workdir: str) -> list[str]:
         'task.train': file_of(pool, 'train'), 'task.limit': TRAIN, 'seed': seed, 'steps': STEPS,
         'learner.learning_rate': RATE, 'evaluate.at_start': True, 'evaluate.samples': SAMPLES,
         'evaluate.benchmarks': f"('{file_of(pool, 'test')}',)", 'evaluate.track_prompts': 0,
-        'checkpoint.every': STEPS, 'log.failed_again.prompts': 8, 'log.failed_again.every': 5, **ARMS[arm],
+        'checkpoint.every': SAVED, 'log.failed_again.prompts': 8, 'log.failed_again.every': 5, **ARMS[arm],
     }  # fmt: skip
     words = [
         'python',
@@ -190,7 +215,8 @@ def measure(pool: str, arm: str, seed: int) -> Row:
         'reevaluated': sum(row.get('bapo/reevaluated', 0) for row in logged),
         'asked_again': asked_again(logged),
         'correct': [answered(workdir / 'evals' / f'{step:06d}.json') for step in (0, STEPS)], 'samples': SAMPLES,
-        **made_by(), 'command': shlex.join(command(pool, arm, seed, 'runs/x')),
+        **made_by(), 'base': hash_of(BASE),
+        'commands': [POOLS_COMMAND, shlex.join(command(pool, arm, seed, 'runs/x'))],
     }  # fmt: skip
     shutil.rmtree(workdir / 'checkpoints')
     return row
@@ -248,7 +274,12 @@ def outcome_table(rows: Sequence[Row]) -> str:
     lines, words = [], verdicts(rows)
     for pool, arm in itertools.product(POOLS, ARMS):
         of = [row for row in rows if (row['pool'], row['arm']) == (pool, arm)]
-        mean = ['→'.join(f'{100 * np.mean([r["correct"][i] for r in of]) / SAMPLES:.1f}' for i in (0, 1))]
+        scores = [
+            '→'.join(
+                f'{np.mean([of_questions(r["correct"][i], SAMPLES, k) for r in of]):.1f}' for i in (0, 1)
+            )
+            for k in (1, SAMPLES)
+        ]
         x2 = [''] * 6
         if arm in WAYS:
             expected, least, most = predicted()[pool, arm]
@@ -258,9 +289,19 @@ def outcome_table(rows: Sequence[Row]) -> str:
                 f'{100 * 8 * asked / sum(r["responses"] for r in of):.1f}',
                 interval(gains(rows, pool, arm)), f'{number(expected)} ({number(least)}…{number(most)})', *words[pool, arm],
             ]  # fmt: skip
-        lines.append([pool, arm, *mean, *x2])
+        lines.append([pool, arm, *scores, *x2])
     titles = ['enter X2', '% of responses', 'gain', 'predicted', 'X2', 'the simulation']
-    return markdown_table(['pool', 'X2', 'right', *titles], lines)
+    return markdown_table(['pool', 'X2', f'mean@{SAMPLES}', f'pass@{SAMPLES}', *titles], lines)
+
+
+def probe_table(rows: Sequence[Row]) -> str:
+    """P(mixed) of prompts that failed so many steps before, of all runs of a pool, and of fresh prompts then."""
+    of_pools = []
+    for pool in POOLS:
+        counts = [row['asked_again'] for row in rows if row['pool'] == pool]
+        total = {lag: np.sum([of_run[lag] for of_run in counts], axis=0).tolist() for lag in counts[0]}
+        of_pools.append({'arm': pool, 'seed': 'all', 'asked_again': total})
+    return table_of_failures(of_pools)
 
 
 def main() -> None:
@@ -275,12 +316,17 @@ def main() -> None:
     elif given.what == 'predict':
         replace_part(PLAN, 'prediction', prediction_table() + '\n')
     elif given.what == 'run':
+        if not predicted():
+            parser.error(
+                'the plan has no prediction yet; run python -m studies.x2_map.regimes predict, and commit it'
+            )
         jobs, last_start = wanted(rows_in(ROWS)), time.monotonic() + 3600 * given.hours
         measure_all(ROWS, jobs, lambda job: measure(*job), last_start)
     elif missing := wanted(rows_in(ROWS)):
         sys.exit(f'error: {len(missing)} runs are missing; run python -m studies.x2_map.regimes run')
     else:
-        print(outcome_table(rows_in(ROWS)))
+        for table in (outcome_table, probe_table):
+            print(table(rows_in(ROWS)), end='\n\n')
 
 
 if __name__ == '__main__':

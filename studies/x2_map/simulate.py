@@ -84,13 +84,14 @@ def again(policy: Policy, lag: float, most: int) -> float:
     return among_all(policy, bdtr(most, GROUP, right(then)) * partly(policy, most)) / hard(then, most)
 
 
-def fifo(policy: Policy, most: int = PAPER) -> Retry:
+def fifo(policy: Policy, most: int = PAPER, oldest: int = EPOCH) -> Retry:
     """The paper's X2: a uniform sample of B_bad, which holds the latest hard prompts, as many as a batch has.
 
-    Being asked again removes no entry, so entries differ in age alone.
+    Being asked again removes no entry, so entries differ in age alone. None is above `oldest` steps: a
+    prompt's next fresh group replaces it, and the run has a beginning.
     """
     held, enters, age = 0.0, 0.0, 0.0
-    for lag in range(1, EPOCH + 1):
+    for lag in range(1, oldest + 1):
         entries = min(hard(policy.after(-lag), most), 1 - held)
         held, enters, age = held + entries, enters + entries * again(policy, lag, most), age + entries * lag
         if held >= 1:
@@ -98,9 +99,11 @@ def fifo(policy: Policy, most: int = PAPER) -> Retry:
     return Retry(min(ASKED, held) / EVERY, enters / held, age / held)
 
 
-def delayed(policy: Policy, lag: float, most: int = PAPER) -> Retry:
-    """X2 that asks as many prompts, each once, when they have waited for `lag` steps."""
-    return Retry(min(ASKED / EVERY, hard(policy.after(-lag), most)), again(policy, lag, most), lag)
+def delayed(policy: Policy, lag: float, most: int = PAPER, asked: float = ASKED / EVERY) -> Retry:
+    """X2 that asks each hard prompt once, when it has waited for `lag` steps; at most `asked` for each fresh
+    one, by default as many as the paper's.
+    """
+    return Retry(min(asked, hard(policy.after(-lag), most)), again(policy, lag, most), lag)
 
 
 def gain(policy: Policy, retry: Retry) -> float:

@@ -21,7 +21,8 @@ LEVELS = {('G', 5e-5): 0.3, ('G', 1e-4): 0.3, ('P', 5e-5): 0.2, ('P', 1e-4): 0.2
 def row(part, arm, rate, seed, level):
     rng = np.random.default_rng([seed, int(1e6 * rate), *arm.encode()])
     correct = rng.binomial(32, level * np.linspace(0, 1, 40)).tolist()
-    return {'part': part, 'arm': arm, 'rate': rate, 'seed': seed, 'changes': ARMS[arm].changes, 'samples': 32, 'correct': correct}
+    costs = {'updates': 960, 'tokens': 6_700_000, 'seconds': 1_000 if seed == 201 else 400, 'x1': 19.0, 'entropy': [0.2, 0.1], 'cpu': 'AMD EPYC'}
+    return {'part': part, 'arm': arm, 'rate': rate, 'seed': seed, 'changes': ARMS[arm].changes, 'samples': 32, 'correct': correct, **costs}
 
 
 @pytest.fixture(scope='module')
@@ -106,3 +107,14 @@ def test_contrasts_and_frontier_are_those_of_the_answers(rows):
     assert matched.contrasts_table(rows).count('\n') >= 17 - 1
     d = [np.array([x['correct'] for x in matched.of_cell(rows, (arm, rate))]) for arm in 'RG' for rate in (1e-4, 5e-5)]
     assert f'| mean@32 | {100 * (d[0] - d[2] - d[1] + d[3]).mean() / 32:.2f} |' in matched.interaction_table(rows)
+
+
+def test_a_cell_of_another_processor_is_marked(rows):
+    """And its seconds are the median, as some sessions were slow."""
+    other = [r | {'cpu': 'Xeon'} if (r['arm'], r['seed']) == ('S', 203) else r for r in rows]
+    told = {line.split(' | ')[0][2:]: line for line in matched.cells_table(other).splitlines()[2:]}
+    assert 'S†' in told and 'S' not in told and 'M' in told and '| 960 | 6.7 | 400 | 19.0 | 0.200 → 0.100 |' in told['S†']
+    second = [row('second', *cell, seed, 0.3) for cell in matched.ON_SECOND for seed in matched.SECOND_SEEDS]
+    assert [line.split(' | ')[:2] for line in matched.second_table(second).splitlines()[2:]] == [
+        ['| G', '5e-05'], ['| G', '0.0001'], ['| R', '5e-05'], ['| R', '0.0001'], ['| S', '5e-05']
+    ]  # fmt: skip

@@ -95,3 +95,24 @@ def test_the_problems_are_new(tmp_path, monkeypatch):
     lines = (tmp_path / ways.TEST).read_text('utf-8').splitlines()
     others = {line for name in arms.PROBLEMS for line in (tmp_path / arms.problems_file(name)).read_text('utf-8').splitlines()}
     assert len(set(lines)) == 500 and not set(lines) & others
+
+
+def test_a_lower_bound_shows_one_word_alone():
+    """A way that does not reach s may only be dearer, and may only be cheaper where G does not."""
+    logs = np.array([-0.5, -0.52, -0.48, -0.5])
+    for sign, reached, of_g, word in (
+        (1, 4, 4, 'cheaper'), (1, 3, 4, 'open'), (1, 4, 3, 'cheaper'), (-1, 3, 4, 'dearer'), (-1, 4, 3, 'open'),
+    ):  # fmt: skip
+        found = analysis.Contrast('x3', 'tokens', sign * logs, reached, of_g, tuple(sorted((-0.6 * sign, -0.4 * sign))))
+        assert analysis.verdict(found, rejected=True) == word and analysis.verdict(found, rejected=False) == 'open'
+
+
+def test_seconds_are_divided_by_those_of_a_step_of_g():
+    steps = range(ways.EVALUATED, STEPS + 1, ways.EVALUATED)
+    row = {name: [10.0 * step for step in steps] for name in analysis.COSTS}
+    row |= {'correct': {str(step): [1, 2] for step in steps}, 'a_step': 2.0, 'updates': 480, 'groups': {'x1': 16.0, 'x2': 0, 'x3': 48.0, 'replay': 0}}
+    run = analysis.run_of(row, {'correct': {'0': [0, 1]}})
+    assert run.costs['seconds'].tolist() == [0, *(5.0 * step for step in steps)] and run.costs['tokens'][-1] == 10 * STEPS
+    assert run.old == 0.75 and run.mean()[0] == 100 / 32
+    assert '| x3_half | 9.4 | ' in analysis.ends_table({'x3_half': [run]}) and '| 480 | 0.75 |' in analysis.ends_table({'x3_half': [run]})
+    assert analysis.name_of('x3_half') == 'x3_half' and analysis.name_of('x3') == 'X3'
