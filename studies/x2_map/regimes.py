@@ -9,6 +9,7 @@ python -m studies.x2_map.regimes                  # what came, beside what was p
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import os
@@ -182,6 +183,13 @@ def prediction_table() -> str:
     )
 
 
+def made() -> str:
+    """What the prediction is of: hashes of the late policy and of the pools."""
+    files = [ROOT / file_of(pool, part) for pool in POOLS for part in ('train', 'test')]
+    pools = hashlib.sha256(b''.join(file.read_bytes() for file in files)).hexdigest()[:16]
+    return f'Policy {hash_of(BASE)}, pools {pools}.'
+
+
 # ---- runs
 
 
@@ -250,7 +258,7 @@ def predicted() -> dict[tuple[str, str], tuple[float, float, float]]:
     """What the plan's table says of each pool and X2: the gain, and the ends of its bracket."""
     table = PLAN.read_text('utf-8').partition('<!-- prediction -->\n')[2].partition('<!-- /prediction -->')[0]
     found = {}
-    for line in table.splitlines()[2:]:
+    for line in table.partition('\n\n')[0].splitlines()[2:]:
         pool, *_, of_fifo, of_delayed = (cell.strip() for cell in line.strip('|').split('|'))
         for arm, cell in zip(WAYS, (of_fifo, of_delayed), strict=True):
             found[pool, arm] = tuple(map(float, re.findall(r'-?[\d.]+', cell)))
@@ -314,12 +322,10 @@ def main() -> None:
     if given.what == 'pools':
         write_pools()
     elif given.what == 'predict':
-        replace_part(PLAN, 'prediction', prediction_table() + '\n')
+        replace_part(PLAN, 'prediction', f'{prediction_table()}\n\n{made()}\n')
     elif given.what == 'run':
-        if not predicted():
-            parser.error(
-                'the plan has no prediction yet; run python -m studies.x2_map.regimes predict, and commit it'
-            )
+        if made() not in PLAN.read_text('utf-8'):
+            parser.error(f'the plan predicts nothing of {made()} run `predict` first, and commit it')
         jobs, last_start = wanted(rows_in(ROWS)), time.monotonic() + 3600 * given.hours
         measure_all(ROWS, jobs, lambda job: measure(*job), last_start)
     elif missing := wanted(rows_in(ROWS)):

@@ -34,6 +34,8 @@ PREDICTION = """<!-- prediction -->
 |---|---|---|---|---|---|---|---|
 | solved | 93 | 0 | 1.0 | 30 | 40/45 | 5.0 (-2.5…15.0) | 6.0 (1.0…17.0) |
 | raw | 60 | 20 | 2.0 | 50 | 15/20 | -6.0 (-8.0…-4.0) | -5.0 (-7.0…-3.0) |
+
+Policy 0123456789abcdef, pools 0123456789abcdef.
 <!-- /prediction -->
 """
 
@@ -61,11 +63,23 @@ def test_no_table_is_made_while_a_run_is_missing(monkeypatch):
 
 def test_no_run_begins_before_its_prediction(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(regimes, 'PLAN', tmp_path / 'plan.md')
-    regimes.PLAN.write_text('<!-- prediction -->\n<!-- /prediction -->\n', 'utf-8')
+    regimes.PLAN.write_text(PREDICTION, 'utf-8')
+    monkeypatch.setattr(regimes, 'ROOT', tmp_path)
+    monkeypatch.setattr(regimes, 'hash_of', lambda policy: '0123456789abcdef')
     monkeypatch.setattr('sys.argv', ['regimes', 'run'])
+    (tmp_path / regimes.RUNS).mkdir(parents=True)
+    for pool in POOLS:
+        for part in ('train', 'test'):
+            (tmp_path / regimes.file_of(pool, part)).write_text(pool + part, 'utf-8')
     with pytest.raises(SystemExit):
         regimes.main()
-    assert 'has no prediction yet; run' in capsys.readouterr().err
+    assert 'the plan predicts nothing of Policy 0123456789abcdef, pools ' in capsys.readouterr().err
+    regimes.PLAN.write_text(PREDICTION.replace('Policy 0123456789abcdef, pools 0123456789abcdef.', regimes.made()), 'utf-8')
+    begun = []
+    monkeypatch.setattr(regimes, 'measure_all', lambda file, jobs, measure, last_start: begun.extend(jobs))
+    monkeypatch.setattr(regimes, 'rows_in', lambda file: [])
+    regimes.main()
+    assert len(begun) == 24 and regimes.predicted()['raw', 'fifo'] == (-6.0, -8.0, -4.0)
 
 
 def test_the_prediction_is_of_the_x2_that_runs():
